@@ -1,0 +1,51 @@
+# Ferrite. `make demo` and `make test` set up everything they need on a fresh Debian machine.
+#
+# Compiled dependencies live outside the checkout, so that a fresh clone builds fast.
+export CARGO_TARGET_DIR ?= $(HOME)/.cache/ferrite/target
+
+PREFIX ?= /usr/local
+FERRITE = $(CARGO_TARGET_DIR)/release/ferrite
+
+.PHONY: demo test lint unit soak bench build install clean help
+
+help:
+	@echo "make demo      a pool, a mount, real programs on it, a table of latencies (5 minutes)"
+	@echo "make test      all tests, formatting, lints (30 minutes)"
+	@echo "make soak      the long versions of the random and crash tests"
+	@echo "make bench     ferrite bench, all groups"
+	@echo "make install   ferrite and its mkfs, mount, fsck helpers to $(PREFIX)"
+
+build:
+	@scripts/setup-debian.sh build
+	cargo build --release -p ferrite
+
+demo: build
+	@$(FERRITE) demo
+
+test: lint unit
+
+lint:
+	@scripts/setup-debian.sh test
+	cargo fmt --all --check
+	cargo clippy --workspace --all-targets -- -D warnings
+
+# The command line is built first, in release: the tests on a real mount run that binary.
+unit: build
+	FERRITE_BIN=$(FERRITE) cargo test --workspace
+
+soak: build
+	FERRITE_BIN=$(FERRITE) FERRITE_SOAK=1 cargo test --release --workspace -- --nocapture
+
+bench: build
+	$(FERRITE) bench
+
+install: build
+	install -d $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(PREFIX)/sbin
+	install -m 755 $(FERRITE) $(DESTDIR)$(PREFIX)/bin/ferrite
+	for tool in mkfs mount fsck; do ln -sf ../bin/ferrite $(DESTDIR)$(PREFIX)/sbin/$$tool.ferrite; done
+	@# mount(8) and fsck(8) look for their helpers in /sbin only.
+	if [ -z "$(DESTDIR)" ] && [ -w /sbin ]; then \
+		for tool in mkfs mount fsck; do ln -sf $(PREFIX)/bin/ferrite /sbin/$$tool.ferrite; done; fi
+
+clean:
+	cargo clean

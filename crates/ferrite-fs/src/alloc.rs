@@ -1,0 +1,182 @@
+//! Free blocks: the DRAM bitmap, and the count of what may be handed out.
+//!
+//! What lives here: [`BlockAlloc`]. Claims are volatile (DESIGN §5): a claimed block becomes part of a file only
+//! by a committed record, so an operation that dies leaves nothing behind.
+//!
+//! Invariants: free blocks = tokens in `global` + tokens in all `local` purses + `reserve_left`. A token is taken
+//! before a bit is claimed, so whoever holds a token finds a free bit. Threads work on purses and bitmap
+//! regions of their own, so that two of them share no line that both write while space is plenty.
+
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+
+use crossbeam_utils::CachePadded;
+use ferrite_map::bitmap::AtomicBitmap;
+
+use crate::journal::thread_number;
+use crate::layout::Superblock;
+
+const PURSES: usize = 64;
+/// Tokens moved between a purse and the global count at a time.
+const BATCH: i64 = 64;
+
+/// Who may dip into the reserve.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Class {
+    /// Takes space for good: refused while only the reserve is left.
+    Ordinary,
+    /// Gives back as much as it takes (overwrite), or is needed to give back (truncate, unlink).
+    Replacing,
+}
+
+/// The free map of a pool's data blocks.
+pub(crate) struct BlockAlloc {
+    bitmap: AtomicBitmap,
+    first_block: u64,
+    reserve_blocks: i64,
+    reserve_left: CachePadded<AtomicI64>,
+    global: CachePadded<AtomicI64>,
+    local: Box<[CachePadded<AtomicI64>]>,
+    cursors: Box<[CachePadded<AtomicU64>]>,
+}
+
+impl BlockAlloc {
+    /// All blocks free; mark those in use with [`Self::set_used`], then call [`Self::open`].
+    pub(crate) fn new(superblock: &Superblock) -> Self {
+        let blocks = superblock.blocks;
+        BlockAlloc {
+            bitmap: AtomicBitmap::new(blocks),
+            first_block: superblock.first_block,
+            reserve_blocks: superblock.reserve_blocks as i64,
+            reserve_left: CachePadded::new(AtomicI64::new(0)),
+            global: CachePadded::new(AtomicI64::new(0)),
+            local: (0..PURSES).map(|_| CachePadded::new(AtomicI64::new(0))).collect(),
+            cursors: (0..PURSES as u64)
+                // Bit-reversed starts keep the regions of the first few threads far apart.
+                .map(|n| CachePadded::new(AtomicU64::new(blocks * (n.reverse_bits() >> 58) / PURSES as u64)))
+                .collect(),
+        }
+    }
+
+    /// Notes a block found in use while the pool is being loaded; false if it was noted before.
+    pub(crate) fn set_used(&self, block: u32) -> bool {
+        self.bitmap.claim(u64::from(block) - self.first_block)
+    }
+
+    /// Counts what is free; the reserve is filled first.
+    pub(crate) fn open(&self) {
+        let free = (self.bitmap.len() - self.bitmap.count_used()) as i64;
+        let reserve = free.min(self.reserve_blocks);
+        self.reserve_left.store(reserve, Ordering::Relaxed);
+        self.global.store(free - reserve, Ordering::Relaxed);
+    }
+
+    fn purse(&self) -> &AtomicI64 {
+        &self.local[thread_number() as usize % PURSES]
+    }
+
+    fn take_token(&self, class: Class) -> bool {
+        let purse = self.purse();
+        if purse.fetch_sub(1, Ordering::Relaxed) > 0 {
+            return true;
+        }
+        purse.fetch_add(1, Ordering::Relaxed);
+        if self.refill(purse) {
+            return true;
+        }
+        class == Class::Replacing && take(&self.reserve_left, 1) == 1
+    }
+
+    /// Gets a batch from the global count, or else whatever lies in other purses; keeps all but the one token asked for.
+    fn refill(&self, purse: &AtomicI64) -> bool {
+        let mut got = take(&self.global, BATCH);
+        if got == 0 {
+            for other in &self.local {
+                got += take(other, BATCH - got);
+                if got == BATCH {
+                    break;
+                }
+            }
+        }
+        if got > 1 {
+            purse.fetch_add(got - 1, Ordering::Relaxed);
+        }
+        got > 0
+    }
+
+    fn return_token(&self) {
+        if self.reserve_left.load(Ordering::Relaxed) < self.reserve_blocks {
+            // A small overshoot by racing threads only makes the reserve a little larger.
+            self.reserve_left.fetch_add(1, Ordering::Relaxed);
+            return;
+        }
+        let purse = self.purse();
+        if purse.fetch_add(1, Ordering::Relaxed) >= 2 * BATCH && take(purse, BATCH) == BATCH {
+            self.global.fetch_add(BATCH, Ordering::Relaxed);
+        }
+    }
+
+    /// Claims `block` if it is a free data block.
+    pub(crate) fn claim(&self, block: u32, class: Class) -> bool {
+        let Some(index) = u64::from(block).checked_sub(self.first_block).filter(|&i| i < self.bitmap.len()) else {
+            return false;
+        };
+        if self.bitmap.is_set(index) || !self.take_token(class) {
+            return false;
+        }
+        let claimed = self.bitmap.claim(index);
+        if !claimed {
+            self.return_token();
+        }
+        claimed
+    }
+
+    /// Claims any free block.
+    pub(crate) fn claim_any(&self, class: Class) -> Option<u32> {
+        if !self.take_token(class) {
+            return None;
+        }
+        let cursor = &self.cursors[thread_number() as usize % PURSES];
+        let Some(index) = self.bitmap.claim_from(cursor.load(Ordering::Relaxed)) else {
+            // Another thread holds the bit our token stands for between its claim and its own token's return.
+            self.return_token();
+            return None;
+        };
+        cursor.store(index + 1, Ordering::Relaxed);
+        Some((self.first_block + index) as u32)
+    }
+
+    /// Gives a block back.
+    pub(crate) fn release(&self, block: u32) {
+        let was_set = self.bitmap.release(u64::from(block) - self.first_block);
+        assert!(was_set, "block {block} was freed twice");
+        self.return_token();
+    }
+
+    /// Whether `block` is in use or claimed.
+    #[cfg(test)]
+    pub(crate) fn is_used(&self, block: u32) -> bool {
+        self.bitmap.is_set(u64::from(block) - self.first_block)
+    }
+
+    /// Free blocks, the reserve included. Exact only while nobody allocates.
+    pub(crate) fn free(&self) -> u64 {
+        let purses: i64 = self.local.iter().map(|purse| purse.load(Ordering::Relaxed)).sum();
+        let free = purses + self.global.load(Ordering::Relaxed) + self.reserve_left.load(Ordering::Relaxed);
+        free.max(0) as u64
+    }
+
+    /// DRAM used, in bytes.
+    pub(crate) fn dram_bytes(&self) -> u64 {
+        self.bitmap.dram_bytes() + (PURSES * 2 * size_of::<CachePadded<AtomicU64>>()) as u64
+    }
+}
+
+/// Takes up to `want` from `count`, never below 0; returns what it got.
+fn take(count: &AtomicI64, want: i64) -> i64 {
+    let mut got = 0;
+    let _ = count.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |have| {
+        got = have.clamp(0, want);
+        (got > 0).then_some(have - got)
+    });
+    got
+}

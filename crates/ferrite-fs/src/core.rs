@@ -1,0 +1,225 @@
+//! The engine's state and the services its operations share.
+//!
+//! What lives here: [`Core`]: region, journal, free maps, tables, cache; finding and locking inodes; the clock;
+//! stopping after an error. Operations live in `ops/`, `file/`; mounting in `mount.rs`.
+//!
+//! Lock order: the rename lock, then inodes in ascending number, then one shard of the cache or one journal ring
+//! (never two of these at once). The journal's `advance` takes rings only.
+
+use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+
+use crossbeam_utils::CachePadded;
+use ferrite_map::bitmap::AtomicBitmap;
+use ferrite_map::{FileMap, MapError, Resource};
+use ferrite_pm::{PmError, Region};
+use ferrite_vfs::{Attr, FsError, Ino, Result, Timestamp};
+use parking_lot::Mutex;
+use rustix::time::{ClockId, clock_gettime};
+
+use crate::alloc::BlockAlloc;
+use crate::icache::{Exclusive, InodeCache, InodeMem};
+use crate::inode::Inode;
+use crate::journal::{Journal, thread_number};
+use crate::layout::Superblock;
+use crate::names::NameTable;
+use crate::options::MountOptions;
+
+/// Optimistic reads of an inode before the shared lock is taken.
+const OPTIMISTIC_TRIES: usize = 3;
+/// Reclaim-and-retry rounds before an operation reports that space is out.
+const SPACE_TRIES: usize = 3;
+
+/// What recovery and earlier mounts left to report.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct History {
+    pub(crate) was_clean: bool,
+    pub(crate) replayed_records: u64,
+    pub(crate) mounts: u64,
+}
+
+/// A mounted pool.
+pub(crate) struct Core {
+    pub(crate) region: Arc<Region>,
+    pub(crate) superblock: Superblock,
+    pub(crate) options: MountOptions,
+    pub(crate) journal: Journal,
+    pub(crate) alloc: BlockAlloc,
+    pub(crate) map: Box<dyn FileMap>,
+    pub(crate) names: NameTable,
+    pub(crate) inode_map: AtomicBitmap,
+    pub(crate) inode_cursors: Box<[CachePadded<AtomicU64>]>,
+    pub(crate) inodes: InodeCache,
+    /// Held by renames that move a directory: only they change who is whose ancestor.
+    pub(crate) rename: Mutex<()>,
+    /// Records vouch for the data they make reachable (one fence), instead of following it (two).
+    pub(crate) data_in_checksum: bool,
+    pub(crate) failed: OnceLock<String>,
+    pub(crate) closed: AtomicBool,
+    pub(crate) history: History,
+}
+
+/// An operation's view of a map error.
+pub(crate) fn map_error(error: MapError) -> FsError {
+    match error {
+        MapError::NoBlock => FsError::NoSpace("blocks"),
+        MapError::TableFull => FsError::NoSpace("mapping slots"),
+        other => FsError::Io(other.to_string()),
+    }
+}
+
+impl Core {
+    /// The time operations stamp inodes with: the kernel's coarse clock, as kernel file systems do.
+    pub(crate) fn now(&self) -> Timestamp {
+        let now = clock_gettime(ClockId::RealtimeCoarse);
+        Timestamp::new(now.tv_sec, now.tv_nsec as u32)
+    }
+
+    /// Refuses what cannot be answered truthfully any more.
+    pub(crate) fn check_readable(&self) -> Result<()> {
+        if self.closed.load(Ordering::Relaxed) {
+            return Err(FsError::Io("the pool is unmounted".into()));
+        }
+        self.region.check().map_err(|error| FsError::Io(error.to_string()))
+    }
+
+    /// Refuses changes to a pool that is read-only, or became so.
+    pub(crate) fn check_writable(&self) -> Result<()> {
+        self.check_readable()?;
+        if self.options.read_only || self.failed.get().is_some() {
+            return Err(FsError::ReadOnly);
+        }
+        Ok(())
+    }
+
+    /// Stops all changes for good: after `error` nobody knows what is durable.
+    pub(crate) fn fail(&self, error: &PmError) -> FsError {
+        let text = error.to_string();
+        if self.failed.set(text.clone()).is_ok() {
+            tracing::error!(error = %text, "the pool turned read-only");
+        }
+        FsError::Io(text)
+    }
+
+    /// Retires the journal's records and hands out again what they freed.
+    pub(crate) fn reclaim(&self) -> Result<()> {
+        self.journal.advance(&mut |resource| self.release(resource)).map_err(|error| self.fail(&error))
+    }
+
+    /// Gives a resource back to its free map.
+    pub(crate) fn release(&self, resource: Resource) {
+        match resource {
+            Resource::Block(block) => self.alloc.release(block),
+            Resource::MapSlot(slot) => self.map.release(slot),
+            Resource::Inode(ino) => {
+                self.inode_map.release(u64::from(ino));
+            }
+            Resource::NameSlot(slot) => self.names.release(slot),
+        }
+    }
+
+    /// Claims a free inode number.
+    pub(crate) fn claim_inode(&self) -> Option<u32> {
+        let cursor = &self.inode_cursors[thread_number() as usize % self.inode_cursors.len()];
+        let ino = self.inode_map.claim_from(cursor.load(Ordering::Relaxed))?;
+        cursor.store(ino + 1, Ordering::Relaxed);
+        Some(ino as u32)
+    }
+
+    /// Runs `operation`; if it runs out of something, waits for nobody but reclaims what earlier operations freed, and
+    /// tries again. So `ENOSPC` comes only when there really is none (DESIGN §5).
+    pub(crate) fn with_space<T>(&self, mut operation: impl FnMut() -> Result<T>) -> Result<T> {
+        let mut tries = 0;
+        loop {
+            match operation() {
+                Err(FsError::NoSpace(_)) if tries < SPACE_TRIES => {
+                    self.reclaim()?;
+                    tries += 1;
+                }
+                other => return other,
+            }
+        }
+    }
+
+    /// The number of an inode of this pool.
+    pub(crate) fn number(&self, ino: Ino) -> Result<u32> {
+        u32::try_from(ino).ok().filter(|&n| n != 0 && u64::from(n) < self.superblock.inodes).ok_or(FsError::Stale)
+    }
+
+    /// The cache entry of `ino`.
+    pub(crate) fn inode(&self, ino: Ino) -> Result<Arc<InodeMem>> {
+        Ok(self.inodes.get(self.number(ino)?))
+    }
+
+    /// Reads an inode; the caller holds its lock, or validates.
+    pub(crate) fn load(&self, ino: u32) -> Inode {
+        Inode::load(&self.region, self.superblock.inode_offset(ino))
+    }
+
+    /// Reads an inode under its lock and checks that it is in use and sound.
+    pub(crate) fn load_live(&self, inode: &InodeMem) -> Result<Inode> {
+        let loaded = self.load(inode.ino);
+        if !loaded.is_sound(inode.ino) {
+            return Err(FsError::Io(format!("inode {}: wrong checksum; run `ferrite fsck`", inode.ino)));
+        }
+        if inode.is_dead() || !loaded.in_use() {
+            return Err(FsError::Stale);
+        }
+        Ok(loaded)
+    }
+
+    /// Reads an inode as one state, without the lock if no writer is at it.
+    pub(crate) fn snapshot(&self, inode: &InodeMem) -> Result<Inode> {
+        for _ in 0..OPTIMISTIC_TRIES {
+            if let Some(version) = inode.begin_read() {
+                let loaded = self.load_live(inode);
+                if inode.end_read(version) {
+                    return loaded;
+                }
+            }
+        }
+        let _lock = inode.read();
+        self.load_live(inode)
+    }
+
+    /// Locks directory `dir` shared and hands its inode to `f`; `NotFound` if it was removed.
+    pub(crate) fn with_dir<T>(&self, dir: Ino, f: impl FnOnce(u32, &Inode) -> Result<T>) -> Result<T> {
+        let inode = self.inode(dir)?;
+        let _lock = inode.read();
+        let loaded = self.load_live(&inode)?;
+        if !loaded.is_dir() {
+            return Err(FsError::NotDirectory);
+        }
+        f(inode.ino, &loaded)
+    }
+
+    /// Attributes of an inode.
+    pub(crate) fn attr(&self, ino: u32, inode: &Inode) -> Result<Attr> {
+        inode.attr(ino).ok_or_else(|| FsError::Io(format!("inode {ino}: impossible mode {:o}", inode.mode_bits())))
+    }
+}
+
+/// Exclusive locks on several inodes, taken in ascending order of number.
+pub(crate) struct LockSet<'a> {
+    held: Vec<Exclusive<'a>>,
+}
+
+impl<'a> LockSet<'a> {
+    /// Locks all of `inodes`; duplicates count once.
+    pub(crate) fn lock(inodes: &[&'a Arc<InodeMem>]) -> LockSet<'a> {
+        let numbers: BTreeSet<u32> = inodes.iter().map(|inode| inode.ino).collect();
+        let held = numbers
+            .iter()
+            .filter_map(|&ino| inodes.iter().find(|inode| inode.ino == ino))
+            .map(|inode| inode.write())
+            .collect();
+        LockSet { held }
+    }
+
+    /// The hints of `ino`, which is among the locked.
+    pub(crate) fn hints(&mut self, ino: u32) -> &mut crate::icache::DirHints {
+        let held = self.held.iter_mut().find(|held| held.inode.ino == ino);
+        &mut held.expect("only locked inodes are asked for").hints
+    }
+}

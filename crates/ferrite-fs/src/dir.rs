@@ -1,0 +1,293 @@
+//! Entries of a directory: where a new one goes, removal, listing.
+//!
+//! What lives here: functions on one directory whose lock the caller holds (exclusively to change it). A
+//! directory's blocks are mapped like a file's pages, at logical blocks 0, 1, 2…; unlike pages they are never moved, and
+//! they change only word by word, by records.
+//!
+//! Invariants: an entry stays at its position (logical block and offset) as long as it exists, so a position is
+//! a stable cookie. A block without entries is unmapped by the record that removes the last one. The directory's
+//! size is the end of its last mapped block. [`DirHints`] are hints: every use checks the medium.
+
+use ferrite_map::{MapTx, PageWord, Resource};
+use ferrite_vfs::{DirEntry, FileKind, FsError, Result};
+
+use crate::core::Core;
+use crate::dentry::{self, FIRST_ENTRY};
+use crate::icache::DirHints;
+use crate::inode::Inode;
+use crate::layout::BLOCK_BYTES;
+use crate::names::Found;
+use crate::tx::Tx;
+
+/// A free stretch is worth remembering if a name of ordinary length fits.
+const ROOMY_BYTES: u64 = 64;
+/// Most blocks with room that a directory remembers.
+const ROOMY_MAX: usize = 1024;
+
+/// Where an entry is going, until its record is committed.
+pub(crate) struct Planned {
+    /// What the hints may say once the commit went through.
+    tail: Option<u64>,
+}
+
+/// A stretch of free space: its position in the directory and in the pool, and its length.
+struct Space {
+    position: u64,
+    offset: u64,
+    len_bytes: u64,
+}
+
+fn block_of(core: &Core, dir: u32, lblk: u64) -> Option<u64> {
+    match core.map.get(dir, lblk as u32) {
+        PageWord::HOLE => None,
+        word => Some(core.superblock.block_offset(word.page())),
+    }
+}
+
+fn last_lblk_end(inode: &Inode) -> u64 {
+    inode.size() / BLOCK_BYTES
+}
+
+/// Longest run of adjacent free entries of a block, if at least `need` bytes; the first that fits.
+fn find_run(core: &Core, block_offset: u64, lblk: u64, need: u64) -> Result<Option<Space>> {
+    let mut run: Option<(u64, u64)> = None;
+    let mut within = FIRST_ENTRY;
+    while within < BLOCK_BYTES {
+        let head = dentry::head(&core.region, block_offset + within)?;
+        run = match (head.ino, run) {
+            (0, None) => Some((within, head.len_bytes)),
+            (0, Some((start, len))) => Some((start, len + head.len_bytes)),
+            _ => None,
+        };
+        if let Some((start, len_bytes)) = run.filter(|&(_, len)| len >= need) {
+            // Take what free entries follow as well, so that the rest of the run stays whole.
+            let mut len_bytes = len_bytes;
+            let mut next = start + len_bytes;
+            while next < BLOCK_BYTES {
+                let head = dentry::head(&core.region, block_offset + next)?;
+                if head.ino != 0 {
+                    break;
+                }
+                len_bytes += head.len_bytes;
+                next += head.len_bytes;
+            }
+            return Ok(Some(Space {
+                position: lblk * BLOCK_BYTES + start,
+                offset: block_offset + start,
+                len_bytes,
+            }));
+        }
+        within += head.len_bytes;
+    }
+    Ok(None)
+}
+
+/// Looks through the whole directory once for blocks with room, after it came into DRAM.
+fn learn(core: &Core, dir: u32, inode: &Inode, hints: &mut DirHints) -> Result<()> {
+    for lblk in 0..last_lblk_end(inode) {
+        if hints.roomy.len() >= ROOMY_MAX {
+            break;
+        }
+        let roomy = match block_of(core, dir, lblk) {
+            Some(offset) => find_run(core, offset, lblk, ROOMY_BYTES)?.is_some(),
+            None => true,
+        };
+        if roomy {
+            hints.roomy.push(lblk as u32);
+        }
+    }
+    hints.known = true;
+    Ok(())
+}
+
+/// Finds space for `need` bytes in blocks that exist; holes go to `hole`.
+fn find_space(
+    core: &Core,
+    dir: u32,
+    inode: &Inode,
+    hints: &mut DirHints,
+    need: u64,
+    hole: &mut Option<u64>,
+) -> Result<Option<Space>> {
+    if let Some(position) = hints.tail {
+        if let Some(block_offset) = block_of(core, dir, position / BLOCK_BYTES) {
+            let offset = block_offset + position % BLOCK_BYTES;
+            let head = dentry::head(&core.region, offset)?;
+            if head.ino == 0 && head.len_bytes >= need {
+                return Ok(Some(Space { position, offset, len_bytes: head.len_bytes }));
+            }
+        }
+    }
+    if !hints.known {
+        learn(core, dir, inode, hints)?;
+    }
+    while let Some(&lblk) = hints.roomy.last() {
+        match block_of(core, dir, u64::from(lblk)) {
+            Some(offset) => {
+                if let Some(space) = find_run(core, offset, u64::from(lblk), need)? {
+                    return Ok(Some(space));
+                }
+            }
+            None if u64::from(lblk) < last_lblk_end(inode) => {
+                *hole = Some(u64::from(lblk));
+                return Ok(None);
+            }
+            None => {}
+        }
+        hints.roomy.pop();
+    }
+    Ok(None)
+}
+
+/// Adds an entry. The caller has checked that the name is new, and updates the directory's other fields.
+pub(crate) fn insert(
+    core: &Core,
+    tx: &mut Tx<'_>,
+    dir: (u32, &mut Inode, &mut DirHints),
+    name: &[u8],
+    child: (u32, FileKind),
+) -> Result<Planned> {
+    let (dir, inode, hints) = dir;
+    let need = dentry::entry_bytes(name);
+    let mut hole = None;
+    let space = match find_space(core, dir, inode, hints, need, &mut hole)? {
+        Some(space) => space,
+        None => add_block(core, tx, dir, inode, hole)?,
+    };
+    // What is left over becomes a free entry; less than a word's worth cannot be, lengths are multiples of 8.
+    let rest = space.len_bytes - need;
+    dentry::encode(dir, child.0, child.1, name, need, |at, word| tx.set_word(space.offset + at, word));
+    if rest > 0 {
+        tx.set_word(space.offset + need, dentry::free_word(rest));
+    }
+    core.names.insert(tx, dir, name, space.offset)?;
+    inode.set_entries(inode.entries() + 1);
+    // Until the commit the boundary behind the new entry does not exist.
+    hints.tail = None;
+    Ok(Planned { tail: (rest >= dentry::entry_bytes(b"a")).then_some(space.position + need) })
+}
+
+/// Tells the hints that the insert was committed.
+pub(crate) fn inserted(planned: &Planned, hints: &mut DirHints) {
+    hints.tail = planned.tail;
+}
+
+/// Maps a block for entries, in the hole if there is one, else behind the last.
+fn add_block(core: &Core, tx: &mut Tx<'_>, dir: u32, inode: &mut Inode, hole: Option<u64>) -> Result<Space> {
+    let lblk = hole.unwrap_or_else(|| last_lblk_end(inode));
+    let lblk32 = u32::try_from(lblk).map_err(|_| FsError::FileTooBig)?;
+    if !core.map.get(dir, lblk32).is_hole() {
+        return Err(FsError::Io(format!("directory {dir}: block {lblk} lies behind its end")));
+    }
+    let block = tx.alloc_block().map_err(crate::core::map_error)?;
+    core.map.insert(tx, dir, lblk32, PageWord::new(block, 0)).map_err(crate::core::map_error)?;
+    let offset = core.superblock.block_offset(block);
+    let [first, second] = dentry::block_header(dir, lblk32);
+    tx.set_word(offset, first);
+    tx.set_word(offset + 8, second);
+    inode.set_blocks(inode.blocks() + 1);
+    inode.set_size(inode.size().max((lblk + 1) * BLOCK_BYTES));
+    Ok(Space {
+        position: lblk * BLOCK_BYTES + FIRST_ENTRY,
+        offset: offset + FIRST_ENTRY,
+        len_bytes: BLOCK_BYTES - FIRST_ENTRY,
+    })
+}
+
+/// Removes the entry `found`, and its block if nothing else is in it, unless `keep_block` says that the same
+/// transaction may be adding to that block.
+pub(crate) fn remove(
+    core: &Core,
+    tx: &mut Tx<'_>,
+    dir: (u32, &mut Inode, &mut DirHints),
+    found: &Found,
+    keep_block: bool,
+) -> Result<()> {
+    let (dir, inode, hints) = dir;
+    core.names.clear(tx, found.slot);
+    inode.set_entries(inode.entries().saturating_sub(1));
+    let block_offset = found.entry_offset / BLOCK_BYTES * BLOCK_BYTES;
+    let (owner, lblk) = dentry::read_block_header(&core.region, block_offset)?;
+    if owner != dir {
+        return Err(FsError::Io(format!("directory block at offset {block_offset}: belongs to inode {owner}")));
+    }
+    if hints.roomy.last() != Some(&lblk) && hints.roomy.len() < ROOMY_MAX {
+        hints.roomy.push(lblk);
+    }
+    if keep_block || !is_alone(core, block_offset, found.entry_offset)? {
+        let head = dentry::head(&core.region, found.entry_offset)?;
+        tx.set_word(found.entry_offset, head.freed_word());
+        return Ok(());
+    }
+    // The entry's words stay as they are: the block is free, and nothing points to it.
+    core.map.remove(tx, dir, lblk).map_err(crate::core::map_error)?;
+    tx.freed(Resource::Block((block_offset / BLOCK_BYTES) as u32));
+    inode.set_blocks(inode.blocks().saturating_sub(1));
+    hints.tail = hints.tail.filter(|position| position / BLOCK_BYTES != u64::from(lblk));
+    if u64::from(lblk) + 1 == last_lblk_end(inode) {
+        let mut end = u64::from(lblk);
+        while end > 0 && core.map.get(dir, end as u32 - 1).is_hole() {
+            end -= 1;
+        }
+        inode.set_size(end * BLOCK_BYTES);
+    }
+    Ok(())
+}
+
+/// Whether the entry at `entry_offset` is the only one of its block.
+fn is_alone(core: &Core, block_offset: u64, entry_offset: u64) -> Result<bool> {
+    let mut within = FIRST_ENTRY;
+    while within < BLOCK_BYTES {
+        let head = dentry::head(&core.region, block_offset + within)?;
+        if head.ino != 0 && block_offset + within != entry_offset {
+            return Ok(false);
+        }
+        within += head.len_bytes;
+    }
+    Ok(true)
+}
+
+/// Lets the entry `found` name another inode.
+pub(crate) fn replace(core: &Core, tx: &mut Tx<'_>, dir: u32, name: &[u8], found: &Found, child: (u32, FileKind)) -> Result<()> {
+    let head = dentry::head(&core.region, found.entry_offset)?;
+    dentry::encode(dir, child.0, child.1, name, head.len_bytes, |at, word| {
+        if at < 16 {
+            tx.set_word(found.entry_offset + at, word);
+        }
+    });
+    Ok(())
+}
+
+/// Lists from position `cookie` on, as [`ferrite_vfs::FileSystem::readdir`] demands.
+pub(crate) fn list(
+    core: &Core,
+    dir: u32,
+    inode: &Inode,
+    cookie: u64,
+    sink: &mut dyn FnMut(&DirEntry<'_>) -> bool,
+) -> Result<()> {
+    let mut left = u64::from(inode.entries());
+    let mut lblk = cookie / BLOCK_BYTES;
+    while lblk < last_lblk_end(inode) && left > 0 {
+        if let Some(block_offset) = block_of(core, dir, lblk) {
+            let mut within = FIRST_ENTRY;
+            while within < BLOCK_BYTES {
+                let position = lblk * BLOCK_BYTES + within;
+                let head = dentry::head(&core.region, block_offset + within)?;
+                if head.ino != 0 && position >= cookie {
+                    let entry = dentry::read(&core.region, block_offset + within, dir)?;
+                    let next_cookie = position + head.len_bytes;
+                    let ino = u64::from(entry.ino);
+                    if !sink(&DirEntry { ino, kind: entry.kind, name: entry.name(), next_cookie }) {
+                        return Ok(());
+                    }
+                    // With all entries given, the holes of a sparse directory need not be walked.
+                    left -= u64::from(left > 0);
+                }
+                within += head.len_bytes;
+            }
+        }
+        lblk += 1;
+    }
+    Ok(())
+}

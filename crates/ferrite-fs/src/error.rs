@@ -1,0 +1,61 @@
+//! Why a pool cannot be made, opened or trusted. Operations on a mounted pool report
+//! [`ferrite_vfs::FsError`] instead.
+
+use ferrite_map::MapError;
+use ferrite_pm::PmError;
+use thiserror::Error;
+
+/// What went wrong with a pool as a whole.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum EngineError {
+    /// The medium refused.
+    #[error(transparent)]
+    Medium(#[from] PmError),
+    /// Not a Ferrite pool.
+    #[error("not a Ferrite pool: {0}; check the path, or make a pool there with `ferrite mkfs`")]
+    Foreign(String),
+    /// Made by a newer Ferrite.
+    #[error("the pool has format version {found}, this program reads up to {supported}; use a newer Ferrite")]
+    NewerVersion {
+        /// Version in the superblock.
+        found: u32,
+        /// Newest version this program knows.
+        supported: u32,
+    },
+    /// The pool needs features this program lacks.
+    #[error("the pool uses features this program does not know (incompatible {0:#x}); use a newer Ferrite")]
+    UnknownFeatures(u64),
+    /// The file is shorter than the pool it holds.
+    #[error(
+        "the pool is truncated: its superblock says {expected_bytes} bytes, the file has {found_bytes}; restore the \
+         missing part from a copy"
+    )]
+    Truncated {
+        /// Size in the superblock.
+        expected_bytes: u64,
+        /// Size found.
+        found_bytes: u64,
+    },
+    /// A structure on the medium is damaged.
+    #[error("damaged pool: {0}; run `ferrite fsck` on it")]
+    Damaged(String),
+    /// Options that cannot be met.
+    #[error("{0}")]
+    Options(String),
+    /// Mounted with `durability=process` when the machine went down.
+    #[error(
+        "the pool was in use with durability=process when the machine restarted, so completed operations may be \
+         missing; check it with `ferrite fsck`, then mount it once with `-o accept_power_loss`"
+    )]
+    PowerLost,
+    /// The engine stopped itself.
+    #[error("the pool turned read-only: {0}")]
+    Failed(String),
+}
+
+impl From<MapError> for EngineError {
+    fn from(error: MapError) -> Self {
+        EngineError::Damaged(error.to_string())
+    }
+}

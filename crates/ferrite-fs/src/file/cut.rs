@@ -1,0 +1,211 @@
+//! Unmapping pages: truncate, punched holes, and what is left of a freed inode.
+//!
+//! A change that unmaps more pages than one record holds is made atomic by an *intent* in the inode: the first
+//! record carries the new size (or the zeroed edges of a hole) and the range `cut_first..cut_end` of logical blocks that are
+//! to go; then follow records that unmap some of them each; the last one clears the intent.
+//!
+//! Crash argument: as soon as the first record is durable, mount finishes the job before anybody can look
+//! ([`finish`]). Each step only unmaps pages of the range that are still mapped, so repeating it is harmless. The
+//! inode's lock is held throughout, so nobody sees the file in between.
+//!
+//! A global table cannot list a file's pages, so the shorter of range and table is walked, up to the inode's count.
+
+use std::sync::Arc;
+
+use ferrite_map::{MapTx, PageWord, Resource};
+use ferrite_vfs::{FsError, Result};
+
+use super::write;
+use crate::core::{Core, map_error};
+use crate::icache::InodeMem;
+use crate::inode::{INLINE_BYTES, Inode};
+use crate::layout::BLOCK_BYTES;
+use crate::tx::Tx;
+
+/// Pages one record unmaps at most: each takes two words with their heads, and the inode must fit too.
+const PAGES_PER_RECORD: usize = 512;
+/// End of the range of all logical blocks.
+pub(crate) const LBLK_END: u64 = 1 << 32;
+
+/// Number of logical blocks that hold `bytes`.
+pub(crate) fn lblks(bytes: u64) -> u64 {
+    bytes.div_ceil(BLOCK_BYTES)
+}
+
+fn collect(core: &Core, ino: u32, first: u64, end: u64, most: usize, into: &mut Vec<u32>) {
+    if first < end && into.len() < most {
+        core.map.for_range(ino, first as u32, end, &mut |entry| {
+            into.push(entry.lblk);
+            into.len() < most
+        });
+    }
+}
+
+/// Logical blocks of `ino` that are mapped at or behind `first`, in ascending order. Looks inside the file's size first: only space
+/// reserved behind it makes a second walk necessary.
+pub(crate) fn mapped_pages(core: &Core, ino: u32, inode: &Inode, first: u64) -> Vec<u32> {
+    let most = inode.blocks() as usize;
+    let mut pages = Vec::new();
+    if most > 0 {
+        let size_end = lblks(inode.size()).max(first);
+        collect(core, ino, first, size_end, most, &mut pages);
+        let complete = first == 0 && pages.len() == most;
+        if !complete {
+            collect(core, ino, size_end, LBLK_END, most, &mut pages);
+        }
+        pages.sort_unstable();
+    }
+    pages
+}
+
+/// Unmaps one page in `tx`; `inode` counts it.
+pub(crate) fn unmap(core: &Core, tx: &mut Tx<'_>, ino: u32, lblk: u32, inode: &mut Inode) -> Result<()> {
+    let word = core.map.remove(tx, ino, lblk).map_err(map_error)?;
+    if word.is_hole() {
+        return Ok(());
+    }
+    if word.page() != 0 {
+        tx.freed(Resource::Block(word.page()));
+    }
+    inode.set_blocks(inode.blocks().saturating_sub(1));
+    Ok(())
+}
+
+/// Unmaps all pages from `first` on, in as many records as it takes; `inode` is the stored inode and is kept so.
+pub(crate) fn unmap_from(core: &Core, mem: &Arc<InodeMem>, inode: &mut Inode, first: u64) -> Result<()> {
+    let pages = mapped_pages(core, mem.ino, inode, first);
+    unmap_pages(core, mem, inode, &pages)
+}
+
+fn unmap_pages(core: &Core, mem: &Arc<InodeMem>, inode: &mut Inode, pages: &[u32]) -> Result<()> {
+    for chunk in pages.chunks(PAGES_PER_RECORD) {
+        let old = *inode;
+        let mut tx = Tx::new(core);
+        for &lblk in chunk {
+            unmap(core, &mut tx, mem.ino, lblk, inode)?;
+        }
+        tx.put_inode(mem.ino, &old, inode);
+        tx.commit(&[mem])?;
+    }
+    Ok(())
+}
+
+/// Sets the size in `tx`. Growing makes a hole. Shrinking zeroes the rest of the last page, and unmaps what lies behind;
+/// `Some` if that is more than this record takes: then the caller commits and calls [`finish`].
+pub(crate) fn resize(core: &Core, tx: &mut Tx<'_>, ino: u32, inode: &mut Inode, size: u64) -> Result<Option<()>> {
+    let old_size = inode.size();
+    if inode.is_inline() {
+        if size <= INLINE_BYTES as u64 {
+            if size < old_size {
+                inode.clear_inline(size as usize);
+            }
+            inode.set_size(size);
+            return Ok(None);
+        }
+        write::move_out(core, tx, ino, inode)?;
+    }
+    // Reserved pages may lie behind the old size, so growing has nothing to free but shrinking has both.
+    inode.set_size(size);
+    if size >= old_size {
+        return Ok(None);
+    }
+    if size % BLOCK_BYTES != 0 {
+        zero_within(core, tx, ino, (size / BLOCK_BYTES) as u32, (size % BLOCK_BYTES) as usize, BLOCK_BYTES as usize)?;
+    }
+    let mut probe = *inode;
+    probe.set_size(old_size);
+    let pages = mapped_pages(core, ino, &probe, lblks(size));
+    unmap_or_intend(core, tx, ino, inode, &pages, (lblks(size), LBLK_END))
+}
+
+fn unmap_or_intend(
+    core: &Core,
+    tx: &mut Tx<'_>,
+    ino: u32,
+    inode: &mut Inode,
+    pages: &[u32],
+    (first, end): (u64, u64),
+) -> Result<Option<()>> {
+    if pages.len() > PAGES_PER_RECORD {
+        inode.set_cut_first(first);
+        inode.set_cut_end(end);
+        return Ok(Some(()));
+    }
+    for &lblk in pages {
+        unmap(core, tx, ino, lblk, inode)?;
+    }
+    Ok(None)
+}
+
+/// Punches the logical blocks `first..end` out in `tx`; as [`resize`] otherwise.
+pub(crate) fn punch(core: &Core, tx: &mut Tx<'_>, ino: u32, inode: &mut Inode, first: u64, end: u64) -> Result<Option<()>> {
+    let mut pages = Vec::new();
+    collect(core, ino, first, end, inode.blocks() as usize, &mut pages);
+    pages.sort_unstable();
+    unmap_or_intend(core, tx, ino, inode, &pages, (first, end))
+}
+
+/// Carries out the intent of `inode` (the stored inode, lock held) and clears it.
+pub(crate) fn finish(core: &Core, mem: &Arc<InodeMem>, inode: &mut Inode) -> Result<()> {
+    let (first, end) = (inode.cut_first(), inode.cut_end());
+    let mut pages = Vec::new();
+    collect(core, mem.ino, first, end.min(LBLK_END), inode.blocks() as usize, &mut pages);
+    pages.sort_unstable();
+    unmap_pages(core, mem, inode, &pages)?;
+    let old = *inode;
+    inode.set_cut_first(0);
+    inode.set_cut_end(0);
+    let mut tx = Tx::new(core);
+    tx.put_inode(mem.ino, &old, inode);
+    tx.commit(&[mem])
+}
+
+/// Zeroes bytes `from..to` of a page by a copy; nothing to do in a hole.
+pub(crate) fn zero_within(core: &Core, tx: &mut Tx<'_>, ino: u32, lblk: u32, from: usize, to: usize) -> Result<()> {
+    let word = core.map.get(ino, lblk);
+    if word.is_hole() || word.is_unwritten() {
+        return Ok(());
+    }
+    let mut page = [0; BLOCK_BYTES as usize];
+    write::read_page(core, word, &mut page)?;
+    if page[from..to].iter().all(|&byte| byte == 0) {
+        return Ok(());
+    }
+    page[from..to].fill(0);
+    let block = core.map.alloc_page(tx, ino, lblk).map_err(map_error)?;
+    tx.stream_block(block, &page);
+    core.map.replace(tx, ino, lblk, PageWord::new(block, 0)).map_err(map_error)?;
+    tx.freed(Resource::Block(word.page()));
+    Ok(())
+}
+
+/// The range of a punched hole or zeroed stretch: its whole pages, and the parts of pages at its ends.
+pub(crate) struct Stretch {
+    /// Whole pages.
+    pub(crate) first: u64,
+    /// End of the whole pages.
+    pub(crate) end: u64,
+    /// Parts of pages: logical block, from, to.
+    pub(crate) edges: Vec<(u32, usize, usize)>,
+}
+
+impl Stretch {
+    /// Splits `offset..end`, which lies within the largest file size.
+    pub(crate) fn new(offset: u64, end: u64) -> Result<Stretch> {
+        let lblk = |bytes: u64| u32::try_from(bytes / BLOCK_BYTES).map_err(|_| FsError::FileTooBig);
+        let within = |bytes: u64| (bytes % BLOCK_BYTES) as usize;
+        let (first, last) = (lblks(offset), end / BLOCK_BYTES);
+        let mut edges = Vec::new();
+        if first > last {
+            edges.push((lblk(offset)?, within(offset), within(end)));
+        } else {
+            if within(offset) != 0 {
+                edges.push((lblk(offset)?, within(offset), BLOCK_BYTES as usize));
+            }
+            if within(end) != 0 {
+                edges.push((lblk(end)?, 0, within(end)));
+            }
+        }
+        Ok(Stretch { first, end: last.max(first), edges })
+    }
+}

@@ -1,0 +1,234 @@
+//! Data of regular files: the open handle, reading, and seeking data and holes.
+//!
+//! What lives here: [`PmFile`]. Reading takes no lock in the usual case: it copies, then checks by the inode's
+//! version that no writer was at work; after a few failures it takes the shared lock (DESIGN §5). Blocks freed
+//! meanwhile may be reused under a reader's hands; the version tells it then that its copy is void.
+
+pub(crate) mod cut;
+mod reserve;
+mod write;
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use ferrite_map::{PageWord, TransCache};
+use ferrite_vfs::{Attr, FallocateMode, FsError, Ino, OpenFile, OpenMode, Result, posix};
+
+use crate::core::Core;
+use crate::engine::Engine;
+use crate::icache::InodeMem;
+use crate::inode::{INLINE_BYTES, Inode};
+use crate::layout::BLOCK_BYTES;
+use crate::ops;
+use crate::options::AtimePolicy;
+use write::Position;
+
+pub(crate) use write::ATOMIC_BYTES;
+
+const OPTIMISTIC_TRIES: usize = 3;
+/// Pages looked up at a time.
+const BATCH: usize = 32;
+/// Pages that a search for data walks one by one before it walks the table.
+const SEEK_WALK: u64 = 4096;
+
+/// An open file of the engine.
+pub(crate) struct PmFile {
+    engine: Engine,
+    inode: Arc<InodeMem>,
+    mode: OpenMode,
+    cache: TransCache,
+}
+
+impl PmFile {
+    /// A handle on `inode`, which was pinned for it.
+    pub(crate) fn new(engine: Engine, inode: Arc<InodeMem>, mode: OpenMode) -> Self {
+        PmFile { engine, inode, mode, cache: TransCache::default() }
+    }
+
+    fn core(&self) -> &Core {
+        self.engine.core()
+    }
+
+    /// Runs `read` until it saw one state of the file.
+    fn consistent<T>(&self, mut read: impl FnMut() -> Result<T>) -> Result<T> {
+        for _ in 0..OPTIMISTIC_TRIES {
+            if let Some(version) = self.inode.begin_read() {
+                let result = read();
+                if self.inode.end_read(version) {
+                    return result;
+                }
+            }
+        }
+        let _lock = self.inode.read();
+        read()
+    }
+
+    fn check_open(&self, allowed: bool) -> Result<()> {
+        if allowed { Ok(()) } else { Err(FsError::BadHandle) }
+    }
+
+    fn write(&self, position: Position, data: &[u8]) -> Result<(u64, usize)> {
+        self.check_open(self.mode.write)?;
+        if data.is_empty() {
+            return Ok((self.getattr()?.size, 0));
+        }
+        write::write(self.core(), &self.inode, position, data, self.mode.kill_priv)
+    }
+
+    fn read_once(&self, offset: u64, buf: &mut [u8]) -> Result<(usize, bool)> {
+        let core = self.core();
+        let inode = core.load_hot(self.inode.ino);
+        let size = inode.size();
+        let count = size.saturating_sub(offset).min(buf.len() as u64) as usize;
+        let buf = &mut buf[..count];
+        if inode.is_inline() {
+            let content = core.load(self.inode.ino).inline_bytes();
+            let from = (offset as usize).min(INLINE_BYTES);
+            let available = (INLINE_BYTES - from).min(count);
+            buf[..available].copy_from_slice(&content[from..from + available]);
+        } else {
+            self.read_pages(core, offset, buf)?;
+        }
+        let due = core.options.atime != AtimePolicy::Never
+            && !self.mode.no_atime
+            && (core.options.atime == AtimePolicy::Strict
+                || posix::relatime_due(inode.atime(), inode.mtime(), inode.ctime(), core.now()));
+        Ok((count, due))
+    }
+
+    fn read_pages(&self, core: &Core, offset: u64, mut buf: &mut [u8]) -> Result<()> {
+        let mut words = [PageWord::HOLE; BATCH];
+        let mut at = offset;
+        while !buf.is_empty() {
+            let span = (at % BLOCK_BYTES) as usize + buf.len();
+            let pages = span.div_ceil(BLOCK_BYTES as usize).min(BATCH);
+            core.map.get_many(self.inode.ino, (at / BLOCK_BYTES) as u32, &mut words[..pages], &self.cache);
+            for &word in &words[..pages] {
+                let within = at % BLOCK_BYTES;
+                let len = buf.len().min((BLOCK_BYTES - within) as usize);
+                let (part, rest) = buf.split_at_mut(len);
+                if word.is_hole() || word.is_unwritten() {
+                    part.fill(0);
+                } else {
+                    core.region.read(write::page_offset(core, word)? + within, part);
+                }
+                at += len as u64;
+                buf = rest;
+            }
+        }
+        Ok(())
+    }
+
+    /// First logical block from `from` on (before `end`) that holds data.
+    fn next_data(&self, from: u64, end: u64) -> Option<u64> {
+        let core = self.core();
+        let holds_data = |word: PageWord| !word.is_hole() && !word.is_unwritten();
+        let walked = from.saturating_add(SEEK_WALK).min(end);
+        if let Some(found) = (from..walked).find(|&lblk| holds_data(core.map.get(self.inode.ino, lblk as u32))) {
+            return Some(found);
+        }
+        let mut least = None;
+        if walked < end {
+            core.map.for_range(self.inode.ino, walked as u32, end, &mut |entry| {
+                if holds_data(entry.word) && least.is_none_or(|lblk| u64::from(entry.lblk) < lblk) {
+                    least = Some(u64::from(entry.lblk));
+                }
+                true
+            });
+        }
+        least
+    }
+
+    fn seek(&self, offset: u64, find: impl Fn(&Inode, u64) -> Result<u64>) -> Result<u64> {
+        self.core().check_readable()?;
+        let _lock = self.inode.read();
+        let inode = self.core().load_live(&self.inode)?;
+        if offset >= inode.size() {
+            return Err(FsError::NoSuchAddress);
+        }
+        find(&inode, offset)
+    }
+}
+
+impl Core {
+    /// The inode's first cache line, all that reading data needs; the other words are zero.
+    fn load_hot(&self, ino: u32) -> Inode {
+        let mut inode = Inode::empty();
+        let stored = self.region.words(self.superblock.inode_offset(ino), 8);
+        for (word, stored) in inode.words.iter_mut().zip(stored) {
+            *word = stored.load(Ordering::Acquire);
+        }
+        inode
+    }
+}
+
+impl OpenFile for PmFile {
+    fn ino(&self) -> Ino {
+        u64::from(self.inode.ino)
+    }
+
+    fn getattr(&self) -> Result<Attr> {
+        let core = self.core();
+        core.check_readable()?;
+        core.attr(self.inode.ino, &core.snapshot(&self.inode)?)
+    }
+
+    fn read_at(&self, offset: u64, buf: &mut [u8]) -> Result<usize> {
+        self.check_open(self.mode.read)?;
+        let core = self.core();
+        core.check_readable()?;
+        let (count, atime_due) = self.consistent(|| self.read_once(offset, buf))?;
+        // A fault on the medium while copying gave zeros and poisoned the pool: do not hand them out.
+        core.check_readable()?;
+        if atime_due {
+            ops::touch_atime(core, &self.inode)?;
+        }
+        Ok(count)
+    }
+
+    fn write_at(&self, offset: u64, data: &[u8]) -> Result<usize> {
+        self.write(Position::At(offset), data).map(|(_, count)| count)
+    }
+
+    fn append(&self, data: &[u8]) -> Result<(u64, usize)> {
+        self.write(Position::End, data)
+    }
+
+    fn fallocate(&self, mode: FallocateMode, offset: u64, len: u64) -> Result<()> {
+        self.check_open(self.mode.write)?;
+        reserve::fallocate(self.core(), &self.inode, mode, offset, len)
+    }
+
+    fn seek_data(&self, offset: u64) -> Result<u64> {
+        self.seek(offset, |inode, offset| {
+            if inode.is_inline() {
+                return Ok(offset);
+            }
+            let found = self.next_data(offset / BLOCK_BYTES, cut::lblks(inode.size())).ok_or(FsError::NoSuchAddress)?;
+            Ok(offset.max(found * BLOCK_BYTES))
+        })
+    }
+
+    fn seek_hole(&self, offset: u64) -> Result<u64> {
+        self.seek(offset, |inode, offset| {
+            let core = self.core();
+            let end = cut::lblks(inode.size());
+            let is_hole = |lblk: &u64| {
+                let word = core.map.get(self.inode.ino, *lblk as u32);
+                word.is_hole() || word.is_unwritten()
+            };
+            let hole = (offset / BLOCK_BYTES..end).find(is_hole).filter(|_| !inode.is_inline());
+            Ok(hole.map_or(inode.size(), |lblk| offset.max(lblk * BLOCK_BYTES)).min(inode.size()))
+        })
+    }
+
+    fn fsync(&self) -> Result<()> {
+        ferrite_vfs::FileSystem::sync(&self.engine)
+    }
+}
+
+impl Drop for PmFile {
+    fn drop(&mut self) {
+        ops::unpin(self.engine.core(), &self.inode, 1);
+    }
+}

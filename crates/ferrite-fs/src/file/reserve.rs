@@ -1,0 +1,148 @@
+//! `fallocate`: reserving space, punching holes, zeroing ranges.
+//!
+//! A reserved page is mapped to a block but marked unwritten, so it reads as zeros without being zeroed. Reserving
+//! takes as many records as it needs: nobody can see a page being reserved, and the size moves in the last one.
+
+use std::sync::Arc;
+
+use ferrite_map::PageWord;
+use ferrite_vfs::{FallocateMode, FsError, Result};
+
+use super::cut::{self, Stretch, lblks};
+use super::write;
+use crate::alloc::Class;
+use crate::core::{Core, map_error};
+use crate::icache::InodeMem;
+use crate::inode::{INLINE_BYTES, Inode};
+use crate::layout::{BLOCK_BYTES, MAX_FILE_BYTES};
+use crate::tx::Tx;
+
+/// Pages reserved by one record.
+const PAGES_PER_RECORD: u64 = 512;
+/// Room an insert may need in a record, in words.
+const INSERT_WORDS: usize = 8;
+
+/// See [`ferrite_vfs::OpenFile::fallocate`].
+pub(crate) fn fallocate(core: &Core, mem: &Arc<InodeMem>, mode: FallocateMode, offset: u64, len: u64) -> Result<()> {
+    core.check_writable()?;
+    if len == 0 {
+        return Err(FsError::Invalid("fallocate needs a length"));
+    }
+    let end = offset.checked_add(len).filter(|&end| end <= MAX_FILE_BYTES).ok_or(FsError::FileTooBig)?;
+    core.with_space(|| {
+        let _lock = mem.write();
+        let mut inode = core.load_live(mem)?;
+        match mode {
+            FallocateMode::PunchHole => clear(core, mem, &mut inode, offset, end),
+            FallocateMode::ZeroRange { keep_size } => {
+                clear(core, mem, &mut inode, offset, end)?;
+                reserve(core, mem, &mut inode, offset, end, keep_size)
+            }
+            FallocateMode::Allocate { keep_size } => reserve(core, mem, &mut inode, offset, end, keep_size),
+        }
+    })
+}
+
+/// Makes `offset..end` read as zeros, freeing whole pages: one record, or an intent and what follows.
+fn clear(core: &Core, mem: &Arc<InodeMem>, inode: &mut Inode, offset: u64, end: u64) -> Result<()> {
+    let old = *inode;
+    let mut tx = Tx::new(core);
+    tx.set_class(Class::Replacing);
+    let mut later = None;
+    if inode.is_inline() {
+        let from = offset.min(INLINE_BYTES as u64) as usize;
+        let to = end.min(INLINE_BYTES as u64) as usize;
+        inode.write_inline(from, &[0; INLINE_BYTES][from..to]);
+    } else {
+        let stretch = Stretch::new(offset, end)?;
+        for &(lblk, from, to) in &stretch.edges {
+            cut::zero_within(core, &mut tx, mem.ino, lblk, from, to)?;
+        }
+        later = cut::punch(core, &mut tx, mem.ino, inode, stretch.first, stretch.end)?;
+    }
+    let now = core.now();
+    inode.set_mtime(now);
+    inode.set_ctime(now);
+    tx.put_inode(mem.ino, &old, inode);
+    tx.commit(&[mem])?;
+    match later {
+        Some(()) => cut::finish(core, mem, inode),
+        None => Ok(()),
+    }
+}
+
+/// Reserves the holes of `offset..end` and grows the file unless `keep_size`. What was reserved stays harmless when a later
+/// record finds no space; it is given back all the same.
+fn reserve(core: &Core, mem: &Arc<InodeMem>, inode: &mut Inode, offset: u64, end: u64, keep_size: bool) -> Result<()> {
+    let size = if keep_size { inode.size() } else { inode.size().max(end) };
+    let mut reserved = Vec::new();
+    let result = reserve_pages(core, mem, inode, offset, end, &mut reserved).and_then(|()| {
+        let old = *inode;
+        let now = core.now();
+        inode.set_size(size);
+        inode.set_mtime(now);
+        inode.set_ctime(now);
+        let mut tx = Tx::new(core);
+        tx.put_inode(mem.ino, &old, inode);
+        tx.commit(&[mem])
+    });
+    if result.is_err() {
+        let mut stored = core.load_live(mem)?;
+        for chunk in reserved.chunks(PAGES_PER_RECORD as usize) {
+            let old = stored;
+            let mut tx = Tx::new(core);
+            for &lblk in chunk {
+                cut::unmap(core, &mut tx, mem.ino, lblk, &mut stored)?;
+            }
+            tx.put_inode(mem.ino, &old, &mut stored);
+            tx.commit(&[mem])?;
+        }
+    }
+    result
+}
+
+fn reserve_pages(
+    core: &Core,
+    mem: &Arc<InodeMem>,
+    inode: &mut Inode,
+    offset: u64,
+    end: u64,
+    reserved: &mut Vec<u32>,
+) -> Result<()> {
+    if inode.is_inline() {
+        if end <= INLINE_BYTES as u64 {
+            return Ok(());
+        }
+        let old = *inode;
+        let mut tx = Tx::new(core);
+        write::move_out(core, &mut tx, mem.ino, inode)?;
+        tx.put_inode(mem.ino, &old, inode);
+        tx.commit(&[mem])?;
+    }
+    let (mut lblk, last) = (offset / BLOCK_BYTES, lblks(end));
+    if last - lblk > core.alloc.free() + u64::from(inode.blocks()) {
+        // Not worth starting: even all free blocks would not do.
+        return Err(FsError::NoSpace("blocks"));
+    }
+    while lblk < last {
+        let old = *inode;
+        let mut tx = Tx::new(core);
+        let mut in_record = 0;
+        let mut added = Vec::new();
+        while lblk < last && in_record < PAGES_PER_RECORD && tx.has_room(64 + INSERT_WORDS) {
+            if core.map.get(mem.ino, lblk as u32).is_hole() {
+                let block = core.map.alloc_page(&mut tx, mem.ino, lblk as u32).map_err(map_error)?;
+                let word = PageWord::new(block, PageWord::UNWRITTEN);
+                core.map.insert(&mut tx, mem.ino, lblk as u32, word).map_err(map_error)?;
+                inode.set_blocks(inode.blocks() + 1);
+                added.push(lblk as u32);
+                in_record += 1;
+            }
+            lblk += 1;
+        }
+        tx.put_inode(mem.ino, &old, inode);
+        tx.commit(&[mem])?;
+        reserved.extend(added);
+    }
+    Ok(())
+}

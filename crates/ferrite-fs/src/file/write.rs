@@ -1,0 +1,218 @@
+//! Writing data: small files in the inode, everything else page by page, copy-on-write.
+//!
+//! Crash argument: data goes to blocks that are free (or reserved and still reading as zeros); one record then sets all
+//! page words, size and times. Old blocks are freed by that record, so they stay untouched until it is
+//! retired. A write of up to [`ATOMIC_BYTES`] is one record.
+
+use std::sync::Arc;
+
+use ferrite_map::{MapTx, PageWord, Resource};
+use ferrite_vfs::{FsError, Result, posix};
+
+use crate::alloc::Class;
+use crate::core::{Core, map_error};
+use crate::icache::InodeMem;
+use crate::inode::{INLINE_BYTES, Inode};
+use crate::layout::{BLOCK_BYTES, MAX_FILE_BYTES};
+use crate::tx::Tx;
+
+/// Longest write that is one atomic step; longer ones are several.
+pub(crate) const ATOMIC_BYTES: usize = 2 << 20;
+const PAGE: usize = BLOCK_BYTES as usize;
+/// Pages looked up at a time.
+const BATCH: usize = 64;
+
+/// Where a write goes.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Position {
+    /// At this offset.
+    At(u64),
+    /// At the end of the file, whatever it is once the lock is held.
+    End,
+}
+
+/// Writes `data` and returns where it went and how much of it. Blocks on the inode's lock.
+pub(crate) fn write(
+    core: &Core,
+    mem: &Arc<InodeMem>,
+    position: Position,
+    data: &[u8],
+    kill_priv: bool,
+) -> Result<(u64, usize)> {
+    core.check_writable()?;
+    let mut done = 0;
+    let mut start = None;
+    for chunk in data.chunks(ATOMIC_BYTES) {
+        let position = match start {
+            None => position,
+            // Later chunks follow the first, although others may append in between.
+            Some(start) => Position::At(start + done as u64),
+        };
+        match core.with_space(|| write_atomic(core, mem, position, chunk, kill_priv)) {
+            Ok(offset) => {
+                start.get_or_insert(offset);
+                done += chunk.len();
+            }
+            Err(error) if done == 0 => return Err(error),
+            Err(_) => break,
+        }
+    }
+    Ok((start.unwrap_or(0), done))
+}
+
+fn write_atomic(core: &Core, mem: &Arc<InodeMem>, position: Position, data: &[u8], kill_priv: bool) -> Result<u64> {
+    if let Position::At(offset) = position {
+        if data.len() >= PAGE {
+            core.map.prefetch(mem.ino, (offset / BLOCK_BYTES).min(u64::from(u32::MAX)) as u32);
+        }
+    }
+    let _lock = mem.write();
+    let old = core.load_live(mem)?;
+    let mut new = old;
+    let offset = match position {
+        Position::At(offset) => offset,
+        Position::End => old.size(),
+    };
+    let end = offset.checked_add(data.len() as u64).filter(|&end| end <= MAX_FILE_BYTES).ok_or(FsError::FileTooBig)?;
+    let mut tx = Tx::new(core);
+    if old.is_inline() && end <= INLINE_BYTES as u64 {
+        new.write_inline(offset as usize, data);
+    } else {
+        let head = if old.is_inline() { take_inline(core, &mut tx, mem.ino, &mut new, offset)? } else { None };
+        write_pages(core, &mut tx, mem.ino, &mut new, offset, data, head.as_ref())?;
+    }
+    new.set_size(old.size().max(end));
+    let now = core.now();
+    new.set_mtime(now);
+    new.set_ctime(now);
+    if kill_priv {
+        if let Some(kind) = new.kind() {
+            new.set_permissions(posix::kill_priv(kind, new.permissions()));
+        }
+    }
+    if new != old {
+        tx.put_inode(mem.ino, &old, &mut new);
+    }
+    tx.commit(&[mem])?;
+    Ok(offset)
+}
+
+/// Ends the inline life of a file that is being written at `offset`: returns its content if the write itself builds page 0
+/// upon it, else moves the content to a page.
+fn take_inline(
+    core: &Core,
+    tx: &mut Tx<'_>,
+    ino: u32,
+    inode: &mut Inode,
+    offset: u64,
+) -> Result<Option<[u8; INLINE_BYTES]>> {
+    if offset < BLOCK_BYTES {
+        let content = inode.inline_bytes();
+        inode.clear_inline(0);
+        inode.set_inline(false);
+        return Ok(Some(content));
+    }
+    move_out(core, tx, ino, inode)?;
+    Ok(None)
+}
+
+/// Moves inline content to page 0; an empty file gets no page.
+pub(crate) fn move_out(core: &Core, tx: &mut Tx<'_>, ino: u32, inode: &mut Inode) -> Result<()> {
+    let content = inode.inline_bytes();
+    if inode.size() > 0 {
+        let mut page = [0; PAGE];
+        page[..INLINE_BYTES].copy_from_slice(&content);
+        let block = core.map.alloc_page(tx, ino, 0).map_err(map_error)?;
+        tx.stream_block(block, &page);
+        core.map.insert(tx, ino, 0, PageWord::new(block, 0)).map_err(map_error)?;
+        inode.set_blocks(inode.blocks() + 1);
+    }
+    inode.clear_inline(0);
+    inode.set_inline(false);
+    Ok(())
+}
+
+fn write_pages(
+    core: &Core,
+    tx: &mut Tx<'_>,
+    ino: u32,
+    inode: &mut Inode,
+    offset: u64,
+    data: &[u8],
+    head: Option<&[u8; INLINE_BYTES]>,
+) -> Result<()> {
+    let cache = ferrite_map::TransCache::default();
+    let mut words = [PageWord::HOLE; BATCH];
+    let mut rest = data;
+    let mut at = offset;
+    while !rest.is_empty() {
+        let first = (at / BLOCK_BYTES) as u32;
+        let span = (at % BLOCK_BYTES) as usize + rest.len();
+        let pages = span.div_ceil(PAGE).min(BATCH);
+        core.map.get_many(ino, first, &mut words[..pages], &cache);
+        for (index, &word) in words[..pages].iter().enumerate() {
+            let within = (at % BLOCK_BYTES) as usize;
+            let (part, behind) = rest.split_at(rest.len().min(PAGE - within));
+            write_page(core, tx, (ino, first + index as u32), inode, word, (within, part), head)?;
+            at += part.len() as u64;
+            rest = behind;
+        }
+    }
+    Ok(())
+}
+
+/// Writes part of one page (or all of it) to a block and lets the page's word name it.
+fn write_page(
+    core: &Core,
+    tx: &mut Tx<'_>,
+    (ino, lblk): (u32, u32),
+    inode: &mut Inode,
+    word: PageWord,
+    (within, part): (usize, &[u8]),
+    head: Option<&[u8; INLINE_BYTES]>,
+) -> Result<()> {
+    tx.set_class(if word.is_hole() { Class::Ordinary } else { Class::Replacing });
+    // A reserved block reads as zeros whatever it holds, so it can be filled before the word changes.
+    let reserved = word.is_unwritten() && word.page() != 0;
+    let block = if reserved { word.page() } else { core.map.alloc_page(tx, ino, lblk).map_err(map_error)? };
+    if part.len() == PAGE {
+        tx.stream_block(block, part);
+    } else {
+        let mut page = [0; PAGE];
+        read_page(core, word, &mut page)?;
+        if let (0, Some(content)) = (lblk, head) {
+            page[..INLINE_BYTES].copy_from_slice(content);
+        }
+        page[within..within + part.len()].copy_from_slice(part);
+        tx.stream_block(block, &page);
+    }
+    let new = PageWord::new(block, 0);
+    if word.is_hole() {
+        core.map.insert(tx, ino, lblk, new).map_err(map_error)?;
+        inode.set_blocks(inode.blocks() + 1);
+    } else {
+        core.map.replace(tx, ino, lblk, new).map_err(map_error)?;
+        if !reserved && word.page() != 0 {
+            tx.freed(Resource::Block(word.page()));
+        }
+    }
+    Ok(())
+}
+
+/// Content of a page; holes and reserved pages read as zeros.
+pub(crate) fn read_page(core: &Core, word: PageWord, page: &mut [u8; PAGE]) -> Result<()> {
+    if word.is_hole() || word.is_unwritten() {
+        page.fill(0);
+        return Ok(());
+    }
+    core.region.read(page_offset(core, word)?, page);
+    Ok(())
+}
+
+/// Pool offset of a written page.
+pub(crate) fn page_offset(core: &Core, word: PageWord) -> Result<u64> {
+    if !core.superblock.is_data_block(word.page()) {
+        return Err(FsError::Io(format!("a page word names block {}, which holds no data", word.page())));
+    }
+    Ok(core.superblock.block_offset(word.page()))
+}

@@ -1,0 +1,341 @@
+//! Checking a whole pool: every structure against every other. Read-only in this version.
+//!
+//! What lives here: [`fsck`] and its phases. It works on the raw tables, not on a mounted engine, so that it can
+//! look at pools that no longer mount. The journal is replayed first, into the caller's (private) mapping.
+//!
+//! Legal after a crash, and so no finding: inodes without names and intents; the next mount finishes them.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use ferrite_map::bitmap::AtomicBitmap;
+use ferrite_map::hashfs::HashFs;
+use ferrite_map::{FileMap, MapEntry};
+use ferrite_pm::Region;
+use ferrite_vfs::{FileKind, ROOT_INO};
+use parking_lot::Mutex;
+
+use crate::dentry::{self, FIRST_ENTRY};
+use crate::error::EngineError;
+use crate::file::cut::lblks;
+use crate::inode::{INLINE_BYTES, Inode};
+use crate::journal::replay;
+use crate::layout::{BLOCK_BYTES, MAX_FILE_BYTES, Superblock};
+use crate::names::NameTable;
+use crate::options::{Finding, FsckReport};
+use crate::ops::xattr_is_sound;
+
+/// Findings kept; a ruined pool would otherwise fill the memory with them.
+const FINDINGS_MAX: usize = 1000;
+
+type Progress<'a> = &'a mut dyn FnMut(&'static str, u64, u64);
+
+struct Check {
+    region: Arc<Region>,
+    superblock: Superblock,
+    map: HashFs,
+    names: NameTable,
+    /// Blocks seen to have an owner.
+    owned: AtomicBitmap,
+    /// Per inode: pages mapped, and names found (for directories: subdirectories).
+    pages: Vec<AtomicU32>,
+    links: Vec<AtomicU32>,
+    findings: Mutex<Vec<Finding>>,
+}
+
+/// Checks the pool in `region`, which should be a private mapping: the journal's records are applied to it. `progress` gets
+/// phase, done, total. Fails only if there is no pool to check; damage goes to the report.
+pub fn fsck(region: Region, progress: Progress<'_>) -> Result<FsckReport, EngineError> {
+    let superblock = Superblock::find(&region)?;
+    let mut findings = Vec::new();
+    check_superblocks(&region, &superblock, &mut findings);
+    let replayed_records = match replay::replay(&region, &superblock) {
+        Ok(replayed) => replayed.records,
+        Err(error) => {
+            findings.push(Finding { phase: "journal", what: error.to_string() });
+            0
+        }
+    };
+    let region = Arc::new(region);
+    let counters = || (0..superblock.inodes).map(|_| AtomicU32::new(0)).collect();
+    let check = Check {
+        map: HashFs::new(Arc::clone(&region), superblock.map_geometry()),
+        names: NameTable::new(Arc::clone(&region), &superblock),
+        owned: AtomicBitmap::new(superblock.blocks),
+        pages: counters(),
+        links: counters(),
+        findings: Mutex::new(findings),
+        region,
+        superblock,
+    };
+    let mut report = FsckReport { replayed_records, ..FsckReport::default() };
+    progress("mapping", 0, check.superblock.map_slots);
+    report.pages = check.mapping();
+    check.names.load();
+    check.inodes(&mut report, progress);
+    check.directories(&mut report, progress);
+    check.name_table(report.entries);
+    check.link_counts(progress);
+    report.blocks = check.owned.count_used();
+    report.findings = check.findings.into_inner();
+    Ok(report)
+}
+
+fn check_superblocks(region: &Region, superblock: &Superblock, findings: &mut Vec<Finding>) {
+    let mut block = vec![0; BLOCK_BYTES as usize];
+    for (name, offset) in [("first", 0), ("second", superblock.second_copy_offset())] {
+        region.read(offset, &mut block);
+        match Superblock::decode(&block) {
+            Ok(found) if found == *superblock => {}
+            Ok(_) => findings.push(Finding { phase: "superblock", what: format!("the {name} copy differs") }),
+            Err(error) => {
+                findings.push(Finding { phase: "superblock", what: format!("the {name} copy: {error}") });
+            }
+        }
+    }
+}
+
+impl Check {
+    fn find(&self, phase: &'static str, what: String) {
+        let mut findings = self.findings.lock();
+        if findings.len() < FINDINGS_MAX {
+            findings.push(Finding { phase, what });
+        }
+    }
+
+    fn load(&self, ino: u32) -> Inode {
+        Inode::load(&self.region, self.superblock.inode_offset(ino))
+    }
+
+    fn is_ino(&self, ino: u32) -> bool {
+        ino != 0 && u64::from(ino) < self.superblock.inodes
+    }
+
+    /// Notes an owner of `block`; says what is wrong with that.
+    fn own(&self, block: u32) -> Option<&'static str> {
+        if !self.superblock.is_data_block(block) {
+            return Some("which is no data block");
+        }
+        (!self.owned.claim(u64::from(block) - self.superblock.first_block)).then_some("which belongs to another as well")
+    }
+
+    fn mapping(&self) -> u64 {
+        let pages = AtomicU64::new(0);
+        let visit = |entry: MapEntry| {
+            pages.fetch_add(1, Ordering::Relaxed);
+            let MapEntry { ino, lblk, word, slot } = entry;
+            let at = format!("mapping slot {slot} (inode {ino}, page {lblk})");
+            if !self.is_ino(ino) || !self.load(ino).in_use() {
+                self.find("mapping", format!("{at}: the inode is free"));
+                return;
+            }
+            self.pages[ino as usize].fetch_add(1, Ordering::Relaxed);
+            if word.log() != 0 && !word.is_unwritten() {
+                self.find("mapping", format!("{at}: names a log, which format 1 does not have"));
+            }
+            if let Some(wrong) = self.own(word.page()) {
+                self.find("mapping", format!("{at}: names block {}, {wrong}", word.page()));
+            }
+        };
+        if let Err(error) = self.map.load(2, &visit) {
+            self.find("mapping", error.to_string());
+        }
+        // Only now are the bounds known, so only now can lookups be tried.
+        self.map.for_each(&mut |entry| {
+            if self.map.get(entry.ino, entry.lblk) != entry.word {
+                let MapEntry { ino, lblk, slot, .. } = entry;
+                self.find("mapping", format!("mapping slot {slot}: page {lblk} of inode {ino} is mapped twice"));
+            }
+            true
+        });
+        pages.into_inner()
+    }
+
+    fn inodes(&self, report: &mut FsckReport, progress: Progress<'_>) {
+        for ino in 1..self.superblock.inodes as u32 {
+            if ino % 65536 == 1 {
+                progress("inodes", u64::from(ino), self.superblock.inodes);
+            }
+            let inode = self.load(ino);
+            if !inode.is_sound(ino) {
+                self.find("inodes", format!("inode {ino}: wrong checksum"));
+            } else if inode.in_use() {
+                report.inodes += 1;
+                self.inode(ino, &inode);
+            }
+        }
+        let root = self.load(ROOT_INO as u32);
+        if !root.is_dir() || u64::from(root.parent()) != ROOT_INO {
+            self.find("inodes", "inode 1: the root is no directory, or not its own parent".into());
+        }
+    }
+
+    fn inode(&self, ino: u32, inode: &Inode) {
+        let wrong = |what: String| self.find("inodes", format!("inode {ino}: {what}"));
+        let Some(kind) = inode.kind() else {
+            return wrong(format!("impossible mode {:o}", inode.mode_bits()));
+        };
+        let pages = self.pages[ino as usize].load(Ordering::Relaxed);
+        if pages != inode.blocks() {
+            wrong(format!("counts {} pages, {pages} are mapped", inode.blocks()));
+        }
+        if inode.size() > MAX_FILE_BYTES {
+            wrong(format!("impossible size {}", inode.size()));
+        }
+        if inode.is_inline() && (pages > 0 || inode.size() > INLINE_BYTES as u64) {
+            wrong(format!("has its content inside, but {pages} pages and {} bytes", inode.size()));
+        }
+        if kind == FileKind::Symlink && !inode.is_inline() && self.map.get(ino, 0).is_hole() {
+            wrong("symbolic link without a target".into());
+        }
+        if matches!(kind, FileKind::Fifo | FileKind::Socket | FileKind::CharDevice | FileKind::BlockDevice) && pages > 0 {
+            wrong(format!("special file with {pages} pages"));
+        }
+        let block = inode.xattr_block();
+        if block != 0 {
+            if let Some(problem) = self.own(block) {
+                wrong(format!("extended attributes in block {block}, {problem}"));
+            } else if !xattr_is_sound(&self.region, &self.superblock, ino, block) {
+                wrong(format!("damaged extended attributes in block {block}"));
+            }
+        }
+    }
+
+    fn directories(&self, report: &mut FsckReport, progress: Progress<'_>) {
+        for ino in 1..self.superblock.inodes as u32 {
+            if ino % 65536 == 1 {
+                progress("directories", u64::from(ino), self.superblock.inodes);
+            }
+            let inode = self.load(ino);
+            if inode.is_dir() && inode.is_sound(ino) {
+                let entries = self.directory(ino, &inode);
+                report.entries += u64::from(entries);
+                if entries != inode.entries() {
+                    let what = format!("directory {ino}: counts {} entries, {entries} found", inode.entries());
+                    self.find("directories", what);
+                }
+            }
+        }
+    }
+
+    fn directory(&self, dir: u32, inode: &Inode) -> u32 {
+        let mut entries = 0;
+        let end = lblks(inode.size());
+        self.map.for_range(dir, 0, 1 << 32, &mut |mapped| {
+            if u64::from(mapped.lblk) >= end {
+                self.find("directories", format!("directory {dir}: block {} lies behind its end", mapped.lblk));
+            }
+            if !self.superblock.is_data_block(mapped.word.page()) {
+                return true;
+            }
+            let offset = self.superblock.block_offset(mapped.word.page());
+            if dentry::read_block_header(&self.region, offset).ok() != Some((dir, mapped.lblk)) {
+                let what = format!("directory {dir}: block {} has another's header, or a damaged one", mapped.lblk);
+                self.find("directories", what);
+                return true;
+            }
+            if let Err(error) = self.block(dir, offset, &mut entries) {
+                self.find("directories", format!("directory {dir}: {error}"));
+            }
+            true
+        });
+        entries
+    }
+
+    fn block(&self, dir: u32, offset: u64, entries: &mut u32) -> ferrite_vfs::Result<()> {
+        let mut within = FIRST_ENTRY;
+        while within < BLOCK_BYTES {
+            let at = offset + within;
+            let head = dentry::head(&self.region, at)?;
+            if head.ino != 0 {
+                *entries += 1;
+                let entry = dentry::read(&self.region, at, dir)?;
+                self.entry(dir, at, &entry);
+            }
+            within += head.len_bytes;
+        }
+        Ok(())
+    }
+
+    fn entry(&self, dir: u32, at: u64, entry: &dentry::Entry) {
+        let name = String::from_utf8_lossy(entry.name());
+        let wrong = |what: &str| self.find("directories", format!("entry {name:?} of directory {dir}: {what}"));
+        if !self.is_ino(entry.ino) || !self.load(entry.ino).in_use() {
+            return wrong(&format!("names inode {}, which is free", entry.ino));
+        }
+        let child = self.load(entry.ino);
+        if child.kind() != Some(entry.kind) {
+            wrong("its kind is not the inode's");
+        }
+        match self.names.find(dir, entry.name()) {
+            Ok(Some(found)) if found.entry_offset == at => {}
+            Ok(Some(_)) => wrong("the name stands twice"),
+            _ => wrong("missing in the name table, so no lookup finds it"),
+        }
+        if child.is_dir() {
+            if child.parent() != dir {
+                wrong(&format!("the directory's parent is inode {}", child.parent()));
+            }
+            self.links[dir as usize].fetch_add(1, Ordering::Relaxed);
+        }
+        self.links[entry.ino as usize].fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn name_table(&self, entries: u64) {
+        let mut slots = 0u64;
+        self.names.for_each(&mut |slot, target| {
+            slots += 1;
+            let Some(offset) = target else {
+                return self.find("names", format!("name slot {slot} points outside the data blocks"));
+            };
+            match dentry::head(&self.region, offset) {
+                Ok(head) if head.ino != 0 => {}
+                _ => self.find("names", format!("name slot {slot} points to no entry")),
+            }
+        });
+        if slots != entries {
+            self.find("names", format!("{slots} name slots for {entries} entries"));
+        }
+    }
+
+    fn link_counts(&self, progress: Progress<'_>) {
+        for ino in 1..self.superblock.inodes as u32 {
+            if ino % 65536 == 1 {
+                progress("links", u64::from(ino), self.superblock.inodes);
+            }
+            let inode = self.load(ino);
+            if !inode.in_use() || !inode.is_sound(ino) {
+                continue;
+            }
+            let found = self.links[ino as usize].load(Ordering::Relaxed);
+            // A directory's own name counts once, and stands for `.` as well; the root has none but counts as if.
+            let is_root = u64::from(ino) == ROOT_INO;
+            let expected = match inode.is_dir() {
+                true if is_root => found + 2,
+                true if found == 0 => 0,
+                true => found + 1,
+                false => found,
+            };
+            if inode.nlink() != expected {
+                self.find("links", format!("inode {ino}: link count {}, {expected} found", inode.nlink()));
+            }
+            if inode.is_dir() && !is_root && expected > 0 && !self.reaches_root(ino) {
+                self.find("links", format!("directory {ino} cannot be reached from the root"));
+            }
+        }
+    }
+
+    fn reaches_root(&self, ino: u32) -> bool {
+        let mut at = ino;
+        for _ in 0..self.superblock.inodes {
+            if u64::from(at) == ROOT_INO {
+                return true;
+            }
+            if !self.is_ino(at) || !self.load(at).is_dir() {
+                return false;
+            }
+            at = self.load(at).parent();
+        }
+        false
+    }
+}

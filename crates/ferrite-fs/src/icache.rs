@@ -1,0 +1,218 @@
+//! Inodes in DRAM: the locks, versions and counts of those that are in use now.
+//!
+//! What lives here: [`InodeMem`] and the sharded [`InodeCache`] that finds it by number. The content of an inode
+//! stays on the medium; nothing here is ever written there.
+//!
+//! Invariants:
+//! * While anybody holds an [`InodeMem`], every other finder of that number gets the same one.
+//! * `last_seq` is at least the sequence number of every record that changed the inode: it orders records of
+//!   different rings. When an entry is dropped its `last_seq` is remembered in a floor for all later ones.
+//! * `version` is odd exactly while a holder of the exclusive lock may be changing the inode's words or mapping.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
+
+use parking_lot::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
+
+const SHARDS: usize = 64;
+/// Entries a shard keeps although nobody uses them.
+const KEEP_PER_SHARD: usize = 256;
+
+#[derive(Default)]
+struct Shard {
+    inodes: HashMap<u32, Arc<InodeMem>>,
+    /// Look for unused entries when there are this many; doubles with what is in use, so that a sweep is paid for
+    /// by as many inserts.
+    sweep_at: usize,
+}
+
+/// What a directory's lock protects besides its content: where the next entry may go.
+#[derive(Debug, Default)]
+pub(crate) struct DirHints {
+    /// False until the directory was searched for space once.
+    pub(crate) known: bool,
+    /// Logical blocks in which space was seen or an entry was removed.
+    pub(crate) roomy: Vec<u32>,
+    /// Offset in the directory of a free entry that the last insert left behind.
+    pub(crate) tail: Option<u64>,
+}
+
+/// One inode in use.
+pub(crate) struct InodeMem {
+    /// Its number.
+    pub(crate) ino: u32,
+    version: AtomicU64,
+    last_seq: AtomicU64,
+    /// Pins of front ends and open handles.
+    pins: AtomicU64,
+    /// Freed: whoever gets the lock after this is set must act as if it had not found the inode.
+    dead: AtomicBool,
+    lock: RwLock<DirHints>,
+}
+
+impl InodeMem {
+    fn new(ino: u32, last_seq: u64) -> Self {
+        InodeMem {
+            ino,
+            version: AtomicU64::new(0),
+            last_seq: AtomicU64::new(last_seq),
+            pins: AtomicU64::new(0),
+            dead: AtomicBool::new(false),
+            lock: RwLock::default(),
+        }
+    }
+
+    /// Shared lock: content and names cannot change.
+    pub(crate) fn read(&self) -> RwLockReadGuard<'_, DirHints> {
+        self.lock.read()
+    }
+
+    /// Exclusive lock.
+    pub(crate) fn write(self: &Arc<Self>) -> Exclusive<'_> {
+        Exclusive { hints: self.lock.write(), inode: self }
+    }
+
+    /// Starts an optimistic read; `None` while a change is going on.
+    pub(crate) fn begin_read(&self) -> Option<u64> {
+        let version = self.version.load(Ordering::Acquire);
+        (version % 2 == 0).then_some(version)
+    }
+
+    /// Whether everything read since [`Self::begin_read`] belongs to one state.
+    pub(crate) fn end_read(&self, version: u64) -> bool {
+        fence(Ordering::Acquire);
+        self.version.load(Ordering::Relaxed) == version
+    }
+
+    /// Announces that words are about to change; the caller holds the lock exclusively, or nobody else knows
+    /// the inode yet. Ends when the [`Exclusive`] guard is dropped.
+    pub(crate) fn begin_change(&self) {
+        let version = self.version.load(Ordering::Relaxed);
+        if version % 2 == 0 {
+            self.version.store(version + 1, Ordering::Relaxed);
+            fence(Ordering::Release);
+        }
+    }
+
+    fn end_change(&self) {
+        let version = self.version.load(Ordering::Relaxed);
+        if version % 2 == 1 {
+            self.version.store(version + 1, Ordering::Release);
+        }
+    }
+
+    /// Newest record that changed the inode; read under its lock.
+    pub(crate) fn last_seq(&self) -> u64 {
+        self.last_seq.load(Ordering::Relaxed)
+    }
+
+    /// Notes a record; under the exclusive lock.
+    pub(crate) fn set_last_seq(&self, seq: u64) {
+        self.last_seq.store(seq, Ordering::Relaxed);
+    }
+
+    pub(crate) fn pins(&self) -> u64 {
+        self.pins.load(Ordering::Acquire)
+    }
+
+    /// Adds pins; the caller holds the lock and has seen the inode alive.
+    pub(crate) fn pin(&self, count: u64) {
+        self.pins.fetch_add(count, Ordering::AcqRel);
+    }
+
+    /// Takes pins back; true if none is left. More than were given count as all.
+    pub(crate) fn unpin(&self, count: u64) -> bool {
+        let mut left = 0;
+        let _ = self.pins.fetch_update(Ordering::AcqRel, Ordering::Acquire, |pins| {
+            left = pins.saturating_sub(count);
+            Some(left)
+        });
+        left == 0
+    }
+
+    pub(crate) fn is_dead(&self) -> bool {
+        self.dead.load(Ordering::Acquire)
+    }
+
+    /// Marks it freed; under the exclusive lock.
+    pub(crate) fn set_dead(&self) {
+        self.dead.store(true, Ordering::Release);
+    }
+}
+
+/// The exclusive lock of an inode. Dropping it ends the change that [`InodeMem::begin_change`] announced.
+pub(crate) struct Exclusive<'a> {
+    pub(crate) hints: RwLockWriteGuard<'a, DirHints>,
+    pub(crate) inode: &'a Arc<InodeMem>,
+}
+
+impl Drop for Exclusive<'_> {
+    fn drop(&mut self) {
+        // Before the lock is released: fields are dropped after this.
+        self.inode.end_change();
+    }
+}
+
+/// Finds inodes in use by number.
+pub(crate) struct InodeCache {
+    shards: Box<[Mutex<Shard>]>,
+    /// At least the `last_seq` of every entry that was dropped.
+    seq_floor: AtomicU64,
+}
+
+impl InodeCache {
+    pub(crate) fn new(seq_floor: u64) -> Self {
+        InodeCache {
+            shards: (0..SHARDS).map(|_| Mutex::default()).collect(),
+            seq_floor: AtomicU64::new(seq_floor),
+        }
+    }
+
+    fn shard(&self, ino: u32) -> &Mutex<Shard> {
+        &self.shards[ino as usize % SHARDS]
+    }
+
+    /// The entry of `ino`, made if there is none. Says nothing about whether the inode is in use.
+    pub(crate) fn get(&self, ino: u32) -> Arc<InodeMem> {
+        let mut shard = self.shard(ino).lock();
+        if let Some(found) = shard.inodes.get(&ino) {
+            return Arc::clone(found);
+        }
+        if shard.inodes.len() >= shard.sweep_at.max(KEEP_PER_SHARD) {
+            let mut floor = 0;
+            shard.inodes.retain(|_, inode| {
+                // A count of one is ours alone, and nobody can clone it while we hold the shard.
+                let keep = Arc::strong_count(inode) > 1 || inode.pins() > 0;
+                if !keep {
+                    floor = floor.max(inode.last_seq());
+                }
+                keep
+            });
+            self.seq_floor.fetch_max(floor, Ordering::Relaxed);
+            shard.sweep_at = shard.inodes.len() * 2;
+        }
+        let made = Arc::new(InodeMem::new(ino, self.seq_floor.load(Ordering::Relaxed)));
+        shard.inodes.insert(ino, Arc::clone(&made));
+        made
+    }
+
+    /// Forgets a freed inode, so that the next file of that number starts afresh.
+    pub(crate) fn remove(&self, inode: &InodeMem) {
+        let mut shard = self.shard(inode.ino).lock();
+        self.seq_floor.fetch_max(inode.last_seq(), Ordering::Relaxed);
+        if shard.inodes.get(&inode.ino).is_some_and(|found| std::ptr::eq(Arc::as_ptr(found), inode)) {
+            shard.inodes.remove(&inode.ino);
+        }
+    }
+
+    /// Entries now.
+    pub(crate) fn len(&self) -> u64 {
+        self.shards.iter().map(|shard| shard.lock().inodes.len() as u64).sum()
+    }
+
+    /// DRAM an entry takes, with its share of the table.
+    pub(crate) fn bytes_per_entry() -> u64 {
+        (size_of::<InodeMem>() + 2 * size_of::<usize>() + 2 * size_of::<(u32, Arc<InodeMem>)>()) as u64
+    }
+}

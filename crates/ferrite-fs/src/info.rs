@@ -1,0 +1,79 @@
+//! What `ferrite info` shows of a mounted pool.
+
+use ferrite_pm::Medium;
+
+use crate::core::Core;
+use crate::icache::InodeCache;
+use crate::layout::BLOCK_BYTES;
+use crate::options::{DramUse, PoolInfo};
+
+/// Gathers everything; reads the mapping table once.
+pub(crate) fn collect(core: &Core) -> PoolInfo {
+    let superblock = &core.superblock;
+    let (mut pages, mut at_home) = (0u64, 0u64);
+    core.map.for_each(&mut |entry| {
+        pages += 1;
+        at_home += u64::from(u64::from(entry.word.page()) == superblock.first_block + u64::from(entry.slot));
+        true
+    });
+    let pending = core.journal.pending();
+    let (names, names_used) = core.names.counts();
+    let (map_slots, map_slots_free) = core.map.slots();
+    let medium = core.region.medium();
+    let counters = core.region.counters();
+    PoolInfo {
+        uuid: format!("{:032x}", superblock.uuid),
+        format_version: superblock.version,
+        medium: medium.describe().to_string(),
+        durability: durability(core, medium),
+        mapping: superblock.mapping,
+        size_bytes: superblock.size_bytes,
+        block_bytes: BLOCK_BYTES as u32,
+        blocks: superblock.blocks,
+        blocks_free: core.alloc.free() + pending.blocks,
+        blocks_reserved: superblock.reserve_blocks,
+        blocks_pending: pending.blocks,
+        inodes: superblock.inodes - 1,
+        inodes_free: core.inode_map.len() - core.inode_map.count_used() + pending.inodes,
+        names,
+        names_free: names - names_used + pending.names,
+        map_slots,
+        map_slots_free: map_slots_free + pending.map_slots,
+        pages,
+        pages_at_home_percent: if pages == 0 { 100.0 } else { at_home as f64 * 100.0 / pages as f64 },
+        rings: superblock.rings,
+        ring_bytes: superblock.ring_bytes,
+        was_clean: core.history.was_clean,
+        replayed_records: core.history.replayed_records,
+        mounts: core.history.mounts,
+        failed: core.failed.get().cloned(),
+        dram: dram(core),
+        fences: counters.fences,
+        lines_written_back: counters.lines_written_back,
+        bytes_streamed: counters.bytes_streamed,
+    }
+}
+
+fn durability(core: &Core, medium: Medium) -> String {
+    if core.options.process_durability && medium == Medium::File {
+        return "an operation that returned survives a killed process, not a power loss (durability=process)".into();
+    }
+    format!("an operation that returned survives {}", medium.survives())
+}
+
+fn dram(core: &Core) -> DramUse {
+    let (block_map, mapping) = (core.alloc.dram_bytes(), core.map.dram_bytes());
+    let (inode_map, name_map) = (core.inode_map.dram_bytes(), core.names.dram_bytes());
+    let (cached_inodes, bytes_per_cached_inode) = (core.inodes.len(), InodeCache::bytes_per_entry());
+    let journal = core.journal.dram_bytes();
+    DramUse {
+        block_map,
+        mapping,
+        inode_map,
+        name_map,
+        cached_inodes,
+        bytes_per_cached_inode,
+        journal,
+        total: block_map + mapping + inode_map + name_map + cached_inodes * bytes_per_cached_inode + journal,
+    }
+}

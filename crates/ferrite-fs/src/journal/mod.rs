@@ -1,0 +1,286 @@
+//! The redo journal: rings of records, commit, apply and retirement (DESIGN §5).
+//!
+//! What lives here: [`Journal`] ([`Journal::commit`], [`Journal::advance`]), the record format
+//! ([`record`]) and what recovery does with it ([`replay`]). Only [`crate::tx::Tx`] commits; only the engine
+//! advances.
+//!
+//! Invariants, each argued in `docs/crash-consistency.md`:
+//! * A shared word on the medium changes only by applying a record whose commit fence has returned.
+//! * Two records that set the same word carry sequence numbers in the order of their commits: whoever
+//!   commits holds the locks of what it changes, and passes a `min_seq` above every earlier record under them.
+//! * Records up to the low-water mark are never replayed, so all their words are durable before it moves,
+//!   and it never passes a record that is committed but not yet applied.
+//! * What a record frees is handed out again only after the mark has passed that record.
+
+pub(crate) mod record;
+pub(crate) mod replay;
+
+use std::cell::Cell;
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crossbeam_utils::CachePadded;
+use ferrite_map::Resource;
+use ferrite_pm::{PmError, Region};
+use parking_lot::Mutex;
+
+use crate::layout::{CONTROL_MARK, LINE_BYTES, Superblock};
+use record::{Item, Record};
+
+/// Why a commit did not happen. Nothing was changed.
+#[derive(Debug)]
+pub(crate) enum CommitError {
+    /// The ring has no room: advance the mark and try again.
+    RingFull,
+    /// The medium failed; whether the record survives a crash is unknown, so the pool must stop.
+    Medium(PmError),
+}
+
+/// A commit that went through.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Committed {
+    /// Sequence number of the record.
+    pub(crate) seq: u64,
+    /// The ring is half full, or many freed resources wait: advancing the mark is worth it.
+    pub(crate) crowded: bool,
+}
+
+/// Counts of freed resources that wait for the mark.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Pending {
+    pub(crate) blocks: u64,
+    pub(crate) map_slots: u64,
+    pub(crate) inodes: u64,
+    pub(crate) names: u64,
+}
+
+/// Freed resources a ring may hold before advancing is worth it.
+const FREED_MAX: usize = 8192;
+
+/// A number no other live thread has; small, so that it can pick rings and counters.
+pub(crate) fn thread_number() -> u64 {
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    thread_local!(static NUMBER: Cell<u64> = const { Cell::new(u64::MAX) });
+    NUMBER.with(|number| {
+        if number.get() == u64::MAX {
+            number.set(NEXT.fetch_add(1, Ordering::Relaxed));
+        }
+        number.get()
+    })
+}
+
+struct Live {
+    seq: u64,
+    len_bytes: u64,
+}
+
+#[derive(Default)]
+struct RingState {
+    /// Where the next record goes.
+    tail: u64,
+    /// Bytes from the oldest live record to `tail`, with what was skipped at the end of the ring.
+    used_bytes: u64,
+    live: VecDeque<Live>,
+    /// Ranges of the newest record's words: stored and written back, but not fenced by their thread yet.
+    unfenced: Vec<(u64, u64)>,
+    unfenced_by: u64,
+    freed: VecDeque<(u64, Resource)>,
+}
+
+struct Ring {
+    offset: u64,
+    number: u32,
+    /// Newest sequence number of this ring; read by `advance` without the lock.
+    last_seq: AtomicU64,
+    state: Mutex<RingState>,
+}
+
+/// The journal of a mounted pool.
+pub(crate) struct Journal {
+    region: Arc<Region>,
+    ring_bytes: u64,
+    crc_seed: u64,
+    rings: Box<[CachePadded<Ring>]>,
+    /// New records get sequence numbers above it; raised before the rings are visited by `advance`.
+    floor: CachePadded<AtomicU64>,
+    /// What the control block's mark says.
+    mark: AtomicU64,
+    advancing: Mutex<()>,
+}
+
+impl Journal {
+    /// For a pool that was replayed up to `mark`.
+    pub(crate) fn new(region: Arc<Region>, superblock: &Superblock, mark: u64) -> Self {
+        let ring = |number| {
+            CachePadded::new(Ring {
+                offset: superblock.ring_offset(number),
+                number,
+                last_seq: AtomicU64::new(mark),
+                state: Mutex::new(RingState::default()),
+            })
+        };
+        Journal {
+            region,
+            ring_bytes: superblock.ring_bytes,
+            crc_seed: superblock.seed,
+            rings: (0..superblock.rings).map(ring).collect(),
+            floor: CachePadded::new(AtomicU64::new(mark)),
+            mark: AtomicU64::new(mark),
+            advancing: Mutex::new(()),
+        }
+    }
+
+    /// Longest record a ring takes, in words.
+    pub(crate) fn max_record_words(&self) -> usize {
+        // Two must fit, so that one can be committed while the other waits for the mark.
+        (self.ring_bytes / 2 / 8) as usize
+    }
+
+    /// Commits `record` and applies it: when this returns `Ok`, the operation is durable and its words are
+    /// set. `freed` becomes reusable once the mark has passed it. `min_seq` is the newest
+    /// sequence number of whatever the record changes. `before_apply` runs between the two.
+    ///
+    /// Crash points: before the fence returns the record may or may not survive, and none of its words is
+    /// set; afterwards replay sets them all.
+    pub(crate) fn commit(
+        &self,
+        record: &mut Record,
+        freed: &[Resource],
+        min_seq: u64,
+        before_apply: impl FnOnce(),
+    ) -> Result<Committed, CommitError> {
+        let me = thread_number();
+        let ring = &self.rings[(me % self.rings.len() as u64) as usize];
+        let mut state = ring.state.lock();
+        let len_bytes = record.len_bytes();
+        let position = self.reserve(&mut state, len_bytes).ok_or(CommitError::RingFull)?;
+        if state.unfenced_by != me {
+            // Another thread wrote these back; our fence does not order its write-backs, so issue them again.
+            for &(offset, len) in &state.unfenced {
+                self.region.write_back(offset, len);
+            }
+        }
+        // Relaxed is enough for the floor: `advance` visits this ring's lock after raising it, so either it sees
+        // this record applied or this load comes after that visit and is ordered by the lock.
+        let seq = min_seq.max(ring.last_seq.load(Ordering::Relaxed)).max(self.floor.load(Ordering::Relaxed)) + 1;
+        let bytes = record.seal(seq, ring.number, self.crc_seed ^ position);
+        self.region.stream(ring.offset + position, bytes);
+        self.region.fence().map_err(CommitError::Medium)?;
+
+        before_apply();
+        state.unfenced.clear();
+        state.unfenced_by = me;
+        for item in record.items() {
+            if let Item::Words { offset, values } = item {
+                apply(&self.region, offset, values);
+                state.unfenced.push((offset, values.len() as u64 * 8));
+            }
+        }
+        state.live.push_back(Live { seq, len_bytes });
+        state.freed.extend(freed.iter().map(|&resource| (seq, resource)));
+        ring.last_seq.store(seq, Ordering::Release);
+        let crowded = state.used_bytes > self.ring_bytes / 2 || state.freed.len() > FREED_MAX;
+        Ok(Committed { seq, crowded })
+    }
+
+    /// Takes `len_bytes` at the tail, or at the start when the end of the ring is too short for it.
+    fn reserve(&self, state: &mut RingState, len_bytes: u64) -> Option<u64> {
+        let to_end = self.ring_bytes - state.tail;
+        let skipped = if to_end < len_bytes { to_end } else { 0 };
+        if state.used_bytes + skipped + len_bytes > self.ring_bytes {
+            return None;
+        }
+        if skipped > 0 {
+            // The skipped end retires with the record before it.
+            match state.live.back_mut() {
+                Some(last) => last.len_bytes += skipped,
+                None => state.used_bytes = 0,
+            }
+            if !state.live.is_empty() {
+                state.used_bytes += skipped;
+            }
+            state.tail = 0;
+        }
+        let position = state.tail;
+        state.tail = (state.tail + len_bytes) % self.ring_bytes;
+        state.used_bytes += len_bytes;
+        Some(position)
+    }
+
+    /// Retires every record that is applied now: makes their words durable, moves the mark past them, frees their
+    /// ring space and gives what they freed to `release`. Blocks committers of one ring at a time, briefly.
+    ///
+    /// Crash points: the mark is stored only after the fence that made all words of the records below it
+    /// durable; and it is one aligned word, so it is either the old or the new one.
+    pub(crate) fn advance(&self, release: &mut dyn FnMut(Resource)) -> Result<(), PmError> {
+        let _one_at_a_time = self.advancing.lock();
+        let target = self.rings.iter().map(|ring| ring.last_seq.load(Ordering::Acquire)).max().unwrap_or(0);
+        if target <= self.mark.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        self.floor.store(target, Ordering::SeqCst);
+        for ring in &self.rings {
+            // With the lock held no record of this ring is between commit and apply; those that come later
+            // see the floor and get numbers above the target.
+            let state = ring.state.lock();
+            for &(offset, len) in &state.unfenced {
+                self.region.write_back(offset, len);
+            }
+        }
+        self.region.fence()?;
+        self.region.store(CONTROL_MARK, target);
+        self.region.write_back(CONTROL_MARK, 8);
+        self.region.fence()?;
+        self.mark.store(target, Ordering::Release);
+        let mut reusable = Vec::new();
+        for ring in &self.rings {
+            let mut state = ring.state.lock();
+            while state.live.front().is_some_and(|live| live.seq <= target) {
+                let live = state.live.pop_front().expect("front exists");
+                state.used_bytes -= live.len_bytes;
+            }
+            while state.freed.front().is_some_and(|&(seq, _)| seq <= target) {
+                reusable.extend(state.freed.pop_front().map(|(_, resource)| resource));
+            }
+        }
+        reusable.into_iter().for_each(release);
+        Ok(())
+    }
+
+    /// What was freed but is not reusable yet.
+    pub(crate) fn pending(&self) -> Pending {
+        let mut pending = Pending::default();
+        for ring in &self.rings {
+            for (_, resource) in &ring.state.lock().freed {
+                match resource {
+                    Resource::Block(_) => pending.blocks += 1,
+                    Resource::MapSlot(_) => pending.map_slots += 1,
+                    Resource::Inode(_) => pending.inodes += 1,
+                    Resource::NameSlot(_) => pending.names += 1,
+                }
+            }
+        }
+        pending
+    }
+
+    /// DRAM used for bookkeeping, in bytes.
+    pub(crate) fn dram_bytes(&self) -> u64 {
+        let ring = |ring: &CachePadded<Ring>| {
+            let state = ring.state.lock();
+            let queues = state.live.capacity() * size_of::<Live>() + state.freed.capacity() * size_of::<(u64, Resource)>();
+            (size_of::<CachePadded<Ring>>() + queues + state.unfenced.capacity() * 16) as u64
+        };
+        self.rings.iter().map(ring).sum()
+    }
+}
+
+/// Sets the words of one item and writes them back, without waiting.
+pub(crate) fn apply(region: &Region, offset: u64, values: &[u64]) {
+    for (index, &value) in values.iter().enumerate() {
+        region.store(offset + index as u64 * 8, value);
+    }
+    region.write_back(offset, values.len() as u64 * 8);
+}
+
+const _: () = assert!(LINE_BYTES == 64, "records are padded to cache lines");

@@ -1,0 +1,379 @@
+//! The format on the medium: where everything lies, and the superblock. `docs/format.md` is its prose.
+//!
+//! What lives here: [`Superblock`] with its encoding and checks, [`Layout::plan`] (what mkfs decides), and the
+//! offsets derived from them. Everything is little-endian. Nothing here writes; see `mkfs.rs`.
+//!
+//! Invariant: an offset or count taken from a superblock has passed [`Superblock::validate`], which proves that
+//! every area lies inside the pool and that no two overlap. Nothing downstream checks again.
+
+use ferrite_map::hashfs::HashFsGeometry;
+use ferrite_pm::Region;
+
+use crate::error::EngineError;
+use crate::names::MAX_NAMES;
+use crate::options::{Mapping, MkfsOptions};
+
+/// Size of a block and of a page.
+pub const BLOCK_BYTES: u64 = 4096;
+/// Size of a cache line, the unit of records and write-backs.
+pub const LINE_BYTES: u64 = 64;
+/// Size of an inode.
+pub const INODE_BYTES: u64 = 256;
+/// First eight bytes of a superblock.
+pub const MAGIC: u64 = u64::from_le_bytes(*b"FERRITE\x1a");
+/// Format this program writes, and the newest it reads.
+pub const FORMAT_VERSION: u32 = 1;
+/// Smallest pool: below it the rings and tables leave no room worth having.
+pub const MIN_POOL_BYTES: u64 = 4 << 20;
+/// Largest pool: the log half of a page word counts units of 64 bytes in 32 bits.
+pub const MAX_POOL_BYTES: u64 = 256 << 30;
+/// Largest file: logical blocks are counted in 32 bits.
+pub const MAX_FILE_BYTES: u64 = 1 << 44;
+/// Most inodes: an inode number has 32 bits, and 0 is none.
+pub const MAX_INODES: u64 = u32::MAX as u64 - 1;
+
+/// Where the control block lies: the words of a pool that change as a whole.
+pub const CONTROL_OFFSET: u64 = BLOCK_BYTES;
+/// Low-water mark of the journal: records up to this sequence number are never replayed.
+pub const CONTROL_MARK: u64 = CONTROL_OFFSET;
+/// [`STATE_CLEAN`] or [`STATE_IN_USE`].
+pub const CONTROL_STATE: u64 = CONTROL_OFFSET + 64;
+/// Number of mounts so far.
+pub const CONTROL_MOUNTS: u64 = CONTROL_OFFSET + 72;
+/// Boot id (hashed) of a machine that uses the pool with process durability; 0 when none does.
+pub const CONTROL_BOOT: u64 = CONTROL_OFFSET + 80;
+/// Unmounted in order.
+pub const STATE_CLEAN: u64 = 0x4e41_454c_4331;
+/// Mounted, or crashed.
+pub const STATE_IN_USE: u64 = 0x4553_555f_4e49;
+
+const CRC_OFFSET: usize = 4088;
+
+/// What the first and the last block of a pool hold.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Superblock {
+    /// Format version.
+    pub version: u32,
+    /// Identity.
+    pub uuid: u128,
+    /// Seed of all hashes and checksums of this pool.
+    pub seed: u64,
+    /// Pool size in bytes.
+    pub size_bytes: u64,
+    /// Features an older program may ignore.
+    pub features_compat: u64,
+    /// Features an older program may ignore if it only reads.
+    pub features_ro_compat: u64,
+    /// Features an older program must refuse.
+    pub features_incompat: u64,
+    /// Mapping structure.
+    pub mapping: Mapping,
+    /// Journal rings.
+    pub rings: u32,
+    /// Bytes of each ring.
+    pub ring_bytes: u64,
+    /// Offset of the first ring.
+    pub journal_offset: u64,
+    /// Offset of the inode table.
+    pub inode_offset: u64,
+    /// Entries of the inode table; number 0 is not used.
+    pub inodes: u64,
+    /// Offset of the name table.
+    pub name_offset: u64,
+    /// Entries of the name table.
+    pub name_slots: u64,
+    /// Offset of the mapping table.
+    pub map_offset: u64,
+    /// Entries of the mapping table.
+    pub map_slots: u64,
+    /// Number of the first data block.
+    pub first_block: u64,
+    /// Data blocks.
+    pub blocks: u64,
+    /// Data blocks kept back for deletes, shrinks and overwrites.
+    pub reserve_blocks: u64,
+    /// When the pool was made, nanoseconds since the epoch.
+    pub created_ns: i64,
+}
+
+impl Superblock {
+    /// Decides the layout of a new pool of `size_bytes`. Errors name the option and what would do.
+    pub fn plan(size_bytes: u64, options: &MkfsOptions, uuid: u128, created_ns: i64) -> Result<Self, EngineError> {
+        let refuse = |text: String| Err(EngineError::Options(text));
+        if options.block_bytes.is_some_and(|bytes| u64::from(bytes) != BLOCK_BYTES) {
+            return refuse("block size: only 4096 is supported; leave out --block-size".into());
+        }
+        let size_bytes = size_bytes / BLOCK_BYTES * BLOCK_BYTES;
+        if size_bytes < MIN_POOL_BYTES {
+            return refuse(format!(
+                "a pool of {size_bytes} bytes is too small for its journal and tables; give it at least {} MiB",
+                MIN_POOL_BYTES >> 20
+            ));
+        }
+        if size_bytes > MAX_POOL_BYTES {
+            return refuse(format!(
+                "a pool of {size_bytes} bytes is larger than format {FORMAT_VERSION} can address; give it at most {} GiB",
+                MAX_POOL_BYTES >> 30
+            ));
+        }
+        // A ring must hold two of the largest records (a 2 MiB write, about 28 KiB), so 64 KiB is the least.
+        let ring_bytes = if size_bytes >= 256 << 20 { 256 << 10 } else { 64 << 10 };
+        let rings = options.rings.unwrap_or(match size_bytes >> 20 {
+            0..16 => 4,
+            16..256 => 8,
+            _ => 16,
+        });
+        if !(1..=256).contains(&rings) {
+            return refuse(format!("{rings} journal rings: choose 1 to 256"));
+        }
+        let inodes = options.inodes.unwrap_or(size_bytes / (16 << 10)).saturating_add(1);
+        if !(16..=MAX_INODES).contains(&inodes) {
+            return refuse(format!("{inodes} inodes: choose 16 to {MAX_INODES}"));
+        }
+        let inodes = inodes.next_multiple_of(BLOCK_BYTES / INODE_BYTES);
+        let names = options.names.unwrap_or(inodes.saturating_mul(2).min(MAX_NAMES));
+        if !(16..=MAX_NAMES).contains(&names) {
+            return refuse(format!("{names} names: choose 16 to {MAX_NAMES}"));
+        }
+        let name_slots = names.next_multiple_of(BLOCK_BYTES / 8);
+
+        let journal_offset = 2 * BLOCK_BYTES;
+        let inode_offset = journal_offset + u64::from(rings) * ring_bytes;
+        let name_offset = inode_offset + inodes * INODE_BYTES;
+        let map_offset = name_offset + name_slots * 8;
+        let room = (size_bytes - BLOCK_BYTES).saturating_sub(map_offset);
+        // A block costs itself and 1.25 slots of 16 bytes.
+        let mut blocks = room / (BLOCK_BYTES + 20);
+        let table_bytes = |blocks: u64| {
+            HashFsGeometry::table_bytes(HashFsGeometry::slots_for(blocks as u32)).next_multiple_of(BLOCK_BYTES)
+        };
+        while blocks > 0 && table_bytes(blocks) + blocks * BLOCK_BYTES > room {
+            blocks -= 1;
+        }
+        if blocks < 128 {
+            return refuse(format!(
+                "{inodes} inodes, {name_slots} names and {rings} rings leave {blocks} data blocks in {size_bytes} bytes; \
+                 ask for fewer of them or a larger --size"
+            ));
+        }
+        let superblock = Superblock {
+            version: FORMAT_VERSION,
+            uuid,
+            seed: options.seed.unwrap_or((uuid >> 64) as u64 ^ uuid as u64),
+            size_bytes,
+            features_compat: 0,
+            features_ro_compat: 0,
+            features_incompat: 0,
+            mapping: options.mapping,
+            rings,
+            ring_bytes,
+            journal_offset,
+            inode_offset,
+            inodes,
+            name_offset,
+            name_slots,
+            map_offset,
+            map_slots: u64::from(HashFsGeometry::slots_for(blocks as u32)),
+            first_block: (map_offset + table_bytes(blocks)) / BLOCK_BYTES,
+            blocks,
+            // Enough for a 2 MiB overwrite and what it leaves pending, but never more than a twentieth.
+            reserve_blocks: (blocks / 64).clamp(640, 4096).min(blocks / 20),
+            created_ns,
+        };
+        superblock.validate(size_bytes)?;
+        Ok(superblock)
+    }
+
+    /// Proves that the areas lie in order, apart and inside `available_bytes`.
+    pub fn validate(&self, available_bytes: u64) -> Result<(), EngineError> {
+        let damaged = |what: &str| Err(EngineError::Damaged(format!("superblock: {what}")));
+        if self.size_bytes > available_bytes {
+            return Err(EngineError::Truncated { expected_bytes: self.size_bytes, found_bytes: available_bytes });
+        }
+        if !(MIN_POOL_BYTES..=MAX_POOL_BYTES).contains(&self.size_bytes) || self.size_bytes % BLOCK_BYTES != 0 {
+            return damaged("impossible pool size");
+        }
+        if self.rings == 0 || self.rings > 256 || self.ring_bytes < 64 << 10 || self.ring_bytes > 1 << 30 {
+            return damaged("impossible journal geometry");
+        }
+        if self.inodes < 16 || self.inodes > MAX_INODES + 16 || self.name_slots < 16 || self.name_slots > MAX_NAMES + BLOCK_BYTES {
+            return damaged("impossible table sizes");
+        }
+        if self.blocks == 0 || self.blocks > MAX_POOL_BYTES / BLOCK_BYTES || self.reserve_blocks > self.blocks {
+            return damaged("impossible block counts");
+        }
+        if self.map_slots != u64::from(HashFsGeometry::slots_for(self.blocks as u32)) {
+            return damaged("the mapping table does not fit the number of blocks");
+        }
+        let areas = [
+            (self.journal_offset, u64::from(self.rings).checked_mul(self.ring_bytes)),
+            (self.inode_offset, self.inodes.checked_mul(INODE_BYTES)),
+            (self.name_offset, self.name_slots.checked_mul(8)),
+            (self.map_offset, self.map_slots.checked_mul(16)),
+            (self.first_block.saturating_mul(BLOCK_BYTES), self.blocks.checked_mul(BLOCK_BYTES)),
+        ];
+        let mut end = 2 * BLOCK_BYTES;
+        for (offset, len) in areas {
+            let Some(next) = len.and_then(|len| offset.checked_add(len)) else {
+                return damaged("an area overflows");
+            };
+            if offset < end || offset % BLOCK_BYTES != 0 {
+                return damaged("areas overlap or are misaligned");
+            }
+            end = next;
+        }
+        if end > self.size_bytes - BLOCK_BYTES {
+            return damaged("the areas do not fit the pool");
+        }
+        Ok(())
+    }
+
+    /// The block as it is stored.
+    pub fn encode(&self) -> Vec<u8> {
+        let mut bytes = vec![0u8; BLOCK_BYTES as usize];
+        let mut put = |offset: usize, value: &[u8]| bytes[offset..offset + value.len()].copy_from_slice(value);
+        put(0, &MAGIC.to_le_bytes());
+        put(8, &self.version.to_le_bytes());
+        put(12, &(BLOCK_BYTES as u32).to_le_bytes());
+        put(16, &self.uuid.to_le_bytes());
+        put(72, &(self.mapping as u32).to_le_bytes());
+        put(76, &self.rings.to_le_bytes());
+        for (offset, value) in self.words() {
+            put(offset, &value.to_le_bytes());
+        }
+        let crc = crc32c::crc32c(&bytes[..CRC_OFFSET]);
+        bytes[CRC_OFFSET..CRC_OFFSET + 4].copy_from_slice(&crc.to_le_bytes());
+        bytes
+    }
+
+    fn words(&self) -> [(usize, u64); 17] {
+        [
+            (32, self.seed),
+            (40, self.size_bytes),
+            (48, self.features_compat),
+            (56, self.features_ro_compat),
+            (64, self.features_incompat),
+            (80, self.ring_bytes),
+            (88, self.journal_offset),
+            (96, self.inode_offset),
+            (104, self.inodes),
+            (112, self.name_offset),
+            (120, self.name_slots),
+            (128, self.map_offset),
+            (136, self.map_slots),
+            (144, self.first_block),
+            (152, self.blocks),
+            (160, self.reserve_blocks),
+            (168, self.created_ns as u64),
+        ]
+    }
+
+    /// Reads a stored block. The error says whether it is foreign, newer or damaged.
+    pub fn decode(bytes: &[u8]) -> Result<Self, EngineError> {
+        let word = |offset: usize| u64::from_le_bytes(bytes[offset..offset + 8].try_into().expect("eight bytes"));
+        let half = |offset: usize| u32::from_le_bytes(bytes[offset..offset + 4].try_into().expect("four bytes"));
+        if word(0) != MAGIC {
+            return Err(EngineError::Foreign("its first block has no Ferrite signature".into()));
+        }
+        if half(CRC_OFFSET) != crc32c::crc32c(&bytes[..CRC_OFFSET]) {
+            return Err(EngineError::Damaged("superblock checksum".into()));
+        }
+        if half(8) > FORMAT_VERSION {
+            return Err(EngineError::NewerVersion { found: half(8), supported: FORMAT_VERSION });
+        }
+        if word(64) != 0 {
+            return Err(EngineError::UnknownFeatures(word(64)));
+        }
+        if u64::from(half(12)) != BLOCK_BYTES || half(72) != Mapping::Hashfs as u32 {
+            return Err(EngineError::Damaged("superblock: unknown block size or mapping".into()));
+        }
+        Ok(Superblock {
+            version: half(8),
+            uuid: u128::from_le_bytes(bytes[16..32].try_into().expect("sixteen bytes")),
+            seed: word(32),
+            size_bytes: word(40),
+            features_compat: word(48),
+            features_ro_compat: word(56),
+            features_incompat: word(64),
+            mapping: Mapping::Hashfs,
+            rings: half(76),
+            ring_bytes: word(80),
+            journal_offset: word(88),
+            inode_offset: word(96),
+            inodes: word(104),
+            name_offset: word(112),
+            name_slots: word(120),
+            map_offset: word(128),
+            map_slots: word(136),
+            first_block: word(144),
+            blocks: word(152),
+            reserve_blocks: word(160),
+            created_ns: word(168) as i64,
+        })
+    }
+
+    /// Finds the superblock of `region`: the first block, or else the copy in the last one.
+    pub fn find(region: &Region) -> Result<Self, EngineError> {
+        let mut block = vec![0u8; BLOCK_BYTES as usize];
+        if region.len() < 2 * BLOCK_BYTES {
+            return Err(EngineError::Foreign(format!("it has only {} bytes", region.len())));
+        }
+        region.read(0, &mut block);
+        let first = match Self::decode(&block) {
+            Ok(superblock) => {
+                superblock.validate(region.len())?;
+                return Ok(superblock);
+            }
+            // A newer program may checksum its superblock elsewhere, so its word is taken as it is.
+            Err(error @ (EngineError::NewerVersion { .. } | EngineError::UnknownFeatures(_))) => return Err(error),
+            Err(error) => error,
+        };
+        region.read(region.len() / BLOCK_BYTES * BLOCK_BYTES - BLOCK_BYTES, &mut block);
+        match Self::decode(&block) {
+            Ok(superblock) => {
+                superblock.validate(region.len())?;
+                tracing::warn!(%first, "using the second superblock");
+                Ok(superblock)
+            }
+            Err(EngineError::Foreign(_)) => Err(first),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Offset of the second copy.
+    pub fn second_copy_offset(&self) -> u64 {
+        self.size_bytes - BLOCK_BYTES
+    }
+
+    /// Offset of ring `ring`.
+    pub fn ring_offset(&self, ring: u32) -> u64 {
+        self.journal_offset + u64::from(ring) * self.ring_bytes
+    }
+
+    /// Offset of inode `ino`.
+    pub fn inode_offset(&self, ino: u32) -> u64 {
+        debug_assert!(u64::from(ino) < self.inodes);
+        self.inode_offset + u64::from(ino) * INODE_BYTES
+    }
+
+    /// Offset of block `block`, a data block's number.
+    pub fn block_offset(&self, block: u32) -> u64 {
+        u64::from(block) * BLOCK_BYTES
+    }
+
+    /// Whether `block` is a data block's number.
+    pub fn is_data_block(&self, block: u32) -> bool {
+        (self.first_block..self.first_block + self.blocks).contains(&u64::from(block))
+    }
+
+    /// The mapping table's place and size.
+    pub fn map_geometry(&self) -> HashFsGeometry {
+        HashFsGeometry {
+            table_offset: self.map_offset,
+            slots: self.map_slots as u32,
+            first_block: self.first_block as u32,
+            blocks: self.blocks as u32,
+            seed: self.seed,
+        }
+    }
+}

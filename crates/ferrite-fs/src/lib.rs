@@ -1,0 +1,44 @@
+//! The PM engine: a file system in a region of byte-addressable storage (DESIGN §3 to §6).
+//!
+//! | module | what lives there |
+//! | --- | --- |
+//! | [`layout`] | the format: superblock, where everything lies |
+//! | `inode`, `dentry` | the format of one inode, one directory block |
+//! | `journal` | records, rings, commit, apply, retire, replay |
+//! | `tx` | one operation in the making |
+//! | `alloc`, `names`, `icache` | free blocks; name table; inodes in DRAM |
+//! | `core` | the state of a mounted pool, and what all operations share |
+//! | `dir`, `ops`, `file` | directories; names and attributes; data |
+//! | `mkfs`, `mount`, `fsck`, `info` | a pool as a whole |
+//!
+//! *Architecture invariant:* structures on the medium change only by applying a committed record (and in `mkfs`).
+//! Nothing outside `journal` and `mkfs` stores a word. *Architecture invariant:* there is no `unsafe` here; the medium is
+//! reached through `ferrite-pm` alone.
+#![forbid(unsafe_code)]
+
+mod alloc;
+mod core;
+mod dentry;
+mod dir;
+mod engine;
+mod error;
+mod file;
+mod fsck;
+mod icache;
+mod info;
+mod inode;
+mod journal;
+pub mod layout;
+mod mkfs;
+mod mount;
+mod names;
+mod ops;
+mod options;
+mod tx;
+
+pub use engine::{Engine, identify};
+pub use error::EngineError;
+pub use fsck::fsck;
+pub use layout::Superblock;
+pub use mkfs::mkfs;
+pub use options::{AtimePolicy, DramUse, Finding, FsckReport, Mapping, MkfsOptions, MountOptions, PoolInfo};

@@ -1,0 +1,59 @@
+//! Making a pool.
+//!
+//! Crash argument: the superblocks are written last, after a fence that made everything else durable, and an old
+//! first superblock is wiped before anything is touched. So a pool either has no signature or is complete.
+
+use ferrite_pm::Region;
+use ferrite_vfs::{FileKind, ROOT_INO, Timestamp};
+use rustix::time::{ClockId, clock_gettime};
+
+use crate::error::EngineError;
+use crate::inode::{INODE_WORDS, Inode};
+use crate::layout::{BLOCK_BYTES, CONTROL_OFFSET, CONTROL_STATE, STATE_CLEAN, Superblock};
+use crate::options::MkfsOptions;
+
+/// Makes an empty file system in `region`, whatever it held before. Blocking; durable when it returns.
+pub fn mkfs(region: &Region, options: &MkfsOptions) -> Result<(), EngineError> {
+    let uuid = match options.seed {
+        Some(seed) => u128::from(seed) << 64 | u128::from(!seed),
+        None => rand::random(),
+    };
+    let now = clock_gettime(ClockId::Realtime);
+    let now = Timestamp::new(now.tv_sec, now.tv_nsec as u32);
+    let superblock = Superblock::plan(region.len(), options, uuid, now.0)?;
+
+    region.stream_zero(0, BLOCK_BYTES);
+    region.stream_zero(superblock.second_copy_offset(), BLOCK_BYTES);
+    region.fence()?;
+    // Control block, journal, inodes, names and mapping: everything before the first data block.
+    region.stream_zero(CONTROL_OFFSET, superblock.first_block * BLOCK_BYTES - CONTROL_OFFSET);
+    region.store(CONTROL_STATE, STATE_CLEAN);
+    region.write_back(CONTROL_STATE, 8);
+
+    let mut root = Inode::empty();
+    root.set_mode_bits(FileKind::Directory.mode_bits() | 0o755);
+    root.set_nlink(2);
+    root.set_uid(options.root_owner.0);
+    root.set_gid(options.root_owner.1);
+    root.set_generation(1);
+    root.set_parent(ROOT_INO as u32);
+    root.set_atime(now);
+    root.set_mtime(now);
+    root.set_ctime(now);
+    root.set_btime(now);
+    root.set_crc(root.checksum(ROOT_INO as u32));
+    let offset = superblock.inode_offset(ROOT_INO as u32);
+    for (index, &word) in root.words.iter().enumerate() {
+        region.store(offset + index as u64 * 8, word);
+    }
+    region.write_back(offset, (INODE_WORDS * 8) as u64);
+    region.fence()?;
+
+    let block = superblock.encode();
+    region.stream(superblock.second_copy_offset(), &block);
+    region.fence()?;
+    region.stream(0, &block);
+    region.fence()?;
+    Ok(())
+}
+

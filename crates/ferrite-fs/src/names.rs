@@ -1,0 +1,199 @@
+//! The name table: one global hash table from (directory, name) to the entry's place (DESIGN §6).
+//!
+//! What lives here: [`NameTable`]. A slot is one word that points to a directory entry and keeps 23 bits of the
+//! name's hash; the entry itself holds the name, so a lookup is one probe and one comparison.
+//!
+//! Invariants: a slot is set and cleared in the same record as the entry it points to. A key's distance from its home
+//! line never exceeds the line's bound. Slots are claimed in the DRAM map, and cleared ones come back to it only
+//! when no crash can name them (as all [`Resource`]s).
+//!
+//! ```text
+//! bits 0..32   block of the entry      bits 32..41   its offset there, in units of 8 bytes
+//! bits 41..64  top bits of the hash; they also give the home line, so loading needs no names
+//! ```
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use ferrite_map::bitmap::AtomicBitmap;
+use ferrite_map::bounds::Bounds;
+use ferrite_map::{MapTx, Resource};
+use ferrite_pm::Region;
+use ferrite_vfs::{FileKind, FsError, Result};
+
+use crate::dentry;
+use crate::layout::{BLOCK_BYTES, Superblock};
+use crate::tx::Tx;
+
+const LINE_SLOTS: u64 = 8;
+const TAG_BITS: u32 = 23;
+const TAG_SHIFT: u32 = 41;
+/// Most names a table may have: more home lines than tags can tell apart would pile names up.
+pub(crate) const MAX_NAMES: u64 = LINE_SLOTS << TAG_BITS;
+
+/// A name that was found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Found {
+    /// The entry's inode.
+    pub(crate) ino: u32,
+    /// Its kind.
+    pub(crate) kind: FileKind,
+    /// Pool offset of the entry.
+    pub(crate) entry_offset: u64,
+    /// Slot of the name table.
+    pub(crate) slot: u32,
+}
+
+/// The table of a mounted pool.
+pub(crate) struct NameTable {
+    region: Arc<Region>,
+    offset: u64,
+    lines: u64,
+    seed: u64,
+    first_block: u64,
+    end_block: u64,
+    used: AtomicBitmap,
+    bounds: Bounds,
+}
+
+impl NameTable {
+    pub(crate) fn new(region: Arc<Region>, superblock: &Superblock) -> Self {
+        let lines = superblock.name_slots / LINE_SLOTS;
+        NameTable {
+            region,
+            offset: superblock.name_offset,
+            lines,
+            seed: superblock.seed,
+            first_block: superblock.first_block,
+            end_block: superblock.first_block + superblock.blocks,
+            used: AtomicBitmap::new(lines * LINE_SLOTS),
+            bounds: Bounds::new(lines as usize),
+        }
+    }
+
+    fn home(&self, tag: u64) -> u64 {
+        (tag * self.lines) >> TAG_BITS
+    }
+
+    /// Pool offset of the entry a slot's word points to, if it can be one.
+    fn target(&self, word: u64) -> Option<u64> {
+        let block = word & u64::from(u32::MAX);
+        let within = (word >> 32 & 0x1ff) * 8;
+        (self.first_block..self.end_block).contains(&block).then_some(block * BLOCK_BYTES + within)
+    }
+
+    /// Reads the whole table: which slots are used, and how far from home. Called once, at mount.
+    pub(crate) fn load(&self) {
+        for line in 0..self.lines {
+            let words = self.region.words(self.offset + line * 64, LINE_SLOTS as usize);
+            for (index, word) in words.iter().enumerate() {
+                let word = word.load(Ordering::Relaxed);
+                if word != 0 {
+                    self.used.set(line * LINE_SLOTS + index as u64);
+                    let home = self.home(word >> TAG_SHIFT);
+                    self.bounds.raise(home as usize, (line + self.lines - home) % self.lines);
+                }
+            }
+        }
+    }
+
+    /// Starts loading the line where `name` belongs.
+    pub(crate) fn prefetch(&self, parent: u32, name: &[u8]) {
+        let tag = hash(self.seed, parent, name) >> TAG_SHIFT;
+        self.region.prefetch(self.offset + self.home(tag) * 64);
+    }
+
+    /// Finds `name` in directory `parent`, whose lock the caller holds.
+    pub(crate) fn find(&self, parent: u32, name: &[u8]) -> Result<Option<Found>> {
+        let tag = hash(self.seed, parent, name) >> TAG_SHIFT;
+        let home = self.home(tag);
+        let mut line = home;
+        for _ in 0..=self.bounds.lines_to_probe(home as usize, self.lines) {
+            let words = self.region.words(self.offset + line * 64, LINE_SLOTS as usize);
+            for (index, word) in words.iter().enumerate() {
+                let word = word.load(Ordering::Acquire);
+                if word == 0 || word >> TAG_SHIFT != tag {
+                    continue;
+                }
+                let Some(entry_offset) = self.target(word) else { continue };
+                if let Some((ino, kind)) = dentry::read_if(&self.region, entry_offset, parent, name)? {
+                    let slot = (line * LINE_SLOTS + index as u64) as u32;
+                    return Ok(Some(Found { ino, kind, entry_offset, slot }));
+                }
+            }
+            line = if line + 1 == self.lines { 0 } else { line + 1 };
+        }
+        Ok(None)
+    }
+
+    /// Adds a name that points to `entry_offset`.
+    pub(crate) fn insert(&self, tx: &mut Tx<'_>, parent: u32, name: &[u8], entry_offset: u64) -> Result<()> {
+        let tag = hash(self.seed, parent, name) >> TAG_SHIFT;
+        let home = self.home(tag);
+        for distance in 0..self.lines {
+            let line = (home + distance) % self.lines;
+            for index in 0..LINE_SLOTS {
+                let slot = line * LINE_SLOTS + index;
+                if !self.used.is_set(slot) && self.used.claim(slot) {
+                    tx.claimed(Resource::NameSlot(slot as u32));
+                    // Before the word can become visible, so that no lookup stops short of it.
+                    self.bounds.raise(home as usize, distance);
+                    tx.set_word(self.offset + slot * 8, word_for(entry_offset, tag));
+                    return Ok(());
+                }
+            }
+        }
+        Err(FsError::NoSpace("names"))
+    }
+
+    /// Removes the name in `slot`.
+    pub(crate) fn clear(&self, tx: &mut Tx<'_>, slot: u32) {
+        tx.set_word(self.offset + u64::from(slot) * 8, 0);
+        tx.freed(Resource::NameSlot(slot));
+    }
+
+    /// Gives a slot back to the free map.
+    pub(crate) fn release(&self, slot: u32) {
+        self.used.release(u64::from(slot));
+    }
+
+    /// Slots in all, and used or pending ones.
+    pub(crate) fn counts(&self) -> (u64, u64) {
+        (self.used.len(), self.used.count_used())
+    }
+
+    /// DRAM used, in bytes.
+    pub(crate) fn dram_bytes(&self) -> u64 {
+        self.used.dram_bytes() + self.bounds.dram_bytes()
+    }
+
+    /// Every used slot with the pool offset its word points to (`None`: outside the data blocks). For fsck.
+    pub(crate) fn for_each(&self, visit: &mut dyn FnMut(u32, Option<u64>)) {
+        for slot in 0..self.lines * LINE_SLOTS {
+            let word = self.region.load(self.offset + slot * 8);
+            if word != 0 {
+                visit(slot as u32, self.target(word));
+            }
+        }
+    }
+}
+
+fn word_for(entry_offset: u64, tag: u64) -> u64 {
+    entry_offset / BLOCK_BYTES | (entry_offset % BLOCK_BYTES / 8) << 32 | tag << TAG_SHIFT
+}
+
+/// Hash of a name in its directory: multiply and fold, eight bytes a step.
+fn hash(seed: u64, parent: u32, name: &[u8]) -> u64 {
+    fn fold(a: u64, b: u64) -> u64 {
+        let product = u128::from(a) * u128::from(b);
+        product as u64 ^ (product >> 64) as u64
+    }
+    const K: u64 = 0x9e37_79b9_7f4a_7c15;
+    let mut state = fold(seed ^ K, u64::from(parent) << 8 ^ name.len() as u64 ^ 0xd1b5_4a32_d192_ed03);
+    for chunk in name.chunks(8) {
+        let mut word = [0; 8];
+        word[..chunk.len()].copy_from_slice(chunk);
+        state = fold(state ^ u64::from_le_bytes(word), K) ^ state.rotate_left(29);
+    }
+    fold(state ^ seed, 0xa076_1d64_78bd_642f)
+}

@@ -1,0 +1,159 @@
+//! New names: files, directories, symbolic links, hard links.
+
+use ferrite_map::PageWord;
+use ferrite_vfs::{Attr, Cred, FileKind, FsError, Ino, LINK_MAX, Result, posix};
+
+use super::{Edits, check_dir, gone};
+use crate::core::{Core, LockSet, map_error};
+use crate::dir;
+use crate::inode::{INLINE_BYTES, Inode};
+use crate::layout::BLOCK_BYTES;
+use crate::tx::Tx;
+
+/// What is to be made.
+pub(crate) struct New<'a> {
+    pub(crate) kind: FileKind,
+    pub(crate) mode: u32,
+    pub(crate) rdev: u32,
+    /// Where a symbolic link points.
+    pub(crate) target: &'a [u8],
+}
+
+/// Creates an inode and its first name.
+///
+/// One record sets the new inode, the entry, its slot in the name table and the directory's inode. A long link target
+/// goes to a new block before.
+pub(crate) fn create(core: &Core, cred: &Cred, parent: Ino, name: &[u8], new: &New<'_>) -> Result<Attr> {
+    posix::check_name(name)?;
+    core.check_writable()?;
+    core.with_space(|| {
+        let parent = core.inode(parent).map_err(gone)?;
+        core.names.prefetch(parent.ino, name);
+        let mut locks = LockSet::lock(&[&parent]);
+        let mut edits = Edits::load(core, &[&parent])?;
+        check_dir(edits.get(parent.ino))?;
+        if core.names.find(parent.ino, name)?.is_some() {
+            return Err(FsError::Exists);
+        }
+        let is_dir = new.kind == FileKind::Directory;
+        if is_dir && edits.get(parent.ino).nlink() >= LINK_MAX {
+            return Err(FsError::TooManyLinks);
+        }
+        let mut tx = Tx::new(core);
+        let ino = tx.alloc_inode()?;
+        let child = core.inodes.get(ino);
+        let child_lock = child.write();
+        let result = (|| {
+            let old = core.load(ino);
+            let now = core.now();
+            let directory = edits.get(parent.ino);
+            let (gid, mode) = posix::inherit(&core.attr(parent.ino, directory)?, cred, new.mode, is_dir);
+            let mut inode = Inode::empty();
+            inode.set_mode_bits(new.kind.mode_bits() | mode & 0o7777);
+            inode.set_nlink(if is_dir { 2 } else { 1 });
+            inode.set_uid(cred.uid);
+            inode.set_gid(gid);
+            inode.set_rdev(new.rdev);
+            inode.set_generation(old.generation().wrapping_add(1));
+            inode.set_inline(matches!(new.kind, FileKind::File | FileKind::Symlink));
+            inode.set_atime(now);
+            inode.set_mtime(now);
+            inode.set_ctime(now);
+            inode.set_btime(now);
+            if is_dir {
+                inode.set_parent(parent.ino);
+                directory.set_nlink(directory.nlink() + 1);
+            }
+            store_target(core, &mut tx, ino, &mut inode, new.target)?;
+            directory.set_mtime(now);
+            directory.set_ctime(now);
+            let planned =
+                dir::insert(core, &mut tx, (parent.ino, directory, locks.hints(parent.ino)), name, (ino, new.kind))?;
+            edits.put(&mut tx);
+            tx.put_inode(ino, &old, &mut inode);
+            tx.commit(&[&parent, &child])?;
+            dir::inserted(&planned, locks.hints(parent.ino));
+            core.attr(ino, &inode)
+        })();
+        if result.is_err() {
+            // The number was not given away: forget what was known of it.
+            core.inodes.remove(&child);
+        }
+        drop(child_lock);
+        result
+    })
+}
+
+/// Puts a link's target in the inode, or in the link's first page.
+fn store_target(core: &Core, tx: &mut Tx<'_>, ino: u32, inode: &mut Inode, target: &[u8]) -> Result<()> {
+    inode.set_size(target.len() as u64);
+    if target.len() <= INLINE_BYTES {
+        inode.write_inline(0, target);
+        return Ok(());
+    }
+    inode.set_inline(false);
+    let block = core.map.alloc_page(tx, ino, 0).map_err(map_error)?;
+    let mut page = [0; BLOCK_BYTES as usize];
+    page[..target.len()].copy_from_slice(target);
+    tx.stream_block(block, &page);
+    core.map.insert(tx, ino, 0, PageWord::new(block, 0)).map_err(map_error)?;
+    inode.set_blocks(1);
+    Ok(())
+}
+
+/// Reads a link's target; under its lock.
+pub(crate) fn link_target(core: &Core, ino: u32, inode: &Inode) -> Result<Vec<u8>> {
+    let damaged = |what: &str| FsError::Io(format!("symbolic link {ino}: {what}; run `ferrite fsck`"));
+    let len = inode.size() as usize;
+    if inode.is_inline() {
+        return inode.inline_bytes().get(..len).map(<[u8]>::to_vec).ok_or_else(|| damaged("impossible length"));
+    }
+    let word = core.map.get(ino, 0);
+    if word.is_hole() || len >= ferrite_vfs::PATH_MAX {
+        return Err(damaged("no target"));
+    }
+    let mut target = vec![0; len];
+    core.region.read(core.superblock.block_offset(word.page()), &mut target);
+    Ok(target)
+}
+
+/// Gives an inode one more name: one record for entry, slot and both inodes.
+pub(crate) fn link(core: &Core, ino: Ino, parent: Ino, name: &[u8]) -> Result<Attr> {
+    posix::check_name(name)?;
+    core.check_writable()?;
+    core.with_space(|| {
+        let target = core.inode(ino).map_err(gone)?;
+        let parent = core.inode(parent).map_err(gone)?;
+        let mut locks = LockSet::lock(&[&target, &parent]);
+        let mut edits = Edits::load(core, &[&target, &parent])?;
+        check_dir(edits.get(parent.ino))?;
+        let now = core.now();
+        let inode = edits.get(target.ino);
+        let kind = inode.kind().ok_or(FsError::NotFound)?;
+        if kind == FileKind::Directory {
+            return Err(FsError::NotPermitted);
+        }
+        if inode.nlink() == 0 {
+            return Err(FsError::NotFound);
+        }
+        if core.names.find(parent.ino, name)?.is_some() {
+            return Err(FsError::Exists);
+        }
+        if inode.nlink() >= LINK_MAX {
+            return Err(FsError::TooManyLinks);
+        }
+        inode.set_nlink(inode.nlink() + 1);
+        inode.set_ctime(now);
+        let attr = core.attr(target.ino, inode)?;
+        let directory = edits.get(parent.ino);
+        directory.set_mtime(now);
+        directory.set_ctime(now);
+        let mut tx = Tx::new(core);
+        let place = (parent.ino, directory, locks.hints(parent.ino));
+        let planned = dir::insert(core, &mut tx, place, name, (target.ino, kind))?;
+        edits.put(&mut tx);
+        tx.commit(&[&target, &parent])?;
+        dir::inserted(&planned, locks.hints(parent.ino));
+        Ok(attr)
+    })
+}

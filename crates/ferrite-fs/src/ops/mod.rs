@@ -1,0 +1,271 @@
+//! The operations of the engine: names and attributes here, data in [`crate::file`].
+//!
+//! What lives here: the [`FileSystem`] implementation, which only checks arguments and delegates; lookups; and
+//! [`Edits`], the working copies of the inodes an operation changes. Each other file is one family of operations.
+//!
+//! Invariant: a function that changes something takes all its locks first, then looks again at everything it decided
+//! by, then commits one record. Finding that the world moved in between, it starts over.
+
+mod attr;
+mod create;
+mod remove;
+mod rename;
+mod xattr;
+
+use std::sync::Arc;
+
+use ferrite_vfs::{
+    Attr, Cred, DirEntry, FileKind, FileSystem, FsError, Ino, NewNode, OpenFile, OpenMode, RenameMode, Result,
+    SetAttr, StatFs, XattrMode, posix,
+};
+
+use crate::core::Core;
+use crate::engine::Engine;
+use crate::file::PmFile;
+use crate::icache::InodeMem;
+use crate::inode::Inode;
+use crate::layout::BLOCK_BYTES;
+use crate::names::Found;
+use crate::tx::Tx;
+
+/// Working copies of inodes that a transaction changes: what is stored, and what it becomes.
+pub(crate) struct Edits {
+    list: Vec<(u32, Inode, Inode)>,
+}
+
+impl Edits {
+    /// Loads the inodes; their locks are held. A directory without names, or a freed inode, is `NotFound`.
+    pub(crate) fn load(core: &Core, inodes: &[&Arc<InodeMem>]) -> Result<Edits> {
+        let mut list: Vec<(u32, Inode, Inode)> = Vec::with_capacity(inodes.len());
+        for inode in inodes {
+            if list.iter().all(|&(ino, ..)| ino != inode.ino) {
+                let loaded = core.load_live(inode).map_err(gone)?;
+                list.push((inode.ino, loaded, loaded));
+            }
+        }
+        Ok(Edits { list })
+    }
+
+    /// The working copy of `ino`.
+    pub(crate) fn get(&mut self, ino: u32) -> &mut Inode {
+        let found = self.list.iter_mut().find(|&&mut (number, ..)| number == ino);
+        &mut found.expect("only loaded inodes are edited").2
+    }
+
+    /// Records all changes.
+    pub(crate) fn put(&mut self, tx: &mut Tx<'_>) {
+        for (ino, old, new) in &mut self.list {
+            if old.words != new.words {
+                tx.put_inode(*ino, old, new);
+            }
+        }
+    }
+}
+
+/// To somebody who came by a name, an inode that is gone is a name that is gone.
+pub(crate) fn gone(error: FsError) -> FsError {
+    match error {
+        FsError::Stale => FsError::NotFound,
+        other => other,
+    }
+}
+
+/// Checks that `inode` is a directory that names can be put in.
+pub(crate) fn check_dir(inode: &Inode) -> Result<()> {
+    if !inode.is_dir() {
+        return Err(FsError::NotDirectory);
+    }
+    if inode.nlink() == 0 {
+        return Err(FsError::NotFound);
+    }
+    Ok(())
+}
+
+/// Finds `name` in `dir`. The child's entry in the cache is taken under the directory's lock, when the child is
+/// certainly alive, so that its being freed later shows.
+pub(crate) fn find(core: &Core, dir: Ino, name: &[u8]) -> Result<Option<(Found, Arc<InodeMem>)>> {
+    core.with_dir(dir, |ino, _| {
+        Ok(core.names.find(ino, name)?.map(|found| (found, core.inodes.get(found.ino))))
+    })
+    .map_err(gone)
+}
+
+fn lookup(core: &Core, dir: Ino, name: &[u8]) -> Result<Attr> {
+    loop {
+        let (found, child) = find(core, dir, name)?.ok_or(FsError::NotFound)?;
+        match core.snapshot(&child) {
+            Ok(inode) => return core.attr(found.ino, &inode),
+            // Freed between the two looks: the name is gone, or points elsewhere by now.
+            Err(FsError::Stale) if child.is_dead() => continue,
+            Err(FsError::Stale) => {
+                return Err(FsError::Io(format!("entry points to free inode {}; run `ferrite fsck`", found.ino)));
+            }
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+impl FileSystem for Engine {
+    fn statfs(&self) -> Result<StatFs> {
+        let core = self.core();
+        core.check_readable()?;
+        let superblock = &core.superblock;
+        // What operations freed but a crash could still replay counts as free: it is there when it is asked for.
+        let pending = core.journal.pending();
+        let free = core.alloc.free() + pending.blocks;
+        let reserve = superblock.reserve_blocks;
+        let (names, names_used) = core.names.counts();
+        let names_free = names - names_used + pending.names;
+        let inodes_free = core.inode_map.len() - core.inode_map.count_used() + pending.inodes;
+        Ok(StatFs {
+            block_bytes: BLOCK_BYTES as u32,
+            blocks: superblock.blocks,
+            blocks_free: free,
+            blocks_available: free.saturating_sub(reserve),
+            inodes: superblock.inodes - 1,
+            inodes_free: inodes_free.min(names_free),
+            fsid: superblock.uuid as u64,
+        })
+    }
+
+    fn lookup(&self, parent: Ino, name: &[u8]) -> Result<Attr> {
+        self.core().check_readable()?;
+        posix::check_name(name)?;
+        lookup(self.core(), parent, name)
+    }
+
+    fn parent(&self, dir: Ino) -> Result<Ino> {
+        self.core().check_readable()?;
+        self.core().with_dir(dir, |_, inode| Ok(u64::from(inode.parent())))
+    }
+
+    fn getattr(&self, ino: Ino) -> Result<Attr> {
+        let core = self.core();
+        core.check_readable()?;
+        let inode = core.inode(ino)?;
+        core.attr(inode.ino, &core.snapshot(&inode)?)
+    }
+
+    fn setattr(&self, ino: Ino, set: &SetAttr) -> Result<Attr> {
+        attr::setattr(self.core(), ino, set)
+    }
+
+    fn pin(&self, ino: Ino, generation: u32) -> Result<()> {
+        let inode = self.core().inode(ino)?;
+        let _lock = inode.read();
+        if self.core().load_live(&inode)?.generation() != generation {
+            return Err(FsError::Stale);
+        }
+        inode.pin(1);
+        Ok(())
+    }
+
+    fn unpin(&self, ino: Ino, count: u64) {
+        if let Ok(inode) = self.core().inode(ino) {
+            remove::unpin(self.core(), &inode, count);
+        }
+    }
+
+    fn readlink(&self, ino: Ino) -> Result<Vec<u8>> {
+        let core = self.core();
+        core.check_readable()?;
+        let inode = core.inode(ino)?;
+        let _lock = inode.read();
+        let loaded = core.load_live(&inode)?;
+        if loaded.kind() != Some(FileKind::Symlink) {
+            return Err(FsError::Invalid("not a symbolic link"));
+        }
+        create::link_target(core, inode.ino, &loaded)
+    }
+
+    fn mknod(&self, cred: &Cred, parent: Ino, name: &[u8], node: &NewNode) -> Result<Attr> {
+        if matches!(node.kind, FileKind::Directory | FileKind::Symlink) {
+            return Err(FsError::Invalid("mknod makes regular and special files"));
+        }
+        let new = create::New { kind: node.kind, mode: node.mode, rdev: node.rdev, target: &[] };
+        create::create(self.core(), cred, parent, name, &new)
+    }
+
+    fn mkdir(&self, cred: &Cred, parent: Ino, name: &[u8], mode: u32) -> Result<Attr> {
+        let new = create::New { kind: FileKind::Directory, mode, rdev: 0, target: &[] };
+        create::create(self.core(), cred, parent, name, &new)
+    }
+
+    fn symlink(&self, cred: &Cred, parent: Ino, name: &[u8], target: &[u8]) -> Result<Attr> {
+        if target.is_empty() {
+            return Err(FsError::Invalid("empty link target"));
+        }
+        if target.len() >= ferrite_vfs::PATH_MAX {
+            return Err(FsError::NameTooLong);
+        }
+        let new = create::New { kind: FileKind::Symlink, mode: 0o777, rdev: 0, target };
+        create::create(self.core(), cred, parent, name, &new)
+    }
+
+    fn link(&self, ino: Ino, parent: Ino, name: &[u8]) -> Result<Attr> {
+        create::link(self.core(), ino, parent, name)
+    }
+
+    fn unlink(&self, parent: Ino, name: &[u8]) -> Result<()> {
+        remove::unlink(self.core(), parent, name, false)
+    }
+
+    fn rmdir(&self, parent: Ino, name: &[u8]) -> Result<()> {
+        remove::unlink(self.core(), parent, name, true)
+    }
+
+    fn rename(&self, parent: Ino, name: &[u8], new_parent: Ino, new_name: &[u8], mode: RenameMode) -> Result<()> {
+        rename::rename(self.core(), (parent, name), (new_parent, new_name), mode)
+    }
+
+    fn readdir(&self, dir: Ino, cookie: u64, sink: &mut dyn FnMut(&DirEntry<'_>) -> bool) -> Result<()> {
+        let core = self.core();
+        core.check_readable()?;
+        core.with_dir(dir, |ino, inode| crate::dir::list(core, ino, inode, cookie, sink))?;
+        attr::touch_atime(core, &core.inode(dir)?)
+    }
+
+    fn open(&self, ino: Ino, mode: OpenMode) -> Result<Arc<dyn OpenFile>> {
+        let core = self.core();
+        core.check_readable()?;
+        let inode = core.inode(ino)?;
+        let lock = inode.read();
+        match core.load_live(&inode)?.kind() {
+            Some(FileKind::File) => {}
+            Some(FileKind::Directory) => return Err(FsError::IsDirectory),
+            _ => return Err(FsError::NoSuchAddress),
+        }
+        inode.pin(1);
+        drop(lock);
+        Ok(Arc::new(PmFile::new(self.clone(), inode, mode)))
+    }
+
+    fn getxattr(&self, ino: Ino, name: &[u8]) -> Result<Vec<u8>> {
+        xattr::get(self.core(), ino, name)
+    }
+
+    fn setxattr(&self, ino: Ino, name: &[u8], value: &[u8], mode: XattrMode) -> Result<()> {
+        xattr::set(self.core(), ino, name, value, mode)
+    }
+
+    fn listxattr(&self, ino: Ino) -> Result<Vec<Vec<u8>>> {
+        xattr::list(self.core(), ino)
+    }
+
+    fn removexattr(&self, ino: Ino, name: &[u8]) -> Result<()> {
+        xattr::remove(self.core(), ino, name)
+    }
+
+    fn sync(&self) -> Result<()> {
+        let core = self.core();
+        core.check_readable()?;
+        match core.failed.get() {
+            Some(error) => Err(FsError::Io(error.clone())),
+            None => Ok(()),
+        }
+    }
+}
+
+pub(crate) use attr::touch_atime;
+pub(crate) use remove::{free_orphan, unpin};
+pub(crate) use xattr::is_sound as xattr_is_sound;

@@ -1,0 +1,166 @@
+//! What a caller may choose at mkfs, mount and fsck, and what the engine reports about a pool.
+
+use serde::Serialize;
+
+/// The mapping structures a pool can be made with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Mapping {
+    /// One global open-addressing table, slot = block (hashfs.txt §3.2.2).
+    #[default]
+    Hashfs,
+}
+
+/// Choices fixed when a pool is made.
+#[derive(Debug, Clone, Default)]
+pub struct MkfsOptions {
+    /// Mapping structure.
+    pub mapping: Mapping,
+    /// Number of inodes; default one for every 16 KiB.
+    pub inodes: Option<u64>,
+    /// Number of names; default two an inode.
+    pub names: Option<u64>,
+    /// Journal rings; default 16, fewer on small pools.
+    pub rings: Option<u32>,
+    /// Block size; only 4096 so far.
+    pub block_bytes: Option<u32>,
+    /// Seed of the pool's hashes and its identity; default random. Tests fix it.
+    pub seed: Option<u64>,
+    /// Owner and group of the root directory.
+    pub root_owner: (u32, u32),
+}
+
+/// When reads move the access time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum AtimePolicy {
+    /// When it is older than the last change, or than a day.
+    #[default]
+    Relative,
+    /// Never.
+    Never,
+    /// Always.
+    Strict,
+}
+
+/// Choices of one mount.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct MountOptions {
+    /// Refuse changes. A crashed pool is replayed into a private mapping; nothing is written.
+    pub read_only: bool,
+    /// Access times.
+    pub atime: AtimePolicy,
+    /// On an ordinary file only: survive a killed process, not a power loss (DESIGN §5, mode `process`).
+    pub process_durability: bool,
+    /// Mount although the machine went down while the pool was in use in that mode.
+    pub accept_power_loss: bool,
+}
+
+/// Where a pool's DRAM goes, in bytes.
+#[derive(Debug, Clone, Serialize)]
+pub struct DramUse {
+    /// Free map of the blocks.
+    pub block_map: u64,
+    /// Mapping structure: free map of its slots and displacement bounds.
+    pub mapping: u64,
+    /// Free map of the inodes.
+    pub inode_map: u64,
+    /// Free map and bounds of the name table.
+    pub name_map: u64,
+    /// Inodes known to the kernel, open, or kept: how many, and bytes for each.
+    pub cached_inodes: u64,
+    /// Bytes per cached inode.
+    pub bytes_per_cached_inode: u64,
+    /// Journal bookkeeping, all rings.
+    pub journal: u64,
+    /// Sum of all.
+    pub total: u64,
+}
+
+/// Everything `ferrite info` shows.
+#[derive(Debug, Clone, Serialize)]
+pub struct PoolInfo {
+    /// Identity, as 32 hexadecimal digits.
+    pub uuid: String,
+    /// Version of the format.
+    pub format_version: u32,
+    /// What the pool lies on, and what survives there.
+    pub medium: String,
+    /// In words: when an operation that returned is safe from what.
+    pub durability: String,
+    /// Mapping structure.
+    pub mapping: Mapping,
+    /// Pool size in bytes.
+    pub size_bytes: u64,
+    /// Block size in bytes.
+    pub block_bytes: u32,
+    /// Data blocks, in all.
+    pub blocks: u64,
+    /// Data blocks free now.
+    pub blocks_free: u64,
+    /// Free blocks kept back for deletes, shrinks and overwrites.
+    pub blocks_reserved: u64,
+    /// Blocks freed by operations that a crash could still replay.
+    pub blocks_pending: u64,
+    /// Inodes in all and free.
+    pub inodes: u64,
+    /// Free inodes.
+    pub inodes_free: u64,
+    /// Names in all.
+    pub names: u64,
+    /// Free names.
+    pub names_free: u64,
+    /// Slots of the mapping structure.
+    pub map_slots: u64,
+    /// Free slots.
+    pub map_slots_free: u64,
+    /// Mapped pages.
+    pub pages: u64,
+    /// Pages that lie in the block of their own slot (HashFS), in percent.
+    pub pages_at_home_percent: f64,
+    /// Journal rings and bytes of each.
+    pub rings: u32,
+    /// Bytes of each ring.
+    pub ring_bytes: u64,
+    /// Whether the pool was unmounted cleanly before this look at it.
+    pub was_clean: bool,
+    /// Journal records that this mount replayed.
+    pub replayed_records: u64,
+    /// Mounts so far.
+    pub mounts: u64,
+    /// Whether the engine has turned read-only after an error, and which.
+    pub failed: Option<String>,
+    /// DRAM shares.
+    pub dram: DramUse,
+    /// Persistence counters of this process since the mount: fences.
+    pub fences: u64,
+    /// Cache lines written back.
+    pub lines_written_back: u64,
+    /// Bytes stored past the cache.
+    pub bytes_streamed: u64,
+}
+
+/// One thing fsck found wrong.
+#[derive(Debug, Clone, Serialize)]
+pub struct Finding {
+    /// Phase that found it.
+    pub phase: &'static str,
+    /// What is wrong, with the names and numbers it concerns.
+    pub what: String,
+}
+
+/// What fsck saw.
+#[derive(Debug, Clone, Default, Serialize)]
+pub struct FsckReport {
+    /// Everything that is wrong; empty on a sound pool.
+    pub findings: Vec<Finding>,
+    /// Inodes in use.
+    pub inodes: u64,
+    /// Directory entries.
+    pub entries: u64,
+    /// Mapped pages.
+    pub pages: u64,
+    /// Blocks in use.
+    pub blocks: u64,
+    /// Records that had to be replayed first (into a private mapping).
+    pub replayed_records: u64,
+}

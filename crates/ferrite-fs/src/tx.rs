@@ -1,0 +1,175 @@
+//! A transaction: gathers what one operation changes, then commits it as one journal record.
+//!
+//! What lives here: [`Tx`]. Every mutating function of the engine builds one under the locks of the inodes it
+//! changes. Dropping it without a commit gives back what it claimed; nothing of it was visible.
+//!
+//! Crash argument, once for all operations: until the commit fence returns, the operation has written only to blocks
+//! that were free (claimed in DRAM alone) and to the journal. After it, replay sets the same words that
+//! `commit` is about to set. So a crash anywhere leaves the state before or the state after.
+
+use std::cell::RefCell;
+use std::sync::Arc;
+
+use ferrite_map::{MapError, MapTx, Resource};
+use ferrite_vfs::{FsError, Result};
+
+use crate::alloc::Class;
+use crate::core::Core;
+use crate::icache::InodeMem;
+use crate::inode::{INODE_WORDS, Inode};
+use crate::journal::CommitError;
+use crate::journal::record::Record;
+use crate::layout::BLOCK_BYTES;
+
+#[derive(Default)]
+struct Buffers {
+    record: Option<Record>,
+    claimed: Vec<Resource>,
+    freed: Vec<Resource>,
+}
+
+thread_local! {
+    /// Memory of the last transaction of this thread, so that the next one allocates nothing.
+    static BUFFERS: RefCell<Buffers> = RefCell::default();
+}
+
+/// One operation in the making.
+pub(crate) struct Tx<'e> {
+    core: &'e Core,
+    record: Record,
+    claimed: Vec<Resource>,
+    freed: Vec<Resource>,
+    class: Class,
+    streamed: bool,
+}
+
+impl<'e> Tx<'e> {
+    /// An empty transaction whose allocations are [`Class::Ordinary`].
+    pub(crate) fn new(core: &'e Core) -> Self {
+        let buffers = BUFFERS.take();
+        Tx {
+            core,
+            record: buffers.record.unwrap_or_else(Record::new),
+            claimed: buffers.claimed,
+            freed: buffers.freed,
+            class: Class::Ordinary,
+            streamed: false,
+        }
+    }
+
+    /// Sets who the following allocations are for.
+    pub(crate) fn set_class(&mut self, class: Class) {
+        self.class = class;
+    }
+
+    /// Whether `words` more words fit its record.
+    pub(crate) fn has_room(&self, words: usize) -> bool {
+        self.record.len_words() + words <= self.core.journal.max_record_words()
+    }
+
+    /// Records the words in which `new` differs from `old`, and its checksum.
+    pub(crate) fn put_inode(&mut self, ino: u32, old: &Inode, new: &mut Inode) {
+        new.set_crc(new.checksum(ino));
+        let offset = self.core.superblock.inode_offset(ino);
+        for index in 0..INODE_WORDS {
+            if old.words[index] != new.words[index] {
+                self.record.set_word(offset + index as u64 * 8, new.words[index]);
+            }
+        }
+    }
+
+    /// Fills a claimed block. Durable with the commit.
+    pub(crate) fn stream_block(&mut self, block: u32, data: &[u8]) {
+        let offset = self.core.superblock.block_offset(block);
+        debug_assert_eq!(data.len() as u64, BLOCK_BYTES);
+        self.core.region.stream(offset, data);
+        if self.core.data_in_checksum {
+            self.record.add_data(offset, data.len() as u32, crc32c::crc32c(data));
+        } else {
+            self.streamed = true;
+        }
+    }
+
+    /// Claims a free inode number.
+    pub(crate) fn alloc_inode(&mut self) -> Result<u32> {
+        let ino = self.core.claim_inode().ok_or(FsError::NoSpace("inodes"))?;
+        self.claimed.push(Resource::Inode(ino));
+        Ok(ino)
+    }
+
+    /// Commits and applies. `inodes` are all whose words or entries change; the caller holds their locks
+    /// exclusively, or nobody else can know them yet. On return the operation is durable.
+    pub(crate) fn commit(mut self, inodes: &[&Arc<InodeMem>]) -> Result<()> {
+        if self.record.is_empty() {
+            return Ok(());
+        }
+        self.core.check_writable()?;
+        if self.streamed {
+            // The record below does not cover the data, so the data must be durable before the record can be.
+            self.core.region.fence().map_err(|error| self.core.fail(&error))?;
+        }
+        let min_seq = inodes.iter().map(|inode| inode.last_seq()).max().unwrap_or(0);
+        loop {
+            let announce = || inodes.iter().for_each(|inode| inode.begin_change());
+            match self.core.journal.commit(&mut self.record, &self.freed, min_seq, announce) {
+                Ok(committed) => {
+                    inodes.iter().for_each(|inode| inode.set_last_seq(committed.seq));
+                    self.claimed.clear();
+                    if committed.crowded {
+                        self.core.reclaim()?;
+                    }
+                    return Ok(());
+                }
+                Err(CommitError::RingFull) => self.core.reclaim()?,
+                Err(CommitError::Medium(error)) => {
+                    // The record may have survived: what it names must not be used again before the next mount.
+                    self.claimed.clear();
+                    return Err(self.core.fail(&error));
+                }
+            }
+        }
+    }
+}
+
+impl Drop for Tx<'_> {
+    fn drop(&mut self) {
+        for resource in self.claimed.drain(..) {
+            self.core.release(resource);
+        }
+        self.freed.clear();
+        self.record.clear();
+        BUFFERS.set(Buffers {
+            record: Some(std::mem::take(&mut self.record)),
+            claimed: std::mem::take(&mut self.claimed),
+            freed: std::mem::take(&mut self.freed),
+        });
+    }
+}
+
+impl MapTx for Tx<'_> {
+    fn set_word(&mut self, offset: u64, value: u64) {
+        self.record.set_word(offset, value);
+    }
+
+    fn claim_block(&mut self, block: u32) -> bool {
+        let claimed = self.core.alloc.claim(block, self.class);
+        if claimed {
+            self.claimed.push(Resource::Block(block));
+        }
+        claimed
+    }
+
+    fn alloc_block(&mut self) -> std::result::Result<u32, MapError> {
+        let block = self.core.alloc.claim_any(self.class).ok_or(MapError::NoBlock)?;
+        self.claimed.push(Resource::Block(block));
+        Ok(block)
+    }
+
+    fn claimed(&mut self, resource: Resource) {
+        self.claimed.push(resource);
+    }
+
+    fn freed(&mut self, resource: Resource) {
+        self.freed.push(resource);
+    }
+}

@@ -1,0 +1,164 @@
+//! File mapping: from (inode, logical block) to a *page word*, by one of several structures.
+//!
+//! What lives here: the [`FileMap`] trait, what it needs from the engine ([`MapTx`]), the atomic free
+//! map ([`bitmap`]), displacement bounds ([`bounds`]) and the structures themselves ([`hashfs`]).
+//!
+//! *Architecture invariant:* nothing here knows the engine (`ferrite-fs`); the engine implements
+//! [`MapTx`]. *Architecture invariant:* structures on the medium change only through
+//! [`MapTx::set_word`], that is, by applying a committed journal record; lookups never write.
+
+use thiserror::Error;
+
+/// The two 32-bit halves stored for a mapped page; see `docs/format.md`.
+///
+/// `page` (low half) is the number of the block that holds the page, 0 when there is none (then only a
+/// log, or nothing yet). `log` (high half) names the newest log entry in units of 64 bytes; 0 means no log
+/// and [`PageWord::UNWRITTEN`] a page that is reserved and reads as zeros. A word of 0 means "not mapped".
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub struct PageWord(pub u64);
+
+impl PageWord {
+    /// Not mapped: a hole.
+    pub const HOLE: PageWord = PageWord(0);
+    /// Log half of a page that is reserved (`fallocate`) but not written yet.
+    pub const UNWRITTEN: u32 = u32::MAX;
+
+    /// A word from its halves.
+    pub fn new(page: u32, log: u32) -> Self {
+        PageWord(u64::from(page) | u64::from(log) << 32)
+    }
+
+    /// Block number of the page (0: none).
+    pub fn page(self) -> u32 {
+        self.0 as u32
+    }
+
+    /// Log half.
+    pub fn log(self) -> u32 {
+        (self.0 >> 32) as u32
+    }
+
+    /// Whether nothing is mapped.
+    pub fn is_hole(self) -> bool {
+        self.0 == 0
+    }
+
+    /// Whether the page is reserved but reads as zeros.
+    pub fn is_unwritten(self) -> bool {
+        self.log() == Self::UNWRITTEN
+    }
+}
+
+/// Something an operation claims or frees besides words: it goes back to its free map when the operation is
+/// abandoned (claimed ones), or once no crash can name it any more (freed ones).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Resource {
+    /// A data block, by block number.
+    Block(u32),
+    /// An entry of the mapping structure, by its index there; returned by [`FileMap::release`].
+    MapSlot(u32),
+    /// An inode number.
+    Inode(u32),
+    /// An entry of the name table.
+    NameSlot(u32),
+}
+
+/// What a mapping structure may ask of the transaction it works in.
+pub trait MapTx {
+    /// Sets the 8-byte word at pool offset `offset` (8-aligned) when the transaction commits.
+    fn set_word(&mut self, offset: u64, value: u64);
+    /// Claims block `block` if it is a free data block.
+    fn claim_block(&mut self, block: u32) -> bool;
+    /// Claims any free block.
+    fn alloc_block(&mut self) -> Result<u32, MapError>;
+    /// Notes that this transaction claimed `resource` (released if it aborts).
+    fn claimed(&mut self, resource: Resource);
+    /// Notes that this transaction frees `resource` (reusable only when no crash can name it any more).
+    fn freed(&mut self, resource: Resource);
+}
+
+/// Why a mapping operation failed.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum MapError {
+    /// No entry of the structure is free (after reclamation the engine may try again).
+    #[error("mapping table full")]
+    TableFull,
+    /// No block is free.
+    #[error("no free block")]
+    NoBlock,
+    /// A key or word on the medium makes no sense; the text names it.
+    #[error("damaged mapping: {0}")]
+    Damaged(String),
+}
+
+/// A mapped page as iteration shows it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MapEntry {
+    /// Inode number.
+    pub ino: u32,
+    /// Logical block in the file.
+    pub lblk: u32,
+    /// Its word.
+    pub word: PageWord,
+    /// Where the structure keeps it (for diagnosis only).
+    pub slot: u32,
+}
+
+/// A mapping structure. Callers hold the inode's lock: shared or validated by a version for lookups,
+/// exclusive for changes; changes of *different* inodes run concurrently.
+pub trait FileMap: Send + Sync {
+    /// Name as `mkfs --mapping` knows it.
+    fn name(&self) -> &'static str;
+
+    /// The word of one page ([`PageWord::HOLE`] if unmapped).
+    fn get(&self, ino: u32, lblk: u32) -> PageWord;
+
+    /// The words of `out.len()` pages from `lblk` on; vectorised where the machine allows, and what is left of the
+    /// vector's width prefetches the pages that follow, leaving hints in `cache`.
+    fn get_many(&self, ino: u32, lblk: u32, out: &mut [PageWord], cache: &TransCache);
+
+    /// Starts loading what [`Self::get`] of this page will touch.
+    fn prefetch(&self, ino: u32, lblk: u32);
+
+    /// Claims a free block for page (ino, lblk), the one the structure likes best (HashFS: the block of the
+    /// page's own slot, or of the slot an insert would take) or any other.
+    fn alloc_page(&self, tx: &mut dyn MapTx, ino: u32, lblk: u32) -> Result<u32, MapError>;
+
+    /// Maps a page that is not mapped.
+    fn insert(&self, tx: &mut dyn MapTx, ino: u32, lblk: u32, word: PageWord) -> Result<(), MapError>;
+
+    /// Replaces the word of a mapped page. The old word's block and log are the caller's to free.
+    fn replace(&self, tx: &mut dyn MapTx, ino: u32, lblk: u32, word: PageWord) -> Result<(), MapError>;
+
+    /// Unmaps a page and returns its old word (`HOLE` if it was not mapped).
+    fn remove(&self, tx: &mut dyn MapTx, ino: u32, lblk: u32) -> Result<PageWord, MapError>;
+
+    /// Returns a freed or abandoned entry to the free map; called by the engine when that is safe.
+    fn release(&self, slot: u32);
+
+    /// Rebuilds the DRAM state by reading the whole structure, calling `visit` for every mapped page, from
+    /// up to `threads` threads at once. Called once at mount, after the journal was replayed.
+    fn load(&self, threads: usize, visit: &(dyn Fn(MapEntry) + Sync)) -> Result<(), MapError>;
+
+    /// Calls `visit` for every mapped page of the pool until it returns false.
+    fn for_each(&self, visit: &mut dyn FnMut(MapEntry) -> bool);
+
+    /// Calls `visit`, in no particular order, for the mapped pages of `ino` with `first <= lblk < end`, by
+    /// whichever is shorter, the range or the table, until it returns false.
+    fn for_range(&self, ino: u32, first: u32, end: u64, visit: &mut dyn FnMut(MapEntry) -> bool);
+
+    /// Entries in all and entries free (not reserved, not in use).
+    fn slots(&self) -> (u64, u64);
+
+    /// DRAM the structure uses, in bytes.
+    fn dram_bytes(&self) -> u64;
+}
+
+/// The 8-entry translation cache of one open file (hashfs.txt §3.2): where recently resolved or prefetched
+/// pages are kept in the structure. Hints only: always verified against the medium. Safe to share.
+#[derive(Debug, Default)]
+pub struct TransCache {
+    /// `lblk << 32 | slot + 1` by `lblk % 8`; 0 means empty.
+    pub(crate) hints: [std::sync::atomic::AtomicU64; 8],
+}

@@ -1,0 +1,276 @@
+//! Crash images: what a medium may hold if everything stops at a given point.
+//!
+//! The model: any subset of the stores that are not yet durable survives, atomic per aligned word; a word holds
+//! its durable value or one of those stored to it since, and no word is ever older than its durable value. A store is durable when its
+//! line was written back after it, and the thread that wrote it back (or streamed the store) has fenced since. A store
+//! that nobody wrote back may reach the medium at any time later, and may not.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+use crate::cpu::LINE_BYTES;
+use crate::recorder::Event;
+
+/// Which of the stores in flight survive.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Choice {
+    /// None.
+    None,
+    /// All.
+    All,
+    /// A random subset, by this seed: some lines whole, some lost, some torn at words.
+    Random(u64),
+    /// Those of the nth line in flight, alone.
+    OnlyLine(usize),
+    /// All but those of the nth line in flight.
+    AllButLine(usize),
+}
+
+/// A finished recording.
+#[derive(Debug, Clone)]
+pub struct Log {
+    initial: Vec<u8>,
+    events: Vec<(usize, Event)>,
+}
+
+impl Log {
+    pub(crate) fn new(initial: Vec<u8>, events: Vec<(usize, Event)>) -> Self {
+        Log { initial, events }
+    }
+
+    /// Number of crash points: one right before each fence takes effect, and one at the end.
+    pub fn crash_points(&self) -> usize {
+        self.events.iter().filter(|(_, event)| *event == Event::Fence).count() + 1
+    }
+
+    /// Steps through the crash points in order.
+    pub fn cursor(&self) -> ImageCursor<'_> {
+        let mut cursor = ImageCursor {
+            log: self,
+            next: 0,
+            point: 0,
+            image: self.initial.clone(),
+            flying: BTreeMap::new(),
+            ready: HashMap::new(),
+            marks: Vec::new(),
+        };
+        cursor.run_to_fence();
+        cursor
+    }
+}
+
+struct Version {
+    value: u64,
+    /// Threads whose next fence makes it durable.
+    ready_for: BTreeSet<usize>,
+}
+
+/// Stands at one crash point; builds images there without copying the pool for each.
+pub struct ImageCursor<'a> {
+    log: &'a Log,
+    next: usize,
+    point: usize,
+    /// What is durable.
+    image: Vec<u8>,
+    /// Words in flight: the values stored since the durable one, oldest first.
+    flying: BTreeMap<u64, Vec<Version>>,
+    /// Words that a thread's next fence concerns.
+    ready: HashMap<usize, BTreeSet<u64>>,
+    marks: Vec<u64>,
+}
+
+impl ImageCursor<'_> {
+    /// Number of the crash point.
+    pub fn point(&self) -> usize {
+        self.point
+    }
+
+    /// Marks noted before this point.
+    pub fn marks(&self) -> &[u64] {
+        &self.marks
+    }
+
+    /// Lines with stores in flight.
+    pub fn lines_in_flight(&self) -> usize {
+        self.lines().len()
+    }
+
+    fn lines(&self) -> Vec<u64> {
+        let lines: BTreeSet<u64> = self.flying.keys().map(|offset| offset / LINE_BYTES).collect();
+        lines.into_iter().collect()
+    }
+
+    /// Goes on to the next crash point; false at the end.
+    pub fn advance(&mut self) -> bool {
+        let Some((thread, Event::Fence)) = self.log.events.get(self.next) else {
+            return false;
+        };
+        self.fence(*thread);
+        self.next += 1;
+        self.point += 1;
+        self.run_to_fence();
+        true
+    }
+
+    fn run_to_fence(&mut self) {
+        while let Some((thread, event)) = self.log.events.get(self.next) {
+            match event {
+                Event::Fence => return,
+                Event::Mark(tag) => self.marks.push(*tag),
+                Event::Store { offset, words } => self.store(*offset, words, None),
+                Event::Stream { offset, words } => self.store(*offset, words, Some(*thread)),
+                Event::WriteBack { line } => self.write_back(*line, *thread),
+            }
+            self.next += 1;
+        }
+    }
+
+    fn store(&mut self, offset: u64, words: &[u64], streamed_by: Option<usize>) {
+        for (index, &value) in words.iter().enumerate() {
+            let at = offset + index as u64 * 8;
+            let ready_for = streamed_by.into_iter().collect();
+            self.flying.entry(at).or_default().push(Version { value, ready_for });
+            if let Some(thread) = streamed_by {
+                self.ready.entry(thread).or_default().insert(at);
+            }
+        }
+    }
+
+    fn write_back(&mut self, line: u64, thread: usize) {
+        for (&at, versions) in self.flying.range_mut(line..line + LINE_BYTES) {
+            for version in versions {
+                version.ready_for.insert(thread);
+            }
+            self.ready.entry(thread).or_default().insert(at);
+        }
+    }
+
+    fn fence(&mut self, thread: usize) {
+        for at in self.ready.remove(&thread).unwrap_or_default() {
+            let Some(versions) = self.flying.get_mut(&at) else { continue };
+            let Some(newest) = versions.iter().rposition(|version| version.ready_for.contains(&thread)) else { continue };
+            put(&mut self.image, at, versions[newest].value);
+            versions.drain(..=newest);
+            if versions.is_empty() {
+                self.flying.remove(&at);
+            }
+        }
+    }
+
+    /// Calls `f` with the image that `choice` leaves.
+    pub fn with_image<T>(&mut self, choice: Choice, f: impl FnOnce(&[u8]) -> T) -> T {
+        let lines = self.lines();
+        let mut undo = Vec::new();
+        for (&at, versions) in &self.flying {
+            let line = at / LINE_BYTES;
+            // 0 keeps the durable value, n takes the nth version.
+            let pick = match choice {
+                Choice::None => 0,
+                Choice::All => versions.len(),
+                Choice::OnlyLine(n) => versions.len() * usize::from(lines.get(n) == Some(&line)),
+                Choice::AllButLine(n) => versions.len() * usize::from(lines.get(n) != Some(&line)),
+                Choice::Random(seed) => match mix(seed ^ mix(line)) % 3 {
+                    0 => 0,
+                    1 => versions.len(),
+                    _ => (mix(seed ^ mix(at) ^ 0x5bd1) % (versions.len() as u64 + 1)) as usize,
+                },
+            };
+            if pick > 0 {
+                undo.push((at, get(&self.image, at)));
+                put(&mut self.image, at, versions[pick - 1].value);
+            }
+        }
+        let result = f(&self.image);
+        for (at, value) in undo {
+            put(&mut self.image, at, value);
+        }
+        result
+    }
+}
+
+fn get(image: &[u8], at: u64) -> u64 {
+    u64::from_le_bytes(image[at as usize..at as usize + 8].try_into().expect("eight bytes"))
+}
+
+fn put(image: &mut [u8], at: u64, value: u64) {
+    image[at as usize..at as usize + 8].copy_from_slice(&value.to_le_bytes());
+}
+
+/// A well-mixed function of a number (splitmix64).
+fn mix(value: u64) -> u64 {
+    let z = value.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    let z = (z ^ z >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ z >> 31
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn log(events: Vec<(usize, Event)>) -> Log {
+        Log::new(vec![0; 256], events)
+    }
+
+    fn store(offset: u64, value: u64) -> Event {
+        Event::Store { offset, words: vec![value] }
+    }
+
+    /// All values word `at` can have at crash point `point`.
+    fn values(log: &Log, point: usize, at: u64) -> BTreeSet<u64> {
+        let mut cursor = log.cursor();
+        while cursor.point() < point {
+            assert!(cursor.advance());
+        }
+        let random = (0..64).map(Choice::Random);
+        [Choice::None, Choice::All].into_iter().chain(random).map(|c| cursor.with_image(c, |i| get(i, at))).collect()
+    }
+
+    #[test]
+    fn a_store_is_durable_only_after_write_back_and_fence() {
+        let log = log(vec![
+            (0, store(64, 1)),
+            (0, Event::Fence),
+            (0, Event::WriteBack { line: 64 }),
+            (0, Event::Fence),
+            (0, Event::Fence),
+        ]);
+        assert_eq!(log.crash_points(), 4);
+        assert_eq!(values(&log, 0, 64), [0, 1].into());
+        assert_eq!(values(&log, 1, 64), [0, 1].into(), "a fence alone is not enough");
+        assert_eq!(values(&log, 2, 64), [1].into());
+    }
+
+    #[test]
+    fn another_threads_fence_does_not_count() {
+        let log = log(vec![(0, Event::Stream { offset: 0, words: vec![7] }), (1, Event::Fence), (0, Event::Fence)]);
+        assert_eq!(values(&log, 1, 0), [0, 7].into());
+        assert_eq!(values(&log, 2, 0), [7].into());
+    }
+
+    #[test]
+    fn a_word_never_gets_older_than_its_durable_value() {
+        let log = log(vec![
+            (0, store(8, 1)),
+            (0, Event::WriteBack { line: 0 }),
+            (0, store(8, 2)),
+            (0, Event::Fence),
+            (0, store(8, 3)),
+        ]);
+        assert_eq!(values(&log, 0, 8), [0, 1, 2].into());
+        assert_eq!(values(&log, 1, 8), [1, 2, 3].into(), "2 and 3 are still in flight, 1 is durable");
+    }
+
+    #[test]
+    fn random_choices_tear_lines_at_words_and_leave_the_cursor_as_it_was() {
+        let log = log(vec![(0, Event::Stream { offset: 0, words: vec![1; 8] })]);
+        let mut cursor = log.cursor();
+        let torn = (0..200).any(|seed| {
+            cursor.with_image(Choice::Random(seed), |image| {
+                let ones = (0..8).filter(|&n| get(image, n * 8) == 1).count();
+                (1..8).contains(&ones)
+            })
+        });
+        assert!(torn);
+        assert_eq!(cursor.with_image(Choice::None, |image| image.iter().all(|&byte| byte == 0)), true);
+    }
+}

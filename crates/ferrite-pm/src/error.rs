@@ -1,0 +1,57 @@
+//! Why a pool's medium cannot be used, or stopped working.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use thiserror::Error;
+
+/// An error of the medium.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum PmError {
+    /// The operating system refused.
+    #[error("{path}: cannot {action}: {source}", path = path.display())]
+    Io {
+        /// What was to be done.
+        action: &'static str,
+        /// With which file.
+        path: PathBuf,
+        /// Why not.
+        #[source]
+        source: io::Error,
+    },
+    /// Another process has the pool open.
+    #[error("{path}: in use by {by}; unmount it there first", path = path.display())]
+    InUse {
+        /// The pool.
+        path: PathBuf,
+        /// Who has it, as far as that is known.
+        by: String,
+    },
+    /// It cannot hold a pool.
+    #[error("{path}: {why}", path = path.display())]
+    Unsuitable {
+        /// The path.
+        path: PathBuf,
+        /// What is wrong with it, and what would do.
+        why: String,
+    },
+    /// No memory for a region.
+    #[error("cannot map {len_bytes} bytes of memory: {source}")]
+    NoMemory {
+        /// How much was asked for.
+        len_bytes: u64,
+        /// Why not.
+        #[source]
+        source: io::Error,
+    },
+    /// The medium failed earlier; nothing read from it since can be trusted.
+    #[error("the medium failed: {0}")]
+    Poisoned(String),
+}
+
+impl PmError {
+    pub(crate) fn io(action: &'static str, path: &Path, source: impl Into<io::Error>) -> Self {
+        PmError::Io { action, path: path.to_path_buf(), source: source.into() }
+    }
+}

@@ -1,0 +1,34 @@
+//! Byte-addressable media: one mapped region, and what makes stores to it durable (DESIGN §2).
+//!
+//! | module | what lives there |
+//! | --- | --- |
+//! | `region` | [`Region`]: loads, stores, streams, write-backs, fences |
+//! | `map`, `medium` | opening and mapping; telling media apart; the pool lock |
+//! | `cpu` | the instructions, chosen by CPU feature |
+//! | `sync` | group commit on ordinary files |
+//! | `sigbus` | faults on a mapping poison the region instead of killing the process |
+//! | `counters` | fences, lines, bytes |
+//! | `recorder`, `crash` | logging stores; building the images a crash could leave |
+//!
+//! *Architecture invariant:* this crate knows nothing of what is stored, and no other crate makes stores to a pool
+//! durable by other means. *Architecture invariant:* no `&[u8]` into a pool ever leaves it: another thread may be storing there.
+
+mod counters;
+mod cpu;
+mod crash;
+mod error;
+mod map;
+mod medium;
+mod recorder;
+mod region;
+mod sigbus;
+mod sync;
+
+pub use counters::Counters;
+pub use cpu::{CpuFeatures, LINE_BYTES, cpu_features};
+pub use crash::{Choice, ImageCursor, Log};
+pub use error::PmError;
+pub use map::Access;
+pub use medium::Medium;
+pub use recorder::{Event, Recorder};
+pub use region::{Durability, Region};

@@ -1,0 +1,249 @@
+//! Making and opening the mapping behind a region: files, devices, memory; the pool lock.
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::fd::AsFd;
+use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::path::Path;
+
+use rustix::fs::FlockOperation;
+use rustix::mm::{Advice, MapFlags, ProtFlags};
+
+use crate::error::PmError;
+use crate::medium::{self, Detected, Medium};
+
+const HUGE_PAGE_BYTES: usize = 2 << 20;
+
+/// How a pool is opened.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Access {
+    /// Stores reach the medium; nobody else may have the pool open.
+    ReadWrite,
+    /// Stores go to a private copy: recovery can run, and nothing reaches the medium.
+    ReadOnlyPrivate,
+}
+
+/// A live mapping; unmapped when dropped.
+pub(crate) struct Mapping {
+    base: *mut u8,
+    len: usize,
+    /// What was mapped, with the slack for alignment.
+    outer: (*mut u8, usize),
+    pub(crate) file: Option<File>,
+    pub(crate) medium: Medium,
+    pub(crate) page_bytes: u64,
+}
+
+// SAFETY: the mapping is plain memory that belongs to this value; access to its bytes is by atomics, or by copies
+// whose races the callers resolve.
+unsafe impl Send for Mapping {}
+// SAFETY: as above.
+unsafe impl Sync for Mapping {}
+
+impl Mapping {
+    pub(crate) fn base(&self) -> *mut u8 {
+        self.base
+    }
+
+    pub(crate) fn len(&self) -> u64 {
+        self.len as u64
+    }
+
+    /// Zeroed memory without a name.
+    pub(crate) fn anonymous(len_bytes: u64) -> Result<Mapping, PmError> {
+        let no_memory = |source: io::Error| PmError::NoMemory { len_bytes, source };
+        let len = usize::try_from(len_bytes).map_err(|_| no_memory(io::ErrorKind::InvalidInput.into()))?;
+        if len == 0 {
+            return Err(no_memory(io::ErrorKind::InvalidInput.into()));
+        }
+        let outer_len = len + HUGE_PAGE_BYTES;
+        // SAFETY: a new mapping at an address of the kernel's choice touches nothing that exists.
+        let outer = unsafe {
+            rustix::mm::mmap_anonymous(
+                std::ptr::null_mut(),
+                outer_len,
+                ProtFlags::READ | ProtFlags::WRITE,
+                MapFlags::PRIVATE | MapFlags::NORESERVE,
+            )
+        }
+        .map_err(|error| no_memory(error.into()))?;
+        let base = align_up(outer as usize) as *mut u8;
+        advise_huge(base, len);
+        Ok(Mapping {
+            base,
+            len,
+            outer: (outer.cast(), outer_len),
+            file: None,
+            medium: Medium::Anonymous,
+            page_bytes: HUGE_PAGE_BYTES as u64,
+        })
+    }
+
+    /// Maps a locked file or device.
+    fn of_file(path: &Path, file: File, found: &Detected, access: Access) -> Result<Mapping, PmError> {
+        let len = found.len_bytes as usize;
+        let outer_len = len + HUGE_PAGE_BYTES;
+        // SAFETY: reserves addresses of the kernel's choice, so that the pool can lie on a huge-page boundary.
+        let outer = unsafe {
+            rustix::mm::mmap_anonymous(
+                std::ptr::null_mut(),
+                outer_len,
+                ProtFlags::empty(),
+                MapFlags::PRIVATE | MapFlags::NORESERVE,
+            )
+        }
+        .map_err(|error| PmError::io("reserve addresses for", path, error))?;
+        let base = align_up(outer as usize) as *mut u8;
+        let map = |flags: MapFlags| {
+            // SAFETY: replaces part of the reservation made above, which nobody else knows.
+            unsafe {
+                rustix::mm::mmap(
+                    base.cast(),
+                    len,
+                    ProtFlags::READ | ProtFlags::WRITE,
+                    flags | MapFlags::FIXED,
+                    file.as_fd(),
+                    0,
+                )
+            }
+        };
+        let mut medium = found.medium;
+        let mapped = match (access, medium) {
+            (Access::ReadOnlyPrivate, _) => map(MapFlags::PRIVATE),
+            // Only a file on fs-DAX accepts MAP_SYNC; the kernel refuses it elsewhere.
+            (_, Medium::File) => match map(MapFlags::SHARED_VALIDATE | MapFlags::SYNC) {
+                Ok(base) => {
+                    medium = Medium::Dax;
+                    Ok(base)
+                }
+                Err(_) => map(MapFlags::SHARED),
+            },
+            _ => map(MapFlags::SHARED),
+        };
+        if let Err(error) = mapped {
+            // SAFETY: the reservation made above, which nobody else knows.
+            let _ = unsafe { rustix::mm::munmap(outer, outer_len) };
+            return Err(PmError::io("map", path, error));
+        }
+        if medium == Medium::NamedDram {
+            advise_huge(base, len);
+        }
+        let page_bytes = found.page_bytes;
+        Ok(Mapping { base, len, outer: (outer.cast(), outer_len), file: Some(file), medium, page_bytes })
+    }
+
+    /// Opens an existing file or device.
+    pub(crate) fn open(path: &Path, access: Access) -> Result<Mapping, PmError> {
+        let write = access == Access::ReadWrite;
+        let file = OpenOptions::new()
+            .read(true)
+            .write(write)
+            .custom_flags(libc::O_CLOEXEC)
+            .open(path)
+            .map_err(|error| PmError::io("open", path, error))?;
+        lock(path, &file, access)?;
+        let found = medium::detect(path, &file)?;
+        if found.len_bytes == 0 {
+            return Err(PmError::Unsuitable { path: path.to_path_buf(), why: "empty; make a pool with mkfs".into() });
+        }
+        Mapping::of_file(path, file, &found, access)
+    }
+
+    /// Makes a file of `len_bytes`, all of it allocated, or takes a device that is large enough.
+    pub(crate) fn create(path: &Path, len_bytes: u64) -> Result<Mapping, PmError> {
+        let existed = path.exists();
+        let file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .mode(0o600)
+            .open(path)
+            .map_err(|error| PmError::io("create", path, error))?;
+        lock(path, &file, Access::ReadWrite)?;
+        let kind = file.metadata().map_err(|error| PmError::io("examine", path, error))?.file_type();
+        if !kind.is_char_device() {
+            let grown = file
+                .set_len(len_bytes)
+                .and_then(|()| Ok(rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, len_bytes)?))
+                .or_else(|error| if unsupported(&error) { fill(&file, len_bytes) } else { Err(error) });
+            if let Err(error) = grown {
+                if !existed {
+                    let _ = std::fs::remove_file(path);
+                }
+                return Err(PmError::io("allocate the space for", path, error));
+            }
+        }
+        let mut found = medium::detect(path, &file)?;
+        if found.len_bytes < len_bytes {
+            let why = format!("holds {} bytes, {len_bytes} are needed", found.len_bytes);
+            return Err(PmError::Unsuitable { path: path.to_path_buf(), why });
+        }
+        if !kind.is_char_device() {
+            found.len_bytes = len_bytes;
+        }
+        Mapping::of_file(path, file, &found, Access::ReadWrite)
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: the whole of what was mapped for this value, which is going away with all borrows of it.
+        let _ = unsafe { rustix::mm::munmap(self.outer.0.cast(), self.outer.1) };
+    }
+}
+
+fn unsupported(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EOPNOTSUPP | libc::ENOSYS))
+}
+
+/// Allocates by writing, where the file system cannot do it otherwise.
+fn fill(file: &File, len_bytes: u64) -> io::Result<()> {
+    let zeros = vec![0; 1 << 20];
+    let mut at = 0;
+    while at < len_bytes {
+        let len = (len_bytes - at).min(zeros.len() as u64) as usize;
+        file.write_all_at(&zeros[..len], at)?;
+        at += len as u64;
+    }
+    Ok(())
+}
+
+fn align_up(address: usize) -> usize {
+    address.next_multiple_of(HUGE_PAGE_BYTES)
+}
+
+fn advise_huge(base: *mut u8, len: usize) {
+    // SAFETY: advice on a mapping of ours; it changes no content. Refusal only costs speed.
+    let _ = unsafe { rustix::mm::madvise(base.cast(), len, Advice::LinuxHugepage) };
+}
+
+/// Takes the pool lock: exclusive for writers, shared for readers.
+fn lock(path: &Path, file: &File, access: Access) -> Result<(), PmError> {
+    let operation = match access {
+        Access::ReadWrite => FlockOperation::NonBlockingLockExclusive,
+        Access::ReadOnlyPrivate => FlockOperation::NonBlockingLockShared,
+    };
+    match rustix::fs::flock(file, operation) {
+        Ok(()) => Ok(()),
+        Err(rustix::io::Errno::WOULDBLOCK) => {
+            Err(PmError::InUse { path: path.to_path_buf(), by: lock_owner(file).unwrap_or_else(|| "another process".into()) })
+        }
+        Err(error) => Err(PmError::io("lock", path, error)),
+    }
+}
+
+/// Who holds the lock on `file`, as `/proc/locks` has it.
+fn lock_owner(file: &File) -> Option<String> {
+    let metadata = file.metadata().ok()?;
+    let dev = metadata.dev();
+    let id = format!("{:02x}:{:02x}:{}", rustix::fs::major(dev), rustix::fs::minor(dev), metadata.ino());
+    let locks = std::fs::read_to_string("/proc/locks").ok()?;
+    let line = locks.lines().find(|line| line.split_whitespace().any(|field| field == id))?;
+    let pid = line.split_whitespace().nth(4)?;
+    let name = std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+    match name.trim() {
+        "" => Some(format!("process {pid}")),
+        name => Some(format!("process {pid} ({name})")),
+    }
+}

@@ -1,0 +1,659 @@
+//! Applies an [`Op`] to a file system and says what came of it, in a form that two engines can be compared by.
+//!
+//! Invariants: an [`Outcome`] holds no inode number, no cookie and no reading of the engine's clock. A rule that a
+//! single engine can break on its own (an error that changed something, a listing with an entry twice) is
+//! judged here, as a [`Violation`]; what needs two engines is judged in [`crate::model`].
+//!
+//! Where the contract leaves a result open, the runner makes both engines equal again instead of ignoring the
+//! attribute from then on: see `settle_times` and `settle_content_change`.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use ferrite_vfs::{
+    Attr, Cred, FileKind, FileSystem, FsError, Ino, OpenFile, OpenMode, ROOT_INO, Result, SetAttr, SetTime, Timestamp,
+};
+
+use crate::ops::{EXPLICIT_TIME_END, Op, Path, SLOTS, Target, name, xattr_name};
+use crate::rng::pattern;
+
+/// A broken rule of the contract, in words.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Violation(pub String);
+
+/// A time stamp without the engine's clock.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Stamp {
+    /// Set by an operation to this time, and not moved since.
+    Explicit(Timestamp),
+    /// Taken from the engine's clock.
+    Clock,
+}
+
+impl Stamp {
+    /// Tells the two apart by value; see [`EXPLICIT_TIME_END`].
+    pub fn of(time: Timestamp) -> Stamp {
+        if time < EXPLICIT_TIME_END { Stamp::Explicit(time) } else { Stamp::Clock }
+    }
+}
+
+/// What must be equal of two engines' attributes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[allow(missing_docs)] // As in `Attr`.
+pub struct CanonAttr {
+    pub kind: FileKind,
+    pub mode: u32,
+    pub nlink: u32,
+    pub uid: u32,
+    pub gid: u32,
+    pub rdev: u32,
+    /// None for a directory: its size is the engine's own affair.
+    pub size: Option<u64>,
+    /// None unless a regular file: POSIX lets engines differ on when listings and `readlink` count as reads.
+    pub atime: Option<Stamp>,
+    pub mtime: Stamp,
+}
+
+impl From<&Attr> for CanonAttr {
+    fn from(attr: &Attr) -> Self {
+        CanonAttr {
+            kind: attr.kind,
+            mode: attr.mode,
+            nlink: attr.nlink,
+            uid: attr.uid,
+            gid: attr.gid,
+            rdev: if matches!(attr.kind, FileKind::CharDevice | FileKind::BlockDevice) { attr.rdev } else { 0 },
+            size: (attr.kind != FileKind::Directory).then_some(attr.size),
+            atime: (attr.kind == FileKind::File).then(|| Stamp::of(attr.atime)),
+            mtime: Stamp::of(attr.mtime),
+        }
+    }
+}
+
+/// What came of an operation.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub enum Outcome {
+    Done,
+    /// The operation means nothing here (an empty slot, a `user.` attribute on a fifo).
+    Skipped,
+    /// Refused, where the contract does not say with which error.
+    Refused,
+    /// Refused with this error (its texts are the engine's own).
+    Error(ErrorKind),
+    Attr(CanonAttr),
+    Bytes(Vec<u8>),
+    Count(usize),
+    Offset(u64),
+    Place {
+        offset: u64,
+        count: usize,
+    },
+    Entries(Vec<(Vec<u8>, FileKind)>),
+    Names(Vec<Vec<u8>>),
+}
+
+/// An [`FsError`] without its text.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct ErrorKind(pub i32);
+
+impl std::fmt::Debug for ErrorKind {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}", std::io::Error::from_raw_os_error(self.0))
+    }
+}
+
+impl From<FsError> for ErrorKind {
+    fn from(error: FsError) -> Self {
+        ErrorKind(error.errno())
+    }
+}
+
+enum Slot {
+    Empty,
+    File(Arc<dyn OpenFile>),
+    Pinned(Ino),
+}
+
+/// A listing in progress, and what may change during it.
+struct Listing {
+    dir: Ino,
+    cookie: u64,
+    at_start: BTreeMap<Vec<u8>, FileKind>,
+    touched: BTreeSet<Vec<u8>>,
+    seen: BTreeSet<Vec<u8>>,
+}
+
+/// Applies operations to one file system. Dropping it closes its handles and takes back its pins.
+pub struct Runner<'a> {
+    fs: &'a dyn FileSystem,
+    slots: Vec<Slot>,
+    listings: Vec<Option<Listing>>,
+}
+
+/// How an operation ends early: with an error of the engine, with a fixed outcome, or with a broken rule.
+enum Stop {
+    Error(FsError),
+    Outcome(Outcome),
+    Violation(String),
+}
+
+impl From<FsError> for Stop {
+    fn from(error: FsError) -> Self {
+        Stop::Error(error)
+    }
+}
+
+type Step<T> = std::result::Result<T, Stop>;
+
+macro_rules! demand {
+    ($condition:expr, $($message:tt)+) => {
+        if !$condition {
+            return Err(Stop::Violation(format!($($message)+)));
+        }
+    };
+}
+
+const SETTLED: SetTime = SetTime::To(Timestamp(77_000_000_000));
+
+impl<'a> Runner<'a> {
+    /// A runner on `fs`, with no handles.
+    pub fn new(fs: &'a dyn FileSystem) -> Self {
+        Runner {
+            fs,
+            slots: (0..SLOTS).map(|_| Slot::Empty).collect(),
+            listings: (0..SLOTS).map(|_| None).collect(),
+        }
+    }
+
+    /// Gives the root of a fresh file system known attributes, since engines make theirs differently.
+    ///
+    /// # Panics
+    /// When they cannot be set.
+    pub fn settle_root(&self) {
+        let set = SetAttr {
+            mode: Some(0o755),
+            uid: Some(0),
+            gid: Some(0),
+            atime: Some(SETTLED),
+            mtime: Some(SETTLED),
+            ..SetAttr::default()
+        };
+        self.fs.setattr(ROOT_INO, &set).expect("the attributes of the root can be set");
+    }
+
+    /// Applies `op`.
+    ///
+    /// # Errors
+    /// A rule that the engine broke.
+    pub fn apply(&mut self, op: &Op) -> std::result::Result<Outcome, Violation> {
+        match self.step(op) {
+            Ok(outcome) | Err(Stop::Outcome(outcome)) => Ok(outcome),
+            Err(Stop::Error(error)) => Ok(Outcome::Error(error.into())),
+            Err(Stop::Violation(text)) => Err(Violation(text)),
+        }
+    }
+
+    /// Closes every handle, pin and listing.
+    pub fn close_all(&mut self) {
+        for slot in 0..SLOTS {
+            self.close(slot);
+            self.end_listing(slot);
+        }
+    }
+
+    fn step(&mut self, op: &Op) -> Step<Outcome> {
+        match op {
+            Op::Mknod { path, node, user } => {
+                let cred = Cred::new(*user, *user);
+                self.create(path, |fs, dir, name| fs.mknod(&cred, dir, name, node))
+            }
+            Op::Mkdir { path, mode, user } => {
+                let cred = Cred::new(*user, *user);
+                self.create(path, |fs, dir, name| fs.mkdir(&cred, dir, name, *mode))
+            }
+            Op::Symlink { path, len } => {
+                let target = link_target(*len);
+                self.create(path, |fs, dir, name| fs.symlink(&Cred::root(), dir, name, &target))
+            }
+            Op::Link { from, to } => {
+                let ino = self.resolve(from)?.ino;
+                self.create(to, |fs, dir, name| fs.link(ino, dir, name))
+            }
+            Op::Unlink { path } => self.change_name(path, |fs, dir, name| fs.unlink(dir, name)),
+            Op::Rmdir { path } => self.change_name(path, |fs, dir, name| fs.rmdir(dir, name)),
+            Op::Rename { from, to, mode } => {
+                let (dir, old) = self.split(from)?;
+                let (new_dir, new) = self.split(to)?;
+                self.touch(dir, &old);
+                self.touch(new_dir, &new);
+                let before = [self.stat(dir)?, self.stat(new_dir)?];
+                let result = self.fs.rename(dir, &old, new_dir, &new, *mode);
+                self.judge(before[0], result.is_ok())?;
+                self.judge(before[1], result.is_ok())?;
+                result?;
+                Ok(Outcome::Done)
+            }
+            Op::Lookup { path } => {
+                let attr = self.resolve(path)?;
+                let again = self.stat(attr.ino)?;
+                demand!(same_but_atime(&attr, &again), "lookup gave {attr:?}, getattr gave {again:?}");
+                Ok(Outcome::Attr((&attr).into()))
+            }
+            Op::Parent { path } => {
+                let attr = self.resolve(path)?;
+                let expected = self.resolve(&Path(path.0[..path.0.len().saturating_sub(1)].to_vec()))?.ino;
+                match self.fs.parent(attr.ino) {
+                    Ok(parent) => {
+                        demand!(attr.kind == FileKind::Directory, "parent() of a {:?} gave {parent}", attr.kind);
+                        demand!(parent == expected, "parent() gave {parent}, the path gives {expected}");
+                        Ok(Outcome::Done)
+                    }
+                    Err(error) => {
+                        demand!(attr.kind != FileKind::Directory, "parent() of a directory: {error}");
+                        Ok(Outcome::Refused)
+                    }
+                }
+            }
+            Op::Readlink { path } => {
+                let attr = self.resolve(path)?;
+                let target = self.fs.readlink(attr.ino)?;
+                demand!(target.len() as u64 == attr.size, "link of {} bytes, size {}", target.len(), attr.size);
+                Ok(Outcome::Bytes(target))
+            }
+            Op::Getattr { on } => {
+                let attr = self.target_attr(on)?;
+                demand!(attr.btime <= attr.ctime, "made at {:?}, changed at {:?}", attr.btime, attr.ctime);
+                Ok(Outcome::Attr((&attr).into()))
+            }
+            Op::Setattr { on, set } => {
+                let before = self.target_attr(on)?;
+                let result = self.fs.setattr(before.ino, set);
+                let after = self.judge(before, result.is_ok())?;
+                let given = result?;
+                demand!(same_but_atime(&given, &after), "setattr gave {given:?}, getattr gave {after:?}");
+                Ok(Outcome::Attr((&after).into()))
+            }
+            Op::Pin { path, slot } => {
+                self.close(*slot);
+                let attr = self.resolve(path)?;
+                self.fs.pin(attr.ino, attr.generation)?;
+                self.slots[*slot as usize] = Slot::Pinned(attr.ino);
+                Ok(Outcome::Done)
+            }
+            Op::Open { path, slot, mode } => {
+                self.close(*slot);
+                let attr = self.resolve(path)?;
+                let file = self.open(&attr, *mode)?;
+                demand!(file.ino() == attr.ino, "opened {}, the handle says {}", attr.ino, file.ino());
+                self.slots[*slot as usize] = Slot::File(file);
+                Ok(Outcome::Done)
+            }
+            Op::Close { slot } => {
+                self.close(*slot);
+                Ok(Outcome::Done)
+            }
+            Op::Read { .. }
+            | Op::Write { .. }
+            | Op::Append { .. }
+            | Op::Fallocate { .. }
+            | Op::SeekData { .. }
+            | Op::SeekHole { .. }
+            | Op::Fsync { .. } => self.data(op),
+            Op::Getxattr { .. } | Op::Setxattr { .. } | Op::Listxattr { .. } | Op::Removexattr { .. } => self.xattr(op),
+            Op::List { path } => self.list(path),
+            Op::ListBegin { path, slot } => self.begin_listing(path, *slot),
+            Op::ListNext { slot, count } => self.continue_listing(*slot, *count),
+            Op::ListEnd { slot } => self.finish_listing(*slot),
+            Op::Statfs => {
+                let s = self.fs.statfs()?;
+                demand!(s.block_bytes.is_power_of_two(), "block size {}", s.block_bytes);
+                demand!(s.blocks_available <= s.blocks_free && s.blocks_free <= s.blocks, "free more than all: {s:?}");
+                demand!(s.inodes_free <= s.inodes, "more inodes free than there are: {s:?}");
+                Ok(Outcome::Done)
+            }
+            Op::Sync => {
+                self.fs.sync()?;
+                Ok(Outcome::Done)
+            }
+        }
+    }
+
+    fn data(&mut self, op: &Op) -> Step<Outcome> {
+        match op {
+            Op::Read { on, offset, len } => {
+                let file = self.file(on)?;
+                let mut buffer = vec![0xee; *len];
+                let count = file.read_at(*offset, &mut buffer)?;
+                demand!(count <= *len, "read {count} bytes into a buffer of {len}");
+                let size = file.getattr()?.size;
+                let expected = size.saturating_sub(*offset).min(*len as u64);
+                demand!(count as u64 == expected, "read {count} bytes at {offset}, size {size}, wanted {expected}");
+                if count == 0 {
+                    self.settle_times(file.ino(), SetAttr { atime: Some(SETTLED), ..SetAttr::default() })?;
+                }
+                buffer.truncate(count);
+                Ok(Outcome::Bytes(buffer))
+            }
+            Op::Write { on, offset, len, fill } => {
+                let file = self.file(on)?;
+                let before = file.getattr()?;
+                let result = file.write_at(*offset, &pattern(*fill, *len));
+                self.judge(before, result.is_ok())?;
+                let count = result?;
+                demand!(count == *len, "wrote {count} of {len} bytes, below the atomic bound");
+                Ok(Outcome::Count(count))
+            }
+            Op::Append { on, len, fill } => {
+                let file = self.file(on)?;
+                let before = file.getattr()?;
+                let result = file.append(&pattern(*fill, *len));
+                self.judge(before, result.is_ok())?;
+                let (offset, count) = result?;
+                demand!(offset == before.size, "appended at {offset}, the end was at {}", before.size);
+                demand!(count == *len, "appended {count} of {len} bytes, below the atomic bound");
+                Ok(Outcome::Place { offset, count })
+            }
+            Op::Fallocate { on, mode, offset, len } => {
+                let file = self.file(on)?;
+                let before = file.getattr()?;
+                let result = file.fallocate(*mode, *offset, *len);
+                let after = self.judge(before, result.is_ok())?;
+                result?;
+                self.settle_content_change(&after)?;
+                Ok(Outcome::Done)
+            }
+            Op::SeekData { on, offset } => Ok(Outcome::Offset(self.file(on)?.seek_data(*offset)?)),
+            Op::SeekHole { on, offset } => Ok(Outcome::Offset(self.file(on)?.seek_hole(*offset)?)),
+            Op::Fsync { on } => {
+                self.file(on)?.fsync()?;
+                Ok(Outcome::Done)
+            }
+            other => unreachable!("{other:?} is no data operation"),
+        }
+    }
+
+    fn xattr(&mut self, op: &Op) -> Step<Outcome> {
+        let (Op::Getxattr { on, .. } | Op::Setxattr { on, .. } | Op::Listxattr { on } | Op::Removexattr { on, .. }) = op
+        else {
+            unreachable!("{op:?} is no attribute operation")
+        };
+        let before = self.target_attr(on)?;
+        if !matches!(before.kind, FileKind::File | FileKind::Directory) {
+            // Linux keeps `user.` attributes off these; whether the engine or the front end says so is open.
+            return Ok(Outcome::Skipped);
+        }
+        match op {
+            Op::Getxattr { name, .. } => Ok(Outcome::Bytes(self.fs.getxattr(before.ino, &xattr_name(*name))?)),
+            Op::Setxattr { name, len, mode, .. } => {
+                let value = pattern(1 + *len as u32, *len);
+                let result = self.fs.setxattr(before.ino, &xattr_name(*name), &value, *mode);
+                self.judge(before, result.is_ok())?;
+                result?;
+                Ok(Outcome::Done)
+            }
+            Op::Removexattr { name, .. } => {
+                let result = self.fs.removexattr(before.ino, &xattr_name(*name));
+                self.judge(before, result.is_ok())?;
+                result?;
+                Ok(Outcome::Done)
+            }
+            _ => {
+                let mut names = self.fs.listxattr(before.ino)?;
+                names.sort();
+                Ok(Outcome::Names(names))
+            }
+        }
+    }
+
+    fn list(&mut self, path: &Path) -> Step<Outcome> {
+        let dir = self.resolve(path)?.ino;
+        let mut entries = Vec::new();
+        self.fs.readdir(dir, 0, &mut |entry| {
+            entries.push((entry.name.to_vec(), entry.kind, entry.ino));
+            true
+        })?;
+        entries.sort_by(|a, b| a.0.cmp(&b.0));
+        for pair in entries.windows(2) {
+            demand!(pair[0].0 != pair[1].0, "{} is listed twice", pair[0].0.escape_ascii());
+        }
+        for (name, kind, ino) in &entries {
+            let attr = self.fs.lookup(dir, name)?;
+            demand!(
+                (attr.ino, attr.kind) == (*ino, *kind),
+                "{} is listed as {kind:?} {ino}, looked up as {:?} {}",
+                name.escape_ascii(),
+                attr.kind,
+                attr.ino
+            );
+        }
+        Ok(Outcome::Entries(entries.into_iter().map(|(name, kind, _)| (name, kind)).collect()))
+    }
+
+    fn begin_listing(&mut self, path: &Path, slot: u8) -> Step<Outcome> {
+        self.end_listing(slot);
+        let Outcome::Entries(entries) = self.list(path)? else { unreachable!("a list gives entries") };
+        let dir = self.resolve(path)?;
+        self.fs.pin(dir.ino, dir.generation)?;
+        self.listings[slot as usize] = Some(Listing {
+            dir: dir.ino,
+            cookie: 0,
+            at_start: entries.into_iter().collect(),
+            touched: BTreeSet::new(),
+            seen: BTreeSet::new(),
+        });
+        Ok(Outcome::Done)
+    }
+
+    fn continue_listing(&mut self, slot: u8, count: usize) -> Step<Outcome> {
+        let Some(listing) = &mut self.listings[slot as usize] else { return Ok(Outcome::Skipped) };
+        let mut broken = None;
+        let mut taken = 0;
+        let result = self.fs.readdir(listing.dir, listing.cookie, &mut |entry| {
+            if taken == count {
+                return false;
+            }
+            taken += 1;
+            listing.cookie = entry.next_cookie;
+            let fresh = listing.seen.insert(entry.name.to_vec());
+            if !listing.touched.contains(entry.name) {
+                let known = listing.at_start.get(entry.name) == Some(&entry.kind);
+                if !fresh || !known {
+                    let what = if fresh { "was not there" } else { "came twice" };
+                    broken = Some(format!("a listing in parts gave {}, which {what}", entry.name.escape_ascii()));
+                }
+            }
+            true
+        });
+        match result {
+            Ok(()) => {}
+            // The directory may have been removed meanwhile.
+            Err(FsError::NotFound | FsError::Stale) if self.fs.getattr(listing.dir).map_or(0, |a| a.nlink) == 0 => {}
+            Err(error) => return Err(error.into()),
+        }
+        broken.map_or(Ok(Outcome::Done), |text| Err(Stop::Violation(text)))
+    }
+
+    fn finish_listing(&mut self, slot: u8) -> Step<Outcome> {
+        let outcome = self.continue_listing(slot, usize::MAX)?;
+        let Some(listing) = self.end_listing(slot) else { return Ok(outcome) };
+        let kept: Vec<_> =
+            listing.at_start.into_iter().filter(|(name, _)| !listing.touched.contains(name)).collect();
+        for (name, _) in &kept {
+            demand!(listing.seen.contains(name), "a listing in parts left out {}", name.escape_ascii());
+        }
+        Ok(Outcome::Entries(kept))
+    }
+
+    fn end_listing(&mut self, slot: u8) -> Option<Listing> {
+        let listing = self.listings[slot as usize].take()?;
+        self.fs.unpin(listing.dir, 1);
+        Some(listing)
+    }
+
+    /// Notes for running listings that `name` of `dir` may come and go.
+    fn touch(&mut self, dir: Ino, name: &[u8]) {
+        for listing in self.listings.iter_mut().flatten().filter(|listing| listing.dir == dir) {
+            listing.touched.insert(name.to_vec());
+        }
+    }
+
+    fn create(
+        &mut self,
+        path: &Path,
+        make: impl FnOnce(&dyn FileSystem, Ino, &[u8]) -> Result<Attr>,
+    ) -> Step<Outcome> {
+        let (dir, name) = self.split(path)?;
+        self.touch(dir, &name);
+        let before = self.stat(dir)?;
+        let result = make(self.fs, dir, &name);
+        self.judge(before, result.is_ok())?;
+        let attr = result?;
+        let found = self.fs.lookup(dir, &name)?;
+        demand!(same_but_atime(&attr, &found), "creating gave {attr:?}, lookup gave {found:?}");
+        Ok(Outcome::Attr((&attr).into()))
+    }
+
+    fn change_name(
+        &mut self,
+        path: &Path,
+        change: impl FnOnce(&dyn FileSystem, Ino, &[u8]) -> Result<()>,
+    ) -> Step<Outcome> {
+        let (dir, name) = self.split(path)?;
+        self.touch(dir, &name);
+        let before = self.stat(dir)?;
+        let result = change(self.fs, dir, &name);
+        self.judge(before, result.is_ok())?;
+        result?;
+        Ok(Outcome::Done)
+    }
+
+    /// After a change: `ctime` has not gone back. After an error: nothing has changed.
+    fn judge(&self, before: Attr, changed: bool) -> Step<Attr> {
+        let after = self.stat(before.ino)?;
+        if changed {
+            demand!(after.ctime >= before.ctime, "ctime went back from {:?} to {:?}", before.ctime, after.ctime);
+        } else {
+            demand!(same_but_atime(&before, &after), "an operation failed but changed {before:?} to {after:?}");
+        }
+        Ok(after)
+    }
+
+    fn stat(&self, ino: Ino) -> Step<Attr> {
+        let attr = self
+            .fs
+            .getattr(ino)
+            .map_err(|error| Stop::Violation(format!("getattr of inode {ino}, which is in use: {error}")))?;
+        demand!(attr.ino == ino, "getattr of inode {ino} gave {attr:?}");
+        Ok(attr)
+    }
+
+    fn resolve(&self, path: &Path) -> Result<Attr> {
+        path.0.iter().try_fold(self.fs.getattr(ROOT_INO)?, |dir, &index| self.fs.lookup(dir.ino, &name(index)))
+    }
+
+    /// The directory of `path` and its last name; the root has none and is refused.
+    fn split(&self, path: &Path) -> Step<(Ino, Vec<u8>)> {
+        let Some((&last, dir)) = path.0.split_last() else { return Err(Stop::Outcome(Outcome::Skipped)) };
+        Ok((self.resolve(&Path(dir.to_vec()))?.ino, name(last)))
+    }
+
+    fn target_attr(&self, on: &Target) -> Step<Attr> {
+        match on {
+            Target::At(path) => Ok(self.resolve(path)?),
+            Target::Slot(slot) => match &self.slots[*slot as usize] {
+                Slot::Empty => Err(Stop::Outcome(Outcome::Skipped)),
+                Slot::Pinned(ino) => self.stat(*ino),
+                Slot::File(file) => {
+                    let (attr, by_ino) = (file.getattr()?, self.stat(file.ino())?);
+                    demand!(same_but_atime(&attr, &by_ino), "the handle says {attr:?}, the inode says {by_ino:?}");
+                    Ok(attr)
+                }
+            },
+        }
+    }
+
+    fn file(&self, on: &Target) -> Step<Arc<dyn OpenFile>> {
+        if let Target::Slot(slot) = on
+            && let Slot::File(file) = &self.slots[*slot as usize]
+        {
+            return Ok(file.clone());
+        }
+        self.open(&self.target_attr(on)?, OpenMode::read_write())
+    }
+
+    fn open(&self, attr: &Attr, mode: OpenMode) -> Step<Arc<dyn OpenFile>> {
+        match self.fs.open(attr.ino, mode) {
+            Ok(file) => {
+                demand!(attr.kind == FileKind::File, "a {:?} was opened as a regular file", attr.kind);
+                Ok(file)
+            }
+            // The contract names no error for opening what is no regular file.
+            Err(_) if attr.kind != FileKind::File => Err(Stop::Outcome(Outcome::Refused)),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    fn close(&mut self, slot: u8) {
+        if let Slot::Pinned(ino) = std::mem::replace(&mut self.slots[slot as usize], Slot::Empty) {
+            self.fs.unpin(ino, 1);
+        }
+    }
+
+    /// Sets times that the contract leaves open (whether a read of nothing moves `atime`).
+    fn settle_times(&self, ino: Ino, set: SetAttr) -> Step<()> {
+        self.fs.setattr(ino, &set).map(drop).map_err(|error| Stop::Violation(format!("setting times: {error}")))
+    }
+
+    /// After `fallocate`: whether it moves `mtime` when no byte changes, and clears setuid, is left open.
+    fn settle_content_change(&self, attr: &Attr) -> Step<()> {
+        let set = SetAttr { mode: Some(attr.mode & 0o777), mtime: Some(SETTLED), ..SetAttr::default() };
+        self.settle_times(attr.ino, set)
+    }
+
+    /// Size of the file `on`, and the first byte at or after `offset` that is not zero; None for no file.
+    ///
+    /// The file is read to find it, hole by hole, so this is exact whatever the engine calls a hole.
+    pub fn first_nonzero(&self, on: &Target, offset: u64) -> Option<(u64, Option<u64>)> {
+        let ino = self.target_attr(on).ok()?.ino;
+        let mode = OpenMode { no_atime: true, ..OpenMode::read_only() };
+        let file = self.fs.open(ino, mode).ok()?;
+        let size = file.getattr().ok()?.size;
+        let mut at = offset;
+        let mut buffer = vec![0; 64 << 10];
+        while at < size {
+            let Ok(data) = file.seek_data(at) else { break };
+            at = data;
+            let count = file.read_at(at, &mut buffer).ok()?;
+            if let Some(index) = buffer[..count].iter().position(|&byte| byte != 0) {
+                return Some((size, Some(at + index as u64)));
+            }
+            at += count.max(1) as u64;
+        }
+        Some((size, None))
+    }
+
+    /// The byte at `offset` of the file `on`.
+    pub fn byte_at(&self, on: &Target, offset: u64) -> Option<u8> {
+        let ino = self.target_attr(on).ok()?.ino;
+        let file = self.fs.open(ino, OpenMode { no_atime: true, ..OpenMode::read_only() }).ok()?;
+        let mut byte = [0];
+        (file.read_at(offset, &mut byte).ok()? == 1).then_some(byte[0])
+    }
+}
+
+impl Drop for Runner<'_> {
+    fn drop(&mut self) {
+        self.close_all();
+    }
+}
+
+/// The target of a generated symbolic link of this length.
+pub fn link_target(len: usize) -> Vec<u8> {
+    (0..len).map(|index| b"abc/../"[index % 7]).collect()
+}
+
+/// Whether two attributes are the same, but for what a read or the engine's housekeeping may move.
+fn same_but_atime(a: &Attr, b: &Attr) -> bool {
+    Attr { atime: b.atime, blocks: b.blocks, ..*a } == *b
+}

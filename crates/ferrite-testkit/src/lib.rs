@@ -1,0 +1,48 @@
+//! Test suites that every engine runs: written from the contract ([`ferrite_vfs::FileSystem`], POSIX and the
+//! project's design), never from an engine's code.
+//!
+//! What lives here: random operations ([`ops`]) and how they are applied and judged ([`apply`]); a whole
+//! tree as a value ([`snapshot`]); the comparison with the reference engine ([`model`]); a table of POSIX
+//! cases ([`posix`]); checks of concurrent behaviour ([`linear`]).
+//!
+//! An engine's `tests/` folder implements [`TestEngine`] and calls [`model::check_against_reference`],
+//! [`posix::run_all`] and [`linear::run_all`]; `tests/memfs.rs` of this crate is the example.
+//!
+//! *Architecture invariant:* nothing here knows an engine, and nothing here may be relaxed to suit one. Where
+//! the contract leaves a choice, the check accepts every choice, and its comment says so.
+
+pub mod apply;
+pub mod linear;
+pub mod model;
+pub mod ops;
+pub mod posix;
+pub mod rng;
+pub mod snapshot;
+
+use ferrite_vfs::FileSystem;
+
+/// An engine on some medium, as the suites need it.
+pub trait TestEngine {
+    /// The mounted file system.
+    fn fs(&self) -> &dyn FileSystem;
+
+    /// Unmounts cleanly and mounts again. The suites have closed every handle and taken back every pin. An
+    /// engine that keeps nothing (the in-memory reference) does nothing.
+    fn remount(&mut self);
+
+    /// Checks every structure of the engine (its fsck); panics on findings.
+    fn check(&self);
+}
+
+/// The seed to replay, if `FERRITE_SEED` is set (decimal, or hexadecimal after `0x`).
+///
+/// # Panics
+/// When the variable is set to something else: a replay that silently ran another seed would mislead.
+pub fn seed_from_env() -> Option<u64> {
+    let text = std::env::var("FERRITE_SEED").ok()?;
+    let parsed = match text.strip_prefix("0x") {
+        Some(hex) => u64::from_str_radix(hex, 16),
+        None => text.parse(),
+    };
+    Some(parsed.unwrap_or_else(|_| panic!("FERRITE_SEED={text}: want a decimal number, or 0x and hexadecimal digits")))
+}

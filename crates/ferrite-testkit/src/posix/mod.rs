@@ -1,0 +1,345 @@
+//! A table of POSIX cases, run on the [`FileSystem`] trait and, for permissions, on [`ferrite_vfs::Vfs`].
+//!
+//! Invariants: a case gets a fresh, empty engine and depends on no other; it closes every handle and takes back
+//! every pin. After each case the whole tree is compared before and after a remount, and the engine's own check
+//! runs, so every case is a test of persistence too.
+
+mod data;
+mod errors;
+mod links;
+mod names;
+mod open_unlinked;
+mod permissions;
+mod readdir;
+mod rename;
+mod space;
+mod sparse;
+mod times;
+mod xattrs;
+
+use std::cell::RefCell;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use ferrite_vfs::{
+    Attr, Cred, FileKind, FileSystem, FsError, Ino, NewNode, OpenFile, OpenMode, ROOT_INO, SetAttr, SetTime, Timestamp,
+};
+
+use crate::TestEngine;
+use crate::snapshot::Snapshot;
+
+/// What a case works with: the file system and shorthands that panic, naming the path, when a step that must
+/// succeed does not.
+pub struct Harness<'a> {
+    fs: &'a dyn FileSystem,
+    skipped: RefCell<Option<String>>,
+}
+
+/// One case.
+#[derive(Clone, Copy)]
+pub struct Case {
+    /// Area and name.
+    pub name: &'static str,
+    /// Runs it; panics when the engine breaks the rule.
+    pub run: fn(&Harness<'_>),
+}
+
+/// How a run of the suite went.
+#[derive(Debug, Default)]
+pub struct Report {
+    /// Cases that held.
+    pub passed: usize,
+    /// Cases that could not run (too small a pool, say), and why.
+    pub skipped: Vec<String>,
+    /// Cases that failed, and how.
+    pub failed: Vec<String>,
+}
+
+/// Every case, grouped by area.
+pub fn suite() -> Vec<Case> {
+    [
+        errors::CASES,
+        names::CASES,
+        links::CASES,
+        rename::CASES,
+        open_unlinked::CASES,
+        times::CASES,
+        data::CASES,
+        sparse::CASES,
+        xattrs::CASES,
+        readdir::CASES,
+        permissions::CASES,
+        space::CASES,
+    ]
+    .concat()
+}
+
+/// Runs every case, each on an engine of its own from `make`.
+///
+/// # Panics
+/// At the end, when any case failed, naming them all.
+pub fn run_all(make: impl Fn() -> Box<dyn TestEngine>) {
+    let report = run(make, &suite());
+    for skipped in &report.skipped {
+        println!("skipped: {skipped}");
+    }
+    let total = report.passed + report.failed.len() + report.skipped.len();
+    let failed = report.failed.join("\n  ");
+    assert!(report.failed.is_empty(), "{} of {total} POSIX cases failed:\n  {failed}", report.failed.len());
+    println!("{} of {total} POSIX cases passed", report.passed);
+}
+
+/// Runs `cases`, each on an engine of its own from `make`; never panics.
+pub fn run(make: impl Fn() -> Box<dyn TestEngine>, cases: &[Case]) -> Report {
+    let mut report = Report::default();
+    for case in cases {
+        let started = Instant::now();
+        match catch_unwind(AssertUnwindSafe(|| run_case(&make, case))) {
+            Ok(None) => report.passed += 1,
+            Ok(Some(why)) => report.skipped.push(format!("{}: {why}", case.name)),
+            Err(panic) => {
+                let text = panic.downcast_ref::<String>().cloned();
+                let text = text.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned()));
+                report.failed.push(format!("{}: {}", case.name, text.unwrap_or_default()));
+            }
+        }
+        if started.elapsed() > Duration::from_secs(5) {
+            println!("slow: {} took {:.1?}", case.name, started.elapsed());
+        }
+    }
+    report
+}
+
+fn run_case(make: &impl Fn() -> Box<dyn TestEngine>, case: &Case) -> Option<String> {
+    let mut engine = make();
+    let skipped = {
+        let harness = Harness { fs: engine.fs(), skipped: RefCell::new(None) };
+        harness.chmod(ROOT_INO, 0o755);
+        (case.run)(&harness);
+        harness.skipped.into_inner()
+    };
+    let before = Snapshot::capture(engine.fs()).expect("the tree can be walked after the case");
+    engine.remount();
+    let after = Snapshot::capture(engine.fs()).expect("the tree can be walked after the remount");
+    if let Some(difference) = before.difference(&after, ["before the remount", "after"]) {
+        panic!("{difference}");
+    }
+    engine.check();
+    skipped
+}
+
+/// Asserts that an operation is refused with this error, whatever the error's text is.
+#[macro_export]
+macro_rules! refused {
+    ($result:expr, $variant:ident $(| $other:ident)*) => {
+        match $result {
+            Err(error) => {
+                let errno = error.errno();
+                let wanted = [$crate::posix::errno_of(stringify!($variant)) $(, $crate::posix::errno_of(stringify!($other)))*];
+                assert!(
+                    wanted.contains(&errno),
+                    "{}: refused with \"{error}\", wanted {}",
+                    stringify!($result),
+                    stringify!($variant $(or $other)*)
+                );
+            }
+            Ok(_) => panic!("{}: succeeded, wanted {}", stringify!($result), stringify!($variant $(or $other)*)),
+        }
+    };
+}
+
+/// The errno of the [`FsError`] variant of this name; for [`refused!`].
+#[doc(hidden)]
+pub fn errno_of(variant: &str) -> i32 {
+    match variant {
+        "NotFound" => FsError::NotFound,
+        "AccessDenied" => FsError::AccessDenied,
+        "NotPermitted" => FsError::NotPermitted,
+        "Exists" => FsError::Exists,
+        "NotDirectory" => FsError::NotDirectory,
+        "IsDirectory" => FsError::IsDirectory,
+        "NotEmpty" => FsError::NotEmpty,
+        "NameTooLong" => FsError::NameTooLong,
+        "Invalid" => FsError::Invalid(""),
+        "TooManyLinks" => FsError::TooManyLinks,
+        "NoAttribute" => FsError::NoAttribute,
+        "FileTooBig" => FsError::FileTooBig,
+        "NoSuchAddress" => FsError::NoSuchAddress,
+        "BadHandle" => FsError::BadHandle,
+        "Loop" => FsError::Loop,
+        "Busy" => FsError::Busy,
+        "Stale" => FsError::Stale,
+        other => unreachable!("errno_of lacks {other}"),
+    }
+    .errno()
+}
+
+/// A time long past, told apart from every engine's clock.
+pub(crate) const PAST: Timestamp = Timestamp(86_400_000_000_000);
+
+impl<'a> Harness<'a> {
+    /// The file system under test.
+    pub fn fs(&self) -> &'a dyn FileSystem {
+        self.fs
+    }
+
+    /// Notes that the case cannot run on this engine.
+    pub fn skip(&self, why: impl Into<String>) {
+        *self.skipped.borrow_mut() = Some(why.into());
+    }
+
+    /// The inode of a path from the root, `a/b/c`; empty for the root.
+    pub fn ino(&self, path: &str) -> Ino {
+        self.stat(path).ino
+    }
+
+    /// Attributes of a path.
+    pub fn stat(&self, path: &str) -> Attr {
+        let mut attr = self.fs.getattr(ROOT_INO).expect("getattr of the root");
+        for name in path.split('/').filter(|name| !name.is_empty()) {
+            attr = self.fs.lookup(attr.ino, name.as_bytes()).unwrap_or_else(|error| panic!("lookup {name} of {path}: {error}"));
+        }
+        attr
+    }
+
+    /// Whether a path exists.
+    pub fn exists(&self, path: &str) -> bool {
+        let (dir, name) = self.split(path);
+        match self.fs.lookup(dir, name) {
+            Ok(_) => true,
+            Err(FsError::NotFound) => false,
+            Err(error) => panic!("lookup {path}: {error}"),
+        }
+    }
+
+    /// Directory and last name of a path.
+    pub fn split<'p>(&self, path: &'p str) -> (Ino, &'p [u8]) {
+        match path.rsplit_once('/') {
+            Some((dir, name)) => (self.ino(dir), name.as_bytes()),
+            None => (ROOT_INO, path.as_bytes()),
+        }
+    }
+
+    /// Makes a directory, mode 0755, owned by root.
+    pub fn mkdir(&self, path: &str) -> Ino {
+        let (dir, name) = self.split(path);
+        self.fs.mkdir(&Cred::root(), dir, name, 0o755).unwrap_or_else(|error| panic!("mkdir {path}: {error}")).ino
+    }
+
+    /// Makes an empty regular file, mode 0644, owned by root.
+    pub fn file(&self, path: &str) -> Ino {
+        self.node(path, FileKind::File)
+    }
+
+    /// Makes a file of this kind.
+    pub fn node(&self, path: &str, kind: FileKind) -> Ino {
+        let (dir, name) = self.split(path);
+        let made = match kind {
+            FileKind::Directory => self.fs.mkdir(&Cred::root(), dir, name, 0o755),
+            FileKind::Symlink => self.fs.symlink(&Cred::root(), dir, name, b"target"),
+            kind => {
+                let rdev = if matches!(kind, FileKind::CharDevice | FileKind::BlockDevice) { 0x0507 } else { 0 };
+                self.fs.mknod(&Cred::root(), dir, name, &NewNode { kind, mode: 0o644, rdev })
+            }
+        };
+        made.unwrap_or_else(|error| panic!("making {path} ({kind:?}): {error}")).ino
+    }
+
+    /// Opens a file for reading and writing.
+    pub fn open(&self, ino: Ino) -> Arc<dyn OpenFile> {
+        self.fs.open(ino, OpenMode::read_write()).unwrap_or_else(|error| panic!("open inode {ino}: {error}"))
+    }
+
+    /// Makes a file with this content and returns its inode.
+    pub fn write(&self, path: &str, content: &[u8]) -> Ino {
+        let ino = self.file(path);
+        self.write_at(ino, 0, content);
+        ino
+    }
+
+    /// Writes all of `data`.
+    pub fn write_at(&self, ino: Ino, offset: u64, data: &[u8]) {
+        assert_eq!(self.open(ino).write_at(offset, data).expect("write"), data.len(), "a write is whole");
+    }
+
+    /// Reads up to `len` bytes.
+    pub fn read_at(&self, ino: Ino, offset: u64, len: usize) -> Vec<u8> {
+        let mut buffer = vec![0xaa; len];
+        let count = self.open(ino).read_at(offset, &mut buffer).expect("read");
+        buffer.truncate(count);
+        buffer
+    }
+
+    /// Removes a name.
+    pub fn unlink(&self, path: &str) {
+        let (dir, name) = self.split(path);
+        self.fs.unlink(dir, name).unwrap_or_else(|error| panic!("unlink {path}: {error}"));
+    }
+
+    /// Removes a directory.
+    pub fn rmdir(&self, path: &str) {
+        let (dir, name) = self.split(path);
+        self.fs.rmdir(dir, name).unwrap_or_else(|error| panic!("rmdir {path}: {error}"));
+    }
+
+    /// Gives the inode of `path` a further name.
+    pub fn link(&self, path: &str, to: &str) {
+        let (dir, name) = self.split(to);
+        self.fs.link(self.ino(path), dir, name).unwrap_or_else(|error| panic!("link {path} {to}: {error}"));
+    }
+
+    /// Renames, replacing.
+    pub fn rename(&self, from: &str, to: &str) {
+        self.try_rename(from, to, ferrite_vfs::RenameMode::Replace)
+            .unwrap_or_else(|error| panic!("rename {from} {to}: {error}"));
+    }
+
+    /// Renames.
+    ///
+    /// # Errors
+    /// The engine's.
+    pub fn try_rename(&self, from: &str, to: &str, mode: ferrite_vfs::RenameMode) -> ferrite_vfs::Result<()> {
+        let ((dir, old), (new_dir, new)) = (self.split(from), self.split(to));
+        self.fs.rename(dir, old, new_dir, new, mode)
+    }
+
+    /// Sets the permission bits.
+    pub fn chmod(&self, ino: Ino, mode: u32) {
+        self.set(ino, SetAttr { mode: Some(mode), ..SetAttr::default() });
+    }
+
+    /// Sets the size.
+    pub fn truncate(&self, ino: Ino, size: u64) {
+        self.set(ino, SetAttr { size: Some(size), ..SetAttr::default() });
+    }
+
+    /// Sets attributes.
+    pub fn set(&self, ino: Ino, set: SetAttr) -> Attr {
+        self.fs.setattr(ino, &set).unwrap_or_else(|error| panic!("setattr {set:?} of inode {ino}: {error}"))
+    }
+
+    /// Puts `atime` and `mtime` into the past, so that an operation that moves them shows.
+    pub fn age(&self, ino: Ino) {
+        let set = SetAttr { atime: Some(SetTime::To(PAST)), mtime: Some(SetTime::To(PAST)), ..SetAttr::default() };
+        self.set(ino, set);
+    }
+
+    /// Names in a directory, sorted.
+    pub fn names(&self, path: &str) -> Vec<String> {
+        let mut names = Vec::new();
+        self.fs
+            .readdir(self.ino(path), 0, &mut |entry| {
+                names.push(String::from_utf8_lossy(entry.name).into_owned());
+                true
+            })
+            .unwrap_or_else(|error| panic!("readdir {path}: {error}"));
+        names.sort();
+        names
+    }
+
+    /// Link count of a path.
+    pub fn nlink(&self, path: &str) -> u32 {
+        self.stat(path).nlink
+    }
+}

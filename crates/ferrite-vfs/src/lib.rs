@@ -1,0 +1,21 @@
+//! The one interface between what people use (library, mount, network) and what stores (engines).
+//!
+//! What lives here: the inode-level [`FileSystem`] trait and its types and errors; the POSIX rules
+//! ([`posix`]); path walking with permission checks, once for all engines ([`Vfs`]); advisory locks
+//! ([`locks`]); and an in-memory reference engine ([`memfs`]), which the tests use as their oracle.
+//!
+//! *Architecture invariant:* no front end knows an engine and no engine knows a front end; both know
+//! only this crate, and this crate depends on neither, nor on any medium.
+//!
+//! *Architecture invariant:* engines do not check permissions. [`Vfs`] does (for the library and the
+//! network), or the kernel does (for the mount, which passes `default_permissions`). Engines apply the
+//! *consequences* POSIX ties to an operation (setgid inheritance, times, link counts) by calling the
+//! pure functions of [`posix`], so that these rules exist once.
+
+mod error;
+mod fs;
+mod types;
+
+pub use error::{FsError, Result};
+pub use fs::{FileSystem, OpenFile};
+pub use types::*;

@@ -1,0 +1,293 @@
+//! Types that cross the [`crate::FileSystem`] boundary: attributes, credentials, requests.
+
+use std::sync::Arc;
+
+/// An inode number. The root is [`ROOT_INO`]; 0 is never an inode.
+pub type Ino = u64;
+
+/// The inode number of the root directory.
+pub const ROOT_INO: Ino = 1;
+/// Longest name of one directory entry, in bytes.
+pub const NAME_MAX: usize = 255;
+/// Longest path or symbolic-link target, in bytes, with the terminating zero C counts.
+pub const PATH_MAX: usize = 4096;
+/// Most hard links an inode may have.
+pub const LINK_MAX: u32 = 65_000;
+/// Most symbolic links followed while walking one path.
+pub const SYMLOOP_MAX: usize = 40;
+/// Longest name of an extended attribute, in bytes.
+pub const XATTR_NAME_MAX: usize = 255;
+/// Longest value of an extended attribute, in bytes.
+pub const XATTR_SIZE_MAX: usize = 65_536;
+
+/// What an inode is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum FileKind {
+    /// Regular file.
+    File,
+    /// Directory.
+    Directory,
+    /// Symbolic link.
+    Symlink,
+    /// Named pipe.
+    Fifo,
+    /// Unix-domain socket.
+    Socket,
+    /// Character device.
+    CharDevice,
+    /// Block device.
+    BlockDevice,
+}
+
+impl FileKind {
+    /// The `S_IFMT` bits of this kind.
+    pub fn mode_bits(self) -> u32 {
+        match self {
+            FileKind::File => libc::S_IFREG,
+            FileKind::Directory => libc::S_IFDIR,
+            FileKind::Symlink => libc::S_IFLNK,
+            FileKind::Fifo => libc::S_IFIFO,
+            FileKind::Socket => libc::S_IFSOCK,
+            FileKind::CharDevice => libc::S_IFCHR,
+            FileKind::BlockDevice => libc::S_IFBLK,
+        }
+    }
+
+    /// The kind named by the `S_IFMT` bits of `mode`, if they name one.
+    pub fn from_mode(mode: u32) -> Option<FileKind> {
+        Some(match mode & libc::S_IFMT {
+            libc::S_IFREG => FileKind::File,
+            libc::S_IFDIR => FileKind::Directory,
+            libc::S_IFLNK => FileKind::Symlink,
+            libc::S_IFIFO => FileKind::Fifo,
+            libc::S_IFSOCK => FileKind::Socket,
+            libc::S_IFCHR => FileKind::CharDevice,
+            libc::S_IFBLK => FileKind::BlockDevice,
+            _ => return None,
+        })
+    }
+}
+
+/// A point in time: nanoseconds since the Unix epoch (negative before it; 1677 to 2262).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub struct Timestamp(pub i64);
+
+impl Timestamp {
+    /// From seconds and nanoseconds, clamped to what the format can hold.
+    pub fn new(seconds: i64, nanoseconds: u32) -> Self {
+        Timestamp(seconds.saturating_mul(1_000_000_000).saturating_add(i64::from(nanoseconds)))
+    }
+
+    /// Whole seconds since the epoch, rounded down.
+    pub fn seconds(self) -> i64 {
+        self.0.div_euclid(1_000_000_000)
+    }
+
+    /// Nanoseconds after [`Self::seconds`].
+    pub fn nanoseconds(self) -> u32 {
+        self.0.rem_euclid(1_000_000_000) as u32
+    }
+}
+
+/// Attributes of an inode, as `stat` shows them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Attr {
+    /// Inode number.
+    pub ino: Ino,
+    /// Changes each time the number is given to a new file.
+    pub generation: u32,
+    /// What it is.
+    pub kind: FileKind,
+    /// Permission bits with setuid, setgid and sticky (`07777`), without the kind.
+    pub mode: u32,
+    /// Number of names.
+    pub nlink: u32,
+    /// Owner.
+    pub uid: u32,
+    /// Group.
+    pub gid: u32,
+    /// Device number, for device files.
+    pub rdev: u32,
+    /// Size in bytes.
+    pub size: u64,
+    /// Space used, in units of 512 bytes.
+    pub blocks: u64,
+    /// Last read.
+    pub atime: Timestamp,
+    /// Last change of the content.
+    pub mtime: Timestamp,
+    /// Last change of the inode.
+    pub ctime: Timestamp,
+    /// Creation.
+    pub btime: Timestamp,
+}
+
+/// Who asks. Cheap to clone.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Cred {
+    /// Effective user.
+    pub uid: u32,
+    /// Effective group.
+    pub gid: u32,
+    /// Supplementary groups.
+    pub groups: Arc<[u32]>,
+}
+
+impl Cred {
+    /// A user with one group.
+    pub fn new(uid: u32, gid: u32) -> Self {
+        Cred { uid, gid, groups: Arc::from([]) }
+    }
+
+    /// The superuser.
+    pub fn root() -> Self {
+        Cred::new(0, 0)
+    }
+
+    /// Whether permission checks are waived.
+    pub fn is_root(&self) -> bool {
+        self.uid == 0
+    }
+
+    /// Whether the caller is in `gid`.
+    pub fn in_group(&self, gid: u32) -> bool {
+        self.gid == gid || self.groups.contains(&gid)
+    }
+}
+
+/// A new value for a time stamp.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SetTime {
+    /// The engine's clock at the time of the operation.
+    Now,
+    /// This time.
+    To(Timestamp),
+}
+
+/// Which attributes to change; all in one atomic step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct SetAttr {
+    /// New permission bits (`07777`).
+    pub mode: Option<u32>,
+    /// New owner.
+    pub uid: Option<u32>,
+    /// New group.
+    pub gid: Option<u32>,
+    /// New size: cuts off, or extends by a hole.
+    pub size: Option<u64>,
+    /// New access time.
+    pub atime: Option<SetTime>,
+    /// New modification time.
+    pub mtime: Option<SetTime>,
+    /// Clear setuid and (on group-executable files) setgid too: an unprivileged write, truncate or chown.
+    pub kill_priv: bool,
+}
+
+/// What to create: see [`crate::FileSystem::mknod`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct NewNode {
+    /// Anything but a directory or symbolic link.
+    pub kind: FileKind,
+    /// Permission bits (`07777`), the umask already applied.
+    pub mode: u32,
+    /// Device number, for device files.
+    pub rdev: u32,
+}
+
+/// One entry of a directory listing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DirEntry<'a> {
+    /// The entry's inode.
+    pub ino: Ino,
+    /// Its kind.
+    pub kind: FileKind,
+    /// Its name.
+    pub name: &'a [u8],
+    /// Where the listing goes on *after* this entry: stays valid whatever is created or removed.
+    pub next_cookie: u64,
+}
+
+/// How `rename` treats an existing target.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum RenameMode {
+    /// Replace it, as `rename(2)`.
+    #[default]
+    Replace,
+    /// Refuse with `Exists` (`RENAME_NOREPLACE`).
+    NoReplace,
+    /// Swap the two (`RENAME_EXCHANGE`).
+    Exchange,
+}
+
+/// What `setxattr` demands of an existing attribute.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum XattrMode {
+    /// Create or replace.
+    #[default]
+    Any,
+    /// Must be new (`XATTR_CREATE`).
+    Create,
+    /// Must exist (`XATTR_REPLACE`).
+    Replace,
+}
+
+/// What `fallocate` does to a range.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FallocateMode {
+    /// Reserve space; grow the file when `keep_size` is false.
+    Allocate {
+        /// Leave the size as it is.
+        keep_size: bool,
+    },
+    /// Free the range; it reads as zeros; the size stays.
+    PunchHole,
+    /// The range reads as zeros and stays allocated.
+    ZeroRange {
+        /// Leave the size as it is.
+        keep_size: bool,
+    },
+}
+
+/// How a file is opened, as far as an engine cares.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct OpenMode {
+    /// Reads are allowed.
+    pub read: bool,
+    /// Writes are allowed.
+    pub write: bool,
+    /// A write clears setuid and setgid (the opener is not privileged).
+    pub kill_priv: bool,
+    /// Reads leave the access time alone (`O_NOATIME`).
+    pub no_atime: bool,
+}
+
+impl OpenMode {
+    /// For reading.
+    pub fn read_only() -> Self {
+        OpenMode { read: true, ..OpenMode::default() }
+    }
+
+    /// For reading and writing.
+    pub fn read_write() -> Self {
+        OpenMode { read: true, write: true, ..OpenMode::default() }
+    }
+}
+
+/// Space and inodes, as `df` shows them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct StatFs {
+    /// Block size in bytes; the unit of the block counts below.
+    pub block_bytes: u32,
+    /// Blocks that can hold data or directories.
+    pub blocks: u64,
+    /// Free ones, the reserve included.
+    pub blocks_free: u64,
+    /// Free ones that a new file can get.
+    pub blocks_available: u64,
+    /// Inodes.
+    pub inodes: u64,
+    /// Free inodes (or, if fewer, free names).
+    pub inodes_free: u64,
+    /// Identifies the file system.
+    pub fsid: u64,
+}

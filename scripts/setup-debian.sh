@@ -1,0 +1,45 @@
+#!/usr/bin/env bash
+# Installs what Ferrite needs on Debian (12 or later): a C toolchain, FUSE, and a Rust toolchain if none new enough is at hand.
+#
+#   scripts/setup-debian.sh build     what it takes to build and mount
+#   scripts/setup-debian.sh test      that, and the programs the tests run on a mount
+#
+# Prints nothing when all is there already. Needs root (or sudo) only to install.
+set -euo pipefail
+
+minimum_rust=1.90
+build_packages=(gcc libc6-dev make pkg-config fuse3 sqlite3 git ca-certificates)
+test_packages=(libfuse3-dev fio stress-ng rsync attr acl tar python3)
+
+packages=("${build_packages[@]}")
+[ "${1:-build}" = test ] && packages+=("${test_packages[@]}")
+
+run_as_root() {
+    if [ "$(id -u)" = 0 ]; then "$@"; else sudo "$@"; fi
+}
+
+missing=()
+for package in "${packages[@]}"; do
+    dpkg-query -W -f '${Status}' "$package" 2>/dev/null | grep -q 'install ok installed' || missing+=("$package")
+done
+
+rust_is_new_enough() {
+    local version
+    version=$(rustc --version 2>/dev/null | cut -d' ' -f2) || return 1
+    [ -n "$version" ] && [ "$(printf '%s\n%s\n' "$minimum_rust" "$version" | sort -V | head -n 1)" = "$minimum_rust" ]
+}
+rust_is_new_enough || missing+=(rustc-web cargo-web)
+
+if [ "${#missing[@]}" -gt 0 ]; then
+    echo "installing: ${missing[*]}"
+    run_as_root apt-get update -q >/dev/null
+    DEBIAN_FRONTEND=noninteractive run_as_root apt-get install -y -q "${missing[@]}" >/dev/null
+fi
+if ! rust_is_new_enough; then
+    echo "Ferrite needs rustc $minimum_rust or newer; found: $(rustc --version 2>/dev/null || echo none)." >&2
+    echo "Install a newer Rust toolchain and put it first in PATH." >&2
+    exit 1
+fi
+if [ ! -e /dev/fuse ]; then
+    run_as_root modprobe fuse 2>/dev/null || true
+fi
