@@ -7,6 +7,11 @@
 //! [`MapTx`]. *Architecture invariant:* structures on the medium change only through
 //! [`MapTx::set_word`], that is, by applying a committed journal record; lookups never write.
 
+pub mod bitmap;
+pub mod bounds;
+pub mod hashfs;
+pub mod simd;
+
 use thiserror::Error;
 
 /// The two 32-bit halves stored for a mapped page; see `docs/format.md`.

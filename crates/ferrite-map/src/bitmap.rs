@@ -1,0 +1,141 @@
+//! A free map in DRAM: one bit a thing, set while it is in use or claimed.
+//!
+//! Claims are single atomic operations (DESIGN §3): of two threads that want the same bit exactly one gets it.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+const WORD_BITS: u64 = 64;
+
+/// An atomic bitmap of fixed length.
+#[derive(Debug)]
+pub struct AtomicBitmap {
+    words: Box<[AtomicU64]>,
+    len: u64,
+}
+
+impl AtomicBitmap {
+    /// `len` bits, all free.
+    pub fn new(len: u64) -> Self {
+        let words: Box<[AtomicU64]> = (0..len.div_ceil(WORD_BITS)).map(|_| AtomicU64::new(0)).collect();
+        let bitmap = AtomicBitmap { words, len };
+        // The bits behind the last are never free, so that word-wise scans need no special case.
+        if len % WORD_BITS != 0 {
+            bitmap.words[(len / WORD_BITS) as usize].store(u64::MAX << (len % WORD_BITS), Ordering::Relaxed);
+        }
+        bitmap
+    }
+
+    fn word(&self, index: u64) -> (&AtomicU64, u64) {
+        assert!(index < self.len, "bit {index} of {}", self.len);
+        (&self.words[(index / WORD_BITS) as usize], 1 << (index % WORD_BITS))
+    }
+
+    /// Number of bits.
+    #[allow(clippy::len_without_is_empty, reason = "a free map of nothing is not made")]
+    pub fn len(&self) -> u64 {
+        self.len
+    }
+
+    /// Whether bit `index` is set.
+    #[inline]
+    pub fn is_set(&self, index: u64) -> bool {
+        let (word, bit) = self.word(index);
+        word.load(Ordering::Acquire) & bit != 0
+    }
+
+    /// Sets bit `index`; true if it was free and is the caller's now.
+    #[inline]
+    pub fn claim(&self, index: u64) -> bool {
+        let (word, bit) = self.word(index);
+        word.fetch_or(bit, Ordering::AcqRel) & bit == 0
+    }
+
+    /// Sets bit `index`, whoever had it.
+    pub fn set(&self, index: u64) {
+        self.claim(index);
+    }
+
+    /// Clears bit `index`; true if it was set.
+    pub fn release(&self, index: u64) -> bool {
+        let (word, bit) = self.word(index);
+        word.fetch_and(!bit, Ordering::AcqRel) & bit != 0
+    }
+
+    /// The eight bits of group `group`, lowest first; set bits are in use.
+    #[inline]
+    pub fn octet(&self, group: u64) -> u8 {
+        let index = group * 8;
+        (self.words[(index / WORD_BITS) as usize].load(Ordering::Acquire) >> (index % WORD_BITS)) as u8
+    }
+
+    /// Claims the first free bit at or behind `cursor`, going round once; `None` if all are set.
+    pub fn claim_from(&self, cursor: u64) -> Option<u64> {
+        if self.len == 0 {
+            return None;
+        }
+        let start = cursor % self.len;
+        let first = (start / WORD_BITS) as usize;
+        let count = self.words.len();
+        // The first word is visited twice: from the cursor on, and at the end what lies before it.
+        for step in 0..=count {
+            let at = (first + step) % count;
+            let hidden = if step == 0 { (1 << (start % WORD_BITS)) - 1 } else { 0 };
+            let word = &self.words[at];
+            let mut seen = word.load(Ordering::Acquire);
+            while seen | hidden != u64::MAX {
+                let bit = (seen | hidden).trailing_ones();
+                let before = word.fetch_or(1 << bit, Ordering::AcqRel);
+                if before >> bit & 1 == 0 {
+                    return Some(at as u64 * WORD_BITS + u64::from(bit));
+                }
+                seen = before;
+            }
+        }
+        None
+    }
+
+    /// Number of set bits. Exact only while nobody changes it.
+    pub fn count_used(&self) -> u64 {
+        let ones: u64 = self.words.iter().map(|word| u64::from(word.load(Ordering::Relaxed).count_ones())).sum();
+        ones - (self.words.len() as u64 * WORD_BITS - self.len)
+    }
+
+    /// DRAM used, in bytes.
+    pub fn dram_bytes(&self) -> u64 {
+        self.words.len() as u64 * 8
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    #[test]
+    fn next_fit_finds_every_bit_once_wherever_it_starts() {
+        for len in [1, 63, 64, 65, 200] {
+            for start in [0, 1, 63, 64, 150, 1000] {
+                let bitmap = AtomicBitmap::new(len);
+                let found: BTreeSet<u64> = std::iter::from_fn(|| bitmap.claim_from(start)).collect();
+                assert_eq!(found, (0..len).collect(), "length {len}, start {start}");
+                assert_eq!(bitmap.count_used(), len);
+            }
+        }
+    }
+
+    #[test]
+    fn threads_never_claim_the_same_bit() {
+        let bitmap = AtomicBitmap::new(10_000);
+        let mut all: Vec<u64> = std::thread::scope(|scope| {
+            let claim = |start: u64| {
+                let bitmap = &bitmap;
+                move || std::iter::from_fn(|| bitmap.claim_from(start)).collect::<Vec<_>>()
+            };
+            let threads: Vec<_> = (0..4).map(|n| scope.spawn(claim(n * 100))).collect();
+            threads.into_iter().flat_map(|thread| thread.join().unwrap()).collect()
+        });
+        all.sort_unstable();
+        assert_eq!(all, (0..10_000).collect::<Vec<_>>());
+    }
+}

@@ -1,0 +1,401 @@
+//! HashFS: one global open-addressing table that maps and allocates with one hash (hashfs.txt §3.2.2).
+//!
+//! Buckets of 128 bytes: a line of eight keys, and next to it the line of their page words. Slot *i* **is** data
+//! block *i*: the block a new page gets is the one of the slot its key hashes to, if that is free. A quarter more
+//! slots than blocks keeps a full pool's table at a load of 0.8 (DESIGN §3); the last fifth of the slots owns no block.
+//!
+//! What the paper leaves open, and is settled here:
+//! * Slots are claimed by one atomic operation on a DRAM bitmap; a key reaches the table only by a committed record.
+//! * Linear probing goes bucket by bucket, ends at the home's bound ([`Bounds`]), and wraps; so it always ends.
+//! * A delete clears key and word. No tombstones; no entry ever moves, so records may name words.
+//!
+//! Invariants: a key in the table lies within its home's bound. A slot whose key is set is claimed. A lookup may race with
+//! changes of *other* inodes' keys only: words are atomic, so it sees each key whole.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use ferrite_pm::Region;
+
+use crate::bitmap::AtomicBitmap;
+use crate::bounds::Bounds;
+use crate::simd::{self, Level};
+use crate::{FileMap, MapEntry, MapError, MapTx, PageWord, Resource, TransCache};
+
+const BUCKET_SLOTS: u64 = 8;
+const BUCKET_BYTES: u64 = 128;
+const LINE_BYTES: u64 = 64;
+/// Blocks hashed as one vector.
+const VECTOR: usize = 8;
+/// Buckets a thread takes at a time when loading.
+const LOAD_CHUNK: u64 = 4096;
+
+/// Place and size of a table, as the superblock has it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct HashFsGeometry {
+    /// Pool offset, divisible by 128.
+    pub table_offset: u64,
+    /// Slots, a multiple of 8.
+    pub slots: u32,
+    /// Block number of data block 0, which is slot 0's.
+    pub first_block: u32,
+    /// Data blocks.
+    pub blocks: u32,
+    /// Seed of the hash.
+    pub seed: u64,
+}
+
+impl HashFsGeometry {
+    /// Slots for so many data blocks: 1.25 a block.
+    pub fn slots_for(blocks: u32) -> u32 {
+        (u64::from(blocks) * 5).div_ceil(4).next_multiple_of(BUCKET_SLOTS).max(BUCKET_SLOTS) as u32
+    }
+
+    /// Bytes of a table of so many slots.
+    pub fn table_bytes(slots: u32) -> u64 {
+        u64::from(slots) / BUCKET_SLOTS * BUCKET_BYTES
+    }
+}
+
+/// The table of a mounted pool.
+pub struct HashFs {
+    region: Arc<Region>,
+    geometry: HashFsGeometry,
+    buckets: u64,
+    level: Level,
+    used: AtomicBitmap,
+    bounds: Bounds,
+}
+
+fn key_of(ino: u32, lblk: u32) -> u64 {
+    u64::from(ino) << 32 | u64::from(lblk)
+}
+
+impl HashFs {
+    /// For the table at `geometry`; [`FileMap::load`] must follow before changes.
+    pub fn new(region: Arc<Region>, geometry: HashFsGeometry) -> Self {
+        let buckets = u64::from(geometry.slots) / BUCKET_SLOTS;
+        HashFs {
+            region,
+            geometry,
+            buckets,
+            level: Level::detect(),
+            used: AtomicBitmap::new(u64::from(geometry.slots)),
+            bounds: Bounds::new(buckets as usize),
+        }
+    }
+
+    /// With another instruction set than the best; for tests.
+    pub fn with_level(mut self, level: Level) -> Self {
+        self.level = level;
+        self
+    }
+
+    #[inline]
+    fn bucket_offset(&self, bucket: u64) -> u64 {
+        self.geometry.table_offset + bucket * BUCKET_BYTES
+    }
+
+    fn key_offset(&self, slot: u64) -> u64 {
+        self.bucket_offset(slot / BUCKET_SLOTS) + slot % BUCKET_SLOTS * 8
+    }
+
+    fn word_offset(&self, slot: u64) -> u64 {
+        self.key_offset(slot) + LINE_BYTES
+    }
+
+    #[inline]
+    fn word(&self, slot: u64) -> PageWord {
+        PageWord(self.region.load(self.word_offset(slot)))
+    }
+
+    #[inline]
+    fn home(&self, key: u64) -> u64 {
+        simd::home(key, self.geometry.seed, self.buckets)
+    }
+
+    fn keys(&self, bucket: u64) -> &[AtomicU64] {
+        self.region.words(self.bucket_offset(bucket), BUCKET_SLOTS as usize)
+    }
+
+    #[inline]
+    fn wrap(&self, bucket: u64) -> u64 {
+        if bucket >= self.buckets { bucket - self.buckets } else { bucket }
+    }
+
+    /// Slot of `key`, whose home is `home`.
+    #[inline]
+    fn find_from(&self, key: u64, home: u64) -> Option<u64> {
+        let found = simd::matches(self.level, self.keys(home), key);
+        if found != 0 {
+            return Some(home * BUCKET_SLOTS + u64::from(found.trailing_zeros()));
+        }
+        // The bound is looked at only now: most keys lie at home, and its line is one more to miss.
+        for distance in 1..=self.bounds.lines_to_probe(home as usize, self.buckets) {
+            let bucket = self.wrap(home + distance);
+            let found = simd::matches(self.level, self.keys(bucket), key);
+            if found != 0 {
+                return Some(bucket * BUCKET_SLOTS + u64::from(found.trailing_zeros()));
+            }
+        }
+        None
+    }
+
+    fn find(&self, ino: u32, lblk: u32) -> Option<u64> {
+        let key = key_of(ino, lblk);
+        self.find_from(key, self.home(key))
+    }
+
+    /// First slot from `home` on that is free, and how many buckets behind home it lies. With `claim` it is the caller's.
+    fn free_slot(&self, home: u64, claim: bool) -> Option<(u64, u64)> {
+        for distance in 0..self.buckets {
+            let bucket = self.wrap(home + distance);
+            let mut taken = self.used.octet(bucket);
+            while taken != u8::MAX {
+                let slot = bucket * BUCKET_SLOTS + u64::from(taken.trailing_ones());
+                if !claim || self.used.claim(slot) {
+                    return Some((slot, distance));
+                }
+                taken = self.used.octet(bucket);
+            }
+        }
+        None
+    }
+
+    /// The block that slot `slot` is.
+    pub fn own_block(&self, slot: u64) -> Option<u32> {
+        (slot < u64::from(self.geometry.blocks)).then(|| self.geometry.first_block + slot as u32)
+    }
+
+    fn entry(&self, slot: u64) -> Option<MapEntry> {
+        let key = self.region.load(self.key_offset(slot));
+        let (ino, lblk) = ((key >> 32) as u32, key as u32);
+        (key != 0).then(|| MapEntry { ino, lblk, word: self.word(slot), slot: slot as u32 })
+    }
+
+    fn is_data_block(&self, block: u32) -> bool {
+        let first = self.geometry.first_block;
+        block >= first && u64::from(block) < u64::from(first) + u64::from(self.geometry.blocks)
+    }
+
+    fn load_bucket(&self, bucket: u64, visit: &(dyn Fn(MapEntry) + Sync)) -> Result<(), MapError> {
+        let mut result = Ok(());
+        for (index, key) in self.keys(bucket).iter().enumerate() {
+            let key = key.load(Ordering::Relaxed);
+            if key == 0 {
+                continue;
+            }
+            let slot = bucket * BUCKET_SLOTS + index as u64;
+            self.used.set(slot);
+            let home = self.home(key);
+            self.bounds.raise(home as usize, self.wrap(bucket + self.buckets - home));
+            let (ino, lblk, word) = ((key >> 32) as u32, key as u32, self.word(slot));
+            if ino == 0 || !self.is_data_block(word.page()) {
+                let page = word.page();
+                let what = format!("slot {slot} maps page {lblk} of inode {ino} to block {page}, which holds no data");
+                result = Err(MapError::Damaged(what));
+                continue;
+            }
+            visit(MapEntry { ino, lblk, word, slot: slot as u32 });
+        }
+        result
+    }
+
+    /// Resolves eight blocks from `lblk` on at once, prefetching what their keys hash to.
+    #[inline]
+    fn find_vector(&self, ino: u32, lblk: u32, count: usize, mut found: impl FnMut(usize, Option<u64>)) {
+        let key = key_of(ino, lblk);
+        let homes = simd::homes(self.level, key, self.geometry.seed, self.buckets);
+        for &home in &homes[..count] {
+            let offset = self.bucket_offset(home);
+            self.region.prefetch(offset);
+            self.region.prefetch(offset + LINE_BYTES);
+        }
+        for (index, &home) in homes[..count].iter().enumerate() {
+            found(index, self.find_from(key + index as u64, home));
+        }
+    }
+
+    /// Looks up one block by the hints of an open file. Blocks asked for in order are resolved eight at a time, and the
+    /// other seven leave hints.
+    #[inline]
+    fn get_hinted(&self, ino: u32, lblk: u32, cache: &TransCache) -> PageWord {
+        if let Some(slot) = cache.slot(lblk) {
+            if slot < u64::from(self.geometry.slots)
+                && self.region.load(self.key_offset(slot)) == key_of(ino, lblk)
+            {
+                return self.word(slot);
+            }
+        }
+        let in_order = lblk > 0 && cache.slot(lblk - 1).is_some();
+        if !in_order {
+            let slot = self.find(ino, lblk);
+            cache.put(lblk, slot);
+            return slot.map_or(PageWord::HOLE, |slot| self.word(slot));
+        }
+        let mut word = PageWord::HOLE;
+        let count = VECTOR.min((u32::MAX - lblk) as usize + 1);
+        self.find_vector(ino, lblk, count, |index, slot| {
+            cache.put(lblk + index as u32, slot);
+            if index == 0 {
+                word = slot.map_or(PageWord::HOLE, |slot| self.word(slot));
+            }
+        });
+        word
+    }
+
+    /// Buckets a lookup of this page looks at, for benchmarks.
+    pub fn probe_lines(&self, ino: u32, lblk: u32) -> u64 {
+        let home = self.home(key_of(ino, lblk));
+        match self.find(ino, lblk) {
+            Some(slot) => self.wrap(slot / BUCKET_SLOTS + self.buckets - home) + 1,
+            None => self.bounds.lines_to_probe(home as usize, self.buckets) + 1,
+        }
+    }
+}
+
+impl TransCache {
+    /// Where `lblk` was seen.
+    #[inline]
+    fn slot(&self, lblk: u32) -> Option<u64> {
+        let hint = self.hints[lblk as usize % 8].load(Ordering::Relaxed);
+        (hint >> 32 == u64::from(lblk) && hint as u32 != 0).then(|| u64::from(hint as u32) - 1)
+    }
+
+    #[inline]
+    fn put(&self, lblk: u32, slot: Option<u64>) {
+        let hint = slot.map_or(0, |slot| u64::from(lblk) << 32 | (slot + 1));
+        self.hints[lblk as usize % 8].store(hint, Ordering::Relaxed);
+    }
+}
+
+impl FileMap for HashFs {
+    fn name(&self) -> &'static str {
+        "hashfs"
+    }
+
+    fn get(&self, ino: u32, lblk: u32) -> PageWord {
+        self.find(ino, lblk).map_or(PageWord::HOLE, |slot| self.word(slot))
+    }
+
+    fn get_many(&self, ino: u32, lblk: u32, out: &mut [PageWord], cache: &TransCache) {
+        if let [word] = out {
+            *word = self.get_hinted(ino, lblk, cache);
+            return;
+        }
+        for (chunk_index, chunk) in out.chunks_mut(VECTOR).enumerate() {
+            let first = lblk + (chunk_index * VECTOR) as u32;
+            let count = chunk.len();
+            self.find_vector(ino, first, count, |index, slot| {
+                chunk[index] = slot.map_or(PageWord::HOLE, |slot| self.word(slot));
+            });
+        }
+    }
+
+    fn prefetch(&self, ino: u32, lblk: u32) {
+        let offset = self.bucket_offset(self.home(key_of(ino, lblk)));
+        self.region.prefetch(offset);
+        self.region.prefetch(offset + LINE_BYTES);
+    }
+
+    fn alloc_page(&self, tx: &mut dyn MapTx, ino: u32, lblk: u32) -> Result<u32, MapError> {
+        let key = key_of(ino, lblk);
+        let home = self.home(key);
+        // A page that is away swings home; a new one takes the block of the slot it is about to take.
+        let slot = self.find_from(key, home).or_else(|| self.free_slot(home, false).map(|(slot, _)| slot));
+        match slot.and_then(|slot| self.own_block(slot)) {
+            Some(block) if tx.claim_block(block) => Ok(block),
+            _ => tx.alloc_block(),
+        }
+    }
+
+    fn insert(&self, tx: &mut dyn MapTx, ino: u32, lblk: u32, word: PageWord) -> Result<(), MapError> {
+        let key = key_of(ino, lblk);
+        let home = self.home(key);
+        let (slot, distance) = self.free_slot(home, true).ok_or(MapError::TableFull)?;
+        tx.claimed(Resource::MapSlot(slot as u32));
+        // Before the key can become visible, so that no lookup stops short of it.
+        self.bounds.raise(home as usize, distance);
+        tx.set_word(self.word_offset(slot), word.0);
+        tx.set_word(self.key_offset(slot), key);
+        Ok(())
+    }
+
+    fn replace(&self, tx: &mut dyn MapTx, ino: u32, lblk: u32, word: PageWord) -> Result<(), MapError> {
+        let slot = self
+            .find(ino, lblk)
+            .ok_or_else(|| MapError::Damaged(format!("page {lblk} of inode {ino} vanished from the table")))?;
+        tx.set_word(self.word_offset(slot), word.0);
+        Ok(())
+    }
+
+    fn remove(&self, tx: &mut dyn MapTx, ino: u32, lblk: u32) -> Result<PageWord, MapError> {
+        let Some(slot) = self.find(ino, lblk) else {
+            return Ok(PageWord::HOLE);
+        };
+        let word = self.word(slot);
+        tx.set_word(self.key_offset(slot), 0);
+        tx.set_word(self.word_offset(slot), 0);
+        tx.freed(Resource::MapSlot(slot as u32));
+        Ok(word)
+    }
+
+    fn release(&self, slot: u32) {
+        let was_set = self.used.release(u64::from(slot));
+        assert!(was_set, "mapping slot {slot} was freed twice");
+    }
+
+    fn load(&self, threads: usize, visit: &(dyn Fn(MapEntry) + Sync)) -> Result<(), MapError> {
+        let next = AtomicU64::new(0);
+        let damage = Mutex::new(Ok(()));
+        std::thread::scope(|scope| {
+            for _ in 0..threads.max(1) {
+                scope.spawn(|| {
+                    loop {
+                        let first = next.fetch_add(LOAD_CHUNK, Ordering::Relaxed);
+                        if first >= self.buckets {
+                            return;
+                        }
+                        for bucket in first..(first + LOAD_CHUNK).min(self.buckets) {
+                            if let Err(error) = self.load_bucket(bucket, visit) {
+                                *damage.lock().unwrap_or_else(PoisonError::into_inner) = Err(error);
+                            }
+                        }
+                    }
+                });
+            }
+        });
+        damage.into_inner().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn for_each(&self, visit: &mut dyn FnMut(MapEntry) -> bool) {
+        let _ = (0..u64::from(self.geometry.slots)).filter_map(|slot| self.entry(slot)).all(visit);
+    }
+
+    fn for_range(&self, ino: u32, first: u32, end: u64, visit: &mut dyn FnMut(MapEntry) -> bool) {
+        let first = u64::from(first);
+        // A probe touches about as much memory as eight slots of a scan.
+        if end.saturating_sub(first) < u64::from(self.geometry.slots) / 8 {
+            for lblk in first..end {
+                let found = self.find(ino, lblk as u32).and_then(|slot| self.entry(slot));
+                if found.is_some_and(|entry| !visit(entry)) {
+                    return;
+                }
+            }
+            return;
+        }
+        self.for_each(&mut |entry| {
+            let wanted = entry.ino == ino && u64::from(entry.lblk) >= first && u64::from(entry.lblk) < end;
+            !wanted || visit(entry)
+        });
+    }
+
+    fn slots(&self) -> (u64, u64) {
+        (self.used.len(), self.used.len() - self.used.count_used())
+    }
+
+    fn dram_bytes(&self) -> u64 {
+        self.used.dram_bytes() + self.bounds.dram_bytes()
+    }
+}

@@ -1,0 +1,225 @@
+//! Each error that the contract's documentation names, and that a refused operation changes nothing.
+
+use ferrite_vfs::{Cred, FallocateMode, FileKind, NewNode, OpenMode, PATH_MAX, ROOT_INO, RenameMode, SetAttr};
+
+use super::{Case, Harness};
+use crate::refused;
+
+pub(super) const CASES: &[Case] = &[
+    Case { name: "errors/missing names", run: missing_names },
+    Case { name: "errors/a file is no directory", run: file_is_no_directory },
+    Case { name: "errors/taken names", run: taken_names },
+    Case { name: "errors/unlink and rmdir of the wrong kind", run: wrong_kind_removed },
+    Case { name: "errors/rmdir of a directory with entries", run: not_empty },
+    Case { name: "errors/names that are no names", run: bad_names },
+    Case { name: "errors/kinds mknod does not make", run: mknod_kinds },
+    Case { name: "errors/sizes of what has none", run: sizes_of_nonfiles },
+    Case { name: "errors/readlink of what is no link", run: readlink_of_nonlinks },
+    Case { name: "errors/open of what is no file", run: open_nonfiles },
+    Case { name: "errors/handles not open for it", run: bad_handles },
+    Case { name: "errors/link of a directory", run: link_directory },
+    Case { name: "errors/inode numbers never used", run: unknown_inodes },
+    Case { name: "errors/stale generations", run: stale_generations },
+];
+
+const FILE: NewNode = NewNode { kind: FileKind::File, mode: 0o644, rdev: 0 };
+
+fn missing_names(h: &Harness<'_>) {
+    let (fs, dir) = (h.fs(), h.mkdir("d"));
+    refused!(fs.lookup(dir, b"no"), NotFound);
+    refused!(fs.unlink(dir, b"no"), NotFound);
+    refused!(fs.rmdir(dir, b"no"), NotFound);
+    for mode in [RenameMode::Replace, RenameMode::NoReplace, RenameMode::Exchange] {
+        refused!(fs.rename(dir, b"no", dir, b"other", mode), NotFound);
+    }
+    h.file("d/f");
+    refused!(fs.rename(dir, b"f", dir, b"no", RenameMode::Exchange), NotFound);
+    assert_eq!(h.names("d"), ["f"]);
+}
+
+fn file_is_no_directory(h: &Harness<'_>) {
+    let fs = h.fs();
+    for (name, kind) in [("f", FileKind::File), ("l", FileKind::Symlink), ("p", FileKind::Fifo)] {
+        let ino = h.node(name, kind);
+        let other = h.file(&format!("{name}.other"));
+        refused!(fs.lookup(ino, b"x"), NotDirectory);
+        refused!(fs.mknod(&Cred::root(), ino, b"x", &FILE), NotDirectory);
+        refused!(fs.mkdir(&Cred::root(), ino, b"x", 0o755), NotDirectory);
+        refused!(fs.symlink(&Cred::root(), ino, b"x", b"t"), NotDirectory);
+        refused!(fs.link(other, ino, b"x"), NotDirectory);
+        refused!(fs.unlink(ino, b"x"), NotDirectory);
+        refused!(fs.rmdir(ino, b"x"), NotDirectory);
+        refused!(fs.rename(ROOT_INO, name.as_bytes(), ino, b"x", RenameMode::Replace), NotDirectory);
+        refused!(fs.rename(ino, b"x", ROOT_INO, b"y", RenameMode::Replace), NotDirectory);
+        refused!(fs.readdir(ino, 0, &mut |_| true), NotDirectory);
+        assert_eq!(h.nlink(&format!("{name}.other")), 1);
+    }
+}
+
+fn taken_names(h: &Harness<'_>) {
+    let fs = h.fs();
+    let file = h.file("f");
+    for kind in [FileKind::File, FileKind::Directory, FileKind::Symlink, FileKind::Socket] {
+        let taken = h.node("taken", kind);
+        let before = h.stat("taken");
+        refused!(fs.mknod(&Cred::root(), ROOT_INO, b"taken", &FILE), Exists);
+        refused!(fs.mkdir(&Cred::root(), ROOT_INO, b"taken", 0o755), Exists);
+        refused!(fs.symlink(&Cred::root(), ROOT_INO, b"taken", b"t"), Exists);
+        refused!(fs.link(file, ROOT_INO, b"taken"), Exists);
+        refused!(fs.rename(ROOT_INO, b"f", ROOT_INO, b"taken", RenameMode::NoReplace), Exists);
+        assert_eq!((h.stat("taken"), taken), (before, before.ino));
+        assert_eq!(h.nlink("f"), 1);
+        if kind == FileKind::Directory { h.rmdir("taken") } else { h.unlink("taken") }
+    }
+}
+
+fn wrong_kind_removed(h: &Harness<'_>) {
+    h.mkdir("d");
+    refused!(h.fs().unlink(ROOT_INO, b"d"), IsDirectory);
+    for kind in [FileKind::File, FileKind::Symlink, FileKind::Fifo, FileKind::CharDevice] {
+        h.node("n", kind);
+        refused!(h.fs().rmdir(ROOT_INO, b"n"), NotDirectory);
+        h.unlink("n");
+    }
+    assert_eq!(h.names(""), ["d"]);
+}
+
+fn not_empty(h: &Harness<'_>) {
+    h.mkdir("d");
+    for kind in [FileKind::File, FileKind::Directory, FileKind::Symlink] {
+        h.node("d/x", kind);
+        refused!(h.fs().rmdir(ROOT_INO, b"d"), NotEmpty);
+        if kind == FileKind::Directory { h.rmdir("d/x") } else { h.unlink("d/x") }
+    }
+    h.rmdir("d");
+    assert!(!h.exists("d"));
+    assert_eq!(h.nlink(""), 2);
+}
+
+fn bad_names(h: &Harness<'_>) {
+    let fs = h.fs();
+    let file = h.file("f");
+    for name in [&b""[..], b".", b"..", b"a/b", b"/", b"a\0b"] {
+        refused!(fs.mknod(&Cred::root(), ROOT_INO, name, &FILE), Invalid);
+        refused!(fs.mkdir(&Cred::root(), ROOT_INO, name, 0o755), Invalid);
+        refused!(fs.symlink(&Cred::root(), ROOT_INO, name, b"t"), Invalid);
+        refused!(fs.link(file, ROOT_INO, name), Invalid);
+        refused!(fs.rename(ROOT_INO, b"f", ROOT_INO, name, RenameMode::Replace), Invalid);
+    }
+    let long = vec![b'n'; 256];
+    refused!(fs.mknod(&Cred::root(), ROOT_INO, &long, &FILE), NameTooLong);
+    refused!(fs.mkdir(&Cred::root(), ROOT_INO, &long, 0o755), NameTooLong);
+    refused!(fs.symlink(&Cred::root(), ROOT_INO, &long, b"t"), NameTooLong);
+    refused!(fs.link(file, ROOT_INO, &long), NameTooLong);
+    refused!(fs.rename(ROOT_INO, b"f", ROOT_INO, &long, RenameMode::Replace), NameTooLong);
+    refused!(fs.lookup(ROOT_INO, &long), NameTooLong);
+    refused!(fs.unlink(ROOT_INO, &long), NameTooLong);
+    refused!(fs.rmdir(ROOT_INO, &long), NameTooLong);
+    refused!(fs.symlink(&Cred::root(), ROOT_INO, b"s", &vec![b't'; PATH_MAX]), NameTooLong);
+    refused!(fs.symlink(&Cred::root(), ROOT_INO, b"s", b""), Invalid | NotFound);
+    assert_eq!(h.names(""), ["f"]);
+}
+
+fn mknod_kinds(h: &Harness<'_>) {
+    for kind in [FileKind::Directory, FileKind::Symlink] {
+        let node = NewNode { kind, mode: 0o755, rdev: 0 };
+        refused!(h.fs().mknod(&Cred::root(), ROOT_INO, b"x", &node), Invalid);
+    }
+    assert!(!h.exists("x"));
+}
+
+fn sizes_of_nonfiles(h: &Harness<'_>) {
+    for kind in [FileKind::Directory, FileKind::Symlink, FileKind::Fifo, FileKind::Socket, FileKind::BlockDevice] {
+        let ino = h.node("n", kind);
+        let before = h.stat("n");
+        // All in one step: the mode must not change when the size is refused.
+        let set = SetAttr { size: Some(10), mode: Some(0o700), ..SetAttr::default() };
+        if kind == FileKind::Directory {
+            refused!(h.fs().setattr(ino, &set), IsDirectory);
+            assert_eq!(h.stat("n"), before);
+            h.rmdir("n");
+        } else {
+            refused!(h.fs().setattr(ino, &set), Invalid);
+            assert_eq!(h.stat("n"), before);
+            h.unlink("n");
+        }
+    }
+}
+
+fn readlink_of_nonlinks(h: &Harness<'_>) {
+    for (name, kind) in [("f", FileKind::File), ("d", FileKind::Directory), ("p", FileKind::Fifo)] {
+        let ino = h.node(name, kind);
+        refused!(h.fs().readlink(ino), Invalid);
+    }
+}
+
+fn open_nonfiles(h: &Harness<'_>) {
+    for (name, kind) in [("d", FileKind::Directory), ("l", FileKind::Symlink), ("p", FileKind::Fifo)] {
+        let ino = h.node(name, kind);
+        // The contract names no error here.
+        assert!(h.fs().open(ino, OpenMode::read_write()).is_err(), "a {kind:?} was opened as a regular file");
+    }
+}
+
+fn bad_handles(h: &Harness<'_>) {
+    let ino = h.write("f", b"content");
+    let before = h.stat("f");
+    let reader = h.fs().open(ino, OpenMode::read_only()).expect("open for reading");
+    refused!(reader.write_at(0, b"x"), BadHandle);
+    refused!(reader.append(b"x"), BadHandle);
+    for mode in [
+        FallocateMode::Allocate { keep_size: false },
+        FallocateMode::PunchHole,
+        FallocateMode::ZeroRange { keep_size: true },
+    ] {
+        refused!(reader.fallocate(mode, 0, 4), BadHandle);
+    }
+    let writer = h.fs().open(ino, OpenMode { write: true, ..OpenMode::default() }).expect("open for writing");
+    refused!(writer.read_at(0, &mut [0; 4]), BadHandle);
+    assert_eq!(h.read_at(ino, 0, 100), b"content");
+    assert_eq!((h.stat("f").mtime, h.stat("f").size), (before.mtime, before.size));
+}
+
+fn link_directory(h: &Harness<'_>) {
+    let dir = h.mkdir("d");
+    refused!(h.fs().link(dir, ROOT_INO, b"e"), NotPermitted);
+    refused!(h.fs().link(dir, dir, b"self"), NotPermitted);
+    refused!(h.fs().link(ROOT_INO, dir, b"root"), NotPermitted);
+    assert_eq!((h.nlink("d"), h.nlink("")), (2, 3));
+}
+
+fn unknown_inodes(h: &Harness<'_>) {
+    let fs = h.fs();
+    let file = h.file("f");
+    for ino in [0, file + 1_000_000, u64::from(u32::MAX), 1 << 40, u64::MAX] {
+        refused!(fs.getattr(ino), Stale | NotFound);
+        refused!(fs.setattr(ino, &SetAttr::default()), Stale | NotFound);
+        refused!(fs.lookup(ino, b"x"), Stale | NotFound);
+        refused!(fs.readdir(ino, 0, &mut |_| true), Stale | NotFound);
+        refused!(fs.readlink(ino), Stale | NotFound);
+        refused!(fs.open(ino, OpenMode::read_only()).map(drop), Stale | NotFound);
+        refused!(fs.link(ino, ROOT_INO, b"x"), Stale | NotFound);
+        refused!(fs.mknod(&Cred::root(), ino, b"x", &FILE), Stale | NotFound);
+        refused!(fs.getxattr(ino, b"user.x"), Stale | NotFound);
+        refused!(fs.pin(ino, 0), Stale | NotFound);
+    }
+}
+
+fn stale_generations(h: &Harness<'_>) {
+    let ino = h.file("f");
+    let attr = h.stat("f");
+    h.fs().pin(ino, attr.generation).expect("pin with the right generation");
+    h.fs().unpin(ino, 1);
+    refused!(h.fs().pin(ino, attr.generation.wrapping_add(1)), Stale);
+    h.unlink("f");
+    refused!(h.fs().pin(ino, attr.generation), Stale);
+    // The number may come back with new files, never with its old generation.
+    for index in 0..2000 {
+        let name = format!("n{index}");
+        h.file(&name);
+        let new = h.stat(&name);
+        assert_ne!((new.ino, new.generation), (attr.ino, attr.generation), "{name} is taken for a removed file");
+        h.unlink(&name);
+    }
+    refused!(h.fs().pin(ino, attr.generation), Stale);
+}
