@@ -1,9 +1,9 @@
 //! What a caller may choose at mkfs, mount and fsck, and what the engine reports about a pool.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// The mapping structures a pool can be made with.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Mapping {
     /// One global open-addressing table, slot = block (hashfs.txt §3.2.2).
@@ -56,7 +56,7 @@ pub struct MountOptions {
 }
 
 /// Where a pool's DRAM goes, in bytes.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct DramUse {
     /// Free map of the blocks.
     pub block_map: u64,
@@ -77,7 +77,7 @@ pub struct DramUse {
 }
 
 /// Everything `ferrite info` shows.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct PoolInfo {
     /// Identity, as 32 hexadecimal digits.
     pub uuid: String,

@@ -1,1 +1,29 @@
-//! Placeholder until the mount lands.
+//! Mounts any [`FileSystem`] through FUSE.
+//!
+//! | module | what lives there |
+//! | --- | --- |
+//! | `mount` | options, [`mount`], [`Mounted`]: the session and its end |
+//! | `bridge` | one FUSE request = one call of the engine |
+//! | `convert` | attributes and errors, ours to theirs; errno exists only here |
+//! | `handles` | open files by the numbers the kernel knows |
+//!
+//! Decisions, with reasons:
+//! * Requests run on the thread that read them: waking another costs more than the work.
+//! * The kernel checks permissions (`default_permissions`); it knows the caller's groups, we do not.
+//! * Names, attributes and pages stay cached in the kernel for a day: the pool has one owner, and every change passes this
+//!   mount, which tells the kernel (or the kernel tells us).
+//! * Writes are passed through, not cached: a completed `write` is durable. Dirty pages of shared mappings arrive as
+//!   writes when the kernel flushes them (`msync`, `munmap`, memory pressure).
+//! * setuid and setgid are cleared here (`HANDLE_KILLPRIV_V2`); else the kernel would ask for an attribute before each write.
+//! * `flock` and `fcntl` locks are the kernel's: all users of a mount share one kernel.
+//!
+//! *Architecture invariant:* this crate knows no engine.
+
+mod bridge;
+mod convert;
+mod handles;
+mod mount;
+
+#[cfg(doc)]
+use ferrite_vfs::FileSystem;
+pub use mount::{FuseError, FuseOptions, Mounted, Unmounter, mount};

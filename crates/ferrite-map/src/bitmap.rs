@@ -19,7 +19,7 @@ impl AtomicBitmap {
         let words: Box<[AtomicU64]> = (0..len.div_ceil(WORD_BITS)).map(|_| AtomicU64::new(0)).collect();
         let bitmap = AtomicBitmap { words, len };
         // The bits behind the last are never free, so that word-wise scans need no special case.
-        if len % WORD_BITS != 0 {
+        if !len.is_multiple_of(WORD_BITS) {
             bitmap.words[(len / WORD_BITS) as usize].store(u64::MAX << (len % WORD_BITS), Ordering::Relaxed);
         }
         bitmap
@@ -96,7 +96,11 @@ impl AtomicBitmap {
 
     /// Number of set bits. Exact only while nobody changes it.
     pub fn count_used(&self) -> u64 {
-        let ones: u64 = self.words.iter().map(|word| u64::from(word.load(Ordering::Relaxed).count_ones())).sum();
+        let ones: u64 = self
+            .words
+            .iter()
+            .map(|word| u64::from(word.load(Ordering::Relaxed).count_ones()))
+            .sum();
         ones - (self.words.len() as u64 * WORD_BITS - self.len)
     }
 

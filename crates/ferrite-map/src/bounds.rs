@@ -19,7 +19,9 @@ pub struct Bounds {
 impl Bounds {
     /// For a table of `lines` lines without keys.
     pub fn new(lines: usize) -> Self {
-        Bounds { bytes: (0..lines).map(|_| AtomicU8::new(0)).collect() }
+        Bounds {
+            bytes: (0..lines).map(|_| AtomicU8::new(0)).collect(),
+        }
     }
 
     /// Makes sure that lookups of `home` reach `distance` lines behind it.
@@ -45,5 +47,23 @@ impl Bounds {
     /// DRAM used, in bytes.
     pub fn dram_bytes(&self) -> u64 {
         self.bytes.len() as u64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_bound_never_falls_and_saturates_at_the_whole_table() {
+        let bounds = Bounds::new(1000);
+        for (raised, expected) in [(0, 0), (3, 3), (2, 3), (254, 254), (255, 999), (700, 999), (1, 999)] {
+            bounds.raise(7, raised);
+            assert_eq!(bounds.lines_to_probe(7, 1000), expected, "raised to {raised}");
+        }
+        assert_eq!(bounds.lines_to_probe(8, 1000), 0);
+        // A table smaller than its bound is seen once, not twice.
+        bounds.raise(1, 200);
+        assert_eq!(bounds.lines_to_probe(1, 100), 99);
     }
 }

@@ -49,7 +49,10 @@ pub struct HashFsGeometry {
 impl HashFsGeometry {
     /// Slots for so many data blocks: 1.25 a block.
     pub fn slots_for(blocks: u32) -> u32 {
-        (u64::from(blocks) * 5).div_ceil(4).next_multiple_of(BUCKET_SLOTS).max(BUCKET_SLOTS) as u32
+        (u64::from(blocks) * 5)
+            .div_ceil(4)
+            .next_multiple_of(BUCKET_SLOTS)
+            .max(BUCKET_SLOTS) as u32
     }
 
     /// Bytes of a table of so many slots.
@@ -86,8 +89,10 @@ impl HashFs {
         }
     }
 
-    /// With another instruction set than the best; for tests.
+    /// With another instruction set than the best; for tests. Panics if the CPU does not have it.
     pub fn with_level(mut self, level: Level) -> Self {
+        // What makes the calls in `simd` sound: no level is ever in use that was not detected.
+        assert!(Level::available().contains(&level), "this CPU has no {level:?}");
         self.level = level;
         self
     }
@@ -121,7 +126,11 @@ impl HashFs {
 
     #[inline]
     fn wrap(&self, bucket: u64) -> u64 {
-        if bucket >= self.buckets { bucket - self.buckets } else { bucket }
+        if bucket >= self.buckets {
+            bucket - self.buckets
+        } else {
+            bucket
+        }
     }
 
     /// Slot of `key`, whose home is `home`.
@@ -168,10 +177,20 @@ impl HashFs {
         (slot < u64::from(self.geometry.blocks)).then(|| self.geometry.first_block + slot as u32)
     }
 
+    /// Whether the page of `entry` lies in the block of its own slot.
+    pub fn at_home(&self, entry: &MapEntry) -> bool {
+        self.own_block(u64::from(entry.slot)) == Some(entry.word.page())
+    }
+
     fn entry(&self, slot: u64) -> Option<MapEntry> {
         let key = self.region.load(self.key_offset(slot));
         let (ino, lblk) = ((key >> 32) as u32, key as u32);
-        (key != 0).then(|| MapEntry { ino, lblk, word: self.word(slot), slot: slot as u32 })
+        (key != 0).then(|| MapEntry {
+            ino,
+            lblk,
+            word: self.word(slot),
+            slot: slot as u32,
+        })
     }
 
     fn is_data_block(&self, block: u32) -> bool {
@@ -189,7 +208,8 @@ impl HashFs {
             let slot = bucket * BUCKET_SLOTS + index as u64;
             self.used.set(slot);
             let home = self.home(key);
-            self.bounds.raise(home as usize, self.wrap(bucket + self.buckets - home));
+            self.bounds
+                .raise(home as usize, self.wrap(bucket + self.buckets - home));
             let (ino, lblk, word) = ((key >> 32) as u32, key as u32, self.word(slot));
             if ino == 0 || !self.is_data_block(word.page()) {
                 let page = word.page();
@@ -197,15 +217,23 @@ impl HashFs {
                 result = Err(MapError::Damaged(what));
                 continue;
             }
-            visit(MapEntry { ino, lblk, word, slot: slot as u32 });
+            visit(MapEntry {
+                ino,
+                lblk,
+                word,
+                slot: slot as u32,
+            });
         }
         result
     }
 
-    /// Resolves eight blocks from `lblk` on at once, prefetching what their keys hash to.
+    /// Resolves `count` blocks (up to eight) from `lblk` on, all their home lines being loaded at once.
     #[inline]
     fn find_vector(&self, ino: u32, lblk: u32, count: usize, mut found: impl FnMut(usize, Option<u64>)) {
         let key = key_of(ino, lblk);
+        if count == 1 {
+            return found(0, self.find_from(key, self.home(key)));
+        }
         let homes = simd::homes(self.level, key, self.geometry.seed, self.buckets);
         for &home in &homes[..count] {
             let offset = self.bucket_offset(home);
@@ -217,32 +245,22 @@ impl HashFs {
         }
     }
 
-    /// Looks up one block by the hints of an open file. Blocks asked for in order are resolved eight at a time, and the
-    /// other seven leave hints.
+    /// The words of `out.len()` pages, if hints lead to all of them.
     #[inline]
-    fn get_hinted(&self, ino: u32, lblk: u32, cache: &TransCache) -> PageWord {
-        if let Some(slot) = cache.slot(lblk) {
-            if slot < u64::from(self.geometry.slots)
-                && self.region.load(self.key_offset(slot)) == key_of(ino, lblk)
-            {
-                return self.word(slot);
+    fn get_hinted(&self, ino: u32, lblk: u32, out: &mut [PageWord], cache: &TransCache) -> bool {
+        for (lblk, word) in (lblk..=u32::MAX).zip(out) {
+            match cache.slot(lblk) {
+                // The cache may be shared and the page long gone: the key has the last word.
+                Some(slot)
+                    if slot < u64::from(self.geometry.slots)
+                        && self.region.load(self.key_offset(slot)) == key_of(ino, lblk) =>
+                {
+                    *word = self.word(slot);
+                }
+                _ => return false,
             }
         }
-        let in_order = lblk > 0 && cache.slot(lblk - 1).is_some();
-        if !in_order {
-            let slot = self.find(ino, lblk);
-            cache.put(lblk, slot);
-            return slot.map_or(PageWord::HOLE, |slot| self.word(slot));
-        }
-        let mut word = PageWord::HOLE;
-        let count = VECTOR.min((u32::MAX - lblk) as usize + 1);
-        self.find_vector(ino, lblk, count, |index, slot| {
-            cache.put(lblk + index as u32, slot);
-            if index == 0 {
-                word = slot.map_or(PageWord::HOLE, |slot| self.word(slot));
-            }
-        });
-        word
+        true
     }
 
     /// Buckets a lookup of this page looks at, for benchmarks.
@@ -280,15 +298,31 @@ impl FileMap for HashFs {
     }
 
     fn get_many(&self, ino: u32, lblk: u32, out: &mut [PageWord], cache: &TransCache) {
-        if let [word] = out {
-            *word = self.get_hinted(ino, lblk, cache);
-            return;
-        }
-        for (chunk_index, chunk) in out.chunks_mut(VECTOR).enumerate() {
-            let first = lblk + (chunk_index * VECTOR) as u32;
-            let count = chunk.len();
+        debug_assert!(
+            u64::from(lblk) + out.len() as u64 <= 1 << 32,
+            "{} pages from {lblk} on",
+            out.len()
+        );
+        // The last page of each call leaves a hint; whoever asks for the page behind it reads in order. Only then are
+        // the following pages worth their cache misses, which overlap with ours.
+        let in_order = lblk > 0 && cache.slot(lblk - 1).is_some();
+        for (first, chunk) in (lblk..=u32::MAX).step_by(VECTOR).zip(out.chunks_mut(VECTOR)) {
+            let wanted = chunk.len();
+            if wanted < VECTOR && self.get_hinted(ino, first, chunk, cache) {
+                continue;
+            }
+            let count = if in_order {
+                VECTOR.min((u32::MAX - first) as usize + 1)
+            } else {
+                wanted
+            };
             self.find_vector(ino, first, count, |index, slot| {
-                chunk[index] = slot.map_or(PageWord::HOLE, |slot| self.word(slot));
+                if let Some(word) = chunk.get_mut(index) {
+                    *word = slot.map_or(PageWord::HOLE, |slot| self.word(slot));
+                }
+                if index + 1 >= wanted {
+                    cache.put(first + index as u32, slot);
+                }
             });
         }
     }
@@ -303,7 +337,9 @@ impl FileMap for HashFs {
         let key = key_of(ino, lblk);
         let home = self.home(key);
         // A page that is away swings home; a new one takes the block of the slot it is about to take.
-        let slot = self.find_from(key, home).or_else(|| self.free_slot(home, false).map(|(slot, _)| slot));
+        let slot = self
+            .find_from(key, home)
+            .or_else(|| self.free_slot(home, false).map(|(slot, _)| slot));
         match slot.and_then(|slot| self.own_block(slot)) {
             Some(block) if tx.claim_block(block) => Ok(block),
             _ => tx.alloc_block(),
@@ -370,17 +406,24 @@ impl FileMap for HashFs {
     }
 
     fn for_each(&self, visit: &mut dyn FnMut(MapEntry) -> bool) {
-        let _ = (0..u64::from(self.geometry.slots)).filter_map(|slot| self.entry(slot)).all(visit);
+        let _ = (0..u64::from(self.geometry.slots))
+            .filter_map(|slot| self.entry(slot))
+            .all(visit);
     }
 
     fn for_range(&self, ino: u32, first: u32, end: u64, visit: &mut dyn FnMut(MapEntry) -> bool) {
-        let first = u64::from(first);
+        let (first, end) = (u64::from(first), end.min(1 << 32));
         // A probe touches about as much memory as eight slots of a scan.
         if end.saturating_sub(first) < u64::from(self.geometry.slots) / 8 {
-            for lblk in first..end {
-                let found = self.find(ino, lblk as u32).and_then(|slot| self.entry(slot));
-                if found.is_some_and(|entry| !visit(entry)) {
-                    return;
+            for at in (first..end).step_by(VECTOR) {
+                let mut slots = [None; VECTOR];
+                let count = VECTOR.min((end - at) as usize);
+                self.find_vector(ino, at as u32, count, |index, slot| slots[index] = slot);
+                for entry in slots.into_iter().flatten().filter_map(|slot| self.entry(slot)) {
+                    // A lookup without the lock may see a slot change hands; its version tells it, but not us.
+                    if entry.ino == ino && !visit(entry) {
+                        return;
+                    }
                 }
             }
             return;
@@ -399,3 +442,6 @@ impl FileMap for HashFs {
         self.used.dram_bytes() + self.bounds.dram_bytes()
     }
 }
+
+#[cfg(test)]
+mod tests;

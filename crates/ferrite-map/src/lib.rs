@@ -11,6 +11,8 @@ pub mod bitmap;
 pub mod bounds;
 pub mod hashfs;
 pub mod simd;
+#[cfg(test)]
+mod testing;
 
 use thiserror::Error;
 

@@ -75,10 +75,9 @@ pub(crate) fn matches(level: Level, line: &[AtomicU64], key: u64) -> u8 {
         #[cfg(target_arch = "x86_64")]
         // SAFETY: the level was detected, and the slice has eight words.
         Level::Avx2 => unsafe { matches_avx2(line.as_ptr().cast(), key) },
-        _ => line
-            .iter()
-            .enumerate()
-            .fold(0, |mask, (index, word)| mask | u8::from(word.load(Ordering::Acquire) == key) << index),
+        _ => line.iter().enumerate().fold(0, |mask, (index, word)| {
+            mask | u8::from(word.load(Ordering::Acquire) == key) << index
+        }),
     }
 }
 
@@ -124,7 +123,10 @@ unsafe fn homes_avx512(key: u64, seed: u64, lines: u64) -> [u64; 8] {
         _mm512_storeu_si512, _mm512_xor_si512,
     };
     let keys = _mm512_add_epi64(_mm512_set1_epi64(key as i64), _mm512_set_epi64(7, 6, 5, 4, 3, 2, 1, 0));
-    let mixed = _mm512_mullo_epi64(_mm512_xor_si512(keys, _mm512_set1_epi64(seed as i64)), _mm512_set1_epi64(MIX_1 as i64));
+    let mixed = _mm512_mullo_epi64(
+        _mm512_xor_si512(keys, _mm512_set1_epi64(seed as i64)),
+        _mm512_set1_epi64(MIX_1 as i64),
+    );
     let mixed = _mm512_xor_si512(mixed, _mm512_srli_epi64::<32>(mixed));
     let mixed = _mm512_srli_epi64::<32>(_mm512_mullo_epi64(mixed, _mm512_set1_epi64(MIX_2 as i64)));
     let homes = _mm512_srli_epi64::<32>(_mm512_mul_epu32(mixed, _mm512_set1_epi64(lines as i64)));
@@ -156,7 +158,10 @@ unsafe fn homes_avx2(key: u64, seed: u64, lines: u64) -> [u64; 8] {
     for half in 0..2 {
         let first = key.wrapping_add(half as u64 * 4);
         let keys = _mm256_add_epi64(_mm256_set1_epi64x(first as i64), _mm256_set_epi64x(3, 2, 1, 0));
-        let mixed = mul(_mm256_xor_si256(keys, _mm256_set1_epi64x(seed as i64)), _mm256_set1_epi64x(MIX_1 as i64));
+        let mixed = mul(
+            _mm256_xor_si256(keys, _mm256_set1_epi64x(seed as i64)),
+            _mm256_set1_epi64x(MIX_1 as i64),
+        );
         let mixed = _mm256_xor_si256(mixed, _mm256_srli_epi64::<32>(mixed));
         let mixed = _mm256_srli_epi64::<32>(mul(mixed, _mm256_set1_epi64x(MIX_2 as i64)));
         let homes = _mm256_srli_epi64::<32>(_mm256_mul_epu32(mixed, _mm256_set1_epi64x(lines as i64)));

@@ -1,7 +1,7 @@
 //! Test suites that every engine runs: written from the contract ([`ferrite_vfs::FileSystem`], POSIX and the
 //! project's design), never from an engine's code.
 //!
-//! What lives here: random operations ([`ops`]) and how they are applied and judged ([`apply`]); a whole
+//! What lives here: operations as values ([`ops`]), random sequences of them ([`generate`]) and how they are applied and judged ([`apply`]); a whole
 //! tree as a value ([`snapshot`]); the comparison with the reference engine ([`model`]); a table of POSIX
 //! cases ([`posix`]); checks of concurrent behaviour ([`linear`]).
 //!
@@ -12,6 +12,7 @@
 //! the contract leaves a choice, the check accepts every choice, and its comment says so.
 
 pub mod apply;
+pub mod generate;
 pub mod linear;
 pub mod model;
 pub mod ops;

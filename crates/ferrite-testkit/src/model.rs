@@ -11,7 +11,8 @@ use ferrite_vfs::FileSystem;
 use ferrite_vfs::memfs::MemFs;
 
 use crate::apply::{ErrorKind, Outcome, Runner};
-use crate::ops::{Op, OpGenerator, Profile};
+use crate::generate::{OpGenerator, Profile};
+use crate::ops::Op;
 use crate::snapshot::Snapshot;
 use crate::{TestEngine, seed_from_env};
 

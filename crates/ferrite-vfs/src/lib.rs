@@ -14,6 +14,7 @@
 
 mod error;
 mod fs;
+pub mod posix;
 mod types;
 
 pub use error::{FsError, Result};

@@ -1,0 +1,494 @@
+//! One FUSE request, one call of the engine.
+//!
+//! Invariants: every reply that gives the kernel an inode number has pinned the inode (by number and generation), and `forget`
+//! takes the pin back; so the number stays the file's as long as the kernel knows it, unlinked or not. The root is never pinned.
+
+use std::cell::RefCell;
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use ferrite_vfs::{
+    Attr, Cred, FallocateMode, FileKind, FileSystem, FsError, Ino, NewNode, OpenFile, OpenMode, ROOT_INO, RenameMode,
+    Result, SetAttr, XattrMode,
+};
+use fuser::{
+    BsdFileFlags, Errno, FileHandle, Filesystem, FopenFlags, Generation, INodeNo, InitFlags, KernelConfig, LockOwner,
+    OpenAccMode, OpenFlags, RenameFlags, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory, ReplyDirectoryPlus,
+    ReplyEmpty, ReplyEntry, ReplyLseek, ReplyOpen, ReplyStatfs, ReplyWrite, ReplyXattr, Request, TimeOrNow, WriteFlags,
+};
+
+use crate::convert::{absent, errno, file_attr, file_type, set_time};
+use crate::handles::Handles;
+
+/// How long the kernel may keep names and attributes: the pool has no other owner who could change them.
+const TTL: Duration = Duration::from_secs(86_400);
+/// Largest write request. The engine takes each as one atomic step.
+const MAX_WRITE_BYTES: u32 = 1 << 20;
+/// Offsets of `.` and `..` come first; cookies of the engine are moved behind them.
+const FIRST_COOKIE: u64 = 2;
+/// Entries of a directory gathered for one reply; a reply of a page holds fewer.
+const ENTRIES_PER_REPLY: usize = 128;
+
+thread_local! {
+    /// The memory that reads are answered from.
+    static READ_BUFFER: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Serves a file system to the kernel.
+pub(crate) struct Bridge {
+    fs: Arc<dyn FileSystem>,
+    handles: Handles,
+}
+
+/// Replies with an error, or with `$ok` of the value.
+macro_rules! answer {
+    ($reply:ident, $result:expr, $value:pat => $ok:expr) => {
+        match $result {
+            Ok($value) => $ok,
+            Err(error) => $reply.error(errno(&error)),
+        }
+    };
+}
+
+/// An entry gathered under the directory's lock, for a reply.
+struct Gathered {
+    ino: Ino,
+    kind: FileKind,
+    name: Vec<u8>,
+    next: u64,
+}
+
+impl Bridge {
+    pub(crate) fn new(fs: Arc<dyn FileSystem>) -> Self {
+        Bridge { fs, handles: Handles::default() }
+    }
+
+    /// Pins what a reply is about to name.
+    fn pinned(&self, attr: Attr) -> Result<Attr> {
+        if attr.ino != ROOT_INO {
+            self.fs.pin(attr.ino, attr.generation).map_err(|error| match error {
+                FsError::Stale => FsError::NotFound,
+                other => other,
+            })?;
+        }
+        Ok(attr)
+    }
+
+    fn entry(&self, reply: ReplyEntry, result: Result<Attr>) {
+        let pinned = result.and_then(|attr| self.pinned(attr));
+        answer!(reply, pinned, attr => {
+            reply.entry(&TTL, &file_attr(&attr), Generation(u64::from(attr.generation)));
+        });
+    }
+
+    fn handle(&self, fh: FileHandle) -> Result<Arc<dyn OpenFile>> {
+        self.handles.get(fh.0).ok_or(FsError::BadHandle)
+    }
+
+    fn open_file(&self, ino: Ino, flags: OpenFlags) -> Result<(FileHandle, FopenFlags)> {
+        let (read, write) = match flags.acc_mode() {
+            OpenAccMode::O_RDONLY => (true, false),
+            // The kernel reads a page before it changes part of it in a shared mapping.
+            OpenAccMode::O_WRONLY | OpenAccMode::O_RDWR => (true, true),
+        };
+        let no_atime = flags.0 & libc::O_NOATIME != 0;
+        let file = self.fs.open(ino, OpenMode { read, write, kill_priv: false, no_atime })?;
+        Ok((FileHandle(self.handles.insert(file)), FopenFlags::FOPEN_KEEP_CACHE))
+    }
+
+    fn gather(&self, ino: Ino, offset: u64) -> Result<Vec<Gathered>> {
+        let mut entries = Vec::new();
+        if offset == 0 {
+            entries.push(Gathered { ino, kind: FileKind::Directory, name: b".".to_vec(), next: 1 });
+        }
+        if offset <= 1 {
+            let parent = self.fs.parent(ino).unwrap_or(ino);
+            entries.push(Gathered { ino: parent, kind: FileKind::Directory, name: b"..".to_vec(), next: 2 });
+        }
+        self.fs.readdir(ino, offset.saturating_sub(FIRST_COOKIE), &mut |entry| {
+            entries.push(Gathered {
+                ino: entry.ino,
+                kind: entry.kind,
+                name: entry.name.to_vec(),
+                next: entry.next_cookie + FIRST_COOKIE,
+            });
+            entries.len() < ENTRIES_PER_REPLY
+        })?;
+        Ok(entries)
+    }
+}
+
+fn cred(req: &Request) -> Cred {
+    Cred::new(req.uid(), req.gid())
+}
+
+/// POSIX ACLs are not supported, and must not pass for plain attributes: the kernel would trust them.
+fn check_xattr(name: &OsStr) -> Result<&[u8]> {
+    match name.as_bytes() {
+        b"system.posix_acl_access" | b"system.posix_acl_default" => Err(FsError::NotSupported("POSIX ACLs")),
+        name => Ok(name),
+    }
+}
+
+fn reply_xattr(reply: ReplyXattr, size: u32, result: Result<Vec<u8>>) {
+    answer!(reply, result, value => match size {
+        0 => reply.size(value.len() as u32),
+        _ if value.len() > size as usize => reply.error(Errno::ERANGE),
+        _ => reply.data(&value),
+    });
+}
+
+impl Filesystem for Bridge {
+    fn init(&mut self, _req: &Request, config: &mut KernelConfig) -> std::io::Result<()> {
+        let wanted = [
+            InitFlags::FUSE_PARALLEL_DIROPS,
+            InitFlags::FUSE_DO_READDIRPLUS,
+            InitFlags::FUSE_READDIRPLUS_AUTO,
+            InitFlags::FUSE_HANDLE_KILLPRIV_V2,
+            InitFlags::FUSE_CACHE_SYMLINKS,
+            InitFlags::FUSE_ASYNC_DIO,
+        ];
+        for flag in wanted {
+            // A kernel without one of them costs speed, not correctness.
+            let _ = config.add_capabilities(flag);
+        }
+        let _ = config.set_max_write(MAX_WRITE_BYTES);
+        let _ = config.set_time_granularity(Duration::from_nanos(1));
+        let _ = config.set_max_background(64);
+        Ok(())
+    }
+
+    fn lookup(&self, _req: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
+        match self.fs.lookup(parent.0, name.as_bytes()) {
+            Err(FsError::NotFound) => reply.entry(&TTL, &absent(), Generation(0)),
+            result => self.entry(reply, result),
+        }
+    }
+
+    fn forget(&self, _req: &Request, ino: INodeNo, nlookup: u64) {
+        if ino.0 != ROOT_INO {
+            self.fs.unpin(ino.0, nlookup);
+        }
+    }
+
+    fn getattr(&self, _req: &Request, ino: INodeNo, _fh: Option<FileHandle>, reply: ReplyAttr) {
+        answer!(reply, self.fs.getattr(ino.0), attr => reply.attr(&TTL, &file_attr(&attr)));
+    }
+
+    fn setattr(
+        &self,
+        req: &Request,
+        ino: INodeNo,
+        mode: Option<u32>,
+        uid: Option<u32>,
+        gid: Option<u32>,
+        size: Option<u64>,
+        atime: Option<TimeOrNow>,
+        mtime: Option<TimeOrNow>,
+        _ctime: Option<SystemTime>,
+        _fh: Option<FileHandle>,
+        _crtime: Option<SystemTime>,
+        _chgtime: Option<SystemTime>,
+        _bkuptime: Option<SystemTime>,
+        _flags: Option<BsdFileFlags>,
+        reply: ReplyAttr,
+    ) {
+        let mut set = SetAttr {
+            mode: mode.map(|mode| mode & 0o7777),
+            uid,
+            gid,
+            size,
+            atime: atime.map(set_time),
+            mtime: mtime.map(set_time),
+            kill_priv: false,
+        };
+        // What HANDLE_KILLPRIV_V2 makes our task: any chown (also one that changes nothing, which arrives empty), and a
+        // truncate by somebody unprivileged.
+        let chown = uid.is_some() || gid.is_some() || set == SetAttr::default();
+        set.kill_priv = mode.is_none() && (chown || (size.is_some() && req.uid() != 0));
+        answer!(reply, self.fs.setattr(ino.0, &set), attr => reply.attr(&TTL, &file_attr(&attr)));
+    }
+
+    fn readlink(&self, _req: &Request, ino: INodeNo, reply: ReplyData) {
+        answer!(reply, self.fs.readlink(ino.0), target => reply.data(&target));
+    }
+
+    fn mknod(&self, req: &Request, parent: INodeNo, name: &OsStr, mode: u32, _umask: u32, rdev: u32, reply: ReplyEntry) {
+        let Some(kind) = FileKind::from_mode(mode) else {
+            return reply.error(Errno::EINVAL);
+        };
+        let node = NewNode { kind, mode: mode & 0o7777, rdev };
+        self.entry(reply, self.fs.mknod(&cred(req), parent.0, name.as_bytes(), &node));
+    }
+
+    fn mkdir(&self, req: &Request, parent: INodeNo, name: &OsStr, mode: u32, _umask: u32, reply: ReplyEntry) {
+        self.entry(reply, self.fs.mkdir(&cred(req), parent.0, name.as_bytes(), mode & 0o7777));
+    }
+
+    fn unlink(&self, _req: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+        answer!(reply, self.fs.unlink(parent.0, name.as_bytes()), () => reply.ok());
+    }
+
+    fn rmdir(&self, _req: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+        answer!(reply, self.fs.rmdir(parent.0, name.as_bytes()), () => reply.ok());
+    }
+
+    fn symlink(&self, req: &Request, parent: INodeNo, name: &OsStr, target: &Path, reply: ReplyEntry) {
+        let target = target.as_os_str().as_bytes();
+        self.entry(reply, self.fs.symlink(&cred(req), parent.0, name.as_bytes(), target));
+    }
+
+    fn rename(
+        &self,
+        _req: &Request,
+        parent: INodeNo,
+        name: &OsStr,
+        newparent: INodeNo,
+        newname: &OsStr,
+        flags: RenameFlags,
+        reply: ReplyEmpty,
+    ) {
+        let mode = match flags {
+            RenameFlags::RENAME_NOREPLACE => RenameMode::NoReplace,
+            RenameFlags::RENAME_EXCHANGE => RenameMode::Exchange,
+            flags if flags.is_empty() => RenameMode::Replace,
+            _ => return reply.error(Errno::EINVAL),
+        };
+        let result = self.fs.rename(parent.0, name.as_bytes(), newparent.0, newname.as_bytes(), mode);
+        answer!(reply, result, () => reply.ok());
+    }
+
+    fn link(&self, _req: &Request, ino: INodeNo, newparent: INodeNo, newname: &OsStr, reply: ReplyEntry) {
+        self.entry(reply, self.fs.link(ino.0, newparent.0, newname.as_bytes()));
+    }
+
+    fn open(&self, _req: &Request, ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
+        answer!(reply, self.open_file(ino.0, flags), (fh, flags) => reply.opened(fh, flags));
+    }
+
+    fn create(
+        &self,
+        req: &Request,
+        parent: INodeNo,
+        name: &OsStr,
+        mode: u32,
+        _umask: u32,
+        flags: i32,
+        reply: ReplyCreate,
+    ) {
+        let node = NewNode { kind: FileKind::File, mode: mode & 0o7777, rdev: 0 };
+        let made = match self.fs.mknod(&cred(req), parent.0, name.as_bytes(), &node) {
+            // The kernel looked before it asked, so somebody was faster; that is fine unless O_EXCL.
+            Err(FsError::Exists) if flags & libc::O_EXCL == 0 => self.fs.lookup(parent.0, name.as_bytes()),
+            made => made,
+        };
+        let opened = made.and_then(|attr| self.pinned(attr)).and_then(|attr| {
+            let opened = self.open_file(attr.ino, OpenFlags(flags));
+            if opened.is_err() {
+                self.fs.unpin(attr.ino, 1);
+            }
+            opened.map(|(fh, flags)| (attr, fh, flags))
+        });
+        answer!(reply, opened, (attr, fh, flags) => {
+            reply.created(&TTL, &file_attr(&attr), Generation(u64::from(attr.generation)), fh, flags);
+        });
+    }
+
+    fn read(
+        &self,
+        _req: &Request,
+        _ino: INodeNo,
+        fh: FileHandle,
+        offset: u64,
+        size: u32,
+        _flags: OpenFlags,
+        _lock_owner: Option<LockOwner>,
+        reply: ReplyData,
+    ) {
+        READ_BUFFER.with_borrow_mut(|buffer| {
+            if buffer.len() < size as usize {
+                buffer.resize(size as usize, 0);
+            }
+            let result = self.handle(fh).and_then(|file| file.read_at(offset, &mut buffer[..size as usize]));
+            answer!(reply, result, count => reply.data(&buffer[..count]));
+        });
+    }
+
+    fn write(
+        &self,
+        _req: &Request,
+        ino: INodeNo,
+        fh: FileHandle,
+        offset: u64,
+        data: &[u8],
+        write_flags: WriteFlags,
+        _flags: OpenFlags,
+        _lock_owner: Option<LockOwner>,
+        reply: ReplyWrite,
+    ) {
+        let result = self.handle(fh).and_then(|file| {
+            if write_flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID) {
+                // Before the write, so that new content never runs with the old file's rights.
+                self.fs.setattr(ino.0, &SetAttr { kill_priv: true, ..SetAttr::default() })?;
+            }
+            file.write_at(offset, data)
+        });
+        answer!(reply, result, count => reply.written(count as u32));
+    }
+
+    fn flush(&self, _req: &Request, _ino: INodeNo, _fh: FileHandle, _lock_owner: LockOwner, reply: ReplyEmpty) {
+        // There is nothing to flush; told so once, the kernel asks no more.
+        reply.error(Errno::ENOSYS);
+    }
+
+    fn release(
+        &self,
+        _req: &Request,
+        _ino: INodeNo,
+        fh: FileHandle,
+        _flags: OpenFlags,
+        _lock_owner: Option<LockOwner>,
+        _flush: bool,
+        reply: ReplyEmpty,
+    ) {
+        drop(self.handles.remove(fh.0));
+        reply.ok();
+    }
+
+    fn fsync(&self, _req: &Request, _ino: INodeNo, fh: FileHandle, _datasync: bool, reply: ReplyEmpty) {
+        answer!(reply, self.handle(fh).and_then(|file| file.fsync()), () => reply.ok());
+    }
+
+    fn fsyncdir(&self, _req: &Request, _ino: INodeNo, _fh: FileHandle, _datasync: bool, reply: ReplyEmpty) {
+        answer!(reply, self.fs.sync(), () => reply.ok());
+    }
+
+    fn opendir(&self, _req: &Request, _ino: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
+        reply.opened(FileHandle(0), FopenFlags::empty());
+    }
+
+    fn readdir(&self, _req: &Request, ino: INodeNo, _fh: FileHandle, offset: u64, mut reply: ReplyDirectory) {
+        let entries = match self.gather(ino.0, offset) {
+            Ok(entries) => entries,
+            Err(error) => return reply.error(errno(&error)),
+        };
+        for entry in entries {
+            if reply.add(INodeNo(entry.ino), entry.next, file_type(entry.kind), OsStr::from_bytes(&entry.name)) {
+                break;
+            }
+        }
+        reply.ok();
+    }
+
+    fn readdirplus(&self, _req: &Request, ino: INodeNo, _fh: FileHandle, offset: u64, mut reply: ReplyDirectoryPlus) {
+        let entries = match self.gather(ino.0, offset) {
+            Ok(entries) => entries,
+            Err(error) => return reply.error(errno(&error)),
+        };
+        for entry in entries {
+            let dots = entry.name == b"." || entry.name == b"..";
+            let attr = self.fs.getattr(entry.ino).and_then(|attr| if dots { Ok(attr) } else { self.pinned(attr) });
+            // Removed since it was listed: as if it had been removed before.
+            let Ok(attr) = attr else { continue };
+            let generation = Generation(u64::from(attr.generation));
+            let name = OsStr::from_bytes(&entry.name);
+            if reply.add(INodeNo(entry.ino), entry.next, name, &TTL, &file_attr(&attr), generation) {
+                if !dots && entry.ino != ROOT_INO {
+                    self.fs.unpin(entry.ino, 1);
+                }
+                break;
+            }
+        }
+        reply.ok();
+    }
+
+    fn statfs(&self, _req: &Request, _ino: INodeNo, reply: ReplyStatfs) {
+        answer!(reply, self.fs.statfs(), stat => reply.statfs(
+            stat.blocks,
+            stat.blocks_free,
+            stat.blocks_available,
+            stat.inodes,
+            stat.inodes_free,
+            stat.block_bytes,
+            ferrite_vfs::NAME_MAX as u32,
+            stat.block_bytes,
+        ));
+    }
+
+    fn setxattr(
+        &self,
+        _req: &Request,
+        ino: INodeNo,
+        name: &OsStr,
+        value: &[u8],
+        flags: i32,
+        _position: u32,
+        reply: ReplyEmpty,
+    ) {
+        let mode = match flags {
+            libc::XATTR_CREATE => XattrMode::Create,
+            libc::XATTR_REPLACE => XattrMode::Replace,
+            _ => XattrMode::Any,
+        };
+        let result = check_xattr(name).and_then(|name| self.fs.setxattr(ino.0, name, value, mode));
+        answer!(reply, result, () => reply.ok());
+    }
+
+    fn getxattr(&self, _req: &Request, ino: INodeNo, name: &OsStr, size: u32, reply: ReplyXattr) {
+        reply_xattr(reply, size, check_xattr(name).and_then(|name| self.fs.getxattr(ino.0, name)));
+    }
+
+    fn listxattr(&self, _req: &Request, ino: INodeNo, size: u32, reply: ReplyXattr) {
+        let names = self.fs.listxattr(ino.0).map(|names| {
+            // A list of names, each with its terminating zero.
+            names.into_iter().flat_map(|name| name.into_iter().chain([0])).collect()
+        });
+        reply_xattr(reply, size, names);
+    }
+
+    fn removexattr(&self, _req: &Request, ino: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+        let result = check_xattr(name).and_then(|name| self.fs.removexattr(ino.0, name));
+        answer!(reply, result, () => reply.ok());
+    }
+
+    fn fallocate(
+        &self,
+        _req: &Request,
+        _ino: INodeNo,
+        fh: FileHandle,
+        offset: u64,
+        length: u64,
+        mode: i32,
+        reply: ReplyEmpty,
+    ) {
+        const KEEP: i32 = libc::FALLOC_FL_KEEP_SIZE;
+        const PUNCH: i32 = libc::FALLOC_FL_PUNCH_HOLE | KEEP;
+        const ZERO: i32 = libc::FALLOC_FL_ZERO_RANGE;
+        const ZERO_KEEP: i32 = ZERO | KEEP;
+        let mode = match mode {
+            0 => FallocateMode::Allocate { keep_size: false },
+            KEEP => FallocateMode::Allocate { keep_size: true },
+            PUNCH => FallocateMode::PunchHole,
+            ZERO => FallocateMode::ZeroRange { keep_size: false },
+            ZERO_KEEP => FallocateMode::ZeroRange { keep_size: true },
+            _ => return reply.error(Errno::EOPNOTSUPP),
+        };
+        let result = self.handle(fh).and_then(|file| file.fallocate(mode, offset, length));
+        answer!(reply, result, () => reply.ok());
+    }
+
+    fn lseek(&self, _req: &Request, _ino: INodeNo, fh: FileHandle, offset: i64, whence: i32, reply: ReplyLseek) {
+        let result = u64::try_from(offset).map_err(|_| FsError::NoSuchAddress).and_then(|offset| {
+            let file = self.handle(fh)?;
+            match whence {
+                libc::SEEK_DATA => file.seek_data(offset),
+                libc::SEEK_HOLE => file.seek_hole(offset),
+                _ => Err(FsError::Invalid("the kernel handles other seeks itself")),
+            }
+        });
+        answer!(reply, result, offset => reply.offset(offset as i64));
+    }
+}

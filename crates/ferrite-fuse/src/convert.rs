@@ -1,0 +1,100 @@
+//! Between the engine's types and FUSE's. The only place of the mount where an errno is made.
+
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use ferrite_vfs::{Attr, FileKind, FsError, SetTime, Timestamp};
+use fuser::{Errno, FileAttr, FileType, INodeNo, TimeOrNow};
+
+/// Preferred size of an I/O request.
+const BLOCK_BYTES: u32 = 4096;
+
+pub(crate) fn errno(error: &FsError) -> Errno {
+    Errno::from_i32(error.errno())
+}
+
+pub(crate) fn file_type(kind: FileKind) -> FileType {
+    match kind {
+        FileKind::File => FileType::RegularFile,
+        FileKind::Directory => FileType::Directory,
+        FileKind::Symlink => FileType::Symlink,
+        FileKind::Fifo => FileType::NamedPipe,
+        FileKind::Socket => FileType::Socket,
+        FileKind::CharDevice => FileType::CharDevice,
+        FileKind::BlockDevice => FileType::BlockDevice,
+    }
+}
+
+fn system_time(time: Timestamp) -> SystemTime {
+    match u64::try_from(time.0) {
+        Ok(after) => UNIX_EPOCH + Duration::from_nanos(after),
+        Err(_) => UNIX_EPOCH - Duration::from_nanos(time.0.unsigned_abs()),
+    }
+}
+
+pub(crate) fn timestamp(time: SystemTime) -> Timestamp {
+    let clamp = |duration: Duration| i64::try_from(duration.as_nanos()).unwrap_or(i64::MAX);
+    match time.duration_since(UNIX_EPOCH) {
+        Ok(after) => Timestamp(clamp(after)),
+        Err(before) => Timestamp(-clamp(before.duration())),
+    }
+}
+
+pub(crate) fn set_time(time: TimeOrNow) -> SetTime {
+    match time {
+        TimeOrNow::Now => SetTime::Now,
+        TimeOrNow::SpecificTime(time) => SetTime::To(timestamp(time)),
+    }
+}
+
+pub(crate) fn file_attr(attr: &Attr) -> FileAttr {
+    FileAttr {
+        ino: INodeNo(attr.ino),
+        size: attr.size,
+        blocks: attr.blocks,
+        atime: system_time(attr.atime),
+        mtime: system_time(attr.mtime),
+        ctime: system_time(attr.ctime),
+        crtime: system_time(attr.btime),
+        kind: file_type(attr.kind),
+        perm: attr.mode as u16,
+        nlink: attr.nlink,
+        uid: attr.uid,
+        gid: attr.gid,
+        rdev: attr.rdev,
+        blksize: BLOCK_BYTES,
+        flags: 0,
+    }
+}
+
+/// What a name that does not exist looks like to the kernel, which then remembers that.
+pub(crate) fn absent() -> FileAttr {
+    FileAttr {
+        ino: INodeNo(0),
+        size: 0,
+        blocks: 0,
+        atime: UNIX_EPOCH,
+        mtime: UNIX_EPOCH,
+        ctime: UNIX_EPOCH,
+        crtime: UNIX_EPOCH,
+        kind: FileType::RegularFile,
+        perm: 0,
+        nlink: 0,
+        uid: 0,
+        gid: 0,
+        rdev: 0,
+        blksize: BLOCK_BYTES,
+        flags: 0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_before_and_after_the_epoch_survive_both_ways() {
+        for ns in [0, 1, -1, 1_700_000_000_123_456_789, -3_000_000_000_000_000_001] {
+            assert_eq!(timestamp(system_time(Timestamp(ns))), Timestamp(ns));
+        }
+    }
+}

@@ -1,0 +1,190 @@
+//! Mounting and unmounting: options in, a running session out.
+
+use std::ffi::CString;
+use std::fs::OpenOptions;
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use ferrite_vfs::FileSystem;
+use fuser::{Config, MountOption, Session, SessionACL, SessionUnmounter};
+use rustix::mount::{MountFlags, UnmountFlags};
+use thiserror::Error;
+
+use crate::bridge::Bridge;
+
+/// Choices of a mount.
+#[derive(Debug, Clone)]
+pub struct FuseOptions {
+    /// Refuse changes in the kernel.
+    pub read_only: bool,
+    /// Let the kernel leave access times alone.
+    pub noatime: bool,
+    /// Let other users in; needs root, or `user_allow_other` in `/etc/fuse.conf`.
+    pub allow_other: bool,
+    /// Honour setuid bits and device files on the mount (needs root).
+    pub suid_dev: bool,
+    /// Refuse to execute programs.
+    pub noexec: bool,
+    /// Threads that serve requests; 0 means one a CPU.
+    pub threads: usize,
+    /// What `df` and `/proc/mounts` show as the source.
+    pub source: String,
+}
+
+impl Default for FuseOptions {
+    fn default() -> Self {
+        FuseOptions {
+            read_only: false,
+            noatime: false,
+            allow_other: false,
+            suid_dev: false,
+            noexec: false,
+            threads: 0,
+            source: "ferrite".into(),
+        }
+    }
+}
+
+/// Why a mount failed.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum FuseError {
+    /// There is no FUSE on this machine, or no access to it.
+    #[error("FUSE is not available ({0}); load it with `modprobe fuse`, or see `ferrite doctor`")]
+    NoFuse(io::Error),
+    /// The mount point does not do.
+    #[error("{path}: cannot mount there: {why}", path = path.display())]
+    MountPoint {
+        /// The mount point.
+        path: PathBuf,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// The session could not start, or ended with an error.
+    #[error("mount failed: {0}; see `ferrite doctor`")]
+    Session(#[from] io::Error),
+}
+
+/// A mounted file system whose requests are not served yet: [`Mounted::serve`] does that.
+pub struct Mounted {
+    session: Session<Bridge>,
+    /// Where we mounted it ourselves; fuser's helper undoes its own mounts.
+    dir: Option<PathBuf>,
+}
+
+#[derive(Clone)]
+enum Undo {
+    Ours(PathBuf),
+    Helper(Arc<parking_lot::Mutex<SessionUnmounter>>),
+}
+
+/// Ends a session from another thread.
+#[derive(Clone)]
+pub struct Unmounter(Undo);
+
+impl Unmounter {
+    /// Unmounts; requests under way are answered first. Fails while files are in use.
+    pub fn unmount(&self) -> io::Result<()> {
+        match &self.0 {
+            Undo::Ours(dir) => Ok(rustix::mount::unmount(dir, UnmountFlags::empty())?),
+            Undo::Helper(helper) => helper.lock().unmount(),
+        }
+    }
+}
+
+/// Mounts `fs` on directory `dir`. The kernel has answered when this returns.
+pub fn mount(fs: Arc<dyn FileSystem>, dir: &Path, options: &FuseOptions) -> Result<Mounted, FuseError> {
+    let wrong = |why: &str| FuseError::MountPoint { path: dir.to_path_buf(), why: why.into() };
+    let metadata = std::fs::metadata(dir).map_err(|error| match error.raw_os_error() {
+        Some(libc::ENOTCONN) => wrong("a mount whose daemon died is still there; run `umount` on it first"),
+        _ => wrong(&error.to_string()),
+    })?;
+    if !metadata.is_dir() {
+        return Err(wrong("not a directory"));
+    }
+    let device = OpenOptions::new().read(true).write(true).open("/dev/fuse").map_err(FuseError::NoFuse)?;
+    let bridge = Bridge::new(fs);
+    if !rustix::process::geteuid().is_root() {
+        drop(device);
+        return Ok(Mounted { session: Session::new(bridge, dir, &config(options))?, dir: None });
+    }
+    // As root we mount ourselves: the helper would leave out the subtype, by which `mount` and `df` know us.
+    let dir = std::fs::canonicalize(dir)?;
+    let device = OwnedFd::from(device);
+    kernel_mount(&device, &dir, options)?;
+    let acl = choose_acl(options.allow_other);
+    match Session::from_fd(bridge, device, acl, config(options)) {
+        Ok(session) => Ok(Mounted { session, dir: Some(dir) }),
+        Err(error) => {
+            let _ = rustix::mount::unmount(&dir, UnmountFlags::DETACH);
+            Err(error.into())
+        }
+    }
+}
+
+fn kernel_mount(device: &OwnedFd, dir: &Path, options: &FuseOptions) -> Result<(), FuseError> {
+    let owner = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
+    let mut data = format!(
+        "fd={},rootmode=40000,user_id={},group_id={},default_permissions",
+        device.as_raw_fd(),
+        owner.0,
+        owner.1
+    );
+    if options.allow_other {
+        data.push_str(",allow_other");
+    }
+    let mut flags = MountFlags::empty();
+    flags.set(MountFlags::RDONLY, options.read_only);
+    flags.set(MountFlags::NOATIME, options.noatime);
+    flags.set(MountFlags::NOEXEC, options.noexec);
+    flags.set(MountFlags::NOSUID | MountFlags::NODEV, !options.suid_dev);
+    let data = CString::new(data).map_err(io::Error::from)?;
+    rustix::mount::mount(options.source.as_str(), dir, "fuse.ferrite", flags, data.as_c_str())
+        .map_err(|error| FuseError::MountPoint { path: dir.to_path_buf(), why: error.to_string() })
+}
+
+fn config(options: &FuseOptions) -> Config {
+    let choose = |condition, yes, no| if condition { yes } else { no };
+    let mut config = Config::default();
+    config.mount_options = vec![
+        MountOption::DefaultPermissions,
+        MountOption::FSName(options.source.clone()),
+        MountOption::Subtype("ferrite".into()),
+        choose(options.read_only, MountOption::RO, MountOption::RW),
+        choose(options.suid_dev, MountOption::Suid, MountOption::NoSuid),
+        choose(options.suid_dev, MountOption::Dev, MountOption::NoDev),
+    ];
+    if options.noatime {
+        config.mount_options.push(MountOption::NoAtime);
+    }
+    if options.noexec {
+        config.mount_options.push(MountOption::NoExec);
+    }
+    config.acl = choose_acl(options.allow_other);
+    let cpus = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    config.n_threads = Some(if options.threads == 0 { cpus } else { options.threads });
+    // One queue for all threads: a cloned descriptor would pin requests to the thread that is asleep.
+    config.clone_fd = false;
+    config
+}
+
+fn choose_acl(allow_other: bool) -> SessionACL {
+    if allow_other { SessionACL::All } else { SessionACL::Owner }
+}
+
+impl Mounted {
+    /// A handle that can unmount while [`Self::serve`] runs.
+    pub fn unmounter(&mut self) -> Unmounter {
+        Unmounter(match &self.dir {
+            Some(dir) => Undo::Ours(dir.clone()),
+            None => Undo::Helper(Arc::new(parking_lot::Mutex::new(self.session.unmount_callable()))),
+        })
+    }
+
+    /// Serves requests until the file system is unmounted, by whomever. Blocking.
+    pub fn serve(self) -> Result<(), FuseError> {
+        Ok(self.session.run()?)
+    }
+}

@@ -1,0 +1,263 @@
+//! What is particular to HashFS: slots that are blocks, probes that stay short, levels that agree, damage.
+
+use super::*;
+use crate::testing::{self, AREA_OFFSET, Bed, Rng, Subject, for_seeds};
+
+impl Subject for HashFs {
+    fn area_bytes(blocks: u32) -> u64 {
+        HashFsGeometry::table_bytes(HashFsGeometry::slots_for(blocks))
+    }
+
+    fn mount(region: Arc<Region>, table_offset: u64, first_block: u32, blocks: u32, seed: u64) -> Self {
+        let slots = HashFsGeometry::slots_for(blocks);
+        HashFs::new(
+            region,
+            HashFsGeometry {
+                table_offset,
+                slots,
+                first_block,
+                blocks,
+                seed,
+            },
+        )
+    }
+}
+
+testing::mapping_tests!(HashFs);
+
+/// Mean buckets a lookup of these pages looks at.
+fn mean_lines(map: &HashFs, pages: impl Iterator<Item = (u32, u32)>) -> f64 {
+    let (mut lines, mut count) = (0, 0);
+    for (ino, lblk) in pages {
+        lines += map.probe_lines(ino, lblk);
+        count += 1;
+    }
+    lines as f64 / f64::from(count)
+}
+
+/// The published code's misses took 80 times as long after two turnovers (DESIGN §3): tombstones. Ours must not.
+#[test]
+fn probes_stay_short_after_five_turnovers_at_80_percent() {
+    for_seeds(1, |seed| {
+        let mut rng = Rng(seed);
+        let bed = Bed::<HashFs>::new(40_000, rng.next());
+        let target = u64::from(bed.map.geometry.slots) * 4 / 5;
+        let word = |lblk: u32| PageWord::new(bed.first_block, lblk | 1);
+        // Whole files in order, as real pools have them: the hash must spread consecutive keys.
+        let mut pages: Vec<(u32, u32)> = (0..target).map(|n| (1 + (n / 500) as u32, (n % 500) as u32)).collect();
+        for &(ino, lblk) in &pages {
+            bed.insert_word(ino, lblk, word(lblk)).expect("room");
+        }
+        let absent = |n: u32| (5_000_000 + n / 100, n % 100);
+        println!("fresh: hits {:.2}", mean_lines(&bed.map, pages.iter().copied()));
+        println!("fresh: misses {:.2}", mean_lines(&bed.map, (0..20_000).map(absent)));
+        for n in 0..target * 5 {
+            let victim = rng.below(target) as usize;
+            let (ino, lblk) = pages[victim];
+            assert_eq!(bed.remove(ino, lblk, false), word(lblk));
+            let next = (1_000_000 + (n / 500) as u32, (n % 500) as u32);
+            bed.insert_word(next.0, next.1, word(next.1)).expect("room");
+            pages[victim] = next;
+        }
+        let hits = mean_lines(&bed.map, pages.iter().copied());
+        let misses = mean_lines(&bed.map, (0..20_000).map(absent));
+        println!("after five turnovers: hits {hits:.2}, misses {misses:.2}");
+        assert!(hits <= 2.0, "hits look at {hits:.2} buckets");
+        assert!(misses <= 8.0, "misses look at {misses:.2} buckets");
+        let (map, found) = bed.remounted();
+        assert_eq!(found.expect("sound").len(), pages.len());
+        let misses = mean_lines(&map, (0..20_000).map(absent));
+        println!("after a remount: misses {misses:.2}");
+        assert!(misses <= 3.5, "misses look at {misses:.2} buckets after a remount");
+    });
+}
+
+/// Every instruction set resolves every page, present or not, as word-by-word comparison does.
+#[test]
+fn all_levels_find_the_same() {
+    for_seeds(10, |seed| {
+        let mut rng = Rng(seed);
+        let bed = Bed::<HashFs>::new(600, rng.next());
+        for _ in 0..500 {
+            let (ino, lblk) = (1 + rng.below(5) as u32, rng.below(400) as u32);
+            if bed.map.get(ino, lblk).is_hole() {
+                bed.insert(ino, lblk).expect("room");
+            }
+        }
+        let maps: Vec<HashFs> = Level::available()
+            .into_iter()
+            .map(|level| bed.remounted().0.with_level(level))
+            .collect();
+        for map in &maps {
+            let cache = TransCache::default();
+            for ino in 1..=6 {
+                for lblk in 0..400 {
+                    let expected = maps[0].get(ino, lblk);
+                    assert_eq!(map.get(ino, lblk), expected, "{:?}", map.level);
+                    let mut words = vec![PageWord(u64::MAX); 1 + rng.below(30) as usize];
+                    map.get_many(ino, lblk, &mut words, &cache);
+                    assert_eq!(words[0], expected, "{:?}", map.level);
+                    let last = lblk + words.len() as u32 - 1;
+                    assert_eq!(words.last(), Some(&maps[0].get(ino, last)), "{:?}", map.level);
+                }
+            }
+        }
+    });
+}
+
+/// A mount rebuilds what the running table had: the same slots taken, and bounds that still reach every key.
+#[test]
+fn a_mount_rebuilds_the_free_map() {
+    let bed = Bed::<HashFs>::new(500, 77);
+    for lblk in 0..450 {
+        bed.insert(1, lblk).expect("room");
+    }
+    for lblk in (0..450).step_by(3) {
+        bed.remove(1, lblk, true);
+    }
+    let (map, found) = bed.remounted();
+    let found = found.expect("sound");
+    assert_eq!(map.slots(), bed.map.slots());
+    for bucket in 0..map.buckets {
+        assert_eq!(map.used.octet(bucket), bed.map.used.octet(bucket), "bucket {bucket}");
+        assert!(map.bounds.lines_to_probe(bucket as usize, 99) <= bed.map.bounds.lines_to_probe(bucket as usize, 99));
+    }
+    assert!(found.values().all(|entry| map.get(entry.ino, entry.lblk) == entry.word));
+}
+
+/// A new page takes its own slot's block; an overwrite moves it away, and the next one swings it home.
+#[test]
+fn overwrites_leave_home_and_swing_back() {
+    let bed = Bed::<HashFs>::new(1000, 3);
+    let (mut at_home, mut swung) = (0, 0);
+    for lblk in 0..400 {
+        let first = bed.insert(2, lblk).expect("room");
+        let slot = bed.map.find(2, lblk).expect("just mapped");
+        let mut word = first;
+        let mut blocks = Vec::new();
+        for _ in 0..2 {
+            let mut tx = bed.tx();
+            let next = PageWord::new(bed.map.alloc_page(&mut tx, 2, lblk).expect("room"), 0);
+            bed.map.replace(&mut tx, 2, lblk, next).expect("mapped");
+            tx.freed(Resource::Block(word.page()));
+            tx.commit(&bed.region);
+            assert_ne!(next.page(), word.page(), "an overwrite in place is not atomic");
+            word = next;
+            blocks.push(next.page());
+        }
+        assert_eq!(bed.map.find(2, lblk), Some(slot), "an entry moved");
+        let entry = MapEntry {
+            ino: 2,
+            lblk,
+            word: first,
+            slot: slot as u32,
+        };
+        if bed.map.at_home(&entry) {
+            at_home += 1;
+            swung += u32::from(blocks[1] == first.page());
+        }
+    }
+    // Four slots of five own a block.
+    assert!(at_home > 280, "only {at_home} of 400 new pages took their own block");
+    assert_eq!(swung, at_home, "a page whose own block was free did not swing home");
+}
+
+/// Replay and racing readers rely on it: when a key can be seen, its word can.
+#[test]
+fn words_are_set_before_keys_and_keys_cleared_before_words() {
+    let bed = Bed::<HashFs>::new(100, 3);
+    let mut tx = bed.tx();
+    bed.map.insert(&mut tx, 5, 6, PageWord(77)).expect("room");
+    let [(word_offset, 77), (key_offset, key)] = tx.words[..] else {
+        panic!("{:?}", tx.words)
+    };
+    assert_eq!((word_offset, key), (key_offset + LINE_BYTES, key_of(5, 6)));
+    assert!(matches!(tx.claimed[..], [Resource::MapSlot(_)]));
+    tx.commit(&bed.region);
+    let mut tx = bed.tx();
+    assert_eq!(bed.map.remove(&mut tx, 5, 6), Ok(PageWord(77)));
+    assert_eq!(tx.words, [(key_offset, 0), (word_offset, 0)]);
+    assert!(matches!(tx.freed[..], [Resource::MapSlot(_)]));
+    let slot = (key_offset - AREA_OFFSET) / BUCKET_BYTES * 8 + (key_offset - AREA_OFFSET) % BUCKET_BYTES / 8;
+    assert!(
+        bed.map.used.is_set(slot),
+        "a removed slot stays claimed until it is released"
+    );
+    tx.commit(&bed.region);
+    assert!(!bed.map.used.is_set(slot));
+}
+
+/// Keys and words that make no sense are reported, never followed; the sound rest is still shown.
+#[test]
+fn damage_is_reported_and_the_rest_is_loaded() {
+    for (key, word) in [
+        (key_of(0, 12), PageWord::new(0, 0)),
+        (key_of(0, 12), PageWord::new(20, 0)),
+        (key_of(3, 4), PageWord::new(u32::MAX, 0)),
+        (key_of(3, 4), PageWord::new(1, 0)),
+    ] {
+        let bed = Bed::<HashFs>::new(100, 3);
+        let sound = bed.insert(1, 1).expect("room");
+        let (slot, _) = bed.map.free_slot(bed.map.home(key), false).expect("a free slot");
+        bed.region.store(bed.map.word_offset(slot), word.0);
+        bed.region.store(bed.map.key_offset(slot), key);
+        let (map, found) = bed.remounted();
+        let error = found.expect_err("damage");
+        assert!(
+            matches!(&error, MapError::Damaged(what) if what.contains(&format!("slot {slot} "))),
+            "{error}"
+        );
+        assert_eq!(map.get(1, 1), sound);
+    }
+}
+
+/// Pages read in order, singly or a few at a time, come from hints; and a hint never outlives its page.
+#[test]
+fn reads_in_order_leave_hints_that_are_verified() {
+    let bed = Bed::<HashFs>::new(1000, 3);
+    for lblk in 0..64 {
+        bed.insert(1, lblk).expect("room");
+    }
+    for len in 1..=7usize {
+        let cache = TransCache::default();
+        let mut words = vec![PageWord::HOLE; len];
+        bed.map.get_many(1, 0, &mut words, &cache);
+        bed.map.get_many(1, len as u32, &mut words, &cache);
+        let next = 2 * len as u32;
+        assert_eq!(
+            cache.slot(next),
+            bed.map.find(1, next),
+            "{len} at a time: no hint for what follows"
+        );
+        bed.map.get_many(1, next, &mut words, &cache);
+        assert_eq!(words[0], bed.map.get(1, next));
+    }
+    let cache = TransCache::default();
+    cache.put(5, bed.map.find(1, 5));
+    bed.remove(1, 5, true);
+    let mut word = [PageWord(1)];
+    bed.map.get_many(1, 5, &mut word, &cache);
+    assert!(word[0].is_hole(), "the hint of a removed page was believed");
+    cache.put(5, bed.map.find(1, 6));
+    bed.map.get_many(1, 5, &mut word, &cache);
+    assert!(word[0].is_hole(), "the hint named another page's slot and was believed");
+}
+
+/// A key may lie beyond what a bound's byte can count, and behind the table's end: it is found all the same.
+#[test]
+fn keys_beyond_the_largest_bound_are_found() {
+    let bed = Bed::<HashFs>::new(4000, 11);
+    for lblk in 0..20 {
+        let home = bed.map.home(key_of(1, lblk));
+        let crowded: Vec<u64> = (home..home + 300)
+            .flat_map(|bucket| (0..8).map(move |index| (bucket, index)))
+            .map(|(bucket, index)| bed.map.wrap(bucket) * BUCKET_SLOTS + index)
+            .filter(|&slot| bed.map.used.claim(slot))
+            .collect();
+        let word = bed.insert(1, lblk).expect("room");
+        let slot = bed.map.find(1, lblk).expect("just mapped");
+        assert!(bed.map.wrap(slot / BUCKET_SLOTS + bed.map.buckets - home) >= 300);
+        assert_eq!(bed.remounted().0.get(1, lblk), word);
+        crowded.into_iter().for_each(|slot| bed.map.release(slot as u32));
+    }
+}

@@ -1,0 +1,532 @@
+//! Tests that every mapping must pass, and what they need: a pool, a transaction, a model.
+//!
+//! What lives here: [`Subject`] (what a mapping tells about itself), [`Bed`] (a mapping on a pool of its own),
+//! [`TestTx`] (applies words at commit, gives claims back when dropped), and the shared tests. A mapping joins by
+//! implementing [`Subject`] and one line, `mapping_tests!(ItsType);`, in its test module.
+//!
+//! Invariant: a `TestTx` keeps the order of the engine: nothing is visible before the commit, claims of an
+//! aborted transaction are free again after it, and what a commit frees is free only after its words are set.
+//!
+//! Random tests print their seed, and run that one alone when `FERRITE_SEED` is set.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+
+use ferrite_pm::Region;
+
+use crate::bitmap::AtomicBitmap;
+use crate::{FileMap, MapEntry, MapError, MapTx, PageWord, Resource, TransCache};
+
+const BLOCK_BYTES: u64 = 4096;
+/// Where the beds put the mapping's own area: not at 0, so that a forgotten offset shows.
+pub(crate) const AREA_OFFSET: u64 = 3 * BLOCK_BYTES;
+
+/// What a mount found, by inode and page.
+pub(crate) type Found = BTreeMap<(u32, u32), MapEntry>;
+
+/// A mapping that the shared tests can make.
+pub(crate) trait Subject: FileMap + Sized {
+    /// Bytes it needs for a pool of `blocks` data blocks, besides blocks it allocates.
+    fn area_bytes(blocks: u32) -> u64;
+    /// The mapping whose area is at `area_offset`; `load` has not been called.
+    fn mount(region: Arc<Region>, area_offset: u64, first_block: u32, blocks: u32, seed: u64) -> Self;
+}
+
+/// SplitMix64; its stream for a seed never changes.
+pub(crate) struct Rng(pub(crate) u64);
+
+impl Rng {
+    pub(crate) fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let z = (self.0 ^ self.0 >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ z >> 31
+    }
+
+    pub(crate) fn below(&mut self, bound: u64) -> u64 {
+        ((u128::from(self.next()) * u128::from(bound)) >> 64) as u64
+    }
+}
+
+/// Runs `test` for `rounds` fresh seeds, or for the one in `FERRITE_SEED`.
+pub(crate) fn for_seeds(rounds: u64, test: impl Fn(u64)) {
+    let given = std::env::var("FERRITE_SEED")
+        .ok()
+        .map(|text| match text.strip_prefix("0x") {
+            Some(digits) => u64::from_str_radix(digits, 16).expect("FERRITE_SEED: hexadecimal digits after 0x"),
+            None => text
+                .parse()
+                .expect("FERRITE_SEED: a decimal number, or 0x and hexadecimal digits"),
+        });
+    if let Some(seed) = given {
+        return test(seed);
+    }
+    let now = std::time::SystemTime::now()
+        .duration_since(std::time::UNIX_EPOCH)
+        .expect("a clock after 1970");
+    let mut seeds = Rng(now.as_nanos() as u64);
+    for _ in 0..rounds {
+        let seed = seeds.next();
+        println!("replay with FERRITE_SEED={seed:#x}");
+        test(seed);
+    }
+}
+
+/// A mapping on a pool of its own, with a free map of the pool's blocks.
+pub(crate) struct Bed<M> {
+    pub(crate) region: Arc<Region>,
+    pub(crate) map: M,
+    pub(crate) blocks: AtomicBitmap,
+    pub(crate) first_block: u32,
+    seed: u64,
+}
+
+impl<M: Subject> Bed<M> {
+    /// A fresh pool.
+    pub(crate) fn new(blocks: u32, seed: u64) -> Self {
+        let first_block = ((AREA_OFFSET + M::area_bytes(blocks)).div_ceil(BLOCK_BYTES)) as u32;
+        let region = Region::anonymous((u64::from(first_block) + u64::from(blocks)) * BLOCK_BYTES);
+        let region = Arc::new(region.expect("anonymous memory"));
+        let map = M::mount(Arc::clone(&region), AREA_OFFSET, first_block, blocks, seed);
+        map.load(1, &|entry| panic!("{entry:?} in an empty pool"))
+            .expect("an empty pool is sound");
+        Bed {
+            region,
+            map,
+            blocks: AtomicBitmap::new(u64::from(blocks)),
+            first_block,
+            seed,
+        }
+    }
+
+    /// The mapping as the next mount would see it, and what it found.
+    pub(crate) fn remounted(&self) -> (M, Result<Found, MapError>) {
+        let blocks = self.blocks.len() as u32;
+        let map = M::mount(
+            Arc::clone(&self.region),
+            AREA_OFFSET,
+            self.first_block,
+            blocks,
+            self.seed,
+        );
+        let found = Mutex::new(BTreeMap::new());
+        let result = map.load(3, &|entry| {
+            let before = found.lock().unwrap().insert((entry.ino, entry.lblk), entry);
+            assert!(before.is_none(), "{entry:?} was visited twice");
+        });
+        (map, result.map(|()| found.into_inner().unwrap()))
+    }
+
+    /// Goes on with the mapping as the next mount would see it.
+    pub(crate) fn remount(&mut self) -> Found {
+        let (map, found) = self.remounted();
+        self.map = map;
+        found.expect("the mapping is sound")
+    }
+
+    pub(crate) fn tx(&self) -> TestTx<'_> {
+        TestTx {
+            map: &self.map,
+            blocks: &self.blocks,
+            first_block: self.first_block,
+            words: Vec::new(),
+            claimed: Vec::new(),
+            freed: Vec::new(),
+        }
+    }
+
+    /// Maps a page to a block that the mapping chooses.
+    pub(crate) fn insert(&self, ino: u32, lblk: u32) -> Result<PageWord, MapError> {
+        let mut tx = self.tx();
+        let word = PageWord::new(self.map.alloc_page(&mut tx, ino, lblk)?, 0);
+        self.map.insert(&mut tx, ino, lblk, word)?;
+        tx.commit(&self.region);
+        Ok(word)
+    }
+
+    /// Maps a page to a block the caller names; its free map is left alone.
+    pub(crate) fn insert_word(&self, ino: u32, lblk: u32, word: PageWord) -> Result<(), MapError> {
+        let mut tx = self.tx();
+        self.map.insert(&mut tx, ino, lblk, word)?;
+        tx.commit(&self.region);
+        Ok(())
+    }
+
+    /// Unmaps a page; its block is free with the commit if `free_block`.
+    pub(crate) fn remove(&self, ino: u32, lblk: u32, free_block: bool) -> PageWord {
+        let mut tx = self.tx();
+        let word = self
+            .map
+            .remove(&mut tx, ino, lblk)
+            .expect("removing a page needs no space");
+        if free_block && !word.is_hole() {
+            tx.freed(Resource::Block(word.page()));
+        }
+        tx.commit(&self.region);
+        word
+    }
+}
+
+/// A transaction of the tests.
+pub(crate) struct TestTx<'b> {
+    map: &'b dyn FileMap,
+    blocks: &'b AtomicBitmap,
+    first_block: u32,
+    pub(crate) words: Vec<(u64, u64)>,
+    pub(crate) claimed: Vec<Resource>,
+    pub(crate) freed: Vec<Resource>,
+}
+
+impl TestTx<'_> {
+    fn release(&self, resource: Resource) {
+        match resource {
+            Resource::Block(block) => {
+                assert!(
+                    self.blocks.release(u64::from(block - self.first_block)),
+                    "block {block} was freed twice"
+                );
+            }
+            Resource::MapSlot(slot) => self.map.release(slot),
+            other => panic!("{other:?} is not a mapping's to claim or free"),
+        }
+    }
+
+    /// Applies the words in order, then frees. (No replay and no delayed reader here, so that is late enough.)
+    pub(crate) fn commit(mut self, region: &Region) {
+        for &(offset, value) in &self.words {
+            region.store(offset, value);
+        }
+        self.claimed.clear();
+        for resource in std::mem::take(&mut self.freed) {
+            self.release(resource);
+        }
+    }
+}
+
+impl Drop for TestTx<'_> {
+    fn drop(&mut self) {
+        for resource in std::mem::take(&mut self.claimed) {
+            self.release(resource);
+        }
+    }
+}
+
+impl MapTx for TestTx<'_> {
+    fn set_word(&mut self, offset: u64, value: u64) {
+        assert_eq!(offset % 8, 0, "misaligned word");
+        self.words.push((offset, value));
+    }
+
+    fn claim_block(&mut self, block: u32) -> bool {
+        let index = block
+            .checked_sub(self.first_block)
+            .map(u64::from)
+            .filter(|&index| index < self.blocks.len());
+        let claimed = index.is_some_and(|index| self.blocks.claim(index));
+        if claimed {
+            self.claimed.push(Resource::Block(block));
+        }
+        claimed
+    }
+
+    fn alloc_block(&mut self) -> Result<u32, MapError> {
+        let index = self.blocks.claim_from(0).ok_or(MapError::NoBlock)?;
+        let block = self.first_block + index as u32;
+        self.claimed.push(Resource::Block(block));
+        Ok(block)
+    }
+
+    fn claimed(&mut self, resource: Resource) {
+        self.claimed.push(resource);
+    }
+
+    fn freed(&mut self, resource: Resource) {
+        self.freed.push(resource);
+    }
+}
+
+/// Puts the shared tests into the test module of mapping `$subject`.
+macro_rules! mapping_tests {
+    ($subject:ty) => {
+        #[test]
+        fn random_operations_match_a_model() {
+            crate::testing::random_operations_match_a_model::<$subject>();
+        }
+
+        #[test]
+        fn threads_on_their_own_files_lose_nothing() {
+            crate::testing::threads_on_their_own_files_lose_nothing::<$subject>();
+        }
+
+        #[test]
+        fn a_full_mapping_says_so_and_still_finds_everything() {
+            crate::testing::a_full_mapping_says_so_and_still_finds_everything::<$subject>();
+        }
+
+        #[test]
+        fn ranges_are_walked_completely_and_stop_when_told() {
+            crate::testing::ranges_are_walked_completely_and_stop_when_told::<$subject>();
+        }
+    };
+}
+pub(crate) use mapping_tests;
+
+type Model = BTreeMap<(u32, u32), PageWord>;
+
+/// Inodes and pages few enough to collide, with both ends of the number range.
+fn random_key(rng: &mut Rng) -> (u32, u32) {
+    let ino = [1, 2, 7, u32::MAX][rng.below(4) as usize];
+    let lblk = rng.below(48) as u32;
+    (ino, if rng.below(8) == 0 { u32::MAX - lblk } else { lblk })
+}
+
+/// Whatever is inserted, replaced, removed, aborted and remounted: every lookup gives what a sorted map gives, through
+/// one translation cache an inode that outlives all changes; and no block is lost or used twice.
+pub(crate) fn random_operations_match_a_model<M: Subject>() {
+    for_seeds(40, |seed| {
+        let mut rng = Rng(seed);
+        let mut bed = Bed::<M>::new(1 + rng.below(200) as u32, rng.next());
+        let mut model = Model::new();
+        let caches: BTreeMap<u32, TransCache> = [1, 2, 7, u32::MAX]
+            .into_iter()
+            .map(|ino| (ino, TransCache::default()))
+            .collect();
+        for _ in 0..400 {
+            if rng.below(50) == 0 {
+                let found = bed.remount();
+                let words: Model = found.iter().map(|(&key, entry)| (key, entry.word)).collect();
+                assert_eq!(words, model, "what a mount finds");
+            }
+            random_transaction(&bed, &mut rng, &mut model);
+            check_lookups(&bed, &mut rng, &model, &caches);
+        }
+        let pages: BTreeSet<u32> = model.values().map(|word| word.page()).collect();
+        assert_eq!(pages.len(), model.len(), "a block belongs to two pages");
+        for &(ino, lblk) in model.keys() {
+            assert!(!bed.remove(ino, lblk, true).is_hole());
+        }
+        assert_eq!(bed.blocks.count_used(), 0, "blocks were lost");
+        let (total, free) = bed.map.slots();
+        assert_eq!(free, total, "entries were lost");
+    });
+}
+
+/// A few changes of different pages in one transaction, committed four times of five.
+fn random_transaction<M: Subject>(bed: &Bed<M>, rng: &mut Rng, model: &mut Model) {
+    let mut tx = bed.tx();
+    let mut after = model.clone();
+    let mut touched = BTreeSet::new();
+    for _ in 0..=rng.below(6) {
+        let (ino, lblk) = random_key(rng);
+        if !touched.insert((ino, lblk)) {
+            continue;
+        }
+        let old = after.get(&(ino, lblk)).copied();
+        if rng.below(3) == 0 {
+            assert_eq!(bed.map.remove(&mut tx, ino, lblk), Ok(old.unwrap_or(PageWord::HOLE)));
+            after.remove(&(ino, lblk));
+        } else {
+            let log = if rng.below(4) == 0 { PageWord::UNWRITTEN } else { 0 };
+            let block = match bed.map.alloc_page(&mut tx, ino, lblk) {
+                Ok(block) => block,
+                Err(MapError::NoBlock) => {
+                    assert_eq!(
+                        bed.blocks.count_used(),
+                        bed.blocks.len(),
+                        "refused with free blocks left"
+                    );
+                    continue;
+                }
+                Err(error) => panic!("{error}"),
+            };
+            let word = PageWord::new(block, log);
+            let done = match old {
+                Some(_) => bed.map.replace(&mut tx, ino, lblk, word),
+                None => bed.map.insert(&mut tx, ino, lblk, word),
+            };
+            // What alloc_page claimed goes back when the transaction is dropped, as the engine does it.
+            if done == Err(MapError::TableFull) {
+                return;
+            }
+            assert_eq!(done, Ok(()));
+            after.insert((ino, lblk), word);
+        }
+        if let Some(old) = old {
+            tx.freed(Resource::Block(old.page()));
+        }
+    }
+    if rng.below(5) != 0 {
+        tx.commit(&bed.region);
+        *model = after;
+    }
+}
+
+fn check_lookups<M: Subject>(bed: &Bed<M>, rng: &mut Rng, model: &Model, caches: &BTreeMap<u32, TransCache>) {
+    let expected = |ino, lblk| model.get(&(ino, lblk)).copied().unwrap_or(PageWord::HOLE);
+    let (ino, lblk) = random_key(rng);
+    bed.map.prefetch(ino, lblk);
+    assert_eq!(
+        bed.map.get(ino, lblk),
+        expected(ino, lblk),
+        "page {lblk} of inode {ino}"
+    );
+    // In order, in pieces of one length, as a program reads a file.
+    let len = [1, 1, 2, 3, 7, 8, 9, 16, 21][rng.below(9) as usize];
+    let mut at = u64::from(lblk);
+    for _ in 0..1 + rng.below(12) {
+        let count = len.min((1u64 << 32) - at) as usize;
+        let mut words = vec![PageWord(u64::MAX); count];
+        bed.map.get_many(ino, at as u32, &mut words, &caches[&ino]);
+        for (index, word) in words.into_iter().enumerate() {
+            let lblk = at as u32 + index as u32;
+            assert_eq!(
+                word,
+                expected(ino, lblk),
+                "page {lblk} of inode {ino}, {count} from {at} on"
+            );
+        }
+        at += count as u64;
+        if at == 1 << 32 {
+            break;
+        }
+    }
+}
+
+/// Threads that insert and remove pages of different inodes at once keep all their pages and get blocks of
+/// their own, while another one always finds the pages that nobody touches.
+pub(crate) fn threads_on_their_own_files_lose_nothing<M: Subject>() {
+    const THREADS: u32 = 4;
+    const RESTING: u32 = 1000;
+    for_seeds(4, |seed| {
+        let bed = &Bed::<M>::new(1500, seed);
+        let resting: Vec<PageWord> = (0..300).map(|lblk| bed.insert(RESTING, lblk).expect("room")).collect();
+        let done = &AtomicBool::new(false);
+        let mut expected: BTreeMap<(u32, u32), PageWord> = resting
+            .iter()
+            .enumerate()
+            .map(|(lblk, &word)| ((RESTING, lblk as u32), word))
+            .collect();
+        std::thread::scope(|scope| {
+            let reader = scope.spawn(|| {
+                let cache = TransCache::default();
+                while !done.load(Ordering::Relaxed) {
+                    let mut words = [PageWord::HOLE; 20];
+                    for (index, expected) in resting.chunks(20).enumerate() {
+                        bed.map.get_many(RESTING, index as u32 * 20, &mut words, &cache);
+                        assert_eq!(words, expected);
+                    }
+                }
+            });
+            let writer = |ino: u32| {
+                let mut rng = Rng(seed ^ u64::from(ino));
+                let mut mine = BTreeMap::new();
+                for _ in 0..4000 {
+                    let lblk = rng.below(290) as u32;
+                    let known = mine.get(&(ino, lblk)).copied();
+                    assert_eq!(bed.map.get(ino, lblk), known.unwrap_or(PageWord::HOLE));
+                    if known.is_some() {
+                        assert_eq!(Some(bed.remove(ino, lblk, true)), mine.remove(&(ino, lblk)));
+                    } else {
+                        mine.insert((ino, lblk), bed.insert(ino, lblk).expect("a block is free"));
+                    }
+                }
+                mine
+            };
+            let writers: Vec<_> = (1..=THREADS).map(|ino| scope.spawn(move || writer(ino))).collect();
+            for writer in writers {
+                expected.extend(writer.join().expect("the writer's checks hold"));
+            }
+            done.store(true, Ordering::Relaxed);
+            reader.join().expect("resting pages are always found");
+        });
+        let blocks: BTreeSet<u32> = expected.values().map(|word| word.page()).collect();
+        assert_eq!(blocks.len(), expected.len(), "a block belongs to two pages");
+        let (_, found) = bed.remounted();
+        let found = found.expect("the mapping is sound");
+        let slots: BTreeSet<u32> = found.values().map(|entry| entry.slot).collect();
+        assert_eq!(slots.len(), found.len(), "a slot holds two pages");
+        let words: BTreeMap<_, _> = found.iter().map(|(&key, entry)| (key, entry.word)).collect();
+        assert_eq!(words, expected);
+    });
+}
+
+/// A mapping filled to the last entry refuses, instead of searching for ever or dropping a page; it finds every page,
+/// misses end, and one removal makes room for one page.
+pub(crate) fn a_full_mapping_says_so_and_still_finds_everything<M: Subject>() {
+    for_seeds(4, |seed| {
+        let bed = Bed::<M>::new(700, seed);
+        let full = |error: &MapError| matches!(error, MapError::TableFull | MapError::NoBlock);
+        let mut pages = 0;
+        // Blocks run out first where entries are plenty, so all pages share one block here.
+        let word = |lblk: u32| PageWord::new(bed.first_block, lblk + 1);
+        let error = loop {
+            match bed.insert_word(9, pages, word(pages)) {
+                Ok(()) => pages += 1,
+                Err(error) => break error,
+            }
+            assert!(pages < 10_000_000, "never full");
+        };
+        assert!(full(&error), "{error}");
+        let (map, found) = bed.remounted();
+        assert_eq!(found.expect("the mapping is sound").len(), pages as usize);
+        for map in [&bed.map, &map] {
+            for lblk in 0..pages {
+                assert_eq!(map.get(9, lblk), word(lblk));
+            }
+            assert!(map.get(9, pages).is_hole());
+            assert!(map.get(8, 0).is_hole());
+        }
+        assert_eq!(bed.remove(9, pages / 2, false), word(pages / 2));
+        bed.insert_word(9, pages, word(pages)).expect("one entry is free");
+        assert!(bed.insert_word(9, pages + 1, word(pages + 1)).is_err());
+        assert!(bed.map.get(9, pages / 2).is_hole());
+    });
+}
+
+/// `for_range` shows each page of the range once, by the range and by the table, and `false` stops it at once.
+pub(crate) fn ranges_are_walked_completely_and_stop_when_told<M: Subject>() {
+    let bed = Bed::<M>::new(400, 5);
+    let mapped: BTreeSet<u32> = [0, 1, 2, 50, 51, 1 << 20, u32::MAX - 1, u32::MAX].into();
+    for &lblk in &mapped {
+        bed.insert(3, lblk).expect("room");
+        // Pages of a neighbour, which must not show.
+        bed.insert(4, lblk).expect("room");
+    }
+    let whole = 1u64 << 32;
+    for (first, end) in [
+        (0, whole),
+        (0, 3),
+        (1, 51),
+        (2, 2),
+        (5, 1),
+        (u32::MAX - 1, whole),
+        (u32::MAX, u64::MAX),
+    ] {
+        let mut seen = BTreeSet::new();
+        bed.map.for_range(3, first, end, &mut |entry| {
+            assert_eq!(entry.ino, 3);
+            assert_eq!(entry.word, bed.map.get(3, entry.lblk));
+            assert!(seen.insert(entry.lblk), "page {} came twice", entry.lblk);
+            true
+        });
+        let expected: BTreeSet<u32> = mapped
+            .iter()
+            .copied()
+            .filter(|&lblk| lblk >= first && u64::from(lblk) < end)
+            .collect();
+        assert_eq!(seen, expected, "{first}..{end}");
+        let mut visits = 0;
+        bed.map.for_range(3, first, end, &mut |_| {
+            visits += 1;
+            false
+        });
+        assert_eq!(visits, expected.len().min(1), "{first}..{end}");
+    }
+    let mut visits = 0;
+    bed.map.for_each(&mut |_| {
+        visits += 1;
+        visits < 5
+    });
+    assert_eq!(visits, 5);
+}

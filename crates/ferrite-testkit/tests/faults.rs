@@ -1,0 +1,63 @@
+//! The suites can fail: each of these deliberately broken engines must be caught, by the suite that claims to
+//! protect from its fault.
+
+mod faulty;
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use ferrite_testkit::model::check_against_reference;
+use ferrite_testkit::generate::Profile;
+use ferrite_testkit::{TestEngine, linear, posix};
+
+use faulty::{Fault, FaultyEngine};
+
+fn maker(fault: Fault) -> impl Fn() -> Box<dyn TestEngine> {
+    move || Box::new(FaultyEngine::new(fault))
+}
+
+/// The text of the panic that `body` must end in.
+fn caught(fault: Fault, body: impl FnOnce()) -> String {
+    let Err(panic) = catch_unwind(AssertUnwindSafe(body)) else { panic!("{fault:?} was not noticed") };
+    let text = panic.downcast_ref::<String>().cloned();
+    text.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned())).unwrap_or_default()
+}
+
+#[test]
+fn posix_suite_notices() {
+    for (fault, area) in [
+        (Fault::LinkCountAfterRename, "rename/"),
+        (Fault::LostByteAtPageEdge, "data/"),
+        (Fault::EntryTwice, "readdir/"),
+        (Fault::TimeStandsStill, "times/"),
+        (Fault::ForgottenAtRemount, "before the remount"),
+        (Fault::UnlinkedIsGone, "unlinked/"),
+        (Fault::HoleWhereDataIs, "sparse/"),
+    ] {
+        let text = caught(fault, || posix::run_all(maker(fault)));
+        assert!(text.contains(area), "{fault:?} was noticed elsewhere: {text}");
+    }
+}
+
+#[test]
+fn model_notices_and_shrinks() {
+    for (fault, profile) in [
+        (Fault::LinkCountAfterRename, Profile::Renames),
+        (Fault::LostByteAtPageEdge, Profile::Data),
+        (Fault::ForgottenAtRemount, Profile::Metadata),
+        (Fault::HoleWhereDataIs, Profile::Data),
+        (Fault::EntryTwice, Profile::Metadata),
+    ] {
+        let text = caught(fault, || (0..20).for_each(|seed| check_against_reference(maker(fault), profile, seed, 400)));
+        assert!(text.contains("FERRITE_SEED="), "{text}");
+        let shrunk = text.split("shrunk to ").nth(1).and_then(|rest| rest.split(' ').next()).expect("a count");
+        let count: usize = shrunk.parse().expect("a number");
+        assert!(count <= 12, "{fault:?} needs a few operations, not {count}:\n{text}");
+    }
+}
+
+#[test]
+fn concurrent_suite_notices() {
+    for fault in [Fault::TornWrite, Fault::AppendInTwoSteps, Fault::RenameInTwoSteps] {
+        caught(fault, || linear::run_all(maker(fault), 1));
+    }
+}

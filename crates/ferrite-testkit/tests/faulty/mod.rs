@@ -1,0 +1,261 @@
+//! The reference engine with one deliberate fault; everything else is passed through.
+
+use std::collections::HashSet;
+use std::sync::{Arc, Mutex};
+
+use ferrite_testkit::TestEngine;
+use ferrite_vfs::memfs::MemFs;
+use ferrite_vfs::{
+    Attr, Cred, DirEntry, FallocateMode, FileKind, FileSystem, FsError, Ino, NewNode, OpenFile, OpenMode, ROOT_INO,
+    RenameMode, Result, SetAttr, SetTime, StatFs, XattrMode,
+};
+
+/// What is broken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Fault {
+    /// A directory moved to another parent does not raise the new parent's link count.
+    LinkCountAfterRename,
+    /// A write that crosses a page edge loses the first byte behind it.
+    LostByteAtPageEdge,
+    /// A listing that goes on gives one entry again.
+    EntryTwice,
+    /// Appends do not move `mtime`.
+    TimeStandsStill,
+    /// A remount loses empty files of the root.
+    ForgottenAtRemount,
+    /// The attributes of a file without a name are refused.
+    UnlinkedIsGone,
+    /// `SEEK_DATA` starts a page late.
+    HoleWhereDataIs,
+    /// A write of several pages is two.
+    TornWrite,
+    /// An append looks for the end first.
+    AppendInTwoSteps,
+    /// A rename that replaces removes the old file first.
+    RenameInTwoSteps,
+}
+
+const PAGE: usize = 4096;
+
+struct Faulty {
+    inner: Arc<MemFs>,
+    fault: Fault,
+    /// Directories whose link count is told one too low.
+    wrong: Mutex<HashSet<Ino>>,
+}
+
+struct FaultyFile {
+    inner: Arc<dyn OpenFile>,
+    fs: Arc<MemFs>,
+    fault: Fault,
+}
+
+/// A broken engine.
+pub(crate) struct FaultyEngine(Faulty);
+
+impl FaultyEngine {
+    /// An engine with this fault.
+    pub(crate) fn new(fault: Fault) -> Self {
+        FaultyEngine(Faulty { inner: Arc::new(MemFs::new()), fault, wrong: Mutex::default() })
+    }
+}
+
+impl TestEngine for FaultyEngine {
+    fn fs(&self) -> &dyn FileSystem {
+        &self.0
+    }
+
+    fn remount(&mut self) {
+        if self.0.fault != Fault::ForgottenAtRemount {
+            return;
+        }
+        let mut empty = Vec::new();
+        let fs = &self.0.inner;
+        let mut names = Vec::new();
+        fs.readdir(ROOT_INO, 0, &mut |entry| {
+            names.push((entry.name.to_vec(), entry.kind, entry.ino));
+            true
+        })
+        .expect("readdir");
+        for (name, kind, ino) in names {
+            if kind == FileKind::File && fs.getattr(ino).expect("getattr").size == 0 {
+                empty.push(name);
+            }
+        }
+        for name in empty {
+            fs.unlink(ROOT_INO, &name).expect("unlink");
+        }
+    }
+
+    fn check(&self) {}
+}
+
+impl Faulty {
+    fn tell(&self, mut attr: Attr) -> Attr {
+        if self.wrong.lock().expect("never poisoned").contains(&attr.ino) {
+            attr.nlink -= 1;
+        }
+        attr
+    }
+}
+
+impl FileSystem for Faulty {
+    fn statfs(&self) -> Result<StatFs> {
+        self.inner.statfs()
+    }
+    fn lookup(&self, parent: Ino, name: &[u8]) -> Result<Attr> {
+        self.inner.lookup(parent, name).map(|attr| self.tell(attr))
+    }
+    fn parent(&self, dir: Ino) -> Result<Ino> {
+        self.inner.parent(dir)
+    }
+    fn getattr(&self, ino: Ino) -> Result<Attr> {
+        let attr = self.inner.getattr(ino)?;
+        if attr.nlink == 0 && self.fault == Fault::UnlinkedIsGone {
+            return Err(FsError::Stale);
+        }
+        Ok(self.tell(attr))
+    }
+    fn setattr(&self, ino: Ino, set: &SetAttr) -> Result<Attr> {
+        self.inner.setattr(ino, set).map(|attr| self.tell(attr))
+    }
+    fn pin(&self, ino: Ino, generation: u32) -> Result<()> {
+        self.inner.pin(ino, generation)
+    }
+    fn unpin(&self, ino: Ino, count: u64) {
+        self.inner.unpin(ino, count);
+    }
+    fn readlink(&self, ino: Ino) -> Result<Vec<u8>> {
+        self.inner.readlink(ino)
+    }
+    fn mknod(&self, cred: &Cred, parent: Ino, name: &[u8], node: &NewNode) -> Result<Attr> {
+        self.inner.mknod(cred, parent, name, node)
+    }
+    fn mkdir(&self, cred: &Cred, parent: Ino, name: &[u8], mode: u32) -> Result<Attr> {
+        self.inner.mkdir(cred, parent, name, mode)
+    }
+    fn symlink(&self, cred: &Cred, parent: Ino, name: &[u8], target: &[u8]) -> Result<Attr> {
+        self.inner.symlink(cred, parent, name, target)
+    }
+    fn link(&self, ino: Ino, parent: Ino, name: &[u8]) -> Result<Attr> {
+        self.inner.link(ino, parent, name)
+    }
+    fn unlink(&self, parent: Ino, name: &[u8]) -> Result<()> {
+        self.inner.unlink(parent, name)
+    }
+    fn rmdir(&self, parent: Ino, name: &[u8]) -> Result<()> {
+        self.inner.rmdir(parent, name)
+    }
+    fn rename(&self, parent: Ino, name: &[u8], new_parent: Ino, new_name: &[u8], mode: RenameMode) -> Result<()> {
+        let is_dir = self.inner.lookup(parent, name).is_ok_and(|attr| attr.kind == FileKind::Directory);
+        if self.fault == Fault::RenameInTwoSteps && mode == RenameMode::Replace && !is_dir {
+            let _ = self.inner.unlink(new_parent, new_name);
+            std::thread::yield_now();
+        }
+        self.inner.rename(parent, name, new_parent, new_name, mode)?;
+        if self.fault == Fault::LinkCountAfterRename && is_dir && parent != new_parent {
+            self.wrong.lock().expect("never poisoned").insert(new_parent);
+        }
+        Ok(())
+    }
+    fn readdir(&self, dir: Ino, cookie: u64, sink: &mut dyn FnMut(&DirEntry<'_>) -> bool) -> Result<()> {
+        if self.fault == Fault::EntryTwice && cookie != 0 {
+            let mut first: Option<(Ino, FileKind, Vec<u8>)> = None;
+            self.inner.readdir(dir, 0, &mut |entry| {
+                first = Some((entry.ino, entry.kind, entry.name.to_vec()));
+                false
+            })?;
+            let mut more = false;
+            self.inner.readdir(dir, cookie, &mut |_| {
+                more = true;
+                false
+            })?;
+            if let (Some((ino, kind, name)), true) = (first, more)
+                && !sink(&DirEntry { ino, kind, name: &name, next_cookie: cookie })
+            {
+                return Ok(());
+            }
+        }
+        self.inner.readdir(dir, cookie, sink)
+    }
+    fn open(&self, ino: Ino, mode: OpenMode) -> Result<Arc<dyn OpenFile>> {
+        let inner = self.inner.open(ino, mode)?;
+        Ok(Arc::new(FaultyFile { inner, fs: self.inner.clone(), fault: self.fault }))
+    }
+    fn getxattr(&self, ino: Ino, name: &[u8]) -> Result<Vec<u8>> {
+        self.inner.getxattr(ino, name)
+    }
+    fn setxattr(&self, ino: Ino, name: &[u8], value: &[u8], mode: XattrMode) -> Result<()> {
+        self.inner.setxattr(ino, name, value, mode)
+    }
+    fn listxattr(&self, ino: Ino) -> Result<Vec<Vec<u8>>> {
+        self.inner.listxattr(ino)
+    }
+    fn removexattr(&self, ino: Ino, name: &[u8]) -> Result<()> {
+        self.inner.removexattr(ino, name)
+    }
+    fn sync(&self) -> Result<()> {
+        self.inner.sync()
+    }
+}
+
+impl OpenFile for FaultyFile {
+    fn ino(&self) -> Ino {
+        self.inner.ino()
+    }
+    fn getattr(&self) -> Result<Attr> {
+        self.inner.getattr()
+    }
+    fn read_at(&self, offset: u64, buf: &mut [u8]) -> Result<usize> {
+        self.inner.read_at(offset, buf)
+    }
+    fn write_at(&self, offset: u64, data: &[u8]) -> Result<usize> {
+        let edge = PAGE - offset as usize % PAGE;
+        match self.fault {
+            Fault::LostByteAtPageEdge if data.len() > edge => {
+                let mut damaged = data.to_vec();
+                damaged[edge] = 0;
+                self.inner.write_at(offset, &damaged)
+            }
+            Fault::TornWrite if data.len() > PAGE => {
+                let (first, second) = data.split_at(data.len() / 2);
+                let done = self.inner.write_at(offset, first)?;
+                std::thread::yield_now();
+                Ok(done + self.inner.write_at(offset + done as u64, second)?)
+            }
+            _ => self.inner.write_at(offset, data),
+        }
+    }
+    fn append(&self, data: &[u8]) -> Result<(u64, usize)> {
+        match self.fault {
+            Fault::AppendInTwoSteps => {
+                let end = self.inner.getattr()?.size;
+                std::thread::yield_now();
+                Ok((end, self.inner.write_at(end, data)?))
+            }
+            Fault::TimeStandsStill => {
+                let mtime = self.inner.getattr()?.mtime;
+                let place = self.inner.append(data)?;
+                let set = SetAttr { mtime: Some(SetTime::To(mtime)), ..SetAttr::default() };
+                self.fs.setattr(self.inner.ino(), &set)?;
+                Ok(place)
+            }
+            _ => self.inner.append(data),
+        }
+    }
+    fn fallocate(&self, mode: FallocateMode, offset: u64, len: u64) -> Result<()> {
+        self.inner.fallocate(mode, offset, len)
+    }
+    fn seek_data(&self, offset: u64) -> Result<u64> {
+        let found = self.inner.seek_data(offset)?;
+        let late = found + PAGE as u64;
+        let size = self.inner.getattr()?.size;
+        Ok(if self.fault == Fault::HoleWhereDataIs && found > offset && late < size { late } else { found })
+    }
+    fn seek_hole(&self, offset: u64) -> Result<u64> {
+        self.inner.seek_hole(offset)
+    }
+    fn fsync(&self) -> Result<()> {
+        self.inner.fsync()
+    }
+}

@@ -1,0 +1,30 @@
+//! Every suite on the in-memory reference engine: shows that a sound engine passes, and how an engine's own
+//! `tests/` folder calls the suites.
+
+use ferrite_testkit::model::{ReferenceEngine, check_against_reference};
+use ferrite_testkit::generate::Profile;
+use ferrite_testkit::{TestEngine, linear, posix};
+
+fn make() -> Box<dyn TestEngine> {
+    Box::new(ReferenceEngine::new())
+}
+
+#[test]
+fn posix_suite() {
+    posix::run_all(make);
+}
+
+#[test]
+fn concurrent_suite() {
+    linear::run_all(make, 1);
+}
+
+/// The reference against itself: what differs here is a fault of the suite (or randomness in the reference).
+#[test]
+fn random_operations() {
+    for profile in Profile::ALL {
+        for seed in 0..20 {
+            check_against_reference(make, profile, seed, 400);
+        }
+    }
+}

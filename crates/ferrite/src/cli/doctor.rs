@@ -1,0 +1,182 @@
+//! `ferrite doctor`: what this machine offers, and what to do about what is missing.
+
+use std::path::Path;
+
+use ferrite_pm::cpu_features;
+
+use super::{Outcome, say, say_json, size};
+
+/// Show what this machine offers, and what to do about what is missing
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Exit code: 0 if pools can be mounted, 1 if something necessary is missing.")]
+pub(crate) struct Doctor {
+    /// Print one line of JSON a check
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, serde::Serialize)]
+#[serde(rename_all = "lowercase")]
+enum State {
+    /// All there.
+    Good,
+    /// Works without, but slower or with less.
+    Missing,
+    /// Mounting needs it.
+    Bad,
+}
+
+#[derive(serde::Serialize)]
+struct Check {
+    name: &'static str,
+    state: State,
+    found: String,
+    mend: Option<String>,
+}
+
+impl Check {
+    fn new(name: &'static str, good: bool, otherwise: State, found: impl Into<String>, mend: &str) -> Check {
+        let state = if good { State::Good } else { otherwise };
+        Check { name, state, found: found.into(), mend: (!good).then(|| mend.to_string()) }
+    }
+}
+
+impl Doctor {
+    pub(crate) fn run(self) -> Outcome {
+        let checks = checks();
+        for check in &checks {
+            if self.json {
+                say_json(check)?;
+                continue;
+            }
+            let mark = match check.state {
+                State::Good => "ok",
+                State::Missing => "--",
+                State::Bad => "!!",
+            };
+            say(format!("{mark}  {:<20} {}", check.name, check.found));
+            if let Some(mend) = &check.mend {
+                say(format!("    {:<20} -> {mend}", ""));
+            }
+        }
+        Ok(u8::from(checks.iter().any(|check| check.state == State::Bad)))
+    }
+}
+
+fn read(path: &str) -> String {
+    std::fs::read_to_string(path).unwrap_or_default().trim().to_string()
+}
+
+fn in_path(program: &str) -> Option<String> {
+    let paths = std::env::var_os("PATH")?;
+    let found = std::env::split_paths(&paths).map(|dir| dir.join(program)).find(|path| path.is_file())?;
+    Some(found.display().to_string())
+}
+
+fn devices(prefix: &str) -> Vec<String> {
+    let entries = std::fs::read_dir("/dev").into_iter().flatten().flatten();
+    let names = entries.filter_map(|entry| entry.file_name().into_string().ok());
+    names.filter(|name| name.starts_with(prefix)).map(|name| format!("/dev/{name}")).collect()
+}
+
+fn checks() -> Vec<Check> {
+    let mut checks = vec![fuse(), fusermount(), allow_other()];
+    checks.extend(cpu());
+    checks.extend(memory());
+    let dax = devices("dax");
+    let pmem = devices("pmem");
+    let found = if dax.is_empty() && pmem.is_empty() { "none".into() } else { [dax, pmem].concat().join(" ") };
+    checks.push(Check::new(
+        "persistent memory",
+        found != "none",
+        State::Missing,
+        found,
+        "no device; pools on tmpfs survive processes, pools on a disk file survive power losses too",
+    ));
+    checks
+}
+
+fn fuse() -> Check {
+    let opened = std::fs::OpenOptions::new().read(true).write(true).open("/dev/fuse");
+    let found = match &opened {
+        Ok(_) => "/dev/fuse can be opened".to_string(),
+        Err(error) => format!("/dev/fuse: {error}"),
+    };
+    let mend = "load it with `modprobe fuse`; in a container, pass --device /dev/fuse and --cap-add SYS_ADMIN. The library \
+                works without it";
+    Check::new("FUSE", opened.is_ok(), State::Bad, found, mend)
+}
+
+fn fusermount() -> Check {
+    let root = rustix::process::geteuid().is_root();
+    let found = in_path("fusermount3");
+    let otherwise = if root { State::Missing } else { State::Bad };
+    let text = found.clone().unwrap_or_else(|| "not found".into());
+    Check::new("fusermount3", found.is_some(), otherwise, text, "apt-get install fuse3 (users other than root need it)")
+}
+
+fn allow_other() -> Check {
+    let root = rustix::process::geteuid().is_root();
+    let allowed = read("/etc/fuse.conf").lines().any(|line| line.trim() == "user_allow_other");
+    let found = match (root, allowed) {
+        (true, _) => "root may let other users in",
+        (_, true) => "user_allow_other is set",
+        _ => "only root may let other users in",
+    };
+    let mend = "put `user_allow_other` into /etc/fuse.conf to use -o allow_other";
+    Check::new("allow_other", root || allowed, State::Missing, found, mend)
+}
+
+fn cpu() -> Vec<Check> {
+    let cpu = cpu_features();
+    let write_back = match cpu {
+        _ if cpu.clwb => "clwb",
+        _ if cpu.clflushopt => "clflushopt",
+        _ if cpu.clflush => "clflush",
+        _ => "none",
+    };
+    let vectors = match cpu {
+        _ if cpu.avx512 => "AVX-512",
+        _ if cpu.avx2 => "AVX2",
+        _ => "none; scalar code is used",
+    };
+    vec![
+        Check::new(
+            "cache write-back",
+            cpu.clwb || cpu.clflushopt,
+            State::Missing,
+            write_back,
+            "pools on DAX work with clflush, slowly, and not at all without any",
+        ),
+        Check::new("vectors", cpu.avx2, State::Missing, vectors, "lookups of many pages at once are slower"),
+    ]
+}
+
+fn memory() -> Vec<Check> {
+    let shmem = read("/sys/kernel/mm/transparent_hugepage/shmem_enabled");
+    let shmem_good = ["[always]", "[within_size]", "[advise]", "[force]"].iter().any(|mode| shmem.contains(mode));
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Memlock).current;
+    let limit_text = limit.map_or("unlimited".into(), size::human);
+    let shm = rustix::fs::statvfs(Path::new("/dev/shm"));
+    let shm_text = shm.as_ref().map_or("not mounted".into(), |fs| {
+        format!("{} free of {}", size::human(fs.f_bavail * fs.f_frsize), size::human(fs.f_blocks * fs.f_frsize))
+    });
+    vec![
+        Check::new(
+            "huge pages on tmpfs",
+            shmem_good,
+            State::Missing,
+            if shmem.is_empty() { "unknown".into() } else { shmem },
+            "echo advise > /sys/kernel/mm/transparent_hugepage/shmem_enabled (random access to a pool costs up to half less)",
+        ),
+        Check::new("tmpfs", shm.is_ok(), State::Missing, format!("/dev/shm: {shm_text}"), "mount -t tmpfs tmpfs /dev/shm"),
+        Check::new(
+            "locked memory",
+            limit.is_none_or(|bytes| bytes >= 64 << 20),
+            State::Missing,
+            limit_text,
+            "ulimit -l unlimited (RDMA needs it; local pools do not)",
+        ),
+        Check::new("kernel", true, State::Good, read("/proc/sys/kernel/osrelease"), ""),
+    ]
+}

@@ -1,0 +1,103 @@
+//! `ferrite info`: what a pool is made of, and what happens in it.
+
+use std::path::{Path, PathBuf};
+
+use ferrite_fs::{Engine, MountOptions, PoolInfo};
+use ferrite_pm::{Access, Region};
+
+use super::size::human;
+use super::{Failure, Outcome, about, control, mounts, say, say_json};
+
+/// Show what a pool is made of and what happens in it
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+A mounted pool's daemon is asked; any other pool is looked at through a private copy, so that one that crashed is
+recovered in memory and nothing is written.")]
+pub(crate) struct Info {
+    /// Pool, or a directory where one is mounted
+    pool: PathBuf,
+    /// Print one line of JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// Information about a pool, from its daemon or from the pool itself.
+pub(crate) fn gather(path: &Path) -> Result<PoolInfo, Failure> {
+    let pool = mounts::find(path).map_or_else(|| path.to_path_buf(), |mount| mount.pool);
+    if let Some(info) = control::info(&pool)? {
+        return Ok(info);
+    }
+    let region = Region::open(&pool, Access::ReadOnlyPrivate)?;
+    let options = MountOptions { read_only: true, accept_power_loss: true, ..MountOptions::default() };
+    Ok(Engine::mount(region, &options).map_err(about(&pool))?.info())
+}
+
+impl Info {
+    pub(crate) fn run(self) -> Outcome {
+        let info = gather(&self.pool)?;
+        if self.json {
+            say_json(&info)?;
+        } else {
+            print(&info);
+        }
+        Ok(0)
+    }
+}
+
+fn print(info: &PoolInfo) {
+    let blocks = |count: u64| human(count * u64::from(info.block_bytes));
+    let line = |name: &str, value: String| say(format!("{name:<18}{value}"));
+    line("uuid", format!("{}, format {}", info.uuid, info.format_version));
+    line("medium", info.medium.clone());
+    line("durability", info.durability.clone());
+    line("size", format!("{}, {} blocks of {} bytes", human(info.size_bytes), info.blocks, info.block_bytes));
+    line(
+        "free",
+        format!(
+            "{}; {} of it kept back for deletes and overwrites, {} waiting for the journal",
+            blocks(info.blocks_free),
+            blocks(info.blocks_reserved),
+            blocks(info.blocks_pending)
+        ),
+    );
+    line("inodes", format!("{} of {} free", info.inodes_free, info.inodes));
+    line("names", format!("{} of {} free", info.names_free, info.names));
+    line("mapping", format!("{:?}, {} of {} slots free", info.mapping, info.map_slots_free, info.map_slots).to_lowercase());
+    line("pages", format!("{}, {:.1} % of them at home", info.pages, info.pages_at_home_percent));
+    line("journal", format!("{} rings of {}", info.rings, human(info.ring_bytes)));
+    line(
+        "mounts",
+        format!(
+            "{}; the last one ended {}, {} records replayed",
+            info.mounts,
+            if info.was_clean { "in order" } else { "in a crash (or has not ended)" },
+            info.replayed_records
+        ),
+    );
+    if let Some(failure) = &info.failed {
+        line("READ-ONLY", failure.clone());
+    }
+    line(
+        "memory",
+        format!(
+            "{}: blocks {}, mapping {}, inodes {}, names {}, journal {}, {} known inodes of {} bytes",
+            human(info.dram.total),
+            human(info.dram.block_map),
+            human(info.dram.mapping),
+            human(info.dram.inode_map),
+            human(info.dram.name_map),
+            human(info.dram.journal),
+            info.dram.cached_inodes,
+            info.dram.bytes_per_cached_inode
+        ),
+    );
+    line(
+        "persistence",
+        format!(
+            "{} fences, {} lines written back, {} streamed, since the mount",
+            info.fences,
+            info.lines_written_back,
+            human(info.bytes_streamed)
+        ),
+    );
+}

@@ -1,0 +1,179 @@
+//! The command line: what users type, and how it ends.
+//!
+//! What lives here: the commands (one file each), how arguments become one ([`Command`]), exit codes. Raw arguments are
+//! checked before anything is done. Standard output carries results, standard error says what went wrong.
+
+mod control;
+mod df;
+mod doctor;
+mod fsck;
+mod info;
+mod mkfs;
+mod mount;
+mod mounts;
+mod size;
+mod umount;
+
+use std::ffi::OsString;
+use std::path::Path;
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+/// What failed, in words for the user, and the exit code it deserves.
+#[derive(Debug)]
+pub(crate) struct Failure {
+    message: String,
+    code: u8,
+}
+
+/// Result of a command: the exit code.
+pub(crate) type Outcome = Result<u8, Failure>;
+
+/// Something could not be done.
+pub(crate) const FAILED: u8 = 1;
+/// The command line makes no sense.
+pub(crate) const USAGE: u8 = 2;
+
+impl Failure {
+    pub(crate) fn new(code: u8, message: impl Into<String>) -> Self {
+        Failure { message: message.into(), code }
+    }
+}
+
+impl<E: std::error::Error> From<E> for Failure {
+    fn from(error: E) -> Self {
+        Failure::new(FAILED, error.to_string())
+    }
+}
+
+/// Adds the path an error is about.
+pub(crate) fn about<E: std::fmt::Display>(path: &Path) -> impl FnOnce(E) -> Failure + '_ {
+    move |error| Failure::new(FAILED, format!("{}: {error}", path.display()))
+}
+
+const AFTER_HELP: &str = "\
+Examples:
+  ferrite mkfs /dev/shm/pool --size 1G      make a pool in DRAM
+  ferrite mount /dev/shm/pool /mnt          mount it; returns when it answers
+  ferrite df                                space on all mounted pools
+  ferrite umount /mnt                       unmount; all that returned is durable anyway
+  ferrite demo                              see it work
+
+Exit codes: 0 done, 1 failed, 2 wrong usage; `fsck` has those of fsck(8).";
+
+/// A file system for storage as fast as memory.
+#[derive(Debug, Parser)]
+#[command(name = "ferrite", version, after_help = AFTER_HELP, max_term_width = 100)]
+struct Arguments {
+    /// Write more about what happens to standard error (repeat for still more)
+    #[arg(short, long, global = true, action = clap::ArgAction::Count)]
+    verbose: u8,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Make a pool: an empty file system in a file or on a DAX device
+    Mkfs(mkfs::Mkfs),
+    /// Mount a pool on a directory
+    Mount(mount::Mount),
+    /// Unmount a directory and end its daemon
+    Umount(umount::Umount),
+    /// Show what a pool is made of and what happens in it
+    Info(info::Info),
+    /// Show free space and inodes
+    Df(df::Df),
+    /// Check a pool; changes nothing
+    Fsck(fsck::Fsck),
+    /// Show what this machine offers, and what to do about what is missing
+    Doctor(doctor::Doctor),
+}
+
+/// Runs the command the process was started with.
+pub(crate) fn main() -> ExitCode {
+    let arguments = match Arguments::try_parse_from(by_helper_name(std::env::args_os().collect())) {
+        Ok(arguments) => arguments,
+        Err(error) => {
+            let _ = error.print();
+            return ExitCode::from(if error.use_stderr() { USAGE } else { 0 });
+        }
+    };
+    log_to_stderr(arguments.verbose);
+    let outcome = match arguments.command {
+        Command::Mkfs(command) => command.run(),
+        Command::Mount(command) => command.run(),
+        Command::Umount(command) => command.run(),
+        Command::Info(command) => command.run(),
+        Command::Df(command) => command.run(),
+        Command::Fsck(command) => command.run(),
+        Command::Doctor(command) => command.run(),
+    };
+    match outcome {
+        Ok(code) => ExitCode::from(code),
+        Err(failure) => {
+            eprintln!("ferrite: {}", failure.message);
+            ExitCode::from(failure.code)
+        }
+    }
+}
+
+fn log_to_stderr(verbose: u8) {
+    let level = match verbose {
+        0 => tracing::Level::ERROR,
+        1 => tracing::Level::INFO,
+        _ => tracing::Level::DEBUG,
+    };
+    // A second call, in tests, finds a subscriber in place; that one will do.
+    let _ = tracing_subscriber::fmt().with_max_level(level).with_writer(std::io::stderr).without_time().try_init();
+}
+
+/// `mkfs.ferrite POOL` and its kin, as mount(8), fsck(8) and mkfs(8) call them, become `ferrite mkfs POOL`.
+fn by_helper_name(mut arguments: Vec<OsString>) -> Vec<OsString> {
+    let name = arguments.first().map(Path::new).and_then(Path::file_name).and_then(|name| name.to_str());
+    let command = match name {
+        Some("mkfs.ferrite") => "mkfs",
+        Some("mount.ferrite" | "mount.fuse.ferrite") => "mount",
+        Some("fsck.ferrite") => "fsck",
+        _ => return arguments,
+    };
+    arguments.insert(1, command.into());
+    arguments
+}
+
+/// Prints a line to standard output. A reader that went away (`| head`) is no failure.
+pub(crate) fn say(line: impl std::fmt::Display) {
+    use std::io::Write;
+    if let Err(error) = writeln!(std::io::stdout(), "{line}") {
+        if error.kind() == std::io::ErrorKind::BrokenPipe {
+            std::process::exit(0);
+        }
+    }
+}
+
+/// Prints a value as one line of JSON.
+pub(crate) fn say_json(value: &impl serde::Serialize) -> Result<(), Failure> {
+    say(serde_json::to_string(value)?);
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Arguments::command().debug_assert();
+    }
+
+    #[test]
+    fn helpers_are_recognised_by_their_names() {
+        let run = |words: &[&str]| by_helper_name(words.iter().map(OsString::from).collect());
+        assert_eq!(run(&["/sbin/mount.ferrite", "pool", "dir"])[1], "mount");
+        assert_eq!(run(&["mkfs.ferrite", "pool"])[1], "mkfs");
+        assert_eq!(run(&["/usr/bin/ferrite", "df"]), ["/usr/bin/ferrite", "df"]);
+    }
+}

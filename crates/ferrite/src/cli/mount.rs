@@ -1,0 +1,233 @@
+//! `ferrite mount`: start a daemon that serves a pool, and return when the mount answers.
+//!
+//! The daemon is this program again, started with a hidden flag: it mounts, says `ready` on its standard output, lets go of
+//! the terminal and serves. Whatever goes wrong before that, it says on the standard error it shares with us, and
+//! its exit code is ours.
+
+use std::fs::OpenOptions;
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+
+use ferrite_fs::{AtimePolicy, Engine, MountOptions, identify};
+use ferrite_fuse::{FuseOptions, Unmounter};
+use ferrite_pm::{Access, PmError, Region};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+
+use super::{FAILED, Failure, Outcome, USAGE, about, control, mounts, say};
+
+/// Mount a pool on a directory
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Options for -o:
+  ro                   refuse changes; a crashed pool is recovered in memory, nothing is written
+  noatime, strictatime never, or always, move access times [default: as relatime]
+  allow_other          let other users in [default for root]
+  nosuid, nodev        ignore setuid bits and device files [default unless root]
+  noexec               execute nothing
+  durability=process   on a disk file: survive killed processes, not power losses, and be fast
+  accept_power_loss    mount although the machine went down in that mode
+  threads=N            serve with N threads [default: one a CPU]
+  defaults, nofail, _netdev, noauto, user, x-*  are accepted, as /etc/fstab has them
+
+In /etc/fstab:
+  /var/lib/data.pool  /data  ferrite  noatime  0 0")]
+pub(crate) struct Mount {
+    /// Pool to mount
+    pool: PathBuf,
+    /// Directory to mount it on
+    dir: PathBuf,
+    /// Mount options, separated by commas
+    #[arg(short, value_delimiter = ',', value_name = "OPTIONS")]
+    options: Vec<String>,
+    /// Stay in the foreground
+    #[arg(short, long)]
+    foreground: bool,
+    /// Append the daemon's log to this file
+    #[arg(long, value_name = "FILE")]
+    log: Option<PathBuf>,
+    /// Tolerate options that are not known, as mount(8) asks for
+    #[arg(short, hide = true)]
+    sloppy: bool,
+    /// Do everything but mount, as mount(8) asks for
+    #[arg(short = 'N', hide = true)]
+    fake: bool,
+    /// Do not write /etc/mtab; nobody does any more
+    #[arg(short = 'n', hide = true)]
+    no_mtab: bool,
+    /// This is the daemon
+    #[arg(long, hide = true)]
+    daemon: bool,
+}
+
+struct Options {
+    engine: MountOptions,
+    fuse: FuseOptions,
+}
+
+fn parse(words: &[String], sloppy: bool) -> Result<Options, Failure> {
+    let root = rustix::process::geteuid().is_root();
+    let mut engine = MountOptions::default();
+    let mut fuse = FuseOptions { allow_other: root, suid_dev: root, ..FuseOptions::default() };
+    for word in words {
+        match word.as_str() {
+            "ro" => engine.read_only = true,
+            "noatime" => engine.atime = AtimePolicy::Never,
+            "relatime" => engine.atime = AtimePolicy::Relative,
+            "strictatime" => engine.atime = AtimePolicy::Strict,
+            "allow_other" => fuse.allow_other = true,
+            "nosuid" | "nodev" => fuse.suid_dev = false,
+            "noexec" => fuse.noexec = true,
+            "durability=strict" => engine.process_durability = false,
+            "durability=process" => engine.process_durability = true,
+            "accept_power_loss" => engine.accept_power_loss = true,
+            "rw" | "defaults" | "nofail" | "_netdev" | "auto" | "noauto" | "user" | "nouser" | "users" | "exec" | "suid"
+            | "dev" | "async" | "sync" | "atime" | "diratime" | "default_permissions" | "" => {}
+            word if word.starts_with("x-") || word.starts_with("comment=") => {}
+            word if word.starts_with("threads=") => {
+                fuse.threads = word[8..]
+                    .parse()
+                    .ok()
+                    .filter(|n| (1..=256).contains(n))
+                    .ok_or_else(|| Failure::new(USAGE, format!("`{word}`: give a number from 1 to 256")))?;
+            }
+            _ if sloppy => {}
+            word => {
+                return Err(Failure::new(USAGE, format!("unknown mount option `{word}`; see `ferrite mount --help`")));
+            }
+        }
+    }
+    fuse.read_only = engine.read_only;
+    fuse.noatime = engine.atime == AtimePolicy::Never;
+    Ok(Options { engine, fuse })
+}
+
+impl Mount {
+    pub(crate) fn run(self) -> Outcome {
+        let options = parse(&self.options, self.sloppy)?;
+        if self.fake {
+            return Ok(0);
+        }
+        if self.foreground || self.daemon { self.serve(options) } else { self.start_daemon() }
+    }
+
+    fn start_daemon(self) -> Outcome {
+        let mut command = Command::new(std::env::current_exe()?);
+        command.arg("mount").arg(absolute(&self.pool)?).arg(absolute(&self.dir)?).arg("--daemon");
+        if !self.options.is_empty() {
+            command.arg("-o").arg(self.options.join(","));
+        }
+        if self.sloppy {
+            command.arg("-s");
+        }
+        if let Some(log) = &self.log {
+            command.arg("--log").arg(absolute(log)?);
+        }
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).process_group(0);
+        let mut daemon = command.spawn()?;
+        let mut line = String::new();
+        if let Some(stdout) = daemon.stdout.take() {
+            BufReader::new(stdout).read_line(&mut line)?;
+        }
+        if line.trim() == "ready" {
+            return Ok(0);
+        }
+        let status = daemon.wait()?;
+        // It has said why on the standard error that we share.
+        let code = status.code().and_then(|code| u8::try_from(code).ok()).filter(|&code| code != 0);
+        match code {
+            Some(code) => Ok(code),
+            None => Err(Failure::new(FAILED, format!("the daemon ended before the mount answered ({status})"))),
+        }
+    }
+
+    fn serve(self, mut options: Options) -> Outcome {
+        let pool = absolute(&self.pool)?;
+        let access = if options.engine.read_only { Access::ReadOnlyPrivate } else { Access::ReadWrite };
+        let region = Region::open(&pool, access).map_err(|error| match error {
+            PmError::InUse { ref by, .. } => match mounts::find(&pool) {
+                Some(m) => {
+                    Failure::new(FAILED, format!("{}: in use by {by}, mounted on {}", pool.display(), m.dir.display()))
+                }
+                None => error.into(),
+            },
+            error => error.into(),
+        })?;
+        let uuid = identify(&region).map_err(about(&pool))?.uuid;
+        let engine = Engine::mount(region, &options.engine).map_err(about(&pool))?;
+        options.fuse.source = pool.display().to_string();
+        let mut mounted = ferrite_fuse::mount(Arc::new(engine.clone()), &self.dir, &options.fuse)?;
+        end_on_signal(mounted.unmounter())?;
+        let server = control::Server::start(uuid, engine.clone());
+        if let Err(error) = &server {
+            tracing::warn!(%error, "no control socket: `ferrite info` cannot ask this daemon");
+        }
+        if self.daemon {
+            say("ready");
+            detach(self.log.as_deref())?;
+        }
+        let served = mounted.serve();
+        drop(server);
+        engine.unmount()?;
+        served?;
+        Ok(0)
+    }
+}
+
+fn absolute(path: &Path) -> Result<PathBuf, Failure> {
+    // The pool as it is, not where a link points: but a name that other commands find again.
+    std::fs::canonicalize(path).or_else(|_| std::path::absolute(path)).map_err(about(path))
+}
+
+/// The first signal asks the kernel to unmount; while files are in use that fails, and the next one tries again.
+fn end_on_signal(unmounter: Unmounter) -> Result<(), Failure> {
+    let mut signals = signal_hook::iterator::Signals::new([SIGTERM, SIGINT, SIGHUP])?;
+    std::thread::Builder::new().name("signals".into()).spawn(move || {
+        for signal in signals.forever() {
+            if let Err(error) = unmounter.unmount() {
+                tracing::warn!(%error, signal, "still in use; send the signal again to unmount");
+            }
+        }
+    })?;
+    Ok(())
+}
+
+/// Lets go of the terminal that started us.
+fn detach(log: Option<&Path>) -> Result<(), Failure> {
+    std::io::stdout().flush()?;
+    let _ = rustix::process::setsid();
+    std::env::set_current_dir("/")?;
+    let null = OpenOptions::new().read(true).write(true).open("/dev/null")?;
+    rustix::stdio::dup2_stdout(&null)?;
+    match log {
+        Some(log) => {
+            let log_file = OpenOptions::new().create(true).append(true).open(log).map_err(about(log))?;
+            rustix::stdio::dup2_stderr(&log_file)?;
+        }
+        None => rustix::stdio::dup2_stderr(&null)?,
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn words(text: &str) -> Vec<String> {
+        text.split(',').map(String::from).collect()
+    }
+
+    #[test]
+    fn fstab_options_are_accepted_and_unknown_ones_named() {
+        let options = parse(&words("rw,nofail,x-systemd.automount,noatime,threads=3"), false).unwrap();
+        assert_eq!(options.engine.atime, AtimePolicy::Never);
+        assert_eq!(options.fuse.threads, 3);
+        let failure = parse(&words("ro,colour=red"), false).err().unwrap();
+        assert!(failure.message.contains("colour=red"));
+        assert_eq!(failure.code, USAGE);
+        assert!(parse(&words("threads=0"), false).is_err());
+        assert!(parse(&words("colour=red"), true).is_ok(), "mount -s tolerates it");
+    }
+}

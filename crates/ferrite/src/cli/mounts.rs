@@ -1,0 +1,76 @@
+//! What is mounted where, from `/proc/self/mountinfo`.
+
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Path, PathBuf};
+
+/// File-system type of our mounts.
+const FS_TYPE: &[u8] = b"fuse.ferrite";
+
+/// One mounted pool.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct MountPoint {
+    /// The pool.
+    pub(crate) pool: PathBuf,
+    /// Where it is mounted.
+    pub(crate) dir: PathBuf,
+}
+
+/// All mounted pools.
+pub(crate) fn all() -> Vec<MountPoint> {
+    parse(&std::fs::read("/proc/self/mountinfo").unwrap_or_default())
+}
+
+fn parse(mountinfo: &[u8]) -> Vec<MountPoint> {
+    mountinfo
+        .split(|&byte| byte == b'\n')
+        .filter_map(|line| {
+            let mut fields = line.split(|&byte| byte == b' ');
+            let dir = fields.nth(4)?;
+            let mut behind_dash = fields.skip_while(|field| *field != b"-").skip(1);
+            let (fs_type, source) = (behind_dash.next()?, behind_dash.next()?);
+            (fs_type == FS_TYPE).then(|| MountPoint { pool: unescape(source), dir: unescape(dir) })
+        })
+        .collect()
+}
+
+/// The kernel writes blanks and the like as three octal digits.
+fn unescape(field: &[u8]) -> PathBuf {
+    let mut bytes = Vec::with_capacity(field.len());
+    let mut rest = field;
+    while let Some((&byte, behind)) = rest.split_first() {
+        let octal = (byte == b'\\').then(|| behind.get(..3)).flatten();
+        let value = octal.and_then(|digits| u8::from_str_radix(std::str::from_utf8(digits).ok()?, 8).ok());
+        match value {
+            Some(value) => {
+                bytes.push(value);
+                rest = &behind[3..];
+            }
+            None => {
+                bytes.push(byte);
+                rest = behind;
+            }
+        }
+    }
+    PathBuf::from(std::ffi::OsString::from_vec(bytes))
+}
+
+/// The mount a path names: its pool, or its mount point.
+pub(crate) fn find(path: &Path) -> Option<MountPoint> {
+    // A dead mount cannot be resolved, so its path is compared as it was given, too.
+    let canonical = std::fs::canonicalize(path).unwrap_or_else(|_| path.to_path_buf());
+    let same = |other: &Path| [path, &canonical].iter().any(|p| p.as_os_str().as_bytes() == other.as_os_str().as_bytes());
+    all().into_iter().rev().find(|mount| same(&mount.dir) || same(&mount.pool))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn our_mounts_are_found_among_others() {
+        let text = b"22 1 254:0 / / rw,relatime - ext4 /dev/vda rw\n\
+            30 22 0:50 / /mnt/a\\040b rw - fuse.ferrite /dev/shm/my\\040pool rw,user_id=0\n";
+        let expected = MountPoint { pool: "/dev/shm/my pool".into(), dir: "/mnt/a b".into() };
+        assert_eq!(parse(text), [expected]);
+    }
+}

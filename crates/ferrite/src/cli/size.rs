@@ -1,0 +1,49 @@
+//! Sizes as people write them: `1G`, `64MiB`, `4096`.
+
+/// Parses a size in bytes. Suffixes K, M, G, T (optionally with `B` or `iB`) are powers of 1024.
+pub(crate) fn parse(text: &str) -> Result<u64, String> {
+    let hint = "write a number with K, M, G or T behind it, for example 512M or 1G";
+    let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+    let (number, suffix) = text.split_at(digits);
+    let number: u64 = number.parse().map_err(|_| format!("`{text}` is no size; {hint}"))?;
+    let shift = match suffix.trim_end_matches("iB").trim_end_matches('B') {
+        "" => 0,
+        "K" | "k" => 10,
+        "M" | "m" => 20,
+        "G" | "g" => 30,
+        "T" | "t" => 40,
+        _ => return Err(format!("`{suffix}` is no size suffix; {hint}")),
+    };
+    number.checked_mul(1 << shift).filter(|&bytes| bytes > 0).ok_or_else(|| format!("`{text}` is out of range; {hint}"))
+}
+
+/// A size for people: `1.5 GiB`.
+pub(crate) fn human(bytes: u64) -> String {
+    const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
+    let mut value = bytes as f64;
+    let mut unit = 0;
+    while value >= 1024.0 && unit + 1 < UNITS.len() {
+        value /= 1024.0;
+        unit += 1;
+    }
+    if unit == 0 { format!("{bytes} B") } else { format!("{value:.1} {}", UNITS[unit]) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_parse_as_people_write_them_and_wrong_ones_say_why() {
+        assert_eq!(parse("4096"), Ok(4096));
+        assert_eq!(parse("1G"), Ok(1 << 30));
+        assert_eq!(parse("64MiB"), Ok(64 << 20));
+        assert_eq!(parse("2kB"), Ok(2048));
+        assert!(parse("1X").unwrap_err().contains("`X`"));
+        assert!(parse("G").unwrap_err().contains("no size"));
+        assert!(parse("-1G").is_err());
+        assert!(parse("0").is_err());
+        assert!(parse("99999999999T").unwrap_err().contains("range"));
+        assert_eq!(human(1536 << 20), "1.5 GiB");
+    }
+}
