@@ -434,10 +434,12 @@ pub(crate) fn threads_on_their_own_files_lose_nothing<M: Subject>() {
                 mine
             };
             let writers: Vec<_> = (1..=THREADS).map(|ino| scope.spawn(move || writer(ino))).collect();
-            for writer in writers {
-                expected.extend(writer.join().expect("the writer's checks hold"));
-            }
+            let results: Vec<_> = writers.into_iter().map(|writer| writer.join()).collect();
+            // Before any result is looked at: a failure must not leave the reader running.
             done.store(true, Ordering::Relaxed);
+            for mine in results {
+                expected.extend(mine.expect("the writer's checks hold"));
+            }
             reader.join().expect("resting pages are always found");
         });
         let blocks: BTreeSet<u32> = expected.values().map(|word| word.page()).collect();
@@ -502,6 +504,7 @@ pub(crate) fn ranges_are_walked_completely_and_stop_when_told<M: Subject>() {
         (5, 1),
         (u32::MAX - 1, whole),
         (u32::MAX, u64::MAX),
+        (u32::MAX - 1, whole + 5),
     ] {
         let mut seen = BTreeSet::new();
         bed.map.for_range(3, first, end, &mut |entry| {

@@ -42,6 +42,19 @@ impl Log {
         self.events.iter().filter(|(_, event)| *event == Event::Fence).count() + 1
     }
 
+    /// What the region held when the recording ended, unfenced stores included.
+    pub fn final_image(&self) -> Vec<u8> {
+        let mut image = self.initial.clone();
+        for (_, event) in &self.events {
+            if let Event::Store { offset, words } | Event::Stream { offset, words } = event {
+                for (index, &value) in words.iter().enumerate() {
+                    put(&mut image, offset + index as u64 * 8, value);
+                }
+            }
+        }
+        image
+    }
+
     /// Steps through the crash points in order.
     pub fn cursor(&self) -> ImageCursor<'_> {
         let mut cursor = ImageCursor {

@@ -7,13 +7,24 @@
 //! Where the contract leaves a result open, the runner makes both engines equal again instead of ignoring the
 //! attribute from then on: see `settle_times` and `settle_content_change`.
 
-use std::collections::{BTreeMap, BTreeSet};
+/// Ends the operation with a violation unless the condition holds.
+macro_rules! demand {
+    ($condition:expr, $($message:tt)+) => {
+        if !$condition {
+            return Err(Stop::Violation(format!($($message)+)));
+        }
+    };
+}
+
+mod listing;
+
 use std::sync::Arc;
 
 use ferrite_vfs::{
     Attr, Cred, FileKind, FileSystem, FsError, Ino, OpenFile, OpenMode, ROOT_INO, Result, SetAttr, SetTime, Timestamp,
 };
 
+use self::listing::Listing;
 use crate::ops::{EXPLICIT_TIME_END, Op, Path, SLOTS, Target, name, xattr_name};
 use crate::rng::pattern;
 
@@ -33,7 +44,11 @@ pub enum Stamp {
 impl Stamp {
     /// Tells the two apart by value; see [`EXPLICIT_TIME_END`].
     pub fn of(time: Timestamp) -> Stamp {
-        if time < EXPLICIT_TIME_END { Stamp::Explicit(time) } else { Stamp::Clock }
+        if time < EXPLICIT_TIME_END {
+            Stamp::Explicit(time)
+        } else {
+            Stamp::Clock
+        }
     }
 }
 
@@ -62,7 +77,11 @@ impl From<&Attr> for CanonAttr {
             nlink: attr.nlink,
             uid: attr.uid,
             gid: attr.gid,
-            rdev: if matches!(attr.kind, FileKind::CharDevice | FileKind::BlockDevice) { attr.rdev } else { 0 },
+            rdev: if matches!(attr.kind, FileKind::CharDevice | FileKind::BlockDevice) {
+                attr.rdev
+            } else {
+                0
+            },
             size: (attr.kind != FileKind::Directory).then_some(attr.size),
             atime: (attr.kind == FileKind::File).then(|| Stamp::of(attr.atime)),
             mtime: Stamp::of(attr.mtime),
@@ -115,15 +134,6 @@ enum Slot {
     Pinned(Ino),
 }
 
-/// A listing in progress, and what may change during it.
-struct Listing {
-    dir: Ino,
-    cookie: u64,
-    at_start: BTreeMap<Vec<u8>, FileKind>,
-    touched: BTreeSet<Vec<u8>>,
-    seen: BTreeSet<Vec<u8>>,
-}
-
 /// Applies operations to one file system. Dropping it closes its handles and takes back its pins.
 pub struct Runner<'a> {
     fs: &'a dyn FileSystem,
@@ -145,14 +155,6 @@ impl From<FsError> for Stop {
 }
 
 type Step<T> = std::result::Result<T, Stop>;
-
-macro_rules! demand {
-    ($condition:expr, $($message:tt)+) => {
-        if !$condition {
-            return Err(Stop::Violation(format!($($message)+)));
-        }
-    };
-}
 
 const SETTLED: SetTime = SetTime::To(Timestamp(77_000_000_000));
 
@@ -179,7 +181,9 @@ impl<'a> Runner<'a> {
             mtime: Some(SETTLED),
             ..SetAttr::default()
         };
-        self.fs.setattr(ROOT_INO, &set).expect("the attributes of the root can be set");
+        self.fs
+            .setattr(ROOT_INO, &set)
+            .expect("the attributes of the root can be set");
     }
 
     /// Applies `op`.
@@ -237,15 +241,24 @@ impl<'a> Runner<'a> {
             Op::Lookup { path } => {
                 let attr = self.resolve(path)?;
                 let again = self.stat(attr.ino)?;
-                demand!(same_but_atime(&attr, &again), "lookup gave {attr:?}, getattr gave {again:?}");
+                demand!(
+                    same_but_atime(&attr, &again),
+                    "lookup gave {attr:?}, getattr gave {again:?}"
+                );
                 Ok(Outcome::Attr((&attr).into()))
             }
             Op::Parent { path } => {
                 let attr = self.resolve(path)?;
-                let expected = self.resolve(&Path(path.0[..path.0.len().saturating_sub(1)].to_vec()))?.ino;
+                let expected = self
+                    .resolve(&Path(path.0[..path.0.len().saturating_sub(1)].to_vec()))?
+                    .ino;
                 match self.fs.parent(attr.ino) {
                     Ok(parent) => {
-                        demand!(attr.kind == FileKind::Directory, "parent() of a {:?} gave {parent}", attr.kind);
+                        demand!(
+                            attr.kind == FileKind::Directory,
+                            "parent() of a {:?} gave {parent}",
+                            attr.kind
+                        );
                         demand!(parent == expected, "parent() gave {parent}, the path gives {expected}");
                         Ok(Outcome::Done)
                     }
@@ -258,12 +271,22 @@ impl<'a> Runner<'a> {
             Op::Readlink { path } => {
                 let attr = self.resolve(path)?;
                 let target = self.fs.readlink(attr.ino)?;
-                demand!(target.len() as u64 == attr.size, "link of {} bytes, size {}", target.len(), attr.size);
+                demand!(
+                    target.len() as u64 == attr.size,
+                    "link of {} bytes, size {}",
+                    target.len(),
+                    attr.size
+                );
                 Ok(Outcome::Bytes(target))
             }
             Op::Getattr { on } => {
                 let attr = self.target_attr(on)?;
-                demand!(attr.btime <= attr.ctime, "made at {:?}, changed at {:?}", attr.btime, attr.ctime);
+                demand!(
+                    attr.btime <= attr.ctime,
+                    "made at {:?}, changed at {:?}",
+                    attr.btime,
+                    attr.ctime
+                );
                 Ok(Outcome::Attr((&attr).into()))
             }
             Op::Setattr { on, set } => {
@@ -271,7 +294,10 @@ impl<'a> Runner<'a> {
                 let result = self.fs.setattr(before.ino, set);
                 let after = self.judge(before, result.is_ok())?;
                 let given = result?;
-                demand!(same_but_atime(&given, &after), "setattr gave {given:?}, getattr gave {after:?}");
+                demand!(
+                    same_but_atime(&given, &after),
+                    "setattr gave {given:?}, getattr gave {after:?}"
+                );
                 Ok(Outcome::Attr((&after).into()))
             }
             Op::Pin { path, slot } => {
@@ -285,7 +311,12 @@ impl<'a> Runner<'a> {
                 self.close(*slot);
                 let attr = self.resolve(path)?;
                 let file = self.open(&attr, *mode)?;
-                demand!(file.ino() == attr.ino, "opened {}, the handle says {}", attr.ino, file.ino());
+                demand!(
+                    file.ino() == attr.ino,
+                    "opened {}, the handle says {}",
+                    attr.ino,
+                    file.ino()
+                );
                 self.slots[*slot as usize] = Slot::File(file);
                 Ok(Outcome::Done)
             }
@@ -308,7 +339,10 @@ impl<'a> Runner<'a> {
             Op::Statfs => {
                 let s = self.fs.statfs()?;
                 demand!(s.block_bytes.is_power_of_two(), "block size {}", s.block_bytes);
-                demand!(s.blocks_available <= s.blocks_free && s.blocks_free <= s.blocks, "free more than all: {s:?}");
+                demand!(
+                    s.blocks_available <= s.blocks_free && s.blocks_free <= s.blocks,
+                    "free more than all: {s:?}"
+                );
                 demand!(s.inodes_free <= s.inodes, "more inodes free than there are: {s:?}");
                 Ok(Outcome::Done)
             }
@@ -328,9 +362,18 @@ impl<'a> Runner<'a> {
                 demand!(count <= *len, "read {count} bytes into a buffer of {len}");
                 let size = file.getattr()?.size;
                 let expected = size.saturating_sub(*offset).min(*len as u64);
-                demand!(count as u64 == expected, "read {count} bytes at {offset}, size {size}, wanted {expected}");
+                demand!(
+                    count as u64 == expected,
+                    "read {count} bytes at {offset}, size {size}, wanted {expected}"
+                );
                 if count == 0 {
-                    self.settle_times(file.ino(), SetAttr { atime: Some(SETTLED), ..SetAttr::default() })?;
+                    self.settle_times(
+                        file.ino(),
+                        SetAttr {
+                            atime: Some(SETTLED),
+                            ..SetAttr::default()
+                        },
+                    )?;
                 }
                 buffer.truncate(count);
                 Ok(Outcome::Bytes(buffer))
@@ -350,7 +393,11 @@ impl<'a> Runner<'a> {
                 let result = file.append(&pattern(*fill, *len));
                 self.judge(before, result.is_ok())?;
                 let (offset, count) = result?;
-                demand!(offset == before.size, "appended at {offset}, the end was at {}", before.size);
+                demand!(
+                    offset == before.size,
+                    "appended at {offset}, the end was at {}",
+                    before.size
+                );
                 demand!(count == *len, "appended {count} of {len} bytes, below the atomic bound");
                 Ok(Outcome::Place { offset, count })
             }
@@ -374,7 +421,8 @@ impl<'a> Runner<'a> {
     }
 
     fn xattr(&mut self, op: &Op) -> Step<Outcome> {
-        let (Op::Getxattr { on, .. } | Op::Setxattr { on, .. } | Op::Listxattr { on } | Op::Removexattr { on, .. }) = op
+        let (Op::Getxattr { on, .. } | Op::Setxattr { on, .. } | Op::Listxattr { on } | Op::Removexattr { on, .. }) =
+            op
         else {
             unreachable!("{op:?} is no attribute operation")
         };
@@ -406,91 +454,6 @@ impl<'a> Runner<'a> {
         }
     }
 
-    fn list(&mut self, path: &Path) -> Step<Outcome> {
-        let dir = self.resolve(path)?.ino;
-        let mut entries = Vec::new();
-        self.fs.readdir(dir, 0, &mut |entry| {
-            entries.push((entry.name.to_vec(), entry.kind, entry.ino));
-            true
-        })?;
-        entries.sort_by(|a, b| a.0.cmp(&b.0));
-        for pair in entries.windows(2) {
-            demand!(pair[0].0 != pair[1].0, "{} is listed twice", pair[0].0.escape_ascii());
-        }
-        for (name, kind, ino) in &entries {
-            let attr = self.fs.lookup(dir, name)?;
-            demand!(
-                (attr.ino, attr.kind) == (*ino, *kind),
-                "{} is listed as {kind:?} {ino}, looked up as {:?} {}",
-                name.escape_ascii(),
-                attr.kind,
-                attr.ino
-            );
-        }
-        Ok(Outcome::Entries(entries.into_iter().map(|(name, kind, _)| (name, kind)).collect()))
-    }
-
-    fn begin_listing(&mut self, path: &Path, slot: u8) -> Step<Outcome> {
-        self.end_listing(slot);
-        let Outcome::Entries(entries) = self.list(path)? else { unreachable!("a list gives entries") };
-        let dir = self.resolve(path)?;
-        self.fs.pin(dir.ino, dir.generation)?;
-        self.listings[slot as usize] = Some(Listing {
-            dir: dir.ino,
-            cookie: 0,
-            at_start: entries.into_iter().collect(),
-            touched: BTreeSet::new(),
-            seen: BTreeSet::new(),
-        });
-        Ok(Outcome::Done)
-    }
-
-    fn continue_listing(&mut self, slot: u8, count: usize) -> Step<Outcome> {
-        let Some(listing) = &mut self.listings[slot as usize] else { return Ok(Outcome::Skipped) };
-        let mut broken = None;
-        let mut taken = 0;
-        let result = self.fs.readdir(listing.dir, listing.cookie, &mut |entry| {
-            if taken == count {
-                return false;
-            }
-            taken += 1;
-            listing.cookie = entry.next_cookie;
-            let fresh = listing.seen.insert(entry.name.to_vec());
-            if !listing.touched.contains(entry.name) {
-                let known = listing.at_start.get(entry.name) == Some(&entry.kind);
-                if !fresh || !known {
-                    let what = if fresh { "was not there" } else { "came twice" };
-                    broken = Some(format!("a listing in parts gave {}, which {what}", entry.name.escape_ascii()));
-                }
-            }
-            true
-        });
-        match result {
-            Ok(()) => {}
-            // The directory may have been removed meanwhile.
-            Err(FsError::NotFound | FsError::Stale) if self.fs.getattr(listing.dir).map_or(0, |a| a.nlink) == 0 => {}
-            Err(error) => return Err(error.into()),
-        }
-        broken.map_or(Ok(Outcome::Done), |text| Err(Stop::Violation(text)))
-    }
-
-    fn finish_listing(&mut self, slot: u8) -> Step<Outcome> {
-        let outcome = self.continue_listing(slot, usize::MAX)?;
-        let Some(listing) = self.end_listing(slot) else { return Ok(outcome) };
-        let kept: Vec<_> =
-            listing.at_start.into_iter().filter(|(name, _)| !listing.touched.contains(name)).collect();
-        for (name, _) in &kept {
-            demand!(listing.seen.contains(name), "a listing in parts left out {}", name.escape_ascii());
-        }
-        Ok(Outcome::Entries(kept))
-    }
-
-    fn end_listing(&mut self, slot: u8) -> Option<Listing> {
-        let listing = self.listings[slot as usize].take()?;
-        self.fs.unpin(listing.dir, 1);
-        Some(listing)
-    }
-
     /// Notes for running listings that `name` of `dir` may come and go.
     fn touch(&mut self, dir: Ino, name: &[u8]) {
         for listing in self.listings.iter_mut().flatten().filter(|listing| listing.dir == dir) {
@@ -498,11 +461,7 @@ impl<'a> Runner<'a> {
         }
     }
 
-    fn create(
-        &mut self,
-        path: &Path,
-        make: impl FnOnce(&dyn FileSystem, Ino, &[u8]) -> Result<Attr>,
-    ) -> Step<Outcome> {
+    fn create(&mut self, path: &Path, make: impl FnOnce(&dyn FileSystem, Ino, &[u8]) -> Result<Attr>) -> Step<Outcome> {
         let (dir, name) = self.split(path)?;
         self.touch(dir, &name);
         let before = self.stat(dir)?;
@@ -510,7 +469,10 @@ impl<'a> Runner<'a> {
         self.judge(before, result.is_ok())?;
         let attr = result?;
         let found = self.fs.lookup(dir, &name)?;
-        demand!(same_but_atime(&attr, &found), "creating gave {attr:?}, lookup gave {found:?}");
+        demand!(
+            same_but_atime(&attr, &found),
+            "creating gave {attr:?}, lookup gave {found:?}"
+        );
         Ok(Outcome::Attr((&attr).into()))
     }
 
@@ -532,9 +494,17 @@ impl<'a> Runner<'a> {
     fn judge(&self, before: Attr, changed: bool) -> Step<Attr> {
         let after = self.stat(before.ino)?;
         if changed {
-            demand!(after.ctime >= before.ctime, "ctime went back from {:?} to {:?}", before.ctime, after.ctime);
+            demand!(
+                after.ctime >= before.ctime,
+                "ctime went back from {:?} to {:?}",
+                before.ctime,
+                after.ctime
+            );
         } else {
-            demand!(same_but_atime(&before, &after), "an operation failed but changed {before:?} to {after:?}");
+            demand!(
+                same_but_atime(&before, &after),
+                "an operation failed but changed {before:?} to {after:?}"
+            );
         }
         Ok(after)
     }
@@ -549,12 +519,16 @@ impl<'a> Runner<'a> {
     }
 
     fn resolve(&self, path: &Path) -> Result<Attr> {
-        path.0.iter().try_fold(self.fs.getattr(ROOT_INO)?, |dir, &index| self.fs.lookup(dir.ino, &name(index)))
+        path.0.iter().try_fold(self.fs.getattr(ROOT_INO)?, |dir, &index| {
+            self.fs.lookup(dir.ino, &name(index))
+        })
     }
 
     /// The directory of `path` and its last name; the root has none and is refused.
     fn split(&self, path: &Path) -> Step<(Ino, Vec<u8>)> {
-        let Some((&last, dir)) = path.0.split_last() else { return Err(Stop::Outcome(Outcome::Skipped)) };
+        let Some((&last, dir)) = path.0.split_last() else {
+            return Err(Stop::Outcome(Outcome::Skipped));
+        };
         Ok((self.resolve(&Path(dir.to_vec()))?.ino, name(last)))
     }
 
@@ -566,7 +540,10 @@ impl<'a> Runner<'a> {
                 Slot::Pinned(ino) => self.stat(*ino),
                 Slot::File(file) => {
                     let (attr, by_ino) = (file.getattr()?, self.stat(file.ino())?);
-                    demand!(same_but_atime(&attr, &by_ino), "the handle says {attr:?}, the inode says {by_ino:?}");
+                    demand!(
+                        same_but_atime(&attr, &by_ino),
+                        "the handle says {attr:?}, the inode says {by_ino:?}"
+                    );
                     Ok(attr)
                 }
             },
@@ -585,7 +562,11 @@ impl<'a> Runner<'a> {
     fn open(&self, attr: &Attr, mode: OpenMode) -> Step<Arc<dyn OpenFile>> {
         match self.fs.open(attr.ino, mode) {
             Ok(file) => {
-                demand!(attr.kind == FileKind::File, "a {:?} was opened as a regular file", attr.kind);
+                demand!(
+                    attr.kind == FileKind::File,
+                    "a {:?} was opened as a regular file",
+                    attr.kind
+                );
                 Ok(file)
             }
             // The contract names no error for opening what is no regular file.
@@ -602,12 +583,19 @@ impl<'a> Runner<'a> {
 
     /// Sets times that the contract leaves open (whether a read of nothing moves `atime`).
     fn settle_times(&self, ino: Ino, set: SetAttr) -> Step<()> {
-        self.fs.setattr(ino, &set).map(drop).map_err(|error| Stop::Violation(format!("setting times: {error}")))
+        self.fs
+            .setattr(ino, &set)
+            .map(drop)
+            .map_err(|error| Stop::Violation(format!("setting times: {error}")))
     }
 
     /// After `fallocate`: whether it moves `mtime` when no byte changes, and clears setuid, is left open.
     fn settle_content_change(&self, attr: &Attr) -> Step<()> {
-        let set = SetAttr { mode: Some(attr.mode & 0o777), mtime: Some(SETTLED), ..SetAttr::default() };
+        let set = SetAttr {
+            mode: Some(attr.mode & 0o777),
+            mtime: Some(SETTLED),
+            ..SetAttr::default()
+        };
         self.settle_times(attr.ino, set)
     }
 
@@ -616,7 +604,10 @@ impl<'a> Runner<'a> {
     /// The file is read to find it, hole by hole, so this is exact whatever the engine calls a hole.
     pub fn first_nonzero(&self, on: &Target, offset: u64) -> Option<(u64, Option<u64>)> {
         let ino = self.target_attr(on).ok()?.ino;
-        let mode = OpenMode { no_atime: true, ..OpenMode::read_only() };
+        let mode = OpenMode {
+            no_atime: true,
+            ..OpenMode::read_only()
+        };
         let file = self.fs.open(ino, mode).ok()?;
         let size = file.getattr().ok()?.size;
         let mut at = offset;
@@ -636,7 +627,16 @@ impl<'a> Runner<'a> {
     /// The byte at `offset` of the file `on`.
     pub fn byte_at(&self, on: &Target, offset: u64) -> Option<u8> {
         let ino = self.target_attr(on).ok()?.ino;
-        let file = self.fs.open(ino, OpenMode { no_atime: true, ..OpenMode::read_only() }).ok()?;
+        let file = self
+            .fs
+            .open(
+                ino,
+                OpenMode {
+                    no_atime: true,
+                    ..OpenMode::read_only()
+                },
+            )
+            .ok()?;
         let mut byte = [0];
         (file.read_at(offset, &mut byte).ok()? == 1).then_some(byte[0])
     }
@@ -644,6 +644,12 @@ impl<'a> Runner<'a> {
 
 impl Drop for Runner<'_> {
     fn drop(&mut self) {
+        if std::thread::panicking() {
+            // The engine panicked and may hold a poisoned lock; a second panic would end the process before the
+            // failure is told, so its handles are leaked.
+            std::mem::forget(std::mem::take(&mut self.slots));
+            return;
+        }
         self.close_all();
     }
 }
@@ -655,5 +661,9 @@ pub fn link_target(len: usize) -> Vec<u8> {
 
 /// Whether two attributes are the same, but for what a read or the engine's housekeeping may move.
 fn same_but_atime(a: &Attr, b: &Attr) -> bool {
-    Attr { atime: b.atime, blocks: b.blocks, ..*a } == *b
+    Attr {
+        atime: b.atime,
+        blocks: b.blocks,
+        ..*a
+    } == *b
 }

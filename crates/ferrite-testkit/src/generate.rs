@@ -28,8 +28,13 @@ pub enum Profile {
 
 impl Profile {
     /// All profiles.
-    pub const ALL: [Profile; 5] =
-        [Profile::Mixed, Profile::Metadata, Profile::Data, Profile::SmallFiles, Profile::Renames];
+    pub const ALL: [Profile; 5] = [
+        Profile::Mixed,
+        Profile::Metadata,
+        Profile::Data,
+        Profile::SmallFiles,
+        Profile::Renames,
+    ];
 
     /// Weights of {names, renames, data, holes, attributes, xattrs, handles, listings}.
     fn weights(self) -> [u64; 8] {
@@ -47,6 +52,8 @@ impl Profile {
 #[derive(Debug, Default)]
 struct Guess {
     nodes: BTreeMap<Path, FileKind>,
+    /// Attributes set lately: where, and which.
+    xattrs: Vec<(Target, u8)>,
     open: [bool; SLOTS as usize],
     listing: [bool; SLOTS as usize],
 }
@@ -57,7 +64,10 @@ impl Guess {
     }
 
     fn is_empty(&self, path: &Path) -> bool {
-        !self.nodes.keys().any(|other| other.0.len() > path.0.len() && other.0.starts_with(&path.0))
+        !self
+            .nodes
+            .keys()
+            .any(|other| other.0.len() > path.0.len() && other.0.starts_with(&path.0))
     }
 
     fn create(&mut self, path: &Path, kind: FileKind) {
@@ -72,10 +82,16 @@ impl Guess {
         if !self.nodes.contains_key(from) || !self.is_dir(&parent) || to.0.starts_with(&from.0) || !self.is_empty(to) {
             return;
         }
-        let moved: Vec<_> = self.nodes.keys().filter(|path| path.0.starts_with(&from.0)).cloned().collect();
+        let moved: Vec<_> = self
+            .nodes
+            .keys()
+            .filter(|path| path.0.starts_with(&from.0))
+            .cloned()
+            .collect();
         for path in moved {
             let kind = self.nodes.remove(&path).unwrap_or(FileKind::File);
-            self.nodes.insert(Path([&to.0[..], &path.0[from.0.len()..]].concat()), kind);
+            self.nodes
+                .insert(Path([&to.0[..], &path.0[from.0.len()..]].concat()), kind);
         }
     }
 
@@ -90,12 +106,24 @@ impl Guess {
             },
             Op::Unlink { path } if !self.is_dir(path) => drop(self.nodes.remove(path)),
             Op::Rmdir { path } if self.is_dir(path) && self.is_empty(path) => drop(self.nodes.remove(path)),
-            Op::Rename { from, to, mode: RenameMode::Replace } => self.rename(from, to),
-            Op::Rename { from, to, mode: RenameMode::NoReplace } if !self.nodes.contains_key(to) => self.rename(from, to),
+            Op::Rename {
+                from,
+                to,
+                mode: RenameMode::Replace,
+            } => self.rename(from, to),
+            Op::Rename {
+                from,
+                to,
+                mode: RenameMode::NoReplace,
+            } if !self.nodes.contains_key(to) => self.rename(from, to),
             Op::Open { path, slot, .. } | Op::Pin { path, slot } => {
                 self.open[*slot as usize] = self.nodes.contains_key(path);
             }
             Op::Close { slot } => self.open[*slot as usize] = false,
+            Op::Setxattr { on, name, .. } => {
+                self.xattrs.truncate(8);
+                self.xattrs.insert(0, (on.clone(), *name));
+            }
             Op::ListBegin { slot, .. } => self.listing[*slot as usize] = true,
             Op::ListEnd { slot } => self.listing[*slot as usize] = false,
             _ => {}
@@ -115,7 +143,12 @@ pub struct OpGenerator {
 impl OpGenerator {
     /// A generator whose sequence is fixed by `profile` and `seed`.
     pub fn new(profile: Profile, seed: u64) -> Self {
-        OpGenerator { rng: Rng::new(seed ^ ((profile as u64) << 56)), profile, fill: 0, guess: Guess::default() }
+        OpGenerator {
+            rng: Rng::new(seed ^ ((profile as u64) << 56)),
+            profile,
+            fill: 0,
+            guess: Guess::default(),
+        }
     }
 
     /// The first `count` operations.
@@ -141,10 +174,18 @@ impl OpGenerator {
         match group {
             0 => self.names(),
             1 => {
-                let mode =
-                    *self.rng.pick(&[RenameMode::Replace, RenameMode::Replace, RenameMode::NoReplace, RenameMode::Exchange]);
+                let mode = *self.rng.pick(&[
+                    RenameMode::Replace,
+                    RenameMode::Replace,
+                    RenameMode::NoReplace,
+                    RenameMode::Exchange,
+                ]);
                 let from = self.known(|_| true);
-                let to = if self.rng.chance(40) { self.known(|_| true) } else { self.fresh() };
+                let to = if self.rng.chance(40) {
+                    self.known(|_| true)
+                } else {
+                    self.fresh()
+                };
                 Op::Rename { from, to, mode }
             }
             2 => self.data(),
@@ -161,7 +202,10 @@ impl OpGenerator {
         if self.profile == Profile::Data {
             return self.rng.below(3) as u8;
         }
-        self.rng.below(NAMES as u64).min(self.rng.below(NAMES as u64)).min(self.rng.below(NAMES as u64)) as u8
+        self.rng
+            .below(NAMES as u64)
+            .min(self.rng.below(NAMES as u64))
+            .min(self.rng.below(NAMES as u64)) as u8
     }
 
     fn path(&mut self) -> Path {
@@ -178,7 +222,13 @@ impl OpGenerator {
 
     /// Mostly a path that leads to something of this kind, sometimes any.
     fn known(&mut self, wanted: impl Fn(FileKind) -> bool) -> Path {
-        let fitting: Vec<_> = self.guess.nodes.iter().filter(|(_, kind)| wanted(**kind)).map(|(path, _)| path).collect();
+        let fitting: Vec<_> = self
+            .guess
+            .nodes
+            .iter()
+            .filter(|(_, kind)| wanted(**kind))
+            .map(|(path, _)| path)
+            .collect();
         if fitting.is_empty() || self.rng.chance(15) {
             return self.path();
         }
@@ -215,7 +265,11 @@ impl OpGenerator {
     /// A slot that is in use, mostly.
     fn used_slot(&mut self) -> u8 {
         let used: Vec<u8> = (0..SLOTS).filter(|slot| self.guess.open[*slot as usize]).collect();
-        if used.is_empty() || self.rng.chance(10) { self.slot() } else { *self.rng.pick(&used) }
+        if used.is_empty() || self.rng.chance(10) {
+            self.slot()
+        } else {
+            *self.rng.pick(&used)
+        }
     }
 
     /// A regular file by path or slot.
@@ -236,7 +290,9 @@ impl OpGenerator {
     }
 
     fn mode(&mut self) -> u32 {
-        *self.rng.pick(&[0o644, 0o755, 0o600, 0o777, 0o4755, 0o2755, 0o2644, 0o6777, 0o1777, 0o000])
+        *self.rng.pick(&[
+            0o644, 0o755, 0o600, 0o777, 0o4755, 0o2755, 0o2644, 0o6777, 0o1777, 0o000,
+        ])
     }
 
     fn time(&mut self) -> SetTime {
@@ -301,15 +357,43 @@ impl OpGenerator {
                     FileKind::CharDevice,
                     FileKind::BlockDevice,
                 ]);
-                let rdev = if matches!(kind, FileKind::CharDevice | FileKind::BlockDevice) { 0x0103 } else { 0 };
-                Op::Mknod { path, node: NewNode { kind, mode: self.mode(), rdev }, user }
+                let rdev = if matches!(kind, FileKind::CharDevice | FileKind::BlockDevice) {
+                    0x0103
+                } else {
+                    0
+                };
+                Op::Mknod {
+                    path,
+                    node: NewNode {
+                        kind,
+                        mode: self.mode(),
+                        rdev,
+                    },
+                    user,
+                }
             }
-            6..=9 => Op::Mkdir { path, mode: self.mode(), user },
-            10 | 11 => Op::Symlink { path, len: *self.rng.pick(&[1, 5, 40, 100, 255, 1000, 4095]) },
-            12 | 13 => Op::Link { from: self.known(|kind| kind != FileKind::Directory), to: path },
-            14..=16 => Op::Unlink { path: self.known(|kind| kind != FileKind::Directory) },
-            17 | 18 => Op::Rmdir { path: self.known(|kind| kind == FileKind::Directory) },
-            _ => Op::Lookup { path: self.known(|_| true) },
+            6..=9 => Op::Mkdir {
+                path,
+                mode: self.mode(),
+                user,
+            },
+            10 | 11 => Op::Symlink {
+                path,
+                len: *self.rng.pick(&[1, 5, 40, 100, 255, 1000, 4095]),
+            },
+            12 | 13 => Op::Link {
+                from: self.known(|kind| kind != FileKind::Directory),
+                to: path,
+            },
+            14..=16 => Op::Unlink {
+                path: self.known(|kind| kind != FileKind::Directory),
+            },
+            17 | 18 => Op::Rmdir {
+                path: self.known(|kind| kind == FileKind::Directory),
+            },
+            _ => Op::Lookup {
+                path: self.known(|_| true),
+            },
         }
     }
 
@@ -320,17 +404,44 @@ impl OpGenerator {
                 let len = self.len();
                 // Whether a write of nothing clears setuid is not settled, so it never goes through a slot.
                 let on = if len == 0 { Target::At(self.file()) } else { on };
-                Op::Write { on, offset: self.offset(), len, fill: self.fill() }
+                Op::Write {
+                    on,
+                    offset: self.offset(),
+                    len,
+                    fill: self.fill(),
+                }
             }
-            8..=10 => Op::Append { on, len: self.len().max(1), fill: self.fill() },
-            11..=16 => Op::Read { on, offset: self.offset(), len: self.len() },
+            8..=10 => Op::Append {
+                on,
+                len: self.len().max(1),
+                fill: self.fill(),
+            },
+            11..=16 => Op::Read {
+                on,
+                offset: self.offset(),
+                len: self.len(),
+            },
             17 | 18 => {
-                let size = if self.rng.chance(50) { self.len() as u64 } else { self.offset() };
-                Op::Setattr { on, set: SetAttr { size: Some(size), ..SetAttr::default() } }
+                let size = if self.rng.chance(50) {
+                    self.len() as u64
+                } else {
+                    self.offset()
+                };
+                Op::Setattr {
+                    on,
+                    set: SetAttr {
+                        size: Some(size),
+                        ..SetAttr::default()
+                    },
+                }
             }
             _ => Op::Mknod {
                 path: self.path(),
-                node: NewNode { kind: FileKind::File, mode: 0o644, rdev: 0 },
+                node: NewNode {
+                    kind: FileKind::File,
+                    mode: 0o644,
+                    rdev: 0,
+                },
                 user: 0,
             },
         }
@@ -339,15 +450,34 @@ impl OpGenerator {
     fn holes(&mut self) -> Op {
         let on = self.target();
         let offset = self.offset();
-        let len = if self.rng.chance(3) { 0 } else { self.len().max(1) as u64 };
+        let len = if self.rng.chance(3) {
+            0
+        } else {
+            self.len().max(1) as u64
+        };
         let keep_size = self.rng.chance(50);
         match self.rng.below(10) {
-            0 | 1 => Op::Fallocate { on, mode: FallocateMode::Allocate { keep_size }, offset, len },
+            0 | 1 => Op::Fallocate {
+                on,
+                mode: FallocateMode::Allocate { keep_size },
+                offset,
+                len,
+            },
             2 | 3 => {
                 let len = if self.rng.chance(15) { FAR } else { len };
-                Op::Fallocate { on, mode: FallocateMode::PunchHole, offset, len }
+                Op::Fallocate {
+                    on,
+                    mode: FallocateMode::PunchHole,
+                    offset,
+                    len,
+                }
             }
-            4 | 5 => Op::Fallocate { on, mode: FallocateMode::ZeroRange { keep_size }, offset, len },
+            4 | 5 => Op::Fallocate {
+                on,
+                mode: FallocateMode::ZeroRange { keep_size },
+                offset,
+                len,
+            },
             6 | 7 => Op::SeekData { on, offset },
             _ => Op::SeekHole { on, offset },
         }
@@ -384,16 +514,38 @@ impl OpGenerator {
     }
 
     fn xattrs(&mut self) -> Op {
-        let on = self.any_target();
-        let name = self.rng.below(5).min(self.rng.below(5)) as u8;
+        let on = match self.rng.below(10) {
+            0 => self.any_target(),
+            1..=4 => Target::At(self.directory()),
+            _ => self.target(),
+        };
+        let name = self.rng.below(5) as u8;
+        let (set_on, set_name) = match &self.guess.xattrs[..] {
+            [] => (on.clone(), name),
+            set => self.rng.pick(set).clone(),
+        };
         match self.rng.below(10) {
-            0..=4 => {
+            0..=2 => {
                 let len = *self.rng.pick(&[0, 1, 20, 100, 300, 1000, 4000, 10_000]);
-                let mode = *self.rng.pick(&[XattrMode::Any, XattrMode::Any, XattrMode::Create, XattrMode::Replace]);
+                let mode = *self.rng.pick(&[XattrMode::Any, XattrMode::Any, XattrMode::Create]);
                 Op::Setxattr { on, name, len, mode }
             }
-            5 | 6 => Op::Getxattr { on, name },
-            7 => Op::Listxattr { on },
+            3 => Op::Setxattr {
+                on: set_on,
+                name: set_name,
+                len: self.len() % 20_000,
+                mode: XattrMode::Replace,
+            },
+            4 => Op::Getxattr { on, name },
+            5 | 6 => Op::Getxattr {
+                on: set_on,
+                name: set_name,
+            },
+            7 => Op::Listxattr { on: set_on },
+            8 => Op::Removexattr {
+                on: set_on,
+                name: set_name,
+            },
             _ => Op::Removexattr { on, name },
         }
     }
@@ -404,19 +556,33 @@ impl OpGenerator {
             0..=8 => {
                 let mode = match self.rng.below(8) {
                     0 => OpenMode::read_only(),
-                    1 => OpenMode { write: true, ..OpenMode::default() },
-                    2 => OpenMode { kill_priv: true, ..OpenMode::read_write() },
-                    3 => OpenMode { no_atime: true, ..OpenMode::read_write() },
+                    1 => OpenMode {
+                        write: true,
+                        ..OpenMode::default()
+                    },
+                    2 => OpenMode {
+                        kill_priv: true,
+                        ..OpenMode::read_write()
+                    },
+                    3 => OpenMode {
+                        no_atime: true,
+                        ..OpenMode::read_write()
+                    },
                     _ => OpenMode::read_write(),
                 };
                 Op::Open { path, slot, mode }
             }
-            9 | 10 => Op::Pin { path: self.known(|_| true), slot },
+            9 | 10 => Op::Pin {
+                path: self.known(|_| true),
+                slot,
+            },
             11..=13 => Op::Close { slot: self.used_slot() },
             14 | 15 => Op::Fsync { on: self.target() },
             16 => Op::Sync,
             17 => Op::Statfs,
-            _ => Op::Getattr { on: Target::Slot(self.used_slot()) },
+            _ => Op::Getattr {
+                on: Target::Slot(self.used_slot()),
+            },
         }
     }
 
@@ -426,11 +592,16 @@ impl OpGenerator {
         let running = self.guess.listing[slot as usize];
         match self.rng.below(10) {
             0 | 1 => Op::List { path },
-            2..=5 if running => Op::ListNext { slot, count: self.rng.below(4) as usize },
+            2..=5 if running => Op::ListNext {
+                slot,
+                count: self.rng.below(4) as usize,
+            },
             6 | 7 if running => Op::ListEnd { slot },
             2..=7 => Op::ListBegin { path, slot },
             8 => Op::Parent { path },
-            _ => Op::Readlink { path: self.known(|kind| kind == FileKind::Symlink) },
+            _ => Op::Readlink {
+                path: self.known(|kind| kind == FileKind::Symlink),
+            },
         }
     }
 }

@@ -61,13 +61,21 @@ impl TestEngine for ReferenceEngine {
 ///
 /// # Panics
 /// On the first difference, with the seed and the shortest sequence found that still fails.
-pub fn check_against_reference(make_engine: impl Fn() -> Box<dyn TestEngine>, profile: Profile, seed: u64, steps: usize) {
+pub fn check_against_reference(
+    make_engine: impl Fn() -> Box<dyn TestEngine>,
+    profile: Profile,
+    seed: u64,
+    steps: usize,
+) {
     let seed = seed_from_env().unwrap_or(seed);
     let ops = OpGenerator::new(profile, seed).take(steps);
     if let Err(first) = run(&make_engine, &ops) {
-        let (shrunk, last) = shrink(&make_engine, &ops[..(first.step + 1).min(ops.len())], first.clone());
-        let listing: String =
-            shrunk.iter().enumerate().map(|(index, op)| format!("  {index:3} {op:?}\n")).collect();
+        let (shrunk, last) = shrink(&make_engine, &ops, first.clone());
+        let listing: String = shrunk
+            .iter()
+            .enumerate()
+            .map(|(index, op)| format!("  {index:3} {op:?}\n"))
+            .collect();
         panic!(
             "engine and reference differ ({profile:?}, {steps} steps; replay with FERRITE_SEED={seed})\n\
              at step {}: {}\nshrunk to {} operations (a remount follows the middle one):\n{listing}which fail at step {}: {}",
@@ -102,11 +110,7 @@ pub fn run(make_engine: &impl Fn() -> Box<dyn TestEngine>, ops: &[Op]) -> Result
     Err(Divergence { step, what })
 }
 
-fn run_steps(
-    make_engine: &impl Fn() -> Box<dyn TestEngine>,
-    ops: &[Op],
-    step: &mut usize,
-) -> Result<(), String> {
+fn run_steps(make_engine: &impl Fn() -> Box<dyn TestEngine>, ops: &[Op], step: &mut usize) -> Result<(), String> {
     let mut engine = make_engine();
     let reference = ReferenceEngine::new();
     Runner::new(engine.fs()).settle_root();
@@ -134,26 +138,37 @@ fn run_steps(
 }
 
 fn compare_step(subject: &mut Runner<'_>, oracle: &mut Runner<'_>, op: &Op) -> Result<(), String> {
-    let outcome = subject.apply(op).map_err(|violation| format!("{op:?}: {}", violation.0))?;
+    let outcome = subject
+        .apply(op)
+        .map_err(|violation| format!("{op:?}: {}", violation.0))?;
     if outcome == Outcome::Error(ErrorKind(ENOSPC)) {
         return Ok(());
     }
-    let expected = oracle.apply(op).map_err(|violation| format!("REFERENCE: {op:?}: {}", violation.0))?;
+    let expected = oracle
+        .apply(op)
+        .map_err(|violation| format!("REFERENCE: {op:?}: {}", violation.0))?;
     if outcome == expected || either_error(op, &outcome, &expected) || seek_agrees(oracle, op, &outcome) {
         return Ok(());
     }
-    Err(format!("{op:?}: engine {}, reference {}", brief(&outcome), brief(&expected)))
+    Err(format!(
+        "{op:?}: engine {}, reference {}",
+        brief(&outcome),
+        brief(&expected)
+    ))
 }
 
-const EINVAL: i32 = 22;
-const EEXIST: i32 = 17;
 const EPERM: i32 = 1;
+const ENXIO: i32 = 6;
 const EBADF: i32 = 9;
+const EEXIST: i32 = 17;
+const EINVAL: i32 = 22;
 const ENOSPC: i32 = 28;
 
 /// Where an operation has two reasons to fail, POSIX leaves open which is told.
 fn either_error(op: &Op, a: &Outcome, b: &Outcome) -> bool {
-    let (Outcome::Error(a), Outcome::Error(b)) = (a, b) else { return false };
+    let (Outcome::Error(a), Outcome::Error(b)) = (a, b) else {
+        return false;
+    };
     let one_is = |errno: i32| a.0 == errno || b.0 == errno;
     match op {
         // Below itself, and onto a name that is taken, of the wrong kind or not empty.
@@ -173,21 +188,23 @@ fn either_error(op: &Op, a: &Outcome, b: &Outcome) -> bool {
 fn seek_agrees(oracle: &Runner<'_>, op: &Op, outcome: &Outcome) -> bool {
     match (op, outcome) {
         (Op::SeekData { on, offset }, Outcome::Offset(found)) => {
-            let Some((size, nonzero)) = oracle.first_nonzero(on, *offset) else { return false };
+            let Some((size, nonzero)) = oracle.first_nonzero(on, *offset) else {
+                return false;
+            };
             found >= offset && *found < size && nonzero.is_none_or(|first| *found <= first)
         }
         (Op::SeekData { on, offset }, Outcome::Error(ErrorKind(ENXIO))) => {
             matches!(oracle.first_nonzero(on, *offset), Some((_, None)))
         }
         (Op::SeekHole { on, offset }, Outcome::Offset(found)) => {
-            let Some((size, _)) = oracle.first_nonzero(on, *offset) else { return false };
+            let Some((size, _)) = oracle.first_nonzero(on, *offset) else {
+                return false;
+            };
             *offset < size && found >= offset && (*found == size || oracle.byte_at(on, *found) == Some(0))
         }
         _ => false,
     }
 }
-
-const ENXIO: i32 = 6;
 
 fn compare_trees(subject: &dyn FileSystem, reference: &dyn FileSystem) -> Result<(), String> {
     let ours = Snapshot::capture(subject).map_err(|error| format!("walking the engine's tree: {error}"))?;
@@ -200,22 +217,25 @@ fn brief(outcome: &Outcome) -> String {
     match outcome {
         Outcome::Bytes(bytes) => {
             let nonzero = bytes.iter().position(|&byte| byte != 0);
-            format!("{} bytes (first not zero: {nonzero:?}, start {:02x?})", bytes.len(), &bytes[..bytes.len().min(16)])
+            format!(
+                "{} bytes (first not zero: {nonzero:?}, start {:02x?})",
+                bytes.len(),
+                &bytes[..bytes.len().min(16)]
+            )
         }
         other => format!("{other:?}"),
     }
 }
 
 /// Drops ever smaller parts of a failing sequence as long as it still fails (delta debugging).
-fn shrink(
-    make_engine: &impl Fn() -> Box<dyn TestEngine>,
-    ops: &[Op],
-    first: Divergence,
-) -> (Vec<Op>, Divergence) {
+fn shrink(make_engine: &impl Fn() -> Box<dyn TestEngine>, ops: &[Op], first: Divergence) -> (Vec<Op>, Divergence) {
     let started = Instant::now();
-    let mut best = ops.to_vec();
-    let mut failure = first;
-    // Cut at the failing step: with the remount in another place it may not fail; then keep the whole.
+    // What follows the failing step plays no part, as a rule; but the cut moves the remount, so it must prove itself.
+    let cut = &ops[..(first.step + 1).min(ops.len())];
+    let (mut best, mut failure) = match run(make_engine, cut) {
+        Err(failure) => (cut.to_vec(), failure),
+        Ok(()) => (ops.to_vec(), first),
+    };
     let mut chunk = best.len().div_ceil(2);
     while chunk > 0 {
         let mut at = 0;
@@ -225,7 +245,6 @@ fn shrink(
             candidate.drain(at..(at + chunk).min(best.len()));
             match run(make_engine, &candidate) {
                 Err(next) => {
-                    // What follows the failing step plays no part, unless the end (remount, check) failed.
                     best = candidate;
                     failure = next;
                     dropped = true;

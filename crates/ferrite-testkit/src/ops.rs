@@ -73,36 +73,127 @@ pub enum Target {
 #[derive(Debug, Clone, PartialEq)]
 #[allow(missing_docs)] // The fields are the parameters of the trait's methods.
 pub enum Op {
-    Mknod { path: Path, node: NewNode, user: u32 },
-    Mkdir { path: Path, mode: u32, user: u32 },
-    Symlink { path: Path, len: usize },
-    Link { from: Path, to: Path },
-    Unlink { path: Path },
-    Rmdir { path: Path },
-    Rename { from: Path, to: Path, mode: RenameMode },
-    Lookup { path: Path },
-    Parent { path: Path },
-    Readlink { path: Path },
-    Getattr { on: Target },
-    Setattr { on: Target, set: SetAttr },
-    Pin { path: Path, slot: u8 },
-    Open { path: Path, slot: u8, mode: OpenMode },
-    Close { slot: u8 },
-    Read { on: Target, offset: u64, len: usize },
-    Write { on: Target, offset: u64, len: usize, fill: u32 },
-    Append { on: Target, len: usize, fill: u32 },
-    Fallocate { on: Target, mode: FallocateMode, offset: u64, len: u64 },
-    SeekData { on: Target, offset: u64 },
-    SeekHole { on: Target, offset: u64 },
-    Fsync { on: Target },
-    Getxattr { on: Target, name: u8 },
-    Setxattr { on: Target, name: u8, len: usize, mode: XattrMode },
-    Listxattr { on: Target },
-    Removexattr { on: Target, name: u8 },
-    List { path: Path },
-    ListBegin { path: Path, slot: u8 },
-    ListNext { slot: u8, count: usize },
-    ListEnd { slot: u8 },
+    Mknod {
+        path: Path,
+        node: NewNode,
+        user: u32,
+    },
+    Mkdir {
+        path: Path,
+        mode: u32,
+        user: u32,
+    },
+    Symlink {
+        path: Path,
+        len: usize,
+    },
+    Link {
+        from: Path,
+        to: Path,
+    },
+    Unlink {
+        path: Path,
+    },
+    Rmdir {
+        path: Path,
+    },
+    Rename {
+        from: Path,
+        to: Path,
+        mode: RenameMode,
+    },
+    Lookup {
+        path: Path,
+    },
+    Parent {
+        path: Path,
+    },
+    Readlink {
+        path: Path,
+    },
+    Getattr {
+        on: Target,
+    },
+    Setattr {
+        on: Target,
+        set: SetAttr,
+    },
+    Pin {
+        path: Path,
+        slot: u8,
+    },
+    Open {
+        path: Path,
+        slot: u8,
+        mode: OpenMode,
+    },
+    Close {
+        slot: u8,
+    },
+    Read {
+        on: Target,
+        offset: u64,
+        len: usize,
+    },
+    Write {
+        on: Target,
+        offset: u64,
+        len: usize,
+        fill: u32,
+    },
+    Append {
+        on: Target,
+        len: usize,
+        fill: u32,
+    },
+    Fallocate {
+        on: Target,
+        mode: FallocateMode,
+        offset: u64,
+        len: u64,
+    },
+    SeekData {
+        on: Target,
+        offset: u64,
+    },
+    SeekHole {
+        on: Target,
+        offset: u64,
+    },
+    Fsync {
+        on: Target,
+    },
+    Getxattr {
+        on: Target,
+        name: u8,
+    },
+    Setxattr {
+        on: Target,
+        name: u8,
+        len: usize,
+        mode: XattrMode,
+    },
+    Listxattr {
+        on: Target,
+    },
+    Removexattr {
+        on: Target,
+        name: u8,
+    },
+    List {
+        path: Path,
+    },
+    ListBegin {
+        path: Path,
+        slot: u8,
+    },
+    ListNext {
+        slot: u8,
+        count: usize,
+    },
+    ListEnd {
+        slot: u8,
+    },
     Statfs,
     Sync,
 }

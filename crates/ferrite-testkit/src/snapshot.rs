@@ -65,10 +65,26 @@ impl Snapshot {
                 xattrs.insert(name, hash(&value));
             }
             // A second name of an inode is told by `first_path`; its content is compared there.
-            let pages =
-                if attr.kind == FileKind::File && first_path == path { pages(fs, ino)? } else { BTreeMap::new() };
-            let target = if attr.kind == FileKind::Symlink { fs.readlink(ino)? } else { Vec::new() };
-            nodes.insert(path, Node { attr: (&attr).into(), first_path, pages, target, xattrs });
+            let pages = if attr.kind == FileKind::File && first_path == path {
+                pages(fs, ino)?
+            } else {
+                BTreeMap::new()
+            };
+            let target = if attr.kind == FileKind::Symlink {
+                fs.readlink(ino)?
+            } else {
+                Vec::new()
+            };
+            nodes.insert(
+                path,
+                Node {
+                    attr: (&attr).into(),
+                    first_path,
+                    pages,
+                    target,
+                    xattrs,
+                },
+            );
         }
         Ok(Snapshot(nodes))
     }
@@ -76,7 +92,11 @@ impl Snapshot {
     /// The first few differences in words, or None.
     pub fn difference(&self, other: &Snapshot, names: [&str; 2]) -> Option<String> {
         let mut lines = Vec::new();
-        for path in self.0.keys().chain(other.0.keys().filter(|path| !self.0.contains_key(*path))) {
+        for path in self
+            .0
+            .keys()
+            .chain(other.0.keys().filter(|path| !self.0.contains_key(*path)))
+        {
             let (a, b) = (self.0.get(path), other.0.get(path));
             if a != b {
                 let detail = match (a, b) {
@@ -109,13 +129,23 @@ impl Node {
         if self.first_path != other.first_path {
             return "different hard links".into();
         }
-        if self.target != other.target { "different link targets".into() } else { "different attributes (xattr)".into() }
+        if self.target != other.target {
+            "different link targets".into()
+        } else {
+            "different attributes (xattr)".into()
+        }
     }
 }
 
 fn pages(fs: &dyn FileSystem, ino: Ino) -> Result<BTreeMap<u64, u64>> {
     const PAGE: usize = 4096;
-    let file = fs.open(ino, OpenMode { no_atime: true, ..OpenMode::read_only() })?;
+    let file = fs.open(
+        ino,
+        OpenMode {
+            no_atime: true,
+            ..OpenMode::read_only()
+        },
+    )?;
     let mut pages = BTreeMap::new();
     let mut buffer = vec![0; 64 * PAGE];
     let mut at = 0;

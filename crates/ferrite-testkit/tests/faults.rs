@@ -5,8 +5,8 @@ mod faulty;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use ferrite_testkit::model::check_against_reference;
 use ferrite_testkit::generate::Profile;
+use ferrite_testkit::model::check_against_reference;
 use ferrite_testkit::{TestEngine, linear, posix};
 
 use faulty::{Fault, FaultyEngine};
@@ -17,9 +17,12 @@ fn maker(fault: Fault) -> impl Fn() -> Box<dyn TestEngine> {
 
 /// The text of the panic that `body` must end in.
 fn caught(fault: Fault, body: impl FnOnce()) -> String {
-    let Err(panic) = catch_unwind(AssertUnwindSafe(body)) else { panic!("{fault:?} was not noticed") };
+    let Err(panic) = catch_unwind(AssertUnwindSafe(body)) else {
+        panic!("{fault:?} was not noticed")
+    };
     let text = panic.downcast_ref::<String>().cloned();
-    text.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned())).unwrap_or_default()
+    text.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned()))
+        .unwrap_or_default()
 }
 
 #[test]
@@ -47,9 +50,15 @@ fn model_notices_and_shrinks() {
         (Fault::HoleWhereDataIs, Profile::Data),
         (Fault::EntryTwice, Profile::Metadata),
     ] {
-        let text = caught(fault, || (0..20).for_each(|seed| check_against_reference(maker(fault), profile, seed, 400)));
+        let text = caught(fault, || {
+            (0..20).for_each(|seed| check_against_reference(maker(fault), profile, seed, 400))
+        });
         assert!(text.contains("FERRITE_SEED="), "{text}");
-        let shrunk = text.split("shrunk to ").nth(1).and_then(|rest| rest.split(' ').next()).expect("a count");
+        let shrunk = text
+            .split("shrunk to ")
+            .nth(1)
+            .and_then(|rest| rest.split(' ').next())
+            .expect("a count");
         let count: usize = shrunk.parse().expect("a number");
         assert!(count <= 12, "{fault:?} needs a few operations, not {count}:\n{text}");
     }

@@ -1,8 +1,8 @@
 //! Every suite on the in-memory reference engine: shows that a sound engine passes, and how an engine's own
 //! `tests/` folder calls the suites.
 
-use ferrite_testkit::model::{ReferenceEngine, check_against_reference};
 use ferrite_testkit::generate::Profile;
+use ferrite_testkit::model::{ReferenceEngine, check_against_reference};
 use ferrite_testkit::{TestEngine, linear, posix};
 
 fn make() -> Box<dyn TestEngine> {

@@ -1,7 +1,7 @@
 //! The suites' own parts: replay from a seed, and the search for a sequential order.
 
-use ferrite_testkit::linear::history::{Answer, Call, Event, linearizable};
 use ferrite_testkit::generate::{OpGenerator, Profile};
+use ferrite_testkit::linear::history::{Answer, Call, Event, linearizable};
 use ferrite_testkit::rng::pattern;
 
 /// A seed must mean the same sequence, whatever its length, or no failure could be replayed.
@@ -31,23 +31,44 @@ fn patterns_hold_no_zero_byte() {
 }
 
 fn event(thread: usize, call: Call, answer: Answer, invoked: u64, returned: u64) -> Event {
-    Event { thread, call, answer, invoked, returned }
+    Event {
+        thread,
+        call,
+        answer,
+        invoked,
+        returned,
+    }
 }
 
 /// Overlapping calls may take effect in either order; calls one after the other may not.
 #[test]
 fn search_respects_the_order_of_time() {
-    let read = Call::Read { file: 0, at: 0, grains: 2 };
-    let write = Call::Write { file: 0, at: 0, grains: 2, byte: 9 };
+    let read = Call::Read {
+        file: 0,
+        at: 0,
+        grains: 2,
+    };
+    let write = Call::Write {
+        file: 0,
+        at: 0,
+        grains: 2,
+        byte: 9,
+    };
     let old = Answer::Grains(vec![1; 2]);
     let new = Answer::Grains(vec![9; 2]);
     let overlapping = |answer: &Answer| {
-        linearizable(&[event(0, write, Answer::Done, 0, 3), event(1, read, answer.clone(), 1, 2)])
+        linearizable(&[
+            event(0, write, Answer::Done, 0, 3),
+            event(1, read, answer.clone(), 1, 2),
+        ])
     };
     assert!(overlapping(&old) && overlapping(&new));
     assert!(!overlapping(&Answer::Grains(vec![9, 1])), "a torn read");
     let after = |answer: &Answer| {
-        linearizable(&[event(0, write, Answer::Done, 0, 1), event(1, read, answer.clone(), 2, 3)])
+        linearizable(&[
+            event(0, write, Answer::Done, 0, 1),
+            event(1, read, answer.clone(), 2, 3),
+        ])
     };
     assert!(after(&new) && !after(&old), "a stale read");
 }
@@ -55,9 +76,16 @@ fn search_respects_the_order_of_time() {
 /// Two appends that both say they went to the same place lost one of the two.
 #[test]
 fn search_notices_a_lost_append() {
-    let append = |byte| Call::Append { file: 0, grains: 1, byte };
+    let append = |byte| Call::Append {
+        file: 0,
+        grains: 1,
+        byte,
+    };
     let history = |second| {
-        [event(0, append(5), Answer::At(2), 0, 2), event(1, append(6), Answer::At(second), 1, 3)]
+        [
+            event(0, append(5), Answer::At(2), 0, 2),
+            event(1, append(6), Answer::At(second), 1, 3),
+        ]
     };
     assert!(linearizable(&history(3)));
     assert!(!linearizable(&history(2)));
@@ -79,13 +107,20 @@ fn every_operation_succeeds_often() {
             for op in OpGenerator::new(profile, seed).take(400) {
                 let outcome = runner.apply(&op).expect("the reference keeps the rules");
                 let refused = matches!(outcome, Outcome::Error(_) | Outcome::Refused | Outcome::Skipped);
-                let name = format!("{op:?}").split([' ', '(']).next().unwrap_or_default().to_owned();
+                let name = format!("{op:?}")
+                    .split([' ', '('])
+                    .next()
+                    .unwrap_or_default()
+                    .to_owned();
                 *succeeded.entry(name).or_default() += usize::from(!refused);
             }
         }
     }
     println!("{succeeded:?}");
     for (name, count) in &succeeded {
-        assert!(*count >= 20, "{name} succeeded {count} times in 20,000 operations: {succeeded:?}");
+        assert!(
+            *count >= 20,
+            "{name} succeeded {count} times in 20,000 operations: {succeeded:?}"
+        );
     }
 }

@@ -9,16 +9,34 @@ use crate::rng::{Rng, pattern};
 
 pub(super) fn checks() -> [Check; 4] {
     [
-        Check { name: "linear/threads on distinct files", run: distinct_files },
-        Check { name: "linear/a read never sees half of a write", run: whole_writes },
-        Check { name: "linear/appends neither overlap nor tear", run: appends },
-        Check { name: "linear/truncates and reads", run: truncates },
+        Check {
+            name: "linear/threads on distinct files",
+            run: distinct_files,
+        },
+        Check {
+            name: "linear/a read never sees half of a write",
+            run: whole_writes,
+        },
+        Check {
+            name: "linear/appends neither overlap nor tear",
+            run: appends,
+        },
+        Check {
+            name: "linear/truncates and reads",
+            run: truncates,
+        },
     ]
 }
 
 pub(super) fn make_file(fs: &dyn FileSystem, dir: Ino, name: &str) -> Ino {
-    let node = NewNode { kind: FileKind::File, mode: 0o644, rdev: 0 };
-    fs.mknod(&Cred::root(), dir, name.as_bytes(), &node).unwrap_or_else(|error| panic!("mknod {name}: {error}")).ino
+    let node = NewNode {
+        kind: FileKind::File,
+        mode: 0o644,
+        rdev: 0,
+    };
+    fs.mknod(&Cred::root(), dir, name.as_bytes(), &node)
+        .unwrap_or_else(|error| panic!("mknod {name}: {error}"))
+        .ino
 }
 
 /// What a thread does in its own file must come out as if it were alone.
@@ -26,7 +44,10 @@ fn distinct_files(fs: &dyn FileSystem, seed: u64) {
     together(4, |thread| {
         let mut rng = Rng::new(seed + thread as u64);
         let name = format!("own {thread}");
-        let dir = fs.mkdir(&Cred::root(), ROOT_INO, name.as_bytes(), 0o755).expect("mkdir").ino;
+        let dir = fs
+            .mkdir(&Cred::root(), ROOT_INO, name.as_bytes(), 0o755)
+            .expect("mkdir")
+            .ino;
         for round in 0..12 {
             let ino = make_file(fs, dir, &format!("f{round}"));
             let file = fs.open(ino, OpenMode::read_write()).expect("open");
@@ -36,7 +57,14 @@ fn distinct_files(fs: &dyn FileSystem, seed: u64) {
                 let data = pattern((thread as u32) << 16 | (step + 1), rng.below(9000) as usize + 1);
                 match rng.below(6) {
                     0 => {
-                        fs.setattr(ino, &SetAttr { size: Some(offset as u64), ..SetAttr::default() }).expect("truncate");
+                        fs.setattr(
+                            ino,
+                            &SetAttr {
+                                size: Some(offset as u64),
+                                ..SetAttr::default()
+                            },
+                        )
+                        .expect("truncate");
                         expected.resize(offset, 0);
                     }
                     1 => {
@@ -47,7 +75,10 @@ fn distinct_files(fs: &dyn FileSystem, seed: u64) {
                         let mut buffer = vec![0; data.len()];
                         let count = file.read_at(offset as u64, &mut buffer).expect("read");
                         let end = (offset + data.len()).min(expected.len());
-                        assert!(buffer[..count] == expected[offset.min(end)..end], "thread {thread}, step {step}");
+                        assert!(
+                            buffer[..count] == expected[offset.min(end)..end],
+                            "thread {thread}, step {step}"
+                        );
                     }
                     _ => {
                         assert_eq!(file.write_at(offset as u64, &data), Ok(data.len()));
@@ -69,9 +100,14 @@ fn distinct_files(fs: &dyn FileSystem, seed: u64) {
 /// Writers cover a range with one byte each; a reader that finds two bytes in it saw a torn write.
 fn whole_writes(fs: &dyn FileSystem, _seed: u64) {
     // Inline, in a page, across pages off their edges, whole pages, the promised bound.
-    for (offset, len, rounds) in
-        [(0, 100, 3000), (10, 3000, 2000), (4000, 5000, 1500), (0, 65_536, 500), (777, 300_000, 100), (0, 2 << 20, 16)]
-    {
+    for (offset, len, rounds) in [
+        (0, 100, 3000),
+        (10, 3000, 2000),
+        (4000, 5000, 1500),
+        (0, 65_536, 500),
+        (777, 300_000, 100),
+        (0, 2 << 20, 16),
+    ] {
         let ino = make_file(fs, ROOT_INO, "shared");
         let file = fs.open(ino, OpenMode::read_write()).expect("open");
         assert_eq!(file.write_at(offset, &vec![1; len]), Ok(len));
@@ -91,7 +127,10 @@ fn whole_writes(fs: &dyn FileSystem, _seed: u64) {
             while !stop.load(Ordering::Acquire) {
                 assert_eq!(file.read_at(offset, &mut buffer), Ok(len));
                 let odd = buffer.iter().position(|&byte| byte != buffer[0]);
-                assert!(odd.is_none(), "a read of {len} bytes at {offset} saw two writes, first at byte {odd:?}");
+                assert!(
+                    odd.is_none(),
+                    "a read of {len} bytes at {offset} saw two writes, first at byte {odd:?}"
+                );
             }
         });
         drop(file);
@@ -121,7 +160,10 @@ fn appends(fs: &dyn FileSystem, seed: u64) {
             assert_eq!(count, bytes.len());
             let mut back = vec![0; bytes.len()];
             assert_eq!(file.read_at(offset, &mut back), Ok(bytes.len()));
-            assert!(back == bytes, "record {number} of thread {thread} is not where append said");
+            assert!(
+                back == bytes,
+                "record {number} of thread {thread} is not where append said"
+            );
         }
     });
     let file = fs.open(ino, OpenMode::read_only()).expect("open");
@@ -135,7 +177,10 @@ fn appends(fs: &dyn FileSystem, seed: u64) {
         let (number, len) = (field(at + 1), field(at + 5) as usize);
         let bytes = record(thread, number, len);
         assert!(log[at..].starts_with(&bytes), "the record at {at} is torn");
-        assert_eq!(number, next[thread], "a record of thread {thread} is lost or out of order");
+        assert_eq!(
+            number, next[thread],
+            "a record of thread {thread} is lost or out of order"
+        );
         next[thread] += 1;
         at += bytes.len();
     }
@@ -153,7 +198,14 @@ fn truncates(fs: &dyn FileSystem, _seed: u64) {
             for round in 0..600u64 {
                 assert_eq!(file.write_at(0, &[round as u8 | 1; FULL]), Ok(FULL));
                 let size = round % 3 * 4096;
-                fs.setattr(ino, &SetAttr { size: Some(size), ..SetAttr::default() }).expect("truncate");
+                fs.setattr(
+                    ino,
+                    &SetAttr {
+                        size: Some(size),
+                        ..SetAttr::default()
+                    },
+                )
+                .expect("truncate");
             }
             stop.store(true, Ordering::Release);
             return;
@@ -161,12 +213,21 @@ fn truncates(fs: &dyn FileSystem, _seed: u64) {
         let mut buffer = vec![0; FULL + 1];
         while !stop.load(Ordering::Acquire) {
             let count = file.read_at(0, &mut buffer).expect("read");
-            assert!([0, 4096, 8192, FULL].contains(&count), "a read gave {count} bytes: a state that never was");
+            assert!(
+                [0, 4096, 8192, FULL].contains(&count),
+                "a read gave {count} bytes: a state that never was"
+            );
             if let Some(first) = buffer[..count].first() {
-                assert!(*first != 0 && buffer[..count].iter().all(|byte| byte == first), "bytes of two states");
+                assert!(
+                    *first != 0 && buffer[..count].iter().all(|byte| byte == first),
+                    "bytes of two states"
+                );
             }
             let size = file.getattr().expect("getattr").size as usize;
-            assert!([0, 4096, 8192, FULL].contains(&size), "getattr gave size {size}: a state that never was");
+            assert!(
+                [0, 4096, 8192, FULL].contains(&size),
+                "getattr gave size {size}: a state that never was"
+            );
         }
     });
 }

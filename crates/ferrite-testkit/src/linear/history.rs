@@ -30,12 +30,33 @@ pub enum Call {
     Rmdir(usize),
     Lookup(usize),
     Rename(usize, usize, RenameKind),
-    Link { file: usize, name: usize },
-    Write { file: usize, at: usize, grains: usize, byte: u8 },
-    Append { file: usize, grains: usize, byte: u8 },
-    Read { file: usize, at: usize, grains: usize },
-    Truncate { file: usize, grains: usize },
-    Getattr { file: usize },
+    Link {
+        file: usize,
+        name: usize,
+    },
+    Write {
+        file: usize,
+        at: usize,
+        grains: usize,
+        byte: u8,
+    },
+    Append {
+        file: usize,
+        grains: usize,
+        byte: u8,
+    },
+    Read {
+        file: usize,
+        at: usize,
+        grains: usize,
+    },
+    Truncate {
+        file: usize,
+        grains: usize,
+    },
+    Getattr {
+        file: usize,
+    },
     DirLinks,
 }
 
@@ -115,12 +136,15 @@ impl Model {
                     return Answer::Refused(EEXIST);
                 }
                 let directory = matches!(call, Call::Mkdir(_));
-                self.nodes.push(if directory { (None, 2) } else { (Some(Vec::new()), 1) });
+                self.nodes
+                    .push(if directory { (None, 2) } else { (Some(Vec::new()), 1) });
                 self.names.insert(name, self.nodes.len() - 1);
                 Answer::Done
             }
             Call::Unlink(name) | Call::Rmdir(name) => {
-                let Some(&node) = self.names.get(&name) else { return Answer::Refused(ENOENT) };
+                let Some(&node) = self.names.get(&name) else {
+                    return Answer::Refused(ENOENT);
+                };
                 match (matches!(call, Call::Rmdir(_)), is_dir(self, node)) {
                     (false, true) => return Answer::Refused(EISDIR),
                     (true, false) => return Answer::Refused(ENOTDIR),
@@ -128,9 +152,14 @@ impl Model {
                 }
                 Answer::Done
             }
-            Call::Lookup(name) => self.names.get(&name).map_or(Answer::Refused(ENOENT), |&node| self.attr(node)),
+            Call::Lookup(name) => self
+                .names
+                .get(&name)
+                .map_or(Answer::Refused(ENOENT), |&node| self.attr(node)),
             Call::Rename(from, to, kind) => {
-                let Some(&node) = self.names.get(&from) else { return Answer::Refused(ENOENT) };
+                let Some(&node) = self.names.get(&from) else {
+                    return Answer::Refused(ENOENT);
+                };
                 match (self.names.get(&to).copied(), kind) {
                     (Some(_), RenameKind::NoReplace) => return Answer::Refused(EEXIST),
                     (None, RenameKind::Exchange) => return Answer::Refused(ENOENT),
@@ -188,9 +217,7 @@ impl Model {
                 Answer::Done
             }
             Call::Getattr { file } => self.attr(file),
-            Call::DirLinks => {
-                Answer::Links(2 + self.names.values().filter(|&&node| is_dir(self, node)).count() as u32)
-            }
+            Call::DirLinks => Answer::Links(2 + self.names.values().filter(|&&node| is_dir(self, node)).count() as u32),
         }
     }
 
@@ -233,11 +260,13 @@ pub fn linearizable(events: &[Event]) -> bool {
         let pending = || events.iter().enumerate().filter(|(index, _)| done >> index & 1 == 0);
         let first_return = pending().map(|(_, event)| event.returned).min().unwrap_or(u64::MAX);
         // Only what was invoked before the first pending return can be next.
-        pending().filter(|(_, event)| event.invoked < first_return).any(|(index, event)| {
-            let mut next = model.clone();
-            let wanted = next.apply(event.call);
-            model.explains(event.call, &wanted, &event.answer) && search(events, done | 1 << index, &next, tried)
-        })
+        pending()
+            .filter(|(_, event)| event.invoked < first_return)
+            .any(|(index, event)| {
+                let mut next = model.clone();
+                let wanted = next.apply(event.call);
+                model.explains(event.call, &wanted, &event.answer) && search(events, done | 1 << index, &next, tried)
+            })
     }
     assert!(events.len() < 64, "the search is for small histories");
     search(events, 0, &Model::new(), &mut HashSet::new())
@@ -248,9 +277,18 @@ fn random_call(rng: &mut Rng, byte: u8, data: bool) -> Call {
     let (at, grains) = (rng.below(8) as usize, 1 + rng.below(8) as usize);
     if data {
         return match rng.below(10) {
-            0..=2 => Call::Write { file: 0, at, grains, byte },
+            0..=2 => Call::Write {
+                file: 0,
+                at,
+                grains,
+                byte,
+            },
             3 => Call::Append { file: 0, grains, byte },
-            4..=6 => Call::Read { file: 0, at: 0, grains: 20 },
+            4..=6 => Call::Read {
+                file: 0,
+                at: 0,
+                grains: 20,
+            },
             7 => Call::Read { file: 0, at, grains },
             8 => Call::Truncate { file: 0, grains: at },
             _ => Call::Getattr { file: 0 },
@@ -267,7 +305,11 @@ fn random_call(rng: &mut Rng, byte: u8, data: bool) -> Call {
         12 | 13 => Call::Link { file, name },
         14 => Call::Write { file, at, grains, byte },
         15 => Call::Append { file, grains, byte },
-        16 => Call::Read { file, at: 0, grains: 20 },
+        16 => Call::Read {
+            file,
+            at: 0,
+            grains: 20,
+        },
         17 | 18 => Call::Getattr { file },
         _ => Call::DirLinks,
     }
@@ -276,7 +318,11 @@ fn random_call(rng: &mut Rng, byte: u8, data: bool) -> Call {
 fn perform(fs: &dyn FileSystem, dir: Ino, files: &[Arc<dyn OpenFile>], call: Call) -> Answer {
     let result = match call {
         Call::Mknod(name) => {
-            let node = NewNode { kind: FileKind::File, mode: 0o644, rdev: 0 };
+            let node = NewNode {
+                kind: FileKind::File,
+                mode: 0o644,
+                rdev: 0,
+            };
             fs.mknod(&Cred::root(), dir, NAMES[name], &node).map(|_| Answer::Done)
         }
         Call::Mkdir(name) => fs.mkdir(&Cred::root(), dir, NAMES[name], 0o755).map(|_| Answer::Done),
@@ -300,7 +346,11 @@ fn perform(fs: &dyn FileSystem, dir: Ino, files: &[Arc<dyn OpenFile>], call: Cal
             })
         }
         Call::Append { file, grains, byte } => files[file].append(&vec![byte; grains * GRAIN]).map(|(at, count)| {
-            assert_eq!((at as usize % GRAIN, count), (0, grains * GRAIN), "an append tore a grain");
+            assert_eq!(
+                (at as usize % GRAIN, count),
+                (0, grains * GRAIN),
+                "an append tore a grain"
+            );
             Answer::At(at as usize / GRAIN)
         }),
         Call::Read { file, at, grains } => {
@@ -308,14 +358,20 @@ fn perform(fs: &dyn FileSystem, dir: Ino, files: &[Arc<dyn OpenFile>], call: Cal
             files[file].read_at((at * GRAIN) as u64, &mut buffer).map(|count| {
                 assert_eq!(count % GRAIN, 0, "a read of {count} bytes: a size that never was");
                 let grain = |bytes: &[u8]| {
-                    assert!(bytes.iter().all(|&byte| byte == bytes[0]), "a grain with bytes of two writes");
+                    assert!(
+                        bytes.iter().all(|&byte| byte == bytes[0]),
+                        "a grain with bytes of two writes"
+                    );
                     bytes[0]
                 };
                 Answer::Grains(buffer[..count].chunks(GRAIN).map(grain).collect())
             })
         }
         Call::Truncate { file, grains } => {
-            let set = SetAttr { size: Some((grains * GRAIN) as u64), ..SetAttr::default() };
+            let set = SetAttr {
+                size: Some((grains * GRAIN) as u64),
+                ..SetAttr::default()
+            };
             fs.setattr(files[file].ino(), &set).map(|_| Answer::Done)
         }
         Call::Getattr { file } => files[file].getattr().map(|attr| told(&attr)),
@@ -326,7 +382,11 @@ fn perform(fs: &dyn FileSystem, dir: Ino, files: &[Arc<dyn OpenFile>], call: Cal
 
 fn told(attr: &ferrite_vfs::Attr) -> Answer {
     let directory = attr.kind == FileKind::Directory;
-    Answer::Attr(directory, attr.nlink, if directory { 0 } else { attr.size as usize / GRAIN })
+    Answer::Attr(
+        directory,
+        attr.nlink,
+        if directory { 0 } else { attr.size as usize / GRAIN },
+    )
 }
 
 /// Runs [`ROUNDS`] histories of three threads with four to six calls each.
@@ -362,7 +422,13 @@ pub(super) fn histories(fs: &dyn FileSystem, seed: u64) {
                 let invoked = clock.fetch_add(1, Ordering::SeqCst);
                 let answer = perform(fs, dir, &files, call);
                 let returned = clock.fetch_add(1, Ordering::SeqCst);
-                own.push(Event { thread, call, answer, invoked, returned });
+                own.push(Event {
+                    thread,
+                    call,
+                    answer,
+                    invoked,
+                    returned,
+                });
             }
             events.lock().expect("no thread panicked").extend(own);
         });

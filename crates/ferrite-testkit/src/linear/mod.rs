@@ -28,7 +28,10 @@ pub struct Check {
 
 /// Every check.
 pub fn checks() -> Vec<Check> {
-    let mut checks = vec![Check { name: "linear/histories", run: history::histories }];
+    let mut checks = vec![Check {
+        name: "linear/histories",
+        run: history::histories,
+    }];
     checks.extend(data::checks());
     checks.extend(names::checks());
     checks

@@ -11,17 +11,37 @@ use crate::rng::Rng;
 
 pub(super) fn checks() -> [Check; 6] {
     [
-        Check { name: "linear/one directory, many makers and removers", run: counts },
-        Check { name: "linear/one winner", run: winners },
-        Check { name: "linear/crossing renames of directories make no cycle", run: cycles },
-        Check { name: "linear/a replaced name is never missing", run: replace },
-        Check { name: "linear/listings during changes", run: listings },
-        Check { name: "linear/unlink, open, pin of the same files", run: reuse },
+        Check {
+            name: "linear/one directory, many makers and removers",
+            run: counts,
+        },
+        Check {
+            name: "linear/one winner",
+            run: winners,
+        },
+        Check {
+            name: "linear/crossing renames of directories make no cycle",
+            run: cycles,
+        },
+        Check {
+            name: "linear/a replaced name is never missing",
+            run: replace,
+        },
+        Check {
+            name: "linear/listings during changes",
+            run: listings,
+        },
+        Check {
+            name: "linear/unlink, open, pin of the same files",
+            run: reuse,
+        },
     ]
 }
 
 fn make_dir(fs: &dyn FileSystem, parent: Ino, name: &str) -> Ino {
-    fs.mkdir(&Cred::root(), parent, name.as_bytes(), 0o755).unwrap_or_else(|e| panic!("mkdir {name}: {e}")).ino
+    fs.mkdir(&Cred::root(), parent, name.as_bytes(), 0o755)
+        .unwrap_or_else(|e| panic!("mkdir {name}: {e}"))
+        .ino
 }
 
 fn list(fs: &dyn FileSystem, dir: Ino) -> Vec<(Vec<u8>, FileKind)> {
@@ -50,14 +70,26 @@ fn counts(fs: &dyn FileSystem, seed: u64) {
             let bytes = name.as_bytes();
             match rng.below(4) {
                 0 | 1 if rng.chance(70) => {
-                    let node = NewNode { kind: FileKind::File, mode: 0o644, rdev: 0 };
+                    let node = NewNode {
+                        kind: FileKind::File,
+                        mode: 0o644,
+                        rdev: 0,
+                    };
                     let made = fs.mknod(&Cred::root(), dir, bytes, &node).map(drop);
-                    assert_eq!(made, taken.map_or(Ok(()), |_| Err(FsError::Exists)), "step {step} of {thread}");
+                    assert_eq!(
+                        made,
+                        taken.map_or(Ok(()), |_| Err(FsError::Exists)),
+                        "step {step} of {thread}"
+                    );
                     own.entry((dir, name)).or_insert(FileKind::File);
                 }
                 0 | 1 => {
                     let made = fs.mkdir(&Cred::root(), dir, bytes, 0o755).map(drop);
-                    assert_eq!(made, taken.map_or(Ok(()), |_| Err(FsError::Exists)), "step {step} of {thread}");
+                    assert_eq!(
+                        made,
+                        taken.map_or(Ok(()), |_| Err(FsError::Exists)),
+                        "step {step} of {thread}"
+                    );
                     own.entry((dir, name)).or_insert(FileKind::Directory);
                 }
                 2 => {
@@ -117,13 +149,25 @@ fn winners(fs: &dyn FileSystem, _seed: u64) {
         assert_eq!(won.into_inner(), 1, "{what}: one wins");
     };
     for _ in 0..120 {
-        let node = NewNode { kind: FileKind::File, mode: 0o644, rdev: 0 };
-        race("mknod", &|_| fs.mknod(&Cred::root(), dir, b"x", &node).map(drop), FsError::Exists);
+        let node = NewNode {
+            kind: FileKind::File,
+            mode: 0o644,
+            rdev: 0,
+        };
+        race(
+            "mknod",
+            &|_| fs.mknod(&Cred::root(), dir, b"x", &node).map(drop),
+            FsError::Exists,
+        );
         let rename = |thread: usize| fs.rename(dir, b"x", dir, format!("y{thread}").as_bytes(), RenameMode::Replace);
         race("rename", &rename, FsError::NotFound);
         let name = list(fs, dir).pop().expect("the renamed file").0;
         race("unlink", &|_| fs.unlink(dir, &name), FsError::NotFound);
-        race("mkdir", &|_| fs.mkdir(&Cred::root(), dir, b"x", 0o755).map(drop), FsError::Exists);
+        race(
+            "mkdir",
+            &|_| fs.mkdir(&Cred::root(), dir, b"x", 0o755).map(drop),
+            FsError::Exists,
+        );
         race("rmdir", &|_| fs.rmdir(dir, b"x"), FsError::NotFound);
         race("link", &|_| fs.link(source, dir, b"x").map(drop), FsError::Exists);
         race("unlink of a link", &|_| fs.unlink(dir, b"x"), FsError::NotFound);
@@ -141,11 +185,17 @@ fn cycles(fs: &dyn FileSystem, _seed: u64) {
             let (name, into) = if thread == 0 { ("a", b) } else { ("b", a) };
             match fs.rename(ROOT_INO, name.as_bytes(), into, name.as_bytes(), RenameMode::Replace) {
                 Ok(()) => drop(moved.fetch_add(1, Ordering::Relaxed)),
-                Err(error) => assert!(matches!(error, FsError::Invalid(_)), "the loser would make a cycle: {error}"),
+                Err(error) => assert!(
+                    matches!(error, FsError::Invalid(_)),
+                    "the loser would make a cycle: {error}"
+                ),
             }
         });
         assert_eq!(moved.into_inner(), 1, "exactly one of two crossing renames can be");
-        let outer = list(fs, ROOT_INO).into_iter().map(|(name, _)| name).find(|name| name == b"a" || name == b"b");
+        let outer = list(fs, ROOT_INO)
+            .into_iter()
+            .map(|(name, _)| name)
+            .find(|name| name == b"a" || name == b"b");
         let outer = outer.expect("one of the two is still in the root");
         let (outer_ino, inner) = if outer == b"a" { (a, &b"b"[..]) } else { (b, &b"a"[..]) };
         fs.rmdir(outer_ino, inner).expect("rmdir");
@@ -167,7 +217,8 @@ fn replace(fs: &dyn FileSystem, _seed: u64) {
         if thread == 0 {
             for round in 0..500u32 {
                 save("document.new", round as u8 | 1);
-                fs.rename(ROOT_INO, b"document.new", ROOT_INO, b"document", RenameMode::Replace).expect("rename");
+                fs.rename(ROOT_INO, b"document.new", ROOT_INO, b"document", RenameMode::Replace)
+                    .expect("rename");
             }
             stop.store(true, Ordering::Release);
             return;
@@ -222,10 +273,21 @@ fn listings(fs: &dyn FileSystem, seed: u64) {
         }
         let mut rng = Rng::new(seed + thread as u64);
         while !stop.load(Ordering::Acquire) {
-            let name = format!("comes and goes {thread} {}{}", rng.below(100), "x".repeat(rng.below(60) as usize));
+            let name = format!(
+                "comes and goes {thread} {}{}",
+                rng.below(100),
+                "x".repeat(rng.below(60) as usize)
+            );
             make_file(fs, dir, &name);
             if rng.chance(30) {
-                fs.rename(dir, name.as_bytes(), dir, format!("{name}'").as_bytes(), RenameMode::Replace).expect("rename");
+                fs.rename(
+                    dir,
+                    name.as_bytes(),
+                    dir,
+                    format!("{name}'").as_bytes(),
+                    RenameMode::Replace,
+                )
+                .expect("rename");
                 fs.unlink(dir, format!("{name}'").as_bytes()).expect("unlink");
             } else {
                 fs.unlink(dir, name.as_bytes()).expect("unlink");
@@ -257,12 +319,19 @@ fn reuse(fs: &dyn FileSystem, _seed: u64) {
                 continue;
             }
             let now = fs.getattr(attr.ino).expect("getattr of a pinned inode");
-            assert_eq!((now.generation, now.btime), (attr.generation, attr.btime), "another file took the pinned inode");
+            assert_eq!(
+                (now.generation, now.btime),
+                (attr.generation, attr.btime),
+                "another file took the pinned inode"
+            );
             let file = fs.open(attr.ino, OpenMode::read_only()).expect("open of a pinned file");
             fs.unpin(attr.ino, 1);
             let count = file.read_at(0, &mut buffer).expect("read of an open file");
             assert!(count == 0 || count == 1200, "{count} bytes: a state that never was");
-            assert!(buffer[..count].chunks(4).all(|word| word == &buffer[..4]), "bytes of two files");
+            assert!(
+                buffer[..count].chunks(4).all(|word| word == &buffer[..4]),
+                "bytes of two files"
+            );
         }
     });
     assert!(list(fs, ROOT_INO).is_empty());

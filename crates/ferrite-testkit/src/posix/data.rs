@@ -7,16 +7,46 @@ use crate::refused;
 use crate::rng::{Rng, pattern};
 
 pub(super) const CASES: &[Case] = &[
-    Case { name: "data/writes at every page edge", run: page_edges },
-    Case { name: "data/a file that grows byte by byte", run: growing },
-    Case { name: "data/random writes and truncates", run: random },
-    Case { name: "data/truncate cuts, and a later extension shows zeros", run: truncate },
-    Case { name: "data/writes of many MiB", run: large },
-    Case { name: "data/reads at and past the end", run: past_end },
-    Case { name: "data/appends", run: appends },
-    Case { name: "data/two handles see one file", run: two_handles },
-    Case { name: "data/the largest size", run: largest },
-    Case { name: "data/setuid and setgid cleared by a write", run: kill_priv },
+    Case {
+        name: "data/writes at every page edge",
+        run: page_edges,
+    },
+    Case {
+        name: "data/a file that grows byte by byte",
+        run: growing,
+    },
+    Case {
+        name: "data/random writes and truncates",
+        run: random,
+    },
+    Case {
+        name: "data/truncate cuts, and a later extension shows zeros",
+        run: truncate,
+    },
+    Case {
+        name: "data/writes of many MiB",
+        run: large,
+    },
+    Case {
+        name: "data/reads at and past the end",
+        run: past_end,
+    },
+    Case {
+        name: "data/appends",
+        run: appends,
+    },
+    Case {
+        name: "data/two handles see one file",
+        run: two_handles,
+    },
+    Case {
+        name: "data/the largest size",
+        run: largest,
+    },
+    Case {
+        name: "data/setuid and setgid cleared by a write",
+        run: kill_priv,
+    },
 ];
 
 const PAGE: usize = 4096;
@@ -27,7 +57,9 @@ fn page_edges(h: &Harness<'_>) {
     for base in [0, PAGE, 3 * PAGE] {
         for shift in [-2i64, -1, 0, 1, 2, 7, 8, 9, 2048] {
             for len in [1, 2, 3, 8, 63, 64, 65, PAGE - 1, PAGE, PAGE + 1, 2 * PAGE + 1] {
-                let Some(offset) = (base as u64).checked_add_signed(shift) else { continue };
+                let Some(offset) = (base as u64).checked_add_signed(shift) else {
+                    continue;
+                };
                 fill += 1;
                 let mut expected = h.read_at(ino, 0, 8 * PAGE);
                 let data = pattern(fill, len);
@@ -93,12 +125,18 @@ fn truncate(h: &Harness<'_>) {
         h.truncate(ino, 20_000);
         let mut expected = data[..cut as usize].to_vec();
         expected.resize(20_000, 0);
-        assert!(h.read_at(ino, 0, 30_000) == expected, "cut at {cut}, old bytes came back");
+        assert!(
+            h.read_at(ino, 0, 30_000) == expected,
+            "cut at {cut}, old bytes came back"
+        );
         // By a write past the end, instead of an extension.
         h.truncate(ino, cut);
         h.write_at(ino, 19_999, b"z");
         expected[19_999] = b'z';
-        assert!(h.read_at(ino, 0, 30_000) == expected, "cut at {cut}, then a write past the end");
+        assert!(
+            h.read_at(ino, 0, 30_000) == expected,
+            "cut at {cut}, then a write past the end"
+        );
         h.unlink("f");
     }
 }
@@ -113,7 +151,10 @@ fn large(h: &Harness<'_>) {
         let ino = h.write("f", b"start");
         let file = h.open(ino);
         let mut done = file.write_at(offset, &data).expect("write");
-        assert!(done == len || (len > 2 << 20 && done > 0), "a write of {len} bytes gave {done}");
+        assert!(
+            done == len || (len > 2 << 20 && done > 0),
+            "a write of {len} bytes gave {done}"
+        );
         while done < len {
             done += file.write_at(offset + done as u64, &data[done..]).expect("write on");
         }
@@ -129,9 +170,14 @@ fn large(h: &Harness<'_>) {
 
 fn past_end(h: &Harness<'_>) {
     let ino = h.write("f", b"0123456789");
-    for (offset, len, expected) in
-        [(0, 0, &b""[..]), (5, 100, b"56789"), (9, 1, b"9"), (10, 1, b""), (11, 5, b""), (1 << 50, 5, b"")]
-    {
+    for (offset, len, expected) in [
+        (0, 0, &b""[..]),
+        (5, 100, b"56789"),
+        (9, 1, b"9"),
+        (10, 1, b""),
+        (11, 5, b""),
+        (1 << 50, 5, b""),
+    ] {
         assert_eq!(h.read_at(ino, offset, len), expected, "{len} bytes at {offset}");
     }
     assert_eq!(h.open(ino).read_at(u64::MAX, &mut [0; 8]), Ok(0));
@@ -172,7 +218,15 @@ fn two_handles(h: &Harness<'_>) {
 
 fn largest(h: &Harness<'_>) {
     let ino = h.write("f", b"start");
-    let resize = |size| h.fs().setattr(ino, &SetAttr { size: Some(size), ..SetAttr::default() });
+    let resize = |size| {
+        h.fs().setattr(
+            ino,
+            &SetAttr {
+                size: Some(size),
+                ..SetAttr::default()
+            },
+        )
+    };
     let (mut good, mut bad) = (1u64 << 40, u64::MAX);
     assert!(resize(good).is_ok(), "1 TiB is within the limit");
     if resize(bad).is_ok() {
@@ -214,9 +268,18 @@ fn largest(h: &Harness<'_>) {
 }
 
 fn kill_priv(h: &Harness<'_>) {
-    let unprivileged = ferrite_vfs::OpenMode { kill_priv: true, ..ferrite_vfs::OpenMode::read_write() };
+    let unprivileged = ferrite_vfs::OpenMode {
+        kill_priv: true,
+        ..ferrite_vfs::OpenMode::read_write()
+    };
     // setgid stays where the group may not execute: there it means mandatory locking.
-    for (mode, expected) in [(0o6755, 0o755), (0o4755, 0o755), (0o2755, 0o755), (0o2644, 0o2644), (0o6644, 0o2644)] {
+    for (mode, expected) in [
+        (0o6755, 0o755),
+        (0o4755, 0o755),
+        (0o2755, 0o755),
+        (0o2644, 0o2644),
+        (0o6644, 0o2644),
+    ] {
         let ino = h.write("f", b"program");
         h.chmod(ino, mode);
         let file = h.fs().open(ino, unprivileged).expect("open");
@@ -230,10 +293,18 @@ fn kill_priv(h: &Harness<'_>) {
         file.append(b"more").expect("append");
         assert_eq!(h.stat("f").mode, expected, "append, {mode:o}");
         h.chmod(ino, mode);
-        let set = SetAttr { size: Some(2), kill_priv: true, ..SetAttr::default() };
+        let set = SetAttr {
+            size: Some(2),
+            kill_priv: true,
+            ..SetAttr::default()
+        };
         assert_eq!(h.set(ino, set).mode, expected, "truncate, {mode:o}");
         h.chmod(ino, mode);
-        let set = SetAttr { uid: Some(9), kill_priv: true, ..SetAttr::default() };
+        let set = SetAttr {
+            uid: Some(9),
+            kill_priv: true,
+            ..SetAttr::default()
+        };
         assert_eq!(h.set(ino, set).mode, expected, "chown, {mode:o}");
         drop(file);
         h.unlink("f");

@@ -6,23 +6,69 @@ use super::{Case, Harness};
 use crate::refused;
 
 pub(super) const CASES: &[Case] = &[
-    Case { name: "errors/missing names", run: missing_names },
-    Case { name: "errors/a file is no directory", run: file_is_no_directory },
-    Case { name: "errors/taken names", run: taken_names },
-    Case { name: "errors/unlink and rmdir of the wrong kind", run: wrong_kind_removed },
-    Case { name: "errors/rmdir of a directory with entries", run: not_empty },
-    Case { name: "errors/names that are no names", run: bad_names },
-    Case { name: "errors/kinds mknod does not make", run: mknod_kinds },
-    Case { name: "errors/sizes of what has none", run: sizes_of_nonfiles },
-    Case { name: "errors/readlink of what is no link", run: readlink_of_nonlinks },
-    Case { name: "errors/open of what is no file", run: open_nonfiles },
-    Case { name: "errors/handles not open for it", run: bad_handles },
-    Case { name: "errors/link of a directory", run: link_directory },
-    Case { name: "errors/inode numbers never used", run: unknown_inodes },
-    Case { name: "errors/stale generations", run: stale_generations },
+    Case {
+        name: "errors/missing names",
+        run: missing_names,
+    },
+    Case {
+        name: "errors/a file is no directory",
+        run: file_is_no_directory,
+    },
+    Case {
+        name: "errors/taken names",
+        run: taken_names,
+    },
+    Case {
+        name: "errors/unlink and rmdir of the wrong kind",
+        run: wrong_kind_removed,
+    },
+    Case {
+        name: "errors/rmdir of a directory with entries",
+        run: not_empty,
+    },
+    Case {
+        name: "errors/names that are no names",
+        run: bad_names,
+    },
+    Case {
+        name: "errors/kinds mknod does not make",
+        run: mknod_kinds,
+    },
+    Case {
+        name: "errors/sizes of what has none",
+        run: sizes_of_nonfiles,
+    },
+    Case {
+        name: "errors/readlink of what is no link",
+        run: readlink_of_nonlinks,
+    },
+    Case {
+        name: "errors/open of what is no file",
+        run: open_nonfiles,
+    },
+    Case {
+        name: "errors/handles not open for it",
+        run: bad_handles,
+    },
+    Case {
+        name: "errors/link of a directory",
+        run: link_directory,
+    },
+    Case {
+        name: "errors/inode numbers never used",
+        run: unknown_inodes,
+    },
+    Case {
+        name: "errors/stale generations",
+        run: stale_generations,
+    },
 ];
 
-const FILE: NewNode = NewNode { kind: FileKind::File, mode: 0o644, rdev: 0 };
+const FILE: NewNode = NewNode {
+    kind: FileKind::File,
+    mode: 0o644,
+    rdev: 0,
+};
 
 fn missing_names(h: &Harness<'_>) {
     let (fs, dir) = (h.fs(), h.mkdir("d"));
@@ -49,7 +95,10 @@ fn file_is_no_directory(h: &Harness<'_>) {
         refused!(fs.link(other, ino, b"x"), NotDirectory);
         refused!(fs.unlink(ino, b"x"), NotDirectory);
         refused!(fs.rmdir(ino, b"x"), NotDirectory);
-        refused!(fs.rename(ROOT_INO, name.as_bytes(), ino, b"x", RenameMode::Replace), NotDirectory);
+        refused!(
+            fs.rename(ROOT_INO, name.as_bytes(), ino, b"x", RenameMode::Replace),
+            NotDirectory
+        );
         refused!(fs.rename(ino, b"x", ROOT_INO, b"y", RenameMode::Replace), NotDirectory);
         refused!(fs.readdir(ino, 0, &mut |_| true), NotDirectory);
         assert_eq!(h.nlink(&format!("{name}.other")), 1);
@@ -66,10 +115,17 @@ fn taken_names(h: &Harness<'_>) {
         refused!(fs.mkdir(&Cred::root(), ROOT_INO, b"taken", 0o755), Exists);
         refused!(fs.symlink(&Cred::root(), ROOT_INO, b"taken", b"t"), Exists);
         refused!(fs.link(file, ROOT_INO, b"taken"), Exists);
-        refused!(fs.rename(ROOT_INO, b"f", ROOT_INO, b"taken", RenameMode::NoReplace), Exists);
+        refused!(
+            fs.rename(ROOT_INO, b"f", ROOT_INO, b"taken", RenameMode::NoReplace),
+            Exists
+        );
         assert_eq!((h.stat("taken"), taken), (before, before.ino));
         assert_eq!(h.nlink("f"), 1);
-        if kind == FileKind::Directory { h.rmdir("taken") } else { h.unlink("taken") }
+        if kind == FileKind::Directory {
+            h.rmdir("taken")
+        } else {
+            h.unlink("taken")
+        }
     }
 }
 
@@ -89,7 +145,11 @@ fn not_empty(h: &Harness<'_>) {
     for kind in [FileKind::File, FileKind::Directory, FileKind::Symlink] {
         h.node("d/x", kind);
         refused!(h.fs().rmdir(ROOT_INO, b"d"), NotEmpty);
-        if kind == FileKind::Directory { h.rmdir("d/x") } else { h.unlink("d/x") }
+        if kind == FileKind::Directory {
+            h.rmdir("d/x")
+        } else {
+            h.unlink("d/x")
+        }
     }
     h.rmdir("d");
     assert!(!h.exists("d"));
@@ -111,29 +171,49 @@ fn bad_names(h: &Harness<'_>) {
     refused!(fs.mkdir(&Cred::root(), ROOT_INO, &long, 0o755), NameTooLong);
     refused!(fs.symlink(&Cred::root(), ROOT_INO, &long, b"t"), NameTooLong);
     refused!(fs.link(file, ROOT_INO, &long), NameTooLong);
-    refused!(fs.rename(ROOT_INO, b"f", ROOT_INO, &long, RenameMode::Replace), NameTooLong);
+    refused!(
+        fs.rename(ROOT_INO, b"f", ROOT_INO, &long, RenameMode::Replace),
+        NameTooLong
+    );
     refused!(fs.lookup(ROOT_INO, &long), NameTooLong);
     refused!(fs.unlink(ROOT_INO, &long), NameTooLong);
     refused!(fs.rmdir(ROOT_INO, &long), NameTooLong);
-    refused!(fs.symlink(&Cred::root(), ROOT_INO, b"s", &vec![b't'; PATH_MAX]), NameTooLong);
+    refused!(
+        fs.symlink(&Cred::root(), ROOT_INO, b"s", &vec![b't'; PATH_MAX]),
+        NameTooLong
+    );
     refused!(fs.symlink(&Cred::root(), ROOT_INO, b"s", b""), Invalid | NotFound);
     assert_eq!(h.names(""), ["f"]);
 }
 
 fn mknod_kinds(h: &Harness<'_>) {
     for kind in [FileKind::Directory, FileKind::Symlink] {
-        let node = NewNode { kind, mode: 0o755, rdev: 0 };
+        let node = NewNode {
+            kind,
+            mode: 0o755,
+            rdev: 0,
+        };
         refused!(h.fs().mknod(&Cred::root(), ROOT_INO, b"x", &node), Invalid);
     }
     assert!(!h.exists("x"));
 }
 
 fn sizes_of_nonfiles(h: &Harness<'_>) {
-    for kind in [FileKind::Directory, FileKind::Symlink, FileKind::Fifo, FileKind::Socket, FileKind::BlockDevice] {
+    for kind in [
+        FileKind::Directory,
+        FileKind::Symlink,
+        FileKind::Fifo,
+        FileKind::Socket,
+        FileKind::BlockDevice,
+    ] {
         let ino = h.node("n", kind);
         let before = h.stat("n");
         // All in one step: the mode must not change when the size is refused.
-        let set = SetAttr { size: Some(10), mode: Some(0o700), ..SetAttr::default() };
+        let set = SetAttr {
+            size: Some(10),
+            mode: Some(0o700),
+            ..SetAttr::default()
+        };
         if kind == FileKind::Directory {
             refused!(h.fs().setattr(ino, &set), IsDirectory);
             assert_eq!(h.stat("n"), before);
@@ -154,10 +234,17 @@ fn readlink_of_nonlinks(h: &Harness<'_>) {
 }
 
 fn open_nonfiles(h: &Harness<'_>) {
-    for (name, kind) in [("d", FileKind::Directory), ("l", FileKind::Symlink), ("p", FileKind::Fifo)] {
+    for (name, kind) in [
+        ("d", FileKind::Directory),
+        ("l", FileKind::Symlink),
+        ("p", FileKind::Fifo),
+    ] {
         let ino = h.node(name, kind);
         // The contract names no error here.
-        assert!(h.fs().open(ino, OpenMode::read_write()).is_err(), "a {kind:?} was opened as a regular file");
+        assert!(
+            h.fs().open(ino, OpenMode::read_write()).is_err(),
+            "a {kind:?} was opened as a regular file"
+        );
     }
 }
 
@@ -174,7 +261,16 @@ fn bad_handles(h: &Harness<'_>) {
     ] {
         refused!(reader.fallocate(mode, 0, 4), BadHandle);
     }
-    let writer = h.fs().open(ino, OpenMode { write: true, ..OpenMode::default() }).expect("open for writing");
+    let writer = h
+        .fs()
+        .open(
+            ino,
+            OpenMode {
+                write: true,
+                ..OpenMode::default()
+            },
+        )
+        .expect("open for writing");
     refused!(writer.read_at(0, &mut [0; 4]), BadHandle);
     assert_eq!(h.read_at(ino, 0, 100), b"content");
     assert_eq!((h.stat("f").mtime, h.stat("f").size), (before.mtime, before.size));
@@ -218,7 +314,11 @@ fn stale_generations(h: &Harness<'_>) {
         let name = format!("n{index}");
         h.file(&name);
         let new = h.stat(&name);
-        assert_ne!((new.ino, new.generation), (attr.ino, attr.generation), "{name} is taken for a removed file");
+        assert_ne!(
+            (new.ino, new.generation),
+            (attr.ino, attr.generation),
+            "{name} is taken for a removed file"
+        );
         h.unlink(&name);
     }
     refused!(h.fs().pin(ino, attr.generation), Stale);

@@ -6,11 +6,26 @@ use super::{Case, Harness};
 use crate::refused;
 
 pub(super) const CASES: &[Case] = &[
-    Case { name: "links/names share one inode", run: shared },
-    Case { name: "links/every kind but directories", run: kinds },
-    Case { name: "links/counts of directories", run: directory_counts },
-    Case { name: "links/content lives until the last name goes", run: last_name },
-    Case { name: "links/LINK_MAX", run: link_max },
+    Case {
+        name: "links/names share one inode",
+        run: shared,
+    },
+    Case {
+        name: "links/every kind but directories",
+        run: kinds,
+    },
+    Case {
+        name: "links/counts of directories",
+        run: directory_counts,
+    },
+    Case {
+        name: "links/content lives until the last name goes",
+        run: last_name,
+    },
+    Case {
+        name: "links/LINK_MAX",
+        run: link_max,
+    },
 ];
 
 fn shared(h: &Harness<'_>) {
@@ -22,7 +37,9 @@ fn shared(h: &Harness<'_>) {
     assert_eq!(h.read_at(h.ino("a"), 0, 100), b"one two");
     h.chmod(ino, 0o600);
     assert_eq!(h.stat("d/b").mode, 0o600);
-    h.fs().setxattr(ino, b"user.k", b"v", Default::default()).expect("setxattr");
+    h.fs()
+        .setxattr(ino, b"user.k", b"v", Default::default())
+        .expect("setxattr");
     assert_eq!(h.fs().getxattr(h.ino("d/b"), b"user.k").expect("getxattr"), b"v");
     assert_eq!(h.nlink("d"), 2, "a file is no link of its directory");
 }
@@ -97,7 +114,9 @@ fn link_max(h: &Harness<'_>) {
     }
     assert_eq!(h.nlink("f"), count);
     for index in 1..count {
-        h.fs().unlink(dir, &name(index)).unwrap_or_else(|error| panic!("unlink {index}: {error}"));
+        h.fs()
+            .unlink(dir, &name(index))
+            .unwrap_or_else(|error| panic!("unlink {index}: {error}"));
     }
     assert_eq!(h.nlink("f"), 1);
     h.link("f", "again");

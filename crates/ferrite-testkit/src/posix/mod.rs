@@ -86,7 +86,11 @@ pub fn run_all(make: impl Fn() -> Box<dyn TestEngine>) {
     }
     let total = report.passed + report.failed.len() + report.skipped.len();
     let failed = report.failed.join("\n  ");
-    assert!(report.failed.is_empty(), "{} of {total} POSIX cases failed:\n  {failed}", report.failed.len());
+    assert!(
+        report.failed.is_empty(),
+        "{} of {total} POSIX cases failed:\n  {failed}",
+        report.failed.len()
+    );
     println!("{} of {total} POSIX cases passed", report.passed);
 }
 
@@ -101,7 +105,9 @@ pub fn run(make: impl Fn() -> Box<dyn TestEngine>, cases: &[Case]) -> Report {
             Err(panic) => {
                 let text = panic.downcast_ref::<String>().cloned();
                 let text = text.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned()));
-                report.failed.push(format!("{}: {}", case.name, text.unwrap_or_default()));
+                report
+                    .failed
+                    .push(format!("{}: {}", case.name, text.unwrap_or_default()));
             }
         }
         if started.elapsed() > Duration::from_secs(5) {
@@ -114,7 +120,10 @@ pub fn run(make: impl Fn() -> Box<dyn TestEngine>, cases: &[Case]) -> Report {
 fn run_case(make: &impl Fn() -> Box<dyn TestEngine>, case: &Case) -> Option<String> {
     let mut engine = make();
     let skipped = {
-        let harness = Harness { fs: engine.fs(), skipped: RefCell::new(None) };
+        let harness = Harness {
+            fs: engine.fs(),
+            skipped: RefCell::new(None),
+        };
         harness.chmod(ROOT_INO, 0o755);
         (case.run)(&harness);
         harness.skipped.into_inner()
@@ -198,7 +207,10 @@ impl<'a> Harness<'a> {
     pub fn stat(&self, path: &str) -> Attr {
         let mut attr = self.fs.getattr(ROOT_INO).expect("getattr of the root");
         for name in path.split('/').filter(|name| !name.is_empty()) {
-            attr = self.fs.lookup(attr.ino, name.as_bytes()).unwrap_or_else(|error| panic!("lookup {name} of {path}: {error}"));
+            attr = self
+                .fs
+                .lookup(attr.ino, name.as_bytes())
+                .unwrap_or_else(|error| panic!("lookup {name} of {path}: {error}"));
         }
         attr
     }
@@ -224,7 +236,10 @@ impl<'a> Harness<'a> {
     /// Makes a directory, mode 0755, owned by root.
     pub fn mkdir(&self, path: &str) -> Ino {
         let (dir, name) = self.split(path);
-        self.fs.mkdir(&Cred::root(), dir, name, 0o755).unwrap_or_else(|error| panic!("mkdir {path}: {error}")).ino
+        self.fs
+            .mkdir(&Cred::root(), dir, name, 0o755)
+            .unwrap_or_else(|error| panic!("mkdir {path}: {error}"))
+            .ino
     }
 
     /// Makes an empty regular file, mode 0644, owned by root.
@@ -239,16 +254,32 @@ impl<'a> Harness<'a> {
             FileKind::Directory => self.fs.mkdir(&Cred::root(), dir, name, 0o755),
             FileKind::Symlink => self.fs.symlink(&Cred::root(), dir, name, b"target"),
             kind => {
-                let rdev = if matches!(kind, FileKind::CharDevice | FileKind::BlockDevice) { 0x0507 } else { 0 };
-                self.fs.mknod(&Cred::root(), dir, name, &NewNode { kind, mode: 0o644, rdev })
+                let rdev = if matches!(kind, FileKind::CharDevice | FileKind::BlockDevice) {
+                    0x0507
+                } else {
+                    0
+                };
+                self.fs.mknod(
+                    &Cred::root(),
+                    dir,
+                    name,
+                    &NewNode {
+                        kind,
+                        mode: 0o644,
+                        rdev,
+                    },
+                )
             }
         };
-        made.unwrap_or_else(|error| panic!("making {path} ({kind:?}): {error}")).ino
+        made.unwrap_or_else(|error| panic!("making {path} ({kind:?}): {error}"))
+            .ino
     }
 
     /// Opens a file for reading and writing.
     pub fn open(&self, ino: Ino) -> Arc<dyn OpenFile> {
-        self.fs.open(ino, OpenMode::read_write()).unwrap_or_else(|error| panic!("open inode {ino}: {error}"))
+        self.fs
+            .open(ino, OpenMode::read_write())
+            .unwrap_or_else(|error| panic!("open inode {ino}: {error}"))
     }
 
     /// Makes a file with this content and returns its inode.
@@ -260,7 +291,11 @@ impl<'a> Harness<'a> {
 
     /// Writes all of `data`.
     pub fn write_at(&self, ino: Ino, offset: u64, data: &[u8]) {
-        assert_eq!(self.open(ino).write_at(offset, data).expect("write"), data.len(), "a write is whole");
+        assert_eq!(
+            self.open(ino).write_at(offset, data).expect("write"),
+            data.len(),
+            "a write is whole"
+        );
     }
 
     /// Reads up to `len` bytes.
@@ -274,19 +309,25 @@ impl<'a> Harness<'a> {
     /// Removes a name.
     pub fn unlink(&self, path: &str) {
         let (dir, name) = self.split(path);
-        self.fs.unlink(dir, name).unwrap_or_else(|error| panic!("unlink {path}: {error}"));
+        self.fs
+            .unlink(dir, name)
+            .unwrap_or_else(|error| panic!("unlink {path}: {error}"));
     }
 
     /// Removes a directory.
     pub fn rmdir(&self, path: &str) {
         let (dir, name) = self.split(path);
-        self.fs.rmdir(dir, name).unwrap_or_else(|error| panic!("rmdir {path}: {error}"));
+        self.fs
+            .rmdir(dir, name)
+            .unwrap_or_else(|error| panic!("rmdir {path}: {error}"));
     }
 
     /// Gives the inode of `path` a further name.
     pub fn link(&self, path: &str, to: &str) {
         let (dir, name) = self.split(to);
-        self.fs.link(self.ino(path), dir, name).unwrap_or_else(|error| panic!("link {path} {to}: {error}"));
+        self.fs
+            .link(self.ino(path), dir, name)
+            .unwrap_or_else(|error| panic!("link {path} {to}: {error}"));
     }
 
     /// Renames, replacing.
@@ -306,22 +347,40 @@ impl<'a> Harness<'a> {
 
     /// Sets the permission bits.
     pub fn chmod(&self, ino: Ino, mode: u32) {
-        self.set(ino, SetAttr { mode: Some(mode), ..SetAttr::default() });
+        self.set(
+            ino,
+            SetAttr {
+                mode: Some(mode),
+                ..SetAttr::default()
+            },
+        );
     }
 
     /// Sets the size.
     pub fn truncate(&self, ino: Ino, size: u64) {
-        self.set(ino, SetAttr { size: Some(size), ..SetAttr::default() });
+        self.set(
+            ino,
+            SetAttr {
+                size: Some(size),
+                ..SetAttr::default()
+            },
+        );
     }
 
     /// Sets attributes.
     pub fn set(&self, ino: Ino, set: SetAttr) -> Attr {
-        self.fs.setattr(ino, &set).unwrap_or_else(|error| panic!("setattr {set:?} of inode {ino}: {error}"))
+        self.fs
+            .setattr(ino, &set)
+            .unwrap_or_else(|error| panic!("setattr {set:?} of inode {ino}: {error}"))
     }
 
     /// Puts `atime` and `mtime` into the past, so that an operation that moves them shows.
     pub fn age(&self, ino: Ino) {
-        let set = SetAttr { atime: Some(SetTime::To(PAST)), mtime: Some(SetTime::To(PAST)), ..SetAttr::default() };
+        let set = SetAttr {
+            atime: Some(SetTime::To(PAST)),
+            mtime: Some(SetTime::To(PAST)),
+            ..SetAttr::default()
+        };
         self.set(ino, set);
     }
 

@@ -5,26 +5,61 @@ use ferrite_vfs::{Cred, FileKind, NewNode, PATH_MAX, ROOT_INO};
 use super::{Case, Harness};
 
 pub(super) const CASES: &[Case] = &[
-    Case { name: "names/lengths from 1 to 255", run: lengths },
-    Case { name: "names/every byte", run: every_byte },
-    Case { name: "names/names that differ little", run: near_names },
-    Case { name: "names/200 levels", run: deep },
-    Case { name: "names/20,000 files in a directory", run: many },
-    Case { name: "names/a removed name comes back as another kind", run: reuse },
-    Case { name: "names/symbolic links from 1 to 4095 bytes", run: symlinks },
-    Case { name: "names/special files", run: special },
-    Case { name: "names/owner, mode and size of new files", run: fresh_attributes },
+    Case {
+        name: "names/lengths from 1 to 255",
+        run: lengths,
+    },
+    Case {
+        name: "names/every byte",
+        run: every_byte,
+    },
+    Case {
+        name: "names/names that differ little",
+        run: near_names,
+    },
+    Case {
+        name: "names/200 levels",
+        run: deep,
+    },
+    Case {
+        name: "names/20,000 files in a directory",
+        run: many,
+    },
+    Case {
+        name: "names/a removed name comes back as another kind",
+        run: reuse,
+    },
+    Case {
+        name: "names/symbolic links from 1 to 4095 bytes",
+        run: symlinks,
+    },
+    Case {
+        name: "names/special files",
+        run: special,
+    },
+    Case {
+        name: "names/owner, mode and size of new files",
+        run: fresh_attributes,
+    },
 ];
 
-const FILE: NewNode = NewNode { kind: FileKind::File, mode: 0o644, rdev: 0 };
+const FILE: NewNode = NewNode {
+    kind: FileKind::File,
+    mode: 0o644,
+    rdev: 0,
+};
 
 fn lengths(h: &Harness<'_>) {
     let dir = h.mkdir("d");
     for len in 1..=255 {
-        h.fs().mknod(&Cred::root(), dir, &vec![b'n'; len], &FILE).unwrap_or_else(|e| panic!("name of {len} bytes: {e}"));
+        h.fs()
+            .mknod(&Cred::root(), dir, &vec![b'n'; len], &FILE)
+            .unwrap_or_else(|e| panic!("name of {len} bytes: {e}"));
     }
     for len in 1..=255 {
-        h.fs().lookup(dir, &vec![b'n'; len]).unwrap_or_else(|e| panic!("name of {len} bytes: {e}"));
+        h.fs()
+            .lookup(dir, &vec![b'n'; len])
+            .unwrap_or_else(|e| panic!("name of {len} bytes: {e}"));
     }
     assert_eq!(h.names("d").len(), 255);
     for len in (1..=255).step_by(2) {
@@ -37,8 +72,12 @@ fn every_byte(h: &Harness<'_>) {
     let dir = h.mkdir("d");
     let bytes = || (1..=255u8).filter(|&byte| byte != b'/' && byte != b'.');
     for byte in bytes() {
-        h.fs().mknod(&Cred::root(), dir, &[byte], &FILE).unwrap_or_else(|e| panic!("name {byte:#x}: {e}"));
-        h.fs().mkdir(&Cred::root(), dir, &[b'.', byte], 0o755).unwrap_or_else(|e| panic!("name .{byte:#x}: {e}"));
+        h.fs()
+            .mknod(&Cred::root(), dir, &[byte], &FILE)
+            .unwrap_or_else(|e| panic!("name {byte:#x}: {e}"));
+        h.fs()
+            .mkdir(&Cred::root(), dir, &[b'.', byte], 0o755)
+            .unwrap_or_else(|e| panic!("name .{byte:#x}: {e}"));
     }
     let mut listed = Vec::new();
     h.fs()
@@ -72,7 +111,12 @@ fn deep(h: &Harness<'_>) {
     let mut inos = vec![ROOT_INO];
     for level in 0..200 {
         let parent = *inos.last().expect("the root at least");
-        inos.push(h.fs().mkdir(&Cred::root(), parent, b"sub", 0o755).unwrap_or_else(|e| panic!("level {level}: {e}")).ino);
+        inos.push(
+            h.fs()
+                .mkdir(&Cred::root(), parent, b"sub", 0o755)
+                .unwrap_or_else(|e| panic!("level {level}: {e}"))
+                .ino,
+        );
     }
     for pair in inos.windows(2) {
         assert_eq!(h.fs().parent(pair[1]).expect("parent"), pair[0]);
@@ -99,11 +143,17 @@ fn many(h: &Harness<'_>) {
         inos.push(made.unwrap_or_else(|error| panic!("file {index}: {error}")).ino);
     }
     for index in (0..COUNT).rev() {
-        assert_eq!(h.fs().lookup(dir, &name(index)).map(|attr| attr.ino), Ok(inos[index]), "file {index}");
+        assert_eq!(
+            h.fs().lookup(dir, &name(index)).map(|attr| attr.ino),
+            Ok(inos[index]),
+            "file {index}"
+        );
     }
     assert_eq!(h.names("d").len(), COUNT);
     for index in (0..COUNT).filter(|index| index % 3 != 0) {
-        h.fs().unlink(dir, &name(index)).unwrap_or_else(|error| panic!("unlink {index}: {error}"));
+        h.fs()
+            .unlink(dir, &name(index))
+            .unwrap_or_else(|error| panic!("unlink {index}: {error}"));
     }
     for index in 0..COUNT {
         assert_eq!(h.fs().lookup(dir, &name(index)).is_ok(), index % 3 == 0, "file {index}");
@@ -115,7 +165,10 @@ fn reuse(h: &Harness<'_>) {
     h.write("x", &[7; 10_000]);
     h.unlink("x");
     h.mkdir("x");
-    assert_eq!((h.stat("x").kind, h.nlink("x"), h.names("x").len()), (FileKind::Directory, 2, 0));
+    assert_eq!(
+        (h.stat("x").kind, h.nlink("x"), h.names("x").len()),
+        (FileKind::Directory, 2, 0)
+    );
     h.file("x/inner");
     h.unlink("x/inner");
     h.rmdir("x");
@@ -124,24 +177,56 @@ fn reuse(h: &Harness<'_>) {
     h.unlink("x");
     let file = h.file("x");
     h.truncate(file, 10_000);
-    assert_eq!(h.read_at(file, 0, 20_000), [0; 10_000], "a new file shows bytes of a removed one");
+    assert_eq!(
+        h.read_at(file, 0, 20_000),
+        [0; 10_000],
+        "a new file shows bytes of a removed one"
+    );
     assert!(h.fs().listxattr(file).expect("listxattr").is_empty());
 }
 
 fn symlinks(h: &Harness<'_>) {
-    for len in [1, 2, 31, 59, 60, 61, 127, 128, 200, 255, 256, 1000, 2048, 4000, 4090, PATH_MAX - 1] {
+    for len in [
+        1,
+        2,
+        31,
+        59,
+        60,
+        61,
+        127,
+        128,
+        200,
+        255,
+        256,
+        1000,
+        2048,
+        4000,
+        4090,
+        PATH_MAX - 1,
+    ] {
         let target: Vec<u8> = (0..len).map(|index| b'a' + (index % 23) as u8).collect();
         let name = format!("l{len}");
         let made = h.fs().symlink(&Cred::new(5, 6), ROOT_INO, name.as_bytes(), &target);
         let attr = made.unwrap_or_else(|error| panic!("link of {len} bytes: {error}"));
-        assert_eq!((attr.kind, attr.size, attr.uid, attr.gid), (FileKind::Symlink, len as u64, 5, 6));
+        assert_eq!(
+            (attr.kind, attr.size, attr.uid, attr.gid),
+            (FileKind::Symlink, len as u64, 5, 6)
+        );
         assert_eq!(attr.mode, 0o777, "the mode of a symbolic link");
-        assert_eq!(h.fs().readlink(attr.ino).expect("readlink"), target, "target of {len} bytes");
+        assert_eq!(
+            h.fs().readlink(attr.ino).expect("readlink"),
+            target,
+            "target of {len} bytes"
+        );
     }
     h.link("l1", "again");
     assert_eq!((h.ino("again"), h.nlink("l1")), (h.ino("l1"), 2));
     for odd in [&b"../.././x"[..], b"/", b"a\xff\xfe", b"dangling"] {
-        let ino = h.fs().symlink(&Cred::root(), ROOT_INO, b"odd", odd).expect("symlink").ino;
+        let ino = h
+            .fs()
+            .symlink(&Cred::root(), ROOT_INO, b"odd", odd)
+            .expect("symlink")
+            .ino;
         assert_eq!(h.fs().readlink(ino).expect("readlink"), odd);
         h.unlink("odd");
     }
@@ -149,14 +234,26 @@ fn symlinks(h: &Harness<'_>) {
 
 fn special(h: &Harness<'_>) {
     let devices = [FileKind::CharDevice, FileKind::BlockDevice];
-    for kind in [FileKind::Fifo, FileKind::Socket, FileKind::CharDevice, FileKind::BlockDevice] {
+    for kind in [
+        FileKind::Fifo,
+        FileKind::Socket,
+        FileKind::CharDevice,
+        FileKind::BlockDevice,
+    ] {
         for rdev in [0x0103, 0, u32::MAX] {
             let rdev = if devices.contains(&kind) { rdev } else { 0 };
-            let node = NewNode { kind, mode: 0o4640, rdev };
+            let node = NewNode {
+                kind,
+                mode: 0o4640,
+                rdev,
+            };
             let attr = h.fs().mknod(&Cred::new(10, 20), ROOT_INO, b"n", &node).expect("mknod");
             let found = h.stat("n");
             assert_eq!(attr, found);
-            assert_eq!((found.kind, found.mode, found.rdev, found.nlink, found.size), (kind, 0o4640, rdev, 1, 0));
+            assert_eq!(
+                (found.kind, found.mode, found.rdev, found.nlink, found.size),
+                (kind, 0o4640, rdev, 1, 0)
+            );
             assert_eq!((found.uid, found.gid), (10, 20));
             h.rename("n", "m");
             h.link("m", "n");
@@ -172,13 +269,32 @@ fn special(h: &Harness<'_>) {
 
 fn fresh_attributes(h: &Harness<'_>) {
     for mode in [0o000, 0o644, 0o7777, 0o4711] {
-        let node = NewNode { kind: FileKind::File, mode, rdev: 0 };
-        let attr = h.fs().mknod(&Cred::new(1000, 100), ROOT_INO, b"f", &node).expect("mknod");
-        assert_eq!((attr.mode, attr.uid, attr.gid, attr.nlink, attr.size, attr.blocks), (mode, 1000, 100, 1, 0, 0));
-        assert_eq!((attr.atime, attr.mtime, attr.ctime), (attr.btime, attr.btime, attr.btime));
+        let node = NewNode {
+            kind: FileKind::File,
+            mode,
+            rdev: 0,
+        };
+        let attr = h
+            .fs()
+            .mknod(&Cred::new(1000, 100), ROOT_INO, b"f", &node)
+            .expect("mknod");
+        assert_eq!(
+            (attr.mode, attr.uid, attr.gid, attr.nlink, attr.size, attr.blocks),
+            (mode, 1000, 100, 1, 0, 0)
+        );
+        assert_eq!(
+            (attr.atime, attr.mtime, attr.ctime),
+            (attr.btime, attr.btime, attr.btime)
+        );
         h.unlink("f");
-        let attr = h.fs().mkdir(&Cred::new(1000, 100), ROOT_INO, b"d", mode & 0o1777).expect("mkdir");
-        assert_eq!((attr.kind, attr.mode, attr.uid, attr.gid, attr.nlink), (FileKind::Directory, mode & 0o1777, 1000, 100, 2));
+        let attr = h
+            .fs()
+            .mkdir(&Cred::new(1000, 100), ROOT_INO, b"d", mode & 0o1777)
+            .expect("mkdir");
+        assert_eq!(
+            (attr.kind, attr.mode, attr.uid, attr.gid, attr.nlink),
+            (FileKind::Directory, mode & 0o1777, 1000, 100, 2)
+        );
         h.rmdir("d");
     }
 }

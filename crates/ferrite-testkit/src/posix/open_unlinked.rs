@@ -7,12 +7,30 @@ use crate::refused;
 use crate::rng::pattern;
 
 pub(super) const CASES: &[Case] = &[
-    Case { name: "unlinked/an open file goes on", run: open_file },
-    Case { name: "unlinked/its space comes back at the last close", run: space_returns },
-    Case { name: "unlinked/no way back into the tree", run: no_link },
-    Case { name: "unlinked/pins keep it, and are counted", run: pins },
-    Case { name: "unlinked/a removed directory that is pinned", run: removed_directory },
-    Case { name: "unlinked/its name can be taken at once", run: name_reused },
+    Case {
+        name: "unlinked/an open file goes on",
+        run: open_file,
+    },
+    Case {
+        name: "unlinked/its space comes back at the last close",
+        run: space_returns,
+    },
+    Case {
+        name: "unlinked/no way back into the tree",
+        run: no_link,
+    },
+    Case {
+        name: "unlinked/pins keep it, and are counted",
+        run: pins,
+    },
+    Case {
+        name: "unlinked/a removed directory that is pinned",
+        run: removed_directory,
+    },
+    Case {
+        name: "unlinked/its name can be taken at once",
+        run: name_reused,
+    },
 ];
 
 fn open_file(h: &Harness<'_>) {
@@ -28,8 +46,17 @@ fn open_file(h: &Harness<'_>) {
     let more = pattern(2, 100_000);
     assert_eq!(file.append(&more), Ok((30_000, 100_000)));
     assert_eq!(file.write_at(5, b"five"), Ok(4));
-    h.set(ino, SetAttr { size: Some(50_000), mode: Some(0o600), ..SetAttr::default() });
-    h.fs().setxattr(ino, b"user.x", b"y", Default::default()).expect("setxattr");
+    h.set(
+        ino,
+        SetAttr {
+            size: Some(50_000),
+            mode: Some(0o600),
+            ..SetAttr::default()
+        },
+    );
+    h.fs()
+        .setxattr(ino, b"user.x", b"y", Default::default())
+        .expect("setxattr");
     let second = h.open(ino);
     drop(file);
     let mut buffer = vec![0; 60_000];
@@ -49,12 +76,21 @@ fn space_returns(h: &Harness<'_>) {
     h.unlink("f");
     let during = h.fs().statfs().expect("statfs");
     let blocks = (1 << 20) / u64::from(before.block_bytes);
-    assert!(during.blocks_free + blocks <= before.blocks_free, "an open file's blocks are not free");
-    assert!(during.inodes_free < before.inodes_free, "an open file's inode is not free");
+    assert!(
+        during.blocks_free + blocks <= before.blocks_free,
+        "an open file's blocks are not free"
+    );
+    assert!(
+        during.inodes_free < before.inodes_free,
+        "an open file's inode is not free"
+    );
     drop(file);
     h.fs().sync().expect("sync");
     let after = h.fs().statfs().expect("statfs");
-    assert_eq!((after.blocks_free, after.inodes_free), (before.blocks_free, before.inodes_free));
+    assert_eq!(
+        (after.blocks_free, after.inodes_free),
+        (before.blocks_free, before.inodes_free)
+    );
     refused!(h.fs().getattr(ino), Stale | NotFound);
 }
 
@@ -74,7 +110,9 @@ fn pins(h: &Harness<'_>) {
         h.fs().pin(ino, generation).expect("pin");
     }
     h.unlink("f");
-    h.fs().pin(ino, generation).expect("pin of a pinned inode without a name");
+    h.fs()
+        .pin(ino, generation)
+        .expect("pin of a pinned inode without a name");
     h.fs().unpin(ino, 3);
     assert_eq!(h.fs().getattr(ino).map(|attr| attr.nlink), Ok(0));
     assert_eq!(h.read_at(ino, 0, 10), b"pinned");
@@ -103,8 +141,15 @@ fn removed_directory(h: &Harness<'_>) {
     let file = h.file("f");
     fs.pin(dir, h.stat("d").generation).expect("pin");
     h.rmdir("d");
-    assert_eq!(fs.getattr(dir).map(|attr| (attr.kind, attr.nlink)), Ok((FileKind::Directory, 0)));
-    let node = NewNode { kind: FileKind::File, mode: 0o644, rdev: 0 };
+    assert_eq!(
+        fs.getattr(dir).map(|attr| (attr.kind, attr.nlink)),
+        Ok((FileKind::Directory, 0))
+    );
+    let node = NewNode {
+        kind: FileKind::File,
+        mode: 0o644,
+        rdev: 0,
+    };
     refused!(fs.mknod(&Cred::root(), dir, b"x", &node), NotFound);
     refused!(fs.mkdir(&Cred::root(), dir, b"x", 0o755), NotFound);
     refused!(fs.symlink(&Cred::root(), dir, b"x", b"t"), NotFound);
@@ -116,7 +161,10 @@ fn removed_directory(h: &Harness<'_>) {
         count += 1;
         true
     });
-    assert!(count == 0 && matches!(listed, Ok(()) | Err(ferrite_vfs::FsError::NotFound)), "{listed:?}");
+    assert!(
+        count == 0 && matches!(listed, Ok(()) | Err(ferrite_vfs::FsError::NotFound)),
+        "{listed:?}"
+    );
     fs.unpin(dir, 1);
     refused!(fs.getattr(dir), Stale | NotFound);
     assert_eq!(h.nlink(""), 2);

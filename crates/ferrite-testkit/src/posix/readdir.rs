@@ -8,14 +8,38 @@ use super::{Case, Harness};
 use crate::rng::Rng;
 
 pub(super) const CASES: &[Case] = &[
-    Case { name: "readdir/kinds and numbers are right", run: kinds },
-    Case { name: "readdir/an empty directory", run: empty },
-    Case { name: "readdir/a refused entry comes again", run: refused_entry },
-    Case { name: "readdir/10,000 entries in parts of every size", run: parts },
-    Case { name: "readdir/entries that stay come once, whatever else comes and goes", run: stable },
-    Case { name: "readdir/removing everything while listing", run: remove_all },
-    Case { name: "readdir/renames while listing", run: renames },
-    Case { name: "readdir/cookies outlive their entries", run: old_cookies },
+    Case {
+        name: "readdir/kinds and numbers are right",
+        run: kinds,
+    },
+    Case {
+        name: "readdir/an empty directory",
+        run: empty,
+    },
+    Case {
+        name: "readdir/a refused entry comes again",
+        run: refused_entry,
+    },
+    Case {
+        name: "readdir/10,000 entries in parts of every size",
+        run: parts,
+    },
+    Case {
+        name: "readdir/entries that stay come once, whatever else comes and goes",
+        run: stable,
+    },
+    Case {
+        name: "readdir/removing everything while listing",
+        run: remove_all,
+    },
+    Case {
+        name: "readdir/renames while listing",
+        run: renames,
+    },
+    Case {
+        name: "readdir/cookies outlive their entries",
+        run: old_cookies,
+    },
 ];
 
 /// Lists up to `count` entries from `cookie`; their names and the cookie to go on from.
@@ -130,7 +154,10 @@ fn parts(h: &Harness<'_>) {
     for count in [1, 2, 7, 100, 4096, 20_000] {
         let seen = tally(h, dir, count, |_| {});
         assert_eq!(seen.len(), COUNT, "parts of {count}");
-        assert!(seen.values().all(|&times| times == 1), "parts of {count}: an entry came twice");
+        assert!(
+            seen.values().all(|&times| times == 1),
+            "parts of {count}: an entry came twice"
+        );
     }
 }
 
@@ -165,11 +192,17 @@ fn stable(h: &Harness<'_>) {
         for index in (0..1500).step_by(3) {
             let entry = &name(index)[path.len() + 1..];
             let times = seen.get(entry).copied().unwrap_or(0);
-            assert_eq!(times, 1, "entry {index} came {times} times, round {round} (FERRITE_SEED={seed})");
+            assert_eq!(
+                times, 1,
+                "entry {index} came {times} times, round {round} (FERRITE_SEED={seed})"
+            );
         }
         for index in others {
             let times = seen.get(&name(index)[path.len() + 1..]).copied().unwrap_or(0);
-            assert!(times <= 1, "entry {index} came {times} times, round {round} (FERRITE_SEED={seed})");
+            assert!(
+                times <= 1,
+                "entry {index} came {times} times, round {round} (FERRITE_SEED={seed})"
+            );
         }
     }
 }
@@ -180,7 +213,9 @@ fn remove_all(h: &Harness<'_>) {
         for index in 0..1000 {
             h.file(&format!("d/{index}"));
         }
-        let seen = tally(h, dir, count, |names| names.iter().for_each(|name| h.unlink(&format!("d/{name}"))));
+        let seen = tally(h, dir, count, |names| {
+            names.iter().for_each(|name| h.unlink(&format!("d/{name}")))
+        });
         assert_eq!(seen.len(), 1000, "rm -r with parts of {count} left entries out");
         h.rmdir("d");
     }

@@ -6,18 +6,54 @@ use super::{Case, Harness};
 use crate::refused;
 
 pub(super) const CASES: &[Case] = &[
-    Case { name: "rename/to a free name, every kind", run: to_free_name },
-    Case { name: "rename/replace, every pair of kinds", run: replace_matrix },
-    Case { name: "rename/noreplace, every pair of kinds", run: noreplace_matrix },
-    Case { name: "rename/exchange, every pair of kinds", run: exchange_matrix },
-    Case { name: "rename/link counts of parents", run: parent_counts },
-    Case { name: "rename/exchange across parents", run: exchange_across },
-    Case { name: "rename/below itself", run: cycles },
-    Case { name: "rename/directories with entries", run: full_directories },
-    Case { name: "rename/to the same name or inode", run: same },
-    Case { name: "rename/a replaced file lives on", run: replaced_lives },
-    Case { name: "rename/a subtree moves whole", run: subtree },
-    Case { name: "rename/many in one directory", run: many },
+    Case {
+        name: "rename/to a free name, every kind",
+        run: to_free_name,
+    },
+    Case {
+        name: "rename/replace, every pair of kinds",
+        run: replace_matrix,
+    },
+    Case {
+        name: "rename/noreplace, every pair of kinds",
+        run: noreplace_matrix,
+    },
+    Case {
+        name: "rename/exchange, every pair of kinds",
+        run: exchange_matrix,
+    },
+    Case {
+        name: "rename/link counts of parents",
+        run: parent_counts,
+    },
+    Case {
+        name: "rename/exchange across parents",
+        run: exchange_across,
+    },
+    Case {
+        name: "rename/below itself",
+        run: cycles,
+    },
+    Case {
+        name: "rename/directories with entries",
+        run: full_directories,
+    },
+    Case {
+        name: "rename/to the same name or inode",
+        run: same,
+    },
+    Case {
+        name: "rename/a replaced file lives on",
+        run: replaced_lives,
+    },
+    Case {
+        name: "rename/a subtree moves whole",
+        run: subtree,
+    },
+    Case {
+        name: "rename/many in one directory",
+        run: many,
+    },
 ];
 
 const KINDS: [FileKind; 7] = [
@@ -35,7 +71,11 @@ fn is_dir(kind: FileKind) -> bool {
 }
 
 fn remove(h: &Harness<'_>, path: &str) {
-    if is_dir(h.stat(path).kind) { h.rmdir(path) } else { h.unlink(path) }
+    if is_dir(h.stat(path).kind) {
+        h.rmdir(path)
+    } else {
+        h.unlink(path)
+    }
 }
 
 /// Runs `check` for every pair of kinds, with `a/old` and `b/new` freshly made.
@@ -52,7 +92,11 @@ fn pairs(h: &Harness<'_>, check: impl Fn(FileKind, FileKind)) {
                     remove(h, path);
                 }
             }
-            assert_eq!((h.nlink("a"), h.nlink("b")), (2, 2), "link counts after {from:?} onto {to:?}");
+            assert_eq!(
+                (h.nlink("a"), h.nlink("b")),
+                (2, 2),
+                "link counts after {from:?} onto {to:?}"
+            );
         }
     }
 }
@@ -67,7 +111,10 @@ fn to_free_name(h: &Harness<'_>) {
             h.try_rename("a/x", "a/y", mode).expect("rename in one directory");
             h.try_rename("a/y", "b/x", mode).expect("rename to another directory");
             let after = h.stat("b/x");
-            assert_eq!((after.ino, after.kind, after.mode, after.nlink), (ino, kind, before.mode, before.nlink));
+            assert_eq!(
+                (after.ino, after.kind, after.mode, after.nlink),
+                (ino, kind, before.mode, before.nlink)
+            );
             assert_eq!((after.size, after.mtime), (before.size, before.mtime));
             assert!(h.names("a").is_empty(), "the old name is gone");
             assert_eq!((h.nlink("a"), h.nlink("b")), (2, 2 + u32::from(is_dir(kind))));
@@ -90,7 +137,11 @@ fn replace_matrix(h: &Harness<'_>) {
                 return;
             }
         }
-        assert_eq!((h.ino("a/old"), h.ino("b/new")), (old, new), "a refused rename changed something");
+        assert_eq!(
+            (h.ino("a/old"), h.ino("b/new")),
+            (old, new),
+            "a refused rename changed something"
+        );
     });
 }
 
@@ -105,10 +156,14 @@ fn noreplace_matrix(h: &Harness<'_>) {
 fn exchange_matrix(h: &Harness<'_>) {
     pairs(h, |from, to| {
         let (old, new) = (h.ino("a/old"), h.ino("b/new"));
-        h.try_rename("a/old", "b/new", RenameMode::Exchange).unwrap_or_else(|e| panic!("{from:?} with {to:?}: {e}"));
+        h.try_rename("a/old", "b/new", RenameMode::Exchange)
+            .unwrap_or_else(|e| panic!("{from:?} with {to:?}: {e}"));
         assert_eq!((h.ino("a/old"), h.ino("b/new")), (new, old));
         assert_eq!((h.stat("a/old").kind, h.stat("b/new").kind), (to, from));
-        assert_eq!((h.nlink("a"), h.nlink("b")), (2 + u32::from(is_dir(to)), 2 + u32::from(is_dir(from))));
+        assert_eq!(
+            (h.nlink("a"), h.nlink("b")),
+            (2 + u32::from(is_dir(to)), 2 + u32::from(is_dir(from)))
+        );
     });
 }
 
@@ -135,12 +190,20 @@ fn exchange_across(h: &Harness<'_>) {
     let (a, b) = (h.mkdir("a"), h.mkdir("b"));
     let (dir, file) = (h.mkdir("a/x"), h.write("b/x", b"file"));
     h.file("a/x/inner");
-    h.try_rename("a/x", "b/x", RenameMode::Exchange).expect("exchange of a directory and a file");
+    h.try_rename("a/x", "b/x", RenameMode::Exchange)
+        .expect("exchange of a directory and a file");
     assert_eq!((h.ino("b/x"), h.ino("a/x")), (dir, file));
-    assert_eq!((h.nlink("a"), h.nlink("b"), h.fs().parent(dir).expect("parent")), (2, 3, b));
+    assert_eq!(
+        (h.nlink("a"), h.nlink("b"), h.fs().parent(dir).expect("parent")),
+        (2, 3, b)
+    );
     h.mkdir("a/y");
-    h.try_rename("a/y", "b/x", RenameMode::Exchange).expect("exchange of directories, one with entries");
-    assert_eq!((h.nlink("a"), h.nlink("b"), h.fs().parent(dir).expect("parent")), (3, 3, a));
+    h.try_rename("a/y", "b/x", RenameMode::Exchange)
+        .expect("exchange of directories, one with entries");
+    assert_eq!(
+        (h.nlink("a"), h.nlink("b"), h.fs().parent(dir).expect("parent")),
+        (3, 3, a)
+    );
     assert_eq!(h.names("a/y"), ["inner"]);
 }
 
@@ -166,7 +229,10 @@ fn cycles(h: &Harness<'_>) {
     h.rename("a/b", "a/bc/b");
     h.rename("a", "x/a");
     assert_eq!(h.names("x/a/bc"), ["b"]);
-    assert_eq!((h.nlink(""), h.nlink("x"), h.nlink("x/a"), h.nlink("x/a/bc")), (3, 3, 3, 3));
+    assert_eq!(
+        (h.nlink(""), h.nlink("x"), h.nlink("x/a"), h.nlink("x/a/bc")),
+        (3, 3, 3, 3)
+    );
 }
 
 fn full_directories(h: &Harness<'_>) {
@@ -178,7 +244,10 @@ fn full_directories(h: &Harness<'_>) {
     assert_eq!([h.stat("from"), h.stat("to")], before);
     h.rmdir("to/in");
     h.rename("from", "to");
-    assert_eq!((h.names(""), h.names("to")), (vec!["to".to_owned()], vec!["in".to_owned()]));
+    assert_eq!(
+        (h.names(""), h.names("to")),
+        (vec!["to".to_owned()], vec!["in".to_owned()])
+    );
     assert_eq!((h.nlink(""), h.nlink("to")), (3, 3));
 }
 
@@ -192,8 +261,10 @@ fn same(h: &Harness<'_>) {
     h.rename("a", "a");
     h.rename("a", "b");
     h.rename("d", "d");
-    h.try_rename("a", "b", RenameMode::Exchange).expect("exchange of two names of one inode");
-    h.try_rename("a", "a", RenameMode::Exchange).expect("exchange of a name with itself");
+    h.try_rename("a", "b", RenameMode::Exchange)
+        .expect("exchange of two names of one inode");
+    h.try_rename("a", "a", RenameMode::Exchange)
+        .expect("exchange of a name with itself");
     refused!(h.try_rename("a", "b", RenameMode::NoReplace), Exists);
     refused!(h.try_rename("a", "a", RenameMode::NoReplace), Exists);
     assert_eq!(h.names(""), ["a", "b", "d"]);
@@ -228,7 +299,10 @@ fn subtree(h: &Harness<'_>) {
     }
     h.rename("s", "t/moved");
     for path in ["f", "one/f", "one/deep/f", "two/f"] {
-        assert_eq!(h.read_at(h.ino(&format!("t/moved/{path}")), 0, 100), format!("s/{path}").as_bytes());
+        assert_eq!(
+            h.read_at(h.ino(&format!("t/moved/{path}")), 0, 100),
+            format!("s/{path}").as_bytes()
+        );
     }
     assert_eq!((h.nlink(""), h.nlink("t"), h.nlink("t/moved")), (3, 3, 4));
 }
@@ -240,7 +314,11 @@ fn many(h: &Harness<'_>) {
     }
     for round in 0..5 {
         for index in 0..300 {
-            let (from, to) = if round % 2 == 0 { ("f", "a much longer name ") } else { ("a much longer name ", "f") };
+            let (from, to) = if round % 2 == 0 {
+                ("f", "a much longer name ")
+            } else {
+                ("a much longer name ", "f")
+            };
             h.rename(&format!("d/{from}{index}"), &format!("d/{to}{index}"));
         }
     }

@@ -6,10 +6,22 @@ use super::{Case, Harness};
 use crate::rng::pattern;
 
 pub(super) const CASES: &[Case] = &[
-    Case { name: "space/statfs is sound", run: sound },
-    Case { name: "space/removing gives everything back", run: given_back },
-    Case { name: "space/overwriting takes no more", run: overwrite },
-    Case { name: "space/full, emptied, full again", run: full },
+    Case {
+        name: "space/statfs is sound",
+        run: sound,
+    },
+    Case {
+        name: "space/removing gives everything back",
+        run: given_back,
+    },
+    Case {
+        name: "space/overwriting takes no more",
+        run: overwrite,
+    },
+    Case {
+        name: "space/full, emptied, full again",
+        run: full,
+    },
 ];
 
 /// Largest file system that is filled, so that the suite stays quick.
@@ -23,16 +35,33 @@ fn settled(h: &Harness<'_>) -> StatFs {
 fn sound(h: &Harness<'_>) {
     let s = settled(h);
     assert!(s.block_bytes.is_power_of_two() && s.block_bytes >= 512, "{s:?}");
-    assert!(s.blocks_available > 0 && s.blocks_available <= s.blocks_free && s.blocks_free <= s.blocks, "{s:?}");
-    assert!(s.inodes_free > 0 && s.inodes_free < s.inodes, "the root takes an inode: {s:?}");
+    assert!(
+        s.blocks_available > 0 && s.blocks_available <= s.blocks_free && s.blocks_free <= s.blocks,
+        "{s:?}"
+    );
+    assert!(
+        s.inodes_free > 0 && s.inodes_free < s.inodes,
+        "the root takes an inode: {s:?}"
+    );
     let ino = h.file("f");
     assert_eq!(settled(h).inodes_free, s.inodes_free - 1);
     let (unit, before) = (s.block_bytes as usize, settled(h).blocks_free);
     h.write_at(ino, 0, &pattern(1, 100 * unit));
     let after = settled(h);
-    assert!(before - after.blocks_free >= 100, "100 blocks were written, {} taken", before - after.blocks_free);
-    assert!(before - after.blocks_free <= 110, "100 blocks were written, {} taken", before - after.blocks_free);
-    assert_eq!((after.blocks, after.fsid, after.block_bytes), (s.blocks, s.fsid, s.block_bytes));
+    assert!(
+        before - after.blocks_free >= 100,
+        "100 blocks were written, {} taken",
+        before - after.blocks_free
+    );
+    assert!(
+        before - after.blocks_free <= 110,
+        "100 blocks were written, {} taken",
+        before - after.blocks_free
+    );
+    assert_eq!(
+        (after.blocks, after.fsid, after.block_bytes),
+        (s.blocks, s.fsid, s.block_bytes)
+    );
     assert_eq!(h.stat("f").blocks, 100 * unit as u64 / 512);
 }
 
@@ -42,7 +71,10 @@ fn given_back(h: &Harness<'_>) {
     for round in 0..5 {
         h.mkdir("d");
         for index in 0..200 {
-            h.write(&format!("d/{index}"), &pattern(index + 1, (index as usize * 131) % 9000));
+            h.write(
+                &format!("d/{index}"),
+                &pattern(index + 1, (index as usize * 131) % 9000),
+            );
         }
         h.link("d/7", "d/seven");
         h.mkdir("d/sub");
@@ -91,7 +123,11 @@ fn full(h: &Harness<'_>) {
         for number in 0.. {
             let path = format!("d/{round}.{number}");
             let (dir, name) = h.split(&path);
-            let node = ferrite_vfs::NewNode { kind: ferrite_vfs::FileKind::File, mode: 0o644, rdev: 0 };
+            let node = ferrite_vfs::NewNode {
+                kind: ferrite_vfs::FileKind::File,
+                mode: 0o644,
+                rdev: 0,
+            };
             let ino = match h.fs().mknod(&ferrite_vfs::Cred::root(), dir, name, &node) {
                 Ok(attr) => attr.ino,
                 Err(FsError::NoSpace(_)) => break,
@@ -108,11 +144,21 @@ fn full(h: &Harness<'_>) {
             made.push((path, fill(number)));
         }
         let now = settled(h);
-        assert!(now.blocks_available * u64::from(now.block_bytes) < 2 * PART as u64, "ENOSPC too early: {now:?}");
-        assert!((made.len() * PART) as u64 > room * 8 / 10 || round > 0, "only {} MiB fitted", made.len());
+        assert!(
+            now.blocks_available * u64::from(now.block_bytes) < 2 * PART as u64,
+            "ENOSPC too early: {now:?}"
+        );
+        assert!(
+            (made.len() * PART) as u64 > room * 8 / 10 || round > 0,
+            "only {} MiB fitted",
+            made.len()
+        );
         held.extend(made);
         for (path, data) in &held {
-            assert!(h.read_at(h.ino(path), 0, PART + 1) == *data, "{path} is damaged on the full file system");
+            assert!(
+                h.read_at(h.ino(path), 0, PART + 1) == *data,
+                "{path} is damaged on the full file system"
+            );
         }
         // A reserve lets overwrites and removes succeed.
         let (path, data) = &mut held[0];
@@ -140,5 +186,8 @@ fn full(h: &Harness<'_>) {
     h.rmdir("d");
     let end = settled(h);
     // The root may keep a block for its entries.
-    assert!(end.blocks_free + 1 >= start.blocks_free && end.inodes_free == start.inodes_free, "{start:?} {end:?}");
+    assert!(
+        end.blocks_free + 1 >= start.blocks_free && end.inodes_free == start.inodes_free,
+        "{start:?} {end:?}"
+    );
 }

@@ -12,14 +12,38 @@ use crate::refused;
 use crate::rng::pattern;
 
 pub(super) const CASES: &[Case] = &[
-    Case { name: "sparse/seek finds every hole and every run of data", run: seek },
-    Case { name: "sparse/seek at and past the end", run: seek_end },
-    Case { name: "sparse/punch", run: punch },
-    Case { name: "sparse/punch gives the space back", run: punch_space },
-    Case { name: "sparse/zero range", run: zero_range },
-    Case { name: "sparse/reserve", run: reserve },
-    Case { name: "sparse/ranges that make no sense", run: bad_ranges },
-    Case { name: "sparse/1 TiB with three blocks", run: terabyte },
+    Case {
+        name: "sparse/seek finds every hole and every run of data",
+        run: seek,
+    },
+    Case {
+        name: "sparse/seek at and past the end",
+        run: seek_end,
+    },
+    Case {
+        name: "sparse/punch",
+        run: punch,
+    },
+    Case {
+        name: "sparse/punch gives the space back",
+        run: punch_space,
+    },
+    Case {
+        name: "sparse/zero range",
+        run: zero_range,
+    },
+    Case {
+        name: "sparse/reserve",
+        run: reserve,
+    },
+    Case {
+        name: "sparse/ranges that make no sense",
+        run: bad_ranges,
+    },
+    Case {
+        name: "sparse/1 TiB with three blocks",
+        run: terabyte,
+    },
 ];
 
 fn block(h: &Harness<'_>) -> u64 {
@@ -37,8 +61,14 @@ fn seek(h: &Harness<'_>) {
     let data = |at: u64| file.seek_data(at * b).map(|found| found / b);
     let hole = |at: u64| file.seek_hole(at * b).map(|found| found / b);
     assert_eq!([data(0), data(2), data(3), data(4)], [Ok(2), Ok(2), Ok(3), Ok(10)]);
-    assert_eq!([data(11), data(500), data(501)], [Ok(500), Ok(500), Err(FsError::NoSuchAddress)]);
-    assert_eq!([hole(0), hole(2), hole(3), hole(4), hole(10)], [Ok(0), Ok(4), Ok(4), Ok(4), Ok(11)]);
+    assert_eq!(
+        [data(11), data(500), data(501)],
+        [Ok(500), Ok(500), Err(FsError::NoSuchAddress)]
+    );
+    assert_eq!(
+        [hole(0), hole(2), hole(3), hole(4), hole(10)],
+        [Ok(0), Ok(4), Ok(4), Ok(4), Ok(11)]
+    );
     assert_eq!([hole(500), hole(999)], [Ok(501), Ok(999)]);
     // From within a block: where one stands, if that is data or hole.
     assert_eq!(file.seek_data(2 * b + 7), Ok(2 * b + 7));
@@ -65,12 +95,22 @@ fn seek_end(h: &Harness<'_>) {
 /// Zeroes ranges at and off page edges by `mode` and compares with a byte vector; the size stays.
 fn zeroes(h: &Harness<'_>, mode: FallocateMode) {
     const SIZE: usize = 40_000;
-    for (offset, len) in
-        [(0, 1), (0, 4096), (4096, 4096), (5000, 100), (4095, 2), (100, 20_000), (8192, 1 << 40), (39_999, 1), (0, 40_000)]
-    {
+    for (offset, len) in [
+        (0, 1),
+        (0, 4096),
+        (4096, 4096),
+        (5000, 100),
+        (4095, 2),
+        (100, 20_000),
+        (8192, 1 << 40),
+        (39_999, 1),
+        (0, 40_000),
+    ] {
         let mut expected = pattern(3, SIZE);
         let ino = h.write("f", &expected);
-        h.open(ino).fallocate(mode, offset, len).unwrap_or_else(|e| panic!("{mode:?} {offset}+{len}: {e}"));
+        h.open(ino)
+            .fallocate(mode, offset, len)
+            .unwrap_or_else(|e| panic!("{mode:?} {offset}+{len}: {e}"));
         let end = (offset + len).min(SIZE as u64) as usize;
         expected[offset as usize..end].fill(0);
         assert!(h.read_at(ino, 0, SIZE + 1) == expected, "{mode:?} {offset}+{len}");
@@ -88,9 +128,11 @@ fn punch(h: &Harness<'_>) {
     let file = h.open(ino);
     file.fallocate(FallocateMode::PunchHole, 5 * b, 3 * b).expect("punch");
     assert_eq!((file.seek_hole(0), file.seek_data(5 * b)), (Ok(5 * b), Ok(8 * b)));
-    file.fallocate(FallocateMode::PunchHole, 19 * b, 1 << 41).expect("punch past the end");
+    file.fallocate(FallocateMode::PunchHole, 19 * b, 1 << 41)
+        .expect("punch past the end");
     assert_eq!(file.getattr().map(|attr| attr.size), Ok(20 * b));
-    file.fallocate(FallocateMode::PunchHole, 1 << 42, b).expect("punch behind the end");
+    file.fallocate(FallocateMode::PunchHole, 1 << 42, b)
+        .expect("punch behind the end");
     assert_eq!(file.getattr().map(|attr| attr.size), Ok(20 * b));
 }
 
@@ -106,7 +148,9 @@ fn punch_space(h: &Harness<'_>) {
     let used = h.stat("f").blocks * 512;
     assert!(used >= 64 * unit, "64 blocks take {used} bytes");
     assert!(free() + 64 <= start);
-    h.open(ino).fallocate(FallocateMode::PunchHole, 0, 64 * unit).expect("punch");
+    h.open(ino)
+        .fallocate(FallocateMode::PunchHole, 0, 64 * unit)
+        .expect("punch");
     assert_eq!(h.stat("f").blocks, 0);
     assert_eq!((free(), h.stat("f").size), (start, 64 * unit));
 }
@@ -114,12 +158,14 @@ fn punch_space(h: &Harness<'_>) {
 fn zero_range(h: &Harness<'_>) {
     let ino = h.write("f", &pattern(1, 10_000));
     let file = h.open(ino);
-    file.fallocate(FallocateMode::ZeroRange { keep_size: true }, 9000, 50_000).expect("zero past the end");
+    file.fallocate(FallocateMode::ZeroRange { keep_size: true }, 9000, 50_000)
+        .expect("zero past the end");
     assert_eq!(h.stat("f").size, 10_000);
     let mut expected = pattern(1, 9000);
     expected.resize(10_000, 0);
     assert!(h.read_at(ino, 0, 20_000) == expected);
-    file.fallocate(FallocateMode::ZeroRange { keep_size: false }, 9500, 10_000).expect("zero and grow");
+    file.fallocate(FallocateMode::ZeroRange { keep_size: false }, 9500, 10_000)
+        .expect("zero and grow");
     assert_eq!(h.stat("f").size, 19_500);
     expected.resize(19_500, 0);
     assert!(h.read_at(ino, 0, 20_000) == expected);
@@ -130,7 +176,9 @@ fn zero_range(h: &Harness<'_>) {
         assert!(h.read_at(ino, 0, 20_000) == expected, "{offset}+{len}");
     }
     let small = h.write("small", b"0123456789");
-    h.open(small).fallocate(inside, 8, 4).expect("zero and grow a small file");
+    h.open(small)
+        .fallocate(inside, 8, 4)
+        .expect("zero and grow a small file");
     assert_eq!(h.read_at(small, 0, 20), b"01234567\0\0\0\0");
 }
 
@@ -145,7 +193,10 @@ fn reserve(h: &Harness<'_>) {
     file.fallocate(grow, 0, 50_000).expect("reserve and grow");
     let mut expected = b"start".to_vec();
     expected.resize(50_000, 0);
-    assert!(h.stat("f").size == 50_000 && h.read_at(ino, 0, 60_000) == expected, "a reserved range reads as zeros");
+    assert!(
+        h.stat("f").size == 50_000 && h.read_at(ino, 0, 60_000) == expected,
+        "a reserved range reads as zeros"
+    );
     h.write_at(ino, 10_000, b"inside");
     expected[10_000..10_006].copy_from_slice(b"inside");
     assert!(h.read_at(ino, 0, 60_000) == expected);
@@ -178,7 +229,11 @@ fn terabyte(h: &Harness<'_>) {
     let timed = |what: &str, op: &mut dyn FnMut()| {
         let started = Instant::now();
         op();
-        assert!(started.elapsed() < limit, "{what} of a 1 TiB file took {:?}", started.elapsed());
+        assert!(
+            started.elapsed() < limit,
+            "{what} of a 1 TiB file took {:?}",
+            started.elapsed()
+        );
     };
     let b = block(h);
     h.file("warm");
@@ -191,9 +246,16 @@ fn terabyte(h: &Harness<'_>) {
     assert_eq!(h.stat("f").size, SIZE);
     let file = h.open(ino);
     timed("SEEK_DATA", &mut || assert_eq!(file.seek_data(b), Ok(SIZE / 2)));
-    timed("SEEK_DATA", &mut || assert_eq!(file.seek_data(SIZE / 2 + b), Ok(SIZE - b)));
-    timed("SEEK_HOLE", &mut || assert_eq!(file.seek_hole(SIZE / 2), Ok(SIZE / 2 + b)));
-    timed("punch", &mut || file.fallocate(FallocateMode::PunchHole, b, SIZE - 2 * b).expect("punch"));
+    timed("SEEK_DATA", &mut || {
+        assert_eq!(file.seek_data(SIZE / 2 + b), Ok(SIZE - b))
+    });
+    timed("SEEK_HOLE", &mut || {
+        assert_eq!(file.seek_hole(SIZE / 2), Ok(SIZE / 2 + b))
+    });
+    timed("punch", &mut || {
+        file.fallocate(FallocateMode::PunchHole, b, SIZE - 2 * b)
+            .expect("punch")
+    });
     assert_eq!(file.seek_data(b), Ok(SIZE - b));
     timed("truncate", &mut || h.truncate(ino, b + 1));
     assert_eq!(h.read_at(ino, 0, 2 * b as usize).len(), b as usize + 1);

@@ -10,15 +10,42 @@ use ferrite_vfs::{FallocateMode, FileKind, Ino, OpenMode, ROOT_INO, RenameMode, 
 use super::{Case, Harness, PAST};
 
 pub(super) const CASES: &[Case] = &[
-    Case { name: "times/writes, truncates and holes", run: content },
-    Case { name: "times/reads", run: reads },
-    Case { name: "times/attributes", run: attributes },
-    Case { name: "times/parents of new and removed names", run: parents },
-    Case { name: "times/links and unlinks of a file", run: links },
-    Case { name: "times/rename", run: renames },
-    Case { name: "times/what moves nothing", run: nothing },
-    Case { name: "times/set to the nanosecond", run: explicit },
-    Case { name: "times/now", run: now },
+    Case {
+        name: "times/writes, truncates and holes",
+        run: content,
+    },
+    Case {
+        name: "times/reads",
+        run: reads,
+    },
+    Case {
+        name: "times/attributes",
+        run: attributes,
+    },
+    Case {
+        name: "times/parents of new and removed names",
+        run: parents,
+    },
+    Case {
+        name: "times/links and unlinks of a file",
+        run: links,
+    },
+    Case {
+        name: "times/rename",
+        run: renames,
+    },
+    Case {
+        name: "times/what moves nothing",
+        run: nothing,
+    },
+    Case {
+        name: "times/set to the nanosecond",
+        run: explicit,
+    },
+    Case {
+        name: "times/now",
+        run: now,
+    },
 ];
 
 /// Two ticks of a 250 Hz coarse clock, and some.
@@ -49,29 +76,78 @@ fn content(h: &Harness<'_>) {
     let ino = h.write("f", &[1; 20_000]);
     let file = h.open(ino);
     let size = |size| h.truncate(ino, size);
-    assert_eq!(moved(h, [ino], || assert_eq!(file.write_at(0, b"x"), Ok(1))), [CONTENT], "write");
-    assert_eq!(moved(h, [ino], || assert_eq!(file.write_at(4096, &[2; 8192]), Ok(8192))), [CONTENT], "whole pages");
-    assert_eq!(moved(h, [ino], || assert!(file.append(b"x").is_ok())), [CONTENT], "append");
+    assert_eq!(
+        moved(h, [ino], || assert_eq!(file.write_at(0, b"x"), Ok(1))),
+        [CONTENT],
+        "write"
+    );
+    assert_eq!(
+        moved(h, [ino], || assert_eq!(file.write_at(4096, &[2; 8192]), Ok(8192))),
+        [CONTENT],
+        "whole pages"
+    );
+    assert_eq!(
+        moved(h, [ino], || assert!(file.append(b"x").is_ok())),
+        [CONTENT],
+        "append"
+    );
     assert_eq!(moved(h, [ino], || size(10_000)), [CONTENT], "truncate");
     assert_eq!(moved(h, [ino], || size(10_000)), [CONTENT], "truncate to the same size");
     assert_eq!(moved(h, [ino], || size(1 << 30)), [CONTENT], "extend");
     let allocate = |mode, offset| file.fallocate(mode, offset, 5000).expect("fallocate");
-    assert_eq!(moved(h, [ino], || allocate(FallocateMode::PunchHole, 0)), [CONTENT], "punch");
-    assert_eq!(moved(h, [ino], || allocate(FallocateMode::ZeroRange { keep_size: true }, 5000)), [CONTENT], "zero");
-    assert_eq!(moved(h, [ino], || allocate(FallocateMode::Allocate { keep_size: false }, 1 << 30)), [CONTENT], "grow");
-    let to = |time| SetAttr { size: Some(5), mtime: Some(SetTime::To(Timestamp(time))), ..SetAttr::default() };
+    assert_eq!(
+        moved(h, [ino], || allocate(FallocateMode::PunchHole, 0)),
+        [CONTENT],
+        "punch"
+    );
+    assert_eq!(
+        moved(h, [ino], || allocate(
+            FallocateMode::ZeroRange { keep_size: true },
+            5000
+        )),
+        [CONTENT],
+        "zero"
+    );
+    assert_eq!(
+        moved(h, [ino], || allocate(
+            FallocateMode::Allocate { keep_size: false },
+            1 << 30
+        )),
+        [CONTENT],
+        "grow"
+    );
+    let to = |time| SetAttr {
+        size: Some(5),
+        mtime: Some(SetTime::To(Timestamp(time))),
+        ..SetAttr::default()
+    };
     let attr = h.set(ino, to(12_345));
     assert_eq!(attr.mtime, Timestamp(12_345), "a size with a time of its own");
     let small = h.file("small");
-    assert_eq!(moved(h, [small], || h.write_at(small, 0, b"tiny")), [CONTENT], "write of a small file");
+    assert_eq!(
+        moved(h, [small], || h.write_at(small, 0, b"tiny")),
+        [CONTENT],
+        "write of a small file"
+    );
 }
 
 fn reads(h: &Harness<'_>) {
     let ino = h.write("f", &[1; 10_000]);
-    assert_eq!(moved(h, [ino], || drop(h.read_at(ino, 100, 10))), [[true, false, false]], "read");
-    let mode = OpenMode { no_atime: true, ..OpenMode::read_only() };
+    assert_eq!(
+        moved(h, [ino], || drop(h.read_at(ino, 100, 10))),
+        [[true, false, false]],
+        "read"
+    );
+    let mode = OpenMode {
+        no_atime: true,
+        ..OpenMode::read_only()
+    };
     let quiet = h.fs().open(ino, mode).expect("open");
-    assert_eq!(moved(h, [ino], || assert_eq!(quiet.read_at(0, &mut [0; 10]), Ok(10))), [NONE], "read with O_NOATIME");
+    assert_eq!(
+        moved(h, [ino], || assert_eq!(quiet.read_at(0, &mut [0; 10]), Ok(10))),
+        [NONE],
+        "read with O_NOATIME"
+    );
     // A relative policy may leave it, a strict one move it: only that it never goes back is certain.
     h.read_at(ino, 0, 1);
     let first = h.stat("f").atime;
@@ -84,12 +160,23 @@ fn attributes(h: &Harness<'_>) {
         let ino = h.node(name, kind);
         let change = |set| assert_eq!(h.set(ino, set).ino, ino);
         assert_eq!(moved(h, [ino], || h.chmod(ino, 0o640)), [CHANGE], "chmod of {kind:?}");
-        let owner = SetAttr { uid: Some(7), gid: Some(8), ..SetAttr::default() };
+        let owner = SetAttr {
+            uid: Some(7),
+            gid: Some(8),
+            ..SetAttr::default()
+        };
         assert_eq!(moved(h, [ino], || change(owner)), [CHANGE], "chown of {kind:?}");
-        let time = SetAttr { mtime: Some(SetTime::To(PAST)), ..SetAttr::default() };
+        let time = SetAttr {
+            mtime: Some(SetTime::To(PAST)),
+            ..SetAttr::default()
+        };
         assert_eq!(moved(h, [ino], || change(time)), [CHANGE], "utimens of {kind:?}");
         if kind != FileKind::Fifo {
-            let set = || h.fs().setxattr(ino, b"user.x", b"v", Default::default()).expect("setxattr");
+            let set = || {
+                h.fs()
+                    .setxattr(ino, b"user.x", b"v", Default::default())
+                    .expect("setxattr")
+            };
             assert_eq!(moved(h, [ino], set), [CHANGE], "setxattr of {kind:?}");
             let remove = || h.fs().removexattr(ino, b"user.x").expect("removexattr");
             assert_eq!(moved(h, [ino], remove), [CHANGE], "removexattr of {kind:?}");
@@ -100,8 +187,18 @@ fn attributes(h: &Harness<'_>) {
 fn parents(h: &Harness<'_>) {
     let dir = h.mkdir("d");
     for kind in [FileKind::File, FileKind::Directory, FileKind::Symlink, FileKind::Fifo] {
-        assert_eq!(moved(h, [dir, ROOT_INO], || assert!(h.node("d/x", kind) != 0)), [CONTENT, NONE], "making {kind:?}");
-        let remove = || if kind == FileKind::Directory { h.rmdir("d/x") } else { h.unlink("d/x") };
+        assert_eq!(
+            moved(h, [dir, ROOT_INO], || assert!(h.node("d/x", kind) != 0)),
+            [CONTENT, NONE],
+            "making {kind:?}"
+        );
+        let remove = || {
+            if kind == FileKind::Directory {
+                h.rmdir("d/x")
+            } else {
+                h.unlink("d/x")
+            }
+        };
         assert_eq!(moved(h, [dir, ROOT_INO], remove), [CONTENT, NONE], "removing {kind:?}");
     }
     h.file("f");
@@ -111,10 +208,18 @@ fn parents(h: &Harness<'_>) {
 fn links(h: &Harness<'_>) {
     let ino = h.file("f");
     assert_eq!(moved(h, [ino], || h.link("f", "g")), [CHANGE], "link");
-    assert_eq!(moved(h, [ino], || h.unlink("g")), [CHANGE], "unlink of one of two names");
+    assert_eq!(
+        moved(h, [ino], || h.unlink("g")),
+        [CHANGE],
+        "unlink of one of two names"
+    );
     h.link("f", "g");
     h.file("new");
-    assert_eq!(moved(h, [ino], || h.rename("new", "g")), [CHANGE], "a name replaced by a rename");
+    assert_eq!(
+        moved(h, [ino], || h.rename("new", "g")),
+        [CHANGE],
+        "a name replaced by a rename"
+    );
 }
 
 fn renames(h: &Harness<'_>) {
@@ -125,14 +230,26 @@ fn renames(h: &Harness<'_>) {
     assert_eq!(stamps[..3], [CONTENT, CONTENT, NONE], "rename across directories");
     // POSIX leaves open whether a rename moves the ctime of what is renamed.
     assert_eq!(quiet(stamps[3]), [false; 2], "the renamed file");
-    assert_eq!(moved(h, [b], || h.rename("b/g", "b/h")), [CONTENT], "rename in a directory");
+    assert_eq!(
+        moved(h, [b], || h.rename("b/g", "b/h")),
+        [CONTENT],
+        "rename in a directory"
+    );
     h.file("a/x");
     let exchange = || h.try_rename("a/x", "b/h", RenameMode::Exchange).expect("exchange");
     assert_eq!(moved(h, [a, b], exchange), [CONTENT, CONTENT], "exchange");
     h.link("b/h", "b/i");
-    assert_eq!(moved(h, [a, b, h.ino("b/h")], || h.rename("b/h", "b/i")), [NONE; 3], "rename onto the same inode");
+    assert_eq!(
+        moved(h, [a, b, h.ino("b/h")], || h.rename("b/h", "b/i")),
+        [NONE; 3],
+        "rename onto the same inode"
+    );
     let dir = h.mkdir("a/d");
-    assert_eq!(quiet(moved(h, [dir], || h.rename("a/d", "b/d"))[0]), [false; 2], "the renamed directory");
+    assert_eq!(
+        quiet(moved(h, [dir], || h.rename("a/d", "b/d"))[0]),
+        [false; 2],
+        "the renamed directory"
+    );
 }
 
 fn nothing(h: &Harness<'_>) {
@@ -140,33 +257,74 @@ fn nothing(h: &Harness<'_>) {
     let ino = h.write("d/f", b"content");
     let file = h.open(ino);
     let all = [dir, ino];
-    assert_eq!(moved(h, all, || assert_eq!(file.write_at(3, b""), Ok(0))), [NONE; 2], "write of nothing");
+    assert_eq!(
+        moved(h, all, || assert_eq!(file.write_at(3, b""), Ok(0))),
+        [NONE; 2],
+        "write of nothing"
+    );
     assert_eq!(moved(h, all, || drop(h.fs().lookup(dir, b"f"))), [NONE; 2], "lookup");
     assert_eq!(moved(h, all, || drop(h.open(ino))), [NONE; 2], "open and close");
     assert_eq!(moved(h, all, || file.fsync().expect("fsync")), [NONE; 2], "fsync");
     assert_eq!(moved(h, all, || assert!(file.seek_data(0).is_ok())), [NONE; 2], "seek");
     assert_eq!(moved(h, all, || drop(h.fs().listxattr(ino))), [NONE; 2], "listxattr");
-    assert_eq!(moved(h, all, || assert!(h.fs().unlink(dir, b"no").is_err())), [NONE; 2], "failed unlink");
-    assert_eq!(moved(h, all, || assert!(h.fs().link(ino, dir, b"f").is_err())), [NONE; 2], "failed link");
-    assert_eq!(moved(h, all, || assert!(h.fs().rmdir(ROOT_INO, b"d").is_err())), [NONE; 2], "failed rmdir");
+    assert_eq!(
+        moved(h, all, || assert!(h.fs().unlink(dir, b"no").is_err())),
+        [NONE; 2],
+        "failed unlink"
+    );
+    assert_eq!(
+        moved(h, all, || assert!(h.fs().link(ino, dir, b"f").is_err())),
+        [NONE; 2],
+        "failed link"
+    );
+    assert_eq!(
+        moved(h, all, || assert!(h.fs().rmdir(ROOT_INO, b"d").is_err())),
+        [NONE; 2],
+        "failed rmdir"
+    );
     let listed = moved(h, all, || drop(h.names("d")));
     assert_eq!(listed.map(|stamps| [stamps[1], stamps[2]]), [[false; 2]; 2], "readdir");
 }
 
 fn explicit(h: &Harness<'_>) {
-    for (name, kind) in [("f", FileKind::File), ("d", FileKind::Directory), ("l", FileKind::Symlink)] {
+    for (name, kind) in [
+        ("f", FileKind::File),
+        ("d", FileKind::Directory),
+        ("l", FileKind::Symlink),
+    ] {
         let ino = h.node(name, kind);
-        for time in [0, 1, -1, 1_234_567_890_123_456_789, -1_234_567_890_123_456_789, i64::MAX, i64::MIN + 1] {
+        for time in [
+            0,
+            1,
+            -1,
+            1_234_567_890_123_456_789,
+            -1_234_567_890_123_456_789,
+            i64::MAX,
+            i64::MIN + 1,
+        ] {
             let (atime, mtime) = (Timestamp(time), Timestamp(time / 3));
-            let set =
-                SetAttr { atime: Some(SetTime::To(atime)), mtime: Some(SetTime::To(mtime)), ..SetAttr::default() };
+            let set = SetAttr {
+                atime: Some(SetTime::To(atime)),
+                mtime: Some(SetTime::To(mtime)),
+                ..SetAttr::default()
+            };
             let given = h.set(ino, set);
             let found = h.stat(name);
             assert_eq!((given.atime, given.mtime), (atime, mtime), "{kind:?}");
             assert_eq!((found.atime, found.mtime), (atime, mtime), "{kind:?}");
         }
-        let only = h.set(ino, SetAttr { atime: Some(SetTime::To(PAST)), ..SetAttr::default() });
-        assert_eq!((only.atime, only.mtime), (PAST, Timestamp((i64::MIN + 1) / 3)), "one of the two");
+        let only = h.set(
+            ino,
+            SetAttr {
+                atime: Some(SetTime::To(PAST)),
+                ..SetAttr::default()
+            },
+        );
+        assert_eq!(
+            (only.atime, only.mtime),
+            (PAST, Timestamp((i64::MIN + 1) / 3)),
+            "one of the two"
+        );
     }
 }
 
@@ -182,9 +340,17 @@ fn now(h: &Harness<'_>) {
         assert!(start <= time && time <= clock(), "a new file's times are now");
     }
     h.age(ino);
-    let set = SetAttr { atime: Some(SetTime::Now), mtime: Some(SetTime::Now), ..SetAttr::default() };
+    let set = SetAttr {
+        atime: Some(SetTime::Now),
+        mtime: Some(SetTime::Now),
+        ..SetAttr::default()
+    };
     let attr = h.set(ino, set);
     assert!(start <= attr.atime && attr.atime <= clock());
-    assert_eq!((attr.atime, attr.mtime), (attr.ctime, attr.ctime), "one step has one time");
+    assert_eq!(
+        (attr.atime, attr.mtime),
+        (attr.ctime, attr.ctime),
+        "one step has one time"
+    );
     assert_eq!(h.stat("f").btime, attr.btime);
 }

@@ -7,12 +7,30 @@ use crate::refused;
 use crate::rng::pattern;
 
 pub(super) const CASES: &[Case] = &[
-    Case { name: "xattrs/set, get, list, remove", run: basics },
-    Case { name: "xattrs/create and replace", run: modes },
-    Case { name: "xattrs/values from 0 to 65,536 bytes", run: sizes },
-    Case { name: "xattrs/names up to 255 bytes", run: names },
-    Case { name: "xattrs/every kind of file", run: kinds },
-    Case { name: "xattrs/their space comes back", run: space },
+    Case {
+        name: "xattrs/set, get, list, remove",
+        run: basics,
+    },
+    Case {
+        name: "xattrs/create and replace",
+        run: modes,
+    },
+    Case {
+        name: "xattrs/values from 0 to 65,536 bytes",
+        run: sizes,
+    },
+    Case {
+        name: "xattrs/names up to 255 bytes",
+        run: names,
+    },
+    Case {
+        name: "xattrs/every kind of file",
+        run: kinds,
+    },
+    Case {
+        name: "xattrs/their space comes back",
+        run: space,
+    },
 ];
 
 fn list(h: &Harness<'_>, path: &str) -> Vec<Vec<u8>> {
@@ -26,13 +44,22 @@ fn basics(h: &Harness<'_>) {
     refused!(fs.getxattr(ino, b"user.a"), NoAttribute);
     refused!(fs.removexattr(ino, b"user.a"), NoAttribute);
     assert!(list(h, "f").is_empty());
-    for (name, value) in [(&b"user.a"[..], &b"1"[..]), (b"user.b", b""), (b"trusted.a", b"t"), (b"security.a", b"\0\xff")] {
+    for (name, value) in [
+        (&b"user.a"[..], &b"1"[..]),
+        (b"user.b", b""),
+        (b"trusted.a", b"t"),
+        (b"security.a", b"\0\xff"),
+    ] {
         fs.setxattr(ino, name, value, XattrMode::Any).expect("setxattr");
         assert_eq!(fs.getxattr(ino, name).expect("getxattr"), value);
     }
     assert_eq!(list(h, "f"), [&b"security.a"[..], b"trusted.a", b"user.a", b"user.b"]);
-    fs.setxattr(ino, b"user.a", b"a longer value than before", XattrMode::Any).expect("replace");
-    assert_eq!(fs.getxattr(ino, b"user.a").expect("getxattr"), b"a longer value than before");
+    fs.setxattr(ino, b"user.a", b"a longer value than before", XattrMode::Any)
+        .expect("replace");
+    assert_eq!(
+        fs.getxattr(ino, b"user.a").expect("getxattr"),
+        b"a longer value than before"
+    );
     fs.removexattr(ino, b"user.a").expect("removexattr");
     refused!(fs.getxattr(ino, b"user.a"), NoAttribute);
     refused!(fs.getxattr(ino, b"user.A"), NoAttribute);
@@ -44,37 +71,70 @@ fn basics(h: &Harness<'_>) {
 fn modes(h: &Harness<'_>) {
     let (fs, ino) = (h.fs(), h.file("f"));
     refused!(fs.setxattr(ino, b"user.x", b"v", XattrMode::Replace), NoAttribute);
-    fs.setxattr(ino, b"user.x", b"first", XattrMode::Create).expect("create");
+    fs.setxattr(ino, b"user.x", b"first", XattrMode::Create)
+        .expect("create");
     refused!(fs.setxattr(ino, b"user.x", b"second", XattrMode::Create), Exists);
     assert_eq!(fs.getxattr(ino, b"user.x").expect("getxattr"), b"first");
-    fs.setxattr(ino, b"user.x", b"third", XattrMode::Replace).expect("replace");
+    fs.setxattr(ino, b"user.x", b"third", XattrMode::Replace)
+        .expect("replace");
     assert_eq!(fs.getxattr(ino, b"user.x").expect("getxattr"), b"third");
 }
 
 fn sizes(h: &Harness<'_>) {
     let (fs, ino) = (h.fs(), h.file("f"));
-    let sizes = [0, 1, 100, 255, 256, 1000, 4000, 4095, 4096, 4097, 10_000, 65_535, XATTR_SIZE_MAX, 3, 5000, 0];
+    let sizes = [
+        0,
+        1,
+        100,
+        255,
+        256,
+        1000,
+        4000,
+        4095,
+        4096,
+        4097,
+        10_000,
+        65_535,
+        XATTR_SIZE_MAX,
+        3,
+        5000,
+        0,
+    ];
     for len in sizes {
         fs.setxattr(ino, b"user.x", &pattern(len as u32 + 1, len), XattrMode::Any)
             .unwrap_or_else(|error| panic!("value of {len} bytes: {error}"));
-        assert!(fs.getxattr(ino, b"user.x").expect("getxattr") == pattern(len as u32 + 1, len), "{len} bytes");
+        assert!(
+            fs.getxattr(ino, b"user.x").expect("getxattr") == pattern(len as u32 + 1, len),
+            "{len} bytes"
+        );
     }
     fs.setxattr(ino, b"user.x", b"kept", XattrMode::Any).expect("setxattr");
     // Linux says E2BIG, for which the contract has no name of its own.
-    assert!(fs.setxattr(ino, b"user.x", &vec![1; XATTR_SIZE_MAX + 1], XattrMode::Any).is_err());
+    assert!(
+        fs.setxattr(ino, b"user.x", &vec![1; XATTR_SIZE_MAX + 1], XattrMode::Any)
+            .is_err()
+    );
     assert_eq!(fs.getxattr(ino, b"user.x").expect("getxattr"), b"kept");
     for index in 0..50 {
-        match fs.setxattr(ino, format!("user.number {index}").as_bytes(), &pattern(index + 1, 200), XattrMode::Create) {
+        match fs.setxattr(
+            ino,
+            format!("user.number {index}").as_bytes(),
+            &pattern(index + 1, 200),
+            XattrMode::Create,
+        ) {
             Ok(()) => {}
             Err(FsError::NoSpace(what)) => return h.skip(format!("no room for 50 attributes: out of {what}")),
             Err(error) => panic!("attribute {index}: {error}"),
         }
     }
     for index in (0..50).step_by(2) {
-        fs.removexattr(ino, format!("user.number {index}").as_bytes()).expect("removexattr");
+        fs.removexattr(ino, format!("user.number {index}").as_bytes())
+            .expect("removexattr");
     }
     for index in (1..50).step_by(2) {
-        let value = fs.getxattr(ino, format!("user.number {index}").as_bytes()).expect("getxattr");
+        let value = fs
+            .getxattr(ino, format!("user.number {index}").as_bytes())
+            .expect("getxattr");
         assert!(value == pattern(index + 1, 200), "attribute {index}");
     }
     assert_eq!(list(h, "f").len(), 26);
@@ -84,20 +144,34 @@ fn names(h: &Harness<'_>) {
     let (fs, ino) = (h.fs(), h.file("f"));
     for len in [6, 7, 100, 254, 255] {
         let name = [b"user.".to_vec(), vec![b'n'; len - 5]].concat();
-        fs.setxattr(ino, &name, &[len as u8], XattrMode::Create).unwrap_or_else(|e| panic!("name of {len} bytes: {e}"));
+        fs.setxattr(ino, &name, &[len as u8], XattrMode::Create)
+            .unwrap_or_else(|e| panic!("name of {len} bytes: {e}"));
         assert_eq!(fs.getxattr(ino, &name).expect("getxattr"), [len as u8]);
     }
     let long = [b"user.".to_vec(), vec![b'n'; 251]].concat();
-    assert!(fs.setxattr(ino, &long, b"v", XattrMode::Any).is_err(), "a name of 256 bytes was taken");
+    assert!(
+        fs.setxattr(ino, &long, b"v", XattrMode::Any).is_err(),
+        "a name of 256 bytes was taken"
+    );
     assert!(fs.getxattr(ino, &long).is_err());
     assert_eq!(list(h, "f").len(), 5);
 }
 
 fn kinds(h: &Harness<'_>) {
-    for (name, kind) in [("d", FileKind::Directory), ("l", FileKind::Symlink), ("p", FileKind::Fifo)] {
+    for (name, kind) in [
+        ("d", FileKind::Directory),
+        ("l", FileKind::Symlink),
+        ("p", FileKind::Fifo),
+    ] {
         let ino = h.node(name, kind);
-        h.fs().setxattr(ino, b"trusted.k", name.as_bytes(), XattrMode::Any).expect("setxattr");
-        assert_eq!(h.fs().getxattr(ino, b"trusted.k").expect("getxattr"), name.as_bytes(), "{kind:?}");
+        h.fs()
+            .setxattr(ino, b"trusted.k", name.as_bytes(), XattrMode::Any)
+            .expect("setxattr");
+        assert_eq!(
+            h.fs().getxattr(ino, b"trusted.k").expect("getxattr"),
+            name.as_bytes(),
+            "{kind:?}"
+        );
         assert_eq!(list(h, name), [b"trusted.k"]);
     }
     h.file("d/f");
@@ -118,7 +192,9 @@ fn space(h: &Harness<'_>) {
     let before = free();
     for round in 0..3 {
         let ino = h.file("f");
-        h.fs().setxattr(ino, b"user.big", &pattern(1, 60_000), XattrMode::Any).expect("setxattr");
+        h.fs()
+            .setxattr(ino, b"user.big", &pattern(1, 60_000), XattrMode::Any)
+            .expect("setxattr");
         if round == 0 {
             h.fs().removexattr(ino, b"user.big").expect("removexattr");
             assert_eq!(free(), before);

@@ -56,7 +56,11 @@ pub(crate) struct FaultyEngine(Faulty);
 impl FaultyEngine {
     /// An engine with this fault.
     pub(crate) fn new(fault: Fault) -> Self {
-        FaultyEngine(Faulty { inner: Arc::new(MemFs::new()), fault, wrong: Mutex::default() })
+        FaultyEngine(Faulty {
+            inner: Arc::new(MemFs::new()),
+            fault,
+            wrong: Mutex::default(),
+        })
     }
 }
 
@@ -147,7 +151,10 @@ impl FileSystem for Faulty {
         self.inner.rmdir(parent, name)
     }
     fn rename(&self, parent: Ino, name: &[u8], new_parent: Ino, new_name: &[u8], mode: RenameMode) -> Result<()> {
-        let is_dir = self.inner.lookup(parent, name).is_ok_and(|attr| attr.kind == FileKind::Directory);
+        let is_dir = self
+            .inner
+            .lookup(parent, name)
+            .is_ok_and(|attr| attr.kind == FileKind::Directory);
         if self.fault == Fault::RenameInTwoSteps && mode == RenameMode::Replace && !is_dir {
             let _ = self.inner.unlink(new_parent, new_name);
             std::thread::yield_now();
@@ -171,7 +178,12 @@ impl FileSystem for Faulty {
                 false
             })?;
             if let (Some((ino, kind, name)), true) = (first, more)
-                && !sink(&DirEntry { ino, kind, name: &name, next_cookie: cookie })
+                && !sink(&DirEntry {
+                    ino,
+                    kind,
+                    name: &name,
+                    next_cookie: cookie,
+                })
             {
                 return Ok(());
             }
@@ -180,7 +192,11 @@ impl FileSystem for Faulty {
     }
     fn open(&self, ino: Ino, mode: OpenMode) -> Result<Arc<dyn OpenFile>> {
         let inner = self.inner.open(ino, mode)?;
-        Ok(Arc::new(FaultyFile { inner, fs: self.inner.clone(), fault: self.fault }))
+        Ok(Arc::new(FaultyFile {
+            inner,
+            fs: self.inner.clone(),
+            fault: self.fault,
+        }))
     }
     fn getxattr(&self, ino: Ino, name: &[u8]) -> Result<Vec<u8>> {
         self.inner.getxattr(ino, name)
@@ -236,7 +252,10 @@ impl OpenFile for FaultyFile {
             Fault::TimeStandsStill => {
                 let mtime = self.inner.getattr()?.mtime;
                 let place = self.inner.append(data)?;
-                let set = SetAttr { mtime: Some(SetTime::To(mtime)), ..SetAttr::default() };
+                let set = SetAttr {
+                    mtime: Some(SetTime::To(mtime)),
+                    ..SetAttr::default()
+                };
                 self.fs.setattr(self.inner.ino(), &set)?;
                 Ok(place)
             }
@@ -250,7 +269,13 @@ impl OpenFile for FaultyFile {
         let found = self.inner.seek_data(offset)?;
         let late = found + PAGE as u64;
         let size = self.inner.getattr()?.size;
-        Ok(if self.fault == Fault::HoleWhereDataIs && found > offset && late < size { late } else { found })
+        Ok(
+            if self.fault == Fault::HoleWhereDataIs && found > offset && late < size {
+                late
+            } else {
+                found
+            },
+        )
     }
     fn seek_hole(&self, offset: u64) -> Result<u64> {
         self.inner.seek_hole(offset)

@@ -1,0 +1,114 @@
+//! What the engine's tests share: pools in memory, and trees that can be compared.
+#![allow(dead_code, reason = "each test binary uses its part")]
+
+use std::collections::BTreeMap;
+
+use ferrite_fs::{Engine, MkfsOptions, MountOptions, fsck, mkfs};
+use ferrite_pm::Region;
+use ferrite_vfs::{Cred, FileKind, FileSystem, Ino, NewNode, OpenMode, ROOT_INO};
+
+/// One file of a tree, without what may differ between equal ones: numbers and times.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Node {
+    pub kind: FileKind,
+    pub mode: u32,
+    pub owner: (u32, u32),
+    pub nlink: u32,
+    pub content: Vec<u8>,
+    pub xattrs: BTreeMap<Vec<u8>, Vec<u8>>,
+}
+
+/// A whole tree by path.
+pub type Tree = BTreeMap<String, Node>;
+
+/// Reads everything.
+pub fn capture(fs: &dyn FileSystem) -> Tree {
+    let mut tree = Tree::new();
+    walk(fs, ROOT_INO, String::new(), &mut tree);
+    tree
+}
+
+fn walk(fs: &dyn FileSystem, ino: Ino, path: String, tree: &mut Tree) {
+    let attr = fs.getattr(ino).unwrap_or_else(|error| panic!("{path}: {error}"));
+    let content = match attr.kind {
+        FileKind::File => {
+            let mut content = vec![0; attr.size as usize];
+            let file = fs.open(ino, OpenMode { no_atime: true, ..OpenMode::read_only() }).unwrap();
+            let count = file.read_at(0, &mut content).unwrap_or_else(|error| panic!("{path}: {error}"));
+            assert_eq!(count, content.len(), "{path}: short read");
+            content
+        }
+        FileKind::Symlink => fs.readlink(ino).unwrap_or_else(|error| panic!("{path}: {error}")),
+        _ => Vec::new(),
+    };
+    let names = fs.listxattr(ino).unwrap_or_else(|error| panic!("{path}: {error}"));
+    let xattrs = names.into_iter().map(|name| (name.clone(), fs.getxattr(ino, &name).unwrap())).collect();
+    let node = Node {
+        kind: attr.kind,
+        mode: attr.mode,
+        owner: (attr.uid, attr.gid),
+        nlink: attr.nlink,
+        content,
+        xattrs,
+    };
+    tree.insert(path.clone(), node);
+    if attr.kind == FileKind::Directory {
+        let mut entries = Vec::new();
+        fs.readdir(ino, 0, &mut |entry| {
+            entries.push((entry.name.to_vec(), entry.ino));
+            true
+        })
+        .unwrap_or_else(|error| panic!("{path}: {error}"));
+        for (name, child) in entries {
+            let found = fs.lookup(ino, &name).unwrap_or_else(|error| panic!("{path}: {error}"));
+            assert_eq!(found.ino, child, "{path}: listing and lookup differ");
+            walk(fs, child, format!("{path}/{}", String::from_utf8_lossy(&name)), tree);
+        }
+    }
+}
+
+/// The bytes of a region.
+pub fn image_of(region: &Region) -> Vec<u8> {
+    let mut image = vec![0; region.len() as usize];
+    region.read(0, &mut image);
+    image
+}
+
+/// An empty pool of `size_bytes`, as bytes.
+pub fn empty_pool(size_bytes: u64, options: &MkfsOptions) -> Vec<u8> {
+    let region = Region::anonymous(size_bytes).unwrap();
+    mkfs(&region, options).unwrap();
+    image_of(&region)
+}
+
+/// Options whose outcome does not depend on chance.
+pub fn fixed() -> MkfsOptions {
+    MkfsOptions { seed: Some(42), ..MkfsOptions::default() }
+}
+
+/// Mounts a pool in memory.
+pub fn mount(image: &[u8]) -> Engine {
+    Engine::mount(Region::from_image(image).unwrap(), &MountOptions::default()).unwrap()
+}
+
+/// Checks a pool in memory; panics with what is wrong.
+pub fn check(image: &[u8]) {
+    let report = fsck(Region::from_image(image).unwrap(), &mut |_, _, _| {}).unwrap();
+    assert!(report.findings.is_empty(), "fsck: {:#?}", report.findings);
+}
+
+/// Makes a file.
+pub fn make(fs: &dyn FileSystem, dir: Ino, name: &str) -> Ino {
+    let node = NewNode { kind: FileKind::File, mode: 0o644, rdev: 0 };
+    fs.mknod(&Cred::root(), dir, name.as_bytes(), &node).unwrap().ino
+}
+
+/// Writes to a file by number.
+pub fn write(fs: &dyn FileSystem, ino: Ino, offset: u64, data: &[u8]) {
+    assert_eq!(fs.open(ino, OpenMode::read_write()).unwrap().write_at(offset, data).unwrap(), data.len());
+}
+
+/// Bytes that name their place and version, so that a mix of old and new shows.
+pub fn pattern(len: usize, version: u8) -> Vec<u8> {
+    (0..len).map(|index| (index as u8).wrapping_mul(31).wrapping_add((index >> 8) as u8) ^ version).collect()
+}

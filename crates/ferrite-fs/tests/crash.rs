@@ -1,0 +1,351 @@
+//! Crashes at any moment (DESIGN §8): what an operation did is there entirely or not at all, and what returned is there.
+//!
+//! A workload runs on a recorded engine. For each fence of the recording, images are built of what the medium
+//! may hold: nothing unfenced, everything, 64 random subsets torn at words. Each image must mount, pass fsck,
+//! and hold the tree after the last operation that returned, or after the one that was under way. Some are
+//! crashed again while they recover.
+
+mod common;
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use common::{Tree, capture, check, empty_pool, fixed, make, mount, pattern, write};
+use ferrite_fs::{Engine, MkfsOptions, MountOptions};
+use ferrite_pm::{Choice, ImageCursor, Log, Recorder, Region};
+use ferrite_vfs::{Cred, FallocateMode, FileSystem, Ino, OpenMode, ROOT_INO, RenameMode, SetAttr, XattrMode};
+use rand::rngs::StdRng;
+use rand::{Rng, RngExt, SeedableRng};
+
+const POOL_BYTES: u64 = 4 << 20;
+const RANDOM_SUBSETS: u64 = 64;
+
+type Step = Box<dyn Fn(&dyn FileSystem)>;
+
+fn options() -> MkfsOptions {
+    MkfsOptions { inodes: Some(127), rings: Some(2), ..fixed() }
+}
+
+fn soak() -> bool {
+    std::env::var_os("FERRITE_SOAK").is_some()
+}
+
+/// A recording, and the trees before the first step and after each.
+struct Recorded {
+    log: Log,
+    states: Vec<Tree>,
+}
+
+/// Runs `steps` on a new pool, after `setup`, which is not recorded.
+fn record(setup: &[Step], steps: &[Step]) -> Recorded {
+    let empty = empty_pool(POOL_BYTES, &options());
+    let mut region = Region::from_image(&empty).unwrap();
+    let recorder = Recorder::new(empty);
+    region.attach_recorder(Arc::clone(&recorder));
+    let engine = Engine::mount(region, &MountOptions::default()).unwrap();
+    setup.iter().for_each(|step| step(&engine));
+    engine.unmount().unwrap();
+    let before = recorder.log().final_image();
+    let recorder = Recorder::new(before.clone());
+    let mut region = Region::from_image(&before).unwrap();
+    region.attach_recorder(Arc::clone(&recorder));
+    let engine = Engine::mount(region, &MountOptions::default()).unwrap();
+    let mut states = vec![capture(&engine)];
+    for (index, step) in steps.iter().enumerate() {
+        step(&engine);
+        recorder.mark(index as u64 + 1);
+        states.push(capture(&engine));
+    }
+    engine.unmount().unwrap();
+    Recorded { log: recorder.log(), states }
+}
+
+#[derive(Default)]
+struct Seen {
+    images: HashSet<u32>,
+    points: usize,
+}
+
+/// Explores all crash points; returns how many distinct images were tried.
+fn explore(recorded: &Recorded, seed: u64) -> usize {
+    let mut seen = Seen::default();
+    let mut cursor = recorded.log.cursor();
+    loop {
+        at_point(&mut cursor, recorded, seed, &mut seen);
+        seen.points += 1;
+        if !cursor.advance() {
+            break;
+        }
+    }
+    seen.images.len()
+}
+
+fn at_point(cursor: &mut ImageCursor<'_>, recorded: &Recorded, seed: u64, seen: &mut Seen) {
+    let returned = cursor.marks().last().map_or(0, |&mark| mark as usize);
+    let point = cursor.point() as u64;
+    let choices = [Choice::None, Choice::All].into_iter();
+    let random = (0..RANDOM_SUBSETS).map(|n| Choice::Random(seed ^ point << 16 ^ n));
+    for choice in choices.chain(random) {
+        cursor.with_image(choice, |image| {
+            if !seen.images.insert(crc32c::crc32c(image)) {
+                return;
+            }
+            let at = format!("seed {seed}, crash point {point}, {choice:?}, {returned} operations returned");
+            let twice = seen.images.len() % 40 == 0;
+            verify(image, &recorded.states, returned, &at, twice);
+        });
+    }
+}
+
+/// Mounts an image and compares; with `twice`, crashes the recovery too.
+fn verify(image: &[u8], states: &[Tree], returned: usize, at: &str, twice: bool) {
+    check(image);
+    let mut region = Region::from_image(image).unwrap();
+    let recorder = Recorder::new(image.to_vec());
+    if twice {
+        region.attach_recorder(Arc::clone(&recorder));
+    }
+    let engine = Engine::mount(region, &MountOptions::default()).unwrap_or_else(|error| panic!("{at}: {error}"));
+    let tree = capture(&engine);
+    let allowed = &states[returned..states.len().min(returned + 2)];
+    if !allowed.contains(&tree) {
+        let names = |tree: &Tree| format!("{:?}", tree.iter().map(|(p, n)| (p, n.nlink, n.content.len())).collect::<Vec<_>>());
+        let expected: Vec<_> = allowed.iter().map(names).collect();
+        panic!("{at}: found {}\nallowed {expected:#?}", names(&tree));
+    }
+    // What was recovered must go on working.
+    let probe = make(&engine, ROOT_INO, "probe-after-crash");
+    write(&engine, probe, 0, &pattern(5000, 9));
+    engine.unlink(ROOT_INO, b"probe-after-crash").unwrap_or_else(|error| panic!("{at}: {error}"));
+    assert_eq!(capture(&engine), tree, "{at}: the probe left something behind");
+    engine.unmount().unwrap();
+    if twice {
+        let log = recorder.log();
+        let mut cursor = log.cursor();
+        // The first fences are recovery's own.
+        for _ in 0..6 {
+            for choice in [Choice::None, Choice::All, Choice::Random(7), Choice::Random(8)] {
+                cursor.with_image(choice, |image| {
+                    let engine = mount(image);
+                    let mut again = capture(&engine);
+                    again.remove("/probe-after-crash");
+                    assert!(allowed.contains(&again), "{at}: crashed again while recovering, {choice:?}");
+                });
+            }
+            if !cursor.advance() {
+                break;
+            }
+        }
+    }
+}
+
+fn lookup(fs: &dyn FileSystem, path: &str) -> Ino {
+    path.split('/').filter(|part| !part.is_empty()).fold(ROOT_INO, |dir, part| fs.lookup(dir, part.as_bytes()).unwrap().ino)
+}
+
+fn split(path: &str) -> (&str, &str) {
+    path.rsplit_once('/').unwrap()
+}
+
+fn touch(path: &'static str) -> Step {
+    Box::new(move |fs| {
+        make(fs, lookup(fs, split(path).0), split(path).1);
+    })
+}
+
+fn put(path: &'static str, offset: u64, len: usize, version: u8) -> Step {
+    Box::new(move |fs| write(fs, lookup(fs, path), offset, &pattern(len, version)))
+}
+
+fn dir(path: &'static str) -> Step {
+    Box::new(move |fs| {
+        fs.mkdir(&Cred::root(), lookup(fs, split(path).0), split(path).1.as_bytes(), 0o755).unwrap();
+    })
+}
+
+fn rename(from: &'static str, to: &'static str, mode: RenameMode) -> Step {
+    Box::new(move |fs| {
+        let ((a, b), (c, d)) = (split(from), split(to));
+        fs.rename(lookup(fs, a), b.as_bytes(), lookup(fs, c), d.as_bytes(), mode).unwrap();
+    })
+}
+
+fn unlink(path: &'static str) -> Step {
+    Box::new(move |fs| fs.unlink(lookup(fs, split(path).0), split(path).1.as_bytes()).unwrap())
+}
+
+fn rmdir(path: &'static str) -> Step {
+    Box::new(move |fs| fs.rmdir(lookup(fs, split(path).0), split(path).1.as_bytes()).unwrap())
+}
+
+fn truncate(path: &'static str, size: u64) -> Step {
+    Box::new(move |fs| {
+        fs.setattr(lookup(fs, path), &SetAttr { size: Some(size), ..SetAttr::default() }).unwrap();
+    })
+}
+
+fn allocate(path: &'static str, mode: FallocateMode, offset: u64, len: u64) -> Step {
+    Box::new(move |fs| fs.open(lookup(fs, path), OpenMode::read_write()).unwrap().fallocate(mode, offset, len).unwrap())
+}
+
+fn run(setup: Vec<Step>, steps: Vec<Step>) {
+    let images = explore(&record(&setup, &steps), 1);
+    println!("{images} images");
+    assert!(images > steps.len(), "too few images to mean anything");
+}
+
+#[test]
+fn creating_linking_and_removing() {
+    run(
+        vec![dir("/d"), touch("/old"), put("/old", 0, 9000, 1)],
+        vec![
+            touch("/a"),
+            dir("/d/e"),
+            Box::new(|fs| {
+                fs.link(lookup(fs, "/old"), lookup(fs, "/d"), b"other").unwrap();
+            }),
+            Box::new(|fs| {
+                fs.symlink(&Cred::root(), ROOT_INO, b"short", b"target").unwrap();
+                // Two operations in one step would be two states; so only one more follows in the next.
+            }),
+            Box::new(|fs| {
+                fs.symlink(&Cred::root(), ROOT_INO, b"long", &[b'x'; 3000]).unwrap();
+            }),
+            unlink("/old"),
+            unlink("/d/other"),
+            unlink("/long"),
+            rmdir("/d/e"),
+            unlink("/a"),
+        ],
+    );
+}
+
+#[test]
+fn renaming_in_all_ways() {
+    run(
+        vec![dir("/d"), dir("/d/sub"), dir("/e"), touch("/a"), put("/a", 0, 5000, 1), touch("/b"), put("/b", 0, 60, 2)],
+        vec![
+            rename("/a", "/c", RenameMode::Replace),
+            rename("/c", "/d/c", RenameMode::NoReplace),
+            rename("/d/c", "/b", RenameMode::Replace),
+            rename("/d/sub", "/e/sub", RenameMode::Replace),
+            rename("/b", "/e/sub", RenameMode::Exchange),
+            rename("/d", "/e/d", RenameMode::Replace),
+            rename("/b", "/e/d", RenameMode::Replace),
+        ],
+    );
+}
+
+#[test]
+fn writing_every_kind_of_page() {
+    run(
+        vec![touch("/f"), touch("/g"), put("/g", 0, 20_000, 1)],
+        vec![
+            put("/f", 0, 100, 1),
+            put("/f", 50, 60, 2),
+            put("/f", 100, 5000, 3),
+            put("/g", 4096, 8192, 2),
+            put("/g", 100, 3, 3),
+            put("/g", 30_000, 10, 4),
+            put("/g", 0, 200_000, 5),
+            Box::new(|fs| {
+                fs.open(lookup(fs, "/g"), OpenMode::read_write()).unwrap().append(&pattern(777, 6)).unwrap();
+            }),
+        ],
+    );
+}
+
+#[test]
+fn cutting_punching_and_reserving() {
+    run(
+        vec![touch("/f"), put("/f", 0, 50_000, 1), touch("/small"), put("/small", 0, 100, 1)],
+        vec![
+            truncate("/f", 30_001),
+            truncate("/f", 60_000),
+            allocate("/f", FallocateMode::PunchHole, 5000, 10_000),
+            allocate("/f", FallocateMode::ZeroRange { keep_size: false }, 20_000, 50_000),
+            allocate("/small", FallocateMode::Allocate { keep_size: false }, 0, 20_000),
+            put("/small", 8192, 4096, 2),
+            truncate("/small", 10),
+            truncate("/f", 0),
+        ],
+    );
+}
+
+#[test]
+fn attributes_and_extended_attributes() {
+    let set = |name: &'static [u8], len: usize| -> Step {
+        Box::new(move |fs| fs.setxattr(lookup(fs, "/f"), name, &pattern(len, 1), XattrMode::Any).unwrap())
+    };
+    run(
+        vec![touch("/f")],
+        vec![
+            set(b"user.a", 10),
+            set(b"user.b", 2000),
+            set(b"user.a", 100),
+            Box::new(|fs| fs.removexattr(lookup(fs, "/f"), b"user.b").unwrap()),
+            Box::new(|fs| {
+                let set = SetAttr { mode: Some(0o4711), uid: Some(7), gid: Some(8), ..SetAttr::default() };
+                fs.setattr(lookup(fs, "/f"), &set).unwrap();
+            }),
+            Box::new(|fs| fs.removexattr(lookup(fs, "/f"), b"user.a").unwrap()),
+            unlink("/f"),
+        ],
+    );
+}
+
+/// More pages than one record unmaps, so that intents are written and crashed in between.
+#[test]
+fn cutting_more_than_one_record_holds() {
+    let big = |version| put("/big", 0, 600 * 4096, version);
+    run(vec![touch("/big"), big(1)], vec![truncate("/big", 5000)]);
+    run(vec![touch("/big"), big(1)], vec![unlink("/big")]);
+    run(vec![touch("/big"), big(1)], vec![allocate("/big", FallocateMode::PunchHole, 1000, 590 * 4096)]);
+}
+
+/// Rings wrap and retire, freed blocks come back, while crashes are tried.
+#[test]
+fn long_random_workloads() {
+    let seeds = match std::env::var("FERRITE_SEED") {
+        Ok(seed) => vec![seed.parse().expect("FERRITE_SEED is a number")],
+        Err(_) if soak() => (0..40).collect(),
+        Err(_) => vec![1, 2],
+    };
+    for seed in seeds {
+        println!("seed {seed}; replay with FERRITE_SEED={seed}");
+        let mut rng = StdRng::seed_from_u64(seed);
+        let steps: Vec<Step> = (0..30).map(|_| random_step(rng.next_u64())).collect();
+        let recorded = record(&[dir("/d"), touch("/f0"), put("/f0", 0, 10_000, 1)], &steps);
+        let images = explore(&recorded, seed);
+        println!("{images} images");
+    }
+}
+
+/// One operation, possibly refused; what it does depends on `seed` and the tree alone.
+fn random_step(seed: u64) -> Step {
+    Box::new(move |fs| {
+        let mut rng = StdRng::seed_from_u64(seed);
+        let home = |rng: &mut StdRng| if rng.random_bool(0.5) { ROOT_INO } else { lookup(fs, "/d") };
+        let (dir, name) = (home(&mut rng), format!("f{}", rng.random_range(0..4)));
+        let file = fs.lookup(dir, name.as_bytes()).ok();
+        match (rng.random_range(0..7), file) {
+            (0, Some(_)) => fs.unlink(dir, name.as_bytes()).unwrap(),
+            (1, Some(_)) => {
+                let (dir2, name2) = (home(&mut rng), format!("f{}", rng.random_range(0..4)));
+                fs.rename(dir, name.as_bytes(), dir2, name2.as_bytes(), RenameMode::Replace).unwrap();
+            }
+            (2, Some(attr)) => {
+                let size = Some(rng.random_range(0..40_000));
+                fs.setattr(attr.ino, &SetAttr { size, ..SetAttr::default() }).unwrap();
+            }
+            (_, Some(attr)) => {
+                let len = *[10usize, 100, 4096, 9000, 30_000].get(rng.random_range(0..5)).unwrap();
+                let offset = if rng.random_bool(0.5) { rng.random_range(0..9) * 4096 } else { rng.random_range(0..30_000) };
+                write(fs, attr.ino, offset, &pattern(len, seed as u8));
+            }
+            (_, None) => {
+                make(fs, dir, &name);
+            }
+        }
+    })
+}

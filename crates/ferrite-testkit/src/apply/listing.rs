@@ -1,0 +1,125 @@
+//! Listings, whole and in parts with changes in between.
+//!
+//! Invariant judged here: an entry that is there throughout a listing comes exactly once. Names that any operation of
+//! the runner touched meanwhile may come any number of times.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use ferrite_vfs::{FileKind, FsError, Ino};
+
+use super::{Outcome, Runner, Step, Stop};
+use crate::ops::Path;
+
+/// A listing in progress, and what may change during it.
+pub(super) struct Listing {
+    pub(super) dir: Ino,
+    cookie: u64,
+    at_start: BTreeMap<Vec<u8>, FileKind>,
+    pub(super) touched: BTreeSet<Vec<u8>>,
+    seen: BTreeSet<Vec<u8>>,
+}
+
+impl Runner<'_> {
+    pub(super) fn list(&mut self, path: &Path) -> Step<Outcome> {
+        let dir = self.resolve(path)?.ino;
+        let mut entries = Vec::new();
+        self.fs.readdir(dir, 0, &mut |entry| {
+            entries.push((entry.name.to_vec(), entry.kind, entry.ino));
+            true
+        })?;
+        entries.sort_by(|a, b| a.0.cmp(&b.0));
+        for pair in entries.windows(2) {
+            demand!(pair[0].0 != pair[1].0, "{} is listed twice", pair[0].0.escape_ascii());
+        }
+        for (name, kind, ino) in &entries {
+            let attr = self.fs.lookup(dir, name)?;
+            demand!(
+                (attr.ino, attr.kind) == (*ino, *kind),
+                "{} is listed as {kind:?} {ino}, looked up as {:?} {}",
+                name.escape_ascii(),
+                attr.kind,
+                attr.ino
+            );
+        }
+        Ok(Outcome::Entries(
+            entries.into_iter().map(|(name, kind, _)| (name, kind)).collect(),
+        ))
+    }
+
+    pub(super) fn begin_listing(&mut self, path: &Path, slot: u8) -> Step<Outcome> {
+        self.end_listing(slot);
+        let Outcome::Entries(entries) = self.list(path)? else {
+            unreachable!("a list gives entries")
+        };
+        let dir = self.resolve(path)?;
+        self.fs.pin(dir.ino, dir.generation)?;
+        self.listings[slot as usize] = Some(Listing {
+            dir: dir.ino,
+            cookie: 0,
+            at_start: entries.into_iter().collect(),
+            touched: BTreeSet::new(),
+            seen: BTreeSet::new(),
+        });
+        Ok(Outcome::Done)
+    }
+
+    pub(super) fn continue_listing(&mut self, slot: u8, count: usize) -> Step<Outcome> {
+        let Some(listing) = &mut self.listings[slot as usize] else {
+            return Ok(Outcome::Skipped);
+        };
+        let mut broken = None;
+        let mut taken = 0;
+        let result = self.fs.readdir(listing.dir, listing.cookie, &mut |entry| {
+            if taken == count {
+                return false;
+            }
+            taken += 1;
+            listing.cookie = entry.next_cookie;
+            let fresh = listing.seen.insert(entry.name.to_vec());
+            if !listing.touched.contains(entry.name) {
+                let known = listing.at_start.get(entry.name) == Some(&entry.kind);
+                if !fresh || !known {
+                    let what = if fresh { "was not there" } else { "came twice" };
+                    broken = Some(format!(
+                        "a listing in parts gave {}, which {what}",
+                        entry.name.escape_ascii()
+                    ));
+                }
+            }
+            true
+        });
+        match result {
+            Ok(()) => {}
+            // The directory may have been removed meanwhile.
+            Err(FsError::NotFound | FsError::Stale) if self.fs.getattr(listing.dir).map_or(0, |a| a.nlink) == 0 => {}
+            Err(error) => return Err(error.into()),
+        }
+        broken.map_or(Ok(Outcome::Done), |text| Err(Stop::Violation(text)))
+    }
+
+    pub(super) fn finish_listing(&mut self, slot: u8) -> Step<Outcome> {
+        let outcome = self.continue_listing(slot, usize::MAX)?;
+        let Some(listing) = self.end_listing(slot) else {
+            return Ok(outcome);
+        };
+        let kept: Vec<_> = listing
+            .at_start
+            .into_iter()
+            .filter(|(name, _)| !listing.touched.contains(name))
+            .collect();
+        for (name, _) in &kept {
+            demand!(
+                listing.seen.contains(name),
+                "a listing in parts left out {}",
+                name.escape_ascii()
+            );
+        }
+        Ok(Outcome::Entries(kept))
+    }
+
+    pub(super) fn end_listing(&mut self, slot: u8) -> Option<Listing> {
+        let listing = self.listings[slot as usize].take()?;
+        self.fs.unpin(listing.dir, 1);
+        Some(listing)
+    }
+}
