@@ -206,7 +206,6 @@ fn creating_linking_and_removing() {
             }),
             Box::new(|fs| {
                 fs.symlink(&Cred::root(), ROOT_INO, b"short", b"target").unwrap();
-                // Two operations in one step would be two states; so only one more follows in the next.
             }),
             Box::new(|fs| {
                 fs.symlink(&Cred::root(), ROOT_INO, b"long", &[b'x'; 3000]).unwrap();
@@ -301,6 +300,8 @@ fn cutting_more_than_one_record_holds() {
     run(vec![touch("/big"), big(1)], vec![truncate("/big", 5000)]);
     run(vec![touch("/big"), big(1)], vec![unlink("/big")]);
     run(vec![touch("/big"), big(1)], vec![allocate("/big", FallocateMode::PunchHole, 1000, 590 * 4096)]);
+    let zero = FallocateMode::ZeroRange { keep_size: false };
+    run(vec![touch("/big"), big(1)], vec![allocate("/big", zero, 1000, 599 * 4096)]);
 }
 
 /// Rings wrap and retire, freed blocks come back, while crashes are tried.

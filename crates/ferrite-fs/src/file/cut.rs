@@ -77,7 +77,8 @@ pub(crate) fn unmap_from(core: &Core, mem: &Arc<InodeMem>, inode: &mut Inode, fi
     unmap_pages(core, mem, inode, &pages)
 }
 
-fn unmap_pages(core: &Core, mem: &Arc<InodeMem>, inode: &mut Inode, pages: &[u32]) -> Result<()> {
+/// Unmaps these pages, in as many records as it takes.
+pub(crate) fn unmap_pages(core: &Core, mem: &Arc<InodeMem>, inode: &mut Inode, pages: &[u32]) -> Result<()> {
     for chunk in pages.chunks(PAGES_PER_RECORD) {
         let old = *inode;
         let mut tx = Tx::new(core);

@@ -33,18 +33,60 @@ pub(crate) fn fallocate(core: &Core, mem: &Arc<InodeMem>, mode: FallocateMode, o
         let _lock = mem.write();
         let mut inode = core.load_live(mem)?;
         match mode {
-            FallocateMode::PunchHole => clear(core, mem, &mut inode, offset, end),
-            FallocateMode::ZeroRange { keep_size } => {
-                clear(core, mem, &mut inode, offset, end)?;
-                reserve(core, mem, &mut inode, offset, end, keep_size)
+            FallocateMode::PunchHole => {
+                let size = inode.size();
+                clear(core, mem, &mut inode, offset, end, size)
             }
+            FallocateMode::ZeroRange { keep_size } => zero(core, mem, &mut inode, offset, end, keep_size),
             FallocateMode::Allocate { keep_size } => reserve(core, mem, &mut inode, offset, end, keep_size),
         }
     })
 }
 
-/// Makes `offset..end` read as zeros, freeing whole pages: one record, or an intent and what follows.
-fn clear(core: &Core, mem: &Arc<InodeMem>, inode: &mut Inode, offset: u64, end: u64) -> Result<()> {
+/// Zeroes `offset..end` and keeps it allocated. Holes are reserved first, which nobody can see; then one record makes all
+/// of it unwritten and sets the size. A range of more pages than a record takes is punched out by an intent instead,
+/// with the size in its first record, and reserved again.
+fn zero(core: &Core, mem: &Arc<InodeMem>, inode: &mut Inode, offset: u64, end: u64, keep_size: bool) -> Result<()> {
+    let size = if keep_size { inode.size() } else { inode.size().max(end) };
+    let mut reserved = Vec::new();
+    if let Err(error) = reserve_pages(core, mem, inode, offset, end, &mut reserved) {
+        give_back(core, mem, &reserved)?;
+        return Err(error);
+    }
+    let stretch = Stretch::new(offset, end)?;
+    if inode.is_inline() || stretch.end - stretch.first > PAGES_PER_RECORD {
+        clear(core, mem, inode, offset, end, size)?;
+        // The zeros are there; that somebody else took the space just freed is no reason to report failure.
+        let _ = reserve_pages(core, mem, inode, offset, end, &mut Vec::new());
+        return Ok(());
+    }
+    let old = *inode;
+    let mut tx = Tx::new(core);
+    tx.set_class(Class::Replacing);
+    for &(lblk, from, to) in &stretch.edges {
+        cut::zero_within(core, &mut tx, mem.ino, lblk, from, to)?;
+    }
+    for lblk in stretch.first..stretch.end {
+        let word = core.map.get(mem.ino, lblk as u32);
+        if !word.is_unwritten() {
+            let unwritten = PageWord::new(word.page(), PageWord::UNWRITTEN);
+            core.map.replace(&mut tx, mem.ino, lblk as u32, unwritten).map_err(map_error)?;
+        }
+    }
+    stamp(core, inode, size);
+    tx.put_inode(mem.ino, &old, inode);
+    tx.commit(&[mem])
+}
+
+fn stamp(core: &Core, inode: &mut Inode, size: u64) {
+    let now = core.now();
+    inode.set_size(size);
+    inode.set_mtime(now);
+    inode.set_ctime(now);
+}
+
+/// Makes `offset..end` read as zeros, freeing whole pages, and sets the size: one record, or an intent and what follows.
+fn clear(core: &Core, mem: &Arc<InodeMem>, inode: &mut Inode, offset: u64, end: u64, size: u64) -> Result<()> {
     let old = *inode;
     let mut tx = Tx::new(core);
     tx.set_class(Class::Replacing);
@@ -60,9 +102,7 @@ fn clear(core: &Core, mem: &Arc<InodeMem>, inode: &mut Inode, offset: u64, end: 
         }
         later = cut::punch(core, &mut tx, mem.ino, inode, stretch.first, stretch.end)?;
     }
-    let now = core.now();
-    inode.set_mtime(now);
-    inode.set_ctime(now);
+    stamp(core, inode, size);
     tx.put_inode(mem.ino, &old, inode);
     tx.commit(&[mem])?;
     match later {
@@ -78,27 +118,21 @@ fn reserve(core: &Core, mem: &Arc<InodeMem>, inode: &mut Inode, offset: u64, end
     let mut reserved = Vec::new();
     let result = reserve_pages(core, mem, inode, offset, end, &mut reserved).and_then(|()| {
         let old = *inode;
-        let now = core.now();
-        inode.set_size(size);
-        inode.set_mtime(now);
-        inode.set_ctime(now);
+        stamp(core, inode, size);
         let mut tx = Tx::new(core);
         tx.put_inode(mem.ino, &old, inode);
         tx.commit(&[mem])
     });
     if result.is_err() {
-        let mut stored = core.load_live(mem)?;
-        for chunk in reserved.chunks(PAGES_PER_RECORD as usize) {
-            let old = stored;
-            let mut tx = Tx::new(core);
-            for &lblk in chunk {
-                cut::unmap(core, &mut tx, mem.ino, lblk, &mut stored)?;
-            }
-            tx.put_inode(mem.ino, &old, &mut stored);
-            tx.commit(&[mem])?;
-        }
+        give_back(core, mem, &reserved)?;
     }
     result
+}
+
+/// Unmaps pages that were reserved for nothing.
+fn give_back(core: &Core, mem: &Arc<InodeMem>, reserved: &[u32]) -> Result<()> {
+    let mut stored = core.load_live(mem)?;
+    cut::unmap_pages(core, mem, &mut stored, reserved)
 }
 
 fn reserve_pages(
