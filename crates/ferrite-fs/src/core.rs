@@ -6,7 +6,6 @@
 //! Lock order: the rename lock, then inodes in ascending number, then one shard of the cache or one journal ring
 //! (never two of these at once). The journal's `advance` takes rings only.
 
-use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
@@ -114,14 +113,20 @@ impl Core {
             Resource::MapSlot(slot) => self.map.release(slot),
             Resource::Inode(ino) => {
                 self.inode_map.release(u64::from(ino));
+                // What was used last is in the cache still, so it is used next.
+                self.inode_cursor().fetch_min(u64::from(ino), Ordering::Relaxed);
             }
             Resource::NameSlot(slot) => self.names.release(slot),
         }
     }
 
+    fn inode_cursor(&self) -> &AtomicU64 {
+        &self.inode_cursors[thread_number() as usize % self.inode_cursors.len()]
+    }
+
     /// Claims a free inode number.
     pub(crate) fn claim_inode(&self) -> Option<u32> {
-        let cursor = &self.inode_cursors[thread_number() as usize % self.inode_cursors.len()];
+        let cursor = self.inode_cursor();
         let ino = self.inode_map.claim_from(cursor.load(Ordering::Relaxed))?;
         cursor.store(ino + 1, Ordering::Relaxed);
         Some(ino as u32)
@@ -160,8 +165,11 @@ impl Core {
     /// Reads an inode under its lock and checks that it is in use and sound.
     pub(crate) fn load_live(&self, inode: &InodeMem) -> Result<Inode> {
         let loaded = self.load(inode.ino);
-        if !loaded.is_sound(inode.ino) {
-            return Err(FsError::Io(format!("inode {}: wrong checksum; run `ferrite fsck`", inode.ino)));
+        if !inode.is_verified() {
+            if !loaded.is_sound(inode.ino) {
+                return Err(FsError::Io(format!("inode {}: wrong checksum; run `ferrite fsck`", inode.ino)));
+            }
+            inode.set_verified();
         }
         if inode.is_dead() || !loaded.in_use() {
             return Err(FsError::Stale);
@@ -208,13 +216,15 @@ pub(crate) struct LockSet<'a> {
 impl<'a> LockSet<'a> {
     /// Locks all of `inodes`; duplicates count once.
     pub(crate) fn lock(inodes: &[&'a Arc<InodeMem>]) -> LockSet<'a> {
-        let numbers: BTreeSet<u32> = inodes.iter().map(|inode| inode.ino).collect();
-        let held = numbers
-            .iter()
-            .filter_map(|&ino| inodes.iter().find(|inode| inode.ino == ino))
-            .map(|inode| inode.write())
-            .collect();
-        LockSet { held }
+        let mut sorted = inodes.to_vec();
+        sorted.sort_unstable_by_key(|inode| inode.ino);
+        sorted.dedup_by_key(|inode| inode.ino);
+        LockSet { held: sorted.into_iter().map(InodeMem::write).collect() }
+    }
+
+    /// Two exclusive locks that were taken in order, or without waiting.
+    pub(crate) fn of(first: Exclusive<'a>, second: Exclusive<'a>) -> LockSet<'a> {
+        LockSet { held: vec![first, second] }
     }
 
     /// The hints of `ino`, which is among the locked.

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use ferrite_pm::Region;
+use ferrite_pm::{Counters, Region};
 
 use crate::core::Core;
 use crate::error::EngineError;
@@ -58,6 +58,11 @@ impl Engine {
     /// Everything `ferrite info` shows. Takes moments: it counts the mapped pages.
     pub fn info(&self) -> PoolInfo {
         crate::info::collect(&self.core)
+    }
+
+    /// What persistence cost since the pool was opened.
+    pub fn counters(&self) -> Counters {
+        self.core.region.counters()
     }
 
     /// Longest write that is one atomic step, in bytes.

@@ -9,11 +9,11 @@
 //!   different rings. When an entry is dropped its `last_seq` is remembered in a floor for all later ones.
 //! * `version` is odd exactly while a holder of the exclusive lock may be changing the inode's words or mapping.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 
 use parking_lot::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use rustc_hash::FxHashMap;
 
 const SHARDS: usize = 64;
 /// Entries a shard keeps although nobody uses them.
@@ -21,7 +21,7 @@ const KEEP_PER_SHARD: usize = 256;
 
 #[derive(Default)]
 struct Shard {
-    inodes: HashMap<u32, Arc<InodeMem>>,
+    inodes: FxHashMap<u32, Arc<InodeMem>>,
     /// Look for unused entries when there are this many; doubles with what is in use, so that a sweep is paid for
     /// by as many inserts.
     sweep_at: usize,
@@ -46,6 +46,8 @@ pub(crate) struct InodeMem {
     last_seq: AtomicU64,
     /// Pins of front ends and open handles.
     pins: AtomicU64,
+    /// Its checksum was found right, or was made by us, since it came into DRAM.
+    verified: AtomicBool,
     /// Freed: whoever gets the lock after this is set must act as if it had not found the inode.
     dead: AtomicBool,
     lock: RwLock<DirHints>,
@@ -58,6 +60,7 @@ impl InodeMem {
             version: AtomicU64::new(0),
             last_seq: AtomicU64::new(last_seq),
             pins: AtomicU64::new(0),
+            verified: AtomicBool::new(false),
             dead: AtomicBool::new(false),
             lock: RwLock::default(),
         }
@@ -66,6 +69,20 @@ impl InodeMem {
     /// Shared lock: content and names cannot change.
     pub(crate) fn read(&self) -> RwLockReadGuard<'_, DirHints> {
         self.lock.read()
+    }
+
+    /// Whether the checksum needs no look any more: the words have been under our control since the last.
+    pub(crate) fn is_verified(&self) -> bool {
+        self.verified.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn set_verified(&self) {
+        self.verified.store(true, Ordering::Relaxed);
+    }
+
+    /// Exclusive lock, if nobody has any lock.
+    pub(crate) fn try_write(self: &Arc<Self>) -> Option<Exclusive<'_>> {
+        self.lock.try_write().map(|hints| Exclusive { hints, inode: self })
     }
 
     /// Exclusive lock.

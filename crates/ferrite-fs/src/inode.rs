@@ -102,10 +102,11 @@ impl Inode {
         Inode { words: [0; INODE_WORDS] }
     }
 
-    /// Checksum over everything but itself, bound to the inode's number.
+    /// Checksum over everything but itself, bound to the inode's number. Of the inline area it covers what is content.
     pub(crate) fn checksum(&self, ino: u32) -> u32 {
+        let content = if self.is_inline() { self.size().min(INLINE_BYTES as u64).div_ceil(8) as usize } else { 0 };
         let start = crc32c::crc32c([ino, self.blocks()].as_bytes());
-        crc32c::crc32c_append(start, self.words[1..].as_bytes())
+        crc32c::crc32c_append(start, self.words[1..W_INLINE + content].as_bytes())
     }
 
     /// Whether the stored checksum is right. An inode never used is all zero and needs none.

@@ -136,6 +136,8 @@ impl HashFs {
     /// Slot of `key`, whose home is `home`.
     #[inline]
     fn find_from(&self, key: u64, home: u64) -> Option<u64> {
+        // Whoever finds a key wants its word, which lies in the next line.
+        self.region.prefetch(self.bucket_offset(home) + LINE_BYTES);
         let found = simd::matches(self.level, self.keys(home), key);
         if found != 0 {
             return Some(home * BUCKET_SLOTS + u64::from(found.trailing_zeros()));

@@ -1,9 +1,11 @@
 //! Counts of what persistence costs: fences, lines, bytes. They do not wobble as times do.
 //!
-//! Invariant: exact, without a lock-prefixed instruction on the path of the first 64 threads: each has a slot of
-//! its own, which only it writes. Later threads share one slot and add atomically.
+//! Invariant: exact, without a lock-prefixed instruction for up to 64 threads at a time: each has a slot of its own,
+//! which only it writes; a thread that ends leaves its slot to the next. More threads share one slot and add atomically.
 
 use std::cell::Cell;
+use std::sync::Mutex;
+use std::sync::PoisonError;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crossbeam_utils::CachePadded;
@@ -63,6 +65,35 @@ pub(crate) fn thread_number() -> usize {
     })
 }
 
+/// Slots no living thread has.
+static FREE_SLOTS: Mutex<Option<Vec<usize>>> = Mutex::new(None);
+
+/// A thread's slot; gives it back when the thread ends. Whoever gets it then comes after all its stores, by the lock.
+struct Lease(usize);
+
+impl Lease {
+    fn new() -> Lease {
+        let mut free = FREE_SLOTS.lock().unwrap_or_else(PoisonError::into_inner);
+        Lease(free.get_or_insert_with(|| (0..OWN_SLOTS).rev().collect()).pop().unwrap_or(OWN_SLOTS))
+    }
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        if self.0 < OWN_SLOTS {
+            let mut free = FREE_SLOTS.lock().unwrap_or_else(PoisonError::into_inner);
+            free.get_or_insert_default().push(self.0);
+        }
+    }
+}
+
+#[inline]
+fn slot() -> usize {
+    thread_local!(static LEASE: Lease = Lease::new());
+    // While a thread's locals are being dropped it has no slot any more.
+    LEASE.try_with(|lease| lease.0).unwrap_or(OWN_SLOTS)
+}
+
 impl CounterSlots {
     pub(crate) fn new() -> Self {
         CounterSlots { slots: (0..=OWN_SLOTS).map(|_| CachePadded::default()).collect() }
@@ -70,9 +101,9 @@ impl CounterSlots {
 
     #[inline]
     pub(crate) fn add(&self, what: Count, amount: u64) {
-        let thread = thread_number();
-        let count = &self.slots[thread.min(OWN_SLOTS)].0[what as usize];
-        if thread < OWN_SLOTS {
+        let slot = slot();
+        let count = &self.slots[slot].0[what as usize];
+        if slot < OWN_SLOTS {
             // Ours alone, so a load and a store lose nothing.
             count.store(count.load(Ordering::Relaxed) + amount, Ordering::Relaxed);
         } else {

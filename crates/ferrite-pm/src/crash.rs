@@ -284,6 +284,6 @@ mod tests {
             })
         });
         assert!(torn);
-        assert_eq!(cursor.with_image(Choice::None, |image| image.iter().all(|&byte| byte == 0)), true);
+        assert!(cursor.with_image(Choice::None, |image| image.iter().all(|&byte| byte == 0)));
     }
 }

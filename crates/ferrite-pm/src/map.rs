@@ -163,14 +163,16 @@ impl Mapping {
         lock(path, &file, Access::ReadWrite)?;
         let kind = file.metadata().map_err(|error| PmError::io("examine", path, error))?.file_type();
         if !kind.is_char_device() {
-            let grown = file
-                .set_len(len_bytes)
-                .and_then(|()| Ok(rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, len_bytes)?))
-                .or_else(|error| if unsupported(&error) { fill(&file, len_bytes) } else { Err(error) });
+            let old_len = file.metadata().map_err(|error| PmError::io("examine", path, error))?.len();
+            // The space first: only when it is there the file gets its new length.
+            let grown = rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, len_bytes)
+                .map_err(io::Error::from)
+                .or_else(|error| if unsupported(&error) { fill(&file, len_bytes) } else { Err(error) })
+                .and_then(|()| file.set_len(len_bytes))
+                .and_then(|()| file.sync_all())
+                .and_then(|()| sync_directory(path));
             if let Err(error) = grown {
-                if !existed {
-                    let _ = std::fs::remove_file(path);
-                }
+                let _ = if existed { file.set_len(old_len) } else { std::fs::remove_file(path) };
                 return Err(PmError::io("allocate the space for", path, error));
             }
         }
@@ -191,6 +193,12 @@ impl Drop for Mapping {
         // SAFETY: the whole of what was mapped for this value, which is going away with all borrows of it.
         let _ = unsafe { rustix::mm::munmap(self.outer.0.cast(), self.outer.1) };
     }
+}
+
+/// Makes the name of a new pool durable.
+fn sync_directory(path: &Path) -> io::Result<()> {
+    let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    File::open(dir)?.sync_all()
 }
 
 fn unsupported(error: &io::Error) -> bool {

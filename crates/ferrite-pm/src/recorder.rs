@@ -1,7 +1,7 @@
 //! Records what is stored, written back and fenced, so that tests can build what a crash could leave.
 //!
-//! Attached to a [`crate::Region`] before the engine gets it. The order of events is one that really took place:
-//! each is logged under one lock, right after its effect.
+//! Attached to a [`crate::Region`] before the engine gets it. The order of events is the one that really took place:
+//! each takes effect and is logged under one lock.
 
 use std::sync::Arc;
 
@@ -51,7 +51,7 @@ impl Recorder {
 
     /// Notes `tag`: what [`Log::marks_before`] returns later.
     pub fn mark(&self, tag: u64) {
-        self.push(Event::Mark(tag));
+        self.record(|| Event::Mark(tag));
     }
 
     /// All that was recorded so far.
@@ -59,7 +59,10 @@ impl Recorder {
         Log::new(self.initial.clone(), self.events.lock().clone())
     }
 
-    pub(crate) fn push(&self, event: Event) {
-        self.events.lock().push((crate::counters::thread_number(), event));
+    /// Logs what `effect` does. The lock is held over both, so that the log has the order of the effects.
+    pub(crate) fn record(&self, effect: impl FnOnce() -> Event) {
+        let mut events = self.events.lock();
+        let event = effect();
+        events.push((crate::counters::thread_number(), event));
     }
 }

@@ -165,7 +165,7 @@ impl Region {
     /// The `count` words from `offset` on, which is divisible by 8.
     #[inline]
     pub fn words(&self, offset: u64, count: usize) -> &[AtomicU64] {
-        assert!(offset % 8 == 0, "misaligned words at offset {offset}");
+        assert!(offset.is_multiple_of(8), "misaligned words at offset {offset}");
         let at = self.at(offset, count as u64 * 8);
         // SAFETY: inside the mapping, aligned (the base is page-aligned), alive as long as `self`, and shared words
         // are accessed by atomics only, but for copies whose results their callers validate.
@@ -196,10 +196,25 @@ impl Region {
     /// Stores a word through the cache. Durable once its line is written back and this thread has fenced.
     #[inline]
     pub fn store(&self, offset: u64, value: u64) {
-        self.words(offset, 1)[0].store(value, Ordering::Release);
-        self.counters.add(Count::Words, 1);
-        if let Some(recorder) = &self.recorder {
-            recorder.push(Event::Store { offset, words: vec![value] });
+        self.store_words(offset, &[value]);
+    }
+
+    /// Stores words through the cache, each atomically, as [`Self::store`].
+    #[inline]
+    pub fn store_words(&self, offset: u64, values: &[u64]) {
+        let words = self.words(offset, values.len());
+        self.counters.add(Count::Words, values.len() as u64);
+        let set = || {
+            for (word, &value) in words.iter().zip(values) {
+                word.store(value, Ordering::Release);
+            }
+        };
+        match &self.recorder {
+            None => set(),
+            Some(recorder) => recorder.record(|| {
+                set();
+                Event::Store { offset, words: values.to_vec() }
+            }),
         }
     }
 
@@ -212,19 +227,25 @@ impl Region {
         let lead = (offset.next_multiple_of(LINE_BYTES) - offset).min(len) as usize;
         let lines = (data.len() - lead) / LINE_BYTES as usize;
         let tail = lead + lines * LINE_BYTES as usize;
-        // SAFETY: inside the mapping, and `data` is the caller's; between `lead` and `tail` lie whole aligned lines. That
-        // nobody else reads or writes these bytes meanwhile without validating is the caller's protocol.
-        unsafe {
-            std::ptr::copy_nonoverlapping(data.as_ptr(), to, lead);
-            self.isa.stream_lines(to.add(lead), data.as_ptr().add(lead), lines);
-            std::ptr::copy_nonoverlapping(data.as_ptr().add(tail), to.add(tail), data.len() - tail);
-        }
+        let copy = || {
+            // SAFETY: inside the mapping, and `data` is the caller's; between `lead` and `tail` lie whole aligned lines.
+            // That nobody else reads or writes these bytes meanwhile without validating is the caller's protocol.
+            unsafe {
+                std::ptr::copy_nonoverlapping(data.as_ptr(), to, lead);
+                self.isa.stream_lines(to.add(lead), data.as_ptr().add(lead), lines);
+                std::ptr::copy_nonoverlapping(data.as_ptr().add(tail), to.add(tail), data.len() - tail);
+            }
+        };
         self.counters.add(Count::Bytes, len);
-        if let Some(recorder) = &self.recorder {
-            let first = offset / 8 * 8;
-            let count = ((offset + len).next_multiple_of(8) - first) / 8;
-            let words = self.words(first, count as usize).iter().map(|word| word.load(Ordering::Acquire)).collect();
-            recorder.push(Event::Stream { offset: first, words });
+        match &self.recorder {
+            None => copy(),
+            Some(recorder) => recorder.record(|| {
+                copy();
+                let first = offset / 8 * 8;
+                let count = ((offset + len).next_multiple_of(8) - first) / 8;
+                let words = self.words(first, count as usize).iter().map(|word| word.load(Ordering::Acquire)).collect();
+                Event::Stream { offset: first, words }
+            }),
         }
         if lead > 0 {
             self.write_back(offset, lead as u64);
@@ -260,7 +281,7 @@ impl Region {
         self.counters.add(Count::Lines, lines);
         if let Some(recorder) = &self.recorder {
             for line in 0..lines {
-                recorder.push(Event::WriteBack { line: first + line * LINE_BYTES });
+                recorder.record(|| Event::WriteBack { line: first + line * LINE_BYTES });
             }
         }
     }
@@ -275,9 +296,10 @@ impl Region {
             self.sync_file()?;
         }
         if let Some(recorder) = &self.recorder {
-            recorder.push(Event::Fence);
+            recorder.record(|| Event::Fence);
         }
-        Ok(())
+        // After a fault on the mapping nobody knows what the fence covered.
+        self.check()
     }
 
     #[cold]
@@ -286,8 +308,7 @@ impl Region {
         self.sync.sync(file).map_err(|failure| {
             let failure = format!("{failure}; check the disk, then mount again");
             PmError::Poisoned(self.failure.get_or_init(|| failure).clone())
-        })?;
-        self.check()
+        })
     }
 }
 

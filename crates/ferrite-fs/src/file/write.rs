@@ -145,6 +145,16 @@ fn write_pages(
     let mut words = [PageWord::HOLE; BATCH];
     let mut rest = data;
     let mut at = offset;
+    // A single whole page inside the file is most likely mapped: it is streamed to a block before the table is asked, so
+    // that the wait for the table's lines and the stream overlap.
+    if data.len() == PAGE && offset.is_multiple_of(BLOCK_BYTES) && offset + BLOCK_BYTES <= inode.size() {
+        if let Ok(block) = tx.alloc_block() {
+            tx.stream_block(block, data);
+            let lblk = (offset / BLOCK_BYTES) as u32;
+            let word = core.map.get(ino, lblk);
+            return map_page(core, tx, (ino, lblk), inode, word, block);
+        }
+    }
     while !rest.is_empty() {
         let first = (at / BLOCK_BYTES) as u32;
         let span = (at % BLOCK_BYTES) as usize + rest.len();
@@ -186,15 +196,27 @@ fn write_page(
         page[within..within + part.len()].copy_from_slice(part);
         tx.stream_block(block, &page);
     }
+    map_page(core, tx, (ino, lblk), inode, word, block)
+}
+
+/// Lets the word of a page, which is `word` now, name `block`.
+fn map_page(
+    core: &Core,
+    tx: &mut Tx<'_>,
+    (ino, lblk): (u32, u32),
+    inode: &mut Inode,
+    word: PageWord,
+    block: u32,
+) -> Result<()> {
     let new = PageWord::new(block, 0);
     if word.is_hole() {
         core.map.insert(tx, ino, lblk, new).map_err(map_error)?;
         inode.set_blocks(inode.blocks() + 1);
-    } else {
-        core.map.replace(tx, ino, lblk, new).map_err(map_error)?;
-        if !reserved && word.page() != 0 {
-            tx.freed(Resource::Block(word.page()));
-        }
+        return Ok(());
+    }
+    core.map.replace(tx, ino, lblk, new).map_err(map_error)?;
+    if word.page() != 0 && word.page() != block {
+        tx.freed(Resource::Block(word.page()));
     }
     Ok(())
 }

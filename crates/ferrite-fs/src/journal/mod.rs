@@ -75,6 +75,40 @@ struct Live {
     len_bytes: u64,
 }
 
+/// Lines that records of a ring have set and nobody has written back: each once, as far as a small filter can tell.
+///
+/// They are written back all at once when the mark advances, not operation by operation: replay can set them again until
+/// then, an inode that changes a thousand times in between costs one line instead of a thousand, and a
+/// write-back can evict the line that the next operation needs.
+#[derive(Default)]
+struct DirtyLines {
+    lines: Vec<u64>,
+    /// Line + 1 by line modulo size.
+    filter: Vec<u64>,
+}
+
+const FILTER_LINES: u64 = 1024;
+
+impl DirtyLines {
+    fn add(&mut self, offset: u64, len: u64) {
+        if self.filter.is_empty() {
+            self.filter.resize(FILTER_LINES as usize, 0);
+        }
+        for line in offset / LINE_BYTES..(offset + len).div_ceil(LINE_BYTES) {
+            let seen = &mut self.filter[(line % FILTER_LINES) as usize];
+            if *seen != line + 1 {
+                *seen = line + 1;
+                self.lines.push(line);
+            }
+        }
+    }
+
+    fn drain(&mut self, mut write_back: impl FnMut(u64)) {
+        self.lines.drain(..).for_each(|line| write_back(line * LINE_BYTES));
+        self.filter.fill(0);
+    }
+}
+
 #[derive(Default)]
 struct RingState {
     /// Where the next record goes.
@@ -82,9 +116,7 @@ struct RingState {
     /// Bytes from the oldest live record to `tail`, with what was skipped at the end of the ring.
     used_bytes: u64,
     live: VecDeque<Live>,
-    /// Ranges of the newest record's words: stored and written back, but not fenced by their thread yet.
-    unfenced: Vec<(u64, u64)>,
-    unfenced_by: u64,
+    dirty: DirtyLines,
     freed: VecDeque<(u64, Resource)>,
 }
 
@@ -155,12 +187,6 @@ impl Journal {
         let mut state = ring.state.lock();
         let len_bytes = record.len_bytes();
         let position = self.reserve(&mut state, len_bytes).ok_or(CommitError::RingFull)?;
-        if state.unfenced_by != me {
-            // Another thread wrote these back; our fence does not order its write-backs, so issue them again.
-            for &(offset, len) in &state.unfenced {
-                self.region.write_back(offset, len);
-            }
-        }
         // Relaxed is enough for the floor: `advance` visits this ring's lock after raising it, so either it sees
         // this record applied or this load comes after that visit and is ordered by the lock.
         let seq = min_seq.max(ring.last_seq.load(Ordering::Relaxed)).max(self.floor.load(Ordering::Relaxed)) + 1;
@@ -169,12 +195,10 @@ impl Journal {
         self.region.fence().map_err(CommitError::Medium)?;
 
         before_apply();
-        state.unfenced.clear();
-        state.unfenced_by = me;
         for item in record.items() {
             if let Item::Words { offset, values } = item {
-                apply(&self.region, offset, values);
-                state.unfenced.push((offset, values.len() as u64 * 8));
+                self.region.store_words(offset, values);
+                state.dirty.add(offset, values.len() as u64 * 8);
             }
         }
         state.live.push_back(Live { seq, len_bytes });
@@ -223,10 +247,8 @@ impl Journal {
         for ring in &self.rings {
             // With the lock held no record of this ring is between commit and apply; those that come later
             // see the floor and get numbers above the target.
-            let state = ring.state.lock();
-            for &(offset, len) in &state.unfenced {
-                self.region.write_back(offset, len);
-            }
+            let mut state = ring.state.lock();
+            state.dirty.drain(|offset| self.region.write_back(offset, LINE_BYTES));
         }
         self.region.fence()?;
         self.region.store(CONTROL_MARK, target);
@@ -269,18 +291,10 @@ impl Journal {
         let ring = |ring: &CachePadded<Ring>| {
             let state = ring.state.lock();
             let queues = state.live.capacity() * size_of::<Live>() + state.freed.capacity() * size_of::<(u64, Resource)>();
-            (size_of::<CachePadded<Ring>>() + queues + state.unfenced.capacity() * 16) as u64
+            (size_of::<CachePadded<Ring>>() + queues + (state.dirty.lines.capacity() + state.dirty.filter.capacity()) * 8) as u64
         };
         self.rings.iter().map(ring).sum()
     }
-}
-
-/// Sets the words of one item and writes them back, without waiting.
-pub(crate) fn apply(region: &Region, offset: u64, values: &[u64]) {
-    for (index, &value) in values.iter().enumerate() {
-        region.store(offset + index as u64 * 8, value);
-    }
-    region.write_back(offset, values.len() as u64 * 8);
 }
 
 const _: () = assert!(LINE_BYTES == 64, "records are padded to cache lines");

@@ -6,7 +6,6 @@
 
 use ferrite_pm::Region;
 
-use super::apply;
 use super::record::{Header, Item, items_of};
 use crate::error::EngineError;
 use crate::layout::{CONTROL_MARK, LINE_BYTES, Superblock};
@@ -46,7 +45,8 @@ pub(crate) fn replay(region: &Region, superblock: &Superblock) -> Result<Replay,
                         values.len()
                     )));
                 }
-                apply(region, offset, values);
+                region.store_words(offset, values);
+                region.write_back(offset, values.len() as u64 * 8);
             }
         }
     }

@@ -45,6 +45,7 @@ pub(crate) fn create(core: &Core, cred: &Cred, parent: Ino, name: &[u8], new: &N
         let child_lock = child.write();
         let result = (|| {
             let old = core.load(ino);
+            child.set_verified();
             let now = core.now();
             let directory = edits.get(parent.ino);
             let (gid, mode) = posix::inherit(&core.attr(parent.ino, directory)?, cred, new.mode, is_dir);

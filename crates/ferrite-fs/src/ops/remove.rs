@@ -4,18 +4,20 @@
 //! an inode with no name. Mount frees such inodes; nobody can have one open then. Freeing in several records is
 //! safe at each of them, because the inode is not reachable and the last record is the one that frees it.
 
+use std::cell::OnceCell;
 use std::sync::Arc;
 
 use ferrite_map::Resource;
 use ferrite_vfs::{FileKind, FsError, Ino, Result, posix};
 
-use super::{Edits, check_dir, find, gone};
+use super::{Edits, check_dir, gone};
 use crate::alloc::Class;
 use crate::core::{Core, LockSet};
 use crate::dir;
 use crate::file::cut;
 use crate::icache::InodeMem;
 use crate::inode::Inode;
+use crate::names::Found;
 use crate::tx::Tx;
 
 /// Pages that the record which removes a name frees as well; beyond it they go in records of their own.
@@ -27,21 +29,18 @@ pub(crate) fn unlink(core: &Core, parent: Ino, name: &[u8], want_dir: bool) -> R
     core.check_writable()?;
     loop {
         let directory = core.inode(parent).map_err(gone)?;
-        let (found, child) = find(core, parent, name)?.ok_or(FsError::NotFound)?;
+        let child = OnceCell::new();
+        let Some((mut locks, found)) = lock_both(core, &directory, &child, name)? else {
+            // The child could not be locked in order, or changed before it was.
+            continue;
+        };
+        let child = child.get().ok_or(FsError::NotFound)?;
         match (found.kind == FileKind::Directory, want_dir) {
             (true, false) => return Err(FsError::IsDirectory),
             (false, true) => return Err(FsError::NotDirectory),
             _ => {}
         }
-        let mut locks = LockSet::lock(&[&directory, &child]);
-        let mut edits = Edits::load(core, &[&directory])?;
-        check_dir(edits.get(directory.ino))?;
-        match core.names.find(directory.ino, name)? {
-            Some(again) if again == found && !child.is_dead() => {}
-            // Another thread renamed or replaced it before we had the locks.
-            _ => continue,
-        }
-        let mut edits = Edits::load(core, &[&directory, &child])?;
+        let mut edits = Edits::load(core, &[&directory, child])?;
         if want_dir && edits.get(child.ino).entries() != 0 {
             return Err(FsError::NotEmpty);
         }
@@ -55,13 +54,41 @@ pub(crate) fn unlink(core: &Core, parent: Ino, name: &[u8], want_dir: bool) -> R
             inode.set_nlink(inode.nlink() - 1);
         }
         dir::remove(core, &mut tx, (directory.ino, inode, locks.hints(directory.ino)), &found, false)?;
-        let fate = drop_link(core, &mut tx, &child, edits.get(child.ino), now)?;
+        let fate = drop_link(core, &mut tx, child, edits.get(child.ino), now)?;
         edits.put(&mut tx);
-        tx.commit(&[&directory, &child])?;
-        settle(core, &child, fate);
+        tx.commit(&[&directory, child])?;
+        settle(core, child, fate);
         drop(locks);
-        return finish(core, &child, fate);
+        return finish(core, child, fate);
     }
+}
+
+/// Locks `directory` and its entry `name`, whose inode goes to `child`. Looks the name up once if the child can be locked
+/// after its directory: because its number is higher, or because nobody else holds it. Else both are locked in order,
+/// and `None` says that the entry changed meanwhile.
+fn lock_both<'a>(
+    core: &Core,
+    directory: &'a Arc<InodeMem>,
+    child: &'a OnceCell<Arc<InodeMem>>,
+    name: &[u8],
+) -> Result<Option<(LockSet<'a>, Found)>> {
+    let look = || -> Result<Found> {
+        check_dir(&core.load_live(directory).map_err(gone)?)?;
+        core.names.find(directory.ino, name)?.ok_or(FsError::NotFound)
+    };
+    let dir_lock = directory.write();
+    let found = look()?;
+    if found.ino == directory.ino {
+        return Err(FsError::Io(format!("directory {} contains itself; run `ferrite fsck`", found.ino)));
+    }
+    let child = child.get_or_init(|| core.inodes.get(found.ino));
+    let child_lock = if found.ino > directory.ino { Some(child.write()) } else { child.try_write() };
+    if let Some(child_lock) = child_lock {
+        return Ok(Some((LockSet::of(dir_lock, child_lock), found)));
+    }
+    drop(dir_lock);
+    let locks = LockSet::lock(&[directory, child]);
+    Ok((look()? == found && !child.is_dead()).then_some((locks, found)))
 }
 
 /// What became of an inode that lost a name.

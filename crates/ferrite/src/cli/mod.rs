@@ -3,6 +3,7 @@
 //! What lives here: the commands (one file each), how arguments become one ([`Command`]), exit codes. Raw arguments are
 //! checked before anything is done. Standard output carries results, standard error says what went wrong.
 
+mod bench;
 mod control;
 mod df;
 mod doctor;
@@ -89,6 +90,8 @@ enum Command {
     Fsck(fsck::Fsck),
     /// Show what this machine offers, and what to do about what is missing
     Doctor(doctor::Doctor),
+    /// Measure what operations cost, beside peers on the same machine
+    Bench(bench::Bench),
 }
 
 /// Runs the command the process was started with.
@@ -109,6 +112,7 @@ pub(crate) fn main() -> ExitCode {
         Command::Df(command) => command.run(),
         Command::Fsck(command) => command.run(),
         Command::Doctor(command) => command.run(),
+        Command::Bench(command) => command.run(),
     };
     match outcome {
         Ok(code) => ExitCode::from(code),

@@ -1,0 +1,231 @@
+//! The engine in this process, one thread, a pool in DRAM that is 80 % full.
+
+use std::cell::Cell;
+use std::fs::{File, OpenOptions};
+use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use ferrite_fs::{Engine, MkfsOptions, MountOptions};
+use ferrite_pm::Region;
+use ferrite_vfs::{Cred, FileKind, FileSystem, Ino, NewNode, OpenFile, OpenMode, ROOT_INO};
+
+use super::random::page;
+use super::{Circumstances, Duel, Effort, Output, whole};
+use crate::cli::Failure;
+
+/// Share of the pool's blocks that is in use.
+pub(crate) const FILL_PERCENT: u32 = 80;
+const CHUNK: usize = 2 << 20;
+/// Files in the directory that is listed and searched.
+const FILES: u64 = 1000;
+
+/// A pool in anonymous memory with a file of `file_bytes` in it, filled up.
+pub(crate) fn pool(file_bytes: u64, files: u64) -> Result<(Engine, Vec<Ino>), Failure> {
+    let data_bytes = file_bytes * files;
+    let region = Region::anonymous(data_bytes * 100 / u64::from(FILL_PERCENT) * 104 / 100)?;
+    ferrite_fs::mkfs(&region, &MkfsOptions::default())?;
+    let engine = Engine::mount(region, &MountOptions::default())?;
+    let chunk = vec![0x5a; CHUNK];
+    let mut made = Vec::new();
+    for number in 0..files {
+        let ino = make(&engine, ROOT_INO, &format!("file{number}"))?;
+        let file = engine.open(ino, OpenMode::read_write())?;
+        for offset in (0..file_bytes).step_by(CHUNK) {
+            whole(file.write_at(offset, &chunk)?, CHUNK)?;
+        }
+        made.push(ino);
+    }
+    let filler = engine.open(make(&engine, ROOT_INO, "filler")?, OpenMode::read_write())?;
+    let mut offset = 0;
+    loop {
+        let stat = engine.statfs()?;
+        if (stat.blocks - stat.blocks_free) * 100 >= stat.blocks * u64::from(FILL_PERCENT) {
+            return Ok((engine, made));
+        }
+        whole(filler.write_at(offset, &chunk[..4096 * 16])?, 4096 * 16)?;
+        offset += 4096 * 16;
+    }
+}
+
+fn make(engine: &Engine, dir: Ino, name: &str) -> Result<Ino, Failure> {
+    let node = NewNode { kind: FileKind::File, mode: 0o644, rdev: 0 };
+    Ok(engine.mknod(&Cred::root(), dir, name.as_bytes(), &node)?.ino)
+}
+
+/// A directory on tmpfs, removed when dropped.
+pub(crate) struct TmpfsDir(pub(crate) PathBuf);
+
+impl TmpfsDir {
+    pub(crate) fn new() -> Result<TmpfsDir, Failure> {
+        let path = PathBuf::from(format!("/dev/shm/ferrite-bench-{}", std::process::id()));
+        std::fs::create_dir_all(&path)?;
+        Ok(TmpfsDir(path))
+    }
+
+    pub(crate) fn file(&self, name: &str, bytes: u64) -> Result<File, Failure> {
+        let file = OpenOptions::new().read(true).write(true).create(true).truncate(true).open(self.0.join(name))?;
+        let chunk = vec![0x5a; CHUNK];
+        for offset in (0..bytes).step_by(CHUNK) {
+            file.write_all_at(&chunk, offset)?;
+        }
+        Ok(file)
+    }
+}
+
+impl Drop for TmpfsDir {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+struct Bench<'a> {
+    engine: &'a Engine,
+    effort: Effort,
+    out: &'a mut Output,
+}
+
+impl Bench<'_> {
+    fn duel(
+        &mut self,
+        (name, against): (&'static str, &'static str),
+        slower: usize,
+        ours: super::Work<'_>,
+        theirs: super::Work<'_>,
+    ) -> Result<(), Failure> {
+        let engine = self.engine;
+        Duel {
+            group: "core",
+            name,
+            against,
+            rounds: self.effort.rounds,
+            operations: self.effort.operations / slower,
+            circumstances: Circumstances {
+                page_bytes: 2 << 20,
+                fill_percent: FILL_PERCENT,
+                cache: "larger than the caches",
+                threads: 1,
+                placement: "any".into(),
+            },
+            counters: &|| engine.counters(),
+        }
+        .run(ours, theirs, self.out)
+    }
+}
+
+/// Runs the group.
+pub(crate) fn run(effort: Effort, out: &mut Output) -> Result<(), Failure> {
+    let bytes = effort.file_bytes;
+    let (engine, made) = pool(bytes, 1)?;
+    let file = engine.open(made[0], OpenMode { no_atime: true, ..OpenMode::read_write() })?;
+    let floor = Region::anonymous(bytes)?;
+    floor.stream_zero(0, bytes);
+    let tmpfs = TmpfsDir::new()?;
+    let peer = tmpfs.file("data", bytes)?;
+    let mut bench = Bench { engine: &engine, effort, out };
+    data(&mut bench, &file, &floor, &peer)?;
+    appends(&mut bench, &tmpfs)?;
+    names(&mut bench, &tmpfs)
+}
+
+fn data(bench: &mut Bench<'_>, file: &Arc<dyn OpenFile>, floor: &Region, peer: &File) -> Result<(), Failure> {
+    let bytes = bench.effort.file_bytes;
+    let block = [7; 4096];
+    let mut overwrite = |n| whole(file.write_at(page(n, bytes), &block)?, 4096);
+    bench.duel(("overwrite_4k_durable", "floor"), 1, &mut overwrite, &mut |n| {
+        floor.stream(page(n, bytes), &block);
+        Ok(floor.fence()?)
+    })?;
+    let mut pwrite = |n| Ok(peer.write_all_at(&block, page(n, bytes))?);
+    bench.duel(("overwrite_4k_durable", "tmpfs_pwrite"), 1, &mut overwrite, &mut pwrite)?;
+    let (mut buffer, mut peer_buffer) = ([0; 4096], [0; 4096]);
+    let mut read = |n| whole(file.read_at(page(n, bytes), &mut buffer)?, 4096);
+    let mut pread = |n| whole(peer.read_at(&mut peer_buffer, page(n, bytes))?, 4096);
+    bench.duel(("read_4k_random", "tmpfs_pread"), 1, &mut read, &mut pread)?;
+    let in_order = |n: u64| n * 4096 % bytes;
+    let mut read = |n| whole(file.read_at(in_order(n), &mut buffer)?, 4096);
+    let mut pread = |n| whole(peer.read_at(&mut peer_buffer, in_order(n))?, 4096);
+    bench.duel(("read_4k_sequential", "tmpfs_pread"), 1, &mut read, &mut pread)?;
+    let mut overwrite = |n| whole(file.write_at(page(n, bytes) + 1000, &block[..8])?, 8);
+    let mut pwrite = |n| Ok(peer.write_all_at(&block[..8], page(n, bytes) + 1000)?);
+    bench.duel(("overwrite_8b_durable", "tmpfs_pwrite"), 1, &mut overwrite, &mut pwrite)
+}
+
+/// Appends: a new file a round, so that files stay of one size.
+fn appends(bench: &mut Bench<'_>, tmpfs: &TmpfsDir) -> Result<(), Failure> {
+    let engine = bench.engine.clone();
+    for (name, len) in [("append_4k_durable", 4096), ("append_64b_durable", 64)] {
+        let data = vec![3; len];
+        let operations = bench.effort.operations as u64 / 4;
+        let file_name = |n: u64| format!("append-{}", n / operations);
+        let mut ours: Option<Arc<dyn OpenFile>> = None;
+        let mut theirs: Option<File> = None;
+        let mut append = |n: u64| {
+            if n % operations == 0 {
+                ours = None;
+                let _ = engine.unlink(ROOT_INO, file_name(n.saturating_sub(1)).as_bytes());
+                ours = Some(engine.open(make(&engine, ROOT_INO, &file_name(n))?, OpenMode::read_write())?);
+            }
+            ours.as_ref().map_or(Ok(()), |file| whole(file.append(&data)?.1, len))
+        };
+        let mut peer_append = |n: u64| {
+            if n % operations == 0 {
+                theirs = None;
+                let _ = std::fs::remove_file(tmpfs.0.join(file_name(n.saturating_sub(1))));
+                theirs = Some(OpenOptions::new().append(true).create(true).open(tmpfs.0.join(file_name(n)))?);
+            }
+            theirs.as_mut().map_or(Ok(()), |file| Ok(std::io::Write::write_all(file, &data)?))
+        };
+        bench.duel((name, "tmpfs_append"), 4, &mut append, &mut peer_append)?;
+        let last = (bench.effort.rounds as u64 + 1) * operations - 1;
+        let _ = engine.unlink(ROOT_INO, file_name(last).as_bytes());
+        let _ = std::fs::remove_file(tmpfs.0.join(file_name(last)));
+    }
+    Ok(())
+}
+
+fn names(bench: &mut Bench<'_>, tmpfs: &TmpfsDir) -> Result<(), Failure> {
+    let engine = bench.engine.clone();
+    let dir = engine.mkdir(&Cred::root(), ROOT_INO, b"dir", 0o755)?.ino;
+    let peer = tmpfs.0.join("dir");
+    std::fs::create_dir(&peer)?;
+    let name = |n: u64| format!("entry{n}");
+    for n in 0..FILES {
+        make(&engine, dir, &name(n))?;
+        File::create(peer.join(name(n)))?;
+    }
+    let names: Vec<String> = (0..FILES).map(name).collect();
+    let paths: Vec<PathBuf> = names.iter().map(|name| peer.join(name)).collect();
+    let mut stat = |n: u64| {
+        let parent = engine.lookup(ROOT_INO, b"dir")?.ino;
+        engine.lookup(parent, names[(n % FILES) as usize].as_bytes())?;
+        Ok(())
+    };
+    let mut peer_stat = |n: u64| Ok(std::fs::symlink_metadata(&paths[(n % FILES) as usize]).map(drop)?);
+    bench.duel(("stat", "tmpfs"), 1, &mut stat, &mut peer_stat)?;
+    let mut readdir = |_| {
+        let mut count = 0;
+        engine.readdir(dir, 0, &mut |_| {
+            count += 1;
+            true
+        })?;
+        whole(count, FILES as usize)
+    };
+    let mut peer_readdir = |_| whole(std::fs::read_dir(&peer)?.count(), FILES as usize);
+    bench.duel(("readdir_1000", "tmpfs"), 200, &mut readdir, &mut peer_readdir)?;
+    let cred = Cred::root();
+    let node = NewNode { kind: FileKind::File, mode: 0o644, rdev: 0 };
+    let turn = Cell::new(0u64);
+    let mut create_unlink = |_| {
+        turn.set(turn.get() + 1);
+        let name = format!("new{}", turn.get() % 512);
+        engine.mknod(&cred, dir, name.as_bytes(), &node)?;
+        Ok(engine.unlink(dir, name.as_bytes())?)
+    };
+    let mut peer_create_unlink = |n: u64| {
+        let path = peer.join(format!("new{}", n % 512));
+        File::create(&path)?;
+        Ok(std::fs::remove_file(&path)?)
+    };
+    bench.duel(("create_unlink", "tmpfs"), 2, &mut create_unlink, &mut peer_create_unlink)
+}

@@ -1,0 +1,228 @@
+//! `ferrite bench`: what operations cost, always beside a peer measured in the same run.
+//!
+//! What lives here: the groups (one file each), and how two things are compared ([`Duel`]): in turns, round by round, so that
+//! what else the machine does hits both; the ratio is the median of the rounds' ratios. Counts come from the engine.
+
+mod core;
+mod mount;
+mod random;
+mod threads;
+
+use std::time::Instant;
+
+use ferrite_pm::Counters;
+
+use super::{FAILED, Failure, Outcome, say, say_json};
+
+/// Measure what operations cost, beside peers on the same machine
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Groups:
+  core     the engine in this process, one thread: against the bare cost of durable stores, and against tmpfs
+  threads  two threads on two files, against two threads of bare durable stores
+  mount    a mount, against libfuse's passthrough_ll over tmpfs (needs root, gcc and libfuse3-dev)
+
+A ratio is our time divided by theirs: below 1 is faster. Times wobble with the machine; ratios and counts much less.")]
+pub(crate) struct Bench {
+    /// Group to run [default: all]
+    #[arg(value_parser = ["core", "threads", "mount"])]
+    group: Option<String>,
+    /// Only the benchmarks of this name
+    #[arg(long, value_name = "NAME")]
+    only: Option<String>,
+    /// Print one JSON object a line
+    #[arg(long)]
+    json: bool,
+    /// Smaller files and fewer rounds: a look, not a measurement
+    #[arg(long)]
+    quick: bool,
+}
+
+/// How much to do.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Effort {
+    /// Size of the file that is read and written.
+    pub(crate) file_bytes: u64,
+    /// Rounds of each duel.
+    pub(crate) rounds: usize,
+    /// Operations of a round.
+    pub(crate) operations: usize,
+}
+
+/// Circumstances of a measurement, printed with it.
+#[derive(Debug, Clone, serde::Serialize)]
+pub(crate) struct Circumstances {
+    /// Page size of the mapping of pool and floor.
+    pub(crate) page_bytes: u64,
+    /// How full the pool is.
+    pub(crate) fill_percent: u32,
+    /// What is in the caches.
+    pub(crate) cache: &'static str,
+    /// Threads that work.
+    pub(crate) threads: u32,
+    /// Which cores they may use.
+    pub(crate) placement: String,
+}
+
+/// One line of the result.
+#[derive(Debug, serde::Serialize)]
+pub(crate) struct Row {
+    group: &'static str,
+    name: &'static str,
+    against: &'static str,
+    /// Our time divided by theirs.
+    ratio: f64,
+    median_ns: f64,
+    against_median_ns: f64,
+    /// Per operation of ours.
+    fences: f64,
+    lines_written_back: f64,
+    bytes_streamed: f64,
+    #[serde(flatten)]
+    circumstances: Circumstances,
+}
+
+impl Bench {
+    pub(crate) fn run(self) -> Outcome {
+        let effort = if self.quick {
+            Effort { file_bytes: 64 << 20, rounds: 5, operations: 4_000 }
+        } else {
+            Effort { file_bytes: 1 << 30, rounds: 15, operations: 20_000 }
+        };
+        let mut out = Output { json: self.json, headed: false, only: self.only.clone() };
+        let wanted = |group: &str| self.group.as_deref().is_none_or(|one| one == group);
+        if wanted("core") {
+            core::run(effort, &mut out)?;
+        }
+        if wanted("threads") {
+            threads::run(effort, &mut out)?;
+        }
+        if wanted("mount") {
+            match mount::run(effort, &mut out) {
+                // Asked for by name it must run; in a run of all groups it may be out of reach.
+                Err(failure) if self.group.is_none() => eprintln!("ferrite: mount group left out: {}", failure.message),
+                other => other?,
+            }
+        }
+        Ok(0)
+    }
+}
+
+/// Prints rows as they come.
+pub(crate) struct Output {
+    json: bool,
+    headed: bool,
+    only: Option<String>,
+}
+
+impl Output {
+    fn wants(&self, name: &str) -> bool {
+        self.only.as_deref().is_none_or(|only| only == name)
+    }
+
+    fn row(&mut self, row: &Row) -> Result<(), Failure> {
+        if self.json {
+            return say_json(row);
+        }
+        if !self.headed {
+            self.headed = true;
+            say(format!(
+                "{:<24} {:<20} {:>7} {:>10} {:>10} {:>7} {:>7} {:>9}  {}",
+                "benchmark", "against", "ratio", "ns", "their ns", "fences", "lines", "streamed", "page, fill, cache, threads, cores"
+            ));
+        }
+        let c = &row.circumstances;
+        say(format!(
+            "{:<24} {:<20} {:>7.2} {:>10.0} {:>10.0} {:>7.2} {:>7.2} {:>9.0}  {}, {} %, {}, {}, {}",
+            row.name,
+            row.against,
+            row.ratio,
+            row.median_ns,
+            row.against_median_ns,
+            row.fences,
+            row.lines_written_back,
+            row.bytes_streamed,
+            super::size::human(c.page_bytes),
+            c.fill_percent,
+            c.cache,
+            c.threads,
+            c.placement
+        ));
+        Ok(())
+    }
+}
+
+/// One side of a comparison: does operation number `n`.
+pub(crate) type Work<'a> = &'a mut dyn FnMut(u64) -> Result<(), Failure>;
+
+/// Compares two pieces of work, in turns.
+pub(crate) struct Duel<'a> {
+    pub(crate) group: &'static str,
+    pub(crate) name: &'static str,
+    pub(crate) against: &'static str,
+    pub(crate) rounds: usize,
+    pub(crate) operations: usize,
+    pub(crate) circumstances: Circumstances,
+    /// Counters of the engine, when it is in this process.
+    pub(crate) counters: &'a dyn Fn() -> Counters,
+}
+
+impl Duel<'_> {
+    /// Runs it and prints the row.
+    pub(crate) fn run(&self, ours: Work<'_>, theirs: Work<'_>, out: &mut Output) -> Result<(), Failure> {
+        if !out.wants(self.name) {
+            return Ok(());
+        }
+        let (mut our_ns, mut their_ns, mut ratios) = (Vec::new(), Vec::new(), Vec::new());
+        let mut counts = Counters::default();
+        let mut next = 0;
+        // The first round warms both up and does not count.
+        for round in 0..=self.rounds {
+            let numbers = next..next + self.operations as u64;
+            next = numbers.end;
+            let before = (self.counters)();
+            let ours = time(ours, numbers.clone())?;
+            let after = (self.counters)() - before;
+            let theirs = time(theirs, numbers)?;
+            if round > 0 {
+                our_ns.push(ours);
+                their_ns.push(theirs);
+                ratios.push(ours / theirs);
+                counts = after;
+            }
+        }
+        let per_operation = |count: u64| count as f64 / self.operations as f64;
+        out.row(&Row {
+            group: self.group,
+            name: self.name,
+            against: self.against,
+            ratio: median(&mut ratios),
+            median_ns: median(&mut our_ns),
+            against_median_ns: median(&mut their_ns),
+            fences: per_operation(counts.fences),
+            lines_written_back: per_operation(counts.lines_written_back),
+            bytes_streamed: per_operation(counts.bytes_streamed),
+            circumstances: self.circumstances.clone(),
+        })
+    }
+}
+
+/// Nanoseconds per operation.
+fn time(work: Work<'_>, numbers: std::ops::Range<u64>) -> Result<f64, Failure> {
+    let count = numbers.end - numbers.start;
+    let start = Instant::now();
+    for number in numbers {
+        work(number)?;
+    }
+    Ok(start.elapsed().as_nanos() as f64 / count as f64)
+}
+
+fn median(values: &mut [f64]) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
+}
+
+/// A short count of bytes read or written is a failed benchmark.
+pub(crate) fn whole(count: usize, expected: usize) -> Result<(), Failure> {
+    if count == expected { Ok(()) } else { Err(Failure::new(FAILED, format!("{count} of {expected} bytes"))) }
+}
