@@ -1,0 +1,210 @@
+//! Content of the reference engine's files: pages in an ordered map, and open handles.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::{MAX_FILE_BYTES, MemFs, Node};
+use crate::{Attr, FallocateMode, FileSystem, FsError, Ino, OpenFile, OpenMode, Result, posix};
+
+/// Size of a page, the unit of holes.
+pub(super) const PAGE_BYTES: u64 = 4096;
+
+/// Pages that hold data, and pages that are only reserved. What is in neither is a hole.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Content {
+    written: BTreeMap<u64, Box<[u8]>>,
+    reserved: BTreeSet<u64>,
+}
+
+impl Content {
+    /// Pages that take space.
+    pub(super) fn pages(&self) -> u64 {
+        (self.written.len() + self.reserved.len()) as u64
+    }
+
+    fn read(&self, offset: u64, buf: &mut [u8]) {
+        for (index, byte) in buf.iter_mut().enumerate() {
+            let at = offset + index as u64;
+            *byte = self.written.get(&(at / PAGE_BYTES)).map_or(0, |page| page[(at % PAGE_BYTES) as usize]);
+        }
+    }
+
+    fn write(&mut self, offset: u64, data: &[u8]) {
+        for (index, &byte) in data.iter().enumerate() {
+            let at = offset + index as u64;
+            let page = at / PAGE_BYTES;
+            self.reserved.remove(&page);
+            let content = self.written.entry(page).or_insert_with(|| vec![0; PAGE_BYTES as usize].into());
+            content[(at % PAGE_BYTES) as usize] = byte;
+        }
+    }
+
+    /// Drops everything from `size` on.
+    pub(super) fn cut(&mut self, size: u64) {
+        self.clear(size, MAX_FILE_BYTES.next_multiple_of(PAGE_BYTES) + PAGE_BYTES);
+    }
+
+    /// Zeroes a range and drops its whole pages.
+    fn clear(&mut self, offset: u64, end: u64) {
+        let (first, last) = (offset.div_ceil(PAGE_BYTES), end / PAGE_BYTES);
+        if first < last {
+            self.written.retain(|page, _| !(first..last).contains(page));
+            self.reserved.retain(|page| !(first..last).contains(page));
+        }
+        for page in [offset / PAGE_BYTES, end / PAGE_BYTES] {
+            if let Some(content) = self.written.get_mut(&page) {
+                let start = page * PAGE_BYTES;
+                let from = offset.clamp(start, start + PAGE_BYTES) - start;
+                let to = end.clamp(start, start + PAGE_BYTES) - start;
+                if from < to {
+                    content[from as usize..to as usize].fill(0);
+                }
+            }
+        }
+    }
+
+    fn reserve(&mut self, offset: u64, end: u64) {
+        for page in offset / PAGE_BYTES..end.div_ceil(PAGE_BYTES) {
+            if !self.written.contains_key(&page) {
+                self.reserved.insert(page);
+            }
+        }
+    }
+
+    fn next_data(&self, offset: u64, size: u64) -> Option<u64> {
+        let (&page, _) = self.written.range(offset / PAGE_BYTES..).next()?;
+        Some(offset.max(page * PAGE_BYTES)).filter(|&at| at < size)
+    }
+
+    fn next_hole(&self, offset: u64, size: u64) -> u64 {
+        let mut page = offset / PAGE_BYTES;
+        while self.written.contains_key(&page) {
+            page += 1;
+        }
+        offset.max(page * PAGE_BYTES).min(size)
+    }
+}
+
+/// An open file of the reference engine.
+pub(super) struct MemFile {
+    fs: MemFs,
+    ino: Ino,
+    mode: OpenMode,
+}
+
+impl MemFile {
+    /// A handle on an inode that was pinned for it.
+    pub(super) fn new(fs: MemFs, ino: Ino, mode: OpenMode) -> Self {
+        MemFile { fs, ino, mode }
+    }
+
+    fn with<T>(&self, allowed: bool, f: impl FnOnce(&mut Node, crate::Timestamp) -> Result<T>) -> Result<T> {
+        if !allowed {
+            return Err(FsError::BadHandle);
+        }
+        let mut state = self.fs.lock();
+        let now = state.now();
+        f(state.node(self.ino)?, now)
+    }
+
+    fn write(&self, offset: Option<u64>, data: &[u8]) -> Result<(u64, usize)> {
+        self.with(self.mode.write, |node, now| {
+            let offset = offset.unwrap_or(node.attr.size);
+            if data.is_empty() {
+                return Ok((offset, 0));
+            }
+            let end = offset.checked_add(data.len() as u64).filter(|&end| end <= MAX_FILE_BYTES);
+            let end = end.ok_or(FsError::FileTooBig)?;
+            node.content.write(offset, data);
+            node.attr.size = node.attr.size.max(end);
+            node.changed(now);
+            if self.mode.kill_priv {
+                node.attr.mode = posix::kill_priv(node.attr.kind, node.attr.mode);
+            }
+            Ok((offset, data.len()))
+        })
+    }
+}
+
+impl OpenFile for MemFile {
+    fn ino(&self) -> Ino {
+        self.ino
+    }
+
+    fn getattr(&self) -> Result<Attr> {
+        self.fs.getattr(self.ino)
+    }
+
+    fn read_at(&self, offset: u64, buf: &mut [u8]) -> Result<usize> {
+        self.with(self.mode.read, |node, now| {
+            let count = node.attr.size.saturating_sub(offset).min(buf.len() as u64) as usize;
+            node.content.read(offset, &mut buf[..count]);
+            let attr = &mut node.attr;
+            if !self.mode.no_atime && posix::relatime_due(attr.atime, attr.mtime, attr.ctime, now) {
+                attr.atime = now;
+            }
+            Ok(count)
+        })
+    }
+
+    fn write_at(&self, offset: u64, data: &[u8]) -> Result<usize> {
+        self.write(Some(offset), data).map(|(_, count)| count)
+    }
+
+    fn append(&self, data: &[u8]) -> Result<(u64, usize)> {
+        self.write(None, data)
+    }
+
+    fn fallocate(&self, mode: FallocateMode, offset: u64, len: u64) -> Result<()> {
+        self.with(self.mode.write, |node, now| {
+            if len == 0 {
+                return Err(FsError::Invalid("fallocate needs a length"));
+            }
+            let end = offset.checked_add(len).filter(|&end| end <= MAX_FILE_BYTES).ok_or(FsError::FileTooBig)?;
+            let keep_size = match mode {
+                FallocateMode::PunchHole => {
+                    node.content.clear(offset, end);
+                    true
+                }
+                FallocateMode::ZeroRange { keep_size } => {
+                    node.content.clear(offset, end);
+                    node.content.reserve(offset, end);
+                    keep_size
+                }
+                FallocateMode::Allocate { keep_size } => {
+                    node.content.reserve(offset, end);
+                    keep_size
+                }
+            };
+            if !keep_size {
+                node.attr.size = node.attr.size.max(end);
+            }
+            node.changed(now);
+            Ok(())
+        })
+    }
+
+    fn seek_data(&self, offset: u64) -> Result<u64> {
+        self.with(true, |node, _| {
+            node.content.next_data(offset, node.attr.size).ok_or(FsError::NoSuchAddress)
+        })
+    }
+
+    fn seek_hole(&self, offset: u64) -> Result<u64> {
+        self.with(true, |node, _| {
+            if offset >= node.attr.size {
+                return Err(FsError::NoSuchAddress);
+            }
+            Ok(node.content.next_hole(offset, node.attr.size))
+        })
+    }
+
+    fn fsync(&self) -> Result<()> {
+        Ok(())
+    }
+}
+
+impl Drop for MemFile {
+    fn drop(&mut self) {
+        self.fs.unpin(self.ino, 1);
+    }
+}
