@@ -117,7 +117,10 @@ impl BlockAlloc {
 
     /// Claims `block` if it is a free data block.
     pub(crate) fn claim(&self, block: u32, class: Class) -> bool {
-        let Some(index) = u64::from(block).checked_sub(self.first_block).filter(|&i| i < self.bitmap.len()) else {
+        let Some(index) = u64::from(block)
+            .checked_sub(self.first_block)
+            .filter(|&i| i < self.bitmap.len())
+        else {
             return false;
         };
         if self.bitmap.is_set(index) || !self.take_token(class) {

@@ -103,7 +103,9 @@ impl Core {
 
     /// Retires the journal's records and hands out again what they freed.
     pub(crate) fn reclaim(&self) -> Result<()> {
-        self.journal.advance(&mut |resource| self.release(resource)).map_err(|error| self.fail(&error))
+        self.journal
+            .advance(&mut |resource| self.release(resource))
+            .map_err(|error| self.fail(&error))
     }
 
     /// Gives a resource back to its free map.
@@ -149,7 +151,10 @@ impl Core {
 
     /// The number of an inode of this pool.
     pub(crate) fn number(&self, ino: Ino) -> Result<u32> {
-        u32::try_from(ino).ok().filter(|&n| n != 0 && u64::from(n) < self.superblock.inodes).ok_or(FsError::Stale)
+        u32::try_from(ino)
+            .ok()
+            .filter(|&n| n != 0 && u64::from(n) < self.superblock.inodes)
+            .ok_or(FsError::Stale)
     }
 
     /// The cache entry of `ino`.
@@ -167,7 +172,10 @@ impl Core {
         let loaded = self.load(inode.ino);
         if !inode.is_verified() {
             if !loaded.is_sound(inode.ino) {
-                return Err(FsError::Io(format!("inode {}: wrong checksum; run `ferrite fsck`", inode.ino)));
+                return Err(FsError::Io(format!(
+                    "inode {}: wrong checksum; run `ferrite fsck`",
+                    inode.ino
+                )));
             }
             inode.set_verified();
         }
@@ -204,7 +212,9 @@ impl Core {
 
     /// Attributes of an inode.
     pub(crate) fn attr(&self, ino: u32, inode: &Inode) -> Result<Attr> {
-        inode.attr(ino).ok_or_else(|| FsError::Io(format!("inode {ino}: impossible mode {:o}", inode.mode_bits())))
+        inode
+            .attr(ino)
+            .ok_or_else(|| FsError::Io(format!("inode {ino}: impossible mode {:o}", inode.mode_bits())))
     }
 }
 
@@ -219,12 +229,16 @@ impl<'a> LockSet<'a> {
         let mut sorted = inodes.to_vec();
         sorted.sort_unstable_by_key(|inode| inode.ino);
         sorted.dedup_by_key(|inode| inode.ino);
-        LockSet { held: sorted.into_iter().map(InodeMem::write).collect() }
+        LockSet {
+            held: sorted.into_iter().map(InodeMem::write).collect(),
+        }
     }
 
     /// Two exclusive locks that were taken in order, or without waiting.
     pub(crate) fn of(first: Exclusive<'a>, second: Exclusive<'a>) -> LockSet<'a> {
-        LockSet { held: vec![first, second] }
+        LockSet {
+            held: vec![first, second],
+        }
     }
 
     /// The hints of `ino`, which is among the locked.

@@ -49,7 +49,10 @@ fn checksum(ino: u32, kind: u64, parent: u32, name: &[u8]) -> u32 {
 /// The header words of a block.
 pub(crate) fn block_header(dir: u32, lblk: u32) -> [u64; 2] {
     let first = u64::from(dir) | u64::from(lblk) << 32;
-    [first, u64::from(SIGNATURE) | u64::from(crc32c::crc32c(&first.to_le_bytes())) << 32]
+    [
+        first,
+        u64::from(SIGNATURE) | u64::from(crc32c::crc32c(&first.to_le_bytes())) << 32,
+    ]
 }
 
 /// Directory and logical block of the block at `offset`.
@@ -57,7 +60,9 @@ pub(crate) fn read_block_header(region: &Region, offset: u64) -> Result<(u32, u3
     let first = region.load(offset);
     let (dir, lblk) = (first as u32, (first >> 32) as u32);
     if region.load(offset + 8) != block_header(dir, lblk)[1] {
-        return Err(FsError::Io(format!("directory block at offset {offset}: damaged header")));
+        return Err(FsError::Io(format!(
+            "directory block at offset {offset}: damaged header"
+        )));
     }
     Ok((dir, lblk))
 }
@@ -77,7 +82,10 @@ pub(crate) fn encode(
     mut set: impl FnMut(u64 /* offset in the entry */, u64),
 ) {
     let kind = kind_code(kind);
-    set(0, u64::from(ino) | len_bytes << 32 | (name.len() as u64) << 48 | kind << 56);
+    set(
+        0,
+        u64::from(ino) | len_bytes << 32 | (name.len() as u64) << 48 | kind << 56,
+    );
     set(8, u64::from(dir) | u64::from(checksum(ino, kind, dir, name)) << 32);
     for (index, chunk) in name.chunks(8).enumerate() {
         let mut word = [0; 8];
@@ -117,9 +125,16 @@ impl Head {
 pub(crate) fn head(region: &Region, offset: u64) -> Result<Head> {
     let head = Head::parse(region.load(offset));
     let room = BLOCK_BYTES - offset % BLOCK_BYTES;
-    let least = if head.ino == 0 { 8 } else { 16 + head.name_len.next_multiple_of(8) as u64 };
+    let least = if head.ino == 0 {
+        8
+    } else {
+        16 + head.name_len.next_multiple_of(8) as u64
+    };
     if head.len_bytes < least || head.len_bytes % 8 != 0 || head.len_bytes > room {
-        return Err(FsError::Io(format!("directory entry at offset {offset}: impossible length {}", head.len_bytes)));
+        return Err(FsError::Io(format!(
+            "directory entry at offset {offset}: impossible length {}",
+            head.len_bytes
+        )));
     }
     Ok(head)
 }
@@ -160,7 +175,12 @@ pub(crate) fn read(region: &Region, offset: u64, dir: u32) -> Result<Entry> {
         return Err(damaged("wrong checksum"));
     }
     let kind = kind_from_code(head.kind).ok_or_else(|| damaged("unknown kind"))?;
-    Ok(Entry { ino: head.ino, kind, bytes, name_len: head.name_len })
+    Ok(Entry {
+        ino: head.ino,
+        kind,
+        bytes,
+        name_len: head.name_len,
+    })
 }
 
 /// Inode and kind of the entry at `offset`, if it is `name` in directory `dir`; a mismatch is no error, since
@@ -183,7 +203,9 @@ pub(crate) fn read_if(region: &Region, offset: u64, dir: u32, name: &[u8]) -> Re
         }
     }
     if (second >> 32) as u32 != checksum(head.ino, head.kind, dir, name) {
-        return Err(FsError::Io(format!("directory entry at offset {offset}: wrong checksum")));
+        return Err(FsError::Io(format!(
+            "directory entry at offset {offset}: wrong checksum"
+        )));
     }
     let kind = kind_from_code(head.kind)
         .ok_or_else(|| FsError::Io(format!("directory entry at offset {offset}: unknown kind")))?;

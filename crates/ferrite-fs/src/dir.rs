@@ -114,7 +114,11 @@ fn find_space(
             let offset = block_offset + position % BLOCK_BYTES;
             let head = dentry::head(&core.region, offset)?;
             if head.ino == 0 && head.len_bytes >= need {
-                return Ok(Some(Space { position, offset, len_bytes: head.len_bytes }));
+                return Ok(Some(Space {
+                    position,
+                    offset,
+                    len_bytes: head.len_bytes,
+                }));
             }
         }
     }
@@ -156,7 +160,9 @@ pub(crate) fn insert(
     };
     // What is left over becomes a free entry; less than a word's worth cannot be, lengths are multiples of 8.
     let rest = space.len_bytes - need;
-    dentry::encode(dir, child.0, child.1, name, need, |at, word| tx.set_word(space.offset + at, word));
+    dentry::encode(dir, child.0, child.1, name, need, |at, word| {
+        tx.set_word(space.offset + at, word)
+    });
     if rest > 0 {
         tx.set_word(space.offset + need, dentry::free_word(rest));
     }
@@ -164,7 +170,9 @@ pub(crate) fn insert(
     inode.set_entries(inode.entries() + 1);
     // Until the commit the boundary behind the new entry does not exist.
     hints.tail = None;
-    Ok(Planned { tail: (rest >= dentry::entry_bytes(b"a")).then_some(space.position + need) })
+    Ok(Planned {
+        tail: (rest >= dentry::entry_bytes(b"a")).then_some(space.position + need),
+    })
 }
 
 /// Tells the hints that the insert was committed.
@@ -177,10 +185,14 @@ fn add_block(core: &Core, tx: &mut Tx<'_>, dir: u32, inode: &mut Inode, hole: Op
     let lblk = hole.unwrap_or_else(|| last_lblk_end(inode));
     let lblk32 = u32::try_from(lblk).map_err(|_| FsError::FileTooBig)?;
     if !core.map.get(dir, lblk32).is_hole() {
-        return Err(FsError::Io(format!("directory {dir}: block {lblk} lies behind its end")));
+        return Err(FsError::Io(format!(
+            "directory {dir}: block {lblk} lies behind its end"
+        )));
     }
     let block = tx.alloc_block().map_err(crate::core::map_error)?;
-    core.map.insert(tx, dir, lblk32, PageWord::new(block, 0)).map_err(crate::core::map_error)?;
+    core.map
+        .insert(tx, dir, lblk32, PageWord::new(block, 0))
+        .map_err(crate::core::map_error)?;
     let offset = core.superblock.block_offset(block);
     let [first, second] = dentry::block_header(dir, lblk32);
     tx.set_word(offset, first);
@@ -209,7 +221,9 @@ pub(crate) fn remove(
     let block_offset = found.entry_offset / BLOCK_BYTES * BLOCK_BYTES;
     let (owner, lblk) = dentry::read_block_header(&core.region, block_offset)?;
     if owner != dir {
-        return Err(FsError::Io(format!("directory block at offset {block_offset}: belongs to inode {owner}")));
+        return Err(FsError::Io(format!(
+            "directory block at offset {block_offset}: belongs to inode {owner}"
+        )));
     }
     if hints.roomy.last() != Some(&lblk) && hints.roomy.len() < ROOMY_MAX {
         hints.roomy.push(lblk);
@@ -248,7 +262,14 @@ fn is_alone(core: &Core, block_offset: u64, entry_offset: u64) -> Result<bool> {
 }
 
 /// Lets the entry `found` name another inode.
-pub(crate) fn replace(core: &Core, tx: &mut Tx<'_>, dir: u32, name: &[u8], found: &Found, child: (u32, FileKind)) -> Result<()> {
+pub(crate) fn replace(
+    core: &Core,
+    tx: &mut Tx<'_>,
+    dir: u32,
+    name: &[u8],
+    found: &Found,
+    child: (u32, FileKind),
+) -> Result<()> {
     let head = dentry::head(&core.region, found.entry_offset)?;
     dentry::encode(dir, child.0, child.1, name, head.len_bytes, |at, word| {
         if at < 16 {
@@ -278,7 +299,12 @@ pub(crate) fn list(
                     let entry = dentry::read(&core.region, block_offset + within, dir)?;
                     let next_cookie = position + head.len_bytes;
                     let ino = u64::from(entry.ino);
-                    if !sink(&DirEntry { ino, kind: entry.kind, name: entry.name(), next_cookie }) {
+                    if !sink(&DirEntry {
+                        ino,
+                        kind: entry.kind,
+                        name: entry.name(),
+                        next_cookie,
+                    }) {
                         return Ok(());
                     }
                     // With all entries given, the holes of a sparse directory need not be walked.

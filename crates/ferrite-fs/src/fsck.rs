@@ -22,8 +22,8 @@ use crate::inode::{INLINE_BYTES, Inode};
 use crate::journal::replay;
 use crate::layout::{BLOCK_BYTES, MAX_FILE_BYTES, Superblock};
 use crate::names::NameTable;
-use crate::options::{Finding, FsckReport};
 use crate::ops::xattr_is_sound;
+use crate::options::{Finding, FsckReport};
 
 /// Findings kept; a ruined pool would otherwise fill the memory with them.
 const FINDINGS_MAX: usize = 1000;
@@ -52,7 +52,10 @@ pub fn fsck(region: Region, progress: Progress<'_>) -> Result<FsckReport, Engine
     let replayed_records = match replay::replay(&region, &superblock) {
         Ok(replayed) => replayed.records,
         Err(error) => {
-            findings.push(Finding { phase: "journal", what: error.to_string() });
+            findings.push(Finding {
+                phase: "journal",
+                what: error.to_string(),
+            });
             0
         }
     };
@@ -68,7 +71,10 @@ pub fn fsck(region: Region, progress: Progress<'_>) -> Result<FsckReport, Engine
         region,
         superblock,
     };
-    let mut report = FsckReport { replayed_records, ..FsckReport::default() };
+    let mut report = FsckReport {
+        replayed_records,
+        ..FsckReport::default()
+    };
     progress("mapping", 0, check.superblock.map_slots);
     report.pages = check.mapping();
     check.names.load();
@@ -87,9 +93,15 @@ fn check_superblocks(region: &Region, superblock: &Superblock, findings: &mut Ve
         region.read(offset, &mut block);
         match Superblock::decode(&block) {
             Ok(found) if found == *superblock => {}
-            Ok(_) => findings.push(Finding { phase: "superblock", what: format!("the {name} copy differs") }),
+            Ok(_) => findings.push(Finding {
+                phase: "superblock",
+                what: format!("the {name} copy differs"),
+            }),
             Err(error) => {
-                findings.push(Finding { phase: "superblock", what: format!("the {name} copy: {error}") });
+                findings.push(Finding {
+                    phase: "superblock",
+                    what: format!("the {name} copy: {error}"),
+                });
             }
         }
     }
@@ -116,7 +128,8 @@ impl Check {
         if !self.superblock.is_data_block(block) {
             return Some("which is no data block");
         }
-        (!self.owned.claim(u64::from(block) - self.superblock.first_block)).then_some("which belongs to another as well")
+        (!self.owned.claim(u64::from(block) - self.superblock.first_block))
+            .then_some("which belongs to another as well")
     }
 
     fn mapping(&self) -> u64 {
@@ -144,7 +157,10 @@ impl Check {
         self.map.for_each(&mut |entry| {
             if self.map.get(entry.ino, entry.lblk) != entry.word {
                 let MapEntry { ino, lblk, slot, .. } = entry;
-                self.find("mapping", format!("mapping slot {slot}: page {lblk} of inode {ino} is mapped twice"));
+                self.find(
+                    "mapping",
+                    format!("mapping slot {slot}: page {lblk} of inode {ino} is mapped twice"),
+                );
             }
             true
         });
@@ -166,7 +182,10 @@ impl Check {
         }
         let root = self.load(ROOT_INO as u32);
         if !root.is_dir() || u64::from(root.parent()) != ROOT_INO {
-            self.find("inodes", "inode 1: the root is no directory, or not its own parent".into());
+            self.find(
+                "inodes",
+                "inode 1: the root is no directory, or not its own parent".into(),
+            );
         }
     }
 
@@ -183,12 +202,19 @@ impl Check {
             wrong(format!("impossible size {}", inode.size()));
         }
         if inode.is_inline() && (pages > 0 || inode.size() > INLINE_BYTES as u64) {
-            wrong(format!("has its content inside, but {pages} pages and {} bytes", inode.size()));
+            wrong(format!(
+                "has its content inside, but {pages} pages and {} bytes",
+                inode.size()
+            ));
         }
         if kind == FileKind::Symlink && !inode.is_inline() && self.map.get(ino, 0).is_hole() {
             wrong("symbolic link without a target".into());
         }
-        if matches!(kind, FileKind::Fifo | FileKind::Socket | FileKind::CharDevice | FileKind::BlockDevice) && pages > 0 {
+        if matches!(
+            kind,
+            FileKind::Fifo | FileKind::Socket | FileKind::CharDevice | FileKind::BlockDevice
+        ) && pages > 0
+        {
             wrong(format!("special file with {pages} pages"));
         }
         let block = inode.xattr_block();
@@ -223,14 +249,20 @@ impl Check {
         let end = lblks(inode.size());
         self.map.for_range(dir, 0, 1 << 32, &mut |mapped| {
             if u64::from(mapped.lblk) >= end {
-                self.find("directories", format!("directory {dir}: block {} lies behind its end", mapped.lblk));
+                self.find(
+                    "directories",
+                    format!("directory {dir}: block {} lies behind its end", mapped.lblk),
+                );
             }
             if !self.superblock.is_data_block(mapped.word.page()) {
                 return true;
             }
             let offset = self.superblock.block_offset(mapped.word.page());
             if dentry::read_block_header(&self.region, offset).ok() != Some((dir, mapped.lblk)) {
-                let what = format!("directory {dir}: block {} has another's header, or a damaged one", mapped.lblk);
+                let what = format!(
+                    "directory {dir}: block {} has another's header, or a damaged one",
+                    mapped.lblk
+                );
                 self.find("directories", what);
                 return true;
             }
@@ -317,7 +349,10 @@ impl Check {
                 false => found,
             };
             if inode.nlink() != expected {
-                self.find("links", format!("inode {ino}: link count {}, {expected} found", inode.nlink()));
+                self.find(
+                    "links",
+                    format!("inode {ino}: link count {}, {expected} found", inode.nlink()),
+                );
             }
             if inode.is_dir() && !is_root && expected > 0 && !self.reaches_root(ino) {
                 self.find("links", format!("directory {ino} cannot be reached from the root"));

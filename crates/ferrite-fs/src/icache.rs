@@ -87,7 +87,10 @@ impl InodeMem {
 
     /// Exclusive lock.
     pub(crate) fn write(self: &Arc<Self>) -> Exclusive<'_> {
-        Exclusive { hints: self.lock.write(), inode: self }
+        Exclusive {
+            hints: self.lock.write(),
+            inode: self,
+        }
     }
 
     /// Starts an optimistic read; `None` while a change is going on.
@@ -218,7 +221,11 @@ impl InodeCache {
     pub(crate) fn remove(&self, inode: &InodeMem) {
         let mut shard = self.shard(inode.ino).lock();
         self.seq_floor.fetch_max(inode.last_seq(), Ordering::Relaxed);
-        if shard.inodes.get(&inode.ino).is_some_and(|found| std::ptr::eq(Arc::as_ptr(found), inode)) {
+        if shard
+            .inodes
+            .get(&inode.ino)
+            .is_some_and(|found| std::ptr::eq(Arc::as_ptr(found), inode))
+        {
             shard.inodes.remove(&inode.ino);
         }
     }

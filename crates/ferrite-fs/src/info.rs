@@ -40,7 +40,11 @@ pub(crate) fn collect(core: &Core) -> PoolInfo {
         map_slots,
         map_slots_free: map_slots_free + pending.map_slots,
         pages,
-        pages_at_home_percent: if pages == 0 { 100.0 } else { at_home as f64 * 100.0 / pages as f64 },
+        pages_at_home_percent: if pages == 0 {
+            100.0
+        } else {
+            at_home as f64 * 100.0 / pages as f64
+        },
         rings: superblock.rings,
         ring_bytes: superblock.ring_bytes,
         was_clean: core.history.was_clean,

@@ -99,12 +99,18 @@ impl Inode {
 
     /// A free inode.
     pub(crate) fn empty() -> Inode {
-        Inode { words: [0; INODE_WORDS] }
+        Inode {
+            words: [0; INODE_WORDS],
+        }
     }
 
     /// Checksum over everything but itself, bound to the inode's number. Of the inline area it covers what is content.
     pub(crate) fn checksum(&self, ino: u32) -> u32 {
-        let content = if self.is_inline() { self.size().min(INLINE_BYTES as u64).div_ceil(8) as usize } else { 0 };
+        let content = if self.is_inline() {
+            self.size().min(INLINE_BYTES as u64).div_ceil(8) as usize
+        } else {
+            0
+        };
         let start = crc32c::crc32c([ino, self.blocks()].as_bytes());
         crc32c::crc32c_append(start, self.words[1..W_INLINE + content].as_bytes())
     }
@@ -147,7 +153,11 @@ impl Inode {
     }
 
     pub(crate) fn set_inline(&mut self, inline: bool) {
-        self.set_flags(if inline { self.flags() | FLAG_INLINE } else { self.flags() & !FLAG_INLINE });
+        self.set_flags(if inline {
+            self.flags() | FLAG_INLINE
+        } else {
+            self.flags() & !FLAG_INLINE
+        });
     }
 
     /// The inline area.

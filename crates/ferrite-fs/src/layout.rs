@@ -188,7 +188,10 @@ impl Superblock {
     pub fn validate(&self, available_bytes: u64) -> Result<(), EngineError> {
         let damaged = |what: &str| Err(EngineError::Damaged(format!("superblock: {what}")));
         if self.size_bytes > available_bytes {
-            return Err(EngineError::Truncated { expected_bytes: self.size_bytes, found_bytes: available_bytes });
+            return Err(EngineError::Truncated {
+                expected_bytes: self.size_bytes,
+                found_bytes: available_bytes,
+            });
         }
         if !(MIN_POOL_BYTES..=MAX_POOL_BYTES).contains(&self.size_bytes) || self.size_bytes % BLOCK_BYTES != 0 {
             return damaged("impossible pool size");
@@ -196,7 +199,11 @@ impl Superblock {
         if self.rings == 0 || self.rings > 256 || self.ring_bytes < 64 << 10 || self.ring_bytes > 1 << 30 {
             return damaged("impossible journal geometry");
         }
-        if self.inodes < 16 || self.inodes > MAX_INODES + 16 || self.name_slots < 16 || self.name_slots > MAX_NAMES + BLOCK_BYTES {
+        if self.inodes < 16
+            || self.inodes > MAX_INODES + 16
+            || self.name_slots < 16
+            || self.name_slots > MAX_NAMES + BLOCK_BYTES
+        {
             return damaged("impossible table sizes");
         }
         if self.blocks == 0 || self.blocks > MAX_POOL_BYTES / BLOCK_BYTES || self.reserve_blocks > self.blocks {
@@ -210,7 +217,10 @@ impl Superblock {
             (self.inode_offset, self.inodes.checked_mul(INODE_BYTES)),
             (self.name_offset, self.name_slots.checked_mul(8)),
             (self.map_offset, self.map_slots.checked_mul(16)),
-            (self.first_block.saturating_mul(BLOCK_BYTES), self.blocks.checked_mul(BLOCK_BYTES)),
+            (
+                self.first_block.saturating_mul(BLOCK_BYTES),
+                self.blocks.checked_mul(BLOCK_BYTES),
+            ),
         ];
         let mut end = 2 * BLOCK_BYTES;
         for (offset, len) in areas {
@@ -279,7 +289,10 @@ impl Superblock {
             return Err(EngineError::Damaged("superblock checksum".into()));
         }
         if half(8) > FORMAT_VERSION {
-            return Err(EngineError::NewerVersion { found: half(8), supported: FORMAT_VERSION });
+            return Err(EngineError::NewerVersion {
+                found: half(8),
+                supported: FORMAT_VERSION,
+            });
         }
         if word(64) != 0 {
             return Err(EngineError::UnknownFeatures(word(64)));

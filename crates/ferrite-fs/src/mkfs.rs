@@ -56,4 +56,3 @@ pub fn mkfs(region: &Region, options: &MkfsOptions) -> Result<(), EngineError> {
     region.fence()?;
     Ok(())
 }
-

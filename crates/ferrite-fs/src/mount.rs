@@ -49,7 +49,11 @@ pub(crate) fn mount(mut region: Region, options: &MountOptions) -> Result<Core, 
     let mounts = region.load(CONTROL_MOUNTS) + 1;
     if !options.read_only {
         // Before anything else changes, so that a pool in use never says it is clean.
-        for (offset, value) in [(CONTROL_STATE, STATE_IN_USE), (CONTROL_MOUNTS, mounts), (CONTROL_BOOT, boot)] {
+        for (offset, value) in [
+            (CONTROL_STATE, STATE_IN_USE),
+            (CONTROL_MOUNTS, mounts),
+            (CONTROL_BOOT, boot),
+        ] {
             region.store(offset, value);
             region.write_back(offset, 8);
         }
@@ -86,7 +90,11 @@ pub(crate) fn mount(mut region: Region, options: &MountOptions) -> Result<Core, 
         rename: Mutex::new(()),
         failed: OnceLock::new(),
         closed: AtomicBool::new(false),
-        history: History { was_clean, replayed_records: replayed.records, mounts },
+        history: History {
+            was_clean,
+            replayed_records: replayed.records,
+            mounts,
+        },
         region,
         superblock,
         options,
@@ -105,7 +113,11 @@ fn check_boot(region: &mut Region, options: &MountOptions) -> Result<u64, Engine
         return Err(EngineError::PowerLost);
     }
     let process = options.process_durability && region.medium() == Medium::File;
-    region.set_durability(if process { Durability::Process } else { Durability::Strict });
+    region.set_durability(if process {
+        Durability::Process
+    } else {
+        Durability::Strict
+    });
     Ok(if process { this_boot } else { 0 })
 }
 
@@ -136,7 +148,9 @@ fn load(
             scan_inodes(region, superblock, inode_map)
         });
         let mapped = map.load(LOAD_THREADS, &visit);
-        let scan = inodes.join().map_err(|_| EngineError::Damaged("the inode table could not be read".into()))?;
+        let scan = inodes
+            .join()
+            .map_err(|_| EngineError::Damaged("the inode table could not be read".into()))?;
         mapped.map_err(EngineError::from).map(|()| scan)
     })?;
     match twice.into_inner() {

@@ -79,7 +79,9 @@ impl NameTable {
     fn target(&self, word: u64) -> Option<u64> {
         let block = word & u64::from(u32::MAX);
         let within = (word >> 32 & 0x1ff) * 8;
-        (self.first_block..self.end_block).contains(&block).then_some(block * BLOCK_BYTES + within)
+        (self.first_block..self.end_block)
+            .contains(&block)
+            .then_some(block * BLOCK_BYTES + within)
     }
 
     /// Reads the whole table: which slots are used, and how far from home. Called once, at mount.
@@ -91,7 +93,8 @@ impl NameTable {
                 if word != 0 {
                     self.used.set(line * LINE_SLOTS + index as u64);
                     let home = self.home(word >> TAG_SHIFT);
-                    self.bounds.raise(home as usize, (line + self.lines - home) % self.lines);
+                    self.bounds
+                        .raise(home as usize, (line + self.lines - home) % self.lines);
                 }
             }
         }
@@ -115,10 +118,17 @@ impl NameTable {
                 if word == 0 || word >> TAG_SHIFT != tag {
                     continue;
                 }
-                let Some(entry_offset) = self.target(word) else { continue };
+                let Some(entry_offset) = self.target(word) else {
+                    continue;
+                };
                 if let Some((ino, kind)) = dentry::read_if(&self.region, entry_offset, parent, name)? {
                     let slot = (line * LINE_SLOTS + index as u64) as u32;
-                    return Ok(Some(Found { ino, kind, entry_offset, slot }));
+                    return Ok(Some(Found {
+                        ino,
+                        kind,
+                        entry_offset,
+                        slot,
+                    }));
                 }
             }
             line = if line + 1 == self.lines { 0 } else { line + 1 };
@@ -189,7 +199,10 @@ fn hash(seed: u64, parent: u32, name: &[u8]) -> u64 {
         product as u64 ^ (product >> 64) as u64
     }
     const K: u64 = 0x9e37_79b9_7f4a_7c15;
-    let mut state = fold(seed ^ K, u64::from(parent) << 8 ^ name.len() as u64 ^ 0xd1b5_4a32_d192_ed03);
+    let mut state = fold(
+        seed ^ K,
+        u64::from(parent) << 8 ^ name.len() as u64 ^ 0xd1b5_4a32_d192_ed03,
+    );
     for chunk in name.chunks(8) {
         let mut word = [0; 8];
         word[..chunk.len()].copy_from_slice(chunk);

@@ -111,7 +111,11 @@ impl<'e> Tx<'e> {
         let min_seq = inodes.iter().map(|inode| inode.last_seq()).max().unwrap_or(0);
         loop {
             let announce = || inodes.iter().for_each(|inode| inode.begin_change());
-            match self.core.journal.commit(&mut self.record, &self.freed, min_seq, announce) {
+            match self
+                .core
+                .journal
+                .commit(&mut self.record, &self.freed, min_seq, announce)
+            {
                 Ok(committed) => {
                     inodes.iter().for_each(|inode| inode.set_last_seq(committed.seq));
                     self.claimed.clear();

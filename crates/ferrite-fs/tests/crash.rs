@@ -23,7 +23,11 @@ const RANDOM_SUBSETS: u64 = 64;
 type Step = Box<dyn Fn(&dyn FileSystem)>;
 
 fn options() -> MkfsOptions {
-    MkfsOptions { inodes: Some(127), rings: Some(2), ..fixed() }
+    MkfsOptions {
+        inodes: Some(127),
+        rings: Some(2),
+        ..fixed()
+    }
 }
 
 fn soak() -> bool {
@@ -57,7 +61,10 @@ fn record(setup: &[Step], steps: &[Step]) -> Recorded {
         states.push(capture(&engine));
     }
     engine.unmount().unwrap();
-    Recorded { log: recorder.log(), states }
+    Recorded {
+        log: recorder.log(),
+        states,
+    }
 }
 
 #[derive(Default)]
@@ -109,14 +116,23 @@ fn verify(image: &[u8], states: &[Tree], returned: usize, at: &str, twice: bool)
     let tree = capture(&engine);
     let allowed = &states[returned..states.len().min(returned + 2)];
     if !allowed.contains(&tree) {
-        let names = |tree: &Tree| format!("{:?}", tree.iter().map(|(p, n)| (p, n.nlink, n.content.len())).collect::<Vec<_>>());
+        let names = |tree: &Tree| {
+            format!(
+                "{:?}",
+                tree.iter()
+                    .map(|(p, n)| (p, n.nlink, n.content.len()))
+                    .collect::<Vec<_>>()
+            )
+        };
         let expected: Vec<_> = allowed.iter().map(names).collect();
         panic!("{at}: found {}\nallowed {expected:#?}", names(&tree));
     }
     // What was recovered must go on working.
     let probe = make(&engine, ROOT_INO, "probe-after-crash");
     write(&engine, probe, 0, &pattern(5000, 9));
-    engine.unlink(ROOT_INO, b"probe-after-crash").unwrap_or_else(|error| panic!("{at}: {error}"));
+    engine
+        .unlink(ROOT_INO, b"probe-after-crash")
+        .unwrap_or_else(|error| panic!("{at}: {error}"));
     assert_eq!(capture(&engine), tree, "{at}: the probe left something behind");
     engine.unmount().unwrap();
     if twice {
@@ -129,7 +145,10 @@ fn verify(image: &[u8], states: &[Tree], returned: usize, at: &str, twice: bool)
                     let engine = mount(image);
                     let mut again = capture(&engine);
                     again.remove("/probe-after-crash");
-                    assert!(allowed.contains(&again), "{at}: crashed again while recovering, {choice:?}");
+                    assert!(
+                        allowed.contains(&again),
+                        "{at}: crashed again while recovering, {choice:?}"
+                    );
                 });
             }
             if !cursor.advance() {
@@ -140,7 +159,9 @@ fn verify(image: &[u8], states: &[Tree], returned: usize, at: &str, twice: bool)
 }
 
 fn lookup(fs: &dyn FileSystem, path: &str) -> Ino {
-    path.split('/').filter(|part| !part.is_empty()).fold(ROOT_INO, |dir, part| fs.lookup(dir, part.as_bytes()).unwrap().ino)
+    path.split('/')
+        .filter(|part| !part.is_empty())
+        .fold(ROOT_INO, |dir, part| fs.lookup(dir, part.as_bytes()).unwrap().ino)
 }
 
 fn split(path: &str) -> (&str, &str) {
@@ -159,14 +180,21 @@ fn put(path: &'static str, offset: u64, len: usize, version: u8) -> Step {
 
 fn dir(path: &'static str) -> Step {
     Box::new(move |fs| {
-        fs.mkdir(&Cred::root(), lookup(fs, split(path).0), split(path).1.as_bytes(), 0o755).unwrap();
+        fs.mkdir(
+            &Cred::root(),
+            lookup(fs, split(path).0),
+            split(path).1.as_bytes(),
+            0o755,
+        )
+        .unwrap();
     })
 }
 
 fn rename(from: &'static str, to: &'static str, mode: RenameMode) -> Step {
     Box::new(move |fs| {
         let ((a, b), (c, d)) = (split(from), split(to));
-        fs.rename(lookup(fs, a), b.as_bytes(), lookup(fs, c), d.as_bytes(), mode).unwrap();
+        fs.rename(lookup(fs, a), b.as_bytes(), lookup(fs, c), d.as_bytes(), mode)
+            .unwrap();
     })
 }
 
@@ -180,12 +208,24 @@ fn rmdir(path: &'static str) -> Step {
 
 fn truncate(path: &'static str, size: u64) -> Step {
     Box::new(move |fs| {
-        fs.setattr(lookup(fs, path), &SetAttr { size: Some(size), ..SetAttr::default() }).unwrap();
+        fs.setattr(
+            lookup(fs, path),
+            &SetAttr {
+                size: Some(size),
+                ..SetAttr::default()
+            },
+        )
+        .unwrap();
     })
 }
 
 fn allocate(path: &'static str, mode: FallocateMode, offset: u64, len: u64) -> Step {
-    Box::new(move |fs| fs.open(lookup(fs, path), OpenMode::read_write()).unwrap().fallocate(mode, offset, len).unwrap())
+    Box::new(move |fs| {
+        fs.open(lookup(fs, path), OpenMode::read_write())
+            .unwrap()
+            .fallocate(mode, offset, len)
+            .unwrap()
+    })
 }
 
 fn run(setup: Vec<Step>, steps: Vec<Step>) {
@@ -222,7 +262,15 @@ fn creating_linking_and_removing() {
 #[test]
 fn renaming_in_all_ways() {
     run(
-        vec![dir("/d"), dir("/d/sub"), dir("/e"), touch("/a"), put("/a", 0, 5000, 1), touch("/b"), put("/b", 0, 60, 2)],
+        vec![
+            dir("/d"),
+            dir("/d/sub"),
+            dir("/e"),
+            touch("/a"),
+            put("/a", 0, 5000, 1),
+            touch("/b"),
+            put("/b", 0, 60, 2),
+        ],
         vec![
             rename("/a", "/c", RenameMode::Replace),
             rename("/c", "/d/c", RenameMode::NoReplace),
@@ -248,7 +296,10 @@ fn writing_every_kind_of_page() {
             put("/g", 30_000, 10, 4),
             put("/g", 0, 200_000, 5),
             Box::new(|fs| {
-                fs.open(lookup(fs, "/g"), OpenMode::read_write()).unwrap().append(&pattern(777, 6)).unwrap();
+                fs.open(lookup(fs, "/g"), OpenMode::read_write())
+                    .unwrap()
+                    .append(&pattern(777, 6))
+                    .unwrap();
             }),
         ],
     );
@@ -257,7 +308,12 @@ fn writing_every_kind_of_page() {
 #[test]
 fn cutting_punching_and_reserving() {
     run(
-        vec![touch("/f"), put("/f", 0, 50_000, 1), touch("/small"), put("/small", 0, 100, 1)],
+        vec![
+            touch("/f"),
+            put("/f", 0, 50_000, 1),
+            touch("/small"),
+            put("/small", 0, 100, 1),
+        ],
         vec![
             truncate("/f", 30_001),
             truncate("/f", 60_000),
@@ -274,7 +330,10 @@ fn cutting_punching_and_reserving() {
 #[test]
 fn attributes_and_extended_attributes() {
     let set = |name: &'static [u8], len: usize| -> Step {
-        Box::new(move |fs| fs.setxattr(lookup(fs, "/f"), name, &pattern(len, 1), XattrMode::Any).unwrap())
+        Box::new(move |fs| {
+            fs.setxattr(lookup(fs, "/f"), name, &pattern(len, 1), XattrMode::Any)
+                .unwrap()
+        })
     };
     run(
         vec![touch("/f")],
@@ -284,7 +343,12 @@ fn attributes_and_extended_attributes() {
             set(b"user.a", 100),
             Box::new(|fs| fs.removexattr(lookup(fs, "/f"), b"user.b").unwrap()),
             Box::new(|fs| {
-                let set = SetAttr { mode: Some(0o4711), uid: Some(7), gid: Some(8), ..SetAttr::default() };
+                let set = SetAttr {
+                    mode: Some(0o4711),
+                    uid: Some(7),
+                    gid: Some(8),
+                    ..SetAttr::default()
+                };
                 fs.setattr(lookup(fs, "/f"), &set).unwrap();
             }),
             Box::new(|fs| fs.removexattr(lookup(fs, "/f"), b"user.a").unwrap()),
@@ -299,9 +363,15 @@ fn cutting_more_than_one_record_holds() {
     let big = |version| put("/big", 0, 600 * 4096, version);
     run(vec![touch("/big"), big(1)], vec![truncate("/big", 5000)]);
     run(vec![touch("/big"), big(1)], vec![unlink("/big")]);
-    run(vec![touch("/big"), big(1)], vec![allocate("/big", FallocateMode::PunchHole, 1000, 590 * 4096)]);
+    run(
+        vec![touch("/big"), big(1)],
+        vec![allocate("/big", FallocateMode::PunchHole, 1000, 590 * 4096)],
+    );
     let zero = FallocateMode::ZeroRange { keep_size: false };
-    run(vec![touch("/big"), big(1)], vec![allocate("/big", zero, 1000, 599 * 4096)]);
+    run(
+        vec![touch("/big"), big(1)],
+        vec![allocate("/big", zero, 1000, 599 * 4096)],
+    );
 }
 
 /// Rings wrap and retire, freed blocks come back, while crashes are tried.
@@ -326,22 +396,40 @@ fn long_random_workloads() {
 fn random_step(seed: u64) -> Step {
     Box::new(move |fs| {
         let mut rng = StdRng::seed_from_u64(seed);
-        let home = |rng: &mut StdRng| if rng.random_bool(0.5) { ROOT_INO } else { lookup(fs, "/d") };
+        let home = |rng: &mut StdRng| {
+            if rng.random_bool(0.5) {
+                ROOT_INO
+            } else {
+                lookup(fs, "/d")
+            }
+        };
         let (dir, name) = (home(&mut rng), format!("f{}", rng.random_range(0..4)));
         let file = fs.lookup(dir, name.as_bytes()).ok();
         match (rng.random_range(0..7), file) {
             (0, Some(_)) => fs.unlink(dir, name.as_bytes()).unwrap(),
             (1, Some(_)) => {
                 let (dir2, name2) = (home(&mut rng), format!("f{}", rng.random_range(0..4)));
-                fs.rename(dir, name.as_bytes(), dir2, name2.as_bytes(), RenameMode::Replace).unwrap();
+                fs.rename(dir, name.as_bytes(), dir2, name2.as_bytes(), RenameMode::Replace)
+                    .unwrap();
             }
             (2, Some(attr)) => {
                 let size = Some(rng.random_range(0..40_000));
-                fs.setattr(attr.ino, &SetAttr { size, ..SetAttr::default() }).unwrap();
+                fs.setattr(
+                    attr.ino,
+                    &SetAttr {
+                        size,
+                        ..SetAttr::default()
+                    },
+                )
+                .unwrap();
             }
             (_, Some(attr)) => {
                 let len = *[10usize, 100, 4096, 9000, 30_000].get(rng.random_range(0..5)).unwrap();
-                let offset = if rng.random_bool(0.5) { rng.random_range(0..9) * 4096 } else { rng.random_range(0..30_000) };
+                let offset = if rng.random_bool(0.5) {
+                    rng.random_range(0..9) * 4096
+                } else {
+                    rng.random_range(0..30_000)
+                };
                 write(fs, attr.ino, offset, &pattern(len, seed as u8));
             }
             (_, None) => {

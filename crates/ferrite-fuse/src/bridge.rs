@@ -63,7 +63,10 @@ struct Gathered {
 
 impl Bridge {
     pub(crate) fn new(fs: Arc<dyn FileSystem>) -> Self {
-        Bridge { fs, handles: Handles::default() }
+        Bridge {
+            fs,
+            handles: Handles::default(),
+        }
     }
 
     /// Pins what a reply is about to name.
@@ -95,28 +98,47 @@ impl Bridge {
             OpenAccMode::O_WRONLY | OpenAccMode::O_RDWR => (true, true),
         };
         let no_atime = flags.0 & libc::O_NOATIME != 0;
-        let file = self.fs.open(ino, OpenMode { read, write, kill_priv: false, no_atime })?;
+        let file = self.fs.open(
+            ino,
+            OpenMode {
+                read,
+                write,
+                kill_priv: false,
+                no_atime,
+            },
+        )?;
         Ok((FileHandle(self.handles.insert(file)), FopenFlags::FOPEN_KEEP_CACHE))
     }
 
     fn gather(&self, ino: Ino, offset: u64) -> Result<Vec<Gathered>> {
         let mut entries = Vec::new();
         if offset == 0 {
-            entries.push(Gathered { ino, kind: FileKind::Directory, name: b".".to_vec(), next: 1 });
+            entries.push(Gathered {
+                ino,
+                kind: FileKind::Directory,
+                name: b".".to_vec(),
+                next: 1,
+            });
         }
         if offset <= 1 {
             let parent = self.fs.parent(ino).unwrap_or(ino);
-            entries.push(Gathered { ino: parent, kind: FileKind::Directory, name: b"..".to_vec(), next: 2 });
-        }
-        self.fs.readdir(ino, offset.saturating_sub(FIRST_COOKIE), &mut |entry| {
             entries.push(Gathered {
-                ino: entry.ino,
-                kind: entry.kind,
-                name: entry.name.to_vec(),
-                next: entry.next_cookie + FIRST_COOKIE,
+                ino: parent,
+                kind: FileKind::Directory,
+                name: b"..".to_vec(),
+                next: 2,
             });
-            entries.len() < ENTRIES_PER_REPLY
-        })?;
+        }
+        self.fs
+            .readdir(ino, offset.saturating_sub(FIRST_COOKIE), &mut |entry| {
+                entries.push(Gathered {
+                    ino: entry.ino,
+                    kind: entry.kind,
+                    name: entry.name.to_vec(),
+                    next: entry.next_cookie + FIRST_COOKIE,
+                });
+                entries.len() < ENTRIES_PER_REPLY
+            })?;
         Ok(entries)
     }
 }
@@ -216,16 +238,32 @@ impl Filesystem for Bridge {
         answer!(reply, self.fs.readlink(ino.0), target => reply.data(&target));
     }
 
-    fn mknod(&self, req: &Request, parent: INodeNo, name: &OsStr, mode: u32, _umask: u32, rdev: u32, reply: ReplyEntry) {
+    fn mknod(
+        &self,
+        req: &Request,
+        parent: INodeNo,
+        name: &OsStr,
+        mode: u32,
+        _umask: u32,
+        rdev: u32,
+        reply: ReplyEntry,
+    ) {
         let Some(kind) = FileKind::from_mode(mode) else {
             return reply.error(Errno::EINVAL);
         };
-        let node = NewNode { kind, mode: mode & 0o7777, rdev };
+        let node = NewNode {
+            kind,
+            mode: mode & 0o7777,
+            rdev,
+        };
         self.entry(reply, self.fs.mknod(&cred(req), parent.0, name.as_bytes(), &node));
     }
 
     fn mkdir(&self, req: &Request, parent: INodeNo, name: &OsStr, mode: u32, _umask: u32, reply: ReplyEntry) {
-        self.entry(reply, self.fs.mkdir(&cred(req), parent.0, name.as_bytes(), mode & 0o7777));
+        self.entry(
+            reply,
+            self.fs.mkdir(&cred(req), parent.0, name.as_bytes(), mode & 0o7777),
+        );
     }
 
     fn unlink(&self, _req: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
@@ -257,7 +295,9 @@ impl Filesystem for Bridge {
             flags if flags.is_empty() => RenameMode::Replace,
             _ => return reply.error(Errno::EINVAL),
         };
-        let result = self.fs.rename(parent.0, name.as_bytes(), newparent.0, newname.as_bytes(), mode);
+        let result = self
+            .fs
+            .rename(parent.0, name.as_bytes(), newparent.0, newname.as_bytes(), mode);
         answer!(reply, result, () => reply.ok());
     }
 
@@ -279,7 +319,11 @@ impl Filesystem for Bridge {
         flags: i32,
         reply: ReplyCreate,
     ) {
-        let node = NewNode { kind: FileKind::File, mode: mode & 0o7777, rdev: 0 };
+        let node = NewNode {
+            kind: FileKind::File,
+            mode: mode & 0o7777,
+            rdev: 0,
+        };
         let made = match self.fs.mknod(&cred(req), parent.0, name.as_bytes(), &node) {
             // The kernel looked before it asked, so somebody was faster; that is fine unless O_EXCL.
             Err(FsError::Exists) if flags & libc::O_EXCL == 0 => self.fs.lookup(parent.0, name.as_bytes()),
@@ -312,7 +356,9 @@ impl Filesystem for Bridge {
             if buffer.len() < size as usize {
                 buffer.resize(size as usize, 0);
             }
-            let result = self.handle(fh).and_then(|file| file.read_at(offset, &mut buffer[..size as usize]));
+            let result = self
+                .handle(fh)
+                .and_then(|file| file.read_at(offset, &mut buffer[..size as usize]));
             answer!(reply, result, count => reply.data(&buffer[..count]));
         });
     }
@@ -332,7 +378,13 @@ impl Filesystem for Bridge {
         let result = self.handle(fh).and_then(|file| {
             if write_flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID) {
                 // Before the write, so that new content never runs with the old file's rights.
-                self.fs.setattr(ino.0, &SetAttr { kill_priv: true, ..SetAttr::default() })?;
+                self.fs.setattr(
+                    ino.0,
+                    &SetAttr {
+                        kill_priv: true,
+                        ..SetAttr::default()
+                    },
+                )?;
             }
             file.write_at(offset, data)
         });
@@ -376,7 +428,12 @@ impl Filesystem for Bridge {
             Err(error) => return reply.error(errno(&error)),
         };
         for entry in entries {
-            if reply.add(INodeNo(entry.ino), entry.next, file_type(entry.kind), OsStr::from_bytes(&entry.name)) {
+            if reply.add(
+                INodeNo(entry.ino),
+                entry.next,
+                file_type(entry.kind),
+                OsStr::from_bytes(&entry.name),
+            ) {
                 break;
             }
         }
@@ -390,12 +447,22 @@ impl Filesystem for Bridge {
         };
         for entry in entries {
             let dots = entry.name == b"." || entry.name == b"..";
-            let attr = self.fs.getattr(entry.ino).and_then(|attr| if dots { Ok(attr) } else { self.pinned(attr) });
+            let attr = self
+                .fs
+                .getattr(entry.ino)
+                .and_then(|attr| if dots { Ok(attr) } else { self.pinned(attr) });
             // Removed since it was listed: as if it had been removed before.
             let Ok(attr) = attr else { continue };
             let generation = Generation(u64::from(attr.generation));
             let name = OsStr::from_bytes(&entry.name);
-            if reply.add(INodeNo(entry.ino), entry.next, name, &TTL, &file_attr(&attr), generation) {
+            if reply.add(
+                INodeNo(entry.ino),
+                entry.next,
+                name,
+                &TTL,
+                &file_attr(&attr),
+                generation,
+            ) {
                 if !dots && entry.ino != ROOT_INO {
                     self.fs.unpin(entry.ino, 1);
                 }
@@ -438,7 +505,11 @@ impl Filesystem for Bridge {
     }
 
     fn getxattr(&self, _req: &Request, ino: INodeNo, name: &OsStr, size: u32, reply: ReplyXattr) {
-        reply_xattr(reply, size, check_xattr(name).and_then(|name| self.fs.getxattr(ino.0, name)));
+        reply_xattr(
+            reply,
+            size,
+            check_xattr(name).and_then(|name| self.fs.getxattr(ino.0, name)),
+        );
     }
 
     fn listxattr(&self, _req: &Request, ino: INodeNo, size: u32, reply: ReplyXattr) {
@@ -481,14 +552,16 @@ impl Filesystem for Bridge {
     }
 
     fn lseek(&self, _req: &Request, _ino: INodeNo, fh: FileHandle, offset: i64, whence: i32, reply: ReplyLseek) {
-        let result = u64::try_from(offset).map_err(|_| FsError::NoSuchAddress).and_then(|offset| {
-            let file = self.handle(fh)?;
-            match whence {
-                libc::SEEK_DATA => file.seek_data(offset),
-                libc::SEEK_HOLE => file.seek_hole(offset),
-                _ => Err(FsError::Invalid("the kernel handles other seeks itself")),
-            }
-        });
+        let result = u64::try_from(offset)
+            .map_err(|_| FsError::NoSuchAddress)
+            .and_then(|offset| {
+                let file = self.handle(fh)?;
+                match whence {
+                    libc::SEEK_DATA => file.seek_data(offset),
+                    libc::SEEK_HOLE => file.seek_hole(offset),
+                    _ => Err(FsError::Invalid("the kernel handles other seeks itself")),
+                }
+            });
         answer!(reply, result, offset => reply.offset(offset as i64));
     }
 }

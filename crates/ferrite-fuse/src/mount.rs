@@ -96,7 +96,10 @@ impl Unmounter {
 
 /// Mounts `fs` on directory `dir`. The kernel has answered when this returns.
 pub fn mount(fs: Arc<dyn FileSystem>, dir: &Path, options: &FuseOptions) -> Result<Mounted, FuseError> {
-    let wrong = |why: &str| FuseError::MountPoint { path: dir.to_path_buf(), why: why.into() };
+    let wrong = |why: &str| FuseError::MountPoint {
+        path: dir.to_path_buf(),
+        why: why.into(),
+    };
     let metadata = std::fs::metadata(dir).map_err(|error| match error.raw_os_error() {
         Some(libc::ENOTCONN) => wrong("a mount whose daemon died is still there; run `umount` on it first"),
         _ => wrong(&error.to_string()),
@@ -104,11 +107,18 @@ pub fn mount(fs: Arc<dyn FileSystem>, dir: &Path, options: &FuseOptions) -> Resu
     if !metadata.is_dir() {
         return Err(wrong("not a directory"));
     }
-    let device = OpenOptions::new().read(true).write(true).open("/dev/fuse").map_err(FuseError::NoFuse)?;
+    let device = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .open("/dev/fuse")
+        .map_err(FuseError::NoFuse)?;
     let bridge = Bridge::new(fs);
     if !rustix::process::geteuid().is_root() {
         drop(device);
-        return Ok(Mounted { session: Session::new(bridge, dir, &config(options))?, dir: None });
+        return Ok(Mounted {
+            session: Session::new(bridge, dir, &config(options))?,
+            dir: None,
+        });
     }
     // As root we mount ourselves: the helper would leave out the subtype, by which `mount` and `df` know us.
     let dir = std::fs::canonicalize(dir)?;
@@ -116,7 +126,10 @@ pub fn mount(fs: Arc<dyn FileSystem>, dir: &Path, options: &FuseOptions) -> Resu
     kernel_mount(&device, &dir, options)?;
     let acl = choose_acl(options.allow_other);
     match Session::from_fd(bridge, device, acl, config(options)) {
-        Ok(session) => Ok(Mounted { session, dir: Some(dir) }),
+        Ok(session) => Ok(Mounted {
+            session,
+            dir: Some(dir),
+        }),
         Err(error) => {
             let _ = rustix::mount::unmount(&dir, UnmountFlags::DETACH);
             Err(error.into())
@@ -141,8 +154,12 @@ fn kernel_mount(device: &OwnedFd, dir: &Path, options: &FuseOptions) -> Result<(
     flags.set(MountFlags::NOEXEC, options.noexec);
     flags.set(MountFlags::NOSUID | MountFlags::NODEV, !options.suid_dev);
     let data = CString::new(data).map_err(io::Error::from)?;
-    rustix::mount::mount(options.source.as_str(), dir, "fuse.ferrite", flags, data.as_c_str())
-        .map_err(|error| FuseError::MountPoint { path: dir.to_path_buf(), why: error.to_string() })
+    rustix::mount::mount(options.source.as_str(), dir, "fuse.ferrite", flags, data.as_c_str()).map_err(|error| {
+        FuseError::MountPoint {
+            path: dir.to_path_buf(),
+            why: error.to_string(),
+        }
+    })
 }
 
 fn config(options: &FuseOptions) -> Config {
@@ -171,7 +188,11 @@ fn config(options: &FuseOptions) -> Config {
 }
 
 fn choose_acl(allow_other: bool) -> SessionACL {
-    if allow_other { SessionACL::All } else { SessionACL::Owner }
+    if allow_other {
+        SessionACL::All
+    } else {
+        SessionACL::Owner
+    }
 }
 
 impl Mounted {

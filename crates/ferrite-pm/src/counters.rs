@@ -74,7 +74,11 @@ struct Lease(usize);
 impl Lease {
     fn new() -> Lease {
         let mut free = FREE_SLOTS.lock().unwrap_or_else(PoisonError::into_inner);
-        Lease(free.get_or_insert_with(|| (0..OWN_SLOTS).rev().collect()).pop().unwrap_or(OWN_SLOTS))
+        Lease(
+            free.get_or_insert_with(|| (0..OWN_SLOTS).rev().collect())
+                .pop()
+                .unwrap_or(OWN_SLOTS),
+        )
     }
 }
 
@@ -96,7 +100,9 @@ fn slot() -> usize {
 
 impl CounterSlots {
     pub(crate) fn new() -> Self {
-        CounterSlots { slots: (0..=OWN_SLOTS).map(|_| CachePadded::default()).collect() }
+        CounterSlots {
+            slots: (0..=OWN_SLOTS).map(|_| CachePadded::default()).collect(),
+        }
     }
 
     #[inline]
@@ -112,7 +118,12 @@ impl CounterSlots {
     }
 
     pub(crate) fn total(&self) -> Counters {
-        let sum = |what: Count| self.slots.iter().map(|slot| slot.0[what as usize].load(Ordering::Relaxed)).sum();
+        let sum = |what: Count| {
+            self.slots
+                .iter()
+                .map(|slot| slot.0[what as usize].load(Ordering::Relaxed))
+                .sum()
+        };
         Counters {
             fences: sum(Count::Fences),
             lines_written_back: sum(Count::Lines),

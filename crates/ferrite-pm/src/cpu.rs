@@ -37,7 +37,11 @@ pub fn cpu_features() -> CpuFeatures {
 #[cfg(target_arch = "x86_64")]
 fn detect() -> CpuFeatures {
     let max_leaf = std::arch::x86_64::__cpuid(0).eax;
-    let ebx = if max_leaf >= 7 { std::arch::x86_64::__cpuid_count(7, 0).ebx } else { 0 };
+    let ebx = if max_leaf >= 7 {
+        std::arch::x86_64::__cpuid_count(7, 0).ebx
+    } else {
+        0
+    };
     CpuFeatures {
         clwb: ebx & 1 << 24 != 0,
         clflushopt: ebx & 1 << 23 != 0,
@@ -50,7 +54,14 @@ fn detect() -> CpuFeatures {
 
 #[cfg(not(target_arch = "x86_64"))]
 fn detect() -> CpuFeatures {
-    CpuFeatures { clwb: false, clflushopt: false, clflush: false, avx512: false, avx2: false, non_temporal: false }
+    CpuFeatures {
+        clwb: false,
+        clflushopt: false,
+        clflush: false,
+        avx512: false,
+        avx2: false,
+        non_temporal: false,
+    }
 }
 
 /// The instruction that writes a line back.

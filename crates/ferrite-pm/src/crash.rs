@@ -159,8 +159,12 @@ impl ImageCursor<'_> {
 
     fn fence(&mut self, thread: usize) {
         for at in self.ready.remove(&thread).unwrap_or_default() {
-            let Some(versions) = self.flying.get_mut(&at) else { continue };
-            let Some(newest) = versions.iter().rposition(|version| version.ready_for.contains(&thread)) else { continue };
+            let Some(versions) = self.flying.get_mut(&at) else {
+                continue;
+            };
+            let Some(newest) = versions.iter().rposition(|version| version.ready_for.contains(&thread)) else {
+                continue;
+            };
             put(&mut self.image, at, versions[newest].value);
             versions.drain(..=newest);
             if versions.is_empty() {
@@ -225,7 +229,10 @@ mod tests {
     }
 
     fn store(offset: u64, value: u64) -> Event {
-        Event::Store { offset, words: vec![value] }
+        Event::Store {
+            offset,
+            words: vec![value],
+        }
     }
 
     /// All values word `at` can have at crash point `point`.
@@ -235,7 +242,11 @@ mod tests {
             assert!(cursor.advance());
         }
         let random = (0..64).map(Choice::Random);
-        [Choice::None, Choice::All].into_iter().chain(random).map(|c| cursor.with_image(c, |i| get(i, at))).collect()
+        [Choice::None, Choice::All]
+            .into_iter()
+            .chain(random)
+            .map(|c| cursor.with_image(c, |i| get(i, at)))
+            .collect()
     }
 
     #[test]
@@ -255,7 +266,17 @@ mod tests {
 
     #[test]
     fn another_threads_fence_does_not_count() {
-        let log = log(vec![(0, Event::Stream { offset: 0, words: vec![7] }), (1, Event::Fence), (0, Event::Fence)]);
+        let log = log(vec![
+            (
+                0,
+                Event::Stream {
+                    offset: 0,
+                    words: vec![7],
+                },
+            ),
+            (1, Event::Fence),
+            (0, Event::Fence),
+        ]);
         assert_eq!(values(&log, 1, 0), [0, 7].into());
         assert_eq!(values(&log, 2, 0), [7].into());
     }
@@ -270,12 +291,22 @@ mod tests {
             (0, store(8, 3)),
         ]);
         assert_eq!(values(&log, 0, 8), [0, 1, 2].into());
-        assert_eq!(values(&log, 1, 8), [1, 2, 3].into(), "2 and 3 are still in flight, 1 is durable");
+        assert_eq!(
+            values(&log, 1, 8),
+            [1, 2, 3].into(),
+            "2 and 3 are still in flight, 1 is durable"
+        );
     }
 
     #[test]
     fn random_choices_tear_lines_at_words_and_leave_the_cursor_as_it_was() {
-        let log = log(vec![(0, Event::Stream { offset: 0, words: vec![1; 8] })]);
+        let log = log(vec![(
+            0,
+            Event::Stream {
+                offset: 0,
+                words: vec![1; 8],
+            },
+        )]);
         let mut cursor = log.cursor();
         let torn = (0..200).any(|seed| {
             cursor.with_image(Choice::Random(seed), |image| {

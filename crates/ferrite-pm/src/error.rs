@@ -52,6 +52,10 @@ pub enum PmError {
 
 impl PmError {
     pub(crate) fn io(action: &'static str, path: &Path, source: impl Into<io::Error>) -> Self {
-        PmError::Io { action, path: path.to_path_buf(), source: source.into() }
+        PmError::Io {
+            action,
+            path: path.to_path_buf(),
+            source: source.into(),
+        }
     }
 }

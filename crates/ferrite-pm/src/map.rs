@@ -129,7 +129,14 @@ impl Mapping {
             advise_huge(base, len);
         }
         let page_bytes = found.page_bytes;
-        Ok(Mapping { base, len, outer: (outer.cast(), outer_len), file: Some(file), medium, page_bytes })
+        Ok(Mapping {
+            base,
+            len,
+            outer: (outer.cast(), outer_len),
+            file: Some(file),
+            medium,
+            page_bytes,
+        })
     }
 
     /// Opens an existing file or device.
@@ -144,7 +151,10 @@ impl Mapping {
         lock(path, &file, access)?;
         let found = medium::detect(path, &file)?;
         if found.len_bytes == 0 {
-            return Err(PmError::Unsuitable { path: path.to_path_buf(), why: "empty; make a pool with mkfs".into() });
+            return Err(PmError::Unsuitable {
+                path: path.to_path_buf(),
+                why: "empty; make a pool with mkfs".into(),
+            });
         }
         Mapping::of_file(path, file, &found, access)
     }
@@ -161,25 +171,44 @@ impl Mapping {
             .open(path)
             .map_err(|error| PmError::io("create", path, error))?;
         lock(path, &file, Access::ReadWrite)?;
-        let kind = file.metadata().map_err(|error| PmError::io("examine", path, error))?.file_type();
+        let kind = file
+            .metadata()
+            .map_err(|error| PmError::io("examine", path, error))?
+            .file_type();
         if !kind.is_char_device() {
-            let old_len = file.metadata().map_err(|error| PmError::io("examine", path, error))?.len();
+            let old_len = file
+                .metadata()
+                .map_err(|error| PmError::io("examine", path, error))?
+                .len();
             // The space first: only when it is there the file gets its new length.
             let grown = rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, len_bytes)
                 .map_err(io::Error::from)
-                .or_else(|error| if unsupported(&error) { fill(&file, len_bytes) } else { Err(error) })
+                .or_else(|error| {
+                    if unsupported(&error) {
+                        fill(&file, len_bytes)
+                    } else {
+                        Err(error)
+                    }
+                })
                 .and_then(|()| file.set_len(len_bytes))
                 .and_then(|()| file.sync_all())
                 .and_then(|()| sync_directory(path));
             if let Err(error) = grown {
-                let _ = if existed { file.set_len(old_len) } else { std::fs::remove_file(path) };
+                let _ = if existed {
+                    file.set_len(old_len)
+                } else {
+                    std::fs::remove_file(path)
+                };
                 return Err(PmError::io("allocate the space for", path, error));
             }
         }
         let mut found = medium::detect(path, &file)?;
         if found.len_bytes < len_bytes {
             let why = format!("holds {} bytes, {len_bytes} are needed", found.len_bytes);
-            return Err(PmError::Unsuitable { path: path.to_path_buf(), why });
+            return Err(PmError::Unsuitable {
+                path: path.to_path_buf(),
+                why,
+            });
         }
         if !kind.is_char_device() {
             found.len_bytes = len_bytes;
@@ -197,7 +226,10 @@ impl Drop for Mapping {
 
 /// Makes the name of a new pool durable.
 fn sync_directory(path: &Path) -> io::Result<()> {
-    let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let dir = path
+        .parent()
+        .filter(|dir| !dir.as_os_str().is_empty())
+        .unwrap_or(Path::new("."));
     File::open(dir)?.sync_all()
 }
 
@@ -234,9 +266,10 @@ fn lock(path: &Path, file: &File, access: Access) -> Result<(), PmError> {
     };
     match rustix::fs::flock(file, operation) {
         Ok(()) => Ok(()),
-        Err(rustix::io::Errno::WOULDBLOCK) => {
-            Err(PmError::InUse { path: path.to_path_buf(), by: lock_owner(file).unwrap_or_else(|| "another process".into()) })
-        }
+        Err(rustix::io::Errno::WOULDBLOCK) => Err(PmError::InUse {
+            path: path.to_path_buf(),
+            by: lock_owner(file).unwrap_or_else(|| "another process".into()),
+        }),
         Err(error) => Err(PmError::io("lock", path, error)),
     }
 }
@@ -245,9 +278,16 @@ fn lock(path: &Path, file: &File, access: Access) -> Result<(), PmError> {
 fn lock_owner(file: &File) -> Option<String> {
     let metadata = file.metadata().ok()?;
     let dev = metadata.dev();
-    let id = format!("{:02x}:{:02x}:{}", rustix::fs::major(dev), rustix::fs::minor(dev), metadata.ino());
+    let id = format!(
+        "{:02x}:{:02x}:{}",
+        rustix::fs::major(dev),
+        rustix::fs::minor(dev),
+        metadata.ino()
+    );
     let locks = std::fs::read_to_string("/proc/locks").ok()?;
-    let line = locks.lines().find(|line| line.split_whitespace().any(|field| field == id))?;
+    let line = locks
+        .lines()
+        .find(|line| line.split_whitespace().any(|field| field == id))?;
     let pid = line.split_whitespace().nth(4)?;
     let name = std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
     match name.trim() {

@@ -61,15 +61,25 @@ pub(crate) fn detect(path: &Path, file: &File) -> Result<Detected, PmError> {
             path: path.to_path_buf(),
             why: "a character device, but no device DAX; give a /dev/dax device or a file".into(),
         })?;
-        return Ok(Detected { medium: Medium::Dax, len_bytes, page_bytes: HUGE_PAGE_BYTES });
+        return Ok(Detected {
+            medium: Medium::Dax,
+            len_bytes,
+            page_bytes: HUGE_PAGE_BYTES,
+        });
     }
     if kind.is_block_device() {
         let why = "a block device cannot be mapped durably; make a file system on it and a pool file there".into();
-        return Err(PmError::Unsuitable { path: path.to_path_buf(), why });
+        return Err(PmError::Unsuitable {
+            path: path.to_path_buf(),
+            why,
+        });
     }
     if !kind.is_file() {
         let why = "neither a file nor a DAX device; give one of these".into();
-        return Err(PmError::Unsuitable { path: path.to_path_buf(), why });
+        return Err(PmError::Unsuitable {
+            path: path.to_path_buf(),
+            why,
+        });
     }
     let fs = rustix::fs::fstatfs(file.as_fd()).map_err(|error| PmError::io("examine", path, error))?;
     let (medium, page_bytes) = match fs.f_type as u64 & 0xffff_ffff {
@@ -77,7 +87,11 @@ pub(crate) fn detect(path: &Path, file: &File) -> Result<Detected, PmError> {
         HUGETLBFS_MAGIC => (Medium::NamedDram, fs.f_bsize as u64),
         _ => (Medium::File, 4096),
     };
-    Ok(Detected { medium, len_bytes: metadata.len(), page_bytes })
+    Ok(Detected {
+        medium,
+        len_bytes: metadata.len(),
+        page_bytes,
+    })
 }
 
 fn dax_device_bytes(rdev: u64) -> Option<u64> {

@@ -46,7 +46,10 @@ pub struct Recorder {
 impl Recorder {
     /// For a region that holds `initial` now, durably.
     pub fn new(initial: Vec<u8>) -> Arc<Self> {
-        Arc::new(Recorder { initial, events: Mutex::default() })
+        Arc::new(Recorder {
+            initial,
+            events: Mutex::default(),
+        })
     }
 
     /// Notes `tag`: what [`Log::marks_before`] returns later.

@@ -77,15 +77,23 @@ impl Region {
     /// Makes a pool file of `len_bytes` with all its space allocated, or takes a device. Blocking. A file that could
     /// not be allocated is removed again if it is new.
     pub fn create(path: &Path, len_bytes: u64) -> Result<Region, PmError> {
-        Ok(Region::new(Mapping::create(path, len_bytes)?, Some(path), Access::ReadWrite))
+        Ok(Region::new(
+            Mapping::create(path, len_bytes)?,
+            Some(path),
+            Access::ReadWrite,
+        ))
     }
 
     /// Opens a pool file or device and locks it against other openers until dropped.
     pub fn open(path: &Path, access: Access) -> Result<Region, PmError> {
         let region = Region::new(Mapping::open(path, access)?, Some(path), access);
         if region.medium() == Medium::Dax && cfg!(not(target_arch = "x86_64")) && access == Access::ReadWrite {
-            let why = "no cache write-back is known for this CPU, so DAX would not be durable; use an ordinary file".into();
-            return Err(PmError::Unsuitable { path: path.to_path_buf(), why });
+            let why =
+                "no cache write-back is known for this CPU, so DAX would not be durable; use an ordinary file".into();
+            return Err(PmError::Unsuitable {
+                path: path.to_path_buf(),
+                why,
+            });
         }
         Ok(region)
     }
@@ -213,7 +221,10 @@ impl Region {
             None => set(),
             Some(recorder) => recorder.record(|| {
                 set();
-                Event::Store { offset, words: values.to_vec() }
+                Event::Store {
+                    offset,
+                    words: values.to_vec(),
+                }
             }),
         }
     }
@@ -243,7 +254,11 @@ impl Region {
                 copy();
                 let first = offset / 8 * 8;
                 let count = ((offset + len).next_multiple_of(8) - first) / 8;
-                let words = self.words(first, count as usize).iter().map(|word| word.load(Ordering::Acquire)).collect();
+                let words = self
+                    .words(first, count as usize)
+                    .iter()
+                    .map(|word| word.load(Ordering::Acquire))
+                    .collect();
                 Event::Stream { offset: first, words }
             }),
         }
@@ -281,7 +296,9 @@ impl Region {
         self.counters.add(Count::Lines, lines);
         if let Some(recorder) = &self.recorder {
             for line in 0..lines {
-                recorder.record(|| Event::WriteBack { line: first + line * LINE_BYTES });
+                recorder.record(|| Event::WriteBack {
+                    line: first + line * LINE_BYTES,
+                });
             }
         }
     }
@@ -315,6 +332,10 @@ impl Region {
 impl Mapping {
     /// Granularity at which a faulting page can be replaced: that of the file's pages, not of transparent huge pages.
     fn page_bytes_for_faults(&self) -> u64 {
-        if self.medium == Medium::NamedDram || self.medium == Medium::Dax { self.page_bytes } else { 4096 }
+        if self.medium == Medium::NamedDram || self.medium == Medium::Dax {
+            self.page_bytes
+        } else {
+            4096
+        }
     }
 }

@@ -36,8 +36,17 @@ fn posix_suite_notices() {
         (Fault::UnlinkedIsGone, "unlinked/"),
         (Fault::HoleWhereDataIs, "sparse/"),
     ] {
-        let text = caught(fault, || posix::run_all(maker(fault)));
-        assert!(text.contains(area), "{fault:?} was noticed elsewhere: {text}");
+        // The cases of the area that claims to protect from the fault; any will do for what a remount forgets.
+        let wanted = if area.ends_with('/') { area } else { "links/" };
+        let cases: Vec<_> = posix::suite()
+            .into_iter()
+            .filter(|case| case.name.starts_with(wanted))
+            .collect();
+        let report = posix::run(maker(fault), &cases);
+        assert!(
+            report.failed.iter().any(|failure| failure.contains(area)),
+            "{fault:?}: {report:?}"
+        );
     }
 }
 

@@ -17,7 +17,9 @@ mod fs;
 pub mod memfs;
 pub mod posix;
 mod types;
+mod vfs;
 
 pub use error::{FsError, Result};
 pub use fs::{FileSystem, OpenFile};
 pub use types::*;
+pub use vfs::{OpenFlags, Vfs};

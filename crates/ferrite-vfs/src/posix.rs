@@ -22,13 +22,29 @@ pub struct Access {
 
 impl Access {
     /// Reading.
-    pub const READ: Access = Access { read: true, write: false, exec: false };
+    pub const READ: Access = Access {
+        read: true,
+        write: false,
+        exec: false,
+    };
     /// Writing.
-    pub const WRITE: Access = Access { read: false, write: true, exec: false };
+    pub const WRITE: Access = Access {
+        read: false,
+        write: true,
+        exec: false,
+    };
     /// Executing or searching.
-    pub const EXEC: Access = Access { read: false, write: false, exec: true };
+    pub const EXEC: Access = Access {
+        read: false,
+        write: false,
+        exec: true,
+    };
     /// Changing a directory's entries.
-    pub const WRITE_EXEC: Access = Access { read: false, write: true, exec: true };
+    pub const WRITE_EXEC: Access = Access {
+        read: false,
+        write: true,
+        exec: true,
+    };
 }
 
 /// Checks one path component: 1 to 255 bytes, without `/` and NUL, neither `.` nor `..`.
@@ -74,7 +90,11 @@ pub fn kill_priv(kind: FileKind, mode: u32) -> u32 {
 pub fn may_access(attr: &Attr, cred: &Cred, want: Access) -> Result<()> {
     if cred.is_root() {
         let runnable = attr.kind == FileKind::Directory || attr.mode & 0o111 != 0;
-        return if want.exec && !runnable { Err(FsError::AccessDenied) } else { Ok(()) };
+        return if want.exec && !runnable {
+            Err(FsError::AccessDenied)
+        } else {
+            Ok(())
+        };
     }
     let shift = match () {
         () if attr.uid == cred.uid => 6,
@@ -82,7 +102,11 @@ pub fn may_access(attr: &Attr, cred: &Cred, want: Access) -> Result<()> {
         () => 0,
     };
     let wanted = u32::from(want.read) * 4 + u32::from(want.write) * 2 + u32::from(want.exec);
-    if attr.mode >> shift & wanted == wanted { Ok(()) } else { Err(FsError::AccessDenied) }
+    if attr.mode >> shift & wanted == wanted {
+        Ok(())
+    } else {
+        Err(FsError::AccessDenied)
+    }
 }
 
 /// Whether `cred` may remove or rename `victim`, an entry of `dir`: needs to change the directory, and in a sticky
@@ -113,7 +137,8 @@ pub fn may_setattr(attr: &Attr, cred: &Cred, set: &SetAttr) -> Result<SetAttr> {
     if set.uid.is_some() || set.gid.is_some() {
         let keeps_owner = set.uid.is_none_or(|uid| uid == attr.uid);
         let joins_own_group = set.gid.is_none_or(|gid| gid == attr.gid || cred.in_group(gid));
-        if !cred.is_root() && !(owner && keeps_owner && joins_own_group) {
+        let by_owner = owner && keeps_owner && joins_own_group;
+        if !(cred.is_root() || by_owner) {
             return Err(FsError::NotPermitted);
         }
         // Root's chown too: who gets the file did not write what runs with his rights.

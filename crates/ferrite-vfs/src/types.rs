@@ -75,7 +75,11 @@ pub struct Timestamp(pub i64);
 impl Timestamp {
     /// From seconds and nanoseconds, clamped to what the format can hold.
     pub fn new(seconds: i64, nanoseconds: u32) -> Self {
-        Timestamp(seconds.saturating_mul(1_000_000_000).saturating_add(i64::from(nanoseconds)))
+        Timestamp(
+            seconds
+                .saturating_mul(1_000_000_000)
+                .saturating_add(i64::from(nanoseconds)),
+        )
     }
 
     /// Whole seconds since the epoch, rounded down.
@@ -136,7 +140,11 @@ pub struct Cred {
 impl Cred {
     /// A user with one group.
     pub fn new(uid: u32, gid: u32) -> Self {
-        Cred { uid, gid, groups: Arc::from([]) }
+        Cred {
+            uid,
+            gid,
+            groups: Arc::from([]),
+        }
     }
 
     /// The superuser.
@@ -264,12 +272,19 @@ pub struct OpenMode {
 impl OpenMode {
     /// For reading.
     pub fn read_only() -> Self {
-        OpenMode { read: true, ..OpenMode::default() }
+        OpenMode {
+            read: true,
+            ..OpenMode::default()
+        }
     }
 
     /// For reading and writing.
     pub fn read_write() -> Self {
-        OpenMode { read: true, write: true, ..OpenMode::default() }
+        OpenMode {
+            read: true,
+            write: true,
+            ..OpenMode::default()
+        }
     }
 }
 

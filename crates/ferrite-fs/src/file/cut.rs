@@ -111,7 +111,14 @@ pub(crate) fn resize(core: &Core, tx: &mut Tx<'_>, ino: u32, inode: &mut Inode, 
         return Ok(None);
     }
     if size % BLOCK_BYTES != 0 {
-        zero_within(core, tx, ino, (size / BLOCK_BYTES) as u32, (size % BLOCK_BYTES) as usize, BLOCK_BYTES as usize)?;
+        zero_within(
+            core,
+            tx,
+            ino,
+            (size / BLOCK_BYTES) as u32,
+            (size % BLOCK_BYTES) as usize,
+            BLOCK_BYTES as usize,
+        )?;
     }
     let mut probe = *inode;
     probe.set_size(old_size);
@@ -139,7 +146,14 @@ fn unmap_or_intend(
 }
 
 /// Punches the logical blocks `first..end` out in `tx`; as [`resize`] otherwise.
-pub(crate) fn punch(core: &Core, tx: &mut Tx<'_>, ino: u32, inode: &mut Inode, first: u64, end: u64) -> Result<Option<()>> {
+pub(crate) fn punch(
+    core: &Core,
+    tx: &mut Tx<'_>,
+    ino: u32,
+    inode: &mut Inode,
+    first: u64,
+    end: u64,
+) -> Result<Option<()>> {
     let mut pages = Vec::new();
     collect(core, ino, first, end, inode.blocks() as usize, &mut pages);
     pages.sort_unstable();
@@ -150,7 +164,14 @@ pub(crate) fn punch(core: &Core, tx: &mut Tx<'_>, ino: u32, inode: &mut Inode, f
 pub(crate) fn finish(core: &Core, mem: &Arc<InodeMem>, inode: &mut Inode) -> Result<()> {
     let (first, end) = (inode.cut_first(), inode.cut_end());
     let mut pages = Vec::new();
-    collect(core, mem.ino, first, end.min(LBLK_END), inode.blocks() as usize, &mut pages);
+    collect(
+        core,
+        mem.ino,
+        first,
+        end.min(LBLK_END),
+        inode.blocks() as usize,
+        &mut pages,
+    );
     pages.sort_unstable();
     unmap_pages(core, mem, inode, &pages)?;
     let old = *inode;
@@ -175,7 +196,9 @@ pub(crate) fn zero_within(core: &Core, tx: &mut Tx<'_>, ino: u32, lblk: u32, fro
     page[from..to].fill(0);
     let block = core.map.alloc_page(tx, ino, lblk).map_err(map_error)?;
     tx.stream_block(block, &page);
-    core.map.replace(tx, ino, lblk, PageWord::new(block, 0)).map_err(map_error)?;
+    core.map
+        .replace(tx, ino, lblk, PageWord::new(block, 0))
+        .map_err(map_error)?;
     tx.freed(Resource::Block(word.page()));
     Ok(())
 }
@@ -207,6 +230,10 @@ impl Stretch {
                 edges.push((lblk(end)?, 0, within(end)));
             }
         }
-        Ok(Stretch { first, end: last.max(first), edges })
+        Ok(Stretch {
+            first,
+            end: last.max(first),
+            edges,
+        })
     }
 }

@@ -42,7 +42,12 @@ pub(crate) struct PmFile {
 impl PmFile {
     /// A handle on `inode`, which was pinned for it.
     pub(crate) fn new(engine: Engine, inode: Arc<InodeMem>, mode: OpenMode) -> Self {
-        PmFile { engine, inode, mode, cache: TransCache::default() }
+        PmFile {
+            engine,
+            inode,
+            mode,
+            cache: TransCache::default(),
+        }
     }
 
     fn core(&self) -> &Core {
@@ -102,7 +107,12 @@ impl PmFile {
         while !buf.is_empty() {
             let span = (at % BLOCK_BYTES) as usize + buf.len();
             let pages = span.div_ceil(BLOCK_BYTES as usize).min(BATCH);
-            core.map.get_many(self.inode.ino, (at / BLOCK_BYTES) as u32, &mut words[..pages], &self.cache);
+            core.map.get_many(
+                self.inode.ino,
+                (at / BLOCK_BYTES) as u32,
+                &mut words[..pages],
+                &self.cache,
+            );
             for &word in &words[..pages] {
                 let within = at % BLOCK_BYTES;
                 let len = buf.len().min((BLOCK_BYTES - within) as usize);
@@ -205,7 +215,9 @@ impl OpenFile for PmFile {
             if inode.is_inline() {
                 return Ok(offset);
             }
-            let found = self.next_data(offset / BLOCK_BYTES, cut::lblks(inode.size())).ok_or(FsError::NoSuchAddress)?;
+            let found = self
+                .next_data(offset / BLOCK_BYTES, cut::lblks(inode.size()))
+                .ok_or(FsError::NoSuchAddress)?;
             Ok(offset.max(found * BLOCK_BYTES))
         })
     }
@@ -219,7 +231,9 @@ impl OpenFile for PmFile {
                 word.is_hole() || word.is_unwritten()
             };
             let hole = (offset / BLOCK_BYTES..end).find(is_hole).filter(|_| !inode.is_inline());
-            Ok(hole.map_or(inode.size(), |lblk| offset.max(lblk * BLOCK_BYTES)).min(inode.size()))
+            Ok(hole
+                .map_or(inode.size(), |lblk| offset.max(lblk * BLOCK_BYTES))
+                .min(inode.size()))
         })
     }
 

@@ -28,7 +28,10 @@ pub(crate) fn fallocate(core: &Core, mem: &Arc<InodeMem>, mode: FallocateMode, o
     if len == 0 {
         return Err(FsError::Invalid("fallocate needs a length"));
     }
-    let end = offset.checked_add(len).filter(|&end| end <= MAX_FILE_BYTES).ok_or(FsError::FileTooBig)?;
+    let end = offset
+        .checked_add(len)
+        .filter(|&end| end <= MAX_FILE_BYTES)
+        .ok_or(FsError::FileTooBig)?;
     core.with_space(|| {
         let _lock = mem.write();
         let mut inode = core.load_live(mem)?;
@@ -70,7 +73,9 @@ fn zero(core: &Core, mem: &Arc<InodeMem>, inode: &mut Inode, offset: u64, end: u
         let word = core.map.get(mem.ino, lblk as u32);
         if !word.is_unwritten() {
             let unwritten = PageWord::new(word.page(), PageWord::UNWRITTEN);
-            core.map.replace(&mut tx, mem.ino, lblk as u32, unwritten).map_err(map_error)?;
+            core.map
+                .replace(&mut tx, mem.ino, lblk as u32, unwritten)
+                .map_err(map_error)?;
         }
     }
     stamp(core, inode, size);
@@ -167,7 +172,9 @@ fn reserve_pages(
             if core.map.get(mem.ino, lblk as u32).is_hole() {
                 let block = core.map.alloc_page(&mut tx, mem.ino, lblk as u32).map_err(map_error)?;
                 let word = PageWord::new(block, PageWord::UNWRITTEN);
-                core.map.insert(&mut tx, mem.ino, lblk as u32, word).map_err(map_error)?;
+                core.map
+                    .insert(&mut tx, mem.ino, lblk as u32, word)
+                    .map_err(map_error)?;
                 inode.set_blocks(inode.blocks() + 1);
                 added.push(lblk as u32);
                 in_record += 1;

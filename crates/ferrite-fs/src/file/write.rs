@@ -63,7 +63,8 @@ pub(crate) fn write(
 fn write_atomic(core: &Core, mem: &Arc<InodeMem>, position: Position, data: &[u8], kill_priv: bool) -> Result<u64> {
     if let Position::At(offset) = position {
         if data.len() >= PAGE {
-            core.map.prefetch(mem.ino, (offset / BLOCK_BYTES).min(u64::from(u32::MAX)) as u32);
+            core.map
+                .prefetch(mem.ino, (offset / BLOCK_BYTES).min(u64::from(u32::MAX)) as u32);
         }
     }
     let _lock = mem.write();
@@ -73,12 +74,19 @@ fn write_atomic(core: &Core, mem: &Arc<InodeMem>, position: Position, data: &[u8
         Position::At(offset) => offset,
         Position::End => old.size(),
     };
-    let end = offset.checked_add(data.len() as u64).filter(|&end| end <= MAX_FILE_BYTES).ok_or(FsError::FileTooBig)?;
+    let end = offset
+        .checked_add(data.len() as u64)
+        .filter(|&end| end <= MAX_FILE_BYTES)
+        .ok_or(FsError::FileTooBig)?;
     let mut tx = Tx::new(core);
     if old.is_inline() && end <= INLINE_BYTES as u64 {
         new.write_inline(offset as usize, data);
     } else {
-        let head = if old.is_inline() { take_inline(core, &mut tx, mem.ino, &mut new, offset)? } else { None };
+        let head = if old.is_inline() {
+            take_inline(core, &mut tx, mem.ino, &mut new, offset)?
+        } else {
+            None
+        };
         write_pages(core, &mut tx, mem.ino, &mut new, offset, data, head.as_ref())?;
     }
     new.set_size(old.size().max(end));
@@ -124,7 +132,9 @@ pub(crate) fn move_out(core: &Core, tx: &mut Tx<'_>, ino: u32, inode: &mut Inode
         page[..INLINE_BYTES].copy_from_slice(&content);
         let block = core.map.alloc_page(tx, ino, 0).map_err(map_error)?;
         tx.stream_block(block, &page);
-        core.map.insert(tx, ino, 0, PageWord::new(block, 0)).map_err(map_error)?;
+        core.map
+            .insert(tx, ino, 0, PageWord::new(block, 0))
+            .map_err(map_error)?;
         inode.set_blocks(inode.blocks() + 1);
     }
     inode.clear_inline(0);
@@ -181,10 +191,18 @@ fn write_page(
     (within, part): (usize, &[u8]),
     head: Option<&[u8; INLINE_BYTES]>,
 ) -> Result<()> {
-    tx.set_class(if word.is_hole() { Class::Ordinary } else { Class::Replacing });
+    tx.set_class(if word.is_hole() {
+        Class::Ordinary
+    } else {
+        Class::Replacing
+    });
     // A reserved block reads as zeros whatever it holds, so it can be filled before the word changes.
     let reserved = word.is_unwritten() && word.page() != 0;
-    let block = if reserved { word.page() } else { core.map.alloc_page(tx, ino, lblk).map_err(map_error)? };
+    let block = if reserved {
+        word.page()
+    } else {
+        core.map.alloc_page(tx, ino, lblk).map_err(map_error)?
+    };
     if part.len() == PAGE {
         tx.stream_block(block, part);
     } else {
@@ -234,7 +252,10 @@ pub(crate) fn read_page(core: &Core, word: PageWord, page: &mut [u8; PAGE]) -> R
 /// Pool offset of a written page.
 pub(crate) fn page_offset(core: &Core, word: PageWord) -> Result<u64> {
     if !core.superblock.is_data_block(word.page()) {
-        return Err(FsError::Io(format!("a page word names block {}, which holds no data", word.page())));
+        return Err(FsError::Io(format!(
+            "a page word names block {}, which holds no data",
+            word.page()
+        )));
     }
     Ok(core.superblock.block_offset(word.page()))
 }

@@ -189,7 +189,10 @@ impl Journal {
         let position = self.reserve(&mut state, len_bytes).ok_or(CommitError::RingFull)?;
         // Relaxed is enough for the floor: `advance` visits this ring's lock after raising it, so either it sees
         // this record applied or this load comes after that visit and is ordered by the lock.
-        let seq = min_seq.max(ring.last_seq.load(Ordering::Relaxed)).max(self.floor.load(Ordering::Relaxed)) + 1;
+        let seq = min_seq
+            .max(ring.last_seq.load(Ordering::Relaxed))
+            .max(self.floor.load(Ordering::Relaxed))
+            + 1;
         let bytes = record.seal(seq, ring.number, self.crc_seed ^ position);
         self.region.stream(ring.offset + position, bytes);
         self.region.fence().map_err(CommitError::Medium)?;
@@ -239,7 +242,12 @@ impl Journal {
     /// durable; and it is one aligned word, so it is either the old or the new one.
     pub(crate) fn advance(&self, release: &mut dyn FnMut(Resource)) -> Result<(), PmError> {
         let _one_at_a_time = self.advancing.lock();
-        let target = self.rings.iter().map(|ring| ring.last_seq.load(Ordering::Acquire)).max().unwrap_or(0);
+        let target = self
+            .rings
+            .iter()
+            .map(|ring| ring.last_seq.load(Ordering::Acquire))
+            .max()
+            .unwrap_or(0);
         if target <= self.mark.load(Ordering::Relaxed) {
             return Ok(());
         }
@@ -290,8 +298,11 @@ impl Journal {
     pub(crate) fn dram_bytes(&self) -> u64 {
         let ring = |ring: &CachePadded<Ring>| {
             let state = ring.state.lock();
-            let queues = state.live.capacity() * size_of::<Live>() + state.freed.capacity() * size_of::<(u64, Resource)>();
-            (size_of::<CachePadded<Ring>>() + queues + (state.dirty.lines.capacity() + state.dirty.filter.capacity()) * 8) as u64
+            let queues =
+                state.live.capacity() * size_of::<Live>() + state.freed.capacity() * size_of::<(u64, Resource)>();
+            (size_of::<CachePadded<Ring>>()
+                + queues
+                + (state.dirty.lines.capacity() + state.dirty.filter.capacity()) * 8) as u64
         };
         self.rings.iter().map(ring).sum()
     }

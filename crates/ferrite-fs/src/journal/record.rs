@@ -54,14 +54,22 @@ pub(crate) enum Item<'a> {
 impl Default for Record {
     /// Allocates nothing: for taking a record's memory away.
     fn default() -> Self {
-        Record { words: Vec::new(), open: 0, len: 0 }
+        Record {
+            words: Vec::new(),
+            open: 0,
+            len: 0,
+        }
     }
 }
 
 impl Record {
     /// An empty record.
     pub(crate) fn new() -> Self {
-        Record { words: vec![0; HEADER_WORDS], open: 0, len: HEADER_WORDS }
+        Record {
+            words: vec![0; HEADER_WORDS],
+            open: 0,
+            len: HEADER_WORDS,
+        }
     }
 
     /// Forgets all items.
@@ -131,7 +139,9 @@ impl Record {
 
     /// The items, in the order they were added.
     pub(crate) fn items(&self) -> Items<'_> {
-        Items { words: &self.words[HEADER_WORDS..self.len] }
+        Items {
+            words: &self.words[HEADER_WORDS..self.len],
+        }
     }
 }
 
@@ -155,7 +165,11 @@ impl Header {
     /// Reads the first two words of a possible record of ring `ring`.
     pub(crate) fn parse(first: u64, second: u64, ring: u32) -> Option<Header> {
         let len = (first >> 32 & 0xffff) as usize;
-        let header = Header { crc: first as u32, len, seq: second };
+        let header = Header {
+            crc: first as u32,
+            len,
+            seq: second,
+        };
         (len > HEADER_WORDS && first >> 48 == u64::from(ring) && second != 0).then_some(header)
     }
 
@@ -171,7 +185,9 @@ impl Header {
 
 /// Items of a whole, verified record.
 pub(crate) fn items_of(words: &[u64]) -> Items<'_> {
-    Items { words: &words[HEADER_WORDS..] }
+    Items {
+        words: &words[HEADER_WORDS..],
+    }
 }
 
 /// Iterates over items; ends early if the last one claims more words than there are.
@@ -188,7 +204,11 @@ impl<'a> Iterator for Items<'a> {
         if head & DATA != 0 {
             let (&body, rest) = rest.split_first()?;
             self.words = rest;
-            return Some(Item::Data { offset, len_bytes: (body >> 32) as u32, crc: body as u32 });
+            return Some(Item::Data {
+                offset,
+                len_bytes: (body >> 32) as u32,
+                crc: body as u32,
+            });
         }
         let count = (head >> COUNT_SHIFT) as usize;
         let (values, rest) = rest.split_at_checked(count)?;
@@ -213,10 +233,23 @@ mod tests {
         assert_eq!(
             items,
             [
-                Item::Words { offset: 4096, values: &[1, 2] },
-                Item::Words { offset: 64, values: &[3] },
-                Item::Data { offset: 8192, len_bytes: 4096, crc: 77 },
-                Item::Words { offset: 72, values: &[4] },
+                Item::Words {
+                    offset: 4096,
+                    values: &[1, 2]
+                },
+                Item::Words {
+                    offset: 64,
+                    values: &[3]
+                },
+                Item::Data {
+                    offset: 8192,
+                    len_bytes: 4096,
+                    crc: 77
+                },
+                Item::Words {
+                    offset: 72,
+                    values: &[4]
+                },
             ]
         );
         assert_eq!(record.len_words(), 2 + 3 + 2 + 2 + 2);
@@ -227,7 +260,10 @@ mod tests {
         let mut record = Record::new();
         record.set_word(4096, 0xdead);
         let bytes = record.seal(9, 3, 42).to_vec();
-        let words: Vec<u64> = bytes.chunks(8).map(|c| u64::from_le_bytes(c.try_into().unwrap())).collect();
+        let words: Vec<u64> = bytes
+            .chunks(8)
+            .map(|c| u64::from_le_bytes(c.try_into().unwrap()))
+            .collect();
         let header = Header::parse(words[0], words[1], 3).expect("a header");
         assert_eq!((header.len, header.seq), (4, 9));
         assert!(Header::parse(words[0], words[1], 2).is_none(), "another ring's record");

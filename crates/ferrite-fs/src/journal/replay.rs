@@ -56,7 +56,10 @@ pub(crate) fn replay(region: &Region, superblock: &Superblock) -> Result<Replay,
         region.write_back(CONTROL_MARK, 8);
         region.fence()?;
     }
-    Ok(Replay { mark: newest, records: found.len() as u64 })
+    Ok(Replay {
+        mark: newest,
+        records: found.len() as u64,
+    })
 }
 
 fn scan_ring(region: &Region, superblock: &Superblock, ring: u32, mark: u64, found: &mut Vec<Found>) {
@@ -68,8 +71,9 @@ fn scan_ring(region: &Region, superblock: &Superblock, ring: u32, mark: u64, fou
             .filter(|header| header.seq > mark && position + header.len as u64 * 8 <= superblock.ring_bytes);
         let mut step = LINE_BYTES;
         if let Some(header) = header {
-            let mut words: Vec<u64> =
-                (0..header.len as u64).map(|index| region.load(start + position + index * 8)).collect();
+            let mut words: Vec<u64> = (0..header.len as u64)
+                .map(|index| region.load(start + position + index * 8))
+                .collect();
             if header.verify(&mut words, superblock.seed ^ position) {
                 // What lies inside a record is not looked at as a record.
                 step = (header.len as u64 * 8).next_multiple_of(LINE_BYTES);
@@ -85,7 +89,9 @@ fn data_survived(region: &Region, record: &Found) -> bool {
     items_of(&record.words).all(|item| match item {
         Item::Words { .. } => true,
         Item::Data { offset, len_bytes, crc } => {
-            let in_pool = offset.checked_add(u64::from(len_bytes)).is_some_and(|end| end <= region.len());
+            let in_pool = offset
+                .checked_add(u64::from(len_bytes))
+                .is_some_and(|end| end <= region.len());
             if in_pool {
                 bytes.resize(len_bytes as usize, 0);
                 region.read(offset, &mut bytes);

@@ -29,7 +29,11 @@ pub(crate) fn setattr(core: &Core, ino: Ino, set: &SetAttr) -> Result<Attr> {
         let mut later = None;
         if let Some(size) = set.size {
             if !old.is_file() {
-                return Err(if old.is_dir() { FsError::IsDirectory } else { FsError::Invalid("only files have a size to set") });
+                return Err(if old.is_dir() {
+                    FsError::IsDirectory
+                } else {
+                    FsError::Invalid("only files have a size to set")
+                });
             }
             if size > MAX_FILE_BYTES {
                 return Err(FsError::FileTooBig);

@@ -68,8 +68,13 @@ pub(crate) fn create(core: &Core, cred: &Cred, parent: Ino, name: &[u8], new: &N
             store_target(core, &mut tx, ino, &mut inode, new.target)?;
             directory.set_mtime(now);
             directory.set_ctime(now);
-            let planned =
-                dir::insert(core, &mut tx, (parent.ino, directory, locks.hints(parent.ino)), name, (ino, new.kind))?;
+            let planned = dir::insert(
+                core,
+                &mut tx,
+                (parent.ino, directory, locks.hints(parent.ino)),
+                name,
+                (ino, new.kind),
+            )?;
             edits.put(&mut tx);
             tx.put_inode(ino, &old, &mut inode);
             tx.commit(&[&parent, &child])?;
@@ -97,7 +102,9 @@ fn store_target(core: &Core, tx: &mut Tx<'_>, ino: u32, inode: &mut Inode, targe
     let mut page = [0; BLOCK_BYTES as usize];
     page[..target.len()].copy_from_slice(target);
     tx.stream_block(block, &page);
-    core.map.insert(tx, ino, 0, PageWord::new(block, 0)).map_err(map_error)?;
+    core.map
+        .insert(tx, ino, 0, PageWord::new(block, 0))
+        .map_err(map_error)?;
     inode.set_blocks(1);
     Ok(())
 }
@@ -107,7 +114,11 @@ pub(crate) fn link_target(core: &Core, ino: u32, inode: &Inode) -> Result<Vec<u8
     let damaged = |what: &str| FsError::Io(format!("symbolic link {ino}: {what}; run `ferrite fsck`"));
     let len = inode.size() as usize;
     if inode.is_inline() {
-        return inode.inline_bytes().get(..len).map(<[u8]>::to_vec).ok_or_else(|| damaged("impossible length"));
+        return inode
+            .inline_bytes()
+            .get(..len)
+            .map(<[u8]>::to_vec)
+            .ok_or_else(|| damaged("impossible length"));
     }
     let word = core.map.get(ino, 0);
     if word.is_hole() || len >= ferrite_vfs::PATH_MAX {

@@ -15,8 +15,8 @@ mod xattr;
 use std::sync::Arc;
 
 use ferrite_vfs::{
-    Attr, Cred, DirEntry, FileKind, FileSystem, FsError, Ino, NewNode, OpenFile, OpenMode, RenameMode, Result,
-    SetAttr, StatFs, XattrMode, posix,
+    Attr, Cred, DirEntry, FileKind, FileSystem, FsError, Ino, NewNode, OpenFile, OpenMode, RenameMode, Result, SetAttr,
+    StatFs, XattrMode, posix,
 };
 
 use crate::core::Core;
@@ -85,7 +85,10 @@ pub(crate) fn check_dir(inode: &Inode) -> Result<()> {
 /// certainly alive, so that its being freed later shows.
 pub(crate) fn find(core: &Core, dir: Ino, name: &[u8]) -> Result<Option<(Found, Arc<InodeMem>)>> {
     core.with_dir(dir, |ino, _| {
-        Ok(core.names.find(ino, name)?.map(|found| (found, core.inodes.get(found.ino))))
+        Ok(core
+            .names
+            .find(ino, name)?
+            .map(|found| (found, core.inodes.get(found.ino))))
     })
     .map_err(gone)
 }
@@ -98,7 +101,10 @@ fn lookup(core: &Core, dir: Ino, name: &[u8]) -> Result<Attr> {
             // Freed between the two looks: the name is gone, or points elsewhere by now.
             Err(FsError::Stale) if child.is_dead() => continue,
             Err(FsError::Stale) => {
-                return Err(FsError::Io(format!("entry points to free inode {}; run `ferrite fsck`", found.ino)));
+                return Err(FsError::Io(format!(
+                    "entry points to free inode {}; run `ferrite fsck`",
+                    found.ino
+                )));
             }
             Err(error) => return Err(error),
         }
@@ -182,12 +188,22 @@ impl FileSystem for Engine {
         if matches!(node.kind, FileKind::Directory | FileKind::Symlink) {
             return Err(FsError::Invalid("mknod makes regular and special files"));
         }
-        let new = create::New { kind: node.kind, mode: node.mode, rdev: node.rdev, target: &[] };
+        let new = create::New {
+            kind: node.kind,
+            mode: node.mode,
+            rdev: node.rdev,
+            target: &[],
+        };
         create::create(self.core(), cred, parent, name, &new)
     }
 
     fn mkdir(&self, cred: &Cred, parent: Ino, name: &[u8], mode: u32) -> Result<Attr> {
-        let new = create::New { kind: FileKind::Directory, mode, rdev: 0, target: &[] };
+        let new = create::New {
+            kind: FileKind::Directory,
+            mode,
+            rdev: 0,
+            target: &[],
+        };
         create::create(self.core(), cred, parent, name, &new)
     }
 
@@ -198,7 +214,12 @@ impl FileSystem for Engine {
         if target.len() >= ferrite_vfs::PATH_MAX {
             return Err(FsError::NameTooLong);
         }
-        let new = create::New { kind: FileKind::Symlink, mode: 0o777, rdev: 0, target };
+        let new = create::New {
+            kind: FileKind::Symlink,
+            mode: 0o777,
+            rdev: 0,
+            target,
+        };
         create::create(self.core(), cred, parent, name, &new)
     }
 

@@ -53,7 +53,13 @@ pub(crate) fn unlink(core: &Core, parent: Ino, name: &[u8], want_dir: bool) -> R
         if want_dir {
             inode.set_nlink(inode.nlink() - 1);
         }
-        dir::remove(core, &mut tx, (directory.ino, inode, locks.hints(directory.ino)), &found, false)?;
+        dir::remove(
+            core,
+            &mut tx,
+            (directory.ino, inode, locks.hints(directory.ino)),
+            &found,
+            false,
+        )?;
         let fate = drop_link(core, &mut tx, child, edits.get(child.ino), now)?;
         edits.put(&mut tx);
         tx.commit(&[&directory, child])?;
@@ -79,10 +85,17 @@ fn lock_both<'a>(
     let dir_lock = directory.write();
     let found = look()?;
     if found.ino == directory.ino {
-        return Err(FsError::Io(format!("directory {} contains itself; run `ferrite fsck`", found.ino)));
+        return Err(FsError::Io(format!(
+            "directory {} contains itself; run `ferrite fsck`",
+            found.ino
+        )));
     }
     let child = child.get_or_init(|| core.inodes.get(found.ino));
-    let child_lock = if found.ino > directory.ino { Some(child.write()) } else { child.try_write() };
+    let child_lock = if found.ino > directory.ino {
+        Some(child.write())
+    } else {
+        child.try_write()
+    };
     if let Some(child_lock) = child_lock {
         return Ok(Some((LockSet::of(dir_lock, child_lock), found)));
     }
@@ -110,7 +123,11 @@ pub(crate) fn drop_link(
     inode: &mut Inode,
     now: ferrite_vfs::Timestamp,
 ) -> Result<Fate> {
-    let nlink = if inode.is_dir() { 0 } else { inode.nlink().saturating_sub(1) };
+    let nlink = if inode.is_dir() {
+        0
+    } else {
+        inode.nlink().saturating_sub(1)
+    };
     inode.set_nlink(nlink);
     inode.set_ctime(now);
     if nlink > 0 || child.pins() > 0 {

@@ -28,8 +28,14 @@ pub(crate) fn rename(core: &Core, from: (Ino, &[u8]), to: (Ino, &[u8]), mode: Re
         loop {
             let source = find(core, from.0, from.1)?.ok_or(FsError::NotFound)?;
             let target = find(core, to.0, to.1)?;
-            let from = Side { dir: core.inode(from.0).map_err(gone)?, name: from.1 };
-            let to = Side { dir: core.inode(to.0).map_err(gone)?, name: to.1 };
+            let from = Side {
+                dir: core.inode(from.0).map_err(gone)?,
+                name: from.1,
+            };
+            let to = Side {
+                dir: core.inode(to.0).map_err(gone)?,
+                name: to.1,
+            };
             if let Some(result) = attempt(core, &from, &to, &source, target.as_ref(), mode) {
                 return result;
             }
@@ -176,7 +182,10 @@ fn is_below(core: &Core, dir: u32, ancestor: u32) -> bool {
 }
 
 /// Takes the source's entry away and lets the target's name it, or adds a new one.
-#[allow(clippy::too_many_arguments, reason = "the parts of one rename; bundling them would only rename them")]
+#[allow(
+    clippy::too_many_arguments,
+    reason = "the parts of one rename; bundling them would only rename them"
+)]
 fn relink(
     core: &Core,
     tx: &mut Tx<'_>,

@@ -75,7 +75,11 @@ pub(crate) fn load(core: &Core, ino: u32, inode: &Inode) -> Result<Attributes> {
     if block == 0 {
         return Ok(Attributes::new());
     }
-    let damaged = || FsError::Io(format!("inode {ino}: damaged extended attributes in block {block}; run `ferrite fsck`"));
+    let damaged = || {
+        FsError::Io(format!(
+            "inode {ino}: damaged extended attributes in block {block}; run `ferrite fsck`"
+        ))
+    };
     if !core.superblock.is_data_block(block) {
         return Err(damaged());
     }
@@ -111,13 +115,19 @@ fn check_name(name: &[u8]) -> Result<()> {
 pub(crate) fn get(core: &Core, ino: Ino, name: &[u8]) -> Result<Vec<u8>> {
     check_name(name)?;
     read(core, ino, |attributes| {
-        attributes.into_iter().find(|(found, _)| found == name).map(|(_, value)| value).ok_or(FsError::NoAttribute)
+        attributes
+            .into_iter()
+            .find(|(found, _)| found == name)
+            .map(|(_, value)| value)
+            .ok_or(FsError::NoAttribute)
     })
 }
 
 /// Names of all attributes.
 pub(crate) fn list(core: &Core, ino: Ino) -> Result<Vec<Vec<u8>>> {
-    read(core, ino, |attributes| Ok(attributes.into_iter().map(|(name, _)| name).collect()))
+    read(core, ino, |attributes| {
+        Ok(attributes.into_iter().map(|(name, _)| name).collect())
+    })
 }
 
 /// Creates or replaces an attribute.
@@ -134,7 +144,10 @@ pub(crate) fn set(core: &Core, ino: Ino, name: &[u8], value: &[u8], mode: XattrM
             (_, Some(at)) => attributes[at].1 = value.to_vec(),
             (_, None) => attributes.push((name.to_vec(), value.to_vec())),
         }
-        let used: usize = attributes.iter().map(|(name, value)| 4 + name.len() + value.len()).sum();
+        let used: usize = attributes
+            .iter()
+            .map(|(name, value)| 4 + name.len() + value.len())
+            .sum();
         if used > SPACE_BYTES {
             return Err(FsError::NoSpace("extended attribute space"));
         }
@@ -146,7 +159,10 @@ pub(crate) fn set(core: &Core, ino: Ino, name: &[u8], value: &[u8], mode: XattrM
 pub(crate) fn remove(core: &Core, ino: Ino, name: &[u8]) -> Result<()> {
     check_name(name)?;
     change(core, ino, |attributes| {
-        let at = attributes.iter().position(|(found, _)| found == name).ok_or(FsError::NoAttribute)?;
+        let at = attributes
+            .iter()
+            .position(|(found, _)| found == name)
+            .ok_or(FsError::NoAttribute)?;
         attributes.remove(at);
         Ok(())
     })
@@ -166,7 +182,11 @@ fn change(core: &Core, ino: Ino, edit: impl Fn(&mut Attributes) -> Result<()>) -
             tx.set_class(Class::Replacing);
             tx.freed(Resource::Block(old.xattr_block()));
         }
-        let block = if attributes.is_empty() { 0 } else { tx.alloc_block().map_err(map_error)? };
+        let block = if attributes.is_empty() {
+            0
+        } else {
+            tx.alloc_block().map_err(map_error)?
+        };
         if block != 0 {
             tx.stream_block(block, &encode(inode.ino, &attributes));
         }

@@ -33,8 +33,18 @@ fn walk(fs: &dyn FileSystem, ino: Ino, path: String, tree: &mut Tree) {
     let content = match attr.kind {
         FileKind::File => {
             let mut content = vec![0; attr.size as usize];
-            let file = fs.open(ino, OpenMode { no_atime: true, ..OpenMode::read_only() }).unwrap();
-            let count = file.read_at(0, &mut content).unwrap_or_else(|error| panic!("{path}: {error}"));
+            let file = fs
+                .open(
+                    ino,
+                    OpenMode {
+                        no_atime: true,
+                        ..OpenMode::read_only()
+                    },
+                )
+                .unwrap();
+            let count = file
+                .read_at(0, &mut content)
+                .unwrap_or_else(|error| panic!("{path}: {error}"));
             assert_eq!(count, content.len(), "{path}: short read");
             content
         }
@@ -42,7 +52,10 @@ fn walk(fs: &dyn FileSystem, ino: Ino, path: String, tree: &mut Tree) {
         _ => Vec::new(),
     };
     let names = fs.listxattr(ino).unwrap_or_else(|error| panic!("{path}: {error}"));
-    let xattrs = names.into_iter().map(|name| (name.clone(), fs.getxattr(ino, &name).unwrap())).collect();
+    let xattrs = names
+        .into_iter()
+        .map(|name| (name.clone(), fs.getxattr(ino, &name).unwrap()))
+        .collect();
     let node = Node {
         kind: attr.kind,
         mode: attr.mode,
@@ -83,7 +96,10 @@ pub fn empty_pool(size_bytes: u64, options: &MkfsOptions) -> Vec<u8> {
 
 /// Options whose outcome does not depend on chance.
 pub fn fixed() -> MkfsOptions {
-    MkfsOptions { seed: Some(42), ..MkfsOptions::default() }
+    MkfsOptions {
+        seed: Some(42),
+        ..MkfsOptions::default()
+    }
 }
 
 /// Mounts a pool in memory.
@@ -99,16 +115,28 @@ pub fn check(image: &[u8]) {
 
 /// Makes a file.
 pub fn make(fs: &dyn FileSystem, dir: Ino, name: &str) -> Ino {
-    let node = NewNode { kind: FileKind::File, mode: 0o644, rdev: 0 };
+    let node = NewNode {
+        kind: FileKind::File,
+        mode: 0o644,
+        rdev: 0,
+    };
     fs.mknod(&Cred::root(), dir, name.as_bytes(), &node).unwrap().ino
 }
 
 /// Writes to a file by number.
 pub fn write(fs: &dyn FileSystem, ino: Ino, offset: u64, data: &[u8]) {
-    assert_eq!(fs.open(ino, OpenMode::read_write()).unwrap().write_at(offset, data).unwrap(), data.len());
+    assert_eq!(
+        fs.open(ino, OpenMode::read_write())
+            .unwrap()
+            .write_at(offset, data)
+            .unwrap(),
+        data.len()
+    );
 }
 
 /// Bytes that name their place and version, so that a mix of old and new shows.
 pub fn pattern(len: usize, version: u8) -> Vec<u8> {
-    (0..len).map(|index| (index as u8).wrapping_mul(31).wrapping_add((index >> 8) as u8) ^ version).collect()
+    (0..len)
+        .map(|index| (index as u8).wrapping_mul(31).wrapping_add((index >> 8) as u8) ^ version)
+        .collect()
 }

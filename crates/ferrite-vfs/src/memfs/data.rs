@@ -15,6 +15,18 @@ pub(super) struct Content {
     reserved: BTreeSet<u64>,
 }
 
+/// A range page by page: the page, where in it the piece starts, and which bytes of the whole it is.
+fn pieces(offset: u64, len: usize) -> impl Iterator<Item = (u64, usize, std::ops::Range<usize>)> {
+    let mut done = 0;
+    std::iter::from_fn(move || {
+        let at = offset + done as u64;
+        let within = (at % PAGE_BYTES) as usize;
+        let start = done;
+        done = len.min(done + PAGE_BYTES as usize - within);
+        (start < done).then_some((at / PAGE_BYTES, within, start..done))
+    })
+}
+
 impl Content {
     /// Pages that take space.
     pub(super) fn pages(&self) -> u64 {
@@ -22,19 +34,23 @@ impl Content {
     }
 
     fn read(&self, offset: u64, buf: &mut [u8]) {
-        for (index, byte) in buf.iter_mut().enumerate() {
-            let at = offset + index as u64;
-            *byte = self.written.get(&(at / PAGE_BYTES)).map_or(0, |page| page[(at % PAGE_BYTES) as usize]);
+        for (page, within, part) in pieces(offset, buf.len()) {
+            let to = &mut buf[part];
+            match self.written.get(&page) {
+                Some(content) => to.copy_from_slice(&content[within..within + to.len()]),
+                None => to.fill(0),
+            }
         }
     }
 
     fn write(&mut self, offset: u64, data: &[u8]) {
-        for (index, &byte) in data.iter().enumerate() {
-            let at = offset + index as u64;
-            let page = at / PAGE_BYTES;
+        for (page, within, part) in pieces(offset, data.len()) {
             self.reserved.remove(&page);
-            let content = self.written.entry(page).or_insert_with(|| vec![0; PAGE_BYTES as usize].into());
-            content[(at % PAGE_BYTES) as usize] = byte;
+            let content = self
+                .written
+                .entry(page)
+                .or_insert_with(|| vec![0; PAGE_BYTES as usize].into());
+            content[within..within + part.len()].copy_from_slice(&data[part]);
         }
     }
 
@@ -112,7 +128,9 @@ impl MemFile {
             if data.is_empty() {
                 return Ok((offset, 0));
             }
-            let end = offset.checked_add(data.len() as u64).filter(|&end| end <= MAX_FILE_BYTES);
+            let end = offset
+                .checked_add(data.len() as u64)
+                .filter(|&end| end <= MAX_FILE_BYTES);
             let end = end.ok_or(FsError::FileTooBig)?;
             node.content.write(offset, data);
             node.attr.size = node.attr.size.max(end);
@@ -159,7 +177,10 @@ impl OpenFile for MemFile {
             if len == 0 {
                 return Err(FsError::Invalid("fallocate needs a length"));
             }
-            let end = offset.checked_add(len).filter(|&end| end <= MAX_FILE_BYTES).ok_or(FsError::FileTooBig)?;
+            let end = offset
+                .checked_add(len)
+                .filter(|&end| end <= MAX_FILE_BYTES)
+                .ok_or(FsError::FileTooBig)?;
             let keep_size = match mode {
                 FallocateMode::PunchHole => {
                     node.content.clear(offset, end);
@@ -185,7 +206,9 @@ impl OpenFile for MemFile {
 
     fn seek_data(&self, offset: u64) -> Result<u64> {
         self.with(true, |node, _| {
-            node.content.next_data(offset, node.attr.size).ok_or(FsError::NoSuchAddress)
+            node.content
+                .next_data(offset, node.attr.size)
+                .ok_or(FsError::NoSuchAddress)
         })
     }
 

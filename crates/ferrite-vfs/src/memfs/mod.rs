@@ -16,8 +16,9 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use parking_lot::{Mutex, MutexGuard};
 
 use crate::{
-    Attr, Cred, DirEntry, FileKind, FileSystem, FsError, Ino, LINK_MAX, NewNode, OpenFile, OpenMode, PATH_MAX, ROOT_INO,
-    RenameMode, Result, SetAttr, SetTime, StatFs, Timestamp, XATTR_NAME_MAX, XATTR_SIZE_MAX, XattrMode, posix,
+    Attr, Cred, DirEntry, FileKind, FileSystem, FsError, Ino, LINK_MAX, NewNode, OpenFile, OpenMode, PATH_MAX,
+    ROOT_INO, RenameMode, Result, SetAttr, SetTime, StatFs, Timestamp, XATTR_NAME_MAX, XATTR_SIZE_MAX, XattrMode,
+    posix,
 };
 use data::{Content, MemFile, PAGE_BYTES};
 
@@ -96,7 +97,10 @@ impl Node {
     }
 
     fn attr(&self) -> Attr {
-        Attr { blocks: self.content.pages() * (PAGE_BYTES / 512), ..self.attr }
+        Attr {
+            blocks: self.content.pages() * (PAGE_BYTES / 512),
+            ..self.attr
+        }
     }
 
     fn changed(&mut self, now: Timestamp) {
@@ -108,7 +112,9 @@ impl Node {
 impl State {
     fn now(&mut self) -> Timestamp {
         let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        self.clock = self.clock.max(Timestamp::new(since.as_secs() as i64, since.subsec_nanos()));
+        self.clock = self
+            .clock
+            .max(Timestamp::new(since.as_secs() as i64, since.subsec_nanos()));
         self.clock
     }
 
@@ -119,13 +125,21 @@ impl State {
     /// A directory that names can be looked up in.
     fn dir(&mut self, ino: Ino) -> Result<&mut Node> {
         let node = self.node(ino).map_err(|_| FsError::NotFound)?;
-        if node.is_dir() { Ok(node) } else { Err(FsError::NotDirectory) }
+        if node.is_dir() {
+            Ok(node)
+        } else {
+            Err(FsError::NotDirectory)
+        }
     }
 
     /// A directory that names can be put in.
     fn live_dir(&mut self, ino: Ino) -> Result<&mut Node> {
         let node = self.dir(ino)?;
-        if node.attr.nlink > 0 { Ok(node) } else { Err(FsError::NotFound) }
+        if node.attr.nlink > 0 {
+            Ok(node)
+        } else {
+            Err(FsError::NotFound)
+        }
     }
 
     fn find(&mut self, dir: Ino, name: &[u8]) -> Result<Option<Ino>> {
@@ -165,7 +179,11 @@ impl State {
     }
 
     fn free_if_unused(&mut self, ino: Ino) {
-        if self.nodes.get(&ino).is_some_and(|node| node.attr.nlink == 0 && node.pins == 0) {
+        if self
+            .nodes
+            .get(&ino)
+            .is_some_and(|node| node.attr.nlink == 0 && node.pins == 0)
+        {
             self.nodes.remove(&ino);
         }
     }
@@ -249,17 +267,25 @@ impl State {
 impl MemFs {
     /// An empty file system whose root belongs to root, with mode 755.
     pub fn new() -> MemFs {
-        let mut state = State { nodes: BTreeMap::new(), next_ino: ROOT_INO + 1, clock: Timestamp(0) };
+        let mut state = State {
+            nodes: BTreeMap::new(),
+            next_ino: ROOT_INO + 1,
+            clock: Timestamp(0),
+        };
         let now = state.now();
         let mut root = Node::new(ROOT_INO, ROOT_INO, FileKind::Directory, now);
         root.attr.mode = 0o755;
         state.nodes.insert(ROOT_INO, root);
-        MemFs { state: Arc::new(Mutex::new(state)) }
+        MemFs {
+            state: Arc::new(Mutex::new(state)),
+        }
     }
 
     /// A copy of the present state that goes its own way.
     pub fn snapshot(&self) -> MemFs {
-        MemFs { state: Arc::new(Mutex::new(self.lock().clone())) }
+        MemFs {
+            state: Arc::new(Mutex::new(self.lock().clone())),
+        }
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -368,7 +394,10 @@ impl FileSystem for MemFs {
     }
 
     fn mkdir(&self, cred: &Cred, parent: Ino, name: &[u8], mode: u32) -> Result<Attr> {
-        Ok(self.lock().create(cred, parent, name, FileKind::Directory, mode)?.attr())
+        Ok(self
+            .lock()
+            .create(cred, parent, name, FileKind::Directory, mode)?
+            .attr())
     }
 
     fn symlink(&self, cred: &Cred, parent: Ino, name: &[u8], target: &[u8]) -> Result<Attr> {
@@ -470,7 +499,12 @@ impl FileSystem for MemFs {
         entries.sort_unstable();
         for (next_cookie, ino, name) in entries {
             let kind = state.node(ino)?.attr.kind;
-            if !sink(&DirEntry { ino, kind, name: &name, next_cookie }) {
+            if !sink(&DirEntry {
+                ino,
+                kind,
+                name: &name,
+                next_cookie,
+            }) {
                 break;
             }
         }
@@ -492,7 +526,12 @@ impl FileSystem for MemFs {
 
     fn getxattr(&self, ino: Ino, name: &[u8]) -> Result<Vec<u8>> {
         check_xattr_name(name)?;
-        self.lock().node(ino)?.xattrs.get(name).cloned().ok_or(FsError::NoAttribute)
+        self.lock()
+            .node(ino)?
+            .xattrs
+            .get(name)
+            .cloned()
+            .ok_or(FsError::NoAttribute)
     }
 
     fn setxattr(&self, ino: Ino, name: &[u8], value: &[u8], mode: XattrMode) -> Result<()> {

@@ -34,10 +34,12 @@ fn uuid_of(pool: &Path) -> Option<u128> {
     let file = File::open(pool).ok()?;
     let len = file.metadata().ok()?.len();
     let mut block = vec![0; BLOCK_BYTES as usize];
-    [0, (len / BLOCK_BYTES).saturating_sub(1) * BLOCK_BYTES].into_iter().find_map(|offset| {
-        file.read_exact_at(&mut block, offset).ok()?;
-        Superblock::decode(&block).ok().map(|superblock| superblock.uuid)
-    })
+    [0, (len / BLOCK_BYTES).saturating_sub(1) * BLOCK_BYTES]
+        .into_iter()
+        .find_map(|offset| {
+            file.read_exact_at(&mut block, offset).ok()?;
+            Superblock::decode(&block).ok().map(|superblock| superblock.uuid)
+        })
 }
 
 /// The daemon's end.
@@ -49,7 +51,10 @@ impl Server {
     /// Answers for `engine` from a thread of its own until dropped. Without a socket the mount works all the same.
     pub(crate) fn start(uuid: u128, engine: Engine) -> std::io::Result<Server> {
         let path = socket_of(uuid);
-        std::fs::DirBuilder::new().recursive(true).mode(0o700).create(directory())?;
+        std::fs::DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(directory())?;
         // The pool's lock is ours, so whoever made this socket is gone.
         let _ = std::fs::remove_file(&path);
         let listener = UnixListener::bind(&path)?;
@@ -85,7 +90,9 @@ fn answer(mut stream: UnixStream, engine: &Engine) -> std::io::Result<()> {
 /// Asks the daemon that has `pool` mounted; `None` if there is none.
 pub(crate) fn info(pool: &Path) -> Result<Option<PoolInfo>, Failure> {
     let Some(uuid) = uuid_of(pool) else { return Ok(None) };
-    let Ok(mut stream) = UnixStream::connect(socket_of(uuid)) else { return Ok(None) };
+    let Ok(mut stream) = UnixStream::connect(socket_of(uuid)) else {
+        return Ok(None);
+    };
     stream.set_read_timeout(Some(TIMEOUT))?;
     writeln!(stream, "info")?;
     let mut reply = String::new();

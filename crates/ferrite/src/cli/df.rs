@@ -53,7 +53,10 @@ impl Df {
             }
             return Ok(0);
         }
-        say(format!("{:<32} {:>10} {:>10} {:>10} {:>12}  mounted on", "pool", "size", "used", "available", "free inodes"));
+        say(format!(
+            "{:<32} {:>10} {:>10} {:>10} {:>12}  mounted on",
+            "pool", "size", "used", "available", "free inodes"
+        ));
         for row in rows {
             say(format!(
                 "{:<32} {:>10} {:>10} {:>10} {:>12}  {}",

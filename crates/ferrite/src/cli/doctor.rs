@@ -37,7 +37,12 @@ struct Check {
 impl Check {
     fn new(name: &'static str, good: bool, otherwise: State, found: impl Into<String>, mend: &str) -> Check {
         let state = if good { State::Good } else { otherwise };
-        Check { name, state, found: found.into(), mend: (!good).then(|| mend.to_string()) }
+        Check {
+            name,
+            state,
+            found: found.into(),
+            mend: (!good).then(|| mend.to_string()),
+        }
     }
 }
 
@@ -69,14 +74,19 @@ fn read(path: &str) -> String {
 
 fn in_path(program: &str) -> Option<String> {
     let paths = std::env::var_os("PATH")?;
-    let found = std::env::split_paths(&paths).map(|dir| dir.join(program)).find(|path| path.is_file())?;
+    let found = std::env::split_paths(&paths)
+        .map(|dir| dir.join(program))
+        .find(|path| path.is_file())?;
     Some(found.display().to_string())
 }
 
 fn devices(prefix: &str) -> Vec<String> {
     let entries = std::fs::read_dir("/dev").into_iter().flatten().flatten();
     let names = entries.filter_map(|entry| entry.file_name().into_string().ok());
-    names.filter(|name| name.starts_with(prefix)).map(|name| format!("/dev/{name}")).collect()
+    names
+        .filter(|name| name.starts_with(prefix))
+        .map(|name| format!("/dev/{name}"))
+        .collect()
 }
 
 fn checks() -> Vec<Check> {
@@ -85,7 +95,11 @@ fn checks() -> Vec<Check> {
     checks.extend(memory());
     let dax = devices("dax");
     let pmem = devices("pmem");
-    let found = if dax.is_empty() && pmem.is_empty() { "none".into() } else { [dax, pmem].concat().join(" ") };
+    let found = if dax.is_empty() && pmem.is_empty() {
+        "none".into()
+    } else {
+        [dax, pmem].concat().join(" ")
+    };
     checks.push(Check::new(
         "persistent memory",
         found != "none",
@@ -112,12 +126,20 @@ fn fusermount() -> Check {
     let found = in_path("fusermount3");
     let otherwise = if root { State::Missing } else { State::Bad };
     let text = found.clone().unwrap_or_else(|| "not found".into());
-    Check::new("fusermount3", found.is_some(), otherwise, text, "apt-get install fuse3 (users other than root need it)")
+    Check::new(
+        "fusermount3",
+        found.is_some(),
+        otherwise,
+        text,
+        "apt-get install fuse3 (users other than root need it)",
+    )
 }
 
 fn allow_other() -> Check {
     let root = rustix::process::geteuid().is_root();
-    let allowed = read("/etc/fuse.conf").lines().any(|line| line.trim() == "user_allow_other");
+    let allowed = read("/etc/fuse.conf")
+        .lines()
+        .any(|line| line.trim() == "user_allow_other");
     let found = match (root, allowed) {
         (true, _) => "root may let other users in",
         (_, true) => "user_allow_other is set",
@@ -148,18 +170,30 @@ fn cpu() -> Vec<Check> {
             write_back,
             "pools on DAX work with clflush, slowly, and not at all without any",
         ),
-        Check::new("vectors", cpu.avx2, State::Missing, vectors, "lookups of many pages at once are slower"),
+        Check::new(
+            "vectors",
+            cpu.avx2,
+            State::Missing,
+            vectors,
+            "lookups of many pages at once are slower",
+        ),
     ]
 }
 
 fn memory() -> Vec<Check> {
     let shmem = read("/sys/kernel/mm/transparent_hugepage/shmem_enabled");
-    let shmem_good = ["[always]", "[within_size]", "[advise]", "[force]"].iter().any(|mode| shmem.contains(mode));
+    let shmem_good = ["[always]", "[within_size]", "[advise]", "[force]"]
+        .iter()
+        .any(|mode| shmem.contains(mode));
     let limit = rustix::process::getrlimit(rustix::process::Resource::Memlock).current;
     let limit_text = limit.map_or("unlimited".into(), size::human);
     let shm = rustix::fs::statvfs(Path::new("/dev/shm"));
     let shm_text = shm.as_ref().map_or("not mounted".into(), |fs| {
-        format!("{} free of {}", size::human(fs.f_bavail * fs.f_frsize), size::human(fs.f_blocks * fs.f_frsize))
+        format!(
+            "{} free of {}",
+            size::human(fs.f_bavail * fs.f_frsize),
+            size::human(fs.f_blocks * fs.f_frsize)
+        )
     });
     vec![
         Check::new(
@@ -169,7 +203,13 @@ fn memory() -> Vec<Check> {
             if shmem.is_empty() { "unknown".into() } else { shmem },
             "echo advise > /sys/kernel/mm/transparent_hugepage/shmem_enabled (random access to a pool costs up to half less)",
         ),
-        Check::new("tmpfs", shm.is_ok(), State::Missing, format!("/dev/shm: {shm_text}"), "mount -t tmpfs tmpfs /dev/shm"),
+        Check::new(
+            "tmpfs",
+            shm.is_ok(),
+            State::Missing,
+            format!("/dev/shm: {shm_text}"),
+            "mount -t tmpfs tmpfs /dev/shm",
+        ),
         Check::new(
             "locked memory",
             limit.is_none_or(|bytes| bytes >= 64 << 20),

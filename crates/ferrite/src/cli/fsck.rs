@@ -42,13 +42,21 @@ impl Fsck {
         let region = match Region::open(&self.pool, Access::ReadOnlyPrivate) {
             Ok(region) => region,
             Err(PmError::InUse { by, .. }) => {
-                let at = mounts::find(&self.pool).map_or(String::new(), |m| format!(", mounted on {}", m.dir.display()));
-                let text = format!("{}: in use by {by}{at}; unmount it before the check", self.pool.display());
+                let at =
+                    mounts::find(&self.pool).map_or(String::new(), |m| format!(", mounted on {}", m.dir.display()));
+                let text = format!(
+                    "{}: in use by {by}{at}; unmount it before the check",
+                    self.pool.display()
+                );
                 return Err(Failure::new(CANNOT_CHECK, text));
             }
             Err(error) => return Err(cannot(&error)),
         };
-        let bar = if std::io::stderr().is_terminal() { ProgressBar::new(1) } else { ProgressBar::hidden() };
+        let bar = if std::io::stderr().is_terminal() {
+            ProgressBar::new(1)
+        } else {
+            ProgressBar::hidden()
+        };
         if let Ok(style) = ProgressStyle::with_template("{msg:<12} {bar:40} {percent:>3} %") {
             bar.set_style(style);
         }

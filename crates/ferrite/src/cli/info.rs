@@ -28,7 +28,11 @@ pub(crate) fn gather(path: &Path) -> Result<PoolInfo, Failure> {
         return Ok(info);
     }
     let region = Region::open(&pool, Access::ReadOnlyPrivate)?;
-    let options = MountOptions { read_only: true, accept_power_loss: true, ..MountOptions::default() };
+    let options = MountOptions {
+        read_only: true,
+        accept_power_loss: true,
+        ..MountOptions::default()
+    };
     Ok(Engine::mount(region, &options).map_err(about(&pool))?.info())
 }
 
@@ -50,7 +54,15 @@ fn print(info: &PoolInfo) {
     line("uuid", format!("{}, format {}", info.uuid, info.format_version));
     line("medium", info.medium.clone());
     line("durability", info.durability.clone());
-    line("size", format!("{}, {} blocks of {} bytes", human(info.size_bytes), info.blocks, info.block_bytes));
+    line(
+        "size",
+        format!(
+            "{}, {} blocks of {} bytes",
+            human(info.size_bytes),
+            info.blocks,
+            info.block_bytes
+        ),
+    );
     line(
         "free",
         format!(
@@ -62,15 +74,29 @@ fn print(info: &PoolInfo) {
     );
     line("inodes", format!("{} of {} free", info.inodes_free, info.inodes));
     line("names", format!("{} of {} free", info.names_free, info.names));
-    line("mapping", format!("{:?}, {} of {} slots free", info.mapping, info.map_slots_free, info.map_slots).to_lowercase());
-    line("pages", format!("{}, {:.1} % of them at home", info.pages, info.pages_at_home_percent));
+    line(
+        "mapping",
+        format!(
+            "{:?}, {} of {} slots free",
+            info.mapping, info.map_slots_free, info.map_slots
+        )
+        .to_lowercase(),
+    );
+    line(
+        "pages",
+        format!("{}, {:.1} % of them at home", info.pages, info.pages_at_home_percent),
+    );
     line("journal", format!("{} rings of {}", info.rings, human(info.ring_bytes)));
     line(
         "mounts",
         format!(
             "{}; the last one ended {}, {} records replayed",
             info.mounts,
-            if info.was_clean { "in order" } else { "in a crash (or has not ended)" },
+            if info.was_clean {
+                "in order"
+            } else {
+                "in a crash (or has not ended)"
+            },
             info.replayed_records
         ),
     );

@@ -69,7 +69,12 @@ impl Mkfs {
         }
         made?;
         let medium = region.medium();
-        say(format!("{}: {} pool on {}", self.pool.display(), size::human(size_bytes), medium.describe()));
+        say(format!(
+            "{}: {} pool on {}",
+            self.pool.display(),
+            size::human(size_bytes),
+            medium.describe()
+        ));
         Ok(0)
     }
 
@@ -80,7 +85,10 @@ impl Mkfs {
             (Some(size), _) => Ok(size),
             (None, Some(_)) if is_device => Ok(Region::open(&self.pool, ferrite_pm::Access::ReadWrite)?.len()),
             (None, Some(metadata)) if metadata.is_file() && metadata.len() > 0 => Ok(metadata.len()),
-            _ => Err(Failure::new(USAGE, "how large is the pool to be? Give --size, for example --size 1G")),
+            _ => Err(Failure::new(
+                USAGE,
+                "how large is the pool to be? Give --size, for example --size 1G",
+            )),
         }
     }
 }
@@ -106,9 +114,14 @@ fn signature(file: &File) -> Option<&'static str> {
 }
 
 fn refuse_to_overwrite(pool: &Path) -> Result<(), Failure> {
-    let Ok(metadata) = std::fs::metadata(pool) else { return Ok(()) };
+    let Ok(metadata) = std::fs::metadata(pool) else {
+        return Ok(());
+    };
     if metadata.is_dir() {
-        return Err(Failure::new(FAILED, format!("{}: is a directory; name a file in it", pool.display())));
+        return Err(Failure::new(
+            FAILED,
+            format!("{}: is a directory; name a file in it", pool.display()),
+        ));
     }
     let file = File::open(pool).map_err(about(pool))?;
     let what = match signature(&file) {
@@ -116,5 +129,8 @@ fn refuse_to_overwrite(pool: &Path) -> Result<(), Failure> {
         None if metadata.is_file() && metadata.len() > 0 => "is not empty".to_string(),
         None => return Ok(()),
     };
-    Err(Failure::new(FAILED, format!("{}: {what}; give --force to overwrite it", pool.display())))
+    Err(Failure::new(
+        FAILED,
+        format!("{}: {what}; give --force to overwrite it", pool.display()),
+    ))
 }

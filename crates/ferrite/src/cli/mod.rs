@@ -38,7 +38,10 @@ pub(crate) const USAGE: u8 = 2;
 
 impl Failure {
     pub(crate) fn new(code: u8, message: impl Into<String>) -> Self {
-        Failure { message: message.into(), code }
+        Failure {
+            message: message.into(),
+            code,
+        }
     }
 }
 
@@ -130,12 +133,20 @@ fn log_to_stderr(verbose: u8) {
         _ => tracing::Level::DEBUG,
     };
     // A second call, in tests, finds a subscriber in place; that one will do.
-    let _ = tracing_subscriber::fmt().with_max_level(level).with_writer(std::io::stderr).without_time().try_init();
+    let _ = tracing_subscriber::fmt()
+        .with_max_level(level)
+        .with_writer(std::io::stderr)
+        .without_time()
+        .try_init();
 }
 
 /// `mkfs.ferrite POOL` and its kin, as mount(8), fsck(8) and mkfs(8) call them, become `ferrite mkfs POOL`.
 fn by_helper_name(mut arguments: Vec<OsString>) -> Vec<OsString> {
-    let name = arguments.first().map(Path::new).and_then(Path::file_name).and_then(|name| name.to_str());
+    let name = arguments
+        .first()
+        .map(Path::new)
+        .and_then(Path::file_name)
+        .and_then(|name| name.to_str());
     let command = match name {
         Some("mkfs.ferrite") => "mkfs",
         Some("mount.ferrite" | "mount.fuse.ferrite") => "mount",

@@ -70,7 +70,11 @@ struct Options {
 fn parse(words: &[String], sloppy: bool) -> Result<Options, Failure> {
     let root = rustix::process::geteuid().is_root();
     let mut engine = MountOptions::default();
-    let mut fuse = FuseOptions { allow_other: root, suid_dev: root, ..FuseOptions::default() };
+    let mut fuse = FuseOptions {
+        allow_other: root,
+        suid_dev: root,
+        ..FuseOptions::default()
+    };
     for word in words {
         match word.as_str() {
             "ro" => engine.read_only = true,
@@ -83,8 +87,24 @@ fn parse(words: &[String], sloppy: bool) -> Result<Options, Failure> {
             "durability=strict" => engine.process_durability = false,
             "durability=process" => engine.process_durability = true,
             "accept_power_loss" => engine.accept_power_loss = true,
-            "rw" | "defaults" | "nofail" | "_netdev" | "auto" | "noauto" | "user" | "nouser" | "users" | "exec" | "suid"
-            | "dev" | "async" | "sync" | "atime" | "diratime" | "default_permissions" | "" => {}
+            "rw"
+            | "defaults"
+            | "nofail"
+            | "_netdev"
+            | "auto"
+            | "noauto"
+            | "user"
+            | "nouser"
+            | "users"
+            | "exec"
+            | "suid"
+            | "dev"
+            | "async"
+            | "sync"
+            | "atime"
+            | "diratime"
+            | "default_permissions"
+            | "" => {}
             word if word.starts_with("x-") || word.starts_with("comment=") => {}
             word if word.starts_with("threads=") => {
                 fuse.threads = word[8..]
@@ -95,7 +115,10 @@ fn parse(words: &[String], sloppy: bool) -> Result<Options, Failure> {
             }
             _ if sloppy => {}
             word => {
-                return Err(Failure::new(USAGE, format!("unknown mount option `{word}`; see `ferrite mount --help`")));
+                return Err(Failure::new(
+                    USAGE,
+                    format!("unknown mount option `{word}`; see `ferrite mount --help`"),
+                ));
             }
         }
     }
@@ -110,12 +133,20 @@ impl Mount {
         if self.fake {
             return Ok(0);
         }
-        if self.foreground || self.daemon { self.serve(options) } else { self.start_daemon() }
+        if self.foreground || self.daemon {
+            self.serve(options)
+        } else {
+            self.start_daemon()
+        }
     }
 
     fn start_daemon(self) -> Outcome {
         let mut command = Command::new(std::env::current_exe()?);
-        command.arg("mount").arg(absolute(&self.pool)?).arg(absolute(&self.dir)?).arg("--daemon");
+        command
+            .arg("mount")
+            .arg(absolute(&self.pool)?)
+            .arg(absolute(&self.dir)?)
+            .arg("--daemon");
         if !self.options.is_empty() {
             command.arg("-o").arg(self.options.join(","));
         }
@@ -136,21 +167,32 @@ impl Mount {
         }
         let status = daemon.wait()?;
         // It has said why on the standard error that we share.
-        let code = status.code().and_then(|code| u8::try_from(code).ok()).filter(|&code| code != 0);
+        let code = status
+            .code()
+            .and_then(|code| u8::try_from(code).ok())
+            .filter(|&code| code != 0);
         match code {
             Some(code) => Ok(code),
-            None => Err(Failure::new(FAILED, format!("the daemon ended before the mount answered ({status})"))),
+            None => Err(Failure::new(
+                FAILED,
+                format!("the daemon ended before the mount answered ({status})"),
+            )),
         }
     }
 
     fn serve(self, mut options: Options) -> Outcome {
         let pool = absolute(&self.pool)?;
-        let access = if options.engine.read_only { Access::ReadOnlyPrivate } else { Access::ReadWrite };
+        let access = if options.engine.read_only {
+            Access::ReadOnlyPrivate
+        } else {
+            Access::ReadWrite
+        };
         let region = Region::open(&pool, access).map_err(|error| match error {
             PmError::InUse { ref by, .. } => match mounts::find(&pool) {
-                Some(m) => {
-                    Failure::new(FAILED, format!("{}: in use by {by}, mounted on {}", pool.display(), m.dir.display()))
-                }
+                Some(m) => Failure::new(
+                    FAILED,
+                    format!("{}: in use by {by}, mounted on {}", pool.display(), m.dir.display()),
+                ),
                 None => error.into(),
             },
             error => error.into(),
@@ -178,7 +220,9 @@ impl Mount {
 
 fn absolute(path: &Path) -> Result<PathBuf, Failure> {
     // The pool as it is, not where a link points: but a name that other commands find again.
-    std::fs::canonicalize(path).or_else(|_| std::path::absolute(path)).map_err(about(path))
+    std::fs::canonicalize(path)
+        .or_else(|_| std::path::absolute(path))
+        .map_err(about(path))
 }
 
 /// The first signal asks the kernel to unmount; while files are in use that fails, and the next one tries again.
@@ -203,7 +247,11 @@ fn detach(log: Option<&Path>) -> Result<(), Failure> {
     rustix::stdio::dup2_stdout(&null)?;
     match log {
         Some(log) => {
-            let log_file = OpenOptions::new().create(true).append(true).open(log).map_err(about(log))?;
+            let log_file = OpenOptions::new()
+                .create(true)
+                .append(true)
+                .open(log)
+                .map_err(about(log))?;
             rustix::stdio::dup2_stderr(&log_file)?;
         }
         None => rustix::stdio::dup2_stderr(&null)?,

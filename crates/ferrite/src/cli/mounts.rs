@@ -28,7 +28,10 @@ fn parse(mountinfo: &[u8]) -> Vec<MountPoint> {
             let dir = fields.nth(4)?;
             let mut behind_dash = fields.skip_while(|field| *field != b"-").skip(1);
             let (fs_type, source) = (behind_dash.next()?, behind_dash.next()?);
-            (fs_type == FS_TYPE).then(|| MountPoint { pool: unescape(source), dir: unescape(dir) })
+            (fs_type == FS_TYPE).then(|| MountPoint {
+                pool: unescape(source),
+                dir: unescape(dir),
+            })
         })
         .collect()
 }
@@ -58,8 +61,15 @@ fn unescape(field: &[u8]) -> PathBuf {
 pub(crate) fn find(path: &Path) -> Option<MountPoint> {
     // A dead mount cannot be resolved, so its path is compared as it was given, too.
     let canonical = std::fs::canonicalize(path).unwrap_or_else(|_| path.to_path_buf());
-    let same = |other: &Path| [path, &canonical].iter().any(|p| p.as_os_str().as_bytes() == other.as_os_str().as_bytes());
-    all().into_iter().rev().find(|mount| same(&mount.dir) || same(&mount.pool))
+    let same = |other: &Path| {
+        [path, &canonical]
+            .iter()
+            .any(|p| p.as_os_str().as_bytes() == other.as_os_str().as_bytes())
+    };
+    all()
+        .into_iter()
+        .rev()
+        .find(|mount| same(&mount.dir) || same(&mount.pool))
 }
 
 #[cfg(test)]
@@ -70,7 +80,10 @@ mod tests {
     fn our_mounts_are_found_among_others() {
         let text = b"22 1 254:0 / / rw,relatime - ext4 /dev/vda rw\n\
             30 22 0:50 / /mnt/a\\040b rw - fuse.ferrite /dev/shm/my\\040pool rw,user_id=0\n";
-        let expected = MountPoint { pool: "/dev/shm/my pool".into(), dir: "/mnt/a b".into() };
+        let expected = MountPoint {
+            pool: "/dev/shm/my pool".into(),
+            dir: "/mnt/a b".into(),
+        };
         assert_eq!(parse(text), [expected]);
     }
 }

@@ -14,7 +14,10 @@ pub(crate) fn parse(text: &str) -> Result<u64, String> {
         "T" | "t" => 40,
         _ => return Err(format!("`{suffix}` is no size suffix; {hint}")),
     };
-    number.checked_mul(1 << shift).filter(|&bytes| bytes > 0).ok_or_else(|| format!("`{text}` is out of range; {hint}"))
+    number
+        .checked_mul(1 << shift)
+        .filter(|&bytes| bytes > 0)
+        .ok_or_else(|| format!("`{text}` is out of range; {hint}"))
 }
 
 /// A size for people: `1.5 GiB`.
@@ -26,7 +29,11 @@ pub(crate) fn human(bytes: u64) -> String {
         value /= 1024.0;
         unit += 1;
     }
-    if unit == 0 { format!("{bytes} B") } else { format!("{value:.1} {}", UNITS[unit]) }
+    if unit == 0 {
+        format!("{bytes} B")
+    } else {
+        format!("{value:.1} {}", UNITS[unit])
+    }
 }
 
 #[cfg(test)]

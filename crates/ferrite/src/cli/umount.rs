@@ -32,11 +32,18 @@ impl Umount {
             command
         };
         if self.lazy {
-            command.arg(if rustix::process::geteuid().is_root() { "-l" } else { "-z" });
+            command.arg(if rustix::process::geteuid().is_root() {
+                "-l"
+            } else {
+                "-z"
+            });
         }
         let status = command.arg(&mount.dir).status()?;
         if !status.success() {
-            return Err(Failure::new(FAILED, format!("{}: could not be unmounted", mount.dir.display())));
+            return Err(Failure::new(
+                FAILED,
+                format!("{}: could not be unmounted", mount.dir.display()),
+            ));
         }
         if self.lazy {
             return Ok(0);
@@ -49,6 +56,9 @@ impl Umount {
                 _ => return Ok(0),
             }
         }
-        Err(Failure::new(FAILED, format!("{}: unmounted, but its daemon has not ended", mount.dir.display())))
+        Err(Failure::new(
+            FAILED,
+            format!("{}: unmounted, but its daemon has not ended", mount.dir.display()),
+        ))
     }
 }

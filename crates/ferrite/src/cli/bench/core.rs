@@ -49,7 +49,11 @@ pub(crate) fn pool(file_bytes: u64, files: u64) -> Result<(Engine, Vec<Ino>), Fa
 }
 
 fn make(engine: &Engine, dir: Ino, name: &str) -> Result<Ino, Failure> {
-    let node = NewNode { kind: FileKind::File, mode: 0o644, rdev: 0 };
+    let node = NewNode {
+        kind: FileKind::File,
+        mode: 0o644,
+        rdev: 0,
+    };
     Ok(engine.mknod(&Cred::root(), dir, name.as_bytes(), &node)?.ino)
 }
 
@@ -64,7 +68,12 @@ impl TmpfsDir {
     }
 
     pub(crate) fn file(&self, name: &str, bytes: u64) -> Result<File, Failure> {
-        let file = OpenOptions::new().read(true).write(true).create(true).truncate(true).open(self.0.join(name))?;
+        let file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(true)
+            .open(self.0.join(name))?;
         let chunk = vec![0x5a; CHUNK];
         for offset in (0..bytes).step_by(CHUNK) {
             file.write_all_at(&chunk, offset)?;
@@ -117,12 +126,22 @@ impl Bench<'_> {
 pub(crate) fn run(effort: Effort, out: &mut Output) -> Result<(), Failure> {
     let bytes = effort.file_bytes;
     let (engine, made) = pool(bytes, 1)?;
-    let file = engine.open(made[0], OpenMode { no_atime: true, ..OpenMode::read_write() })?;
+    let file = engine.open(
+        made[0],
+        OpenMode {
+            no_atime: true,
+            ..OpenMode::read_write()
+        },
+    )?;
     let floor = Region::anonymous(bytes)?;
     floor.stream_zero(0, bytes);
     let tmpfs = TmpfsDir::new()?;
     let peer = tmpfs.file("data", bytes)?;
-    let mut bench = Bench { engine: &engine, effort, out };
+    let mut bench = Bench {
+        engine: &engine,
+        effort,
+        out,
+    };
     data(&mut bench, &file, &floor, &peer)?;
     appends(&mut bench, &tmpfs)?;
     names(&mut bench, &tmpfs)
@@ -172,9 +191,16 @@ fn appends(bench: &mut Bench<'_>, tmpfs: &TmpfsDir) -> Result<(), Failure> {
             if n % operations == 0 {
                 theirs = None;
                 let _ = std::fs::remove_file(tmpfs.0.join(file_name(n.saturating_sub(1))));
-                theirs = Some(OpenOptions::new().append(true).create(true).open(tmpfs.0.join(file_name(n)))?);
+                theirs = Some(
+                    OpenOptions::new()
+                        .append(true)
+                        .create(true)
+                        .open(tmpfs.0.join(file_name(n)))?,
+                );
             }
-            theirs.as_mut().map_or(Ok(()), |file| Ok(std::io::Write::write_all(file, &data)?))
+            theirs
+                .as_mut()
+                .map_or(Ok(()), |file| Ok(std::io::Write::write_all(file, &data)?))
         };
         bench.duel((name, "tmpfs_append"), 4, &mut append, &mut peer_append)?;
         let last = (bench.effort.rounds as u64 + 1) * operations - 1;
@@ -214,7 +240,11 @@ fn names(bench: &mut Bench<'_>, tmpfs: &TmpfsDir) -> Result<(), Failure> {
     let mut peer_readdir = |_| whole(std::fs::read_dir(&peer)?.count(), FILES as usize);
     bench.duel(("readdir_1000", "tmpfs"), 200, &mut readdir, &mut peer_readdir)?;
     let cred = Cred::root();
-    let node = NewNode { kind: FileKind::File, mode: 0o644, rdev: 0 };
+    let node = NewNode {
+        kind: FileKind::File,
+        mode: 0o644,
+        rdev: 0,
+    };
     let turn = Cell::new(0u64);
     let mut create_unlink = |_| {
         turn.set(turn.get() + 1);
@@ -227,5 +257,10 @@ fn names(bench: &mut Bench<'_>, tmpfs: &TmpfsDir) -> Result<(), Failure> {
         File::create(&path)?;
         Ok(std::fs::remove_file(&path)?)
     };
-    bench.duel(("create_unlink", "tmpfs"), 2, &mut create_unlink, &mut peer_create_unlink)
+    bench.duel(
+        ("create_unlink", "tmpfs"),
+        2,
+        &mut create_unlink,
+        &mut peer_create_unlink,
+    )
 }

@@ -85,11 +85,23 @@ pub(crate) struct Row {
 impl Bench {
     pub(crate) fn run(self) -> Outcome {
         let effort = if self.quick {
-            Effort { file_bytes: 64 << 20, rounds: 5, operations: 4_000 }
+            Effort {
+                file_bytes: 64 << 20,
+                rounds: 5,
+                operations: 4_000,
+            }
         } else {
-            Effort { file_bytes: 1 << 30, rounds: 15, operations: 20_000 }
+            Effort {
+                file_bytes: 1 << 30,
+                rounds: 15,
+                operations: 20_000,
+            }
         };
-        let mut out = Output { json: self.json, headed: false, only: self.only.clone() };
+        let mut out = Output {
+            json: self.json,
+            headed: false,
+            only: self.only.clone(),
+        };
         let wanted = |group: &str| self.group.as_deref().is_none_or(|one| one == group);
         if wanted("core") {
             core::run(effort, &mut out)?;
@@ -128,7 +140,15 @@ impl Output {
             self.headed = true;
             say(format!(
                 "{:<24} {:<20} {:>7} {:>10} {:>10} {:>7} {:>7} {:>9}  {}",
-                "benchmark", "against", "ratio", "ns", "their ns", "fences", "lines", "streamed", "page, fill, cache, threads, cores"
+                "benchmark",
+                "against",
+                "ratio",
+                "ns",
+                "their ns",
+                "fences",
+                "lines",
+                "streamed",
+                "page, fill, cache, threads, cores"
             ));
         }
         let c = &row.circumstances;
@@ -224,5 +244,9 @@ fn median(values: &mut [f64]) -> f64 {
 
 /// A short count of bytes read or written is a failed benchmark.
 pub(crate) fn whole(count: usize, expected: usize) -> Result<(), Failure> {
-    if count == expected { Ok(()) } else { Err(Failure::new(FAILED, format!("{count} of {expected} bytes"))) }
+    if count == expected {
+        Ok(())
+    } else {
+        Err(Failure::new(FAILED, format!("{count} of {expected} bytes")))
+    }
 }

@@ -43,7 +43,10 @@ impl Daemon {
         let start = Instant::now();
         while !is_mounted(&daemon.dir) {
             if start.elapsed() > Duration::from_secs(10) {
-                return Err(Failure::new(FAILED, format!("{} did not mount within 10 s", program.display())));
+                return Err(Failure::new(
+                    FAILED,
+                    format!("{} did not mount within 10 s", program.display()),
+                ));
             }
             std::thread::sleep(Duration::from_millis(10));
         }
@@ -53,7 +56,11 @@ impl Daemon {
 
 impl Drop for Daemon {
     fn drop(&mut self) {
-        let _ = Command::new("umount").arg("-l").arg(&self.dir).stderr(Stdio::null()).status();
+        let _ = Command::new("umount")
+            .arg("-l")
+            .arg(&self.dir)
+            .stderr(Stdio::null())
+            .status();
         let _ = self.child.wait();
     }
 }
@@ -73,9 +80,14 @@ fn build_peer(into: &Path) -> Result<PathBuf, Failure> {
         let helpers = Path::new(PEER_SOURCE).with_file_name("passthrough_helpers.h");
         std::fs::copy(helpers, into.join("passthrough_helpers.h"))?;
     } else {
-        return Err(need("libfuse3-dev, whose example passthrough_ll is the peer: apt-get install libfuse3-dev gcc pkg-config"));
+        return Err(need(
+            "libfuse3-dev, whose example passthrough_ll is the peer: apt-get install libfuse3-dev gcc pkg-config",
+        ));
     }
-    let flags = Command::new("pkg-config").args(["--cflags", "--libs", "fuse3"]).output().map_err(|_| need("pkg-config"))?;
+    let flags = Command::new("pkg-config")
+        .args(["--cflags", "--libs", "fuse3"])
+        .output()
+        .map_err(|_| need("pkg-config"))?;
     let flags = String::from_utf8_lossy(&flags.stdout).into_owned();
     let program = into.join("passthrough_ll");
     let built = Command::new("gcc")
@@ -85,7 +97,11 @@ fn build_peer(into: &Path) -> Result<PathBuf, Failure> {
         .args(flags.split_whitespace())
         .status()
         .map_err(|_| need("gcc"))?;
-    if built.success() { Ok(program) } else { Err(need("libfuse3-dev that compiles its own example")) }
+    if built.success() {
+        Ok(program)
+    } else {
+        Err(need("libfuse3-dev that compiles its own example"))
+    }
 }
 
 fn pin(core: usize) -> Result<(), Failure> {
@@ -97,15 +113,20 @@ fn pin(core: usize) -> Result<(), Failure> {
 /// Runs the group.
 pub(crate) fn run(effort: Effort, out: &mut Output) -> Result<(), Failure> {
     if !rustix::process::geteuid().is_root() {
-        return Err(Failure::new(FAILED, "the mount group needs root, to mount and to pin both daemons alike"));
+        return Err(Failure::new(
+            FAILED,
+            "the mount group needs root, to mount and to pin both daemons alike",
+        ));
     }
     let before = sched_getaffinity(None)?;
     let tmpfs = TmpfsDir::new()?;
     let peer = build_peer(&tmpfs.0)?;
-    let result = [("one core", 0), ("two cores", 1)].into_iter().try_for_each(|(placement, daemon_core)| {
-        pin(0)?;
-        placed(effort, out, &tmpfs.0, &peer, placement, daemon_core)
-    });
+    let result = [("one core", 0), ("two cores", 1)]
+        .into_iter()
+        .try_for_each(|(placement, daemon_core)| {
+            pin(0)?;
+            placed(effort, out, &tmpfs.0, &peer, placement, daemon_core)
+        });
     sched_setaffinity(None, &before)?;
     result
 }
@@ -161,7 +182,9 @@ fn placed(
     let files = [open(&our_dir)?, open(&their_dir)?];
     let block = [9; 4096];
     let write = |file: &File, n: u64| Ok(file.write_all_at(&block, page(n, FILE_BYTES))?);
-    duel("write_4k", 1, &mut |n| write(&files[0], n), &mut |n| write(&files[1], n))?;
+    duel("write_4k", 1, &mut |n| write(&files[0], n), &mut |n| {
+        write(&files[1], n)
+    })?;
     let direct = [open_direct(&our_dir)?, open_direct(&their_dir)?];
     let mut aligned = Aligned([0; 4096]);
     let mut other = Aligned([0; 4096]);
@@ -172,7 +195,9 @@ fn placed(
         &mut |n| whole(direct[1].read_at(&mut other.0, page(n, FILE_BYTES))?, 4096),
     )?;
     let create = |dir: &Path, n: u64| Ok(File::create(dir.join(format!("new{n}"))).map(drop)?);
-    duel("create", 4, &mut |n| create(&our_dir, n), &mut |n| create(&their_dir, n))?;
+    duel("create", 4, &mut |n| create(&our_dir, n), &mut |n| {
+        create(&their_dir, n)
+    })?;
     let stat = |dir: &Path, n: u64| {
         let _ = std::fs::symlink_metadata(dir.join(format!("new{}", n % 400)))?;
         Ok(())
@@ -183,7 +208,9 @@ fn placed(
         let _ = std::fs::symlink_metadata(dir.join(format!("absent{n}")));
         Ok(())
     };
-    duel("lookup_absent", 2, &mut |n| absent(&our_dir, n), &mut |n| absent(&their_dir, n))
+    duel("lookup_absent", 2, &mut |n| absent(&our_dir, n), &mut |n| {
+        absent(&their_dir, n)
+    })
 }
 
 /// O_DIRECT wants aligned memory.
@@ -191,7 +218,12 @@ fn placed(
 struct Aligned([u8; 4096]);
 
 fn open(dir: &Path) -> Result<File, Failure> {
-    let file = OpenOptions::new().read(true).write(true).create(true).truncate(true).open(dir.join("data"))?;
+    let file = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .create(true)
+        .truncate(true)
+        .open(dir.join("data"))?;
     let chunk = vec![1; 1 << 20];
     for offset in (0..FILE_BYTES).step_by(1 << 20) {
         file.write_all_at(&chunk, offset)?;
@@ -200,5 +232,8 @@ fn open(dir: &Path) -> Result<File, Failure> {
 }
 
 fn open_direct(dir: &Path) -> Result<File, Failure> {
-    Ok(OpenOptions::new().read(true).custom_flags(libc::O_DIRECT).open(dir.join("data"))?)
+    Ok(OpenOptions::new()
+        .read(true)
+        .custom_flags(libc::O_DIRECT)
+        .open(dir.join("data"))?)
 }

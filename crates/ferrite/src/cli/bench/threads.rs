@@ -39,7 +39,10 @@ fn rate(threads: usize, work: &(dyn Fn(usize, u64) -> bool + Sync)) -> f64 {
 pub(crate) fn run(effort: Effort, out: &mut Output) -> Result<(), Failure> {
     let bytes = effort.file_bytes / 2;
     let (engine, made) = pool(bytes, 2)?;
-    let files: Vec<_> = made.iter().map(|&ino| engine.open(ino, OpenMode::read_write())).collect::<Result<_, _>>()?;
+    let files: Vec<_> = made
+        .iter()
+        .map(|&ino| engine.open(ino, OpenMode::read_write()))
+        .collect::<Result<_, _>>()?;
     let floors = [Region::anonymous(bytes)?, Region::anonymous(bytes)?];
     floors.iter().for_each(|floor| floor.stream_zero(0, bytes));
     let block = [7; 4096];

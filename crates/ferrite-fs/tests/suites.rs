@@ -1,0 +1,99 @@
+//! The suites that every engine must pass (ferrite-testkit), on the PM engine: POSIX rules, random operations
+//! compared with the reference engine, and concurrent histories.
+
+use ferrite_fs::{Engine, MkfsOptions, MountOptions, fsck, mkfs};
+use ferrite_pm::{Access, Region};
+use ferrite_testkit::generate::Profile;
+use ferrite_testkit::model::check_against_reference;
+use ferrite_testkit::{TestEngine, linear, posix};
+use ferrite_vfs::FileSystem;
+use tempfile::TempPath;
+
+const POOL_BYTES: u64 = 256 << 20;
+
+/// A mounted pool in a file of its own.
+struct PmEngine {
+    engine: Engine,
+    path: TempPath,
+}
+
+fn mount(path: &TempPath) -> Engine {
+    let region = Region::open(path, Access::ReadWrite).unwrap();
+    Engine::mount(region, &MountOptions::default()).unwrap()
+}
+
+fn make_pool(size_bytes: u64) -> Box<dyn TestEngine> {
+    let shm = std::path::Path::new("/dev/shm");
+    let dir = if shm.is_dir() {
+        shm.to_path_buf()
+    } else {
+        std::env::temp_dir()
+    };
+    let path = tempfile::Builder::new()
+        .prefix("ferrite-test-")
+        .tempfile_in(dir)
+        .unwrap()
+        .into_temp_path();
+    let options = MkfsOptions {
+        inodes: Some(40_000),
+        ..MkfsOptions::default()
+    };
+    mkfs(&Region::create(&path, size_bytes).unwrap(), &options).unwrap();
+    Box::new(PmEngine {
+        engine: mount(&path),
+        path,
+    })
+}
+
+fn make() -> Box<dyn TestEngine> {
+    make_pool(POOL_BYTES)
+}
+
+impl TestEngine for PmEngine {
+    fn fs(&self) -> &dyn FileSystem {
+        &self.engine
+    }
+
+    fn remount(&mut self) {
+        self.engine.unmount().unwrap();
+        // The region goes, and with it the lock, when the last clone does.
+        self.engine = {
+            let region = Region::anonymous(8 << 20).unwrap();
+            mkfs(&region, &MkfsOptions::default()).unwrap();
+            Engine::mount(region, &MountOptions::default()).unwrap()
+        };
+        self.engine = mount(&self.path);
+    }
+
+    fn check(&self) {
+        // The mounted pool as a crash would leave it now.
+        let image = Region::from_image(&std::fs::read(&self.path).unwrap()).unwrap();
+        let report = fsck(image, &mut |_, _, _| {}).unwrap();
+        assert!(report.findings.is_empty(), "{:#?}", report.findings);
+    }
+}
+
+#[test]
+fn posix_rules() {
+    posix::run_all(make);
+}
+
+#[test]
+fn concurrent_histories() {
+    linear::run_all(make, 1);
+}
+
+/// A thousand random sequences, with remounts in the middle, against the reference engine.
+#[test]
+fn random_operations() {
+    let seeds = if std::env::var_os("FERRITE_SOAK").is_some() {
+        2000
+    } else {
+        200
+    };
+    for profile in Profile::ALL {
+        for seed in 0..seeds {
+            check_against_reference(|| make_pool(64 << 20), profile, seed, 200);
+        }
+    }
+}
