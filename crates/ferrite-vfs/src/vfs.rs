@@ -8,8 +8,8 @@ use std::sync::Arc;
 
 use crate::posix::{self, Access};
 use crate::{
-    Attr, Cred, DirEntry, FileKind, FileSystem, FsError, NewNode, OpenFile, OpenMode, PATH_MAX, ROOT_INO,
-    RenameMode, Result, SYMLOOP_MAX, SetAttr, StatFs, XattrMode,
+    Attr, Cred, DirEntry, FileKind, FileSystem, FsError, NewNode, OpenFile, OpenMode, PATH_MAX, ROOT_INO, RenameMode,
+    Result, SYMLOOP_MAX, SetAttr, StatFs, XattrMode,
 };
 
 /// How a file is opened; the names are those of `open(2)`.

@@ -1,0 +1,436 @@
+//! [`Fs`]: names and attributes, as the functions of `std::fs`.
+
+use std::ffi::{OsStr, OsString};
+use std::io;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use ferrite_fs::{Engine, EngineError, MkfsOptions, MountOptions, PoolInfo};
+use ferrite_pm::{Access, PmError, Region};
+use ferrite_vfs::memfs::MemFs;
+use ferrite_vfs::{Attr, Cred, FileKind, FileSystem, FsError, RenameMode, SetAttr, StatFs, Vfs};
+
+use crate::file::{File, OpenOptions};
+
+/// Permission bits of new directories.
+const DIR_MODE: u32 = 0o755;
+
+/// An error of an operation on `path`.
+pub(crate) fn error_at(path: &Path) -> impl Fn(FsError) -> io::Error + '_ {
+    move |error| {
+        let kind = io::Error::from_raw_os_error(error.errno()).kind();
+        io::Error::new(
+            kind,
+            At {
+                path: path.to_path_buf(),
+                error,
+            },
+        )
+    }
+}
+
+/// What went wrong, and with which path.
+#[derive(Debug, thiserror::Error)]
+#[error("{path}: {error}", path = path.display())]
+struct At {
+    path: PathBuf,
+    #[source]
+    error: FsError,
+}
+
+fn pool_error(error: impl Into<EngineError>) -> io::Error {
+    let error = error.into();
+    let kind = match &error {
+        EngineError::Medium(PmError::InUse { .. }) => io::ErrorKind::ResourceBusy,
+        EngineError::Medium(PmError::Io { source, .. }) => source.kind(),
+        EngineError::Options(_) => io::ErrorKind::InvalidInput,
+        _ => io::ErrorKind::InvalidData,
+    };
+    io::Error::new(kind, error)
+}
+
+pub(crate) fn bytes(path: &Path) -> &[u8] {
+    path.as_os_str().as_bytes()
+}
+
+/// A file system: a pool in this process, or memory. Cheap to clone; all clones are one.
+#[derive(Clone)]
+pub struct Fs {
+    vfs: Vfs,
+    engine: Option<Engine>,
+}
+
+impl Fs {
+    /// Makes a pool of `size_bytes` in a new file, or on a device, and opens it. Blocking; the space is allocated at once.
+    /// An existing file that is not empty is refused.
+    pub fn create(pool: impl AsRef<Path>, size_bytes: u64) -> io::Result<Fs> {
+        let pool = pool.as_ref();
+        if std::fs::metadata(pool).is_ok_and(|found| found.is_file() && found.len() > 0) {
+            let text = format!("{}: is not empty; open it, or remove it first", pool.display());
+            return Err(io::Error::new(io::ErrorKind::AlreadyExists, text));
+        }
+        let region = Region::create(pool, size_bytes).map_err(pool_error)?;
+        ferrite_fs::mkfs(&region, &MkfsOptions::default()).map_err(pool_error)?;
+        Fs::mount(region, &MountOptions::default())
+    }
+
+    /// Opens a pool; recovers it first if it was not closed. Blocking.
+    pub fn open(pool: impl AsRef<Path>) -> io::Result<Fs> {
+        Fs::open_with(pool, &MountOptions::default())
+    }
+
+    /// Opens a pool with options. Read-only, a pool that was not closed is recovered in memory and not written.
+    pub fn open_with(pool: impl AsRef<Path>, options: &MountOptions) -> io::Result<Fs> {
+        let access = if options.read_only {
+            Access::ReadOnlyPrivate
+        } else {
+            Access::ReadWrite
+        };
+        Fs::mount(Region::open(pool.as_ref(), access).map_err(pool_error)?, options)
+    }
+
+    fn mount(region: Region, options: &MountOptions) -> io::Result<Fs> {
+        let engine = Engine::mount(region, options).map_err(pool_error)?;
+        Ok(Fs {
+            vfs: Vfs::new(Arc::new(engine.clone()), Cred::root()),
+            engine: Some(engine),
+        })
+    }
+
+    /// A file system in ordinary memory that goes when its last clone does.
+    pub fn memory() -> Fs {
+        Fs::over(Arc::new(MemFs::new()))
+    }
+
+    /// Any engine, with the interface of this crate.
+    pub fn over(fs: Arc<dyn FileSystem>) -> Fs {
+        Fs {
+            vfs: Vfs::new(fs, Cred::root()),
+            engine: None,
+        }
+    }
+
+    /// The same file system as another user sees it. A pool's opener is root.
+    pub fn as_user(&self, cred: Cred) -> Fs {
+        Fs {
+            vfs: Vfs::new(Arc::clone(self.vfs.fs()), cred),
+            engine: self.engine.clone(),
+        }
+    }
+
+    /// Closes the pool in order; later calls on any clone fail. Without it nothing is lost, but the next open replays.
+    pub fn close(self) -> io::Result<()> {
+        self.engine
+            .map_or(Ok(()), |engine| engine.unmount().map_err(pool_error))
+    }
+
+    /// What the pool is made of; `None` for other engines.
+    pub fn info(&self) -> Option<PoolInfo> {
+        self.engine.as_ref().map(Engine::info)
+    }
+
+    pub(crate) fn vfs(&self) -> &Vfs {
+        &self.vfs
+    }
+
+    fn at<T>(&self, path: &Path, f: impl FnOnce(&Vfs, &[u8]) -> ferrite_vfs::Result<T>) -> io::Result<T> {
+        f(&self.vfs, bytes(path)).map_err(error_at(path))
+    }
+
+    /// Opens a file for reading.
+    pub fn open_file(&self, path: impl AsRef<Path>) -> io::Result<File> {
+        OpenOptions::new().read(true).open(self, path)
+    }
+
+    /// Opens a file for writing; makes it, or cuts it to nothing.
+    pub fn create_file(&self, path: impl AsRef<Path>) -> io::Result<File> {
+        OpenOptions::new()
+            .write(true)
+            .create(true)
+            .truncate(true)
+            .open(self, path)
+    }
+
+    /// A file's whole content.
+    pub fn read(&self, path: impl AsRef<Path>) -> io::Result<Vec<u8>> {
+        let mut content = Vec::new();
+        io::Read::read_to_end(&mut self.open_file(path)?, &mut content)?;
+        Ok(content)
+    }
+
+    /// A file's whole content as text.
+    pub fn read_to_string(&self, path: impl AsRef<Path>) -> io::Result<String> {
+        String::from_utf8(self.read(path)?).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
+    }
+
+    /// Writes a whole file, made or cut before; two steps, each atomic.
+    pub fn write(&self, path: impl AsRef<Path>, content: impl AsRef<[u8]>) -> io::Result<()> {
+        io::Write::write_all(&mut self.create_file(path)?, content.as_ref())
+    }
+
+    /// Attributes; of what a link points to.
+    pub fn metadata(&self, path: impl AsRef<Path>) -> io::Result<Metadata> {
+        self.at(path.as_ref(), |vfs, path| vfs.stat(path, true)).map(Metadata)
+    }
+
+    /// Attributes; of the link itself.
+    pub fn symlink_metadata(&self, path: impl AsRef<Path>) -> io::Result<Metadata> {
+        self.at(path.as_ref(), |vfs, path| vfs.stat(path, false)).map(Metadata)
+    }
+
+    /// Whether something is there.
+    pub fn exists(&self, path: impl AsRef<Path>) -> bool {
+        self.metadata(path).is_ok()
+    }
+
+    /// Makes a directory.
+    pub fn create_dir(&self, path: impl AsRef<Path>) -> io::Result<()> {
+        self.at(path.as_ref(), |vfs, path| vfs.mkdir(path, DIR_MODE)).map(drop)
+    }
+
+    /// Makes a directory and those above it that are missing.
+    pub fn create_dir_all(&self, path: impl AsRef<Path>) -> io::Result<()> {
+        let path = path.as_ref();
+        match self.create_dir(path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                let Some(parent) = path.parent().filter(|parent| !parent.as_os_str().is_empty()) else {
+                    return Err(error);
+                };
+                self.create_dir_all(parent)?;
+                self.create_dir(path)
+            }
+            Err(_) if self.metadata(path).is_ok_and(|found| found.is_dir()) => Ok(()),
+            other => other,
+        }
+    }
+
+    /// Removes an empty directory.
+    pub fn remove_dir(&self, path: impl AsRef<Path>) -> io::Result<()> {
+        self.at(path.as_ref(), Vfs::rmdir)
+    }
+
+    /// Removes a directory and all below it.
+    pub fn remove_dir_all(&self, path: impl AsRef<Path>) -> io::Result<()> {
+        let path = path.as_ref();
+        for entry in self.read_dir(path)? {
+            let entry = entry?;
+            match entry.kind() {
+                FileKind::Directory => self.remove_dir_all(entry.path())?,
+                _ => self.remove_file(entry.path())?,
+            }
+        }
+        self.remove_dir(path)
+    }
+
+    /// Removes a name that is no directory's.
+    pub fn remove_file(&self, path: impl AsRef<Path>) -> io::Result<()> {
+        self.at(path.as_ref(), Vfs::unlink)
+    }
+
+    /// Renames, replacing what has the new name; atomic, also in a crash.
+    pub fn rename(&self, from: impl AsRef<Path>, to: impl AsRef<Path>) -> io::Result<()> {
+        self.rename_with(from, to, RenameMode::Replace)
+    }
+
+    /// Renames without replacing, or swaps two names.
+    pub fn rename_with(&self, from: impl AsRef<Path>, to: impl AsRef<Path>, mode: RenameMode) -> io::Result<()> {
+        self.at(from.as_ref(), |vfs, from| vfs.rename(from, bytes(to.as_ref()), mode))
+    }
+
+    /// Gives a file another name.
+    pub fn hard_link(&self, original: impl AsRef<Path>, link: impl AsRef<Path>) -> io::Result<()> {
+        self.at(link.as_ref(), |vfs, link| vfs.link(bytes(original.as_ref()), link))
+            .map(drop)
+    }
+
+    /// Makes a symbolic link to `target`.
+    pub fn symlink(&self, target: impl AsRef<Path>, link: impl AsRef<Path>) -> io::Result<()> {
+        self.at(link.as_ref(), |vfs, link| vfs.symlink(bytes(target.as_ref()), link))
+            .map(drop)
+    }
+
+    /// Where a symbolic link points.
+    pub fn read_link(&self, path: impl AsRef<Path>) -> io::Result<PathBuf> {
+        self.at(path.as_ref(), Vfs::readlink)
+            .map(|target| OsString::from_vec(target).into())
+    }
+
+    /// Sets the permission bits.
+    pub fn set_mode(&self, path: impl AsRef<Path>, mode: u32) -> io::Result<()> {
+        let set = SetAttr {
+            mode: Some(mode & 0o7777),
+            ..SetAttr::default()
+        };
+        self.at(path.as_ref(), |vfs, path| vfs.setattr(path, &set, true))
+            .map(drop)
+    }
+
+    /// Sets owner and group.
+    pub fn chown(&self, path: impl AsRef<Path>, uid: Option<u32>, gid: Option<u32>) -> io::Result<()> {
+        let set = SetAttr {
+            uid,
+            gid,
+            ..SetAttr::default()
+        };
+        self.at(path.as_ref(), |vfs, path| vfs.setattr(path, &set, true))
+            .map(drop)
+    }
+
+    /// Copies a file's content and permission bits; returns its length.
+    pub fn copy(&self, from: impl AsRef<Path>, to: impl AsRef<Path>) -> io::Result<u64> {
+        let mode = self.metadata(&from)?.mode();
+        let count = io::copy(&mut self.open_file(&from)?, &mut self.create_file(&to)?)?;
+        self.set_mode(to, mode)?;
+        Ok(count)
+    }
+
+    /// Lists a directory. Entries that exist throughout come exactly once.
+    pub fn read_dir(&self, path: impl AsRef<Path>) -> io::Result<ReadDir> {
+        let path = path.as_ref().to_path_buf();
+        let listing = ReadDir {
+            fs: self.clone(),
+            path,
+            cookie: 0,
+            batch: Vec::new().into_iter(),
+            done: false,
+        };
+        // Whatever is wrong with the path shows here, not at the first entry.
+        listing.fetch().map(|batch| ReadDir {
+            batch: batch.into_iter(),
+            ..listing
+        })
+    }
+
+    /// Space and inodes.
+    pub fn statfs(&self) -> io::Result<StatFs> {
+        self.at(Path::new("/"), |vfs, _| vfs.statfs())
+    }
+}
+
+/// Attributes of a file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Metadata(pub(crate) Attr);
+
+impl Metadata {
+    /// What it is.
+    pub fn kind(&self) -> FileKind {
+        self.0.kind
+    }
+
+    /// Whether it is a directory.
+    pub fn is_dir(&self) -> bool {
+        self.0.kind == FileKind::Directory
+    }
+
+    /// Whether it is a regular file.
+    pub fn is_file(&self) -> bool {
+        self.0.kind == FileKind::File
+    }
+
+    /// Size in bytes.
+    #[allow(clippy::len_without_is_empty, reason = "as std::fs::Metadata")]
+    pub fn len(&self) -> u64 {
+        self.0.size
+    }
+
+    /// Permission bits.
+    pub fn mode(&self) -> u32 {
+        self.0.mode
+    }
+
+    /// Last change of the content.
+    pub fn modified(&self) -> SystemTime {
+        let ns = self.0.mtime.0;
+        match u64::try_from(ns) {
+            Ok(after) => UNIX_EPOCH + Duration::from_nanos(after),
+            Err(_) => UNIX_EPOCH - Duration::from_nanos(ns.unsigned_abs()),
+        }
+    }
+
+    /// All attributes.
+    pub fn attr(&self) -> &Attr {
+        &self.0
+    }
+}
+
+/// One entry of a directory.
+#[derive(Debug, Clone)]
+pub struct DirEntry {
+    dir: PathBuf,
+    name: OsString,
+    kind: FileKind,
+    next: u64,
+}
+
+impl DirEntry {
+    /// Its name.
+    pub fn file_name(&self) -> &OsStr {
+        &self.name
+    }
+
+    /// Its path.
+    pub fn path(&self) -> PathBuf {
+        self.dir.join(&self.name)
+    }
+
+    /// Its kind.
+    pub fn kind(&self) -> FileKind {
+        self.kind
+    }
+}
+
+/// Iterates over a directory, fetching a batch at a time.
+pub struct ReadDir {
+    fs: Fs,
+    path: PathBuf,
+    cookie: u64,
+    batch: std::vec::IntoIter<DirEntry>,
+    done: bool,
+}
+
+const BATCH: usize = 256;
+
+impl ReadDir {
+    fn fetch(&self) -> io::Result<Vec<DirEntry>> {
+        let mut batch = Vec::new();
+        self.fs.at(&self.path, |vfs, path| {
+            vfs.readdir(path, self.cookie, &mut |entry| {
+                batch.push(DirEntry {
+                    dir: self.path.clone(),
+                    name: OsString::from_vec(entry.name.to_vec()),
+                    kind: entry.kind,
+                    next: entry.next_cookie,
+                });
+                batch.len() < BATCH
+            })
+        })?;
+        Ok(batch)
+    }
+}
+
+impl Iterator for ReadDir {
+    type Item = io::Result<DirEntry>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if let Some(entry) = self.batch.next() {
+            self.cookie = entry.next;
+            return Some(Ok(entry));
+        }
+        if self.done {
+            return None;
+        }
+        match self.fetch() {
+            Ok(batch) => {
+                self.done = batch.is_empty();
+                self.batch = batch.into_iter();
+                if self.done { None } else { self.next() }
+            }
+            Err(error) => {
+                self.done = true;
+                Some(Err(error))
+            }
+        }
+    }
+}

@@ -1,0 +1,117 @@
+//! The public API, as a program uses it: on a pool, and in memory.
+
+use std::io::{ErrorKind, Read, Seek, SeekFrom, Write};
+use std::os::unix::fs::FileExt;
+
+use ferrite::{Cred, Fs, OpenOptions, RenameMode};
+
+/// Runs `test` on a pool and on the reference engine.
+fn on_both(test: impl Fn(&Fs)) {
+    let dir = tempfile::tempdir().unwrap();
+    let pool = Fs::create(dir.path().join("pool"), 64 << 20).unwrap();
+    test(&pool);
+    pool.close().unwrap();
+    test(&Fs::memory());
+}
+
+#[test]
+fn files_are_read_written_and_sought() {
+    on_both(|fs| {
+        let mut file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create_new(true)
+            .open(fs, "/f")
+            .unwrap();
+        file.write_all(b"hello world").unwrap();
+        file.seek(SeekFrom::Start(6)).unwrap();
+        let mut text = String::new();
+        file.read_to_string(&mut text).unwrap();
+        assert_eq!(text, "world");
+        file.write_all_at(b"W", 6).unwrap();
+        assert_eq!(fs.read_to_string("/f").unwrap(), "hello World");
+        assert_eq!(file.seek(SeekFrom::End(-1)).unwrap(), 10);
+        assert_eq!(file.append(b"!").unwrap(), 11);
+        file.set_len(5).unwrap();
+        assert_eq!(fs.read("/f").unwrap(), b"hello");
+        let again = OpenOptions::new()
+            .write(true)
+            .create_new(true)
+            .open(fs, "/f")
+            .err()
+            .unwrap();
+        assert_eq!(again.kind(), ErrorKind::AlreadyExists);
+        assert!(
+            fs.open_file("/f").unwrap().write_at(b"x", 0).is_err(),
+            "opened for reading"
+        );
+    });
+}
+
+#[test]
+fn directories_and_names() {
+    on_both(|fs| {
+        fs.create_dir_all("/a/b/c").unwrap();
+        for n in 0..600 {
+            fs.write(format!("/a/b/{n}"), format!("{n}")).unwrap();
+        }
+        let mut names: Vec<_> = fs
+            .read_dir("/a/b")
+            .unwrap()
+            .map(|e| e.unwrap().file_name().to_owned())
+            .collect();
+        names.sort();
+        names.dedup();
+        assert_eq!(names.len(), 601);
+        fs.hard_link("/a/b/1", "/one").unwrap();
+        fs.symlink("/a/b", "/link").unwrap();
+        assert_eq!(fs.read_to_string("/link/1").unwrap(), "1");
+        fs.rename("/one", "/a/uno").unwrap();
+        fs.rename_with("/a/uno", "/a/b/2", RenameMode::Exchange).unwrap();
+        assert_eq!(fs.read_to_string("/a/uno").unwrap(), "2");
+        assert_eq!(fs.copy("/a/uno", "/copy").unwrap(), 1);
+        let error = fs.remove_dir("/a").unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::DirectoryNotEmpty);
+        assert!(error.to_string().contains("/a"), "the path is in the text: {error}");
+        fs.remove_dir_all("/a").unwrap();
+        assert!(!fs.exists("/a"));
+        assert_eq!(fs.read_dir("/").unwrap().count(), 2);
+    });
+}
+
+#[test]
+fn other_users_are_held_to_permissions() {
+    on_both(|fs| {
+        fs.write("/secret", "x").unwrap();
+        fs.set_mode("/secret", 0o600).unwrap();
+        let other = fs.as_user(Cred::new(1000, 1000));
+        assert_eq!(other.read("/secret").unwrap_err().kind(), ErrorKind::PermissionDenied);
+        assert_eq!(
+            other.write("/new", "x").unwrap_err().kind(),
+            ErrorKind::PermissionDenied
+        );
+    });
+}
+
+#[test]
+fn a_pool_keeps_its_content_and_belongs_to_one_opener() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("pool");
+    let fs = Fs::create(&path, 64 << 20).unwrap();
+    fs.write("/kept", "content").unwrap();
+    let second = Fs::open(&path).err().unwrap();
+    assert_eq!(second.kind(), ErrorKind::ResourceBusy);
+    assert!(second.to_string().contains("in use"), "{second}");
+    // Dropped without a close: as after a crash.
+    drop(fs);
+    let fs = Fs::open(&path).unwrap();
+    assert_eq!(fs.read_to_string("/kept").unwrap(), "content");
+    fs.close().unwrap();
+    assert_eq!(
+        Fs::create(&path, 64 << 20).err().unwrap().kind(),
+        ErrorKind::AlreadyExists
+    );
+    std::fs::write(dir.path().join("other"), vec![7; 1 << 20]).unwrap();
+    let foreign = Fs::open(dir.path().join("other")).err().unwrap();
+    assert!(foreign.to_string().contains("not a Ferrite pool"), "{foreign}");
+}
