@@ -9,20 +9,20 @@ use ferrite_vfs::{Cred, FileKind, FileSystem, Ino, NewNode, OpenMode, ROOT_INO};
 
 /// One file of a tree, without what may differ between equal ones: numbers and times.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Node {
-    pub kind: FileKind,
-    pub mode: u32,
-    pub owner: (u32, u32),
-    pub nlink: u32,
-    pub content: Vec<u8>,
-    pub xattrs: BTreeMap<Vec<u8>, Vec<u8>>,
+pub(crate) struct Node {
+    pub(crate) kind: FileKind,
+    pub(crate) mode: u32,
+    pub(crate) owner: (u32, u32),
+    pub(crate) nlink: u32,
+    pub(crate) content: Vec<u8>,
+    pub(crate) xattrs: BTreeMap<Vec<u8>, Vec<u8>>,
 }
 
 /// A whole tree by path.
-pub type Tree = BTreeMap<String, Node>;
+pub(crate) type Tree = BTreeMap<String, Node>;
 
 /// Reads everything.
-pub fn capture(fs: &dyn FileSystem) -> Tree {
+pub(crate) fn capture(fs: &dyn FileSystem) -> Tree {
     let mut tree = Tree::new();
     walk(fs, ROOT_INO, String::new(), &mut tree);
     tree
@@ -81,21 +81,21 @@ fn walk(fs: &dyn FileSystem, ino: Ino, path: String, tree: &mut Tree) {
 }
 
 /// The bytes of a region.
-pub fn image_of(region: &Region) -> Vec<u8> {
+pub(crate) fn image_of(region: &Region) -> Vec<u8> {
     let mut image = vec![0; region.len() as usize];
     region.read(0, &mut image);
     image
 }
 
 /// An empty pool of `size_bytes`, as bytes.
-pub fn empty_pool(size_bytes: u64, options: &MkfsOptions) -> Vec<u8> {
+pub(crate) fn empty_pool(size_bytes: u64, options: &MkfsOptions) -> Vec<u8> {
     let region = Region::anonymous(size_bytes).unwrap();
     mkfs(&region, options).unwrap();
     image_of(&region)
 }
 
 /// Options whose outcome does not depend on chance.
-pub fn fixed() -> MkfsOptions {
+pub(crate) fn fixed() -> MkfsOptions {
     MkfsOptions {
         seed: Some(42),
         ..MkfsOptions::default()
@@ -103,18 +103,18 @@ pub fn fixed() -> MkfsOptions {
 }
 
 /// Mounts a pool in memory.
-pub fn mount(image: &[u8]) -> Engine {
+pub(crate) fn mount(image: &[u8]) -> Engine {
     Engine::mount(Region::from_image(image).unwrap(), &MountOptions::default()).unwrap()
 }
 
 /// Checks a pool in memory; panics with what is wrong.
-pub fn check(image: &[u8]) {
+pub(crate) fn check(image: &[u8]) {
     let report = fsck(Region::from_image(image).unwrap(), &mut |_, _, _| {}).unwrap();
     assert!(report.findings.is_empty(), "fsck: {:#?}", report.findings);
 }
 
 /// Makes a file.
-pub fn make(fs: &dyn FileSystem, dir: Ino, name: &str) -> Ino {
+pub(crate) fn make(fs: &dyn FileSystem, dir: Ino, name: &str) -> Ino {
     let node = NewNode {
         kind: FileKind::File,
         mode: 0o644,
@@ -124,7 +124,7 @@ pub fn make(fs: &dyn FileSystem, dir: Ino, name: &str) -> Ino {
 }
 
 /// Writes to a file by number.
-pub fn write(fs: &dyn FileSystem, ino: Ino, offset: u64, data: &[u8]) {
+pub(crate) fn write(fs: &dyn FileSystem, ino: Ino, offset: u64, data: &[u8]) {
     assert_eq!(
         fs.open(ino, OpenMode::read_write())
             .unwrap()
@@ -135,7 +135,7 @@ pub fn write(fs: &dyn FileSystem, ino: Ino, offset: u64, data: &[u8]) {
 }
 
 /// Bytes that name their place and version, so that a mix of old and new shows.
-pub fn pattern(len: usize, version: u8) -> Vec<u8> {
+pub(crate) fn pattern(len: usize, version: u8) -> Vec<u8> {
     (0..len)
         .map(|index| (index as u8).wrapping_mul(31).wrapping_add((index >> 8) as u8) ^ version)
         .collect()

@@ -1,0 +1,143 @@
+//! Bad input gets an error that names the thing, the cause and the mend, a non-zero exit, and changes nothing.
+
+mod common;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use common::{fails, ferrite, ok};
+
+fn pool(dir: &Path) -> PathBuf {
+    let pool = dir.join("pool");
+    ok(ferrite().arg("mkfs").arg(&pool).args(["--size", "16M"]));
+    pool
+}
+
+/// Changes a superblock copy and makes its checksum right again.
+fn change(image: &mut [u8], block: usize, at: usize, value: u32) {
+    let block = &mut image[block..block + 4096];
+    block[at..at + 4].copy_from_slice(&value.to_le_bytes());
+    let crc = crc32c::crc32c(&block[..4088]);
+    block[4088..4092].copy_from_slice(&crc.to_le_bytes());
+}
+
+/// `info` must fail and say all of `words`; the file must stay as it is.
+fn refused(path: &Path, words: &[&str]) {
+    let before = fs::read(path).unwrap();
+    let said = fails(ferrite().arg("info").arg(path), 1);
+    for word in words {
+        assert!(said.contains(word), "`{word}` missing in: {said}");
+    }
+    assert!(fs::read(path).unwrap() == before);
+}
+
+#[test]
+fn what_is_no_pool_is_called_so() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("foreign");
+    fs::write(&path, vec![b'x'; 1 << 20]).unwrap();
+    refused(&path, &["foreign", "not a Ferrite pool", "mkfs"]);
+    fs::write(&path, "").unwrap();
+    refused(&path, &["empty"]);
+    fs::write(&path, "short").unwrap();
+    refused(&path, &["not a Ferrite pool"]);
+    let said = fails(ferrite().arg("info").arg(dir.path().join("missing")), 1);
+    assert!(said.contains("missing") && said.contains("No such file"), "{said}");
+}
+
+#[test]
+fn a_truncated_pool_says_how_much_is_missing() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = pool(dir.path());
+    fs::OpenOptions::new()
+        .write(true)
+        .open(&path)
+        .unwrap()
+        .set_len(9 << 20)
+        .unwrap();
+    refused(&path, &["truncated", "16777216", "9437184"]);
+}
+
+#[test]
+fn one_damaged_superblock_is_survived_two_are_not() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = pool(dir.path());
+    let mut image = fs::read(&path).unwrap();
+    image[100] ^= 1;
+    fs::write(&path, &image).unwrap();
+    ok(ferrite().arg("info").arg(&path));
+    let said = fails(ferrite().arg("fsck").arg(&path), 4);
+    assert!(said.contains("first copy"), "{said}");
+    let second = image.len() - 4096 + 100;
+    image[second] ^= 1;
+    fs::write(&path, &image).unwrap();
+    refused(&path, &["superblock checksum", "fsck"]);
+}
+
+#[test]
+fn a_newer_format_and_unknown_features_are_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = pool(dir.path());
+    let image = fs::read(&path).unwrap();
+    let last = image.len() - 4096;
+    for (at, value, word) in [(8, 2, "version 2"), (64, 4, "0x4")] {
+        let mut newer = image.clone();
+        change(&mut newer, 0, at, value);
+        change(&mut newer, last, at, value);
+        fs::write(&path, &newer).unwrap();
+        refused(&path, &[word, "newer Ferrite"]);
+    }
+}
+
+#[test]
+fn mkfs_overwrites_nothing_unless_forced() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = pool(dir.path());
+    let mkfs = |path: &Path, words: &[&str]| fails(ferrite().arg("mkfs").arg(path).args(words), 1);
+    let said = mkfs(&path, &["--size", "16M"]);
+    assert!(
+        said.contains("already holds a Ferrite pool") && said.contains("--force"),
+        "{said}"
+    );
+    ok(ferrite().arg("mkfs").arg(&path).args(["--size", "16M", "--force"]));
+    let other = dir.path().join("ext4");
+    let mut image = vec![0; 64 << 10];
+    image[0x438..0x43a].copy_from_slice(b"\x53\xef");
+    fs::write(&other, &image).unwrap();
+    assert!(mkfs(&other, &["--size", "16M"]).contains("ext4"));
+    fs::write(&other, "notes").unwrap();
+    assert!(mkfs(&other, &["--size", "16M"]).contains("not empty"));
+    assert_eq!(fs::read(&other).unwrap(), b"notes");
+    assert!(mkfs(dir.path(), &["--size", "16M"]).contains("directory"));
+}
+
+#[test]
+fn wrong_words_are_named_with_what_would_do() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("new");
+    let usage = |words: &[&str]| fails(ferrite().arg("mkfs").arg(&path).args(words), 2);
+    assert!(usage(&["--size", "1X"]).contains("no size suffix"));
+    assert!(usage(&["--size", "big"]).contains("no size"));
+    assert!(usage(&[]).contains("--size"));
+    assert!(usage(&["--mapping", "magic", "--size", "16M"]).contains("hashfs"));
+    let fails_with = |words: &[&str]| fails(ferrite().arg("mkfs").arg(&path).args(words), 1);
+    assert!(fails_with(&["--size", "1M"]).contains("at least"));
+    assert!(fails_with(&["--size", "16M", "--block-size", "512"]).contains("4096"));
+    assert!(fails_with(&["--size", "16M", "--inodes", "100000000"]).contains("fewer"));
+    assert!(fails_with(&["--size", "900T"]).contains("new"));
+    assert!(!path.exists(), "a failed mkfs leaves nothing behind");
+    let pool = pool(dir.path());
+    let said = fails(
+        ferrite()
+            .arg("mount")
+            .arg(&pool)
+            .arg(dir.path())
+            .args(["-o", "colour=red"]),
+        2,
+    );
+    assert!(said.contains("colour=red"), "{said}");
+    let said = fails(ferrite().arg("mount").arg(&pool).arg(dir.path().join("nowhere")), 1);
+    assert!(said.contains("nowhere"), "{said}");
+    let said = fails(ferrite().arg("umount").arg(dir.path()), 1);
+    assert!(said.contains("no pool is mounted"), "{said}");
+}

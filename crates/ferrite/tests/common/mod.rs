@@ -1,0 +1,158 @@
+//! A pool on a real mount, for the tests that need one; gone when dropped, whatever happened.
+#![allow(dead_code, reason = "each test binary uses its part")]
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::time::{Duration, Instant};
+
+use tempfile::TempDir;
+
+/// The program under test: `FERRITE_BIN`, or the one cargo built for these tests.
+pub(crate) fn ferrite() -> Command {
+    let program = std::env::var_os("FERRITE_BIN").unwrap_or_else(|| env!("CARGO_BIN_EXE_ferrite").into());
+    Command::new(program)
+}
+
+/// Runs a command; panics with its output unless it succeeds.
+pub(crate) fn ok(command: &mut Command) -> String {
+    let output = command
+        .output()
+        .unwrap_or_else(|error| panic!("{command:?}: {error}; is its package installed?"));
+    assert!(
+        output.status.success(),
+        "{command:?}: {}\n{}",
+        output.status,
+        text(&output)
+    );
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+/// Runs a command that must fail with this exit code; returns what it said.
+pub(crate) fn fails(command: &mut Command, code: i32) -> String {
+    let output = command.output().unwrap();
+    assert_eq!(output.status.code(), Some(code), "{command:?}: {}", text(&output));
+    text(&output)
+}
+
+pub(crate) fn text(output: &Output) -> String {
+    format!(
+        "{}{}",
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr)
+    )
+}
+
+/// Runs a shell script in `dir`.
+pub(crate) fn sh(dir: &Path, script: &str) -> String {
+    ok(Command::new("bash")
+        .args(["-euo", "pipefail", "-c", script])
+        .current_dir(dir))
+}
+
+/// Whether tests on a mount can run; without FUSE they fail, unless told to be skipped.
+pub(crate) fn has_fuse() -> bool {
+    if std::env::var_os("FERRITE_SKIP_FUSE").is_some() {
+        eprintln!("skipped: FERRITE_SKIP_FUSE is set");
+        return false;
+    }
+    assert!(
+        Path::new("/dev/fuse").exists(),
+        "no /dev/fuse: run `modprobe fuse`, or set FERRITE_SKIP_FUSE=1"
+    );
+    true
+}
+
+/// Whether the long version of a test was asked for.
+pub(crate) fn soak() -> bool {
+    std::env::var_os("FERRITE_SOAK").is_some()
+}
+
+/// A pool of its own and a directory to mount it on.
+pub(crate) struct TestPool {
+    base: TempDir,
+    pub(crate) pool: PathBuf,
+    pub(crate) dir: PathBuf,
+}
+
+impl TestPool {
+    /// Makes and mounts a pool in DRAM, with further words for mkfs.
+    pub(crate) fn new(size: &str, mkfs: &[&str]) -> TestPool {
+        let base = tempfile::Builder::new()
+            .prefix("ferrite-test-")
+            .tempdir_in("/dev/shm")
+            .unwrap();
+        let (pool, dir) = (base.path().join("pool"), base.path().join("mnt"));
+        std::fs::create_dir(&dir).unwrap();
+        ok(ferrite().arg("mkfs").arg(&pool).args(["--size", size]).args(mkfs));
+        let test = TestPool { base, pool, dir };
+        test.mount(&[]);
+        test
+    }
+
+    pub(crate) fn mount(&self, words: &[&str]) {
+        ok(ferrite().arg("mount").arg(&self.pool).arg(&self.dir).args(words));
+    }
+
+    pub(crate) fn umount(&self) {
+        ok(ferrite().arg("umount").arg(&self.dir));
+    }
+
+    pub(crate) fn remount(&self) {
+        self.umount();
+        self.mount(&[]);
+    }
+
+    /// A path on the mount.
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.dir.join(name)
+    }
+
+    /// A scratch directory off the mount.
+    pub(crate) fn scratch(&self) -> PathBuf {
+        let path = self.base.path().join("scratch");
+        std::fs::create_dir_all(&path).unwrap();
+        path
+    }
+
+    /// Process number of the daemon: whoever holds the pool's lock.
+    pub(crate) fn daemon(&self) -> i32 {
+        let output = ferrite().arg("fsck").arg(&self.pool).output().unwrap();
+        let said = text(&output);
+        let pid = said.split("process ").nth(1).and_then(|rest| rest.split(' ').next());
+        pid.and_then(|pid| pid.parse().ok())
+            .unwrap_or_else(|| panic!("no daemon named in: {said}"))
+    }
+
+    /// Kills the daemon as a crash would, and unmounts what it leaves.
+    pub(crate) fn kill(&self) {
+        ok(Command::new("kill").args(["-9", &self.daemon().to_string()]));
+        let start = Instant::now();
+        while !Command::new("umount").arg(&self.dir).output().unwrap().status.success() {
+            assert!(
+                start.elapsed() < Duration::from_secs(20),
+                "the dead mount cannot be unmounted"
+            );
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    pub(crate) fn fsck(&self) {
+        ok(ferrite().arg("fsck").arg(&self.pool));
+    }
+
+    pub(crate) fn info(&self) -> serde_json::Value {
+        serde_json::from_str(&ok(ferrite().arg("info").arg(&self.pool).arg("--json"))).unwrap()
+    }
+
+    /// Unmounts in order and checks the pool.
+    pub(crate) fn finish(self) {
+        self.umount();
+        self.fsck();
+    }
+}
+
+impl Drop for TestPool {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg("-l").arg(&self.dir).output();
+    }
+}

@@ -1,0 +1,173 @@
+//! A mount does what a file system does, comes and goes in order, and survives its daemon.
+
+mod common;
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{Read, Seek, SeekFrom, Write};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink};
+use std::process::Command;
+
+use common::{TestPool, fails, ferrite, has_fuse, ok, sh};
+
+#[test]
+fn content_and_attributes_outlive_the_mount() {
+    if !has_fuse() {
+        return;
+    }
+    let test = TestPool::new("64M", &[]);
+    fs::write(test.path("f"), vec![7; 100_000]).unwrap();
+    fs::create_dir(test.path("d")).unwrap();
+    fs::hard_link(test.path("f"), test.path("d/g")).unwrap();
+    symlink("d/g", test.path("l")).unwrap();
+    fs::set_permissions(test.path("f"), fs::Permissions::from_mode(0o4751)).unwrap();
+    sh(
+        &test.dir,
+        "touch -d '2001-02-03 04:05:06.123456789' f; mkfifo p; mknod n c 1 3; setfattr -n user.k -v v f",
+    );
+    let before = fs::metadata(test.path("f")).unwrap();
+    test.remount();
+    let after = fs::metadata(test.path("l")).unwrap();
+    assert_eq!(fs::read(test.path("l")).unwrap(), vec![7; 100_000]);
+    assert_eq!(
+        (after.ino(), after.nlink(), after.mode()),
+        (before.ino(), 2, before.mode())
+    );
+    assert_eq!((after.mtime(), after.mtime_nsec()), (981_173_106, 123_456_789));
+    sh(
+        &test.dir,
+        "test -p p; test -c n; test \"$(getfattr --only-values -n user.k f)\" = v",
+    );
+    test.finish();
+}
+
+#[test]
+fn open_flags_holes_and_shared_mappings() {
+    if !has_fuse() {
+        return;
+    }
+    let test = TestPool::new("64M", &[]);
+    let path = test.path("f");
+    fs::write(&path, "one").unwrap();
+    OpenOptions::new()
+        .append(true)
+        .open(&path)
+        .unwrap()
+        .write_all(b"two")
+        .unwrap();
+    assert_eq!(fs::read(&path).unwrap(), b"onetwo");
+    assert!(OpenOptions::new().write(true).create_new(true).open(&path).is_err());
+    let file = OpenOptions::new().read(true).write(true).open(&path).unwrap();
+    file.write_all_at(b"x", 100_000).unwrap();
+    // SAFETY: plain system calls on an open descriptor.
+    let (hole, data) = unsafe {
+        (
+            libc::lseek(file.as_raw_fd(), 0, libc::SEEK_HOLE),
+            libc::lseek(file.as_raw_fd(), 4096, libc::SEEK_DATA),
+        )
+    };
+    assert_eq!((hole, data), (4096, 98_304));
+    sh(
+        &test.dir,
+        "fallocate -p -o 0 -l 50000 f; fallocate -l 200000 f; fallocate -z -o 98304 -l 4096 f",
+    );
+    assert_eq!(file.metadata().unwrap().len(), 200_000);
+    assert!(fs::read(&path).unwrap().iter().all(|&byte| byte == 0));
+    let python = "import mmap\nf=open('f','r+b')\nm=mmap.mmap(f.fileno(),200000)\nm[150000:150004]=b'mmap'\nm.flush()\nm[0:2]=b'hi'\n";
+    ok(Command::new("python3").args(["-c", python]).current_dir(&test.dir));
+    // An unlinked file lives until it is closed.
+    let mut open = File::open(&path).unwrap();
+    fs::hard_link(&path, test.path("kept")).unwrap();
+    fs::write(test.path("gone"), "still here").unwrap();
+    let mut gone = File::open(test.path("gone")).unwrap();
+    fs::remove_file(test.path("gone")).unwrap();
+    let mut text = String::new();
+    gone.read_to_string(&mut text).unwrap();
+    assert_eq!((text.as_str(), gone.metadata().unwrap().nlink()), ("still here", 0));
+    open.seek(SeekFrom::Start(150_000)).unwrap();
+    drop((open, gone, file));
+    test.remount();
+    let content = fs::read(test.path("kept")).unwrap();
+    assert_eq!((&content[..2], &content[150_000..150_004]), (&b"hi"[..], &b"mmap"[..]));
+    test.finish();
+}
+
+#[test]
+fn every_way_to_unmount_ends_the_daemon_in_order() {
+    if !has_fuse() {
+        return;
+    }
+    let test = TestPool::new("64M", &[]);
+    let dir = test.dir.display().to_string();
+    for (round, way) in ["umount DIR", "fusermount3 -u DIR", "kill -TERM PID"]
+        .iter()
+        .enumerate()
+    {
+        fs::write(test.path(&format!("f{round}")), "x").unwrap();
+        let daemon = test.daemon().to_string();
+        sh(&test.scratch(), &way.replace("DIR", &dir).replace("PID", &daemon));
+        sh(
+            &test.scratch(),
+            &format!("for i in $(seq 500); do kill -0 {daemon} 2>/dev/null || exit 0; sleep 0.02; done; exit 1"),
+        );
+        assert_eq!(test.info()["was_clean"], true, "{way}");
+        test.mount(&[]);
+        assert!(test.path(&format!("f{round}")).exists());
+    }
+    test.finish();
+}
+
+#[test]
+fn a_killed_daemon_leaves_nothing_that_hangs_and_nothing_lost() {
+    if !has_fuse() {
+        return;
+    }
+    let test = TestPool::new("64M", &[]);
+    fs::write(test.path("f"), "returned").unwrap();
+    test.kill();
+    assert_eq!(test.info()["was_clean"], false);
+    test.mount(&[]);
+    assert_eq!(fs::read(test.path("f")).unwrap(), b"returned");
+    test.finish();
+}
+
+#[test]
+fn a_read_only_mount_writes_nothing_even_after_a_crash() {
+    if !has_fuse() {
+        return;
+    }
+    let test = TestPool::new("64M", &[]);
+    fs::write(test.path("f"), "content").unwrap();
+    test.kill();
+    let before = fs::read(&test.pool).unwrap();
+    test.mount(&["-o", "ro"]);
+    assert_eq!(fs::read(test.path("f")).unwrap(), b"content");
+    let error = fs::write(test.path("g"), "x").unwrap_err();
+    assert_eq!(error.raw_os_error(), Some(libc::EROFS));
+    test.umount();
+    assert!(fs::read(&test.pool).unwrap() == before, "the pool changed");
+    test.mount(&[]);
+    test.finish();
+}
+
+#[test]
+fn a_pool_in_use_is_named_with_its_owner() {
+    if !has_fuse() {
+        return;
+    }
+    let test = TestPool::new("64M", &[]);
+    let dir = test.dir.display().to_string();
+    let said = fails(ferrite().arg("mount").arg(&test.pool).arg(test.scratch()), 1);
+    assert!(said.contains("process ") && said.contains(&dir), "{said}");
+    let said = fails(ferrite().arg("fsck").arg(&test.pool), 8);
+    assert!(said.contains("process ") && said.contains(&dir), "{said}");
+    let said = fails(
+        ferrite().arg("mkfs").arg(&test.pool).args(["--size", "64M", "--force"]),
+        1,
+    );
+    assert!(said.contains("in use"), "{said}");
+    assert!(ok(ferrite().arg("df")).contains(&dir));
+    let info = ok(ferrite().arg("info").arg(&test.dir));
+    assert!(info.contains("fences"), "the daemon answers: {info}");
+    test.finish();
+}
