@@ -5,6 +5,7 @@ use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use rustix::fs::FlockOperation;
 use rustix::mm::{Advice, MapFlags, ProtFlags};
@@ -13,6 +14,8 @@ use crate::error::PmError;
 use crate::medium::{self, Detected, Medium};
 
 const HUGE_PAGE_BYTES: usize = 2 << 20;
+/// How long a dying owner of the lock is waited for.
+const OWNER_EXITS_WITHIN: Duration = Duration::from_secs(20);
 
 /// How a pool is opened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -264,18 +267,29 @@ fn lock(path: &Path, file: &File, access: Access) -> Result<(), PmError> {
         Access::ReadWrite => FlockOperation::NonBlockingLockExclusive,
         Access::ReadOnlyPrivate => FlockOperation::NonBlockingLockShared,
     };
-    match rustix::fs::flock(file, operation) {
-        Ok(()) => Ok(()),
-        Err(rustix::io::Errno::WOULDBLOCK) => Err(PmError::InUse {
+    let start = Instant::now();
+    loop {
+        match rustix::fs::flock(file, operation) {
+            Ok(()) => return Ok(()),
+            Err(rustix::io::Errno::WOULDBLOCK) => {}
+            Err(error) => return Err(PmError::io("lock", path, error)),
+        }
+        let owner = lock_owner(file);
+        // A killed process keeps its locks while the kernel takes it apart, which takes moments for a large pool.
+        if owner.is_some_and(is_exiting) && start.elapsed() < OWNER_EXITS_WITHIN {
+            std::thread::sleep(Duration::from_millis(5));
+            continue;
+        }
+        let by = owner.map_or_else(|| "another process".into(), describe_process);
+        return Err(PmError::InUse {
             path: path.to_path_buf(),
-            by: lock_owner(file).unwrap_or_else(|| "another process".into()),
-        }),
-        Err(error) => Err(PmError::io("lock", path, error)),
+            by,
+        });
     }
 }
 
-/// Who holds the lock on `file`, as `/proc/locks` has it.
-fn lock_owner(file: &File) -> Option<String> {
+/// Process that holds the lock on `file`, as `/proc/locks` has it.
+fn lock_owner(file: &File) -> Option<u32> {
     let metadata = file.metadata().ok()?;
     let dev = metadata.dev();
     let id = format!(
@@ -288,10 +302,26 @@ fn lock_owner(file: &File) -> Option<String> {
     let line = locks
         .lines()
         .find(|line| line.split_whitespace().any(|field| field == id))?;
-    let pid = line.split_whitespace().nth(4)?;
+    line.split_whitespace().nth(4)?.parse().ok()
+}
+
+/// Whether the process is on its way out, or gone since `/proc/locks` was read.
+fn is_exiting(pid: u32) -> bool {
+    const PF_EXITING: u64 = 4;
+    let Ok(stat) = std::fs::read_to_string(format!("/proc/{pid}/stat")) else {
+        return true;
+    };
+    // Behind the name, which may hold anything but ends at the last parenthesis: state, five numbers, flags.
+    let mut fields = stat.rsplit(')').next().unwrap_or_default().split_whitespace();
+    let dead = matches!(fields.next(), Some("Z" | "X"));
+    let flags: u64 = fields.nth(5).and_then(|flags| flags.parse().ok()).unwrap_or(0);
+    dead || flags & PF_EXITING != 0
+}
+
+fn describe_process(pid: u32) -> String {
     let name = std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
     match name.trim() {
-        "" => Some(format!("process {pid}")),
-        name => Some(format!("process {pid} ({name})")),
+        "" => format!("process {pid}"),
+        name => format!("process {pid} ({name})"),
     }
 }

@@ -1,0 +1,143 @@
+//! Programs that know nothing of Ferrite, on a real mount.
+
+mod common;
+
+use common::{TestPool, has_fuse, sh, soak};
+
+#[test]
+fn git_clones_and_checks_a_repository_of_over_a_thousand_files() {
+    if !has_fuse() {
+        return;
+    }
+    let test = TestPool::new("256M", &[]);
+    sh(
+        &test.dir,
+        "export GIT_AUTHOR_NAME=t GIT_AUTHOR_EMAIL=t GIT_COMMITTER_NAME=t GIT_COMMITTER_EMAIL=t
+         git init -q origin && cd origin
+         for d in $(seq 30); do mkdir d$d; for f in $(seq 40); do echo \"$d $f $RANDOM\" > d$d/f$f; done; done
+         git add . && git commit -qm one
+         for f in $(seq 40); do echo more >> d1/f$f; done; git commit -qam two && git gc -q
+         cd .. && git clone -q origin clone && cd clone && git fsck --strict && test -z \"$(git status --porcelain)\"
+         test $(git ls-files | wc -l) = 1200",
+    );
+    test.finish();
+}
+
+#[test]
+fn archives_and_copies_come_back_identical() {
+    if !has_fuse() {
+        return;
+    }
+    let test = TestPool::new("256M", &[]);
+    // Everything an archive can hold; then out and in again three ways, compared by names, modes, owners, times,
+    // links, attributes and content.
+    sh(
+        &test.dir,
+        "mkdir -p src/deep/er && cd src
+         head -c 300000 /dev/urandom > random; : > empty; printf x > one; head -c 128 /dev/zero > inline
+         ln random hard; ln -s random soft; ln -s /nowhere dangling; mkfifo fifo
+         truncate -s 50M sparse; printf end | dd of=sparse bs=1 seek=40000000 conv=notrunc status=none
+         chmod 4711 one; chmod 1777 deep; chown 12:34 empty; setfattr -n user.note -v hello random
+         touch -d '1999-12-31 23:59:59.987654321' random; touch -h -d '2001-01-01' soft; touch -d '2005-05-05' deep/er deep",
+    );
+    let list = "find . -printf '%P %y %m %U %G %s %n %T@ %l\\n' | sort; find . -type f -exec sha256sum {} + | sort;
+                (getfattr -R -d . 2>/dev/null || true) | sort";
+    let expected = sh(&test.path("src"), list);
+    for copy in [
+        "mkdir tar && tar -C src --xattrs --sparse -cf - . | tar -C tar --xattrs -xpf -",
+        "rsync -aHXS --modify-window=-1 src/ rsync",
+        "cp -a src cp",
+    ] {
+        sh(&test.dir, copy);
+        let name = copy
+            .split([' ', '\n'])
+            .find(|word| ["rsync", "cp"].contains(word))
+            .unwrap_or("tar");
+        let name = if copy.starts_with("mkdir") { "tar" } else { name };
+        assert_eq!(sh(&test.path(name), list), expected, "{copy}");
+        let used = sh(&test.path(name), "du -k sparse | cut -f1");
+        assert!(
+            used.trim().parse::<u32>().unwrap() < 1000,
+            "{copy}: the hole is gone, {used} KiB"
+        );
+    }
+    test.finish();
+}
+
+#[test]
+fn cargo_builds_with_its_target_folder_on_the_mount() {
+    if !has_fuse() {
+        return;
+    }
+    let test = TestPool::new("512M", &[]);
+    sh(
+        &test.dir,
+        "mkdir -p crate/src && cd crate
+         printf '[package]\\nname = \"tiny\"\\nversion = \"0.1.0\"\\nedition = \"2021\"\\n[workspace]\\n' > Cargo.toml
+         echo 'fn main() { println!(\"built on ferrite\"); } #[test] fn t() {}' > src/main.rs
+         unset CARGO_TARGET_DIR
+         cargo run -q --offline | grep -q 'built on ferrite' && cargo test -q --offline >/dev/null",
+    );
+    test.finish();
+}
+
+#[test]
+fn fio_verifies_what_it_wrote() {
+    if !has_fuse() {
+        return;
+    }
+    let test = TestPool::new("512M", &[]);
+    let seconds = if soak() { 60 } else { 10 };
+    sh(
+        &test.dir,
+        &format!(
+            "fio --name=verify --directory=. --size=48M --rw=randrw --bsrange=512-256k --bs_unaligned=1 --numjobs=2 \
+             --verify=crc32c --verify_fatal=1 --do_verify=1 --ioengine=psync --runtime={seconds} --time_based=0 \
+             --fallocate=none --output=/dev/null
+             fio --name=map --directory=. --size=32M --rw=randwrite --bs=4k --ioengine=mmap --verify=crc32c \
+             --verify_fatal=1 --fallocate=none --output=/dev/null"
+        ),
+    );
+    test.finish();
+}
+
+#[test]
+fn stress_ng_finds_nothing() {
+    if !has_fuse() {
+        return;
+    }
+    let test = TestPool::new("512M", &[]);
+    let seconds = if soak() { 60 } else { 15 };
+    sh(
+        &test.dir,
+        &format!(
+            "stress-ng --temp-path . --timeout {seconds} --metrics-brief --verify --hdd 1 --hdd-bytes 32M --dentry 1 \
+             --dir 1 --rename 1 --link 1 --symlink 1 --fallocate 1 --fallocate-bytes 32M --seek 1 \
+             --utime 1 --xattr 1 --chmod 1 --fstat 1 --filename 1 --flock 1 --open 1 --sync-file 1 \
+             --sync-file-bytes 16M 2>&1"
+        ),
+    );
+    test.finish();
+}
+
+#[test]
+fn sqlite_in_both_modes() {
+    if !has_fuse() {
+        return;
+    }
+    let test = TestPool::new("256M", &[]);
+    for mode in ["wal", "delete", "truncate"] {
+        let said = sh(
+            &test.dir,
+            &format!(
+                "sqlite3 {mode}.db \"pragma journal_mode={mode}; create table t(n integer primary key, v);
+                 with recursive c(x) as (select 1 union all select x+1 from c where x < 20000)
+                 insert into t select x, hex(randomblob(50)) from c;
+                 update t set v = v || 'x' where n % 3 = 0; delete from t where n % 7 = 0; vacuum;
+                 pragma integrity_check; select count(*) from t;\""
+            ),
+        );
+        assert!(said.contains("ok\n17143"), "{mode}: {said}");
+    }
+    test.finish();
+}
