@@ -155,12 +155,6 @@ impl BlockAlloc {
         self.return_token();
     }
 
-    /// Whether `block` is in use or claimed.
-    #[cfg(test)]
-    pub(crate) fn is_used(&self, block: u32) -> bool {
-        self.bitmap.is_set(u64::from(block) - self.first_block)
-    }
-
     /// Free blocks, the reserve included. Exact only while nobody allocates.
     pub(crate) fn free(&self) -> u64 {
         let purses: i64 = self.local.iter().map(|purse| purse.load(Ordering::Relaxed)).sum();

@@ -130,7 +130,7 @@ pub(crate) fn head(region: &Region, offset: u64) -> Result<Head> {
     } else {
         16 + head.name_len.next_multiple_of(8) as u64
     };
-    if head.len_bytes < least || head.len_bytes % 8 != 0 || head.len_bytes > room {
+    if head.len_bytes < least || !head.len_bytes.is_multiple_of(8) || head.len_bytes > room {
         return Err(FsError::Io(format!(
             "directory entry at offset {offset}: impossible length {}",
             head.len_bytes

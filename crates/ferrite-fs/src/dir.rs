@@ -109,17 +109,17 @@ fn find_space(
     need: u64,
     hole: &mut Option<u64>,
 ) -> Result<Option<Space>> {
-    if let Some(position) = hints.tail {
-        if let Some(block_offset) = block_of(core, dir, position / BLOCK_BYTES) {
-            let offset = block_offset + position % BLOCK_BYTES;
-            let head = dentry::head(&core.region, offset)?;
-            if head.ino == 0 && head.len_bytes >= need {
-                return Ok(Some(Space {
-                    position,
-                    offset,
-                    len_bytes: head.len_bytes,
-                }));
-            }
+    if let Some(position) = hints.tail
+        && let Some(block_offset) = block_of(core, dir, position / BLOCK_BYTES)
+    {
+        let offset = block_offset + position % BLOCK_BYTES;
+        let head = dentry::head(&core.region, offset)?;
+        if head.ino == 0 && head.len_bytes >= need {
+            return Ok(Some(Space {
+                position,
+                offset,
+                len_bytes: head.len_bytes,
+            }));
         }
     }
     if !hints.known {

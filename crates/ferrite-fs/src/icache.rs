@@ -96,7 +96,7 @@ impl InodeMem {
     /// Starts an optimistic read; `None` while a change is going on.
     pub(crate) fn begin_read(&self) -> Option<u64> {
         let version = self.version.load(Ordering::Acquire);
-        (version % 2 == 0).then_some(version)
+        version.is_multiple_of(2).then_some(version)
     }
 
     /// Whether everything read since [`Self::begin_read`] belongs to one state.
@@ -109,7 +109,7 @@ impl InodeMem {
     /// the inode yet. Ends when the [`Exclusive`] guard is dropped.
     pub(crate) fn begin_change(&self) {
         let version = self.version.load(Ordering::Relaxed);
-        if version % 2 == 0 {
+        if version.is_multiple_of(2) {
             self.version.store(version + 1, Ordering::Relaxed);
             fence(Ordering::Release);
         }

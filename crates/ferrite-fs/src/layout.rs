@@ -193,7 +193,8 @@ impl Superblock {
                 found_bytes: available_bytes,
             });
         }
-        if !(MIN_POOL_BYTES..=MAX_POOL_BYTES).contains(&self.size_bytes) || self.size_bytes % BLOCK_BYTES != 0 {
+        if !(MIN_POOL_BYTES..=MAX_POOL_BYTES).contains(&self.size_bytes) || !self.size_bytes.is_multiple_of(BLOCK_BYTES)
+        {
             return damaged("impossible pool size");
         }
         if self.rings == 0 || self.rings > 256 || self.ring_bytes < 64 << 10 || self.ring_bytes > 1 << 30 {

@@ -189,7 +189,7 @@ impl NameTable {
 }
 
 fn word_for(entry_offset: u64, tag: u64) -> u64 {
-    entry_offset / BLOCK_BYTES | (entry_offset % BLOCK_BYTES / 8) << 32 | tag << TAG_SHIFT
+    (entry_offset / BLOCK_BYTES) | ((entry_offset % BLOCK_BYTES / 8) << 32) | (tag << TAG_SHIFT)
 }
 
 /// Hash of a name in its directory: multiply and fold, eight bytes a step.

@@ -143,7 +143,7 @@ impl Drop for Tx<'_> {
         self.freed.clear();
         self.record.clear();
         BUFFERS.set(Buffers {
-            record: Some(std::mem::take(&mut self.record)),
+            record: Some(std::mem::replace(&mut self.record, Record::hollow())),
             claimed: std::mem::take(&mut self.claimed),
             freed: std::mem::take(&mut self.freed),
         });

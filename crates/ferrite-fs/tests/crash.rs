@@ -98,7 +98,7 @@ fn at_point(cursor: &mut ImageCursor<'_>, recorded: &Recorded, seed: u64, seen: 
                 return;
             }
             let at = format!("seed {seed}, crash point {point}, {choice:?}, {returned} operations returned");
-            let twice = seen.images.len() % 40 == 0;
+            let twice = seen.images.len().is_multiple_of(40);
             verify(image, &recorded.states, returned, &at, twice);
         });
     }

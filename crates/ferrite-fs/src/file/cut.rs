@@ -110,7 +110,7 @@ pub(crate) fn resize(core: &Core, tx: &mut Tx<'_>, ino: u32, inode: &mut Inode, 
     if size >= old_size {
         return Ok(None);
     }
-    if size % BLOCK_BYTES != 0 {
+    if !size.is_multiple_of(BLOCK_BYTES) {
         zero_within(
             core,
             tx,

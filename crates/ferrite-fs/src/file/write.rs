@@ -61,11 +61,11 @@ pub(crate) fn write(
 }
 
 fn write_atomic(core: &Core, mem: &Arc<InodeMem>, position: Position, data: &[u8], kill_priv: bool) -> Result<u64> {
-    if let Position::At(offset) = position {
-        if data.len() >= PAGE {
-            core.map
-                .prefetch(mem.ino, (offset / BLOCK_BYTES).min(u64::from(u32::MAX)) as u32);
-        }
+    if let Position::At(offset) = position
+        && data.len() >= PAGE
+    {
+        core.map
+            .prefetch(mem.ino, (offset / BLOCK_BYTES).min(u64::from(u32::MAX)) as u32);
     }
     let _lock = mem.write();
     let old = core.load_live(mem)?;
@@ -93,10 +93,8 @@ fn write_atomic(core: &Core, mem: &Arc<InodeMem>, position: Position, data: &[u8
     let now = core.now();
     new.set_mtime(now);
     new.set_ctime(now);
-    if kill_priv {
-        if let Some(kind) = new.kind() {
-            new.set_permissions(posix::kill_priv(kind, new.permissions()));
-        }
+    if kill_priv && let Some(kind) = new.kind() {
+        new.set_permissions(posix::kill_priv(kind, new.permissions()));
     }
     if new != old {
         tx.put_inode(mem.ino, &old, &mut new);
@@ -157,13 +155,15 @@ fn write_pages(
     let mut at = offset;
     // A single whole page inside the file is most likely mapped: it is streamed to a block before the table is asked, so
     // that the wait for the table's lines and the stream overlap.
-    if data.len() == PAGE && offset.is_multiple_of(BLOCK_BYTES) && offset + BLOCK_BYTES <= inode.size() {
-        if let Ok(block) = tx.alloc_block() {
-            tx.stream_block(block, data);
-            let lblk = (offset / BLOCK_BYTES) as u32;
-            let word = core.map.get(ino, lblk);
-            return map_page(core, tx, (ino, lblk), inode, word, block);
-        }
+    if data.len() == PAGE
+        && offset.is_multiple_of(BLOCK_BYTES)
+        && offset + BLOCK_BYTES <= inode.size()
+        && let Ok(block) = tx.alloc_block()
+    {
+        tx.stream_block(block, data);
+        let lblk = (offset / BLOCK_BYTES) as u32;
+        let word = core.map.get(ino, lblk);
+        return map_page(core, tx, (ino, lblk), inode, word, block);
     }
     while !rest.is_empty() {
         let first = (at / BLOCK_BYTES) as u32;

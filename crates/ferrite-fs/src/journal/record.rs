@@ -51,18 +51,16 @@ pub(crate) enum Item<'a> {
     },
 }
 
-impl Default for Record {
-    /// Allocates nothing: for taking a record's memory away.
-    fn default() -> Self {
+impl Record {
+    /// Stands in for a record whose memory was taken away; allocates nothing and holds nothing.
+    pub(crate) const fn hollow() -> Self {
         Record {
             words: Vec::new(),
             open: 0,
             len: 0,
         }
     }
-}
 
-impl Record {
     /// An empty record.
     pub(crate) fn new() -> Self {
         Record {
@@ -96,7 +94,7 @@ impl Record {
 
     /// Adds a word to set. Neighbours share an item.
     pub(crate) fn set_word(&mut self, offset: u64, value: u64) {
-        debug_assert!(offset % 8 == 0 && offset <= OFFSET_MASK);
+        debug_assert!(offset.is_multiple_of(8) && offset <= OFFSET_MASK);
         self.words.truncate(self.len);
         if self.open != 0 {
             let head = self.words[self.open];

@@ -104,5 +104,7 @@ fn data_survived(region: &Region, record: &Found) -> bool {
 /// Records set words of the tables and of data blocks, nothing else.
 fn may_be_set(superblock: &Superblock, offset: u64, len: u64) -> bool {
     let end = superblock.block_offset((superblock.first_block + superblock.blocks) as u32);
-    offset % 8 == 0 && offset >= superblock.inode_offset && offset.checked_add(len).is_some_and(|last| last <= end)
+    offset.is_multiple_of(8)
+        && offset >= superblock.inode_offset
+        && offset.checked_add(len).is_some_and(|last| last <= end)
 }

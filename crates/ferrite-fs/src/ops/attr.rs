@@ -70,10 +70,10 @@ fn apply(inode: &mut Inode, set: &SetAttr, now: Timestamp) {
     if let Some(gid) = set.gid {
         inode.set_gid(gid);
     }
-    if set.kill_priv {
-        if let Some(kind) = inode.kind() {
-            inode.set_permissions(posix::kill_priv(kind, inode.permissions()));
-        }
+    if set.kill_priv
+        && let Some(kind) = inode.kind()
+    {
+        inode.set_permissions(posix::kill_priv(kind, inode.permissions()));
     }
     if let Some(atime) = set.atime {
         inode.set_atime(time(atime));

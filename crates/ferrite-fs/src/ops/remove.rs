@@ -199,10 +199,8 @@ pub(crate) fn unpin(core: &Core, inode: &Arc<InodeMem>, count: u64) {
         return;
     }
     let orphan = core.snapshot(inode).is_ok_and(|loaded| loaded.nlink() == 0);
-    if orphan {
-        if let Err(error) = free_orphan(core, inode) {
-            // Nothing is lost: the next mount frees it.
-            tracing::debug!(ino = inode.ino, %error, "an inode without names stays until the next mount");
-        }
+    if orphan && let Err(error) = free_orphan(core, inode) {
+        // Nothing is lost: the next mount frees it.
+        tracing::debug!(ino = inode.ino, %error, "an inode without names stays until the next mount");
     }
 }

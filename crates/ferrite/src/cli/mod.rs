@@ -5,6 +5,7 @@
 
 mod bench;
 mod control;
+mod demo;
 mod df;
 mod doctor;
 mod fsck;
@@ -95,6 +96,8 @@ enum Command {
     Doctor(doctor::Doctor),
     /// Measure what operations cost, beside peers on the same machine
     Bench(bench::Bench),
+    /// See it work: a pool, a mount, real programs on it
+    Demo(demo::Demo),
 }
 
 /// Runs the command the process was started with.
@@ -116,6 +119,7 @@ pub(crate) fn main() -> ExitCode {
         Command::Fsck(command) => command.run(),
         Command::Doctor(command) => command.run(),
         Command::Bench(command) => command.run(),
+        Command::Demo(command) => command.run(),
     };
     match outcome {
         Ok(code) => ExitCode::from(code),
@@ -160,10 +164,10 @@ fn by_helper_name(mut arguments: Vec<OsString>) -> Vec<OsString> {
 /// Prints a line to standard output. A reader that went away (`| head`) is no failure.
 pub(crate) fn say(line: impl std::fmt::Display) {
     use std::io::Write;
-    if let Err(error) = writeln!(std::io::stdout(), "{line}") {
-        if error.kind() == std::io::ErrorKind::BrokenPipe {
-            std::process::exit(0);
-        }
+    if let Err(error) = writeln!(std::io::stdout(), "{line}")
+        && error.kind() == std::io::ErrorKind::BrokenPipe
+    {
+        std::process::exit(0);
     }
 }
 

@@ -180,7 +180,7 @@ fn appends(bench: &mut Bench<'_>, tmpfs: &TmpfsDir) -> Result<(), Failure> {
         let mut ours: Option<Arc<dyn OpenFile>> = None;
         let mut theirs: Option<File> = None;
         let mut append = |n: u64| {
-            if n % operations == 0 {
+            if n.is_multiple_of(operations) {
                 ours = None;
                 let _ = engine.unlink(ROOT_INO, file_name(n.saturating_sub(1)).as_bytes());
                 ours = Some(engine.open(make(&engine, ROOT_INO, &file_name(n))?, OpenMode::read_write())?);
@@ -188,7 +188,7 @@ fn appends(bench: &mut Bench<'_>, tmpfs: &TmpfsDir) -> Result<(), Failure> {
             ours.as_ref().map_or(Ok(()), |file| whole(file.append(&data)?.1, len))
         };
         let mut peer_append = |n: u64| {
-            if n % operations == 0 {
+            if n.is_multiple_of(operations) {
                 theirs = None;
                 let _ = std::fs::remove_file(tmpfs.0.join(file_name(n.saturating_sub(1))));
                 theirs = Some(

@@ -1,0 +1,232 @@
+//! `ferrite demo`: the main job on real files, in two minutes, leaving a mount to play with.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::Write;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Instant;
+
+use super::{FAILED, Failure, Outcome, info, mounts, say, size};
+
+const POOL_BYTES: u64 = 1 << 30;
+const TURNS: u32 = 2000;
+
+/// See it work: a pool, a mount, real programs on it
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Makes a pool of 1 GiB in DRAM, mounts it, puts a source tree and a database on it, and compares latencies with tmpfs. Run
+again, it starts afresh.")]
+pub(crate) struct Demo {
+    /// Where the pool and the mount point are made
+    #[arg(long, default_value = "/dev/shm/ferrite-demo")]
+    dir: PathBuf,
+    /// Source tree to put on the mount [default: the folder this is run in]
+    #[arg(long)]
+    tree: Option<PathBuf>,
+    /// Unmount and remove what an earlier demo left, and do nothing else
+    #[arg(long)]
+    stop: bool,
+}
+
+impl Demo {
+    pub(crate) fn run(self) -> Outcome {
+        let (pool, mount) = (self.dir.join("pool"), self.dir.join("mnt"));
+        let us = std::env::current_exe()?;
+        if mounts::find(&mount).is_some() {
+            run(Command::new(&us).arg("umount").arg(&mount))?;
+        }
+        if self.stop {
+            fs::remove_dir_all(&self.dir).map_err(super::about(&self.dir))?;
+            say(format!("{}: unmounted and removed", self.dir.display()));
+            return Ok(0);
+        }
+        let tree = self.tree.map_or_else(std::env::current_dir, Ok)?;
+        let _ = fs::remove_file(&pool);
+        fs::create_dir_all(&mount)?;
+        say(format!(
+            "1. A pool of {} in DRAM, mounted on {}",
+            size::human(POOL_BYTES),
+            mount.display()
+        ));
+        run(Command::new(&us)
+            .arg("mkfs")
+            .arg(&pool)
+            .args(["--size", &POOL_BYTES.to_string()]))?;
+        run(Command::new(&us).arg("mount").arg(&pool).arg(&mount))?;
+
+        say("2. A source tree on it");
+        let start = Instant::now();
+        let copy = mount.join("tree");
+        run(Command::new("cp")
+            .args(["-a", "--no-target-directory"])
+            .arg(&tree)
+            .arg(&copy))?;
+        run(Command::new("diff")
+            .arg("-r")
+            .arg("--no-dereference")
+            .arg(&tree)
+            .arg(&copy))?;
+        let files = String::from_utf8(output(Command::new("find").arg(&copy).args(["-type", "f"]))?)?
+            .lines()
+            .count();
+        say(format!(
+            "   {files} files copied and compared in {:.1} s",
+            start.elapsed().as_secs_f64()
+        ));
+
+        say("3. A database on it");
+        database(&mount)?;
+
+        say("4. The daemon killed in the middle, the pool mounted again");
+        kill_and_mount(&us, &pool, &mount)?;
+
+        say(
+            "5. Latencies on the mount and on tmpfs, microseconds (medians; a mount pays for two switches to its daemon)",
+        );
+        latencies(&mount, &self.dir)?;
+
+        say("6. What happened, by `ferrite info`");
+        for line in String::from_utf8(output(Command::new(&us).arg("info").arg(&mount))?)?.lines() {
+            say(format!("   {line}"));
+        }
+        say(format!("\nThe mount stays: look around in {}.", mount.display()));
+        say(format!("  {} df                          space", us.display()));
+        say(format!(
+            "  {} bench core                  the engine without a mount",
+            us.display()
+        ));
+        say(format!(
+            "  {} demo --stop                 unmount and remove it all",
+            us.display()
+        ));
+        let _ = info::gather(&mount)?;
+        Ok(0)
+    }
+}
+
+fn output(command: &mut Command) -> Result<Vec<u8>, Failure> {
+    let name = command.get_program().to_string_lossy().into_owned();
+    let output = command
+        .output()
+        .map_err(|error| Failure::new(FAILED, format!("{name}: {error}")))?;
+    if output.status.success() {
+        return Ok(output.stdout);
+    }
+    let said = String::from_utf8_lossy(&output.stderr);
+    Err(Failure::new(
+        FAILED,
+        format!("{name} failed ({}): {}", output.status, said.trim()),
+    ))
+}
+
+fn run(command: &mut Command) -> Result<(), Failure> {
+    output(command).map(drop)
+}
+
+fn database(mount: &Path) -> Result<(), Failure> {
+    let db = mount.join("demo.db");
+    for suffix in ["", "-wal", "-shm"] {
+        let _ = fs::remove_file(format!("{}{suffix}", db.display()));
+    }
+    let script = "
+        pragma journal_mode=wal; pragma synchronous=full;
+        create table t(n integer primary key, v text);
+        with recursive c(x) as (select 1 union all select x + 1 from c where x < 100000)
+        insert into t select x, hex(randomblob(20)) from c;
+        update t set v = v || '.' where n % 2 = 0;
+        pragma integrity_check; select count(*) from t;";
+    let start = Instant::now();
+    let said = String::from_utf8(output(Command::new("sqlite3").arg(&db).arg(script))?)?;
+    if !said.contains("ok\n100000") {
+        return Err(Failure::new(FAILED, format!("sqlite3 said: {said}")));
+    }
+    let seconds = start.elapsed().as_secs_f64();
+    say(format!(
+        "   SQLite, write-ahead log: 100000 rows written, half of them changed, checked: {seconds:.1} s"
+    ));
+    Ok(())
+}
+
+fn kill_and_mount(us: &Path, pool: &Path, mount: &Path) -> Result<(), Failure> {
+    let mut file = File::create(mount.join("acknowledged"))?;
+    let lines = 1000;
+    for n in 0..lines {
+        writeln!(file, "line {n}")?;
+    }
+    drop(file);
+    run(Command::new("pkill").args([
+        "-9",
+        "-f",
+        &format!("mount {} {} --daemon", pool.display(), mount.display()),
+    ]))?;
+    run(Command::new("umount").arg("-l").arg(mount))?;
+    let start = Instant::now();
+    run(Command::new(us).arg("mount").arg(pool).arg(mount))?;
+    let recovered = start.elapsed().as_secs_f64();
+    let found = fs::read_to_string(mount.join("acknowledged"))?.lines().count();
+    if found != lines {
+        return Err(Failure::new(FAILED, format!("{found} of {lines} lines after the kill")));
+    }
+    say(format!(
+        "   all {lines} writes that had returned are there; mounted again after {recovered:.2} s"
+    ));
+    Ok(())
+}
+
+/// Median of `TURNS` runs, in microseconds.
+fn median(mut work: impl FnMut(u32) -> std::io::Result<()>) -> std::io::Result<f64> {
+    let mut times = Vec::with_capacity(TURNS as usize);
+    for turn in 0..TURNS {
+        let start = Instant::now();
+        work(turn)?;
+        times.push(start.elapsed().as_secs_f64() * 1e6);
+    }
+    times.sort_by(f64::total_cmp);
+    Ok(times[times.len() / 2])
+}
+
+fn latencies(mount: &Path, dir: &Path) -> Result<(), Failure> {
+    let peer = dir.join("tmpfs");
+    fs::create_dir_all(&peer)?;
+    let block = [7; 4096];
+    say(format!("   {:<28}{:>10}{:>10}", "", "ferrite", "tmpfs"));
+    let row = |name: &str, f: &dyn Fn(&Path) -> std::io::Result<f64>| -> Result<(), Failure> {
+        say(format!("   {name:<28}{:>10.1}{:>10.1}", f(mount)?, f(&peer)?));
+        Ok(())
+    };
+    let open = |dir: &Path| {
+        OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .open(dir.join("latency"))
+    };
+    row("write 4 KiB", &|dir| {
+        let file = open(dir)?;
+        median(|turn| file.write_all_at(&block, u64::from(turn % 256) * 4096))
+    })?;
+    row("write 4 KiB + fsync", &|dir| {
+        let file = open(dir)?;
+        median(|turn| {
+            file.write_all_at(&block, u64::from(turn % 256) * 4096)
+                .and_then(|()| file.sync_data())
+        })
+    })?;
+    row("read 4 KiB (cached)", &|dir| {
+        let file = open(dir)?;
+        let mut buffer = [0; 4096];
+        median(|turn| file.read_exact_at(&mut buffer, u64::from(turn % 256) * 4096))
+    })?;
+    row("create and remove a file", &|dir| {
+        median(|turn| {
+            let path = dir.join(format!("new{turn}"));
+            File::create(&path)?;
+            fs::remove_file(&path)
+        })
+    })?;
+    row("stat", &|dir| median(|_| fs::metadata(dir.join("latency")).map(drop)))?;
+    fs::remove_dir_all(&peer)?;
+    Ok(())
+}
