@@ -41,6 +41,7 @@ thread_local! {
 pub(crate) struct Bridge {
     fs: Arc<dyn FileSystem>,
     handles: Handles,
+    durable_operations: bool,
 }
 
 /// Replies with an error, or with `$ok` of the value.
@@ -411,7 +412,11 @@ impl Filesystem for Bridge {
     }
 
     fn fsync(&self, _req: &Request, _ino: INodeNo, fh: FileHandle, _datasync: bool, reply: ReplyEmpty) {
-        answer!(reply, self.handle(fh).and_then(|file| file.fsync()), () => reply.ok());
+        answer!(reply, self.handle(fh).and_then(|file| file.fsync()), () => match self.durable_operations {
+            // All is durable already. Told so once, the kernel asks no more: that saves a database a round trip a commit.
+            true => reply.error(Errno::ENOSYS),
+            false => reply.ok(),
+        });
     }
 
     fn fsyncdir(&self, _req: &Request, _ino: INodeNo, _fh: FileHandle, _datasync: bool, reply: ReplyEmpty) {

@@ -27,6 +27,9 @@ pub struct FuseOptions {
     pub suid_dev: bool,
     /// Refuse to execute programs.
     pub noexec: bool,
+    /// Every operation of the engine is durable when it returns, so that the kernel need not ask for `fsync`. (Dirty
+    /// pages of mappings it writes out first, as ever.)
+    pub durable_operations: bool,
     /// Threads that serve requests; 0 means one a CPU.
     pub threads: usize,
     /// What `df` and `/proc/mounts` show as the source.
@@ -41,6 +44,7 @@ impl Default for FuseOptions {
             allow_other: false,
             suid_dev: false,
             noexec: false,
+            durable_operations: false,
             threads: 0,
             source: "ferrite".into(),
         }
@@ -112,7 +116,7 @@ pub fn mount(fs: Arc<dyn FileSystem>, dir: &Path, options: &FuseOptions) -> Resu
         .write(true)
         .open("/dev/fuse")
         .map_err(FuseError::NoFuse)?;
-    let bridge = Bridge::new(fs);
+    let bridge = Bridge::new(fs, options.durable_operations);
     if !rustix::process::geteuid().is_root() {
         drop(device);
         return Ok(Mounted {

@@ -200,6 +200,7 @@ impl Mount {
         let uuid = identify(&region).map_err(about(&pool))?.uuid;
         let engine = Engine::mount(region, &options.engine).map_err(about(&pool))?;
         options.fuse.source = pool.display().to_string();
+        options.fuse.durable_operations = true;
         let mut mounted = ferrite_fuse::mount(Arc::new(engine.clone()), &self.dir, &options.fuse)?;
         end_on_signal(mounted.unmounter())?;
         let server = control::Server::start(uuid, engine.clone());
