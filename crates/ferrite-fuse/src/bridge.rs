@@ -63,10 +63,11 @@ struct Gathered {
 }
 
 impl Bridge {
-    pub(crate) fn new(fs: Arc<dyn FileSystem>) -> Self {
+    pub(crate) fn new(fs: Arc<dyn FileSystem>, durable_operations: bool) -> Self {
         Bridge {
             fs,
             handles: Handles::default(),
+            durable_operations,
         }
     }
 

@@ -16,6 +16,8 @@ use crate::medium::{self, Detected, Medium};
 const HUGE_PAGE_BYTES: usize = 2 << 20;
 /// How long a dying owner of the lock is waited for.
 const OWNER_EXITS_WITHIN: Duration = Duration::from_secs(20);
+/// How long one that is not listed is looked for.
+const OWNER_SHOWS_WITHIN: Duration = Duration::from_millis(200);
 
 /// How a pool is opened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -276,7 +278,13 @@ fn lock(path: &Path, file: &File, access: Access) -> Result<(), PmError> {
         }
         let owner = lock_owner(file);
         // A killed process keeps its locks while the kernel takes it apart, which takes moments for a large pool.
-        if owner.is_some_and(is_exiting) && start.elapsed() < OWNER_EXITS_WITHIN {
+        // An owner that is not listed is either just letting go, or was passed over while the list changed.
+        let patience = if owner.is_some() {
+            OWNER_EXITS_WITHIN
+        } else {
+            OWNER_SHOWS_WITHIN
+        };
+        if owner.is_none_or(is_exiting) && start.elapsed() < patience {
             std::thread::sleep(Duration::from_millis(5));
             continue;
         }

@@ -64,7 +64,13 @@ fn verify(dir: &Path, round: usize, returned: &Returned) {
     );
     assert!(lines.len() <= returned.lines + 1);
     for (n, line) in lines.iter().enumerate() {
-        assert_eq!(*line, format!("{n:09}"), "lines are whole and in order");
+        // The line under way may be cut: the kernel splits a write where it crosses a page, and each part is atomic.
+        let expected = format!("{n:09}");
+        let whole = n < returned.lines;
+        assert!(
+            *line == expected || (!whole && expected.starts_with(line)),
+            "line {n} is {line:?}"
+        );
     }
     let last = returned.file.map_or(0, |n| n + 1);
     for n in returned.removed + 1..last {
@@ -85,6 +91,7 @@ fn nothing_that_returned_is_lost_when_the_daemon_is_killed() {
     let rounds = if soak() { 200 } else { 50 };
     for round in 0..rounds {
         let stop = AtomicBool::new(false);
+        let daemon = test.daemon().to_string();
         let returned: Vec<Returned> = std::thread::scope(|scope| {
             let writers: Vec<_> = (0..3)
                 .map(|writer| {
@@ -93,7 +100,7 @@ fn nothing_that_returned_is_lost_when_the_daemon_is_killed() {
                 })
                 .collect();
             std::thread::sleep(Duration::from_millis(60 + 13 * (round as u64 % 10)));
-            ok(Command::new("kill").args(["-9", &test.daemon().to_string()]));
+            ok(Command::new("kill").args(["-9", &daemon]));
             stop.store(true, Ordering::Relaxed);
             writers.into_iter().map(|writer| writer.join().unwrap()).collect()
         });
