@@ -103,8 +103,10 @@ impl DirtyLines {
         }
     }
 
-    fn drain(&mut self, mut write_back: impl FnMut(u64)) {
-        self.lines.drain(..).for_each(|line| write_back(line * LINE_BYTES));
+    /// Swaps the lines with `emptied`, so that they can be written back without the ring's lock.
+    fn take_into(&mut self, emptied: &mut Vec<u64>) {
+        debug_assert!(emptied.is_empty());
+        std::mem::swap(&mut self.lines, emptied);
         self.filter.fill(0);
     }
 }
@@ -252,11 +254,14 @@ impl Journal {
             return Ok(());
         }
         self.floor.store(target, Ordering::SeqCst);
+        let mut lines = Vec::new();
         for ring in &self.rings {
-            // With the lock held no record of this ring is between commit and apply; those that come later
-            // see the floor and get numbers above the target.
-            let mut state = ring.state.lock();
-            state.dirty.drain(|offset| self.region.write_back(offset, LINE_BYTES));
+            // While we have the lock no record of this ring is between commit and apply; those that come later
+            // see the floor and get numbers above the target. A line they set again is noted again.
+            ring.state.lock().dirty.take_into(&mut lines);
+            lines
+                .drain(..)
+                .for_each(|line| self.region.write_back(line * LINE_BYTES, LINE_BYTES));
         }
         self.region.fence()?;
         self.region.store(CONTROL_MARK, target);
