@@ -14,6 +14,7 @@
 
 mod error;
 mod fs;
+pub mod locks;
 pub mod memfs;
 pub mod posix;
 mod types;

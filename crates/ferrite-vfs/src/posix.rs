@@ -120,8 +120,9 @@ pub fn may_delete(dir: &Attr, victim: &Attr, cred: &Cred) -> Result<()> {
     Ok(())
 }
 
-/// Checks a change of attributes by `cred`, and returns it with what follows from it: a chown by anybody but root
-/// clears setuid and setgid, a chmod by a non-member of the file's group drops setgid.
+/// Checks a change of attributes by `cred`, and returns it with what follows from it: a chown clears setuid and setgid
+/// (root's too, as on Linux), so does a truncate by anybody but root, and a chmod by a non-member of the group drops
+/// setgid (of directories too, as the kernel does for a mount).
 pub fn may_setattr(attr: &Attr, cred: &Cred, set: &SetAttr) -> Result<SetAttr> {
     let mut set = *set;
     let owner = cred.is_root() || cred.uid == attr.uid;
@@ -130,7 +131,7 @@ pub fn may_setattr(attr: &Attr, cred: &Cred, set: &SetAttr) -> Result<SetAttr> {
             return Err(FsError::NotPermitted);
         }
         let gid = set.gid.unwrap_or(attr.gid);
-        if !cred.is_root() && !cred.in_group(gid) && attr.kind != FileKind::Directory {
+        if !cred.is_root() && !cred.in_group(gid) {
             set.mode = Some(mode & !S_ISGID);
         }
     }

@@ -2,14 +2,18 @@
 //!
 //! What lives here: [`Vfs`], which walks paths and checks each step against the caller's [`Cred`], then calls the
 //! engine. The rules themselves are in [`crate::posix`]. A check and the operation it allows are two steps: a
-//! concurrent chmod can fall in between, as it can between two system calls.
+//! concurrent chmod or rename can fall in between, as it can between two system calls.
+//!
+//! Invariant: what was checked is what is used. Each inode on the way is pinned ([`Held`]) from before its number is used
+//! until after; else a number freed and given to another file in between would lend that file the old one's permissions.
 
+use std::ops::Deref;
 use std::sync::Arc;
 
 use crate::posix::{self, Access};
 use crate::{
-    Attr, Cred, DirEntry, FileKind, FileSystem, FsError, NewNode, OpenFile, OpenMode, PATH_MAX, ROOT_INO, RenameMode,
-    Result, SYMLOOP_MAX, SetAttr, StatFs, XattrMode,
+    Attr, Cred, DirEntry, FileKind, FileSystem, FsError, Ino, NewNode, OpenFile, OpenMode, PATH_MAX, ROOT_INO,
+    RenameMode, Result, SYMLOOP_MAX, SetAttr, StatFs, XattrMode,
 };
 
 /// How a file is opened; the names are those of `open(2)`.
@@ -38,11 +42,38 @@ pub struct OpenFlags {
 pub struct Vfs {
     fs: Arc<dyn FileSystem>,
     cred: Cred,
+    base: Ino,
+}
+
+/// How often a walk begins again because something on its way was removed under it, before it says `NotFound`; and an
+/// open because somebody made or removed the file meanwhile.
+const RACES_MAX: usize = 64;
+
+/// An inode that stays what it is, and its attributes of a moment ago. The root needs no pin: it is never freed.
+struct Held<'v> {
+    fs: &'v dyn FileSystem,
+    attr: Attr,
+}
+
+impl Deref for Held<'_> {
+    type Target = Attr;
+
+    fn deref(&self) -> &Attr {
+        &self.attr
+    }
+}
+
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        if self.attr.ino != ROOT_INO {
+            self.fs.unpin(self.attr.ino, 1);
+        }
+    }
 }
 
 /// Where the last component of a path lies.
-struct Place<'p> {
-    parent: Attr,
+struct Place<'v, 'p> {
+    parent: Held<'v>,
     name: &'p [u8],
     /// The path ended in a slash: only a directory will do.
     needs_dir: bool,
@@ -53,9 +84,16 @@ fn kill_priv(cred: &Cred) -> bool {
 }
 
 impl Vfs {
-    /// `fs` as `cred` sees it.
+    /// `fs` as `cred` sees it. Relative paths start at the root.
     pub fn new(fs: Arc<dyn FileSystem>, cred: Cred) -> Vfs {
-        Vfs { fs, cred }
+        let base = ROOT_INO;
+        Vfs { fs, cred, base }
+    }
+
+    /// The same, but relative paths start at directory `base`, as with `openat(2)`; absolute ones and `..` lead out of it.
+    /// The caller keeps `base` pinned.
+    pub fn at(&self, base: Ino) -> Vfs {
+        Vfs { base, ..self.clone() }
     }
 
     /// The engine below.
@@ -84,45 +122,80 @@ impl Vfs {
         }
     }
 
-    /// Walks to what `path` names. Links on the way are followed; the last one if `follow`, or if a slash comes behind it.
-    fn walk(&self, path: &[u8], follow: bool) -> Result<Attr> {
-        self.walk_from(self.fs.getattr(ROOT_INO)?, path, follow, &mut 0)
+    /// Keeps an inode from being freed; `Stale` if it was already.
+    fn hold(&self, attr: Attr) -> Result<Held<'_>> {
+        if attr.ino != ROOT_INO {
+            self.fs.pin(attr.ino, attr.generation)?;
+        }
+        Ok(Held { fs: &*self.fs, attr })
     }
 
-    fn walk_from(&self, base: Attr, path: &[u8], follow: bool, links: &mut usize) -> Result<Attr> {
+    /// Runs a walk anew when something on its way was removed under it. What is missing then, a new walk will miss.
+    fn retry<T>(&self, mut walk: impl FnMut() -> Result<T>) -> Result<T> {
+        for _ in 0..RACES_MAX {
+            match walk() {
+                Err(FsError::Stale) => {}
+                other => return other,
+            }
+        }
+        Err(FsError::NotFound)
+    }
+
+    fn start(&self, path: &[u8]) -> Result<Held<'_>> {
+        let ino = if path.starts_with(b"/") { ROOT_INO } else { self.base };
+        self.hold(self.fs.getattr(ino)?)
+    }
+
+    /// Walks to what `path` names. Links on the way are followed; the last one if `follow`, or if a slash comes behind it.
+    fn walk(&self, path: &[u8], follow: bool) -> Result<Attr> {
+        self.retry(|| self.walk_from(self.start(path)?, path, follow, &mut 0))
+    }
+
+    /// As [`Self::walk`], for what is used by its number then.
+    fn target(&self, path: &[u8], follow: bool) -> Result<Held<'_>> {
+        self.retry(|| self.hold(self.walk_from(self.start(path)?, path, follow, &mut 0)?))
+    }
+
+    fn walk_from(&self, base: Held<'_>, path: &[u8], follow: bool, links: &mut usize) -> Result<Attr> {
         check_path(path)?;
-        let mut at = if path[0] == b'/' {
-            self.fs.getattr(ROOT_INO)?
-        } else {
-            base
-        };
+        let mut at = base;
         let trailing = path.ends_with(b"/");
         let mut parts = path
             .split(|&byte| byte == b'/')
             .filter(|part| !part.is_empty())
             .peekable();
         while let Some(part) = parts.next() {
-            let next = self.step(&at, part)?;
+            let mut next = self.step(&at, part)?;
             let last = parts.peek().is_none();
-            at = if next.kind == FileKind::Symlink && (!last || follow || trailing) {
+            if next.kind == FileKind::Symlink && (!last || follow || trailing) {
                 *links += 1;
                 if *links > SYMLOOP_MAX {
                     return Err(FsError::Loop);
                 }
-                let target = self.fs.readlink(next.ino)?;
-                self.walk_from(at, &target, true, links)?
-            } else {
-                next
-            };
+                let link = self.hold(next)?;
+                let target = self.fs.readlink(link.ino)?;
+                let from = if target.starts_with(b"/") {
+                    self.start(&target)?
+                } else {
+                    at
+                };
+                next = self.walk_from(from, &target, true, links)?;
+            }
+            if !last {
+                at = self.hold(next)?;
+                continue;
+            }
+            if trailing && next.kind != FileKind::Directory {
+                return Err(FsError::NotDirectory);
+            }
+            return Ok(next);
         }
-        if trailing && at.kind != FileKind::Directory {
-            return Err(FsError::NotDirectory);
-        }
-        Ok(at)
+        // Nothing but slashes.
+        Ok(*at)
     }
 
     /// Walks to the directory that holds the last component.
-    fn place<'p>(&self, path: &'p [u8]) -> Result<Place<'p>> {
+    fn place<'p>(&self, path: &'p [u8]) -> Result<Place<'_, 'p>> {
         check_path(path)?;
         let needs_dir = path.ends_with(b"/");
         let end = path.iter().rposition(|&byte| byte != b'/').map_or(0, |at| at + 1);
@@ -134,9 +207,9 @@ impl Vfs {
             return Err(FsError::Busy);
         }
         let parent = if dir.is_empty() {
-            self.fs.getattr(ROOT_INO)?
+            self.retry(|| self.start(path))?
         } else {
-            self.walk(dir, true)?
+            self.target(dir, true)?
         };
         self.search(&parent)?;
         Ok(Place {
@@ -147,12 +220,12 @@ impl Vfs {
     }
 
     /// Where a new entry goes, if the caller may put one there.
-    fn new_place<'p>(&self, path: &'p [u8], makes_dir: bool) -> Result<Place<'p>> {
+    fn new_place<'p>(&self, path: &'p [u8], makes_dir: bool) -> Result<Place<'_, 'p>> {
         let place = match self.place(path) {
             Err(FsError::Busy) => return Err(FsError::Exists),
             other => other?,
         };
-        if matches!(place.name, b"." | b"..") {
+        if is_dots(place.name) {
             return Err(FsError::Exists);
         }
         if self.fs.lookup(place.parent.ino, place.name).is_ok() {
@@ -165,18 +238,14 @@ impl Vfs {
         Ok(place)
     }
 
-    /// An existing entry that the caller may remove.
-    fn old_place<'p>(&self, path: &'p [u8]) -> Result<(Place<'p>, Attr)> {
-        let place = self.place(path)?;
-        if matches!(place.name, b"." | b"..") {
-            return Err(FsError::Invalid("`.` and `..` cannot be removed or renamed"));
-        }
+    /// What is at an existing place, if the caller may remove it from there.
+    fn removable(&self, place: &Place<'_, '_>) -> Result<Attr> {
         let victim = self.fs.lookup(place.parent.ino, place.name)?;
         if place.needs_dir && victim.kind != FileKind::Directory {
             return Err(FsError::NotDirectory);
         }
         posix::may_delete(&place.parent, &victim, &self.cred)?;
-        Ok((place, victim))
+        Ok(victim)
     }
 
     /// Attributes; of what a link points to, if `follow`.
@@ -190,16 +259,33 @@ impl Vfs {
     }
 
     /// Opens a regular file, and makes it if `flags.create` says so.
+    ///
+    /// # Errors
+    /// Those of `open(2)`: `NotPermitted` for `no_atime` on somebody else's file, among others. A FIFO, socket or device
+    /// cannot be opened here: `NoSuchAddress`.
     pub fn open(&self, path: &[u8], flags: &OpenFlags) -> Result<Arc<dyn OpenFile>> {
         let exclusive = flags.create && flags.exclusive;
-        let attr = match self.walk(path, !flags.no_follow && !exclusive) {
+        for _ in 0..RACES_MAX {
+            match self.try_open(path, flags, exclusive) {
+                // It was not there when we looked, but when we came to make it: so look again.
+                Err(FsError::Exists) if flags.create && !exclusive => {}
+                // It was made, and removed by somebody else before it was open: so make another.
+                Err(FsError::Stale) => {}
+                other => return other,
+            }
+        }
+        Err(FsError::Busy)
+    }
+
+    fn try_open(&self, path: &[u8], flags: &OpenFlags, exclusive: bool) -> Result<Arc<dyn OpenFile>> {
+        let file = match self.target(path, !flags.no_follow && !exclusive) {
             Ok(_) if exclusive => return Err(FsError::Exists),
-            Ok(attr) if attr.kind == FileKind::Symlink => return Err(FsError::Loop),
-            Ok(attr) => attr,
+            Ok(file) if file.kind == FileKind::Symlink => return Err(FsError::Loop),
+            Ok(file) => file,
             Err(FsError::NotFound) if flags.create => return self.create(path, flags),
             Err(error) => return Err(error),
         };
-        if attr.kind == FileKind::Directory {
+        if file.kind == FileKind::Directory {
             return Err(FsError::IsDirectory);
         }
         let want = Access {
@@ -207,16 +293,21 @@ impl Vfs {
             write: flags.write || flags.truncate,
             exec: false,
         };
-        posix::may_access(&attr, &self.cred, want)?;
+        posix::may_access(&file, &self.cred, want)?;
+        if flags.no_atime && !self.cred.is_root() && self.cred.uid != file.uid {
+            return Err(FsError::NotPermitted);
+        }
+        // Opened first: what cannot be opened is not cut either.
+        let opened = self.fs.open(file.ino, self.open_mode(flags))?;
         if flags.truncate {
             let set = SetAttr {
                 size: Some(0),
                 kill_priv: kill_priv(&self.cred),
                 ..SetAttr::default()
             };
-            self.fs.setattr(attr.ino, &set)?;
+            self.fs.setattr(file.ino, &set)?;
         }
-        self.fs.open(attr.ino, self.open_mode(flags))
+        Ok(opened)
     }
 
     fn create(&self, path: &[u8], flags: &OpenFlags) -> Result<Arc<dyn OpenFile>> {
@@ -238,17 +329,21 @@ impl Vfs {
             }
             Err(error) => return Err(error),
         };
-        self.fs.open(attr.ino, self.open_mode(flags))
+        let file = self.hold(attr)?;
+        self.fs.open(file.ino, self.open_mode(flags))
     }
 
     /// The path a dangling link leads to.
     fn resolve_dangling(&self, path: &[u8]) -> Result<Vec<u8>> {
         let mut path = path.to_vec();
         for _ in 0..SYMLOOP_MAX {
+            if path.ends_with(b"/") {
+                return Err(FsError::IsDirectory);
+            }
             let place = self.place(&path)?;
             match self.fs.lookup(place.parent.ino, place.name) {
                 Ok(attr) if attr.kind == FileKind::Symlink => {
-                    let target = self.fs.readlink(attr.ino)?;
+                    let target = self.fs.readlink(self.hold(attr)?.ino)?;
                     let dir_len = path.len() - place.name.len();
                     path = if target.starts_with(b"/") {
                         target
@@ -295,71 +390,102 @@ impl Vfs {
 
     /// Gives a file another name. A symbolic link gets one itself.
     pub fn link(&self, old: &[u8], new: &[u8]) -> Result<Attr> {
-        let attr = self.walk(old, false)?;
-        if attr.kind == FileKind::Directory {
+        let file = self.target(old, false)?;
+        let place = self.new_place(new, false)?;
+        if file.kind == FileKind::Directory {
             return Err(FsError::NotPermitted);
         }
-        let place = self.new_place(new, false)?;
-        self.fs.link(attr.ino, place.parent.ino, place.name)
+        self.fs.link(file.ino, place.parent.ino, place.name)
     }
 
     /// Removes a name that is no directory's.
     pub fn unlink(&self, path: &[u8]) -> Result<()> {
-        let (place, victim) = self.old_place(path)?;
+        let place = match self.place(path) {
+            // The root.
+            Err(FsError::Busy) => return Err(FsError::IsDirectory),
+            other => other?,
+        };
+        if is_dots(place.name) {
+            return Err(FsError::IsDirectory);
+        }
+        let victim = self.removable(&place)?;
         if victim.kind == FileKind::Directory {
             return Err(FsError::IsDirectory);
         }
         self.fs.unlink(place.parent.ino, place.name)
     }
 
-    /// Removes an empty directory.
+    /// Removes an empty directory. A path that ends in `..` names a directory that is not empty; one that ends in `.` is
+    /// `Invalid`, and the root is `Busy`.
     pub fn rmdir(&self, path: &[u8]) -> Result<()> {
-        let (place, _) = self.old_place(path)?;
+        let place = self.place(path)?;
+        match place.name {
+            b"." => return Err(FsError::Invalid("`.` and `..` cannot be removed or renamed")),
+            b".." => return Err(FsError::NotEmpty),
+            _ => {}
+        }
+        self.removable(&place)?;
         self.fs.rmdir(place.parent.ino, place.name)
     }
 
-    /// Renames, as [`FileSystem::rename`].
+    /// Renames, as [`FileSystem::rename`]. The root, and paths that end in `.` or `..`, are `Busy`.
     pub fn rename(&self, old: &[u8], new: &[u8], mode: RenameMode) -> Result<()> {
-        let (from, moved) = self.old_place(old)?;
-        let to = self.place(new)?;
-        if matches!(to.name, b"." | b"..") {
-            return Err(FsError::Invalid("`.` and `..` cannot be removed or renamed"));
+        let (from, to) = (self.place(old)?, self.place(new)?);
+        if is_dots(from.name) || is_dots(to.name) {
+            return Err(FsError::Busy);
         }
-        if to.needs_dir && moved.kind != FileKind::Directory {
+        let moved = self.removable(&from)?;
+        let victim = match self.fs.lookup(to.parent.ino, to.name) {
+            Ok(_) if mode == RenameMode::NoReplace => return Err(FsError::Exists),
+            Ok(victim) => {
+                posix::may_delete(&to.parent, &victim, &self.cred)?;
+                Some(victim)
+            }
+            Err(FsError::NotFound) if mode != RenameMode::Exchange => {
+                posix::may_access(&to.parent, &self.cred, Access::WRITE_EXEC)?;
+                None
+            }
+            Err(error) => return Err(error),
+        };
+        let exchanged = victim.filter(|_| mode == RenameMode::Exchange);
+        let becomes = exchanged.unwrap_or(moved);
+        if to.needs_dir && becomes.kind != FileKind::Directory {
             return Err(FsError::NotDirectory);
         }
-        match self.fs.lookup(to.parent.ino, to.name) {
-            Ok(victim) => posix::may_delete(&to.parent, &victim, &self.cred)?,
-            Err(FsError::NotFound) => posix::may_access(&to.parent, &self.cred, Access::WRITE_EXEC)?,
-            Err(error) => return Err(error),
-        }
         // A directory that moves changes its `..`, so it must be writable itself.
-        if moved.kind == FileKind::Directory && from.parent.ino != to.parent.ino {
-            posix::may_access(&moved, &self.cred, Access::WRITE)?;
+        if from.parent.ino != to.parent.ino {
+            for attr in [Some(moved), exchanged].into_iter().flatten() {
+                if attr.kind == FileKind::Directory {
+                    posix::may_access(&attr, &self.cred, Access::WRITE)?;
+                }
+            }
         }
         self.fs.rename(from.parent.ino, from.name, to.parent.ino, to.name, mode)
     }
 
-    /// Changes attributes, as far as the caller may.
+    /// Changes attributes, as far as the caller may. A symbolic link itself has no mode to change: `NotSupported`.
     pub fn setattr(&self, path: &[u8], set: &SetAttr, follow: bool) -> Result<Attr> {
-        let attr = self.walk(path, follow)?;
-        let set = posix::may_setattr(&attr, &self.cred, set)?;
-        self.fs.setattr(attr.ino, &set)
+        let target = self.target(path, follow)?;
+        if set.mode.is_some() && target.kind == FileKind::Symlink {
+            return Err(FsError::NotSupported("permission bits of a symbolic link"));
+        }
+        let set = posix::may_setattr(&target, &self.cred, set)?;
+        self.fs.setattr(target.ino, &set)
     }
 
     /// Where a symbolic link points.
     pub fn readlink(&self, path: &[u8]) -> Result<Vec<u8>> {
-        self.fs.readlink(self.walk(path, false)?.ino)
+        self.fs.readlink(self.target(path, false)?.ino)
     }
 
     /// Lists a directory, as [`FileSystem::readdir`].
     pub fn readdir(&self, path: &[u8], cookie: u64, sink: &mut dyn FnMut(&DirEntry<'_>) -> bool) -> Result<()> {
-        let attr = self.walk(path, true)?;
-        if attr.kind != FileKind::Directory {
+        let dir = self.target(path, true)?;
+        if dir.kind != FileKind::Directory {
             return Err(FsError::NotDirectory);
         }
-        posix::may_access(&attr, &self.cred, Access::READ)?;
-        self.fs.readdir(attr.ino, cookie, sink)
+        posix::may_access(&dir, &self.cred, Access::READ)?;
+        self.fs.readdir(dir.ino, cookie, sink)
     }
 
     /// Space and inodes.
@@ -381,7 +507,7 @@ impl Vfs {
 
     /// Names of all extended attributes that the caller may see.
     pub fn listxattr(&self, path: &[u8]) -> Result<Vec<Vec<u8>>> {
-        let mut names = self.fs.listxattr(self.walk(path, true)?.ino)?;
+        let mut names = self.fs.listxattr(self.target(path, true)?.ino)?;
         names.retain(|name| self.cred.is_root() || !name.starts_with(b"trusted."));
         Ok(names)
     }
@@ -392,34 +518,40 @@ impl Vfs {
         self.fs.removexattr(attr.ino, name)
     }
 
-    /// The rules of xattr(7): `user.` belongs to the content of files and directories, `trusted.` to root.
-    fn xattr_target(&self, path: &[u8], name: &[u8], want: Access) -> Result<Attr> {
-        let attr = self.walk(path, true)?;
-        let prefix = name.split(|&byte| byte == b'.').next().unwrap_or_default();
-        match prefix {
+    /// The rules of xattr(7): `user.` belongs to the content of files and directories (in sticky ones, to the owner),
+    /// `trusted.` to root. `system.` (access control lists) is not there.
+    fn xattr_target(&self, path: &[u8], name: &[u8], want: Access) -> Result<Held<'_>> {
+        let target = self.target(path, true)?;
+        let refused = if want.write {
+            FsError::NotPermitted
+        } else {
+            FsError::NoAttribute
+        };
+        let dot = name.iter().position(|&byte| byte == b'.');
+        match &name[..dot.unwrap_or(0)] {
+            b"user" | b"trusted" | b"security" if dot == Some(name.len() - 1) => {
+                return Err(FsError::Invalid("an attribute name goes on after its namespace"));
+            }
             b"user" => {
-                if !matches!(attr.kind, FileKind::File | FileKind::Directory) {
-                    return Err(if want.write {
-                        FsError::NotPermitted
-                    } else {
-                        FsError::NoAttribute
-                    });
+                let owner = self.cred.is_root() || self.cred.uid == target.uid;
+                match target.kind {
+                    FileKind::Directory if want.write && target.mode & 0o1000 != 0 && !owner => return Err(refused),
+                    FileKind::File | FileKind::Directory => {}
+                    _ => return Err(refused),
                 }
-                posix::may_access(&attr, &self.cred, want)?;
+                posix::may_access(&target, &self.cred, want)?;
             }
-            b"trusted" if !self.cred.is_root() => {
-                return Err(if want.write {
-                    FsError::NotPermitted
-                } else {
-                    FsError::NoAttribute
-                });
-            }
-            b"security" if want.write && !self.cred.is_root() => return Err(FsError::NotPermitted),
+            b"trusted" if !self.cred.is_root() => return Err(refused),
+            b"security" if want.write && !self.cred.is_root() => return Err(refused),
             b"trusted" | b"security" => {}
             _ => return Err(FsError::NotSupported("this attribute namespace")),
         }
-        Ok(attr)
+        Ok(target)
     }
+}
+
+fn is_dots(name: &[u8]) -> bool {
+    matches!(name, b"." | b"..")
 }
 
 fn check_path(path: &[u8]) -> Result<()> {

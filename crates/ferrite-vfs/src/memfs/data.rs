@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{MAX_FILE_BYTES, MemFs, Node};
+use super::{BLOCKS, MAX_FILE_BYTES, MemFs, Node};
 use crate::{Attr, FallocateMode, FileSystem, FsError, Ino, OpenFile, OpenMode, Result, posix};
 
 /// Size of a page, the unit of holes.
@@ -181,6 +181,9 @@ impl OpenFile for MemFile {
                 .checked_add(len)
                 .filter(|&end| end <= MAX_FILE_BYTES)
                 .ok_or(FsError::FileTooBig)?;
+            if mode != FallocateMode::PunchHole && len / PAGE_BYTES > BLOCKS {
+                return Err(FsError::NoSpace("blocks"));
+            }
             let keep_size = match mode {
                 FallocateMode::PunchHole => {
                     node.content.clear(offset, end);

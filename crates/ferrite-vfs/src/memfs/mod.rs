@@ -10,6 +10,7 @@
 mod data;
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -27,6 +28,7 @@ pub const MAX_FILE_BYTES: u64 = 1 << 44;
 /// Space for extended attributes of one inode: the sum of 4 + name + value over all.
 const XATTR_SPACE_BYTES: usize = 4064;
 const INODES: u64 = 1 << 20;
+/// What one `fallocate` may ask for at most, too: a page reserved takes memory here.
 const BLOCKS: u64 = 1 << 28;
 
 #[derive(Debug, Clone)]
@@ -42,10 +44,21 @@ struct Node {
     pins: u64,
 }
 
+/// Where the time comes from.
+#[derive(Clone)]
+struct Clock(Arc<dyn Fn() -> Timestamp + Send + Sync>);
+
+impl fmt::Debug for Clock {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Clock")
+    }
+}
+
 #[derive(Debug, Clone)]
 struct State {
     nodes: BTreeMap<Ino, Node>,
     next_ino: Ino,
+    source: Clock,
     /// The last time given out; times never go back.
     clock: Timestamp,
 }
@@ -111,10 +124,7 @@ impl Node {
 
 impl State {
     fn now(&mut self) -> Timestamp {
-        let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        self.clock = self
-            .clock
-            .max(Timestamp::new(since.as_secs() as i64, since.subsec_nanos()));
+        self.clock = self.clock.max((self.source.0)());
         self.clock
     }
 
@@ -267,9 +277,19 @@ impl State {
 impl MemFs {
     /// An empty file system whose root belongs to root, with mode 755.
     pub fn new() -> MemFs {
+        MemFs::with_clock(|| {
+            let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+            Timestamp::new(since.as_secs() as i64, since.subsec_nanos())
+        })
+    }
+
+    /// As [`Self::new`], with another clock. Should it go back, the file system's time stands still until it has caught up.
+    /// It is asked under the lock, so it must not call into this file system.
+    pub fn with_clock(clock: impl Fn() -> Timestamp + Send + Sync + 'static) -> MemFs {
         let mut state = State {
             nodes: BTreeMap::new(),
             next_ino: ROOT_INO + 1,
+            source: Clock(Arc::new(clock)),
             clock: Timestamp(0),
         };
         let now = state.now();
@@ -300,10 +320,10 @@ impl FileSystem for MemFs {
         Ok(StatFs {
             block_bytes: PAGE_BYTES as u32,
             blocks: BLOCKS,
-            blocks_free: BLOCKS - used,
-            blocks_available: BLOCKS - used,
+            blocks_free: BLOCKS.saturating_sub(used),
+            blocks_available: BLOCKS.saturating_sub(used),
             inodes: INODES,
-            inodes_free: INODES - state.nodes.len() as u64,
+            inodes_free: INODES.saturating_sub(state.nodes.len() as u64),
             fsid: 0,
         })
     }
