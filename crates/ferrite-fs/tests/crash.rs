@@ -74,11 +74,11 @@ struct Seen {
 }
 
 /// Explores all crash points; returns how many distinct images were tried.
-fn explore(recorded: &Recorded, seed: u64) -> usize {
+fn explore(recorded: &Recorded, seed: u64, subsets: u64) -> usize {
     let mut seen = Seen::default();
     let mut cursor = recorded.log.cursor();
     loop {
-        at_point(&mut cursor, recorded, seed, &mut seen);
+        at_point(&mut cursor, recorded, (seed, subsets), &mut seen);
         seen.points += 1;
         if !cursor.advance() {
             break;
@@ -87,11 +87,11 @@ fn explore(recorded: &Recorded, seed: u64) -> usize {
     seen.images.len()
 }
 
-fn at_point(cursor: &mut ImageCursor<'_>, recorded: &Recorded, seed: u64, seen: &mut Seen) {
+fn at_point(cursor: &mut ImageCursor<'_>, recorded: &Recorded, (seed, subsets): (u64, u64), seen: &mut Seen) {
     let returned = cursor.marks().last().map_or(0, |&mark| mark as usize);
     let point = cursor.point() as u64;
     let choices = [Choice::None, Choice::All].into_iter();
-    let random = (0..RANDOM_SUBSETS).map(|n| Choice::Random(seed ^ point << 16 ^ n));
+    let random = (0..subsets).map(|n| Choice::Random(seed ^ point << 16 ^ n));
     for choice in choices.chain(random) {
         cursor.with_image(choice, |image| {
             if !seen.images.insert(crc32c::crc32c(image)) {
@@ -229,7 +229,7 @@ fn allocate(path: &'static str, mode: FallocateMode, offset: u64, len: u64) -> S
 }
 
 fn run(setup: Vec<Step>, steps: Vec<Step>) {
-    let images = explore(&record(&setup, &steps), 1);
+    let images = explore(&record(&setup, &steps), 1, RANDOM_SUBSETS);
     println!("{images} images");
     assert!(images > steps.len(), "too few images to mean anything");
 }
@@ -374,7 +374,34 @@ fn cutting_more_than_one_record_holds() {
     );
 }
 
-/// Rings wrap and retire, freed blocks come back, while crashes are tried.
+/// Enough records that the ring wraps and the mark advances several times, and enough overwrites that freed blocks are
+/// used again: the words that retirement wrote back must be there, and stale records must stay dead.
+#[test]
+fn rings_wrap_and_freed_blocks_come_back() {
+    let mut steps: Vec<Step> = Vec::new();
+    for turn in 0..160u8 {
+        steps.push(match turn % 8 {
+            3 => touch("/new"),
+            5 => unlink("/new"),
+            _ => put("/f", u64::from(turn % 3) * 4096, 90_000, turn),
+        });
+    }
+    let recorded = record(&[touch("/f"), put("/f", 0, 110_000, 255)], &steps);
+    let mark = |image: &[u8]| u64::from_le_bytes(image[4096..4104].try_into().unwrap());
+    let mut marks = HashSet::new();
+    let mut cursor = recorded.log.cursor();
+    while cursor.advance() {
+        marks.insert(cursor.with_image(Choice::None, mark));
+    }
+    assert!(
+        marks.len() >= 3,
+        "the mark moved only to {marks:?}: the workload is too short to test it"
+    );
+    let images = explore(&recorded, 3, 6);
+    println!("{images} images");
+    assert!(images > 1000);
+}
+
 #[test]
 fn long_random_workloads() {
     let seeds = match std::env::var("FERRITE_SEED") {
@@ -387,7 +414,7 @@ fn long_random_workloads() {
         let mut rng = StdRng::seed_from_u64(seed);
         let steps: Vec<Step> = (0..30).map(|_| random_step(rng.next_u64())).collect();
         let recorded = record(&[dir("/d"), touch("/f0"), put("/f0", 0, 10_000, 1)], &steps);
-        let images = explore(&recorded, seed);
+        let images = explore(&recorded, seed, RANDOM_SUBSETS);
         println!("{images} images");
     }
 }
