@@ -38,6 +38,8 @@ struct Node {
     target: Vec<u8>,
     /// Entries by name: inode and place in the listing.
     entries: BTreeMap<Vec<u8>, (Ino, u64)>,
+    /// Names by their place in the listing.
+    listing: BTreeMap<u64, Vec<u8>>,
     next_cookie: u64,
     parent: Ino,
     xattrs: BTreeMap<Vec<u8>, Vec<u8>>,
@@ -98,6 +100,7 @@ impl Node {
             content: Content::default(),
             target: Vec::new(),
             entries: BTreeMap::new(),
+            listing: BTreeMap::new(),
             next_cookie: 1,
             parent,
             xattrs: BTreeMap::new(),
@@ -161,6 +164,7 @@ impl State {
         let is_dir = self.node(ino)?.is_dir();
         let parent = self.node(dir)?;
         parent.entries.insert(name.to_vec(), (ino, parent.next_cookie));
+        parent.listing.insert(parent.next_cookie, name.to_vec());
         parent.next_cookie += 1;
         parent.attr.nlink += u32::from(is_dir);
         parent.changed(now);
@@ -171,7 +175,9 @@ impl State {
     }
 
     fn leave(&mut self, dir: Ino, name: &[u8], now: Timestamp) -> Result<()> {
-        let (ino, _) = self.node(dir)?.entries.remove(name).ok_or(FsError::NotFound)?;
+        let parent = self.node(dir)?;
+        let (ino, cookie) = parent.entries.remove(name).ok_or(FsError::NotFound)?;
+        parent.listing.remove(&cookie);
         let is_dir = self.node(ino)?.is_dir();
         let parent = self.node(dir)?;
         parent.attr.nlink -= u32::from(is_dir);
@@ -509,20 +515,17 @@ impl FileSystem for MemFs {
 
     fn readdir(&self, dir: Ino, cookie: u64, sink: &mut dyn FnMut(&DirEntry<'_>) -> bool) -> Result<()> {
         let mut state = self.lock();
-        let mut entries: Vec<(u64, Ino, Vec<u8>)> = state
-            .dir(dir)?
-            .entries
-            .iter()
-            .map(|(name, &(ino, at))| (at, ino, name.clone()))
-            .filter(|&(at, ..)| at > cookie)
-            .collect();
-        entries.sort_unstable();
-        for (next_cookie, ino, name) in entries {
-            let kind = state.node(ino)?.attr.kind;
+        state.dir(dir)?;
+        let node = state.nodes.get(&dir).ok_or(FsError::Stale)?;
+        for (&next_cookie, name) in node.listing.range(cookie.saturating_add(1)..) {
+            let Some(&(ino, _)) = node.entries.get(name) else {
+                continue;
+            };
+            let kind = state.nodes.get(&ino).ok_or(FsError::Stale)?.attr.kind;
             if !sink(&DirEntry {
                 ino,
                 kind,
-                name: &name,
+                name,
                 next_cookie,
             }) {
                 break;
