@@ -12,7 +12,7 @@ use std::time::{Duration, SystemTime};
 
 use ferrite_vfs::{
     Attr, Cred, FallocateMode, FileKind, FileSystem, FsError, Ino, NewNode, OpenFile, OpenMode, ROOT_INO, RenameMode,
-    Result, SetAttr, XattrMode,
+    Result, SetAttr, XattrMode, posix,
 };
 use fuser::{
     BsdFileFlags, Errno, FileHandle, Filesystem, FopenFlags, Generation, INodeNo, InitFlags, KernelConfig, LockOwner,
@@ -149,12 +149,8 @@ fn cred(req: &Request) -> Cred {
     Cred::new(req.uid(), req.gid())
 }
 
-/// POSIX ACLs are not supported, and must not pass for plain attributes: the kernel would trust them.
 fn check_xattr(name: &OsStr) -> Result<&[u8]> {
-    match name.as_bytes() {
-        b"system.posix_acl_access" | b"system.posix_acl_default" => Err(FsError::NotSupported("POSIX ACLs")),
-        name => Ok(name),
-    }
+    posix::check_xattr_name(name.as_bytes()).map(|()| name.as_bytes())
 }
 
 fn reply_xattr(reply: ReplyXattr, size: u32, result: Result<Vec<u8>>) {

@@ -31,18 +31,21 @@ fn system_time(time: Timestamp) -> SystemTime {
     }
 }
 
-pub(crate) fn timestamp(time: SystemTime) -> Timestamp {
-    let clamp = |duration: Duration| i64::try_from(duration.as_nanos()).unwrap_or(i64::MAX);
-    match time.duration_since(UNIX_EPOCH) {
-        Ok(after) => Timestamp(clamp(after)),
-        Err(before) => Timestamp(-clamp(before.duration())),
-    }
+/// The time in a request. Before the epoch a request holds seconds below 0 and nanoseconds above them, but fuser 0.18 takes
+/// both away from the epoch; here the nanoseconds are added again. `tests/posix/attributes.table` fails if fuser mends it.
+fn requested(time: SystemTime) -> Timestamp {
+    let seconds = |duration: Duration| i64::try_from(duration.as_secs()).unwrap_or(i64::MAX);
+    let (seconds, nanos) = match time.duration_since(UNIX_EPOCH) {
+        Ok(after) => (seconds(after), after.subsec_nanos()),
+        Err(before) => (-seconds(before.duration()), before.duration().subsec_nanos()),
+    };
+    Timestamp::new(seconds, nanos)
 }
 
 pub(crate) fn set_time(time: TimeOrNow) -> SetTime {
     match time {
         TimeOrNow::Now => SetTime::Now,
-        TimeOrNow::SpecificTime(time) => SetTime::To(timestamp(time)),
+        TimeOrNow::SpecificTime(time) => SetTime::To(requested(time)),
     }
 }
 
@@ -92,9 +95,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn times_before_and_after_the_epoch_survive_both_ways() {
+    fn times_before_and_after_the_epoch_go_out_right() {
         for ns in [0, 1, -1, 1_700_000_000_123_456_789, -3_000_000_000_000_000_001] {
-            assert_eq!(timestamp(system_time(Timestamp(ns))), Timestamp(ns));
+            let time = system_time(Timestamp(ns));
+            let signed = match time.duration_since(UNIX_EPOCH) {
+                Ok(after) => after.as_nanos() as i128,
+                Err(before) => -(before.duration().as_nanos() as i128),
+            };
+            assert_eq!(signed, i128::from(ns));
         }
+    }
+
+    #[test]
+    fn times_in_requests_are_understood() {
+        // -100 s and 5 ns, as fuser hands it on.
+        let time = UNIX_EPOCH - Duration::new(100, 5);
+        assert_eq!(requested(time), Timestamp(-100_000_000_000 + 5));
+        assert_eq!(requested(UNIX_EPOCH + Duration::new(7, 9)), Timestamp(7_000_000_009));
     }
 }

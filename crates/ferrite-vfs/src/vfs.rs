@@ -521,6 +521,7 @@ impl Vfs {
     /// The rules of xattr(7): `user.` belongs to the content of files and directories (in sticky ones, to the owner),
     /// `trusted.` to root. `system.` (access control lists) is not there.
     fn xattr_target(&self, path: &[u8], name: &[u8], want: Access) -> Result<Held<'_>> {
+        posix::check_xattr_name(name)?;
         let target = self.target(path, true)?;
         let refused = if want.write {
             FsError::NotPermitted
