@@ -148,6 +148,11 @@ impl BlockAlloc {
         Some((self.first_block + index) as u32)
     }
 
+    /// Starts getting what [`Self::release`] of `block` will change.
+    pub(crate) fn prefetch(&self, block: u32) {
+        self.bitmap.prefetch(u64::from(block) - self.first_block);
+    }
+
     /// Gives a block back.
     pub(crate) fn release(&self, block: u32) {
         let was_set = self.bitmap.release(u64::from(block) - self.first_block);

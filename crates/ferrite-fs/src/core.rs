@@ -21,12 +21,14 @@ use crate::alloc::BlockAlloc;
 use crate::icache::{Exclusive, InodeCache, InodeMem};
 use crate::inode::Inode;
 use crate::journal::{Journal, thread_number};
-use crate::layout::Superblock;
+use crate::layout::{LINE_BYTES, Superblock};
 use crate::names::NameTable;
 use crate::options::MountOptions;
 
 /// Optimistic reads of an inode before the shared lock is taken.
 const OPTIMISTIC_TRIES: usize = 3;
+/// Resources by which giving many back looks ahead.
+const LOOK_AHEAD: usize = 12;
 /// Reclaim-and-retry rounds before an operation reports that space is out.
 const SPACE_TRIES: usize = 3;
 
@@ -104,8 +106,19 @@ impl Core {
     /// Retires the journal's records and hands out again what they freed.
     pub(crate) fn reclaim(&self) -> Result<()> {
         self.journal
-            .advance(&mut |resource| self.release(resource))
+            .advance(&mut |freed| self.release_all(freed))
             .map_err(|error| self.fail(&error))
+    }
+
+    /// Gives many resources back. In order, and with a look ahead: most lines of the free maps are in other cores' caches.
+    fn release_all(&self, mut freed: Vec<Resource>) {
+        freed.sort_unstable();
+        for (index, &resource) in freed.iter().enumerate() {
+            if let Some(Resource::Block(ahead)) = freed.get(index + LOOK_AHEAD) {
+                self.alloc.prefetch(*ahead);
+            }
+            self.release(resource);
+        }
     }
 
     /// Gives a resource back to its free map.
@@ -132,6 +145,16 @@ impl Core {
         let ino = self.inode_map.claim_from(cursor.load(Ordering::Relaxed))?;
         cursor.store(ino + 1, Ordering::Relaxed);
         Some(ino as u32)
+    }
+
+    /// Starts loading the inode that [`Self::claim_inode`] will most likely give this thread.
+    pub(crate) fn prefetch_free_inode(&self) {
+        let ino = self.inode_cursor().load(Ordering::Relaxed);
+        if ino < self.superblock.inodes {
+            let offset = self.superblock.inode_offset(ino as u32);
+            self.region.prefetch(offset);
+            self.region.prefetch(offset + LINE_BYTES);
+        }
     }
 
     /// Runs `operation`; if it runs out of something, waits for nobody but reclaims what earlier operations freed, and
@@ -231,13 +254,6 @@ impl<'a> LockSet<'a> {
         sorted.dedup_by_key(|inode| inode.ino);
         LockSet {
             held: sorted.into_iter().map(InodeMem::write).collect(),
-        }
-    }
-
-    /// Two exclusive locks that were taken in order, or without waiting.
-    pub(crate) fn of(first: Exclusive<'a>, second: Exclusive<'a>) -> LockSet<'a> {
-        LockSet {
-            held: vec![first, second],
         }
     }
 

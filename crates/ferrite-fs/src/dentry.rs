@@ -16,6 +16,7 @@ use std::sync::atomic::Ordering;
 use ferrite_pm::Region;
 use ferrite_vfs::{FileKind, FsError, NAME_MAX, Result};
 
+use crate::inode::CRC_SPREAD;
 use crate::layout::BLOCK_BYTES;
 
 /// Where the first entry of a block lies.
@@ -39,11 +40,8 @@ fn kind_from_code(code: u64) -> Option<FileKind> {
 }
 
 fn checksum(ino: u32, kind: u64, parent: u32, name: &[u8]) -> u32 {
-    let mut head = [0; 9];
-    head[..4].copy_from_slice(&ino.to_le_bytes());
-    head[4..8].copy_from_slice(&parent.to_le_bytes());
-    head[8] = kind as u8;
-    crc32c::crc32c_append(crc32c::crc32c(&head), name)
+    let start = ino.wrapping_mul(CRC_SPREAD) ^ parent.rotate_left(16) ^ (kind as u32) << 8;
+    crc32c::crc32c_append(start, name)
 }
 
 /// The header words of a block.
@@ -113,11 +111,6 @@ impl Head {
             name_len: (word >> 48 & 0xff) as usize,
             kind: word >> 56,
         }
-    }
-
-    /// The same entry, free.
-    pub(crate) fn freed_word(self) -> u64 {
-        free_word(self.len_bytes)
     }
 }
 

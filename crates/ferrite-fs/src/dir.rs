@@ -16,7 +16,7 @@ use crate::dentry::{self, FIRST_ENTRY};
 use crate::icache::DirHints;
 use crate::inode::Inode;
 use crate::layout::BLOCK_BYTES;
-use crate::names::Found;
+use crate::names::{Found, Key};
 use crate::tx::Tx;
 
 /// A free stretch is worth remembering if a name of ordinary length fits.
@@ -143,15 +143,15 @@ fn find_space(
     Ok(None)
 }
 
-/// Adds an entry. The caller has checked that the name is new, and updates the directory's other fields.
+/// Adds the entry of `key` to its directory. The caller has checked that the name is new, and updates the directory's other fields.
 pub(crate) fn insert(
     core: &Core,
     tx: &mut Tx<'_>,
-    dir: (u32, &mut Inode, &mut DirHints),
-    name: &[u8],
+    key: &Key<'_>,
+    (inode, hints): (&mut Inode, &mut DirHints),
     child: (u32, FileKind),
 ) -> Result<Planned> {
-    let (dir, inode, hints) = dir;
+    let &Key { parent: dir, name, .. } = key;
     let need = dentry::entry_bytes(name);
     let mut hole = None;
     let space = match find_space(core, dir, inode, hints, need, &mut hole)? {
@@ -166,7 +166,7 @@ pub(crate) fn insert(
     if rest > 0 {
         tx.set_word(space.offset + need, dentry::free_word(rest));
     }
-    core.names.insert(tx, dir, name, space.offset)?;
+    core.names.insert(tx, key, space.offset)?;
     inode.set_entries(inode.entries() + 1);
     // Until the commit the boundary behind the new entry does not exist.
     hints.tail = None;
@@ -228,9 +228,24 @@ pub(crate) fn remove(
     if hints.roomy.last() != Some(&lblk) && hints.roomy.len() < ROOMY_MAX {
         hints.roomy.push(lblk);
     }
-    if keep_block || !is_alone(core, block_offset, found.entry_offset)? {
-        let head = dentry::head(&core.region, found.entry_offset)?;
-        tx.set_word(found.entry_offset, head.freed_word());
+    let within = found.entry_offset % BLOCK_BYTES;
+    let position = u64::from(lblk) * BLOCK_BYTES + within;
+    let mut len_bytes = dentry::head(&core.region, found.entry_offset)?.len_bytes;
+    if keep_block {
+        tx.set_word(found.entry_offset, dentry::free_word(len_bytes));
+        return Ok(());
+    }
+    if !is_alone(core, block_offset, found.entry_offset)? {
+        // Free space that follows becomes one with it, so that free entries do not pile up where names come and go.
+        if within + len_bytes < BLOCK_BYTES {
+            let next = dentry::head(&core.region, found.entry_offset + len_bytes)?;
+            if next.ino == 0 {
+                len_bytes += next.len_bytes;
+            }
+        }
+        tx.set_word(found.entry_offset, dentry::free_word(len_bytes));
+        // A boundary before and after the commit; what lies behind it may be one no more.
+        hints.tail = Some(position);
         return Ok(());
     }
     // The entry's words stay as they are: the block is free, and nothing points to it.

@@ -299,7 +299,7 @@ impl Check {
         if child.kind() != Some(entry.kind) {
             wrong("its kind is not the inode's");
         }
-        match self.names.find(dir, entry.name()) {
+        match self.names.find(&self.names.key(dir, entry.name())) {
             Ok(Some(found)) if found.entry_offset == at => {}
             Ok(Some(_)) => wrong("the name stands twice"),
             _ => wrong("missing in the name table, so no lookup finds it"),

@@ -9,6 +9,7 @@
 //!   different rings. When an entry is dropped its `last_seq` is remembered in a floor for all later ones.
 //! * `version` is odd exactly while a holder of the exclusive lock may be changing the inode's words or mapping.
 
+use std::cell::OnceCell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 
@@ -27,6 +28,26 @@ struct Shard {
     sweep_at: usize,
 }
 
+impl Shard {
+    /// An entry that nobody else holds, for a new life of number `ino`.
+    fn fresh(&mut self, ino: u32, seq_floor: u64) -> Arc<InodeMem> {
+        let mut made = InodeMem::new(ino, seq_floor);
+        made.dead = AtomicBool::new(true);
+        if let Some(found) = self.inodes.get_mut(&ino) {
+            made.last_seq = AtomicU64::new(seq_floor.max(found.last_seq()));
+            if let Some(unheld) = Arc::get_mut(found) {
+                *unheld = made;
+                return Arc::clone(found);
+            }
+            // Somebody asked for a number that was free, and finds so: it looks at the words before it looks at this.
+            found.set_dead();
+        }
+        let made = Arc::new(made);
+        self.inodes.insert(ino, Arc::clone(&made));
+        made
+    }
+}
+
 /// What a directory's lock protects besides its content: where the next entry may go.
 #[derive(Debug, Default)]
 pub(crate) struct DirHints {
@@ -39,6 +60,7 @@ pub(crate) struct DirHints {
 }
 
 /// One inode in use.
+#[repr(align(64))]
 pub(crate) struct InodeMem {
     /// Its number.
     pub(crate) ino: u32,
@@ -155,9 +177,15 @@ impl InodeMem {
         self.dead.load(Ordering::Acquire)
     }
 
-    /// Marks it freed; under the exclusive lock.
+    /// Marks it freed, or not made after all; under the exclusive lock.
     pub(crate) fn set_dead(&self) {
         self.dead.store(true, Ordering::Release);
+    }
+
+    /// Marks it made; under the exclusive lock, before its record is committed.
+    pub(crate) fn set_alive(&self) {
+        self.set_verified();
+        self.dead.store(false, Ordering::Release);
     }
 }
 
@@ -217,17 +245,15 @@ impl InodeCache {
         made
     }
 
-    /// Forgets a freed inode, so that the next file of that number starts afresh.
-    pub(crate) fn remove(&self, inode: &InodeMem) {
-        let mut shard = self.shard(inode.ino).lock();
-        self.seq_floor.fetch_max(inode.last_seq(), Ordering::Relaxed);
-        if shard
-            .inodes
-            .get(&inode.ino)
-            .is_some_and(|found| std::ptr::eq(Arc::as_ptr(found), inode))
-        {
-            shard.inodes.remove(&inode.ino);
-        }
+    /// Puts the entry of a number just claimed for a new file in `place`, locked and dead until [`InodeMem::set_alive`]. The
+    /// entry of the file that had the number before serves again if nobody holds it; a holder keeps it, dead for good.
+    ///
+    /// Never waits for the lock, so the caller may hold any other inode's.
+    pub(crate) fn fresh<'a>(&self, ino: u32, place: &'a OnceCell<Arc<InodeMem>>) -> Exclusive<'a> {
+        let mut shard = self.shard(ino).lock();
+        let entry = place.get_or_init(|| shard.fresh(ino, self.seq_floor.load(Ordering::Relaxed)));
+        // Nobody else has the entry, and nobody can get it while we hold the shard.
+        entry.try_write().expect("a fresh entry is unlocked")
     }
 
     /// Entries now.

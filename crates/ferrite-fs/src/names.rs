@@ -4,8 +4,8 @@
 //! name's hash; the entry itself holds the name, so a lookup is one probe and one comparison.
 //!
 //! Invariants: a slot is set and cleared in the same record as the entry it points to. A key's distance from its home
-//! line never exceeds the line's bound. Slots are claimed in the DRAM map, and cleared ones come back to it only
-//! when no crash can name them (as all [`Resource`]s).
+//! line never exceeds the line's bound. Slots are claimed in the DRAM map; a cleared one comes back to it when the record that clears it is durable,
+//! and the record that sets it again has a higher sequence number.
 //!
 //! ```text
 //! bits 0..32   block of the entry      bits 32..41   its offset there, in units of 8 bytes
@@ -13,7 +13,7 @@
 //! ```
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use ferrite_map::bitmap::AtomicBitmap;
 use ferrite_map::bounds::Bounds;
@@ -26,6 +26,8 @@ use crate::layout::{BLOCK_BYTES, Superblock};
 use crate::tx::Tx;
 
 const LINE_SLOTS: u64 = 8;
+/// Entries of the table of freeing records; sharing one only makes a sequence number larger than it must be.
+const SEQ_SHARDS: usize = 1024;
 const TAG_BITS: u32 = 23;
 const TAG_SHIFT: u32 = 41;
 /// Most names a table may have: more home lines than tags can tell apart would pile names up.
@@ -44,6 +46,16 @@ pub(crate) struct Found {
     pub(crate) slot: u32,
 }
 
+/// A name in a directory, hashed.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Key<'n> {
+    /// The directory.
+    pub(crate) parent: u32,
+    /// The name.
+    pub(crate) name: &'n [u8],
+    tag: u64,
+}
+
 /// The table of a mounted pool.
 pub(crate) struct NameTable {
     region: Arc<Region>,
@@ -54,6 +66,8 @@ pub(crate) struct NameTable {
     end_block: u64,
     used: AtomicBitmap,
     bounds: Bounds,
+    /// Newest record that cleared one of the slots that share the entry, by slot.
+    freed_seq: Box<[AtomicU64]>,
 }
 
 impl NameTable {
@@ -68,6 +82,7 @@ impl NameTable {
             end_block: superblock.first_block + superblock.blocks,
             used: AtomicBitmap::new(lines * LINE_SLOTS),
             bounds: Bounds::new(lines as usize),
+            freed_seq: (0..SEQ_SHARDS).map(|_| AtomicU64::new(0)).collect(),
         }
     }
 
@@ -100,15 +115,16 @@ impl NameTable {
         }
     }
 
-    /// Starts loading the line where `name` belongs.
-    pub(crate) fn prefetch(&self, parent: u32, name: &[u8]) {
+    /// What is needed to look for `name` in directory `parent`. Starts loading the line where it belongs.
+    pub(crate) fn key<'n>(&self, parent: u32, name: &'n [u8]) -> Key<'n> {
         let tag = hash(self.seed, parent, name) >> TAG_SHIFT;
         self.region.prefetch(self.offset + self.home(tag) * 64);
+        Key { parent, name, tag }
     }
 
-    /// Finds `name` in directory `parent`, whose lock the caller holds.
-    pub(crate) fn find(&self, parent: u32, name: &[u8]) -> Result<Option<Found>> {
-        let tag = hash(self.seed, parent, name) >> TAG_SHIFT;
+    /// Finds the entry of `key`; the caller holds the directory's lock.
+    pub(crate) fn find(&self, key: &Key<'_>) -> Result<Option<Found>> {
+        let &Key { parent, name, tag } = key;
         let home = self.home(tag);
         let mut line = home;
         for _ in 0..=self.bounds.lines_to_probe(home as usize, self.lines) {
@@ -137,8 +153,8 @@ impl NameTable {
     }
 
     /// Adds a name that points to `entry_offset`.
-    pub(crate) fn insert(&self, tx: &mut Tx<'_>, parent: u32, name: &[u8], entry_offset: u64) -> Result<()> {
-        let tag = hash(self.seed, parent, name) >> TAG_SHIFT;
+    pub(crate) fn insert(&self, tx: &mut Tx<'_>, key: &Key<'_>, entry_offset: u64) -> Result<()> {
+        let tag = key.tag;
         let home = self.home(tag);
         for distance in 0..self.lines {
             let line = (home + distance) % self.lines;
@@ -146,6 +162,7 @@ impl NameTable {
                 let slot = line * LINE_SLOTS + index;
                 if !self.used.is_set(slot) && self.used.claim(slot) {
                     tx.claimed(Resource::NameSlot(slot as u32));
+                    tx.comes_after(self.freed_seq[slot as usize % SEQ_SHARDS].load(Ordering::Relaxed));
                     // Before the word can become visible, so that no lookup stops short of it.
                     self.bounds.raise(home as usize, distance);
                     tx.set_word(self.offset + slot * 8, word_for(entry_offset, tag));
@@ -162,6 +179,11 @@ impl NameTable {
         tx.freed(Resource::NameSlot(slot));
     }
 
+    /// Notes that record `seq` cleared `slot`; before the slot is given back.
+    pub(crate) fn note_freed(&self, slot: u32, seq: u64) {
+        self.freed_seq[slot as usize % SEQ_SHARDS].fetch_max(seq, Ordering::Relaxed);
+    }
+
     /// Gives a slot back to the free map.
     pub(crate) fn release(&self, slot: u32) {
         self.used.release(u64::from(slot));
@@ -174,7 +196,7 @@ impl NameTable {
 
     /// DRAM used, in bytes.
     pub(crate) fn dram_bytes(&self) -> u64 {
-        self.used.dram_bytes() + self.bounds.dram_bytes()
+        self.used.dram_bytes() + self.bounds.dram_bytes() + (SEQ_SHARDS * size_of::<AtomicU64>()) as u64
     }
 
     /// Every used slot with the pool offset its word points to (`None`: outside the data blocks). For fsck.

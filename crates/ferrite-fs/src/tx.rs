@@ -9,6 +9,7 @@
 
 use std::cell::RefCell;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use ferrite_map::{MapError, MapTx, Resource};
 use ferrite_vfs::{FsError, Result};
@@ -26,6 +27,7 @@ struct Buffers {
     record: Option<Record>,
     claimed: Vec<Resource>,
     freed: Vec<Resource>,
+    freed_at_once: Vec<Resource>,
 }
 
 thread_local! {
@@ -38,7 +40,11 @@ pub(crate) struct Tx<'e> {
     core: &'e Core,
     record: Record,
     claimed: Vec<Resource>,
+    /// Reusable once the mark has passed the record.
     freed: Vec<Resource>,
+    /// Reusable as soon as the record is durable, see [`Tx::freed`].
+    freed_at_once: Vec<Resource>,
+    min_seq: u64,
     class: Class,
     streamed: bool,
 }
@@ -52,6 +58,8 @@ impl<'e> Tx<'e> {
             record: buffers.record.unwrap_or_else(Record::new),
             claimed: buffers.claimed,
             freed: buffers.freed,
+            freed_at_once: buffers.freed_at_once,
+            min_seq: 0,
             class: Class::Ordinary,
             streamed: false,
         }
@@ -67,12 +75,15 @@ impl<'e> Tx<'e> {
         self.record.len_words() + words <= self.core.journal.max_record_words()
     }
 
-    /// Records the words in which `new` differs from `old`, and its checksum.
-    pub(crate) fn put_inode(&mut self, ino: u32, old: &Inode, new: &mut Inode) {
-        new.set_crc(new.checksum(ino));
+    /// Completes `new` with its checksum, and records the words in which it differs from what is stored. The caller
+    /// holds the inode's lock.
+    pub(crate) fn put_inode(&mut self, ino: u32, new: &mut Inode) {
         let offset = self.core.superblock.inode_offset(ino);
+        let stored = self.core.region.words(offset, INODE_WORDS);
+        let differs = |index: usize, new: &Inode| stored[index].load(Ordering::Relaxed) != new.words[index];
+        new.set_crc(new.checksum(ino));
         for index in 0..INODE_WORDS {
-            if old.words[index] != new.words[index] {
+            if differs(index, new) {
                 self.record.set_word(offset + index as u64 * 8, new.words[index]);
             }
         }
@@ -88,6 +99,11 @@ impl<'e> Tx<'e> {
         } else {
             self.streamed = true;
         }
+    }
+
+    /// The record comes after the one with this sequence number.
+    pub(crate) fn comes_after(&mut self, seq: u64) {
+        self.min_seq = self.min_seq.max(seq);
     }
 
     /// Claims a free inode number.
@@ -108,7 +124,7 @@ impl<'e> Tx<'e> {
             // The record below does not cover the data, so the data must be durable before the record can be.
             self.core.region.fence().map_err(|error| self.core.fail(&error))?;
         }
-        let min_seq = inodes.iter().map(|inode| inode.last_seq()).max().unwrap_or(0);
+        let min_seq = inodes.iter().map(|inode| inode.last_seq()).fold(self.min_seq, u64::max);
         loop {
             let announce = || inodes.iter().for_each(|inode| inode.begin_change());
             match self
@@ -119,6 +135,12 @@ impl<'e> Tx<'e> {
                 Ok(committed) => {
                     inodes.iter().for_each(|inode| inode.set_last_seq(committed.seq));
                     self.claimed.clear();
+                    for resource in self.freed_at_once.drain(..) {
+                        if let Resource::NameSlot(slot) = resource {
+                            self.core.names.note_freed(slot, committed.seq);
+                        }
+                        self.core.release(resource);
+                    }
                     if committed.crowded {
                         self.core.reclaim()?;
                     }
@@ -141,11 +163,13 @@ impl Drop for Tx<'_> {
             self.core.release(resource);
         }
         self.freed.clear();
+        self.freed_at_once.clear();
         self.record.clear();
         BUFFERS.set(Buffers {
             record: Some(std::mem::replace(&mut self.record, Record::hollow())),
             claimed: std::mem::take(&mut self.claimed),
             freed: std::mem::take(&mut self.freed),
+            freed_at_once: std::mem::take(&mut self.freed_at_once),
         });
     }
 }
@@ -173,7 +197,13 @@ impl MapTx for Tx<'_> {
         self.claimed.push(resource);
     }
 
+    /// Blocks and mapping slots wait until no crash can replay the record that frees them, for old records vouch for what
+    /// blocks hold. Inode numbers and name slots need not wait: they are words that records set, and whoever takes them next
+    /// gets a later sequence number (from the inode's entry, or the name table), so replay ends with the newer words.
     fn freed(&mut self, resource: Resource) {
-        self.freed.push(resource);
+        match resource {
+            Resource::Block(_) | Resource::MapSlot(_) => self.freed.push(resource),
+            Resource::Inode(_) | Resource::NameSlot(_) => self.freed_at_once.push(resource),
+        }
     }
 }

@@ -2,6 +2,7 @@
 //!
 //! Claims are single atomic operations (DESIGN §3): of two threads that want the same bit exactly one gets it.
 
+use ferrite_pm::prefetch_to_store;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 const WORD_BITS: u64 = 64;
@@ -53,6 +54,11 @@ impl AtomicBitmap {
     /// Sets bit `index`, whoever had it.
     pub fn set(&self, index: u64) {
         self.claim(index);
+    }
+
+    /// Starts getting the line of bit `index` for a change.
+    pub fn prefetch(&self, index: u64) {
+        prefetch_to_store(std::ptr::from_ref(self.word(index).0));
     }
 
     /// Clears bit `index`; true if it was set.

@@ -329,10 +329,14 @@ impl FileMap for HashFs {
         }
     }
 
-    fn prefetch(&self, ino: u32, lblk: u32) {
+    fn prefetch(&self, ino: u32, lblk: u32, to_store: bool) {
         let offset = self.bucket_offset(self.home(key_of(ino, lblk)));
         self.region.prefetch(offset);
-        self.region.prefetch(offset + LINE_BYTES);
+        if to_store {
+            self.region.prefetch_to_store(offset + LINE_BYTES);
+        } else {
+            self.region.prefetch(offset + LINE_BYTES);
+        }
     }
 
     fn alloc_page(&self, tx: &mut dyn MapTx, ino: u32, lblk: u32) -> Result<u32, MapError> {

@@ -58,7 +58,7 @@ impl PageWord {
 
 /// Something an operation claims or frees besides words: it goes back to its free map when the operation is
 /// abandoned (claimed ones), or once no crash can name it any more (freed ones).
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Resource {
     /// A data block, by block number.
     Block(u32),
@@ -125,8 +125,8 @@ pub trait FileMap: Send + Sync {
     /// vector's width prefetches the pages that follow, leaving hints in `cache`.
     fn get_many(&self, ino: u32, lblk: u32, out: &mut [PageWord], cache: &TransCache);
 
-    /// Starts loading what [`Self::get`] of this page will touch.
-    fn prefetch(&self, ino: u32, lblk: u32);
+    /// Starts loading what [`Self::get`] of this page will touch; its word so that it can be set, if `to_store`.
+    fn prefetch(&self, ino: u32, lblk: u32, to_store: bool);
 
     /// Claims a free block for page (ino, lblk), the one the structure likes best (HashFS: the block of the
     /// page's own slot, or of the slot an insert would take) or any other.

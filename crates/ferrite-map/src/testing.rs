@@ -365,7 +365,7 @@ fn random_transaction<M: Subject>(bed: &Bed<M>, rng: &mut Rng, model: &mut Model
 fn check_lookups<M: Subject>(bed: &Bed<M>, rng: &mut Rng, model: &Model, caches: &BTreeMap<u32, TransCache>) {
     let expected = |ino, lblk| model.get(&(ino, lblk)).copied().unwrap_or(PageWord::HOLE);
     let (ino, lblk) = random_key(rng);
-    bed.map.prefetch(ino, lblk);
+    bed.map.prefetch(ino, lblk, lblk % 2 == 0);
     assert_eq!(
         bed.map.get(ino, lblk),
         expected(ino, lblk),

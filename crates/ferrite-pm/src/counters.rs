@@ -21,8 +21,6 @@ pub struct Counters {
     pub lines_written_back: u64,
     /// Bytes stored past the cache.
     pub bytes_streamed: u64,
-    /// Words stored through the cache.
-    pub words_stored: u64,
 }
 
 impl std::ops::Sub for Counters {
@@ -33,7 +31,6 @@ impl std::ops::Sub for Counters {
             fences: self.fences - earlier.fences,
             lines_written_back: self.lines_written_back - earlier.lines_written_back,
             bytes_streamed: self.bytes_streamed - earlier.bytes_streamed,
-            words_stored: self.words_stored - earlier.words_stored,
         }
     }
 }
@@ -43,11 +40,10 @@ pub(crate) enum Count {
     Fences,
     Lines,
     Bytes,
-    Words,
 }
 
 #[derive(Default)]
-struct Slot([AtomicU64; 4]);
+struct Slot([AtomicU64; 3]);
 
 pub(crate) struct CounterSlots {
     slots: Box<[CachePadded<Slot>]>,
@@ -128,7 +124,6 @@ impl CounterSlots {
             fences: sum(Count::Fences),
             lines_written_back: sum(Count::Lines),
             bytes_streamed: sum(Count::Bytes),
-            words_stored: sum(Count::Words),
         }
     }
 }

@@ -185,6 +185,18 @@ pub(crate) fn prefetch(at: *const u8) {
     let _ = at;
 }
 
+/// Starts loading the line of `at` to store there: another core that has it gives it up. Harmless for any address.
+#[inline]
+pub fn prefetch_to_store<T>(at: *const T) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: as above; a CPU without the instruction takes it for none.
+    unsafe {
+        std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_ET0 }>(at.cast());
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = at;
+}
+
 /// # Safety
 /// As [`Isa::stream_lines`], and the CPU has AVX-512F.
 #[cfg(target_arch = "x86_64")]

@@ -161,11 +161,9 @@ impl Region {
     /// Address of `len` bytes at `offset`, which must lie inside.
     #[inline]
     fn at(&self, offset: u64, len: u64) -> *mut u8 {
-        assert!(
-            offset <= self.mapping.len() && len <= self.mapping.len() - offset,
-            "access to {len} bytes at offset {offset} of a region of {} bytes",
-            self.mapping.len()
-        );
+        if offset > self.mapping.len() || len > self.mapping.len() - offset {
+            out_of_range(offset, len, self.mapping.len());
+        }
         // SAFETY: just checked to be inside the mapping, or one past its end.
         unsafe { self.mapping.base().add(offset as usize) }
     }
@@ -201,6 +199,12 @@ impl Region {
         cpu::prefetch(self.at(offset, 1));
     }
 
+    /// Starts loading the line at `offset` for a store, away from whichever core has it.
+    #[inline]
+    pub fn prefetch_to_store(&self, offset: u64) {
+        cpu::prefetch_to_store(self.at(offset, 1));
+    }
+
     /// Stores a word through the cache. Durable once its line is written back and this thread has fenced.
     #[inline]
     pub fn store(&self, offset: u64, value: u64) {
@@ -211,7 +215,6 @@ impl Region {
     #[inline]
     pub fn store_words(&self, offset: u64, values: &[u64]) {
         let words = self.words(offset, values.len());
-        self.counters.add(Count::Words, values.len() as u64);
         let set = || {
             for (word, &value) in words.iter().zip(values) {
                 word.store(value, Ordering::Release);
@@ -219,13 +222,7 @@ impl Region {
         };
         match &self.recorder {
             None => set(),
-            Some(recorder) => recorder.record(|| {
-                set();
-                Event::Store {
-                    offset,
-                    words: values.to_vec(),
-                }
-            }),
+            Some(recorder) => record_store(recorder, offset, values, &set),
         }
     }
 
@@ -250,17 +247,7 @@ impl Region {
         self.counters.add(Count::Bytes, len);
         match &self.recorder {
             None => copy(),
-            Some(recorder) => recorder.record(|| {
-                copy();
-                let first = offset / 8 * 8;
-                let count = ((offset + len).next_multiple_of(8) - first) / 8;
-                let words = self
-                    .words(first, count as usize)
-                    .iter()
-                    .map(|word| word.load(Ordering::Acquire))
-                    .collect();
-                Event::Stream { offset: first, words }
-            }),
+            Some(recorder) => self.record_stream(recorder, offset, len, &copy),
         }
         if lead > 0 {
             self.write_back(offset, lead as u64);
@@ -320,6 +307,21 @@ impl Region {
     }
 
     #[cold]
+    fn record_stream(&self, recorder: &Recorder, offset: u64, len: u64, copy: &dyn Fn()) {
+        recorder.record(|| {
+            copy();
+            let first = offset / 8 * 8;
+            let count = ((offset + len).next_multiple_of(8) - first) / 8;
+            let words = self
+                .words(first, count as usize)
+                .iter()
+                .map(|word| word.load(Ordering::Acquire))
+                .collect();
+            Event::Stream { offset: first, words }
+        });
+    }
+
+    #[cold]
     fn sync_file(&self) -> Result<(), PmError> {
         let Some(file) = &self.mapping.file else { return Ok(()) };
         self.sync.sync(file).map_err(|failure| {
@@ -327,6 +329,25 @@ impl Region {
             PmError::Poisoned(self.failure.get_or_init(|| failure).clone())
         })
     }
+}
+
+// What follows is out of line so that the paths above stay short: right behind a fence the store buffer drains for hundreds
+// of nanoseconds, and every register that a longer prologue saves waits in it.
+
+#[cold]
+fn out_of_range(offset: u64, len: u64, region_len: u64) -> ! {
+    panic!("access to {len} bytes at offset {offset} of a region of {region_len} bytes")
+}
+
+#[cold]
+fn record_store(recorder: &Recorder, offset: u64, values: &[u64], set: &dyn Fn()) {
+    recorder.record(|| {
+        set();
+        Event::Store {
+            offset,
+            words: values.to_vec(),
+        }
+    });
 }
 
 impl Mapping {

@@ -197,7 +197,6 @@ fn counters_are_exact_over_many_threads() {
     });
     let all = THREADS * ROUNDS;
     let counted = region.counters();
-    assert_eq!(counted.words_stored, all);
     assert_eq!(
         counted.lines_written_back,
         2 * all,

@@ -80,12 +80,11 @@ pub(crate) fn unmap_from(core: &Core, mem: &Arc<InodeMem>, inode: &mut Inode, fi
 /// Unmaps these pages, in as many records as it takes.
 pub(crate) fn unmap_pages(core: &Core, mem: &Arc<InodeMem>, inode: &mut Inode, pages: &[u32]) -> Result<()> {
     for chunk in pages.chunks(PAGES_PER_RECORD) {
-        let old = *inode;
         let mut tx = Tx::new(core);
         for &lblk in chunk {
             unmap(core, &mut tx, mem.ino, lblk, inode)?;
         }
-        tx.put_inode(mem.ino, &old, inode);
+        tx.put_inode(mem.ino, inode);
         tx.commit(&[mem])?;
     }
     Ok(())
@@ -174,11 +173,10 @@ pub(crate) fn finish(core: &Core, mem: &Arc<InodeMem>, inode: &mut Inode) -> Res
     );
     pages.sort_unstable();
     unmap_pages(core, mem, inode, &pages)?;
-    let old = *inode;
     inode.set_cut_first(0);
     inode.set_cut_end(0);
     let mut tx = Tx::new(core);
-    tx.put_inode(mem.ino, &old, inode);
+    tx.put_inode(mem.ino, inode);
     tx.commit(&[mem])
 }
 

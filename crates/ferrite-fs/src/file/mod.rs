@@ -186,7 +186,7 @@ impl OpenFile for PmFile {
     fn read_at(&self, offset: u64, buf: &mut [u8]) -> Result<usize> {
         self.check_open(self.mode.read)?;
         let core = self.core();
-        core.map.prefetch(self.inode.ino, (offset / BLOCK_BYTES) as u32);
+        core.map.prefetch(self.inode.ino, (offset / BLOCK_BYTES) as u32, false);
         core.check_readable()?;
         let (count, atime_due) = self.consistent(|| self.read_once(offset, buf))?;
         // A fault on the medium while copying gave zeros and poisoned the pool: do not hand them out.

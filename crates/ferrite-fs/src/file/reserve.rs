@@ -63,7 +63,6 @@ fn zero(core: &Core, mem: &Arc<InodeMem>, inode: &mut Inode, offset: u64, end: u
         let _ = reserve_pages(core, mem, inode, offset, end, &mut Vec::new());
         return Ok(());
     }
-    let old = *inode;
     let mut tx = Tx::new(core);
     tx.set_class(Class::Replacing);
     for &(lblk, from, to) in &stretch.edges {
@@ -79,7 +78,7 @@ fn zero(core: &Core, mem: &Arc<InodeMem>, inode: &mut Inode, offset: u64, end: u
         }
     }
     stamp(core, inode, size);
-    tx.put_inode(mem.ino, &old, inode);
+    tx.put_inode(mem.ino, inode);
     tx.commit(&[mem])
 }
 
@@ -92,7 +91,6 @@ fn stamp(core: &Core, inode: &mut Inode, size: u64) {
 
 /// Makes `offset..end` read as zeros, freeing whole pages, and sets the size: one record, or an intent and what follows.
 fn clear(core: &Core, mem: &Arc<InodeMem>, inode: &mut Inode, offset: u64, end: u64, size: u64) -> Result<()> {
-    let old = *inode;
     let mut tx = Tx::new(core);
     tx.set_class(Class::Replacing);
     let mut later = None;
@@ -108,7 +106,7 @@ fn clear(core: &Core, mem: &Arc<InodeMem>, inode: &mut Inode, offset: u64, end: 
         later = cut::punch(core, &mut tx, mem.ino, inode, stretch.first, stretch.end)?;
     }
     stamp(core, inode, size);
-    tx.put_inode(mem.ino, &old, inode);
+    tx.put_inode(mem.ino, inode);
     tx.commit(&[mem])?;
     match later {
         Some(()) => cut::finish(core, mem, inode),
@@ -122,10 +120,9 @@ fn reserve(core: &Core, mem: &Arc<InodeMem>, inode: &mut Inode, offset: u64, end
     let size = if keep_size { inode.size() } else { inode.size().max(end) };
     let mut reserved = Vec::new();
     let result = reserve_pages(core, mem, inode, offset, end, &mut reserved).and_then(|()| {
-        let old = *inode;
         stamp(core, inode, size);
         let mut tx = Tx::new(core);
-        tx.put_inode(mem.ino, &old, inode);
+        tx.put_inode(mem.ino, inode);
         tx.commit(&[mem])
     });
     if result.is_err() {
@@ -152,10 +149,9 @@ fn reserve_pages(
         if end <= INLINE_BYTES as u64 {
             return Ok(());
         }
-        let old = *inode;
         let mut tx = Tx::new(core);
         write::move_out(core, &mut tx, mem.ino, inode)?;
-        tx.put_inode(mem.ino, &old, inode);
+        tx.put_inode(mem.ino, inode);
         tx.commit(&[mem])?;
     }
     let (mut lblk, last) = (offset / BLOCK_BYTES, lblks(end));
@@ -164,7 +160,6 @@ fn reserve_pages(
         return Err(FsError::NoSpace("blocks"));
     }
     while lblk < last {
-        let old = *inode;
         let mut tx = Tx::new(core);
         let mut in_record = 0;
         let mut added = Vec::new();
@@ -181,7 +176,7 @@ fn reserve_pages(
             }
             lblk += 1;
         }
-        tx.put_inode(mem.ino, &old, inode);
+        tx.put_inode(mem.ino, inode);
         tx.commit(&[mem])?;
         reserved.extend(added);
     }

@@ -64,8 +64,8 @@ fn write_atomic(core: &Core, mem: &Arc<InodeMem>, position: Position, data: &[u8
     if let Position::At(offset) = position
         && data.len() >= PAGE
     {
-        core.map
-            .prefetch(mem.ino, (offset / BLOCK_BYTES).min(u64::from(u32::MAX)) as u32);
+        let lblk = (offset / BLOCK_BYTES).min(u64::from(u32::MAX)) as u32;
+        core.map.prefetch(mem.ino, lblk, true);
     }
     let _lock = mem.write();
     let old = core.load_live(mem)?;
@@ -96,9 +96,7 @@ fn write_atomic(core: &Core, mem: &Arc<InodeMem>, position: Position, data: &[u8
     if kill_priv && let Some(kind) = new.kind() {
         new.set_permissions(posix::kill_priv(kind, new.permissions()));
     }
-    if new != old {
-        tx.put_inode(mem.ino, &old, &mut new);
-    }
+    tx.put_inode(mem.ino, &mut new);
     tx.commit(&[mem])?;
     Ok(offset)
 }

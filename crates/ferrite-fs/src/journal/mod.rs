@@ -10,7 +10,7 @@
 //!   commits holds the locks of what it changes, and passes a `min_seq` above every earlier record under them.
 //! * Records up to the low-water mark are never replayed, so all their words are durable before it moves,
 //!   and it never passes a record that is committed but not yet applied.
-//! * What a record frees is handed out again only after the mark has passed that record.
+//! * Blocks and mapping slots that a record frees are handed out again only after the mark has passed that record.
 
 pub(crate) mod record;
 pub(crate) mod replay;
@@ -51,8 +51,6 @@ pub(crate) struct Committed {
 pub(crate) struct Pending {
     pub(crate) blocks: u64,
     pub(crate) map_slots: u64,
-    pub(crate) inodes: u64,
-    pub(crate) names: u64,
 }
 
 /// Freed resources a ring may hold before advancing is worth it.
@@ -77,9 +75,9 @@ struct Live {
 
 /// Lines that records of a ring have set and nobody has written back: each once, as far as a small filter can tell.
 ///
-/// They are written back all at once when the mark advances, not operation by operation: replay can set them again until
-/// then, an inode that changes a thousand times in between costs one line instead of a thousand, and a
-/// write-back can evict the line that the next operation needs.
+/// They are written back many at once, not operation by operation: replay can set them again until the mark advances, an
+/// inode that changes a hundred times in between costs one line instead of a hundred, and a write-back can evict
+/// the line that the next operation needs.
 #[derive(Default)]
 struct DirtyLines {
     lines: Vec<u64>,
@@ -87,7 +85,9 @@ struct DirtyLines {
     filter: Vec<u64>,
 }
 
-const FILTER_LINES: u64 = 1024;
+const FILTER_LINES: u64 = 256;
+/// Dirty lines at which a thread cleans its ring.
+const CLEAN_LINES: usize = 256;
 
 impl DirtyLines {
     fn add(&mut self, offset: u64, len: u64) {
@@ -209,8 +209,20 @@ impl Journal {
         state.live.push_back(Live { seq, len_bytes });
         state.freed.extend(freed.iter().map(|&resource| (seq, resource)));
         ring.last_seq.store(seq, Ordering::Release);
+        if state.dirty.lines.len() >= CLEAN_LINES {
+            self.clean(&mut state).map_err(CommitError::Medium)?;
+        }
         let crowded = state.used_bytes > self.ring_bytes / 2 || state.freed.len() > FREED_MAX;
         Ok(Committed { seq, crowded })
+    }
+
+    /// Makes the dirty lines of a ring durable. The thread that dirtied them does so, while its core has them: `advance` may
+    /// run on another.
+    fn clean(&self, state: &mut RingState) -> Result<(), PmError> {
+        let write_back = |line| self.region.write_back(line * LINE_BYTES, LINE_BYTES);
+        state.dirty.lines.drain(..).for_each(write_back);
+        state.dirty.filter.fill(0);
+        self.region.fence()
     }
 
     /// Takes `len_bytes` at the tail, or at the start when the end of the ring is too short for it.
@@ -242,7 +254,7 @@ impl Journal {
     ///
     /// Crash points: the mark is stored only after the fence that made all words of the records below it
     /// durable; and it is one aligned word, so it is either the old or the new one.
-    pub(crate) fn advance(&self, release: &mut dyn FnMut(Resource)) -> Result<(), PmError> {
+    pub(crate) fn advance(&self, release: &mut dyn FnMut(Vec<Resource>)) -> Result<(), PmError> {
         let _one_at_a_time = self.advancing.lock();
         let target = self
             .rings
@@ -279,7 +291,7 @@ impl Journal {
                 reusable.extend(state.freed.pop_front().map(|(_, resource)| resource));
             }
         }
-        reusable.into_iter().for_each(release);
+        release(reusable);
         Ok(())
     }
 
@@ -291,8 +303,8 @@ impl Journal {
                 match resource {
                     Resource::Block(_) => pending.blocks += 1,
                     Resource::MapSlot(_) => pending.map_slots += 1,
-                    Resource::Inode(_) => pending.inodes += 1,
-                    Resource::NameSlot(_) => pending.names += 1,
+                    // Never wait, see `Tx::freed`.
+                    Resource::Inode(_) | Resource::NameSlot(_) => {}
                 }
             }
         }

@@ -145,7 +145,7 @@ impl Record {
 
 /// Checksum of a record whose checksum field is 0.
 fn checksum(words: &[u64], crc_seed: u64) -> u32 {
-    let start = crc32c::crc32c(&crc_seed.to_le_bytes());
+    let start = crc_seed as u32 ^ (crc_seed >> 32) as u32;
     crc32c::crc32c_append(start, words.as_bytes())
 }
 

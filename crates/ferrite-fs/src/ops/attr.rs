@@ -43,7 +43,7 @@ pub(crate) fn setattr(core: &Core, ino: Ino, set: &SetAttr) -> Result<Attr> {
             }
             later = cut::resize(core, &mut tx, inode.ino, &mut new, size)?;
         }
-        tx.put_inode(inode.ino, &old, &mut new);
+        tx.put_inode(inode.ino, &mut new);
         tx.commit(&[&inode])?;
         if later.is_some() {
             cut::finish(core, &inode, &mut new)?;
@@ -108,6 +108,6 @@ pub(crate) fn touch_atime(core: &Core, inode: &Arc<InodeMem>) -> Result<()> {
     let mut new = old;
     new.set_atime(now);
     let mut tx = Tx::new(core);
-    tx.put_inode(inode.ino, &old, &mut new);
+    tx.put_inode(inode.ino, &mut new);
     tx.commit(&[inode])
 }

@@ -1,9 +1,11 @@
 //! New names: files, directories, symbolic links, hard links.
 
+use std::cell::OnceCell;
+
 use ferrite_map::PageWord;
 use ferrite_vfs::{Attr, Cred, FileKind, FsError, Ino, LINK_MAX, Result, posix};
 
-use super::{Edits, check_dir, gone};
+use super::{check_dir, gone};
 use crate::core::{Core, LockSet, map_error};
 use crate::dir;
 use crate::inode::{INLINE_BYTES, Inode};
@@ -28,65 +30,53 @@ pub(crate) fn create(core: &Core, cred: &Cred, parent: Ino, name: &[u8], new: &N
     core.check_writable()?;
     core.with_space(|| {
         let parent = core.inode(parent).map_err(gone)?;
-        core.names.prefetch(parent.ino, name);
-        let mut locks = LockSet::lock(&[&parent]);
-        let mut edits = Edits::load(core, &[&parent])?;
-        check_dir(edits.get(parent.ino))?;
-        if core.names.find(parent.ino, name)?.is_some() {
+        let key = core.names.key(parent.ino, name);
+        core.prefetch_free_inode();
+        let mut parent_lock = parent.write();
+        let mut directory = core.load_live(&parent).map_err(gone)?;
+        check_dir(&directory)?;
+        if core.names.find(&key)?.is_some() {
             return Err(FsError::Exists);
         }
         let is_dir = new.kind == FileKind::Directory;
-        if is_dir && edits.get(parent.ino).nlink() >= LINK_MAX {
+        if is_dir && directory.nlink() >= LINK_MAX {
             return Err(FsError::TooManyLinks);
         }
         let mut tx = Tx::new(core);
         let ino = tx.alloc_inode()?;
-        let child = core.inodes.get(ino);
-        let child_lock = child.write();
-        let result = (|| {
-            let old = core.load(ino);
-            child.set_verified();
-            let now = core.now();
-            let directory = edits.get(parent.ino);
-            let (gid, mode) = posix::inherit(&core.attr(parent.ino, directory)?, cred, new.mode, is_dir);
-            let mut inode = Inode::empty();
-            inode.set_mode_bits(new.kind.mode_bits() | mode & 0o7777);
-            inode.set_nlink(if is_dir { 2 } else { 1 });
-            inode.set_uid(cred.uid);
-            inode.set_gid(gid);
-            inode.set_rdev(new.rdev);
-            inode.set_generation(old.generation().wrapping_add(1));
-            inode.set_inline(matches!(new.kind, FileKind::File | FileKind::Symlink));
-            inode.set_atime(now);
-            inode.set_mtime(now);
-            inode.set_ctime(now);
-            inode.set_btime(now);
-            if is_dir {
-                inode.set_parent(parent.ino);
-                directory.set_nlink(directory.nlink() + 1);
-            }
-            store_target(core, &mut tx, ino, &mut inode, new.target)?;
-            directory.set_mtime(now);
-            directory.set_ctime(now);
-            let planned = dir::insert(
-                core,
-                &mut tx,
-                (parent.ino, directory, locks.hints(parent.ino)),
-                name,
-                (ino, new.kind),
-            )?;
-            edits.put(&mut tx);
-            tx.put_inode(ino, &old, &mut inode);
-            tx.commit(&[&parent, &child])?;
-            dir::inserted(&planned, locks.hints(parent.ino));
-            core.attr(ino, &inode)
-        })();
-        if result.is_err() {
-            // The number was not given away: forget what was known of it.
-            core.inodes.remove(&child);
+        let child = OnceCell::new();
+        let child = core.inodes.fresh(ino, &child);
+        let now = core.now();
+        let (gid, mode) = posix::inherit(&core.attr(parent.ino, &directory)?, cred, new.mode, is_dir);
+        let mut inode = core.load(ino).reborn();
+        inode.set_mode_bits(new.kind.mode_bits() | mode & 0o7777);
+        inode.set_nlink(if is_dir { 2 } else { 1 });
+        inode.set_uid(cred.uid);
+        inode.set_gid(gid);
+        inode.set_rdev(new.rdev);
+        inode.set_inline(matches!(new.kind, FileKind::File | FileKind::Symlink));
+        inode.set_atime(now);
+        inode.set_mtime(now);
+        inode.set_ctime(now);
+        inode.set_btime(now);
+        if is_dir {
+            inode.set_parent(parent.ino);
+            directory.set_nlink(directory.nlink() + 1);
         }
-        drop(child_lock);
-        result
+        store_target(core, &mut tx, ino, &mut inode, new.target)?;
+        directory.set_mtime(now);
+        directory.set_ctime(now);
+        let place = (&mut directory, &mut *parent_lock.hints);
+        let planned = dir::insert(core, &mut tx, &key, place, (ino, new.kind))?;
+        tx.put_inode(parent.ino, &mut directory);
+        tx.put_inode(ino, &mut inode);
+        child.inode.set_alive();
+        if let Err(error) = tx.commit(&[&parent, child.inode]) {
+            child.inode.set_dead();
+            return Err(error);
+        }
+        dir::inserted(&planned, &mut parent_lock.hints);
+        core.attr(ino, &inode)
     })
 }
 
@@ -137,10 +127,10 @@ pub(crate) fn link(core: &Core, ino: Ino, parent: Ino, name: &[u8]) -> Result<At
         let target = core.inode(ino).map_err(gone)?;
         let parent = core.inode(parent).map_err(gone)?;
         let mut locks = LockSet::lock(&[&target, &parent]);
-        let mut edits = Edits::load(core, &[&target, &parent])?;
-        check_dir(edits.get(parent.ino))?;
+        let mut directory = core.load_live(&parent).map_err(gone)?;
+        check_dir(&directory)?;
+        let mut inode = core.load_live(&target).map_err(gone)?;
         let now = core.now();
-        let inode = edits.get(target.ino);
         let kind = inode.kind().ok_or(FsError::NotFound)?;
         if kind == FileKind::Directory {
             return Err(FsError::NotPermitted);
@@ -148,7 +138,8 @@ pub(crate) fn link(core: &Core, ino: Ino, parent: Ino, name: &[u8]) -> Result<At
         if inode.nlink() == 0 {
             return Err(FsError::NotFound);
         }
-        if core.names.find(parent.ino, name)?.is_some() {
+        let key = core.names.key(parent.ino, name);
+        if core.names.find(&key)?.is_some() {
             return Err(FsError::Exists);
         }
         if inode.nlink() >= LINK_MAX {
@@ -156,14 +147,14 @@ pub(crate) fn link(core: &Core, ino: Ino, parent: Ino, name: &[u8]) -> Result<At
         }
         inode.set_nlink(inode.nlink() + 1);
         inode.set_ctime(now);
-        let attr = core.attr(target.ino, inode)?;
-        let directory = edits.get(parent.ino);
+        let attr = core.attr(target.ino, &inode)?;
         directory.set_mtime(now);
         directory.set_ctime(now);
         let mut tx = Tx::new(core);
-        let place = (parent.ino, directory, locks.hints(parent.ino));
-        let planned = dir::insert(core, &mut tx, place, name, (target.ino, kind))?;
-        edits.put(&mut tx);
+        let place = (&mut directory, locks.hints(parent.ino));
+        let planned = dir::insert(core, &mut tx, &key, place, (target.ino, kind))?;
+        tx.put_inode(parent.ino, &mut directory);
+        tx.put_inode(target.ino, &mut inode);
         tx.commit(&[&target, &parent])?;
         dir::inserted(&planned, locks.hints(parent.ino));
         Ok(attr)

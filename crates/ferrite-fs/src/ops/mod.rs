@@ -28,19 +28,18 @@ use crate::layout::BLOCK_BYTES;
 use crate::names::Found;
 use crate::tx::Tx;
 
-/// Working copies of inodes that a transaction changes: what is stored, and what it becomes.
+/// Working copies of the inodes that a rename changes.
 pub(crate) struct Edits {
-    list: Vec<(u32, Inode, Inode)>,
+    list: Vec<(u32, Inode)>,
 }
 
 impl Edits {
     /// Loads the inodes; their locks are held. A directory without names, or a freed inode, is `NotFound`.
     pub(crate) fn load(core: &Core, inodes: &[&Arc<InodeMem>]) -> Result<Edits> {
-        let mut list: Vec<(u32, Inode, Inode)> = Vec::with_capacity(inodes.len());
+        let mut list: Vec<(u32, Inode)> = Vec::with_capacity(inodes.len());
         for inode in inodes {
-            if list.iter().all(|&(ino, ..)| ino != inode.ino) {
-                let loaded = core.load_live(inode).map_err(gone)?;
-                list.push((inode.ino, loaded, loaded));
+            if list.iter().all(|&(ino, _)| ino != inode.ino) {
+                list.push((inode.ino, core.load_live(inode).map_err(gone)?));
             }
         }
         Ok(Edits { list })
@@ -48,16 +47,14 @@ impl Edits {
 
     /// The working copy of `ino`.
     pub(crate) fn get(&mut self, ino: u32) -> &mut Inode {
-        let found = self.list.iter_mut().find(|&&mut (number, ..)| number == ino);
-        &mut found.expect("only loaded inodes are edited").2
+        let found = self.list.iter_mut().find(|&&mut (number, _)| number == ino);
+        &mut found.expect("only loaded inodes are edited").1
     }
 
     /// Records all changes.
     pub(crate) fn put(&mut self, tx: &mut Tx<'_>) {
-        for (ino, old, new) in &mut self.list {
-            if old.words != new.words {
-                tx.put_inode(*ino, old, new);
-            }
+        for (ino, new) in &mut self.list {
+            tx.put_inode(*ino, new);
         }
     }
 }
@@ -87,7 +84,7 @@ pub(crate) fn find(core: &Core, dir: Ino, name: &[u8]) -> Result<Option<(Found, 
     core.with_dir(dir, |ino, _| {
         Ok(core
             .names
-            .find(ino, name)?
+            .find(&core.names.key(ino, name))?
             .map(|found| (found, core.inodes.get(found.ino))))
     })
     .map_err(gone)
@@ -121,8 +118,8 @@ impl FileSystem for Engine {
         let free = core.alloc.free() + pending.blocks;
         let reserve = superblock.reserve_blocks;
         let (names, names_used) = core.names.counts();
-        let names_free = names - names_used + pending.names;
-        let inodes_free = core.inode_map.len() - core.inode_map.count_used() + pending.inodes;
+        let names_free = names - names_used;
+        let inodes_free = core.inode_map.len() - core.inode_map.count_used();
         Ok(StatFs {
             block_bytes: BLOCK_BYTES as u32,
             blocks: superblock.blocks,

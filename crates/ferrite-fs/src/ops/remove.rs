@@ -10,12 +10,12 @@ use std::sync::Arc;
 use ferrite_map::Resource;
 use ferrite_vfs::{FileKind, FsError, Ino, Result, posix};
 
-use super::{Edits, check_dir, gone};
+use super::{check_dir, gone};
 use crate::alloc::Class;
-use crate::core::{Core, LockSet};
+use crate::core::Core;
 use crate::dir;
 use crate::file::cut;
-use crate::icache::InodeMem;
+use crate::icache::{Exclusive, InodeMem};
 use crate::inode::Inode;
 use crate::names::Found;
 use crate::tx::Tx;
@@ -30,43 +30,53 @@ pub(crate) fn unlink(core: &Core, parent: Ino, name: &[u8], want_dir: bool) -> R
     loop {
         let directory = core.inode(parent).map_err(gone)?;
         let child = OnceCell::new();
-        let Some((mut locks, found)) = lock_both(core, &directory, &child, name)? else {
+        let Some(locked) = lock_both(core, &directory, &child, name)? else {
             // The child could not be locked in order, or changed before it was.
             continue;
         };
-        let child = child.get().ok_or(FsError::NotFound)?;
+        let Locked {
+            mut dir,
+            inode: mut parent_inode,
+            child,
+            found,
+        } = locked;
         match (found.kind == FileKind::Directory, want_dir) {
             (true, false) => return Err(FsError::IsDirectory),
             (false, true) => return Err(FsError::NotDirectory),
             _ => {}
         }
-        let mut edits = Edits::load(core, &[&directory, child])?;
-        if want_dir && edits.get(child.ino).entries() != 0 {
+        let mut inode = core.load_live(child.inode).map_err(gone)?;
+        if want_dir && inode.entries() != 0 {
             return Err(FsError::NotEmpty);
         }
         let now = core.now();
         let mut tx = Tx::new(core);
         tx.set_class(Class::Replacing);
-        let inode = edits.get(directory.ino);
-        inode.set_mtime(now);
-        inode.set_ctime(now);
+        parent_inode.set_mtime(now);
+        parent_inode.set_ctime(now);
         if want_dir {
-            inode.set_nlink(inode.nlink() - 1);
+            parent_inode.set_nlink(parent_inode.nlink() - 1);
         }
-        dir::remove(
-            core,
-            &mut tx,
-            (directory.ino, inode, locks.hints(directory.ino)),
-            &found,
-            false,
-        )?;
-        let fate = drop_link(core, &mut tx, child, edits.get(child.ino), now)?;
-        edits.put(&mut tx);
-        tx.commit(&[&directory, child])?;
-        settle(core, child, fate);
-        drop(locks);
-        return finish(core, child, fate);
+        let place = (directory.ino, &mut parent_inode, &mut *dir.hints);
+        dir::remove(core, &mut tx, place, &found, false)?;
+        let fate = drop_link(core, &mut tx, child.inode, &mut inode, now)?;
+        tx.put_inode(directory.ino, &mut parent_inode);
+        tx.put_inode(child.inode.ino, &mut inode);
+        tx.commit(&[&directory, child.inode])?;
+        settle(child.inode, fate);
+        let freed = child.inode;
+        drop((dir, child));
+        return finish(core, freed, fate);
     }
+}
+
+/// A directory and one of its entries, both locked.
+struct Locked<'a> {
+    dir: Exclusive<'a>,
+    /// The directory's.
+    inode: Inode,
+    child: Exclusive<'a>,
+    found: Found,
 }
 
 /// Locks `directory` and its entry `name`, whose inode goes to `child`. Looks the name up once if the child can be locked
@@ -77,31 +87,46 @@ fn lock_both<'a>(
     directory: &'a Arc<InodeMem>,
     child: &'a OnceCell<Arc<InodeMem>>,
     name: &[u8],
-) -> Result<Option<(LockSet<'a>, Found)>> {
-    let look = || -> Result<Found> {
-        check_dir(&core.load_live(directory).map_err(gone)?)?;
-        core.names.find(directory.ino, name)?.ok_or(FsError::NotFound)
+) -> Result<Option<Locked<'a>>> {
+    let key = core.names.key(directory.ino, name);
+    let look = || -> Result<(Inode, Found)> {
+        let inode = core.load_live(directory).map_err(gone)?;
+        check_dir(&inode)?;
+        Ok((inode, core.names.find(&key)?.ok_or(FsError::NotFound)?))
     };
-    let dir_lock = directory.write();
-    let found = look()?;
+    let dir = directory.write();
+    let (inode, found) = look()?;
     if found.ino == directory.ino {
         return Err(FsError::Io(format!(
             "directory {} contains itself; run `ferrite fsck`",
             found.ino
         )));
     }
-    let child = child.get_or_init(|| core.inodes.get(found.ino));
-    let child_lock = if found.ino > directory.ino {
-        Some(child.write())
+    let entry = child.get_or_init(|| core.inodes.get(found.ino));
+    let locked = if found.ino > directory.ino {
+        Some(entry.write())
     } else {
-        child.try_write()
+        entry.try_write()
     };
-    if let Some(child_lock) = child_lock {
-        return Ok(Some((LockSet::of(dir_lock, child_lock), found)));
+    if let Some(child) = locked {
+        return Ok(Some(Locked {
+            dir,
+            inode,
+            child,
+            found,
+        }));
     }
-    drop(dir_lock);
-    let locks = LockSet::lock(&[directory, child]);
-    Ok((look()? == found && !child.is_dead()).then_some((locks, found)))
+    drop(dir);
+    let child = entry.write();
+    let dir = directory.write();
+    let (inode, again) = look()?;
+    let unchanged = again == found && !entry.is_dead();
+    Ok(unchanged.then_some(Locked {
+        dir,
+        inode,
+        child,
+        found,
+    }))
 }
 
 /// What became of an inode that lost a name.
@@ -149,17 +174,15 @@ fn free_inode(tx: &mut Tx<'_>, ino: u32, inode: &mut Inode) {
     if inode.xattr_block() != 0 {
         tx.freed(Resource::Block(inode.xattr_block()));
     }
-    let generation = inode.generation();
-    *inode = Inode::empty();
-    inode.set_generation(generation);
+    // The rest stays as it was: no mode is enough to say that nothing of it counts.
+    inode.set_mode_bits(0);
     tx.freed(Resource::Inode(ino));
 }
 
-/// After the commit, with the lock still held: nobody may find a freed inode.
-pub(crate) fn settle(core: &Core, child: &InodeMem, fate: Fate) {
+/// After the commit, with the lock still held: whoever waits for it, or still holds the entry, must see that it is gone.
+pub(crate) fn settle(child: &InodeMem, fate: Fate) {
     if fate == Fate::Freed {
         child.set_dead();
-        core.inodes.remove(child);
     }
 }
 
@@ -184,11 +207,10 @@ pub(crate) fn free_orphan(core: &Core, child: &Arc<InodeMem>) -> Result<()> {
     let mut inode = loaded;
     cut::unmap_from(core, child, &mut inode, 0)?;
     let mut tx = Tx::new(core);
-    let old = core.load(child.ino);
     free_inode(&mut tx, child.ino, &mut inode);
-    tx.put_inode(child.ino, &old, &mut inode);
+    tx.put_inode(child.ino, &mut inode);
     tx.commit(&[child])?;
-    settle(core, child, Fate::Freed);
+    settle(child, Fate::Freed);
     drop(lock);
     Ok(())
 }

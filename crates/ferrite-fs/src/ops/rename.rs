@@ -61,7 +61,7 @@ fn attempt(
     involved.extend(target.map(|(_, inode)| inode));
     let mut locks = LockSet::lock(&involved);
 
-    let look = |side: &Side<'_>| core.names.find(side.dir.ino, side.name);
+    let look = |side: &Side<'_>| core.names.find(&core.names.key(side.dir.ino, side.name));
     let unchanged = (|| -> Result<bool> {
         let same_source = look(from)? == Some(*source_entry) && !source.is_dead();
         let same_target = look(to)? == target.map(|&(found, _)| found) && target.is_none_or(|(_, t)| !t.is_dead());
@@ -94,7 +94,7 @@ fn attempt(
                     dir::inserted(&planned, locks.hints(to.dir.ino));
                 }
                 if let Some((_, inode)) = target {
-                    remove::settle(core, inode, planned.0);
+                    remove::settle(inode, planned.0);
                 }
                 return Ok(Some(planned.0));
             }
@@ -210,8 +210,9 @@ fn relink(
         }
         fate = remove::drop_link(core, tx, inode, edits.get(found.ino), now)?;
     } else {
-        let place = (to.dir.ino, edits.get(to.dir.ino), locks.hints(to.dir.ino));
-        planned = Some(dir::insert(core, tx, place, to.name, child)?);
+        let key = core.names.key(to.dir.ino, to.name);
+        let place = (edits.get(to.dir.ino), locks.hints(to.dir.ino));
+        planned = Some(dir::insert(core, tx, &key, place, child)?);
     }
     let keep_block = same_dir && target.is_none();
     let place = (from.dir.ino, edits.get(from.dir.ino), locks.hints(from.dir.ino));

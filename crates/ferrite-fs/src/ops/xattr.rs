@@ -192,7 +192,7 @@ fn change(core: &Core, ino: Ino, edit: impl Fn(&mut Attributes) -> Result<()>) -
         }
         new.set_xattr_block(block);
         new.set_ctime(core.now());
-        tx.put_inode(inode.ino, &old, &mut new);
+        tx.put_inode(inode.ino, &mut new);
         tx.commit(&[&inode])
     })
 }
