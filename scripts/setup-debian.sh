@@ -40,6 +40,12 @@ if ! rust_is_new_enough; then
     echo "Install a newer Rust toolchain and put it first in PATH." >&2
     exit 1
 fi
+# The file system exerciser; its version is fixed, so that a seed means the same operations everywhere.
+tools="$HOME/.cache/ferrite/tools"
+if [ "${1:-build}" = test ] && [ ! -x "$tools/bin/fsx" ]; then
+    echo "installing: fsx 0.3.2"
+    cargo install --quiet --locked --root "$tools" --version 0.3.2 fsx
+fi
 if [ ! -e /dev/fuse ]; then
     run_as_root modprobe fuse 2>/dev/null || true
 fi

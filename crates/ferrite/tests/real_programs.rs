@@ -2,7 +2,10 @@
 
 mod common;
 
-use common::{TestPool, has_fuse, sh, soak};
+use std::path::Path;
+use std::process::Command;
+
+use common::{TestPool, has_fuse, ok, sh, soak};
 
 #[test]
 fn git_clones_and_checks_a_repository_of_over_a_thousand_files() {
@@ -107,16 +110,42 @@ fn stress_ng_finds_nothing() {
         return;
     }
     let test = TestPool::new("512M", &[]);
-    let seconds = if soak() { 60 } else { 15 };
     sh(
         &test.dir,
-        &format!(
-            "stress-ng --temp-path . --timeout {seconds} --metrics-brief --verify --hdd 1 --hdd-bytes 32M --dentry 1 \
-             --dir 1 --rename 1 --link 1 --symlink 1 --fallocate 1 --fallocate-bytes 32M --seek 1 \
-             --utime 1 --xattr 1 --chmod 1 --fstat 1 --filename 1 --flock 1 --open 1 --sync-file 1 \
-             --sync-file-bytes 16M 2>&1"
-        ),
+        "stress-ng --temp-path . --timeout 60 --metrics-brief --verify --hdd 1 --hdd-bytes 32M --dentry 1 \
+         --dir 1 --rename 1 --link 1 --symlink 1 --fallocate 1 --fallocate-bytes 32M --seek 1 \
+         --utime 1 --xattr 1 --chmod 1 --fstat 1 --filename 1 --flock 1 --open 1 --sync-file 1 \
+         --sync-file-bytes 16M 2>&1",
     );
+    test.finish();
+}
+
+/// Reads, writes, truncates, holes and mappings of one file, mixed at random and checked byte by byte.
+#[test]
+fn fsx_finds_nothing_in_200_000_operations() {
+    if !has_fuse() {
+        return;
+    }
+    let tool = std::env::var_os("HOME").map(|home| Path::new(&home).join(".cache/ferrite/tools/bin/fsx"));
+    let Some(fsx) = tool.filter(|tool| tool.exists()) else {
+        panic!("no fsx: run `scripts/setup-debian.sh test`");
+    };
+    let test = TestPool::new("64M", &[]);
+    let config = test.pool.with_extension("toml");
+    std::fs::write(
+        &config,
+        "flen = 262144\n[weights]\ntruncate = 1\nfsync = 0.1\nfdatasync = 0.1\npunch_hole = 1\n\
+         posix_fallocate = 1\ninvalidate = 0.1\n",
+    )
+    .unwrap();
+    let seed = std::env::var("FERRITE_SEED").unwrap_or_else(|_| std::process::id().to_string());
+    eprintln!("FERRITE_SEED={seed}");
+    ok(Command::new(fsx)
+        .args(["-N", "200000", "-S", &seed, "-P"])
+        .arg(test.pool.parent().unwrap())
+        .arg("-f")
+        .arg(&config)
+        .arg(test.dir.join("file")));
     test.finish();
 }
 
