@@ -24,9 +24,13 @@ use crate::journal::{Journal, thread_number};
 use crate::layout::{LINE_BYTES, Superblock};
 use crate::names::NameTable;
 use crate::options::MountOptions;
+use crate::pagelog::fold::{Candidates, Cause, Folds, fold_some};
+use crate::pagelog::space::LogSpace;
 
 /// Optimistic reads of an inode before the shared lock is taken.
 const OPTIMISTIC_TRIES: usize = 3;
+/// Pages whose logs an operation folds when it finds no space.
+const FOLDS_FOR_SPACE: usize = 4096;
 /// Resources by which giving many back looks ahead.
 const LOOK_AHEAD: usize = 12;
 /// Reclaim-and-retry rounds before an operation reports that space is out.
@@ -49,6 +53,9 @@ pub(crate) struct Core {
     pub(crate) alloc: BlockAlloc,
     pub(crate) map: Box<dyn FileMap>,
     pub(crate) names: NameTable,
+    pub(crate) log_space: LogSpace,
+    pub(crate) candidates: Candidates,
+    pub(crate) folds: Folds,
     pub(crate) inode_map: AtomicBitmap,
     pub(crate) inode_cursors: Box<[CachePadded<AtomicU64>]>,
     pub(crate) inodes: InodeCache,
@@ -75,6 +82,11 @@ impl Core {
     pub(crate) fn now(&self) -> Timestamp {
         let now = clock_gettime(ClockId::RealtimeCoarse);
         Timestamp::new(now.tv_sec, now.tv_nsec as u32)
+    }
+
+    /// What walks of page logs need.
+    pub(crate) fn media(&self) -> (&Region, &Superblock) {
+        (&self.region, &self.superblock)
     }
 
     /// Refuses what cannot be answered truthfully any more.
@@ -132,6 +144,7 @@ impl Core {
                 self.inode_cursor().fetch_min(u64::from(ino), Ordering::Relaxed);
             }
             Resource::NameSlot(slot) => self.names.release(slot),
+            Resource::LogSegment(unit) => self.log_space.release(&self.alloc, unit),
         }
     }
 
@@ -164,6 +177,11 @@ impl Core {
         loop {
             match operation() {
                 Err(FsError::NoSpace(_)) if tries < SPACE_TRIES => {
+                    if tries > 0 {
+                        // Folding gives back the logs' space; what cannot be folded now is no reason to fail.
+                        let _ = fold_some(self, FOLDS_FOR_SPACE, Cause::LowSpace, &mut || false);
+                        self.log_space.empty_purses(&self.alloc);
+                    }
                     self.reclaim()?;
                     tries += 1;
                 }

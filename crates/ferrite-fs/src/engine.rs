@@ -4,19 +4,30 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use ferrite_pm::{Counters, Region};
+use ferrite_vfs::Ino;
+use parking_lot::Mutex;
 
 use crate::core::Core;
 use crate::error::EngineError;
 use crate::layout::{CONTROL_BOOT, CONTROL_STATE, STATE_CLEAN, Superblock};
 use crate::mount;
-use crate::options::{MountOptions, PoolInfo};
+use crate::options::{MountOptions, PageDump, PoolInfo};
+use crate::pagelog::cleaner::Cleaner;
+use crate::pagelog::dump::dump;
+use crate::pagelog::fold::{Cause, fold_some};
 
 /// A mounted pool: an engine that implements [`ferrite_vfs::FileSystem`]. Cheap to clone; all clones are one.
 ///
 /// Dropping the last clone without [`Engine::unmount`] is like a crash: nothing that returned is lost, the next mount replays.
 #[derive(Clone)]
 pub struct Engine {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
     core: Arc<Core>,
+    /// Runs as long as the pool is mounted and may be changed.
+    cleaner: Mutex<Option<Cleaner>>,
 }
 
 impl Engine {
@@ -25,7 +36,18 @@ impl Engine {
     pub fn mount(region: Region, options: &MountOptions) -> Result<Engine, EngineError> {
         let core = Arc::new(mount::mount(region, options)?);
         mount::finish_interrupted(&core)?;
-        Ok(Engine { core })
+        let cleaner = if options.cleaner && !core.options.read_only {
+            let started = Cleaner::start(Arc::clone(&core));
+            Some(started.map_err(|error| EngineError::Failed(format!("the cleaner's thread did not start: {error}")))?)
+        } else {
+            None
+        };
+        Ok(Engine {
+            inner: Arc::new(Inner {
+                core,
+                cleaner: Mutex::new(cleaner),
+            }),
+        })
     }
 
     /// Retires the journal and marks the pool clean; every later call on any clone fails. Durable when it returns.
@@ -33,7 +55,10 @@ impl Engine {
     /// Crash points: the clean mark is set after the fence that made all else durable; it is informative only,
     /// recovery always looks at the journal.
     pub fn unmount(&self) -> Result<(), EngineError> {
-        let core = &self.core;
+        let core = &self.inner.core;
+        if let Some(mut cleaner) = self.inner.cleaner.lock().take() {
+            cleaner.stop();
+        }
         if core.closed.swap(true, Ordering::SeqCst) || core.options.read_only {
             return Ok(());
         }
@@ -52,17 +77,32 @@ impl Engine {
 
     /// Why the pool turned read-only, if it did.
     pub fn failed(&self) -> Option<String> {
-        self.core.failed.get().cloned()
+        self.inner.core.failed.get().cloned()
     }
 
     /// Everything `ferrite info` shows. Takes moments: it counts the mapped pages.
     pub fn info(&self) -> PoolInfo {
-        crate::info::collect(&self.core)
+        crate::info::collect(&self.inner.core)
     }
 
     /// What persistence cost since the pool was opened.
     pub fn counters(&self) -> Counters {
-        self.core.region.counters()
+        self.inner.core.region.counters()
+    }
+
+    /// Folds the logs of up to `pages` pages, those with the longest first, and gives the space back. Returns how many were folded.
+    /// The cleaner does this by itself when space is short or the pool idle.
+    pub fn clean(&self, pages: usize) -> Result<usize, EngineError> {
+        let failed = |error: ferrite_vfs::FsError| EngineError::Failed(error.to_string());
+        let folded = fold_some(self.core(), pages, Cause::Idle, &mut || false).map_err(failed)?;
+        self.core().log_space.empty_purses(&self.core().alloc);
+        self.core().reclaim().map_err(failed)?;
+        Ok(folded)
+    }
+
+    /// What a file's pages hold: words and log entries.
+    pub fn dump(&self, ino: Ino) -> Result<Vec<PageDump>, EngineError> {
+        dump(self.core(), ino).map_err(|error| EngineError::Damaged(error.to_string()))
     }
 
     /// Longest write that is one atomic step, in bytes.
@@ -71,7 +111,7 @@ impl Engine {
     }
 
     pub(crate) fn core(&self) -> &Core {
-        &self.core
+        &self.inner.core
     }
 }
 

@@ -14,6 +14,7 @@ use ferrite_map::{FileMap, MapEntry};
 use ferrite_pm::Region;
 use ferrite_vfs::{FileKind, ROOT_INO};
 use parking_lot::Mutex;
+use rustc_hash::FxHashMap;
 
 use crate::dentry::{self, FIRST_ENTRY};
 use crate::error::EngineError;
@@ -24,6 +25,8 @@ use crate::layout::{BLOCK_BYTES, MAX_FILE_BYTES, Superblock};
 use crate::names::NameTable;
 use crate::ops::xattr_is_sound;
 use crate::options::{Finding, FsckReport};
+use crate::pagelog;
+use crate::pagelog::entry::{BLOCK_UNITS, UNIT_BYTES};
 
 /// Findings kept; a ruined pool would otherwise fill the memory with them.
 const FINDINGS_MAX: usize = 1000;
@@ -40,6 +43,8 @@ struct Check {
     /// Per inode: pages mapped, and names found (for directories: subdirectories).
     pages: Vec<AtomicU32>,
     links: Vec<AtomicU32>,
+    /// Pages that have logs.
+    logged: Mutex<Vec<MapEntry>>,
     findings: Mutex<Vec<Finding>>,
 }
 
@@ -67,6 +72,7 @@ pub fn fsck(region: Region, progress: Progress<'_>) -> Result<FsckReport, Engine
         owned: AtomicBitmap::new(superblock.blocks),
         pages: counters(),
         links: counters(),
+        logged: Mutex::default(),
         findings: Mutex::new(findings),
         region,
         superblock,
@@ -143,8 +149,8 @@ impl Check {
                 return;
             }
             self.pages[ino as usize].fetch_add(1, Ordering::Relaxed);
-            if word.log() != 0 && !word.is_unwritten() {
-                self.find("mapping", format!("{at}: names a log, which format 1 does not have"));
+            if pagelog::has_log(word) {
+                self.logged.lock().push(entry);
             }
             if let Some(wrong) = self.own(word.page()) {
                 self.find("mapping", format!("{at}: names block {}, {wrong}", word.page()));
@@ -153,6 +159,7 @@ impl Check {
         if let Err(error) = self.map.load(2, &visit) {
             self.find("mapping", error.to_string());
         }
+        self.logs();
         // Only now are the bounds known, so only now can lookups be tried.
         self.map.for_each(&mut |entry| {
             if self.map.get(entry.ino, entry.lblk) != entry.word {
@@ -165,6 +172,50 @@ impl Check {
             true
         });
         pages.into_inner()
+    }
+
+    /// Page logs: chains, lengths, checksums of all entries, links forward, and who owns what.
+    fn logs(&self) {
+        let logged = std::mem::take(&mut *self.logged.lock());
+        // Units of log blocks in use, one bit each.
+        let mut slabs: FxHashMap<u32, u64> = FxHashMap::default();
+        for entry in logged {
+            let page = (entry.ino, entry.lblk);
+            let at = format!("log of page {} of inode {}", entry.lblk, entry.ino);
+            let mut newer = 0;
+            let mut buffer = [0; BLOCK_BYTES as usize];
+            let walked = pagelog::scan::entries((&self.region, &self.superblock), page, entry.word, &mut |found| {
+                found.read(&self.region, &mut buffer)?;
+                if !found.trailer.is_first() {
+                    return Ok(true);
+                }
+                let (unit, units) = (found.header_unit(), found.trailer.segment_units());
+                let next = self.region.load(u64::from(unit) * UNIT_BYTES);
+                if next != newer {
+                    self.find(
+                        "logs",
+                        format!("{at}: segment {unit} is followed by {newer}, but names {next}"),
+                    );
+                }
+                newer = u64::from(unit);
+                let block = unit / BLOCK_UNITS;
+                if !slabs.contains_key(&block)
+                    && let Some(wrong) = self.own(block)
+                {
+                    self.find("logs", format!("{at}: segment {unit} lies in block {block}, {wrong}"));
+                }
+                let bits = (u64::MAX >> (64 - units)) << (unit % BLOCK_UNITS);
+                let used = slabs.entry(block).or_default();
+                if *used & bits != 0 {
+                    self.find("logs", format!("{at}: segment {unit} overlaps another"));
+                }
+                *used |= bits;
+                Ok(true)
+            });
+            if let Err(error) = walked {
+                self.find("logs", error.to_string());
+            }
+        }
     }
 
     fn inodes(&self, report: &mut FsckReport, progress: Progress<'_>) {

@@ -5,18 +5,21 @@ use ferrite_pm::Medium;
 use crate::core::Core;
 use crate::icache::InodeCache;
 use crate::layout::BLOCK_BYTES;
-use crate::options::{DramUse, PoolInfo};
+use crate::options::{DramUse, FoldCounts, PoolInfo};
+use crate::pagelog::{self, fold::Cause};
 
 /// Gathers everything; reads the mapping table once.
 pub(crate) fn collect(core: &Core) -> PoolInfo {
     let superblock = &core.superblock;
-    let (mut pages, mut at_home) = (0u64, 0u64);
+    let (mut pages, mut at_home, mut logged_pages) = (0u64, 0u64, 0u64);
     core.map.for_each(&mut |entry| {
         pages += 1;
+        logged_pages += u64::from(pagelog::has_log(entry.word));
         at_home += u64::from(u64::from(entry.word.page()) == superblock.first_block + u64::from(entry.slot));
         true
     });
     let pending = core.journal.pending();
+    let (log_blocks, log_bytes) = core.log_space.usage();
     let (names, names_used) = core.names.counts();
     let (map_slots, map_slots_free) = core.map.slots();
     let medium = core.region.medium();
@@ -40,6 +43,16 @@ pub(crate) fn collect(core: &Core) -> PoolInfo {
         map_slots,
         map_slots_free: map_slots_free + pending.map_slots,
         pages,
+        logged_pages,
+        log_bytes,
+        log_blocks,
+        space_amplification: (pages + log_blocks) as f64 / pages.max(1) as f64,
+        folds: FoldCounts {
+            write: core.folds.of(Cause::Write),
+            read: core.folds.of(Cause::Read),
+            low_space: core.folds.of(Cause::LowSpace),
+            idle: core.folds.of(Cause::Idle),
+        },
         pages_at_home_percent: if pages == 0 {
             100.0
         } else {
@@ -70,6 +83,7 @@ fn dram(core: &Core) -> DramUse {
     let (inode_map, name_map) = (core.inode_map.dram_bytes(), core.names.dram_bytes());
     let (cached_inodes, bytes_per_cached_inode) = (core.inodes.len(), InodeCache::bytes_per_entry());
     let journal = core.journal.dram_bytes();
+    let page_logs = core.log_space.dram_bytes() + core.candidates.dram_bytes();
     DramUse {
         block_map,
         mapping,
@@ -78,6 +92,13 @@ fn dram(core: &Core) -> DramUse {
         cached_inodes,
         bytes_per_cached_inode,
         journal,
-        total: block_map + mapping + inode_map + name_map + cached_inodes * bytes_per_cached_inode + journal,
+        page_logs,
+        total: block_map
+            + mapping
+            + inode_map
+            + name_map
+            + cached_inodes * bytes_per_cached_inode
+            + journal
+            + page_logs,
     }
 }

@@ -34,6 +34,7 @@ mod mount;
 mod names;
 mod ops;
 mod options;
+mod pagelog;
 mod tx;
 
 pub use engine::{Engine, identify};
@@ -41,4 +42,7 @@ pub use error::EngineError;
 pub use fsck::fsck;
 pub use layout::Superblock;
 pub use mkfs::mkfs;
-pub use options::{AtimePolicy, DramUse, Finding, FsckReport, Mapping, MkfsOptions, MountOptions, PoolInfo};
+pub use options::{
+    AtimePolicy, DramUse, EntryDump, Finding, FoldCounts, FsckReport, Mapping, MkfsOptions, MountOptions, PageDump,
+    PoolInfo,
+};

@@ -29,14 +29,18 @@ use crate::layout::{CONTROL_BOOT, CONTROL_MOUNTS, CONTROL_STATE, STATE_CLEAN, ST
 use crate::names::NameTable;
 use crate::ops;
 use crate::options::MountOptions;
+use crate::pagelog::fold::{Candidates, Folds};
+use crate::pagelog::{self, space::LogSpace};
 
 /// Threads that read the tables.
 const LOAD_THREADS: usize = 2;
 
-/// What the inode table holds besides numbers in use.
+/// What the tables hold besides what is in use.
 #[derive(Default)]
-struct InodeScan {
+struct Scan {
     xattr_blocks: Vec<(u32, u32)>,
+    /// Pages that have logs.
+    logged: Vec<MapEntry>,
 }
 
 /// Opens the pool; afterwards [`finish_interrupted`] must run before anybody else uses it.
@@ -66,20 +70,19 @@ pub(crate) fn mount(mut region: Region, options: &MountOptions) -> Result<Core, 
     let map: Box<dyn FileMap> = Box::new(HashFs::new(Arc::clone(&region), superblock.map_geometry()));
     let names = NameTable::new(Arc::clone(&region), &superblock);
     let scan = load(&region, &superblock, &alloc, &inode_map, map.as_ref(), &names)?;
-    for (ino, block) in scan.xattr_blocks {
+    for &(ino, block) in &scan.xattr_blocks {
         if !superblock.is_data_block(block) || !alloc.set_used(block) {
             return Err(EngineError::Damaged(format!(
                 "inode {ino}: its extended attributes lie in block {block}, which is no data block or another's"
             )));
         }
     }
-    alloc.open();
     let root = Inode::load(&region, superblock.inode_offset(ROOT_INO as u32));
     if root.kind() != Some(FileKind::Directory) || !root.is_sound(ROOT_INO as u32) {
         return Err(EngineError::Damaged("the root directory's inode is damaged".into()));
     }
     let cursors = u64::from(superblock.rings);
-    Ok(Core {
+    let core = Core {
         journal: Journal::new(Arc::clone(&region), &superblock, replayed.mark),
         inodes: InodeCache::new(replayed.mark),
         inode_cursors: (0..cursors)
@@ -102,7 +105,41 @@ pub(crate) fn mount(mut region: Region, options: &MountOptions) -> Result<Core, 
         map,
         names,
         inode_map,
-    })
+        log_space: LogSpace::new(),
+        candidates: Candidates::new(),
+        folds: Folds::default(),
+    };
+    load_logs(&core, &scan.logged)?;
+    core.alloc.open();
+    Ok(core)
+}
+
+/// Counts up the segments of the pages that have logs, and lists those pages for the cleaner.
+fn load_logs(core: &Core, logged: &[MapEntry]) -> Result<(), EngineError> {
+    for entry in logged {
+        let page = (entry.ino, entry.lblk);
+        let damaged = |what: String| EngineError::Damaged(format!("page {} of inode {}: {what}", page.1, page.0));
+        let mut wrong = None;
+        pagelog::scan::entries(core.media(), page, entry.word, &mut |found| {
+            if found.trailer.is_first() {
+                let unit = found.header_unit();
+                if let Err(what) = core
+                    .log_space
+                    .set_used(&core.alloc, unit, found.trailer.segment_units())
+                {
+                    wrong.get_or_insert(format!("its log has a segment at unit {unit}, {what}"));
+                }
+            }
+            Ok(true)
+        })
+        .map_err(|error| damaged(error.to_string()))?;
+        if let Some(wrong) = wrong {
+            return Err(damaged(wrong));
+        }
+        core.candidates.add(page);
+    }
+    core.log_space.open();
+    Ok(())
 }
 
 /// Applies the durability mode; returns the mark that says who uses the pool in `process` mode.
@@ -134,12 +171,16 @@ fn load(
     inode_map: &AtomicBitmap,
     map: &dyn FileMap,
     names: &NameTable,
-) -> Result<InodeScan, EngineError> {
+) -> Result<Scan, EngineError> {
     let twice = AtomicU64::new(0);
+    let logged = Mutex::new(Vec::new());
     let visit = |entry: MapEntry| {
         let page = entry.word.page();
         if page != 0 && !alloc.set_used(page) {
             twice.store(u64::from(page), Ordering::Relaxed);
+        }
+        if pagelog::has_log(entry.word) {
+            logged.lock().push(entry);
         }
     };
     let scan = std::thread::scope(|scope| {
@@ -154,13 +195,16 @@ fn load(
         mapped.map_err(EngineError::from).map(|()| scan)
     })?;
     match twice.into_inner() {
-        0 => Ok(scan),
+        0 => Ok(Scan {
+            logged: logged.into_inner(),
+            ..scan
+        }),
         block => Err(EngineError::Damaged(format!("block {block} belongs to two pages"))),
     }
 }
 
-fn scan_inodes(region: &Region, superblock: &Superblock, inode_map: &AtomicBitmap) -> InodeScan {
-    let mut scan = InodeScan::default();
+fn scan_inodes(region: &Region, superblock: &Superblock, inode_map: &AtomicBitmap) -> Scan {
+    let mut scan = Scan::default();
     inode_map.set(0);
     for ino in 1..superblock.inodes as u32 {
         // One word decides for the many that are free.

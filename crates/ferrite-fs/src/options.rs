@@ -43,7 +43,7 @@ pub enum AtimePolicy {
 }
 
 /// Choices of one mount.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Copy)]
 pub struct MountOptions {
     /// Refuse changes. A crashed pool is replayed into a private mapping; nothing is written.
     pub read_only: bool,
@@ -53,6 +53,48 @@ pub struct MountOptions {
     pub process_durability: bool,
     /// Mount although the machine went down while the pool was in use in that mode.
     pub accept_power_loss: bool,
+    /// Fold page logs in the background, when space is short or the pool idle.
+    pub cleaner: bool,
+    /// The cleaner starts when less than this share of the blocks is free, in percent…
+    pub clean_low_percent: u8,
+    /// …and goes on until this share is.
+    pub clean_high_percent: u8,
+    /// A read that walked at least this many entries of a page's log folds the page; 0: never.
+    pub fold_read_entries: u32,
+    /// No page logs: every unaligned write copies its page, as NOVA does. For comparison.
+    pub cow_only: bool,
+    /// Read logs from the oldest entry on, as the paper's comparison does. For comparison.
+    pub forward_scan: bool,
+}
+
+impl Default for MountOptions {
+    fn default() -> Self {
+        MountOptions {
+            read_only: false,
+            atime: AtimePolicy::default(),
+            process_durability: false,
+            accept_power_loss: false,
+            cleaner: true,
+            clean_low_percent: 5,
+            clean_high_percent: 10,
+            fold_read_entries: 4,
+            cow_only: false,
+            forward_scan: false,
+        }
+    }
+}
+
+/// Folds since the mount, by cause.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FoldCounts {
+    /// A write merged: the log was long, or the page complete.
+    pub write: u64,
+    /// A read had walked too far.
+    pub read: u64,
+    /// Space was short.
+    pub low_space: u64,
+    /// Nothing else went on.
+    pub idle: u64,
 }
 
 /// Where a pool's DRAM goes, in bytes.
@@ -72,6 +114,8 @@ pub struct DramUse {
     pub bytes_per_cached_inode: u64,
     /// Journal bookkeeping, all rings.
     pub journal: u64,
+    /// Slabs of page logs, and the list of pages that have logs.
+    pub page_logs: u64,
     /// Sum of all.
     pub total: u64,
 }
@@ -115,6 +159,16 @@ pub struct PoolInfo {
     pub map_slots_free: u64,
     /// Mapped pages.
     pub pages: u64,
+    /// Pages that have a log.
+    pub logged_pages: u64,
+    /// Bytes of the logs' segments, those that threads hold ready included.
+    pub log_bytes: u64,
+    /// Blocks these lie in.
+    pub log_blocks: u64,
+    /// Blocks of pages and logs, over blocks of pages.
+    pub space_amplification: f64,
+    /// Logs merged into their pages since the mount: by writes, reads, for want of space, and in idle times.
+    pub folds: FoldCounts,
     /// Pages that lie in the block of their own slot (HashFS), in percent.
     pub pages_at_home_percent: f64,
     /// Journal rings and bytes of each.
@@ -137,6 +191,36 @@ pub struct PoolInfo {
     pub lines_written_back: u64,
     /// Bytes stored past the cache.
     pub bytes_streamed: u64,
+}
+
+/// A mapped page of a file, as `ferrite dump` shows it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PageDump {
+    /// Its number in the file.
+    pub page: u32,
+    /// Its block.
+    pub block: u32,
+    /// Reserved: reads as zeros.
+    pub unwritten: bool,
+    /// Its word as it is stored.
+    pub word: u64,
+    /// The entries of its log, newest first.
+    pub entries: Vec<EntryDump>,
+}
+
+/// An entry of a page log.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EntryDump {
+    /// Where it ends: pool offset of its trailer's 64 bytes, over 64.
+    pub unit: u32,
+    /// Where in the page its data goes.
+    pub offset: u16,
+    /// How much.
+    pub len_bytes: u16,
+    /// Its range reads as zeros.
+    pub zeros: bool,
+    /// Unit of the header of its segment.
+    pub segment: u32,
 }
 
 /// One thing fsck found wrong.

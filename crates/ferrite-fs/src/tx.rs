@@ -101,6 +101,14 @@ impl<'e> Tx<'e> {
         }
     }
 
+    /// Writes log units at `offset`; all but the first `skip` bytes are vouched for by the record, and so share its fence.
+    pub(crate) fn stream_log(&mut self, offset: u64, bytes: &[u8], skip: usize) {
+        self.core.region.stream(offset, bytes);
+        let vouched = &bytes[skip..];
+        self.record
+            .add_data(offset + skip as u64, vouched.len() as u32, crc32c::crc32c(vouched));
+    }
+
     /// The record comes after the one with this sequence number.
     pub(crate) fn comes_after(&mut self, seq: u64) {
         self.min_seq = self.min_seq.max(seq);
@@ -197,12 +205,12 @@ impl MapTx for Tx<'_> {
         self.claimed.push(resource);
     }
 
-    /// Blocks and mapping slots wait until no crash can replay the record that frees them, for old records vouch for what
+    /// Blocks, log segments and mapping slots wait until no crash can replay the record that frees them, for old records vouch for what
     /// blocks hold. Inode numbers and name slots need not wait: they are words that records set, and whoever takes them next
     /// gets a later sequence number (from the inode's entry, or the name table), so replay ends with the newer words.
     fn freed(&mut self, resource: Resource) {
         match resource {
-            Resource::Block(_) | Resource::MapSlot(_) => self.freed.push(resource),
+            Resource::Block(_) | Resource::MapSlot(_) | Resource::LogSegment(_) => self.freed.push(resource),
             Resource::Inode(_) | Resource::NameSlot(_) => self.freed_at_once.push(resource),
         }
     }

@@ -40,20 +40,32 @@ struct Recorded {
     states: Vec<Tree>,
 }
 
+/// Nothing goes on but what the test does, so that a recording is always the same.
+fn quiet() -> MountOptions {
+    MountOptions {
+        cleaner: false,
+        ..MountOptions::default()
+    }
+}
+
 /// Runs `steps` on a new pool, after `setup`, which is not recorded.
 fn record(setup: &[Step], steps: &[Step]) -> Recorded {
+    record_with(&quiet(), setup, steps)
+}
+
+fn record_with(options_of_mount: &MountOptions, setup: &[Step], steps: &[Step]) -> Recorded {
     let empty = empty_pool(POOL_BYTES, &options());
     let mut region = Region::from_image(&empty).unwrap();
     let recorder = Recorder::new(empty);
     region.attach_recorder(Arc::clone(&recorder));
-    let engine = Engine::mount(region, &MountOptions::default()).unwrap();
+    let engine = Engine::mount(region, options_of_mount).unwrap();
     setup.iter().for_each(|step| step(&engine));
     engine.unmount().unwrap();
     let before = recorder.log().final_image();
     let recorder = Recorder::new(before.clone());
     let mut region = Region::from_image(&before).unwrap();
     region.attach_recorder(Arc::clone(&recorder));
-    let engine = Engine::mount(region, &MountOptions::default()).unwrap();
+    let engine = Engine::mount(region, options_of_mount).unwrap();
     let mut states = vec![capture(&engine)];
     for (index, step) in steps.iter().enumerate() {
         step(&engine);
@@ -112,7 +124,7 @@ fn verify(image: &[u8], states: &[Tree], returned: usize, at: &str, twice: bool)
     if twice {
         region.attach_recorder(Arc::clone(&recorder));
     }
-    let engine = Engine::mount(region, &MountOptions::default()).unwrap_or_else(|error| panic!("{at}: {error}"));
+    let engine = Engine::mount(region, &quiet()).unwrap_or_else(|error| panic!("{at}: {error}"));
     let tree = capture(&engine);
     let allowed = &states[returned..states.len().min(returned + 2)];
     if !allowed.contains(&tree) {
@@ -303,6 +315,47 @@ fn writing_every_kind_of_page() {
             }),
         ],
     );
+}
+
+/// Page logs: entries, chained segments, cuts and holes in logged pages, aligned writes that drop a log, writes over several pages
+/// with logged ends; and the folds that reading after each step causes, from never to at once.
+#[test]
+fn writing_parts_of_pages() {
+    let small = |n: u64| put("/f", n * 37 % 4000, 1 + (n as usize * 29) % 90, n as u8);
+    for fold_read_entries in [0, 1, 3] {
+        let mut steps: Vec<Step> = (0..12).map(small).collect();
+        steps.extend([
+            put("/f", 4096 + 100, 700, 30),
+            put("/f", 4096 + 300, 2000, 31),
+            put("/f", 3000, 9000, 32),
+            truncate("/f", 6000),
+            put("/f", 5990, 3, 33),
+            truncate("/f", 20_000),
+            allocate("/f", FallocateMode::PunchHole, 100, 3000),
+            put("/f", 200, 10, 34),
+            put("/f", 0, 4096, 35),
+            put("/f", 4000, 200, 36),
+            allocate("/f", FallocateMode::ZeroRange { keep_size: true }, 4000, 8000),
+            put("/f", 4090, 10, 37),
+            unlink("/g"),
+            put("/f", 8190, 4, 38),
+        ]);
+        let setup = [
+            touch("/f"),
+            put("/f", 0, 16_384, 1),
+            touch("/g"),
+            put("/g", 0, 8192, 1),
+            put("/g", 50, 60, 2),
+            put("/g", 4000, 200, 2),
+        ];
+        let options = MountOptions {
+            fold_read_entries,
+            ..quiet()
+        };
+        let images = explore(&record_with(&options, &setup, &steps), 2, RANDOM_SUBSETS);
+        println!("{images} images");
+        assert!(images > 1000, "too few images to mean anything");
+    }
 }
 
 #[test]

@@ -372,6 +372,13 @@ impl FileMap for HashFs {
         Ok(())
     }
 
+    fn swing(&self, ino: u32, lblk: u32, old: PageWord, new: PageWord) -> Option<u64> {
+        let slot = self.find(ino, lblk).filter(|&slot| self.word(slot) == old)?;
+        let offset = self.word_offset(slot);
+        self.region.store(offset, new.0);
+        Some(offset)
+    }
+
     fn remove(&self, tx: &mut dyn MapTx, ino: u32, lblk: u32) -> Result<PageWord, MapError> {
         let Some(slot) = self.find(ino, lblk) else {
             return Ok(PageWord::HOLE);

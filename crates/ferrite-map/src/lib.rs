@@ -68,6 +68,8 @@ pub enum Resource {
     Inode(u32),
     /// An entry of the name table.
     NameSlot(u32),
+    /// A segment of page logs, by the unit of its header.
+    LogSegment(u32),
 }
 
 /// What a mapping structure may ask of the transaction it works in.
@@ -137,6 +139,10 @@ pub trait FileMap: Send + Sync {
 
     /// Replaces the word of a mapped page. The old word's block and log are the caller's to free.
     fn replace(&self, tx: &mut dyn MapTx, ino: u32, lblk: u32, word: PageWord) -> Result<(), MapError>;
+
+    /// Stores the word of a page in place, if it is `old` still, and returns where, to be written back. For changes that need no
+    /// record; the caller holds the inode's lock exclusively.
+    fn swing(&self, ino: u32, lblk: u32, old: PageWord, new: PageWord) -> Option<u64>;
 
     /// Unmaps a page and returns its old word (`HOLE` if it was not mapped).
     fn remove(&self, tx: &mut dyn MapTx, ino: u32, lblk: u32) -> Result<PageWord, MapError>;

@@ -24,16 +24,19 @@ pub enum Profile {
     SmallFiles,
     /// Renames in a tree of three levels.
     Renames,
+    /// Writes of 1 byte to 20 KiB at any offset of a few pages, cuts and holes between them: what page logs are for.
+    Unaligned,
 }
 
 impl Profile {
     /// All profiles.
-    pub const ALL: [Profile; 5] = [
+    pub const ALL: [Profile; 6] = [
         Profile::Mixed,
         Profile::Metadata,
         Profile::Data,
         Profile::SmallFiles,
         Profile::Renames,
+        Profile::Unaligned,
     ];
 
     /// Weights of {names, renames, data, holes, attributes, xattrs, handles, listings}.
@@ -44,6 +47,7 @@ impl Profile {
             Profile::Data => [8, 1, 60, 20, 4, 0, 7, 0],
             Profile::SmallFiles => [25, 5, 45, 6, 6, 5, 6, 2],
             Profile::Renames => [40, 45, 3, 0, 3, 0, 4, 5],
+            Profile::Unaligned => [4, 1, 75, 15, 1, 0, 4, 0],
         }
     }
 }
@@ -197,9 +201,14 @@ impl OpGenerator {
         }
     }
 
+    /// Whether it is about the content of few files.
+    fn is_data(&self) -> bool {
+        matches!(self.profile, Profile::Data | Profile::Unaligned)
+    }
+
     /// Few names are common and the rest rare, so that operations meet each other.
     fn name(&mut self) -> u8 {
-        if self.profile == Profile::Data {
+        if self.is_data() {
             return self.rng.below(3) as u8;
         }
         self.rng
@@ -211,7 +220,7 @@ impl OpGenerator {
     fn path(&mut self) -> Path {
         let roll = self.rng.below(10);
         let depth = match self.profile {
-            Profile::Data => 1,
+            Profile::Data | Profile::Unaligned => 1,
             Profile::Renames => 1 + roll as usize * 3 / 10,
             _ if roll < 4 => 1,
             _ if roll < 8 => 2,
@@ -249,7 +258,7 @@ impl OpGenerator {
 
     /// A name in a directory that is there; as deep as three levels.
     fn fresh(&mut self) -> Path {
-        if self.profile == Profile::Data || self.rng.chance(10) {
+        if self.is_data() || self.rng.chance(10) {
             return self.path();
         }
         let mut path = self.directory();
@@ -305,6 +314,10 @@ impl OpGenerator {
 
     fn len(&mut self) -> usize {
         let rng = &mut self.rng;
+        if self.profile == Profile::Unaligned {
+            let most = *rng.pick(&[8, 64, 200, 1000, 3000, PAGE, 20 << 10]);
+            return 1 + rng.below(most) as usize;
+        }
         let small = self.profile == Profile::SmallFiles;
         let len = match rng.below(if small { 5 } else { 10 }) {
             0 => rng.below(16),
@@ -321,6 +334,9 @@ impl OpGenerator {
 
     fn offset(&mut self) -> u64 {
         let rng = &mut self.rng;
+        if self.profile == Profile::Unaligned {
+            return rng.below(6 * PAGE);
+        }
         if self.profile == Profile::SmallFiles && rng.chance(90) {
             return rng.below(600);
         }

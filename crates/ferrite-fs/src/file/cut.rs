@@ -12,7 +12,7 @@
 
 use std::sync::Arc;
 
-use ferrite_map::{MapTx, PageWord, Resource};
+use ferrite_map::{MapTx, Resource};
 use ferrite_vfs::{FsError, Result};
 
 use super::write;
@@ -20,6 +20,10 @@ use crate::core::{Core, map_error};
 use crate::icache::InodeMem;
 use crate::inode::{INLINE_BYTES, Inode};
 use crate::layout::BLOCK_BYTES;
+use crate::pagelog::{
+    self,
+    append::{self, Part},
+};
 use crate::tx::Tx;
 
 /// Pages one record unmaps at most: each takes two words with their heads, and the inode must fit too.
@@ -67,6 +71,7 @@ pub(crate) fn unmap(core: &Core, tx: &mut Tx<'_>, ino: u32, lblk: u32, inode: &m
     if word.page() != 0 {
         tx.freed(Resource::Block(word.page()));
     }
+    pagelog::free(core, tx, (ino, lblk), word)?;
     inode.set_blocks(inode.blocks().saturating_sub(1));
     Ok(())
 }
@@ -180,25 +185,13 @@ pub(crate) fn finish(core: &Core, mem: &Arc<InodeMem>, inode: &mut Inode) -> Res
     tx.commit(&[mem])
 }
 
-/// Zeroes bytes `from..to` of a page by a copy; nothing to do in a hole.
+/// Zeroes bytes `from..to` of a page; nothing to do in a hole.
 pub(crate) fn zero_within(core: &Core, tx: &mut Tx<'_>, ino: u32, lblk: u32, from: usize, to: usize) -> Result<()> {
     let word = core.map.get(ino, lblk);
     if word.is_hole() || word.is_unwritten() {
         return Ok(());
     }
-    let mut page = [0; BLOCK_BYTES as usize];
-    write::read_page(core, word, &mut page)?;
-    if page[from..to].iter().all(|&byte| byte == 0) {
-        return Ok(());
-    }
-    page[from..to].fill(0);
-    let block = core.map.alloc_page(tx, ino, lblk).map_err(map_error)?;
-    tx.stream_block(block, &page);
-    core.map
-        .replace(tx, ino, lblk, PageWord::new(block, 0))
-        .map_err(map_error)?;
-    tx.freed(Resource::Block(word.page()));
-    Ok(())
+    append::write_part(core, tx, (ino, lblk), word, (from, Part::Zero(to - from)), false)
 }
 
 /// The range of a punched hole or zeroed stretch: its whole pages, and the parts of pages at its ends.

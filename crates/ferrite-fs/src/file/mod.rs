@@ -21,15 +21,35 @@ use crate::inode::{INLINE_BYTES, Inode};
 use crate::layout::BLOCK_BYTES;
 use crate::ops;
 use crate::options::AtimePolicy;
+use crate::pagelog::{self, fold::Cause};
 use write::Position;
 
-pub(crate) use write::ATOMIC_BYTES;
+pub(crate) use write::{ATOMIC_BYTES, page_offset};
 
 const OPTIMISTIC_TRIES: usize = 3;
 /// Pages looked up at a time.
 const BATCH: usize = 32;
+/// Pages that one read folds at most.
+const FOLDS_PER_READ: usize = 16;
 /// Pages that a search for data walks one by one before it walks the table.
 const SEEK_WALK: u64 = 4096;
+
+/// Pages whose logs a read found long, to be folded once it is over.
+#[derive(Default)]
+struct LongLogs {
+    pages: [u32; FOLDS_PER_READ],
+    len: usize,
+}
+
+impl LongLogs {
+    fn note(&mut self, core: &Core, lblk: u32, walked: usize) {
+        let threshold = core.options.fold_read_entries as usize;
+        if threshold > 0 && walked >= threshold && self.len < FOLDS_PER_READ && !core.options.read_only {
+            self.pages[self.len] = lblk;
+            self.len += 1;
+        }
+    }
+}
 
 /// An open file of the engine.
 pub(crate) struct PmFile {
@@ -80,7 +100,7 @@ impl PmFile {
         write::write(self.core(), &self.inode, position, data, self.mode.kill_priv)
     }
 
-    fn read_once(&self, offset: u64, buf: &mut [u8]) -> Result<(usize, bool)> {
+    fn read_once(&self, offset: u64, buf: &mut [u8], long: &mut LongLogs) -> Result<(usize, bool)> {
         let core = self.core();
         let inode = core.load_hot(self.inode.ino);
         let size = inode.size();
@@ -92,7 +112,7 @@ impl PmFile {
             let available = (INLINE_BYTES - from).min(count);
             buf[..available].copy_from_slice(&content[from..from + available]);
         } else {
-            self.read_pages(core, offset, buf)?;
+            self.read_pages(core, offset, buf, long)?;
         }
         let due = core.options.atime != AtimePolicy::Never
             && !self.mode.no_atime
@@ -101,7 +121,8 @@ impl PmFile {
         Ok((count, due))
     }
 
-    fn read_pages(&self, core: &Core, offset: u64, mut buf: &mut [u8]) -> Result<()> {
+    fn read_pages(&self, core: &Core, offset: u64, mut buf: &mut [u8], long: &mut LongLogs) -> Result<()> {
+        long.len = 0;
         let mut words = [PageWord::HOLE; BATCH];
         let mut at = offset;
         while !buf.is_empty() {
@@ -113,14 +134,18 @@ impl PmFile {
                 &mut words[..pages],
                 &self.cache,
             );
-            for &word in &words[..pages] {
+            for (lblk, &word) in (at / BLOCK_BYTES..).zip(&words[..pages]) {
                 let within = at % BLOCK_BYTES;
                 let len = buf.len().min((BLOCK_BYTES - within) as usize);
                 let (part, rest) = buf.split_at_mut(len);
                 if word.is_hole() || word.is_unwritten() {
                     part.fill(0);
+                } else if pagelog::has_log(word) {
+                    let page = (self.inode.ino, lblk as u32);
+                    let walked = pagelog::scan::read(core, page, word, within as usize, part)?;
+                    long.note(core, page.1, walked);
                 } else {
-                    core.region.read(write::page_offset(core, word)? + within, part);
+                    core.region.read(page_offset(core, word)? + within, part);
                 }
                 at += len as u64;
                 buf = rest;
@@ -188,11 +213,16 @@ impl OpenFile for PmFile {
         let core = self.core();
         core.map.prefetch(self.inode.ino, (offset / BLOCK_BYTES) as u32, false);
         core.check_readable()?;
-        let (count, atime_due) = self.consistent(|| self.read_once(offset, buf))?;
+        let mut long = LongLogs::default();
+        let (count, atime_due) = self.consistent(|| self.read_once(offset, buf, &mut long))?;
         // A fault on the medium while copying gave zeros and poisoned the pool: do not hand them out.
         core.check_readable()?;
         if atime_due {
             ops::touch_atime(core, &self.inode)?;
+        }
+        for &lblk in &long.pages[..long.len] {
+            // The read has its answer; that a fold found no space, say, is no reason to fail it.
+            let _ = pagelog::fold::fold(core, &self.inode, lblk, Cause::Read);
         }
         Ok(count)
     }

@@ -15,6 +15,7 @@ use crate::core::{Core, map_error};
 use crate::icache::InodeMem;
 use crate::inode::{INLINE_BYTES, Inode};
 use crate::layout::{BLOCK_BYTES, MAX_FILE_BYTES};
+use crate::pagelog;
 use crate::tx::Tx;
 
 /// Pages reserved by one record.
@@ -75,6 +76,7 @@ fn zero(core: &Core, mem: &Arc<InodeMem>, inode: &mut Inode, offset: u64, end: u
             core.map
                 .replace(&mut tx, mem.ino, lblk as u32, unwritten)
                 .map_err(map_error)?;
+            pagelog::free(core, &mut tx, (mem.ino, lblk as u32), word)?;
         }
     }
     stamp(core, inode, size);

@@ -1,6 +1,6 @@
-//! Writing data: small files in the inode, everything else page by page, copy-on-write.
+//! Writing data: small files in the inode, whole pages copy-on-write, parts of pages to the pages' logs.
 //!
-//! Crash argument: data goes to blocks that are free (or reserved and still reading as zeros); one record then sets all
+//! Crash argument: data goes to blocks that are free (or reserved and still reading as zeros) or behind the end of logs; one record then sets all
 //! page words, size and times. Old blocks are freed by that record, so they stay untouched until it is
 //! retired. A write of up to [`ATOMIC_BYTES`] is one record.
 
@@ -14,6 +14,8 @@ use crate::core::{Core, map_error};
 use crate::icache::InodeMem;
 use crate::inode::{INLINE_BYTES, Inode};
 use crate::layout::{BLOCK_BYTES, MAX_FILE_BYTES};
+use crate::pagelog;
+use crate::pagelog::append::{self, Part};
 use crate::tx::Tx;
 
 /// Longest write that is one atomic step; longer ones are several.
@@ -171,7 +173,13 @@ fn write_pages(
         for (index, &word) in words[..pages].iter().enumerate() {
             let within = (at % BLOCK_BYTES) as usize;
             let (part, behind) = rest.split_at(rest.len().min(PAGE - within));
-            write_page(core, tx, (ino, first + index as u32), inode, word, (within, part), head)?;
+            let page = (ino, first + index as u32);
+            if part.len() < PAGE && !word.is_hole() && !word.is_unwritten() {
+                let appends = at + part.len() as u64 > inode.size();
+                append::write_part(core, tx, page, word, (within, Part::Data(part)), appends)?;
+            } else {
+                fill_page(core, tx, page, inode, word, (within, part), head)?;
+            }
             at += part.len() as u64;
             rest = behind;
         }
@@ -179,8 +187,8 @@ fn write_pages(
     Ok(())
 }
 
-/// Writes part of one page (or all of it) to a block and lets the page's word name it.
-fn write_page(
+/// Writes all of a page, or part of one that reads as zeros, to a block and lets the page's word name it.
+fn fill_page(
     core: &Core,
     tx: &mut Tx<'_>,
     (ino, lblk): (u32, u32),
@@ -205,7 +213,6 @@ fn write_page(
         tx.stream_block(block, part);
     } else {
         let mut page = [0; PAGE];
-        read_page(core, word, &mut page)?;
         if let (0, Some(content)) = (lblk, head) {
             page[..INLINE_BYTES].copy_from_slice(content);
         }
@@ -234,17 +241,7 @@ fn map_page(
     if word.page() != 0 && word.page() != block {
         tx.freed(Resource::Block(word.page()));
     }
-    Ok(())
-}
-
-/// Content of a page; holes and reserved pages read as zeros.
-pub(crate) fn read_page(core: &Core, word: PageWord, page: &mut [u8; PAGE]) -> Result<()> {
-    if word.is_hole() || word.is_unwritten() {
-        page.fill(0);
-        return Ok(());
-    }
-    core.region.read(page_offset(core, word)?, page);
-    Ok(())
+    pagelog::free(core, tx, (ino, lblk), word)
 }
 
 /// Pool offset of a written page.

@@ -216,6 +216,27 @@ impl Journal {
         Ok(Committed { seq, crowded })
     }
 
+    /// Notes a change that needs no record: `store` makes it and returns where, or refuses by `None`. It gets a sequence number
+    /// like any other, so `freed` waits until no record before it can be replayed and the stored word is durable.
+    pub(crate) fn install(
+        &self,
+        min_seq: u64,
+        freed: impl Iterator<Item = Resource>,
+        store: impl FnOnce() -> Option<u64>,
+    ) -> Option<u64> {
+        let ring = &self.rings[(thread_number() % self.rings.len() as u64) as usize];
+        let mut state = ring.state.lock();
+        let offset = store()?;
+        state.dirty.add(offset, 8);
+        let seq = min_seq
+            .max(ring.last_seq.load(Ordering::Relaxed))
+            .max(self.floor.load(Ordering::Relaxed))
+            + 1;
+        state.freed.extend(freed.map(|resource| (seq, resource)));
+        ring.last_seq.store(seq, Ordering::Release);
+        Some(seq)
+    }
+
     /// Makes the dirty lines of a ring durable. The thread that dirtied them does so, while its core has them: `advance` may
     /// run on another.
     fn clean(&self, state: &mut RingState) -> Result<(), PmError> {
@@ -304,7 +325,7 @@ impl Journal {
                     Resource::Block(_) => pending.blocks += 1,
                     Resource::MapSlot(_) => pending.map_slots += 1,
                     // Never wait, see `Tx::freed`.
-                    Resource::Inode(_) | Resource::NameSlot(_) => {}
+                    Resource::Inode(_) | Resource::NameSlot(_) | Resource::LogSegment(_) => {}
                 }
             }
         }

@@ -112,6 +112,11 @@ impl FileSystem for Engine {
     fn statfs(&self) -> Result<StatFs> {
         let core = self.core();
         core.check_readable()?;
+        if core.log_space.usage().0 > 0 && core.check_writable().is_ok() {
+            // Whole blocks may wait for a handful of freed segments.
+            core.reclaim()?;
+            core.log_space.empty_purses(&core.alloc);
+        }
         let superblock = &core.superblock;
         // What operations freed but a crash could still replay counts as free: it is there when it is asked for.
         let pending = core.journal.pending();

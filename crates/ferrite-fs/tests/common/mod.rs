@@ -104,7 +104,14 @@ pub(crate) fn fixed() -> MkfsOptions {
 
 /// Mounts a pool in memory.
 pub(crate) fn mount(image: &[u8]) -> Engine {
-    Engine::mount(Region::from_image(image).unwrap(), &MountOptions::default()).unwrap()
+    Engine::mount(
+        Region::from_image(image).unwrap(),
+        &MountOptions {
+            cleaner: false,
+            ..MountOptions::default()
+        },
+    )
+    .unwrap()
 }
 
 /// Checks a pool in memory; panics with what is wrong.

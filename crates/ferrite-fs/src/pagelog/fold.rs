@@ -1,0 +1,222 @@
+//! Folding: the merged page is written to a new block, which takes the place of block and log (hdpm.txt §2.4).
+//!
+//! A fold changes no content, so it needs no record: a crash leaves the old word or the new one, and both lead to the same bytes.
+//! Its order makes that true: the merged page is fenced before the word is set; the word is durable before the mark passes the fold;
+//! and what the old word leads to is reused only after that. An older record that is replayed brings the old word back,
+//! and everything it leads to is there still.
+//!
+//! The page is merged and written without a lock. Only to set the word is the inode's lock *tried*, for some hundred
+//! instructions; if a writer has it, or was there meanwhile, the fold is dropped. Readers never wait: they see a
+//! version change, and read again.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crossbeam_utils::CachePadded;
+use ferrite_map::{PageWord, Resource};
+use ferrite_vfs::{FsError, Result};
+use parking_lot::Mutex;
+
+use super::{append, has_log, scan};
+use crate::alloc::Class;
+use crate::core::Core;
+use crate::icache::InodeMem;
+use crate::journal::thread_number;
+use crate::layout::BLOCK_BYTES;
+
+/// What made a log go.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Cause {
+    /// A write that merged, because the log was long or the page complete.
+    Write,
+    /// A read that walked too far.
+    Read,
+    /// The cleaner, or an operation that found no space.
+    LowSpace,
+    /// The cleaner, while nothing else went on.
+    Idle,
+}
+
+/// Folds so far, by cause.
+#[derive(Default)]
+pub(crate) struct Folds([CachePadded<AtomicU64>; 4]);
+
+impl Folds {
+    pub(crate) fn count(&self, cause: Cause) {
+        self.0[cause as usize].fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(crate) fn of(&self, cause: Cause) -> u64 {
+        self.0[cause as usize].load(Ordering::Relaxed)
+    }
+}
+
+const LISTS: usize = 16;
+/// Room is added in steps of this many pages, so that a list is never twice as large as it must be.
+const LIST_STEP: usize = 4096;
+/// A list this long asks for a look at which of its pages still have logs.
+const LIST_LONG: usize = 1 << 16;
+
+/// Pages that got a log, in DRAM, a list a thread; 8 bytes each. A page may have lost its log since, or be there twice.
+pub(crate) struct Candidates {
+    lists: Box<[CachePadded<Mutex<VecDeque<(u32, u32)>>>]>,
+}
+
+impl Candidates {
+    pub(crate) fn new() -> Self {
+        Candidates {
+            lists: (0..LISTS).map(|_| CachePadded::default()).collect(),
+        }
+    }
+
+    /// Notes a page that gets its first segment.
+    pub(crate) fn add(&self, page: (u32, u32)) {
+        let mut list = self.lists[thread_number() as usize % LISTS].lock();
+        if list.len() == list.capacity() {
+            list.reserve_exact(LIST_STEP);
+        }
+        list.push_back(page);
+    }
+
+    /// Takes up to `most` pages, oldest first.
+    pub(crate) fn take(&self, most: usize) -> Vec<(u32, u32)> {
+        let mut taken = Vec::new();
+        for list in &self.lists {
+            let mut list = list.lock();
+            let count = (most - taken.len()).min(list.len());
+            taken.extend(list.drain(..count));
+            if list.is_empty() {
+                list.shrink_to_fit();
+            }
+        }
+        taken
+    }
+
+    /// Pages noted.
+    pub(crate) fn len(&self) -> usize {
+        self.lists.iter().map(|list| list.lock().len()).sum()
+    }
+
+    /// Drops pages that are listed twice or have no log any more, once lists have grown long.
+    pub(crate) fn tidy(&self, core: &Core) {
+        for list in &self.lists {
+            if list.lock().len() < LIST_LONG {
+                continue;
+            }
+            let mut pages: Vec<_> = std::mem::take(&mut *list.lock()).into();
+            pages.sort_unstable();
+            pages.dedup();
+            pages.retain(|&(ino, lblk)| has_log(core.map.get(ino, lblk)));
+            pages.shrink_to_fit();
+            list.lock().extend(pages);
+        }
+    }
+
+    /// DRAM used, in bytes.
+    pub(crate) fn dram_bytes(&self) -> u64 {
+        let capacity: usize = self.lists.iter().map(|list| list.lock().capacity()).sum();
+        (capacity * size_of::<(u32, u32)>()) as u64
+    }
+}
+
+/// Folds one page. True if it did; false if the page has no log (any more), or a writer was faster.
+pub(crate) fn fold(core: &Core, mem: &Arc<InodeMem>, lblk: u32, cause: Cause) -> Result<bool> {
+    core.check_writable()?;
+    let page = (mem.ino, lblk);
+    let Some(version) = mem.begin_read() else {
+        return Ok(false);
+    };
+    let word = core.map.get(mem.ino, lblk);
+    if mem.is_dead() || !has_log(word) {
+        return Ok(false);
+    }
+    let mut merged = [0; BLOCK_BYTES as usize];
+    let mut segments = Vec::new();
+    let read = scan::read(core, page, word, 0, &mut merged)
+        .and_then(|_| scan::segments(core, page, word, &mut |unit| segments.push(unit)));
+    if !mem.end_read(version) {
+        return Ok(false);
+    }
+    read?;
+    let block = core
+        .alloc
+        .claim_any(Class::Replacing)
+        .ok_or(FsError::NoSpace("blocks"))?;
+    core.region.stream(core.superblock.block_offset(block), &merged);
+    if let Err(error) = core.region.fence() {
+        return Err(core.fail(&error));
+    }
+    let installed = install(core, mem, version, (lblk, word), block, &segments);
+    if installed {
+        core.folds.count(cause);
+    } else {
+        core.alloc.release(block);
+    }
+    Ok(installed)
+}
+
+fn install(
+    core: &Core,
+    mem: &Arc<InodeMem>,
+    version: u64,
+    (lblk, word): (u32, PageWord),
+    block: u32,
+    segments: &[u32],
+) -> bool {
+    let Some(_lock) = mem.try_write() else { return false };
+    // The version moves with every change of the inode, so the word is what was merged.
+    if !mem.end_read(version) || mem.is_dead() {
+        return false;
+    }
+    let freed = segments
+        .iter()
+        .map(|&unit| Resource::LogSegment(unit))
+        .chain([Resource::Block(word.page())]);
+    mem.begin_change();
+    let seq = core.journal.install(mem.last_seq(), freed, || {
+        core.map.swing(mem.ino, lblk, word, PageWord::new(block, 0))
+    });
+    if let Some(seq) = seq {
+        mem.set_last_seq(seq);
+    }
+    seq.is_some()
+}
+
+/// Folds candidates, those with the longest logs first, until `enough` says so after some of them. Returns how many it folded.
+pub(crate) fn fold_some(core: &Core, most: usize, cause: Cause, enough: &mut dyn FnMut() -> bool) -> Result<usize> {
+    core.candidates.tidy(core);
+    let length = |&(ino, lblk): &(u32, u32)| {
+        let word = core.map.get(ino, lblk);
+        let newest = has_log(word).then(|| append::newest(core, (ino, lblk), word).ok());
+        newest.flatten().map(|entry| entry.trailer.log_units)
+    };
+    let mut pages: Vec<_> = core
+        .candidates
+        .take(most)
+        .into_iter()
+        .filter_map(|page| length(&page).map(|units| (units, page)))
+        .collect();
+    pages.sort_unstable();
+    pages.dedup();
+    let mut folded = 0;
+    while let Some((_, page)) = pages.pop() {
+        let mem = core.inodes.get(page.0);
+        match fold(core, &mem, page.1, cause) {
+            Ok(true) => folded += 1,
+            // Somebody is at it: it stays a candidate if it still has a log.
+            Ok(false) if has_log(core.map.get(page.0, page.1)) => core.candidates.add(page),
+            Ok(false) => {}
+            Err(error) => {
+                core.candidates.add(page);
+                pages.into_iter().for_each(|(_, page)| core.candidates.add(page));
+                return if folded > 0 { Ok(folded) } else { Err(error) };
+            }
+        }
+        if folded % 32 == 31 && enough() {
+            pages.into_iter().for_each(|(_, page)| core.candidates.add(page));
+            return Ok(folded);
+        }
+    }
+    Ok(folded)
+}

@@ -1,0 +1,259 @@
+//! Page logs from outside: what unaligned writes cost, what reading and folding them gives, and all of it at once.
+
+mod common;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use common::make;
+use ferrite_fs::{Engine, MkfsOptions, MountOptions, fsck, mkfs};
+use ferrite_pm::{Recorder, Region};
+use ferrite_vfs::{FileSystem, OpenFile, OpenMode, ROOT_INO};
+use rand::rngs::StdRng;
+use rand::{Rng, RngExt, SeedableRng};
+
+const PAGE: usize = 4096;
+
+fn seed() -> u64 {
+    let seed = std::env::var("FERRITE_SEED").map_or_else(|_| rand::rng().next_u64(), |seed| seed.parse().unwrap());
+    eprintln!("FERRITE_SEED={seed}");
+    seed
+}
+
+fn quiet() -> MountOptions {
+    MountOptions {
+        cleaner: false,
+        fold_read_entries: 0,
+        ..MountOptions::default()
+    }
+}
+
+fn engine(options: &MountOptions) -> Engine {
+    let region = Region::anonymous(64 << 20).unwrap();
+    mkfs(&region, &MkfsOptions::default()).unwrap();
+    Engine::mount(region, options).unwrap()
+}
+
+fn file(engine: &Engine, pages: usize) -> Arc<dyn OpenFile> {
+    let file = engine
+        .open(make(engine, ROOT_INO, "file"), OpenMode::read_write())
+        .unwrap();
+    file.write_at(0, &vec![0xaa; pages * PAGE]).unwrap();
+    file
+}
+
+#[test]
+fn a_small_overwrite_costs_one_fence_and_a_few_lines() {
+    let engine = engine(&quiet());
+    let file = file(&engine, 64);
+    file.write_at(100, b"warm").unwrap();
+    let before = engine.counters();
+    for n in 0..32 {
+        file.write_at(n * 4096 + 8 * n, &[1; 8]).unwrap();
+    }
+    let cost = engine.counters() - before;
+    assert_eq!(cost.fences, 32, "one fence each");
+    // A first entry comes with its segment's header: two lines, and a record of two or three.
+    assert!(
+        cost.bytes_streamed <= 32 * 5 * 64,
+        "{} bytes streamed",
+        cost.bytes_streamed
+    );
+}
+
+#[test]
+fn logs_grow_chain_and_fold_away() {
+    let engine = engine(&quiet());
+    let file = file(&engine, 2);
+    let mut expected = vec![0xaa; 2 * PAGE];
+    let mut rng = StdRng::seed_from_u64(seed());
+    for n in 0..200_u64 {
+        let len = rng.random_range(1..120);
+        let at = rng.random_range(0..2 * PAGE - len);
+        file.write_at(at as u64, &vec![n as u8; len]).unwrap();
+        expected[at..at + len].fill(n as u8);
+        let mut found = vec![0; 2 * PAGE];
+        file.read_at(0, &mut found).unwrap();
+        assert_eq!(found, expected, "after write {n}");
+    }
+    let info = engine.info();
+    assert!(
+        info.logged_pages > 0 && info.log_bytes > 0 && info.folds.write > 0,
+        "{info:?}"
+    );
+    let dump = engine.dump(file.ino()).unwrap();
+    assert_eq!(dump.len(), 2);
+    assert!(dump.iter().any(|page| !page.entries.is_empty()));
+    engine.clean(100).unwrap();
+    let info = engine.info();
+    assert_eq!((info.logged_pages, info.log_bytes, info.log_blocks), (0, 0, 0));
+    assert_eq!(info.space_amplification, 1.0);
+    let mut found = vec![0; 2 * PAGE];
+    file.read_at(0, &mut found).unwrap();
+    assert_eq!(found, expected);
+}
+
+#[test]
+fn a_read_that_walked_far_folds_the_page() {
+    let options = MountOptions {
+        fold_read_entries: 3,
+        ..quiet()
+    };
+    let engine = engine(&options);
+    let file = file(&engine, 4);
+    for n in 0..3 {
+        file.write_at(8192 + n * 100, &[7; 10]).unwrap();
+    }
+    file.write_at(100, &[7; 10]).unwrap();
+    let mut page = vec![0; 3 * PAGE];
+    file.read_at(0, &mut page).unwrap();
+    let info = engine.info();
+    assert_eq!((info.folds.read, info.logged_pages), (1, 1));
+    assert_eq!(page[8192 + 205], 7);
+}
+
+#[test]
+fn without_logs_every_write_copies_and_reads_the_same() {
+    let options = MountOptions {
+        cow_only: true,
+        ..quiet()
+    };
+    let engine = engine(&options);
+    let file = file(&engine, 2);
+    file.write_at(4000, &[1; 200]).unwrap();
+    assert_eq!(engine.info().logged_pages, 0);
+    let mut found = [0; 200];
+    file.read_at(4000, &mut found).unwrap();
+    assert_eq!(found, [1; 200]);
+}
+
+/// Writers of distinct stripes, readers of all, and a thread that folds without a pause: every write is seen whole and none is lost.
+#[test]
+fn readers_writers_and_folds_at_once() {
+    const WRITERS: usize = 2;
+    const PAGES: usize = 8;
+    const STRIPE: usize = 64;
+    let rounds: u64 = if std::env::var_os("FERRITE_SOAK").is_some() {
+        200_000
+    } else {
+        10_000
+    };
+    let mut options = quiet();
+    options.fold_read_entries = 6;
+    let region = Region::anonymous(64 << 20).unwrap();
+    mkfs(&region, &MkfsOptions::default()).unwrap();
+    let engine = Engine::mount(region, &options).unwrap();
+    let file = file(&engine, PAGES);
+    file.write_at(0, &vec![0; PAGES * PAGE]).unwrap();
+    let (done, folds, seed) = (AtomicBool::new(false), AtomicU64::new(0), seed());
+    let stripes = PAGES * PAGE / STRIPE;
+    // What each stripe's only writer wrote last; a reader may see that or something newer.
+    let written: Vec<AtomicU64> = (0..stripes).map(|_| AtomicU64::new(0)).collect();
+    std::thread::scope(|scope| {
+        let (file, written, done, folds, engine) = (&file, &written, &done, &folds, &engine);
+        let writers: Vec<_> = (0..WRITERS)
+            .map(|me| {
+                scope.spawn(move || {
+                    let mut rng = StdRng::seed_from_u64(seed ^ me as u64);
+                    for round in 1..=rounds {
+                        let stripe = rng.random_range(0..stripes / WRITERS) * WRITERS + me;
+                        let bytes = round.to_le_bytes().repeat(STRIPE / 8);
+                        file.write_at((stripe * STRIPE) as u64, &bytes).unwrap();
+                        written[stripe].store(round, Ordering::Release);
+                    }
+                })
+            })
+            .collect();
+        scope.spawn(move || {
+            let mut rng = StdRng::seed_from_u64(seed ^ 99);
+            while !done.load(Ordering::Relaxed) {
+                let page = rng.random_range(0..PAGES);
+                let least: Vec<u64> = (0..PAGE / STRIPE)
+                    .map(|n| written[page * PAGE / STRIPE + n].load(Ordering::Acquire))
+                    .collect();
+                let mut found = vec![0; PAGE];
+                file.read_at((page * PAGE) as u64, &mut found).unwrap();
+                for (stripe, least) in found.chunks(STRIPE).zip(least) {
+                    let words: Vec<_> = stripe
+                        .chunks(8)
+                        .map(|word| u64::from_le_bytes(word.try_into().unwrap()))
+                        .collect();
+                    assert!(words.iter().all(|&word| word == words[0]), "a torn write: {words:?}");
+                    assert!(words[0] >= least, "a lost write: {} after {least}", words[0]);
+                }
+            }
+        });
+        scope.spawn(move || {
+            while !done.load(Ordering::Relaxed) {
+                folds.fetch_add(engine.clean(1000).unwrap() as u64, Ordering::Relaxed);
+            }
+        });
+        writers.into_iter().for_each(|writer| writer.join().unwrap());
+        done.store(true, Ordering::Relaxed);
+    });
+    assert!(folds.into_inner() > 0, "no fold took part");
+    for (stripe, last) in written.iter().enumerate() {
+        let mut found = [0; 8];
+        file.read_at((stripe * STRIPE) as u64, &mut found).unwrap();
+        assert_eq!(u64::from_le_bytes(found), last.load(Ordering::Relaxed));
+    }
+}
+
+/// On a pool with no free block but the reserve, small overwrites go on, by copies.
+#[test]
+fn a_full_pool_takes_small_overwrites() {
+    let region = Region::anonymous(16 << 20).unwrap();
+    mkfs(&region, &MkfsOptions::default()).unwrap();
+    let engine = Engine::mount(region, &quiet()).unwrap();
+    let file = file(&engine, 1);
+    let mut end = PAGE as u64;
+    while file.write_at(end, &[1; PAGE]).is_ok() {
+        end += PAGE as u64;
+    }
+    let mut rng = StdRng::seed_from_u64(seed());
+    for n in 0..20_000_u64 {
+        file.write_at(rng.random_range(0..end - 8), &n.to_le_bytes())
+            .unwrap_or_else(|error| panic!("overwrite {n}: {error}"));
+    }
+}
+
+/// Fsck sees a broken entry, a broken header and a broken link.
+#[test]
+fn fsck_names_what_is_wrong_with_a_log() {
+    let blank = Region::anonymous(16 << 20).unwrap();
+    mkfs(&blank, &MkfsOptions::default()).unwrap();
+    let mut image = vec![0; 16 << 20];
+    blank.read(0, &mut image);
+    let recorder = Recorder::new(image.clone());
+    let mut region = Region::from_image(&image).unwrap();
+    region.attach_recorder(Arc::clone(&recorder));
+    let engine = Engine::mount(region, &quiet()).unwrap();
+    let file = file(&engine, 1);
+    for n in 0..8 {
+        file.write_at(n * 64, &[3; 40]).unwrap();
+    }
+    let entries = engine.dump(file.ino()).unwrap().remove(0).entries;
+    engine.unmount().unwrap();
+    let sound = recorder.log().final_image();
+    let check = |image: &[u8]| {
+        fsck(Region::from_image(image).unwrap(), &mut |_, _, _| {})
+            .unwrap()
+            .findings
+    };
+    assert!(check(&sound).is_empty());
+    let newest = &entries[0];
+    let flips = [
+        (u64::from(newest.unit) * 64 + 20, "wrong checksum"),
+        (u64::from(newest.segment) * 64 + 16, "another page's"),
+        (u64::from(newest.segment) * 64 + 1, "is followed by"),
+    ];
+    for (offset, expected) in flips {
+        let mut image = sound.clone();
+        image[offset as usize] ^= 1;
+        let findings = check(&image);
+        assert!(
+            findings.iter().any(|finding| finding.what.contains(expected)),
+            "byte {offset}: {findings:?}"
+        );
+    }
+}
