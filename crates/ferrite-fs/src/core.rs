@@ -122,6 +122,13 @@ impl Core {
             .map_err(|error| self.fail(&error))
     }
 
+    /// Makes room in this thread's ring, and hands out again what its records freed.
+    pub(crate) fn relieve(&self) -> Result<()> {
+        self.journal
+            .relieve(&mut |freed| self.release_all(freed))
+            .map_err(|error| self.fail(&error))
+    }
+
     /// Gives many resources back. In order, and with a look ahead: most lines of the free maps are in other cores' caches.
     fn release_all(&self, mut freed: Vec<Resource>) {
         freed.sort_unstable();

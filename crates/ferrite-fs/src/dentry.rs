@@ -16,6 +16,7 @@ use std::sync::atomic::Ordering;
 use ferrite_pm::Region;
 use ferrite_vfs::{FileKind, FsError, NAME_MAX, Result};
 
+use crate::checksum::{crc32c, crc32c_append};
 use crate::inode::CRC_SPREAD;
 use crate::layout::BLOCK_BYTES;
 
@@ -41,7 +42,7 @@ fn kind_from_code(code: u64) -> Option<FileKind> {
 
 fn checksum(ino: u32, kind: u64, parent: u32, name: &[u8]) -> u32 {
     let start = ino.wrapping_mul(CRC_SPREAD) ^ parent.rotate_left(16) ^ (kind as u32) << 8;
-    crc32c::crc32c_append(start, name)
+    crc32c_append(start, name)
 }
 
 /// The header words of a block.
@@ -49,7 +50,7 @@ pub(crate) fn block_header(dir: u32, lblk: u32) -> [u64; 2] {
     let first = u64::from(dir) | u64::from(lblk) << 32;
     [
         first,
-        u64::from(SIGNATURE) | u64::from(crc32c::crc32c(&first.to_le_bytes())) << 32,
+        u64::from(SIGNATURE) | u64::from(crc32c(&first.to_le_bytes())) << 32,
     ]
 }
 

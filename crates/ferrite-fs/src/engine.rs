@@ -16,6 +16,9 @@ use crate::pagelog::cleaner::Cleaner;
 use crate::pagelog::dump::dump;
 use crate::pagelog::fold::{Cause, fold_some};
 
+/// Pages that [`Engine::clean`] sorts by the length of their logs at a time.
+const CLEAN_PAGES: usize = 1 << 16;
+
 /// A mounted pool: an engine that implements [`ferrite_vfs::FileSystem`]. Cheap to clone; all clones are one.
 ///
 /// Dropping the last clone without [`Engine::unmount`] is like a crash: nothing that returned is lost, the next mount replays.
@@ -94,7 +97,16 @@ impl Engine {
     /// The cleaner does this by itself when space is short or the pool idle.
     pub fn clean(&self, pages: usize) -> Result<usize, EngineError> {
         let failed = |error: ferrite_vfs::FsError| EngineError::Failed(error.to_string());
-        let folded = fold_some(self.core(), pages, Cause::Idle, &mut || false).map_err(failed)?;
+        let mut folded = 0;
+        while folded < pages {
+            let more = fold_some(self.core(), (pages - folded).min(CLEAN_PAGES), Cause::Idle, &mut || {
+                false
+            });
+            match more.map_err(failed)? {
+                0 => break,
+                more => folded += more,
+            }
+        }
         self.core().log_space.empty_purses(&self.core().alloc);
         self.core().reclaim().map_err(failed)?;
         Ok(folded)

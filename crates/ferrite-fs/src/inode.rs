@@ -9,6 +9,7 @@ use ferrite_pm::Region;
 use ferrite_vfs::{Attr, FileKind, Timestamp};
 use zerocopy::IntoBytes;
 
+use crate::checksum::crc32c_append;
 use crate::layout::{BLOCK_BYTES, INODE_BYTES};
 
 /// Words of an inode.
@@ -123,7 +124,7 @@ impl Inode {
         };
         // One call instead of two; what the start value holds is told apart as well as what the bytes hold.
         let start = ino.wrapping_mul(CRC_SPREAD) ^ self.blocks();
-        crc32c::crc32c_append(start, self.words[1..W_INLINE + content].as_bytes())
+        crc32c_append(start, self.words[1..W_INLINE + content].as_bytes())
     }
 
     /// Whether the stored checksum is right. An inode never used is all zero and needs none.

@@ -9,6 +9,7 @@
 use ferrite_map::hashfs::HashFsGeometry;
 use ferrite_pm::Region;
 
+use crate::checksum::crc32c;
 use crate::error::EngineError;
 use crate::names::MAX_NAMES;
 use crate::options::{Mapping, MkfsOptions};
@@ -252,7 +253,7 @@ impl Superblock {
         for (offset, value) in self.words() {
             put(offset, &value.to_le_bytes());
         }
-        let crc = crc32c::crc32c(&bytes[..CRC_OFFSET]);
+        let crc = crc32c(&bytes[..CRC_OFFSET]);
         bytes[CRC_OFFSET..CRC_OFFSET + 4].copy_from_slice(&crc.to_le_bytes());
         bytes
     }
@@ -286,7 +287,7 @@ impl Superblock {
         if word(0) != MAGIC {
             return Err(EngineError::Foreign("its first block has no Ferrite signature".into()));
         }
-        if half(CRC_OFFSET) != crc32c::crc32c(&bytes[..CRC_OFFSET]) {
+        if half(CRC_OFFSET) != crc32c(&bytes[..CRC_OFFSET]) {
             return Err(EngineError::Damaged("superblock checksum".into()));
         }
         if half(8) > FORMAT_VERSION {

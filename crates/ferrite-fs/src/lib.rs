@@ -17,6 +17,7 @@
 #![forbid(unsafe_code)]
 
 mod alloc;
+mod checksum;
 mod core;
 mod dentry;
 mod dir;

@@ -19,6 +19,7 @@ use ferrite_vfs::{FileKind, ROOT_INO};
 use parking_lot::Mutex;
 
 use crate::alloc::BlockAlloc;
+use crate::checksum::{crc32c, crc32c_append};
 use crate::core::{Core, History};
 use crate::error::EngineError;
 use crate::file::cut;
@@ -161,7 +162,7 @@ fn check_boot(region: &mut Region, options: &MountOptions) -> Result<u64, Engine
 /// A number that differs from boot to boot, never 0.
 fn boot_id() -> u64 {
     let id = std::fs::read("/proc/sys/kernel/random/boot_id").unwrap_or_default();
-    u64::from(crc32c::crc32c(&id)) << 32 | u64::from(crc32c::crc32c_append(0x5eed, &id)) | 1
+    u64::from(crc32c(&id)) << 32 | u64::from(crc32c_append(0x5eed, &id)) | 1
 }
 
 fn load(

@@ -12,14 +12,16 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use ferrite_map::{MapError, MapTx, Resource};
+use ferrite_pm::Region;
 use ferrite_vfs::{FsError, Result};
 
 use crate::alloc::Class;
+use crate::checksum::crc32c;
 use crate::core::Core;
 use crate::icache::InodeMem;
 use crate::inode::{INODE_WORDS, Inode};
-use crate::journal::CommitError;
 use crate::journal::record::Record;
+use crate::journal::{CommitError, Entered};
 use crate::layout::BLOCK_BYTES;
 
 #[derive(Default)]
@@ -28,6 +30,36 @@ struct Buffers {
     claimed: Vec<Resource>,
     freed: Vec<Resource>,
     freed_at_once: Vec<Resource>,
+    staged: Staged,
+}
+
+/// Bytes to stream with the record.
+#[derive(Default)]
+struct Staged {
+    bytes: Vec<u8>,
+    /// Where each piece goes, and its length.
+    pieces: Vec<(u64, usize)>,
+}
+
+impl Staged {
+    fn push(&mut self, offset: u64, bytes: &[u8]) {
+        self.bytes.extend_from_slice(bytes);
+        self.pieces.push((offset, bytes.len()));
+    }
+
+    fn clear(&mut self) {
+        self.bytes.clear();
+        self.pieces.clear();
+    }
+
+    fn stream(&self, region: &Region) {
+        let mut rest = &*self.bytes;
+        for &(offset, len) in &self.pieces {
+            let (piece, behind) = rest.split_at(len);
+            region.stream(offset, piece);
+            rest = behind;
+        }
+    }
 }
 
 thread_local! {
@@ -44,9 +76,13 @@ pub(crate) struct Tx<'e> {
     freed: Vec<Resource>,
     /// Reusable as soon as the record is durable, see [`Tx::freed`].
     freed_at_once: Vec<Resource>,
+    staged: Staged,
     min_seq: u64,
     class: Class,
     streamed: bool,
+    /// Blocks are vouched for by the record, although the medium is memory.
+    small: bool,
+    entered: Option<Entered<'e>>,
 }
 
 impl<'e> Tx<'e> {
@@ -59,9 +95,12 @@ impl<'e> Tx<'e> {
             claimed: buffers.claimed,
             freed: buffers.freed,
             freed_at_once: buffers.freed_at_once,
+            staged: buffers.staged,
             min_seq: 0,
             class: Class::Ordinary,
             streamed: false,
+            small: false,
+            entered: None,
         }
     }
 
@@ -89,24 +128,32 @@ impl<'e> Tx<'e> {
         }
     }
 
+    /// Says that few blocks will be streamed, and that nothing is waited for from here to the commit: their checksums then cost
+    /// less than a fence of their own would.
+    pub(crate) fn expect_few_blocks(&mut self) {
+        self.small = true;
+        self.entered = Some(self.core.journal.enter());
+    }
+
     /// Fills a claimed block. Durable with the commit.
     pub(crate) fn stream_block(&mut self, block: u32, data: &[u8]) {
         let offset = self.core.superblock.block_offset(block);
         debug_assert_eq!(data.len() as u64, BLOCK_BYTES);
         self.core.region.stream(offset, data);
-        if self.core.data_in_checksum {
-            self.record.add_data(offset, data.len() as u32, crc32c::crc32c(data));
+        if self.core.data_in_checksum || self.small {
+            self.record.add_data(offset, data.len() as u32, crc32c(data));
         } else {
             self.streamed = true;
         }
     }
 
-    /// Writes log units at `offset`; all but the first `skip` bytes are vouched for by the record, and so share its fence.
+    /// Writes log units at `offset`; all but the first `skip` bytes are vouched for by the record, and so share its fence. They are
+    /// streamed together with the record: a lock taken in between, the ring's, would wait until they have drained.
     pub(crate) fn stream_log(&mut self, offset: u64, bytes: &[u8], skip: usize) {
-        self.core.region.stream(offset, bytes);
+        self.staged.push(offset, bytes);
         let vouched = &bytes[skip..];
         self.record
-            .add_data(offset + skip as u64, vouched.len() as u32, crc32c::crc32c(vouched));
+            .add_data(offset + skip as u64, vouched.len() as u32, crc32c(vouched));
     }
 
     /// The record comes after the one with this sequence number.
@@ -134,12 +181,14 @@ impl<'e> Tx<'e> {
         }
         let min_seq = inodes.iter().map(|inode| inode.last_seq()).fold(self.min_seq, u64::max);
         loop {
+            let stream = || self.staged.stream(&self.core.region);
             let announce = || inodes.iter().for_each(|inode| inode.begin_change());
-            match self
+            let entered = self.entered.take().unwrap_or_else(|| self.core.journal.enter());
+            let committed = self
                 .core
                 .journal
-                .commit(&mut self.record, &self.freed, min_seq, announce)
-            {
+                .commit(entered, &mut self.record, &self.freed, min_seq, stream, announce);
+            match committed {
                 Ok(committed) => {
                     inodes.iter().for_each(|inode| inode.set_last_seq(committed.seq));
                     self.claimed.clear();
@@ -150,7 +199,7 @@ impl<'e> Tx<'e> {
                         self.core.release(resource);
                     }
                     if committed.crowded {
-                        self.core.reclaim()?;
+                        self.core.relieve()?;
                     }
                     return Ok(());
                 }
@@ -172,12 +221,14 @@ impl Drop for Tx<'_> {
         }
         self.freed.clear();
         self.freed_at_once.clear();
+        self.staged.clear();
         self.record.clear();
         BUFFERS.set(Buffers {
             record: Some(std::mem::replace(&mut self.record, Record::hollow())),
             claimed: std::mem::take(&mut self.claimed),
             freed: std::mem::take(&mut self.freed),
             freed_at_once: std::mem::take(&mut self.freed_at_once),
+            staged: std::mem::take(&mut self.staged),
         });
     }
 }

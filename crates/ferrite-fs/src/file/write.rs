@@ -63,9 +63,7 @@ pub(crate) fn write(
 }
 
 fn write_atomic(core: &Core, mem: &Arc<InodeMem>, position: Position, data: &[u8], kill_priv: bool) -> Result<u64> {
-    if let Position::At(offset) = position
-        && data.len() >= PAGE
-    {
+    if let Position::At(offset) = position {
         let lblk = (offset / BLOCK_BYTES).min(u64::from(u32::MAX)) as u32;
         core.map.prefetch(mem.ino, lblk, true);
     }
@@ -160,6 +158,7 @@ fn write_pages(
         && offset + BLOCK_BYTES <= inode.size()
         && let Ok(block) = tx.alloc_block()
     {
+        tx.expect_few_blocks();
         tx.stream_block(block, data);
         let lblk = (offset / BLOCK_BYTES) as u32;
         let word = core.map.get(ino, lblk);

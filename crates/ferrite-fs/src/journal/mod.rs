@@ -23,7 +23,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use crossbeam_utils::CachePadded;
 use ferrite_map::Resource;
 use ferrite_pm::{PmError, Region};
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 
 use crate::layout::{CONTROL_MARK, LINE_BYTES, Superblock};
 use record::{Item, Record};
@@ -130,6 +130,23 @@ struct Ring {
     state: Mutex<RingState>,
 }
 
+/// Frees the space of the records up to `mark`, and what they freed.
+fn retire(state: &mut RingState, mark: u64, reusable: &mut Vec<Resource>) {
+    while state.live.front().is_some_and(|live| live.seq <= mark) {
+        let live = state.live.pop_front().expect("front exists");
+        state.used_bytes -= live.len_bytes;
+    }
+    while state.freed.front().is_some_and(|&(seq, _)| seq <= mark) {
+        reusable.extend(state.freed.pop_front().map(|(_, resource)| resource));
+    }
+}
+
+/// This thread's ring, locked.
+pub(crate) struct Entered<'j> {
+    ring: &'j Ring,
+    state: MutexGuard<'j, RingState>,
+}
+
 /// The journal of a mounted pool.
 pub(crate) struct Journal {
     region: Arc<Region>,
@@ -171,22 +188,35 @@ impl Journal {
         (self.ring_bytes / 2 / 8) as usize
     }
 
+    /// Locks this thread's ring. Whoever holds it must not advance the mark, or wait for anything.
+    ///
+    /// Worth doing before data is streamed: taking a lock waits until all streams so far have drained, and the record's fence
+    /// waits for a drain again.
+    pub(crate) fn enter(&self) -> Entered<'_> {
+        let ring = &self.rings[(thread_number() % self.rings.len() as u64) as usize];
+        Entered {
+            ring,
+            state: ring.state.lock(),
+        }
+    }
+
     /// Commits `record` and applies it: when this returns `Ok`, the operation is durable and its words are
     /// set. `freed` becomes reusable once the mark has passed it. `min_seq` is the newest
-    /// sequence number of whatever the record changes. `before_apply` runs between the two.
+    /// sequence number of whatever the record changes. `before_record` streams what the record vouches for; `before_apply` runs between
+    /// the fence and the words.
     ///
     /// Crash points: before the fence returns the record may or may not survive, and none of its words is
     /// set; afterwards replay sets them all.
     pub(crate) fn commit(
         &self,
+        entered: Entered<'_>,
         record: &mut Record,
         freed: &[Resource],
         min_seq: u64,
+        before_record: impl FnOnce(),
         before_apply: impl FnOnce(),
     ) -> Result<Committed, CommitError> {
-        let me = thread_number();
-        let ring = &self.rings[(me % self.rings.len() as u64) as usize];
-        let mut state = ring.state.lock();
+        let Entered { ring, mut state } = entered;
         let len_bytes = record.len_bytes();
         let position = self.reserve(&mut state, len_bytes).ok_or(CommitError::RingFull)?;
         // Relaxed is enough for the floor: `advance` visits this ring's lock after raising it, so either it sees
@@ -195,6 +225,7 @@ impl Journal {
             .max(ring.last_seq.load(Ordering::Relaxed))
             .max(self.floor.load(Ordering::Relaxed))
             + 1;
+        before_record();
         let bytes = record.seal(seq, ring.number, self.crc_seed ^ position);
         self.region.stream(ring.offset + position, bytes);
         self.region.fence().map_err(CommitError::Medium)?;
@@ -212,7 +243,7 @@ impl Journal {
         if state.dirty.lines.len() >= CLEAN_LINES {
             self.clean(&mut state).map_err(CommitError::Medium)?;
         }
-        let crowded = state.used_bytes > self.ring_bytes / 2 || state.freed.len() > FREED_MAX;
+        let crowded = self.is_crowded(&state);
         Ok(Committed { seq, crowded })
     }
 
@@ -224,8 +255,7 @@ impl Journal {
         freed: impl Iterator<Item = Resource>,
         store: impl FnOnce() -> Option<u64>,
     ) -> Option<u64> {
-        let ring = &self.rings[(thread_number() % self.rings.len() as u64) as usize];
-        let mut state = ring.state.lock();
+        let Entered { ring, mut state } = self.enter();
         let offset = store()?;
         state.dirty.add(offset, 8);
         let seq = min_seq
@@ -272,19 +302,44 @@ impl Journal {
 
     /// Retires every record that is applied now: makes their words durable, moves the mark past them, frees their
     /// ring space and gives what they freed to `release`. Blocks committers of one ring at a time, briefly.
+    pub(crate) fn advance(&self, release: &mut dyn FnMut(Vec<Resource>)) -> Result<(), PmError> {
+        let mark = self.move_mark()?;
+        let mut reusable = Vec::new();
+        for ring in &self.rings {
+            retire(&mut ring.state.lock(), mark, &mut reusable);
+        }
+        release(reusable);
+        Ok(())
+    }
+
+    /// The same for this thread's ring alone, and the mark moves only if what other threads moved it by is not enough. So each
+    /// thread's books stay in its core's cache.
+    pub(crate) fn relieve(&self, release: &mut dyn FnMut(Vec<Resource>)) -> Result<(), PmError> {
+        let mut reusable = Vec::new();
+        let crowded = {
+            let mut state = self.enter().state;
+            retire(&mut state, self.mark.load(Ordering::Acquire), &mut reusable);
+            self.is_crowded(&state)
+        };
+        if crowded {
+            let mark = self.move_mark()?;
+            retire(&mut self.enter().state, mark, &mut reusable);
+        }
+        release(reusable);
+        Ok(())
+    }
+
+    /// Makes the words of all records that are applied now durable, then moves the mark past these records; returns it.
     ///
     /// Crash points: the mark is stored only after the fence that made all words of the records below it
     /// durable; and it is one aligned word, so it is either the old or the new one.
-    pub(crate) fn advance(&self, release: &mut dyn FnMut(Vec<Resource>)) -> Result<(), PmError> {
+    fn move_mark(&self) -> Result<u64, PmError> {
         let _one_at_a_time = self.advancing.lock();
-        let target = self
-            .rings
-            .iter()
-            .map(|ring| ring.last_seq.load(Ordering::Acquire))
-            .max()
-            .unwrap_or(0);
-        if target <= self.mark.load(Ordering::Relaxed) {
-            return Ok(());
+        let newest = |ring: &CachePadded<Ring>| ring.last_seq.load(Ordering::Acquire);
+        let target = self.rings.iter().map(newest).max().unwrap_or(0);
+        let mark = self.mark.load(Ordering::Relaxed);
+        if target <= mark {
+            return Ok(mark);
         }
         self.floor.store(target, Ordering::SeqCst);
         let mut lines = Vec::new();
@@ -301,19 +356,12 @@ impl Journal {
         self.region.write_back(CONTROL_MARK, 8);
         self.region.fence()?;
         self.mark.store(target, Ordering::Release);
-        let mut reusable = Vec::new();
-        for ring in &self.rings {
-            let mut state = ring.state.lock();
-            while state.live.front().is_some_and(|live| live.seq <= target) {
-                let live = state.live.pop_front().expect("front exists");
-                state.used_bytes -= live.len_bytes;
-            }
-            while state.freed.front().is_some_and(|&(seq, _)| seq <= target) {
-                reusable.extend(state.freed.pop_front().map(|(_, resource)| resource));
-            }
-        }
-        release(reusable);
-        Ok(())
+        Ok(target)
+    }
+
+    /// Whether a ring is so full that moving the mark is worth it.
+    fn is_crowded(&self, state: &RingState) -> bool {
+        state.used_bytes > self.ring_bytes / 2 || state.freed.len() > FREED_MAX
     }
 
     /// What was freed but is not reusable yet.

@@ -11,6 +11,7 @@
 //! Invariant: the checksum starts from the pool's seed and the record's position, so that neither file content
 //! nor a record's remains elsewhere in a ring can pass for a record. A record starts on a cache line.
 
+use crate::checksum::crc32c_append;
 use zerocopy::IntoBytes;
 
 const DATA: u64 = 1 << 63;
@@ -146,7 +147,7 @@ impl Record {
 /// Checksum of a record whose checksum field is 0.
 fn checksum(words: &[u64], crc_seed: u64) -> u32 {
     let start = crc_seed as u32 ^ (crc_seed >> 32) as u32;
-    crc32c::crc32c_append(start, words.as_bytes())
+    crc32c_append(start, words.as_bytes())
 }
 
 /// A header as found in a ring, before its checksum is looked at.

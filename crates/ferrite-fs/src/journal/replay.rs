@@ -7,6 +7,7 @@
 use ferrite_pm::Region;
 
 use super::record::{Header, Item, items_of};
+use crate::checksum::crc32c;
 use crate::error::EngineError;
 use crate::layout::{CONTROL_MARK, LINE_BYTES, Superblock};
 
@@ -96,7 +97,7 @@ fn data_survived(region: &Region, record: &Found) -> bool {
                 bytes.resize(len_bytes as usize, 0);
                 region.read(offset, &mut bytes);
             }
-            in_pool && crc32c::crc32c(&bytes) == crc
+            in_pool && crc32c(&bytes) == crc
         }
     })
 }

@@ -14,6 +14,7 @@ use ferrite_vfs::{FsError, Ino, Result, XATTR_NAME_MAX, XATTR_SIZE_MAX, XattrMod
 
 use super::gone;
 use crate::alloc::Class;
+use crate::checksum::{crc32c, crc32c_append};
 use crate::core::{Core, map_error};
 use crate::inode::Inode;
 use crate::layout::{BLOCK_BYTES, Superblock};
@@ -27,7 +28,7 @@ const SPACE_BYTES: usize = BLOCK_BYTES as usize - HEADER_BYTES - 16;
 type Attributes = Vec<(Vec<u8>, Vec<u8>)>;
 
 fn checksum(ino: u32, block: &[u8]) -> u32 {
-    crc32c::crc32c_append(crc32c::crc32c(&ino.to_le_bytes()), &block[8..])
+    crc32c_append(crc32c(&ino.to_le_bytes()), &block[8..])
 }
 
 fn encode(ino: u32, attributes: &Attributes) -> Vec<u8> {

@@ -7,6 +7,7 @@
 use ferrite_map::{MapTx, PageWord, Resource};
 use ferrite_vfs::Result;
 
+use super::buffer::PageBuffer;
 use super::entry::{BLOCK_UNITS, Entry, Header, NEXT_BYTES, Trailer, UNIT_BYTES, units_for};
 use super::{has_log, scan};
 use crate::alloc::Class;
@@ -19,6 +20,8 @@ const PAGE: usize = BLOCK_BYTES as usize;
 pub(crate) const LOG_BYTES_MAX: usize = 2560;
 /// Longest log, in units: beyond a page's worth of log a fold has less to write than it frees.
 pub(crate) const LOG_UNITS_MAX: u32 = BLOCK_UNITS;
+/// Entries of fewer units, with a header, fit the small buffer.
+const SMALL_UNITS: u32 = 6;
 /// Largest segment that growth alone leads to; a longer entry may still ask for a larger one.
 const GROWTH_UNITS_MAX: u32 = 32;
 
@@ -122,7 +125,15 @@ fn append(
         depth: newest.map_or(0, |newest| newest.trailer.depth).saturating_add(1),
         log_units: newest.map_or(0, |newest| newest.trailer.log_units),
     };
-    let mut buffer = [0; PAGE + UNIT_BYTES as usize];
+    // Clearing a page's worth of stack would cost as much as a small entry does.
+    let (mut small, mut large);
+    let buffer: &mut [u8] = if units < SMALL_UNITS {
+        small = [0; (SMALL_UNITS * UNIT_BYTES as u32) as usize];
+        &mut small
+    } else {
+        large = [0; PAGE + UNIT_BYTES as usize];
+        &mut large
+    };
     let unit = match newest {
         Some(newest) if u32::from(newest.trailer.room) >= units => {
             trailer.index = newest.trailer.index + units as u8;
@@ -178,14 +189,14 @@ fn copy(
 ) -> Result<()> {
     let (ino, lblk) = page;
     tx.set_class(Class::Replacing);
-    let mut merged = [0; PAGE];
-    scan::read(core, page, word, 0, &mut merged)?;
+    let mut merged = PageBuffer::take();
+    scan::read(core, page, word, 0, &mut merged[..])?;
     match part {
         Part::Data(data) => merged[within..within + data.len()].copy_from_slice(data),
         Part::Zero(len) => merged[within..within + len].fill(0),
     }
     let block = core.map.alloc_page(tx, ino, lblk).map_err(map_error)?;
-    tx.stream_block(block, &merged);
+    tx.stream_block(block, &merged[..]);
     core.map
         .replace(tx, ino, lblk, PageWord::new(block, 0))
         .map_err(map_error)?;

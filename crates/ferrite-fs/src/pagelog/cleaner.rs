@@ -106,7 +106,11 @@ fn run(core: &Core, stop: &Stop) {
         match folded {
             Ok(0) => {}
             Ok(_) => {
+                // A medium that fails here fails the next operation as well, which reports it.
                 let _ = core.reclaim();
+                if core.candidates.len() == 0 {
+                    core.log_space.empty_purses(&core.alloc);
+                }
             }
             Err(error) => tracing::debug!(%error, "a fold failed"),
         }

@@ -18,6 +18,7 @@ use ferrite_pm::Region;
 use ferrite_vfs::{FsError, Result};
 use zerocopy::IntoBytes;
 
+use crate::checksum::crc32c_append;
 use crate::inode::CRC_SPREAD;
 use crate::layout::BLOCK_BYTES;
 
@@ -106,7 +107,7 @@ impl Trailer {
         let place = u64::from(unit) | u64::from(self.log_units) << 32;
         let mixed = (self.first_word() ^ page.wrapping_mul(K)).wrapping_mul(K);
         let mixed = (mixed ^ mixed >> 29 ^ place).wrapping_mul(K);
-        crc32c::crc32c_append((mixed >> 32) as u32, data)
+        crc32c_append((mixed >> 32) as u32, data)
     }
 
     /// Writes data and trailer to the end of `entry`, which is whole units.
@@ -203,7 +204,7 @@ impl Header {
     fn words(&self, (ino, lblk): (u32, u32)) -> [u64; 4] {
         let first = u64::from(SIGNATURE) | u64::from(self.units) << 32;
         let second = u64::from(ino) | u64::from(lblk) << 32;
-        let crc = crc32c::crc32c_append(self.previous.wrapping_mul(CRC_SPREAD), [first, second].as_bytes());
+        let crc = crc32c_append(self.previous.wrapping_mul(CRC_SPREAD), [first, second].as_bytes());
         [0, first, second, u64::from(self.previous) | u64::from(crc) << 32]
     }
 

@@ -18,12 +18,12 @@ use ferrite_map::{PageWord, Resource};
 use ferrite_vfs::{FsError, Result};
 use parking_lot::Mutex;
 
+use super::buffer::PageBuffer;
 use super::{append, has_log, scan};
 use crate::alloc::Class;
 use crate::core::Core;
 use crate::icache::InodeMem;
 use crate::journal::thread_number;
-use crate::layout::BLOCK_BYTES;
 
 /// What made a log go.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -52,15 +52,45 @@ impl Folds {
     }
 }
 
+/// Folds between two looks at whether they are enough.
+const CHECK_EVERY: usize = 32;
 const LISTS: usize = 16;
-/// Room is added in steps of this many pages, so that a list is never twice as large as it must be.
-const LIST_STEP: usize = 4096;
-/// A list this long asks for a look at which of its pages still have logs.
+/// Pages of a chunk of a list: no list is ever copied to grow.
+const CHUNK: usize = 1024;
+/// A list of this many pages asks for a look at which of them still have logs.
 const LIST_LONG: usize = 1 << 16;
+
+/// A queue in chunks.
+#[derive(Default)]
+struct List {
+    chunks: VecDeque<Vec<(u32, u32)>>,
+    len: usize,
+    /// What was left when it was last tidied.
+    tidy_len: usize,
+}
+
+impl List {
+    fn push(&mut self, page: (u32, u32)) {
+        if self.chunks.back().is_none_or(|chunk| chunk.len() == CHUNK) {
+            self.chunks.push_back(Vec::with_capacity(CHUNK));
+        }
+        if let Some(chunk) = self.chunks.back_mut() {
+            chunk.push(page);
+            self.len += 1;
+        }
+    }
+
+    /// The oldest chunk.
+    fn take_chunk(&mut self) -> Option<Vec<(u32, u32)>> {
+        let chunk = self.chunks.pop_front()?;
+        self.len -= chunk.len();
+        Some(chunk)
+    }
+}
 
 /// Pages that got a log, in DRAM, a list a thread; 8 bytes each. A page may have lost its log since, or be there twice.
 pub(crate) struct Candidates {
-    lists: Box<[CachePadded<Mutex<VecDeque<(u32, u32)>>>]>,
+    lists: Box<[CachePadded<Mutex<List>>]>,
 }
 
 impl Candidates {
@@ -72,22 +102,17 @@ impl Candidates {
 
     /// Notes a page that gets its first segment.
     pub(crate) fn add(&self, page: (u32, u32)) {
-        let mut list = self.lists[thread_number() as usize % LISTS].lock();
-        if list.len() == list.capacity() {
-            list.reserve_exact(LIST_STEP);
-        }
-        list.push_back(page);
+        self.lists[thread_number() as usize % LISTS].lock().push(page);
     }
 
-    /// Takes up to `most` pages, oldest first.
+    /// Takes about `most` pages, the oldest of each list.
     pub(crate) fn take(&self, most: usize) -> Vec<(u32, u32)> {
         let mut taken = Vec::new();
         for list in &self.lists {
-            let mut list = list.lock();
-            let count = (most - taken.len()).min(list.len());
-            taken.extend(list.drain(..count));
-            if list.is_empty() {
-                list.shrink_to_fit();
+            while taken.len() < most
+                && let Some(mut chunk) = list.lock().take_chunk()
+            {
+                taken.append(&mut chunk);
             }
         }
         taken
@@ -95,28 +120,33 @@ impl Candidates {
 
     /// Pages noted.
     pub(crate) fn len(&self) -> usize {
-        self.lists.iter().map(|list| list.lock().len()).sum()
+        self.lists.iter().map(|list| list.lock().len).sum()
     }
 
     /// Drops pages that are listed twice or have no log any more, once lists have grown long.
     pub(crate) fn tidy(&self, core: &Core) {
         for list in &self.lists {
-            if list.lock().len() < LIST_LONG {
-                continue;
-            }
-            let mut pages: Vec<_> = std::mem::take(&mut *list.lock()).into();
+            let old = {
+                let mut list = list.lock();
+                if list.len < LIST_LONG.max(2 * list.tidy_len) {
+                    continue;
+                }
+                std::mem::take(&mut *list)
+            };
+            let mut pages = old.chunks.into_iter().flatten().collect::<Vec<_>>();
             pages.sort_unstable();
             pages.dedup();
             pages.retain(|&(ino, lblk)| has_log(core.map.get(ino, lblk)));
-            pages.shrink_to_fit();
-            list.lock().extend(pages);
+            let mut list = list.lock();
+            list.tidy_len = pages.len();
+            pages.into_iter().for_each(|page| list.push(page));
         }
     }
 
     /// DRAM used, in bytes.
     pub(crate) fn dram_bytes(&self) -> u64 {
-        let capacity: usize = self.lists.iter().map(|list| list.lock().capacity()).sum();
-        (capacity * size_of::<(u32, u32)>()) as u64
+        let chunks: usize = self.lists.iter().map(|list| list.lock().chunks.len()).sum();
+        (chunks * CHUNK * size_of::<(u32, u32)>()) as u64
     }
 }
 
@@ -131,9 +161,9 @@ pub(crate) fn fold(core: &Core, mem: &Arc<InodeMem>, lblk: u32, cause: Cause) ->
     if mem.is_dead() || !has_log(word) {
         return Ok(false);
     }
-    let mut merged = [0; BLOCK_BYTES as usize];
+    let mut merged = PageBuffer::take();
     let mut segments = Vec::new();
-    let read = scan::read(core, page, word, 0, &mut merged)
+    let read = scan::read(core, page, word, 0, &mut merged[..])
         .and_then(|_| scan::segments(core, page, word, &mut |unit| segments.push(unit)));
     if !mem.end_read(version) {
         return Ok(false);
@@ -143,7 +173,7 @@ pub(crate) fn fold(core: &Core, mem: &Arc<InodeMem>, lblk: u32, cause: Cause) ->
         .alloc
         .claim_any(Class::Replacing)
         .ok_or(FsError::NoSpace("blocks"))?;
-    core.region.stream(core.superblock.block_offset(block), &merged);
+    core.region.stream(core.superblock.block_offset(block), &merged[..]);
     if let Err(error) = core.region.fence() {
         return Err(core.fail(&error));
     }
@@ -202,7 +232,12 @@ pub(crate) fn fold_some(core: &Core, most: usize, cause: Cause, enough: &mut dyn
     let mut folded = 0;
     while let Some((_, page)) = pages.pop() {
         let mem = core.inodes.get(page.0);
-        match fold(core, &mem, page.1, cause) {
+        let result = match fold(core, &mem, page.1, cause) {
+            // What earlier folds gave back may be all there is.
+            Err(FsError::NoSpace(_)) => core.reclaim().and_then(|()| fold(core, &mem, page.1, cause)),
+            other => other,
+        };
+        match result {
             Ok(true) => folded += 1,
             // Somebody is at it: it stays a candidate if it still has a log.
             Ok(false) if has_log(core.map.get(page.0, page.1)) => core.candidates.add(page),
@@ -213,7 +248,7 @@ pub(crate) fn fold_some(core: &Core, most: usize, cause: Cause, enough: &mut dyn
                 return if folded > 0 { Ok(folded) } else { Err(error) };
             }
         }
-        if folded % 32 == 31 && enough() {
+        if folded % CHECK_EVERY == CHECK_EVERY - 1 && enough() {
             pages.into_iter().for_each(|(_, page)| core.candidates.add(page));
             return Ok(folded);
         }

@@ -9,10 +9,11 @@ use ferrite_pm::Region;
 use ferrite_vfs::{FsError, Result};
 
 use super::append::LOG_UNITS_MAX;
+use super::buffer::PageBuffer;
 use super::entry::{BLOCK_UNITS, Entry};
 use crate::core::Core;
 use crate::file::page_offset;
-use crate::layout::{BLOCK_BYTES, Superblock};
+use crate::layout::Superblock;
 
 /// More entries than a log can have.
 const ENTRIES_MAX: usize = LOG_UNITS_MAX as usize + 2 * BLOCK_UNITS as usize;
@@ -124,7 +125,7 @@ pub(crate) fn read(core: &Core, page: (u32, u32), word: PageWord, from: usize, p
         return read_forward(core, page, word, from, part);
     }
     let mut gaps = Gaps::new(from as u16, (from + part.len()) as u16);
-    let mut buffer = [0; BLOCK_BYTES as usize];
+    let mut buffer = PageBuffer::take();
     let mut walked = 0;
     entries(core.media(), page, word, &mut |entry| {
         walked += 1;
@@ -160,7 +161,7 @@ fn read_forward(core: &Core, page: (u32, u32), word: PageWord, from: usize, part
         Ok(true)
     })?;
     core.region.read(page_offset(core, word)? + from as u64, part);
-    let mut buffer = [0; BLOCK_BYTES as usize];
+    let mut buffer = PageBuffer::take();
     let end = from + part.len();
     for entry in list.iter().rev() {
         let (a, b) = entry.range();

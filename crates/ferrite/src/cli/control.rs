@@ -1,6 +1,6 @@
 //! How commands talk to the daemon that has a pool mounted: a socket, a word, one line of JSON.
 //!
-//! The socket's name comes from the pool's uuid, so any path to the pool finds it. Requests: `info`. A socket
+//! The socket's name comes from the pool's uuid, so any path to the pool finds it. Requests: `info`, and `dump PATH`. A socket
 //! whose daemon is gone refuses connections; it is replaced by the next daemon and ignored by commands.
 
 use std::fs::File;
@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use ferrite_fs::{Engine, PoolInfo, Superblock, layout::BLOCK_BYTES};
 
-use super::Failure;
+use super::{FAILED, Failure, dump};
 
 const TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -80,22 +80,35 @@ fn answer(mut stream: UnixStream, engine: &Engine) -> std::io::Result<()> {
     stream.set_write_timeout(Some(TIMEOUT))?;
     let mut request = String::new();
     BufReader::new(stream.try_clone()?).read_line(&mut request)?;
-    let reply = match request.trim() {
-        "info" => serde_json::to_string(&engine.info())?,
-        other => serde_json::json!({ "error": format!("unknown request `{other}`") }).to_string(),
+    let reply = match request.trim_end_matches('\n').split_once(' ') {
+        None if request.trim() == "info" => serde_json::to_value(engine.info())?,
+        Some(("dump", path)) => match dump::pages(engine, path) {
+            Ok(pages) => serde_json::to_value(pages)?,
+            Err(failure) => serde_json::json!({ "error": failure.message }),
+        },
+        _ => serde_json::json!({ "error": format!("unknown request `{}`", request.trim()) }),
     };
     writeln!(stream, "{reply}")
 }
 
-/// Asks the daemon that has `pool` mounted; `None` if there is none.
+/// Asks the daemon that has `pool` mounted about the pool; `None` if there is none.
 pub(crate) fn info(pool: &Path) -> Result<Option<PoolInfo>, Failure> {
+    ask(pool, "info")
+}
+
+/// Sends a request to the daemon that has `pool` mounted; `None` if there is none.
+pub(crate) fn ask<T: serde::de::DeserializeOwned>(pool: &Path, request: &str) -> Result<Option<T>, Failure> {
     let Some(uuid) = uuid_of(pool) else { return Ok(None) };
     let Ok(mut stream) = UnixStream::connect(socket_of(uuid)) else {
         return Ok(None);
     };
     stream.set_read_timeout(Some(TIMEOUT))?;
-    writeln!(stream, "info")?;
+    writeln!(stream, "{request}")?;
     let mut reply = String::new();
     BufReader::new(stream).read_line(&mut reply)?;
-    Ok(Some(serde_json::from_str(&reply)?))
+    let reply: serde_json::Value = serde_json::from_str(&reply)?;
+    match reply.get("error").and_then(serde_json::Value::as_str) {
+        Some(error) => Err(Failure::new(FAILED, error)),
+        None => Ok(Some(serde_json::from_value(reply)?)),
+    }
 }

@@ -86,6 +86,20 @@ fn print(info: &PoolInfo) {
         "pages",
         format!("{}, {:.1} % of them at home", info.pages, info.pages_at_home_percent),
     );
+    line(
+        "page logs",
+        format!(
+            "{} pages have one, {} in {} blocks; {:.2} blocks a page; folds: {} by writes, {} by reads, {} for space, {} idle",
+            info.logged_pages,
+            human(info.log_bytes),
+            info.log_blocks,
+            info.space_amplification,
+            info.folds.write,
+            info.folds.read,
+            info.folds.low_space,
+            info.folds.idle
+        ),
+    );
     line("journal", format!("{} rings of {}", info.rings, human(info.ring_bytes)));
     line(
         "mounts",
@@ -106,13 +120,14 @@ fn print(info: &PoolInfo) {
     line(
         "memory",
         format!(
-            "{}: blocks {}, mapping {}, inodes {}, names {}, journal {}, {} known inodes of {} bytes",
+            "{}: blocks {}, mapping {}, inodes {}, names {}, journal {}, page logs {}, {} known inodes of {} bytes",
             human(info.dram.total),
             human(info.dram.block_map),
             human(info.dram.mapping),
             human(info.dram.inode_map),
             human(info.dram.name_map),
             human(info.dram.journal),
+            human(info.dram.page_logs),
             info.dram.cached_inodes,
             info.dram.bytes_per_cached_inode
         ),

@@ -8,6 +8,7 @@ mod control;
 mod demo;
 mod df;
 mod doctor;
+mod dump;
 mod fsck;
 mod info;
 mod mkfs;
@@ -88,6 +89,8 @@ enum Command {
     Umount(umount::Umount),
     /// Show what a pool is made of and what happens in it
     Info(info::Info),
+    /// Show a file's pages, their words and the entries of their logs
+    Dump(dump::Dump),
     /// Show free space and inodes
     Df(df::Df),
     /// Check a pool; changes nothing
@@ -115,6 +118,7 @@ pub(crate) fn main() -> ExitCode {
         Command::Mount(command) => command.run(),
         Command::Umount(command) => command.run(),
         Command::Info(command) => command.run(),
+        Command::Dump(command) => command.run(),
         Command::Df(command) => command.run(),
         Command::Fsck(command) => command.run(),
         Command::Doctor(command) => command.run(),

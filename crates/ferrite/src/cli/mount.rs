@@ -29,6 +29,9 @@ Options for -o:
   noexec               execute nothing
   durability=process   on a disk file: survive killed processes, not power losses, and be fast
   accept_power_loss    mount although the machine went down in that mode
+  clean_low=N, clean_high=N  fold page logs when less than N % of the space is free, until N % is [default: 5, 10]
+  fold_reads=N         a read that walked N entries of a page's log folds it; 0: never [default: 4]
+  logs=off             copy a page for every unaligned write instead of logging it
   threads=N            serve with N threads [default: one a CPU]
   defaults, nofail, _netdev, noauto, user, x-*  are accepted, as /etc/fstab has them
 
@@ -65,6 +68,15 @@ pub(crate) struct Mount {
 struct Options {
     engine: MountOptions,
     fuse: FuseOptions,
+}
+
+/// The value of an option that is a number within limits.
+fn number(word: &str, value: &str, least: usize, most: usize) -> Result<usize, Failure> {
+    value
+        .parse()
+        .ok()
+        .filter(|n| (least..=most).contains(n))
+        .ok_or_else(|| Failure::new(USAGE, format!("`{word}`: give a number from {least} to {most}")))
 }
 
 fn parse(words: &[String], sloppy: bool) -> Result<Options, Failure> {
@@ -106,21 +118,25 @@ fn parse(words: &[String], sloppy: bool) -> Result<Options, Failure> {
             | "default_permissions"
             | "" => {}
             word if word.starts_with("x-") || word.starts_with("comment=") => {}
-            word if word.starts_with("threads=") => {
-                fuse.threads = word[8..]
-                    .parse()
-                    .ok()
-                    .filter(|n| (1..=256).contains(n))
-                    .ok_or_else(|| Failure::new(USAGE, format!("`{word}`: give a number from 1 to 256")))?;
-            }
-            _ if sloppy => {}
-            word => {
-                return Err(Failure::new(
-                    USAGE,
-                    format!("unknown mount option `{word}`; see `ferrite mount --help`"),
-                ));
-            }
+            "logs=off" => engine.cow_only = true,
+            "logs=on" => engine.cow_only = false,
+            word => match word.split_once('=') {
+                Some(("threads", value)) => fuse.threads = number(word, value, 1, 256)?,
+                Some(("clean_low", value)) => engine.clean_low_percent = number(word, value, 0, 90)? as u8,
+                Some(("clean_high", value)) => engine.clean_high_percent = number(word, value, 0, 90)? as u8,
+                Some(("fold_reads", value)) => engine.fold_read_entries = number(word, value, 0, 1000)? as u32,
+                _ if sloppy => {}
+                _ => {
+                    return Err(Failure::new(
+                        USAGE,
+                        format!("unknown mount option `{word}`; see `ferrite mount --help`"),
+                    ));
+                }
+            },
         }
+    }
+    if engine.clean_high_percent < engine.clean_low_percent {
+        engine.clean_high_percent = engine.clean_low_percent;
     }
     fuse.read_only = engine.read_only;
     fuse.noatime = engine.atime == AtimePolicy::Never;

@@ -21,11 +21,11 @@ const CHUNK: usize = 2 << 20;
 const FILES: u64 = 1000;
 
 /// A pool in anonymous memory with a file of `file_bytes` in it, filled up.
-pub(crate) fn pool(file_bytes: u64, files: u64) -> Result<(Engine, Vec<Ino>), Failure> {
+pub(crate) fn pool(file_bytes: u64, files: u64, options: &MountOptions) -> Result<(Engine, Vec<Ino>), Failure> {
     let data_bytes = file_bytes * files;
     let region = Region::anonymous(data_bytes * 100 / u64::from(FILL_PERCENT) * 104 / 100)?;
     ferrite_fs::mkfs(&region, &MkfsOptions::default())?;
-    let engine = Engine::mount(region, &MountOptions::default())?;
+    let engine = Engine::mount(region, options)?;
     let chunk = vec![0x5a; CHUNK];
     let mut made = Vec::new();
     for number in 0..files {
@@ -48,7 +48,7 @@ pub(crate) fn pool(file_bytes: u64, files: u64) -> Result<(Engine, Vec<Ino>), Fa
     }
 }
 
-fn make(engine: &Engine, dir: Ino, name: &str) -> Result<Ino, Failure> {
+pub(crate) fn make(engine: &Engine, dir: Ino, name: &str) -> Result<Ino, Failure> {
     let node = NewNode {
         kind: FileKind::File,
         mode: 0o644,
@@ -117,6 +117,7 @@ impl Bench<'_> {
                 placement: "any".into(),
             },
             counters: &|| engine.counters(),
+            amplification: None,
         }
         .run(ours, theirs, self.out)
     }
@@ -125,7 +126,7 @@ impl Bench<'_> {
 /// Runs the group.
 pub(crate) fn run(effort: Effort, out: &mut Output) -> Result<(), Failure> {
     let bytes = effort.file_bytes;
-    let (engine, made) = pool(bytes, 1)?;
+    let (engine, made) = pool(bytes, 1, &MountOptions::default())?;
     let file = engine.open(
         made[0],
         OpenMode {

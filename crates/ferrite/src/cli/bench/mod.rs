@@ -4,6 +4,8 @@
 //! what else the machine does hits both; the ratio is the median of the rounds' ratios. Counts come from the engine.
 
 mod core;
+mod hdpm;
+mod mixes;
 mod mount;
 mod random;
 mod threads;
@@ -20,12 +22,14 @@ use super::{FAILED, Failure, Outcome, say, say_json};
 Groups:
   core     the engine in this process, one thread: against the bare cost of durable stores, and against tmpfs
   threads  two threads on two files, against two threads of bare durable stores
+  hdpm     unaligned writes and the reads after them, against the same engine without page logs
+  mixes    varmail and webproxy, one and two threads, against tmpfs and against the engine without page logs
   mount    a mount, against libfuse's passthrough_ll over tmpfs (needs root, gcc and libfuse3-dev)
 
 A ratio is our time divided by theirs: below 1 is faster. Times wobble with the machine; ratios and counts much less.")]
 pub(crate) struct Bench {
     /// Group to run [default: all]
-    #[arg(value_parser = ["core", "threads", "mount"])]
+    #[arg(value_parser = ["core", "threads", "hdpm", "mixes", "mount"])]
     group: Option<String>,
     /// Only the benchmarks of this name
     #[arg(long, value_name = "NAME")]
@@ -78,6 +82,9 @@ pub(crate) struct Row {
     fences: f64,
     lines_written_back: f64,
     bytes_streamed: f64,
+    /// Bytes written to the medium for each byte of the user: ours and theirs, where both are known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    medium_bytes_per_byte: Option<[f64; 2]>,
     #[serde(flatten)]
     circumstances: Circumstances,
 }
@@ -108,6 +115,12 @@ impl Bench {
         }
         if wanted("threads") {
             threads::run(effort, &mut out)?;
+        }
+        if wanted("hdpm") {
+            hdpm::run(effort, &mut out)?;
+        }
+        if wanted("mixes") {
+            mixes::run(effort, &mut out)?;
         }
         if wanted("mount") {
             match mount::run(effort, &mut out) {
@@ -152,8 +165,11 @@ impl Output {
             ));
         }
         let c = &row.circumstances;
+        let amplification = row.medium_bytes_per_byte.map_or_else(String::new, |[ours, theirs]| {
+            format!("; {ours:.1} and {theirs:.1} bytes written a byte")
+        });
         say(format!(
-            "{:<24} {:<20} {:>7.2} {:>10.0} {:>10.0} {:>7.2} {:>7.2} {:>9.0}  {}, {} %, {}, {}, {}",
+            "{:<24} {:<20} {:>7.2} {:>10.0} {:>10.0} {:>7.2} {:>7.2} {:>9.0}  {}, {} %, {}, {}, {}{amplification}",
             row.name,
             row.against,
             row.ratio,
@@ -185,6 +201,8 @@ pub(crate) struct Duel<'a> {
     pub(crate) circumstances: Circumstances,
     /// Counters of the engine, when it is in this process.
     pub(crate) counters: &'a dyn Fn() -> Counters,
+    /// Bytes an operation writes for the user, and the counters of the other side, if that is an engine too.
+    pub(crate) amplification: Option<(usize, &'a dyn Fn() -> Counters)>,
 }
 
 impl Duel<'_> {
@@ -194,7 +212,11 @@ impl Duel<'_> {
             return Ok(());
         }
         let (mut our_ns, mut their_ns, mut ratios) = (Vec::new(), Vec::new(), Vec::new());
-        let mut counts = Counters::default();
+        let (mut counts, mut their_counts) = (Counters::default(), Counters::default());
+        let their_counters = || {
+            self.amplification
+                .map_or_else(Counters::default, |(_, counters)| counters())
+        };
         let mut next = 0;
         // The first round warms both up and does not count.
         for round in 0..=self.rounds {
@@ -203,12 +225,14 @@ impl Duel<'_> {
             let before = (self.counters)();
             let ours = time(ours, numbers.clone())?;
             let after = (self.counters)() - before;
+            let before = their_counters();
             let theirs = time(theirs, numbers)?;
+            let their_after = their_counters() - before;
             if round > 0 {
                 our_ns.push(ours);
                 their_ns.push(theirs);
                 ratios.push(ours / theirs);
-                counts = after;
+                (counts, their_counts) = (after, their_after);
             }
         }
         let per_operation = |count: u64| count as f64 / self.operations as f64;
@@ -222,6 +246,9 @@ impl Duel<'_> {
             fences: per_operation(counts.fences),
             lines_written_back: per_operation(counts.lines_written_back),
             bytes_streamed: per_operation(counts.bytes_streamed),
+            medium_bytes_per_byte: self.amplification.map(|(len, _)| {
+                [counts, their_counts].map(|c| per_operation(c.bytes_streamed + c.lines_written_back * 64) / len as f64)
+            }),
             circumstances: self.circumstances.clone(),
         })
     }

@@ -176,6 +176,7 @@ fn placed(
                 placement: placement.into(),
             },
             counters: &Counters::default,
+            amplification: None,
         }
         .run(ours, theirs, out)
     };

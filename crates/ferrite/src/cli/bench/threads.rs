@@ -3,6 +3,7 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use ferrite_fs::MountOptions;
 use ferrite_pm::Region;
 use ferrite_vfs::{FileSystem, OpenMode};
 
@@ -15,7 +16,7 @@ use crate::cli::Failure;
 const SLICE: Duration = Duration::from_millis(200);
 
 /// Operations a second of `threads` threads that do `work(thread, number)` at once.
-fn rate(threads: usize, work: &(dyn Fn(usize, u64) -> bool + Sync)) -> f64 {
+pub(crate) fn rate(threads: usize, work: &(dyn Fn(usize, u64) -> bool + Sync)) -> f64 {
     let (stop, total) = (AtomicBool::new(false), AtomicU64::new(0));
     let start = Instant::now();
     std::thread::scope(|scope| {
@@ -38,7 +39,7 @@ fn rate(threads: usize, work: &(dyn Fn(usize, u64) -> bool + Sync)) -> f64 {
 /// Runs the group.
 pub(crate) fn run(effort: Effort, out: &mut Output) -> Result<(), Failure> {
     let bytes = effort.file_bytes / 2;
-    let (engine, made) = pool(bytes, 2)?;
+    let (engine, made) = pool(bytes, 2, &MountOptions::default())?;
     let files: Vec<_> = made
         .iter()
         .map(|&ino| engine.open(ino, OpenMode::read_write()))
@@ -70,6 +71,7 @@ pub(crate) fn run(effort: Effort, out: &mut Output) -> Result<(), Failure> {
         fences: 0.0,
         lines_written_back: 0.0,
         bytes_streamed: 0.0,
+        medium_bytes_per_byte: None,
         circumstances: Circumstances {
             page_bytes: 2 << 20,
             fill_percent: FILL_PERCENT,

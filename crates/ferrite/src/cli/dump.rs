@@ -1,0 +1,82 @@
+//! `ferrite dump`: a file as it lies on the medium.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use ferrite_fs::{Engine, MountOptions, PageDump};
+use ferrite_pm::{Access, Region};
+use ferrite_vfs::{Cred, Vfs};
+
+use super::{Failure, Outcome, about, control, mounts, say, say_json};
+
+/// Show a file's pages, their words and the entries of their logs
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+PATH starts at the root of the file system in the pool, whether or where that is mounted. Log entries are listed newest
+first, as a read walks them. Units are of 64 bytes and count from the start of the pool.")]
+pub(crate) struct Dump {
+    /// Pool, or a directory where one is mounted
+    pool: PathBuf,
+    /// File in the pool
+    path: String,
+    /// Print one JSON object a page
+    #[arg(long)]
+    json: bool,
+}
+
+/// Pages of the file at `path`.
+pub(crate) fn pages(engine: &Engine, path: &str) -> Result<Vec<PageDump>, Failure> {
+    let attr = Vfs::new(Arc::new(engine.clone()), Cred::root())
+        .stat(format!("/{path}").as_bytes(), false)
+        .map_err(|error| Failure::new(super::FAILED, format!("{path}: {error}")))?;
+    Ok(engine.dump(attr.ino)?)
+}
+
+impl Dump {
+    pub(crate) fn run(self) -> Outcome {
+        let pool = mounts::find(&self.pool).map_or_else(|| self.pool.clone(), |mount| mount.pool);
+        let pages = match control::ask(&pool, &format!("dump {}", self.path))? {
+            Some(pages) => pages,
+            None => {
+                let region = Region::open(&pool, Access::ReadOnlyPrivate)?;
+                let options = MountOptions {
+                    read_only: true,
+                    accept_power_loss: true,
+                    ..MountOptions::default()
+                };
+                pages(&Engine::mount(region, &options).map_err(about(&pool))?, &self.path)?
+            }
+        };
+        for page in &pages {
+            if self.json {
+                say_json(page)?;
+            } else {
+                print(page);
+            }
+        }
+        if pages.is_empty() && !self.json {
+            say("no pages: the content is in the inode, or there is none");
+        }
+        Ok(0)
+    }
+}
+
+fn print(page: &PageDump) {
+    let state = match (page.unwritten, page.entries.len()) {
+        (true, _) => "reserved".to_owned(),
+        (false, 0) => "no log".to_owned(),
+        (false, 1) => "1 log entry".to_owned(),
+        (false, count) => format!("{count} log entries"),
+    };
+    say(format!(
+        "page {:<8} word {:016x}  block {:<9} {state}",
+        page.page, page.word, page.block
+    ));
+    for entry in &page.entries {
+        let what = if entry.zeros { "zeros" } else { "bytes" };
+        say(format!(
+            "    unit {:<11} segment {:<11} {:>4} {what} at {}",
+            entry.unit, entry.segment, entry.len_bytes, entry.offset
+        ));
+    }
+}
