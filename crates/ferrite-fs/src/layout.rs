@@ -118,7 +118,12 @@ impl Superblock {
             ));
         }
         // A ring must hold two of the largest records (a 2 MiB write, about 28 KiB), so 64 KiB is the least.
-        let ring_bytes = if size_bytes >= 256 << 20 { 256 << 10 } else { 64 << 10 };
+        // Larger ones make retiring rarer, so that fewer operations meet it.
+        let ring_bytes = match size_bytes >> 20 {
+            0..256 => 64 << 10,
+            256..1024 => 256 << 10,
+            _ => 1 << 20,
+        };
         let rings = options.rings.unwrap_or(match size_bytes >> 20 {
             0..16 => 4,
             16..256 => 8,

@@ -73,21 +73,24 @@ struct Live {
     len_bytes: u64,
 }
 
-/// Lines that records of a ring have set and nobody has written back: each once, as far as a small filter can tell.
+/// Lines that records of a ring have set and that are not known to be durable: each once, as far as a small filter can tell.
 ///
-/// They are written back many at once, not operation by operation: replay can set them again until the mark advances, an
-/// inode that changes a hundred times in between costs one line instead of a hundred, and a write-back can evict
-/// the line that the next operation needs.
+/// They are not written back operation by operation: replay can set them again until the mark advances, an inode that changes
+/// a hundred times in between costs one line instead of a hundred, and a write-back can evict the line that the
+/// next operation needs. Nor all at once, which would make one operation in some hundred slow: beyond a number of
+/// lines each commit writes back a few of the oldest, and its fence covers them.
 #[derive(Default)]
 struct DirtyLines {
-    lines: Vec<u64>,
+    lines: VecDeque<u64>,
     /// Line + 1 by line modulo size.
     filter: Vec<u64>,
 }
 
 const FILTER_LINES: u64 = 256;
-/// Dirty lines at which a thread cleans its ring.
-const CLEAN_LINES: usize = 256;
+/// Dirty lines that a ring keeps.
+const DIRTY_LINES: usize = 128;
+/// Lines that a commit writes back when there are more: more than it adds, in the long run.
+const LINES_PER_COMMIT: usize = 4;
 
 impl DirtyLines {
     fn add(&mut self, offset: u64, len: u64) {
@@ -98,15 +101,29 @@ impl DirtyLines {
             let seen = &mut self.filter[(line % FILTER_LINES) as usize];
             if *seen != line + 1 {
                 *seen = line + 1;
-                self.lines.push(line);
+                self.lines.push_back(line);
             }
         }
     }
 
-    /// Swaps the lines with `emptied`, so that they can be written back without the ring's lock.
+    /// Writes a few lines back, if there are many; the caller fences before it gives up the ring.
+    fn write_some(&mut self, region: &Region) {
+        if self.lines.len() <= DIRTY_LINES {
+            return;
+        }
+        for line in self.lines.drain(..LINES_PER_COMMIT) {
+            // Set again, it is dirty again.
+            let seen = &mut self.filter[(line % FILTER_LINES) as usize];
+            if *seen == line + 1 {
+                *seen = 0;
+            }
+            region.write_back(line * LINE_BYTES, LINE_BYTES);
+        }
+    }
+
+    /// Takes all lines, so that they can be written back without the ring's lock.
     fn take_into(&mut self, emptied: &mut Vec<u64>) {
-        debug_assert!(emptied.is_empty());
-        std::mem::swap(&mut self.lines, emptied);
+        emptied.extend(self.lines.drain(..));
         self.filter.fill(0);
     }
 }
@@ -228,6 +245,7 @@ impl Journal {
         before_record();
         let bytes = record.seal(seq, ring.number, self.crc_seed ^ position);
         self.region.stream(ring.offset + position, bytes);
+        state.dirty.write_some(&self.region);
         self.region.fence().map_err(CommitError::Medium)?;
 
         before_apply();
@@ -240,9 +258,6 @@ impl Journal {
         state.live.push_back(Live { seq, len_bytes });
         state.freed.extend(freed.iter().map(|&resource| (seq, resource)));
         ring.last_seq.store(seq, Ordering::Release);
-        if state.dirty.lines.len() >= CLEAN_LINES {
-            self.clean(&mut state).map_err(CommitError::Medium)?;
-        }
         let crowded = self.is_crowded(&state);
         Ok(Committed { seq, crowded })
     }
@@ -265,15 +280,6 @@ impl Journal {
         state.freed.extend(freed.map(|resource| (seq, resource)));
         ring.last_seq.store(seq, Ordering::Release);
         Some(seq)
-    }
-
-    /// Makes the dirty lines of a ring durable. The thread that dirtied them does so, while its core has them: `advance` may
-    /// run on another.
-    fn clean(&self, state: &mut RingState) -> Result<(), PmError> {
-        let write_back = |line| self.region.write_back(line * LINE_BYTES, LINE_BYTES);
-        state.dirty.lines.drain(..).for_each(write_back);
-        state.dirty.filter.fill(0);
-        self.region.fence()
     }
 
     /// Takes `len_bytes` at the tail, or at the start when the end of the ring is too short for it.
