@@ -145,6 +145,10 @@ impl BlockAlloc {
             return None;
         };
         cursor.store(index + 1, Ordering::Relaxed);
+        if index + 1 < self.bitmap.len() {
+            // Another thread may give blocks back to the same line meanwhile; the next claim shall not wait for it.
+            self.bitmap.prefetch(index + 1);
+        }
         Some((self.first_block + index) as u32)
     }
 

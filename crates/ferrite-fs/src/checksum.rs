@@ -1,19 +1,25 @@
-//! The checksum of everything on the medium: crc32c (Castagnoli), by the widest instructions the CPU has.
+//! The checksum of everything on the medium: crc32c (Castagnoli).
+//!
+//! Two libraries, each where it is the faster by far: `crc-fast` folds whole pages with the widest instructions (43 ns a page instead
+//! of 155), `crc32c` has no state to set up for the few dozen bytes of an entry or inode.
 
-use crc_fast::{CrcAlgorithm, Digest};
+/// From here on the wide instructions pay.
+const LONG_BYTES: usize = 512;
 
 /// Of `data`.
 #[inline]
 pub(crate) fn crc32c(data: &[u8]) -> u32 {
-    crc32c_append(0, data)
+    if data.len() >= LONG_BYTES {
+        crc_fast::crc32_iscsi(data)
+    } else {
+        ::crc32c::crc32c(data)
+    }
 }
 
 /// Goes on from the checksum of what comes before `data`, or from any start value.
 #[inline]
 pub(crate) fn crc32c_append(start: u32, data: &[u8]) -> u32 {
-    let mut digest = Digest::new_with_init_state(CrcAlgorithm::Crc32Iscsi, u64::from(!start));
-    digest.update(data);
-    digest.finalize() as u32
+    ::crc32c::crc32c_append(start, data)
 }
 
 #[cfg(test)]
@@ -21,14 +27,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn another_implementation_agrees() {
+    fn both_libraries_agree() {
         let data: Vec<u8> = (0..5000_u32).map(|n| (n * n >> 3) as u8).collect();
-        for len in [0, 1, 7, 8, 64, 120, 255, 1000, 4096, 5000] {
-            assert_eq!(crc32c(&data[..len]), ::crc32c::crc32c(&data[..len]));
-            assert_eq!(
-                crc32c_append(77, &data[..len]),
-                ::crc32c::crc32c_append(77, &data[..len])
-            );
+        for len in [0, 1, 7, 8, 64, 120, 511, 512, 1000, 4096, 5000] {
+            assert_eq!(crc32c(&data[..len]), crc32c_append(0, &data[..len]));
         }
     }
 }

@@ -217,6 +217,35 @@ fn a_full_pool_takes_small_overwrites() {
     }
 }
 
+/// Threads that overwrite whole pages and parts of pages of a full pool never run out of space: what one of them is just giving
+/// back, the others wait for.
+#[test]
+fn threads_on_a_full_pool_find_space() {
+    let region = Region::anonymous(24 << 20).unwrap();
+    mkfs(&region, &MkfsOptions::default()).unwrap();
+    let engine = Engine::mount(region, &quiet()).unwrap();
+    let file = file(&engine, 1);
+    let mut end = PAGE as u64;
+    while file.write_at(end, &[1; PAGE]).is_ok() {
+        end += PAGE as u64;
+    }
+    let seed = seed();
+    std::thread::scope(|scope| {
+        for thread in 0..4 {
+            let file = &file;
+            scope.spawn(move || {
+                let mut rng = StdRng::seed_from_u64(seed ^ thread);
+                for n in 0..20_000 {
+                    let page = rng.random_range(0..end / PAGE as u64) * PAGE as u64;
+                    let len = if n % 3 == 0 { 20 } else { PAGE };
+                    file.write_at(page, &[n as u8; PAGE][..len])
+                        .unwrap_or_else(|error| panic!("overwrite {n} of thread {thread}: {error}"));
+                }
+            });
+        }
+    });
+}
+
 /// Fsck sees a broken entry, a broken header and a broken link.
 #[test]
 fn fsck_names_what_is_wrong_with_a_log() {

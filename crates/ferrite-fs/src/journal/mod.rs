@@ -86,9 +86,9 @@ struct DirtyLines {
     filter: Vec<u64>,
 }
 
-const FILTER_LINES: u64 = 256;
+const FILTER_LINES: u64 = 1024;
 /// Dirty lines that a ring keeps.
-const DIRTY_LINES: usize = 128;
+const DIRTY_LINES: usize = 512;
 /// Lines that a commit writes back when there are more: more than it adds, in the long run.
 const LINES_PER_COMMIT: usize = 4;
 
@@ -309,6 +309,8 @@ impl Journal {
     /// Retires every record that is applied now: makes their words durable, moves the mark past them, frees their
     /// ring space and gives what they freed to `release`. Blocks committers of one ring at a time, briefly.
     pub(crate) fn advance(&self, release: &mut dyn FnMut(Vec<Resource>)) -> Result<(), PmError> {
+        // Held until all is released: whoever looks for space waits for it here instead of finding none.
+        let _one_at_a_time = self.advancing.lock();
         let mark = self.move_mark()?;
         let mut reusable = Vec::new();
         for ring in &self.rings {
@@ -321,6 +323,7 @@ impl Journal {
     /// The same for this thread's ring alone, and the mark moves only if what other threads moved it by is not enough. So each
     /// thread's books stay in its core's cache.
     pub(crate) fn relieve(&self, release: &mut dyn FnMut(Vec<Resource>)) -> Result<(), PmError> {
+        let _one_at_a_time = self.advancing.lock();
         let mut reusable = Vec::new();
         let crowded = {
             let mut state = self.enter().state;
@@ -335,12 +338,12 @@ impl Journal {
         Ok(())
     }
 
-    /// Makes the words of all records that are applied now durable, then moves the mark past these records; returns it.
+    /// Makes the words of all records that are applied now durable, then moves the mark past these records; returns it. The
+    /// caller holds `advancing`.
     ///
     /// Crash points: the mark is stored only after the fence that made all words of the records below it
     /// durable; and it is one aligned word, so it is either the old or the new one.
     fn move_mark(&self) -> Result<u64, PmError> {
-        let _one_at_a_time = self.advancing.lock();
         let newest = |ring: &CachePadded<Ring>| ring.last_seq.load(Ordering::Acquire);
         let target = self.rings.iter().map(newest).max().unwrap_or(0);
         let mark = self.mark.load(Ordering::Relaxed);
