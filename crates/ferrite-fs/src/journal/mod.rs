@@ -89,8 +89,8 @@ struct DirtyLines {
 const FILTER_LINES: u64 = 1024;
 /// Dirty lines that a ring keeps.
 const DIRTY_LINES: usize = 512;
-/// Lines that a commit writes back when there are more: more than it adds, in the long run.
-const LINES_PER_COMMIT: usize = 4;
+/// Lines that a commit writes back when there are more: enough for their drains to overlap, too few to make it slow.
+const LINES_PER_COMMIT: usize = 64;
 
 impl DirtyLines {
     fn add(&mut self, offset: u64, len: u64) {
