@@ -28,7 +28,7 @@ mod tests {
 
     #[test]
     fn both_libraries_agree() {
-        let data: Vec<u8> = (0..5000_u32).map(|n| (n * n >> 3) as u8).collect();
+        let data: Vec<u8> = (0..5000_u32).map(|n| ((n * n) >> 3) as u8).collect();
         for len in [0, 1, 7, 8, 64, 120, 511, 512, 1000, 4096, 5000] {
             assert_eq!(crc32c(&data[..len]), crc32c_append(0, &data[..len]));
         }

@@ -6,6 +6,7 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink};
+use std::path::Path;
 use std::process::Command;
 
 use common::{TestPool, fails, ferrite, has_fuse, ok, sh};
@@ -170,4 +171,76 @@ fn a_pool_in_use_is_named_with_its_owner() {
     let info = ok(ferrite().arg("info").arg(&test.dir));
     assert!(info.contains("fences"), "the daemon answers: {info}");
     test.finish();
+}
+
+/// Small writes go to logs, which `info` counts and `dump` shows, by the daemon and without it.
+#[test]
+fn page_logs_show_while_mounted_and_after() {
+    if !has_fuse() {
+        return;
+    }
+    let test = TestPool::new("64M", &[]);
+    test.umount();
+    test.mount(&["-o", "cleaner=off,fold_reads=0"]);
+    std::fs::write(test.path("file"), [1; 20_000]).unwrap();
+    let file = std::fs::File::options().write(true).open(test.path("file")).unwrap();
+    file.write_all_at(b"hello", 5000).unwrap();
+    file.write_all_at(b"again", 5003).unwrap();
+    drop(file);
+    assert_eq!(test.info()["logged_pages"], 1);
+    let dump = || ok(ferrite().arg("dump").arg(&test.pool).arg("/file"));
+    let live = dump();
+    assert!(
+        live.contains("2 log entries") && live.contains("5 bytes at 904"),
+        "{live}"
+    );
+    let error = fails(ferrite().arg("dump").arg(&test.dir).arg("nothing"), 1);
+    assert!(error.contains("nothing"), "{error}");
+    test.umount();
+    assert_eq!(dump(), live, "the pool says what its daemon said");
+    let error = fails(
+        ferrite()
+            .arg("mount")
+            .arg(&test.pool)
+            .arg(&test.dir)
+            .args(["-o", "clean_low=x"]),
+        2,
+    );
+    assert!(error.contains("clean_low=x"), "{error}");
+    test.mount(&[]);
+    let bytes = std::fs::read(test.path("file")).unwrap();
+    assert_eq!(&bytes[5000..5008], b"helagain");
+    test.finish();
+}
+
+/// Pools on a disk's file system, in both modes: what returned is there after the daemon is killed.
+#[test]
+fn pools_on_a_disk_survive_a_killed_daemon() {
+    if !has_fuse() {
+        return;
+    }
+    for mode in ["durability=strict", "durability=process"] {
+        let test = TestPool::new_in(Path::new("/var/tmp"), "64M", &[], &["-o", mode]);
+        let info = test.info();
+        for n in 0..50_u8 {
+            std::fs::write(test.path(&format!("file{n}")), [n; 5000]).unwrap();
+        }
+        let file = std::fs::File::options().write(true).open(test.path("file7")).unwrap();
+        file.write_all_at(b"part of a page", 3).unwrap();
+        drop(file);
+        test.kill();
+        test.mount(&["-o", mode]);
+        for n in 0..50_u8 {
+            let mut expected = [n; 5000];
+            if n == 7 {
+                expected[3..17].copy_from_slice(b"part of a page");
+            }
+            assert_eq!(
+                std::fs::read(test.path(&format!("file{n}"))).unwrap(),
+                expected,
+                "{mode}, {info}"
+            );
+        }
+        test.finish();
+    }
 }

@@ -7,6 +7,8 @@
 //! Invariants: a segment is in use, or in a purse, or its bit in its slab is clear. A block without a used segment goes back
 //! to the free map. Threads take segments out of purses of their own, a slab's worth at a time, and so seldom meet.
 
+use std::collections::hash_map::Entry;
+
 use crossbeam_utils::CachePadded;
 use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
@@ -150,14 +152,16 @@ impl LogSpace {
         let size = size_index(units);
         let block = unit / BLOCK_UNITS;
         let mut shared = self.shared.lock();
-        if !shared.slabs.contains_key(&block) {
-            if !blocks.set_used(block) {
+        let slab = match shared.slabs.entry(block) {
+            Entry::Occupied(found) => found.into_mut(),
+            Entry::Vacant(_) if !blocks.set_used(block) => {
                 return Err("which lies in a block that holds something else");
             }
-            let size = size as u8;
-            shared.slabs.insert(block, Slab { size, used: 0 });
-        }
-        let slab = shared.slabs.get_mut(&block).expect("just made");
+            Entry::Vacant(vacant) => vacant.insert(Slab {
+                size: size as u8,
+                used: 0,
+            }),
+        };
         let bit = 1 << (unit % BLOCK_UNITS / units);
         if usize::from(slab.size) != size || !unit.is_multiple_of(units) || slab.used & bit != 0 {
             return Err("which overlaps another page's");

@@ -31,6 +31,7 @@ Options for -o:
   accept_power_loss    mount although the machine went down in that mode
   clean_low=N, clean_high=N  fold page logs when less than N % of the space is free, until N % is [default: 5, 10]
   fold_reads=N         a read that walked N entries of a page's log folds it; 0: never [default: 4]
+  cleaner=off          leave page logs to reads and writes, and to operations that find no space
   logs=off             copy a page for every unaligned write instead of logging it
   threads=N            serve with N threads [default: one a CPU]
   defaults, nofail, _netdev, noauto, user, x-*  are accepted, as /etc/fstab has them
@@ -118,6 +119,8 @@ fn parse(words: &[String], sloppy: bool) -> Result<Options, Failure> {
             | "default_permissions"
             | "" => {}
             word if word.starts_with("x-") || word.starts_with("comment=") => {}
+            "cleaner=on" => engine.cleaner = true,
+            "cleaner=off" => engine.cleaner = false,
             "logs=off" => engine.cow_only = true,
             "logs=on" => engine.cow_only = false,
             word => match word.split_once('=') {

@@ -77,15 +77,20 @@ pub(crate) struct TestPool {
 impl TestPool {
     /// Makes and mounts a pool in DRAM, with further words for mkfs.
     pub(crate) fn new(size: &str, mkfs: &[&str]) -> TestPool {
+        TestPool::new_in(Path::new("/dev/shm"), size, mkfs, &[])
+    }
+
+    /// The same on any file system, with further words for mount.
+    pub(crate) fn new_in(place: &Path, size: &str, mkfs: &[&str], mount: &[&str]) -> TestPool {
         let base = tempfile::Builder::new()
             .prefix("ferrite-test-")
-            .tempdir_in("/dev/shm")
+            .tempdir_in(place)
             .unwrap();
         let (pool, dir) = (base.path().join("pool"), base.path().join("mnt"));
         std::fs::create_dir(&dir).unwrap();
         ok(ferrite().arg("mkfs").arg(&pool).args(["--size", size]).args(mkfs));
         let test = TestPool { base, pool, dir };
-        test.mount(&[]);
+        test.mount(mount);
         test
     }
 
