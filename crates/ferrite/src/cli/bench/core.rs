@@ -144,7 +144,10 @@ pub(crate) fn run(effort: Effort, out: &mut Output) -> Result<(), Failure> {
         out,
     };
     data(&mut bench, &file, &floor, &peer)?;
+    // Else the cleaner would do so while others are measured.
+    engine.clean(usize::MAX)?;
     appends(&mut bench, &tmpfs)?;
+    engine.clean(usize::MAX)?;
     names(&mut bench, &tmpfs)
 }
 
@@ -168,10 +171,7 @@ fn data(bench: &mut Bench<'_>, file: &Arc<dyn OpenFile>, floor: &Region, peer: &
     bench.duel(("read_4k_sequential", "tmpfs_pread"), 1, &mut read, &mut pread)?;
     let mut overwrite = |n| whole(file.write_at(page(n, bytes) + 1000, &block[..8])?, 8);
     let mut pwrite = |n| Ok(peer.write_all_at(&block[..8], page(n, bytes) + 1000)?);
-    bench.duel(("overwrite_8b_durable", "tmpfs_pwrite"), 1, &mut overwrite, &mut pwrite)?;
-    // Else the cleaner would do so while others are measured.
-    bench.engine.clean(usize::MAX)?;
-    Ok(())
+    bench.duel(("overwrite_8b_durable", "tmpfs_pwrite"), 1, &mut overwrite, &mut pwrite)
 }
 
 /// Appends: a new file a round, so that files stay of one size.
