@@ -42,6 +42,16 @@ fn file(engine: &Engine, pages: usize) -> Arc<dyn OpenFile> {
     file
 }
 
+/// A file that leaves nothing free but the reserve, and its size.
+fn file_that_fills(engine: &Engine) -> (Arc<dyn OpenFile>, u64) {
+    let file = file(engine, 1);
+    let mut end = PAGE as u64;
+    while file.write_at(end, &[1; PAGE]).is_ok() {
+        end += PAGE as u64;
+    }
+    (file, end)
+}
+
 #[test]
 fn a_small_overwrite_costs_one_fence_and_a_few_lines() {
     let engine = engine(&quiet());
@@ -209,11 +219,7 @@ fn a_full_pool_takes_small_overwrites() {
     let region = Region::anonymous(16 << 20).unwrap();
     mkfs(&region, &MkfsOptions::default()).unwrap();
     let engine = Engine::mount(region, &quiet()).unwrap();
-    let file = file(&engine, 1);
-    let mut end = PAGE as u64;
-    while file.write_at(end, &[1; PAGE]).is_ok() {
-        end += PAGE as u64;
-    }
+    let (file, end) = file_that_fills(&engine);
     let mut rng = StdRng::seed_from_u64(seed());
     for n in 0..20_000_u64 {
         file.write_at(rng.random_range(0..end - 8), &n.to_le_bytes())
@@ -228,11 +234,7 @@ fn threads_on_a_full_pool_find_space() {
     let region = Region::anonymous(24 << 20).unwrap();
     mkfs(&region, &MkfsOptions::default()).unwrap();
     let engine = Engine::mount(region, &quiet()).unwrap();
-    let file = file(&engine, 1);
-    let mut end = PAGE as u64;
-    while file.write_at(end, &[1; PAGE]).is_ok() {
-        end += PAGE as u64;
-    }
+    let (file, end) = file_that_fills(&engine);
     let seed = seed();
     std::thread::scope(|scope| {
         for thread in 0..4 {

@@ -83,7 +83,7 @@ fn concurrent_histories() {
     linear::run_all(make, 1);
 }
 
-/// A thousand random sequences, with remounts in the middle, against the reference engine.
+/// 1,200 random sequences, with remounts in the middle, against the reference engine.
 #[test]
 fn random_operations() {
     let seeds = if std::env::var_os("FERRITE_SOAK").is_some() {

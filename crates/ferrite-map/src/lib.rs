@@ -5,7 +5,8 @@
 //!
 //! *Architecture invariant:* nothing here knows the engine (`ferrite-fs`); the engine implements
 //! [`MapTx`]. *Architecture invariant:* structures on the medium change only through
-//! [`MapTx::set_word`], that is, by applying a committed journal record; lookups never write.
+//! [`MapTx::set_word`], that is, by applying a committed journal record, and by [`FileMap::swing`], for changes that
+//! change no content; lookups never write.
 
 pub mod bitmap;
 pub mod bounds;

@@ -218,8 +218,9 @@ pub(crate) fn fold_some(core: &Core, most: usize, cause: Cause, enough: &mut dyn
     core.candidates.tidy(core);
     let length = |&(ino, lblk): &(u32, u32)| {
         let word = core.map.get(ino, lblk);
-        let newest = has_log(word).then(|| append::newest(core, (ino, lblk), word).ok());
-        newest.flatten().map(|entry| entry.trailer.log_units)
+        // Unreadable may mean that a writer is at it: the page must not drop out of the lists for that.
+        let units = || append::newest(core, (ino, lblk), word).map_or(0, |entry| entry.trailer.log_units);
+        has_log(word).then(units)
     };
     let mut pages: Vec<_> = core
         .candidates
