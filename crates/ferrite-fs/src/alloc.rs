@@ -5,7 +5,9 @@
 //!
 //! Invariants: free blocks = tokens in `global` + tokens in all `local` purses + `reserve_left`. A token is taken
 //! before a bit is claimed, so whoever holds a token finds a free bit. Threads work on purses and bitmap
-//! regions of their own, so that two of them share no line that both write while space is plenty.
+//! regions of their own, so that two of them share no line that both write while space is plenty. Left alone, two next-fit
+//! cursors meet: the one behind finds little left, hurries on, and from then on both fight for one line; so a
+//! cursor that enters a region where another one is leaves it.
 
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 
@@ -18,6 +20,10 @@ use crate::layout::Superblock;
 const PURSES: usize = 64;
 /// Tokens moved between a purse and the global count at a time.
 const BATCH: i64 = 64;
+/// Bits of a region that one cursor works in at a time: eight lines.
+const REGION_BITS: u64 = 8 * 512;
+/// A cursor that was never used.
+const NOWHERE: u64 = u64::MAX;
 
 /// Who may dip into the reserve.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -50,9 +56,8 @@ impl BlockAlloc {
             reserve_left: CachePadded::new(AtomicI64::new(0)),
             global: CachePadded::new(AtomicI64::new(0)),
             local: (0..PURSES).map(|_| CachePadded::new(AtomicI64::new(0))).collect(),
-            cursors: (0..PURSES as u64)
-                // Bit-reversed starts keep the regions of the first few threads far apart.
-                .map(|n| CachePadded::new(AtomicU64::new(blocks * (n.reverse_bits() >> 58) / PURSES as u64)))
+            cursors: (0..PURSES)
+                .map(|_| CachePadded::new(AtomicU64::new(NOWHERE)))
                 .collect(),
         }
     }
@@ -138,18 +143,45 @@ impl BlockAlloc {
         if !self.take_token(class) {
             return None;
         }
-        let cursor = &self.cursors[thread_number() as usize % PURSES];
-        let Some(index) = self.bitmap.claim_from(cursor.load(Ordering::Relaxed)) else {
+        let number = thread_number() as usize % PURSES;
+        let cursor = &self.cursors[number];
+        let start = match cursor.load(Ordering::Relaxed) {
+            // Bit-reversed starts keep the regions of the first few threads far apart.
+            NOWHERE => self.bitmap.len() * ((number as u64).reverse_bits() >> 58) / PURSES as u64,
+            start => start,
+        };
+        let Some(index) = self.bitmap.claim_from(start) else {
             // Another thread holds the bit our token stands for between its claim and its own token's return.
             self.return_token();
             return None;
         };
-        cursor.store(index + 1, Ordering::Relaxed);
-        if index + 1 < self.bitmap.len() {
+        let next = match index / REGION_BITS == start / REGION_BITS {
+            true => index + 1,
+            false => self.leave_if_crowded(number, index + 1),
+        };
+        cursor.store(next, Ordering::Relaxed);
+        if next < self.bitmap.len() {
             // Another thread may give blocks back to the same line meanwhile; the next claim shall not wait for it.
-            self.bitmap.prefetch(index + 1);
+            self.bitmap.prefetch(next);
         }
         Some((self.first_block + index) as u32)
+    }
+
+    /// Where cursor `number`, which comes to a new region at `next`, goes on: far away if another cursor is there.
+    fn leave_if_crowded(&self, number: usize, next: u64) -> u64 {
+        let taken = |place: u64| {
+            let others = self.cursors.iter().enumerate().filter(|&(other, _)| other != number);
+            others
+                .map(|(_, cursor)| cursor.load(Ordering::Relaxed))
+                .any(|other| other != NOWHERE && other / REGION_BITS == place / REGION_BITS)
+        };
+        if !taken(next) {
+            return next;
+        }
+        // Steps of the golden ratio come by every part of the map before they come near an earlier one.
+        let step = (self.bitmap.len() as f64 * 0.618) as u64;
+        let far = (next + step) % self.bitmap.len();
+        if taken(far) { (far + step) % self.bitmap.len() } else { far }
     }
 
     /// Starts getting what [`Self::release`] of `block` will change.

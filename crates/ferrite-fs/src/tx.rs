@@ -7,7 +7,7 @@
 //! that were free (claimed in DRAM alone) and to the journal. After it, replay sets the same words that
 //! `commit` is about to set. So a crash anywhere leaves the state before or the state after.
 
-use std::cell::RefCell;
+use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -24,13 +24,27 @@ use crate::journal::record::Record;
 use crate::journal::{CommitError, Entered};
 use crate::layout::BLOCK_BYTES;
 
-#[derive(Default)]
+/// What a transaction gathers; its memory serves the next one.
 struct Buffers {
-    record: Option<Record>,
+    record: Record,
     claimed: Vec<Resource>,
+    /// Reusable once the mark has passed the record.
     freed: Vec<Resource>,
+    /// Reusable as soon as the record is durable, see [`Tx::freed`].
     freed_at_once: Vec<Resource>,
     staged: Staged,
+}
+
+impl Buffers {
+    fn new() -> Self {
+        Buffers {
+            record: Record::new(),
+            claimed: Vec::new(),
+            freed: Vec::new(),
+            freed_at_once: Vec::new(),
+            staged: Staged::default(),
+        }
+    }
 }
 
 /// Bytes to stream with the record.
@@ -64,19 +78,47 @@ impl Staged {
 
 thread_local! {
     /// Memory of the last transaction of this thread, so that the next one allocates nothing.
-    static BUFFERS: RefCell<Buffers> = RefCell::default();
+    static BUFFERS: Cell<Option<Box<Buffers>>> = const { Cell::new(None) };
+}
+
+/// The thread's buffers, empty; they go back when it is dropped. Boxed, so that taking them moves a pointer.
+struct Lease(Option<Box<Buffers>>);
+
+impl Lease {
+    fn take() -> Self {
+        Lease(Some(BUFFERS.take().unwrap_or_else(|| Box::new(Buffers::new()))))
+    }
+}
+
+impl std::ops::Deref for Lease {
+    type Target = Buffers;
+
+    fn deref(&self) -> &Buffers {
+        self.0.as_ref().expect("taken only when dropped")
+    }
+}
+
+impl std::ops::DerefMut for Lease {
+    fn deref_mut(&mut self) -> &mut Buffers {
+        self.0.as_mut().expect("taken only when dropped")
+    }
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        self.claimed.clear();
+        self.freed.clear();
+        self.freed_at_once.clear();
+        self.staged.clear();
+        self.record.clear();
+        BUFFERS.set(self.0.take());
+    }
 }
 
 /// One operation in the making.
 pub(crate) struct Tx<'e> {
     core: &'e Core,
-    record: Record,
-    claimed: Vec<Resource>,
-    /// Reusable once the mark has passed the record.
-    freed: Vec<Resource>,
-    /// Reusable as soon as the record is durable, see [`Tx::freed`].
-    freed_at_once: Vec<Resource>,
-    staged: Staged,
+    buffers: Lease,
     min_seq: u64,
     class: Class,
     streamed: bool,
@@ -88,14 +130,9 @@ pub(crate) struct Tx<'e> {
 impl<'e> Tx<'e> {
     /// An empty transaction whose allocations are [`Class::Ordinary`].
     pub(crate) fn new(core: &'e Core) -> Self {
-        let buffers = BUFFERS.take();
         Tx {
             core,
-            record: buffers.record.unwrap_or_else(Record::new),
-            claimed: buffers.claimed,
-            freed: buffers.freed,
-            freed_at_once: buffers.freed_at_once,
-            staged: buffers.staged,
+            buffers: Lease::take(),
             min_seq: 0,
             class: Class::Ordinary,
             streamed: false,
@@ -111,7 +148,7 @@ impl<'e> Tx<'e> {
 
     /// Whether `words` more words fit its record.
     pub(crate) fn has_room(&self, words: usize) -> bool {
-        self.record.len_words() + words <= self.core.journal.max_record_words()
+        self.buffers.record.len_words() + words <= self.core.journal.max_record_words()
     }
 
     /// Completes `new` with its checksum, and records the words in which it differs from what is stored. The caller
@@ -123,7 +160,7 @@ impl<'e> Tx<'e> {
         new.set_crc(new.checksum(ino));
         for index in 0..INODE_WORDS {
             if differs(index, new) {
-                self.record.set_word(offset + index as u64 * 8, new.words[index]);
+                self.buffers.record.set_word(offset + index as u64 * 8, new.words[index]);
             }
         }
     }
@@ -141,7 +178,7 @@ impl<'e> Tx<'e> {
         debug_assert_eq!(data.len() as u64, BLOCK_BYTES);
         self.core.region.stream(offset, data);
         if self.core.data_in_checksum || self.small {
-            self.record.add_data(offset, data.len() as u32, crc32c(data));
+            self.buffers.record.add_data(offset, data.len() as u32, crc32c(data));
         } else {
             self.streamed = true;
         }
@@ -150,9 +187,9 @@ impl<'e> Tx<'e> {
     /// Writes log units at `offset`; all but the first `skip` bytes are vouched for by the record, and so share its fence. They are
     /// streamed together with the record: a lock taken in between, the ring's, would wait until they have drained.
     pub(crate) fn stream_log(&mut self, offset: u64, bytes: &[u8], skip: usize) {
-        self.staged.push(offset, bytes);
+        self.buffers.staged.push(offset, bytes);
         let vouched = &bytes[skip..];
-        self.record
+        self.buffers.record
             .add_data(offset + skip as u64, vouched.len() as u32, crc32c(vouched));
     }
 
@@ -164,14 +201,14 @@ impl<'e> Tx<'e> {
     /// Claims a free inode number.
     pub(crate) fn alloc_inode(&mut self) -> Result<u32> {
         let ino = self.core.claim_inode().ok_or(FsError::NoSpace("inodes"))?;
-        self.claimed.push(Resource::Inode(ino));
+        self.buffers.claimed.push(Resource::Inode(ino));
         Ok(ino)
     }
 
     /// Commits and applies. `inodes` are all whose words or entries change; the caller holds their locks
     /// exclusively, or nobody else can know them yet. On return the operation is durable.
     pub(crate) fn commit(mut self, inodes: &[&Arc<InodeMem>]) -> Result<()> {
-        if self.record.is_empty() {
+        if self.buffers.record.is_empty() {
             return Ok(());
         }
         self.core.check_writable()?;
@@ -181,18 +218,21 @@ impl<'e> Tx<'e> {
         }
         let min_seq = inodes.iter().map(|inode| inode.last_seq()).fold(self.min_seq, u64::max);
         loop {
-            let stream = || self.staged.stream(&self.core.region);
+            let Buffers {
+                record, freed, staged, ..
+            } = &mut *self.buffers;
+            let stream = || staged.stream(&self.core.region);
             let announce = || inodes.iter().for_each(|inode| inode.begin_change());
             let entered = self.entered.take().unwrap_or_else(|| self.core.journal.enter());
             let committed = self
                 .core
                 .journal
-                .commit(entered, &mut self.record, &self.freed, min_seq, stream, announce);
+                .commit(entered, record, freed, min_seq, stream, announce);
             match committed {
                 Ok(committed) => {
                     inodes.iter().for_each(|inode| inode.set_last_seq(committed.seq));
-                    self.claimed.clear();
-                    for resource in self.freed_at_once.drain(..) {
+                    self.buffers.claimed.clear();
+                    for resource in self.buffers.freed_at_once.drain(..) {
                         if let Resource::NameSlot(slot) = resource {
                             self.core.names.note_freed(slot, committed.seq);
                         }
@@ -206,7 +246,7 @@ impl<'e> Tx<'e> {
                 Err(CommitError::RingFull) => self.core.reclaim()?,
                 Err(CommitError::Medium(error)) => {
                     // The record may have survived: what it names must not be used again before the next mount.
-                    self.claimed.clear();
+                    self.buffers.claimed.clear();
                     return Err(self.core.fail(&error));
                 }
             }
@@ -216,44 +256,33 @@ impl<'e> Tx<'e> {
 
 impl Drop for Tx<'_> {
     fn drop(&mut self) {
-        for resource in self.claimed.drain(..) {
+        for resource in self.buffers.claimed.drain(..) {
             self.core.release(resource);
         }
-        self.freed.clear();
-        self.freed_at_once.clear();
-        self.staged.clear();
-        self.record.clear();
-        BUFFERS.set(Buffers {
-            record: Some(std::mem::replace(&mut self.record, Record::hollow())),
-            claimed: std::mem::take(&mut self.claimed),
-            freed: std::mem::take(&mut self.freed),
-            freed_at_once: std::mem::take(&mut self.freed_at_once),
-            staged: std::mem::take(&mut self.staged),
-        });
     }
 }
 
 impl MapTx for Tx<'_> {
     fn set_word(&mut self, offset: u64, value: u64) {
-        self.record.set_word(offset, value);
+        self.buffers.record.set_word(offset, value);
     }
 
     fn claim_block(&mut self, block: u32) -> bool {
         let claimed = self.core.alloc.claim(block, self.class);
         if claimed {
-            self.claimed.push(Resource::Block(block));
+            self.buffers.claimed.push(Resource::Block(block));
         }
         claimed
     }
 
     fn alloc_block(&mut self) -> std::result::Result<u32, MapError> {
         let block = self.core.alloc.claim_any(self.class).ok_or(MapError::NoBlock)?;
-        self.claimed.push(Resource::Block(block));
+        self.buffers.claimed.push(Resource::Block(block));
         Ok(block)
     }
 
     fn claimed(&mut self, resource: Resource) {
-        self.claimed.push(resource);
+        self.buffers.claimed.push(resource);
     }
 
     /// Blocks, log segments and mapping slots wait until no crash can replay the record that frees them, for old records vouch for what
@@ -261,8 +290,8 @@ impl MapTx for Tx<'_> {
     /// gets a later sequence number (from the inode's entry, or the name table), so replay ends with the newer words.
     fn freed(&mut self, resource: Resource) {
         match resource {
-            Resource::Block(_) | Resource::MapSlot(_) | Resource::LogSegment(_) => self.freed.push(resource),
-            Resource::Inode(_) | Resource::NameSlot(_) => self.freed_at_once.push(resource),
+            Resource::Block(_) | Resource::MapSlot(_) | Resource::LogSegment(_) => self.buffers.freed.push(resource),
+            Resource::Inode(_) | Resource::NameSlot(_) => self.buffers.freed_at_once.push(resource),
         }
     }
 }

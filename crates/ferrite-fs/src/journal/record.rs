@@ -53,15 +53,6 @@ pub(crate) enum Item<'a> {
 }
 
 impl Record {
-    /// Stands in for a record whose memory was taken away; allocates nothing and holds nothing.
-    pub(crate) const fn hollow() -> Self {
-        Record {
-            words: Vec::new(),
-            open: 0,
-            len: 0,
-        }
-    }
-
     /// An empty record.
     pub(crate) fn new() -> Self {
         Record {
