@@ -56,9 +56,7 @@ impl BlockAlloc {
             reserve_left: CachePadded::new(AtomicI64::new(0)),
             global: CachePadded::new(AtomicI64::new(0)),
             local: (0..PURSES).map(|_| CachePadded::new(AtomicI64::new(0))).collect(),
-            cursors: (0..PURSES)
-                .map(|_| CachePadded::new(AtomicU64::new(NOWHERE)))
-                .collect(),
+            cursors: (0..PURSES).map(|_| CachePadded::new(AtomicU64::new(NOWHERE))).collect(),
         }
     }
 
@@ -181,7 +179,11 @@ impl BlockAlloc {
         // Steps of the golden ratio come by every part of the map before they come near an earlier one.
         let step = (self.bitmap.len() as f64 * 0.618) as u64;
         let far = (next + step) % self.bitmap.len();
-        if taken(far) { (far + step) % self.bitmap.len() } else { far }
+        if taken(far) {
+            (far + step) % self.bitmap.len()
+        } else {
+            far
+        }
     }
 
     /// Starts getting what [`Self::release`] of `block` will change.

@@ -124,6 +124,8 @@ pub(crate) struct Tx<'e> {
     streamed: bool,
     /// Blocks are vouched for by the record, although the medium is memory.
     small: bool,
+    /// The operation changes one page.
+    single_page: bool,
     entered: Option<Entered<'e>>,
 }
 
@@ -137,6 +139,7 @@ impl<'e> Tx<'e> {
             class: Class::Ordinary,
             streamed: false,
             small: false,
+            single_page: false,
             entered: None,
         }
     }
@@ -160,7 +163,9 @@ impl<'e> Tx<'e> {
         new.set_crc(new.checksum(ino));
         for index in 0..INODE_WORDS {
             if differs(index, new) {
-                self.buffers.record.set_word(offset + index as u64 * 8, new.words[index]);
+                self.buffers
+                    .record
+                    .set_word(offset + index as u64 * 8, new.words[index]);
             }
         }
     }
@@ -170,6 +175,19 @@ impl<'e> Tx<'e> {
     pub(crate) fn expect_few_blocks(&mut self) {
         self.small = true;
         self.entered = Some(self.core.journal.enter());
+    }
+
+    /// Says that the operation changes one page, whichever way.
+    pub(crate) fn set_single_page(&mut self) {
+        self.single_page = true;
+    }
+
+    /// Fills a claimed block, the last thing done before the record of an operation on one page.
+    pub(crate) fn stream_last_block(&mut self, block: u32, data: &[u8]) {
+        if self.single_page {
+            self.expect_few_blocks();
+        }
+        self.stream_block(block, data);
     }
 
     /// Fills a claimed block. Durable with the commit.
@@ -189,7 +207,8 @@ impl<'e> Tx<'e> {
     pub(crate) fn stream_log(&mut self, offset: u64, bytes: &[u8], skip: usize) {
         self.buffers.staged.push(offset, bytes);
         let vouched = &bytes[skip..];
-        self.buffers.record
+        self.buffers
+            .record
             .add_data(offset + skip as u64, vouched.len() as u32, crc32c(vouched));
     }
 

@@ -107,7 +107,8 @@ pub(crate) fn resize(core: &Core, tx: &mut Tx<'_>, ino: u32, inode: &mut Inode, 
             inode.set_size(size);
             return Ok(None);
         }
-        write::move_out(core, tx, ino, inode)?;
+        let size = inode.size();
+        write::move_out(core, tx, ino, inode, size)?;
     }
     // Reserved pages may lie behind the old size, so growing has nothing to free but shrinking has both.
     inode.set_size(size);

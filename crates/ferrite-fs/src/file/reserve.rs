@@ -152,7 +152,8 @@ fn reserve_pages(
             return Ok(());
         }
         let mut tx = Tx::new(core);
-        write::move_out(core, &mut tx, mem.ino, inode)?;
+        let size = inode.size();
+        write::move_out(core, &mut tx, mem.ino, inode, size)?;
         tx.put_inode(mem.ino, inode);
         tx.commit(&[mem])?;
     }

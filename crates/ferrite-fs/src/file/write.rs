@@ -78,17 +78,6 @@ fn write_atomic(core: &Core, mem: &Arc<InodeMem>, position: Position, data: &[u8
         .checked_add(data.len() as u64)
         .filter(|&end| end <= MAX_FILE_BYTES)
         .ok_or(FsError::FileTooBig)?;
-    let mut tx = Tx::new(core);
-    if old.is_inline() && end <= INLINE_BYTES as u64 {
-        new.write_inline(offset as usize, data);
-    } else {
-        let head = if old.is_inline() {
-            take_inline(core, &mut tx, mem.ino, &mut new, offset)?
-        } else {
-            None
-        };
-        write_pages(core, &mut tx, mem.ino, &mut new, offset, data, head.as_ref())?;
-    }
     new.set_size(old.size().max(end));
     let now = core.now();
     new.set_mtime(now);
@@ -96,9 +85,53 @@ fn write_atomic(core: &Core, mem: &Arc<InodeMem>, position: Position, data: &[u8
     if kill_priv && let Some(kind) = new.kind() {
         new.set_permissions(posix::kill_priv(kind, new.permissions()));
     }
+    let mut tx = Tx::new(core);
+    if old.is_inline() && end <= INLINE_BYTES as u64 {
+        new.write_inline(offset as usize, data);
+    } else if !old.is_inline() && write_lone_part(core, &mut tx, mem.ino, (&old, &mut new), offset, data)? {
+        tx.commit(&[mem])?;
+        return Ok(offset);
+    } else {
+        let head = if old.is_inline() {
+            take_inline(core, &mut tx, mem.ino, &mut new, old.size(), offset)?
+        } else {
+            None
+        };
+        write_pages(core, &mut tx, mem.ino, (&old, &mut new), offset, data, head.as_ref())?;
+    }
     tx.put_inode(mem.ino, &mut new);
     tx.commit(&[mem])?;
     Ok(offset)
+}
+
+/// Changes part of one written page, and records the inode `new`, which then maps as many pages as before; false if it is
+/// not such a write.
+fn write_lone_part(
+    core: &Core,
+    tx: &mut Tx<'_>,
+    ino: u32,
+    (old, new): (&Inode, &mut Inode),
+    offset: u64,
+    data: &[u8],
+) -> Result<bool> {
+    let within = (offset % BLOCK_BYTES) as usize;
+    let page = (ino, (offset / BLOCK_BYTES) as u32);
+    if data.len() == PAGE || within + data.len() > PAGE {
+        return Ok(false);
+    }
+    let word = core.map.get(page.0, page.1);
+    if word.is_hole() || word.is_unwritten() {
+        return Ok(false);
+    }
+    if pagelog::has_log(word) {
+        // The line of the newest entry comes while the inode's words are gathered.
+        core.region.prefetch(pagelog::entry::offset(word.log()));
+    }
+    tx.set_single_page();
+    tx.put_inode(ino, new);
+    let appends = offset + data.len() as u64 > old.size();
+    append::write_part(core, tx, page, word, (within, Part::Data(data)), appends)?;
+    Ok(true)
 }
 
 /// Ends the inline life of a file that is being written at `offset`: returns its content if the write itself builds page 0
@@ -108,6 +141,7 @@ fn take_inline(
     tx: &mut Tx<'_>,
     ino: u32,
     inode: &mut Inode,
+    size: u64,
     offset: u64,
 ) -> Result<Option<[u8; INLINE_BYTES]>> {
     if offset < BLOCK_BYTES {
@@ -116,14 +150,14 @@ fn take_inline(
         inode.set_inline(false);
         return Ok(Some(content));
     }
-    move_out(core, tx, ino, inode)?;
+    move_out(core, tx, ino, inode, size)?;
     Ok(None)
 }
 
-/// Moves inline content to page 0; an empty file gets no page.
-pub(crate) fn move_out(core: &Core, tx: &mut Tx<'_>, ino: u32, inode: &mut Inode) -> Result<()> {
+/// Moves inline content, which is `size` long, to page 0; an empty file gets no page.
+pub(crate) fn move_out(core: &Core, tx: &mut Tx<'_>, ino: u32, inode: &mut Inode, size: u64) -> Result<()> {
     let content = inode.inline_bytes();
-    if inode.size() > 0 {
+    if size > 0 {
         let mut page = [0; PAGE];
         page[..INLINE_BYTES].copy_from_slice(&content);
         let block = core.map.alloc_page(tx, ino, 0).map_err(map_error)?;
@@ -142,7 +176,7 @@ fn write_pages(
     core: &Core,
     tx: &mut Tx<'_>,
     ino: u32,
-    inode: &mut Inode,
+    (old, inode): (&Inode, &mut Inode),
     offset: u64,
     data: &[u8],
     head: Option<&[u8; INLINE_BYTES]>,
@@ -155,7 +189,7 @@ fn write_pages(
     // that the wait for the table's lines and the stream overlap.
     if data.len() == PAGE
         && offset.is_multiple_of(BLOCK_BYTES)
-        && offset + BLOCK_BYTES <= inode.size()
+        && offset + BLOCK_BYTES <= old.size()
         && let Ok(block) = tx.alloc_block()
     {
         tx.expect_few_blocks();
@@ -174,7 +208,7 @@ fn write_pages(
             let (part, behind) = rest.split_at(rest.len().min(PAGE - within));
             let page = (ino, first + index as u32);
             if part.len() < PAGE && !word.is_hole() && !word.is_unwritten() {
-                let appends = at + part.len() as u64 > inode.size();
+                let appends = at + part.len() as u64 > old.size();
                 append::write_part(core, tx, page, word, (within, Part::Data(part)), appends)?;
             } else {
                 fill_page(core, tx, page, inode, word, (within, part), head)?;

@@ -195,8 +195,8 @@ fn copy(
         Part::Data(data) => merged[within..within + data.len()].copy_from_slice(data),
         Part::Zero(len) => merged[within..within + len].fill(0),
     }
-    let block = core.map.alloc_page(tx, ino, lblk).map_err(map_error)?;
-    tx.stream_block(block, &merged[..]);
+    let block = tx.alloc_block().map_err(map_error)?;
+    tx.stream_last_block(block, &merged[..]);
     core.map
         .replace(tx, ino, lblk, PageWord::new(block, 0))
         .map_err(map_error)?;

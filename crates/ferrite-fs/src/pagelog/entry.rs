@@ -57,6 +57,11 @@ pub(crate) struct Trailer {
     pub(crate) log_units: u16,
 }
 
+/// Pool offset of the unit that ends the entry `unit`, its trailer included.
+pub(crate) fn offset(unit: u32) -> u64 {
+    u64::from(unit) * UNIT_BYTES
+}
+
 impl Trailer {
     /// Units of the entry.
     pub(crate) fn units(&self) -> u32 {
