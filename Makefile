@@ -32,6 +32,8 @@ lint:
 # The command line is built first, in release: the tests on a real mount run that binary.
 unit: build
 	FERRITE_BIN=$(FERRITE) cargo test --workspace
+	# The crash explorer again, on an engine that makes mistakes: it must find each.
+	cargo test -p ferrite-crash --features planted --test planted
 
 soak: build
 	FERRITE_BIN=$(FERRITE) FERRITE_SOAK=1 cargo test --release --workspace -- --nocapture

@@ -36,6 +36,7 @@ mod names;
 mod ops;
 mod options;
 mod pagelog;
+pub mod planted;
 mod tx;
 
 pub use engine::{Engine, identify};

@@ -23,6 +23,7 @@ use crate::inode::{INODE_WORDS, Inode};
 use crate::journal::record::Record;
 use crate::journal::{CommitError, Entered};
 use crate::layout::BLOCK_BYTES;
+use crate::planted::{Flaw, planted};
 
 /// What a transaction gathers; its memory serves the next one.
 struct Buffers {
@@ -162,7 +163,9 @@ impl<'e> Tx<'e> {
         let differs = |index: usize, new: &Inode| stored[index].load(Ordering::Relaxed) != new.words[index];
         new.set_crc(new.checksum(ino));
         for index in 0..INODE_WORDS {
-            if differs(index, new) {
+            if differs(index, new) && index > 0 && planted(Flaw::InodeWithoutRecord) {
+                self.core.region.store(offset + index as u64 * 8, new.words[index]);
+            } else if differs(index, new) {
                 self.buffers
                     .record
                     .set_word(offset + index as u64 * 8, new.words[index]);
@@ -195,7 +198,8 @@ impl<'e> Tx<'e> {
         let offset = self.core.superblock.block_offset(block);
         debug_assert_eq!(data.len() as u64, BLOCK_BYTES);
         self.core.region.stream(offset, data);
-        if self.core.data_in_checksum || self.small {
+        if self.small && planted(Flaw::TornPage) {
+        } else if self.core.data_in_checksum || self.small {
             self.buffers.record.add_data(offset, data.len() as u32, crc32c(data));
         } else {
             self.streamed = true;
@@ -206,6 +210,9 @@ impl<'e> Tx<'e> {
     /// streamed together with the record: a lock taken in between, the ring's, would wait until they have drained.
     pub(crate) fn stream_log(&mut self, offset: u64, bytes: &[u8], skip: usize) {
         self.buffers.staged.push(offset, bytes);
+        if planted(Flaw::TornLogEntry) {
+            return;
+        }
         let vouched = &bytes[skip..];
         self.buffers
             .record
@@ -231,7 +238,7 @@ impl<'e> Tx<'e> {
             return Ok(());
         }
         self.core.check_writable()?;
-        if self.streamed {
+        if self.streamed && !planted(Flaw::PagesWithoutFence) {
             // The record below does not cover the data, so the data must be durable before the record can be.
             self.core.region.fence().map_err(|error| self.core.fail(&error))?;
         }
@@ -309,6 +316,9 @@ impl MapTx for Tx<'_> {
     /// gets a later sequence number (from the inode's entry, or the name table), so replay ends with the newer words.
     fn freed(&mut self, resource: Resource) {
         match resource {
+            Resource::Block(_) | Resource::LogSegment(_) if planted(Flaw::EarlyReuse) => {
+                self.buffers.freed_at_once.push(resource);
+            }
             Resource::Block(_) | Resource::MapSlot(_) | Resource::LogSegment(_) => self.buffers.freed.push(resource),
             Resource::Inode(_) | Resource::NameSlot(_) => self.buffers.freed_at_once.push(resource),
         }

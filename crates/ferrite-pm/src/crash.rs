@@ -23,6 +23,10 @@ pub enum Choice {
     OnlyLine(usize),
     /// All but those of the nth line in flight.
     AllButLine(usize),
+    /// All but those of two lines.
+    AllButPair(usize, usize),
+    /// Those of the lines whose bits are set: the nth bit for the nth line in flight.
+    Lines(u64),
 }
 
 /// A finished recording.
@@ -61,6 +65,7 @@ impl Log {
             log: self,
             next: 0,
             point: 0,
+            fingerprint: mix_bytes(&self.initial),
             image: self.initial.clone(),
             flying: BTreeMap::new(),
             ready: HashMap::new(),
@@ -84,6 +89,8 @@ pub struct ImageCursor<'a> {
     point: usize,
     /// What is durable.
     image: Vec<u8>,
+    /// Of `image`: the exclusive or of a hash of each word and its place, so that it follows each change.
+    fingerprint: u64,
     /// Words in flight: the values stored since the durable one, oldest first.
     flying: BTreeMap<u64, Vec<Version>>,
     /// Words that a thread's next fence concerns.
@@ -165,6 +172,7 @@ impl ImageCursor<'_> {
             let Some(newest) = versions.iter().rposition(|version| version.ready_for.contains(&thread)) else {
                 continue;
             };
+            self.fingerprint ^= word_hash(at, get(&self.image, at)) ^ word_hash(at, versions[newest].value);
             put(&mut self.image, at, versions[newest].value);
             versions.drain(..=newest);
             if versions.is_empty() {
@@ -173,18 +181,26 @@ impl ImageCursor<'_> {
         }
     }
 
-    /// Calls `f` with the image that `choice` leaves.
-    pub fn with_image<T>(&mut self, choice: Choice, f: impl FnOnce(&[u8]) -> T) -> T {
+    /// Words that `choice` changes in the durable image, and what to.
+    fn picks(&self, choice: Choice) -> Vec<(u64, u64)> {
         let lines = self.lines();
-        let mut undo = Vec::new();
+        let mut picks = Vec::new();
         for (&at, versions) in &self.flying {
             let line = at / LINE_BYTES;
+            let number = || {
+                lines
+                    .binary_search(&line)
+                    .expect("lines are those of the words in flight")
+            };
+            let whole = |kept: bool| versions.len() * usize::from(kept);
             // 0 keeps the durable value, n takes the nth version.
             let pick = match choice {
                 Choice::None => 0,
                 Choice::All => versions.len(),
-                Choice::OnlyLine(n) => versions.len() * usize::from(lines.get(n) == Some(&line)),
-                Choice::AllButLine(n) => versions.len() * usize::from(lines.get(n) != Some(&line)),
+                Choice::OnlyLine(n) => whole(number() == n),
+                Choice::AllButLine(n) => whole(number() != n),
+                Choice::AllButPair(n, m) => whole(number() != n && number() != m),
+                Choice::Lines(mask) => whole(number() < 64 && mask >> number() & 1 != 0),
                 Choice::Random(seed) => match mix(seed ^ mix(line)) % 3 {
                     0 => 0,
                     1 => versions.len(),
@@ -192,9 +208,27 @@ impl ImageCursor<'_> {
                 },
             };
             if pick > 0 {
-                undo.push((at, get(&self.image, at)));
-                put(&mut self.image, at, versions[pick - 1].value);
+                picks.push((at, versions[pick - 1].value));
             }
+        }
+        picks
+    }
+
+    /// A hash of the image that `choice` leaves: equal for equal images, and got without building the image.
+    pub fn fingerprint(&self, choice: Choice) -> u64 {
+        let change = |(at, value)| word_hash(at, get(&self.image, at)) ^ word_hash(at, value);
+        self.picks(choice)
+            .into_iter()
+            .map(change)
+            .fold(self.fingerprint, |a, b| a ^ b)
+    }
+
+    /// Calls `f` with the image that `choice` leaves.
+    pub fn with_image<T>(&mut self, choice: Choice, f: impl FnOnce(&[u8]) -> T) -> T {
+        let mut undo = Vec::new();
+        for (at, value) in self.picks(choice) {
+            undo.push((at, get(&self.image, at)));
+            put(&mut self.image, at, value);
         }
         let result = f(&self.image);
         for (at, value) in undo {
@@ -202,6 +236,23 @@ impl ImageCursor<'_> {
         }
         result
     }
+}
+
+fn word_hash(at: u64, value: u64) -> u64 {
+    mix(at ^ mix(value))
+}
+
+/// The exclusive or of all words' hashes.
+fn mix_bytes(image: &[u8]) -> u64 {
+    let words = image.chunks_exact(8).enumerate();
+    words
+        .map(|(index, word)| {
+            word_hash(
+                index as u64 * 8,
+                u64::from_le_bytes(word.try_into().expect("eight bytes")),
+            )
+        })
+        .fold(0, |a, b| a ^ b)
 }
 
 fn get(image: &[u8], at: u64) -> u64 {
@@ -295,6 +346,34 @@ mod tests {
             values(&log, 1, 8),
             [1, 2, 3].into(),
             "2 and 3 are still in flight, 1 is durable"
+        );
+    }
+
+    #[test]
+    fn fingerprints_follow_the_image() {
+        let log = log(vec![
+            (0, store(0, 1)),
+            (0, store(64, 2)),
+            (0, store(128, 3)),
+            (0, Event::WriteBack { line: 0 }),
+            (0, Event::Fence),
+            (0, store(0, 0)),
+        ]);
+        let mut cursor = log.cursor();
+        loop {
+            let pairs = [Choice::AllButPair(0, 1), Choice::AllButLine(2), Choice::OnlyLine(1)];
+            for choice in (0..8).map(Choice::Lines).chain(pairs) {
+                let expected = cursor.with_image(choice, mix_bytes);
+                assert_eq!(cursor.fingerprint(choice), expected, "{choice:?}");
+            }
+            if !cursor.advance() {
+                break;
+            }
+        }
+        assert_eq!(cursor.lines_in_flight(), 3);
+        assert_eq!(
+            cursor.with_image(Choice::Lines(0b110), |i| (get(i, 0), get(i, 64), get(i, 128))),
+            (1, 2, 3)
         );
     }
 

@@ -26,6 +26,7 @@ use ferrite_pm::{PmError, Region};
 use parking_lot::{Mutex, MutexGuard};
 
 use crate::layout::{CONTROL_MARK, LINE_BYTES, Superblock};
+use crate::planted::{Flaw, planted};
 use record::{Item, Record};
 
 /// Why a commit did not happen. Nothing was changed.
@@ -158,6 +159,16 @@ fn retire(state: &mut RingState, mark: u64, reusable: &mut Vec<Resource>) {
     }
 }
 
+/// The mistake [`Flaw::WordsBeforeRecord`].
+fn set_early(region: &Region, record: &Record) {
+    for item in record.items() {
+        if let Item::Words { offset, values } = item {
+            region.store_words(offset, values);
+            region.write_back(offset, values.len() as u64 * 8);
+        }
+    }
+}
+
 /// This thread's ring, locked.
 pub(crate) struct Entered<'j> {
     ring: &'j Ring,
@@ -243,10 +254,15 @@ impl Journal {
             .max(self.floor.load(Ordering::Relaxed))
             + 1;
         before_record();
+        if planted(Flaw::WordsBeforeRecord) {
+            set_early(&self.region, record);
+        }
         let bytes = record.seal(seq, ring.number, self.crc_seed ^ position);
         self.region.stream(ring.offset + position, bytes);
         state.dirty.write_some(&self.region);
-        self.region.fence().map_err(CommitError::Medium)?;
+        if !planted(Flaw::CommitWithoutFence) {
+            self.region.fence().map_err(CommitError::Medium)?;
+        }
 
         before_apply();
         for item in record.items() {
@@ -272,7 +288,9 @@ impl Journal {
     ) -> Option<u64> {
         let Entered { ring, mut state } = self.enter();
         let offset = store()?;
-        state.dirty.add(offset, 8);
+        if !planted(Flaw::FoldWordForgotten) {
+            state.dirty.add(offset, 8);
+        }
         let seq = min_seq
             .max(ring.last_seq.load(Ordering::Relaxed))
             .max(self.floor.load(Ordering::Relaxed))
@@ -356,6 +374,9 @@ impl Journal {
             // While we have the lock no record of this ring is between commit and apply; those that come later
             // see the floor and get numbers above the target. A line they set again is noted again.
             ring.state.lock().dirty.take_into(&mut lines);
+            if planted(Flaw::MarkBeforeWords) {
+                lines.clear();
+            }
             lines
                 .drain(..)
                 .for_each(|line| self.region.write_back(line * LINE_BYTES, LINE_BYTES));

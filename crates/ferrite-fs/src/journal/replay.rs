@@ -10,6 +10,7 @@ use super::record::{Header, Item, items_of};
 use crate::checksum::crc32c;
 use crate::error::EngineError;
 use crate::layout::{CONTROL_MARK, LINE_BYTES, Superblock};
+use crate::planted::{Flaw, planted};
 
 /// What recovery found and did.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -33,9 +34,11 @@ pub(crate) fn replay(region: &Region, superblock: &Superblock) -> Result<Replay,
     for ring in 0..superblock.rings {
         scan_ring(region, superblock, ring, mark, &mut found);
     }
-    let newest = found.iter().map(|record| record.seq).max().unwrap_or(mark);
+    let newest = found.iter().map(|record| record.seq).fold(mark, u64::max);
     found.retain(|record| data_survived(region, record));
-    found.sort_by_key(|record| record.seq);
+    if !planted(Flaw::ReplayOutOfOrder) {
+        found.sort_by_key(|record| record.seq);
+    }
     for record in &found {
         for item in items_of(&record.words) {
             if let Item::Words { offset, values } = item {
@@ -68,14 +71,16 @@ fn scan_ring(region: &Region, superblock: &Superblock, ring: u32, mark: u64, fou
     let mut position = 0;
     while position < superblock.ring_bytes {
         let first = region.load(start + position);
-        let header = Header::parse(first, region.load(start + position + 8), ring)
-            .filter(|header| header.seq > mark && position + header.len as u64 * 8 <= superblock.ring_bytes);
+        let header = Header::parse(first, region.load(start + position + 8), ring).filter(|header| {
+            (header.seq > mark || planted(Flaw::StaleReplay))
+                && position + header.len as u64 * 8 <= superblock.ring_bytes
+        });
         let mut step = LINE_BYTES;
         if let Some(header) = header {
             let mut words: Vec<u64> = (0..header.len as u64)
                 .map(|index| region.load(start + position + index * 8))
                 .collect();
-            if header.verify(&mut words, superblock.seed ^ position) {
+            if header.verify(&mut words, superblock.seed ^ position) || planted(Flaw::TornRecord) {
                 // What lies inside a record is not looked at as a record.
                 step = (header.len as u64 * 8).next_multiple_of(LINE_BYTES);
                 found.push(Found { seq: header.seq, words });

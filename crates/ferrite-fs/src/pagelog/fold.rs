@@ -24,6 +24,7 @@ use crate::alloc::Class;
 use crate::core::Core;
 use crate::icache::InodeMem;
 use crate::journal::thread_number;
+use crate::planted::{Flaw, planted};
 
 /// What made a log go.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -174,7 +175,9 @@ pub(crate) fn fold(core: &Core, mem: &Arc<InodeMem>, lblk: u32, cause: Cause) ->
         .claim_any(Class::Replacing)
         .ok_or(FsError::NoSpace("blocks"))?;
     core.region.stream(core.superblock.block_offset(block), &merged[..]);
-    if let Err(error) = core.region.fence() {
+    if !planted(Flaw::FoldWithoutFence)
+        && let Err(error) = core.region.fence()
+    {
         return Err(core.fail(&error));
     }
     let installed = install(core, mem, version, (lblk, word), block, &segments);
@@ -199,16 +202,24 @@ fn install(
     if !mem.end_read(version) || mem.is_dead() {
         return false;
     }
+    let at_once = planted(Flaw::FoldSpaceAtOnce);
     let freed = segments
         .iter()
         .map(|&unit| Resource::LogSegment(unit))
-        .chain([Resource::Block(word.page())]);
+        .chain([Resource::Block(word.page())])
+        .filter(|_| !at_once);
     mem.begin_change();
     let seq = core.journal.install(mem.last_seq(), freed, || {
         core.map.swing(mem.ino, lblk, word, PageWord::new(block, 0))
     });
     if let Some(seq) = seq {
         mem.set_last_seq(seq);
+        if at_once {
+            segments
+                .iter()
+                .for_each(|&unit| core.release(Resource::LogSegment(unit)));
+            core.release(Resource::Block(word.page()));
+        }
     }
     seq.is_some()
 }

@@ -1,0 +1,230 @@
+//! Workloads, crash points, images, verdicts: the whole search, on several threads.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use ferrite_fs::Mapping;
+use ferrite_pm::Choice;
+use parking_lot::Mutex;
+use rustc_hash::FxHashSet;
+
+use crate::choices::choices;
+use crate::record::{Recorded, record};
+use crate::source::Name;
+use crate::verify::{Allowed, verify};
+
+/// How hard to look.
+#[derive(Debug, Clone, Copy)]
+pub struct Effort {
+    /// Images tried at a crash point, about.
+    pub per_point: usize,
+    /// Of so many images, one has its recovery crashed as well; 0: none.
+    pub recrash_every: u64,
+    /// Images tried at a crash point of a recovery.
+    pub per_recovery_point: usize,
+    /// Picks what is sampled.
+    pub seed: u64,
+}
+
+impl Default for Effort {
+    fn default() -> Self {
+        Effort {
+            per_point: 24,
+            recrash_every: 40,
+            per_recovery_point: 6,
+            seed: 1,
+        }
+    }
+}
+
+/// A violation, and how to see it again.
+#[derive(Debug, Clone)]
+pub struct Failure {
+    /// Mapping structure.
+    pub mapping: Mapping,
+    /// Workload.
+    pub name: Name,
+    /// Crash point and choice, unless it went wrong without a crash.
+    pub place: Option<(usize, Choice)>,
+    /// What is wrong.
+    pub what: String,
+    /// The image, if there is one.
+    pub image: Option<Vec<u8>>,
+}
+
+/// What a search saw.
+#[derive(Debug, Default)]
+pub struct Report {
+    /// Workloads run.
+    pub workloads: u64,
+    /// Crash points.
+    pub points: u64,
+    /// Images tried, those of crashed recoveries included.
+    pub tried: u64,
+    /// Different ones among them.
+    pub distinct: u64,
+    /// Recoveries that were crashed.
+    pub recrashed: u64,
+    /// Time taken.
+    pub elapsed: Duration,
+    /// The first violation.
+    pub failure: Option<Failure>,
+}
+
+const SHARDS: usize = 64;
+
+/// A search under way; threads share it.
+pub struct Search {
+    effort: Effort,
+    mapping: Mapping,
+    seen: Box<[Mutex<FxHashSet<u64>>]>,
+    workloads: AtomicU64,
+    points: AtomicU64,
+    tried: AtomicU64,
+    distinct: AtomicU64,
+    recrashed: AtomicU64,
+    stop: AtomicBool,
+}
+
+/// Why a workload's search ended early.
+type Found = (Option<(usize, Choice)>, String, Option<Vec<u8>>);
+
+impl Search {
+    /// A search that has seen nothing.
+    pub fn new(mapping: Mapping, effort: Effort) -> Self {
+        Search {
+            effort,
+            mapping,
+            seen: (0..SHARDS).map(|_| Mutex::default()).collect(),
+            workloads: AtomicU64::new(0),
+            points: AtomicU64::new(0),
+            tried: AtomicU64::new(0),
+            distinct: AtomicU64::new(0),
+            recrashed: AtomicU64::new(0),
+            stop: AtomicBool::new(false),
+        }
+    }
+
+    /// Different images so far.
+    pub fn distinct(&self) -> u64 {
+        self.distinct.load(Ordering::Relaxed)
+    }
+
+    fn count(&self, fingerprint: u64) {
+        self.tried.fetch_add(1, Ordering::Relaxed);
+        if self.seen[fingerprint as usize % SHARDS].lock().insert(fingerprint) {
+            self.distinct.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Searches one workload.
+    ///
+    /// # Errors
+    /// The violation.
+    pub fn workload(&self, name: &Name) -> Result<(), Box<Failure>> {
+        self.workloads.fetch_add(1, Ordering::Relaxed);
+        let workload = name.workload();
+        let found = match guarded(|| record(self.mapping, &workload)) {
+            Ok(recorded) => self.recorded(&recorded),
+            Err(what) => Err((None, what, None)),
+        };
+        found.map_err(|(place, what, image)| {
+            Box::new(Failure {
+                mapping: self.mapping,
+                name: name.clone(),
+                place,
+                what,
+                image,
+            })
+        })
+    }
+
+    fn recorded(&self, recorded: &Recorded) -> Result<(), Found> {
+        // An image that comes again after another operation has returned must be looked at again.
+        let mut here = FxHashSet::default();
+        let mut cursor = recorded.log.cursor();
+        loop {
+            self.points.fetch_add(1, Ordering::Relaxed);
+            let point = cursor.point();
+            let marks = cursor.marks().to_vec();
+            let allowed = Allowed::after(recorded, &marks);
+            let seed = self.effort.seed ^ (point as u64) << 20;
+            for choice in choices(cursor.lines_in_flight(), self.effort.per_point, seed) {
+                if self.stop.load(Ordering::Relaxed) {
+                    return Ok(());
+                }
+                let fingerprint = cursor.fingerprint(choice);
+                if !here.insert((fingerprint, marks.len())) {
+                    continue;
+                }
+                self.count(fingerprint);
+                let nth = self.tried.load(Ordering::Relaxed);
+                let every = self.effort.recrash_every;
+                let recrash =
+                    (every > 0 && nth.is_multiple_of(every)).then_some((self.effort.per_recovery_point, fingerprint));
+                cursor.with_image(choice, |image| {
+                    match guarded(|| verify(image, &allowed, &recorded.mount, recrash)) {
+                        Ok(recovered) => {
+                            self.recrashed
+                                .fetch_add(u64::from(recrash.is_some()), Ordering::Relaxed);
+                            recovered.into_iter().for_each(|fingerprint| self.count(fingerprint));
+                            Ok(())
+                        }
+                        Err(what) => Err((Some((point, choice)), what, Some(image.to_vec()))),
+                    }
+                })?;
+            }
+            if !cursor.advance() {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Searches `names` on `threads` threads until they end, one fails, or `enough` says so.
+    pub fn run(
+        &self,
+        names: impl Iterator<Item = Name> + Send,
+        threads: usize,
+        enough: &(dyn Fn(&Search) -> bool + Sync),
+    ) -> Report {
+        let started = Instant::now();
+        let names = Mutex::new(names);
+        let failure = Mutex::new(None);
+        std::thread::scope(|scope| {
+            for _ in 0..threads.max(1) {
+                scope.spawn(|| {
+                    while !self.stop.load(Ordering::Relaxed) && !enough(self) {
+                        let Some(name) = names.lock().next() else { return };
+                        if let Err(found) = self.workload(&name) {
+                            self.stop.store(true, Ordering::Relaxed);
+                            failure.lock().get_or_insert(*found);
+                        }
+                    }
+                });
+            }
+        });
+        self.stop.store(false, Ordering::Relaxed);
+        Report {
+            workloads: self.workloads.load(Ordering::Relaxed),
+            points: self.points.load(Ordering::Relaxed),
+            tried: self.tried.load(Ordering::Relaxed),
+            distinct: self.distinct(),
+            recrashed: self.recrashed.load(Ordering::Relaxed),
+            elapsed: started.elapsed(),
+            failure: failure.into_inner(),
+        }
+    }
+}
+
+/// A panic of the engine is a violation like any other.
+fn guarded<T>(work: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
+    catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| {
+        let text = panic
+            .downcast_ref::<String>()
+            .map(String::as_str)
+            .or_else(|| panic.downcast_ref::<&str>().copied())
+            .unwrap_or("no text");
+        Err(format!("the engine panicked: {text}"))
+    })
+}

@@ -1,0 +1,165 @@
+//! `ferrite-crash`: searches for crashes that lose something, and replays what was found.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use clap::{Parser, Subcommand};
+use ferrite_crash::explore::{Effort, Report, Search};
+use ferrite_crash::source::Name;
+use ferrite_crash::{MAPPINGS, choices, plan, record, shrink, verify};
+use indicatif::{ProgressBar, ProgressStyle};
+
+/// Builds what a medium may hold after a crash, and tries the engine on it.
+///
+/// Exit codes: 0 nothing wrong, 1 a violation was found, 2 wrong arguments.
+#[derive(Parser)]
+#[command(version)]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Search until so many different images were tried, or the time is over.
+    Explore {
+        /// Different images to try.
+        #[arg(long, default_value_t = 100_000)]
+        images: u64,
+        /// Stop after so many minutes.
+        #[arg(long, default_value_t = 60)]
+        minutes: u64,
+        /// Images tried at a crash point, about.
+        #[arg(long, default_value_t = Effort::default().per_point)]
+        per_point: usize,
+        /// Threads.
+        #[arg(long, default_value_t = 2)]
+        threads: usize,
+        /// Picks the random workloads and what is sampled.
+        #[arg(long, default_value_t = 1)]
+        seed: u64,
+    },
+    /// Try one workload again, or one image of it.
+    Replay {
+        /// Its name, as the search printed it.
+        name: Name,
+        /// The seed of the search.
+        #[arg(long, default_value_t = 1)]
+        seed: u64,
+        /// Only this crash point…
+        #[arg(long, requires = "choice")]
+        point: Option<usize>,
+        /// …and only this choice of lines.
+        #[arg(long, requires = "point", value_parser = choices::parse)]
+        choice: Option<ferrite_pm::Choice>,
+        /// Write that image to a file.
+        #[arg(long, requires = "point")]
+        keep: Option<PathBuf>,
+    },
+}
+
+fn main() -> ExitCode {
+    match Arguments::parse().command {
+        Command::Explore {
+            images,
+            minutes,
+            per_point,
+            threads,
+            seed,
+        } => {
+            let effort = Effort {
+                per_point,
+                seed,
+                ..Effort::default()
+            };
+            explore(effort, images, Duration::from_secs(60 * minutes), threads)
+        }
+        Command::Replay {
+            name,
+            seed,
+            point,
+            choice,
+            keep,
+        } => match replay(&name, seed, point.zip(choice), keep) {
+            Ok(()) => {
+                println!("nothing wrong with {name}");
+                ExitCode::SUCCESS
+            }
+            Err(what) => {
+                eprintln!("{what}");
+                ExitCode::FAILURE
+            }
+        },
+    }
+}
+
+fn explore(effort: Effort, images: u64, limit: Duration, threads: usize) -> ExitCode {
+    let started = Instant::now();
+    for mapping in MAPPINGS {
+        let style = ProgressStyle::with_template("{bar:40} {pos}/{len} images, {per_sec}, {eta} left");
+        let bar = ProgressBar::new(images).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
+        let search = Search::new(mapping, effort);
+        let report = search.run(plan::endless(effort.seed), threads, &|search| {
+            bar.set_position(search.distinct());
+            search.distinct() >= images || started.elapsed() > limit
+        });
+        bar.finish_and_clear();
+        println!("{mapping:?}: {}", tell(&report));
+        if let Some(failure) = report.failure {
+            let failure = shrink::shrink(failure, effort, Duration::from_secs(120));
+            eprintln!("{}", failure.tell(&effort));
+            return ExitCode::FAILURE;
+        }
+    }
+    ExitCode::SUCCESS
+}
+
+fn tell(report: &Report) -> String {
+    format!(
+        "{} different images of {} tried, {} workloads, {} crash points, {} recoveries crashed again, {:.0} s",
+        report.distinct,
+        report.tried,
+        report.workloads,
+        report.points,
+        report.recrashed,
+        report.elapsed.as_secs_f64()
+    )
+}
+
+fn replay(
+    name: &Name,
+    seed: u64,
+    place: Option<(usize, ferrite_pm::Choice)>,
+    keep: Option<PathBuf>,
+) -> Result<(), String> {
+    for mapping in MAPPINGS {
+        let Some((point, choice)) = place else {
+            let effort = Effort {
+                seed,
+                recrash_every: 1,
+                ..Effort::default()
+            };
+            Search::new(mapping, effort)
+                .workload(name)
+                .map_err(|failure| failure.tell(&effort))?;
+            continue;
+        };
+        let recorded = record::record(mapping, &name.workload())?;
+        let mut cursor = recorded.log.cursor();
+        while cursor.point() < point {
+            if !cursor.advance() {
+                return Err(format!("{name} has only {} crash points", recorded.log.crash_points()));
+            }
+        }
+        let marks = cursor.marks().to_vec();
+        let allowed = verify::Allowed::after(&recorded, &marks);
+        cursor.with_image(choice, |image| {
+            if let Some(path) = &keep {
+                std::fs::write(path, image).map_err(|error| format!("{}: {error}", path.display()))?;
+            }
+            verify::verify(image, &allowed, &recorded.mount, Some((16, seed))).map(drop)
+        })?;
+    }
+    Ok(())
+}

@@ -1,0 +1,47 @@
+//! In which order workloads are tried.
+
+use ferrite_testkit::generate::Profile;
+
+use crate::source::{Name, Source, pairs, triples};
+
+fn named(source: Source) -> Name {
+    Name { source, kept: None }
+}
+
+/// Workloads by chance: `turn` picks the kind, so that all kinds are tried soon.
+fn by_chance(turn: u64, seed: u64) -> Name {
+    let profiles = Profile::ALL.len() as u64;
+    let number = seed.wrapping_mul(1_000_003).wrapping_add(turn / 4);
+    named(match turn % 4 {
+        0 => Source::Random(turn / 4 % profiles, number),
+        1 => Source::Relay(turn / 4 % profiles, number),
+        2 => Source::Churn(number),
+        _ => Source::Threads(number),
+    })
+}
+
+/// The quick search of `make test`: every pair, one of so many triples, and a few of each other kind.
+pub fn quick(seed: u64) -> impl Iterator<Item = Name> + Send {
+    let chance = (0..32).map(move |turn| by_chance(turn, seed));
+    let triples = (0..triples()).step_by(16).map(|n| named(Source::Triple(n)));
+    let pairs = (0..pairs()).map(|n| named(Source::Pair(n)));
+    chance.chain(triples).chain(pairs)
+}
+
+/// Workloads by chance, for ever.
+pub fn chances(seed: u64) -> impl Iterator<Item = Name> + Send {
+    (0..).map(move |turn| by_chance(turn, seed))
+}
+
+/// Everything there is: all pairs and triples with workloads by chance between them, then those for ever.
+pub fn endless(seed: u64) -> impl Iterator<Item = Name> + Send {
+    let listed = (0..pairs())
+        .map(Source::Pair)
+        .chain((0..triples()).map(Source::Triple))
+        .map(named);
+    let mixed = listed
+        .enumerate()
+        .flat_map(move |(n, name)| [Some(name), (n % 4 == 0).then(|| by_chance(n as u64 / 4, seed))]);
+    let first = pairs() + triples();
+    mixed.flatten().chain((first..).map(move |turn| by_chance(turn, seed)))
+}

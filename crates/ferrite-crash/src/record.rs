@@ -1,0 +1,281 @@
+//! A workload run on a recorded engine, and what the reference engine says it leads to.
+
+use std::collections::HashMap;
+use std::sync::{Arc, OnceLock};
+
+use ferrite_fs::{AtimePolicy, Engine, Mapping, MkfsOptions, MountOptions, mkfs};
+use ferrite_pm::{Log, Recorder, Region};
+use ferrite_testkit::apply::{CanonAttr, ErrorKind, Outcome, Runner, Stamp};
+use ferrite_testkit::ops::{Op, Path, Target};
+use ferrite_testkit::snapshot::{Node, Snapshot};
+use ferrite_vfs::memfs::MemFs;
+use ferrite_vfs::{FallocateMode, FileKind, FileSystem, NewNode};
+use parking_lot::Mutex;
+
+use crate::source::{CHURN_BLOCKS_LEFT, Name, Workload};
+
+/// Size of the pools: the smallest there are.
+const POOL_BYTES: u64 = 4 << 20;
+const ENOSPC: i32 = 28;
+
+/// A tree, without what a crash or a look at it may change: access times, and the root's modification time.
+pub type Tree = std::collections::BTreeMap<Vec<u8>, Node>;
+
+/// A recorded workload.
+pub struct Recorded {
+    /// All stores, write-backs and fences; marks say `thread << 32 | operations returned`.
+    pub log: Log,
+    /// For each thread: the tree before its first operation and after each.
+    pub states: Vec<Vec<Tree>>,
+    /// For each thread and operation: whether the runner follows it up with a call of its own, which sets what the contract leaves
+    /// open, so that a crash may come between the two.
+    pub settled: Vec<Vec<bool>>,
+    /// How it was mounted.
+    pub mount: MountOptions,
+}
+
+/// `tree` without what the runner's follow-up call sets.
+pub fn unsettled(mut tree: Tree) -> Tree {
+    for node in tree.values_mut() {
+        node.attr.mode &= 0o777;
+        node.attr.mtime = Stamp::Clock;
+    }
+    tree
+}
+
+impl Name {
+    /// The workload, with what shrinking left of it.
+    pub fn workload(&self) -> Workload {
+        let mut workload = self.source.workload();
+        if let Some(kept) = &self.kept {
+            let mut index = 0;
+            for ops in &mut workload.threads {
+                ops.retain(|_| {
+                    index += 1;
+                    kept.contains(&(index - 1))
+                });
+            }
+        }
+        workload
+    }
+}
+
+fn options(mapping: Mapping) -> MkfsOptions {
+    MkfsOptions {
+        mapping,
+        inodes: Some(127),
+        rings: Some(2),
+        seed: Some(42),
+        ..MkfsOptions::default()
+    }
+}
+
+/// How workloads are mounted: nothing goes on but what they do, so that a recording is always the same.
+pub fn mount_options(workload: &Workload) -> MountOptions {
+    MountOptions {
+        cleaner: false,
+        atime: AtimePolicy::Never,
+        fold_read_entries: workload.fold_read_entries,
+        ..MountOptions::default()
+    }
+}
+
+/// Reads a tree.
+///
+/// # Errors
+/// The engine's, in words.
+pub fn capture(fs: &dyn FileSystem) -> Result<Tree, String> {
+    let mut tree = Snapshot::capture(fs)
+        .map_err(|error| format!("reading the tree: {error}"))?
+        .0;
+    for node in tree.values_mut() {
+        node.attr.atime = None;
+    }
+    if let Some(root) = tree.get_mut(&b"/"[..]) {
+        root.attr = CanonAttr {
+            mtime: Stamp::Clock,
+            ..root.attr.clone()
+        };
+    }
+    Ok(tree)
+}
+
+/// The part of `tree` that a thread works on.
+pub fn share(tree: &Tree, thread: usize, threads: usize) -> Tree {
+    if threads == 1 {
+        return tree.clone();
+    }
+    let own = [b'/', b'a' + thread as u8];
+    let belongs = |path: &&Vec<u8>| path.starts_with(&own) && (path.len() == 2 || path[2] == b'/');
+    tree.iter()
+        .filter(|(path, _)| belongs(path))
+        .map(|(path, node)| (path.clone(), node.clone()))
+        .collect()
+}
+
+fn image_of(region: &Region) -> Vec<u8> {
+    let mut image = vec![0; region.len() as usize];
+    region.read(0, &mut image);
+    image
+}
+
+/// The name of the file that takes all space but a little.
+fn filler() -> Path {
+    Path(vec![7])
+}
+
+/// A pool after a workload's setup, and what was done to get there. Most workloads share theirs.
+struct Ready {
+    image: Vec<u8>,
+    done: Vec<Op>,
+}
+
+fn ready(mapping: Mapping, workload: &Workload) -> Result<Arc<Ready>, String> {
+    static MADE: OnceLock<Mutex<HashMap<String, Arc<Ready>>>> = OnceLock::new();
+    let key = format!("{mapping:?} {} {:?}", workload.fill, workload.setup);
+    let made = MADE.get_or_init(Mutex::default);
+    if let Some(ready) = made.lock().get(&key) {
+        return Ok(Arc::clone(ready));
+    }
+    let region = Region::anonymous(POOL_BYTES).map_err(|error| error.to_string())?;
+    mkfs(&region, &options(mapping)).map_err(|error| error.to_string())?;
+    let initial = image_of(&region);
+    let recorder = Recorder::new(initial.clone());
+    let mut region = Region::from_image(&initial).map_err(|error| error.to_string())?;
+    region.attach_recorder(Arc::clone(&recorder));
+    let engine = Engine::mount(region, &mount_options(workload)).map_err(|error| error.to_string())?;
+    let mut done = workload.setup.clone();
+    {
+        let mut runner = Runner::new(&engine);
+        runner.settle_root();
+        for op in &done {
+            let outcome = runner.apply(op).map_err(|violation| violation.0)?;
+            if let Outcome::Error(error) = outcome {
+                return Err(format!("setup: {op:?}: {error:?}"));
+            }
+        }
+        if workload.fill {
+            let free = engine.statfs().map_err(|error| error.to_string())?.blocks_available;
+            let fill = [
+                Op::Mknod {
+                    path: filler(),
+                    node: NewNode {
+                        kind: FileKind::File,
+                        mode: 0o600,
+                        rdev: 0,
+                    },
+                    user: 0,
+                },
+                Op::Fallocate {
+                    on: Target::At(filler()),
+                    mode: FallocateMode::Allocate { keep_size: false },
+                    offset: 0,
+                    len: free.saturating_sub(CHURN_BLOCKS_LEFT) * 4096,
+                },
+            ];
+            for op in fill {
+                match runner.apply(&op).map_err(|violation| violation.0)? {
+                    Outcome::Error(error) => return Err(format!("setup: {op:?}: {error:?}")),
+                    _ => done.push(op),
+                }
+            }
+        }
+    }
+    engine.unmount().map_err(|error| error.to_string())?;
+    let ready = Arc::new(Ready {
+        image: recorder.log().final_image(),
+        done,
+    });
+    made.lock().insert(key, Arc::clone(&ready));
+    Ok(ready)
+}
+
+/// What an operation came to on the engine: whether the reference is to do it as well.
+fn refused(outcome: &Outcome) -> bool {
+    *outcome == Outcome::Error(ErrorKind(ENOSPC))
+}
+
+/// Does `work` on another thread.
+fn elsewhere<T: Send>(work: impl FnOnce() -> T + Send) -> Result<T, String> {
+    let done = std::thread::scope(|scope| scope.spawn(work).join());
+    done.map_err(|_| "the engine panicked in another thread".into())
+}
+
+/// Runs a workload.
+///
+/// # Errors
+/// In words: the engine did something wrong without any crash.
+pub fn record(mapping: Mapping, workload: &Workload) -> Result<Recorded, String> {
+    let ready = ready(mapping, workload)?;
+    let mount = mount_options(workload);
+    let recorder = Recorder::new(ready.image.clone());
+    let mut region = Region::from_image(&ready.image).map_err(|error| error.to_string())?;
+    region.attach_recorder(Arc::clone(&recorder));
+    let engine = Engine::mount(region, &mount).map_err(|error| format!("the pool does not mount: {error}"))?;
+    let run = |thread: usize, ops: &[Op]| -> Result<Vec<bool>, String> {
+        let mut runner = Runner::new(&engine);
+        let mut skipped = Vec::new();
+        for (index, op) in ops.iter().enumerate() {
+            let applied = match workload.relay && index % 2 == 1 {
+                true => elsewhere(|| runner.apply(op))?,
+                false => runner.apply(op),
+            };
+            let outcome = applied.map_err(|violation| format!("{op:?}: {}", violation.0))?;
+            skipped.push(refused(&outcome));
+            recorder.mark((thread as u64) << 32 | (index as u64 + 1));
+        }
+        Ok(skipped)
+    };
+    let skipped: Vec<Vec<bool>> = if let [ops] = &workload.threads[..] {
+        vec![run(0, ops)?]
+    } else {
+        std::thread::scope(|scope| {
+            let run = &run;
+            let threads: Vec<_> = workload
+                .threads
+                .iter()
+                .enumerate()
+                .map(|(thread, ops)| scope.spawn(move || run(thread, ops)))
+                .collect();
+            let joined = threads.into_iter().map(|thread| match thread.join() {
+                Ok(result) => result,
+                Err(_) => Err("the engine panicked in a thread".into()),
+            });
+            joined.collect::<Result<_, _>>()
+        })?
+    };
+    engine.unmount().map_err(|error| error.to_string())?;
+    let threads = workload.threads.len();
+    let expected = |(thread, ops): (usize, &Vec<Op>)| -> Result<Vec<Tree>, String> {
+        let reference = MemFs::new();
+        let mut runner = Runner::new(&reference);
+        runner.settle_root();
+        for op in &ready.done {
+            runner.apply(op).map_err(|violation| violation.0)?;
+        }
+        let mut states = vec![share(&capture(&reference)?, thread, threads)];
+        for (op, &skipped) in ops.iter().zip(&skipped[thread]) {
+            if skipped {
+                states.push(states[states.len() - 1].clone());
+                continue;
+            }
+            runner
+                .apply(op)
+                .map_err(|violation| format!("reference: {op:?}: {}", violation.0))?;
+            states.push(share(&capture(&reference)?, thread, threads));
+        }
+        Ok(states)
+    };
+    let settled = |ops: &Vec<Op>| ops.iter().map(|op| matches!(op, Op::Fallocate { .. })).collect();
+    Ok(Recorded {
+        log: recorder.log(),
+        settled: workload.threads.iter().map(settled).collect(),
+        states: workload
+            .threads
+            .iter()
+            .enumerate()
+            .map(expected)
+            .collect::<Result<_, _>>()?,
+        mount,
+    })
+}

@@ -1,0 +1,63 @@
+//! The shortest workload that still fails.
+
+use std::time::{Duration, Instant};
+
+use crate::choices;
+use crate::explore::{Effort, Failure, Search};
+use crate::source::{Name, Source};
+
+/// Drops ever smaller parts of the workload for as long as some image of the rest is wrong (delta debugging). Workloads of
+/// several threads are left as they are: they do not run the same way twice.
+pub fn shrink(first: Failure, effort: Effort, limit: Duration) -> Failure {
+    if matches!(first.name.source, Source::Threads(_)) {
+        return first;
+    }
+    let started = Instant::now();
+    let mut best = first;
+    let all: usize = best.name.workload().threads.iter().map(Vec::len).sum();
+    let mut kept: Vec<usize> = best.name.kept.clone().unwrap_or_else(|| (0..all).collect());
+    let mut chunk = kept.len().div_ceil(2);
+    while chunk > 0 {
+        let (mut at, mut dropped) = (0, false);
+        while at < kept.len() && started.elapsed() < limit {
+            let mut fewer = kept.clone();
+            fewer.drain(at..(at + chunk).min(kept.len()));
+            let name = Name {
+                source: best.name.source,
+                kept: Some(fewer.clone()),
+            };
+            match Search::new(best.mapping, effort).workload(&name) {
+                Err(failure) => {
+                    (best, kept, dropped) = (*failure, fewer, true);
+                }
+                Ok(()) => at += chunk,
+            }
+        }
+        if started.elapsed() >= limit {
+            break;
+        }
+        chunk = if dropped && chunk == 1 { 1 } else { chunk / 2 };
+    }
+    best
+}
+
+impl Failure {
+    /// What is wrong, what leads to it, and the command that shows it again.
+    pub fn tell(&self, effort: &Effort) -> String {
+        let workload = self.name.workload();
+        let mut text = format!("{}\n", self.what);
+        for (thread, ops) in workload.threads.iter().enumerate() {
+            for op in ops {
+                text += &format!("  thread {thread}: {op:?}\n");
+            }
+        }
+        let place = match self.place {
+            Some((point, choice)) => format!(" --point {point} --choice {}", choices::name(choice)),
+            None => String::new(),
+        };
+        text + &format!(
+            "replay: cargo run --release -p ferrite-crash -- replay {} --seed {}{place}",
+            self.name, effort.seed
+        )
+    }
+}

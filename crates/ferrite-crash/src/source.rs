@@ -1,0 +1,538 @@
+//! Which workloads there are, and their names.
+//!
+//! Invariant: a name stands for the same workload for ever (as long as the alphabets here and the testkit's generator stay
+//! what they are), so it can be printed and replayed.
+
+use std::fmt;
+use std::str::FromStr;
+
+use ferrite_testkit::generate::{OpGenerator, Profile};
+use ferrite_testkit::ops::{Op, Path, Target};
+use ferrite_testkit::rng::Rng;
+use ferrite_vfs::{FallocateMode, FileKind, NewNode, RenameMode, SetAttr, XattrMode};
+
+/// A family of workloads, and which of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Source {
+    /// All sequences of one or two operations of [`alphabet`] on a small tree.
+    Pair(u64),
+    /// All sequences of three operations of [`reduced`].
+    Triple(u64),
+    /// A long random sequence of a profile: its index in [`Profile::ALL`], and a seed.
+    Random(u64, u64),
+    /// Overwrites, log entries and folds on a pool with a handful of free blocks, so that what is freed is used again at once.
+    Churn(u64),
+    /// The same as `Random`, but every other operation is done by another thread, and so recorded in another ring.
+    Relay(u64, u64),
+    /// Several threads, each with random operations in a directory of its own.
+    Threads(u64),
+}
+
+/// A workload's name: its source, and which of its operations are left after shrinking.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Name {
+    /// Where it comes from.
+    pub source: Source,
+    /// Indices of the operations that are kept; `None`: all.
+    pub kept: Option<Vec<usize>>,
+}
+
+impl fmt::Display for Source {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Source::Pair(n) => write!(f, "pair:{n}"),
+            Source::Triple(n) => write!(f, "triple:{n}"),
+            Source::Random(profile, seed) => write!(f, "random:{profile}:{seed}"),
+            Source::Relay(profile, seed) => write!(f, "relay:{profile}:{seed}"),
+            Source::Churn(seed) => write!(f, "churn:{seed}"),
+            Source::Threads(seed) => write!(f, "threads:{seed}"),
+        }
+    }
+}
+
+impl fmt::Display for Name {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.source)?;
+        if let Some(kept) = &self.kept {
+            let kept: Vec<_> = kept.iter().map(usize::to_string).collect();
+            write!(f, "/{}", kept.join(","))?;
+        }
+        Ok(())
+    }
+}
+
+impl FromStr for Name {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let wrong = || {
+            format!(
+                "{text:?} is no workload: want pair:N, triple:N, random:PROFILE:SEED, relay:PROFILE:SEED, churn:SEED or threads:SEED"
+            )
+        };
+        let (source, kept) = match text.split_once('/') {
+            Some((source, kept)) => (source, Some(kept)),
+            None => (text, None),
+        };
+        let parts: Vec<_> = source.split(':').collect();
+        let number = |index: usize| parts.get(index).and_then(|part| part.parse().ok()).ok_or_else(wrong);
+        let source = match (parts[0], parts.len()) {
+            ("pair", 2) => Source::Pair(number(1)?),
+            ("triple", 2) => Source::Triple(number(1)?),
+            ("random", 3) => Source::Random(number(1)?, number(2)?),
+            ("relay", 3) => Source::Relay(number(1)?, number(2)?),
+            ("churn", 2) => Source::Churn(number(1)?),
+            ("threads", 2) => Source::Threads(number(1)?),
+            _ => return Err(wrong()),
+        };
+        let kept = kept.map(|kept| {
+            let indices = kept.split(',').filter(|index| !index.is_empty());
+            indices.map(|index| index.parse().map_err(|_| wrong())).collect()
+        });
+        Ok(Name {
+            source,
+            kept: kept.transpose()?,
+        })
+    }
+}
+
+fn path(names: &[u8]) -> Path {
+    Path(names.to_vec())
+}
+
+fn at(names: &[u8]) -> Target {
+    Target::At(path(names))
+}
+
+/// Names by letter.
+const A: u8 = 0;
+const B: u8 = 1;
+const C: u8 = 2;
+const D: u8 = 3;
+const E: u8 = 4;
+
+fn node(kind: FileKind) -> NewNode {
+    NewNode {
+        kind,
+        mode: 0o640,
+        rdev: 0,
+    }
+}
+
+fn make(names: &[u8], kind: FileKind) -> Op {
+    Op::Mknod {
+        path: path(names),
+        node: node(kind),
+        user: 0,
+    }
+}
+
+fn mkdir(names: &[u8]) -> Op {
+    Op::Mkdir {
+        path: path(names),
+        mode: 0o755,
+        user: 0,
+    }
+}
+
+fn link(from: &[u8], to: &[u8]) -> Op {
+    Op::Link {
+        from: path(from),
+        to: path(to),
+    }
+}
+
+fn rename(from: &[u8], to: &[u8], mode: RenameMode) -> Op {
+    Op::Rename {
+        from: path(from),
+        to: path(to),
+        mode,
+    }
+}
+
+fn write(names: &[u8], offset: u64, len: usize, fill: u32) -> Op {
+    Op::Write {
+        on: at(names),
+        offset,
+        len,
+        fill,
+    }
+}
+
+fn append(names: &[u8], len: usize, fill: u32) -> Op {
+    Op::Append {
+        on: at(names),
+        len,
+        fill,
+    }
+}
+
+fn allocate(names: &[u8], mode: FallocateMode, offset: u64, len: u64) -> Op {
+    Op::Fallocate {
+        on: at(names),
+        mode,
+        offset,
+        len,
+    }
+}
+
+fn set(names: &[u8], set: SetAttr) -> Op {
+    Op::Setattr { on: at(names), set }
+}
+
+fn cut(names: &[u8], size: u64) -> Op {
+    set(
+        names,
+        SetAttr {
+            size: Some(size),
+            ..SetAttr::default()
+        },
+    )
+}
+
+fn setxattr(names: &[u8], len: usize) -> Op {
+    Op::Setxattr {
+        on: at(names),
+        name: 0,
+        len,
+        mode: XattrMode::Any,
+    }
+}
+
+/// The small tree that pairs and triples start from.
+fn small_tree() -> Vec<Op> {
+    vec![
+        make(&[A], FileKind::File),
+        write(&[A], 0, 9000, 1),
+        write(&[A], 700, 90, 2),
+        write(&[A], 4000, 200, 3),
+        mkdir(&[B]),
+        make(&[B, A], FileKind::File),
+        write(&[B, A], 0, 50, 4),
+        Op::Symlink {
+            path: path(&[C]),
+            len: 20,
+        },
+        make(&[D], FileKind::File),
+        write(&[D], 0, 4096, 5),
+        link(&[D], &[B, D]),
+        setxattr(&[D], 30),
+    ]
+}
+
+/// Every kind of operation, on the small tree.
+pub fn alphabet() -> Vec<Op> {
+    let punch = FallocateMode::PunchHole;
+    let zero = FallocateMode::ZeroRange { keep_size: false };
+    vec![
+        make(&[E], FileKind::File),
+        make(&[B, E], FileKind::Fifo),
+        mkdir(&[E]),
+        mkdir(&[B, E]),
+        Op::Symlink {
+            path: path(&[E]),
+            len: 20,
+        },
+        Op::Symlink {
+            path: path(&[B, E]),
+            len: 3000,
+        },
+        link(&[A], &[E]),
+        link(&[A], &[B, E]),
+        Op::Unlink { path: path(&[A]) },
+        Op::Unlink { path: path(&[B, A]) },
+        Op::Unlink { path: path(&[B, D]) },
+        Op::Unlink { path: path(&[C]) },
+        Op::Unlink { path: path(&[D]) },
+        Op::Rmdir { path: path(&[B]) },
+        Op::Rmdir { path: path(&[E]) },
+        rename(&[A], &[E], RenameMode::Replace),
+        rename(&[A], &[B, E], RenameMode::NoReplace),
+        rename(&[A], &[D], RenameMode::Replace),
+        rename(&[B], &[E], RenameMode::Replace),
+        rename(&[B, A], &[A], RenameMode::Replace),
+        rename(&[E], &[A], RenameMode::Replace),
+        rename(&[A], &[D], RenameMode::Exchange),
+        rename(&[A], &[B], RenameMode::Exchange),
+        rename(&[B, D], &[D], RenameMode::Replace),
+        write(&[A], 0, 100, 11),
+        write(&[A], 4096, 4096, 12),
+        write(&[A], 4000, 300, 13),
+        write(&[A], 100, 9000, 14),
+        write(&[A], 20_000, 10, 15),
+        write(&[E], 0, 100, 16),
+        write(&[B, A], 10, 20, 17),
+        write(&[B, A], 100, 300, 18),
+        append(&[A], 64, 19),
+        append(&[B, A], 500, 20),
+        append(&[D], 5000, 21),
+        cut(&[A], 0),
+        cut(&[A], 5000),
+        cut(&[A], 30_000),
+        cut(&[B, A], 10),
+        allocate(&[A], punch, 100, 3000),
+        allocate(&[A], punch, 4096, 4096),
+        allocate(&[A], zero, 3000, 9000),
+        allocate(&[B, A], FallocateMode::Allocate { keep_size: false }, 0, 9000),
+        set(
+            &[A],
+            SetAttr {
+                mode: Some(0o4711),
+                ..SetAttr::default()
+            },
+        ),
+        set(
+            &[D],
+            SetAttr {
+                uid: Some(7),
+                gid: Some(8),
+                ..SetAttr::default()
+            },
+        ),
+        setxattr(&[A], 100),
+        setxattr(&[D], 2000),
+        Op::Removexattr { on: at(&[D]), name: 0 },
+        Op::Read {
+            on: at(&[A]),
+            offset: 0,
+            len: 9000,
+        },
+    ]
+}
+
+/// What triples are made of.
+pub fn reduced() -> Vec<Op> {
+    vec![
+        make(&[E], FileKind::File),
+        mkdir(&[E]),
+        Op::Unlink { path: path(&[A]) },
+        link(&[A], &[E]),
+        rename(&[A], &[D], RenameMode::Replace),
+        rename(&[E], &[A], RenameMode::Replace),
+        rename(&[A], &[D], RenameMode::Exchange),
+        write(&[A], 0, 4096, 31),
+        write(&[A], 100, 3, 32),
+        write(&[E], 0, 100, 33),
+        append(&[A], 5000, 34),
+        cut(&[A], 5000),
+        setxattr(&[A], 60),
+    ]
+}
+
+/// How many pairs there are: sequences of one operation first, then those of two.
+pub fn pairs() -> u64 {
+    let n = alphabet().len() as u64;
+    n + n * n
+}
+
+/// How many triples there are.
+pub fn triples() -> u64 {
+    (reduced().len() as u64).pow(3)
+}
+
+/// Operations of a random workload.
+const RANDOM_OPS: usize = 40;
+/// Operations of a workload with threads, each.
+const THREAD_OPS: usize = 20;
+/// Operations of a churn.
+const CHURN_OPS: usize = 60;
+/// Pages of the file that churns.
+const CHURN_PAGES: u64 = 40;
+
+/// A pool is filled until so many blocks are available.
+pub const CHURN_BLOCKS_LEFT: u64 = 6;
+
+/// What a workload consists of.
+#[derive(Debug, Clone)]
+pub struct Workload {
+    /// Operations before the recording.
+    pub setup: Vec<Op>,
+    /// Then all but a few blocks are reserved by file `/l`.
+    pub fill: bool,
+    /// What is recorded, for each thread.
+    pub threads: Vec<Vec<Op>>,
+    /// Every other operation is done by another thread.
+    pub relay: bool,
+    /// A read that walks so many log entries folds the page.
+    pub fold_read_entries: u32,
+}
+
+impl Source {
+    /// The workload.
+    pub fn workload(&self) -> Workload {
+        let plain = |setup: Vec<Op>, ops: Vec<Op>| Workload {
+            setup,
+            fill: false,
+            threads: vec![ops],
+            relay: false,
+            fold_read_entries: 1,
+        };
+        match *self {
+            Source::Pair(index) => {
+                let all = alphabet();
+                let n = all.len() as u64;
+                let pick = |index: u64| all[(index % n) as usize].clone();
+                match index.checked_sub(n) {
+                    None => plain(small_tree(), vec![pick(index)]),
+                    Some(rest) => plain(small_tree(), vec![pick(rest / n), pick(rest)]),
+                }
+            }
+            Source::Triple(index) => {
+                let all = reduced();
+                let n = all.len() as u64;
+                let pick = |index: u64| all[(index % n) as usize].clone();
+                plain(small_tree(), vec![pick(index / n / n), pick(index / n), pick(index)])
+            }
+            Source::Random(profile, seed) | Source::Relay(profile, seed) => {
+                let profile = Profile::ALL[profile as usize % Profile::ALL.len()];
+                Workload {
+                    relay: matches!(self, Source::Relay(..)),
+                    ..plain(Vec::new(), recordable(profile, seed).take(RANDOM_OPS).collect())
+                }
+            }
+            Source::Churn(seed) => Workload {
+                setup: vec![
+                    make(&[A], FileKind::File),
+                    write(&[A], 0, CHURN_PAGES as usize * 4096, 1),
+                ],
+                fill: true,
+                threads: vec![churn(seed)],
+                relay: seed % 3 == 2,
+                fold_read_entries: (seed % 2) as u32,
+            },
+            Source::Threads(seed) => {
+                let profiles = [Profile::Unaligned, Profile::Metadata, Profile::Mixed, Profile::Renames];
+                let ops = |thread: u8| {
+                    let profile = profiles[(seed / 2 + u64::from(thread)) as usize % profiles.len()];
+                    let ops = recordable(profile, seed * 2 + u64::from(thread));
+                    ops.take(THREAD_OPS).map(|op| below(thread, op)).collect()
+                };
+                Workload {
+                    setup: vec![mkdir(&[0]), mkdir(&[1])],
+                    fill: false,
+                    threads: vec![ops(0), ops(1)],
+                    relay: false,
+                    fold_read_entries: 1,
+                }
+            }
+        }
+    }
+}
+
+/// Random operations that change something, or may (a read folds logs).
+fn recordable(profile: Profile, seed: u64) -> impl Iterator<Item = Op> {
+    let mut generator = OpGenerator::new(profile, seed);
+    std::iter::from_fn(move || Some(generator.next_op())).filter(|op| {
+        !matches!(
+            op,
+            Op::Lookup { .. }
+                | Op::Parent { .. }
+                | Op::Readlink { .. }
+                | Op::Getattr { .. }
+                | Op::SeekData { .. }
+                | Op::SeekHole { .. }
+                | Op::Getxattr { .. }
+                | Op::Listxattr { .. }
+                | Op::List { .. }
+                | Op::ListBegin { .. }
+                | Op::ListNext { .. }
+                | Op::ListEnd { .. }
+                | Op::Statfs
+        )
+    })
+}
+
+/// Whole pages, parts of pages, and reads that fold them.
+fn churn(seed: u64) -> Vec<Op> {
+    let mut rng = Rng::new(seed ^ 0xc4);
+    let mut fill = 100;
+    let mut ops = Vec::new();
+    while ops.len() < CHURN_OPS {
+        fill += 1;
+        let page = rng.below(CHURN_PAGES / 4);
+        ops.push(match rng.below(10) {
+            0..=3 => write(&[A], page * 4096 + rng.below(4000), 1 + rng.below(90) as usize, fill),
+            4..=5 => write(&[A], (8 + page) * 4096, 16 * 4096, fill),
+            6 => write(&[A], page * 4096, 4096, fill),
+            7 => make(&[B], FileKind::File),
+            8 => Op::Unlink { path: path(&[B]) },
+            _ => Op::Read {
+                on: at(&[A]),
+                offset: 0,
+                len: CHURN_PAGES as usize * 4096,
+            },
+        });
+    }
+    ops
+}
+
+/// The same operation in the directory of a thread.
+fn below(thread: u8, mut op: Op) -> Op {
+    fn sink(thread: u8, path: &mut Path) {
+        path.0.insert(0, thread);
+    }
+    let target = |on: &mut Target| {
+        if let Target::At(path) = on {
+            sink(thread, path);
+        }
+    };
+    match &mut op {
+        Op::Mknod { path, .. }
+        | Op::Mkdir { path, .. }
+        | Op::Symlink { path, .. }
+        | Op::Unlink { path }
+        | Op::Rmdir { path }
+        | Op::Lookup { path }
+        | Op::Parent { path }
+        | Op::Readlink { path }
+        | Op::Pin { path, .. }
+        | Op::Open { path, .. }
+        | Op::List { path }
+        | Op::ListBegin { path, .. } => sink(thread, path),
+        Op::Link { from, to } | Op::Rename { from, to, .. } => {
+            sink(thread, from);
+            sink(thread, to);
+        }
+        Op::Getattr { on }
+        | Op::Setattr { on, .. }
+        | Op::Read { on, .. }
+        | Op::Write { on, .. }
+        | Op::Append { on, .. }
+        | Op::Fallocate { on, .. }
+        | Op::SeekData { on, .. }
+        | Op::SeekHole { on, .. }
+        | Op::Fsync { on }
+        | Op::Getxattr { on, .. }
+        | Op::Setxattr { on, .. }
+        | Op::Listxattr { on }
+        | Op::Removexattr { on, .. } => target(on),
+        Op::Close { .. } | Op::ListNext { .. } | Op::ListEnd { .. } | Op::Statfs | Op::Sync => {}
+    }
+    op
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_read_as_they_are_written() {
+        let sources = [
+            Source::Pair(7),
+            Source::Triple(8),
+            Source::Random(2, 9),
+            Source::Relay(0, 3),
+            Source::Churn(1),
+            Source::Threads(4),
+        ];
+        for source in sources {
+            for kept in [None, Some(vec![]), Some(vec![0, 3, 12])] {
+                let name = Name { source, kept };
+                assert_eq!(name.to_string().parse(), Ok(name));
+            }
+        }
+        for wrong in ["", "pair", "pair:x", "random:1", "triple:1:2", "pair:1/a"] {
+            assert!(wrong.parse::<Name>().is_err(), "{wrong:?}");
+        }
+    }
+}

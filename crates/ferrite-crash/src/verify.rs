@@ -1,0 +1,199 @@
+//! What is demanded of an image: it passes fsck, mounts, holds what returned and of what was under way all or nothing,
+//! leaks nothing, goes on working, and all that again if recovery itself is crashed.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use ferrite_fs::{Engine, MountOptions, fsck};
+use ferrite_pm::{Recorder, Region};
+use ferrite_testkit::snapshot::Snapshot;
+use ferrite_vfs::{Cred, FileKind, FileSystem, FsError, NewNode, OpenMode, ROOT_INO, RenameMode};
+
+use crate::choices::choices;
+use crate::record::{Recorded, Tree, capture, share, unsettled};
+
+/// What an image may hold: for each thread, a tree before and one after the operation under way.
+pub struct Allowed<'a> {
+    states: Vec<&'a [Tree]>,
+    /// For each thread: the operation under way is followed up, see [`Recorded::settled`].
+    settled: Vec<bool>,
+}
+
+impl<'a> Allowed<'a> {
+    /// After `marks`, as [`Recorded::log`] has them.
+    pub fn after(recorded: &'a Recorded, marks: &[u64]) -> Self {
+        let returned = |thread: usize| -> usize {
+            let own = marks.iter().filter(|&&mark| mark >> 32 == thread as u64);
+            own.map(|&mark| mark as u32 as usize).max().unwrap_or(0)
+        };
+        let threads = recorded.states.iter().enumerate();
+        Allowed {
+            states: threads
+                .map(|(thread, states)| &states[returned(thread)..states.len().min(returned(thread) + 2)])
+                .collect(),
+            settled: (0..recorded.settled.len())
+                .map(|thread| recorded.settled[thread].get(returned(thread)) == Some(&true))
+                .collect(),
+        }
+    }
+
+    fn check(&self, tree: &Tree) -> Result<(), String> {
+        for (thread, allowed) in self.states.iter().enumerate() {
+            let found = share(tree, thread, self.states.len());
+            let matches = match self.settled[thread] {
+                true => {
+                    let found = unsettled(found.clone());
+                    allowed.iter().any(|state| unsettled(state.clone()) == found)
+                }
+                false => allowed.contains(&found),
+            };
+            if matches {
+                continue;
+            }
+            let mut text = format!("thread {thread}: the tree is neither of those allowed");
+            for (state, which) in allowed.iter().zip(["before", "after"]) {
+                let difference = Snapshot(found.clone()).difference(&Snapshot(state.clone()), ["found", which]);
+                text += &format!("\n{which} the operation: {}", difference.unwrap_or_default());
+            }
+            return Err(text);
+        }
+        Ok(())
+    }
+}
+
+/// Images of recovery that were tried, by fingerprint.
+pub type Recovered = Vec<u64>;
+
+/// Tries one image. With `recrash`, a budget and a seed, crashes its recovery as well; returns the images that gave.
+///
+/// # Errors
+/// What is wrong with it, in words.
+pub fn verify(
+    image: &[u8],
+    allowed: &Allowed<'_>,
+    mount: &MountOptions,
+    recrash: Option<(usize, u64)>,
+) -> Result<Recovered, String> {
+    check(image, "before recovery")?;
+    let mut region = Region::from_image(image).map_err(|error| error.to_string())?;
+    let recorder = recrash.map(|_| Recorder::new(image.to_vec()));
+    if let Some(recorder) = &recorder {
+        region.attach_recorder(Arc::clone(recorder));
+    }
+    let engine = Engine::mount(region, mount).map_err(|error| format!("does not mount: {error}"))?;
+    let tree = capture(&engine)?;
+    allowed.check(&tree)?;
+    let counted = inodes_in_use(&engine)?;
+    let there: HashSet<_> = tree.values().map(|node| &node.first_path).collect();
+    if counted != there.len() as u64 {
+        return Err(format!("{counted} inodes are in use, the tree has {}", there.len()));
+    }
+    if let Some(recorder) = &recorder {
+        recorder.mark(1);
+    }
+    probe(&engine).map_err(|error| format!("the recovered pool does not work: {error}"))?;
+    if capture(&engine)? != tree {
+        return Err("work that was undone left something behind".into());
+    }
+    let free = engine.statfs().map_err(|error| error.to_string())?.blocks_free;
+    engine.unmount().map_err(|error| format!("does not unmount: {error}"))?;
+    let (Some(recorder), Some((budget, seed))) = (recorder, recrash) else {
+        return Ok(Vec::new());
+    };
+    let log = recorder.log();
+    let blocks = check(&log.final_image(), "after recovery")?;
+    let superblock = ferrite_fs::identify(&Region::from_image(image).map_err(|error| error.to_string())?)
+        .map_err(|error| error.to_string())?;
+    if blocks + free != superblock.blocks {
+        return Err(format!(
+            "of {} blocks {blocks} have an owner and {free} are free: some are lost",
+            superblock.blocks
+        ));
+    }
+    crash_recovery(&log, allowed, mount, budget, seed)
+}
+
+fn crash_recovery(
+    log: &ferrite_pm::Log,
+    allowed: &Allowed<'_>,
+    mount: &MountOptions,
+    budget: usize,
+    seed: u64,
+) -> Result<Recovered, String> {
+    let mut cursor = log.cursor();
+    let mut seen = Vec::new();
+    // The mark says that recovery is over; what the probe does is no other tree either, once its names are gone.
+    while cursor.marks().is_empty() {
+        for choice in choices(cursor.lines_in_flight(), budget, seed ^ cursor.point() as u64) {
+            let fingerprint = cursor.fingerprint(choice);
+            if seen.contains(&fingerprint) {
+                continue;
+            }
+            seen.push(fingerprint);
+            let point = cursor.point();
+            cursor
+                .with_image(choice, |image| verify(image, allowed, mount, None))
+                .map_err(|what| format!("crashed again while it recovered (point {point}, {choice:?}): {what}"))?;
+        }
+        if !cursor.advance() {
+            break;
+        }
+    }
+    Ok(seen)
+}
+
+/// Runs fsck; returns how many blocks have an owner.
+fn check(image: &[u8], when: &str) -> Result<u64, String> {
+    let region = Region::from_image(image).map_err(|error| error.to_string())?;
+    let report = fsck(region, &mut |_, _, _| {}).map_err(|error| format!("fsck {when}: {error}"))?;
+    match &report.findings[..] {
+        [] => Ok(report.blocks),
+        findings => {
+            let what: Vec<_> = findings.iter().map(|finding| &finding.what[..]).take(5).collect();
+            Err(format!("fsck {when}: {}", what.join("; ")))
+        }
+    }
+}
+
+fn inodes_in_use(engine: &Engine) -> Result<u64, String> {
+    let stat = engine.statfs().map_err(|error| error.to_string())?;
+    Ok(stat.inodes - stat.inodes_free)
+}
+
+/// Something of everything, all of which is taken back. A full pool may refuse what takes space, nothing else.
+fn probe(engine: &Engine) -> ferrite_vfs::Result<()> {
+    fn unless_full<T>(result: ferrite_vfs::Result<T>) -> ferrite_vfs::Result<Option<T>> {
+        match result {
+            Ok(value) => Ok(Some(value)),
+            Err(FsError::NoSpace(_)) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+    let root = Cred::root();
+    let Some(dir) = unless_full(engine.mkdir(&root, ROOT_INO, b"probe-dir", 0o755))? else {
+        return Ok(());
+    };
+    let node = NewNode {
+        kind: FileKind::File,
+        mode: 0o600,
+        rdev: 0,
+    };
+    if let Some(made) = unless_full(engine.mknod(&root, dir.ino, b"probe", &node))? {
+        let file = engine.open(made.ino, OpenMode::read_write())?;
+        let mut expected = vec![7; 5000];
+        let mut written = unless_full(file.write_at(0, &expected))?.is_some();
+        written = written && unless_full(file.write_at(100, b"in the middle"))?.is_some();
+        expected[100..113].copy_from_slice(b"in the middle");
+        if written {
+            let mut found = vec![0; 6000];
+            let len = file.read_at(0, &mut found)?;
+            if found[..len] != expected {
+                return Err(FsError::Io("what was written does not read back".into()));
+            }
+        }
+        drop(file);
+        engine.rename(dir.ino, b"probe", ROOT_INO, b"probe-moved", RenameMode::Replace)?;
+        engine.unlink(ROOT_INO, b"probe-moved")?;
+    }
+    engine.rmdir(ROOT_INO, b"probe-dir")
+}

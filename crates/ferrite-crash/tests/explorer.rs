@@ -1,0 +1,50 @@
+//! No crash loses what returned, or leaves half of what had not: tens of thousands of images in `make test`, a million in `make soak`.
+//!
+//! `FERRITE_SEED` replays what is sampled; a failure prints the command that shows it again.
+
+use std::time::Duration;
+
+use ferrite_crash::explore::{Effort, Search};
+use ferrite_crash::{MAPPINGS, plan, shrink};
+
+fn seed() -> u64 {
+    ferrite_testkit::seed_from_env().unwrap_or(1)
+}
+
+#[test]
+fn no_crash_breaks_a_promise() {
+    let soak = std::env::var_os("FERRITE_SOAK").is_some();
+    let (wanted, limit) = match soak {
+        true => (1_000_000 / MAPPINGS.len() as u64, Duration::from_secs(60 * 60)),
+        false => (20_000, Duration::from_secs(5 * 60)),
+    };
+    let effort = Effort {
+        seed: seed(),
+        per_point: if soak { 48 } else { 6 },
+        ..Effort::default()
+    };
+    for mapping in MAPPINGS {
+        let search = Search::new(mapping, effort);
+        let report = match soak {
+            true => search.run(plan::endless(effort.seed), 2, &|search| search.distinct() >= wanted),
+            false => search.run(plan::quick(effort.seed), 2, &|_| false),
+        };
+        println!(
+            "{mapping:?}, FERRITE_SEED={}: {} different images of {} tried, {} workloads, {} crash points, {} recoveries \
+             crashed again, {:.1} s",
+            effort.seed,
+            report.distinct,
+            report.tried,
+            report.workloads,
+            report.points,
+            report.recrashed,
+            report.elapsed.as_secs_f64()
+        );
+        if let Some(failure) = report.failure {
+            let failure = shrink::shrink(failure, effort, Duration::from_secs(120));
+            panic!("{}", failure.tell(&effort));
+        }
+        assert!(report.distinct >= wanted, "only {} different images", report.distinct);
+        assert!(report.elapsed < limit, "took {:?}", report.elapsed);
+    }
+}

@@ -1,0 +1,42 @@
+//! The explorer finds mistakes: each of those planted in the engine, one at a time. Needs the feature `planted`.
+#![cfg(feature = "planted")]
+
+use std::time::Duration;
+
+use ferrite_crash::explore::{Effort, Search};
+use ferrite_crash::{MAPPINGS, plan, shrink};
+use ferrite_fs::planted::{Flaw, plant};
+
+/// Different images after which a mistake counts as not found.
+const PATIENCE: u64 = 60_000;
+
+#[test]
+fn every_planted_mistake_is_found() {
+    let effort = Effort {
+        per_point: 16,
+        ..Effort::default()
+    };
+    // What the engine says when it stops itself is no news here.
+    std::panic::set_hook(Box::new(|_| {}));
+    let mut missed = Vec::new();
+    for mapping in MAPPINGS {
+        for flaw in Flaw::ALL {
+            plant(Some(flaw));
+            let report = Search::new(mapping, effort).run(plan::chances(1), 2, &|search| search.distinct() > PATIENCE);
+            match report.failure {
+                None => missed.push(flaw),
+                Some(failure) => {
+                    let failure = shrink::shrink(failure, effort, Duration::from_secs(2));
+                    let first = failure.what.lines().next().unwrap_or_default();
+                    let operations: usize = failure.name.workload().threads.iter().map(Vec::len).sum();
+                    println!(
+                        "{flaw:?}: after {} images; {} ({operations} operations): {first:.150}",
+                        report.distinct, failure.name
+                    );
+                }
+            }
+        }
+        plant(None);
+    }
+    assert!(missed.is_empty(), "not found: {missed:?}");
+}

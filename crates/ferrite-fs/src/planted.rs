@@ -1,0 +1,85 @@
+//! Mistakes planted on purpose, to show that the crash explorer finds such mistakes.
+//!
+//! What lives here: [`Flaw`], and the switch that turns one on. Each is one `if` at the place where the real mistake would be
+//! made. Without the feature `planted` the switch is a constant `false` and all of them compile to nothing.
+
+/// A mistake that somebody could make.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[cfg_attr(
+    not(feature = "planted"),
+    allow(dead_code, reason = "only named where they would be made")
+)]
+pub enum Flaw {
+    /// A record is applied before the fence that makes it durable has run.
+    CommitWithoutFence = 1,
+    /// Words are set, and written back, before their record exists.
+    WordsBeforeRecord,
+    /// The mark moves past records whose words are not durable.
+    MarkBeforeWords,
+    /// Recovery replays records below the mark.
+    StaleReplay,
+    /// Recovery applies records in the order of the rings instead of that of their numbers.
+    ReplayOutOfOrder,
+    /// Recovery takes records whose checksum is wrong.
+    TornRecord,
+    /// A record does not vouch for the log entry that it makes reachable.
+    TornLogEntry,
+    /// A record does not vouch for the page that shares its fence.
+    TornPage,
+    /// Pages are not fenced before the record that names them.
+    PagesWithoutFence,
+    /// Freed blocks and segments are used again before the mark has passed their record.
+    EarlyReuse,
+    /// A merged page is not fenced before the word that names it.
+    FoldWithoutFence,
+    /// What a fold gave back is used again at once.
+    FoldSpaceAtOnce,
+    /// A fold's word is not written back before the mark passes it.
+    FoldWordForgotten,
+    /// Mount does not free inodes that have no name.
+    OrphansForgotten,
+    /// An inode's checksum is recorded, its other words are only stored.
+    InodeWithoutRecord,
+}
+
+impl Flaw {
+    /// All of them.
+    pub const ALL: [Flaw; 15] = [
+        Flaw::CommitWithoutFence,
+        Flaw::WordsBeforeRecord,
+        Flaw::MarkBeforeWords,
+        Flaw::StaleReplay,
+        Flaw::ReplayOutOfOrder,
+        Flaw::TornRecord,
+        Flaw::TornLogEntry,
+        Flaw::TornPage,
+        Flaw::PagesWithoutFence,
+        Flaw::EarlyReuse,
+        Flaw::FoldWithoutFence,
+        Flaw::FoldSpaceAtOnce,
+        Flaw::FoldWordForgotten,
+        Flaw::OrphansForgotten,
+        Flaw::InodeWithoutRecord,
+    ];
+}
+
+#[cfg(feature = "planted")]
+static PLANTED: std::sync::atomic::AtomicU8 = std::sync::atomic::AtomicU8::new(0);
+
+/// Makes the engine make this mistake from now on, in the whole process; `None`: no mistake.
+#[cfg(feature = "planted")]
+pub fn plant(flaw: Option<Flaw>) {
+    PLANTED.store(flaw.map_or(0, |flaw| flaw as u8), std::sync::atomic::Ordering::SeqCst);
+}
+
+/// Whether to make this mistake.
+#[cfg(feature = "planted")]
+pub(crate) fn planted(flaw: Flaw) -> bool {
+    PLANTED.load(std::sync::atomic::Ordering::Relaxed) == flaw as u8
+}
+
+/// Whether to make this mistake: never.
+#[cfg(not(feature = "planted"))]
+pub(crate) const fn planted(_: Flaw) -> bool {
+    false
+}
