@@ -1,4 +1,4 @@
-//! Checking a whole pool: every structure against every other. Read-only in this version.
+//! Checking a whole pool: every structure against every other. Changes nothing; [`crate::repair`] does.
 //!
 //! What lives here: [`fsck`] and its phases. It works on the raw tables, not on a mounted engine, so that it can
 //! look at pools that no longer mount. The journal is replayed first, into the caller's (private) mapping.
@@ -22,6 +22,7 @@ use crate::file::cut::lblks;
 use crate::inode::{INLINE_BYTES, Inode};
 use crate::journal::replay;
 use crate::layout::{BLOCK_BYTES, MAX_FILE_BYTES, Superblock};
+use crate::mend;
 use crate::names::NameTable;
 use crate::ops::xattr_is_sound;
 use crate::options::{Finding, FsckReport};
@@ -31,7 +32,7 @@ use crate::pagelog::entry::{BLOCK_UNITS, UNIT_BYTES};
 /// Findings kept; a ruined pool would otherwise fill the memory with them.
 const FINDINGS_MAX: usize = 1000;
 
-type Progress<'a> = &'a mut dyn FnMut(&'static str, u64, u64);
+pub(crate) type Progress<'a> = &'a mut dyn FnMut(&'static str, u64, u64);
 
 struct Check {
     region: Arc<Region>,
@@ -54,6 +55,12 @@ pub fn fsck(region: Region, progress: Progress<'_>) -> Result<FsckReport, Engine
     let superblock = Superblock::find(&region)?;
     let mut findings = Vec::new();
     check_superblocks(&region, &superblock, &mut findings);
+    if let Err(error) = mend::finish(&region, &superblock) {
+        findings.push(Finding {
+            phase: "journal",
+            what: error.to_string(),
+        });
+    }
     let replayed_records = match replay::replay(&region, &superblock) {
         Ok(replayed) => replayed.records,
         Err(error) => {
@@ -64,7 +71,18 @@ pub fn fsck(region: Region, progress: Progress<'_>) -> Result<FsckReport, Engine
             0
         }
     };
-    let region = Arc::new(region);
+    let mut report = check(Arc::new(region), superblock, findings, progress);
+    report.replayed_records = replayed_records;
+    Ok(report)
+}
+
+/// Checks a pool whose journal was replayed. `findings` are those so far.
+pub(crate) fn check(
+    region: Arc<Region>,
+    superblock: Superblock,
+    findings: Vec<Finding>,
+    progress: Progress<'_>,
+) -> FsckReport {
     let counters = || (0..superblock.inodes).map(|_| AtomicU32::new(0)).collect();
     let check = Check {
         map: HashFs::new(Arc::clone(&region), superblock.map_geometry()),
@@ -77,10 +95,7 @@ pub fn fsck(region: Region, progress: Progress<'_>) -> Result<FsckReport, Engine
         region,
         superblock,
     };
-    let mut report = FsckReport {
-        replayed_records,
-        ..FsckReport::default()
-    };
+    let mut report = FsckReport::default();
     progress("mapping", 0, check.superblock.map_slots);
     report.pages = check.mapping();
     check.names.load();
@@ -90,10 +105,10 @@ pub fn fsck(region: Region, progress: Progress<'_>) -> Result<FsckReport, Engine
     check.link_counts(progress);
     report.blocks = check.owned.count_used();
     report.findings = check.findings.into_inner();
-    Ok(report)
+    report
 }
 
-fn check_superblocks(region: &Region, superblock: &Superblock, findings: &mut Vec<Finding>) {
+pub(crate) fn check_superblocks(region: &Region, superblock: &Superblock, findings: &mut Vec<Finding>) {
     let mut block = vec![0; BLOCK_BYTES as usize];
     for (name, offset) in [("first", 0), ("second", superblock.second_copy_offset())] {
         region.read(offset, &mut block);

@@ -37,12 +37,15 @@ pub const MAX_INODES: u64 = u32::MAX as u64 - 1;
 pub const CONTROL_OFFSET: u64 = BLOCK_BYTES;
 /// Low-water mark of the journal: records up to this sequence number are never replayed.
 pub const CONTROL_MARK: u64 = CONTROL_OFFSET;
+const MARK_CRC_SHIFT: u32 = 48;
 /// [`STATE_CLEAN`] or [`STATE_IN_USE`].
 pub const CONTROL_STATE: u64 = CONTROL_OFFSET + 64;
 /// Number of mounts so far.
 pub const CONTROL_MOUNTS: u64 = CONTROL_OFFSET + 72;
 /// Boot id (hashed) of a machine that uses the pool with process durability; 0 when none does.
 pub const CONTROL_BOOT: u64 = CONTROL_OFFSET + 80;
+/// While a repair is being carried out: number of words in the journal area | their checksum << 32; else 0. See [`crate::mend`].
+pub const CONTROL_REPAIR: u64 = CONTROL_OFFSET + 128;
 /// Unmounted in order.
 pub const STATE_CLEAN: u64 = 0x4e41_454c_4331;
 /// Mounted, or crashed.
@@ -95,6 +98,19 @@ pub struct Superblock {
     pub reserve_blocks: u64,
     /// When the pool was made, nanoseconds since the epoch.
     pub created_ns: i64,
+}
+
+/// How the mark is stored: a sequence number and, in the upper 16 bits, its checksum. A mark that is too low would have stale
+/// records replayed, so it must not be taken on trust.
+pub fn encode_mark(seq: u64) -> u64 {
+    let crc = crc32c(&seq.to_le_bytes());
+    seq | u64::from(crc as u16 ^ (crc >> 16) as u16) << MARK_CRC_SHIFT
+}
+
+/// Reads a stored mark; `None` if it is damaged.
+pub fn decode_mark(word: u64) -> Option<u64> {
+    let seq = word & ((1 << MARK_CRC_SHIFT) - 1);
+    (encode_mark(seq) == word).then_some(seq)
 }
 
 impl Superblock {

@@ -10,6 +10,7 @@
 //! | `core` | the state of a mounted pool, and what all operations share |
 //! | `dir`, `ops`, `file` | directories; names and attributes; data |
 //! | `mkfs`, `mount`, `fsck`, `info` | a pool as a whole |
+//! | `repair`, `mend` | what is to be changed in a damaged pool; changing it so that a crash does no harm |
 //!
 //! *Architecture invariant:* structures on the medium change only by applying a committed record (and in `mkfs`).
 //! Nothing outside `journal` and `mkfs` stores a word. *Architecture invariant:* there is no `unsafe` here; the medium is
@@ -30,6 +31,7 @@ mod info;
 mod inode;
 mod journal;
 pub mod layout;
+pub mod mend;
 mod mkfs;
 mod mount;
 mod names;
@@ -37,6 +39,7 @@ mod ops;
 mod options;
 mod pagelog;
 pub mod planted;
+mod repair;
 mod tx;
 
 pub use engine::{Engine, identify};
@@ -45,6 +48,7 @@ pub use fsck::fsck;
 pub use layout::Superblock;
 pub use mkfs::mkfs;
 pub use options::{
-    AtimePolicy, DramUse, EntryDump, Finding, FoldCounts, FsckReport, Mapping, MkfsOptions, MountOptions, PageDump,
-    PoolInfo,
+    AtimePolicy, DramUse, EntryDump, Finding, FoldCounts, FsckReport, Mapping, Mended, MkfsOptions, MountOptions,
+    PageDump, PoolInfo, RepairReport,
 };
+pub use repair::repair;

@@ -9,7 +9,7 @@ use rustix::time::{ClockId, clock_gettime};
 
 use crate::error::EngineError;
 use crate::inode::{INODE_WORDS, Inode};
-use crate::layout::{BLOCK_BYTES, CONTROL_OFFSET, CONTROL_STATE, STATE_CLEAN, Superblock};
+use crate::layout::{BLOCK_BYTES, CONTROL_MARK, CONTROL_OFFSET, CONTROL_STATE, STATE_CLEAN, Superblock, encode_mark};
 use crate::options::MkfsOptions;
 
 /// Makes an empty file system in `region`, whatever it held before. Blocking; durable when it returns.
@@ -27,8 +27,10 @@ pub fn mkfs(region: &Region, options: &MkfsOptions) -> Result<(), EngineError> {
     region.fence()?;
     // Control block, journal, inodes, names and mapping: everything before the first data block.
     region.stream_zero(CONTROL_OFFSET, superblock.first_block * BLOCK_BYTES - CONTROL_OFFSET);
-    region.store(CONTROL_STATE, STATE_CLEAN);
-    region.write_back(CONTROL_STATE, 8);
+    for (offset, value) in [(CONTROL_MARK, encode_mark(0)), (CONTROL_STATE, STATE_CLEAN)] {
+        region.store(offset, value);
+        region.write_back(offset, 8);
+    }
 
     let mut root = Inode::empty();
     root.set_mode_bits(FileKind::Directory.mode_bits() | 0o755);

@@ -27,6 +27,7 @@ use crate::icache::InodeCache;
 use crate::inode::Inode;
 use crate::journal::{Journal, replay};
 use crate::layout::{CONTROL_BOOT, CONTROL_MOUNTS, CONTROL_STATE, STATE_CLEAN, STATE_IN_USE, Superblock};
+use crate::mend;
 use crate::names::NameTable;
 use crate::ops;
 use crate::options::MountOptions;
@@ -65,6 +66,7 @@ pub(crate) fn mount(mut region: Region, options: &MountOptions) -> Result<Core, 
         }
         region.fence()?;
     }
+    mend::finish(&region, &superblock)?;
     let replayed = replay::replay(&region, &superblock)?;
     let region = Arc::new(region);
     let alloc = BlockAlloc::new(&superblock);

@@ -28,6 +28,8 @@ use crate::tx::Tx;
 const LINE_SLOTS: u64 = 8;
 /// Entries of the table of freeing records; sharing one only makes a sequence number larger than it must be.
 const SEQ_SHARDS: usize = 1024;
+/// Lines behind its home in which repair takes a name to be in its place.
+const REPAIR_LINES: u64 = 64;
 const TAG_BITS: u32 = 23;
 const TAG_SHIFT: u32 = 41;
 /// Most names a table may have: more home lines than tags can tell apart would pile names up.
@@ -197,6 +199,46 @@ impl NameTable {
     /// DRAM used, in bytes.
     pub(crate) fn dram_bytes(&self) -> u64 {
         self.used.dram_bytes() + self.bounds.dram_bytes() + (SEQ_SHARDS * size_of::<AtomicU64>()) as u64
+    }
+
+    /// For repair: the words that the table must hold so that exactly these names (directory, name, place of the entry) are found, as
+    /// (pool offset, value) where it differs from what is stored. What is right stays where it is. Fails on a full table.
+    pub(crate) fn rebuilt<'n>(
+        &self,
+        wanted: impl Iterator<Item = (u32, std::borrow::Cow<'n, [u8]>, u64)>,
+    ) -> Option<Vec<(u64, u64)>> {
+        let slots = self.lines * LINE_SLOTS;
+        let stored = |slot: u64| self.region.load(self.offset + slot * 8);
+        let mut kept = vec![false; slots as usize];
+        let mut missing = Vec::new();
+        for (dir, name, offset) in wanted {
+            let tag = hash(self.seed, dir, &name) >> TAG_SHIFT;
+            let word = word_for(offset, tag);
+            let first = self.home(tag) * LINE_SLOTS;
+            let mut near = (0..(REPAIR_LINES * LINE_SLOTS).min(slots)).map(|step| (first + step) % slots);
+            match near.find(|&slot| stored(slot) == word && !kept[slot as usize]) {
+                Some(slot) => kept[slot as usize] = true,
+                None => missing.push((first, word)),
+            }
+        }
+        let mut changes: Vec<(u64, u64)> = (0..slots)
+            .filter(|&slot| stored(slot) != 0 && !kept[slot as usize])
+            .map(|slot| (slot, 0))
+            .collect();
+        for (first, word) in missing {
+            let slot = (0..slots)
+                .map(|step| (first + step) % slots)
+                .find(|&slot| !kept[slot as usize])?;
+            kept[slot as usize] = true;
+            changes.retain(|&(cleared, _)| cleared != slot);
+            changes.push((slot, word));
+        }
+        Some(
+            changes
+                .into_iter()
+                .map(|(slot, word)| (self.offset + slot * 8, word))
+                .collect(),
+        )
     }
 
     /// Every used slot with the pool offset its word points to (`None`: outside the data blocks). For fsck.

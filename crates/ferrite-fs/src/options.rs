@@ -248,3 +248,27 @@ pub struct FsckReport {
     /// Records that had to be replayed first (into a private mapping).
     pub replayed_records: u64,
 }
+
+/// One thing that a repair does.
+#[derive(Debug, Clone, Serialize)]
+pub struct Mended {
+    /// Phase that found it.
+    pub phase: &'static str,
+    /// What is wrong, with the names and numbers it concerns.
+    pub what: String,
+    /// What is done about it.
+    pub action: &'static str,
+    /// Content or names are lost, or may be wrong; false if everything is as it was before the damage.
+    pub loss: bool,
+}
+
+/// What a repair comes to.
+#[derive(Debug, Clone, Default, Serialize)]
+pub struct RepairReport {
+    /// Everything that is done, in order.
+    pub mended: Vec<Mended>,
+    /// Inodes whose content may be wrong, as they are called in `lost+found`.
+    pub quarantined: Vec<String>,
+    /// The pool as it is afterwards; findings that are left could not be repaired.
+    pub after: FsckReport,
+}

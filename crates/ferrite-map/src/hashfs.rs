@@ -265,6 +265,36 @@ impl HashFs {
         true
     }
 
+    /// Slot of a page.
+    pub fn slot_of(&self, ino: u32, lblk: u32) -> Option<u64> {
+        self.find(ino, lblk)
+    }
+
+    /// How many buckets behind its home a page would lie in `slot`.
+    pub fn distance(&self, ino: u32, lblk: u32, slot: u64) -> u64 {
+        let home = self.home(key_of(ino, lblk));
+        self.wrap(slot / BUCKET_SLOTS + self.buckets - home)
+    }
+
+    /// For repair: pool offsets of a slot's key and word.
+    pub fn offsets(&self, slot: u64) -> (u64, u64) {
+        (self.key_offset(slot), self.word_offset(slot))
+    }
+
+    /// For repair: what to store in a key's place for a page.
+    pub fn key(ino: u32, lblk: u32) -> u64 {
+        key_of(ino, lblk)
+    }
+
+    /// For repair: the first slot for a page whose key and word are clear.
+    pub fn empty_slot(&self, ino: u32, lblk: u32) -> Option<u64> {
+        let home = self.home(key_of(ino, lblk)) * BUCKET_SLOTS;
+        let slots = u64::from(self.geometry.slots);
+        (0..slots)
+            .map(|step| (home + step) % slots)
+            .find(|&slot| self.region.load(self.key_offset(slot)) == 0)
+    }
+
     /// Buckets a lookup of this page looks at, for benchmarks.
     pub fn probe_lines(&self, ino: u32, lblk: u32) -> u64 {
         let home = self.home(key_of(ino, lblk));

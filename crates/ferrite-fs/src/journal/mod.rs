@@ -25,7 +25,7 @@ use ferrite_map::Resource;
 use ferrite_pm::{PmError, Region};
 use parking_lot::{Mutex, MutexGuard};
 
-use crate::layout::{CONTROL_MARK, LINE_BYTES, Superblock};
+use crate::layout::{CONTROL_MARK, LINE_BYTES, Superblock, encode_mark};
 use crate::planted::{Flaw, planted};
 use record::{Item, Record};
 
@@ -382,7 +382,7 @@ impl Journal {
                 .for_each(|line| self.region.write_back(line * LINE_BYTES, LINE_BYTES));
         }
         self.region.fence()?;
-        self.region.store(CONTROL_MARK, target);
+        self.region.store(CONTROL_MARK, encode_mark(target));
         self.region.write_back(CONTROL_MARK, 8);
         self.region.fence()?;
         self.mark.store(target, Ordering::Release);

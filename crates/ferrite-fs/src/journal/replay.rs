@@ -9,7 +9,7 @@ use ferrite_pm::Region;
 use super::record::{Header, Item, items_of};
 use crate::checksum::crc32c;
 use crate::error::EngineError;
-use crate::layout::{CONTROL_MARK, LINE_BYTES, Superblock};
+use crate::layout::{CONTROL_MARK, LINE_BYTES, Superblock, decode_mark, encode_mark};
 use crate::planted::{Flaw, planted};
 
 /// What recovery found and did.
@@ -29,7 +29,9 @@ struct Found {
 /// Applies all whole records above the mark and moves the mark past them. Blocking; after it returns the
 /// recovered words and the mark are durable.
 pub(crate) fn replay(region: &Region, superblock: &Superblock) -> Result<Replay, EngineError> {
-    let mark = region.load(CONTROL_MARK);
+    let Some(mark) = decode_mark(region.load(CONTROL_MARK)) else {
+        return Err(EngineError::Damaged("the journal's low-water mark".into()));
+    };
     let mut found = Vec::new();
     for ring in 0..superblock.rings {
         scan_ring(region, superblock, ring, mark, &mut found);
@@ -56,7 +58,7 @@ pub(crate) fn replay(region: &Region, superblock: &Superblock) -> Result<Replay,
     }
     region.fence()?;
     if newest != mark {
-        region.store(CONTROL_MARK, newest);
+        region.store(CONTROL_MARK, encode_mark(newest));
         region.write_back(CONTROL_MARK, 8);
         region.fence()?;
     }
@@ -64,6 +66,15 @@ pub(crate) fn replay(region: &Region, superblock: &Superblock) -> Result<Replay,
         mark: newest,
         records: found.len() as u64,
     })
+}
+
+/// The mark to set when the stored one is damaged: above every record, for it cannot be known which of them are stale.
+pub(crate) fn mark_above_all(region: &Region, superblock: &Superblock) -> u64 {
+    let mut found = Vec::new();
+    for ring in 0..superblock.rings {
+        scan_ring(region, superblock, ring, 0, &mut found);
+    }
+    encode_mark(found.iter().map(|record| record.seq).fold(0, u64::max))
 }
 
 fn scan_ring(region: &Region, superblock: &Superblock, ring: u32, mark: u64, found: &mut Vec<Found>) {

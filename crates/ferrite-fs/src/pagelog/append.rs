@@ -161,8 +161,11 @@ fn append(
             let bytes = &mut buffer[..(units as usize + 1) << 6];
             header.encode(page, bytes);
             trailer.encode(page, unit, part.data(), &mut bytes[UNIT_BYTES as usize..]);
-            // The link to a later segment changes by a record, so this one must not vouch for it.
-            tx.stream_log(u64::from(header_unit) * UNIT_BYTES, bytes, NEXT_BYTES as usize);
+            // The link to a later segment changes by a record, so this one must not vouch for it; it sets it instead, for what was
+            // there before would be left if the first line of the stream were lost.
+            let header_offset = u64::from(header_unit) * UNIT_BYTES;
+            tx.stream_log(header_offset, bytes, NEXT_BYTES as usize);
+            tx.set_word(header_offset, 0);
             match newest {
                 Some(newest) => {
                     tx.set_word(u64::from(newest.header_unit()) * UNIT_BYTES, u64::from(header_unit));

@@ -1,0 +1,296 @@
+//! Names and link counts: everything in use can be reached from the root, by as many names as it counts.
+
+use std::borrow::Cow;
+
+use ferrite_map::PageWord;
+use ferrite_vfs::{FileKind, ROOT_INO};
+use rustc_hash::FxHashMap;
+
+use super::{DirBlock, Named, Repair, State};
+use crate::dentry::{self, FIRST_ENTRY};
+use crate::layout::BLOCK_BYTES;
+use crate::names::NameTable;
+
+/// Where what has no name goes.
+const LOST_FOUND: &[u8] = b"lost+found";
+
+impl Repair {
+    /// Takes damaged files out of their places, and gives names to what has none.
+    pub(super) fn connect(&mut self) {
+        let mut spoiled: Vec<u32> = self
+            .spoiled
+            .iter()
+            .copied()
+            .filter(|&ino| {
+                self.state[ino as usize] == State::Sound && self.load(ino).is_file() && self.load(ino).nlink() > 0
+            })
+            .collect();
+        spoiled.sort_unstable();
+        for ino in spoiled {
+            let name = format!("damaged-{ino}");
+            let (own, others): (Vec<_>, Vec<_>) = self.entries.iter().partition(|entry| entry.ino == ino);
+            // A second repair leaves it where the first has put it.
+            if own.len() == 1 && self.name_of(&own[0]) == name.as_bytes() {
+                continue;
+            }
+            let was = own.first().map_or_else(String::new, |entry| {
+                format!(
+                    " ({:?} in directory {})",
+                    String::from_utf8_lossy(&self.name_of(entry)),
+                    entry.dir
+                )
+            });
+            self.entries = others;
+            own.iter().for_each(|entry| self.erase(entry));
+            let what = format!("inode {ino}{was}: its content may be wrong");
+            match self.adopt(ino, name.as_bytes()) {
+                true => self.mended("connecting", what, "moved to lost+found", true),
+                false => self.mended(
+                    "connecting",
+                    what,
+                    "left without a name: there is no space for one",
+                    true,
+                ),
+            }
+            self.report.quarantined.push(name);
+        }
+        loop {
+            let reached = self.reached();
+            let mut lost = None;
+            let mut named = vec![false; self.state.len()];
+            self.entries.iter().for_each(|entry| named[entry.ino as usize] = true);
+            for ino in 2..self.superblock.inodes as u32 {
+                if self.state[ino as usize] != State::Sound || reached[ino as usize] {
+                    continue;
+                }
+                let inode = self.load(ino);
+                // Without names and links it is what a crash left of an open file, or of an unlink: mount frees it.
+                if !named[ino as usize] && (inode.nlink() > 0 || inode.is_dir()) {
+                    lost = Some((ino, "has no name"));
+                    break;
+                }
+                if named[ino as usize] && inode.is_dir() && lost.is_none() {
+                    lost = Some((ino, "cannot be reached from the root"));
+                }
+            }
+            let Some((ino, why)) = lost else { return };
+            // Directories that name each other in a circle are cut open at one of them.
+            let (own, others): (Vec<_>, Vec<_>) = self.entries.iter().partition(|entry| entry.ino == ino);
+            self.entries = others;
+            own.iter().for_each(|entry| self.erase(entry));
+            if !self.adopt(ino, format!("#{ino}").as_bytes()) {
+                let what = format!("inode {ino}: {why}");
+                self.mended("connecting", what, "left: there is no space for a name", true);
+                return;
+            }
+            self.mended(
+                "connecting",
+                format!("inode {ino}: {why}"),
+                "named in lost+found",
+                false,
+            );
+        }
+    }
+
+    /// Which inodes can be reached from the root.
+    fn reached(&self) -> Vec<bool> {
+        let mut children: FxHashMap<u32, Vec<u32>> = FxHashMap::default();
+        for entry in &self.entries {
+            children.entry(entry.dir).or_default().push(entry.ino);
+        }
+        let mut reached = vec![false; self.state.len()];
+        let mut pending = vec![ROOT_INO as u32];
+        while let Some(ino) = pending.pop() {
+            if !std::mem::replace(&mut reached[ino as usize], true) {
+                pending.extend(children.get(&ino).into_iter().flatten());
+            }
+        }
+        reached
+    }
+
+    /// Gives `ino` a name in `lost+found`, which is made if it is not there.
+    fn adopt(&mut self, ino: u32, name: &[u8]) -> bool {
+        let root = ROOT_INO as u32;
+        let there = self
+            .entries
+            .iter()
+            .find(|entry| entry.dir == root && self.name_of(entry) == LOST_FOUND)
+            .copied();
+        let dir = match there {
+            Some(entry) if entry.kind == FileKind::Directory => entry.ino,
+            Some(entry) => {
+                // Somebody's file has the name: it gives way.
+                self.entries.retain(|other| other.at != entry.at);
+                self.erase(&entry);
+                let Some(dir) = self.make_lost_found() else {
+                    return false;
+                };
+                self.add_entry(dir, b"lost+found", (entry.ino, entry.kind));
+                dir
+            }
+            None => match self.make_lost_found() {
+                Some(dir) => dir,
+                None => return false,
+            },
+        };
+        let kind = self.load(ino).kind().unwrap_or(FileKind::File);
+        self.add_entry(dir, name, (ino, kind))
+    }
+
+    fn make_lost_found(&mut self) -> Option<u32> {
+        let free = self.state[1..].iter().position(|&state| state == State::Free)?;
+        let ino = free as u32 + 1;
+        let mut inode = self.load(ino).reborn();
+        inode.set_mode_bits(FileKind::Directory.mode_bits() | 0o700);
+        inode.set_nlink(2);
+        inode.set_parent(ROOT_INO as u32);
+        self.put(ino, &mut inode);
+        self.state[ino as usize] = State::Sound;
+        self.add_entry(ROOT_INO as u32, LOST_FOUND, (ino, FileKind::Directory))
+            .then_some(ino)
+    }
+
+    /// Puts an entry into a directory; false if there is no block or slot for it.
+    fn add_entry(&mut self, dir: u32, name: &[u8], (ino, kind): (u32, FileKind)) -> bool {
+        let need = dentry::entry_bytes(name);
+        let blocks: Vec<DirBlock> = self
+            .dir_blocks
+            .iter()
+            .copied()
+            .filter(|found| found.dir == dir)
+            .collect();
+        let free = blocks
+            .iter()
+            .find_map(|found| self.free_run(self.superblock.block_offset(found.block), need));
+        let Some((at, room)) = free.or_else(|| self.add_block(dir, &blocks)) else {
+            return false;
+        };
+        let mut words = Vec::new();
+        dentry::encode(dir, ino, kind, name, need, |within, word| {
+            words.push((at + within, word))
+        });
+        if room > need {
+            words.push((at + need, dentry::free_word(room - need)));
+        }
+        words.into_iter().for_each(|(offset, word)| self.set(offset, word));
+        self.entries.push(Named { dir, ino, at, kind });
+        true
+    }
+
+    /// A stretch of free space of a sound block: pool offset and length.
+    fn free_run(&self, block_offset: u64, need: u64) -> Option<(u64, u64)> {
+        let (mut within, mut run) = (FIRST_ENTRY, None::<(u64, u64)>);
+        while within < BLOCK_BYTES {
+            let head = dentry::head(&self.region, block_offset + within).ok()?;
+            run = match (head.ino, run) {
+                (0, None) => Some((block_offset + within, head.len_bytes)),
+                (0, Some((start, len))) => Some((start, len + head.len_bytes)),
+                _ => None,
+            };
+            if let Some((start, mut len)) = run.filter(|&(_, len)| len >= need) {
+                let mut next = within + head.len_bytes;
+                while next < BLOCK_BYTES {
+                    let head = dentry::head(&self.region, block_offset + next).ok()?;
+                    if head.ino != 0 {
+                        break;
+                    }
+                    len += head.len_bytes;
+                    next += head.len_bytes;
+                }
+                return Some((start, len));
+            }
+            within += head.len_bytes;
+        }
+        None
+    }
+
+    fn add_block(&mut self, dir: u32, blocks: &[DirBlock]) -> Option<(u64, u64)> {
+        let lblk = blocks.iter().map(|found| found.lblk + 1).max().unwrap_or(0);
+        let slot = self.map.empty_slot(dir, lblk)?;
+        let block = self.take_block()?;
+        self.set_slot(slot, Some((dir, lblk, PageWord::new(block, 0))));
+        let offset = self.superblock.block_offset(block);
+        let [first, second] = dentry::block_header(dir, lblk);
+        self.set(offset, first);
+        self.set(offset + 8, second);
+        self.set(offset + FIRST_ENTRY, dentry::free_word(BLOCK_BYTES - FIRST_ENTRY));
+        self.pages[dir as usize] += 1;
+        self.dir_blocks.push(DirBlock { dir, lblk, block });
+        self.reload_map();
+        Some((offset + FIRST_ENTRY, BLOCK_BYTES - FIRST_ENTRY))
+    }
+
+    /// Link counts, and what directories count and know.
+    pub(super) fn counts(&mut self) {
+        let inodes = self.superblock.inodes as usize;
+        let (mut names, mut subdirs, mut inside, mut parent) = (
+            vec![0u32; inodes],
+            vec![0u32; inodes],
+            vec![0u32; inodes],
+            vec![0u32; inodes],
+        );
+        for entry in &self.entries {
+            names[entry.ino as usize] += 1;
+            inside[entry.dir as usize] += 1;
+            if entry.kind == FileKind::Directory {
+                subdirs[entry.dir as usize] += 1;
+                parent[entry.ino as usize] = entry.dir;
+            }
+        }
+        let mut ends = vec![0u64; inodes];
+        for found in &self.dir_blocks {
+            let end = &mut ends[found.dir as usize];
+            *end = (*end).max(u64::from(found.lblk) + 1);
+        }
+        for ino in 1..inodes as u32 {
+            if self.state[ino as usize] != State::Sound {
+                continue;
+            }
+            let at = ino as usize;
+            let stored = self.load(ino);
+            let mut inode = stored;
+            inode.set_blocks(self.pages[at]);
+            let is_root = u64::from(ino) == ROOT_INO;
+            if stored.is_dir() {
+                inode.set_nlink(if is_root || names[at] > 0 { subdirs[at] + 2 } else { 0 });
+                inode.set_entries(inside[at]);
+                inode.set_size(ends[at] * BLOCK_BYTES);
+                inode.set_parent(if is_root { ino } else { parent[at] });
+            } else if stored.nlink() > 0 || names[at] > 0 {
+                inode.set_nlink(names[at]);
+            }
+            if stored.is_file() && inode.is_inline() && self.pages[at] > 0 {
+                inode.set_inline(false);
+            }
+            if inode == stored {
+                continue;
+            }
+            self.put(ino, &mut inode);
+            if inode.nlink() != stored.nlink() {
+                let what = format!("inode {ino}: link count {}, {} found", stored.nlink(), inode.nlink());
+                self.mended("counts", what, "set right", false);
+            } else if stored.is_dir() {
+                self.mended("counts", format!("directory {ino}: counts wrong"), "set right", false);
+            }
+        }
+    }
+
+    /// The name table, made to say what the directories say.
+    pub(super) fn names(&mut self) {
+        let table = NameTable::new(std::sync::Arc::clone(&self.region), &self.superblock);
+        table.load();
+        let wanted = self
+            .entries
+            .iter()
+            .map(|entry| (entry.dir, Cow::from(self.name_of(entry)), entry.at));
+        let Some(changes) = table.rebuilt(wanted) else {
+            let what = "the name table is too small for the names there are".to_string();
+            return self.mended("names", what, "left", true);
+        };
+        if !changes.is_empty() {
+            let what = format!("{} words of the name table", changes.len());
+            changes.into_iter().for_each(|(offset, word)| self.set(offset, word));
+            self.mended("names", what, "set right", false);
+        }
+    }
+}

@@ -1,0 +1,399 @@
+//! Inodes, mapping, logs and blocks: who is there, and who owns what.
+
+use ferrite_map::{FileMap, MapEntry, PageWord};
+use ferrite_vfs::FileKind;
+use rustc_hash::FxHashMap;
+
+use super::{Repair, State};
+use crate::file::cut::lblks;
+use crate::inode::INLINE_BYTES;
+use crate::layout::{BLOCK_BYTES, MAX_FILE_BYTES};
+use crate::ops::xattr_is_sound;
+use crate::pagelog;
+use crate::pagelog::entry::{BLOCK_UNITS, UNIT_BYTES};
+
+/// Buckets behind its home in which a key may lie. Real ones stay far below, and one in so many damaged keys looks real.
+const DISTANCE_MAX: u64 = 256;
+/// A lost page is looked for this close to its home.
+const STRAY_DISTANCE: u64 = 8;
+/// Pages of a file that are looked for among strays.
+const STRAY_PAGES: u64 = 1 << 20;
+
+impl Repair {
+    /// Which inodes are there, and which of them can be believed.
+    pub(super) fn inodes(&mut self) {
+        for ino in 1..self.superblock.inodes as u32 {
+            let inode = self.load(ino);
+            let makes_sense = !inode.in_use() || (inode.kind().is_some() && inode.size() <= MAX_FILE_BYTES);
+            self.state[ino as usize] = match (inode.is_sound(ino) && makes_sense, inode.in_use()) {
+                (true, true) => State::Sound,
+                (true, false) => State::Free,
+                (false, _) => State::Damaged,
+            };
+        }
+    }
+
+    /// Drops keys that map nothing, keeps the first of two for the same page, and puts back keys that were damaged where their
+    /// place in the table tells what they were.
+    pub(super) fn mapping(&mut self) {
+        let mut strays: Vec<(u64, PageWord)> = Vec::new();
+        for slot in 0..self.superblock.map_slots {
+            let (key_offset, word_offset) = self.map.offsets(slot);
+            let (key, word) = (self.region.load(key_offset), PageWord(self.region.load(word_offset)));
+            if key == 0 {
+                if word.0 != 0 && self.superblock.is_data_block(word.page()) {
+                    strays.push((slot, word));
+                }
+                continue;
+            }
+            let (ino, lblk) = ((key >> 32) as u32, key as u32);
+            let at = format!("mapping slot {slot} (inode {ino}, page {lblk})");
+            let far = self.map.distance(ino, lblk, slot) > DISTANCE_MAX;
+            if !self.is_ino(ino) || self.state[ino as usize] == State::Free || far {
+                self.set_slot(slot, None);
+                self.mended("mapping", format!("{at}: no such page can be there"), "dropped", true);
+                if self.superblock.is_data_block(word.page()) {
+                    strays.push((slot, word));
+                }
+            } else if !self.superblock.is_data_block(word.page()) {
+                // If it was the file's, its count will tell.
+                self.set_slot(slot, None);
+                let what = format!("{at}: names block {}, which is no data block", word.page());
+                self.mended("mapping", what, "dropped", true);
+            } else {
+                self.pages[ino as usize] += 1;
+                self.end[ino as usize] = self.end[ino as usize].max(u64::from(lblk) + 1);
+            }
+        }
+        self.reload_map();
+        let mut twice = Vec::new();
+        self.map.for_each(&mut |entry| {
+            if self.map.slot_of(entry.ino, entry.lblk) != Some(u64::from(entry.slot)) {
+                twice.push(entry);
+            }
+            true
+        });
+        for MapEntry { ino, lblk, word, slot } in twice {
+            self.set_slot(u64::from(slot), None);
+            self.pages[ino as usize] -= 1;
+            strays.push((u64::from(slot), word));
+            let what = format!("mapping slot {slot}: page {lblk} of inode {ino} is mapped twice");
+            self.mended("mapping", what, "dropped", true);
+        }
+        self.drop_excess(&mut strays);
+        self.reload_map();
+        self.restore_strays(&strays);
+        self.reload_map();
+        self.count_pages();
+    }
+
+    /// Files that map more pages than they count have got keys that were hit: those behind the end of the file or far from home, if
+    /// they are just as many.
+    fn drop_excess(&mut self, strays: &mut Vec<(u64, PageWord)>) {
+        let mut odd: FxHashMap<u32, Vec<MapEntry>> = FxHashMap::default();
+        self.map.for_each(&mut |entry| {
+            let inode = self.load(entry.ino);
+            let ino = entry.ino as usize;
+            if self.state[ino] == State::Sound && self.pages[ino] > inode.blocks() {
+                let far = self.map.distance(entry.ino, entry.lblk, u64::from(entry.slot)) >= STRAY_DISTANCE;
+                if far || inode.blocks() == 0 || u64::from(entry.lblk) >= lblks(inode.size()) {
+                    odd.entry(entry.ino).or_default().push(entry);
+                }
+            }
+            true
+        });
+        for (ino, entries) in odd {
+            let excess = self.pages[ino as usize] - self.load(ino).blocks();
+            if entries.len() as u32 != excess {
+                continue;
+            }
+            self.pages[ino as usize] -= excess;
+            for MapEntry { lblk, slot, word, .. } in entries {
+                self.set_slot(u64::from(slot), None);
+                strays.push((u64::from(slot), word));
+                let what = format!("mapping slot {slot}: page {lblk} of inode {ino}, which has no such page");
+                self.mended("mapping", what, "dropped", true);
+            }
+        }
+    }
+
+    /// A slot's place is the hash of its key. If just one of the pages that files miss belongs near it, it is that one.
+    fn restore_strays(&mut self, strays: &[(u64, PageWord)]) {
+        if strays.is_empty() {
+            return;
+        }
+        let mut candidates: FxHashMap<u64, Vec<(u32, u32)>> = FxHashMap::default();
+        for ino in 1..self.superblock.inodes as u32 {
+            let inode = self.load(ino);
+            let misses = self.state[ino as usize] == State::Sound && self.pages[ino as usize] < inode.blocks();
+            if !misses {
+                continue;
+            }
+            for lblk in 0..lblks(inode.size()).min(STRAY_PAGES) as u32 {
+                if self.map.slot_of(ino, lblk).is_some() {
+                    continue;
+                }
+                for &(slot, _) in strays {
+                    if self.map.distance(ino, lblk, slot) < STRAY_DISTANCE {
+                        candidates.entry(slot).or_default().push((ino, lblk));
+                    }
+                }
+            }
+        }
+        let mut given: FxHashMap<(u32, u32), u32> = FxHashMap::default();
+        for pages in candidates.values() {
+            pages.iter().for_each(|&page| *given.entry(page).or_default() += 1);
+        }
+        for &(slot, word) in strays {
+            let Some(&[page]) = candidates.get(&slot).map(Vec::as_slice) else {
+                continue;
+            };
+            if given[&page] != 1 {
+                continue;
+            }
+            let (ino, lblk) = page;
+            self.set_slot(slot, Some((ino, lblk, word)));
+            self.pages[ino as usize] += 1;
+            self.end[ino as usize] = self.end[ino as usize].max(u64::from(lblk) + 1);
+            let what = format!("mapping slot {slot}: can only have been page {lblk} of inode {ino}");
+            self.mended("mapping", what, "put back", false);
+        }
+    }
+
+    /// Files that map more or fewer pages than they say.
+    fn count_pages(&mut self) {
+        for ino in 1..self.superblock.inodes as u32 {
+            let (pages, inode) = (self.pages[ino as usize], self.load(ino));
+            if self.state[ino as usize] != State::Sound {
+                continue;
+            }
+            let is_link = inode.kind() == Some(FileKind::Symlink);
+            if is_link && !inode.is_inline() && self.map.slot_of(ino, 0).is_none() {
+                // Without its target nothing of it is left.
+                self.state[ino as usize] = State::Damaged;
+                continue;
+            }
+            if pages == inode.blocks() {
+                continue;
+            }
+            self.spoiled.insert(ino);
+            let what = format!("inode {ino}: counts {} pages, {pages} are mapped", inode.blocks());
+            self.mended("mapping", what, "counted anew", true);
+        }
+    }
+
+    /// Walks every log; drops those that are broken, and mends links to later segments.
+    pub(super) fn logs(&mut self) {
+        let mut logged = Vec::new();
+        self.map.for_each(&mut |entry| {
+            if pagelog::has_log(entry.word) {
+                logged.push(entry);
+            }
+            true
+        });
+        let mut slabs: FxHashMap<u32, (u32, u64)> = FxHashMap::default();
+        for entry in logged {
+            let page = (entry.ino, entry.lblk);
+            match self.walk(page, entry.word, &mut slabs) {
+                Ok(links) => {
+                    for (offset, value, stored) in links {
+                        let what = format!(
+                            "log of page {} of inode {}: a segment names {stored} as the next, it is {value}",
+                            entry.lblk, entry.ino
+                        );
+                        self.set(offset, value);
+                        self.mended("logs", what, "set right", false);
+                    }
+                }
+                Err(wrong) => {
+                    let word = PageWord::new(entry.word.page(), 0);
+                    self.set_slot(u64::from(entry.slot), Some((entry.ino, entry.lblk, word)));
+                    self.spoiled.insert(entry.ino);
+                    let what = format!("log of page {} of inode {}: {wrong}", entry.lblk, entry.ino);
+                    self.mended("logs", what, "dropped", true);
+                }
+            }
+        }
+    }
+
+    /// Checks a log and claims its segments; returns links to mend: where, to what, and what is there.
+    fn walk(
+        &self,
+        page: (u32, u32),
+        word: PageWord,
+        slabs: &mut FxHashMap<u32, (u32, u64)>,
+    ) -> Result<Vec<(u64, u64, u64)>, String> {
+        let (mut links, mut segments) = (Vec::new(), Vec::new());
+        let mut newer = 0;
+        let mut buffer = [0; BLOCK_BYTES as usize];
+        pagelog::scan::entries((&self.region, &self.superblock), page, word, &mut |found| {
+            found.read(&self.region, &mut buffer)?;
+            if found.trailer.is_first() {
+                let (unit, units) = (found.header_unit(), found.trailer.segment_units());
+                let at = u64::from(unit) * UNIT_BYTES;
+                let next = self.region.load(at);
+                if next != newer {
+                    links.push((at, newer, next));
+                }
+                newer = u64::from(unit);
+                segments.push((unit, units));
+                // The header is read by the step to the entry before.
+            }
+            Ok(true)
+        })
+        .map_err(|error| error.to_string())?;
+        // All or nothing, so that a log that is dropped claims nothing.
+        let bits = |unit: u32, units: u32| (u64::MAX >> (64 - units)) << (unit % BLOCK_UNITS);
+        for &(unit, units) in &segments {
+            let block = unit / BLOCK_UNITS;
+            let taken = match slabs.get(&block) {
+                Some(&(size, used)) => size != units || used & bits(unit, units) != 0,
+                None => !self.superblock.is_data_block(block) || self.is_owned(block),
+            };
+            if taken || !unit.is_multiple_of(units) {
+                return Err(format!("segment {unit} belongs to something else as well"));
+            }
+        }
+        for (unit, units) in segments {
+            let slab = slabs.entry(unit / BLOCK_UNITS).or_insert((units, 0));
+            slab.1 |= bits(unit, units);
+            self.own(unit / BLOCK_UNITS);
+        }
+        Ok(links)
+    }
+
+    fn is_owned(&self, block: u32) -> bool {
+        self.owned.is_set(u64::from(block) - self.superblock.first_block)
+    }
+
+    /// Extended attributes: the blocks say whose they are.
+    pub(super) fn attributes(&mut self) {
+        for ino in 1..self.superblock.inodes as u32 {
+            let mut inode = self.load(ino);
+            let block = inode.xattr_block();
+            if self.state[ino as usize] != State::Sound || block == 0 {
+                continue;
+            }
+            let sound = self.superblock.is_data_block(block)
+                && !self.is_owned(block)
+                && xattr_is_sound(&self.region, &self.superblock, ino, block);
+            if sound {
+                self.own(block);
+                continue;
+            }
+            inode.set_xattr_block(0);
+            self.put(ino, &mut inode);
+            let what = format!("inode {ino}: damaged extended attributes in block {block}");
+            self.mended("attributes", what, "dropped", true);
+        }
+    }
+
+    /// Every page gets a block of its own.
+    pub(super) fn blocks(&mut self) {
+        let mut conflicts = Vec::new();
+        self.map.for_each(&mut |entry| {
+            if !self.own(entry.word.page()) {
+                conflicts.push(entry);
+            }
+            true
+        });
+        for MapEntry { ino, lblk, word, slot } in conflicts {
+            let what = format!(
+                "page {lblk} of inode {ino}: its block {} belongs to another as well",
+                word.page()
+            );
+            let Some(block) = self.take_block() else {
+                self.set_slot(u64::from(slot), None);
+                self.pages[ino as usize] -= 1;
+                self.spoiled.insert(ino);
+                self.mended("blocks", what, "dropped: there is no block for a copy", true);
+                continue;
+            };
+            let (from, to) = (
+                self.superblock.block_offset(word.page()),
+                self.superblock.block_offset(block),
+            );
+            for at in (0..BLOCK_BYTES).step_by(8) {
+                let value = self.region.load(from + at);
+                self.set(to + at, value);
+            }
+            self.set_slot(u64::from(slot), Some((ino, lblk, PageWord::new(block, word.log()))));
+            self.mended(
+                "blocks",
+                what,
+                "copied: one of the two has a page that is not its own",
+                true,
+            );
+        }
+        self.reload_map();
+    }
+
+    /// Gives damaged inodes back what can be known of them: what they are from their names and pages, how long they are from
+    /// their pages. Directories stay where they are, their entries vouch for themselves; files are quarantined.
+    pub(super) fn rebuild(&mut self) {
+        for ino in 1..self.superblock.inodes as u32 {
+            if self.state[ino as usize] != State::Damaged {
+                continue;
+            }
+            let stored = self.load(ino);
+            let is_dir =
+                u64::from(ino) == ferrite_vfs::ROOT_INO || self.dir_blocks.iter().any(|found| found.dir == ino);
+            let named = self
+                .entries
+                .iter()
+                .find(|entry| entry.ino == ino)
+                .map(|entry| entry.kind);
+            let pages = self.pages[ino as usize];
+            let kind = match (is_dir, named) {
+                (true, _) => Some(FileKind::Directory),
+                (false, Some(kind)) => Some(kind),
+                (false, None) => (pages > 0).then_some(FileKind::File),
+            };
+            let what = format!("inode {ino}: damaged");
+            let mut inode = stored.reborn();
+            inode.set_btime(stored.ctime());
+            inode.set_ctime(stored.ctime());
+            inode.set_mtime(stored.mtime());
+            match kind {
+                Some(kind @ FileKind::Directory) => {
+                    inode.set_mode_bits(kind.mode_bits() | 0o700);
+                    inode.set_nlink(2);
+                    // The rest is counted later.
+                    self.put(ino, &mut inode);
+                    self.mended("inodes", what, "made again as a directory of user 0, mode 700", true);
+                }
+                Some(kind @ FileKind::File) => {
+                    inode.set_mode_bits(kind.mode_bits() | 0o400);
+                    inode.set_nlink(1);
+                    inode.set_blocks(pages);
+                    let end = self.end[ino as usize] * BLOCK_BYTES;
+                    inode.set_inline(pages == 0);
+                    if pages == 0 {
+                        inode.set_size(stored.size().min(INLINE_BYTES as u64));
+                        inode.write_inline(0, &stored.inline_bytes()[..inode.size() as usize]);
+                    } else if stored.size() > end - BLOCK_BYTES && stored.size() <= end {
+                        inode.set_size(stored.size());
+                    } else {
+                        inode.set_size(end);
+                    }
+                    self.put(ino, &mut inode);
+                    self.spoiled.insert(ino);
+                    self.mended("inodes", what, "made again as a file of user 0, mode 400", true);
+                }
+                _ => {
+                    if pages > 0 {
+                        self.unmap_all(ino);
+                    }
+                    self.clear_inode(ino);
+                    if stored.in_use() || kind.is_some() {
+                        self.mended("inodes", what, "freed: nothing of it can be known", true);
+                    } else {
+                        self.mended("inodes", what, "freed: nothing names it", false);
+                    }
+                    continue;
+                }
+            }
+            self.state[ino as usize] = State::Sound;
+        }
+    }
+}
