@@ -46,6 +46,8 @@ struct Check {
     links: Vec<AtomicU32>,
     /// Pages that have logs.
     logged: Mutex<Vec<MapEntry>>,
+    /// Blocks of directories: directory, logical block, block. Sorted before they are used.
+    dir_blocks: Mutex<Vec<(u32, u32, u32)>>,
     findings: Mutex<Vec<Finding>>,
 }
 
@@ -91,6 +93,7 @@ pub(crate) fn check(
         pages: counters(),
         links: counters(),
         logged: Mutex::default(),
+        dir_blocks: Mutex::default(),
         findings: Mutex::new(findings),
         region,
         superblock,
@@ -166,6 +169,9 @@ impl Check {
             self.pages[ino as usize].fetch_add(1, Ordering::Relaxed);
             if pagelog::has_log(word) {
                 self.logged.lock().push(entry);
+            }
+            if self.load(ino).is_dir() {
+                self.dir_blocks.lock().push((ino, lblk, word.page()));
             }
             if let Some(wrong) = self.own(word.page()) {
                 self.find("mapping", format!("{at}: names block {}, {wrong}", word.page()));
@@ -294,13 +300,17 @@ impl Check {
     }
 
     fn directories(&self, report: &mut FsckReport, progress: Progress<'_>) {
+        let mut blocks = std::mem::take(&mut *self.dir_blocks.lock());
+        blocks.sort_unstable();
         for ino in 1..self.superblock.inodes as u32 {
             if ino % 65536 == 1 {
                 progress("directories", u64::from(ino), self.superblock.inodes);
             }
             let inode = self.load(ino);
             if inode.is_dir() && inode.is_sound(ino) {
-                let entries = self.directory(ino, &inode);
+                let first = blocks.partition_point(|&(dir, _, _)| dir < ino);
+                let own = blocks[first..].iter().take_while(|&&(dir, _, _)| dir == ino);
+                let entries = self.directory(ino, &inode, own.map(|&(_, lblk, block)| (lblk, block)));
                 report.entries += u64::from(entries);
                 if entries != inode.entries() {
                     let what = format!("directory {ino}: counts {} entries, {entries} found", inode.entries());
@@ -310,33 +320,29 @@ impl Check {
         }
     }
 
-    fn directory(&self, dir: u32, inode: &Inode) -> u32 {
+    fn directory(&self, dir: u32, inode: &Inode, blocks: impl Iterator<Item = (u32, u32)>) -> u32 {
         let mut entries = 0;
         let end = lblks(inode.size());
-        self.map.for_range(dir, 0, 1 << 32, &mut |mapped| {
-            if u64::from(mapped.lblk) >= end {
+        for (lblk, block) in blocks {
+            if u64::from(lblk) >= end {
                 self.find(
                     "directories",
-                    format!("directory {dir}: block {} lies behind its end", mapped.lblk),
+                    format!("directory {dir}: block {lblk} lies behind its end"),
                 );
             }
-            if !self.superblock.is_data_block(mapped.word.page()) {
-                return true;
+            if !self.superblock.is_data_block(block) {
+                continue;
             }
-            let offset = self.superblock.block_offset(mapped.word.page());
-            if dentry::read_block_header(&self.region, offset).ok() != Some((dir, mapped.lblk)) {
-                let what = format!(
-                    "directory {dir}: block {} has another's header, or a damaged one",
-                    mapped.lblk
-                );
+            let offset = self.superblock.block_offset(block);
+            if dentry::read_block_header(&self.region, offset).ok() != Some((dir, lblk)) {
+                let what = format!("directory {dir}: block {lblk} has another's header, or a damaged one");
                 self.find("directories", what);
-                return true;
+                continue;
             }
             if let Err(error) = self.block(dir, offset, &mut entries) {
                 self.find("directories", format!("directory {dir}: {error}"));
             }
-            true
-        });
+        }
         entries
     }
 

@@ -1,8 +1,10 @@
-//! `ferrite fsck`: check a pool and say what is wrong with it.
+//! `ferrite fsck`: check a pool, say what is wrong with it, and repair it if asked to.
 
 use std::io::IsTerminal;
 use std::path::PathBuf;
 
+use ferrite_fs::RepairReport;
+use ferrite_fs::mend::Mend;
 use ferrite_pm::{Access, PmError, Region};
 use indicatif::{ProgressBar, ProgressStyle};
 
@@ -10,63 +12,87 @@ use super::{Failure, Outcome, mounts, say, say_json};
 
 /// All is well.
 const CLEAN: u8 = 0;
+/// Errors were found and repaired.
+const REPAIRED: u8 = 1;
 /// Errors were found, and left as they are.
 const ERRORS_LEFT: u8 = 4;
 /// The check could not be made.
 const CANNOT_CHECK: u8 = 8;
 
-/// Check a pool; changes nothing
+/// Check a pool, and repair it if asked to
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-The pool must not be mounted. The journal of a crashed pool is replayed into a private copy first, as a mount would do
-in place.
+The pool must not be mounted. Without an option nothing is changed: the journal of a crashed pool is replayed into a \
+private copy, as a mount would do in place.
 
-Exit codes: 0 sound, 4 errors found and left, 8 could not check, 2 wrong usage.")]
+A repair keeps all that is vouched for by a checksum or by two structures that agree. What has lost its name goes to \
+lost+found as #INODE; files whose content may be wrong go there as damaged-INODE, so that no program \
+takes them for sound. A crash in the middle of a repair does no harm: the next mount or fsck carries it to its end.
+
+Exit codes: 0 sound, 1 errors found and repaired, 4 errors left, 8 could not check, 2 wrong usage.")]
 pub(crate) struct Fsck {
     /// Pool to check
     pool: PathBuf,
-    /// Change nothing (the only mode so far)
+    /// Repair all that can be repaired
+    #[arg(long, visible_short_alias = 'y', conflicts_with = "no_changes")]
+    repair: bool,
+    /// Repair only if nothing is lost by it, as at boot; else say what a repair would do
+    #[arg(short = 'p', visible_short_alias = 'a', conflicts_with = "no_changes")]
+    preen: bool,
+    /// Change nothing (the default)
     #[arg(short = 'n')]
     no_changes: bool,
-    /// Check only, whatever fsck(8) asks for at boot
-    #[arg(short, hide = true)]
-    all: bool,
     /// Print the report as one line of JSON
     #[arg(long)]
     json: bool,
 }
 
+/// A bar on a terminal, for phases that tell how far they are.
+fn progress_bar() -> ProgressBar {
+    let bar = if std::io::stderr().is_terminal() {
+        ProgressBar::new(1)
+    } else {
+        ProgressBar::hidden()
+    };
+    if let Ok(style) = ProgressStyle::with_template("{msg:<12} {bar:40} {percent:>3} %") {
+        bar.set_style(style);
+    }
+    bar
+}
+
 impl Fsck {
     pub(crate) fn run(self) -> Outcome {
-        let cannot = |error: &dyn std::fmt::Display| Failure::new(CANNOT_CHECK, error.to_string());
-        let region = match Region::open(&self.pool, Access::ReadOnlyPrivate) {
-            Ok(region) => region,
+        match self.repair || self.preen {
+            true => self.mend(),
+            false => self.check(),
+        }
+    }
+
+    fn cannot(&self, error: &dyn std::fmt::Display) -> Failure {
+        Failure::new(CANNOT_CHECK, format!("{}: {error}", self.pool.display()))
+    }
+
+    fn open(&self, access: Access) -> Result<Region, Failure> {
+        match Region::open(&self.pool, access) {
+            Ok(region) => Ok(region),
             Err(PmError::InUse { by, .. }) => {
                 let at =
                     mounts::find(&self.pool).map_or(String::new(), |m| format!(", mounted on {}", m.dir.display()));
-                let text = format!(
-                    "{}: in use by {by}{at}; unmount it before the check",
-                    self.pool.display()
-                );
-                return Err(Failure::new(CANNOT_CHECK, text));
+                Err(self.cannot(&format!("in use by {by}{at}; unmount it before the check")))
             }
-            Err(error) => return Err(cannot(&error)),
-        };
-        let bar = if std::io::stderr().is_terminal() {
-            ProgressBar::new(1)
-        } else {
-            ProgressBar::hidden()
-        };
-        if let Ok(style) = ProgressStyle::with_template("{msg:<12} {bar:40} {percent:>3} %") {
-            bar.set_style(style);
+            Err(error) => Err(Failure::new(CANNOT_CHECK, error.to_string())),
         }
-        let report = ferrite_fs::fsck(region, &mut |phase, done, total| {
+    }
+
+    fn check(&self) -> Outcome {
+        let bar = progress_bar();
+        let report = ferrite_fs::fsck(self.open(Access::ReadOnlyPrivate)?, &mut |phase, done, total| {
             bar.set_message(phase);
             bar.set_length(total);
             bar.set_position(done);
         });
         bar.finish_and_clear();
-        let report = report.map_err(|error| cannot(&format!("{}: {error}", self.pool.display())))?;
+        let report = report.map_err(|error| self.cannot(&error))?;
         if self.json {
             say_json(&report)?;
         } else {
@@ -75,19 +101,81 @@ impl Fsck {
             }
             let state = match report.findings.len() {
                 0 => "sound".to_string(),
-                1 => "1 error".to_string(),
-                n => format!("{n} errors"),
+                1 => "1 error; `ferrite fsck --repair` repairs it".to_string(),
+                n => format!("{n} errors; `ferrite fsck --repair` repairs them"),
             };
-            say(format!(
-                "{}: {state}; {} inodes, {} names, {} pages, {} blocks in use, {} records replayed",
-                self.pool.display(),
-                report.inodes,
-                report.entries,
-                report.pages,
-                report.blocks,
-                report.replayed_records
-            ));
+            self.say_state(&state, &report);
         }
         Ok(if report.findings.is_empty() { CLEAN } else { ERRORS_LEFT })
+    }
+
+    fn say_state(&self, state: &str, report: &ferrite_fs::FsckReport) {
+        say(format!(
+            "{}: {state}; {} inodes, {} names, {} pages, {} blocks in use, {} records replayed",
+            self.pool.display(),
+            report.inodes,
+            report.entries,
+            report.pages,
+            report.blocks,
+            report.replayed_records
+        ));
+    }
+
+    fn mend(&self) -> Outcome {
+        let bar = progress_bar();
+        // The repair is worked out on a private copy, and only then carried out.
+        let planned = ferrite_fs::repair(self.open(Access::ReadOnlyPrivate)?, &mut |phase, done, total| {
+            bar.set_message(phase);
+            bar.set_length(total);
+            bar.set_position(done);
+        });
+        bar.finish_and_clear();
+        let (report, mend) = planned.map_err(|error| self.cannot(&error))?;
+        let loses = report.mended.iter().any(|mended| mended.loss);
+        let refused = !self.repair && loses;
+        if !refused && !report.mended.is_empty() {
+            self.carry_out(&mend)?;
+        }
+        let code = match (refused, report.mended.is_empty(), report.after.findings.is_empty()) {
+            (true, _, _) | (_, _, false) => ERRORS_LEFT,
+            (_, true, true) => CLEAN,
+            (_, false, true) => REPAIRED,
+        };
+        if self.json {
+            say_json(&report)?;
+        } else {
+            self.tell(&report, refused);
+        }
+        Ok(code)
+    }
+
+    fn carry_out(&self, mend: &Mend) -> Result<(), Failure> {
+        let region = self.open(Access::ReadWrite)?;
+        mend.apply(&region).map_err(|error| self.cannot(&error))
+    }
+
+    fn tell(&self, report: &RepairReport, refused: bool) {
+        for mended in &report.mended {
+            let action = match refused {
+                true => format!("would be {}", mended.action),
+                false => mended.action.to_string(),
+            };
+            say(format!("{}: {}: {action}", mended.phase, mended.what));
+        }
+        for name in &report.quarantined {
+            say(format!("quarantined: lost+found/{name}"));
+        }
+        for finding in &report.after.findings {
+            say(format!("LEFT: {}: {}", finding.phase, finding.what));
+        }
+        let state = match (refused, report.mended.len(), report.after.findings.len()) {
+            (true, n, _) => {
+                format!("{n} errors, nothing changed: a repair would lose something, ask for it with --repair")
+            }
+            (_, n, left) if left > 0 => format!("{n} repairs, {left} errors LEFT"),
+            (_, 0, _) => "sound".to_string(),
+            (_, n, _) => format!("sound after {n} repairs"),
+        };
+        self.say_state(&state, &report.after);
     }
 }

@@ -93,7 +93,7 @@ enum Command {
     Dump(dump::Dump),
     /// Show free space and inodes
     Df(df::Df),
-    /// Check a pool; changes nothing
+    /// Check a pool, and repair it if asked to
     Fsck(fsck::Fsck),
     /// Show what this machine offers, and what to do about what is missing
     Doctor(doctor::Doctor),

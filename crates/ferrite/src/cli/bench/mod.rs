@@ -8,6 +8,7 @@ mod hdpm;
 mod mixes;
 mod mount;
 mod random;
+mod recovery;
 mod threads;
 
 use std::time::Instant;
@@ -24,12 +25,13 @@ Groups:
   threads  two threads on two files, against two threads of bare durable stores
   hdpm     unaligned writes and the reads after them, against the same engine without page logs
   mixes    varmail and webproxy, one and two threads, against tmpfs and against the engine without page logs
+  recovery a mount after a crash and a full fsck, by the number of files, against 1 s and 10 s a million
   mount    a mount, against libfuse's passthrough_ll over tmpfs (needs root, gcc and libfuse3-dev)
 
 A ratio is our time divided by theirs: below 1 is faster. Times wobble with the machine; ratios and counts much less.")]
 pub(crate) struct Bench {
     /// Group to run [default: all]
-    #[arg(value_parser = ["core", "threads", "hdpm", "mixes", "mount"])]
+    #[arg(value_parser = ["core", "threads", "hdpm", "mixes", "recovery", "mount"])]
     group: Option<String>,
     /// Only the benchmarks of this name
     #[arg(long, value_name = "NAME")]
@@ -121,6 +123,9 @@ impl Bench {
         }
         if wanted("mixes") {
             mixes::run(effort, &mut out)?;
+        }
+        if wanted("recovery") {
+            recovery::run(effort, &mut out)?;
         }
         if wanted("mount") {
             match mount::run(effort, &mut out) {

@@ -1,0 +1,95 @@
+//! `ferrite fsck` on a damaged pool, as an administrator meets it: what it says, what it changes, and its exit codes.
+
+mod common;
+
+use std::fs;
+use std::path::Path;
+
+use common::{fails, ferrite, ok};
+use ferrite::Fs;
+
+/// A pool with three files; returns the number of the one called `victim`.
+fn pool(path: &Path) -> u64 {
+    let pool = Fs::create(path, 16 << 20).unwrap();
+    pool.create_dir("/dir").unwrap();
+    pool.write("/dir/sound", vec![1; 10_000]).unwrap();
+    pool.write("/dir/victim", vec![2; 10_000]).unwrap();
+    pool.write("/small", b"inside the inode").unwrap();
+    let ino = pool.metadata("/dir/victim").unwrap().attr().ino;
+    pool.close().unwrap();
+    ino
+}
+
+fn superblock(path: &Path) -> ferrite_fs::Superblock {
+    let image = fs::read(path).unwrap();
+    ferrite_fs::identify(&ferrite_pm::Region::from_image(&image).unwrap()).unwrap()
+}
+
+fn flip(path: &Path, offset: u64) {
+    let mut image = fs::read(path).unwrap();
+    image[offset as usize] ^= 0x10;
+    fs::write(path, image).unwrap();
+}
+
+#[test]
+fn a_damaged_inode_is_told_left_and_then_repaired() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("pool");
+    let victim = pool(&path);
+    // Its owner.
+    flip(&path, superblock(&path).inode_offset(victim as u32) + 48);
+    let before = fs::read(&path).unwrap();
+    for option in ["-n", "-p"] {
+        let said = fails(ferrite().args(["fsck", option]).arg(&path), 4);
+        assert!(said.contains(&format!("inode {victim}")), "{said}");
+        assert!(fs::read(&path).unwrap() == before, "{option} changed the pool");
+    }
+    let said = fails(ferrite().args(["fsck", "--repair"]).arg(&path), 1);
+    assert!(said.contains(&format!("lost+found/damaged-{victim}")), "{said}");
+    let said = ok(ferrite().args(["fsck", "-y"]).arg(&path));
+    assert!(said.contains("sound;"), "a second repair finds nothing: {said}");
+    ok(ferrite().arg("fsck").arg(&path));
+    let pool = Fs::open(&path).unwrap();
+    assert_eq!(pool.read("/dir/sound").unwrap(), vec![1; 10_000]);
+    assert_eq!(pool.read("/small").unwrap(), b"inside the inode");
+    assert!(
+        pool.metadata("/dir/victim").is_err(),
+        "damaged content must not stand in its place"
+    );
+    assert_eq!(
+        pool.read(format!("/lost+found/damaged-{victim}")).unwrap(),
+        vec![2; 10_000]
+    );
+}
+
+#[test]
+fn preening_mends_what_costs_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("pool");
+    pool(&path);
+    let superblock = superblock(&path);
+    // The first copy of the superblock, and all of the name table.
+    flip(&path, 100);
+    let mut image = fs::read(&path).unwrap();
+    let names = superblock.name_offset as usize..(superblock.name_offset + superblock.name_slots * 8) as usize;
+    image[names].fill(0);
+    fs::write(&path, image).unwrap();
+    let said = fails(ferrite().args(["fsck", "-p"]).arg(&path), 1);
+    assert!(said.contains("name table") && said.contains("first copy"), "{said}");
+    ok(ferrite().args(["fsck", "-p"]).arg(&path));
+    let pool = Fs::open(&path).unwrap();
+    assert_eq!(pool.read("/dir/victim").unwrap(), vec![2; 10_000]);
+}
+
+#[test]
+fn a_pool_that_is_in_use_is_not_repaired() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("pool");
+    pool(&path);
+    let open = Fs::open(&path).unwrap();
+    let said = fails(ferrite().args(["fsck", "--repair"]).arg(&path), 8);
+    assert!(said.contains("in use"), "{said}");
+    drop(open);
+    let said = fails(ferrite().args(["fsck", "--repair", "-n"]).arg(&path), 2);
+    assert!(said.contains("cannot be used with"), "{said}");
+}
