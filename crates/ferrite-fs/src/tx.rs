@@ -23,6 +23,7 @@ use crate::inode::{INODE_WORDS, Inode};
 use crate::journal::record::Record;
 use crate::journal::{CommitError, Entered};
 use crate::layout::BLOCK_BYTES;
+use crate::pagelog::entry::NEXT_BYTES;
 use crate::planted::{Flaw, planted};
 
 /// What a transaction gathers; its memory serves the next one.
@@ -206,9 +207,20 @@ impl<'e> Tx<'e> {
         }
     }
 
-    /// Writes log units at `offset`; all but the first `skip` bytes are vouched for by the record, and so share its fence. They are
+    /// Writes log units at `offset`, which the record vouches for, so that they share its fence. They are
     /// streamed together with the record: a lock taken in between, the ring's, would wait until they have drained.
-    pub(crate) fn stream_log(&mut self, offset: u64, bytes: &[u8], skip: usize) {
+    pub(crate) fn stream_log(&mut self, offset: u64, bytes: &[u8]) {
+        self.stream_units(offset, bytes, 0);
+    }
+
+    /// The same for a new segment, whose first word, the link to a later segment, is 0. Later records change it, so this one must
+    /// not vouch for it; it sets it, for what was there before would be left if the first line of the stream were lost.
+    pub(crate) fn stream_segment(&mut self, offset: u64, bytes: &[u8]) {
+        self.stream_units(offset, bytes, NEXT_BYTES as usize);
+        self.buffers.record.set_streamed_word(offset, 0);
+    }
+
+    fn stream_units(&mut self, offset: u64, bytes: &[u8], skip: usize) {
         self.buffers.staged.push(offset, bytes);
         if planted(Flaw::TornLogEntry) {
             return;

@@ -266,7 +266,9 @@ impl Journal {
 
         before_apply();
         for item in record.items() {
-            if let Item::Words { offset, values } = item {
+            if let Item::Words { offset, values } = item
+                && !record.is_streamed(offset)
+            {
                 self.region.store_words(offset, values);
                 state.dirty.add(offset, values.len() as u64 * 8);
             }

@@ -29,6 +29,8 @@ pub(crate) struct Record {
     open: usize,
     /// Length without padding.
     len: usize,
+    /// Offsets of items whose words the medium gets with the record itself, so that only replay must set them.
+    streamed: Vec<u64>,
 }
 
 /// One item of a record.
@@ -59,6 +61,7 @@ impl Record {
             words: vec![0; HEADER_WORDS],
             open: 0,
             len: HEADER_WORDS,
+            streamed: Vec::new(),
         }
     }
 
@@ -67,6 +70,7 @@ impl Record {
         self.words.truncate(HEADER_WORDS);
         self.open = 0;
         self.len = HEADER_WORDS;
+        self.streamed.clear();
     }
 
     /// Whether it has no item.
@@ -102,6 +106,20 @@ impl Record {
         self.words.push(offset | 1 << COUNT_SHIFT);
         self.words.push(value);
         self.len += 2;
+    }
+
+    /// Adds a word that is streamed to its place together with the record, in the same fence: whether the stream survives a crash
+    /// or not, replay leaves the word set.
+    pub(crate) fn set_streamed_word(&mut self, offset: u64, value: u64) {
+        self.open = 0;
+        self.set_word(offset, value);
+        self.open = 0;
+        self.streamed.push(offset);
+    }
+
+    /// Whether the words at `offset` need not be set when the record is applied.
+    pub(crate) fn is_streamed(&self, offset: u64) -> bool {
+        self.streamed.contains(&offset)
     }
 
     /// Vouches for bytes already streamed to `offset`.

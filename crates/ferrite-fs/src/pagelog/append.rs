@@ -8,7 +8,7 @@ use ferrite_map::{MapTx, PageWord, Resource};
 use ferrite_vfs::Result;
 
 use super::buffer::PageBuffer;
-use super::entry::{BLOCK_UNITS, Entry, Header, NEXT_BYTES, Trailer, UNIT_BYTES, units_for};
+use super::entry::{BLOCK_UNITS, Entry, Header, Trailer, UNIT_BYTES, units_for};
 use super::{has_log, scan};
 use crate::alloc::Class;
 use crate::core::{Core, map_error};
@@ -141,7 +141,7 @@ fn append(
             let unit = newest.unit + units;
             let bytes = &mut buffer[..(units as usize) << 6];
             trailer.encode(page, unit, part.data(), bytes);
-            tx.stream_log(u64::from(newest.unit + 1) * UNIT_BYTES, bytes, 0);
+            tx.stream_log(u64::from(newest.unit + 1) * UNIT_BYTES, bytes);
             unit
         }
         _ => {
@@ -161,11 +161,7 @@ fn append(
             let bytes = &mut buffer[..(units as usize + 1) << 6];
             header.encode(page, bytes);
             trailer.encode(page, unit, part.data(), &mut bytes[UNIT_BYTES as usize..]);
-            // The link to a later segment changes by a record, so this one must not vouch for it; it sets it instead, for what was
-            // there before would be left if the first line of the stream were lost.
-            let header_offset = u64::from(header_unit) * UNIT_BYTES;
-            tx.stream_log(header_offset, bytes, NEXT_BYTES as usize);
-            tx.set_word(header_offset, 0);
+            tx.stream_segment(u64::from(header_unit) * UNIT_BYTES, bytes);
             match newest {
                 Some(newest) => {
                     tx.set_word(u64::from(newest.header_unit()) * UNIT_BYTES, u64::from(header_unit));
