@@ -4,10 +4,12 @@
 //! each takes effect and is logged under one lock.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 
 use crate::crash::Log;
+use crate::error::PmError;
 
 /// One recorded step.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -41,6 +43,8 @@ pub enum Event {
 pub struct Recorder {
     initial: Vec<u8>,
     events: Mutex<Vec<(usize, Event)>>,
+    /// Fences that still work; see [`Recorder::fail_fences_after`].
+    fences_left: AtomicU64,
 }
 
 impl Recorder {
@@ -49,6 +53,7 @@ impl Recorder {
         Arc::new(Recorder {
             initial,
             events: Mutex::default(),
+            fences_left: AtomicU64::new(u64::MAX),
         })
     }
 
@@ -60,6 +65,27 @@ impl Recorder {
     /// All that was recorded so far.
     pub fn log(&self) -> Log {
         Log::new(self.initial.clone(), self.events.lock().clone())
+    }
+
+    /// Lets so many more fences work; all that follow fail, as syncs of a medium do that is going.
+    pub fn fail_fences_after(&self, count: u64) {
+        self.fences_left.store(count, Ordering::SeqCst);
+    }
+
+    /// Logs a fence, or fails it.
+    pub(crate) fn fence(&self) -> Result<(), PmError> {
+        let left = self
+            .fences_left
+            .fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| match left {
+                0 => None,
+                u64::MAX => Some(left),
+                left => Some(left - 1),
+            });
+        if left.is_err() {
+            return Err(PmError::Poisoned("a fence failed because a test asked for it".into()));
+        }
+        self.record(|| Event::Fence);
+        Ok(())
     }
 
     /// Logs what `effect` does. The lock is held over both, so that the log has the order of the effects.

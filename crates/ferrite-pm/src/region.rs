@@ -300,7 +300,7 @@ impl Region {
             self.sync_file()?;
         }
         if let Some(recorder) = &self.recorder {
-            recorder.record(|| Event::Fence);
+            recorder.fence()?;
         }
         // After a fault on the mapping nobody knows what the fence covered.
         self.check()

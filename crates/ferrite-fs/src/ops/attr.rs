@@ -84,10 +84,11 @@ fn apply(inode: &mut Inode, set: &SetAttr, now: Timestamp) {
 }
 
 /// Moves the access time after a read, if the mount's policy and the times say so. On a pool that cannot be
-/// changed, nothing happens.
-pub(crate) fn touch_atime(core: &Core, inode: &Arc<InodeMem>) -> Result<()> {
+/// changed, nothing happens. What was read is right whether or not the time can be recorded, so a failure is not the reader's: the
+/// commit has stopped the engine and said so.
+pub(crate) fn touch_atime(core: &Core, inode: &Arc<InodeMem>) {
     if core.options.atime == AtimePolicy::Never || core.check_writable().is_err() {
-        return Ok(());
+        return;
     }
     let now = core.now();
     let due = |loaded: &Inode| match core.options.atime {
@@ -96,18 +97,20 @@ pub(crate) fn touch_atime(core: &Core, inode: &Arc<InodeMem>) -> Result<()> {
         AtimePolicy::Never => false,
     };
     if !core.snapshot(inode).is_ok_and(|loaded| due(&loaded)) {
-        return Ok(());
+        return;
     }
     let _lock = inode.write();
     let Ok(old) = core.load_live(inode) else {
-        return Ok(());
+        return;
     };
     if !due(&old) {
-        return Ok(());
+        return;
     }
     let mut new = old;
     new.set_atime(now);
     let mut tx = Tx::new(core);
     tx.put_inode(inode.ino, &mut new);
-    tx.commit(&[inode])
+    if let Err(error) = tx.commit(&[inode]) {
+        tracing::debug!(ino = inode.ino, %error, "an access time was not recorded");
+    }
 }

@@ -245,7 +245,8 @@ impl FileSystem for Engine {
         let core = self.core();
         core.check_readable()?;
         core.with_dir(dir, |ino, inode| crate::dir::list(core, ino, inode, cookie, sink))?;
-        attr::touch_atime(core, &core.inode(dir)?)
+        attr::touch_atime(core, &core.inode(dir)?);
+        Ok(())
     }
 
     fn open(&self, ino: Ino, mode: OpenMode) -> Result<Arc<dyn OpenFile>> {
