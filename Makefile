@@ -6,12 +6,13 @@ export CARGO_TARGET_DIR ?= $(HOME)/.cache/ferrite/target
 PREFIX ?= /usr/local
 FERRITE = $(CARGO_TARGET_DIR)/release/ferrite
 
-.PHONY: demo test lint unit soak bench build install clean help
+.PHONY: demo test lint unit soak fuzz bench build install clean help
 
 help:
 	@echo "make demo      a pool, a mount, real programs on it, a table of latencies (5 minutes)"
 	@echo "make test      all tests, formatting, lints (30 minutes)"
 	@echo "make soak      the long versions of the random and crash tests"
+	@echo "make fuzz      the fuzz targets, a minute each (needs a nightly toolchain and cargo-fuzz)"
 	@echo "make bench     ferrite bench, all groups"
 	@echo "make install   ferrite and its mkfs, mount, fsck helpers to $(PREFIX)"
 
@@ -37,6 +38,13 @@ unit: build
 
 soak: build
 	FERRITE_BIN=$(FERRITE) FERRITE_SOAK=1 cargo test --release --workspace -- --nocapture
+
+# The corpora are replayed by `make test`; this looks for new inputs.
+fuzz:
+	@if ! cargo +nightly fuzz --version >/dev/null 2>&1; then \
+		echo "SKIPPED: fuzzing needs a nightly toolchain and cargo-fuzz (rustup toolchain install nightly; cargo install cargo-fuzz)"; \
+	else for target in pool_image journal_replay directory_block page_log fsck_repair; do \
+		(cd fuzz && cargo +nightly fuzz run $$target -- -dict=ferrite.dict -max_len=768 -max_total_time=60) || exit 1; done; fi
 
 bench: build
 	$(FERRITE) bench

@@ -59,6 +59,9 @@ struct Named {
     kind: FileKind,
 }
 
+/// A phase: its name, and what it does.
+type Phase = (&'static str, fn(&mut Repair));
+
 struct Repair {
     region: Arc<Region>,
     superblock: Superblock,
@@ -150,7 +153,7 @@ impl Repair {
     }
 
     fn run(&mut self, progress: Progress<'_>) {
-        let phases: [(&'static str, fn(&mut Repair)); 10] = [
+        let phases: [Phase; 10] = [
             ("inodes", Repair::inodes),
             ("mapping", Repair::mapping),
             ("logs", Repair::logs),

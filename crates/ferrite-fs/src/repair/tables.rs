@@ -168,7 +168,7 @@ impl Repair {
                 continue;
             }
             let is_link = inode.kind() == Some(FileKind::Symlink);
-            if is_link && !inode.is_inline() && self.map.slot_of(ino, 0).is_none() {
+            if is_link && inode.nlink() > 0 && !inode.is_inline() && self.map.slot_of(ino, 0).is_none() {
                 // Without its target nothing of it is left.
                 self.state[ino as usize] = State::Damaged;
                 continue;

@@ -200,7 +200,7 @@ fn anatomy(image: &[u8]) -> Anatomy {
             }
         }
     }
-    let area = |from: u64, to: u64| vec![from..to];
+    let area = |from: u64, to: u64| std::iter::once(from..to).collect::<Vec<_>>();
     let journal = superblock.journal_offset;
     let metadata = vec![
         area(0, 256),
@@ -268,8 +268,10 @@ fn overlaps(hit: &[Range<u64>], ranges: &[Range<u64>]) -> bool {
     })
 }
 
-/// Contents of all regular files of a tree, and by path.
-fn walk(engine: &Engine) -> ferrite_vfs::Result<(BTreeMap<String, Vec<u8>>, BTreeSet<Vec<u8>>)> {
+type Contents = (BTreeMap<String, Vec<u8>>, BTreeSet<Vec<u8>>);
+
+/// Contents of all regular files of a tree: by path, and all of them.
+fn walk(engine: &Engine) -> ferrite_vfs::Result<Contents> {
     let (mut paths, mut contents) = (BTreeMap::new(), BTreeSet::new());
     let mut pending = vec![(ROOT_INO, String::new())];
     while let Some((dir, path)) = pending.pop() {
