@@ -11,7 +11,7 @@ use crate::core::Core;
 use crate::error::EngineError;
 use crate::layout::{CONTROL_BOOT, CONTROL_STATE, STATE_CLEAN, Superblock};
 use crate::mount;
-use crate::options::{MountOptions, PageDump, PoolInfo};
+use crate::options::{MountOptions, PageDump, PoolInfo, ScrubReport};
 use crate::pagelog::cleaner::Cleaner;
 use crate::pagelog::dump::dump;
 use crate::pagelog::fold::{Cause, fold_some};
@@ -110,6 +110,12 @@ impl Engine {
         self.core().log_space.empty_purses(&self.core().alloc);
         self.core().reclaim().map_err(failed)?;
         Ok(folded)
+    }
+
+    /// Looks at everything that carries a checksum, at most so many bytes a second, while the pool is in use. Changes nothing.
+    /// Blocking, for as long as that takes.
+    pub fn scrub(&self, bytes_per_second: Option<u64>) -> Result<ScrubReport, EngineError> {
+        crate::scrub::scrub(self.core(), bytes_per_second).map_err(|error| EngineError::Failed(error.to_string()))
     }
 
     /// What a file's pages hold: words and log entries.

@@ -40,6 +40,7 @@ mod options;
 mod pagelog;
 pub mod planted;
 mod repair;
+mod scrub;
 mod tx;
 
 pub use engine::{Engine, identify};
@@ -49,6 +50,6 @@ pub use layout::Superblock;
 pub use mkfs::mkfs;
 pub use options::{
     AtimePolicy, DramUse, EntryDump, Finding, FoldCounts, FsckReport, Mapping, Mended, MkfsOptions, MountOptions,
-    PageDump, PoolInfo, RepairReport,
+    PageDump, PoolInfo, RepairReport, ScrubReport,
 };
 pub use repair::repair;

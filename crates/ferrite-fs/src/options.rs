@@ -272,3 +272,18 @@ pub struct RepairReport {
     /// The pool as it is afterwards; findings that are left could not be repaired.
     pub after: FsckReport,
 }
+
+/// What a scrub saw.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ScrubReport {
+    /// Everything that is wrong.
+    pub findings: Vec<String>,
+    /// Inodes in use.
+    pub inodes: u64,
+    /// Directory entries.
+    pub entries: u64,
+    /// Entries of page logs.
+    pub log_entries: u64,
+    /// Bytes looked at.
+    pub bytes: u64,
+}

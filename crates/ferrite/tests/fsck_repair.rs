@@ -63,6 +63,20 @@ fn a_damaged_inode_is_told_left_and_then_repaired() {
 }
 
 #[test]
+fn a_scrub_finds_what_fsck_would_and_changes_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("pool");
+    let victim = pool(&path);
+    let said = ok(ferrite().arg("scrub").arg(&path));
+    assert!(said.contains("sound; 5 inodes, 4 names"), "{said}");
+    flip(&path, superblock(&path).inode_offset(victim as u32) + 48);
+    let before = fs::read(&path).unwrap();
+    let said = fails(ferrite().args(["scrub", "--limit", "100"]).arg(&path), 4);
+    assert!(said.contains(&format!("inode {victim}: wrong checksum")), "{said}");
+    assert!(fs::read(&path).unwrap() == before);
+}
+
+#[test]
 fn preening_mends_what_costs_nothing() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("pool");

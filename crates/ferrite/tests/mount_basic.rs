@@ -194,6 +194,11 @@ fn page_logs_show_while_mounted_and_after() {
         live.contains("2 log entries") && live.contains("5 bytes at 904"),
         "{live}"
     );
+    let scrubbed = ok(ferrite().arg("scrub").arg(&test.dir));
+    assert!(
+        scrubbed.contains("sound; 2 inodes, 1 names, 2 log entries"),
+        "{scrubbed}"
+    );
     let error = fails(ferrite().arg("dump").arg(&test.dir).arg("nothing"), 1);
     assert!(error.contains("nothing"), "{error}");
     test.umount();

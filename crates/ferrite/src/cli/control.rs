@@ -1,6 +1,6 @@
 //! How commands talk to the daemon that has a pool mounted: a socket, a word, one line of JSON.
 //!
-//! The socket's name comes from the pool's uuid, so any path to the pool finds it. Requests: `info`, and `dump PATH`. A socket
+//! The socket's name comes from the pool's uuid, so any path to the pool finds it. Requests: `info`, `dump PATH`, and `scrub LIMIT`. A socket
 //! whose daemon is gone refuses connections; it is replaced by the next daemon and ignored by commands.
 
 use std::fs::File;
@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use ferrite_fs::{Engine, PoolInfo, Superblock, layout::BLOCK_BYTES};
 
-use super::{FAILED, Failure, dump};
+use super::{FAILED, Failure, dump, scrub};
 
 const TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -60,8 +60,15 @@ impl Server {
         let listener = UnixListener::bind(&path)?;
         std::thread::Builder::new().name("control".into()).spawn(move || {
             for stream in listener.incoming().flatten() {
-                if let Err(error) = answer(stream, &engine) {
-                    tracing::debug!(%error, "control connection");
+                let engine = engine.clone();
+                // A scrub takes its time; others shall not wait for it.
+                let answering = std::thread::Builder::new().name("control".into()).spawn(move || {
+                    if let Err(error) = answer(stream, &engine) {
+                        tracing::debug!(%error, "control connection");
+                    }
+                });
+                if let Err(error) = answering {
+                    tracing::debug!(%error, "no thread for a control connection");
                 }
             }
         })?;
@@ -86,6 +93,10 @@ fn answer(mut stream: UnixStream, engine: &Engine) -> std::io::Result<()> {
             Ok(pages) => serde_json::to_value(pages)?,
             Err(failure) => serde_json::json!({ "error": failure.message }),
         },
+        Some(("scrub", limit)) => match scrub::report(engine, limit) {
+            Ok(report) => serde_json::to_value(report)?,
+            Err(failure) => serde_json::json!({ "error": failure.message }),
+        },
         _ => serde_json::json!({ "error": format!("unknown request `{}`", request.trim()) }),
     };
     writeln!(stream, "{reply}")
@@ -98,11 +109,24 @@ pub(crate) fn info(pool: &Path) -> Result<Option<PoolInfo>, Failure> {
 
 /// Sends a request to the daemon that has `pool` mounted; `None` if there is none.
 pub(crate) fn ask<T: serde::de::DeserializeOwned>(pool: &Path, request: &str) -> Result<Option<T>, Failure> {
+    ask_within(pool, request, Some(TIMEOUT))
+}
+
+/// The same for what may take any time.
+pub(crate) fn ask_patiently<T: serde::de::DeserializeOwned>(pool: &Path, request: &str) -> Result<Option<T>, Failure> {
+    ask_within(pool, request, None)
+}
+
+fn ask_within<T: serde::de::DeserializeOwned>(
+    pool: &Path,
+    request: &str,
+    timeout: Option<Duration>,
+) -> Result<Option<T>, Failure> {
     let Some(uuid) = uuid_of(pool) else { return Ok(None) };
     let Ok(mut stream) = UnixStream::connect(socket_of(uuid)) else {
         return Ok(None);
     };
-    stream.set_read_timeout(Some(TIMEOUT))?;
+    stream.set_read_timeout(timeout)?;
     writeln!(stream, "{request}")?;
     let mut reply = String::new();
     BufReader::new(stream).read_line(&mut reply)?;

@@ -14,6 +14,7 @@ mod info;
 mod mkfs;
 mod mount;
 mod mounts;
+mod scrub;
 mod size;
 mod umount;
 
@@ -91,6 +92,8 @@ enum Command {
     Info(info::Info),
     /// Show a file's pages, their words and the entries of their logs
     Dump(dump::Dump),
+    /// Look for damage: verify all checksums, also while the pool is mounted
+    Scrub(scrub::Scrub),
     /// Show free space and inodes
     Df(df::Df),
     /// Check a pool, and repair it if asked to
@@ -119,6 +122,7 @@ pub(crate) fn main() -> ExitCode {
         Command::Umount(command) => command.run(),
         Command::Info(command) => command.run(),
         Command::Dump(command) => command.run(),
+        Command::Scrub(command) => command.run(),
         Command::Df(command) => command.run(),
         Command::Fsck(command) => command.run(),
         Command::Doctor(command) => command.run(),

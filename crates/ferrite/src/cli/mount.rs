@@ -10,6 +10,7 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
+use std::time::Duration;
 
 use ferrite_fs::{AtimePolicy, Engine, MountOptions, identify};
 use ferrite_fuse::{FuseOptions, Unmounter};
@@ -33,6 +34,7 @@ Options for -o:
   fold_reads=N         a read that walked N entries of a page's log folds it; 0: never [default: 4]
   cleaner=off          leave page logs to reads and writes, and to operations that find no space
   logs=off             copy a page for every unaligned write instead of logging it
+  scrub=MIB            look for damage once a day, reading MIB MiB a second; what is found goes to the log
   threads=N            serve with N threads [default: one a CPU]
   defaults, nofail, _netdev, noauto, user, x-*  are accepted, as /etc/fstab has them
 
@@ -69,6 +71,25 @@ pub(crate) struct Mount {
 struct Options {
     engine: MountOptions,
     fuse: FuseOptions,
+    /// Bytes a second of a scrub once a day.
+    scrub: Option<u64>,
+}
+
+/// Looks for damage once a day, until the process ends.
+fn scrub_daily(engine: Engine, bytes_per_second: u64) -> Result<(), Failure> {
+    const DAY: Duration = Duration::from_secs(24 * 60 * 60);
+    let work = move || {
+        // The engine tells each finding to the log.
+        while let Ok(report) = engine.scrub(Some(bytes_per_second)) {
+            tracing::info!(inodes = report.inodes, damaged = report.findings.len(), "scrub done");
+            std::thread::sleep(DAY);
+        }
+    };
+    std::thread::Builder::new()
+        .name("scrub".into())
+        .spawn(work)
+        .map(drop)
+        .map_err(|error| Failure::new(FAILED, format!("the scrub's thread did not start: {error}")))
 }
 
 /// The value of an option that is a number within limits.
@@ -88,6 +109,7 @@ fn parse(words: &[String], sloppy: bool) -> Result<Options, Failure> {
         suid_dev: root,
         ..FuseOptions::default()
     };
+    let mut scrub = None;
     for word in words {
         match word.as_str() {
             "ro" => engine.read_only = true,
@@ -125,6 +147,7 @@ fn parse(words: &[String], sloppy: bool) -> Result<Options, Failure> {
             "logs=on" => engine.cow_only = false,
             word => match word.split_once('=') {
                 Some(("threads", value)) => fuse.threads = number(word, value, 1, 256)?,
+                Some(("scrub", value)) => scrub = Some((number(word, value, 1, 100_000)? as u64) << 20),
                 Some(("clean_low", value)) => engine.clean_low_percent = number(word, value, 0, 90)? as u8,
                 Some(("clean_high", value)) => engine.clean_high_percent = number(word, value, 0, 90)? as u8,
                 Some(("fold_reads", value)) => engine.fold_read_entries = number(word, value, 0, 1000)? as u32,
@@ -143,7 +166,7 @@ fn parse(words: &[String], sloppy: bool) -> Result<Options, Failure> {
     }
     fuse.read_only = engine.read_only;
     fuse.noatime = engine.atime == AtimePolicy::Never;
-    Ok(Options { engine, fuse })
+    Ok(Options { engine, fuse, scrub })
 }
 
 impl Mount {
@@ -229,6 +252,9 @@ impl Mount {
         if self.daemon {
             say("ready");
             detach(self.log.as_deref())?;
+        }
+        if let Some(bytes_per_second) = options.scrub {
+            scrub_daily(engine.clone(), bytes_per_second)?;
         }
         let served = mounted.serve();
         drop(server);

@@ -1,0 +1,171 @@
+//! Scrubbing: looking at all that carries a checksum, while the pool is in use, so that damage is found before it is needed.
+//!
+//! What lives here: [`scrub`]. It takes one inode's shared lock at a time, and no faster than it was asked to; writers wait for it
+//! as they wait for a reader. It changes nothing: `fsck --repair` does, on a pool that is not mounted.
+
+use std::time::{Duration, Instant};
+
+use ferrite_map::PageWord;
+use ferrite_vfs::Result;
+
+use crate::core::Core;
+use crate::dentry::{self, FIRST_ENTRY};
+use crate::file::cut::lblks;
+use crate::inode::Inode;
+use crate::layout::{BLOCK_BYTES, INODE_BYTES, Superblock};
+use crate::ops::xattr_is_sound;
+use crate::options::ScrubReport;
+use crate::pagelog;
+
+/// Findings kept.
+const FINDINGS_MAX: usize = 1000;
+
+struct Scrub<'e> {
+    core: &'e Core,
+    report: ScrubReport,
+    started: Instant,
+    bytes_per_second: Option<u64>,
+}
+
+/// Checks superblocks, inodes, directories, extended attributes and page logs of a mounted pool. `bytes_per_second` limits how
+/// fast. Blocking, for as long as that takes.
+pub(crate) fn scrub(core: &Core, bytes_per_second: Option<u64>) -> Result<ScrubReport> {
+    core.check_readable()?;
+    let mut scrub = Scrub {
+        core,
+        report: ScrubReport::default(),
+        started: Instant::now(),
+        bytes_per_second,
+    };
+    scrub.superblocks();
+    for ino in 1..core.superblock.inodes as u32 {
+        if core.inode_map.is_set(u64::from(ino)) {
+            scrub.inode(ino);
+            core.check_readable()?;
+            scrub.pace();
+        }
+    }
+    Ok(scrub.report)
+}
+
+impl Scrub<'_> {
+    fn find(&mut self, what: String) {
+        tracing::error!(%what, "scrub found damage");
+        if self.report.findings.len() < FINDINGS_MAX {
+            self.report.findings.push(what);
+        }
+    }
+
+    /// Waits until what was read is within the limit.
+    fn pace(&self) {
+        if let Some(limit) = self.bytes_per_second {
+            let due = Duration::from_secs_f64(self.report.bytes as f64 / limit.max(1) as f64);
+            std::thread::sleep(due.saturating_sub(self.started.elapsed()));
+        }
+    }
+
+    fn superblocks(&mut self) {
+        let mut block = vec![0; BLOCK_BYTES as usize];
+        for (name, offset) in [("first", 0), ("second", self.core.superblock.second_copy_offset())] {
+            self.core.region.read(offset, &mut block);
+            self.report.bytes += BLOCK_BYTES;
+            match Superblock::decode(&block) {
+                Ok(found) if found == self.core.superblock => {}
+                Ok(_) => self.find(format!("superblock: the {name} copy differs")),
+                Err(error) => self.find(format!("superblock: the {name} copy: {error}")),
+            }
+        }
+    }
+
+    fn inode(&mut self, ino: u32) {
+        let mem = self.core.inodes.get(ino);
+        let _lock = mem.read();
+        let inode = self.core.load(ino);
+        self.report.bytes += INODE_BYTES;
+        if !inode.is_sound(ino) {
+            return self.find(format!("inode {ino}: wrong checksum"));
+        }
+        if mem.is_dead() || !inode.in_use() {
+            return;
+        }
+        self.report.inodes += 1;
+        let block = inode.xattr_block();
+        if block != 0 {
+            self.report.bytes += BLOCK_BYTES;
+            let superblock = &self.core.superblock;
+            if !superblock.is_data_block(block) || !xattr_is_sound(&self.core.region, superblock, ino, block) {
+                self.find(format!("inode {ino}: damaged extended attributes in block {block}"));
+            }
+        }
+        if inode.is_dir() {
+            self.directory(ino, &inode);
+        } else if inode.is_file() && inode.blocks() > 0 {
+            self.logs(ino, &inode);
+        }
+    }
+
+    fn directory(&mut self, dir: u32, inode: &Inode) {
+        for lblk in 0..lblks(inode.size()) as u32 {
+            let word = self.core.map.get(dir, lblk);
+            if word == PageWord::HOLE {
+                continue;
+            }
+            self.report.bytes += BLOCK_BYTES;
+            if let Err(error) = self.block(dir, lblk, word) {
+                self.find(format!("directory {dir}, block {lblk}: {error}"));
+            }
+        }
+    }
+
+    fn block(&mut self, dir: u32, lblk: u32, word: PageWord) -> Result<()> {
+        let region = &self.core.region;
+        let offset = crate::file::page_offset(self.core, word)?;
+        if dentry::read_block_header(region, offset)? != (dir, lblk) {
+            self.find(format!("directory {dir}, block {lblk}: has another's header"));
+        }
+        let mut within = FIRST_ENTRY;
+        while within < BLOCK_BYTES {
+            let head = dentry::head(region, offset + within)?;
+            if head.ino != 0 {
+                let entry = dentry::read(region, offset + within, dir)?;
+                self.report.entries += 1;
+                let key = self.core.names.key(dir, entry.name());
+                if self
+                    .core
+                    .names
+                    .find(&key)?
+                    .is_none_or(|found| found.entry_offset != offset + within)
+                {
+                    let name = String::from_utf8_lossy(entry.name()).into_owned();
+                    self.find(format!("directory {dir}: no name leads to entry {name:?}"));
+                }
+            }
+            within += head.len_bytes;
+        }
+        Ok(())
+    }
+
+    fn logs(&mut self, ino: u32, inode: &Inode) {
+        let mut logged = Vec::new();
+        self.core.map.for_range(ino, 0, lblks(inode.size()), &mut |entry| {
+            if pagelog::has_log(entry.word) {
+                logged.push(entry);
+            }
+            true
+        });
+        let mut buffer = [0; BLOCK_BYTES as usize];
+        for entry in logged {
+            let walked = pagelog::scan::entries(self.core.media(), (ino, entry.lblk), entry.word, &mut |found| {
+                self.report.log_entries += 1;
+                self.report.bytes += found.read(&self.core.region, &mut buffer)?.len() as u64;
+                Ok(true)
+            });
+            if let Err(error) = walked {
+                self.find(format!(
+                    "inode {ino}, bytes from {} on: {error}",
+                    u64::from(entry.lblk) * BLOCK_BYTES
+                ));
+            }
+        }
+    }
+}
