@@ -174,6 +174,26 @@ impl<'e> Tx<'e> {
         }
     }
 
+    /// The same where the caller has what is stored: `old` was loaded under the inode's lock.
+    pub(crate) fn put_changed_inode(&mut self, ino: u32, old: &Inode, new: &mut Inode) {
+        if planted(Flaw::InodeWithoutRecord) {
+            return self.put_inode(ino, new);
+        }
+        let offset = self.core.superblock.inode_offset(ino);
+        new.set_crc(new.checksum(ino));
+        let mut changed = 0u32;
+        for index in 0..INODE_WORDS {
+            changed |= u32::from(old.words[index] != new.words[index]) << index;
+        }
+        while changed != 0 {
+            let index = changed.trailing_zeros() as usize;
+            changed &= changed - 1;
+            self.buffers
+                .record
+                .set_word(offset + index as u64 * 8, new.words[index]);
+        }
+    }
+
     /// Says that few blocks will be streamed, and that nothing is waited for from here to the commit: their checksums then cost
     /// less than a fence of their own would.
     pub(crate) fn expect_few_blocks(&mut self) {

@@ -99,7 +99,7 @@ fn write_atomic(core: &Core, mem: &Arc<InodeMem>, position: Position, data: &[u8
         };
         write_pages(core, &mut tx, mem.ino, (&old, &mut new), offset, data, head.as_ref())?;
     }
-    tx.put_inode(mem.ino, &mut new);
+    tx.put_changed_inode(mem.ino, &old, &mut new);
     tx.commit(&[mem])?;
     Ok(offset)
 }
@@ -128,7 +128,7 @@ fn write_lone_part(
         core.region.prefetch(pagelog::entry::offset(word.log()));
     }
     tx.set_single_page();
-    tx.put_inode(ino, new);
+    tx.put_changed_inode(ino, old, new);
     let appends = offset + data.len() as u64 > old.size();
     append::write_part(core, tx, page, word, (within, Part::Data(data)), appends)?;
     Ok(true)

@@ -13,6 +13,8 @@ use crate::names::NameTable;
 
 /// Where what has no name goes.
 const LOST_FOUND: &[u8] = b"lost+found";
+/// Blocks of a directory, the last ones, that are looked through for room.
+const BLOCKS_TRIED: usize = 4;
 
 impl Repair {
     /// Takes damaged files out of their places, and gives names to what has none.
@@ -54,42 +56,52 @@ impl Repair {
             }
             self.report.quarantined.push(name);
         }
+        self.adopt_nameless();
+        self.cut_circles();
+    }
+
+    /// Names in `lost+found` for all that has none. What has neither names nor links is what a crash left of an open file or an
+    /// unlink: mount frees it.
+    fn adopt_nameless(&mut self) {
+        let mut named = vec![false; self.state.len()];
+        self.entries.iter().for_each(|entry| named[entry.ino as usize] = true);
+        for ino in 2..self.superblock.inodes as u32 {
+            if self.state[ino as usize] != State::Sound || named[ino as usize] || self.lost_found == Some(ino) {
+                continue;
+            }
+            let inode = self.load(ino);
+            if inode.nlink() > 0 || inode.is_dir() {
+                self.adopt_as_lost(ino, "has no name");
+            }
+        }
+    }
+
+    /// Directories that name each other in a circle are cut open at one of them.
+    fn cut_circles(&mut self) {
         loop {
             let reached = self.reached();
-            let mut lost = None;
-            let mut named = vec![false; self.state.len()];
-            self.entries.iter().for_each(|entry| named[entry.ino as usize] = true);
-            for ino in 2..self.superblock.inodes as u32 {
-                if self.state[ino as usize] != State::Sound || reached[ino as usize] {
-                    continue;
-                }
-                let inode = self.load(ino);
-                // Without names and links it is what a crash left of an open file, or of an unlink: mount frees it.
-                if !named[ino as usize] && (inode.nlink() > 0 || inode.is_dir()) {
-                    lost = Some((ino, "has no name"));
-                    break;
-                }
-                if named[ino as usize] && inode.is_dir() && lost.is_none() {
-                    lost = Some((ino, "cannot be reached from the root"));
-                }
-            }
-            let Some((ino, why)) = lost else { return };
-            // Directories that name each other in a circle are cut open at one of them.
-            let (own, others): (Vec<_>, Vec<_>) = self.entries.iter().partition(|entry| entry.ino == ino);
-            self.entries = others;
-            own.iter().for_each(|entry| self.erase(entry));
-            if !self.adopt(ino, format!("#{ino}").as_bytes()) {
-                let what = format!("inode {ino}: {why}");
-                self.mended("connecting", what, "left: there is no space for a name", true);
+            let circle = self
+                .entries
+                .iter()
+                .find(|entry| entry.kind == FileKind::Directory && !reached[entry.ino as usize])
+                .copied();
+            let Some(entry) = circle else { return };
+            self.entries.retain(|other| other.at != entry.at);
+            self.erase(&entry);
+            if !self.adopt_as_lost(entry.ino, "cannot be reached from the root") {
                 return;
             }
-            self.mended(
-                "connecting",
-                format!("inode {ino}: {why}"),
-                "named in lost+found",
-                false,
-            );
         }
+    }
+
+    fn adopt_as_lost(&mut self, ino: u32, why: &str) -> bool {
+        let adopted = self.adopt(ino, format!("#{ino}").as_bytes());
+        let what = format!("inode {ino}: {why}");
+        match adopted {
+            true => self.mended("connecting", what, "named in lost+found", false),
+            false => self.mended("connecting", what, "left: there is no space for a name", true),
+        }
+        adopted
     }
 
     /// Which inodes can be reached from the root.
@@ -108,33 +120,40 @@ impl Repair {
         reached
     }
 
-    /// Gives `ino` a name in `lost+found`, which is made if it is not there.
+    /// Gives `ino` a name in `lost+found`.
     fn adopt(&mut self, ino: u32, name: &[u8]) -> bool {
+        let dir = match self.lost_found {
+            Some(dir) => dir,
+            None => match self.find_lost_found() {
+                Some(dir) => dir,
+                None => return false,
+            },
+        };
+        self.lost_found = Some(dir);
+        let kind = self.load(ino).kind().unwrap_or(FileKind::File);
+        self.add_entry(dir, name, (ino, kind))
+    }
+
+    /// The directory `lost+found`, which is made if it is not there.
+    fn find_lost_found(&mut self) -> Option<u32> {
         let root = ROOT_INO as u32;
         let there = self
             .entries
             .iter()
             .find(|entry| entry.dir == root && self.name_of(entry) == LOST_FOUND)
             .copied();
-        let dir = match there {
-            Some(entry) if entry.kind == FileKind::Directory => entry.ino,
-            Some(entry) => {
-                // Somebody's file has the name: it gives way.
-                self.entries.retain(|other| other.at != entry.at);
-                self.erase(&entry);
-                let Some(dir) = self.make_lost_found() else {
-                    return false;
-                };
-                self.add_entry(dir, b"lost+found", (entry.ino, entry.kind));
-                dir
-            }
-            None => match self.make_lost_found() {
-                Some(dir) => dir,
-                None => return false,
-            },
+        let Some(entry) = there else {
+            return self.make_lost_found();
         };
-        let kind = self.load(ino).kind().unwrap_or(FileKind::File);
-        self.add_entry(dir, name, (ino, kind))
+        if entry.kind == FileKind::Directory {
+            return Some(entry.ino);
+        }
+        // Somebody's file has the name: it gives way.
+        self.entries.retain(|other| other.at != entry.at);
+        self.erase(&entry);
+        let dir = self.make_lost_found()?;
+        self.add_entry(dir, LOST_FOUND, (entry.ino, entry.kind));
+        Some(dir)
     }
 
     fn make_lost_found(&mut self) -> Option<u32> {
@@ -161,6 +180,8 @@ impl Repair {
             .collect();
         let free = blocks
             .iter()
+            .rev()
+            .take(BLOCKS_TRIED)
             .find_map(|found| self.free_run(self.superblock.block_offset(found.block), need));
         let Some((at, room)) = free.or_else(|| self.add_block(dir, &blocks)) else {
             return false;
@@ -216,7 +237,6 @@ impl Repair {
         self.set(offset + FIRST_ENTRY, dentry::free_word(BLOCK_BYTES - FIRST_ENTRY));
         self.pages[dir as usize] += 1;
         self.dir_blocks.push(DirBlock { dir, lblk, block });
-        self.reload_map();
         Some((offset + FIRST_ENTRY, BLOCK_BYTES - FIRST_ENTRY))
     }
 

@@ -76,6 +76,7 @@ struct Repair {
     entries: Vec<Named>,
     /// Inodes whose content may be wrong.
     spoiled: FxHashSet<u32>,
+    lost_found: Option<u32>,
     touched: FxHashMap<u64, u64>,
     report: RepairReport,
 }
@@ -145,6 +146,7 @@ impl Repair {
             dir_blocks: Vec::new(),
             entries: Vec::new(),
             spoiled: FxHashSet::default(),
+            lost_found: None,
             region,
             superblock,
             touched,

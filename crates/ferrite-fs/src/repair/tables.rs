@@ -2,7 +2,7 @@
 
 use ferrite_map::{FileMap, MapEntry, PageWord};
 use ferrite_vfs::FileKind;
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::{Repair, State};
 use crate::file::cut::lblks;
@@ -18,6 +18,8 @@ const DISTANCE_MAX: u64 = 256;
 const STRAY_DISTANCE: u64 = 8;
 /// Pages of a file that are looked for among strays.
 const STRAY_PAGES: u64 = 1 << 20;
+/// Comparisons of pages with strays, in all: with more, chance would find pages where there are none, and time would pass.
+const STRAY_COMPARISONS: u64 = 1 << 26;
 
 impl Repair {
     /// Which inodes are there, and which of them can be believed.
@@ -123,6 +125,7 @@ impl Repair {
             return;
         }
         let mut candidates: FxHashMap<u64, Vec<(u32, u32)>> = FxHashMap::default();
+        let mut left = STRAY_COMPARISONS;
         for ino in 1..self.superblock.inodes as u32 {
             let inode = self.load(ino);
             let misses = self.state[ino as usize] == State::Sound && self.pages[ino as usize] < inode.blocks();
@@ -130,6 +133,10 @@ impl Repair {
                 continue;
             }
             for lblk in 0..lblks(inode.size()).min(STRAY_PAGES) as u32 {
+                let Some(rest) = left.checked_sub(strays.len() as u64) else {
+                    return;
+                };
+                left = rest;
                 if self.map.slot_of(ino, lblk).is_some() {
                     continue;
                 }
@@ -331,18 +338,15 @@ impl Repair {
     /// Gives damaged inodes back what can be known of them: what they are from their names and pages, how long they are from
     /// their pages. Directories stay where they are, their entries vouch for themselves; files are quarantined.
     pub(super) fn rebuild(&mut self) {
+        let dirs: FxHashSet<u32> = self.dir_blocks.iter().map(|found| found.dir).collect();
+        let kinds: FxHashMap<u32, FileKind> = self.entries.iter().map(|entry| (entry.ino, entry.kind)).collect();
         for ino in 1..self.superblock.inodes as u32 {
             if self.state[ino as usize] != State::Damaged {
                 continue;
             }
             let stored = self.load(ino);
-            let is_dir =
-                u64::from(ino) == ferrite_vfs::ROOT_INO || self.dir_blocks.iter().any(|found| found.dir == ino);
-            let named = self
-                .entries
-                .iter()
-                .find(|entry| entry.ino == ino)
-                .map(|entry| entry.kind);
+            let is_dir = u64::from(ino) == ferrite_vfs::ROOT_INO || dirs.contains(&ino);
+            let named = kinds.get(&ino).copied();
             let pages = self.pages[ino as usize];
             let kind = match (is_dir, named) {
                 (true, _) => Some(FileKind::Directory),

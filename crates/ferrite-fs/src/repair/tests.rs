@@ -406,3 +406,57 @@ fn damaged_pools_are_repaired_and_nothing_else_is_harmed() {
         }
     });
 }
+
+/// Nothing of a directory is left but its files: each gets a name again, and the time it takes grows with their number only.
+#[test]
+fn the_files_of_a_ruined_directory_are_all_found() {
+    const FILES: usize = 20_000;
+    let region = Region::anonymous(64 << 20).unwrap();
+    let options = MkfsOptions {
+        inodes: Some(FILES as u64 + 100),
+        ..MkfsOptions::default()
+    };
+    mkfs(&region, &options).unwrap();
+    let superblock = Superblock::find(&region).unwrap();
+    let initial = image_of(&region);
+    let recorder = Recorder::new(initial.clone());
+    let mut region = Region::from_image(&initial).unwrap();
+    region.attach_recorder(std::sync::Arc::clone(&recorder));
+    let engine = Engine::mount(region, &quiet()).unwrap();
+    let root = Cred::root();
+    let dir = engine.mkdir(&root, ROOT_INO, b"big", 0o755).unwrap().ino;
+    let node = NewNode {
+        kind: FileKind::File,
+        mode: 0o644,
+        rdev: 0,
+    };
+    for n in 0..FILES {
+        let ino = engine.mknod(&root, dir, format!("{n}").as_bytes(), &node).unwrap().ino;
+        let file = engine.open(ino, OpenMode::read_write()).unwrap();
+        file.write_at(0, format!("content of {n}").as_bytes()).unwrap();
+    }
+    engine.unmount().unwrap();
+    let mut image = recorder.log().final_image();
+    let region = std::sync::Arc::new(Region::from_image(&image).unwrap());
+    let map = HashFs::new(std::sync::Arc::clone(&region), superblock.map_geometry());
+    map.load(1, &|_| {}).unwrap();
+    map.for_each(&mut |entry| {
+        if u64::from(entry.ino) == dir {
+            let at = superblock.block_offset(entry.word.page()) as usize;
+            image[at..at + BLOCK_BYTES as usize].fill(0xa5);
+        }
+        true
+    });
+    let (report, mend) = repair(Region::from_image(&image).unwrap(), &mut |_, _, _| {}).unwrap();
+    assert!(report.after.findings.is_empty(), "{:?}", report.after.findings);
+    let region = Region::from_image(&image).unwrap();
+    mend.apply(&region).unwrap();
+    let engine = Engine::mount(region, &quiet()).unwrap();
+    let (paths, contents) = walk(&engine).unwrap();
+    assert!(paths.keys().all(|path| path.starts_with("/lost+found/#")));
+    assert_eq!(
+        contents.len(),
+        FILES,
+        "every file has its own content, and all are there"
+    );
+}
