@@ -53,7 +53,7 @@ pub(crate) fn mount(mut region: Region, options: &MountOptions) -> Result<Core, 
     let superblock = Superblock::find(&region)?;
     let boot = check_boot(&mut region, &options)?;
     let was_clean = region.load(CONTROL_STATE) == STATE_CLEAN;
-    let mounts = region.load(CONTROL_MOUNTS) + 1;
+    let mounts = region.load(CONTROL_MOUNTS).wrapping_add(1);
     if !options.read_only {
         // Before anything else changes, so that a pool in use never says it is clean.
         for (offset, value) in [
