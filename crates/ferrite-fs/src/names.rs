@@ -66,6 +66,7 @@ pub(crate) struct NameTable {
     seed: u64,
     first_block: u64,
     end_block: u64,
+    inodes: u64,
     used: AtomicBitmap,
     bounds: Bounds,
     /// Newest record that cleared one of the slots that share the entry, by slot.
@@ -82,6 +83,7 @@ impl NameTable {
             seed: superblock.seed,
             first_block: superblock.first_block,
             end_block: superblock.first_block + superblock.blocks,
+            inodes: superblock.inodes,
             used: AtomicBitmap::new(lines * LINE_SLOTS),
             bounds: Bounds::new(lines as usize),
             freed_seq: (0..SEQ_SHARDS).map(|_| AtomicU64::new(0)).collect(),
@@ -140,6 +142,11 @@ impl NameTable {
                     continue;
                 };
                 if let Some((ino, kind)) = dentry::read_if(&self.region, entry_offset, parent, name)? {
+                    if u64::from(ino) >= self.inodes {
+                        return Err(FsError::Io(format!(
+                            "directory entry at offset {entry_offset}: names inode {ino}, which cannot be"
+                        )));
+                    }
                     let slot = (line * LINE_SLOTS + index as u64) as u32;
                     return Ok(Some(Found {
                         ino,

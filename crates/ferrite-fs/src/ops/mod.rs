@@ -82,12 +82,22 @@ pub(crate) fn check_dir(inode: &Inode) -> Result<()> {
 /// certainly alive, so that its being freed later shows.
 pub(crate) fn find(core: &Core, dir: Ino, name: &[u8]) -> Result<Option<(Found, Arc<InodeMem>)>> {
     core.with_dir(dir, |ino, _| {
-        Ok(core
-            .names
-            .find(&core.names.key(ino, name))?
-            .map(|found| (found, core.inodes.get(found.ino))))
+        let Some(found) = core.names.find(&core.names.key(ino, name))? else {
+            return Ok(None);
+        };
+        let child = core.inodes.get(found.ino);
+        // Whoever frees an inode holds the directory's lock until the name is gone, so this name is damage. Looking again, as
+        // after a race, would never end.
+        if child.is_dead() {
+            return Err(free_inode_named(found.ino));
+        }
+        Ok(Some((found, child)))
     })
     .map_err(gone)
+}
+
+fn free_inode_named(ino: u32) -> FsError {
+    FsError::Io(format!("entry points to free inode {ino}; run `ferrite fsck`"))
 }
 
 fn lookup(core: &Core, dir: Ino, name: &[u8]) -> Result<Attr> {
@@ -97,12 +107,7 @@ fn lookup(core: &Core, dir: Ino, name: &[u8]) -> Result<Attr> {
             Ok(inode) => return core.attr(found.ino, &inode),
             // Freed between the two looks: the name is gone, or points elsewhere by now.
             Err(FsError::Stale) if child.is_dead() => continue,
-            Err(FsError::Stale) => {
-                return Err(FsError::Io(format!(
-                    "entry points to free inode {}; run `ferrite fsck`",
-                    found.ino
-                )));
-            }
+            Err(FsError::Stale) => return Err(free_inode_named(found.ino)),
             Err(error) => return Err(error),
         }
     }
