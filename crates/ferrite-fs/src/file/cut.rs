@@ -8,7 +8,8 @@
 //! ([`finish`]). Each step only unmaps pages of the range that are still mapped, so repeating it is harmless. The
 //! inode's lock is held throughout, so nobody sees the file in between.
 //!
-//! A global table cannot list a file's pages, so the shorter of range and table is walked, up to the inode's count.
+//! A global table cannot list a file's pages, so the shorter of range and table is walked, up to the inode's count. A damaged
+//! table may hold a page twice; what is walked is unmapped once.
 
 use std::sync::Arc;
 
@@ -58,6 +59,7 @@ pub(crate) fn mapped_pages(core: &Core, ino: u32, inode: &Inode, first: u64) -> 
             collect(core, ino, size_end, LBLK_END, most, &mut pages);
         }
         pages.sort_unstable();
+        pages.dedup();
     }
     pages
 }
@@ -162,6 +164,7 @@ pub(crate) fn punch(
     let mut pages = Vec::new();
     collect(core, ino, first, end, inode.blocks() as usize, &mut pages);
     pages.sort_unstable();
+    pages.dedup();
     unmap_or_intend(core, tx, ino, inode, &pages, (first, end))
 }
 
@@ -178,6 +181,7 @@ pub(crate) fn finish(core: &Core, mem: &Arc<InodeMem>, inode: &mut Inode) -> Res
         &mut pages,
     );
     pages.sort_unstable();
+    pages.dedup();
     unmap_pages(core, mem, inode, &pages)?;
     inode.set_cut_first(0);
     inode.set_cut_end(0);

@@ -55,7 +55,7 @@ pub(crate) fn unlink(core: &Core, parent: Ino, name: &[u8], want_dir: bool) -> R
         parent_inode.set_mtime(now);
         parent_inode.set_ctime(now);
         if want_dir {
-            parent_inode.set_nlink(parent_inode.nlink() - 1);
+            parent_inode.set_nlink(parent_inode.nlink().saturating_sub(1));
         }
         let place = (directory.ino, &mut parent_inode, &mut *dir.hints);
         dir::remove(core, &mut tx, place, &found, false)?;

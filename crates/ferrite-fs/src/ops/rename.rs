@@ -147,7 +147,8 @@ fn check(
             if !source_is_dir && target_is_dir {
                 return Err(FsError::IsDirectory);
             }
-            if target_is_dir && edits.get(found.ino).entries() != 0 {
+            // The source's directory is not empty, whatever a damaged inode says.
+            if target_is_dir && (found.ino == from.dir.ino || edits.get(found.ino).entries() != 0) {
                 return Err(FsError::NotEmpty);
             }
         }
@@ -206,7 +207,7 @@ fn relink(
         dir::replace(core, tx, to.dir.ino, to.name, found, child)?;
         if found.kind == FileKind::Directory {
             let directory = edits.get(to.dir.ino);
-            directory.set_nlink(directory.nlink() - 1);
+            directory.set_nlink(directory.nlink().saturating_sub(1));
         }
         fate = remove::drop_link(core, tx, inode, edits.get(found.ino), now)?;
     } else {
@@ -219,7 +220,7 @@ fn relink(
     dir::remove(core, tx, place, source, keep_block)?;
     if is_dir && !same_dir {
         let directory = edits.get(from.dir.ino);
-        directory.set_nlink(directory.nlink() - 1);
+        directory.set_nlink(directory.nlink().saturating_sub(1));
         let directory = edits.get(to.dir.ino);
         directory.set_nlink(directory.nlink() + 1);
         edits.get(source.ino).set_parent(to.dir.ino);
@@ -245,7 +246,7 @@ fn exchange(
         for (entry, leaves, enters) in [(source, &from.dir, &to.dir), (target, &to.dir, &from.dir)] {
             if entry.kind == FileKind::Directory {
                 let directory = edits.get(leaves.ino);
-                directory.set_nlink(directory.nlink() - 1);
+                directory.set_nlink(directory.nlink().saturating_sub(1));
                 let directory = edits.get(enters.ino);
                 directory.set_nlink(directory.nlink() + 1);
                 edits.get(entry.ino).set_parent(enters.ino);

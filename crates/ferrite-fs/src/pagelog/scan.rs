@@ -26,6 +26,8 @@ pub(crate) fn entries(
     visit: &mut dyn FnMut(&Entry) -> Result<bool>,
 ) -> Result<()> {
     let mut at = Some(word.log());
+    // Segment of the entry behind, if the next one must lie in it too.
+    let mut within = None;
     for _ in 0..ENTRIES_MAX {
         let Some(unit) = at else { return Ok(()) };
         let (ino, lblk) = page;
@@ -35,6 +37,14 @@ pub(crate) fn entries(
             )));
         }
         let entry = Entry::load(region, page, unit)?;
+        let segment = (entry.header_unit(), entry.trailer.segment_units());
+        // Data is checked only where it is read; but what is appended to and freed goes by these numbers.
+        if within.is_some_and(|expected| expected != segment) {
+            return Err(FsError::Io(format!(
+                "page {lblk} of inode {ino}: log entry at unit {unit} claims another segment than the one behind it"
+            )));
+        }
+        within = (!entry.trailer.is_first()).then_some(segment);
         if !visit(&entry)? {
             return Ok(());
         }
