@@ -13,6 +13,7 @@ use ferrite_vfs::{DirEntry, FileKind, FsError, Result};
 
 use crate::core::Core;
 use crate::dentry::{self, FIRST_ENTRY};
+use crate::file::cut;
 use crate::icache::DirHints;
 use crate::inode::Inode;
 use crate::layout::BLOCK_BYTES;
@@ -23,6 +24,8 @@ use crate::tx::Tx;
 const ROOMY_BYTES: u64 = 64;
 /// Most blocks with room that a directory remembers.
 const ROOMY_MAX: usize = 1024;
+/// Logical blocks that are tried one by one; of more than that, with few of them mapped, the mapped ones are listed first.
+const WALK_MAX: u64 = 4096;
 
 /// Where an entry is going, until its record is committed.
 pub(crate) struct Planned {
@@ -46,6 +49,32 @@ fn block_of(core: &Core, dir: u32, lblk: u64) -> Option<u64> {
 
 fn last_lblk_end(inode: &Inode) -> u64 {
     inode.size() / BLOCK_BYTES
+}
+
+/// Logical blocks from `first` on that may be mapped, in order. The last block of a damaged directory can lie billions of holes
+/// behind the others, so these are not walked.
+pub(crate) fn mapped_lblks(core: &Core, dir: u32, inode: &Inode, first: u64) -> impl Iterator<Item = u64> {
+    let end = last_lblk_end(inode);
+    let span = end.saturating_sub(first);
+    let is_sparse = span > WALK_MAX && span / 8 > u64::from(inode.blocks());
+    let listed = if is_sparse {
+        cut::mapped_pages(core, dir, inode, first)
+    } else {
+        Vec::new()
+    };
+    let all = if is_sparse { end..end } else { first..end };
+    all.chain(listed.into_iter().map(u64::from).filter(move |&lblk| lblk < end))
+}
+
+/// End of the last mapped block before `lblk`.
+fn end_before(core: &Core, dir: u32, inode: &Inode, lblk: u64) -> u64 {
+    let near = lblk.saturating_sub(WALK_MAX);
+    let is_mapped = |&lblk: &u64| !core.map.get(dir, lblk as u32).is_hole();
+    let last = (near..lblk).rev().find(is_mapped).or_else(|| {
+        let far = mapped_lblks(core, dir, inode, 0).take_while(|&other| other < near);
+        far.filter(is_mapped).last()
+    });
+    last.map_or(0, |last| last + 1)
 }
 
 /// Longest run of adjacent free entries of a block, if at least `need` bytes; the first that fits.
@@ -249,17 +278,19 @@ pub(crate) fn remove(
         return Ok(());
     }
     // The entry's words stay as they are: the block is free, and nothing points to it.
-    core.map.remove(tx, dir, lblk).map_err(crate::core::map_error)?;
-    tx.freed(Resource::Block((block_offset / BLOCK_BYTES) as u32));
-    inode.set_blocks(inode.blocks().saturating_sub(1));
+    let block = (block_offset / BLOCK_BYTES) as u32;
+    if core.map.remove(tx, dir, lblk).map_err(crate::core::map_error)?.page() != block {
+        return Err(FsError::Io(format!(
+            "directory {dir}: a name leads to block {block}, which is not its block {lblk}"
+        )));
+    }
+    tx.freed(Resource::Block(block));
     hints.tail = hints.tail.filter(|position| position / BLOCK_BYTES != u64::from(lblk));
     if u64::from(lblk) + 1 == last_lblk_end(inode) {
-        let mut end = u64::from(lblk);
-        while end > 0 && core.map.get(dir, end as u32 - 1).is_hole() {
-            end -= 1;
-        }
-        inode.set_size(end * BLOCK_BYTES);
+        // With the count as it was: until the commit the table holds this block still.
+        inode.set_size(end_before(core, dir, inode, u64::from(lblk)) * BLOCK_BYTES);
     }
+    inode.set_blocks(inode.blocks().saturating_sub(1));
     Ok(())
 }
 
@@ -303,8 +334,10 @@ pub(crate) fn list(
     sink: &mut dyn FnMut(&DirEntry<'_>) -> bool,
 ) -> Result<()> {
     let mut left = u64::from(inode.entries());
-    let mut lblk = cookie / BLOCK_BYTES;
-    while lblk < last_lblk_end(inode) && left > 0 {
+    for lblk in mapped_lblks(core, dir, inode, cookie / BLOCK_BYTES) {
+        if left == 0 {
+            break;
+        }
         if let Some(block_offset) = block_of(core, dir, lblk) {
             let mut within = FIRST_ENTRY;
             while within < BLOCK_BYTES {
@@ -328,7 +361,6 @@ pub(crate) fn list(
                 within += head.len_bytes;
             }
         }
-        lblk += 1;
     }
     Ok(())
 }

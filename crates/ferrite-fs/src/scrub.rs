@@ -10,6 +10,7 @@ use ferrite_vfs::Result;
 
 use crate::core::Core;
 use crate::dentry::{self, FIRST_ENTRY};
+use crate::dir::mapped_lblks;
 use crate::file::cut::lblks;
 use crate::inode::Inode;
 use crate::layout::{BLOCK_BYTES, INODE_BYTES, Superblock};
@@ -105,7 +106,8 @@ impl Scrub<'_> {
     }
 
     fn directory(&mut self, dir: u32, inode: &Inode) {
-        for lblk in 0..lblks(inode.size()) as u32 {
+        for lblk in mapped_lblks(self.core, dir, inode, 0) {
+            let lblk = lblk as u32;
             let word = self.core.map.get(dir, lblk);
             if word == PageWord::HOLE {
                 continue;

@@ -226,7 +226,11 @@ impl Repair {
     }
 
     fn add_block(&mut self, dir: u32, blocks: &[DirBlock]) -> Option<(u64, u64)> {
-        let lblk = blocks.iter().map(|found| found.lblk + 1).max().unwrap_or(0);
+        let lblk = match blocks.iter().map(|found| found.lblk).max() {
+            // A damaged key may have put a block where none can follow.
+            Some(last) => last.checked_add(1)?,
+            None => 0,
+        };
         let slot = self.map.empty_slot(dir, lblk)?;
         let block = self.take_block()?;
         self.set_slot(slot, Some((dir, lblk, PageWord::new(block, 0))));
