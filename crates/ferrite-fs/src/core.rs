@@ -225,6 +225,12 @@ impl Core {
                     inode.ino
                 )));
             }
+            if !loaded.is_plausible(&self.superblock) {
+                return Err(FsError::Io(format!(
+                    "inode {}: impossible size or counts; run `ferrite fsck`",
+                    inode.ino
+                )));
+            }
             inode.set_verified();
         }
         if inode.is_dead() || !loaded.in_use() {

@@ -6,11 +6,11 @@
 //! Invariant: words 0 to 7 share a cache line and hold all that a write or a read of data touches.
 
 use ferrite_pm::Region;
-use ferrite_vfs::{Attr, FileKind, Timestamp};
+use ferrite_vfs::{Attr, FileKind, LINK_MAX, Timestamp};
 use zerocopy::IntoBytes;
 
 use crate::checksum::crc32c_append;
-use crate::layout::{BLOCK_BYTES, INODE_BYTES};
+use crate::layout::{BLOCK_BYTES, INODE_BYTES, MAX_FILE_BYTES, Superblock};
 
 /// Words of an inode.
 pub(crate) const INODE_WORDS: usize = (INODE_BYTES / 8) as usize;
@@ -130,6 +130,16 @@ impl Inode {
     /// Whether the stored checksum is right. An inode never used is all zero and needs none.
     pub(crate) fn is_sound(&self, ino: u32) -> bool {
         self.crc() == self.checksum(ino) || self.words == [0; INODE_WORDS]
+    }
+
+    /// Whether size and counts can be those of a file in such a pool, so that operations can count on from them. A free inode
+    /// keeps whatever it held.
+    pub(crate) fn is_plausible(&self, superblock: &Superblock) -> bool {
+        !self.in_use()
+            || (self.size() <= MAX_FILE_BYTES
+                && u64::from(self.blocks()) <= superblock.blocks
+                && self.nlink() <= LINK_MAX
+                && u64::from(self.entries()) <= superblock.name_slots)
     }
 
     /// Whether it belongs to a file.

@@ -38,6 +38,8 @@ pub const CONTROL_OFFSET: u64 = BLOCK_BYTES;
 /// Low-water mark of the journal: records up to this sequence number are never replayed.
 pub const CONTROL_MARK: u64 = CONTROL_OFFSET;
 const MARK_CRC_SHIFT: u32 = 48;
+/// Largest sequence number a mark can hold.
+pub(crate) const SEQ_MAX: u64 = (1 << MARK_CRC_SHIFT) - 1;
 /// [`STATE_CLEAN`] or [`STATE_IN_USE`].
 pub const CONTROL_STATE: u64 = CONTROL_OFFSET + 64;
 /// Number of mounts so far.
@@ -109,7 +111,7 @@ pub fn encode_mark(seq: u64) -> u64 {
 
 /// Reads a stored mark; `None` if it is damaged.
 pub fn decode_mark(word: u64) -> Option<u64> {
-    let seq = word & ((1 << MARK_CRC_SHIFT) - 1);
+    let seq = word & SEQ_MAX;
     (encode_mark(seq) == word).then_some(seq)
 }
 
@@ -219,7 +221,11 @@ impl Superblock {
         {
             return damaged("impossible pool size");
         }
-        if self.rings == 0 || self.rings > 256 || self.ring_bytes < 64 << 10 || self.ring_bytes > 1 << 30 {
+        if self.rings == 0
+            || self.rings > 256
+            || !(64 << 10..=1 << 30).contains(&self.ring_bytes)
+            || !self.ring_bytes.is_multiple_of(BLOCK_BYTES)
+        {
             return damaged("impossible journal geometry");
         }
         if self.inodes < 16

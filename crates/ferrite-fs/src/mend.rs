@@ -106,7 +106,11 @@ pub(crate) fn finish(region: &Region, superblock: &Superblock) -> Result<(), Eng
         let (offset, value) = (word(&pair[..8]), word(&pair[8..]));
         let own = CONTROL_OFFSET..CONTROL_OFFSET + 4096;
         let journal = superblock.journal_offset..journal_end;
-        if !offset.is_multiple_of(8) || offset >= region.len() || own.contains(&offset) || journal.contains(&offset) {
+        if !offset.is_multiple_of(8)
+            || offset >= superblock.size_bytes
+            || own.contains(&offset)
+            || journal.contains(&offset)
+        {
             return damaged("would change what no repair changes");
         }
         region.store(offset, value);

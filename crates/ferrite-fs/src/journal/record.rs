@@ -12,6 +12,7 @@
 //! nor a record's remains elsewhere in a ring can pass for a record. A record starts on a cache line.
 
 use crate::checksum::crc32c_append;
+use crate::layout::SEQ_MAX;
 use zerocopy::IntoBytes;
 
 const DATA: u64 = 1 << 63;
@@ -178,7 +179,7 @@ impl Header {
             len,
             seq: second,
         };
-        (len > HEADER_WORDS && first >> 48 == u64::from(ring) && second != 0).then_some(header)
+        (len > HEADER_WORDS && first >> 48 == u64::from(ring) && (1..=SEQ_MAX).contains(&second)).then_some(header)
     }
 
     /// Whether `words` (the whole record) is what was sealed.
