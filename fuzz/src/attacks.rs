@@ -1,24 +1,36 @@
 //! Attacks on pools: bytes from a fuzzer become changes to a sound pool, and the engine has to live with it.
 //!
 //! What lives here: one function a target ([`TARGETS`]), used by the libFuzzer programs in `fuzz_targets/` and by the test that
-//! replays the corpus on a stable compiler (`crates/ferrite-fs/tests/fuzz_corpus.rs`).
+//! replays the corpus on a stable compiler (`crates/ferrite-fs/tests/fuzz_corpus.rs`). A new target is a function and a line
+//! in [`TARGETS`], a file in `fuzz_targets/`, a `[[bin]]` in `Cargo.toml`, and a corpus.
 //!
-//! The bytes are patches of 12: area, way, length, unused, offset (4), value (4). So the fuzzer works on what matters instead
-//! of on four megabytes. An attack must end without a panic, a hang or an access outside the pool; errors are fine.
+//! The bytes are patches of 12: area, way (see [`patch`]), length, unused, offset (4), value (4). So the fuzzer works on what
+//! matters instead of on four megabytes. An attack must end without a panic, a hang or an access outside the pool; errors
+//! are fine. Two ways store something with a right checksum, so that what lies behind the checksum is attacked too.
 
 use std::sync::OnceLock;
 
+use ferrite_fs::layout::{CONTROL_MARK, CONTROL_OFFSET, encode_mark};
 use ferrite_fs::{Engine, MkfsOptions, MountOptions, Superblock, fsck, identify, mkfs, repair};
 use ferrite_pm::Region;
-use ferrite_vfs::{Cred, FileKind, FileSystem, NewNode, OpenMode, ROOT_INO, RenameMode, XattrMode};
+use ferrite_vfs::{
+    Cred, FallocateMode, FileKind, FileSystem, Ino, NewNode, OpenMode, ROOT_INO, RenameMode, SetAttr, XattrMode,
+};
 
 const POOL_BYTES: u64 = 4 << 20;
 const PATCH_BYTES: usize = 12;
 const PATCHES_MAX: usize = 64;
 /// Entries of a tree that are looked at: a damaged one may have no end.
 const ENTRIES_MAX: usize = 2000;
-/// Blocks from the first on in which the sample has its directories, attributes and logs.
-const USED_BLOCKS: u64 = 64;
+/// Entries that are changed.
+const CHANGES_MAX: usize = 60;
+const BLOCK_BYTES: u64 = 4096;
+/// What blocks and log segments with a structure in them are known by: the signature and where it stands.
+const DIRECTORY: (&[u8], usize) = (b"FdIr", 8);
+const ATTRIBUTES: (&[u8], usize) = (b"FxAt", 0);
+const SEGMENT: (&[u8], usize) = (b"FpLg", 8);
+/// Bit of a patch's way: hit any place of the area, not only those in use.
+const ANYWHERE: u8 = 0x80;
 
 /// A target: its name, and what it does with the fuzzer's bytes.
 pub(crate) type Target = (&'static str, fn(&[u8]));
@@ -67,7 +79,13 @@ fn sample() -> &'static Sample {
         region.attach_recorder(std::sync::Arc::clone(&recorder));
         let engine = Engine::mount(region, &quiet()).expect("a mount");
         fill(&engine).expect("room for a few files");
+        // A file that is open and has no name when the crash comes.
+        let file = engine
+            .lookup(ROOT_INO, b"file9")
+            .and_then(|found| engine.open(found.ino, OpenMode::read_only()));
+        engine.unlink(ROOT_INO, b"file9").expect("a name to remove");
         let crashed = recorder.log().final_image();
+        drop(file);
         engine.unmount().expect("an unmount");
         Sample {
             clean: recorder.log().final_image(),
@@ -102,167 +120,360 @@ fn fill(engine: &Engine) -> ferrite_vfs::Result<()> {
         }
     }
     engine.symlink(&root, ROOT_INO, b"symlink", b"dir1/file1")?;
+    engine.symlink(&root, ROOT_INO, b"long-symlink", &[b'x'; 1000])?;
+    fill_sparse(engine)?;
+    // A directory block that is free again and still looks like one.
+    let gone = engine.mkdir(&root, ROOT_INO, b"gone", 0o755)?.ino;
+    engine.mknod(&root, gone, b"file", &FILE)?;
+    engine.unlink(gone, b"file")?;
+    engine.mknod(&root, gone, b"file", &FILE)?;
     Ok(())
 }
 
-/// Applies the patches to areas of `image`, which are pool offsets and lengths.
-fn patch(image: &mut [u8], areas: &[(u64, u64)], data: &[u8]) {
+/// A file of few pages, far apart, so that its pages are found by walking the table; reserved pages; a log of many segments.
+fn fill_sparse(engine: &Engine) -> ferrite_vfs::Result<()> {
+    let ino = engine.mknod(&Cred::root(), ROOT_INO, b"sparse", &FILE)?.ino;
+    let file = engine.open(ino, OpenMode::read_write())?;
+    for page in [0, 1, 5000, 70_000, 70_001] {
+        file.write_at(page * BLOCK_BYTES, &[7; BLOCK_BYTES as usize])?;
+    }
+    for at in 0..40 {
+        file.write_at(at * 90, b"many parts of a page")?;
+        file.write_at(5000 * BLOCK_BYTES + at * 7, &[at as u8; 100])?;
+    }
+    file.fallocate(
+        FallocateMode::Allocate { keep_size: true },
+        80_000 * BLOCK_BYTES,
+        3 * BLOCK_BYTES,
+    )
+}
+
+/// A part of the pool that patches go to.
+struct Area {
+    start: u64,
+    len: u64,
+    /// Words in use.
+    words: Vec<u64>,
+}
+
+impl Area {
+    fn new(image: &[u8], start: u64, len: u64) -> Area {
+        let in_use = |at: &u64| image[*at as usize..*at as usize + 8] != [0; 8];
+        Area {
+            start,
+            len,
+            words: (start..start + len).step_by(8).filter(in_use).collect(),
+        }
+    }
+
+    /// Structures of `unit` bytes in the data blocks that bear `signature`, of which only the first `len` bytes are hit.
+    fn signed(image: &[u8], superblock: &Superblock, (signature, at): (&[u8], usize), unit: u64, len: u64) -> Area {
+        let (start, whole) = (superblock.first_block * BLOCK_BYTES, superblock.blocks * BLOCK_BYTES);
+        let mut words = Vec::new();
+        for offset in (start..start + whole).step_by(unit as usize) {
+            if image[offset as usize + at..].starts_with(signature) {
+                let end = (offset + len).min(start + whole);
+                words.extend(Area::new(image, offset, end - offset).words);
+            }
+        }
+        Area {
+            start,
+            len: whole,
+            words,
+        }
+    }
+
+    /// Where a patch hits.
+    fn place(&self, number: u32, anywhere: bool) -> usize {
+        let at = match self.words.get(number as usize % self.words.len().max(1)) {
+            Some(word) if !anywhere => word + u64::from(number >> 29),
+            _ => self.start + u64::from(number) % self.len,
+        };
+        at as usize
+    }
+}
+
+/// What a target attacks: places, and whether superblock and mark may be replaced by sound ones.
+struct Surface {
+    image: Vec<u8>,
+    areas: Vec<Area>,
+    seals: bool,
+}
+
+/// The surface's image with the patches of `data` applied. Ways: flip a bit, fill, set half a word, copy from elsewhere in the
+/// area, count up or down, set a word to an extreme; set a field of the superblock, set the mark, both with their checksums.
+fn patch(surface: &Surface, data: &[u8]) -> Vec<u8> {
+    let mut image = surface.image.clone();
     for patch in data.chunks_exact(PATCH_BYTES).take(PATCHES_MAX) {
-        let (start, len) = areas[usize::from(patch[0]) % areas.len()];
+        let area = &surface.areas[usize::from(patch[0]) % surface.areas.len()];
         let number = |at: usize| u32::from_le_bytes(patch[at..at + 4].try_into().expect("four bytes"));
-        let at = (start + u64::from(number(4)) % len) as usize;
-        let value = number(8).to_le_bytes();
-        let end = (at + 1 + usize::from(patch[2] % 64)).min((start + len) as usize);
-        match patch[1] % 4 {
+        let (anywhere, value) = (patch[1] & ANYWHERE != 0, number(8));
+        let at = area.place(number(4), anywhere);
+        let word = at / 8 * 8;
+        let end = (at + 1 + usize::from(patch[2] % 64)).min((area.start + area.len) as usize);
+        match patch[1] % if surface.seals { 8 } else { 6 } {
             0 => image[at] ^= 1 << (patch[8] % 8),
             1 => image[at..end].fill(patch[8]),
-            2 => {
-                let word = at / 8 * 8;
-                image[word..word + 4].copy_from_slice(&value);
-            }
+            2 => image[at / 4 * 4..at / 4 * 4 + 4].copy_from_slice(&value.to_le_bytes()),
             // One structure over another of its kind.
+            3 => {
+                let from = area.place(value, anywhere) / 8 * 8;
+                let len = (end - at).next_multiple_of(8);
+                let len = len.min(image.len() - from).min(image.len() - word);
+                image.copy_within(from..from + len, word);
+            }
+            4 => image[at] = image[at].wrapping_add(patch[8] % 32).wrapping_sub(16),
+            5 => {
+                let extremes = [
+                    0,
+                    1,
+                    u64::MAX,
+                    u64::MAX - 1,
+                    1 << 63,
+                    u64::from(u32::MAX),
+                    1 << 32,
+                    1 << 48,
+                ];
+                let extreme = extremes[usize::from(patch[8]) % extremes.len()];
+                image[word..word + 8].copy_from_slice(&extreme.to_le_bytes());
+            }
+            6 => seal_superblock(&mut image, patch[2], number(4), value),
             _ => {
-                let from = (start + u64::from(number(8)) % len) as usize / 8 * 8;
-                let len = (end - at).min(image.len() - from).min(image.len() - at / 8 * 8);
-                image.copy_within(from..from + len, at / 8 * 8);
+                let mark = match patch[2] % 4 {
+                    0 => u64::from(value),
+                    1 => (1 << 48) - 1 - u64::from(value % 4),
+                    _ => u64::from(value % 256),
+                };
+                image[CONTROL_MARK as usize..][..8].copy_from_slice(&encode_mark(mark).to_le_bytes());
             }
         }
     }
+    image
+}
+
+/// Changes one field of the superblock, in both copies, with its checksum.
+fn seal_superblock(image: &mut [u8], field: u8, how: u32, value: u32) {
+    let Ok(mut superblock) = Superblock::decode(&image[..BLOCK_BYTES as usize]) else {
+        return;
+    };
+    let new = |old: u64| match how % 4 {
+        0 => old.wrapping_add_signed(i64::from(value as i32 % 1024)),
+        1 => old.wrapping_add_signed(i64::from(value as i8) * BLOCK_BYTES as i64),
+        2 => old ^ 1 << (value % 64),
+        _ => u64::from(value),
+    };
+    match field % 16 {
+        0 => superblock.rings = new(u64::from(superblock.rings)) as u32,
+        1 | 2 => superblock.ring_bytes = new(superblock.ring_bytes),
+        3 => superblock.journal_offset = new(superblock.journal_offset),
+        4 => superblock.inode_offset = new(superblock.inode_offset),
+        5 | 6 => superblock.inodes = new(superblock.inodes),
+        7 => superblock.name_offset = new(superblock.name_offset),
+        8 | 9 => superblock.name_slots = new(superblock.name_slots),
+        10 => superblock.map_offset = new(superblock.map_offset),
+        11 => superblock.first_block = new(superblock.first_block),
+        12 => superblock.blocks = new(superblock.blocks),
+        13 => superblock.reserve_blocks = new(superblock.reserve_blocks),
+        14 => superblock.size_bytes = new(superblock.size_bytes),
+        _ => superblock.seed = new(superblock.seed),
+    }
+    let block = superblock.encode();
+    let last = image.len() - block.len();
+    image[..block.len()].copy_from_slice(&block);
+    image[last..].copy_from_slice(&block);
 }
 
 fn live_with(image: &[u8]) {
     let open = || Region::from_image(image).expect("memory for a pool");
     let _ = fsck(open(), &mut |_, _, _| {});
     if let Ok(engine) = Engine::mount(open(), &quiet()) {
-        let _ = walk(&engine);
-        let _ = write(&engine);
+        let entries = walk(&engine);
+        write(&engine, &entries);
         let _ = engine.unmount();
     }
 }
 
-/// Reads everything; goes on after errors.
-fn walk(engine: &Engine) -> ferrite_vfs::Result<()> {
+/// A name: its directory, itself, its inode.
+type Name = (Ino, Vec<u8>, Ino);
+
+/// Reads everything; goes on after errors. Returns the names it found.
+fn walk(engine: &Engine) -> Vec<Name> {
     let mut pending = vec![ROOT_INO];
-    let mut seen = 0;
+    let mut names = Vec::new();
     while let Some(dir) = pending.pop() {
-        let mut children = Vec::new();
+        let first = names.len();
         let _ = engine.readdir(dir, 0, &mut |entry| {
-            seen += 1;
-            children.push((entry.name.to_vec(), entry.ino));
-            seen < ENTRIES_MAX
+            names.push((dir, entry.name.to_vec(), entry.ino));
+            names.len() < ENTRIES_MAX
         });
-        for (name, ino) in children {
-            let _ = engine.lookup(dir, &name);
-            let _ = engine.listxattr(ino);
-            let _ = engine.readlink(ino);
-            let Ok(attr) = engine.getattr(ino) else { continue };
-            if attr.kind == FileKind::Directory && seen < ENTRIES_MAX {
-                pending.push(ino);
+        for (dir, name, ino) in &names[first..] {
+            let _ = engine.lookup(*dir, name);
+            let Ok(attr) = engine.getattr(*ino) else { continue };
+            if attr.kind == FileKind::Directory && names.len() < ENTRIES_MAX {
+                pending.push(*ino);
             }
-            if let Ok(file) = engine.open(ino, OpenMode::read_only()) {
-                let mut buffer = vec![0; 64 << 10];
-                let _ = file.read_at(0, &mut buffer);
-                let _ = file.seek_data(0);
-                let _ = file.seek_hole(0);
-                let _ = file.read_at(attr.size.saturating_sub(5000), &mut buffer);
-            }
-            let _ = engine.dump(ino);
+            look_at(engine, *ino, attr.size);
         }
     }
-    Ok(())
+    let _ = engine.scrub(None);
+    let _ = (engine.statfs(), engine.info());
+    names
+}
+
+fn look_at(engine: &Engine, ino: Ino, size: u64) {
+    let _ = engine.parent(ino);
+    let _ = engine.readlink(ino);
+    for name in engine.listxattr(ino).unwrap_or_default() {
+        let _ = engine.getxattr(ino, &name);
+    }
+    if let Ok(file) = engine.open(ino, OpenMode::read_only()) {
+        let mut buffer = vec![0; 64 << 10];
+        for offset in [0, 5000 * BLOCK_BYTES, size.saturating_sub(5000)] {
+            let _ = file.read_at(offset, &mut buffer);
+            let _ = (file.seek_data(offset), file.seek_hole(offset));
+        }
+    }
+    let _ = engine.dump(ino);
 }
 
 /// Changes a little of everything; goes on after errors.
-fn write(engine: &Engine) -> ferrite_vfs::Result<()> {
+fn write(engine: &Engine, names: &[Name]) {
     let root = Cred::root();
-    let mut names = Vec::new();
-    let _ = engine.readdir(ROOT_INO, 0, &mut |entry| {
-        names.push((entry.name.to_vec(), entry.ino));
-        names.len() < 40
-    });
-    for (index, (name, ino)) in names.iter().enumerate() {
+    for (index, (dir, name, ino)) in names.iter().take(CHANGES_MAX).enumerate() {
         if let Ok(file) = engine.open(*ino, OpenMode::read_write()) {
             let _ = file.write_at(10, b"over");
             let _ = file.write_at(4000, &[1; 5000]);
             let _ = file.append(b"behind");
+            let _ = match index % 4 {
+                0 => file.fallocate(FallocateMode::PunchHole, 100, 1 << 40),
+                1 => file.fallocate(FallocateMode::ZeroRange { keep_size: false }, 4000, 9000),
+                _ => Ok(()),
+            };
         }
         let _ = engine.setxattr(*ino, b"user.other", &[7; 100], XattrMode::Any);
-        match index % 3 {
-            0 => drop(engine.unlink(ROOT_INO, name)),
-            1 => drop(engine.rename(ROOT_INO, name, ROOT_INO, b"renamed", RenameMode::Replace)),
-            _ => drop(engine.rmdir(ROOT_INO, name)),
+        if index % 5 == 0 {
+            let shorter = SetAttr {
+                size: Some(50),
+                ..SetAttr::default()
+            };
+            let _ = engine.setattr(*ino, &shorter);
+        }
+        let (other, other_name, _) = &names[index * 7 % names.len()];
+        let _ = match index % 4 {
+            0 => engine.unlink(*dir, name),
+            1 => engine.rename(*dir, name, ROOT_INO, b"renamed", RenameMode::Replace),
+            2 => engine.rename(*dir, name, *other, other_name, RenameMode::Exchange),
+            _ => engine.rename(*dir, name, *other, other_name, RenameMode::Replace),
+        };
+        let _ = engine.rmdir(*dir, name);
+    }
+    if let Ok(made) = engine.mkdir(&root, ROOT_INO, b"new-dir", 0o755) {
+        for n in 0..20 {
+            let _ = engine.mknod(&root, made.ino, format!("new{n}").as_bytes(), &FILE);
         }
     }
-    let made = engine.mkdir(&root, ROOT_INO, b"new-dir", 0o755)?.ino;
-    for n in 0..20 {
-        engine.mknod(&root, made, format!("new{n}").as_bytes(), &FILE)?;
-    }
-    engine
-        .clean(100)
-        .map_err(|error| ferrite_vfs::FsError::Io(error.to_string()))?;
-    Ok(())
+    let _ = engine.clean(100);
+    // What is freed twice is often noticed only when it comes back to the free maps.
+    let _ = engine.statfs();
 }
 
-fn blocks(superblock: &Superblock) -> (u64, u64) {
-    (superblock.first_block * 4096, USED_BLOCKS * 4096)
+fn directories(image: &[u8], superblock: &Superblock) -> Area {
+    Area::signed(image, superblock, DIRECTORY, BLOCK_BYTES, BLOCK_BYTES)
 }
 
-fn everything(superblock: &Superblock) -> Vec<(u64, u64)> {
-    vec![
-        (0, 4096),
-        (4096, 256),
-        (superblock.journal_offset, 16 << 10),
-        (superblock.inode_offset, superblock.inodes * 256),
-        (superblock.name_offset, superblock.name_slots * 8),
-        (superblock.map_offset, superblock.map_slots * 16),
-        blocks(superblock),
-        (POOL_BYTES - 4096, 4096),
-    ]
+fn segments(image: &[u8], superblock: &Superblock) -> Area {
+    Area::signed(image, superblock, SEGMENT, 256, 512)
+}
+
+fn names(image: &[u8], superblock: &Superblock) -> Area {
+    Area::new(image, superblock.name_offset, superblock.name_slots * 8)
+}
+
+fn mapping(image: &[u8], superblock: &Superblock) -> Area {
+    Area::new(image, superblock.map_offset, superblock.map_slots * 16)
+}
+
+/// All structures of the sound pool.
+fn everything() -> &'static Surface {
+    static MADE: OnceLock<Surface> = OnceLock::new();
+    MADE.get_or_init(|| {
+        let Sample { clean, superblock, .. } = sample();
+        let areas = vec![
+            Area::new(clean, 0, BLOCK_BYTES),
+            Area::new(clean, CONTROL_OFFSET, 256),
+            Area::new(clean, superblock.journal_offset, 16 << 10),
+            Area::new(clean, superblock.inode_offset, superblock.inodes * 256),
+            names(clean, superblock),
+            mapping(clean, superblock),
+            directories(clean, superblock),
+            segments(clean, superblock),
+            Area::signed(clean, superblock, ATTRIBUTES, BLOCK_BYTES, 64),
+            Area::new(clean, POOL_BYTES - BLOCK_BYTES, BLOCK_BYTES),
+        ];
+        Surface {
+            image: clean.clone(),
+            areas,
+            seals: true,
+        }
+    })
 }
 
 /// Any structure of a pool: check, mount, walk, write.
 pub(crate) fn pool_image(data: &[u8]) {
-    let mut image = sample().clean.clone();
-    patch(&mut image, &everything(&sample().superblock), data);
-    live_with(&image);
+    live_with(&patch(everything(), data));
 }
 
 /// Records and the control block of a crashed pool.
 pub(crate) fn journal_replay(data: &[u8]) {
-    let mut image = sample().crashed.clone();
-    let superblock = &sample().superblock;
-    let ring = superblock.ring_bytes.min(16 << 10);
-    let second = superblock.journal_offset + superblock.ring_bytes;
-    patch(
-        &mut image,
-        &[(superblock.journal_offset, ring), (second, ring), (4096, 256)],
-        data,
-    );
-    live_with(&image);
+    static MADE: OnceLock<Surface> = OnceLock::new();
+    let surface = MADE.get_or_init(|| {
+        let Sample {
+            crashed, superblock, ..
+        } = sample();
+        let journal = u64::from(superblock.rings) * superblock.ring_bytes;
+        Surface {
+            image: crashed.clone(),
+            areas: vec![
+                Area::new(crashed, superblock.journal_offset, journal),
+                Area::new(crashed, CONTROL_OFFSET, 256),
+            ],
+            seals: true,
+        }
+    });
+    live_with(&patch(surface, data));
 }
 
 /// Blocks of directories, and the name table that leads to them.
 pub(crate) fn directory_block(data: &[u8]) {
-    let mut image = sample().clean.clone();
-    let superblock = &sample().superblock;
-    let names = (superblock.name_offset, superblock.name_slots * 8);
-    patch(&mut image, &[blocks(superblock), blocks(superblock), names], data);
-    live_with(&image);
+    static MADE: OnceLock<Surface> = OnceLock::new();
+    let surface = MADE.get_or_init(|| {
+        let Sample { clean, superblock, .. } = sample();
+        Surface {
+            image: clean.clone(),
+            areas: vec![directories(clean, superblock), names(clean, superblock)],
+            seals: false,
+        }
+    });
+    live_with(&patch(surface, data));
 }
 
 /// Logs, and the page words that lead to them.
 pub(crate) fn page_log(data: &[u8]) {
-    let mut image = sample().clean.clone();
-    let superblock = &sample().superblock;
-    let words = (superblock.map_offset, superblock.map_slots * 16);
-    patch(&mut image, &[blocks(superblock), words], data);
-    live_with(&image);
+    static MADE: OnceLock<Surface> = OnceLock::new();
+    let surface = MADE.get_or_init(|| {
+        let Sample { clean, superblock, .. } = sample();
+        Surface {
+            image: clean.clone(),
+            areas: vec![segments(clean, superblock), mapping(clean, superblock)],
+            seals: false,
+        }
+    });
+    live_with(&patch(surface, data));
 }
 
 /// Repair of any damage: what it leaves is sound, and it does not leave anything to a second one.
 pub(crate) fn fsck_repair(data: &[u8]) {
-    let mut image = sample().clean.clone();
-    patch(&mut image, &everything(&sample().superblock), data);
+    let image = patch(everything(), data);
     let open = |image: &[u8]| Region::from_image(image).expect("memory for a pool");
     let Ok((report, mend)) = repair(open(&image), &mut |_, _, _| {}) else {
         return;
