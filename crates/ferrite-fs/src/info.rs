@@ -15,7 +15,7 @@ pub(crate) fn collect(core: &Core) -> PoolInfo {
     core.map.for_each(&mut |entry| {
         pages += 1;
         logged_pages += u64::from(pagelog::has_log(entry.word));
-        at_home += u64::from(u64::from(entry.word.page()) == superblock.first_block + u64::from(entry.slot));
+        at_home += u64::from(core.map.as_hashfs().is_some_and(|map| map.at_home(&entry)));
         true
     });
     let pending = core.journal.pending();

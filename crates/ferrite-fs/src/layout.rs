@@ -6,7 +6,7 @@
 //! Invariant: an offset or count taken from a superblock has passed [`Superblock::validate`], which proves that
 //! every area lies inside the pool and that no two overlap. Nothing downstream checks again.
 
-use ferrite_map::hashfs::HashFsGeometry;
+use ferrite_map::Geometry;
 use ferrite_pm::Region;
 
 use crate::checksum::crc32c;
@@ -166,13 +166,19 @@ impl Superblock {
         let name_offset = inode_offset + inodes * INODE_BYTES;
         let map_offset = name_offset + name_slots * 8;
         let room = (size_bytes - BLOCK_BYTES).saturating_sub(map_offset);
-        // A block costs itself and 1.25 slots of 16 bytes.
-        let mut blocks = room / (BLOCK_BYTES + 20);
-        let table_bytes = |blocks: u64| {
-            HashFsGeometry::table_bytes(HashFsGeometry::slots_for(blocks as u32)).next_multiple_of(BLOCK_BYTES)
-        };
-        while blocks > 0 && table_bytes(blocks) + blocks * BLOCK_BYTES > room {
-            blocks -= 1;
+        let mapping = options.mapping;
+        let map_slots = |blocks: u64| mapping.slots_for(blocks as u32, inodes as u32);
+        let table_bytes = |blocks: u64| mapping.area_bytes(map_slots(blocks)).next_multiple_of(BLOCK_BYTES);
+        // As many as fit with their share of the table.
+        let fits = |blocks: u64| table_bytes(blocks) + blocks * BLOCK_BYTES <= room;
+        let (mut blocks, mut too_many) = (0, room / BLOCK_BYTES + 1);
+        while blocks + 1 < too_many {
+            let middle = blocks.midpoint(too_many);
+            if fits(middle) {
+                blocks = middle;
+            } else {
+                too_many = middle;
+            }
         }
         if blocks < 128 {
             return refuse(format!(
@@ -197,7 +203,7 @@ impl Superblock {
             name_offset,
             name_slots,
             map_offset,
-            map_slots: u64::from(HashFsGeometry::slots_for(blocks as u32)),
+            map_slots: map_slots(blocks),
             first_block: (map_offset + table_bytes(blocks)) / BLOCK_BYTES,
             blocks,
             // Enough for a 2 MiB overwrite and what it leaves pending, but never more than a twentieth.
@@ -238,14 +244,14 @@ impl Superblock {
         if self.blocks == 0 || self.blocks > MAX_POOL_BYTES / BLOCK_BYTES || self.reserve_blocks > self.blocks {
             return damaged("impossible block counts");
         }
-        if self.map_slots != u64::from(HashFsGeometry::slots_for(self.blocks as u32)) {
+        if self.map_slots != self.mapping.slots_for(self.blocks as u32, self.inodes as u32) {
             return damaged("the mapping table does not fit the number of blocks");
         }
         let areas = [
             (self.journal_offset, u64::from(self.rings).checked_mul(self.ring_bytes)),
             (self.inode_offset, self.inodes.checked_mul(INODE_BYTES)),
             (self.name_offset, self.name_slots.checked_mul(8)),
-            (self.map_offset, self.map_slots.checked_mul(16)),
+            (self.map_offset, Some(self.mapping.area_bytes(self.map_slots))),
             (
                 self.first_block.saturating_mul(BLOCK_BYTES),
                 self.blocks.checked_mul(BLOCK_BYTES),
@@ -326,9 +332,11 @@ impl Superblock {
         if word(64) != 0 {
             return Err(EngineError::UnknownFeatures(word(64)));
         }
-        if u64::from(half(12)) != BLOCK_BYTES || half(72) != Mapping::Hashfs as u32 {
-            return Err(EngineError::Damaged("superblock: unknown block size or mapping".into()));
+        if u64::from(half(12)) != BLOCK_BYTES {
+            return Err(EngineError::Damaged("superblock: unknown block size".into()));
         }
+        let mapping = Mapping::from_number(half(72));
+        let mapping = mapping.ok_or_else(|| EngineError::Damaged("superblock: unknown mapping".into()))?;
         Ok(Superblock {
             version: half(8),
             uuid: u128::from_le_bytes(bytes[16..32].try_into().expect("sixteen bytes")),
@@ -337,7 +345,7 @@ impl Superblock {
             features_compat: word(48),
             features_ro_compat: word(56),
             features_incompat: word(64),
-            mapping: Mapping::Hashfs,
+            mapping,
             rings: half(76),
             ring_bytes: word(80),
             journal_offset: word(88),
@@ -408,13 +416,14 @@ impl Superblock {
         (self.first_block..self.first_block + self.blocks).contains(&u64::from(block))
     }
 
-    /// The mapping table's place and size.
-    pub fn map_geometry(&self) -> HashFsGeometry {
-        HashFsGeometry {
-            table_offset: self.map_offset,
-            slots: self.map_slots as u32,
+    /// The mapping structure's place and size.
+    pub fn map_geometry(&self) -> Geometry {
+        Geometry {
+            area_offset: self.map_offset,
+            slots: self.map_slots,
             first_block: self.first_block as u32,
             blocks: self.blocks as u32,
+            inodes: self.inodes as u32,
             seed: self.seed,
         }
     }

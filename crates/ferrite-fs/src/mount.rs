@@ -12,7 +12,6 @@ use std::sync::{Arc, OnceLock};
 
 use crossbeam_utils::CachePadded;
 use ferrite_map::bitmap::AtomicBitmap;
-use ferrite_map::hashfs::HashFs;
 use ferrite_map::{FileMap, MapEntry};
 use ferrite_pm::{Access, Durability, Medium, Region};
 use ferrite_vfs::{FileKind, ROOT_INO};
@@ -37,6 +36,8 @@ use crate::planted::{Flaw, planted};
 
 /// Threads that read the tables.
 const LOAD_THREADS: usize = 2;
+/// Tables of smaller pools are read before a thread has started.
+const SMALL_POOL_BLOCKS: u64 = 16 << 10;
 
 /// What the tables hold besides what is in use.
 #[derive(Default)]
@@ -71,7 +72,7 @@ pub(crate) fn mount(mut region: Region, options: &MountOptions) -> Result<Core, 
     let region = Arc::new(region);
     let alloc = BlockAlloc::new(&superblock);
     let inode_map = AtomicBitmap::new(superblock.inodes);
-    let map: Box<dyn FileMap> = Box::new(HashFs::new(Arc::clone(&region), superblock.map_geometry()));
+    let map = superblock.mapping.open(Arc::clone(&region), superblock.map_geometry());
     let names = NameTable::new(Arc::clone(&region), &superblock);
     let scan = load(&region, &superblock, &alloc, &inode_map, map.as_ref(), &names)?;
     for &(ino, block) in &scan.xattr_blocks {
@@ -187,23 +188,33 @@ fn load(
             logged.lock().push(entry);
         }
     };
-    let scan = std::thread::scope(|scope| {
-        let inodes = scope.spawn(|| {
-            names.load();
-            scan_inodes(region, superblock, inode_map)
-        });
-        let mapped = map.load(LOAD_THREADS, &visit);
-        let scan = inodes
-            .join()
-            .map_err(|_| EngineError::Damaged("the inode table could not be read".into()))?;
-        mapped.map_err(EngineError::from).map(|()| scan)
-    })?;
+    let inodes = || {
+        names.load();
+        scan_inodes(region, superblock, inode_map)
+    };
+    let (mapped, scan) = if superblock.blocks < SMALL_POOL_BLOCKS {
+        (map.load(1, &visit), inodes())
+    } else {
+        std::thread::scope(|scope| {
+            let inodes = scope.spawn(inodes);
+            let mapped = map.load(LOAD_THREADS, &visit);
+            let scan = inodes.join();
+            scan.map(|scan| (mapped, scan))
+                .map_err(|_| EngineError::Damaged("the inode table could not be read".into()))
+        })?
+    };
+    mapped.map_err(EngineError::from)?;
+    map.for_each_node(&mut |block, _| {
+        if !alloc.set_used(block) {
+            twice.store(u64::from(block), Ordering::Relaxed);
+        }
+    });
     match twice.into_inner() {
         0 => Ok(Scan {
             logged: logged.into_inner(),
             ..scan
         }),
-        block => Err(EngineError::Damaged(format!("block {block} belongs to two pages"))),
+        block => Err(EngineError::Damaged(format!("block {block} has two owners"))),
     }
 }
 

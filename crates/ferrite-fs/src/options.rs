@@ -1,15 +1,7 @@
 //! What a caller may choose at mkfs, mount and fsck, and what the engine reports about a pool.
 
+pub use ferrite_map::Mapping;
 use serde::{Deserialize, Serialize};
-
-/// The mapping structures a pool can be made with.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Mapping {
-    /// One global open-addressing table, slot = block (hashfs.txt §3.2.2).
-    #[default]
-    Hashfs,
-}
 
 /// Choices fixed when a pool is made.
 #[derive(Debug, Clone, Default)]

@@ -11,9 +11,11 @@ use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use ferrite_map::{MapError, MapTx, Resource};
+use ferrite_map::gate::{Moving, Passage};
+use ferrite_map::{MapError, MapTx, Mapping, Resource};
 use ferrite_pm::Region;
 use ferrite_vfs::{FsError, Result};
+use rustc_hash::FxHashMap;
 
 use crate::alloc::Class;
 use crate::checksum::crc32c;
@@ -35,6 +37,8 @@ struct Buffers {
     /// Reusable as soon as the record is durable, see [`Tx::freed`].
     freed_at_once: Vec<Resource>,
     staged: Staged,
+    /// Words of the mapping that the record sets, for structures whose changes build on each other.
+    map_words: FxHashMap<u64, u64>,
 }
 
 impl Buffers {
@@ -45,6 +49,7 @@ impl Buffers {
             freed: Vec::new(),
             freed_at_once: Vec::new(),
             staged: Staged::default(),
+            map_words: FxHashMap::default(),
         }
     }
 }
@@ -112,6 +117,7 @@ impl Drop for Lease {
         self.freed.clear();
         self.freed_at_once.clear();
         self.staged.clear();
+        self.map_words.clear();
         self.record.clear();
         BUFFERS.set(self.0.take());
     }
@@ -129,11 +135,19 @@ pub(crate) struct Tx<'e> {
     /// The operation changes one page.
     single_page: bool,
     entered: Option<Entered<'e>>,
+    /// From the first look at the mapping to the words being set, where entries may be moved.
+    _passage: Option<Passage<'e>>,
 }
 
 impl<'e> Tx<'e> {
-    /// An empty transaction whose allocations are [`Class::Ordinary`].
+    /// An empty transaction whose allocations are [`Class::Ordinary`]. Waits for a move of the mapping's entries; not to be made
+    /// while this thread has another.
     pub(crate) fn new(core: &'e Core) -> Self {
+        let passage = core.map.gate().map(|gate| gate.pass());
+        Self::with_passage(core, passage)
+    }
+
+    fn with_passage(core: &'e Core, passage: Option<Passage<'e>>) -> Self {
         Tx {
             core,
             buffers: Lease::take(),
@@ -143,7 +157,14 @@ impl<'e> Tx<'e> {
             small: false,
             single_page: false,
             entered: None,
+            _passage: passage,
         }
+    }
+
+    /// The same for a move of the mapping's entries, by whoever has the gate alone.
+    #[allow(dead_code)]
+    pub(crate) fn moving(core: &'e Core, _moving: &Moving<'_>) -> Self {
+        Self::with_passage(core, None)
     }
 
     /// Sets who the following allocations are for.
@@ -323,6 +344,23 @@ impl Drop for Tx<'_> {
 impl MapTx for Tx<'_> {
     fn set_word(&mut self, offset: u64, value: u64) {
         self.buffers.record.set_word(offset, value);
+        if self.core.superblock.mapping != Mapping::Hashfs {
+            self.buffers.map_words.insert(offset, value);
+        }
+    }
+
+    fn word(&self, offset: u64) -> u64 {
+        let set = self.buffers.map_words.get(&offset).copied();
+        set.unwrap_or_else(|| self.core.region.load(offset))
+    }
+
+    /// The zeros are not vouched for by the record, which goes on to change them: they get a fence of their own.
+    fn fresh_block(&mut self) -> std::result::Result<u32, MapError> {
+        let block = self.alloc_block()?;
+        let offset = self.core.superblock.block_offset(block);
+        self.core.region.stream(offset, &[0; BLOCK_BYTES as usize]);
+        self.streamed = true;
+        Ok(block)
     }
 
     fn claim_block(&mut self, block: u32) -> bool {

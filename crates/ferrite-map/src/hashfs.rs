@@ -21,7 +21,7 @@ use ferrite_pm::Region;
 use crate::bitmap::AtomicBitmap;
 use crate::bounds::Bounds;
 use crate::simd::{self, Level};
-use crate::{FileMap, MapEntry, MapError, MapTx, PageWord, Resource, TransCache};
+use crate::{Broken, FileMap, Geometry, MapEntry, MapError, MapTx, PageWord, Resource, TransCache};
 
 const BUCKET_SLOTS: u64 = 8;
 const BUCKET_BYTES: u64 = 128;
@@ -31,40 +31,10 @@ const VECTOR: usize = 8;
 /// Buckets a thread takes at a time when loading.
 const LOAD_CHUNK: u64 = 4096;
 
-/// Place and size of a table, as the superblock has it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct HashFsGeometry {
-    /// Pool offset, divisible by 128.
-    pub table_offset: u64,
-    /// Slots, a multiple of 8.
-    pub slots: u32,
-    /// Block number of data block 0, which is slot 0's.
-    pub first_block: u32,
-    /// Data blocks.
-    pub blocks: u32,
-    /// Seed of the hash.
-    pub seed: u64,
-}
-
-impl HashFsGeometry {
-    /// Slots for so many data blocks: 1.25 a block.
-    pub fn slots_for(blocks: u32) -> u32 {
-        (u64::from(blocks) * 5)
-            .div_ceil(4)
-            .next_multiple_of(BUCKET_SLOTS)
-            .max(BUCKET_SLOTS) as u32
-    }
-
-    /// Bytes of a table of so many slots.
-    pub fn table_bytes(slots: u32) -> u64 {
-        u64::from(slots) / BUCKET_SLOTS * BUCKET_BYTES
-    }
-}
-
 /// The table of a mounted pool.
 pub struct HashFs {
     region: Arc<Region>,
-    geometry: HashFsGeometry,
+    geometry: Geometry,
     buckets: u64,
     level: Level,
     used: AtomicBitmap,
@@ -76,15 +46,28 @@ fn key_of(ino: u32, lblk: u32) -> u64 {
 }
 
 impl HashFs {
-    /// For the table at `geometry`; [`FileMap::load`] must follow before changes.
-    pub fn new(region: Arc<Region>, geometry: HashFsGeometry) -> Self {
-        let buckets = u64::from(geometry.slots) / BUCKET_SLOTS;
+    /// Slots for so many data blocks: 1.25 a block.
+    pub fn slots_for(blocks: u32) -> u64 {
+        (u64::from(blocks) * 5)
+            .div_ceil(4)
+            .next_multiple_of(BUCKET_SLOTS)
+            .max(BUCKET_SLOTS)
+    }
+
+    /// Bytes of a table of so many slots.
+    pub fn area_bytes(slots: u64) -> u64 {
+        slots / BUCKET_SLOTS * BUCKET_BYTES
+    }
+
+    /// For the table at `geometry`, whose slots are a multiple of 8; [`FileMap::load`] must follow before changes.
+    pub fn new(region: Arc<Region>, geometry: Geometry) -> Self {
+        let buckets = geometry.slots / BUCKET_SLOTS;
         HashFs {
             region,
             geometry,
             buckets,
             level: Level::detect(),
-            used: AtomicBitmap::new(u64::from(geometry.slots)),
+            used: AtomicBitmap::new(geometry.slots),
             bounds: Bounds::new(buckets as usize),
         }
     }
@@ -99,7 +82,7 @@ impl HashFs {
 
     #[inline]
     fn bucket_offset(&self, bucket: u64) -> u64 {
-        self.geometry.table_offset + bucket * BUCKET_BYTES
+        self.geometry.area_offset + bucket * BUCKET_BYTES
     }
 
     fn key_offset(&self, slot: u64) -> u64 {
@@ -195,11 +178,6 @@ impl HashFs {
         })
     }
 
-    fn is_data_block(&self, block: u32) -> bool {
-        let first = self.geometry.first_block;
-        block >= first && u64::from(block) < u64::from(first) + u64::from(self.geometry.blocks)
-    }
-
     fn load_bucket(&self, bucket: u64, visit: &(dyn Fn(MapEntry) + Sync)) -> Result<(), MapError> {
         let mut result = Ok(());
         for (index, key) in self.keys(bucket).iter().enumerate() {
@@ -213,7 +191,7 @@ impl HashFs {
             self.bounds
                 .raise(home as usize, self.wrap(bucket + self.buckets - home));
             let (ino, lblk, word) = ((key >> 32) as u32, key as u32, self.word(slot));
-            if ino == 0 || !self.is_data_block(word.page()) {
+            if ino == 0 || !self.geometry.is_data_block(word.page()) {
                 let page = word.page();
                 let what = format!("slot {slot} maps page {lblk} of inode {ino} to block {page}, which holds no data");
                 result = Err(MapError::Damaged(what));
@@ -254,8 +232,7 @@ impl HashFs {
             match cache.slot(lblk) {
                 // The cache may be shared and the page long gone: the key has the last word.
                 Some(slot)
-                    if slot < u64::from(self.geometry.slots)
-                        && self.region.load(self.key_offset(slot)) == key_of(ino, lblk) =>
+                    if slot < self.geometry.slots && self.region.load(self.key_offset(slot)) == key_of(ino, lblk) =>
                 {
                     *word = self.word(slot);
                 }
@@ -289,7 +266,7 @@ impl HashFs {
     /// For repair: the first slot for a page whose key and word are clear.
     pub fn empty_slot(&self, ino: u32, lblk: u32) -> Option<u64> {
         let home = self.home(key_of(ino, lblk)) * BUCKET_SLOTS;
-        let slots = u64::from(self.geometry.slots);
+        let slots = self.geometry.slots;
         (0..slots)
             .map(|step| (home + step) % slots)
             .find(|&slot| self.region.load(self.key_offset(slot)) == 0)
@@ -428,36 +405,38 @@ impl FileMap for HashFs {
     fn load(&self, threads: usize, visit: &(dyn Fn(MapEntry) + Sync)) -> Result<(), MapError> {
         let next = AtomicU64::new(0);
         let damage = Mutex::new(Ok(()));
-        std::thread::scope(|scope| {
-            for _ in 0..threads.max(1) {
-                scope.spawn(|| {
-                    loop {
-                        let first = next.fetch_add(LOAD_CHUNK, Ordering::Relaxed);
-                        if first >= self.buckets {
-                            return;
-                        }
-                        for bucket in first..(first + LOAD_CHUNK).min(self.buckets) {
-                            if let Err(error) = self.load_bucket(bucket, visit) {
-                                *damage.lock().unwrap_or_else(PoisonError::into_inner) = Err(error);
-                            }
-                        }
+        let work = || {
+            loop {
+                let first = next.fetch_add(LOAD_CHUNK, Ordering::Relaxed);
+                if first >= self.buckets {
+                    return;
+                }
+                for bucket in first..(first + LOAD_CHUNK).min(self.buckets) {
+                    if let Err(error) = self.load_bucket(bucket, visit) {
+                        *damage.lock().unwrap_or_else(PoisonError::into_inner) = Err(error);
                     }
-                });
+                }
             }
+        };
+        // A small table is read before a thread has started.
+        let threads = (threads as u64).min(self.buckets.div_ceil(LOAD_CHUNK));
+        std::thread::scope(|scope| {
+            for _ in 1..threads {
+                scope.spawn(work);
+            }
+            work();
         });
         damage.into_inner().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn for_each(&self, visit: &mut dyn FnMut(MapEntry) -> bool) {
-        let _ = (0..u64::from(self.geometry.slots))
-            .filter_map(|slot| self.entry(slot))
-            .all(visit);
+        let _ = (0..self.geometry.slots).filter_map(|slot| self.entry(slot)).all(visit);
     }
 
     fn for_range(&self, ino: u32, first: u32, end: u64, visit: &mut dyn FnMut(MapEntry) -> bool) {
         let (first, end) = (u64::from(first), end.min(1 << 32));
         // A probe touches about as much memory as eight slots of a scan.
-        if end.saturating_sub(first) < u64::from(self.geometry.slots) / 8 {
+        if end.saturating_sub(first) < self.geometry.slots / 8 {
             for at in (first..end).step_by(VECTOR) {
                 let mut slots = [None; VECTOR];
                 let count = VECTOR.min((end - at) as usize);
@@ -475,6 +454,38 @@ impl FileMap for HashFs {
             let wanted = entry.ino == ino && u64::from(entry.lblk) >= first && u64::from(entry.lblk) < end;
             !wanted || visit(entry)
         });
+    }
+
+    fn check(&self, visit: &mut dyn FnMut(MapEntry), _node: &mut dyn FnMut(u32), broken: &mut dyn FnMut(Broken)) {
+        for slot in 0..self.geometry.slots {
+            let Some(entry) = self.entry(slot) else { continue };
+            let MapEntry { ino, lblk, word, .. } = entry;
+            if ino == 0 || ino >= self.geometry.inodes || !self.geometry.is_data_block(word.page()) {
+                let page = word.page();
+                broken(Broken {
+                    what: format!("slot {slot} maps page {lblk} of inode {ino} to block {page}"),
+                    cure: vec![(self.key_offset(slot), 0), (self.word_offset(slot), 0)],
+                });
+            } else {
+                visit(entry);
+            }
+        }
+    }
+
+    fn lines_touched(&self, ino: u32, lblk: u32) -> u64 {
+        let home = self.home(key_of(ino, lblk));
+        match self.find(ino, lblk) {
+            // Key lines, the word's line, and the bound if the key is not at home.
+            Some(slot) => {
+                let distance = self.wrap(slot / BUCKET_SLOTS + self.buckets - home);
+                distance + 2 + u64::from(distance > 0)
+            }
+            None => self.bounds.lines_to_probe(home as usize, self.buckets) + 2,
+        }
+    }
+
+    fn as_hashfs(&self) -> Option<&HashFs> {
+        Some(self)
     }
 
     fn slots(&self) -> (u64, u64) {

@@ -1,7 +1,8 @@
 //! File mapping: from (inode, logical block) to a *page word*, by one of several structures.
 //!
 //! What lives here: the [`FileMap`] trait, what it needs from the engine ([`MapTx`]), the atomic free
-//! map ([`bitmap`]), displacement bounds ([`bounds`]) and the structures themselves ([`hashfs`]).
+//! map ([`bitmap`]), displacement bounds ([`bounds`]), the gate for structures that move entries ([`gate`]), and the structures
+//! themselves, which [`Mapping`] lists ([`hashfs`]).
 //!
 //! *Architecture invariant:* nothing here knows the engine (`ferrite-fs`); the engine implements
 //! [`MapTx`]. *Architecture invariant:* structures on the medium change only through
@@ -10,12 +11,19 @@
 
 pub mod bitmap;
 pub mod bounds;
+pub mod gate;
 pub mod hashfs;
+mod mapping;
 pub mod simd;
 #[cfg(test)]
 mod testing;
 
+pub use mapping::{Geometry, Mapping};
+
 use thiserror::Error;
+
+use gate::Gate;
+use hashfs::HashFs;
 
 /// The two 32-bit halves stored for a mapped page; see `docs/format.md`.
 ///
@@ -77,6 +85,11 @@ pub enum Resource {
 pub trait MapTx {
     /// Sets the 8-byte word at pool offset `offset` (8-aligned) when the transaction commits.
     fn set_word(&mut self, offset: u64, value: u64);
+    /// The word at `offset` as this transaction leaves it: what [`Self::set_word`] said last, else what is stored.
+    fn word(&self, offset: u64) -> u64;
+    /// Claims any free block for a node of the structure and fills it with zeros, which are durable before the record is. The block
+    /// goes back if the transaction aborts.
+    fn fresh_block(&mut self) -> Result<u32, MapError>;
     /// Claims block `block` if it is a free data block.
     fn claim_block(&mut self, block: u32) -> bool;
     /// Claims any free block.
@@ -115,8 +128,24 @@ pub struct MapEntry {
     pub slot: u32,
 }
 
+/// Something in a structure that cannot be, see [`FileMap::check`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Broken {
+    /// What is wrong, and where.
+    pub what: String,
+    /// Words to store (pool offset, value) after which it is gone, with all pages that only it led to.
+    pub cure: Vec<(u64, u64)>,
+}
+
 /// A mapping structure. Callers hold the inode's lock: shared or validated by a version for lookups,
 /// exclusive for changes; changes of *different* inodes run concurrently.
+///
+/// A lookup whose version is checked afterwards may race with changes of its own inode and with the reuse of what was freed. It
+/// may return anything then, but must end, and must not read outside the pool: whatever it reads is checked before it is
+/// followed.
+///
+/// A structure that moves entries of other inodes has a [`Gate`]. The engine holds it shared from before the first call of a
+/// transaction to after its commit, and exclusively around [`Self::make_room`] and its commit.
 pub trait FileMap: Send + Sync {
     /// Name as `mkfs --mapping` knows it.
     fn name(&self) -> &'static str;
@@ -135,10 +164,11 @@ pub trait FileMap: Send + Sync {
     /// page's own slot, or of the slot an insert would take) or any other.
     fn alloc_page(&self, tx: &mut dyn MapTx, ino: u32, lblk: u32) -> Result<u32, MapError>;
 
-    /// Maps a page that is not mapped.
+    /// Maps a page that is not mapped. [`MapError::TableFull`] may pass after [`Self::make_room`].
     fn insert(&self, tx: &mut dyn MapTx, ino: u32, lblk: u32, word: PageWord) -> Result<(), MapError>;
 
-    /// Replaces the word of a mapped page. The old word's block and log are the caller's to free.
+    /// Replaces the word of a mapped page, or of one this transaction has inserted. The old word's block and log are the caller's
+    /// to free.
     fn replace(&self, tx: &mut dyn MapTx, ino: u32, lblk: u32, word: PageWord) -> Result<(), MapError>;
 
     /// Stores the word of a page in place, if it is `old` still, and returns where, to be written back. For changes that need no
@@ -162,8 +192,40 @@ pub trait FileMap: Send + Sync {
     /// whichever is shorter, the range or the table, until it returns false.
     fn for_range(&self, ino: u32, first: u32, end: u64, visit: &mut dyn FnMut(MapEntry) -> bool);
 
-    /// Entries in all and entries free (not reserved, not in use).
+    /// Entries in all and entries free (not reserved, not in use); (0, 0) where only blocks limit their number.
     fn slots(&self) -> (u64, u64);
+
+    /// Reads everything without trusting anything: calls `visit` for each page, `node` for each data block that the
+    /// structure itself lies in, and `broken` for what cannot be. Pages that only something broken leads to are not visited. Needs no
+    /// [`Self::load`]. For structures that lie in nodes, a node that is reached twice is broken the second time.
+    fn check(&self, visit: &mut dyn FnMut(MapEntry), node: &mut dyn FnMut(u32), broken: &mut dyn FnMut(Broken));
+
+    /// Calls `visit` for each data block that the structure itself lies in, with the inode it belongs to. After [`Self::load`].
+    fn for_each_node(&self, _visit: &mut dyn FnMut(u32, u32)) {}
+
+    /// Where a structure that moves entries of other inodes has transactions and moves keep out of each other's way.
+    fn gate(&self) -> Option<&Gate> {
+        None
+    }
+
+    /// Whether [`Self::make_room`] has something to do that keeps the structure fast. Cheap; asked after commits.
+    fn wants_room(&self) -> bool {
+        false
+    }
+
+    /// Moves entries so that what failed with [`MapError::TableFull`] last, or comes next, finds room; a transaction of its own. False
+    /// if there is nothing to be moved. Running it again and again ends.
+    fn make_room(&self, _tx: &mut dyn MapTx) -> Result<bool, MapError> {
+        Ok(false)
+    }
+
+    /// Cache lines of the structure that [`Self::get`] of this page reads, DRAM included. For benchmarks.
+    fn lines_touched(&self, ino: u32, lblk: u32) -> u64;
+
+    /// The structure itself, where slot = block matters (repair, the share of pages at home).
+    fn as_hashfs(&self) -> Option<&HashFs> {
+        None
+    }
 
     /// DRAM the structure uses, in bytes.
     fn dram_bytes(&self) -> u64;

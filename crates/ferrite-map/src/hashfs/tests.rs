@@ -1,25 +1,14 @@
 //! What is particular to HashFS: slots that are blocks, probes that stay short, levels that agree, damage.
 
 use super::*;
+use crate::Mapping;
 use crate::testing::{self, AREA_OFFSET, Bed, Rng, Subject, for_seeds};
 
 impl Subject for HashFs {
-    fn area_bytes(blocks: u32) -> u64 {
-        HashFsGeometry::table_bytes(HashFsGeometry::slots_for(blocks))
-    }
+    const MAPPING: Mapping = Mapping::Hashfs;
 
-    fn mount(region: Arc<Region>, table_offset: u64, first_block: u32, blocks: u32, seed: u64) -> Self {
-        let slots = HashFsGeometry::slots_for(blocks);
-        HashFs::new(
-            region,
-            HashFsGeometry {
-                table_offset,
-                slots,
-                first_block,
-                blocks,
-                seed,
-            },
-        )
+    fn mount(region: Arc<Region>, geometry: Geometry) -> Self {
+        HashFs::new(region, geometry)
     }
 }
 
@@ -42,7 +31,7 @@ fn probes_stay_short_after_five_turnovers_at_80_percent() {
         let mut rng = Rng(seed);
         let bed = Bed::<HashFs>::new(40_000, rng.next());
         let target = u64::from(bed.map.geometry.slots) * 4 / 5;
-        let word = |lblk: u32| PageWord::new(bed.first_block, lblk | 1);
+        let word = |lblk: u32| PageWord::new(bed.geometry.first_block, lblk | 1);
         // Whole files in order, as real pools have them: the hash must spread consecutive keys.
         let mut pages: Vec<(u32, u32)> = (0..target).map(|n| (1 + (n / 500) as u32, (n % 500) as u32)).collect();
         for &(ino, lblk) in &pages {

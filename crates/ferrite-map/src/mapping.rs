@@ -1,0 +1,95 @@
+//! The structures a pool can be made with: names, numbers on the medium, sizes, and how to open one.
+//!
+//! What lives here: [`Mapping`], the only place that lists them all, and [`Geometry`]. A new structure joins here.
+
+use std::sync::Arc;
+
+use ferrite_pm::Region;
+use serde::{Deserialize, Serialize};
+
+use crate::FileMap;
+use crate::hashfs::HashFs;
+
+/// The mapping structures. The numbers are part of the format.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+#[repr(u32)]
+pub enum Mapping {
+    /// One global open-addressing table, slot = block (hashfs.txt §3.2.2).
+    #[default]
+    Hashfs = 0,
+}
+
+/// Place and size of a structure's own area, as the superblock has it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Geometry {
+    /// Pool offset, divisible by the block size.
+    pub area_offset: u64,
+    /// Entries of the area, see [`Mapping::slots_for`].
+    pub slots: u64,
+    /// Block number of data block 0.
+    pub first_block: u32,
+    /// Data blocks.
+    pub blocks: u32,
+    /// Inodes of the pool; numbers stay below it.
+    pub inodes: u32,
+    /// Seed of the pool's hashes.
+    pub seed: u64,
+}
+
+impl Geometry {
+    /// Whether `block` is a data block's number.
+    pub fn is_data_block(&self, block: u32) -> bool {
+        block >= self.first_block && u64::from(block) < u64::from(self.first_block) + u64::from(self.blocks)
+    }
+}
+
+impl Mapping {
+    /// All of them, in the order of their numbers.
+    pub const ALL: &[Mapping] = &[Mapping::Hashfs];
+
+    /// Name as `mkfs --mapping` knows it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Mapping::Hashfs => "hashfs",
+        }
+    }
+
+    /// The structure of that name.
+    pub fn from_name(name: &str) -> Option<Mapping> {
+        Self::ALL.iter().copied().find(|mapping| mapping.name() == name)
+    }
+
+    /// The structure of that number.
+    pub fn from_number(number: u32) -> Option<Mapping> {
+        Self::ALL.iter().copied().find(|&mapping| mapping as u32 == number)
+    }
+
+    /// Entries its area gets in a pool of so many data blocks and inodes.
+    pub fn slots_for(self, blocks: u32, inodes: u32) -> u64 {
+        let _ = inodes;
+        match self {
+            Mapping::Hashfs => HashFs::slots_for(blocks),
+        }
+    }
+
+    /// Bytes of an area of so many entries.
+    pub fn area_bytes(self, slots: u64) -> u64 {
+        match self {
+            Mapping::Hashfs => HashFs::area_bytes(slots),
+        }
+    }
+
+    /// The structure in `region`; [`FileMap::load`] must follow before changes.
+    pub fn open(self, region: Arc<Region>, geometry: Geometry) -> Box<dyn FileMap> {
+        match self {
+            Mapping::Hashfs => Box::new(HashFs::new(region, geometry)),
+        }
+    }
+}
+
+impl std::fmt::Display for Mapping {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.pad(self.name())
+    }
+}
