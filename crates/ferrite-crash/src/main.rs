@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use clap::{Parser, Subcommand};
 use ferrite_crash::explore::{Effort, Report, Search};
 use ferrite_crash::source::Name;
-use ferrite_crash::{MAPPINGS, choices, plan, record, shrink, verify};
+use ferrite_crash::{MAPPINGS, Mapping, choices, plan, record, shrink, verify};
 use indicatif::{ProgressBar, ProgressStyle};
 
 /// Builds what a medium may hold after a crash, and tries the engine on it.
@@ -39,6 +39,9 @@ enum Command {
         /// Picks the random workloads and what is sampled.
         #[arg(long, default_value_t = 1)]
         seed: u64,
+        /// Only this mapping.
+        #[arg(long, value_parser = mapping)]
+        mapping: Option<Mapping>,
     },
     /// Try one workload again, or one image of it.
     Replay {
@@ -56,7 +59,21 @@ enum Command {
         /// Write that image to a file.
         #[arg(long, requires = "point")]
         keep: Option<PathBuf>,
+        /// Only this mapping.
+        #[arg(long, value_parser = mapping)]
+        mapping: Option<Mapping>,
     },
+}
+
+fn mapping(name: &str) -> Result<Mapping, String> {
+    Mapping::from_name(name).ok_or_else(|| format!("no mapping is called {name}"))
+}
+
+fn mappings(only: Option<Mapping>) -> impl Iterator<Item = Mapping> {
+    MAPPINGS
+        .iter()
+        .copied()
+        .filter(move |&mapping| only.is_none_or(|only| only == mapping))
 }
 
 fn main() -> ExitCode {
@@ -67,13 +84,14 @@ fn main() -> ExitCode {
             per_point,
             threads,
             seed,
+            mapping,
         } => {
             let effort = Effort {
                 per_point,
                 seed,
                 ..Effort::default()
             };
-            explore(effort, images, Duration::from_secs(60 * minutes), threads)
+            explore(mapping, effort, images, Duration::from_secs(60 * minutes), threads)
         }
         Command::Replay {
             name,
@@ -81,7 +99,8 @@ fn main() -> ExitCode {
             point,
             choice,
             keep,
-        } => match replay(&name, seed, point.zip(choice), keep) {
+            mapping,
+        } => match replay(mapping, &name, seed, point.zip(choice), keep) {
             Ok(()) => {
                 println!("nothing wrong with {name}");
                 ExitCode::SUCCESS
@@ -94,9 +113,9 @@ fn main() -> ExitCode {
     }
 }
 
-fn explore(effort: Effort, images: u64, limit: Duration, threads: usize) -> ExitCode {
+fn explore(only: Option<Mapping>, effort: Effort, images: u64, limit: Duration, threads: usize) -> ExitCode {
     let started = Instant::now();
-    for mapping in MAPPINGS {
+    for mapping in mappings(only) {
         let style = ProgressStyle::with_template("{bar:40} {pos}/{len} images, {per_sec}, {eta} left");
         let bar = ProgressBar::new(images).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
         let search = Search::new(mapping, effort);
@@ -128,12 +147,13 @@ fn tell(report: &Report) -> String {
 }
 
 fn replay(
+    only: Option<Mapping>,
     name: &Name,
     seed: u64,
     place: Option<(usize, ferrite_pm::Choice)>,
     keep: Option<PathBuf>,
 ) -> Result<(), String> {
-    for mapping in MAPPINGS {
+    for mapping in mappings(only) {
         let Some((point, choice)) = place else {
             let effort = Effort {
                 seed,

@@ -56,8 +56,8 @@ impl Failure {
             None => String::new(),
         };
         text + &format!(
-            "replay: cargo run --release -p ferrite-crash -- replay {} --seed {}{place}",
-            self.name, effort.seed
+            "replay: cargo run --release -p ferrite-crash -- replay {} --seed {} --mapping {}{place}",
+            self.name, effort.seed, self.mapping
         )
     }
 }

@@ -23,7 +23,7 @@ fn no_crash_breaks_a_promise() {
         per_point: if soak { 48 } else { 6 },
         ..Effort::default()
     };
-    for mapping in MAPPINGS {
+    for &mapping in MAPPINGS {
         let search = Search::new(mapping, effort);
         let report = match soak {
             true => search.run(plan::endless(effort.seed), 2, &|search| search.distinct() >= wanted),

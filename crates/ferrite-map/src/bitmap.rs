@@ -100,6 +100,17 @@ impl AtomicBitmap {
         None
     }
 
+    /// Start of a stretch of 64 clear bits, looked for in so many stretches from `cursor` on, going round. A hint: others may be claiming
+    /// them.
+    pub fn find_stretch(&self, cursor: u64, tries: u64) -> Option<u64> {
+        let count = self.words.len() as u64;
+        let first = cursor.div_ceil(WORD_BITS);
+        (first..first + tries.min(count))
+            .map(|at| at % count.max(1))
+            .find(|&at| self.words[at as usize].load(Ordering::Relaxed) == 0)
+            .map(|at| at * WORD_BITS)
+    }
+
     /// Number of set bits. Exact only while nobody changes it.
     pub fn count_used(&self) -> u64 {
         let ones: u64 = self

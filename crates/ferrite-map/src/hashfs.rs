@@ -263,15 +263,6 @@ impl HashFs {
         key_of(ino, lblk)
     }
 
-    /// For repair: the first slot for a page whose key and word are clear.
-    pub fn empty_slot(&self, ino: u32, lblk: u32) -> Option<u64> {
-        let home = self.home(key_of(ino, lblk)) * BUCKET_SLOTS;
-        let slots = self.geometry.slots;
-        (0..slots)
-            .map(|step| (home + step) % slots)
-            .find(|&slot| self.region.load(self.key_offset(slot)) == 0)
-    }
-
     /// Buckets a lookup of this page looks at, for benchmarks.
     pub fn probe_lines(&self, ino: u32, lblk: u32) -> u64 {
         let home = self.home(key_of(ino, lblk));

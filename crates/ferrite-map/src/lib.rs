@@ -2,7 +2,7 @@
 //!
 //! What lives here: the [`FileMap`] trait, what it needs from the engine ([`MapTx`]), the atomic free
 //! map ([`bitmap`]), displacement bounds ([`bounds`]), the gate for structures that move entries ([`gate`]), and the structures
-//! themselves, which [`Mapping`] lists ([`hashfs`]).
+//! themselves, which [`Mapping`] lists ([`hashfs`], [`leaf`]).
 //!
 //! *Architecture invariant:* nothing here knows the engine (`ferrite-fs`); the engine implements
 //! [`MapTx`]. *Architecture invariant:* structures on the medium change only through
@@ -13,6 +13,7 @@ pub mod bitmap;
 pub mod bounds;
 pub mod gate;
 pub mod hashfs;
+pub mod leaf;
 mod mapping;
 pub mod simd;
 #[cfg(test)]
@@ -94,6 +95,10 @@ pub trait MapTx {
     fn claim_block(&mut self, block: u32) -> bool;
     /// Claims any free block.
     fn alloc_block(&mut self) -> Result<u32, MapError>;
+    /// Claims a free block with many free ones behind it, if there is such a stretch, else any.
+    fn alloc_run(&mut self) -> Result<u32, MapError> {
+        self.alloc_block()
+    }
     /// Notes that this transaction claimed `resource` (released if it aborts).
     fn claimed(&mut self, resource: Resource);
     /// Notes that this transaction frees `resource` (reusable only when no crash can name it any more).

@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::FileMap;
 use crate::hashfs::HashFs;
+use crate::leaf::Leaf;
 
 /// The mapping structures. The numbers are part of the format.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
@@ -18,6 +19,8 @@ pub enum Mapping {
     /// One global open-addressing table, slot = block (hashfs.txt §3.2.2).
     #[default]
     Hashfs = 0,
+    /// One global table of lines of seven pages each (DESIGN §3).
+    Leaf = 4,
 }
 
 /// Place and size of a structure's own area, as the superblock has it.
@@ -46,12 +49,13 @@ impl Geometry {
 
 impl Mapping {
     /// All of them, in the order of their numbers.
-    pub const ALL: &[Mapping] = &[Mapping::Hashfs];
+    pub const ALL: &[Mapping] = &[Mapping::Hashfs, Mapping::Leaf];
 
     /// Name as `mkfs --mapping` knows it.
     pub fn name(self) -> &'static str {
         match self {
             Mapping::Hashfs => "hashfs",
+            Mapping::Leaf => "leaf",
         }
     }
 
@@ -70,6 +74,7 @@ impl Mapping {
         let _ = inodes;
         match self {
             Mapping::Hashfs => HashFs::slots_for(blocks),
+            Mapping::Leaf => Leaf::slots_for(blocks),
         }
     }
 
@@ -77,6 +82,7 @@ impl Mapping {
     pub fn area_bytes(self, slots: u64) -> u64 {
         match self {
             Mapping::Hashfs => HashFs::area_bytes(slots),
+            Mapping::Leaf => Leaf::area_bytes(slots),
         }
     }
 
@@ -84,6 +90,7 @@ impl Mapping {
     pub fn open(self, region: Arc<Region>, geometry: Geometry) -> Box<dyn FileMap> {
         match self {
             Mapping::Hashfs => Box::new(HashFs::new(region, geometry)),
+            Mapping::Leaf => Box::new(Leaf::new(region, geometry)),
         }
     }
 }
