@@ -1,7 +1,7 @@
 //! The suites that every engine must pass (ferrite-testkit), on the PM engine: POSIX rules, random operations
 //! compared with the reference engine, and concurrent histories.
 
-use ferrite_fs::{Engine, MkfsOptions, MountOptions, fsck, mkfs};
+use ferrite_fs::{Engine, Mapping, MkfsOptions, MountOptions, fsck, mkfs};
 use ferrite_pm::{Access, Region};
 use ferrite_testkit::generate::Profile;
 use ferrite_testkit::model::check_against_reference;
@@ -22,7 +22,7 @@ fn mount(path: &TempPath) -> Engine {
     Engine::mount(region, &MountOptions::default()).unwrap()
 }
 
-fn make_pool(size_bytes: u64) -> Box<dyn TestEngine> {
+fn make_pool(mapping: Mapping, size_bytes: u64) -> Box<dyn TestEngine> {
     let shm = std::path::Path::new("/dev/shm");
     let dir = if shm.is_dir() {
         shm.to_path_buf()
@@ -35,6 +35,7 @@ fn make_pool(size_bytes: u64) -> Box<dyn TestEngine> {
         .unwrap()
         .into_temp_path();
     let options = MkfsOptions {
+        mapping,
         inodes: Some(40_000),
         ..MkfsOptions::default()
     };
@@ -43,10 +44,6 @@ fn make_pool(size_bytes: u64) -> Box<dyn TestEngine> {
         engine: mount(&path),
         path,
     })
-}
-
-fn make() -> Box<dyn TestEngine> {
-    make_pool(POOL_BYTES)
 }
 
 impl TestEngine for PmEngine {
@@ -75,25 +72,34 @@ impl TestEngine for PmEngine {
 
 #[test]
 fn posix_rules() {
-    posix::run_all(make);
+    for &mapping in Mapping::ALL {
+        println!("{mapping}");
+        posix::run_all(|| make_pool(mapping, POOL_BYTES));
+    }
 }
 
 #[test]
 fn concurrent_histories() {
-    linear::run_all(make, 1);
+    for &mapping in Mapping::ALL {
+        println!("{mapping}");
+        linear::run_all(|| make_pool(mapping, POOL_BYTES), 1);
+    }
 }
 
-/// 1,200 random sequences, with remounts in the middle, against the reference engine.
+/// Over 1,200 random sequences, with remounts in the middle, against the reference engine; most of them on the default mapping.
 #[test]
 fn random_operations() {
-    let seeds = if std::env::var_os("FERRITE_SOAK").is_some() {
-        2000
-    } else {
-        200
-    };
-    for profile in Profile::ALL {
-        for seed in 0..seeds {
-            check_against_reference(|| make_pool(64 << 20), profile, seed, 200);
+    for &mapping in Mapping::ALL {
+        let seeds = match (std::env::var_os("FERRITE_SOAK"), mapping == Mapping::default()) {
+            (Some(_), _) => 1000,
+            (None, true) => 160,
+            (None, false) => 20,
+        };
+        println!("{mapping}");
+        for profile in Profile::ALL {
+            for seed in 0..seeds {
+                check_against_reference(|| make_pool(mapping, 64 << 20), profile, seed, 200);
+            }
         }
     }
 }
