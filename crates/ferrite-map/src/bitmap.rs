@@ -44,11 +44,11 @@ impl AtomicBitmap {
         word.load(Ordering::Acquire) & bit != 0
     }
 
-    /// Sets bit `index`; true if it was free and is the caller's now.
+    /// Sets bit `index`; true if it was free and is the caller's now. Sequentially consistent, as [`crate::bounds`] needs it.
     #[inline]
     pub fn claim(&self, index: u64) -> bool {
         let (word, bit) = self.word(index);
-        word.fetch_or(bit, Ordering::AcqRel) & bit == 0
+        word.fetch_or(bit, Ordering::SeqCst) & bit == 0
     }
 
     /// Sets bit `index`, whoever had it.
@@ -67,11 +67,11 @@ impl AtomicBitmap {
         word.fetch_and(!bit, Ordering::AcqRel) & bit != 0
     }
 
-    /// The eight bits of group `group`, lowest first; set bits are in use.
+    /// The eight bits of group `group`, lowest first; set bits are in use. Sequentially consistent, as claims are.
     #[inline]
     pub fn octet(&self, group: u64) -> u8 {
         let index = group * 8;
-        (self.words[(index / WORD_BITS) as usize].load(Ordering::Acquire) >> (index % WORD_BITS)) as u8
+        (self.words[(index / WORD_BITS) as usize].load(Ordering::SeqCst) >> (index % WORD_BITS)) as u8
     }
 
     /// Claims the first free bit at or behind `cursor`, going round once; `None` if all are set.
