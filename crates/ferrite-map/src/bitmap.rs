@@ -17,11 +17,17 @@ pub struct AtomicBitmap {
 impl AtomicBitmap {
     /// `len` bits, all free.
     pub fn new(len: u64) -> Self {
-        let words: Box<[AtomicU64]> = (0..len.div_ceil(WORD_BITS)).map(|_| AtomicU64::new(0)).collect();
+        Self::with_pattern(len, 0)
+    }
+
+    /// `len` bits, of which those that are set in `pattern`, once for every eight, are never free.
+    pub fn with_pattern(len: u64, pattern: u8) -> Self {
+        let word = u64::from_ne_bytes([pattern; 8]);
+        let words: Box<[AtomicU64]> = (0..len.div_ceil(WORD_BITS)).map(|_| AtomicU64::new(word)).collect();
         let bitmap = AtomicBitmap { words, len };
         // The bits behind the last are never free, so that word-wise scans need no special case.
         if !len.is_multiple_of(WORD_BITS) {
-            bitmap.words[(len / WORD_BITS) as usize].store(u64::MAX << (len % WORD_BITS), Ordering::Relaxed);
+            bitmap.words[(len / WORD_BITS) as usize].fetch_or(u64::MAX << (len % WORD_BITS), Ordering::Relaxed);
         }
         bitmap
     }

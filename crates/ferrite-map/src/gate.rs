@@ -45,6 +45,17 @@ impl Gate {
         }
     }
 
+    /// A passage if nobody moves or waits to. Never waits, so it does no harm to a thread that has a passage already.
+    pub fn try_pass(&self) -> Option<Passage<'_>> {
+        use std::sync::TryLockError;
+        let guard = match self.lock.try_read() {
+            Ok(guard) => guard,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => return None,
+        };
+        Some(Passage { _guard: guard })
+    }
+
     /// Waits for all transactions under way, and keeps others out until it is dropped.
     pub fn close(&self) -> Moving<'_> {
         let guard = self.lock.write();
