@@ -185,14 +185,9 @@ impl Core {
     /// Runs `operation`; if it runs out of something, waits for nobody but reclaims what earlier operations freed, and
     /// tries again. So `ENOSPC` comes only when there really is none (DESIGN §5).
     pub(crate) fn with_space<T>(&self, mut operation: impl FnMut() -> Result<T>) -> Result<T> {
-        let (mut tries, mut moves) = (0, 0);
+        let mut tries = 0;
         loop {
-            match operation() {
-                Err(FsError::NoSpace(MAP_ENTRIES)) if moves < MOVES_MAX && self.make_room()? => {
-                    // What the move left is free once the mark has passed it.
-                    self.reclaim()?;
-                    moves += 1;
-                }
+            match self.with_room(&mut operation) {
                 Err(FsError::NoSpace(_)) if tries < SPACE_TRIES => {
                     if tries > 0 {
                         // Folding gives back the logs' space; what cannot be folded now is no reason to fail.
@@ -209,6 +204,22 @@ impl Core {
                     }
                     return other;
                 }
+            }
+        }
+    }
+
+    /// Runs `operation`; if the mapping has no entry in reach, has it move some, and tries again. The caller may hold locks of inodes,
+    /// but has no transaction.
+    pub(crate) fn with_room<T>(&self, mut operation: impl FnMut() -> Result<T>) -> Result<T> {
+        let mut moves = 0;
+        loop {
+            match operation() {
+                Err(FsError::NoSpace(MAP_ENTRIES)) if moves < MOVES_MAX && self.make_room()? => {
+                    // What the move left is free once the mark has passed it.
+                    self.reclaim()?;
+                    moves += 1;
+                }
+                other => return other,
             }
         }
     }

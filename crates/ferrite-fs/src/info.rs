@@ -41,7 +41,8 @@ pub(crate) fn collect(core: &Core) -> PoolInfo {
         names,
         names_free: names - names_used,
         map_slots,
-        map_slots_free: map_slots_free + pending.map_slots,
+        // What trees free is told to them as entries, but they have none to run out of.
+        map_slots_free: (map_slots_free + pending.map_slots).min(map_slots),
         pages,
         logged_pages,
         log_bytes,

@@ -138,6 +138,8 @@ impl Superblock {
         // A ring must hold two of the largest records (a 2 MiB write, about 28 KiB), so 64 KiB is the least.
         // Larger ones make retiring rarer, so that fewer operations meet it.
         let ring_bytes = match size_bytes >> 20 {
+            // Their records are larger: a cuckoo entry is three words that lie apart, and trees split nodes.
+            0..256 if options.mapping != Mapping::Hashfs => 128 << 10,
             0..256 => 64 << 10,
             256..1024 => 256 << 10,
             _ => 1 << 20,

@@ -130,4 +130,15 @@ mod tests {
             }
         });
     }
+
+    /// Who only tries is refused while somebody moves, and hinders nobody's passage.
+    #[test]
+    fn a_try_never_waits() {
+        let gate = Gate::default();
+        let moving = gate.close();
+        assert!(gate.try_pass().is_none());
+        drop(moving);
+        let _passage = gate.pass();
+        assert!(gate.try_pass().is_some());
+    }
 }

@@ -163,25 +163,39 @@ fn reserve_pages(
         return Err(FsError::NoSpace("blocks"));
     }
     while lblk < last {
-        let mut tx = Tx::new(core);
-        let mut in_record = 0;
-        let mut added = Vec::new();
-        while lblk < last && in_record < PAGES_PER_RECORD && tx.has_room(64 + INSERT_WORDS) {
-            if core.map.get(mem.ino, lblk as u32).is_hole() {
-                let block = core.map.alloc_page(&mut tx, mem.ino, lblk as u32).map_err(map_error)?;
-                let word = PageWord::new(block, PageWord::UNWRITTEN);
-                core.map
-                    .insert(&mut tx, mem.ino, lblk as u32, word)
-                    .map_err(map_error)?;
-                inode.set_blocks(inode.blocks() + 1);
-                added.push(lblk as u32);
-                in_record += 1;
-            }
-            lblk += 1;
-        }
-        tx.put_inode(mem.ino, inode);
-        tx.commit(&[mem])?;
-        reserved.extend(added);
+        let before = *inode;
+        lblk = core.with_room(|| {
+            *inode = before;
+            reserve_some(core, mem, inode, (lblk, last), reserved)
+        })?;
     }
     Ok(())
+}
+
+/// Reserves as many of the pages `lblk..last` as fit a record; returns the first that is left.
+fn reserve_some(
+    core: &Core,
+    mem: &Arc<InodeMem>,
+    inode: &mut Inode,
+    (mut lblk, last): (u64, u64),
+    reserved: &mut Vec<u32>,
+) -> Result<u64> {
+    let mut tx = Tx::new(core);
+    let mut added = Vec::new();
+    while lblk < last && (added.len() as u64) < PAGES_PER_RECORD && tx.has_room(64 + INSERT_WORDS) {
+        if core.map.get(mem.ino, lblk as u32).is_hole() {
+            let block = core.map.alloc_page(&mut tx, mem.ino, lblk as u32).map_err(map_error)?;
+            let word = PageWord::new(block, PageWord::UNWRITTEN);
+            core.map
+                .insert(&mut tx, mem.ino, lblk as u32, word)
+                .map_err(map_error)?;
+            inode.set_blocks(inode.blocks() + 1);
+            added.push(lblk as u32);
+        }
+        lblk += 1;
+    }
+    tx.put_inode(mem.ino, inode);
+    tx.commit(&[mem])?;
+    reserved.extend(added);
+    Ok(lblk)
 }

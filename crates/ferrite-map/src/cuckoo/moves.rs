@@ -96,13 +96,13 @@ fn look_ahead(map: &Cuckoo, tx: &mut dyn MapTx, key: u64) {
     let end = (key | u64::from(u32::MAX)).min(key.saturating_add(FORESIGHT));
     for next in key + 1..=end {
         let homes = map.homes(next);
-        let needs_room = !comes_free(map, tx, homes) && map.find_in(tx, next).is_none();
-        if needs_room && shift(map, tx, homes) {
-            chains += 1;
+        if comes_free(map, tx, homes) || map.find_in(tx, next).is_some() {
+            continue;
         }
-        if chains == MAX_CHAINS {
+        if chains == MAX_CHAINS || !shift(map, tx, homes) {
             return;
         }
+        chains += 1;
     }
 }
 
@@ -141,7 +141,8 @@ fn shift(map: &Cuckoo, tx: &mut dyn MapTx, homes: Homes) -> bool {
 #[allow(clippy::type_complexity, reason = "its only caller takes it apart at once")]
 fn search(map: &Cuckoo, tx: &dyn MapTx, homes: Homes) -> Option<(Vec<Reached>, Option<(usize, u64)>, u64)> {
     let mut known: HashSet<u64> = homes.into();
-    let mut reached: Vec<Reached> = known.iter().map(|&bucket| Reached { bucket, from: None }).collect();
+    // In the order of the homes, not of the set, so that a seed moves the same entries each time.
+    let mut reached: Vec<Reached> = homes.map(|bucket| Reached { bucket, from: None }).into();
     let mut next = 0;
     while next < reached.len().min(MAX_SEARCHED) {
         let bucket = reached[next].bucket;

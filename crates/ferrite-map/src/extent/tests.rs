@@ -265,6 +265,34 @@ fn big_trees_grow_and_go() {
     }
 }
 
+/// A tree that lost all its pages below some page, and with them a root, takes such pages again, from above or in no order.
+#[test]
+fn what_a_tree_lost_in_front_can_come_back() {
+    const LOST: u32 = 480 * 240;
+    for is_descending in [false, true] {
+        let bed = Bed::<ExtentTree>::new(1500, 1);
+        for lblk in 0..LOST + 5000 {
+            bed.insert_word(INO, lblk, logged(&bed, lblk)).expect("room");
+        }
+        assert_eq!(height(&bed), 3);
+        (0..LOST).for_each(|lblk| assert!(!bed.remove(INO, lblk, false).is_hole()));
+        assert_eq!(height(&bed), 2);
+        let mut model: Model = (LOST..LOST + 5000).map(|lblk| (lblk, logged(&bed, lblk))).collect();
+        for at in 0..6000 {
+            let lblk = LOST - 1 - if is_descending { at } else { at * 7919 % 6007 };
+            bed.insert_word(INO, lblk, logged(&bed, lblk)).expect("room");
+            model.insert(lblk, logged(&bed, lblk));
+            if at % 400 == 0 {
+                assert_holds(&bed, &model);
+            }
+        }
+        assert_holds(&bed, &model);
+        for (&lblk, &word) in &model {
+            assert_eq!(bed.map.get(INO, lblk), word);
+        }
+    }
+}
+
 /// Trees of several leaves whose nodes come and go at both ends and in the middle hold what a sorted map holds.
 #[test]
 fn trees_of_many_leaves_match_a_model() {
@@ -384,6 +412,9 @@ fn a_leaf_that_is_gone_hides_nothing() {
     tx.commit(&bed.region);
     bed.insert_word(INO, 300, logged(&bed, 9)).expect("room");
     assert_eq!(bed.map.get(INO, 300), logged(&bed, 9));
+    let mut model: Model = (0..240).map(|lblk| (lblk, logged(&bed, lblk))).collect();
+    model.insert(300, logged(&bed, 9));
+    assert_holds(&bed, &model);
 }
 
 /// Cursors stay right when a removal is given up, and when a leaf gives half of its pages away.
@@ -439,7 +470,7 @@ fn lookups_of_one_version_are_right() {
                     let mapped = is_mapped.load(Ordering::Acquire) == 1;
                     let word = bed.map.get(INO, lblk);
                     std::sync::atomic::fence(Ordering::Acquire);
-                    if before % 2 == 0 && version.load(Ordering::Relaxed) == before {
+                    if before.is_multiple_of(2) && version.load(Ordering::Relaxed) == before {
                         counted.fetch_add(1, Ordering::Relaxed);
                         let expected = if mapped { logged(bed, lblk) } else { PageWord::HOLE };
                         assert_eq!(word, expected, "page {lblk}");
