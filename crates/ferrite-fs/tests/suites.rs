@@ -22,7 +22,7 @@ fn mount(path: &TempPath) -> Engine {
     Engine::mount(region, &MountOptions::default()).unwrap()
 }
 
-fn make_pool(size_bytes: u64) -> Box<dyn TestEngine> {
+fn make_pool(size_bytes: u64, data_checksum: bool) -> Box<dyn TestEngine> {
     let shm = std::path::Path::new("/dev/shm");
     let dir = if shm.is_dir() {
         shm.to_path_buf()
@@ -36,6 +36,7 @@ fn make_pool(size_bytes: u64) -> Box<dyn TestEngine> {
         .into_temp_path();
     let options = MkfsOptions {
         inodes: Some(40_000),
+        data_checksum,
         ..MkfsOptions::default()
     };
     mkfs(&Region::create(&path, size_bytes).unwrap(), &options).unwrap();
@@ -46,7 +47,11 @@ fn make_pool(size_bytes: u64) -> Box<dyn TestEngine> {
 }
 
 fn make() -> Box<dyn TestEngine> {
-    make_pool(POOL_BYTES)
+    make_pool(POOL_BYTES, false)
+}
+
+fn make_summed() -> Box<dyn TestEngine> {
+    make_pool(POOL_BYTES, true)
 }
 
 impl TestEngine for PmEngine {
@@ -69,6 +74,8 @@ impl TestEngine for PmEngine {
         // The mounted pool as a crash would leave it now.
         let image = Region::from_image(&std::fs::read(&self.path).unwrap()).unwrap();
         let report = fsck(image, &mut |_, _, _| {}).unwrap();
+        assert!(report.findings.is_empty(), "{:#?}", report.findings);
+        let report = self.engine.scrub(None).unwrap();
         assert!(report.findings.is_empty(), "{:#?}", report.findings);
     }
 }
@@ -93,7 +100,24 @@ fn random_operations() {
     };
     for profile in Profile::ALL {
         for seed in 0..seeds {
-            check_against_reference(|| make_pool(64 << 20), profile, seed, 200);
+            check_against_reference(|| make_pool(64 << 20, false), profile, seed, 200);
         }
     }
+}
+
+/// The same where data carries checksums, each of which must be right in the end.
+#[test]
+fn suites_with_data_checksums() {
+    let seeds = if std::env::var_os("FERRITE_SOAK").is_some() {
+        500
+    } else {
+        40
+    };
+    for profile in Profile::ALL {
+        for seed in 0..seeds {
+            check_against_reference(|| make_pool(64 << 20, true), profile, 10_000 + seed, 200);
+        }
+    }
+    posix::run_all(make_summed);
+    linear::run_all(make_summed, 1);
 }
