@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use clap::{Parser, Subcommand};
 use ferrite_crash::explore::{Effort, Report, Search};
 use ferrite_crash::source::Name;
-use ferrite_crash::{MAPPINGS, choices, plan, record, shrink, verify};
+use ferrite_crash::{MAPPINGS, Variant, choices, plan, record, shrink, verify};
 use indicatif::{ProgressBar, ProgressStyle};
 
 /// Builds what a medium may hold after a crash, and tries the engine on it.
@@ -39,6 +39,9 @@ enum Command {
         /// Picks the random workloads and what is sampled.
         #[arg(long, default_value_t = 1)]
         seed: u64,
+        /// On pools whose data carries checksums.
+        #[arg(long)]
+        data_checksum: bool,
     },
     /// Try one workload again, or one image of it.
     Replay {
@@ -47,6 +50,9 @@ enum Command {
         /// The seed of the search.
         #[arg(long, default_value_t = 1)]
         seed: u64,
+        /// On a pool whose data carries checksums.
+        #[arg(long)]
+        data_checksum: bool,
         /// Only this crash point…
         #[arg(long, requires = "choice")]
         point: Option<usize>,
@@ -67,21 +73,29 @@ fn main() -> ExitCode {
             per_point,
             threads,
             seed,
+            data_checksum,
         } => {
             let effort = Effort {
                 per_point,
                 seed,
                 ..Effort::default()
             };
-            explore(effort, images, Duration::from_secs(60 * minutes), threads)
+            explore(
+                effort,
+                data_checksum,
+                images,
+                Duration::from_secs(60 * minutes),
+                threads,
+            )
         }
         Command::Replay {
             name,
             seed,
+            data_checksum,
             point,
             choice,
             keep,
-        } => match replay(&name, seed, point.zip(choice), keep) {
+        } => match replay(&name, data_checksum, seed, point.zip(choice), keep) {
             Ok(()) => {
                 println!("nothing wrong with {name}");
                 ExitCode::SUCCESS
@@ -94,18 +108,24 @@ fn main() -> ExitCode {
     }
 }
 
-fn explore(effort: Effort, images: u64, limit: Duration, threads: usize) -> ExitCode {
+fn variants(data_checksum: bool) -> impl Iterator<Item = Variant> {
+    MAPPINGS
+        .into_iter()
+        .map(move |mapping| Variant { mapping, data_checksum })
+}
+
+fn explore(effort: Effort, data_checksum: bool, images: u64, limit: Duration, threads: usize) -> ExitCode {
     let started = Instant::now();
-    for mapping in MAPPINGS {
+    for variant in variants(data_checksum) {
         let style = ProgressStyle::with_template("{bar:40} {pos}/{len} images, {per_sec}, {eta} left");
         let bar = ProgressBar::new(images).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
-        let search = Search::new(mapping, effort);
+        let search = Search::new(variant, effort);
         let report = search.run(plan::endless(effort.seed), threads, &|search| {
             bar.set_position(search.distinct());
             search.distinct() >= images || started.elapsed() > limit
         });
         bar.finish_and_clear();
-        println!("{mapping:?}: {}", tell(&report));
+        println!("{variant:?}: {}", tell(&report));
         if let Some(failure) = report.failure {
             let failure = shrink::shrink(failure, effort, Duration::from_secs(120));
             eprintln!("{}", failure.tell(&effort));
@@ -129,23 +149,24 @@ fn tell(report: &Report) -> String {
 
 fn replay(
     name: &Name,
+    data_checksum: bool,
     seed: u64,
     place: Option<(usize, ferrite_pm::Choice)>,
     keep: Option<PathBuf>,
 ) -> Result<(), String> {
-    for mapping in MAPPINGS {
+    for variant in variants(data_checksum) {
         let Some((point, choice)) = place else {
             let effort = Effort {
                 seed,
                 recrash_every: 1,
                 ..Effort::default()
             };
-            Search::new(mapping, effort)
+            Search::new(variant, effort)
                 .workload(name)
                 .map_err(|failure| failure.tell(&effort))?;
             continue;
         };
-        let recorded = record::record(mapping, &name.workload())?;
+        let recorded = record::record(variant, &name.workload())?;
         let mut cursor = recorded.log.cursor();
         while cursor.point() < point {
             if !cursor.advance() {
