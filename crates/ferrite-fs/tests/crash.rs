@@ -496,6 +496,35 @@ fn attributes_and_extended_attributes() {
     );
 }
 
+/// A block that a record vouches for is zeroed, stays its page's, and is filled again in place: the record must not become void by
+/// that, for it did more than fill the block (here it took the setuid bit away).
+#[test]
+fn a_zeroed_page_is_written_again() {
+    let set_mode: Step = Box::new(|fs| {
+        let set = SetAttr {
+            mode: Some(0o4755),
+            ..SetAttr::default()
+        };
+        fs.setattr(lookup(fs, "/f"), &set).unwrap();
+    });
+    let overwrite: Step = Box::new(|fs| {
+        let mode = OpenMode {
+            kill_priv: true,
+            ..OpenMode::read_write()
+        };
+        let file = fs.open(lookup(fs, "/f"), mode).unwrap();
+        file.write_at(4096, &pattern(4096, 2)).unwrap();
+    });
+    run(
+        vec![touch("/f"), put("/f", 0, 16_384, 1), set_mode],
+        vec![
+            overwrite,
+            allocate("/f", FallocateMode::ZeroRange { keep_size: true }, 4096, 4096),
+            put("/f", 4100, 100, 3),
+        ],
+    );
+}
+
 /// More pages than one record unmaps, so that intents are written and crashed in between.
 #[test]
 fn cutting_more_than_one_record_holds() {
