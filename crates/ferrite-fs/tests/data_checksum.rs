@@ -562,18 +562,20 @@ fn the_longest_records_fit_the_smallest_rings() {
     let engine = Engine::mount(region, &options).unwrap();
     let file = open(&engine, make(&engine, ROOT_INO, "file"));
     let data = pattern(2 << 20, 5);
-    for n in 0..60u64 {
-        let at = n % 7 * 700_001;
-        file.write_at(at, &data).unwrap();
-        let mut found = vec![0; data.len()];
-        file.read_at(at, &mut found).unwrap();
-        assert!(found == data, "write {n}");
-        if n % 5 == 0 {
-            truncate(&engine, file.ino(), n % 3 * 4096).unwrap();
+    let shift = open(&engine, make(&engine, ROOT_INO, "shift"));
+    shift.write_at(0, &data[..PAGE]).unwrap();
+    for n in 0..150u64 {
+        // A few lines more than last time, so that in the end records have started everywhere.
+        for m in 0..n {
+            shift.write_at(m % 64 * 60, &m.to_le_bytes()).unwrap();
         }
-        for m in 0..n % 9 {
-            file.write_at(m * 4096 + 5, b"shifts where the next record starts")
-                .unwrap();
+        let at = n % 2 * 1001;
+        truncate(&engine, file.ino(), 0).unwrap();
+        file.write_at(at, &data).unwrap();
+        if n % 50 == 0 {
+            let mut found = vec![0; data.len()];
+            file.read_at(at, &mut found).unwrap();
+            assert!(found == data, "write {n}");
         }
     }
     assert_eq!(engine.scrub(None).unwrap().findings, [""; 0]);
