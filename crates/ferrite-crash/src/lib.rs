@@ -17,7 +17,7 @@ pub mod shrink;
 pub mod source;
 pub mod verify;
 
-use ferrite_fs::Mapping;
+pub use ferrite_fs::Mapping;
 
 /// What kind of pool is tried. A mapping stands for pools with that mapping and nothing special.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -38,4 +38,4 @@ impl From<Mapping> for Variant {
 }
 
 /// Every mapping structure there is. One that is added later joins here.
-pub const MAPPINGS: [Mapping; 1] = [Mapping::Hashfs];
+pub const MAPPINGS: &[Mapping] = Mapping::ALL;

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use clap::{Parser, Subcommand};
 use ferrite_crash::explore::{Effort, Report, Search};
 use ferrite_crash::source::Name;
-use ferrite_crash::{MAPPINGS, Variant, choices, plan, record, shrink, verify};
+use ferrite_crash::{MAPPINGS, Mapping, Variant, choices, plan, record, shrink, verify};
 use indicatif::{ProgressBar, ProgressStyle};
 
 /// Builds what a medium may hold after a crash, and tries the engine on it.
@@ -39,6 +39,9 @@ enum Command {
         /// Picks the random workloads and what is sampled.
         #[arg(long, default_value_t = 1)]
         seed: u64,
+        /// Only this mapping.
+        #[arg(long, value_parser = mapping)]
+        mapping: Option<Mapping>,
         /// On pools whose data carries checksums.
         #[arg(long)]
         data_checksum: bool,
@@ -50,9 +53,6 @@ enum Command {
         /// The seed of the search.
         #[arg(long, default_value_t = 1)]
         seed: u64,
-        /// On a pool whose data carries checksums.
-        #[arg(long)]
-        data_checksum: bool,
         /// Only this crash point…
         #[arg(long, requires = "choice")]
         point: Option<usize>,
@@ -62,7 +62,24 @@ enum Command {
         /// Write that image to a file.
         #[arg(long, requires = "point")]
         keep: Option<PathBuf>,
+        /// Only this mapping.
+        #[arg(long, value_parser = mapping)]
+        mapping: Option<Mapping>,
+        /// On a pool whose data carries checksums.
+        #[arg(long)]
+        data_checksum: bool,
     },
+}
+
+fn mapping(name: &str) -> Result<Mapping, String> {
+    Mapping::from_name(name).ok_or_else(|| format!("no mapping is called {name}"))
+}
+
+fn mappings(only: Option<Mapping>) -> impl Iterator<Item = Mapping> {
+    MAPPINGS
+        .iter()
+        .copied()
+        .filter(move |&mapping| only.is_none_or(|only| only == mapping))
 }
 
 fn main() -> ExitCode {
@@ -73,6 +90,7 @@ fn main() -> ExitCode {
             per_point,
             threads,
             seed,
+            mapping,
             data_checksum,
         } => {
             let effort = Effort {
@@ -81,8 +99,8 @@ fn main() -> ExitCode {
                 ..Effort::default()
             };
             explore(
+                variants(mapping, data_checksum),
                 effort,
-                data_checksum,
                 images,
                 Duration::from_secs(60 * minutes),
                 threads,
@@ -91,11 +109,12 @@ fn main() -> ExitCode {
         Command::Replay {
             name,
             seed,
-            data_checksum,
             point,
             choice,
             keep,
-        } => match replay(&name, data_checksum, seed, point.zip(choice), keep) {
+            mapping,
+            data_checksum,
+        } => match replay(variants(mapping, data_checksum), &name, seed, point.zip(choice), keep) {
             Ok(()) => {
                 println!("nothing wrong with {name}");
                 ExitCode::SUCCESS
@@ -108,15 +127,19 @@ fn main() -> ExitCode {
     }
 }
 
-fn variants(data_checksum: bool) -> impl Iterator<Item = Variant> {
-    MAPPINGS
-        .into_iter()
-        .map(move |mapping| Variant { mapping, data_checksum })
+fn variants(only: Option<Mapping>, data_checksum: bool) -> impl Iterator<Item = Variant> {
+    mappings(only).map(move |mapping| Variant { mapping, data_checksum })
 }
 
-fn explore(effort: Effort, data_checksum: bool, images: u64, limit: Duration, threads: usize) -> ExitCode {
+fn explore(
+    variants: impl Iterator<Item = Variant>,
+    effort: Effort,
+    images: u64,
+    limit: Duration,
+    threads: usize,
+) -> ExitCode {
     let started = Instant::now();
-    for variant in variants(data_checksum) {
+    for variant in variants {
         let style = ProgressStyle::with_template("{bar:40} {pos}/{len} images, {per_sec}, {eta} left");
         let bar = ProgressBar::new(images).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
         let search = Search::new(variant, effort);
@@ -148,13 +171,13 @@ fn tell(report: &Report) -> String {
 }
 
 fn replay(
+    variants: impl Iterator<Item = Variant>,
     name: &Name,
-    data_checksum: bool,
     seed: u64,
     place: Option<(usize, ferrite_pm::Choice)>,
     keep: Option<PathBuf>,
 ) -> Result<(), String> {
-    for variant in variants(data_checksum) {
+    for variant in variants {
         let Some((point, choice)) = place else {
             let effort = Effort {
                 seed,

@@ -61,8 +61,8 @@ impl Failure {
             ""
         };
         text + &format!(
-            "replay: cargo run --release -p ferrite-crash -- replay {} --seed {}{checksum}{place}",
-            self.name, effort.seed
+            "replay: cargo run --release -p ferrite-crash -- replay {} --seed {} --mapping {}{checksum}{place}",
+            self.name, effort.seed, self.variant.mapping
         )
     }
 }

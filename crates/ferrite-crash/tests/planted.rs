@@ -21,7 +21,7 @@ fn every_planted_mistake_is_found() {
     // What the engine says when it stops itself is no news here.
     std::panic::set_hook(Box::new(|_| {}));
     let mut missed = Vec::new();
-    for mapping in MAPPINGS {
+    for &mapping in MAPPINGS {
         let only = std::env::var("FERRITE_FLAW").ok();
         let wanted = |flaw: &Flaw| only.as_ref().is_none_or(|name| *name == format!("{flaw:?}"));
         for flaw in Flaw::ALL.into_iter().filter(wanted) {

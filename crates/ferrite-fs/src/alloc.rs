@@ -22,6 +22,10 @@ const PURSES: usize = 64;
 const BATCH: i64 = 64;
 /// Bits of a region that one cursor works in at a time: eight lines.
 const REGION_BITS: u64 = 8 * 512;
+/// Blocks of a stretch: what is looked for to begin a run.
+const STRETCH_BITS: u64 = 64;
+/// Stretches looked at before any free block will do.
+const STRETCHES: u64 = 1024;
 /// A cursor that was never used.
 const NOWHERE: u64 = u64::MAX;
 
@@ -163,6 +167,26 @@ impl BlockAlloc {
             self.bitmap.prefetch(next);
         }
         Some((self.first_block + index) as u32)
+    }
+
+    /// Claims a block for the first page of a run: one with many free blocks behind it, if there is one not too far away.
+    pub(crate) fn claim_run(&self, class: Class) -> Option<u32> {
+        let number = thread_number() as usize % PURSES;
+        let cursor = &self.cursors[number];
+        let start = cursor.load(Ordering::Relaxed);
+        if start != NOWHERE
+            && !start.is_multiple_of(STRETCH_BITS)
+            && !self.is_clear_to_end(start)
+            && let Some(stretch) = self.bitmap.find_stretch(start, STRETCHES)
+        {
+            cursor.store(stretch, Ordering::Relaxed);
+        }
+        self.claim_any(class)
+    }
+
+    /// Whether all blocks from `start` to the end of its stretch are free, which is as good as a new stretch.
+    fn is_clear_to_end(&self, start: u64) -> bool {
+        (start..start.next_multiple_of(STRETCH_BITS).min(self.bitmap.len())).all(|index| !self.bitmap.is_set(index))
     }
 
     /// Where cursor `number`, which comes to a new region at `next`, goes on: far away if another cursor is there.

@@ -26,6 +26,7 @@ use crate::names::NameTable;
 use crate::options::MountOptions;
 use crate::pagelog::fold::{Candidates, Cause, Folds, fold_some};
 use crate::pagelog::space::LogSpace;
+use crate::tx::Tx;
 
 /// Optimistic reads of an inode before the shared lock is taken.
 const OPTIMISTIC_TRIES: usize = 3;
@@ -35,6 +36,10 @@ const FOLDS_FOR_SPACE: usize = 4096;
 const LOOK_AHEAD: usize = 12;
 /// Reclaim-and-retry rounds before an operation reports that space is out.
 const SPACE_TRIES: usize = 3;
+/// Moves of the mapping's entries that one operation waits for.
+const MOVES_MAX: usize = 64;
+/// What is short when the mapping has no entry left.
+const MAP_ENTRIES: &str = "mapping slots";
 
 /// What recovery and earlier mounts left to report.
 #[derive(Debug, Clone, Copy, Default)]
@@ -72,7 +77,7 @@ pub(crate) struct Core {
 pub(crate) fn map_error(error: MapError) -> FsError {
     match error {
         MapError::NoBlock => FsError::NoSpace("blocks"),
-        MapError::TableFull => FsError::NoSpace("mapping slots"),
+        MapError::TableFull => FsError::NoSpace(MAP_ENTRIES),
         other => FsError::Io(other.to_string()),
     }
 }
@@ -180,9 +185,14 @@ impl Core {
     /// Runs `operation`; if it runs out of something, waits for nobody but reclaims what earlier operations freed, and
     /// tries again. So `ENOSPC` comes only when there really is none (DESIGN §5).
     pub(crate) fn with_space<T>(&self, mut operation: impl FnMut() -> Result<T>) -> Result<T> {
-        let mut tries = 0;
+        let (mut tries, mut moves) = (0, 0);
         loop {
             match operation() {
+                Err(FsError::NoSpace(MAP_ENTRIES)) if moves < MOVES_MAX && self.make_room()? => {
+                    // What the move left is free once the mark has passed it.
+                    self.reclaim()?;
+                    moves += 1;
+                }
                 Err(FsError::NoSpace(_)) if tries < SPACE_TRIES => {
                     if tries > 0 {
                         // Folding gives back the logs' space; what cannot be folded now is no reason to fail.
@@ -192,9 +202,40 @@ impl Core {
                     self.reclaim()?;
                     tries += 1;
                 }
-                other => return other,
+                other => {
+                    if other.is_ok() && self.map.wants_room() {
+                        // The operation is done, whatever becomes of this.
+                        let _ = self.make_room();
+                    }
+                    return other;
+                }
             }
         }
+    }
+
+    /// Moves entries of the mapping, as far as it wants that; true if it moved any. Waits for the transactions under way. A crash in
+    /// between finds each move whole or not at all, as any record.
+    fn make_room(&self) -> Result<bool> {
+        let Some(gate) = self.map.gate() else {
+            return Ok(false);
+        };
+        let mut moved = false;
+        for _ in 0..MOVES_MAX {
+            let moving = gate.close();
+            let mut tx = Tx::moving(self, &moving);
+            match self.map.make_room(&mut tx) {
+                Ok(true) => tx.commit_move()?,
+                Ok(false) => break,
+                // It is the operation that says so, if it comes to nothing.
+                Err(MapError::NoBlock | MapError::TableFull) => break,
+                Err(error) => return Err(map_error(error)),
+            }
+            moved = true;
+            if !self.map.wants_room() {
+                break;
+            }
+        }
+        Ok(moved)
     }
 
     /// The number of an inode of this pool.

@@ -9,7 +9,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use ferrite_map::bitmap::AtomicBitmap;
-use ferrite_map::hashfs::HashFs;
 use ferrite_map::{FileMap, MapEntry};
 use ferrite_pm::Region;
 use ferrite_vfs::{FileKind, ROOT_INO};
@@ -37,7 +36,7 @@ pub(crate) type Progress<'a> = &'a mut dyn FnMut(&'static str, u64, u64);
 struct Check {
     region: Arc<Region>,
     superblock: Superblock,
-    map: HashFs,
+    map: Box<dyn FileMap>,
     names: NameTable,
     /// Blocks seen to have an owner.
     owned: AtomicBitmap,
@@ -87,7 +86,7 @@ pub(crate) fn check(
 ) -> FsckReport {
     let counters = || (0..superblock.inodes).map(|_| AtomicU32::new(0)).collect();
     let check = Check {
-        map: HashFs::new(Arc::clone(&region), superblock.map_geometry()),
+        map: superblock.mapping.open(Arc::clone(&region), superblock.map_geometry()),
         names: NameTable::new(Arc::clone(&region), &superblock),
         owned: AtomicBitmap::new(superblock.blocks),
         pages: counters(),
@@ -177,8 +176,13 @@ impl Check {
                 self.find("mapping", format!("{at}: names block {}, {wrong}", word.page()));
             }
         };
-        if let Err(error) = self.map.load(2, &visit) {
-            self.find("mapping", error.to_string());
+        if self.map.as_hashfs().is_some() {
+            // Its loading looks at everything, on two threads.
+            if let Err(error) = self.map.load(2, &visit) {
+                self.find("mapping", error.to_string());
+            }
+        } else {
+            self.structure(&visit);
         }
         self.logs();
         // Only now are the bounds known, so only now can lookups be tried.
@@ -193,6 +197,35 @@ impl Check {
             true
         });
         pages.into_inner()
+    }
+
+    /// A structure that has a check of its own, and lies in blocks that are nobody else's.
+    fn structure(&self, visit: &dyn Fn(MapEntry)) {
+        let mut nodes = Vec::new();
+        self.map
+            .check(&mut |entry| visit(entry), &mut |node| nodes.push(node), &mut |broken| {
+                self.find("mapping", broken.what);
+            });
+        for node in nodes {
+            if let Some(wrong) = self.own(node) {
+                self.find(
+                    "mapping",
+                    format!("a node of the mapping lies in block {node}, {wrong}"),
+                );
+            }
+        }
+        if let Err(error) = self.map.load(2, &|_| {}) {
+            self.find("mapping", error.to_string());
+            return;
+        }
+        self.map.for_each_node(&mut |node, ino| {
+            if !self.is_ino(ino) || !self.load(ino).in_use() {
+                self.find(
+                    "mapping",
+                    format!("a node in block {node} belongs to inode {ino}, which is free"),
+                );
+            }
+        });
     }
 
     /// Page logs: chains, lengths, checksums of all entries, links forward, and who owns what.

@@ -38,8 +38,10 @@ struct Buffers {
     /// Reusable as soon as the record is durable, see [`Tx::freed`].
     freed_at_once: Vec<Resource>,
     staged: Staged,
-    /// Words of the mapping that the record sets, for structures whose changes build on each other.
+    /// Words of a mapping whose changes build on each other; they go to the record last, each once.
     map_words: FxHashMap<u64, u64>,
+    /// The same, on their way to the record.
+    sorted: Vec<(u64, u64)>,
 }
 
 impl Buffers {
@@ -51,6 +53,17 @@ impl Buffers {
             freed_at_once: Vec::new(),
             staged: Staged::default(),
             map_words: FxHashMap::default(),
+            sorted: Vec::new(),
+        }
+    }
+
+    /// Gives the mapping's words to the record, in the order of their places, so that neighbours share an item.
+    fn record_map_words(&mut self) {
+        self.sorted.clear();
+        self.sorted.extend(self.map_words.drain());
+        self.sorted.sort_unstable();
+        for &(offset, value) in &self.sorted {
+            self.record.set_word(offset, value);
         }
     }
 }
@@ -163,7 +176,6 @@ impl<'e> Tx<'e> {
     }
 
     /// The same for a move of the mapping's entries, by whoever has the gate alone.
-    #[allow(dead_code)]
     pub(crate) fn moving(core: &'e Core, _moving: &Moving<'_>) -> Self {
         Self::with_passage(core, None)
     }
@@ -175,7 +187,8 @@ impl<'e> Tx<'e> {
 
     /// Whether `words` more words fit its record.
     pub(crate) fn has_room(&self, words: usize) -> bool {
-        self.buffers.record.len_words() + words <= self.core.journal.max_record_words()
+        let so_far = self.buffers.record.len_words() + 2 * self.buffers.map_words.len();
+        so_far + words <= self.core.journal.max_record_words()
     }
 
     /// Completes `new` with its checksum, and records the words in which it differs from what is stored. The caller
@@ -304,9 +317,22 @@ impl<'e> Tx<'e> {
         Ok(ino)
     }
 
+    /// Commits a move of the mapping's entries. All records before it name the old places and all after it the new ones, so its
+    /// number lies between theirs.
+    pub(crate) fn commit_move(mut self) -> Result<()> {
+        self.min_seq = self.core.journal.newest_seq();
+        let journal = &self.core.journal;
+        self.commit(&[])?;
+        journal.raise_floor();
+        Ok(())
+    }
+
     /// Commits and applies. `inodes` are all whose words or entries change; the caller holds their locks
     /// exclusively, or nobody else can know them yet. On return the operation is durable.
     pub(crate) fn commit(mut self, inodes: &[&Arc<InodeMem>]) -> Result<()> {
+        if !self.buffers.map_words.is_empty() {
+            self.buffers.record_map_words();
+        }
         if self.buffers.record.is_empty() {
             return Ok(());
         }
@@ -363,8 +389,10 @@ impl Drop for Tx<'_> {
 
 impl MapTx for Tx<'_> {
     fn set_word(&mut self, offset: u64, value: u64) {
-        self.buffers.record.set_word(offset, value);
-        if self.core.superblock.mapping != Mapping::Hashfs {
+        // What HashFS sets depends on nothing else that the same transaction sets.
+        if self.core.superblock.mapping == Mapping::Hashfs {
+            self.buffers.record.set_word(offset, value);
+        } else {
             self.buffers.map_words.insert(offset, value);
         }
     }
@@ -393,6 +421,12 @@ impl MapTx for Tx<'_> {
 
     fn alloc_block(&mut self) -> std::result::Result<u32, MapError> {
         let block = self.core.alloc.claim_any(self.class).ok_or(MapError::NoBlock)?;
+        self.buffers.claimed.push(Resource::Block(block));
+        Ok(block)
+    }
+
+    fn alloc_run(&mut self) -> std::result::Result<u32, MapError> {
+        let block = self.core.alloc.claim_run(self.class).ok_or(MapError::NoBlock)?;
         self.buffers.claimed.push(Resource::Block(block));
         Ok(block)
     }

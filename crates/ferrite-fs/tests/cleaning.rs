@@ -7,7 +7,7 @@ mod common;
 use std::time::{Duration, Instant};
 
 use common::make;
-use ferrite_fs::{Engine, MkfsOptions, MountOptions, mkfs};
+use ferrite_fs::{Engine, MountOptions, mkfs};
 use ferrite_pm::Region;
 use ferrite_vfs::{FileSystem, OpenMode, ROOT_INO};
 use rand::rngs::StdRng;
@@ -58,7 +58,7 @@ fn small_overwrites_of_a_nearly_full_pool_never_end() {
     let seed = std::env::var("FERRITE_SEED").map_or_else(|_| rand::rng().next_u64(), |seed| seed.parse().unwrap());
     eprintln!("FERRITE_SEED={seed}");
     let region = Region::anonymous(pool_bytes).unwrap();
-    mkfs(&region, &MkfsOptions::default()).unwrap();
+    mkfs(&region, &common::options()).unwrap();
     let engine = Engine::mount(region, &MountOptions::default()).unwrap();
     let file = engine
         .open(make(&engine, ROOT_INO, "file"), OpenMode::read_write())

@@ -127,7 +127,7 @@ fn a_pool_cut_short_while_mounted_gives_errors_and_no_wrong_data() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("pool");
     let region = Region::create(&path, 16 << 20).unwrap();
-    mkfs(&region, &MkfsOptions::default()).unwrap();
+    mkfs(&region, &common::options()).unwrap();
     let engine = Engine::mount(region, &quiet()).unwrap();
     let ino = make(&engine, ROOT_INO, "file");
     let file = engine.open(ino, OpenMode::read_write()).unwrap();
@@ -162,7 +162,7 @@ fn a_pool_cut_short_while_mounted_gives_errors_and_no_wrong_data() {
     drop((file, engine));
     // The other pools of the process live.
     let other = Region::anonymous(16 << 20).unwrap();
-    mkfs(&other, &MkfsOptions::default()).unwrap();
+    mkfs(&other, &common::options()).unwrap();
     make(&Engine::mount(other, &quiet()).unwrap(), ROOT_INO, "works");
 }
 

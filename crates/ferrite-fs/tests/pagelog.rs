@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use common::make;
-use ferrite_fs::{Engine, MkfsOptions, MountOptions, fsck, mkfs};
+use ferrite_fs::{Engine, MountOptions, fsck, mkfs};
 use ferrite_pm::{Recorder, Region};
 use ferrite_vfs::{FileSystem, OpenFile, OpenMode, ROOT_INO};
 use rand::rngs::StdRng;
@@ -30,7 +30,7 @@ fn quiet() -> MountOptions {
 
 fn engine(options: &MountOptions) -> Engine {
     let region = Region::anonymous(64 << 20).unwrap();
-    mkfs(&region, &MkfsOptions::default()).unwrap();
+    mkfs(&region, &common::options()).unwrap();
     Engine::mount(region, options).unwrap()
 }
 
@@ -151,7 +151,7 @@ fn readers_writers_and_folds_at_once() {
     let mut options = quiet();
     options.fold_read_entries = 6;
     let region = Region::anonymous(64 << 20).unwrap();
-    mkfs(&region, &MkfsOptions::default()).unwrap();
+    mkfs(&region, &common::options()).unwrap();
     let engine = Engine::mount(region, &options).unwrap();
     let file = file(&engine, PAGES);
     file.write_at(0, &vec![0; PAGES * PAGE]).unwrap();
@@ -217,7 +217,7 @@ fn readers_writers_and_folds_at_once() {
 #[test]
 fn a_full_pool_takes_small_overwrites() {
     let region = Region::anonymous(16 << 20).unwrap();
-    mkfs(&region, &MkfsOptions::default()).unwrap();
+    mkfs(&region, &common::options()).unwrap();
     let engine = Engine::mount(region, &quiet()).unwrap();
     let (file, end) = file_that_fills(&engine);
     let mut rng = StdRng::seed_from_u64(seed());
@@ -232,7 +232,7 @@ fn a_full_pool_takes_small_overwrites() {
 #[test]
 fn threads_on_a_full_pool_find_space() {
     let region = Region::anonymous(24 << 20).unwrap();
-    mkfs(&region, &MkfsOptions::default()).unwrap();
+    mkfs(&region, &common::options()).unwrap();
     let engine = Engine::mount(region, &quiet()).unwrap();
     let (file, end) = file_that_fills(&engine);
     let seed = seed();
@@ -256,7 +256,7 @@ fn threads_on_a_full_pool_find_space() {
 #[test]
 fn fsck_names_what_is_wrong_with_a_log() {
     let blank = Region::anonymous(16 << 20).unwrap();
-    mkfs(&blank, &MkfsOptions::default()).unwrap();
+    mkfs(&blank, &common::options()).unwrap();
     let mut image = vec![0; 16 << 20];
     blank.read(0, &mut image);
     let recorder = Recorder::new(image.clone());

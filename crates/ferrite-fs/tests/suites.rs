@@ -1,7 +1,7 @@
 //! The suites that every engine must pass (ferrite-testkit), on the PM engine: POSIX rules, random operations
 //! compared with the reference engine, and concurrent histories.
 
-use ferrite_fs::{Engine, MkfsOptions, MountOptions, fsck, mkfs};
+use ferrite_fs::{Engine, Mapping, MkfsOptions, MountOptions, fsck, mkfs};
 use ferrite_pm::{Access, Region};
 use ferrite_testkit::generate::Profile;
 use ferrite_testkit::model::check_against_reference;
@@ -22,7 +22,11 @@ fn mount(path: &TempPath) -> Engine {
     Engine::mount(region, &MountOptions::default()).unwrap()
 }
 
-fn make_pool(size_bytes: u64, data_checksum: bool) -> Box<dyn TestEngine> {
+fn make_pool(mapping: Mapping, size_bytes: u64) -> Box<dyn TestEngine> {
+    make_pool_with(mapping, size_bytes, false)
+}
+
+fn make_pool_with(mapping: Mapping, size_bytes: u64, data_checksum: bool) -> Box<dyn TestEngine> {
     let shm = std::path::Path::new("/dev/shm");
     let dir = if shm.is_dir() {
         shm.to_path_buf()
@@ -35,6 +39,7 @@ fn make_pool(size_bytes: u64, data_checksum: bool) -> Box<dyn TestEngine> {
         .unwrap()
         .into_temp_path();
     let options = MkfsOptions {
+        mapping,
         inodes: Some(40_000),
         data_checksum,
         ..MkfsOptions::default()
@@ -44,14 +49,6 @@ fn make_pool(size_bytes: u64, data_checksum: bool) -> Box<dyn TestEngine> {
         engine: mount(&path),
         path,
     })
-}
-
-fn make() -> Box<dyn TestEngine> {
-    make_pool(POOL_BYTES, false)
-}
-
-fn make_summed() -> Box<dyn TestEngine> {
-    make_pool(POOL_BYTES, true)
 }
 
 impl TestEngine for PmEngine {
@@ -82,25 +79,34 @@ impl TestEngine for PmEngine {
 
 #[test]
 fn posix_rules() {
-    posix::run_all(make);
+    for &mapping in Mapping::ALL {
+        println!("{mapping}");
+        posix::run_all(|| make_pool(mapping, POOL_BYTES));
+    }
 }
 
 #[test]
 fn concurrent_histories() {
-    linear::run_all(make, 1);
+    for &mapping in Mapping::ALL {
+        println!("{mapping}");
+        linear::run_all(|| make_pool(mapping, POOL_BYTES), 1);
+    }
 }
 
-/// 1,200 random sequences, with remounts in the middle, against the reference engine.
+/// Over 1,200 random sequences, with remounts in the middle, against the reference engine; most of them on the default mapping.
 #[test]
 fn random_operations() {
-    let seeds = if std::env::var_os("FERRITE_SOAK").is_some() {
-        2000
-    } else {
-        200
-    };
-    for profile in Profile::ALL {
-        for seed in 0..seeds {
-            check_against_reference(|| make_pool(64 << 20, false), profile, seed, 200);
+    for &mapping in Mapping::ALL {
+        let seeds = match (std::env::var_os("FERRITE_SOAK"), mapping == Mapping::default()) {
+            (Some(_), _) => 1000,
+            (None, true) => 160,
+            (None, false) => 20,
+        };
+        println!("{mapping}");
+        for profile in Profile::ALL {
+            for seed in 0..seeds {
+                check_against_reference(|| make_pool(mapping, 64 << 20), profile, seed, 200);
+            }
         }
     }
 }
@@ -108,16 +114,23 @@ fn random_operations() {
 /// The same where data carries checksums, each of which must be right in the end.
 #[test]
 fn suites_with_data_checksums() {
-    let seeds = if std::env::var_os("FERRITE_SOAK").is_some() {
-        500
-    } else {
-        40
-    };
-    for profile in Profile::ALL {
-        for seed in 0..seeds {
-            check_against_reference(|| make_pool(64 << 20, true), profile, 10_000 + seed, 200);
+    let soak = std::env::var_os("FERRITE_SOAK").is_some();
+    for &mapping in Mapping::ALL {
+        let is_default = mapping == Mapping::default();
+        let seeds = match (soak, is_default) {
+            (true, _) => 300,
+            (false, true) => 30,
+            (false, false) => 5,
+        };
+        println!("{mapping}");
+        for profile in Profile::ALL {
+            for seed in 0..seeds {
+                check_against_reference(|| make_pool_with(mapping, 64 << 20, true), profile, 10_000 + seed, 200);
+            }
+        }
+        if soak || is_default {
+            posix::run_all(|| make_pool_with(mapping, POOL_BYTES, true));
+            linear::run_all(|| make_pool_with(mapping, POOL_BYTES, true), 1);
         }
     }
-    posix::run_all(make_summed);
-    linear::run_all(make_summed, 1);
 }

@@ -17,11 +17,17 @@ pub struct AtomicBitmap {
 impl AtomicBitmap {
     /// `len` bits, all free.
     pub fn new(len: u64) -> Self {
-        let words: Box<[AtomicU64]> = (0..len.div_ceil(WORD_BITS)).map(|_| AtomicU64::new(0)).collect();
+        Self::with_pattern(len, 0)
+    }
+
+    /// `len` bits, of which those that are set in `pattern`, once for every eight, are never free.
+    pub fn with_pattern(len: u64, pattern: u8) -> Self {
+        let word = u64::from_ne_bytes([pattern; 8]);
+        let words: Box<[AtomicU64]> = (0..len.div_ceil(WORD_BITS)).map(|_| AtomicU64::new(word)).collect();
         let bitmap = AtomicBitmap { words, len };
         // The bits behind the last are never free, so that word-wise scans need no special case.
         if !len.is_multiple_of(WORD_BITS) {
-            bitmap.words[(len / WORD_BITS) as usize].store(u64::MAX << (len % WORD_BITS), Ordering::Relaxed);
+            bitmap.words[(len / WORD_BITS) as usize].fetch_or(u64::MAX << (len % WORD_BITS), Ordering::Relaxed);
         }
         bitmap
     }
@@ -44,11 +50,11 @@ impl AtomicBitmap {
         word.load(Ordering::Acquire) & bit != 0
     }
 
-    /// Sets bit `index`; true if it was free and is the caller's now.
+    /// Sets bit `index`; true if it was free and is the caller's now. Sequentially consistent, as [`crate::bounds`] needs it.
     #[inline]
     pub fn claim(&self, index: u64) -> bool {
         let (word, bit) = self.word(index);
-        word.fetch_or(bit, Ordering::AcqRel) & bit == 0
+        word.fetch_or(bit, Ordering::SeqCst) & bit == 0
     }
 
     /// Sets bit `index`, whoever had it.
@@ -67,11 +73,11 @@ impl AtomicBitmap {
         word.fetch_and(!bit, Ordering::AcqRel) & bit != 0
     }
 
-    /// The eight bits of group `group`, lowest first; set bits are in use.
+    /// The eight bits of group `group`, lowest first; set bits are in use. Sequentially consistent, as claims are.
     #[inline]
     pub fn octet(&self, group: u64) -> u8 {
         let index = group * 8;
-        (self.words[(index / WORD_BITS) as usize].load(Ordering::Acquire) >> (index % WORD_BITS)) as u8
+        (self.words[(index / WORD_BITS) as usize].load(Ordering::SeqCst) >> (index % WORD_BITS)) as u8
     }
 
     /// Claims the first free bit at or behind `cursor`, going round once; `None` if all are set.
@@ -98,6 +104,17 @@ impl AtomicBitmap {
             }
         }
         None
+    }
+
+    /// Start of a stretch of 64 clear bits, looked for in so many stretches from `cursor` on, going round. A hint: others may be claiming
+    /// them.
+    pub fn find_stretch(&self, cursor: u64, tries: u64) -> Option<u64> {
+        let count = self.words.len() as u64;
+        let first = cursor.div_ceil(WORD_BITS);
+        (first..first + tries.min(count))
+            .map(|at| at % count.max(1))
+            .find(|&at| self.words[at as usize].load(Ordering::Relaxed) == 0)
+            .map(|at| at * WORD_BITS)
     }
 
     /// Number of set bits. Exact only while nobody changes it.

@@ -1,19 +1,31 @@
 //! How far from their home line keys of a table may lie: what makes deletes without tombstones possible (DESIGN §3).
 //!
 //! One byte a home line, in DRAM, rebuilt when the table is read at mount. A lookup stops at the bound, a
-//! delete simply clears its slot. A bound that is too large costs time, one too small would lose keys; so a bound only grows
-//! while the pool is mounted, and grows before the key that needs it can be seen. (Lowering it online would need to
-//! know that no insert of that home is under way; mounting does it for free.)
+//! delete simply clears its slot. A bound that is too large costs time, one too small would lose keys; so it grows before
+//! the key that needs it can be seen, and is lowered only to what the table itself says.
+//!
+//! Lowering races with inserts, whose slots are claimed before their keys can be seen. An insert claims its slot and then looks
+//! whether its home is being lowered; a lowering says which home it is at and then looks at the slots, where it counts every claimed
+//! slot without a key as this home's. All four are sequentially consistent, so one of the two sees the other: the lowering sees
+//! the slot, or the insert sees the lowering and calls it off.
 
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+
+use crossbeam_utils::CachePadded;
 
 /// Means: anywhere in the table.
 const FULL: u8 = u8::MAX;
+/// Homes share so many announcements.
+const ANNOUNCEMENTS: usize = 64;
+/// The lowering is past being called off, and about to end.
+const COMMITTING: u64 = 1;
 
 /// Bounds of all home lines of one table.
 #[derive(Debug)]
 pub struct Bounds {
     bytes: Box<[AtomicU8]>,
+    /// Which home is being lowered, if any: its number + 1, twice, and [`COMMITTING`].
+    lowering: Box<[CachePadded<AtomicU64>]>,
 }
 
 impl Bounds {
@@ -21,17 +33,58 @@ impl Bounds {
     pub fn new(lines: usize) -> Self {
         Bounds {
             bytes: (0..lines).map(|_| AtomicU8::new(0)).collect(),
+            lowering: (0..ANNOUNCEMENTS)
+                .map(|_| CachePadded::new(AtomicU64::new(0)))
+                .collect(),
         }
     }
 
-    /// Makes sure that lookups of `home` reach `distance` lines behind it.
+    /// Makes sure that lookups of `home` reach `distance` lines behind it. The slot there has been claimed.
     #[inline]
     pub fn raise(&self, home: usize, distance_lines: u64) {
+        let announced = (home as u64 + 1) << 1;
+        let lowering = &self.lowering[home % ANNOUNCEMENTS];
+        // Mostly somebody else, or nobody, so reading is all there is to it.
+        while lowering.load(Ordering::SeqCst) & !COMMITTING == announced {
+            let called_off = lowering.compare_exchange(announced, 0, Ordering::SeqCst, Ordering::SeqCst);
+            if called_off.is_ok() {
+                break;
+            }
+            std::hint::spin_loop();
+        }
         let needed = distance_lines.min(u64::from(FULL)) as u8;
         let bound = &self.bytes[home];
         // Reading first keeps the line shared in the common case.
         if bound.load(Ordering::Relaxed) < needed {
             bound.fetch_max(needed, Ordering::AcqRel);
+        }
+    }
+
+    /// Lowers the bound of `home` to what `farthest` finds, given the bound that there is: the distance of the farthest slot, up to that
+    /// bound, that holds a key of this home or is claimed and empty. Does nothing if somebody inserts there, or lowers a
+    /// neighbour in number.
+    pub fn lower(&self, home: usize, farthest: impl FnOnce(u64) -> u64) {
+        let bound = self.bytes[home].load(Ordering::Acquire);
+        if bound == 0 || bound == FULL {
+            return;
+        }
+        let announced = (home as u64 + 1) << 1;
+        let lowering = &self.lowering[home % ANNOUNCEMENTS];
+        if lowering
+            .compare_exchange(0, announced, Ordering::SeqCst, Ordering::SeqCst)
+            .is_err()
+        {
+            return;
+        }
+        // What was raised before the announcement counts, too.
+        let bound = self.bytes[home].load(Ordering::SeqCst);
+        let lower = farthest(u64::from(bound)).min(u64::from(bound)) as u8;
+        let not_called_off =
+            lowering.compare_exchange(announced, announced | COMMITTING, Ordering::SeqCst, Ordering::SeqCst);
+        if not_called_off.is_ok() {
+            // Whoever raises it now waits for the announcement to go.
+            self.bytes[home].store(lower, Ordering::SeqCst);
+            lowering.store(0, Ordering::SeqCst);
         }
     }
 
@@ -55,13 +108,26 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_bound_never_falls_and_saturates_at_the_whole_table() {
+    fn raising_never_lowers_and_saturates_at_the_whole_table() {
         let bounds = Bounds::new(1000);
         for (raised, expected) in [(0, 0), (3, 3), (2, 3), (254, 254), (255, 999), (700, 999), (1, 999)] {
             bounds.raise(7, raised);
             assert_eq!(bounds.lines_to_probe(7, 1000), expected, "raised to {raised}");
         }
         assert_eq!(bounds.lines_to_probe(8, 1000), 0);
+        bounds.lower(1, |_| panic!("nothing to lower"));
+        bounds.raise(9, 7);
+        bounds.lower(9, |bound| {
+            assert_eq!(bound, 7);
+            3
+        });
+        assert_eq!(bounds.lines_to_probe(9, 1000), 3);
+        // An insert that comes while it is being lowered calls it off.
+        bounds.lower(9, |_| {
+            bounds.raise(9, 2);
+            0
+        });
+        assert_eq!(bounds.lines_to_probe(9, 1000), 3);
         // A table smaller than its bound is seen once, not twice.
         bounds.raise(1, 200);
         assert_eq!(bounds.lines_to_probe(1, 100), 99);

@@ -4,7 +4,7 @@
 //!
 //! A record names words by where they are. If an entry moved between a transaction's look at it and its commit, the record would hit a
 //! stranger; so transactions hold the gate shared until their words are set, and a move, which is a record like any
-//! other, holds it exclusively. Lookups hold nothing: they look at [`Gate::moves`] before and after, and look again if it changed.
+//! other, holds it exclusively. Lookups hold nothing: they look at the count of moves before and after, and look again if it changed.
 //!
 //! Invariant: the count of moves is odd exactly while somebody has the gate alone.
 
@@ -45,6 +45,17 @@ impl Gate {
         }
     }
 
+    /// A passage if nobody moves or waits to. Never waits, so it does no harm to a thread that has a passage already.
+    pub fn try_pass(&self) -> Option<Passage<'_>> {
+        use std::sync::TryLockError;
+        let guard = match self.lock.try_read() {
+            Ok(guard) => guard,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => return None,
+        };
+        Some(Passage { _guard: guard })
+    }
+
     /// Waits for all transactions under way, and keeps others out until it is dropped.
     pub fn close(&self) -> Moving<'_> {
         let guard = self.lock.write();
@@ -55,9 +66,22 @@ impl Gate {
         }
     }
 
+    /// Moves so far, twice, and one more while one is in progress.
+    pub fn moves(&self) -> u64 {
+        self.moves.load(Ordering::Acquire)
+    }
+
     /// What `look` finds while nothing moves. It may be called several times, and meet entries on their way.
-    pub fn steady<T>(&self, mut look: impl FnMut() -> T) -> T {
-        for _ in 0..TRIES {
+    #[inline]
+    pub fn steady<T>(&self, look: impl FnMut() -> T) -> T {
+        self.steady_for(TRIES, look)
+    }
+
+    /// The same with a number of tries, after which moves wait for the last one. At least one try is made without waiting, so
+    /// whoever has passed already never waits here.
+    #[inline]
+    pub fn steady_for<T>(&self, tries: usize, mut look: impl FnMut() -> T) -> T {
+        for _ in 0..tries {
             let before = self.moves.load(Ordering::Acquire);
             if before.is_multiple_of(2) {
                 let found = look();

@@ -157,6 +157,24 @@ impl HashFs {
         None
     }
 
+    /// Lowers the bound of one of the homes that may have had a key in the slot that was released: over time, each slot has
+    /// the turn of one home, and each home that of the slots behind it.
+    fn lower_a_bound(&self, slot: u64) {
+        let distance = slot % BUCKET_SLOTS + 1;
+        let home = self.wrap(slot / BUCKET_SLOTS + self.buckets - distance % self.buckets);
+        self.bounds.lower(home as usize, |bound| {
+            let is_needed = |distance: &u64| {
+                let bucket = self.wrap(home + distance);
+                let claimed = self.used.octet(bucket);
+                self.keys(bucket).iter().enumerate().any(|(index, key)| {
+                    let key = key.load(Ordering::SeqCst);
+                    claimed >> index & 1 == 1 && (key == 0 || self.home(key) == home)
+                })
+            };
+            (1..=bound.min(self.buckets - 1)).rev().find(is_needed).unwrap_or(0)
+        });
+    }
+
     /// The block that slot `slot` is.
     pub fn own_block(&self, slot: u64) -> Option<u32> {
         (slot < u64::from(self.geometry.blocks)).then(|| self.geometry.first_block + slot as u32)
@@ -261,15 +279,6 @@ impl HashFs {
     /// For repair: what to store in a key's place for a page.
     pub fn key(ino: u32, lblk: u32) -> u64 {
         key_of(ino, lblk)
-    }
-
-    /// For repair: the first slot for a page whose key and word are clear.
-    pub fn empty_slot(&self, ino: u32, lblk: u32) -> Option<u64> {
-        let home = self.home(key_of(ino, lblk)) * BUCKET_SLOTS;
-        let slots = self.geometry.slots;
-        (0..slots)
-            .map(|step| (home + step) % slots)
-            .find(|&slot| self.region.load(self.key_offset(slot)) == 0)
     }
 
     /// Buckets a lookup of this page looks at, for benchmarks.
@@ -400,6 +409,7 @@ impl FileMap for HashFs {
     fn release(&self, slot: u32) {
         let was_set = self.used.release(u64::from(slot));
         assert!(was_set, "mapping slot {slot} was freed twice");
+        self.lower_a_bound(u64::from(slot));
     }
 
     fn load(&self, threads: usize, visit: &(dyn Fn(MapEntry) + Sync)) -> Result<(), MapError> {

@@ -2,7 +2,8 @@
 //!
 //! What lives here: the [`FileMap`] trait, what it needs from the engine ([`MapTx`]), the atomic free
 //! map ([`bitmap`]), displacement bounds ([`bounds`]), the gate for structures that move entries ([`gate`]), and the structures
-//! themselves, which [`Mapping`] lists ([`hashfs`]).
+//! themselves, which [`Mapping`] lists ([`hashfs`], [`cuckoo`], [`radix`],
+//! [`extent`], [`leaf`]).
 //!
 //! *Architecture invariant:* nothing here knows the engine (`ferrite-fs`); the engine implements
 //! [`MapTx`]. *Architecture invariant:* structures on the medium change only through
@@ -11,9 +12,13 @@
 
 pub mod bitmap;
 pub mod bounds;
+pub mod cuckoo;
+pub mod extent;
 pub mod gate;
 pub mod hashfs;
+pub mod leaf;
 mod mapping;
+pub mod radix;
 pub mod simd;
 #[cfg(test)]
 mod testing;
@@ -66,13 +71,15 @@ impl PageWord {
 }
 
 /// Something an operation claims or frees besides words: it goes back to its free map when the operation is
-/// abandoned (claimed ones), or once no crash can name it any more (freed ones).
+/// abandoned (claimed ones), or once no crash can name it any more (freed ones). What is given back together is given back in the
+/// order of this list: a structure may have to forget a node before its block can be used for anything else.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Resource {
+    /// An entry of the mapping structure, by its index there, or whatever number the structure wants to be told of; returned by
+    /// [`FileMap::release`].
+    MapSlot(u32),
     /// A data block, by block number.
     Block(u32),
-    /// An entry of the mapping structure, by its index there; returned by [`FileMap::release`].
-    MapSlot(u32),
     /// An inode number.
     Inode(u32),
     /// An entry of the name table.
@@ -94,6 +101,10 @@ pub trait MapTx {
     fn claim_block(&mut self, block: u32) -> bool;
     /// Claims any free block.
     fn alloc_block(&mut self) -> Result<u32, MapError>;
+    /// Claims a free block with many free ones behind it, if there is such a stretch, else any.
+    fn alloc_run(&mut self) -> Result<u32, MapError> {
+        self.alloc_block()
+    }
     /// Notes that this transaction claimed `resource` (released if it aborts).
     fn claimed(&mut self, resource: Resource);
     /// Notes that this transaction frees `resource` (reusable only when no crash can name it any more).
@@ -178,7 +189,8 @@ pub trait FileMap: Send + Sync {
     /// Unmaps a page and returns its old word (`HOLE` if it was not mapped).
     fn remove(&self, tx: &mut dyn MapTx, ino: u32, lblk: u32) -> Result<PageWord, MapError>;
 
-    /// Returns a freed or abandoned entry to the free map; called by the engine when that is safe.
+    /// Returns a freed or abandoned entry to the free map; called by the engine when that is safe, and before blocks that were freed
+    /// with it are returned.
     fn release(&self, slot: u32);
 
     /// Rebuilds the DRAM state by reading the whole structure, calling `visit` for every mapped page, from
@@ -235,6 +247,6 @@ pub trait FileMap: Send + Sync {
 /// pages are kept in the structure. Hints only: always verified against the medium. Safe to share.
 #[derive(Debug, Default)]
 pub struct TransCache {
-    /// `lblk << 32 | slot + 1` by `lblk % 8`; 0 means empty.
+    /// What is in them is each structure's own affair; all 0 means empty. HashFS: `lblk << 32 | slot + 1` by `lblk % 8`.
     pub(crate) hints: [std::sync::atomic::AtomicU64; 8],
 }

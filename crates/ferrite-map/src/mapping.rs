@@ -8,7 +8,11 @@ use ferrite_pm::Region;
 use serde::{Deserialize, Serialize};
 
 use crate::FileMap;
+use crate::cuckoo::Cuckoo;
+use crate::extent::ExtentTree;
 use crate::hashfs::HashFs;
+use crate::leaf::Leaf;
+use crate::radix::Radix;
 
 /// The mapping structures. The numbers are part of the format.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
@@ -18,6 +22,14 @@ pub enum Mapping {
     /// One global open-addressing table, slot = block (hashfs.txt §3.2.2).
     #[default]
     Hashfs = 0,
+    /// One global cuckoo table whose entries know their runs (hashfs.txt §3.2.1).
+    Cuckoo = 1,
+    /// A radix tree a file (hashfs.txt §3.1).
+    Radix = 2,
+    /// A B+-tree of extents a file, worked on in place (hashfs.txt §3.1).
+    Extent = 3,
+    /// One global table of lines of seven pages each (DESIGN §3).
+    Leaf = 4,
 }
 
 /// Place and size of a structure's own area, as the superblock has it.
@@ -46,12 +58,22 @@ impl Geometry {
 
 impl Mapping {
     /// All of them, in the order of their numbers.
-    pub const ALL: &[Mapping] = &[Mapping::Hashfs];
+    pub const ALL: &[Mapping] = &[
+        Mapping::Hashfs,
+        Mapping::Cuckoo,
+        Mapping::Radix,
+        Mapping::Extent,
+        Mapping::Leaf,
+    ];
 
     /// Name as `mkfs --mapping` knows it.
     pub fn name(self) -> &'static str {
         match self {
             Mapping::Hashfs => "hashfs",
+            Mapping::Cuckoo => "cuckoo",
+            Mapping::Radix => "radix",
+            Mapping::Extent => "extent",
+            Mapping::Leaf => "leaf",
         }
     }
 
@@ -67,9 +89,12 @@ impl Mapping {
 
     /// Entries its area gets in a pool of so many data blocks and inodes.
     pub fn slots_for(self, blocks: u32, inodes: u32) -> u64 {
-        let _ = inodes;
         match self {
             Mapping::Hashfs => HashFs::slots_for(blocks),
+            Mapping::Cuckoo => Cuckoo::slots_for(blocks),
+            Mapping::Radix => Radix::slots_for(inodes),
+            Mapping::Extent => ExtentTree::slots_for(inodes),
+            Mapping::Leaf => Leaf::slots_for(blocks),
         }
     }
 
@@ -77,6 +102,10 @@ impl Mapping {
     pub fn area_bytes(self, slots: u64) -> u64 {
         match self {
             Mapping::Hashfs => HashFs::area_bytes(slots),
+            Mapping::Cuckoo => Cuckoo::area_bytes(slots),
+            Mapping::Radix => Radix::area_bytes(slots),
+            Mapping::Extent => ExtentTree::area_bytes(slots),
+            Mapping::Leaf => Leaf::area_bytes(slots),
         }
     }
 
@@ -84,6 +113,10 @@ impl Mapping {
     pub fn open(self, region: Arc<Region>, geometry: Geometry) -> Box<dyn FileMap> {
         match self {
             Mapping::Hashfs => Box::new(HashFs::new(region, geometry)),
+            Mapping::Cuckoo => Box::new(Cuckoo::new(region, geometry)),
+            Mapping::Radix => Box::new(Radix::new(region, geometry)),
+            Mapping::Extent => Box::new(ExtentTree::new(region, geometry)),
+            Mapping::Leaf => Box::new(Leaf::new(region, geometry)),
         }
     }
 }

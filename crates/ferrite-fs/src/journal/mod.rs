@@ -366,13 +366,12 @@ impl Journal {
     /// Crash points: the mark is stored only after the fence that made all words of the records below it
     /// durable; and it is one aligned word, so it is either the old or the new one.
     fn move_mark(&self) -> Result<u64, PmError> {
-        let newest = |ring: &CachePadded<Ring>| ring.last_seq.load(Ordering::Acquire);
-        let target = self.rings.iter().map(newest).max().unwrap_or(0);
+        let target = self.newest_seq();
         let mark = self.mark.load(Ordering::Relaxed);
         if target <= mark {
             return Ok(mark);
         }
-        self.floor.store(target, Ordering::SeqCst);
+        self.floor.fetch_max(target, Ordering::SeqCst);
         let mut lines = Vec::new();
         for ring in &self.rings {
             // While we have the lock no record of this ring is between commit and apply; those that come later
@@ -391,6 +390,18 @@ impl Journal {
         self.region.fence()?;
         self.mark.store(target, Ordering::Release);
         Ok(target)
+    }
+
+    /// Largest number given so far. Exact while nobody else commits.
+    pub(crate) fn newest_seq(&self) -> u64 {
+        let newest = |ring: &CachePadded<Ring>| ring.last_seq.load(Ordering::Acquire);
+        self.rings.iter().map(newest).max().unwrap_or(0)
+    }
+
+    /// Has all records from now on get larger numbers than any so far. The caller sees to it that nobody commits meanwhile, and that
+    /// those who wait for it see this.
+    pub(crate) fn raise_floor(&self) {
+        self.floor.fetch_max(self.newest_seq(), Ordering::SeqCst);
     }
 
     /// Whether a ring is so full that moving the mark is worth it.

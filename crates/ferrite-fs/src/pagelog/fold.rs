@@ -222,6 +222,8 @@ fn install(
         .map(|&unit| Resource::LogSegment(unit))
         .chain([Resource::Block(word.page())])
         .filter(|_| !at_once);
+    // From finding the word to noting its line as dirty nothing may move it.
+    let _passage = core.map.gate().map(|gate| gate.pass());
     mem.begin_change();
     let seq = core.journal.install(mem.last_seq(), freed, || {
         core.map.swing(mem.ino, lblk, word, PageWord::new(block, 0))

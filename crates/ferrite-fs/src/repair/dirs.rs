@@ -1,6 +1,5 @@
 //! Directories: their blocks, and the entries in them.
 
-use ferrite_map::FileMap;
 use ferrite_vfs::{FileKind, ROOT_INO};
 use rustc_hash::{FxHashMap, FxHashSet};
 
@@ -61,8 +60,8 @@ impl Repair {
                 );
                 if parsed.is_empty() {
                     // Nothing in it is this directory's: the block itself may be a stranger's.
-                    if let Some(slot) = self.map.slot_of(at.dir, at.lblk) {
-                        self.set_slot(slot, None);
+                    if !self.map.get(at.dir, at.lblk).is_hole() {
+                        let _ = self.set_page(at.dir, at.lblk, None);
                         self.owned.release(u64::from(at.block) - self.superblock.first_block);
                         self.pages[at.dir as usize] -= 1;
                     }

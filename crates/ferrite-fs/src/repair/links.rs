@@ -231,9 +231,8 @@ impl Repair {
             Some(last) => last.checked_add(1)?,
             None => 0,
         };
-        let slot = self.map.empty_slot(dir, lblk)?;
         let block = self.take_block()?;
-        self.set_slot(slot, Some((dir, lblk, PageWord::new(block, 0))));
+        self.set_page(dir, lblk, Some(PageWord::new(block, 0))).ok()?;
         let offset = self.superblock.block_offset(block);
         let [first, second] = dentry::block_header(dir, lblk);
         self.set(offset, first);

@@ -16,7 +16,7 @@ use std::sync::Arc;
 
 use ferrite_map::bitmap::AtomicBitmap;
 use ferrite_map::hashfs::HashFs;
-use ferrite_map::{FileMap, PageWord};
+use ferrite_map::{FileMap, MapError, MapTx, PageWord, Resource};
 use ferrite_pm::Region;
 use ferrite_vfs::FileKind;
 use rustc_hash::{FxHashMap, FxHashSet};
@@ -31,6 +31,10 @@ use crate::options::{Mended, RepairReport};
 
 /// Repairs are repeated so often if something is left; one is enough unless its own changes meet damage.
 const ROUNDS: usize = 3;
+/// Moves of the mapping's entries that one change may need.
+const MOVES_MAX: usize = 64;
+/// Checks of the mapping, each of which may uncover what the last one's cure let be seen.
+const CURES_MAX: usize = 20;
 
 /// What is known of an inode.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -65,7 +69,7 @@ type Phase = (&'static str, fn(&mut Repair));
 struct Repair {
     region: Arc<Region>,
     superblock: Superblock,
-    map: HashFs,
+    map: Arc<dyn FileMap>,
     /// Blocks that have an owner.
     owned: AtomicBitmap,
     state: Vec<State>,
@@ -138,7 +142,10 @@ impl Repair {
     fn new(region: Arc<Region>, superblock: Superblock, report: RepairReport, touched: FxHashMap<u64, u64>) -> Self {
         let inodes = superblock.inodes as usize;
         Repair {
-            map: HashFs::new(Arc::clone(&region), superblock.map_geometry()),
+            map: superblock
+                .mapping
+                .open(Arc::clone(&region), superblock.map_geometry())
+                .into(),
             owned: AtomicBitmap::new(superblock.blocks),
             state: vec![State::Free; inodes],
             pages: vec![0; inodes],
@@ -228,32 +235,64 @@ impl Repair {
         Some((self.superblock.first_block + index) as u32)
     }
 
-    /// Stores what a slot of the mapping maps, or nothing.
+    /// Stores what a slot of HashFS maps, or nothing.
     fn set_slot(&mut self, slot: u64, page: Option<(u32, u32, PageWord)>) {
-        let (key_offset, word_offset) = self.map.offsets(slot);
+        let Some((key_offset, word_offset)) = self.map.as_hashfs().map(|map| map.offsets(slot)) else {
+            return;
+        };
         let (key, word) = page.map_or((0, 0), |(ino, lblk, word)| (HashFs::key(ino, lblk), word.0));
         self.set(key_offset, key);
         self.set(word_offset, word);
     }
 
-    /// The mapping's books, after its slots have changed.
+    /// Maps a page to another word, maps it newly, or unmaps it; says if there is no room for that. The mapping is sound by now.
+    fn set_page(&mut self, ino: u32, lblk: u32, word: Option<PageWord>) -> Result<(), MapError> {
+        let map = Arc::clone(&self.map);
+        let is_mapped = !map.get(ino, lblk).is_hole();
+        let change = |repair: &mut Repair| {
+            let mut tx = RepairTx { repair };
+            match word {
+                Some(word) if is_mapped => map.replace(&mut tx, ino, lblk, word),
+                Some(word) => map.insert(&mut tx, ino, lblk, word),
+                None => map.remove(&mut tx, ino, lblk).map(|_| ()),
+            }
+        };
+        let mut tries = 0;
+        loop {
+            match change(self) {
+                Err(MapError::TableFull) if tries < MOVES_MAX && map.make_room(&mut RepairTx { repair: self })? => {
+                    tries += 1;
+                    self.reload_map();
+                }
+                other => return other,
+            }
+        }
+    }
+
+    /// The mapping's books, after its words have changed.
     fn reload_map(&mut self) {
-        self.map = HashFs::new(Arc::clone(&self.region), self.superblock.map_geometry());
+        let map = self
+            .superblock
+            .mapping
+            .open(Arc::clone(&self.region), self.superblock.map_geometry());
+        self.map = map.into();
         // What cannot be loaded is gone by now.
         let _ = self.map.load(2, &|_| {});
     }
 
     /// Unmaps all pages of an inode.
     fn unmap_all(&mut self, ino: u32) {
-        let mut slots = Vec::new();
+        let mut pages = Vec::new();
         self.map.for_each(&mut |entry| {
             if entry.ino == ino {
-                slots.push((entry.slot, entry.word.page()));
+                pages.push((entry.lblk, entry.word.page()));
             }
             true
         });
-        for (slot, block) in slots {
-            self.set_slot(u64::from(slot), None);
+        // In order, so that no structure needs more room on the way.
+        pages.sort_unstable();
+        for (lblk, block) in pages {
+            let _ = self.set_page(ino, lblk, None);
             if self.superblock.is_data_block(block) {
                 // Not owned yet while the mapping is looked through; released twice by two pages of one block.
                 self.owned.release(u64::from(block) - self.superblock.first_block);
@@ -280,6 +319,70 @@ impl Repair {
         }
         for finding in findings {
             self.mended(finding.phase, finding.what, "written anew from the other", false);
+        }
+    }
+}
+
+/// Changes of the mapping, carried out at once.
+struct RepairTx<'r> {
+    repair: &'r mut Repair,
+}
+
+impl MapTx for RepairTx<'_> {
+    fn set_word(&mut self, offset: u64, value: u64) {
+        self.repair.set(offset, value);
+    }
+
+    fn word(&self, offset: u64) -> u64 {
+        self.repair.region.load(offset)
+    }
+
+    fn fresh_block(&mut self) -> Result<u32, MapError> {
+        let block = self.alloc_block()?;
+        let offset = self.repair.superblock.block_offset(block);
+        for at in (offset..offset + BLOCK_BYTES).step_by(8) {
+            self.repair.set(at, 0);
+        }
+        Ok(block)
+    }
+
+    fn claim_block(&mut self, block: u32) -> bool {
+        self.repair.own(block)
+    }
+
+    /// Pages whose blocks nobody has claimed yet own them all the same.
+    fn alloc_block(&mut self) -> Result<u32, MapError> {
+        let mut named = FxHashSet::default();
+        self.repair.map.for_each(&mut |entry| {
+            named.insert(entry.word.page());
+            true
+        });
+        let mut passed = Vec::new();
+        let found = loop {
+            match self.repair.take_block() {
+                Some(block) if named.contains(&block) => passed.push(block),
+                other => break other,
+            }
+        };
+        for block in passed {
+            self.repair
+                .owned
+                .release(u64::from(block) - self.repair.superblock.first_block);
+        }
+        found.ok_or(MapError::NoBlock)
+    }
+
+    fn claimed(&mut self, _resource: Resource) {}
+
+    fn freed(&mut self, resource: Resource) {
+        match resource {
+            Resource::Block(block) => {
+                self.repair
+                    .owned
+                    .release(u64::from(block) - self.repair.superblock.first_block);
+            }
+            Resource::MapSlot(slot) => self.repair.map.release(slot),
+            Resource::Inode(_) | Resource::NameSlot(_) | Resource::LogSegment(_) => {}
         }
     }
 }

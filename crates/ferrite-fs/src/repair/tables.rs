@@ -1,10 +1,13 @@
 //! Inodes, mapping, logs and blocks: who is there, and who owns what.
 
-use ferrite_map::{FileMap, MapEntry, PageWord};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use ferrite_map::{Broken, MapEntry, PageWord};
 use ferrite_vfs::FileKind;
 use rustc_hash::{FxHashMap, FxHashSet};
 
-use super::{Repair, State};
+use super::{CURES_MAX, Repair, State};
 use crate::file::cut::lblks;
 use crate::inode::INLINE_BYTES;
 use crate::layout::{BLOCK_BYTES, MAX_FILE_BYTES};
@@ -35,12 +38,72 @@ impl Repair {
         }
     }
 
-    /// Drops keys that map nothing, keeps the first of two for the same page, and puts back keys that were damaged where their
-    /// place in the table tells what they were.
+    /// Makes the mapping sound, and drops what it maps for nobody.
     pub(super) fn mapping(&mut self) {
+        if self.map.as_hashfs().is_some() {
+            self.hashfs();
+        } else {
+            self.cure_mapping();
+            self.drop_pages_of_nobody();
+        }
+        self.count_pages();
+    }
+
+    /// Lets the structure say what is broken in it, and claims the blocks it lies in.
+    fn cure_mapping(&mut self) {
+        for _ in 0..CURES_MAX {
+            let (mut found, mut nodes) = (Vec::new(), Vec::new());
+            self.map
+                .check(&mut |_| {}, &mut |node| nodes.push(node), &mut |broken| {
+                    found.push(broken)
+                });
+            if found.is_empty() {
+                for node in nodes {
+                    // It reports a node once, and only data blocks.
+                    self.own(node);
+                }
+                break;
+            }
+            for Broken { what, cure } in found {
+                cure.into_iter().for_each(|(offset, value)| self.set(offset, value));
+                // Whether anything is lost, the inodes' counts tell.
+                self.mended("mapping", what, "cut off", true);
+            }
+        }
+        self.reload_map();
+    }
+
+    fn drop_pages_of_nobody(&mut self) {
+        let mut strange: BTreeMap<u32, BTreeSet<u32>> = BTreeMap::new();
+        let map = Arc::clone(&self.map);
+        map.for_each(&mut |entry| {
+            let MapEntry { ino, lblk, .. } = entry;
+            if !self.is_ino(ino) || self.state[ino as usize] == State::Free {
+                strange.entry(ino).or_default().insert(lblk);
+            } else {
+                self.pages[ino as usize] += 1;
+                self.end[ino as usize] = self.end[ino as usize].max(u64::from(lblk) + 1);
+            }
+            true
+        });
+        for (ino, pages) in strange {
+            for lblk in pages {
+                let _ = self.set_page(ino, lblk, None);
+                let what = format!("page {lblk} of inode {ino}: the inode is free");
+                self.mended("mapping", what, "dropped", true);
+            }
+        }
+        self.reload_map();
+    }
+
+    /// HashFS: drops keys that map nothing, keeps the first of two for the same page, and puts back keys that were damaged where
+    /// their place in the table tells what they were.
+    fn hashfs(&mut self) {
         let mut strays: Vec<(u64, PageWord)> = Vec::new();
         for slot in 0..self.superblock.map_slots {
-            let (key_offset, word_offset) = self.map.offsets(slot);
+            let Some((key_offset, word_offset)) = self.map.as_hashfs().map(|map| map.offsets(slot)) else {
+                return;
+            };
             let (key, word) = (self.region.load(key_offset), PageWord(self.region.load(word_offset)));
             if key == 0 {
                 if word.0 != 0 && self.superblock.is_data_block(word.page()) {
@@ -50,7 +113,7 @@ impl Repair {
             }
             let (ino, lblk) = ((key >> 32) as u32, key as u32);
             let at = format!("mapping slot {slot} (inode {ino}, page {lblk})");
-            let far = self.map.distance(ino, lblk, slot) > DISTANCE_MAX;
+            let far = self.distance(ino, lblk, slot) > DISTANCE_MAX;
             if !self.is_ino(ino) || self.state[ino as usize] == State::Free || far {
                 self.set_slot(slot, None);
                 self.mended("mapping", format!("{at}: no such page can be there"), "dropped", true);
@@ -70,7 +133,7 @@ impl Repair {
         self.reload_map();
         let mut twice = Vec::new();
         self.map.for_each(&mut |entry| {
-            if self.map.slot_of(entry.ino, entry.lblk) != Some(u64::from(entry.slot)) {
+            if self.slot_of(entry.ino, entry.lblk) != Some(u64::from(entry.slot)) {
                 twice.push(entry);
             }
             true
@@ -86,7 +149,15 @@ impl Repair {
         self.reload_map();
         self.restore_strays(&strays);
         self.reload_map();
-        self.count_pages();
+    }
+
+    fn slot_of(&self, ino: u32, lblk: u32) -> Option<u64> {
+        self.map.as_hashfs().and_then(|map| map.slot_of(ino, lblk))
+    }
+
+    /// Buckets behind its home that a page would lie in this slot of HashFS.
+    fn distance(&self, ino: u32, lblk: u32, slot: u64) -> u64 {
+        self.map.as_hashfs().map_or(0, |map| map.distance(ino, lblk, slot))
     }
 
     /// Files that map more pages than they count have got keys that were hit: those behind the end of the file or far from home, if
@@ -97,7 +168,7 @@ impl Repair {
             let inode = self.load(entry.ino);
             let ino = entry.ino as usize;
             if self.state[ino] == State::Sound && self.pages[ino] > inode.blocks() {
-                let far = self.map.distance(entry.ino, entry.lblk, u64::from(entry.slot)) >= STRAY_DISTANCE;
+                let far = self.distance(entry.ino, entry.lblk, u64::from(entry.slot)) >= STRAY_DISTANCE;
                 if far || inode.blocks() == 0 || u64::from(entry.lblk) >= lblks(inode.size()) {
                     odd.entry(entry.ino).or_default().push(entry);
                 }
@@ -137,11 +208,11 @@ impl Repair {
                     return;
                 };
                 left = rest;
-                if self.map.slot_of(ino, lblk).is_some() {
+                if !self.map.get(ino, lblk).is_hole() {
                     continue;
                 }
                 for &(slot, _) in strays {
-                    if self.map.distance(ino, lblk, slot) < STRAY_DISTANCE {
+                    if self.distance(ino, lblk, slot) < STRAY_DISTANCE {
                         candidates.entry(slot).or_default().push((ino, lblk));
                     }
                 }
@@ -175,7 +246,7 @@ impl Repair {
                 continue;
             }
             let is_link = inode.kind() == Some(FileKind::Symlink);
-            if is_link && inode.nlink() > 0 && !inode.is_inline() && self.map.slot_of(ino, 0).is_none() {
+            if is_link && inode.nlink() > 0 && !inode.is_inline() && self.map.get(ino, 0).is_hole() {
                 // Without its target nothing of it is left.
                 self.state[ino as usize] = State::Damaged;
                 continue;
@@ -214,7 +285,7 @@ impl Repair {
                 }
                 Err(wrong) => {
                     let word = PageWord::new(entry.word.page(), 0);
-                    self.set_slot(u64::from(entry.slot), Some((entry.ino, entry.lblk, word)));
+                    let _ = self.set_page(entry.ino, entry.lblk, Some(word));
                     self.spoiled.insert(entry.ino);
                     let what = format!("log of page {} of inode {}: {wrong}", entry.lblk, entry.ino);
                     self.mended("logs", what, "dropped", true);
@@ -304,13 +375,13 @@ impl Repair {
             }
             true
         });
-        for MapEntry { ino, lblk, word, slot } in conflicts {
+        for MapEntry { ino, lblk, word, .. } in conflicts {
             let what = format!(
                 "page {lblk} of inode {ino}: its block {} belongs to another as well",
                 word.page()
             );
             let Some(block) = self.take_block() else {
-                self.set_slot(u64::from(slot), None);
+                let _ = self.set_page(ino, lblk, None);
                 self.pages[ino as usize] -= 1;
                 self.spoiled.insert(ino);
                 self.mended("blocks", what, "dropped: there is no block for a copy", true);
@@ -324,7 +395,7 @@ impl Repair {
                 let value = self.region.load(from + at);
                 self.set(to + at, value);
             }
-            self.set_slot(u64::from(slot), Some((ino, lblk, PageWord::new(block, word.log()))));
+            let _ = self.set_page(ino, lblk, Some(PageWord::new(block, word.log())));
             self.mended(
                 "blocks",
                 what,

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use ferrite_fs::{Engine, MkfsOptions, MountOptions, fsck, mkfs};
+use ferrite_fs::{Engine, Mapping, MkfsOptions, MountOptions, fsck, mkfs};
 use ferrite_pm::Region;
 use ferrite_vfs::{Cred, FileKind, FileSystem, Ino, NewNode, OpenMode, ROOT_INO};
 
@@ -94,11 +94,26 @@ pub(crate) fn empty_pool(size_bytes: u64, options: &MkfsOptions) -> Vec<u8> {
     image_of(&region)
 }
 
+/// The mapping that tests make their pools with: the one in `FERRITE_MAPPING`, else the default. So every test can be run on each.
+pub(crate) fn mapping() -> Mapping {
+    std::env::var("FERRITE_MAPPING").map_or(Mapping::default(), |name| {
+        Mapping::from_name(&name).unwrap_or_else(|| panic!("FERRITE_MAPPING: no mapping is called {name}"))
+    })
+}
+
+/// Default options, but for that mapping.
+pub(crate) fn options() -> MkfsOptions {
+    MkfsOptions {
+        mapping: mapping(),
+        ..MkfsOptions::default()
+    }
+}
+
 /// Options whose outcome does not depend on chance.
 pub(crate) fn fixed() -> MkfsOptions {
     MkfsOptions {
         seed: Some(42),
-        ..MkfsOptions::default()
+        ..options()
     }
 }
 

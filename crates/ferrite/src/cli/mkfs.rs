@@ -4,6 +4,7 @@ use std::fs::File;
 use std::os::unix::fs::{FileExt, FileTypeExt};
 use std::path::{Path, PathBuf};
 
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use ferrite_fs::{Mapping, MkfsOptions};
 use ferrite_pm::Region;
 
@@ -26,9 +27,9 @@ pub(crate) struct Mkfs {
     /// Size of the pool, for example 512M or 1G; a device or an existing file has its own
     #[arg(short, long, value_parser = size::parse)]
     size: Option<u64>,
-    /// How pages are found
-    #[arg(long, default_value = "hashfs", value_parser = ["hashfs"])]
-    mapping: String,
+    /// How pages are found; docs/mappings.md says which is good at what
+    #[arg(long, default_value_t = Mapping::default(), value_parser = mapping_parser())]
+    mapping: Mapping,
     /// Number of inodes [default: one for every 16 KiB]
     #[arg(short = 'N', long)]
     inodes: Option<u64>,
@@ -49,14 +50,20 @@ pub(crate) struct Mkfs {
     force: bool,
 }
 
+/// Takes the names of all structures.
+fn mapping_parser() -> impl TypedValueParser<Value = Mapping> {
+    PossibleValuesParser::new(Mapping::ALL.iter().map(|mapping| mapping.name()))
+        .map(|name| Mapping::from_name(&name).unwrap_or_default())
+}
+
 impl Mkfs {
     pub(crate) fn run(self) -> Outcome {
         let size_bytes = self.size()?;
         if !self.force {
             refuse_to_overwrite(&self.pool)?;
         }
-        let Mapping::Hashfs = Mapping::default();
         let options = MkfsOptions {
+            mapping: self.mapping,
             inodes: self.inodes,
             names: self.names,
             rings: self.rings,

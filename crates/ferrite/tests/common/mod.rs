@@ -88,7 +88,10 @@ impl TestPool {
             .unwrap();
         let (pool, dir) = (base.path().join("pool"), base.path().join("mnt"));
         std::fs::create_dir(&dir).unwrap();
-        ok(ferrite().arg("mkfs").arg(&pool).args(["--size", size]).args(mkfs));
+        // Any test can be run on any mapping.
+        let mapping = std::env::var("FERRITE_MAPPING").unwrap_or_else(|_| ferrite_fs::Mapping::default().to_string());
+        let options = ["--size", size, "--mapping", &mapping];
+        ok(ferrite().arg("mkfs").arg(&pool).args(options).args(mkfs));
         let test = TestPool { base, pool, dir };
         test.mount(mount);
         test

@@ -1,0 +1,602 @@
+//! Cuckoo: one global table with two homes a page, whose entries know the runs they are in (hashfs.txt §3.2.1).
+//!
+//! What lives here: [`Cuckoo`], its layout on the medium, lookups and changes. The runs are in `runs`, the moves that make room in
+//! `moves`, the check in `check`.
+//!
+//! A bucket is two cache lines: five keys, five page words, five ranges, a spare word. Three of five hits read one line of their
+//! bucket, the others two; ranges are read by whoever wants several pages. A page lies in one of the two buckets that its key
+//! hashes to, so a lookup reads two lines that are fetched at once, whatever the load; a quarter more slots than blocks keeps a
+//! full pool's table at 0.8 (DESIGN §3).
+//!
+//! What the paper leaves open, and is settled here:
+//! * Slots are claimed by one atomic operation on a DRAM bitmap; an entry reaches the table only by a committed record, which sets
+//!   word and range before the key.
+//! * A new page takes the emptier of its homes. Where both are full, the insert fails and leaves a wish, and entries are moved in a
+//!   transaction of its own while nobody passes the gate: inserts of different files share no lock, and no record can hit an
+//!   entry that has moved.
+//! * Lookups lock nothing: they look again if something moved meanwhile.
+//!
+//! Invariants: a slot whose key is set is claimed, and a free slot's key is 0. A key lies in one of its two homes, once. What
+//! `runs` says about ranges. A lookup may race with changes of *other* inodes' entries: each word of an entry is atomic, and an
+//! entry of an inode at rest changes only by a move.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use ferrite_pm::Region;
+
+use crate::bitmap::AtomicBitmap;
+use crate::gate::Gate;
+use crate::simd::{self, Level};
+use crate::{Broken, FileMap, Geometry, MapEntry, MapError, MapTx, PageWord, Resource, TransCache};
+
+mod check;
+mod moves;
+mod runs;
+
+use moves::Moves;
+use runs::{Range, Run, View};
+
+/// Entries of a bucket.
+const BUCKET_SLOTS: u64 = 5;
+const BUCKET_BYTES: u64 = 128;
+const LINE_BYTES: u64 = 64;
+/// Where words and ranges begin in a bucket.
+const WORDS_AT: u64 = BUCKET_SLOTS * 8;
+const RANGES_AT: u64 = 2 * WORDS_AT;
+/// Slots are numbered eight to a bucket, so that a bucket's bits in the free map are one octet.
+const NUMBERS: u64 = 8;
+/// The numbers of a bucket that are no slots.
+const NO_SLOTS: u8 = u8::MAX << BUCKET_SLOTS;
+/// Pages hashed as one vector.
+const VECTOR: usize = 8;
+/// Pages between the one that is read and those whose lines are fetched for a reader in order.
+const AHEAD: u64 = 4;
+/// Buckets a thread takes at a time when loading.
+const LOAD_CHUNK: u64 = 4096;
+/// Pages a walk by pages resolves at a time.
+const WALK: usize = 64;
+/// What makes the second hash another one.
+const SECOND: u64 = 0x5851_f42d_4c95_7f2d;
+/// The hints of a translation cache: the slot of the head of the run read last, plus 1, and the page that a reader in order
+/// wants next.
+const HINT_RUN: usize = 0;
+const HINT_NEXT: usize = 1;
+
+/// The table of a mounted pool.
+pub struct Cuckoo {
+    region: Arc<Region>,
+    geometry: Geometry,
+    buckets: u64,
+    level: Level,
+    used: AtomicBitmap,
+    gate: Gate,
+    moves: Moves,
+}
+
+/// The buckets in which a key may lie; the same twice only in a table of one.
+type Homes = [u64; 2];
+
+fn key_of(ino: u32, lblk: u32) -> u64 {
+    u64::from(ino) << 32 | u64::from(lblk)
+}
+
+impl Cuckoo {
+    /// Slots for so many data blocks: 1.25 a block, in whole buckets.
+    pub fn slots_for(blocks: u32) -> u64 {
+        (u64::from(blocks) * 5)
+            .div_ceil(4)
+            .next_multiple_of(BUCKET_SLOTS)
+            .max(BUCKET_SLOTS)
+    }
+
+    /// Bytes of a table of so many slots.
+    pub fn area_bytes(slots: u64) -> u64 {
+        slots / BUCKET_SLOTS * BUCKET_BYTES
+    }
+
+    /// For the table at `geometry`, whose slots are a multiple of 5; [`FileMap::load`] must follow before changes.
+    pub fn new(region: Arc<Region>, geometry: Geometry) -> Self {
+        let buckets = geometry.slots / BUCKET_SLOTS;
+        Cuckoo {
+            region,
+            geometry,
+            buckets,
+            level: Level::detect(),
+            used: AtomicBitmap::with_pattern(buckets * NUMBERS, NO_SLOTS),
+            gate: Gate::default(),
+            moves: Moves::default(),
+        }
+    }
+
+    #[inline]
+    fn bucket_offset(&self, bucket: u64) -> u64 {
+        self.geometry.area_offset + bucket * BUCKET_BYTES
+    }
+
+    #[inline]
+    fn key_offset(&self, slot: u64) -> u64 {
+        self.bucket_offset(slot / NUMBERS) + slot % NUMBERS * 8
+    }
+
+    #[inline]
+    fn word_offset(&self, slot: u64) -> u64 {
+        self.key_offset(slot) + WORDS_AT
+    }
+
+    #[inline]
+    fn range_offset(&self, slot: u64) -> u64 {
+        self.key_offset(slot) + RANGES_AT
+    }
+
+    #[inline]
+    fn key(&self, slot: u64) -> u64 {
+        self.region.load(self.key_offset(slot))
+    }
+
+    #[inline]
+    fn word(&self, slot: u64) -> PageWord {
+        PageWord(self.region.load(self.word_offset(slot)))
+    }
+
+    fn slots_of(bucket: u64) -> impl Iterator<Item = u64> {
+        (0..BUCKET_SLOTS).map(move |index| bucket * NUMBERS + index)
+    }
+
+    #[inline]
+    fn apart(&self, first: u64, second: u64) -> Homes {
+        if first != second {
+            [first, second]
+        } else if first + 1 < self.buckets {
+            [first, first + 1]
+        } else {
+            [first, 0]
+        }
+    }
+
+    #[inline]
+    fn homes(&self, key: u64) -> Homes {
+        let seed = self.geometry.seed;
+        let first = simd::home(key, seed, self.buckets);
+        let second = simd::home(key, seed.wrapping_mul(SECOND) ^ SECOND, self.buckets);
+        self.apart(first, second)
+    }
+
+    /// Homes of eight consecutive keys.
+    #[inline]
+    fn homes_of_eight(&self, key: u64) -> [Homes; VECTOR] {
+        let seed = self.geometry.seed;
+        let first = simd::homes(self.level, key, seed, self.buckets);
+        let second = simd::homes(self.level, key, seed.wrapping_mul(SECOND) ^ SECOND, self.buckets);
+        std::array::from_fn(|index| self.apart(first[index], second[index]))
+    }
+
+    #[inline]
+    fn prefetch_homes(&self, homes: Homes) {
+        homes
+            .iter()
+            .for_each(|&bucket| self.region.prefetch(self.bucket_offset(bucket)));
+    }
+
+    /// Slot of `key`, as it is stored.
+    #[inline]
+    fn find_at(&self, key: u64, homes: Homes) -> Option<u64> {
+        self.prefetch_homes(homes);
+        for bucket in homes {
+            let keys = self.region.words(self.bucket_offset(bucket), BUCKET_SLOTS as usize);
+            for (index, stored) in keys.iter().enumerate() {
+                if stored.load(Ordering::Acquire) == key {
+                    return Some(bucket * NUMBERS + index as u64);
+                }
+            }
+        }
+        None
+    }
+
+    #[inline]
+    fn find(&self, key: u64) -> Option<u64> {
+        self.find_at(key, self.homes(key))
+    }
+
+    /// Slot of `key`, as `tx` leaves it.
+    fn find_in(&self, tx: &dyn MapTx, key: u64) -> Option<u64> {
+        let homes = self.homes(key);
+        self.prefetch_homes(homes);
+        homes.into_iter().flat_map(Self::slots_of).find(|&slot| {
+            let stored = self.key(slot);
+            // What the transaction has inserted lies in slots that are claimed and empty still.
+            let may_be = stored == key || (stored == 0 && self.used.is_set(slot));
+            may_be && tx.word(self.key_offset(slot)) == key
+        })
+    }
+
+    /// Claims a slot in the emptier one of `homes`.
+    fn claim_slot(&self, homes: Homes) -> Option<u64> {
+        loop {
+            let taken = homes.map(|bucket| self.used.octet(bucket));
+            let emptier = usize::from(taken[1].count_ones() < taken[0].count_ones());
+            if taken[emptier] == u8::MAX {
+                return None;
+            }
+            let slot = homes[emptier] * NUMBERS + u64::from(taken[emptier].trailing_ones());
+            if self.used.claim(slot) {
+                return Some(slot);
+            }
+        }
+    }
+
+    fn mapped_slot(&self, tx: &dyn MapTx, ino: u32, lblk: u32) -> Result<u64, MapError> {
+        self.find_in(tx, key_of(ino, lblk))
+            .ok_or_else(|| MapError::Damaged(format!("page {lblk} of inode {ino} vanished from the table")))
+    }
+
+    fn entry(&self, slot: u64) -> Option<MapEntry> {
+        let key = self.key(slot);
+        (key != 0).then(|| MapEntry {
+            ino: (key >> 32) as u32,
+            lblk: key as u32,
+            word: self.word(slot),
+            slot: slot as u32,
+        })
+    }
+
+    /// The entries of a bucket while nothing moves.
+    fn entries(&self, bucket: u64) -> impl Iterator<Item = MapEntry> + use<> {
+        let entries = self.gate.steady(|| {
+            std::array::from_fn::<_, { BUCKET_SLOTS as usize }, _>(|at| self.entry(bucket * NUMBERS + at as u64))
+        });
+        entries.into_iter().flatten()
+    }
+
+    /// What is wrong with the entry at `slot`, taken by itself.
+    fn fault_of(&self, entry: &MapEntry) -> Option<String> {
+        let MapEntry { ino, lblk, word, slot } = *entry;
+        let page = word.page();
+        if ino == 0 || ino >= self.geometry.inodes || !self.geometry.is_data_block(page) {
+            return Some(format!("slot {slot} maps page {lblk} of inode {ino} to block {page}"));
+        }
+        let is_home = self.homes(key_of(ino, lblk)).contains(&(u64::from(slot) / NUMBERS));
+        (!is_home).then(|| format!("slot {slot} has page {lblk} of inode {ino}, which has other homes"))
+    }
+
+    fn load_bucket(&self, bucket: u64, visit: &(dyn Fn(MapEntry) + Sync)) -> Result<(), MapError> {
+        let mut result = Ok(());
+        for entry in Self::slots_of(bucket).filter_map(|slot| self.entry(slot)) {
+            self.used.set(u64::from(entry.slot));
+            match self.fault_of(&entry) {
+                Some(what) => result = Err(MapError::Damaged(what)),
+                None => visit(entry),
+            }
+        }
+        result
+    }
+
+    /// Resolves `count` pages from `lblk` on, all of them below 2^32: tells `found` each page's word, and the slot that told it. The
+    /// run of the first page is looked for if there are more, or `wants_run`. Returns the run it met last, and whether the
+    /// last page was in none.
+    #[inline]
+    fn resolve(
+        &self,
+        (ino, lblk): (u32, u32),
+        count: usize,
+        wants_run: bool,
+        mut found: impl FnMut(usize, Option<u64>, PageWord),
+    ) -> (Option<Run>, bool) {
+        let (mut index, mut run, mut is_lone) = (0, None, false);
+        let (mut hashed, mut hashed_to) = ([[0; 2]; VECTOR], 0);
+        while index < count {
+            let page = lblk + index as u32;
+            let key = key_of(ino, page);
+            if is_lone && index >= hashed_to && index + 1 < count {
+                // Neighbours of a page without a run are likely to have none: their lines come all at once.
+                hashed = self.homes_of_eight(key);
+                hashed_to = index + VECTOR;
+                let pages = VECTOR.min(count - index);
+                hashed[..pages].iter().for_each(|&homes| self.prefetch_homes(homes));
+            }
+            let homes = if index < hashed_to {
+                hashed[index + VECTOR - hashed_to]
+            } else {
+                self.homes(key)
+            };
+            let slot = self.find_at(key, homes);
+            let word = slot.map_or(PageWord::HOLE, |slot| self.word(slot));
+            found(index, slot, word);
+            index += 1;
+            is_lone = true;
+            let Some(slot) = slot.filter(|_| index < count || wants_run) else {
+                continue;
+            };
+            // Only the first page can be in a run whose head lies before: any other would have been told with the page before it.
+            let met = View::stored(self).run_of((ino, page), slot, index == 1);
+            let Some(met) = met else { continue };
+            is_lone = false;
+            let told = met.behind(page).min((count - index) as u64) as usize;
+            for next in 0..told {
+                found(index + next, Some(slot), met.word(page + 1 + next as u32));
+            }
+            index += told;
+            run = Some(met);
+        }
+        (run, is_lone)
+    }
+
+    /// The run of page `lblk`, if the head that the cache remembers leads it.
+    #[inline]
+    fn hinted_run(&self, ino: u32, lblk: u32, cache: &TransCache) -> Option<Run> {
+        let slot = cache.hints[HINT_RUN].load(Ordering::Relaxed).checked_sub(1)?;
+        if slot >= self.buckets * NUMBERS || slot % NUMBERS >= BUCKET_SLOTS {
+            return None;
+        }
+        // The cache may be shared and the run long gone: the entry has the last word.
+        let key = self.key(slot);
+        let head = View::stored(self).run_from(slot, key as u32);
+        head.filter(|run| (key >> 32) as u32 == ino && run.contains(lblk))
+    }
+
+    /// For ranges that are shorter than the table.
+    fn walk_pages(&self, ino: u32, (first, end): (u64, u64), visit: &mut dyn FnMut(MapEntry) -> bool) {
+        for at in (first..end).step_by(WALK) {
+            let count = WALK.min((end - at) as usize);
+            let mut pages = [None; WALK];
+            self.gate.steady(|| {
+                self.resolve((ino, at as u32), count, false, |index, slot, word| {
+                    pages[index] = slot.map(|slot| (slot, word));
+                });
+            });
+            for (index, page) in pages[..count].iter().enumerate() {
+                let entry = page.map(|(slot, word)| MapEntry {
+                    ino,
+                    lblk: at as u32 + index as u32,
+                    word,
+                    slot: slot as u32,
+                });
+                if entry.is_some_and(|entry| !visit(entry)) {
+                    return;
+                }
+            }
+        }
+    }
+
+    /// For ranges that are longer than the table. Entries that move meanwhile could be missed or met twice.
+    fn walk_table(&self, ino: u32, (first, end): (u64, u64), visit: &mut dyn FnMut(MapEntry) -> bool) {
+        let wanted = |entry: &MapEntry| entry.ino == ino && (first..end).contains(&u64::from(entry.lblk));
+        let moves = || self.gate.steady(|| self.moves.count());
+        let before = moves();
+        let mut seen = Vec::new();
+        for bucket in 0..self.buckets {
+            for entry in self.entries(bucket).filter(wanted) {
+                if self.moves.count() != before {
+                    return self.walk_rest(&wanted, seen, visit);
+                }
+                seen.push(entry.lblk);
+                if !visit(entry) {
+                    return;
+                }
+            }
+        }
+        if moves() != before {
+            self.walk_rest(&wanted, seen, visit);
+        }
+    }
+
+    /// Goes on where entries moved during the walk: from the start, with moves kept out.
+    #[cold]
+    fn walk_rest(&self, wanted: &dyn Fn(&MapEntry) -> bool, seen: Vec<u32>, visit: &mut dyn FnMut(MapEntry) -> bool) {
+        // Nothing moves while this thread has a passage, so whoever comes here has none.
+        let passage = self.gate.pass();
+        let seen: HashSet<u32> = seen.into_iter().collect();
+        let rest: Vec<MapEntry> = (0..self.buckets)
+            .flat_map(|bucket| self.entries(bucket))
+            .filter(|entry| wanted(entry) && !seen.contains(&entry.lblk))
+            .collect();
+        drop(passage);
+        let _ = rest.into_iter().all(visit);
+    }
+}
+
+impl FileMap for Cuckoo {
+    fn name(&self) -> &'static str {
+        "cuckoo"
+    }
+
+    fn get(&self, ino: u32, lblk: u32) -> PageWord {
+        let key = key_of(ino, lblk);
+        let homes = self.homes(key);
+        self.gate
+            .steady(|| self.find_at(key, homes).map_or(PageWord::HOLE, |slot| self.word(slot)))
+    }
+
+    fn get_many(&self, ino: u32, lblk: u32, out: &mut [PageWord], cache: &TransCache) {
+        let next = u64::from(lblk) + out.len() as u64;
+        debug_assert!(next <= 1 << 32, "{} pages from {lblk} on", out.len());
+        let in_order = cache.hints[HINT_NEXT].load(Ordering::Relaxed) == u64::from(lblk);
+        let (run, is_lone) = self.gate.steady(|| {
+            let mut told = 0;
+            if let Some(run) = self.hinted_run(ino, lblk, cache) {
+                told = (run.behind(lblk) as usize + 1).min(out.len());
+                for (page, word) in (lblk..=u32::MAX).zip(&mut out[..told]) {
+                    *word = run.word(page);
+                }
+            }
+            if told == out.len() {
+                return (None, false);
+            }
+            let rest = &mut out[told..];
+            self.resolve((ino, lblk + told as u32), rest.len(), in_order, |index, _, word| {
+                rest[index] = word;
+            })
+        });
+        if let Some(run) = run {
+            note(cache, HINT_RUN, run.head() + 1);
+        }
+        note(cache, HINT_NEXT, next);
+        if in_order && is_lone && out.len() < VECTOR {
+            for page in next + AHEAD..(next + AHEAD + out.len() as u64).min(1 << 32) {
+                self.prefetch_homes(self.homes(key_of(ino, page as u32)));
+            }
+        }
+    }
+
+    fn prefetch(&self, ino: u32, lblk: u32, to_store: bool) {
+        for bucket in self.homes(key_of(ino, lblk)) {
+            let offset = self.bucket_offset(bucket);
+            if to_store {
+                self.region.prefetch_to_store(offset);
+                self.region.prefetch_to_store(offset + LINE_BYTES);
+            } else {
+                self.region.prefetch(offset);
+            }
+        }
+    }
+
+    fn alloc_page(&self, tx: &mut dyn MapTx, ino: u32, lblk: u32) -> Result<u32, MapError> {
+        // The block behind that of the page before makes a run.
+        let behind = lblk
+            .checked_sub(1)
+            .and_then(|before| self.find_in(tx, key_of(ino, before)))
+            .map(|slot| PageWord(tx.word(self.word_offset(slot))).page())
+            .and_then(|block| block.checked_add(1));
+        match behind {
+            Some(block) if tx.claim_block(block) => Ok(block),
+            _ => tx.alloc_block(),
+        }
+    }
+
+    fn insert(&self, tx: &mut dyn MapTx, ino: u32, lblk: u32, word: PageWord) -> Result<(), MapError> {
+        let key = key_of(ino, lblk);
+        let Some(slot) = self.claim_slot(self.homes(key)) else {
+            self.moves.wish(key);
+            return Err(MapError::TableFull);
+        };
+        tx.claimed(Resource::MapSlot(slot as u32));
+        let range = runs::join(self, tx, (ino, lblk), word);
+        tx.set_word(self.word_offset(slot), word.0);
+        runs::set_range(self, tx, slot, range);
+        tx.set_word(self.key_offset(slot), key);
+        Ok(())
+    }
+
+    fn replace(&self, tx: &mut dyn MapTx, ino: u32, lblk: u32, word: PageWord) -> Result<(), MapError> {
+        let slot = self.mapped_slot(tx, ino, lblk)?;
+        runs::cut(self, tx, (ino, lblk), slot);
+        let range = runs::join(self, tx, (ino, lblk), word);
+        tx.set_word(self.word_offset(slot), word.0);
+        runs::set_range(self, tx, slot, range);
+        Ok(())
+    }
+
+    /// Refuses while entries are moved, for then the page may be on its way, and refuses pages of runs, whose words others tell.
+    fn swing(&self, ino: u32, lblk: u32, old: PageWord, new: PageWord) -> Option<u64> {
+        let _passage = self.gate.try_pass()?;
+        let slot = self.find(key_of(ino, lblk)).filter(|&slot| self.word(slot) == old)?;
+        if old.log() == 0 && View::stored(self).run_of((ino, lblk), slot, true).is_some() {
+            return None;
+        }
+        let offset = self.word_offset(slot);
+        self.region.store(offset, new.0);
+        Some(offset)
+    }
+
+    fn remove(&self, tx: &mut dyn MapTx, ino: u32, lblk: u32) -> Result<PageWord, MapError> {
+        let Some(slot) = self.find_in(tx, key_of(ino, lblk)) else {
+            return Ok(PageWord::HOLE);
+        };
+        let word = PageWord(tx.word(self.word_offset(slot)));
+        runs::cut(self, tx, (ino, lblk), slot);
+        tx.set_word(self.key_offset(slot), 0);
+        tx.set_word(self.word_offset(slot), 0);
+        runs::set_range(self, tx, slot, Range::LONE);
+        tx.freed(Resource::MapSlot(slot as u32));
+        Ok(word)
+    }
+
+    fn release(&self, slot: u32) {
+        let was_set = self.used.release(u64::from(slot));
+        assert!(was_set, "mapping slot {slot} was freed twice");
+    }
+
+    fn load(&self, threads: usize, visit: &(dyn Fn(MapEntry) + Sync)) -> Result<(), MapError> {
+        let next = AtomicU64::new(0);
+        let damage = Mutex::new(Ok(()));
+        let work = || {
+            loop {
+                let first = next.fetch_add(LOAD_CHUNK, Ordering::Relaxed);
+                if first >= self.buckets {
+                    return;
+                }
+                for bucket in first..(first + LOAD_CHUNK).min(self.buckets) {
+                    if let Err(error) = self.load_bucket(bucket, visit) {
+                        *damage.lock().unwrap_or_else(PoisonError::into_inner) = Err(error);
+                    }
+                }
+            }
+        };
+        // A small table is read before a thread has started.
+        let threads = (threads as u64).min(self.buckets.div_ceil(LOAD_CHUNK));
+        std::thread::scope(|scope| {
+            for _ in 1..threads {
+                scope.spawn(work);
+            }
+            work();
+        });
+        damage.into_inner().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Entries that are moved meanwhile may be missed, or shown twice.
+    fn for_each(&self, visit: &mut dyn FnMut(MapEntry) -> bool) {
+        let _ = (0..self.buckets).flat_map(|bucket| self.entries(bucket)).all(visit);
+    }
+
+    fn for_range(&self, ino: u32, first: u32, end: u64, visit: &mut dyn FnMut(MapEntry) -> bool) {
+        let range = (u64::from(first), end.min(1 << 32));
+        // A probe touches about as much memory as eight slots of a scan.
+        if range.1.saturating_sub(range.0) < self.geometry.slots / 8 {
+            self.walk_pages(ino, range, visit);
+        } else {
+            self.walk_table(ino, range, visit);
+        }
+    }
+
+    fn slots(&self) -> (u64, u64) {
+        (self.geometry.slots, self.used.len() - self.used.count_used())
+    }
+
+    fn check(&self, visit: &mut dyn FnMut(MapEntry), _node: &mut dyn FnMut(u32), broken: &mut dyn FnMut(Broken)) {
+        check::check(self, visit, broken);
+    }
+
+    fn gate(&self) -> Option<&Gate> {
+        Some(&self.gate)
+    }
+
+    fn make_room(&self, tx: &mut dyn MapTx) -> Result<bool, MapError> {
+        Ok(moves::make_room(self, tx))
+    }
+
+    fn lines_touched(&self, ino: u32, lblk: u32) -> u64 {
+        let [first, second] = self.homes(key_of(ino, lblk));
+        let keys = 1 + u64::from(first != second);
+        let slot = self.gate.steady(|| self.find(key_of(ino, lblk)));
+        // Some words lie in the line of their keys.
+        let is_behind = |slot: u64| self.word_offset(slot) % BUCKET_BYTES >= LINE_BYTES;
+        keys + u64::from(slot.is_some_and(is_behind))
+    }
+
+    fn dram_bytes(&self) -> u64 {
+        self.used.dram_bytes() + self.moves.dram_bytes()
+    }
+}
+
+/// Leaves a hint if it is news: the cache may be shared.
+#[inline]
+fn note(cache: &TransCache, index: usize, hint: u64) {
+    if cache.hints[index].load(Ordering::Relaxed) != hint {
+        cache.hints[index].store(hint, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests;

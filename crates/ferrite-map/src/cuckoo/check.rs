@@ -1,0 +1,79 @@
+//! The check of the table: every entry by itself, against its homes, and every run page by page.
+//!
+//! What lives here: [`check`], for [`crate::FileMap::check`]. It trusts nothing and changes nothing.
+
+use super::runs::{MAX_RUN, Range, View};
+use super::{Cuckoo, key_of};
+use crate::{Broken, MapEntry, PageWord};
+
+/// See [`crate::FileMap::check`].
+pub(super) fn check(map: &Cuckoo, visit: &mut dyn FnMut(MapEntry), broken: &mut dyn FnMut(Broken)) {
+    for slot in (0..map.buckets).flat_map(Cuckoo::slots_of) {
+        let Some(entry) = map.entry(slot) else { continue };
+        if let Some(what) = map.fault_of(&entry).or_else(|| fault_of_twin(map, &entry)) {
+            broken(Broken {
+                what,
+                cure: vec![
+                    (map.key_offset(slot), 0),
+                    (map.word_offset(slot), 0),
+                    (map.range_offset(slot), 0),
+                ],
+            });
+            continue;
+        }
+        visit(entry);
+        if let Some(what) = fault_of_range(map, &entry) {
+            broken(Broken {
+                what,
+                cure: vec![(map.range_offset(slot), Range::LONE.0)],
+            });
+        }
+    }
+}
+
+/// Whether a sound entry before this one has the same page.
+fn fault_of_twin(map: &Cuckoo, entry: &MapEntry) -> Option<String> {
+    let MapEntry { ino, lblk, slot, .. } = *entry;
+    let twin = map
+        .homes(key_of(ino, lblk))
+        .into_iter()
+        .flat_map(Cuckoo::slots_of)
+        .filter(|&other| other < u64::from(slot))
+        .filter_map(|other| map.entry(other))
+        .find(|other| (other.ino, other.lblk) == (ino, lblk) && map.fault_of(other).is_none())?;
+    Some(format!(
+        "slot {slot} has page {lblk} of inode {ino}, as slot {} does",
+        twin.slot
+    ))
+}
+
+fn fault_of_range(map: &Cuckoo, entry: &MapEntry) -> Option<String> {
+    let MapEntry { ino, lblk, word, slot } = *entry;
+    let view = View::stored(map);
+    let range = view.range(u64::from(slot));
+    let (back, followers) = (range.back(), range.0 as u32);
+    let lies = |what: &str| Some(format!("slot {slot}, page {lblk} of inode {ino}: {what}"));
+    if back > 0 {
+        // Whether it leads to a head that still has this page is the head's to say.
+        let is_possible = followers == 0 && back < MAX_RUN && back <= lblk;
+        return if is_possible {
+            None
+        } else {
+            lies("its back index cannot be")
+        };
+    }
+    if followers == 0 {
+        return None;
+    }
+    if view.run_from(u64::from(slot), lblk).is_none() {
+        return lies("the run it leads cannot be");
+    }
+    (1..=followers)
+        .find(|&at| {
+            let follower = view.find(key_of(ino, lblk + at));
+            let is_right =
+                |slot| view.word(slot) == PageWord::new(word.page() + at, 0) && view.range(slot) == Range::follower(at);
+            !follower.is_some_and(is_right)
+        })
+        .and_then(|at| lies(&format!("leads a run to which page {} does not belong", lblk + at)))
+}

@@ -1,0 +1,212 @@
+//! Runs: consecutive pages of a file in consecutive blocks, of which one entry tells all.
+//!
+//! What lives here: what a range word says ([`Range`]), a run as a reader has it ([`Run`]), and how changes keep ranges true
+//! ([`join`], [`cut`]). Called by the table, with the inode's lock held as [`crate::FileMap`] asks for.
+//!
+//! A range word has a back index and a count of followers. The *head* of a run has back index 0 and tells how many pages follow it;
+//! a follower's back index tells where the head is. Whether it is a follower still, only the head tells. So a change in the middle
+//! of a run sets one range more than its own: the head's, which ends before the page from now on. The pages behind it keep back
+//! indexes that lead nowhere, and are looked up one by one until they are written again.
+//!
+//! Invariants, of an inode at rest: if a head at page *h* in block *b* has *n* followers, then for each *i* up to *n* page *h + i* is
+//! mapped to block *b + i* without a log half, and its back index is *i*. So no page is in two runs, and the back index of a page
+//! leads to the only head that may have to be told of its change. Ranges name pages, not slots: entries move freely.
+
+use super::{Cuckoo, key_of};
+use crate::{MapTx, PageWord};
+
+/// Pages of a run at most.
+pub(super) const MAX_RUN: u32 = 512;
+
+/// Range word of an entry: followers in the low half, back index in the high half.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Range(pub(super) u64);
+
+impl Range {
+    /// Of a page in no run.
+    pub(super) const LONE: Range = Range(0);
+
+    /// Of a page that leads a run.
+    pub(super) fn head(followers: u32) -> Self {
+        Range(u64::from(followers))
+    }
+
+    /// Of a page that follows.
+    pub(super) fn follower(back: u32) -> Self {
+        Range(u64::from(back) << 32)
+    }
+
+    /// Pages from the head to this one.
+    #[inline]
+    pub(super) fn back(self) -> u32 {
+        (self.0 >> 32) as u32
+    }
+
+    /// Pages behind this one in the run that it leads.
+    #[inline]
+    pub(super) fn followers(self) -> u32 {
+        if self.back() == 0 { self.0 as u32 } else { 0 }
+    }
+}
+
+/// A run of more than one page, with its blocks inside the pool.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Run {
+    /// Slot of the head.
+    slot: u64,
+    first_lblk: u32,
+    first_block: u32,
+    followers: u32,
+}
+
+impl Run {
+    /// Slot of its head.
+    pub(super) fn head(&self) -> u64 {
+        self.slot
+    }
+
+    #[inline]
+    pub(super) fn contains(&self, lblk: u32) -> bool {
+        lblk >= self.first_lblk && lblk - self.first_lblk <= self.followers
+    }
+
+    /// Pages of the run behind `lblk`, one of its pages.
+    #[inline]
+    pub(super) fn behind(&self, lblk: u32) -> u64 {
+        u64::from(self.followers - (lblk - self.first_lblk))
+    }
+
+    /// Word of page `lblk`, one of its pages.
+    #[inline]
+    pub(super) fn word(&self, lblk: u32) -> PageWord {
+        PageWord::new(self.first_block + (lblk - self.first_lblk), 0)
+    }
+}
+
+/// The table as it is stored, or as a transaction leaves it.
+#[derive(Clone, Copy)]
+pub(super) struct View<'v> {
+    map: &'v Cuckoo,
+    tx: Option<&'v dyn MapTx>,
+}
+
+impl<'v> View<'v> {
+    pub(super) fn stored(map: &'v Cuckoo) -> Self {
+        View { map, tx: None }
+    }
+
+    fn within(map: &'v Cuckoo, tx: &'v dyn MapTx) -> Self {
+        View { map, tx: Some(tx) }
+    }
+
+    #[inline]
+    fn load(&self, offset: u64) -> u64 {
+        match self.tx {
+            Some(tx) => tx.word(offset),
+            None => self.map.region.load(offset),
+        }
+    }
+
+    #[inline]
+    pub(super) fn find(&self, key: u64) -> Option<u64> {
+        match self.tx {
+            Some(tx) => self.map.find_in(tx, key),
+            None => self.map.find(key),
+        }
+    }
+
+    #[inline]
+    pub(super) fn range(&self, slot: u64) -> Range {
+        Range(self.load(self.map.range_offset(slot)))
+    }
+
+    #[inline]
+    pub(super) fn word(&self, slot: u64) -> PageWord {
+        PageWord(self.load(self.map.word_offset(slot)))
+    }
+
+    /// The run that the entry of page `lblk` in `slot` leads. Makes sure that its pages and blocks exist, not that they are its.
+    #[inline]
+    pub(super) fn run_from(&self, slot: u64, lblk: u32) -> Option<Run> {
+        let followers = self.range(slot).followers();
+        if followers == 0 || followers >= MAX_RUN {
+            return None;
+        }
+        lblk.checked_add(followers)?;
+        let word = self.word(slot);
+        let last_block = word.page().checked_add(followers)?;
+        let geometry = &self.map.geometry;
+        let is_sound = word.log() == 0 && geometry.is_data_block(word.page()) && geometry.is_data_block(last_block);
+        is_sound.then_some(Run {
+            slot,
+            first_lblk: lblk,
+            first_block: word.page(),
+            followers,
+        })
+    }
+
+    /// The run of a page that lies in `slot`: the one it leads, or, if `looks_back`, the one it follows in.
+    #[inline]
+    pub(super) fn run_of(&self, (ino, lblk): (u32, u32), slot: u64, looks_back: bool) -> Option<Run> {
+        let back = self.range(slot).back();
+        if back == 0 {
+            return self.run_from(slot, lblk);
+        }
+        if !looks_back || back >= MAX_RUN {
+            return None;
+        }
+        let first_lblk = lblk.checked_sub(back)?;
+        let run = self.run_from(self.find(key_of(ino, first_lblk))?, first_lblk)?;
+        (run.contains(lblk) && run.word(lblk) == self.word(slot)).then_some(run)
+    }
+}
+
+/// Sets the range of an entry if it is another one.
+pub(super) fn set_range(map: &Cuckoo, tx: &mut dyn MapTx, slot: u64, range: Range) {
+    let offset = map.range_offset(slot);
+    if tx.word(offset) != range.0 {
+        tx.set_word(offset, range.0);
+    }
+}
+
+/// Lets the run of the page before go on with page `lblk`, which is in no run, if its word allows it. Returns the page's range.
+pub(super) fn join(map: &Cuckoo, tx: &mut dyn MapTx, (ino, lblk): (u32, u32), word: PageWord) -> Range {
+    let Some((head, back)) = run_before(View::within(map, tx), (ino, lblk), word) else {
+        return Range::LONE;
+    };
+    set_range(map, tx, head, Range::head(back));
+    Range::follower(back)
+}
+
+/// The slot of the head that page `lblk` may follow, and how far behind it.
+fn run_before(view: View<'_>, (ino, lblk): (u32, u32), word: PageWord) -> Option<(u64, u32)> {
+    let before = lblk.checked_sub(1)?;
+    let block = word.page().checked_sub(1)?;
+    if word.log() != 0 || !view.map.geometry.is_data_block(block) {
+        return None;
+    }
+    let slot = view.find(key_of(ino, before))?;
+    if view.word(slot) != PageWord::new(block, 0) {
+        return None;
+    }
+    let (head, back) = match view.run_of((ino, before), slot, true) {
+        Some(run) => (run.slot, lblk - run.first_lblk),
+        None => (slot, 1),
+    };
+    (back < MAX_RUN).then_some((head, back))
+}
+
+/// Takes page `lblk`, in `slot`, and all behind it out of its run, because its word is about to change. The page's own range, which
+/// makes it a head perhaps, is the caller's to set.
+pub(super) fn cut(map: &Cuckoo, tx: &mut dyn MapTx, (ino, lblk): (u32, u32), slot: u64) {
+    let view = View::within(map, tx);
+    let back = view.range(slot).back();
+    let head = lblk
+        .checked_sub(back)
+        .filter(|_| back > 0)
+        .and_then(|first| view.find(key_of(ino, first)))
+        .filter(|&head| view.range(head).followers() >= back);
+    if let Some(head) = head {
+        set_range(map, tx, head, Range::head(back - 1));
+    }
+}

@@ -1,0 +1,439 @@
+//! What is particular to the cuckoo table: moves and their order, walks and swings meanwhile, damage. Runs have a file of their own.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::AtomicBool;
+
+use super::*;
+use crate::Mapping;
+use crate::testing::{self, Bed, Rng, Subject, for_seeds};
+
+mod runs;
+
+impl Subject for Cuckoo {
+    const MAPPING: Mapping = Mapping::Cuckoo;
+
+    fn mount(region: Arc<Region>, geometry: Geometry) -> Self {
+        Cuckoo::new(region, geometry)
+    }
+}
+
+testing::mapping_tests!(Cuckoo);
+
+/// What a check finds broken.
+fn faults(map: &Cuckoo) -> Vec<Broken> {
+    let mut faults = Vec::new();
+    map.check(&mut |_| {}, &mut |_| {}, &mut |broken| faults.push(broken));
+    faults
+}
+
+fn slot_of(map: &Cuckoo, ino: u32, lblk: u32) -> u64 {
+    map.find(key_of(ino, lblk)).expect("mapped")
+}
+
+/// A word that no run can have.
+fn lone_word(bed: &Bed<Cuckoo>, tag: u32) -> PageWord {
+    PageWord::new(bed.geometry.first_block, tag | 1)
+}
+
+/// With moves a table holds far more than the 0.8 that a full pool asks for. Whole files in order, as real pools have them.
+#[test]
+fn moves_fill_the_table_to_95_percent() {
+    for_seeds(2, |seed| {
+        let bed = Bed::<Cuckoo>::new(20_000, seed);
+        let page = |n: u64| (1 + (n / 500) as u32, (n % 500) as u32);
+        let (mut pages, mut moves_at_80) = (0, 0);
+        loop {
+            let (ino, lblk) = page(pages);
+            match bed.insert_word(ino, lblk, lone_word(&bed, lblk)) {
+                Ok(()) => pages += 1,
+                Err(error) => break assert_eq!(error, MapError::TableFull),
+            }
+            if pages * 5 == bed.map.geometry.slots * 4 {
+                moves_at_80 = bed.map.moves.count();
+            }
+        }
+        let load = |pages: u64| pages as f64 / bed.map.geometry.slots as f64;
+        println!(
+            "load {:.4} reached by {} moves, {moves_at_80} of them up to 0.8",
+            load(pages),
+            bed.map.moves.count()
+        );
+        assert!(moves_at_80 < pages / 50, "{moves_at_80} moves up to a load of 0.8");
+        assert!(load(pages) >= 0.95, "full at {}", load(pages));
+        assert_eq!(faults(&bed.map), []);
+        let (map, found) = bed.remounted();
+        assert_eq!(found.expect("sound").len() as u64, pages);
+        assert_eq!(map.slots(), bed.map.slots());
+        for n in 0..pages {
+            let (ino, lblk) = page(n);
+            assert_eq!(map.get(ino, lblk), lone_word(&bed, lblk));
+        }
+    });
+}
+
+/// Entries of files at rest are found, in one piece and once, by pages, by walks and through hints, and swung, while other files
+/// make them move.
+#[test]
+fn moves_hide_nothing_from_readers() {
+    for_seeds(3, |seed| {
+        const RESTING: u32 = 700;
+        const LOGGED: u32 = 701;
+        let bed = &Bed::<Cuckoo>::new(2000, seed);
+        let resting: Vec<PageWord> = (0..600).map(|lblk| bed.insert(RESTING, lblk).expect("room")).collect();
+        for lblk in 0..50 {
+            bed.insert_word(LOGGED, lblk, lone_word(bed, lblk)).expect("room");
+        }
+        let done = &AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let cache = TransCache::default();
+                let mut rng = Rng(seed);
+                while !done.load(Ordering::Relaxed) {
+                    let first = rng.below(580) as usize;
+                    let mut words = [PageWord::HOLE; 20];
+                    bed.map.get_many(RESTING, first as u32, &mut words, &cache);
+                    assert_eq!(words, resting[first..first + 20]);
+                    assert_eq!(bed.map.get(RESTING, first as u32), resting[first]);
+                    assert!(bed.map.get(RESTING, 600 + first as u32).is_hole());
+                }
+            });
+            scope.spawn(|| {
+                while !done.load(Ordering::Relaxed) {
+                    for end in [u64::from(u32::MAX), 200] {
+                        let mut seen = BTreeMap::new();
+                        bed.map.for_range(RESTING, 0, end, &mut |entry| {
+                            assert_eq!(seen.insert(entry.lblk, entry.word), None, "{entry:?} again");
+                            true
+                        });
+                        let expected = resting.iter().take(end as usize).copied().enumerate();
+                        assert!(seen.into_iter().eq(expected.map(|(at, word)| (at as u32, word))));
+                    }
+                }
+            });
+            scope.spawn(|| {
+                let mut words: Vec<PageWord> = (0..50).map(|lblk| lone_word(bed, lblk)).collect();
+                let mut rng = Rng(!seed);
+                while !done.load(Ordering::Relaxed) {
+                    let lblk = rng.below(50) as u32;
+                    let old = words[lblk as usize];
+                    assert_eq!(bed.map.get(LOGGED, lblk), old);
+                    let new = lone_word(bed, old.log() + 2);
+                    if bed.map.swing(LOGGED, lblk, old, new).is_some() {
+                        words[lblk as usize] = new;
+                    }
+                }
+            });
+            let mut rng = Rng(seed ^ 1);
+            let slots = bed.geometry.slots;
+            let mut pages: Vec<u32> = Vec::new();
+            let mut next = 0;
+            for _ in 0..30_000 {
+                if bed.map.slots().1 * 25 > slots {
+                    // Once the last slots are taken, a key may be out of luck; the next one is not.
+                    if bed.insert_word(1, next, lone_word(bed, next)).is_ok() {
+                        pages.push(next);
+                    }
+                    next += 1;
+                } else {
+                    let victim = rng.below(pages.len() as u64) as usize;
+                    let lblk = pages.swap_remove(victim);
+                    assert_eq!(bed.remove(1, lblk, false), lone_word(bed, lblk));
+                }
+            }
+            done.store(true, Ordering::Relaxed);
+        });
+        println!("{} moves", bed.map.moves.count());
+        assert!(bed.map.moves.count() > 500);
+        assert_eq!(faults(&bed.map), []);
+    });
+}
+
+/// Fills a table backwards, so that all pages behind the next one are mapped, until page `n` of inode 1 has full homes; the wishes
+/// are forgotten.
+fn fill_until_full(bed: &Bed<Cuckoo>) -> u32 {
+    for lblk in (0..=u32::MAX).rev() {
+        let mut tx = bed.tx();
+        if bed.map.insert(&mut tx, 1, lblk, lone_word(bed, lblk)).is_err() {
+            drop(tx);
+            bed.map.moves.wishes().clear();
+            return lblk;
+        }
+        tx.commit(&bed.region);
+    }
+    unreachable!("never full")
+}
+
+/// A chain of moves is one record that sets each entry's word and range before its key, and clears the last key first.
+#[test]
+fn a_chain_of_moves_is_one_record() {
+    let mut longest = 0;
+    for seed in 0..200 {
+        let bed = Bed::<Cuckoo>::new(60, seed);
+        let lblk = fill_until_full(&bed);
+        let mut tx = bed.tx();
+        assert_eq!(
+            bed.map.insert(&mut tx, 1, lblk, lone_word(&bed, lblk)),
+            Err(MapError::TableFull)
+        );
+        drop(tx);
+        let mut tx = bed.tx();
+        let Ok(true) = bed.map.make_room(&mut tx) else { continue };
+        let words = tx.words.clone();
+        let moved = words.len() / 3 - 1;
+        longest = longest.max(moved);
+        for entry in words[..moved * 3].chunks(3) {
+            assert_eq!(entry[0].0, entry[2].0 + WORDS_AT);
+            assert_eq!(entry[1].0, entry[2].0 + RANGES_AT);
+            assert_ne!(entry[2].1, 0);
+        }
+        let key_offset = words[moved * 3].0;
+        assert_eq!(
+            words[moved * 3..],
+            [(key_offset, 0), (key_offset + WORDS_AT, 0), (key_offset + RANGES_AT, 0)]
+        );
+        let (&[Resource::MapSlot(claimed)], &[Resource::MapSlot(freed)]) = (&tx.claimed[..], &tx.freed[..]) else {
+            panic!("{:?} {:?}", tx.claimed, tx.freed)
+        };
+        assert_eq!(bed.map.key_offset(u64::from(freed)), key_offset);
+        assert_eq!(bed.map.word_offset(u64::from(claimed)), words[0].0);
+        assert!(
+            bed.map.used.is_set(u64::from(freed)),
+            "free before the record is durable"
+        );
+        tx.commit(&bed.region);
+        bed.insert_word(1, lblk, lone_word(&bed, lblk))
+            .expect("there is room now");
+        assert_eq!(faults(&bed.map), []);
+        for lblk in lblk..=u32::MAX {
+            assert_eq!(bed.map.get(1, lblk), lone_word(&bed, lblk));
+        }
+    }
+    println!("longest chain: {longest}");
+    assert!(longest >= 2, "no chain of two moves in 200 tables");
+}
+
+/// Who writes many pages at once fails for few of them, even where one page of eleven finds its homes full.
+#[test]
+fn room_is_made_for_the_pages_that_follow() {
+    let bed = Bed::<Cuckoo>::new(20_000, 4);
+    let target = bed.geometry.slots * 4 / 5;
+    let write = |first: u32, count: u32| {
+        let mut failures = 0;
+        loop {
+            let mut tx = bed.tx();
+            let done =
+                (first..first + count).try_for_each(|lblk| bed.map.insert(&mut tx, 2, lblk, lone_word(&bed, lblk)));
+            match done {
+                Ok(()) => {
+                    tx.commit(&bed.region);
+                    return failures;
+                }
+                Err(error) => assert_eq!(error, MapError::TableFull),
+            }
+            drop(tx);
+            failures += 1;
+            assert!(bed.make_room(), "full at {:?}", bed.map.slots());
+        }
+    };
+    for first in (0..target as u32 - 512).step_by(256) {
+        write(first, 256);
+    }
+    let failures = write(1 << 20, 512);
+    println!("512 pages at a load of 0.8: {failures} failures");
+    assert!(failures <= 10, "{failures} failures");
+    assert_eq!(faults(&bed.map), []);
+}
+
+/// An aborted move leaves everything where it was, and its slot free.
+#[test]
+fn an_aborted_move_changes_nothing() {
+    let bed = Bed::<Cuckoo>::new(2000, 9);
+    let lblk = fill_until_full(&bed);
+    let free = bed.map.slots();
+    bed.map.moves.wish(key_of(1, lblk));
+    let mut tx = bed.tx();
+    assert_eq!(bed.map.make_room(&mut tx), Ok(true));
+    assert!(!tx.words.is_empty());
+    drop(tx);
+    assert_eq!(bed.map.slots(), free);
+    assert_eq!(faults(&bed.map), []);
+}
+
+/// A slot that was freed but has not come back yet needs no move: the engine reclaims before it tries again.
+#[test]
+fn a_slot_on_its_way_back_is_room() {
+    let bed = Bed::<Cuckoo>::new(2000, 7);
+    let lblk = fill_until_full(&bed);
+    let key = key_of(1, lblk);
+    let victim = bed.map.entry(bed.map.homes(key)[1] * NUMBERS).expect("full");
+    let mut removal = bed.tx();
+    bed.map
+        .remove(&mut removal, victim.ino, victim.lblk)
+        .expect("removing needs no space");
+    for &(offset, value) in &removal.words {
+        bed.region.store(offset, value);
+    }
+    let mut tx = bed.tx();
+    assert_eq!(
+        bed.map.insert(&mut tx, 1, lblk, lone_word(&bed, 1)),
+        Err(MapError::TableFull)
+    );
+    drop(tx);
+    let mut tx = bed.tx();
+    assert_eq!(bed.map.make_room(&mut tx), Ok(true));
+    assert_eq!(tx.words, []);
+    assert_eq!(bed.map.make_room(&mut tx), Ok(false), "a wish is fulfilled once");
+    drop(tx);
+    removal.commit(&bed.region);
+    bed.insert_word(1, lblk, lone_word(&bed, 1)).expect("its slot is back");
+}
+
+/// Each insert that fails finds a wish to be fulfilled, whoever fulfils which; and without wishes nothing moves.
+#[test]
+fn every_failed_insert_gets_one_wish_fulfilled() {
+    let bed = Bed::<Cuckoo>::new(2000, 8);
+    assert!(!bed.make_room());
+    let lblk = fill_until_full(&bed);
+    for _ in 0..3 {
+        let mut tx = bed.tx();
+        assert!(bed.map.insert(&mut tx, 1, lblk, lone_word(&bed, 1)).is_err());
+    }
+    for _ in 0..3 {
+        assert!(bed.make_room());
+    }
+    assert!(!bed.make_room());
+    // Nobody asks for room: the list ends, and what is asked later is heard.
+    for _ in 0..1000 {
+        bed.map.moves.wish(key_of(1, lblk));
+    }
+    let mut fulfilled = 0;
+    while bed.make_room() {
+        fulfilled += 1;
+        assert!(fulfilled < 1000, "making room never ends");
+    }
+}
+
+/// Replay and racing readers rely on it: when a key can be seen, its word can.
+#[test]
+fn words_are_set_before_keys_and_keys_cleared_before_words() {
+    let bed = Bed::<Cuckoo>::new(100, 3);
+    let word = lone_word(&bed, 5);
+    let mut tx = bed.tx();
+    bed.map.insert(&mut tx, 5, 6, word).expect("room");
+    let &[(word_offset, stored), (key_offset, key)] = &tx.words[..] else {
+        panic!("{:?}", tx.words)
+    };
+    assert_eq!(
+        (stored, word_offset, key),
+        (word.0, key_offset + WORDS_AT, key_of(5, 6))
+    );
+    tx.commit(&bed.region);
+    let mut tx = bed.tx();
+    assert_eq!(bed.map.remove(&mut tx, 5, 6), Ok(word));
+    assert_eq!(tx.words, [(key_offset, 0), (word_offset, 0)]);
+    tx.commit(&bed.region);
+    assert_eq!(bed.map.slots().0, bed.map.slots().1);
+}
+
+/// Two lines of keys for any lookup, and a third for two words of five.
+#[test]
+fn lookups_touch_two_or_three_lines() {
+    let bed = Bed::<Cuckoo>::new(4000, 3);
+    for n in 0..4000 {
+        bed.insert(1 + n / 100, n % 100).expect("room");
+    }
+    let lines: Vec<u64> = (0..4000).map(|n| bed.map.lines_touched(1 + n / 100, n % 100)).collect();
+    assert!(lines.iter().all(|lines| (2..=3).contains(lines)));
+    let mean = lines.iter().sum::<u64>() as f64 / 4000.0;
+    println!("{mean:.2} lines a hit at a load of 0.8");
+    assert!(mean < 2.5);
+    assert_eq!(bed.map.lines_touched(1, 100), 2);
+}
+
+/// Vectors hash as single keys do, and the homes of a key differ.
+#[test]
+fn vectors_hash_alike() {
+    for blocks in [1, 5, 9, 1000] {
+        let bed = Bed::<Cuckoo>::new(blocks, 3);
+        for level in Level::available() {
+            let mut map = bed.remounted().0;
+            map.level = level;
+            for lblk in (0..4000).step_by(VECTOR) {
+                let homes = map.homes_of_eight(key_of(3, lblk));
+                for (index, homes) in homes.into_iter().enumerate() {
+                    assert_eq!(homes, map.homes(key_of(3, lblk + index as u32)), "{level:?}");
+                    assert!(homes.iter().all(|&home| home < map.buckets));
+                    assert_eq!(homes[0] == homes[1], map.buckets == 1);
+                }
+            }
+        }
+    }
+}
+
+/// A word is swung where it is what the caller thinks, and nowhere while entries move.
+#[test]
+fn swings_stay_clear_of_moves_and_runs() {
+    let bed = Bed::<Cuckoo>::new(100, 3);
+    let old = lone_word(&bed, 5);
+    let new = PageWord::new(old.page() + 7, 0);
+    bed.insert_word(1, 1, old).expect("room");
+    assert_eq!(bed.map.swing(1, 1, new, old), None);
+    assert_eq!(bed.map.swing(1, 2, old, new), None);
+    let moving = bed.map.gate.close();
+    assert_eq!(bed.map.swing(1, 1, old, new), None);
+    drop(moving);
+    let offset = bed.map.swing(1, 1, old, new).expect("nothing is in the way");
+    assert_eq!(offset, bed.map.word_offset(slot_of(&bed.map, 1, 1)));
+    assert_eq!(bed.map.get(1, 1), new);
+    let next = PageWord::new(new.page() + 1, 0);
+    bed.insert_word(1, 2, next).expect("room");
+    for (lblk, word) in [(1, new), (2, next)] {
+        assert_eq!(bed.map.swing(1, lblk, word, old), None, "page {lblk} is in a run");
+    }
+}
+
+/// Keys and words that make no sense, keys away from home and twins are reported and cured; the sound rest is still shown.
+#[test]
+fn damage_is_named_and_cured() {
+    for hit in 0..6 {
+        let bed = Bed::<Cuckoo>::new(100, 3);
+        let sound = bed.insert(1, 1).expect("room");
+        let good = lone_word(&bed, 3);
+        let (key, word) = match hit {
+            0 => (key_of(0, 12), good),
+            1 => (key_of(testing::INODES, 12), good),
+            2 => (key_of(3, 4), PageWord::new(u32::MAX, 0)),
+            3 => (key_of(3, 4), PageWord::new(1, 0)),
+            4 => (key_of(3, 4), good),
+            _ => (key_of(1, 1), good),
+        };
+        let homes = bed.map.homes(key);
+        let is_twin = hit == 5;
+        let bucket = match hit {
+            4 => (0..bed.map.buckets)
+                .find(|bucket| !homes.contains(bucket))
+                .expect("more buckets"),
+            5 => homes[0].max(homes[1]),
+            _ => homes[0],
+        };
+        let slot = bucket * NUMBERS + BUCKET_SLOTS - 1;
+        assert_eq!(bed.map.key(slot), 0);
+        bed.region.store(bed.map.word_offset(slot), word.0);
+        bed.region.store(bed.map.key_offset(slot), key);
+        let broken = faults(&bed.map);
+        assert_eq!(broken.len(), 1, "{broken:?}");
+        assert!(broken[0].what.contains(&format!("slot {slot} ")), "{broken:?}");
+        if !is_twin {
+            let (map, found) = bed.remounted();
+            assert!(matches!(found, Err(MapError::Damaged(_))), "hit {hit}");
+            assert_eq!(map.get(1, 1), sound);
+        }
+        for &(offset, value) in &broken[0].cure {
+            bed.region.store(offset, value);
+        }
+        assert_eq!(faults(&bed.map), []);
+        let (map, found) = bed.remounted();
+        assert_eq!(found.expect("cured").len(), 1);
+        assert_eq!(map.get(1, 1), sound);
+    }
+}

@@ -1,0 +1,406 @@
+//! The extent tree: for each file a B+-tree of extents, worked on in place (hashfs.txt §3.1.1).
+//!
+//! What lives here: [`ExtentTree`], its lookups and walks. Its nodes are in [`node`], its changes in [`change`], its cursors in
+//! [`cursor`], and what trusts nothing in [`check`].
+//!
+//! The mapping's own area is a word for each inode: the block of its root and the height of its tree, 0 for an empty one. Nodes are
+//! data blocks. An extent maps pages in a row to blocks in a row; a page whose word has a log half is an extent of its own, so that
+//! its whole word is one word of the medium. Inserts and replacements join extents within a leaf, and split them where they must.
+//!
+//! *Why groups.* Each word that moves is a word of the record, so a sorted array, which shifts half of itself for each insert, is too
+//! dear; an unsorted one with valid bits costs no shift, but a lookup reads all 31 lines of its keys. So a node is unsorted groups
+//! of a line or two, and an index of their lows (see [`node`]). Words set per operation: an append in a row 1, another insert or a split
+//! of an extent 2 or 3, a removal 1 or 2; a full group costs 13 more and leaves four free places, a full leaf about 250 and leaves
+//! fifteen free groups. Ascending inserts move nothing: they open a new group or node. Nodes are freed when they are empty, up to the
+//! root, and never merged.
+//!
+//! *Bounds of nodes are implied.* A node has whatever pages searches lead to it: those from its key in the parent to the next key; the
+//! lowest has also what is below its key. So when a neighbour goes away its pages belong to another node, without a word being set.
+//! Before something is put below a key or low, that is lowered. Invariant: a key is not above any low or key under it.
+//!
+//! *What makes cursors right.* A cursor leads to a block that a search reached from the root. It is followed only if
+//! 1. the map's epoch is what it was before that search began, both before and after the leaf is read. The epoch moves before a block
+//!    that was a node goes back to the free blocks, which is after the commit that took it from the tree, and no search
+//!    that begins after that reaches it. So the block is still what it was: a node of that tree, or one taken from it;
+//! 2. its header says leaf, and this inode. The record that takes a node from a tree clears the header;
+//! 3. its range word holds the page. A record that gives part of a leaf's pages to another leaf sets the range, too; that
+//!    searches lead more pages to a leaf than its range says does no harm.
+//!
+//! Records of other inodes set no word of this one's nodes, so a lookup that sees one version of its inode sees one tree. One that does not
+//! may see anything: it ends, because levels count down and every run of pages ends behind where it began.
+
+mod change;
+mod check;
+mod cursor;
+mod node;
+
+use std::ops::ControlFlow;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use ferrite_pm::Region;
+
+use crate::bitmap::AtomicBitmap;
+use crate::{Broken, FileMap, Geometry, MapEntry, MapError, MapTx, PageWord, TransCache};
+use cursor::Cursors;
+use node::{HEIGHT_MAX, Key, Node, PAGES_END, Words, range_of, word_behind};
+
+/// Inodes a thread takes at a time when loading.
+const LOAD_CHUNK: u64 = 4096;
+/// Lines of a node that a lookup reads besides keys: those of header and index.
+const INDEX_LINES: u64 = 4;
+
+/// The extent trees of a mounted pool.
+pub struct ExtentTree {
+    region: Arc<Region>,
+    geometry: Geometry,
+    cursors: Cursors,
+}
+
+/// Pages in a row that are alike: an extent from the page asked for on, or a hole.
+#[derive(Debug, Clone, Copy)]
+struct Run {
+    /// Word of its first page.
+    word: PageWord,
+    /// One behind its last page.
+    end: u64,
+    /// The extent, and the leaf it is in.
+    found: Option<(Node, Key)>,
+}
+
+impl Run {
+    fn hole(end: u64) -> Run {
+        Run {
+            word: PageWord::HOLE,
+            end,
+            found: None,
+        }
+    }
+
+    fn word_behind(self, distance: u64) -> PageWord {
+        if self.found.is_some() {
+            word_behind(self.word, distance)
+        } else {
+            PageWord::HOLE
+        }
+    }
+}
+
+impl ExtentTree {
+    /// Entries of the area: one for each inode.
+    pub fn slots_for(inodes: u32) -> u64 {
+        u64::from(inodes)
+    }
+
+    /// Bytes of an area of so many entries.
+    pub fn area_bytes(slots: u64) -> u64 {
+        slots * 8
+    }
+
+    /// For the trees at `geometry`; [`FileMap::load`] must follow before changes.
+    pub fn new(region: Arc<Region>, geometry: Geometry) -> Self {
+        ExtentTree {
+            region,
+            geometry,
+            cursors: Cursors::new(),
+        }
+    }
+
+    /// Where the root of `ino` is kept.
+    fn root_offset(&self, ino: u32) -> Option<u64> {
+        (u64::from(ino) < self.geometry.slots).then(|| self.geometry.area_offset + u64::from(ino) * 8)
+    }
+
+    /// Block and height of a root word that can be one.
+    fn root_of(word: u64) -> Option<(u32, u32)> {
+        let (block, height) = (word as u32, (word >> 32) as u32);
+        (1..=HEIGHT_MAX).contains(&height).then_some((block, height))
+    }
+
+    /// A root word.
+    fn root_word(block: u32, height: u32) -> u64 {
+        u64::from(height) << 32 | u64::from(block)
+    }
+
+    /// The leaf the cursor leads to, if that has page `lblk`, and one behind the last page it surely has. What was read of it counts only if
+    /// the epoch is the same afterwards.
+    #[inline]
+    fn hinted<W: Words + ?Sized>(&self, words: &W, ino: u32, lblk: u64, epoch: u64) -> Option<(Node, u64)> {
+        let holds = |range: u64| {
+            let (first, end) = range_of(range);
+            lblk >= first && lblk < end
+        };
+        let (block, range) = self.cursors.get(ino, epoch)?;
+        if !holds(range) {
+            return None;
+        }
+        let leaf = Node::open(words, &self.geometry, (ino, block, 0))?;
+        let range = words.at(leaf.range_offset());
+        holds(range).then(|| (leaf, range_of(range).1))
+    }
+
+    /// The leaf that page `lblk` belongs to, and one behind the last page that does; or one behind the last page that is
+    /// surely not mapped either.
+    fn search<W: Words + ?Sized>(&self, words: &W, ino: u32, lblk: u64) -> Result<(Node, u64), u64> {
+        let mut end = PAGES_END;
+        let root = self.root_offset(ino).map_or(0, |offset| words.at(offset));
+        let Some((mut block, height)) = Self::root_of(root) else {
+            return Err(end);
+        };
+        for level in (0..height).rev() {
+            let node = Node::open(words, &self.geometry, (ino, block, level)).ok_or(end)?;
+            if level == 0 {
+                return Ok((node, end));
+            }
+            let group = node.group_of(words, lblk, end).ok_or(end)?;
+            let (key, behind) = node.child_of(words, group, lblk).ok_or(group.end)?;
+            // Of a damaged node, or one that is changing, keys may lie anywhere.
+            end = behind.clamp(lblk + 1, end);
+            block = key.low_half();
+        }
+        Err(end)
+    }
+
+    /// What `leaf`, whose pages lie before `end`, has at page `lblk`.
+    #[inline]
+    fn run_in<W: Words + ?Sized>(words: &W, leaf: Node, lblk: u64, end: u64) -> Run {
+        let Some(group) = leaf.group_of(words, lblk, end) else {
+            return Run::hole(end);
+        };
+        let around = leaf.around(words, group.number, lblk);
+        if let Some(key) = around.at.filter(|key| key.end() > lblk) {
+            return Run {
+                word: word_behind(leaf.word_of(words, key), lblk - key.start()),
+                end: key.end().min(PAGES_END),
+                found: Some((leaf, key)),
+            };
+        }
+        let end = around.above.map_or(group.end, Key::start).min(end);
+        Run::hole(end.max(lblk + 1))
+    }
+
+    /// What is at page `lblk`, as the medium has it.
+    #[inline]
+    fn run(&self, ino: u32, lblk: u64) -> Run {
+        let epoch = self.cursors.epoch();
+        let words = &*self.region;
+        if let Some((leaf, end)) = self.hinted(words, ino, lblk, epoch) {
+            let run = Self::run_in(words, leaf, lblk, end);
+            if self.cursors.is_still(epoch) {
+                return run;
+            }
+        }
+        match self.search(words, ino, lblk) {
+            Ok((leaf, end)) => {
+                self.cursors.put(ino, epoch, leaf.block, words.at(leaf.range_offset()));
+                Self::run_in(words, leaf, lblk, end)
+            }
+            Err(end) => Run::hole(end.max(lblk + 1)),
+        }
+    }
+
+    fn walk_range(&self, ino: u32, mut at: u64, end: u64, visit: &mut dyn FnMut(MapEntry) -> bool) -> ControlFlow<()> {
+        while at < end {
+            let run = self.run(ino, at);
+            let run_end = run.end.min(end);
+            if run.found.is_some() {
+                for lblk in at..run_end {
+                    let entry = entry(ino, lblk, run.word_behind(lblk - at));
+                    if !entry.word.is_hole() && !visit(entry) {
+                        return ControlFlow::Break(());
+                    }
+                }
+            }
+            at = run_end;
+        }
+        ControlFlow::Continue(())
+    }
+
+    /// Shows the nodes from `block` down.
+    fn walk_nodes(&self, (ino, block, level): (u32, u32, u32), visit: &mut dyn FnMut(u32, u32)) {
+        let words = &*self.region;
+        let Some(node) = Node::open(words, &self.geometry, (ino, block, level)) else {
+            return;
+        };
+        visit(block, ino);
+        if level > 0 {
+            for (group, _) in node.lows(words) {
+                for key in node.keys_of(words, group) {
+                    self.walk_nodes((ino, key.low_half(), level - 1), visit);
+                }
+            }
+        }
+    }
+}
+
+/// A page as iteration shows it. A page has no place of its own here, so the number for diagnosis is that of its block.
+fn entry(ino: u32, lblk: u64, word: PageWord) -> MapEntry {
+    MapEntry {
+        ino,
+        lblk: lblk as u32,
+        word,
+        slot: word.page(),
+    }
+}
+
+impl FileMap for ExtentTree {
+    fn name(&self) -> &'static str {
+        "extent"
+    }
+
+    fn get(&self, ino: u32, lblk: u32) -> PageWord {
+        self.run(ino, u64::from(lblk)).word
+    }
+
+    fn get_many(&self, ino: u32, lblk: u32, out: &mut [PageWord], _cache: &TransCache) {
+        let mut at = u64::from(lblk);
+        let mut rest = out;
+        while !rest.is_empty() {
+            let run = self.run(ino, at);
+            let count = (run.end.saturating_sub(at)).clamp(1, rest.len() as u64);
+            let (filled, behind) = rest.split_at_mut(count as usize);
+            for (distance, word) in (0..).zip(filled) {
+                *word = run.word_behind(distance);
+            }
+            rest = behind;
+            at += count;
+        }
+    }
+
+    fn prefetch(&self, ino: u32, _lblk: u32, to_store: bool) {
+        // The cursor is in the cache if the file is in use. Without it the root must be known before anything can be loaded.
+        if let Some((block, _)) = self.cursors.get(ino, self.cursors.epoch())
+            && self.geometry.is_data_block(block)
+        {
+            let offset = node::header_offset(block);
+            if to_store {
+                self.region.prefetch_to_store(offset);
+            } else {
+                self.region.prefetch(offset);
+            }
+        } else if let Some(offset) = self.root_offset(ino) {
+            self.region.prefetch(offset);
+        }
+    }
+
+    fn alloc_page(&self, tx: &mut dyn MapTx, ino: u32, lblk: u32) -> Result<u32, MapError> {
+        // The block that would make the page part of the extent before it.
+        let before = lblk.checked_sub(1).map(|before| self.word_in(tx, ino, before));
+        if let Some(word) = before
+            && word.page() != 0
+            && word.page() != u32::MAX
+            && tx.claim_block(word.page() + 1)
+        {
+            return Ok(word.page() + 1);
+        }
+        tx.alloc_block()
+    }
+
+    fn insert(&self, tx: &mut dyn MapTx, ino: u32, lblk: u32, word: PageWord) -> Result<(), MapError> {
+        self.insert_page(tx, ino, u64::from(lblk), word)
+    }
+
+    fn replace(&self, tx: &mut dyn MapTx, ino: u32, lblk: u32, word: PageWord) -> Result<(), MapError> {
+        self.replace_page(tx, ino, u64::from(lblk), word)
+    }
+
+    fn swing(&self, ino: u32, lblk: u32, old: PageWord, new: PageWord) -> Option<u64> {
+        let run = self.run(ino, u64::from(lblk));
+        let (leaf, key) = run.found?;
+        // Words of longer extents are computed from their first; there is no word to store.
+        if key.low_half() != 1 || run.word != old || new.is_hole() {
+            return None;
+        }
+        let offset = leaf.word_offset(key);
+        self.region.store(offset, new.0);
+        Some(offset)
+    }
+
+    fn remove(&self, tx: &mut dyn MapTx, ino: u32, lblk: u32) -> Result<PageWord, MapError> {
+        self.remove_page(tx, ino, u64::from(lblk))
+    }
+
+    /// Nodes are given back as entries too, before their blocks are: then no cursor may lead to them any more.
+    fn release(&self, _slot: u32) {
+        self.cursors.end_epoch();
+    }
+
+    fn load(&self, threads: usize, visit: &(dyn Fn(MapEntry) + Sync)) -> Result<(), MapError> {
+        // Repair may have cut off nodes without clearing their headers.
+        self.cursors.end_epoch();
+        let seen = AtomicBitmap::new(u64::from(self.geometry.blocks));
+        let next = AtomicU64::new(0);
+        let damage = Mutex::new(Ok(()));
+        let work = || {
+            loop {
+                let first = next.fetch_add(LOAD_CHUNK, Ordering::Relaxed);
+                if first >= self.geometry.slots {
+                    return;
+                }
+                let inodes = first..(first + LOAD_CHUNK).min(self.geometry.slots);
+                self.check_inodes(inodes, &seen, &mut |entry| visit(entry), &mut |_| {}, &mut |broken| {
+                    *damage.lock().unwrap_or_else(PoisonError::into_inner) = Err(MapError::Damaged(broken.what));
+                });
+            }
+        };
+        // A small table is read before a thread has started.
+        let threads = (threads as u64).min(self.geometry.slots.div_ceil(LOAD_CHUNK));
+        std::thread::scope(|scope| {
+            for _ in 1..threads {
+                scope.spawn(work);
+            }
+            work();
+        });
+        damage.into_inner().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn for_each(&self, visit: &mut dyn FnMut(MapEntry) -> bool) {
+        let _ = (0..self.geometry.slots)
+            .filter(|index| self.region.load(self.geometry.area_offset + index * 8) != 0)
+            .try_for_each(|ino| self.walk_range(ino as u32, 0, PAGES_END, visit));
+    }
+
+    fn for_range(&self, ino: u32, first: u32, end: u64, visit: &mut dyn FnMut(MapEntry) -> bool) {
+        let _ = self.walk_range(ino, u64::from(first), end.min(PAGES_END), visit);
+    }
+
+    fn slots(&self) -> (u64, u64) {
+        (0, 0)
+    }
+
+    fn check(&self, visit: &mut dyn FnMut(MapEntry), node: &mut dyn FnMut(u32), broken: &mut dyn FnMut(Broken)) {
+        let seen = AtomicBitmap::new(u64::from(self.geometry.blocks));
+        self.check_inodes(0..self.geometry.slots, &seen, visit, node, broken);
+    }
+
+    fn for_each_node(&self, visit: &mut dyn FnMut(u32, u32)) {
+        for ino in 0..self.geometry.slots {
+            let root = self.region.load(self.geometry.area_offset + ino * 8);
+            if let Some((block, height)) = Self::root_of(root) {
+                self.walk_nodes((ino as u32, block, height - 1), visit);
+            }
+        }
+    }
+
+    fn lines_touched(&self, ino: u32, lblk: u32) -> u64 {
+        // A cursor is two lines with the epoch's; an inner node's group is two lines, a leaf's is keys and a word.
+        let node_lines = INDEX_LINES + 2;
+        if self
+            .hinted(&*self.region, ino, u64::from(lblk), self.cursors.epoch())
+            .is_some()
+        {
+            return 2 + node_lines;
+        }
+        let root = self.root_offset(ino).map_or(0, |offset| self.region.load(offset));
+        let height = Self::root_of(root).map_or(0, |(_, height)| u64::from(height));
+        3 + height * node_lines
+    }
+
+    fn dram_bytes(&self) -> u64 {
+        self.cursors.dram_bytes()
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,232 @@
+//! Reading trees without trusting anything: what mounting, `check` and repair stand on.
+//!
+//! What lives here: a walk over whole trees that shows what is sound, and for each thing that cannot be the words that make it go away.
+//! Called by [`ExtentTree`]'s `load` and `check`.
+//!
+//! A walk sees the tree as it will be when it is cured: what is broken is left out, and what belongs to what follows from the rest. A cure
+//! clears one key, one index word or one root, or says again which pages a leaf has; that gives pages to neighbours, never takes
+//! any away, so no cure breaks what was sound. What it shows is what lookups find once all cures are stored.
+//!
+//! Invariant: a block is claimed in `seen` by the first pointer of its own inode and level, so no node is shown twice; levels count down,
+//! so the walk ends.
+
+use std::ops::Range;
+
+use super::node::{GROUPS, Key, Node, PAGES_END, header, header_offset, range_of, range_word, word_behind};
+use super::{ExtentTree, entry};
+use crate::bitmap::AtomicBitmap;
+use crate::{Broken, MapEntry};
+
+/// A node to be looked at, and what led to it.
+#[derive(Debug, Clone, Copy)]
+struct Place {
+    /// The word that is cleared if the node is broken.
+    pointer: u64,
+    node: Node,
+    /// The key that led here: nothing in the node is below.
+    floor: u64,
+    /// One behind the last page that searches lead here for.
+    end: u64,
+}
+
+struct Walk<'w> {
+    tree: &'w ExtentTree,
+    ino: u32,
+    seen: &'w AtomicBitmap,
+    visit: &'w mut dyn FnMut(MapEntry),
+    show_node: &'w mut dyn FnMut(u32),
+    broken: &'w mut dyn FnMut(Broken),
+}
+
+impl ExtentTree {
+    /// Walks the trees of these inodes.
+    pub(super) fn check_inodes(
+        &self,
+        inodes: Range<u64>,
+        seen: &AtomicBitmap,
+        visit: &mut dyn FnMut(MapEntry),
+        show_node: &mut dyn FnMut(u32),
+        broken: &mut dyn FnMut(Broken),
+    ) {
+        for index in inodes {
+            let pointer = self.geometry.area_offset + index * 8;
+            let root = self.region.load(pointer);
+            if root == 0 {
+                continue;
+            }
+            let ino = index as u32;
+            let mut walk = Walk {
+                tree: self,
+                ino,
+                seen,
+                visit: &mut *visit,
+                show_node: &mut *show_node,
+                broken: &mut *broken,
+            };
+            let node = Self::root_of(root)
+                .filter(|_| ino != 0)
+                .and_then(|(block, height)| walk.open(block, height - 1));
+            match node {
+                Some(node) => {
+                    walk.node(Place {
+                        pointer,
+                        node,
+                        floor: 0,
+                        end: PAGES_END,
+                    });
+                }
+                None => walk.report(format!("{root:#x} is no root"), vec![(pointer, 0)]),
+            }
+        }
+    }
+}
+
+impl Walk<'_> {
+    fn report(&mut self, what: String, cure: Vec<(u64, u64)>) {
+        let what = format!("extent tree of inode {}: {what}", self.ino);
+        (self.broken)(Broken { what, cure });
+    }
+
+    /// The node in `block`, if it is one and was not seen before.
+    fn open(&self, block: u32, level: u32) -> Option<Node> {
+        let node = Node::open(&*self.tree.region, &self.tree.geometry, (self.ino, block, level))?;
+        // Claimed last: a pointer that went astray must not take a node from its tree.
+        self.seen
+            .claim(u64::from(block - self.tree.geometry.first_block))
+            .then_some(node)
+    }
+
+    /// Walks a node; false if nothing in it is sound.
+    fn node(&mut self, place: Place) -> bool {
+        let node = place.node;
+        let groups = self.sound_groups(place);
+        let mut any = false;
+        for (at, &(group, low)) in groups.iter().enumerate() {
+            let end = groups.get(at + 1).map_or(place.end, |&(_, low)| low);
+            let is_sound = if node.level == 0 {
+                self.extents(node, group, (low, end))
+            } else {
+                self.children(node, group, (low, end))
+            };
+            if !is_sound {
+                let what = format!("group {group} of node {} has nothing", node.block);
+                self.report(what, vec![(node.index_offset(group), 0)]);
+            }
+            any |= is_sound;
+        }
+        if !any {
+            self.report(format!("node {} has nothing", node.block), vec![(place.pointer, 0)]);
+            return false;
+        }
+        if node.level == 0 {
+            let range = self.tree.region.load(node.range_offset());
+            let (first, end) = range_of(range);
+            if first < place.floor || end > place.end {
+                let right = range_word(place.floor, place.end);
+                let what = format!("leaf {} says {first}..{end}, beyond what leads to it", node.block);
+                self.report(what, vec![(node.range_offset(), right)]);
+            }
+        }
+        (self.show_node)(node.block);
+        true
+    }
+
+    /// The groups of a node that can be, with their lows, in order.
+    fn sound_groups(&mut self, place: Place) -> Vec<(u64, u64)> {
+        let node = place.node;
+        let mut groups: Vec<(u64, u64)> = Vec::new();
+        for group in 0..GROUPS {
+            let offset = node.index_offset(group);
+            let word = self.tree.region.load(offset);
+            if word == 0 {
+                continue;
+            }
+            let what = format!("group {group} of node {} begins at {word} - 1", node.block);
+            if group >= node.groups {
+                // The group may be sound; then it is counted out by a header that says too little.
+                let full = header(self.ino, node.level, GROUPS);
+                self.report(
+                    format!("{what}, and is behind the last"),
+                    vec![(header_offset(node.block), full)],
+                );
+                continue;
+            }
+            let low = word - 1;
+            let is_twice = groups.iter().any(|&(_, other)| other == low);
+            if low < place.floor || low >= place.end || is_twice {
+                self.report(what, vec![(offset, 0)]);
+                continue;
+            }
+            groups.push((group, low));
+        }
+        groups.sort_unstable_by_key(|&(_, low)| low);
+        groups
+    }
+
+    fn keys(&self, node: Node, group: u64) -> Vec<Key> {
+        let mut keys: Vec<Key> = node.keys_of(&*self.tree.region, group).collect();
+        keys.sort_unstable_by_key(|key| (key.word, key.slot));
+        keys
+    }
+
+    fn report_key(&mut self, node: Node, key: Key, what: &str) {
+        let (block, start, half) = (node.block, key.start(), key.low_half());
+        self.report(
+            format!("node {block}, level {}, key {start}, {half}: {what}", node.level),
+            vec![(node.key_offset(key.group, key.slot), 0)],
+        );
+    }
+
+    /// Shows the pages of a leaf's group; false if it has none.
+    fn extents(&mut self, leaf: Node, group: u64, (mut at, end): (u64, u64)) -> bool {
+        let mut any = false;
+        for key in self.keys(leaf, group) {
+            let word = leaf.word_of(&*self.tree.region, key);
+            let last = u64::from(word.page()) + u64::from(key.low_half()) - 1;
+            let is_data = |block: u64| u32::try_from(block).is_ok_and(|block| self.tree.geometry.is_data_block(block));
+            let what = if key.start() < at {
+                "overlaps another one, or begins where searches go elsewhere"
+            } else if key.end() > end {
+                "ends where searches go elsewhere"
+            } else if key.low_half() > 1 && word.log() != 0 {
+                "several pages with one log"
+            } else if !is_data(u64::from(word.page())) || !is_data(last) {
+                "its blocks hold no data"
+            } else {
+                for lblk in key.start()..key.end() {
+                    (self.visit)(entry(self.ino, lblk, word_behind(word, lblk - key.start())));
+                }
+                at = key.end();
+                any = true;
+                continue;
+            };
+            self.report_key(leaf, key, what);
+        }
+        any
+    }
+
+    /// Walks the children of an inner node's group; false if none is sound.
+    fn children(&mut self, node: Node, group: u64, (low, end): (u64, u64)) -> bool {
+        let mut children: Vec<(Key, Node)> = Vec::new();
+        for key in self.keys(node, group) {
+            let is_twice = children.last().is_some_and(|(other, _)| other.start() == key.start());
+            if key.start() < low || key.start() >= end || is_twice {
+                self.report_key(node, key, "begins where searches go elsewhere");
+            } else if let Some(child) = self.open(key.low_half(), node.level - 1) {
+                children.push((key, child));
+            } else {
+                self.report_key(node, key, "leads to no node, or to one that was reached before");
+            }
+        }
+        let mut any = false;
+        for (at, &(key, child)) in children.iter().enumerate() {
+            any |= self.node(Place {
+                pointer: node.key_offset(key.group, key.slot),
+                node: child,
+                floor: key.start(),
+                end: children.get(at + 1).map_or(end, |(next, _)| next.start()),
+            });
+        }
+        any
+    }
+}

@@ -1,0 +1,326 @@
+//! One node of an extent tree: where its words lie, and how they are searched.
+//!
+//! What lives here: [`Node`] and its [`Group`]s, read through [`Words`], which is either the medium or a transaction. Nothing here
+//! writes. Used by the tree's lookups, changes and checks only.
+//!
+//! ```text
+//! word 0        magic | groups ever used | level | inode
+//! word 1        leaves: first page | last page of a range inside the one that lookups are led here for
+//! words 2..32   index: for each group the lowest page it may hold, plus 1; 0: the group is free
+//! line 4..      30 groups of two lines each
+//! ```
+//!
+//! A group of a leaf is a line of eight keys `first page | length` and the line of their page words; a group of an inner node
+//! is sixteen keys `lowest page | child`. A key whose low half is 0 is free, whatever its high half is; that is the valid bit.
+//!
+//! Groups lie in any order, and so do the keys of a group: nothing is ever shifted to make room. A page belongs to the group with the
+//! greatest low that is not above it, or to the lowest group; the same holds for the keys of an inner node's group.
+//!
+//! Invariants: lows differ. A key is not below its group's low, and an extent ends before the next group's. The keys of a free group mean
+//! nothing; they are cleared when it is taken.
+
+use ferrite_pm::Region;
+
+use crate::{Geometry, MapTx, PageWord};
+
+/// Bytes of a node, which is a data block.
+const NODE_BYTES: u64 = 4096;
+const MAGIC: u64 = 0xe7e7;
+const COUNT_SHIFT: u32 = 40;
+const COUNT_MASK: u64 = 0xff << COUNT_SHIFT;
+const INDEX_OFFSET: u64 = 16;
+const GROUPS_OFFSET: u64 = 256;
+const GROUP_BYTES: u64 = 128;
+const LINE_BYTES: u64 = 64;
+/// Groups of a node.
+pub(super) const GROUPS: u64 = 30;
+/// Extents in a group of a leaf.
+pub(super) const LEAF_KEYS: u64 = 8;
+/// Children in a group of an inner node.
+pub(super) const INNER_KEYS: u64 = 16;
+/// One behind the last page a file can have.
+pub(super) const PAGES_END: u64 = 1 << 32;
+/// Levels a tree can have. Nodes other than the rightmost are split when 30 groups are full or in use, so each level multiplies
+/// the pages under a node by at least 15, and 2^32 pages need fewer than this.
+pub(super) const HEIGHT_MAX: u32 = 12;
+
+/// Where words come from.
+pub(super) trait Words {
+    /// The word at a pool offset.
+    fn at(&self, offset: u64) -> u64;
+}
+
+impl Words for Region {
+    #[inline]
+    fn at(&self, offset: u64) -> u64 {
+        self.load(offset)
+    }
+}
+
+impl Words for dyn MapTx + '_ {
+    #[inline]
+    fn at(&self, offset: u64) -> u64 {
+        self.word(offset)
+    }
+}
+
+/// A node whose header was found to be right.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Node {
+    /// Its block.
+    pub(super) block: u32,
+    /// 0 for a leaf.
+    pub(super) level: u32,
+    /// Groups ever used; the index behind them is clear.
+    pub(super) groups: u64,
+}
+
+/// A group that a page belongs to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Group {
+    /// Its number in the node.
+    pub(super) number: u64,
+    /// Its low.
+    pub(super) low: u64,
+    /// The low of the group behind it, or what the search was told.
+    pub(super) end: u64,
+    /// Whether no group is behind it.
+    pub(super) is_last: bool,
+}
+
+/// A key and where it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Key {
+    /// Number of its group.
+    pub(super) group: u64,
+    /// Its place in the group.
+    pub(super) slot: u64,
+    /// The key itself.
+    pub(super) word: u64,
+}
+
+impl Key {
+    /// First page.
+    #[inline]
+    pub(super) fn start(self) -> u64 {
+        self.word >> 32
+    }
+
+    /// Pages of an extent, or the block of a child.
+    #[inline]
+    pub(super) fn low_half(self) -> u32 {
+        self.word as u32
+    }
+
+    /// One behind the last page of an extent.
+    #[inline]
+    pub(super) fn end(self) -> u64 {
+        self.start() + u64::from(self.low_half())
+    }
+}
+
+/// What a group holds around a page.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Around {
+    /// The greatest key not above the page.
+    pub(super) at: Option<Key>,
+    /// The least key above it.
+    pub(super) above: Option<Key>,
+    /// A free slot.
+    pub(super) free: Option<u64>,
+}
+
+/// A key for `start`, with a length or a child.
+pub(super) fn key_word(start: u64, low_half: u64) -> u64 {
+    start << 32 | low_half
+}
+
+/// Word 0 of a node.
+pub(super) fn header(ino: u32, level: u32, groups: u64) -> u64 {
+    MAGIC << 48 | groups << COUNT_SHIFT | u64::from(level) << 32 | u64::from(ino)
+}
+
+/// Word 1 of a leaf for pages from `first` to before `end`.
+pub(super) fn range_word(first: u64, end: u64) -> u64 {
+    first << 32 | (end - 1) & 0xffff_ffff
+}
+
+/// First page, and one behind the last, of a range word.
+pub(super) fn range_of(word: u64) -> (u64, u64) {
+    (word >> 32, (word & 0xffff_ffff) + 1)
+}
+
+/// The word of the page `distance` behind the first of an extent.
+#[inline]
+pub(super) fn word_behind(word: PageWord, distance: u64) -> PageWord {
+    // Lookups may see anything; what is no extent must not panic.
+    PageWord::new(word.page().wrapping_add(distance as u32), word.log())
+}
+
+/// Pool offset of a block.
+fn base(block: u32) -> u64 {
+    u64::from(block) * NODE_BYTES
+}
+
+/// Pool offset of word 0 of the node in `block`.
+pub(super) fn header_offset(block: u32) -> u64 {
+    base(block)
+}
+
+impl Node {
+    /// The node in `block`, if that is what its header says.
+    #[inline]
+    pub(super) fn open<W: Words + ?Sized>(
+        words: &W,
+        geometry: &Geometry,
+        (ino, block, level): (u32, u32, u32),
+    ) -> Option<Node> {
+        if !geometry.is_data_block(block) {
+            return None;
+        }
+        let word = words.at(header_offset(block));
+        let groups = (word & COUNT_MASK) >> COUNT_SHIFT;
+        let is_node = word & !COUNT_MASK == header(ino, level, 0) && groups <= GROUPS;
+        is_node.then_some(Node { block, level, groups })
+    }
+
+    /// Keys of a group.
+    #[inline]
+    pub(super) fn keys(self) -> u64 {
+        if self.level == 0 { LEAF_KEYS } else { INNER_KEYS }
+    }
+
+    /// Pool offset of the range word.
+    pub(super) fn range_offset(self) -> u64 {
+        base(self.block) + 8
+    }
+
+    /// Pool offset of a group's index word.
+    #[inline]
+    pub(super) fn index_offset(self, group: u64) -> u64 {
+        base(self.block) + INDEX_OFFSET + group * 8
+    }
+
+    /// Pool offset of a key.
+    #[inline]
+    pub(super) fn key_offset(self, group: u64, slot: u64) -> u64 {
+        base(self.block) + GROUPS_OFFSET + group * GROUP_BYTES + slot * 8
+    }
+
+    /// Pool offset of the page word that belongs to a key of a leaf.
+    #[inline]
+    pub(super) fn word_offset(self, key: Key) -> u64 {
+        self.key_offset(key.group, key.slot) + LINE_BYTES
+    }
+
+    /// The low of a group in use.
+    #[inline]
+    pub(super) fn low<W: Words + ?Sized>(self, words: &W, group: u64) -> Option<u64> {
+        let word = words.at(self.index_offset(group));
+        (word != 0 && word <= PAGES_END).then(|| word - 1)
+    }
+
+    /// The groups in use, with their lows, in no order.
+    #[inline]
+    pub(super) fn lows<W: Words + ?Sized>(self, words: &W) -> impl Iterator<Item = (u64, u64)> {
+        (0..self.groups).filter_map(move |group| self.low(words, group).map(|low| (group, low)))
+    }
+
+    /// The group that page `lblk` belongs to, in a node whose pages lie before `end`.
+    #[inline]
+    pub(super) fn group_of<W: Words + ?Sized>(self, words: &W, lblk: u64, end: u64) -> Option<Group> {
+        let mut below: Option<(u64, u64)> = None;
+        let mut above: Option<(u64, u64)> = None;
+        let mut second = u64::MAX;
+        for (group, low) in self.lows(words) {
+            if low <= lblk {
+                if below.is_none_or(|(_, other)| low > other) {
+                    below = Some((group, low));
+                }
+            } else if above.is_none_or(|(_, other)| low < other) {
+                second = above.map_or(second, |(_, other)| other);
+                above = Some((group, low));
+            } else {
+                second = second.min(low);
+            }
+        }
+        let ((number, low), next) = match below {
+            Some(group) => (group, above.map_or(u64::MAX, |(_, low)| low)),
+            None => (above?, second),
+        };
+        Some(Group {
+            number,
+            low,
+            end: next.min(end),
+            is_last: next == u64::MAX,
+        })
+    }
+
+    /// The group with the greatest low below `low`.
+    pub(super) fn group_before<W: Words + ?Sized>(self, words: &W, low: u64) -> Option<u64> {
+        let before = self.lows(words).filter(|&(_, other)| other < low);
+        before.max_by_key(|&(_, other)| other).map(|(group, _)| group)
+    }
+
+    /// The group with the least low above `low`, and that low.
+    pub(super) fn group_after<W: Words + ?Sized>(self, words: &W, low: u64) -> Option<(u64, u64)> {
+        self.lows(words)
+            .filter(|&(_, other)| other > low)
+            .min_by_key(|&(_, other)| other)
+    }
+
+    /// The keys of a group, in no order.
+    #[inline]
+    pub(super) fn keys_of<W: Words + ?Sized>(self, words: &W, group: u64) -> impl Iterator<Item = Key> {
+        (0..self.keys())
+            .map(move |slot| Key {
+                group,
+                slot,
+                word: words.at(self.key_offset(group, slot)),
+            })
+            .filter(|key| key.low_half() != 0)
+    }
+
+    /// What a group holds around page `lblk`.
+    #[inline]
+    pub(super) fn around<W: Words + ?Sized>(self, words: &W, group: u64, lblk: u64) -> Around {
+        let mut around = Around::default();
+        for slot in 0..self.keys() {
+            let word = words.at(self.key_offset(group, slot));
+            let key = Key { group, slot, word };
+            if key.low_half() == 0 {
+                around.free = around.free.or(Some(slot));
+            } else if key.start() <= lblk {
+                if around.at.is_none_or(|other| key.word > other.word) {
+                    around.at = Some(key);
+                }
+            } else if around.above.is_none_or(|other| key.word < other.word) {
+                around.above = Some(key);
+            }
+        }
+        around
+    }
+
+    /// The child that page `lblk` belongs to, and one behind the last page that does.
+    #[inline]
+    pub(super) fn child_of<W: Words + ?Sized>(self, words: &W, group: Group, lblk: u64) -> Option<(Key, u64)> {
+        let around = self.around(words, group.number, lblk);
+        if let Some(key) = around.at {
+            return Some((key, around.above.map_or(group.end, Key::start)));
+        }
+        let key = around.above?;
+        let next = self.around(words, group.number, key.start()).above;
+        Some((key, next.map_or(group.end, Key::start)))
+    }
+
+    /// The page word of a leaf's key.
+    #[inline]
+    pub(super) fn word_of<W: Words + ?Sized>(self, words: &W, key: Key) -> PageWord {
+        PageWord(words.at(self.word_offset(key)))
+    }
+
+    /// Whether no group is in use.
+    pub(super) fn is_empty<W: Words + ?Sized>(self, words: &W) -> bool {
+        self.lows(words).next().is_none()
+    }
+}

@@ -1,0 +1,662 @@
+//! Leaf: a global clustered page table, ours (DESIGN §3). One cache line maps seven consecutive pages of a file.
+//!
+//! A line is {inode, chunk; seven page words}, a chunk being seven pages in a row. Lines are found by hash and linear probing, so a
+//! hit costs one line, and six pages in order cost nothing more. Entries only point, so blocks lie where the
+//! allocator finds runs, and entries may move: the table grows line by line (linear hashing) within the area set aside at
+//! mkfs, which has room for one page a chunk in all blocks; data never fills it.
+//!
+//! What makes it right:
+//! * Of the area's lines the first N are *active*: homes of keys. N is stored twice beside its complement. A split adds line N as a home and
+//!   moves there what the hash now sends there, a few lines at a time, all in one record, with the gate closed: nobody holds
+//!   a place across it, and records before and after it name the places that were right when they were written.
+//! * Lines are claimed in a DRAM bitmap; a header reaches the table only by a committed record. A free line is all zeros, so the
+//!   first page of a chunk sets two words; whoever unmaps the last one clears the header.
+//! * A lookup ends at its home's bound ([`Bounds`]). While N can grow, nothing lies more than [`REACH`] lines behind its home, so
+//!   lines from N + [`REACH`] on are free.
+//! * Lookups look again when entries moved meanwhile ([`Gate::steady`]); whatever they meet lies within the area.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use crossbeam_utils::CachePadded;
+use ferrite_pm::Region;
+
+use crate::bitmap::AtomicBitmap;
+use crate::bounds::Bounds;
+use crate::gate::Gate;
+use crate::{Broken, FileMap, Geometry, MapEntry, MapError, MapTx, PageWord, Resource, TransCache};
+
+const LINE_BYTES: u64 = 64;
+/// Pages of a chunk.
+const CHUNK: u32 = 7;
+/// The first block of the area holds N, twice, on lines of their own.
+const CONTROL_BYTES: u64 = 4096;
+const ACTIVE_COPIES: [u64; 2] = [0, LINE_BYTES];
+/// Active lines of a new table.
+const ACTIVE_MIN: u64 = 4;
+/// Lines behind its home where a chunk may lie while the table can grow.
+const REACH: u64 = 254;
+/// Lines split in one record.
+const BATCH: u64 = 32;
+/// Lines a thread takes at a time when loading.
+const LOAD_CHUNK: u64 = 8192;
+const SHARDS: usize = 16;
+/// Claims of a shard between two looks at the load.
+const LOOK_EVERY: i64 = 16;
+/// Chunks that a reader in order has loaded ahead.
+const AHEAD: u32 = 2;
+/// Scans of the table before moves have to wait for one.
+const SCANS: usize = 2;
+
+/// The table of a mounted pool.
+pub struct Leaf {
+    region: Arc<Region>,
+    geometry: Geometry,
+    used: AtomicBitmap,
+    /// Lines claimed less lines released, by shard.
+    claims: [CachePadded<AtomicI64>; SHARDS],
+    bounds: Bounds,
+    gate: Gate,
+    /// The count of moves when N was read, and N.
+    active: AtomicU64,
+    /// The load, or a chunk that found nothing within reach, asks for splits.
+    wants_room: AtomicBool,
+}
+
+fn key_of(ino: u32, lblk: u32) -> u64 {
+    u64::from(ino) << 32 | u64::from(lblk / CHUNK)
+}
+
+fn hash(key: u64, seed: u64) -> u64 {
+    let mixed = (key ^ seed).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    let mixed = (mixed ^ mixed >> 32).wrapping_mul(0xd6e8_feb8_6659_fd93);
+    mixed >> 32
+}
+
+/// Home among `active` lines: twice as many as the largest power of two are addressed, and those that do not exist yet stand in
+/// for by the line they will be split from.
+fn home_of(hash: u64, active: u64) -> u64 {
+    let half = 1 << active.ilog2();
+    let line = hash & (2 * half - 1);
+    if line < active { line } else { line & (half - 1) }
+}
+
+fn encode_active(active: u64) -> u64 {
+    active | (!active & 0xffff_ffff) << 32
+}
+
+fn decode_active(word: u64) -> Option<u64> {
+    let active = word & 0xffff_ffff;
+    // A new pool's area is zeros.
+    match word {
+        0 => Some(ACTIVE_MIN),
+        _ => (word >> 32 == !active & 0xffff_ffff).then_some(active),
+    }
+}
+
+impl Leaf {
+    /// Lines for so many data blocks: a quarter more than blocks, for the case that every page lies alone.
+    pub fn slots_for(blocks: u32) -> u64 {
+        (u64::from(blocks) * 5).div_ceil(4).max(ACTIVE_MIN)
+    }
+
+    /// Bytes of an area of so many lines.
+    pub fn area_bytes(slots: u64) -> u64 {
+        CONTROL_BYTES + slots * LINE_BYTES
+    }
+
+    /// For the table at `geometry`; [`FileMap::load`] must follow before changes.
+    pub fn new(region: Arc<Region>, geometry: Geometry) -> Self {
+        Leaf {
+            used: AtomicBitmap::new(geometry.slots),
+            claims: Default::default(),
+            bounds: Bounds::new(geometry.slots as usize),
+            gate: Gate::default(),
+            active: AtomicU64::new(u64::MAX),
+            wants_room: AtomicBool::new(false),
+            region,
+            geometry,
+        }
+    }
+
+    fn header_offset(&self, line: u64) -> u64 {
+        self.geometry.area_offset + CONTROL_BYTES + line * LINE_BYTES
+    }
+
+    fn word_offset(&self, line: u64, lblk: u32) -> u64 {
+        self.header_offset(line) + 8 + u64::from(lblk % CHUNK) * 8
+    }
+
+    fn active_offset(&self, copy: u64) -> u64 {
+        self.geometry.area_offset + copy
+    }
+
+    /// N as it is stored: the first copy that makes sense.
+    fn stored_active(&self) -> Option<u64> {
+        ACTIVE_COPIES
+            .iter()
+            .filter_map(|&copy| decode_active(self.region.load(self.active_offset(copy))))
+            .find(|active| (ACTIVE_MIN..=self.geometry.slots).contains(active))
+    }
+
+    /// N; read anew when entries have moved since.
+    #[inline]
+    fn active(&self) -> u64 {
+        let moves = self.gate.moves() & 0xffff_ffff;
+        let known = self.active.load(Ordering::Relaxed);
+        if known >> 32 == moves {
+            return known & 0xffff_ffff;
+        }
+        let active = self.stored_active().unwrap_or(ACTIVE_MIN);
+        if moves.is_multiple_of(2) {
+            self.active.store(moves << 32 | active, Ordering::Relaxed);
+        }
+        active
+    }
+
+    #[inline]
+    fn wrap(&self, line: u64) -> u64 {
+        if line >= self.geometry.slots {
+            line - self.geometry.slots
+        } else {
+            line
+        }
+    }
+
+    /// Lines behind `home` at which `line` lies.
+    fn distance(&self, home: u64, line: u64) -> u64 {
+        self.wrap(line + self.geometry.slots - home)
+    }
+
+    #[inline]
+    fn home(&self, key: u64) -> u64 {
+        home_of(hash(key, self.geometry.seed), self.active())
+    }
+
+    /// Line of `key`, if headers are what `header` says.
+    #[inline]
+    fn find_with(&self, key: u64, header: impl Fn(u64) -> u64) -> Option<u64> {
+        let home = self.home(key);
+        if header(home) == key {
+            return Some(home);
+        }
+        // The bound is looked at only now: most chunks lie at home, and its line is one more to miss.
+        (1..=self.bounds.lines_to_probe(home as usize, self.geometry.slots))
+            .map(|distance| self.wrap(home + distance))
+            .find(|&line| header(line) == key)
+    }
+
+    #[inline]
+    fn find(&self, key: u64) -> Option<u64> {
+        self.find_with(key, |line| self.region.load(self.header_offset(line)))
+    }
+
+    /// The line that a transaction leaves `key` in.
+    fn find_in(&self, tx: &dyn MapTx, key: u64) -> Option<u64> {
+        self.find_with(key, |line| tx.word(self.header_offset(line)))
+    }
+
+    fn look_up(&self, ino: u32, lblk: u32) -> PageWord {
+        self.find(key_of(ino, lblk)).map_or(PageWord::HOLE, |line| {
+            PageWord(self.region.load(self.word_offset(line, lblk)))
+        })
+    }
+
+    /// The word that a transaction leaves the page.
+    fn word_in(&self, tx: &dyn MapTx, ino: u32, lblk: u32) -> PageWord {
+        self.find_in(tx, key_of(ino, lblk))
+            .map_or(PageWord::HOLE, |line| PageWord(tx.word(self.word_offset(line, lblk))))
+    }
+
+    /// Claims the first free line from `home` on.
+    fn claim_line(&self, home: u64, active: u64) -> Option<u64> {
+        let reach = if active < self.geometry.slots {
+            REACH.min(self.geometry.slots - 1)
+        } else {
+            self.geometry.slots - 1
+        };
+        let line = (0..=reach)
+            .map(|distance| self.wrap(home + distance))
+            .find(|&line| !self.used.is_set(line) && self.used.claim(line))?;
+        self.count(1);
+        // Before the header can become visible, so that no lookup stops short of it.
+        self.bounds.raise(home as usize, self.distance(home, line));
+        Some(line)
+    }
+
+    fn count(&self, lines: i64) {
+        thread_local!(static SHARD: usize = {
+            static NEXT: AtomicU64 = AtomicU64::new(0);
+            NEXT.fetch_add(1, Ordering::Relaxed) as usize % SHARDS
+        });
+        let before = SHARD.with(|&shard| self.claims[shard].fetch_add(lines, Ordering::Relaxed));
+        if lines > 0 && before % LOOK_EVERY == 0 && self.is_crowded(self.active()) {
+            self.wants_room.store(true, Ordering::Relaxed);
+        }
+    }
+
+    fn lines_used(&self) -> u64 {
+        let sum: i64 = self.claims.iter().map(|shard| shard.load(Ordering::Relaxed)).sum();
+        sum.max(0) as u64
+    }
+
+    /// At 0.3 most chunks lie at home, and those that do not lie next to it. (Lines that are yet to be split in a round are up to
+    /// twice as full as the others, so the mean has to be low.)
+    fn is_crowded(&self, active: u64) -> bool {
+        active < self.geometry.slots && self.lines_used() * 10 > active * 3
+    }
+
+    /// Lines in which something may lie.
+    fn lines_in_reach(&self, active: u64) -> u64 {
+        if active < self.geometry.slots {
+            (active + REACH + 1).min(self.geometry.slots)
+        } else {
+            active
+        }
+    }
+
+    /// Sets `key` and `words` at the first free line from its home on.
+    fn move_to(&self, tx: &mut dyn MapTx, from: u64, home: u64, active: u64) -> Result<(), MapError> {
+        let to = self.claim_line(home, active).ok_or(MapError::TableFull)?;
+        tx.claimed(Resource::MapSlot(to as u32));
+        for at in (0..LINE_BYTES).step_by(8) {
+            let value = tx.word(self.header_offset(from) + at);
+            if value != 0 {
+                tx.set_word(self.header_offset(to) + at, value);
+                tx.set_word(self.header_offset(from) + at, 0);
+            }
+        }
+        tx.freed(Resource::MapSlot(from as u32));
+        Ok(())
+    }
+
+    /// Makes line `active` a home.
+    fn split(&self, tx: &mut dyn MapTx, active: u64) -> Result<(), MapError> {
+        let home = active - (1 << active.ilog2());
+        for distance in 0..=self.bounds.lines_to_probe(home as usize, self.geometry.slots) {
+            let line = self.wrap(home + distance);
+            // Not what is stored: an earlier split of this record may have filled the line.
+            let key = tx.word(self.header_offset(line));
+            if key == 0 {
+                continue;
+            }
+            let hash = hash(key, self.geometry.seed);
+            if home_of(hash, active) == home && home_of(hash, active + 1) == active {
+                self.move_to(tx, line, active, active + 1)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn entries(&self, line: u64, key: u64, visit: &mut dyn FnMut(MapEntry) -> bool) -> bool {
+        let (ino, first) = ((key >> 32) as u32, u64::from(key as u32) * u64::from(CHUNK));
+        (first..first + u64::from(CHUNK))
+            .take_while(|&lblk| lblk <= u64::from(u32::MAX))
+            .all(|lblk| {
+                let lblk = lblk as u32;
+                let word = PageWord(self.region.load(self.word_offset(line, lblk)));
+                let slot = (line * 8) as u32 + lblk % CHUNK;
+                word.is_hole() || visit(MapEntry { ino, lblk, word, slot })
+            })
+    }
+
+    /// What is wrong with a line, whose header is `key`, and which of its eight words to clear.
+    fn fault(&self, line: u64, key: u64, active: u64) -> Option<(String, std::ops::Range<u64>)> {
+        let (ino, chunk) = ((key >> 32) as u32, key as u32);
+        let words = self.region.words(self.header_offset(line) + 8, CHUNK as usize);
+        let word = |index: usize| PageWord(words[index].load(Ordering::Relaxed));
+        let mapped = || (0..CHUNK as usize).filter(move |&index| !word(index).is_hole());
+        let whole = 0..8;
+        if key == 0 {
+            return mapped()
+                .next()
+                .map(|_| (format!("line {line} has words but no key"), whole));
+        }
+        let first = u64::from(chunk) * u64::from(CHUNK);
+        let at = format!("line {line} (inode {ino}, pages from {first} on)");
+        let distance = self.distance(home_of(hash(key, self.geometry.seed), active), line);
+        let last = first + mapped().last().unwrap_or(0) as u64;
+        if ino == 0 || ino >= self.geometry.inodes || last > u64::from(u32::MAX) {
+            return Some((format!("{at}: no such pages"), whole));
+        }
+        if active < self.geometry.slots && distance > REACH {
+            return Some((format!("{at}: {distance} lines from where it belongs"), whole));
+        }
+        if mapped().next().is_none() {
+            return Some((format!("{at}: maps nothing"), whole));
+        }
+        let index = mapped().find(|&index| !self.geometry.is_data_block(word(index).page()))?;
+        let what = format!("{at}: names block {}, which holds no data", word(index).page());
+        let is_last = mapped().count() == 1;
+        let cleared = if is_last {
+            whole
+        } else {
+            index as u64 + 1..index as u64 + 2
+        };
+        Some((what, cleared))
+    }
+
+    fn load_line(&self, line: u64, active: u64, visit: &(dyn Fn(MapEntry) + Sync)) -> Result<(), MapError> {
+        let key = self.region.load(self.header_offset(line));
+        if let Some((fault, _)) = self.fault(line, key, active) {
+            return Err(MapError::Damaged(fault));
+        }
+        if key != 0 {
+            self.used.set(line);
+            let home = home_of(hash(key, self.geometry.seed), active);
+            self.bounds.raise(home as usize, self.distance(home, line));
+            self.entries(line, key, &mut |entry| {
+                visit(entry);
+                true
+            });
+        }
+        Ok(())
+    }
+
+    /// N that most lines agree with, for when both copies are damaged: the last line in use lies just behind it.
+    fn guessed_active(&self) -> u64 {
+        let lines: Vec<(u64, u64)> = (0..self.geometry.slots)
+            .map(|line| (line, self.region.load(self.header_offset(line))))
+            .filter(|&(_, key)| key != 0)
+            .collect();
+        let last = lines.last().map_or(0, |&(line, _)| line);
+        let first = last.saturating_sub(REACH).max(ACTIVE_MIN);
+        // A third of the lines are used, so a long stretch behind the last one is unlikely.
+        let end = (last + REACH).min(self.geometry.slots);
+        let near = |active: u64| {
+            let home = |key: u64| home_of(hash(key, self.geometry.seed), active);
+            lines
+                .iter()
+                .filter(|&&(line, key)| self.distance(home(key), line) < 16)
+                .count()
+        };
+        (first..=end.max(first))
+            .max_by_key(|&active| near(active))
+            .unwrap_or(ACTIVE_MIN)
+    }
+}
+
+impl FileMap for Leaf {
+    fn name(&self) -> &'static str {
+        "leaf"
+    }
+
+    fn get(&self, ino: u32, lblk: u32) -> PageWord {
+        self.gate.steady(|| self.look_up(ino, lblk))
+    }
+
+    fn get_many(&self, ino: u32, lblk: u32, out: &mut [PageWord], _cache: &TransCache) {
+        let mut at = lblk;
+        let mut rest = out;
+        while !rest.is_empty() {
+            let count = ((CHUNK - at % CHUNK) as usize).min(rest.len());
+            let (chunk, behind) = std::mem::take(&mut rest).split_at_mut(count);
+            // Whoever has got past the middle of a chunk, or wants more than one, most likely goes on.
+            if at % CHUNK + count as u32 > CHUNK / 2 {
+                for ahead in 1..=AHEAD {
+                    if let Some(next) = at.checked_add(ahead * CHUNK) {
+                        self.region.prefetch(self.header_offset(self.home(key_of(ino, next))));
+                    }
+                }
+            }
+            self.gate.steady(|| match self.find(key_of(ino, at)) {
+                Some(line) => {
+                    let words = self.region.words(self.word_offset(line, at), count);
+                    for (out, word) in chunk.iter_mut().zip(words) {
+                        *out = PageWord(word.load(Ordering::Relaxed));
+                    }
+                }
+                None => chunk.fill(PageWord::HOLE),
+            });
+            at = at.wrapping_add(count as u32);
+            rest = behind;
+        }
+    }
+
+    fn prefetch(&self, ino: u32, lblk: u32, to_store: bool) {
+        let offset = self.header_offset(self.home(key_of(ino, lblk)));
+        if to_store {
+            self.region.prefetch_to_store(offset);
+        } else {
+            self.region.prefetch(offset);
+        }
+    }
+
+    fn alloc_page(&self, tx: &mut dyn MapTx, ino: u32, lblk: u32) -> Result<u32, MapError> {
+        let neighbour = |lblk: Option<u32>| lblk.map_or(0, |lblk| self.word_in(tx, ino, lblk).page());
+        let (before, behind) = (neighbour(lblk.checked_sub(1)), neighbour(lblk.checked_add(1)));
+        // Where the run would go on. A page overwritten twice comes back to where it was.
+        for block in [before.checked_add(1), behind.checked_sub(1)].into_iter().flatten() {
+            if self.geometry.is_data_block(block) && tx.claim_block(block) {
+                return Ok(block);
+            }
+        }
+        if self.word_in(tx, ino, lblk).is_hole() {
+            tx.alloc_run()
+        } else {
+            tx.alloc_block()
+        }
+    }
+
+    fn insert(&self, tx: &mut dyn MapTx, ino: u32, lblk: u32, word: PageWord) -> Result<(), MapError> {
+        let key = key_of(ino, lblk);
+        if let Some(line) = self.find_in(tx, key) {
+            tx.set_word(self.word_offset(line, lblk), word.0);
+            return Ok(());
+        }
+        let active = self.active();
+        let Some(line) = self.claim_line(home_of(hash(key, self.geometry.seed), active), active) else {
+            self.wants_room.store(active < self.geometry.slots, Ordering::Relaxed);
+            return Err(MapError::TableFull);
+        };
+        tx.claimed(Resource::MapSlot(line as u32));
+        tx.set_word(self.word_offset(line, lblk), word.0);
+        tx.set_word(self.header_offset(line), key);
+        Ok(())
+    }
+
+    fn replace(&self, tx: &mut dyn MapTx, ino: u32, lblk: u32, word: PageWord) -> Result<(), MapError> {
+        let line = self.find_in(tx, key_of(ino, lblk));
+        let line =
+            line.ok_or_else(|| MapError::Damaged(format!("page {lblk} of inode {ino} vanished from the table")))?;
+        tx.set_word(self.word_offset(line, lblk), word.0);
+        Ok(())
+    }
+
+    fn swing(&self, ino: u32, lblk: u32, old: PageWord, new: PageWord) -> Option<u64> {
+        let offset = self.word_offset(self.find(key_of(ino, lblk))?, lblk);
+        if self.region.load(offset) != old.0 {
+            return None;
+        }
+        self.region.store(offset, new.0);
+        Some(offset)
+    }
+
+    fn remove(&self, tx: &mut dyn MapTx, ino: u32, lblk: u32) -> Result<PageWord, MapError> {
+        let Some(line) = self.find_in(tx, key_of(ino, lblk)) else {
+            return Ok(PageWord::HOLE);
+        };
+        let offset = self.word_offset(line, lblk);
+        let word = PageWord(tx.word(offset));
+        if word.is_hole() {
+            return Ok(word);
+        }
+        tx.set_word(offset, 0);
+        if (0..CHUNK).all(|index| tx.word(self.word_offset(line, index)) == 0) {
+            tx.set_word(self.header_offset(line), 0);
+            tx.freed(Resource::MapSlot(line as u32));
+        }
+        Ok(word)
+    }
+
+    fn release(&self, slot: u32) {
+        let was_set = self.used.release(u64::from(slot));
+        assert!(was_set, "mapping line {slot} was freed twice");
+        self.count(-1);
+    }
+
+    fn load(&self, threads: usize, visit: &(dyn Fn(MapEntry) + Sync)) -> Result<(), MapError> {
+        let active = self
+            .stored_active()
+            .ok_or_else(|| MapError::Damaged("the number of active lines".into()))?;
+        let lines = self.lines_in_reach(active);
+        let next = AtomicU64::new(0);
+        let damage = Mutex::new(Ok(()));
+        let work = || {
+            loop {
+                let first = next.fetch_add(LOAD_CHUNK, Ordering::Relaxed);
+                if first >= lines {
+                    return;
+                }
+                for line in first..(first + LOAD_CHUNK).min(lines) {
+                    if let Err(error) = self.load_line(line, active, visit) {
+                        *damage.lock().unwrap_or_else(PoisonError::into_inner) = Err(error);
+                    }
+                }
+            }
+        };
+        let threads = (threads as u64).min(lines.div_ceil(LOAD_CHUNK));
+        std::thread::scope(|scope| {
+            for _ in 1..threads {
+                scope.spawn(work);
+            }
+            work();
+        });
+        self.claims[0].store(self.used.count_used() as i64, Ordering::Relaxed);
+        self.wants_room.store(self.is_crowded(active), Ordering::Relaxed);
+        damage.into_inner().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn for_each(&self, visit: &mut dyn FnMut(MapEntry) -> bool) {
+        let _ = (0..self.lines_in_reach(self.active())).all(|line| {
+            let key = self.region.load(self.header_offset(line));
+            key == 0 || self.entries(line, key, visit)
+        });
+    }
+
+    fn for_range(&self, ino: u32, first: u32, end: u64, visit: &mut dyn FnMut(MapEntry) -> bool) {
+        let (first, end) = (u64::from(first), end.min(1 << 32));
+        let mut within = |entry: MapEntry| {
+            let wanted = entry.ino == ino && (first..end).contains(&u64::from(entry.lblk));
+            !wanted || visit(entry)
+        };
+        let lines = self.lines_in_reach(self.active());
+        // A probe costs a miss; a scan's lines come ahead of it.
+        if first < end && (end - first) / u64::from(CHUNK) < lines / 4 + 1 {
+            let step = CHUNK as usize;
+            for lblk in (first / u64::from(CHUNK) * u64::from(CHUNK)..end).step_by(step) {
+                let key = key_of(ino, lblk as u32);
+                let line = self.gate.steady(|| self.find(key));
+                // A lookup without the lock may see a line change hands; its version tells it, but not us.
+                if let Some(line) = line
+                    && !self.entries(line, key, &mut within)
+                {
+                    return;
+                }
+            }
+            return;
+        }
+        // A page on its way must not be missed: whoever frees a file frees what this finds.
+        let found = self.gate.steady_for(SCANS, || {
+            let mut found = Vec::new();
+            for line in 0..self.lines_in_reach(self.active()) {
+                let key = self.region.load(self.header_offset(line));
+                if key != 0 && key >> 32 == u64::from(ino) {
+                    self.entries(line, key, &mut |entry| {
+                        found.push(entry);
+                        true
+                    });
+                }
+            }
+            found
+        });
+        let _ = found.into_iter().all(within);
+    }
+
+    fn slots(&self) -> (u64, u64) {
+        (self.used.len(), self.used.len() - self.used.count_used())
+    }
+
+    fn check(&self, visit: &mut dyn FnMut(MapEntry), _node: &mut dyn FnMut(u32), broken: &mut dyn FnMut(Broken)) {
+        let active = self.stored_active().unwrap_or_else(|| self.guessed_active());
+        for copy in ACTIVE_COPIES {
+            let (offset, right) = (self.active_offset(copy), encode_active(active));
+            if decode_active(self.region.load(offset)) != Some(active) {
+                broken(Broken {
+                    what: format!("the number of active lines is damaged; it is {active}"),
+                    cure: vec![(offset, right)],
+                });
+            }
+        }
+        let mut seen = HashMap::new();
+        for line in 0..self.geometry.slots {
+            let key = self.region.load(self.header_offset(line));
+            let (what, cleared) = match self.fault(line, key, active) {
+                Some(fault) => fault,
+                None if key == 0 => continue,
+                None => match seen.insert(key, line) {
+                    Some(other) => (format!("line {line} maps what line {other} maps"), 0..8),
+                    None => {
+                        self.entries(line, key, &mut |entry| {
+                            visit(entry);
+                            true
+                        });
+                        continue;
+                    }
+                },
+            };
+            let offset = self.header_offset(line);
+            broken(Broken {
+                what,
+                cure: cleared.map(|word| (offset + word * 8, 0)).collect(),
+            });
+        }
+    }
+
+    fn gate(&self) -> Option<&Gate> {
+        Some(&self.gate)
+    }
+
+    fn wants_room(&self) -> bool {
+        self.wants_room.load(Ordering::Relaxed)
+    }
+
+    fn make_room(&self, tx: &mut dyn MapTx) -> Result<bool, MapError> {
+        let first = self.active();
+        let mut active = first;
+        // Whoever found nothing within reach is helped by any split sooner or later: the load falls.
+        while active < self.geometry.slots && active - first < BATCH && (self.wants_room() || self.is_crowded(active)) {
+            self.split(tx, active)?;
+            active += 1;
+            if !self.is_crowded(active) && active - first >= BATCH / 2 {
+                break;
+            }
+        }
+        self.wants_room.store(self.is_crowded(active), Ordering::Relaxed);
+        for copy in ACTIVE_COPIES {
+            if active != first {
+                tx.set_word(self.active_offset(copy), encode_active(active));
+            }
+        }
+        Ok(active != first)
+    }
+
+    fn lines_touched(&self, ino: u32, lblk: u32) -> u64 {
+        let key = key_of(ino, lblk);
+        let home = self.home(key);
+        let distance = match self.find(key) {
+            Some(line) => self.distance(home, line),
+            None => self.bounds.lines_to_probe(home as usize, self.geometry.slots),
+        };
+        // The bound is read unless the chunk lies at home.
+        distance + 1 + u64::from(self.find(key) != Some(home))
+    }
+
+    fn dram_bytes(&self) -> u64 {
+        self.used.dram_bytes() + self.bounds.dram_bytes()
+    }
+}
+
+#[cfg(test)]
+mod tests;
