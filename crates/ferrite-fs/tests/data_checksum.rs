@@ -6,7 +6,7 @@ mod common;
 use std::sync::Arc;
 
 use common::{fixed, image_of, make, mount, pattern};
-use ferrite_fs::{Engine, EngineError, MkfsOptions, MountOptions, PageDump, identify, mkfs};
+use ferrite_fs::{Engine, EngineError, Mapping, MkfsOptions, MountOptions, PageDump, identify, mkfs};
 use ferrite_pm::{Recorder, Region};
 use ferrite_vfs::{Cred, FallocateMode, FileSystem, FsError, Ino, OpenFile, OpenMode, ROOT_INO, SetAttr};
 use rand::rngs::StdRng;
@@ -501,15 +501,19 @@ fn everything_that_was_written_verifies() {
     eprintln!("FERRITE_SEED={seed}");
     let dir = tempfile::tempdir().unwrap();
     let rounds = if std::env::var_os("FERRITE_SOAK").is_some() {
-        40
+        60
     } else {
-        4
+        2 * Mapping::ALL.len()
     };
-    for round in 0..rounds {
+    for (round, &mapping) in (0..rounds as u64).zip(Mapping::ALL.iter().cycle()) {
         let mut rng = StdRng::seed_from_u64(seed ^ round);
         let path = dir.path().join(format!("pool{round}"));
         let region = Region::create(&path, 16 << 20).unwrap();
-        mkfs(&region, &options(true)).unwrap();
+        let pool = MkfsOptions {
+            mapping,
+            ..options(true)
+        };
+        mkfs(&region, &pool).unwrap();
         drop(region);
         let options = MountOptions {
             cleaner: round % 2 == 0,
@@ -531,7 +535,7 @@ fn everything_that_was_written_verifies() {
         };
         engine.unmount().unwrap();
         drop(engine);
-        for _ in 0..5 {
+        for _ in 0..3 {
             let engine = mount();
             model.check(&engine);
             for _ in 0..150 {
@@ -549,10 +553,21 @@ fn everything_that_was_written_verifies() {
 /// The longest writes there are, in the smallest rings: their records must fit, wherever the last one ended.
 #[test]
 fn the_longest_records_fit_the_smallest_rings() {
+    for &mapping in Mapping::ALL {
+        println!("{mapping}");
+        longest_records(mapping);
+    }
+}
+
+fn longest_records(mapping: Mapping) {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("pool");
     let region = Region::create(&path, 24 << 20).unwrap();
-    mkfs(&region, &options(true)).unwrap();
+    let pool = MkfsOptions {
+        mapping,
+        ..options(true)
+    };
+    mkfs(&region, &pool).unwrap();
     drop(region);
     let region = Region::open(&path, ferrite_pm::Access::ReadWrite).unwrap();
     let options = MountOptions {
@@ -564,7 +579,7 @@ fn the_longest_records_fit_the_smallest_rings() {
     let data = pattern(2 << 20, 5);
     let shift = open(&engine, make(&engine, ROOT_INO, "shift"));
     shift.write_at(0, &data[..PAGE]).unwrap();
-    for n in 0..150u64 {
+    for n in 0..100u64 {
         // A few lines more than last time, so that in the end records have started everywhere.
         for m in 0..n {
             shift.write_at(m % 64 * 60, &m.to_le_bytes()).unwrap();
