@@ -4,11 +4,11 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use ferrite_fs::Mapping;
 use ferrite_pm::Choice;
 use parking_lot::Mutex;
 use rustc_hash::FxHashSet;
 
+use crate::Variant;
 use crate::choices::choices;
 use crate::record::{Recorded, record};
 use crate::source::Name;
@@ -41,8 +41,8 @@ impl Default for Effort {
 /// A violation, and how to see it again.
 #[derive(Debug, Clone)]
 pub struct Failure {
-    /// Mapping structure.
-    pub mapping: Mapping,
+    /// Kind of pool.
+    pub variant: Variant,
     /// Workload.
     pub name: Name,
     /// Crash point and choice, unless it went wrong without a crash.
@@ -77,7 +77,7 @@ const SHARDS: usize = 64;
 /// A search under way; threads share it.
 pub struct Search {
     effort: Effort,
-    mapping: Mapping,
+    variant: Variant,
     seen: Box<[Mutex<FxHashSet<u64>>]>,
     workloads: AtomicU64,
     points: AtomicU64,
@@ -92,10 +92,10 @@ type Found = (Option<(usize, Choice)>, String, Option<Vec<u8>>);
 
 impl Search {
     /// A search that has seen nothing.
-    pub fn new(mapping: Mapping, effort: Effort) -> Self {
+    pub fn new(variant: impl Into<Variant>, effort: Effort) -> Self {
         Search {
             effort,
-            mapping,
+            variant: variant.into(),
             seen: (0..SHARDS).map(|_| Mutex::default()).collect(),
             workloads: AtomicU64::new(0),
             points: AtomicU64::new(0),
@@ -125,13 +125,13 @@ impl Search {
     pub fn workload(&self, name: &Name) -> Result<(), Box<Failure>> {
         self.workloads.fetch_add(1, Ordering::Relaxed);
         let workload = name.workload();
-        let found = match guarded(|| record(self.mapping, &workload)) {
+        let found = match guarded(|| record(self.variant, &workload)) {
             Ok(recorded) => self.recorded(&recorded),
             Err(what) => Err((None, what, None)),
         };
         found.map_err(|(place, what, image)| {
             Box::new(Failure {
-                mapping: self.mapping,
+                variant: self.variant,
                 name: name.clone(),
                 place,
                 what,

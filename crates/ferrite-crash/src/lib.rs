@@ -19,5 +19,23 @@ pub mod verify;
 
 pub use ferrite_fs::Mapping;
 
+/// What kind of pool is tried. A mapping stands for pools with that mapping and nothing special.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Variant {
+    /// Mapping structure.
+    pub mapping: Mapping,
+    /// Whether data carries checksums.
+    pub data_checksum: bool,
+}
+
+impl From<Mapping> for Variant {
+    fn from(mapping: Mapping) -> Self {
+        Variant {
+            mapping,
+            data_checksum: false,
+        }
+    }
+}
+
 /// Every mapping structure there is. One that is added later joins here.
 pub const MAPPINGS: &[Mapping] = Mapping::ALL;

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use clap::{Parser, Subcommand};
 use ferrite_crash::explore::{Effort, Report, Search};
 use ferrite_crash::source::Name;
-use ferrite_crash::{MAPPINGS, Mapping, choices, plan, record, shrink, verify};
+use ferrite_crash::{MAPPINGS, Mapping, Variant, choices, plan, record, shrink, verify};
 use indicatif::{ProgressBar, ProgressStyle};
 
 /// Builds what a medium may hold after a crash, and tries the engine on it.
@@ -42,6 +42,9 @@ enum Command {
         /// Only this mapping.
         #[arg(long, value_parser = mapping)]
         mapping: Option<Mapping>,
+        /// On pools whose data carries checksums.
+        #[arg(long)]
+        data_checksum: bool,
     },
     /// Try one workload again, or one image of it.
     Replay {
@@ -62,6 +65,9 @@ enum Command {
         /// Only this mapping.
         #[arg(long, value_parser = mapping)]
         mapping: Option<Mapping>,
+        /// On a pool whose data carries checksums.
+        #[arg(long)]
+        data_checksum: bool,
     },
 }
 
@@ -85,13 +91,20 @@ fn main() -> ExitCode {
             threads,
             seed,
             mapping,
+            data_checksum,
         } => {
             let effort = Effort {
                 per_point,
                 seed,
                 ..Effort::default()
             };
-            explore(mapping, effort, images, Duration::from_secs(60 * minutes), threads)
+            explore(
+                variants(mapping, data_checksum),
+                effort,
+                images,
+                Duration::from_secs(60 * minutes),
+                threads,
+            )
         }
         Command::Replay {
             name,
@@ -100,7 +113,8 @@ fn main() -> ExitCode {
             choice,
             keep,
             mapping,
-        } => match replay(mapping, &name, seed, point.zip(choice), keep) {
+            data_checksum,
+        } => match replay(variants(mapping, data_checksum), &name, seed, point.zip(choice), keep) {
             Ok(()) => {
                 println!("nothing wrong with {name}");
                 ExitCode::SUCCESS
@@ -113,18 +127,28 @@ fn main() -> ExitCode {
     }
 }
 
-fn explore(only: Option<Mapping>, effort: Effort, images: u64, limit: Duration, threads: usize) -> ExitCode {
+fn variants(only: Option<Mapping>, data_checksum: bool) -> impl Iterator<Item = Variant> {
+    mappings(only).map(move |mapping| Variant { mapping, data_checksum })
+}
+
+fn explore(
+    variants: impl Iterator<Item = Variant>,
+    effort: Effort,
+    images: u64,
+    limit: Duration,
+    threads: usize,
+) -> ExitCode {
     let started = Instant::now();
-    for mapping in mappings(only) {
+    for variant in variants {
         let style = ProgressStyle::with_template("{bar:40} {pos}/{len} images, {per_sec}, {eta} left");
         let bar = ProgressBar::new(images).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
-        let search = Search::new(mapping, effort);
+        let search = Search::new(variant, effort);
         let report = search.run(plan::endless(effort.seed), threads, &|search| {
             bar.set_position(search.distinct());
             search.distinct() >= images || started.elapsed() > limit
         });
         bar.finish_and_clear();
-        println!("{mapping:?}: {}", tell(&report));
+        println!("{variant:?}: {}", tell(&report));
         if let Some(failure) = report.failure {
             let failure = shrink::shrink(failure, effort, Duration::from_secs(120));
             eprintln!("{}", failure.tell(&effort));
@@ -147,25 +171,25 @@ fn tell(report: &Report) -> String {
 }
 
 fn replay(
-    only: Option<Mapping>,
+    variants: impl Iterator<Item = Variant>,
     name: &Name,
     seed: u64,
     place: Option<(usize, ferrite_pm::Choice)>,
     keep: Option<PathBuf>,
 ) -> Result<(), String> {
-    for mapping in mappings(only) {
+    for variant in variants {
         let Some((point, choice)) = place else {
             let effort = Effort {
                 seed,
                 recrash_every: 1,
                 ..Effort::default()
             };
-            Search::new(mapping, effort)
+            Search::new(variant, effort)
                 .workload(name)
                 .map_err(|failure| failure.tell(&effort))?;
             continue;
         };
-        let recorded = record::record(mapping, &name.workload())?;
+        let recorded = record::record(variant, &name.workload())?;
         let mut cursor = recorded.log.cursor();
         while cursor.point() < point {
             if !cursor.advance() {

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::{Arc, OnceLock};
 
-use ferrite_fs::{AtimePolicy, Engine, Mapping, MkfsOptions, MountOptions, mkfs};
+use ferrite_fs::{AtimePolicy, Engine, MkfsOptions, MountOptions, mkfs};
 use ferrite_pm::{Log, Recorder, Region};
 use ferrite_testkit::apply::{CanonAttr, ErrorKind, Outcome, Runner, Stamp};
 use ferrite_testkit::ops::{Op, Path, Target};
@@ -12,6 +12,7 @@ use ferrite_vfs::memfs::MemFs;
 use ferrite_vfs::{FallocateMode, FileKind, FileSystem, NewNode};
 use parking_lot::Mutex;
 
+use crate::Variant;
 use crate::source::{CHURN_BLOCKS_LEFT, Name, Workload};
 
 /// Size of the pools: the smallest there are.
@@ -60,9 +61,10 @@ impl Name {
     }
 }
 
-fn options(mapping: Mapping) -> MkfsOptions {
+fn options(variant: Variant) -> MkfsOptions {
     MkfsOptions {
-        mapping,
+        mapping: variant.mapping,
+        data_checksum: variant.data_checksum,
         inodes: Some(127),
         rings: Some(2),
         seed: Some(42),
@@ -130,15 +132,15 @@ struct Ready {
     done: Vec<Op>,
 }
 
-fn ready(mapping: Mapping, workload: &Workload) -> Result<Arc<Ready>, String> {
+fn ready(variant: Variant, workload: &Workload) -> Result<Arc<Ready>, String> {
     static MADE: OnceLock<Mutex<HashMap<String, Arc<Ready>>>> = OnceLock::new();
-    let key = format!("{mapping:?} {} {:?}", workload.fill, workload.setup);
+    let key = format!("{variant:?} {} {:?}", workload.fill, workload.setup);
     let made = MADE.get_or_init(Mutex::default);
     if let Some(ready) = made.lock().get(&key) {
         return Ok(Arc::clone(ready));
     }
     let region = Region::anonymous(POOL_BYTES).map_err(|error| error.to_string())?;
-    mkfs(&region, &options(mapping)).map_err(|error| error.to_string())?;
+    mkfs(&region, &options(variant)).map_err(|error| error.to_string())?;
     let initial = image_of(&region);
     let recorder = Recorder::new(initial.clone());
     let mut region = Region::from_image(&initial).map_err(|error| error.to_string())?;
@@ -205,8 +207,8 @@ fn elsewhere<T: Send>(work: impl FnOnce() -> T + Send) -> Result<T, String> {
 ///
 /// # Errors
 /// In words: the engine did something wrong without any crash.
-pub fn record(mapping: Mapping, workload: &Workload) -> Result<Recorded, String> {
-    let ready = ready(mapping, workload)?;
+pub fn record(variant: Variant, workload: &Workload) -> Result<Recorded, String> {
+    let ready = ready(variant, workload)?;
     let mount = mount_options(workload);
     let recorder = Recorder::new(ready.image.clone());
     let mut region = Region::from_image(&ready.image).map_err(|error| error.to_string())?;

@@ -26,7 +26,7 @@ pub fn shrink(first: Failure, effort: Effort, limit: Duration) -> Failure {
                 source: best.name.source,
                 kept: Some(fewer.clone()),
             };
-            match Search::new(best.mapping, effort).workload(&name) {
+            match Search::new(best.variant, effort).workload(&name) {
                 Err(failure) => {
                     (best, kept, dropped) = (*failure, fewer, true);
                 }
@@ -55,9 +55,14 @@ impl Failure {
             Some((point, choice)) => format!(" --point {point} --choice {}", choices::name(choice)),
             None => String::new(),
         };
+        let checksum = if self.variant.data_checksum {
+            " --data-checksum"
+        } else {
+            ""
+        };
         text + &format!(
-            "replay: cargo run --release -p ferrite-crash -- replay {} --seed {} --mapping {}{place}",
-            self.name, effort.seed, self.mapping
+            "replay: cargo run --release -p ferrite-crash -- replay {} --seed {} --mapping {}{checksum}{place}",
+            self.name, effort.seed, self.variant.mapping
         )
     }
 }

@@ -5,7 +5,7 @@
 use std::time::Duration;
 
 use ferrite_crash::explore::{Effort, Search};
-use ferrite_crash::{MAPPINGS, plan, shrink};
+use ferrite_crash::{MAPPINGS, Mapping, Variant, plan, shrink};
 
 fn seed() -> u64 {
     ferrite_testkit::seed_from_env().unwrap_or(1)
@@ -46,5 +46,40 @@ fn no_crash_breaks_a_promise() {
         }
         assert!(report.distinct >= wanted, "only {} different images", report.distinct);
         assert!(report.elapsed < limit, "took {:?}", report.elapsed);
+    }
+}
+
+/// The same where data carries checksums, in less depth: what differs is one more word for each page that is written.
+#[test]
+fn no_crash_parts_data_from_its_checksum() {
+    let soak = std::env::var_os("FERRITE_SOAK").is_some();
+    let effort = Effort {
+        seed: seed(),
+        per_point: 12,
+        ..Effort::default()
+    };
+    for &mapping in MAPPINGS {
+        let variant = Variant {
+            mapping,
+            data_checksum: true,
+        };
+        let wanted = match (soak, mapping == Mapping::default()) {
+            (true, _) => 100_000,
+            (false, true) => 8_000,
+            (false, false) => 1_500,
+        };
+        let search = Search::new(variant, effort);
+        let report = search.run(plan::chances(effort.seed), 2, &|search| search.distinct() >= wanted);
+        println!(
+            "{variant:?}, FERRITE_SEED={}: {} different images, {} workloads, {:.1} s",
+            effort.seed,
+            report.distinct,
+            report.workloads,
+            report.elapsed.as_secs_f64()
+        );
+        if let Some(failure) = report.failure {
+            let failure = shrink::shrink(failure, effort, Duration::from_secs(120));
+            panic!("{}", failure.tell(&effort));
+        }
     }
 }

@@ -26,6 +26,12 @@ pub enum EngineError {
     /// The pool needs features this program lacks.
     #[error("the pool uses features this program does not know (incompatible {0:#x}); use a newer Ferrite")]
     UnknownFeatures(u64),
+    /// The pool may only be read without features this program lacks.
+    #[error(
+        "the pool uses features this program does not know (read-only-compatible {0:#x}), so it must not write to it; use a newer \
+         Ferrite, or mount it read-only with `-o ro`"
+    )]
+    ReadOnlyFeatures(u64),
     /// The file is shorter than the pool it holds.
     #[error(
         "the pool is truncated: its superblock says {expected_bytes} bytes, the file has {found_bytes}; restore the \

@@ -30,6 +30,7 @@ pub(crate) fn collect(core: &Core) -> PoolInfo {
         medium: medium.describe().to_string(),
         durability: durability(core, medium),
         mapping: superblock.mapping,
+        data_checksum: superblock.has_data_checksums(),
         size_bytes: superblock.size_bytes,
         block_bytes: BLOCK_BYTES as u32,
         blocks: superblock.blocks,

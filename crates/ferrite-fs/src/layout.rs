@@ -18,6 +18,8 @@ use crate::options::{Mapping, MkfsOptions};
 pub const BLOCK_BYTES: u64 = 4096;
 /// Size of a cache line, the unit of records and write-backs.
 pub const LINE_BYTES: u64 = 64;
+/// Size of a data block's checksum.
+pub const SUM_BYTES: u64 = 8;
 /// Size of an inode.
 pub const INODE_BYTES: u64 = 256;
 /// First eight bytes of a superblock.
@@ -52,6 +54,11 @@ pub const CONTROL_REPAIR: u64 = CONTROL_OFFSET + 128;
 pub const STATE_CLEAN: u64 = 0x4e41_454c_4331;
 /// Mounted, or crashed.
 pub const STATE_IN_USE: u64 = 0x4553_555f_4e49;
+
+/// Read-only-compatible feature: file data carries checksums, in a table of one word a data block. See `sums.rs`.
+pub const FEATURE_DATA_CHECKSUM: u64 = 1;
+/// Read-only-compatible features that this program knows.
+const KNOWN_RO_COMPAT: u64 = FEATURE_DATA_CHECKSUM;
 
 const CRC_OFFSET: usize = 4088;
 
@@ -100,6 +107,8 @@ pub struct Superblock {
     pub reserve_blocks: u64,
     /// When the pool was made, nanoseconds since the epoch.
     pub created_ns: i64,
+    /// Offset of the table of data checksums; 0 without [`FEATURE_DATA_CHECKSUM`].
+    pub sum_offset: u64,
 }
 
 /// How the mark is stored: a sequence number and, in the upper 16 bits, its checksum. A mark that is too low would have stale
@@ -138,8 +147,10 @@ impl Superblock {
         // A ring must hold two of the largest records (a 2 MiB write, about 28 KiB), so 64 KiB is the least.
         // Larger ones make retiring rarer, so that fewer operations meet it.
         let ring_bytes = match size_bytes >> 20 {
-            // Their records are larger: a cuckoo entry is three words that lie apart, and trees split nodes.
-            0..256 if options.mapping != Mapping::Hashfs => 128 << 10,
+            // Records are larger with checksums of data, and with the other mappings: a cuckoo entry is three words that lie
+            // apart, and trees split nodes.
+            0..256 if options.data_checksum && options.mapping != Mapping::Hashfs => 256 << 10,
+            0..256 if options.data_checksum || options.mapping != Mapping::Hashfs => 128 << 10,
             0..256 => 64 << 10,
             256..1024 => 256 << 10,
             _ => 1 << 20,
@@ -171,8 +182,12 @@ impl Superblock {
         let mapping = options.mapping;
         let map_slots = |blocks: u64| mapping.slots_for(blocks as u32, inodes as u32);
         let table_bytes = |blocks: u64| mapping.area_bytes(map_slots(blocks)).next_multiple_of(BLOCK_BYTES);
-        // As many as fit with their share of the table.
-        let fits = |blocks: u64| table_bytes(blocks) + blocks * BLOCK_BYTES <= room;
+        let sum_bytes = |blocks: u64| match options.data_checksum {
+            true => (blocks * SUM_BYTES).next_multiple_of(BLOCK_BYTES),
+            false => 0,
+        };
+        // As many as fit with their share of the tables.
+        let fits = |blocks: u64| table_bytes(blocks) + sum_bytes(blocks) + blocks * BLOCK_BYTES <= room;
         let (mut blocks, mut too_many) = (0, room / BLOCK_BYTES + 1);
         while blocks + 1 < too_many {
             let middle = blocks.midpoint(too_many);
@@ -188,13 +203,18 @@ impl Superblock {
                  ask for fewer of them or a larger --size"
             ));
         }
+        let map_end = map_offset + table_bytes(blocks);
         let superblock = Superblock {
             version: FORMAT_VERSION,
             uuid,
             seed: options.seed.unwrap_or((uuid >> 64) as u64 ^ uuid as u64),
             size_bytes,
             features_compat: 0,
-            features_ro_compat: 0,
+            features_ro_compat: if options.data_checksum {
+                FEATURE_DATA_CHECKSUM
+            } else {
+                0
+            },
             features_incompat: 0,
             mapping: options.mapping,
             rings,
@@ -206,11 +226,12 @@ impl Superblock {
             name_slots,
             map_offset,
             map_slots: map_slots(blocks),
-            first_block: (map_offset + table_bytes(blocks)) / BLOCK_BYTES,
+            first_block: (map_end + sum_bytes(blocks)) / BLOCK_BYTES,
             blocks,
             // Enough for a 2 MiB overwrite and what it leaves pending, but never more than a twentieth.
             reserve_blocks: (blocks / 64).clamp(640, 4096).min(blocks / 20),
             created_ns,
+            sum_offset: if options.data_checksum { map_end } else { 0 },
         };
         superblock.validate(size_bytes)?;
         Ok(superblock)
@@ -249,11 +270,20 @@ impl Superblock {
         if self.map_slots != self.mapping.slots_for(self.blocks as u32, self.inodes as u32) {
             return damaged("the mapping table does not fit the number of blocks");
         }
+        if self.has_data_checksums() != (self.sum_offset != 0) {
+            return damaged("a table of data checksums without the feature, or the feature without a table");
+        }
+        // Without the feature an empty area where it would lie.
+        let sums = match self.has_data_checksums() {
+            true => (self.sum_offset, self.blocks.checked_mul(SUM_BYTES)),
+            false => (self.first_block.saturating_mul(BLOCK_BYTES), Some(0)),
+        };
         let areas = [
             (self.journal_offset, u64::from(self.rings).checked_mul(self.ring_bytes)),
             (self.inode_offset, self.inodes.checked_mul(INODE_BYTES)),
             (self.name_offset, self.name_slots.checked_mul(8)),
             (self.map_offset, Some(self.mapping.area_bytes(self.map_slots))),
+            sums,
             (
                 self.first_block.saturating_mul(BLOCK_BYTES),
                 self.blocks.checked_mul(BLOCK_BYTES),
@@ -293,7 +323,7 @@ impl Superblock {
         bytes
     }
 
-    fn words(&self) -> [(usize, u64); 17] {
+    fn words(&self) -> [(usize, u64); 18] {
         [
             (32, self.seed),
             (40, self.size_bytes),
@@ -312,6 +342,7 @@ impl Superblock {
             (152, self.blocks),
             (160, self.reserve_blocks),
             (168, self.created_ns as u64),
+            (176, self.sum_offset),
         ]
     }
 
@@ -361,6 +392,7 @@ impl Superblock {
             blocks: word(152),
             reserve_blocks: word(160),
             created_ns: word(168) as i64,
+            sum_offset: word(176),
         })
     }
 
@@ -411,6 +443,22 @@ impl Superblock {
     /// Offset of block `block`, a data block's number.
     pub fn block_offset(&self, block: u32) -> u64 {
         u64::from(block) * BLOCK_BYTES
+    }
+
+    /// Whether file data carries checksums.
+    pub fn has_data_checksums(&self) -> bool {
+        self.features_ro_compat & FEATURE_DATA_CHECKSUM != 0
+    }
+
+    /// Read-only-compatible features that this program does not know: it must not write to such a pool.
+    pub fn unknown_ro_compat(&self) -> u64 {
+        self.features_ro_compat & !KNOWN_RO_COMPAT
+    }
+
+    /// Offset of the checksum word of `block`, a data block's number; `None` if data carries no checksums.
+    pub fn sum_word_offset(&self, block: u32) -> Option<u64> {
+        self.has_data_checksums()
+            .then(|| self.sum_offset + (u64::from(block) - self.first_block) * SUM_BYTES)
     }
 
     /// Whether `block` is a data block's number.

@@ -7,13 +7,14 @@
 //! | `journal` | records, rings, commit, apply, retire, replay |
 //! | `tx` | one operation in the making |
 //! | `alloc`, `names`, `icache` | free blocks; name table; inodes in DRAM |
+//! | `sums` | checksums of file data |
 //! | `core` | the state of a mounted pool, and what all operations share |
 //! | `dir`, `ops`, `file` | directories; names and attributes; data |
 //! | `mkfs`, `mount`, `fsck`, `info` | a pool as a whole |
 //! | `repair`, `mend` | what is to be changed in a damaged pool; changing it so that a crash does no harm |
 //!
 //! *Architecture invariant:* structures on the medium change only by applying a committed record (and in `mkfs`).
-//! Nothing outside `journal` and `mkfs` stores a word. *Architecture invariant:* there is no `unsafe` here; the medium is
+//! Nothing outside `journal` and `mkfs` stores a word, but for folds, which change no content (`pagelog/fold.rs`). *Architecture invariant:* there is no `unsafe` here; the medium is
 //! reached through `ferrite-pm` alone.
 #![forbid(unsafe_code)]
 
@@ -41,6 +42,7 @@ mod pagelog;
 pub mod planted;
 mod repair;
 mod scrub;
+mod sums;
 mod tx;
 
 pub use engine::{Engine, identify};

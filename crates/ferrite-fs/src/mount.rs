@@ -33,6 +33,7 @@ use crate::options::MountOptions;
 use crate::pagelog::fold::{Candidates, Folds};
 use crate::pagelog::{self, space::LogSpace};
 use crate::planted::{Flaw, planted};
+use crate::sums;
 
 /// Threads that read the tables.
 const LOAD_THREADS: usize = 2;
@@ -52,6 +53,9 @@ pub(crate) fn mount(mut region: Region, options: &MountOptions) -> Result<Core, 
     let mut options = *options;
     options.read_only |= region.access() == Access::ReadOnlyPrivate;
     let superblock = Superblock::find(&region)?;
+    if !options.read_only && superblock.unknown_ro_compat() != 0 {
+        return Err(EngineError::ReadOnlyFeatures(superblock.unknown_ro_compat()));
+    }
     let boot = check_boot(&mut region, &options)?;
     let was_clean = region.load(CONTROL_STATE) == STATE_CLEAN;
     let mounts = region.load(CONTROL_MOUNTS).wrapping_add(1);
@@ -123,7 +127,7 @@ pub(crate) fn mount(mut region: Region, options: &MountOptions) -> Result<Core, 
 fn load_logs(core: &Core, logged: &[MapEntry]) -> Result<(), EngineError> {
     for entry in logged {
         let page = (entry.ino, entry.lblk);
-        let damaged = |what: String| EngineError::Damaged(format!("page {} of inode {}: {what}", page.1, page.0));
+        let damaged = |what: String| EngineError::Damaged(format!("{}: {what}", sums::place(page)));
         let mut wrong = None;
         pagelog::scan::entries(core.media(), page, entry.word, &mut |found| {
             if found.trailer.is_first() {
@@ -137,7 +141,7 @@ fn load_logs(core: &Core, logged: &[MapEntry]) -> Result<(), EngineError> {
             }
             Ok(true)
         })
-        .map_err(|error| damaged(error.to_string()))?;
+        .map_err(|error| EngineError::Damaged(error.to_string()))?;
         if let Some(wrong) = wrong {
             return Err(damaged(wrong));
         }

@@ -20,6 +20,8 @@ pub struct MkfsOptions {
     pub seed: Option<u64>,
     /// Owner and group of the root directory.
     pub root_owner: (u32, u32),
+    /// File data carries checksums, which every read verifies.
+    pub data_checksum: bool,
 }
 
 /// When reads move the access time.
@@ -125,6 +127,9 @@ pub struct PoolInfo {
     pub durability: String,
     /// Mapping structure.
     pub mapping: Mapping,
+    /// Whether file data carries checksums.
+    #[serde(default)]
+    pub data_checksum: bool,
     /// Pool size in bytes.
     pub size_bytes: u64,
     /// Block size in bytes.
@@ -276,6 +281,9 @@ pub struct ScrubReport {
     pub entries: u64,
     /// Entries of page logs.
     pub log_entries: u64,
+    /// Pages of data whose checksums were verified; 0 where data carries none.
+    #[serde(default)]
+    pub pages: u64,
     /// Bytes looked at.
     pub bytes: u64,
 }

@@ -40,11 +40,13 @@ pub enum Flaw {
     OrphansForgotten,
     /// An inode's checksum is recorded, its other words are only stored.
     InodeWithoutRecord,
+    /// The checksum of a merged page is stored when the word that names it is set already.
+    FoldSumLate,
 }
 
 impl Flaw {
     /// All of them.
-    pub const ALL: [Flaw; 15] = [
+    pub const ALL: [Flaw; 16] = [
         Flaw::CommitWithoutFence,
         Flaw::WordsBeforeRecord,
         Flaw::MarkBeforeWords,
@@ -60,6 +62,7 @@ impl Flaw {
         Flaw::FoldWordForgotten,
         Flaw::OrphansForgotten,
         Flaw::InodeWithoutRecord,
+        Flaw::FoldSumLate,
     ];
 }
 

@@ -1,23 +1,28 @@
 //! Scrubbing: looking at all that carries a checksum, while the pool is in use, so that damage is found before it is needed.
 //!
 //! What lives here: [`scrub`]. It takes one inode's shared lock at a time, and no faster than it was asked to; writers wait for it
-//! as they wait for a reader. It changes nothing: `fsck --repair` does, on a pool that is not mounted.
+//! as they wait for a reader, and of a large file no longer than some of its pages take. It changes nothing: `fsck --repair` does, on
+//! a pool that is not mounted.
 
 use std::time::{Duration, Instant};
 
 use ferrite_map::PageWord;
-use ferrite_vfs::Result;
+use ferrite_vfs::{FsError, Result};
 
 use crate::core::Core;
 use crate::dentry::{self, FIRST_ENTRY};
 use crate::dir::mapped_lblks;
-use crate::file::cut::lblks;
+use crate::file::cut::{lblks, mapped_pages};
+use crate::icache::InodeMem;
 use crate::inode::Inode;
 use crate::layout::{BLOCK_BYTES, INODE_BYTES, Superblock};
 use crate::ops::xattr_is_sound;
 use crate::options::ScrubReport;
-use crate::pagelog;
+use crate::pagelog::{self, buffer::PageBuffer};
+use crate::sums;
 
+/// Pages looked at under one hold of a file's lock.
+const PAGES_AT_ONCE: usize = 256;
 /// Findings kept.
 const FINDINGS_MAX: usize = 1000;
 
@@ -28,8 +33,8 @@ struct Scrub<'e> {
     bytes_per_second: Option<u64>,
 }
 
-/// Checks superblocks, inodes, directories, extended attributes and page logs of a mounted pool. `bytes_per_second` limits how
-/// fast. Blocking, for as long as that takes.
+/// Checks superblocks, inodes, directories, extended attributes and page logs of a mounted pool, and file data where it carries
+/// checksums. `bytes_per_second` limits how fast. Blocking, for as long as that takes.
 pub(crate) fn scrub(core: &Core, bytes_per_second: Option<u64>) -> Result<ScrubReport> {
     core.check_readable()?;
     let mut scrub = Scrub {
@@ -80,14 +85,31 @@ impl Scrub<'_> {
 
     fn inode(&mut self, ino: u32) {
         let mem = self.core.inodes.get(ino);
+        let pages = self.all_but_pages(ino, &mem);
+        for chunk in pages.chunks(PAGES_AT_ONCE) {
+            let lock = mem.read();
+            if mem.is_dead() {
+                return;
+            }
+            for &lblk in chunk {
+                self.page((ino, lblk));
+            }
+            drop(lock);
+            self.pace();
+        }
+    }
+
+    /// Checks an inode; returns the pages that are to be looked at besides.
+    fn all_but_pages(&mut self, ino: u32, mem: &InodeMem) -> Vec<u32> {
         let _lock = mem.read();
         let inode = self.core.load(ino);
         self.report.bytes += INODE_BYTES;
         if !inode.is_sound(ino) {
-            return self.find(format!("inode {ino}: wrong checksum"));
+            self.find(format!("inode {ino}: wrong checksum"));
+            return Vec::new();
         }
         if mem.is_dead() || !inode.in_use() {
-            return;
+            return Vec::new();
         }
         self.report.inodes += 1;
         let block = inode.xattr_block();
@@ -100,8 +122,13 @@ impl Scrub<'_> {
         }
         if inode.is_dir() {
             self.directory(ino, &inode);
-        } else if inode.is_file() && inode.blocks() > 0 {
-            self.logs(ino, &inode);
+            Vec::new()
+        } else if inode.blocks() == 0 {
+            Vec::new()
+        } else if self.core.superblock.has_data_checksums() {
+            mapped_pages(self.core, ino, &inode, 0)
+        } else {
+            self.logged_pages(ino, &inode)
         }
     }
 
@@ -121,7 +148,13 @@ impl Scrub<'_> {
 
     fn block(&mut self, dir: u32, lblk: u32, word: PageWord) -> Result<()> {
         let region = &self.core.region;
-        let offset = crate::file::page_offset(self.core, word)?;
+        if !self.core.superblock.is_data_block(word.page()) {
+            return Err(FsError::Io(format!(
+                "mapped to block {}, which holds no data",
+                word.page()
+            )));
+        }
+        let offset = self.core.superblock.block_offset(word.page());
         if dentry::read_block_header(region, offset)? != (dir, lblk) {
             self.find(format!("directory {dir}, block {lblk}: has another's header"));
         }
@@ -147,26 +180,40 @@ impl Scrub<'_> {
         Ok(())
     }
 
-    fn logs(&mut self, ino: u32, inode: &Inode) {
+    fn logged_pages(&self, ino: u32, inode: &Inode) -> Vec<u32> {
         let mut logged = Vec::new();
         self.core.map.for_range(ino, 0, lblks(inode.size()), &mut |entry| {
             if pagelog::has_log(entry.word) {
-                logged.push(entry);
+                logged.push(entry.lblk);
             }
             true
         });
-        let mut buffer = [0; BLOCK_BYTES as usize];
-        for entry in logged {
-            let walked = pagelog::scan::entries(self.core.media(), (ino, entry.lblk), entry.word, &mut |found| {
+        logged
+    }
+
+    /// Checks a page's log, and its block if data carries checksums. It may have changed since it was listed.
+    fn page(&mut self, page: (u32, u32)) {
+        let core = self.core;
+        let word = core.map.get(page.0, page.1);
+        if word.is_hole() || word.is_unwritten() {
+            return;
+        }
+        let mut buffer = PageBuffer::take();
+        if pagelog::has_log(word) {
+            let walked = pagelog::scan::entries(core.media(), page, word, &mut |found| {
                 self.report.log_entries += 1;
-                self.report.bytes += found.read(&self.core.region, &mut buffer)?.len() as u64;
+                self.report.bytes += found.read(&core.region, &mut buffer)?.len() as u64;
                 Ok(true)
             });
             if let Err(error) = walked {
-                self.find(format!(
-                    "inode {ino}, bytes from {} on: {error}",
-                    u64::from(entry.lblk) * BLOCK_BYTES
-                ));
+                self.find(error.to_string());
+            }
+        }
+        if core.superblock.has_data_checksums() {
+            self.report.pages += 1;
+            self.report.bytes += BLOCK_BYTES;
+            if let Err(error) = sums::read_block(core, page, word, 0, &mut buffer[..]) {
+                self.find(error.to_string());
             }
         }
     }

@@ -27,6 +27,7 @@ use crate::journal::{CommitError, Entered};
 use crate::layout::BLOCK_BYTES;
 use crate::pagelog::entry::NEXT_BYTES;
 use crate::planted::{Flaw, planted};
+use crate::sums;
 
 /// What a transaction gathers; its memory serves the next one.
 struct Buffers {
@@ -240,25 +241,44 @@ impl<'e> Tx<'e> {
         self.single_page = true;
     }
 
-    /// Fills a claimed block, the last thing done before the record of an operation on one page.
-    pub(crate) fn stream_last_block(&mut self, block: u32, data: &[u8]) {
+    /// Fills a claimed block with a page of a file, the last thing done before the record of an operation on one page.
+    pub(crate) fn stream_last_page(&mut self, page: (u32, u32), block: u32, data: &[u8]) {
         if self.single_page {
             self.expect_few_blocks();
         }
-        self.stream_block(block, data);
+        self.stream_page(page, block, data);
     }
 
-    /// Fills a claimed block. Durable with the commit.
+    /// Fills a claimed block with page (inode, logical block) of a file, or with a link's target, and records its checksum if data
+    /// carries checksums. Durable with the commit.
+    pub(crate) fn stream_page(&mut self, page: (u32, u32), block: u32, data: &[u8]) {
+        let Some(offset) = self.core.superblock.sum_word_offset(block) else {
+            return self.stream_block(block, data);
+        };
+        let crc = self.fill(block, data, true);
+        let sum = sums::word(self.core.superblock.seed, page, crc);
+        self.buffers.record.set_word(offset, sum);
+    }
+
+    /// Fills a claimed block that has a checksum of its own. Durable with the commit.
     pub(crate) fn stream_block(&mut self, block: u32, data: &[u8]) {
+        self.fill(block, data, false);
+    }
+
+    /// Returns the crc32c of `data` if it was computed, as it is if `summed`.
+    fn fill(&mut self, block: u32, data: &[u8], summed: bool) -> u32 {
         let offset = self.core.superblock.block_offset(block);
         debug_assert_eq!(data.len() as u64, BLOCK_BYTES);
         self.core.region.stream(offset, data);
+        let vouched = self.core.data_in_checksum || self.small;
+        let crc = if summed || vouched { crc32c(data) } else { 0 };
         if self.small && planted(Flaw::TornPage) {
-        } else if self.core.data_in_checksum || self.small {
-            self.buffers.record.add_data(offset, data.len() as u32, crc32c(data));
+        } else if vouched {
+            self.buffers.record.add_data(offset, data.len() as u32, crc);
         } else {
             self.streamed = true;
         }
+        crc
     }
 
     /// Writes log units at `offset`, which the record vouches for, so that they share its fence. They are

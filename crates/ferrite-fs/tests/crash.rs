@@ -30,6 +30,13 @@ fn options() -> MkfsOptions {
     }
 }
 
+fn with_data_checksums() -> MkfsOptions {
+    MkfsOptions {
+        data_checksum: true,
+        ..options()
+    }
+}
+
 fn soak() -> bool {
     std::env::var_os("FERRITE_SOAK").is_some()
 }
@@ -54,7 +61,16 @@ fn record(setup: &[Step], steps: &[Step]) -> Recorded {
 }
 
 fn record_with(options_of_mount: &MountOptions, setup: &[Step], steps: &[Step]) -> Recorded {
-    let empty = empty_pool(POOL_BYTES, &options());
+    record_on(&options(), options_of_mount, setup, steps)
+}
+
+fn record_on(
+    options_of_pool: &MkfsOptions,
+    options_of_mount: &MountOptions,
+    setup: &[Step],
+    steps: &[Step],
+) -> Recorded {
+    let empty = empty_pool(POOL_BYTES, options_of_pool);
     let mut region = Region::from_image(&empty).unwrap();
     let recorder = Recorder::new(empty);
     region.attach_recorder(Arc::clone(&recorder));
@@ -321,8 +337,18 @@ fn writing_every_kind_of_page() {
 /// with logged ends; and the folds that reading after each step causes, from never to at once.
 #[test]
 fn writing_parts_of_pages() {
+    parts_of_pages(&options(), &[0, 1, 3]);
+}
+
+/// The same where data carries checksums: after every crash all that is read verifies.
+#[test]
+fn checksums_of_data_survive_with_what_they_vouch_for() {
+    parts_of_pages(&with_data_checksums(), &[1]);
+}
+
+fn parts_of_pages(options_of_pool: &MkfsOptions, folds: &[u32]) {
     let small = |n: u64| put("/f", n * 37 % 4000, 1 + (n as usize * 29) % 90, n as u8);
-    for fold_read_entries in [0, 1, 3] {
+    for &fold_read_entries in folds {
         let mut steps: Vec<Step> = (0..12).map(small).collect();
         steps.extend([
             put("/f", 4096 + 100, 700, 30),
@@ -352,7 +378,8 @@ fn writing_parts_of_pages() {
             fold_read_entries,
             ..quiet()
         };
-        let images = explore(&record_with(&options, &setup, &steps), 2, RANDOM_SUBSETS);
+        let recorded = record_on(options_of_pool, &options, &setup, &steps);
+        let images = explore(&recorded, 2, RANDOM_SUBSETS);
         println!("{images} images");
         assert!(images > 1000, "too few images to mean anything");
     }
@@ -360,7 +387,7 @@ fn writing_parts_of_pages() {
 
 /// With few free blocks, what a fold gives back is written again at once, as soon as the rules allow: too early, and a crash
 /// that brings the old word back finds something else there.
-fn folding_on_a_nearly_full_pool(fold_read_entries: u32, steps: &[Step]) {
+fn folding_on_a_nearly_full_pool(options_of_pool: &MkfsOptions, fold_read_entries: u32, steps: &[Step]) {
     let fill: Step = Box::new(|fs| {
         let file = fs.open(make(fs, ROOT_INO, "filler"), OpenMode::read_write()).unwrap();
         let mut end = 0;
@@ -374,7 +401,8 @@ fn folding_on_a_nearly_full_pool(fold_read_entries: u32, steps: &[Step]) {
         fold_read_entries,
         ..quiet()
     };
-    let images = explore(&record_with(&options, &setup, steps), 3, RANDOM_SUBSETS);
+    let recorded = record_on(options_of_pool, &options, &setup, steps);
+    let images = explore(&recorded, 3, RANDOM_SUBSETS);
     println!("{images} images");
     assert!(images > 200, "too few images to mean anything");
 }
@@ -394,7 +422,10 @@ fn churn(version: u64, times: u64) -> impl Iterator<Item = Step> {
 fn space_of_folds_waits_for_the_mark() {
     // Read by the test after each step, and so folded.
     let rounds = (0..4).flat_map(|round| small(round).chain(churn(100 + 10 * round, 1)));
-    folding_on_a_nearly_full_pool(1, &rounds.collect::<Vec<_>>());
+    let rounds: Vec<_> = rounds.collect();
+    folding_on_a_nearly_full_pool(&options(), 1, &rounds);
+    // And no checksum of an earlier use comes back with an older record.
+    folding_on_a_nearly_full_pool(&with_data_checksums(), 1, &rounds);
 }
 
 /// Finds folds whose words are not durable when their space is reused.
@@ -410,7 +441,7 @@ fn words_of_folds_are_durable_before_their_space_is_reused() {
         let logged = small(round).chain(churn(100 + 10 * round, 3));
         logged.chain([clean()]).chain(churn(200 + 10 * round, 3))
     };
-    folding_on_a_nearly_full_pool(0, &(0..2).flat_map(round).collect::<Vec<_>>());
+    folding_on_a_nearly_full_pool(&options(), 0, &(0..2).flat_map(round).collect::<Vec<_>>());
 }
 
 #[test]
@@ -461,6 +492,35 @@ fn attributes_and_extended_attributes() {
             }),
             Box::new(|fs| fs.removexattr(lookup(fs, "/f"), b"user.a").unwrap()),
             unlink("/f"),
+        ],
+    );
+}
+
+/// A block that a record vouches for is zeroed, stays its page's, and is filled again in place: the record must not become void by
+/// that, for it did more than fill the block (here it took the setuid bit away).
+#[test]
+fn a_zeroed_page_is_written_again() {
+    let set_mode: Step = Box::new(|fs| {
+        let set = SetAttr {
+            mode: Some(0o4755),
+            ..SetAttr::default()
+        };
+        fs.setattr(lookup(fs, "/f"), &set).unwrap();
+    });
+    let overwrite: Step = Box::new(|fs| {
+        let mode = OpenMode {
+            kill_priv: true,
+            ..OpenMode::read_write()
+        };
+        let file = fs.open(lookup(fs, "/f"), mode).unwrap();
+        file.write_at(4096, &pattern(4096, 2)).unwrap();
+    });
+    run(
+        vec![touch("/f"), put("/f", 0, 16_384, 1), set_mode],
+        vec![
+            overwrite,
+            allocate("/f", FallocateMode::ZeroRange { keep_size: true }, 4096, 4096),
+            put("/f", 4100, 100, 3),
         ],
     );
 }

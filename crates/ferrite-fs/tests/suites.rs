@@ -23,6 +23,10 @@ fn mount(path: &TempPath) -> Engine {
 }
 
 fn make_pool(mapping: Mapping, size_bytes: u64) -> Box<dyn TestEngine> {
+    make_pool_with(mapping, size_bytes, false)
+}
+
+fn make_pool_with(mapping: Mapping, size_bytes: u64, data_checksum: bool) -> Box<dyn TestEngine> {
     let shm = std::path::Path::new("/dev/shm");
     let dir = if shm.is_dir() {
         shm.to_path_buf()
@@ -37,6 +41,7 @@ fn make_pool(mapping: Mapping, size_bytes: u64) -> Box<dyn TestEngine> {
     let options = MkfsOptions {
         mapping,
         inodes: Some(40_000),
+        data_checksum,
         ..MkfsOptions::default()
     };
     mkfs(&Region::create(&path, size_bytes).unwrap(), &options).unwrap();
@@ -66,6 +71,8 @@ impl TestEngine for PmEngine {
         // The mounted pool as a crash would leave it now.
         let image = Region::from_image(&std::fs::read(&self.path).unwrap()).unwrap();
         let report = fsck(image, &mut |_, _, _| {}).unwrap();
+        assert!(report.findings.is_empty(), "{:#?}", report.findings);
+        let report = self.engine.scrub(None).unwrap();
         assert!(report.findings.is_empty(), "{:#?}", report.findings);
     }
 }
@@ -100,6 +107,30 @@ fn random_operations() {
             for seed in 0..seeds {
                 check_against_reference(|| make_pool(mapping, 64 << 20), profile, seed, 200);
             }
+        }
+    }
+}
+
+/// The same where data carries checksums, each of which must be right in the end.
+#[test]
+fn suites_with_data_checksums() {
+    let soak = std::env::var_os("FERRITE_SOAK").is_some();
+    for &mapping in Mapping::ALL {
+        let is_default = mapping == Mapping::default();
+        let seeds = match (soak, is_default) {
+            (true, _) => 300,
+            (false, true) => 30,
+            (false, false) => 5,
+        };
+        println!("{mapping}");
+        for profile in Profile::ALL {
+            for seed in 0..seeds {
+                check_against_reference(|| make_pool_with(mapping, 64 << 20, true), profile, 10_000 + seed, 200);
+            }
+        }
+        if soak || is_default {
+            posix::run_all(|| make_pool_with(mapping, POOL_BYTES, true));
+            linear::run_all(|| make_pool_with(mapping, POOL_BYTES, true), 1);
         }
     }
 }

@@ -22,9 +22,10 @@ use crate::layout::BLOCK_BYTES;
 use crate::ops;
 use crate::options::AtimePolicy;
 use crate::pagelog::{self, fold::Cause};
+use crate::sums;
 use write::Position;
 
-pub(crate) use write::{ATOMIC_BYTES, page_offset};
+pub(crate) use write::ATOMIC_BYTES;
 
 const OPTIMISTIC_TRIES: usize = 3;
 /// Pages looked up at a time.
@@ -138,14 +139,14 @@ impl PmFile {
                 let within = at % BLOCK_BYTES;
                 let len = buf.len().min((BLOCK_BYTES - within) as usize);
                 let (part, rest) = buf.split_at_mut(len);
+                let page = (self.inode.ino, lblk as u32);
                 if word.is_hole() || word.is_unwritten() {
                     part.fill(0);
                 } else if pagelog::has_log(word) {
-                    let page = (self.inode.ino, lblk as u32);
                     let walked = pagelog::scan::read(core, page, word, within as usize, part)?;
                     long.note(core, page.1, walked);
                 } else {
-                    core.region.read(page_offset(core, word)? + within, part);
+                    sums::read_block(core, page, word, within as usize, part)?;
                 }
                 at += len as u64;
                 buf = rest;
@@ -214,9 +215,10 @@ impl OpenFile for PmFile {
         core.map.prefetch(self.inode.ino, (offset / BLOCK_BYTES) as u32, false);
         core.check_readable()?;
         let mut long = LongLogs::default();
-        let (count, atime_due) = self.consistent(|| self.read_once(offset, buf, &mut long))?;
+        let read = self.consistent(|| self.read_once(offset, buf, &mut long));
         // A fault on the medium while copying gave zeros and poisoned the pool: do not hand them out.
         core.check_readable()?;
+        let (count, atime_due) = read.map_err(sums::report)?;
         if atime_due {
             ops::touch_atime(core, &self.inode);
         }

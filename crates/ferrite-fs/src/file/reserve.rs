@@ -64,6 +64,12 @@ fn zero(core: &Core, mem: &Arc<InodeMem>, inode: &mut Inode, offset: u64, end: u
         let _ = reserve_pages(core, mem, inode, offset, end, &mut Vec::new());
         return Ok(());
     }
+    let is_written = |lblk| !core.map.get(mem.ino, lblk as u32).is_unwritten();
+    if (stretch.first..stretch.end).any(is_written) {
+        // These blocks stay their pages' and will be filled again in place. A record that vouches for what they hold now would be void
+        // after a crash then, with all else that it did; so the mark passes it first.
+        core.reclaim()?;
+    }
     let mut tx = Tx::new(core);
     tx.set_class(Class::Replacing);
     for &(lblk, from, to) in &stretch.edges {

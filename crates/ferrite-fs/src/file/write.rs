@@ -161,7 +161,7 @@ pub(crate) fn move_out(core: &Core, tx: &mut Tx<'_>, ino: u32, inode: &mut Inode
         let mut page = [0; PAGE];
         page[..INLINE_BYTES].copy_from_slice(&content);
         let block = core.map.alloc_page(tx, ino, 0).map_err(map_error)?;
-        tx.stream_block(block, &page);
+        tx.stream_page((ino, 0), block, &page);
         core.map
             .insert(tx, ino, 0, PageWord::new(block, 0))
             .map_err(map_error)?;
@@ -193,8 +193,8 @@ fn write_pages(
         && let Ok(block) = tx.alloc_block()
     {
         tx.expect_few_blocks();
-        tx.stream_block(block, data);
         let lblk = (offset / BLOCK_BYTES) as u32;
+        tx.stream_page((ino, lblk), block, data);
         let word = core.map.get(ino, lblk);
         return map_page(core, tx, (ino, lblk), inode, word, block);
     }
@@ -243,14 +243,14 @@ fn fill_page(
         core.map.alloc_page(tx, ino, lblk).map_err(map_error)?
     };
     if part.len() == PAGE {
-        tx.stream_block(block, part);
+        tx.stream_page((ino, lblk), block, part);
     } else {
         let mut page = [0; PAGE];
         if let (0, Some(content)) = (lblk, head) {
             page[..INLINE_BYTES].copy_from_slice(content);
         }
         page[within..within + part.len()].copy_from_slice(part);
-        tx.stream_block(block, &page);
+        tx.stream_page((ino, lblk), block, &page);
     }
     map_page(core, tx, (ino, lblk), inode, word, block)
 }
@@ -275,15 +275,4 @@ fn map_page(
         tx.freed(Resource::Block(word.page()));
     }
     pagelog::free(core, tx, (ino, lblk), word)
-}
-
-/// Pool offset of a written page.
-pub(crate) fn page_offset(core: &Core, word: PageWord) -> Result<u64> {
-    if !core.superblock.is_data_block(word.page()) {
-        return Err(FsError::Io(format!(
-            "a page word names block {}, which holds no data",
-            word.page()
-        )));
-    }
-    Ok(core.superblock.block_offset(word.page()))
 }

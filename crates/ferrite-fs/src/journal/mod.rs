@@ -245,6 +245,8 @@ impl Journal {
         before_apply: impl FnOnce(),
     ) -> Result<Committed, CommitError> {
         let Entered { ring, mut state } = entered;
+        // A longer one may find no room in an empty ring, depending on where its tail is, and wait for ever.
+        debug_assert!(record.len_words() <= self.max_record_words());
         let len_bytes = record.len_bytes();
         let position = self.reserve(&mut state, len_bytes).ok_or(CommitError::RingFull)?;
         // Relaxed is enough for the floor: `advance` visits this ring's lock after raising it, so either it sees

@@ -10,6 +10,7 @@ use crate::core::{Core, LockSet, map_error};
 use crate::dir;
 use crate::inode::{INLINE_BYTES, Inode};
 use crate::layout::BLOCK_BYTES;
+use crate::sums;
 use crate::tx::Tx;
 
 /// What is to be made.
@@ -91,7 +92,7 @@ fn store_target(core: &Core, tx: &mut Tx<'_>, ino: u32, inode: &mut Inode, targe
     let block = core.map.alloc_page(tx, ino, 0).map_err(map_error)?;
     let mut page = [0; BLOCK_BYTES as usize];
     page[..target.len()].copy_from_slice(target);
-    tx.stream_block(block, &page);
+    tx.stream_page((ino, 0), block, &page);
     core.map
         .insert(tx, ino, 0, PageWord::new(block, 0))
         .map_err(map_error)?;
@@ -115,7 +116,7 @@ pub(crate) fn link_target(core: &Core, ino: u32, inode: &Inode) -> Result<Vec<u8
         return Err(damaged("no target"));
     }
     let mut target = vec![0; len];
-    core.region.read(core.superblock.block_offset(word.page()), &mut target);
+    sums::read_block(core, (ino, 0), word, 0, &mut target).map_err(sums::report)?;
     Ok(target)
 }
 

@@ -13,6 +13,7 @@ use super::{has_log, scan};
 use crate::alloc::Class;
 use crate::core::{Core, map_error};
 use crate::layout::BLOCK_BYTES;
+use crate::sums;
 use crate::tx::Tx;
 
 const PAGE: usize = BLOCK_BYTES as usize;
@@ -88,6 +89,14 @@ pub(crate) fn write_part(
         false => None,
     };
     let newest = newest.as_ref();
+    if let Some(newest) = newest
+        && core.superblock.has_data_checksums()
+    {
+        // Where the next entry goes, its trailer says.
+        newest
+            .read(&core.region, &mut PageBuffer::take())
+            .map_err(sums::report)?;
+    }
     if choose(core, newest.map(|entry| &entry.trailer), within, part, appends) == Way::Log
         && append(core, tx, page, word, newest, (within, part))?
     {
@@ -189,13 +198,14 @@ fn copy(
     let (ino, lblk) = page;
     tx.set_class(Class::Replacing);
     let mut merged = PageBuffer::take();
-    scan::read(core, page, word, 0, &mut merged[..])?;
+    // What is copied gets a checksum of its own: damage that was not noticed here would never be.
+    scan::read(core, page, word, 0, &mut merged[..]).map_err(sums::report)?;
     match part {
         Part::Data(data) => merged[within..within + data.len()].copy_from_slice(data),
         Part::Zero(len) => merged[within..within + len].fill(0),
     }
     let block = tx.alloc_block().map_err(map_error)?;
-    tx.stream_last_block(block, &merged[..]);
+    tx.stream_last_page(page, block, &merged[..]);
     core.map
         .replace(tx, ino, lblk, PageWord::new(block, 0))
         .map_err(map_error)?;

@@ -21,6 +21,7 @@ use zerocopy::IntoBytes;
 use crate::checksum::crc32c_append;
 use crate::inode::CRC_SPREAD;
 use crate::layout::BLOCK_BYTES;
+use crate::sums;
 
 /// What log halves of page words count in.
 pub(crate) const UNIT_BYTES: u64 = 64;
@@ -136,9 +137,10 @@ pub(crate) struct Entry {
     crc: u32,
 }
 
-fn damaged((ino, lblk): (u32, u32), unit: u32, what: &str) -> FsError {
+fn damaged(page: (u32, u32), unit: u32, what: &str) -> FsError {
     FsError::Io(format!(
-        "page {lblk} of inode {ino}: log entry at unit {unit}: {what}; run `ferrite fsck`"
+        "{}: log entry at unit {unit}: {what}; run `ferrite fsck`",
+        sums::place(page)
     ))
 }
 

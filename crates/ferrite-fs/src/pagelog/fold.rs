@@ -3,7 +3,8 @@
 //! A fold changes no content, so it needs no record: a crash leaves the old word or the new one, and both lead to the same bytes.
 //! Its order makes that true: the merged page is fenced before the word is set; the word is durable before the mark passes the fold;
 //! and what the old word leads to is reused only after that. An older record that is replayed brings the old word back,
-//! and everything it leads to is there still.
+//! and everything it leads to is there still. The merged page's checksum, where data carries one, is stored in place and fenced with the page:
+//! until the word is set it belongs to a block that nobody reads, and no record sets the checksum of a free block any more.
 //!
 //! The page is merged and written without a lock. Only to set the word is the inode's lock *tried*, for some hundred
 //! instructions; if a writer has it, or was there meanwhile, the fold is dropped. Readers never wait: they see a
@@ -25,6 +26,7 @@ use crate::core::Core;
 use crate::icache::InodeMem;
 use crate::journal::thread_number;
 use crate::planted::{Flaw, planted};
+use crate::sums;
 
 /// What made a log go.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -169,12 +171,21 @@ pub(crate) fn fold(core: &Core, mem: &Arc<InodeMem>, lblk: u32, cause: Cause) ->
     if !mem.end_read(version) {
         return Ok(false);
     }
-    read?;
+    read.map_err(sums::report)?;
     let block = core
         .alloc
         .claim_any(Class::Replacing)
         .ok_or(FsError::NoSpace("blocks"))?;
     core.region.stream(core.superblock.block_offset(block), &merged[..]);
+    let set_sum = || {
+        if let Some((offset, sum)) = sums::for_block(core, page, block, &merged[..]) {
+            core.region.store(offset, sum);
+            core.region.write_back(offset, 8);
+        }
+    };
+    if !planted(Flaw::FoldSumLate) {
+        set_sum();
+    }
     if !planted(Flaw::FoldWithoutFence)
         && let Err(error) = core.region.fence()
     {
@@ -182,6 +193,9 @@ pub(crate) fn fold(core: &Core, mem: &Arc<InodeMem>, lblk: u32, cause: Cause) ->
     }
     let installed = install(core, mem, version, (lblk, word), block, &segments);
     if installed {
+        if planted(Flaw::FoldSumLate) {
+            set_sum();
+        }
         core.folds.count(cause);
     } else {
         core.alloc.release(block);
@@ -256,6 +270,8 @@ pub(crate) fn fold_some(core: &Core, most: usize, cause: Cause, enough: &mut dyn
             // Somebody is at it: it stays a candidate if it still has a log.
             Ok(false) if has_log(core.map.get(page.0, page.1)) => core.candidates.add(page),
             Ok(false) => {}
+            // Damage, which has been told: the others can be folded all the same, and trying again would come to nothing.
+            Err(FsError::Io(_)) if core.check_writable().is_ok() => {}
             Err(error) => {
                 core.candidates.add(page);
                 pages.into_iter().for_each(|(_, page)| core.candidates.add(page));

@@ -13,7 +13,7 @@
 //!   names them. Their space is not written again before.
 
 pub(crate) mod append;
-mod buffer;
+pub(crate) mod buffer;
 pub(crate) mod cleaner;
 pub(crate) mod dump;
 pub(crate) mod entry;

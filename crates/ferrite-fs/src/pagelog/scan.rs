@@ -12,8 +12,8 @@ use super::append::LOG_UNITS_MAX;
 use super::buffer::PageBuffer;
 use super::entry::{BLOCK_UNITS, Entry};
 use crate::core::Core;
-use crate::file::page_offset;
 use crate::layout::Superblock;
+use crate::sums;
 
 /// More entries than a log can have.
 const ENTRIES_MAX: usize = LOG_UNITS_MAX as usize + 2 * BLOCK_UNITS as usize;
@@ -30,10 +30,10 @@ pub(crate) fn entries(
     let mut within = None;
     for _ in 0..ENTRIES_MAX {
         let Some(unit) = at else { return Ok(()) };
-        let (ino, lblk) = page;
         if !superblock.is_data_block(unit / BLOCK_UNITS) {
             return Err(FsError::Io(format!(
-                "page {lblk} of inode {ino}: its log leads to unit {unit}, which holds no data"
+                "{}: its log leads to unit {unit}, which holds no data",
+                sums::place(page)
             )));
         }
         let entry = Entry::load(region, page, unit)?;
@@ -41,7 +41,8 @@ pub(crate) fn entries(
         // Data is checked only where it is read; but what is appended to and freed goes by these numbers.
         if within.is_some_and(|expected| expected != segment) {
             return Err(FsError::Io(format!(
-                "page {lblk} of inode {ino}: log entry at unit {unit} claims another segment than the one behind it"
+                "{}: log entry at unit {unit} claims another segment than the one behind it",
+                sums::place(page)
             )));
         }
         within = (!entry.trailer.is_first()).then_some(segment);
@@ -50,9 +51,9 @@ pub(crate) fn entries(
         }
         at = entry.previous(region)?;
     }
-    let (ino, lblk) = page;
     Err(FsError::Io(format!(
-        "page {lblk} of inode {ino}: its log goes round in circles"
+        "{}: its log goes round in circles",
+        sums::place(page)
     )))
 }
 
@@ -125,10 +126,11 @@ impl Gaps {
     }
 }
 
-/// Copies the bytes from `from` on of a written page to `part`. Returns how many log entries were walked.
+/// Copies the bytes from `from` on of a written page to `part`. Returns how many log entries were walked. If data carries checksums, all
+/// that was walked is verified, and the block if any of it is used.
 pub(crate) fn read(core: &Core, page: (u32, u32), word: PageWord, from: usize, part: &mut [u8]) -> Result<usize> {
     if !super::has_log(word) {
-        core.region.read(page_offset(core, word)? + from as u64, part);
+        sums::read_block(core, page, word, from, part)?;
         return Ok(0);
     }
     if core.options.forward_scan {
@@ -137,9 +139,11 @@ pub(crate) fn read(core: &Core, page: (u32, u32), word: PageWord, from: usize, p
     let mut gaps = Gaps::new(from as u16, (from + part.len()) as u16);
     let mut buffer = PageBuffer::take();
     let mut walked = 0;
+    let verify_all = core.superblock.has_data_checksums();
     entries(core.media(), page, word, &mut |entry| {
         walked += 1;
-        if gaps.touches(entry.range()) {
+        // A damaged trailer may claim another range, and lead past entries that count.
+        if verify_all || gaps.touches(entry.range()) {
             let data = entry.read(&core.region, &mut buffer)?;
             let start = usize::from(entry.trailer.offset);
             gaps.take(entry.range(), |a, b| {
@@ -154,10 +158,17 @@ pub(crate) fn read(core: &Core, page: (u32, u32), word: PageWord, from: usize, p
         }
         Ok(!gaps.is_empty())
     })?;
-    let block = page_offset(core, word)?;
+    if verify_all && !gaps.is_empty() {
+        sums::read_block(core, page, word, 0, &mut buffer[..])?;
+    }
     for &(a, b) in &gaps.list[..gaps.len] {
-        let to = &mut part[usize::from(a) - from..usize::from(b) - from];
-        core.region.read(block + u64::from(a), to);
+        let (a, b) = (usize::from(a), usize::from(b));
+        let to = &mut part[a - from..b - from];
+        if verify_all {
+            to.copy_from_slice(&buffer[a..b]);
+        } else {
+            sums::read_block(core, page, word, a, to)?;
+        }
     }
     Ok(walked)
 }
@@ -170,14 +181,17 @@ fn read_forward(core: &Core, page: (u32, u32), word: PageWord, from: usize, part
         list.push(*entry);
         Ok(true)
     })?;
-    core.region.read(page_offset(core, word)? + from as u64, part);
+    sums::read_block(core, page, word, from, part)?;
     let mut buffer = PageBuffer::take();
     let end = from + part.len();
     for entry in list.iter().rev() {
         let (a, b) = entry.range();
         let (a, b) = (usize::from(a).max(from), usize::from(b).min(end));
+        if a < b || core.superblock.has_data_checksums() {
+            entry.read(&core.region, &mut buffer)?;
+        }
         if a < b {
-            let data = entry.read(&core.region, &mut buffer)?;
+            let data = &buffer[..entry.trailer.data_len()];
             let start = usize::from(entry.trailer.offset);
             let to = &mut part[a - from..b - from];
             if entry.trailer.zero {

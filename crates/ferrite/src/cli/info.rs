@@ -83,6 +83,13 @@ fn print(info: &PoolInfo) {
         .to_lowercase(),
     );
     line(
+        "data checksums",
+        match info.data_checksum {
+            true => "yes: every read verifies them".into(),
+            false => "no".into(),
+        },
+    );
+    line(
         "pages",
         format!("{}, {:.1} % of them at home", info.pages, info.pages_at_home_percent),
     );

@@ -19,6 +19,7 @@ disk file or DAX a power loss as well; `ferrite info` says which.
 Examples:
   ferrite mkfs /dev/shm/pool --size 1G
   ferrite mkfs /var/lib/data.pool --size 64G --inodes 1000000
+  ferrite mkfs /mnt/dax/archive --size 200G --data-checksum
   ferrite mkfs /dev/dax0.0")]
 pub(crate) struct Mkfs {
     /// File to make, or DAX device
@@ -41,6 +42,9 @@ pub(crate) struct Mkfs {
     /// Journal rings, one for each thread that should never wait for another [default: 16, fewer on small pools]
     #[arg(long)]
     rings: Option<u32>,
+    /// Give file data checksums, which every read verifies: damage is an error then, never wrong data
+    #[arg(long)]
+    data_checksum: bool,
     /// Overwrite whatever is there
     #[arg(short, long)]
     force: bool,
@@ -64,6 +68,7 @@ impl Mkfs {
             names: self.names,
             rings: self.rings,
             block_bytes: Some(self.block_size),
+            data_checksum: self.data_checksum,
             root_owner: (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw()),
             ..MkfsOptions::default()
         };
@@ -77,9 +82,10 @@ impl Mkfs {
         made?;
         let medium = region.medium();
         say(format!(
-            "{}: {} pool on {}",
+            "{}: {} pool{} on {}",
             self.pool.display(),
             size::human(size_bytes),
+            if self.data_checksum { " with data checksums" } else { "" },
             medium.describe()
         ));
         Ok(0)

@@ -15,8 +15,9 @@ const DAMAGED: u8 = 4;
 /// Look for damage: verify all checksums, also while the pool is mounted
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-Superblocks, inodes, directories, extended attributes and page logs carry checksums; file data does not. Nothing is changed: \
-unmount a damaged pool and run `ferrite fsck --repair`.
+Superblocks, inodes, directories, extended attributes and page logs carry checksums; file data does in pools made with \
+`mkfs --data-checksum`. Nothing is changed: unmount a pool with damaged structures and run `ferrite fsck --repair`; write damaged data \
+anew, or restore the file from a copy.
 
 Exit codes: 0 sound, 1 could not look, 4 damage was found, 2 wrong usage.")]
 pub(crate) struct Scrub {
@@ -52,7 +53,7 @@ impl Scrub {
         } else {
             report.findings.iter().for_each(say);
             say(format!(
-                "{}: {}; {} inodes, {} names, {} log entries, {} KiB looked at",
+                "{}: {}; {} inodes, {} names, {} log entries, {} looked at",
                 pool.display(),
                 match report.findings.len() {
                     0 => "sound".to_string(),
@@ -61,7 +62,10 @@ impl Scrub {
                 report.inodes,
                 report.entries,
                 report.log_entries,
-                report.bytes >> 10
+                match report.pages {
+                    0 => format!("{} KiB", report.bytes >> 10),
+                    pages => format!("{pages} pages of data, {} KiB", report.bytes >> 10),
+                }
             ));
         }
         Ok(if report.findings.is_empty() { SOUND } else { DAMAGED })

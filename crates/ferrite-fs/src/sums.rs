@@ -1,0 +1,149 @@
+//! Checksums of file data (`mkfs --data-checksum`): one word a data block, in a table of their own.
+//!
+//! What lives here: what the word of a block is ([`word`], [`for_block`]), copying from a block with a look at its word
+//! ([`read_block`]), and how damage is told ([`place`], [`report`]). Whoever fills a block with a page of a file, or with a link's
+//! target, sets the word: [`crate::tx::Tx::stream_page`] by its record, a fold in place. Directories, logs and attributes have checksums of
+//! their own; the words of their blocks mean nothing.
+//!
+//! Invariants:
+//! * What is answered is what was verified: bytes are copied first, then the copy is checked.
+//! * The word is salted with the pool's seed, the inode and the logical block, so a block that a damaged mapping leads to does not pass.
+//! * A word is durable before the page word that leads to its block can be. A block waits for the journal's mark before it is used
+//!   again, so no replay brings back the word of an earlier use.
+//!
+//! Readers hold no lock: a mismatch counts only once the inode's version was found unchanged, so nothing is reported here by itself.
+
+use ferrite_map::PageWord;
+use ferrite_vfs::{FsError, Result};
+
+use crate::checksum::crc32c;
+use crate::core::Core;
+use crate::layout::BLOCK_BYTES;
+use crate::pagelog::buffer::PageBuffer;
+
+/// Set in every word, so that a table of zeros vouches for nothing.
+const MARKED: u64 = 1 << 32;
+
+/// The word of a block that holds page (ino, lblk), `crc` being the crc32c of all of it. The low half is the checksum, salted; the high half says
+/// whose page it is.
+pub(crate) fn word(seed: u64, (ino, lblk): (u32, u32), crc: u32) -> u64 {
+    let mut mixed = seed ^ (u64::from(ino) << 32 | u64::from(lblk));
+    mixed = (mixed ^ mixed >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+    mixed ^= mixed >> 31;
+    (mixed | MARKED) ^ u64::from(crc)
+}
+
+/// Where the word of `block` lies and what it must be if it holds `data` as `page`; `None` if data carries no checksums.
+pub(crate) fn for_block(core: &Core, page: (u32, u32), block: u32, data: &[u8]) -> Option<(u64, u64)> {
+    let offset = core.superblock.sum_word_offset(block)?;
+    Some((offset, word(core.superblock.seed, page, crc32c(data))))
+}
+
+/// Copies the bytes from `from` on of the block of a written page, without its log. If data carries checksums, all of the block is
+/// verified.
+#[inline]
+pub(crate) fn read_block(core: &Core, page: (u32, u32), word: PageWord, from: usize, part: &mut [u8]) -> Result<()> {
+    let block = word.page();
+    if !core.superblock.is_data_block(block) {
+        return Err(no_data(page, block));
+    }
+    match core.superblock.sum_word_offset(block) {
+        None => {
+            core.region
+                .read(core.superblock.block_offset(block) + from as u64, part);
+            Ok(())
+        }
+        Some(sum_offset) => {
+            core.region.prefetch(sum_offset);
+            read_verified(core, page, block, from, part)
+        }
+    }
+}
+
+fn read_verified(core: &Core, page: (u32, u32), block: u32, from: usize, part: &mut [u8]) -> Result<()> {
+    let offset = core.superblock.block_offset(block);
+    if part.len() as u64 == BLOCK_BYTES {
+        core.region.read(offset, part);
+        return verify(core, page, block, part);
+    }
+    let mut whole = PageBuffer::take();
+    core.region.read(offset, &mut whole[..]);
+    verify(core, page, block, &whole[..])?;
+    part.copy_from_slice(&whole[from..from + part.len()]);
+    Ok(())
+}
+
+/// Whether `data`, copied from all of `block`, is what was written there as `page`.
+fn verify(core: &Core, page: (u32, u32), block: u32, data: &[u8]) -> Result<()> {
+    match for_block(core, page, block, data) {
+        Some((offset, expected)) => {
+            let stored = core.region.load(offset);
+            if stored == expected {
+                Ok(())
+            } else {
+                Err(mismatch(page, block, stored ^ expected))
+            }
+        }
+        None => Ok(()),
+    }
+}
+
+#[cold]
+fn mismatch(page: (u32, u32), block: u32, difference: u64) -> FsError {
+    let what = match difference >> 32 {
+        0 => "has the wrong checksum",
+        _ => "holds another page's data, or its checksum is damaged",
+    };
+    FsError::Io(format!("{}: block {block} {what}", place(page)))
+}
+
+#[cold]
+fn no_data(page: (u32, u32), block: u32) -> FsError {
+    FsError::Io(format!(
+        "{}: mapped to block {block}, which holds no data; run `ferrite fsck`",
+        place(page)
+    ))
+}
+
+/// A page as people look for it: by inode and offset.
+pub(crate) fn place((ino, lblk): (u32, u32)) -> String {
+    let start = u64::from(lblk) * BLOCK_BYTES;
+    format!("inode {ino}, bytes {start} to {}", start + BLOCK_BYTES - 1)
+}
+
+/// Tells the log of damage, once it is certain that no change of the file was the cause.
+pub(crate) fn report(error: FsError) -> FsError {
+    if let FsError::Io(what) = &error {
+        tracing::error!(%what, "damaged data");
+    }
+    error
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_word_is_one_pools_one_pages_and_one_contents() {
+        let own = word(7, (5, 9), 1234);
+        assert_ne!(own >> 32, 0);
+        for other in [
+            word(8, (5, 9), 1234),
+            word(7, (9, 5), 1234),
+            word(7, (5, 8), 1234),
+            word(7, (6, 9), 1234),
+        ] {
+            assert_ne!(own >> 32, other >> 32, "another page shows in the high half");
+            assert_ne!(own as u32, other as u32, "and in the low half");
+        }
+        let changed = word(7, (5, 9), 1235);
+        assert_eq!(
+            own >> 32,
+            changed >> 32,
+            "other content does not look like another page"
+        );
+        assert_ne!(own, changed);
+        assert_ne!(word(0, (0, 0), 0), 0, "zeros never pass");
+    }
+}

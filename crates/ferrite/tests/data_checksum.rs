@@ -1,0 +1,82 @@
+//! `mkfs --data-checksum` from outside: `info` says so, and a damaged page is an error on a mount and a finding of `scrub`.
+
+mod common;
+
+use std::fs::{self, File, OpenOptions};
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+use common::{TestPool, fails, ferrite, has_fuse, ok};
+
+const PAGE: usize = 4096;
+
+/// Pages that are nowhere else in the pool.
+fn content() -> Vec<u8> {
+    (0..4 * PAGE as u32)
+        .map(|n| (n.wrapping_mul(0x9e37_79b9) >> 24) as u8)
+        .collect()
+}
+
+/// Changes one byte of page `page` of [`content`] where it lies in the pool.
+fn damage(pool: &Path, page: usize) {
+    let image = fs::read(pool).unwrap();
+    let wanted = &content()[page * PAGE..][..PAGE];
+    let found: Vec<_> = image
+        .chunks(PAGE)
+        .enumerate()
+        .filter(|(_, block)| *block == wanted)
+        .collect();
+    assert_eq!(found.len(), 1, "the page lies in one block");
+    let file = OpenOptions::new().write(true).open(pool).unwrap();
+    let at = found[0].0 * PAGE + 100;
+    file.write_all_at(&[image[at] ^ 1], at as u64).unwrap();
+}
+
+#[test]
+fn info_tells_and_the_default_is_without() {
+    let dir = tempfile::tempdir().unwrap();
+    let pool = dir.path().join("pool");
+    for (words, told, json) in [
+        (&[][..], "no", "\"data_checksum\":false"),
+        (&["--data-checksum", "--force"], "yes", "\"data_checksum\":true"),
+    ] {
+        ok(ferrite().arg("mkfs").arg(&pool).args(["--size", "16M"]).args(words));
+        let info = ok(ferrite().arg("info").arg(&pool));
+        let line = info.lines().find(|line| line.starts_with("data checksums")).unwrap();
+        assert!(line.contains(told), "{line}");
+        assert!(ok(ferrite().arg("info").arg(&pool).arg("--json")).contains(json));
+        assert!(ok(ferrite().arg("fsck").arg(&pool)).contains("sound"));
+        ok(ferrite().arg("scrub").arg(&pool));
+    }
+}
+
+#[test]
+fn a_damaged_page_is_an_error_and_a_finding() {
+    if !has_fuse() {
+        return;
+    }
+    let test = TestPool::new("64M", &["--data-checksum"]);
+    fs::write(test.path("f"), content()).unwrap();
+    fs::write(test.path("sound"), vec![7; 3 * PAGE]).unwrap();
+    test.umount();
+    damage(&test.pool, 2);
+    let scrubbed = fails(ferrite().arg("scrub").arg(&test.pool), 4);
+    assert!(scrubbed.contains("bytes 8192 to 12287"), "{scrubbed}");
+    test.mount(&[]);
+    let file = File::open(test.path("f")).unwrap();
+    let mut page = vec![0; PAGE];
+    let error = file.read_exact_at(&mut page, 2 * PAGE as u64).unwrap_err();
+    assert_eq!(error.raw_os_error(), Some(5), "{error}");
+    for sound in [0, 1, 3] {
+        file.read_exact_at(&mut page, (sound * PAGE) as u64).unwrap();
+        assert_eq!(page, content()[sound * PAGE..][..PAGE]);
+    }
+    drop(file);
+    assert_eq!(fs::read(test.path("sound")).unwrap(), vec![7; 3 * PAGE]);
+    let scrubbed = fails(ferrite().arg("scrub").arg(&test.dir), 4);
+    assert!(scrubbed.contains("bytes 8192 to 12287"), "{scrubbed}");
+    fs::write(test.path("f"), content()).unwrap();
+    assert_eq!(fs::read(test.path("f")).unwrap(), content());
+    ok(ferrite().arg("scrub").arg(&test.dir));
+    test.finish();
+}
