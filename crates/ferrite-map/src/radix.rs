@@ -81,7 +81,8 @@ struct Link {
 
 impl Link {
     fn word(self) -> u64 {
-        u64::from(self.block) | u64::from(self.height) << 32 | u64::from(self.groups) << 48
+        let fields = u64::from(self.block) | u64::from(self.height) << 32 | u64::from(self.groups) << 48;
+        fields | check_bits(fields)
     }
 
     fn word_offset(self, index: usize) -> u64 {
@@ -96,6 +97,14 @@ impl Link {
     fn index_of(self, lblk: u32) -> usize {
         (u64::from(lblk) / self.span()) as usize % NODE_WORDS
     }
+}
+
+/// Bits 35 to 48 of a link with these fields. Nodes have no headers, so a damaged link has to show by itself: what it leads to may
+/// be another file's data, which a cure of its "words" would destroy.
+fn check_bits(fields: u64) -> u64 {
+    let mixed = (fields ^ fields >> 29).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    let mixed = (mixed ^ mixed >> 32).wrapping_mul(0xd6e8_feb8_6659_fd93);
+    mixed >> 51 << 35
 }
 
 /// The bit of a link that stands for word `index`.
@@ -172,10 +181,11 @@ impl Radix {
     fn link(&self, word: u64) -> Option<Link> {
         let link = Link {
             block: word as u32,
-            height: (word >> 32) as u32 & 0xffff,
+            height: (word >> 32) as u32 & 7,
             groups: (word >> 48) as u16,
         };
-        let is_sound = (1..=HEIGHT_MAX).contains(&link.height) && self.geometry.is_data_block(link.block);
+        let is_possible = (1..=HEIGHT_MAX).contains(&link.height) && self.geometry.is_data_block(link.block);
+        let is_sound = is_possible && link.word() == word;
         is_sound.then_some(link)
     }
 

@@ -17,8 +17,7 @@ use crate::layout::{BLOCK_BYTES, INODE_BYTES, Superblock};
 use crate::names::NameTable;
 use crate::pagelog::{self, entry::UNIT_BYTES};
 use crate::{Engine, MkfsOptions, MountOptions, fsck, mkfs, repair};
-use ferrite_map::FileMap;
-use ferrite_map::hashfs::HashFs;
+use ferrite_map::{MapEntry, Mapping};
 
 const POOL_BYTES: u64 = 8 << 20;
 
@@ -39,9 +38,10 @@ fn quiet() -> MountOptions {
 }
 
 /// A pool with some of everything.
-fn sample() -> Vec<u8> {
+fn sample(mapping: Mapping) -> Vec<u8> {
     let region = Region::anonymous(POOL_BYTES).unwrap();
     let options = MkfsOptions {
+        mapping,
         inodes: Some(255),
         rings: Some(2),
         seed: Some(7),
@@ -120,10 +120,28 @@ struct Anatomy {
     metadata: Vec<Vec<Range<u64>>>,
 }
 
+/// Where a mapping keeps a page, as far as it is in its own area.
+fn places(superblock: &Superblock, entry: &MapEntry) -> Vec<Range<u64>> {
+    let (area, slot) = (superblock.map_offset, u64::from(entry.slot));
+    let within = |start: u64, len: u64| start..start + len;
+    match superblock.mapping {
+        Mapping::Hashfs => {
+            let key = area + slot / 8 * 128 + slot % 8 * 8;
+            vec![within(key, 8), within(key + 64, 8)]
+        }
+        // A bucket of 128 bytes, a line behind the control block, the root of the file's tree.
+        Mapping::Cuckoo => vec![within(area + slot / 8 * 128, 128)],
+        Mapping::Leaf => vec![within(area + 4096 + slot / 8 * 64, 64)],
+        Mapping::Radix | Mapping::Extent => vec![within(area + u64::from(entry.ino) * 8, 8)],
+    }
+}
+
 fn anatomy(image: &[u8]) -> Anatomy {
     let region = std::sync::Arc::new(Region::from_image(image).unwrap());
     let superblock = Superblock::find(&region).unwrap();
-    let map = HashFs::new(std::sync::Arc::clone(&region), superblock.map_geometry());
+    let map = superblock
+        .mapping
+        .open(std::sync::Arc::clone(&region), superblock.map_geometry());
     map.load(1, &|_| {}).unwrap();
     let names = NameTable::new(std::sync::Arc::clone(&region), &superblock);
     names.load();
@@ -145,10 +163,15 @@ fn anatomy(image: &[u8]) -> Anatomy {
             }
         }
     }
+    let mut nodes = Vec::new();
+    map.for_each_node(&mut |node, ino| {
+        let block = superblock.block_offset(node);
+        nodes.push(block..block + BLOCK_BYTES);
+        own.get_mut(&ino).unwrap().push(block..block + BLOCK_BYTES);
+    });
     map.for_each(&mut |entry| {
         let ranges = own.get_mut(&entry.ino).unwrap();
-        let (key, word) = map.offsets(u64::from(entry.slot));
-        ranges.extend([key..key + 8, word..word + 8]);
+        ranges.extend(places(&superblock, &entry));
         let block = superblock.block_offset(entry.word.page());
         ranges.push(block..block + BLOCK_BYTES);
         if Inode::load(&region, superblock.inode_offset(entry.ino)).is_dir() {
@@ -202,7 +225,7 @@ fn anatomy(image: &[u8]) -> Anatomy {
     }
     let area = |from: u64, to: u64| std::iter::once(from..to).collect::<Vec<_>>();
     let journal = superblock.journal_offset;
-    let metadata = vec![
+    let mut metadata = vec![
         area(0, 256),
         area(4096, 4096 + 256),
         area(journal, journal + 8192),
@@ -216,6 +239,9 @@ fn anatomy(image: &[u8]) -> Anatomy {
         logs,
         xattrs,
     ];
+    if !nodes.is_empty() {
+        metadata.extend([nodes.clone(), nodes]);
+    }
     Anatomy { files, metadata }
 }
 
@@ -382,13 +408,20 @@ fn sound(image: &[u8], anatomy: &Anatomy, hit: &[Range<u64>]) -> Result<(), Stri
 
 #[test]
 fn damaged_pools_are_repaired_and_nothing_else_is_harmed() {
-    let image = sample();
+    for &mapping in Mapping::ALL {
+        repair_damaged_pools(mapping);
+    }
+}
+
+fn repair_damaged_pools(mapping: Mapping) {
+    let image = sample(mapping);
     let anatomy = anatomy(&image);
     sound(&image, &anatomy, &[]).unwrap();
     let soak = std::env::var_os("FERRITE_SOAK").is_some();
-    let seeds: Vec<u64> = match std::env::var("FERRITE_SEED") {
-        Ok(seed) => vec![seed.parse().expect("FERRITE_SEED is a number")],
-        Err(_) => (0..if soak { 10_000 } else { 1_500 }).collect(),
+    let seeds: Vec<u64> = match (std::env::var("FERRITE_SEED"), mapping == Mapping::default()) {
+        (Ok(seed), _) => vec![seed.parse().expect("FERRITE_SEED is a number")],
+        (Err(_), true) => (0..if soak { 10_000 } else { 1_000 }).collect(),
+        (Err(_), false) => (0..if soak { 3_000 } else { 200 }).collect(),
     };
     let next = AtomicU64::new(0);
     std::thread::scope(|scope| {
@@ -399,7 +432,7 @@ fn damaged_pools_are_repaired_and_nothing_else_is_harmed() {
                     let mut image = image.clone();
                     let hit = damage(&mut image, &anatomy.metadata, &mut rng);
                     if let Err(what) = try_one(&image, &anatomy, &hit, seed % 50 == 0) {
-                        panic!("replay with FERRITE_SEED={seed}; hit {hit:?}:\n{what}");
+                        panic!("{mapping}: replay with FERRITE_SEED={seed}; hit {hit:?}:\n{what}");
                     }
                 }
             });
@@ -438,7 +471,9 @@ fn the_files_of_a_ruined_directory_are_all_found() {
     engine.unmount().unwrap();
     let mut image = recorder.log().final_image();
     let region = std::sync::Arc::new(Region::from_image(&image).unwrap());
-    let map = HashFs::new(std::sync::Arc::clone(&region), superblock.map_geometry());
+    let map = superblock
+        .mapping
+        .open(std::sync::Arc::clone(&region), superblock.map_geometry());
     map.load(1, &|_| {}).unwrap();
     map.for_each(&mut |entry| {
         if u64::from(entry.ino) == dir {
