@@ -1,0 +1,31 @@
+//! The lab: the experiments of the HashFS and HDPM papers as commands, with plots and verdicts.
+//!
+//! | module | what lives there |
+//! | --- | --- |
+//! | [`plan`] | how much is done, and who is told about it |
+//! | `structure` | what is measured: every mapping of `ferrite-map`, and the baselines |
+//! | `baselines` | level hashing, HashFS with tombstones, extent trees behind a page cache |
+//! | `alloc` | the papers' block allocator and ours, with the layout score |
+//! | `pool`, `tx` | a mapping on a pool of its own; a transaction that pays for a journal |
+//! | `measure`, `stats` | cold and hot timing; medians with intervals |
+//! | `figures` | one file for each figure or family |
+//! | [`data`], `report` | results, and the page that shows them |
+//!
+//! *Architecture invariant:* nothing here is part of the product; no other crate but the command line uses it.
+//! *Architecture invariant:* no `unsafe`; whatever needs it lies in `ferrite-pm`.
+#![forbid(unsafe_code)]
+
+mod alloc;
+mod baselines;
+pub mod data;
+mod error;
+pub mod plan;
+mod pool;
+mod random;
+mod stats;
+mod structure;
+mod tx;
+
+pub use data::{FigureData, FigureInfo, FigureResult, Panel, Point, Series, Verdict};
+pub use error::LabError;
+pub use plan::{Plan, Progress, Silent};
