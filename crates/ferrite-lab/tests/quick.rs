@@ -31,7 +31,7 @@ fn two_figures_run_and_are_reported() {
     assert_eq!((progress.figures, progress.announced), (2, progress.seen));
     let json = ferrite_lab::to_json(&results).expect("plain data");
     let back = ferrite_lab::from_json(&json).expect("what was just written");
-    assert_eq!(back, results);
+    assert!(back == results, "results changed on their way through JSON");
     let page = ferrite_lab::report(&results);
     for result in &results {
         assert!(page.contains(&result.info.id), "{}", result.info.id);

@@ -121,9 +121,13 @@ pub(crate) fn rate(
             .map(|thread| {
                 scope.spawn(move || {
                     let mut rng = Rng(seed ^ (thread as u64) << 32);
-                    while !stop.load(Ordering::Relaxed) {
+                    // At least one turn: a round may be over before the thread has run at all.
+                    loop {
                         turn(store, mix, thread, files, &mut rng)?;
                         total.fetch_add(1, Ordering::Relaxed);
+                        if stop.load(Ordering::Relaxed) {
+                            break;
+                        }
                     }
                     Ok::<_, LabError>(())
                 })

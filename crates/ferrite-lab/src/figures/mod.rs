@@ -6,6 +6,7 @@
 use crate::data::{FigureData, FigureInfo, Outcome, Panel, Verdict};
 use crate::error::LabError;
 use crate::plan::{Plan, Progress};
+use crate::report::number;
 
 mod concurrency;
 mod filebench;
@@ -119,8 +120,10 @@ impl Judge {
         self.claim(
             slow >= fast * times,
             format!(
-                "{}, {label}: {slower} {slow:.0} {unit}, {faster} {fast:.0} {unit}, {:.2} times as much (wanted: at least {times})",
+                "{}, {label}: {slower} {} {unit}, {faster} {} {unit}, {:.2} times as much (wanted: at least {times})",
                 panel.title,
+                number(slow),
+                number(fast),
                 slow / fast
             ),
         );
@@ -136,8 +139,10 @@ impl Judge {
         self.claim(
             growth <= times && growth >= 1.0 / times,
             format!(
-                "{}: {name} from {first:.0} {unit} ({from}) to {last:.0} {unit} ({to}), {growth:.2} times (wanted: within {times})",
-                panel.title
+                "{}: {name} from {} {unit} ({from}) to {} {unit} ({to}), {growth:.2} times (wanted: within {times})",
+                panel.title,
+                number(first),
+                number(last),
             ),
         );
     }
@@ -151,8 +156,10 @@ impl Judge {
         self.claim(
             last >= first * times,
             format!(
-                "{}: {name} from {first:.0} {unit} ({from}) to {last:.0} {unit} ({to}), {:.2} times (wanted: at least {times})",
+                "{}: {name} from {} {unit} ({from}) to {} {unit} ({to}), {:.2} times (wanted: at least {times})",
                 panel.title,
+                number(first),
+                number(last),
                 last / first
             ),
         );
