@@ -91,7 +91,7 @@ impl Plan {
 
     /// In what its sizes differ from the papers', for the report.
     pub fn scale(&self) -> String {
-        let mib = |pages: u32| u64::from(pages) * 4096 >> 20;
+        let mib = |pages: u32| u64::from(pages) * 4096 / (1 << 20);
         let media = if self.media_extra_ns > 0.0 {
             format!("media model on: {} ns added a missed line", self.media_extra_ns)
         } else {

@@ -33,6 +33,9 @@ pub(crate) struct ExtentTree {
     cache: Option<PageCache>,
 }
 
+/// Nodes from the root to a leaf, and which entry of each was followed.
+type Way = Vec<(u32, u64)>;
+
 /// What a search in one node found.
 #[derive(Debug, Clone, Copy)]
 struct Hit {
@@ -186,8 +189,8 @@ impl ExtentTree {
         }
     }
 
-    /// The way to the leaf for a change of this page: nodes, and which entry of each was followed. Nodes on it have room.
-    fn descend(&self, tx: &mut dyn MapTx, ino: u32, lblk: u32) -> Result<Option<Vec<(u32, u64)>>, MapError> {
+    /// The way to the leaf for a change of this page. Nodes on it have room.
+    fn descend(&self, tx: &mut dyn MapTx, ino: u32, lblk: u32) -> Result<Option<Way>, MapError> {
         let damaged = || MapError::Damaged(format!("extent tree of inode {ino}"));
         let Some(mut node) = self.root(ino, |at| tx.word(at)) else {
             return Ok(None);
@@ -254,12 +257,7 @@ impl ExtentTree {
     }
 
     /// Leaf, place and entry that hold a page.
-    fn holding(
-        &self,
-        tx: &mut dyn MapTx,
-        ino: u32,
-        lblk: u32,
-    ) -> Result<Option<(Vec<(u32, u64)>, u64, Entry)>, MapError> {
+    fn holding(&self, tx: &mut dyn MapTx, ino: u32, lblk: u32) -> Result<Option<(Way, u64, Entry)>, MapError> {
         let Some(path) = self.descend(tx, ino, lblk)? else {
             return Ok(None);
         };

@@ -50,7 +50,7 @@ fn colour(name: &str, names: &[&str]) -> RGBColor {
             .iter()
             .filter(|name| COLOURS.iter().all(|(known, _)| known != *name));
         let place = unknown.into_iter().position(|other| *other == name).unwrap_or(0);
-        if names.iter().any(|name| *name == "hashfs") {
+        if names.contains(&"hashfs") {
             OTHERS[2 - place % 3]
         } else {
             OTHERS[place % 3]
@@ -105,7 +105,7 @@ fn draw(
     Ok(())
 }
 
-fn good_points<'p>(points: &'p [Point]) -> impl Iterator<Item = &'p Point> {
+fn good_points(points: &[Point]) -> impl Iterator<Item = &Point> {
     points.iter().filter(|point| {
         let all = [point.x, point.median, point.low, point.high];
         all.iter().all(|value| value.is_finite())
