@@ -48,6 +48,9 @@ pub(crate) struct Pool {
     pub(crate) geometry: Geometry,
     pub(crate) structure: Structure,
     area_bytes: u64,
+    /// Blocks that were asked for, and those in use from the beginning.
+    usable: u64,
+    separators: u64,
     lanes: Vec<Mutex<Lane>>,
     filling: AtomicBool,
 }
@@ -65,8 +68,8 @@ impl Pool {
         let rings = plan.lanes as u64 * RING_BYTES;
         let bitmap = BLOCK_BYTES + rings;
         let area_offset = (bitmap + Papers::bitmap_bytes(u64::from(blocks))).next_multiple_of(BLOCK_BYTES);
-        // Separators hold no page: the structure is sized by the blocks that can be used, but it counts data blocks.
-        let slots = structure.slots_for(blocks, INODES);
+        // Separators hold no page: a table is sized by the blocks that can be used, so that its load is what it would be without.
+        let slots = structure.slots_for(plan.blocks, INODES);
         let area_bytes = structure.area_bytes(slots);
         let first_block = ((area_offset + area_bytes).div_ceil(BLOCK_BYTES)) as u32;
         let region = Region::anonymous((u64::from(first_block) + u64::from(blocks)) * BLOCK_BYTES)?;
@@ -89,6 +92,7 @@ impl Pool {
             Placement::Papers => Box::new(Papers::new(Arc::clone(&region), bitmap, count, score, plan.seed)),
             _ => Box::new(FreeMap::new(count, score, plan.seed)),
         };
+        let separators = blocks.used();
         let lanes =
             (0..plan.lanes as u64).map(|lane| Mutex::new(Lane::new(BLOCK_BYTES + lane * RING_BYTES, RING_BYTES)));
         Ok(Pool {
@@ -99,6 +103,8 @@ impl Pool {
             geometry,
             structure,
             area_bytes,
+            usable: u64::from(plan.blocks),
+            separators,
             filling: AtomicBool::new(false),
         })
     }
@@ -218,6 +224,11 @@ impl Pool {
         }
         self.filling.store(false, Ordering::Relaxed);
         result
+    }
+
+    /// Share of the usable blocks that hold pages or nodes, in percent.
+    pub(crate) fn full_percent(&self) -> f64 {
+        (self.blocks.used() - self.separators) as f64 * 100.0 / self.usable as f64
     }
 
     /// The word of one page, asked for as the engine does.

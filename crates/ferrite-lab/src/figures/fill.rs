@@ -49,13 +49,12 @@ fn run(plan: &Plan, progress: &mut dyn Progress) -> Result<FigureData, LabError>
                 seed: plan.seed,
             },
         )?;
-        let total = u64::from(pool.geometry.blocks);
         let mut cold = Cold::new(structure)?;
         let mut rng = Rng(plan.seed);
         let mut filled = 0u32;
         for (index, (percent, label)) in FILLS.into_iter().enumerate() {
             progress.step(&format!("{name} {label}"));
-            while pool.blocks.used() * 100 < total * u64::from(percent) {
+            while pool.full_percent() < f64::from(percent) {
                 let (file, lblk) = (filled / file_pages, filled % file_pages);
                 let end = (lblk + 64).min(file_pages);
                 pool.fill((FIRST_FILLER + file).min(INODES - 1), lblk, end, |_| true)?;
