@@ -16,12 +16,19 @@ use parking_lot::Mutex;
 
 use crate::random::Rng;
 
+/// Stretches of 64 blocks looked at for one that is free.
+const STRETCHES: u64 = 64;
+
 /// Where blocks come from; indices count from 0.
 pub(crate) trait Blocks: Send + Sync {
     /// Takes block `index` if it is free.
     fn claim(&self, index: u64) -> bool;
     /// Takes a free block, the one behind the last one taken if that is free.
     fn take(&self) -> Option<u64>;
+    /// Takes a free block with many free ones behind it, if it knows of one.
+    fn take_run(&self) -> Option<u64> {
+        self.take()
+    }
     /// Gives a block back.
     fn free(&self, index: u64);
     /// Blocks in use, those taken to separate chunks included.
@@ -107,6 +114,12 @@ impl Blocks for FreeMap {
         }
         // Every chunk was begun once: what was freed since.
         self.map.claim_from(behind)
+    }
+
+    fn take_run(&self) -> Option<u64> {
+        // As the engine's: a stretch that nobody has begun, else whatever there is.
+        let start = self.map.find_stretch(self.last.load(Ordering::Relaxed), STRETCHES);
+        start.filter(|&start| self.claim(start)).or_else(|| self.take())
     }
 
     fn free(&self, index: u64) {

@@ -19,6 +19,8 @@ use crate::structure::Structure;
 
 /// Twice the private caches of the CPUs we know.
 const WALK_BYTES: usize = 8 << 20;
+/// Cold lookups that go before those that count: page tables and predictors settle.
+const UNCOUNTED: u32 = 10;
 /// Pages of the twin's file.
 const TWIN_PAGES: u32 = 256;
 /// Operations of a hot batch.
@@ -105,6 +107,21 @@ impl Cold {
         let taken = time(|| pool.map.get_many(ino, lblk, &mut words, &cache));
         black_box(&words);
         taken
+    }
+
+    /// Lookups of single pages at these places, cold, in nanoseconds; `extra` is added to each.
+    pub(crate) fn looks(
+        &mut self,
+        pool: &Pool,
+        pages: impl Iterator<Item = (u32, u32)> + Clone,
+        extra: impl Fn(u32, u32) -> f64,
+    ) -> Vec<f64> {
+        for (ino, lblk) in pages.clone().take(UNCOUNTED as usize) {
+            self.look(pool, ino, lblk, 1);
+        }
+        pages
+            .map(|(ino, lblk)| self.look(pool, ino, lblk, 1) + extra(ino, lblk))
+            .collect()
     }
 
     /// A mapping of `count` new pages, allocation and journal included, cold, in nanoseconds.

@@ -45,7 +45,7 @@ impl Plan {
             pool_blocks: 1 << 17,
             cold_samples: 60,
             hot_operations: 20_000,
-            rounds: 5,
+            rounds: 9,
             round_ms: 150,
             threads: vec![1, 2, 4],
             mix_files: 300,

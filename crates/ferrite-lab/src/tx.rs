@@ -75,6 +75,13 @@ impl<'p> LabTx<'p> {
         self.passage = None;
         Ok(())
     }
+
+    /// Notes a block that was taken, by its index, and gives its number.
+    fn take(&mut self, index: Option<u64>) -> Result<u32, MapError> {
+        let block = self.pool.geometry.first_block + index.ok_or(MapError::NoBlock)? as u32;
+        self.lane.claimed.push(Resource::Block(block));
+        Ok(block)
+    }
 }
 
 impl Lane {
@@ -173,10 +180,11 @@ impl MapTx for LabTx<'_> {
     }
 
     fn alloc_block(&mut self) -> Result<u32, MapError> {
-        let index = self.pool.blocks.take().ok_or(MapError::NoBlock)?;
-        let block = self.pool.geometry.first_block + index as u32;
-        self.lane.claimed.push(Resource::Block(block));
-        Ok(block)
+        self.take(self.pool.blocks.take())
+    }
+
+    fn alloc_run(&mut self) -> Result<u32, MapError> {
+        self.take(self.pool.blocks.take_run())
     }
 
     fn claimed(&mut self, resource: Resource) {

@@ -60,13 +60,14 @@ fn run(plan: &Plan, progress: &mut dyn Progress) -> Result<FigureData, LabError>
                 pool.fill((FIRST_FILLER + file).min(INODES - 1), lblk, end, |_| true)?;
                 filled += end - lblk;
             }
-            let (mut reads, mut lines) = (Vec::new(), 0.0);
-            for _ in 0..plan.cold_samples {
-                let page = rng.below(u64::from(filled)) as u32;
-                let (ino, lblk) = (FIRST_FILLER + page / file_pages, page % file_pages);
-                lines += pool.map.lines_touched(ino, lblk) as f64 / f64::from(plan.cold_samples);
-                reads.push(cold.look(&pool, ino, lblk, 1) + missed(plan, &pool, ino, lblk));
-            }
+            let pages: Vec<(u32, u32)> = (0..plan.cold_samples)
+                .map(|_| rng.below(u64::from(filled)) as u32)
+                .map(|page| (FIRST_FILLER + page / file_pages, page % file_pages))
+                .collect();
+            let lines: u64 = pages.iter().map(|&(ino, lblk)| pool.map.lines_touched(ino, lblk)).sum();
+            let lines = lines as f64 / pages.len() as f64;
+            let extra = |ino: u32, lblk: u32| missed(plan, &pool, ino, lblk);
+            let mut reads = cold.looks(&pool, pages.iter().copied(), extra);
             let mut inserts = Vec::new();
             for n in 0..plan.cold_samples.min(plan.pool_blocks / 100) {
                 // Undone each time, so that the pool stays as full as it is.

@@ -16,7 +16,8 @@ use crate::random::Rng;
 use crate::stats::point;
 
 const WRITE_PANEL: &str = "Durable overwrites";
-const READ_PANEL: &str = "Sequential reads after unaligned writes";
+const FIRST_PANEL: &str = "Sequential reads, first pass";
+const READ_PANEL: &str = "Sequential reads, after cleaning";
 const SCAN_PANEL: &str = "Reading 40 bytes that were overwritten again and again";
 const LOGS: &str = "page logs";
 const COPIES: &str = "copy-on-write (as NOVA)";
@@ -32,6 +33,8 @@ const SCAN_PAGES: u64 = 512;
 const PAGE: u64 = 4096;
 /// Operations of a sample.
 const BATCH: u32 = 50;
+/// The same where a part of the file is read only once.
+const SHORT_BATCH: u32 = 4;
 
 pub(crate) const WRITES: Figure = Figure {
     id: "hdpm-5",
@@ -46,7 +49,7 @@ pub(crate) const READS: Figure = Figure {
     id: "hdpm-6",
     title: "Read latency by I/O size, after a million unaligned writes",
     claim: "After many unaligned writes HDPM reads as fast as NOVA at every size.",
-    steps: |_| 2 + READ_SIZES.len() as u64,
+    steps: |_| 2 + 2 * READ_SIZES.len() as u64,
     run: run_reads,
     check: check_reads,
 };
@@ -103,7 +106,7 @@ impl Side {
 
 /// Batches of operations in turns, so that what else the machine does hits both; a sample is a batch's mean in microseconds.
 fn duel(
-    batches: u32,
+    (batches, batch_operations): (u32, u32),
     mut ours: impl FnMut() -> Result<(), LabError>,
     mut theirs: impl FnMut() -> Result<(), LabError>,
 ) -> Result<[Vec<f64>; 2], LabError> {
@@ -114,7 +117,7 @@ fn duel(
         for (side, samples) in sides.into_iter().zip(&mut samples) {
             let mut result = Ok(());
             let taken = time(|| {
-                for _ in 0..BATCH {
+                for _ in 0..batch_operations {
                     if result.is_ok() {
                         result = side();
                     }
@@ -122,7 +125,7 @@ fn duel(
             });
             result?;
             if batch > 0 {
-                samples.push(taken / f64::from(BATCH) / 1000.0);
+                samples.push(taken / f64::from(batch_operations) / 1000.0);
             }
         }
     }
@@ -192,7 +195,7 @@ fn run_writes(plan: &Plan, progress: &mut dyn Progress) -> Result<FigureData, La
         };
         let (mut ours, mut theirs) = (Rng(plan.seed), Rng(plan.seed));
         let samples = duel(
-            batches(plan),
+            (batches(plan), BATCH),
             || write(&sides[0], &mut ours),
             || write(&sides[1], &mut theirs),
         )?;
@@ -228,7 +231,7 @@ fn check_writes(data: &FigureData) -> Verdict {
 }
 
 fn run_reads(plan: &Plan, progress: &mut dyn Progress) -> Result<FigureData, LabError> {
-    let mut panel = bars(READ_PANEL, "bytes read", "latency", "us", false);
+    let mut panels = [FIRST_PANEL, READ_PANEL].map(|title| bars(title, "bytes read", "latency", "us", false));
     let bytes = file_bytes(plan);
     // The paper's rule is in force here: reads fold logs that have grown long.
     let options = MountOptions::default();
@@ -253,53 +256,80 @@ fn run_reads(plan: &Plan, progress: &mut dyn Progress) -> Result<FigureData, Lab
             side.file.write_at(rng.below(bytes - len), &data[..len as usize])?;
         }
     }
-    for (index, len) in READ_SIZES.into_iter().enumerate() {
-        let label = size_label(len);
-        progress.step(&label);
-        let mut buffers = [vec![0; len], vec![0; len]];
-        let mut offsets = [0, 0];
-        let [first, second] = &mut buffers;
-        let [at, their_at] = &mut offsets;
-        let read = |side: &Side, at: &mut u64, buffer: &mut [u8]| -> Result<(), LabError> {
-            side.file.read_at(*at, buffer)?;
-            black_box(&buffer);
-            *at = (*at + len as u64) % bytes;
-            Ok(())
-        };
-        let samples = duel(
-            batches(plan),
-            || read(&sides[0], at, first),
-            || read(&sides[1], their_at, second),
-        )?;
-        push(&mut panel, [LOGS, COPIES], index as f64, &label, samples);
+    for cleaned in [false, true] {
+        if cleaned {
+            sides[0].engine.clean(usize::MAX)?;
+        }
+        // Each size reads a part of its own, once in the first pass.
+        let part = bytes / READ_SIZES.len() as u64;
+        for (index, len) in READ_SIZES.into_iter().enumerate() {
+            let label = size_label(len);
+            progress.step(&label);
+            let mut buffers = [vec![0; len], vec![0; len]];
+            let start = index as u64 * part;
+            let mut offsets = [0, 0];
+            let [first, second] = &mut buffers;
+            let [at, their_at] = &mut offsets;
+            let read = |side: &Side, at: &mut u64, buffer: &mut [u8]| -> Result<(), LabError> {
+                side.file.read_at(start + *at, buffer)?;
+                black_box(&buffer);
+                *at = (*at + len as u64) % part;
+                Ok(())
+            };
+            let once = (part / len as u64 / u64::from(SHORT_BATCH)).saturating_sub(1).max(2) as u32;
+            let effort = if cleaned {
+                (batches(plan), BATCH)
+            } else {
+                (batches(plan).min(once), SHORT_BATCH)
+            };
+            let samples = duel(
+                effort,
+                || read(&sides[0], at, first),
+                || read(&sides[1], their_at, second),
+            )?;
+            push(
+                &mut panels[usize::from(cleaned)],
+                [LOGS, COPIES],
+                index as f64,
+                &label,
+                samples,
+            );
+        }
     }
     Ok(FigureData {
-        panels: vec![panel],
+        panels: panels.into(),
         notes: vec![
             stands_in(),
-            format!(
-                "{writes} unaligned writes of 1 to {SCATTER_BYTES} bytes before (paper: 1,000,000); reads fold logs as by default."
-            ),
+            format!("{writes} unaligned writes of 1 to {SCATTER_BYTES} bytes before (paper: 1,000,000)."),
+            "The first pass walks logs and folds those that have grown long, as reads do by default; then the cleaner has been over \
+             the file. The paper does not say which of the two it shows."
+                .into(),
         ],
     })
 }
 
 fn check_reads(data: &FigureData) -> Verdict {
     let mut judge = Judge::default();
-    let panel = panel_of(data, READ_PANEL);
-    for len in READ_SIZES {
-        let label = size_label(len);
-        match (panel.value(LOGS, &label), panel.value(COPIES, &label)) {
-            (Some(logs), Some(copies)) => judge.claim(
-                logs <= copies * 1.25,
-                format!(
-                    "{label}: logs {logs:.2} us, copies {copies:.2} us, ratio {:.2} (wanted: at most 1.25)",
-                    logs / copies
+    for title in [FIRST_PANEL, READ_PANEL] {
+        let panel = panel_of(data, title);
+        for len in READ_SIZES {
+            let label = size_label(len);
+            match (panel.value(LOGS, &label), panel.value(COPIES, &label)) {
+                (Some(logs), Some(copies)) => judge.claim(
+                    logs <= copies * 1.25,
+                    format!(
+                        "{title}, {label}: logs {logs:.2} us, copies {copies:.2} us, ratio {:.2} (wanted: at most 1.25)",
+                        logs / copies
+                    ),
                 ),
-            ),
-            _ => judge.missing(&label),
+                _ => judge.missing(&label),
+            }
         }
     }
+    judge.remark(
+        "A page that got several small writes is read from several places; on a medium as fast as DRAM these misses cost more than \
+         the page's own bytes, and the system call that hides them in the paper is missing here.",
+    );
     judge.verdict()
 }
 
@@ -332,7 +362,7 @@ fn run_scans(plan: &Plan, progress: &mut dyn Progress) -> Result<FigureData, Lab
             Ok(())
         };
         let samples = duel(
-            batches(plan),
+            (batches(plan), BATCH),
             || read(&sides[0], &mut ours),
             || read(&sides[1], &mut theirs),
         )?;

@@ -5,7 +5,7 @@ use std::time::Duration;
 use ferrite_fs::{MkfsOptions, MountOptions};
 
 use super::mixes::{Mix, Whole, fill, rate};
-use super::{Figure, Judge, panel_of};
+use super::{Figure, Judge, overlap, panel_of};
 use crate::data::{FigureData, Panel};
 use crate::error::LabError;
 use crate::plan::{Plan, Progress};
@@ -25,12 +25,14 @@ pub(crate) const WEBPROXY: Figure = Figure {
     run: |plan, progress| run(plan, progress, Mix::Webproxy),
     check: |data| {
         let mut judge = Judge::default();
-        each_thread_count(data, &mut judge, |judge, threads, ratio| {
+        each_thread_count(data, &mut judge, |judge, threads, ratio, overlaps| {
             let holds = (0.85..=1.18).contains(&ratio);
-            judge.claim(
-                holds,
-                format!("{threads} threads: logs {ratio:.2} times copies (wanted: 0.85 to 1.18)"),
-            );
+            let what = format!("{threads} threads: logs {ratio:.2} times copies (wanted: 0.85 to 1.18)");
+            if holds || !overlaps {
+                judge.claim(holds, what);
+            } else {
+                judge.open(&what);
+            }
         });
         judge.verdict()
     },
@@ -44,11 +46,13 @@ pub(crate) const VARMAIL: Figure = Figure {
     run: |plan, progress| run(plan, progress, Mix::Varmail),
     check: |data| {
         let mut judge = Judge::default();
-        each_thread_count(data, &mut judge, |judge, threads, ratio| {
-            judge.claim(
-                ratio >= 1.0,
-                format!("{threads} threads: logs {ratio:.2} times copies (wanted: at least 1)"),
-            );
+        each_thread_count(data, &mut judge, |judge, threads, ratio, overlaps| {
+            let what = format!("{threads} threads: logs {ratio:.2} times copies (wanted: more than 1)");
+            if overlaps {
+                judge.open(&what);
+            } else {
+                judge.claim(ratio > 1.0, what);
+            }
         });
         judge.remark("DRAM's write bandwidth is many times Optane's, so the advantage that the paper sees at 10 threads cannot show in full.");
         judge.verdict()
@@ -107,7 +111,7 @@ fn run(plan: &Plan, progress: &mut dyn Progress, mix: Mix) -> Result<FigureData,
     })
 }
 
-fn each_thread_count(data: &FigureData, judge: &mut Judge, mut judged: impl FnMut(&mut Judge, &str, f64)) {
+fn each_thread_count(data: &FigureData, judge: &mut Judge, mut judged: impl FnMut(&mut Judge, &str, f64, bool)) {
     let panel = panel_of(data, PANEL);
     let labels: Vec<String> = panel
         .series
@@ -119,7 +123,7 @@ fn each_thread_count(data: &FigureData, judge: &mut Judge, mut judged: impl FnMu
     }
     for label in labels {
         match (panel.value(LOGS, &label), panel.value(COPIES, &label)) {
-            (Some(logs), Some(copies)) => judged(judge, &label, logs / copies),
+            (Some(logs), Some(copies)) => judged(judge, &label, logs / copies, overlap(&panel, LOGS, COPIES, &label)),
             _ => judge.missing(&label),
         }
     }

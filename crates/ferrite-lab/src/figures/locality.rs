@@ -51,16 +51,15 @@ fn run(plan: &Plan, progress: &mut dyn Progress) -> Result<FigureData, LabError>
         pool.fill(SPARSE, 0, 4 * holes, |lblk| lblk % 2 == 0)?;
         let mut cold = Cold::new(structure)?;
         let shuffled = random_pages(plan.file_pages, plan.seed);
-        let mut misses = 0.0;
-        let mut in_order = Vec::new();
-        for lblk in 0..samples {
-            in_order.push(cold.look(&pool, FILE, lblk, 1) + missed(plan, &pool, FILE, lblk));
-        }
-        let mut at_random = Vec::new();
-        for &lblk in shuffled.iter().cycle().take(samples as usize) {
-            misses += pool.map.lines_touched(FILE, lblk) as f64 / f64::from(samples);
-            at_random.push(cold.look(&pool, FILE, lblk, 1) + missed(plan, &pool, FILE, lblk));
-        }
+        let extra = |ino: u32, lblk: u32| missed(plan, &pool, ino, lblk);
+        let in_order = &mut cold.looks(&pool, (0..samples).map(|lblk| (FILE, lblk)), extra);
+        let chosen = shuffled.iter().cycle().take(samples as usize);
+        let lines = chosen
+            .clone()
+            .map(|&lblk| pool.map.lines_touched(FILE, lblk))
+            .sum::<u64>();
+        let misses = lines as f64 / f64::from(samples);
+        let mut at_random = cold.looks(&pool, chosen.map(|&lblk| (FILE, lblk)), extra);
         let cold_random = point(1.0, AT_RANDOM, &mut at_random);
         let hot_order = &mut hot_looks(&pool, FILE, plan.hot_operations, |n| n % plan.file_pages);
         let hot_random = &mut hot_looks(&pool, FILE, plan.hot_operations, |n| {
@@ -80,7 +79,7 @@ fn run(plan: &Plan, progress: &mut dyn Progress) -> Result<FigureData, LabError>
             hottest.median,
             pool.layout_score(FILE, plan.file_pages.min(20_000)),
         ));
-        panels[0].push(name, point(0.0, IN_ORDER, &mut in_order));
+        panels[0].push(name, point(0.0, IN_ORDER, in_order));
         panels[0].push(name, cold_random);
         panels[2].push(name, point(0.0, IN_ORDER, hot_order));
         panels[2].push(name, point(1.0, AT_RANDOM, hot_random));

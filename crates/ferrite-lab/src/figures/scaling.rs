@@ -64,17 +64,11 @@ fn measure(plan: &Plan, structure: Structure, place: &Place<'_>, panels: &mut [P
     pool.fill(FILE, 0, place.pages, |_| true)?;
     pool.fill(DECOY, 0, 8, |_| true)?;
     let mut cold = Cold::new(structure)?;
-    let mut in_order: Vec<f64> = (0..samples)
-        .map(|n| n % place.pages)
-        .map(|lblk| cold.look(&pool, FILE, lblk, 1) + missed(plan, &pool, FILE, lblk))
-        .collect();
+    let extra = |ino: u32, lblk: u32| missed(plan, &pool, ino, lblk);
+    let mut in_order = cold.looks(&pool, (0..samples).map(|n| (FILE, n % place.pages)), extra);
     let shuffled = random_pages(place.pages, plan.seed);
-    let mut at_random: Vec<f64> = shuffled
-        .iter()
-        .cycle()
-        .take(samples as usize)
-        .map(|&lblk| cold.look(&pool, FILE, lblk, 1) + missed(plan, &pool, FILE, lblk))
-        .collect();
+    let chosen = shuffled.iter().cycle().take(samples as usize);
+    let mut at_random = cold.looks(&pool, chosen.map(|&lblk| (FILE, lblk)), extra);
     // Appends to the file itself, whose structure has the size that is asked about; to many copies if it is small.
     let mut inserts = Vec::new();
     for n in 0..samples {
