@@ -3,6 +3,7 @@
 //! Every contender has one colour in all pictures. Whiskers are the intervals.
 
 use plotters::coord::Shift;
+use plotters::coord::combinators::BindKeyPoints;
 use plotters::coord::ranged1d::{AsRangedCoord, Ranged, ValueFormatter};
 use plotters::prelude::*;
 
@@ -97,7 +98,8 @@ fn draw(
     for (area, panel) in body.split_evenly((rows as usize, columns as usize)).iter().zip(panels) {
         let (low, high) = bounds(panel);
         if panel.log_y {
-            draw_panel(area, panel, names, (low..high).log_scale(), low)?;
+            let scale = (low..high).log_scale().with_key_points(ticks(low, high));
+            draw_panel(area, panel, names, scale, low)?;
         } else {
             draw_panel(area, panel, names, low..high, low)?;
         }
@@ -127,6 +129,18 @@ fn bounds(panel: &Panel) -> (f64, f64) {
         .fold(high, f64::min);
     // Whole decades below would waste most of the picture.
     (low / 2.0, (high * 1.5).max(low))
+}
+
+/// Where a logarithmic axis has labels: 1, 2 and 5 of each decade, so that a narrow one has some, too.
+fn ticks(low: f64, high: f64) -> Vec<f64> {
+    if !(low > 0.0 && high.is_finite()) {
+        return Vec::new();
+    }
+    let decades = low.log10().floor() as i32..=high.log10().ceil() as i32;
+    decades
+        .flat_map(|decade| [1.0, 2.0, 5.0].map(|digit| digit * 10f64.powi(decade)))
+        .filter(|tick| (low..=high).contains(tick))
+        .collect()
 }
 
 /// Places on the x axis with their labels.
