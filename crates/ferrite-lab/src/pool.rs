@@ -40,6 +40,13 @@ pub(crate) struct PoolPlan {
     pub(crate) seed: u64,
 }
 
+/// Stores to each page of new memory, so that no operation pays for the kernel's page faults.
+pub(crate) fn touch(region: &Region) {
+    for offset in (0..region.len()).step_by(BLOCK_BYTES as usize) {
+        region.store(offset, 0);
+    }
+}
+
 /// See the module's head.
 pub(crate) struct Pool {
     pub(crate) region: Arc<Region>,
@@ -73,6 +80,7 @@ impl Pool {
         let area_bytes = structure.area_bytes(slots);
         let first_block = ((area_offset + area_bytes).div_ceil(BLOCK_BYTES)) as u32;
         let region = Region::anonymous((u64::from(first_block) + u64::from(blocks)) * BLOCK_BYTES)?;
+        touch(&region);
         let region = Arc::new(region);
         let geometry = Geometry {
             area_offset,

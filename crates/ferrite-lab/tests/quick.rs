@@ -73,6 +73,30 @@ fn every_figure_runs() {
     }
 }
 
+/// A slower medium shows where lines are missed, and is printed.
+#[test]
+fn the_media_model_adds_to_cold_operations_and_says_so() {
+    let plan = Plan {
+        media_extra_ns: 1e6,
+        ..Plan::tiny()
+    };
+    let results = ferrite_lab::run(&["hashfs-6"], &plan, &mut Silent).expect("it runs");
+    let data = &results[0].data;
+    for point in data
+        .panels
+        .iter()
+        .flat_map(|panel| &panel.series)
+        .flat_map(|series| &series.points)
+    {
+        assert!(point.median >= 1e6, "{point:?}");
+    }
+    assert!(
+        data.notes[0].contains("media model on: 1000000 ns"),
+        "{}",
+        data.notes[0]
+    );
+}
+
 #[test]
 fn unknown_figures_are_refused_before_anything_runs() {
     let result = ferrite_lab::run(&["hashfs-5", "hashfs-99"], &Plan::tiny(), &mut Silent);

@@ -12,7 +12,7 @@ use crate::measure::{FILE, clock_ns, time};
 use crate::plan::{Plan, Progress};
 use crate::pool::{Pool, PoolPlan};
 use crate::random::Rng;
-use crate::stats::point;
+use crate::stats::{median_with_interval, point};
 use crate::structure::Structure;
 
 const READS: &str = "Lookups";
@@ -42,19 +42,28 @@ fn run(plan: &Plan, progress: &mut dyn Progress) -> Result<FigureData, LabError>
         for &threads in &plan.threads {
             let name = structure.name();
             progress.step(&format!("{name}, {threads} threads"));
-            let turns = (plan.hot_operations / 4 / threads).max(20);
+            let turns = (plan.hot_operations / 4 / threads / plan.rounds).max(20);
             let pages = plan.file_pages / 4;
             let pool = Pool::new(
                 structure,
                 PoolPlan {
-                    blocks: (pages + turns * threads) * 5 / 4 + 128,
+                    blocks: (pages + turns * threads * (plan.rounds + 1)) * 5 / 4 + 128,
                     score: plan.layout_score,
                     lanes: threads as usize,
                     seed: plan.seed,
                 },
             )?;
             pool.fill(FILE, 0, pages, |_| true)?;
-            let (mut reads, mut inserts) = together(&pool, threads, turns, pages)?;
+            let (mut reads, mut inserts) = (Vec::new(), Vec::new());
+            for round in 0..=plan.rounds {
+                let first = pages + round * threads * turns;
+                let (mut round_reads, mut round_inserts) = together(&pool, threads, turns, first)?;
+                // The first one warms up.
+                if round > 0 {
+                    reads.push(median_with_interval(&mut round_reads).0);
+                    inserts.push(median_with_interval(&mut round_inserts).0);
+                }
+            }
             let (x, label) = (f64::from(threads), threads.to_string());
             panels[0].push(name, point(x, label.clone(), &mut reads));
             panels[1].push(name, point(x, label, &mut inserts));
@@ -65,7 +74,7 @@ fn run(plan: &Plan, progress: &mut dyn Progress) -> Result<FigureData, LabError>
         panels: panels.into(),
         notes: vec![format!(
             "{cores} cores: with more threads than that, threads take turns, and what is shown is not contention alone. The file has one \
-             read-write lock, as in the paper; waiting for it is not counted, waiting inside the mapping is."
+             read-write lock, as in the paper; waiting for it is not counted, waiting inside the mapping is. A sample is the median of a round."
         )],
     })
 }

@@ -78,6 +78,7 @@ impl Side {
             seed: Some(1),
             ..MkfsOptions::default()
         };
+        crate::pool::touch(&region);
         ferrite_fs::mkfs(&region, &mkfs)?;
         let mount = MountOptions {
             cleaner: false,

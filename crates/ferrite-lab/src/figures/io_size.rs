@@ -50,12 +50,6 @@ fn run(plan: &Plan, progress: &mut dyn Progress) -> Result<FigureData, LabError>
         )?;
         pool.fill(FILE, 0, pages, |_| true)?;
         pool.fill(DECOY, 0, 8, |_| true)?;
-        // Pages that were never touched would cost a fault of the kernel's.
-        pool.map.for_each(&mut |entry| {
-            pool.region
-                .stream_zero(u64::from(entry.word.page()) * BLOCK_BYTES, BLOCK_BYTES);
-            true
-        });
         let mut path = Path {
             cold: Cold::new(structure)?,
             pool: &pool,
@@ -127,18 +121,14 @@ impl Path<'_> {
             .map(|lblk| self.pool.map.get(GROWING, lblk))
             .collect();
         let region = &self.pool.region;
-        // Once unmeasured: the first store to memory of the kernel's costs a fault.
-        let mut data = 0.0;
-        for _ in 0..2 {
-            let mut fenced = Ok(());
-            data = time(|| {
-                for (word, part) in words.iter().zip(self.buffer.chunks(BLOCK_BYTES as usize)) {
-                    region.stream(u64::from(word.page()) * BLOCK_BYTES, part);
-                }
-                fenced = region.fence();
-            });
-            fenced?;
-        }
+        let mut fenced = Ok(());
+        let data = time(|| {
+            for (word, part) in words.iter().zip(self.buffer.chunks(BLOCK_BYTES as usize)) {
+                region.stream(u64::from(word.page()) * BLOCK_BYTES, part);
+            }
+            fenced = region.fence();
+        });
+        fenced?;
         Ok((map, data))
     }
 }

@@ -132,10 +132,13 @@ fn check(data: &FigureData) -> Verdict {
     );
     for tree in [extent_of(&reads), "radix"] {
         judge.at_least(&reads, AT_RANDOM, tree, "hashfs", 2.0);
-        judge.at_least(&inserts, IN_ORDER, tree, "hashfs", 2.0);
+        judge.at_least(&inserts, IN_ORDER, tree, "hashfs", 1.5);
     }
     judge.at_least(&reads, AT_RANDOM, extent_of(&reads), "cuckoo", 2.0);
-    judge.at_least(&inserts, IN_ORDER, "cuckoo", "hashfs", 2.0);
+    judge.at_least(&inserts, IN_ORDER, "cuckoo", "hashfs", 1.5);
+    // Half of what the paper saw.
+    judge.at_least(&reads, AT_RANDOM, extent_of(&reads), "hashfs", 7.5);
+    judge.at_least(&inserts, IN_ORDER, extent_of(&reads), "hashfs", 7.0);
     for name in ["hashfs", extent_of(&hot)] {
         match (reads.value(name, AT_RANDOM), hot.value(name, IN_ORDER)) {
             (Some(cold), Some(hot)) => judge.claim(
@@ -146,8 +149,9 @@ fn check(data: &FigureData) -> Verdict {
         }
     }
     judge.remark(
-        "The paper's margins come from a medium two to three times slower than DRAM and from caches much smaller than the trees; \
-         DRAM with large caches leaves the direction and shrinks the ratios.",
+        "The last two factors of the paper's size come from a medium two to three times slower than DRAM, from trees that are flushed \
+         out of the kernel's caches, too, and from an allocator whose lists and code are cold; on DRAM the direction is left. Half of an \
+         insert here is the two fences of its journal, which all structures pay.",
     );
     judge.verdict()
 }

@@ -13,7 +13,7 @@ use ferrite_vfs::{Cred, FileKind, FileSystem, Ino, NewNode, OpenMode, ROOT_INO};
 use parking_lot::Mutex;
 
 use crate::error::LabError;
-use crate::pool::{BLOCK_BYTES, Pool};
+use crate::pool::{BLOCK_BYTES, Pool, touch};
 use crate::random::Rng;
 
 /// Mean size of an addition.
@@ -162,6 +162,7 @@ impl Whole {
     ) -> Result<Self, LabError> {
         let bytes = mix.mean_bytes() * u64::from(files) * threads as u64 * 3 + (64 << 20);
         let region = Region::anonymous(bytes.next_multiple_of(2 << 20))?;
+        touch(&region);
         ferrite_fs::mkfs(&region, mkfs)?;
         let engine = Engine::mount(region, mount)?;
         let dirs = (0..threads).map(|thread| {
