@@ -32,6 +32,9 @@ pub struct Point {
     pub high: f64,
     /// How many samples.
     pub samples: u64,
+    /// The samples themselves, while a figure runs: another run on fresh pools adds its own. Empty in results.
+    #[serde(skip)]
+    pub(crate) values: Vec<f64>,
 }
 
 /// The points of one contender.
@@ -70,6 +73,19 @@ impl Panel {
         Some(point.median).filter(|median| median.is_finite())
     }
 
+    /// Adds a point's samples to those at the same place, if there are any.
+    fn merge(&mut self, name: &str, mut point: Point) {
+        let series = self.series.iter_mut().find(|series| series.name == name);
+        match series.and_then(|series| series.points.iter_mut().find(|known| known.x == point.x)) {
+            Some(known) => {
+                known.values.append(&mut point.values);
+                let mut values = std::mem::take(&mut known.values);
+                *known = crate::stats::point(known.x, std::mem::take(&mut known.label), &mut values);
+            }
+            None => self.push(name, point),
+        }
+    }
+
     /// Adds a point to a contender's series.
     pub fn push(&mut self, name: &str, point: Point) {
         match self.series.iter_mut().find(|series| series.name == name) {
@@ -92,6 +108,30 @@ pub struct FigureData {
 }
 
 impl FigureData {
+    /// Takes in what another run of the same figure measured.
+    pub(crate) fn merge(&mut self, other: FigureData) {
+        for panel in other.panels {
+            let Some(known) = self.panels.iter_mut().find(|known| known.title == panel.title) else {
+                self.panels.push(panel);
+                continue;
+            };
+            for series in panel.series {
+                for point in series.points {
+                    known.merge(&series.name, point);
+                }
+            }
+        }
+        self.notes = other.notes;
+    }
+
+    /// Forgets the samples; points keep what follows from them.
+    pub(crate) fn settle(&mut self) {
+        let series = self.panels.iter_mut().flat_map(|panel| &mut panel.series);
+        series
+            .flat_map(|series| &mut series.points)
+            .for_each(|point| point.values = Vec::new());
+    }
+
     /// The panel of that title.
     pub fn panel(&self, title: &str) -> Option<&Panel> {
         self.panels.iter().find(|panel| panel.title == title)
@@ -162,4 +202,46 @@ pub struct FigureResult {
     pub data: FigureData,
     /// What that means.
     pub verdict: Verdict,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::stats::point;
+
+    fn data(samples: &mut [f64]) -> FigureData {
+        let series = Series {
+            name: "one".into(),
+            points: vec![point(0.0, "here", samples)],
+        };
+        let panel = Panel {
+            title: "t".into(),
+            x_label: String::new(),
+            y_label: String::new(),
+            unit: String::new(),
+            log_y: false,
+            lines: false,
+            series: vec![series],
+        };
+        FigureData {
+            panels: vec![panel],
+            notes: Vec::new(),
+        }
+    }
+
+    /// Several runs are one: the median is that of all their samples.
+    #[test]
+    fn runs_merge_into_the_median_of_all_samples() {
+        let mut all = FigureData::default();
+        all.merge(data(&mut [1.0, 2.0, 3.0]));
+        all.merge(data(&mut [10.0, 11.0]));
+        all.settle();
+        let point = &all.panels[0].series[0].points[0];
+        assert_eq!(
+            (point.median, point.low, point.high, point.samples),
+            (3.0, 1.0, 11.0, 5)
+        );
+        assert!(point.values.is_empty());
+        assert_eq!(all.value("t", "one", "here"), Some(3.0));
+    }
 }

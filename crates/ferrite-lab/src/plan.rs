@@ -15,7 +15,9 @@ pub struct Plan {
     pub large_file_pages: u32,
     /// Data blocks of the pool that is filled to 95 %.
     pub pool_blocks: u32,
-    /// Cold operations of each kind.
+    /// Times that a mapping alone is measured, each on fresh pools: where memory lies makes more of a difference than chance does.
+    pub pools: u32,
+    /// Cold operations of each kind, on each pool.
     pub cold_samples: u32,
     /// Hot operations of each kind.
     pub hot_operations: u32,
@@ -44,7 +46,8 @@ impl Plan {
             file_pages: 1 << 18,
             large_file_pages: 1 << 19,
             pool_blocks: 1 << 18,
-            cold_samples: 60,
+            pools: 3,
+            cold_samples: 30,
             hot_operations: 50_000,
             rounds: 9,
             round_ms: 150,
@@ -63,7 +66,8 @@ impl Plan {
             file_pages: 1 << 18,
             large_file_pages: 1 << 20,
             pool_blocks: 1 << 20,
-            cold_samples: 300,
+            pools: 5,
+            cold_samples: 100,
             hot_operations: 100_000,
             rounds: 11,
             round_ms: 500,
@@ -80,6 +84,7 @@ impl Plan {
             file_pages: 1 << 11,
             large_file_pages: 1 << 12,
             pool_blocks: 1 << 12,
+            pools: 2,
             cold_samples: 3,
             hot_operations: 500,
             rounds: 2,
@@ -99,14 +104,15 @@ impl Plan {
             "media model off".into()
         };
         format!(
-            "plan {}: file {} MiB (paper 1 GiB), largest file {} MiB (paper 4 GiB), pool {} MiB (paper 128 GiB), {} cold samples, {} hot \
-             operations, {} rounds of {} ms, layout score {} unless varied; {media}",
+            "plan {}: file {} MiB (paper 1 GiB), largest file {} MiB (paper 4 GiB), pool {} MiB (paper 128 GiB), {} cold samples and {} \
+             hot operations on each of {} pools, {} rounds of {} ms, layout score {} unless varied; {media}",
             self.name,
             mib(self.file_pages),
             mib(self.large_file_pages),
             mib(self.pool_blocks),
             self.cold_samples,
             self.hot_operations,
+            self.pools,
             self.rounds,
             self.round_ms,
             self.layout_score,

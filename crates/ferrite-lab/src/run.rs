@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use crate::data::{FigureInfo, FigureResult, Machine};
+use crate::data::{FigureData, FigureInfo, FigureResult, Machine};
 use crate::error::LabError;
 use crate::figures::FIGURES;
 use crate::plan::{Plan, Progress};
@@ -26,9 +26,18 @@ pub fn run(ids: &[&str], plan: &Plan, progress: &mut dyn Progress) -> Result<Vec
     let mut results = Vec::new();
     for figure in chosen {
         let info = figure.info();
-        progress.begin(&info, (figure.steps)(plan));
+        let runs = if figure.on_fresh_pools { plan.pools.max(1) } else { 1 };
+        progress.begin(&info, (figure.steps)(plan) * u64::from(runs));
         let start = Instant::now();
-        let mut data = (figure.run)(plan, progress)?;
+        let mut data = FigureData::default();
+        for run in 0..runs {
+            let seeded = Plan {
+                seed: plan.seed.wrapping_add(u64::from(run)),
+                ..plan.clone()
+            };
+            data.merge((figure.run)(&seeded, progress)?);
+        }
+        data.settle();
         progress.end();
         data.notes.insert(0, plan.scale());
         results.push(FigureResult {

@@ -38,6 +38,7 @@ pub(crate) fn point(x: f64, label: impl Into<String>, samples: &mut [f64]) -> Po
         low,
         high,
         samples: samples.len() as u64,
+        values: samples.to_vec(),
     }
 }
 

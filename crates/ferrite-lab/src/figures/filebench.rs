@@ -25,6 +25,7 @@ pub(crate) const FIGURE: Figure = Figure {
     title: "Filebench: fileserver and webproxy, with level hashing",
     claim: "In fileserver HashFS is 26 % above Strata's page-cached extent tree and the radix tree 10 % below it; in webproxy all are \
             within 2 %. Level hashing is below HashFS in all cases, and below the baseline in fileserver.",
+    on_fresh_pools: false,
     steps: |_| ((Mapping::ALL.len() + Structure::all().len()) * MIXES.len()) as u64,
     run,
     check,

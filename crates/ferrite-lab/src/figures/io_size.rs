@@ -25,6 +25,7 @@ pub(crate) const FIGURE: Figure = Figure {
     title: "I/O size: mapping's share of the I/O path for 4 KiB, 64 KiB and 1 MiB",
     claim: "The larger the I/O, the smaller mapping's share and the distance between trees and tables. At 1 MiB the radix tree is best \
             for reads (3 % of the path); HashFS stays fastest for inserts.",
+    on_fresh_pools: true,
     steps: |_| (Structure::contenders().len() * SIZES.len()) as u64,
     run,
     check,

@@ -24,7 +24,9 @@ pub(crate) struct Figure {
     pub(crate) id: &'static str,
     pub(crate) title: &'static str,
     pub(crate) claim: &'static str,
-    /// How many steps the run tells of.
+    /// Whether it is run several times, each on pools of its own.
+    pub(crate) on_fresh_pools: bool,
+    /// How many steps a run tells of.
     pub(crate) steps: fn(&Plan) -> u64,
     pub(crate) run: fn(&Plan, &mut dyn Progress) -> Result<FigureData, LabError>,
     pub(crate) check: fn(&FigureData) -> Verdict,

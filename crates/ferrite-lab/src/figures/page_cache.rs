@@ -18,6 +18,7 @@ pub(crate) const FIGURE: Figure = Figure {
     id: "hashfs-11",
     title: "Page cache: Strata's extent tree in DRAM pages against the same tree in place",
     claim: "Even after a million operations the page cache's overhead is not paid back in reads; inserts are slower, too.",
+    on_fresh_pools: true,
     steps: |_| contenders().len() as u64,
     run,
     check,

@@ -22,6 +22,7 @@ pub(crate) const FRAGMENTATION: Figure = Figure {
     title: "Fragmentation: layout scores 1.0, 0.85 and 0.7",
     claim: "Only the extent tree's lookups suffer from fragmentation; inserts get slower for all that use the block allocator, \
             HashFS is not affected at all.",
+    on_fresh_pools: true,
     steps: |_| (Structure::contenders().len() * SCORES.len()) as u64,
     run: run_fragmentation,
     check: check_fragmentation,
@@ -31,6 +32,7 @@ pub(crate) const FILE_SIZE: Figure = Figure {
     id: "hashfs-7",
     title: "File size: 4 KiB, 4 MiB, and the largest file",
     claim: "Trees get slower with the size of the file (random lookups by 34 %, sequential ones by less than 10 %), hash tables do not.",
+    on_fresh_pools: true,
     steps: |_| (Structure::contenders().len() * SIZES.len()) as u64,
     run: run_file_size,
     check: check_file_size,

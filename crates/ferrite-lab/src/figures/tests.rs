@@ -13,6 +13,7 @@ fn panel(title: &str, values: &[(&str, &[(&str, f64)])]) -> Panel {
             low: median * 0.95,
             high: median * 1.05,
             samples: 9,
+            values: Vec::new(),
         });
         panel.series.push(Series {
             name: name.to_string(),

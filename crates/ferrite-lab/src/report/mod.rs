@@ -201,6 +201,7 @@ mod tests {
             low: median * 0.9,
             high: median * 1.1,
             samples: 3,
+            values: Vec::new(),
         };
         let panel = |log_y: bool, lines: bool| Panel {
             title: "a < b & c".into(),
