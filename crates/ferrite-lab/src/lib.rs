@@ -11,6 +11,17 @@
 //! | `figures` | one file for each figure or family |
 //! | [`data`], `report` | results, and the page that shows them |
 //!
+//! ```no_run
+//! use ferrite_lab::{Plan, Silent};
+//!
+//! let results = ferrite_lab::run(&["hashfs-5", "hdpm-9"], &Plan::quick(), &mut Silent)?;
+//! std::fs::write("report.html", ferrite_lab::report(&results)).expect("space for the report");
+//! std::fs::write("results.json", ferrite_lab::to_json(&results)?).expect("space for the results");
+//! # Ok::<(), ferrite_lab::LabError>(())
+//! ```
+//!
+//! A new figure is a file in `figures` and a line in its list; a new mapping of `ferrite-map` joins by itself.
+//!
 //! *Architecture invariant:* nothing here is part of the product; no other crate but the command line uses it.
 //! *Architecture invariant:* no `unsafe`; whatever needs it lies in `ferrite-pm`.
 #![forbid(unsafe_code)]
