@@ -131,6 +131,15 @@ fn bounds(panel: &Panel) -> (f64, f64) {
     (low / 2.0, (high * 1.5).max(low))
 }
 
+/// A value on the axis: round ones without zeros behind the point.
+fn tick(value: f64) -> String {
+    if value.fract() == 0.0 {
+        format!("{value:.0}")
+    } else {
+        number(value)
+    }
+}
+
 /// Where a logarithmic axis has labels: 1, 2 and 5 of each decade, so that a narrow one has some, too.
 fn ticks(low: f64, high: f64) -> Vec<f64> {
     if !(low > 0.0 && high.is_finite()) {
@@ -187,7 +196,8 @@ where
         // Half steps, so that every place is among them; the others have no label.
         .x_labels(places.len() * 2 + 2)
         .x_label_formatter(&label)
-        .y_label_formatter(&|y: &f64| number(*y))
+        .y_label_formatter(&|y: &f64| tick(*y))
+        .max_light_lines(0)
         .x_desc(panel.x_label.as_str())
         .y_desc(format!("{} [{}]", panel.y_label, panel.unit))
         .axis_desc_style((FONT, 14))
