@@ -290,6 +290,28 @@ impl Region {
         }
     }
 
+    /// Writes the lines of a range back and drops them from all caches, and waits: the next load of each misses. False where
+    /// this CPU has no such instruction, and nothing happened. For measurements with cold caches only.
+    pub fn evict(&self, offset: u64, len: u64) -> bool {
+        let _ = self.at(offset, len);
+        let first = offset / LINE_BYTES * LINE_BYTES;
+        let lines = if len == 0 {
+            0
+        } else {
+            (offset + len).div_ceil(LINE_BYTES) - first / LINE_BYTES
+        };
+        // SAFETY: the lines of a checked range, in a mapping whose ends are page-aligned.
+        let evicted = unsafe { cpu::evict(self.mapping.base().add(first as usize), lines) };
+        if let Some(recorder) = self.recorder.as_ref().filter(|_| evicted) {
+            for line in 0..lines {
+                recorder.record(|| Event::WriteBack {
+                    line: first + line * LINE_BYTES,
+                });
+            }
+        }
+        evicted
+    }
+
     /// Makes this thread's streams and write-backs durable, in as far as the medium can. On an ordinary file in strict
     /// mode it blocks for a sync, which it shares with other threads; a failed sync poisons the region for good.
     #[inline]

@@ -249,3 +249,17 @@ fn print_the_cost_of_a_streamed_page() {
         start.elapsed().as_nanos() / u128::from(ROUNDS)
     );
 }
+
+/// An evicted range keeps its content, and a range that ends inside a line takes the whole line with it.
+#[test]
+fn eviction_changes_no_content() {
+    let region = Region::anonymous(MIB).unwrap();
+    for offset in (0..MIB).step_by(8) {
+        region.store(offset, offset ^ 0x5a);
+    }
+    region.evict(8, MIB - 16);
+    region.evict(0, 0);
+    for offset in (0..MIB).step_by(8) {
+        assert_eq!(region.load(offset), offset ^ 0x5a);
+    }
+}

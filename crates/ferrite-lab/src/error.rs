@@ -1,0 +1,36 @@
+//! Why an experiment could not be run.
+
+use ferrite_map::MapError;
+use thiserror::Error;
+
+/// See the module's head.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum LabError {
+    /// No figure has that id.
+    #[error("no figure is called {0}; `ferrite lab list` shows them")]
+    UnknownFigure(String),
+    /// A mapping refused.
+    #[error("{structure}: {source}")]
+    Map {
+        /// Which one.
+        structure: &'static str,
+        /// What it said.
+        source: MapError,
+    },
+    /// The medium, usually for want of memory.
+    #[error(transparent)]
+    Medium(#[from] ferrite_pm::PmError),
+    /// The engine did not come up.
+    #[error(transparent)]
+    Engine(#[from] ferrite_fs::EngineError),
+    /// A file system call failed.
+    #[error("file system: {0}")]
+    FileSystem(#[from] ferrite_vfs::FsError),
+    /// Something was measured that cannot be right.
+    #[error("{0}")]
+    Wrong(String),
+    /// Results that are none.
+    #[error("these are no results of the lab: {0}")]
+    Json(#[from] serde_json::Error),
+}

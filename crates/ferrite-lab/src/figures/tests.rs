@@ -1,0 +1,83 @@
+//! Verdicts follow from the numbers, and from nothing else.
+
+use super::*;
+use crate::data::{Point, Series};
+
+fn panel(title: &str, values: &[(&str, &[(&str, f64)])]) -> Panel {
+    let mut panel = bars(title, "x", "time", "ns", false);
+    for (name, points) in values {
+        let points = points.iter().enumerate().map(|(index, &(label, median))| Point {
+            x: index as f64,
+            label: label.into(),
+            median,
+            low: median * 0.95,
+            high: median * 1.05,
+            samples: 9,
+            values: Vec::new(),
+        });
+        panel.series.push(Series {
+            name: name.to_string(),
+            points: points.collect(),
+        });
+    }
+    panel
+}
+
+fn outcome(id: &str, panels: Vec<Panel>) -> Outcome {
+    let figure = FIGURES.iter().find(|figure| figure.id == id).expect("it is listed");
+    let data = FigureData {
+        panels,
+        notes: Vec::new(),
+    };
+    let verdict = (figure.check)(&data);
+    assert!(!verdict.reasons.is_empty());
+    verdict.outcome
+}
+
+#[test]
+fn figures_have_ids_of_their_own_and_say_what_the_paper_claims() {
+    let ids: std::collections::BTreeSet<_> = FIGURES.iter().map(|figure| figure.id).collect();
+    assert_eq!(ids.len(), FIGURES.len());
+    for figure in FIGURES {
+        assert!(figure.claim.ends_with('.'), "{}", figure.id);
+    }
+}
+
+#[test]
+fn a_figure_without_data_is_not_reproduced() {
+    for figure in FIGURES {
+        assert_eq!(outcome(figure.id, Vec::new()), Outcome::Not, "{}", figure.id);
+    }
+}
+
+#[test]
+fn the_page_cache_verdict_follows_its_numbers() {
+    const TITLE: &str = "Single-page operations, many of them";
+    let with = |cached: [f64; 3]| {
+        let labels = ["random lookup", "sequential lookup", "append"];
+        let cached: Vec<_> = labels.into_iter().zip(cached).collect();
+        let in_place: Vec<_> = labels.into_iter().zip([100.0; 3]).collect();
+        let values: [(&str, &[(&str, f64)]); 2] = [("extent-page-cached", &cached), ("extent-in-place", &in_place)];
+        outcome("hashfs-11", vec![panel(TITLE, &values)])
+    };
+    assert_eq!(with([120.0, 110.0, 150.0]), Outcome::Reproduced);
+    assert_eq!(with([120.0, 90.0, 150.0]), Outcome::Partly);
+    assert_eq!(with([80.0, 90.0, 50.0]), Outcome::Not);
+}
+
+#[test]
+fn what_the_intervals_leave_open_is_no_reproduction_and_no_refutation() {
+    let with = |logs: f64| {
+        let panel = panel(
+            "Throughput",
+            &[
+                ("page logs", &[("1", logs)]),
+                ("copy-on-write (as NOVA)", &[("1", 100.0)]),
+            ],
+        );
+        outcome("hdpm-8", vec![panel])
+    };
+    assert_eq!(with(150.0), Outcome::Reproduced);
+    assert_eq!(with(50.0), Outcome::Not);
+    assert_eq!(with(99.0), Outcome::Partly);
+}

@@ -1,0 +1,48 @@
+//! The lab: the experiments of the HashFS and HDPM papers as commands, with plots and verdicts.
+//!
+//! | module | what lives there |
+//! | --- | --- |
+//! | [`plan`] | how much is done, and who is told about it |
+//! | `structure` | what is measured: every mapping of `ferrite-map`, and the baselines |
+//! | `baselines` | level hashing, HashFS with tombstones, extent trees behind a page cache |
+//! | `alloc` | the papers' block allocator and ours, with the layout score |
+//! | `pool`, `tx` | a mapping on a pool of its own; a transaction that pays for a journal |
+//! | `measure`, `stats` | cold and hot timing; medians with intervals |
+//! | `figures` | one file for each figure or family |
+//! | [`data`], `report` | results, and the page that shows them |
+//!
+//! ```no_run
+//! use ferrite_lab::{Plan, Silent};
+//!
+//! let results = ferrite_lab::run(&["hashfs-5", "hdpm-9"], &Plan::quick(), &mut Silent)?;
+//! std::fs::write("report.html", ferrite_lab::report(&results)).expect("space for the report");
+//! std::fs::write("results.json", ferrite_lab::to_json(&results)?).expect("space for the results");
+//! # Ok::<(), ferrite_lab::LabError>(())
+//! ```
+//!
+//! A new figure is a file in `figures` and a line in its list; a new mapping of `ferrite-map` joins by itself.
+//!
+//! *Architecture invariant:* nothing here is part of the product; no other crate but the command line uses it.
+//! *Architecture invariant:* no `unsafe`; whatever needs it lies in `ferrite-pm`.
+#![forbid(unsafe_code)]
+
+mod alloc;
+mod baselines;
+pub mod data;
+mod error;
+mod figures;
+mod measure;
+pub mod plan;
+mod pool;
+mod random;
+mod report;
+mod run;
+mod stats;
+mod structure;
+mod tx;
+
+pub use data::{FigureData, FigureInfo, FigureResult, Panel, Point, Series, Verdict};
+pub use error::LabError;
+pub use plan::{Plan, Progress, Silent};
+pub use report::report;
+pub use run::{from_json, list, run, to_json};

@@ -1,0 +1,216 @@
+//! How an operation is timed: cold, hot, and against the clock's own cost.
+//!
+//! *Cold*: before each single operation the structure (its area, its nodes, the allocator's bitmap) is flushed from all caches line by
+//! line, and a buffer larger than the private caches is read, so that what lies in DRAM is at best in the shared cache. Then
+//! the same operation runs on a small twin of the pool, so that code and stack are warm: what is left to miss is the structure.
+//!
+//! *Hot*: many operations in batches; a sample is a batch's mean.
+
+use std::hint::black_box;
+use std::sync::OnceLock;
+use std::time::Instant;
+
+use ferrite_map::TransCache;
+
+use crate::error::LabError;
+use crate::pool::{Pool, PoolPlan};
+use crate::random::Rng;
+use crate::structure::Structure;
+
+/// Twice the private caches of the CPUs we know.
+const WALK_BYTES: usize = 8 << 20;
+/// Cold lookups that go before those that count: page tables and predictors settle.
+const UNCOUNTED: u32 = 10;
+/// Pages of the twin's file.
+const TWIN_PAGES: u32 = 256;
+/// Operations of a hot batch.
+const BATCH: u32 = 500;
+/// The file experiments read, and the twin's.
+pub(crate) const FILE: u32 = 1;
+/// A file that is touched to take cursors elsewhere.
+pub(crate) const DECOY: u32 = 2;
+/// A file that is appended to.
+pub(crate) const GROWING: u32 = 3;
+/// A file with holes that are filled.
+pub(crate) const SPARSE: u32 = 4;
+
+/// What reading the clock twice takes, in nanoseconds.
+pub(crate) fn clock_ns() -> f64 {
+    static COST: OnceLock<f64> = OnceLock::new();
+    *COST.get_or_init(|| {
+        let mut costs: Vec<f64> = (0..2001)
+            .map(|_| {
+                let start = Instant::now();
+                start.elapsed().as_nanos() as f64
+            })
+            .collect();
+        costs.sort_by(f64::total_cmp);
+        costs[costs.len() / 2]
+    })
+}
+
+/// Nanoseconds that `work` takes.
+#[inline]
+pub(crate) fn time(work: impl FnOnce()) -> f64 {
+    let start = Instant::now();
+    work();
+    let elapsed = start.elapsed().as_nanos() as f64;
+    (elapsed - clock_ns()).max(1.0)
+}
+
+/// What cold operations need besides the pool.
+pub(crate) struct Cold {
+    twin: Pool,
+    twin_next: u32,
+    walk: Vec<u64>,
+    /// Whether this CPU could evict.
+    pub(crate) evicts: bool,
+}
+
+impl Cold {
+    pub(crate) fn new(structure: Structure) -> Result<Cold, LabError> {
+        clock_ns();
+        let plan = PoolPlan {
+            blocks: 4 * TWIN_PAGES,
+            score: 1.0,
+            lanes: 1,
+            seed: 5,
+        };
+        let twin = Pool::new(structure, plan)?;
+        twin.fill(FILE, 0, TWIN_PAGES, |_| true)?;
+        Ok(Cold {
+            twin,
+            twin_next: 0,
+            walk: vec![1; WALK_BYTES / 8],
+            evicts: true,
+        })
+    }
+
+    fn reset(&mut self, pool: &Pool) {
+        pool.map.get(DECOY, 0);
+        self.evicts &= pool.evict();
+        let sum: u64 = self.walk.iter().step_by(8).sum();
+        black_box(sum);
+    }
+
+    /// A lookup of `count` pages, cold, in nanoseconds.
+    pub(crate) fn look(&mut self, pool: &Pool, ino: u32, lblk: u32, count: usize) -> f64 {
+        let mut words = vec![ferrite_map::PageWord::HOLE; count];
+        let mut rehearsed = vec![ferrite_map::PageWord::HOLE; count.min(TWIN_PAGES as usize)];
+        self.reset(pool);
+        // Twice, so that branch predictors and lines of code have settled.
+        for _ in 0..2 {
+            let cache = TransCache::default();
+            black_box(time(|| self.twin.map.get_many(FILE, 0, &mut rehearsed, &cache)));
+        }
+        let cache = TransCache::default();
+        let taken = time(|| pool.map.get_many(ino, lblk, &mut words, &cache));
+        black_box(&words);
+        taken
+    }
+
+    /// Lookups of single pages at these places, cold, in nanoseconds; `extra` is added to each.
+    pub(crate) fn looks(
+        &mut self,
+        pool: &Pool,
+        pages: impl Iterator<Item = (u32, u32)> + Clone,
+        extra: impl Fn(u32, u32) -> f64,
+    ) -> Vec<f64> {
+        for (ino, lblk) in pages.clone().take(UNCOUNTED as usize) {
+            self.look(pool, ino, lblk, 1);
+        }
+        pages
+            .map(|(ino, lblk)| self.look(pool, ino, lblk, 1) + extra(ino, lblk))
+            .collect()
+    }
+
+    /// A mapping of `count` new pages, allocation and journal included, cold, in nanoseconds.
+    pub(crate) fn insert(&mut self, pool: &Pool, ino: u32, lblk: u32, count: u32) -> Result<f64, LabError> {
+        self.reset(pool);
+        for _ in 0..2 {
+            self.rehearse_insert(count.min(TWIN_PAGES / 2))?;
+        }
+        let mut result = Ok(());
+        let taken = time(|| result = pool.insert(0, ino, lblk, count));
+        result.map(|()| taken)
+    }
+
+    fn rehearse_insert(&mut self, count: u32) -> Result<(), LabError> {
+        if self.twin_next + count > TWIN_PAGES {
+            self.twin.remove(0, GROWING, 0, self.twin_next)?;
+            self.twin_next = 0;
+        }
+        let mut result = Ok(());
+        black_box(time(|| {
+            result = self.twin.insert(0, GROWING, self.twin_next, count);
+        }));
+        self.twin_next += count;
+        result
+    }
+}
+
+/// Lookups of single pages again and again, as batches' means in nanoseconds.
+pub(crate) fn hot_looks(pool: &Pool, ino: u32, operations: u32, mut page: impl FnMut(u32) -> u32) -> Vec<f64> {
+    let cache = TransCache::default();
+    let batches = (operations / BATCH).max(2);
+    // One batch goes first, unmeasured: the file's structure comes into the caches with it.
+    let mut number = 0;
+    (0..=batches)
+        .map(|_| {
+            let pages: Vec<u32> = (0..BATCH)
+                .map(|_| {
+                    number += 1;
+                    page(number)
+                })
+                .collect();
+            time(|| {
+                for &lblk in &pages {
+                    black_box(pool.look(ino, lblk, &cache));
+                }
+            }) / f64::from(BATCH)
+        })
+        .skip(1)
+        .collect()
+}
+
+/// Insertions of single pages, one transaction each, as batches' means in nanoseconds.
+pub(crate) fn hot_inserts(
+    pool: &Pool,
+    ino: u32,
+    operations: u32,
+    mut page: impl FnMut(u32) -> u32,
+) -> Result<Vec<f64>, LabError> {
+    // An insert costs ten lookups.
+    let batch = BATCH / 10;
+    let batches = (operations / 10 / batch).max(2);
+    let mut samples = Vec::new();
+    let mut number = 0;
+    for _ in 0..=batches {
+        let mut result = Ok(());
+        let taken = time(|| {
+            for _ in 0..batch {
+                number += 1;
+                if result.is_ok() {
+                    result = pool.insert(0, ino, page(number), 1);
+                }
+            }
+        });
+        result?;
+        samples.push(taken / f64::from(batch));
+    }
+    samples.remove(0);
+    Ok(samples)
+}
+
+/// How many pages [`hot_inserts`] maps for so many operations.
+pub(crate) fn hot_insert_pages(operations: u32) -> u32 {
+    let batch = BATCH / 10;
+    ((operations / 10 / batch).max(2) + 1) * batch + 1
+}
+
+/// Different pages below `pages`, in random order.
+pub(crate) fn random_pages(pages: u32, seed: u64) -> Vec<u32> {
+    let mut all: Vec<u32> = (0..pages).collect();
+    Rng(seed).shuffle(&mut all);
+    all
+}

@@ -1,0 +1,271 @@
+//! A mapping on a pool of its own, in anonymous memory.
+//!
+//! What lives here: [`Pool`] and what experiments do to it. The pool is laid out as {rings, bitmap of the papers' allocator, the
+//! mapping's area, data blocks}.
+//!
+//! Invariant: `filling` pools pay for no durability; no experiment measures one.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use ferrite_map::{FileMap, Geometry, MapError, PageWord, Resource, TransCache};
+use ferrite_pm::Region;
+use parking_lot::Mutex;
+
+use crate::alloc::{self, Blocks, FreeMap, Papers};
+use crate::error::LabError;
+use crate::structure::{Placement, Structure};
+use crate::tx::{LabTx, Lane};
+
+/// Bytes of a data block.
+pub(crate) const BLOCK_BYTES: u64 = 4096;
+/// Bytes of a lane's ring.
+const RING_BYTES: u64 = 256 << 10;
+/// Inodes of the pools.
+pub(crate) const INODES: u32 = 1 << 14;
+/// Pages of one transaction while a file is filled.
+const FILL_PAGES: u32 = 64;
+/// Times that a full mapping is asked to make room for one change.
+const ROOM_TRIES: u32 = 1000;
+
+/// What a pool shall be.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct PoolPlan {
+    /// Blocks that can be used.
+    pub(crate) blocks: u32,
+    /// See [`crate::alloc`].
+    pub(crate) score: f64,
+    /// Threads that change it at a time.
+    pub(crate) lanes: usize,
+    pub(crate) seed: u64,
+}
+
+/// Stores to each page of new memory, so that no operation pays for the kernel's page faults.
+pub(crate) fn touch(region: &Region) {
+    for offset in (0..region.len()).step_by(BLOCK_BYTES as usize) {
+        region.store(offset, 0);
+    }
+}
+
+/// See the module's head.
+pub(crate) struct Pool {
+    pub(crate) region: Arc<Region>,
+    pub(crate) map: Box<dyn FileMap>,
+    pub(crate) blocks: Box<dyn Blocks>,
+    pub(crate) geometry: Geometry,
+    pub(crate) structure: Structure,
+    area_bytes: u64,
+    /// Blocks that were asked for, and those in use from the beginning.
+    usable: u64,
+    separators: u64,
+    lanes: Vec<Mutex<Lane>>,
+    filling: AtomicBool,
+}
+
+impl Pool {
+    /// An empty pool.
+    pub(crate) fn new(structure: Structure, plan: PoolPlan) -> Result<Pool, LabError> {
+        let placement = structure.placement();
+        let score = if placement == Placement::ByHash {
+            1.0
+        } else {
+            plan.score
+        };
+        let blocks = alloc::blocks_for(plan.blocks, score);
+        let rings = plan.lanes as u64 * RING_BYTES;
+        let bitmap = BLOCK_BYTES + rings;
+        let area_offset = (bitmap + Papers::bitmap_bytes(u64::from(blocks))).next_multiple_of(BLOCK_BYTES);
+        // Separators hold no page: a table is sized by the blocks that can be used, so that its load is what it would be without.
+        let slots = structure.slots_for(plan.blocks, INODES);
+        let area_bytes = structure.area_bytes(slots);
+        let first_block = ((area_offset + area_bytes).div_ceil(BLOCK_BYTES)) as u32;
+        let region = Region::anonymous((u64::from(first_block) + u64::from(blocks)) * BLOCK_BYTES)?;
+        touch(&region);
+        let region = Arc::new(region);
+        let geometry = Geometry {
+            area_offset,
+            slots,
+            first_block,
+            blocks,
+            inodes: INODES,
+            seed: plan.seed,
+        };
+        let map = structure.open(Arc::clone(&region), geometry);
+        map.load(1, &|_| {}).map_err(|source| LabError::Map {
+            structure: structure.name(),
+            source,
+        })?;
+        let count = u64::from(blocks);
+        let blocks: Box<dyn Blocks> = match placement {
+            Placement::Papers => Box::new(Papers::new(Arc::clone(&region), bitmap, count, score, plan.seed)),
+            _ => Box::new(FreeMap::new(count, score, plan.seed)),
+        };
+        let separators = blocks.used();
+        let lanes =
+            (0..plan.lanes as u64).map(|lane| Mutex::new(Lane::new(BLOCK_BYTES + lane * RING_BYTES, RING_BYTES)));
+        Ok(Pool {
+            lanes: lanes.collect(),
+            region,
+            map,
+            blocks,
+            geometry,
+            structure,
+            area_bytes,
+            usable: u64::from(plan.blocks),
+            separators,
+            filling: AtomicBool::new(false),
+        })
+    }
+
+    /// A transaction in `lane`.
+    pub(crate) fn tx(&self, lane: usize) -> LabTx<'_> {
+        // Passed first: what the transaction looks at must stay where it is.
+        let passage = self.map.gate().map(|gate| gate.pass());
+        LabTx::new(self, self.lanes[lane].lock(), passage)
+    }
+
+    pub(crate) fn release(&self, resource: Resource) {
+        match resource {
+            Resource::Block(block) => self.blocks.free(u64::from(block - self.geometry.first_block)),
+            Resource::MapSlot(slot) => self.map.release(slot),
+            // A mapping has no others.
+            _ => {}
+        }
+    }
+
+    fn durable(&self) -> bool {
+        !self.filling.load(Ordering::Relaxed)
+    }
+
+    /// Moves entries until nothing wants to be moved; false if nothing was.
+    fn make_room(&self, lane: usize) -> Result<bool, MapError> {
+        let mut moved = false;
+        for _ in 0..ROOM_TRIES {
+            let _moving = self.map.gate().map(|gate| gate.close());
+            let mut tx = LabTx::new(self, self.lanes[lane].lock(), None);
+            if !self.map.make_room(&mut tx)? {
+                break;
+            }
+            tx.commit(self.durable())?;
+            moved = true;
+            if !self.map.wants_room() {
+                break;
+            }
+        }
+        Ok(moved)
+    }
+
+    /// Commits what `change` does; a full mapping gets the chance to move entries first, as in the engine.
+    pub(crate) fn change<T>(
+        &self,
+        lane: usize,
+        mut change: impl FnMut(&mut LabTx<'_>) -> Result<T, MapError>,
+    ) -> Result<T, LabError> {
+        let mut result = Err(MapError::TableFull);
+        for _ in 0..ROOM_TRIES {
+            let mut tx = self.tx(lane);
+            result = change(&mut tx).and_then(|done| tx.commit(self.durable()).map(|()| done));
+            match &result {
+                Ok(_) if self.map.wants_room() => {
+                    self.make_room(lane).map_err(|source| self.error(source))?;
+                    break;
+                }
+                Err(MapError::TableFull) => match self.make_room(lane) {
+                    Ok(true) => {}
+                    Ok(false) => break,
+                    Err(source) => return Err(self.error(source)),
+                },
+                _ => break,
+            }
+        }
+        result.map_err(|source| self.error(source))
+    }
+
+    pub(crate) fn error(&self, source: MapError) -> LabError {
+        LabError::Map {
+            structure: self.structure.name(),
+            source,
+        }
+    }
+
+    /// Maps `count` pages to blocks of the mapping's choice, in one transaction.
+    pub(crate) fn insert(&self, lane: usize, ino: u32, lblk: u32, count: u32) -> Result<(), LabError> {
+        self.change(lane, |tx| {
+            for lblk in lblk..lblk + count {
+                let block = self.map.alloc_page(tx, ino, lblk)?;
+                self.map.insert(tx, ino, lblk, PageWord::new(block, 0))?;
+            }
+            Ok(())
+        })
+    }
+
+    /// Unmaps pages and frees their blocks, in one transaction.
+    pub(crate) fn remove(&self, lane: usize, ino: u32, lblk: u32, count: u32) -> Result<u32, LabError> {
+        self.change(lane, |tx| {
+            let mut removed = 0;
+            for lblk in lblk..lblk + count {
+                let word = self.map.remove(tx, ino, lblk)?;
+                if !word.is_hole() {
+                    ferrite_map::MapTx::freed(tx, Resource::Block(word.page()));
+                    removed += 1;
+                }
+            }
+            Ok(removed)
+        })
+    }
+
+    /// Maps the pages `first..end` that `wanted` names, without paying for durability.
+    pub(crate) fn fill(&self, ino: u32, first: u32, end: u32, wanted: impl Fn(u32) -> bool) -> Result<(), LabError> {
+        self.filling.store(true, Ordering::Relaxed);
+        let mut result = Ok(());
+        for at in (first..end).step_by(FILL_PAGES as usize) {
+            result = self.change(0, |tx| {
+                for lblk in (at..end.min(at + FILL_PAGES)).filter(|&lblk| wanted(lblk)) {
+                    let block = self.map.alloc_page(tx, ino, lblk)?;
+                    self.map.insert(tx, ino, lblk, PageWord::new(block, 0))?;
+                }
+                Ok(())
+            });
+            if result.is_err() {
+                break;
+            }
+        }
+        self.filling.store(false, Ordering::Relaxed);
+        result
+    }
+
+    /// Share of the usable blocks that hold pages or nodes, in percent.
+    pub(crate) fn full_percent(&self) -> f64 {
+        (self.blocks.used() - self.separators) as f64 * 100.0 / self.usable as f64
+    }
+
+    /// The word of one page, asked for as the engine does.
+    pub(crate) fn look(&self, ino: u32, lblk: u32, cache: &TransCache) -> PageWord {
+        let mut word = [PageWord::HOLE];
+        self.map.get_many(ino, lblk, &mut word, cache);
+        word[0]
+    }
+
+    /// Drops the structure, wherever it lies on the medium, and the allocator's bitmap from the caches. False if this CPU cannot.
+    pub(crate) fn evict(&self) -> bool {
+        let mut evicted = self.region.evict(self.geometry.area_offset, self.area_bytes);
+        let region = &self.region;
+        self.map.for_each_node(&mut |block, _| {
+            evicted &= region.evict(u64::from(block) * BLOCK_BYTES, BLOCK_BYTES);
+        });
+        if let Some((offset, len)) = self.blocks.area() {
+            evicted &= region.evict(offset, len);
+        }
+        evicted
+    }
+
+    /// Share of the pages `first + 1 .. end` that lie right behind their predecessor.
+    pub(crate) fn layout_score(&self, ino: u32, end: u32) -> f64 {
+        let blocks: Vec<u32> = (0..end).map(|lblk| self.map.get(ino, lblk).page()).collect();
+        let behind = blocks
+            .windows(2)
+            .filter(|pair| pair[1] == pair[0].wrapping_add(1))
+            .count();
+        behind as f64 / f64::from(end.max(2) - 1)
+    }
+}

@@ -1,0 +1,87 @@
+//! The lab's door: what there is, running it, and results as JSON.
+
+use std::time::Instant;
+
+use crate::data::{FigureData, FigureInfo, FigureResult, Machine};
+use crate::error::LabError;
+use crate::figures::FIGURES;
+use crate::plan::{Plan, Progress};
+
+/// All figures, in the papers' order.
+pub fn list() -> Vec<FigureInfo> {
+    FIGURES.iter().map(|figure| figure.info()).collect()
+}
+
+/// Runs figures by id; `all` is each of them. Takes minutes, memory for the largest pool, and as many threads as the plan says.
+pub fn run(ids: &[&str], plan: &Plan, progress: &mut dyn Progress) -> Result<Vec<FigureResult>, LabError> {
+    let mut chosen = Vec::new();
+    for &id in ids {
+        let before = chosen.len();
+        chosen.extend(FIGURES.iter().filter(|figure| id == "all" || figure.id == id));
+        if chosen.len() == before {
+            return Err(LabError::UnknownFigure(id.to_string()));
+        }
+    }
+    let machine = machine();
+    let mut results = Vec::new();
+    for figure in chosen {
+        let info = figure.info();
+        let runs = if figure.on_fresh_pools { plan.pools.max(1) } else { 1 };
+        progress.begin(&info, (figure.steps)(plan) * u64::from(runs));
+        let start = Instant::now();
+        let mut data = FigureData::default();
+        for run in 0..runs {
+            let seeded = Plan {
+                seed: plan.seed.wrapping_add(u64::from(run)),
+                ..plan.clone()
+            };
+            data.merge((figure.run)(&seeded, progress)?);
+        }
+        data.settle();
+        progress.end();
+        data.notes.insert(0, plan.scale());
+        results.push(FigureResult {
+            verdict: (figure.check)(&data),
+            info,
+            plan: plan.clone(),
+            machine: machine.clone(),
+            seconds: start.elapsed().as_secs_f64(),
+            data,
+        });
+    }
+    Ok(results)
+}
+
+/// Results as JSON text.
+pub fn to_json(results: &[FigureResult]) -> Result<String, LabError> {
+    Ok(serde_json::to_string_pretty(results)?)
+}
+
+/// Results from JSON text.
+pub fn from_json(text: &str) -> Result<Vec<FigureResult>, LabError> {
+    Ok(serde_json::from_str(text)?)
+}
+
+fn machine() -> Machine {
+    let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
+    let cpuinfo = read("/proc/cpuinfo");
+    let model = cpuinfo
+        .lines()
+        .find_map(|line| line.strip_prefix("model name")?.split_once(':'));
+    let has_counters = ["cpu", "cpu_core"].iter().any(|name| {
+        std::path::Path::new("/sys/bus/event_source/devices")
+            .join(name)
+            .exists()
+    });
+    let counters = if has_counters {
+        "present, but this build does not read them"
+    } else {
+        "not available: the kernel shows no performance counters of the CPU"
+    };
+    Machine {
+        cpu: model.map_or_else(|| "unknown".into(), |(_, name)| name.trim().to_string()),
+        cores: std::thread::available_parallelism().map_or(1, |count| count.get() as u64),
+        kernel: read("/proc/sys/kernel/osrelease").trim().to_string(),
+        counters: counters.into(),
+    }
+}

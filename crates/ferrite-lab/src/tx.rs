@@ -1,0 +1,197 @@
+//! A transaction of the lab: what a change costs with a journal, and nothing else.
+//!
+//! What lives here: [`LabTx`] and the [`Lane`] it works in. A commit streams a redo record and fences, sets the words in place,
+//! writes their lines back and fences again; so a change pays two fences, as a change in the paper's test bed pays its undo log and
+//! its write-back. While a pool is being filled both are left out.
+//!
+//! Invariants: a lane has one transaction at a time. What was claimed goes back if the transaction is dropped; what was freed is
+//! reused only after the words are set. The gate, if the mapping has one, is held from the first call to after the commit.
+
+use ferrite_map::gate::Passage;
+use ferrite_map::{MapError, MapTx, Resource};
+use parking_lot::MutexGuard;
+use rustc_hash::FxHashMap;
+
+use crate::pool::{BLOCK_BYTES, Pool};
+
+/// Words that are searched one by one; more get an index.
+const SHORT: usize = 24;
+const LINE_BYTES: u64 = 64;
+
+/// Buffers of one thread, and its ring on the medium.
+#[derive(Debug, Default)]
+pub(crate) struct Lane {
+    ring_offset: u64,
+    ring_bytes: u64,
+    /// Where in the ring the next record goes.
+    at: u64,
+    words: Vec<(u64, u64)>,
+    index: FxHashMap<u64, u64>,
+    record: Vec<u8>,
+    claimed: Vec<Resource>,
+    freed: Vec<Resource>,
+}
+
+/// See the module's head.
+pub(crate) struct LabTx<'p> {
+    pool: &'p Pool,
+    lane: MutexGuard<'p, Lane>,
+    passage: Option<Passage<'p>>,
+}
+
+impl<'p> LabTx<'p> {
+    /// In `lane`, with the gate's passage unless the caller has the gate alone.
+    pub(crate) fn new(pool: &'p Pool, lane: MutexGuard<'p, Lane>, passage: Option<Passage<'p>>) -> Self {
+        LabTx { pool, lane, passage }
+    }
+
+    /// Sets the words, durably if `durable`, and frees what was freed.
+    pub(crate) fn commit(mut self, durable: bool) -> Result<(), MapError> {
+        let lane = &mut *self.lane;
+        let region = &self.pool.region;
+        let failed = |error: ferrite_pm::PmError| MapError::Damaged(error.to_string());
+        if durable && !lane.words.is_empty() {
+            lane.write_record(region);
+            region.fence().map_err(failed)?;
+        }
+        for &(offset, value) in &lane.words {
+            region.store(offset, value);
+        }
+        if durable {
+            let mut last = u64::MAX;
+            for &(offset, _) in &lane.words {
+                if offset / LINE_BYTES != last {
+                    last = offset / LINE_BYTES;
+                    region.write_back(offset, 8);
+                }
+            }
+            region.fence().map_err(failed)?;
+        }
+        lane.claimed.clear();
+        lane.forget_words();
+        while let Some(resource) = self.lane.freed.pop() {
+            self.pool.release(resource);
+        }
+        self.passage = None;
+        Ok(())
+    }
+
+    /// Notes a block that was taken, by its index, and gives its number.
+    fn take(&mut self, index: Option<u64>) -> Result<u32, MapError> {
+        let block = self.pool.geometry.first_block + index.ok_or(MapError::NoBlock)? as u32;
+        self.lane.claimed.push(Resource::Block(block));
+        Ok(block)
+    }
+}
+
+impl Lane {
+    /// With its ring there.
+    pub(crate) fn new(ring_offset: u64, ring_bytes: u64) -> Self {
+        Lane {
+            ring_offset,
+            ring_bytes,
+            ..Lane::default()
+        }
+    }
+
+    fn forget_words(&mut self) {
+        self.words.clear();
+        self.index.clear();
+    }
+
+    /// Streams the words with their count and checksum into the ring.
+    fn write_record(&mut self, region: &ferrite_pm::Region) {
+        self.record.clear();
+        let count = self.words.len() as u64;
+        let sum = self.words.iter().fold(count, |sum, &(offset, value)| {
+            (sum ^ offset)
+                .wrapping_mul(0x9e37_79b9_7f4a_7c15)
+                .rotate_left(29)
+                .wrapping_add(value)
+        });
+        for word in [count, sum]
+            .into_iter()
+            .chain(self.words.iter().flat_map(|&(offset, value)| [offset, value]))
+        {
+            self.record.extend_from_slice(&word.to_le_bytes());
+        }
+        // A record begins on a line of its own, as in the engine.
+        self.record
+            .resize(self.record.len().next_multiple_of(LINE_BYTES as usize), 0);
+        let mut rest = &self.record[..];
+        while !rest.is_empty() {
+            let part = rest.len().min((self.ring_bytes - self.at) as usize);
+            region.stream(self.ring_offset + self.at, &rest[..part]);
+            self.at = (self.at + part as u64) % self.ring_bytes;
+            rest = &rest[part..];
+        }
+    }
+}
+
+impl Drop for LabTx<'_> {
+    fn drop(&mut self) {
+        // Nothing is left here after a commit.
+        while let Some(resource) = self.lane.claimed.pop() {
+            self.pool.release(resource);
+        }
+        self.lane.freed.clear();
+        self.lane.forget_words();
+    }
+}
+
+impl MapTx for LabTx<'_> {
+    fn set_word(&mut self, offset: u64, value: u64) {
+        let lane = &mut *self.lane;
+        if lane.words.len() == SHORT {
+            lane.index.extend(lane.words.iter().copied());
+        }
+        if lane.words.len() >= SHORT {
+            lane.index.insert(offset, value);
+        }
+        lane.words.push((offset, value));
+    }
+
+    fn word(&self, offset: u64) -> u64 {
+        let lane = &*self.lane;
+        let set = if lane.words.len() > SHORT {
+            lane.index.get(&offset).copied()
+        } else {
+            let last = lane.words.iter().rev().find(|&&(at, _)| at == offset);
+            last.map(|&(_, value)| value)
+        };
+        set.unwrap_or_else(|| self.pool.region.load(offset))
+    }
+
+    fn fresh_block(&mut self) -> Result<u32, MapError> {
+        let block = self.alloc_block()?;
+        let region = &self.pool.region;
+        region.stream_zero(u64::from(block) * BLOCK_BYTES, BLOCK_BYTES);
+        region.fence().map_err(|error| MapError::Damaged(error.to_string()))?;
+        Ok(block)
+    }
+
+    fn claim_block(&mut self, block: u32) -> bool {
+        let index = block.checked_sub(self.pool.geometry.first_block);
+        let claimed = index.is_some_and(|index| self.pool.blocks.claim(u64::from(index)));
+        if claimed {
+            self.lane.claimed.push(Resource::Block(block));
+        }
+        claimed
+    }
+
+    fn alloc_block(&mut self) -> Result<u32, MapError> {
+        self.take(self.pool.blocks.take())
+    }
+
+    fn alloc_run(&mut self) -> Result<u32, MapError> {
+        self.take(self.pool.blocks.take_run())
+    }
+
+    fn claimed(&mut self, resource: Resource) {
+        self.lane.claimed.push(resource);
+    }
+
+    fn freed(&mut self, resource: Resource) {
+        self.lane.freed.push(resource);
+    }
+}

@@ -1,0 +1,135 @@
+//! The lab's public face: every figure runs, results survive JSON, and the report shows them. Numbers of the tiny plan mean nothing.
+
+use ferrite_lab::{FigureInfo, LabError, Plan, Progress, Silent};
+
+/// Counts what it is told.
+#[derive(Default)]
+struct Counting {
+    announced: u64,
+    seen: u64,
+    figures: u64,
+}
+
+impl Progress for Counting {
+    fn begin(&mut self, _figure: &FigureInfo, steps: u64) {
+        self.announced += steps;
+    }
+
+    fn step(&mut self, _what: &str) {
+        self.seen += 1;
+    }
+
+    fn end(&mut self) {
+        self.figures += 1;
+    }
+}
+
+#[test]
+fn two_figures_run_and_are_reported() {
+    let mut progress = Counting::default();
+    let results = ferrite_lab::run(&["hashfs-5", "hdpm-9"], &Plan::tiny(), &mut progress).expect("they run");
+    assert_eq!((progress.figures, progress.announced), (2, progress.seen));
+    let json = ferrite_lab::to_json(&results).expect("plain data");
+    let back = ferrite_lab::from_json(&json).expect("what was just written");
+    assert!(back == results, "results changed on their way through JSON");
+    let page = ferrite_lab::report(&results);
+    for result in &results {
+        assert!(page.contains(&result.info.id), "{}", result.info.id);
+        assert!(page.contains(result.verdict.outcome.words()));
+        assert!(!result.verdict.reasons.is_empty());
+        for panel in &result.data.panels {
+            assert!(panel.series.iter().any(|series| series.name == "hashfs") || result.info.id != "hashfs-5");
+        }
+    }
+    assert_eq!(page.matches("<svg").count(), 2);
+    // Self-contained: nothing is loaded from anywhere.
+    assert!(!page.contains("src=") && !page.contains("href="));
+}
+
+#[test]
+fn every_figure_runs() {
+    for figure in ferrite_lab::list() {
+        let mut progress = Counting::default();
+        let results = ferrite_lab::run(&[&figure.id], &Plan::tiny(), &mut progress)
+            .unwrap_or_else(|error| panic!("{}: {error}", figure.id));
+        assert_eq!(progress.announced, progress.seen, "{}: steps", figure.id);
+        let points = results
+            .iter()
+            .flat_map(|result| &result.data.panels)
+            .flat_map(|panel| &panel.series);
+        for point in points.flat_map(|series| &series.points) {
+            assert!(
+                point.median.is_finite() && point.median > 0.0,
+                "{}: {point:?}",
+                figure.id
+            );
+            assert!(
+                point.low <= point.median && point.median <= point.high,
+                "{}: {point:?}",
+                figure.id
+            );
+            assert!(point.samples > 0);
+        }
+    }
+}
+
+/// A slower medium shows where lines are missed, and is printed.
+#[test]
+fn the_media_model_adds_to_cold_operations_and_says_so() {
+    let plan = Plan {
+        media_extra_ns: 1e6,
+        ..Plan::tiny()
+    };
+    let results = ferrite_lab::run(&["hashfs-6"], &plan, &mut Silent).expect("it runs");
+    let data = &results[0].data;
+    for point in data
+        .panels
+        .iter()
+        .flat_map(|panel| &panel.series)
+        .flat_map(|series| &series.points)
+    {
+        assert!(point.median >= 1e6, "{point:?}");
+    }
+    assert!(
+        data.notes[0].contains("media model on: 1000000 ns"),
+        "{}",
+        data.notes[0]
+    );
+}
+
+#[test]
+fn unknown_figures_are_refused_before_anything_runs() {
+    let result = ferrite_lab::run(&["hashfs-5", "hashfs-99"], &Plan::tiny(), &mut Silent);
+    assert!(matches!(result, Err(LabError::UnknownFigure(id)) if id == "hashfs-99"));
+}
+
+/// What `ferrite lab run all --quick` promises. Meant for a release build on a machine that has little else to do:
+/// `cargo test --release -p ferrite-lab --test quick -- --ignored`. Leaves `report.html` and `results.json` in the directory that
+/// `FERRITE_LAB_OUT` names.
+#[test]
+#[ignore = "minutes long; wants a release build"]
+fn the_quick_plan_takes_less_than_ten_minutes() {
+    let start = std::time::Instant::now();
+    let mut results = Vec::new();
+    for figure in ferrite_lab::list() {
+        let more = ferrite_lab::run(&[&figure.id], &Plan::quick(), &mut Silent)
+            .unwrap_or_else(|error| panic!("{}: {error}", figure.id));
+        for result in &more {
+            println!(
+                "{} {:.1} s {}",
+                figure.id,
+                result.seconds,
+                result.verdict.outcome.words()
+            );
+        }
+        results.extend(more);
+    }
+    let seconds = start.elapsed().as_secs_f64();
+    if let Some(dir) = std::env::var_os("FERRITE_LAB_OUT").map(std::path::PathBuf::from) {
+        std::fs::create_dir_all(&dir).expect("a directory for the report");
+        std::fs::write(dir.join("report.html"), ferrite_lab::report(&results)).expect("space for the report");
+        let json = ferrite_lab::to_json(&results).expect("plain data");
+        std::fs::write(dir.join("results.json"), json).expect("space for the results");
+    }
+    assert!(seconds < 600.0, "{seconds:.0} s");
+}
