@@ -181,8 +181,10 @@ impl Check {
             if let Err(error) = self.map.load(2, &visit) {
                 self.find("mapping", error.to_string());
             }
-        } else {
-            self.structure(&visit);
+        } else if !self.structure(&visit) {
+            // What is broken may claim to map any number of pages.
+            self.logs();
+            return pages.into_inner();
         }
         self.logs();
         // Only now are the bounds known, so only now can lookups be tried.
@@ -199,12 +201,13 @@ impl Check {
         pages.into_inner()
     }
 
-    /// A structure that has a check of its own, and lies in blocks that are nobody else's.
-    fn structure(&self, visit: &dyn Fn(MapEntry)) {
-        let mut nodes = Vec::new();
+    /// A structure that has a check of its own, and lies in blocks that are nobody else's. Says if it is whole.
+    fn structure(&self, visit: &dyn Fn(MapEntry)) -> bool {
+        let (mut nodes, mut is_whole) = (Vec::new(), true);
         self.map
             .check(&mut |entry| visit(entry), &mut |node| nodes.push(node), &mut |broken| {
                 self.find("mapping", broken.what);
+                is_whole = false;
             });
         for node in nodes {
             if let Some(wrong) = self.own(node) {
@@ -216,7 +219,10 @@ impl Check {
         }
         if let Err(error) = self.map.load(2, &|_| {}) {
             self.find("mapping", error.to_string());
-            return;
+            is_whole = false;
+        }
+        if !is_whole {
+            return false;
         }
         self.map.for_each_node(&mut |node, ino| {
             if !self.is_ino(ino) || !self.load(ino).in_use() {
@@ -226,6 +232,7 @@ impl Check {
                 );
             }
         });
+        true
     }
 
     /// Page logs: chains, lengths, checksums of all entries, links forward, and who owns what.

@@ -7,8 +7,8 @@
 //! | bits | what |
 //! | --- | --- |
 //! | 0..32 | block of the node |
-//! | 32..40 | its height: 1 for a leaf, one less than its parent's |
-//! | 40..48 | 0 |
+//! | 32..35 | its height: 1 for a leaf, one less than its parent's |
+//! | 35..48 | check bits over the others |
 //! | 48..64 | which sixteenths of the node have words in use: bit *g* for words 32*g* to 32*g* + 31 |
 //!
 //! A link of 0 leads nowhere. The height in it is not needed to find a page; it lets few words of a block that is no node pass for a link.

@@ -89,6 +89,9 @@ struct Repair {
 /// done, total. Fails only if there is no pool.
 pub fn repair(region: Region, progress: Progress<'_>) -> Result<(RepairReport, Mend), EngineError> {
     let superblock = Superblock::find(&region)?;
+    if superblock.unknown_ro_compat() != 0 {
+        return Err(EngineError::ReadOnlyFeatures(superblock.unknown_ro_compat()));
+    }
     let basis = mend::basis(&region);
     let mut report = RepairReport::default();
     let mut touched = FxHashMap::default();

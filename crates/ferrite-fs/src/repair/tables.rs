@@ -395,6 +395,12 @@ impl Repair {
                 let value = self.region.load(from + at);
                 self.set(to + at, value);
             }
+            let sums = [word.page(), block].map(|block| self.superblock.sum_word_offset(block));
+            if let [Some(from), Some(to)] = sums {
+                // It says whose page it is, so it fits the one that has a right to it.
+                let sum = self.region.load(from);
+                self.set(to, sum);
+            }
             let _ = self.set_page(ino, lblk, Some(PageWord::new(block, word.log())));
             self.mended(
                 "blocks",
