@@ -39,6 +39,9 @@ unit: build
 
 soak: build
 	FERRITE_BIN=$(FERRITE) FERRITE_SOAK=1 cargo test --release --workspace -- --nocapture
+	# Everything else on every mapping, real programs included.
+	for mapping in cuckoo radix extent leaf; do \
+		FERRITE_MAPPING=$$mapping FERRITE_BIN=$(FERRITE) cargo test --release -p ferrite-fs -p ferrite || exit 1; done
 
 # The corpora are replayed by `make test`; this looks for new inputs.
 fuzz:

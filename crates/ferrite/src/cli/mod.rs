@@ -11,6 +11,7 @@ mod doctor;
 mod dump;
 mod fsck;
 mod info;
+mod lab;
 mod mkfs;
 mod mount;
 mod mounts;
@@ -102,6 +103,8 @@ enum Command {
     Doctor(doctor::Doctor),
     /// Measure what operations cost, beside peers on the same machine
     Bench(bench::Bench),
+    /// Run the experiments of the papers behind Ferrite, and see what holds here
+    Lab(lab::Lab),
     /// See it work: a pool, a mount, real programs on it
     Demo(demo::Demo),
 }
@@ -127,6 +130,7 @@ pub(crate) fn main() -> ExitCode {
         Command::Fsck(command) => command.run(),
         Command::Doctor(command) => command.run(),
         Command::Bench(command) => command.run(),
+        Command::Lab(command) => command.run(),
         Command::Demo(command) => command.run(),
     };
     match outcome {

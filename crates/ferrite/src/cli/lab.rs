@@ -1,0 +1,185 @@
+//! `ferrite lab`: the papers' experiments, run here, with a report.
+
+use std::path::{Path, PathBuf};
+
+use clap::Subcommand;
+use ferrite_lab::{FigureInfo, FigureResult, Plan, Progress};
+use indicatif::{ProgressBar, ProgressStyle};
+
+use super::{Failure, Outcome, USAGE, about, say, say_json};
+
+/// Where results go unless told otherwise.
+const DIRECTORY: &str = "ferrite-lab";
+
+/// Run the experiments of the papers behind Ferrite, and see what holds here
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  ferrite lab list                          what there is
+  ferrite lab run hashfs-5 hdpm-9 --quick   two figures
+  ferrite lab run all --quick               all of them, in minutes; report and data go to ferrite-lab/
+  ferrite lab report --out ferrite-lab      the page again, from the data
+
+Exit codes: 0 done, whatever the verdicts are; 1 failed; 2 wrong usage.")]
+pub(crate) struct Lab {
+    #[command(subcommand)]
+    action: Action,
+}
+
+#[derive(Debug, Subcommand)]
+enum Action {
+    /// List the figures and what the papers claim
+    List {
+        /// One JSON object a line
+        #[arg(long)]
+        json: bool,
+    },
+    /// Run figures, then write report.html and results.json
+    Run {
+        /// Figures by id, or `all`
+        #[arg(required = true)]
+        figures: Vec<String>,
+        /// Smaller sizes: all figures in less than 10 minutes on two cores
+        #[arg(long)]
+        quick: bool,
+        /// Nanoseconds to add for each line of a structure that a cold operation misses: a slower medium
+        #[arg(long, default_value_t = 0.0, value_name = "NS")]
+        media_ns: f64,
+        /// Seed of everything random
+        #[arg(long)]
+        seed: Option<u64>,
+        /// Directory for report and data
+        #[arg(long, default_value = DIRECTORY)]
+        out: PathBuf,
+        /// Print the results as JSON too, one object a line
+        #[arg(long)]
+        json: bool,
+    },
+    /// Write report.html from results.json
+    Report {
+        /// Directory of both
+        #[arg(long, default_value = DIRECTORY)]
+        out: PathBuf,
+    },
+}
+
+/// A bar for the figure that is running.
+struct Bar(ProgressBar);
+
+impl Progress for Bar {
+    fn begin(&mut self, figure: &FigureInfo, steps: u64) {
+        let style = ProgressStyle::with_template("{prefix:10} {bar:30} {pos}/{len} {wide_msg}");
+        self.0 = ProgressBar::new(steps).with_prefix(figure.id.clone());
+        self.0.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
+    }
+
+    fn step(&mut self, what: &str) {
+        self.0.set_message(what.to_string());
+        self.0.inc(1);
+    }
+
+    fn end(&mut self) {
+        self.0.finish_and_clear();
+    }
+}
+
+impl Lab {
+    pub(crate) fn run(self) -> Outcome {
+        match self.action {
+            Action::List { json } => list(json),
+            Action::Run {
+                figures,
+                quick,
+                media_ns,
+                seed,
+                out,
+                json,
+            } => {
+                let mut plan = if quick { Plan::quick() } else { Plan::full() };
+                if !(0.0..1e6).contains(&media_ns) {
+                    return Err(Failure::new(USAGE, "--media-ns: choose 0 to 1000000"));
+                }
+                plan.media_extra_ns = media_ns;
+                plan.seed = seed.unwrap_or(plan.seed);
+                run(&figures, &plan, &out, json)
+            }
+            Action::Report { out } => report(&out),
+        }
+    }
+}
+
+fn list(json: bool) -> Outcome {
+    for figure in ferrite_lab::list() {
+        if json {
+            say_json(&figure)?;
+        } else {
+            say(format_args!(
+                "{:10} {}\n           {}",
+                figure.id, figure.title, figure.claim
+            ));
+        }
+    }
+    Ok(0)
+}
+
+fn run(figures: &[String], plan: &Plan, out: &Path, json: bool) -> Outcome {
+    let ids: Vec<&str> = figures.iter().map(String::as_str).collect();
+    if let Some(unknown) = unknown(&ids) {
+        let known: Vec<_> = ferrite_lab::list().into_iter().map(|figure| figure.id).collect();
+        let known = known.join(", ");
+        return Err(Failure::new(
+            USAGE,
+            format!("{unknown}: no such figure; there are {known}, and all"),
+        ));
+    }
+    // Before the minutes of work, not after them.
+    std::fs::create_dir_all(out).map_err(about(out))?;
+    let results = ferrite_lab::run(&ids, plan, &mut Bar(ProgressBar::hidden()))?;
+    for result in &results {
+        if json {
+            say_json(result)?;
+        } else {
+            tell(result);
+        }
+    }
+    let data = out.join("results.json");
+    std::fs::write(&data, ferrite_lab::to_json(&results)?).map_err(about(&data))?;
+    write_report(&results, out)
+}
+
+fn unknown<'a>(ids: &[&'a str]) -> Option<&'a str> {
+    let known = ferrite_lab::list();
+    ids.iter()
+        .copied()
+        .find(|&id| id != "all" && known.iter().all(|figure| figure.id != id))
+}
+
+fn tell(result: &FigureResult) {
+    let FigureResult {
+        info, verdict, seconds, ..
+    } = result;
+    say(format_args!(
+        "{:10} {}: {} ({seconds:.0} s)",
+        info.id,
+        info.title,
+        verdict.outcome.words()
+    ));
+    for reason in &verdict.reasons {
+        say(format_args!("           {reason}"));
+    }
+}
+
+fn report(out: &Path) -> Outcome {
+    let data = out.join("results.json");
+    let text = std::fs::read_to_string(&data).map_err(about(&data))?;
+    let results = ferrite_lab::from_json(&text).map_err(about(&data))?;
+    write_report(&results, out)
+}
+
+fn write_report(results: &[FigureResult], out: &Path) -> Outcome {
+    let page = out.join("report.html");
+    std::fs::write(&page, ferrite_lab::report(results)).map_err(about(&page))?;
+    // Standard output may be for machines.
+    eprintln!("report: {}", page.display());
+    Ok(0)
+}
