@@ -12,6 +12,7 @@
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
 use crossbeam_utils::CachePadded;
+use ferrite_pm::prefetch;
 
 /// Means: anywhere in the table.
 const FULL: u8 = u8::MAX;
@@ -86,6 +87,12 @@ impl Bounds {
             self.bytes[home].store(lower, Ordering::SeqCst);
             lowering.store(0, Ordering::SeqCst);
         }
+    }
+
+    /// Starts loading what [`Self::lines_to_probe`] will read.
+    #[inline]
+    pub fn prefetch(&self, home: usize) {
+        prefetch(std::ptr::from_ref(&self.bytes[home]));
     }
 
     /// Lines behind `home` that a lookup must look at, in a table of `lines` lines.

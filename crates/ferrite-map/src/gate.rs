@@ -17,9 +17,11 @@ const TRIES: usize = 100;
 
 /// See the module's head. Shared by many threads without a line that all of them write.
 #[derive(Debug, Default)]
+#[repr(C)]
 pub struct Gate {
-    lock: ShardedLock<()>,
+    /// First, so that a structure can have it beside what its lookups read.
     moves: AtomicU64,
+    lock: ShardedLock<()>,
 }
 
 /// Passage of a transaction.

@@ -49,17 +49,18 @@ const AHEAD: u32 = 2;
 /// Scans of the table before moves have to wait for one.
 const SCANS: usize = 2;
 
-/// The table of a mounted pool.
+/// The table of a mounted pool. What every lookup reads comes first, in one line.
+#[repr(C, align(128))]
 pub struct Leaf {
     region: Arc<Region>,
     geometry: Geometry,
-    used: AtomicBitmap,
-    /// Lines claimed less lines released, by shard.
-    claims: [CachePadded<AtomicI64>; SHARDS],
-    bounds: Bounds,
-    gate: Gate,
     /// The count of moves when N was read, and N.
     active: AtomicU64,
+    gate: Gate,
+    bounds: Bounds,
+    used: AtomicBitmap,
+    /// Lines claimed less lines released, by shard.
+    claims: Box<[CachePadded<AtomicI64>]>,
     /// The load, or a chunk that found nothing within reach, asks for splits.
     wants_room: AtomicBool,
 }
@@ -110,7 +111,7 @@ impl Leaf {
     pub fn new(region: Arc<Region>, geometry: Geometry) -> Self {
         Leaf {
             used: AtomicBitmap::new(geometry.slots),
-            claims: Default::default(),
+            claims: (0..SHARDS).map(|_| CachePadded::default()).collect(),
             bounds: Bounds::new(geometry.slots as usize),
             gate: Gate::default(),
             active: AtomicU64::new(u64::MAX),
@@ -178,10 +179,12 @@ impl Leaf {
     #[inline]
     fn find_with(&self, key: u64, header: impl Fn(u64) -> u64) -> Option<u64> {
         let home = self.home(key);
+        // Most chunks lie at home; for the others the next line and the bound are on their way by the time they are needed.
+        self.bounds.prefetch(home as usize);
+        self.region.prefetch(self.header_offset(self.wrap(home + 1)));
         if header(home) == key {
             return Some(home);
         }
-        // The bound is looked at only now: most chunks lie at home, and its line is one more to miss.
         (1..=self.bounds.lines_to_probe(home as usize, self.geometry.slots))
             .map(|distance| self.wrap(home + distance))
             .find(|&line| header(line) == key)

@@ -205,7 +205,7 @@ pub(crate) fn store_fence() {
 
 /// Starts loading the line of `at`; harmless for any address.
 #[inline]
-pub(crate) fn prefetch(at: *const u8) {
+pub fn prefetch<T>(at: *const T) {
     #[cfg(target_arch = "x86_64")]
     // SAFETY: a prefetch of any address is allowed and faults on none.
     unsafe {

@@ -25,7 +25,7 @@ mod sigbus;
 mod sync;
 
 pub use counters::Counters;
-pub use cpu::{CpuFeatures, LINE_BYTES, cpu_features, prefetch_to_store};
+pub use cpu::{CpuFeatures, LINE_BYTES, cpu_features, prefetch, prefetch_to_store};
 pub use crash::{Choice, ImageCursor, Log};
 pub use error::PmError;
 pub use map::Access;
