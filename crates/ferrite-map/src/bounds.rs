@@ -20,13 +20,23 @@ const FULL: u8 = u8::MAX;
 const ANNOUNCEMENTS: usize = 64;
 /// The lowering is past being called off, and about to end.
 const COMMITTING: u64 = 1;
+/// From this bit on an announcement has a number of its own: one that was called off must not take the next one, of the same home, for
+/// itself.
+const TICKET_SHIFT: u32 = 34;
+const HOME_MASK: u64 = (1 << TICKET_SHIFT) - 2;
 
 /// Bounds of all home lines of one table.
 #[derive(Debug)]
 pub struct Bounds {
     bytes: Box<[AtomicU8]>,
-    /// Which home is being lowered, if any: its number + 1, twice, and [`COMMITTING`].
-    lowering: Box<[CachePadded<AtomicU64>]>,
+    lowering: Box<[CachePadded<Lowering>]>,
+}
+
+#[derive(Debug, Default)]
+struct Lowering {
+    /// Which home is being lowered, if any: its number + 1, twice, [`COMMITTING`], and a ticket.
+    announced: AtomicU64,
+    tickets: AtomicU64,
 }
 
 impl Bounds {
@@ -34,22 +44,22 @@ impl Bounds {
     pub fn new(lines: usize) -> Self {
         Bounds {
             bytes: (0..lines).map(|_| AtomicU8::new(0)).collect(),
-            lowering: (0..ANNOUNCEMENTS)
-                .map(|_| CachePadded::new(AtomicU64::new(0)))
-                .collect(),
+            lowering: (0..ANNOUNCEMENTS).map(|_| CachePadded::default()).collect(),
         }
     }
 
     /// Makes sure that lookups of `home` reach `distance` lines behind it. The slot there has been claimed.
     #[inline]
     pub fn raise(&self, home: usize, distance_lines: u64) {
-        let announced = (home as u64 + 1) << 1;
-        let lowering = &self.lowering[home % ANNOUNCEMENTS];
+        let lowering = &self.lowering[home % ANNOUNCEMENTS].announced;
         // Mostly somebody else, or nobody, so reading is all there is to it.
-        while lowering.load(Ordering::SeqCst) & !COMMITTING == announced {
-            let called_off = lowering.compare_exchange(announced, 0, Ordering::SeqCst, Ordering::SeqCst);
-            if called_off.is_ok() {
+        loop {
+            let announced = lowering.load(Ordering::SeqCst);
+            if announced & HOME_MASK != (home as u64 + 1) << 1 {
                 break;
+            }
+            if announced & COMMITTING == 0 {
+                let _ = lowering.compare_exchange(announced, 0, Ordering::SeqCst, Ordering::SeqCst);
             }
             std::hint::spin_loop();
         }
@@ -69,8 +79,12 @@ impl Bounds {
         if bound == 0 || bound == FULL {
             return;
         }
-        let announced = (home as u64 + 1) << 1;
-        let lowering = &self.lowering[home % ANNOUNCEMENTS];
+        let Lowering {
+            announced: lowering,
+            tickets,
+        } = &*self.lowering[home % ANNOUNCEMENTS];
+        let ticket = tickets.fetch_add(1, Ordering::Relaxed);
+        let announced = ticket << TICKET_SHIFT | (home as u64 + 1) << 1;
         if lowering
             .compare_exchange(0, announced, Ordering::SeqCst, Ordering::SeqCst)
             .is_err()
@@ -83,8 +97,9 @@ impl Bounds {
         let not_called_off =
             lowering.compare_exchange(announced, announced | COMMITTING, Ordering::SeqCst, Ordering::SeqCst);
         if not_called_off.is_ok() {
-            // Whoever raises it now waits for the announcement to go.
-            self.bytes[home].store(lower, Ordering::SeqCst);
+            // Whoever comes to raise it now waits for the announcement to go. Whoever looked before the announcement may have raised it
+            // meanwhile, beyond what was searched; then it stays.
+            let _ = self.bytes[home].compare_exchange(bound, lower, Ordering::SeqCst, Ordering::SeqCst);
             lowering.store(0, Ordering::SeqCst);
         }
     }

@@ -178,7 +178,7 @@ pub trait FileMap: Send + Sync {
     /// Maps a page that is not mapped. [`MapError::TableFull`] may pass after [`Self::make_room`].
     fn insert(&self, tx: &mut dyn MapTx, ino: u32, lblk: u32, word: PageWord) -> Result<(), MapError>;
 
-    /// Replaces the word of a mapped page, or of one this transaction has inserted. The old word's block and log are the caller's
+    /// Replaces the word of a mapped page; not of one that this transaction inserts. The old word's block and log are the caller's
     /// to free.
     fn replace(&self, tx: &mut dyn MapTx, ino: u32, lblk: u32, word: PageWord) -> Result<(), MapError>;
 

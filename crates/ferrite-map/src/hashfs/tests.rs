@@ -102,6 +102,37 @@ fn lookups_touch_few_lines_after_a_hundred_turnovers() {
     });
 }
 
+/// Bounds are lowered while other threads insert into the same few buckets: no key is ever out of reach.
+#[test]
+fn lowering_a_bound_hides_no_insert_that_is_under_way() {
+    for_seeds(3, |seed| {
+        let bed = &Bed::<HashFs>::new(60, seed);
+        std::thread::scope(|scope| {
+            for ino in 1..=3u32 {
+                scope.spawn(move || {
+                    let mut rng = Rng(seed ^ u64::from(ino));
+                    let mut mapped = [false; 22];
+                    for _ in 0..30_000 {
+                        let lblk = rng.below(22) as u32;
+                        let is_mapped = &mut mapped[lblk as usize];
+                        if *is_mapped {
+                            assert!(
+                                !bed.remove(ino, lblk, false).is_hole(),
+                                "page {lblk} of inode {ino} is lost"
+                            );
+                        } else {
+                            let word = PageWord::new(bed.geometry.first_block, lblk + 1);
+                            bed.insert_word(ino, lblk, word).expect("room");
+                            assert_eq!(bed.map.get(ino, lblk), word);
+                        }
+                        *is_mapped ^= true;
+                    }
+                });
+            }
+        });
+    });
+}
+
 /// Every instruction set resolves every page, present or not, as word-by-word comparison does.
 #[test]
 fn all_levels_find_the_same() {
