@@ -2,7 +2,7 @@
 //!
 //! What lives here: [`lookup_rows`], with what is required of the ratios. Both mappings are asked in turns, so that what else
 //! the machine does hits both. In order, the calls are as long as reads are: a page, or 128 KiB; the file is read from its
-//! beginning to its end, so each page's entry was last touched a whole file ago.
+//! beginning to its end, so each page's entry was last touched a whole file ago, or, cold, flushed before the pass.
 
 use std::hint::black_box;
 
@@ -21,13 +21,18 @@ const PAIR: [Mapping; 2] = [Mapping::Leaf, Mapping::Hashfs];
 /// Cold lookups at random that go before those that count.
 const UNCOUNTED: usize = 10;
 /// Cold lookups for each of the plan's rounds.
-const COLD_PER_ROUND: u32 = 10;
+const COLD_PER_ROUND: u32 = 20;
 /// Cold, at random: no slower.
 const COLD_RATIO: f64 = 1.0;
 /// In order: three times as fast.
 const IN_ORDER_RATIO: f64 = 1.0 / 3.0;
-/// Lookups in order: row, pages of a call.
-const IN_ORDER: [(&str, u32); 2] = [("sequential_4k", 1), ("sequential_128k", 32)];
+/// Lookups in order: row, pages of a call, whether the structure is evicted before each pass.
+const IN_ORDER: [(&str, u32, bool); 4] = [
+    ("sequential_4k", 1, false),
+    ("sequential_128k", 32, false),
+    ("cold_sequential_4k", 1, true),
+    ("cold_sequential_128k", 32, true),
+];
 
 /// What `leaf` and HashFS take, at 80 and 95 % full. `step` is told what begins.
 pub fn lookup_rows(plan: &ChurnPlan, step: &mut dyn FnMut(&str)) -> Result<Vec<MappingRow>, LabError> {
@@ -52,8 +57,8 @@ pub fn lookup_rows(plan: &ChurnPlan, step: &mut dyn FnMut(&str)) -> Result<Vec<M
             lines_average: Some(lines(&pools[0], plan)),
             ..row("cold_random", COLD_RATIO, &cold, medians)
         });
-        for (name, pages) in IN_ORDER {
-            let took = in_order(&pools, plan, pages);
+        for (name, pages, is_cold) in IN_ORDER {
+            let took = in_order(&pools, plan, pages, is_cold);
             rows.push(row(name, IN_ORDER_RATIO, &took, ratio(&took[0], &took[1])));
         }
     }
@@ -83,8 +88,13 @@ fn cold_random(pools: &[Pool; 2], plan: &ChurnPlan) -> Result<[Vec<f64>; 2], Lab
     ];
     let mut took = [Vec::new(), Vec::new()];
     let count = UNCOUNTED + (plan.rounds * COLD_PER_ROUND) as usize;
-    for lblk in random_pages(plan.file_pages, plan.seed).into_iter().take(count) {
-        for side in 0..2 {
+    for (number, lblk) in random_pages(plan.file_pages, plan.seed)
+        .into_iter()
+        .take(count)
+        .enumerate()
+    {
+        // Each goes first every other time.
+        for side in [number % 2, 1 - number % 2] {
             took[side].push(cold[side].look(&pools[side], FILE, lblk, 1));
         }
     }
@@ -103,11 +113,14 @@ fn lines(pool: &Pool, plan: &ChurnPlan) -> f64 {
 }
 
 /// The whole file in order, by calls of so many pages: nanoseconds a page in each round.
-fn in_order(pools: &[Pool; 2], plan: &ChurnPlan, pages: u32) -> [Vec<f64>; 2] {
+fn in_order(pools: &[Pool; 2], plan: &ChurnPlan, pages: u32, is_cold: bool) -> [Vec<f64>; 2] {
     let mut took = [Vec::new(), Vec::new()];
     let mut words = vec![PageWord::HOLE; pages as usize];
     for round in 0..=plan.rounds {
         for (pool, took) in pools.iter().zip(&mut took) {
+            if is_cold {
+                pool.evict();
+            }
             let cache = TransCache::default();
             let taken = time(|| {
                 for lblk in (0..plan.file_pages).step_by(pages as usize) {

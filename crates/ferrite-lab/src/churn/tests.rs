@@ -70,7 +70,7 @@ fn leaf_stands_beside_hashfs() {
     let plan = ChurnPlan::tiny();
     let rows = lookup_rows(&plan, &mut |_| {}).expect("it runs");
     let names: Vec<_> = rows.iter().map(|row| (row.name, row.fill_percent)).collect();
-    for name in ["cold_random", "sequential_4k", "sequential_128k"] {
+    for name in ["cold_random", "sequential_4k", "cold_sequential_128k"] {
         assert!(names.contains(&(name, 80)) && names.contains(&(name, 95)), "{names:?}");
     }
     assert!(

@@ -7,7 +7,13 @@ use crate::cli::Failure;
 
 /// Rows after churn, of lookups, and of runs; with `--only`, parts without the row that is wanted are left out.
 const CHURN: &[&str] = &["hit", "miss", "insert"];
-const LOOKUPS: &[&str] = &["cold_random", "sequential_4k", "sequential_128k"];
+const LOOKUPS: &[&str] = &[
+    "cold_random",
+    "sequential_4k",
+    "sequential_128k",
+    "cold_sequential_4k",
+    "cold_sequential_128k",
+];
 const RUNS: &[&str] = &["run_length"];
 
 /// Runs the group.
@@ -39,7 +45,7 @@ fn print(rows: &[MappingRow], out: &mut Output) -> Result<(), Failure> {
             continue;
         }
         out.head(format!(
-            "{:<16} {:<8} {:<10} {:>5} {:>6} {:>7} {:>8} {:>9} {:>9} {:>9} {:>9} {:>9} {:>10} {:>7} {:>6}  {}",
+            "{:<20} {:<8} {:<10} {:>5} {:>6} {:>7} {:>8} {:>9} {:>9} {:>9} {:>9} {:>9} {:>10} {:>7} {:>6}  {}",
             "benchmark",
             "mapping",
             "against",
@@ -59,7 +65,7 @@ fn print(rows: &[MappingRow], out: &mut Output) -> Result<(), Failure> {
         ));
         let number = |value: Option<f64>, digits: usize| value.map_or("-".into(), |value| format!("{value:.digits$}"));
         say(format!(
-            "{:<16} {:<8} {:<10} {:>3} % {:>6} {:>7.2} {:>8} {:>9} {:>9} {:>9} {:>9} {:>9} {:>10} {:>7} {:>6}  {}",
+            "{:<20} {:<8} {:<10} {:>3} % {:>6} {:>7.2} {:>8} {:>9} {:>9} {:>9} {:>9} {:>9} {:>10} {:>7} {:>6}  {}",
             row.name,
             row.structure,
             row.against,
