@@ -390,7 +390,11 @@ fn names(image: &[u8], superblock: &Superblock) -> Area {
 }
 
 fn mapping(image: &[u8], superblock: &Superblock) -> Area {
-    Area::new(image, superblock.map_offset, superblock.mapping.area_bytes(superblock.map_slots))
+    Area::new(
+        image,
+        superblock.map_offset,
+        superblock.mapping.area_bytes(superblock.map_slots),
+    )
 }
 
 /// All structures of the sound pool.

@@ -8,6 +8,7 @@
 //! | `alloc` | the papers' block allocator and ours, with the layout score |
 //! | `pool`, `tx` | a mapping on a pool of its own; a transaction that pays for a journal |
 //! | `measure`, `stats` | cold and hot timing; medians with intervals |
+//! | `churn`, `compare`, `runs` | mappings after churn, `leaf` against HashFS, lengths of runs: `ferrite bench mapping` |
 //! | `figures` | one file for each figure or family |
 //! | [`data`], `report` | results, and the page that shows them |
 //!
@@ -28,6 +29,8 @@
 
 mod alloc;
 mod baselines;
+mod churn;
+mod compare;
 pub mod data;
 mod error;
 mod figures;
@@ -37,12 +40,16 @@ mod pool;
 mod random;
 mod report;
 mod run;
+mod runs;
 mod stats;
 mod structure;
 mod tx;
 
+pub use churn::{ChurnPlan, MappingRow, churn_rows};
+pub use compare::lookup_rows;
 pub use data::{FigureData, FigureInfo, FigureResult, Panel, Point, Series, Verdict};
 pub use error::LabError;
 pub use plan::{Plan, Progress, Silent};
 pub use report::report;
 pub use run::{from_json, list, run, to_json};
+pub use runs::run_rows;

@@ -214,24 +214,27 @@ impl Pool {
         })
     }
 
+    /// What `work` changes pays for no durability.
+    pub(crate) fn unpaid<T>(&self, work: impl FnOnce() -> T) -> T {
+        self.filling.store(true, Ordering::Relaxed);
+        let done = work();
+        self.filling.store(false, Ordering::Relaxed);
+        done
+    }
+
     /// Maps the pages `first..end` that `wanted` names, without paying for durability.
     pub(crate) fn fill(&self, ino: u32, first: u32, end: u32, wanted: impl Fn(u32) -> bool) -> Result<(), LabError> {
-        self.filling.store(true, Ordering::Relaxed);
-        let mut result = Ok(());
-        for at in (first..end).step_by(FILL_PAGES as usize) {
-            result = self.change(0, |tx| {
-                for lblk in (at..end.min(at + FILL_PAGES)).filter(|&lblk| wanted(lblk)) {
-                    let block = self.map.alloc_page(tx, ino, lblk)?;
-                    self.map.insert(tx, ino, lblk, PageWord::new(block, 0))?;
-                }
-                Ok(())
-            });
-            if result.is_err() {
-                break;
-            }
-        }
-        self.filling.store(false, Ordering::Relaxed);
-        result
+        self.unpaid(|| {
+            (first..end).step_by(FILL_PAGES as usize).try_for_each(|at| {
+                self.change(0, |tx| {
+                    for lblk in (at..end.min(at + FILL_PAGES)).filter(|&lblk| wanted(lblk)) {
+                        let block = self.map.alloc_page(tx, ino, lblk)?;
+                        self.map.insert(tx, ino, lblk, PageWord::new(block, 0))?;
+                    }
+                    Ok(())
+                })
+            })
+        })
     }
 
     /// Share of the usable blocks that hold pages or nodes, in percent.

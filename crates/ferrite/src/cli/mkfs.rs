@@ -51,7 +51,7 @@ pub(crate) struct Mkfs {
 }
 
 /// Takes the names of all structures.
-fn mapping_parser() -> impl TypedValueParser<Value = Mapping> {
+pub(crate) fn mapping_parser() -> impl TypedValueParser<Value = Mapping> {
     PossibleValuesParser::new(Mapping::ALL.iter().map(|mapping| mapping.name()))
         .map(|name| Mapping::from_name(&name).unwrap_or_default())
 }

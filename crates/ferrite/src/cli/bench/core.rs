@@ -6,7 +6,7 @@ use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use ferrite_fs::{Engine, MkfsOptions, MountOptions};
+use ferrite_fs::{Engine, MountOptions};
 use ferrite_pm::Region;
 use ferrite_vfs::{Cred, FileKind, FileSystem, Ino, NewNode, OpenFile, OpenMode, ROOT_INO};
 
@@ -24,7 +24,7 @@ const FILES: u64 = 1000;
 pub(crate) fn pool(file_bytes: u64, files: u64, options: &MountOptions) -> Result<(Engine, Vec<Ino>), Failure> {
     let data_bytes = file_bytes * files;
     let region = Region::anonymous(data_bytes * 100 / u64::from(FILL_PERCENT) * 104 / 100)?;
-    ferrite_fs::mkfs(&region, &MkfsOptions::default())?;
+    ferrite_fs::mkfs(&region, &super::options())?;
     let engine = Engine::mount(region, options)?;
     let chunk = vec![0x5a; CHUNK];
     let mut made = Vec::new();

@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use ferrite_fs::{Engine, MkfsOptions, MountOptions};
+use ferrite_fs::{Engine, MountOptions};
 use ferrite_pm::Region;
 use ferrite_vfs::{FileSystem, OpenFile, OpenMode, ROOT_INO};
 
@@ -200,7 +200,7 @@ fn scans(effort: Effort, out: &mut Output, quiet: &MountOptions) -> Result<(), F
     for (repeats, name) in REPEATS {
         let side = |options: &MountOptions| -> Result<Side, Failure> {
             let region = Region::anonymous(64 << 20)?;
-            ferrite_fs::mkfs(&region, &MkfsOptions::default())?;
+            ferrite_fs::mkfs(&region, &super::options())?;
             let engine = Engine::mount(region, options)?;
             let file = engine.open(make(&engine, ROOT_INO, "file")?, OpenMode::read_write())?;
             file.write_at(0, &vec![1; PAGES as usize * 4096])?;

@@ -10,7 +10,7 @@ use std::io::Write;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 
-use ferrite_fs::{Engine, MkfsOptions, MountOptions};
+use ferrite_fs::{Engine, MountOptions};
 use ferrite_pm::Region;
 use ferrite_vfs::{FileSystem, Ino, OpenMode, ROOT_INO};
 
@@ -143,7 +143,7 @@ fn fill(store: &dyn Store, threads: usize, mean_bytes: u64) -> Result<(), Failur
 
 fn ours(threads: usize, options: &MountOptions) -> Result<Ours, Failure> {
     let region = Region::anonymous(1 << 30)?;
-    ferrite_fs::mkfs(&region, &MkfsOptions::default())?;
+    ferrite_fs::mkfs(&region, &super::options())?;
     let engine = Engine::mount(region, options)?;
     let dirs = (0..threads)
         .map(|thread| {

@@ -5,14 +5,17 @@
 
 mod core;
 mod hdpm;
+mod mapping;
 mod mixes;
 mod mount;
 mod random;
 mod recovery;
 mod threads;
 
+use std::sync::OnceLock;
 use std::time::Instant;
 
+use ferrite_fs::{Mapping, MkfsOptions};
 use ferrite_pm::Counters;
 
 use super::{FAILED, Failure, Outcome, say, say_json};
@@ -25,23 +28,37 @@ Groups:
   threads  two threads on two files, against two threads of bare durable stores
   hdpm     unaligned writes and the reads after them, against the same engine without page logs
   mixes    varmail and webproxy, one and two threads, against tmpfs and against the engine without page logs
+  mapping  lookups and inserts of every mapping after churn, against HashFS; leaf against HashFS; lengths of runs
   recovery a mount after a crash and a full fsck, by the number of files, against 1 s and 10 s a million
   mount    a mount, against libfuse's passthrough_ll over tmpfs (needs root, gcc and libfuse3-dev)
 
 A ratio is our time divided by theirs: below 1 is faster. Times wobble with the machine; ratios and counts much less.")]
 pub(crate) struct Bench {
     /// Group to run [default: all]
-    #[arg(value_parser = ["core", "threads", "hdpm", "mixes", "recovery", "mount"])]
+    #[arg(value_parser = ["core", "threads", "hdpm", "mixes", "mapping", "recovery", "mount"])]
     group: Option<String>,
     /// Only the benchmarks of this name
     #[arg(long, value_name = "NAME")]
     only: Option<String>,
+    /// Mapping of our pools; docs/mappings.md says which there are
+    #[arg(long, default_value_t = Mapping::default(), value_parser = super::mkfs::mapping_parser())]
+    mapping: Mapping,
     /// Print one JSON object a line
     #[arg(long)]
     json: bool,
     /// Smaller files and fewer rounds: a look, not a measurement
     #[arg(long)]
     quick: bool,
+}
+
+static MAPPING: OnceLock<Mapping> = OnceLock::new();
+
+/// What our pools are made with.
+fn options() -> MkfsOptions {
+    MkfsOptions {
+        mapping: MAPPING.get().copied().unwrap_or_default(),
+        ..MkfsOptions::default()
+    }
 }
 
 /// How much to do.
@@ -93,6 +110,8 @@ pub(crate) struct Row {
 
 impl Bench {
     pub(crate) fn run(self) -> Outcome {
+        // Set once: a process runs one command.
+        let _ = MAPPING.set(self.mapping);
         let effort = if self.quick {
             Effort {
                 file_bytes: 64 << 20,
@@ -108,7 +127,7 @@ impl Bench {
         };
         let mut out = Output {
             json: self.json,
-            headed: false,
+            headed: None,
             only: self.only.clone(),
         };
         let wanted = |group: &str| self.group.as_deref().is_none_or(|one| one == group);
@@ -123,6 +142,9 @@ impl Bench {
         }
         if wanted("mixes") {
             mixes::run(effort, &mut out)?;
+        }
+        if wanted("mapping") {
+            mapping::run(self.quick, &mut out)?;
         }
         if wanted("recovery") {
             recovery::run(effort, &mut out)?;
@@ -141,7 +163,8 @@ impl Bench {
 /// Prints rows as they come.
 pub(crate) struct Output {
     json: bool,
-    headed: bool,
+    /// The head that was printed last.
+    headed: Option<String>,
     only: Option<String>,
 }
 
@@ -150,25 +173,30 @@ impl Output {
         self.only.as_deref().is_none_or(|only| only == name)
     }
 
+    /// Prints the line above rows of a kind, once.
+    fn head(&mut self, head: String) {
+        if self.headed.as_ref() != Some(&head) {
+            say(&head);
+            self.headed = Some(head);
+        }
+    }
+
     fn row(&mut self, row: &Row) -> Result<(), Failure> {
         if self.json {
             return say_json(row);
         }
-        if !self.headed {
-            self.headed = true;
-            say(format!(
-                "{:<24} {:<20} {:>7} {:>10} {:>10} {:>7} {:>7} {:>9}  {}",
-                "benchmark",
-                "against",
-                "ratio",
-                "ns",
-                "their ns",
-                "fences",
-                "lines",
-                "streamed",
-                "page, fill, cache, threads, cores"
-            ));
-        }
+        self.head(format!(
+            "{:<24} {:<20} {:>7} {:>10} {:>10} {:>7} {:>7} {:>9}  {}",
+            "benchmark",
+            "against",
+            "ratio",
+            "ns",
+            "their ns",
+            "fences",
+            "lines",
+            "streamed",
+            "page, fill, cache, threads, cores"
+        ));
         let c = &row.circumstances;
         let amplification = row.medium_bytes_per_byte.map_or_else(String::new, |[ours, theirs]| {
             format!("; {ours:.1} and {theirs:.1} bytes written a byte")

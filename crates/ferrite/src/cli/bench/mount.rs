@@ -144,6 +144,7 @@ fn placed(
     let text = |path: &Path| path.display().to_string();
     let made = Command::new(&us)
         .args(["mkfs", "--force", "--size", &POOL_BYTES.to_string()])
+        .args(["--mapping", super::options().mapping.name()])
         .arg(&pool)
         .stdout(Stdio::null())
         .status()?;

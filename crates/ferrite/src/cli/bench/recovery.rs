@@ -99,7 +99,7 @@ fn fill(path: &Path, files: u64) -> Result<(), Failure> {
     let region = Region::create(path, (files * 512 + (64 << 20)).next_multiple_of(2 << 20))?;
     let options = MkfsOptions {
         inodes: Some(files + files / FILES_PER_DIR + LAST_OPERATIONS + 64),
-        ..MkfsOptions::default()
+        ..super::options()
     };
     mkfs(&region, &options)?;
     let engine = Engine::mount(region, &quiet())?;
