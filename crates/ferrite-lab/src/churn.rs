@@ -53,6 +53,8 @@ pub struct ChurnPlan {
     pub cold: u32,
     /// Pages of the file in which `leaf` is compared with HashFS.
     pub file_pages: u32,
+    /// Times that this is done, each on fresh pools: where memory lies makes more of a difference than chance does.
+    pub pools: u32,
     /// Bytes of the pool on which runs are counted.
     pub runs_pool_bytes: u64,
     /// Times that half of that pool's files are deleted and others written.
@@ -73,6 +75,7 @@ impl ChurnPlan {
             inserts: 50,
             cold: 3,
             file_pages: 1 << 18,
+            pools: 5,
             runs_pool_bytes: 1 << 30,
             turnovers: 6,
             seed: 0x00fe_2217_e1ab,
@@ -85,6 +88,7 @@ impl ChurnPlan {
             pool_blocks: 1 << 13,
             rounds: 7,
             file_pages: 1 << 16,
+            pools: 3,
             runs_pool_bytes: 256 << 20,
             turnovers: 4,
             ..ChurnPlan::whole()
@@ -99,6 +103,7 @@ impl ChurnPlan {
             inserts: 20,
             cold: 1,
             file_pages: 1 << 12,
+            pools: 2,
             runs_pool_bytes: 64 << 20,
             turnovers: 2,
             ..ChurnPlan::quick()
@@ -523,7 +528,7 @@ pub(crate) fn median(values: &[f64]) -> f64 {
 }
 
 /// The median of the rounds' ratios.
-pub(crate) fn ratio(ours: &[f64], theirs: &[f64]) -> f64 {
+fn ratio(ours: &[f64], theirs: &[f64]) -> f64 {
     let ratios: Vec<f64> = ours.iter().zip(theirs).map(|(ours, theirs)| ours / theirs).collect();
     median(&ratios)
 }

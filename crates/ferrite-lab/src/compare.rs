@@ -1,6 +1,6 @@
 //! `leaf` against HashFS in one file that fills a pool: cold lookups at random, and lookups in order.
 //!
-//! What lives here: [`lookup_rows`], with what is required of the ratios. Both mappings are asked in turns, so that what else
+//! What lives here: [`lookup_rows`], with what is required of the ratios: medians of those of several pairs of pools. Both mappings are asked in turns, so that what else
 //! the machine does hits both. In order, the calls are as long as reads are: a page, or 128 KiB; the file is read from its
 //! beginning to its end, so each page's entry was last touched a whole file ago, or, cold, flushed before the pass.
 
@@ -8,7 +8,7 @@ use std::hint::black_box;
 
 use ferrite_map::{Mapping, PageWord, TransCache};
 
-use crate::churn::{ChurnPlan, MappingRow, mean, median, ratio};
+use crate::churn::{ChurnPlan, MappingRow, mean, median};
 use crate::error::LabError;
 use crate::measure::{Cold, FILE, random_pages, time};
 use crate::pool::{Pool, PoolPlan};
@@ -34,33 +34,50 @@ const IN_ORDER: [(&str, u32, bool); 4] = [
     ("cold_sequential_128k", 32, true),
 ];
 
+/// Nanoseconds of both sides, and the ratios: one a pair of pools for cold pages, one a pass in order.
+#[derive(Debug, Default)]
+struct Took {
+    sides: [Vec<f64>; 2],
+    ratios: Vec<f64>,
+}
+
 /// What `leaf` and HashFS take, at 80 and 95 % full. `step` is told what begins.
 pub fn lookup_rows(plan: &ChurnPlan, step: &mut dyn FnMut(&str)) -> Result<Vec<MappingRow>, LabError> {
     let mut rows = Vec::new();
     for fill_percent in FILLS {
-        step(&format!("leaf against hashfs at {fill_percent} %"));
-        let pools = [
-            filled(PAIR[0], plan, fill_percent)?,
-            filled(PAIR[1], plan, fill_percent)?,
-        ];
-        let row = |name, required: f64, [ours, theirs]: &[Vec<f64>; 2], ratio: f64| MappingRow {
-            ratio,
+        let mut random = Took::default();
+        let mut ordered = IN_ORDER.map(|_| Took::default());
+        let mut lines_average = None;
+        for number in 1..=plan.pools {
+            step(&format!("leaf against hashfs at {fill_percent} %, pools {number}"));
+            let pools = [
+                filled(PAIR[0], plan, fill_percent)?,
+                filled(PAIR[1], plan, fill_percent)?,
+            ];
+            cold_random(&pools, plan, &mut random)?;
+            lines_average = Some(lines(&pools[0], plan));
+            for ((_, pages, is_cold), took) in IN_ORDER.into_iter().zip(&mut ordered) {
+                in_order(&pools, plan, (pages, is_cold), took);
+            }
+        }
+        let row = |name, required: f64, took: &Took| MappingRow {
+            ratio: median(&took.ratios),
             required_ratio: Some(required),
-            median_ns: Some(median(ours)),
-            against_median_ns: Some(median(theirs)),
-            average_ns: Some(mean(ours)),
+            median_ns: Some(median(&took.sides[0])),
+            against_median_ns: Some(median(&took.sides[1])),
+            average_ns: Some(mean(&took.sides[0])),
             ..MappingRow::new(name, PAIR[0].name(), PAIR[1].name(), fill_percent)
         };
-        let cold = cold_random(&pools, plan)?;
-        let medians = median(&cold[0]) / median(&cold[1]);
         rows.push(MappingRow {
-            lines_average: Some(lines(&pools[0], plan)),
-            ..row("cold_random", COLD_RATIO, &cold, medians)
+            lines_average,
+            ..row("cold_random", COLD_RATIO, &random)
         });
-        for (name, pages, is_cold) in IN_ORDER {
-            let took = in_order(&pools, plan, pages, is_cold);
-            rows.push(row(name, IN_ORDER_RATIO, &took, ratio(&took[0], &took[1])));
-        }
+        rows.extend(
+            IN_ORDER
+                .iter()
+                .zip(&ordered)
+                .map(|((name, ..), took)| row(name, IN_ORDER_RATIO, took)),
+        );
     }
     Ok(rows)
 }
@@ -81,13 +98,13 @@ fn filled(mapping: Mapping, plan: &ChurnPlan, fill_percent: u32) -> Result<Pool,
     Ok(pool)
 }
 
-fn cold_random(pools: &[Pool; 2], plan: &ChurnPlan) -> Result<[Vec<f64>; 2], LabError> {
+fn cold_random(pools: &[Pool; 2], plan: &ChurnPlan, took: &mut Took) -> Result<(), LabError> {
     let mut cold = [
         Cold::new(Structure::Product(PAIR[0]))?,
         Cold::new(Structure::Product(PAIR[1]))?,
     ];
-    let mut took = [Vec::new(), Vec::new()];
-    let count = UNCOUNTED + (plan.rounds * COLD_PER_ROUND) as usize;
+    let mut sides = [Vec::new(), Vec::new()];
+    let count = UNCOUNTED + (rounds(plan) * COLD_PER_ROUND) as usize;
     for (number, lblk) in random_pages(plan.file_pages, plan.seed)
         .into_iter()
         .take(count)
@@ -95,10 +112,22 @@ fn cold_random(pools: &[Pool; 2], plan: &ChurnPlan) -> Result<[Vec<f64>; 2], Lab
     {
         // Each goes first every other time.
         for side in [number % 2, 1 - number % 2] {
-            took[side].push(cold[side].look(&pools[side], FILE, lblk, 1));
+            let ns = cold[side].look(&pools[side], FILE, lblk, 1);
+            if number >= UNCOUNTED {
+                sides[side].push(ns);
+            }
         }
     }
-    Ok(took.map(|mut all| all.split_off(UNCOUNTED)))
+    took.ratios.push(median(&sides[0]) / median(&sides[1]));
+    for (all, more) in took.sides.iter_mut().zip(sides) {
+        all.extend(more);
+    }
+    Ok(())
+}
+
+/// Rounds on each pair of pools.
+fn rounds(plan: &ChurnPlan) -> u32 {
+    plan.rounds.div_ceil(plan.pools.max(1))
 }
 
 /// Lines of a lookup, on average.
@@ -112,12 +141,11 @@ fn lines(pool: &Pool, plan: &ChurnPlan) -> f64 {
     mean(&lines)
 }
 
-/// The whole file in order, by calls of so many pages: nanoseconds a page in each round.
-fn in_order(pools: &[Pool; 2], plan: &ChurnPlan, pages: u32, is_cold: bool) -> [Vec<f64>; 2] {
-    let mut took = [Vec::new(), Vec::new()];
+/// The whole file in order, by calls of so many pages, evicted before if `is_cold`: nanoseconds a page in each pass.
+fn in_order(pools: &[Pool; 2], plan: &ChurnPlan, (pages, is_cold): (u32, bool), took: &mut Took) {
     let mut words = vec![PageWord::HOLE; pages as usize];
-    for round in 0..=plan.rounds {
-        for (pool, took) in pools.iter().zip(&mut took) {
+    for round in 0..=rounds(plan) {
+        let mut pass = |pool: &Pool| {
             if is_cold {
                 pool.evict();
             }
@@ -128,11 +156,14 @@ fn in_order(pools: &[Pool; 2], plan: &ChurnPlan, pages: u32, is_cold: bool) -> [
                     black_box(&words);
                 }
             });
-            // The first round warms both up.
-            if round > 0 {
-                took.push(taken / f64::from(plan.file_pages));
-            }
+            taken / f64::from(plan.file_pages)
+        };
+        let ns = [pass(&pools[0]), pass(&pools[1])];
+        // The first round warms both up.
+        if round > 0 {
+            took.ratios.push(ns[0] / ns[1]);
+            took.sides[0].push(ns[0]);
+            took.sides[1].push(ns[1]);
         }
     }
-    took
 }
