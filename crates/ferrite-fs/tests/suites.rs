@@ -99,8 +99,8 @@ fn random_operations() {
     for &mapping in Mapping::ALL {
         let seeds = match (std::env::var_os("FERRITE_SOAK"), mapping == Mapping::default()) {
             (Some(_), _) => 1000,
-            (None, true) => 160,
-            (None, false) => 20,
+            (None, true) => 140,
+            (None, false) => 12,
         };
         println!("{mapping}");
         for profile in Profile::ALL {
