@@ -36,12 +36,11 @@ mod node;
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
 
 use ferrite_pm::Region;
 
 use crate::bitmap::AtomicBitmap;
+use crate::load;
 use crate::{Broken, FileMap, Geometry, MapEntry, MapError, MapTx, PageWord, TransCache};
 use cursor::Cursors;
 use node::{HEIGHT_MAX, Key, Node, PAGES_END, Words, range_of, word_behind};
@@ -330,29 +329,19 @@ impl FileMap for ExtentTree {
         // Repair may have cut off nodes without clearing their headers.
         self.cursors.end_epoch();
         let seen = AtomicBitmap::new(u64::from(self.geometry.blocks));
-        let next = AtomicU64::new(0);
-        let damage = Mutex::new(Ok(()));
-        let work = || {
-            loop {
-                let first = next.fetch_add(LOAD_CHUNK, Ordering::Relaxed);
-                if first >= self.geometry.slots {
-                    return;
-                }
-                let inodes = first..(first + LOAD_CHUNK).min(self.geometry.slots);
-                self.check_inodes(inodes, &seen, &mut |entry| visit(entry), &mut |_| {}, &mut |broken| {
-                    *damage.lock().unwrap_or_else(PoisonError::into_inner) = Err(MapError::Damaged(broken.what));
-                });
-            }
-        };
-        // A small table is read before a thread has started.
-        let threads = (threads as u64).min(self.geometry.slots.div_ceil(LOAD_CHUNK));
-        std::thread::scope(|scope| {
-            for _ in 1..threads {
-                scope.spawn(work);
-            }
-            work();
-        });
-        damage.into_inner().unwrap_or_else(PoisonError::into_inner)
+        load::each(threads, self.geometry.slots, LOAD_CHUNK, |ino| {
+            let mut damage = Ok(());
+            self.check_inodes(
+                ino..ino + 1,
+                &seen,
+                &mut |entry| visit(entry),
+                &mut |_| {},
+                &mut |broken| {
+                    damage = Err(MapError::Damaged(broken.what));
+                },
+            );
+            damage
+        })
     }
 
     fn for_each(&self, visit: &mut dyn FnMut(MapEntry) -> bool) {

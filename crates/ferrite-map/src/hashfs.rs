@@ -14,12 +14,12 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
 
 use ferrite_pm::Region;
 
 use crate::bitmap::AtomicBitmap;
 use crate::bounds::Bounds;
+use crate::load;
 use crate::simd::{self, Level};
 use crate::{Broken, FileMap, Geometry, MapEntry, MapError, MapTx, PageWord, Resource, TransCache};
 
@@ -413,30 +413,9 @@ impl FileMap for HashFs {
     }
 
     fn load(&self, threads: usize, visit: &(dyn Fn(MapEntry) + Sync)) -> Result<(), MapError> {
-        let next = AtomicU64::new(0);
-        let damage = Mutex::new(Ok(()));
-        let work = || {
-            loop {
-                let first = next.fetch_add(LOAD_CHUNK, Ordering::Relaxed);
-                if first >= self.buckets {
-                    return;
-                }
-                for bucket in first..(first + LOAD_CHUNK).min(self.buckets) {
-                    if let Err(error) = self.load_bucket(bucket, visit) {
-                        *damage.lock().unwrap_or_else(PoisonError::into_inner) = Err(error);
-                    }
-                }
-            }
-        };
-        // A small table is read before a thread has started.
-        let threads = (threads as u64).min(self.buckets.div_ceil(LOAD_CHUNK));
-        std::thread::scope(|scope| {
-            for _ in 1..threads {
-                scope.spawn(work);
-            }
-            work();
-        });
-        damage.into_inner().unwrap_or_else(PoisonError::into_inner)
+        load::each(threads, self.buckets, LOAD_CHUNK, |bucket| {
+            self.load_bucket(bucket, visit)
+        })
     }
 
     fn for_each(&self, visit: &mut dyn FnMut(MapEntry) -> bool) {

@@ -16,8 +16,8 @@
 //! * Lookups look again when entries moved meanwhile ([`Gate::steady`]); whatever they meet lies within the area.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 
 use crossbeam_utils::CachePadded;
 use ferrite_pm::Region;
@@ -25,6 +25,7 @@ use ferrite_pm::Region;
 use crate::bitmap::AtomicBitmap;
 use crate::bounds::Bounds;
 use crate::gate::Gate;
+use crate::load;
 use crate::{Broken, FileMap, Geometry, MapEntry, MapError, MapTx, PageWord, Resource, TransCache};
 
 const LINE_BYTES: u64 = 64;
@@ -504,31 +505,10 @@ impl FileMap for Leaf {
             .stored_active()
             .ok_or_else(|| MapError::Damaged("the number of active lines".into()))?;
         let lines = self.lines_in_reach(active);
-        let next = AtomicU64::new(0);
-        let damage = Mutex::new(Ok(()));
-        let work = || {
-            loop {
-                let first = next.fetch_add(LOAD_CHUNK, Ordering::Relaxed);
-                if first >= lines {
-                    return;
-                }
-                for line in first..(first + LOAD_CHUNK).min(lines) {
-                    if let Err(error) = self.load_line(line, active, visit) {
-                        *damage.lock().unwrap_or_else(PoisonError::into_inner) = Err(error);
-                    }
-                }
-            }
-        };
-        let threads = (threads as u64).min(lines.div_ceil(LOAD_CHUNK));
-        std::thread::scope(|scope| {
-            for _ in 1..threads {
-                scope.spawn(work);
-            }
-            work();
-        });
+        let loaded = load::each(threads, lines, LOAD_CHUNK, |line| self.load_line(line, active, visit));
         self.claims[0].store(self.used.count_used() as i64, Ordering::Relaxed);
         self.wants_room.store(self.is_crowded(active), Ordering::Relaxed);
-        damage.into_inner().unwrap_or_else(PoisonError::into_inner)
+        loaded
     }
 
     fn for_each(&self, visit: &mut dyn FnMut(MapEntry) -> bool) {

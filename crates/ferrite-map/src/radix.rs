@@ -33,13 +33,14 @@
 //! freed in a transaction is not touched by it again; its words but a leaf's stay as they are, so one unmapped page sets one word in the
 //! leaf and two above it at most, however many nodes go. After an error a transaction must be abandoned.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 
 use crossbeam_utils::CachePadded;
 use ferrite_pm::Region;
 
 use crate::bitmap::AtomicBitmap;
+use crate::load;
 use crate::{Broken, FileMap, Geometry, MapEntry, MapError, MapTx, PageWord, Resource, TransCache};
 
 mod check;
@@ -591,30 +592,9 @@ impl FileMap for Radix {
     fn load(&self, threads: usize, visit: &(dyn Fn(MapEntry) + Sync)) -> Result<(), MapError> {
         let inodes = self.geometry.slots;
         let nodes = AtomicBitmap::new(u64::from(self.geometry.blocks));
-        let next = AtomicU64::new(0);
-        let damage = Mutex::new(Ok(()));
-        let work = || {
-            loop {
-                let first = next.fetch_add(LOAD_CHUNK, Ordering::Relaxed);
-                if first >= inodes {
-                    return;
-                }
-                for ino in first..(first + LOAD_CHUNK).min(inodes) {
-                    if let Err(error) = self.load_inode(ino as u32, &nodes, visit) {
-                        *damage.lock().unwrap_or_else(PoisonError::into_inner) = Err(error);
-                    }
-                }
-            }
-        };
-        // A small table is read before a thread has started.
-        let threads = (threads as u64).min(inodes.div_ceil(LOAD_CHUNK));
-        std::thread::scope(|scope| {
-            for _ in 1..threads {
-                scope.spawn(work);
-            }
-            work();
-        });
-        damage.into_inner().unwrap_or_else(PoisonError::into_inner)
+        load::each(threads, inodes, LOAD_CHUNK, |ino| {
+            self.load_inode(ino as u32, &nodes, visit)
+        })
     }
 
     fn for_each(&self, visit: &mut dyn FnMut(MapEntry) -> bool) {

@@ -9,6 +9,8 @@
 //!
 //! Random tests print their seed, and run that one alone when `FERRITE_SEED` is set.
 
+pub(crate) mod harm;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -362,17 +364,17 @@ macro_rules! mapping_tests {
 
         #[test]
         fn a_record_applied_in_part_is_whole_after_replay() {
-            crate::testing::a_record_applied_in_part_is_whole_after_replay::<$subject>();
+            crate::testing::harm::a_record_applied_in_part_is_whole_after_replay::<$subject>();
         }
 
         #[test]
         fn lookups_survive_changes_of_their_own_inode() {
-            crate::testing::lookups_survive_changes_of_their_own_inode::<$subject>();
+            crate::testing::harm::lookups_survive_changes_of_their_own_inode::<$subject>();
         }
 
         #[test]
         fn damage_is_found_and_cured() {
-            crate::testing::damage_is_found_and_cured::<$subject>();
+            crate::testing::harm::damage_is_found_and_cured::<$subject>();
         }
     };
 }
@@ -687,196 +689,4 @@ fn check_agrees<M: Subject>(bed: &Bed<M>, model: &Model) {
         bed.blocks.count_used(),
         "blocks in use, and blocks that somebody owns"
     );
-}
-
-/// A crash while a record's words are being set leaves any of them out; replay sets them all, in order.
-pub(crate) fn a_record_applied_in_part_is_whole_after_replay<M: Subject>() {
-    for_seeds(20, |seed| {
-        let mut rng = Rng(seed);
-        let bed = Bed::<M>::new(300, rng.next());
-        let mut model = Model::new();
-        for _ in 0..150 {
-            let mut after = model.clone();
-            let mut tx = bed.tx();
-            if change_a_run(&bed, &mut tx, &mut rng, &mut after).is_err() {
-                drop(tx);
-                bed.make_room();
-                continue;
-            }
-            // What went into fresh blocks was durable before the record.
-            let before = (rng.below(4) == 0).then(|| (words_of(&bed.region), tx.words.clone()));
-            tx.commit(&bed.region);
-            model = after;
-            let Some((before, record)) = before else { continue };
-            let crashed = Region::anonymous(bed.region.len()).expect("anonymous memory");
-            for (at, &word) in before.iter().enumerate() {
-                crashed.store(at as u64 * 8, word);
-            }
-            for &(offset, value) in &record {
-                if rng.below(2) == 0 {
-                    crashed.store(offset, value);
-                }
-            }
-            for &(offset, value) in &record {
-                crashed.store(offset, value);
-            }
-            let (_, found) = bed.mounted_from(&Arc::new(crashed));
-            assert_eq!(words_of_pages(&found.expect("sound")), model);
-        }
-    });
-}
-
-/// Maps, maps anew or unmaps a few pages in a row; the error of the first that cannot be.
-fn change_a_run<M: Subject>(
-    bed: &Bed<M>,
-    tx: &mut TestTx<'_>,
-    rng: &mut Rng,
-    model: &mut Model,
-) -> Result<(), MapError> {
-    let (ino, first) = (1 + rng.below(3) as u32, rng.below(600) as u32);
-    let is_removal = rng.below(3) == 0;
-    for lblk in first..=first + rng.below(20) as u32 {
-        let old = model.get(&(ino, lblk)).copied();
-        if is_removal {
-            assert_eq!(bed.map.remove(tx, ino, lblk)?, old.unwrap_or(PageWord::HOLE));
-            model.remove(&(ino, lblk));
-        } else {
-            let word = PageWord::new(bed.map.alloc_page(tx, ino, lblk)?, 0);
-            match old {
-                Some(_) => bed.map.replace(tx, ino, lblk, word)?,
-                None => bed.map.insert(tx, ino, lblk, word)?,
-            }
-            model.insert((ino, lblk), word);
-        }
-        if let Some(old) = old {
-            tx.freed(Resource::Block(old.page()));
-        }
-    }
-    Ok(())
-}
-
-fn words_of(region: &Region) -> Vec<u64> {
-    (0..region.len()).step_by(8).map(|offset| region.load(offset)).collect()
-}
-
-fn words_of_pages(found: &Found) -> Model {
-    found.iter().map(|(&key, entry)| (key, entry.word)).collect()
-}
-
-/// A lookup whose version is checked afterwards may meet changes of its own inode half done, and blocks that were nodes and hold
-/// data by now. It must end, without a panic.
-pub(crate) fn lookups_survive_changes_of_their_own_inode<M: Subject>() {
-    for_seeds(4, |seed| {
-        let bed = &Bed::<M>::new(500, seed);
-        let done = &AtomicBool::new(false);
-        std::thread::scope(|scope| {
-            for reader in 0..2 {
-                scope.spawn(move || {
-                    let cache = TransCache::default();
-                    let mut rng = Rng(seed ^ reader);
-                    while !done.load(Ordering::Relaxed) {
-                        let mut words = [PageWord::HOLE; 20];
-                        let lblk = rng.below(620) as u32;
-                        bed.map.get_many(1, lblk, &mut words, &cache);
-                        bed.map.prefetch(1, lblk, true);
-                        bed.map.get(1, lblk);
-                        bed.map.for_range(1, lblk, u64::from(lblk) + 9, &mut |_| true);
-                    }
-                });
-            }
-            let mut rng = Rng(!seed);
-            let mut model = Model::new();
-            for round in 0..3000u32 {
-                let mut tx = bed.tx();
-                let mut after = model.clone();
-                if change_a_run(bed, &mut tx, &mut rng, &mut after).is_ok() {
-                    tx.commit(&bed.region);
-                    model = after;
-                } else {
-                    drop(tx);
-                    bed.make_room();
-                }
-                // Data in a free block, which may have been a node a moment ago.
-                let mut tx = bed.tx();
-                if let Ok(block) = tx.alloc_block() {
-                    let noise: Vec<u8> = (0..BLOCK_BYTES / 8)
-                        .flat_map(|_| {
-                            [rng.next(), rng.below(800), u64::from(round)][rng.below(3) as usize].to_le_bytes()
-                        })
-                        .collect();
-                    bed.region.stream(u64::from(block) * BLOCK_BYTES, &noise);
-                }
-            }
-            done.store(true, Ordering::Relaxed);
-        });
-    });
-}
-
-/// Whatever words of the structure are hit: a check ends, names what cannot be, and once it is cured the structure loads and
-/// is whole again, without the pages that were lost.
-pub(crate) fn damage_is_found_and_cured<M: Subject>() {
-    for_seeds(60, |seed| {
-        let mut rng = Rng(seed);
-        let bed = Bed::<M>::new(300, rng.next());
-        let mut model = Model::new();
-        for _ in 0..60 {
-            let mut tx = bed.tx();
-            let mut after = model.clone();
-            if change_a_run(&bed, &mut tx, &mut rng, &mut after).is_ok() {
-                tx.commit(&bed.region);
-                model = after;
-            } else {
-                drop(tx);
-                bed.make_room();
-            }
-        }
-        let mut places = vec![(AREA_OFFSET, M::MAPPING.area_bytes(bed.geometry.slots))];
-        places.extend(
-            bed.nodes()
-                .into_iter()
-                .map(|node| (u64::from(node) * BLOCK_BYTES, BLOCK_BYTES)),
-        );
-        for _ in 0..=rng.below(8) {
-            let (start, len) = places[rng.below(places.len() as u64) as usize];
-            let at = start + rng.below(len / 8) * 8;
-            let value = match rng.below(4) {
-                0 => bed.region.load(at) ^ 1 << rng.below(64),
-                1 => rng.next(),
-                2 => bed.region.load(start + rng.below(len / 8) * 8),
-                _ => rng.below(700),
-            };
-            bed.region.store(at, value);
-        }
-        // One cure may uncover more: what a broken pointer hid.
-        for _ in 0..20 {
-            let mut cures = Vec::new();
-            bed.map
-                .check(&mut |_| {}, &mut |_| {}, &mut |broken| cures.extend(broken.cure));
-            if cures.is_empty() {
-                break;
-            }
-            cures
-                .iter()
-                .for_each(|&(offset, value)| bed.region.store(offset, value));
-        }
-        let mut pages: BTreeMap<(u32, u32), Vec<PageWord>> = BTreeMap::new();
-        bed.map.check(
-            &mut |entry| {
-                assert!(entry.ino != 0 && entry.ino < INODES, "{entry:?}");
-                assert!(bed.geometry.is_data_block(entry.word.page()), "{entry:?}");
-                pages.entry((entry.ino, entry.lblk)).or_default().push(entry.word);
-            },
-            &mut |_| {},
-            &mut |broken| panic!("{broken:?} is not cured"),
-        );
-        let map = M::mount(Arc::clone(&bed.region), bed.geometry);
-        map.load(1, &|_| {}).expect("cured");
-        for (&(ino, lblk), words) in &pages {
-            let word = map.get(ino, lblk);
-            assert!(
-                words.contains(&word),
-                "page {lblk} of inode {ino}: {word:?}, not one of {words:?}"
-            );
-        }
-    });
 }

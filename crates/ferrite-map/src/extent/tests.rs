@@ -1,5 +1,7 @@
 //! What is particular to extent trees: extents that join and split, trees that grow and go, cursors, damage.
 
+use std::sync::atomic::{AtomicU64, Ordering};
+
 use std::collections::BTreeMap;
 
 use super::*;
