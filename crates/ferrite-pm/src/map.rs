@@ -14,6 +14,8 @@ use crate::error::PmError;
 use crate::medium::{self, Detected, Medium};
 
 const HUGE_PAGE_BYTES: usize = 2 << 20;
+/// Times an aligned place is looked for.
+const PLACE_TRIES: usize = 16;
 /// How long a dying owner of the lock is waited for.
 const OWNER_EXITS_WITHIN: Duration = Duration::from_secs(20);
 /// How long one that is not listed is looked for.
@@ -87,31 +89,7 @@ impl Mapping {
     /// Maps a locked file or device.
     fn of_file(path: &Path, file: File, found: &Detected, access: Access) -> Result<Mapping, PmError> {
         let len = found.len_bytes as usize;
-        let outer_len = len + HUGE_PAGE_BYTES;
-        // SAFETY: reserves addresses of the kernel's choice, so that the pool can lie on a huge-page boundary.
-        let outer = unsafe {
-            rustix::mm::mmap_anonymous(
-                std::ptr::null_mut(),
-                outer_len,
-                ProtFlags::empty(),
-                MapFlags::PRIVATE | MapFlags::NORESERVE,
-            )
-        }
-        .map_err(|error| PmError::io("reserve addresses for", path, error))?;
-        let base = align_up(outer as usize) as *mut u8;
-        let map = |flags: MapFlags| {
-            // SAFETY: replaces part of the reservation made above, which nobody else knows.
-            unsafe {
-                rustix::mm::mmap(
-                    base.cast(),
-                    len,
-                    ProtFlags::READ | ProtFlags::WRITE,
-                    flags | MapFlags::FIXED,
-                    file.as_fd(),
-                    0,
-                )
-            }
-        };
+        let map = |flags: MapFlags| map_aligned(&file, len, flags);
         let mut medium = found.medium;
         let mapped = match (access, medium) {
             (Access::ReadOnlyPrivate, _) => map(MapFlags::PRIVATE),
@@ -125,11 +103,7 @@ impl Mapping {
             },
             _ => map(MapFlags::SHARED),
         };
-        if let Err(error) = mapped {
-            // SAFETY: the reservation made above, which nobody else knows.
-            let _ = unsafe { rustix::mm::munmap(outer, outer_len) };
-            return Err(PmError::io("map", path, error));
-        }
+        let base = mapped.map_err(|error| PmError::io("map", path, error))?;
         if medium == Medium::NamedDram {
             advise_huge(base, len);
         }
@@ -137,7 +111,7 @@ impl Mapping {
         Ok(Mapping {
             base,
             len,
-            outer: (outer.cast(), outer_len),
+            outer: (base, len),
             file: Some(file),
             medium,
             page_bytes,
@@ -227,6 +201,51 @@ impl Drop for Mapping {
         // SAFETY: the whole of what was mapped for this value, which is going away with all borrows of it.
         let _ = unsafe { rustix::mm::munmap(self.outer.0.cast(), self.outer.1) };
     }
+}
+
+/// Maps a file on a huge-page boundary, if the kernel lets us. Never at a fixed address: a mapping that fails there may leave a hole in what
+/// it was to replace, another thread's memory may get into the hole, and whoever then maps or unmaps the place destroys it.
+fn map_aligned(file: &File, len: usize, flags: MapFlags) -> rustix::io::Result<*mut u8> {
+    let mut tries = 0;
+    loop {
+        let hint = free_place(len)?;
+        // SAFETY: a new mapping at an address of the kernel's choice, which takes the hint if nobody has taken the place, touches
+        // nothing that exists.
+        let mapped = unsafe {
+            rustix::mm::mmap(
+                hint.cast(),
+                len,
+                ProtFlags::READ | ProtFlags::WRITE,
+                flags,
+                file.as_fd(),
+                0,
+            )
+        }?;
+        tries += 1;
+        // Elsewhere it works as well, only with smaller pages.
+        if (mapped as usize).is_multiple_of(HUGE_PAGE_BYTES) || tries == PLACE_TRIES {
+            return Ok(mapped.cast());
+        }
+        // SAFETY: the mapping just made, which nobody else knows.
+        let _ = unsafe { rustix::mm::munmap(mapped, len) };
+    }
+}
+
+/// An aligned address behind which `len` bytes were free a moment ago.
+fn free_place(len: usize) -> rustix::io::Result<*mut u8> {
+    let outer_len = len + HUGE_PAGE_BYTES;
+    // SAFETY: a new mapping at an address of the kernel's choice touches nothing that exists.
+    let outer = unsafe {
+        rustix::mm::mmap_anonymous(
+            std::ptr::null_mut(),
+            outer_len,
+            ProtFlags::empty(),
+            MapFlags::PRIVATE | MapFlags::NORESERVE,
+        )
+    }?;
+    // SAFETY: the mapping just made, which nobody else knows.
+    unsafe { rustix::mm::munmap(outer, outer_len) }?;
+    Ok(align_up(outer as usize) as *mut u8)
 }
 
 /// Makes the name of a new pool durable.

@@ -263,3 +263,30 @@ fn eviction_changes_no_content() {
         assert_eq!(region.load(offset), offset ^ 0x5a);
     }
 }
+
+/// Regions on disk files come and go in some threads while others get memory of their own: none of them ever sees another's.
+#[test]
+fn regions_of_files_take_no_place_that_is_somebody_elses() {
+    let dir = Scratch::on_disk("places");
+    std::thread::scope(|scope| {
+        for thread in 0..4u64 {
+            let path = dir.0.join(format!("pool{thread}"));
+            scope.spawn(move || {
+                for round in 0..500 {
+                    let region = Region::create(&path, 1 << 20).unwrap();
+                    let mark = thread << 32 | round;
+                    for offset in (0..1 << 20).step_by(4096) {
+                        region.store(offset, mark + offset);
+                    }
+                    let memory = Region::anonymous(1 << 20).unwrap();
+                    memory.store(0, mark);
+                    std::thread::yield_now();
+                    for offset in (0..1 << 20).step_by(4096) {
+                        assert_eq!(region.load(offset), mark + offset);
+                    }
+                    assert_eq!(memory.load(0), mark);
+                }
+            });
+        }
+    });
+}
