@@ -5,7 +5,7 @@
 
 mod common;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use common::{fixed, image_of, make, pattern, write};
@@ -247,9 +247,15 @@ impl Pool {
     }
 }
 
-fn findings(image: &[u8]) -> BTreeSet<String> {
+/// What fsck finds, and how often; without numbers, since places and totals change as a pool is used.
+fn findings(image: &[u8]) -> BTreeMap<String, usize> {
     let report = fsck(Region::from_image(image).unwrap(), &mut |_, _, _| {}).unwrap();
-    report.findings.into_iter().map(|finding| finding.what).collect()
+    let mut found = BTreeMap::new();
+    for finding in report.findings {
+        let what = finding.what.replace(|letter: char| letter.is_ascii_digit(), "");
+        *found.entry(what).or_default() += 1;
+    }
+    found
 }
 
 /// What can be expected of a kind of damage.
@@ -309,7 +315,8 @@ fn live_with(pool: &Pool, image: &[u8], victims: &[&str], told: Told) -> usize {
             pool.survey(engine, victims);
         }
     });
-    let more: Vec<_> = findings(&after).difference(&before).cloned().collect();
+    let mut more = findings(&after);
+    more.retain(|what, times| *times > before.get(what).copied().unwrap_or(0));
     assert!(more.is_empty(), "damage that was not there before: {more:?}");
     let open = |image: &[u8]| Region::from_image(image).unwrap();
     let (report, mend) = repair(open(&after), &mut |_, _, _| {}).unwrap();
@@ -346,7 +353,8 @@ fn on_every_mapping(victims: &[&str], told: Told, damage: impl Fn(&Pool) -> Word
         let pool = Pool::new(mapping);
         let errors = live_with(&pool, &pool.damaged(&damage(&pool)), victims, told);
         println!("{mapping}: {errors} errors");
-        assert!(errors > 0, "{mapping}: the damage shows");
+        // The run that a page is in tells where it lies, though its own entry be gone.
+        assert!(errors > 0 || mapping == Mapping::Cuckoo, "{mapping}: the damage shows");
     }
 }
 
@@ -431,18 +439,20 @@ fn a_page_word_that_was_cleared() {
     on_every_mapping(&[LOGGED], Told::ReadOnly, |pool| vec![(pool.page_word(LOGGED, 0), 0)]);
 }
 
-/// What leads to pages of a file leads to another file's, or nowhere.
+/// What leads to pages of a file leads nowhere, or to those of an inode that is free.
 #[test]
 fn a_damaged_key_or_root() {
-    for bits in [u64::MAX, 1 << 38, 1 << 33] {
-        on_every_mapping(&[PLAIN], Told::ReadOnly, |pool| {
-            let at = pool.key(PLAIN);
-            match bits {
-                u64::MAX => vec![(at, 0)],
-                bits => pool.flipped(at, bits),
-            }
-        });
-    }
+    on_every_mapping(&[PLAIN], Told::ReadOnly, |pool| vec![(pool.key(PLAIN), 0)]);
+    on_every_mapping(&[PLAIN], Told::ReadOnly, |pool| pool.flipped(pool.key(PLAIN), 1 << 38));
+}
+
+/// A key becomes another file's: that has a page too many, and nobody knows which.
+#[test]
+fn a_key_of_another_file() {
+    on_every_mapping(&[PLAIN, LABELLED], Told::ReadOnly, |pool| {
+        let bits = pool.files[PLAIN].ino ^ pool.files[LABELLED].ino;
+        pool.flipped(pool.key(PLAIN), bits << 32)
+    });
 }
 
 /// The owner in an inode: it is known what belongs to the file, so the pool can be used.
@@ -507,7 +517,7 @@ fn damage_in_several_places() {
     on_every_mapping(&[LOGGED, PLAIN, "other-8"], Told::ReadOnly, |pool| {
         let mut words = pool.flipped(pool.files[LOGGED].pages[0].entries[0].segment as usize * 64 + 8, 1);
         words.extend(pool.flipped(pool.inode("other-8") + 48, 1));
-        words.extend(pool.flipped(pool.key(PLAIN), 1 << 36));
+        words.push((pool.key(PLAIN), 0));
         words
     });
 }
