@@ -457,6 +457,7 @@ impl FileMap for HashFs {
             if ino == 0 || ino >= self.geometry.inodes || !self.geometry.is_data_block(word.page()) {
                 let page = word.page();
                 broken(Broken {
+                    ino: 0,
                     what: format!("slot {slot} maps page {lblk} of inode {ino} to block {page}"),
                     cure: vec![(self.key_offset(slot), 0), (self.word_offset(slot), 0)],
                 });

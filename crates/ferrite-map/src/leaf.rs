@@ -134,12 +134,14 @@ impl Leaf {
         self.geometry.area_offset + copy
     }
 
-    /// N as it is stored: the first copy that makes sense.
+    /// N as it is stored. It only grows, so of two copies that make sense the greater is right: zeros are what a new table has, and
+    /// what damage may leave.
     fn stored_active(&self) -> Option<u64> {
         ACTIVE_COPIES
             .iter()
             .filter_map(|&copy| decode_active(self.region.load(self.active_offset(copy))))
-            .find(|active| (ACTIVE_MIN..=self.geometry.slots).contains(active))
+            .filter(|active| (ACTIVE_MIN..=self.geometry.slots).contains(active))
+            .max()
     }
 
     /// N; read anew when entries have moved since.
@@ -528,6 +530,7 @@ impl FileMap for Leaf {
             let (offset, right) = (self.active_offset(copy), encode_active(active));
             if decode_active(self.region.load(offset)) != Some(active) {
                 broken(Broken {
+                    ino: 0,
                     what: format!("the number of active lines is damaged; it is {active}"),
                     cure: vec![(offset, right)],
                 });
@@ -552,6 +555,7 @@ impl FileMap for Leaf {
             };
             let offset = self.header_offset(line);
             broken(Broken {
+                ino: 0,
                 what,
                 cure: cleared.map(|word| (offset + word * 8, 0)).collect(),
             });
