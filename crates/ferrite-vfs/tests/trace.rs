@@ -118,7 +118,10 @@ fn malformed_traces_are_refused_with_line_and_mend() {
     assert_eq!(parse(""), Err(TraceError::NoTrace));
     assert_eq!(parse("root:x:0:0\n"), Err(TraceError::NoTrace));
     let newer = parse("ferrite-trace 2\n").unwrap_err().to_string();
-    assert!(newer.contains("version 2") && newer.contains("newer Ferrite"), "{newer}");
+    assert!(
+        newer.contains("version 2") && newer.contains("newer Ferrite"),
+        "{newer}"
+    );
     for (line, why) in [
         ("5@0", "no line before it has one"),
         ("7:5", "leaves out the offset"),

@@ -144,7 +144,8 @@ impl Known {
             let (ino, rest) = match line.split_once(':') {
                 Some((ino, rest)) => (file(ino)?, rest),
                 None => (
-                    self.ino.ok_or("it leaves out the file, and no line before it has one")?,
+                    self.ino
+                        .ok_or("it leaves out the file, and no line before it has one")?,
                     line,
                 ),
             };

@@ -307,14 +307,17 @@ impl Mount {
         }
         let served = mounted.serve();
         drop(server);
+        // A trace that failed must not keep the pool from being closed in order.
+        let recorded = recorder.map_or(Ok(()), |recorder| recorder.finish());
         engine.unmount()?;
         served?;
-        if let (Some(recorder), Some(path)) = (recorder, options.trace) {
-            recorder.finish().map_err(|error| {
-                let path = path.display();
-                Failure::new(FAILED, format!("{path}: the trace is not complete: {error}"))
-            })?;
-        }
+        recorded.map_err(|error| {
+            let path = options.trace.unwrap_or_default();
+            Failure::new(
+                FAILED,
+                format!("{}: the trace is not complete: {error}", path.display()),
+            )
+        })?;
         Ok(0)
     }
 }
