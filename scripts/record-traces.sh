@@ -12,7 +12,7 @@ set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 traces="$root/crates/ferrite-lab/traces"
 programs="$root/scripts/traced"
-keep_bytes=${KEEP_BYTES:-30000}
+keep_bytes=${KEEP_BYTES:-40000}
 all=(postgres sqlite-rollback sqlite-wal photos git build rsync tar log)
 
 if [ -z "${FERRITE_BIN:-}" ]; then
@@ -50,7 +50,7 @@ told_postgres() { echo "$(pg postgres --version), pgbench (TPC-B-like) with two 
 prepare_postgres() {
     mkdir -p "$scratch/pg" "$mount/db"
     if [ "$(id -u)" = 0 ]; then chown postgres "$scratch/pg" "$mount/db"; fi
-    pg initdb -D "$mount/db" --no-sync >/dev/null
+    pg initdb -D "$mount/db" -A trust --no-sync >/dev/null
     postgres_up
     pg pgbench -h "$scratch/pg" -i -q -s 2 postgres 2>/dev/null
     postgres_down
@@ -124,7 +124,7 @@ cut_trace() {
     [ "$(wc -c < "$2")" -gt "$keep_bytes" ] || kept=$all
     head -n 1 "$2"
     echo "# $1: $("told_$1")"
-    echo "# the first $kept of $all writes"
+    echo "# the first $kept of $all writes, as the kernel passed them on: cut where pages end"
     if [ "$kept" = "$all" ]; then tail -n +2 "$2"; else head -c "$keep_bytes" "$2" | sed '1d;$d'; fi
 }
 

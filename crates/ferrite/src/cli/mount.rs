@@ -5,7 +5,7 @@
 //! its exit code is ours.
 
 use std::fs::{File, OpenOptions};
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{BufRead, BufReader, Read, Seek, Write};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -83,7 +83,7 @@ struct Options {
 /// Opens a file for a trace. What is no trace is not overwritten: the name may be a mistake.
 fn open_trace(path: &Path) -> Result<File, Failure> {
     let open = || -> std::io::Result<Option<File>> {
-        let mut file = OpenOptions::new()
+        let file = OpenOptions::new()
             .read(true)
             .write(true)
             .create(true)
@@ -91,12 +91,12 @@ fn open_trace(path: &Path) -> Result<File, Failure> {
             .open(path)?;
         let mut start = Vec::new();
         const MARK: &str = "ferrite-trace ";
-        file.by_ref().take(MARK.len() as u64).read_to_end(&mut start)?;
+        (&file).take(MARK.len() as u64).read_to_end(&mut start)?;
         if !start.is_empty() && start != MARK.as_bytes() {
             return Ok(None);
         }
         file.set_len(0)?;
-        std::io::Seek::rewind(&mut file)?;
+        (&file).rewind()?;
         Ok(Some(file))
     };
     open().map_err(about(path))?.ok_or_else(|| {
