@@ -4,7 +4,7 @@
 
 use ferrite_vfs::trace::Event;
 
-use super::hdpm_data::{COPIES, LOGS, size_label};
+use super::hdpm_data::{LOGS, size_label};
 use super::{Figure, Judge, bars, panel_of};
 use crate::data::{FigureData, Panel, Verdict};
 use crate::error::LabError;
@@ -24,6 +24,7 @@ const WHOLE: &str = "4 KiB";
 const ALL_FILES: &str = "all files";
 const FOUND_FILES: &str = "files that were there";
 const SETTLED: &str = "logs, all folded";
+const COPIES: &str = "copy-on-write";
 
 pub(crate) const FIGURE: Figure = Figure {
     id: "hdpm-2",
@@ -96,11 +97,9 @@ fn add(data: &mut FigureData, name: &str, events: &[Event]) -> Result<(), LabErr
             put(medium, 0, LOGS, logs.written);
             put(medium, 1, SETTLED, logs.settled);
             put(medium, 2, COPIES, copies.written);
-            data.notes.push(format!("{name}: {} updates.", updates.total));
         }
         _ => data.notes.push(format!(
-            "{name}: {} updates; not replayed, since its files have more than 1 GiB. Its first lines (`head -n`) are a trace, too.",
-            updates.total
+            "{name}: not replayed, since its files have more than 1 GiB. Its first lines (`head -n`) are a trace, too.",
         )),
     }
     Ok(())
@@ -194,5 +193,16 @@ fn copies_cost(judge: &mut Judge, cdf: &Panel, medium: &Panel) {
             ),
             _ => judge.missing(&format!("{}: what it writes to the medium", stored.name)),
         }
+    }
+    let dearer = STORED.iter().filter(|stored| {
+        let values = (medium.value(stored.name, SETTLED), medium.value(stored.name, COPIES));
+        matches!(values, (Some(settled), Some(copies)) if settled > copies)
+    });
+    let dearer: Vec<_> = dearer.map(|stored| stored.name).collect();
+    if !dearer.is_empty() {
+        judge.remark(format!(
+            "Where files are written once and their logs folded afterwards, this costs more than copying at once: {}.",
+            dearer.join(", ")
+        ));
     }
 }

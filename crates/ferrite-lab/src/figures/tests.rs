@@ -105,7 +105,7 @@ fn the_verdict_on_update_sizes_follows_its_numbers() {
             put(0, "< 4 KiB", share);
             put(1, "files that were there", database);
             put(2, "page logs", 2.0);
-            put(2, "copy-on-write (as NOVA)", copies);
+            put(2, "copy-on-write", copies);
         }
         outcome("hdpm-2", panels.into())
     };
