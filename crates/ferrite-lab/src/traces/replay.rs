@@ -223,6 +223,7 @@ mod tests {
     #[test]
     fn needs_are_the_most_at_a_time() {
         let file = |ino, len_bytes| Event::File { ino, len_bytes };
+        // Three pages, the fourth by the third line, and one of another file; then the first file is gone.
         let events = [
             file(1, 10_000),
             write(1, 0, 100),
@@ -232,7 +233,7 @@ mod tests {
             write(1, 1, 1),
             Event::Truncate { ino: 3, len_bytes: 9 },
         ];
-        assert_eq!(need(&events), Some(Need { pages: 6, files: 3 }));
+        assert_eq!(need(&events), Some(Need { pages: 5, files: 3 }));
         assert_eq!(need(&[file(1, 2 << 30)]), None);
         assert_eq!(need(&[write(1, 0, 2 << 30)]), None);
     }
