@@ -46,7 +46,8 @@ fn run(plan: &Plan, progress: &mut dyn Progress) -> Result<FigureData, LabError>
         panels: vec![cdf, partial, medium],
         notes: vec![
             "The paper's traces are not at hand; these were recorded from programs on a mounted pool, which sees each write as the program \
-             made it: nothing is gathered in a cache first. Only what comes through a shared mapping arrives in pages."
+             made it: nothing is gathered in a cache first. That the kernel cuts some where a page ends changes no update. Only what comes \
+             through a shared mapping arrives in whole pages."
                 .into(),
             "An update is what one write changes of one page. It counts as partial also where nothing of the page was there before and \
              nothing has to be copied: the traffic tells how often that is."
