@@ -94,7 +94,8 @@ fn events_survive_the_text() {
         let events: Vec<Event> = (0..rng.below(300))
             .map(|_| {
                 let ino = 1 + rng.below(3);
-                let len_bytes = rng.below(1 << rng.below(44));
+                let bits = rng.below(44);
+                let len_bytes = rng.below(1 << bits);
                 let offset_bytes = if rng.chance(50) { end } else { rng.below(1 << 43) };
                 match rng.below(6) {
                     0 => Event::File { ino, len_bytes },
