@@ -1,6 +1,6 @@
 //! HDPM figure 2: how much of a page the writes of real programs update, and what that costs a file system that copies pages.
 //!
-//! The counts are exact: a trace is the same each time, and so is its replay.
+//! Shares are exact. Traffic differs from run to run by less than a per cent: times go to the medium, too, when the clock has moved.
 
 use ferrite_vfs::trace::Event;
 
