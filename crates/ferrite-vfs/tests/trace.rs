@@ -80,13 +80,15 @@ fn what_succeeds_is_recorded_and_only_that() {
     fs.setattr(log, &size(3)).unwrap();
     handle.append(b"4").unwrap();
     fs.setattr(cut, &size(77)).unwrap();
+    // Nobody opens it, but its number may have been another file's before.
+    let empty = file(&fs, b"empty");
     assert_eq!(shared.text(), "", "it is passed on late");
     recorder.finish().unwrap();
     let text = format!(
-        "ferrite-trace 1\nf {log} 0\n5\n10\nf {old} 9000\n4096@4096\n{log}:5\n{old}:4096\nt {log} 3\n1\nf {cut} 0\nt {cut} 77\n"
+        "ferrite-trace 1\nf {log} 0\n5\n10\nf {old} 9000\n4096@4096\n{log}:5\n{old}:4096\nt {log} 3\n1\nf {cut} 0\nt {cut} 77\nf {empty} 0\n"
     );
     assert_eq!(shared.text(), text);
-    assert_eq!(parse(&text).unwrap().len(), 11);
+    assert_eq!(parse(&text).unwrap().len(), 12);
 }
 
 #[test]
