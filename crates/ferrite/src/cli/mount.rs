@@ -281,6 +281,8 @@ impl Mount {
         })?;
         let uuid = identify(&region).map_err(about(&pool))?.uuid;
         let engine = Engine::mount(region, &options.engine).map_err(about(&pool))?;
+        warn_of_damage(&engine, &pool, &self.dir);
+        options.fuse.read_only |= engine.is_read_only();
         options.fuse.source = pool.display().to_string();
         options.fuse.durable_operations = true;
         // Before the mount, which may hide the file's directory, and while relative names still mean what the user meant.
@@ -320,6 +322,21 @@ impl Mount {
         })?;
         Ok(0)
     }
+}
+
+/// Tells whoever mounts a damaged pool; the log has every finding.
+fn warn_of_damage(engine: &Engine, pool: &Path, dir: &Path) {
+    let Some(first) = engine.damage().first() else { return };
+    let count = engine.damage().len();
+    let state = match engine.is_read_only() {
+        true => "mounted READ-ONLY, since what the damaged parts own is not known",
+        false => "what is damaged cannot be read, all else works",
+    };
+    eprintln!(
+        "ferrite: {pool}: the pool is DAMAGED ({count} found, first: {first}); {state}. To mend it: `ferrite umount {dir}`, then `ferrite fsck --repair {pool}`",
+        pool = pool.display(),
+        dir = dir.display(),
+    );
 }
 
 fn absolute(path: &Path) -> Result<PathBuf, Failure> {
