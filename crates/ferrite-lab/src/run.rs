@@ -22,6 +22,10 @@ pub fn run(ids: &[&str], plan: &Plan, progress: &mut dyn Progress) -> Result<Vec
             return Err(LabError::UnknownFigure(id.to_string()));
         }
     }
+    // Before the minutes of work, not after them.
+    for path in &plan.traces {
+        crate::traces::read(path)?;
+    }
     let machine = machine();
     let mut results = Vec::new();
     for figure in chosen {

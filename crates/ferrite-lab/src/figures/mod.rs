@@ -17,6 +17,7 @@ mod io_size;
 mod locality;
 mod mixes;
 mod page_cache;
+mod page_updates;
 mod scaling;
 
 /// An experiment.
@@ -42,7 +43,7 @@ impl Figure {
     }
 }
 
-/// All, in the papers' order. HashFS 13 and 14 (YCSB on LevelDB) and HDPM 2 (recorded traces) are not among them yet.
+/// All, in the papers' order. HashFS 13 and 14 (YCSB on LevelDB) are not among them yet.
 pub(crate) const FIGURES: &[Figure] = &[
     locality::FIGURE,
     scaling::FRAGMENTATION,
@@ -52,6 +53,7 @@ pub(crate) const FIGURES: &[Figure] = &[
     concurrency::FIGURE,
     page_cache::FIGURE,
     filebench::FIGURE,
+    page_updates::FIGURE,
     hdpm_data::WRITES,
     hdpm_data::READS,
     hdpm_mixes::WEBPROXY,
