@@ -9,13 +9,17 @@
 //!   that names it.
 //! * Nothing is added once operations run, so asking takes no lock.
 
+use std::sync::Arc;
+
 use ferrite_vfs::{FsError, Result};
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::sums;
 
-/// Findings kept; a ruined pool would otherwise fill the memory with them.
+/// Findings told, and different reasons kept; a ruined pool would otherwise fill the memory, and the log, with them.
 const FINDINGS_MAX: usize = 1000;
+/// The reason that stands for all those behind the first so many.
+const MUCH_ELSE: &str = "damaged, as much else is";
 /// What helps.
 const MEND: &str = "run `ferrite fsck --repair`";
 
@@ -28,22 +32,31 @@ pub(crate) struct Damage {
     mapping: bool,
     /// Pages that the mapping had when it was loaded, if it is.
     pages: u64,
-    /// Names may be missing in the table.
-    names: bool,
+    /// Of these directories names may be missing in the table.
+    names: FxHashSet<u32>,
     /// Of these nothing can be believed.
-    inodes: FxHashMap<u32, String>,
+    inodes: FxHashMap<u32, Arc<str>>,
     /// These have lost pages.
-    holes: FxHashMap<u32, String>,
+    holes: FxHashMap<u32, Arc<str>>,
     /// These, or their logs, are not what was written.
-    damaged_pages: FxHashMap<(u32, u32), String>,
+    damaged_pages: FxHashMap<(u32, u32), Arc<str>>,
+    /// The reasons above, each once, so that thousands of pages share one.
+    reasons: FxHashSet<Arc<str>>,
 }
 
 impl Damage {
     /// Notes damage that leaves no doubt about who owns what.
     pub(crate) fn note(&mut self, what: String) {
-        tracing::error!(%what, "the pool is damaged");
-        if self.findings.len() < FINDINGS_MAX {
-            self.findings.push(what);
+        match self.findings.len() {
+            0..FINDINGS_MAX => {
+                tracing::error!(%what, "the pool is damaged");
+                self.findings.push(what);
+            }
+            FINDINGS_MAX => {
+                tracing::error!("more damage was found than is told; {MEND}");
+                self.findings.push("more was found than is told".into());
+            }
+            _ => {}
         }
     }
 
@@ -58,24 +71,42 @@ impl Damage {
         (self.mapping, self.pages) = (true, pages);
     }
 
-    /// Lookups may miss names.
-    pub(crate) fn lose_names(&mut self) {
-        self.names = true;
+    /// Lookups may miss names of directory `dir`.
+    pub(crate) fn lose_names(&mut self, dir: u32) {
+        self.names.insert(dir);
     }
 
     /// Nothing of `ino` is to be answered.
     pub(crate) fn spoil_inode(&mut self, ino: u32, why: &str) {
-        self.inodes.entry(ino).or_insert_with(|| why.into());
+        let why = self.reason(why);
+        self.inodes.entry(ino).or_insert(why);
     }
 
     /// Holes of file `ino` may have been pages.
     pub(crate) fn spoil_holes(&mut self, ino: u32, why: &str) {
-        self.holes.entry(ino).or_insert_with(|| why.into());
+        let why = self.reason(why);
+        self.holes.entry(ino).or_insert(why);
     }
 
     /// A page of a file is not to be answered.
     pub(crate) fn spoil_page(&mut self, page: (u32, u32), why: &str) {
-        self.damaged_pages.entry(page).or_insert_with(|| why.into());
+        let why = self.reason(why);
+        self.damaged_pages.entry(page).or_insert(why);
+    }
+
+    /// The one copy of a reason.
+    fn reason(&mut self, why: &str) -> Arc<str> {
+        let is_full = self.reasons.len() >= FINDINGS_MAX;
+        let why = match is_full && !self.reasons.contains(why) {
+            true => MUCH_ELSE,
+            false => why,
+        };
+        if let Some(known) = self.reasons.get(why) {
+            return Arc::clone(known);
+        }
+        let reason: Arc<str> = why.into();
+        self.reasons.insert(Arc::clone(&reason));
+        reason
     }
 
     /// What is wrong, a line each.
@@ -92,9 +123,9 @@ impl Damage {
         self.mapping.then_some(self.pages)
     }
 
-    /// Whether a name that is not found may be there all the same.
-    pub(crate) fn loses_names(&self) -> bool {
-        self.names
+    /// Whether a name that is not found in `dir` may be there all the same.
+    pub(crate) fn loses_names(&self, dir: u32) -> bool {
+        !self.names.is_empty() && self.names.contains(&dir)
     }
 
     /// Whether reads have anything to ask about.
@@ -149,5 +180,29 @@ mod tests {
         assert!(damage.check_page((6, 1), false).is_ok(), "a page that is there");
         assert!(text(damage.check_page((7, 2), false)).contains("inode 7, bytes 8192 to 12287: damaged log"));
         assert!(damage.check_page((7, 1), true).is_ok());
+    }
+    #[test]
+    fn a_ruined_pool_fills_neither_memory_nor_log() {
+        let mut damage = Damage::default();
+        for ino in 0..3 * FINDINGS_MAX as u32 {
+            damage.note(format!("inode {ino}"));
+            damage.spoil_inode(ino, &format!("reason {ino}"));
+            damage.spoil_page((ino, 0), "its log is damaged");
+        }
+        assert_eq!(damage.findings().len(), FINDINGS_MAX + 1);
+        assert!(damage.findings()[FINDINGS_MAX].contains("more"));
+        assert!(
+            damage.reasons.len() <= FINDINGS_MAX + 2,
+            "{} reasons",
+            damage.reasons.len()
+        );
+        let text = |ino| damage.check_inode(ino).unwrap_err().to_string();
+        assert!(text(5).contains("inode 5: reason 5"), "{}", text(5));
+        assert!(text(2999).contains("inode 2999: damaged"), "{}", text(2999));
+        let shared = &damage.damaged_pages;
+        assert!(
+            Arc::ptr_eq(&shared[&(1, 0)], &shared[&(2999, 0)]),
+            "one reason is kept once"
+        );
     }
 }

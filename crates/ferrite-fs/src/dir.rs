@@ -328,8 +328,17 @@ pub(crate) fn replace(
     Ok(())
 }
 
-/// For pools whose name table has lost names: an error if `name`, which was not found there, is in the directory all the same.
-pub(crate) fn check_absent(core: &Core, dir: u32, inode: &Inode, name: &[u8]) -> Result<()> {
+/// Finds the name of `key` in its directory, whose lock the caller holds. In one whose names are not all in the table, what is not found
+/// there but stands in the directory is an error.
+pub(crate) fn find(core: &Core, inode: &Inode, key: &Key<'_>) -> Result<Option<Found>> {
+    let found = core.names.find(key)?;
+    if found.is_none() && core.damage.loses_names(key.parent) {
+        check_absent(core, key.parent, inode, key.name)?;
+    }
+    Ok(found)
+}
+
+fn check_absent(core: &Core, dir: u32, inode: &Inode, name: &[u8]) -> Result<()> {
     let mut is_there = false;
     list(core, dir, inode, 0, &mut |entry| {
         is_there |= entry.name == name;

@@ -6,10 +6,13 @@
 //! * inodes against their checksums, and the pages each counts against those that the mapping has for it;
 //! * blocks against each other: each has one owner;
 //! * every entry of every log against its checksum;
-//! * entries that directories count against the slots of the name table.
+//! * every slot of the name table against the entry it leads to, that against its inode, and the entries found against those that their
+//!   directory counts (`load/names.rs`).
 //!
 //! Invariants: nothing here writes. After damage whose blocks are not all known the pool stays as it is ([`Damage::stop`]); what is noted
 //! without that leaves every block with its owner.
+
+mod names;
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
@@ -55,8 +58,8 @@ struct Inodes {
     /// Blocks of extended attributes, by inode.
     xattr_blocks: Vec<(u32, u32)>,
     unsound: Vec<u32>,
-    /// Entries of all directories.
-    entries: u64,
+    /// Sound directories, and the entries that each counts.
+    dirs: Vec<(u32, u32)>,
 }
 
 /// What the mapping says.
@@ -87,16 +90,11 @@ impl Tables<'_> {
             Err(error) => self.judge_mapping(&error, &mapped, &mut damage),
         }
         self.judge_counts(&inodes, &mapped, &mut damage);
-        self.judge_attributes(&inodes, &mapped, &mut damage);
         self.load_logs(&mapped, &mut damage);
+        // After the logs, whose entries vouch for themselves: what a damaged inode names as its attributes may be anybody's.
+        self.judge_attributes(&inodes, &mapped, &mut damage);
         self.judge_conflicts(&mapped, &mut damage);
-        if let (_, slots) = self.names.counts()
-            && slots != inodes.entries
-            && inodes.unsound.is_empty()
-        {
-            damage.lose_names();
-            damage.stop(format!("{slots} name slots for {} directory entries", inodes.entries));
-        }
+        self.judge_names(&inodes.dirs, &mut damage);
         Ok(damage)
     }
 
@@ -146,7 +144,7 @@ impl Tables<'_> {
             counted: vec![0; self.superblock.inodes as usize],
             xattr_blocks: Vec::new(),
             unsound: Vec::new(),
-            entries: 0,
+            dirs: Vec::new(),
         };
         self.inode_map.set(0);
         for ino in 1..self.superblock.inodes as u32 {
@@ -170,7 +168,9 @@ impl Tables<'_> {
             }
             if is_sound {
                 inodes.counted[ino as usize] = inode.blocks();
-                inodes.entries += if inode.is_dir() { u64::from(inode.entries()) } else { 0 };
+                if inode.is_dir() {
+                    inodes.dirs.push((ino, inode.entries()));
+                }
             }
         }
         inodes

@@ -12,6 +12,7 @@
 //! bits 41..64  top bits of the hash; they also give the home line, so loading needs no names
 //! ```
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -30,6 +31,12 @@ const LINE_SLOTS: u64 = 8;
 const SEQ_SHARDS: usize = 1024;
 /// Lines behind its home in which repair takes a name to be in its place.
 const REPAIR_LINES: u64 = 64;
+/// Lines whose entries mount looks at together.
+const GROUP_LINES: u64 = 64;
+/// Entries by which mount looks ahead: enough to cover the way to the medium.
+const LOOK_AHEAD: usize = 16;
+/// Most entries end within this.
+const USUAL_ENTRY_BYTES: u64 = 40;
 const TAG_BITS: u32 = 23;
 const TAG_SHIFT: u32 = 41;
 /// Most names a table may have: more home lines than tags can tell apart would pile names up.
@@ -46,6 +53,15 @@ pub(crate) struct Found {
     pub(crate) entry_offset: u64,
     /// Slot of the name table.
     pub(crate) slot: u32,
+}
+
+/// A used slot, as it lies on the medium.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Slot {
+    pub(crate) number: u32,
+    /// Pool offset of the entry it points to; `None`: outside the data blocks.
+    pub(crate) target: Option<u64>,
+    tag: u64,
 }
 
 /// A name in a directory, hashed.
@@ -250,12 +266,52 @@ impl NameTable {
 
     /// Every used slot with the pool offset its word points to (`None`: outside the data blocks). For fsck.
     pub(crate) fn for_each(&self, visit: &mut dyn FnMut(u32, Option<u64>)) {
-        for slot in 0..self.lines * LINE_SLOTS {
-            let word = self.region.load(self.offset + slot * 8);
-            if word != 0 {
-                visit(slot as u32, self.target(word));
+        self.used_in(0..self.lines)
+            .for_each(|(slot, word)| visit(slot, self.target(word)));
+    }
+
+    /// Used slots of some lines, with their words.
+    fn used_in(&self, lines: Range<u64>) -> impl Iterator<Item = (u32, u64)> {
+        (lines.start * LINE_SLOTS..lines.end * LINE_SLOTS)
+            .map(|slot| (slot as u32, self.region.load(self.offset + slot * 8)))
+            .filter(|&(_, word)| word != 0)
+    }
+
+    /// How many groups [`Self::each_of_group`] can be asked for.
+    pub(crate) fn groups(&self) -> u64 {
+        self.lines.div_ceil(GROUP_LINES)
+    }
+
+    /// Every used slot of a group. For mount, which looks at all entries, in no order: they are on their way before they are visited.
+    pub(crate) fn each_of_group(&self, group: u64, mut visit: impl FnMut(Slot)) {
+        let first = group * GROUP_LINES;
+        let slots: Vec<Slot> = self
+            .used_in(first..(first + GROUP_LINES).min(self.lines))
+            .map(|(number, word)| Slot {
+                number,
+                target: self.target(word),
+                tag: word >> TAG_SHIFT,
+            })
+            .collect();
+        for (index, &slot) in slots.iter().enumerate() {
+            let ahead = if index == 0 {
+                1..LOOK_AHEAD
+            } else {
+                LOOK_AHEAD..LOOK_AHEAD + 1
+            };
+            for &Slot { target, .. } in ahead.filter_map(|step| slots.get(index + step)) {
+                let Some(offset) = target else { continue };
+                self.region.prefetch(offset);
+                // It may reach into the next line.
+                self.region.prefetch(offset + USUAL_ENTRY_BYTES);
             }
+            visit(slot);
         }
+    }
+
+    /// Whether a slot may lead to an entry of this directory and name.
+    pub(crate) fn fits(&self, slot: &Slot, parent: u32, name: &[u8]) -> bool {
+        slot.tag == hash(self.seed, parent, name) >> TAG_SHIFT
     }
 }
 

@@ -342,24 +342,22 @@ impl Leaf {
 
     /// N that most lines agree with, for when both copies are damaged: the last line in use lies just behind it.
     fn guessed_active(&self) -> u64 {
-        let lines: Vec<(u64, u64)> = (0..self.geometry.slots)
-            .map(|line| (line, self.region.load(self.header_offset(line))))
-            .filter(|&(_, key)| key != 0)
-            .collect();
-        let last = lines.last().map_or(0, |&(line, _)| line);
+        let key = |line: u64| self.region.load(self.header_offset(line));
+        let last = (0..self.geometry.slots).rev().find(|&line| key(line) != 0).unwrap_or(0);
         let first = last.saturating_sub(REACH).max(ACTIVE_MIN);
         // A third of the lines are used, so a long stretch behind the last one is unlikely.
-        let end = (last + REACH).min(self.geometry.slots);
+        let end = (last + REACH).min(self.geometry.slots).max(first);
+        let home = |key: u64, active: u64| home_of(hash(key, self.geometry.seed), active);
+        // As N grows a home only moves on, so most lines, whose homes are the same for the first and the last, say nothing.
+        let lines: Vec<(u64, u64)> = (0..=last)
+            .map(|line| (line, key(line)))
+            .filter(|&(_, key)| key != 0 && home(key, first) != home(key, end))
+            .collect();
         let near = |active: u64| {
-            let home = |key: u64| home_of(hash(key, self.geometry.seed), active);
-            lines
-                .iter()
-                .filter(|&&(line, key)| self.distance(home(key), line) < 16)
-                .count()
+            let is_near = |&&(line, key): &&(u64, u64)| self.distance(home(key, active), line) < 16;
+            lines.iter().filter(is_near).count()
         };
-        (first..=end.max(first))
-            .max_by_key(|&active| near(active))
-            .unwrap_or(ACTIVE_MIN)
+        (first..=end).max_by_key(|&active| near(active)).unwrap_or(ACTIVE_MIN)
     }
 }
 

@@ -17,7 +17,7 @@ pub mod extent;
 pub mod gate;
 pub mod hashfs;
 pub mod leaf;
-mod load;
+pub mod load;
 mod mapping;
 pub mod radix;
 pub mod simd;

@@ -1,20 +1,18 @@
 //! Reading a whole structure at mount, on several threads.
 //!
-//! What lives here: [`each`], which the structures' `load` calls.
+//! What lives here: [`each`], which the structures' `load` calls, and whoever else reads a large table once.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-use crate::MapError;
-
 /// Runs `work` for each of `units` units, `chunk` of them at a time on up to `threads` threads; the caller's is one of them. Goes on
 /// after errors and returns the last.
-pub(crate) fn each(
+pub fn each<E: Send>(
     threads: usize,
     units: u64,
     chunk: u64,
-    work: impl Fn(u64) -> Result<(), MapError> + Sync,
-) -> Result<(), MapError> {
+    work: impl Fn(u64) -> Result<(), E> + Sync,
+) -> Result<(), E> {
     let next = AtomicU64::new(0);
     let damage = Mutex::new(Ok(()));
     let run = || {

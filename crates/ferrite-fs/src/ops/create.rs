@@ -36,7 +36,7 @@ pub(crate) fn create(core: &Core, cred: &Cred, parent: Ino, name: &[u8], new: &N
         let mut parent_lock = parent.write();
         let mut directory = core.load_live(&parent).map_err(gone)?;
         check_dir(&directory)?;
-        if core.names.find(&key)?.is_some() {
+        if dir::find(core, &directory, &key)?.is_some() {
             return Err(FsError::Exists);
         }
         let is_dir = new.kind == FileKind::Directory;
@@ -140,7 +140,7 @@ pub(crate) fn link(core: &Core, ino: Ino, parent: Ino, name: &[u8]) -> Result<At
             return Err(FsError::NotFound);
         }
         let key = core.names.key(parent.ino, name);
-        if core.names.find(&key)?.is_some() {
+        if dir::find(core, &directory, &key)?.is_some() {
             return Err(FsError::Exists);
         }
         if inode.nlink() >= LINK_MAX {

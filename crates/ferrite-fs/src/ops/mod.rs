@@ -82,10 +82,7 @@ pub(crate) fn check_dir(inode: &Inode) -> Result<()> {
 /// certainly alive, so that its being freed later shows.
 pub(crate) fn find(core: &Core, dir: Ino, name: &[u8]) -> Result<Option<(Found, Arc<InodeMem>)>> {
     core.with_dir(dir, |ino, inode| {
-        let Some(found) = core.names.find(&core.names.key(ino, name))? else {
-            if core.damage.loses_names() {
-                crate::dir::check_absent(core, ino, inode, name)?;
-            }
+        let Some(found) = crate::dir::find(core, inode, &core.names.key(ino, name))? else {
             return Ok(None);
         };
         let child = core.inodes.get(found.ino);

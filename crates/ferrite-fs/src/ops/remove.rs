@@ -92,7 +92,8 @@ fn lock_both<'a>(
     let look = || -> Result<(Inode, Found)> {
         let inode = core.load_live(directory).map_err(gone)?;
         check_dir(&inode)?;
-        Ok((inode, core.names.find(&key)?.ok_or(FsError::NotFound)?))
+        let found = dir::find(core, &inode, &key)?.ok_or(FsError::NotFound)?;
+        Ok((inode, found))
     };
     let dir = directory.write();
     let (inode, found) = look()?;
