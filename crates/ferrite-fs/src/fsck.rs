@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use ferrite_map::bitmap::AtomicBitmap;
+use ferrite_map::hashfs::HashFs;
 use ferrite_map::{FileMap, MapEntry};
 use ferrite_pm::Region;
 use ferrite_vfs::{FileKind, ROOT_INO};
@@ -27,6 +28,7 @@ use crate::ops::xattr_is_sound;
 use crate::options::{Finding, FsckReport};
 use crate::pagelog;
 use crate::pagelog::entry::{BLOCK_UNITS, UNIT_BYTES};
+use crate::sums;
 
 /// Findings kept; a ruined pool would otherwise fill the memory with them.
 const FINDINGS_MAX: usize = 1000;
@@ -161,16 +163,19 @@ impl Check {
             pages.fetch_add(1, Ordering::Relaxed);
             let MapEntry { ino, lblk, word, slot } = entry;
             let at = format!("mapping slot {slot} (inode {ino}, page {lblk})");
-            if !self.is_ino(ino) || !self.load(ino).in_use() {
+            let inode = self.is_ino(ino).then(|| self.load(ino)).filter(Inode::in_use);
+            let Some(inode) = inode else {
                 self.find("mapping", format!("{at}: the inode is free"));
                 return;
-            }
+            };
             self.pages[ino as usize].fetch_add(1, Ordering::Relaxed);
             if pagelog::has_log(word) {
                 self.logged.lock().push(entry);
             }
-            if self.load(ino).is_dir() {
+            if inode.is_dir() {
                 self.dir_blocks.lock().push((ino, lblk, word.page()));
+            } else if !word.is_unwritten() && u64::from(lblk) >= inode.written_end() && inode.is_sound(ino) {
+                self.find("mapping", format!("{at}: lies behind the end of the file"));
             }
             if let Some(wrong) = self.own(word.page()) {
                 self.find("mapping", format!("{at}: names block {}, {wrong}", word.page()));
@@ -189,16 +194,35 @@ impl Check {
         self.logs();
         // Only now are the bounds known, so only now can lookups be tried.
         self.map.for_each(&mut |entry| {
-            if self.map.get(entry.ino, entry.lblk) != entry.word {
-                let MapEntry { ino, lblk, slot, .. } = entry;
-                self.find(
-                    "mapping",
-                    format!("mapping slot {slot}: page {lblk} of inode {ino} is mapped twice"),
-                );
-            }
+            self.place(&entry);
             true
         });
         pages.into_inner()
+    }
+
+    /// Whether a page lies where lookups find it, and is the one that it is mapped as, as far as that can be told.
+    fn place(&self, entry: &MapEntry) {
+        let &MapEntry { ino, lblk, word, slot } = entry;
+        let wrong = |what: &str| {
+            self.find(
+                "mapping",
+                format!("mapping slot {slot}: page {lblk} of inode {ino} {what}"),
+            );
+        };
+        if self.map.get(ino, lblk) != word {
+            wrong("is mapped twice");
+        }
+        let hashfs = self.map.as_hashfs();
+        if hashfs.is_some_and(|map| map.distance(ino, lblk, u64::from(slot)) > HashFs::DISTANCE_MAX) {
+            wrong("cannot be there");
+        }
+        if let Some(other) = sums::misplaced(&self.region, &self.superblock, entry)
+            && self.map.get(ino, other).is_hole()
+            && self.is_ino(ino)
+            && !self.load(ino).is_dir()
+        {
+            wrong(&format!("is what was written as page {other}"));
+        }
     }
 
     /// A structure that has a check of its own, and lies in blocks that are nobody else's. Says if it is whole.

@@ -10,6 +10,7 @@ use ferrite_vfs::{Attr, FileKind, LINK_MAX, Timestamp};
 use zerocopy::IntoBytes;
 
 use crate::checksum::crc32c_append;
+use crate::file::cut::lblks;
 use crate::layout::{BLOCK_BYTES, INODE_BYTES, MAX_FILE_BYTES, Superblock};
 
 /// Words of an inode.
@@ -140,6 +141,11 @@ impl Inode {
                 && u64::from(self.blocks()) <= superblock.blocks
                 && self.nlink() <= LINK_MAX
                 && u64::from(self.entries()) <= superblock.name_slots)
+    }
+
+    /// Logical blocks behind which it has no page but reserved ones: its size, or what an intent has still to unmap.
+    pub(crate) fn written_end(&self) -> u64 {
+        lblks(self.size()).max(self.cut_end())
     }
 
     /// Whether it belongs to a file.

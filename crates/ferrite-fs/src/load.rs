@@ -3,7 +3,8 @@
 //!
 //! What lives here: [`Tables`], which mount makes once the journal is replayed. Everything is read once: inodes and names on one thread,
 //! the mapping on others, then page logs. Each structure is held against another:
-//! * inodes against their checksums, and the pages each counts against those that the mapping has for it;
+//! * inodes against their checksums, and the pages each counts, and its size, against those that the mapping has for it;
+//! * pages against where the mapping has them: the place of a key, the words of data checksums;
 //! * blocks against each other: each has one owner;
 //! * every entry of every log against its checksum;
 //! * every slot of the name table against the entry it leads to, that against its inode, and the entries found against those that their
@@ -17,6 +18,7 @@ mod names;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use ferrite_map::bitmap::AtomicBitmap;
+use ferrite_map::hashfs::HashFs;
 use ferrite_map::{Broken, FileMap, MapEntry, MapError};
 use ferrite_pm::Region;
 use ferrite_vfs::FsError;
@@ -38,6 +40,10 @@ const LOAD_THREADS: usize = 2;
 const SMALL_POOL_BLOCKS: u64 = 16 << 10;
 /// Instead of a number of pages: the inode cannot be asked.
 const UNKNOWN: u32 = u32::MAX;
+/// Buckets of HashFS behind its home from which on a key is looked at a second time; of a sound pool one in ten thousand is.
+const ASTRAY_DISTANCE: u64 = 16;
+/// Most pages that are looked at a second time; with more the pool is ruined, which shows elsewhere.
+const ASTRAY_MAX: usize = 1 << 16;
 
 /// The tables of a pool, and the books to be filled from them.
 pub(crate) struct Tables<'m> {
@@ -55,6 +61,8 @@ pub(crate) struct Tables<'m> {
 struct Inodes {
     /// Pages that each inode counts.
     counted: Vec<u32>,
+    /// Where the written pages of each inode end, at most.
+    ends: Vec<u32>,
     /// Blocks of extended attributes, by inode.
     xattr_blocks: Vec<(u32, u32)>,
     unsound: Vec<u32>,
@@ -66,6 +74,10 @@ struct Inodes {
 struct Mapped {
     /// Pages of each inode.
     pages: Vec<AtomicU32>,
+    /// The end of the last written one.
+    ends: Vec<AtomicU32>,
+    /// Pages that may be where they do not belong.
+    astray: Mutex<Vec<MapEntry>>,
     /// Pages of inodes that cannot be.
     strange: AtomicU64,
     logged: Mutex<Vec<MapEntry>>,
@@ -76,8 +88,11 @@ struct Mapped {
 impl Tables<'_> {
     /// Reads everything, and says what is wrong. Fails only if a thread does.
     pub(crate) fn load(&self) -> Result<Damage, EngineError> {
+        let counters = || (0..self.superblock.inodes).map(|_| AtomicU32::new(0)).collect();
         let mapped = Mapped {
-            pages: (0..self.superblock.inodes).map(|_| AtomicU32::new(0)).collect(),
+            pages: counters(),
+            ends: counters(),
+            astray: Mutex::default(),
             strange: AtomicU64::new(0),
             logged: Mutex::default(),
             conflicts: Mutex::default(),
@@ -90,6 +105,7 @@ impl Tables<'_> {
             Err(error) => self.judge_mapping(&error, &mapped, &mut damage),
         }
         self.judge_counts(&inodes, &mapped, &mut damage);
+        self.judge_astray(&mapped, &mut damage);
         self.load_logs(&mapped, &mut damage);
         // After the logs, whose entries vouch for themselves: what a damaged inode names as its attributes may be anybody's.
         self.judge_attributes(&inodes, &mapped, &mut damage);
@@ -99,11 +115,31 @@ impl Tables<'_> {
     }
 
     fn read(&self, mapped: &Mapped) -> Result<(Result<(), MapError>, Inodes), EngineError> {
+        let hashfs = self.map.as_hashfs();
         let visit = |entry: MapEntry| {
-            match mapped.pages.get(entry.ino as usize) {
-                Some(pages) => pages.fetch_add(1, Ordering::Relaxed),
-                None => mapped.strange.fetch_add(1, Ordering::Relaxed) as u32,
-            };
+            match (
+                mapped.pages.get(entry.ino as usize),
+                mapped.ends.get(entry.ino as usize),
+            ) {
+                (Some(pages), Some(ends)) => {
+                    pages.fetch_add(1, Ordering::Relaxed);
+                    let end = entry.lblk.saturating_add(1);
+                    // Mostly read, so that two threads at one file do not fight for it.
+                    if !entry.word.is_unwritten() && ends.load(Ordering::Relaxed) < end {
+                        ends.fetch_max(end, Ordering::Relaxed);
+                    }
+                }
+                _ => {
+                    mapped.strange.fetch_add(1, Ordering::Relaxed);
+                }
+            }
+            let distance = hashfs.map_or(0, |map| map.distance(entry.ino, entry.lblk, u64::from(entry.slot)));
+            if distance >= ASTRAY_DISTANCE || sums::misplaced(self.region, self.superblock, &entry).is_some() {
+                let mut astray = mapped.astray.lock();
+                if astray.len() < ASTRAY_MAX {
+                    astray.push(entry);
+                }
+            }
             if entry.word.page() != 0 {
                 self.own(entry.word.page(), mapped);
             }
@@ -142,6 +178,7 @@ impl Tables<'_> {
     fn scan_inodes(&self) -> Inodes {
         let mut inodes = Inodes {
             counted: vec![0; self.superblock.inodes as usize],
+            ends: vec![0; self.superblock.inodes as usize],
             xattr_blocks: Vec::new(),
             unsound: Vec::new(),
             dirs: Vec::new(),
@@ -168,6 +205,7 @@ impl Tables<'_> {
             }
             if is_sound {
                 inodes.counted[ino as usize] = inode.blocks();
+                inodes.ends[ino as usize] = inode.written_end().min(u64::from(u32::MAX)) as u32;
                 if inode.is_dir() {
                     inodes.dirs.push((ino, inode.entries()));
                 }
@@ -212,10 +250,18 @@ impl Tables<'_> {
             }
             let why = format!("counts {counted} pages, {pages} are mapped");
             damage.stop(format!("inode {ino}: {why}"));
-            if counted > pages && self.inode(ino).is_file() {
-                damage.spoil_holes(ino, &why);
+            if counted > pages {
+                self.spoil_holes(ino, &why, damage);
             } else {
                 damage.spoil_inode(ino, &why);
+            }
+        }
+        for (ino, (&end, found)) in (0u32..).zip(inodes.ends.iter().zip(&mapped.ends)) {
+            let last = found.load(Ordering::Relaxed);
+            if last > end && inodes.counted[ino as usize] != UNKNOWN {
+                let why = format!("page {} lies behind its end", last - 1);
+                damage.stop(format!("inode {ino}: {why}"));
+                self.spoil_holes(ino, &why, damage);
             }
         }
         match mapped.strange.load(Ordering::Relaxed) {
@@ -301,6 +347,48 @@ impl Tables<'_> {
         for MapEntry { ino, lblk, word, .. } in pages {
             let why = format!("its block {} has another owner as well", word.page());
             self.spoil((ino, lblk), &why, damage);
+        }
+    }
+
+    /// Pages that are mapped as others than they were written as, which leave holes where they belong: keys of HashFS that do not fit
+    /// where they lie, or that are there twice; and blocks whose checksums say whose they are.
+    fn judge_astray(&self, mapped: &Mapped, damage: &mut Damage) {
+        let hashfs = self.map.as_hashfs();
+        for entry in mapped.astray.lock().iter() {
+            let &MapEntry { ino, lblk, slot, .. } = entry;
+            let far = hashfs.is_some_and(|map| map.distance(ino, lblk, u64::from(slot)) > HashFs::DISTANCE_MAX);
+            let twice = hashfs.is_some_and(|map| map.slot_of(ino, lblk) != Some(u64::from(slot)));
+            let why = if far {
+                "a key that cannot be where it is maps it".to_string()
+            } else if twice {
+                "it is mapped twice".to_string()
+            } else if let Some(other) = self.misplaced(entry) {
+                self.spoil((ino, other), &format!("it is mapped as page {lblk}"), damage);
+                format!("its block holds page {other}")
+            } else {
+                continue;
+            };
+            damage.stop(format!("{}: {why}", sums::place((ino, lblk))));
+            self.spoil((ino, lblk), &why, damage);
+            if far || twice {
+                self.spoil_holes(ino, "another page may be one of its holes", damage);
+            }
+        }
+    }
+
+    /// The hole that a page of a file has left, if its checksum tells.
+    fn misplaced(&self, entry: &MapEntry) -> Option<u32> {
+        let other = sums::misplaced(self.region, self.superblock, entry)?;
+        let is_summed = u64::from(entry.ino) < self.superblock.inodes && !self.inode(entry.ino).is_dir();
+        (is_summed && self.map.get(entry.ino, other).is_hole()).then_some(other)
+    }
+
+    /// What looks like a hole may have been a page. All of a directory or link is read, so all of it is spoiled.
+    fn spoil_holes(&self, ino: u32, why: &str, damage: &mut Damage) {
+        if u64::from(ino) < self.superblock.inodes && self.inode(ino).is_file() {
+            damage.spoil_holes(ino, why);
+        } else {
+            damage.spoil_inode(ino, why);
         }
     }
 

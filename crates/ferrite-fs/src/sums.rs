@@ -1,7 +1,7 @@
 //! Checksums of file data (`mkfs --data-checksum`): one word a data block, in a table of their own.
 //!
 //! What lives here: what the word of a block is ([`word`], [`for_block`]), copying from a block with a look at its word
-//! ([`read_block`]), and how damage is told ([`place`], [`report`]). Whoever fills a block with a page of a file, or with a link's
+//! ([`read_block`]), whose page a block is by its word ([`misplaced`]), and how damage is told ([`place`], [`report`]). Whoever fills a block with a page of a file, or with a link's
 //! target, sets the word: [`crate::tx::Tx::stream_page`] by its record, a fold in place. Directories, logs and attributes have checksums of
 //! their own; the words of their blocks mean nothing.
 //!
@@ -13,12 +13,13 @@
 //!
 //! Readers hold no lock: a mismatch counts only once the inode's version was found unchanged, so nothing is reported here by itself.
 
-use ferrite_map::PageWord;
+use ferrite_map::{MapEntry, PageWord};
+use ferrite_pm::Region;
 use ferrite_vfs::{FsError, Result};
 
 use crate::checksum::crc32c;
 use crate::core::Core;
-use crate::layout::BLOCK_BYTES;
+use crate::layout::{BLOCK_BYTES, Superblock};
 use crate::pagelog::buffer::PageBuffer;
 
 /// Set in every word, so that a table of zeros vouches for nothing.
@@ -32,6 +33,24 @@ pub(crate) fn word(seed: u64, (ino, lblk): (u32, u32), crc: u32) -> u64 {
     mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
     mixed ^= mixed >> 31;
     (mixed | MARKED) ^ u64::from(crc)
+}
+
+/// Another page of the same inode, if that is what the block of `entry`, a page of a file or link, was filled as: the mapping has it at a
+/// place that is one bit away from its own. What the block holds is not looked at. `None` also for data without checksums, or whose
+/// word is damaged.
+pub(crate) fn misplaced(region: &Region, superblock: &Superblock, entry: &MapEntry) -> Option<u32> {
+    let &MapEntry {
+        ino, lblk, word: page, ..
+    } = entry;
+    if page.is_unwritten() || !superblock.is_data_block(page.page()) {
+        return None;
+    }
+    let stored = region.load(superblock.sum_word_offset(page.page())?) >> 32;
+    let was = |lblk: u32| word(superblock.seed, (ino, lblk), 0) >> 32 == stored;
+    if was(lblk) {
+        return None;
+    }
+    (0..u32::BITS).map(|bit| lblk ^ 1 << bit).find(|&other| was(other))
 }
 
 /// Where the word of `block` lies and what it must be if it holds `data` as `page`; `None` if data carries no checksums.

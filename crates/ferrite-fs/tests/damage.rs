@@ -349,7 +349,11 @@ fn live_with(pool: &Pool, image: &[u8], victims: &[&str], told: Told) -> usize {
 
 /// Runs on all mappings; `damage` says what is hit.
 fn on_every_mapping(victims: &[&str], told: Told, damage: impl Fn(&Pool) -> Words) {
-    for &mapping in Mapping::ALL {
+    on_mappings(Mapping::ALL, victims, told, damage);
+}
+
+fn on_mappings(mappings: &[Mapping], victims: &[&str], told: Told, damage: impl Fn(&Pool) -> Words) {
+    for &mapping in mappings {
         let pool = Pool::new(mapping);
         let errors = live_with(&pool, &pool.damaged(&damage(&pool)), victims, told);
         println!("{mapping}: {errors} errors");
@@ -444,6 +448,86 @@ fn a_page_word_that_was_cleared() {
 fn a_damaged_key_or_root() {
     on_every_mapping(&[PLAIN], Told::ReadOnly, |pool| vec![(pool.key(PLAIN), 0)]);
     on_every_mapping(&[PLAIN], Told::ReadOnly, |pool| pool.flipped(pool.key(PLAIN), 1 << 38));
+}
+
+/// A key becomes that of a page behind the end of its file, which counts as many as before: what it was is no hole.
+#[test]
+fn a_key_of_a_page_behind_the_end() {
+    on_mappings(
+        &[Mapping::Hashfs, Mapping::Cuckoo, Mapping::Leaf],
+        &[PLAIN],
+        Told::ReadOnly,
+        |pool| pool.flipped(pool.key(PLAIN), 1 << 10),
+    );
+}
+
+/// A key becomes that of another page of its file, which is there twice then.
+#[test]
+fn a_key_of_a_page_that_is_there() {
+    for bits in [1, 2, 4] {
+        on_mappings(&[Mapping::Hashfs], &[PLAIN], Told::ReadOnly, |pool| {
+            pool.flipped(pool.key(PLAIN), bits)
+        });
+    }
+}
+
+/// A key that becomes one of a hole of its file is told if it lies too far from where that would be, which most do in a pool of some size.
+#[test]
+fn a_key_of_a_hole() {
+    let blank = Region::anonymous(64 << 20).unwrap();
+    let options = MkfsOptions {
+        mapping: Mapping::Hashfs,
+        ..fixed()
+    };
+    mkfs(&blank, &options).unwrap();
+    let superblock = identify(&blank).unwrap();
+    let mut ino = 0;
+    let image = image_after(&image_of(&blank), |engine| {
+        ino = make(engine, ROOT_INO, "sparse");
+        write(engine, ino, 2 * PAGE as u64, &[1; PAGE]);
+        write(engine, ino, 1000 * PAGE as u64, &[1; PAGE]);
+    });
+    let area = superblock.map_offset as usize..(superblock.first_block * PAGE as u64) as usize;
+    let key = (ino << 32 | 2).to_le_bytes();
+    let at = area.step_by(8).find(|&at| image[at..at + 8] == key).unwrap();
+    let mut told = 0;
+    for bit in [2, 3, 4, 5, 6, 7, 8] {
+        let mut damaged = image.clone();
+        damaged[at..at + 8].copy_from_slice(&((ino << 32 | 2) ^ 1 << bit).to_le_bytes());
+        let engine = common::mount(&damaged);
+        let found = findings(&damaged);
+        assert_eq!(
+            engine.damage().is_empty(),
+            found.is_empty(),
+            "{:?}, {found:?}",
+            engine.damage()
+        );
+        if !found.is_empty() {
+            let read = open(&engine, ino).unwrap().read_at(2 * PAGE as u64, &mut [0; PAGE]);
+            assert!(matches!(read, Err(FsError::Io(_))), "{read:?}");
+            told += 1;
+        }
+    }
+    assert!(told >= 6, "{told} of 7 told");
+}
+
+/// Space reserved behind the end is no damage, nor is what an interrupted cut has left there.
+#[test]
+fn reserved_space_behind_the_end_is_legal() {
+    for &mapping in Mapping::ALL {
+        let pool = Pool::new(mapping);
+        let image = image_after(&pool.image, |engine| {
+            for name in [PLAIN, "small", "other-0"] {
+                let file = open(engine, pool.files[name].ino).unwrap();
+                let keep = ferrite_vfs::FallocateMode::Allocate { keep_size: true };
+                file.fallocate(keep, 0, 30 * PAGE as u64).unwrap();
+            }
+        });
+        common::check(&image);
+        let engine = common::mount(&image);
+        assert!(engine.damage().is_empty(), "{:?}", engine.damage());
+        assert_eq!(pool.survey(&engine, &[]), 0);
+    }
 }
 
 /// A key becomes another file's: that has a page too many, and nobody knows which.

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use ferrite_map::hashfs::HashFs;
 use ferrite_map::{Broken, MapEntry, PageWord};
 use ferrite_vfs::FileKind;
 use rustc_hash::{FxHashMap, FxHashSet};
@@ -14,9 +15,8 @@ use crate::layout::{BLOCK_BYTES, MAX_FILE_BYTES};
 use crate::ops::xattr_is_sound;
 use crate::pagelog;
 use crate::pagelog::entry::{BLOCK_UNITS, UNIT_BYTES};
+use crate::sums;
 
-/// Buckets behind its home in which a key may lie. Real ones stay far below, and one in so many damaged keys looks real.
-const DISTANCE_MAX: u64 = 256;
 /// A lost page is looked for this close to its home.
 const STRAY_DISTANCE: u64 = 8;
 /// Pages of a file that are looked for among strays.
@@ -46,6 +46,8 @@ impl Repair {
             self.cure_mapping();
             self.drop_pages_of_nobody();
         }
+        self.put_back_misplaced();
+        self.keep_pages_behind_ends();
         self.count_pages();
     }
 
@@ -113,7 +115,7 @@ impl Repair {
             }
             let (ino, lblk) = ((key >> 32) as u32, key as u32);
             let at = format!("mapping slot {slot} (inode {ino}, page {lblk})");
-            let far = self.distance(ino, lblk, slot) > DISTANCE_MAX;
+            let far = self.distance(ino, lblk, slot) > HashFs::DISTANCE_MAX;
             if !self.is_ino(ino) || self.state[ino as usize] == State::Free || far {
                 self.set_slot(slot, None);
                 self.mended("mapping", format!("{at}: no such page can be there"), "dropped", true);
@@ -146,9 +148,79 @@ impl Repair {
             self.mended("mapping", what, "dropped", true);
         }
         self.drop_excess(&mut strays);
+        let behind = self.pages_behind_ends();
+        for &MapEntry { ino, word, slot, .. } in &behind {
+            self.set_slot(u64::from(slot), None);
+            self.pages[ino as usize] -= 1;
+            strays.push((u64::from(slot), word));
+        }
         self.reload_map();
         self.restore_strays(&strays);
+        for MapEntry { ino, lblk, word, slot } in behind {
+            let key = self.map.as_hashfs().map(|map| map.offsets(u64::from(slot)).0);
+            if key.is_some_and(|offset| self.region.load(offset) == 0) {
+                self.set_slot(u64::from(slot), Some((ino, lblk, word)));
+                self.pages[ino as usize] += 1;
+            }
+        }
         self.reload_map();
+    }
+
+    /// Written pages of sound files behind their ends. They are as many as the files count, else [`Self::drop_excess`] has had them.
+    fn pages_behind_ends(&self) -> Vec<MapEntry> {
+        let mut behind = Vec::new();
+        self.map.for_each(&mut |entry| {
+            if self.state[entry.ino as usize] == State::Sound && !entry.word.is_unwritten() {
+                let inode = self.load(entry.ino);
+                if !inode.is_dir() && u64::from(entry.lblk) >= inode.written_end() {
+                    behind.push(entry);
+                }
+            }
+            true
+        });
+        behind
+    }
+
+    /// Pages whose checksums say that they are others of their file, which lacks those.
+    fn put_back_misplaced(&mut self) {
+        let mut misplaced = Vec::new();
+        self.map.for_each(&mut |entry| {
+            let is_summed = self.state[entry.ino as usize] == State::Sound && !self.load(entry.ino).is_dir();
+            if is_summed && let Some(other) = sums::misplaced(&self.region, &self.superblock, &entry) {
+                misplaced.push((entry, other));
+            }
+            true
+        });
+        for (MapEntry { ino, lblk, word, .. }, other) in misplaced {
+            if !self.map.get(ino, other).is_hole() {
+                continue;
+            }
+            let what = format!("page {lblk} of inode {ino}: its checksum says that it is page {other}");
+            // Never without a page that owns the block, or that might become a node meanwhile.
+            if self.set_page(ino, other, Some(word)).is_ok() && self.set_page(ino, lblk, None).is_ok() {
+                self.end[ino as usize] = self.end[ino as usize].max(u64::from(other) + 1);
+                self.mended("mapping", what, "put back", false);
+            }
+        }
+        self.reload_map();
+    }
+
+    /// What is left behind the end of a file may be anything of it: the file grows over it, and is put aside. A link has one page.
+    fn keep_pages_behind_ends(&mut self) {
+        for MapEntry { ino, lblk, .. } in self.pages_behind_ends() {
+            let what = format!("inode {ino}: page {lblk} lies behind its end");
+            let mut inode = self.load(ino);
+            if !inode.is_file() {
+                let _ = self.set_page(ino, lblk, None);
+                self.pages[ino as usize] -= 1;
+                self.mended("mapping", what, "dropped", true);
+                continue;
+            }
+            inode.set_size(inode.size().max((u64::from(lblk) + 1) * BLOCK_BYTES));
+            self.put(ino, &mut inode);
+            self.spoiled.insert(ino);
+            self.mended("mapping", what, "the end was set behind it", true);
+        }
     }
 
     fn slot_of(&self, ino: u32, lblk: u32) -> Option<u64> {

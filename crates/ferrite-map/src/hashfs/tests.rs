@@ -102,6 +102,33 @@ fn lookups_touch_few_lines_after_a_hundred_turnovers() {
     });
 }
 
+/// What [`HashFs::DISTANCE_MAX`] says can be told of a pool that is full, and was for long.
+#[test]
+fn pages_of_a_full_pool_stay_near_their_homes() {
+    for_seeds(1, |seed| {
+        const BLOCKS: u32 = 20_000;
+        let mut rng = Rng(seed);
+        let bed = Bed::<HashFs>::new(BLOCKS, rng.next());
+        let word = PageWord::new(bed.geometry.first_block, 1);
+        let page = |n: u32| (1 + n / 500, n % 500);
+        let mut pages: Vec<(u32, u32)> = (0..BLOCKS).map(page).collect();
+        for &(ino, lblk) in &pages {
+            bed.insert_word(ino, lblk, word).expect("room");
+        }
+        for n in BLOCKS..BLOCKS * 20 {
+            let victim = rng.below(u64::from(BLOCKS)) as usize;
+            bed.remove(pages[victim].0, pages[victim].1, false);
+            pages[victim] = page(n);
+            bed.insert_word(pages[victim].0, pages[victim].1, word).expect("room");
+        }
+        let distance =
+            |&(ino, lblk): &(u32, u32)| bed.map.slot_of(ino, lblk).map(|slot| bed.map.distance(ino, lblk, slot));
+        let farthest = pages.iter().filter_map(distance).max().expect("pages");
+        println!("farthest: {farthest} buckets");
+        assert!(farthest < HashFs::DISTANCE_MAX / 2, "{farthest} buckets");
+    });
+}
+
 /// Bounds are lowered while other threads insert into the same few buckets: no key is ever out of reach.
 #[test]
 fn lowering_a_bound_hides_no_insert_that_is_under_way() {
