@@ -6,7 +6,7 @@ mod common;
 use std::sync::Arc;
 
 use common::{fixed, image_of, make, mount, pattern};
-use ferrite_fs::{Engine, EngineError, Mapping, MkfsOptions, MountOptions, PageDump, identify, mkfs};
+use ferrite_fs::{Engine, EngineError, Mapping, MkfsOptions, MountOptions, PageDump, fsck, identify, mkfs, repair};
 use ferrite_pm::{Recorder, Region};
 use ferrite_vfs::{Cred, FallocateMode, FileSystem, FsError, Ino, OpenFile, OpenMode, ROOT_INO, SetAttr};
 use rand::rngs::StdRng;
@@ -193,6 +193,81 @@ fn a_sound_pool_reads_and_scrubs() {
     let report = engine.scrub(None).unwrap();
     assert_eq!((report.findings.len(), report.pages), (0, 4 + 3 + 1 + 1), "{report:?}");
     assert!(engine.info().data_checksum);
+}
+
+/// A page that the mapping has in the place of a hole of its file: its checksum says which page it was, so mount, fsck and scrub tell, what
+/// it left is no hole, and a repair puts it back.
+#[test]
+fn a_page_in_the_place_of_a_hole_is_told() {
+    let content = pattern(PAGE, 9);
+    for mapping in [Mapping::Hashfs, Mapping::Radix] {
+        let blank = Region::anonymous(POOL_BYTES).unwrap();
+        let options = MkfsOptions {
+            mapping,
+            ..options(true)
+        };
+        mkfs(&blank, &options).unwrap();
+        let superblock = identify(&blank).unwrap();
+        let image = image_of(&blank);
+        let recorder = Recorder::new(image.clone());
+        let mut region = Region::from_image(&image).unwrap();
+        region.attach_recorder(Arc::clone(&recorder));
+        let engine = Engine::mount(region, &quiet()).unwrap();
+        let ino = make(&engine, ROOT_INO, "sparse");
+        for page in [2, 400] {
+            open(&engine, ino).write_at(page * PAGE as u64, &content).unwrap();
+        }
+        let word = engine.dump(ino).unwrap()[0].word;
+        engine.unmount().unwrap();
+        let image = recorder.log().final_image();
+        let find = |value: u64| {
+            let places = (superblock.map_offset as usize..image.len()).step_by(8);
+            let found: Vec<_> = places.filter(|&at| word_at(&image, at) == value).collect();
+            assert_eq!(found.len(), 1, "{mapping}: {value:#x}");
+            found[0]
+        };
+        for bit in 2..8 {
+            let mut damaged = image.clone();
+            let place = 2 ^ 1 << bit;
+            if mapping == Mapping::Hashfs {
+                let key = find(ino << 32 | 2);
+                damaged[key..key + 8].copy_from_slice(&(ino << 32 | place).to_le_bytes());
+            } else {
+                let at = find(word);
+                swap_words(&mut damaged, at, at + (place as usize - 2) * 8);
+            }
+            let open_image = |image: &[u8]| Region::from_image(image).unwrap();
+            let report = fsck(open_image(&damaged), &mut |_, _, _| {}).unwrap();
+            assert!(!report.findings.is_empty(), "{mapping}, page {place}: fsck");
+            let engine = mount(&damaged);
+            assert!(
+                !engine.damage().is_empty() && engine.is_read_only(),
+                "{mapping}, page {place}"
+            );
+            assert!(
+                !engine.scrub(None).unwrap().findings.is_empty(),
+                "{mapping}, page {place}: scrub"
+            );
+            for page in [2, place] {
+                let read = open(&engine, ino).read_at(page * PAGE as u64, &mut [0; PAGE]);
+                assert!(
+                    matches!(read, Err(FsError::Io(_))),
+                    "{mapping}, page {page} of {place}: {read:?}"
+                );
+            }
+            let (report, mend) = repair(open_image(&damaged), &mut |_, _, _| {}).unwrap();
+            assert!(report.after.findings.is_empty(), "{:?}", report.after.findings);
+            let region = open_image(&damaged);
+            mend.apply(&region).unwrap();
+            let engine = Engine::mount(region, &quiet()).unwrap();
+            let ino = engine.lookup(ROOT_INO, b"sparse").unwrap().ino;
+            for (page, expected) in [(2, &content[..]), (place, &[0; PAGE]), (400, &content)] {
+                let mut found = [1; PAGE];
+                open(&engine, ino).read_at(page * PAGE as u64, &mut found).unwrap();
+                assert!(found == expected, "{mapping}: page {page} after the repair of {place}");
+            }
+        }
+    }
 }
 
 /// One bit of a page, of a link's target, or of their checksums.

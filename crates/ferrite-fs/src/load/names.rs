@@ -15,14 +15,14 @@ use ferrite_vfs::FsError;
 use parking_lot::Mutex;
 use rustc_hash::FxHashSet;
 
-use super::{LOAD_THREADS, SMALL_POOL_BLOCKS, Tables};
+use super::{LOAD_THREADS, Tables};
 use crate::damage::Damage;
 use crate::dentry::{self, FIRST_ENTRY};
 use crate::layout::BLOCK_BYTES;
 use crate::names::Slot;
 
-/// Groups of slots that a thread takes at a time.
-const CHUNK_GROUPS: u64 = 16;
+/// Groups of slots that a thread takes at a time: a millisecond's work, so that what is less does not wait for a thread to start.
+const CHUNK_GROUPS: u64 = 64;
 
 struct Judge<'t, 'm, 'd> {
     tables: &'t Tables<'m>,
@@ -45,11 +45,7 @@ impl Tables<'_> {
             told_blocks: Mutex::default(),
             damage: Mutex::new(damage),
         };
-        let threads = match self.superblock.blocks < SMALL_POOL_BLOCKS {
-            true => 1,
-            false => LOAD_THREADS,
-        };
-        let Ok(()) = ferrite_map::load::each(threads, self.names.groups(), CHUNK_GROUPS, |group| {
+        let Ok(()) = ferrite_map::load::each(LOAD_THREADS, self.names.groups(), CHUNK_GROUPS, |group| {
             self.names.each_of_group(group, |slot| {
                 if let Err(what) = judge.follow(&slot) {
                     judge.damage.lock().stop(format!("name slot {}: {what}", slot.number));

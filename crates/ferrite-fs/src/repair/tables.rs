@@ -41,12 +41,15 @@ impl Repair {
     /// Makes the mapping sound, and drops what it maps for nobody.
     pub(super) fn mapping(&mut self) {
         if self.map.as_hashfs().is_some() {
+            // First, since the checksums know more than the places of keys do.
+            self.reload_map();
+            self.put_back_misplaced();
             self.hashfs();
         } else {
             self.cure_mapping();
             self.drop_pages_of_nobody();
+            self.put_back_misplaced();
         }
-        self.put_back_misplaced();
         self.keep_pages_behind_ends();
         self.count_pages();
     }
@@ -185,20 +188,31 @@ impl Repair {
     fn put_back_misplaced(&mut self) {
         let mut misplaced = Vec::new();
         self.map.for_each(&mut |entry| {
-            let is_summed = self.state[entry.ino as usize] == State::Sound && !self.load(entry.ino).is_dir();
-            if is_summed && let Some(other) = sums::misplaced(&self.region, &self.superblock, &entry) {
+            let is_sound = self.is_ino(entry.ino) && self.state[entry.ino as usize] == State::Sound;
+            if is_sound
+                && !self.load(entry.ino).is_dir()
+                && let Some(other) = sums::misplaced(&self.region, &self.superblock, &entry)
+            {
                 misplaced.push((entry, other));
             }
             true
         });
-        for (MapEntry { ino, lblk, word, .. }, other) in misplaced {
+        for (entry, other) in misplaced {
+            let MapEntry { ino, lblk, word, slot } = entry;
             if !self.map.get(ino, other).is_hole() {
                 continue;
             }
-            let what = format!("page {lblk} of inode {ino}: its checksum says that it is page {other}");
-            // Never without a page that owns the block, or that might become a node meanwhile.
-            if self.set_page(ino, other, Some(word)).is_ok() && self.set_page(ino, lblk, None).is_ok() {
+            let is_done = if self.map.as_hashfs().is_some() {
+                // There may be two keys of this page: this one is wrong.
+                self.set_slot(u64::from(slot), Some((ino, other, word)));
+                true
+            } else {
+                // In this order the block always has an owner, and does not become a node.
+                self.set_page(ino, other, Some(word)).is_ok() && self.set_page(ino, lblk, None).is_ok()
+            };
+            if is_done {
                 self.end[ino as usize] = self.end[ino as usize].max(u64::from(other) + 1);
+                let what = format!("page {lblk} of inode {ino}: its checksum says that it is page {other}");
                 self.mended("mapping", what, "put back", false);
             }
         }
