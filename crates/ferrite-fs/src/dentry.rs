@@ -66,6 +66,11 @@ pub(crate) fn read_block_header(region: &Region, offset: u64) -> Result<(u32, u3
     Ok((dir, lblk))
 }
 
+/// Directory of the block at `offset`, whose header was found sound before.
+pub(crate) fn header_dir(region: &Region, offset: u64) -> u32 {
+    region.load(offset) as u32
+}
+
 /// The word of a free entry.
 pub(crate) fn free_word(len_bytes: u64) -> u64 {
     len_bytes << 32

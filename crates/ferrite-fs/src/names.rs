@@ -302,8 +302,9 @@ impl NameTable {
             for &Slot { target, .. } in ahead.filter_map(|step| slots.get(index + step)) {
                 let Some(offset) = target else { continue };
                 self.region.prefetch(offset);
-                // It may reach into the next line.
+                // It may reach into the next line; and its block's header is asked whose it is.
                 self.region.prefetch(offset + USUAL_ENTRY_BYTES);
+                self.region.prefetch(offset / BLOCK_BYTES * BLOCK_BYTES);
             }
             visit(slot);
         }

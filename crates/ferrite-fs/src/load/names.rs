@@ -8,12 +8,13 @@
 //! own words say.
 
 use std::convert::Infallible;
+use std::ops::Range;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use ferrite_map::bitmap::AtomicBitmap;
 use ferrite_vfs::FsError;
 use parking_lot::Mutex;
-use rustc_hash::FxHashSet;
+use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::{LOAD_THREADS, Tables};
 use crate::damage::Damage;
@@ -23,6 +24,9 @@ use crate::names::Slot;
 
 /// Groups of slots that a thread takes at a time: a millisecond's work, so that what is less does not wait for a thread to start.
 const CHUNK_GROUPS: u64 = 64;
+
+/// Entries found in one chunk, by directory. Threads count on their own: an atomic operation an entry would have each wait for the last.
+type Found = FxHashMap<u32, u32>;
 
 struct Judge<'t, 'm, 'd> {
     tables: &'t Tables<'m>,
@@ -45,12 +49,9 @@ impl Tables<'_> {
             told_blocks: Mutex::default(),
             damage: Mutex::new(damage),
         };
-        let Ok(()) = ferrite_map::load::each(LOAD_THREADS, self.names.groups(), CHUNK_GROUPS, |group| {
-            self.names.each_of_group(group, |slot| {
-                if let Err(what) = judge.follow(&slot) {
-                    judge.damage.lock().stop(format!("name slot {}: {what}", slot.number));
-                }
-            });
+        let groups = self.names.groups();
+        let Ok(()) = ferrite_map::load::each(LOAD_THREADS, groups.div_ceil(CHUNK_GROUPS), 1, |chunk| {
+            judge.chunk(chunk * CHUNK_GROUPS..groups.min((chunk + 1) * CHUNK_GROUPS));
             Ok::<(), Infallible>(())
         });
         for &(dir, counted) in dirs {
@@ -67,8 +68,24 @@ impl Tables<'_> {
 }
 
 impl Judge<'_, '_, '_> {
+    fn chunk(&self, groups: Range<u64>) {
+        let mut found = Found::default();
+        for group in groups {
+            self.tables.names.each_of_group(group, |slot| {
+                if let Err(what) = self.follow(&slot, &mut found) {
+                    self.damage.lock().stop(format!("name slot {}: {what}", slot.number));
+                }
+            });
+        }
+        for (dir, entries) in found {
+            if let Some(total) = self.found.get(dir as usize) {
+                total.fetch_add(entries, Ordering::Relaxed);
+            }
+        }
+    }
+
     /// Looks at what a slot leads to; the error says that it is not where the slot should lead. What else is damaged is noted.
-    fn follow(&self, slot: &Slot) -> Result<(), String> {
+    fn follow(&self, slot: &Slot, found: &mut Found) -> Result<(), String> {
         let Some(offset) = slot.target else {
             return Err("points outside the data blocks".into());
         };
@@ -87,7 +104,7 @@ impl Judge<'_, '_, '_> {
                 let mut damage = self.damage.lock();
                 damage.note(format!("directory {dir}: {}", text(error)));
                 damage.lose_names(dir);
-                self.count(dir);
+                *found.entry(dir).or_default() += 1;
                 return Ok(());
             }
             (Err(error), _) => return Err(text(error)),
@@ -95,7 +112,7 @@ impl Judge<'_, '_, '_> {
         if !self.tables.names.fits(slot, dir, entry.name()) {
             return Err(format!("is not the one of the entry it points to, at offset {offset}"));
         }
-        self.count(dir);
+        *found.entry(dir).or_default() += 1;
         if owner.is_none() && self.told_blocks.lock().insert(block) {
             let what = format!("directory {dir}: block {block} has a damaged header");
             self.damage.lock().note(what);
@@ -124,24 +141,22 @@ impl Judge<'_, '_, '_> {
     /// The directory that `block` is a block of; `None` if its header is damaged, an error if it is somebody else's.
     fn owner(&self, block: u32) -> Result<Option<u32>, String> {
         let superblock = self.tables.superblock;
-        let Ok((dir, lblk)) = dentry::read_block_header(self.tables.region, superblock.block_offset(block)) else {
+        let (offset, index) = (
+            superblock.block_offset(block),
+            u64::from(block) - superblock.first_block,
+        );
+        if self.sound_blocks.is_set(index) {
+            return Ok(Some(dentry::header_dir(self.tables.region, offset)));
+        }
+        let Ok((dir, lblk)) = dentry::read_block_header(self.tables.region, offset) else {
             return Ok(None);
         };
-        let index = u64::from(block) - superblock.first_block;
-        if !self.sound_blocks.is_set(index) {
-            // What a block held stays in it when it is freed.
-            if self.tables.map.get(dir, lblk).page() != block {
-                return Err(format!("points into block {block}, which is no directory's"));
-            }
-            self.sound_blocks.set(index);
+        // What a block held stays in it when it is freed.
+        if self.tables.map.get(dir, lblk).page() != block {
+            return Err(format!("points into block {block}, which is no directory's"));
         }
+        self.sound_blocks.set(index);
         Ok(Some(dir))
-    }
-
-    fn count(&self, dir: u32) {
-        if let Some(found) = self.found.get(dir as usize) {
-            found.fetch_add(1, Ordering::Relaxed);
-        }
     }
 
     /// An inode that looks free or never used, and has a name: it was wiped. Its number is not given to another, and neither is what

@@ -20,6 +20,8 @@ use crate::{Engine, MkfsOptions, MountOptions, fsck, mkfs, repair};
 use ferrite_map::{MapEntry, Mapping};
 
 const POOL_BYTES: u64 = 8 << 20;
+/// What files are filled with that are made in a damaged pool; no other file has so much of it in a row.
+const NEW: u8 = 0xee;
 
 fn image_of(region: &Region) -> Vec<u8> {
     let mut image = vec![0; region.len() as usize];
@@ -324,21 +326,22 @@ fn walk(engine: &Engine) -> ferrite_vfs::Result<Contents> {
     Ok((paths, contents))
 }
 
+fn by_path(engine: &Engine, path: &str) -> ferrite_vfs::Result<Vec<u8>> {
+    let names = path.split('/').skip(1);
+    let ino = names.into_iter().try_fold(ROOT_INO, |dir, name| {
+        engine.lookup(dir, name.as_bytes()).map(|attr| attr.ino)
+    });
+    read(engine, ino?)
+}
+
 /// What each file that was not hit, and whose names were not, holds by its path; `None` for those that answer with errors.
 fn unhit<'a>(engine: &Engine, anatomy: &'a Anatomy, hit: &[Range<u64>]) -> Result<Vec<Option<&'a Known>>, String> {
-    let by_path = |path: &str| -> ferrite_vfs::Result<Vec<u8>> {
-        let names = path.split('/').skip(1);
-        let ino = names.into_iter().try_fold(ROOT_INO, |dir, name| {
-            engine.lookup(dir, name.as_bytes()).map(|attr| attr.ino)
-        });
-        read(engine, ino?)
-    };
     let mut files = Vec::new();
     for file in &anatomy.files {
         if overlaps(hit, &file.own) || overlaps(hit, &file.names) {
             continue;
         }
-        files.push(match by_path(&file.path) {
+        files.push(match by_path(engine, &file.path) {
             Ok(content) if content != file.content => return Err(format!("{} is not what it was", file.path)),
             Ok(_) => Some(file),
             Err(FsError::Io(_)) => None,
@@ -348,7 +351,8 @@ fn unhit<'a>(engine: &Engine, anatomy: &'a Anatomy, hit: &[Range<u64>]) -> Resul
     Ok(files)
 }
 
-/// Mounts a damaged image as it is: no file that was not hit is wrong, and none is the worse for what is written meanwhile.
+/// Mounts a damaged image as it is: no file that was not hit is wrong, none is the worse for what is written meanwhile, and no name, hit
+/// or not, leads to a file that was made meanwhile.
 fn mounted(image: &[u8], anatomy: &Anatomy, hit: &[Range<u64>]) -> Result<(), String> {
     let recorder = Recorder::new(image.to_vec());
     let mut region = Region::from_image(image).unwrap();
@@ -370,7 +374,7 @@ fn mounted(image: &[u8], anatomy: &Anatomy, hit: &[Range<u64>]) -> Result<(), St
         let made = engine.mknod(&Cred::root(), ROOT_INO, format!("new-{n}").as_bytes(), &node);
         let written = made.and_then(|attr| {
             let file = engine.open(attr.ino, OpenMode::read_write())?;
-            file.write_at(0, &[0xee; 40_000])?;
+            file.write_at(0, &[NEW; 40_000])?;
             file.write_at(77, &[0xdd; 100])
         });
         if written.is_err() {
@@ -380,6 +384,11 @@ fn mounted(image: &[u8], anatomy: &Anatomy, hit: &[Range<u64>]) -> Result<(), St
     let _ = engine.unmount();
     let after = Region::from_image(&recorder.log().final_image()).unwrap();
     let engine = Engine::mount(after, &quiet()).map_err(|error| format!("not a second time: {error}"))?;
+    for Known { path, .. } in &anatomy.files {
+        if by_path(&engine, path).is_ok_and(|content| content.starts_with(&[NEW; 64])) {
+            return Err(format!("{path} leads to a new file"));
+        }
+    }
     let after = unhit(&engine, anatomy, hit)?;
     let lost = before
         .iter()
