@@ -493,11 +493,18 @@ impl FileMap for Leaf {
             let step = CHUNK as usize;
             for lblk in (first / u64::from(CHUNK) * u64::from(CHUNK)..end).step_by(step) {
                 let key = key_of(ino, lblk as u32);
-                let line = self.gate.steady(|| self.find(key));
                 // A lookup without the lock may see a line change hands; its version tells it, but not us.
-                if let Some(line) = line
-                    && !self.entries(line, key, &mut within)
-                {
+                let found = self.gate.steady(|| {
+                    let mut found = Vec::new();
+                    if let Some(line) = self.find(key) {
+                        self.entries(line, key, &mut |entry| {
+                            found.push(entry);
+                            true
+                        });
+                    }
+                    found
+                });
+                if !found.into_iter().all(&mut within) {
                     return;
                 }
             }
