@@ -171,7 +171,7 @@ impl Pool {
     /// The slot of the name table that leads there.
     fn name_slot(&self, name: &str) -> usize {
         let entry = self.entry(name) as u64;
-        let target = entry / PAGE as u64 | (entry % PAGE as u64 / 8) << 32;
+        let target = (entry / PAGE as u64) | ((entry % PAGE as u64 / 8) << 32);
         let start = self.superblock.name_offset;
         (start as usize..self.superblock.map_offset as usize)
             .step_by(8)
