@@ -143,7 +143,7 @@ pub struct MapEntry {
 /// Something in a structure that cannot be, see [`FileMap::check`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Broken {
-    /// Whose tree it is in; 0 in tables, where an entry says whose it is and may lie.
+    /// Whose pages it leads astray; 0 where that is not certain: an entry of a table says whose it is, and may lie.
     pub ino: u32,
     /// What is wrong, and where.
     pub what: String,

@@ -1,6 +1,6 @@
 //! The check of the table: every entry by itself, against its homes, and every run page by page.
 //!
-//! What lives here: [`check`], for [`crate::FileMap::check`]. It trusts nothing and changes nothing.
+//! What lives here: [`check`], for [`crate::FileMap::check`], and [`fault_of_range`], for its load. They trust nothing and change nothing.
 
 use super::runs::{MAX_RUN, Range, View};
 use super::{Cuckoo, key_of};
@@ -25,7 +25,7 @@ pub(super) fn check(map: &Cuckoo, visit: &mut dyn FnMut(MapEntry), broken: &mut 
         visit(entry);
         if let Some(what) = fault_of_range(map, &entry) {
             broken(Broken {
-                ino: 0,
+                ino: entry.ino,
                 what,
                 cure: vec![(map.range_offset(slot), Range::LONE.0)],
             });
@@ -49,7 +49,8 @@ fn fault_of_twin(map: &Cuckoo, entry: &MapEntry) -> Option<String> {
     ))
 }
 
-fn fault_of_range(map: &Cuckoo, entry: &MapEntry) -> Option<String> {
+/// What is wrong with the range of an entry that is sound by itself, its run included if it leads one.
+pub(super) fn fault_of_range(map: &Cuckoo, entry: &MapEntry) -> Option<String> {
     let MapEntry { ino, lblk, word, slot } = *entry;
     let view = View::stored(map);
     let range = view.range(u64::from(slot));
