@@ -171,7 +171,7 @@ impl Pool {
     /// The slot of the name table that leads there.
     fn name_slot(&self, name: &str) -> usize {
         let entry = self.entry(name) as u64;
-        let target = entry / PAGE as u64 | (entry % PAGE as u64 / 8) << 32;
+        let target = (entry / PAGE as u64) | ((entry % PAGE as u64 / 8) << 32);
         let start = self.superblock.name_offset;
         (start as usize..self.superblock.map_offset as usize)
             .step_by(8)
@@ -431,6 +431,25 @@ fn a_page_word_with_anothers_block() {
         let word = pool.files[LOGGED].pages[0].word;
         vec![(pool.page_word(LOGGED, 0), word >> 32 << 32 | u64::from(block))]
     });
+}
+
+/// The first word of many pages in a row, from which some mappings tell all of them: whatever else is hit by that, nothing is wrong.
+#[test]
+fn the_first_word_of_a_run() {
+    for &mapping in Mapping::ALL {
+        let pool = Pool::new(mapping);
+        let all: Vec<&str> = pool.files.keys().map(String::as_str).collect();
+        let at = pool.page_word(PLAIN, 0);
+        for block in [pool.files[PLAIN].pages[1].block, pool.files["other-19"].pages[0].block] {
+            let errors = live_with(
+                &pool,
+                &pool.damaged(&vec![(at, u64::from(block))]),
+                &all,
+                Told::ReadOnly,
+            );
+            assert!(errors > 0, "{mapping}: the damage shows");
+        }
+    }
 }
 
 /// A page that is gone from the mapping is no hole.

@@ -28,7 +28,7 @@ use crate::bitmap::AtomicBitmap;
 use crate::bounds::Bounds;
 use crate::gate::Gate;
 use crate::load;
-use crate::{Broken, FileMap, Geometry, MapEntry, MapError, MapTx, PageWord, Resource, TransCache};
+use crate::{Astray, Broken, FileMap, Geometry, MapEntry, MapError, MapTx, PageWord, Resource, TransCache};
 
 const LINE_BYTES: u64 = 64;
 /// Pages of a chunk.
@@ -537,7 +537,7 @@ impl FileMap for Leaf {
             let (offset, right) = (self.active_offset(copy), encode_active(active));
             if decode_active(self.region.load(offset)) != Some(active) {
                 broken(Broken {
-                    ino: 0,
+                    astray: Astray::Nothing,
                     what: format!("the number of active lines is damaged; it is {active}"),
                     cure: vec![(offset, right)],
                 });
@@ -562,7 +562,7 @@ impl FileMap for Leaf {
             };
             let offset = self.header_offset(line);
             broken(Broken {
-                ino: 0,
+                astray: Astray::Nothing,
                 what,
                 cure: cleared.map(|word| (offset + word * 8, 0)).collect(),
             });
