@@ -95,7 +95,7 @@ fn cut_when_full(mapping: Mapping, lone: u64, punch: bool) {
     engine.unmount().unwrap();
     let image = recorder.log().final_image();
     let report = fsck(Region::from_image(&image).unwrap(), &mut |_, _, _| {}).unwrap();
-    assert!(report.errors.is_empty(), "{what}: {:?}", report.errors);
+    assert!(report.findings.is_empty(), "{what}: {:?}", report.findings);
     let file = mounted(&image).open(victim, OpenMode::read_write()).unwrap();
     assert_eq!(first_byte(&file, STRETCH + 300), 5, "{what}: a write was lost");
 }
