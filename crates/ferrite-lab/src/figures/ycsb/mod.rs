@@ -3,6 +3,7 @@
 //! What lives here: the two figures, the workloads (the paper's table 3), the verdict. `run` measures, `keys` chooses pairs; both
 //! are there only with the cargo feature `leveldb`.
 
+use self::Operation::{Change, Insert, Read, Scan, Update};
 use super::{Figure, Judge, overlap, panel_of};
 use crate::data::{FigureData, Panel, Verdict};
 use crate::error::LabError;
@@ -24,7 +25,20 @@ const IN_MEMORY: [&str; 2] = ["A", "E"];
 /// Bound by the file system.
 const ON_FILES: [&str; 4] = ["B", "C", "D", "F"];
 
-/// A mix of operations, in percent.
+/// What is done to a pair.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Operation {
+    Read,
+    Update,
+    /// A pair is added.
+    Insert,
+    /// Up to a hundred pairs from this one on.
+    Scan,
+    /// A read, then an update.
+    Change,
+}
+
+/// A mix of operations.
 #[cfg_attr(
     not(feature = "leveldb"),
     allow(dead_code, reason = "only the label is used without LevelDB")
@@ -32,63 +46,25 @@ const ON_FILES: [&str; 4] = ["B", "C", "D", "F"];
 #[derive(Debug)]
 struct Workload {
     label: &'static str,
-    reads: u32,
-    updates: u32,
-    inserts: u32,
-    scans: u32,
-    /// A read, then an update of the same pair.
-    changes: u32,
+    /// In percent.
+    mix: &'static [(u64, Operation)],
     /// The newest pairs are the most popular.
     latest: bool,
 }
 
-const NOTHING: Workload = Workload {
-    label: "",
-    reads: 0,
-    updates: 0,
-    inserts: 0,
-    scans: 0,
-    changes: 0,
-    latest: false,
-};
+impl Workload {
+    const fn new(label: &'static str, mix: &'static [(u64, Operation)], latest: bool) -> Workload {
+        Workload { label, mix, latest }
+    }
+}
 
 const WORKLOADS: &[Workload] = &[
-    Workload {
-        label: "A",
-        reads: 50,
-        updates: 50,
-        ..NOTHING
-    },
-    Workload {
-        label: "B",
-        reads: 95,
-        updates: 5,
-        ..NOTHING
-    },
-    Workload {
-        label: "C",
-        reads: 100,
-        ..NOTHING
-    },
-    Workload {
-        label: "D",
-        reads: 95,
-        inserts: 5,
-        latest: true,
-        ..NOTHING
-    },
-    Workload {
-        label: "E",
-        inserts: 5,
-        scans: 95,
-        ..NOTHING
-    },
-    Workload {
-        label: "F",
-        reads: 50,
-        changes: 50,
-        ..NOTHING
-    },
+    Workload::new("A", &[(50, Read), (50, Update)], false),
+    Workload::new("B", &[(95, Read), (5, Update)], false),
+    Workload::new("C", &[(100, Read)], false),
+    Workload::new("D", &[(95, Read), (5, Insert)], true),
+    Workload::new("E", &[(95, Scan), (5, Insert)], false),
+    Workload::new("F", &[(50, Read), (50, Change)], false),
 ];
 
 pub(crate) const FOUR_THREADS: Figure = Figure {

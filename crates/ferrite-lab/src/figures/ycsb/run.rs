@@ -15,7 +15,7 @@ use ferrite_vfs::{Cred, Vfs};
 use parking_lot::Mutex;
 
 use super::keys::{Chooser, fnv};
-use super::{PANEL, PAPER_PAIRS, WORKLOADS, Workload};
+use super::{Operation, PANEL, PAPER_PAIRS, WORKLOADS, Workload};
 use crate::data::FigureData;
 use crate::error::LabError;
 use crate::figures::bars;
@@ -59,7 +59,26 @@ fn key(number: u64) -> [u8; KEY_BYTES] {
     key
 }
 
-/// What is written next to a pair: its number, then noise.
+impl Workload {
+    fn draw(&self, rng: &mut Rng) -> Operation {
+        let mut left = rng.below(100);
+        for &(percent, operation) in self.mix {
+            if left < percent {
+                return operation;
+            }
+            left -= percent;
+        }
+        Operation::Read
+    }
+
+    /// Percent of its operations that are this one.
+    fn percent(&self, operation: Operation) -> u64 {
+        let parts = self.mix.iter().filter(|(_, part)| *part == operation);
+        parts.map(|(percent, _)| percent).sum()
+    }
+}
+
+/// Marks what a pair's value is to be: its number, then something new.
 fn stamp(value: &mut [u8; VALUE_BYTES], number: u64, rng: &mut Rng) {
     value[..8].copy_from_slice(&number.to_le_bytes());
     value[8..16].copy_from_slice(&rng.next().to_le_bytes());
@@ -167,24 +186,21 @@ impl Store {
             false => Chooser::scrambled(span),
         };
         for _ in 0..operations {
-            let percent = rng.below(100) as u32;
-            let inserts = workload.reads + workload.updates + workload.inserts;
-            if percent >= workload.reads + workload.updates && percent < inserts {
+            let operation = workload.draw(&mut rng);
+            if operation == Operation::Insert {
                 self.add(&mut value, &mut rng)?;
                 continue;
             }
             let number = chooser.next(&mut rng, self.pairs.load(Ordering::Acquire));
-            if percent < workload.reads {
+            if matches!(operation, Operation::Read | Operation::Change) {
                 self.read(number)?;
-            } else if percent < workload.reads + workload.updates {
+            }
+            if matches!(operation, Operation::Update | Operation::Change) {
                 stamp(&mut value, number, &mut rng);
                 self.db.put(&key(number), &value)?;
-            } else if percent < inserts + workload.scans {
+            }
+            if operation == Operation::Scan {
                 self.scan(number, 1 + rng.below(SCAN_PAIRS_MAX))?;
-            } else {
-                self.read(number)?;
-                stamp(&mut value, number, &mut rng);
-                self.db.put(&key(number), &value)?;
             }
         }
         Ok(())
@@ -232,7 +248,10 @@ pub(super) fn run(plan: &Plan, progress: &mut dyn Progress, threads: u32) -> Res
         stores.push(store);
     }
     // Pairs to come, and as many again, as YCSB reckons.
-    let most: u64 = WORKLOADS.iter().map(|workload| u64::from(workload.inserts)).sum();
+    let most: u64 = WORKLOADS
+        .iter()
+        .map(|workload| workload.percent(Operation::Insert))
+        .sum();
     let span = pairs + u64::from(plan.ycsb_operations) * u64::from(plan.rounds + 1) * most * 2 / 100;
     for (x, workload) in WORKLOADS.iter().enumerate() {
         let mut rates = vec![Vec::new(); stores.len()];
@@ -305,17 +324,24 @@ mod tests {
     }
 
     #[test]
-    fn mixes_are_whole() {
+    fn operations_come_as_the_mix_says() {
+        let mut rng = Rng(9);
         for workload in WORKLOADS {
-            let Workload {
-                reads,
-                updates,
-                inserts,
-                scans,
-                changes,
-                ..
-            } = *workload;
-            assert_eq!(reads + updates + inserts + scans + changes, 100, "{}", workload.label);
+            assert_eq!(
+                workload.mix.iter().map(|(percent, _)| percent).sum::<u64>(),
+                100,
+                "{}",
+                workload.label
+            );
+            let drawn: Vec<_> = (0..20_000).map(|_| workload.draw(&mut rng)).collect();
+            for &(percent, operation) in workload.mix {
+                let seen = drawn.iter().filter(|&&one| one == operation).count() as f64 / 200.0;
+                assert!(
+                    (seen - percent as f64).abs() < 2.0,
+                    "{}: {operation:?} {seen} %",
+                    workload.label
+                );
+            }
         }
     }
 }
