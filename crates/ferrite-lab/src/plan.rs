@@ -32,7 +32,10 @@ pub struct Plan {
     /// Pairs of 1 KiB that YCSB begins with (the paper's: 1.6 million); fewer where memory does not suffice.
     #[serde(default)]
     pub ycsb_pairs: u32,
-    /// Operations of a round of YCSB.
+    /// Rounds of each workload of YCSB: many short ones, since a throughput with several threads scatters.
+    #[serde(default)]
+    pub ycsb_rounds: u32,
+    /// Operations of such a round.
     #[serde(default)]
     pub ycsb_operations: u32,
     /// Layout score where a figure does not vary it.
@@ -60,7 +63,8 @@ impl Plan {
             threads: vec![1, 2, 4],
             mix_files: 300,
             ycsb_pairs: 40_000,
-            ycsb_operations: 5_000,
+            ycsb_rounds: 25,
+            ycsb_operations: 3_000,
             layout_score: 0.85,
             media_extra_ns: 0.0,
             seed: 0x00fe_2217_e1ab,
@@ -82,6 +86,7 @@ impl Plan {
             threads: vec![1, 2, 4, 8],
             mix_files: 1000,
             ycsb_pairs: 1_600_000,
+            ycsb_rounds: 11,
             ycsb_operations: 100_000,
             ..Plan::quick()
         }
@@ -102,6 +107,7 @@ impl Plan {
             threads: vec![1, 2],
             mix_files: 20,
             ycsb_pairs: 2000,
+            ycsb_rounds: 2,
             ycsb_operations: 200,
             ..Plan::quick()
         }

@@ -98,7 +98,8 @@ pub(super) fn lacking(id: &str) -> Option<&'static str> {
 }
 
 fn steps(plan: &Plan) -> u64 {
-    (ferrite_map::Mapping::ALL.len() + WORKLOADS.len() * (plan.rounds as usize + 1)) as u64
+    let mappings = ferrite_map::Mapping::ALL.len();
+    (mappings + WORKLOADS.len() * (mappings + plan.ycsb_rounds as usize + 1)) as u64
 }
 
 #[cfg(feature = "leveldb")]
@@ -173,12 +174,16 @@ fn check(data: &FigureData) -> Verdict {
         );
     }
     for name in ["cuckoo", "radix"] {
-        match mean_ratio(&panel, name) {
-            Some(mean) => judge.claim(
-                (0.9..=1.0).contains(&mean),
-                format!("B, C, D and F: {name} {mean:.2} times hashfs on average (wanted: 0.90 to 1.00)"),
-            ),
-            None => judge.missing(&format!("{name} in B, C, D and F")),
+        let Some(mean) = mean_ratio(&panel, name) else {
+            judge.missing(&format!("{name} in B, C, D and F"));
+            continue;
+        };
+        let what = format!("B, C, D and F: {name} {mean:.2} times hashfs on average (wanted: 0.90 to 1.00)");
+        let holds = (0.9..=1.0).contains(&mean);
+        if !holds && ON_FILES.iter().all(|label| overlap(&panel, name, "hashfs", label)) {
+            judge.open(&what);
+        } else {
+            judge.claim(holds, what);
         }
     }
     if let Some(mean) = mean_ratio(&panel, "leaf") {
@@ -187,12 +192,14 @@ fn check(data: &FigureData) -> Verdict {
         ));
     }
     judge.remark("Not measured: Strata's page-cached tree, which no engine here runs on.");
-    if judge.failed + judge.open > 0 {
+    if judge.failed > 0 {
         judge.remark(
-            "Likely reason for what does not hold or is open: a read of LevelDB touches two pages of one of few large files, and finding them \
-             in DRAM is a small part of it; the paper's structures lay in memory two to three times slower, and 70 % of Strata's own \
-             file path was mapping.",
+            "Likely reason for what does not hold: a read of LevelDB touches two or three pages of a large file, and finding them in DRAM is a \
+             small part of it; the paper's structures lay in memory two to three times slower, and 70 % of Strata's file path was mapping.",
         );
+    }
+    if judge.open > 0 {
+        judge.remark("Likely reason for what is open: rounds on few cores scatter by more than mappings differ by.");
     }
     judge.verdict()
 }
