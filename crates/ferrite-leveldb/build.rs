@@ -13,7 +13,7 @@ fn main() {
         println!("cargo:rerun-if-changed={source}");
     }
     let mut build = cc::Build::new();
-    // LevelDB's own build has no type information of its own either, wherever it is not Debian's.
+    // LevelDB's own makefiles leave type information out, Debian keeps it: this links with either.
     build
         .cpp(true)
         .std("c++17")
@@ -33,9 +33,9 @@ fn main() {
     preprocess.args(["-x", "c++", "-E", "-"]);
     if !accepts(preprocess, "#include <leveldb/env.h>\n") {
         missing(
-            "LevelDB's headers",
+            "the header leveldb/env.h",
             "libleveldb-dev",
-            "the compiler finds no leveldb/env.h",
+            "the compiler does not find it",
         );
     }
     if let Err(error) = build.try_compile("ferrite_leveldb_shim") {

@@ -90,6 +90,12 @@ unsafe impl Send for Db {}
 // out as LevelDB demands of any `Env`.
 unsafe impl Sync for Db {}
 
+/// What the two lines above rest on.
+const _: () = {
+    const fn shared<T: Send + Sync>() {}
+    shared::<Root>();
+};
+
 impl Db {
     /// Opens the database in directory `path`, or makes one; the directory above must be there.
     ///

@@ -71,7 +71,7 @@ impl Workload {
         Operation::Read
     }
 
-    /// Percent of its operations that are this one.
+    /// How many percent of its operations are this one.
     fn percent(&self, operation: Operation) -> u64 {
         let parts = self.mix.iter().filter(|(_, part)| *part == operation);
         parts.map(|(percent, _)| percent).sum()
@@ -88,27 +88,36 @@ fn noise(rng: &mut Rng) -> [u8; VALUE_BYTES] {
     std::array::from_fn(|_| rng.next() as u8)
 }
 
+/// Bytes of a pool that so many pairs may come to lie on.
 fn pool_bytes(pairs: u64) -> u64 {
     (pairs * (KEY_BYTES + VALUE_BYTES) as u64 * ROOM + POOL_BYTES_MIN).next_multiple_of(2 << 20)
 }
 
+/// Pairs that the workloads may be expected to add.
+fn pairs_to_come(plan: &Plan) -> u64 {
+    let percent: u64 = WORKLOADS
+        .iter()
+        .map(|workload| workload.percent(Operation::Insert))
+        .sum();
+    u64::from(plan.ycsb_operations) * u64::from(plan.ycsb_rounds + 1) * percent / 100
+}
+
 /// The plan's number of pairs, or as many as pools of all mappings find memory for.
 fn pairs_that_fit(plan: &Plan) -> u64 {
-    let wanted = u64::from(plan.ycsb_pairs);
     let meminfo = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    let kib = meminfo.lines().find_map(|line| {
+    let available_kib = meminfo.lines().find_map(|line| {
         let rest = line.strip_prefix("MemAvailable:")?;
         rest.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()
     });
     // A fifth is left for everything else.
-    let each = kib.map_or(u64::MAX, |kib| kib * 1024 / 5 * 4) / Mapping::ALL.len() as u64;
-    let fit = each.saturating_sub(POOL_BYTES_MIN + (2 << 20)) / ((KEY_BYTES + VALUE_BYTES) as u64 * ROOM);
-    wanted.min(fit).max(2)
+    let each_bytes = available_kib.map_or(u64::MAX, |kib| kib * 1024 / 5 * 4) / Mapping::ALL.len() as u64;
+    let fit = each_bytes.saturating_sub(pool_bytes(pairs_to_come(plan))) / ((KEY_BYTES + VALUE_BYTES) as u64 * ROOM);
+    u64::from(plan.ycsb_pairs).min(fit).max(2)
 }
 
 impl Store {
     fn new(mapping: Mapping, pairs: u64, plan: &Plan) -> Result<Store, LabError> {
-        let region = Region::anonymous(pool_bytes(pairs))?;
+        let region = Region::anonymous(pool_bytes(pairs + pairs_to_come(plan)))?;
         touch(&region);
         let mkfs = MkfsOptions {
             mapping,
@@ -250,12 +259,8 @@ pub(super) fn run(plan: &Plan, progress: &mut dyn Progress, threads: u32) -> Res
         store.load(pairs, plan.seed)?;
         stores.push(store);
     }
-    // Pairs to come, and as many again, as YCSB reckons.
-    let most: u64 = WORKLOADS
-        .iter()
-        .map(|workload| workload.percent(Operation::Insert))
-        .sum();
-    let span = pairs + u64::from(plan.ycsb_operations) * u64::from(plan.ycsb_rounds + 1) * most * 2 / 100;
+    // As many again, as YCSB reckons.
+    let span = pairs + 2 * pairs_to_come(plan);
     for (x, workload) in WORKLOADS.iter().enumerate() {
         // All begin with the same tables: how many a read has to look into would make more of a difference than the mapping.
         for store in &stores {
@@ -330,6 +335,20 @@ mod tests {
         let pairs = store.pairs.load(Ordering::Acquire);
         assert!((500 + 100..500 + 400).contains(&pairs), "{pairs}");
         assert!(store.read(pairs).is_err(), "a pair that nobody added");
+    }
+
+    /// The full plan is for larger machines than most; a smaller one gets fewer pairs, not an error after minutes.
+    #[test]
+    fn pairs_are_as_many_as_memory_holds() {
+        assert_eq!(pairs_that_fit(&Plan::tiny()), 2000);
+        let plan = Plan {
+            ycsb_pairs: u32::MAX,
+            ..Plan::tiny()
+        };
+        let pairs = pairs_that_fit(&plan);
+        let pools = pool_bytes(pairs + pairs_to_come(&plan)) * Mapping::ALL.len() as u64;
+        // No machine that runs tests has more.
+        assert!(pools < 10 << 40, "{pairs} pairs take {pools} bytes");
     }
 
     #[test]
