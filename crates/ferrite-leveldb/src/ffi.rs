@@ -160,7 +160,8 @@ unsafe extern "C" {
 
 /// Runs `work` for the other half. What it refuses, and a panic, becomes a failure and `otherwise`.
 pub(crate) fn guarded<T>(failure: &mut Failure, otherwise: T, work: impl FnOnce() -> Result<T, (Kind, String)>) -> T {
-    // Whatever a panic left half done is not looked at again: LevelDB takes no more writes after a failure.
+    // A panic is a mistake of the file system's, whose locks are not poisoned by it: what it left is what any thread of a program that
+    // links the library would leave, and LevelDB is told that the operation failed.
     match catch_unwind(AssertUnwindSafe(work)) {
         Ok(Ok(done)) => done,
         Ok(Err((kind, text))) => {

@@ -45,7 +45,8 @@ pub enum DbError {
     /// An argument makes no sense.
     #[error("LevelDB: {0}")]
     Invalid(String),
-    /// The file system refused: full, damaged, read-only, locked. After a failed write LevelDB takes no more of them.
+    /// The file system refused: full, damaged, read-only, locked. Once compaction has failed, or a synchronous write, LevelDB takes no
+    /// more writes until the database is opened anew.
     #[error("LevelDB: {0}")]
     Io(String),
 }
