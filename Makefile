@@ -13,7 +13,7 @@ FERRITE = $(CARGO_TARGET_DIR)/release/ferrite
 help:
 	@echo "make demo      a pool, a mount, real programs on it, a table of latencies (5 minutes)"
 	@echo "make test      all tests, formatting, lints (30 minutes)"
-	@echo "make soak      the long versions of the random and crash tests"
+	@echo "make soak      the long versions of the random and crash tests, and make fuzz"
 	@echo "make fuzz      the fuzz targets, a minute each (needs a nightly toolchain and cargo-fuzz)"
 	@echo "make race      threaded tests under ThreadSanitizer (needs a nightly toolchain with rust-src)"
 	@echo "make bench     ferrite bench, all groups"
@@ -46,13 +46,20 @@ soak: build
 	# Everything else on every mapping, real programs included.
 	for mapping in cuckoo radix extent leaf; do \
 		FERRITE_MAPPING=$$mapping FERRITE_BIN=$(FERRITE) cargo test --release -p ferrite-fs -p ferrite || exit 1; done
+	$(MAKE) fuzz
 
-# The corpora are replayed by `make test`; this looks for new inputs.
+# Seconds for each target.
+FUZZ_SECONDS ?= 60
+
+# The corpora are replayed by `make test`; this looks for new inputs. What it learns stays out of the checkout; an input that
+# breaks something is left in fuzz/artifacts, and belongs into the corpus once that is mended.
 fuzz:
 	@if ! cargo +nightly fuzz --version >/dev/null 2>&1; then \
 		echo "SKIPPED: fuzzing needs a nightly toolchain and cargo-fuzz (rustup toolchain install nightly; cargo install cargo-fuzz)"; \
 	else for target in pool_image journal_replay directory_block page_log fsck_repair; do \
-		(cd fuzz && ASAN_OPTIONS=detect_leaks=0 cargo +nightly fuzz run $$target -- -dict=ferrite.dict -max_len=768 -max_total_time=60) || exit 1; done; fi
+		learned=$(CARGO_TARGET_DIR)/fuzz-corpus/$$target; mkdir -p $$learned; \
+		(cd fuzz && ASAN_OPTIONS=detect_leaks=0 cargo +nightly fuzz run $$target $$learned corpus/$$target -- \
+			-dict=ferrite.dict -max_len=768 -max_total_time=$(FUZZ_SECONDS)) || exit 1; done; fi
 
 # Reads under writers' hands are copies that ThreadSanitizer sees only in part; what it reports is worth a look all the same.
 race:

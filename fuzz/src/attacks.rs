@@ -4,14 +4,14 @@
 //! replays the corpus on a stable compiler (`crates/ferrite-fs/tests/fuzz_corpus.rs`). A new target is a function and a line
 //! in [`TARGETS`], a file in `fuzz_targets/`, a `[[bin]]` in `Cargo.toml`, and a corpus.
 //!
-//! The bytes are patches of 12: area, way (see [`patch`]), length, unused, offset (4), value (4). So the fuzzer works on what
-//! matters instead of on four megabytes. An attack must end without a panic, a hang or an access outside the pool; errors
+//! The bytes are patches of 12: area, way (see [`patch`]), length, mapping (of the pool; in the first patch only), offset (4), value (4). So
+//! the fuzzer works on what matters instead of on four megabytes. An attack must end without a panic, a hang or an access outside the pool; errors
 //! are fine. Two ways store something with a right checksum, so that what lies behind the checksum is attacked too.
 
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
 use ferrite_fs::layout::{CONTROL_MARK, CONTROL_OFFSET, encode_mark};
-use ferrite_fs::{Engine, MkfsOptions, MountOptions, Superblock, fsck, identify, mkfs, repair};
+use ferrite_fs::{Engine, Mapping, MkfsOptions, MountOptions, Superblock, fsck, identify, mkfs, repair};
 use ferrite_pm::Region;
 use ferrite_vfs::{
     Cred, FallocateMode, FileKind, FileSystem, Ino, NewNode, OpenMode, ROOT_INO, RenameMode, SetAttr, XattrMode,
@@ -31,6 +31,18 @@ const ATTRIBUTES: (&[u8], usize) = (b"FxAt", 0);
 const SEGMENT: (&[u8], usize) = (b"FpLg", 8);
 /// Bit of a patch's way: hit any place of the area, not only those in use.
 const ANYWHERE: u8 = 0x80;
+
+/// Byte of the first patch that says which mapping the pool has.
+const MAPPING_AT: usize = 3;
+
+/// Made once for each mapping.
+type PerMapping<T> = [OnceLock<T>; Mapping::ALL.len()];
+
+/// The mapping that an input is about.
+fn mapping_of(data: &[u8]) -> Mapping {
+    let number = usize::from(data.get(MAPPING_AT).copied().unwrap_or(0));
+    Mapping::ALL[number % Mapping::ALL.len()]
+}
 
 /// A target: its name, and what it does with the fuzzer's bytes.
 pub(crate) type Target = (&'static str, fn(&[u8]));
@@ -60,11 +72,12 @@ fn quiet() -> MountOptions {
     }
 }
 
-fn sample() -> &'static Sample {
-    static MADE: OnceLock<Sample> = OnceLock::new();
-    MADE.get_or_init(|| {
+fn sample(mapping: Mapping) -> &'static Sample {
+    static MADE: PerMapping<Sample> = [const { OnceLock::new() }; Mapping::ALL.len()];
+    MADE[mapping as usize].get_or_init(|| {
         let region = Region::anonymous(POOL_BYTES).expect("memory for a pool");
         let options = MkfsOptions {
+            mapping,
             inodes: Some(127),
             rings: Some(2),
             seed: Some(42),
@@ -389,31 +402,46 @@ fn names(image: &[u8], superblock: &Superblock) -> Area {
     Area::new(image, superblock.name_offset, superblock.name_slots * 8)
 }
 
-fn mapping(image: &[u8], superblock: &Superblock) -> Area {
-    Area::new(
-        image,
-        superblock.map_offset,
-        superblock.mapping.area_bytes(superblock.map_slots),
-    )
+/// The mapping's own area, and the data blocks that its nodes lie in.
+fn mapping(image: &[u8], superblock: &Superblock) -> Vec<Area> {
+    let area_bytes = superblock.mapping.area_bytes(superblock.map_slots);
+    let region = Arc::new(Region::from_image(image).expect("memory for a pool"));
+    let map = superblock.mapping.open(region, superblock.map_geometry());
+    map.load(1, &|_| {}).expect("a sound mapping");
+    let mut nodes = Vec::new();
+    map.for_each_node(&mut |node, _| {
+        nodes.extend(Area::new(image, superblock.block_offset(node), BLOCK_BYTES).words);
+    });
+    let mut areas = vec![Area::new(image, superblock.map_offset, area_bytes)];
+    if !nodes.is_empty() {
+        areas.push(Area {
+            start: superblock.first_block * BLOCK_BYTES,
+            len: superblock.blocks * BLOCK_BYTES,
+            words: nodes,
+        });
+    }
+    areas
 }
 
 /// All structures of the sound pool.
-fn everything() -> &'static Surface {
-    static MADE: OnceLock<Surface> = OnceLock::new();
-    MADE.get_or_init(|| {
-        let Sample { clean, superblock, .. } = sample();
-        let areas = vec![
+fn everything(data: &[u8]) -> &'static Surface {
+    static MADE: PerMapping<Surface> = [const { OnceLock::new() }; Mapping::ALL.len()];
+    let chosen = mapping_of(data);
+    MADE[chosen as usize].get_or_init(|| {
+        let Sample { clean, superblock, .. } = sample(chosen);
+        let mut areas = vec![
             Area::new(clean, 0, BLOCK_BYTES),
             Area::new(clean, CONTROL_OFFSET, 256),
             Area::new(clean, superblock.journal_offset, 16 << 10),
             Area::new(clean, superblock.inode_offset, superblock.inodes * 256),
             names(clean, superblock),
-            mapping(clean, superblock),
             directories(clean, superblock),
             segments(clean, superblock),
             Area::signed(clean, superblock, ATTRIBUTES, BLOCK_BYTES, 64),
             Area::new(clean, POOL_BYTES - BLOCK_BYTES, BLOCK_BYTES),
         ];
+        // Where the corpus has the table of a pool that has one.
+        areas.splice(5..5, mapping(clean, superblock));
         Surface {
             image: clean.clone(),
             areas,
@@ -424,16 +452,17 @@ fn everything() -> &'static Surface {
 
 /// Any structure of a pool: check, mount, walk, write.
 pub(crate) fn pool_image(data: &[u8]) {
-    live_with(&patch(everything(), data));
+    live_with(&patch(everything(data), data));
 }
 
 /// Records and the control block of a crashed pool.
 pub(crate) fn journal_replay(data: &[u8]) {
-    static MADE: OnceLock<Surface> = OnceLock::new();
-    let surface = MADE.get_or_init(|| {
+    static MADE: PerMapping<Surface> = [const { OnceLock::new() }; Mapping::ALL.len()];
+    let chosen = mapping_of(data);
+    let surface = MADE[chosen as usize].get_or_init(|| {
         let Sample {
             crashed, superblock, ..
-        } = sample();
+        } = sample(chosen);
         let journal = u64::from(superblock.rings) * superblock.ring_bytes;
         Surface {
             image: crashed.clone(),
@@ -449,9 +478,10 @@ pub(crate) fn journal_replay(data: &[u8]) {
 
 /// Blocks of directories, and the name table that leads to them.
 pub(crate) fn directory_block(data: &[u8]) {
-    static MADE: OnceLock<Surface> = OnceLock::new();
-    let surface = MADE.get_or_init(|| {
-        let Sample { clean, superblock, .. } = sample();
+    static MADE: PerMapping<Surface> = [const { OnceLock::new() }; Mapping::ALL.len()];
+    let chosen = mapping_of(data);
+    let surface = MADE[chosen as usize].get_or_init(|| {
+        let Sample { clean, superblock, .. } = sample(chosen);
         Surface {
             image: clean.clone(),
             areas: vec![directories(clean, superblock), names(clean, superblock)],
@@ -463,12 +493,15 @@ pub(crate) fn directory_block(data: &[u8]) {
 
 /// Logs, and the page words that lead to them.
 pub(crate) fn page_log(data: &[u8]) {
-    static MADE: OnceLock<Surface> = OnceLock::new();
-    let surface = MADE.get_or_init(|| {
-        let Sample { clean, superblock, .. } = sample();
+    static MADE: PerMapping<Surface> = [const { OnceLock::new() }; Mapping::ALL.len()];
+    let chosen = mapping_of(data);
+    let surface = MADE[chosen as usize].get_or_init(|| {
+        let Sample { clean, superblock, .. } = sample(chosen);
+        let mut areas = vec![segments(clean, superblock)];
+        areas.extend(mapping(clean, superblock));
         Surface {
             image: clean.clone(),
-            areas: vec![segments(clean, superblock), mapping(clean, superblock)],
+            areas,
             seals: false,
         }
     });
@@ -477,7 +510,7 @@ pub(crate) fn page_log(data: &[u8]) {
 
 /// Repair of any damage: what it leaves is sound, and it does not leave anything to a second one.
 pub(crate) fn fsck_repair(data: &[u8]) {
-    let image = patch(everything(), data);
+    let image = patch(everything(data), data);
     let open = |image: &[u8]| Region::from_image(image).expect("memory for a pool");
     let Ok((report, mend)) = repair(open(&image), &mut |_, _, _| {}) else {
         return;

@@ -18,6 +18,7 @@ use parking_lot::Mutex;
 use rustix::time::{ClockId, clock_gettime};
 
 use crate::alloc::BlockAlloc;
+use crate::damage::Damage;
 use crate::icache::{Exclusive, InodeCache, InodeMem};
 use crate::inode::Inode;
 use crate::journal::{Journal, thread_number};
@@ -68,6 +69,8 @@ pub(crate) struct Core {
     pub(crate) rename: Mutex<()>,
     /// Records vouch for the data they make reachable (one fence), instead of following it (two).
     pub(crate) data_in_checksum: bool,
+    /// What the mount found.
+    pub(crate) damage: Damage,
     pub(crate) failed: OnceLock<String>,
     pub(crate) closed: AtomicBool,
     pub(crate) history: History,
@@ -105,10 +108,15 @@ impl Core {
     /// Refuses changes to a pool that is read-only, or became so.
     pub(crate) fn check_writable(&self) -> Result<()> {
         self.check_readable()?;
-        if self.options.read_only || self.failed.get().is_some() {
+        if self.is_read_only() || self.failed.get().is_some() {
             return Err(FsError::ReadOnly);
         }
         Ok(())
+    }
+
+    /// Whether the mount allows no change: it was asked for that, or what it found leaves no safe one.
+    pub(crate) fn is_read_only(&self) -> bool {
+        self.options.read_only || self.damage.stops_changes()
     }
 
     /// Stops all changes for good: after `error` nobody knows what is durable.
@@ -283,6 +291,7 @@ impl Core {
                     inode.ino
                 )));
             }
+            self.damage.check_inode(inode.ino)?;
             inode.set_verified();
         }
         if inode.is_dead() || !loaded.in_use() {

@@ -18,6 +18,7 @@ use crate::icache::DirHints;
 use crate::inode::Inode;
 use crate::layout::BLOCK_BYTES;
 use crate::names::{Found, Key};
+use crate::sums;
 use crate::tx::Tx;
 
 /// A free stretch is worth remembering if a name of ordinary length fits.
@@ -40,10 +41,12 @@ struct Space {
     len_bytes: u64,
 }
 
-fn block_of(core: &Core, dir: u32, lblk: u64) -> Option<u64> {
+/// Where a block of the directory is; `None` for a hole.
+fn block_of(core: &Core, dir: u32, lblk: u64) -> Result<Option<u64>> {
     match core.map.get(dir, lblk as u32) {
-        PageWord::HOLE => None,
-        word => Some(core.superblock.block_offset(word.page())),
+        PageWord::HOLE => Ok(None),
+        word if core.superblock.is_data_block(word.page()) => Ok(Some(core.superblock.block_offset(word.page()))),
+        word => Err(sums::no_data((dir, lblk as u32), word.page())),
     }
 }
 
@@ -117,7 +120,7 @@ fn learn(core: &Core, dir: u32, inode: &Inode, hints: &mut DirHints) -> Result<(
         if hints.roomy.len() >= ROOMY_MAX {
             break;
         }
-        let roomy = match block_of(core, dir, lblk) {
+        let roomy = match block_of(core, dir, lblk)? {
             Some(offset) => find_run(core, offset, lblk, ROOMY_BYTES)?.is_some(),
             None => true,
         };
@@ -139,7 +142,7 @@ fn find_space(
     hole: &mut Option<u64>,
 ) -> Result<Option<Space>> {
     if let Some(position) = hints.tail
-        && let Some(block_offset) = block_of(core, dir, position / BLOCK_BYTES)
+        && let Some(block_offset) = block_of(core, dir, position / BLOCK_BYTES)?
     {
         let offset = block_offset + position % BLOCK_BYTES;
         let head = dentry::head(&core.region, offset)?;
@@ -155,7 +158,7 @@ fn find_space(
         learn(core, dir, inode, hints)?;
     }
     while let Some(&lblk) = hints.roomy.last() {
-        match block_of(core, dir, u64::from(lblk)) {
+        match block_of(core, dir, u64::from(lblk))? {
             Some(offset) => {
                 if let Some(space) = find_run(core, offset, u64::from(lblk), need)? {
                     return Ok(Some(space));
@@ -325,6 +328,22 @@ pub(crate) fn replace(
     Ok(())
 }
 
+/// For pools whose name table has lost names: an error if `name`, which was not found there, is in the directory all the same.
+pub(crate) fn check_absent(core: &Core, dir: u32, inode: &Inode, name: &[u8]) -> Result<()> {
+    let mut is_there = false;
+    list(core, dir, inode, 0, &mut |entry| {
+        is_there |= entry.name == name;
+        !is_there
+    })?;
+    if is_there {
+        let name = String::from_utf8_lossy(name);
+        return Err(FsError::Io(format!(
+            "entry {name:?} of directory {dir}: missing in the name table; run `ferrite fsck --repair`"
+        )));
+    }
+    Ok(())
+}
+
 /// Lists from position `cookie` on, as [`ferrite_vfs::FileSystem::readdir`] demands.
 pub(crate) fn list(
     core: &Core,
@@ -338,7 +357,7 @@ pub(crate) fn list(
         if left == 0 {
             break;
         }
-        if let Some(block_offset) = block_of(core, dir, lblk) {
+        if let Some(block_offset) = block_of(core, dir, lblk)? {
             let mut within = FIRST_ENTRY;
             while within < BLOCK_BYTES {
                 let position = lblk * BLOCK_BYTES + within;

@@ -34,12 +34,14 @@ struct Inner {
 }
 
 impl Engine {
-    /// Mounts the pool in `region`: replays the journal, rebuilds the free maps, finishes what a crash interrupted.
+    /// Mounts the pool in `region`: replays the journal, rebuilds the free maps, finishes what a crash interrupted. A damaged pool is mounted
+    /// as far as it goes, see [`Self::damage`].
     /// Blocking; takes time in proportion to the tables.
     pub fn mount(region: Region, options: &MountOptions) -> Result<Engine, EngineError> {
-        let core = Arc::new(mount::mount(region, options)?);
-        mount::finish_interrupted(&core)?;
-        let cleaner = if options.cleaner && !core.options.read_only {
+        let mut core = mount::mount(region, options)?;
+        mount::finish_interrupted(&mut core)?;
+        let core = Arc::new(core);
+        let cleaner = if options.cleaner && !core.is_read_only() {
             let started = Cleaner::start(Arc::clone(&core));
             Some(started.map_err(|error| EngineError::Failed(format!("the cleaner's thread did not start: {error}")))?)
         } else {
@@ -76,6 +78,18 @@ impl Engine {
         }
         core.region.fence()?;
         Ok(())
+    }
+
+    /// What the mount found damaged, a line each; empty on a sound pool. What is damaged answers [`ferrite_vfs::FsError::Io`], all else works;
+    /// `ferrite fsck --repair` mends it.
+    pub fn damage(&self) -> &[String] {
+        self.inner.core.damage.findings()
+    }
+
+    /// Whether changes are refused: because the mount was asked for that, because of damage that leaves it unknown which blocks are
+    /// free, or because the medium failed.
+    pub fn is_read_only(&self) -> bool {
+        self.inner.core.is_read_only() || self.failed().is_some()
     }
 
     /// Why the pool turned read-only, if it did.

@@ -12,12 +12,15 @@ use crate::pagelog::{self, fold::Cause};
 pub(crate) fn collect(core: &Core) -> PoolInfo {
     let superblock = &core.superblock;
     let (mut pages, mut at_home, mut logged_pages) = (0u64, 0u64, 0u64);
-    core.map.for_each(&mut |entry| {
-        pages += 1;
-        logged_pages += u64::from(pagelog::has_log(entry.word));
-        at_home += u64::from(core.map.as_hashfs().is_some_and(|map| map.at_home(&entry)));
-        true
-    });
+    match core.damage.pages_counted() {
+        Some(counted) => pages = counted,
+        None => core.map.for_each(&mut |entry| {
+            pages += 1;
+            logged_pages += u64::from(pagelog::has_log(entry.word));
+            at_home += u64::from(core.map.as_hashfs().is_some_and(|map| map.at_home(&entry)));
+            true
+        }),
+    }
     let pending = core.journal.pending();
     let (log_blocks, log_bytes) = core.log_space.usage();
     let (names, names_used) = core.names.counts();
@@ -66,6 +69,8 @@ pub(crate) fn collect(core: &Core) -> PoolInfo {
         replayed_records: core.history.replayed_records,
         mounts: core.history.mounts,
         failed: core.failed.get().cloned(),
+        damage: core.damage.findings().to_vec(),
+        damage_stops_changes: core.damage.stops_changes(),
         dram: dram(core),
         fences: counters.fences,
         lines_written_back: counters.lines_written_back,

@@ -11,6 +11,7 @@
 //! | `core` | the state of a mounted pool, and what all operations share |
 //! | `dir`, `ops`, `file` | directories; names and attributes; data |
 //! | `mkfs`, `mount`, `fsck`, `info` | a pool as a whole |
+//! | `load`, `damage` | the tables read at mount; what was found wrong there, and whom it concerns |
 //! | `repair`, `mend` | what is to be changed in a damaged pool; changing it so that a crash does no harm |
 //!
 //! *Architecture invariant:* structures on the medium change only by applying a committed record (and in `mkfs`).
@@ -21,6 +22,7 @@
 mod alloc;
 mod checksum;
 mod core;
+mod damage;
 mod dentry;
 mod dir;
 mod engine;
@@ -32,6 +34,7 @@ mod info;
 mod inode;
 mod journal;
 pub mod layout;
+mod load;
 pub mod mend;
 mod mkfs;
 mod mount;

@@ -180,6 +180,12 @@ pub struct PoolInfo {
     pub mounts: u64,
     /// Whether the engine has turned read-only after an error, and which.
     pub failed: Option<String>,
+    /// What the mount found damaged, a line each.
+    #[serde(default)]
+    pub damage: Vec<String>,
+    /// Whether changes are refused, because it is not known what the damaged parts own.
+    #[serde(default)]
+    pub damage_stops_changes: bool,
     /// DRAM shares.
     pub dram: DramUse,
     /// Persistence counters of this process since the mount: fences.

@@ -43,6 +43,8 @@ pub(crate) fn scrub(core: &Core, bytes_per_second: Option<u64>) -> Result<ScrubR
         started: Instant::now(),
         bytes_per_second,
     };
+    // Told when the mount found it.
+    scrub.report.findings.extend_from_slice(core.damage.findings());
     scrub.superblocks();
     for ino in 1..core.superblock.inodes as u32 {
         if core.inode_map.is_set(u64::from(ino)) {
@@ -57,7 +59,8 @@ pub(crate) fn scrub(core: &Core, bytes_per_second: Option<u64>) -> Result<ScrubR
 impl Scrub<'_> {
     fn find(&mut self, what: String) {
         tracing::error!(%what, "scrub found damage");
-        if self.report.findings.len() < FINDINGS_MAX {
+        // The mount may have told it.
+        if self.report.findings.len() < FINDINGS_MAX && !self.report.findings.contains(&what) {
             self.report.findings.push(what);
         }
     }
@@ -108,7 +111,7 @@ impl Scrub<'_> {
             self.find(format!("inode {ino}: wrong checksum"));
             return Vec::new();
         }
-        if mem.is_dead() || !inode.in_use() {
+        if mem.is_dead() || !inode.in_use() || self.core.damage.check_inode(ino).is_err() {
             return Vec::new();
         }
         self.report.inodes += 1;

@@ -98,8 +98,9 @@ fn mismatch(page: (u32, u32), block: u32, difference: u64) -> FsError {
     FsError::Io(format!("{}: block {block} {what}", place(page)))
 }
 
+/// A page that is mapped to a block which cannot be one.
 #[cold]
-fn no_data(page: (u32, u32), block: u32) -> FsError {
+pub(crate) fn no_data(page: (u32, u32), block: u32) -> FsError {
     FsError::Io(format!(
         "{}: mapped to block {block}, which holds no data; run `ferrite fsck`",
         place(page)

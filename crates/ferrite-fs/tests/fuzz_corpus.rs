@@ -18,7 +18,7 @@ use rand::{Rng, RngExt, SeedableRng};
 /// Bytes of a patch.
 const PATCH: usize = 12;
 /// Seeds of a corpus.
-const SEEDS: u64 = 24;
+const SEEDS: u64 = 40;
 /// An attack takes milliseconds.
 const HANGS: Duration = Duration::from_secs(60);
 
@@ -44,6 +44,8 @@ fn input(seed: u64) -> Vec<u8> {
             patch[9..12].fill(0);
         }
     }
+    // The mapping of the pool: all of them in turn.
+    bytes[3] = seed as u8;
     bytes
 }
 

@@ -1,5 +1,7 @@
 //! Why an experiment could not be run.
 
+use std::path::PathBuf;
+
 use ferrite_map::MapError;
 use thiserror::Error;
 
@@ -42,6 +44,22 @@ pub enum LabError {
     /// Something was measured that cannot be right.
     #[error("{0}")]
     Wrong(String),
+    /// A file could not be read.
+    #[error("{path}: {source}", path = path.display())]
+    File {
+        /// Which one.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// A trace that is none.
+    #[error("{path}: {source}", path = path.display())]
+    Trace {
+        /// Which one.
+        path: PathBuf,
+        /// What is wrong with it.
+        source: ferrite_vfs::trace::TraceError,
+    },
     /// Results that are none.
     #[error("these are no results of the lab: {0}")]
     Json(#[from] serde_json::Error),

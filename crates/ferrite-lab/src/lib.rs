@@ -9,6 +9,7 @@
 //! | `pool`, `tx` | a mapping on a pool of its own; a transaction that pays for a journal |
 //! | `measure`, `stats` | cold and hot timing; medians with intervals |
 //! | `churn`, `compare`, `runs` | mappings after churn, `leaf` against HashFS, lengths of runs: `ferrite bench mapping` |
+//! | `traces` | recorded writes of programs, cut into pages, and replayed |
 //! | `figures` | one file for each figure or family |
 //! | [`data`], `report` | results, and the page that shows them |
 //!
@@ -45,6 +46,7 @@ mod run;
 mod runs;
 mod stats;
 mod structure;
+mod traces;
 mod tx;
 
 pub use churn::{ChurnPlan, MappingRow, churn_rows};

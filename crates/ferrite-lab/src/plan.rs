@@ -1,5 +1,7 @@
 //! How much an experiment does, and who is told how far it is.
 
+use std::path::PathBuf;
+
 use serde::{Deserialize, Serialize};
 
 use crate::data::FigureInfo;
@@ -45,6 +47,9 @@ pub struct Plan {
     pub media_extra_ns: f64,
     /// Seed of everything random.
     pub seed: u64,
+    /// Users' own traces, for the figure of recorded programs to show beside those that are kept.
+    #[serde(default)]
+    pub traces: Vec<PathBuf>,
 }
 
 impl Plan {
@@ -68,6 +73,7 @@ impl Plan {
             layout_score: 0.85,
             media_extra_ns: 0.0,
             seed: 0x00fe_2217_e1ab,
+            traces: Vec::new(),
         }
     }
 

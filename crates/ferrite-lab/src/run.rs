@@ -17,7 +17,8 @@ pub fn lacks(id: &str) -> Option<&'static str> {
     lacking(id)
 }
 
-/// Runs figures by id; `all` is each of them that this build has ([`lacks`]). Takes minutes, memory for the largest pool, and as many threads as the plan says.
+/// Runs figures by id; `all` is each of them that this build has ([`lacks`]). Takes minutes, memory for the largest pool, and as many
+/// threads as the plan says.
 pub fn run(ids: &[&str], plan: &Plan, progress: &mut dyn Progress) -> Result<Vec<FigureResult>, LabError> {
     let mut chosen = Vec::new();
     for &id in ids {
@@ -35,6 +36,10 @@ pub fn run(ids: &[&str], plan: &Plan, progress: &mut dyn Progress) -> Result<Vec
             },
             None => return Err(LabError::UnknownFigure(id.to_string())),
         }
+    }
+    // Before the minutes of work, not after them.
+    for path in &plan.traces {
+        crate::traces::read(path)?;
     }
     let machine = machine();
     let mut results = Vec::new();

@@ -204,7 +204,9 @@ impl ExtentTree {
             let run = self.run(ino, at);
             let run_end = run.end.min(end);
             if run.found.is_some() {
-                for lblk in at..run_end {
+                // A damaged length may claim billions of pages; no sound one claims more than there are blocks.
+                let shown_end = run_end.min(at + u64::from(self.geometry.blocks));
+                for lblk in at..shown_end {
                     let entry = entry(ino, lblk, run.word_behind(lblk - at));
                     if !entry.word.is_hole() && !visit(entry) {
                         return ControlFlow::Break(());

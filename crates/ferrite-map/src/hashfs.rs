@@ -346,8 +346,13 @@ impl FileMap for HashFs {
     }
 
     fn prefetch(&self, ino: u32, lblk: u32, to_store: bool) {
-        let offset = self.bucket_offset(self.home(key_of(ino, lblk)));
+        let home = self.home(key_of(ino, lblk));
+        let offset = self.bucket_offset(home);
         self.region.prefetch(offset);
+        // In a full table every fourth key lies there, and who comes for it would wait for two lines after this one.
+        let next = self.bucket_offset(self.wrap(home + 1));
+        self.region.prefetch(next);
+        self.region.prefetch(next + LINE_BYTES);
         if to_store {
             self.region.prefetch_to_store(offset + LINE_BYTES);
         } else {
@@ -452,6 +457,7 @@ impl FileMap for HashFs {
             if ino == 0 || ino >= self.geometry.inodes || !self.geometry.is_data_block(word.page()) {
                 let page = word.page();
                 broken(Broken {
+                    ino: 0,
                     what: format!("slot {slot} maps page {lblk} of inode {ino} to block {page}"),
                     cure: vec![(self.key_offset(slot), 0), (self.word_offset(slot), 0)],
                 });

@@ -15,6 +15,8 @@
 //!   lines from N + [`REACH`] on are free.
 //! * Lookups look again when entries moved meanwhile ([`Gate::steady`]); whatever they meet lies within the area.
 
+mod lookup;
+
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
@@ -45,8 +47,6 @@ const LOAD_CHUNK: u64 = 8192;
 const SHARDS: usize = 16;
 /// Claims of a shard between two looks at the load.
 const LOOK_EVERY: i64 = 16;
-/// Chunks that a reader in order has loaded ahead.
-const AHEAD: u32 = 2;
 /// Scans of the table before moves have to wait for one.
 const SCANS: usize = 2;
 
@@ -134,12 +134,14 @@ impl Leaf {
         self.geometry.area_offset + copy
     }
 
-    /// N as it is stored: the first copy that makes sense.
+    /// N as it is stored. It only grows, so of two copies that make sense the greater is right: zeros are what a new table has, and
+    /// what damage may leave.
     fn stored_active(&self) -> Option<u64> {
         ACTIVE_COPIES
             .iter()
             .filter_map(|&copy| decode_active(self.region.load(self.active_offset(copy))))
-            .find(|active| (ACTIVE_MIN..=self.geometry.slots).contains(active))
+            .filter(|active| (ACTIVE_MIN..=self.geometry.slots).contains(active))
+            .max()
     }
 
     /// N; read anew when entries have moved since.
@@ -174,26 +176,6 @@ impl Leaf {
     #[inline]
     fn home(&self, key: u64) -> u64 {
         home_of(hash(key, self.geometry.seed), self.active())
-    }
-
-    /// Line of `key`, if headers are what `header` says.
-    #[inline]
-    fn find_with(&self, key: u64, header: impl Fn(u64) -> u64) -> Option<u64> {
-        let home = self.home(key);
-        // Most chunks lie at home; for the others the next line and the bound are on their way by the time they are needed.
-        self.bounds.prefetch(home as usize);
-        self.region.prefetch(self.header_offset(self.wrap(home + 1)));
-        if header(home) == key {
-            return Some(home);
-        }
-        (1..=self.bounds.lines_to_probe(home as usize, self.geometry.slots))
-            .map(|distance| self.wrap(home + distance))
-            .find(|&line| header(line) == key)
-    }
-
-    #[inline]
-    fn find(&self, key: u64) -> Option<u64> {
-        self.find_with(key, |line| self.region.load(self.header_offset(line)))
     }
 
     /// The line that a transaction leaves `key` in.
@@ -390,31 +372,12 @@ impl FileMap for Leaf {
         self.gate.steady(|| self.look_up(ino, lblk))
     }
 
-    fn get_many(&self, ino: u32, lblk: u32, out: &mut [PageWord], _cache: &TransCache) {
-        let mut at = lblk;
-        let mut rest = out;
-        while !rest.is_empty() {
-            let count = ((CHUNK - at % CHUNK) as usize).min(rest.len());
-            let (chunk, behind) = std::mem::take(&mut rest).split_at_mut(count);
-            // Whoever has got past the middle of a chunk, or wants more than one, most likely goes on.
-            if at % CHUNK + count as u32 > CHUNK / 2 {
-                for ahead in 1..=AHEAD {
-                    if let Some(next) = at.checked_add(ahead * CHUNK) {
-                        self.region.prefetch(self.header_offset(self.home(key_of(ino, next))));
-                    }
-                }
-            }
-            self.gate.steady(|| match self.find(key_of(ino, at)) {
-                Some(line) => {
-                    let words = self.region.words(self.word_offset(line, at), count);
-                    for (out, word) in chunk.iter_mut().zip(words) {
-                        *out = PageWord(word.load(Ordering::Relaxed));
-                    }
-                }
-                None => chunk.fill(PageWord::HOLE),
-            });
-            at = at.wrapping_add(count as u32);
-            rest = behind;
+    #[inline]
+    fn get_many(&self, ino: u32, lblk: u32, out: &mut [PageWord], cache: &TransCache) {
+        let (chunk, from) = (lblk / CHUNK, lblk % CHUNK);
+        let is_within = out.len() <= (CHUNK - from) as usize;
+        if !(is_within && self.get_hinted(ino, chunk, from, out, cache)) {
+            self.get_chunks(ino, lblk, out, cache);
         }
     }
 
@@ -567,6 +530,7 @@ impl FileMap for Leaf {
             let (offset, right) = (self.active_offset(copy), encode_active(active));
             if decode_active(self.region.load(offset)) != Some(active) {
                 broken(Broken {
+                    ino: 0,
                     what: format!("the number of active lines is damaged; it is {active}"),
                     cure: vec![(offset, right)],
                 });
@@ -591,6 +555,7 @@ impl FileMap for Leaf {
             };
             let offset = self.header_offset(line);
             broken(Broken {
+                ino: 0,
                 what,
                 cure: cleared.map(|word| (offset + word * 8, 0)).collect(),
             });
@@ -630,10 +595,11 @@ impl FileMap for Leaf {
         let home = self.home(key);
         let distance = match self.find(key) {
             Some(line) => self.distance(home, line),
-            None => self.bounds.lines_to_probe(home as usize, self.geometry.slots),
+            // The next line is looked at before the bound.
+            None => self.bounds.lines_to_probe(home as usize, self.geometry.slots).max(1),
         };
-        // The bound is read unless the chunk lies at home.
-        distance + 1 + u64::from(self.find(key) != Some(home))
+        // The bound is read unless the chunk lies at home or next to it.
+        distance + 1 + u64::from(self.find(key).is_none() || distance > 1)
     }
 
     fn dram_bytes(&self) -> u64 {

@@ -143,6 +143,8 @@ pub struct MapEntry {
 /// Something in a structure that cannot be, see [`FileMap::check`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Broken {
+    /// Whose tree it is in; 0 in tables, where an entry says whose it is and may lie.
+    pub ino: u32,
     /// What is wrong, and where.
     pub what: String,
     /// Words to store (pool offset, value) after which it is gone, with all pages that only it led to.

@@ -2,10 +2,11 @@
 
 mod common;
 
-use std::fs;
+use std::fs::{self, File, OpenOptions};
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 
-use common::{fails, ferrite, ok};
+use common::{TestPool, fails, ferrite, has_fuse, ok, text};
 use ferrite::Fs;
 
 /// A pool with three files; returns the number of the one called `victim`.
@@ -106,4 +107,66 @@ fn a_pool_that_is_in_use_is_not_repaired() {
     drop(open);
     let said = fails(ferrite().args(["fsck", "--repair", "-n"]).arg(&path), 2);
     assert!(said.contains("cannot be used with"), "{said}");
+}
+
+/// Damages the header of the log of a file's first page.
+fn damage_log(pool: &Path, ino: u64) {
+    let image = fs::read(pool).unwrap();
+    let is_header = |unit: &&[u8]| unit[8..12] == *b"FpLg" && unit[16..24] == ino.to_le_bytes();
+    let found: Vec<_> = image
+        .chunks(64)
+        .enumerate()
+        .filter(|(_, unit)| is_header(unit))
+        .map(|(index, _)| index as u64 * 64)
+        .collect();
+    assert_eq!(found.len(), 1, "the log has one segment");
+    flip(pool, found[0] + 24);
+}
+
+#[test]
+fn a_damaged_log_leaves_the_pool_readable() {
+    if !has_fuse() {
+        return;
+    }
+    let test = TestPool::new("64M", &[]);
+    fs::write(test.path("sound"), vec![1; 10_000]).unwrap();
+    fs::write(test.path("victim"), vec![2; 8192]).unwrap();
+    let file = OpenOptions::new().write(true).open(test.path("victim")).unwrap();
+    file.write_all_at(b"a part of a page", 100).unwrap();
+    let ino = file.metadata().unwrap().ino();
+    drop(file);
+    test.umount();
+    damage_log(&test.pool, ino);
+    let mounted = ferrite().arg("mount").arg(&test.pool).arg(&test.dir).output().unwrap();
+    let said = text(&mounted);
+    assert!(mounted.status.success(), "{said}");
+    for word in [
+        "DAMAGED",
+        "READ-ONLY",
+        "fsck --repair",
+        &format!("inode {ino}, bytes 0 to 4095"),
+    ] {
+        assert!(said.contains(word), "{word}: {said}");
+    }
+    assert_eq!(fs::read(test.path("sound")).unwrap(), vec![1; 10_000]);
+    let mut page = vec![0; 4096];
+    let victim = File::open(test.path("victim")).unwrap();
+    let error = victim.read_exact_at(&mut page, 0).unwrap_err();
+    assert_eq!(error.raw_os_error(), Some(5), "{error}");
+    victim.read_exact_at(&mut page, 4096).unwrap();
+    assert_eq!(page, vec![2; 4096]);
+    drop(victim);
+    let error = fs::write(test.path("new"), b"").unwrap_err();
+    assert_eq!(error.raw_os_error(), Some(30), "{error}");
+    assert_eq!(test.info()["damage"].as_array().unwrap().len(), 1);
+    let said = ok(ferrite().arg("info").arg(&test.dir));
+    assert!(said.contains("DAMAGED") && said.contains("fsck --repair"), "{said}");
+    test.umount();
+    let said = fails(ferrite().args(["fsck", "--repair"]).arg(&test.pool), 1);
+    assert!(said.contains(&format!("lost+found/damaged-{ino}")), "{said}");
+    test.mount(&[]);
+    assert!(test.info()["damage"].as_array().unwrap().is_empty());
+    assert_eq!(fs::read(test.path("sound")).unwrap(), vec![1; 10_000]);
+    fs::write(test.path("new"), b"").unwrap();
+    test.finish();
 }

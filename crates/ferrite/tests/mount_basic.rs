@@ -249,3 +249,59 @@ fn pools_on_a_disk_survive_a_killed_daemon() {
         test.finish();
     }
 }
+
+/// What programs write on a mount is in the trace when the daemon has ended, as they wrote it.
+#[test]
+fn a_trace_tells_what_was_written() {
+    use ferrite_vfs::trace::{Event, parse};
+    if !has_fuse() {
+        return;
+    }
+    let test = TestPool::new("64M", &[]);
+    fs::write(test.path("old"), [1; 5000]).unwrap();
+    let [old, new] = ["old", "new"].map(|name| test.path(name));
+    test.umount();
+    let trace = test.scratch().join("trace");
+    let option = format!("trace={}", trace.display());
+    test.mount(&["-o", &option]);
+    let file = OpenOptions::new().append(true).read(true).open(&old).unwrap();
+    (&file).write_all(b"more").unwrap();
+    assert_eq!(fs::read(&old).unwrap().len(), 5004);
+    let ino = file.metadata().unwrap().ino();
+    drop(file);
+    fs::write(&new, vec![2; 3 << 20]).unwrap();
+    let made = fs::metadata(&new).unwrap().ino();
+    File::create(&old).unwrap().write_all_at(b"short", 10_000).unwrap();
+    test.umount();
+    let events = parse(&fs::read_to_string(&trace).unwrap()).unwrap();
+    let file = |ino, len_bytes| Event::File { ino, len_bytes };
+    let write = |ino, offset_bytes, len_bytes| Event::Write {
+        ino,
+        offset_bytes,
+        len_bytes,
+    };
+    let (front, rest) = events.split_at(3);
+    assert_eq!(front, [file(ino, 5000), write(ino, 5000, 4), file(made, 0)]);
+    // A long write comes in pieces, in order, cut where pages end.
+    let (pieces, back) = rest.split_at(rest.len() - 2);
+    let mut end = 0;
+    for piece in pieces {
+        let Event::Write { len_bytes, .. } = *piece else {
+            panic!("{events:?}");
+        };
+        assert_eq!(*piece, write(made, end, len_bytes));
+        end += len_bytes;
+        assert_eq!(end % 4096, 0);
+    }
+    assert_eq!(end, 3 << 20);
+    assert_eq!(back, [Event::Truncate { ino, len_bytes: 0 }, write(ino, 10_000, 5)]);
+    let said = fails(
+        ferrite()
+            .args(["mount", "-o", &format!("trace={}", test.pool.display())])
+            .args([&test.pool, &test.dir]),
+        1,
+    );
+    assert!(said.contains("holds no trace"), "{said}");
+    test.mount(&[]);
+    test.finish();
+}

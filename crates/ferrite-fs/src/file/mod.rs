@@ -45,7 +45,7 @@ struct LongLogs {
 impl LongLogs {
     fn note(&mut self, core: &Core, lblk: u32, walked: usize) {
         let threshold = core.options.fold_read_entries as usize;
-        if threshold > 0 && walked >= threshold && self.len < FOLDS_PER_READ && !core.options.read_only {
+        if threshold > 0 && walked >= threshold && self.len < FOLDS_PER_READ && !core.is_read_only() {
             self.pages[self.len] = lblk;
             self.len += 1;
         }
@@ -126,6 +126,7 @@ impl PmFile {
         long.len = 0;
         let mut words = [PageWord::HOLE; BATCH];
         let mut at = offset;
+        let is_harmed = core.damage.touches_data();
         while !buf.is_empty() {
             let span = (at % BLOCK_BYTES) as usize + buf.len();
             let pages = span.div_ceil(BLOCK_BYTES as usize).min(BATCH);
@@ -140,6 +141,9 @@ impl PmFile {
                 let len = buf.len().min((BLOCK_BYTES - within) as usize);
                 let (part, rest) = buf.split_at_mut(len);
                 let page = (self.inode.ino, lblk as u32);
+                if is_harmed {
+                    core.damage.check_page(page, word.is_hole())?;
+                }
                 if word.is_hole() || word.is_unwritten() {
                     part.fill(0);
                 } else if pagelog::has_log(word) {
@@ -179,6 +183,7 @@ impl PmFile {
         self.core().check_readable()?;
         let _lock = self.inode.read();
         let inode = self.core().load_live(&self.inode)?;
+        self.core().damage.check_holes(self.inode.ino)?;
         if offset >= inode.size() {
             return Err(FsError::NoSuchAddress);
         }

@@ -81,8 +81,11 @@ pub(crate) fn check_dir(inode: &Inode) -> Result<()> {
 /// Finds `name` in `dir`. The child's entry in the cache is taken under the directory's lock, when the child is
 /// certainly alive, so that its being freed later shows.
 pub(crate) fn find(core: &Core, dir: Ino, name: &[u8]) -> Result<Option<(Found, Arc<InodeMem>)>> {
-    core.with_dir(dir, |ino, _| {
+    core.with_dir(dir, |ino, inode| {
         let Some(found) = core.names.find(&core.names.key(ino, name))? else {
+            if core.damage.loses_names() {
+                crate::dir::check_absent(core, ino, inode, name)?;
+            }
             return Ok(None);
         };
         let child = core.inodes.get(found.ino);

@@ -85,7 +85,7 @@ pub(crate) fn write_part(
     appends: bool,
 ) -> Result<()> {
     let newest = match has_log(word) {
-        true => Some(newest(core, page, word)?),
+        true => Some(scan::newest(core, page, word)?),
         false => None,
     };
     let newest = newest.as_ref();
@@ -103,16 +103,6 @@ pub(crate) fn write_part(
         return Ok(());
     }
     copy(core, tx, page, word, (within, part))
-}
-
-/// The newest entry of a logged page.
-pub(crate) fn newest(core: &Core, page: (u32, u32), word: PageWord) -> Result<Entry> {
-    let mut newest = None;
-    scan::entries(core.media(), page, word, &mut |entry| {
-        newest = Some(*entry);
-        Ok(false)
-    })?;
-    Ok(newest.expect("a scan that did not fail has seen an entry"))
 }
 
 /// Adds an entry; false if there is no space for a segment.
@@ -170,13 +160,13 @@ fn append(
             let bytes = &mut buffer[..(units as usize + 1) << 6];
             header.encode(page, bytes);
             trailer.encode(page, unit, part.data(), &mut bytes[UNIT_BYTES as usize..]);
-            tx.stream_segment(u64::from(header_unit) * UNIT_BYTES, bytes);
             match newest {
                 Some(newest) => {
                     tx.set_word(u64::from(newest.header_unit()) * UNIT_BYTES, u64::from(header_unit));
                 }
                 None => core.candidates.add(page),
             }
+            tx.stream_segment(u64::from(header_unit) * UNIT_BYTES, bytes);
             unit
         }
     };

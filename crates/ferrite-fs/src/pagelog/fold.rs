@@ -20,7 +20,7 @@ use ferrite_vfs::{FsError, Result};
 use parking_lot::Mutex;
 
 use super::buffer::PageBuffer;
-use super::{append, has_log, scan};
+use super::{has_log, scan};
 use crate::alloc::Class;
 use crate::core::Core;
 use crate::icache::InodeMem;
@@ -246,7 +246,7 @@ pub(crate) fn fold_some(core: &Core, most: usize, cause: Cause, enough: &mut dyn
     let length = |&(ino, lblk): &(u32, u32)| {
         let word = core.map.get(ino, lblk);
         // Unreadable may mean that a writer is at it: the page must not drop out of the lists for that.
-        let units = || append::newest(core, (ino, lblk), word).map_or(0, |entry| entry.trailer.log_units);
+        let units = || scan::newest(core, (ino, lblk), word).map_or(0, |entry| entry.trailer.log_units);
         has_log(word).then(units)
     };
     let mut pages: Vec<_> = core

@@ -18,6 +18,24 @@ use crate::sums;
 /// More entries than a log can have.
 const ENTRIES_MAX: usize = LOG_UNITS_MAX as usize + 2 * BLOCK_UNITS as usize;
 
+/// The entry of a page that `unit` names.
+#[inline]
+fn entry_at((region, superblock): (&Region, &Superblock), page: (u32, u32), unit: u32) -> Result<Entry> {
+    if !superblock.is_data_block(unit / BLOCK_UNITS) {
+        return Err(FsError::Io(format!(
+            "{}: its log leads to unit {unit}, which holds no data",
+            sums::place(page)
+        )));
+    }
+    Entry::load(region, page, unit)
+}
+
+/// The newest entry of a logged page.
+#[inline]
+pub(crate) fn newest(core: &Core, page: (u32, u32), word: PageWord) -> Result<Entry> {
+    entry_at(core.media(), page, word.log())
+}
+
 /// Calls `visit` for the entries of a page, newest first, until it returns false.
 pub(crate) fn entries(
     (region, superblock): (&Region, &Superblock),
@@ -30,13 +48,7 @@ pub(crate) fn entries(
     let mut within = None;
     for _ in 0..ENTRIES_MAX {
         let Some(unit) = at else { return Ok(()) };
-        if !superblock.is_data_block(unit / BLOCK_UNITS) {
-            return Err(FsError::Io(format!(
-                "{}: its log leads to unit {unit}, which holds no data",
-                sums::place(page)
-            )));
-        }
-        let entry = Entry::load(region, page, unit)?;
+        let entry = entry_at((region, superblock), page, unit)?;
         let segment = (entry.header_unit(), entry.trailer.segment_units());
         // Data is checked only where it is read; but what is appended to and freed goes by these numbers.
         if within.is_some_and(|expected| expected != segment) {

@@ -64,7 +64,7 @@ impl Repair {
                 }
                 break;
             }
-            for Broken { what, cure } in found {
+            for Broken { what, cure, .. } in found {
                 cure.into_iter().for_each(|(offset, value)| self.set(offset, value));
                 // Whether anything is lost, the inodes' counts tell.
                 self.mended("mapping", what, "cut off", true);

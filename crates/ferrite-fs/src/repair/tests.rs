@@ -7,7 +7,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use ferrite_pm::{Choice, Recorder, Region};
-use ferrite_vfs::{Cred, FileKind, FileSystem, Ino, NewNode, OpenMode, ROOT_INO, XattrMode};
+use ferrite_vfs::{Cred, FileKind, FileSystem, FsError, Ino, NewNode, OpenMode, ROOT_INO, XattrMode};
 use rand::rngs::StdRng;
 use rand::{Rng, RngExt, SeedableRng};
 
@@ -324,14 +324,79 @@ fn walk(engine: &Engine) -> ferrite_vfs::Result<Contents> {
     Ok((paths, contents))
 }
 
+/// What each file that was not hit, and whose names were not, holds by its path; `None` for those that answer with errors.
+fn unhit<'a>(engine: &Engine, anatomy: &'a Anatomy, hit: &[Range<u64>]) -> Result<Vec<Option<&'a Known>>, String> {
+    let by_path = |path: &str| -> ferrite_vfs::Result<Vec<u8>> {
+        let names = path.split('/').skip(1);
+        let ino = names.into_iter().try_fold(ROOT_INO, |dir, name| {
+            engine.lookup(dir, name.as_bytes()).map(|attr| attr.ino)
+        });
+        read(engine, ino?)
+    };
+    let mut files = Vec::new();
+    for file in &anatomy.files {
+        if overlaps(hit, &file.own) || overlaps(hit, &file.names) {
+            continue;
+        }
+        files.push(match by_path(&file.path) {
+            Ok(content) if content != file.content => return Err(format!("{} is not what it was", file.path)),
+            Ok(_) => Some(file),
+            Err(FsError::Io(_)) => None,
+            Err(error) => return Err(format!("{}: {error}", file.path)),
+        });
+    }
+    Ok(files)
+}
+
+/// Mounts a damaged image as it is: no file that was not hit is wrong, and none is the worse for what is written meanwhile.
+fn mounted(image: &[u8], anatomy: &Anatomy, hit: &[Range<u64>]) -> Result<(), String> {
+    let recorder = Recorder::new(image.to_vec());
+    let mut region = Region::from_image(image).unwrap();
+    region.attach_recorder(std::sync::Arc::clone(&recorder));
+    let Ok(engine) = Engine::mount(region, &quiet()) else {
+        return Ok(());
+    };
+    let _ = walk(&engine);
+    let before = unhit(&engine, anatomy, hit)?;
+    if engine.is_read_only() {
+        return Ok(());
+    }
+    let node = NewNode {
+        kind: FileKind::File,
+        mode: 0o644,
+        rdev: 0,
+    };
+    for n in 0..100 {
+        let made = engine.mknod(&Cred::root(), ROOT_INO, format!("new-{n}").as_bytes(), &node);
+        let written = made.and_then(|attr| {
+            let file = engine.open(attr.ino, OpenMode::read_write())?;
+            file.write_at(0, &[0xee; 40_000])?;
+            file.write_at(77, &[0xdd; 100])
+        });
+        if written.is_err() {
+            break;
+        }
+    }
+    let _ = engine.unmount();
+    let after = Region::from_image(&recorder.log().final_image()).unwrap();
+    let engine = Engine::mount(after, &quiet()).map_err(|error| format!("not a second time: {error}"))?;
+    let after = unhit(&engine, anatomy, hit)?;
+    let lost = before
+        .iter()
+        .zip(&after)
+        .find(|(before, after)| before.is_some() && after.is_none());
+    match lost {
+        Some((Some(file), _)) => Err(format!("{} was lost by writing elsewhere", file.path)),
+        _ => Ok(()),
+    }
+}
+
 /// Repairs a damaged image and demands what must hold of the result.
 fn try_one(image: &[u8], anatomy: &Anatomy, hit: &[Range<u64>], crash: bool) -> Result<(), String> {
     let open = |image: &[u8]| Region::from_image(image).unwrap();
     // Whatever it finds, it must come back.
     let _ = fsck(open(image), &mut |_, _, _| {});
-    if let Ok(engine) = Engine::mount(open(image), &quiet()) {
-        let _ = walk(&engine);
-    }
+    mounted(image, anatomy, hit).map_err(|what| format!("mounted as it is: {what}"))?;
     let (report, mend) = match repair(open(image), &mut |_, _, _| {}) {
         Ok(repaired) => repaired,
         Err(error) => {

@@ -19,7 +19,7 @@ const WRITE_PANEL: &str = "Durable overwrites";
 const FIRST_PANEL: &str = "Sequential reads, first pass";
 const READ_PANEL: &str = "Sequential reads, after cleaning";
 const SCAN_PANEL: &str = "Reading 40 bytes that were overwritten again and again";
-const LOGS: &str = "page logs";
+pub(super) const LOGS: &str = "page logs";
 const COPIES: &str = "copy-on-write (as NOVA)";
 const REVERSE: &str = "reverse scan";
 const FORWARD: &str = "forward scan (HDPM w/o opt)";
@@ -144,7 +144,8 @@ fn batches(plan: &Plan) -> u32 {
     (plan.hot_operations / BATCH / 8).max(3)
 }
 
-fn size_label(bytes: usize) -> String {
+/// A size as labels have it.
+pub(super) fn size_label(bytes: usize) -> String {
     if bytes >= 1024 {
         format!("{} KiB", bytes / 1024)
     } else {

@@ -17,6 +17,7 @@ mod io_size;
 mod locality;
 mod mixes;
 mod page_cache;
+mod page_updates;
 mod scaling;
 mod ycsb;
 
@@ -43,7 +44,7 @@ impl Figure {
     }
 }
 
-/// All, in the papers' order. HDPM 2 (recorded traces) is not among them yet.
+/// All, in the papers' order.
 pub(crate) const FIGURES: &[Figure] = &[
     locality::FIGURE,
     scaling::FRAGMENTATION,
@@ -55,6 +56,7 @@ pub(crate) const FIGURES: &[Figure] = &[
     filebench::FIGURE,
     ycsb::FOUR_THREADS,
     ycsb::ONE_THREAD,
+    page_updates::FIGURE,
     hdpm_data::WRITES,
     hdpm_data::READS,
     hdpm_mixes::WEBPROXY,

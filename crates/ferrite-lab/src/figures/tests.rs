@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::data::{Point, Series};
+use crate::traces::{Kind, STORED};
 
 fn panel(title: &str, values: &[(&str, &[(&str, f64)])]) -> Panel {
     let mut panel = bars(title, "x", "time", "ns", false);
@@ -111,4 +112,47 @@ fn the_ycsb_verdict_follows_its_numbers() {
     assert_eq!(ycsb(97.0, 130.0, 97.0, 87.0), Outcome::Partly);
     // HashFS is the slowest by far.
     assert_eq!(ycsb(150.0, 150.0, 150.0, 150.0), Outcome::Not);
+}
+
+/// The shares of partial updates decide, and what copies cost.
+#[test]
+fn the_verdict_on_update_sizes_follows_its_numbers() {
+    let with = |applications: f64, embedded: f64, server: f64, database: f64, copies: f64| {
+        let mut panels = [
+            "Updates of at most so many bytes of a page",
+            "Updates of part of a page",
+            "Bytes to the medium for each byte written",
+        ]
+        .map(|title| panel(title, &[]));
+        for stored in STORED {
+            let mut put = |panel: usize, label: &str, value: f64| {
+                panels[panel].push(stored.name, crate::stats::point(0.0, label, &mut [value]));
+            };
+            let share = match stored.kind {
+                Kind::Application => applications,
+                Kind::Embedded => embedded,
+                Kind::PageStore => server,
+            };
+            put(0, "< 4 KiB", share);
+            put(1, "files that were there", database);
+            put(2, "page logs", 2.0);
+            put(2, "copy-on-write", copies);
+        }
+        outcome("hdpm-2", panels.into())
+    };
+    assert_eq!(with(50.0, 12.0, 1.0, 0.0, 4.0), Outcome::Reproduced);
+    assert_eq!(
+        with(20.0, 12.0, 1.0, 0.0, 4.0),
+        Outcome::Partly,
+        "applications write whole pages"
+    );
+    assert_eq!(with(50.0, 2.0, 1.0, 0.0, 4.0), Outcome::Partly, "embedded databases do");
+    assert_eq!(with(50.0, 12.0, 20.0, 0.0, 4.0), Outcome::Partly, "the server does not");
+    assert_eq!(
+        with(50.0, 12.0, 1.0, 50.0, 4.0),
+        Outcome::Partly,
+        "nor does a database's own file"
+    );
+    assert_eq!(with(50.0, 12.0, 1.0, 0.0, 1.0), Outcome::Partly, "copies cost nothing");
+    assert_eq!(with(20.0, 2.0, 20.0, 50.0, 4.0), Outcome::Not);
 }

@@ -26,7 +26,19 @@ const COLOURS: [(&str, RGBColor); 8] = [
     ("hashfs-tombstones", RGBColor(86, 180, 233)),
     ("extent-page-cached", RGBColor(110, 110, 110)),
 ];
-const OTHERS: [RGBColor; 3] = [RGBColor(0, 90, 181), RGBColor(230, 159, 0), RGBColor(160, 60, 60)];
+const OTHERS: [RGBColor; 11] = [
+    RGBColor(0, 90, 181),
+    RGBColor(230, 159, 0),
+    RGBColor(160, 60, 60),
+    RGBColor(0, 158, 115),
+    RGBColor(204, 121, 167),
+    RGBColor(86, 180, 233),
+    RGBColor(120, 94, 40),
+    RGBColor(110, 110, 110),
+    RGBColor(100, 60, 160),
+    RGBColor(150, 180, 40),
+    RGBColor(0, 0, 0),
+];
 
 type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 
@@ -54,7 +66,7 @@ fn colour(name: &str, names: &[&str]) -> RGBColor {
         if names.contains(&"hashfs") {
             OTHERS[2 - place % 3]
         } else {
-            OTHERS[place % 3]
+            OTHERS[place % OTHERS.len()]
         }
     })
 }

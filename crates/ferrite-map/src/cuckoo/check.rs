@@ -12,6 +12,7 @@ pub(super) fn check(map: &Cuckoo, visit: &mut dyn FnMut(MapEntry), broken: &mut 
         let Some(entry) = map.entry(slot) else { continue };
         if let Some(what) = map.fault_of(&entry).or_else(|| fault_of_twin(map, &entry)) {
             broken(Broken {
+                ino: 0,
                 what,
                 cure: vec![
                     (map.key_offset(slot), 0),
@@ -24,6 +25,7 @@ pub(super) fn check(map: &Cuckoo, visit: &mut dyn FnMut(MapEntry), broken: &mut 
         visit(entry);
         if let Some(what) = fault_of_range(map, &entry) {
             broken(Broken {
+                ino: 0,
                 what,
                 cure: vec![(map.range_offset(slot), Range::LONE.0)],
             });

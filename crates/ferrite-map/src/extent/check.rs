@@ -84,7 +84,11 @@ impl ExtentTree {
 impl Walk<'_> {
     fn report(&mut self, what: String, cure: Vec<(u64, u64)>) {
         let what = format!("extent tree of inode {}: {what}", self.ino);
-        (self.broken)(Broken { what, cure });
+        (self.broken)(Broken {
+            ino: self.ino,
+            what,
+            cure,
+        });
     }
 
     /// The node in `block`, if it is one and was not seen before.

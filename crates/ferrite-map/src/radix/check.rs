@@ -50,6 +50,7 @@ impl<'c> Check<'c> {
 
     fn cure(&mut self, what: String, at: u64, word: u64) {
         (self.broken)(Broken {
+            ino: self.ino,
             what: format!("inode {}: {what}", self.ino),
             cure: vec![(at, word)],
         });

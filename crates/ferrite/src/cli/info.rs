@@ -8,6 +8,9 @@ use ferrite_pm::{Access, Region};
 use super::size::human;
 use super::{Failure, Outcome, about, control, mounts, say, say_json};
 
+/// Findings of damage that are shown; `ferrite fsck` shows all.
+const FINDINGS_SHOWN: usize = 10;
+
 /// Show what a pool is made of and what happens in it
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
@@ -121,6 +124,20 @@ fn print(info: &PoolInfo) {
             info.replayed_records
         ),
     );
+    if !info.damage.is_empty() {
+        let state = match info.damage_stops_changes {
+            true => "read-only until it is repaired",
+            false => "what is damaged cannot be read, all else works",
+        };
+        let count = info.damage.len();
+        line(
+            "DAMAGED",
+            format!("{count} found; {state}; unmount it, then `ferrite fsck --repair` mends it"),
+        );
+        for finding in info.damage.iter().take(FINDINGS_SHOWN) {
+            line("", finding.clone());
+        }
+    }
     if let Some(failure) = &info.failed {
         line("READ-ONLY", failure.clone());
     }

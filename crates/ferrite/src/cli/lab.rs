@@ -18,6 +18,7 @@ Examples:
   ferrite lab list                          what there is
   ferrite lab run hashfs-5 hdpm-9 --quick   two figures
   ferrite lab run all --quick               all of them, in minutes; report and data go to ferrite-lab/
+  ferrite lab run hdpm-2 --trace my.trace   what your programs write (`ferrite mount -o trace=FILE` records it)
   ferrite lab report --out ferrite-lab      the page again, from the data
 
 Exit codes: 0 done, whatever the verdicts are; 1 failed; 2 wrong usage.")]
@@ -48,6 +49,9 @@ enum Action {
         /// Seed of everything random
         #[arg(long)]
         seed: Option<u64>,
+        /// A trace of your own for hdpm-2 to show beside those it has; may be given more than once
+        #[arg(long = "trace", value_name = "FILE")]
+        traces: Vec<PathBuf>,
         /// Directory for report and data
         #[arg(long, default_value = DIRECTORY)]
         out: PathBuf,
@@ -92,6 +96,7 @@ impl Lab {
                 quick,
                 media_ns,
                 seed,
+                traces,
                 out,
                 json,
             } => {
@@ -101,6 +106,13 @@ impl Lab {
                 }
                 plan.media_extra_ns = media_ns;
                 plan.seed = seed.unwrap_or(plan.seed);
+                if !traces.is_empty() && !figures.iter().any(|id| id == "hdpm-2" || id == "all") {
+                    return Err(Failure::new(
+                        USAGE,
+                        "--trace: only figure hdpm-2 looks at traces; name it, too",
+                    ));
+                }
+                plan.traces = traces;
                 run(&figures, &plan, &out, json)
             }
             Action::Report { out } => report(&out),

@@ -4,8 +4,8 @@
 //! the terminal and serves. Whatever goes wrong before that, it says on the standard error it shares with us, and
 //! its exit code is ours.
 
-use std::fs::OpenOptions;
-use std::io::{BufRead, BufReader, Write};
+use std::fs::{File, OpenOptions};
+use std::io::{BufRead, BufReader, Read, Seek, Write};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -15,6 +15,8 @@ use std::time::Duration;
 use ferrite_fs::{AtimePolicy, Engine, MountOptions, identify};
 use ferrite_fuse::{FuseOptions, Unmounter};
 use ferrite_pm::{Access, PmError, Region};
+use ferrite_vfs::FileSystem;
+use ferrite_vfs::trace::{Recorder, Traced};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use super::{FAILED, Failure, Outcome, USAGE, about, control, mounts, say};
@@ -36,6 +38,7 @@ Options for -o:
   logs=off             copy a page for every unaligned write instead of logging it
   scrub=MIB            look for damage once a day, reading MIB MiB a second; what is found goes to the log
   threads=N            serve with N threads [default: one a CPU]
+  trace=FILE           record which parts of which files are written (no names, no content); a trace that is there is replaced
   defaults, nofail, _netdev, noauto, user, x-*  are accepted, as /etc/fstab has them
 
 In /etc/fstab:
@@ -73,6 +76,36 @@ struct Options {
     fuse: FuseOptions,
     /// Bytes a second of a scrub once a day.
     scrub: Option<u64>,
+    /// Where writes are recorded.
+    trace: Option<PathBuf>,
+}
+
+/// Opens a file for a trace. What is no trace is not overwritten: the name may be a mistake.
+fn open_trace(path: &Path) -> Result<File, Failure> {
+    let open = || -> std::io::Result<Option<File>> {
+        let file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .open(path)?;
+        let mut start = Vec::new();
+        const MARK: &str = "ferrite-trace ";
+        (&file).take(MARK.len() as u64).read_to_end(&mut start)?;
+        if !start.is_empty() && start != MARK.as_bytes() {
+            return Ok(None);
+        }
+        file.set_len(0)?;
+        (&file).rewind()?;
+        Ok(Some(file))
+    };
+    open().map_err(about(path))?.ok_or_else(|| {
+        let path = path.display();
+        Failure::new(
+            FAILED,
+            format!("{path}: is there and holds no trace; choose another name for `trace=`, or remove it"),
+        )
+    })
 }
 
 /// Looks for damage once a day, until the process ends.
@@ -109,7 +142,7 @@ fn parse(words: &[String], sloppy: bool) -> Result<Options, Failure> {
         suid_dev: root,
         ..FuseOptions::default()
     };
-    let mut scrub = None;
+    let (mut scrub, mut trace) = (None, None);
     for word in words {
         match word.as_str() {
             "ro" => engine.read_only = true,
@@ -150,6 +183,8 @@ fn parse(words: &[String], sloppy: bool) -> Result<Options, Failure> {
                 Some(("scrub", value)) => scrub = Some((number(word, value, 1, 100_000)? as u64) << 20),
                 Some(("clean_low", value)) => engine.clean_low_percent = number(word, value, 0, 90)? as u8,
                 Some(("clean_high", value)) => engine.clean_high_percent = number(word, value, 0, 90)? as u8,
+                Some(("trace", "")) => return Err(Failure::new(USAGE, "`trace=`: give a file")),
+                Some(("trace", value)) => trace = Some(PathBuf::from(value)),
                 Some(("fold_reads", value)) => engine.fold_read_entries = number(word, value, 0, 1000)? as u32,
                 _ if sloppy => {}
                 _ => {
@@ -166,7 +201,12 @@ fn parse(words: &[String], sloppy: bool) -> Result<Options, Failure> {
     }
     fuse.read_only = engine.read_only;
     fuse.noatime = engine.atime == AtimePolicy::Never;
-    Ok(Options { engine, fuse, scrub })
+    Ok(Options {
+        engine,
+        fuse,
+        scrub,
+        trace,
+    })
 }
 
 impl Mount {
@@ -241,9 +281,20 @@ impl Mount {
         })?;
         let uuid = identify(&region).map_err(about(&pool))?.uuid;
         let engine = Engine::mount(region, &options.engine).map_err(about(&pool))?;
+        warn_of_damage(&engine, &pool, &self.dir);
+        options.fuse.read_only |= engine.is_read_only();
         options.fuse.source = pool.display().to_string();
         options.fuse.durable_operations = true;
-        let mut mounted = ferrite_fuse::mount(Arc::new(engine.clone()), &self.dir, &options.fuse)?;
+        // Before the mount, which may hide the file's directory, and while relative names still mean what the user meant.
+        let recorder = match &options.trace {
+            Some(path) => Some(Arc::new(Recorder::new(Box::new(open_trace(path)?)))),
+            None => None,
+        };
+        let fs: Arc<dyn FileSystem> = match &recorder {
+            Some(recorder) => Arc::new(Traced::new(engine.clone(), Arc::clone(recorder))),
+            None => Arc::new(engine.clone()),
+        };
+        let mut mounted = ferrite_fuse::mount(fs, &self.dir, &options.fuse)?;
         end_on_signal(mounted.unmounter())?;
         let server = control::Server::start(uuid, engine.clone());
         if let Err(error) = &server {
@@ -258,10 +309,34 @@ impl Mount {
         }
         let served = mounted.serve();
         drop(server);
+        // A trace that failed must not keep the pool from being closed in order.
+        let recorded = recorder.map_or(Ok(()), |recorder| recorder.finish());
         engine.unmount()?;
         served?;
+        recorded.map_err(|error| {
+            let path = options.trace.unwrap_or_default();
+            Failure::new(
+                FAILED,
+                format!("{}: the trace is not complete: {error}", path.display()),
+            )
+        })?;
         Ok(0)
     }
+}
+
+/// Tells whoever mounts a damaged pool; the log has every finding.
+fn warn_of_damage(engine: &Engine, pool: &Path, dir: &Path) {
+    let Some(first) = engine.damage().first() else { return };
+    let count = engine.damage().len();
+    let state = match engine.is_read_only() {
+        true => "mounted READ-ONLY, since what the damaged parts own is not known",
+        false => "what is damaged cannot be read, all else works",
+    };
+    eprintln!(
+        "ferrite: {pool}: the pool is DAMAGED ({count} found, first: {first}); {state}. To mend it: `ferrite umount {dir}`, then `ferrite fsck --repair {pool}`",
+        pool = pool.display(),
+        dir = dir.display(),
+    );
 }
 
 fn absolute(path: &Path) -> Result<PathBuf, Failure> {
@@ -323,5 +398,23 @@ mod tests {
         assert_eq!(failure.code, USAGE);
         assert!(parse(&words("threads=0"), false).is_err());
         assert!(parse(&words("colour=red"), true).is_ok(), "mount -s tolerates it");
+        assert!(parse(&words("trace="), true).is_err());
+    }
+
+    #[test]
+    fn a_trace_replaces_a_trace_and_nothing_else() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("file");
+        drop(open_trace(&path).unwrap());
+        std::fs::write(&path, "ferrite-trace 1\nf 7 0\n").unwrap();
+        drop(open_trace(&path).unwrap());
+        assert_eq!(std::fs::read(&path).unwrap(), b"");
+        for text in ["root:x:0:0", "ferrite"] {
+            std::fs::write(&path, text).unwrap();
+            let failure = open_trace(&path).err().unwrap();
+            assert!(failure.message.contains("holds no trace"), "{}", failure.message);
+            assert_eq!(std::fs::read_to_string(&path).unwrap(), text);
+        }
+        assert!(open_trace(dir.path()).is_err());
     }
 }

@@ -1,0 +1,266 @@
+//! Traces on a real engine: how many bytes go to the medium for each byte that the program wrote.
+//!
+//! Invariant: counts only what writes and new sizes cost. Making and removing files, and filling those that the trace found, is done
+//! in between and taken off.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+
+use ferrite_fs::{Engine, MkfsOptions, MountOptions};
+use ferrite_pm::{Counters, Region};
+use ferrite_vfs::trace::Event;
+use ferrite_vfs::{Cred, FileKind, FileSystem, Ino, NewNode, OpenFile, OpenMode, ROOT_INO, SetAttr};
+
+use super::PAGE;
+use crate::error::LabError;
+
+/// Pages that the files of a trace may have at a time: 1 GiB.
+const PAGES_MAX: u64 = 1 << 18;
+/// Bytes that a file is filled by.
+const CHUNK_BYTES: u64 = 1 << 20;
+const LINE_BYTES: u64 = 64;
+
+/// What a replay cost.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct Traffic {
+    /// Bytes to the medium for each byte written.
+    pub(crate) written: f64,
+    /// The same when all logs have been folded at the end.
+    pub(crate) settled: f64,
+}
+
+/// What a trace needs of a pool.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Need {
+    pages: u64,
+    files: u64,
+}
+
+/// The most pages and files there are at a time; `None` if it is too much.
+fn need(events: &[Event]) -> Option<Need> {
+    /// Pages filled beforehand, and those written behind them.
+    #[derive(Default)]
+    struct Pages {
+        filled: u64,
+        others: HashSet<u64>,
+    }
+    let mut files: HashMap<Ino, Pages> = HashMap::new();
+    let (mut live, mut most) = (0, 0);
+    for event in events {
+        match *event {
+            Event::File { ino, len_bytes } => {
+                let filled = len_bytes.div_ceil(PAGE);
+                let pages = Pages {
+                    filled,
+                    others: HashSet::new(),
+                };
+                live += filled;
+                if let Some(old) = files.insert(ino, pages) {
+                    live -= old.filled + old.others.len() as u64;
+                }
+            }
+            Event::Write {
+                ino,
+                offset_bytes,
+                len_bytes,
+            } => {
+                if len_bytes > PAGES_MAX * PAGE {
+                    return None;
+                }
+                let pages = files.entry(ino).or_default();
+                for page in offset_bytes / PAGE..(offset_bytes + len_bytes).div_ceil(PAGE) {
+                    live += u64::from(page >= pages.filled && pages.others.insert(page));
+                }
+            }
+            Event::Truncate { ino, .. } => {
+                files.entry(ino).or_default();
+            }
+        }
+        if live > PAGES_MAX {
+            return None;
+        }
+        most = most.max(live);
+    }
+    Some(Need {
+        pages: most,
+        files: files.len() as u64,
+    })
+}
+
+/// A pool with the trace's files.
+struct Stage {
+    engine: Engine,
+    open: HashMap<Ino, Arc<dyn OpenFile>>,
+    /// What was not the program's doing.
+    aside: Counters,
+    data: Vec<u8>,
+}
+
+impl Stage {
+    fn new(need: Need, cow_only: bool) -> Result<Stage, LabError> {
+        // Copies and logs need room beside the pages.
+        let bytes = need.pages * PAGE * 2 + need.files * 1024 + (64 << 20);
+        let region = Region::anonymous(bytes.next_multiple_of(2 << 20))?;
+        let mkfs = MkfsOptions {
+            inodes: Some(need.files + 1024),
+            seed: Some(1),
+            ..MkfsOptions::default()
+        };
+        ferrite_fs::mkfs(&region, &mkfs)?;
+        // A cleaner that works when it likes would make counts differ from run to run.
+        let mount = MountOptions {
+            cleaner: false,
+            cow_only,
+            ..MountOptions::default()
+        };
+        Ok(Stage {
+            engine: Engine::mount(region, &mount)?,
+            open: HashMap::new(),
+            aside: Counters::default(),
+            data: vec![0x5a; CHUNK_BYTES as usize],
+        })
+    }
+
+    /// A file of that length under the trace's number; the one that had it before is removed. Counts for nothing.
+    fn begin(&mut self, ino: Ino, len_bytes: u64) -> Result<Arc<dyn OpenFile>, LabError> {
+        let before = self.engine.counters();
+        let name = ino.to_string();
+        if self.open.remove(&ino).is_some() {
+            self.engine.unlink(ROOT_INO, name.as_bytes())?;
+        }
+        let node = NewNode {
+            kind: FileKind::File,
+            mode: 0o644,
+            rdev: 0,
+        };
+        let made = self.engine.mknod(&Cred::root(), ROOT_INO, name.as_bytes(), &node)?;
+        let file = self.engine.open(made.ino, OpenMode::read_write())?;
+        for offset in (0..len_bytes).step_by(CHUNK_BYTES as usize) {
+            let len = CHUNK_BYTES.min(len_bytes - offset) as usize;
+            file.write_at(offset, &self.data[..len])?;
+        }
+        self.open.insert(ino, Arc::clone(&file));
+        let spent = self.engine.counters() - before;
+        self.aside.lines_written_back += spent.lines_written_back;
+        self.aside.bytes_streamed += spent.bytes_streamed;
+        Ok(file)
+    }
+
+    /// The file of that number; one that the trace has not told of is empty.
+    fn file(&mut self, ino: Ino) -> Result<Arc<dyn OpenFile>, LabError> {
+        match self.open.get(&ino) {
+            Some(file) => Ok(Arc::clone(file)),
+            None => self.begin(ino, 0),
+        }
+    }
+
+    fn medium_bytes(&self, since: Counters) -> f64 {
+        let spent = self.engine.counters() - since;
+        let bytes = |counters: Counters| counters.bytes_streamed + counters.lines_written_back * LINE_BYTES;
+        (bytes(spent) - bytes(self.aside)) as f64
+    }
+}
+
+/// Writes a trace to a fresh pool in memory. `None` if its files are too large for that.
+pub(crate) fn replay(events: &[Event], cow_only: bool) -> Result<Option<Traffic>, LabError> {
+    let Some(need) = need(events) else { return Ok(None) };
+    let mut stage = Stage::new(need, cow_only)?;
+    let start = stage.engine.counters();
+    let mut user_bytes = 0;
+    for event in events {
+        match *event {
+            Event::File { ino, len_bytes } => {
+                stage.begin(ino, len_bytes)?;
+            }
+            Event::Truncate { ino, len_bytes } => {
+                let ino = stage.file(ino)?.ino();
+                let set = SetAttr {
+                    size: Some(len_bytes),
+                    ..SetAttr::default()
+                };
+                stage.engine.setattr(ino, &set)?;
+            }
+            Event::Write {
+                ino,
+                offset_bytes,
+                len_bytes,
+            } => {
+                let file = stage.file(ino)?;
+                let len = len_bytes as usize;
+                if stage.data.len() < len {
+                    stage.data.resize(len, 0x5a);
+                }
+                let written = file.write_at(offset_bytes, &stage.data[..len])?;
+                if written < len {
+                    return Err(LabError::Wrong(format!("{written} of {len} bytes were written")));
+                }
+                user_bytes += len_bytes;
+            }
+        }
+    }
+    let written = stage.medium_bytes(start);
+    stage.engine.clean(usize::MAX)?;
+    let settled = stage.medium_bytes(start);
+    let user_bytes = user_bytes.max(1) as f64;
+    Ok(Some(Traffic {
+        written: written / user_bytes,
+        settled: settled / user_bytes,
+    }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn write(ino: Ino, offset_bytes: u64, len_bytes: u64) -> Event {
+        Event::Write {
+            ino,
+            offset_bytes,
+            len_bytes,
+        }
+    }
+
+    #[test]
+    fn needs_are_the_most_at_a_time() {
+        let file = |ino, len_bytes| Event::File { ino, len_bytes };
+        // Three pages, the fourth by the third line, and one of another file; then the first file is gone.
+        let events = [
+            file(1, 10_000),
+            write(1, 0, 100),
+            write(1, 12_280, 10),
+            write(2, 5 << 40, 4096),
+            file(1, 0),
+            write(1, 1, 1),
+            Event::Truncate { ino: 3, len_bytes: 9 },
+        ];
+        assert_eq!(need(&events), Some(Need { pages: 5, files: 3 }));
+        assert_eq!(need(&[file(1, 2 << 30)]), None);
+        assert_eq!(need(&[write(1, 0, 2 << 30)]), None);
+    }
+
+    /// Small overwrites of what is there: logs write a little, copies a page each. Whole pages are the same for both.
+    #[test]
+    fn unaligned_overwrites_are_dear_without_logs_and_whole_pages_are_not() {
+        let file = Event::File {
+            ino: 9,
+            len_bytes: 1 << 20,
+        };
+        let mut small = vec![file];
+        small.extend((0..200).map(|page| write(9, page * PAGE + 77, 100)));
+        let mut whole = vec![file];
+        whole.extend((0..200).map(|page| write(9, page * PAGE, PAGE)));
+        let run = |events: &[Event], cow_only| replay(events, cow_only).expect("it runs").expect("it fits");
+        let (logs, copies) = (run(&small, false), run(&small, true));
+        assert!(logs.written < 6.0 && copies.written > 40.0, "{logs:?}, {copies:?}");
+        assert!(logs.settled > 40.0, "every log is folded in the end: {logs:?}");
+        let (logs, copies) = (run(&whole, false), run(&whole, true));
+        assert!(
+            (logs.written / copies.written - 1.0).abs() < 0.01,
+            "{logs:?}, {copies:?}"
+        );
+        assert!(
+            (1.0..1.1).contains(&logs.written),
+            "what fills the file counts for nothing: {logs:?}"
+        );
+    }
+}

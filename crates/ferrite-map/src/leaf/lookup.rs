@@ -1,0 +1,132 @@
+//! Lookups: one line for a chunk at home, and what a reader in order has loaded ahead.
+//!
+//! What lives here: finding a chunk's line, and reading words by hint or by hash. For [`super::Leaf`] alone. Nothing here writes.
+
+use std::sync::atomic::Ordering;
+
+use super::{CHUNK, Leaf};
+use crate::{PageWord, TransCache};
+
+/// Chunks that a reader in order has loaded ahead.
+const AHEAD: u32 = 4;
+/// The last chunk of the largest file.
+const LAST_CHUNK: u32 = u32::MAX / CHUNK;
+
+/// Hints are `chunk << 32 | line + 1`, by `chunk % 8`.
+impl TransCache {
+    /// Where `chunk` was seen.
+    #[inline]
+    fn line(&self, chunk: u32) -> Option<u64> {
+        let hint = self.hints[chunk as usize % 8].load(Ordering::Relaxed);
+        (hint >> 32 == u64::from(chunk) && hint as u32 != 0).then(|| u64::from(hint as u32) - 1)
+    }
+
+    #[inline]
+    fn put_line(&self, chunk: u32, line: u64) {
+        self.hints[chunk as usize % 8].store(u64::from(chunk) << 32 | (line + 1), Ordering::Relaxed);
+    }
+}
+
+impl Leaf {
+    /// Line of `key`, if headers are what `header` says.
+    #[inline]
+    pub(super) fn find_with(&self, key: u64, header: impl Fn(u64) -> u64) -> Option<u64> {
+        let home = self.home(key);
+        let next = self.wrap(home + 1);
+        let at_home = header(home);
+        // Most chunks lie at home, and the others mostly in the next line, which is on its way by the time it is needed.
+        self.region.prefetch(self.header_offset(next));
+        if at_home == key {
+            return Some(home);
+        }
+        self.bounds.prefetch(home as usize);
+        if header(next) == key {
+            return Some(next);
+        }
+        (2..=self.bounds.lines_to_probe(home as usize, self.geometry.slots))
+            .map(|distance| self.wrap(home + distance))
+            .find(|&line| header(line) == key)
+    }
+
+    #[inline]
+    pub(super) fn find(&self, key: u64) -> Option<u64> {
+        self.find_with(key, |line| self.region.load(self.header_offset(line)))
+    }
+
+    #[inline]
+    fn prefetch_chunk(&self, ino: u32, chunk: u32) {
+        let home = self.home(u64::from(ino) << 32 | u64::from(chunk));
+        self.region.prefetch(self.header_offset(home));
+        self.region.prefetch(self.header_offset(self.wrap(home + 1)));
+    }
+
+    /// The words of a chunk's pages from its page `from` on, if they are where the hint says.
+    #[inline]
+    pub(super) fn get_hinted(
+        &self,
+        ino: u32,
+        chunk: u32,
+        from: u32,
+        words: &mut [PageWord],
+        cache: &TransCache,
+    ) -> bool {
+        let Some(line) = cache.line(chunk).filter(|&line| line < self.geometry.slots) else {
+            return false;
+        };
+        let stored = self.region.words(self.header_offset(line), 8);
+        self.gate.steady(|| {
+            // The cache may be shared and the chunk have moved: the header has the last word.
+            let is_here = stored[0].load(Ordering::Relaxed) == u64::from(ino) << 32 | u64::from(chunk);
+            for (word, stored) in words.iter_mut().zip(&stored[1 + from as usize..]) {
+                *word = PageWord(stored.load(Ordering::Relaxed));
+            }
+            is_here
+        })
+    }
+
+    /// The words of a chunk's pages from its page `from` on; leaves a hint.
+    fn get_chunk(&self, ino: u32, chunk: u32, from: u32, words: &mut [PageWord], cache: &TransCache) {
+        self.gate.steady(|| {
+            let Some(line) = self.find(u64::from(ino) << 32 | u64::from(chunk)) else {
+                words.fill(PageWord::HOLE);
+                return;
+            };
+            cache.put_line(chunk, line);
+            let stored = self.region.words(self.word_offset(line, from), words.len());
+            for (word, stored) in words.iter_mut().zip(stored) {
+                *word = PageWord(stored.load(Ordering::Relaxed));
+            }
+        });
+    }
+
+    /// What [`FileMap::get_many`] does where no hint helps.
+    pub(super) fn get_chunks(&self, ino: u32, lblk: u32, out: &mut [PageWord], cache: &TransCache) {
+        let Some(last) = (out.len() as u32)
+            .checked_sub(1)
+            .map(|last| lblk.saturating_add(last) / CHUNK)
+        else {
+            return;
+        };
+        let first = lblk / CHUNK;
+        // Whoever goes on where the last call ended, or in the chunk behind, reads in order: what follows is loaded ahead, once a chunk.
+        let is_known = |chunk: Option<u32>| chunk.is_some_and(|chunk| cache.line(chunk).is_some());
+        let goes_on = is_known(Some(first)) || is_known(first.checked_sub(1));
+        let wanted = if goes_on { LAST_CHUNK } else { last };
+        if !goes_on {
+            (first + 1..=last.min(first + AHEAD)).for_each(|chunk| self.prefetch_chunk(ino, chunk));
+        }
+        let mut rest = out;
+        for chunk in first..=last {
+            let from = if chunk == first { lblk % CHUNK } else { 0 };
+            let count = ((CHUNK - from) as usize).min(rest.len());
+            let (words, behind) = std::mem::take(&mut rest).split_at_mut(count);
+            if !self.get_hinted(ino, chunk, from, words, cache) {
+                if chunk + AHEAD <= wanted {
+                    self.prefetch_chunk(ino, chunk + AHEAD);
+                }
+                self.get_chunk(ino, chunk, from, words, cache);
+            }
+            rest = behind;
+        }
+    }
+}
