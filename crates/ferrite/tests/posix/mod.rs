@@ -1,0 +1,275 @@
+//! Tables of system calls, and how they are run on anything that can make such calls: a mount, or the library.
+//!
+//! A line reads `who: call arguments = expected`. Without `who:` root calls, without `=` the call must succeed. `--- name`
+//! opens a case, which starts in an empty directory that everybody may write to. `changes f:mc d: | …` says in addition
+//! which of access (a), modification (m) and change (c) times the call moves; m and c that are not named must stay.
+//! `{255}` is a name of that length, `{path 4095 f}` a path to `f` of that length.
+#![allow(dead_code, reason = "each test binary uses its part")]
+
+use std::time::Duration;
+
+/// Longer than a tick of the coarse clock, so that a changed time shows.
+const TICK: Duration = Duration::from_millis(12);
+
+pub(crate) const TABLES: [(&str, &str); 5] = [
+    ("errors", include_str!("errors.table")),
+    ("permissions", include_str!("permissions.table")),
+    ("rename", include_str!("rename.table")),
+    ("attributes", include_str!("attributes.table")),
+    ("data", include_str!("data.table")),
+];
+
+pub(crate) const READ_ONLY: &str = include_str!("read_only.table");
+
+/// A user of the tables.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct User {
+    name: &'static str,
+    pub(crate) uid: u32,
+    pub(crate) gid: u32,
+    /// Further groups.
+    pub(crate) groups: &'static [u32],
+}
+
+const fn user(name: &'static str, uid: u32, gid: u32, groups: &'static [u32]) -> User {
+    User {
+        name,
+        uid,
+        gid,
+        groups,
+    }
+}
+
+pub(crate) const ROOT: User = user("root", 0, 0, &[]);
+
+const USERS: [User; 5] = [
+    ROOT,
+    user("u", 65534, 65534, &[]),
+    user("v", 65533, 65533, &[]),
+    // Not the user, but in the user's group: by the first group, or by a further one.
+    user("g", 65532, 65534, &[]),
+    user("s", 65531, 65531, &[65534]),
+];
+
+const ERRORS: [(&str, i32); 27] = [
+    ("EPERM", libc::EPERM),
+    ("ENOENT", libc::ENOENT),
+    ("EIO", libc::EIO),
+    ("ENXIO", libc::ENXIO),
+    ("E2BIG", libc::E2BIG),
+    ("EBADF", libc::EBADF),
+    ("EACCES", libc::EACCES),
+    ("EBUSY", libc::EBUSY),
+    ("EEXIST", libc::EEXIST),
+    ("EXDEV", libc::EXDEV),
+    ("ENODEV", libc::ENODEV),
+    ("ENOTDIR", libc::ENOTDIR),
+    ("EISDIR", libc::EISDIR),
+    ("EINVAL", libc::EINVAL),
+    ("ETXTBSY", libc::ETXTBSY),
+    ("EFBIG", libc::EFBIG),
+    ("ENOSPC", libc::ENOSPC),
+    ("EROFS", libc::EROFS),
+    ("EMLINK", libc::EMLINK),
+    ("ERANGE", libc::ERANGE),
+    ("ENAMETOOLONG", libc::ENAMETOOLONG),
+    ("ENOSYS", libc::ENOSYS),
+    ("ENOTEMPTY", libc::ENOTEMPTY),
+    ("ELOOP", libc::ELOOP),
+    ("ENODATA", libc::ENODATA),
+    ("EOPNOTSUPP", libc::EOPNOTSUPP),
+    ("EOVERFLOW", libc::EOVERFLOW),
+];
+
+/// What a call returned: text ("ok" where there is nothing to tell), or an error number.
+pub(crate) type Answer = Result<String, i32>;
+
+/// Access, modification and change time: seconds and nanoseconds.
+pub(crate) type Times = [(i64, i64); 3];
+
+/// What the tables are run on. Paths are relative to `dir`, a directory of the system under test.
+pub(crate) trait System {
+    /// Makes one call, as `who`, with umask 0. `None` if there is no such call here, so that the line says nothing.
+    fn call(&self, who: &User, dir: &str, words: &[String]) -> Option<Answer>;
+
+    /// Times of a file that is no link's target, `None` if it is missing.
+    fn times(&self, dir: &str, path: &str) -> Option<Times>;
+}
+
+/// How a run went.
+#[derive(Debug, Default)]
+pub(crate) struct Run {
+    pub(crate) assertions: usize,
+    /// Lines that the system has no call for.
+    pub(crate) skipped: usize,
+    /// Lines that do not hold.
+    pub(crate) failures: Vec<String>,
+}
+
+impl Run {
+    /// Panics unless every line held, and there were at least as many assertions as there once were.
+    pub(crate) fn assert_good(&self, what: &str, assertions_min: usize) {
+        eprintln!(
+            "{what}: {} assertions, {} lines skipped",
+            self.assertions, self.skipped
+        );
+        assert!(
+            self.failures.is_empty(),
+            "{what}: {} of {} assertions failed:\n{}",
+            self.failures.len(),
+            self.assertions,
+            self.failures.join("\n")
+        );
+        assert!(
+            self.assertions >= assertions_min,
+            "{what}: the tables shrank to {} assertions",
+            self.assertions
+        );
+    }
+}
+
+fn name_of(errno: i32) -> String {
+    ERRORS
+        .iter()
+        .find(|(_, number)| *number == errno)
+        .map_or_else(|| format!("errno {errno}"), |(name, _)| (*name).to_owned())
+}
+
+pub(crate) fn octal(text: &str) -> u32 {
+    u32::from_str_radix(text, 8).unwrap_or_else(|_| panic!("`{text}` is no mode"))
+}
+
+pub(crate) fn number(text: &str) -> i64 {
+    match text.split_once("<<") {
+        Some((value, shift)) => number(value) << number(shift),
+        None => text.parse().unwrap_or_else(|_| panic!("`{text}` is no number")),
+    }
+}
+
+/// A time in a table's words: what `utimensat` is given. Seconds and nanoseconds have a dot between.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum GivenTime {
+    Omit,
+    Now,
+    At(i64, i64),
+}
+
+pub(crate) fn given_time(text: &str) -> GivenTime {
+    match text {
+        "omit" => GivenTime::Omit,
+        "now" => GivenTime::Now,
+        _ => text
+            .split_once('.')
+            .map(|(seconds, nanos)| GivenTime::At(number(seconds), number(nanos)))
+            .unwrap_or_else(|| panic!("`{text}` is no time")),
+    }
+}
+
+/// `{255}` and `{path 4095 f}`, see above.
+fn expand(line: &str) -> String {
+    let mut text = String::new();
+    let mut rest = line;
+    while let Some((before, behind)) = rest.split_once('{') {
+        let (inside, after) = behind.split_once('}').unwrap_or_else(|| panic!("no }} in {line}"));
+        text.push_str(before);
+        match inside.split(' ').collect::<Vec<_>>()[..] {
+            ["path", len, tail] => {
+                text.push('.');
+                text.push_str(&"/".repeat(number(len) as usize - 1 - tail.len()));
+                text.push_str(tail);
+            }
+            [len] => text.push_str(&"n".repeat(number(len) as usize)),
+            _ => panic!("{{{inside}}} is nothing"),
+        }
+        rest = after;
+    }
+    text + rest
+}
+
+/// What is wrong with the times after a call, if anything.
+fn wrong_times(path: &str, expected: &str, before: Times, after: Times) -> Option<String> {
+    let moved: String = ['a', 'm', 'c']
+        .into_iter()
+        .zip(before.iter().zip(&after))
+        .filter(|(letter, (before, after))| before != after && (*letter != 'a' || expected.contains('a')))
+        .map(|(letter, _)| letter)
+        .collect();
+    (moved != expected).then(|| format!("times of {path}: moved `{moved}`, expected `{expected}`"))
+}
+
+/// Runs one line and counts what it asserts; returns what went wrong.
+pub(crate) fn run_line(system: &dyn System, line: &str, dir: &str, run: &mut Run) -> Vec<String> {
+    let (changes, line) = match line.strip_prefix("changes ") {
+        Some(rest) => rest.split_once('|').unwrap_or_else(|| panic!("no | in {line}")),
+        None => ("", line),
+    };
+    let (line, expected) = match line.rsplit_once(" =") {
+        Some((line, expected)) => (line, expected.trim()),
+        None => (line, "ok"),
+    };
+    let line = expand(line.trim());
+    let expected = expand(expected);
+    let (who, line) = line.split_once(": ").unwrap_or(("root", &line));
+    let user = USERS
+        .iter()
+        .find(|user| user.name == who)
+        .unwrap_or_else(|| panic!("`{who}` is no user"));
+    // One space between words, so that an empty one (`{0}`) is a word.
+    let words: Vec<String> = line.split(' ').map(String::from).collect();
+    let changes: Vec<(&str, &str, Option<Times>)> = changes
+        .split_whitespace()
+        .map(|word| word.split_once(':').unwrap())
+        .map(|(path, letters)| (path, letters, system.times(dir, path)))
+        .collect();
+    if !changes.is_empty() {
+        std::thread::sleep(TICK);
+    }
+    let Some(answer) = system.call(user, dir, &words) else {
+        run.skipped += 1;
+        return Vec::new();
+    };
+    let answer = answer.unwrap_or_else(name_of);
+    let mut wrong = Vec::new();
+    run.assertions += 1 + changes.len();
+    if answer != expected {
+        let short: String = answer.chars().take(100).collect();
+        wrong.push(format!("expected `{expected}`, got `{short}`"));
+    }
+    for (path, letters, before) in changes {
+        match (before, system.times(dir, path)) {
+            (Some(before), Some(after)) => wrong.extend(wrong_times(path, letters, before, after)),
+            _ => wrong.push(format!("{path}: no such file to watch")),
+        }
+    }
+    wrong
+}
+
+/// Runs a table: each case in a directory of its own below `base`, or, if it has no cases, in `base`.
+pub(crate) fn run_table(system: &dyn System, (name, table): (&str, &str), base: &str, run: &mut Run) {
+    let (mut case, mut dir) = ("", base.to_owned());
+    for (number, line) in table.lines().enumerate() {
+        let line = line.trim();
+        if line.is_empty() || line.starts_with('#') {
+            continue;
+        }
+        if let Some(title) = line.strip_prefix("--- ") {
+            (case, dir) = (title, format!("{base}/{name}-{number}"));
+            let mkdir = ["mkdir".to_owned(), dir.clone(), "0777".to_owned()];
+            assert_eq!(system.call(&ROOT, base, &mkdir), Some(Ok("ok".to_owned())), "{dir}");
+            continue;
+        }
+        for wrong in run_line(system, line, &dir, run) {
+            run.failures
+                .push(format!("{name}.table:{} ({case}): {line}: {wrong}", number + 1));
+        }
+    }
+}
+
+/// Runs every table below `base`.
+pub(crate) fn run_all(system: &dyn System, base: &str) -> Run {
+    let mut run = Run::default();
+    for table in TABLES {
+        run_table(system, table, base, &mut run);
+    }
+    run
+}
