@@ -388,8 +388,9 @@ impl Vfs {
         self.fs.mknod(&self.cred, place.parent.ino, place.name, node)
     }
 
-    /// Makes a symbolic link to `target`.
+    /// Makes a symbolic link to `target`; an empty one leads nowhere, so it is `NotFound`.
     pub fn symlink(&self, target: &[u8], path: &[u8]) -> Result<Attr> {
+        check_path(target)?;
         let place = self.new_place(path, false)?;
         self.fs.symlink(&self.cred, place.parent.ino, place.name, target)
     }

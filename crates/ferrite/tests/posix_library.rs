@@ -88,11 +88,7 @@ fn field(attr: &Attr, field: &str) -> String {
         "owner" => format!("{}:{}", attr.uid, attr.gid),
         "size" => attr.size.to_string(),
         "blocks" => attr.blocks.to_string(),
-        "rdev" => format!(
-            "{}:{}",
-            libc::major(attr.rdev.into()),
-            libc::minor(attr.rdev.into())
-        ),
+        "rdev" => format!("{}:{}", libc::major(attr.rdev.into()), libc::minor(attr.rdev.into())),
         "mtime" => format!("{}.{:09}", attr.mtime.seconds(), attr.mtime.nanoseconds()),
         "atime" => format!("{}.{:09}", attr.atime.seconds(), attr.atime.nanoseconds()),
         other => panic!("`{other}` is no field"),

@@ -32,12 +32,7 @@ pub(crate) struct User {
 }
 
 const fn user(name: &'static str, uid: u32, gid: u32, groups: &'static [u32]) -> User {
-    User {
-        name,
-        uid,
-        gid,
-        groups,
-    }
+    User { name, uid, gid, groups }
 }
 
 pub(crate) const ROOT: User = user("root", 0, 0, &[]);
@@ -109,10 +104,7 @@ pub(crate) struct Run {
 impl Run {
     /// Panics unless every line held, and there were at least as many assertions as there once were.
     pub(crate) fn assert_good(&self, what: &str, assertions_min: usize) {
-        eprintln!(
-            "{what}: {} assertions, {} lines skipped",
-            self.assertions, self.skipped
-        );
+        eprintln!("{what}: {} assertions, {} lines skipped", self.assertions, self.skipped);
         assert!(
             self.failures.is_empty(),
             "{what}: {} of {} assertions failed:\n{}",
