@@ -313,8 +313,11 @@ impl System for Library {
 
 #[test]
 fn the_tables_hold_on_the_reference_engine() {
-    let fs = Arc::new(MemFs::new());
-    posix::run_all(&Library { fs }, "").assert_good("memory", 600);
+    let library = Library {
+        fs: Arc::new(MemFs::new()),
+    };
+    posix::run_all(&library, "").assert_good("memory", 880);
+    posix::run_sticky(&library, "").assert_good("sticky directories in memory", 3500);
 }
 
 #[test]
@@ -327,8 +330,12 @@ fn the_tables_hold_on_every_mapping() {
         };
         mkfs(&region, &options).unwrap();
         let engine = Engine::mount(region, &MountOptions::default()).unwrap();
-        let fs = Arc::new(engine.clone());
-        posix::run_all(&Library { fs }, "").assert_good(&mapping.to_string(), 600);
+        let library = Library {
+            fs: Arc::new(engine.clone()),
+        };
+        posix::run_all(&library, "").assert_good(&mapping.to_string(), 880);
+        posix::run_sticky(&library, "").assert_good(&format!("sticky directories, {mapping}"), 3500);
+        drop(library);
         engine.unmount().unwrap();
     }
 }

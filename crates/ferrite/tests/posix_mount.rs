@@ -319,10 +319,12 @@ fn every_line_of_the_tables_holds() {
     }
     if let Some(dir) = other {
         let scratch = tempfile::tempdir_in(dir).unwrap();
-        return posix::run_all(&Kernel, text(scratch.path())).assert_good("elsewhere", 700);
+        posix::run_sticky(&Kernel, text(scratch.path())).assert_good("sticky directories elsewhere", 3500);
+        return posix::run_all(&Kernel, text(scratch.path())).assert_good("elsewhere", 900);
     }
     let test = TestPool::new("64M", &[]);
-    posix::run_all(&Kernel, text(&test.dir)).assert_good("mount", 700);
+    posix::run_all(&Kernel, text(&test.dir)).assert_good("mount", 900);
+    posix::run_sticky(&Kernel, text(&test.dir)).assert_good("sticky directories on a mount", 3500);
     test.finish();
 }
 

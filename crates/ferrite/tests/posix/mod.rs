@@ -273,3 +273,99 @@ pub(crate) fn run_all(system: &dyn System, base: &str) -> Run {
     }
     run
 }
+
+/// Kinds of files, and the call that makes one.
+const KINDS: [(&str, &str); 7] = [
+    ("file", "create {} 0644"),
+    ("dir", "mkdir {} 0755"),
+    ("link", "symlink nowhere {}"),
+    ("fifo", "mkfifo {} 0644"),
+    ("sock", "mknod {} sock 0644"),
+    ("chr", "mknod {} chr 0644"),
+    ("blk", "mknod {} blk 0644"),
+];
+
+/// Lines run one after another in one directory; those that do not hold are noted with what they are about.
+struct Script<'a> {
+    system: &'a dyn System,
+    dir: String,
+    about: String,
+    run: Run,
+}
+
+impl Script<'_> {
+    fn line(&mut self, line: &str) {
+        for wrong in run_line(self.system, line, &self.dir, &mut self.run) {
+            self.run.failures.push(format!("{}: {line}: {wrong}", self.about));
+        }
+    }
+
+    /// A file of a kind at `path`, owned by `owner`.
+    fn make(&mut self, (_, how): (&str, &str), path: &str, owner: u32) {
+        self.line(&how.replace("{}", path));
+        self.line(&format!("lchown {path} {owner} {owner}"));
+    }
+
+    fn remove(&mut self, kind: &str, path: &str) {
+        self.line(&format!("{} {path}", if kind == "dir" { "rmdir" } else { "unlink" }));
+    }
+}
+
+/// Who may remove, rename and replace what in a sticky directory `t`: every owner of the directory, of the file in it, every
+/// kind of file. `u` tries; `d` is a directory of its own.
+pub(crate) fn run_sticky(system: &dyn System, base: &str) -> Run {
+    let (user, others) = (65534, [65534, 0, 65533]);
+    let mut script = Script {
+        system,
+        dir: base.to_owned(),
+        about: String::new(),
+        run: Run::default(),
+    };
+    script.line("mkdir sticky 0777");
+    script.dir = format!("{base}/sticky");
+    script.line("u: mkdir d 0755");
+    script.line("mkdir t 1777");
+    for (owner, owns) in others.iter().flat_map(|owner| others.map(|owns| (*owner, owns))) {
+        let may = owner == user || owns == user;
+        script.line(&format!("chown t {owner} {owner}"));
+        for kind in KINDS {
+            let (name, _) = kind;
+            script.about = format!("directory of {owner}, {name} of {owns}");
+            let expected = if may { "" } else { " = EPERM" };
+            let found = |there: bool| if there { name } else { "ENOENT" };
+
+            script.make(kind, "t/f", owns);
+            let remove = if name == "dir" { "rmdir" } else { "unlink" };
+            script.line(&format!("u: {remove} t/f{expected}"));
+            script.line(&format!("lstat t/f type = {}", found(!may)));
+            if may {
+                script.make(kind, "t/f", owns);
+            }
+            script.line(&format!("u: rename t/f t/g{expected}"));
+            script.line(&format!("lstat t/g type = {}", found(may)));
+            let here = if may { "t/g" } else { "t/f" };
+            // A directory that moves is changed itself, by its `..`.
+            let moves = may && (name != "dir" || owns == user);
+            let refusal = if may && !moves { " = EACCES" } else { expected };
+            script.line(&format!("u: rename {here} d/f{refusal}"));
+            script.line(&format!("lstat d/f type = {}", found(moves)));
+            script.line(&format!("lstat {here} type = {}", found(!moves)));
+            script.remove(name, if moves { "d/f" } else { here });
+
+            for target in KINDS.iter().filter(|(target, _)| (*target == "dir") == (name == "dir")) {
+                script.make(kind, "d/f", user);
+                script.make(*target, "t/f", owns);
+                script.line(&format!("u: rename d/f t/f{expected}"));
+                script.line(&format!("lstat t/f type = {}", if may { name } else { target.0 }));
+                script.line(&format!("lstat d/f type = {}", found(!may)));
+                script.remove(name, "t/f");
+                if !may {
+                    script.remove(name, "d/f");
+                }
+            }
+        }
+    }
+    script.line("ls t =");
+    script.line("ls d =");
+    script.run
+}
