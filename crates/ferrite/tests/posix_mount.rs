@@ -348,6 +348,13 @@ fn a_read_only_mount_refuses_every_change() {
     test.umount();
     test.mount(&["-o", "ro"]);
     posix::run_table(&Kernel, ("read_only", posix::READ_ONLY), dir, &mut run);
-    run.assert_good("read-only mount", 30);
+    // The same by a remount, of which no line may leave a trace behind; and back.
+    test.umount();
+    test.mount(&[]);
+    test.mount(&["-o", "remount,ro"]);
+    posix::run_table(&Kernel, ("read_only", posix::READ_ONLY), dir, &mut run);
+    test.mount(&["-o", "remount,rw"]);
+    assert_eq!(posix::run_line(&Kernel, "write f more", dir, &mut run), [""; 0]);
+    run.assert_good("read-only mount", 75);
     test.finish();
 }
