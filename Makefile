@@ -45,7 +45,7 @@ soak: build
 	FERRITE_BIN=$(FERRITE) FERRITE_SOAK=1 cargo test --release --workspace --features ferrite/leveldb -- --nocapture
 	# Everything else on every mapping, real programs included.
 	for mapping in cuckoo radix extent leaf; do \
-		FERRITE_MAPPING=$$mapping FERRITE_BIN=$(FERRITE) cargo test --release -p ferrite-fs -p ferrite || exit 1; done
+		FERRITE_MAPPING=$$mapping FERRITE_BIN=$(FERRITE) cargo test --release -p ferrite-fs -p ferrite --features ferrite/leveldb || exit 1; done
 	$(MAKE) fuzz
 
 # Seconds for each target.
