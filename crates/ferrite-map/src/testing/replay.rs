@@ -199,13 +199,9 @@ fn check_crash<M: Subject>(bed: &Bed<M>, rng: &mut Rng, since: &SinceMark, model
     let crashed = Region::anonymous(bed.region.len()).expect("anonymous memory");
     // All lines, none, or any.
     let kept_of_four = [0, 4, rng.below(5)][rng.below(3) as usize];
-    for line in (0..now.len()).step_by(LINE_WORDS) {
-        let kept = if rng.below(4) < kept_of_four { &now } else { &since.base };
-        for at in line..line + LINE_WORDS {
-            if kept[at] != 0 {
-                crashed.store(at as u64 * 8, kept[at]);
-            }
-        }
+    for (line, (now, base)) in now.chunks(LINE_WORDS).zip(since.base.chunks(LINE_WORDS)).enumerate() {
+        let kept = if rng.below(4) < kept_of_four { now } else { base };
+        crashed.store_words((line * LINE_WORDS * 8) as u64, kept);
     }
     for &(offset, value) in since.records.iter().flatten() {
         crashed.store(offset, value);
