@@ -1,5 +1,7 @@
 # Ferrite. `make demo` and `make test` set up everything they need on a fresh Debian machine.
 #
+# The command line is built with the feature `leveldb`, for `ferrite lab run hashfs-13 hashfs-14`; the library needs it for nothing.
+#
 # Compiled dependencies live outside the checkout, so that a fresh clone builds fast.
 export CARGO_TARGET_DIR ?= $(HOME)/.cache/ferrite/target
 
@@ -19,7 +21,7 @@ help:
 
 build:
 	@scripts/setup-debian.sh build
-	cargo build --release -p ferrite
+	cargo build --release -p ferrite --features leveldb
 
 demo: build
 	@$(FERRITE) demo
@@ -29,19 +31,21 @@ test: lint unit
 lint:
 	@scripts/setup-debian.sh test
 	cargo fmt --all --check
-	cargo clippy --workspace --all-targets -- -D warnings
+	cargo clippy --workspace --all-targets --features ferrite/leveldb -- -D warnings
+	# What users of the library build: without LevelDB and a C++ compiler.
+	cargo clippy -p ferrite -p ferrite-lab --all-targets -- -D warnings
 
 # The command line is built first, in release: the tests on a real mount run that binary.
 unit: build
-	FERRITE_BIN=$(FERRITE) cargo test --workspace
+	FERRITE_BIN=$(FERRITE) cargo test --workspace --features ferrite/leveldb
 	# The crash explorer again, on an engine that makes mistakes: it must find each.
 	cargo test -p ferrite-crash --features planted --test planted
 
 soak: build
-	FERRITE_BIN=$(FERRITE) FERRITE_SOAK=1 cargo test --release --workspace -- --nocapture
+	FERRITE_BIN=$(FERRITE) FERRITE_SOAK=1 cargo test --release --workspace --features ferrite/leveldb -- --nocapture
 	# Everything else on every mapping, real programs included.
 	for mapping in cuckoo radix extent leaf; do \
-		FERRITE_MAPPING=$$mapping FERRITE_BIN=$(FERRITE) cargo test --release -p ferrite-fs -p ferrite || exit 1; done
+		FERRITE_MAPPING=$$mapping FERRITE_BIN=$(FERRITE) cargo test --release -p ferrite-fs -p ferrite --features ferrite/leveldb || exit 1; done
 	$(MAKE) fuzz
 
 # Seconds for each target.
@@ -71,10 +75,10 @@ bench: build
 install: build
 	install -d $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(PREFIX)/sbin
 	install -m 755 $(FERRITE) $(DESTDIR)$(PREFIX)/bin/ferrite
-	for tool in mkfs mount fsck; do ln -sf ../bin/ferrite $(DESTDIR)$(PREFIX)/sbin/$$tool.ferrite; done
+	for tool in mkfs mount mount.fuse fsck; do ln -sf ../bin/ferrite $(DESTDIR)$(PREFIX)/sbin/$$tool.ferrite; done
 	@# mount(8) and fsck(8) look for their helpers in /sbin only.
 	if [ -z "$(DESTDIR)" ] && [ -w /sbin ]; then \
-		for tool in mkfs mount fsck; do ln -sf $(PREFIX)/bin/ferrite /sbin/$$tool.ferrite; done; fi
+		for tool in mkfs mount mount.fuse fsck; do ln -sf $(PREFIX)/bin/ferrite /sbin/$$tool.ferrite; done; fi
 
 clean:
 	cargo clean

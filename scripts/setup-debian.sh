@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Installs what Ferrite needs on Debian (12 or later): a C toolchain, FUSE, and a Rust toolchain if none new enough is at hand.
+# Installs what Ferrite needs on Debian (12 or later): C and C++ toolchains, FUSE, LevelDB for the lab, and a Rust toolchain if none
+# new enough is at hand.
 #
 #   scripts/setup-debian.sh build     what it takes to build and mount
 #   scripts/setup-debian.sh test      that, and the programs the tests run on a mount
@@ -8,7 +9,7 @@
 set -euo pipefail
 
 minimum_rust=1.90
-build_packages=(gcc libc6-dev make pkg-config fuse3 sqlite3 git ca-certificates)
+build_packages=(gcc g++ libc6-dev libleveldb-dev libsnappy-dev make pkg-config fuse3 sqlite3 git ca-certificates)
 test_packages=(libfuse3-dev fio stress-ng rsync attr acl tar python3)
 
 packages=("${build_packages[@]}")

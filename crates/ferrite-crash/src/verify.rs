@@ -81,6 +81,9 @@ pub fn verify(
         region.attach_recorder(Arc::clone(recorder));
     }
     let engine = Engine::mount(region, mount).map_err(|error| format!("does not mount: {error}"))?;
+    if let Some(found) = engine.damage().first() {
+        return Err(format!("the mount takes what a crash left for damage: {found}"));
+    }
     let tree = capture(&engine)?;
     allowed.check(&tree)?;
     let counted = inodes_in_use(&engine)?;

@@ -121,7 +121,11 @@ impl Core {
 
     /// Stops all changes for good: after `error` nobody knows what is durable.
     pub(crate) fn fail(&self, error: &PmError) -> FsError {
-        let text = error.to_string();
+        self.stop_changes(error.to_string())
+    }
+
+    /// Stops all changes for good, for the reason `text`.
+    pub(crate) fn stop_changes(&self, text: String) -> FsError {
         if self.failed.set(text.clone()).is_ok() {
             tracing::error!(error = %text, "the pool turned read-only");
         }

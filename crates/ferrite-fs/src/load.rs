@@ -19,7 +19,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use ferrite_map::bitmap::AtomicBitmap;
 use ferrite_map::hashfs::HashFs;
-use ferrite_map::{Broken, FileMap, MapEntry, MapError};
+use ferrite_map::{Astray, Broken, FileMap, MapEntry, MapError};
 use ferrite_pm::Region;
 use ferrite_vfs::FsError;
 use parking_lot::Mutex;
@@ -231,9 +231,14 @@ impl Tables<'_> {
         if found.is_empty() {
             damage.stop(error.to_string());
         }
-        for Broken { ino, what, .. } in found {
-            if ino != 0 {
-                damage.spoil_inode(ino, "its part of the mapping is damaged");
+        let why = "its part of the mapping is damaged";
+        for Broken { astray, what, .. } in found {
+            match astray {
+                Astray::Nothing => {}
+                Astray::Inode(ino) => damage.spoil_inode(ino, why),
+                Astray::Pages(ino, first, count) => {
+                    (first..first.saturating_add(count)).for_each(|lblk| self.spoil((ino, lblk), why, damage));
+                }
             }
             damage.stop(format!("mapping: {what}"));
         }

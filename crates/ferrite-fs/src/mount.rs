@@ -162,8 +162,8 @@ pub(crate) fn finish_interrupted(core: &mut Core) -> Result<(), EngineError> {
             continue;
         }
         match finish_inode(core, ino) {
-            Err(FsError::Io(what)) if core.failed.get().is_none() => {
-                core.damage.stop(format!("inode {ino} cannot be freed or cut: {what}"));
+            Err(error @ (FsError::Io(_) | FsError::NoSpace(_))) if core.failed.get().is_none() => {
+                core.damage.stop(format!("inode {ino} cannot be freed or cut: {error}"));
                 return Ok(());
             }
             other => other.map_err(stop)?,
@@ -187,6 +187,6 @@ fn finish_inode(core: &Core, ino: u32) -> ferrite_vfs::Result<()> {
     } else {
         let _lock = mem.write();
         let mut inode = stored;
-        cut::finish(core, &mem, &mut inode)
+        cut::resume(core, &mem, &mut inode)
     }
 }

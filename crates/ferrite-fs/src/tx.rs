@@ -245,10 +245,11 @@ impl<'e> Tx<'e> {
         self.entered.get_or_insert_with(|| journal.enter());
     }
 
-    /// Says that the operation changes one page, whichever way, and that its log units or its block are the last thing streamed: no lock is
-    /// taken from there to the commit.
+    /// Says that the operation changes one page, whichever way, that its log units or its block are the last thing streamed, and that nothing
+    /// is waited for from here to the commit but memory. The ring is locked while that is on its way.
     pub(crate) fn set_single_page(&mut self) {
         self.single_page = true;
+        self.enter();
     }
 
     /// Fills a claimed block with a page of a file, the last thing done before the record of an operation on one page.
@@ -305,8 +306,7 @@ impl<'e> Tx<'e> {
     }
 
     fn stream_units(&mut self, offset: u64, bytes: &[u8], skip: usize) {
-        if self.single_page {
-            self.enter();
+        if self.entered.is_some() {
             self.core.region.stream(offset, bytes);
         } else {
             self.buffers.staged.push(offset, bytes);

@@ -141,6 +141,7 @@ fn verify(image: &[u8], states: &[Tree], returned: usize, at: &str, twice: bool)
         region.attach_recorder(Arc::clone(&recorder));
     }
     let engine = Engine::mount(region, &quiet()).unwrap_or_else(|error| panic!("{at}: {error}"));
+    assert!(engine.damage().is_empty(), "{at}: {:?}", engine.damage());
     let tree = capture(&engine);
     let allowed = &states[returned..states.len().min(returned + 2)];
     if !allowed.contains(&tree) {

@@ -443,6 +443,25 @@ fn a_page_word_with_anothers_block() {
     });
 }
 
+/// The first word of many pages in a row, from which some mappings tell all of them: whatever else is hit by that, nothing is wrong.
+#[test]
+fn the_first_word_of_a_run() {
+    for &mapping in Mapping::ALL {
+        let pool = Pool::new(mapping);
+        let all: Vec<&str> = pool.files.keys().map(String::as_str).collect();
+        let at = pool.page_word(PLAIN, 0);
+        for block in [pool.files[PLAIN].pages[1].block, pool.files["other-19"].pages[0].block] {
+            let errors = live_with(
+                &pool,
+                &pool.damaged(&vec![(at, u64::from(block))]),
+                &all,
+                Told::ReadOnly,
+            );
+            assert!(errors > 0, "{mapping}: the damage shows");
+        }
+    }
+}
+
 /// A page that is gone from the mapping is no hole.
 #[test]
 fn a_page_word_that_was_cleared() {

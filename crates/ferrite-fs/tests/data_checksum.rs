@@ -47,8 +47,21 @@ const TARGET: [u8; 3000] = [b'x'; 3000];
 
 impl Pool {
     fn new(data_checksum: bool) -> Pool {
+        Pool::made_with(&options(data_checksum))
+    }
+
+    /// Where each page has a word of its own, in a table, and no bit of the logged page's word leads to an older entry of its log, which nobody
+    /// could tell from the newest.
+    fn with_words() -> Pool {
+        Pool::made_with(&MkfsOptions {
+            mapping: Mapping::Hashfs,
+            ..options(true)
+        })
+    }
+
+    fn made_with(options: &MkfsOptions) -> Pool {
         let blank = Region::anonymous(POOL_BYTES).unwrap();
-        mkfs(&blank, &options(data_checksum)).unwrap();
+        mkfs(&blank, options).unwrap();
         let image = image_of(&blank);
         let recorder = Recorder::new(image.clone());
         let mut region = Region::from_image(&image).unwrap();
@@ -300,7 +313,7 @@ fn a_flipped_bit_is_an_error_at_its_place() {
 /// A mapping whose words lead to each other's blocks: fsck finds nothing, for every block has one owner.
 #[test]
 fn pages_that_changed_places_are_errors() {
-    let pool = Pool::new(true);
+    let pool = Pool::with_words();
     let (a, b) = (&pool.files[0], &pool.files[1]);
     for ((one, first), (other, second)) in [((a, 0), (a, 3)), ((a, 1), (b, 1)), ((a, 2), (b, 0))] {
         let places = (pool.word_offset(&one.2[first]), pool.word_offset(&other.2[second]));
@@ -321,7 +334,7 @@ fn pages_that_changed_places_are_errors() {
 /// Each bit of a page word leads nowhere, to another's block, or to no log entry of the page.
 #[test]
 fn a_flipped_bit_of_a_page_word_gives_no_wrong_data() {
-    let pool = Pool::new(true);
+    let pool = Pool::with_words();
     let mut errors = 0;
     for page in [&pool.files[0].2[1], &pool.logged.2[0]] {
         assert!(

@@ -26,4 +26,4 @@ mod mount;
 
 #[cfg(doc)]
 use ferrite_vfs::FileSystem;
-pub use mount::{FuseError, FuseOptions, Mounted, Unmounter, mount};
+pub use mount::{FuseError, FuseOptions, Mounted, Unmounter, mount, remount};

@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use ferrite_vfs::FileSystem;
 use fuser::{Config, MountOption, Session, SessionACL, SessionUnmounter};
+use rustix::fs::StatVfsMountFlags;
 use rustix::mount::{MountFlags, UnmountFlags};
 use thiserror::Error;
 
@@ -164,6 +165,30 @@ fn kernel_mount(device: &OwnedFd, dir: &Path, options: &FuseOptions) -> Result<(
             why: error.to_string(),
         }
     })
+}
+
+/// Lets the kernel refuse changes to what is mounted on `dir`, or take them again; the other flags stay. Needs root. Refused while
+/// files are open for writing. A pool whose daemon opened it read-only refuses changes all the same.
+pub fn remount(dir: &Path, read_only: bool) -> Result<(), FuseError> {
+    let wrong = |error: rustix::io::Errno| FuseError::MountPoint {
+        path: dir.to_path_buf(),
+        why: match error {
+            rustix::io::Errno::BUSY => "files on it are open for writing; close them first".into(),
+            error => error.to_string(),
+        },
+    };
+    let now = rustix::fs::statvfs(dir).map_err(wrong)?.f_flag;
+    let mut flags = MountFlags::empty();
+    for (is, flag) in [
+        (StatVfsMountFlags::NOSUID, MountFlags::NOSUID),
+        (StatVfsMountFlags::NODEV, MountFlags::NODEV),
+        (StatVfsMountFlags::NOEXEC, MountFlags::NOEXEC),
+        (StatVfsMountFlags::NOATIME, MountFlags::NOATIME),
+    ] {
+        flags.set(flag, now.contains(is));
+    }
+    flags.set(MountFlags::RDONLY, read_only);
+    rustix::mount::mount_remount(dir, flags, c"").map_err(wrong)
 }
 
 fn config(options: &FuseOptions) -> Config {

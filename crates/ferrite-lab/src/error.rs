@@ -12,6 +12,14 @@ pub enum LabError {
     /// No figure has that id.
     #[error("no figure is called {0}; `ferrite lab list` shows them")]
     UnknownFigure(String),
+    /// The figure needs what this build was made without.
+    #[error("{figure}: {mend}")]
+    NotInThisBuild {
+        /// Which one.
+        figure: String,
+        /// What is missing, and how to get it.
+        mend: &'static str,
+    },
     /// A mapping refused.
     #[error("{structure}: {source}")]
     Map {
@@ -29,6 +37,10 @@ pub enum LabError {
     /// A file system call failed.
     #[error("file system: {0}")]
     FileSystem(#[from] ferrite_vfs::FsError),
+    /// LevelDB refused.
+    #[cfg(feature = "leveldb")]
+    #[error(transparent)]
+    LevelDb(#[from] ferrite_leveldb::DbError),
     /// Something was measured that cannot be right.
     #[error("{0}")]
     Wrong(String),

@@ -22,6 +22,8 @@
 //! # Ok::<(), ferrite_lab::LabError>(())
 //! ```
 //!
+//! YCSB on LevelDB (HashFS 13 and 14) is there with the cargo feature `leveldb`, which needs a C++ compiler and LevelDB.
+//!
 //! A new figure is a file in `figures` and a line in its list; a new mapping of `ferrite-map` joins by itself.
 //!
 //! *Architecture invariant:* nothing here is part of the product; no other crate but the command line uses it.
@@ -53,5 +55,5 @@ pub use data::{FigureData, FigureInfo, FigureResult, Panel, Point, Series, Verdi
 pub use error::LabError;
 pub use plan::{Plan, Progress, Silent};
 pub use report::report;
-pub use run::{from_json, list, run, to_json};
+pub use run::{from_json, lacks, list, run, to_json};
 pub use runs::run_rows;

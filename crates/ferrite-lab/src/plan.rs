@@ -31,6 +31,15 @@ pub struct Plan {
     pub threads: Vec<u32>,
     /// Files of a file-system mix, for each thread.
     pub mix_files: u32,
+    /// Pairs of 1 KiB that YCSB begins with (the paper's: 1.6 million); fewer where memory does not suffice.
+    #[serde(default)]
+    pub ycsb_pairs: u32,
+    /// Rounds of each workload of YCSB: many short ones, since a throughput with several threads scatters.
+    #[serde(default)]
+    pub ycsb_rounds: u32,
+    /// Operations of such a round.
+    #[serde(default)]
+    pub ycsb_operations: u32,
     /// Layout score where a figure does not vary it.
     pub layout_score: f64,
     /// Nanoseconds added for each line of the structure that a cold operation misses: a slower medium. 0: none. Figures of single
@@ -58,6 +67,9 @@ impl Plan {
             round_ms: 150,
             threads: vec![1, 2, 4],
             mix_files: 300,
+            ycsb_pairs: 40_000,
+            ycsb_rounds: 25,
+            ycsb_operations: 3_000,
             layout_score: 0.85,
             media_extra_ns: 0.0,
             seed: 0x00fe_2217_e1ab,
@@ -79,6 +91,9 @@ impl Plan {
             round_ms: 500,
             threads: vec![1, 2, 4, 8],
             mix_files: 1000,
+            ycsb_pairs: 1_600_000,
+            ycsb_rounds: 11,
+            ycsb_operations: 100_000,
             ..Plan::quick()
         }
     }
@@ -97,6 +112,9 @@ impl Plan {
             round_ms: 5,
             threads: vec![1, 2],
             mix_files: 20,
+            ycsb_pairs: 2000,
+            ycsb_rounds: 2,
+            ycsb_operations: 200,
             ..Plan::quick()
         }
     }

@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use crate::data::{FigureData, FigureInfo, FigureResult, Machine};
 use crate::error::LabError;
-use crate::figures::FIGURES;
+use crate::figures::{FIGURES, lacking};
 use crate::plan::{Plan, Progress};
 
 /// All figures, in the papers' order.
@@ -12,14 +12,29 @@ pub fn list() -> Vec<FigureInfo> {
     FIGURES.iter().map(|figure| figure.info()).collect()
 }
 
-/// Runs figures by id; `all` is each of them. Takes minutes, memory for the largest pool, and as many threads as the plan says.
+/// What this build lacks to run the figure of that id, and the mend.
+pub fn lacks(id: &str) -> Option<&'static str> {
+    lacking(id)
+}
+
+/// Runs figures by id; `all` is each of them that this build has ([`lacks`]). Takes minutes, memory for the largest pool, and as many
+/// threads as the plan says.
 pub fn run(ids: &[&str], plan: &Plan, progress: &mut dyn Progress) -> Result<Vec<FigureResult>, LabError> {
     let mut chosen = Vec::new();
     for &id in ids {
-        let before = chosen.len();
-        chosen.extend(FIGURES.iter().filter(|figure| id == "all" || figure.id == id));
-        if chosen.len() == before {
-            return Err(LabError::UnknownFigure(id.to_string()));
+        let all = FIGURES.iter().filter(|figure| lacking(figure.id).is_none());
+        match FIGURES.iter().find(|figure| figure.id == id) {
+            _ if id == "all" => chosen.extend(all),
+            Some(figure) => match lacking(id) {
+                None => chosen.push(figure),
+                Some(mend) => {
+                    return Err(LabError::NotInThisBuild {
+                        figure: id.to_string(),
+                        mend,
+                    });
+                }
+            },
+            None => return Err(LabError::UnknownFigure(id.to_string())),
         }
     }
     // Before the minutes of work, not after them.

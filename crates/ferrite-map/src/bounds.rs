@@ -93,7 +93,11 @@ impl Bounds {
         }
         // What was raised before the announcement counts, too.
         let bound = self.bytes[home].load(Ordering::SeqCst);
-        let lower = farthest(u64::from(bound)).min(u64::from(bound)) as u8;
+        let lower = match bound {
+            // What lies farther than a bound can say is not searched for.
+            FULL => FULL,
+            _ => farthest(u64::from(bound)).min(u64::from(bound)) as u8,
+        };
         let not_called_off =
             lowering.compare_exchange(announced, announced | COMMITTING, Ordering::SeqCst, Ordering::SeqCst);
         if not_called_off.is_ok() {
@@ -153,5 +157,35 @@ mod tests {
         // A table smaller than its bound is seen once, not twice.
         bounds.raise(1, 200);
         assert_eq!(bounds.lines_to_probe(1, 100), 99);
+    }
+
+    /// A bound that becomes "anywhere" while it is being lowered stays so: what lies beyond a byte's reach is not searched.
+    #[test]
+    fn a_bound_that_has_just_become_full_is_not_lowered() {
+        const ROUNDS: u64 = 20_000;
+        let (bounds, round) = (&Bounds::new(1), &AtomicU64::new(0));
+        let spin_until = |count: u64| {
+            while round.load(Ordering::SeqCst) < count {
+                std::hint::spin_loop();
+            }
+        };
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                for number in 0..ROUNDS {
+                    spin_until(number * 2 + 1);
+                    (0..number % 37).for_each(|_| std::hint::spin_loop());
+                    bounds.raise(0, 300);
+                    round.fetch_add(1, Ordering::SeqCst);
+                }
+            });
+            for number in 0..ROUNDS {
+                bounds.bytes[0].store(10, Ordering::SeqCst);
+                round.fetch_add(1, Ordering::SeqCst);
+                (0..number % 41).for_each(|_| std::hint::spin_loop());
+                bounds.lower(0, |_| 1);
+                spin_until(number * 2 + 2);
+                assert_eq!(bounds.lines_to_probe(0, 1000), 999, "round {number}");
+            }
+        });
     }
 }

@@ -267,7 +267,13 @@ impl Cuckoo {
             self.used.set(u64::from(entry.slot));
             match self.fault_of(&entry) {
                 Some(what) => result = Err(MapError::Damaged(what)),
-                None => visit(entry),
+                None => {
+                    visit(entry);
+                    // A head tells where all of its run lies, so one wrong word or range would be many wrong pages.
+                    if let Some(what) = check::fault_of_range(self, &entry) {
+                        result = Err(MapError::Damaged(what));
+                    }
+                }
             }
         }
         result

@@ -21,7 +21,7 @@ use crate::bitmap::AtomicBitmap;
 use crate::bounds::Bounds;
 use crate::load;
 use crate::simd::{self, Level};
-use crate::{Broken, FileMap, Geometry, MapEntry, MapError, MapTx, PageWord, Resource, TransCache};
+use crate::{Astray, Broken, FileMap, Geometry, MapEntry, MapError, MapTx, PageWord, Resource, TransCache};
 
 const BUCKET_SLOTS: u64 = 8;
 const BUCKET_BYTES: u64 = 128;
@@ -462,7 +462,7 @@ impl FileMap for HashFs {
             if ino == 0 || ino >= self.geometry.inodes || !self.geometry.is_data_block(word.page()) {
                 let page = word.page();
                 broken(Broken {
-                    ino: 0,
+                    astray: Astray::Nothing,
                     what: format!("slot {slot} maps page {lblk} of inode {ino} to block {page}"),
                     cure: vec![(self.key_offset(slot), 0), (self.word_offset(slot), 0)],
                 });

@@ -28,7 +28,7 @@ use crate::bitmap::AtomicBitmap;
 use crate::bounds::Bounds;
 use crate::gate::Gate;
 use crate::load;
-use crate::{Broken, FileMap, Geometry, MapEntry, MapError, MapTx, PageWord, Resource, TransCache};
+use crate::{Astray, Broken, FileMap, Geometry, MapEntry, MapError, MapTx, PageWord, Resource, TransCache};
 
 const LINE_BYTES: u64 = 64;
 /// Pages of a chunk.
@@ -491,11 +491,18 @@ impl FileMap for Leaf {
             let step = CHUNK as usize;
             for lblk in (first / u64::from(CHUNK) * u64::from(CHUNK)..end).step_by(step) {
                 let key = key_of(ino, lblk as u32);
-                let line = self.gate.steady(|| self.find(key));
                 // A lookup without the lock may see a line change hands; its version tells it, but not us.
-                if let Some(line) = line
-                    && !self.entries(line, key, &mut within)
-                {
+                let found = self.gate.steady(|| {
+                    let mut found = Vec::new();
+                    if let Some(line) = self.find(key) {
+                        self.entries(line, key, &mut |entry| {
+                            found.push(entry);
+                            true
+                        });
+                    }
+                    found
+                });
+                if !found.into_iter().all(&mut within) {
                     return;
                 }
             }
@@ -528,7 +535,7 @@ impl FileMap for Leaf {
             let (offset, right) = (self.active_offset(copy), encode_active(active));
             if decode_active(self.region.load(offset)) != Some(active) {
                 broken(Broken {
-                    ino: 0,
+                    astray: Astray::Nothing,
                     what: format!("the number of active lines is damaged; it is {active}"),
                     cure: vec![(offset, right)],
                 });
@@ -553,7 +560,7 @@ impl FileMap for Leaf {
             };
             let offset = self.header_offset(line);
             broken(Broken {
-                ino: 0,
+                astray: Astray::Nothing,
                 what,
                 cure: cleared.map(|word| (offset + word * 8, 0)).collect(),
             });

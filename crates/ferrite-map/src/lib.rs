@@ -140,11 +140,22 @@ pub struct MapEntry {
     pub slot: u32,
 }
 
+/// Pages that lookups may find anywhere because of something broken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Astray {
+    /// Nobody's for sure.
+    Nothing,
+    /// All of an inode.
+    Inode(u32),
+    /// Some of an inode: its number, the first page, and how many.
+    Pages(u32, u32, u32),
+}
+
 /// Something in a structure that cannot be, see [`FileMap::check`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Broken {
-    /// Whose tree it is in; 0 in tables, where an entry says whose it is and may lie.
-    pub ino: u32,
+    /// What it leads astray, if that is certain: an entry of a table says whose it is, and may lie.
+    pub astray: Astray,
     /// What is wrong, and where.
     pub what: String,
     /// Words to store (pool offset, value) after which it is gone, with all pages that only it led to.

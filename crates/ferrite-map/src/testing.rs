@@ -10,6 +10,7 @@
 //! Random tests print their seed, and run that one alone when `FERRITE_SEED` is set.
 
 pub(crate) mod harm;
+pub(crate) mod replay;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -365,6 +366,11 @@ macro_rules! mapping_tests {
         #[test]
         fn a_record_applied_in_part_is_whole_after_replay() {
             crate::testing::harm::a_record_applied_in_part_is_whole_after_replay::<$subject>();
+        }
+
+        #[test]
+        fn folds_undone_by_replay_leave_the_mapping_sound() {
+            crate::testing::replay::folds_undone_by_replay_leave_the_mapping_sound::<$subject>();
         }
 
         #[test]

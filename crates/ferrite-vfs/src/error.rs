@@ -51,9 +51,12 @@ pub enum FsError {
     /// No such extended attribute.
     #[error("no such attribute")]
     NoAttribute,
-    /// The caller's buffer is too small for the result.
+    /// A buffer is too small for the result, or an attribute's name too long.
     #[error("result too large for the buffer")]
     Range,
+    /// The value of an extended attribute is longer than any may be.
+    #[error("attribute value too long")]
+    ValueTooLong,
     /// The file would grow past the largest size the format can hold.
     #[error("file too large")]
     FileTooBig,
@@ -105,6 +108,7 @@ impl FsError {
             FsError::ReadOnly => libc::EROFS,
             FsError::NoAttribute => libc::ENODATA,
             FsError::Range => libc::ERANGE,
+            FsError::ValueTooLong => libc::E2BIG,
             FsError::FileTooBig => libc::EFBIG,
             FsError::NoSuchAddress => libc::ENXIO,
             FsError::NotSupported(_) => libc::EOPNOTSUPP,

@@ -125,6 +125,14 @@ pub fn may_delete(dir: &Attr, victim: &Attr, cred: &Cred) -> Result<()> {
 /// setgid (of directories too, as the kernel does for a mount).
 pub fn may_setattr(attr: &Attr, cred: &Cred, set: &SetAttr) -> Result<SetAttr> {
     let mut set = *set;
+    if set.size.is_some() {
+        match attr.kind {
+            FileKind::File => {}
+            // Whoever asks: what has no size is refused before permissions are looked at.
+            FileKind::Directory => return Err(FsError::IsDirectory),
+            _ => return Err(FsError::Invalid("only files have a size to set")),
+        }
+    }
     let owner = cred.is_root() || cred.uid == attr.uid;
     if let Some(mode) = set.mode {
         if !owner {

@@ -263,7 +263,7 @@ pub struct OpenMode {
     pub read: bool,
     /// Writes are allowed.
     pub write: bool,
-    /// A write clears setuid and setgid (the opener is not privileged).
+    /// A write or `fallocate` clears setuid and setgid (the opener is not privileged).
     pub kill_priv: bool,
     /// Reads leave the access time alone (`O_NOATIME`).
     pub no_atime: bool,

@@ -238,12 +238,18 @@ impl Vfs {
         Ok(place)
     }
 
-    /// What is at an existing place, if the caller may remove it from there.
-    fn removable(&self, place: &Place<'_, '_>) -> Result<Attr> {
-        let victim = self.fs.lookup(place.parent.ino, place.name)?;
-        if place.needs_dir && victim.kind != FileKind::Directory {
+    /// What is at an existing place.
+    fn entry(&self, place: &Place<'_, '_>) -> Result<Attr> {
+        let entry = self.fs.lookup(place.parent.ino, place.name)?;
+        if place.needs_dir && entry.kind != FileKind::Directory {
             return Err(FsError::NotDirectory);
         }
+        Ok(entry)
+    }
+
+    /// What is at an existing place, if the caller may remove it from there.
+    fn removable(&self, place: &Place<'_, '_>) -> Result<Attr> {
+        let victim = self.entry(place)?;
         posix::may_delete(&place.parent, &victim, &self.cred)?;
         Ok(victim)
     }
@@ -367,23 +373,24 @@ impl Vfs {
         }
     }
 
-    /// Makes a directory.
+    /// Makes a directory. Setuid and setgid cannot be asked for, as with `mkdir(2)`: setgid comes from the parent.
     pub fn mkdir(&self, path: &[u8], mode: u32) -> Result<Attr> {
         let place = self.new_place(path, true)?;
-        self.fs.mkdir(&self.cred, place.parent.ino, place.name, mode & 0o7777)
+        self.fs.mkdir(&self.cred, place.parent.ino, place.name, mode & 0o1777)
     }
 
     /// Makes a special (or regular) file. Devices are root's.
     pub fn mknod(&self, path: &[u8], node: &NewNode) -> Result<Attr> {
+        let place = self.new_place(path, false)?;
         if matches!(node.kind, FileKind::CharDevice | FileKind::BlockDevice) && !self.cred.is_root() {
             return Err(FsError::NotPermitted);
         }
-        let place = self.new_place(path, false)?;
         self.fs.mknod(&self.cred, place.parent.ino, place.name, node)
     }
 
-    /// Makes a symbolic link to `target`.
+    /// Makes a symbolic link to `target`; an empty one leads nowhere, so it is `NotFound`.
     pub fn symlink(&self, target: &[u8], path: &[u8]) -> Result<Attr> {
+        check_path(target)?;
         let place = self.new_place(path, false)?;
         self.fs.symlink(&self.cred, place.parent.ino, place.name, target)
     }
@@ -434,23 +441,24 @@ impl Vfs {
         if is_dots(from.name) || is_dots(to.name) {
             return Err(FsError::Busy);
         }
-        let moved = self.removable(&from)?;
-        let victim = match self.fs.lookup(to.parent.ino, to.name) {
-            Ok(_) if mode == RenameMode::NoReplace => return Err(FsError::Exists),
-            Ok(victim) => {
-                posix::may_delete(&to.parent, &victim, &self.cred)?;
-                Some(victim)
-            }
-            Err(FsError::NotFound) if mode != RenameMode::Exchange => {
-                posix::may_access(&to.parent, &self.cred, Access::WRITE_EXEC)?;
-                None
-            }
-            Err(error) => return Err(error),
+        let moved = self.entry(&from)?;
+        let victim = match (self.fs.lookup(to.parent.ino, to.name), mode) {
+            (Ok(_), RenameMode::NoReplace) => return Err(FsError::Exists),
+            // Two names of one file: nothing happens, so nothing needs a permission.
+            (Ok(victim), _) if victim.ino == moved.ino => return Ok(()),
+            (Ok(victim), _) => Some(victim),
+            (Err(FsError::NotFound), RenameMode::Replace | RenameMode::NoReplace) => None,
+            (Err(error), _) => return Err(error),
         };
         let exchanged = victim.filter(|_| mode == RenameMode::Exchange);
         let becomes = exchanged.unwrap_or(moved);
         if to.needs_dir && becomes.kind != FileKind::Directory {
             return Err(FsError::NotDirectory);
+        }
+        posix::may_delete(&from.parent, &moved, &self.cred)?;
+        match &victim {
+            Some(victim) => posix::may_delete(&to.parent, victim, &self.cred)?,
+            None => posix::may_access(&to.parent, &self.cred, Access::WRITE_EXEC)?,
         }
         // A directory that moves changes its `..`, so it must be writable itself.
         if from.parent.ino != to.parent.ino {

@@ -1,81 +1,17 @@
-//! POSIX on a real mount, as root and as other users: the tables in `tests/posix/`, one system call a line.
-//!
-//! A line reads `who: call arguments = expected`. Without `who:` root calls, without `=` the call must succeed. `--- name`
-//! opens a case, which starts in an empty directory that everybody may write to. `changes f:mc d: | …` says in addition
-//! which of access (a), modification (m) and change (c) times the call moves; m and c that are not named must stay.
-//! `{255}` is a name of that length, `{path 4095 f}` a path to `f` of that length.
+//! POSIX on a real mount, as root and as other users: the tables in `tests/posix/`, one system call a line (how to
+//! read them is said in `posix/mod.rs`).
 //!
 //! Which side is wrong, table or file system? `FERRITE_POSIX_DIR=/some/dir` runs the tables on another file system.
 
 mod common;
+mod posix;
 
 use std::ffi::{CStr, CString};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
-use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::path::Path;
 
 use common::{TestPool, has_fuse};
-
-/// Longer than a tick of the coarse clock, so that a changed time shows.
-const TICK: Duration = Duration::from_millis(12);
-
-const TABLES: [(&str, &str); 5] = [
-    ("errors", include_str!("posix/errors.table")),
-    ("permissions", include_str!("posix/permissions.table")),
-    ("rename", include_str!("posix/rename.table")),
-    ("attributes", include_str!("posix/attributes.table")),
-    ("data", include_str!("posix/data.table")),
-];
-
-/// Users of the tables: name, user, group, further groups.
-const USERS: [(&str, u32, u32, &[u32]); 5] = [
-    ("root", 0, 0, &[]),
-    ("u", 65534, 65534, &[]),
-    ("v", 65533, 65533, &[]),
-    // Not the user, but in the user's group: by the first group, or by a further one.
-    ("g", 65532, 65534, &[]),
-    ("s", 65531, 65531, &[65534]),
-];
-
-const ERRORS: [(&str, i32); 27] = [
-    ("EPERM", libc::EPERM),
-    ("ENOENT", libc::ENOENT),
-    ("EIO", libc::EIO),
-    ("ENXIO", libc::ENXIO),
-    ("E2BIG", libc::E2BIG),
-    ("EBADF", libc::EBADF),
-    ("EACCES", libc::EACCES),
-    ("EBUSY", libc::EBUSY),
-    ("EEXIST", libc::EEXIST),
-    ("EXDEV", libc::EXDEV),
-    ("ENODEV", libc::ENODEV),
-    ("ENOTDIR", libc::ENOTDIR),
-    ("EISDIR", libc::EISDIR),
-    ("EINVAL", libc::EINVAL),
-    ("ETXTBSY", libc::ETXTBSY),
-    ("EFBIG", libc::EFBIG),
-    ("ENOSPC", libc::ENOSPC),
-    ("EROFS", libc::EROFS),
-    ("EMLINK", libc::EMLINK),
-    ("ERANGE", libc::ERANGE),
-    ("ENAMETOOLONG", libc::ENAMETOOLONG),
-    ("ENOSYS", libc::ENOSYS),
-    ("ENOTEMPTY", libc::ENOTEMPTY),
-    ("ELOOP", libc::ELOOP),
-    ("ENODATA", libc::ENODATA),
-    ("EOPNOTSUPP", libc::EOPNOTSUPP),
-    ("EOVERFLOW", libc::EOVERFLOW),
-];
-
-/// What a call returned: text ("ok" where there is nothing to tell), or an error number.
-type Answer = Result<String, i32>;
-
-fn name_of(errno: i32) -> String {
-    ERRORS
-        .iter()
-        .find(|(_, number)| *number == errno)
-        .map_or_else(|| format!("errno {errno}"), |(name, _)| (*name).to_owned())
-}
+use posix::{Answer, GivenTime, Run, System, Times, User, given_time, number, octal};
 
 fn check(result: impl Into<i64>) -> Result<i64, i32> {
     let result = result.into();
@@ -88,17 +24,6 @@ fn check(result: impl Into<i64>) -> Result<i64, i32> {
 
 fn done(result: impl Into<i64>) -> Answer {
     check(result).map(|_| "ok".to_owned())
-}
-
-fn octal(text: &str) -> u32 {
-    u32::from_str_radix(text, 8).unwrap_or_else(|_| panic!("`{text}` is no mode"))
-}
-
-fn number(text: &str) -> i64 {
-    match text.split_once("<<") {
-        Some((value, shift)) => number(value) << number(shift),
-        None => text.parse().unwrap_or_else(|_| panic!("`{text}` is no number")),
-    }
 }
 
 fn open(path: &CStr, flags: &str, mode: u32) -> Result<OwnedFd, i32> {
@@ -163,15 +88,11 @@ fn field(stat: &libc::stat, field: &str) -> String {
     }
 }
 
-/// `omit`, `now`, or seconds and nanoseconds with a dot between.
 fn time(text: &str) -> libc::timespec {
-    let (tv_sec, tv_nsec) = match text {
-        "omit" => (0, libc::UTIME_OMIT),
-        "now" => (0, libc::UTIME_NOW),
-        _ => text
-            .split_once('.')
-            .map(|(seconds, nanos)| (number(seconds), number(nanos)))
-            .unwrap_or_else(|| panic!("`{text}` is no time")),
+    let (tv_sec, tv_nsec) = match given_time(text) {
+        GivenTime::Omit => (0, libc::UTIME_OMIT),
+        GivenTime::Now => (0, libc::UTIME_NOW),
+        GivenTime::At(seconds, nanos) => (seconds, nanos),
     };
     libc::timespec { tv_sec, tv_nsec }
 }
@@ -344,143 +265,51 @@ fn call(words: &[String]) -> Answer {
     }
 }
 
-/// Makes a call as a user. Credentials, working directory and umask are those of a thread of its own.
-fn call_as(who: &str, dir: &Path, words: &[String]) -> Answer {
-    let (_, user, group, groups) = *USERS
-        .iter()
-        .find(|(name, ..)| *name == who)
-        .unwrap_or_else(|| panic!("`{who}` is no user"));
-    std::thread::scope(|scope| {
-        let thread = scope.spawn(|| {
-            // SAFETY: the thread leaves the process' shared working directory first; the raw calls change this thread's
-            // credentials only (the wrappers of the C library would change those of all threads).
-            unsafe {
-                check(libc::unshare(libc::CLONE_FS)).unwrap();
-                libc::umask(0);
-                std::env::set_current_dir(dir).unwrap();
-                if user != 0 {
-                    check(libc::syscall(libc::SYS_setgroups, groups.len(), groups.as_ptr())).unwrap();
-                    check(libc::syscall(libc::SYS_setresgid, group, group, group)).unwrap();
-                    check(libc::syscall(libc::SYS_setresuid, user, user, user)).unwrap();
+/// The kernel. Credentials, working directory and umask of a call are those of a thread of its own.
+struct Kernel;
+
+impl System for Kernel {
+    fn call(&self, who: &User, dir: &str, words: &[String]) -> Option<Answer> {
+        let &User { uid, gid, groups, .. } = who;
+        let answer = std::thread::scope(|scope| {
+            let thread = scope.spawn(|| {
+                // SAFETY: the thread leaves the process' shared working directory first; the raw calls change this thread's
+                // credentials only (the wrappers of the C library would change those of all threads).
+                unsafe {
+                    check(libc::unshare(libc::CLONE_FS)).unwrap();
+                    libc::umask(0);
+                    std::env::set_current_dir(dir).unwrap();
+                    if uid != 0 {
+                        check(libc::syscall(libc::SYS_setgroups, groups.len(), groups.as_ptr())).unwrap();
+                        check(libc::syscall(libc::SYS_setresgid, gid, gid, gid)).unwrap();
+                        check(libc::syscall(libc::SYS_setresuid, uid, uid, uid)).unwrap();
+                    }
                 }
-            }
-            call(words)
+                call(words)
+            });
+            thread.join().unwrap_or_else(|_| panic!("{who:?}: {words:?}"))
         });
-        thread.join().unwrap_or_else(|_| panic!("{who}: {words:?}"))
-    })
+        Some(answer)
+    }
+
+    fn times(&self, dir: &str, path: &str) -> Option<Times> {
+        let path = CString::new(format!("{dir}/{path}")).unwrap();
+        let stat = stat(&path, false).ok()?;
+        Some([
+            (stat.st_atime, stat.st_atime_nsec),
+            (stat.st_mtime, stat.st_mtime_nsec),
+            (stat.st_ctime, stat.st_ctime_nsec),
+        ])
+    }
 }
 
-/// `{255}` and `{path 4095 f}`, see above.
-fn expand(line: &str) -> String {
-    let mut text = String::new();
-    let mut rest = line;
-    while let Some((before, behind)) = rest.split_once('{') {
-        let (inside, after) = behind.split_once('}').unwrap_or_else(|| panic!("no }} in {line}"));
-        text.push_str(before);
-        match inside.split(' ').collect::<Vec<_>>()[..] {
-            ["path", len, tail] => {
-                text.push('.');
-                text.push_str(&"/".repeat(number(len) as usize - 1 - tail.len()));
-                text.push_str(tail);
-            }
-            [len] => text.push_str(&"n".repeat(number(len) as usize)),
-            _ => panic!("{{{inside}}} is nothing"),
-        }
-        rest = after;
-    }
-    text + rest
-}
-
-/// Access, modification and change time.
-fn times(dir: &Path, path: &str) -> Option<[(i64, i64); 3]> {
-    let path = CString::new(dir.join(path).to_str().unwrap()).unwrap();
-    let stat = stat(&path, false).ok()?;
-    Some([
-        (stat.st_atime, stat.st_atime_nsec),
-        (stat.st_mtime, stat.st_mtime_nsec),
-        (stat.st_ctime, stat.st_ctime_nsec),
-    ])
-}
-
-/// What is wrong with the times after a call, if anything.
-fn wrong_times(path: &str, expected: &str, before: [(i64, i64); 3], after: [(i64, i64); 3]) -> Option<String> {
-    let moved: String = ['a', 'm', 'c']
-        .into_iter()
-        .zip(before.iter().zip(&after))
-        .filter(|(letter, (before, after))| before != after && (*letter != 'a' || expected.contains('a')))
-        .map(|(letter, _)| letter)
-        .collect();
-    (moved != expected).then(|| format!("times of {path}: moved `{moved}`, expected `{expected}`"))
-}
-
-/// Runs one line; counts what it asserts; returns what went wrong.
-fn run_line(line: &str, dir: &Path, assertions: &mut usize) -> Vec<String> {
-    let (changes, line) = match line.strip_prefix("changes ") {
-        Some(rest) => rest.split_once('|').unwrap_or_else(|| panic!("no | in {line}")),
-        None => ("", line),
-    };
-    let (line, expected) = match line.rsplit_once(" =") {
-        Some((line, expected)) => (line, expected.trim()),
-        None => (line, "ok"),
-    };
-    let line = expand(line.trim());
-    let expected = expand(expected);
-    let (who, line) = line.split_once(": ").unwrap_or(("root", &line));
-    // One space between words, so that an empty one (`{0}`) is a word.
-    let words: Vec<String> = line.split(' ').map(String::from).collect();
-    let changes: Vec<(&str, &str, Option<_>)> = changes
-        .split_whitespace()
-        .map(|word| word.split_once(':').unwrap())
-        .map(|(path, letters)| (path, letters, times(dir, path)))
-        .collect();
-    if !changes.is_empty() {
-        std::thread::sleep(TICK);
-    }
-    let answer = call_as(who, dir, &words).unwrap_or_else(name_of);
-    let mut wrong = Vec::new();
-    *assertions += 1 + changes.len();
-    if answer != expected {
-        let short: String = answer.chars().take(100).collect();
-        wrong.push(format!("expected `{expected}`, got `{short}`"));
-    }
-    for (path, letters, before) in changes {
-        match (before, times(dir, path)) {
-            (Some(before), Some(after)) => wrong.extend(wrong_times(path, letters, before, after)),
-            _ => wrong.push(format!("{path}: no such file to watch")),
-        }
-    }
-    wrong
-}
-
-/// Runs a table in `base`; returns the number of assertions and the lines that failed.
-fn run_table(name: &str, table: &str, base: &Path) -> (usize, Vec<String>) {
-    let (mut assertions, mut failures) = (0, Vec::new());
-    let (mut case, mut dir) = ("", PathBuf::new());
-    for (number, line) in table.lines().enumerate() {
-        let line = line.trim();
-        if line.is_empty() || line.starts_with('#') {
-            continue;
-        }
-        if let Some(title) = line.strip_prefix("--- ") {
-            (case, dir) = (title, base.join(format!("{name}-{number}")));
-            call_as(
-                "root",
-                base,
-                &["mkdir".into(), dir.display().to_string(), "0777".into()],
-            )
-            .unwrap();
-            continue;
-        }
-        for wrong in run_line(line, &dir, &mut assertions) {
-            failures.push(format!("{name}.table:{} ({case}): {line}: {wrong}", number + 1));
-        }
-    }
-    (assertions, failures)
+fn text(path: &Path) -> &str {
+    path.to_str().expect("the tests' own directories have plain names")
 }
 
 #[test]
 fn every_line_of_the_tables_holds() {
-    let other = std::env::var_os("FERRITE_POSIX_DIR").map(PathBuf::from);
+    let other = std::env::var_os("FERRITE_POSIX_DIR").map(std::path::PathBuf::from);
     if other.is_none() && !has_fuse() {
         return;
     }
@@ -488,30 +317,15 @@ fn every_line_of_the_tables_holds() {
         eprintln!("skipped: the tables change users, which only root may");
         return;
     }
-    let test = other.is_none().then(|| TestPool::new("64M", &[]));
-    let scratch = other.map(|dir| tempfile::tempdir_in(dir).unwrap());
-    let base = match (&test, &scratch) {
-        (Some(test), _) => test.dir.clone(),
-        (None, Some(scratch)) => scratch.path().to_path_buf(),
-        (None, None) => unreachable!("one of them was made"),
-    };
-    let (mut assertions, mut failures) = (0, Vec::new());
-    for (name, table) in TABLES {
-        let (count, wrong) = run_table(name, table, &base);
-        assertions += count;
-        failures.extend(wrong);
+    if let Some(dir) = other {
+        let scratch = tempfile::tempdir_in(dir).unwrap();
+        posix::run_sticky(&Kernel, text(scratch.path())).assert_good("sticky directories elsewhere", 3500);
+        return posix::run_all(&Kernel, text(scratch.path())).assert_good("elsewhere", 900);
     }
-    eprintln!("{assertions} assertions");
-    assert!(
-        failures.is_empty(),
-        "{} of {assertions} assertions failed:\n{}",
-        failures.len(),
-        failures.join("\n")
-    );
-    assert!(assertions >= 300, "the tables shrank to {assertions} assertions");
-    if let Some(test) = test {
-        test.finish();
-    }
+    let test = TestPool::new("64M", &[]);
+    posix::run_all(&Kernel, text(&test.dir)).assert_good("mount", 900);
+    posix::run_sticky(&Kernel, text(&test.dir)).assert_good("sticky directories on a mount", 3500);
+    test.finish();
 }
 
 #[test]
@@ -520,6 +334,8 @@ fn a_read_only_mount_refuses_every_change() {
         return;
     }
     let test = TestPool::new("64M", &[]);
+    let dir = text(&test.dir);
+    let mut run = Run::default();
     for line in [
         "create f 0666",
         "write f text",
@@ -527,25 +343,18 @@ fn a_read_only_mount_refuses_every_change() {
         "symlink f l",
         "setxattr f user.a 1",
     ] {
-        assert_eq!(run_line(line, &test.dir, &mut 0), [""; 0], "{line}");
+        assert_eq!(posix::run_line(&Kernel, line, dir, &mut run), [""; 0], "{line}");
     }
     test.umount();
     test.mount(&["-o", "ro"]);
-    let (_, failures) = run_table_in("read_only", include_str!("posix/read_only.table"), &test.dir);
-    assert!(failures.is_empty(), "{}", failures.join("\n"));
+    posix::run_table(&Kernel, ("read_only", posix::READ_ONLY), dir, &mut run);
+    // The same by a remount, of which no line may leave a trace behind; and back.
+    test.umount();
+    test.mount(&[]);
+    test.mount(&["-o", "remount,ro"]);
+    posix::run_table(&Kernel, ("read_only", posix::READ_ONLY), dir, &mut run);
+    test.mount(&["-o", "remount,rw"]);
+    assert_eq!(posix::run_line(&Kernel, "write f more", dir, &mut run), [""; 0]);
+    run.assert_good("read-only mount", 75);
     test.finish();
-}
-
-/// As [`run_table`], in one directory that is there already.
-fn run_table_in(name: &str, table: &str, dir: &Path) -> (usize, Vec<String>) {
-    let (mut assertions, mut failures) = (0, Vec::new());
-    for (number, line) in table.lines().enumerate() {
-        if line.is_empty() || line.starts_with('#') {
-            continue;
-        }
-        for wrong in run_line(line, dir, &mut assertions) {
-            failures.push(format!("{name}.table:{}: {line}: {wrong}", number + 1));
-        }
-    }
-    (assertions, failures)
 }

@@ -17,6 +17,7 @@ use ferrite_map::{MapTx, Resource};
 use ferrite_vfs::{FsError, Result};
 
 use super::write;
+use crate::alloc::Class;
 use crate::core::{Core, map_error};
 use crate::icache::InodeMem;
 use crate::inode::{INLINE_BYTES, Inode};
@@ -29,6 +30,8 @@ use crate::tx::Tx;
 
 /// Pages one record unmaps at most: each takes two words with their heads, and the inode must fit too.
 const PAGES_PER_RECORD: usize = 512;
+/// Tries to carry an intent out before space is said to be out.
+const SPACE_TRIES: usize = 3;
 /// End of the range of all logical blocks.
 pub(crate) const LBLK_END: u64 = 1 << 32;
 
@@ -64,8 +67,10 @@ pub(crate) fn mapped_pages(core: &Core, ino: u32, inode: &Inode, first: u64) -> 
     pages
 }
 
-/// Unmaps one page in `tx`; `inode` counts it.
+/// Unmaps one page in `tx`; `inode` counts it. A tree may need a node for that, which comes out of the reserve: who gives space back
+/// must not fail for want of it.
 pub(crate) fn unmap(core: &Core, tx: &mut Tx<'_>, ino: u32, lblk: u32, inode: &mut Inode) -> Result<()> {
+    tx.set_class(Class::Replacing);
     let word = core.map.remove(tx, ino, lblk).map_err(map_error)?;
     if word.is_hole() {
         return Ok(());
@@ -168,8 +173,30 @@ pub(crate) fn punch(
     unmap_or_intend(core, tx, ino, inode, &pages, (first, end))
 }
 
-/// Carries out the intent of `inode` (the stored inode, lock held) and clears it.
+/// Carries out the intent of `inode` (the stored inode, lock held) and clears it. If that cannot be done the pool takes no more changes: what is
+/// written into the range would go when the next mount carries it out.
 pub(crate) fn finish(core: &Core, mem: &Arc<InodeMem>, inode: &mut Inode) -> Result<()> {
+    resume(core, mem, inode).map_err(|error| core.stop_changes(format!("inode {}: cut in part: {error}", mem.ino)))
+}
+
+/// The same at mount, where nothing can have come in between.
+pub(crate) fn resume(core: &Core, mem: &Arc<InodeMem>, inode: &mut Inode) -> Result<()> {
+    let mut tries = 0;
+    loop {
+        match carry_out(core, mem, inode) {
+            Err(FsError::NoSpace(_)) if tries < SPACE_TRIES => {
+                // What the steps so far have freed.
+                core.reclaim()?;
+                // A step that failed has counted pages that are mapped still.
+                *inode = core.load(mem.ino);
+                tries += 1;
+            }
+            other => return other,
+        }
+    }
+}
+
+fn carry_out(core: &Core, mem: &Arc<InodeMem>, inode: &mut Inode) -> Result<()> {
     let (first, end) = (inode.cut_first(), inode.cut_end());
     let mut pages = Vec::new();
     collect(

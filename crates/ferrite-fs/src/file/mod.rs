@@ -244,7 +244,7 @@ impl OpenFile for PmFile {
 
     fn fallocate(&self, mode: FallocateMode, offset: u64, len: u64) -> Result<()> {
         self.check_open(self.mode.write)?;
-        reserve::fallocate(self.core(), &self.inode, mode, offset, len)
+        reserve::fallocate(self.core(), &self.inode, mode, (offset, len), self.mode.kill_priv)
     }
 
     fn seek_data(&self, offset: u64) -> Result<u64> {

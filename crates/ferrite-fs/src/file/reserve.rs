@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use ferrite_map::PageWord;
-use ferrite_vfs::{FallocateMode, FsError, Result};
+use ferrite_vfs::{FallocateMode, FsError, Result, posix};
 
 use super::cut::{self, Stretch, lblks};
 use super::write;
@@ -23,8 +23,22 @@ const PAGES_PER_RECORD: u64 = 512;
 /// Room an insert may need in a record, in words.
 const INSERT_WORDS: usize = 8;
 
+/// What the record that stamps the file sets besides its times.
+#[derive(Clone, Copy)]
+struct Outcome {
+    size: u64,
+    /// Clear setuid and setgid.
+    kill_priv: bool,
+}
+
 /// See [`ferrite_vfs::OpenFile::fallocate`].
-pub(crate) fn fallocate(core: &Core, mem: &Arc<InodeMem>, mode: FallocateMode, offset: u64, len: u64) -> Result<()> {
+pub(crate) fn fallocate(
+    core: &Core,
+    mem: &Arc<InodeMem>,
+    mode: FallocateMode,
+    (offset, len): (u64, u64),
+    kill_priv: bool,
+) -> Result<()> {
     core.check_writable()?;
     if len == 0 {
         return Err(FsError::Invalid("fallocate needs a length"));
@@ -36,13 +50,16 @@ pub(crate) fn fallocate(core: &Core, mem: &Arc<InodeMem>, mode: FallocateMode, o
     core.with_space(|| {
         let _lock = mem.write();
         let mut inode = core.load_live(mem)?;
+        let grows = match mode {
+            FallocateMode::PunchHole => false,
+            FallocateMode::ZeroRange { keep_size } | FallocateMode::Allocate { keep_size } => !keep_size,
+        };
+        let size = if grows { inode.size().max(end) } else { inode.size() };
+        let outcome = Outcome { size, kill_priv };
         match mode {
-            FallocateMode::PunchHole => {
-                let size = inode.size();
-                clear(core, mem, &mut inode, offset, end, size)
-            }
-            FallocateMode::ZeroRange { keep_size } => zero(core, mem, &mut inode, offset, end, keep_size),
-            FallocateMode::Allocate { keep_size } => reserve(core, mem, &mut inode, offset, end, keep_size),
+            FallocateMode::PunchHole => clear(core, mem, &mut inode, offset, end, outcome),
+            FallocateMode::ZeroRange { .. } => zero(core, mem, &mut inode, offset, end, outcome),
+            FallocateMode::Allocate { .. } => reserve(core, mem, &mut inode, offset, end, outcome),
         }
     })
 }
@@ -50,8 +67,7 @@ pub(crate) fn fallocate(core: &Core, mem: &Arc<InodeMem>, mode: FallocateMode, o
 /// Zeroes `offset..end` and keeps it allocated. Holes are reserved first, which nobody can see; then one record makes all
 /// of it unwritten and sets the size. A range of more pages than a record takes is punched out by an intent instead,
 /// with the size in its first record, and reserved again.
-fn zero(core: &Core, mem: &Arc<InodeMem>, inode: &mut Inode, offset: u64, end: u64, keep_size: bool) -> Result<()> {
-    let size = if keep_size { inode.size() } else { inode.size().max(end) };
+fn zero(core: &Core, mem: &Arc<InodeMem>, inode: &mut Inode, offset: u64, end: u64, outcome: Outcome) -> Result<()> {
     let mut reserved = Vec::new();
     if let Err(error) = reserve_pages(core, mem, inode, offset, end, &mut reserved) {
         give_back(core, mem, &reserved)?;
@@ -59,7 +75,7 @@ fn zero(core: &Core, mem: &Arc<InodeMem>, inode: &mut Inode, offset: u64, end: u
     }
     let stretch = Stretch::new(offset, end)?;
     if inode.is_inline() || stretch.end - stretch.first > PAGES_PER_RECORD {
-        clear(core, mem, inode, offset, end, size)?;
+        clear(core, mem, inode, offset, end, outcome)?;
         // The zeros are there; that somebody else took the space just freed is no reason to report failure.
         let _ = reserve_pages(core, mem, inode, offset, end, &mut Vec::new());
         return Ok(());
@@ -85,20 +101,25 @@ fn zero(core: &Core, mem: &Arc<InodeMem>, inode: &mut Inode, offset: u64, end: u
             pagelog::free(core, &mut tx, (mem.ino, lblk as u32), word)?;
         }
     }
-    stamp(core, inode, size);
+    stamp(core, inode, outcome);
     tx.put_inode(mem.ino, inode);
     tx.commit(&[mem])
 }
 
-fn stamp(core: &Core, inode: &mut Inode, size: u64) {
+fn stamp(core: &Core, inode: &mut Inode, outcome: Outcome) {
     let now = core.now();
-    inode.set_size(size);
+    inode.set_size(outcome.size);
+    if outcome.kill_priv
+        && let Some(kind) = inode.kind()
+    {
+        inode.set_permissions(posix::kill_priv(kind, inode.permissions()));
+    }
     inode.set_mtime(now);
     inode.set_ctime(now);
 }
 
-/// Makes `offset..end` read as zeros, freeing whole pages, and sets the size: one record, or an intent and what follows.
-fn clear(core: &Core, mem: &Arc<InodeMem>, inode: &mut Inode, offset: u64, end: u64, size: u64) -> Result<()> {
+/// Makes `offset..end` read as zeros, freeing whole pages, and stamps the file: one record, or an intent and what follows.
+fn clear(core: &Core, mem: &Arc<InodeMem>, inode: &mut Inode, offset: u64, end: u64, outcome: Outcome) -> Result<()> {
     let mut tx = Tx::new(core);
     tx.set_class(Class::Replacing);
     let mut later = None;
@@ -113,7 +134,7 @@ fn clear(core: &Core, mem: &Arc<InodeMem>, inode: &mut Inode, offset: u64, end: 
         }
         later = cut::punch(core, &mut tx, mem.ino, inode, stretch.first, stretch.end)?;
     }
-    stamp(core, inode, size);
+    stamp(core, inode, outcome);
     tx.put_inode(mem.ino, inode);
     tx.commit(&[mem])?;
     match later {
@@ -122,13 +143,12 @@ fn clear(core: &Core, mem: &Arc<InodeMem>, inode: &mut Inode, offset: u64, end: 
     }
 }
 
-/// Reserves the holes of `offset..end` and grows the file unless `keep_size`. What was reserved stays harmless when a later
+/// Reserves the holes of `offset..end` and stamps the file. What was reserved stays harmless when a later
 /// record finds no space; it is given back all the same.
-fn reserve(core: &Core, mem: &Arc<InodeMem>, inode: &mut Inode, offset: u64, end: u64, keep_size: bool) -> Result<()> {
-    let size = if keep_size { inode.size() } else { inode.size().max(end) };
+fn reserve(core: &Core, mem: &Arc<InodeMem>, inode: &mut Inode, offset: u64, end: u64, outcome: Outcome) -> Result<()> {
     let mut reserved = Vec::new();
     let result = reserve_pages(core, mem, inode, offset, end, &mut reserved).and_then(|()| {
-        stamp(core, inode, size);
+        stamp(core, inode, outcome);
         let mut tx = Tx::new(core);
         tx.put_inode(mem.ino, inode);
         tx.commit(&[mem])

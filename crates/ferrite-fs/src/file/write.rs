@@ -41,6 +41,10 @@ pub(crate) fn write(
     data: &[u8],
     kill_priv: bool,
 ) -> Result<(u64, usize)> {
+    if let Position::At(offset) = position {
+        let lblk = (offset / BLOCK_BYTES).min(u64::from(u32::MAX)) as u32;
+        core.map.prefetch(mem.ino, lblk, true);
+    }
     core.check_writable()?;
     let mut done = 0;
     let mut start = None;
@@ -63,10 +67,6 @@ pub(crate) fn write(
 }
 
 fn write_atomic(core: &Core, mem: &Arc<InodeMem>, position: Position, data: &[u8], kill_priv: bool) -> Result<u64> {
-    if let Position::At(offset) = position {
-        let lblk = (offset / BLOCK_BYTES).min(u64::from(u32::MAX)) as u32;
-        core.map.prefetch(mem.ino, lblk, true);
-    }
     let _lock = mem.write();
     let old = core.load_live(mem)?;
     let mut new = old;

@@ -135,7 +135,7 @@ pub(crate) fn list(core: &Core, ino: Ino) -> Result<Vec<Vec<u8>>> {
 pub(crate) fn set(core: &Core, ino: Ino, name: &[u8], value: &[u8], mode: XattrMode) -> Result<()> {
     check_name(name)?;
     if value.len() > XATTR_SIZE_MAX {
-        return Err(FsError::Range);
+        return Err(FsError::ValueTooLong);
     }
     change(core, ino, |attributes| {
         let at = attributes.iter().position(|(found, _)| found == name);

@@ -19,6 +19,7 @@ mod mixes;
 mod page_cache;
 mod page_updates;
 mod scaling;
+mod ycsb;
 
 /// An experiment.
 pub(crate) struct Figure {
@@ -43,7 +44,7 @@ impl Figure {
     }
 }
 
-/// All, in the papers' order. HashFS 13 and 14 (YCSB on LevelDB) are not among them yet.
+/// All, in the papers' order.
 pub(crate) const FIGURES: &[Figure] = &[
     locality::FIGURE,
     scaling::FRAGMENTATION,
@@ -53,6 +54,8 @@ pub(crate) const FIGURES: &[Figure] = &[
     concurrency::FIGURE,
     page_cache::FIGURE,
     filebench::FIGURE,
+    ycsb::FOUR_THREADS,
+    ycsb::ONE_THREAD,
     page_updates::FIGURE,
     hdpm_data::WRITES,
     hdpm_data::READS,
@@ -60,6 +63,11 @@ pub(crate) const FIGURES: &[Figure] = &[
     hdpm_mixes::VARMAIL,
     hdpm_data::SCANS,
 ];
+
+/// What this build lacks to run a figure, with the mend; nothing, of most.
+pub(crate) fn lacking(id: &str) -> Option<&'static str> {
+    ycsb::lacking(id)
+}
 
 /// A panel of bars without values yet.
 fn bars(title: &str, x_label: &str, y_label: &str, unit: &str, log_y: bool) -> Panel {

@@ -83,6 +83,37 @@ fn what_the_intervals_leave_open_is_no_reproduction_and_no_refutation() {
     assert_eq!(with(99.0), Outcome::Partly);
 }
 
+/// Throughput of YCSB: HashFS 100 everywhere, the others in units of that.
+fn ycsb(cuckoo: f64, radix: f64, extent: f64, extent_in_c_and_f: f64) -> Outcome {
+    let labels = ["A", "B", "C", "D", "E", "F"];
+    let all = |value: f64| labels.map(|label| (label, value));
+    let mut extents = all(extent);
+    extents[2].1 = extent_in_c_and_f;
+    extents[5].1 = extent_in_c_and_f;
+    let (cuckoo, radix) = (all(cuckoo), all(radix));
+    let values: [(&str, &[(&str, f64)]); 4] = [
+        ("hashfs", &all(100.0)),
+        ("cuckoo", &cuckoo),
+        ("radix", &radix),
+        ("extent", &extents),
+    ];
+    let outcomes = ["hashfs-13", "hashfs-14"].map(|id| outcome(id, vec![panel("Throughput", &values)]));
+    assert_eq!(outcomes[0], outcomes[1]);
+    outcomes[0]
+}
+
+#[test]
+fn the_ycsb_verdict_follows_its_numbers() {
+    // As in the paper.
+    assert_eq!(ycsb(97.0, 97.0, 96.0, 87.0), Outcome::Reproduced);
+    // The extent tree keeps up.
+    assert_eq!(ycsb(97.0, 97.0, 97.0, 98.0), Outcome::Partly);
+    // Another one is far ahead.
+    assert_eq!(ycsb(97.0, 130.0, 97.0, 87.0), Outcome::Partly);
+    // HashFS is the slowest by far.
+    assert_eq!(ycsb(150.0, 150.0, 150.0, 150.0), Outcome::Not);
+}
+
 /// The shares of partial updates decide, and what copies cost.
 #[test]
 fn the_verdict_on_update_sizes_follows_its_numbers() {

@@ -1,10 +1,10 @@
 //! The check of the table: every entry by itself, against its homes, and every run page by page.
 //!
-//! What lives here: [`check`], for [`crate::FileMap::check`]. It trusts nothing and changes nothing.
+//! What lives here: [`check`], for [`crate::FileMap::check`], and [`fault_of_range`], for its load. They trust nothing and change nothing.
 
 use super::runs::{MAX_RUN, Range, View};
 use super::{Cuckoo, key_of};
-use crate::{Broken, MapEntry, PageWord};
+use crate::{Astray, Broken, MapEntry, PageWord};
 
 /// See [`crate::FileMap::check`].
 pub(super) fn check(map: &Cuckoo, visit: &mut dyn FnMut(MapEntry), broken: &mut dyn FnMut(Broken)) {
@@ -12,7 +12,7 @@ pub(super) fn check(map: &Cuckoo, visit: &mut dyn FnMut(MapEntry), broken: &mut 
         let Some(entry) = map.entry(slot) else { continue };
         if let Some(what) = map.fault_of(&entry).or_else(|| fault_of_twin(map, &entry)) {
             broken(Broken {
-                ino: 0,
+                astray: Astray::Nothing,
                 what,
                 cure: vec![
                     (map.key_offset(slot), 0),
@@ -25,7 +25,7 @@ pub(super) fn check(map: &Cuckoo, visit: &mut dyn FnMut(MapEntry), broken: &mut 
         visit(entry);
         if let Some(what) = fault_of_range(map, &entry) {
             broken(Broken {
-                ino: 0,
+                astray: Astray::Pages(entry.ino, entry.lblk, 1 + followers(map, &entry)),
                 what,
                 cure: vec![(map.range_offset(slot), Range::LONE.0)],
             });
@@ -49,7 +49,14 @@ fn fault_of_twin(map: &Cuckoo, entry: &MapEntry) -> Option<String> {
     ))
 }
 
-fn fault_of_range(map: &Cuckoo, entry: &MapEntry) -> Option<String> {
+/// Pages that an entry says follow it in its run; no more than a run may have.
+fn followers(map: &Cuckoo, entry: &MapEntry) -> u32 {
+    let range = View::stored(map).range(u64::from(entry.slot));
+    (range.0 as u32).min(MAX_RUN).min(u32::MAX - entry.lblk)
+}
+
+/// What is wrong with the range of an entry that is sound by itself, its run included if it leads one.
+pub(super) fn fault_of_range(map: &Cuckoo, entry: &MapEntry) -> Option<String> {
     let MapEntry { ino, lblk, word, slot } = *entry;
     let view = View::stored(map);
     let range = view.range(u64::from(slot));

@@ -10,7 +10,8 @@
 //!
 //! Invariants, of an inode at rest: if a head at page *h* in block *b* has *n* followers, then for each *i* up to *n* page *h + i* is
 //! mapped to block *b + i* without a log half, and its back index is *i*. So no page is in two runs, and the back index of a page
-//! leads to the only head that may have to be told of its change. Ranges name pages, not slots: entries move freely.
+//! leads to the only head that may have to be told of its change. Ranges name pages, not slots: entries move freely. Records
+//! say the word of each page of a run: whoever makes a page head records its word.
 
 use super::{Cuckoo, key_of};
 use crate::{MapTx, PageWord};
@@ -174,6 +175,12 @@ pub(super) fn join(map: &Cuckoo, tx: &mut dyn MapTx, (ino, lblk): (u32, u32), wo
     let Some((head, back)) = run_before(View::within(map, tx), (ino, lblk), word) else {
         return Range::LONE;
     };
+    if back == 1 {
+        // It led no run, so its word may have been swung there, which no record says: a replay that brings back the word before that
+        // must not end with a run of another block.
+        let offset = map.word_offset(head);
+        tx.set_word(offset, tx.word(offset));
+    }
     set_range(map, tx, head, Range::head(back));
     Range::follower(back)
 }

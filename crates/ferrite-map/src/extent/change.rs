@@ -308,6 +308,12 @@ impl ExtentTree {
                 if let Some(behind) = behind {
                     set_key(tx, leaf, behind, 0);
                 }
+                if key.low_half() == 1 {
+                    // It may have been swung there, which no record says: a replay that brings back the word before that must not
+                    // give it to all these pages.
+                    let first = leaf.word_of(&*tx, key);
+                    tx.set_word(leaf.word_offset(key), first.0);
+                }
                 set_key(tx, leaf, key, key_word(key.start(), len));
                 self.clear_way(tx, leaf, key, key.start() + len);
             }

@@ -15,7 +15,7 @@ use std::ops::Range;
 use super::node::{GROUPS, Key, Node, PAGES_END, header, header_offset, range_of, range_word, word_behind};
 use super::{ExtentTree, entry};
 use crate::bitmap::AtomicBitmap;
-use crate::{Broken, MapEntry};
+use crate::{Astray, Broken, MapEntry};
 
 /// A node to be looked at, and what led to it.
 #[derive(Debug, Clone, Copy)]
@@ -85,7 +85,7 @@ impl Walk<'_> {
     fn report(&mut self, what: String, cure: Vec<(u64, u64)>) {
         let what = format!("extent tree of inode {}: {what}", self.ino);
         (self.broken)(Broken {
-            ino: self.ino,
+            astray: Astray::Inode(self.ino),
             what,
             cure,
         });

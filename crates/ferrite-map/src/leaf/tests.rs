@@ -190,3 +190,31 @@ fn the_number_of_active_lines_survives_damage() {
         assert!((0..900).all(|n| map.get(1 + n % 9, n * 3) == word(&bed, n)));
     }
 }
+
+/// A walk of a short range looks lines up one by one; each chunk is seen whole although its line may be given up in between.
+#[test]
+fn short_walks_miss_nothing_while_lines_are_split() {
+    for_seeds(8, |seed| {
+        let bed = &Bed::<Leaf>::new(4000, seed);
+        for lblk in 0..70 {
+            bed.insert_word(9, lblk * 5, word(bed, lblk)).expect("room");
+        }
+        let done = &AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !done.load(Ordering::Relaxed) {
+                    let mut pages = 0;
+                    bed.map.for_range(9, 0, 350, &mut |_| {
+                        pages += 1;
+                        true
+                    });
+                    assert_eq!(pages, 70);
+                }
+            });
+            for n in 0..3000u32 {
+                bed.insert_word(1, n * 8, word(bed, n)).expect("room");
+            }
+            done.store(true, Ordering::Relaxed);
+        });
+    });
+}

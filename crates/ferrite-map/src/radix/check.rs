@@ -7,7 +7,7 @@
 
 use super::{LBLK_END, Link, NODE_WORDS, Radix, group_bit, slot_of};
 use crate::bitmap::AtomicBitmap;
-use crate::{Broken, MapEntry, PageWord};
+use crate::{Astray, Broken, MapEntry, PageWord};
 
 /// What a check knows, and whom it tells.
 pub(super) struct Check<'c> {
@@ -50,7 +50,7 @@ impl<'c> Check<'c> {
 
     fn cure(&mut self, what: String, at: u64, word: u64) {
         (self.broken)(Broken {
-            ino: self.ino,
+            astray: Astray::Inode(self.ino),
             what: format!("inode {}: {what}", self.ino),
             cure: vec![(at, word)],
         });

@@ -1,6 +1,6 @@
 //! Reads, writes, appends and truncates against a plain byte vector.
 
-use ferrite_vfs::{FsError, SetAttr};
+use ferrite_vfs::{FallocateMode, FsError, SetAttr};
 
 use super::{Case, Harness};
 use crate::refused;
@@ -292,6 +292,18 @@ fn kill_priv(h: &Harness<'_>) {
         h.chmod(ino, mode);
         file.append(b"more").expect("append");
         assert_eq!(h.stat("f").mode, expected, "append, {mode:o}");
+        for how in [
+            FallocateMode::Allocate { keep_size: true },
+            FallocateMode::Allocate { keep_size: false },
+            FallocateMode::PunchHole,
+            FallocateMode::ZeroRange { keep_size: false },
+        ] {
+            h.chmod(ino, mode);
+            h.open(ino).fallocate(how, 0, 9000).expect("privileged fallocate");
+            assert_eq!(h.stat("f").mode, mode, "a privileged fallocate clears nothing");
+            file.fallocate(how, 0, 9000).expect("fallocate");
+            assert_eq!(h.stat("f").mode, expected, "{how:?}, {mode:o}");
+        }
         h.chmod(ino, mode);
         let set = SetAttr {
             size: Some(2),

@@ -173,6 +173,7 @@ pub fn errno_of(variant: &str) -> i32 {
         "Invalid" => FsError::Invalid(""),
         "TooManyLinks" => FsError::TooManyLinks,
         "NoAttribute" => FsError::NoAttribute,
+        "ValueTooLong" => FsError::ValueTooLong,
         "FileTooBig" => FsError::FileTooBig,
         "NoSuchAddress" => FsError::NoSuchAddress,
         "BadHandle" => FsError::BadHandle,

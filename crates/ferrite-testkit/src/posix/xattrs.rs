@@ -92,10 +92,9 @@ fn sizes(h: &Harness<'_>) {
         );
     }
     fs.setxattr(ino, b"user.x", b"kept", XattrMode::Any).expect("setxattr");
-    // Linux says E2BIG, for which the contract has no name of its own.
-    assert!(
-        fs.setxattr(ino, b"user.x", &vec![1; XATTR_SIZE_MAX + 1], XattrMode::Any)
-            .is_err()
+    refused!(
+        fs.setxattr(ino, b"user.x", &vec![1; XATTR_SIZE_MAX + 1], XattrMode::Any),
+        ValueTooLong
     );
     assert_eq!(fs.getxattr(ino, b"user.x").expect("getxattr"), b"kept");
     for index in 0..50 {

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{BLOCKS, MAX_FILE_BYTES, MemFs, Node};
-use crate::{Attr, FallocateMode, FileSystem, FsError, Ino, OpenFile, OpenMode, Result, posix};
+use crate::{Attr, FallocateMode, FileSystem, FsError, Ino, OpenFile, OpenMode, Result, Timestamp, posix};
 
 /// Size of a page, the unit of holes.
 pub(super) const PAGE_BYTES: u64 = 4096;
@@ -134,12 +134,17 @@ impl MemFile {
             let end = end.ok_or(FsError::FileTooBig)?;
             node.content.write(offset, data);
             node.attr.size = node.attr.size.max(end);
-            node.changed(now);
-            if self.mode.kill_priv {
-                node.attr.mode = posix::kill_priv(node.attr.kind, node.attr.mode);
-            }
+            self.stamp(node, now);
             Ok((offset, data.len()))
         })
+    }
+
+    /// What every change of the content does to the attributes.
+    fn stamp(&self, node: &mut Node, now: Timestamp) {
+        node.changed(now);
+        if self.mode.kill_priv {
+            node.attr.mode = posix::kill_priv(node.attr.kind, node.attr.mode);
+        }
     }
 }
 
@@ -202,7 +207,7 @@ impl OpenFile for MemFile {
             if !keep_size {
                 node.attr.size = node.attr.size.max(end);
             }
-            node.changed(now);
+            self.stamp(node, now);
             Ok(())
         })
     }

@@ -560,7 +560,7 @@ impl FileSystem for MemFs {
     fn setxattr(&self, ino: Ino, name: &[u8], value: &[u8], mode: XattrMode) -> Result<()> {
         check_xattr_name(name)?;
         if value.len() > XATTR_SIZE_MAX {
-            return Err(FsError::Range);
+            return Err(FsError::ValueTooLong);
         }
         let mut state = self.lock();
         let now = state.now();

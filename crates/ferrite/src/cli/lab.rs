@@ -129,6 +129,9 @@ fn list(json: bool) -> Outcome {
                 "{:10} {}\n           {}",
                 figure.id, figure.title, figure.claim
             ));
+            if let Some(mend) = ferrite_lab::lacks(&figure.id) {
+                say(format_args!("           Not here: {mend}"));
+            }
         }
     }
     Ok(0)
@@ -143,6 +146,17 @@ fn run(figures: &[String], plan: &Plan, out: &Path, json: bool) -> Outcome {
             USAGE,
             format!("{unknown}: no such figure; there are {known}, and all"),
         ));
+    }
+    let lacking = ferrite_lab::list()
+        .into_iter()
+        .filter_map(|figure| Some((ferrite_lab::lacks(&figure.id)?, figure.id)));
+    for (mend, id) in lacking {
+        if ids.contains(&id.as_str()) {
+            return Err(Failure::new(USAGE, format!("{id}: {mend}")));
+        }
+        if ids.contains(&"all") {
+            eprintln!("{id} is left out: {mend}");
+        }
     }
     // Before the minutes of work, not after them.
     std::fs::create_dir_all(out).map_err(about(out))?;

@@ -26,6 +26,7 @@ use super::{FAILED, Failure, Outcome, USAGE, about, control, mounts, say};
 #[command(after_help = "\
 Options for -o:
   ro                   refuse changes; a crashed pool is recovered in memory, nothing is written
+  remount,ro           let a mount refuse changes from now on; remount,rw: take them again
   noatime, strictatime never, or always, move access times [default: as relatime]
   allow_other          let other users in [default for root]
   nosuid, nodev        ignore setuid bits and device files [default unless root]
@@ -72,6 +73,8 @@ pub(crate) struct Mount {
 }
 
 struct Options {
+    /// Change what is mounted already.
+    remount: bool,
     engine: MountOptions,
     fuse: FuseOptions,
     /// Bytes a second of a scrub once a day.
@@ -143,9 +146,13 @@ fn parse(words: &[String], sloppy: bool) -> Result<Options, Failure> {
         ..FuseOptions::default()
     };
     let (mut scrub, mut trace) = (None, None);
+    let mut remount = false;
     for word in words {
         match word.as_str() {
             "ro" => engine.read_only = true,
+            // The last one counts: mount(8) puts what is asked for behind what the mount has.
+            "rw" => engine.read_only = false,
+            "remount" => remount = true,
             "noatime" => engine.atime = AtimePolicy::Never,
             "relatime" => engine.atime = AtimePolicy::Relative,
             "strictatime" => engine.atime = AtimePolicy::Strict,
@@ -155,8 +162,7 @@ fn parse(words: &[String], sloppy: bool) -> Result<Options, Failure> {
             "durability=strict" => engine.process_durability = false,
             "durability=process" => engine.process_durability = true,
             "accept_power_loss" => engine.accept_power_loss = true,
-            "rw"
-            | "defaults"
+            "defaults"
             | "nofail"
             | "_netdev"
             | "auto"
@@ -174,6 +180,8 @@ fn parse(words: &[String], sloppy: bool) -> Result<Options, Failure> {
             | "default_permissions"
             | "" => {}
             word if word.starts_with("x-") || word.starts_with("comment=") => {}
+            // The kernel shows these of a mount, so that mount(8) gives them back at a remount.
+            word if word.starts_with("user_id=") || word.starts_with("group_id=") => {}
             "cleaner=on" => engine.cleaner = true,
             "cleaner=off" => engine.cleaner = false,
             "logs=off" => engine.cow_only = true,
@@ -202,6 +210,7 @@ fn parse(words: &[String], sloppy: bool) -> Result<Options, Failure> {
     fuse.read_only = engine.read_only;
     fuse.noatime = engine.atime == AtimePolicy::Never;
     Ok(Options {
+        remount,
         engine,
         fuse,
         scrub,
@@ -213,6 +222,10 @@ impl Mount {
     pub(crate) fn run(self) -> Outcome {
         let options = parse(&self.options, self.sloppy)?;
         if self.fake {
+            return Ok(0);
+        }
+        if options.remount {
+            ferrite_fuse::remount(&self.dir, options.engine.read_only)?;
             return Ok(0);
         }
         if self.foreground || self.daemon {
@@ -399,6 +412,9 @@ mod tests {
         assert!(parse(&words("threads=0"), false).is_err());
         assert!(parse(&words("colour=red"), true).is_ok(), "mount -s tolerates it");
         assert!(parse(&words("trace="), true).is_err());
+        let options = parse(&words("rw,relatime,user_id=0,group_id=0,allow_other,remount,ro"), false).unwrap();
+        assert!(options.remount && options.engine.read_only);
+        assert!(!parse(&words("ro,remount,rw"), false).unwrap().engine.read_only);
     }
 
     #[test]

@@ -1,0 +1,250 @@
+//! LevelDB on Ferrite, in one process: a key-value store as people use it, whose files lie in a pool, without a kernel between.
+//!
+//! | module | what lives there |
+//! | --- | --- |
+//! | `lib` | [`Db`], the safe door |
+//! | `env` | LevelDB's files over [`Vfs`] |
+//! | `ffi` | what Rust and C++ say to each other |
+//! | `shim.cc` | the C++ half: an `Env` that calls `env`, and a database as functions |
+//!
+//! LevelDB's log gets a record with each write, its tables are written once and read at random: so this is how the lab asks what a
+//! mapping means to an application.
+//!
+//! *Architecture invariant:* `unsafe` is for the language border and nowhere else; nothing unwinds across it.
+//! *Architecture invariant:* nobody but the lab uses this crate, and only with the cargo feature `leveldb`: it needs a C++ compiler and
+//! LevelDB, which users of the file system need not have.
+
+mod env;
+mod ffi;
+
+use std::any::Any;
+use std::ffi::c_void;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use ferrite_vfs::Vfs;
+use thiserror::Error;
+
+use env::Root;
+use ffi::{Bytes, Database, Failure, Kind};
+
+/// Why LevelDB refused. The text names the file where there is one.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum DbError {
+    /// A file is missing that should be there.
+    #[error("LevelDB: {0}")]
+    NotFound(String),
+    /// What LevelDB read is not what it wrote.
+    #[error("LevelDB: {0}")]
+    Corruption(String),
+    /// Not with these options, or not on this file system.
+    #[error("LevelDB: {0}")]
+    NotSupported(String),
+    /// An argument makes no sense.
+    #[error("LevelDB: {0}")]
+    Invalid(String),
+    /// The file system refused: full, damaged, read-only, locked. Once compaction has failed, or a synchronous write, LevelDB takes no
+    /// more writes until the database is opened anew.
+    #[error("LevelDB: {0}")]
+    Io(String),
+}
+
+/// Choices of a database. The defaults are LevelDB's, but for compression.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Options {
+    /// A table that has grown to this is closed, and another begun.
+    pub max_file_size_bytes: usize,
+    /// Writes are gathered up to this in memory (and in the log) before they become a table.
+    pub write_buffer_bytes: usize,
+    /// Blocks of tables that are kept in memory.
+    pub block_cache_bytes: usize,
+    /// Compress tables (snappy).
+    pub compress: bool,
+    /// Each write ends with an `fsync` of the log. Without, it is as durable as the file system makes a completed write.
+    pub sync: bool,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Options {
+            max_file_size_bytes: 2 << 20,
+            write_buffer_bytes: 4 << 20,
+            block_cache_bytes: 8 << 20,
+            compress: false,
+            sync: false,
+        }
+    }
+}
+
+/// An open database. Any number of threads may use it at a time; dropping it closes it.
+pub struct Db {
+    database: NonNull<Database>,
+    /// The other half has its address.
+    _root: Arc<Root>,
+}
+
+// SAFETY: LevelDB lets any thread use, and close, a database that another one opened; the root is `Send` and `Sync`.
+unsafe impl Send for Db {}
+// SAFETY: LevelDB guards a database's state itself ("safe for concurrent access from multiple threads"); the files below are given
+// out as LevelDB demands of any `Env`.
+unsafe impl Sync for Db {}
+
+/// What the two lines above rest on.
+const _: () = {
+    const fn shared<T: Send + Sync>() {}
+    shared::<Root>();
+};
+
+impl Db {
+    /// Opens the database in directory `path`, or makes one; the directory above must be there.
+    ///
+    /// # Errors
+    /// [`DbError::Io`] if it is open already, or if the file system refuses.
+    pub fn open(vfs: &Vfs, path: &str, options: &Options) -> Result<Db, DbError> {
+        let root = Arc::new(Root(vfs.clone()));
+        let wanted = ffi::OpenOptions {
+            max_file_size_bytes: options.max_file_size_bytes as u64,
+            write_buffer_bytes: options.write_buffer_bytes as u64,
+            block_cache_bytes: options.block_cache_bytes as u64,
+            compress: options.compress,
+            sync: options.sync,
+        };
+        let mut failure = Failure::none();
+        // SAFETY: the operations are static; the root lives as long as `Db`, which closes the database before it lets go of it, or, if
+        // this fails, until the end of this function; the rest is borrowed for the call.
+        let database = unsafe {
+            ffi::ferrite_leveldb_open(
+                &env::OPS,
+                Arc::as_ptr(&root).cast(),
+                Bytes::of(path.as_bytes()),
+                &wanted,
+                &mut failure,
+            )
+        };
+        told(&failure)?;
+        let database = NonNull::new(database).ok_or_else(|| DbError::Io(format!("{path}: no database came of it")))?;
+        Ok(Db { database, _root: root })
+    }
+
+    /// The value of a key.
+    pub fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>, DbError> {
+        let mut value = None;
+        let found = self.visit(key, ffi::ferrite_leveldb_get, &mut |bytes, _| {
+            value = Some(bytes.to_vec());
+            true
+        });
+        match found {
+            Ok(()) => Ok(value),
+            Err(DbError::NotFound(_)) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Sets a key's value. Durable when it returns if the file system makes completed writes durable, or with [`Options::sync`].
+    pub fn put(&self, key: &[u8], value: &[u8]) -> Result<(), DbError> {
+        let mut failure = Failure::none();
+        // SAFETY: the database is open; key and value are borrowed for the call.
+        unsafe {
+            ffi::ferrite_leveldb_put(self.database.as_ptr(), Bytes::of(key), Bytes::of(value), &mut failure);
+        }
+        told(&failure)
+    }
+
+    /// Removes a key, if it is there. As durable as [`Self::put`].
+    pub fn delete(&self, key: &[u8]) -> Result<(), DbError> {
+        let mut failure = Failure::none();
+        // SAFETY: the database is open; the key is borrowed for the call.
+        unsafe { ffi::ferrite_leveldb_delete(self.database.as_ptr(), Bytes::of(key), &mut failure) };
+        told(&failure)
+    }
+
+    /// Shows `each` up to `limit` pairs in the order of their keys, from the first at or behind `from`. Returns how many. All are of
+    /// one moment; `each` may use the database.
+    pub fn scan(&self, from: &[u8], limit: usize, each: &mut dyn FnMut(&[u8], &[u8])) -> Result<usize, DbError> {
+        let mut count = 0;
+        if limit == 0 {
+            return Ok(0);
+        }
+        self.visit(from, ffi::ferrite_leveldb_scan, &mut |key, value| {
+            each(key, value);
+            count += 1;
+            count < limit
+        })?;
+        Ok(count)
+    }
+
+    /// Brings all pairs into tables, as few as possible, without what was overwritten and removed. Blocks for as long as that takes.
+    pub fn compact(&self) -> Result<(), DbError> {
+        let mut failure = Failure::none();
+        // SAFETY: the database is open.
+        unsafe { ffi::ferrite_leveldb_compact(self.database.as_ptr(), &mut failure) };
+        told(&failure)
+    }
+
+    /// Waits until LevelDB's thread has nothing to do for this database. It has not while others write.
+    pub fn settle(&self) {
+        // SAFETY: the database is open.
+        unsafe { ffi::ferrite_leveldb_settle(self.database.as_ptr()) };
+    }
+
+    /// Has the other half show pieces to `each`, until that says no. A panic of `each` goes on where this was called.
+    fn visit(
+        &self,
+        key: &[u8],
+        call: unsafe extern "C" fn(*mut Database, Bytes, ffi::Sink, *mut c_void, *mut Failure),
+        each: &mut dyn FnMut(&[u8], &[u8]) -> bool,
+    ) -> Result<(), DbError> {
+        let mut visitor = Visitor { each, panic: None };
+        let mut failure = Failure::none();
+        // SAFETY: the database is open; `show` gets the visitor during the call only, from this thread.
+        unsafe {
+            call(
+                self.database.as_ptr(),
+                Bytes::of(key),
+                show,
+                (&raw mut visitor).cast(),
+                &mut failure,
+            );
+        }
+        if let Some(panic) = visitor.panic {
+            resume_unwind(panic);
+        }
+        told(&failure)
+    }
+}
+
+impl Drop for Db {
+    fn drop(&mut self) {
+        // SAFETY: opened by `open`, closed here alone; the root goes after this.
+        unsafe { ffi::ferrite_leveldb_close(self.database.as_ptr()) };
+    }
+}
+
+struct Visitor<'a> {
+    each: &'a mut dyn FnMut(&[u8], &[u8]) -> bool,
+    panic: Option<Box<dyn Any + Send>>,
+}
+
+extern "C" fn show(visitor: *mut c_void, first: Bytes, second: Bytes) -> bool {
+    // SAFETY: `visit` passed its own visitor, which it does not touch meanwhile; the bytes are borrowed for this call.
+    let (visitor, first, second) = unsafe { (&mut *visitor.cast::<Visitor<'_>>(), first.slice(), second.slice()) };
+    // A panic must not pass through C++: it waits in the visitor, and the visit ends.
+    catch_unwind(AssertUnwindSafe(|| (visitor.each)(first, second))).unwrap_or_else(|panic| {
+        visitor.panic = Some(panic);
+        false
+    })
+}
+
+fn told(failure: &Failure) -> Result<(), DbError> {
+    let text = failure.text();
+    Err(match failure.kind {
+        Kind::NONE => return Ok(()),
+        Kind::NOT_FOUND => DbError::NotFound(text),
+        Kind::CORRUPTION => DbError::Corruption(text),
+        Kind::NOT_SUPPORTED => DbError::NotSupported(text),
+        Kind::INVALID => DbError::Invalid(text),
+        _ => DbError::Io(text),
+    })
+}

@@ -1,0 +1,226 @@
+//! Shared test of replay: records bring back words that were swung in place since, and what later records say must go with that.
+//!
+//! What lives here: one test for every mapping, as `mapping_tests!` lists it. It does to a mapping what the engine does between two moves of its
+//! journal's mark: records and swings in any order, nothing that was freed used again. Then a crash keeps any of the lines stored
+//! since the mark, and all records are replayed.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use ferrite_pm::Region;
+
+use super::{BLOCK_BYTES, Bed, Rng, Subject, TestTx, for_seeds};
+use crate::{MapError, MapTx, PageWord, Resource};
+
+const BLOCKS: u32 = 300;
+const PAGES: u64 = 40;
+const LINE_WORDS: usize = 8;
+
+/// What a page may be mapped to after replay.
+#[derive(Debug, Clone, Copy)]
+struct Words {
+    now: PageWord,
+    /// What the newest record that names the page says.
+    recorded: PageWord,
+}
+
+/// What happened since the mark.
+struct SinceMark {
+    /// The medium at the mark, with what is durable since without a record.
+    base: Vec<u64>,
+    records: Vec<Vec<(u64, u64)>>,
+    freed: Vec<Resource>,
+}
+
+impl SinceMark {
+    fn new<M: Subject>(bed: &Bed<M>) -> Self {
+        SinceMark {
+            base: words_of(bed),
+            records: Vec::new(),
+            freed: Vec::new(),
+        }
+    }
+
+    /// Commits `tx`; what it frees waits for the mark.
+    fn commit<M: Subject>(&mut self, bed: &Bed<M>, mut tx: TestTx<'_>) {
+        // Only nodes are words of the medium; a page's block is zeroed here for nothing.
+        for resource in &tx.claimed {
+            if let Resource::Block(block) = *resource {
+                let first = (u64::from(block) * BLOCK_BYTES / 8) as usize;
+                self.base[first..first + BLOCK_BYTES as usize / 8].fill(0);
+            }
+        }
+        self.records.push(tx.words.clone());
+        self.freed.append(&mut tx.freed);
+        tx.commit(&bed.region);
+    }
+
+    /// What was freed is free.
+    fn move_mark<M: Subject>(self, bed: &Bed<M>) -> Self {
+        let mut freed = self.freed;
+        freed.sort_unstable();
+        let tx = bed.tx();
+        freed.into_iter().for_each(|resource| tx.release(resource));
+        SinceMark::new(bed)
+    }
+}
+
+fn words_of<M: Subject>(bed: &Bed<M>) -> Vec<u64> {
+    (0..bed.region.len()).step_by(8).map(|at| bed.region.load(at)).collect()
+}
+
+/// Maps a page, with a log or without, anew or for the first time, or unmaps it.
+fn change<M: Subject>(
+    bed: &Bed<M>,
+    tx: &mut TestTx<'_>,
+    rng: &mut Rng,
+    model: &mut BTreeMap<(u32, u32), Words>,
+    key @ (ino, lblk): (u32, u32),
+) -> Result<(), MapError> {
+    let old = model.get(&key).copied();
+    if let Some(old) = old
+        && rng.below(5) == 0
+    {
+        assert_eq!(bed.map.remove(tx, ino, lblk)?, old.now);
+        tx.freed(Resource::Block(old.now.page()));
+        model.remove(&key);
+        return Ok(());
+    }
+    let word = match old {
+        // A log is added to the block that is there, as small writes do.
+        Some(old) if rng.below(2) == 0 => PageWord::new(old.now.page(), 1 + rng.below(1000) as u32),
+        _ => PageWord::new(bed.map.alloc_page(tx, ino, lblk)?, 0),
+    };
+    match old {
+        Some(old) => {
+            bed.map.replace(tx, ino, lblk, word)?;
+            if old.now.page() != word.page() {
+                tx.freed(Resource::Block(old.now.page()));
+            }
+        }
+        None => bed.map.insert(tx, ino, lblk, word)?,
+    }
+    let recorded = word;
+    model.insert(key, Words { now: word, recorded });
+    Ok(())
+}
+
+/// Folds a page: its word is swung to a block that holds the same without a log, most often the one that makes a run.
+fn fold<M: Subject>(
+    bed: &Bed<M>,
+    rng: &mut Rng,
+    model: &mut BTreeMap<(u32, u32), Words>,
+    (ino, lblk): (u32, u32),
+    freed: &mut Vec<Resource>,
+) {
+    let Some(&words) = model.get(&(ino, lblk)).filter(|words| words.now.log() != 0) else {
+        return;
+    };
+    let neighbour = |lblk: Option<u32>| {
+        lblk.and_then(|lblk| model.get(&(ino, lblk)))
+            .map(|words| words.now.page())
+    };
+    let wanted = match rng.below(3) {
+        0 => neighbour(lblk.checked_sub(1)).and_then(|block| block.checked_add(1)),
+        1 => neighbour(lblk.checked_add(1)).and_then(|block| block.checked_sub(1)),
+        _ => None,
+    };
+    let mut tx = bed.tx();
+    let block = match wanted.filter(|&block| bed.geometry.is_data_block(block) && tx.claim_block(block)) {
+        Some(block) => Ok(block),
+        None => tx.alloc_block(),
+    };
+    let Ok(block) = block else { return };
+    let new = PageWord::new(block, 0);
+    // A mapping may refuse; the fold is dropped then, and its block with the transaction.
+    if bed.map.swing(ino, lblk, words.now, new).is_some() {
+        tx.claimed.clear();
+        freed.push(Resource::Block(words.now.page()));
+        model.insert((ino, lblk), Words { now: new, ..words });
+    }
+}
+
+/// A crash that keeps any of the lines stored since the mark, then replay: the mapping is sound, and maps each page to what it was mapped
+/// to, or to what the fold that was undone had folded.
+pub(crate) fn folds_undone_by_replay_leave_the_mapping_sound<M: Subject>() {
+    for_seeds(12, |seed| {
+        let mut rng = Rng(seed);
+        let bed = Bed::<M>::new(BLOCKS, rng.next());
+        let mut model = BTreeMap::new();
+        let mut since = SinceMark::new(&bed);
+        for step in 0..400 {
+            if rng.below(60) == 0 {
+                // The mark makes durable what is in place, swung words among it.
+                since = since.move_mark(&bed);
+                for words in model.values_mut() {
+                    let Words { now, recorded } = words;
+                    *recorded = *now;
+                }
+            }
+            let (ino, first) = (1 + rng.below(2) as u32, rng.below(PAGES) as u32);
+            if rng.below(3) == 0 {
+                fold(&bed, &mut rng, &mut model, (ino, first), &mut since.freed);
+            } else {
+                let mut after = model.clone();
+                let mut tx = bed.tx();
+                let changed = (first..=first + rng.below(6) as u32)
+                    .try_for_each(|lblk| change(&bed, &mut tx, &mut rng, &mut after, (ino, lblk)));
+                match changed {
+                    Ok(()) => {
+                        since.commit(&bed, tx);
+                        model = after;
+                    }
+                    Err(_) => {
+                        drop(tx);
+                        make_room(&bed, &mut since);
+                    }
+                }
+                if bed.map.wants_room() {
+                    make_room(&bed, &mut since);
+                }
+            }
+            if step % 9 == 0 {
+                check_crash(&bed, &mut rng, &since, &model);
+            }
+        }
+    });
+}
+
+fn make_room<M: Subject>(bed: &Bed<M>, since: &mut SinceMark) {
+    let _moving = bed.map.gate().map(|gate| gate.close());
+    let mut tx = bed.tx_without_gate();
+    if bed.map.make_room(&mut tx).unwrap_or(false) {
+        since.commit(bed, tx);
+    }
+}
+
+fn check_crash<M: Subject>(bed: &Bed<M>, rng: &mut Rng, since: &SinceMark, model: &BTreeMap<(u32, u32), Words>) {
+    let now = words_of(bed);
+    let crashed = Region::anonymous(bed.region.len()).expect("anonymous memory");
+    // All lines, none, or any.
+    let kept_of_four = [0, 4, rng.below(5)][rng.below(3) as usize];
+    for (line, (now, base)) in now.chunks(LINE_WORDS).zip(since.base.chunks(LINE_WORDS)).enumerate() {
+        let kept = if rng.below(4) < kept_of_four { now } else { base };
+        crashed.store_words((line * LINE_WORDS * 8) as u64, kept);
+    }
+    for &(offset, value) in since.records.iter().flatten() {
+        crashed.store(offset, value);
+    }
+    let map = M::mount(Arc::new(crashed), bed.geometry);
+    let mut found = BTreeMap::new();
+    map.check(
+        &mut |entry| {
+            found.insert((entry.ino, entry.lblk), entry.word);
+        },
+        &mut |_| {},
+        &mut |broken| panic!("after replay: {}", broken.what),
+    );
+    assert!(found.keys().eq(model.keys()), "pages came or went");
+    for (key, words) in model {
+        let word = found[key];
+        assert!(
+            word == words.now || word == words.recorded,
+            "page {key:?} is {word:?} after replay, not one of {words:?}"
+        );
+    }
+}
