@@ -4,6 +4,10 @@
 //! Damage of data is in `data_checksum.rs`, damage at random in `src/repair/tests.rs` and the fuzz targets.
 
 mod common;
+#[path = "damage/keys.rs"]
+mod keys;
+#[path = "damage/names.rs"]
+mod names;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -468,138 +472,6 @@ fn a_page_word_that_was_cleared() {
     on_every_mapping(&[LOGGED], Told::ReadOnly, |pool| vec![(pool.page_word(LOGGED, 0), 0)]);
 }
 
-/// What leads to pages of a file leads nowhere, or to those of an inode that is free.
-#[test]
-fn a_damaged_key_or_root() {
-    on_every_mapping(&[PLAIN], Told::ReadOnly, |pool| vec![(pool.key(PLAIN), 0)]);
-    on_every_mapping(&[PLAIN], Told::ReadOnly, |pool| pool.flipped(pool.key(PLAIN), 1 << 38));
-}
-
-/// A key becomes that of a page behind the end of its file, which counts as many as before: what it was is no hole.
-#[test]
-fn a_key_of_a_page_behind_the_end() {
-    on_mappings(
-        &[Mapping::Hashfs, Mapping::Cuckoo, Mapping::Leaf],
-        &[PLAIN],
-        Told::ReadOnly,
-        |pool| pool.flipped(pool.key(PLAIN), 1 << 10),
-    );
-}
-
-/// What lies behind the end goes back to its place where the table tells which that is. Else the file is put aside with all that it has.
-#[test]
-fn a_page_behind_the_end_is_not_lost() {
-    let read = |engine: &Engine, ino, page: usize| {
-        let mut found = vec![0; PAGE];
-        let file = engine.open(ino, OpenMode::read_only()).unwrap();
-        let len = file.read_at((page * PAGE) as u64, &mut found).unwrap();
-        found.truncate(len);
-        found
-    };
-    let pool = Pool::new(Mapping::Hashfs);
-    let engine = repaired(&pool.damaged(&pool.flipped(pool.key(PLAIN), 1 << 10)));
-    assert_eq!(pool.survey(&engine, &[]), 0, "put back");
-
-    let pool = Pool::new(Mapping::Radix);
-    let moved = |pool: &Pool| {
-        let at = pool.page_word(PLAIN, 2);
-        vec![(at, 0), (at + 20 * 8, pool.word(at))]
-    };
-    on_mappings(&[Mapping::Radix], &[PLAIN], Told::ReadOnly, moved);
-    let engine = repaired(&pool.damaged(&moved(&pool)));
-    let known = &pool.files[PLAIN];
-    let aside = engine.lookup(ROOT_INO, b"lost+found").unwrap().ino;
-    let ino = engine
-        .lookup(aside, format!("damaged-{}", known.ino).as_bytes())
-        .unwrap()
-        .ino;
-    let pages: Vec<_> = known.content.chunks(PAGE).collect();
-    assert_eq!(read(&engine, ino, 1), pages[1]);
-    assert_eq!(
-        read(&engine, ino, 22),
-        pages[2],
-        "it is there, where the mapping had it"
-    );
-}
-
-/// A key becomes that of another page of its file, which is there twice then.
-#[test]
-fn a_key_of_a_page_that_is_there() {
-    for bits in [1, 2, 4] {
-        on_mappings(&[Mapping::Hashfs], &[PLAIN], Told::ReadOnly, |pool| {
-            pool.flipped(pool.key(PLAIN), bits)
-        });
-    }
-}
-
-/// A key that becomes one of a hole of its file is told if it lies too far from where that would be, which most do in a pool of some size.
-#[test]
-fn a_key_of_a_hole() {
-    let blank = Region::anonymous(64 << 20).unwrap();
-    let options = MkfsOptions {
-        mapping: Mapping::Hashfs,
-        ..fixed()
-    };
-    mkfs(&blank, &options).unwrap();
-    let superblock = identify(&blank).unwrap();
-    let mut ino = 0;
-    let image = image_after(&image_of(&blank), |engine| {
-        ino = make(engine, ROOT_INO, "sparse");
-        write(engine, ino, 2 * PAGE as u64, &[1; PAGE]);
-        write(engine, ino, 1000 * PAGE as u64, &[1; PAGE]);
-    });
-    let area = superblock.map_offset as usize..(superblock.first_block * PAGE as u64) as usize;
-    let key = (ino << 32 | 2).to_le_bytes();
-    let at = area.step_by(8).find(|&at| image[at..at + 8] == key).unwrap();
-    let mut told = 0;
-    for bit in [2, 3, 4, 5, 6, 7, 8] {
-        let mut damaged = image.clone();
-        damaged[at..at + 8].copy_from_slice(&((ino << 32 | 2) ^ 1 << bit).to_le_bytes());
-        let engine = common::mount(&damaged);
-        let found = findings(&damaged);
-        assert_eq!(
-            engine.damage().is_empty(),
-            found.is_empty(),
-            "{:?}, {found:?}",
-            engine.damage()
-        );
-        if !found.is_empty() {
-            let read = open(&engine, ino).unwrap().read_at(2 * PAGE as u64, &mut [0; PAGE]);
-            assert!(matches!(read, Err(FsError::Io(_))), "{read:?}");
-            told += 1;
-        }
-    }
-    assert!(told >= 6, "{told} of 7 told");
-}
-
-/// Space reserved behind the end is no damage.
-#[test]
-fn reserved_space_behind_the_end_is_legal() {
-    for &mapping in Mapping::ALL {
-        let pool = Pool::new(mapping);
-        let image = image_after(&pool.image, |engine| {
-            for name in [PLAIN, "small", "other-0"] {
-                let file = open(engine, pool.files[name].ino).unwrap();
-                let keep = ferrite_vfs::FallocateMode::Allocate { keep_size: true };
-                file.fallocate(keep, 0, 30 * PAGE as u64).unwrap();
-            }
-        });
-        common::check(&image);
-        let engine = common::mount(&image);
-        assert!(engine.damage().is_empty(), "{:?}", engine.damage());
-        assert_eq!(pool.survey(&engine, &[]), 0);
-    }
-}
-
-/// A key becomes another file's: that has a page too many, and nobody knows which.
-#[test]
-fn a_key_of_another_file() {
-    on_every_mapping(&[PLAIN, LABELLED], Told::ReadOnly, |pool| {
-        let bits = pool.files[PLAIN].ino ^ pool.files[LABELLED].ino;
-        pool.flipped(pool.key(PLAIN), bits << 32)
-    });
-}
-
 /// The owner in an inode: it is known what belongs to the file, so the pool can be used.
 #[test]
 fn a_damaged_inode() {
@@ -627,46 +499,6 @@ fn an_inode_that_looks_free() {
     });
 }
 
-/// All of an inode: its number, which a name has, is not given to another, though nothing else tells that it ever was in use.
-#[test]
-fn a_wiped_inode_without_pages() {
-    for name in ["small", "other-0"] {
-        on_every_mapping(&[name], Told::ReadOnly, |pool| {
-            let at = pool.inode(name);
-            (at..at + 256).step_by(8).map(|at| (at, 0)).collect()
-        });
-    }
-}
-
-/// The same of what is no file.
-#[test]
-fn a_wiped_link_and_a_wiped_pipe() {
-    let pool = Pool::new(common::mapping());
-    let mut inos = Vec::new();
-    let image = image_after(&pool.image, |engine| {
-        let node = ferrite_vfs::NewNode {
-            kind: ferrite_vfs::FileKind::Fifo,
-            mode: 0o644,
-            rdev: 0,
-        };
-        let root = Cred::root();
-        inos.push(engine.symlink(&root, pool.dir, b"link", b"target").unwrap().ino);
-        inos.push(engine.mknod(&root, pool.dir, b"pipe", &node).unwrap().ino);
-    });
-    for (name, ino) in [b"link", b"pipe"].into_iter().zip(inos) {
-        let mut wiped = image.clone();
-        let at = pool.superblock.inode_offset(ino as u32) as usize;
-        wiped[at..at + 256].fill(0);
-        let engine = common::mount(&wiped);
-        assert!(engine.is_read_only());
-        let place = format!("inode {ino}");
-        assert!(engine.damage()[0].contains(&place), "{:?}", engine.damage());
-        let error = engine.lookup(pool.dir, name).unwrap_err().to_string();
-        assert!(error.contains(&place), "{error}");
-        assert_eq!(pool.survey(&engine, &[]), 0);
-    }
-}
-
 #[test]
 fn damaged_attributes() {
     on_every_mapping(&[LABELLED], Told::Later, |pool| {
@@ -687,95 +519,6 @@ fn a_damaged_inode_that_names_a_log_as_its_attributes() {
         let log = u64::from(pool.files["other-8"].pages[0].entries[0].segment / 64);
         vec![(at, pool.word(at) >> 32 << 32 | log)]
     });
-}
-
-/// Inode, checksum, a letter of a name: it is not found any more under its own, and the directory cannot be listed; the other names are
-/// found. The mount tells, and nobody can put a second file in the place of the one that is not found.
-#[test]
-fn a_damaged_entry() {
-    for (at, bits) in [(0, 0x400), (8, 1 << 40), (16, 1)] {
-        on_every_mapping(&[PLAIN], Told::Writable, |pool| {
-            let entry = pool.flipped(pool.entry(PLAIN) + at, bits);
-            let engine = common::mount(&pool.damaged(&entry));
-            for name in [PLAIN.as_bytes(), b"another"] {
-                refuses_the_name(&engine, pool.dir, name);
-            }
-            entry
-        });
-    }
-}
-
-/// Nothing can be made, linked, moved or removed under a name of which nobody knows whether it is there.
-fn refuses_the_name(engine: &Engine, dir: Ino, name: &[u8]) {
-    let root = Cred::root();
-    let other = engine.mkdir(&root, ROOT_INO, name, 0o755).unwrap().ino;
-    let file = make(engine, other, "file");
-    let refused = [
-        engine.mkdir(&root, dir, name, 0o755).err(),
-        engine.symlink(&root, dir, name, b"target").err(),
-        engine.link(file, dir, name).err(),
-        engine
-            .rename(other, b"file", dir, name, ferrite_vfs::RenameMode::Replace)
-            .err(),
-        engine.unlink(dir, name).err(),
-    ];
-    for error in refused {
-        assert!(matches!(error, Some(FsError::Io(_))), "{error:?}");
-    }
-    engine.unlink(other, b"file").unwrap();
-    engine.rmdir(ROOT_INO, name).unwrap();
-}
-
-/// A slot of the name table with another hash, another place in the block, another block: its name is an error, not absent, also where
-/// there is a damaged inode besides.
-#[test]
-fn a_damaged_name_slot() {
-    for bits in [1 << 41, 1 << 60, 1 << 33, 1, 1 << 30] {
-        on_every_mapping(&[PLAIN], Told::ReadOnly, |pool| {
-            pool.flipped(pool.name_slot(PLAIN), bits)
-        });
-    }
-    for is_lost in [true, false] {
-        on_every_mapping(&[PLAIN, "other-8"], Told::ReadOnly, |pool| {
-            let mut words = pool.flipped(pool.inode("other-8") + 48, 1);
-            let slot = pool.name_slot(PLAIN);
-            words.push((slot, if is_lost { 0 } else { pool.word(slot) ^ 1 << 41 }));
-            words
-        });
-    }
-}
-
-/// What a freed block of a directory held looks real still; a slot that leads there is told all the same.
-#[test]
-fn a_name_slot_that_leads_to_a_freed_block() {
-    let pool = Pool::new(common::mapping());
-    let entry_block = |pool: &Pool| pool.entry(PLAIN) / PAGE;
-    let (stale, slot) = (entry_block(&pool), pool.word(pool.name_slot(PLAIN)));
-    // Emptied, the directory gives its block back as it is; the names go to another one, for that block is taken meanwhile.
-    let emptied = image_after(&pool.image, |engine| {
-        for name in pool.files.keys() {
-            engine.unlink(pool.dir, name.as_bytes()).unwrap();
-        }
-    });
-    let mut with_slot = emptied.clone();
-    let at = pool.name_slot(PLAIN);
-    with_slot[at..at + 8].copy_from_slice(&slot.to_le_bytes());
-    let engine = common::mount(&with_slot);
-    let told = engine.damage().join("; ");
-    assert!(
-        told.contains(&format!("block {stale}, which is no directory's")),
-        "{told}"
-    );
-    assert!(engine.is_read_only());
-}
-
-/// A name that lookups miss is an error, not absent; one that was never there is.
-#[test]
-fn a_lost_name() {
-    on_every_mapping(&[PLAIN], Told::ReadOnly, |pool| vec![(pool.name_slot(PLAIN), 0)]);
-    let pool = Pool::new(Mapping::default());
-    let engine = common::mount(&pool.damaged(&vec![(pool.name_slot(PLAIN), 0)]));
-    assert!(matches!(engine.lookup(pool.dir, b"never"), Err(FsError::NotFound)));
 }
 
 /// Several at once, in different files.

@@ -1,0 +1,133 @@
+//! Damage between a name and its file: slots of the name table, entries of directories, inodes that only a name knows of.
+
+use ferrite_fs::{Engine, Mapping};
+use ferrite_vfs::{Cred, FileKind, FileSystem, FsError, Ino, NewNode, ROOT_INO, RenameMode};
+
+use super::{PAGE, PLAIN, Pool, Told, common, image_after, on_every_mapping};
+
+/// All of an inode: its number, which a name has, is not given to another, though nothing else tells that it ever was in use.
+#[test]
+fn a_wiped_inode_without_pages() {
+    for name in ["small", "other-0"] {
+        on_every_mapping(&[name], Told::ReadOnly, |pool| {
+            let at = pool.inode(name);
+            (at..at + 256).step_by(8).map(|at| (at, 0)).collect()
+        });
+    }
+}
+
+/// The same of what is no file.
+#[test]
+fn a_wiped_link_and_a_wiped_pipe() {
+    let pool = Pool::new(common::mapping());
+    let mut inos = Vec::new();
+    let image = image_after(&pool.image, |engine| {
+        let node = NewNode {
+            kind: FileKind::Fifo,
+            mode: 0o644,
+            rdev: 0,
+        };
+        let root = Cred::root();
+        inos.push(engine.symlink(&root, pool.dir, b"link", b"target").unwrap().ino);
+        inos.push(engine.mknod(&root, pool.dir, b"pipe", &node).unwrap().ino);
+    });
+    for (name, ino) in [b"link", b"pipe"].into_iter().zip(inos) {
+        let mut wiped = image.clone();
+        let at = pool.superblock.inode_offset(ino as u32) as usize;
+        wiped[at..at + 256].fill(0);
+        let engine = common::mount(&wiped);
+        assert!(engine.is_read_only());
+        let place = format!("inode {ino}");
+        assert!(engine.damage()[0].contains(&place), "{:?}", engine.damage());
+        let error = engine.lookup(pool.dir, name).unwrap_err().to_string();
+        assert!(error.contains(&place), "{error}");
+        assert_eq!(pool.survey(&engine, &[]), 0);
+    }
+}
+
+/// Inode, checksum, a letter of a name: it is not found any more under its own, and the directory cannot be listed; the other names are
+/// found. The mount tells, and nobody can put a second file in the place of the one that is not found.
+#[test]
+fn a_damaged_entry() {
+    for (at, bits) in [(0, 0x400), (8, 1 << 40), (16, 1)] {
+        on_every_mapping(&[PLAIN], Told::Writable, |pool| {
+            let entry = pool.flipped(pool.entry(PLAIN) + at, bits);
+            let engine = common::mount(&pool.damaged(&entry));
+            for name in [PLAIN.as_bytes(), b"another"] {
+                refuses_the_name(&engine, pool.dir, name);
+            }
+            entry
+        });
+    }
+}
+
+/// Nothing can be made, linked, moved or removed under a name of which nobody knows whether it is there.
+fn refuses_the_name(engine: &Engine, dir: Ino, name: &[u8]) {
+    let root = Cred::root();
+    let other = engine.mkdir(&root, ROOT_INO, name, 0o755).unwrap().ino;
+    let file = common::make(engine, other, "file");
+    let refused = [
+        engine.mkdir(&root, dir, name, 0o755).err(),
+        engine.symlink(&root, dir, name, b"target").err(),
+        engine.link(file, dir, name).err(),
+        engine.rename(other, b"file", dir, name, RenameMode::Replace).err(),
+        engine.unlink(dir, name).err(),
+    ];
+    for error in refused {
+        assert!(matches!(error, Some(FsError::Io(_))), "{error:?}");
+    }
+    engine.unlink(other, b"file").unwrap();
+    engine.rmdir(ROOT_INO, name).unwrap();
+}
+
+/// A slot of the name table with another hash, another place in the block, another block: its name is an error, not absent, also where
+/// there is a damaged inode besides.
+#[test]
+fn a_damaged_name_slot() {
+    for bits in [1 << 41, 1 << 60, 1 << 33, 1, 1 << 30] {
+        on_every_mapping(&[PLAIN], Told::ReadOnly, |pool| {
+            pool.flipped(pool.name_slot(PLAIN), bits)
+        });
+    }
+    for is_lost in [true, false] {
+        on_every_mapping(&[PLAIN, "other-8"], Told::ReadOnly, |pool| {
+            let mut words = pool.flipped(pool.inode("other-8") + 48, 1);
+            let slot = pool.name_slot(PLAIN);
+            words.push((slot, if is_lost { 0 } else { pool.word(slot) ^ 1 << 41 }));
+            words
+        });
+    }
+}
+
+/// What a freed block of a directory held looks real still; a slot that leads there is told all the same.
+#[test]
+fn a_name_slot_that_leads_to_a_freed_block() {
+    let pool = Pool::new(common::mapping());
+    let entry_block = |pool: &Pool| pool.entry(PLAIN) / PAGE;
+    let (stale, slot) = (entry_block(&pool), pool.word(pool.name_slot(PLAIN)));
+    // Emptied, the directory gives its block back as it is; the names go to another one, for that block is taken meanwhile.
+    let emptied = image_after(&pool.image, |engine| {
+        for name in pool.files.keys() {
+            engine.unlink(pool.dir, name.as_bytes()).unwrap();
+        }
+    });
+    let mut with_slot = emptied.clone();
+    let at = pool.name_slot(PLAIN);
+    with_slot[at..at + 8].copy_from_slice(&slot.to_le_bytes());
+    let engine = common::mount(&with_slot);
+    let told = engine.damage().join("; ");
+    assert!(
+        told.contains(&format!("block {stale}, which is no directory's")),
+        "{told}"
+    );
+    assert!(engine.is_read_only());
+}
+
+/// A name that lookups miss is an error, not absent; one that was never there is.
+#[test]
+fn a_lost_name() {
+    on_every_mapping(&[PLAIN], Told::ReadOnly, |pool| vec![(pool.name_slot(PLAIN), 0)]);
+    let pool = Pool::new(Mapping::default());
+    let engine = common::mount(&pool.damaged(&vec![(pool.name_slot(PLAIN), 0)]));
+    assert!(matches!(engine.lookup(pool.dir, b"never"), Err(FsError::NotFound)));
+}
