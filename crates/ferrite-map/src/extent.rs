@@ -42,13 +42,17 @@ use ferrite_pm::Region;
 use crate::bitmap::AtomicBitmap;
 use crate::load;
 use crate::{Broken, FileMap, Geometry, MapEntry, MapError, MapTx, PageWord, TransCache};
-use cursor::Cursors;
+use cursor::{Cursors, Seen};
 use node::{HEIGHT_MAX, Key, Node, PAGES_END, Words, range_of, word_behind};
 
 /// Inodes a thread takes at a time when loading.
 const LOAD_CHUNK: u64 = 4096;
 /// Lines of a node that a lookup reads besides keys: those of header and index.
 const INDEX_LINES: u64 = 4;
+/// Lines of a node that a lookup of a remembered extent reads: header, index word, key, page word.
+const REMEMBERED_LINES: u64 = 4;
+/// A cursor remembers an extent of so many pages: a shorter one is seldom met again, and cursors of a file are shared.
+const REMEMBERED_PAGES: u32 = 8;
 
 /// The extent trees of a mounted pool.
 pub struct ExtentTree {
@@ -75,6 +79,11 @@ impl Run {
             end,
             found: None,
         }
+    }
+
+    /// Where its extent is.
+    fn place(self) -> (u64, u64) {
+        self.found.map_or((0, 0), |(_, key)| (key.group, key.slot))
     }
 
     fn word_behind(self, distance: u64) -> PageWord {
@@ -122,19 +131,18 @@ impl ExtentTree {
         u64::from(height) << 32 | u64::from(block)
     }
 
-    /// The leaf the cursor leads to, if that has page `lblk`, and one behind the last page it surely has. What was read of it counts only if
+    /// The leaf that `seen` leads to, if that has page `lblk`, and one behind the last page it surely has. What was read of it counts only if
     /// the epoch is the same afterwards.
     #[inline]
-    fn hinted<W: Words + ?Sized>(&self, words: &W, ino: u32, lblk: u64, epoch: u64) -> Option<(Node, u64)> {
+    fn hinted<W: Words + ?Sized>(&self, words: &W, ino: u32, lblk: u64, seen: Seen) -> Option<(Node, u64)> {
         let holds = |range: u64| {
             let (first, end) = range_of(range);
             lblk >= first && lblk < end
         };
-        let (block, range) = self.cursors.get(ino, epoch)?;
-        if !holds(range) {
+        if !holds(seen.range) {
             return None;
         }
-        let leaf = Node::open(words, &self.geometry, (ino, block, 0))?;
+        let leaf = Node::open(words, &self.geometry, (ino, seen.block, 0))?;
         let range = words.at(leaf.range_offset());
         holds(range).then(|| (leaf, range_of(range).1))
     }
@@ -161,6 +169,16 @@ impl ExtentTree {
         Err(end)
     }
 
+    /// The extent of `key`, from its page `lblk` on.
+    #[inline]
+    fn run_of<W: Words + ?Sized>(words: &W, leaf: Node, key: Key, lblk: u64) -> Run {
+        Run {
+            word: word_behind(leaf.word_of(words, key), lblk - key.start()),
+            end: key.end().min(PAGES_END),
+            found: Some((leaf, key)),
+        }
+    }
+
     /// What `leaf`, whose pages lie before `end`, has at page `lblk`.
     #[inline]
     fn run_in<W: Words + ?Sized>(words: &W, leaf: Node, lblk: u64, end: u64) -> Run {
@@ -169,11 +187,7 @@ impl ExtentTree {
         };
         let around = leaf.around(words, group.number, lblk);
         if let Some(key) = around.at.filter(|key| key.end() > lblk) {
-            return Run {
-                word: word_behind(leaf.word_of(words, key), lblk - key.start()),
-                end: key.end().min(PAGES_END),
-                found: Some((leaf, key)),
-            };
+            return Self::run_of(words, leaf, key, lblk);
         }
         let end = around.above.map_or(group.end, Key::start).min(end);
         Run::hole(end.max(lblk + 1))
@@ -184,18 +198,49 @@ impl ExtentTree {
     fn run(&self, ino: u32, lblk: u64) -> Run {
         let epoch = self.cursors.epoch();
         let words = &*self.region;
-        if let Some((leaf, end)) = self.hinted(words, ino, lblk, epoch) {
-            let run = Self::run_in(words, leaf, lblk, end);
+        if let Some(seen) = self.cursors.get(ino, epoch)
+            && let Some((leaf, end)) = self.hinted(words, ino, lblk, seen)
+        {
+            let again = leaf
+                .extent_at(words, seen.extent)
+                .filter(|key| (key.start()..key.end()).contains(&lblk));
+            let run = match again {
+                Some(key) => Self::run_of(words, leaf, key, lblk),
+                None => Self::run_in(words, leaf, lblk, end),
+            };
             if self.cursors.is_still(epoch) {
+                if again.is_none() {
+                    self.remember(ino, epoch, run);
+                }
                 return run;
             }
         }
         match self.search(words, ino, lblk) {
             Ok((leaf, end)) => {
-                self.cursors.put(ino, epoch, leaf.block, words.at(leaf.range_offset()));
-                Self::run_in(words, leaf, lblk, end)
+                let run = Self::run_in(words, leaf, lblk, end);
+                let seen = Seen {
+                    block: leaf.block,
+                    range: words.at(leaf.range_offset()),
+                    extent: run.place(),
+                };
+                self.cursors.put(ino, epoch, seen);
+                run
             }
             Err(end) => Run::hole(end.max(lblk + 1)),
+        }
+    }
+
+    /// Has the cursor lead to an extent that is long enough to be met again.
+    fn remember(&self, ino: u32, epoch: u64, run: Run) {
+        if let Some((leaf, key)) = run.found
+            && key.low_half() >= REMEMBERED_PAGES
+        {
+            let seen = Seen {
+                block: leaf.block,
+                range: self.region.at(leaf.range_offset()),
+                extent: run.place(),
+            };
+            self.cursors.put(ino, epoch, seen);
         }
     }
 
@@ -271,10 +316,10 @@ impl FileMap for ExtentTree {
 
     fn prefetch(&self, ino: u32, _lblk: u32, to_store: bool) {
         // The cursor is in the cache if the file is in use. Without it the root must be known before anything can be loaded.
-        if let Some((block, _)) = self.cursors.get(ino, self.cursors.epoch())
-            && self.geometry.is_data_block(block)
+        if let Some(seen) = self.cursors.get(ino, self.cursors.epoch())
+            && self.geometry.is_data_block(seen.block)
         {
-            let offset = node::header_offset(block);
+            let offset = node::header_offset(seen.block);
             if to_store {
                 self.region.prefetch_to_store(offset);
             } else {
@@ -377,11 +422,15 @@ impl FileMap for ExtentTree {
     fn lines_touched(&self, ino: u32, lblk: u32) -> u64 {
         // A cursor is two lines with the epoch's; an inner node's group is two lines, a leaf's is keys and a word.
         let node_lines = INDEX_LINES + 2;
-        if self
-            .hinted(&*self.region, ino, u64::from(lblk), self.cursors.epoch())
-            .is_some()
-        {
-            return 2 + node_lines;
+        let words = &*self.region;
+        let hinted = self.cursors.get(ino, self.cursors.epoch()).and_then(|seen| {
+            let (leaf, _) = self.hinted(words, ino, u64::from(lblk), seen)?;
+            Some(leaf.extent_at(words, seen.extent))
+        });
+        match hinted {
+            Some(Some(key)) if (key.start()..key.end()).contains(&u64::from(lblk)) => return 2 + REMEMBERED_LINES,
+            Some(_) => return 2 + node_lines,
+            None => {}
         }
         let root = self.root_offset(ino).map_or(0, |offset| self.region.load(offset));
         let height = Self::root_of(root).map_or(0, |(_, height)| u64::from(height));

@@ -205,7 +205,9 @@ impl ExtentTree {
     fn leaf_in(&self, tx: &dyn MapTx, ino: u32, lblk: u64) -> Option<(Node, u64)> {
         let epoch = self.cursors.epoch();
         // The inode is locked, so what holds now holds until the transaction changes it.
-        self.hinted(tx, ino, lblk, epoch)
+        self.cursors
+            .get(ino, epoch)
+            .and_then(|seen| self.hinted(tx, ino, lblk, seen))
             .filter(|_| self.cursors.is_still(epoch))
             .or_else(|| self.search(tx, ino, lblk).ok())
     }

@@ -1,4 +1,4 @@
-//! Cursors: which leaf of a file was looked at last, kept in DRAM.
+//! Cursors: which leaf of a file was looked at last, and which extent, kept in DRAM.
 //!
 //! What lives here: [`Cursors`], a fixed table that files share by a hash of their inode, and the map's epoch. Used by the tree only.
 //!
@@ -27,7 +27,20 @@ struct Cursor {
     leaf: AtomicU64,
     /// The leaf's range word as it was, so that pages far from it do not cost a look at the leaf.
     range: AtomicU64,
+    /// Where in the leaf the extent is that was looked at last: `group << 32 | slot`.
+    extent: AtomicU64,
     epoch: AtomicU64,
+}
+
+/// What a cursor says.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Seen {
+    /// Block of the leaf.
+    pub(super) block: u32,
+    /// Its range word as it was.
+    pub(super) range: u64,
+    /// Group and slot of an extent.
+    pub(super) extent: (u64, u64),
 }
 
 impl Cursors {
@@ -61,23 +74,28 @@ impl Cursors {
         self.epoch.load(Ordering::Relaxed) == epoch
     }
 
-    /// Block and range word of the leaf that was looked at last, if that was in this epoch.
+    /// What was looked at last, if that was in this epoch.
     #[inline]
-    pub(super) fn get(&self, ino: u32, epoch: u64) -> Option<(u32, u64)> {
+    pub(super) fn get(&self, ino: u32, epoch: u64) -> Option<Seen> {
         let cursor = self.of(ino);
         let sequence = cursor.sequence.load(Ordering::Acquire);
         let leaf = cursor.leaf.load(Ordering::Relaxed);
         let range = cursor.range.load(Ordering::Relaxed);
+        let extent = cursor.extent.load(Ordering::Relaxed);
         let since = cursor.epoch.load(Ordering::Relaxed);
         fence(Ordering::Acquire);
         let whole = sequence.is_multiple_of(2) && cursor.sequence.load(Ordering::Relaxed) == sequence;
         let is_his = leaf as u32 != 0 && (leaf >> 32) as u32 == ino;
-        (whole && is_his && since == epoch).then_some((leaf as u32, range))
+        (whole && is_his && since == epoch).then_some(Seen {
+            block: leaf as u32,
+            range,
+            extent: (extent >> 32, extent & 0xffff_ffff),
+        })
     }
 
-    /// Notes that a search that began in `epoch` found leaf `block`.
+    /// Notes what a search that began in `epoch` found.
     #[inline]
-    pub(super) fn put(&self, ino: u32, epoch: u64, block: u32, range: u64) {
+    pub(super) fn put(&self, ino: u32, epoch: u64, seen: Seen) {
         let cursor = self.of(ino);
         let sequence = cursor.sequence.load(Ordering::Relaxed);
         let begun = sequence.is_multiple_of(2)
@@ -92,8 +110,10 @@ impl Cursors {
         fence(Ordering::Release);
         cursor
             .leaf
-            .store(u64::from(ino) << 32 | u64::from(block), Ordering::Relaxed);
-        cursor.range.store(range, Ordering::Relaxed);
+            .store(u64::from(ino) << 32 | u64::from(seen.block), Ordering::Relaxed);
+        cursor.range.store(seen.range, Ordering::Relaxed);
+        let (group, slot) = seen.extent;
+        cursor.extent.store(group << 32 | slot, Ordering::Relaxed);
         cursor.epoch.store(epoch, Ordering::Relaxed);
         cursor.sequence.store(sequence + 2, Ordering::Release);
     }

@@ -301,6 +301,19 @@ impl Node {
         around
     }
 
+    /// The extent at a place where one was seen before, if there is one still.
+    #[inline]
+    pub(super) fn extent_at<W: Words + ?Sized>(self, words: &W, (group, slot): (u64, u64)) -> Option<Key> {
+        if group >= self.groups || slot >= LEAF_KEYS {
+            return None;
+        }
+        // What a free group holds means nothing.
+        self.low(words, group)?;
+        let word = words.at(self.key_offset(group, slot));
+        let key = Key { group, slot, word };
+        (key.low_half() != 0).then_some(key)
+    }
+
     /// The child that page `lblk` belongs to, and one behind the last page that does.
     #[inline]
     pub(super) fn child_of<W: Words + ?Sized>(self, words: &W, group: Group, lblk: u64) -> Option<(Key, u64)> {
