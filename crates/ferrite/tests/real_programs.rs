@@ -132,9 +132,10 @@ fn fsx_finds_nothing_in_200_000_operations() {
     };
     let test = TestPool::new("64M", &[]);
     let config = test.pool.with_extension("toml");
+    // An fallocate of nothing is EINVAL, which fsx takes for "not supported".
     std::fs::write(
         &config,
-        "flen = 262144\n[weights]\ntruncate = 1\nfsync = 0.1\nfdatasync = 0.1\npunch_hole = 1\n\
+        "flen = 262144\n[opsize]\nmin = 1\n[weights]\ntruncate = 1\nfsync = 0.1\nfdatasync = 0.1\npunch_hole = 1\n\
          posix_fallocate = 1\ninvalidate = 0.1\n",
     )
     .unwrap();
