@@ -5,7 +5,7 @@
 //! to go; then follow records that unmap some of them each; the last one clears the intent.
 //!
 //! Crash argument: as soon as the first record is durable, mount finishes the job before anybody can look
-//! ([`finish`]). Each step only unmaps pages of the range that are still mapped, so repeating it is harmless. The
+//! ([`resume`]). Each step only unmaps pages of the range that are still mapped, so repeating it is harmless. The
 //! inode's lock is held throughout, so nobody sees the file in between.
 //!
 //! A global table cannot list a file's pages, so the shorter of range and table is walked, up to the inode's count. A damaged
