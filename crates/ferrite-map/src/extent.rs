@@ -41,9 +41,10 @@ use ferrite_pm::Region;
 
 use crate::bitmap::AtomicBitmap;
 use crate::load;
+use crate::simd::Level;
 use crate::{Broken, FileMap, Geometry, MapEntry, MapError, MapTx, PageWord, TransCache};
 use cursor::{Cursors, Seen};
-use node::{HEIGHT_MAX, Key, Node, PAGES_END, Words, range_of, word_behind};
+use node::{HEIGHT_MAX, Key, Medium, Node, PAGES_END, Words, range_of, word_behind};
 
 /// Inodes a thread takes at a time when loading.
 const LOAD_CHUNK: u64 = 4096;
@@ -59,6 +60,7 @@ pub struct ExtentTree {
     region: Arc<Region>,
     geometry: Geometry,
     cursors: Cursors,
+    level: Level,
 }
 
 /// Pages in a row that are alike: an extent from the page asked for on, or a hole.
@@ -112,6 +114,16 @@ impl ExtentTree {
             region,
             geometry,
             cursors: Cursors::new(),
+            level: Level::detect(),
+        }
+    }
+
+    /// The medium as lookups read it.
+    #[inline]
+    fn medium(&self) -> Medium<'_> {
+        Medium {
+            region: &self.region,
+            level: self.level,
         }
     }
 
@@ -185,11 +197,11 @@ impl ExtentTree {
         let Some(group) = leaf.group_of(words, lblk, end) else {
             return Run::hole(end);
         };
-        let around = leaf.around(words, group.number, lblk);
-        if let Some(key) = around.at.filter(|key| key.end() > lblk) {
+        if let Some(key) = leaf.extent_of(words, group.number, lblk) {
             return Self::run_of(words, leaf, key, lblk);
         }
-        let end = around.above.map_or(group.end, Key::start).min(end);
+        let above = leaf.around(words, group.number, lblk).above;
+        let end = above.map_or(group.end, Key::start).min(end);
         Run::hole(end.max(lblk + 1))
     }
 
@@ -197,7 +209,7 @@ impl ExtentTree {
     #[inline]
     fn run(&self, ino: u32, lblk: u64) -> Run {
         let epoch = self.cursors.epoch();
-        let words = &*self.region;
+        let words = &self.medium();
         if let Some(seen) = self.cursors.get(ino, epoch)
             && let Some((leaf, end)) = self.hinted(words, ino, lblk, seen)
         {
@@ -237,7 +249,7 @@ impl ExtentTree {
         {
             let seen = Seen {
                 block: leaf.block,
-                range: self.region.at(leaf.range_offset()),
+                range: self.medium().at(leaf.range_offset()),
                 extent: run.place(),
             };
             self.cursors.put(ino, epoch, seen);
@@ -265,7 +277,7 @@ impl ExtentTree {
 
     /// Shows the nodes from `block` down.
     fn walk_nodes(&self, (ino, block, level): (u32, u32, u32), visit: &mut dyn FnMut(u32, u32)) {
-        let words = &*self.region;
+        let words = &self.medium();
         let Some(node) = Node::open(words, &self.geometry, (ino, block, level)) else {
             return;
         };
@@ -422,7 +434,7 @@ impl FileMap for ExtentTree {
     fn lines_touched(&self, ino: u32, lblk: u32) -> u64 {
         // A cursor is two lines with the epoch's; an inner node's group is two lines, a leaf's is keys and a word.
         let node_lines = INDEX_LINES + 2;
-        let words = &*self.region;
+        let words = &self.medium();
         let hinted = self.cursors.get(ino, self.cursors.epoch()).and_then(|seen| {
             let (leaf, _) = self.hinted(words, ino, u64::from(lblk), seen)?;
             Some(leaf.extent_at(words, seen.extent))

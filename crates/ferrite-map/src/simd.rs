@@ -1,6 +1,6 @@
-//! Eight keys at a time: comparing a bucket's keys, and hashing consecutive blocks.
+//! Eight keys at a time: comparing a bucket's keys, hashing consecutive blocks, and finding the neighbours of a page among unsorted keys.
 //!
-//! Three levels give equal results, chosen once by CPU feature; the tests compare them. The comparison reads keys that other
+//! All levels give equal results, chosen once by CPU feature; the tests compare them. Comparisons read keys that other
 //! threads may be storing: a vector load is not atomic as a whole, but each aligned word of it is on every CPU that has
 //! these instructions, and a word is all a key needs.
 
@@ -79,6 +79,163 @@ pub(crate) fn matches(level: Level, line: &[AtomicU64], key: u64) -> u8 {
             mask | u8::from(word.load(Ordering::Acquire) == key) << index
         }),
     }
+}
+
+/// What words say that [`nearest`] is to look at. Constants, so that nothing of it is loaded in a lookup.
+pub(crate) trait Shape {
+    /// A word without any of these bits does not count.
+    const PRESENT: u64;
+    /// A word above this makes no sense, and does not count.
+    const GREATEST: u64;
+    /// What is compared is the word shifted right by so many bits, at most 40 bits long.
+    const SHIFT: u32;
+}
+
+/// What [`nearest`] found: values with their lanes in the lower bits, so that one reduction finds both.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Nearest {
+    below: u64,
+    above: u64,
+}
+
+/// Bits of a lane's number.
+const LANE_BITS: u32 = 5;
+/// Set in whatever was found, so that none is 0.
+const FOUND: u64 = 1 << 63;
+
+impl Nearest {
+    fn lane_of(packed: u64) -> (u32, u64) {
+        ((packed & 31) as u32, (packed & !FOUND) >> LANE_BITS)
+    }
+
+    /// The lane with the greatest value up to the bound, and the value; the last of them.
+    #[inline]
+    pub(crate) fn below(self) -> Option<(u32, u64)> {
+        (self.below != 0).then(|| Self::lane_of(self.below))
+    }
+
+    /// The lane with the least value above the bound, and the value; the first of them.
+    #[inline]
+    pub(crate) fn above(self) -> Option<(u32, u64)> {
+        (self.above != u64::MAX).then(|| Self::lane_of(self.above))
+    }
+
+    /// The same word by word. Bit *n* of `lanes`: word *n* counts.
+    #[inline]
+    pub(crate) fn among<S: Shape>(words: impl Iterator<Item = u64>, lanes: u32, bound: u64) -> Nearest {
+        let mut found = Nearest {
+            below: 0,
+            above: u64::MAX,
+        };
+        let behind_last = u32::BITS - lanes.leading_zeros();
+        for (lane, word) in (0..behind_last).zip(words) {
+            let value = word >> S::SHIFT;
+            let packed = FOUND | value << LANE_BITS | u64::from(lane);
+            if lanes >> lane & 1 == 0 || word & S::PRESENT == 0 || word > S::GREATEST {
+                continue;
+            }
+            if value <= bound {
+                found.below = found.below.max(packed);
+            } else {
+                found.above = found.above.min(packed);
+            }
+        }
+        found
+    }
+}
+
+/// The neighbours of `bound` among `8 * LINES` unsorted words, of at most four lines. Bit *n* of `lanes`: word *n* counts.
+#[inline]
+pub(crate) fn nearest<S: Shape, const LINES: usize>(
+    level: Level,
+    words: &[AtomicU64],
+    lanes: u32,
+    bound: u64,
+) -> Nearest {
+    match level {
+        #[cfg(target_arch = "x86_64")]
+        Level::Avx512 if words.len() == 8 * LINES => {
+            // SAFETY: the level was detected, and the slice has so many words.
+            unsafe { nearest_avx512::<S, LINES>(words.as_ptr().cast(), lanes, bound) }
+        }
+        _ => Nearest::among::<S>(words.iter().map(|word| word.load(Ordering::Acquire)), lanes, bound),
+    }
+}
+
+/// # Safety
+/// `words` points to `8 * LINES` readable words; the CPU has AVX-512F.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f")]
+unsafe fn nearest_avx512<S: Shape, const LINES: usize>(words: *const u64, lanes: u32, bound: u64) -> Nearest {
+    use std::arch::x86_64::{
+        _mm_cvtsi32_si128, _mm512_loadu_si512, _mm512_mask_cmple_epu64_mask, _mm512_mask_mov_epi64,
+        _mm512_mask_test_epi64_mask, _mm512_maskz_mov_epi64, _mm512_max_epu64, _mm512_min_epu64, _mm512_or_si512,
+        _mm512_reduce_max_epu64, _mm512_reduce_min_epu64, _mm512_set_epi64, _mm512_set1_epi64, _mm512_setzero_si512,
+        _mm512_slli_epi64, _mm512_srl_epi64,
+    };
+    let present = _mm512_set1_epi64(S::PRESENT as i64);
+    let greatest = _mm512_set1_epi64(S::GREATEST as i64);
+    let shift = _mm_cvtsi32_si128(S::SHIFT as i32);
+    let bound = _mm512_set1_epi64(bound as i64);
+    let none = _mm512_set1_epi64(-1);
+    let numbers = _mm512_set_epi64(7, 6, 5, 4, 3, 2, 1, 0);
+    let (mut most, mut least) = (_mm512_setzero_si512(), none);
+    for line in 0..LINES {
+        // SAFETY: eight words are readable in each line.
+        let here = unsafe { _mm512_loadu_si512(words.add(line * 8).cast()) };
+        let counted = _mm512_mask_test_epi64_mask((lanes >> (line * 8)) as u8, here, present);
+        let counted = _mm512_mask_cmple_epu64_mask(counted, here, greatest);
+        let value = _mm512_srl_epi64(here, shift);
+        let below = _mm512_mask_cmple_epu64_mask(counted, value, bound);
+        let above = counted & !below;
+        let numbers = _mm512_or_si512(numbers, _mm512_set1_epi64((FOUND | line as u64 * 8) as i64));
+        let packed = _mm512_or_si512(_mm512_slli_epi64::<LANE_BITS>(value), numbers);
+        most = _mm512_max_epu64(most, _mm512_maskz_mov_epi64(below, packed));
+        least = _mm512_min_epu64(least, _mm512_mask_mov_epi64(none, above, packed));
+    }
+    std::sync::atomic::fence(Ordering::Acquire);
+    Nearest {
+        below: _mm512_reduce_max_epu64(most),
+        above: _mm512_reduce_min_epu64(least),
+    }
+}
+
+/// The first of eight words `start << 32 | length` whose range has `point`, which has 32 bits.
+#[inline]
+pub(crate) fn covering(level: Level, line: &[AtomicU64], point: u64) -> Option<u32> {
+    match level {
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: the level was detected, and the slice has eight words.
+        Level::Avx512 if line.len() == 8 => unsafe { covering_avx512(line.as_ptr().cast(), point) },
+        _ => first_covering(line.iter().map(|word| word.load(Ordering::Acquire)), point),
+    }
+}
+
+/// The first of some words `start << 32 | length` whose range has `point`.
+#[inline]
+pub(crate) fn first_covering(words: impl Iterator<Item = u64>, point: u64) -> Option<u32> {
+    // Where the start is above, the distance wraps to more than any length.
+    (0..)
+        .zip(words)
+        .find(|&(_, word)| point.wrapping_sub(word >> 32) < word & 0xffff_ffff)
+        .map(|(lane, _)| lane)
+}
+
+/// # Safety
+/// `line` points to eight readable words; the CPU has AVX-512F.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f")]
+unsafe fn covering_avx512(line: *const u64, point: u64) -> Option<u32> {
+    use std::arch::x86_64::{
+        _mm512_and_si512, _mm512_cmplt_epu64_mask, _mm512_loadu_si512, _mm512_set1_epi64, _mm512_srli_epi64,
+        _mm512_sub_epi64,
+    };
+    // SAFETY: eight words are readable at `line`.
+    let words = unsafe { _mm512_loadu_si512(line.cast()) };
+    let distance = _mm512_sub_epi64(_mm512_set1_epi64(point as i64), _mm512_srli_epi64::<32>(words));
+    let mask = _mm512_cmplt_epu64_mask(distance, _mm512_and_si512(words, _mm512_set1_epi64(0xffff_ffff)));
+    std::sync::atomic::fence(Ordering::Acquire);
+    (mask != 0).then(|| mask.trailing_zeros())
 }
 
 /// # Safety
@@ -192,6 +349,95 @@ mod tests {
             for level in Level::available() {
                 assert_eq!(homes(level, key, seed, lines), expected, "{level:?}");
                 assert_eq!(matches(level, &line, wanted), mask, "{level:?}");
+            }
+        }
+    }
+
+    struct Plain;
+
+    impl Shape for Plain {
+        const PRESENT: u64 = u64::MAX;
+        const GREATEST: u64 = 1 << 32;
+        const SHIFT: u32 = 0;
+    }
+
+    struct UpperHalf;
+
+    impl Shape for UpperHalf {
+        const PRESENT: u64 = 0xffff_ffff;
+        const GREATEST: u64 = u64::MAX;
+        const SHIFT: u32 = 32;
+    }
+
+    type Lane = Option<(u64, u32)>;
+
+    /// What is to be found, by the words of the definition.
+    fn neighbours<S: Shape>(words: &[AtomicU64], lanes: u32, bound: u64) -> (Lane, Lane) {
+        let words = words.iter().map(|word| word.load(Ordering::Relaxed));
+        let values = (0u32..)
+            .zip(words)
+            .filter(|&(lane, word)| lanes >> lane & 1 == 1 && word & S::PRESENT != 0 && word <= S::GREATEST)
+            .map(|(lane, word)| (word >> S::SHIFT, lane));
+        let below = values.clone().filter(|&(value, _)| value <= bound).max();
+        (below, values.filter(|&(value, _)| value > bound).min())
+    }
+
+    fn compare<S: Shape>(words: &[AtomicU64], lanes: u32, bound: u64) {
+        let seen = |found: Nearest| {
+            let swapped = |(lane, value)| (value, lane);
+            (found.below().map(swapped), found.above().map(swapped))
+        };
+        for level in Level::available() {
+            let one = nearest::<S, 1>(level, &words[..8], lanes, bound);
+            let two = nearest::<S, 2>(level, &words[..16], lanes, bound);
+            let four = nearest::<S, 4>(level, words, lanes, bound);
+            assert_eq!(seen(one), neighbours::<S>(&words[..8], lanes, bound), "{level:?}");
+            assert_eq!(seen(two), neighbours::<S>(&words[..16], lanes, bound), "{level:?}");
+            assert_eq!(seen(four), neighbours::<S>(words, lanes, bound), "{level:?}");
+        }
+    }
+
+    #[test]
+    fn all_levels_find_the_same_neighbours() {
+        let mut state = 7u64;
+        let mut next = || {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            state ^ state >> 29
+        };
+        for turn in 0..4000 {
+            let lanes = if turn % 5 == 0 { u32::MAX } else { next() as u32 };
+            // Few different words, so that some are equal, some clear, some at the bound, some senseless; then any.
+            let mut word = || if turn % 2 == 0 { next() % 9 << 30 } else { next() >> 32 };
+            let words: Vec<AtomicU64> = (0..32).map(|_| AtomicU64::new(word())).collect();
+            compare::<Plain>(&words, lanes, word());
+            let mut word = || if turn % 2 == 0 { next() % 9 << 31 } else { next() };
+            let words: Vec<AtomicU64> = (0..32).map(|_| AtomicU64::new(word())).collect();
+            compare::<UpperHalf>(&words, lanes, word() >> 32);
+        }
+    }
+
+    #[test]
+    fn all_levels_find_the_same_range() {
+        let mut state = 11u64;
+        let mut next = || {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            state >> 32
+        };
+        for _ in 0..4000 {
+            let point = next();
+            let line: Vec<AtomicU64> = (0..8)
+                .map(|_| AtomicU64::new(point.wrapping_sub(next() % 5) << 32 | next() % 4))
+                .collect();
+            let has = |word: &AtomicU64| {
+                let (start, len) = (
+                    word.load(Ordering::Relaxed) >> 32,
+                    word.load(Ordering::Relaxed) & 0xffff_ffff,
+                );
+                (start..start + len).contains(&point)
+            };
+            let covered = line.iter().position(has).map(|lane| lane as u32);
+            for level in Level::available() {
+                assert_eq!(covering(level, &line, point), covered, "{level:?} {point}");
             }
         }
     }

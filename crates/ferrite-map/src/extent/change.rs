@@ -108,7 +108,7 @@ fn add_in_node(tx: &mut dyn MapTx, ino: u32, mut node: Node, floor: u64, item: I
         return true;
     };
     let around = node.around(&*tx, group.number, start);
-    if let Some(slot) = around.free {
+    if let Some(slot) = node.free_slot(&*tx, group.number) {
         if start < group.low {
             set_low(tx, node, group.number, floor);
         }
@@ -130,7 +130,7 @@ fn add_in_node(tx: &mut dyn MapTx, ino: u32, mut node: Node, floor: u64, item: I
     }
     let low = move_half(tx, node, group, fresh);
     let target = if start < low { group.number } else { fresh };
-    if let Some(slot) = node.around(&*tx, target, start).free {
+    if let Some(slot) = node.free_slot(&*tx, target) {
         put(tx, node, (target, slot), item);
     }
     true

@@ -2,9 +2,13 @@
 //!
 //! What lives here: [`Cursors`], a fixed table that files share by a hash of their inode, and the map's epoch. Used by the tree only.
 //!
-//! Invariants: a cursor is read whole or not at all (each has a sequence number, odd while it is written). The epoch a
-//! cursor carries was read before the search that found its leaf began, so as long as the map's epoch is the same, no block that was a
-//! node then has gone back to the free blocks since. What follows from that is in the tree's head.
+//! Invariants: the epoch a cursor carries was read before the search that found its leaf began, so as long as the map's epoch is the
+//! same, no block that was a node then has gone back to the free blocks since. What follows from that is in the tree's head.
+//!
+//! A cursor is words, each stored and read by itself; two threads may leave a mixture. All of it is a hint that its reader checks, but
+//! for one thing: that the leaf's block goes with the epoch. So the leaf's word has the lower half of its epoch, and the whole
+//! epoch is beside it. A mixture passes for sound only if somebody was held up between these two stores while 2^32 nodes were freed, and
+//! exactly as many.
 
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
@@ -22,14 +26,14 @@ pub(super) struct Cursors {
 
 #[derive(Debug, Default)]
 struct Cursor {
-    sequence: AtomicU64,
-    /// `inode << 32 | block`, 0 when nothing was looked at.
+    /// `lower half of the epoch << 32 | block`, 0 when nothing was looked at.
     leaf: AtomicU64,
+    /// The epoch that the search began in.
+    epoch: AtomicU64,
     /// The leaf's range word as it was, so that pages far from it do not cost a look at the leaf.
     range: AtomicU64,
     /// Where in the leaf the extent is that was looked at last: `group << 32 | slot`.
     extent: AtomicU64,
-    epoch: AtomicU64,
 }
 
 /// What a cursor says.
@@ -74,21 +78,19 @@ impl Cursors {
         self.epoch.load(Ordering::Relaxed) == epoch
     }
 
-    /// What was looked at last, if that was in this epoch.
+    /// What was looked at last in this file or one it shares a cursor with, if that was in this epoch.
     #[inline]
     pub(super) fn get(&self, ino: u32, epoch: u64) -> Option<Seen> {
         let cursor = self.of(ino);
-        let sequence = cursor.sequence.load(Ordering::Acquire);
-        let leaf = cursor.leaf.load(Ordering::Relaxed);
-        let range = cursor.range.load(Ordering::Relaxed);
+        let leaf = cursor.leaf.load(Ordering::Acquire);
+        let is_his = leaf as u32 != 0 && leaf >> 32 == epoch & 0xffff_ffff;
+        if !is_his || cursor.epoch.load(Ordering::Relaxed) != epoch {
+            return None;
+        }
         let extent = cursor.extent.load(Ordering::Relaxed);
-        let since = cursor.epoch.load(Ordering::Relaxed);
-        fence(Ordering::Acquire);
-        let whole = sequence.is_multiple_of(2) && cursor.sequence.load(Ordering::Relaxed) == sequence;
-        let is_his = leaf as u32 != 0 && (leaf >> 32) as u32 == ino;
-        (whole && is_his && since == epoch).then_some(Seen {
+        Some(Seen {
             block: leaf as u32,
-            range,
+            range: cursor.range.load(Ordering::Relaxed),
             extent: (extent >> 32, extent & 0xffff_ffff),
         })
     }
@@ -97,25 +99,13 @@ impl Cursors {
     #[inline]
     pub(super) fn put(&self, ino: u32, epoch: u64, seen: Seen) {
         let cursor = self.of(ino);
-        let sequence = cursor.sequence.load(Ordering::Relaxed);
-        let begun = sequence.is_multiple_of(2)
-            && cursor
-                .sequence
-                .compare_exchange(sequence, sequence + 1, Ordering::Acquire, Ordering::Relaxed)
-                .is_ok();
-        // Somebody else is at it: a hint is not worth waiting for.
-        if !begun {
-            return;
-        }
-        fence(Ordering::Release);
-        cursor
-            .leaf
-            .store(u64::from(ino) << 32 | u64::from(seen.block), Ordering::Relaxed);
-        cursor.range.store(seen.range, Ordering::Relaxed);
         let (group, slot) = seen.extent;
+        cursor.range.store(seen.range, Ordering::Relaxed);
         cursor.extent.store(group << 32 | slot, Ordering::Relaxed);
         cursor.epoch.store(epoch, Ordering::Relaxed);
-        cursor.sequence.store(sequence + 2, Ordering::Release);
+        cursor
+            .leaf
+            .store(epoch << 32 | u64::from(seen.block), Ordering::Release);
     }
 
     pub(super) fn dram_bytes(&self) -> u64 {

@@ -21,6 +21,7 @@
 
 use ferrite_pm::Region;
 
+use crate::simd::{self, Level, Nearest, Shape};
 use crate::{Geometry, MapTx, PageWord};
 
 /// Bytes of a node, which is a data block.
@@ -32,6 +33,8 @@ const INDEX_OFFSET: u64 = 16;
 const GROUPS_OFFSET: u64 = 256;
 const GROUP_BYTES: u64 = 128;
 const LINE_BYTES: u64 = 64;
+/// Words before the index, in its first line.
+const INDEX_WORD: u32 = 2;
 /// Groups of a node.
 pub(super) const GROUPS: u64 = 30;
 /// Extents in a group of a leaf.
@@ -48,6 +51,63 @@ pub(super) const HEIGHT_MAX: u32 = 12;
 pub(super) trait Words {
     /// The word at a pool offset.
     fn at(&self, offset: u64) -> u64;
+
+    /// What is nearest to a bound among the words of `LINES` lines.
+    #[inline]
+    fn nearest<S: Shape, const LINES: usize>(&self, offset: u64, lanes: u32, bound: u64) -> Nearest {
+        let words = (0..8 * LINES as u64).map(|index| self.at(offset + index * 8));
+        Nearest::among::<S>(words, lanes, bound)
+    }
+
+    /// Which of the eight keys of a leaf's group has page `lblk`.
+    #[inline]
+    fn covering(&self, offset: u64, lblk: u64) -> Option<u32> {
+        simd::first_covering((0..LEAF_KEYS).map(|slot| self.at(offset + slot * 8)), lblk)
+    }
+}
+
+/// The lows of groups: an index word is one more, or 0.
+struct Lows;
+
+impl Shape for Lows {
+    const PRESENT: u64 = u64::MAX;
+    const GREATEST: u64 = PAGES_END;
+    const SHIFT: u32 = 0;
+}
+
+/// The first pages of keys.
+struct Starts;
+
+impl Shape for Starts {
+    const PRESENT: u64 = 0xffff_ffff;
+    const GREATEST: u64 = u64::MAX;
+    const SHIFT: u32 = 32;
+}
+
+/// The medium, read by vectors where the CPU has them.
+#[derive(Clone, Copy)]
+pub(super) struct Medium<'r> {
+    /// The pool.
+    pub(super) region: &'r Region,
+    /// What was detected.
+    pub(super) level: Level,
+}
+
+impl Words for Medium<'_> {
+    #[inline]
+    fn at(&self, offset: u64) -> u64 {
+        self.region.load(offset)
+    }
+
+    #[inline]
+    fn nearest<S: Shape, const LINES: usize>(&self, offset: u64, lanes: u32, bound: u64) -> Nearest {
+        simd::nearest::<S, LINES>(self.level, self.region.words(offset, 8 * LINES), lanes, bound)
+    }
+
+    #[inline]
+    fn covering(&self, offset: u64, lblk: u64) -> Option<u32> {
+        simd::covering(self.level, self.region.words(offset, LEAF_KEYS as usize), lblk)
+    }
 }
 
 impl Words for Region {
@@ -126,8 +186,6 @@ pub(super) struct Around {
     pub(super) at: Option<Key>,
     /// The least key above it.
     pub(super) above: Option<Key>,
-    /// A free slot.
-    pub(super) free: Option<u64>,
 }
 
 /// A key for `start`, with a length or a child.
@@ -229,24 +287,20 @@ impl Node {
     /// The group that page `lblk` belongs to, in a node whose pages lie before `end`.
     #[inline]
     pub(super) fn group_of<W: Words + ?Sized>(self, words: &W, lblk: u64, end: u64) -> Option<Group> {
-        let mut below: Option<(u64, u64)> = None;
-        let mut above: Option<(u64, u64)> = None;
-        let mut second = u64::MAX;
-        for (group, low) in self.lows(words) {
-            if low <= lblk {
-                if below.is_none_or(|(_, other)| low > other) {
-                    below = Some((group, low));
-                }
-            } else if above.is_none_or(|(_, other)| low < other) {
-                second = above.map_or(second, |(_, other)| other);
-                above = Some((group, low));
-            } else {
-                second = second.min(low);
-            }
-        }
+        let lanes = (((1u64 << self.groups) - 1) << INDEX_WORD) as u32;
+        let found = words.nearest::<Lows, 4>(base(self.block), lanes, lblk + 1);
+        let group = |(lane, word): (u32, u64)| (u64::from(lane - INDEX_WORD), word - 1);
+        let (below, above) = (found.below().map(group), found.above().map(group));
         let ((number, low), next) = match below {
             Some(group) => (group, above.map_or(u64::MAX, |(_, low)| low)),
-            None => (above?, second),
+            // The page is below all lows: the lowest group has it.
+            None => {
+                let (number, low) = above?;
+                (
+                    (number, low),
+                    self.group_after(words, low).map_or(u64::MAX, |(_, low)| low),
+                )
+            }
         };
         Some(Group {
             number,
@@ -284,21 +338,36 @@ impl Node {
     /// What a group holds around page `lblk`.
     #[inline]
     pub(super) fn around<W: Words + ?Sized>(self, words: &W, group: u64, lblk: u64) -> Around {
-        let mut around = Around::default();
-        for slot in 0..self.keys() {
-            let word = words.at(self.key_offset(group, slot));
-            let key = Key { group, slot, word };
-            if key.low_half() == 0 {
-                around.free = around.free.or(Some(slot));
-            } else if key.start() <= lblk {
-                if around.at.is_none_or(|other| key.word > other.word) {
-                    around.at = Some(key);
-                }
-            } else if around.above.is_none_or(|other| key.word < other.word) {
-                around.above = Some(key);
-            }
+        let offset = self.key_offset(group, 0);
+        let found = if self.level == 0 {
+            words.nearest::<Starts, 1>(offset, 0xff, lblk)
+        } else {
+            words.nearest::<Starts, 2>(offset, 0xffff, lblk)
+        };
+        // The start is the one that was compared, whatever has been stored since.
+        let key = |(slot, start): (u32, u64)| Key {
+            group,
+            slot: u64::from(slot),
+            word: key_word(start, words.at(offset + u64::from(slot) * 8) & 0xffff_ffff),
+        };
+        Around {
+            at: found.below().map(key),
+            above: found.above().map(key),
         }
-        around
+    }
+
+    /// A free slot of a group.
+    pub(super) fn free_slot<W: Words + ?Sized>(self, words: &W, group: u64) -> Option<u64> {
+        (0..self.keys()).find(|&slot| words.at(self.key_offset(group, slot)) & 0xffff_ffff == 0)
+    }
+
+    /// The extent of a leaf's group that has page `lblk`.
+    #[inline]
+    pub(super) fn extent_of<W: Words + ?Sized>(self, words: &W, group: u64, lblk: u64) -> Option<Key> {
+        let slot = u64::from(words.covering(self.key_offset(group, 0), lblk)?);
+        let word = words.at(self.key_offset(group, slot));
+        // It may have changed between the two looks.
+        Some(Key { group, slot, word }).filter(|key| (key.start()..key.end()).contains(&lblk))
     }
 
     /// The extent at a place where one was seen before, if there is one still.
