@@ -559,14 +559,15 @@ fn nodes_of_trees_split_and_go() {
                 write(fs, ino, piece * 2 * PAGE_BYTES, &pattern(4096, piece as u8));
             }
         });
+        let reserve = FallocateMode::Allocate { keep_size: false };
         let steps = vec![
-            // Between the pieces of the full leaf, which splits, and once more.
-            put("/pieces", 101 * PAGE_BYTES, 4096, 1),
+            // Between the pieces of the full leaf, which splits: by a change of the mapping alone, which has no data to fence for.
+            allocate("/pieces", reserve, 101 * PAGE_BYTES, PAGE_BYTES),
             put("/pieces", 103 * PAGE_BYTES, 3000, 2),
             // Behind everything.
             put("/pieces", (2 * PIECES + 9) * PAGE_BYTES, 4096, 3),
             // A radix tree of two levels, and one of one level again, whose leaf is new.
-            put("/pieces", 600 * PAGE_BYTES, 4096, 4),
+            allocate("/pieces", reserve, 600 * PAGE_BYTES, PAGE_BYTES),
             truncate("/pieces", 300 * PAGE_BYTES),
             truncate("/pieces", 0),
             put("/pieces", 700 * PAGE_BYTES, 100, 5),
