@@ -1,7 +1,7 @@
 //! Crashes at any moment (DESIGN §8): what an operation did is there entirely or not at all, and what returned is there.
 //!
 //! A workload runs on a recorded engine. For each fence of the recording, images are built of what the medium
-//! may hold: nothing unfenced, everything, 64 random subsets torn at words. Each image must mount, pass fsck,
+//! may hold: nothing unfenced, everything, some lines alone missing, 64 random subsets torn at words. Each image must mount, pass fsck,
 //! and hold the tree after the last operation that returned, or after the one that was under way. Some are
 //! crashed again while they recover.
 
@@ -120,7 +120,10 @@ fn at_point(cursor: &mut ImageCursor<'_>, recorded: &Recorded, (seed, subsets): 
     let point = cursor.point() as u64;
     let choices = [Choice::None, Choice::All].into_iter();
     let random = (0..subsets).map(|n| Choice::Random(seed ^ point << 16 ^ n));
-    for choice in choices.chain(random) {
+    // A random subset seldom has a whole record: whether what goes before it is there shows when that alone is missing.
+    let alone = subsets.div_ceil(4).min(cursor.lines_in_flight() as u64);
+    let missing = (0..alone).map(|n| Choice::AllButLine((n * cursor.lines_in_flight() as u64 / alone) as usize));
+    for choice in choices.chain(random).chain(missing.collect::<Vec<_>>()) {
         cursor.with_image(choice, |image| {
             if !seen.images.insert(crc32c::crc32c(image)) {
                 return;
