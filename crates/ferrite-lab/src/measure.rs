@@ -208,6 +208,12 @@ pub(crate) fn hot_insert_pages(operations: u32) -> u32 {
     ((operations / 10 / batch).max(2) + 1) * batch + 1
 }
 
+/// The most operations for which [`hot_inserts`] maps no more than so many pages, at least three batches.
+pub(crate) fn inserts_within(pages: u32) -> u32 {
+    let batch = BATCH / 10;
+    (pages / batch - 1) * batch * 10
+}
+
 /// Different pages below `pages`, in random order.
 pub(crate) fn random_pages(pages: u32, seed: u64) -> Vec<u32> {
     let mut all: Vec<u32> = (0..pages).collect();
