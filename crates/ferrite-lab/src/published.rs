@@ -117,14 +117,14 @@ struct Peer {
 
 const CONTIGUOUS: u64 = u64::MAX;
 
-const fn peer(mapping: Mapping, fill_percent: u32, run_blocks: u64, ns: [f64; 6], vector_ns: Option<f64>) -> Peer {
+const fn peer(structure: Structure, fill_percent: u32, run_blocks: u64, ns: [f64; 6], vector_ns: Option<f64>) -> Peer {
     let [insert, again, sequential, random, absent, cold] = ns;
     Peer {
-        structure: Structure::Product(mapping),
+        structure,
         fill_percent,
         run_blocks,
         // Their HashFS sets one word, in place; everybody else needs two fences, as we do.
-        inserts_required: !matches!(mapping, Mapping::Hashfs),
+        inserts_required: !matches!(structure, HASHFS),
         lookups_required: true,
         ns: [
             Some(insert),
@@ -138,52 +138,49 @@ const fn peer(mapping: Mapping, fill_percent: u32, run_blocks: u64, ns: [f64; 6]
     }
 }
 
-const HASHFS_80: [f64; 6] = [240.0, 72.0, 217.0, 220.0, 213.0, 384.0];
-const HASHFS_80_VECTOR: f64 = 219.0;
-const CUCKOO: [f64; 6] = [676.0, 20.0, 197.0, 195.0, 217.0, 483.0];
-const CUCKOO_VECTOR: f64 = 55.0;
+const HASHFS: Structure = Structure::Product(Mapping::Hashfs);
+const CUCKOO: Structure = Structure::Product(Mapping::Cuckoo);
+const EXTENT: Structure = Structure::Product(Mapping::Extent);
+const HASHFS_80_NS: [f64; 6] = [240.0, 72.0, 217.0, 220.0, 213.0, 384.0];
+const HASHFS_80_VECTOR_NS: f64 = 219.0;
+const CUCKOO_NS: [f64; 6] = [676.0, 20.0, 197.0, 195.0, 217.0, 483.0];
+const CUCKOO_VECTOR_NS: f64 = 55.0;
 
 const PEERS: [Peer; 11] = [
     peer(
-        Mapping::Hashfs,
+        HASHFS,
         50,
         CONTIGUOUS,
         [214.0, 31.0, 183.0, 162.0, 136.0, 336.0],
         Some(82.0),
     ),
-    peer(Mapping::Hashfs, 80, CONTIGUOUS, HASHFS_80, Some(HASHFS_80_VECTOR)),
+    peer(HASHFS, 80, CONTIGUOUS, HASHFS_80_NS, Some(HASHFS_80_VECTOR_NS)),
     peer(
-        Mapping::Hashfs,
+        HASHFS,
         95,
         CONTIGUOUS,
         [816.0, 506.0, 661.0, 667.0, 1371.0, 502.0],
         Some(1497.0),
     ),
-    peer(Mapping::Cuckoo, FILL_PERCENT, CONTIGUOUS, CUCKOO, Some(CUCKOO_VECTOR)),
-    peer(Mapping::Cuckoo, FILL_PERCENT, 1, CUCKOO, Some(CUCKOO_VECTOR)),
+    peer(CUCKOO, FILL_PERCENT, CONTIGUOUS, CUCKOO_NS, Some(CUCKOO_VECTOR_NS)),
+    peer(CUCKOO, FILL_PERCENT, 1, CUCKOO_NS, Some(CUCKOO_VECTOR_NS)),
     peer(
-        Mapping::Extent,
+        EXTENT,
         FILL_PERCENT,
         CONTIGUOUS,
         [792.0, 45.0, 17.0, 48.0, 27.0, 308.0],
         None,
     ),
+    peer(EXTENT, FILL_PERCENT, 8, [777.0, 116.0, 31.0, 176.0, 88.0, 1428.0], None),
     peer(
-        Mapping::Extent,
-        FILL_PERCENT,
-        8,
-        [777.0, 116.0, 31.0, 176.0, 88.0, 1428.0],
-        None,
-    ),
-    peer(
-        Mapping::Extent,
+        EXTENT,
         FILL_PERCENT,
         1,
         [915.0, 123.0, 126.0, 252.0, 77.0, 1662.0],
         None,
     ),
     peer(
-        Mapping::Radix,
+        Structure::Product(Mapping::Radix),
         FILL_PERCENT,
         CONTIGUOUS,
         [462.0, 27.0, 28.0, 43.0, 24.0, 552.0],
@@ -191,11 +188,10 @@ const PEERS: [Peer; 11] = [
     ),
     // A baseline of ours, measured so that one can see whether it is a fair one.
     Peer {
-        structure: Structure::Level,
         inserts_required: false,
         lookups_required: false,
         ..peer(
-            Mapping::Hashfs,
+            Structure::Level,
             0,
             CONTIGUOUS,
             [527.0, 84.0, 116.0, 125.0, 151.0, 406.0],
@@ -207,11 +203,11 @@ const PEERS: [Peer; 11] = [
         inserts_required: false,
         lookups_required: false,
         ..peer(
-            Mapping::Leaf,
+            Structure::Product(Mapping::Leaf),
             FILL_PERCENT,
             CONTIGUOUS,
-            HASHFS_80,
-            Some(HASHFS_80_VECTOR),
+            HASHFS_80_NS,
+            Some(HASHFS_80_VECTOR_NS),
         )
     },
 ];
@@ -227,14 +223,9 @@ pub fn published_rows(plan: &ChurnPlan, step: &mut dyn FnMut(&str)) -> Result<Ve
             peer.fill_percent
         ));
         let mut alone = Alone::new(peer, plan)?;
-        let inserts = alone.write_file()?;
-        let mean_run = alone.mean_run();
         for ((kind, name), theirs) in KINDS.into_iter().zip(PUBLISHED_ROWS.iter().copied()).zip(peer.ns) {
             let Some(theirs) = theirs else { continue };
-            let samples = match kind {
-                Kind::Insert => inserts.clone(),
-                _ => alone.look(kind, plan)?,
-            };
+            let samples = alone.measure(kind, plan)?;
             let required = match kind {
                 Kind::Insert => peer.inserts_required,
                 _ => peer.lookups_required,
@@ -246,7 +237,7 @@ pub fn published_rows(plan: &ChurnPlan, step: &mut dyn FnMut(&str)) -> Result<Ve
                 median_ns: Some(ours),
                 against_median_ns: Some(theirs),
                 average_ns: Some(mean(&samples)),
-                run_blocks: Some(mean_run),
+                run_blocks: Some(alone.mean_run),
                 ..MappingRow::new(name, structure, AGAINST, alone.fill_percent)
             });
         }
@@ -261,6 +252,8 @@ struct Alone {
     structure: Structure,
     file_pages: u32,
     fill_percent: u32,
+    /// Length of the file's runs of consecutive blocks, once it is written.
+    mean_run: f64,
     seed: u64,
 }
 
@@ -268,10 +261,7 @@ impl Alone {
     /// Filled but for the file.
     fn new(peer: &Peer, plan: &ChurnPlan) -> Result<Alone, LabError> {
         let (structure, file_pages) = (peer.structure, plan.file_pages);
-        let in_nodes = matches!(
-            structure,
-            Structure::Product(Mapping::Extent) | Structure::Product(Mapping::Radix)
-        );
+        let in_nodes = matches!(structure, EXTENT | Structure::Product(Mapping::Radix));
         let table_blocks = plan.published_blocks;
         let usable = if in_nodes {
             (u64::from(file_pages) * 100 / u64::from(peer.fill_percent)) as u32 + 1
@@ -281,7 +271,7 @@ impl Alone {
         // A block behind each run is nobody's.
         let between = u64::from(usable).div_ceil(peer.run_blocks);
         let slots = match structure {
-            Structure::Product(Mapping::Hashfs) => u64::from(table_blocks),
+            HASHFS => u64::from(table_blocks),
             _ => structure.slots_for(usable, INODES),
         };
         let pool = Pool::special(
@@ -314,6 +304,7 @@ impl Alone {
             structure,
             file_pages,
             fill_percent: (mapped * 100).div_ceil(u64::from(usable)) as u32,
+            mean_run: 0.0,
             seed: plan.seed,
         })
     }
@@ -332,6 +323,8 @@ impl Alone {
         if let Some(lblk) = (pages..3 * pages).find(|&lblk| is_there(lblk)) {
             return Err(self.wrong(lblk, "is mapped"));
         }
+        let breaks = (1.0 - self.pool.layout_score(FILE, pages)) * f64::from(pages - 1);
+        self.mean_run = f64::from(pages) / (breaks + 1.0);
         Ok(samples)
     }
 
@@ -339,22 +332,15 @@ impl Alone {
         LabError::Wrong(format!("{}: page {lblk} of the file {what}", self.structure.name()))
     }
 
-    /// Length of a run of consecutive blocks, on average.
-    fn mean_run(&self) -> f64 {
-        let pages = f64::from(self.file_pages);
-        let breaks = (1.0 - self.pool.layout_score(FILE, self.file_pages)) * (pages - 1.0);
-        pages / (breaks + 1.0)
-    }
-
-    /// Lookups of one kind: nanoseconds a page, in batches or, cold, each.
-    fn look(&mut self, kind: Kind, plan: &ChurnPlan) -> Result<Vec<f64>, LabError> {
+    /// One kind of work, the insert first: nanoseconds a page, in batches or, cold, each.
+    fn measure(&mut self, kind: Kind, plan: &ChurnPlan) -> Result<Vec<f64>, LabError> {
         let pages = self.file_pages;
         let mut rng = Rng(self.seed ^ kind as u64);
         let mut any = |bound: u32| rng.below(u64::from(bound)) as u32;
         let operations = plan.rounds * plan.lookups * 10;
         let hot = |operations, page: &mut dyn FnMut(u32) -> u32| hot_looks(&self.pool, FILE, operations, page);
         Ok(match kind {
-            Kind::Insert => return self.write_file(),
+            Kind::Insert => self.write_file()?,
             Kind::Again => hot(operations, &mut |number| number % AGAIN_PAGES),
             Kind::Sequential => hot(pages, &mut |number| (number - 1) % pages),
             Kind::Random => hot(operations, &mut |_| any(pages)),
@@ -468,7 +454,7 @@ mod tests {
             let name = peer.structure.name();
             let mut alone = Alone::new(peer, &plan).expect("a pool");
             alone.write_file().expect("room");
-            let run = alone.mean_run();
+            let run = alone.mean_run;
             let wanted = match (name, peer.run_blocks) {
                 ("hashfs", _) => 1.0..2.0,
                 (_, 1) => 1.0..1.001,
