@@ -66,7 +66,7 @@ pub struct ChurnPlan {
 }
 
 impl ChurnPlan {
-    /// What the requirements name; about a minute.
+    /// What the requirements name; about two minutes.
     pub fn whole() -> ChurnPlan {
         ChurnPlan {
             pool_blocks: 1 << 14,
