@@ -99,6 +99,10 @@ impl Cold {
     fn reset(&mut self, pool: &Pool) {
         pool.map.get(DECOY, 0);
         self.evicts &= pool.evict();
+        if self.walk.is_empty() {
+            pool.recall_translations();
+            return;
+        }
         let sum: u64 = self.walk.iter().step_by(8).sum();
         black_box(sum);
     }

@@ -19,6 +19,7 @@ use crate::tx::{LabTx, Lane};
 
 /// Bytes of a data block.
 pub(crate) const BLOCK_BYTES: u64 = 4096;
+const HUGE_PAGE_BYTES: usize = 2 << 20;
 /// Bytes of a lane's ring.
 const RING_BYTES: u64 = 256 << 10;
 /// Inodes of the pools.
@@ -289,6 +290,16 @@ impl Pool {
             evicted &= region.evict(offset, len);
         }
         evicted
+    }
+
+    /// Has the translations of the area's huge pages at hand again, without any of its lines: to flush a large table takes so long that
+    /// another process often has the core in between.
+    pub(crate) fn recall_translations(&self) {
+        let area = self.geometry.area_offset..self.geometry.area_offset + self.area_bytes;
+        for offset in area.step_by(HUGE_PAGE_BYTES) {
+            std::hint::black_box(self.region.load(offset));
+            self.region.evict(offset, 8);
+        }
     }
 
     /// Share of the pages `first + 1 .. end` that lie right behind their predecessor.
