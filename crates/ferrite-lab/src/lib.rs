@@ -8,7 +8,7 @@
 //! | `alloc` | the papers' block allocator and ours, with the layout score |
 //! | `pool`, `tx` | a mapping on a pool of its own; a transaction that pays for a journal |
 //! | `measure`, `stats` | cold and hot timing; medians with intervals |
-//! | `churn`, `compare`, `runs` | mappings after churn, `leaf` against HashFS, lengths of runs: `ferrite bench mapping` |
+//! | `churn`, `compare`, `published`, `runs` | mappings after churn, `leaf` against HashFS, all against the papers' own code, lengths of runs: `ferrite bench mapping` |
 //! | `traces` | recorded writes of programs, cut into pages, and replayed |
 //! | `figures` | one file for each figure or family |
 //! | [`data`], `report` | results, and the page that shows them |
@@ -40,6 +40,7 @@ mod figures;
 mod measure;
 pub mod plan;
 mod pool;
+mod published;
 mod random;
 mod report;
 mod run;
@@ -54,6 +55,7 @@ pub use compare::lookup_rows;
 pub use data::{FigureData, FigureInfo, FigureResult, Panel, Point, Series, Verdict};
 pub use error::LabError;
 pub use plan::{Plan, Progress, Silent};
+pub use published::{PUBLISHED_ROWS, published_rows};
 pub use report::report;
 pub use run::{from_json, lacks, list, run, to_json};
 pub use runs::run_rows;
