@@ -295,8 +295,9 @@ impl Pool {
     /// Has the translations of the area's huge pages at hand again, without any of its lines: to flush a large table takes so long that
     /// another process often has the core in between.
     pub(crate) fn recall_translations(&self) {
-        let area = self.geometry.area_offset..self.geometry.area_offset + self.area_bytes;
-        for offset in area.step_by(HUGE_PAGE_BYTES) {
+        let (first, end) = (self.geometry.area_offset, self.geometry.area_offset + self.area_bytes);
+        // The area may end in a page in which no step lands.
+        for offset in (first..end).step_by(HUGE_PAGE_BYTES).chain([end - 8]) {
             std::hint::black_box(self.region.load(offset));
             self.region.evict(offset, 8);
         }
