@@ -130,15 +130,24 @@ impl HashFs {
         if found != 0 {
             return Some(home * BUCKET_SLOTS + u64::from(found.trailing_zeros()));
         }
-        // The bound is looked at only now: most keys lie at home, and its line is one more to miss.
+        // The bound is looked at only now: most keys lie at home, and its line is one more to miss. Once it must be, what it most likely
+        // leads to is fetched at the same time, and so on from bucket to bucket: misses side by side instead of one behind the other.
+        self.prefetch_bucket(self.wrap(home + 1));
         for distance in 1..=self.bounds.lines_to_probe(home as usize, self.buckets) {
             let bucket = self.wrap(home + distance);
+            self.prefetch_bucket(self.wrap(bucket + 1));
             let found = simd::matches(self.level, self.keys(bucket), key);
             if found != 0 {
                 return Some(bucket * BUCKET_SLOTS + u64::from(found.trailing_zeros()));
             }
         }
         None
+    }
+
+    #[inline]
+    fn prefetch_bucket(&self, bucket: u64) {
+        self.region.prefetch(self.bucket_offset(bucket));
+        self.region.prefetch(self.bucket_offset(bucket) + LINE_BYTES);
     }
 
     fn find(&self, ino: u32, lblk: u32) -> Option<u64> {
@@ -239,9 +248,7 @@ impl HashFs {
         }
         let homes = simd::homes(self.level, key, self.geometry.seed, self.buckets);
         for &home in &homes[..count] {
-            let offset = self.bucket_offset(home);
-            self.region.prefetch(offset);
-            self.region.prefetch(offset + LINE_BYTES);
+            self.prefetch_bucket(home);
         }
         for (index, &home) in homes[..count].iter().enumerate() {
             found(index, self.find_from(key + index as u64, home));
@@ -355,9 +362,7 @@ impl FileMap for HashFs {
         let offset = self.bucket_offset(home);
         self.region.prefetch(offset);
         // In a full table every fourth key lies there, and who comes for it would wait for two lines after this one.
-        let next = self.bucket_offset(self.wrap(home + 1));
-        self.region.prefetch(next);
-        self.region.prefetch(next + LINE_BYTES);
+        self.prefetch_bucket(self.wrap(home + 1));
         if to_store {
             self.region.prefetch_to_store(offset + LINE_BYTES);
         } else {

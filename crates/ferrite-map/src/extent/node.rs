@@ -305,6 +305,16 @@ impl Node {
     /// The group that page `lblk` belongs to, in a node whose pages lie before `end`.
     #[inline]
     pub(super) fn group_of<W: Words + ?Sized>(self, words: &W, lblk: u64, end: u64) -> Option<Group> {
+        // A file in few pieces: there is nothing to choose from.
+        if self.groups == 1 {
+            let low = self.low(words, 0)?;
+            return Some(Group {
+                number: 0,
+                low,
+                end,
+                is_last: true,
+            });
+        }
         let lanes = (((1u64 << self.groups) - 1) << INDEX_WORD) as u32;
         let found = words.nearest::<Lows, 4>(base(self.block), lanes, lblk + 1);
         let group = |(lane, word): (u32, u64)| (u64::from(lane - INDEX_WORD), word - 1);
