@@ -5,11 +5,11 @@ mod common;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use common::{fails, ferrite, ok};
+use common::{fails, ferrite, mkfs, ok};
 
 fn pool(dir: &Path) -> PathBuf {
     let pool = dir.join("pool");
-    ok(ferrite().arg("mkfs").arg(&pool).args(["--size", "16M"]));
+    mkfs(&pool, &["--size", "16M"]);
     pool
 }
 
@@ -99,7 +99,7 @@ fn mkfs_overwrites_nothing_unless_forced() {
         said.contains("already holds a Ferrite pool") && said.contains("--force"),
         "{said}"
     );
-    ok(ferrite().arg("mkfs").arg(&path).args(["--size", "16M", "--force"]));
+    common::mkfs(&path, &["--size", "16M", "--force"]);
     let other = dir.path().join("ext4");
     let mut image = vec![0; 64 << 10];
     image[0x438..0x43a].copy_from_slice(b"\x53\xef");

@@ -1,6 +1,7 @@
 //! `ferrite info`: what a pool is made of, and what happens in it.
 
 use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
 
 use ferrite_fs::{Engine, MountOptions, PoolInfo};
 use ferrite_pm::{Access, Region};
@@ -141,6 +142,25 @@ fn print(info: &PoolInfo) {
     if let Some(failure) = &info.failed {
         line("READ-ONLY", failure.clone());
     }
+    if !info.runtime_findings.is_empty() {
+        line(
+            "FOUND SINCE",
+            format!("damage was met {} times since the mount:", info.runtime_findings_total),
+        );
+        // The newest are the ones to look at.
+        for finding in info.runtime_findings.iter().rev().take(FINDINGS_SHOWN) {
+            line(
+                "",
+                format!(
+                    "{} ({} times, last {} ago)",
+                    finding.what,
+                    finding.count,
+                    ago(finding.last_s)
+                ),
+            );
+        }
+    }
+    line("last scrub", last_scrub(info));
     line(
         "memory",
         format!(
@@ -165,4 +185,29 @@ fn print(info: &PoolInfo) {
             human(info.bytes_streamed)
         ),
     );
+}
+
+fn last_scrub(info: &PoolInfo) -> String {
+    match &info.last_scrub {
+        None => "none since the mount".into(),
+        Some(scrub) => format!(
+            "{} ago: {} inodes, {} pages of data, {} looked at, {} damaged",
+            ago(scrub.ended_s),
+            scrub.inodes,
+            scrub.pages,
+            human(scrub.bytes),
+            scrub.findings
+        ),
+    }
+}
+
+/// How long ago that was, in the largest unit that fits; a clock that was set back makes it now.
+fn ago(seconds_since_1970: i64) -> String {
+    let then = SystemTime::UNIX_EPOCH + Duration::from_secs(seconds_since_1970.max(0) as u64);
+    match then.elapsed().unwrap_or_default().as_secs() {
+        seconds @ 0..120 => format!("{seconds} s"),
+        seconds @ 120..7200 => format!("{} min", seconds / 60),
+        seconds @ 7200..172_800 => format!("{} h", seconds / 3600),
+        seconds => format!("{} days", seconds / 86_400),
+    }
 }

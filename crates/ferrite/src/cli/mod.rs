@@ -12,6 +12,7 @@ mod dump;
 mod fsck;
 mod info;
 mod lab;
+mod log;
 mod mkfs;
 mod mount;
 mod mounts;
@@ -111,17 +112,19 @@ enum Command {
 
 /// Runs the command the process was started with.
 pub(crate) fn main() -> ExitCode {
-    let arguments = match Arguments::try_parse_from(by_helper_name(std::env::args_os().collect())) {
+    let words = by_helper_name(std::env::args_os().collect());
+    let wrong_usage = code_of_wrong_usage(&words);
+    let arguments = match Arguments::try_parse_from(words) {
         Ok(arguments) => arguments,
         Err(error) => {
             let _ = error.print();
-            return ExitCode::from(if error.use_stderr() { USAGE } else { 0 });
+            return ExitCode::from(if error.use_stderr() { wrong_usage } else { 0 });
         }
     };
-    log_to_stderr(arguments.verbose);
+    log::start(arguments.verbose);
     let outcome = match arguments.command {
         Command::Mkfs(command) => command.run(),
-        Command::Mount(command) => command.run(),
+        Command::Mount(command) => command.run(arguments.verbose),
         Command::Umount(command) => command.run(),
         Command::Info(command) => command.run(),
         Command::Dump(command) => command.run(),
@@ -142,18 +145,16 @@ pub(crate) fn main() -> ExitCode {
     }
 }
 
-fn log_to_stderr(verbose: u8) {
-    let level = match verbose {
-        0 => tracing::Level::ERROR,
-        1 => tracing::Level::INFO,
-        _ => tracing::Level::DEBUG,
-    };
-    // A second call, in tests, finds a subscriber in place; that one will do.
-    let _ = tracing_subscriber::fmt()
-        .with_max_level(level)
-        .with_writer(std::io::stderr)
-        .without_time()
-        .try_init();
+/// What a command exits with that was called wrongly. From fsck(8) callers understand 2 as a wish to restart the machine.
+fn code_of_wrong_usage(words: &[OsString]) -> u8 {
+    let command = words
+        .iter()
+        .skip(1)
+        .find(|word| !word.as_encoded_bytes().starts_with(b"-"));
+    match command {
+        Some(command) if command == "fsck" => fsck::WRONG_USAGE,
+        _ => USAGE,
+    }
 }
 
 /// `mkfs.ferrite POOL` and its kin, as mount(8), fsck(8) and mkfs(8) call them, become `ferrite mkfs POOL`.
@@ -205,6 +206,9 @@ mod tests {
         let run = |words: &[&str]| by_helper_name(words.iter().map(OsString::from).collect());
         assert_eq!(run(&["/sbin/mount.ferrite", "pool", "dir"])[1], "mount");
         assert_eq!(run(&["mkfs.ferrite", "pool"])[1], "mkfs");
+        assert_eq!(code_of_wrong_usage(&run(&["/sbin/fsck.ferrite", "--what"])), 16);
+        assert_eq!(code_of_wrong_usage(&run(&["ferrite", "-v", "fsck", "--what"])), 16);
+        assert_eq!(code_of_wrong_usage(&run(&["ferrite", "scrub", "fsck"])), 2);
         assert_eq!(run(&["/usr/bin/ferrite", "df"]), ["/usr/bin/ferrite", "df"]);
     }
 }

@@ -19,7 +19,7 @@ use ferrite_vfs::FileSystem;
 use ferrite_vfs::trace::{Recorder, Traced};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
-use super::{FAILED, Failure, Outcome, USAGE, about, control, mounts, say};
+use super::{FAILED, Failure, Outcome, USAGE, about, control, log, mounts, say, scrub};
 
 /// Mount a pool on a directory
 #[derive(Debug, clap::Args)]
@@ -37,7 +37,8 @@ Options for -o:
   fold_reads=N         a read that walked N entries of a page's log folds it; 0: never [default: 4]
   cleaner=off          leave page logs to reads and writes, and to operations that find no space
   logs=off             copy a page for every unaligned write instead of logging it
-  scrub=MIB            look for damage once a day, reading MIB MiB a second; what is found goes to the log
+  scrub=MIB            look for damage once a day, reading MIB MiB a second; what is found goes to the log, and `ferrite info` shows it
+  log=FILE             as --log
   threads=N            serve with N threads [default: one a CPU]
   trace=FILE           record which parts of which files are written (no names, no content); a trace that is there is replaced
   defaults, nofail, _netdev, noauto, user, x-*  are accepted, as /etc/fstab has them
@@ -55,7 +56,7 @@ pub(crate) struct Mount {
     /// Stay in the foreground
     #[arg(short, long)]
     foreground: bool,
-    /// Append the daemon's log to this file
+    /// Append the log to this file [default: a daemon's goes to syslog]
     #[arg(long, value_name = "FILE")]
     log: Option<PathBuf>,
     /// Tolerate options that are not known, as mount(8) asks for
@@ -81,6 +82,8 @@ struct Options {
     scrub: Option<u64>,
     /// Where writes are recorded.
     trace: Option<PathBuf>,
+    /// Where the log goes.
+    log: Option<PathBuf>,
 }
 
 /// Opens a file for a trace. What is no trace is not overwritten: the name may be a mistake.
@@ -145,7 +148,7 @@ fn parse(words: &[String], sloppy: bool) -> Result<Options, Failure> {
         suid_dev: root,
         ..FuseOptions::default()
     };
-    let (mut scrub, mut trace) = (None, None);
+    let (mut daily, mut trace, mut log) = (None, None, None);
     let mut remount = false;
     for word in words {
         match word.as_str() {
@@ -188,11 +191,13 @@ fn parse(words: &[String], sloppy: bool) -> Result<Options, Failure> {
             "logs=on" => engine.cow_only = false,
             word => match word.split_once('=') {
                 Some(("threads", value)) => fuse.threads = number(word, value, 1, 256)?,
-                Some(("scrub", value)) => scrub = Some((number(word, value, 1, 100_000)? as u64) << 20),
+                Some(("scrub", value)) => daily = Some(number(word, value, 1, scrub::MIB_MAX as usize)? as u64),
                 Some(("clean_low", value)) => engine.clean_low_percent = number(word, value, 0, 90)? as u8,
                 Some(("clean_high", value)) => engine.clean_high_percent = number(word, value, 0, 90)? as u8,
                 Some(("trace", "")) => return Err(Failure::new(USAGE, "`trace=`: give a file")),
                 Some(("trace", value)) => trace = Some(PathBuf::from(value)),
+                Some(("log", "")) => return Err(Failure::new(USAGE, "`log=`: give a file")),
+                Some(("log", value)) => log = Some(PathBuf::from(value)),
                 Some(("fold_reads", value)) => engine.fold_read_entries = number(word, value, 0, 1000)? as u32,
                 _ if sloppy => {}
                 _ => {
@@ -213,13 +218,15 @@ fn parse(words: &[String], sloppy: bool) -> Result<Options, Failure> {
         remount,
         engine,
         fuse,
-        scrub,
+        scrub: daily.map(scrub::bytes),
         trace,
+        log,
     })
 }
 
 impl Mount {
-    pub(crate) fn run(self) -> Outcome {
+    /// `verbose` is how much the daemon's log is to tell.
+    pub(crate) fn run(self, verbose: u8) -> Outcome {
         let options = parse(&self.options, self.sloppy)?;
         if self.fake {
             return Ok(0);
@@ -231,11 +238,11 @@ impl Mount {
         if self.foreground || self.daemon {
             self.serve(options)
         } else {
-            self.start_daemon()
+            self.start_daemon(verbose)
         }
     }
 
-    fn start_daemon(self) -> Outcome {
+    fn start_daemon(self, verbose: u8) -> Outcome {
         let mut command = Command::new(std::env::current_exe()?);
         command
             .arg("mount")
@@ -251,6 +258,7 @@ impl Mount {
         if let Some(log) = &self.log {
             command.arg("--log").arg(absolute(log)?);
         }
+        command.args((0..verbose).map(|_| "-v"));
         command.stdin(Stdio::null()).stdout(Stdio::piped()).process_group(0);
         let mut daemon = command.spawn()?;
         let mut line = String::new();
@@ -277,6 +285,12 @@ impl Mount {
 
     fn serve(self, mut options: Options) -> Outcome {
         let pool = absolute(&self.pool)?;
+        // Before the pool is looked at, so that the log has all that is found. And before the mount, which may hide the file's directory.
+        match self.log.as_ref().or(options.log.as_ref()) {
+            Some(path) => log::keep_in(path)?,
+            None if self.daemon => log::tell_syslog(&pool),
+            None => {}
+        }
         let access = if options.engine.read_only {
             Access::ReadOnlyPrivate
         } else {
@@ -315,26 +329,43 @@ impl Mount {
         }
         if self.daemon {
             say("ready");
-            detach(self.log.as_deref())?;
+            detach()?;
         }
-        if let Some(bytes_per_second) = options.scrub {
-            scrub_daily(engine.clone(), bytes_per_second)?;
-        }
-        let served = mounted.serve();
+        tracing::info!(pool = %pool.display(), dir = %self.dir.display(), "mounted");
+        let ended = options
+            .scrub
+            .map_or(Ok(()), |bytes_per_second| scrub_daily(engine.clone(), bytes_per_second))
+            .and_then(|()| Ok(mounted.serve()?));
         drop(server);
-        // A trace that failed must not keep the pool from being closed in order.
-        let recorded = recorder.map_or(Ok(()), |recorder| recorder.finish());
-        engine.unmount()?;
-        served?;
-        recorded.map_err(|error| {
-            let path = options.trace.unwrap_or_default();
-            Failure::new(
-                FAILED,
-                format!("{}: the trace is not complete: {error}", path.display()),
-            )
-        })?;
-        Ok(0)
+        let ended = close(&engine, ended, recorder.as_deref(), options.trace.as_deref());
+        match &ended {
+            // Nobody else is there to be told.
+            Err(failure) if self.daemon => tracing::error!("{}", failure.message),
+            Err(_) => {}
+            Ok(()) => tracing::info!("unmounted"),
+        }
+        ended.map(|()| 0)
     }
+}
+
+/// Ends a trace and closes the pool, whatever became of the mount; tells the first error.
+fn close(
+    engine: &Engine,
+    served: Result<(), Failure>,
+    recorder: Option<&Recorder>,
+    trace: Option<&Path>,
+) -> Result<(), Failure> {
+    // A trace that failed must not keep the pool from being closed in order.
+    let recorded = recorder.map_or(Ok(()), Recorder::finish);
+    engine.unmount()?;
+    served?;
+    recorded.map_err(|error| {
+        let path = trace.unwrap_or(Path::new("trace"));
+        Failure::new(
+            FAILED,
+            format!("{}: the trace is not complete: {error}", path.display()),
+        )
+    })
 }
 
 /// Tells whoever mounts a damaged pool; the log has every finding.
@@ -373,23 +404,14 @@ fn end_on_signal(unmounter: Unmounter) -> Result<(), Failure> {
 }
 
 /// Lets go of the terminal that started us.
-fn detach(log: Option<&Path>) -> Result<(), Failure> {
+fn detach() -> Result<(), Failure> {
     std::io::stdout().flush()?;
     let _ = rustix::process::setsid();
     std::env::set_current_dir("/")?;
     let null = OpenOptions::new().read(true).write(true).open("/dev/null")?;
     rustix::stdio::dup2_stdout(&null)?;
-    match log {
-        Some(log) => {
-            let log_file = OpenOptions::new()
-                .create(true)
-                .append(true)
-                .open(log)
-                .map_err(about(log))?;
-            rustix::stdio::dup2_stderr(&log_file)?;
-        }
-        None => rustix::stdio::dup2_stderr(&null)?,
-    }
+    rustix::stdio::dup2_stderr(&null)?;
+    log::leave_stderr();
     Ok(())
 }
 
@@ -412,6 +434,11 @@ mod tests {
         assert!(parse(&words("threads=0"), false).is_err());
         assert!(parse(&words("colour=red"), true).is_ok(), "mount -s tolerates it");
         assert!(parse(&words("trace="), true).is_err());
+        assert_eq!(
+            parse(&words("log=/var/log/ferrite"), false).unwrap().log,
+            Some("/var/log/ferrite".into())
+        );
+        assert!(parse(&words("log="), true).is_err());
         let options = parse(&words("rw,relatime,user_id=0,group_id=0,allow_other,remount,ro"), false).unwrap();
         assert!(options.remount && options.engine.read_only);
         assert!(!parse(&words("ro,remount,rw"), false).unwrap().engine.read_only);
