@@ -3,11 +3,12 @@
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
-use ferrite_fs::{Engine, MountOptions, PoolInfo};
-use ferrite_pm::{Access, Region};
+use ferrite_fs::{Mapping, PoolInfo};
 
+use super::control::Request;
 use super::size::human;
-use super::{Failure, Outcome, about, control, mounts, say, say_json};
+use super::target::Target;
+use super::{Failure, Outcome, say, say_json};
 
 /// Findings of damage that are shown; `ferrite fsck` shows all.
 const FINDINGS_SHOWN: usize = 10;
@@ -27,17 +28,11 @@ pub(crate) struct Info {
 
 /// Information about a pool, from its daemon or from the pool itself.
 pub(crate) fn gather(path: &Path) -> Result<PoolInfo, Failure> {
-    let pool = mounts::find(path).map_or_else(|| path.to_path_buf(), |mount| mount.pool);
-    if let Some(info) = control::info(&pool)? {
-        return Ok(info);
+    let target = Target::new(path);
+    match target.ask(&Request::Info)? {
+        Some(info) => Ok(info),
+        None => Ok(target.look()?.info()),
     }
-    let region = Region::open(&pool, Access::ReadOnlyPrivate)?;
-    let options = MountOptions {
-        read_only: true,
-        accept_power_loss: true,
-        ..MountOptions::default()
-    };
-    Ok(Engine::mount(region, &options).map_err(about(&pool))?.info())
 }
 
 impl Info {
@@ -78,14 +73,7 @@ fn print(info: &PoolInfo) {
     );
     line("inodes", format!("{} of {} free", info.inodes_free, info.inodes));
     line("names", format!("{} of {} free", info.names_free, info.names));
-    line(
-        "mapping",
-        format!(
-            "{:?}, {} of {} slots free",
-            info.mapping, info.map_slots_free, info.map_slots
-        )
-        .to_lowercase(),
-    );
+    line("mapping", mapping(info));
     line(
         "data checksums",
         match info.data_checksum {
@@ -93,10 +81,7 @@ fn print(info: &PoolInfo) {
             false => "no".into(),
         },
     );
-    line(
-        "pages",
-        format!("{}, {:.1} % of them at home", info.pages, info.pages_at_home_percent),
-    );
+    line("pages", pages(info));
     line(
         "page logs",
         format!(
@@ -185,6 +170,22 @@ fn print(info: &PoolInfo) {
             human(info.bytes_streamed)
         ),
     );
+}
+
+/// Trees have no slots to run out of.
+fn mapping(info: &PoolInfo) -> String {
+    match info.map_slots {
+        0 => info.mapping.name().into(),
+        slots => format!("{}, {} of {slots} slots free", info.mapping.name(), info.map_slots_free),
+    }
+}
+
+/// Only HashFS has a home for each page; with damage pages are counted another way, which does not look where they are.
+fn pages(info: &PoolInfo) -> String {
+    match info.mapping == Mapping::Hashfs && info.pages > 0 && info.damage.is_empty() {
+        true => format!("{}, {:.1} % of them at home", info.pages, info.pages_at_home_percent),
+        false => info.pages.to_string(),
+    }
 }
 
 fn last_scrub(info: &PoolInfo) -> String {

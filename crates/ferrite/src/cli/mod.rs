@@ -18,6 +18,7 @@ mod mount;
 mod mounts;
 mod scrub;
 mod size;
+mod target;
 mod umount;
 
 use std::ffi::OsString;
@@ -47,6 +48,12 @@ impl Failure {
             message: message.into(),
             code,
         }
+    }
+
+    /// Adds the path it is about.
+    pub(crate) fn of(mut self, path: &Path) -> Self {
+        self.message = format!("{}: {}", path.display(), self.message);
+        self
     }
 }
 
@@ -122,7 +129,23 @@ pub(crate) fn main() -> ExitCode {
         }
     };
     log::start(arguments.verbose);
-    let outcome = match arguments.command {
+    // Nothing of what a command had is looked at after it ended this way.
+    let ended = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| run(arguments)));
+    let outcome = ended.unwrap_or_else(|why| match why.is::<NobodyReads>() {
+        true => Ok(0),
+        false => std::panic::resume_unwind(why),
+    });
+    match outcome {
+        Ok(code) => ExitCode::from(code),
+        Err(failure) => {
+            eprintln!("ferrite: {}", failure.message);
+            ExitCode::from(failure.code)
+        }
+    }
+}
+
+fn run(arguments: Arguments) -> Outcome {
+    match arguments.command {
         Command::Mkfs(command) => command.run(),
         Command::Mount(command) => command.run(arguments.verbose),
         Command::Umount(command) => command.run(),
@@ -135,13 +158,6 @@ pub(crate) fn main() -> ExitCode {
         Command::Bench(command) => command.run(),
         Command::Lab(command) => command.run(),
         Command::Demo(command) => command.run(),
-    };
-    match outcome {
-        Ok(code) => ExitCode::from(code),
-        Err(failure) => {
-            eprintln!("ferrite: {}", failure.message);
-            ExitCode::from(failure.code)
-        }
     }
 }
 
@@ -174,13 +190,18 @@ fn by_helper_name(mut arguments: Vec<OsString>) -> Vec<OsString> {
     arguments
 }
 
-/// Prints a line to standard output. A reader that went away (`| head`) is no failure.
+/// What unwinds the stack when nobody reads standard output any more.
+struct NobodyReads;
+
+/// Prints a line to standard output. A reader that went away (`| head`) is no failure: the command ends in order, and what it made for
+/// the time of its work is removed.
 pub(crate) fn say(line: impl std::fmt::Display) {
     use std::io::Write;
     if let Err(error) = writeln!(std::io::stdout(), "{line}")
         && error.kind() == std::io::ErrorKind::BrokenPipe
     {
-        std::process::exit(0);
+        // Unlike a panic this calls no hook, and `main` takes it for what it is.
+        std::panic::resume_unwind(Box::new(NobodyReads));
     }
 }
 

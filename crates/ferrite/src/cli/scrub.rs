@@ -2,10 +2,11 @@
 
 use std::path::PathBuf;
 
-use ferrite_fs::{Engine, MountOptions, ScrubReport};
-use ferrite_pm::{Access, Region};
+use ferrite_fs::ScrubReport;
 
-use super::{Failure, Outcome, about, control, mounts, say, say_json};
+use super::control::Request;
+use super::target::Target;
+use super::{Outcome, say, say_json};
 
 /// All checksums are right.
 const SOUND: u8 = 0;
@@ -40,22 +41,11 @@ pub(crate) fn bytes(mib: u64) -> u64 {
 
 impl Scrub {
     pub(crate) fn run(self) -> Outcome {
-        let pool = mounts::find(&self.pool).map_or_else(|| self.pool.clone(), |mount| mount.pool);
+        let target = Target::new(&self.pool);
         let limit = bytes(self.limit);
-        let request = format!("scrub {limit}");
-        let report: ScrubReport = match control::ask_patiently(&pool, &request)? {
+        let report: ScrubReport = match target.ask_patiently(&Request::Scrub(limit))? {
             Some(report) => report,
-            None => {
-                let region = Region::open(&pool, Access::ReadOnlyPrivate)?;
-                let options = MountOptions {
-                    read_only: true,
-                    accept_power_loss: true,
-                    ..MountOptions::default()
-                };
-                Engine::mount(region, &options)
-                    .map_err(about(&pool))?
-                    .scrub(Some(limit))?
-            }
+            None => target.look()?.scrub(Some(limit))?,
         };
         if self.json {
             say_json(&report)?;
@@ -63,7 +53,7 @@ impl Scrub {
             report.findings.iter().for_each(say);
             say(format!(
                 "{}: {}; {} inodes, {} names, {} log entries, {} looked at",
-                pool.display(),
+                target.pool().display(),
                 match report.findings.len() {
                     0 => "sound".to_string(),
                     n => format!("{n} damaged, see `ferrite fsck --help`"),
@@ -79,12 +69,4 @@ impl Scrub {
         }
         Ok(if report.findings.is_empty() { SOUND } else { DAMAGED })
     }
-}
-
-/// The daemon's side: `limit` is bytes a second, 0 for none.
-pub(crate) fn report(engine: &Engine, limit: &str) -> Result<ScrubReport, Failure> {
-    let limit: u64 = limit
-        .parse()
-        .map_err(|_| Failure::new(super::FAILED, format!("`{limit}` is no number of bytes")))?;
-    Ok(engine.scrub(Some(limit))?)
 }
