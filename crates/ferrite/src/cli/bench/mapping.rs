@@ -16,6 +16,11 @@ const LOOKUPS: &[&str] = &[
 ];
 const RUNS: &[&str] = &["run_length"];
 
+/// What is measured here.
+pub(crate) fn names() -> Vec<&'static str> {
+    [CHURN, LOOKUPS, RUNS].concat()
+}
+
 /// Runs the group.
 pub(crate) fn run(quick: bool, out: &mut Output) -> Result<(), Failure> {
     let plan = if quick { ChurnPlan::quick() } else { ChurnPlan::whole() };
