@@ -88,6 +88,8 @@ impl Fsck {
             if self.skip_mounted {
                 return Ok(CLEAN);
             }
+        } else if self.pool.is_dir() {
+            return Err(self.cannot(&"no pool is mounted there; name the pool itself"));
         }
         match self.repair || self.preen {
             true => self.mend(),
