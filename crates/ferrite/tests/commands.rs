@@ -17,6 +17,15 @@ fn mounted(dir: &Path) -> bool {
     mounts.lines().any(|line| line.split(' ').nth(1) == dir.to_str())
 }
 
+/// A mount beside that of a [`TestPool`], gone when dropped.
+struct Beside<'a>(&'a Path);
+
+impl Drop for Beside<'_> {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg("-l").arg(self.0).output();
+    }
+}
+
 #[test]
 fn a_mount_that_fails_leaves_no_mount_and_no_empty_trace() {
     if !has_fuse() {
@@ -63,6 +72,7 @@ fn a_mounted_copy_answers_for_itself() {
     test.umount();
     fs::copy(&test.pool, &copy).unwrap();
     test.mount(&[]);
+    let _beside = Beside(&dir);
     ok(ferrite().arg("mount").args([&copy, &dir]));
     fs::write(dir.join("only in the copy"), vec![1; 5000]).unwrap();
     let inodes_free = |path: &Path| {
@@ -278,6 +288,8 @@ fn a_demo_that_fails_says_how_to_remove_what_it_made() {
     };
     let said = fails(&mut demo("--tree=/nonexistent/tree"), 1);
     assert!(said.contains("/nonexistent/tree") && !dir.exists(), "{said}");
+    let mount = dir.join("mnt");
+    let _beside = Beside(&mount);
     // Without the programs it runs.
     let output = demo("--tree=/etc").env("PATH", "/nonexistent").output().unwrap();
     let said = text(&output);
