@@ -57,6 +57,14 @@ pub(crate) fn scrub(core: &Core, bytes_per_second: Option<u64>) -> Result<ScrubR
     Ok(scrub.report)
 }
 
+/// Damage in the words that an operation which meets it has for it, so that it counts as the same.
+fn text(error: FsError) -> String {
+    match error {
+        FsError::Io(what) => what,
+        other => other.to_string(),
+    }
+}
+
 impl Scrub<'_> {
     fn find(&mut self, what: String) {
         self.core.events.find("a scrub", &what);
@@ -210,14 +218,14 @@ impl Scrub<'_> {
                 Ok(true)
             });
             if let Err(error) = walked {
-                self.find(error.to_string());
+                self.find(text(error));
             }
         }
         if core.superblock.has_data_checksums() {
             self.report.pages += 1;
             self.report.bytes += BLOCK_BYTES;
             if let Err(error) = sums::read_block(core, page, word, 0, &mut buffer[..]) {
-                self.find(error.to_string());
+                self.find(text(error));
             }
         }
     }

@@ -13,7 +13,6 @@ use super::{has_log, scan};
 use crate::alloc::Class;
 use crate::core::{Core, map_error};
 use crate::layout::BLOCK_BYTES;
-use crate::sums;
 use crate::tx::Tx;
 
 const PAGE: usize = BLOCK_BYTES as usize;
