@@ -49,8 +49,8 @@ impl Demo {
         self.show(&us, &tree, &pool, &mount).map_err(|mut failure| {
             let dir = self.dir.display();
             failure.message += &format!(
-                "\nThe pool and its mount stay in {dir} to be looked at; `{} demo --stop --dir {dir}` removes them.",
-                us.display()
+                "\nThe pool and its mount stay in {dir} to be looked at; `{}` removes them.",
+                self.how_to_stop(&us)
             );
             failure
         })
@@ -112,12 +112,13 @@ impl Demo {
             "  {} bench core                  the engine without a mount",
             us.display()
         ));
-        say(format!(
-            "  {} demo --stop                 unmount and remove it all",
-            us.display()
-        ));
+        say(format!("  {}   unmount and remove it all", self.how_to_stop(us)));
         let _ = info::gather(mount)?;
         Ok(0)
+    }
+
+    fn how_to_stop(&self, us: &Path) -> String {
+        format!("{} demo --stop --dir {}", us.display(), self.dir.display())
     }
 }
 

@@ -278,8 +278,8 @@ impl Mount {
             return Err(Failure::new(
                 FAILED,
                 format!(
-                    "{}: the pool was opened read-only, so its daemon refuses changes; unmount it, and mount it again without `ro` \
-                     (`ferrite info` says whether it is damaged)",
+                    "{}: its daemon has the pool read-only for as long as it lives, since it was mounted with `ro`, is damaged or has failed \
+                     (`ferrite info` says so); unmount it, and mount it again without `ro`",
                     self.dir.display()
                 ),
             ));
