@@ -43,9 +43,10 @@ unit: build
 
 soak: build
 	FERRITE_BIN=$(FERRITE) FERRITE_SOAK=1 cargo test --release --workspace --features ferrite/leveldb -- --nocapture
-	# Everything else on every mapping, real programs included.
+	# Everything else on every mapping, real programs included; the kills as often as on the default one.
 	for mapping in cuckoo radix extent leaf; do \
-		FERRITE_MAPPING=$$mapping FERRITE_BIN=$(FERRITE) cargo test --release -p ferrite-fs -p ferrite --features ferrite/leveldb || exit 1; done
+		FERRITE_MAPPING=$$mapping FERRITE_BIN=$(FERRITE) cargo test --release -p ferrite-fs -p ferrite --features ferrite/leveldb || exit 1; \
+		FERRITE_SOAK=1 FERRITE_MAPPING=$$mapping FERRITE_BIN=$(FERRITE) cargo test --release -p ferrite --features leveldb --test crash_kill || exit 1; done
 	$(MAKE) fuzz
 
 # Seconds for each target.

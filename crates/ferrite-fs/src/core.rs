@@ -19,6 +19,7 @@ use rustix::time::{ClockId, clock_gettime};
 
 use crate::alloc::BlockAlloc;
 use crate::damage::Damage;
+use crate::events::Events;
 use crate::icache::{Exclusive, InodeCache, InodeMem};
 use crate::inode::Inode;
 use crate::journal::{Journal, thread_number};
@@ -71,6 +72,8 @@ pub(crate) struct Core {
     pub(crate) data_in_checksum: bool,
     /// What the mount found.
     pub(crate) damage: Damage,
+    /// What was met since.
+    pub(crate) events: Events,
     pub(crate) failed: OnceLock<String>,
     pub(crate) closed: AtomicBool,
     pub(crate) history: History,
@@ -102,16 +105,33 @@ impl Core {
         if self.closed.load(Ordering::Relaxed) {
             return Err(FsError::Io("the pool is unmounted".into()));
         }
-        self.region.check().map_err(|error| FsError::Io(error.to_string()))
+        self.region.check().map_err(|error| self.fail(&error))
     }
 
-    /// Refuses changes to a pool that is read-only, or became so.
+    /// Refuses changes to a pool that is read-only, or became so. Whoever meets the failure of the medium is told of it, whoever comes later
+    /// that the pool is read-only.
     pub(crate) fn check_writable(&self) -> Result<()> {
+        if self.failed.get().is_some() && !self.closed.load(Ordering::Relaxed) {
+            return Err(FsError::ReadOnly);
+        }
         self.check_readable()?;
-        if self.is_read_only() || self.failed.get().is_some() {
+        if self.is_read_only() {
             return Err(FsError::ReadOnly);
         }
         Ok(())
+    }
+
+    /// Whether operations fail because the pool is closed or turned read-only, whatever they meet.
+    pub(crate) fn has_ended(&self) -> bool {
+        self.closed.load(Ordering::Relaxed) || self.failed.get().is_some()
+    }
+
+    /// Why changes were stopped for good, if they were. A fault on the medium counts from the moment it happened, noticed or not.
+    pub(crate) fn failure(&self) -> Option<String> {
+        if let Err(error) = self.region.check() {
+            self.fail(&error);
+        }
+        self.failed.get().cloned()
     }
 
     /// Whether the mount allows no change: it was asked for that, or what it found leaves no safe one.
@@ -120,6 +140,7 @@ impl Core {
     }
 
     /// Stops all changes for good: after `error` nobody knows what is durable.
+    #[cold]
     pub(crate) fn fail(&self, error: &PmError) -> FsError {
         self.stop_changes(error.to_string())
     }

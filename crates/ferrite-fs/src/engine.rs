@@ -67,8 +67,8 @@ impl Engine {
         if core.closed.swap(true, Ordering::SeqCst) || core.options.read_only {
             return Ok(());
         }
-        if let Some(error) = core.failed.get() {
-            return Err(EngineError::Failed(error.clone()));
+        if let Some(error) = core.failure() {
+            return Err(EngineError::Failed(error));
         }
         core.reclaim().map_err(|error| EngineError::Failed(error.to_string()))?;
         core.region.fence()?;
@@ -94,7 +94,7 @@ impl Engine {
 
     /// Why the pool turned read-only, if it did.
     pub fn failed(&self) -> Option<String> {
-        self.inner.core.failed.get().cloned()
+        self.inner.core.failure()
     }
 
     /// Everything `ferrite info` shows. Takes moments: it counts the mapped pages.
@@ -126,7 +126,7 @@ impl Engine {
         Ok(folded)
     }
 
-    /// Looks at everything that carries a checksum, at most so many bytes a second, while the pool is in use. Changes nothing.
+    /// Looks at everything that carries a checksum, at most so many bytes a second (0 is no limit), while the pool is in use. Changes nothing.
     /// Blocking, for as long as that takes.
     pub fn scrub(&self, bytes_per_second: Option<u64>) -> Result<ScrubReport, EngineError> {
         crate::scrub::scrub(self.core(), bytes_per_second).map_err(|error| EngineError::Failed(error.to_string()))

@@ -27,6 +27,7 @@ pub(crate) fn collect(core: &Core) -> PoolInfo {
     let (map_slots, map_slots_free) = core.map.slots();
     let medium = core.region.medium();
     let counters = core.region.counters();
+    let (runtime_findings, runtime_findings_total) = core.events.findings();
     PoolInfo {
         uuid: format!("{:032x}", superblock.uuid),
         format_version: superblock.version,
@@ -68,9 +69,12 @@ pub(crate) fn collect(core: &Core) -> PoolInfo {
         was_clean: core.history.was_clean,
         replayed_records: core.history.replayed_records,
         mounts: core.history.mounts,
-        failed: core.failed.get().cloned(),
+        failed: core.failure(),
         damage: core.damage.findings().to_vec(),
         damage_stops_changes: core.damage.stops_changes(),
+        runtime_findings,
+        runtime_findings_total,
+        last_scrub: core.events.last_scrub(),
         dram: dram(core),
         fences: counters.fences,
         lines_written_back: counters.lines_written_back,

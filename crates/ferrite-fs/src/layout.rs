@@ -131,7 +131,6 @@ impl Superblock {
         if options.block_bytes.is_some_and(|bytes| u64::from(bytes) != BLOCK_BYTES) {
             return refuse("block size: only 4096 is supported; leave out --block-size".into());
         }
-        let size_bytes = size_bytes / BLOCK_BYTES * BLOCK_BYTES;
         if size_bytes < MIN_POOL_BYTES {
             return refuse(format!(
                 "a pool of {size_bytes} bytes is too small for its journal and tables; give it at least {} MiB",
@@ -144,6 +143,7 @@ impl Superblock {
                 MAX_POOL_BYTES >> 30
             ));
         }
+        let size_bytes = size_bytes / BLOCK_BYTES * BLOCK_BYTES;
         // A ring must hold two of the largest records (a 2 MiB write, about 28 KiB), so 64 KiB is the least.
         // Larger ones make retiring rarer, so that fewer operations meet it.
         let ring_bytes = match size_bytes >> 20 {
@@ -163,10 +163,12 @@ impl Superblock {
         if !(1..=256).contains(&rings) {
             return refuse(format!("{rings} journal rings: choose 1 to 256"));
         }
-        let inodes = options.inodes.unwrap_or(size_bytes / (16 << 10)).saturating_add(1);
-        if !(16..=MAX_INODES).contains(&inodes) {
-            return refuse(format!("{inodes} inodes: choose 16 to {MAX_INODES}"));
+        let inodes = options.inodes.unwrap_or(size_bytes / (16 << 10));
+        if !(15..MAX_INODES).contains(&inodes) {
+            return refuse(format!("{inodes} inodes: choose 15 to {}", MAX_INODES - 1));
         }
+        // Number 0 is nobody's.
+        let inodes = inodes + 1;
         let inodes = inodes.next_multiple_of(BLOCK_BYTES / INODE_BYTES);
         let names = options.names.unwrap_or(inodes.saturating_mul(2).min(MAX_NAMES));
         if !(16..=MAX_NAMES).contains(&names) {

@@ -11,6 +11,7 @@
 //! | `core` | the state of a mounted pool, and what all operations share |
 //! | `dir`, `ops`, `file` | directories; names and attributes; data |
 //! | `mkfs`, `mount`, `fsck`, `info` | a pool as a whole |
+//! | `events` | what goes wrong later, for the log and `ferrite info` |
 //! | `load`, `damage` | the tables read at mount; what was found wrong there, and whom it concerns |
 //! | `repair`, `mend` | what is to be changed in a damaged pool; changing it so that a crash does no harm |
 //!
@@ -27,6 +28,7 @@ mod dentry;
 mod dir;
 mod engine;
 mod error;
+mod events;
 mod file;
 mod fsck;
 mod icache;
@@ -54,7 +56,7 @@ pub use fsck::fsck;
 pub use layout::Superblock;
 pub use mkfs::mkfs;
 pub use options::{
-    AtimePolicy, DramUse, EntryDump, Finding, FoldCounts, FsckReport, Mapping, Mended, MkfsOptions, MountOptions,
-    PageDump, PoolInfo, RepairReport, ScrubReport,
+    AtimePolicy, DramUse, EntryDump, Finding, FoldCounts, FsckReport, LastScrub, Mapping, Mended, MkfsOptions,
+    MountOptions, PageDump, PoolInfo, RepairReport, RuntimeFinding, ScrubReport,
 };
 pub use repair::repair;

@@ -23,6 +23,7 @@ use crate::checksum::{crc32c, crc32c_append};
 use crate::core::{Core, History};
 use crate::damage::Damage;
 use crate::error::EngineError;
+use crate::events::Events;
 use crate::file::cut;
 use crate::icache::InodeCache;
 use crate::inode::Inode;
@@ -109,6 +110,7 @@ pub(crate) fn mount(mut region: Region, options: &MountOptions) -> Result<Core, 
         candidates,
         folds: Folds::default(),
         damage,
+        events: Events::default(),
     };
     Ok(core)
 }

@@ -186,6 +186,15 @@ pub struct PoolInfo {
     /// Whether changes are refused, because it is not known what the damaged parts own.
     #[serde(default)]
     pub damage_stops_changes: bool,
+    /// Damage that operations and scrubs met since the mount, the oldest first; the last hundred different ones.
+    #[serde(default)]
+    pub runtime_findings: Vec<RuntimeFinding>,
+    /// How often they met any.
+    #[serde(default)]
+    pub runtime_findings_total: u64,
+    /// The last scrub since the mount that came to its end.
+    #[serde(default)]
+    pub last_scrub: Option<LastScrub>,
     /// DRAM shares.
     pub dram: DramUse,
     /// Persistence counters of this process since the mount: fences.
@@ -194,6 +203,34 @@ pub struct PoolInfo {
     pub lines_written_back: u64,
     /// Bytes stored past the cache.
     pub bytes_streamed: u64,
+}
+
+/// Damage that was met while a pool was mounted.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RuntimeFinding {
+    /// What is wrong, with the names and numbers it concerns.
+    pub what: String,
+    /// How often it was met.
+    pub count: u64,
+    /// When first, in seconds since 1970.
+    pub first_s: i64,
+    /// When last, in seconds since 1970.
+    pub last_s: i64,
+}
+
+/// A scrub that came to its end.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LastScrub {
+    /// When, in seconds since 1970.
+    pub ended_s: i64,
+    /// Inodes in use.
+    pub inodes: u64,
+    /// Pages of data whose checksums were verified.
+    pub pages: u64,
+    /// Bytes looked at.
+    pub bytes: u64,
+    /// How much was wrong.
+    pub findings: u64,
 }
 
 /// A mapped page of a file, as `ferrite dump` shows it.

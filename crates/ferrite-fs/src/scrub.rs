@@ -34,14 +34,14 @@ struct Scrub<'e> {
 }
 
 /// Checks superblocks, inodes, directories, extended attributes and page logs of a mounted pool, and file data where it carries
-/// checksums. `bytes_per_second` limits how fast. Blocking, for as long as that takes.
+/// checksums. `bytes_per_second` limits how fast, unless it is 0. Blocking, for as long as that takes.
 pub(crate) fn scrub(core: &Core, bytes_per_second: Option<u64>) -> Result<ScrubReport> {
     core.check_readable()?;
     let mut scrub = Scrub {
         core,
         report: ScrubReport::default(),
         started: Instant::now(),
-        bytes_per_second,
+        bytes_per_second: bytes_per_second.filter(|&limit| limit > 0),
     };
     // Told when the mount found it.
     scrub.report.findings.extend_from_slice(core.damage.findings());
@@ -53,12 +53,21 @@ pub(crate) fn scrub(core: &Core, bytes_per_second: Option<u64>) -> Result<ScrubR
             scrub.pace();
         }
     }
+    core.events.scrubbed(&scrub.report);
     Ok(scrub.report)
+}
+
+/// Damage in the words that an operation which meets it has for it, so that it counts as the same.
+fn text(error: FsError) -> String {
+    match error {
+        FsError::Io(what) => what,
+        other => other.to_string(),
+    }
 }
 
 impl Scrub<'_> {
     fn find(&mut self, what: String) {
-        tracing::error!(%what, "scrub found damage");
+        self.core.events.find("a scrub", &what);
         // The mount may have told it.
         if self.report.findings.len() < FINDINGS_MAX && !self.report.findings.contains(&what) {
             self.report.findings.push(what);
@@ -68,7 +77,7 @@ impl Scrub<'_> {
     /// Waits until what was read is within the limit.
     fn pace(&self) {
         if let Some(limit) = self.bytes_per_second {
-            let due = Duration::from_secs_f64(self.report.bytes as f64 / limit.max(1) as f64);
+            let due = Duration::from_secs_f64(self.report.bytes as f64 / limit as f64);
             std::thread::sleep(due.saturating_sub(self.started.elapsed()));
         }
     }
@@ -209,14 +218,14 @@ impl Scrub<'_> {
                 Ok(true)
             });
             if let Err(error) = walked {
-                self.find(error.to_string());
+                self.find(text(error));
             }
         }
         if core.superblock.has_data_checksums() {
             self.report.pages += 1;
             self.report.bytes += BLOCK_BYTES;
             if let Err(error) = sums::read_block(core, page, word, 0, &mut buffer[..]) {
-                self.find(error.to_string());
+                self.find(text(error));
             }
         }
     }

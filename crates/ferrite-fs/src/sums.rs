@@ -1,7 +1,7 @@
 //! Checksums of file data (`mkfs --data-checksum`): one word a data block, in a table of their own.
 //!
 //! What lives here: what the word of a block is ([`word`], [`for_block`]), copying from a block with a look at its word
-//! ([`read_block`]), whose page a block is by its word ([`misplaced`]), and how damage is told ([`place`], [`report`]). Whoever fills a block with a page of a file, or with a link's
+//! ([`read_block`]), whose page a block is by its word ([`misplaced`]), and what a page is called where damage is told ([`place`]). Whoever fills a block with a page of a file, or with a link's
 //! target, sets the word: [`crate::tx::Tx::stream_page`] by its record, a fold in place. Directories, logs and attributes have checksums of
 //! their own; the words of their blocks mean nothing.
 //!
@@ -130,14 +130,6 @@ pub(crate) fn no_data(page: (u32, u32), block: u32) -> FsError {
 pub(crate) fn place((ino, lblk): (u32, u32)) -> String {
     let start = u64::from(lblk) * BLOCK_BYTES;
     format!("inode {ino}, bytes {start} to {}", start + BLOCK_BYTES - 1)
-}
-
-/// Tells the log of damage, once it is certain that no change of the file was the cause.
-pub(crate) fn report(error: FsError) -> FsError {
-    if let FsError::Io(what) = &error {
-        tracing::error!(%what, "damaged data");
-    }
-    error
 }
 
 #[cfg(test)]

@@ -154,10 +154,11 @@ fn a_pool_cut_short_while_mounted_gives_errors_and_no_wrong_data() {
         }
     }
     assert!(errors > 0, "the lost part cannot be read");
-    assert!(matches!(
-        file.write_at(0, b"x"),
-        Err(FsError::Io(_) | FsError::ReadOnly)
-    ));
+    let told = engine.failed().expect("the engine says that it stopped");
+    assert!(told.contains("part of the mapping is gone"), "{told}");
+    assert_eq!(engine.info().failed, Some(told));
+    assert!(engine.is_read_only());
+    assert!(matches!(file.write_at(0, b"x"), Err(FsError::ReadOnly)));
     assert!(engine.mkdir(&Cred::root(), ROOT_INO, b"dir", 0o755).is_err());
     drop((file, engine));
     // The other pools of the process live.

@@ -60,6 +60,15 @@ pub enum LabError {
         /// What is wrong with it.
         source: ferrite_vfs::trace::TraceError,
     },
+    /// A trace in which nothing is written.
+    #[error(
+        "{path}: a trace with no writes: nothing was written while it was recorded, or the daemon was killed before it passed on its \
+         lines; record it again, and end it with `ferrite umount`", path = path.display()
+    )]
+    NoWrites {
+        /// Which one.
+        path: PathBuf,
+    },
     /// Results that are none.
     #[error("these are no results of the lab: {0}")]
     Json(#[from] serde_json::Error),

@@ -124,7 +124,8 @@ impl Mapping {
         let file = OpenOptions::new()
             .read(true)
             .write(write)
-            .custom_flags(libc::O_CLOEXEC)
+            // A named pipe would be waited for.
+            .custom_flags(libc::O_CLOEXEC | libc::O_NONBLOCK)
             .open(path)
             .map_err(|error| PmError::io("open", path, error))?;
         lock(path, &file, access)?;

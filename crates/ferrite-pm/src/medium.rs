@@ -75,7 +75,12 @@ pub(crate) fn detect(path: &Path, file: &File) -> Result<Detected, PmError> {
         });
     }
     if !kind.is_file() {
-        let why = "neither a file nor a DAX device; give one of these".into();
+        let is = match () {
+            () if kind.is_dir() => "a directory",
+            () if kind.is_fifo() => "a named pipe",
+            () => "neither a file nor a DAX device",
+        };
+        let why = format!("{is}; give a file or a DAX device");
         return Err(PmError::Unsuitable {
             path: path.to_path_buf(),
             why,

@@ -5,11 +5,11 @@ mod common;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use common::{fails, ferrite, ok};
+use common::{fails, ferrite, mkfs, ok};
 
 fn pool(dir: &Path) -> PathBuf {
     let pool = dir.join("pool");
-    ok(ferrite().arg("mkfs").arg(&pool).args(["--size", "16M"]));
+    mkfs(&pool, &["--size", "16M"]);
     pool
 }
 
@@ -99,7 +99,7 @@ fn mkfs_overwrites_nothing_unless_forced() {
         said.contains("already holds a Ferrite pool") && said.contains("--force"),
         "{said}"
     );
-    ok(ferrite().arg("mkfs").arg(&path).args(["--size", "16M", "--force"]));
+    common::mkfs(&path, &["--size", "16M", "--force"]);
     let other = dir.path().join("ext4");
     let mut image = vec![0; 64 << 10];
     image[0x438..0x43a].copy_from_slice(b"\x53\xef");
@@ -120,11 +120,12 @@ fn wrong_words_are_named_with_what_would_do() {
     assert!(usage(&["--size", "big"]).contains("no size"));
     assert!(usage(&[]).contains("--size"));
     assert!(usage(&["--mapping", "magic", "--size", "16M"]).contains("hashfs"));
-    let fails_with = |words: &[&str]| fails(ferrite().arg("mkfs").arg(&path).args(words), 1);
-    assert!(fails_with(&["--size", "1M"]).contains("at least"));
-    assert!(fails_with(&["--size", "16M", "--block-size", "512"]).contains("4096"));
-    assert!(fails_with(&["--size", "16M", "--inodes", "100000000"]).contains("fewer"));
-    assert!(fails_with(&["--size", "900T"]).contains("new"));
+    assert!(usage(&["--size", "1M"]).contains("at least"));
+    assert!(usage(&["--size", "1K"]).contains("1024 bytes"));
+    assert!(usage(&["--size", "16M", "--block-size", "512"]).contains("4096"));
+    assert!(usage(&["--size", "16M", "--inodes", "100000000"]).contains("fewer"));
+    assert!(usage(&["--size", "16M", "-N", "0"]).contains(": 0 inodes: choose 15 to"));
+    assert!(fails(ferrite().arg("mkfs").arg(&path).args(["--size", "900T"]), 1).contains("new"));
     assert!(!path.exists(), "a failed mkfs leaves nothing behind");
     let pool = pool(dir.path());
     let said = fails(

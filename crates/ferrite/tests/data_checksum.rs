@@ -2,34 +2,14 @@
 
 mod common;
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
-use std::path::Path;
 
-use common::{TestPool, fails, ferrite, has_fuse, ok};
+use common::{PAGE, TestPool, damage_block, fails, ferrite, has_fuse, mkfs, ok, unlike_pages};
 
-const PAGE: usize = 4096;
-
-/// Pages that are nowhere else in the pool.
+/// What is damaged.
 fn content() -> Vec<u8> {
-    (0..4 * PAGE as u32)
-        .map(|n| (n.wrapping_mul(0x9e37_79b9) >> 24) as u8)
-        .collect()
-}
-
-/// Changes one byte of page `page` of [`content`] where it lies in the pool.
-fn damage(pool: &Path, page: usize) {
-    let image = fs::read(pool).unwrap();
-    let wanted = &content()[page * PAGE..][..PAGE];
-    let found: Vec<_> = image
-        .chunks(PAGE)
-        .enumerate()
-        .filter(|(_, block)| *block == wanted)
-        .collect();
-    assert_eq!(found.len(), 1, "the page lies in one block");
-    let file = OpenOptions::new().write(true).open(pool).unwrap();
-    let at = found[0].0 * PAGE + 100;
-    file.write_all_at(&[image[at] ^ 1], at as u64).unwrap();
+    unlike_pages(4)
 }
 
 #[test]
@@ -40,7 +20,7 @@ fn info_tells_and_the_default_is_without() {
         (&[][..], "no", "\"data_checksum\":false"),
         (&["--data-checksum", "--force"], "yes", "\"data_checksum\":true"),
     ] {
-        ok(ferrite().arg("mkfs").arg(&pool).args(["--size", "16M"]).args(words));
+        mkfs(&pool, &[&["--size", "16M"], words].concat());
         let info = ok(ferrite().arg("info").arg(&pool));
         let line = info.lines().find(|line| line.starts_with("data checksums")).unwrap();
         assert!(line.contains(told), "{line}");
@@ -59,7 +39,7 @@ fn a_damaged_page_is_an_error_and_a_finding() {
     fs::write(test.path("f"), content()).unwrap();
     fs::write(test.path("sound"), vec![7; 3 * PAGE]).unwrap();
     test.umount();
-    damage(&test.pool, 2);
+    damage_block(&test.pool, &content()[2 * PAGE..][..PAGE]);
     let scrubbed = fails(ferrite().arg("scrub").arg(&test.pool), 4);
     assert!(scrubbed.contains("bytes 8192 to 12287"), "{scrubbed}");
     test.mount(&[]);

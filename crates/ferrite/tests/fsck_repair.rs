@@ -6,12 +6,12 @@ use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 
-use common::{TestPool, fails, ferrite, has_fuse, ok, text};
+use common::{TestPool, create, fails, ferrite, has_fuse, ok, text};
 use ferrite::Fs;
 
 /// A pool with three files; returns the number of the one called `victim`.
 fn pool(path: &Path) -> u64 {
-    let pool = Fs::create(path, 16 << 20).unwrap();
+    let pool = create(path, 16 << 20);
     pool.create_dir("/dir").unwrap();
     pool.write("/dir/sound", vec![1; 10_000]).unwrap();
     pool.write("/dir/victim", vec![2; 10_000]).unwrap();
@@ -105,8 +105,78 @@ fn a_pool_that_is_in_use_is_not_repaired() {
     let said = fails(ferrite().args(["fsck", "--repair"]).arg(&path), 8);
     assert!(said.contains("in use"), "{said}");
     drop(open);
-    let said = fails(ferrite().args(["fsck", "--repair", "-n"]).arg(&path), 2);
-    assert!(said.contains("cannot be used with"), "{said}");
+}
+
+/// From 2 fsck(8) would understand that the machine is to be restarted.
+#[test]
+fn wrong_usage_exits_as_fsck_8_says() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("pool");
+    pool(&path);
+    for words in [["--repair", "-n"], ["-p", "-n"], ["-p", "-y"], ["-a", "-y"]] {
+        let said = fails(ferrite().arg("fsck").args(words).arg(&path), 16);
+        assert!(said.contains("cannot be used with"), "{words:?}: {said}");
+    }
+    let helper = dir.path().join("fsck.ferrite");
+    std::os::unix::fs::symlink(ferrite().get_program(), &helper).unwrap();
+    for words in [&["--what"][..], &["-C", "x"], &[]] {
+        fails(ferrite().arg("fsck").args(words), 16);
+        fails(std::process::Command::new(&helper).args(words), 16);
+    }
+    ok(std::process::Command::new(&helper).arg("--help"));
+    // What fsck(8) hands on to whomever it calls.
+    for words in [
+        &["-f"][..],
+        &["-V"],
+        &["-C0"],
+        &["-C", "-1"],
+        &["-r"],
+        &["-T"],
+        &["-M"],
+        &["-T", "-C0", "-V", "-a"],
+    ] {
+        let said = ok(std::process::Command::new(&helper).args(words).arg(&path));
+        assert!(said.contains("sound;"), "{words:?}: {said}");
+    }
+}
+
+#[test]
+fn a_mount_point_is_its_pool() {
+    if !has_fuse() {
+        return;
+    }
+    let test = TestPool::new("64M", &[]);
+    let daemon = format!("process {}", test.daemon());
+    for words in [&[][..], &["--repair"]] {
+        let said = fails(ferrite().arg("fsck").args(words).arg(&test.dir), 8);
+        let mounted = format!("mounted on {}", test.dir.display());
+        assert!(said.contains(&daemon) && said.contains(&mounted), "{said}");
+    }
+    for path in [&test.dir, &test.pool] {
+        ok(ferrite().args(["fsck", "-M"]).arg(path));
+    }
+    test.finish();
+}
+
+#[test]
+fn a_scrub_is_as_fast_as_it_is_told_and_ends() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("pool");
+    pool(&path);
+    for limit in ["0", "1000000"] {
+        // A byte a second, as which 0 was once taken, would take hours.
+        let said = ok(std::process::Command::new("timeout")
+            .arg("60")
+            .arg(ferrite().get_program())
+            .args(["scrub", "--limit", limit])
+            .arg(&path));
+        assert!(said.contains("sound"), "{said}");
+    }
+    // As many bytes, it is 2 to the 64th.
+    for limit in ["1000001", "17592186044416", "-1", "fast"] {
+        let said = fails(ferrite().arg("scrub").arg(format!("--limit={limit}")).arg(&path), 2);
+        assert!(said.contains(limit), "{said}");
+    }
 }
 
 /// Damages the header of the log of a file's first page.

@@ -1,14 +1,17 @@
 //! The public API, as a program uses it: on a pool, and in memory.
 
+mod common;
+
 use std::io::{ErrorKind, Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::FileExt;
 
+use common::create;
 use ferrite::{Cred, Fs, OpenOptions, RenameMode};
 
 /// Runs `test` on a pool and on the reference engine.
 fn on_both(test: impl Fn(&Fs)) {
     let dir = tempfile::tempdir().unwrap();
-    let pool = Fs::create(dir.path().join("pool"), 64 << 20).unwrap();
+    let pool = create(&dir.path().join("pool"), 64 << 20);
     test(&pool);
     pool.close().unwrap();
     test(&Fs::memory());
@@ -97,7 +100,7 @@ fn other_users_are_held_to_permissions() {
 fn a_pool_keeps_its_content_and_belongs_to_one_opener() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("pool");
-    let fs = Fs::create(&path, 64 << 20).unwrap();
+    let fs = create(&path, 64 << 20);
     fs.write("/kept", "content").unwrap();
     let second = Fs::open(&path).err().unwrap();
     assert_eq!(second.kind(), ErrorKind::ResourceBusy);

@@ -98,7 +98,8 @@ impl PmFile {
         if data.is_empty() {
             return Ok((self.getattr()?.size, 0));
         }
-        write::write(self.core(), &self.inode, position, data, self.mode.kill_priv)
+        let core = self.core();
+        core.told(write::write(core, &self.inode, position, data, self.mode.kill_priv))
     }
 
     fn read_once(&self, offset: u64, buf: &mut [u8], long: &mut LongLogs) -> Result<(usize, bool)> {
@@ -180,14 +181,15 @@ impl PmFile {
     }
 
     fn seek(&self, offset: u64, find: impl Fn(&Inode, u64) -> Result<u64>) -> Result<u64> {
-        self.core().check_readable()?;
-        let _lock = self.inode.read();
-        let inode = self.core().load_live(&self.inode)?;
-        self.core().damage.check_holes(self.inode.ino)?;
-        if offset >= inode.size() {
-            return Err(FsError::NoSuchAddress);
-        }
-        find(&inode, offset)
+        self.core().reading(|core| {
+            let _lock = self.inode.read();
+            let inode = core.load_live(&self.inode)?;
+            core.damage.check_holes(self.inode.ino)?;
+            if offset >= inode.size() {
+                return Err(FsError::NoSuchAddress);
+            }
+            find(&inode, offset)
+        })
     }
 }
 
@@ -209,9 +211,8 @@ impl OpenFile for PmFile {
     }
 
     fn getattr(&self) -> Result<Attr> {
-        let core = self.core();
-        core.check_readable()?;
-        core.attr(self.inode.ino, &core.snapshot(&self.inode)?)
+        self.core()
+            .reading(|core| core.attr(self.inode.ino, &core.snapshot(&self.inode)?))
     }
 
     fn read_at(&self, offset: u64, buf: &mut [u8]) -> Result<usize> {
@@ -223,7 +224,7 @@ impl OpenFile for PmFile {
         let read = self.consistent(|| self.read_once(offset, buf, &mut long));
         // A fault on the medium while copying gave zeros and poisoned the pool: do not hand them out.
         core.check_readable()?;
-        let (count, atime_due) = read.map_err(sums::report)?;
+        let (count, atime_due) = core.told(read)?;
         if atime_due {
             ops::touch_atime(core, &self.inode);
         }
@@ -244,7 +245,14 @@ impl OpenFile for PmFile {
 
     fn fallocate(&self, mode: FallocateMode, offset: u64, len: u64) -> Result<()> {
         self.check_open(self.mode.write)?;
-        reserve::fallocate(self.core(), &self.inode, mode, (offset, len), self.mode.kill_priv)
+        let core = self.core();
+        core.told(reserve::fallocate(
+            core,
+            &self.inode,
+            mode,
+            (offset, len),
+            self.mode.kill_priv,
+        ))
     }
 
     fn seek_data(&self, offset: u64) -> Result<u64> {

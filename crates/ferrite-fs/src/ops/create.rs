@@ -116,7 +116,7 @@ pub(crate) fn link_target(core: &Core, ino: u32, inode: &Inode) -> Result<Vec<u8
         return Err(damaged("no target"));
     }
     let mut target = vec![0; len];
-    sums::read_block(core, (ino, 0), word, 0, &mut target).map_err(sums::report)?;
+    sums::read_block(core, (ino, 0), word, 0, &mut target)?;
     Ok(target)
 }
 

@@ -142,25 +142,24 @@ impl FileSystem for Engine {
     }
 
     fn lookup(&self, parent: Ino, name: &[u8]) -> Result<Attr> {
-        self.core().check_readable()?;
         posix::check_name(name)?;
-        lookup(self.core(), parent, name)
+        self.core().reading(|core| lookup(core, parent, name))
     }
 
     fn parent(&self, dir: Ino) -> Result<Ino> {
-        self.core().check_readable()?;
-        self.core().with_dir(dir, |_, inode| Ok(u64::from(inode.parent())))
+        self.core()
+            .reading(|core| core.with_dir(dir, |_, inode| Ok(u64::from(inode.parent()))))
     }
 
     fn getattr(&self, ino: Ino) -> Result<Attr> {
-        let core = self.core();
-        core.check_readable()?;
-        let inode = core.inode(ino)?;
-        core.attr(inode.ino, &core.snapshot(&inode)?)
+        self.core().reading(|core| {
+            let inode = core.inode(ino)?;
+            core.attr(inode.ino, &core.snapshot(&inode)?)
+        })
     }
 
     fn setattr(&self, ino: Ino, set: &SetAttr) -> Result<Attr> {
-        attr::setattr(self.core(), ino, set)
+        self.core().told(attr::setattr(self.core(), ino, set))
     }
 
     fn pin(&self, ino: Ino, generation: u32) -> Result<()> {
@@ -180,15 +179,15 @@ impl FileSystem for Engine {
     }
 
     fn readlink(&self, ino: Ino) -> Result<Vec<u8>> {
-        let core = self.core();
-        core.check_readable()?;
-        let inode = core.inode(ino)?;
-        let _lock = inode.read();
-        let loaded = core.load_live(&inode)?;
-        if loaded.kind() != Some(FileKind::Symlink) {
-            return Err(FsError::Invalid("not a symbolic link"));
-        }
-        create::link_target(core, inode.ino, &loaded)
+        self.core().reading(|core| {
+            let inode = core.inode(ino)?;
+            let _lock = inode.read();
+            let loaded = core.load_live(&inode)?;
+            if loaded.kind() != Some(FileKind::Symlink) {
+                return Err(FsError::Invalid("not a symbolic link"));
+            }
+            create::link_target(core, inode.ino, &loaded)
+        })
     }
 
     fn mknod(&self, cred: &Cred, parent: Ino, name: &[u8], node: &NewNode) -> Result<Attr> {
@@ -201,7 +200,7 @@ impl FileSystem for Engine {
             rdev: node.rdev,
             target: &[],
         };
-        create::create(self.core(), cred, parent, name, &new)
+        self.core().told(create::create(self.core(), cred, parent, name, &new))
     }
 
     fn mkdir(&self, cred: &Cred, parent: Ino, name: &[u8], mode: u32) -> Result<Attr> {
@@ -211,7 +210,7 @@ impl FileSystem for Engine {
             rdev: 0,
             target: &[],
         };
-        create::create(self.core(), cred, parent, name, &new)
+        self.core().told(create::create(self.core(), cred, parent, name, &new))
     }
 
     fn symlink(&self, cred: &Cred, parent: Ino, name: &[u8], target: &[u8]) -> Result<Attr> {
@@ -227,62 +226,63 @@ impl FileSystem for Engine {
             rdev: 0,
             target,
         };
-        create::create(self.core(), cred, parent, name, &new)
+        self.core().told(create::create(self.core(), cred, parent, name, &new))
     }
 
     fn link(&self, ino: Ino, parent: Ino, name: &[u8]) -> Result<Attr> {
-        create::link(self.core(), ino, parent, name)
+        self.core().told(create::link(self.core(), ino, parent, name))
     }
 
     fn unlink(&self, parent: Ino, name: &[u8]) -> Result<()> {
-        remove::unlink(self.core(), parent, name, false)
+        self.core().told(remove::unlink(self.core(), parent, name, false))
     }
 
     fn rmdir(&self, parent: Ino, name: &[u8]) -> Result<()> {
-        remove::unlink(self.core(), parent, name, true)
+        self.core().told(remove::unlink(self.core(), parent, name, true))
     }
 
     fn rename(&self, parent: Ino, name: &[u8], new_parent: Ino, new_name: &[u8], mode: RenameMode) -> Result<()> {
-        rename::rename(self.core(), (parent, name), (new_parent, new_name), mode)
+        let core = self.core();
+        core.told(rename::rename(core, (parent, name), (new_parent, new_name), mode))
     }
 
     fn readdir(&self, dir: Ino, cookie: u64, sink: &mut dyn FnMut(&DirEntry<'_>) -> bool) -> Result<()> {
         let core = self.core();
-        core.check_readable()?;
-        core.with_dir(dir, |ino, inode| crate::dir::list(core, ino, inode, cookie, sink))?;
+        core.reading(|core| core.with_dir(dir, |ino, inode| crate::dir::list(core, ino, inode, cookie, sink)))?;
         attr::touch_atime(core, &core.inode(dir)?);
         Ok(())
     }
 
     fn open(&self, ino: Ino, mode: OpenMode) -> Result<Arc<dyn OpenFile>> {
-        let core = self.core();
-        core.check_readable()?;
-        let inode = core.inode(ino)?;
-        let lock = inode.read();
-        match core.load_live(&inode)?.kind() {
-            Some(FileKind::File) => {}
-            Some(FileKind::Directory) => return Err(FsError::IsDirectory),
-            _ => return Err(FsError::NoSuchAddress),
-        }
-        inode.pin(1);
-        drop(lock);
-        Ok(Arc::new(PmFile::new(self.clone(), inode, mode)))
+        self.core().reading(|core| {
+            let inode = core.inode(ino)?;
+            let lock = inode.read();
+            match core.load_live(&inode)?.kind() {
+                Some(FileKind::File) => {}
+                Some(FileKind::Directory) => return Err(FsError::IsDirectory),
+                _ => return Err(FsError::NoSuchAddress),
+            }
+            inode.pin(1);
+            drop(lock);
+            let file: Arc<dyn OpenFile> = Arc::new(PmFile::new(self.clone(), inode, mode));
+            Ok(file)
+        })
     }
 
     fn getxattr(&self, ino: Ino, name: &[u8]) -> Result<Vec<u8>> {
-        xattr::get(self.core(), ino, name)
+        self.core().reading(|core| xattr::get(core, ino, name))
     }
 
     fn setxattr(&self, ino: Ino, name: &[u8], value: &[u8], mode: XattrMode) -> Result<()> {
-        xattr::set(self.core(), ino, name, value, mode)
+        self.core().told(xattr::set(self.core(), ino, name, value, mode))
     }
 
     fn listxattr(&self, ino: Ino) -> Result<Vec<Vec<u8>>> {
-        xattr::list(self.core(), ino)
+        self.core().reading(|core| xattr::list(core, ino))
     }
 
     fn removexattr(&self, ino: Ino, name: &[u8]) -> Result<()> {
-        xattr::remove(self.core(), ino, name)
+        self.core().told(xattr::remove(self.core(), ino, name))
     }
 
     fn sync(&self) -> Result<()> {

@@ -97,7 +97,6 @@ pub(crate) fn is_sound(region: &Region, superblock: &Superblock, ino: u32, block
 }
 
 fn read<T>(core: &Core, ino: Ino, f: impl FnOnce(Attributes) -> Result<T>) -> Result<T> {
-    core.check_readable()?;
     let inode = core.inode(ino).map_err(gone)?;
     let _lock = inode.read();
     let loaded = core.load_live(&inode)?;

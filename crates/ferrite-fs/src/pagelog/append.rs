@@ -13,7 +13,6 @@ use super::{has_log, scan};
 use crate::alloc::Class;
 use crate::core::{Core, map_error};
 use crate::layout::BLOCK_BYTES;
-use crate::sums;
 use crate::tx::Tx;
 
 const PAGE: usize = BLOCK_BYTES as usize;
@@ -93,9 +92,7 @@ pub(crate) fn write_part(
         && core.superblock.has_data_checksums()
     {
         // Where the next entry goes, its trailer says.
-        newest
-            .read(&core.region, &mut PageBuffer::take())
-            .map_err(sums::report)?;
+        newest.read(&core.region, &mut PageBuffer::take())?;
     }
     if choose(core, newest.map(|entry| &entry.trailer), within, part, appends) == Way::Log
         && append(core, tx, page, word, newest, (within, part))?
@@ -189,7 +186,7 @@ fn copy(
     tx.set_class(Class::Replacing);
     let mut merged = PageBuffer::take();
     // What is copied gets a checksum of its own: damage that was not noticed here would never be.
-    scan::read(core, page, word, 0, &mut merged[..]).map_err(sums::report)?;
+    scan::read(core, page, word, 0, &mut merged[..])?;
     match part {
         Part::Data(data) => merged[within..within + data.len()].copy_from_slice(data),
         Part::Zero(len) => merged[within..within + len].fill(0),

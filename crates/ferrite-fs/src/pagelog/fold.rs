@@ -171,7 +171,7 @@ pub(crate) fn fold(core: &Core, mem: &Arc<InodeMem>, lblk: u32, cause: Cause) ->
     if !mem.end_read(version) {
         return Ok(false);
     }
-    read.map_err(sums::report)?;
+    core.told(read)?;
     let block = core
         .alloc
         .claim_any(Class::Replacing)

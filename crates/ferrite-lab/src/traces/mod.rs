@@ -68,16 +68,24 @@ impl Stored {
     }
 }
 
-/// A user's own trace.
+/// A user's own trace, in which there is a write.
 pub(crate) fn read(path: &Path) -> Result<Vec<Event>, LabError> {
-    let text = std::fs::read_to_string(path).map_err(|source| LabError::File {
+    let bytes = std::fs::read(path).map_err(|source| LabError::File {
         path: path.into(),
         source,
     })?;
-    parse(&text).map_err(|source| LabError::Trace {
-        path: path.into(),
-        source,
-    })
+    // A recorder that was killed early has passed nothing on, not even the first line.
+    let events = match bytes.is_empty() {
+        true => Vec::new(),
+        false => parse(&String::from_utf8_lossy(&bytes)).map_err(|source| LabError::Trace {
+            path: path.into(),
+            source,
+        })?,
+    };
+    if Updates::of(&events).total == 0 {
+        return Err(LabError::NoWrites { path: path.into() });
+    }
+    Ok(events)
 }
 
 /// How many updates there are of each size.
@@ -239,5 +247,17 @@ mod tests {
         assert!(error.to_string().contains("/nowhere/my.trace"), "{error}");
         let error = read(Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml"))).expect_err("no trace");
         assert!(error.to_string().contains("Cargo.toml: line 1"), "{error}");
+        let file = std::env::temp_dir().join(format!("ferrite-lab-trace-{}", std::process::id()));
+        for (content, says) in [
+            (&b"\xff\xfe\x00"[..], "line 1 is not `ferrite-trace 1`"),
+            (b"ferrite-trace 1\nf 7 0\n\xff\n", "line 3"),
+            (b"", "no writes"),
+            (b"ferrite-trace 1\nf 7 0\n", "no writes"),
+        ] {
+            std::fs::write(&file, content).expect("a temporary file");
+            let error = read(&file).expect_err("nothing to look at").to_string();
+            assert!(error.contains(says) && error.contains("ferrite-lab-trace"), "{error}");
+        }
+        let _ = std::fs::remove_file(&file);
     }
 }

@@ -1,20 +1,39 @@
-//! How commands talk to the daemon that has a pool mounted: a socket, a word, one line of JSON.
+//! How commands talk to the daemon that has a pool mounted: a socket, one line of JSON each way.
 //!
-//! The socket's name comes from the pool's uuid, so any path to the pool finds it. Requests: `info`, `dump PATH`, and `scrub LIMIT`. A socket
-//! whose daemon is gone refuses connections; it is replaced by the next daemon and ignored by commands.
+//! A socket has two names, so that any path to the pool finds it, and the mount as well: one from the device and inode numbers of the pool's
+//! file (of a DAX device: its own number), one from the number of the mount's device. A copy of a pool is another file, so it has another
+//! socket.
+//!
+//! Invariant: a name belongs to the daemon that made it last. It replaces what a daemon that died left there, in one step, and takes away only
+//! what is still its own: two daemons may have one pool open read-only. A socket whose daemon is gone refuses connections; commands ignore it.
 
-use std::fs::File;
-use std::io::{BufRead, BufReader, Write};
-use std::os::unix::fs::{DirBuilderExt, FileExt};
+use std::fs::Metadata;
+use std::io::{BufRead, BufReader, ErrorKind, Write};
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use ferrite_fs::{Engine, PoolInfo, Superblock, layout::BLOCK_BYTES};
+use ferrite_fs::Engine;
 
-use super::{FAILED, Failure, dump, scrub};
+use super::mounts::MountPoint;
+use super::{FAILED, Failure, dump};
 
-const TIMEOUT: Duration = Duration::from_secs(10);
+/// How long a client may take with its request and the reply.
+const CLIENT_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// What a daemon can be asked. It goes over the socket as JSON, so that paths may have any bytes in them.
+#[derive(Debug, serde::Serialize, serde::Deserialize)]
+pub(crate) enum Request {
+    /// What the pool is made of: a `PoolInfo`.
+    Info,
+    /// Whether the daemon refuses changes for as long as it lives.
+    IsReadOnly,
+    /// The pages of the file with this path.
+    Dump(Vec<u8>),
+    /// A scrub, of at most so many bytes a second; 0: as fast as it goes.
+    Scrub(u64),
+}
 
 fn directory() -> PathBuf {
     let user = rustix::process::geteuid();
@@ -25,39 +44,55 @@ fn directory() -> PathBuf {
     }
 }
 
-fn socket_of(uuid: u128) -> PathBuf {
-    directory().join(format!("{uuid:032x}.sock"))
+/// The socket of whoever has this file mounted.
+pub(crate) fn socket_of_pool(pool: &Metadata) -> PathBuf {
+    let name = match pool.file_type().is_char_device() {
+        true => format!("device-{:x}", pool.rdev()),
+        false => format!("pool-{:x}-{:x}", pool.dev(), pool.ino()),
+    };
+    directory().join(name + ".sock")
 }
 
-/// Uuid of a pool, read without opening it as one.
-fn uuid_of(pool: &Path) -> Option<u128> {
-    let file = File::open(pool).ok()?;
-    let len = file.metadata().ok()?.len();
-    let mut block = vec![0; BLOCK_BYTES as usize];
-    [0, (len / BLOCK_BYTES).saturating_sub(1) * BLOCK_BYTES]
-        .into_iter()
-        .find_map(|offset| {
-            file.read_exact_at(&mut block, offset).ok()?;
-            Superblock::decode(&block).ok().map(|superblock| superblock.uuid)
-        })
+/// The socket of a mount's daemon.
+pub(crate) fn socket_of_mount(mount: &MountPoint) -> PathBuf {
+    directory().join(format!("mount-{}.sock", mount.device.replace(':', "-")))
 }
 
 /// The daemon's end.
 pub(crate) struct Server {
-    path: PathBuf,
+    names: Vec<PathBuf>,
+    /// Inode number of the socket, by which its names are known.
+    ino: u64,
 }
 
 impl Server {
-    /// Answers for `engine` from a thread of its own until dropped. Without a socket the mount works all the same.
-    pub(crate) fn start(uuid: u128, engine: Engine) -> std::io::Result<Server> {
-        let path = socket_of(uuid);
+    /// Answers for `engine`, which has the file `pool` open and is mounted as `mount`, from a thread of its own until dropped. Without a
+    /// socket the mount works all the same.
+    pub(crate) fn start(pool: &Metadata, mount: Option<&MountPoint>, engine: Engine) -> std::io::Result<Server> {
         std::fs::DirBuilder::new()
             .recursive(true)
             .mode(0o700)
             .create(directory())?;
-        // The pool's lock is ours, so whoever made this socket is gone.
-        let _ = std::fs::remove_file(&path);
-        let listener = UnixListener::bind(&path)?;
+        let new = directory().join(format!("new-{}.sock", std::process::id()));
+        // Process numbers come again; whoever had this one is gone.
+        let _ = std::fs::remove_file(&new);
+        let listener = UnixListener::bind(&new)?;
+        let mut server = Server {
+            ino: std::fs::symlink_metadata(&new)?.ino(),
+            names: vec![new.clone()],
+        };
+        for name in [Some(socket_of_pool(pool)), mount.map(socket_of_mount)]
+            .into_iter()
+            .flatten()
+        {
+            // A rename onto another name of the same socket would do nothing; this one's name is new each time.
+            let link = name.with_extension(format!("{}.new", std::process::id()));
+            let _ = std::fs::remove_file(&link);
+            std::fs::hard_link(&new, &link)?;
+            std::fs::rename(&link, &name).inspect_err(|_| drop(std::fs::remove_file(&link)))?;
+            server.names.push(name);
+        }
+        std::fs::remove_file(&new)?;
         std::thread::Builder::new().name("control".into()).spawn(move || {
             for stream in listener.incoming().flatten() {
                 let engine = engine.clone();
@@ -72,67 +107,104 @@ impl Server {
                 }
             }
         })?;
-        Ok(Server { path })
+        Ok(server)
     }
 }
 
 impl Drop for Server {
     fn drop(&mut self) {
-        let _ = std::fs::remove_file(&self.path);
+        for name in &self.names {
+            if std::fs::symlink_metadata(name).is_ok_and(|found| found.ino() == self.ino) {
+                let _ = std::fs::remove_file(name);
+            }
+        }
     }
 }
 
 fn answer(mut stream: UnixStream, engine: &Engine) -> std::io::Result<()> {
-    stream.set_read_timeout(Some(TIMEOUT))?;
-    stream.set_write_timeout(Some(TIMEOUT))?;
+    stream.set_read_timeout(Some(CLIENT_TIMEOUT))?;
+    stream.set_write_timeout(Some(CLIENT_TIMEOUT))?;
     let mut request = String::new();
     BufReader::new(stream.try_clone()?).read_line(&mut request)?;
-    let reply = match request.trim_end_matches('\n').split_once(' ') {
-        None if request.trim() == "info" => serde_json::to_value(engine.info())?,
-        Some(("dump", path)) => match dump::pages(engine, path) {
-            Ok(pages) => serde_json::to_value(pages)?,
-            Err(failure) => serde_json::json!({ "error": failure.message }),
-        },
-        Some(("scrub", limit)) => match scrub::report(engine, limit) {
-            Ok(report) => serde_json::to_value(report)?,
-            Err(failure) => serde_json::json!({ "error": failure.message }),
-        },
-        _ => serde_json::json!({ "error": format!("unknown request `{}`", request.trim()) }),
-    };
+    let reply = reply(&request, engine).unwrap_or_else(|failure| serde_json::json!({ "error": failure.message }));
     writeln!(stream, "{reply}")
 }
 
-/// Asks the daemon that has `pool` mounted about the pool; `None` if there is none.
-pub(crate) fn info(pool: &Path) -> Result<Option<PoolInfo>, Failure> {
-    ask(pool, "info")
+fn reply(request: &str, engine: &Engine) -> Result<serde_json::Value, Failure> {
+    let request = serde_json::from_str(request)
+        .map_err(|error| Failure::new(FAILED, format!("the daemon does not know this request ({error})")))?;
+    Ok(match request {
+        Request::Info => serde_json::to_value(engine.info())?,
+        Request::IsReadOnly => serde_json::to_value(engine.is_read_only())?,
+        Request::Dump(path) => serde_json::to_value(dump::pages(engine, &path)?)?,
+        Request::Scrub(limit) => serde_json::to_value(engine.scrub(Some(limit))?)?,
+    })
 }
 
-/// Sends a request to the daemon that has `pool` mounted; `None` if there is none.
-pub(crate) fn ask<T: serde::de::DeserializeOwned>(pool: &Path, request: &str) -> Result<Option<T>, Failure> {
-    ask_within(pool, request, Some(TIMEOUT))
-}
-
-/// The same for what may take any time.
-pub(crate) fn ask_patiently<T: serde::de::DeserializeOwned>(pool: &Path, request: &str) -> Result<Option<T>, Failure> {
-    ask_within(pool, request, None)
-}
-
-fn ask_within<T: serde::de::DeserializeOwned>(
-    pool: &Path,
-    request: &str,
+/// Sends a request to a daemon; `None` if nobody listens there.
+pub(crate) fn ask<T: serde::de::DeserializeOwned>(
+    socket: &Path,
+    request: &Request,
     timeout: Option<Duration>,
 ) -> Result<Option<T>, Failure> {
-    let Some(uuid) = uuid_of(pool) else { return Ok(None) };
-    let Ok(mut stream) = UnixStream::connect(socket_of(uuid)) else {
+    let Ok(mut stream) = UnixStream::connect(socket) else {
         return Ok(None);
     };
     stream.set_read_timeout(timeout)?;
-    writeln!(stream, "{request}")?;
     let mut reply = String::new();
-    BufReader::new(stream).read_line(&mut reply)?;
+    let exchange = writeln!(stream, "{}", serde_json::to_string(request)?)
+        .and_then(|()| BufReader::new(stream).read_line(&mut reply));
+    match exchange {
+        Ok(_) if reply.ends_with('\n') => {}
+        // The daemon ended before it had answered.
+        Ok(_) => return Err(gone()),
+        Err(error) if matches!(error.kind(), ErrorKind::BrokenPipe | ErrorKind::ConnectionReset) => return Err(gone()),
+        Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
+            return Err(Failure::new(
+                FAILED,
+                "its daemon does not answer; try again when it has less to do",
+            ));
+        }
+        Err(error) => return Err(error.into()),
+    }
     let reply: serde_json::Value = serde_json::from_str(&reply)?;
     match reply.get("error").and_then(serde_json::Value::as_str) {
         Some(error) => Err(Failure::new(FAILED, error)),
         None => Ok(Some(serde_json::from_value(reply)?)),
+    }
+}
+
+fn gone() -> Failure {
+    Failure::new(FAILED, "the pool was unmounted meanwhile; try again")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_daemon_that_ends_before_it_answers_is_told_from_none() {
+        let dir = tempfile::tempdir().unwrap();
+        let socket = dir.path().join("socket");
+        assert!(matches!(ask::<bool>(&socket, &Request::IsReadOnly, None), Ok(None)));
+        let listener = UnixListener::bind(&socket).unwrap();
+        let daemon = std::thread::spawn(move || {
+            for text in ["", "tr", "true\n", "{\"error\":\"no\"}\n"] {
+                let (mut stream, _) = listener.accept().unwrap();
+                let mut request = String::new();
+                BufReader::new(stream.try_clone().unwrap())
+                    .read_line(&mut request)
+                    .unwrap();
+                stream.write_all(text.as_bytes()).unwrap();
+            }
+        });
+        let ask = || ask::<bool>(&socket, &Request::IsReadOnly, None);
+        for _ in 0..2 {
+            assert!(ask().unwrap_err().message.contains("unmounted meanwhile"));
+        }
+        assert_eq!(ask().unwrap(), Some(true));
+        assert_eq!(ask().unwrap_err().message, "no");
+        daemon.join().unwrap();
+        assert!(matches!(ask(), Ok(None)), "a socket that is left over is nobody's");
     }
 }

@@ -41,31 +41,47 @@ impl Demo {
             say(format!("{}: unmounted and removed", self.dir.display()));
             return Ok(0);
         }
-        let tree = self.tree.map_or_else(std::env::current_dir, Ok)?;
-        let _ = fs::remove_file(&pool);
-        fs::create_dir_all(&mount)?;
+        // What is there is looked at before anything is made.
+        let tree = match &self.tree {
+            Some(tree) => fs::canonicalize(tree).map_err(super::about(tree))?,
+            None => std::env::current_dir()?,
+        };
+        self.show(&us, &tree, &pool, &mount).map_err(|mut failure| {
+            let dir = self.dir.display();
+            failure.message += &format!(
+                "\nThe pool and its mount stay in {dir} to be looked at; `{}` removes them.",
+                self.how_to_stop(&us)
+            );
+            failure
+        })
+    }
+
+    /// What there is to see. The mount stays, also if something fails.
+    fn show(&self, us: &Path, tree: &Path, pool: &Path, mount: &Path) -> Outcome {
+        let _ = fs::remove_file(pool);
+        fs::create_dir_all(mount)?;
         say(format!(
             "1. A pool of {} in DRAM, mounted on {}",
             size::human(POOL_BYTES),
             mount.display()
         ));
-        run(Command::new(&us)
+        run(Command::new(us)
             .arg("mkfs")
-            .arg(&pool)
+            .arg(pool)
             .args(["--size", &POOL_BYTES.to_string()]))?;
-        run(Command::new(&us).arg("mount").arg(&pool).arg(&mount))?;
+        run(Command::new(us).arg("mount").arg(pool).arg(mount))?;
 
         say("2. A source tree on it");
         let start = Instant::now();
         let copy = mount.join("tree");
         run(Command::new("cp")
             .args(["-a", "--no-target-directory"])
-            .arg(&tree)
+            .arg(tree)
             .arg(&copy))?;
         run(Command::new("diff")
             .arg("-r")
             .arg("--no-dereference")
-            .arg(&tree)
+            .arg(tree)
             .arg(&copy))?;
         let files = String::from_utf8(output(Command::new("find").arg(&copy).args(["-type", "f"]))?)?
             .lines()
@@ -76,18 +92,18 @@ impl Demo {
         ));
 
         say("3. A database on it");
-        database(&mount)?;
+        database(mount)?;
 
         say("4. The daemon killed in the middle, the pool mounted again");
-        kill_and_mount(&us, &pool, &mount)?;
+        kill_and_mount(us, pool, mount)?;
 
         say(
             "5. Latencies on the mount and on tmpfs, microseconds (medians; a mount pays for two switches to its daemon)",
         );
-        latencies(&mount, &self.dir)?;
+        latencies(mount, &self.dir)?;
 
         say("6. What happened, by `ferrite info`");
-        for line in String::from_utf8(output(Command::new(&us).arg("info").arg(&mount))?)?.lines() {
+        for line in String::from_utf8(output(Command::new(us).arg("info").arg(mount))?)?.lines() {
             say(format!("   {line}"));
         }
         say(format!("\nThe mount stays: look around in {}.", mount.display()));
@@ -96,12 +112,13 @@ impl Demo {
             "  {} bench core                  the engine without a mount",
             us.display()
         ));
-        say(format!(
-            "  {} demo --stop                 unmount and remove it all",
-            us.display()
-        ));
-        let _ = info::gather(&mount)?;
+        say(format!("  {}   unmount and remove it all", self.how_to_stop(us)));
+        let _ = info::gather(mount)?;
         Ok(0)
+    }
+
+    fn how_to_stop(&self, us: &Path) -> String {
+        format!("{} demo --stop --dir {}", us.display(), self.dir.display())
     }
 }
 

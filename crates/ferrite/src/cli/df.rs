@@ -2,7 +2,8 @@
 
 use std::path::PathBuf;
 
-use super::{Outcome, info, mounts, say, say_json, size};
+use super::mounts::MountPoint;
+use super::{FAILED, Failure, Outcome, info, mounts, say, say_json, size};
 
 /// Show free space and inodes
 #[derive(Debug, clap::Args)]
@@ -27,31 +28,33 @@ struct Row {
 
 impl Df {
     pub(crate) fn run(self) -> Outcome {
-        let paths = if self.pools.is_empty() {
-            mounts::all().into_iter().map(|mount| mount.pool).collect()
-        } else {
-            self.pools
+        let wanted: Vec<(PathBuf, Option<MountPoint>)> = match self.pools.is_empty() {
+            true => mounts::all()
+                .into_iter()
+                .map(|mount| (mount.dir.clone(), Some(mount)))
+                .collect(),
+            false => self
+                .pools
+                .into_iter()
+                .map(|path| (path.clone(), mounts::find(&path)))
+                .collect(),
         };
-        let mut rows = Vec::new();
-        for path in paths {
-            let mount = mounts::find(&path);
-            let info = info::gather(&path)?;
-            let block = u64::from(info.block_bytes);
-            rows.push(Row {
-                pool: mount.as_ref().map_or(path, |mount| mount.pool.clone()),
-                mounted_on: mount.map(|mount| mount.dir),
-                size_bytes: info.blocks * block,
-                used_bytes: (info.blocks - info.blocks_free) * block,
-                available_bytes: info.blocks_free.saturating_sub(info.blocks_reserved) * block,
-                inodes: info.inodes,
-                inodes_free: info.inodes_free,
-            });
+        let (mut rows, mut code) = (Vec::new(), 0);
+        for (path, mount) in wanted {
+            match row(path, mount) {
+                Ok(row) => rows.push(row),
+                // The others can be shown all the same.
+                Err(failure) => {
+                    eprintln!("ferrite: {}", failure.message);
+                    code = FAILED;
+                }
+            }
         }
         if self.json {
             for row in &rows {
                 say_json(row)?;
             }
-            return Ok(0);
+            return Ok(code);
         }
         say(format!(
             "{:<32} {:>10} {:>10} {:>10} {:>12}  mounted on",
@@ -68,6 +71,20 @@ impl Df {
                 row.mounted_on.map_or("-".into(), |dir| dir.display().to_string())
             ));
         }
-        Ok(0)
+        Ok(code)
     }
+}
+
+fn row(path: PathBuf, mount: Option<MountPoint>) -> Result<Row, Failure> {
+    let info = info::gather(&path)?;
+    let block = u64::from(info.block_bytes);
+    Ok(Row {
+        pool: mount.as_ref().map_or(path, |mount| mount.pool.clone()),
+        mounted_on: mount.map(|mount| mount.dir),
+        size_bytes: info.blocks * block,
+        used_bytes: (info.blocks - info.blocks_free) * block,
+        available_bytes: info.blocks_free.saturating_sub(info.blocks_reserved) * block,
+        inodes: info.inodes,
+        inodes_free: info.inodes_free,
+    })
 }

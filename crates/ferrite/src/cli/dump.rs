@@ -1,13 +1,15 @@
 //! `ferrite dump`: a file as it lies on the medium.
 
+use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use ferrite_fs::{Engine, MountOptions, PageDump};
-use ferrite_pm::{Access, Region};
+use ferrite_fs::{Engine, PageDump};
 use ferrite_vfs::{Cred, Vfs};
 
-use super::{Failure, Outcome, about, control, mounts, say, say_json};
+use super::control::Request;
+use super::target::Target;
+use super::{FAILED, Failure, Outcome, say, say_json};
 
 /// Show a file's pages, their words and the entries of their logs
 #[derive(Debug, clap::Args)]
@@ -18,34 +20,27 @@ pub(crate) struct Dump {
     /// Pool, or a directory where one is mounted
     pool: PathBuf,
     /// File in the pool
-    path: String,
+    path: PathBuf,
     /// Print one JSON object a page
     #[arg(long)]
     json: bool,
 }
 
-/// Pages of the file at `path`.
-pub(crate) fn pages(engine: &Engine, path: &str) -> Result<Vec<PageDump>, Failure> {
+/// Pages of the file at `path`, whose names may have any bytes in them.
+pub(crate) fn pages(engine: &Engine, path: &[u8]) -> Result<Vec<PageDump>, Failure> {
     let attr = Vfs::new(Arc::new(engine.clone()), Cred::root())
-        .stat(format!("/{path}").as_bytes(), false)
-        .map_err(|error| Failure::new(super::FAILED, format!("{path}: {error}")))?;
+        .stat(&[b"/", path].concat(), false)
+        .map_err(|error| Failure::new(FAILED, format!("{}: {error}", String::from_utf8_lossy(path))))?;
     Ok(engine.dump(attr.ino)?)
 }
 
 impl Dump {
     pub(crate) fn run(self) -> Outcome {
-        let pool = mounts::find(&self.pool).map_or_else(|| self.pool.clone(), |mount| mount.pool);
-        let pages = match control::ask(&pool, &format!("dump {}", self.path))? {
+        let target = Target::new(&self.pool);
+        let path = self.path.as_os_str().as_bytes();
+        let pages = match target.ask(&Request::Dump(path.to_vec()))? {
             Some(pages) => pages,
-            None => {
-                let region = Region::open(&pool, Access::ReadOnlyPrivate)?;
-                let options = MountOptions {
-                    read_only: true,
-                    accept_power_loss: true,
-                    ..MountOptions::default()
-                };
-                pages(&Engine::mount(region, &options).map_err(about(&pool))?, &self.path)?
-            }
+            None => pages(&target.look()?, path)?,
         };
         for page in &pages {
             if self.json {

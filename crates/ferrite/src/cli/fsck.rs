@@ -18,6 +18,8 @@ const REPAIRED: u8 = 1;
 const ERRORS_LEFT: u8 = 4;
 /// The check could not be made.
 const CANNOT_CHECK: u8 = 8;
+/// The command line makes no sense.
+pub(crate) const WRONG_USAGE: u8 = 16;
 
 /// Check a pool, and repair it if asked to
 #[derive(Debug, clap::Args)]
@@ -29,12 +31,12 @@ A repair keeps all that is vouched for by a checksum or by two structures that a
 lost+found as #INODE; files whose content may be wrong go there as damaged-INODE, so that no program \
 takes them for sound. A crash in the middle of a repair does no harm: the next mount or fsck carries it to its end.
 
-Exit codes: 0 sound, 1 errors found and repaired, 4 errors left, 8 could not check, 2 wrong usage.")]
+Exit codes: 0 sound, 1 errors found and repaired, 4 errors left, 8 could not check, 16 wrong usage.")]
 pub(crate) struct Fsck {
-    /// Pool to check
+    /// Pool to check, or a directory where its mount died
     pool: PathBuf,
     /// Repair all that can be repaired
-    #[arg(long, visible_short_alias = 'y', conflicts_with = "no_changes")]
+    #[arg(long, visible_short_alias = 'y', conflicts_with_all = ["no_changes", "preen"])]
     repair: bool,
     /// Repair only if nothing is lost by it, as at boot; else say what a repair would do
     #[arg(short = 'p', visible_short_alias = 'a', conflicts_with = "no_changes")]
@@ -45,6 +47,24 @@ pub(crate) struct Fsck {
     /// Print the report as one line of JSON
     #[arg(long)]
     json: bool,
+    /// Do nothing, and say that all is well, if the pool is mounted
+    #[arg(short = 'M')]
+    skip_mounted: bool,
+    /// Check although the pool seems sound; that is always done
+    #[arg(short = 'f', hide = true)]
+    force: bool,
+    /// Say more; the report is whole anyway
+    #[arg(short = 'V', hide = true)]
+    wordy: bool,
+    /// Show how far it is, which is done on a terminal
+    #[arg(short = 'C', hide = true, value_name = "FD", allow_negative_numbers = true)]
+    progress: Option<i32>,
+    /// Say how long it took, as fsck(8) does itself
+    #[arg(short = 'r', hide = true)]
+    statistics: bool,
+    /// Show no title; there is none
+    #[arg(short = 'T', hide = true)]
+    no_title: bool,
 }
 
 /// A bar on a terminal, for phases that tell how far they are.
@@ -61,7 +81,16 @@ fn progress_bar() -> ProgressBar {
 }
 
 impl Fsck {
-    pub(crate) fn run(self) -> Outcome {
+    pub(crate) fn run(mut self) -> Outcome {
+        if let Some(mount) = mounts::find(&self.pool) {
+            // As long as a daemon has the pool, opening it says so.
+            self.pool = mount.pool;
+            if self.skip_mounted {
+                return Ok(CLEAN);
+            }
+        } else if self.pool.is_dir() {
+            return Err(self.cannot(&"no pool is mounted there; name the pool itself"));
+        }
         match self.repair || self.preen {
             true => self.mend(),
             false => self.check(),

@@ -1,12 +1,14 @@
 //! `ferrite info`: what a pool is made of, and what happens in it.
 
 use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
 
-use ferrite_fs::{Engine, MountOptions, PoolInfo};
-use ferrite_pm::{Access, Region};
+use ferrite_fs::{Mapping, PoolInfo};
 
+use super::control::Request;
 use super::size::human;
-use super::{Failure, Outcome, about, control, mounts, say, say_json};
+use super::target::Target;
+use super::{Failure, Outcome, say, say_json};
 
 /// Findings of damage that are shown; `ferrite fsck` shows all.
 const FINDINGS_SHOWN: usize = 10;
@@ -26,17 +28,11 @@ pub(crate) struct Info {
 
 /// Information about a pool, from its daemon or from the pool itself.
 pub(crate) fn gather(path: &Path) -> Result<PoolInfo, Failure> {
-    let pool = mounts::find(path).map_or_else(|| path.to_path_buf(), |mount| mount.pool);
-    if let Some(info) = control::info(&pool)? {
-        return Ok(info);
+    let target = Target::new(path);
+    match target.ask(&Request::Info)? {
+        Some(info) => Ok(info),
+        None => Ok(target.look()?.info()),
     }
-    let region = Region::open(&pool, Access::ReadOnlyPrivate)?;
-    let options = MountOptions {
-        read_only: true,
-        accept_power_loss: true,
-        ..MountOptions::default()
-    };
-    Ok(Engine::mount(region, &options).map_err(about(&pool))?.info())
 }
 
 impl Info {
@@ -77,14 +73,7 @@ fn print(info: &PoolInfo) {
     );
     line("inodes", format!("{} of {} free", info.inodes_free, info.inodes));
     line("names", format!("{} of {} free", info.names_free, info.names));
-    line(
-        "mapping",
-        format!(
-            "{:?}, {} of {} slots free",
-            info.mapping, info.map_slots_free, info.map_slots
-        )
-        .to_lowercase(),
-    );
+    line("mapping", mapping(info));
     line(
         "data checksums",
         match info.data_checksum {
@@ -92,10 +81,7 @@ fn print(info: &PoolInfo) {
             false => "no".into(),
         },
     );
-    line(
-        "pages",
-        format!("{}, {:.1} % of them at home", info.pages, info.pages_at_home_percent),
-    );
+    line("pages", pages(info));
     line(
         "page logs",
         format!(
@@ -141,6 +127,25 @@ fn print(info: &PoolInfo) {
     if let Some(failure) = &info.failed {
         line("READ-ONLY", failure.clone());
     }
+    if !info.runtime_findings.is_empty() {
+        line(
+            "FOUND SINCE",
+            format!("damage was met {} times since the mount:", info.runtime_findings_total),
+        );
+        // The newest are the ones to look at.
+        for finding in info.runtime_findings.iter().rev().take(FINDINGS_SHOWN) {
+            line(
+                "",
+                format!(
+                    "{} ({} times, last {} ago)",
+                    finding.what,
+                    finding.count,
+                    ago(finding.last_s)
+                ),
+            );
+        }
+    }
+    line("last scrub", last_scrub(info));
     line(
         "memory",
         format!(
@@ -165,4 +170,45 @@ fn print(info: &PoolInfo) {
             human(info.bytes_streamed)
         ),
     );
+}
+
+/// Trees have no slots to run out of.
+fn mapping(info: &PoolInfo) -> String {
+    match info.map_slots {
+        0 => info.mapping.name().into(),
+        slots => format!("{}, {} of {slots} slots free", info.mapping.name(), info.map_slots_free),
+    }
+}
+
+/// Only HashFS has a home for each page; with damage pages are counted another way, which does not look where they are.
+fn pages(info: &PoolInfo) -> String {
+    match info.mapping == Mapping::Hashfs && info.pages > 0 && info.damage.is_empty() {
+        true => format!("{}, {:.1} % of them at home", info.pages, info.pages_at_home_percent),
+        false => info.pages.to_string(),
+    }
+}
+
+fn last_scrub(info: &PoolInfo) -> String {
+    match &info.last_scrub {
+        None => "none since the mount".into(),
+        Some(scrub) => format!(
+            "{} ago: {} inodes, {} pages of data, {} looked at, {} damaged",
+            ago(scrub.ended_s),
+            scrub.inodes,
+            scrub.pages,
+            human(scrub.bytes),
+            scrub.findings
+        ),
+    }
+}
+
+/// How long ago that was, in the largest unit that fits; a clock that was set back makes it now.
+fn ago(seconds_since_1970: i64) -> String {
+    let then = SystemTime::UNIX_EPOCH + Duration::from_secs(seconds_since_1970.max(0) as u64);
+    match then.elapsed().unwrap_or_default().as_secs() {
+        seconds @ 0..120 => format!("{seconds} s"),
+        seconds @ 120..7200 => format!("{} min", seconds / 60),
+        seconds @ 7200..172_800 => format!("{} h", seconds / 3600),
+        seconds => format!("{} days", seconds / 86_400),
+    }
 }

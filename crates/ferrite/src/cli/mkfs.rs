@@ -5,7 +5,7 @@ use std::os::unix::fs::{FileExt, FileTypeExt};
 use std::path::{Path, PathBuf};
 
 use clap::builder::{PossibleValuesParser, TypedValueParser};
-use ferrite_fs::{Mapping, MkfsOptions};
+use ferrite_fs::{EngineError, Mapping, MkfsOptions};
 use ferrite_pm::Region;
 
 use super::{FAILED, Failure, Outcome, USAGE, about, say, size};
@@ -74,7 +74,10 @@ impl Mkfs {
         };
         let existed = self.pool.exists();
         let region = Region::create(&self.pool, size_bytes)?;
-        let made = ferrite_fs::mkfs(&region, &options).map_err(about(&self.pool));
+        let made = ferrite_fs::mkfs(&region, &options).map_err(|error| match &error {
+            EngineError::Options(_) => Failure::new(USAGE, error.to_string()).of(&self.pool),
+            _ => about(&self.pool)(error),
+        });
         if made.is_err() && !existed {
             // Nothing was there before, so nothing is left behind.
             let _ = std::fs::remove_file(&self.pool);
@@ -134,6 +137,13 @@ fn refuse_to_overwrite(pool: &Path) -> Result<(), Failure> {
         return Err(Failure::new(
             FAILED,
             format!("{}: is a directory; name a file in it", pool.display()),
+        ));
+    }
+    if metadata.file_type().is_fifo() {
+        // To open it would be to wait for a writer.
+        return Err(Failure::new(
+            FAILED,
+            format!("{}: is a named pipe; name a file or a DAX device", pool.display()),
         ));
     }
     let file = File::open(pool).map_err(about(pool))?;

@@ -12,11 +12,13 @@ mod dump;
 mod fsck;
 mod info;
 mod lab;
+mod log;
 mod mkfs;
 mod mount;
 mod mounts;
 mod scrub;
 mod size;
+mod target;
 mod umount;
 
 use std::ffi::OsString;
@@ -46,6 +48,12 @@ impl Failure {
             message: message.into(),
             code,
         }
+    }
+
+    /// Adds the path it is about.
+    pub(crate) fn of(mut self, path: &Path) -> Self {
+        self.message = format!("{}: {}", path.display(), self.message);
+        self
     }
 }
 
@@ -111,17 +119,35 @@ enum Command {
 
 /// Runs the command the process was started with.
 pub(crate) fn main() -> ExitCode {
-    let arguments = match Arguments::try_parse_from(by_helper_name(std::env::args_os().collect())) {
+    let words = by_helper_name(std::env::args_os().collect());
+    let wrong_usage = code_of_wrong_usage(&words);
+    let arguments = match Arguments::try_parse_from(words) {
         Ok(arguments) => arguments,
         Err(error) => {
             let _ = error.print();
-            return ExitCode::from(if error.use_stderr() { USAGE } else { 0 });
+            return ExitCode::from(if error.use_stderr() { wrong_usage } else { 0 });
         }
     };
-    log_to_stderr(arguments.verbose);
-    let outcome = match arguments.command {
+    log::start(arguments.verbose);
+    // Nothing of what a command had is looked at after it ended this way.
+    let ended = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| run(arguments)));
+    let outcome = ended.unwrap_or_else(|why| match why.is::<NobodyReads>() {
+        true => Ok(0),
+        false => std::panic::resume_unwind(why),
+    });
+    match outcome {
+        Ok(code) => ExitCode::from(code),
+        Err(failure) => {
+            eprintln!("ferrite: {}", failure.message);
+            ExitCode::from(failure.code)
+        }
+    }
+}
+
+fn run(arguments: Arguments) -> Outcome {
+    match arguments.command {
         Command::Mkfs(command) => command.run(),
-        Command::Mount(command) => command.run(),
+        Command::Mount(command) => command.run(arguments.verbose),
         Command::Umount(command) => command.run(),
         Command::Info(command) => command.run(),
         Command::Dump(command) => command.run(),
@@ -132,28 +158,19 @@ pub(crate) fn main() -> ExitCode {
         Command::Bench(command) => command.run(),
         Command::Lab(command) => command.run(),
         Command::Demo(command) => command.run(),
-    };
-    match outcome {
-        Ok(code) => ExitCode::from(code),
-        Err(failure) => {
-            eprintln!("ferrite: {}", failure.message);
-            ExitCode::from(failure.code)
-        }
     }
 }
 
-fn log_to_stderr(verbose: u8) {
-    let level = match verbose {
-        0 => tracing::Level::ERROR,
-        1 => tracing::Level::INFO,
-        _ => tracing::Level::DEBUG,
-    };
-    // A second call, in tests, finds a subscriber in place; that one will do.
-    let _ = tracing_subscriber::fmt()
-        .with_max_level(level)
-        .with_writer(std::io::stderr)
-        .without_time()
-        .try_init();
+/// What a command exits with that was called wrongly. From fsck(8) callers understand 2 as a wish to restart the machine.
+fn code_of_wrong_usage(words: &[OsString]) -> u8 {
+    let command = words
+        .iter()
+        .skip(1)
+        .find(|word| !word.as_encoded_bytes().starts_with(b"-"));
+    match command {
+        Some(command) if command == "fsck" => fsck::WRONG_USAGE,
+        _ => USAGE,
+    }
 }
 
 /// `mkfs.ferrite POOL` and its kin, as mount(8), fsck(8) and mkfs(8) call them, become `ferrite mkfs POOL`.
@@ -173,13 +190,18 @@ fn by_helper_name(mut arguments: Vec<OsString>) -> Vec<OsString> {
     arguments
 }
 
-/// Prints a line to standard output. A reader that went away (`| head`) is no failure.
+/// What unwinds the stack when nobody reads standard output any more.
+struct NobodyReads;
+
+/// Prints a line to standard output. A reader that went away (`| head`) is no failure: the command ends in order, and what it made for
+/// the time of its work is removed.
 pub(crate) fn say(line: impl std::fmt::Display) {
     use std::io::Write;
     if let Err(error) = writeln!(std::io::stdout(), "{line}")
         && error.kind() == std::io::ErrorKind::BrokenPipe
     {
-        std::process::exit(0);
+        // Unlike a panic this calls no hook, and `main` takes it for what it is.
+        std::panic::resume_unwind(Box::new(NobodyReads));
     }
 }
 
@@ -205,6 +227,9 @@ mod tests {
         let run = |words: &[&str]| by_helper_name(words.iter().map(OsString::from).collect());
         assert_eq!(run(&["/sbin/mount.ferrite", "pool", "dir"])[1], "mount");
         assert_eq!(run(&["mkfs.ferrite", "pool"])[1], "mkfs");
+        assert_eq!(code_of_wrong_usage(&run(&["/sbin/fsck.ferrite", "--what"])), 16);
+        assert_eq!(code_of_wrong_usage(&run(&["ferrite", "-v", "fsck", "--what"])), 16);
+        assert_eq!(code_of_wrong_usage(&run(&["ferrite", "scrub", "fsck"])), 2);
         assert_eq!(run(&["/usr/bin/ferrite", "df"]), ["/usr/bin/ferrite", "df"]);
     }
 }

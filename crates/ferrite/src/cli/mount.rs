@@ -6,20 +6,23 @@
 
 use std::fs::{File, OpenOptions};
 use std::io::{BufRead, BufReader, Read, Seek, Write};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
-use ferrite_fs::{AtimePolicy, Engine, MountOptions, identify};
+use ferrite_fs::{AtimePolicy, Engine, MountOptions};
 use ferrite_fuse::{FuseOptions, Unmounter};
 use ferrite_pm::{Access, PmError, Region};
 use ferrite_vfs::FileSystem;
 use ferrite_vfs::trace::{Recorder, Traced};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
-use super::{FAILED, Failure, Outcome, USAGE, about, control, mounts, say};
+use super::control::{self, Request};
+use super::target::{Target, not_mounted};
+use super::{FAILED, Failure, Outcome, USAGE, about, log, mounts, scrub};
 
 /// Mount a pool on a directory
 #[derive(Debug, clap::Args)]
@@ -37,7 +40,8 @@ Options for -o:
   fold_reads=N         a read that walked N entries of a page's log folds it; 0: never [default: 4]
   cleaner=off          leave page logs to reads and writes, and to operations that find no space
   logs=off             copy a page for every unaligned write instead of logging it
-  scrub=MIB            look for damage once a day, reading MIB MiB a second; what is found goes to the log
+  scrub=MIB            look for damage once a day, reading MIB MiB a second; what is found goes to the log, and `ferrite info` shows it
+  log=FILE             as --log
   threads=N            serve with N threads [default: one a CPU]
   trace=FILE           record which parts of which files are written (no names, no content); a trace that is there is replaced
   defaults, nofail, _netdev, noauto, user, x-*  are accepted, as /etc/fstab has them
@@ -55,7 +59,7 @@ pub(crate) struct Mount {
     /// Stay in the foreground
     #[arg(short, long)]
     foreground: bool,
-    /// Append the daemon's log to this file
+    /// Append the log to this file [default: a daemon's goes to syslog]
     #[arg(long, value_name = "FILE")]
     log: Option<PathBuf>,
     /// Tolerate options that are not known, as mount(8) asks for
@@ -81,9 +85,11 @@ struct Options {
     scrub: Option<u64>,
     /// Where writes are recorded.
     trace: Option<PathBuf>,
+    /// Where the log goes.
+    log: Option<PathBuf>,
 }
 
-/// Opens a file for a trace. What is no trace is not overwritten: the name may be a mistake.
+/// Opens a file for a trace, and leaves what is in it until [`empty`] is called. What is no trace is refused: the name may be a mistake.
 fn open_trace(path: &Path) -> Result<File, Failure> {
     let open = || -> std::io::Result<Option<File>> {
         let file = OpenOptions::new()
@@ -91,15 +97,17 @@ fn open_trace(path: &Path) -> Result<File, Failure> {
             .write(true)
             .create(true)
             .truncate(false)
+            .custom_flags(libc::O_NONBLOCK)
             .open(path)?;
+        if !file.metadata()?.is_file() {
+            return Ok(None);
+        }
         let mut start = Vec::new();
         const MARK: &str = "ferrite-trace ";
         (&file).take(MARK.len() as u64).read_to_end(&mut start)?;
         if !start.is_empty() && start != MARK.as_bytes() {
             return Ok(None);
         }
-        file.set_len(0)?;
-        (&file).rewind()?;
         Ok(Some(file))
     };
     open().map_err(about(path))?.ok_or_else(|| {
@@ -109,6 +117,13 @@ fn open_trace(path: &Path) -> Result<File, Failure> {
             format!("{path}: is there and holds no trace; choose another name for `trace=`, or remove it"),
         )
     })
+}
+
+/// Makes room for a new trace.
+fn empty(trace: &File) -> std::io::Result<()> {
+    trace.set_len(0)?;
+    let mut trace = trace;
+    trace.rewind()
 }
 
 /// Looks for damage once a day, until the process ends.
@@ -145,8 +160,8 @@ fn parse(words: &[String], sloppy: bool) -> Result<Options, Failure> {
         suid_dev: root,
         ..FuseOptions::default()
     };
-    let (mut scrub, mut trace) = (None, None);
-    let mut remount = false;
+    let (mut daily, mut trace, mut log) = (None, None, None);
+    let (mut remount, mut clean_high) = (false, None);
     for word in words {
         match word.as_str() {
             "ro" => engine.read_only = true,
@@ -188,11 +203,13 @@ fn parse(words: &[String], sloppy: bool) -> Result<Options, Failure> {
             "logs=on" => engine.cow_only = false,
             word => match word.split_once('=') {
                 Some(("threads", value)) => fuse.threads = number(word, value, 1, 256)?,
-                Some(("scrub", value)) => scrub = Some((number(word, value, 1, 100_000)? as u64) << 20),
+                Some(("scrub", value)) => daily = Some(number(word, value, 1, scrub::MIB_MAX as usize)? as u64),
                 Some(("clean_low", value)) => engine.clean_low_percent = number(word, value, 0, 90)? as u8,
-                Some(("clean_high", value)) => engine.clean_high_percent = number(word, value, 0, 90)? as u8,
+                Some(("clean_high", value)) => clean_high = Some(number(word, value, 0, 90)? as u8),
                 Some(("trace", "")) => return Err(Failure::new(USAGE, "`trace=`: give a file")),
                 Some(("trace", value)) => trace = Some(PathBuf::from(value)),
+                Some(("log", "")) => return Err(Failure::new(USAGE, "`log=`: give a file")),
+                Some(("log", value)) => log = Some(PathBuf::from(value)),
                 Some(("fold_reads", value)) => engine.fold_read_entries = number(word, value, 0, 1000)? as u32,
                 _ if sloppy => {}
                 _ => {
@@ -204,8 +221,15 @@ fn parse(words: &[String], sloppy: bool) -> Result<Options, Failure> {
             },
         }
     }
-    if engine.clean_high_percent < engine.clean_low_percent {
-        engine.clean_high_percent = engine.clean_low_percent;
+    let low = engine.clean_low_percent;
+    // One that was not asked for follows the other.
+    let high = clean_high.unwrap_or(engine.clean_high_percent.max(low));
+    engine.clean_high_percent = high;
+    if low > high {
+        return Err(Failure::new(
+            USAGE,
+            format!("clean_low={low} is above clean_high={high}: the cleaner works from below the one up to the other"),
+        ));
     }
     fuse.read_only = engine.read_only;
     fuse.noatime = engine.atime == AtimePolicy::Never;
@@ -213,29 +237,57 @@ fn parse(words: &[String], sloppy: bool) -> Result<Options, Failure> {
         remount,
         engine,
         fuse,
-        scrub,
+        scrub: daily.map(scrub::bytes),
         trace,
+        log,
     })
 }
 
 impl Mount {
-    pub(crate) fn run(self) -> Outcome {
+    /// `verbose` is how much the daemon's log is to tell.
+    pub(crate) fn run(self, verbose: u8) -> Outcome {
         let options = parse(&self.options, self.sloppy)?;
         if self.fake {
             return Ok(0);
         }
         if options.remount {
-            ferrite_fuse::remount(&self.dir, options.engine.read_only)?;
+            self.remount(options.engine.read_only)?;
             return Ok(0);
         }
         if self.foreground || self.daemon {
             self.serve(options)
         } else {
-            self.start_daemon()
+            self.start_daemon(verbose)
         }
     }
 
-    fn start_daemon(self) -> Outcome {
+    fn remount(&self, read_only: bool) -> Result<(), Failure> {
+        let mount = mounts::on(&self.dir).ok_or_else(|| not_mounted(&self.dir))?;
+        if !is_same(&absolute(&self.pool)?, &mount.pool) {
+            return Err(Failure::new(
+                FAILED,
+                format!(
+                    "{}: {} is mounted there, not {}",
+                    self.dir.display(),
+                    mount.pool.display(),
+                    self.pool.display()
+                ),
+            ));
+        }
+        if !read_only && Target::new(&self.dir).ask(&Request::IsReadOnly)? == Some(true) {
+            return Err(Failure::new(
+                FAILED,
+                format!(
+                    "{}: its daemon has the pool read-only for as long as it lives, since it was mounted with `ro`, is damaged or has failed \
+                     (`ferrite info` says so); unmount it, and mount it again without `ro`",
+                    self.dir.display()
+                ),
+            ));
+        }
+        Ok(ferrite_fuse::remount(&self.dir, read_only)?)
+    }
+
+    fn start_daemon(self, verbose: u8) -> Outcome {
         let mut command = Command::new(std::env::current_exe()?);
         command
             .arg("mount")
@@ -251,6 +303,7 @@ impl Mount {
         if let Some(log) = &self.log {
             command.arg("--log").arg(absolute(log)?);
         }
+        command.args((0..verbose).map(|_| "-v"));
         command.stdin(Stdio::null()).stdout(Stdio::piped()).process_group(0);
         let mut daemon = command.spawn()?;
         let mut line = String::new();
@@ -277,6 +330,12 @@ impl Mount {
 
     fn serve(self, mut options: Options) -> Outcome {
         let pool = absolute(&self.pool)?;
+        // Before the pool is looked at, so that the log has all that is found. And before the mount, which may hide the file's directory.
+        match self.log.as_ref().or(options.log.as_ref()) {
+            Some(path) => log::keep_in(path)?,
+            None if self.daemon => log::tell_syslog(&pool),
+            None => {}
+        }
         let access = if options.engine.read_only {
             Access::ReadOnlyPrivate
         } else {
@@ -292,49 +351,83 @@ impl Mount {
             },
             error => error.into(),
         })?;
-        let uuid = identify(&region).map_err(about(&pool))?.uuid;
+        let file = std::fs::metadata(&pool).map_err(about(&pool))?;
         let engine = Engine::mount(region, &options.engine).map_err(about(&pool))?;
         warn_of_damage(&engine, &pool, &self.dir);
         options.fuse.read_only |= engine.is_read_only();
         options.fuse.source = pool.display().to_string();
         options.fuse.durable_operations = true;
         // Before the mount, which may hide the file's directory, and while relative names still mean what the user meant.
-        let recorder = match &options.trace {
-            Some(path) => Some(Arc::new(Recorder::new(Box::new(open_trace(path)?)))),
-            None => None,
-        };
+        let trace = options.trace.as_deref().map(open_trace).transpose()?;
+        let sink = trace.as_ref().map(File::try_clone).transpose()?;
+        let recorder = sink.map(|sink| Arc::new(Recorder::new(Box::new(sink))));
         let fs: Arc<dyn FileSystem> = match &recorder {
             Some(recorder) => Arc::new(Traced::new(engine.clone(), Arc::clone(recorder))),
             None => Arc::new(engine.clone()),
         };
-        let mut mounted = ferrite_fuse::mount(fs, &self.dir, &options.fuse)?;
-        end_on_signal(mounted.unmounter())?;
-        let server = control::Server::start(uuid, engine.clone());
+        let dir = absolute(&self.dir)?;
+        let null = OpenOptions::new().read(true).write(true).open("/dev/null")?;
+        let mut mounted = ferrite_fuse::mount(fs, &dir, &options.fuse)?;
+        let unmounter = mounted.unmounter();
+        let server = control::Server::start(&file, mounts::with_path(&dir).as_ref(), engine.clone());
         if let Err(error) = &server {
             tracing::warn!(%error, "no control socket: `ferrite info` cannot ask this daemon");
         }
-        if self.daemon {
-            say("ready");
-            detach(self.log.as_deref())?;
-        }
-        if let Some(bytes_per_second) = options.scrub {
-            scrub_daily(engine.clone(), bytes_per_second)?;
-        }
-        let served = mounted.serve();
+        // All that may fail comes before anybody is told that the mount is there.
+        let started = end_on_signal(unmounter.clone())
+            .and_then(|()| match options.scrub {
+                Some(bytes_per_second) => scrub_daily(engine.clone(), bytes_per_second),
+                None => Ok(()),
+            })
+            .and_then(|()| match (&trace, &options.trace) {
+                (Some(file), Some(path)) => empty(file).map_err(about(path)),
+                _ => Ok(()),
+            })
+            .and_then(|()| match self.daemon {
+                true => detach(&null),
+                false => Ok(()),
+            });
+        let ended = match started {
+            Ok(()) => {
+                tracing::info!(pool = %pool.display(), dir = %dir.display(), "mounted");
+                mounted.serve().map_err(Failure::from)
+            }
+            Err(failure) => {
+                // Or a mount would stay that nobody serves.
+                let _ = unmounter.unmount();
+                Err(failure)
+            }
+        };
         drop(server);
-        // A trace that failed must not keep the pool from being closed in order.
-        let recorded = recorder.map_or(Ok(()), |recorder| recorder.finish());
-        engine.unmount()?;
-        served?;
-        recorded.map_err(|error| {
-            let path = options.trace.unwrap_or_default();
-            Failure::new(
-                FAILED,
-                format!("{}: the trace is not complete: {error}", path.display()),
-            )
-        })?;
-        Ok(0)
+        let ended = close(&engine, ended, recorder.as_deref(), options.trace.as_deref());
+        match &ended {
+            // Nobody else is there to be told.
+            Err(failure) if self.daemon => tracing::error!("{}", failure.message),
+            Err(_) => {}
+            Ok(()) => tracing::info!("unmounted"),
+        }
+        ended.map(|()| 0)
     }
+}
+
+/// Ends a trace and closes the pool, whatever became of the mount; tells the first error.
+fn close(
+    engine: &Engine,
+    served: Result<(), Failure>,
+    recorder: Option<&Recorder>,
+    trace: Option<&Path>,
+) -> Result<(), Failure> {
+    // A trace that failed must not keep the pool from being closed in order.
+    let recorded = recorder.map_or(Ok(()), Recorder::finish);
+    engine.unmount()?;
+    served?;
+    recorded.map_err(|error| {
+        let path = trace.unwrap_or(Path::new("trace"));
+        Failure::new(
+            FAILED,
+            format!("{}: the trace is not complete: {error}", path.display()),
+        )
+    })
 }
 
 /// Tells whoever mounts a damaged pool; the log has every finding.
@@ -372,25 +465,23 @@ fn end_on_signal(unmounter: Unmounter) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Lets go of the terminal that started us.
-fn detach(log: Option<&Path>) -> Result<(), Failure> {
-    std::io::stdout().flush()?;
+/// Tells whoever started us that the mount answers, and lets go of them and their terminal.
+fn detach(null: &File) -> Result<(), Failure> {
     let _ = rustix::process::setsid();
     std::env::set_current_dir("/")?;
-    let null = OpenOptions::new().read(true).write(true).open("/dev/null")?;
-    rustix::stdio::dup2_stdout(&null)?;
-    match log {
-        Some(log) => {
-            let log_file = OpenOptions::new()
-                .create(true)
-                .append(true)
-                .open(log)
-                .map_err(about(log))?;
-            rustix::stdio::dup2_stderr(&log_file)?;
-        }
-        None => rustix::stdio::dup2_stderr(&null)?,
-    }
+    // They may be gone already; the mount stays.
+    let mut stdout = std::io::stdout();
+    let _ = writeln!(stdout, "ready").and_then(|()| stdout.flush());
+    rustix::stdio::dup2_stdout(null)?;
+    rustix::stdio::dup2_stderr(null)?;
+    log::leave_stderr();
     Ok(())
+}
+
+/// Whether two names are of one pool: they are alike, or lead to the same file.
+fn is_same(one: &Path, other: &Path) -> bool {
+    let file = |path| std::fs::metadata(path).map(|found| (found.dev(), found.ino()));
+    one == other || matches!((file(one), file(other)), (Ok(one), Ok(other)) if one == other)
 }
 
 #[cfg(test)]
@@ -412,6 +503,19 @@ mod tests {
         assert!(parse(&words("threads=0"), false).is_err());
         assert!(parse(&words("colour=red"), true).is_ok(), "mount -s tolerates it");
         assert!(parse(&words("trace="), true).is_err());
+        assert_eq!(
+            parse(&words("log=/var/log/ferrite"), false).unwrap().log,
+            Some("/var/log/ferrite".into())
+        );
+        assert!(parse(&words("log="), true).is_err());
+        let failure = parse(&words("clean_low=20,clean_high=10"), true).err().unwrap();
+        assert!(failure.message.contains("clean_low=20") && failure.message.contains("clean_high=10"));
+        assert_eq!(
+            parse(&words("clean_low=11"), false).unwrap().engine.clean_high_percent,
+            11
+        );
+        assert!(parse(&words("clean_high=4"), false).is_err(), "the other one is 5");
+        assert!(parse(&words("clean_low=10,clean_high=10"), false).is_ok());
         let options = parse(&words("rw,relatime,user_id=0,group_id=0,allow_other,remount,ro"), false).unwrap();
         assert!(options.remount && options.engine.read_only);
         assert!(!parse(&words("ro,remount,rw"), false).unwrap().engine.read_only);
@@ -423,8 +527,15 @@ mod tests {
         let path = dir.path().join("file");
         drop(open_trace(&path).unwrap());
         std::fs::write(&path, "ferrite-trace 1\nf 7 0\n").unwrap();
-        drop(open_trace(&path).unwrap());
-        assert_eq!(std::fs::read(&path).unwrap(), b"");
+        let mut trace = open_trace(&path).unwrap();
+        assert_eq!(
+            std::fs::read(&path).unwrap().len(),
+            22,
+            "it is there until the mount is"
+        );
+        empty(&trace).unwrap();
+        trace.write_all(b"new").unwrap();
+        assert_eq!(std::fs::read(&path).unwrap(), b"new");
         for text in ["root:x:0:0", "ferrite"] {
             std::fs::write(&path, text).unwrap();
             let failure = open_trace(&path).err().unwrap();

@@ -13,6 +13,8 @@ pub(crate) struct MountPoint {
     pub(crate) pool: PathBuf,
     /// Where it is mounted.
     pub(crate) dir: PathBuf,
+    /// Number of the device that the kernel made for the mount, as `major:minor`. No other mount of this machine has it meanwhile.
+    pub(crate) device: String,
 }
 
 /// All mounted pools.
@@ -25,12 +27,13 @@ fn parse(mountinfo: &[u8]) -> Vec<MountPoint> {
         .split(|&byte| byte == b'\n')
         .filter_map(|line| {
             let mut fields = line.split(|&byte| byte == b' ');
-            let dir = fields.nth(4)?;
+            let (device, dir) = (fields.nth(2)?, fields.nth(1)?);
             let mut behind_dash = fields.skip_while(|field| *field != b"-").skip(1);
             let (fs_type, source) = (behind_dash.next()?, behind_dash.next()?);
             (fs_type == FS_TYPE).then(|| MountPoint {
                 pool: unescape(source),
                 dir: unescape(dir),
+                device: String::from_utf8_lossy(device).into_owned(),
             })
         })
         .collect()
@@ -57,19 +60,42 @@ fn unescape(field: &[u8]) -> PathBuf {
     PathBuf::from(std::ffi::OsString::from_vec(bytes))
 }
 
-/// The mount a path names: its pool, or its mount point.
+/// The mount on a directory, or of a pool, that a path names.
 pub(crate) fn find(path: &Path) -> Option<MountPoint> {
-    // A dead mount cannot be resolved, so its path is compared as it was given, too.
-    let canonical = std::fs::canonicalize(path).unwrap_or_else(|_| path.to_path_buf());
-    let same = |other: &Path| {
-        [path, &canonical]
+    let path = Names::of(path);
+    newest(|mount| path.has(&mount.dir) || path.has(&mount.pool))
+}
+
+/// The mount on a directory.
+pub(crate) fn on(dir: &Path) -> Option<MountPoint> {
+    let dir = Names::of(dir);
+    newest(|mount| dir.has(&mount.dir))
+}
+
+/// The mount on a directory that has this very path. Asks nothing of the mount, so its daemon may call this before it serves.
+pub(crate) fn with_path(dir: &Path) -> Option<MountPoint> {
+    newest(|mount| mount.dir.as_os_str() == dir.as_os_str())
+}
+
+fn newest(wanted: impl Fn(&MountPoint) -> bool) -> Option<MountPoint> {
+    all().into_iter().rev().find(wanted)
+}
+
+/// A path as it was given, and as it is resolved. A dead mount cannot be resolved, so both count.
+struct Names([PathBuf; 2]);
+
+impl Names {
+    fn of(path: &Path) -> Names {
+        let given = std::path::absolute(path).unwrap_or_else(|_| path.to_path_buf());
+        let resolved = std::fs::canonicalize(path).unwrap_or_else(|_| given.clone());
+        Names([given, resolved])
+    }
+
+    fn has(&self, path: &Path) -> bool {
+        self.0
             .iter()
-            .any(|p| p.as_os_str().as_bytes() == other.as_os_str().as_bytes())
-    };
-    all()
-        .into_iter()
-        .rev()
-        .find(|mount| same(&mount.dir) || same(&mount.pool))
+            .any(|name| name.as_os_str().as_bytes() == path.as_os_str().as_bytes())
+    }
 }
 
 #[cfg(test)]
@@ -83,6 +109,7 @@ mod tests {
         let expected = MountPoint {
             pool: "/dev/shm/my pool".into(),
             dir: "/mnt/a b".into(),
+            device: "0:50".into(),
         };
         assert_eq!(parse(text), [expected]);
     }

@@ -2,13 +2,16 @@
 
 use std::path::PathBuf;
 
-use ferrite_fs::{Engine, MountOptions, ScrubReport};
-use ferrite_pm::{Access, Region};
+use ferrite_fs::ScrubReport;
 
-use super::{Failure, Outcome, about, control, mounts, say, say_json};
+use super::control::Request;
+use super::target::Target;
+use super::{Outcome, say, say_json};
 
 /// All checksums are right.
 const SOUND: u8 = 0;
+/// The fastest that can be asked for, in MiB a second.
+pub(crate) const MIB_MAX: u64 = 1_000_000;
 /// Damage was found.
 const DAMAGED: u8 = 4;
 
@@ -23,30 +26,26 @@ Exit codes: 0 sound, 1 could not look, 4 damage was found, 2 wrong usage.")]
 pub(crate) struct Scrub {
     /// Pool, or a directory where one is mounted
     pool: PathBuf,
-    /// Read at most so many MiB a second
-    #[arg(long, value_name = "MIB")]
-    limit: Option<u64>,
+    /// Read at most so many MiB a second; 0: as fast as it goes
+    #[arg(long, value_name = "MIB", default_value_t = 0, value_parser = clap::value_parser!(u64).range(0..=MIB_MAX))]
+    limit: u64,
     /// Print the report as one line of JSON
     #[arg(long)]
     json: bool,
 }
 
+/// Bytes of so many MiB, which are no more than [`MIB_MAX`].
+pub(crate) fn bytes(mib: u64) -> u64 {
+    mib.min(MIB_MAX) << 20
+}
+
 impl Scrub {
     pub(crate) fn run(self) -> Outcome {
-        let pool = mounts::find(&self.pool).map_or_else(|| self.pool.clone(), |mount| mount.pool);
-        let limit = self.limit.map(|mib| mib << 20);
-        let request = format!("scrub {}", limit.unwrap_or(0));
-        let report: ScrubReport = match control::ask_patiently(&pool, &request)? {
+        let target = Target::new(&self.pool);
+        let limit = bytes(self.limit);
+        let report: ScrubReport = match target.ask_patiently(&Request::Scrub(limit))? {
             Some(report) => report,
-            None => {
-                let region = Region::open(&pool, Access::ReadOnlyPrivate)?;
-                let options = MountOptions {
-                    read_only: true,
-                    accept_power_loss: true,
-                    ..MountOptions::default()
-                };
-                Engine::mount(region, &options).map_err(about(&pool))?.scrub(limit)?
-            }
+            None => target.look()?.scrub(Some(limit))?,
         };
         if self.json {
             say_json(&report)?;
@@ -54,7 +53,7 @@ impl Scrub {
             report.findings.iter().for_each(say);
             say(format!(
                 "{}: {}; {} inodes, {} names, {} log entries, {} looked at",
-                pool.display(),
+                target.pool().display(),
                 match report.findings.len() {
                     0 => "sound".to_string(),
                     n => format!("{n} damaged, see `ferrite fsck --help`"),
@@ -70,12 +69,4 @@ impl Scrub {
         }
         Ok(if report.findings.is_empty() { SOUND } else { DAMAGED })
     }
-}
-
-/// The daemon's side: `limit` is bytes a second, 0 for none.
-pub(crate) fn report(engine: &Engine, limit: &str) -> Result<ScrubReport, Failure> {
-    let limit: u64 = limit
-        .parse()
-        .map_err(|_| Failure::new(super::FAILED, format!("`{limit}` is no number of bytes")))?;
-    Ok(engine.scrub((limit > 0).then_some(limit))?)
 }

@@ -1,11 +1,16 @@
 //! A pool on a real mount, for the tests that need one; gone when dropped, whatever happened.
 #![allow(dead_code, reason = "each test binary uses its part")]
 
+use std::fs::OpenOptions;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
+
+/// Bytes of a page.
+pub(crate) const PAGE: usize = 4096;
 
 /// The program under test: `FERRITE_BIN`, or the one cargo built for these tests.
 pub(crate) fn ferrite() -> Command {
@@ -67,6 +72,46 @@ pub(crate) fn soak() -> bool {
     std::env::var_os("FERRITE_SOAK").is_some()
 }
 
+/// Makes a pool, with further words for mkfs. Any test can be run on any mapping: `FERRITE_MAPPING` names it.
+pub(crate) fn mkfs(pool: &Path, words: &[&str]) {
+    let mapping = std::env::var("FERRITE_MAPPING").unwrap_or_else(|_| ferrite_fs::Mapping::default().to_string());
+    ok(ferrite()
+        .arg("mkfs")
+        .arg(pool)
+        .args(["--mapping", &mapping])
+        .args(words));
+}
+
+/// Makes a pool and opens it by the library: as the library does it, unless a mapping is asked for.
+pub(crate) fn create(pool: &Path, size_bytes: u64) -> ferrite::Fs {
+    if std::env::var_os("FERRITE_MAPPING").is_none() {
+        return ferrite::Fs::create(pool, size_bytes).unwrap();
+    }
+    mkfs(pool, &["--size", &size_bytes.to_string()]);
+    ferrite::Fs::open(pool).unwrap()
+}
+
+/// Pages that are nowhere else in a pool.
+pub(crate) fn unlike_pages(pages: usize) -> Vec<u8> {
+    (0..(pages * PAGE) as u32)
+        .map(|n| (n.wrapping_mul(0x9e37_79b9) >> 24) as u8)
+        .collect()
+}
+
+/// Changes one byte of the block that holds `page`, where it lies in the pool.
+pub(crate) fn damage_block(pool: &Path, page: &[u8]) {
+    let image = std::fs::read(pool).unwrap();
+    let found: Vec<_> = image
+        .chunks(PAGE)
+        .enumerate()
+        .filter(|(_, block)| *block == page)
+        .collect();
+    assert_eq!(found.len(), 1, "the page lies in one block");
+    let file = OpenOptions::new().write(true).open(pool).unwrap();
+    let at = found[0].0 * PAGE + 100;
+    file.write_all_at(&[image[at] ^ 1], at as u64).unwrap();
+}
+
 /// A pool of its own and a directory to mount it on.
 pub(crate) struct TestPool {
     base: TempDir,
@@ -88,10 +133,7 @@ impl TestPool {
             .unwrap();
         let (pool, dir) = (base.path().join("pool"), base.path().join("mnt"));
         std::fs::create_dir(&dir).unwrap();
-        // Any test can be run on any mapping.
-        let mapping = std::env::var("FERRITE_MAPPING").unwrap_or_else(|_| ferrite_fs::Mapping::default().to_string());
-        let options = ["--size", size, "--mapping", &mapping];
-        ok(ferrite().arg("mkfs").arg(&pool).args(options).args(mkfs));
+        self::mkfs(&pool, &[&["--size", size], mkfs].concat());
         let test = TestPool { base, pool, dir };
         test.mount(mount);
         test

@@ -14,6 +14,18 @@ use super::random::page;
 use super::{Circumstances, Duel, Effort, Output, whole};
 use crate::cli::Failure;
 
+/// What is measured here.
+pub(crate) const NAMES: &[&str] = &[
+    "overwrite_4k_durable",
+    "read_4k_random",
+    "read_4k_sequential",
+    "overwrite_8b_durable",
+    "append_4k_durable",
+    "append_64b_durable",
+    "stat",
+    "readdir_1000",
+    "create_unlink",
+];
 /// Share of the pool's blocks that is in use.
 pub(crate) const FILL_PERCENT: u32 = 80;
 const CHUNK: usize = 2 << 20;
@@ -67,13 +79,16 @@ impl TmpfsDir {
         Ok(TmpfsDir(path))
     }
 
-    pub(crate) fn file(&self, name: &str, bytes: u64) -> Result<File, Failure> {
+    /// A file without a name: its memory is free when it is closed, however the process ends.
+    pub(crate) fn file(&self, bytes: u64) -> Result<File, Failure> {
+        let path = self.0.join("data");
         let file = OpenOptions::new()
             .read(true)
             .write(true)
             .create(true)
             .truncate(true)
-            .open(self.0.join(name))?;
+            .open(&path)?;
+        std::fs::remove_file(&path)?;
         let chunk = vec![0x5a; CHUNK];
         for offset in (0..bytes).step_by(CHUNK) {
             file.write_all_at(&chunk, offset)?;
@@ -137,7 +152,7 @@ pub(crate) fn run(effort: Effort, out: &mut Output) -> Result<(), Failure> {
     let floor = Region::anonymous(bytes)?;
     floor.stream_zero(0, bytes);
     let tmpfs = TmpfsDir::new()?;
-    let peer = tmpfs.file("data", bytes)?;
+    let peer = tmpfs.file(bytes)?;
     let mut bench = Bench {
         engine: &engine,
         effort,

@@ -41,6 +41,17 @@ const REPEATS: [(usize, &str); 4] = [
     (64, "read_40b_written_64x"),
 ];
 
+/// What a copy costs beside the bare stores.
+const COPY: &str = "cow_only_8b";
+
+/// What is measured here.
+pub(crate) fn names() -> Vec<&'static str> {
+    let sizes = SIZES.iter().map(|(name, _)| *name);
+    let reads = READS.iter().flat_map(|(_, first_pass, after)| [*first_pass, *after]);
+    let repeats = REPEATS.iter().map(|(_, name)| *name);
+    sizes.chain([COPY]).chain(reads).chain(repeats).collect()
+}
+
 struct Side {
     engine: Engine,
     file: Arc<dyn OpenFile>,
@@ -146,7 +157,7 @@ impl Bench {
             floor.stream(page(n ^ 0x5555, bytes), &buffer);
             Ok(floor.fence()?)
         };
-        let duel = self.duel("cow_only_8b", "4 KiB copy + floor", None, 1);
+        let duel = self.duel(COPY, "4 KiB copy + floor", None, 1);
         let duel = DuelOf {
             ours: &self.copies.engine,
             ..duel

@@ -19,6 +19,11 @@ const RUNS: &[&str] = &["run_length"];
 /// With this name, all rows beside the papers' own code.
 const PUBLISHED: &str = "published";
 
+/// What is measured here.
+pub(crate) fn names() -> Vec<&'static str> {
+    [CHURN, LOOKUPS, RUNS].concat()
+}
+
 /// Runs the group.
 pub(crate) fn run(quick: bool, out: &mut Output) -> Result<(), Failure> {
     let plan = if quick { ChurnPlan::quick() } else { ChurnPlan::whole() };

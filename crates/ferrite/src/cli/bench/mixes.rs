@@ -156,19 +156,26 @@ fn ours(threads: usize, options: &MountOptions) -> Result<Ours, Failure> {
     Ok(Ours { engine, dirs })
 }
 
+/// What is measured: a mix, its threads, the row's name, mean size of a file in bytes.
+const ROWS: [(Mix, usize, &str, u64); 4] = [
+    (Mix::Varmail, 1, "varmail_1_thread", 32 << 10),
+    (Mix::Varmail, 2, "varmail_2_threads", 32 << 10),
+    (Mix::Webproxy, 1, "webproxy_1_thread", 64 << 10),
+    (Mix::Webproxy, 2, "webproxy_2_threads", 64 << 10),
+];
+
+/// The rows' names.
+pub(crate) fn names() -> Vec<&'static str> {
+    ROWS.iter().map(|(_, _, name, _)| *name).collect()
+}
+
 /// Runs the group.
 pub(crate) fn run(effort: Effort, out: &mut Output) -> Result<(), Failure> {
-    let rows = [
-        (Mix::Varmail, 1, "varmail_1_thread", 32 << 10),
-        (Mix::Varmail, 2, "varmail_2_threads", 32 << 10),
-        (Mix::Webproxy, 1, "webproxy_1_thread", 64 << 10),
-        (Mix::Webproxy, 2, "webproxy_2_threads", 64 << 10),
-    ];
     let plain = MountOptions {
         cow_only: true,
         ..MountOptions::default()
     };
-    for (mix_of, threads, name, mean_bytes) in rows {
+    for (mix_of, threads, name, mean_bytes) in ROWS {
         if !out.wants(name) {
             continue;
         }

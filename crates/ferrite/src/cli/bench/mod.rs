@@ -18,7 +18,7 @@ use std::time::Instant;
 use ferrite_fs::{Mapping, MkfsOptions};
 use ferrite_pm::Counters;
 
-use super::{FAILED, Failure, Outcome, say, say_json};
+use super::{FAILED, Failure, Outcome, USAGE, say, say_json};
 
 /// Measure what operations cost, beside peers on the same machine
 #[derive(Debug, clap::Args)]
@@ -50,6 +50,19 @@ pub(crate) struct Bench {
     /// Smaller files and fewer rounds: a look, not a measurement
     #[arg(long)]
     quick: bool,
+}
+
+/// All groups, and what is measured in each.
+fn groups() -> [(&'static str, Vec<&'static str>); 7] {
+    [
+        ("core", core::NAMES.to_vec()),
+        ("threads", vec![threads::NAME]),
+        ("hdpm", hdpm::names()),
+        ("mixes", mixes::names()),
+        ("mapping", mapping::names()),
+        ("recovery", recovery::names()),
+        ("mount", mount::NAMES.to_vec()),
+    ]
 }
 
 static MAPPING: OnceLock<Mapping> = OnceLock::new();
@@ -131,7 +144,8 @@ impl Bench {
             headed: None,
             only: self.only.clone(),
         };
-        let wanted = |group: &str| self.group.as_deref().is_none_or(|one| one == group);
+        let wanted = self.wanted()?;
+        let wanted = |group: &str| wanted.contains(&group);
         if wanted("core") {
             core::run(effort, &mut out)?;
         }
@@ -159,6 +173,34 @@ impl Bench {
         }
         Ok(0)
     }
+
+    /// Groups in which there is something to do.
+    fn wanted(&self) -> Result<Vec<&'static str>, Failure> {
+        let asked_for: Vec<_> = groups()
+            .into_iter()
+            .filter(|(group, _)| self.group.as_deref().is_none_or(|one| one == *group))
+            .collect();
+        let wanted: Vec<_> = asked_for
+            .iter()
+            .filter(|(_, names)| self.only.as_deref().is_none_or(|only| names.contains(&only)))
+            .map(|(group, _)| *group)
+            .collect();
+        if !wanted.is_empty() {
+            return Ok(wanted);
+        }
+        let known: Vec<_> = asked_for
+            .iter()
+            .map(|(group, names)| format!("{group}: {}", names.join(", ")))
+            .collect();
+        Err(Failure::new(
+            USAGE,
+            format!(
+                "--only {}: no such benchmark; there are\n  {}",
+                self.only.as_deref().unwrap_or_default(),
+                known.join("\n  ")
+            ),
+        ))
+    }
 }
 
 /// Prints rows as they come.
@@ -171,6 +213,10 @@ pub(crate) struct Output {
 
 impl Output {
     fn wants(&self, name: &str) -> bool {
+        debug_assert!(
+            groups().iter().any(|(_, names)| names.contains(&name)),
+            "{name} is not in the list"
+        );
         self.only.as_deref().is_none_or(|only| only == name)
     }
 

@@ -18,6 +18,8 @@ use super::random::page;
 use super::{Circumstances, Duel, Effort, Output, whole};
 use crate::cli::{FAILED, Failure};
 
+/// What is measured here.
+pub(crate) const NAMES: &[&str] = &["write_4k", "read_4k", "create", "stat", "lookup_absent"];
 const FILE_BYTES: u64 = 64 << 20;
 const POOL_BYTES: u64 = 256 << 20;
 /// Where Debian's libfuse3-dev puts the source of the peer.

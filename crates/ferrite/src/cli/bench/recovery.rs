@@ -23,6 +23,11 @@ const SIZES: [(u64, &str, &str); 3] = [
     (1_000_000, "mount_1m_files", "fsck_1m_files"),
 ];
 
+/// What is measured here.
+pub(crate) fn names() -> Vec<&'static str> {
+    SIZES.iter().flat_map(|(_, mount, fsck)| [*mount, *fsck]).collect()
+}
+
 /// Runs the group.
 pub(crate) fn run(effort: Effort, out: &mut Output) -> Result<(), Failure> {
     let memory = Path::new("/dev/shm");
@@ -34,6 +39,9 @@ pub(crate) fn run(effort: Effort, out: &mut Output) -> Result<(), Failure> {
     let rounds = effort.rounds.min(5);
     for (files, mount_name, fsck_name) in SIZES {
         if files > 100_000 && effort.operations < 10_000 {
+            continue;
+        }
+        if !out.wants(mount_name) && !out.wants(fsck_name) {
             continue;
         }
         let path = dir.path().join(files.to_string());
@@ -55,6 +63,9 @@ pub(crate) fn run(effort: Effort, out: &mut Output) -> Result<(), Failure> {
         }
         std::fs::remove_file(&path).map_err(|error| Failure::new(FAILED, error.to_string()))?;
         let mut row = |name, against, mut took: Vec<f64>, ns_per_file: f64| {
+            if !out.wants(name) {
+                return Ok(());
+            }
             let median_ns = median(&mut took);
             out.row(&Row {
                 group: "recovery",

@@ -36,6 +36,9 @@ pub(crate) fn rate(threads: usize, work: &(dyn Fn(usize, u64) -> bool + Sync)) -
     total.into_inner() as f64 / start.elapsed().as_secs_f64()
 }
 
+/// What is measured here.
+pub(crate) const NAME: &str = "overwrite_4k_2_threads";
+
 /// Runs the group.
 pub(crate) fn run(effort: Effort, out: &mut Output) -> Result<(), Failure> {
     let bytes = effort.file_bytes / 2;
@@ -63,7 +66,7 @@ pub(crate) fn run(effort: Effort, out: &mut Output) -> Result<(), Failure> {
     }
     out.row(&Row {
         group: "threads",
-        name: "overwrite_4k_2_threads",
+        name: NAME,
         against: "gain of the floor",
         ratio: median(&mut gains),
         median_ns: median(&mut ours_ns),

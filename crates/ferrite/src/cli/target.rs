@@ -1,0 +1,87 @@
+//! The pool that a command's user names, by its file or by a directory where it is mounted.
+//!
+//! What lives here: [`Target`], through which commands that only look reach a pool: its daemon, if it is mounted, or else a private copy.
+//!
+//! Invariant: a directory leads to what is mounted there, a file to whoever has that very file mounted, whatever both are called now.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use ferrite_fs::{Engine, MountOptions};
+use ferrite_pm::{Access, Region};
+
+use super::control::{self, Request};
+use super::mounts::{self, MountPoint};
+use super::{FAILED, Failure, about};
+
+/// How long a daemon may take to answer what needs no long work.
+const TIMEOUT: Duration = Duration::from_secs(10);
+
+/// See the module's head.
+pub(crate) struct Target {
+    given: PathBuf,
+    /// What is mounted there, if it is a directory.
+    mount: Option<MountPoint>,
+}
+
+impl Target {
+    pub(crate) fn new(path: &Path) -> Target {
+        Target {
+            given: path.to_path_buf(),
+            mount: mounts::on(path),
+        }
+    }
+
+    /// Where the pool is, or was when it was mounted.
+    pub(crate) fn pool(&self) -> &Path {
+        self.mount.as_ref().map_or(&self.given, |mount| &mount.pool)
+    }
+
+    /// Asks the daemon that has the pool mounted; `None` if there is none that would talk to us.
+    pub(crate) fn ask<T: serde::de::DeserializeOwned>(&self, request: &Request) -> Result<Option<T>, Failure> {
+        self.ask_within(request, Some(TIMEOUT))
+    }
+
+    /// The same for what may take any time.
+    pub(crate) fn ask_patiently<T: serde::de::DeserializeOwned>(
+        &self,
+        request: &Request,
+    ) -> Result<Option<T>, Failure> {
+        self.ask_within(request, None)
+    }
+
+    fn ask_within<T: serde::de::DeserializeOwned>(
+        &self,
+        request: &Request,
+        timeout: Option<Duration>,
+    ) -> Result<Option<T>, Failure> {
+        let socket = match &self.mount {
+            Some(mount) => control::socket_of_mount(mount),
+            None => match std::fs::metadata(&self.given) {
+                Ok(metadata) => control::socket_of_pool(&metadata),
+                // Opening it will say what is wrong.
+                Err(_) => return Ok(None),
+            },
+        };
+        control::ask(&socket, request, timeout).map_err(|failure| failure.of(&self.given))
+    }
+
+    /// Opens the pool through a private copy: one that crashed is recovered in memory, and nothing is written.
+    pub(crate) fn look(&self) -> Result<Engine, Failure> {
+        if self.mount.is_none() && self.given.is_dir() {
+            return Err(not_mounted(&self.given));
+        }
+        let region = Region::open(self.pool(), Access::ReadOnlyPrivate)?;
+        let options = MountOptions {
+            read_only: true,
+            accept_power_loss: true,
+            ..MountOptions::default()
+        };
+        Engine::mount(region, &options).map_err(about(self.pool()))
+    }
+}
+
+/// What a directory is told that should be a mount of ours.
+pub(crate) fn not_mounted(dir: &Path) -> Failure {
+    Failure::new(FAILED, format!("{}: no pool is mounted there", dir.display()))
+}
