@@ -53,7 +53,7 @@ struct Check {
 }
 
 /// Checks the pool in `region`, which should be a private mapping: the journal's records are applied to it. `progress` gets
-/// phase, done, total. Fails only if there is no pool to check; damage goes to the report.
+/// phase, done, total. Fails only if there is no pool to check, or part of it cannot be read; damage goes to the report.
 pub fn fsck(region: Region, progress: Progress<'_>) -> Result<FsckReport, EngineError> {
     let superblock = Superblock::find(&region)?;
     let mut findings = Vec::new();
@@ -61,7 +61,7 @@ pub fn fsck(region: Region, progress: Progress<'_>) -> Result<FsckReport, Engine
     if let Err(error) = mend::finish(&region, &superblock) {
         findings.push(Finding {
             phase: "journal",
-            what: error.to_string(),
+            what: error.cause(),
         });
     }
     let replayed_records = match replay::replay(&region, &superblock) {
@@ -69,12 +69,15 @@ pub fn fsck(region: Region, progress: Progress<'_>) -> Result<FsckReport, Engine
         Err(error) => {
             findings.push(Finding {
                 phase: "journal",
-                what: error.to_string(),
+                what: error.cause(),
             });
             0
         }
     };
-    let mut report = check(Arc::new(region), superblock, findings, progress);
+    let region = Arc::new(region);
+    let mut report = check(Arc::clone(&region), superblock, findings, progress);
+    // What cannot be read looks like zeros: nothing that was found in such a pool means anything.
+    region.check()?;
     report.replayed_records = replayed_records;
     Ok(report)
 }
@@ -125,7 +128,7 @@ pub(crate) fn check_superblocks(region: &Region, superblock: &Superblock, findin
             Err(error) => {
                 findings.push(Finding {
                     phase: "superblock",
-                    what: format!("the {name} copy: {error}"),
+                    what: format!("the {name} copy: {}", error.cause()),
                 });
             }
         }

@@ -46,7 +46,9 @@ impl Mend {
     /// Changes the pool in `region`, which is the one that [`crate::repair`] looked at, unchanged since. Durable when it returns.
     /// Blocking.
     pub fn apply(&self, region: &Region) -> Result<(), EngineError> {
-        if basis(region) != self.basis {
+        let found = basis(region);
+        region.check()?;
+        if found != self.basis {
             return Err(EngineError::Options(
                 "the pool was used since it was checked; check it again".into(),
             ));

@@ -60,8 +60,10 @@ pub(crate) fn mount(mut region: Region, options: &MountOptions) -> Result<Core, 
         }
         region.fence()?;
     }
-    mend::finish(&region, &superblock)?;
-    let replayed = replay::replay(&region, &superblock)?;
+    // Here and below: what cannot be read looks like zeros, and its damage like any other.
+    let recovered = mend::finish(&region, &superblock).and_then(|()| replay::replay(&region, &superblock));
+    region.check()?;
+    let replayed = recovered?;
     let region = Arc::new(region);
     let alloc = BlockAlloc::new(&superblock);
     let inode_map = AtomicBitmap::new(superblock.inodes);
@@ -78,7 +80,9 @@ pub(crate) fn mount(mut region: Region, options: &MountOptions) -> Result<Core, 
         log_space: &log_space,
         candidates: &candidates,
     };
-    let damage = tables.load()?;
+    let damage = tables.load();
+    region.check()?;
+    let damage = damage?;
     check_root(&region, &superblock, &damage)?;
     alloc.open();
     let cursors = u64::from(superblock.rings);

@@ -86,7 +86,7 @@ struct Repair {
 }
 
 /// Says what is to be done to repair the pool in `region`, a private mapping, which is changed on the way. `progress` gets phase,
-/// done, total. Fails only if there is no pool.
+/// done, total. Fails only if there is no pool, or part of it cannot be read: then nothing is known of what is there.
 pub fn repair(region: Region, progress: Progress<'_>) -> Result<(RepairReport, Mend), EngineError> {
     let superblock = Superblock::find(&region)?;
     if superblock.unknown_ro_compat() != 0 {
@@ -98,7 +98,7 @@ pub fn repair(region: Region, progress: Progress<'_>) -> Result<(RepairReport, M
     if let Err(error) = mend::finish(&region, &superblock) {
         report.mended.push(Mended {
             phase: "journal",
-            what: error.to_string(),
+            what: error.cause(),
             action: "given up",
             loss: true,
         });
@@ -116,7 +116,9 @@ pub fn repair(region: Region, progress: Progress<'_>) -> Result<(RepairReport, M
         });
         region.store(CONTROL_MARK, mark.unwrap_or_default());
     }
-    let replayed_records = replay::replay(&region, &superblock)?.records;
+    let replayed = replay::replay(&region, &superblock);
+    region.check()?;
+    let replayed_records = replayed?.records;
     let region = Arc::new(region);
     for round in 0..ROUNDS {
         let mut repair = Repair::new(Arc::clone(&region), superblock.clone(), report, touched);
@@ -130,6 +132,8 @@ pub fn repair(region: Region, progress: Progress<'_>) -> Result<(RepairReport, M
             break;
         }
     }
+    // What cannot be read looks like zeros, which a repair would make true.
+    region.check()?;
     report.after.replayed_records = replayed_records;
     let mut words: Vec<(u64, u64)> = touched
         .into_iter()
