@@ -63,7 +63,7 @@ pub enum EngineError {
     /// Mounted with `durability=process` when the machine went down.
     #[error(
         "the pool was in use with durability=process when the machine restarted, so completed operations may be \
-         missing; check it with `ferrite fsck`, then mount it once with `-o accept_power_loss`"
+         missing; `ferrite fsck --repair` makes it sound again and accepts that, as does a mount with `-o accept_power_loss`"
     )]
     PowerLost,
     /// The engine stopped itself.

@@ -6,7 +6,7 @@
 //! Legal after a crash, and so no finding: inodes without names and intents; the next mount finishes them.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use ferrite_map::bitmap::AtomicBitmap;
 use ferrite_map::hashfs::HashFs;
@@ -23,6 +23,7 @@ use crate::inode::{INLINE_BYTES, Inode};
 use crate::journal::replay;
 use crate::layout::{BLOCK_BYTES, MAX_FILE_BYTES, Superblock};
 use crate::mend;
+use crate::mount;
 use crate::names::NameTable;
 use crate::ops::xattr_is_sound;
 use crate::options::{Finding, FsckReport};
@@ -50,14 +51,21 @@ struct Check {
     /// Blocks of directories: directory, logical block, block. Sorted before they are used.
     dir_blocks: Mutex<Vec<(u32, u32, u32)>>,
     findings: Mutex<Vec<Finding>>,
+    /// There were more than are kept.
+    more: AtomicBool,
 }
 
 /// Checks the pool in `region`, which should be a private mapping: the journal's records are applied to it. `progress` gets
 /// phase, done, total. Fails only if there is no pool to check, or part of it cannot be read; damage goes to the report.
 pub fn fsck(region: Region, progress: Progress<'_>) -> Result<FsckReport, EngineError> {
     let superblock = Superblock::find(&region)?;
-    let mut findings = Vec::new();
-    check_superblocks(&region, &superblock, &mut findings);
+    let mut findings = superblock_findings(&region, &superblock);
+    if let Some(stale) = mount::stale_boot(&region) {
+        findings.push(Finding {
+            phase: "control",
+            what: stale.what().into(),
+        });
+    }
     if let Err(error) = mend::finish(&region, &superblock) {
         findings.push(Finding {
             phase: "journal",
@@ -99,6 +107,7 @@ pub(crate) fn check(
         logged: Mutex::default(),
         dir_blocks: Mutex::default(),
         findings: Mutex::new(findings),
+        more: AtomicBool::new(false),
         region,
         superblock,
     };
@@ -112,27 +121,27 @@ pub(crate) fn check(
     check.link_counts(progress);
     report.blocks = check.owned.count_used();
     report.findings = check.findings.into_inner();
+    report.more = check.more.into_inner();
     report
 }
 
-pub(crate) fn check_superblocks(region: &Region, superblock: &Superblock, findings: &mut Vec<Finding>) {
+/// What is wrong with the copies of the superblock.
+pub(crate) fn superblock_findings(region: &Region, superblock: &Superblock) -> Vec<Finding> {
     let mut block = vec![0; BLOCK_BYTES as usize];
+    let mut findings = Vec::new();
     for (name, offset) in [("first", 0), ("second", superblock.second_copy_offset())] {
         region.read(offset, &mut block);
-        match Superblock::decode(&block) {
-            Ok(found) if found == *superblock => {}
-            Ok(_) => findings.push(Finding {
-                phase: "superblock",
-                what: format!("the {name} copy differs"),
-            }),
-            Err(error) => {
-                findings.push(Finding {
-                    phase: "superblock",
-                    what: format!("the {name} copy: {}", error.cause()),
-                });
-            }
-        }
+        let wrong = match Superblock::decode(&block) {
+            Ok(found) if found == *superblock => continue,
+            Ok(_) => format!("the {name} copy differs"),
+            Err(error) => format!("the {name} copy: {}", error.cause()),
+        };
+        findings.push(Finding {
+            phase: "superblock",
+            what: wrong,
+        });
     }
+    findings
 }
 
 impl Check {
@@ -140,6 +149,8 @@ impl Check {
         let mut findings = self.findings.lock();
         if findings.len() < FINDINGS_MAX {
             findings.push(Finding { phase, what });
+        } else {
+            self.more.store(true, Ordering::Relaxed);
         }
     }
 

@@ -235,11 +235,20 @@ pub struct Finding {
     pub what: String,
 }
 
+impl Finding {
+    /// In one line.
+    pub(crate) fn told(&self) -> String {
+        format!("{}: {}", self.phase, self.what)
+    }
+}
+
 /// What fsck saw.
 #[derive(Debug, Clone, Default, Serialize)]
 pub struct FsckReport {
-    /// Everything that is wrong; empty on a sound pool.
+    /// What is wrong; empty on a sound pool.
     pub findings: Vec<Finding>,
+    /// More is wrong than the findings tell, of which only so many are kept.
+    pub more: bool,
     /// Inodes in use.
     pub inodes: u64,
     /// Directory entries.
@@ -279,8 +288,11 @@ pub struct RepairReport {
 /// What a scrub saw.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ScrubReport {
-    /// Everything that is wrong.
+    /// What is wrong.
     pub findings: Vec<String>,
+    /// More is wrong than the findings tell, of which only so many are kept.
+    #[serde(default)]
+    pub more: bool,
     /// Inodes in use.
     pub inodes: u64,
     /// Directory entries.

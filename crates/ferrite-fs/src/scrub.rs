@@ -13,9 +13,10 @@ use crate::core::Core;
 use crate::dentry::{self, FIRST_ENTRY};
 use crate::dir::mapped_lblks;
 use crate::file::cut::{lblks, mapped_pages};
+use crate::fsck;
 use crate::icache::InodeMem;
 use crate::inode::Inode;
-use crate::layout::{BLOCK_BYTES, INODE_BYTES, Superblock};
+use crate::layout::{BLOCK_BYTES, INODE_BYTES};
 use crate::ops::xattr_is_sound;
 use crate::options::ScrubReport;
 use crate::pagelog::{self, buffer::PageBuffer};
@@ -60,8 +61,13 @@ impl Scrub<'_> {
     fn find(&mut self, what: String) {
         tracing::error!(%what, "scrub found damage");
         // The mount may have told it.
-        if self.report.findings.len() < FINDINGS_MAX && !self.report.findings.contains(&what) {
+        if self.report.findings.contains(&what) {
+            return;
+        }
+        if self.report.findings.len() < FINDINGS_MAX {
             self.report.findings.push(what);
+        } else {
+            self.report.more = true;
         }
     }
 
@@ -74,15 +80,9 @@ impl Scrub<'_> {
     }
 
     fn superblocks(&mut self) {
-        let mut block = vec![0; BLOCK_BYTES as usize];
-        for (name, offset) in [("first", 0), ("second", self.core.superblock.second_copy_offset())] {
-            self.core.region.read(offset, &mut block);
-            self.report.bytes += BLOCK_BYTES;
-            match Superblock::decode(&block) {
-                Ok(found) if found == self.core.superblock => {}
-                Ok(_) => self.find(format!("superblock: the {name} copy differs")),
-                Err(error) => self.find(format!("superblock: the {name} copy: {error}")),
-            }
+        self.report.bytes += 2 * BLOCK_BYTES;
+        for finding in fsck::superblock_findings(&self.core.region, &self.core.superblock) {
+            self.find(finding.told());
         }
     }
 

@@ -1,13 +1,68 @@
 //! Directories: their blocks, and the entries in them.
 
+use std::sync::Arc;
+
+use ferrite_map::MapEntry;
 use ferrite_vfs::{FileKind, ROOT_INO};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::{DirBlock, Named, Repair, State};
 use crate::dentry::{self, FIRST_ENTRY};
 use crate::layout::BLOCK_BYTES;
+use crate::names::NameTable;
 
 impl Repair {
+    /// Inodes that look free, and are named by an entry with the right checksum, were wiped: their pages are kept, and they are
+    /// rebuilt as damaged ones. No crash leaves such a pair. A record that makes a file sets inode and entry, one that removes the last
+    /// name clears the entry and frees the inode or leaves it in use, to be freed later; the journal has been replayed, so each is there
+    /// whole or not at all.
+    pub(super) fn wiped_inodes(&mut self) {
+        let mut blocks = Vec::new();
+        let map = Arc::clone(&self.map);
+        map.check(
+            &mut |MapEntry { ino, lblk, word, .. }| {
+                if !self.is_ino(ino) || !self.superblock.is_data_block(word.page()) {
+                    return;
+                }
+                // Any file may hold what looks like a directory.
+                if self.state[ino as usize] == State::Sound && !self.load(ino).is_dir() {
+                    return;
+                }
+                let offset = self.superblock.block_offset(word.page());
+                if dentry::read_block_header(&self.region, offset).ok() == Some((ino, lblk)) {
+                    blocks.push((ino, word.page(), offset));
+                }
+            },
+            &mut |_| {},
+            &mut |_| {},
+        );
+        let pointed = self.pointed_by_block();
+        for (dir, block, offset) in blocks {
+            let entries = self.parse(dir, offset).unwrap_or_else(|| {
+                let named = pointed.get(&block).map_or(&[][..], Vec::as_slice);
+                let read = named.iter().filter_map(|&at| self.read_whatever_length(at, dir));
+                read.map(|(entry, _)| entry).collect()
+            });
+            for entry in entries {
+                if self.is_ino(entry.ino) && self.state[entry.ino as usize] == State::Free {
+                    self.state[entry.ino as usize] = State::Damaged;
+                }
+            }
+        }
+    }
+
+    /// Where names lead, by block: what is left of old entries looks real but for this.
+    fn pointed_by_block(&self) -> FxHashMap<u32, Vec<u64>> {
+        let mut by_block: FxHashMap<u32, Vec<u64>> = FxHashMap::default();
+        let names = NameTable::new(Arc::clone(&self.region), &self.superblock);
+        names.for_each(&mut |_, target| {
+            if let Some(offset) = target {
+                by_block.entry((offset / BLOCK_BYTES) as u32).or_default().push(offset);
+            }
+        });
+        by_block
+    }
+
     /// Finds all blocks of directories, parses them, and saves what is left of those that do not parse.
     pub(super) fn directories(&mut self) {
         let mut found = Vec::new();
@@ -29,17 +84,10 @@ impl Repair {
             true
         });
         found.sort_unstable();
-        // Where names lead: what is left of old entries looks real but for this.
-        let mut pointed = FxHashSet::default();
-        let names = crate::names::NameTable::new(std::sync::Arc::clone(&self.region), &self.superblock);
-        names.for_each(&mut |_, target| pointed.extend(target));
-        let mut by_block: FxHashMap<u32, Vec<u64>> = FxHashMap::default();
-        for &offset in &pointed {
-            by_block.entry((offset / BLOCK_BYTES) as u32).or_default().push(offset);
-        }
+        let pointed = self.pointed_by_block();
         for at in found {
             let offset = self.superblock.block_offset(at.block);
-            let named = by_block.get(&at.block).map_or(&[][..], Vec::as_slice);
+            let named = pointed.get(&at.block).map_or(&[][..], Vec::as_slice);
             let parsed = self.parse(at.dir, offset).filter(|parsed| {
                 // A free stretch that swallowed an entry would parse as well.
                 let known: FxHashSet<u64> = parsed.iter().map(|entry| entry.at).collect();
@@ -51,7 +99,7 @@ impl Repair {
             });
             let parsed = match parsed {
                 Some(parsed) => parsed,
-                None => self.salvage(at, offset, &pointed),
+                None => self.salvage(at, offset, named),
             };
             if dentry::read_block_header(&self.region, offset).ok() != Some((at.dir, at.lblk)) {
                 let what = format!(
@@ -122,7 +170,7 @@ impl Repair {
 
     /// Looks for entries at every place of a block that does not parse. One is real if its checksum is right and a name leads to
     /// it; what lies between them becomes free.
-    fn salvage(&mut self, block: DirBlock, offset: u64, pointed: &FxHashSet<u64>) -> Vec<Named> {
+    fn salvage(&mut self, block: DirBlock, offset: u64, named: &[u64]) -> Vec<Named> {
         let mut entries = Vec::new();
         let mut within = FIRST_ENTRY;
         let mut gap = FIRST_ENTRY;
@@ -133,7 +181,7 @@ impl Repair {
         };
         while within < BLOCK_BYTES {
             let at = offset + within;
-            let found = pointed
+            let found = named
                 .contains(&at)
                 .then(|| self.read_whatever_length(at, block.dir))
                 .flatten();

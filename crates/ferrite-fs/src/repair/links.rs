@@ -157,8 +157,10 @@ impl Repair {
     }
 
     fn make_lost_found(&mut self) -> Option<u32> {
-        let free = self.state[1..].iter().position(|&state| state == State::Free)?;
-        let ino = free as u32 + 1;
+        // Never the root, whatever became of it.
+        let first = ROOT_INO as usize + 1;
+        let free = self.state[first..].iter().position(|&state| state == State::Free)?;
+        let ino = (first + free) as u32;
         let mut inode = self.load(ino).reborn();
         inode.set_mode_bits(FileKind::Directory.mode_bits() | 0o700);
         inode.set_nlink(2);

@@ -25,8 +25,11 @@ use crate::error::EngineError;
 use crate::fsck::{self, Progress};
 use crate::inode::{INODE_WORDS, Inode};
 use crate::journal::replay;
-use crate::layout::{BLOCK_BYTES, CONTROL_MARK, CONTROL_REPAIR, CONTROL_STATE, STATE_CLEAN, Superblock, decode_mark};
+use crate::layout::{
+    BLOCK_BYTES, CONTROL_BOOT, CONTROL_MARK, CONTROL_REPAIR, CONTROL_STATE, STATE_CLEAN, Superblock, decode_mark,
+};
 use crate::mend::{self, Mend};
+use crate::mount::{self, StaleBoot};
 use crate::options::{Mended, RepairReport};
 
 /// Repairs are repeated so often if something is left; one is enough unless its own changes meet damage.
@@ -116,6 +119,20 @@ pub fn repair(region: Region, progress: Progress<'_>) -> Result<(RepairReport, M
         });
         region.store(CONTROL_MARK, mark.unwrap_or_default());
     }
+    let stale_boot = mount::stale_boot(&region);
+    if let Some(stale) = stale_boot {
+        let power_lost = stale == StaleBoot::PowerLost;
+        report.mended.push(Mended {
+            phase: "control",
+            what: stale.what().into(),
+            action: match power_lost {
+                true => "accepted: the pool is what the medium has of it",
+                false => "taken for clean",
+            },
+            loss: power_lost,
+        });
+        region.store(CONTROL_BOOT, 0);
+    }
     let replayed = replay::replay(&region, &superblock);
     region.check()?;
     let replayed_records = replayed?.records;
@@ -125,8 +142,7 @@ pub fn repair(region: Region, progress: Progress<'_>) -> Result<(RepairReport, M
         repair.superblocks();
         repair.run(progress);
         (report, touched) = (repair.report, repair.touched);
-        let mut findings = Vec::new();
-        fsck::check_superblocks(&region, &superblock, &mut findings);
+        let findings = fsck::superblock_findings(&region, &superblock);
         report.after = fsck::check(Arc::clone(&region), superblock.clone(), findings, progress);
         if report.after.findings.is_empty() || round + 1 == ROUNDS {
             break;
@@ -142,7 +158,13 @@ pub fn repair(region: Region, progress: Progress<'_>) -> Result<(RepairReport, M
         .map(|(offset, _, now)| (offset, now))
         .collect();
     words.sort_unstable();
-    Ok((report, Mend { words, mark, basis }))
+    let mend = Mend {
+        words,
+        mark,
+        clear_boot: stale_boot.is_some(),
+        basis,
+    };
+    Ok((report, mend))
 }
 
 impl Repair {
@@ -169,8 +191,9 @@ impl Repair {
     }
 
     fn run(&mut self, progress: Progress<'_>) {
-        let phases: [Phase; 10] = [
+        let phases: [Phase; 11] = [
             ("inodes", Repair::inodes),
+            ("wiped inodes", Repair::wiped_inodes),
             ("mapping", Repair::mapping),
             ("logs", Repair::logs),
             ("attributes", Repair::attributes),
@@ -312,8 +335,7 @@ impl Repair {
 
     /// Makes both copies of the superblock what the better one is.
     fn superblocks(&mut self) {
-        let mut findings = Vec::new();
-        fsck::check_superblocks(&self.region, &self.superblock, &mut findings);
+        let findings = fsck::superblock_findings(&self.region, &self.superblock);
         if findings.is_empty() {
             return;
         }

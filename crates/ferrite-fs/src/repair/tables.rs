@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use ferrite_map::hashfs::HashFs;
 use ferrite_map::{Broken, MapEntry, PageWord};
-use ferrite_vfs::FileKind;
+use ferrite_vfs::{FileKind, ROOT_INO};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::{CURES_MAX, Repair, State};
@@ -32,6 +32,8 @@ impl Repair {
             let makes_sense = !inode.in_use() || (inode.kind().is_some() && inode.size() <= MAX_FILE_BYTES);
             self.state[ino as usize] = match (inode.is_sound(ino) && makes_sense, inode.in_use()) {
                 (true, true) => State::Sound,
+                // There always is a root, so one that looks free was wiped.
+                (true, false) if u64::from(ino) == ROOT_INO => State::Damaged,
                 (true, false) => State::Free,
                 (false, _) => State::Damaged,
             };
@@ -508,7 +510,7 @@ impl Repair {
                 continue;
             }
             let stored = self.load(ino);
-            let is_dir = u64::from(ino) == ferrite_vfs::ROOT_INO || dirs.contains(&ino);
+            let is_dir = u64::from(ino) == ROOT_INO || dirs.contains(&ino);
             let named = kinds.get(&ino).copied();
             let pages = self.pages[ino as usize];
             let kind = match (is_dir, named) {

@@ -3,8 +3,8 @@
 use std::io::IsTerminal;
 use std::path::PathBuf;
 
-use ferrite_fs::RepairReport;
 use ferrite_fs::mend::Mend;
+use ferrite_fs::{FsckReport, RepairReport};
 use ferrite_pm::{Access, PmError, Region};
 use indicatif::{ProgressBar, ProgressStyle};
 
@@ -60,6 +60,12 @@ fn progress_bar() -> ProgressBar {
     bar
 }
 
+/// How many errors there are; beyond some they are not counted.
+fn count(report: &FsckReport) -> String {
+    let more = if report.more { "more than " } else { "" };
+    format!("{more}{}", report.findings.len())
+}
+
 impl Fsck {
     pub(crate) fn run(self) -> Outcome {
         match self.repair || self.preen {
@@ -102,14 +108,14 @@ impl Fsck {
             let state = match report.findings.len() {
                 0 => "sound".to_string(),
                 1 => "1 error; `ferrite fsck --repair` repairs it".to_string(),
-                n => format!("{n} errors; `ferrite fsck --repair` repairs them"),
+                _ => format!("{} errors; `ferrite fsck --repair` repairs them", count(&report)),
             };
             self.say_state(&state, &report);
         }
         Ok(if report.findings.is_empty() { CLEAN } else { ERRORS_LEFT })
     }
 
-    fn say_state(&self, state: &str, report: &ferrite_fs::FsckReport) {
+    fn say_state(&self, state: &str, report: &FsckReport) {
         say(format!(
             "{}: {state}; {} inodes, {} names, {} pages, {} blocks in use, {} records replayed",
             self.pool.display(),
@@ -172,7 +178,7 @@ impl Fsck {
             (true, n, _) => {
                 format!("{n} errors, nothing changed: a repair would lose something, ask for it with --repair")
             }
-            (_, n, left) if left > 0 => format!("{n} repairs, {left} errors LEFT"),
+            (_, n, left) if left > 0 => format!("{n} repairs, {} errors LEFT", count(&report.after)),
             (_, 0, _) => "sound".to_string(),
             (_, n, _) => format!("sound after {n} repairs"),
         };

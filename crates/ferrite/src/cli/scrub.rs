@@ -57,6 +57,7 @@ impl Scrub {
                 pool.display(),
                 match report.findings.len() {
                     0 => "sound".to_string(),
+                    n if report.more => format!("more than {n} damaged, see `ferrite fsck --help`"),
                     n => format!("{n} damaged, see `ferrite fsck --help`"),
                 },
                 report.inodes,
