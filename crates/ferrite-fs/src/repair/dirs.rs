@@ -1,8 +1,9 @@
 //! Directories: their blocks, and the entries in them.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use ferrite_map::MapEntry;
+use ferrite_map::{MapEntry, PageWord};
 use ferrite_vfs::{FileKind, ROOT_INO};
 use rustc_hash::{FxHashMap, FxHashSet};
 
@@ -36,10 +37,10 @@ impl Repair {
             &mut |_| {},
             &mut |_| {},
         );
-        let pointed = self.pointed_by_block();
+        self.pointed = self.pointed_by_block();
         for (dir, block, offset) in blocks {
             let entries = self.parse(dir, offset).unwrap_or_else(|| {
-                let named = pointed.get(&block).map_or(&[][..], Vec::as_slice);
+                let named = self.pointed.get(&block).map_or(&[][..], Vec::as_slice);
                 let read = named.iter().filter_map(|&at| self.read_whatever_length(at, dir));
                 read.map(|(entry, _)| entry).collect()
             });
@@ -63,6 +64,86 @@ impl Repair {
         by_block
     }
 
+    /// Gives directories back the blocks that a damaged word or node of the mapping has taken from them. A block is a directory's if its
+    /// header says which, a name leads to a sound entry of that directory in it, and nobody else maps it. What the mapping has there
+    /// instead is no block of this directory, unless it has the same header. Done before blocks get owners, so that no stranger is
+    /// taken for one.
+    pub(super) fn put_back_dir_blocks(&mut self) {
+        let (mut mapped, mut odd) = (FxHashSet::default(), BTreeMap::new());
+        self.map.for_each(&mut |MapEntry { ino, lblk, word, .. }| {
+            let is_dir = self.is_ino(ino) && self.state[ino as usize] == State::Sound && self.load(ino).is_dir();
+            if is_dir && self.header_of(word.page()) != Some((ino, lblk)) {
+                odd.insert((ino, lblk), word.page());
+            } else {
+                mapped.insert(word.page());
+            }
+            true
+        });
+        let mut lost: Vec<_> = self
+            .pointed
+            .iter()
+            .filter(|&(&block, _)| !mapped.contains(&block) && !self.is_owned(block))
+            .filter_map(|(&block, places)| {
+                let (dir, lblk) = self.header_of(block)?;
+                let may_be_dir = self.is_ino(dir)
+                    && match self.state[dir as usize] {
+                        State::Sound => self.load(dir).is_dir(),
+                        State::Damaged => true,
+                        State::Free => false,
+                    };
+                let names = if may_be_dir { self.entries_at(places, dir) } else { 0 };
+                (names > 0).then_some((std::cmp::Reverse(names), block, (dir, lblk)))
+            })
+            .collect();
+        lost.sort_unstable();
+        let mut moved = FxHashSet::default();
+        for (_, block, (dir, lblk)) in lost {
+            let there = self.map.get(dir, lblk);
+            if !there.is_hole() && self.header_of(there.page()) == Some((dir, lblk)) {
+                continue;
+            }
+            if self.set_page(dir, lblk, Some(PageWord::new(block, 0))).is_err() {
+                continue;
+            }
+            if there.is_hole() {
+                self.pages[dir as usize] += 1;
+            }
+            odd.remove(&(dir, lblk));
+            moved.insert(block);
+            let what = format!("directory {dir}: block {lblk} is not mapped, and lies in block {block} as its header and names say");
+            self.mended("mapping", what, "put back", false);
+        }
+        for ((dir, lblk), block) in odd {
+            let is_moved = moved.contains(&block);
+            let offset = self.superblock.block_offset(block);
+            let has_entries = || {
+                let places = self.pointed.get(&block).map_or(&[][..], Vec::as_slice);
+                self.entries_at(places, dir) > 0 || self.parse(dir, offset).is_some_and(|parsed| !parsed.is_empty())
+            };
+            if !is_moved && has_entries() {
+                continue;
+            }
+            if self.set_page(dir, lblk, None).is_ok() {
+                self.pages[dir as usize] -= 1;
+                let what = format!("directory {dir}: block {lblk} is mapped to block {block}, where nothing is its own");
+                self.mended("mapping", what, "dropped", !is_moved);
+            }
+        }
+        self.reload_map();
+    }
+
+    /// Which block of which directory a data block says it is.
+    fn header_of(&self, block: u32) -> Option<(u32, u32)> {
+        let offset = self.superblock.is_data_block(block).then(|| self.superblock.block_offset(block))?;
+        dentry::read_block_header(&self.region, offset).ok()
+    }
+
+    /// At how many of these places there are sound entries of a directory.
+    fn entries_at(&self, places: &[u64], dir: u32) -> usize {
+        let sound = |&&at: &&u64| self.read_whatever_length(at, dir).is_some();
+        places.iter().filter(sound).count()
+    }
+
     /// Finds all blocks of directories, parses them, and saves what is left of those that do not parse.
     pub(super) fn directories(&mut self) {
         let mut found = Vec::new();
@@ -84,7 +165,7 @@ impl Repair {
             true
         });
         found.sort_unstable();
-        let pointed = self.pointed_by_block();
+        let pointed = std::mem::take(&mut self.pointed);
         for at in found {
             let offset = self.superblock.block_offset(at.block);
             let named = pointed.get(&at.block).map_or(&[][..], Vec::as_slice);

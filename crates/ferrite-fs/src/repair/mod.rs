@@ -79,6 +79,10 @@ struct Repair {
     /// Pages mapped, by inode, and the end of the last.
     pages: Vec<u32>,
     end: Vec<u64>,
+    /// Where names lead, by block.
+    pointed: FxHashMap<u32, Vec<u64>>,
+    /// What blocks held, as words, that the mapping takes for nodes of its own and for pages as well.
+    contested: FxHashMap<u32, Vec<u64>>,
     dir_blocks: Vec<DirBlock>,
     entries: Vec<Named>,
     /// Inodes whose content may be wrong.
@@ -179,6 +183,8 @@ impl Repair {
             state: vec![State::Free; inodes],
             pages: vec![0; inodes],
             end: vec![0; inodes],
+            pointed: FxHashMap::default(),
+            contested: FxHashMap::default(),
             dir_blocks: Vec::new(),
             entries: Vec::new(),
             spoiled: FxHashSet::default(),
@@ -379,9 +385,9 @@ impl MapTx for RepairTx<'_> {
         self.repair.own(block)
     }
 
-    /// Pages whose blocks nobody has claimed yet own them all the same.
+    /// Pages whose blocks nobody has claimed yet own them all the same, and what names lead to may be put back yet.
     fn alloc_block(&mut self) -> Result<u32, MapError> {
-        let mut named = FxHashSet::default();
+        let mut named: FxHashSet<u32> = self.repair.pointed.keys().copied().collect();
         self.repair.map.for_each(&mut |entry| {
             named.insert(entry.word.page());
             true

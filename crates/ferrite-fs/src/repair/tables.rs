@@ -52,18 +52,26 @@ impl Repair {
             self.drop_pages_of_nobody();
             self.put_back_misplaced();
         }
+        self.put_back_dir_blocks();
         self.keep_pages_behind_ends();
         self.count_pages();
     }
 
-    /// Lets the structure say what is broken in it, and claims the blocks it lies in.
+    /// Lets the structure say what is broken in it, and claims the blocks it lies in. A link that went astray makes a node of what is a
+    /// page of another: cures would spoil that, so what it held is kept for [`Self::blocks`].
     fn cure_mapping(&mut self) {
         for _ in 0..CURES_MAX {
-            let (mut found, mut nodes) = (Vec::new(), Vec::new());
-            self.map
-                .check(&mut |_| {}, &mut |node| nodes.push(node), &mut |broken| {
-                    found.push(broken)
-                });
+            let (mut found, mut nodes, mut pages) = (Vec::new(), Vec::new(), FxHashSet::default());
+            self.map.check(
+                &mut |entry| drop(pages.insert(entry.word.page())),
+                &mut |node| nodes.push(node),
+                &mut |broken| found.push(broken),
+            );
+            for &block in nodes.iter().filter(|node| pages.contains(node)) {
+                let (region, offset) = (&self.region, self.superblock.block_offset(block));
+                let held = || (0..BLOCK_BYTES).step_by(8).map(|at| region.load(offset + at)).collect();
+                self.contested.entry(block).or_insert_with(held);
+            }
             if found.is_empty() {
                 for node in nodes {
                     // It reports a node once, and only data blocks.
@@ -428,7 +436,7 @@ impl Repair {
         Ok(links)
     }
 
-    fn is_owned(&self, block: u32) -> bool {
+    pub(super) fn is_owned(&self, block: u32) -> bool {
         self.owned.is_set(u64::from(block) - self.superblock.first_block)
     }
 
@@ -456,13 +464,23 @@ impl Repair {
 
     /// Every page gets a block of its own.
     pub(super) fn blocks(&mut self) {
-        let mut conflicts = Vec::new();
+        let (mut conflicts, mut regained) = (Vec::new(), Vec::new());
         self.map.for_each(&mut |entry| {
-            if !self.own(entry.word.page()) {
+            let block = entry.word.page();
+            if !self.own(block) {
                 conflicts.push(entry);
+            } else if self.contested.contains_key(&block) {
+                regained.push(block);
             }
             true
         });
+        for block in regained {
+            // The node is gone, and the words that it had in the page.
+            let offset = self.superblock.block_offset(block);
+            let held = self.contested.get(&block).cloned().unwrap_or_default();
+            let words = (offset..).step_by(8).zip(held);
+            words.for_each(|(at, value)| self.set(at, value));
+        }
         for MapEntry { ino, lblk, word, .. } in conflicts {
             let what = format!(
                 "page {lblk} of inode {ino}: its block {} belongs to another as well",
@@ -479,8 +497,9 @@ impl Repair {
                 self.superblock.block_offset(word.page()),
                 self.superblock.block_offset(block),
             );
-            for at in (0..BLOCK_BYTES).step_by(8) {
-                let value = self.region.load(from + at);
+            for (index, at) in (0..BLOCK_BYTES).step_by(8).enumerate() {
+                let held = self.contested.get(&word.page()).map(|held| held[index]);
+                let value = held.unwrap_or_else(|| self.region.load(from + at));
                 self.set(to + at, value);
             }
             let sums = [word.page(), block].map(|block| self.superblock.sum_word_offset(block));
