@@ -26,13 +26,16 @@ use crate::mend;
 use crate::mount;
 use crate::names::NameTable;
 use crate::ops::xattr_is_sound;
-use crate::options::{Finding, FsckReport};
+use crate::options::{Finding, FsckOptions, FsckReport};
 use crate::pagelog;
 use crate::pagelog::entry::{BLOCK_UNITS, UNIT_BYTES};
 use crate::sums;
 
 /// Findings kept; a ruined pool would otherwise fill the memory with them.
 const FINDINGS_MAX: usize = 1000;
+
+/// Pages of data after which progress is told.
+const DATA_STEP: u64 = 4096;
 
 pub(crate) type Progress<'a> = &'a mut dyn FnMut(&'static str, u64, u64);
 
@@ -58,6 +61,11 @@ struct Check {
 /// Checks the pool in `region`, which should be a private mapping: the journal's records are applied to it. `progress` gets
 /// phase, done, total. Fails only if there is no pool to check, or part of it cannot be read; damage goes to the report.
 pub fn fsck(region: Region, progress: Progress<'_>) -> Result<FsckReport, EngineError> {
+    fsck_with(region, FsckOptions::default(), progress)
+}
+
+/// As [`fsck`], with choices.
+pub fn fsck_with(region: Region, options: FsckOptions, progress: Progress<'_>) -> Result<FsckReport, EngineError> {
     let superblock = Superblock::find(&region)?;
     let mut findings = superblock_findings(&region, &superblock);
     if let Some(stale) = mount::stale_boot(&region) {
@@ -83,7 +91,7 @@ pub fn fsck(region: Region, progress: Progress<'_>) -> Result<FsckReport, Engine
         }
     };
     let region = Arc::new(region);
-    let mut report = check(Arc::clone(&region), superblock, findings, progress);
+    let mut report = check(Arc::clone(&region), superblock, options, findings, progress);
     // What cannot be read looks like zeros: nothing that was found in such a pool means anything.
     region.check()?;
     report.replayed_records = replayed_records;
@@ -94,6 +102,7 @@ pub fn fsck(region: Region, progress: Progress<'_>) -> Result<FsckReport, Engine
 pub(crate) fn check(
     region: Arc<Region>,
     superblock: Superblock,
+    options: FsckOptions,
     findings: Vec<Finding>,
     progress: Progress<'_>,
 ) -> FsckReport {
@@ -119,6 +128,9 @@ pub(crate) fn check(
     check.directories(&mut report, progress);
     check.name_table(report.entries);
     check.link_counts(progress);
+    if options.data {
+        check.data(report.pages, progress);
+    }
     report.blocks = check.owned.count_used();
     report.findings = check.findings.into_inner();
     report.more = check.more.into_inner();
@@ -509,6 +521,25 @@ impl Check {
                 self.find("links", format!("directory {ino} cannot be reached from the root"));
             }
         }
+    }
+
+    /// The pages of sound files and links against their checksums.
+    fn data(&self, pages: u64, progress: Progress<'_>) {
+        let mut done = 0;
+        self.map.for_each(&mut |entry| {
+            if done % DATA_STEP == 0 {
+                progress("data", done, pages);
+            }
+            done += 1;
+            let is_data = self.is_ino(entry.ino) && {
+                let inode = self.load(entry.ino);
+                inode.in_use() && inode.is_sound(entry.ino) && !inode.is_dir()
+            };
+            if is_data && let Some((error, _)) = sums::wrong_word(&self.region, &self.superblock, &entry) {
+                self.find("data", error.to_string());
+            }
+            true
+        });
     }
 
     fn reaches_root(&self, ino: u32) -> bool {

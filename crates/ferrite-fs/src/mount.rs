@@ -50,6 +50,10 @@ pub(crate) fn mount(mut region: Region, options: &MountOptions) -> Result<Core, 
     let was_clean = region.load(CONTROL_STATE) == STATE_CLEAN;
     let mounts = region.load(CONTROL_MOUNTS).wrapping_add(1);
     if !options.read_only {
+        if region.load(CONTROL_BOOT) != 0 {
+            // What a killed process left to the kernel, before the word goes that would tell of a power loss.
+            region.sync()?;
+        }
         // Before anything else changes, so that a pool in use never says it is clean.
         for (offset, value) in [
             (CONTROL_STATE, STATE_IN_USE),

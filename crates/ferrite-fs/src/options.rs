@@ -226,6 +226,13 @@ pub struct EntryDump {
     pub segment: u32,
 }
 
+/// Choices of a check or repair.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct FsckOptions {
+    /// Read all data of files as well, where it carries checksums.
+    pub data: bool,
+}
+
 /// One thing fsck found wrong.
 #[derive(Debug, Clone, Serialize)]
 pub struct Finding {

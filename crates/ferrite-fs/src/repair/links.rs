@@ -24,7 +24,9 @@ impl Repair {
             .iter()
             .copied()
             .filter(|&ino| {
-                self.state[ino as usize] == State::Sound && self.load(ino).is_file() && self.load(ino).nlink() > 0
+                let inode = self.load(ino);
+                let has_content = matches!(inode.kind(), Some(FileKind::File | FileKind::Symlink));
+                self.state[ino as usize] == State::Sound && has_content && inode.nlink() > 0
             })
             .collect();
         spoiled.sort_unstable();

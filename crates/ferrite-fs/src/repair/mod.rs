@@ -30,7 +30,7 @@ use crate::layout::{
 };
 use crate::mend::{self, Mend};
 use crate::mount::{self, StaleBoot};
-use crate::options::{Mended, RepairReport};
+use crate::options::{FsckOptions, Mended, RepairReport};
 
 /// Repairs are repeated so often if something is left; one is enough unless its own changes meet damage.
 const ROUNDS: usize = 3;
@@ -88,6 +88,8 @@ struct Repair {
     /// Inodes whose content may be wrong.
     spoiled: FxHashSet<u32>,
     lost_found: Option<u32>,
+    /// Data is held against its checksums.
+    reads_data: bool,
     touched: FxHashMap<u64, u64>,
     report: RepairReport,
 }
@@ -95,6 +97,15 @@ struct Repair {
 /// Says what is to be done to repair the pool in `region`, a private mapping, which is changed on the way. `progress` gets phase,
 /// done, total. Fails only if there is no pool, or part of it cannot be read: then nothing is known of what is there.
 pub fn repair(region: Region, progress: Progress<'_>) -> Result<(RepairReport, Mend), EngineError> {
+    repair_with(region, FsckOptions::default(), progress)
+}
+
+/// As [`repair`], with choices.
+pub fn repair_with(
+    region: Region,
+    options: FsckOptions,
+    progress: Progress<'_>,
+) -> Result<(RepairReport, Mend), EngineError> {
     let superblock = Superblock::find(&region)?;
     if superblock.unknown_ro_compat() != 0 {
         return Err(EngineError::ReadOnlyFeatures(superblock.unknown_ro_compat()));
@@ -143,11 +154,12 @@ pub fn repair(region: Region, progress: Progress<'_>) -> Result<(RepairReport, M
     let region = Arc::new(region);
     for round in 0..ROUNDS {
         let mut repair = Repair::new(Arc::clone(&region), superblock.clone(), report, touched);
+        repair.reads_data = options.data;
         repair.superblocks();
         repair.run(progress);
         (report, touched) = (repair.report, repair.touched);
         let findings = fsck::superblock_findings(&region, &superblock);
-        report.after = fsck::check(Arc::clone(&region), superblock.clone(), findings, progress);
+        report.after = fsck::check(Arc::clone(&region), superblock.clone(), options, findings, progress);
         if report.after.findings.is_empty() || round + 1 == ROUNDS {
             break;
         }
@@ -189,6 +201,7 @@ impl Repair {
             entries: Vec::new(),
             spoiled: FxHashSet::default(),
             lost_found: None,
+            reads_data: false,
             region,
             superblock,
             touched,
@@ -197,7 +210,7 @@ impl Repair {
     }
 
     fn run(&mut self, progress: Progress<'_>) {
-        let phases: [Phase; 11] = [
+        let phases: [Phase; 12] = [
             ("inodes", Repair::inodes),
             ("wiped inodes", Repair::wiped_inodes),
             ("mapping", Repair::mapping),
@@ -206,6 +219,7 @@ impl Repair {
             ("blocks", Repair::blocks),
             ("directories", Repair::directories),
             ("rebuilding", Repair::rebuild),
+            ("data", Repair::data),
             ("entries", Repair::entries),
             ("connecting", Repair::connect),
             ("counts", Repair::counts),

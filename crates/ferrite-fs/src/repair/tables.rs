@@ -519,6 +519,28 @@ impl Repair {
         self.reload_map();
     }
 
+    /// Pages that do not have the checksums they should cannot be read, whichever of both was hit. They get the ones that fit, and their
+    /// files are put aside, so that whoever knows what they held can tell.
+    pub(super) fn data(&mut self) {
+        if !self.reads_data {
+            return;
+        }
+        let mut wrong: BTreeMap<u32, Vec<(u64, u64)>> = BTreeMap::new();
+        self.map.for_each(&mut |entry| {
+            let is_data = self.state[entry.ino as usize] == State::Sound && !self.load(entry.ino).is_dir();
+            if is_data && let Some((_, right)) = sums::wrong_word(&self.region, &self.superblock, &entry) {
+                wrong.entry(entry.ino).or_default().push(right);
+            }
+            true
+        });
+        for (ino, words) in wrong {
+            let what = format!("inode {ino}: {} pages have the wrong checksum", words.len());
+            words.into_iter().for_each(|(offset, word)| self.set(offset, word));
+            self.spoiled.insert(ino);
+            self.mended("data", what, "checksums made to fit what is there", true);
+        }
+    }
+
     /// Gives damaged inodes back what can be known of them: what they are from their names and pages, how long they are from
     /// their pages. Directories stay where they are, their entries vouch for themselves; files are quarantined.
     pub(super) fn rebuild(&mut self) {

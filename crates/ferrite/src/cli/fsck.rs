@@ -4,7 +4,7 @@ use std::io::IsTerminal;
 use std::path::PathBuf;
 
 use ferrite_fs::mend::Mend;
-use ferrite_fs::{FsckReport, RepairReport};
+use ferrite_fs::{FsckOptions, FsckReport, RepairReport};
 use ferrite_pm::{Access, PmError, Region};
 use indicatif::{ProgressBar, ProgressStyle};
 
@@ -42,6 +42,9 @@ pub(crate) struct Fsck {
     /// Change nothing (the default)
     #[arg(short = 'n')]
     no_changes: bool,
+    /// Read all data of files as well, where it carries checksums (`mkfs --data-checksum`): as long as reading the pool takes
+    #[arg(long)]
+    data: bool,
     /// Print the report as one line of JSON
     #[arg(long)]
     json: bool,
@@ -90,13 +93,21 @@ impl Fsck {
         }
     }
 
+    fn options(&self) -> FsckOptions {
+        FsckOptions { data: self.data }
+    }
+
     fn check(&self) -> Outcome {
         let bar = progress_bar();
-        let report = ferrite_fs::fsck(self.open(Access::ReadOnlyPrivate)?, &mut |phase, done, total| {
-            bar.set_message(phase);
-            bar.set_length(total);
-            bar.set_position(done);
-        });
+        let report = ferrite_fs::fsck_with(
+            self.open(Access::ReadOnlyPrivate)?,
+            self.options(),
+            &mut |phase, done, total| {
+                bar.set_message(phase);
+                bar.set_length(total);
+                bar.set_position(done);
+            },
+        );
         bar.finish_and_clear();
         let report = report.map_err(|error| self.cannot(&error))?;
         if self.json {
@@ -105,10 +116,15 @@ impl Fsck {
             for finding in &report.findings {
                 say(format!("{}: {}", finding.phase, finding.what));
             }
+            // Without the option a repair would not see what this check has.
+            let repair = match self.data {
+                true => "ferrite fsck --repair --data",
+                false => "ferrite fsck --repair",
+            };
             let state = match report.findings.len() {
                 0 => "sound".to_string(),
-                1 => "1 error; `ferrite fsck --repair` repairs it".to_string(),
-                _ => format!("{} errors; `ferrite fsck --repair` repairs them", count(&report)),
+                1 => format!("1 error; `{repair}` repairs it"),
+                _ => format!("{} errors; `{repair}` repairs them", count(&report)),
             };
             self.say_state(&state, &report);
         }
@@ -130,11 +146,15 @@ impl Fsck {
     fn mend(&self) -> Outcome {
         let bar = progress_bar();
         // The repair is worked out on a private copy, and only then carried out.
-        let planned = ferrite_fs::repair(self.open(Access::ReadOnlyPrivate)?, &mut |phase, done, total| {
-            bar.set_message(phase);
-            bar.set_length(total);
-            bar.set_position(done);
-        });
+        let planned = ferrite_fs::repair_with(
+            self.open(Access::ReadOnlyPrivate)?,
+            self.options(),
+            &mut |phase, done, total| {
+                bar.set_message(phase);
+                bar.set_length(total);
+                bar.set_position(done);
+            },
+        );
         bar.finish_and_clear();
         let (report, mend) = planned.map_err(|error| self.cannot(&error))?;
         let loses = report.mended.iter().any(|mended| mended.loss);

@@ -3,6 +3,7 @@
 use super::*;
 use crate::layout::{CONTROL_BOOT, CONTROL_STATE, STATE_IN_USE};
 use crate::mount::boot_id;
+use crate::{FsckOptions, fsck_with, repair_with};
 
 /// A damaged image, repaired; it has to be sound then. Returns what was done as well.
 fn repaired(image: &[u8]) -> (Vec<u8>, crate::RepairReport) {
@@ -214,4 +215,56 @@ fn more_findings_than_are_kept_are_told_as_more() {
     let engine = Engine::mount(Region::from_image(&image).unwrap(), &quiet()).unwrap();
     let report = engine.scrub(None).unwrap();
     assert_eq!((report.findings.len(), report.more), (1000, true));
+}
+
+/// The checksums are gone, and the data is whole: it cannot be read, until a repair that was asked to look has put it aside.
+#[test]
+fn data_whose_checksums_were_wiped_is_put_aside_and_can_be_read() {
+    const DATA: FsckOptions = FsckOptions { data: true };
+    for variant in SUMMED {
+        let sound = sample(variant);
+        let superblock = Superblock::find(&Region::from_image(&sound).unwrap()).unwrap();
+        let before = tree(&sound);
+        let check = |image: &[u8], options| {
+            let report = fsck_with(Region::from_image(image).unwrap(), options, &mut |_, _, _| {});
+            report.unwrap().findings
+        };
+        assert!(check(&sound, DATA).is_empty());
+        let mut image = sound.clone();
+        let sums = superblock.sum_offset as usize..(superblock.first_block * BLOCK_BYTES) as usize;
+        wipe(&mut image, sums, 0);
+        assert!(
+            check(&image, FsckOptions::default()).is_empty(),
+            "no data is read unasked"
+        );
+        let found = check(&image, DATA);
+        let of_data = |finding: &crate::Finding| finding.phase == "data" && finding.what.contains(", bytes ");
+        assert!(found.len() > 100 && found.iter().all(of_data), "{found:?}");
+        let (report, mend) = repair_with(Region::from_image(&image).unwrap(), DATA, &mut |_, _, _| {}).unwrap();
+        assert!(report.after.findings.is_empty(), "{:?}", report.after.findings);
+        assert!(report.mended.iter().any(|mended| mended.phase == "data" && mended.loss));
+        let region = Region::from_image(&image).unwrap();
+        mend.apply(&region).unwrap();
+        let image = image_of(&region);
+        assert!(check(&image, DATA).is_empty());
+        let (again, _) = repair_with(Region::from_image(&image).unwrap(), DATA, &mut |_, _, _| {}).unwrap();
+        assert!(again.mended.is_empty(), "{:?}", again.mended);
+        let after = tree(&image);
+        for (path, content) in &before {
+            let aside = format!("/lost+found/damaged-{}", number(&sound, path));
+            // What has its content inside has no page.
+            let path = if content.len() > 128 { &aside } else { path };
+            assert!(after.get(path) == Some(content), "{variant:?}: {path}");
+        }
+        let engine = Engine::mount(Region::from_image(&image).unwrap(), &quiet()).unwrap();
+        assert!(
+            engine.lookup(ROOT_INO, b"long").is_err(),
+            "a link may lead elsewhere now"
+        );
+        let link = number(&sound, "/long");
+        let aside = engine
+            .readlink(number(&image, &format!("/lost+found/damaged-{link}")))
+            .unwrap();
+        assert_eq!(aside, [b'l'; 2000]);
+    }
 }
