@@ -494,6 +494,7 @@ impl Check {
     }
 
     fn link_counts(&self, progress: Progress<'_>) {
+        let mut known = vec![None; self.superblock.inodes as usize];
         for ino in 1..self.superblock.inodes as u32 {
             if ino % 65536 == 1 {
                 progress("links", u64::from(ino), self.superblock.inodes);
@@ -517,7 +518,7 @@ impl Check {
                     format!("inode {ino}: link count {}, {expected} found", inode.nlink()),
                 );
             }
-            if inode.is_dir() && !is_root && expected > 0 && !self.reaches_root(ino) {
+            if inode.is_dir() && !is_root && expected > 0 && !self.reaches_root(ino, &mut known) {
                 self.find("links", format!("directory {ino} cannot be reached from the root"));
             }
         }
@@ -542,17 +543,30 @@ impl Check {
         });
     }
 
-    fn reaches_root(&self, ino: u32) -> bool {
-        let mut at = ino;
-        for _ in 0..self.superblock.inodes {
+    /// Whether a directory's parents lead to the root. What is found holds for all on the way, and is kept in `known`, so that
+    /// no way is climbed twice, however deep the tree is.
+    fn reaches_root(&self, ino: u32, known: &mut [Option<bool>]) -> bool {
+        let (mut at, mut way) = (ino, Vec::new());
+        let reaches = loop {
             if u64::from(at) == ROOT_INO {
-                return true;
+                break true;
             }
-            if !self.is_ino(at) || !self.load(at).is_dir() {
-                return false;
+            if !self.is_ino(at) {
+                break false;
             }
-            at = self.load(at).parent();
-        }
-        false
+            if let Some(reaches) = known[at as usize] {
+                break reaches;
+            }
+            let inode = self.load(at);
+            if !inode.is_dir() {
+                break false;
+            }
+            // Who is met again on the same way is in a circle.
+            known[at as usize] = Some(false);
+            way.push(at);
+            at = inode.parent();
+        };
+        way.into_iter().for_each(|dir| known[dir as usize] = Some(reaches));
+        reaches
     }
 }

@@ -281,9 +281,21 @@ pub struct Mended {
     pub loss: bool,
 }
 
+impl Mended {
+    /// What was wrong, without what is done about it.
+    pub(crate) fn finding(&self) -> Finding {
+        Finding {
+            phase: self.phase,
+            what: self.what.clone(),
+        }
+    }
+}
+
 /// What a repair comes to.
 #[derive(Debug, Clone, Default, Serialize)]
 pub struct RepairReport {
+    /// What was wrong before, in the order of `mended`; empty if the pool was sound.
+    pub findings: Vec<Finding>,
     /// Everything that is done, in order.
     pub mended: Vec<Mended>,
     /// Inodes whose content may be wrong, as they are called in `lost+found`.
@@ -306,6 +318,9 @@ pub struct ScrubReport {
     pub entries: u64,
     /// Entries of page logs.
     pub log_entries: u64,
+    /// How many of the findings are damaged data of files, which a repair of structures does not mend.
+    #[serde(default)]
+    pub data_findings: u64,
     /// Pages of data whose checksums were verified; 0 where data carries none.
     #[serde(default)]
     pub pages: u64,

@@ -58,17 +58,19 @@ pub(crate) fn scrub(core: &Core, bytes_per_second: Option<u64>) -> Result<ScrubR
 }
 
 impl Scrub<'_> {
-    fn find(&mut self, what: String) {
+    /// Says if it is one more of those that are kept.
+    fn find(&mut self, what: String) -> bool {
         tracing::error!(%what, "scrub found damage");
         // The mount may have told it.
         if self.report.findings.contains(&what) {
-            return;
+            return false;
         }
-        if self.report.findings.len() < FINDINGS_MAX {
-            self.report.findings.push(what);
-        } else {
-            self.report.more = true;
+        let has_room = self.report.findings.len() < FINDINGS_MAX;
+        match has_room {
+            true => self.report.findings.push(what),
+            false => self.report.more = true,
         }
+        has_room
     }
 
     /// Waits until what was read is within the limit.
@@ -215,8 +217,10 @@ impl Scrub<'_> {
         if core.superblock.has_data_checksums() {
             self.report.pages += 1;
             self.report.bytes += BLOCK_BYTES;
-            if let Err(error) = sums::read_block(core, page, word, 0, &mut buffer[..]) {
-                self.find(error.to_string());
+            if let Err(error) = sums::read_block(core, page, word, 0, &mut buffer[..])
+                && self.find(error.to_string())
+            {
+                self.report.data_findings += 1;
             }
         }
     }

@@ -74,6 +74,10 @@ fn a_scrub_finds_what_fsck_would_and_changes_nothing() {
     let before = fs::read(&path).unwrap();
     let said = fails(ferrite().args(["scrub", "--limit", "100"]).arg(&path), 4);
     assert!(said.contains(&format!("inode {victim}: wrong checksum")), "{said}");
+    assert!(
+        said.contains("unmount the pool and run `ferrite fsck --repair`"),
+        "{said}"
+    );
     assert!(fs::read(&path).unwrap() == before);
 }
 
@@ -169,4 +173,36 @@ fn a_damaged_log_leaves_the_pool_readable() {
     assert_eq!(fs::read(test.path("sound")).unwrap(), vec![1; 10_000]);
     fs::write(test.path("new"), b"").unwrap();
     test.finish();
+}
+
+/// A name that is gone is a loss, though all that it named has another one.
+#[test]
+fn preening_gives_up_no_name() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("pool");
+    pool(&path);
+    let fs_ = Fs::open(&path).unwrap();
+    fs_.hard_link("/dir/sound", "/dir/another-name").unwrap();
+    fs_.close().unwrap();
+    let mut image = fs::read(&path).unwrap();
+    let first = superblock(&path).first_block as usize * 4096;
+    let is_entry = |at: &usize| image[at + 16..].starts_with(b"another-name\0");
+    let at = (first..image.len() - 64).step_by(8).find(is_entry).unwrap();
+    // Its length is all that a free entry keeps.
+    image[at..at + 4].fill(0);
+    image[at + 6..at + 8].fill(0);
+    fs::write(&path, &image).unwrap();
+    let said = fails(ferrite().args(["fsck", "-p"]).arg(&path), 4);
+    assert!(
+        said.contains("link count 2, 1 found") && said.contains("nothing changed"),
+        "{said}"
+    );
+    assert!(fs::read(&path).unwrap() == image, "-p changed the pool");
+    let said = fails(ferrite().args(["fsck", "-p", "--json"]).arg(&path), 4);
+    let report: serde_json::Value = serde_json::from_str(&said).unwrap();
+    let found = report["findings"].as_array().unwrap();
+    assert!(!found.is_empty() && found.len() == report["mended"].as_array().unwrap().len());
+    assert!(found.iter().all(|finding| finding["what"].is_string()), "{said}");
+    fails(ferrite().args(["fsck", "-y"]).arg(&path), 1);
+    ok(ferrite().args(["fsck", "-p"]).arg(&path));
 }

@@ -110,7 +110,9 @@ impl Repair {
             }
             odd.remove(&(dir, lblk));
             moved.insert(block);
-            let what = format!("directory {dir}: block {lblk} is not mapped, and lies in block {block} as its header and names say");
+            let what = format!(
+                "directory {dir}: block {lblk} is not mapped, and lies in block {block} as its header and names say"
+            );
             self.mended("mapping", what, "put back", false);
         }
         for ((dir, lblk), block) in odd {
@@ -125,7 +127,8 @@ impl Repair {
             }
             if self.set_page(dir, lblk, None).is_ok() {
                 self.pages[dir as usize] -= 1;
-                let what = format!("directory {dir}: block {lblk} is mapped to block {block}, where nothing is its own");
+                let what =
+                    format!("directory {dir}: block {lblk} is mapped to block {block}, where nothing is its own");
                 self.mended("mapping", what, "dropped", !is_moved);
             }
         }
@@ -134,7 +137,10 @@ impl Repair {
 
     /// Which block of which directory a data block says it is.
     fn header_of(&self, block: u32) -> Option<(u32, u32)> {
-        let offset = self.superblock.is_data_block(block).then(|| self.superblock.block_offset(block))?;
+        let offset = self
+            .superblock
+            .is_data_block(block)
+            .then(|| self.superblock.block_offset(block))?;
         dentry::read_block_header(&self.region, offset).ok()
     }
 

@@ -167,6 +167,7 @@ pub fn repair_with(
     // What cannot be read looks like zeros, which a repair would make true.
     region.check()?;
     report.after.replayed_records = replayed_records;
+    report.findings = report.mended.iter().map(Mended::finding).collect();
     let mut words: Vec<(u64, u64)> = touched
         .into_iter()
         .map(|(offset, before)| (offset, before, region.load(offset)))

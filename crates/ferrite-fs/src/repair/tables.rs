@@ -63,7 +63,9 @@ impl Repair {
         for _ in 0..CURES_MAX {
             let (mut found, mut nodes, mut pages) = (Vec::new(), Vec::new(), FxHashSet::default());
             self.map.check(
-                &mut |entry| drop(pages.insert(entry.word.page())),
+                &mut |entry| {
+                    pages.insert(entry.word.page());
+                },
                 &mut |node| nodes.push(node),
                 &mut |broken| found.push(broken),
             );

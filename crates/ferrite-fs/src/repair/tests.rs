@@ -2,6 +2,7 @@
 //!
 //! `FERRITE_SEED` replays one image; `FERRITE_SOAK=1` tries ten thousand.
 
+mod lost_names;
 mod wiped;
 
 use std::collections::{BTreeMap, BTreeSet};

@@ -57,8 +57,8 @@ impl Scrub {
                 pool.display(),
                 match report.findings.len() {
                     0 => "sound".to_string(),
-                    n if report.more => format!("more than {n} damaged, see `ferrite fsck --help`"),
-                    n => format!("{n} damaged, see `ferrite fsck --help`"),
+                    n if report.more => format!("more than {n} damaged: {}", mend(&report)),
+                    n => format!("{n} damaged: {}", mend(&report)),
                 },
                 report.inodes,
                 report.entries,
@@ -70,6 +70,18 @@ impl Scrub {
             ));
         }
         Ok(if report.findings.is_empty() { SOUND } else { DAMAGED })
+    }
+}
+
+/// What to do about damage.
+fn mend(report: &ScrubReport) -> &'static str {
+    match (
+        report.data_findings,
+        report.findings.len() as u64 - report.data_findings,
+    ) {
+        (0, _) => "unmount the pool and run `ferrite fsck --repair`",
+        (_, 0) => "restore these files from a copy, or have `ferrite fsck --repair --data` put them aside",
+        _ => "unmount the pool and run `ferrite fsck --repair`; files with damaged data are to be restored from a copy",
     }
 }
 

@@ -6,7 +6,7 @@ use crate::mount::boot_id;
 use crate::{FsckOptions, fsck_with, repair_with};
 
 /// A damaged image, repaired; it has to be sound then. Returns what was done as well.
-fn repaired(image: &[u8]) -> (Vec<u8>, crate::RepairReport) {
+pub(super) fn repaired(image: &[u8]) -> (Vec<u8>, crate::RepairReport) {
     let (report, mend) = repair(Region::from_image(image).unwrap(), &mut |_, _, _| {}).unwrap();
     assert!(report.after.findings.is_empty(), "{:?}", report.after.findings);
     let region = Region::from_image(image).unwrap();
@@ -17,7 +17,7 @@ fn repaired(image: &[u8]) -> (Vec<u8>, crate::RepairReport) {
     (image, report)
 }
 
-fn tree(image: &[u8]) -> BTreeMap<String, Vec<u8>> {
+pub(super) fn tree(image: &[u8]) -> BTreeMap<String, Vec<u8>> {
     let engine = Engine::mount(Region::from_image(image).unwrap(), &quiet()).unwrap();
     walk(&engine).unwrap().0
 }
@@ -28,7 +28,7 @@ fn inode_range(image: &[u8], ino: Ino) -> Range<usize> {
     at..at + INODE_BYTES as usize
 }
 
-fn number(image: &[u8], path: &str) -> Ino {
+pub(super) fn number(image: &[u8], path: &str) -> Ino {
     let engine = Engine::mount(Region::from_image(image).unwrap(), &quiet()).unwrap();
     let names = path.split('/').skip(1);
     names.fold(ROOT_INO, |dir, name| engine.lookup(dir, name.as_bytes()).unwrap().ino)
