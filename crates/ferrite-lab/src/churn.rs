@@ -12,6 +12,7 @@
 //! Invariant: the number of mapped pages is the same before and after each churn and each measurement.
 
 use std::hint::black_box;
+use std::sync::atomic::AtomicU64;
 
 use ferrite_map::{MapError, MapTx, Mapping, PageWord, Resource, TransCache};
 use serde::Serialize;
@@ -475,6 +476,10 @@ impl MapTx for Counting<'_, '_> {
 
     fn word(&self, offset: u64) -> u64 {
         self.tx.word(offset)
+    }
+
+    fn stored(&self, offset: u64, count: usize) -> Option<&[AtomicU64]> {
+        self.tx.stored(offset, count)
     }
 
     fn fresh_block(&mut self) -> Result<u32, MapError> {
