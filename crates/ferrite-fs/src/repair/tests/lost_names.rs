@@ -175,7 +175,7 @@ fn ways_to(image: &[u8], dir: Ino) -> Vec<u64> {
 
 #[test]
 fn names_come_back_when_only_the_way_to_them_was_hit() {
-    for variant in PLAIN.into_iter().chain(SUMMED) {
+    for variant in PLAIN {
         let sound = crowded(variant);
         let before = tree(&sound);
         for path in ["", "/dir0", "/crowd"] {
