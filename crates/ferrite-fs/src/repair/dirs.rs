@@ -74,7 +74,7 @@ impl Repair {
             let is_dir = self.is_ino(ino) && self.state[ino as usize] == State::Sound && self.load(ino).is_dir();
             if is_dir && self.header_of(word.page()) != Some((ino, lblk)) {
                 odd.insert((ino, lblk), word.page());
-            } else {
+            } else if self.pointed.contains_key(&word.page()) {
                 mapped.insert(word.page());
             }
             true
@@ -135,12 +135,14 @@ impl Repair {
         self.reload_map();
     }
 
-    /// Which block of which directory a data block says it is.
+    /// Which block of which directory a data block says it is; or said, before the mapping was cured.
     fn header_of(&self, block: u32) -> Option<(u32, u32)> {
-        let offset = self
-            .superblock
-            .is_data_block(block)
-            .then(|| self.superblock.block_offset(block))?;
+        if let Some(&[first, second, ..]) = self.contested.get(&block).map(Vec::as_slice) {
+            let (dir, lblk) = (first as u32, (first >> 32) as u32);
+            return (dentry::block_header(dir, lblk) == [first, second]).then_some((dir, lblk));
+        }
+        let is_data = self.superblock.is_data_block(block);
+        let offset = is_data.then(|| self.superblock.block_offset(block))?;
         dentry::read_block_header(&self.region, offset).ok()
     }
 

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use ferrite_map::bitmap::AtomicBitmap;
 use ferrite_map::hashfs::HashFs;
 use ferrite_map::{Broken, MapEntry, PageWord};
 use ferrite_vfs::{FileKind, ROOT_INO};
@@ -61,15 +62,19 @@ impl Repair {
     /// page of another: cures would spoil that, so what it held is kept for [`Self::blocks`].
     fn cure_mapping(&mut self) {
         for _ in 0..CURES_MAX {
-            let (mut found, mut nodes, mut pages) = (Vec::new(), Vec::new(), FxHashSet::default());
+            let (mut found, mut nodes) = (Vec::new(), Vec::new());
+            let pages = AtomicBitmap::new(self.superblock.blocks);
+            let index = |block: u32| u64::from(block) - self.superblock.first_block;
             self.map.check(
                 &mut |entry| {
-                    pages.insert(entry.word.page());
+                    if self.superblock.is_data_block(entry.word.page()) {
+                        pages.set(index(entry.word.page()));
+                    }
                 },
                 &mut |node| nodes.push(node),
                 &mut |broken| found.push(broken),
             );
-            for &block in nodes.iter().filter(|node| pages.contains(node)) {
+            for &block in nodes.iter().filter(|&&node| pages.is_set(index(node))) {
                 let (region, offset) = (&self.region, self.superblock.block_offset(block));
                 let held = || (0..BLOCK_BYTES).step_by(8).map(|at| region.load(offset + at)).collect();
                 self.contested.entry(block).or_insert_with(held);
