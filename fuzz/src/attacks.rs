@@ -4,7 +4,7 @@
 //! replays the corpus on a stable compiler (`crates/ferrite-fs/tests/fuzz_corpus.rs`). A new target is a function and a line
 //! in [`TARGETS`], a file in `fuzz_targets/`, a `[[bin]]` in `Cargo.toml`, and a corpus.
 //!
-//! The bytes are patches of 12: area, way (see [`patch`]), length, mapping (of the pool; in the first patch only), offset (4), value (4). So
+//! The bytes are patches of 12: area, way (see [`patch`]), length, kind of pool (its mapping, and data checksums or none; in the first patch only), offset (4), value (4). So
 //! the fuzzer works on what matters instead of on four megabytes. An attack must end without a panic, a hang or an access outside the pool; errors
 //! are fine. Two ways store something with a right checksum, so that what lies behind the checksum is attacked too.
 
@@ -32,16 +32,18 @@ const SEGMENT: (&[u8], usize) = (b"FpLg", 8);
 /// Bit of a patch's way: hit any place of the area, not only those in use.
 const ANYWHERE: u8 = 0x80;
 
-/// Byte of the first patch that says which mapping the pool has.
-const MAPPING_AT: usize = 3;
+/// Byte of the first patch that says which kind of pool it is.
+const KIND_AT: usize = 3;
 
-/// Made once for each mapping.
-type PerMapping<T> = [OnceLock<T>; Mapping::ALL.len()];
+/// Kinds of pools: each mapping, without data checksums and with them.
+const KINDS: usize = 2 * Mapping::ALL.len();
 
-/// The mapping that an input is about.
-fn mapping_of(data: &[u8]) -> Mapping {
-    let number = usize::from(data.get(MAPPING_AT).copied().unwrap_or(0));
-    Mapping::ALL[number % Mapping::ALL.len()]
+/// Made once for each kind of pool.
+type PerKind<T> = [OnceLock<T>; KINDS];
+
+/// The kind of pool that an input is about.
+fn kind_of(data: &[u8]) -> usize {
+    usize::from(data.get(KIND_AT).copied().unwrap_or(0)) % KINDS
 }
 
 /// A target: its name, and what it does with the fuzzer's bytes.
@@ -72,12 +74,13 @@ fn quiet() -> MountOptions {
     }
 }
 
-fn sample(mapping: Mapping) -> &'static Sample {
-    static MADE: PerMapping<Sample> = [const { OnceLock::new() }; Mapping::ALL.len()];
-    MADE[mapping as usize].get_or_init(|| {
+fn sample(kind: usize) -> &'static Sample {
+    static MADE: PerKind<Sample> = [const { OnceLock::new() }; KINDS];
+    MADE[kind].get_or_init(|| {
         let region = Region::anonymous(POOL_BYTES).expect("memory for a pool");
         let options = MkfsOptions {
-            mapping,
+            mapping: Mapping::ALL[kind % Mapping::ALL.len()],
+            data_checksum: kind >= Mapping::ALL.len(),
             inodes: Some(127),
             rings: Some(2),
             seed: Some(42),
@@ -425,9 +428,9 @@ fn mapping(image: &[u8], superblock: &Superblock) -> Vec<Area> {
 
 /// All structures of the sound pool.
 fn everything(data: &[u8]) -> &'static Surface {
-    static MADE: PerMapping<Surface> = [const { OnceLock::new() }; Mapping::ALL.len()];
-    let chosen = mapping_of(data);
-    MADE[chosen as usize].get_or_init(|| {
+    static MADE: PerKind<Surface> = [const { OnceLock::new() }; KINDS];
+    let chosen = kind_of(data);
+    MADE[chosen].get_or_init(|| {
         let Sample { clean, superblock, .. } = sample(chosen);
         let mut areas = vec![
             Area::new(clean, 0, BLOCK_BYTES),
@@ -442,6 +445,10 @@ fn everything(data: &[u8]) -> &'static Surface {
         ];
         // Where the corpus has the table of a pool that has one.
         areas.splice(5..5, mapping(clean, superblock));
+        if superblock.has_data_checksums() {
+            let (start, end) = (superblock.sum_offset, superblock.first_block * BLOCK_BYTES);
+            areas.push(Area::new(clean, start, end - start));
+        }
         Surface {
             image: clean.clone(),
             areas,
@@ -457,9 +464,9 @@ pub(crate) fn pool_image(data: &[u8]) {
 
 /// Records and the control block of a crashed pool.
 pub(crate) fn journal_replay(data: &[u8]) {
-    static MADE: PerMapping<Surface> = [const { OnceLock::new() }; Mapping::ALL.len()];
-    let chosen = mapping_of(data);
-    let surface = MADE[chosen as usize].get_or_init(|| {
+    static MADE: PerKind<Surface> = [const { OnceLock::new() }; KINDS];
+    let chosen = kind_of(data);
+    let surface = MADE[chosen].get_or_init(|| {
         let Sample {
             crashed, superblock, ..
         } = sample(chosen);
@@ -478,9 +485,9 @@ pub(crate) fn journal_replay(data: &[u8]) {
 
 /// Blocks of directories, and the name table that leads to them.
 pub(crate) fn directory_block(data: &[u8]) {
-    static MADE: PerMapping<Surface> = [const { OnceLock::new() }; Mapping::ALL.len()];
-    let chosen = mapping_of(data);
-    let surface = MADE[chosen as usize].get_or_init(|| {
+    static MADE: PerKind<Surface> = [const { OnceLock::new() }; KINDS];
+    let chosen = kind_of(data);
+    let surface = MADE[chosen].get_or_init(|| {
         let Sample { clean, superblock, .. } = sample(chosen);
         Surface {
             image: clean.clone(),
@@ -493,9 +500,9 @@ pub(crate) fn directory_block(data: &[u8]) {
 
 /// Logs, and the page words that lead to them.
 pub(crate) fn page_log(data: &[u8]) {
-    static MADE: PerMapping<Surface> = [const { OnceLock::new() }; Mapping::ALL.len()];
-    let chosen = mapping_of(data);
-    let surface = MADE[chosen as usize].get_or_init(|| {
+    static MADE: PerKind<Surface> = [const { OnceLock::new() }; KINDS];
+    let chosen = kind_of(data);
+    let surface = MADE[chosen].get_or_init(|| {
         let Sample { clean, superblock, .. } = sample(chosen);
         let mut areas = vec![segments(clean, superblock)];
         areas.extend(mapping(clean, superblock));

@@ -71,12 +71,13 @@ impl Engine {
             return Err(EngineError::Failed(error));
         }
         core.reclaim().map_err(|error| EngineError::Failed(error.to_string()))?;
-        core.region.fence()?;
-        for (offset, value) in [(CONTROL_STATE, STATE_CLEAN), (CONTROL_BOOT, 0)] {
+        // A pool that says it is clean is so after a power loss, too, however it was used.
+        core.region.sync()?;
+        for (offset, value) in [(CONTROL_BOOT, 0), (CONTROL_STATE, STATE_CLEAN)] {
             core.region.store(offset, value);
             core.region.write_back(offset, 8);
         }
-        core.region.fence()?;
+        core.region.sync()?;
         Ok(())
     }
 

@@ -46,18 +46,39 @@ pub enum EngineError {
     /// A structure on the medium is damaged.
     #[error("damaged pool: {0}; run `ferrite fsck` on it")]
     Damaged(String),
+    /// Neither copy of the superblock can be believed.
+    #[error(
+        "damaged pool: both copies of the superblock are damaged (the first: {first}; the second: {second}), so neither a mount nor \
+         `ferrite fsck` has anything to go by; restore the pool from a copy"
+    )]
+    NoSuperblock {
+        /// What is wrong with the first.
+        first: String,
+        /// What is wrong with the second.
+        second: String,
+    },
     /// Options that cannot be met.
     #[error("{0}")]
     Options(String),
     /// Mounted with `durability=process` when the machine went down.
     #[error(
         "the pool was in use with durability=process when the machine restarted, so completed operations may be \
-         missing; check it with `ferrite fsck`, then mount it once with `-o accept_power_loss`"
+         missing; `ferrite fsck --repair` makes it sound again and accepts that, as does a mount with `-o accept_power_loss`"
     )]
     PowerLost,
     /// The engine stopped itself.
     #[error("the pool turned read-only: {0}")]
     Failed(String),
+}
+
+impl EngineError {
+    /// What is wrong, without what to do about it: for lists of findings, where that stands once for all.
+    pub(crate) fn cause(&self) -> String {
+        match self {
+            EngineError::Foreign(what) | EngineError::Damaged(what) => what.clone(),
+            other => other.to_string(),
+        }
+    }
 }
 
 impl From<MapError> for EngineError {

@@ -6,7 +6,7 @@
 //! Legal after a crash, and so no finding: inodes without names and intents; the next mount finishes them.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use ferrite_map::bitmap::AtomicBitmap;
 use ferrite_map::hashfs::HashFs;
@@ -23,15 +23,19 @@ use crate::inode::{INLINE_BYTES, Inode};
 use crate::journal::replay;
 use crate::layout::{BLOCK_BYTES, MAX_FILE_BYTES, Superblock};
 use crate::mend;
+use crate::mount;
 use crate::names::NameTable;
 use crate::ops::xattr_is_sound;
-use crate::options::{Finding, FsckReport};
+use crate::options::{Finding, FsckOptions, FsckReport};
 use crate::pagelog;
 use crate::pagelog::entry::{BLOCK_UNITS, UNIT_BYTES};
 use crate::sums;
 
 /// Findings kept; a ruined pool would otherwise fill the memory with them.
 const FINDINGS_MAX: usize = 1000;
+
+/// Pages of data after which progress is told.
+const DATA_STEP: u64 = 4096;
 
 pub(crate) type Progress<'a> = &'a mut dyn FnMut(&'static str, u64, u64);
 
@@ -50,18 +54,30 @@ struct Check {
     /// Blocks of directories: directory, logical block, block. Sorted before they are used.
     dir_blocks: Mutex<Vec<(u32, u32, u32)>>,
     findings: Mutex<Vec<Finding>>,
+    /// There were more than are kept.
+    more: AtomicBool,
 }
 
 /// Checks the pool in `region`, which should be a private mapping: the journal's records are applied to it. `progress` gets
-/// phase, done, total. Fails only if there is no pool to check; damage goes to the report.
+/// phase, done, total. Fails only if there is no pool to check, or part of it cannot be read; damage goes to the report.
 pub fn fsck(region: Region, progress: Progress<'_>) -> Result<FsckReport, EngineError> {
+    fsck_with(region, FsckOptions::default(), progress)
+}
+
+/// As [`fsck`], with choices.
+pub fn fsck_with(region: Region, options: FsckOptions, progress: Progress<'_>) -> Result<FsckReport, EngineError> {
     let superblock = Superblock::find(&region)?;
-    let mut findings = Vec::new();
-    check_superblocks(&region, &superblock, &mut findings);
+    let mut findings = superblock_findings(&region, &superblock);
+    if let Some(stale) = mount::stale_boot(&region) {
+        findings.push(Finding {
+            phase: "control",
+            what: stale.what().into(),
+        });
+    }
     if let Err(error) = mend::finish(&region, &superblock) {
         findings.push(Finding {
             phase: "journal",
-            what: error.to_string(),
+            what: error.cause(),
         });
     }
     let replayed_records = match replay::replay(&region, &superblock) {
@@ -69,12 +85,15 @@ pub fn fsck(region: Region, progress: Progress<'_>) -> Result<FsckReport, Engine
         Err(error) => {
             findings.push(Finding {
                 phase: "journal",
-                what: error.to_string(),
+                what: error.cause(),
             });
             0
         }
     };
-    let mut report = check(Arc::new(region), superblock, findings, progress);
+    let region = Arc::new(region);
+    let mut report = check(Arc::clone(&region), superblock, options, findings, progress);
+    // What cannot be read looks like zeros: nothing that was found in such a pool means anything.
+    region.check()?;
     report.replayed_records = replayed_records;
     Ok(report)
 }
@@ -83,6 +102,7 @@ pub fn fsck(region: Region, progress: Progress<'_>) -> Result<FsckReport, Engine
 pub(crate) fn check(
     region: Arc<Region>,
     superblock: Superblock,
+    options: FsckOptions,
     findings: Vec<Finding>,
     progress: Progress<'_>,
 ) -> FsckReport {
@@ -96,6 +116,7 @@ pub(crate) fn check(
         logged: Mutex::default(),
         dir_blocks: Mutex::default(),
         findings: Mutex::new(findings),
+        more: AtomicBool::new(false),
         region,
         superblock,
     };
@@ -107,29 +128,32 @@ pub(crate) fn check(
     check.directories(&mut report, progress);
     check.name_table(report.entries);
     check.link_counts(progress);
+    if options.data {
+        check.data(report.pages, progress);
+    }
     report.blocks = check.owned.count_used();
     report.findings = check.findings.into_inner();
+    report.more = check.more.into_inner();
     report
 }
 
-pub(crate) fn check_superblocks(region: &Region, superblock: &Superblock, findings: &mut Vec<Finding>) {
+/// What is wrong with the copies of the superblock.
+pub(crate) fn superblock_findings(region: &Region, superblock: &Superblock) -> Vec<Finding> {
     let mut block = vec![0; BLOCK_BYTES as usize];
+    let mut findings = Vec::new();
     for (name, offset) in [("first", 0), ("second", superblock.second_copy_offset())] {
         region.read(offset, &mut block);
-        match Superblock::decode(&block) {
-            Ok(found) if found == *superblock => {}
-            Ok(_) => findings.push(Finding {
-                phase: "superblock",
-                what: format!("the {name} copy differs"),
-            }),
-            Err(error) => {
-                findings.push(Finding {
-                    phase: "superblock",
-                    what: format!("the {name} copy: {error}"),
-                });
-            }
-        }
+        let wrong = match Superblock::decode(&block) {
+            Ok(found) if found == *superblock => continue,
+            Ok(_) => format!("the {name} copy differs"),
+            Err(error) => format!("the {name} copy: {}", error.cause()),
+        };
+        findings.push(Finding {
+            phase: "superblock",
+            what: wrong,
+        });
     }
+    findings
 }
 
 impl Check {
@@ -137,6 +161,8 @@ impl Check {
         let mut findings = self.findings.lock();
         if findings.len() < FINDINGS_MAX {
             findings.push(Finding { phase, what });
+        } else {
+            self.more.store(true, Ordering::Relaxed);
         }
     }
 
@@ -468,6 +494,7 @@ impl Check {
     }
 
     fn link_counts(&self, progress: Progress<'_>) {
+        let mut known = vec![None; self.superblock.inodes as usize];
         for ino in 1..self.superblock.inodes as u32 {
             if ino % 65536 == 1 {
                 progress("links", u64::from(ino), self.superblock.inodes);
@@ -491,23 +518,55 @@ impl Check {
                     format!("inode {ino}: link count {}, {expected} found", inode.nlink()),
                 );
             }
-            if inode.is_dir() && !is_root && expected > 0 && !self.reaches_root(ino) {
+            if inode.is_dir() && !is_root && expected > 0 && !self.reaches_root(ino, &mut known) {
                 self.find("links", format!("directory {ino} cannot be reached from the root"));
             }
         }
     }
 
-    fn reaches_root(&self, ino: u32) -> bool {
-        let mut at = ino;
-        for _ in 0..self.superblock.inodes {
+    /// The pages of sound files and links against their checksums.
+    fn data(&self, pages: u64, progress: Progress<'_>) {
+        let mut done = 0;
+        self.map.for_each(&mut |entry| {
+            if done % DATA_STEP == 0 {
+                progress("data", done, pages);
+            }
+            done += 1;
+            let is_data = self.is_ino(entry.ino) && {
+                let inode = self.load(entry.ino);
+                inode.in_use() && inode.is_sound(entry.ino) && !inode.is_dir()
+            };
+            if is_data && let Some((error, _)) = sums::wrong_word(&self.region, &self.superblock, &entry) {
+                self.find("data", error.to_string());
+            }
+            true
+        });
+    }
+
+    /// Whether a directory's parents lead to the root. What is found holds for all on the way, and is kept in `known`, so that
+    /// no way is climbed twice, however deep the tree is.
+    fn reaches_root(&self, ino: u32, known: &mut [Option<bool>]) -> bool {
+        let (mut at, mut way) = (ino, Vec::new());
+        let reaches = loop {
             if u64::from(at) == ROOT_INO {
-                return true;
+                break true;
             }
-            if !self.is_ino(at) || !self.load(at).is_dir() {
-                return false;
+            if !self.is_ino(at) {
+                break false;
             }
-            at = self.load(at).parent();
-        }
-        false
+            if let Some(reaches) = known[at as usize] {
+                break reaches;
+            }
+            let inode = self.load(at);
+            if !inode.is_dir() {
+                break false;
+            }
+            // Who is met again on the same way is in a circle.
+            known[at as usize] = Some(false);
+            way.push(at);
+            at = inode.parent();
+        };
+        way.into_iter().for_each(|dir| known[dir as usize] = Some(reaches));
+        reaches
     }
 }

@@ -353,10 +353,10 @@ impl Superblock {
         let word = |offset: usize| u64::from_le_bytes(bytes[offset..offset + 8].try_into().expect("eight bytes"));
         let half = |offset: usize| u32::from_le_bytes(bytes[offset..offset + 4].try_into().expect("four bytes"));
         if word(0) != MAGIC {
-            return Err(EngineError::Foreign("its first block has no Ferrite signature".into()));
+            return Err(EngineError::Foreign("it has no Ferrite signature".into()));
         }
         if half(CRC_OFFSET) != crc32c(&bytes[..CRC_OFFSET]) {
-            return Err(EngineError::Damaged("superblock checksum".into()));
+            return Err(EngineError::Damaged("wrong superblock checksum".into()));
         }
         if half(8) > FORMAT_VERSION {
             return Err(EngineError::NewerVersion {
@@ -400,30 +400,38 @@ impl Superblock {
 
     /// Finds the superblock of `region`: the first block, or else the copy in the last one.
     pub fn find(region: &Region) -> Result<Self, EngineError> {
-        let mut block = vec![0u8; BLOCK_BYTES as usize];
         if region.len() < 2 * BLOCK_BYTES {
             return Err(EngineError::Foreign(format!("it has only {} bytes", region.len())));
         }
-        region.read(0, &mut block);
-        let first = match Self::decode(&block) {
-            Ok(superblock) => {
-                superblock.validate(region.len())?;
-                return Ok(superblock);
-            }
+        let first = match Self::copy_at(region, 0) {
+            Err(error @ (EngineError::Foreign(_) | EngineError::Damaged(_))) => error,
             // A newer program may checksum its superblock elsewhere, so its word is taken as it is.
-            Err(error @ (EngineError::NewerVersion { .. } | EngineError::UnknownFeatures(_))) => return Err(error),
-            Err(error) => error,
+            found_or_refused => return found_or_refused,
         };
-        region.read(region.len() / BLOCK_BYTES * BLOCK_BYTES - BLOCK_BYTES, &mut block);
-        match Self::decode(&block) {
+        match Self::copy_at(region, region.len() / BLOCK_BYTES * BLOCK_BYTES - BLOCK_BYTES) {
             Ok(superblock) => {
-                superblock.validate(region.len())?;
-                tracing::warn!(%first, "using the second superblock");
+                tracing::warn!(first = first.cause(), "using the second superblock");
                 Ok(superblock)
             }
-            Err(EngineError::Foreign(_)) => Err(first),
-            Err(error) => Err(error),
+            // Nothing says that there ever was a pool.
+            Err(EngineError::Foreign(_)) if matches!(first, EngineError::Foreign(_)) => Err(first),
+            Err(second @ (EngineError::Foreign(_) | EngineError::Damaged(_))) => Err(EngineError::NoSuperblock {
+                first: first.cause(),
+                second: second.cause(),
+            }),
+            Err(refused) => Err(refused),
         }
+    }
+
+    /// The copy at `offset`, if it can be believed.
+    fn copy_at(region: &Region, offset: u64) -> Result<Self, EngineError> {
+        let mut block = vec![0u8; BLOCK_BYTES as usize];
+        region.read(offset, &mut block);
+        // What cannot be read looks like zeros, and like no pool.
+        region.check()?;
+        let superblock = Self::decode(&block)?;
+        superblock.validate(region.len())?;
+        Ok(superblock)
     }
 
     /// Offset of the second copy.

@@ -52,11 +52,11 @@ mod tx;
 
 pub use engine::{Engine, identify};
 pub use error::EngineError;
-pub use fsck::fsck;
+pub use fsck::{fsck, fsck_with};
 pub use layout::Superblock;
 pub use mkfs::mkfs;
 pub use options::{
-    AtimePolicy, DramUse, EntryDump, Finding, FoldCounts, FsckReport, LastScrub, Mapping, Mended, MkfsOptions,
-    MountOptions, PageDump, PoolInfo, RepairReport, RuntimeFinding, ScrubReport,
+    AtimePolicy, DramUse, EntryDump, Finding, FoldCounts, FsckOptions, FsckReport, LastScrub, Mapping, Mended,
+    MkfsOptions, MountOptions, PageDump, PoolInfo, RepairReport, RuntimeFinding, ScrubReport,
 };
-pub use repair::repair;
+pub use repair::{repair, repair_with};

@@ -86,7 +86,7 @@ struct Mapped {
 }
 
 impl Tables<'_> {
-    /// Reads everything, and says what is wrong. Fails only if a thread does.
+    /// Reads everything, and says what is wrong. Fails only if a thread does, or the medium.
     pub(crate) fn load(&self) -> Result<Damage, EngineError> {
         let counters = || (0..self.superblock.inodes).map(|_| AtomicU32::new(0)).collect();
         let mapped = Mapped {
@@ -98,6 +98,8 @@ impl Tables<'_> {
             conflicts: Mutex::default(),
         };
         let (loaded, inodes) = self.read(&mapped)?;
+        // Before damage is told that is none.
+        self.region.check()?;
         let mut damage = Damage::default();
         self.judge_inodes(&inodes, &mut damage);
         match loaded {

@@ -14,7 +14,9 @@ use zerocopy::IntoBytes;
 use crate::checksum::crc32c;
 use crate::error::EngineError;
 use crate::journal::replay;
-use crate::layout::{CONTROL_MARK, CONTROL_MOUNTS, CONTROL_OFFSET, CONTROL_REPAIR, LINE_BYTES, Superblock};
+use crate::layout::{
+    CONTROL_BOOT, CONTROL_MARK, CONTROL_MOUNTS, CONTROL_OFFSET, CONTROL_REPAIR, LINE_BYTES, Superblock,
+};
 
 /// What a repair changes.
 #[derive(Debug, Clone, Default)]
@@ -23,6 +25,8 @@ pub struct Mend {
     pub(crate) words: Vec<(u64, u64)>,
     /// What the damaged mark becomes.
     pub(crate) mark: Option<u64>,
+    /// The word that says which boot uses the pool is cleared.
+    pub(crate) clear_boot: bool,
     /// Mark and number of mounts when the pool was looked at.
     pub(crate) basis: (u64, u64),
 }
@@ -35,7 +39,7 @@ pub(crate) fn basis(region: &Region) -> (u64, u64) {
 impl Mend {
     /// Whether there is nothing to do.
     pub fn is_empty(&self) -> bool {
-        self.words.is_empty() && self.mark.is_none()
+        self.words.is_empty() && self.mark.is_none() && !self.clear_boot
     }
 
     /// Number of words it changes.
@@ -46,7 +50,9 @@ impl Mend {
     /// Changes the pool in `region`, which is the one that [`crate::repair`] looked at, unchanged since. Durable when it returns.
     /// Blocking.
     pub fn apply(&self, region: &Region) -> Result<(), EngineError> {
-        if basis(region) != self.basis {
+        let found = basis(region);
+        region.check()?;
+        if found != self.basis {
             return Err(EngineError::Options(
                 "the pool was used since it was checked; check it again".into(),
             ));
@@ -68,6 +74,10 @@ impl Mend {
             let control = part.len() as u64 | u64::from(crc32c(words.as_bytes())) << 32;
             set(region, CONTROL_REPAIR, control)?;
             finish(region, &superblock)?;
+        }
+        if self.clear_boot {
+            // Last: until then the pool is not to be mounted.
+            set(region, CONTROL_BOOT, 0)?;
         }
         Ok(())
     }

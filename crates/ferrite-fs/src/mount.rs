@@ -25,6 +25,7 @@ use crate::damage::Damage;
 use crate::error::EngineError;
 use crate::events::Events;
 use crate::file::cut;
+use crate::fsck;
 use crate::icache::InodeCache;
 use crate::inode::Inode;
 use crate::journal::{Journal, replay};
@@ -46,10 +47,14 @@ pub(crate) fn mount(mut region: Region, options: &MountOptions) -> Result<Core, 
     if !options.read_only && superblock.unknown_ro_compat() != 0 {
         return Err(EngineError::ReadOnlyFeatures(superblock.unknown_ro_compat()));
     }
-    let boot = check_boot(&mut region, &options)?;
+    let boot = check_boot(&region, &options)?;
     let was_clean = region.load(CONTROL_STATE) == STATE_CLEAN;
     let mounts = region.load(CONTROL_MOUNTS).wrapping_add(1);
     if !options.read_only {
+        if region.load(CONTROL_BOOT) != 0 {
+            // What a killed process left to the kernel, before the word goes that would tell of a power loss.
+            region.sync()?;
+        }
         // Before anything else changes, so that a pool in use never says it is clean.
         for (offset, value) in [
             (CONTROL_STATE, STATE_IN_USE),
@@ -61,8 +66,14 @@ pub(crate) fn mount(mut region: Region, options: &MountOptions) -> Result<Core, 
         }
         region.fence()?;
     }
-    mend::finish(&region, &superblock)?;
-    let replayed = replay::replay(&region, &superblock)?;
+    if boot != 0 {
+        // Not before the fence above, so that the mark of the boot is there before anything that a power loss may take.
+        region.set_durability(Durability::Process);
+    }
+    // Here and below: what cannot be read looks like zeros, and its damage like any other.
+    let recovered = mend::finish(&region, &superblock).and_then(|()| replay::replay(&region, &superblock));
+    region.check()?;
+    let replayed = recovered?;
     let region = Arc::new(region);
     let alloc = BlockAlloc::new(&superblock);
     let inode_map = AtomicBitmap::new(superblock.inodes);
@@ -79,7 +90,12 @@ pub(crate) fn mount(mut region: Region, options: &MountOptions) -> Result<Core, 
         log_space: &log_space,
         candidates: &candidates,
     };
-    let damage = tables.load()?;
+    let damage = tables.load();
+    region.check()?;
+    let mut damage = damage?;
+    for finding in fsck::superblock_findings(&region, &superblock) {
+        damage.note(finding.told());
+    }
     check_root(&region, &superblock, &damage)?;
     alloc.open();
     let cursors = u64::from(superblock.rings);
@@ -130,24 +146,50 @@ fn check_root(region: &Region, superblock: &Superblock, damage: &Damage) -> Resu
     })
 }
 
-/// Applies the durability mode; returns the mark that says who uses the pool in `process` mode.
-fn check_boot(region: &mut Region, options: &MountOptions) -> Result<u64, EngineError> {
+/// Refuses a pool that a power loss has met; returns the mark that says who uses it, 0 but in `process` mode.
+fn check_boot(region: &Region, options: &MountOptions) -> Result<u64, EngineError> {
     let this_boot = boot_id();
     let mark = region.load(CONTROL_BOOT);
     if mark != 0 && mark != this_boot && !options.accept_power_loss {
         return Err(EngineError::PowerLost);
     }
     let process = options.process_durability && region.medium() == Medium::File;
-    region.set_durability(if process {
-        Durability::Process
-    } else {
-        Durability::Strict
-    });
     Ok(if process { this_boot } else { 0 })
 }
 
+/// A mark of a boot that stands where it should not.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum StaleBoot {
+    /// The machine restarted while the pool was in use with `durability=process`.
+    PowerLost,
+    /// The pool is marked clean as well. Mount sets the mark after the word that says that the pool is in use, unmount clears it before
+    /// that word, and both share a line; so this is damage.
+    Impossible,
+}
+
+impl StaleBoot {
+    /// What is wrong, as fsck tells it.
+    pub(crate) fn what(self) -> &'static str {
+        match self {
+            StaleBoot::PowerLost => {
+                "the pool was in use with durability=process when the machine restarted: what returned shortly before may be missing"
+            }
+            StaleBoot::Impossible => "the pool is marked clean, and as in use with durability=process as well",
+        }
+    }
+}
+
+/// What is wrong with the mark of the boot, if anything.
+pub(crate) fn stale_boot(region: &Region) -> Option<StaleBoot> {
+    match region.load(CONTROL_BOOT) {
+        0 => None,
+        _ if region.load(CONTROL_STATE) == STATE_CLEAN => Some(StaleBoot::Impossible),
+        mark => (mark != boot_id()).then_some(StaleBoot::PowerLost),
+    }
+}
+
 /// A number that differs from boot to boot, never 0.
-fn boot_id() -> u64 {
+pub(crate) fn boot_id() -> u64 {
     let id = std::fs::read("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     u64::from(crc32c(&id)) << 32 | u64::from(crc32c_append(0x5eed, &id)) | 1
 }

@@ -263,6 +263,13 @@ pub struct EntryDump {
     pub segment: u32,
 }
 
+/// Choices of a check or repair.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct FsckOptions {
+    /// Read all data of files as well, where it carries checksums.
+    pub data: bool,
+}
+
 /// One thing fsck found wrong.
 #[derive(Debug, Clone, Serialize)]
 pub struct Finding {
@@ -272,11 +279,20 @@ pub struct Finding {
     pub what: String,
 }
 
+impl Finding {
+    /// In one line.
+    pub(crate) fn told(&self) -> String {
+        format!("{}: {}", self.phase, self.what)
+    }
+}
+
 /// What fsck saw.
 #[derive(Debug, Clone, Default, Serialize)]
 pub struct FsckReport {
-    /// Everything that is wrong; empty on a sound pool.
+    /// What is wrong; empty on a sound pool.
     pub findings: Vec<Finding>,
+    /// More is wrong than the findings tell, of which only so many are kept.
+    pub more: bool,
     /// Inodes in use.
     pub inodes: u64,
     /// Directory entries.
@@ -302,9 +318,21 @@ pub struct Mended {
     pub loss: bool,
 }
 
+impl Mended {
+    /// What was wrong, without what is done about it.
+    pub(crate) fn finding(&self) -> Finding {
+        Finding {
+            phase: self.phase,
+            what: self.what.clone(),
+        }
+    }
+}
+
 /// What a repair comes to.
 #[derive(Debug, Clone, Default, Serialize)]
 pub struct RepairReport {
+    /// What was wrong before, in the order of `mended`; empty if the pool was sound.
+    pub findings: Vec<Finding>,
     /// Everything that is done, in order.
     pub mended: Vec<Mended>,
     /// Inodes whose content may be wrong, as they are called in `lost+found`.
@@ -316,14 +344,20 @@ pub struct RepairReport {
 /// What a scrub saw.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ScrubReport {
-    /// Everything that is wrong.
+    /// What is wrong.
     pub findings: Vec<String>,
+    /// More is wrong than the findings tell, of which only so many are kept.
+    #[serde(default)]
+    pub more: bool,
     /// Inodes in use.
     pub inodes: u64,
     /// Directory entries.
     pub entries: u64,
     /// Entries of page logs.
     pub log_entries: u64,
+    /// How many of the findings are damaged data of files, which a repair of structures does not mend.
+    #[serde(default)]
+    pub data_findings: u64,
     /// Pages of data whose checksums were verified; 0 where data carries none.
     #[serde(default)]
     pub pages: u64,

@@ -13,9 +13,10 @@ use crate::core::Core;
 use crate::dentry::{self, FIRST_ENTRY};
 use crate::dir::mapped_lblks;
 use crate::file::cut::{lblks, mapped_pages};
+use crate::fsck;
 use crate::icache::InodeMem;
 use crate::inode::Inode;
-use crate::layout::{BLOCK_BYTES, INODE_BYTES, Superblock};
+use crate::layout::{BLOCK_BYTES, INODE_BYTES};
 use crate::ops::xattr_is_sound;
 use crate::options::ScrubReport;
 use crate::pagelog::{self, buffer::PageBuffer};
@@ -66,12 +67,19 @@ fn text(error: FsError) -> String {
 }
 
 impl Scrub<'_> {
-    fn find(&mut self, what: String) {
+    /// Says if it is one more of those that are kept.
+    fn find(&mut self, what: String) -> bool {
         self.core.events.find("a scrub", &what);
         // The mount may have told it.
-        if self.report.findings.len() < FINDINGS_MAX && !self.report.findings.contains(&what) {
-            self.report.findings.push(what);
+        if self.report.findings.contains(&what) {
+            return false;
         }
+        let has_room = self.report.findings.len() < FINDINGS_MAX;
+        match has_room {
+            true => self.report.findings.push(what),
+            false => self.report.more = true,
+        }
+        has_room
     }
 
     /// Waits until what was read is within the limit.
@@ -83,15 +91,9 @@ impl Scrub<'_> {
     }
 
     fn superblocks(&mut self) {
-        let mut block = vec![0; BLOCK_BYTES as usize];
-        for (name, offset) in [("first", 0), ("second", self.core.superblock.second_copy_offset())] {
-            self.core.region.read(offset, &mut block);
-            self.report.bytes += BLOCK_BYTES;
-            match Superblock::decode(&block) {
-                Ok(found) if found == self.core.superblock => {}
-                Ok(_) => self.find(format!("superblock: the {name} copy differs")),
-                Err(error) => self.find(format!("superblock: the {name} copy: {error}")),
-            }
+        self.report.bytes += 2 * BLOCK_BYTES;
+        for finding in fsck::superblock_findings(&self.core.region, &self.core.superblock) {
+            self.find(finding.told());
         }
     }
 
@@ -224,8 +226,10 @@ impl Scrub<'_> {
         if core.superblock.has_data_checksums() {
             self.report.pages += 1;
             self.report.bytes += BLOCK_BYTES;
-            if let Err(error) = sums::read_block(core, page, word, 0, &mut buffer[..]) {
-                self.find(text(error));
+            if let Err(error) = sums::read_block(core, page, word, 0, &mut buffer[..])
+                && self.find(text(error))
+            {
+                self.report.data_findings += 1;
             }
         }
     }

@@ -53,6 +53,26 @@ pub(crate) fn misplaced(region: &Region, superblock: &Superblock, entry: &MapEnt
     (0..u32::BITS).map(|bit| lblk ^ 1 << bit).find(|&other| was(other))
 }
 
+/// What is wrong with the word of the block of `entry`, a page of a file or link, and the place and value of the right one. `None` if it is
+/// right, or there is none: data without checksums, reserved pages. The caller keeps writers out.
+pub(crate) fn wrong_word(region: &Region, superblock: &Superblock, entry: &MapEntry) -> Option<(FsError, (u64, u64))> {
+    let &MapEntry {
+        ino, lblk, word: page, ..
+    } = entry;
+    let block = page.page();
+    if page.is_unwritten() || !superblock.is_data_block(block) {
+        return None;
+    }
+    let offset = superblock.sum_word_offset(block)?;
+    let mut data = PageBuffer::take();
+    region.read(superblock.block_offset(block), &mut data[..]);
+    let (stored, right) = (
+        region.load(offset),
+        word(superblock.seed, (ino, lblk), crc32c(&data[..])),
+    );
+    (stored != right).then(|| (mismatch((ino, lblk), block, stored ^ right), (offset, right)))
+}
+
 /// Where the word of `block` lies and what it must be if it holds `data` as `page`; `None` if data carries no checksums.
 pub(crate) fn for_block(core: &Core, page: (u32, u32), block: u32, data: &[u8]) -> Option<(u64, u64)> {
     let offset = core.superblock.sum_word_offset(block)?;

@@ -9,7 +9,7 @@ use std::process::Command;
 use std::sync::Arc;
 
 use common::{capture, check, empty_pool, fixed, make, mount, pattern};
-use ferrite_fs::{AtimePolicy, Engine, MkfsOptions, MountOptions, mkfs};
+use ferrite_fs::{AtimePolicy, Engine, EngineError, MkfsOptions, MountOptions, fsck, mkfs, repair};
 use ferrite_pm::{Access, Choice, Recorder, Region};
 use ferrite_vfs::{Cred, FileSystem, FsError, OpenMode, ROOT_INO, RenameMode};
 
@@ -165,6 +165,73 @@ fn a_pool_cut_short_while_mounted_gives_errors_and_no_wrong_data() {
     let other = Region::anonymous(16 << 20).unwrap();
     mkfs(&other, &common::options()).unwrap();
     make(&Engine::mount(other, &quiet()).unwrap(), ROOT_INO, "works");
+}
+
+/// What of a pool cannot be read looks like zeros, but nobody takes it for damage: neither check nor repair nor mount comes to an end, and
+/// nothing is stored.
+#[test]
+fn what_cannot_be_read_is_not_repaired() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("pool");
+    let region = Region::create(&path, 16 << 20).unwrap();
+    mkfs(&region, &common::options()).unwrap();
+    let engine = Engine::mount(region, &quiet()).unwrap();
+    for name in ["one", "two", "three"] {
+        let ino = make(&engine, ROOT_INO, name);
+        common::write(&engine, ino, 0, &pattern(3 << 20, 1));
+    }
+    engine.unmount().unwrap();
+    drop(engine);
+    let whole = fs::read(&path).unwrap();
+    let superblock = ferrite_fs::identify(&Region::from_image(&whole).unwrap()).unwrap();
+    // Nothing, the control block, a journal ring, tables, most data, the second superblock.
+    for len in [
+        0,
+        4096,
+        superblock.journal_offset + 4096,
+        superblock.inode_offset,
+        superblock.name_offset,
+        superblock.map_offset,
+        superblock.first_block * 4096,
+        (16 << 20) - 4096,
+    ] {
+        let open = |access| {
+            fs::write(&path, &whole).unwrap();
+            let region = Region::open(&path, access).unwrap();
+            let file = fs::OpenOptions::new().write(true).open(&path).unwrap();
+            file.set_len(len).unwrap();
+            region
+        };
+        let failed = |what: &str, error: Option<EngineError>| {
+            let error = error.unwrap_or_else(|| panic!("cut to {len}: {what} takes zeros for the pool"));
+            assert!(matches!(error, EngineError::Medium(_)), "cut to {len}: {what}: {error}");
+            let told = error.to_string();
+            assert!(told.contains("the medium failed") && !told.contains("fsck"), "{told}");
+            assert!(
+                fs::read(&path).unwrap() == whole[..len as usize],
+                "{what} changed the pool"
+            );
+        };
+        let private = || open(Access::ReadOnlyPrivate);
+        failed("fsck", fsck(private(), &mut |_, _, _| {}).err());
+        failed("repair", repair(private(), &mut |_, _, _| {}).err());
+        // The last block is not asked for by a mount whose first superblock is sound.
+        if len < (16 << 20) - 4096 && len != superblock.first_block * 4096 {
+            failed("a mount", Engine::mount(private(), &quiet()).err());
+        }
+    }
+    // A repair that was worked out while all could be read.
+    let mut hit = whole.clone();
+    hit[superblock.inode_offset(1) as usize + 100] ^= 1;
+    let (report, mend) = repair(Region::from_image(&hit).unwrap(), &mut |_, _, _| {}).unwrap();
+    assert!(!report.mended.is_empty());
+    fs::write(&path, &hit).unwrap();
+    let region = Region::open(&path, Access::ReadWrite).unwrap();
+    let file = fs::OpenOptions::new().write(true).open(&path).unwrap();
+    file.set_len(4096).unwrap();
+    let error = mend.apply(&region).unwrap_err();
+    assert!(matches!(error, EngineError::Medium(_)), "{error}");
+    assert!(fs::read(&path).unwrap() == hit[..4096]);
 }
 
 /// A pool copied sparsely to a disk that is too small for it: a store finds no block.

@@ -44,7 +44,7 @@ fn input(seed: u64) -> Vec<u8> {
             patch[9..12].fill(0);
         }
     }
-    // The mapping of the pool: all of them in turn.
+    // The kind of pool: all of them in turn.
     bytes[3] = seed as u8;
     bytes
 }

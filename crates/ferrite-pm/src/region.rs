@@ -328,6 +328,14 @@ impl Region {
         self.check()
     }
 
+    /// As [`Self::fence`], and on a shared ordinary file it syncs in every mode: what was stored before is safe from a power loss.
+    pub fn sync(&self) -> Result<(), PmError> {
+        if !self.syncs && self.mapping.medium == Medium::File && self.access == Access::ReadWrite {
+            self.sync_file()?;
+        }
+        self.fence()
+    }
+
     #[cold]
     fn record_stream(&self, recorder: &Recorder, offset: u64, len: u64, copy: &dyn Fn()) {
         recorder.record(|| {

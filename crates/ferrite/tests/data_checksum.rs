@@ -42,6 +42,7 @@ fn a_damaged_page_is_an_error_and_a_finding() {
     damage_block(&test.pool, &content()[2 * PAGE..][..PAGE]);
     let scrubbed = fails(ferrite().arg("scrub").arg(&test.pool), 4);
     assert!(scrubbed.contains("bytes 8192 to 12287"), "{scrubbed}");
+    assert!(scrubbed.contains("1 damaged: restore these files"), "{scrubbed}");
     test.mount(&[]);
     let file = File::open(test.path("f")).unwrap();
     let mut page = vec![0; PAGE];

@@ -74,6 +74,10 @@ fn a_scrub_finds_what_fsck_would_and_changes_nothing() {
     let before = fs::read(&path).unwrap();
     let said = fails(ferrite().args(["scrub", "--limit", "100"]).arg(&path), 4);
     assert!(said.contains(&format!("inode {victim}: wrong checksum")), "{said}");
+    assert!(
+        said.contains("unmount the pool and run `ferrite fsck --repair`"),
+        "{said}"
+    );
     assert!(fs::read(&path).unwrap() == before);
 }
 
@@ -239,4 +243,114 @@ fn a_damaged_log_leaves_the_pool_readable() {
     assert_eq!(fs::read(test.path("sound")).unwrap(), vec![1; 10_000]);
     fs::write(test.path("new"), b"").unwrap();
     test.finish();
+}
+
+/// A name that is gone is a loss, though all that it named has another one.
+#[test]
+fn preening_gives_up_no_name() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("pool");
+    pool(&path);
+    let open = Fs::open(&path).unwrap();
+    open.hard_link("/dir/sound", "/dir/another-name").unwrap();
+    open.close().unwrap();
+    let mut image = fs::read(&path).unwrap();
+    let first = superblock(&path).first_block as usize * 4096;
+    let is_entry = |at: &usize| image[at + 16..].starts_with(b"another-name\0");
+    let at = (first..image.len() - 64).step_by(8).find(is_entry).unwrap();
+    // Its length is all that a free entry keeps.
+    image[at..at + 4].fill(0);
+    image[at + 6..at + 8].fill(0);
+    fs::write(&path, &image).unwrap();
+    let said = fails(ferrite().args(["fsck", "-p"]).arg(&path), 4);
+    assert!(
+        said.contains("link count 2, 1 found") && said.contains("nothing changed"),
+        "{said}"
+    );
+    assert!(fs::read(&path).unwrap() == image, "-p changed the pool");
+    let said = fails(ferrite().args(["fsck", "-p", "--json"]).arg(&path), 4);
+    let report: serde_json::Value = serde_json::from_str(&said).unwrap();
+    let found = report["findings"].as_array().unwrap();
+    assert!(!found.is_empty() && found.len() == report["mended"].as_array().unwrap().len());
+    assert!(found.iter().all(|finding| finding["what"].is_string()), "{said}");
+    fails(ferrite().args(["fsck", "-y"]).arg(&path), 1);
+    ok(ferrite().args(["fsck", "-p"]).arg(&path));
+}
+
+/// Sets a word of the pool.
+fn set(path: &Path, offset: u64, value: u64) {
+    let file = OpenOptions::new().write(true).open(path).unwrap();
+    file.write_all_at(&value.to_le_bytes(), offset).unwrap();
+}
+
+/// A power loss with durability=process is told, accepted only when asked for, and then the pool mounts.
+#[test]
+fn a_power_loss_is_accepted_by_a_repair_and_by_nothing_less() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("pool");
+    pool(&path);
+    set(
+        &path,
+        ferrite_fs::layout::CONTROL_STATE,
+        ferrite_fs::layout::STATE_IN_USE,
+    );
+    set(&path, ferrite_fs::layout::CONTROL_BOOT, 77);
+    assert!(Fs::open(&path).is_err());
+    for option in ["-n", "-p"] {
+        let said = fails(ferrite().args(["fsck", option]).arg(&path), 4);
+        assert!(said.contains("when the machine restarted"), "{option}: {said}");
+    }
+    assert!(Fs::open(&path).is_err());
+    let said = fails(ferrite().args(["fsck", "-y"]).arg(&path), 1);
+    assert!(said.contains("accepted"), "{said}");
+    ok(ferrite().args(["fsck", "-y"]).arg(&path));
+    assert_eq!(Fs::open(&path).unwrap().read("/dir/sound").unwrap(), vec![1; 10_000]);
+}
+
+#[test]
+fn without_a_superblock_the_check_says_what_helps() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("pool");
+    pool(&path);
+    let second = superblock(&path).second_copy_offset() + 100;
+    flip(&path, 100);
+    let said = fails(ferrite().arg("fsck").arg(&path), 4);
+    assert!(said.contains("the first copy: wrong superblock checksum"), "{said}");
+    assert!(!said.contains("mkfs") && !said.contains("run `ferrite fsck`"), "{said}");
+    flip(&path, second);
+    for option in ["-n", "-y"] {
+        let said = fails(ferrite().args(["fsck", option]).arg(&path), 8);
+        assert!(said.contains("restore the pool from a copy"), "{option}: {said}");
+    }
+}
+
+/// A file that cannot be read because its checksum was hit: fsck sees it when told to look, and puts it aside.
+#[test]
+fn data_is_checked_and_put_aside_when_that_is_asked_for() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("pool");
+    ok(ferrite().args(["mkfs", "--data-checksum", "--size", "16M"]).arg(&path));
+    let pool = Fs::open(&path).unwrap();
+    pool.write("/sound", vec![1; 10_000]).unwrap();
+    pool.write("/victim", vec![2; 10_000]).unwrap();
+    let victim = pool.metadata("/victim").unwrap().attr().ino;
+    pool.close().unwrap();
+    let image = fs::read(&path).unwrap();
+    let superblock = superblock(&path);
+    let block = image.chunks(4096).position(|block| block == [2; 4096]).unwrap();
+    flip(&path, superblock.sum_word_offset(block as u32).unwrap());
+    assert!(Fs::open(&path).unwrap().read("/victim").is_err());
+    ok(ferrite().arg("fsck").arg(&path));
+    let said = fails(ferrite().args(["fsck", "--data"]).arg(&path), 4);
+    assert!(
+        said.contains(&format!("inode {victim}, bytes ")) && said.contains("--repair --data"),
+        "{said}"
+    );
+    let said = fails(ferrite().args(["fsck", "-y", "--data"]).arg(&path), 1);
+    assert!(said.contains(&format!("lost+found/damaged-{victim}")), "{said}");
+    ok(ferrite().args(["fsck", "--data"]).arg(&path));
+    let pool = Fs::open(&path).unwrap();
+    let aside = format!("/lost+found/damaged-{victim}");
+    assert_eq!(pool.read(aside).unwrap(), vec![2; 10_000]);
+    assert_eq!(pool.read("/sound").unwrap(), vec![1; 10_000]);
 }

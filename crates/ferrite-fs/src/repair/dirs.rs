@@ -1,13 +1,157 @@
 //! Directories: their blocks, and the entries in them.
 
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use ferrite_map::{MapEntry, PageWord};
 use ferrite_vfs::{FileKind, ROOT_INO};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::{DirBlock, Named, Repair, State};
 use crate::dentry::{self, FIRST_ENTRY};
 use crate::layout::BLOCK_BYTES;
+use crate::names::NameTable;
 
 impl Repair {
+    /// Inodes that look free, and are named by an entry with the right checksum, were wiped: their pages are kept, and they are
+    /// rebuilt as damaged ones. No crash leaves such a pair. A record that makes a file sets inode and entry, one that removes the last
+    /// name clears the entry and frees the inode or leaves it in use, to be freed later; the journal has been replayed, so each is there
+    /// whole or not at all.
+    pub(super) fn wiped_inodes(&mut self) {
+        let mut blocks = Vec::new();
+        let map = Arc::clone(&self.map);
+        map.check(
+            &mut |MapEntry { ino, lblk, word, .. }| {
+                if !self.is_ino(ino) || !self.superblock.is_data_block(word.page()) {
+                    return;
+                }
+                // Any file may hold what looks like a directory.
+                if self.state[ino as usize] == State::Sound && !self.load(ino).is_dir() {
+                    return;
+                }
+                let offset = self.superblock.block_offset(word.page());
+                if dentry::read_block_header(&self.region, offset).ok() == Some((ino, lblk)) {
+                    blocks.push((ino, word.page(), offset));
+                }
+            },
+            &mut |_| {},
+            &mut |_| {},
+        );
+        self.pointed = self.pointed_by_block();
+        for (dir, block, offset) in blocks {
+            let entries = self.parse(dir, offset).unwrap_or_else(|| {
+                let named = self.pointed.get(&block).map_or(&[][..], Vec::as_slice);
+                let read = named.iter().filter_map(|&at| self.read_whatever_length(at, dir));
+                read.map(|(entry, _)| entry).collect()
+            });
+            for entry in entries {
+                if self.is_ino(entry.ino) && self.state[entry.ino as usize] == State::Free {
+                    self.state[entry.ino as usize] = State::Damaged;
+                }
+            }
+        }
+    }
+
+    /// Where names lead, by block: what is left of old entries looks real but for this.
+    fn pointed_by_block(&self) -> FxHashMap<u32, Vec<u64>> {
+        let mut by_block: FxHashMap<u32, Vec<u64>> = FxHashMap::default();
+        let names = NameTable::new(Arc::clone(&self.region), &self.superblock);
+        names.for_each(&mut |_, target| {
+            if let Some(offset) = target {
+                by_block.entry((offset / BLOCK_BYTES) as u32).or_default().push(offset);
+            }
+        });
+        by_block
+    }
+
+    /// Gives directories back the blocks that a damaged word or node of the mapping has taken from them. A block is a directory's if its
+    /// header says which, a name leads to a sound entry of that directory in it, and nobody else maps it. What the mapping has there
+    /// instead is no block of this directory, unless it has the same header. Done before blocks get owners, so that no stranger is
+    /// taken for one.
+    pub(super) fn put_back_dir_blocks(&mut self) {
+        let (mut mapped, mut odd) = (FxHashSet::default(), BTreeMap::new());
+        self.map.for_each(&mut |MapEntry { ino, lblk, word, .. }| {
+            let is_dir = self.is_ino(ino) && self.state[ino as usize] == State::Sound && self.load(ino).is_dir();
+            if is_dir && self.header_of(word.page()) != Some((ino, lblk)) {
+                odd.insert((ino, lblk), word.page());
+            } else if self.pointed.contains_key(&word.page()) {
+                mapped.insert(word.page());
+            }
+            true
+        });
+        let mut lost: Vec<_> = self
+            .pointed
+            .iter()
+            .filter(|&(&block, _)| !mapped.contains(&block) && !self.is_owned(block))
+            .filter_map(|(&block, places)| {
+                let (dir, lblk) = self.header_of(block)?;
+                let may_be_dir = self.is_ino(dir)
+                    && match self.state[dir as usize] {
+                        State::Sound => self.load(dir).is_dir(),
+                        State::Damaged => true,
+                        State::Free => false,
+                    };
+                let names = if may_be_dir { self.entries_at(places, dir) } else { 0 };
+                (names > 0).then_some((std::cmp::Reverse(names), block, (dir, lblk)))
+            })
+            .collect();
+        lost.sort_unstable();
+        let mut moved = FxHashSet::default();
+        for (_, block, (dir, lblk)) in lost {
+            let there = self.map.get(dir, lblk);
+            if !there.is_hole() && self.header_of(there.page()) == Some((dir, lblk)) {
+                continue;
+            }
+            if self.set_page(dir, lblk, Some(PageWord::new(block, 0))).is_err() {
+                continue;
+            }
+            if there.is_hole() {
+                self.pages[dir as usize] += 1;
+            }
+            odd.remove(&(dir, lblk));
+            moved.insert(block);
+            let what = format!(
+                "directory {dir}: block {lblk} is not mapped, and lies in block {block} as its header and names say"
+            );
+            self.mended("mapping", what, "put back", false);
+        }
+        for ((dir, lblk), block) in odd {
+            let is_moved = moved.contains(&block);
+            let offset = self.superblock.block_offset(block);
+            let has_entries = || {
+                let places = self.pointed.get(&block).map_or(&[][..], Vec::as_slice);
+                self.entries_at(places, dir) > 0 || self.parse(dir, offset).is_some_and(|parsed| !parsed.is_empty())
+            };
+            if !is_moved && has_entries() {
+                continue;
+            }
+            if self.set_page(dir, lblk, None).is_ok() {
+                self.pages[dir as usize] -= 1;
+                let what =
+                    format!("directory {dir}: block {lblk} is mapped to block {block}, where nothing is its own");
+                self.mended("mapping", what, "dropped", !is_moved);
+            }
+        }
+        self.reload_map();
+    }
+
+    /// Which block of which directory a data block says it is; or said, before the mapping was cured.
+    fn header_of(&self, block: u32) -> Option<(u32, u32)> {
+        if let Some(&[first, second, ..]) = self.contested.get(&block).map(Vec::as_slice) {
+            let (dir, lblk) = (first as u32, (first >> 32) as u32);
+            return (dentry::block_header(dir, lblk) == [first, second]).then_some((dir, lblk));
+        }
+        let is_data = self.superblock.is_data_block(block);
+        let offset = is_data.then(|| self.superblock.block_offset(block))?;
+        dentry::read_block_header(&self.region, offset).ok()
+    }
+
+    /// At how many of these places there are sound entries of a directory.
+    fn entries_at(&self, places: &[u64], dir: u32) -> usize {
+        let sound = |&&at: &&u64| self.read_whatever_length(at, dir).is_some();
+        places.iter().filter(sound).count()
+    }
+
     /// Finds all blocks of directories, parses them, and saves what is left of those that do not parse.
     pub(super) fn directories(&mut self) {
         let mut found = Vec::new();
@@ -29,17 +173,10 @@ impl Repair {
             true
         });
         found.sort_unstable();
-        // Where names lead: what is left of old entries looks real but for this.
-        let mut pointed = FxHashSet::default();
-        let names = crate::names::NameTable::new(std::sync::Arc::clone(&self.region), &self.superblock);
-        names.for_each(&mut |_, target| pointed.extend(target));
-        let mut by_block: FxHashMap<u32, Vec<u64>> = FxHashMap::default();
-        for &offset in &pointed {
-            by_block.entry((offset / BLOCK_BYTES) as u32).or_default().push(offset);
-        }
+        let pointed = std::mem::take(&mut self.pointed);
         for at in found {
             let offset = self.superblock.block_offset(at.block);
-            let named = by_block.get(&at.block).map_or(&[][..], Vec::as_slice);
+            let named = pointed.get(&at.block).map_or(&[][..], Vec::as_slice);
             let parsed = self.parse(at.dir, offset).filter(|parsed| {
                 // A free stretch that swallowed an entry would parse as well.
                 let known: FxHashSet<u64> = parsed.iter().map(|entry| entry.at).collect();
@@ -51,7 +188,7 @@ impl Repair {
             });
             let parsed = match parsed {
                 Some(parsed) => parsed,
-                None => self.salvage(at, offset, &pointed),
+                None => self.salvage(at, offset, named),
             };
             if dentry::read_block_header(&self.region, offset).ok() != Some((at.dir, at.lblk)) {
                 let what = format!(
@@ -122,7 +259,7 @@ impl Repair {
 
     /// Looks for entries at every place of a block that does not parse. One is real if its checksum is right and a name leads to
     /// it; what lies between them becomes free.
-    fn salvage(&mut self, block: DirBlock, offset: u64, pointed: &FxHashSet<u64>) -> Vec<Named> {
+    fn salvage(&mut self, block: DirBlock, offset: u64, named: &[u64]) -> Vec<Named> {
         let mut entries = Vec::new();
         let mut within = FIRST_ENTRY;
         let mut gap = FIRST_ENTRY;
@@ -133,7 +270,7 @@ impl Repair {
         };
         while within < BLOCK_BYTES {
             let at = offset + within;
-            let found = pointed
+            let found = named
                 .contains(&at)
                 .then(|| self.read_whatever_length(at, block.dir))
                 .flatten();

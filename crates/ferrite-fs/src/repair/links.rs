@@ -24,7 +24,9 @@ impl Repair {
             .iter()
             .copied()
             .filter(|&ino| {
-                self.state[ino as usize] == State::Sound && self.load(ino).is_file() && self.load(ino).nlink() > 0
+                let inode = self.load(ino);
+                let has_content = matches!(inode.kind(), Some(FileKind::File | FileKind::Symlink));
+                self.state[ino as usize] == State::Sound && has_content && inode.nlink() > 0
             })
             .collect();
         spoiled.sort_unstable();
@@ -60,17 +62,21 @@ impl Repair {
         self.cut_circles();
     }
 
-    /// Names in `lost+found` for all that has none. What has neither names nor links is what a crash left of an open file or an
-    /// unlink: mount frees it.
+    /// Names in `lost+found` for all that has none. What has neither names nor links, nor anything inside, is what a crash left of
+    /// something open or being removed: mount frees it.
     fn adopt_nameless(&mut self) {
-        let mut named = vec![false; self.state.len()];
-        self.entries.iter().for_each(|entry| named[entry.ino as usize] = true);
+        let (mut named, mut has_entries) = (vec![false; self.state.len()], vec![false; self.state.len()]);
+        for entry in &self.entries {
+            named[entry.ino as usize] = true;
+            has_entries[entry.dir as usize] = true;
+        }
         for ino in 2..self.superblock.inodes as u32 {
             if self.state[ino as usize] != State::Sound || named[ino as usize] || self.lost_found == Some(ino) {
                 continue;
             }
             let inode = self.load(ino);
-            if inode.nlink() > 0 || inode.is_dir() {
+            let has_inside = inode.is_dir() && (inode.entries() > 0 || has_entries[ino as usize]);
+            if inode.nlink() > 0 || has_inside {
                 self.adopt_as_lost(ino, "has no name");
             }
         }
@@ -94,11 +100,12 @@ impl Repair {
         }
     }
 
+    /// What it was called, and where it stood, is lost.
     fn adopt_as_lost(&mut self, ino: u32, why: &str) -> bool {
         let adopted = self.adopt(ino, format!("#{ino}").as_bytes());
         let what = format!("inode {ino}: {why}");
         match adopted {
-            true => self.mended("connecting", what, "named in lost+found", false),
+            true => self.mended("connecting", what, "named in lost+found", true),
             false => self.mended("connecting", what, "left: there is no space for a name", true),
         }
         adopted
@@ -157,8 +164,10 @@ impl Repair {
     }
 
     fn make_lost_found(&mut self) -> Option<u32> {
-        let free = self.state[1..].iter().position(|&state| state == State::Free)?;
-        let ino = free as u32 + 1;
+        // Never the root, whatever became of it.
+        let first = ROOT_INO as usize + 1;
+        let free = self.state[first..].iter().position(|&state| state == State::Free)?;
+        let ino = (first + free) as u32;
         let mut inode = self.load(ino).reborn();
         inode.set_mode_bits(FileKind::Directory.mode_bits() | 0o700);
         inode.set_nlink(2);
@@ -243,7 +252,7 @@ impl Repair {
         Some((offset + FIRST_ENTRY, BLOCK_BYTES - FIRST_ENTRY))
     }
 
-    /// Link counts, and what directories count and know.
+    /// Link counts, and what directories count and know. A count that says more than was found cannot be told from a name that is gone.
     pub(super) fn counts(&mut self) {
         let inodes = self.superblock.inodes as usize;
         let (mut names, mut subdirs, mut inside, mut parent) = (
@@ -278,7 +287,12 @@ impl Repair {
                 inode.set_nlink(if is_root || names[at] > 0 { subdirs[at] + 2 } else { 0 });
                 inode.set_entries(inside[at]);
                 inode.set_size(ends[at] * BLOCK_BYTES);
-                inode.set_parent(if is_root { ino } else { parent[at] });
+                // One without a name is left as it is, to be freed.
+                inode.set_parent(match names[at] {
+                    _ if is_root => ino,
+                    0 => stored.parent(),
+                    _ => parent[at],
+                });
             } else if stored.nlink() > 0 || names[at] > 0 {
                 inode.set_nlink(names[at]);
             }
@@ -291,8 +305,16 @@ impl Repair {
             self.put(ino, &mut inode);
             if inode.nlink() != stored.nlink() {
                 let what = format!("inode {ino}: link count {}, {} found", stored.nlink(), inode.nlink());
-                self.mended("counts", what, "set right", false);
-            } else if stored.is_dir() {
+                self.mended("counts", what, "set right", inode.nlink() < stored.nlink());
+            }
+            if stored.is_dir() && inode.entries() != stored.entries() {
+                let what = format!(
+                    "directory {ino}: counts {} entries, {} found",
+                    stored.entries(),
+                    inode.entries()
+                );
+                self.mended("counts", what, "set right", inode.entries() < stored.entries());
+            } else if stored.is_dir() && inode.nlink() == stored.nlink() {
                 self.mended("counts", format!("directory {ino}: counts wrong"), "set right", false);
             }
         }

@@ -25,9 +25,12 @@ use crate::error::EngineError;
 use crate::fsck::{self, Progress};
 use crate::inode::{INODE_WORDS, Inode};
 use crate::journal::replay;
-use crate::layout::{BLOCK_BYTES, CONTROL_MARK, CONTROL_REPAIR, CONTROL_STATE, STATE_CLEAN, Superblock, decode_mark};
+use crate::layout::{
+    BLOCK_BYTES, CONTROL_BOOT, CONTROL_MARK, CONTROL_REPAIR, CONTROL_STATE, STATE_CLEAN, Superblock, decode_mark,
+};
 use crate::mend::{self, Mend};
-use crate::options::{Mended, RepairReport};
+use crate::mount::{self, StaleBoot};
+use crate::options::{FsckOptions, Mended, RepairReport};
 
 /// Repairs are repeated so often if something is left; one is enough unless its own changes meet damage.
 const ROUNDS: usize = 3;
@@ -76,18 +79,33 @@ struct Repair {
     /// Pages mapped, by inode, and the end of the last.
     pages: Vec<u32>,
     end: Vec<u64>,
+    /// Where names lead, by block.
+    pointed: FxHashMap<u32, Vec<u64>>,
+    /// What blocks held, as words, that the mapping takes for nodes of its own and for pages as well.
+    contested: FxHashMap<u32, Vec<u64>>,
     dir_blocks: Vec<DirBlock>,
     entries: Vec<Named>,
     /// Inodes whose content may be wrong.
     spoiled: FxHashSet<u32>,
     lost_found: Option<u32>,
+    /// Data is held against its checksums.
+    reads_data: bool,
     touched: FxHashMap<u64, u64>,
     report: RepairReport,
 }
 
 /// Says what is to be done to repair the pool in `region`, a private mapping, which is changed on the way. `progress` gets phase,
-/// done, total. Fails only if there is no pool.
+/// done, total. Fails only if there is no pool, or part of it cannot be read: then nothing is known of what is there.
 pub fn repair(region: Region, progress: Progress<'_>) -> Result<(RepairReport, Mend), EngineError> {
+    repair_with(region, FsckOptions::default(), progress)
+}
+
+/// As [`repair`], with choices.
+pub fn repair_with(
+    region: Region,
+    options: FsckOptions,
+    progress: Progress<'_>,
+) -> Result<(RepairReport, Mend), EngineError> {
     let superblock = Superblock::find(&region)?;
     if superblock.unknown_ro_compat() != 0 {
         return Err(EngineError::ReadOnlyFeatures(superblock.unknown_ro_compat()));
@@ -98,7 +116,7 @@ pub fn repair(region: Region, progress: Progress<'_>) -> Result<(RepairReport, M
     if let Err(error) = mend::finish(&region, &superblock) {
         report.mended.push(Mended {
             phase: "journal",
-            what: error.to_string(),
+            what: error.cause(),
             action: "given up",
             loss: true,
         });
@@ -116,21 +134,40 @@ pub fn repair(region: Region, progress: Progress<'_>) -> Result<(RepairReport, M
         });
         region.store(CONTROL_MARK, mark.unwrap_or_default());
     }
-    let replayed_records = replay::replay(&region, &superblock)?.records;
+    let stale_boot = mount::stale_boot(&region);
+    if let Some(stale) = stale_boot {
+        let power_lost = stale == StaleBoot::PowerLost;
+        report.mended.push(Mended {
+            phase: "control",
+            what: stale.what().into(),
+            action: match power_lost {
+                true => "accepted: the pool is what the medium has of it",
+                false => "taken for clean",
+            },
+            loss: power_lost,
+        });
+        region.store(CONTROL_BOOT, 0);
+    }
+    let replayed = replay::replay(&region, &superblock);
+    region.check()?;
+    let replayed_records = replayed?.records;
     let region = Arc::new(region);
     for round in 0..ROUNDS {
         let mut repair = Repair::new(Arc::clone(&region), superblock.clone(), report, touched);
+        repair.reads_data = options.data;
         repair.superblocks();
         repair.run(progress);
         (report, touched) = (repair.report, repair.touched);
-        let mut findings = Vec::new();
-        fsck::check_superblocks(&region, &superblock, &mut findings);
-        report.after = fsck::check(Arc::clone(&region), superblock.clone(), findings, progress);
+        let findings = fsck::superblock_findings(&region, &superblock);
+        report.after = fsck::check(Arc::clone(&region), superblock.clone(), options, findings, progress);
         if report.after.findings.is_empty() || round + 1 == ROUNDS {
             break;
         }
     }
+    // What cannot be read looks like zeros, which a repair would make true.
+    region.check()?;
     report.after.replayed_records = replayed_records;
+    report.findings = report.mended.iter().map(Mended::finding).collect();
     let mut words: Vec<(u64, u64)> = touched
         .into_iter()
         .map(|(offset, before)| (offset, before, region.load(offset)))
@@ -138,7 +175,13 @@ pub fn repair(region: Region, progress: Progress<'_>) -> Result<(RepairReport, M
         .map(|(offset, _, now)| (offset, now))
         .collect();
     words.sort_unstable();
-    Ok((report, Mend { words, mark, basis }))
+    let mend = Mend {
+        words,
+        mark,
+        clear_boot: stale_boot.is_some(),
+        basis,
+    };
+    Ok((report, mend))
 }
 
 impl Repair {
@@ -153,10 +196,13 @@ impl Repair {
             state: vec![State::Free; inodes],
             pages: vec![0; inodes],
             end: vec![0; inodes],
+            pointed: FxHashMap::default(),
+            contested: FxHashMap::default(),
             dir_blocks: Vec::new(),
             entries: Vec::new(),
             spoiled: FxHashSet::default(),
             lost_found: None,
+            reads_data: false,
             region,
             superblock,
             touched,
@@ -165,14 +211,16 @@ impl Repair {
     }
 
     fn run(&mut self, progress: Progress<'_>) {
-        let phases: [Phase; 10] = [
+        let phases: [Phase; 12] = [
             ("inodes", Repair::inodes),
+            ("wiped inodes", Repair::wiped_inodes),
             ("mapping", Repair::mapping),
             ("logs", Repair::logs),
             ("attributes", Repair::attributes),
             ("blocks", Repair::blocks),
             ("directories", Repair::directories),
             ("rebuilding", Repair::rebuild),
+            ("data", Repair::data),
             ("entries", Repair::entries),
             ("connecting", Repair::connect),
             ("counts", Repair::counts),
@@ -308,8 +356,7 @@ impl Repair {
 
     /// Makes both copies of the superblock what the better one is.
     fn superblocks(&mut self) {
-        let mut findings = Vec::new();
-        fsck::check_superblocks(&self.region, &self.superblock, &mut findings);
+        let findings = fsck::superblock_findings(&self.region, &self.superblock);
         if findings.is_empty() {
             return;
         }
@@ -353,9 +400,9 @@ impl MapTx for RepairTx<'_> {
         self.repair.own(block)
     }
 
-    /// Pages whose blocks nobody has claimed yet own them all the same.
+    /// Pages whose blocks nobody has claimed yet own them all the same, and what names lead to may be put back yet.
     fn alloc_block(&mut self) -> Result<u32, MapError> {
-        let mut named = FxHashSet::default();
+        let mut named: FxHashSet<u32> = self.repair.pointed.keys().copied().collect();
         self.repair.map.for_each(&mut |entry| {
             named.insert(entry.word.page());
             true

@@ -3,9 +3,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use ferrite_map::bitmap::AtomicBitmap;
 use ferrite_map::hashfs::HashFs;
 use ferrite_map::{Broken, MapEntry, PageWord};
-use ferrite_vfs::FileKind;
+use ferrite_vfs::{FileKind, ROOT_INO};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::{CURES_MAX, Repair, State};
@@ -32,6 +33,8 @@ impl Repair {
             let makes_sense = !inode.in_use() || (inode.kind().is_some() && inode.size() <= MAX_FILE_BYTES);
             self.state[ino as usize] = match (inode.is_sound(ino) && makes_sense, inode.in_use()) {
                 (true, true) => State::Sound,
+                // There always is a root, so one that looks free was wiped.
+                (true, false) if u64::from(ino) == ROOT_INO => State::Damaged,
                 (true, false) => State::Free,
                 (false, _) => State::Damaged,
             };
@@ -50,18 +53,32 @@ impl Repair {
             self.drop_pages_of_nobody();
             self.put_back_misplaced();
         }
+        self.put_back_dir_blocks();
         self.keep_pages_behind_ends();
         self.count_pages();
     }
 
-    /// Lets the structure say what is broken in it, and claims the blocks it lies in.
+    /// Lets the structure say what is broken in it, and claims the blocks it lies in. A link that went astray makes a node of what is a
+    /// page of another: cures would spoil that, so what it held is kept for [`Self::blocks`].
     fn cure_mapping(&mut self) {
         for _ in 0..CURES_MAX {
             let (mut found, mut nodes) = (Vec::new(), Vec::new());
-            self.map
-                .check(&mut |_| {}, &mut |node| nodes.push(node), &mut |broken| {
-                    found.push(broken)
-                });
+            let pages = AtomicBitmap::new(self.superblock.blocks);
+            let index = |block: u32| u64::from(block) - self.superblock.first_block;
+            self.map.check(
+                &mut |entry| {
+                    if self.superblock.is_data_block(entry.word.page()) {
+                        pages.set(index(entry.word.page()));
+                    }
+                },
+                &mut |node| nodes.push(node),
+                &mut |broken| found.push(broken),
+            );
+            for &block in nodes.iter().filter(|&&node| pages.is_set(index(node))) {
+                let (region, offset) = (&self.region, self.superblock.block_offset(block));
+                let held = || (0..BLOCK_BYTES).step_by(8).map(|at| region.load(offset + at)).collect();
+                self.contested.entry(block).or_insert_with(held);
+            }
             if found.is_empty() {
                 for node in nodes {
                     // It reports a node once, and only data blocks.
@@ -426,7 +443,7 @@ impl Repair {
         Ok(links)
     }
 
-    fn is_owned(&self, block: u32) -> bool {
+    pub(super) fn is_owned(&self, block: u32) -> bool {
         self.owned.is_set(u64::from(block) - self.superblock.first_block)
     }
 
@@ -454,13 +471,23 @@ impl Repair {
 
     /// Every page gets a block of its own.
     pub(super) fn blocks(&mut self) {
-        let mut conflicts = Vec::new();
+        let (mut conflicts, mut regained) = (Vec::new(), Vec::new());
         self.map.for_each(&mut |entry| {
-            if !self.own(entry.word.page()) {
+            let block = entry.word.page();
+            if !self.own(block) {
                 conflicts.push(entry);
+            } else if self.contested.contains_key(&block) {
+                regained.push(block);
             }
             true
         });
+        for block in regained {
+            // The node is gone, and the words that it had in the page.
+            let offset = self.superblock.block_offset(block);
+            let held = self.contested.get(&block).cloned().unwrap_or_default();
+            let words = (offset..).step_by(8).zip(held);
+            words.for_each(|(at, value)| self.set(at, value));
+        }
         for MapEntry { ino, lblk, word, .. } in conflicts {
             let what = format!(
                 "page {lblk} of inode {ino}: its block {} belongs to another as well",
@@ -477,8 +504,9 @@ impl Repair {
                 self.superblock.block_offset(word.page()),
                 self.superblock.block_offset(block),
             );
-            for at in (0..BLOCK_BYTES).step_by(8) {
-                let value = self.region.load(from + at);
+            for (index, at) in (0..BLOCK_BYTES).step_by(8).enumerate() {
+                let held = self.contested.get(&word.page()).map(|held| held[index]);
+                let value = held.unwrap_or_else(|| self.region.load(from + at));
                 self.set(to + at, value);
             }
             let sums = [word.page(), block].map(|block| self.superblock.sum_word_offset(block));
@@ -498,6 +526,28 @@ impl Repair {
         self.reload_map();
     }
 
+    /// Pages that do not have the checksums they should cannot be read, whichever of both was hit. They get the ones that fit, and their
+    /// files are put aside, so that whoever knows what they held can tell.
+    pub(super) fn data(&mut self) {
+        if !self.reads_data {
+            return;
+        }
+        let mut wrong: BTreeMap<u32, Vec<(u64, u64)>> = BTreeMap::new();
+        self.map.for_each(&mut |entry| {
+            let is_data = self.state[entry.ino as usize] == State::Sound && !self.load(entry.ino).is_dir();
+            if is_data && let Some((_, right)) = sums::wrong_word(&self.region, &self.superblock, &entry) {
+                wrong.entry(entry.ino).or_default().push(right);
+            }
+            true
+        });
+        for (ino, words) in wrong {
+            let what = format!("inode {ino}: {} pages have the wrong checksum", words.len());
+            words.into_iter().for_each(|(offset, word)| self.set(offset, word));
+            self.spoiled.insert(ino);
+            self.mended("data", what, "checksums made to fit what is there", true);
+        }
+    }
+
     /// Gives damaged inodes back what can be known of them: what they are from their names and pages, how long they are from
     /// their pages. Directories stay where they are, their entries vouch for themselves; files are quarantined.
     pub(super) fn rebuild(&mut self) {
@@ -508,7 +558,7 @@ impl Repair {
                 continue;
             }
             let stored = self.load(ino);
-            let is_dir = u64::from(ino) == ferrite_vfs::ROOT_INO || dirs.contains(&ino);
+            let is_dir = u64::from(ino) == ROOT_INO || dirs.contains(&ino);
             let named = kinds.get(&ino).copied();
             let pages = self.pages[ino as usize];
             let kind = match (is_dir, named) {

@@ -3,8 +3,8 @@
 use std::io::IsTerminal;
 use std::path::PathBuf;
 
-use ferrite_fs::RepairReport;
 use ferrite_fs::mend::Mend;
+use ferrite_fs::{FsckOptions, FsckReport, RepairReport};
 use ferrite_pm::{Access, PmError, Region};
 use indicatif::{ProgressBar, ProgressStyle};
 
@@ -44,6 +44,9 @@ pub(crate) struct Fsck {
     /// Change nothing (the default)
     #[arg(short = 'n')]
     no_changes: bool,
+    /// Read all data of files as well, where it carries checksums (`mkfs --data-checksum`): as long as reading the pool takes
+    #[arg(long)]
+    data: bool,
     /// Print the report as one line of JSON
     #[arg(long)]
     json: bool,
@@ -80,6 +83,12 @@ fn progress_bar() -> ProgressBar {
     bar
 }
 
+/// How many errors there are; beyond some they are not counted.
+fn count(report: &FsckReport) -> String {
+    let more = if report.more { "more than " } else { "" };
+    format!("{more}{}", report.findings.len())
+}
+
 impl Fsck {
     pub(crate) fn run(mut self) -> Outcome {
         if let Some(mount) = mounts::find(&self.pool) {
@@ -113,13 +122,21 @@ impl Fsck {
         }
     }
 
+    fn options(&self) -> FsckOptions {
+        FsckOptions { data: self.data }
+    }
+
     fn check(&self) -> Outcome {
         let bar = progress_bar();
-        let report = ferrite_fs::fsck(self.open(Access::ReadOnlyPrivate)?, &mut |phase, done, total| {
-            bar.set_message(phase);
-            bar.set_length(total);
-            bar.set_position(done);
-        });
+        let report = ferrite_fs::fsck_with(
+            self.open(Access::ReadOnlyPrivate)?,
+            self.options(),
+            &mut |phase, done, total| {
+                bar.set_message(phase);
+                bar.set_length(total);
+                bar.set_position(done);
+            },
+        );
         bar.finish_and_clear();
         let report = report.map_err(|error| self.cannot(&error))?;
         if self.json {
@@ -128,17 +145,22 @@ impl Fsck {
             for finding in &report.findings {
                 say(format!("{}: {}", finding.phase, finding.what));
             }
+            // Without the option a repair would not see what this check has.
+            let repair = match self.data {
+                true => "ferrite fsck --repair --data",
+                false => "ferrite fsck --repair",
+            };
             let state = match report.findings.len() {
                 0 => "sound".to_string(),
-                1 => "1 error; `ferrite fsck --repair` repairs it".to_string(),
-                n => format!("{n} errors; `ferrite fsck --repair` repairs them"),
+                1 => format!("1 error; `{repair}` repairs it"),
+                _ => format!("{} errors; `{repair}` repairs them", count(&report)),
             };
             self.say_state(&state, &report);
         }
         Ok(if report.findings.is_empty() { CLEAN } else { ERRORS_LEFT })
     }
 
-    fn say_state(&self, state: &str, report: &ferrite_fs::FsckReport) {
+    fn say_state(&self, state: &str, report: &FsckReport) {
         say(format!(
             "{}: {state}; {} inodes, {} names, {} pages, {} blocks in use, {} records replayed",
             self.pool.display(),
@@ -153,11 +175,15 @@ impl Fsck {
     fn mend(&self) -> Outcome {
         let bar = progress_bar();
         // The repair is worked out on a private copy, and only then carried out.
-        let planned = ferrite_fs::repair(self.open(Access::ReadOnlyPrivate)?, &mut |phase, done, total| {
-            bar.set_message(phase);
-            bar.set_length(total);
-            bar.set_position(done);
-        });
+        let planned = ferrite_fs::repair_with(
+            self.open(Access::ReadOnlyPrivate)?,
+            self.options(),
+            &mut |phase, done, total| {
+                bar.set_message(phase);
+                bar.set_length(total);
+                bar.set_position(done);
+            },
+        );
         bar.finish_and_clear();
         let (report, mend) = planned.map_err(|error| self.cannot(&error))?;
         let loses = report.mended.iter().any(|mended| mended.loss);
@@ -201,7 +227,7 @@ impl Fsck {
             (true, n, _) => {
                 format!("{n} errors, nothing changed: a repair would lose something, ask for it with --repair")
             }
-            (_, n, left) if left > 0 => format!("{n} repairs, {left} errors LEFT"),
+            (_, n, left) if left > 0 => format!("{n} repairs, {} errors LEFT", count(&report.after)),
             (_, 0, _) => "sound".to_string(),
             (_, n, _) => format!("sound after {n} repairs"),
         };

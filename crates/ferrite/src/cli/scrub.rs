@@ -20,7 +20,7 @@ const DAMAGED: u8 = 4;
 #[command(after_help = "\
 Superblocks, inodes, directories, extended attributes and page logs carry checksums; file data does in pools made with \
 `mkfs --data-checksum`. Nothing is changed: unmount a pool with damaged structures and run `ferrite fsck --repair`; write damaged data \
-anew, or restore the file from a copy.
+anew, restore the file from a copy, or have `ferrite fsck --repair --data` put it aside as it is.
 
 Exit codes: 0 sound, 1 could not look, 4 damage was found, 2 wrong usage.")]
 pub(crate) struct Scrub {
@@ -56,7 +56,8 @@ impl Scrub {
                 target.pool().display(),
                 match report.findings.len() {
                     0 => "sound".to_string(),
-                    n => format!("{n} damaged, see `ferrite fsck --help`"),
+                    n if report.more => format!("more than {n} damaged: {}", mend(&report)),
+                    n => format!("{n} damaged: {}", mend(&report)),
                 },
                 report.inodes,
                 report.entries,
@@ -68,5 +69,17 @@ impl Scrub {
             ));
         }
         Ok(if report.findings.is_empty() { SOUND } else { DAMAGED })
+    }
+}
+
+/// What to do about damage.
+fn mend(report: &ScrubReport) -> &'static str {
+    match (
+        report.data_findings,
+        report.findings.len() as u64 - report.data_findings,
+    ) {
+        (0, _) => "unmount the pool and run `ferrite fsck --repair`",
+        (_, 0) => "restore these files from a copy, or have `ferrite fsck --repair --data` put them aside",
+        _ => "unmount the pool and run `ferrite fsck --repair`; files with damaged data are to be restored from a copy",
     }
 }
