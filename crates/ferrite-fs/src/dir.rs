@@ -340,10 +340,15 @@ pub(crate) fn find(core: &Core, inode: &Inode, key: &Key<'_>) -> Result<Option<F
 
 fn check_absent(core: &Core, dir: u32, inode: &Inode, name: &[u8]) -> Result<()> {
     let mut is_there = false;
+    let mut left = u64::from(inode.entries());
     list(core, dir, inode, 0, &mut |entry| {
         is_there |= entry.name == name;
+        left = left.saturating_sub(1);
         !is_there
     })?;
+    if !is_there && left > 0 {
+        return Err(lost_names(dir, left));
+    }
     if is_there {
         let name = String::from_utf8_lossy(name);
         return Err(FsError::Io(format!(
@@ -353,7 +358,14 @@ fn check_absent(core: &Core, dir: u32, inode: &Inode, name: &[u8]) -> Result<()>
     Ok(())
 }
 
-/// Lists from position `cookie` on, as [`ferrite_vfs::FileSystem::readdir`] demands.
+fn lost_names(dir: u32, count: u64) -> FsError {
+    FsError::Io(format!(
+        "directory {dir}: {count} of its names are lost; run `ferrite fsck --repair`"
+    ))
+}
+
+/// Lists from position `cookie` on, as [`ferrite_vfs::FileSystem::readdir`] demands. A directory that has lost names says so behind
+/// the last one that is left: a copy of it must not pass for whole.
 pub(crate) fn list(
     core: &Core,
     dir: u32,
@@ -362,6 +374,7 @@ pub(crate) fn list(
     sink: &mut dyn FnMut(&DirEntry<'_>) -> bool,
 ) -> Result<()> {
     let mut left = u64::from(inode.entries());
+    let mut given = 0;
     for lblk in mapped_lblks(core, dir, inode, cookie / BLOCK_BYTES) {
         if left == 0 {
             break;
@@ -385,10 +398,21 @@ pub(crate) fn list(
                     }
                     // With all entries given, the holes of a sparse directory need not be walked.
                     left -= u64::from(left > 0);
+                    given += 1;
                 }
                 within += head.len_bytes;
             }
         }
     }
-    Ok(())
+    if given == 0 && cookie > 0 && core.damage.loses_names(dir) {
+        left = u64::from(inode.entries());
+        list(core, dir, inode, 0, &mut |_| {
+            left = left.saturating_sub(1);
+            true
+        })?;
+    }
+    match given == 0 && left > 0 && core.damage.loses_names(dir) {
+        true => Err(lost_names(dir, left)),
+        false => Ok(()),
+    }
 }

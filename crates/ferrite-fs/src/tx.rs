@@ -9,10 +9,10 @@
 
 use std::cell::Cell;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use ferrite_map::gate::{Moving, Passage};
-use ferrite_map::{MapError, MapTx, Mapping, Resource};
+use ferrite_map::{FreshNodes, MapError, MapTx, Mapping, Resource, SetLines};
 use ferrite_pm::Region;
 use ferrite_vfs::{FsError, Result};
 use rustc_hash::FxHashMap;
@@ -42,6 +42,10 @@ struct Buffers {
     map_words: FxHashMap<u64, u64>,
     /// The same, on their way to the record.
     sorted: Vec<(u64, u64)>,
+    /// Where they lie.
+    set_lines: SetLines,
+    /// Nodes of a mapping that begin with this transaction.
+    fresh: FreshNodes,
 }
 
 impl Buffers {
@@ -54,6 +58,8 @@ impl Buffers {
             staged: Staged::default(),
             map_words: FxHashMap::default(),
             sorted: Vec::new(),
+            set_lines: SetLines::default(),
+            fresh: FreshNodes::default(),
         }
     }
 
@@ -132,6 +138,8 @@ impl Drop for Lease {
         self.freed_at_once.clear();
         self.staged.clear();
         self.map_words.clear();
+        self.set_lines = SetLines::default();
+        self.fresh.clear();
         self.record.clear();
         BUFFERS.set(self.0.take());
     }
@@ -352,6 +360,7 @@ impl<'e> Tx<'e> {
             return Ok(());
         }
         self.core.check_writable()?;
+        self.streamed |= self.buffers.fresh.stream(&self.core.region);
         if self.streamed && !planted(Flaw::PagesWithoutFence) {
             // The record below does not cover the data, so the data must be durable before the record can be.
             self.core.region.fence().map_err(|error| self.core.fail(&error))?;
@@ -407,22 +416,28 @@ impl MapTx for Tx<'_> {
         // What HashFS sets depends on nothing else that the same transaction sets.
         if self.core.superblock.mapping == Mapping::Hashfs {
             self.buffers.record.set_word(offset, value);
-        } else {
+        } else if !self.buffers.fresh.set_word(offset, value) {
             self.buffers.map_words.insert(offset, value);
+            self.buffers.set_lines.note(offset);
         }
     }
 
     fn word(&self, offset: u64) -> u64 {
         let set = self.buffers.map_words.get(&offset).copied();
-        set.unwrap_or_else(|| self.core.region.load(offset))
+        set.or_else(|| self.buffers.fresh.word(offset))
+            .unwrap_or_else(|| self.core.region.load(offset))
     }
 
-    /// The zeros are not vouched for by the record, which goes on to change them: they get a fence of their own.
+    fn stored(&self, offset: u64, count: usize) -> Option<&[AtomicU64]> {
+        let unset = !self.buffers.set_lines.may_have(offset, count as u64 * 8) && !self.buffers.fresh.has(offset);
+        unset.then(|| self.core.region.words(offset, count))
+    }
+
+    /// The record does not vouch for what is in it, which later records change: it gets a fence of its own.
     fn fresh_block(&mut self) -> std::result::Result<u32, MapError> {
         let block = self.alloc_block()?;
         let offset = self.core.superblock.block_offset(block);
-        self.core.region.stream(offset, &[0; BLOCK_BYTES as usize]);
-        self.streamed = true;
+        self.buffers.fresh.add(offset);
         Ok(block)
     }
 

@@ -1,7 +1,7 @@
 //! Crashes at any moment (DESIGN §8): what an operation did is there entirely or not at all, and what returned is there.
 //!
 //! A workload runs on a recorded engine. For each fence of the recording, images are built of what the medium
-//! may hold: nothing unfenced, everything, 64 random subsets torn at words. Each image must mount, pass fsck,
+//! may hold: nothing unfenced, everything, some lines alone missing, 64 random subsets torn at words. Each image must mount, pass fsck,
 //! and hold the tree after the last operation that returned, or after the one that was under way. Some are
 //! crashed again while they recover.
 
@@ -11,7 +11,7 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use common::{Tree, capture, check, empty_pool, fixed, make, mount, pattern, write};
-use ferrite_fs::{Engine, MkfsOptions, MountOptions};
+use ferrite_fs::{Engine, Mapping, MkfsOptions, MountOptions};
 use ferrite_pm::{Choice, ImageCursor, Log, Recorder, Region};
 use ferrite_vfs::{Cred, FallocateMode, FileSystem, Ino, OpenMode, ROOT_INO, RenameMode, SetAttr, XattrMode};
 use rand::rngs::StdRng;
@@ -120,7 +120,10 @@ fn at_point(cursor: &mut ImageCursor<'_>, recorded: &Recorded, (seed, subsets): 
     let point = cursor.point() as u64;
     let choices = [Choice::None, Choice::All].into_iter();
     let random = (0..subsets).map(|n| Choice::Random(seed ^ point << 16 ^ n));
-    for choice in choices.chain(random) {
+    // A random subset seldom has a whole record: whether what goes before it is there shows when that alone is missing.
+    let alone = subsets.div_ceil(4).min(cursor.lines_in_flight() as u64);
+    let missing = (0..alone).map(|n| Choice::AllButLine((n * cursor.lines_in_flight() as u64 / alone) as usize));
+    for choice in choices.chain(random).chain(missing.collect::<Vec<_>>()) {
         cursor.with_image(choice, |image| {
             if !seen.images.insert(crc32c::crc32c(image)) {
                 return;
@@ -545,6 +548,40 @@ fn cutting_more_than_one_record_holds() {
 
 /// Enough records that the ring wraps and the mark advances several times, and enough overwrites that freed blocks are
 /// used again: the words that retirement wrote back must be there, and stale records must stay dead.
+/// Nodes of trees begin, split and go: what they begin with is in no record, so nothing may lead to them before it is durable.
+#[test]
+fn nodes_of_trees_split_and_go() {
+    const PAGE_BYTES: u64 = 4096;
+    /// More extents than a leaf of an extent tree has room for, which leave the first leaf full.
+    const PIECES: u64 = 250;
+    for &mapping in Mapping::ALL {
+        let options_of_pool = MkfsOptions { mapping, ..options() };
+        let pieces: Step = Box::new(|fs| {
+            let ino = make(fs, ROOT_INO, "pieces");
+            for piece in 0..PIECES {
+                write(fs, ino, piece * 2 * PAGE_BYTES, &pattern(4096, piece as u8));
+            }
+        });
+        let reserve = FallocateMode::Allocate { keep_size: false };
+        let steps = vec![
+            // Between the pieces of the full leaf, which splits: by a change of the mapping alone, which has no data to fence for.
+            allocate("/pieces", reserve, 101 * PAGE_BYTES, PAGE_BYTES),
+            put("/pieces", 103 * PAGE_BYTES, 3000, 2),
+            // Behind everything.
+            put("/pieces", (2 * PIECES + 9) * PAGE_BYTES, 4096, 3),
+            // A radix tree of two levels, and one of one level again, whose leaf is new.
+            allocate("/pieces", reserve, 600 * PAGE_BYTES, PAGE_BYTES),
+            truncate("/pieces", 300 * PAGE_BYTES),
+            truncate("/pieces", 0),
+            put("/pieces", 700 * PAGE_BYTES, 100, 5),
+            unlink("/pieces"),
+        ];
+        let recorded = record_on(&options_of_pool, &quiet(), &[pieces], &steps);
+        let images = explore(&recorded, 45, if soak() { RANDOM_SUBSETS } else { 8 });
+        assert!(images > 40, "{mapping}: {images} images only");
+    }
+}
+
 #[test]
 fn rings_wrap_and_freed_blocks_come_back() {
     let mut steps: Vec<Step> = Vec::new();

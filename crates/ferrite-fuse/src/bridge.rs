@@ -20,7 +20,7 @@ use fuser::{
     ReplyEmpty, ReplyEntry, ReplyLseek, ReplyOpen, ReplyStatfs, ReplyWrite, ReplyXattr, Request, TimeOrNow, WriteFlags,
 };
 
-use crate::convert::{absent, errno, file_attr, file_type, set_time};
+use crate::convert::{absent, errno, file_attr, file_type, set_time, unknown};
 use crate::handles::Handles;
 
 /// How long the kernel may keep names and attributes: the pool has no other owner who could change them.
@@ -453,19 +453,18 @@ impl Filesystem for Bridge {
                 .fs
                 .getattr(entry.ino)
                 .and_then(|attr| if dots { Ok(attr) } else { self.pinned(attr) });
-            // Removed since it was listed: as if it had been removed before.
-            let Ok(attr) = attr else { continue };
-            let generation = Generation(u64::from(attr.generation));
+            let pins = attr.is_ok() && !dots && entry.ino != ROOT_INO;
+            let (attr, generation) = match attr {
+                Ok(attr) => (file_attr(&attr), attr.generation),
+                // Removed since it was listed: as if it had been removed before.
+                Err(FsError::NotFound | FsError::Stale) => continue,
+                // A damaged inode has a name all the same: who copies the directory must stumble over it.
+                Err(_) => (unknown(entry.kind), 0),
+            };
             let name = OsStr::from_bytes(&entry.name);
-            if reply.add(
-                INodeNo(entry.ino),
-                entry.next,
-                name,
-                &TTL,
-                &file_attr(&attr),
-                generation,
-            ) {
-                if !dots && entry.ino != ROOT_INO {
+            let generation = Generation(u64::from(generation));
+            if reply.add(INodeNo(entry.ino), entry.next, name, &TTL, &attr, generation) {
+                if pins {
                     self.fs.unpin(entry.ino, 1);
                 }
                 break;

@@ -69,6 +69,14 @@ pub(crate) fn file_attr(attr: &Attr) -> FileAttr {
     }
 }
 
+/// What a listing says of a name whose inode cannot be read: the kernel takes the name alone, and asks for the rest when it is looked up.
+pub(crate) fn unknown(kind: FileKind) -> FileAttr {
+    FileAttr {
+        kind: file_type(kind),
+        ..absent()
+    }
+}
+
 /// What a name that does not exist looks like to the kernel, which then remembers that.
 pub(crate) fn absent() -> FileAttr {
     FileAttr {

@@ -5,6 +5,7 @@
 //!
 //! A layout score below 1 cuts the space into chunks of `1 / (1 - score)` blocks on average, a taken block between any two, and
 //! deals them out in random order: the share of a file's pages that lie right behind their predecessor is the score then.
+//! [`even_chunks`] are all of one length.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -66,6 +67,17 @@ fn chunks(blocks: u64, score: f64, rng: &mut Rng) -> Vec<(u64, u64)> {
     chunks
 }
 
+/// Chunks (first block, length) of `len` blocks each, with a block between any two, in random order; one chunk if that is all there is.
+pub(crate) fn even_chunks(blocks: u64, len: u64, seed: u64) -> Vec<(u64, u64)> {
+    let stride = len.saturating_add(1).min(blocks.max(1));
+    let mut chunks: Vec<(u64, u64)> = (0..blocks)
+        .step_by(stride as usize)
+        .map(|start| (start, len.min(blocks - start)))
+        .collect();
+    Rng(seed).shuffle(&mut chunks);
+    chunks
+}
+
 /// Ferrite's free map.
 pub(crate) struct FreeMap {
     map: AtomicBitmap,
@@ -76,7 +88,11 @@ pub(crate) struct FreeMap {
 
 impl FreeMap {
     pub(crate) fn new(blocks: u64, score: f64, seed: u64) -> FreeMap {
-        let chunks = chunks(blocks, score, &mut Rng(seed));
+        FreeMap::of_chunks(blocks, chunks(blocks, score, &mut Rng(seed)))
+    }
+
+    /// With these free chunks, dealt out in this order; the block behind each is taken.
+    pub(crate) fn of_chunks(blocks: u64, chunks: Vec<(u64, u64)>) -> FreeMap {
         let map = AtomicBitmap::new(blocks);
         chunks
             .iter()
@@ -311,6 +327,18 @@ mod tests {
                 assert!((seen - score).abs() < 0.03, "{score}: {seen}");
                 assert_eq!(taken.iter().collect::<BTreeSet<_>>().len(), taken.len());
             }
+        }
+    }
+
+    /// Runs are as long as was asked for, whether the last chunk is whole or not.
+    #[test]
+    fn even_chunks_make_even_runs() {
+        for (len, score) in [(1, 0.0), (8, 0.875), (u64::MAX, 1.0)] {
+            let free = FreeMap::of_chunks(20_001, even_chunks(20_001, len, 3));
+            let taken: Vec<u64> = (0..9_000).map(|_| free.take().expect("room")).collect();
+            let seen = score_of(&taken);
+            assert!((seen - score).abs() < 0.001, "{len}: {seen}");
+            assert_eq!(taken.iter().collect::<BTreeSet<_>>().len(), taken.len());
         }
     }
 

@@ -9,7 +9,7 @@
 //! | `misses` | cache misses of cold lookups, where the CPU counts them |
 //! | `pool`, `tx` | a mapping on a pool of its own; a transaction that pays for a journal |
 //! | `measure`, `stats` | cold and hot timing; medians with intervals |
-//! | `churn`, `compare`, `runs` | mappings after churn, `leaf` against HashFS, lengths of runs: `ferrite bench mapping` |
+//! | `churn`, `compare`, `published`, `runs` | mappings after churn, `leaf` against HashFS, all against the papers' own code, lengths of runs: `ferrite bench mapping` |
 //! | `traces` | recorded writes of programs, cut into pages, and replayed |
 //! | `figures` | one file for each figure or family |
 //! | [`data`], `report` | results, and the page that shows them |
@@ -42,6 +42,7 @@ mod measure;
 mod misses;
 pub mod plan;
 mod pool;
+mod published;
 mod random;
 mod report;
 mod run;
@@ -57,6 +58,7 @@ pub use data::{FigureData, FigureInfo, FigureResult, Panel, Point, Series, Verdi
 pub use error::LabError;
 pub use misses::{MissRow, miss_rows, uncounted};
 pub use plan::{Plan, Progress, Silent};
+pub use published::{PUBLISHED_ROWS, published_rows};
 pub use report::report;
 pub use run::{from_json, judge_again, lacks, list, merge, run, to_json};
 pub use runs::run_rows;

@@ -17,7 +17,7 @@ use crate::pool::{Pool, PoolPlan};
 use crate::random::Rng;
 use crate::structure::Structure;
 
-/// Twice the private caches of the CPUs we know.
+/// Twice the private caches of the CPUs we know, and more pages than they keep translations of.
 const WALK_BYTES: usize = 8 << 20;
 /// Cold lookups that go before those that count: page tables and predictors settle.
 const UNCOUNTED: u32 = 10;
@@ -69,6 +69,16 @@ pub(crate) struct Cold {
 
 impl Cold {
     pub(crate) fn new(structure: Structure) -> Result<Cold, LabError> {
+        Cold::with_walk(structure, WALK_BYTES)
+    }
+
+    /// One that only flushes: the structure has left the caches, but not what leads to it, page tables above all. A miss takes less
+    /// than half as long then.
+    pub(crate) fn only_flushing(structure: Structure) -> Result<Cold, LabError> {
+        Cold::with_walk(structure, 0)
+    }
+
+    fn with_walk(structure: Structure, walk_bytes: usize) -> Result<Cold, LabError> {
         clock_ns();
         let plan = PoolPlan {
             blocks: 4 * TWIN_PAGES,
@@ -81,7 +91,7 @@ impl Cold {
         Ok(Cold {
             twin,
             twin_next: 0,
-            walk: vec![1; WALK_BYTES / 8],
+            walk: vec![1; walk_bytes / 8],
             evicts: true,
         })
     }
@@ -89,6 +99,10 @@ impl Cold {
     fn reset(&mut self, pool: &Pool) {
         pool.map.get(DECOY, 0);
         self.evicts &= pool.evict();
+        if self.walk.is_empty() {
+            pool.recall_translations();
+            return;
+        }
         let sum: u64 = self.walk.iter().step_by(8).sum();
         black_box(sum);
     }
@@ -227,6 +241,12 @@ pub(crate) fn hot_inserts(
 pub(crate) fn hot_insert_pages(operations: u32) -> u32 {
     let batch = BATCH / 10;
     ((operations / 10 / batch).max(2) + 1) * batch + 1
+}
+
+/// The most operations for which [`hot_inserts`] maps no more than so many pages, at least three batches.
+pub(crate) fn inserts_within(pages: u32) -> u32 {
+    let batch = BATCH / 10;
+    (pages / batch - 1) * batch * 10
 }
 
 /// Different pages below `pages`, in random order.

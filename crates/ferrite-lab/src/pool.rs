@@ -12,13 +12,14 @@ use ferrite_map::{FileMap, Geometry, MapError, PageWord, Resource, TransCache};
 use ferrite_pm::Region;
 use parking_lot::Mutex;
 
-use crate::alloc::{self, Blocks, FreeMap, Papers};
+use crate::alloc::{self, Blocks, FreeMap, Papers, even_chunks};
 use crate::error::LabError;
 use crate::structure::{Placement, Structure};
 use crate::tx::{LabTx, Lane};
 
 /// Bytes of a data block.
 pub(crate) const BLOCK_BYTES: u64 = 4096;
+const HUGE_PAGE_BYTES: usize = 2 << 20;
 /// Bytes of a lane's ring.
 const RING_BYTES: u64 = 256 << 10;
 /// Inodes of the pools.
@@ -40,9 +41,26 @@ pub(crate) struct PoolPlan {
     pub(crate) seed: u64,
 }
 
+/// In what a pool differs from what a structure gets by itself.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Special {
+    /// Entries of the area, instead of those that belong to so many blocks.
+    pub(crate) slots: Option<u64>,
+    /// Ferrite's free map for any structure, its free blocks in chunks of so many; [`PoolPlan::score`] does not apply, and the
+    /// blocks between chunks are of those that the plan has.
+    pub(crate) chunk_blocks: Option<u64>,
+    /// Memory is taken for the structure's area only. For structures that put nothing into data blocks.
+    pub(crate) bare_data: bool,
+}
+
 /// Stores to each page of new memory, so that no operation pays for the kernel's page faults.
 pub(crate) fn touch(region: &Region) {
-    for offset in (0..region.len()).step_by(BLOCK_BYTES as usize) {
+    touch_first(region, region.len());
+}
+
+/// The same for the first `len_bytes` only.
+fn touch_first(region: &Region, len_bytes: u64) {
+    for offset in (0..len_bytes).step_by(BLOCK_BYTES as usize) {
         region.store(offset, 0);
     }
 }
@@ -65,8 +83,13 @@ pub(crate) struct Pool {
 impl Pool {
     /// An empty pool.
     pub(crate) fn new(structure: Structure, plan: PoolPlan) -> Result<Pool, LabError> {
+        Pool::special(structure, plan, Special::default())
+    }
+
+    /// An empty pool that is not as usual.
+    pub(crate) fn special(structure: Structure, plan: PoolPlan, special: Special) -> Result<Pool, LabError> {
         let placement = structure.placement();
-        let score = if placement == Placement::ByHash {
+        let score = if placement == Placement::ByHash || special.chunk_blocks.is_some() {
             1.0
         } else {
             plan.score
@@ -76,11 +99,17 @@ impl Pool {
         let bitmap = BLOCK_BYTES + rings;
         let area_offset = (bitmap + Papers::bitmap_bytes(u64::from(blocks))).next_multiple_of(BLOCK_BYTES);
         // Separators hold no page: a table is sized by the blocks that can be used, so that its load is what it would be without.
-        let slots = structure.slots_for(plan.blocks, INODES);
+        let slots = special
+            .slots
+            .unwrap_or_else(|| structure.slots_for(plan.blocks, INODES));
         let area_bytes = structure.area_bytes(slots);
         let first_block = ((area_offset + area_bytes).div_ceil(BLOCK_BYTES)) as u32;
         let region = Region::anonymous((u64::from(first_block) + u64::from(blocks)) * BLOCK_BYTES)?;
-        touch(&region);
+        if special.bare_data {
+            touch_first(&region, u64::from(first_block) * BLOCK_BYTES);
+        } else {
+            touch(&region);
+        }
         let region = Arc::new(region);
         let geometry = Geometry {
             area_offset,
@@ -96,8 +125,9 @@ impl Pool {
             source,
         })?;
         let count = u64::from(blocks);
-        let blocks: Box<dyn Blocks> = match placement {
-            Placement::Papers => Box::new(Papers::new(Arc::clone(&region), bitmap, count, score, plan.seed)),
+        let blocks: Box<dyn Blocks> = match (special.chunk_blocks, placement) {
+            (Some(len), _) => Box::new(FreeMap::of_chunks(count, even_chunks(count, len, plan.seed))),
+            (None, Placement::Papers) => Box::new(Papers::new(Arc::clone(&region), bitmap, count, score, plan.seed)),
             _ => Box::new(FreeMap::new(count, score, plan.seed)),
         };
         let separators = blocks.used();
@@ -260,6 +290,17 @@ impl Pool {
             evicted &= region.evict(offset, len);
         }
         evicted
+    }
+
+    /// Has the translations of the area's huge pages at hand again, without any of its lines: to flush a large table takes so long that
+    /// another process often has the core in between.
+    pub(crate) fn recall_translations(&self) {
+        let (first, end) = (self.geometry.area_offset, self.geometry.area_offset + self.area_bytes);
+        // The area may end in a page in which no step lands.
+        for offset in (first..end).step_by(HUGE_PAGE_BYTES).chain([end - 8]) {
+            std::hint::black_box(self.region.load(offset));
+            self.region.evict(offset, 8);
+        }
     }
 
     /// Share of the pages `first + 1 .. end` that lie right behind their predecessor.

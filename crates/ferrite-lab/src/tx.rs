@@ -1,14 +1,16 @@
 //! A transaction of the lab: what a change costs with a journal, and nothing else.
 //!
-//! What lives here: [`LabTx`] and the [`Lane`] it works in. A commit streams a redo record and fences, sets the words in place,
-//! writes their lines back and fences again; so a change pays two fences, as a change in the paper's test bed pays its undo log and
+//! What lives here: [`LabTx`] and the [`Lane`] it works in. A commit streams new nodes and fences, if there are any, streams a
+//! redo record and fences, sets the words in place, writes their lines back and fences again; so a change pays two fences, as a change in the paper's test bed pays its undo log and
 //! its write-back. While a pool is being filled both are left out.
 //!
 //! Invariants: a lane has one transaction at a time. What was claimed goes back if the transaction is dropped; what was freed is
 //! reused only after the words are set. The gate, if the mapping has one, is held from the first call to after the commit.
 
+use std::sync::atomic::AtomicU64;
+
 use ferrite_map::gate::Passage;
-use ferrite_map::{MapError, MapTx, Resource};
+use ferrite_map::{FreshNodes, MapError, MapTx, Resource, SetLines};
 use parking_lot::MutexGuard;
 use rustc_hash::FxHashMap;
 
@@ -30,6 +32,8 @@ pub(crate) struct Lane {
     record: Vec<u8>,
     claimed: Vec<Resource>,
     freed: Vec<Resource>,
+    fresh: FreshNodes,
+    set_lines: SetLines,
 }
 
 /// See the module's head.
@@ -50,6 +54,9 @@ impl<'p> LabTx<'p> {
         let lane = &mut *self.lane;
         let region = &self.pool.region;
         let failed = |error: ferrite_pm::PmError| MapError::Damaged(error.to_string());
+        if lane.fresh.stream(region) && durable {
+            region.fence().map_err(failed)?;
+        }
         if durable && !lane.words.is_empty() {
             lane.write_record(region);
             region.fence().map_err(failed)?;
@@ -97,6 +104,8 @@ impl Lane {
     fn forget_words(&mut self) {
         self.words.clear();
         self.index.clear();
+        self.fresh.clear();
+        self.set_lines = SetLines::default();
     }
 
     /// Streams the words with their count and checksum into the ring.
@@ -142,6 +151,10 @@ impl Drop for LabTx<'_> {
 impl MapTx for LabTx<'_> {
     fn set_word(&mut self, offset: u64, value: u64) {
         let lane = &mut *self.lane;
+        if lane.fresh.set_word(offset, value) {
+            return;
+        }
+        lane.set_lines.note(offset);
         if lane.words.len() == SHORT {
             lane.index.extend(lane.words.iter().copied());
         }
@@ -159,14 +172,18 @@ impl MapTx for LabTx<'_> {
             let last = lane.words.iter().rev().find(|&&(at, _)| at == offset);
             last.map(|&(_, value)| value)
         };
-        set.unwrap_or_else(|| self.pool.region.load(offset))
+        set.or_else(|| lane.fresh.word(offset))
+            .unwrap_or_else(|| self.pool.region.load(offset))
+    }
+
+    fn stored(&self, offset: u64, count: usize) -> Option<&[AtomicU64]> {
+        let unset = !self.lane.set_lines.may_have(offset, count as u64 * 8) && !self.lane.fresh.has(offset);
+        unset.then(|| self.pool.region.words(offset, count))
     }
 
     fn fresh_block(&mut self) -> Result<u32, MapError> {
         let block = self.alloc_block()?;
-        let region = &self.pool.region;
-        region.stream_zero(u64::from(block) * BLOCK_BYTES, BLOCK_BYTES);
-        region.fence().map_err(|error| MapError::Damaged(error.to_string()))?;
+        self.lane.fresh.add(u64::from(block) * BLOCK_BYTES);
         Ok(block)
     }
 

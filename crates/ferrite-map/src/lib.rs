@@ -3,17 +3,18 @@
 //! What lives here: the [`FileMap`] trait, what it needs from the engine ([`MapTx`]), the atomic free
 //! map ([`bitmap`]), displacement bounds ([`bounds`]), the gate for structures that move entries ([`gate`]), and the structures
 //! themselves, which [`Mapping`] lists ([`hashfs`], [`cuckoo`], [`radix`],
-//! [`extent`], [`leaf`]).
+//! [`extent`], [`leaf`]), and what helps those who implement [`MapTx`] ([`FreshNodes`], [`SetLines`]).
 //!
 //! *Architecture invariant:* nothing here knows the engine (`ferrite-fs`); the engine implements
 //! [`MapTx`]. *Architecture invariant:* structures on the medium change only through
-//! [`MapTx::set_word`], that is, by applying a committed journal record, and by [`FileMap::swing`], for changes that
+//! [`MapTx::set_word`], that is, by applying a committed journal record that sets words or links new nodes, and by [`FileMap::swing`], for changes that
 //! change no content; lookups never write.
 
 pub mod bitmap;
 pub mod bounds;
 pub mod cuckoo;
 pub mod extent;
+mod fresh;
 pub mod gate;
 pub mod hashfs;
 pub mod leaf;
@@ -24,7 +25,10 @@ pub mod simd;
 #[cfg(test)]
 mod testing;
 
+pub use fresh::{FreshNodes, SetLines};
 pub use mapping::{Geometry, Mapping};
+
+use std::sync::atomic::AtomicU64;
 
 use thiserror::Error;
 
@@ -95,8 +99,13 @@ pub trait MapTx {
     fn set_word(&mut self, offset: u64, value: u64);
     /// The word at `offset` as this transaction leaves it: what [`Self::set_word`] said last, else what is stored.
     fn word(&self, offset: u64) -> u64;
-    /// Claims any free block for a node of the structure and fills it with zeros, which are durable before the record is. The block
-    /// goes back if the transaction aborts.
+    /// The words from `offset` on as they are stored, if it is known that this transaction has set none of them: then they can be read many
+    /// at a time.
+    fn stored(&self, _offset: u64, _count: usize) -> Option<&[AtomicU64]> {
+        None
+    }
+    /// Claims any free block for a node of the structure, of zeros and whatever [`Self::set_word`] sets in it from now on; all
+    /// of that is durable before the record is. The block goes back if the transaction aborts.
     fn fresh_block(&mut self) -> Result<u32, MapError>;
     /// Claims block `block` if it is a free data block.
     fn claim_block(&mut self, block: u32) -> bool;
@@ -262,5 +271,5 @@ pub trait FileMap: Send + Sync {
 #[derive(Debug, Default)]
 pub struct TransCache {
     /// What is in them is each structure's own affair; all 0 means empty. HashFS: `lblk << 32 | slot + 1` by `lblk % 8`.
-    pub(crate) hints: [std::sync::atomic::AtomicU64; 8],
+    pub(crate) hints: [AtomicU64; 8],
 }

@@ -4,6 +4,7 @@
 //! threads may be storing: a vector load is not atomic as a whole, but each aligned word of it is on every CPU that has
 //! these instructions, and a word is all a key needs.
 
+use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Instruction set in use.
@@ -20,7 +21,8 @@ pub enum Level {
 impl Level {
     /// The best this CPU has.
     pub fn detect() -> Level {
-        Level::available().pop().unwrap_or(Level::Scalar)
+        static BEST: LazyLock<Level> = LazyLock::new(|| Level::available().pop().unwrap_or(Level::Scalar));
+        *BEST
     }
 
     /// All levels this CPU has, the best last.
@@ -188,7 +190,7 @@ unsafe fn nearest_avx512<S: Shape, const LINES: usize>(words: *const u64, lanes:
         let value = _mm512_srl_epi64(here, shift);
         let below = _mm512_mask_cmple_epu64_mask(counted, value, bound);
         let above = counted & !below;
-        let numbers = _mm512_or_si512(numbers, _mm512_set1_epi64((FOUND | line as u64 * 8) as i64));
+        let numbers = _mm512_or_si512(numbers, _mm512_set1_epi64((FOUND | (line as u64 * 8)) as i64));
         let packed = _mm512_or_si512(_mm512_slli_epi64::<LANE_BITS>(value), numbers);
         most = _mm512_max_epu64(most, _mm512_maskz_mov_epi64(below, packed));
         least = _mm512_min_epu64(least, _mm512_mask_mov_epi64(none, above, packed));
@@ -407,10 +409,16 @@ mod tests {
         for turn in 0..4000 {
             let lanes = if turn % 5 == 0 { u32::MAX } else { next() as u32 };
             // Few different words, so that some are equal, some clear, some at the bound, some senseless; then any.
-            let mut word = || if turn % 2 == 0 { next() % 9 << 30 } else { next() >> 32 };
+            let mut word = || {
+                if turn % 2 == 0 {
+                    (next() % 9) << 30
+                } else {
+                    next() >> 32
+                }
+            };
             let words: Vec<AtomicU64> = (0..32).map(|_| AtomicU64::new(word())).collect();
             compare::<Plain>(&words, lanes, word());
-            let mut word = || if turn % 2 == 0 { next() % 9 << 31 } else { next() };
+            let mut word = || if turn % 2 == 0 { (next() % 9) << 31 } else { next() };
             let words: Vec<AtomicU64> = (0..32).map(|_| AtomicU64::new(word())).collect();
             compare::<UpperHalf>(&words, lanes, word() >> 32);
         }
@@ -426,7 +434,7 @@ mod tests {
         for _ in 0..4000 {
             let point = next();
             let line: Vec<AtomicU64> = (0..8)
-                .map(|_| AtomicU64::new(point.wrapping_sub(next() % 5) << 32 | next() % 4))
+                .map(|_| AtomicU64::new((point.wrapping_sub(next() % 5) << 32) | (next() % 4)))
                 .collect();
             let has = |word: &AtomicU64| {
                 let (start, len) = (

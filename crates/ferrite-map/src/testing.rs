@@ -13,7 +13,7 @@ pub(crate) mod harm;
 pub(crate) mod replay;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use ferrite_pm::Region;
@@ -303,6 +303,11 @@ impl MapTx for TestTx<'_> {
             .get(&offset)
             .copied()
             .unwrap_or_else(|| self.region.load(offset))
+    }
+
+    fn stored(&self, offset: u64, count: usize) -> Option<&[AtomicU64]> {
+        let set = (0..count as u64).any(|index| self.stored.contains_key(&(offset + index * 8)));
+        (!set).then(|| self.region.words(offset, count))
     }
 
     fn fresh_block(&mut self) -> Result<u32, MapError> {

@@ -61,6 +61,37 @@ fn a_damaged_entry() {
     }
 }
 
+/// An entry that looks free: its name is an error, not absent, and who lists the directory is told behind the last name that is left.
+#[test]
+fn an_entry_that_looks_free() {
+    on_every_mapping(&[PLAIN], Told::ReadOnly, |pool| {
+        let at = pool.entry(PLAIN);
+        let entry = vec![(at, pool.word(at) & !0xffff_ffff)];
+        let engine = common::mount(&pool.damaged(&entry));
+        for name in [PLAIN.as_bytes(), b"another"] {
+            let error = engine.lookup(pool.dir, name).unwrap_err();
+            assert!(matches!(error, FsError::Io(_)), "{error}");
+        }
+        let mut names = 0usize;
+        let mut cookie = 0;
+        let end = loop {
+            let before = names;
+            let listed = engine.readdir(pool.dir, cookie, &mut |entry| {
+                names += 1;
+                cookie = entry.next_cookie;
+                !names.is_multiple_of(3)
+            });
+            if listed.is_err() || names == before {
+                break listed;
+            }
+        };
+        let error = end.unwrap_err().to_string();
+        assert!(error.contains("1 of its names are lost"), "{error}");
+        assert_eq!(names, pool.files.len() - 1);
+        entry
+    });
+}
+
 /// Nothing can be made, linked, moved or removed under a name of which nobody knows whether it is there.
 fn refuses_the_name(engine: &Engine, dir: Ino, name: &[u8]) {
     let root = Cred::root();

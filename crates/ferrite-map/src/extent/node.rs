@@ -122,6 +122,24 @@ impl Words for dyn MapTx + '_ {
     fn at(&self, offset: u64) -> u64 {
         self.word(offset)
     }
+
+    fn nearest<S: Shape, const LINES: usize>(&self, offset: u64, lanes: u32, bound: u64) -> Nearest {
+        match self.stored(offset, 8 * LINES) {
+            Some(words) => simd::nearest::<S, LINES>(Level::detect(), words, lanes, bound),
+            None => Nearest::among::<S>(
+                (0..8 * LINES as u64).map(|index| self.at(offset + index * 8)),
+                lanes,
+                bound,
+            ),
+        }
+    }
+
+    fn covering(&self, offset: u64, lblk: u64) -> Option<u32> {
+        match self.stored(offset, LEAF_KEYS as usize) {
+            Some(words) => simd::covering(Level::detect(), words, lblk),
+            None => simd::first_covering((0..LEAF_KEYS).map(|slot| self.at(offset + slot * 8)), lblk),
+        }
+    }
 }
 
 /// A node whose header was found to be right.

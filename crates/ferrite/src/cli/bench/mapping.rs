@@ -1,6 +1,7 @@
-//! The mappings alone, without the engine: after churn, `leaf` against HashFS, and the lengths of runs. The lab measures.
+//! The mappings alone, without the engine: after churn, `leaf` against HashFS, all against the papers' own code, and the lengths of
+//! runs. The lab measures.
 
-use ferrite_lab::{ChurnPlan, MappingRow, churn_rows, lookup_rows, run_rows};
+use ferrite_lab::{ChurnPlan, MappingRow, PUBLISHED_ROWS, churn_rows, lookup_rows, published_rows, run_rows};
 
 use super::{Output, say, say_json};
 use crate::cli::Failure;
@@ -15,6 +16,8 @@ const LOOKUPS: &[&str] = &[
     "cold_sequential_128k",
 ];
 const RUNS: &[&str] = &["run_length"];
+/// With this name, all rows beside the papers' own code.
+const PUBLISHED: &str = "published";
 
 /// Runs the group.
 pub(crate) fn run(quick: bool, out: &mut Output) -> Result<(), Failure> {
@@ -32,12 +35,16 @@ pub(crate) fn run(quick: bool, out: &mut Output) -> Result<(), Failure> {
     if wants(out, RUNS) {
         print(&run_rows(&plan, silent)?, out)?;
     }
+    if out.wants(PUBLISHED) || wants(out, PUBLISHED_ROWS) {
+        print(&published_rows(&plan, silent)?, out)?;
+    }
     Ok(())
 }
 
 fn print(rows: &[MappingRow], out: &mut Output) -> Result<(), Failure> {
     for row in rows {
-        if !out.wants(row.name) {
+        let in_wanted_part = PUBLISHED_ROWS.contains(&row.name) && out.wants(PUBLISHED);
+        if !in_wanted_part && !out.wants(row.name) {
             continue;
         }
         if out.json {

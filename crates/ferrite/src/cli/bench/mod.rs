@@ -29,7 +29,8 @@ Groups:
   threads  two threads on two files, against two threads of bare durable stores
   hdpm     unaligned writes and the reads after them, against the same engine without page logs
   mixes    varmail and webproxy, one and two threads, against tmpfs and against the engine without page logs
-  mapping  lookups and inserts of every mapping after churn, against HashFS; leaf against HashFS; lengths of runs
+  mapping  lookups and inserts of every mapping after churn, against HashFS; leaf against HashFS;
+           lengths of runs; all beside the papers' own code (--only published)
   recovery a mount after a crash and a full fsck, by the number of files, against 1 s and 10 s a million
   mount    a mount, against libfuse's passthrough_ll over tmpfs (needs root, gcc and libfuse3-dev)
 
