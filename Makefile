@@ -43,6 +43,8 @@ unit: build
 
 soak: build
 	FERRITE_BIN=$(FERRITE) FERRITE_SOAK=1 cargo test --release --workspace --features ferrite/leveldb -- --nocapture
+	# What `ferrite lab run all --quick` promises, 10 minutes; alone, since other tests would take its cores.
+	cargo test --release -p ferrite-lab --features leveldb --test quick -- --ignored --nocapture
 	# Everything else on every mapping, real programs included; the kills as often as on the default one.
 	for mapping in cuckoo radix extent leaf; do \
 		FERRITE_MAPPING=$$mapping FERRITE_BIN=$(FERRITE) cargo test --release -p ferrite-fs -p ferrite --features ferrite/leveldb || exit 1; \

@@ -83,7 +83,7 @@ pub fn lookup_rows(plan: &ChurnPlan, step: &mut dyn FnMut(&str)) -> Result<Vec<M
 }
 
 /// A pool that the file fills.
-fn filled(mapping: Mapping, plan: &ChurnPlan, fill_percent: u32) -> Result<Pool, LabError> {
+pub(crate) fn filled(mapping: Mapping, plan: &ChurnPlan, fill_percent: u32) -> Result<Pool, LabError> {
     let blocks = u64::from(plan.file_pages) * 100 / u64::from(fill_percent);
     let pool = Pool::new(
         Structure::Product(mapping),
@@ -126,7 +126,7 @@ fn cold_random(pools: &[Pool; 2], plan: &ChurnPlan, took: &mut Took) -> Result<(
 }
 
 /// Rounds on each pair of pools.
-fn rounds(plan: &ChurnPlan) -> u32 {
+pub(crate) fn rounds(plan: &ChurnPlan) -> u32 {
     plan.rounds.div_ceil(plan.pools.max(1))
 }
 

@@ -31,6 +31,9 @@ pub enum LabError {
     /// The medium, usually for want of memory.
     #[error(transparent)]
     Medium(#[from] ferrite_pm::PmError),
+    /// The CPU's counters.
+    #[error(transparent)]
+    Counters(#[from] ferrite_pm::EventError),
     /// The engine did not come up.
     #[error(transparent)]
     Engine(#[from] ferrite_fs::EngineError),

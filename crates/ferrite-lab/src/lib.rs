@@ -6,6 +6,7 @@
 //! | `structure` | what is measured: every mapping of `ferrite-map`, and the baselines |
 //! | `baselines` | level hashing, HashFS with tombstones, extent trees behind a page cache |
 //! | `alloc` | the papers' block allocator and ours, with the layout score |
+//! | `misses` | cache misses of cold lookups, where the CPU counts them |
 //! | `pool`, `tx` | a mapping on a pool of its own; a transaction that pays for a journal |
 //! | `measure`, `stats` | cold and hot timing; medians with intervals |
 //! | `churn`, `compare`, `published`, `runs` | mappings after churn, `leaf` against HashFS, all against the papers' own code, lengths of runs: `ferrite bench mapping` |
@@ -38,6 +39,7 @@ pub mod data;
 mod error;
 mod figures;
 mod measure;
+mod misses;
 pub mod plan;
 mod pool;
 mod published;
@@ -54,8 +56,9 @@ pub use churn::{ChurnPlan, MappingRow, churn_rows};
 pub use compare::lookup_rows;
 pub use data::{FigureData, FigureInfo, FigureResult, Panel, Point, Series, Verdict};
 pub use error::LabError;
+pub use misses::{MissRow, miss_rows, uncounted};
 pub use plan::{Plan, Progress, Silent};
 pub use published::{PUBLISHED_ROWS, published_rows};
 pub use report::report;
-pub use run::{from_json, lacks, list, run, to_json};
+pub use run::{from_json, judge_again, lacks, list, merge, run, to_json};
 pub use runs::run_rows;

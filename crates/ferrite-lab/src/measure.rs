@@ -110,6 +110,31 @@ impl Cold {
     /// A lookup of `count` pages, cold, in nanoseconds.
     pub(crate) fn look(&mut self, pool: &Pool, ino: u32, lblk: u32, count: usize) -> f64 {
         let mut words = vec![ferrite_map::PageWord::HOLE; count];
+        self.reset_to_look(pool, count);
+        let cache = TransCache::default();
+        let taken = time(|| pool.map.get_many(ino, lblk, &mut words, &cache));
+        black_box(&words);
+        taken
+    }
+
+    /// Hands a cold lookup of a page to whoever wants to do something around it.
+    pub(crate) fn around_look<T>(
+        &mut self,
+        pool: &Pool,
+        ino: u32,
+        lblk: u32,
+        around: impl FnOnce(&mut dyn FnMut()) -> T,
+    ) -> T {
+        let mut word = [ferrite_map::PageWord::HOLE];
+        self.reset_to_look(pool, word.len());
+        let cache = TransCache::default();
+        let result = around(&mut || pool.map.get_many(ino, lblk, &mut word, &cache));
+        black_box(&word);
+        result
+    }
+
+    /// Makes all cold that a lookup of `count` pages needs, but code and stack.
+    fn reset_to_look(&mut self, pool: &Pool, count: usize) {
         let mut rehearsed = vec![ferrite_map::PageWord::HOLE; count.min(TWIN_PAGES as usize)];
         self.reset(pool);
         // Twice, so that branch predictors and lines of code have settled.
@@ -117,10 +142,6 @@ impl Cold {
             let cache = TransCache::default();
             black_box(time(|| self.twin.map.get_many(FILE, 0, &mut rehearsed, &cache)));
         }
-        let cache = TransCache::default();
-        let taken = time(|| pool.map.get_many(ino, lblk, &mut words, &cache));
-        black_box(&words);
-        taken
     }
 
     /// Lookups of single pages at these places, cold, in nanoseconds; `extra` is added to each.

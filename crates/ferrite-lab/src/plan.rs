@@ -119,13 +119,13 @@ impl Plan {
         }
     }
 
-    /// In what its sizes differ from the papers', for the report.
-    pub fn scale(&self) -> String {
+    /// In what its sizes differ from the papers', for the report; and whether the media model is in force, which is up to the figure.
+    pub(crate) fn scale(&self, applies_media: bool) -> String {
         let mib = |pages: u32| u64::from(pages) * 4096 / (1 << 20);
-        let media = if self.media_extra_ns > 0.0 {
-            format!("media model on: {} ns added a missed line", self.media_extra_ns)
-        } else {
-            "media model off".into()
+        let media = match (self.media_extra_ns > 0.0, applies_media) {
+            (false, _) => "media model off".into(),
+            (true, true) => format!("media model on: {} ns added a missed line", self.media_extra_ns),
+            (true, false) => "media model not applied in this figure".into(),
         };
         format!(
             "plan {}: file {} MiB (paper 1 GiB), largest file {} MiB (paper 4 GiB), pool {} MiB (paper 128 GiB), {} cold samples and {} \

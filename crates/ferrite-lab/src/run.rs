@@ -58,7 +58,7 @@ pub fn run(ids: &[&str], plan: &Plan, progress: &mut dyn Progress) -> Result<Vec
         }
         data.settle();
         progress.end();
-        data.notes.insert(0, plan.scale());
+        data.notes.insert(0, plan.scale(figure.applies_media));
         results.push(FigureResult {
             verdict: (figure.check)(&data),
             info,
@@ -69,6 +69,26 @@ pub fn run(ids: &[&str], plan: &Plan, progress: &mut dyn Progress) -> Result<Vec
         });
     }
     Ok(results)
+}
+
+/// Judges results again by their data, as this build judges.
+pub fn judge_again(results: &mut [FigureResult]) {
+    for result in results {
+        if let Some(figure) = FIGURES.iter().find(|figure| figure.id == result.info.id) {
+            result.verdict = (figure.check)(&result.data);
+        }
+    }
+}
+
+/// The results of two runs as one: of a figure that both have, the newer. In the papers' order; figures that this build does not know
+/// come last.
+pub fn merge(earlier: Vec<FigureResult>, newer: Vec<FigureResult>) -> Vec<FigureResult> {
+    let is_newer = |result: &FigureResult| newer.iter().any(|one| one.info.id == result.info.id);
+    let mut all: Vec<FigureResult> = earlier.into_iter().filter(|result| !is_newer(result)).collect();
+    all.extend(newer);
+    let place = |result: &FigureResult| FIGURES.iter().position(|figure| figure.id == result.info.id);
+    all.sort_by_key(|result| place(result).unwrap_or(usize::MAX));
+    all
 }
 
 /// Results as JSON text.
@@ -87,20 +107,14 @@ fn machine() -> Machine {
     let model = cpuinfo
         .lines()
         .find_map(|line| line.strip_prefix("model name")?.split_once(':'));
-    let has_counters = ["cpu", "cpu_core"].iter().any(|name| {
-        std::path::Path::new("/sys/bus/event_source/devices")
-            .join(name)
-            .exists()
-    });
-    let counters = if has_counters {
-        "present, but this build does not read them"
-    } else {
-        "not available: the kernel shows no performance counters of the CPU"
+    let counters = match crate::misses::uncounted() {
+        None => "read around cold lookups (figure 5)".to_string(),
+        Some(why) => format!("not available: {why}"),
     };
     Machine {
         cpu: model.map_or_else(|| "unknown".into(), |(_, name)| name.trim().to_string()),
         cores: std::thread::available_parallelism().map_or(1, |count| count.get() as u64),
         kernel: read("/proc/sys/kernel/osrelease").trim().to_string(),
-        counters: counters.into(),
+        counters,
     }
 }

@@ -83,28 +83,48 @@ fn every_figure_runs() {
     }
 }
 
-/// A slower medium shows where lines are missed, and is printed.
+/// A slower medium shows in the figures that say so, and in no other.
 #[test]
-fn the_media_model_adds_to_cold_operations_and_says_so() {
+fn the_media_model_adds_to_cold_operations_and_each_figure_says_whether() {
     let plan = Plan {
         media_extra_ns: 1e6,
         ..Plan::tiny()
     };
-    let results = ferrite_lab::run(&["hashfs-6"], &plan, &mut Silent).expect("it runs");
-    let data = &results[0].data;
-    for point in data
-        .panels
-        .iter()
-        .flat_map(|panel| &panel.series)
-        .flat_map(|series| &series.points)
-    {
-        assert!(point.median >= 1e6, "{point:?}");
+    for (id, applied) in [
+        ("hashfs-6", true),
+        ("hashfs-9", true),
+        ("hashfs-8", false),
+        ("hashfs-11", false),
+    ] {
+        let results = ferrite_lab::run(&[id], &plan, &mut Silent).expect("it runs");
+        let data = &results[0].data;
+        let said = if applied {
+            "media model on: 1000000 ns"
+        } else {
+            "media model not applied in this figure"
+        };
+        assert!(data.notes[0].contains(said), "{id}: {}", data.notes[0]);
+        let panels = data.panels.iter().filter(|panel| panel.unit == "ns");
+        for point in panels.flat_map(|panel| &panel.series).flat_map(|series| &series.points) {
+            assert_eq!(point.median >= 1e6, applied, "{id}: {point:?}");
+        }
     }
-    assert!(
-        data.notes[0].contains("media model on: 1000000 ns"),
-        "{}",
-        data.notes[0]
-    );
+}
+
+/// One figure that is run again takes the place of its earlier result; the others stay.
+#[test]
+fn results_of_two_runs_merge_by_figure() {
+    let run = |ids: &[&str], seed| {
+        let plan = Plan { seed, ..Plan::tiny() };
+        ferrite_lab::run(ids, &plan, &mut Silent).expect("they run")
+    };
+    let (first, second) = (run(&["hdpm-9", "hashfs-11"], 1), run(&["hashfs-11"], 2));
+    let merged = ferrite_lab::merge(first, second);
+    let seen: Vec<_> = merged
+        .iter()
+        .map(|result| (result.info.id.as_str(), result.plan.seed))
+        .collect();
+    assert_eq!(seen, [("hashfs-11", 2), ("hdpm-9", 1)]);
 }
 
 #[test]
@@ -135,8 +155,8 @@ fn figures_that_this_build_lacks_are_refused_with_the_mend() {
 }
 
 /// What `ferrite lab run all --quick` promises. Meant for a release build on a machine that has little else to do:
-/// `cargo test --release -p ferrite-lab --test quick -- --ignored`. Leaves `report.html` and `results.json` in the directory that
-/// `FERRITE_LAB_OUT` names.
+/// `cargo test --release -p ferrite-lab --test quick -- --ignored`, which `make soak` does. Leaves `report.html` and `results.json` in
+/// the directory that `FERRITE_LAB_OUT` names.
 #[test]
 #[ignore = "minutes long; wants a release build"]
 fn the_quick_plan_takes_less_than_ten_minutes() {

@@ -8,6 +8,7 @@
 //! | `sync` | group commit on ordinary files |
 //! | `sigbus` | faults on a mapping poison the region instead of killing the process |
 //! | `counters` | fences, lines, bytes |
+//! | `events` | what CPU and kernel count: cache misses |
 //! | `recorder`, `crash` | logging stores; building the images a crash could leave |
 //!
 //! *Architecture invariant:* this crate knows nothing of what is stored, and no other crate makes stores to a pool
@@ -17,6 +18,7 @@ mod counters;
 mod cpu;
 mod crash;
 mod error;
+mod events;
 mod map;
 mod medium;
 mod recorder;
@@ -28,6 +30,7 @@ pub use counters::Counters;
 pub use cpu::{CpuFeatures, LINE_BYTES, cpu_features, prefetch, prefetch_to_store};
 pub use crash::{Choice, ImageCursor, Log};
 pub use error::PmError;
+pub use events::{CpuEvent, EventCounter, EventError};
 pub use map::Access;
 pub use medium::Medium;
 pub use recorder::{Event, Recorder};

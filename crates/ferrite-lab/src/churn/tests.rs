@@ -1,6 +1,8 @@
 //! A tiny run: every row is there, and lines, which do not depend on the machine, are what the design promises.
 
 use super::*;
+use crate::compare::filled;
+use crate::measure::FILE;
 use crate::{lookup_rows, run_rows};
 
 #[test]
@@ -88,6 +90,52 @@ fn runs_are_counted() {
         .collect();
     assert_eq!(blocks.len(), 2);
     assert!(blocks.iter().all(|&(_, blocks)| blocks >= 1.0), "{blocks:?}");
+}
+
+/// What is required of `leaf` that can be counted: files written in order into an aged pool lie in long runs.
+#[test]
+fn leaf_lays_runs_as_long_as_required() {
+    let plan = ChurnPlan {
+        runs_pool_bytes: 256 << 20,
+        ..ChurnPlan::tiny()
+    };
+    let rows = run_rows(&plan, &mut |_| {}).expect("it runs");
+    let leaf = rows.iter().find(|row| row.structure == "leaf").expect("its row");
+    assert_eq!((leaf.required_ratio, leaf.fill_percent), (Some(1.0), 80));
+    assert!(
+        leaf.ratio <= 1.0 && leaf.run_blocks.is_some_and(|blocks| blocks >= 64.0),
+        "{leaf:?}"
+    );
+    // Pages that the hash places lie nowhere near each other: so the requirement can fail.
+    let hashfs = rows.iter().find(|row| row.structure == "hashfs").expect("its row");
+    assert!(hashfs.run_blocks.is_some_and(|blocks| blocks < 64.0), "{hashfs:?}");
+}
+
+/// In order, `leaf` touches a line or two for seven pages, where HashFS touches two for each.
+#[test]
+fn leaf_touches_a_third_of_the_lines_in_order() {
+    const CHUNK_PAGES: usize = 7;
+    let plan = ChurnPlan::tiny();
+    for fill_percent in [80, 95] {
+        let lines = |mapping: Mapping, step: usize| {
+            let pool = filled(mapping, &plan, fill_percent).expect("a pool");
+            let touched = (0..plan.file_pages).step_by(step);
+            let touched: u64 = touched.map(|lblk| pool.map.lines_touched(FILE, lblk)).sum();
+            touched as f64 / f64::from(plan.file_pages)
+        };
+        // The other six pages of a chunk lie in the line that the first one's lookup found.
+        let (leaf, hashfs) = (lines(Mapping::Leaf, CHUNK_PAGES), lines(Mapping::Hashfs, 1));
+        assert!(
+            leaf <= hashfs / 3.0,
+            "{fill_percent} %: {leaf:.2} lines a page, hashfs {hashfs:.2}"
+        );
+        // A lookup at random: one line at home, two in the next.
+        let alone = lines(Mapping::Leaf, 1);
+        assert!(
+            (1.0..=2.0).contains(&alone),
+            "{fill_percent} %: {alone:.2} lines a lookup"
+        );
+    }
 }
 
 #[test]

@@ -17,6 +17,12 @@ use crate::structure::Structure;
 const WHOLE: &str = "Whole engine";
 const ALONE: &str = "Mapping alone (replay)";
 const MIXES: [(Mix, &str); 2] = [(Mix::Fileserver, "fileserver"), (Mix::Webproxy, "webproxy")];
+/// Why what the paper shows may not show here.
+const LIKELY: &str = "alone, all but hashfs (with tombstones or without) and leaf ask the papers' allocator, which fences its bitmap for each \
+    block that it gives or takes back: that sets the pace of level hashing, cuckoo and all trees, and little is left between them. The \
+    page-cached tree gains nothing on a medium as fast as its copies, which are made anew after each change, under a lock (figure 11); and \
+    a file of 32 pages has one node, in either tree. On the engine, webproxy makes and removes a file in each turn, and cuckoo, which \
+    writes most words for that, has no disk or system call to hide them; one thread's rounds scatter by up to a tenth.";
 /// Strata's default, against which the paper counts.
 const BASELINE: &str = "extent-page-cached";
 
@@ -26,6 +32,7 @@ pub(crate) const FIGURE: Figure = Figure {
     claim: "In fileserver HashFS is 26 % above Strata's page-cached extent tree and the radix tree 10 % below it; in webproxy all are \
             within 2 %. Level hashing is below HashFS in all cases, and below the baseline in fileserver.",
     on_fresh_pools: false,
+    applies_media: false,
     steps: |_| ((Mapping::ALL.len() + Structure::all().len()) * MIXES.len()) as u64,
     run,
     check,
@@ -137,5 +144,5 @@ fn check(data: &FigureData) -> Verdict {
             _ => judge.missing(&format!("{name} on the engine")),
         }
     }
-    judge.verdict()
+    judge.verdict(LIKELY)
 }

@@ -28,6 +28,9 @@ pub(crate) struct Figure {
     pub(crate) claim: &'static str,
     /// Whether it is run several times, each on pools of its own.
     pub(crate) on_fresh_pools: bool,
+    /// Whether [`Plan::media_extra_ns`] is added to what it measures: where cold operations of one page are, whose missed lines can be
+    /// counted.
+    pub(crate) applies_media: bool,
     /// How many steps a run tells of.
     pub(crate) steps: fn(&Plan) -> u64,
     pub(crate) run: fn(&Plan, &mut dyn Progress) -> Result<FigureData, LabError>,
@@ -90,6 +93,9 @@ fn extent_of(panel: &Panel) -> &'static str {
         "extent-in-place"
     }
 }
+
+/// Begins the remark that explains what does not hold.
+const LIKELY_REASON: &str = "Likely reason: ";
 
 /// Collects what holds and what does not, with the numbers.
 #[derive(Default)]
@@ -184,7 +190,12 @@ impl Judge {
         );
     }
 
-    fn verdict(self) -> Verdict {
+    /// The verdict. `likely` says why this machine may show what the paper does not: a sentence or more, told where something does not
+    /// hold or is open. A figure cannot be judged without one.
+    fn verdict(mut self, likely: &str) -> Verdict {
+        if self.failed + self.open > 0 {
+            self.remark(format!("{LIKELY_REASON}{likely}"));
+        }
         let outcome = match (self.held, self.failed, self.missing) {
             _ if self.held == 0 && self.open == 0 => Outcome::Not,
             (_, 0, 0) if self.open == 0 => Outcome::Reproduced,

@@ -32,6 +32,7 @@ pub(crate) const FIGURE: Figure = Figure {
     claim: "More than 30 % of the writes of Iphoto, Usr1 and Usr2 are unaligned, about 10 % of those of Facebook and Twitter; only TPCC \
             is well aligned. Copy-on-write pays for each unaligned write with a copy.",
     on_fresh_pools: false,
+    applies_media: false,
     steps: |plan| (STORED.len() + plan.traces.len()) as u64,
     run,
     check,
@@ -173,7 +174,9 @@ fn check(data: &FigureData) -> Verdict {
             ));
         }
     }
-    judge.verdict()
+    judge.verdict(
+        "the traces are of other programs than the paper's; how a program buffers decides how much of a page its writes update.",
+    )
 }
 
 /// That copying pages writes more than logging, wherever many updates are partial.

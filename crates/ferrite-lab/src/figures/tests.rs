@@ -156,3 +156,66 @@ fn the_verdict_on_update_sizes_follows_its_numbers() {
     assert_eq!(with(50.0, 12.0, 1.0, 0.0, 1.0), Outcome::Partly, "copies cost nothing");
     assert_eq!(with(20.0, 2.0, 20.0, 50.0, 4.0), Outcome::Not);
 }
+
+/// What docs/lab shows.
+fn published() -> Vec<crate::FigureResult> {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/lab/results.json");
+    let text = std::fs::read_to_string(path).expect("it is kept there");
+    crate::from_json(&text).expect("results")
+}
+
+/// Whether a verdict says that something does not hold, and whether it says why.
+fn failed_and_explained(verdict: &Verdict) -> (bool, bool) {
+    let has = |begin: &str| verdict.reasons.iter().any(|reason| reason.starts_with(begin));
+    (has("Does not hold: "), has(LIKELY_REASON))
+}
+
+#[test]
+fn the_published_verdicts_are_those_of_their_data_and_say_why() {
+    let results = published();
+    assert!(!results.is_empty());
+    let mut again = results.clone();
+    crate::judge_again(&mut again);
+    for (result, again) in results.iter().zip(&again) {
+        let id = &result.info.id;
+        let (failed, explained) = failed_and_explained(&result.verdict);
+        assert!(!failed || explained, "{id}: {:?}", result.verdict);
+        assert!(
+            result.verdict == again.verdict,
+            "{id}: judged by an older build; `ferrite lab report --out docs/lab` judges again"
+        );
+    }
+}
+
+/// Real data, bent in every direction until claims break: no figure then stays without a reason.
+#[test]
+fn whatever_does_not_hold_has_a_likely_reason() {
+    for result in published() {
+        let figure = FIGURES
+            .iter()
+            .find(|figure| figure.id == result.info.id)
+            .expect("listed");
+        let mut broke = false;
+        let places: Vec<(usize, usize)> = (0..result.data.panels.len())
+            .flat_map(|panel| (0..result.data.panels[panel].series.len()).map(move |series| (panel, series)))
+            .collect();
+        for &(panel, series) in &places {
+            for factor in [0.01, 100.0] {
+                for last_only in [false, true] {
+                    let mut data = result.data.clone();
+                    let points = &mut data.panels[panel].series[series].points;
+                    let from = if last_only { points.len() - 1 } else { 0 };
+                    for point in &mut points[from..] {
+                        point.median *= factor;
+                        point.low *= factor;
+                        point.high *= factor;
+                    }
+                    let (failed, explained) = failed_and_explained(&(figure.check)(&data));
+                    assert!(!failed || explained, "{}", figure.id);
+                    broke |= failed;
+                }
+            }
+        }
+        assert!(broke, "{}: nothing breaks it", figure.id);
+    }
+}

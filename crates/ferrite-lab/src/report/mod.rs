@@ -4,6 +4,7 @@
 
 mod plot;
 
+use std::collections::BTreeSet;
 use std::fmt::Write;
 
 use crate::data::{FigureResult, Outcome, Panel};
@@ -28,6 +29,9 @@ pub fn report(results: &[FigureResult]) -> String {
     head(&mut page, results);
     for result in results {
         figure(&mut page, result);
+        if results.first().is_some_and(|first| first.machine != result.machine) {
+            elsewhere(&mut page, result);
+        }
     }
     raw(&mut page, results);
     page.push_str("</body></html>\n");
@@ -61,6 +65,9 @@ fn head(page: &mut String, results: &[FigureResult]) {
     };
     let machine = &first.machine;
     let seconds: f64 = results.iter().map(|result| result.seconds).sum();
+    // Figures may come from several runs; those that differ from the first say so themselves.
+    let plans: BTreeSet<&str> = results.iter().map(|result| result.plan.name.as_str()).collect();
+    let plans: Vec<&str> = plans.into_iter().collect();
     add(
         page,
         format_args!(
@@ -71,7 +78,7 @@ fn head(page: &mut String, results: &[FigureResult]) {
             escaped(&machine.cpu),
             machine.cores,
             escaped(&machine.kernel),
-            escaped(&first.plan.name),
+            escaped(&plans.join(", ")),
             seconds,
             escaped(&machine.counters),
         ),
@@ -127,6 +134,21 @@ fn figure(page: &mut String, result: &FigureResult) {
         add(page, format_args!("<li>{}</li>\n", escaped(note)));
     }
     page.push_str("</ul>\n");
+}
+
+/// On what a figure was measured, if not on what the page's head says.
+fn elsewhere(page: &mut String, result: &FigureResult) {
+    let machine = &result.machine;
+    add(
+        page,
+        format_args!(
+            "<p class=\"notes\">This figure was measured on {} with {} cores, Linux {}; hardware cache-miss counters: {}.</p>\n",
+            escaped(&machine.cpu),
+            machine.cores,
+            escaped(&machine.kernel),
+            escaped(&machine.counters),
+        ),
+    );
 }
 
 /// A value with as many digits as say something.
@@ -251,6 +273,17 @@ mod tests {
         let (json, _) = rest.split_once("</script>").expect("its end");
         let back: Vec<FigureResult> = serde_json::from_str(json).expect("JSON");
         assert_eq!(back, results);
+    }
+
+    #[test]
+    fn a_figure_from_another_machine_says_so() {
+        let mut other = result("x");
+        other.machine.cpu = "another cpu".into();
+        other.plan.name = "full".into();
+        let page = report(&[result("x"), other]);
+        assert_eq!(page.matches("measured on another cpu").count(), 1);
+        assert!(page.contains("<b>full, tiny</b>"));
+        assert!(!report(&[result("x")]).contains("This figure was measured on"));
     }
 
     #[test]

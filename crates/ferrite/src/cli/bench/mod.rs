@@ -6,6 +6,7 @@
 mod core;
 mod hdpm;
 mod mapping;
+mod misses;
 mod mixes;
 mod mount;
 mod random;
@@ -118,6 +119,9 @@ pub(crate) struct Row {
     /// Bytes written to the medium for each byte of the user: ours and theirs, where both are known.
     #[serde(skip_serializing_if = "Option::is_none")]
     medium_bytes_per_byte: Option<[f64; 2]>,
+    /// What the pool holds, where that is not one file.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    contents: Option<String>,
     #[serde(flatten)]
     circumstances: Circumstances,
 }
@@ -160,6 +164,7 @@ impl Bench {
         }
         if wanted("mapping") {
             mapping::run(self.quick, &mut out)?;
+            misses::run(self.quick, &mut out)?;
         }
         if wanted("recovery") {
             recovery::run(effort, &mut out)?;
@@ -248,8 +253,12 @@ impl Output {
         let amplification = row.medium_bytes_per_byte.map_or_else(String::new, |[ours, theirs]| {
             format!("; {ours:.1} and {theirs:.1} bytes written a byte")
         });
+        let contents = row
+            .contents
+            .as_ref()
+            .map_or_else(String::new, |text| format!("; {text}"));
         say(format!(
-            "{:<24} {:<20} {:>7.2} {:>10.0} {:>10.0} {:>7.2} {:>7.2} {:>9.0}  {}, {} %, {}, {}, {}{amplification}",
+            "{:<24} {:<20} {:>7.2} {:>10.0} {:>10.0} {:>7.2} {:>7.2} {:>9.0}  {}, {} %, {}, {}, {}{amplification}{contents}",
             row.name,
             row.against,
             row.ratio,
@@ -326,6 +335,7 @@ impl Duel<'_> {
             fences: per_operation(counts.fences),
             lines_written_back: per_operation(counts.lines_written_back),
             bytes_streamed: per_operation(counts.bytes_streamed),
+            contents: None,
             medium_bytes_per_byte: self.amplification.map(|(len, _)| {
                 [counts, their_counts].map(|c| per_operation(c.bytes_streamed + c.lines_written_back * 64) / len as f64)
             }),

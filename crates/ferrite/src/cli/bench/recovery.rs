@@ -1,11 +1,11 @@
-//! How long a mount after a crash takes, and a full fsck, by the number of files.
+//! How long a mount after a crash takes, and a full fsck, by the number of files, which hold pages and page logs ([`Contents`]).
 
 use std::path::Path;
 use std::time::Instant;
 
 use ferrite_fs::{Engine, MkfsOptions, MountOptions, fsck, mkfs};
 use ferrite_pm::{Access, Region};
-use ferrite_vfs::{Cred, FileKind, FileSystem, NewNode, ROOT_INO};
+use ferrite_vfs::{Cred, FileKind, FileSystem, NewNode, OpenMode, ROOT_INO};
 
 use super::{Circumstances, Effort, Output, Row, median};
 use crate::cli::{FAILED, Failure};
@@ -17,11 +17,56 @@ const LAST_OPERATIONS: u64 = 2000;
 const MOUNT_NS_PER_FILE: f64 = 1_000.0;
 const FSCK_NS_PER_FILE: f64 = 10_000.0;
 
-const SIZES: [(u64, &str, &str); 3] = [
-    (10_000, "mount_10k_files", "fsck_10k_files"),
-    (100_000, "mount_100k_files", "fsck_100k_files"),
-    (1_000_000, "mount_1m_files", "fsck_1m_files"),
+const PAGE_BYTES: u64 = 4096;
+/// Bytes of each entry of a page log.
+const LOGGED_BYTES: usize = 40;
+/// Entries of each page log.
+const LOG_ENTRIES: u64 = 3;
+
+/// What the files hold: one of so many has pages, one and two in turns; of these, one of so many a log of its first page.
+#[derive(Debug, Clone, Copy)]
+struct Contents {
+    one_has_pages_of: u64,
+    one_has_log_of: u64,
+}
+
+/// The most files have pages less often: with pages in each the pool would take memory that many machines have not.
+const SIZES: [(u64, &str, &str, Contents); 3] = [
+    (10_000, "mount_10k_files", "fsck_10k_files", EACH),
+    (100_000, "mount_100k_files", "fsck_100k_files", EACH),
+    (1_000_000, "mount_1m_files", "fsck_1m_files", SOME),
 ];
+const EACH: Contents = Contents {
+    one_has_pages_of: 1,
+    one_has_log_of: 10,
+};
+const SOME: Contents = Contents {
+    one_has_pages_of: 8,
+    one_has_log_of: 10,
+};
+
+impl Contents {
+    /// Bytes that file `number` of a pool holds, and whether its first page has a log.
+    fn of(self, number: u64) -> (u64, bool) {
+        if !number.is_multiple_of(self.one_has_pages_of) {
+            return (0, false);
+        }
+        let with_pages = number / self.one_has_pages_of;
+        (
+            (1 + with_pages % 2) * PAGE_BYTES,
+            with_pages.is_multiple_of(self.one_has_log_of),
+        )
+    }
+
+    /// Pages and logs that so many files have.
+    fn count(self, files: u64) -> (u64, u64) {
+        (0..files)
+            .map(|number| self.of(number))
+            .fold((0, 0), |(pages, logs), (bytes, has_log)| {
+                (pages + bytes / PAGE_BYTES, logs + u64::from(has_log))
+            })
+    }
+}
 
 /// What is measured here.
 pub(crate) fn names() -> Vec<&'static str> {
@@ -37,7 +82,7 @@ pub(crate) fn run(effort: Effort, out: &mut Output) -> Result<(), Failure> {
     };
     let dir = dir.map_err(|error| Failure::new(FAILED, format!("no folder for a pool: {error}")))?;
     let rounds = effort.rounds.min(5);
-    for (files, mount_name, fsck_name) in SIZES {
+    for (files, mount_name, fsck_name, contents) in SIZES {
         if files > 100_000 && effort.operations < 10_000 {
             continue;
         }
@@ -45,7 +90,8 @@ pub(crate) fn run(effort: Effort, out: &mut Output) -> Result<(), Failure> {
             continue;
         }
         let path = dir.path().join(files.to_string());
-        fill(&path, files)?;
+        let (pages, logs) = contents.count(files);
+        let fill_percent = fill(&path, files, contents)?;
         let (mut mounts, mut checks) = (Vec::new(), Vec::new());
         for round in 0..rounds {
             let start = Instant::now();
@@ -57,7 +103,7 @@ pub(crate) fn run(effort: Effort, out: &mut Output) -> Result<(), Failure> {
             let start = Instant::now();
             let report = fsck(Region::open(&path, Access::ReadOnlyPrivate)?, &mut |_, _, _| {})?;
             checks.push(start.elapsed().as_nanos() as f64);
-            if !report.findings.is_empty() || report.entries < files {
+            if !report.findings.is_empty() || report.entries < files || report.pages < pages {
                 return Err(Failure::new(FAILED, "the pool is not what was put in it"));
             }
         }
@@ -78,9 +124,10 @@ pub(crate) fn run(effort: Effort, out: &mut Output) -> Result<(), Failure> {
                 lines_written_back: 0.0,
                 bytes_streamed: 0.0,
                 medium_bytes_per_byte: None,
+                contents: Some(format!("{pages} pages, {logs} page logs")),
                 circumstances: Circumstances {
                     page_bytes: 4096,
-                    fill_percent: 0,
+                    fill_percent,
                     cache: "whatever the kernel kept",
                     threads: 1,
                     placement: "any".into(),
@@ -106,8 +153,12 @@ const NODE: NewNode = NewNode {
     rdev: 0,
 };
 
-fn fill(path: &Path, files: u64) -> Result<(), Failure> {
-    let region = Region::create(path, (files * 512 + (64 << 20)).next_multiple_of(2 << 20))?;
+/// Makes a pool; returns how full it is, in percent.
+fn fill(path: &Path, files: u64, contents: Contents) -> Result<u32, Failure> {
+    let (pages, logs) = contents.count(files);
+    // A log takes a block, and some mappings a node for each file that has pages.
+    let bytes = files * 512 + (2 * pages + logs) * PAGE_BYTES + (64 << 20);
+    let region = Region::create(path, bytes.next_multiple_of(2 << 20))?;
     let options = MkfsOptions {
         inodes: Some(files + files / FILES_PER_DIR + LAST_OPERATIONS + 64),
         ..super::options()
@@ -115,15 +166,35 @@ fn fill(path: &Path, files: u64) -> Result<(), Failure> {
     mkfs(&region, &options)?;
     let engine = Engine::mount(region, &quiet())?;
     let root = Cred::root();
+    let data = [0x5a; 2 * PAGE_BYTES as usize];
     for dir in 0..files / FILES_PER_DIR {
+        let first = dir * FILES_PER_DIR;
         let dir = engine
             .mkdir(&root, ROOT_INO, format!("dir{dir}").as_bytes(), 0o755)?
             .ino;
         for file in 0..FILES_PER_DIR {
-            engine.mknod(&root, dir, format!("file{file}").as_bytes(), &NODE)?;
+            let made = engine.mknod(&root, dir, format!("file{file}").as_bytes(), &NODE)?;
+            let (bytes, has_log) = contents.of(first + file);
+            if bytes == 0 {
+                continue;
+            }
+            let open = engine.open(made.ino, OpenMode::read_write())?;
+            super::whole(open.write_at(0, &data[..bytes as usize])?, bytes as usize)?;
+            // Within the page, and short: that goes to a log.
+            for entry in 0..if has_log { LOG_ENTRIES } else { 0 } {
+                super::whole(open.write_at(100 + entry, &[entry as u8; LOGGED_BYTES])?, LOGGED_BYTES)?;
+            }
         }
     }
-    work(&engine, u64::MAX)
+    let info = engine.info();
+    if info.pages < pages || info.logged_pages != logs {
+        let (found, found_logs) = (info.pages, info.logged_pages);
+        let what = format!("{found} pages and {found_logs} page logs in the pool, {pages} and {logs} were written");
+        return Err(Failure::new(FAILED, what));
+    }
+    work(&engine, u64::MAX)?;
+    let space = engine.statfs()?;
+    Ok(((space.blocks - space.blocks_free) * 100 / space.blocks.max(1)) as u32)
 }
 
 fn work(engine: &Engine, round: u64) -> Result<(), Failure> {

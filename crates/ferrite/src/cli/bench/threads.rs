@@ -75,6 +75,7 @@ pub(crate) fn run(effort: Effort, out: &mut Output) -> Result<(), Failure> {
         lines_written_back: 0.0,
         bytes_streamed: 0.0,
         medium_bytes_per_byte: None,
+        contents: None,
         circumstances: Circumstances {
             page_bytes: 2 << 20,
             fill_percent: FILL_PERCENT,
