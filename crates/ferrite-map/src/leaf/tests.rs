@@ -13,6 +13,7 @@ impl Subject for Leaf {
 }
 
 testing::mapping_tests!(Leaf);
+testing::moves::moving_tests!(Leaf);
 
 fn word(bed: &Bed<Leaf>, lblk: u32) -> PageWord {
     PageWord::new(bed.geometry.first_block, lblk | 1)
