@@ -73,6 +73,8 @@ pub(crate) struct Core {
     pub(crate) damage: Damage,
     pub(crate) failed: OnceLock<String>,
     pub(crate) closed: AtomicBool,
+    /// Records by which the mapping moved entries, since the mount.
+    pub(crate) map_moves: AtomicU64,
     pub(crate) history: History,
 }
 
@@ -254,6 +256,7 @@ impl Core {
                 Err(error) => return Err(map_error(error)),
             }
             moved = true;
+            self.map_moves.fetch_add(1, Ordering::Relaxed);
             if !self.map.wants_room() {
                 break;
             }

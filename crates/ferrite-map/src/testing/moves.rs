@@ -8,7 +8,7 @@
 //! The test looks at itself, too: replayed in another order, older records must do harm, or there was nothing to be tried.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use ferrite_pm::Region;
 
@@ -24,6 +24,8 @@ const CLUSTERS: u64 = 200;
 const CLUSTER_STRIDE: u32 = 7;
 const CLUSTER_PAGES: u64 = 3;
 const STEPS: usize = 500;
+/// Moves after which a table has been tried enough.
+const MOVES: usize = 40;
 /// Images with a random part of the move's words.
 const TORN: usize = 8;
 
@@ -207,7 +209,7 @@ fn pick<M: Subject>(bed: &Bed<M>, rng: &mut Rng, model: &Model) -> ((u32, u32), 
 /// Fills a table until it moves entries, and on; each move is crashed at each of its words, with what was recorded before it in both
 /// places replayed first: every page is where it was, and nowhere else.
 pub(crate) fn a_crash_at_each_word_of_a_move_loses_nothing<M: Subject>() {
-    let seen = std::sync::Mutex::new(Seen::default());
+    let seen = Mutex::new(Seen::default());
     for_seeds(4, |seed| {
         let mut rng = Rng(seed);
         let bed = Bed::<M>::new(BLOCKS, rng.next());
@@ -215,7 +217,11 @@ pub(crate) fn a_crash_at_each_word_of_a_move_loses_nothing<M: Subject>() {
         let mut model = BTreeMap::new();
         let mut since = SinceMark::new(&bed);
         let mut seen = seen.lock().unwrap();
+        let before = seen.moves;
         for _ in 0..STEPS {
+            if seen.moves - before >= MOVES {
+                break;
+            }
             let (key, word) = pick(&bed, &mut rng, &model);
             match model.get(&key).copied() {
                 Some(old) if rng.below(3) == 0 => {
