@@ -115,6 +115,11 @@ impl Search {
         self.distinct.load(Ordering::Relaxed)
     }
 
+    /// Moves of map entries so far.
+    pub fn moves(&self) -> u64 {
+        self.moves.load(Ordering::Relaxed)
+    }
+
     fn count(&self, fingerprint: u64) {
         self.tried.fetch_add(1, Ordering::Relaxed);
         if self.seen[fingerprint as usize % SHARDS].lock().insert(fingerprint) {
@@ -218,7 +223,7 @@ impl Search {
             tried: self.tried.load(Ordering::Relaxed),
             distinct: self.distinct(),
             recrashed: self.recrashed.load(Ordering::Relaxed),
-            moves: self.moves.load(Ordering::Relaxed),
+            moves: self.moves(),
             elapsed: started.elapsed(),
             failure: failure.into_inner(),
         }

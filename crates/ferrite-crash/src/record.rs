@@ -6,14 +6,14 @@ use std::sync::{Arc, OnceLock};
 use ferrite_fs::{AtimePolicy, Engine, MkfsOptions, MountOptions, mkfs};
 use ferrite_pm::{Log, Recorder, Region};
 use ferrite_testkit::apply::{CanonAttr, ErrorKind, Outcome, Runner, Stamp};
-use ferrite_testkit::ops::{Op, Path, Target};
+use ferrite_testkit::ops::{Op, Target};
 use ferrite_testkit::snapshot::{Node, Snapshot};
 use ferrite_vfs::memfs::MemFs;
 use ferrite_vfs::{FallocateMode, FileKind, FileSystem, NewNode};
 use parking_lot::Mutex;
 
 use crate::Variant;
-use crate::source::{Name, Workload};
+use crate::source::{Name, Workload, filler};
 
 /// Size of the pools: the smallest there are.
 const POOL_BYTES: u64 = 4 << 20;
@@ -128,11 +128,6 @@ fn image_of(region: &Region) -> Vec<u8> {
     let mut image = vec![0; region.len() as usize];
     region.read(0, &mut image);
     image
-}
-
-/// The name of the file that takes all space but a little.
-fn filler() -> Path {
-    Path(vec![7])
 }
 
 /// A pool after a workload's setup, and what was done to get there. Most workloads share theirs.

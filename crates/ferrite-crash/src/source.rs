@@ -115,6 +115,13 @@ const B: u8 = 1;
 const C: u8 = 2;
 const D: u8 = 3;
 const E: u8 = 4;
+/// The file that takes all space but a little.
+const FILLER: u8 = 7;
+
+/// Its path.
+pub fn filler() -> Path {
+    path(&[FILLER])
+}
 
 fn node(kind: FileKind) -> NewNode {
     NewNode {
@@ -349,7 +356,7 @@ const CHURN_BLOCKS_LEFT: u64 = 6;
 /// Operations of a crowd.
 const CROWD_OPS: usize = 50;
 /// A pool that gets crowded is filled until so many blocks are available: more than the pages that lie alone need.
-const CROWD_BLOCKS_LEFT: u64 = 48;
+const CROWD_BLOCKS_LEFT: u64 = 40;
 /// Places for pages that lie alone, in each of two files, and the pages from one to the next: more than a line of leaf maps.
 const CROWD_PLACES: u64 = 30;
 const CROWD_STRIDE: u64 = 8;
@@ -501,8 +508,13 @@ fn crowd(seed: u64) -> Vec<Op> {
         let file = [[A], [C]][rng.below(2) as usize];
         let offset = (1 + rng.below(CROWD_PLACES)) * CROWD_STRIDE * 4096;
         match rng.below(12) {
-            0..=5 => ops.push(write(&file, offset, 4096, fill)),
-            6..=7 => ops.push(write(&file, offset + rng.below(4000), 1 + rng.below(90) as usize, fill)),
+            0..=5 => ops.push(write(&file, offset, 4096 << rng.below(3), fill)),
+            6 => ops.push(write(&file, offset + rng.below(4000), 1 + rng.below(90) as usize, fill)),
+            7 => {
+                // What goes leaves room for what comes, so that the table stays as full as it is.
+                let from = rng.below(400) * 4096;
+                ops.push(allocate(&[FILLER], FallocateMode::PunchHole, from, 8 * 4096));
+            }
             8 => ops.push(allocate(&file, FallocateMode::PunchHole, offset, CROWD_STRIDE * 4096)),
             9..=10 => {
                 let page = [0, 1, 600][rng.below(3) as usize];

@@ -211,13 +211,7 @@ impl Core {
                     self.reclaim()?;
                     tries += 1;
                 }
-                other => {
-                    if other.is_ok() && self.map.wants_room() {
-                        // The operation is done, whatever becomes of this.
-                        let _ = self.make_room();
-                    }
-                    return other;
-                }
+                other => return other,
             }
         }
     }
@@ -233,7 +227,14 @@ impl Core {
                     self.reclaim()?;
                     moves += 1;
                 }
-                other => return other,
+                other => {
+                    if other.is_ok() && self.map.wants_room() {
+                        // What was done is done, whatever becomes of this. Not left to the end of an operation of many records: a table that
+                        // is to grow must do so before it is full.
+                        let _ = self.make_room();
+                    }
+                    return other;
+                }
             }
         }
     }
