@@ -261,6 +261,9 @@ impl Core {
             if !self.map.wants_room() {
                 break;
             }
+            // What was left counts as used until the mark has passed: the table would grow and grow.
+            drop(moving);
+            self.reclaim()?;
         }
         Ok(moved)
     }
