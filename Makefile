@@ -38,11 +38,15 @@ lint:
 # The command line is built first, in release: the tests on a real mount run that binary.
 unit: build
 	FERRITE_BIN=$(FERRITE) cargo test --workspace --features ferrite/leveldb
+	# Gate, free maps, bounds and cursors themselves under many schedules.
+	cargo test -p ferrite-map --features shuttle --lib models
 	# The crash explorer again, on an engine that makes mistakes: it must find each.
 	cargo test -p ferrite-crash --features planted --test planted
 
 soak: build
 	FERRITE_BIN=$(FERRITE) FERRITE_SOAK=1 cargo test --release --workspace --features ferrite/leveldb -- --nocapture
+	# Every planted mistake on every mapping that it concerns.
+	FERRITE_SOAK=1 cargo test --release -p ferrite-crash --features planted --test planted -- --nocapture
 	# What `ferrite lab run all --quick` promises, 10 minutes; alone, since other tests would take its cores.
 	cargo test --release -p ferrite-lab --features leveldb --test quick -- --ignored --nocapture
 	# Everything else on every mapping, real programs included; the kills as often as on the default one.

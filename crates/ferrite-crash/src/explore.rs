@@ -66,6 +66,8 @@ pub struct Report {
     pub distinct: u64,
     /// Recoveries that were crashed.
     pub recrashed: u64,
+    /// Records by which a mapping moved entries, in all workloads; a crash point lies before the fence of each.
+    pub moves: u64,
     /// Time taken.
     pub elapsed: Duration,
     /// The first violation.
@@ -84,6 +86,7 @@ pub struct Search {
     tried: AtomicU64,
     distinct: AtomicU64,
     recrashed: AtomicU64,
+    moves: AtomicU64,
     stop: AtomicBool,
 }
 
@@ -102,6 +105,7 @@ impl Search {
             tried: AtomicU64::new(0),
             distinct: AtomicU64::new(0),
             recrashed: AtomicU64::new(0),
+            moves: AtomicU64::new(0),
             stop: AtomicBool::new(false),
         }
     }
@@ -109,6 +113,11 @@ impl Search {
     /// Different images so far.
     pub fn distinct(&self) -> u64 {
         self.distinct.load(Ordering::Relaxed)
+    }
+
+    /// Moves of map entries so far.
+    pub fn moves(&self) -> u64 {
+        self.moves.load(Ordering::Relaxed)
     }
 
     fn count(&self, fingerprint: u64) {
@@ -126,7 +135,10 @@ impl Search {
         self.workloads.fetch_add(1, Ordering::Relaxed);
         let workload = name.workload();
         let found = match guarded(|| record(self.variant, &workload)) {
-            Ok(recorded) => self.recorded(&recorded),
+            Ok(recorded) => {
+                self.moves.fetch_add(recorded.moves, Ordering::Relaxed);
+                self.recorded(&recorded)
+            }
             Err(what) => Err((None, what, None)),
         };
         found.map_err(|(place, what, image)| {
@@ -211,6 +223,7 @@ impl Search {
             tried: self.tried.load(Ordering::Relaxed),
             distinct: self.distinct(),
             recrashed: self.recrashed.load(Ordering::Relaxed),
+            moves: self.moves(),
             elapsed: started.elapsed(),
             failure: failure.into_inner(),
         }

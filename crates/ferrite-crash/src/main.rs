@@ -1,6 +1,6 @@
 //! `ferrite-crash`: searches for crashes that lose something, and replays what was found.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
@@ -45,11 +45,19 @@ enum Command {
         /// On pools whose data carries checksums.
         #[arg(long)]
         data_checksum: bool,
+        /// Directory for the image of what is found, and for what there is to say about it.
+        #[arg(long, value_name = "DIR", default_value = ".")]
+        keep: PathBuf,
     },
-    /// Try one workload again, or one image of it.
+    /// Try one workload again, or one image of it, or an image by itself.
     Replay {
         /// Its name, as the search printed it.
-        name: Name,
+        #[arg(required_unless_present = "image")]
+        name: Option<Name>,
+        /// An image that a search kept, or any other pool: check it, mount it, work on it, crash its recovery. What was done to it is not known
+        /// then, so what it must hold is not asked. The file is only read.
+        #[arg(long, value_name = "FILE", conflicts_with_all = ["name", "point", "choice", "keep", "mapping", "data_checksum"])]
+        image: Option<PathBuf>,
         /// The seed of the search.
         #[arg(long, default_value_t = 1)]
         seed: u64,
@@ -92,6 +100,7 @@ fn main() -> ExitCode {
             seed,
             mapping,
             data_checksum,
+            keep,
         } => {
             let effort = Effort {
                 per_point,
@@ -104,27 +113,48 @@ fn main() -> ExitCode {
                 images,
                 Duration::from_secs(60 * minutes),
                 threads,
+                &keep,
             )
         }
         Command::Replay {
             name,
+            image,
             seed,
             point,
             choice,
             keep,
             mapping,
             data_checksum,
-        } => match replay(variants(mapping, data_checksum), &name, seed, point.zip(choice), keep) {
-            Ok(()) => {
-                println!("nothing wrong with {name}");
-                ExitCode::SUCCESS
+        } => {
+            let done = match (image, name) {
+                (Some(image), _) => replay_image(&image, seed),
+                (None, Some(name)) => replay(variants(mapping, data_checksum), &name, seed, point.zip(choice), keep)
+                    .map(|()| format!("nothing wrong with {name}")),
+                (None, None) => Err("name a workload, or an image by --image FILE".into()),
+            };
+            match done {
+                Ok(text) => {
+                    println!("{text}");
+                    ExitCode::SUCCESS
+                }
+                Err(what) => {
+                    eprintln!("{what}");
+                    ExitCode::FAILURE
+                }
             }
-            Err(what) => {
-                eprintln!("{what}");
-                ExitCode::FAILURE
-            }
-        },
+        }
     }
+}
+
+/// What is wrong with an image by itself, or what it holds.
+fn replay_image(path: &Path, seed: u64) -> Result<String, String> {
+    let image = std::fs::read(path).map_err(|error| format!("{}: {error}", path.display()))?;
+    let tree = verify::verify_alone(&image, seed).map_err(|what| format!("{}: {what}", path.display()))?;
+    let mut text = String::new();
+    for (name, node) in &tree {
+        text += &format!("{} {:?}\n", name.escape_ascii(), node.attr);
+    }
+    Ok(text + "nothing wrong with the image; whether this is what it must hold is for the reader to say")
 }
 
 fn variants(only: Option<Mapping>, data_checksum: bool) -> impl Iterator<Item = Variant> {
@@ -137,6 +167,7 @@ fn explore(
     images: u64,
     limit: Duration,
     threads: usize,
+    keep: &Path,
 ) -> ExitCode {
     let started = Instant::now();
     for variant in variants {
@@ -151,7 +182,7 @@ fn explore(
         println!("{variant:?}: {}", tell(&report));
         if let Some(failure) = report.failure {
             let failure = shrink::shrink(failure, effort, Duration::from_secs(120));
-            eprintln!("{}", failure.tell(&effort));
+            eprintln!("{}", failure.report(&effort, keep));
             return ExitCode::FAILURE;
         }
     }
@@ -160,12 +191,13 @@ fn explore(
 
 fn tell(report: &Report) -> String {
     format!(
-        "{} different images of {} tried, {} workloads, {} crash points, {} recoveries crashed again, {:.0} s",
+        "{} different images of {} tried, {} workloads, {} crash points, {} recoveries crashed again, {} moves of map entries, {:.0} s",
         report.distinct,
         report.tried,
         report.workloads,
         report.points,
         report.recrashed,
+        report.moves,
         report.elapsed.as_secs_f64()
     )
 }

@@ -8,21 +8,25 @@ fn named(source: Source) -> Name {
     Name { source, kept: None }
 }
 
+/// Kinds of workloads by chance.
+const KINDS: u64 = 5;
+
 /// Workloads by chance: `turn` picks the kind, so that all kinds are tried soon.
 fn by_chance(turn: u64, seed: u64) -> Name {
     let profiles = Profile::ALL.len() as u64;
-    let number = seed.wrapping_mul(1_000_003).wrapping_add(turn / 4);
-    named(match turn % 4 {
-        0 => Source::Random(turn / 4 % profiles, number),
-        1 => Source::Relay(turn / 4 % profiles, number),
+    let number = seed.wrapping_mul(1_000_003).wrapping_add(turn / KINDS);
+    named(match turn % KINDS {
+        0 => Source::Random(turn / KINDS % profiles, number),
+        1 => Source::Relay(turn / KINDS % profiles, number),
         2 => Source::Churn(number),
+        3 => Source::Crowd(number),
         _ => Source::Threads(number),
     })
 }
 
 /// The quick search of `make test`: every pair, one of so many triples, and a few of each other kind.
 pub fn quick(seed: u64) -> impl Iterator<Item = Name> + Send {
-    let chance = (0..32).map(move |turn| by_chance(turn, seed));
+    let chance = (0..8 * KINDS).map(move |turn| by_chance(turn, seed));
     let triples = (0..triples()).step_by(16).map(|n| named(Source::Triple(n)));
     let pairs = (0..pairs()).map(|n| named(Source::Pair(n)));
     chance.chain(triples).chain(pairs)
@@ -31,6 +35,11 @@ pub fn quick(seed: u64) -> impl Iterator<Item = Name> + Send {
 /// Workloads by chance, for ever.
 pub fn chances(seed: u64) -> impl Iterator<Item = Name> + Send {
     (0..).map(move |turn| by_chance(turn, seed))
+}
+
+/// Workloads in which mappings that move entries do so, for ever.
+pub fn crowds(seed: u64) -> impl Iterator<Item = Name> + Send {
+    (0..).map(move |turn| named(Source::Crowd(seed.wrapping_mul(1_000_003).wrapping_add(turn))))
 }
 
 /// Everything there is: all pairs and triples with workloads by chance between them, then those for ever.

@@ -6,14 +6,14 @@ use std::sync::{Arc, OnceLock};
 use ferrite_fs::{AtimePolicy, Engine, MkfsOptions, MountOptions, mkfs};
 use ferrite_pm::{Log, Recorder, Region};
 use ferrite_testkit::apply::{CanonAttr, ErrorKind, Outcome, Runner, Stamp};
-use ferrite_testkit::ops::{Op, Path, Target};
+use ferrite_testkit::ops::{Op, Target};
 use ferrite_testkit::snapshot::{Node, Snapshot};
 use ferrite_vfs::memfs::MemFs;
 use ferrite_vfs::{FallocateMode, FileKind, FileSystem, NewNode};
 use parking_lot::Mutex;
 
 use crate::Variant;
-use crate::source::{CHURN_BLOCKS_LEFT, Name, Workload};
+use crate::source::{Name, Workload, filler};
 
 /// Size of the pools: the smallest there are.
 const POOL_BYTES: u64 = 4 << 20;
@@ -33,6 +33,8 @@ pub struct Recorded {
     pub settled: Vec<Vec<bool>>,
     /// How it was mounted.
     pub mount: MountOptions,
+    /// Records by which the mapping moved entries.
+    pub moves: u64,
 }
 
 /// `tree` without what the runner's follow-up call sets.
@@ -75,9 +77,16 @@ fn options(variant: Variant) -> MkfsOptions {
 /// How workloads are mounted: nothing goes on but what they do, so that a recording is always the same.
 pub fn mount_options(workload: &Workload) -> MountOptions {
     MountOptions {
+        fold_read_entries: workload.fold_read_entries,
+        ..quiet_mount()
+    }
+}
+
+/// A mount on which nothing goes on but what is asked of it.
+pub fn quiet_mount() -> MountOptions {
+    MountOptions {
         cleaner: false,
         atime: AtimePolicy::Never,
-        fold_read_entries: workload.fold_read_entries,
         ..MountOptions::default()
     }
 }
@@ -121,11 +130,6 @@ fn image_of(region: &Region) -> Vec<u8> {
     image
 }
 
-/// The name of the file that takes all space but a little.
-fn filler() -> Path {
-    Path(vec![7])
-}
-
 /// A pool after a workload's setup, and what was done to get there. Most workloads share theirs.
 struct Ready {
     image: Vec<u8>,
@@ -134,7 +138,7 @@ struct Ready {
 
 fn ready(variant: Variant, workload: &Workload) -> Result<Arc<Ready>, String> {
     static MADE: OnceLock<Mutex<HashMap<String, Arc<Ready>>>> = OnceLock::new();
-    let key = format!("{variant:?} {} {:?}", workload.fill, workload.setup);
+    let key = format!("{variant:?} {:?} {:?}", workload.blocks_left, workload.setup);
     let made = MADE.get_or_init(Mutex::default);
     if let Some(ready) = made.lock().get(&key) {
         return Ok(Arc::clone(ready));
@@ -156,7 +160,7 @@ fn ready(variant: Variant, workload: &Workload) -> Result<Arc<Ready>, String> {
                 return Err(format!("setup: {op:?}: {error:?}"));
             }
         }
-        if workload.fill {
+        if let Some(left) = workload.blocks_left {
             let free = engine.statfs().map_err(|error| error.to_string())?.blocks_available;
             let fill = [
                 Op::Mknod {
@@ -172,7 +176,7 @@ fn ready(variant: Variant, workload: &Workload) -> Result<Arc<Ready>, String> {
                     on: Target::At(filler()),
                     mode: FallocateMode::Allocate { keep_size: false },
                     offset: 0,
-                    len: free.saturating_sub(CHURN_BLOCKS_LEFT) * 4096,
+                    len: free.saturating_sub(left) * 4096,
                 },
             ];
             for op in fill {
@@ -246,6 +250,7 @@ pub fn record(variant: Variant, workload: &Workload) -> Result<Recorded, String>
             joined.collect::<Result<_, _>>()
         })?
     };
+    let moves = engine.map_moves();
     engine.unmount().map_err(|error| error.to_string())?;
     let threads = workload.threads.len();
     let expected = |(thread, ops): (usize, &Vec<Op>)| -> Result<Vec<Tree>, String> {
@@ -279,5 +284,6 @@ pub fn record(variant: Variant, workload: &Workload) -> Result<Recorded, String>
             .map(expected)
             .collect::<Result<_, _>>()?,
         mount,
+        moves,
     })
 }

@@ -2,7 +2,6 @@
 
 use std::time::{Duration, Instant};
 
-use crate::choices;
 use crate::explore::{Effort, Failure, Search};
 use crate::source::{Name, Source};
 
@@ -39,30 +38,4 @@ pub fn shrink(first: Failure, effort: Effort, limit: Duration) -> Failure {
         chunk = if dropped && chunk == 1 { 1 } else { chunk / 2 };
     }
     best
-}
-
-impl Failure {
-    /// What is wrong, what leads to it, and the command that shows it again.
-    pub fn tell(&self, effort: &Effort) -> String {
-        let workload = self.name.workload();
-        let mut text = format!("{}\n", self.what);
-        for (thread, ops) in workload.threads.iter().enumerate() {
-            for op in ops {
-                text += &format!("  thread {thread}: {op:?}\n");
-            }
-        }
-        let place = match self.place {
-            Some((point, choice)) => format!(" --point {point} --choice {}", choices::name(choice)),
-            None => String::new(),
-        };
-        let checksum = if self.variant.data_checksum {
-            " --data-checksum"
-        } else {
-            ""
-        };
-        text + &format!(
-            "replay: cargo run --release -p ferrite-crash -- replay {} --seed {} --mapping {}{checksum}{place}",
-            self.name, effort.seed, self.variant.mapping
-        )
-    }
 }

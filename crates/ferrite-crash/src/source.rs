@@ -24,6 +24,8 @@ pub enum Source {
     Churn(u64),
     /// The same as `Random`, but every other operation is done by another thread, and so recorded in another ring.
     Relay(u64, u64),
+    /// Pages that lie alone, on a pool whose mapping table is nearly full, so that entries move; files that come and go.
+    Crowd(u64),
     /// Several threads, each with random operations in a directory of its own.
     Threads(u64),
 }
@@ -45,6 +47,7 @@ impl fmt::Display for Source {
             Source::Random(profile, seed) => write!(f, "random:{profile}:{seed}"),
             Source::Relay(profile, seed) => write!(f, "relay:{profile}:{seed}"),
             Source::Churn(seed) => write!(f, "churn:{seed}"),
+            Source::Crowd(seed) => write!(f, "crowd:{seed}"),
             Source::Threads(seed) => write!(f, "threads:{seed}"),
         }
     }
@@ -67,7 +70,8 @@ impl FromStr for Name {
     fn from_str(text: &str) -> Result<Self, String> {
         let wrong = || {
             format!(
-                "{text:?} is no workload: want pair:N, triple:N, random:PROFILE:SEED, relay:PROFILE:SEED, churn:SEED or threads:SEED"
+                "{text:?} is no workload: want pair:N, triple:N, random:PROFILE:SEED, relay:PROFILE:SEED, churn:SEED, crowd:SEED \
+                 or threads:SEED"
             )
         };
         let (source, kept) = match text.split_once('/') {
@@ -82,6 +86,7 @@ impl FromStr for Name {
             ("random", 3) => Source::Random(number(1)?, number(2)?),
             ("relay", 3) => Source::Relay(number(1)?, number(2)?),
             ("churn", 2) => Source::Churn(number(1)?),
+            ("crowd", 2) => Source::Crowd(number(1)?),
             ("threads", 2) => Source::Threads(number(1)?),
             _ => return Err(wrong()),
         };
@@ -110,6 +115,13 @@ const B: u8 = 1;
 const C: u8 = 2;
 const D: u8 = 3;
 const E: u8 = 4;
+/// The file that takes all space but a little.
+const FILLER: u8 = 7;
+
+/// Its path.
+pub fn filler() -> Path {
+    path(&[FILLER])
+}
 
 fn node(kind: FileKind) -> NewNode {
     NewNode {
@@ -339,16 +351,23 @@ const CHURN_OPS: usize = 60;
 /// Pages of the file that churns.
 const CHURN_PAGES: u64 = 40;
 
-/// A pool is filled until so many blocks are available.
-pub const CHURN_BLOCKS_LEFT: u64 = 6;
+/// A pool that churns is filled until so many blocks are available.
+const CHURN_BLOCKS_LEFT: u64 = 6;
+/// Operations of a crowd.
+const CROWD_OPS: usize = 50;
+/// A pool that gets crowded is filled until so many blocks are available: more than the pages that lie alone need.
+const CROWD_BLOCKS_LEFT: u64 = 40;
+/// Places for pages that lie alone, in each of two files, and the pages from one to the next: more than a line of leaf maps.
+const CROWD_PLACES: u64 = 30;
+const CROWD_STRIDE: u64 = 8;
 
 /// What a workload consists of.
 #[derive(Debug, Clone)]
 pub struct Workload {
     /// Operations before the recording.
     pub setup: Vec<Op>,
-    /// Then all but a few blocks are reserved by file `/l`.
-    pub fill: bool,
+    /// Then all blocks but so many are reserved by a file of their own.
+    pub blocks_left: Option<u64>,
     /// What is recorded, for each thread.
     pub threads: Vec<Vec<Op>>,
     /// Every other operation is done by another thread.
@@ -362,7 +381,7 @@ impl Source {
     pub fn workload(&self) -> Workload {
         let plain = |setup: Vec<Op>, ops: Vec<Op>| Workload {
             setup,
-            fill: false,
+            blocks_left: None,
             threads: vec![ops],
             relay: false,
             fold_read_entries: 1,
@@ -395,9 +414,22 @@ impl Source {
                     make(&[A], FileKind::File),
                     write(&[A], 0, CHURN_PAGES as usize * 4096, 1),
                 ],
-                fill: true,
+                blocks_left: Some(CHURN_BLOCKS_LEFT),
                 threads: vec![churn(seed)],
                 relay: seed % 3 == 2,
+                fold_read_entries: (seed % 2) as u32,
+            },
+            Source::Crowd(seed) => Workload {
+                setup: vec![
+                    make(&[A], FileKind::File),
+                    make(&[C], FileKind::File),
+                    write(&[A], 0, 4096, 1),
+                    write(&[C], 0, 4096, 2),
+                ],
+                blocks_left: Some(CROWD_BLOCKS_LEFT),
+                threads: vec![crowd(seed)],
+                // Most of the time: a move must be told from older and later records in other rings.
+                relay: seed % 4 != 0,
                 fold_read_entries: (seed % 2) as u32,
             },
             Source::Threads(seed) => {
@@ -409,7 +441,7 @@ impl Source {
                 };
                 Workload {
                     setup: vec![mkdir(&[0]), mkdir(&[1])],
-                    fill: false,
+                    blocks_left: None,
                     threads: vec![ops(0), ops(1)],
                     relay: false,
                     fold_read_entries: 1,
@@ -462,6 +494,40 @@ fn churn(seed: u64) -> Vec<Op> {
                 len: CHURN_PAGES as usize * 4096,
             },
         });
+    }
+    ops
+}
+
+/// New pages that lie alone, changes of those that are there, holes, and small files whose nodes and blocks are used again.
+fn crowd(seed: u64) -> Vec<Op> {
+    let mut rng = Rng::new(seed ^ 0xc0d);
+    let mut fill = 100;
+    let mut ops = Vec::new();
+    while ops.len() < CROWD_OPS {
+        fill += 1;
+        let file = [[A], [C]][rng.below(2) as usize];
+        let offset = (1 + rng.below(CROWD_PLACES)) * CROWD_STRIDE * 4096;
+        match rng.below(12) {
+            0..=5 => ops.push(write(&file, offset, 4096 << rng.below(3), fill)),
+            6 => ops.push(write(&file, offset + rng.below(4000), 1 + rng.below(90) as usize, fill)),
+            7 => {
+                // What goes leaves room for what comes, so that the table stays as full as it is.
+                let from = rng.below(400) * 4096;
+                ops.push(allocate(&[FILLER], FallocateMode::PunchHole, from, 8 * 4096));
+            }
+            8 => ops.push(allocate(&file, FallocateMode::PunchHole, offset, CROWD_STRIDE * 4096)),
+            9..=10 => {
+                let page = [0, 1, 600][rng.below(3) as usize];
+                ops.push(make(&[B], FileKind::File));
+                ops.push(write(&[B], page * 4096, 4096, fill));
+                ops.push(Op::Unlink { path: path(&[B]) });
+            }
+            _ => ops.push(Op::Read {
+                on: at(&file),
+                offset: 0,
+                len: (CROWD_PLACES * CROWD_STRIDE * 4096) as usize,
+            }),
+        }
     }
     ops
 }
@@ -523,6 +589,7 @@ mod tests {
             Source::Random(2, 9),
             Source::Relay(0, 3),
             Source::Churn(1),
+            Source::Crowd(2),
             Source::Threads(4),
         ];
         for source in sources {

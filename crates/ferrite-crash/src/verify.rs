@@ -10,7 +10,7 @@ use ferrite_testkit::snapshot::Snapshot;
 use ferrite_vfs::{Cred, FileKind, FileSystem, FsError, NewNode, OpenMode, ROOT_INO, RenameMode};
 
 use crate::choices::choices;
-use crate::record::{Recorded, Tree, capture, share, unsettled};
+use crate::record::{Recorded, Tree, capture, quiet_mount, share, unsettled};
 
 /// What an image may hold: for each thread, a tree before and one after the operation under way.
 pub struct Allowed<'a> {
@@ -34,6 +34,14 @@ impl<'a> Allowed<'a> {
             settled: (0..recorded.settled.len())
                 .map(|thread| recorded.settled[thread].get(returned(thread)) == Some(&true))
                 .collect(),
+        }
+    }
+
+    /// Nothing but `tree`.
+    fn only(tree: &'a Tree) -> Self {
+        Allowed {
+            states: vec![std::slice::from_ref(tree)],
+            settled: vec![false],
         }
     }
 
@@ -63,6 +71,21 @@ impl<'a> Allowed<'a> {
 
 /// Images of recovery that were tried, by fingerprint.
 pub type Recovered = Vec<u64>;
+
+/// Tries an image of which nobody knows what was done: all that [`verify`] demands but what the tree must be. That is what the first mount
+/// makes of it, whenever recovery is crashed; `seed` picks where. Returns the tree.
+///
+/// # Errors
+/// What is wrong with it, in words.
+pub fn verify_alone(image: &[u8], seed: u64) -> Result<Tree, String> {
+    let region = Region::from_image(image).map_err(|error| error.to_string())?;
+    let mount = quiet_mount();
+    let engine = Engine::mount(region, &mount).map_err(|error| format!("does not mount: {error}"))?;
+    let tree = capture(&engine)?;
+    drop(engine);
+    verify(image, &Allowed::only(&tree), &mount, Some((16, seed)))?;
+    Ok(tree)
+}
 
 /// Tries one image. With `recrash`, a budget and a seed, crashes its recovery as well; returns the images that gave.
 ///

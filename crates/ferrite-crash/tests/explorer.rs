@@ -39,20 +39,27 @@ fn no_crash_breaks_a_promise() {
         };
         println!(
             "{mapping:?}, FERRITE_SEED={}: {} different images of {} tried, {} workloads, {} crash points, {} recoveries \
-             crashed again, {:.1} s",
+             crashed again, {} moves of map entries, {:.1} s",
             effort.seed,
             report.distinct,
             report.tried,
             report.workloads,
             report.points,
             report.recrashed,
+            report.moves,
             report.elapsed.as_secs_f64()
         );
         if let Some(failure) = report.failure {
             let failure = shrink::shrink(failure, effort, Duration::from_secs(120));
-            panic!("{}", failure.tell(&effort));
+            panic!("{}", failure.report(&effort, &std::env::temp_dir()));
         }
         assert!(report.distinct >= wanted, "only {} different images", report.distinct);
+        if matches!(mapping, Mapping::Cuckoo | Mapping::Leaf) {
+            assert!(
+                report.moves > 0,
+                "{mapping:?} moved no entry, so no crash could meet that"
+            );
+        }
         assert!(started.elapsed() < limit, "took {:?}", started.elapsed());
     }
 }
@@ -87,7 +94,44 @@ fn no_crash_parts_data_from_its_checksum() {
         );
         if let Some(failure) = report.failure {
             let failure = shrink::shrink(failure, effort, Duration::from_secs(120));
-            panic!("{}", failure.tell(&effort));
+            panic!("{}", failure.report(&effort, &std::env::temp_dir()));
         }
+    }
+}
+
+/// Where a mapping moves entries, the search crashes moves: each such mapping moves some in the workloads that are there for it, one of its
+/// records to a crash point at least.
+#[test]
+fn no_crash_parts_a_move_from_its_entries() {
+    let soak = std::env::var_os("FERRITE_SOAK").is_some();
+    let effort = Effort {
+        seed: seed(),
+        per_point: if soak { 48 } else { 6 },
+        ..Effort::default()
+    };
+    for mapping in [Mapping::Cuckoo, Mapping::Leaf] {
+        let search = Search::new(mapping, effort);
+        let (images, moves) = if soak { (50_000, 60) } else { (1_500, 6) };
+        let names = plan::crowds(effort.seed).take(if soak { 1000 } else { 20 });
+        let report = search.run(names, 2, &|search| {
+            search.distinct() >= images && search.moves() >= moves
+        });
+        println!(
+            "{mapping:?}, FERRITE_SEED={}: {} different images, {} workloads, {} moves, {:.1} s",
+            effort.seed,
+            report.distinct,
+            report.workloads,
+            report.moves,
+            report.elapsed.as_secs_f64()
+        );
+        if let Some(failure) = report.failure {
+            let failure = shrink::shrink(failure, effort, Duration::from_secs(120));
+            panic!("{}", failure.report(&effort, &std::env::temp_dir()));
+        }
+        assert!(
+            report.moves >= moves,
+            "{mapping:?} moved entries only {} times",
+            report.moves
+        );
     }
 }

@@ -76,6 +76,8 @@ pub(crate) struct Core {
     pub(crate) events: Events,
     pub(crate) failed: OnceLock<String>,
     pub(crate) closed: AtomicBool,
+    /// Records by which the mapping moved entries, since the mount.
+    pub(crate) map_moves: AtomicU64,
     pub(crate) history: History,
 }
 
@@ -230,13 +232,7 @@ impl Core {
                     self.reclaim()?;
                     tries += 1;
                 }
-                other => {
-                    if other.is_ok() && self.map.wants_room() {
-                        // The operation is done, whatever becomes of this.
-                        let _ = self.make_room();
-                    }
-                    return other;
-                }
+                other => return other,
             }
         }
     }
@@ -252,7 +248,14 @@ impl Core {
                     self.reclaim()?;
                     moves += 1;
                 }
-                other => return other,
+                other => {
+                    if other.is_ok() && self.map.wants_room() {
+                        // What was done is done, whatever becomes of this. Not left to the end of an operation of many records: a table that
+                        // is to grow must do so before it is full.
+                        let _ = self.make_room();
+                    }
+                    return other;
+                }
             }
         }
     }
@@ -275,9 +278,13 @@ impl Core {
                 Err(error) => return Err(map_error(error)),
             }
             moved = true;
+            self.map_moves.fetch_add(1, Ordering::Relaxed);
             if !self.map.wants_room() {
                 break;
             }
+            // What was left counts as used until the mark has passed: the table would grow and grow.
+            drop(moving);
+            self.reclaim()?;
         }
         Ok(moved)
     }

@@ -103,6 +103,11 @@ impl Engine {
         crate::info::collect(&self.inner.core)
     }
 
+    /// How many times the mapping has moved entries of its table since the mount, each time by one record. 0 for mappings that never do.
+    pub fn map_moves(&self) -> u64 {
+        self.core().map_moves.load(Ordering::Relaxed)
+    }
+
     /// What persistence cost since the pool was opened.
     pub fn counters(&self) -> Counters {
         self.inner.core.region.counters()

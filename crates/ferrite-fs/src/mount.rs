@@ -110,6 +110,7 @@ pub(crate) fn mount(mut region: Region, options: &MountOptions) -> Result<Core, 
         rename: Mutex::new(()),
         failed: OnceLock::new(),
         closed: AtomicBool::new(false),
+        map_moves: AtomicU64::new(0),
         history: History {
             was_clean,
             replayed_records: replayed.records,

@@ -1,7 +1,9 @@
 //! Mistakes planted on purpose, to show that the crash explorer finds such mistakes.
 //!
 //! What lives here: [`Flaw`], and the switch that turns one on. Each is one `if` at the place where the real mistake would be
-//! made. Without the feature `planted` the switch is a constant `false` and all of them compile to nothing.
+//! made, or, for what a mapping does by way of its transaction, in that. Without the feature `planted` the switch is a constant `false` and all of them compile to nothing.
+
+use ferrite_map::Mapping;
 
 /// A mistake that somebody could make.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -42,11 +44,21 @@ pub enum Flaw {
     InodeWithoutRecord,
     /// The checksum of a merged page is stored when the word that names it is set already.
     FoldSumLate,
+    /// A move's number does not lie above those of older records in other rings, so that replay can bring what they say back over it.
+    MoveBeforeOlder,
+    /// Records after a move may get numbers that do not lie above its own, so that replay can bring what it says back over them.
+    MoveAfterLater,
+    /// The record of a split lacks the second copy of the number of active lines.
+    SplitForgetsCopy,
+    /// The record of a move lacks its last word.
+    MoveForgetsWord,
+    /// What became a node of a tree is not fenced before the record that links it.
+    NodeWithoutFence,
 }
 
 impl Flaw {
     /// All of them.
-    pub const ALL: [Flaw; 16] = [
+    pub const ALL: [Flaw; 21] = [
         Flaw::CommitWithoutFence,
         Flaw::WordsBeforeRecord,
         Flaw::MarkBeforeWords,
@@ -63,7 +75,23 @@ impl Flaw {
         Flaw::OrphansForgotten,
         Flaw::InodeWithoutRecord,
         Flaw::FoldSumLate,
+        Flaw::MoveBeforeOlder,
+        Flaw::MoveAfterLater,
+        Flaw::SplitForgetsCopy,
+        Flaw::MoveForgetsWord,
+        Flaw::NodeWithoutFence,
     ];
+
+    /// Whether it can be made on pools with this mapping, and do harm.
+    pub fn concerns(self, mapping: Mapping) -> bool {
+        match self {
+            Flaw::MoveBeforeOlder | Flaw::MoveForgetsWord => matches!(mapping, Mapping::Cuckoo | Mapping::Leaf),
+            // After a move for want of room the mark moves at once, which orders what follows, too.
+            Flaw::MoveAfterLater | Flaw::SplitForgetsCopy => mapping == Mapping::Leaf,
+            Flaw::NodeWithoutFence => matches!(mapping, Mapping::Radix | Mapping::Extent),
+            _ => true,
+        }
+    }
 }
 
 #[cfg(feature = "planted")]

@@ -24,7 +24,7 @@ use crate::icache::InodeMem;
 use crate::inode::{INODE_WORDS, Inode};
 use crate::journal::record::Record;
 use crate::journal::{CommitError, Entered};
-use crate::layout::BLOCK_BYTES;
+use crate::layout::{BLOCK_BYTES, LINE_BYTES};
 use crate::pagelog::entry::NEXT_BYTES;
 use crate::planted::{Flaw, planted};
 use crate::sums;
@@ -343,10 +343,23 @@ impl<'e> Tx<'e> {
     /// Commits a move of the mapping's entries. All records before it name the old places and all after it the new ones, so its
     /// number lies between theirs.
     pub(crate) fn commit_move(mut self) -> Result<()> {
-        self.min_seq = self.core.journal.newest_seq();
         let journal = &self.core.journal;
+        if !planted(Flaw::MoveBeforeOlder) {
+            self.min_seq = journal.newest_seq();
+        }
+        if planted(Flaw::SplitForgetsCopy) {
+            self.buffers
+                .map_words
+                .remove(&(self.core.superblock.map_offset + LINE_BYTES));
+        }
+        if planted(Flaw::MoveForgetsWord) {
+            let last = self.buffers.map_words.keys().max().copied();
+            last.map(|offset| self.buffers.map_words.remove(&offset));
+        }
         self.commit(&[])?;
-        journal.raise_floor();
+        if !planted(Flaw::MoveAfterLater) {
+            journal.raise_floor();
+        }
         Ok(())
     }
 
@@ -360,7 +373,7 @@ impl<'e> Tx<'e> {
             return Ok(());
         }
         self.core.check_writable()?;
-        self.streamed |= self.buffers.fresh.stream(&self.core.region);
+        self.streamed |= self.buffers.fresh.stream(&self.core.region) && !planted(Flaw::NodeWithoutFence);
         if self.streamed && !planted(Flaw::PagesWithoutFence) {
             // The record below does not cover the data, so the data must be durable before the record can be.
             self.core.region.fence().map_err(|error| self.core.fail(&error))?;

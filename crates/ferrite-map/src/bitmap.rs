@@ -3,7 +3,8 @@
 //! Claims are single atomic operations (DESIGN §3): of two threads that want the same bit exactly one gets it.
 
 use ferrite_pm::prefetch_to_store;
-use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::sync::{AtomicU64, Ordering};
 
 const WORD_BITS: u64 = 64;
 

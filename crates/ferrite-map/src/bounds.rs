@@ -9,10 +9,10 @@
 //! slot without a key as this home's. All four are sequentially consistent, so one of the two sees the other: the lowering sees
 //! the slot, or the insert sees the lowering and calls it off.
 
-use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
-
 use crossbeam_utils::CachePadded;
 use ferrite_pm::prefetch;
+
+use crate::sync::{AtomicU8, AtomicU64, Ordering, spin_loop};
 
 /// Means: anywhere in the table.
 const FULL: u8 = u8::MAX;
@@ -61,7 +61,7 @@ impl Bounds {
             if announced & COMMITTING == 0 {
                 let _ = lowering.compare_exchange(announced, 0, Ordering::SeqCst, Ordering::SeqCst);
             }
-            std::hint::spin_loop();
+            spin_loop();
         }
         let needed = distance_lines.min(u64::from(FULL)) as u8;
         let bound = &self.bytes[home];

@@ -8,9 +8,7 @@
 //!
 //! Invariant: the count of moves is odd exactly while somebody has the gate alone.
 
-use std::sync::atomic::{AtomicU64, Ordering, fence};
-
-use crossbeam_utils::sync::{ShardedLock, ShardedLockReadGuard, ShardedLockWriteGuard};
+use crate::sync::{AtomicU64, Ordering, ReadGuard, SharedLock, WriteGuard, fence, spin_loop};
 
 /// Tries of a lookup before it waits for the move in progress.
 const TRIES: usize = 100;
@@ -21,20 +19,20 @@ const TRIES: usize = 100;
 pub struct Gate {
     /// First, so that a structure can have it beside what its lookups read.
     moves: AtomicU64,
-    lock: ShardedLock<()>,
+    lock: SharedLock<()>,
 }
 
 /// Passage of a transaction.
 #[derive(Debug)]
 pub struct Passage<'g> {
-    _guard: ShardedLockReadGuard<'g, ()>,
+    _guard: ReadGuard<'g, ()>,
 }
 
 /// The right to move.
 #[derive(Debug)]
 pub struct Moving<'g> {
     gate: &'g Gate,
-    _guard: ShardedLockWriteGuard<'g, ()>,
+    _guard: WriteGuard<'g, ()>,
 }
 
 impl Gate {
@@ -92,7 +90,7 @@ impl Gate {
                     return found;
                 }
             }
-            std::hint::spin_loop();
+            spin_loop();
         }
         let _passage = self.pass();
         look()

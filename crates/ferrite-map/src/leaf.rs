@@ -195,16 +195,26 @@ impl Leaf {
             .map_or(PageWord::HOLE, |line| PageWord(tx.word(self.word_offset(line, lblk))))
     }
 
+    /// How far behind its home a chunk may lie.
+    fn reach(&self, active: u64) -> u64 {
+        let farthest = self.geometry.slots - 1;
+        if active < self.geometry.slots {
+            REACH.min(farthest)
+        } else {
+            farthest
+        }
+    }
+
+    /// Lines within reach of `home` that nobody has, for the moment.
+    fn free_lines(&self, home: u64, active: u64) -> impl Iterator<Item = u64> {
+        (0..=self.reach(active))
+            .map(move |distance| self.wrap(home + distance))
+            .filter(|&line| !self.used.is_set(line))
+    }
+
     /// Claims the first free line from `home` on.
     fn claim_line(&self, home: u64, active: u64) -> Option<u64> {
-        let reach = if active < self.geometry.slots {
-            REACH.min(self.geometry.slots - 1)
-        } else {
-            self.geometry.slots - 1
-        };
-        let line = (0..=reach)
-            .map(|distance| self.wrap(home + distance))
-            .find(|&line| !self.used.is_set(line) && self.used.claim(line))?;
+        let line = self.free_lines(home, active).find(|&line| self.used.claim(line))?;
         self.count(1);
         // Before the header can become visible, so that no lookup stops short of it.
         self.bounds.raise(home as usize, self.distance(home, line));
@@ -257,9 +267,11 @@ impl Leaf {
         Ok(())
     }
 
-    /// Makes line `active` a home.
+    /// Makes line `active` a home. Does nothing if too few lines within its reach are free: each move of a record takes one more, for what it
+    /// leaves comes back with the mark. Chunks that lie within that reach already can stay where they are.
     fn split(&self, tx: &mut dyn MapTx, active: u64) -> Result<(), MapError> {
         let home = active - (1 << active.ilog2());
+        let (mut must_move, mut may_stay) = (Vec::new(), Vec::new());
         for distance in 0..=self.bounds.lines_to_probe(home as usize, self.geometry.slots) {
             let line = self.wrap(home + distance);
             // Not what is stored: an earlier split of this record may have filled the line.
@@ -269,7 +281,20 @@ impl Leaf {
             }
             let hash = hash(key, self.geometry.seed);
             if home_of(hash, active) == home && home_of(hash, active + 1) == active {
+                let is_within = self.distance(active, line) <= self.reach(active + 1);
+                if is_within { &mut may_stay } else { &mut must_move }.push(line);
+            }
+        }
+        let moving = must_move.len() + may_stay.len();
+        let free = self.free_lines(active, active + 1).take(moving).count();
+        if free < must_move.len() {
+            return Err(MapError::TableFull);
+        }
+        for (index, line) in must_move.into_iter().chain(may_stay).enumerate() {
+            if index < free {
                 self.move_to(tx, line, active, active + 1)?;
+            } else {
+                self.bounds.raise(active as usize, self.distance(active, line));
             }
         }
         Ok(())
@@ -580,7 +605,11 @@ impl FileMap for Leaf {
         let mut active = first;
         // Whoever found nothing within reach is helped by any split sooner or later: the load falls.
         while active < self.geometry.slots && active - first < BATCH && (self.wants_room() || self.is_crowded(active)) {
-            self.split(tx, active)?;
+            match self.split(tx, active) {
+                // The splits before it are worth their record, and make room.
+                Err(MapError::TableFull) if active != first => break,
+                done => done?,
+            }
             active += 1;
             if !self.is_crowded(active) && active - first >= BATCH / 2 {
                 break;

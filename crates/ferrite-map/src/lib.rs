@@ -20,8 +20,11 @@ pub mod hashfs;
 pub mod leaf;
 pub mod load;
 mod mapping;
+#[cfg(all(test, feature = "shuttle"))]
+mod models;
 pub mod radix;
 pub mod simd;
+mod sync;
 #[cfg(test)]
 mod testing;
 
@@ -271,5 +274,5 @@ pub trait FileMap: Send + Sync {
 #[derive(Debug, Default)]
 pub struct TransCache {
     /// What is in them is each structure's own affair; all 0 means empty. HashFS: `lblk << 32 | slot + 1` by `lblk % 8`.
-    pub(crate) hints: [AtomicU64; 8],
+    pub(crate) hints: [sync::AtomicU64; 8],
 }

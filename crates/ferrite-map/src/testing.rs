@@ -10,6 +10,7 @@
 //! Random tests print their seed, and run that one alone when `FERRITE_SEED` is set.
 
 pub(crate) mod harm;
+pub(crate) mod moves;
 pub(crate) mod replay;
 
 use std::collections::{BTreeMap, BTreeSet};

@@ -18,6 +18,7 @@ impl Subject for Cuckoo {
 }
 
 testing::mapping_tests!(Cuckoo);
+testing::moves::moving_tests!(Cuckoo);
 
 /// What a check finds broken.
 fn faults(map: &Cuckoo) -> Vec<Broken> {

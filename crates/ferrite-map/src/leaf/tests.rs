@@ -13,9 +13,37 @@ impl Subject for Leaf {
 }
 
 testing::mapping_tests!(Leaf);
+testing::moves::moving_tests!(Leaf);
 
 fn word(bed: &Bed<Leaf>, lblk: u32) -> PageWord {
     PageWord::new(bed.geometry.first_block, lblk | 1)
+}
+
+/// A table that one transaction filled far beyond its few lines still grows: what finds no room stays where it is, and what does goes
+/// home.
+#[test]
+fn a_table_filled_at_once_grows() {
+    for pages in [60, 123, 200, 254] {
+        let bed = Bed::<Leaf>::new(900, u64::from(pages));
+        let word = |n: u32| PageWord::new(bed.geometry.first_block + n, 0);
+        let mut tx = bed.tx();
+        for n in 0..pages {
+            bed.map.insert(&mut tx, 1, n * CHUNK, word(n)).expect("within reach");
+        }
+        tx.commit(&bed.region);
+        assert!(bed.map.wants_room());
+        assert!(bed.make_room(), "{pages} lines do not split");
+        assert!(
+            !bed.map.wants_room(),
+            "{pages} lines: only {} are active",
+            bed.map.active()
+        );
+        let (map, found) = bed.remounted();
+        assert_eq!(found.expect("sound").len(), pages as usize);
+        for n in 0..pages {
+            assert_eq!((bed.map.get(1, n * CHUNK), map.get(1, n * CHUNK)), (word(n), word(n)));
+        }
+    }
 }
 
 /// Each key has one home, and one more active line changes the homes of keys of one line only, to that new line.

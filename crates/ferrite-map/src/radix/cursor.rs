@@ -4,10 +4,12 @@
 //!
 //! Invariant: what is remembered is found whole or not at all, though any number of threads share the cache.
 
-use std::sync::atomic::{Ordering, fence};
-
 use super::LEVEL_BITS;
 use crate::TransCache;
+use crate::sync::{Ordering, fence};
+
+#[cfg(all(test, feature = "shuttle"))]
+mod models;
 
 /// What the hints are: a sequence number, odd while a thread writes; `ino << 32 | leaf`; `lblk / 512`; epoch. Behind it
 /// the leaf walked to last, `ino << 32 | lblk / 512`.

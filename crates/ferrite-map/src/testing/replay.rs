@@ -14,7 +14,7 @@ use crate::{MapError, MapTx, PageWord, Resource};
 
 const BLOCKS: u32 = 300;
 const PAGES: u64 = 40;
-const LINE_WORDS: usize = 8;
+pub(super) const LINE_WORDS: usize = 8;
 
 /// What a page may be mapped to after replay.
 #[derive(Debug, Clone, Copy)]
@@ -25,15 +25,15 @@ struct Words {
 }
 
 /// What happened since the mark.
-struct SinceMark {
+pub(super) struct SinceMark {
     /// The medium at the mark, with what is durable since without a record.
-    base: Vec<u64>,
-    records: Vec<Vec<(u64, u64)>>,
+    pub(super) base: Vec<u64>,
+    pub(super) records: Vec<Vec<(u64, u64)>>,
     freed: Vec<Resource>,
 }
 
 impl SinceMark {
-    fn new<M: Subject>(bed: &Bed<M>) -> Self {
+    pub(super) fn new<M: Subject>(bed: &Bed<M>) -> Self {
         SinceMark {
             base: words_of(bed),
             records: Vec::new(),
@@ -42,7 +42,7 @@ impl SinceMark {
     }
 
     /// Commits `tx`; what it frees waits for the mark.
-    fn commit<M: Subject>(&mut self, bed: &Bed<M>, mut tx: TestTx<'_>) {
+    pub(super) fn commit<M: Subject>(&mut self, bed: &Bed<M>, mut tx: TestTx<'_>) {
         // Only nodes are words of the medium; a page's block is zeroed here for nothing.
         for resource in &tx.claimed {
             if let Resource::Block(block) = *resource {
@@ -56,7 +56,7 @@ impl SinceMark {
     }
 
     /// What was freed is free.
-    fn move_mark<M: Subject>(self, bed: &Bed<M>) -> Self {
+    pub(super) fn move_mark<M: Subject>(self, bed: &Bed<M>) -> Self {
         let mut freed = self.freed;
         freed.sort_unstable();
         let tx = bed.tx();
@@ -65,7 +65,7 @@ impl SinceMark {
     }
 }
 
-fn words_of<M: Subject>(bed: &Bed<M>) -> Vec<u64> {
+pub(super) fn words_of<M: Subject>(bed: &Bed<M>) -> Vec<u64> {
     (0..bed.region.len()).step_by(8).map(|at| bed.region.load(at)).collect()
 }
 

@@ -1,0 +1,135 @@
+//! What is said of a failure, and what is kept of it.
+//!
+//! What lives here: [`Failure::tell`], the workload and the command that runs it again; [`Failure::report`], which keeps the failing image
+//! and that text in files. A failure of several threads may not come again; its image is what there is to be looked at.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::choices;
+use crate::explore::{Effort, Failure};
+use crate::source::Source;
+
+impl Failure {
+    /// [`Self::tell`], and where image and text are kept: in `dir`, which is there.
+    pub fn report(&self, effort: &Effort, dir: &Path) -> String {
+        let mut text = self.tell(effort);
+        match self.keep(&text, dir) {
+            Ok(Some(path)) => {
+                text += &format!(
+                    "\nimage: {0} (and this text beside it)\nlook at it: cargo run --release -p ferrite-crash -- replay --image {0}",
+                    path.display()
+                );
+            }
+            Ok(None) => text += "\nno image: it went wrong without a crash",
+            Err(error) => text += &format!("\nthe image is lost: {}: {error}", dir.display()),
+        }
+        text
+    }
+
+    /// Writes image and text to new files in `dir`; returns where the image is.
+    fn keep(&self, text: &str, dir: &Path) -> io::Result<Option<PathBuf>> {
+        static KEPT: AtomicU64 = AtomicU64::new(0);
+        let Some(image) = &self.image else { return Ok(None) };
+        let path = dir.join(format!(
+            "ferrite-crash-{}-{}-{}-{}.img",
+            self.variant.mapping,
+            self.name.source.to_string().replace(':', "-"),
+            std::process::id(),
+            KEPT.fetch_add(1, Ordering::Relaxed)
+        ));
+        std::fs::write(&path, image)?;
+        std::fs::write(path.with_extension("txt"), text)?;
+        Ok(Some(path))
+    }
+
+    /// What is wrong, what leads to it, and the command that shows it again.
+    pub fn tell(&self, effort: &Effort) -> String {
+        let workload = self.name.workload();
+        let mut text = format!("{}\n", self.what);
+        for (thread, ops) in workload.threads.iter().enumerate() {
+            for op in ops {
+                text += &format!("  thread {thread}: {op:?}\n");
+            }
+        }
+        let place = match self.place {
+            Some((point, choice)) => format!(" --point {point} --choice {}", choices::name(choice)),
+            None => String::new(),
+        };
+        let checksum = if self.variant.data_checksum {
+            " --data-checksum"
+        } else {
+            ""
+        };
+        if matches!(self.name.source, Source::Threads(_)) {
+            text += "(threads: it may take many runs until this comes again)\n";
+        }
+        text + &format!(
+            "replay: cargo run --release -p ferrite-crash -- replay {} --seed {} --mapping {}{checksum}{place}",
+            self.name, effort.seed, self.variant.mapping
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use ferrite_pm::Choice;
+
+    use super::*;
+    use crate::record::record;
+    use crate::source::Name;
+    use crate::verify::verify_alone;
+    use crate::{Mapping, Variant};
+
+    /// The image of a failure can be looked at by itself: a sound one holds, and one that was hit is told.
+    #[test]
+    fn a_failing_image_is_kept_and_tried_again() {
+        let name = Name {
+            source: Source::Pair(60),
+            kept: None,
+        };
+        let variant = Variant::from(Mapping::default());
+        let recorded = record(variant, &name.workload()).unwrap();
+        let failure = Failure {
+            variant,
+            name,
+            place: Some((0, Choice::All)),
+            what: "nothing, in truth".into(),
+            image: Some(recorded.log.final_image()),
+        };
+        let dir = tempfile::tempdir().unwrap();
+        let text = failure.report(&Effort::default(), dir.path());
+        let kept = |extension: &str| {
+            let mut files = std::fs::read_dir(dir.path())
+                .unwrap()
+                .map(|entry| entry.unwrap().path());
+            files
+                .find(|path| path.extension().is_some_and(|found| found == extension))
+                .unwrap()
+        };
+        assert!(text.contains(&kept("img").display().to_string()), "{text}");
+        assert!(std::fs::read_to_string(kept("txt")).unwrap().contains("replay pair:60"));
+        let mut image = std::fs::read(kept("img")).unwrap();
+        let tree = verify_alone(&image, 1).unwrap();
+        assert_eq!(&tree, recorded.states[0].last().unwrap());
+        // The root directory.
+        image[4096..1 << 20].fill(0x5a);
+        assert!(verify_alone(&image, 1).is_err());
+        assert!(verify_alone(b"no pool", 1).is_err());
+    }
+
+    #[test]
+    fn what_cannot_be_kept_is_said() {
+        let failure = Failure {
+            variant: Mapping::default().into(),
+            name: "threads:3/0".parse().unwrap(),
+            place: None,
+            what: "wrong".into(),
+            image: Some(vec![1]),
+        };
+        let text = failure.report(&Effort::default(), Path::new("/nowhere/at/all"));
+        assert!(text.contains("the image is lost: /nowhere/at/all: "), "{text}");
+        assert!(text.contains("many runs"), "{text}");
+    }
+}

@@ -1,0 +1,32 @@
+//! Atomics and the shared lock of the structures that models run: those of the machine, or, with the feature `shuttle`, those of a
+//! scheduler that tries interleavings.
+//!
+//! What lives here: names. [`crate::gate`], [`crate::bounds`], [`crate::bitmap`] and [`crate::TransCache`] take them from here, so that the
+//! models in `models.rs` and `radix/cursor/models.rs` run the code that the engine runs. The feature is for
+//! these models alone: outside of a model shuttle's atomics do not work.
+
+pub(crate) use std::sync::atomic::Ordering;
+
+#[cfg(not(feature = "shuttle"))]
+pub(crate) use self::machine::*;
+#[cfg(feature = "shuttle")]
+pub(crate) use self::model::*;
+
+#[cfg(not(feature = "shuttle"))]
+mod machine {
+    pub(crate) use std::hint::spin_loop;
+    pub(crate) use std::sync::atomic::{AtomicU8, AtomicU64, fence};
+
+    pub(crate) use crossbeam_utils::sync::{
+        ShardedLock as SharedLock, ShardedLockReadGuard as ReadGuard, ShardedLockWriteGuard as WriteGuard,
+    };
+}
+
+#[cfg(feature = "shuttle")]
+mod model {
+    pub(crate) use shuttle::hint::spin_loop;
+    pub(crate) use shuttle::sync::atomic::{AtomicU8, AtomicU64, fence};
+    pub(crate) use shuttle::sync::{
+        RwLock as SharedLock, RwLockReadGuard as ReadGuard, RwLockWriteGuard as WriteGuard,
+    };
+}

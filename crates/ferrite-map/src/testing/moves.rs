@@ -1,0 +1,269 @@
+//! Shared test of mappings that move entries: a crash at each word of a move, with records of both places older than the move.
+//!
+//! What lives here: one test, for the mappings that have a gate; `moving_tests!` puts it into their test modules. It does what the
+//! engine does between two moves of its journal's mark (DESIGN §9; docs/crash-consistency.md, "entries that move"): records, then a move
+//! that is a record of its own, nothing that was freed used again before the mark has passed. A crash then keeps any of the lines stored since
+//! the mark and any of the move's words, and all records are replayed in order.
+//!
+//! The test looks at itself, too: replayed in another order, older records must do harm, or there was nothing to be tried.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+
+use ferrite_pm::Region;
+
+use super::replay::{LINE_WORDS, SinceMark, words_of};
+use super::{AREA_OFFSET, Bed, Model, Rng, Subject, for_seeds};
+use crate::{MapError, PageWord};
+
+const BLOCKS: u32 = 150;
+/// Files, and how many pages each can have. Pages lie apart, so that leaf needs a line for most, and next to each other, so that
+/// cuckoo makes runs.
+const FILES: u64 = 3;
+const CLUSTERS: u64 = 200;
+const CLUSTER_STRIDE: u32 = 7;
+const CLUSTER_PAGES: u64 = 3;
+const STEPS: usize = 500;
+/// Moves after which a table has been tried enough.
+const MOVES: usize = 40;
+/// Images with a random part of the move's words.
+const TORN: usize = 8;
+
+/// Puts this test into the test module of mapping `$subject`, which moves entries.
+macro_rules! moving_tests {
+    ($subject:ty) => {
+        #[test]
+        fn a_crash_at_each_word_of_a_move_loses_nothing() {
+            crate::testing::moves::a_crash_at_each_word_of_a_move_loses_nothing::<$subject>();
+        }
+    };
+}
+pub(crate) use moving_tests;
+
+type Words = Vec<(u64, u64)>;
+
+/// What was seen of moves, over all seeds.
+#[derive(Debug, Default)]
+struct Seen {
+    moves: usize,
+    images: usize,
+    /// Moves that older records undo if they are replayed after it.
+    harmed: usize,
+}
+
+/// Media that crashes leave, one after the other in the same memory.
+struct Crashed<'b, M> {
+    bed: &'b Bed<M>,
+    region: Arc<Region>,
+    area: std::ops::Range<usize>,
+}
+
+impl<'b, M: Subject> Crashed<'b, M> {
+    fn new(bed: &'b Bed<M>) -> Self {
+        let first = AREA_OFFSET as usize / 8;
+        let len_words = M::MAPPING.area_bytes(bed.geometry.slots) as usize / 8;
+        Crashed {
+            bed,
+            region: Arc::new(Region::anonymous(bed.region.len()).expect("anonymous memory")),
+            area: first..first + len_words,
+        }
+    }
+
+    /// Any lines of `now`, the others as they were at the mark, and then `stored`.
+    fn keep(&self, rng: &mut Rng, base: &[u64], now: &[u64], stored: impl Iterator<Item = (u64, u64)>) {
+        let kept_of_four = [0, 4, rng.below(5)][rng.below(3) as usize];
+        for first in self.area.clone().step_by(LINE_WORDS) {
+            let line = first..(first + LINE_WORDS).min(self.area.end);
+            let kept = if rng.below(4) < kept_of_four { now } else { base };
+            self.region.store_words(first as u64 * 8, &kept[line]);
+        }
+        for (offset, value) in stored {
+            self.region.store(offset, value);
+        }
+    }
+
+    fn replay<'r>(&self, records: impl IntoIterator<Item = &'r Words>) {
+        for &(offset, value) in records.into_iter().flatten() {
+            self.region.store(offset, value);
+        }
+    }
+
+    /// Every page is where the model has it, once, and found by a lookup; nothing else is there, nothing is broken.
+    fn check(&self, model: &Model) -> Result<(), String> {
+        let map = M::mount(Arc::clone(&self.region), self.bed.geometry);
+        let (mut found, mut fault) = (Model::new(), None);
+        let mut twice = None;
+        map.check(
+            &mut |entry| {
+                if found.insert((entry.ino, entry.lblk), entry.word).is_some() {
+                    twice = Some(format!("{entry:?} came twice"));
+                }
+            },
+            &mut |_| {},
+            &mut |broken| fault = Some(broken.what),
+        );
+        if let Some(what) = fault.or(twice) {
+            return Err(what);
+        }
+        if &found != model {
+            let differs = |key: &&(u32, u32)| found.get(*key) != model.get(*key);
+            let key = found.keys().chain(model.keys()).find(differs);
+            return Err(format!("page {key:?} is not as it was"));
+        }
+        map.load(1, &|_| {}).map_err(|error| error.to_string())?;
+        match model.iter().find(|&(&(ino, lblk), &word)| map.get(ino, lblk) != word) {
+            Some((key, _)) => Err(format!("page {key:?} is there, and a lookup does not find it")),
+            None => Ok(()),
+        }
+    }
+}
+
+/// A move, and a crash at each of its words. False if nothing moved.
+fn move_and_crash<M: Subject>(
+    crashed: &Crashed<'_, M>,
+    rng: &mut Rng,
+    since: &mut SinceMark,
+    model: &Model,
+    seen: &mut Seen,
+) -> bool {
+    let bed = crashed.bed;
+    let before = words_of(bed);
+    let older = since.records.len();
+    let moving = bed.map.gate().map(|gate| gate.close());
+    let mut tx = bed.tx_without_gate();
+    if !bed.map.make_room(&mut tx).expect("a table that is sound") {
+        return false;
+    }
+    let words = tx.words.clone();
+    since.commit(bed, tx);
+    drop(moving);
+    if words.is_empty() {
+        // What was freed is about to come back; that is room enough.
+        return true;
+    }
+    seen.moves += 1;
+    let mut holds = |records: &[Words], stored: &mut dyn Iterator<Item = (u64, u64)>, when: String| {
+        crashed.keep(rng, &since.base, &before, stored);
+        crashed.replay(records);
+        seen.images += 1;
+        if let Err(what) = crashed.check(model) {
+            panic!("a crash {when} of a move of {} words: {what}", words.len());
+        }
+    };
+    holds(
+        &since.records[..older],
+        &mut std::iter::empty(),
+        "before the record".into(),
+    );
+    for stored in 0..=words.len() {
+        holds(
+            &since.records,
+            &mut words[..stored].iter().copied(),
+            format!("after word {stored}"),
+        );
+    }
+    for seed in 0..TORN as u64 {
+        let mut torn = Rng(seed ^ words.len() as u64);
+        let mut any = words.iter().copied().filter(|_| torn.below(2) == 0);
+        holds(&since.records, &mut any, "that keeps any words".into());
+    }
+    // A journal that did not order the move behind them would lose something.
+    crashed.keep(rng, &since.base, &before, std::iter::empty());
+    crashed.replay(&since.records[older..]);
+    crashed.replay(&since.records[..older]);
+    seen.harmed += usize::from(crashed.check(model).is_err());
+    true
+}
+
+/// Maps a page that is not mapped, or gives up for want of room.
+fn map_page<M: Subject>(bed: &Bed<M>, since: &mut SinceMark, key: (u32, u32), word: PageWord) -> Result<(), MapError> {
+    let mut tx = bed.tx();
+    bed.map.insert(&mut tx, key.0, key.1, word)?;
+    since.commit(bed, tx);
+    Ok(())
+}
+
+fn unmap_page<M: Subject>(bed: &Bed<M>, since: &mut SinceMark, (ino, lblk): (u32, u32), word: PageWord) {
+    let mut tx = bed.tx();
+    assert_eq!(bed.map.remove(&mut tx, ino, lblk), Ok(word));
+    since.commit(bed, tx);
+}
+
+/// A page, and a block for it: often the one that makes a run with the page before.
+fn pick<M: Subject>(bed: &Bed<M>, rng: &mut Rng, model: &Model) -> ((u32, u32), PageWord) {
+    let ino = 1 + rng.below(FILES) as u32;
+    let lblk = rng.below(CLUSTERS) as u32 * CLUSTER_STRIDE + rng.below(CLUSTER_PAGES) as u32;
+    let before = lblk.checked_sub(1).and_then(|before| model.get(&(ino, before)));
+    let block = match before {
+        Some(word) if rng.below(2) == 0 && bed.geometry.is_data_block(word.page() + 1) => word.page() + 1,
+        _ => bed.geometry.first_block + rng.below(u64::from(BLOCKS)) as u32,
+    };
+    let log = if rng.below(4) == 0 {
+        1 + rng.below(1000) as u32
+    } else {
+        0
+    };
+    ((ino, lblk), PageWord::new(block, log))
+}
+
+/// Fills a table until it moves entries, and on; each move is crashed at each of its words, with what was recorded before it in both
+/// places replayed first: every page is where it was, and nowhere else.
+pub(crate) fn a_crash_at_each_word_of_a_move_loses_nothing<M: Subject>() {
+    let seen = Mutex::new(Seen::default());
+    for_seeds(4, |seed| {
+        let mut rng = Rng(seed);
+        let bed = Bed::<M>::new(BLOCKS, rng.next());
+        let crashed = Crashed::new(&bed);
+        let mut model = BTreeMap::new();
+        let mut since = SinceMark::new(&bed);
+        let mut seen = seen.lock().unwrap();
+        let before = seen.moves;
+        for _ in 0..STEPS {
+            if seen.moves - before >= MOVES {
+                break;
+            }
+            let (key, word) = pick(&bed, &mut rng, &model);
+            match model.get(&key).copied() {
+                Some(old) if rng.below(3) == 0 => {
+                    unmap_page(&bed, &mut since, key, old);
+                    model.remove(&key);
+                }
+                Some(_) => {
+                    let mut tx = bed.tx();
+                    assert_eq!(bed.map.replace(&mut tx, key.0, key.1, word), Ok(()));
+                    since.commit(&bed, tx);
+                    model.insert(key, word);
+                }
+                None => match map_page(&bed, &mut since, key, word) {
+                    Ok(()) => {
+                        model.insert(key, word);
+                    }
+                    Err(error) => {
+                        assert_eq!(error, MapError::TableFull);
+                        let moved = move_and_crash(&crashed, &mut rng, &mut since, &model, &mut seen);
+                        // Where it stays, more of what lies in later moves' ways is replayed before them.
+                        if rng.below(2) == 0 {
+                            since = since.move_mark(&bed);
+                        }
+                        if moved && map_page(&bed, &mut since, key, word).is_ok() {
+                            model.insert(key, word);
+                        } else if let Some((&victim, &old)) = model.iter().nth(rng.below(model.len() as u64) as usize) {
+                            unmap_page(&bed, &mut since, victim, old);
+                            model.remove(&victim);
+                        }
+                    }
+                },
+            }
+            if bed.map.wants_room() {
+                move_and_crash(&crashed, &mut rng, &mut since, &model, &mut seen);
+            }
+            if rng.below(80) == 0 {
+                since = since.move_mark(&bed);
+            }
+        }
+    });
+    let seen = seen.into_inner().unwrap();
+    println!("{seen:?}");
+    assert!(seen.moves >= 10, "hardly anything moved: {seen:?}");
+    assert!(seen.harmed > 0, "no record named a place that a move left: {seen:?}");
+}
