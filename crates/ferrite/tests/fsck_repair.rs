@@ -5,8 +5,9 @@ mod common;
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
+use std::process::Command;
 
-use common::{TestPool, create, fails, ferrite, has_fuse, ok, text};
+use common::{TestPool, create, fails, ferrite, has_fuse, ok, sh, text};
 use ferrite::Fs;
 
 /// A pool with three files; returns the number of the one called `victim`.
@@ -353,4 +354,37 @@ fn data_is_checked_and_put_aside_when_that_is_asked_for() {
     let aside = format!("/lost+found/damaged-{victim}");
     assert_eq!(pool.read(aside).unwrap(), vec![2; 10_000]);
     assert_eq!(pool.read("/sound").unwrap(), vec![1; 10_000]);
+}
+
+/// Who copies a directory of a damaged pool must stumble over what is damaged, not go on without it.
+#[test]
+fn a_file_with_a_damaged_inode_is_listed() {
+    if !has_fuse() {
+        return;
+    }
+    let test = TestPool::new("32M", &[]);
+    fs::create_dir(test.path("d")).unwrap();
+    for name in ["d/a", "d/hit", "d/z"] {
+        fs::write(test.path(name), name).unwrap();
+    }
+    let ino = fs::metadata(test.path("d/hit")).unwrap().ino();
+    test.umount();
+    flip(&test.pool, superblock(&test.pool).inode_offset(ino as u32) + 40);
+    test.mount(&[]);
+    // Twice: the kernel asks for names with and without attributes.
+    for _ in 0..2 {
+        assert_eq!(sh(&test.path("d"), "ls -U | sort | tr '\\n' ' '"), "a hit z ");
+        let error = fs::metadata(test.path("d/hit")).unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(libc::EIO), "{error}");
+    }
+    let copy = test.scratch();
+    let copied = Command::new("cp")
+        .arg("-r")
+        .arg(test.path("d"))
+        .arg(&copy)
+        .output()
+        .unwrap();
+    assert!(!copied.status.success(), "a copy without a file passes for whole");
+    assert_eq!(fs::read(test.path("d/z")).unwrap(), b"d/z");
+    test.umount();
 }
