@@ -50,7 +50,7 @@ pub enum Flaw {
     MoveAfterLater,
     /// The record of a split lacks the second copy of the number of active lines.
     SplitForgetsCopy,
-    /// The record of a move lacks its last word.
+    /// The record of a move lacks its first word, a key.
     MoveForgetsWord,
     /// What became a node of a tree is not fenced before the record that links it.
     NodeWithoutFence,
@@ -85,7 +85,8 @@ impl Flaw {
     /// Whether it can be made on pools with this mapping, and do harm.
     pub fn concerns(self, mapping: Mapping) -> bool {
         match self {
-            Flaw::MoveBeforeOlder | Flaw::MoveForgetsWord => matches!(mapping, Mapping::Cuckoo | Mapping::Leaf),
+            Flaw::MoveBeforeOlder => matches!(mapping, Mapping::Cuckoo | Mapping::Leaf),
+            Flaw::MoveForgetsWord => mapping == Mapping::Cuckoo,
             // After a move for want of room the mark moves at once, which orders what follows, too.
             Flaw::MoveAfterLater | Flaw::SplitForgetsCopy => mapping == Mapping::Leaf,
             Flaw::NodeWithoutFence => matches!(mapping, Mapping::Radix | Mapping::Extent),

@@ -353,8 +353,8 @@ impl<'e> Tx<'e> {
                 .remove(&(self.core.superblock.map_offset + LINE_BYTES));
         }
         if planted(Flaw::MoveForgetsWord) {
-            let last = self.buffers.map_words.keys().max().copied();
-            last.map(|offset| self.buffers.map_words.remove(&offset));
+            let first = self.buffers.map_words.keys().min().copied();
+            first.map(|offset| self.buffers.map_words.remove(&offset));
         }
         self.commit(&[])?;
         if !planted(Flaw::MoveAfterLater) {

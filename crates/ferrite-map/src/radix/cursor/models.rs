@@ -67,7 +67,7 @@ impl File {
 
     fn read(&self) {
         let version = self.version.load(SeqCst);
-        if version % 2 == 0 {
+        if version.is_multiple_of(2) {
             let word = self.look_up();
             if self.version.load(SeqCst) == version {
                 assert_eq!(word, TRUTH[version as usize], "a reader of version {version}");
