@@ -135,12 +135,8 @@ impl Repair {
         self.reload_map();
     }
 
-    /// Which block of which directory a data block says it is; or said, before the mapping was cured.
+    /// Which block of which directory a data block says it is.
     fn header_of(&self, block: u32) -> Option<(u32, u32)> {
-        if let Some(&[first, second, ..]) = self.contested.get(&block).map(Vec::as_slice) {
-            let (dir, lblk) = (first as u32, (first >> 32) as u32);
-            return (dentry::block_header(dir, lblk) == [first, second]).then_some((dir, lblk));
-        }
         let is_data = self.superblock.is_data_block(block);
         let offset = is_data.then(|| self.superblock.block_offset(block))?;
         dentry::read_block_header(&self.region, offset).ok()

@@ -81,8 +81,6 @@ struct Repair {
     end: Vec<u64>,
     /// Where names lead, by block.
     pointed: FxHashMap<u32, Vec<u64>>,
-    /// What blocks held, as words, that the mapping takes for nodes of its own and for pages as well.
-    contested: FxHashMap<u32, Vec<u64>>,
     dir_blocks: Vec<DirBlock>,
     entries: Vec<Named>,
     /// Inodes whose content may be wrong.
@@ -197,7 +195,6 @@ impl Repair {
             pages: vec![0; inodes],
             end: vec![0; inodes],
             pointed: FxHashMap::default(),
-            contested: FxHashMap::default(),
             dir_blocks: Vec::new(),
             entries: Vec::new(),
             spoiled: FxHashSet::default(),

@@ -3,7 +3,6 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use ferrite_map::bitmap::AtomicBitmap;
 use ferrite_map::hashfs::HashFs;
 use ferrite_map::{Broken, MapEntry, PageWord};
 use ferrite_vfs::{FileKind, ROOT_INO};
@@ -58,27 +57,14 @@ impl Repair {
         self.count_pages();
     }
 
-    /// Lets the structure say what is broken in it, and claims the blocks it lies in. A link that went astray makes a node of what is a
-    /// page of another: cures would spoil that, so what it held is kept for [`Self::blocks`].
+    /// Lets the structure say what is broken in it, and claims the blocks it lies in.
     fn cure_mapping(&mut self) {
         for _ in 0..CURES_MAX {
             let (mut found, mut nodes) = (Vec::new(), Vec::new());
-            let pages = AtomicBitmap::new(self.superblock.blocks);
-            let index = |block: u32| u64::from(block) - self.superblock.first_block;
-            self.map.check(
-                &mut |entry| {
-                    if self.superblock.is_data_block(entry.word.page()) {
-                        pages.set(index(entry.word.page()));
-                    }
-                },
-                &mut |node| nodes.push(node),
-                &mut |broken| found.push(broken),
-            );
-            for &block in nodes.iter().filter(|&&node| pages.is_set(index(node))) {
-                let (region, offset) = (&self.region, self.superblock.block_offset(block));
-                let held = || (0..BLOCK_BYTES).step_by(8).map(|at| region.load(offset + at)).collect();
-                self.contested.entry(block).or_insert_with(held);
-            }
+            self.map
+                .check(&mut |_| {}, &mut |node| nodes.push(node), &mut |broken| {
+                    found.push(broken)
+                });
             if found.is_empty() {
                 for node in nodes {
                     // It reports a node once, and only data blocks.
@@ -471,23 +457,13 @@ impl Repair {
 
     /// Every page gets a block of its own.
     pub(super) fn blocks(&mut self) {
-        let (mut conflicts, mut regained) = (Vec::new(), Vec::new());
+        let mut conflicts = Vec::new();
         self.map.for_each(&mut |entry| {
-            let block = entry.word.page();
-            if !self.own(block) {
+            if !self.own(entry.word.page()) {
                 conflicts.push(entry);
-            } else if self.contested.contains_key(&block) {
-                regained.push(block);
             }
             true
         });
-        for block in regained {
-            // The node is gone, and the words that it had in the page.
-            let offset = self.superblock.block_offset(block);
-            let held = self.contested.get(&block).cloned().unwrap_or_default();
-            let words = (offset..).step_by(8).zip(held);
-            words.for_each(|(at, value)| self.set(at, value));
-        }
         for MapEntry { ino, lblk, word, .. } in conflicts {
             let what = format!(
                 "page {lblk} of inode {ino}: its block {} belongs to another as well",
@@ -504,9 +480,8 @@ impl Repair {
                 self.superblock.block_offset(word.page()),
                 self.superblock.block_offset(block),
             );
-            for (index, at) in (0..BLOCK_BYTES).step_by(8).enumerate() {
-                let held = self.contested.get(&word.page()).map(|held| held[index]);
-                let value = held.unwrap_or_else(|| self.region.load(from + at));
+            for at in (0..BLOCK_BYTES).step_by(8) {
+                let value = self.region.load(from + at);
                 self.set(to + at, value);
             }
             let sums = [word.page(), block].map(|block| self.superblock.sum_word_offset(block));

@@ -193,34 +193,3 @@ fn names_come_back_when_only_the_way_to_them_was_hit() {
         }
     }
 }
-
-/// A link of a tree that goes astray makes a node of anything. Whose it is must not be the worse for it.
-#[test]
-fn a_link_into_another_file_or_directory_harms_neither() {
-    let radix = |variant: &Variant| variant.mapping == Mapping::Radix;
-    let sound = crowded(PLAIN.into_iter().find(radix).unwrap());
-    let before = tree(&sound);
-    let region = Arc::new(Region::from_image(&sound).unwrap());
-    let superblock = Superblock::find(&region).unwrap();
-    let map = superblock.mapping.open(Arc::clone(&region), superblock.map_geometry());
-    map.load(1, &|_| {}).unwrap();
-    let (mut blocks, mut pages) = (Vec::new(), 0);
-    map.for_each(&mut |entry| {
-        let is_dir = Inode::load(&region, superblock.inode_offset(entry.ino)).is_dir();
-        pages += 1;
-        if is_dir || pages % 16 == 0 {
-            blocks.push(entry.word.page());
-        }
-        true
-    });
-    assert!(blocks.len() > 20);
-    for path in ["/dir0", "/crowd"] {
-        let root = superblock.map_offset + number(&sound, path) * 8;
-        for &block in &blocks {
-            let mut image = sound.clone();
-            set(&mut image, root, word(&sound, root) >> 32 << 32 | u64::from(block));
-            let (image, report) = repaired(&image);
-            assert!(tree(&image) == before, "{path} leads to {block}: {:#?}", report.mended);
-        }
-    }
-}
