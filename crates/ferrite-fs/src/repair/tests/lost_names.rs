@@ -99,12 +99,14 @@ fn a_name_that_is_gone_is_a_loss() {
     }
 }
 
+type Change = fn(&mut Inode);
+
 #[test]
 fn what_costs_no_name_is_no_loss() {
     let sound = sample(PLAIN[0]);
     let before = tree(&sound);
     let twice = number(&sound, "/other-name-9");
-    let counts: [(Ino, fn(&mut Inode)); 3] = [
+    let counts: [(Ino, Change); 3] = [
         (twice, |inode| inode.set_nlink(1)),
         (ROOT_INO, |inode| inode.set_nlink(2)),
         (ROOT_INO, |inode| inode.set_entries(1)),
@@ -117,7 +119,7 @@ fn what_costs_no_name_is_no_loss() {
         assert!(tree(&image) == before);
     }
     // More was counted than is there: that may have been names.
-    let counts: [(Ino, fn(&mut Inode)); 2] = [
+    let counts: [(Ino, Change); 2] = [
         (twice, |inode| inode.set_nlink(3)),
         (ROOT_INO, |inode| inode.set_entries(99)),
     ];
@@ -134,7 +136,7 @@ fn what_a_crash_leaves_without_a_name_needs_no_repair() {
     for variant in PLAIN {
         let image = changed(&sample(variant), false, |engine| {
             let made = engine.mkdir(&Cred::root(), ROOT_INO, b"open", 0o755).unwrap();
-            engine.pin(made.ino, made.generation as u32).unwrap();
+            engine.pin(made.ino, made.generation).unwrap();
             engine.symlink(&Cred::root(), made.ino, b"inside", b"target").unwrap();
             engine.unlink(made.ino, b"inside").unwrap();
             engine.rmdir(ROOT_INO, b"open").unwrap();
@@ -154,7 +156,8 @@ fn ways_to(image: &[u8], dir: Ino) -> Vec<u64> {
         0 => superblock.first_block * BLOCK_BYTES,
         sums => sums,
     };
-    let mut areas = vec![superblock.map_offset..map_end];
+    let mut areas = Vec::new();
+    areas.push(superblock.map_offset..map_end);
     map.for_each_node(&mut |node, _| {
         let at = superblock.block_offset(node);
         areas.push(at..at + BLOCK_BYTES);
