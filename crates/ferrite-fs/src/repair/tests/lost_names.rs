@@ -9,6 +9,9 @@ use crate::RepairReport;
 /// Bits of a word that leads somewhere: a neighbour, a block further off, a block that is none, another log or height.
 const BITS: [u32; 6] = [0, 1, 6, 10, 31, 33];
 
+/// An inode, and what is to be counted otherwise in it.
+type Recount = (Ino, fn(&mut Inode));
+
 fn set(image: &mut [u8], offset: u64, value: u64) {
     image[offset as usize..offset as usize + 8].copy_from_slice(&value.to_le_bytes());
 }
@@ -104,7 +107,7 @@ fn what_costs_no_name_is_no_loss() {
     let sound = sample(PLAIN[0]);
     let before = tree(&sound);
     let twice = number(&sound, "/other-name-9");
-    let counts: [(Ino, fn(&mut Inode)); 3] = [
+    let counts: [Recount; 3] = [
         (twice, |inode| inode.set_nlink(1)),
         (ROOT_INO, |inode| inode.set_nlink(2)),
         (ROOT_INO, |inode| inode.set_entries(1)),
@@ -117,7 +120,7 @@ fn what_costs_no_name_is_no_loss() {
         assert!(tree(&image) == before);
     }
     // More was counted than is there: that may have been names.
-    let counts: [(Ino, fn(&mut Inode)); 2] = [
+    let counts: [Recount; 2] = [
         (twice, |inode| inode.set_nlink(3)),
         (ROOT_INO, |inode| inode.set_entries(99)),
     ];
@@ -134,7 +137,7 @@ fn what_a_crash_leaves_without_a_name_needs_no_repair() {
     for variant in PLAIN {
         let image = changed(&sample(variant), false, |engine| {
             let made = engine.mkdir(&Cred::root(), ROOT_INO, b"open", 0o755).unwrap();
-            engine.pin(made.ino, made.generation as u32).unwrap();
+            engine.pin(made.ino, made.generation).unwrap();
             engine.symlink(&Cred::root(), made.ino, b"inside", b"target").unwrap();
             engine.unlink(made.ino, b"inside").unwrap();
             engine.rmdir(ROOT_INO, b"open").unwrap();
@@ -154,7 +157,7 @@ fn ways_to(image: &[u8], dir: Ino) -> Vec<u64> {
         0 => superblock.first_block * BLOCK_BYTES,
         sums => sums,
     };
-    let mut areas = vec![superblock.map_offset..map_end];
+    let mut areas: Vec<_> = std::iter::once(superblock.map_offset..map_end).collect();
     map.for_each_node(&mut |node, _| {
         let at = superblock.block_offset(node);
         areas.push(at..at + BLOCK_BYTES);
