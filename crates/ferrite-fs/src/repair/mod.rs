@@ -81,6 +81,8 @@ struct Repair {
     end: Vec<u64>,
     /// Where names lead, by block.
     pointed: FxHashMap<u32, Vec<u64>>,
+    /// Blocks of logs and attributes, as soon as somebody wants a free block: they get owners after the mapping.
+    beside: Option<FxHashSet<u32>>,
     dir_blocks: Vec<DirBlock>,
     entries: Vec<Named>,
     /// Inodes whose content may be wrong.
@@ -195,6 +197,7 @@ impl Repair {
             pages: vec![0; inodes],
             end: vec![0; inodes],
             pointed: FxHashMap::default(),
+            beside: None,
             dir_blocks: Vec::new(),
             entries: Vec::new(),
             spoiled: FxHashSet::default(),
@@ -397,13 +400,17 @@ impl MapTx for RepairTx<'_> {
         self.repair.own(block)
     }
 
-    /// Pages whose blocks nobody has claimed yet own them all the same, and what names lead to may be put back yet.
+    /// Pages, logs and attributes whose blocks nobody has claimed yet own them all the same, and what names lead to may be put back yet.
     fn alloc_block(&mut self) -> Result<u32, MapError> {
         let mut named: FxHashSet<u32> = self.repair.pointed.keys().copied().collect();
         self.repair.map.for_each(&mut |entry| {
             named.insert(entry.word.page());
             true
         });
+        if self.repair.beside.is_none() {
+            self.repair.beside = Some(self.repair.blocks_beside_pages());
+        }
+        named.extend(self.repair.beside.iter().flatten());
         let mut passed = Vec::new();
         let found = loop {
             match self.repair.take_block() {

@@ -429,6 +429,24 @@ impl Repair {
         Ok(links)
     }
 
+    /// Blocks that logs lie in, and attributes, whether they are found sound later or not.
+    pub(super) fn blocks_beside_pages(&self) -> FxHashSet<u32> {
+        let inodes = 1..self.superblock.inodes as u32;
+        let mut found: FxHashSet<u32> = inodes.map(|ino| self.load(ino).xattr_block()).collect();
+        self.map.for_each(&mut |entry| {
+            if pagelog::has_log(entry.word) {
+                let page = (entry.ino, entry.lblk);
+                // Of a broken log only what can be reached matters: it is dropped.
+                let _ = pagelog::scan::entries((&self.region, &self.superblock), page, entry.word, &mut |seen| {
+                    found.insert(seen.header_unit() / BLOCK_UNITS);
+                    Ok(true)
+                });
+            }
+            true
+        });
+        found
+    }
+
     pub(super) fn is_owned(&self, block: u32) -> bool {
         self.owned.is_set(u64::from(block) - self.superblock.first_block)
     }

@@ -9,6 +9,9 @@ use crate::RepairReport;
 /// Bits of a word that leads somewhere: a neighbour, a block further off, a block that is none, another log or height.
 const BITS: [u32; 6] = [0, 1, 6, 10, 31, 33];
 
+/// An inode, and what is to be counted otherwise in it.
+type Recount = (Ino, fn(&mut Inode));
+
 fn set(image: &mut [u8], offset: u64, value: u64) {
     image[offset as usize..offset as usize + 8].copy_from_slice(&value.to_le_bytes());
 }
@@ -99,14 +102,12 @@ fn a_name_that_is_gone_is_a_loss() {
     }
 }
 
-type Change = fn(&mut Inode);
-
 #[test]
 fn what_costs_no_name_is_no_loss() {
     let sound = sample(PLAIN[0]);
     let before = tree(&sound);
     let twice = number(&sound, "/other-name-9");
-    let counts: [(Ino, Change); 3] = [
+    let counts: [Recount; 3] = [
         (twice, |inode| inode.set_nlink(1)),
         (ROOT_INO, |inode| inode.set_nlink(2)),
         (ROOT_INO, |inode| inode.set_entries(1)),
@@ -119,7 +120,7 @@ fn what_costs_no_name_is_no_loss() {
         assert!(tree(&image) == before);
     }
     // More was counted than is there: that may have been names.
-    let counts: [(Ino, Change); 2] = [
+    let counts: [Recount; 2] = [
         (twice, |inode| inode.set_nlink(3)),
         (ROOT_INO, |inode| inode.set_entries(99)),
     ];
@@ -156,8 +157,7 @@ fn ways_to(image: &[u8], dir: Ino) -> Vec<u64> {
         0 => superblock.first_block * BLOCK_BYTES,
         sums => sums,
     };
-    let mut areas = Vec::new();
-    areas.push(superblock.map_offset..map_end);
+    let mut areas: Vec<_> = std::iter::once(superblock.map_offset..map_end).collect();
     map.for_each_node(&mut |node, _| {
         let at = superblock.block_offset(node);
         areas.push(at..at + BLOCK_BYTES);
