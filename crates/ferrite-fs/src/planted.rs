@@ -44,10 +44,6 @@ pub enum Flaw {
     InodeWithoutRecord,
     /// The checksum of a merged page is stored when the word that names it is set already.
     FoldSumLate,
-    /// A move's number does not lie above those of older records in other rings, so that replay can bring what they say back over it.
-    MoveBeforeOlder,
-    /// Records after a move may get numbers that do not lie above its own, so that replay can bring what it says back over them.
-    MoveAfterLater,
     /// The record of a split lacks the second copy of the number of active lines.
     SplitForgetsCopy,
     /// The record of a move lacks its first word, a key.
@@ -58,7 +54,7 @@ pub enum Flaw {
 
 impl Flaw {
     /// All of them.
-    pub const ALL: [Flaw; 21] = [
+    pub const ALL: [Flaw; 19] = [
         Flaw::CommitWithoutFence,
         Flaw::WordsBeforeRecord,
         Flaw::MarkBeforeWords,
@@ -75,8 +71,6 @@ impl Flaw {
         Flaw::OrphansForgotten,
         Flaw::InodeWithoutRecord,
         Flaw::FoldSumLate,
-        Flaw::MoveBeforeOlder,
-        Flaw::MoveAfterLater,
         Flaw::SplitForgetsCopy,
         Flaw::MoveForgetsWord,
         Flaw::NodeWithoutFence,
@@ -85,10 +79,8 @@ impl Flaw {
     /// Whether it can be made on pools with this mapping, and do harm.
     pub fn concerns(self, mapping: Mapping) -> bool {
         match self {
-            Flaw::MoveBeforeOlder => matches!(mapping, Mapping::Cuckoo | Mapping::Leaf),
             Flaw::MoveForgetsWord => mapping == Mapping::Cuckoo,
-            // After a move for want of room the mark moves at once, which orders what follows, too.
-            Flaw::MoveAfterLater | Flaw::SplitForgetsCopy => mapping == Mapping::Leaf,
+            Flaw::SplitForgetsCopy => mapping == Mapping::Leaf,
             Flaw::NodeWithoutFence => matches!(mapping, Mapping::Radix | Mapping::Extent),
             _ => true,
         }

@@ -344,9 +344,7 @@ impl<'e> Tx<'e> {
     /// number lies between theirs.
     pub(crate) fn commit_move(mut self) -> Result<()> {
         let journal = &self.core.journal;
-        if !planted(Flaw::MoveBeforeOlder) {
-            self.min_seq = journal.newest_seq();
-        }
+        self.min_seq = journal.newest_seq();
         if planted(Flaw::SplitForgetsCopy) {
             self.buffers
                 .map_words
@@ -357,9 +355,7 @@ impl<'e> Tx<'e> {
             first.map(|offset| self.buffers.map_words.remove(&offset));
         }
         self.commit(&[])?;
-        if !planted(Flaw::MoveAfterLater) {
-            journal.raise_floor();
-        }
+        journal.raise_floor();
         Ok(())
     }
 

@@ -10,7 +10,7 @@
 //! *Why groups.* Each word that moves is a word of the record, so a sorted array, which shifts half of itself for each insert, is too
 //! dear; an unsorted one with valid bits costs no shift, but a lookup reads all 31 lines of its keys. So a node is unsorted groups
 //! of a line or two, and an index of their lows (see [`node`]). Words set per operation: an append in a row 1, another insert or a split
-//! of an extent 2 or 3, a removal 1 or 2; a full group costs 13 more and leaves four free places, a full leaf about 250 and leaves
+//! of an extent 2 or 3, a removal 1 or 2; a full group costs 13 more and leaves four free places, a full leaf about 20, beside the new node, and leaves
 //! fifteen free groups. Ascending inserts move nothing: they open a new group or node. Nodes are freed when they are empty, up to the
 //! root, and never merged.
 //!
