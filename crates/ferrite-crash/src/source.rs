@@ -518,8 +518,13 @@ fn crowd(seed: u64) -> Vec<Op> {
             8 => ops.push(allocate(&file, FallocateMode::PunchHole, offset, CROWD_STRIDE * 4096)),
             9..=10 => {
                 let page = [0, 1, 600][rng.below(3) as usize];
+                let reserve = FallocateMode::Allocate { keep_size: false };
                 ops.push(make(&[B], FileKind::File));
-                ops.push(write(&[B], page * 4096, 4096, fill));
+                // Nodes of trees come with data, which has a fence of its own, and without.
+                ops.push(match rng.below(2) {
+                    0 => write(&[B], page * 4096, 4096, fill),
+                    _ => allocate(&[B], reserve, page * 4096, 4096),
+                });
                 ops.push(Op::Unlink { path: path(&[B]) });
             }
             _ => ops.push(Op::Read {

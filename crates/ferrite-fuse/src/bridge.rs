@@ -454,16 +454,16 @@ impl Filesystem for Bridge {
                 .getattr(entry.ino)
                 .and_then(|attr| if dots { Ok(attr) } else { self.pinned(attr) });
             let pins = attr.is_ok() && !dots && entry.ino != ROOT_INO;
-            let (attr, generation) = match attr {
-                Ok(attr) => (file_attr(&attr), attr.generation),
+            let (attr, generation, ttl) = match attr {
+                Ok(attr) => (file_attr(&attr), attr.generation, TTL),
                 // Removed since it was listed: as if it had been removed before.
                 Err(FsError::NotFound | FsError::Stale) => continue,
                 // A damaged inode has a name all the same: who copies the directory must stumble over it.
-                Err(_) => (unknown(entry.kind), 0),
+                Err(_) => (unknown(entry.ino, entry.kind), 0, Duration::ZERO),
             };
             let name = OsStr::from_bytes(&entry.name);
             let generation = Generation(u64::from(generation));
-            if reply.add(INodeNo(entry.ino), entry.next, name, &TTL, &attr, generation) {
+            if reply.add(INodeNo(entry.ino), entry.next, name, &ttl, &attr, generation) {
                 if pins {
                     self.fs.unpin(entry.ino, 1);
                 }

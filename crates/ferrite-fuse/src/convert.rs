@@ -2,7 +2,7 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use ferrite_vfs::{Attr, FileKind, FsError, SetTime, Timestamp};
+use ferrite_vfs::{Attr, FileKind, FsError, Ino, SetTime, Timestamp};
 use fuser::{Errno, FileAttr, FileType, INodeNo, TimeOrNow};
 
 /// Preferred size of an I/O request.
@@ -69,9 +69,13 @@ pub(crate) fn file_attr(attr: &Attr) -> FileAttr {
     }
 }
 
-/// What a listing says of a name whose inode cannot be read: the kernel takes the name alone, and asks for the rest when it is looked up.
-pub(crate) fn unknown(kind: FileKind) -> FileAttr {
+/// What a listing says of a name whose inode cannot be read. No file is so long: the kernel gives out the name, makes no inode of the rest
+/// (Linux 5.5; before, it does, but asks again at the next use), and forgets the number at once, which was never pinned. That does no
+/// harm: what cannot be read is not freed either.
+pub(crate) fn unknown(ino: Ino, kind: FileKind) -> FileAttr {
     FileAttr {
+        ino: INodeNo(ino),
+        size: u64::MAX,
         kind: file_type(kind),
         ..absent()
     }
