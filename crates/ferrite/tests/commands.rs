@@ -257,6 +257,9 @@ fn a_benchmark_that_is_not_there_is_told_with_those_that_are() {
         "run_length",
     ];
     assert!(known.iter().all(|name| said.contains(name)), "{said}");
+    for name in ["published", "cold_misses"] {
+        assert!(said.contains(name), "docs/benchmarks.md names {name}: {said}");
+    }
     let said = bench(&["core", "--only", "varmail_1_thread"]);
     assert!(said.contains("stat") && !said.contains("webproxy"), "{said}");
 }

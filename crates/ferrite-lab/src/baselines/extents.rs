@@ -108,7 +108,7 @@ fn head(tx: &dyn MapTx, node: u32) -> (u64, u64) {
 
 fn set_head(tx: &mut dyn MapTx, node: u32, count: u64, level: u64) {
     tx.set_word(offset(node, 0), count | level << 32);
-    let generation = tx.word(offset(node, GENERATION)) + 1;
+    let generation = tx.word(offset(node, GENERATION)).wrapping_add(1);
     tx.set_word(offset(node, GENERATION), generation);
 }
 
@@ -197,7 +197,7 @@ impl ExtentTree {
         };
         let (count, level) = head(tx, node);
         if count >= ROOMY {
-            let root = tx.fresh_block()?;
+            let root = self.fresh_node(tx)?;
             let child = Entry {
                 first: 0,
                 len: 0,
@@ -236,10 +236,18 @@ impl ExtentTree {
         }
     }
 
+    /// A block for a node. Its generation goes on from what lies there, so that no copy of a node it was before passes for the new one.
+    fn fresh_node(&self, tx: &mut dyn MapTx) -> Result<u32, MapError> {
+        let block = tx.fresh_block()?;
+        let generation = offset(block, GENERATION);
+        tx.set_word(generation, self.region.load(generation));
+        Ok(block)
+    }
+
     /// Moves the upper half of `child`, which entry `at` of `parent` leads to, to a new node.
     fn split(&self, tx: &mut dyn MapTx, parent: u32, at: u64, child: u32) -> Result<(), MapError> {
         let (count, level) = head(tx, child);
-        let sibling = tx.fresh_block()?;
+        let sibling = self.fresh_node(tx)?;
         let kept = count / 2;
         for from in kept..count {
             let entry = read_entry(tx, child, from);
@@ -361,7 +369,7 @@ impl FileMap for ExtentTree {
             word: word.0,
         };
         let Some(path) = self.descend(tx, ino, lblk)? else {
-            let leaf = tx.fresh_block()?;
+            let leaf = self.fresh_node(tx)?;
             tx.set_word(self.root_offset(ino), u64::from(leaf));
             splice(tx, leaf, 0, 0, &[new]);
             return Ok(());

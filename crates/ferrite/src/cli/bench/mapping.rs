@@ -21,7 +21,7 @@ const PUBLISHED: &str = "published";
 
 /// What is measured here.
 pub(crate) fn names() -> Vec<&'static str> {
-    [CHURN, LOOKUPS, RUNS].concat()
+    [CHURN, LOOKUPS, RUNS, &[super::misses::NAME, PUBLISHED], PUBLISHED_ROWS].concat()
 }
 
 /// Runs the group.

@@ -5,7 +5,8 @@ use ferrite_lab::{ChurnPlan, miss_rows};
 use super::{Output, say, say_json};
 use crate::cli::Failure;
 
-const NAME: &str = "cold_misses";
+/// Name of its rows.
+pub(crate) const NAME: &str = "cold_misses";
 
 /// Runs this part of the group `mapping`; says so aloud, and does nothing, where misses are not counted.
 pub(crate) fn run(quick: bool, out: &mut Output) -> Result<(), Failure> {
