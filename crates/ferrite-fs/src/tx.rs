@@ -438,7 +438,8 @@ impl MapTx for Tx<'_> {
     }
 
     fn stored(&self, offset: u64, count: usize) -> Option<&[AtomicU64]> {
-        let unset = !self.buffers.set_lines.may_have(offset, count as u64 * 8) && !self.buffers.fresh.has(offset);
+        let unset =
+            !self.buffers.set_lines.may_have(offset, count as u64 * 8) && self.buffers.fresh.word(offset).is_none();
         unset.then(|| self.core.region.words(offset, count))
     }
 

@@ -177,7 +177,7 @@ impl MapTx for LabTx<'_> {
     }
 
     fn stored(&self, offset: u64, count: usize) -> Option<&[AtomicU64]> {
-        let unset = !self.lane.set_lines.may_have(offset, count as u64 * 8) && !self.lane.fresh.has(offset);
+        let unset = !self.lane.set_lines.may_have(offset, count as u64 * 8) && self.lane.fresh.word(offset).is_none();
         unset.then(|| self.pool.region.words(offset, count))
     }
 

@@ -55,14 +55,6 @@ impl FreshNodes {
         })
     }
 
-    /// Whether pool offset `offset` lies in one of the blocks.
-    #[inline]
-    pub fn has(&self, offset: u64) -> bool {
-        self.images
-            .iter()
-            .any(|&(base, _)| (base..base + BLOCK_BYTES as u64).contains(&offset))
-    }
-
     /// Streams the blocks, which are durable once this thread has fenced; false if there are none.
     pub fn stream(&self, region: &Region) -> bool {
         for (offset, image) in &self.images {
@@ -121,7 +113,6 @@ mod tests {
             (24576, false),
         ] {
             assert_eq!(fresh.word(offset), is_inside.then_some(0), "{offset}");
-            assert_eq!(fresh.has(offset), is_inside, "{offset}");
             assert_eq!(fresh.set_word(offset, offset + 1), is_inside, "{offset}");
             assert_eq!(fresh.word(offset), is_inside.then_some(offset + 1), "{offset}");
         }

@@ -89,6 +89,12 @@ fn count(report: &FsckReport) -> String {
     format!("{more}{}", report.findings.len())
 }
 
+fn show(bar: &indicatif::ProgressBar, phase: &'static str, done: u64, total: u64) {
+    bar.set_message(phase);
+    bar.set_length(total);
+    bar.set_position(done);
+}
+
 impl Fsck {
     pub(crate) fn run(mut self) -> Outcome {
         if let Some(mount) = mounts::find(&self.pool) {
@@ -131,11 +137,7 @@ impl Fsck {
         let report = ferrite_fs::fsck_with(
             self.open(Access::ReadOnlyPrivate)?,
             self.options(),
-            &mut |phase, done, total| {
-                bar.set_message(phase);
-                bar.set_length(total);
-                bar.set_position(done);
-            },
+            &mut |phase, done, total| show(&bar, phase, done, total),
         );
         bar.finish_and_clear();
         let report = report.map_err(|error| self.cannot(&error))?;
@@ -178,11 +180,7 @@ impl Fsck {
         let planned = ferrite_fs::repair_with(
             self.open(Access::ReadOnlyPrivate)?,
             self.options(),
-            &mut |phase, done, total| {
-                bar.set_message(phase);
-                bar.set_length(total);
-                bar.set_position(done);
-            },
+            &mut |phase, done, total| show(&bar, phase, done, total),
         );
         bar.finish_and_clear();
         let (report, mend) = planned.map_err(|error| self.cannot(&error))?;
