@@ -44,7 +44,8 @@ unit: build
 	cargo test -p ferrite-crash --features planted --test planted
 
 soak: build
-	FERRITE_BIN=$(FERRITE) FERRITE_SOAK=1 cargo test --release --workspace --features ferrite/leveldb -- --nocapture
+	# A run of an hour tells all that is wrong, not only the first of it.
+	FERRITE_BIN=$(FERRITE) FERRITE_SOAK=1 cargo test --release --workspace --no-fail-fast --features ferrite/leveldb -- --nocapture
 	# Every planted mistake on every mapping that it concerns.
 	FERRITE_SOAK=1 cargo test --release -p ferrite-crash --features planted --test planted -- --nocapture
 	# What `ferrite lab run all --quick` promises, 10 minutes; alone, since other tests would take its cores.

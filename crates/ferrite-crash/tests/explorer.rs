@@ -2,13 +2,43 @@
 //!
 //! `FERRITE_SEED` replays what is sampled; a failure prints the command that shows it again.
 
+use std::fmt::Debug;
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use ferrite_crash::explore::{Effort, Search};
 use ferrite_crash::{MAPPINGS, Mapping, Variant, plan, shrink};
 
+const MINUTE: Duration = Duration::from_secs(60);
+
 fn seed() -> u64 {
     ferrite_testkit::seed_from_env().unwrap_or(1)
+}
+
+/// A search of many minutes says each minute how far it is, so that one that is stopped has told something.
+struct Pace {
+    what: String,
+    next: Mutex<Instant>,
+}
+
+impl Pace {
+    fn new(what: impl Debug) -> Self {
+        Pace {
+            what: format!("{what:?}"),
+            next: Mutex::new(Instant::now() + MINUTE),
+        }
+    }
+
+    /// Whether `search` has met `wanted` different images.
+    fn met(&self, search: &Search, wanted: u64) -> bool {
+        let distinct = search.distinct();
+        let mut next = self.next.lock().unwrap_or_else(PoisonError::into_inner);
+        if Instant::now() >= *next {
+            println!("{}: {distinct} of {wanted} different images so far", self.what);
+            *next += MINUTE;
+        }
+        distinct >= wanted
+    }
 }
 
 #[test]
@@ -31,7 +61,8 @@ fn no_crash_breaks_a_promise() {
             (false, true) => 20_000,
             (false, false) => 4_000,
         };
-        let enough = |search: &Search| search.distinct() >= wanted;
+        let pace = Pace::new(mapping);
+        let enough = |search: &Search| pace.met(search, wanted);
         let report = match (soak, is_default) {
             (true, _) => search.run(plan::endless(effort.seed), 2, &enough),
             (false, true) => search.run(plan::quick(effort.seed), 2, &|_| false),
@@ -84,7 +115,8 @@ fn no_crash_parts_data_from_its_checksum() {
             (false, false) => 1_500,
         };
         let search = Search::new(variant, effort);
-        let report = search.run(plan::chances(effort.seed), 2, &|search| search.distinct() >= wanted);
+        let pace = Pace::new(variant);
+        let report = search.run(plan::chances(effort.seed), 2, &|search| pace.met(search, wanted));
         println!(
             "{variant:?}, FERRITE_SEED={}: {} different images, {} workloads, {:.1} s",
             effort.seed,
@@ -113,9 +145,8 @@ fn no_crash_parts_a_move_from_its_entries() {
         let search = Search::new(mapping, effort);
         let (images, moves) = if soak { (50_000, 60) } else { (1_500, 6) };
         let names = plan::crowds(effort.seed).take(if soak { 1000 } else { 20 });
-        let report = search.run(names, 2, &|search| {
-            search.distinct() >= images && search.moves() >= moves
-        });
+        let pace = Pace::new(format_args!("moves of {mapping:?}"));
+        let report = search.run(names, 2, &|search| pace.met(search, images) && search.moves() >= moves);
         println!(
             "{mapping:?}, FERRITE_SEED={}: {} different images, {} workloads, {} moves, {:.1} s",
             effort.seed,
