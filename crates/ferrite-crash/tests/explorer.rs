@@ -143,7 +143,7 @@ fn no_crash_parts_a_move_from_its_entries() {
     };
     for mapping in [Mapping::Cuckoo, Mapping::Leaf] {
         let search = Search::new(mapping, effort);
-        let (images, moves) = if soak { (50_000, 60) } else { (1_500, 6) };
+        let (images, moves) = if soak { (50_000, 20) } else { (1_500, 6) };
         let names = plan::crowds(effort.seed).take(if soak { 1000 } else { 20 });
         let pace = Pace::new(format_args!("moves of {mapping:?}"));
         let report = search.run(names, 2, &|search| pace.met(search, images) && search.moves() >= moves);

@@ -15,7 +15,7 @@ use parking_lot::Mutex;
 use crate::alloc::{self, Blocks, FreeMap, Papers, even_chunks};
 use crate::error::LabError;
 use crate::structure::{Placement, Structure};
-use crate::tx::{LabTx, Lane};
+use crate::tx::{Durable, LabTx, Lane};
 
 /// Bytes of a data block.
 pub(crate) const BLOCK_BYTES: u64 = 4096;
@@ -51,6 +51,9 @@ pub(crate) struct Special {
     pub(crate) chunk_blocks: Option<u64>,
     /// Memory is taken for the structure's area only. For structures that put nothing into data blocks.
     pub(crate) bare_data: bool,
+    /// A change is durable with its record, as in Ferrite's journal: one fence, and its lines are written back later, each once for many
+    /// changes. Otherwise it pays two, as in the papers' test bed.
+    pub(crate) one_fence: bool,
 }
 
 /// Stores to each page of new memory, so that no operation pays for the kernel's page faults.
@@ -77,6 +80,7 @@ pub(crate) struct Pool {
     usable: u64,
     separators: u64,
     lanes: Vec<Mutex<Lane>>,
+    one_fence: bool,
     filling: AtomicBool,
 }
 
@@ -143,6 +147,7 @@ impl Pool {
             area_bytes,
             usable: u64::from(plan.blocks),
             separators,
+            one_fence: special.one_fence,
             filling: AtomicBool::new(false),
         })
     }
@@ -163,8 +168,12 @@ impl Pool {
         }
     }
 
-    fn durable(&self) -> bool {
-        !self.filling.load(Ordering::Relaxed)
+    fn durable(&self) -> Durable {
+        match (self.filling.load(Ordering::Relaxed), self.one_fence) {
+            (true, _) => Durable::Not,
+            (false, true) => Durable::WithRecord,
+            (false, false) => Durable::InPlace,
+        }
     }
 
     /// Moves entries until nothing wants to be moved; false if nothing was.

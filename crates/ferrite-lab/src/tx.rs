@@ -1,8 +1,8 @@
 //! A transaction of the lab: what a change costs with a journal, and nothing else.
 //!
 //! What lives here: [`LabTx`] and the [`Lane`] it works in. A commit streams new nodes and fences, if there are any, streams a
-//! redo record and fences, sets the words in place, writes their lines back and fences again; so a change pays two fences, as a change in the paper's test bed pays its undo log and
-//! its write-back. While a pool is being filled both are left out.
+//! redo record and fences, sets the words in place, writes their lines back and fences again; so a change pays two fences, as a
+//! change in the paper's test bed pays its undo log and its write-back. [`Durable`] says what of that is left out.
 //!
 //! Invariants: a lane has one transaction at a time. What was claimed goes back if the transaction is dropped; what was freed is
 //! reused only after the words are set. The gate, if the mapping has one, is held from the first call to after the commit.
@@ -11,6 +11,7 @@ use std::sync::atomic::AtomicU64;
 
 use ferrite_map::gate::Passage;
 use ferrite_map::{FreshNodes, MapError, MapTx, Resource, SetLines};
+use ferrite_pm::DirtyLines;
 use parking_lot::MutexGuard;
 use rustc_hash::FxHashMap;
 
@@ -19,6 +20,17 @@ use crate::pool::{BLOCK_BYTES, Pool};
 /// Words that are searched one by one; more get an index.
 const SHORT: usize = 24;
 const LINE_BYTES: u64 = 64;
+
+/// What a commit pays for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Durable {
+    /// Nothing: a pool is being filled.
+    Not,
+    /// Its record, and now and then some lines of earlier ones, by the same fence: Ferrite's journal.
+    WithRecord,
+    /// Its record and its words in place: the papers' test bed.
+    InPlace,
+}
 
 /// Buffers of one thread, and its ring on the medium.
 #[derive(Debug, Default)]
@@ -34,6 +46,7 @@ pub(crate) struct Lane {
     freed: Vec<Resource>,
     fresh: FreshNodes,
     set_lines: SetLines,
+    dirty: DirtyLines,
 }
 
 /// See the module's head.
@@ -49,30 +62,39 @@ impl<'p> LabTx<'p> {
         LabTx { pool, lane, passage }
     }
 
-    /// Sets the words, durably if `durable`, and frees what was freed.
-    pub(crate) fn commit(mut self, durable: bool) -> Result<(), MapError> {
+    /// Sets the words and frees what was freed.
+    pub(crate) fn commit(mut self, durable: Durable) -> Result<(), MapError> {
         let lane = &mut *self.lane;
         let region = &self.pool.region;
         let failed = |error: ferrite_pm::PmError| MapError::Damaged(error.to_string());
-        if lane.fresh.stream(region) && durable {
+        if lane.fresh.stream(region) && durable != Durable::Not {
             region.fence().map_err(failed)?;
         }
-        if durable && !lane.words.is_empty() {
+        if durable != Durable::Not && !lane.words.is_empty() {
             lane.write_record(region);
+            lane.dirty.write_some(region);
             region.fence().map_err(failed)?;
         }
         for &(offset, value) in &lane.words {
             region.store(offset, value);
         }
-        if durable {
-            let mut last = u64::MAX;
-            for &(offset, _) in &lane.words {
-                if offset / LINE_BYTES != last {
-                    last = offset / LINE_BYTES;
-                    region.write_back(offset, 8);
+        match durable {
+            Durable::Not => {}
+            Durable::WithRecord => {
+                for &(offset, _) in &lane.words {
+                    lane.dirty.add(offset, 8);
                 }
             }
-            region.fence().map_err(failed)?;
+            Durable::InPlace => {
+                let mut last = u64::MAX;
+                for &(offset, _) in &lane.words {
+                    if offset / LINE_BYTES != last {
+                        last = offset / LINE_BYTES;
+                        region.write_back(offset, 8);
+                    }
+                }
+                region.fence().map_err(failed)?;
+            }
         }
         lane.claimed.clear();
         lane.forget_words();

@@ -43,6 +43,7 @@ use runs::{Range, Run, View};
 const BUCKET_SLOTS: u64 = 5;
 const BUCKET_BYTES: u64 = 128;
 const LINE_BYTES: u64 = 64;
+const LINE_WORDS: usize = 8;
 /// Where words and ranges begin in a bucket.
 const WORDS_AT: u64 = BUCKET_SLOTS * 8;
 const RANGES_AT: u64 = 2 * WORDS_AT;
@@ -64,6 +65,8 @@ const SECOND: u64 = 0x5851_f42d_4c95_7f2d;
 /// wants next.
 const HINT_RUN: usize = 0;
 const HINT_NEXT: usize = 1;
+/// In place of a head: the pages read last were in no run.
+const NO_RUN: u64 = u64::MAX;
 
 /// The table of a mounted pool.
 pub struct Cuckoo {
@@ -183,16 +186,15 @@ impl Cuckoo {
     /// Slot of `key`, as it is stored.
     #[inline]
     fn find_at(&self, key: u64, homes: Homes) -> Option<u64> {
-        self.prefetch_homes(homes);
-        for bucket in homes {
-            let keys = self.region.words(self.bucket_offset(bucket), BUCKET_SLOTS as usize);
-            for (index, stored) in keys.iter().enumerate() {
-                if stored.load(Ordering::Acquire) == key {
-                    return Some(bucket * NUMBERS + index as u64);
-                }
-            }
+        // Both homes before the first branch: which of them has the key cannot be foreseen.
+        let lines = homes.map(|bucket| self.region.words(self.bucket_offset(bucket), LINE_WORDS));
+        // The lines' other words are no keys.
+        let found = simd::matches_pair(self.level, lines, key) & !u16::from_le_bytes([NO_SLOTS; 2]);
+        if found == 0 {
+            return None;
         }
-        None
+        let at = u64::from(found.trailing_zeros());
+        Some(homes[usize::from(at >= NUMBERS)] * NUMBERS + at % NUMBERS)
     }
 
     #[inline]
@@ -280,43 +282,48 @@ impl Cuckoo {
     }
 
     /// Resolves `count` pages from `lblk` on, all of them below 2^32: tells `found` each page's word, and the slot that told it. The
-    /// run of the first page is looked for if there are more, or `wants_run`. Returns the run it met last, and whether the
-    /// last page was in none.
+    /// run of the first page is looked for if there are more, or `wants_run`. `is_lone` says whether the first is likely to be in none.
+    /// Returns the run it met last, and whether the last page was in none.
     #[inline]
     fn resolve(
         &self,
         (ino, lblk): (u32, u32),
         count: usize,
         wants_run: bool,
+        mut is_lone: bool,
         mut found: impl FnMut(usize, Option<u64>, PageWord),
     ) -> (Option<Run>, bool) {
-        let (mut index, mut run, mut is_lone) = (0, None, false);
-        let (mut hashed, mut hashed_to) = ([[0; 2]; VECTOR], 0);
+        let (mut index, mut run) = (0, None);
         while index < count {
-            let page = lblk + index as u32;
-            let key = key_of(ino, page);
-            if is_lone && index >= hashed_to && index + 1 < count {
-                // Neighbours of a page without a run are likely to have none: their lines come all at once.
-                hashed = self.homes_of_eight(key);
-                hashed_to = index + VECTOR;
-                let pages = VECTOR.min(count - index);
-                hashed[..pages].iter().for_each(|&homes| self.prefetch_homes(homes));
-            }
-            let homes = if index < hashed_to {
-                hashed[index + VECTOR - hashed_to]
-            } else {
-                self.homes(key)
+            // Neighbours of a page without a run are likely to have none, too: their lines come all at once.
+            let in_vector = is_lone && index + 1 < count;
+            let mut slot = None;
+            let mut one = |index: usize, key, homes| {
+                slot = self.find_at(key, homes);
+                found(index, slot, slot.map_or(PageWord::HOLE, |slot| self.word(slot)));
             };
-            let slot = self.find_at(key, homes);
-            let word = slot.map_or(PageWord::HOLE, |slot| self.word(slot));
-            found(index, slot, word);
-            index += 1;
+            let key = key_of(ino, lblk + index as u32);
+            if in_vector {
+                let homes = self.homes_of_eight(key);
+                let homes = &homes[..VECTOR.min(count - index)];
+                homes.iter().for_each(|&homes| self.prefetch_homes(homes));
+                for (ahead, &homes) in homes.iter().enumerate() {
+                    one(index + ahead, key + ahead as u64, homes);
+                }
+                index += homes.len();
+            } else {
+                let homes = self.homes(key);
+                self.prefetch_homes(homes);
+                one(index, key, homes);
+                index += 1;
+            }
+            let page = lblk + (index - 1) as u32;
             is_lone = true;
             let Some(slot) = slot.filter(|_| index < count || wants_run) else {
                 continue;
             };
-            // Only the first page can be in a run whose head lies before: any other would have been told with the page before it.
-            let met = View::stored(self).run_of((ino, page), slot, index == 1);
+            // Elsewhere a page whose run's head lies before was told with that.
+            let met = View::stored(self).run_of((ino, page), slot, index == 1 || in_vector);
             let Some(met) = met else { continue };
             is_lone = false;
             let told = met.behind(page).min((count - index) as u64) as usize;
@@ -348,7 +355,7 @@ impl Cuckoo {
             let count = WALK.min((end - at) as usize);
             let mut pages = [None; WALK];
             self.gate.steady(|| {
-                self.resolve((ino, at as u32), count, false, |index, slot, word| {
+                self.resolve((ino, at as u32), count, false, false, |index, slot, word| {
                     pages[index] = slot.map(|slot| (slot, word));
                 });
             });
@@ -419,6 +426,9 @@ impl FileMap for Cuckoo {
         let next = u64::from(lblk) + out.len() as u64;
         debug_assert!(next <= 1 << 32, "{} pages from {lblk} on", out.len());
         let in_order = cache.hints[HINT_NEXT].load(Ordering::Relaxed) == u64::from(lblk);
+        let was_lone = cache.hints[HINT_RUN].load(Ordering::Relaxed) == NO_RUN;
+        // Where there was no run, one page of eight is asked whether it begins one.
+        let wants_run = in_order && (!was_lone || lblk.is_multiple_of(VECTOR as u32));
         let (run, is_lone) = self.gate.steady(|| {
             let mut told = 0;
             if let Some(run) = self.hinted_run(ino, lblk, cache) {
@@ -431,12 +441,13 @@ impl FileMap for Cuckoo {
                 return (None, false);
             }
             let rest = &mut out[told..];
-            self.resolve((ino, lblk + told as u32), rest.len(), in_order, |index, _, word| {
-                rest[index] = word;
-            })
+            let at = (ino, lblk + told as u32);
+            self.resolve(at, rest.len(), wants_run, was_lone, |index, _, word| rest[index] = word)
         });
-        if let Some(run) = run {
-            note(cache, HINT_RUN, run.head() + 1);
+        match run {
+            Some(run) => note(cache, HINT_RUN, run.head() + 1),
+            None if is_lone && (out.len() > 1 || wants_run) => note(cache, HINT_RUN, NO_RUN),
+            None => {}
         }
         note(cache, HINT_NEXT, next);
         if in_order && is_lone && out.len() < VECTOR {
@@ -459,6 +470,11 @@ impl FileMap for Cuckoo {
     }
 
     fn alloc_page(&self, tx: &mut dyn MapTx, ino: u32, lblk: u32) -> Result<u32, MapError> {
+        // What inserting the page will meet comes while a block is looked for.
+        for bucket in self.homes(key_of(ino, lblk)) {
+            self.used.prefetch(bucket * NUMBERS);
+        }
+        self.prefetch(ino, lblk, true);
         // The block behind that of the page before makes a run.
         let behind = lblk
             .checked_sub(1)

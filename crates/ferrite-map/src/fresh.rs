@@ -64,7 +64,12 @@ impl FreshNodes {
     }
 
     /// Forgets all blocks.
+    #[inline]
     pub fn clear(&mut self) {
+        // As after nearly every transaction.
+        if self.images.is_empty() {
+            return;
+        }
         self.spare.extend(self.images.drain(..).map(|(_, image)| image));
         self.spare.truncate(SPARE_IMAGES);
     }

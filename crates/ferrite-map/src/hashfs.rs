@@ -373,6 +373,11 @@ impl FileMap for HashFs {
     fn alloc_page(&self, tx: &mut dyn MapTx, ino: u32, lblk: u32) -> Result<u32, MapError> {
         let key = key_of(ino, lblk);
         let home = self.home(key);
+        // What inserting the page will meet comes side by side.
+        self.used.prefetch(home * BUCKET_SLOTS);
+        self.bounds.prefetch(home as usize);
+        self.region.prefetch_to_store(self.bucket_offset(home));
+        self.region.prefetch_to_store(self.bucket_offset(home) + LINE_BYTES);
         // A page that is away swings home; a new one takes the block of the slot it is about to take.
         let slot = self
             .find_from(key, home)

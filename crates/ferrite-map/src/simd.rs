@@ -83,6 +83,20 @@ pub(crate) fn matches(level: Level, line: &[AtomicU64], key: u64) -> u8 {
     }
 }
 
+/// The same for two lines at once: the low half of the result is of the first.
+#[inline]
+pub(crate) fn matches_pair(level: Level, lines: [&[AtomicU64]; 2], key: u64) -> u16 {
+    u16::from_le_bytes(match level {
+        #[cfg(target_arch = "x86_64")]
+        Level::Avx512 => {
+            debug_assert!(lines.iter().all(|line| line.len() == 8));
+            // SAFETY: the level was detected, and the slices have eight words.
+            unsafe { matches_pair_avx512(lines.map(|line| line.as_ptr().cast()), key) }
+        }
+        _ => lines.map(|line| matches(level, line, key)),
+    })
+}
+
 /// What words say that [`nearest`] is to look at. Constants, so that nothing of it is loaded in a lookup.
 pub(crate) trait Shape {
     /// A word without any of these bits does not count.
@@ -254,6 +268,15 @@ unsafe fn matches_avx512(line: *const u64, key: u64) -> u8 {
 }
 
 /// # Safety
+/// Both point to eight readable words; the CPU has AVX-512F.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f")]
+unsafe fn matches_pair_avx512(lines: [*const u64; 2], key: u64) -> [u8; 2] {
+    // SAFETY: the caller's promise, for each.
+    lines.map(|line| unsafe { matches_avx512(line, key) })
+}
+
+/// # Safety
 /// `line` points to eight readable words; the CPU has AVX2.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2")]
@@ -347,10 +370,13 @@ mod tests {
             assert!(expected.iter().all(|&home| home < lines));
             let wanted = next() % 4;
             let line: Vec<AtomicU64> = (0..8).map(|_| AtomicU64::new(next() % 4)).collect();
+            let other: Vec<AtomicU64> = (0..8).map(|_| AtomicU64::new(next() % 4)).collect();
             let mask = matches(Level::Scalar, &line, wanted);
+            let both = u16::from_le_bytes([mask, matches(Level::Scalar, &other, wanted)]);
             for level in Level::available() {
                 assert_eq!(homes(level, key, seed, lines), expected, "{level:?}");
                 assert_eq!(matches(level, &line, wanted), mask, "{level:?}");
+                assert_eq!(matches_pair(level, [&line, &other], wanted), both, "{level:?}");
             }
         }
     }

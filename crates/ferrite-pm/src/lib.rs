@@ -7,6 +7,7 @@
 //! | `cpu` | the instructions, chosen by CPU feature |
 //! | `sync` | group commit on ordinary files |
 //! | `sigbus` | faults on a mapping poison the region instead of killing the process |
+//! | `dirty` | [`DirtyLines`]: lines that wait to be written back |
 //! | `counters` | fences, lines, bytes |
 //! | `events` | what CPU and kernel count: cache misses |
 //! | `recorder`, `crash` | logging stores; building the images a crash could leave |
@@ -17,6 +18,7 @@
 mod counters;
 mod cpu;
 mod crash;
+mod dirty;
 mod error;
 mod events;
 mod map;
@@ -29,6 +31,7 @@ mod sync;
 pub use counters::Counters;
 pub use cpu::{CpuFeatures, LINE_BYTES, cpu_features, prefetch, prefetch_to_store};
 pub use crash::{Choice, ImageCursor, Log};
+pub use dirty::DirtyLines;
 pub use error::PmError;
 pub use events::{CpuEvent, EventCounter, EventError};
 pub use map::Access;

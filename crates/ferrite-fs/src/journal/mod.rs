@@ -22,7 +22,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crossbeam_utils::CachePadded;
 use ferrite_map::Resource;
-use ferrite_pm::{PmError, Region};
+use ferrite_pm::{DirtyLines, PmError, Region};
 use parking_lot::{Mutex, MutexGuard};
 
 use crate::layout::{CONTROL_MARK, LINE_BYTES, Superblock, encode_mark};
@@ -72,61 +72,6 @@ pub(crate) fn thread_number() -> u64 {
 struct Live {
     seq: u64,
     len_bytes: u64,
-}
-
-/// Lines that records of a ring have set and that are not known to be durable: each once, as far as a small filter can tell.
-///
-/// They are not written back operation by operation: replay can set them again until the mark advances, an inode that changes
-/// a hundred times in between costs one line instead of a hundred, and a write-back can evict the line that the
-/// next operation needs. Nor all at once, which would make one operation in some hundred slow: beyond a number of
-/// lines each commit writes back a few of the oldest, and its fence covers them.
-#[derive(Default)]
-struct DirtyLines {
-    lines: VecDeque<u64>,
-    /// Line + 1 by line modulo size.
-    filter: Vec<u64>,
-}
-
-const FILTER_LINES: u64 = 1024;
-/// Dirty lines that a ring keeps.
-const DIRTY_LINES: usize = 512;
-/// Lines that a commit writes back when there are more: enough for their drains to overlap, too few to make it slow.
-const LINES_PER_COMMIT: usize = 64;
-
-impl DirtyLines {
-    fn add(&mut self, offset: u64, len: u64) {
-        if self.filter.is_empty() {
-            self.filter.resize(FILTER_LINES as usize, 0);
-        }
-        for line in offset / LINE_BYTES..(offset + len).div_ceil(LINE_BYTES) {
-            let seen = &mut self.filter[(line % FILTER_LINES) as usize];
-            if *seen != line + 1 {
-                *seen = line + 1;
-                self.lines.push_back(line);
-            }
-        }
-    }
-
-    /// Writes a few lines back, if there are many; the caller fences before it gives up the ring.
-    fn write_some(&mut self, region: &Region) {
-        if self.lines.len() <= DIRTY_LINES {
-            return;
-        }
-        for line in self.lines.drain(..LINES_PER_COMMIT) {
-            // Set again, it is dirty again.
-            let seen = &mut self.filter[(line % FILTER_LINES) as usize];
-            if *seen == line + 1 {
-                *seen = 0;
-            }
-            region.write_back(line * LINE_BYTES, LINE_BYTES);
-        }
-    }
-
-    /// Takes all lines, so that they can be written back without the ring's lock.
-    fn take_into(&mut self, emptied: &mut Vec<u64>) {
-        emptied.extend(self.lines.drain(..));
-        self.filter.fill(0);
-    }
 }
 
 #[derive(Default)]
@@ -431,9 +376,7 @@ impl Journal {
             let state = ring.state.lock();
             let queues =
                 state.live.capacity() * size_of::<Live>() + state.freed.capacity() * size_of::<(u64, Resource)>();
-            (size_of::<CachePadded<Ring>>()
-                + queues
-                + (state.dirty.lines.capacity() + state.dirty.filter.capacity()) * 8) as u64
+            (size_of::<CachePadded<Ring>>() + queues + state.dirty.dram_bytes()) as u64
         };
         self.rings.iter().map(ring).sum()
     }

@@ -40,8 +40,13 @@ fn assert_true_runs(bed: &Bed<Cuckoo>, pages: u32) {
     assert_eq!(faults(&bed.map), []);
     let single: Vec<PageWord> = (0..pages).map(|lblk| bed.map.get(INO, lblk)).collect();
     for first in 0..pages {
-        let words = get_many(bed, first, (pages - first) as usize, &TransCache::default());
-        assert_eq!(words, single[first as usize..], "from page {first} on");
+        // As from a file that was just opened, and as from one that had no runs so far.
+        for hint in [0, NO_RUN] {
+            let cache = TransCache::default();
+            cache.hints[HINT_RUN].store(hint, Ordering::Relaxed);
+            let words = get_many(bed, first, (pages - first) as usize, &cache);
+            assert_eq!(words, single[first as usize..], "from page {first} on");
+        }
     }
 }
 
@@ -294,6 +299,37 @@ fn reads_in_order_remember_the_run() {
     for hint in [0, 6, 7, 8, u64::MAX, bed.map.buckets * NUMBERS + 1] {
         cache.hints[HINT_RUN].store(hint, Ordering::Relaxed);
         assert_eq!(get_many(&bed, 20, 1, &cache), [bed.map.get(INO, 20)]);
+    }
+}
+
+/// Where there were no runs, pages are looked up side by side; a run that comes is noticed all the same.
+#[test]
+fn a_reader_in_pieces_notices_a_run() {
+    let bed = straight_file(40);
+    let hint = |cache: &TransCache| cache.hints[HINT_RUN].load(Ordering::Relaxed);
+    let straight: Vec<PageWord> = (0..40).map(|lblk| bed.map.get(INO, lblk)).collect();
+    for lblk in 0..40 {
+        replace(&bed, lblk, lone_word(&bed, 39 - lblk));
+    }
+    for len in [1, 2, 8] {
+        let cache = TransCache::default();
+        for at in (0..40).step_by(len) {
+            get_many(&bed, at, len, &cache);
+        }
+        assert_eq!(hint(&cache), NO_RUN, "reads of {len}");
+        for lblk in 0..40 {
+            replace(&bed, lblk, straight[lblk as usize]);
+        }
+        for at in (0..40).step_by(len) {
+            assert_eq!(
+                get_many(&bed, at, len, &cache),
+                straight[at as usize..at as usize + len]
+            );
+        }
+        assert_eq!(hint(&cache), slot_of(&bed.map, INO, 0) + 1, "reads of {len}");
+        for lblk in 0..40 {
+            replace(&bed, lblk, lone_word(&bed, 39 - lblk));
+        }
     }
 }
 
