@@ -43,6 +43,9 @@ unit: build
 	# The crash explorer again, on an engine that makes mistakes: it must find each.
 	cargo test -p ferrite-crash --features planted --test planted
 
+# Long tests that go through all mappings by themselves.
+ON_ALL_MAPPINGS := posix_rules random_operations concurrent_histories suites_with_data_checksums repair::
+
 soak: build
 	# A run of an hour tells all that is wrong, not only the first of it.
 	FERRITE_BIN=$(FERRITE) FERRITE_SOAK=1 cargo test --release --workspace --no-fail-fast --features ferrite/leveldb -- --nocapture
@@ -52,7 +55,8 @@ soak: build
 	cargo test --release -p ferrite-lab --features leveldb --test quick -- --ignored --nocapture
 	# Everything else on every mapping, real programs included; the kills as often as on the default one.
 	for mapping in cuckoo radix extent leaf; do \
-		FERRITE_MAPPING=$$mapping FERRITE_BIN=$(FERRITE) cargo test --release -p ferrite-fs -p ferrite --features ferrite/leveldb || exit 1; \
+		FERRITE_MAPPING=$$mapping FERRITE_BIN=$(FERRITE) cargo test --release -p ferrite-fs -p ferrite --features ferrite/leveldb \
+			-- $(addprefix --skip ,$(ON_ALL_MAPPINGS)) || exit 1; \
 		FERRITE_SOAK=1 FERRITE_MAPPING=$$mapping FERRITE_BIN=$(FERRITE) cargo test --release -p ferrite --features leveldb --test crash_kill || exit 1; done
 	$(MAKE) fuzz
 

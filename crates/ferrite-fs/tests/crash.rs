@@ -546,8 +546,6 @@ fn cutting_more_than_one_record_holds() {
     );
 }
 
-/// Enough records that the ring wraps and the mark advances several times, and enough overwrites that freed blocks are
-/// used again: the words that retirement wrote back must be there, and stale records must stay dead.
 /// Nodes of trees begin, split and go: what they begin with is in no record, so nothing may lead to them before it is durable.
 #[test]
 fn nodes_of_trees_split_and_go() {
@@ -582,6 +580,8 @@ fn nodes_of_trees_split_and_go() {
     }
 }
 
+/// Enough records that the ring wraps and the mark advances several times, and enough overwrites that freed blocks are
+/// used again: the words that retirement wrote back must be there, and stale records must stay dead.
 #[test]
 fn rings_wrap_and_freed_blocks_come_back() {
     let mut steps: Vec<Step> = Vec::new();

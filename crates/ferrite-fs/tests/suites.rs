@@ -9,7 +9,7 @@ use ferrite_testkit::{TestEngine, linear, posix};
 use ferrite_vfs::FileSystem;
 use tempfile::TempPath;
 
-const POOL_BYTES: u64 = 256 << 20;
+const POOL_BYTES: u64 = 64 << 20;
 
 /// A mounted pool in a file of its own.
 struct PmEngine {
