@@ -22,7 +22,7 @@
 
 use std::collections::HashSet;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use ferrite_pm::Region;
 
@@ -183,12 +183,26 @@ impl Cuckoo {
             .for_each(|&bucket| self.region.prefetch(self.bucket_offset(bucket)));
     }
 
-    /// Slot of `key`, as it is stored.
+    /// The first line of a bucket: its keys, and words that are none.
+    #[inline]
+    fn keys(&self, bucket: u64) -> &[AtomicU64] {
+        self.region.words(self.bucket_offset(bucket), LINE_WORDS)
+    }
+
+    /// Slot of `key`, as it is stored. Waits for its second home only if it must: cold, one of them is there sooner than both.
     #[inline]
     fn find_at(&self, key: u64, homes: Homes) -> Option<u64> {
-        // Both homes before the first branch: which of them has the key cannot be foreseen.
-        let lines = homes.map(|bucket| self.region.words(self.bucket_offset(bucket), LINE_WORDS));
-        // The lines' other words are no keys.
+        homes.into_iter().find_map(|bucket| {
+            let found = simd::matches(self.level, self.keys(bucket), key) & !NO_SLOTS;
+            (found != 0).then(|| bucket * NUMBERS + u64::from(found.trailing_zeros()))
+        })
+    }
+
+    /// The same as one of several lookups: both homes before the first branch, for which of them it is cannot be foreseen, and a wrong
+    /// guess would hold up those that follow.
+    #[inline]
+    fn find_among(&self, key: u64, homes: Homes) -> Option<u64> {
+        let lines = homes.map(|bucket| self.keys(bucket));
         let found = simd::matches_pair(self.level, lines, key) & !u16::from_le_bytes([NO_SLOTS; 2]);
         if found == 0 {
             return None;
@@ -199,7 +213,9 @@ impl Cuckoo {
 
     #[inline]
     fn find(&self, key: u64) -> Option<u64> {
-        self.find_at(key, self.homes(key))
+        let homes = self.homes(key);
+        self.prefetch_homes(homes);
+        self.find_at(key, homes)
     }
 
     /// Slot of `key`, as `tx` leaves it.
@@ -298,8 +314,8 @@ impl Cuckoo {
             // Neighbours of a page without a run are likely to have none, too: their lines come all at once.
             let in_vector = is_lone && index + 1 < count;
             let mut slot = None;
-            let mut one = |index: usize, key, homes| {
-                slot = self.find_at(key, homes);
+            let mut tell = |index: usize, found_at: Option<u64>| {
+                slot = found_at;
                 found(index, slot, slot.map_or(PageWord::HOLE, |slot| self.word(slot)));
             };
             let key = key_of(ino, lblk + index as u32);
@@ -308,13 +324,13 @@ impl Cuckoo {
                 let homes = &homes[..VECTOR.min(count - index)];
                 homes.iter().for_each(|&homes| self.prefetch_homes(homes));
                 for (ahead, &homes) in homes.iter().enumerate() {
-                    one(index + ahead, key + ahead as u64, homes);
+                    tell(index + ahead, self.find_among(key + ahead as u64, homes));
                 }
                 index += homes.len();
             } else {
                 let homes = self.homes(key);
                 self.prefetch_homes(homes);
-                one(index, key, homes);
+                tell(index, self.find_at(key, homes));
                 index += 1;
             }
             let page = lblk + (index - 1) as u32;
@@ -418,6 +434,7 @@ impl FileMap for Cuckoo {
     fn get(&self, ino: u32, lblk: u32) -> PageWord {
         let key = key_of(ino, lblk);
         let homes = self.homes(key);
+        self.prefetch_homes(homes);
         self.gate
             .steady(|| self.find_at(key, homes).map_or(PageWord::HOLE, |slot| self.word(slot)))
     }
