@@ -79,6 +79,7 @@ pub(crate) fn collect(core: &Core) -> PoolInfo {
         fences: counters.fences,
         lines_written_back: counters.lines_written_back,
         bytes_streamed: counters.bytes_streamed,
+        file_syncs: counters.file_syncs,
     }
 }
 

@@ -203,6 +203,8 @@ pub struct PoolInfo {
     pub lines_written_back: u64,
     /// Bytes stored past the cache.
     pub bytes_streamed: u64,
+    /// Syncs of an ordinary file asked for.
+    pub file_syncs: u64,
 }
 
 /// Damage that was met while a pool was mounted.

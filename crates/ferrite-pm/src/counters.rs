@@ -21,6 +21,8 @@ pub struct Counters {
     pub lines_written_back: u64,
     /// Bytes stored past the cache.
     pub bytes_streamed: u64,
+    /// Syncs of an ordinary file that were asked for; threads that ask at once share one.
+    pub file_syncs: u64,
 }
 
 impl std::ops::Sub for Counters {
@@ -31,6 +33,7 @@ impl std::ops::Sub for Counters {
             fences: self.fences - earlier.fences,
             lines_written_back: self.lines_written_back - earlier.lines_written_back,
             bytes_streamed: self.bytes_streamed - earlier.bytes_streamed,
+            file_syncs: self.file_syncs - earlier.file_syncs,
         }
     }
 }
@@ -40,10 +43,11 @@ pub(crate) enum Count {
     Fences,
     Lines,
     Bytes,
+    Syncs,
 }
 
 #[derive(Default)]
-struct Slot([AtomicU64; 3]);
+struct Slot([AtomicU64; 4]);
 
 pub(crate) struct CounterSlots {
     slots: Box<[CachePadded<Slot>]>,
@@ -124,6 +128,7 @@ impl CounterSlots {
             fences: sum(Count::Fences),
             lines_written_back: sum(Count::Lines),
             bytes_streamed: sum(Count::Bytes),
+            file_syncs: sum(Count::Syncs),
         }
     }
 }

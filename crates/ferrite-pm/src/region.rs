@@ -354,6 +354,7 @@ impl Region {
     #[cold]
     fn sync_file(&self) -> Result<(), PmError> {
         let Some(file) = &self.mapping.file else { return Ok(()) };
+        self.counters.add(Count::Syncs, 1);
         self.sync.sync(file).map_err(|failure| {
             let failure = format!("{failure}; check the disk, then mount again");
             PmError::Poisoned(self.failure.get_or_init(|| failure).clone())

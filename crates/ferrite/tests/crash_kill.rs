@@ -4,7 +4,7 @@ mod common;
 
 use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
-use std::io::Write;
+use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -428,7 +428,7 @@ fn sqlite_keeps_every_committed_row() {
         let test = TestPool::new("256M", &[]);
         let db = test.path("db");
         for round in 0..5 {
-            let writer = Command::new("python3")
+            let mut writer = Command::new("python3")
                 .args(["-c", SQLITE_WRITER])
                 .arg(&db)
                 .arg(mode)
@@ -436,9 +436,14 @@ fn sqlite_keeps_every_committed_row() {
                 .stderr(Stdio::null())
                 .spawn()
                 .unwrap();
+            let mut output = BufReader::new(writer.stdout.take().unwrap());
+            // However long it takes to begin on a busy machine, there is a row by then.
+            let mut printed = String::new();
+            output.read_line(&mut printed).unwrap();
             std::thread::sleep(Duration::from_millis(500 + 77 * round));
             ok(Command::new("kill").args(["-9", &test.daemon().to_string()]));
-            let printed = String::from_utf8(writer.wait_with_output().unwrap().stdout).unwrap();
+            output.read_to_string(&mut printed).unwrap();
+            writer.wait().unwrap();
             let committed: usize = printed.lines().last().map_or(0, |line| line.parse().unwrap());
             ok(Command::new("umount").arg("-l").arg(&test.dir));
             test.mount(&[]);

@@ -164,10 +164,11 @@ fn print(info: &PoolInfo) {
     line(
         "persistence",
         format!(
-            "{} fences, {} lines written back, {} streamed, since the mount",
+            "{} fences, {} lines written back, {} streamed, {} syncs of the file, since the mount",
             info.fences,
             info.lines_written_back,
-            human(info.bytes_streamed)
+            human(info.bytes_streamed),
+            info.file_syncs
         ),
     );
 }
