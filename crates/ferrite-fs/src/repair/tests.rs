@@ -548,7 +548,7 @@ fn damaged_pools_are_repaired_and_nothing_else_is_harmed() {
 #[test]
 fn damaged_pools_with_data_checksums_are_repaired_and_nothing_else_is_harmed() {
     for variant in SUMMED {
-        repair_damaged_pools(variant, (200, 60), (10_000, 3_000));
+        repair_damaged_pools(variant, (200, 60), (3_000, 1_000));
     }
 }
 
