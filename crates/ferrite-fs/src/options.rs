@@ -204,6 +204,7 @@ pub struct PoolInfo {
     /// Bytes stored past the cache.
     pub bytes_streamed: u64,
     /// Syncs of an ordinary file asked for.
+    #[serde(default)]
     pub file_syncs: u64,
 }
 

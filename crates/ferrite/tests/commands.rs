@@ -301,3 +301,59 @@ fn a_demo_that_fails_says_how_to_remove_what_it_made() {
     ok(&mut demo("--stop"));
     assert!(!dir.exists());
 }
+
+/// A daemon may be older than the program that asks it: what later builds have added may be missing from its answer. The list grows by
+/// nothing; a new field gets a default.
+#[test]
+fn what_an_older_daemon_answers_is_understood() {
+    const FROM_THE_BEGINNING: &[&str] = &[
+        "uuid",
+        "format_version",
+        "medium",
+        "durability",
+        "mapping",
+        "size_bytes",
+        "block_bytes",
+        "blocks",
+        "blocks_free",
+        "blocks_reserved",
+        "blocks_pending",
+        "inodes",
+        "inodes_free",
+        "names",
+        "names_free",
+        "map_slots",
+        "map_slots_free",
+        "pages",
+        "logged_pages",
+        "log_bytes",
+        "log_blocks",
+        "space_amplification",
+        "folds",
+        "pages_at_home_percent",
+        "rings",
+        "ring_bytes",
+        "was_clean",
+        "replayed_records",
+        "mounts",
+        "failed",
+        "dram",
+        "fences",
+        "lines_written_back",
+        "bytes_streamed",
+    ];
+    let dir = tempfile::tempdir().unwrap();
+    let pool = dir.path().join("pool");
+    mkfs(&pool, &["--size", "64M"]);
+    let told = ok(ferrite().arg("info").arg(&pool).arg("--json"));
+    let info: serde_json::Map<String, serde_json::Value> = serde_json::from_str(&told).unwrap();
+    for field in info
+        .keys()
+        .filter(|field| !FROM_THE_BEGINNING.contains(&field.as_str()))
+    {
+        let mut older = info.clone();
+        older.remove(field);
+        let understood = serde_json::from_value::<ferrite_fs::PoolInfo>(older.into());
+        assert!(understood.is_ok(), "{field}: {understood:?}");
+    }
+}

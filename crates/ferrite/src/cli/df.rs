@@ -28,7 +28,8 @@ struct Row {
 
 impl Df {
     pub(crate) fn run(self) -> Outcome {
-        let wanted: Vec<(PathBuf, Option<MountPoint>)> = match self.pools.is_empty() {
+        let asks_for_all = self.pools.is_empty();
+        let wanted: Vec<(PathBuf, Option<MountPoint>)> = match asks_for_all {
             true => mounts::all()
                 .into_iter()
                 .map(|mount| (mount.dir.clone(), Some(mount)))
@@ -41,8 +42,10 @@ impl Df {
         };
         let (mut rows, mut code) = (Vec::new(), 0);
         for (path, mount) in wanted {
-            match row(path, mount) {
+            match row(path.clone(), mount) {
                 Ok(row) => rows.push(row),
+                // It was unmounted while the list was gone through.
+                Err(_) if asks_for_all && mounts::find(&path).is_none() => {}
                 // The others can be shown all the same.
                 Err(failure) => {
                     eprintln!("ferrite: {}", failure.message);
