@@ -100,12 +100,19 @@ fn free_inode_named(ino: u32) -> FsError {
     FsError::Io(format!("entry points to free inode {ino}; run `ferrite fsck`"))
 }
 
+/// What `name` in `dir` leads to, as it was at some time during the call.
 fn lookup(core: &Core, dir: Ino, name: &[u8]) -> Result<Attr> {
+    let mut unlinked = None;
     loop {
         let (found, child) = find(core, dir, name)?.ok_or(FsError::NotFound)?;
         match core.snapshot(&child) {
+            // Its last name went between the two looks, and somebody keeps it open: the name is gone, or points elsewhere by now. If it
+            // does not, the count is damaged.
+            Ok(inode) if inode.nlink() == 0 && unlinked != Some((found.ino, inode.generation())) => {
+                unlinked = Some((found.ino, inode.generation()));
+            }
             Ok(inode) => return core.attr(found.ino, &inode),
-            // Freed between the two looks: the name is gone, or points elsewhere by now.
+            // The same, and it was freed.
             Err(FsError::Stale) if child.is_dead() => continue,
             Err(FsError::Stale) => return Err(free_inode_named(found.ino)),
             Err(error) => return Err(error),

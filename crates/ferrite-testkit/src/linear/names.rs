@@ -9,7 +9,7 @@ use super::data::make_file;
 use super::{Check, together};
 use crate::rng::Rng;
 
-pub(super) fn checks() -> [Check; 6] {
+pub(super) fn checks() -> [Check; 7] {
     [
         Check {
             name: "linear/one directory, many makers and removers",
@@ -26,6 +26,10 @@ pub(super) fn checks() -> [Check; 6] {
         Check {
             name: "linear/a replaced name is never missing",
             run: replace,
+        },
+        Check {
+            name: "linear/a name leads to what has one",
+            run: named,
         },
         Check {
             name: "linear/listings during changes",
@@ -235,6 +239,36 @@ fn replace(fs: &dyn FileSystem, _seed: u64) {
             assert_eq!(file.read_at(0, &mut buffer), Ok(6000), "the whole document");
             assert!(buffer[..6000].iter().all(|&byte| byte == buffer[0] && byte != 0));
             fs.unpin(attr.ino, 1);
+        }
+    });
+}
+
+/// A lookup tells of an inode what was so while the name led there: of one that was replaced meanwhile, and that somebody keeps open, not
+/// that it has no name any more.
+fn named(fs: &dyn FileSystem, _seed: u64) {
+    make_file(fs, ROOT_INO, "name");
+    let stop = AtomicBool::new(false);
+    together(4, |thread| {
+        if thread == 0 {
+            for _ in 0..100_000 {
+                make_file(fs, ROOT_INO, "new");
+                fs.rename(ROOT_INO, b"new", ROOT_INO, b"name", RenameMode::Replace)
+                    .expect("rename");
+            }
+            stop.store(true, Ordering::Release);
+            return;
+        }
+        while !stop.load(Ordering::Acquire) {
+            let attr = fs.lookup(ROOT_INO, b"name").expect("the name is never missing");
+            if attr.nlink != 1 {
+                stop.store(true, Ordering::Release);
+                panic!("inode {} with {} names", attr.ino, attr.nlink);
+            }
+            if fs.pin(attr.ino, attr.generation).is_ok() {
+                // Kept for a moment, so that others find it without a name.
+                std::thread::yield_now();
+                fs.unpin(attr.ino, 1);
+            }
         }
     });
 }
