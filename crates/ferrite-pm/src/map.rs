@@ -37,6 +37,8 @@ pub(crate) struct Mapping {
     /// What was mapped, with the slack for alignment.
     outer: (*mut u8, usize),
     pub(crate) file: Option<File>,
+    /// Process that has the lock.
+    owner: u32,
     pub(crate) medium: Medium,
     pub(crate) page_bytes: u64,
 }
@@ -81,6 +83,7 @@ impl Mapping {
             len,
             outer: (outer.cast(), outer_len),
             file: None,
+            owner: std::process::id(),
             medium: Medium::Anonymous,
             page_bytes: HUGE_PAGE_BYTES as u64,
         })
@@ -113,6 +116,7 @@ impl Mapping {
             len,
             outer: (base, len),
             file: Some(file),
+            owner: std::process::id(),
             medium,
             page_bytes,
         })
@@ -201,6 +205,13 @@ impl Drop for Mapping {
     fn drop(&mut self) {
         // SAFETY: the whole of what was mapped for this value, which is going away with all borrows of it.
         let _ = unsafe { rustix::mm::munmap(self.outer.0.cast(), self.outer.1) };
+        // Closing is not enough: a child that some thread has forked, and that has not come to its exec yet, has the same open file. One
+        // that never comes there has this value, too, but not the lock to give.
+        if let Some(file) = &self.file
+            && self.owner == std::process::id()
+        {
+            let _ = rustix::fs::flock(file, FlockOperation::Unlock);
+        }
     }
 }
 

@@ -290,3 +290,30 @@ fn regions_of_files_take_no_place_that_is_somebody_elses() {
         }
     });
 }
+
+/// The lock goes with the region, also while a child that another thread has forked still has the pool's open file: it would be told of a
+/// pool in use for as long as the child takes to its exec.
+#[test]
+fn a_dropped_region_gives_its_lock_up_whoever_shares_its_file() {
+    let scratch = Scratch::on_tmpfs("lock");
+    let pool = scratch.0.join("pool");
+    let region = Region::create(&pool, MIB).unwrap();
+    // Opening what the link of /proc leads to would make a new open file; a child inherits the old one.
+    let number = fs::read_dir("/proc/self/fd")
+        .unwrap()
+        .map(|entry| entry.unwrap())
+        .find(|entry| fs::read_link(entry.path()).is_ok_and(|target| target == pool))
+        .map(|entry| entry.file_name().into_string().unwrap().parse().unwrap())
+        .expect("the region has its file open");
+    // SAFETY: the region has it open, until behind the copy.
+    let shared = unsafe { std::os::fd::BorrowedFd::borrow_raw(number) }
+        .try_clone_to_owned()
+        .unwrap();
+    assert!(matches!(
+        Region::open(&pool, Access::ReadWrite),
+        Err(PmError::InUse { .. })
+    ));
+    drop(region);
+    Region::open(&pool, Access::ReadWrite).expect("nobody has the pool");
+    drop(shared);
+}
