@@ -295,7 +295,7 @@ fn regions_of_files_take_no_place_that_is_somebody_elses() {
 /// pool in use for as long as the child takes to its exec.
 #[test]
 fn a_dropped_region_gives_its_lock_up_whoever_shares_its_file() {
-    let scratch = Scratch::on_tmpfs("lock");
+    let scratch = Scratch::on_tmpfs("given-up");
     let pool = scratch.0.join("pool");
     let region = Region::create(&pool, MIB).unwrap();
     // Opening what the link of /proc leads to would make a new open file; a child inherits the old one.
