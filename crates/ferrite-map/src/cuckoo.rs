@@ -183,6 +183,13 @@ impl Cuckoo {
             .for_each(|&bucket| self.region.prefetch(self.bucket_offset(bucket)));
     }
 
+    #[inline]
+    fn prefetch_to_store(&self, bucket: u64) {
+        let offset = self.bucket_offset(bucket);
+        self.region.prefetch_to_store(offset);
+        self.region.prefetch_to_store(offset + LINE_BYTES);
+    }
+
     /// The first line of a bucket: its keys, and words that are none.
     #[inline]
     fn keys(&self, bucket: u64) -> &[AtomicU64] {
@@ -476,12 +483,10 @@ impl FileMap for Cuckoo {
 
     fn prefetch(&self, ino: u32, lblk: u32, to_store: bool) {
         for bucket in self.homes(key_of(ino, lblk)) {
-            let offset = self.bucket_offset(bucket);
             if to_store {
-                self.region.prefetch_to_store(offset);
-                self.region.prefetch_to_store(offset + LINE_BYTES);
+                self.prefetch_to_store(bucket);
             } else {
-                self.region.prefetch(offset);
+                self.region.prefetch(self.bucket_offset(bucket));
             }
         }
     }
@@ -490,8 +495,8 @@ impl FileMap for Cuckoo {
         // What inserting the page will meet comes while a block is looked for.
         for bucket in self.homes(key_of(ino, lblk)) {
             self.used.prefetch(bucket * NUMBERS);
+            self.prefetch_to_store(bucket);
         }
-        self.prefetch(ino, lblk, true);
         // The block behind that of the page before makes a run.
         let behind = lblk
             .checked_sub(1)
