@@ -348,8 +348,12 @@ const RANDOM_OPS: usize = 40;
 const THREAD_OPS: usize = 20;
 /// Operations of a churn.
 const CHURN_OPS: usize = 60;
-/// Pages of the file that churns.
-const CHURN_PAGES: u64 = 40;
+/// Pages of the file that churns: those before the first of these are written in part and one by one, so many from there together.
+const CHURN_LARGE_PAGE: u64 = 40;
+const CHURN_LARGE_PAGES: u64 = 16;
+const CHURN_PAGES: u64 = CHURN_LARGE_PAGE + CHURN_LARGE_PAGES;
+/// Pages from one to the next where their words shall not share a line: no map keeps more of a file's words in one.
+const CHURN_STRIDE: u64 = 8;
 
 /// A pool that churns is filled until so many blocks are available.
 const CHURN_BLOCKS_LEFT: u64 = 6;
@@ -474,25 +478,40 @@ fn recordable(profile: Profile, seed: u64) -> impl Iterator<Item = Op> {
     })
 }
 
-/// Whole pages, parts of pages, and reads that fold them.
+/// Whole pages, parts of pages, and reads that fold them. Every other seed keeps the pages that are written in part so far apart
+/// that the word of each has a line for itself on any mapping: what a fold leaves there, no record of a neighbour writes back.
+/// It writes more of the large ones too, so that what a fold frees is used again before its page is written again.
 fn churn(seed: u64) -> Vec<Op> {
     let mut rng = Rng::new(seed ^ 0xc4);
+    let apart = seed % 2 == 1;
     let mut fill = 100;
     let mut ops = Vec::new();
     while ops.len() < CHURN_OPS {
         fill += 1;
-        let page = rng.below(CHURN_PAGES / 4);
-        ops.push(match rng.below(10) {
-            0..=3 => write(&[A], page * 4096 + rng.below(4000), 1 + rng.below(90) as usize, fill),
-            4..=5 => write(&[A], (8 + page) * 4096, 16 * 4096, fill),
-            6 => write(&[A], page * 4096, 4096, fill),
-            7 => make(&[B], FileKind::File),
-            8 => Op::Unlink { path: path(&[B]) },
-            _ => Op::Read {
-                on: at(&[A]),
-                offset: 0,
-                len: CHURN_PAGES as usize * 4096,
-            },
+        let (page, large_page) = match apart {
+            true => (
+                CHURN_STRIDE * rng.below(CHURN_LARGE_PAGE / CHURN_STRIDE),
+                CHURN_LARGE_PAGE,
+            ),
+            false => {
+                let page = rng.below(CHURN_LARGE_PAGE / 4);
+                (page, 8 + page)
+            }
+        };
+        let part = write(&[A], page * 4096 + rng.below(4000), 1 + rng.below(90) as usize, fill);
+        let large = write(&[A], large_page * 4096, CHURN_LARGE_PAGES as usize * 4096, fill);
+        let read = Op::Read {
+            on: at(&[A]),
+            offset: 0,
+            len: CHURN_PAGES as usize * 4096,
+        };
+        ops.push(match (rng.below(10), apart) {
+            (0..=2, _) | (3, false) => part,
+            (4..=5, _) | (3 | 7, true) => large,
+            (6, _) => write(&[A], page * 4096, 4096, fill),
+            (7, false) => make(&[B], FileKind::File),
+            (8, false) => Op::Unlink { path: path(&[B]) },
+            _ => read,
         });
     }
     ops

@@ -36,8 +36,8 @@ const OPTIMISTIC_TRIES: usize = 3;
 const FOLDS_FOR_SPACE: usize = 4096;
 /// Resources by which giving many back looks ahead.
 const LOOK_AHEAD: usize = 12;
-/// Reclaim-and-retry rounds before an operation reports that space is out.
-const SPACE_TRIES: usize = 3;
+/// Reclaim-and-retry rounds before space is said to be out.
+pub(crate) const SPACE_TRIES: usize = 3;
 /// Moves of the mapping's entries that one operation waits for.
 const MOVES_MAX: usize = 64;
 /// What is short when the mapping has no entry left.

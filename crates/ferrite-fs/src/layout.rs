@@ -7,6 +7,7 @@
 //! every area lies inside the pool and that no two overlap. Nothing downstream checks again.
 
 use ferrite_map::Geometry;
+pub use ferrite_pm::LINE_BYTES;
 use ferrite_pm::Region;
 
 use crate::checksum::crc32c;
@@ -16,8 +17,6 @@ use crate::options::{Mapping, MkfsOptions};
 
 /// Size of a block and of a page.
 pub const BLOCK_BYTES: u64 = 4096;
-/// Size of a cache line, the unit of records and write-backs.
-pub const LINE_BYTES: u64 = 64;
 /// Size of a data block's checksum.
 pub const SUM_BYTES: u64 = 8;
 /// Size of an inode.

@@ -15,6 +15,7 @@ use std::hint::black_box;
 use std::sync::atomic::AtomicU64;
 
 use ferrite_map::{MapError, MapTx, Mapping, PageWord, Resource, TransCache};
+use ferrite_pm::LINE_BYTES;
 use serde::Serialize;
 
 use crate::error::LabError;
@@ -29,7 +30,6 @@ use crate::tx::LabTx;
 const FILE_PAGES: u32 = 500;
 /// Pages unmapped in one transaction.
 const BATCH_PAGES: usize = 64;
-const LINE_BYTES: u64 = 64;
 /// Tries for a hole in a file before the search goes on behind its end.
 const HOLE_TRIES: u32 = 16;
 /// The structure that all are compared with.

@@ -18,7 +18,7 @@
 use std::hint::black_box;
 
 use ferrite_map::{Mapping, PageWord, TransCache};
-use ferrite_pm::Region;
+use ferrite_pm::{LINE_BYTES, Region};
 
 use crate::churn::{ChurnPlan, MappingRow, mean, median};
 use crate::error::LabError;
@@ -42,7 +42,9 @@ const CHASE_BYTES_PER_PAGE: u64 = 1024;
 /// Loads of a batch of dependent ones.
 const CHASE_BATCH: u32 = 1000;
 const CHASE_BATCHES: u32 = 100;
-const LINE_BYTES: u64 = 64;
+/// Cold lookups for each of the plan's. In a full table a page lies anywhere from no to a hundred buckets from home, and half of them
+/// within three: the median of few says as little as one.
+const COLD_TIMES: u32 = 5;
 /// The first of the other files.
 const FIRST_FILLER: u32 = 16;
 /// What a dependent miss to DRAM took when the papers' code was run.
@@ -348,7 +350,7 @@ impl Alone {
             Kind::Absent => hot(operations, &mut |_| 2 * pages + any(pages)),
             Kind::Cold => {
                 let places = random_pages(pages, self.seed).into_iter().map(|lblk| (FILE, lblk));
-                let count = (plan.rounds * plan.cold) as usize;
+                let count = (COLD_TIMES * plan.rounds * plan.cold) as usize;
                 self.cold.looks(&self.pool, places.take(count), |_, _| 0.0)
             }
             Kind::Vector => {

@@ -11,7 +11,7 @@ use std::sync::atomic::AtomicU64;
 
 use ferrite_map::gate::Passage;
 use ferrite_map::{FreshNodes, MapError, MapTx, Resource, SetLines};
-use ferrite_pm::DirtyLines;
+use ferrite_pm::{DirtyLines, LINE_BYTES};
 use parking_lot::MutexGuard;
 use rustc_hash::FxHashMap;
 
@@ -19,7 +19,6 @@ use crate::pool::{BLOCK_BYTES, Pool};
 
 /// Words that are searched one by one; more get an index.
 const SHORT: usize = 24;
-const LINE_BYTES: u64 = 64;
 
 /// What a commit pays for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

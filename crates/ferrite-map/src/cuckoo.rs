@@ -24,7 +24,7 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use ferrite_pm::Region;
+use ferrite_pm::{LINE_BYTES, Region};
 
 use crate::bitmap::AtomicBitmap;
 use crate::gate::Gate;
@@ -42,7 +42,6 @@ use runs::{Range, Run, View};
 /// Entries of a bucket.
 const BUCKET_SLOTS: u64 = 5;
 const BUCKET_BYTES: u64 = 128;
-const LINE_BYTES: u64 = 64;
 const LINE_WORDS: usize = 8;
 /// Where words and ranges begin in a bucket.
 const WORDS_AT: u64 = BUCKET_SLOTS * 8;
@@ -453,7 +452,8 @@ impl FileMap for Cuckoo {
         let was_lone = cache.hints[HINT_RUN].load(Ordering::Relaxed) == NO_RUN;
         // Where there was no run, one page of eight is asked whether it begins one.
         let wants_run = in_order && (!was_lone || lblk.is_multiple_of(VECTOR as u32));
-        let (run, is_lone) = self.gate.steady(|| {
+        // What comes back is small enough for registers: a run would go through the stack, and stall there.
+        let (hint, is_lone) = self.gate.steady(|| {
             let mut told = 0;
             if let Some(run) = self.hinted_run(ino, lblk, cache) {
                 told = (run.behind(lblk) as usize + 1).min(out.len());
@@ -462,16 +462,20 @@ impl FileMap for Cuckoo {
                 }
             }
             if told == out.len() {
-                return (None, false);
+                return (0, false);
             }
             let rest = &mut out[told..];
             let at = (ino, lblk + told as u32);
-            self.resolve(at, rest.len(), wants_run, was_lone, |index, _, word| rest[index] = word)
+            let (run, is_lone) = self.resolve(at, rest.len(), wants_run, was_lone, |index, _, word| rest[index] = word);
+            let hint = match run {
+                Some(run) => run.head() + 1,
+                None if is_lone && (out.len() > 1 || wants_run) => NO_RUN,
+                None => 0,
+            };
+            (hint, is_lone)
         });
-        match run {
-            Some(run) => note(cache, HINT_RUN, run.head() + 1),
-            None if is_lone && (out.len() > 1 || wants_run) => note(cache, HINT_RUN, NO_RUN),
-            None => {}
+        if hint != 0 {
+            note(cache, HINT_RUN, hint);
         }
         note(cache, HINT_NEXT, next);
         if in_order && is_lone && out.len() < VECTOR {

@@ -8,10 +8,9 @@
 //! later records left them. A block that was freed is not taken again while a record of its former life may be replayed
 //! ([`crate::MapTx::freed`]).
 
-use ferrite_pm::Region;
+use ferrite_pm::{LINE_BYTES, Region};
 
 const BLOCK_BYTES: usize = 4096;
-const LINE_BYTES: u64 = 64;
 /// Images whose memory is kept for the next transaction.
 const SPARE_IMAGES: usize = 4;
 

@@ -15,7 +15,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use ferrite_pm::Region;
+use ferrite_pm::{LINE_BYTES, Region};
 
 use crate::bitmap::AtomicBitmap;
 use crate::bounds::Bounds;
@@ -25,7 +25,6 @@ use crate::{Astray, Broken, FileMap, Geometry, MapEntry, MapError, MapTx, PageWo
 
 const BUCKET_SLOTS: u64 = 8;
 const BUCKET_BYTES: u64 = 128;
-const LINE_BYTES: u64 = 64;
 /// Blocks hashed as one vector.
 const VECTOR: usize = 8;
 /// Buckets a thread takes at a time when loading.

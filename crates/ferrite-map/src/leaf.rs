@@ -22,7 +22,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 
 use crossbeam_utils::CachePadded;
-use ferrite_pm::Region;
+use ferrite_pm::{LINE_BYTES, Region};
 
 use crate::bitmap::AtomicBitmap;
 use crate::bounds::Bounds;
@@ -30,7 +30,6 @@ use crate::gate::Gate;
 use crate::load;
 use crate::{Astray, Broken, FileMap, Geometry, MapEntry, MapError, MapTx, PageWord, Resource, TransCache};
 
-const LINE_BYTES: u64 = 64;
 /// Pages of a chunk.
 const CHUNK: u32 = 7;
 /// The first block of the area holds N, twice, on lines of their own.

@@ -18,7 +18,7 @@ use ferrite_vfs::{FsError, Result};
 
 use super::write;
 use crate::alloc::Class;
-use crate::core::{Core, map_error};
+use crate::core::{Core, SPACE_TRIES, map_error};
 use crate::icache::InodeMem;
 use crate::inode::{INLINE_BYTES, Inode};
 use crate::layout::BLOCK_BYTES;
@@ -30,8 +30,6 @@ use crate::tx::Tx;
 
 /// Pages one record unmaps at most: each takes two words with their heads, and the inode must fit too.
 const PAGES_PER_RECORD: usize = 512;
-/// Tries to carry an intent out before space is said to be out.
-const SPACE_TRIES: usize = 3;
 /// End of the range of all logical blocks.
 pub(crate) const LBLK_END: u64 = 1 << 32;
 

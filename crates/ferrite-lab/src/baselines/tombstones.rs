@@ -10,13 +10,12 @@ use std::sync::Arc;
 
 use ferrite_map::bitmap::AtomicBitmap;
 use ferrite_map::{Broken, FileMap, Geometry, MapEntry, MapError, MapTx, PageWord, Resource, TransCache};
-use ferrite_pm::Region;
+use ferrite_pm::{LINE_BYTES, Region};
 
 use super::{hash, key_of, place};
 
 const BUCKET_SLOTS: u64 = 8;
 const BUCKET_BYTES: u64 = 128;
-const LINE_BYTES: u64 = 64;
 const EMPTY: u64 = 0;
 const TOMBSTONE: u64 = u64::MAX;
 

@@ -7,7 +7,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use ferrite_fs::{Engine, MkfsOptions, MountOptions};
-use ferrite_pm::{Counters, Region};
+use ferrite_pm::{Counters, LINE_BYTES, Region};
 use ferrite_vfs::trace::Event;
 use ferrite_vfs::{Cred, FileKind, FileSystem, Ino, NewNode, OpenFile, OpenMode, ROOT_INO, SetAttr};
 
@@ -18,7 +18,6 @@ use crate::error::LabError;
 const PAGES_MAX: u64 = 1 << 18;
 /// Bytes that a file is filled by.
 const CHUNK_BYTES: u64 = 1 << 20;
-const LINE_BYTES: u64 = 64;
 
 /// What a replay cost.
 #[derive(Debug, Clone, Copy, PartialEq)]

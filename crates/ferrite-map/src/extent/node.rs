@@ -19,7 +19,7 @@
 //! Invariants: lows differ. A key is not below its group's low, and an extent ends before the next group's. The keys of a free group mean
 //! nothing; they are cleared when it is taken.
 
-use ferrite_pm::Region;
+use ferrite_pm::{LINE_BYTES, Region};
 
 use crate::simd::{self, Level, Nearest, Shape};
 use crate::{Geometry, MapTx, PageWord};
@@ -32,7 +32,6 @@ const COUNT_MASK: u64 = 0xff << COUNT_SHIFT;
 const INDEX_OFFSET: u64 = 16;
 const GROUPS_OFFSET: u64 = 256;
 const GROUP_BYTES: u64 = 128;
-const LINE_BYTES: u64 = 64;
 /// Words before the index, in its first line.
 const INDEX_WORD: u32 = 2;
 /// Groups of a node.

@@ -9,12 +9,14 @@
 
 use std::fs::Metadata;
 use std::io::{BufRead, BufReader, ErrorKind, Write};
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use ferrite_fs::Engine;
+use rustix::process::PidfdFlags;
 
 use super::mounts::MountPoint;
 use super::{FAILED, Failure, dump};
@@ -139,6 +141,13 @@ fn reply(request: &str, engine: &Engine) -> Result<serde_json::Value, Failure> {
         Request::Dump(path) => serde_json::to_value(dump::pages(engine, &path)?)?,
         Request::Scrub(limit) => serde_json::to_value(engine.scrub(Some(limit))?)?,
     })
+}
+
+/// The process that serves a mount, as a handle that is readable once it has ended; `None` if nobody serves it, or the kernel tells no more.
+pub(crate) fn daemon_of(mount: &MountPoint) -> Option<OwnedFd> {
+    let stream = UnixStream::connect(socket_of_mount(mount)).ok()?;
+    let listener = rustix::net::sockopt::socket_peercred(&stream).ok()?;
+    rustix::process::pidfd_open(listener.pid, PidfdFlags::empty()).ok()
 }
 
 /// Sends a request to a daemon; `None` if nobody listens there.

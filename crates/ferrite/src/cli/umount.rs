@@ -1,12 +1,14 @@
 //! `ferrite umount`: unmount, and wait until the daemon has let go of the pool.
 
-use std::path::PathBuf;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use ferrite_pm::{Access, Region};
+use ferrite_pm::{Access, PmError, Region};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use super::{FAILED, Failure, Outcome, mounts};
+use super::{FAILED, Failure, Outcome, control, mounts};
 
 const DAEMON_ENDS_WITHIN: Duration = Duration::from_secs(30);
 
@@ -24,6 +26,7 @@ impl Umount {
     pub(crate) fn run(self) -> Outcome {
         let mount = mounts::find(&self.dir)
             .ok_or_else(|| Failure::new(FAILED, format!("{}: no pool is mounted there", self.dir.display())))?;
+        let daemon = control::daemon_of(&mount);
         let mut command = if rustix::process::geteuid().is_root() {
             Command::new("umount")
         } else {
@@ -48,17 +51,52 @@ impl Umount {
         if self.lazy {
             return Ok(0);
         }
-        // The daemon marks the pool clean after the kernel let go; the pool's lock shows when it is done.
-        let start = Instant::now();
-        while start.elapsed() < DAEMON_ENDS_WITHIN {
-            match Region::open(&mount.pool, Access::ReadOnlyPrivate) {
-                Err(ferrite_pm::PmError::InUse { .. }) => std::thread::sleep(Duration::from_millis(5)),
-                _ => return Ok(0),
-            }
+        if !has_let_go(daemon, &mount.pool)? {
+            return Err(Failure::new(
+                FAILED,
+                format!("{}: unmounted, but its daemon has not ended", mount.dir.display()),
+            ));
         }
-        Err(Failure::new(
-            FAILED,
-            format!("{}: unmounted, but its daemon has not ended", mount.dir.display()),
-        ))
+        Ok(0)
+    }
+}
+
+/// Waits until the daemon, which marks the pool clean after the kernel let go, is done with the pool; false if that takes too long. Its
+/// end is waited for, since the lock of one that only reads shows to no reader; the lock tells of one that could not be asked for.
+fn has_let_go(daemon: Option<OwnedFd>, pool: &Path) -> rustix::io::Result<bool> {
+    if let Some(daemon) = daemon {
+        let patience = Timespec {
+            tv_sec: DAEMON_ENDS_WITHIN.as_secs() as i64,
+            tv_nsec: 0,
+        };
+        let ended = &mut [PollFd::new(&daemon, PollFlags::IN)];
+        if rustix::io::retry_on_intr(|| poll(ended, Some(&patience)))? == 0 {
+            return Ok(false);
+        }
+    }
+    let start = Instant::now();
+    while start.elapsed() < DAEMON_ENDS_WITHIN {
+        match Region::open(pool, Access::ReadOnlyPrivate) {
+            Err(PmError::InUse { .. }) => std::thread::sleep(Duration::from_millis(5)),
+            _ => return Ok(true),
+        }
+    }
+    Ok(false)
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::process::{Pid, PidfdFlags, pidfd_open};
+
+    use super::*;
+
+    #[test]
+    fn the_end_of_a_daemon_is_waited_for_even_if_it_keeps_no_reader_out() {
+        let mut daemon = Command::new("sleep").arg("0.5").spawn().unwrap();
+        let handle = pidfd_open(Pid::from_child(&daemon), PidfdFlags::empty()).unwrap();
+        // Nobody has a lock on a pool that is not there.
+        assert_eq!(has_let_go(Some(handle), Path::new("/no/such/pool")), Ok(true));
+        assert!(daemon.try_wait().unwrap().is_some(), "it runs still");
+        assert_eq!(has_let_go(None, Path::new("/no/such/pool")), Ok(true));
     }
 }
