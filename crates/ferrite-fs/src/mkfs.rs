@@ -18,7 +18,7 @@ pub fn mkfs(region: &Region, options: &MkfsOptions) -> Result<(), EngineError> {
         Some(seed) => u128::from(seed) << 64 | u128::from(!seed),
         None => rand::random(),
     };
-    let now = clock_gettime(ClockId::Realtime);
+    let now = clock_gettime(ClockId::RealtimeCoarse);
     let now = Timestamp::new(now.tv_sec, now.tv_nsec as u32);
     let superblock = Superblock::plan(region.len(), options, uuid, now.0)?;
 

@@ -1,6 +1,10 @@
 //! The suites that every engine must pass (ferrite-testkit), on the PM engine: POSIX rules, random operations
 //! compared with the reference engine, and concurrent histories.
 
+use std::fs::File;
+use std::io::Read;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
 use ferrite_fs::{Engine, Mapping, MkfsOptions, MountOptions, fsck, mkfs};
 use ferrite_pm::{Access, Region};
 use ferrite_testkit::generate::Profile;
@@ -9,11 +13,27 @@ use ferrite_testkit::{TestEngine, linear, posix};
 use ferrite_vfs::FileSystem;
 use tempfile::TempPath;
 
-const POOL_BYTES: u64 = 64 << 20;
+/// What a pool of a suite is made with.
+struct Size {
+    bytes: u64,
+    inodes: u64,
+}
+
+/// For cases that make thousands of files.
+const LARGE: Size = Size {
+    bytes: 64 << 20,
+    inodes: 40_000,
+};
+/// For some hundred operations: a pool is zeroed, scanned and read whole for them.
+const SMALL: Size = Size {
+    bytes: 32 << 20,
+    inodes: 4_000,
+};
 
 /// A mounted pool in a file of its own.
 struct PmEngine {
-    engine: Engine,
+    /// None only while it is mounted again.
+    engine: Option<Engine>,
     path: TempPath,
 }
 
@@ -22,11 +42,11 @@ fn mount(path: &TempPath) -> Engine {
     Engine::mount(region, &MountOptions::default()).unwrap()
 }
 
-fn make_pool(mapping: Mapping, size_bytes: u64) -> Box<dyn TestEngine> {
-    make_pool_with(mapping, size_bytes, false)
+fn make_pool(mapping: Mapping, size: &Size) -> Box<dyn TestEngine> {
+    make_pool_with(mapping, size, false)
 }
 
-fn make_pool_with(mapping: Mapping, size_bytes: u64, data_checksum: bool) -> Box<dyn TestEngine> {
+fn make_pool_with(mapping: Mapping, size: &Size, data_checksum: bool) -> Box<dyn TestEngine> {
     let shm = std::path::Path::new("/dev/shm");
     let dir = if shm.is_dir() {
         shm.to_path_buf()
@@ -40,39 +60,69 @@ fn make_pool_with(mapping: Mapping, size_bytes: u64, data_checksum: bool) -> Box
         .into_temp_path();
     let options = MkfsOptions {
         mapping,
-        inodes: Some(40_000),
+        inodes: Some(size.inodes),
         data_checksum,
         ..MkfsOptions::default()
     };
-    mkfs(&Region::create(&path, size_bytes).unwrap(), &options).unwrap();
+    mkfs(&Region::create(&path, size.bytes).unwrap(), &options).unwrap();
     Box::new(PmEngine {
-        engine: mount(&path),
+        engine: Some(mount(&path)),
         path,
     })
 }
 
+/// All bytes of a mounted pool as they were at one moment. A single read takes a while, in which the cleaner may move a page: the word of its
+/// new block is read, the checksum of what was there before. What two reads find alike was there between them.
+fn at_one_moment(path: &TempPath) -> Vec<u8> {
+    let mut image = std::fs::read(path).unwrap();
+    for _ in 0..100 {
+        if !read_again(path, &mut image) {
+            return image;
+        }
+    }
+    panic!("nobody uses the pool, and still it changes");
+}
+
+/// Says if the file differs from `image`, which then holds what it holds.
+fn read_again(path: &TempPath, image: &mut [u8]) -> bool {
+    let mut file = File::open(path).unwrap();
+    let mut found = [0; 64 << 10];
+    let mut differs = false;
+    for seen in image.chunks_mut(found.len()) {
+        let found = &mut found[..seen.len()];
+        file.read_exact(found).unwrap();
+        if seen != found {
+            seen.copy_from_slice(found);
+            differs = true;
+        }
+    }
+    differs
+}
+
+impl PmEngine {
+    fn engine(&self) -> &Engine {
+        self.engine.as_ref().expect("mounted")
+    }
+}
+
 impl TestEngine for PmEngine {
     fn fs(&self) -> &dyn FileSystem {
-        &self.engine
+        self.engine()
     }
 
     fn remount(&mut self) {
-        self.engine.unmount().unwrap();
+        self.engine().unmount().unwrap();
         // The region goes, and with it the lock, when the last clone does.
-        self.engine = {
-            let region = Region::anonymous(8 << 20).unwrap();
-            mkfs(&region, &MkfsOptions::default()).unwrap();
-            Engine::mount(region, &MountOptions::default()).unwrap()
-        };
-        self.engine = mount(&self.path);
+        self.engine = None;
+        self.engine = Some(mount(&self.path));
     }
 
     fn check(&self) {
         // The mounted pool as a crash would leave it now.
-        let image = Region::from_image(&std::fs::read(&self.path).unwrap()).unwrap();
+        let image = Region::from_image(&at_one_moment(&self.path)).unwrap();
         let report = fsck(image, &mut |_, _, _| {}).unwrap();
         assert!(report.findings.is_empty(), "{:#?}", report.findings);
-        let report = self.engine.scrub(None).unwrap();
+        let report = self.engine().scrub(None).unwrap();
         assert!(report.findings.is_empty(), "{:#?}", report.findings);
     }
 }
@@ -81,7 +131,7 @@ impl TestEngine for PmEngine {
 fn posix_rules() {
     for &mapping in Mapping::ALL {
         println!("{mapping}");
-        posix::run_all(|| make_pool(mapping, POOL_BYTES));
+        posix::run_all(|| make_pool(mapping, &LARGE));
     }
 }
 
@@ -89,26 +139,40 @@ fn posix_rules() {
 fn concurrent_histories() {
     for &mapping in Mapping::ALL {
         println!("{mapping}");
-        linear::run_all(|| make_pool(mapping, POOL_BYTES), 1);
+        linear::run_all(|| make_pool(mapping, &LARGE), 1);
     }
+}
+
+/// Calls `test` for every mapping, two at a time: in the size of `make soak` one after the other would leave a core idle for half an hour.
+fn on_all_mappings(test: impl Fn(Mapping) + Sync) {
+    let next = AtomicUsize::new(0);
+    std::thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                while let Some(&mapping) = Mapping::ALL.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    println!("{mapping}");
+                    test(mapping);
+                }
+            });
+        }
+    });
 }
 
 /// Over 1,200 random sequences, with remounts in the middle, against the reference engine; most of them on the default mapping.
 #[test]
 fn random_operations() {
-    for &mapping in Mapping::ALL {
+    on_all_mappings(|mapping| {
         let seeds = match (std::env::var_os("FERRITE_SOAK"), mapping == Mapping::default()) {
             (Some(_), _) => 1000,
             (None, true) => 140,
             (None, false) => 12,
         };
-        println!("{mapping}");
         for profile in Profile::ALL {
             for seed in 0..seeds {
-                check_against_reference(|| make_pool(mapping, 64 << 20), profile, seed, 200);
+                check_against_reference(|| make_pool(mapping, &SMALL), profile, seed, 200);
             }
         }
-    }
+    });
 }
 
 /// The same where data carries checksums, each of which must be right in the end.
@@ -125,12 +189,12 @@ fn suites_with_data_checksums() {
         println!("{mapping}");
         for profile in Profile::ALL {
             for seed in 0..seeds {
-                check_against_reference(|| make_pool_with(mapping, 64 << 20, true), profile, 10_000 + seed, 200);
+                check_against_reference(|| make_pool_with(mapping, &SMALL, true), profile, 10_000 + seed, 200);
             }
         }
         if soak || is_default {
-            posix::run_all(|| make_pool_with(mapping, POOL_BYTES, true));
-            linear::run_all(|| make_pool_with(mapping, POOL_BYTES, true), 1);
+            posix::run_all(|| make_pool_with(mapping, &LARGE, true));
+            linear::run_all(|| make_pool_with(mapping, &LARGE, true), 1);
         }
     }
 }
