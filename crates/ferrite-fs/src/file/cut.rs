@@ -258,3 +258,77 @@ impl Stretch {
         })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use ferrite_pm::Region;
+    use ferrite_vfs::{Cred, FallocateMode, FileKind, FileSystem, NewNode, OpenMode, ROOT_INO};
+
+    use super::*;
+    use crate::{Engine, Mapping, MkfsOptions, MountOptions, mkfs};
+
+    /// Where the long stretch of the victim begins, in pages.
+    const STRETCH: u64 = 100_000;
+
+    /// Punches more than one record's worth of pages out of the middle of an extent, when all blocks are taken but those of a file that
+    /// was just removed, if `one_waits`: the mark has not passed it. `lone` pages of the victim fill the leaf that the extent is in.
+    fn cut_on_a_full_pool(lone: u64, one_waits: bool) -> Result<()> {
+        let region = Region::anonymous(14 << 20).unwrap();
+        let options = MkfsOptions {
+            mapping: Mapping::Extent,
+            inodes: Some(255),
+            rings: Some(1),
+            ..MkfsOptions::default()
+        };
+        mkfs(&region, &options).unwrap();
+        let options = MountOptions {
+            cleaner: false,
+            ..MountOptions::default()
+        };
+        let engine = Engine::mount(region, &options).unwrap();
+        let make = |name: &str| {
+            let node = NewNode {
+                kind: FileKind::File,
+                mode: 0o644,
+                rdev: 0,
+            };
+            let ino = engine
+                .mknod(&Cred::root(), ROOT_INO, name.as_bytes(), &node)
+                .unwrap()
+                .ino;
+            engine.open(ino, OpenMode::read_write()).unwrap()
+        };
+        let file = make("victim");
+        for n in 0..lone {
+            file.write_at(n * 2 * BLOCK_BYTES, &[7; BLOCK_BYTES as usize]).unwrap();
+        }
+        file.write_at(STRETCH * BLOCK_BYTES, &vec![1; 800 * BLOCK_BYTES as usize])
+            .unwrap();
+        make("other").write_at(0, &[9; 8 * BLOCK_BYTES as usize]).unwrap();
+        let core = engine.core();
+        core.reclaim()?;
+        if one_waits {
+            engine.unlink(ROOT_INO, b"other").unwrap();
+        }
+        while core.alloc.claim_any(Class::Replacing).is_some() {}
+        file.fallocate(
+            FallocateMode::PunchHole,
+            (STRETCH + 50) * BLOCK_BYTES,
+            700 * BLOCK_BYTES,
+        )?;
+        assert_eq!(engine.getattr(file.ino()).unwrap().blocks / 8, lone + 100);
+        assert!(!engine.is_read_only());
+        Ok(())
+    }
+
+    #[test]
+    fn a_cut_gets_what_waits_for_the_mark() {
+        // A leaf of the extent tree has 240 entries. Some of these need a node for the cut, which the control shows.
+        let tried = 234..=242;
+        let needy: Vec<u64> = tried.filter(|&lone| cut_on_a_full_pool(lone, false).is_err()).collect();
+        assert!(!needy.is_empty(), "no cut needs a block");
+        for lone in needy {
+            cut_on_a_full_pool(lone, true).unwrap_or_else(|error| panic!("{lone} lone pages: {error}"));
+        }
+    }
+}
