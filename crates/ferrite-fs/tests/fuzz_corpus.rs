@@ -7,6 +7,7 @@ mod attacks;
 
 use std::panic::catch_unwind;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -105,24 +106,37 @@ fn random_inputs_are_survived() {
     let replay = seed_from_env();
     let first = replay.unwrap_or_else(rand::random);
     println!("FERRITE_SEED={first} and those behind it");
-    for (target, attack) in attacks::TARGETS {
-        let victim = Victim::new(attack);
-        let started = Instant::now();
-        let limit = Duration::from_secs(if soak { 180 } else { 4 });
-        let mut done = 0;
-        while done == 0 || (replay.is_none() && started.elapsed() < limit) {
-            let seed = first.wrapping_add(done);
-            let data = input(seed);
-            victim.attack(&data, || {
-                let path = std::env::temp_dir().join(format!("{target}-{seed}"));
-                let _ = std::fs::write(&path, &data);
-                let path = path.display();
-                format!("{target}: replay with FERRITE_SEED={seed}; the input is in {path}")
+    let limit = Duration::from_secs(if soak { 180 } else { 4 });
+    let next = AtomicUsize::new(0);
+    // Two targets at a time: one after the other would take the soak a quarter of an hour on one core.
+    std::thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                while let Some(&target) = attacks::TARGETS.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    try_random_inputs(target, first, replay.is_none().then_some(limit));
+                }
             });
-            done += 1;
         }
-        println!("{target}: {done} inputs");
+    });
+}
+
+/// Tries inputs from seed `first` on, until `limit` is over; without one, that input alone.
+fn try_random_inputs((target, attack): (&str, fn(&[u8])), first: u64, limit: Option<Duration>) {
+    let victim = Victim::new(attack);
+    let started = Instant::now();
+    let mut done = 0;
+    while done == 0 || limit.is_some_and(|limit| started.elapsed() < limit) {
+        let seed = first.wrapping_add(done);
+        let data = input(seed);
+        victim.attack(&data, || {
+            let path = std::env::temp_dir().join(format!("{target}-{seed}"));
+            let _ = std::fs::write(&path, &data);
+            let path = path.display();
+            format!("{target}: replay with FERRITE_SEED={seed}; the input is in {path}")
+        });
+        done += 1;
     }
+    println!("{target}: {done} inputs");
 }
 
 /// Writes the corpora anew: `cargo test -p ferrite-fs --test fuzz_corpus -- --ignored`. Inputs with other names, that somebody
