@@ -7,12 +7,11 @@ mod attacks;
 
 use std::panic::catch_unwind;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use ferrite_testkit::seed_from_env;
+use ferrite_testkit::{seed_from_env, two_at_a_time};
 use rand::rngs::StdRng;
 use rand::{Rng, RngExt, SeedableRng};
 
@@ -107,16 +106,8 @@ fn random_inputs_are_survived() {
     let first = replay.unwrap_or_else(rand::random);
     println!("FERRITE_SEED={first} and those behind it");
     let limit = Duration::from_secs(if soak { 180 } else { 4 });
-    let next = AtomicUsize::new(0);
-    // Two targets at a time: one after the other would take the soak a quarter of an hour on one core.
-    std::thread::scope(|scope| {
-        for _ in 0..2 {
-            scope.spawn(|| {
-                while let Some(&target) = attacks::TARGETS.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    try_random_inputs(target, first, replay.is_none().then_some(limit));
-                }
-            });
-        }
+    two_at_a_time(&attacks::TARGETS, |&target| {
+        try_random_inputs(target, first, replay.is_none().then_some(limit));
     });
 }
 

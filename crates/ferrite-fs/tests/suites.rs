@@ -3,13 +3,12 @@
 
 use std::fs::File;
 use std::io::Read;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 use ferrite_fs::{Engine, Mapping, MkfsOptions, MountOptions, fsck, mkfs};
 use ferrite_pm::{Access, Region};
 use ferrite_testkit::generate::Profile;
 use ferrite_testkit::model::check_against_reference;
-use ferrite_testkit::{TestEngine, linear, posix};
+use ferrite_testkit::{TestEngine, linear, posix, two_at_a_time};
 use ferrite_vfs::FileSystem;
 use tempfile::TempPath;
 
@@ -143,25 +142,11 @@ fn concurrent_histories() {
     }
 }
 
-/// Calls `test` for every mapping, two at a time: in the size of `make soak` one after the other would leave a core idle for half an hour.
-fn on_all_mappings(test: impl Fn(Mapping) + Sync) {
-    let next = AtomicUsize::new(0);
-    std::thread::scope(|scope| {
-        for _ in 0..2 {
-            scope.spawn(|| {
-                while let Some(&mapping) = Mapping::ALL.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    println!("{mapping}");
-                    test(mapping);
-                }
-            });
-        }
-    });
-}
-
 /// Over 1,200 random sequences, with remounts in the middle, against the reference engine; most of them on the default mapping.
 #[test]
 fn random_operations() {
-    on_all_mappings(|mapping| {
+    two_at_a_time(Mapping::ALL, |&mapping| {
+        println!("{mapping}");
         let seeds = match (std::env::var_os("FERRITE_SOAK"), mapping == Mapping::default()) {
             (Some(_), _) => 1000,
             (None, true) => 140,

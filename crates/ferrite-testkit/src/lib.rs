@@ -20,6 +20,8 @@ pub mod posix;
 pub mod rng;
 pub mod snapshot;
 
+use std::sync::atomic::{AtomicUsize, Ordering};
+
 use ferrite_vfs::FileSystem;
 
 /// An engine on some medium, as the suites need it.
@@ -46,4 +48,21 @@ pub fn seed_from_env() -> Option<u64> {
         None => text.parse(),
     };
     Some(parsed.unwrap_or_else(|_| panic!("FERRITE_SEED={text}: want a decimal number, or 0x and hexadecimal digits")))
+}
+
+/// Calls `work` for each of `items`, two at a time: a long test that is the last to run would leave a core idle.
+///
+/// # Panics
+/// If `work` does, after what runs beside it has come to the end of its items.
+pub fn two_at_a_time<T: Sync>(items: &[T], work: impl Fn(&T) + Sync) {
+    let next = AtomicUsize::new(0);
+    std::thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                while let Some(item) = items.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    work(item);
+                }
+            });
+        }
+    });
 }
