@@ -91,8 +91,9 @@ pub(crate) fn map_error(error: MapError) -> FsError {
 }
 
 impl Core {
-    /// The time operations stamp inodes with: the kernel's coarse clock, as kernel file systems do.
-    pub(crate) fn now(&self) -> Timestamp {
+    /// The time operations stamp inodes with: the kernel's coarse clock, as kernel file systems do. `mkfs` takes it from here
+    /// as well: a finer clock is ahead of it, and the root would be changed before it was made.
+    pub(crate) fn now() -> Timestamp {
         let now = clock_gettime(ClockId::RealtimeCoarse);
         Timestamp::new(now.tv_sec, now.tv_nsec as u32)
     }

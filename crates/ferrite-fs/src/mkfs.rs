@@ -4,9 +4,9 @@
 //! first superblock is wiped before anything is touched. So a pool either has no signature or is complete.
 
 use ferrite_pm::Region;
-use ferrite_vfs::{FileKind, ROOT_INO, Timestamp};
-use rustix::time::{ClockId, clock_gettime};
+use ferrite_vfs::{FileKind, ROOT_INO};
 
+use crate::core::Core;
 use crate::error::EngineError;
 use crate::inode::{INODE_WORDS, Inode};
 use crate::layout::{BLOCK_BYTES, CONTROL_MARK, CONTROL_OFFSET, CONTROL_STATE, STATE_CLEAN, Superblock, encode_mark};
@@ -18,9 +18,7 @@ pub fn mkfs(region: &Region, options: &MkfsOptions) -> Result<(), EngineError> {
         Some(seed) => u128::from(seed) << 64 | u128::from(!seed),
         None => rand::random(),
     };
-    // The engine's clock: a finer one is ahead of it, and the root would be changed before it was made.
-    let now = clock_gettime(ClockId::RealtimeCoarse);
-    let now = Timestamp::new(now.tv_sec, now.tv_nsec as u32);
+    let now = Core::now();
     let superblock = Superblock::plan(region.len(), options, uuid, now.0)?;
 
     region.stream_zero(0, BLOCK_BYTES);

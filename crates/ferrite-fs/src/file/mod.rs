@@ -119,7 +119,7 @@ impl PmFile {
         let due = core.options.atime != AtimePolicy::Never
             && !self.mode.no_atime
             && (core.options.atime == AtimePolicy::Strict
-                || posix::relatime_due(inode.atime(), inode.mtime(), inode.ctime(), core.now()));
+                || posix::relatime_due(inode.atime(), inode.mtime(), inode.ctime(), Core::now()));
         Ok((count, due))
     }
 

@@ -101,13 +101,13 @@ fn zero(core: &Core, mem: &Arc<InodeMem>, inode: &mut Inode, offset: u64, end: u
             pagelog::free(core, &mut tx, (mem.ino, lblk as u32), word)?;
         }
     }
-    stamp(core, inode, outcome);
+    stamp(inode, outcome);
     tx.put_inode(mem.ino, inode);
     tx.commit(&[mem])
 }
 
-fn stamp(core: &Core, inode: &mut Inode, outcome: Outcome) {
-    let now = core.now();
+fn stamp(inode: &mut Inode, outcome: Outcome) {
+    let now = Core::now();
     inode.set_size(outcome.size);
     if outcome.kill_priv
         && let Some(kind) = inode.kind()
@@ -134,7 +134,7 @@ fn clear(core: &Core, mem: &Arc<InodeMem>, inode: &mut Inode, offset: u64, end: 
         }
         later = cut::punch(core, &mut tx, mem.ino, inode, stretch.first, stretch.end)?;
     }
-    stamp(core, inode, outcome);
+    stamp(inode, outcome);
     tx.put_inode(mem.ino, inode);
     tx.commit(&[mem])?;
     match later {
@@ -148,7 +148,7 @@ fn clear(core: &Core, mem: &Arc<InodeMem>, inode: &mut Inode, offset: u64, end: 
 fn reserve(core: &Core, mem: &Arc<InodeMem>, inode: &mut Inode, offset: u64, end: u64, outcome: Outcome) -> Result<()> {
     let mut reserved = Vec::new();
     let result = reserve_pages(core, mem, inode, offset, end, &mut reserved).and_then(|()| {
-        stamp(core, inode, outcome);
+        stamp(inode, outcome);
         let mut tx = Tx::new(core);
         tx.put_inode(mem.ino, inode);
         tx.commit(&[mem])

@@ -79,7 +79,7 @@ fn write_atomic(core: &Core, mem: &Arc<InodeMem>, position: Position, data: &[u8
         .filter(|&end| end <= MAX_FILE_BYTES)
         .ok_or(FsError::FileTooBig)?;
     new.set_size(old.size().max(end));
-    let now = core.now();
+    let now = Core::now();
     new.set_mtime(now);
     new.set_ctime(now);
     if kill_priv && let Some(kind) = new.kind() {

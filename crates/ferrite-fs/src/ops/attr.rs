@@ -22,7 +22,7 @@ pub(crate) fn setattr(core: &Core, ino: Ino, set: &SetAttr) -> Result<Attr> {
         let _lock = inode.write();
         let old = core.load_live(&inode)?;
         let mut new = old;
-        let now = core.now();
+        let now = Core::now();
         let mut tx = Tx::new(core);
         tx.set_class(Class::Replacing);
         apply(&mut new, set, now);
@@ -90,7 +90,7 @@ pub(crate) fn touch_atime(core: &Core, inode: &Arc<InodeMem>) {
     if core.options.atime == AtimePolicy::Never || core.check_writable().is_err() {
         return;
     }
-    let now = core.now();
+    let now = Core::now();
     let due = |loaded: &Inode| match core.options.atime {
         AtimePolicy::Relative => posix::relatime_due(loaded.atime(), loaded.mtime(), loaded.ctime(), now),
         AtimePolicy::Strict => loaded.atime() != now,

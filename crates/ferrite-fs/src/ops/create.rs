@@ -47,7 +47,7 @@ pub(crate) fn create(core: &Core, cred: &Cred, parent: Ino, name: &[u8], new: &N
         let ino = tx.alloc_inode()?;
         let child = OnceCell::new();
         let child = core.inodes.fresh(ino, &child);
-        let now = core.now();
+        let now = Core::now();
         let (gid, mode) = posix::inherit(&core.attr(parent.ino, &directory)?, cred, new.mode, is_dir);
         let mut inode = core.load(ino).reborn();
         inode.set_mode_bits(new.kind.mode_bits() | mode & 0o7777);
@@ -131,7 +131,7 @@ pub(crate) fn link(core: &Core, ino: Ino, parent: Ino, name: &[u8]) -> Result<At
         let mut directory = core.load_live(&parent).map_err(gone)?;
         check_dir(&directory)?;
         let mut inode = core.load_live(&target).map_err(gone)?;
-        let now = core.now();
+        let now = Core::now();
         let kind = inode.kind().ok_or(FsError::NotFound)?;
         if kind == FileKind::Directory {
             return Err(FsError::NotPermitted);

@@ -49,7 +49,7 @@ pub(crate) fn unlink(core: &Core, parent: Ino, name: &[u8], want_dir: bool) -> R
         if want_dir && inode.entries() != 0 {
             return Err(FsError::NotEmpty);
         }
-        let now = core.now();
+        let now = Core::now();
         let mut tx = Tx::new(core);
         tx.set_class(Class::Replacing);
         parent_inode.set_mtime(now);

@@ -197,7 +197,7 @@ fn relink(
     source: &Found,
     target: Option<&(Found, Arc<InodeMem>)>,
 ) -> Result<(Fate, Option<dir::Planned>)> {
-    let now = core.now();
+    let now = Core::now();
     let child = (source.ino, source.kind);
     let is_dir = source.kind == FileKind::Directory;
     let same_dir = from.dir.ino == to.dir.ino;
@@ -239,7 +239,7 @@ fn exchange(
     source: &Found,
     target: &Found,
 ) -> Result<()> {
-    let now = core.now();
+    let now = Core::now();
     dir::replace(core, tx, to.dir.ino, to.name, target, (source.ino, source.kind))?;
     dir::replace(core, tx, from.dir.ino, from.name, source, (target.ino, target.kind))?;
     if from.dir.ino != to.dir.ino {

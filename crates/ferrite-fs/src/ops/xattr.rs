@@ -191,7 +191,7 @@ fn change(core: &Core, ino: Ino, edit: impl Fn(&mut Attributes) -> Result<()>) -
             tx.stream_block(block, &encode(inode.ino, &attributes));
         }
         new.set_xattr_block(block);
-        new.set_ctime(core.now());
+        new.set_ctime(Core::now());
         tx.put_inode(inode.ino, &mut new);
         tx.commit(&[&inode])
     })
