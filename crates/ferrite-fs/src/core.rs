@@ -254,6 +254,9 @@ impl Core {
                         // What was done is done, whatever becomes of this. Not left to the end of an operation of many records: a table that
                         // is to grow must do so before it is full.
                         let _ = self.make_room();
+                    } else if other.is_ok() && self.map.wants_reclaim() {
+                        // The same goes for this.
+                        let _ = self.reclaim();
                     }
                     return other;
                 }

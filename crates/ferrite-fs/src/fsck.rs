@@ -9,7 +9,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use ferrite_map::bitmap::AtomicBitmap;
-use ferrite_map::hashfs::HashFs;
 use ferrite_map::{FileMap, MapEntry};
 use ferrite_pm::Region;
 use ferrite_vfs::{FileKind, ROOT_INO};
@@ -239,7 +238,7 @@ impl Check {
             wrong("is mapped twice");
         }
         let hashfs = self.map.as_hashfs();
-        if hashfs.is_some_and(|map| map.distance(ino, lblk, u64::from(slot)) > HashFs::DISTANCE_MAX) {
+        if hashfs.is_some_and(|map| map.is_out_of_reach(ino, lblk, u64::from(slot))) {
             wrong("cannot be there");
         }
         if let Some(other) = sums::misplaced(&self.region, &self.superblock, entry)

@@ -56,8 +56,11 @@ pub const STATE_IN_USE: u64 = 0x4553_555f_4e49;
 
 /// Read-only-compatible feature: file data carries checksums, in a table of one word a data block. See `sums.rs`.
 pub const FEATURE_DATA_CHECKSUM: u64 = 1;
+/// Read-only-compatible feature: keys of HashFS lie in reach of their homes, so one that does not was damaged. Programs that do not
+/// know it may put keys anywhere, so they must not write.
+pub const FEATURE_KEYS_IN_REACH: u64 = 2;
 /// Read-only-compatible features that this program knows.
-const KNOWN_RO_COMPAT: u64 = FEATURE_DATA_CHECKSUM;
+const KNOWN_RO_COMPAT: u64 = FEATURE_DATA_CHECKSUM | FEATURE_KEYS_IN_REACH;
 
 const CRC_OFFSET: usize = 4088;
 
@@ -121,6 +124,18 @@ pub fn encode_mark(seq: u64) -> u64 {
 pub fn decode_mark(word: u64) -> Option<u64> {
     let seq = word & SEQ_MAX;
     (encode_mark(seq) == word).then_some(seq)
+}
+
+/// Read-only-compatible features of a new pool.
+fn features_of(options: &MkfsOptions) -> u64 {
+    let mut features = 0;
+    if options.data_checksum {
+        features |= FEATURE_DATA_CHECKSUM;
+    }
+    if options.mapping == Mapping::Hashfs {
+        features |= FEATURE_KEYS_IN_REACH;
+    }
+    features
 }
 
 impl Superblock {
@@ -211,11 +226,7 @@ impl Superblock {
             seed: options.seed.unwrap_or((uuid >> 64) as u64 ^ uuid as u64),
             size_bytes,
             features_compat: 0,
-            features_ro_compat: if options.data_checksum {
-                FEATURE_DATA_CHECKSUM
-            } else {
-                0
-            },
+            features_ro_compat: features_of(options),
             features_incompat: 0,
             mapping: options.mapping,
             rings,
@@ -484,6 +495,7 @@ impl Superblock {
             blocks: self.blocks as u32,
             inodes: self.inodes as u32,
             seed: self.seed,
+            keys_in_reach: self.features_ro_compat & FEATURE_KEYS_IN_REACH != 0,
         }
     }
 }

@@ -18,7 +18,6 @@ mod names;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use ferrite_map::bitmap::AtomicBitmap;
-use ferrite_map::hashfs::HashFs;
 use ferrite_map::{Astray, Broken, FileMap, MapEntry, MapError};
 use ferrite_pm::Region;
 use ferrite_vfs::FsError;
@@ -363,7 +362,7 @@ impl Tables<'_> {
         let hashfs = self.map.as_hashfs();
         for entry in mapped.astray.lock().iter() {
             let &MapEntry { ino, lblk, slot, .. } = entry;
-            let far = hashfs.is_some_and(|map| map.distance(ino, lblk, u64::from(slot)) > HashFs::DISTANCE_MAX);
+            let far = hashfs.is_some_and(|map| map.is_out_of_reach(ino, lblk, u64::from(slot)));
             let twice = hashfs.is_some_and(|map| map.slot_of(ino, lblk) != Some(u64::from(slot)));
             let why = if far {
                 "a key that cannot be where it is maps it".to_string()

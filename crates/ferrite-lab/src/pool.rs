@@ -122,6 +122,8 @@ impl Pool {
             blocks,
             inodes: INODES,
             seed: plan.seed,
+            // The papers' tables are filled to 95 %, where keys lie anywhere.
+            keys_in_reach: false,
         };
         let map = structure.open(Arc::clone(&region), geometry);
         map.load(1, &|_| {}).map_err(|source| LabError::Map {

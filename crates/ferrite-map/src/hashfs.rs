@@ -9,11 +9,15 @@
 //! * Linear probing goes bucket by bucket, ends at the home's bound ([`Bounds`]), and wraps; so it always ends.
 //! * A delete clears key and word. No tombstones; no entry ever moves, so records may name words.
 //!
-//! Invariants: a key in the table lies within its home's bound. A slot whose key is set is claimed. A lookup may race with
+//! * A slot that was freed waits for the journal's mark, so a page that is mapped and unmapped again and again finds its own old
+//!   slots in its way. An insert that had to pass many of them asks for the mark to move ([`FileMap::wants_reclaim`]), and none goes
+//!   farther than [`HashFs::DISTANCE_MAX`]: then the table counts as full until they are back ([`Geometry::keys_in_reach`]).
+//!
+//! Invariants: a key in the table lies within its home's bound, and in reach. A slot whose key is set is claimed. A lookup may race with
 //! changes of *other* inodes' keys only: words are atomic, so it sees each key whole.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use ferrite_pm::{LINE_BYTES, Region};
 
@@ -29,6 +33,9 @@ const BUCKET_BYTES: u64 = 128;
 const VECTOR: usize = 8;
 /// Buckets a thread takes at a time when loading.
 const LOAD_CHUNK: u64 = 4096;
+/// Buckets behind its home from which on a new key asks for what waits for the mark. In a pool that was full for long one key of
+/// 100,000 lies so far from home by itself.
+const LONG_WAY: u64 = 24;
 
 /// The table of a mounted pool.
 pub struct HashFs {
@@ -38,6 +45,8 @@ pub struct HashFs {
     level: Level,
     used: AtomicBitmap,
     bounds: Bounds,
+    /// See [`FileMap::wants_reclaim`].
+    wants_reclaim: AtomicBool,
 }
 
 fn key_of(ino: u32, lblk: u32) -> u64 {
@@ -45,9 +54,9 @@ fn key_of(ino: u32, lblk: u32) -> u64 {
 }
 
 impl HashFs {
-    /// Buckets behind its home beyond which no page of a pool lies, so a key there was damaged. A slot in use, or on its way back, goes
-    /// with a block, so the table is never fuller than four fifths; in one that was so for a hundred turnovers the farthest of 25,000
-    /// pages lies 21 buckets behind its home, and with each two further there are a third as many.
+    /// Buckets behind its home beyond which no insert goes, if keys are to stay in reach; so a key there was damaged. It costs no room: a slot in use goes with a block,
+    /// so the table is never fuller than four fifths once the mark has moved; in one that was so for a hundred turnovers the farthest of
+    /// 25,000 pages lies 21 buckets behind its home, and with each two further there are a third as many.
     pub const DISTANCE_MAX: u64 = 128;
 
     /// Slots for so many data blocks: 1.25 a block.
@@ -73,6 +82,7 @@ impl HashFs {
             level: Level::detect(),
             used: AtomicBitmap::new(geometry.slots),
             bounds: Bounds::new(buckets as usize),
+            wants_reclaim: AtomicBool::new(false),
         }
     }
 
@@ -154,9 +164,13 @@ impl HashFs {
         self.find_from(key, self.home(key))
     }
 
-    /// First slot from `home` on that is free, and how many buckets behind home it lies. With `claim` it is the caller's.
+    /// First slot from `home` on that is free, and how many buckets behind home it lies, in reach. With `claim` it is the caller's.
     fn free_slot(&self, home: u64, claim: bool) -> Option<(u64, u64)> {
-        for distance in 0..self.buckets {
+        let reach = match self.geometry.keys_in_reach {
+            true => self.buckets.min(Self::DISTANCE_MAX + 1),
+            false => self.buckets,
+        };
+        for distance in 0..reach {
             let bucket = self.wrap(home + distance);
             let mut taken = self.used.octet(bucket);
             while taken != u8::MAX {
@@ -186,6 +200,17 @@ impl HashFs {
             };
             (1..=bound.min(self.buckets - 1)).rev().find(is_needed).unwrap_or(0)
         });
+    }
+
+    /// Whether a slot of a home bucket, which is full, is claimed and holds no key: most likely it waits for the mark.
+    fn has_waiting_slot(&self, home: u64) -> bool {
+        let keys = self.keys(home);
+        keys.iter().any(|key| key.load(Ordering::Relaxed) == 0)
+    }
+
+    /// Whether a key that is found in `slot` for this page cannot have been put there, so was damaged.
+    pub fn is_out_of_reach(&self, ino: u32, lblk: u32, slot: u64) -> bool {
+        self.geometry.keys_in_reach && self.distance(ino, lblk, slot) > Self::DISTANCE_MAX
     }
 
     /// The block that slot `slot` is.
@@ -392,6 +417,9 @@ impl FileMap for HashFs {
         let home = self.home(key);
         let (slot, distance) = self.free_slot(home, true).ok_or(MapError::TableFull)?;
         tx.claimed(Resource::MapSlot(slot as u32));
+        if distance >= LONG_WAY && self.has_waiting_slot(home) {
+            self.wants_reclaim.store(true, Ordering::Relaxed);
+        }
         // Before the key can become visible, so that no lookup stops short of it.
         self.bounds.raise(home as usize, distance);
         tx.set_word(self.word_offset(slot), word.0);
@@ -479,6 +507,10 @@ impl FileMap for HashFs {
                 visit(entry);
             }
         }
+    }
+
+    fn wants_reclaim(&self) -> bool {
+        self.wants_reclaim.load(Ordering::Relaxed) && self.wants_reclaim.swap(false, Ordering::Relaxed)
     }
 
     fn lines_touched(&self, ino: u32, lblk: u32) -> u64 {

@@ -251,6 +251,12 @@ pub trait FileMap: Send + Sync {
         false
     }
 
+    /// Whether so many entries wait for the journal's mark in one place that moving it is worth it: lookups pass over them. Says so once.
+    /// Cheap; asked after operations that may map pages.
+    fn wants_reclaim(&self) -> bool {
+        false
+    }
+
     /// Moves entries so that what failed with [`MapError::TableFull`] last, or comes next, finds room; a transaction of its own. False
     /// if there is nothing to be moved. Running it again and again ends.
     fn make_room(&self, _tx: &mut dyn MapTx) -> Result<bool, MapError> {

@@ -108,6 +108,7 @@ impl<M: Subject> Bed<M> {
             blocks,
             inodes: INODES,
             seed,
+            keys_in_reach: true,
         };
         let map = M::mount(Arc::clone(&region), geometry);
         map.load(1, &|entry| panic!("{entry:?} in an empty pool"))

@@ -3,7 +3,6 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use ferrite_map::hashfs::HashFs;
 use ferrite_map::{Broken, MapEntry, PageWord};
 use ferrite_vfs::{FileKind, ROOT_INO};
 use rustc_hash::{FxHashMap, FxHashSet};
@@ -121,7 +120,7 @@ impl Repair {
             }
             let (ino, lblk) = ((key >> 32) as u32, key as u32);
             let at = format!("mapping slot {slot} (inode {ino}, page {lblk})");
-            let far = self.distance(ino, lblk, slot) > HashFs::DISTANCE_MAX;
+            let far = self.is_out_of_reach(ino, lblk, slot);
             if !self.is_ino(ino) || self.state[ino as usize] == State::Free || far {
                 self.set_slot(slot, None);
                 self.mended("mapping", format!("{at}: no such page can be there"), "dropped", true);
@@ -205,7 +204,12 @@ impl Repair {
             if !self.map.get(ino, other).is_hole() {
                 continue;
             }
-            let is_done = if self.map.as_hashfs().is_some() {
+            let is_done = if self.is_out_of_reach(ino, other, u64::from(slot)) {
+                // More than its key was hit: it gets a place like a new page.
+                self.set_slot(slot.into(), None);
+                self.reload_map();
+                self.set_page(ino, other, Some(word)).is_ok()
+            } else if self.map.as_hashfs().is_some() {
                 // There may be two keys of this page: this one is wrong.
                 self.set_slot(u64::from(slot), Some((ino, other, word)));
                 true
@@ -242,6 +246,12 @@ impl Repair {
 
     fn slot_of(&self, ino: u32, lblk: u32) -> Option<u64> {
         self.map.as_hashfs().and_then(|map| map.slot_of(ino, lblk))
+    }
+
+    fn is_out_of_reach(&self, ino: u32, lblk: u32, slot: u64) -> bool {
+        self.map
+            .as_hashfs()
+            .is_some_and(|map| map.is_out_of_reach(ino, lblk, slot))
     }
 
     /// Buckets behind its home that a page would lie in this slot of HashFS.

@@ -2,6 +2,7 @@
 //!
 //! `FERRITE_SEED` replays one image; `FERRITE_SOAK=1` tries ten thousand.
 
+mod far_keys;
 mod lost_names;
 mod wiped;
 

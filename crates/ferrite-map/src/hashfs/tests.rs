@@ -129,6 +129,42 @@ fn pages_of_a_full_pool_stay_near_their_homes() {
     });
 }
 
+/// A page that comes and goes finds the slots of its former lives in its way, for they wait for the mark. Once it went so far that the next
+/// mount took its key for a damaged one. Now it asks for the mark to move, long before, and is refused where it would come out of reach.
+#[test]
+fn a_page_that_comes_and_goes_stays_in_reach_while_its_slots_wait() {
+    let bed = Bed::<HashFs>::new(20_000, 3);
+    let word = PageWord::new(bed.geometry.first_block, 1);
+    let (mut waiting, mut asked_at) = (Vec::new(), None);
+    let refused = loop {
+        let mut tx = bed.tx();
+        match bed.map.insert(&mut tx, 2, 0, word) {
+            Ok(()) => tx.commit(&bed.region),
+            Err(error) => break error,
+        }
+        let slot = bed.map.slot_of(2, 0).expect("just inserted");
+        assert!(!bed.map.is_out_of_reach(2, 0, slot), "after {} rounds", waiting.len());
+        if bed.map.wants_reclaim() {
+            asked_at.get_or_insert(waiting.len() as u64);
+            assert!(!bed.map.wants_reclaim(), "it asks once");
+        }
+        let mut tx = bed.tx();
+        bed.map.remove(&mut tx, 2, 0).expect("it is mapped");
+        waiting.append(&mut tx.freed);
+        tx.commit(&bed.region);
+    };
+    assert_eq!(refused, MapError::TableFull);
+    assert_eq!(waiting.len() as u64, (HashFs::DISTANCE_MAX + 1) * BUCKET_SLOTS);
+    assert_eq!(asked_at, Some(LONG_WAY * BUCKET_SLOTS));
+    for resource in waiting {
+        bed.tx().release(resource);
+    }
+    bed.insert_word(2, 0, word).expect("its slots are back");
+    let slot = bed.map.slot_of(2, 0).expect("just inserted");
+    assert_eq!(bed.map.distance(2, 0, slot), 0);
+    assert!(!bed.map.wants_reclaim());
+}
+
 /// Bounds are lowered while other threads insert into the same few buckets: no key is ever out of reach.
 #[test]
 fn lowering_a_bound_hides_no_insert_that_is_under_way() {
@@ -331,10 +367,12 @@ fn reads_in_order_leave_hints_that_are_verified() {
     assert!(word[0].is_hole(), "the hint named another page's slot and was believed");
 }
 
-/// A key may lie beyond what a bound's byte can count, and behind the table's end: it is found all the same.
+/// In a pool of an older program a key may lie beyond what a bound's byte can count, and behind the table's end: it is found all the same.
 #[test]
 fn keys_beyond_the_largest_bound_are_found() {
-    let bed = Bed::<HashFs>::new(4000, 11);
+    let mut bed = Bed::<HashFs>::new(4000, 11);
+    bed.geometry.keys_in_reach = false;
+    bed.remount();
     for lblk in 0..20 {
         let home = bed.map.home(key_of(1, lblk));
         let crowded: Vec<u64> = (home..home + 300)

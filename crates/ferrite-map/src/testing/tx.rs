@@ -28,7 +28,7 @@ pub(crate) struct TestTx<'b> {
 }
 
 impl TestTx<'_> {
-    pub(super) fn release(&self, resource: Resource) {
+    pub(crate) fn release(&self, resource: Resource) {
         match resource {
             Resource::Block(block) => {
                 assert!(
