@@ -338,6 +338,7 @@ impl Check {
                 self.find("inodes", format!("inode {ino}: wrong checksum"));
             } else if inode.in_use() {
                 report.inodes += 1;
+                report.orphans += u64::from(inode.nlink() == 0);
                 self.inode(ino, &inode);
             }
         }

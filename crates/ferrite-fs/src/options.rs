@@ -146,6 +146,9 @@ pub struct PoolInfo {
     pub inodes: u64,
     /// Free inodes.
     pub inodes_free: u64,
+    /// Inodes in use that have no name: removed files that somebody has open, or is removing.
+    #[serde(default)]
+    pub orphans: u64,
     /// Names in all.
     pub names: u64,
     /// Free names.
@@ -298,6 +301,8 @@ pub struct FsckReport {
     pub more: bool,
     /// Inodes in use.
     pub inodes: u64,
+    /// Those of them that have no name: somebody had them open, or was removing them. The next mount frees them.
+    pub orphans: u64,
     /// Directory entries.
     pub entries: u64,
     /// Mapped pages.

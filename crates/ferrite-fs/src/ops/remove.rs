@@ -6,6 +6,7 @@
 
 use std::cell::OnceCell;
 use std::sync::Arc;
+use std::sync::atomic::{Ordering, fence};
 
 use ferrite_map::Resource;
 use ferrite_vfs::{FileKind, FsError, Ino, Result, posix};
@@ -63,7 +64,7 @@ pub(crate) fn unlink(core: &Core, parent: Ino, name: &[u8], want_dir: bool) -> R
         tx.put_inode(directory.ino, &mut parent_inode);
         tx.put_inode(child.inode.ino, &mut inode);
         tx.commit(&[&directory, child.inode])?;
-        settle(child.inode, fate);
+        let fate = settle(child.inode, fate);
         let freed = child.inode;
         drop((dir, child));
         return finish(core, freed, fate);
@@ -133,8 +134,10 @@ fn lock_both<'a>(
 /// What became of an inode that lost a name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Fate {
-    /// It has other names, or somebody holds it.
+    /// It has other names.
     Lives,
+    /// It has none, but somebody held it when it lost the last.
+    Held,
     /// Freed by the same record.
     Freed,
     /// To be freed now, by records of its own.
@@ -156,8 +159,11 @@ pub(crate) fn drop_link(
     };
     inode.set_nlink(nlink);
     inode.set_ctime(now);
-    if nlink > 0 || child.pins() > 0 {
+    if nlink > 0 {
         return Ok(Fate::Lives);
+    }
+    if child.pins() > 0 {
+        return Ok(Fate::Held);
     }
     if inode.blocks() > FREE_WITH_NAME {
         return Ok(Fate::Orphan);
@@ -180,11 +186,23 @@ fn free_inode(tx: &mut Tx<'_>, ino: u32, inode: &mut Inode) {
     tx.freed(Resource::Inode(ino));
 }
 
-/// After the commit, with the lock still held: whoever waits for it, or still holds the entry, must see that it is gone.
-pub(crate) fn settle(child: &InodeMem, fate: Fate) {
-    if fate == Fate::Freed {
-        child.set_dead();
+/// After the commit, with the lock still held: whoever waits for it, or still holds the entry, must see that it is gone. Returns what is to
+/// become of it now: its last holder may have let go while the record was on its way, when it had a name still, and left it alone.
+///
+/// The holder takes its pin back, then looks for names; we have taken the name, then look for pins. With a fence in between on both sides
+/// one of the two sees the other. If both do, the second finds the inode freed.
+pub(crate) fn settle(child: &InodeMem, fate: Fate) -> Fate {
+    match fate {
+        Fate::Freed => child.set_dead(),
+        Fate::Held => {
+            fence(Ordering::SeqCst);
+            if child.pins() == 0 {
+                return Fate::Orphan;
+            }
+        }
+        Fate::Lives | Fate::Orphan => {}
     }
+    fate
 }
 
 /// After the locks are released: frees an orphan.
@@ -221,6 +239,8 @@ pub(crate) fn unpin(core: &Core, inode: &Arc<InodeMem>, count: u64) {
     if !inode.unpin(count) || inode.is_dead() {
         return;
     }
+    // The other half of what `settle` says.
+    fence(Ordering::SeqCst);
     let orphan = core.snapshot(inode).is_ok_and(|loaded| loaded.nlink() == 0);
     if orphan && let Err(error) = free_orphan(core, inode) {
         // Nothing is lost: the next mount frees it.

@@ -93,10 +93,8 @@ fn attempt(
                 if let Some(planned) = planned.1 {
                     dir::inserted(&planned, locks.hints(to.dir.ino));
                 }
-                if let Some((_, inode)) = target {
-                    remove::settle(inode, planned.0);
-                }
-                return Ok(Some(planned.0));
+                let fate = target.map_or(planned.0, |(_, inode)| remove::settle(inode, planned.0));
+                return Ok(Some(fate));
             }
         };
         edits.put(&mut tx);

@@ -163,8 +163,12 @@ impl Fsck {
     }
 
     fn say_state(&self, state: &str, report: &FsckReport) {
+        let orphans = match report.orphans {
+            0 => String::new(),
+            count => format!(" ({count} without a name, which the next mount frees)"),
+        };
         say(format!(
-            "{}: {state}; {} inodes, {} names, {} pages, {} blocks in use, {} records replayed",
+            "{}: {state}; {} inodes{orphans}, {} names, {} pages, {} blocks in use, {} records replayed",
             self.pool.display(),
             report.inodes,
             report.entries,

@@ -71,7 +71,7 @@ fn print(info: &PoolInfo) {
             blocks(info.blocks_pending)
         ),
     );
-    line("inodes", format!("{} of {} free", info.inodes_free, info.inodes));
+    line("inodes", inodes(info));
     line("names", format!("{} of {} free", info.names_free, info.names));
     line("mapping", mapping(info));
     line(
@@ -171,6 +171,14 @@ fn print(info: &PoolInfo) {
             info.file_syncs
         ),
     );
+}
+
+fn inodes(info: &PoolInfo) -> String {
+    let free = format!("{} of {} free", info.inodes_free, info.inodes);
+    match info.orphans {
+        0 => free,
+        orphans => format!("{free}; {orphans} without a name, open or about to go"),
+    }
 }
 
 /// Trees have no slots to run out of.

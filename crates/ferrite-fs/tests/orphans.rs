@@ -1,0 +1,117 @@
+//! Files that lose their last name: whoever lets go last, the remover or a holder, frees them, and `info` and fsck count those between.
+
+mod common;
+
+use std::sync::Barrier;
+
+use common::{image_of, make, options};
+use ferrite_fs::{Engine, MkfsOptions, MountOptions, fsck, mkfs};
+use ferrite_pm::{Access, Region};
+use ferrite_vfs::{FileSystem, Ino, OpenMode, ROOT_INO, RenameMode};
+
+const POOL_BYTES: u64 = 16 << 20;
+
+fn small() -> MkfsOptions {
+    MkfsOptions {
+        inodes: Some(255),
+        ..options()
+    }
+}
+
+fn quiet() -> MountOptions {
+    MountOptions {
+        cleaner: false,
+        ..MountOptions::default()
+    }
+}
+
+/// On a disk a record takes as long as a sync does: long enough to let go of the file meanwhile.
+fn pool_on_disk() -> (tempfile::TempPath, Engine) {
+    let dir = std::env::var_os("CARGO_TARGET_TMPDIR").map_or_else(std::env::temp_dir, Into::into);
+    let path = tempfile::NamedTempFile::new_in(dir).unwrap().into_temp_path();
+    let region = Region::create(&path, POOL_BYTES).unwrap();
+    mkfs(&region, &small()).unwrap();
+    (path, Engine::mount(region, &quiet()).unwrap())
+}
+
+fn pool_in_memory() -> Engine {
+    let region = Region::anonymous(POOL_BYTES).unwrap();
+    mkfs(&region, &small()).unwrap();
+    Engine::mount(region, &quiet()).unwrap()
+}
+
+/// Has `remove` take the last name of a file away while another thread closes it, so many times, with the one or the other later by a
+/// bit. Nothing of the files may be left.
+fn closed_while_it_loses_its_name(engine: &Engine, rounds: usize, remove: impl Fn(&Engine, Ino) + Sync) {
+    let barrier = &Barrier::new(2);
+    let before = engine.statfs().unwrap();
+    for round in 0..rounds {
+        let ino = make(engine, ROOT_INO, "file");
+        let file = engine.open(ino, OpenMode::read_write()).unwrap();
+        file.write_at(0, &[1; 9000]).unwrap();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                barrier.wait();
+                (0..round % 64 * 200).for_each(|_| std::hint::spin_loop());
+                drop(file);
+            });
+            barrier.wait();
+            remove(engine, ino);
+        });
+        let info = engine.info();
+        assert_eq!(info.orphans, 0, "round {round}");
+        let after = engine.statfs().unwrap();
+        assert_eq!(
+            (after.inodes_free, after.blocks_free),
+            (before.inodes_free, before.blocks_free),
+            "round {round}"
+        );
+    }
+}
+
+fn unlink(engine: &Engine, _ino: Ino) {
+    engine.unlink(ROOT_INO, b"file").unwrap();
+}
+
+/// Once 33 to 47 of 100 such files stayed until the next mount: the remover saw a holder, the holder a name.
+#[test]
+fn a_file_closed_while_it_is_unlinked_is_freed() {
+    let (_path, engine) = pool_on_disk();
+    closed_while_it_loses_its_name(&engine, 60, unlink);
+    closed_while_it_loses_its_name(&pool_in_memory(), 2000, unlink);
+}
+
+#[test]
+fn a_file_closed_while_it_is_replaced_is_freed() {
+    let (_path, engine) = pool_on_disk();
+    let replace = |engine: &Engine, _ino: Ino| {
+        make(engine, ROOT_INO, "other");
+        engine
+            .rename(ROOT_INO, b"other", ROOT_INO, b"file", RenameMode::Replace)
+            .unwrap();
+        engine.unlink(ROOT_INO, b"file").unwrap();
+    };
+    closed_while_it_loses_its_name(&engine, 60, replace);
+}
+
+#[test]
+fn who_is_open_and_has_no_name_is_counted_until_it_is_closed() {
+    let region = Region::anonymous(POOL_BYTES).unwrap();
+    mkfs(&region, &small()).unwrap();
+    let path = tempfile::NamedTempFile::new().unwrap().into_temp_path();
+    std::fs::write(&path, image_of(&region)).unwrap();
+    let engine = Engine::mount(Region::open(&path, Access::ReadWrite).unwrap(), &quiet()).unwrap();
+    let ino = make(&engine, ROOT_INO, "file");
+    let file = engine.open(ino, OpenMode::read_write()).unwrap();
+    assert_eq!(engine.info().orphans, 0);
+    engine.unlink(ROOT_INO, b"file").unwrap();
+    assert_eq!(engine.info().orphans, 1);
+    // A copy of the mounted pool.
+    let copy = std::fs::read(&path).unwrap();
+    let report = fsck(Region::from_image(&copy).unwrap(), &mut |_, _, _| {}).unwrap();
+    assert!(report.findings.is_empty(), "{:?}", report.findings);
+    assert_eq!(report.orphans, 1);
+    drop(file);
+    assert_eq!(engine.info().orphans, 0);
+    engine.unmount().unwrap();
+}
