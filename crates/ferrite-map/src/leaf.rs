@@ -39,6 +39,9 @@ const ACTIVE_COPIES: [u64; 2] = [0, LINE_BYTES];
 const ACTIVE_MIN: u64 = 4;
 /// Lines behind its home where a chunk may lie while the table can grow.
 const REACH: u64 = 254;
+/// Lines behind its home from which on a new chunk asks for what waits for the mark. By itself none lies so far while the table can grow: the
+/// load stays below a third.
+const LONG_WAY: u64 = 64;
 /// Lines split in one record.
 const BATCH: u64 = 32;
 /// Lines a thread takes at a time when loading.
@@ -63,6 +66,8 @@ pub struct Leaf {
     claims: Box<[CachePadded<AtomicI64>]>,
     /// The load, or a chunk that found nothing within reach, asks for splits.
     wants_room: AtomicBool,
+    /// See [`FileMap::wants_reclaim`]. A file that comes and goes would else have the table grow for lines that are about to be free.
+    wants_reclaim: AtomicBool,
 }
 
 fn key_of(ino: u32, lblk: u32) -> u64 {
@@ -116,6 +121,7 @@ impl Leaf {
             gate: Gate::default(),
             active: AtomicU64::new(u64::MAX),
             wants_room: AtomicBool::new(false),
+            wants_reclaim: AtomicBool::new(false),
             region,
             geometry,
         }
@@ -435,11 +441,15 @@ impl FileMap for Leaf {
             return Ok(());
         }
         let active = self.active();
-        let Some(line) = self.claim_line(home_of(hash(key, self.geometry.seed), active), active) else {
+        let home = home_of(hash(key, self.geometry.seed), active);
+        let Some(line) = self.claim_line(home, active) else {
             self.wants_room.store(active < self.geometry.slots, Ordering::Relaxed);
             return Err(MapError::TableFull);
         };
         tx.claimed(Resource::MapSlot(line as u32));
+        if self.distance(home, line) >= LONG_WAY && active < self.geometry.slots {
+            self.wants_reclaim.store(true, Ordering::Relaxed);
+        }
         tx.set_word(self.word_offset(line, lblk), word.0);
         tx.set_word(self.header_offset(line), key);
         Ok(())
@@ -597,6 +607,10 @@ impl FileMap for Leaf {
 
     fn wants_room(&self) -> bool {
         self.wants_room.load(Ordering::Relaxed)
+    }
+
+    fn wants_reclaim(&self) -> bool {
+        self.wants_reclaim.load(Ordering::Relaxed) && self.wants_reclaim.swap(false, Ordering::Relaxed)
     }
 
     fn make_room(&self, tx: &mut dyn MapTx) -> Result<bool, MapError> {

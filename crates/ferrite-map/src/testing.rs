@@ -9,6 +9,7 @@
 //!
 //! Random tests print their seed, and run that one alone when `FERRITE_SEED` is set.
 
+pub(crate) mod churn;
 pub(crate) mod harm;
 pub(crate) mod moves;
 pub(crate) mod replay;
@@ -266,6 +267,11 @@ macro_rules! mapping_tests {
         #[test]
         fn ranges_are_walked_completely_and_stop_when_told() {
             crate::testing::ranges_are_walked_completely_and_stop_when_told::<$subject>();
+        }
+
+        #[test]
+        fn pages_that_come_and_go_leave_the_mapping_sound() {
+            crate::testing::churn::pages_that_come_and_go_leave_the_mapping_sound::<$subject>();
         }
 
         #[test]

@@ -1,0 +1,120 @@
+//! Shared test of all mappings: a few pages that come and go thousands of times while what they leave behind waits for the journal's mark.
+//!
+//! What lives here: one test, which `mapping_tests!` puts into the mappings' test modules. Every limit that a check assumes, how far from
+//! its home an entry lies, say, must hold whatever waits: an insert that would pass it is refused, and served once the mark has moved.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::{Bed, Rng, Subject, for_seeds};
+use crate::{MapError, PageWord, Resource};
+
+const BLOCKS: u32 = 3000;
+const ROUNDS: usize = 6000;
+/// Rounds between two looks at the whole mapping.
+const LOOK_EVERY: usize = 500;
+/// Few, so that each finds what its former lives have left; in one chunk, next to each other, and at the ends of the range.
+const PAGES: [(u32, u32); 8] = [
+    (5, 0),
+    (5, 1),
+    (5, 6),
+    (5, 7),
+    (5, 1 << 20),
+    (5, u32::MAX),
+    (6, 0),
+    (6, 511),
+];
+
+pub(crate) fn pages_that_come_and_go_leave_the_mapping_sound<M: Subject>() {
+    for_seeds(2, |seed| {
+        let mut rng = Rng(seed);
+        let bed = Bed::<M>::new(BLOCKS, rng.next());
+        let mut waiting = Vec::new();
+        let mut mapped: BTreeMap<(u32, u32), PageWord> = BTreeMap::new();
+        let (mut moved, mut longest) = (0, 0);
+        for round in 0..ROUNDS {
+            // Mostly one page, as a file that is rewritten and rewritten.
+            let page = match rng.below(4) {
+                0 => PAGES[rng.below(PAGES.len() as u64) as usize],
+                _ => PAGES[0],
+            };
+            let word = PageWord::new(bed.geometry.first_block + round as u32 % BLOCKS, 0);
+            if mapped.remove(&page).is_some() {
+                let mut tx = bed.tx();
+                bed.map
+                    .remove(&mut tx, page.0, page.1)
+                    .expect("removing needs no space");
+                waiting.append(&mut tx.freed);
+                tx.commit(&bed.region);
+            } else {
+                insert(&bed, page, word, &mut waiting, &mut moved);
+                mapped.insert(page, word);
+            }
+            longest = longest.max(waiting.len());
+            // First nobody listens, so that what is farthest is reached; then the engine's way.
+            if bed.map.wants_reclaim() && round > ROUNDS / 2 {
+                mark_moves(&bed, &mut waiting);
+            }
+            if round % LOOK_EVERY == LOOK_EVERY - 1 {
+                look(&bed, &mapped);
+            }
+        }
+        println!("{longest} things waited at most, {moved} inserts waited for them");
+        assert!(longest > 200 || moved > 100, "nothing ever stood in the way");
+    });
+}
+
+/// Inserts as the engine does: room is made, then the mark moves, then there must be room.
+fn insert<M: Subject>(bed: &Bed<M>, page: (u32, u32), word: PageWord, waiting: &mut Vec<Resource>, moved: &mut usize) {
+    for attempt in 0..3 {
+        let mut tx = bed.tx();
+        match bed.map.insert(&mut tx, page.0, page.1, word) {
+            Ok(()) => {
+                waiting.append(&mut tx.freed);
+                tx.commit(&bed.region);
+                return;
+            }
+            Err(MapError::TableFull) if attempt == 0 => {
+                drop(tx);
+                bed.make_room();
+            }
+            Err(MapError::TableFull | MapError::NoBlock) => {
+                drop(tx);
+                *moved += 1;
+                mark_moves(bed, waiting);
+            }
+            Err(error) => panic!("page {page:?}: {error}"),
+        }
+    }
+    panic!("no room for page {page:?} although nothing waits");
+}
+
+fn mark_moves<M: Subject>(bed: &Bed<M>, waiting: &mut Vec<Resource>) {
+    waiting.sort_unstable();
+    let tx = bed.tx();
+    waiting.drain(..).for_each(|resource| tx.release(resource));
+}
+
+/// Nothing is broken, a mount finds what is mapped, and so do lookups.
+fn look<M: Subject>(bed: &Bed<M>, mapped: &BTreeMap<(u32, u32), PageWord>) {
+    let (mut found, mut nodes) = (BTreeMap::new(), BTreeSet::new());
+    bed.map.check(
+        &mut |entry| {
+            found.insert((entry.ino, entry.lblk), entry.word);
+        },
+        &mut |node| assert!(nodes.insert(node), "node {node} twice"),
+        &mut |broken| panic!("{broken:?}"),
+    );
+    assert_eq!(&found, mapped, "what a check finds");
+    let (map, loaded) = bed.remounted();
+    let loaded = loaded.expect("the mapping is sound");
+    assert!(loaded.keys().eq(mapped.keys()), "what a mount finds");
+    for entry in loaded.values() {
+        if let Some(hashfs) = map.as_hashfs() {
+            assert!(!hashfs.is_out_of_reach(entry.ino, entry.lblk, u64::from(entry.slot)));
+        }
+    }
+    for (&(ino, lblk), &word) in mapped {
+        assert_eq!(bed.map.get(ino, lblk), word);
+        assert_eq!(map.get(ino, lblk), word);
+    }
+}
