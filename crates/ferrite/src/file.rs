@@ -77,6 +77,7 @@ impl OpenOptions {
             file,
             path: path.to_path_buf(),
             append: self.append,
+            writable: flags.write,
             position: 0,
         })
     }
@@ -88,6 +89,7 @@ pub struct File {
     file: Arc<dyn OpenFile>,
     path: PathBuf,
     append: bool,
+    writable: bool,
     position: u64,
 }
 
@@ -101,10 +103,14 @@ impl File {
         self.check(self.file.getattr()).map(Metadata)
     }
 
-    /// Cuts the file, or extends it by a hole.
+    /// Cuts the file, or extends it by a hole. The handle must be open for writing, as with `ftruncate(2)`.
     pub fn set_len(&self, size: u64) -> io::Result<()> {
+        if !self.writable {
+            return self.check(Err(FsError::Invalid("the file is not open for writing")));
+        }
         let set = SetAttr {
             size: Some(size),
+            kill_priv: !self.fs.vfs().cred().is_root(),
             ..SetAttr::default()
         };
         self.check(self.fs.vfs().fs().setattr(self.file.ino(), &set)).map(drop)

@@ -27,6 +27,6 @@ mod file;
 mod fs;
 
 pub use ferrite_fs::{AtimePolicy, MkfsOptions, MountOptions, PoolInfo};
-pub use ferrite_vfs::{Cred, FileKind, RenameMode};
+pub use ferrite_vfs::{Cred, FallocateMode, FileKind, RenameMode};
 pub use file::{File, OpenOptions};
 pub use fs::{DirEntry, Fs, Metadata, ReadDir};

@@ -6,7 +6,7 @@ use std::io::{ErrorKind, Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::FileExt;
 
 use common::create;
-use ferrite::{Cred, Fs, OpenOptions, RenameMode};
+use ferrite::{Cred, FallocateMode, Fs, OpenOptions, RenameMode};
 
 /// Runs `test` on a pool and on the reference engine.
 fn on_both(test: impl Fn(&Fs)) {
@@ -117,4 +117,44 @@ fn a_pool_keeps_its_content_and_belongs_to_one_opener() {
     std::fs::write(dir.path().join("other"), vec![7; 1 << 20]).unwrap();
     let foreign = Fs::open(dir.path().join("other")).err().unwrap();
     assert!(foreign.to_string().contains("not a Ferrite pool"), "{foreign}");
+}
+
+#[test]
+fn only_a_handle_that_may_write_changes_a_file() {
+    on_both(|fs| {
+        fs.write("/f", "hello").unwrap();
+        fs.chown("/f", Some(1000), Some(1000)).unwrap();
+        let other = fs.as_user(Cred::new(1001, 1001));
+        for (fs, options) in [(fs, OpenOptions::new().read(true)), (&other, &mut OpenOptions::new())] {
+            let file = options.open(fs, "/f").unwrap();
+            for size in [0, 5, 100] {
+                assert_eq!(file.set_len(size).unwrap_err().kind(), ErrorKind::InvalidInput);
+            }
+            for mode in [
+                FallocateMode::Allocate { keep_size: false },
+                FallocateMode::PunchHole,
+                FallocateMode::ZeroRange { keep_size: true },
+            ] {
+                assert!(file.allocate(mode, 0, 4096).is_err(), "{mode:?}");
+            }
+            assert!(file.append(b"x").is_err());
+        }
+        assert_eq!(fs.read("/f").unwrap(), b"hello");
+    });
+}
+
+#[test]
+fn a_cut_by_the_unprivileged_takes_setuid_away() {
+    on_both(|fs| {
+        fs.write("/f", "hello").unwrap();
+        fs.chown("/f", Some(1000), Some(1000)).unwrap();
+        let set_len = |fs: &Fs| {
+            fs.set_mode("/f", 0o6755).unwrap();
+            let file = OpenOptions::new().write(true).open(fs, "/f").unwrap();
+            file.set_len(3).unwrap();
+            fs.metadata("/f").unwrap().mode()
+        };
+        assert_eq!(set_len(fs), 0o6755, "root may");
+        assert_eq!(set_len(&fs.as_user(Cred::new(1000, 1000))), 0o755);
+    });
 }
