@@ -25,4 +25,4 @@ mod vfs;
 pub use error::{FsError, Result};
 pub use fs::{FileSystem, OpenFile};
 pub use types::*;
-pub use vfs::{OpenFlags, Vfs};
+pub use vfs::{Dir, OpenFlags, Vfs};

@@ -1,11 +1,12 @@
 //! Paths and permissions, once for all engines: what a kernel's VFS does for a mount, for everybody else.
 //!
 //! What lives here: [`Vfs`], which walks paths and checks each step against the caller's [`Cred`], then calls the
-//! engine. The rules themselves are in [`crate::posix`]. A check and the operation it allows are two steps: a
-//! concurrent chmod or rename can fall in between, as it can between two system calls.
+//! engine. The rules themselves are in [`crate::posix`]; [`Dir`] is an open directory. A check and the operation it allows
+//! are two steps: a concurrent chmod or rename can fall in between, as it can between two system calls.
 //!
 //! Invariant: what was checked is what is used. Each inode on the way is pinned ([`Held`]) from before its number is used
 //! until after; else a number freed and given to another file in between would lend that file the old one's permissions.
+//!
 
 use std::ops::Deref;
 use std::sync::Arc;
@@ -44,6 +45,35 @@ pub struct Vfs {
     cred: Cred,
     base: Ino,
 }
+
+/// An open directory: the same one, whatever becomes of its names. Dropping it closes it.
+pub struct Dir {
+    fs: Arc<dyn FileSystem>,
+    ino: Ino,
+}
+
+impl Dir {
+    /// Its inode.
+    pub fn ino(&self) -> Ino {
+        self.ino
+    }
+
+    /// Lists it, as [`FileSystem::readdir`]. Who opened it was allowed to, and that lasts.
+    pub fn readdir(&self, cookie: u64, sink: &mut dyn FnMut(&DirEntry<'_>) -> bool) -> Result<()> {
+        self.fs.readdir(self.ino, cookie, sink)
+    }
+}
+
+impl Drop for Dir {
+    fn drop(&mut self) {
+        if self.ino != ROOT_INO {
+            self.fs.unpin(self.ino, 1);
+        }
+    }
+}
+
+/// The mode bit of directories where everybody removes his own names only.
+const STICKY: u32 = 0o1000;
 
 /// How often a walk begins again because something on its way was removed under it, before it says `NotFound`; and an
 /// open because somebody made or removed the file meanwhile.
@@ -86,8 +116,11 @@ fn kill_priv(cred: &Cred) -> bool {
 impl Vfs {
     /// `fs` as `cred` sees it. Relative paths start at the root.
     pub fn new(fs: Arc<dyn FileSystem>, cred: Cred) -> Vfs {
-        let base = ROOT_INO;
-        Vfs { fs, cred, base }
+        Vfs {
+            fs,
+            cred,
+            base: ROOT_INO,
+        }
     }
 
     /// The same, but relative paths start at directory `base`, as with `openat(2)`; absolute ones and `..` lead out of it.
@@ -488,12 +521,22 @@ impl Vfs {
 
     /// Lists a directory, as [`FileSystem::readdir`].
     pub fn readdir(&self, path: &[u8], cookie: u64, sink: &mut dyn FnMut(&DirEntry<'_>) -> bool) -> Result<()> {
+        self.open_dir(path)?.readdir(cookie, sink)
+    }
+
+    /// Opens a directory, to list it in more than one step.
+    pub fn open_dir(&self, path: &[u8]) -> Result<Dir> {
         let dir = self.target(path, true)?;
         if dir.kind != FileKind::Directory {
             return Err(FsError::NotDirectory);
         }
         posix::may_access(&dir, &self.cred, Access::READ)?;
-        self.fs.readdir(dir.ino, cookie, sink)
+        if dir.ino != ROOT_INO {
+            // `dir` has it pinned until the handle's own pin is there.
+            self.fs.pin(dir.ino, dir.generation)?;
+        }
+        let fs = Arc::clone(&self.fs);
+        Ok(Dir { fs, ino: dir.ino })
     }
 
     /// Space and inodes.
@@ -541,7 +584,7 @@ impl Vfs {
             b"user" => {
                 let owner = self.cred.is_root() || self.cred.uid == target.uid;
                 match target.kind {
-                    FileKind::Directory if want.write && target.mode & 0o1000 != 0 && !owner => return Err(refused),
+                    FileKind::Directory if want.write && target.mode & STICKY != 0 && !owner => return Err(refused),
                     FileKind::File | FileKind::Directory => {}
                     _ => return Err(refused),
                 }

@@ -10,7 +10,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use ferrite_fs::{Engine, EngineError, MkfsOptions, MountOptions, PoolInfo};
 use ferrite_pm::{Access, PmError, Region};
 use ferrite_vfs::memfs::MemFs;
-use ferrite_vfs::{Attr, Cred, FileKind, FileSystem, FsError, RenameMode, SetAttr, StatFs, Vfs};
+use ferrite_vfs::{Attr, Cred, Dir, FileKind, FileSystem, FsError, RenameMode, SetAttr, StatFs, Vfs};
 
 use crate::file::{File, OpenOptions};
 
@@ -288,19 +288,17 @@ impl Fs {
 
     /// Lists a directory. Entries that exist throughout come exactly once.
     pub fn read_dir(&self, path: impl AsRef<Path>) -> io::Result<ReadDir> {
-        let path = path.as_ref().to_path_buf();
-        let listing = ReadDir {
-            fs: self.clone(),
-            path,
+        let path = path.as_ref();
+        // Whatever is wrong with the path shows here, not at the first entry.
+        let mut listing = ReadDir {
+            dir: self.at(path, Vfs::open_dir)?,
+            path: path.to_path_buf(),
             cookie: 0,
             batch: Vec::new().into_iter(),
             done: false,
         };
-        // Whatever is wrong with the path shows here, not at the first entry.
-        listing.fetch().map(|batch| ReadDir {
-            batch: batch.into_iter(),
-            ..listing
-        })
+        listing.batch = listing.fetch()?.into_iter();
+        Ok(listing)
     }
 
     /// Space and inodes.
@@ -381,9 +379,10 @@ impl DirEntry {
     }
 }
 
-/// Iterates over a directory, fetching a batch at a time.
+/// Iterates over a directory, fetching a batch at a time. It is the directory that had the path when the listing began, whatever has it
+/// now; [`DirEntry::path`] goes by the path of then.
 pub struct ReadDir {
-    fs: Fs,
+    dir: Dir,
     path: PathBuf,
     cookie: u64,
     batch: std::vec::IntoIter<DirEntry>,
@@ -395,18 +394,16 @@ const BATCH: usize = 256;
 impl ReadDir {
     fn fetch(&self) -> io::Result<Vec<DirEntry>> {
         let mut batch = Vec::new();
-        self.fs.at(&self.path, |vfs, path| {
-            vfs.readdir(path, self.cookie, &mut |entry| {
-                batch.push(DirEntry {
-                    dir: self.path.clone(),
-                    name: OsString::from_vec(entry.name.to_vec()),
-                    kind: entry.kind,
-                    next: entry.next_cookie,
-                });
-                batch.len() < BATCH
-            })
-        })?;
-        Ok(batch)
+        let listed = self.dir.readdir(self.cookie, &mut |entry| {
+            batch.push(DirEntry {
+                dir: self.path.clone(),
+                name: OsString::from_vec(entry.name.to_vec()),
+                kind: entry.kind,
+                next: entry.next_cookie,
+            });
+            batch.len() < BATCH
+        });
+        listed.map_err(error_at(&self.path)).map(|()| batch)
     }
 }
 

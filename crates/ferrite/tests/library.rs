@@ -158,3 +158,45 @@ fn a_cut_by_the_unprivileged_takes_setuid_away() {
         assert_eq!(set_len(&fs.as_user(Cred::new(1000, 1000))), 0o755);
     });
 }
+
+#[test]
+fn a_listing_goes_on_in_the_directory_where_it_began() {
+    on_both(|fs| {
+        // More than one batch.
+        let fill = |dir: &str, from: usize| {
+            fs.create_dir(dir).unwrap();
+            for n in from..from + 600 {
+                fs.write(format!("{dir}/{n}"), "").unwrap();
+            }
+        };
+        fill("/d", 0);
+        let mut listing = fs.read_dir("/d").unwrap();
+        let mut names: Vec<_> = listing.by_ref().take(10).collect();
+        fs.rename("/d", "/moved").unwrap();
+        fill("/d", 1000);
+        names.extend(listing);
+        let mut numbers: Vec<usize> = names
+            .into_iter()
+            .map(|entry| entry.unwrap().file_name().to_str().unwrap().parse().unwrap())
+            .collect();
+        numbers.sort_unstable();
+        assert_eq!(numbers, (0..600).collect::<Vec<_>>());
+
+        let mut listing = fs.read_dir("/moved").unwrap();
+        let first = listing.next().unwrap().unwrap();
+        fs.rename("/moved", "/again").unwrap();
+        assert_eq!(
+            listing.map(Result::unwrap).count(),
+            599,
+            "no error, and all but {first:?}"
+        );
+        // The handle keeps the directory, even without a name.
+        let mut listing = fs.read_dir("/again").unwrap();
+        fs.remove_dir_all("/again").unwrap();
+        fill("/again", 2000);
+        let rest = listing.by_ref().flatten().skip(256).count();
+        assert_eq!(rest, 0, "nothing of the new one");
+        drop(listing);
+        fs.remove_dir_all("/again").unwrap();
+    });
+}
