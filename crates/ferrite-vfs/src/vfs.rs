@@ -7,9 +7,13 @@
 //! Invariant: what was checked is what is used. Each inode on the way is pinned ([`Held`]) from before its number is used
 //! until after; else a number freed and given to another file in between would lend that file the old one's permissions.
 //!
+//! Invariant: in a sticky directory a name stays its file's from the check to the removal, since whoever takes names away
+//! there waits for his turn ([`Vfs::turn`]). Nobody can put a file at a name that is taken, so makers need not wait.
 
 use std::ops::Deref;
 use std::sync::Arc;
+
+use parking_lot::{Mutex, MutexGuard};
 
 use crate::posix::{self, Access};
 use crate::{
@@ -39,11 +43,16 @@ pub struct OpenFlags {
 }
 
 /// A file system with paths and permissions, as one caller sees it. Cheap to clone.
+///
+/// Callers that share an engine share one of these: the first is [`Vfs::new`], those for others come of [`Vfs::as_user`]. What
+/// makes checks hold in sticky directories is per `Vfs` and its clones.
 #[derive(Clone)]
 pub struct Vfs {
     fs: Arc<dyn FileSystem>,
     cred: Cred,
     base: Ino,
+    /// Held while a name is taken away from a sticky directory, from the check on.
+    sticky: Arc<Mutex<()>>,
 }
 
 /// An open directory: the same one, whatever becomes of its names. Dropping it closes it.
@@ -120,7 +129,13 @@ impl Vfs {
             fs,
             cred,
             base: ROOT_INO,
+            sticky: Arc::default(),
         }
+    }
+
+    /// The same file system as another user sees it.
+    pub fn as_user(&self, cred: Cred) -> Vfs {
+        Vfs { cred, ..self.clone() }
     }
 
     /// The same, but relative paths start at directory `base`, as with `openat(2)`; absolute ones and `..` lead out of it.
@@ -278,6 +293,13 @@ impl Vfs {
             return Err(FsError::NotDirectory);
         }
         Ok(entry)
+    }
+
+    /// The right to take a name away from these directories, until it is dropped. Only sticky directories ask for it: elsewhere whoever
+    /// may remove one name may remove all.
+    fn turn(&self, dirs: &[&Attr]) -> Option<MutexGuard<'_, ()>> {
+        let sticky = dirs.iter().any(|dir| dir.mode & STICKY != 0);
+        sticky.then(|| self.sticky.lock())
     }
 
     /// What is at an existing place, if the caller may remove it from there.
@@ -448,6 +470,7 @@ impl Vfs {
         if is_dots(place.name) {
             return Err(FsError::IsDirectory);
         }
+        let _turn = self.turn(&[&place.parent]);
         let victim = self.removable(&place)?;
         if victim.kind == FileKind::Directory {
             return Err(FsError::IsDirectory);
@@ -464,6 +487,7 @@ impl Vfs {
             b".." => return Err(FsError::NotEmpty),
             _ => {}
         }
+        let _turn = self.turn(&[&place.parent]);
         self.removable(&place)?;
         self.fs.rmdir(place.parent.ino, place.name)
     }
@@ -474,6 +498,7 @@ impl Vfs {
         if is_dots(from.name) || is_dots(to.name) {
             return Err(FsError::Busy);
         }
+        let _turn = self.turn(&[&from.parent, &to.parent]);
         let moved = self.entry(&from)?;
         let victim = match (self.fs.lookup(to.parent.ino, to.name), mode) {
             (Ok(_), RenameMode::NoReplace) => return Err(FsError::Exists),

@@ -115,7 +115,7 @@ impl Fs {
     /// The same file system as another user sees it. A pool's opener is root.
     pub fn as_user(&self, cred: Cred) -> Fs {
         Fs {
-            vfs: Vfs::new(Arc::clone(self.vfs.fs()), cred),
+            vfs: self.vfs.as_user(cred),
             engine: self.engine.clone(),
         }
     }
