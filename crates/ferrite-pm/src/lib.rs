@@ -9,6 +9,7 @@
 //! | `sigbus` | faults on a mapping poison the region instead of killing the process |
 //! | `dirty` | [`DirtyLines`]: lines that wait to be written back |
 //! | `counters` | fences, lines, bytes |
+//! | [`fork`] | telling a process from the children it forks |
 //! | `events` | what CPU and kernel count: cache misses |
 //! | `recorder`, `crash` | logging stores; building the images a crash could leave |
 //!
@@ -21,6 +22,7 @@ mod crash;
 mod dirty;
 mod error;
 mod events;
+pub mod fork;
 mod map;
 mod medium;
 mod recorder;

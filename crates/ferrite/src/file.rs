@@ -7,7 +7,8 @@ use std::sync::Arc;
 
 use ferrite_vfs::{FallocateMode, FsError, OpenFile, OpenFlags, SetAttr};
 
-use crate::fs::{Fs, Metadata, bytes, error_at};
+use crate::fs::{Fs, Metadata, error_at};
+use crate::own::Own;
 
 /// How to open a file.
 #[derive(Debug, Clone, Default)]
@@ -71,10 +72,9 @@ impl OpenOptions {
         let mut flags = self.flags;
         flags.write |= self.append;
         flags.mode = self.mode.unwrap_or(0o644);
-        let file = fs.vfs().open(bytes(path), &flags).map_err(error_at(path))?;
         Ok(File {
             fs: fs.clone(),
-            file,
+            file: fs.hand_out(path, |vfs, path| vfs.open(path, &flags))?,
             path: path.to_path_buf(),
             append: self.append,
             writable: flags.write,
@@ -86,7 +86,7 @@ impl OpenOptions {
 /// An open file with a position. Writes are atomic and durable when they return; there is nothing to flush.
 pub struct File {
     fs: Fs,
-    file: Arc<dyn OpenFile>,
+    file: Own<Arc<dyn OpenFile>>,
     path: PathBuf,
     append: bool,
     writable: bool,
@@ -98,9 +98,13 @@ impl File {
         result.map_err(error_at(&self.path))
     }
 
+    fn run<T>(&self, f: impl FnOnce(&dyn OpenFile) -> ferrite_vfs::Result<T>) -> io::Result<T> {
+        self.check(f(&**self.file.get()?))
+    }
+
     /// Its attributes.
     pub fn metadata(&self) -> io::Result<Metadata> {
-        self.check(self.file.getattr()).map(Metadata)
+        self.run(|file| file.getattr()).map(Metadata)
     }
 
     /// Cuts the file, or extends it by a hole. The handle must be open for writing, as with `ftruncate(2)`.
@@ -108,17 +112,20 @@ impl File {
         if !self.writable {
             return self.check(Err(FsError::Invalid("the file is not open for writing")));
         }
-        let set = SetAttr {
-            size: Some(size),
-            kill_priv: !self.fs.vfs().cred().is_root(),
-            ..SetAttr::default()
-        };
-        self.check(self.fs.vfs().fs().setattr(self.file.ino(), &set)).map(drop)
+        let file = self.file.get()?;
+        self.fs.at(&self.path, |vfs, _| {
+            let set = SetAttr {
+                size: Some(size),
+                kill_priv: !vfs.cred().is_root(),
+                ..SetAttr::default()
+            };
+            vfs.fs().setattr(file.ino(), &set).map(drop)
+        })
     }
 
     /// Appends atomically; returns where the data went.
     pub fn append(&self, data: &[u8]) -> io::Result<u64> {
-        match self.check(self.file.append(data))? {
+        match self.run(|file| file.append(data))? {
             (offset, count) if count == data.len() => Ok(offset),
             _ => self.check(Err(FsError::NoSpace("blocks"))),
         }
@@ -126,12 +133,12 @@ impl File {
 
     /// Reserves, punches or zeroes a range.
     pub fn allocate(&self, mode: FallocateMode, offset: u64, len: u64) -> io::Result<()> {
-        self.check(self.file.fallocate(mode, offset, len))
+        self.run(|file| file.fallocate(mode, offset, len))
     }
 
     /// Says whether all is durable: it is, unless the medium failed.
     pub fn sync_all(&self) -> io::Result<()> {
-        self.check(self.file.fsync())
+        self.run(|file| file.fsync())
     }
 }
 
@@ -146,7 +153,7 @@ impl Read for File {
 impl Write for File {
     fn write(&mut self, data: &[u8]) -> io::Result<usize> {
         if self.append {
-            let (offset, count) = self.check(self.file.append(data))?;
+            let (offset, count) = self.run(|file| file.append(data))?;
             self.position = offset + count as u64;
             return Ok(count);
         }
@@ -175,10 +182,10 @@ impl Seek for File {
 
 impl FileExt for File {
     fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<usize> {
-        self.check(self.file.read_at(offset, buf))
+        self.run(|file| file.read_at(offset, buf))
     }
 
     fn write_at(&self, data: &[u8], offset: u64) -> io::Result<usize> {
-        self.check(self.file.write_at(offset, data))
+        self.run(|file| file.write_at(offset, data))
     }
 }

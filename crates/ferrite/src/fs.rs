@@ -8,11 +8,13 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use ferrite_fs::{Engine, EngineError, MkfsOptions, MountOptions, PoolInfo};
+use ferrite_pm::fork::Origin;
 use ferrite_pm::{Access, PmError, Region};
 use ferrite_vfs::memfs::MemFs;
 use ferrite_vfs::{Attr, Cred, Dir, FileKind, FileSystem, FsError, RenameMode, SetAttr, StatFs, Vfs};
 
 use crate::file::{File, OpenOptions};
+use crate::own::Own;
 
 /// Permission bits of new directories.
 const DIR_MODE: u32 = 0o755;
@@ -55,9 +57,14 @@ pub(crate) fn bytes(path: &Path) -> &[u8] {
     path.as_os_str().as_bytes()
 }
 
-/// A file system: a pool in this process, or memory. Cheap to clone; all clones are one.
+/// A file system: a pool in this process, or memory. Cheap to clone; all clones are one. A forked child cannot use it.
 #[derive(Clone)]
 pub struct Fs {
+    parts: Own<Parts>,
+}
+
+#[derive(Clone)]
+struct Parts {
     vfs: Vfs,
     engine: Option<Engine>,
 }
@@ -92,51 +99,62 @@ impl Fs {
     }
 
     fn mount(region: Region, options: &MountOptions) -> io::Result<Fs> {
+        let origin = Origin::here()?;
         let engine = Engine::mount(region, options).map_err(pool_error)?;
+        let vfs = Vfs::new(Arc::new(engine.clone()), Cred::root());
+        let engine = Some(engine);
         Ok(Fs {
-            vfs: Vfs::new(Arc::new(engine.clone()), Cred::root()),
-            engine: Some(engine),
+            parts: Own::new(Parts { vfs, engine }, Some(origin)),
         })
     }
 
-    /// A file system in ordinary memory that goes when its last clone does.
+    /// A file system in ordinary memory that goes when its last clone does. A forked child has a copy of its own.
     pub fn memory() -> Fs {
         Fs::over(Arc::new(MemFs::new()))
     }
 
-    /// Any engine, with the interface of this crate.
+    /// Any engine, with the interface of this crate. Whether a forked child may use it is the engine's matter.
     pub fn over(fs: Arc<dyn FileSystem>) -> Fs {
+        let vfs = Vfs::new(fs, Cred::root());
         Fs {
-            vfs: Vfs::new(fs, Cred::root()),
-            engine: None,
+            parts: Own::new(Parts { vfs, engine: None }, None),
         }
     }
 
     /// The same file system as another user sees it. A pool's opener is root.
     pub fn as_user(&self, cred: Cred) -> Fs {
-        Fs {
-            vfs: self.vfs.as_user(cred),
-            engine: self.engine.clone(),
-        }
+        let parts = self.parts.map(|parts| Parts {
+            vfs: parts.vfs.as_user(cred),
+            engine: parts.engine.clone(),
+        });
+        Fs { parts }
     }
 
     /// Closes the pool in order; later calls on any clone fail. Without it nothing is lost, but the next open replays.
     pub fn close(self) -> io::Result<()> {
-        self.engine
-            .map_or(Ok(()), |engine| engine.unmount().map_err(pool_error))
+        match &self.parts.get()?.engine {
+            Some(engine) => engine.unmount().map_err(pool_error),
+            None => Ok(()),
+        }
     }
 
-    /// What the pool is made of; `None` for other engines.
+    /// What the pool is made of; `None` for other engines, and in a forked child.
     pub fn info(&self) -> Option<PoolInfo> {
-        self.engine.as_ref().map(Engine::info)
+        self.parts.get().ok()?.engine.as_ref().map(Engine::info)
     }
 
-    pub(crate) fn vfs(&self) -> &Vfs {
-        &self.vfs
+    /// A handle that belongs to whom this file system belongs to, made with it.
+    pub(crate) fn hand_out<T: Clone>(
+        &self,
+        path: &Path,
+        f: impl FnOnce(&Vfs, &[u8]) -> ferrite_vfs::Result<T>,
+    ) -> io::Result<Own<T>> {
+        let handle = self.at(path, f)?;
+        Ok(self.parts.map(|_| handle))
     }
 
-    fn at<T>(&self, path: &Path, f: impl FnOnce(&Vfs, &[u8]) -> ferrite_vfs::Result<T>) -> io::Result<T> {
-        f(&self.vfs, bytes(path)).map_err(error_at(path))
+    pub(crate) fn at<T>(&self, path: &Path, f: impl FnOnce(&Vfs, &[u8]) -> ferrite_vfs::Result<T>) -> io::Result<T> {
+        f(&self.parts.get()?.vfs, bytes(path)).map_err(error_at(path))
     }
 
     /// Opens a file for reading.
@@ -291,7 +309,7 @@ impl Fs {
         let path = path.as_ref();
         // Whatever is wrong with the path shows here, not at the first entry.
         let mut listing = ReadDir {
-            dir: self.at(path, Vfs::open_dir)?,
+            dir: self.hand_out(path, |vfs, path| vfs.open_dir(path).map(Arc::new))?,
             path: path.to_path_buf(),
             cookie: 0,
             batch: Vec::new().into_iter(),
@@ -382,7 +400,7 @@ impl DirEntry {
 /// Iterates over a directory, fetching a batch at a time. It is the directory that had the path when the listing began, whatever has it
 /// now; [`DirEntry::path`] goes by the path of then.
 pub struct ReadDir {
-    dir: Dir,
+    dir: Own<Arc<Dir>>,
     path: PathBuf,
     cookie: u64,
     batch: std::vec::IntoIter<DirEntry>,
@@ -394,7 +412,7 @@ const BATCH: usize = 256;
 impl ReadDir {
     fn fetch(&self) -> io::Result<Vec<DirEntry>> {
         let mut batch = Vec::new();
-        let listed = self.dir.readdir(self.cookie, &mut |entry| {
+        let listed = self.dir.get()?.readdir(self.cookie, &mut |entry| {
             batch.push(DirEntry {
                 dir: self.path.clone(),
                 name: OsString::from_vec(entry.name.to_vec()),

@@ -1,0 +1,139 @@
+//! A program that forks with a pool open: the child is refused, and the pool stays whole.
+
+mod common;
+
+use std::io::{ErrorKind, Read, Seek, SeekFrom, Write};
+use std::path::Path;
+
+use common::{create, ferrite, ok};
+use ferrite::{Cred, FallocateMode, File, Fs, OpenOptions};
+use ferrite_pm::fork::in_child;
+
+fn is_refused<T>(result: std::io::Result<T>) -> bool {
+    let Err(error) = result else { return false };
+    error.kind() == ErrorKind::ResourceBusy && error.to_string().contains("forked")
+}
+
+/// Tries all that a program can do; true if all of it was refused.
+fn all_refused(fs: &Fs, file: &mut File) -> bool {
+    let tried = [
+        is_refused(fs.write("/new", "child")),
+        is_refused(fs.read("/f")),
+        is_refused(fs.create_dir("/d")),
+        is_refused(fs.remove_file("/f")),
+        is_refused(fs.rename("/f", "/g")),
+        is_refused(fs.metadata("/f")),
+        is_refused(fs.read_dir("/")),
+        is_refused(fs.statfs()),
+        is_refused(fs.as_user(Cred::new(1, 1)).read("/f")),
+        fs.info().is_none(),
+        is_refused(file.write(b"child")),
+        is_refused(file.append(b"child")),
+        is_refused(file.read(&mut [0; 8])),
+        is_refused(file.set_len(0)),
+        is_refused(file.seek(SeekFrom::End(0))),
+        is_refused(file.allocate(FallocateMode::PunchHole, 0, 4096)),
+        is_refused(file.metadata()),
+        is_refused(file.sync_all()),
+        is_refused(fs.clone().close()),
+    ];
+    tried == [true; 19]
+}
+
+/// A pool with `/f` in it, open.
+fn open(path: &Path) -> (Fs, File) {
+    let fs = create(path, 64 << 20);
+    fs.write("/f", "parent").unwrap();
+    let file = OpenOptions::new().read(true).write(true).open(&fs, "/f").unwrap();
+    (fs, file)
+}
+
+#[test]
+fn a_forked_child_is_refused_and_the_pool_stays_whole() {
+    let dir = tempfile::tempdir_in("/dev/shm").unwrap();
+    let path = dir.path().join("pool");
+    let (fs, file) = open(&path);
+    let mut slot = Some((fs.clone(), file));
+    for round in 0..5 {
+        // Both sides write: the child in the middle of what the parent does.
+        let (fs, child) = (fs.clone(), &mut slot);
+        std::thread::scope(|scope| {
+            let writer = scope.spawn(move || {
+                for n in 0..200 {
+                    fs.write(format!("/{round}-{n}"), vec![n as u8; 5000]).unwrap();
+                }
+            });
+            let told = in_child(|| {
+                let (fs, mut file) = child.take().unwrap();
+                let refused = all_refused(&fs, &mut file);
+                // The last handles in the child: their end must not end anything of the parent's.
+                drop((fs, file));
+                refused
+            });
+            assert!(told.unwrap(), "the child used the pool");
+            writer.join().unwrap();
+        });
+    }
+    let (_, mut file) = slot.unwrap();
+    file.seek(SeekFrom::End(0)).unwrap();
+    file.write_all(b" goes on").unwrap();
+    for round in 0..5 {
+        for n in 0..200 {
+            assert_eq!(fs.read(format!("/{round}-{n}")).unwrap(), vec![n as u8; 5000]);
+        }
+    }
+    drop(file);
+    fs.close().unwrap();
+    ok(ferrite().arg("fsck").arg(&path));
+    let fs = Fs::open(&path).unwrap();
+    assert_eq!(fs.read_to_string("/f").unwrap(), "parent goes on");
+    assert!(!fs.exists("/new") && !fs.exists("/d"));
+}
+
+#[test]
+fn handles_that_only_the_child_drops_free_nothing() {
+    let dir = tempfile::tempdir_in("/dev/shm").unwrap();
+    let path = dir.path().join("pool");
+    let (fs, mut file) = open(&path);
+    let listing = fs.read_dir("/").unwrap();
+    // Alive by its handle only: to close it is to free it.
+    fs.remove_file("/f").unwrap();
+    let mut handles = Some((fs, file, listing));
+    let ended = in_child(|| {
+        let (fs, file, mut listing) = handles.take().unwrap();
+        // What was fetched before is the child's own.
+        let rest = listing.by_ref().find(|entry| entry.is_err());
+        drop((fs, file));
+        is_refused(rest.unwrap())
+    });
+    assert!(ended.unwrap());
+    let fs;
+    (fs, file, _) = handles.unwrap();
+    let mut text = String::new();
+    file.read_to_string(&mut text).unwrap();
+    assert_eq!(text, "parent");
+    drop(file);
+    fs.close().unwrap();
+    ok(ferrite().arg("fsck").arg(&path));
+}
+
+#[test]
+fn a_child_may_have_a_pool_of_its_own_and_memory() {
+    let dir = tempfile::tempdir_in("/dev/shm").unwrap();
+    let (fs, _file) = open(&dir.path().join("pool"));
+    let memory = Fs::memory();
+    memory.write("/m", "shared").unwrap();
+    let path = dir.path().join("child");
+    let done = in_child(|| {
+        let child = create(&path, 64 << 20);
+        child.write("/c", "child").unwrap();
+        let own = child.read_to_string("/c").unwrap() == "child";
+        child.close().unwrap();
+        memory.write("/m", "mine").unwrap();
+        own && is_refused(fs.read("/f"))
+    });
+    assert!(done.unwrap());
+    assert_eq!(memory.read_to_string("/m").unwrap(), "shared");
+    let child = Fs::open(&path).unwrap();
+    assert_eq!(child.read_to_string("/c").unwrap(), "child");
+}
