@@ -16,11 +16,13 @@ use ferrite_vfs::{
 /// How long a thread is given to get into another's way. It needs moments if nothing keeps it out.
 const PATIENCE: Duration = Duration::from_millis(500);
 
+/// Who is stopped, whom he tells, and what he waits for.
+type Stop = (ThreadId, Sender<()>, Receiver<()>);
+
 /// The reference engine, but the first look of one thread at `NAME` takes as long as others need (or [`PATIENCE`]).
 struct Slow {
     inner: MemFs,
-    /// Who is stopped, whom he tells, and what he waits for.
-    stop: Mutex<Option<(ThreadId, Sender<()>, Receiver<()>)>>,
+    stop: Mutex<Option<Stop>>,
 }
 
 const NAME: &[u8] = b"name";
@@ -28,7 +30,7 @@ const NAME: &[u8] = b"name";
 impl Slow {
     fn stop_at_use(&self, name: &[u8]) {
         let mut stop = self.stop.lock().unwrap();
-        let is_mine = |(thread, ..): &mut (ThreadId, _, _)| *thread == std::thread::current().id() && name == NAME;
+        let is_mine = |(thread, ..): &mut Stop| *thread == std::thread::current().id() && name == NAME;
         let taken = stop.take_if(is_mine);
         drop(stop);
         if let Some((_, stopped, go_on)) = taken {
