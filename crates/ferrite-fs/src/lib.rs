@@ -54,7 +54,7 @@ pub use engine::{Engine, identify};
 pub use error::EngineError;
 pub use fsck::{fsck, fsck_with};
 pub use layout::Superblock;
-pub use mkfs::mkfs;
+pub use mkfs::{create, mkfs};
 pub use options::{
     AtimePolicy, DramUse, EntryDump, Finding, FoldCounts, FsckOptions, FsckReport, LastScrub, Mapping, Mended,
     MkfsOptions, MountOptions, PageDump, PoolInfo, RepairReport, RuntimeFinding, ScrubReport,

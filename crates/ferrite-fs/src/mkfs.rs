@@ -3,6 +3,8 @@
 //! Crash argument: the superblocks are written last, after a fence that made everything else durable, and an old
 //! first superblock is wiped before anything is touched. So a pool either has no signature or is complete.
 
+use std::path::Path;
+
 use ferrite_pm::Region;
 use ferrite_vfs::{FileKind, ROOT_INO};
 
@@ -11,6 +13,13 @@ use crate::error::EngineError;
 use crate::inode::{INODE_WORDS, Inode};
 use crate::layout::{BLOCK_BYTES, CONTROL_MARK, CONTROL_OFFSET, CONTROL_STATE, STATE_CLEAN, Superblock, encode_mark};
 use crate::options::MkfsOptions;
+
+/// Makes a pool of `size_bytes` in a new file, or on a device. What cannot be done leaves no file behind that was not there, and options
+/// that cannot be met leave one that was as it is. Blocking; durable when it returns.
+pub fn create(path: &Path, size_bytes: u64, options: &MkfsOptions) -> Result<Region, EngineError> {
+    Superblock::plan(size_bytes, options, 0, 0)?;
+    Region::create_with(path, size_bytes, |region| mkfs(region, options))
+}
 
 /// Makes an empty file system in `region`, whatever it held before. Blocking; durable when it returns.
 pub fn mkfs(region: &Region, options: &MkfsOptions) -> Result<(), EngineError> {

@@ -4,6 +4,7 @@
 //! | --- | --- |
 //! | `region` | [`Region`]: loads, stores, streams, write-backs, fences |
 //! | `map`, `medium` | opening and mapping; telling media apart; the pool lock |
+//! | `birth` | the file of a new pool, which is whole or not there |
 //! | `cpu` | the instructions, chosen by CPU feature |
 //! | `sync` | group commit on ordinary files |
 //! | `sigbus` | faults on a mapping poison the region instead of killing the process |
@@ -16,6 +17,7 @@
 //! *Architecture invariant:* this crate knows nothing of what is stored, and no other crate makes stores to a pool
 //! durable by other means. *Architecture invariant:* no `&[u8]` into a pool ever leaves it: another thread may be storing there.
 
+mod birth;
 mod counters;
 mod cpu;
 mod crash;

@@ -3,13 +3,14 @@
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::fd::AsFd;
-use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 use rustix::fs::FlockOperation;
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
+use crate::birth::Newborn;
 use crate::error::PmError;
 use crate::medium::{self, Detected, Medium};
 
@@ -143,50 +144,18 @@ impl Mapping {
         Mapping::of_file(path, file, &found, access)
     }
 
-    /// Makes a file of `len_bytes`, all of it allocated, or takes a device that is large enough.
-    pub(crate) fn create(path: &Path, len_bytes: u64) -> Result<Mapping, PmError> {
-        let existed = path.exists();
-        let file = OpenOptions::new()
-            .read(true)
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .mode(0o600)
-            .open(path)
-            .map_err(|error| PmError::io("create", path, error))?;
+    /// Makes a file of `len_bytes`, all of it allocated, or takes a device that is large enough. Whoever asked for it says in the end whether
+    /// it is to stay.
+    pub(crate) fn create(path: &Path, len_bytes: u64) -> Result<(Mapping, Newborn), PmError> {
+        let newborn = Newborn::open(path)?;
+        let file = newborn.file()?;
         lock(path, &file, Access::ReadWrite)?;
-        let kind = file
-            .metadata()
-            .map_err(|error| PmError::io("examine", path, error))?
-            .file_type();
-        if !kind.is_char_device() {
-            let old_len = file
-                .metadata()
-                .map_err(|error| PmError::io("examine", path, error))?
-                .len();
-            // The space first: only when it is there the file gets its new length.
-            let grown = rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, len_bytes)
-                .map_err(io::Error::from)
-                .or_else(|error| {
-                    if unsupported(&error) {
-                        fill(&file, len_bytes)
-                    } else {
-                        Err(error)
-                    }
-                })
-                .and_then(|()| file.set_len(len_bytes))
-                .and_then(|()| file.sync_all())
-                .and_then(|()| sync_directory(path));
-            if let Err(error) = grown {
-                let _ = if existed {
-                    file.set_len(old_len)
-                } else {
-                    std::fs::remove_file(path)
-                };
-                return Err(PmError::io("allocate the space for", path, error));
-            }
-        }
+        // Before anything is written to it.
         let mut found = medium::detect(path, &file)?;
+        if found.medium != Medium::Dax {
+            newborn.allocate(len_bytes)?;
+            found.len_bytes = len_bytes;
+        }
         if found.len_bytes < len_bytes {
             let why = format!("holds {} bytes, {len_bytes} are needed", found.len_bytes);
             return Err(PmError::Unsuitable {
@@ -194,10 +163,7 @@ impl Mapping {
                 why,
             });
         }
-        if !kind.is_char_device() {
-            found.len_bytes = len_bytes;
-        }
-        Mapping::of_file(path, file, &found, Access::ReadWrite)
+        Ok((Mapping::of_file(path, file, &found, Access::ReadWrite)?, newborn))
     }
 }
 
@@ -258,31 +224,6 @@ fn free_place(len: usize) -> rustix::io::Result<*mut u8> {
     // SAFETY: the mapping just made, which nobody else knows.
     unsafe { rustix::mm::munmap(outer, outer_len) }?;
     Ok(align_up(outer as usize) as *mut u8)
-}
-
-/// Makes the name of a new pool durable.
-fn sync_directory(path: &Path) -> io::Result<()> {
-    let dir = path
-        .parent()
-        .filter(|dir| !dir.as_os_str().is_empty())
-        .unwrap_or(Path::new("."));
-    File::open(dir)?.sync_all()
-}
-
-fn unsupported(error: &io::Error) -> bool {
-    matches!(error.raw_os_error(), Some(libc::EOPNOTSUPP | libc::ENOSYS))
-}
-
-/// Allocates by writing, where the file system cannot do it otherwise.
-fn fill(file: &File, len_bytes: u64) -> io::Result<()> {
-    let zeros = vec![0; 1 << 20];
-    let mut at = 0;
-    while at < len_bytes {
-        let len = (len_bytes - at).min(zeros.len() as u64) as usize;
-        file.write_all_at(&zeros[..len], at)?;
-        at += len as u64;
-    }
-    Ok(())
 }
 
 fn align_up(address: usize) -> usize {

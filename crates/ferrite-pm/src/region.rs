@@ -74,14 +74,23 @@ impl Region {
         Ok(region)
     }
 
-    /// Makes a pool file of `len_bytes` with all its space allocated, or takes a device. Blocking. A file that could
-    /// not be allocated is removed again if it is new.
+    /// Makes a pool file of `len_bytes` with all its space allocated, or takes a device. Blocking.
     pub fn create(path: &Path, len_bytes: u64) -> Result<Region, PmError> {
-        Ok(Region::new(
-            Mapping::create(path, len_bytes)?,
-            Some(path),
-            Access::ReadWrite,
-        ))
+        Region::create_with(path, len_bytes, |_| Ok(()))
+    }
+
+    /// The same, for a region that is kept only if `fill` makes something of it: on an error, and if the process is killed before, a new file
+    /// is not left behind, and one that was there keeps its length.
+    pub fn create_with<E: From<PmError>>(
+        path: &Path,
+        len_bytes: u64,
+        fill: impl FnOnce(&Region) -> Result<(), E>,
+    ) -> Result<Region, E> {
+        let (mapping, newborn) = Mapping::create(path, len_bytes)?;
+        let region = Region::new(mapping, Some(path), Access::ReadWrite);
+        fill(&region)?;
+        newborn.keep()?;
+        Ok(region)
     }
 
     /// Opens a pool file or device and locks it against other openers until dropped.

@@ -4,6 +4,7 @@
 //! at the end, also after a failure. The tests on tmpfs need `/dev/shm`.
 
 use std::fs;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Instant;
@@ -302,7 +303,7 @@ fn a_dropped_region_gives_its_lock_up_whoever_shares_its_file() {
     let number = fs::read_dir("/proc/self/fd")
         .unwrap()
         .map(|entry| entry.unwrap())
-        .find(|entry| fs::read_link(entry.path()).is_ok_and(|target| target == pool))
+        .find(|entry| fs::metadata(entry.path()).is_ok_and(|file| file.ino() == fs::metadata(&pool).unwrap().ino()))
         .map(|entry| entry.file_name().into_string().unwrap().parse().unwrap())
         .expect("the region has its file open");
     // SAFETY: the region has it open, until behind the copy.

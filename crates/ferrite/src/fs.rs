@@ -71,15 +71,14 @@ struct Parts {
 
 impl Fs {
     /// Makes a pool of `size_bytes` in a new file, or on a device, and opens it. Blocking; the space is allocated at once.
-    /// An existing file that is not empty is refused.
+    /// An existing file that is not empty is refused. On an error no file is left behind that was not there.
     pub fn create(pool: impl AsRef<Path>, size_bytes: u64) -> io::Result<Fs> {
         let pool = pool.as_ref();
         if std::fs::metadata(pool).is_ok_and(|found| found.is_file() && found.len() > 0) {
             let text = format!("{}: is not empty; open it, or remove it first", pool.display());
             return Err(io::Error::new(io::ErrorKind::AlreadyExists, text));
         }
-        let region = Region::create(pool, size_bytes).map_err(pool_error)?;
-        ferrite_fs::mkfs(&region, &MkfsOptions::default()).map_err(pool_error)?;
+        let region = ferrite_fs::create(pool, size_bytes, &MkfsOptions::default()).map_err(pool_error)?;
         Fs::mount(region, &MountOptions::default())
     }
 

@@ -7,6 +7,8 @@ use std::path::{Path, PathBuf};
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use ferrite_fs::{EngineError, Mapping, MkfsOptions};
 use ferrite_pm::Region;
+use rustix::fs::SeekFrom;
+use rustix::io::Errno;
 
 use super::{FAILED, Failure, Outcome, USAGE, about, say, size};
 
@@ -72,17 +74,12 @@ impl Mkfs {
             root_owner: (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw()),
             ..MkfsOptions::default()
         };
-        let existed = self.pool.exists();
-        let region = Region::create(&self.pool, size_bytes)?;
-        let made = ferrite_fs::mkfs(&region, &options).map_err(|error| match &error {
+        let made = ferrite_fs::create(&self.pool, size_bytes, &options);
+        let region = made.map_err(|error| match &error {
             EngineError::Options(_) => Failure::new(USAGE, error.to_string()).of(&self.pool),
+            EngineError::Medium(_) => error.into(),
             _ => about(&self.pool)(error),
-        });
-        if made.is_err() && !existed {
-            // Nothing was there before, so nothing is left behind.
-            let _ = std::fs::remove_file(&self.pool);
-        }
-        made?;
+        })?;
         let medium = region.medium();
         say(format!(
             "{}: {} pool{} on {}",
@@ -129,6 +126,36 @@ fn signature(file: &File) -> Option<&'static str> {
     })
 }
 
+/// Bytes that are read to see that they are zeros.
+const ZEROS_READ_MAX: u64 = 64 << 20;
+
+/// Whether nothing was ever written to a file: it is empty, or space was reserved for it. Reserved space that somebody has looked at counts
+/// as data for the kernel, so what it calls data may be zeros.
+fn holds_nothing(file: &File) -> bool {
+    let mut buffer = vec![0; 1 << 20];
+    let (mut at, mut read_bytes) = (0, 0);
+    loop {
+        at = match rustix::fs::seek(file, SeekFrom::Data(at)) {
+            Ok(data) => data,
+            Err(error) => return error == Errno::NXIO,
+        };
+        let Ok(end) = rustix::fs::seek(file, SeekFrom::Hole(at)) else {
+            return false;
+        };
+        while at < end {
+            let part = &mut buffer[..(end - at).min(1 << 20) as usize];
+            read_bytes += part.len() as u64;
+            if read_bytes > ZEROS_READ_MAX
+                || file.read_exact_at(part, at).is_err()
+                || part.iter().any(|&byte| byte != 0)
+            {
+                return false;
+            }
+            at += part.len() as u64;
+        }
+    }
+}
+
 fn refuse_to_overwrite(pool: &Path) -> Result<(), Failure> {
     let Ok(metadata) = std::fs::metadata(pool) else {
         return Ok(());
@@ -149,7 +176,7 @@ fn refuse_to_overwrite(pool: &Path) -> Result<(), Failure> {
     let file = File::open(pool).map_err(about(pool))?;
     let what = match signature(&file) {
         Some(what) => format!("already holds {what}"),
-        None if metadata.is_file() && metadata.len() > 0 => "is not empty".to_string(),
+        None if metadata.is_file() && !holds_nothing(&file) => "is not empty".to_string(),
         None => return Ok(()),
     };
     Err(Failure::new(

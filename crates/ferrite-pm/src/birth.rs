@@ -1,0 +1,190 @@
+//! The file of a new pool: all of it is there in the end, or nothing.
+//!
+//! What lives here: [`Newborn`], a file or device that is to become a pool. Only `Mapping::create` makes one.
+//!
+//! Invariant: whatever goes wrong before [`Newborn::keep`], and whoever kills the process, no file is left that was not there, and one that
+//! was has the length it had. A new file therefore has no name until its content is whole, on file systems that can do that; elsewhere
+//! it is removed, unless the process is killed.
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::fd::{AsFd, AsRawFd};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{AtFlags, CWD, FallocateFlags};
+
+use crate::error::PmError;
+
+const MODE: u32 = 0o600;
+
+/// What is done about the file if it does not become a pool.
+enum Undo {
+    /// It has no name yet: nothing.
+    Unnamed,
+    /// It was made under its name, which goes again.
+    Remove(PathBuf),
+    /// It was there: it gets its length back.
+    Shorten(u64),
+    /// It is kept, or a device.
+    Nothing,
+}
+
+/// See the module's head.
+pub(crate) struct Newborn {
+    path: PathBuf,
+    file: File,
+    undo: Undo,
+}
+
+impl Newborn {
+    /// Opens what is at `path`, or makes a file.
+    pub(crate) fn open(path: &Path) -> Result<Newborn, PmError> {
+        let fails = |error: io::Error| PmError::io("create", path, error);
+        let open = |options: &mut OpenOptions| options.read(true).write(true).mode(MODE).open(path);
+        // A link that leads nowhere names a file to make elsewhere, which the name without a file cannot do.
+        let is_free = std::fs::symlink_metadata(path).is_err();
+        if is_free && let Ok(file) = unnamed(directory(path)) {
+            return Ok(Newborn::new(path, file, Undo::Unnamed));
+        }
+        match open(OpenOptions::new().create_new(true)) {
+            Ok(file) => return Ok(Newborn::new(path, file, Undo::Remove(path.to_path_buf()))),
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+            Err(error) => return Err(fails(error)),
+        }
+        let existed = path.exists();
+        let file = open(OpenOptions::new().create(true)).map_err(fails)?;
+        let metadata = file.metadata().map_err(fails)?;
+        let undo = match existed {
+            false => Undo::Remove(std::fs::canonicalize(path).map_err(fails)?),
+            true if metadata.is_file() => Undo::Shorten(metadata.len()),
+            true => Undo::Nothing,
+        };
+        Ok(Newborn::new(path, file, undo))
+    }
+
+    fn new(path: &Path, file: File, undo: Undo) -> Newborn {
+        Newborn {
+            path: path.to_path_buf(),
+            file,
+            undo,
+        }
+    }
+
+    /// The open file; another handle of the same.
+    pub(crate) fn file(&self) -> Result<File, PmError> {
+        self.file
+            .try_clone()
+            .map_err(|error| PmError::io("open", &self.path, error))
+    }
+
+    /// Gives it exactly `len_bytes`, all of them allocated. Asks first whether there is so much, since a disk that is full for the time of
+    /// trying is bad enough for others.
+    pub(crate) fn allocate(&self, len_bytes: u64) -> Result<(), PmError> {
+        self.check_space(len_bytes)?;
+        // The space first: only when it is there the file gets its new length.
+        rustix::fs::fallocate(&self.file, FallocateFlags::empty(), 0, len_bytes)
+            .map_err(io::Error::from)
+            .or_else(|error| match error.raw_os_error() {
+                Some(libc::EOPNOTSUPP | libc::ENOSYS) => fill(&self.file, len_bytes),
+                _ => Err(error),
+            })
+            .and_then(|()| self.file.set_len(len_bytes))
+            .and_then(|()| self.file.sync_all())
+            .map_err(|error| PmError::io("allocate the space for", &self.path, error))
+    }
+
+    fn check_space(&self, len_bytes: u64) -> Result<(), PmError> {
+        let fails = |error: io::Error| PmError::io("examine", &self.path, error);
+        let has_bytes = self.file.metadata().map_err(fails)?.blocks() * 512;
+        let fs = rustix::fs::fstatvfs(&self.file).map_err(|error| fails(error.into()))?;
+        let free_blocks = match rustix::process::geteuid().is_root() {
+            true => fs.f_bfree,
+            false => fs.f_bavail,
+        };
+        let free_bytes = free_blocks.saturating_mul(fs.f_frsize);
+        let wanted_bytes = len_bytes.saturating_sub(has_bytes);
+        // Some file systems do not tell how large they are.
+        if fs.f_blocks == 0 || wanted_bytes <= free_bytes {
+            return Ok(());
+        }
+        let why = format!("{wanted_bytes} bytes are needed, its file system has {free_bytes} free");
+        Err(PmError::io(
+            "allocate the space for",
+            &self.path,
+            io::Error::new(io::ErrorKind::StorageFull, why),
+        ))
+    }
+
+    /// It is a pool now: it gets its name, durably.
+    pub(crate) fn keep(mut self) -> Result<(), PmError> {
+        let named = match self.undo {
+            Undo::Unnamed => name(&self.file, &self.path),
+            _ => Ok(()),
+        };
+        let kept = named.and_then(|()| match self.undo {
+            Undo::Unnamed | Undo::Remove(_) => File::open(directory(&self.path))?.sync_all(),
+            Undo::Shorten(_) | Undo::Nothing => Ok(()),
+        });
+        kept.map_err(|error| PmError::io("name", &self.path, error))?;
+        self.undo = Undo::Nothing;
+        Ok(())
+    }
+}
+
+impl Drop for Newborn {
+    fn drop(&mut self) {
+        // There is an error to tell already.
+        let _ = match &self.undo {
+            Undo::Remove(path) => std::fs::remove_file(path),
+            Undo::Shorten(len_bytes) => self.file.set_len(*len_bytes),
+            Undo::Unnamed | Undo::Nothing => Ok(()),
+        };
+    }
+}
+
+fn directory(path: &Path) -> &Path {
+    path.parent()
+        .filter(|dir| !dir.as_os_str().is_empty())
+        .unwrap_or(Path::new("."))
+}
+
+/// A new file without a name.
+fn unnamed(dir: &Path) -> io::Result<File> {
+    let file = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .mode(MODE)
+        .custom_flags(libc::O_TMPFILE)
+        .open(dir)?;
+    // A name is given through /proc; where there is none, none could be given.
+    std::fs::symlink_metadata(through_proc(&file)).map(|_| file)
+}
+
+fn through_proc(file: &File) -> PathBuf {
+    format!("/proc/self/fd/{}", file.as_fd().as_raw_fd()).into()
+}
+
+/// Gives a file its name, if nobody else has it.
+fn name(file: &File, path: &Path) -> io::Result<()> {
+    Ok(rustix::fs::linkat(
+        CWD,
+        through_proc(file),
+        CWD,
+        path,
+        AtFlags::SYMLINK_FOLLOW,
+    )?)
+}
+
+/// Allocates by writing, where the file system cannot do it otherwise.
+fn fill(file: &File, len_bytes: u64) -> io::Result<()> {
+    use std::os::unix::fs::FileExt;
+    let zeros = vec![0; 1 << 20];
+    let mut at = 0;
+    while at < len_bytes {
+        let len = (len_bytes - at).min(zeros.len() as u64) as usize;
+        file.write_all_at(&zeros[..len], at)?;
+        at += len as u64;
+    }
+    Ok(())
+}
