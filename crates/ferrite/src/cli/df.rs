@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use super::mounts::MountPoint;
-use super::{FAILED, Failure, Outcome, info, mounts, say, say_json, size};
+use super::{FAILED, Failure, Outcome, complain, info, mounts, say, say_json, size};
 
 /// Show free space and inodes
 #[derive(Debug, clap::Args)]
@@ -48,7 +48,7 @@ impl Df {
                 Err(_) if asks_for_all && mounts::find(&path).is_none() => {}
                 // The others can be shown all the same.
                 Err(failure) => {
-                    eprintln!("ferrite: {}", failure.message);
+                    complain(format_args!("ferrite: {}", failure.message));
                     code = FAILED;
                 }
             }

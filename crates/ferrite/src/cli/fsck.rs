@@ -17,7 +17,7 @@ const REPAIRED: u8 = 1;
 /// Errors were found, and left as they are.
 const ERRORS_LEFT: u8 = 4;
 /// The check could not be made.
-const CANNOT_CHECK: u8 = 8;
+pub(crate) const CANNOT_CHECK: u8 = 8;
 /// The command line makes no sense.
 pub(crate) const WRONG_USAGE: u8 = 16;
 

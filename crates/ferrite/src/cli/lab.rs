@@ -7,7 +7,7 @@ use clap::Subcommand;
 use ferrite_lab::{FigureInfo, FigureResult, Plan, Progress};
 use indicatif::{ProgressBar, ProgressStyle};
 
-use super::{FAILED, Failure, Outcome, USAGE, about, say, say_json};
+use super::{FAILED, Failure, Outcome, USAGE, about, complain, say, say_json};
 
 /// Where results go unless told otherwise.
 const DIRECTORY: &str = "ferrite-lab";
@@ -161,7 +161,7 @@ fn run(figures: &[String], plan: &Plan, out: &Path, json: bool) -> Outcome {
             return Err(Failure::new(USAGE, format!("{id}: {mend}")));
         }
         if ids.contains(&"all") {
-            eprintln!("{id} is left out: {mend}");
+            complain(format_args!("{id} is left out: {mend}"));
         }
     }
     // Before the minutes of work, not after them.
@@ -178,12 +178,12 @@ fn run(figures: &[String], plan: &Plan, out: &Path, json: bool) -> Outcome {
     let ran = results.len();
     let all = ferrite_lab::merge(earlier, results);
     if all.len() > ran {
-        eprintln!(
+        complain(format_args!(
             "kept of earlier runs in {}: {} figures ({} ran now)",
             out.join(RESULTS).display(),
             all.len() - ran,
             ran
-        );
+        ));
     }
     write_all(&all, out)
 }
@@ -237,6 +237,6 @@ fn write_all(results: &[FigureResult], out: &Path) -> Outcome {
     let page = out.join("report.html");
     std::fs::write(&page, ferrite_lab::report(results)).map_err(about(&page))?;
     // Standard output may be for machines.
-    eprintln!("report: {}", page.display());
+    complain(format_args!("report: {}", page.display()));
     Ok(0)
 }

@@ -16,6 +16,7 @@ mod log;
 mod mkfs;
 mod mount;
 mod mounts;
+mod output;
 mod scrub;
 mod size;
 mod target;
@@ -26,6 +27,8 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
+
+pub(crate) use output::{complain, say, say_json};
 
 /// What failed, in words for the user, and the exit code it deserves.
 #[derive(Debug)]
@@ -123,25 +126,35 @@ pub(crate) fn main() -> ExitCode {
     let wrong_usage = code_of_wrong_usage(&words);
     let arguments = match Arguments::try_parse_from(words) {
         Ok(arguments) => arguments,
-        Err(error) => {
+        Err(error) if error.use_stderr() => {
             let _ = error.print();
-            return ExitCode::from(if error.use_stderr() { wrong_usage } else { 0 });
+            return ExitCode::from(wrong_usage);
+        }
+        // Help was asked for, or the version.
+        Err(error) => {
+            output::printed(error.print());
+            return end(0, FAILED);
         }
     };
+    let cannot = match arguments.command {
+        Command::Fsck(_) => fsck::CANNOT_CHECK,
+        _ => FAILED,
+    };
     log::start(arguments.verbose);
-    // Nothing of what a command had is looked at after it ended this way.
-    let ended = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| run(arguments)));
-    let outcome = ended.unwrap_or_else(|why| match why.is::<NobodyReads>() {
-        true => Ok(0),
-        false => std::panic::resume_unwind(why),
+    let code = run(arguments).unwrap_or_else(|failure| {
+        complain(format_args!("ferrite: {}", failure.message));
+        failure.code
     });
-    match outcome {
-        Ok(code) => ExitCode::from(code),
-        Err(failure) => {
-            eprintln!("ferrite: {}", failure.message);
-            ExitCode::from(failure.code)
-        }
-    }
+    end(code, cannot)
+}
+
+/// Ends a command that would exit with `code`, or with `cannot` if all went well but its output.
+fn end(code: u8, cannot: u8) -> ExitCode {
+    let Some(lost) = output::lost() else {
+        return ExitCode::from(code);
+    };
+    complain(format_args!("ferrite: {lost}"));
+    ExitCode::from(if code == 0 { cannot } else { code })
 }
 
 fn run(arguments: Arguments) -> Outcome {
@@ -188,27 +201,6 @@ fn by_helper_name(mut arguments: Vec<OsString>) -> Vec<OsString> {
     };
     arguments.insert(1, command.into());
     arguments
-}
-
-/// What unwinds the stack when nobody reads standard output any more.
-struct NobodyReads;
-
-/// Prints a line to standard output. A reader that went away (`| head`) is no failure: the command ends in order, and what it made for
-/// the time of its work is removed.
-pub(crate) fn say(line: impl std::fmt::Display) {
-    use std::io::Write;
-    if let Err(error) = writeln!(std::io::stdout(), "{line}")
-        && error.kind() == std::io::ErrorKind::BrokenPipe
-    {
-        // Unlike a panic this calls no hook, and `main` takes it for what it is.
-        std::panic::resume_unwind(Box::new(NobodyReads));
-    }
-}
-
-/// Prints a value as one line of JSON.
-pub(crate) fn say_json(value: &impl serde::Serialize) -> Result<(), Failure> {
-    say(serde_json::to_string(value)?);
-    Ok(())
 }
 
 #[cfg(test)]

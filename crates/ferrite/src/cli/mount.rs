@@ -22,7 +22,7 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use super::control::{self, Request};
 use super::target::{Target, not_mounted};
-use super::{FAILED, Failure, Outcome, USAGE, about, log, mounts, scrub};
+use super::{FAILED, Failure, Outcome, USAGE, about, complain, log, mounts, scrub};
 
 /// Mount a pool on a directory
 #[derive(Debug, clap::Args)]
@@ -438,11 +438,11 @@ fn warn_of_damage(engine: &Engine, pool: &Path, dir: &Path) {
         true => "mounted READ-ONLY, since what the damaged parts own is not known",
         false => "what is damaged cannot be read, all else works",
     };
-    eprintln!(
+    complain(format_args!(
         "ferrite: {pool}: the pool is DAMAGED ({count} found, first: {first}); {state}. To mend it: `ferrite umount {dir}`, then `ferrite fsck --repair {pool}`",
         pool = pool.display(),
         dir = dir.display(),
-    );
+    ));
 }
 
 fn absolute(path: &Path) -> Result<PathBuf, Failure> {

@@ -3,7 +3,7 @@
 use ferrite_lab::{ChurnPlan, miss_rows};
 
 use super::{Output, say, say_json};
-use crate::cli::Failure;
+use crate::cli::{Failure, complain};
 
 /// Name of its rows.
 pub(crate) const NAME: &str = "cold_misses";
@@ -15,7 +15,7 @@ pub(crate) fn run(quick: bool, out: &mut Output) -> Result<(), Failure> {
     }
     if let Some(why) = ferrite_lab::uncounted() {
         // Standard output may be for machines.
-        eprintln!("{NAME}: SKIPPED: {why}");
+        complain(format_args!("{NAME}: SKIPPED: {why}"));
         return Ok(());
     }
     let plan = if quick { ChurnPlan::quick() } else { ChurnPlan::whole() };

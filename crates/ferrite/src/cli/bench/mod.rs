@@ -19,7 +19,7 @@ use std::time::Instant;
 use ferrite_fs::{Mapping, MkfsOptions};
 use ferrite_pm::Counters;
 
-use super::{FAILED, Failure, Outcome, USAGE, say, say_json};
+use super::{FAILED, Failure, Outcome, USAGE, complain, say, say_json};
 
 /// Measure what operations cost, beside peers on the same machine
 #[derive(Debug, clap::Args)]
@@ -172,7 +172,9 @@ impl Bench {
         if wanted("mount") {
             match mount::run(effort, &mut out) {
                 // Asked for by name it must run; in a run of all groups it may be out of reach.
-                Err(failure) if self.group.is_none() => eprintln!("ferrite: mount group left out: {}", failure.message),
+                Err(failure) if self.group.is_none() => {
+                    complain(format_args!("ferrite: mount group left out: {}", failure.message));
+                }
                 other => other?,
             }
         }
