@@ -169,7 +169,8 @@ impl Filesystem for Bridge {
             InitFlags::FUSE_READDIRPLUS_AUTO,
             InitFlags::FUSE_HANDLE_KILLPRIV_V2,
             InitFlags::FUSE_CACHE_SYMLINKS,
-            InitFlags::FUSE_ASYNC_DIO,
+            // Not `FUSE_ASYNC_DIO`: the kernel drops the pages of a direct write before it, and again after it, but not when the write
+            // ends behind the caller's back. Pages that a buffered reader filled meanwhile would stay, and a cut would not wait for it.
         ];
         for flag in wanted {
             // A kernel without one of them costs speed, not correctness.
