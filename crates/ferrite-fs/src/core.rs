@@ -28,6 +28,7 @@ use crate::names::NameTable;
 use crate::options::MountOptions;
 use crate::pagelog::fold::{Candidates, Cause, Folds, fold_some};
 use crate::pagelog::space::LogSpace;
+use crate::spread::Budget;
 use crate::tx::Tx;
 
 /// Optimistic reads of an inode before the shared lock is taken.
@@ -66,6 +67,10 @@ pub(crate) struct Core {
     pub(crate) inode_map: AtomicBitmap,
     pub(crate) inode_cursors: Box<[CachePadded<AtomicU64>]>,
     pub(crate) inodes: InodeCache,
+    /// The mapping cannot list a file's pages, so it is kept in DRAM where they may be, see [`crate::spread`].
+    pub(crate) keeps_spreads: bool,
+    /// DRAM for that.
+    pub(crate) spreads: Arc<Budget>,
     /// Held by renames that move a directory: only they change who is whose ancestor.
     pub(crate) rename: Mutex<()>,
     /// Records vouch for the data they make reachable (one fence), instead of following it (two).

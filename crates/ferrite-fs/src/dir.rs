@@ -25,6 +25,8 @@ use crate::tx::Tx;
 const ROOMY_BYTES: u64 = 64;
 /// Most blocks with room that a directory remembers.
 const ROOMY_MAX: usize = 1024;
+/// Most holes of a directory with many of them that it remembers.
+const HOLES_MAX: u64 = 64;
 /// Logical blocks that are tried one by one; of more than that, with few of them mapped, the mapped ones are listed first.
 const WALK_MAX: u64 = 4096;
 
@@ -61,7 +63,7 @@ pub(crate) fn mapped_lblks(core: &Core, dir: u32, inode: &Inode, first: u64) -> 
     let span = end.saturating_sub(first);
     let is_sparse = span > WALK_MAX && span / 8 > u64::from(inode.blocks());
     let listed = if is_sparse {
-        cut::mapped_pages(core, dir, inode, first)
+        cut::mapped_pages(core, &core.inodes.get(dir), inode, first)
     } else {
         Vec::new()
     };
@@ -114,9 +116,15 @@ fn find_run(core: &Core, block_offset: u64, lblk: u64, need: u64) -> Result<Opti
     Ok(None)
 }
 
-/// Looks through the whole directory once for blocks with room, after it came into DRAM.
+/// Looks through the whole directory once for blocks with room, after it came into DRAM. Of one that is mostly holes it takes what is
+/// mapped, and few holes: they would keep out the blocks that are there to be filled.
 fn learn(core: &Core, dir: u32, inode: &Inode, hints: &mut DirHints) -> Result<()> {
-    for lblk in 0..last_lblk_end(inode) {
+    let (mut next, mut holes) = (0, 0);
+    for lblk in mapped_lblks(core, dir, inode, 0) {
+        let few = (lblk - next).min(HOLES_MAX - holes);
+        hints.roomy.extend((next..next + few).map(|hole| hole as u32));
+        holes += few;
+        next = lblk + 1;
         if hints.roomy.len() >= ROOMY_MAX {
             break;
         }
@@ -222,9 +230,7 @@ fn add_block(core: &Core, tx: &mut Tx<'_>, dir: u32, inode: &mut Inode, hole: Op
         )));
     }
     let block = tx.alloc_block().map_err(crate::core::map_error)?;
-    core.map
-        .insert(tx, dir, lblk32, PageWord::new(block, 0))
-        .map_err(crate::core::map_error)?;
+    tx.insert_page((dir, lblk32), PageWord::new(block, 0))?;
     let offset = core.superblock.block_offset(block);
     let [first, second] = dentry::block_header(dir, lblk32);
     tx.set_word(offset, first);

@@ -148,6 +148,17 @@ impl Engine {
         crate::file::ATOMIC_BYTES
     }
 
+    /// A mounted pool without a cleaner, for tests that change what it is made of.
+    #[cfg(test)]
+    pub(crate) fn over(core: Core) -> Engine {
+        Engine {
+            inner: Arc::new(Inner {
+                core: Arc::new(core),
+                cleaner: Mutex::new(None),
+            }),
+        }
+    }
+
     pub(crate) fn core(&self) -> &Core {
         &self.inner.core
     }

@@ -16,6 +16,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 use parking_lot::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use rustc_hash::FxHashMap;
 
+use crate::spread::Spread;
+
 const SHARDS: usize = 64;
 /// Entries a shard keeps although nobody uses them.
 const KEEP_PER_SHARD: usize = 256;
@@ -31,7 +33,7 @@ struct Shard {
 impl Shard {
     /// An entry that nobody else holds, for a new life of number `ino`.
     fn fresh(&mut self, ino: u32, seq_floor: u64) -> Arc<InodeMem> {
-        let mut made = InodeMem::new(ino, seq_floor);
+        let mut made = InodeMem::new(ino, seq_floor, Spread::nowhere());
         made.dead = AtomicBool::new(true);
         if let Some(found) = self.inodes.get_mut(&ino) {
             made.last_seq = AtomicU64::new(seq_floor.max(found.last_seq()));
@@ -72,11 +74,13 @@ pub(crate) struct InodeMem {
     verified: AtomicBool,
     /// Freed: whoever gets the lock after this is set must act as if it had not found the inode.
     dead: AtomicBool,
+    /// Where it may have pages.
+    pub(crate) spread: Spread,
     lock: RwLock<DirHints>,
 }
 
 impl InodeMem {
-    fn new(ino: u32, last_seq: u64) -> Self {
+    fn new(ino: u32, last_seq: u64, spread: Spread) -> Self {
         InodeMem {
             ino,
             version: AtomicU64::new(0),
@@ -84,6 +88,7 @@ impl InodeMem {
             pins: AtomicU64::new(0),
             verified: AtomicBool::new(false),
             dead: AtomicBool::new(false),
+            spread,
             lock: RwLock::default(),
         }
     }
@@ -100,6 +105,11 @@ impl InodeMem {
 
     pub(crate) fn set_verified(&self) {
         self.verified.store(true, Ordering::Relaxed);
+    }
+
+    /// Shared lock, if nobody has the exclusive one or waits for it.
+    pub(crate) fn try_read(&self) -> Option<RwLockReadGuard<'_, DirHints>> {
+        self.lock.try_read()
     }
 
     /// Exclusive lock, if nobody has any lock.
@@ -240,7 +250,8 @@ impl InodeCache {
             self.seq_floor.fetch_max(floor, Ordering::Relaxed);
             shard.sweep_at = shard.inodes.len() * 2;
         }
-        let made = Arc::new(InodeMem::new(ino, self.seq_floor.load(Ordering::Relaxed)));
+        let seq_floor = self.seq_floor.load(Ordering::Relaxed);
+        let made = Arc::new(InodeMem::new(ino, seq_floor, Spread::everywhere()));
         shard.inodes.insert(ino, Arc::clone(&made));
         made
     }

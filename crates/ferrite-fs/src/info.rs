@@ -107,6 +107,7 @@ fn dram(core: &Core) -> DramUse {
     let (cached_inodes, bytes_per_cached_inode) = (core.inodes.len(), InodeCache::bytes_per_entry());
     let journal = core.journal.dram_bytes();
     let page_logs = core.log_space.dram_bytes() + core.candidates.dram_bytes();
+    let page_lists = core.spreads.dram_bytes();
     DramUse {
         block_map,
         mapping,
@@ -116,12 +117,14 @@ fn dram(core: &Core) -> DramUse {
         bytes_per_cached_inode,
         journal,
         page_logs,
+        page_lists,
         total: block_map
             + mapping
             + inode_map
             + name_map
             + cached_inodes * bytes_per_cached_inode
             + journal
-            + page_logs,
+            + page_logs
+            + page_lists,
     }
 }

@@ -47,6 +47,7 @@ mod pagelog;
 pub mod planted;
 mod repair;
 mod scrub;
+mod spread;
 mod sums;
 mod tx;
 

@@ -38,6 +38,7 @@ use crate::options::MountOptions;
 use crate::pagelog::fold::{Candidates, Folds};
 use crate::pagelog::space::LogSpace;
 use crate::planted::{Flaw, planted};
+use crate::spread::Budget;
 
 /// Opens the pool; afterwards [`finish_interrupted`] must run before anybody else uses it.
 pub(crate) fn mount(mut region: Region, options: &MountOptions) -> Result<Core, EngineError> {
@@ -102,6 +103,8 @@ pub(crate) fn mount(mut region: Region, options: &MountOptions) -> Result<Core, 
     let core = Core {
         journal: Journal::new(Arc::clone(&region), &superblock, replayed.mark),
         inodes: InodeCache::new(replayed.mark),
+        spreads: Budget::new(superblock.size_bytes),
+        keeps_spreads: map.walk_worth().is_some(),
         inode_cursors: (0..cursors)
             .map(|n| CachePadded::new(AtomicU64::new(superblock.inodes * n / cursors)))
             .collect(),

@@ -110,6 +110,9 @@ pub struct DramUse {
     pub journal: u64,
     /// Slabs of page logs, and the list of pages that have logs.
     pub page_logs: u64,
+    /// Lists of where sparse files have pages, of mappings that cannot tell.
+    #[serde(default)]
+    pub page_lists: u64,
     /// Sum of all.
     pub total: u64,
 }

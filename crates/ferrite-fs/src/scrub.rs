@@ -12,7 +12,7 @@ use ferrite_vfs::{FsError, Result};
 use crate::core::Core;
 use crate::dentry::{self, FIRST_ENTRY};
 use crate::dir::mapped_lblks;
-use crate::file::cut::{lblks, mapped_pages};
+use crate::file::cut::mapped_pages;
 use crate::fsck;
 use crate::icache::InodeMem;
 use crate::inode::Inode;
@@ -140,9 +140,11 @@ impl Scrub<'_> {
         } else if inode.blocks() == 0 {
             Vec::new()
         } else if self.core.superblock.has_data_checksums() {
-            mapped_pages(self.core, ino, &inode, 0)
+            mapped_pages(self.core, mem, &inode, 0)
         } else {
-            self.logged_pages(ino, &inode)
+            let mut pages = mapped_pages(self.core, mem, &inode, 0);
+            pages.retain(|&lblk| pagelog::has_log(self.core.map.get(ino, lblk)));
+            pages
         }
     }
 
@@ -192,17 +194,6 @@ impl Scrub<'_> {
             within += head.len_bytes;
         }
         Ok(())
-    }
-
-    fn logged_pages(&self, ino: u32, inode: &Inode) -> Vec<u32> {
-        let mut logged = Vec::new();
-        self.core.map.for_range(ino, 0, lblks(inode.size()), &mut |entry| {
-            if pagelog::has_log(entry.word) {
-                logged.push(entry.lblk);
-            }
-            true
-        });
-        logged
     }
 
     /// Checks a page's log, and its block if data carries checksums. It may have changed since it was listed.

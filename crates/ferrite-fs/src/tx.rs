@@ -12,14 +12,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use ferrite_map::gate::{Moving, Passage};
-use ferrite_map::{FreshNodes, MapError, MapTx, Mapping, Resource, SetLines};
+use ferrite_map::{FreshNodes, MapError, MapTx, Mapping, PageWord, Resource, SetLines};
 use ferrite_pm::Region;
 use ferrite_vfs::{FsError, Result};
 use rustc_hash::FxHashMap;
 
 use crate::alloc::Class;
 use crate::checksum::crc32c;
-use crate::core::Core;
+use crate::core::{Core, map_error};
 use crate::icache::InodeMem;
 use crate::inode::{INODE_WORDS, Inode};
 use crate::journal::record::Record;
@@ -37,6 +37,10 @@ struct Buffers {
     freed: Vec<Resource>,
     /// Reusable as soon as the record is durable, see [`Tx::freed`].
     freed_at_once: Vec<Resource>,
+    /// Pages that the record maps: inode, first page, the one behind the last. Not for mappings that list a file's pages.
+    mapped: Vec<(u32, u64, u64)>,
+    /// Stretches of which it leaves nothing mapped.
+    cleared: Vec<(u32, u64, u64)>,
     staged: Staged,
     /// Words of a mapping whose changes build on each other; they go to the record last, each once.
     map_words: FxHashMap<u64, u64>,
@@ -55,6 +59,8 @@ impl Buffers {
             claimed: Vec::new(),
             freed: Vec::new(),
             freed_at_once: Vec::new(),
+            mapped: Vec::new(),
+            cleared: Vec::new(),
             staged: Staged::default(),
             map_words: FxHashMap::default(),
             sorted: Vec::new(),
@@ -136,6 +142,8 @@ impl Drop for Lease {
         self.claimed.clear();
         self.freed.clear();
         self.freed_at_once.clear();
+        self.mapped.clear();
+        self.cleared.clear();
         self.staged.clear();
         self.map_words.clear();
         self.set_lines = SetLines::default();
@@ -333,6 +341,45 @@ impl<'e> Tx<'e> {
         self.min_seq = self.min_seq.max(seq);
     }
 
+    /// Maps a page that is not mapped. The only way for operations to do so: the commit widens the inode's [`crate::spread::Spread`].
+    #[inline]
+    pub(crate) fn insert_page(&mut self, (ino, lblk): (u32, u32), word: PageWord) -> Result<()> {
+        self.core.map.insert(self, ino, lblk, word).map_err(map_error)?;
+        if self.core.keeps_spreads {
+            let page = u64::from(lblk);
+            match self.buffers.mapped.last_mut() {
+                Some(last) if last.0 == ino && last.2 == page => last.2 += 1,
+                _ => self.buffers.mapped.push((ino, page, page + 1)),
+            }
+        }
+        Ok(())
+    }
+
+    /// Says that the record leaves nothing mapped of pages `first..end` of `ino`.
+    pub(crate) fn clears(&mut self, ino: u32, (first, end): (u64, u64)) {
+        if self.core.keeps_spreads {
+            self.buffers.cleared.push((ino, first, end));
+        }
+    }
+
+    /// Has the inodes' spreads cover what the record maps, before anybody can find it.
+    fn widen_spreads(&self, inodes: &[&Arc<InodeMem>]) {
+        for &(ino, first, end) in &self.buffers.mapped {
+            let inode = inodes.iter().find(|inode| inode.ino == ino);
+            let inode = inode.expect("who maps a page counts it in its inode");
+            inode.spread.widen(first, end, &self.core.spreads);
+        }
+    }
+
+    /// Has them leave out what it has unmapped. The caller has the locks still.
+    fn narrow_spreads(&self, inodes: &[&Arc<InodeMem>]) {
+        for &(ino, first, end) in &self.buffers.cleared {
+            if let Some(inode) = inodes.iter().find(|inode| inode.ino == ino) {
+                inode.spread.clear(first, end, &self.core.spreads);
+            }
+        }
+    }
+
     /// Claims a free inode number.
     pub(crate) fn alloc_inode(&mut self) -> Result<u32> {
         let ino = self.core.claim_inode().ok_or(FsError::NoSpace("inodes"))?;
@@ -369,6 +416,7 @@ impl<'e> Tx<'e> {
             return Ok(());
         }
         self.core.check_writable()?;
+        self.widen_spreads(inodes);
         self.streamed |= self.buffers.fresh.stream(&self.core.region) && !planted(Flaw::NodeWithoutFence);
         if self.streamed && !planted(Flaw::PagesWithoutFence) {
             // The record below does not cover the data, so the data must be durable before the record can be.
@@ -390,6 +438,7 @@ impl<'e> Tx<'e> {
                 Ok(committed) => {
                     inodes.iter().for_each(|inode| inode.set_last_seq(committed.seq));
                     self.buffers.claimed.clear();
+                    self.narrow_spreads(inodes);
                     for resource in self.buffers.freed_at_once.drain(..) {
                         if let Resource::NameSlot(slot) = resource {
                             self.core.names.note_freed(slot, committed.seq);

@@ -430,6 +430,11 @@ impl Cuckoo {
         drop(passage);
         let _ = rest.into_iter().all(visit);
     }
+
+    /// A probe touches about as much memory as eight slots of a scan.
+    fn pages_worth_a_walk(&self) -> u64 {
+        self.geometry.slots / 8
+    }
 }
 
 impl FileMap for Cuckoo {
@@ -579,12 +584,15 @@ impl FileMap for Cuckoo {
 
     fn for_range(&self, ino: u32, first: u32, end: u64, visit: &mut dyn FnMut(MapEntry) -> bool) {
         let range = (u64::from(first), end.min(1 << 32));
-        // A probe touches about as much memory as eight slots of a scan.
-        if range.1.saturating_sub(range.0) < self.geometry.slots / 8 {
+        if range.1.saturating_sub(range.0) <= self.pages_worth_a_walk() {
             self.walk_pages(ino, range, visit);
         } else {
             self.walk_table(ino, range, visit);
         }
+    }
+
+    fn walk_worth(&self) -> Option<u64> {
+        Some(self.pages_worth_a_walk())
     }
 
     fn slots(&self) -> (u64, u64) {

@@ -325,6 +325,11 @@ impl HashFs {
             None => self.bounds.lines_to_probe(home as usize, self.buckets) + 1,
         }
     }
+
+    /// A probe touches about as much memory as eight slots of a scan.
+    fn pages_worth_a_walk(&self) -> u64 {
+        self.geometry.slots / 8
+    }
 }
 
 impl TransCache {
@@ -471,8 +476,7 @@ impl FileMap for HashFs {
 
     fn for_range(&self, ino: u32, first: u32, end: u64, visit: &mut dyn FnMut(MapEntry) -> bool) {
         let (first, end) = (u64::from(first), end.min(1 << 32));
-        // A probe touches about as much memory as eight slots of a scan.
-        if end.saturating_sub(first) < self.geometry.slots / 8 {
+        if end.saturating_sub(first) <= self.pages_worth_a_walk() {
             for at in (first..end).step_by(VECTOR) {
                 let mut slots = [None; VECTOR];
                 let count = VECTOR.min((end - at) as usize);
@@ -490,6 +494,10 @@ impl FileMap for HashFs {
             let wanted = entry.ino == ino && u64::from(entry.lblk) >= first && u64::from(entry.lblk) < end;
             !wanted || visit(entry)
         });
+    }
+
+    fn walk_worth(&self) -> Option<u64> {
+        Some(self.pages_worth_a_walk())
     }
 
     fn check(&self, visit: &mut dyn FnMut(MapEntry), _node: &mut dyn FnMut(u32), broken: &mut dyn FnMut(Broken)) {

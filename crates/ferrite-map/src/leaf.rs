@@ -305,6 +305,11 @@ impl Leaf {
         Ok(())
     }
 
+    /// A probe costs a miss; a scan's lines come ahead of it.
+    fn pages_worth_a_walk(&self) -> u64 {
+        (self.lines_in_reach(self.active()) / 4 + 1) * u64::from(CHUNK)
+    }
+
     fn entries(&self, line: u64, key: u64, visit: &mut dyn FnMut(MapEntry) -> bool) -> bool {
         let (ino, first) = ((key >> 32) as u32, u64::from(key as u32) * u64::from(CHUNK));
         (first..first + u64::from(CHUNK))
@@ -519,9 +524,7 @@ impl FileMap for Leaf {
             let wanted = entry.ino == ino && (first..end).contains(&u64::from(entry.lblk));
             !wanted || visit(entry)
         };
-        let lines = self.lines_in_reach(self.active());
-        // A probe costs a miss; a scan's lines come ahead of it.
-        if first < end && (end - first) / u64::from(CHUNK) < lines / 4 + 1 {
+        if first < end && end - first <= self.pages_worth_a_walk() {
             let step = CHUNK as usize;
             for lblk in (first / u64::from(CHUNK) * u64::from(CHUNK)..end).step_by(step) {
                 let key = key_of(ino, lblk as u32);
@@ -557,6 +560,10 @@ impl FileMap for Leaf {
             found
         });
         let _ = found.into_iter().all(within);
+    }
+
+    fn walk_worth(&self) -> Option<u64> {
+        Some(self.pages_worth_a_walk())
     }
 
     fn slots(&self) -> (u64, u64) {

@@ -226,9 +226,16 @@ pub trait FileMap: Send + Sync {
     /// Calls `visit` for every mapped page of the pool until it returns false.
     fn for_each(&self, visit: &mut dyn FnMut(MapEntry) -> bool);
 
-    /// Calls `visit`, in no particular order, for the mapped pages of `ino` with `first <= lblk < end`, by
-    /// whichever is shorter, the range or the table, until it returns false.
+    /// Calls `visit` for the mapped pages of `ino` with `first <= lblk < end`, until it returns false. A structure that can list
+    /// them does so in order, and for what is mapped there; one that cannot walks, in no particular order, whichever is shorter, the range
+    /// or the table: see [`Self::walk_worth`].
     fn for_range(&self, ino: u32, first: u32, end: u64, visit: &mut dyn FnMut(MapEntry) -> bool);
+
+    /// Of a structure that cannot list a file's pages: the longest range whose pages [`Self::for_range`] looks up one by one. A longer one
+    /// costs a walk of all entries of the pool, whatever is mapped in it. May change as the structure grows.
+    fn walk_worth(&self) -> Option<u64> {
+        None
+    }
 
     /// Entries in all and entries free (not reserved, not in use); (0, 0) where only blocks limit their number.
     fn slots(&self) -> (u64, u64);

@@ -8,8 +8,9 @@
 //! ([`resume`]). Each step only unmaps pages of the range that are still mapped, so repeating it is harmless. The
 //! inode's lock is held throughout, so nobody sees the file in between.
 //!
-//! A global table cannot list a file's pages, so the shorter of range and table is walked, up to the inode's count. A damaged
-//! table may hold a page twice; what is walked is unmapped once.
+//! A global table cannot list a file's pages, so they are looked for where the inode's [`crate::spread::Spread`] says that they may be. Only where that is
+//! more than a walk of the table is worth, as in a sparse file of which nothing is known yet, is the table walked, for all of the file at
+//! once; the spread learns what was found. Either ends at the inode's count. A damaged table may hold a page twice; what is found is unmapped once.
 
 use std::sync::Arc;
 
@@ -30,6 +31,8 @@ use crate::tx::Tx;
 
 /// Pages one record unmaps at most: each takes two words with their heads, and the inode must fit too.
 const PAGES_PER_RECORD: usize = 512;
+/// Lookups in vain that are not worth remembering.
+const WASTE: u64 = 32;
 /// End of the range of all logical blocks.
 pub(crate) const LBLK_END: u64 = 1 << 32;
 
@@ -38,7 +41,8 @@ pub(crate) fn lblks(bytes: u64) -> u64 {
     bytes.div_ceil(BLOCK_BYTES)
 }
 
-fn collect(core: &Core, ino: u32, first: u64, end: u64, most: usize, into: &mut Vec<u32>) {
+/// Adds pages of a range, until there are `most`. What it costs is the mapping's choice: see [`ferrite_map::FileMap::walk_worth`].
+fn collect(core: &Core, ino: u32, (first, end): (u64, u64), most: usize, into: &mut Vec<u32>) {
     if first < end && into.len() < most {
         core.map.for_range(ino, first as u32, end, &mut |entry| {
             into.push(entry.lblk);
@@ -47,21 +51,70 @@ fn collect(core: &Core, ino: u32, first: u64, end: u64, most: usize, into: &mut 
     }
 }
 
-/// Logical blocks of `ino` that are mapped at or behind `first`, in ascending order. Looks inside the file's size first: only space
-/// reserved behind it makes a second walk necessary.
-pub(crate) fn mapped_pages(core: &Core, ino: u32, inode: &Inode, first: u64) -> Vec<u32> {
+/// Logical blocks of an inode that are mapped at or behind `first`, in ascending order. The caller has the inode's lock, at least shared.
+pub(crate) fn mapped_pages(core: &Core, mem: &InodeMem, inode: &Inode, first: u64) -> Vec<u32> {
+    mapped_within(core, mem, inode, (first, LBLK_END))
+}
+
+/// The same in front of `end`.
+fn mapped_within(core: &Core, mem: &InodeMem, inode: &Inode, (first, end): (u64, u64)) -> Vec<u32> {
     let most = inode.blocks() as usize;
     let mut pages = Vec::new();
-    if most > 0 {
-        let size_end = lblks(inode.size()).max(first);
-        collect(core, ino, first, size_end, most, &mut pages);
-        let complete = first == 0 && pages.len() == most;
-        if !complete {
-            collect(core, ino, size_end, LBLK_END, most, &mut pages);
+    if most == 0 || first >= end {
+        return pages;
+    }
+    let Some(worth) = core.map.walk_worth() else {
+        collect(core, mem.ino, (first, end), most, &mut pages);
+        pages.sort_unstable();
+        pages.dedup();
+        return pages;
+    };
+    let covered = mem.spread.covered(first, end, worth);
+    if covered <= worth {
+        let mut at = first;
+        while let Some(run) = mem.spread.next_run(at, end) {
+            collect(core, mem.ino, run, most, &mut pages);
+            at = run.1;
         }
         pages.sort_unstable();
         pages.dedup();
+        let is_all = pages.len() == most;
+        if is_all || (first, end) != (0, LBLK_END) {
+            // What was looked at in vain need not be looked at again.
+            if covered > pages.len() as u64 + WASTE {
+                mem.spread.learn((first, end), &pages, &core.spreads);
+            }
+            return pages;
+        }
+        // A damaged pool: nobody may lose a page for what is kept in DRAM.
     }
+    let mut all = all_pages(core, mem, inode, worth);
+    all.retain(|&lblk| (first..end).contains(&u64::from(lblk)));
+    all
+}
+
+/// All pages of an inode in ascending order, for its spread to learn. Looks inside the file's size first: only space reserved behind it, or a size
+/// beyond all proportion, makes a walk of the table necessary.
+fn all_pages(core: &Core, mem: &InodeMem, inode: &Inode, worth: u64) -> Vec<u32> {
+    let pages = found_pages(core, mem.ino, inode, worth);
+    mem.spread.learn((0, LBLK_END), &pages, &core.spreads);
+    pages
+}
+
+/// The same without the inode's lock: the caller sees by the inode's version what it is worth.
+pub(super) fn found_pages(core: &Core, ino: u32, inode: &Inode, worth: u64) -> Vec<u32> {
+    let most = inode.blocks() as usize;
+    let size_end = lblks(inode.size());
+    let mut pages = Vec::new();
+    if size_end <= worth {
+        collect(core, ino, (0, size_end), most, &mut pages);
+    }
+    if pages.len() < most {
+        pages.clear();
+        collect(core, ino, (0, LBLK_END), most, &mut pages);
+    }
+    pages.sort_unstable();
+    pages.dedup();
     pages
 }
 
@@ -83,7 +136,7 @@ pub(crate) fn unmap(core: &Core, tx: &mut Tx<'_>, ino: u32, lblk: u32, inode: &m
 
 /// Unmaps all pages from `first` on, in as many records as it takes; `inode` is the stored inode and is kept so.
 pub(crate) fn unmap_from(core: &Core, mem: &Arc<InodeMem>, inode: &mut Inode, first: u64) -> Result<()> {
-    let pages = mapped_pages(core, mem.ino, inode, first);
+    let pages = mapped_pages(core, mem, inode, first);
     unmap_pages(core, mem, inode, &pages)
 }
 
@@ -102,7 +155,8 @@ pub(crate) fn unmap_pages(core: &Core, mem: &Arc<InodeMem>, inode: &mut Inode, p
 
 /// Sets the size in `tx`. Growing makes a hole. Shrinking zeroes the rest of the last page, and unmaps what lies behind;
 /// `Some` if that is more than this record takes: then the caller commits and calls [`finish`].
-pub(crate) fn resize(core: &Core, tx: &mut Tx<'_>, ino: u32, inode: &mut Inode, size: u64) -> Result<Option<()>> {
+pub(crate) fn resize(core: &Core, tx: &mut Tx<'_>, mem: &InodeMem, inode: &mut Inode, size: u64) -> Result<Option<()>> {
+    let ino = mem.ino;
     let old_size = inode.size();
     if inode.is_inline() {
         if size <= INLINE_BYTES as u64 {
@@ -132,7 +186,7 @@ pub(crate) fn resize(core: &Core, tx: &mut Tx<'_>, ino: u32, inode: &mut Inode, 
     }
     let mut probe = *inode;
     probe.set_size(old_size);
-    let pages = mapped_pages(core, ino, &probe, lblks(size));
+    let pages = mapped_pages(core, mem, &probe, lblks(size));
     unmap_or_intend(core, tx, ino, inode, &pages, (lblks(size), LBLK_END))
 }
 
@@ -152,6 +206,7 @@ fn unmap_or_intend(
     for &lblk in pages {
         unmap(core, tx, ino, lblk, inode)?;
     }
+    tx.clears(ino, (first, end));
     Ok(None)
 }
 
@@ -159,16 +214,13 @@ fn unmap_or_intend(
 pub(crate) fn punch(
     core: &Core,
     tx: &mut Tx<'_>,
-    ino: u32,
+    mem: &InodeMem,
     inode: &mut Inode,
     first: u64,
     end: u64,
 ) -> Result<Option<()>> {
-    let mut pages = Vec::new();
-    collect(core, ino, first, end, inode.blocks() as usize, &mut pages);
-    pages.sort_unstable();
-    pages.dedup();
-    unmap_or_intend(core, tx, ino, inode, &pages, (first, end))
+    let pages = mapped_within(core, mem, inode, (first, end));
+    unmap_or_intend(core, tx, mem.ino, inode, &pages, (first, end))
 }
 
 /// Carries out the intent of `inode` (the stored inode, lock held) and clears it. If that cannot be done the pool takes no more changes: what is
@@ -195,23 +247,14 @@ pub(crate) fn resume(core: &Core, mem: &Arc<InodeMem>, inode: &mut Inode) -> Res
 }
 
 fn carry_out(core: &Core, mem: &Arc<InodeMem>, inode: &mut Inode) -> Result<()> {
-    let (first, end) = (inode.cut_first(), inode.cut_end());
-    let mut pages = Vec::new();
-    collect(
-        core,
-        mem.ino,
-        first,
-        end.min(LBLK_END),
-        inode.blocks() as usize,
-        &mut pages,
-    );
-    pages.sort_unstable();
-    pages.dedup();
+    let (first, end) = (inode.cut_first(), inode.cut_end().min(LBLK_END));
+    let pages = mapped_within(core, mem, inode, (first, end));
     unmap_pages(core, mem, inode, &pages)?;
     inode.set_cut_first(0);
     inode.set_cut_end(0);
     let mut tx = Tx::new(core);
     tx.put_inode(mem.ino, inode);
+    tx.clears(mem.ino, (first, end));
     tx.commit(&[mem])
 }
 

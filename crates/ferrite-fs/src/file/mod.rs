@@ -1,4 +1,4 @@
-//! Data of regular files: the open handle, reading, and seeking data and holes.
+//! Data of regular files: the open handle, and reading.
 //!
 //! What lives here: [`PmFile`]. Reading takes no lock in the usual case: it copies, then checks by the inode's
 //! version that no writer was at work; after a few failures it takes the shared lock (DESIGN §5). Blocks freed
@@ -6,6 +6,7 @@
 
 pub(crate) mod cut;
 mod reserve;
+mod seek;
 mod write;
 
 use std::sync::Arc;
@@ -32,8 +33,6 @@ const OPTIMISTIC_TRIES: usize = 3;
 const BATCH: usize = 32;
 /// Pages that one read folds at most.
 const FOLDS_PER_READ: usize = 16;
-/// Pages that a search for data walks one by one before it walks the table.
-const SEEK_WALK: u64 = 4096;
 
 /// Pages whose logs a read found long, to be folded once it is over.
 #[derive(Default)]
@@ -77,16 +76,21 @@ impl PmFile {
 
     /// Runs `read` until it saw one state of the file.
     fn consistent<T>(&self, mut read: impl FnMut() -> Result<T>) -> Result<T> {
+        self.consistent_at(|_| read())
+    }
+
+    /// The same for who wants to know the version that is validated afterwards, none if the shared lock is held.
+    fn consistent_at<T>(&self, mut read: impl FnMut(Option<u64>) -> Result<T>) -> Result<T> {
         for _ in 0..OPTIMISTIC_TRIES {
             if let Some(version) = self.inode.begin_read() {
-                let result = read();
+                let result = read(Some(version));
                 if self.inode.end_read(version) {
                     return result;
                 }
             }
         }
         let _lock = self.inode.read();
-        read()
+        read(None)
     }
 
     fn check_open(&self, allowed: bool) -> Result<()> {
@@ -159,38 +163,6 @@ impl PmFile {
         }
         Ok(())
     }
-
-    /// First logical block from `from` on (before `end`) that holds data.
-    fn next_data(&self, from: u64, end: u64) -> Option<u64> {
-        let core = self.core();
-        let holds_data = |word: PageWord| !word.is_hole() && !word.is_unwritten();
-        let walked = from.saturating_add(SEEK_WALK).min(end);
-        if let Some(found) = (from..walked).find(|&lblk| holds_data(core.map.get(self.inode.ino, lblk as u32))) {
-            return Some(found);
-        }
-        let mut least = None;
-        if walked < end {
-            core.map.for_range(self.inode.ino, walked as u32, end, &mut |entry| {
-                if holds_data(entry.word) && least.is_none_or(|lblk| u64::from(entry.lblk) < lblk) {
-                    least = Some(u64::from(entry.lblk));
-                }
-                true
-            });
-        }
-        least
-    }
-
-    fn seek(&self, offset: u64, find: impl Fn(&Inode, u64) -> Result<u64>) -> Result<u64> {
-        self.core().reading(|core| {
-            let _lock = self.inode.read();
-            let inode = core.load_live(&self.inode)?;
-            core.damage.check_holes(self.inode.ino)?;
-            if offset >= inode.size() {
-                return Err(FsError::NoSuchAddress);
-            }
-            find(&inode, offset)
-        })
-    }
 }
 
 impl Core {
@@ -256,30 +228,11 @@ impl OpenFile for PmFile {
     }
 
     fn seek_data(&self, offset: u64) -> Result<u64> {
-        self.seek(offset, |inode, offset| {
-            if inode.is_inline() {
-                return Ok(offset);
-            }
-            let found = self
-                .next_data(offset / BLOCK_BYTES, cut::lblks(inode.size()))
-                .ok_or(FsError::NoSuchAddress)?;
-            Ok(offset.max(found * BLOCK_BYTES))
-        })
+        self.find_data(offset)
     }
 
     fn seek_hole(&self, offset: u64) -> Result<u64> {
-        self.seek(offset, |inode, offset| {
-            let core = self.core();
-            let end = cut::lblks(inode.size());
-            let is_hole = |lblk: &u64| {
-                let word = core.map.get(self.inode.ino, *lblk as u32);
-                word.is_hole() || word.is_unwritten()
-            };
-            let hole = (offset / BLOCK_BYTES..end).find(is_hole).filter(|_| !inode.is_inline());
-            Ok(hole
-                .map_or(inode.size(), |lblk| offset.max(lblk * BLOCK_BYTES))
-                .min(inode.size()))
-        })
+        self.find_hole(offset)
     }
 
     fn fsync(&self) -> Result<()> {

@@ -132,7 +132,7 @@ fn clear(core: &Core, mem: &Arc<InodeMem>, inode: &mut Inode, offset: u64, end: 
         for &(lblk, from, to) in &stretch.edges {
             cut::zero_within(core, &mut tx, mem.ino, lblk, from, to)?;
         }
-        later = cut::punch(core, &mut tx, mem.ino, inode, stretch.first, stretch.end)?;
+        later = cut::punch(core, &mut tx, mem, inode, stretch.first, stretch.end)?;
     }
     stamp(inode, outcome);
     tx.put_inode(mem.ino, inode);
@@ -212,9 +212,7 @@ fn reserve_some(
         if core.map.get(mem.ino, lblk as u32).is_hole() {
             let block = core.map.alloc_page(&mut tx, mem.ino, lblk as u32).map_err(map_error)?;
             let word = PageWord::new(block, PageWord::UNWRITTEN);
-            core.map
-                .insert(&mut tx, mem.ino, lblk as u32, word)
-                .map_err(map_error)?;
+            tx.insert_page((mem.ino, lblk as u32), word)?;
             inode.set_blocks(inode.blocks() + 1);
             added.push(lblk as u32);
         }

@@ -162,9 +162,7 @@ pub(crate) fn move_out(core: &Core, tx: &mut Tx<'_>, ino: u32, inode: &mut Inode
         page[..INLINE_BYTES].copy_from_slice(&content);
         let block = core.map.alloc_page(tx, ino, 0).map_err(map_error)?;
         tx.stream_page((ino, 0), block, &page);
-        core.map
-            .insert(tx, ino, 0, PageWord::new(block, 0))
-            .map_err(map_error)?;
+        tx.insert_page((ino, 0), PageWord::new(block, 0))?;
         inode.set_blocks(inode.blocks() + 1);
     }
     inode.clear_inline(0);
@@ -266,7 +264,7 @@ fn map_page(
 ) -> Result<()> {
     let new = PageWord::new(block, 0);
     if word.is_hole() {
-        core.map.insert(tx, ino, lblk, new).map_err(map_error)?;
+        tx.insert_page((ino, lblk), new)?;
         inode.set_blocks(inode.blocks() + 1);
         return Ok(());
     }

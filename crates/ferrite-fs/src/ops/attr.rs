@@ -41,7 +41,7 @@ pub(crate) fn setattr(core: &Core, ino: Ino, set: &SetAttr) -> Result<Attr> {
             if set.mtime.is_none() {
                 new.set_mtime(now);
             }
-            later = cut::resize(core, &mut tx, inode.ino, &mut new, size)?;
+            later = cut::resize(core, &mut tx, &inode, &mut new, size)?;
         }
         tx.put_inode(inode.ino, &mut new);
         tx.commit(&[&inode])?;

@@ -93,9 +93,7 @@ fn store_target(core: &Core, tx: &mut Tx<'_>, ino: u32, inode: &mut Inode, targe
     let mut page = [0; BLOCK_BYTES as usize];
     page[..target.len()].copy_from_slice(target);
     tx.stream_page((ino, 0), block, &page);
-    core.map
-        .insert(tx, ino, 0, PageWord::new(block, 0))
-        .map_err(map_error)?;
+    tx.insert_page((ino, 0), PageWord::new(block, 0))?;
     inode.set_blocks(1);
     Ok(())
 }

@@ -168,7 +168,7 @@ pub(crate) fn drop_link(
     if inode.blocks() > FREE_WITH_NAME {
         return Ok(Fate::Orphan);
     }
-    for lblk in cut::mapped_pages(core, child.ino, inode, 0) {
+    for lblk in cut::mapped_pages(core, child, inode, 0) {
         cut::unmap(core, tx, child.ino, lblk, inode)?;
     }
     free_inode(tx, child.ino, inode);

@@ -149,7 +149,7 @@ fn print(info: &PoolInfo) {
     line(
         "memory",
         format!(
-            "{}: blocks {}, mapping {}, inodes {}, names {}, journal {}, page logs {}, {} known inodes of {} bytes",
+            "{}: blocks {}, mapping {}, inodes {}, names {}, journal {}, page logs {}, page lists {}, {} known inodes of {} bytes",
             human(info.dram.total),
             human(info.dram.block_map),
             human(info.dram.mapping),
@@ -157,6 +157,7 @@ fn print(info: &PoolInfo) {
             human(info.dram.name_map),
             human(info.dram.journal),
             human(info.dram.page_logs),
+            human(info.dram.page_lists),
             info.dram.cached_inodes,
             info.dram.bytes_per_cached_inode
         ),
