@@ -3,10 +3,10 @@
 //!
 //! What lives here: operations as values ([`ops`]), random sequences of them ([`generate`]) and how they are applied and judged ([`apply`]); a whole
 //! tree as a value ([`snapshot`]); the comparison with the reference engine ([`model`]); a table of POSIX
-//! cases ([`posix`]); checks of concurrent behaviour ([`linear`]).
+//! cases ([`posix`]); checks of concurrent behaviour ([`linear`]); one simple thing done thousands of times ([`loops`]).
 //!
-//! An engine's `tests/` folder implements [`TestEngine`] and calls [`model::check_against_reference`],
-//! [`posix::run_all`] and [`linear::run_all`]; `tests/memfs.rs` of this crate is the example.
+//! An engine's `tests/` folder implements [`TestEngine`] and [`loops::LoopEngine`] and calls [`model::check_against_reference`],
+//! [`posix::run_all`], [`linear::run_all`] and [`loops::run`]; `tests/memfs.rs` of this crate is the example.
 //!
 //! *Architecture invariant:* nothing here knows an engine, and nothing here may be relaxed to suit one. Where
 //! the contract leaves a choice, the check accepts every choice, and its comment says so.
@@ -14,6 +14,7 @@
 pub mod apply;
 pub mod generate;
 pub mod linear;
+pub mod loops;
 pub mod model;
 pub mod ops;
 pub mod posix;

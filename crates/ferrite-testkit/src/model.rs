@@ -12,6 +12,7 @@ use ferrite_vfs::memfs::MemFs;
 
 use crate::apply::{ErrorKind, Outcome, Runner};
 use crate::generate::{OpGenerator, Profile};
+use crate::loops::LoopEngine;
 use crate::ops::Op;
 use crate::snapshot::Snapshot;
 use crate::{TestEngine, seed_from_env};
@@ -54,6 +55,10 @@ impl TestEngine for ReferenceEngine {
     fn remount(&mut self) {}
 
     fn check(&self) {}
+}
+
+impl LoopEngine for ReferenceEngine {
+    fn crash(&mut self) {}
 }
 
 /// Runs `steps` operations of (`profile`, `seed`) on a fresh engine and on the reference, with a remount in the

@@ -6,6 +6,7 @@ mod faulty;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use ferrite_testkit::generate::Profile;
+use ferrite_testkit::loops::{self, Effort, Progress};
 use ferrite_testkit::model::check_against_reference;
 use ferrite_testkit::{TestEngine, linear, posix};
 
@@ -77,5 +78,27 @@ fn model_notices_and_shrinks() {
 fn concurrent_suite_notices() {
     for fault in [Fault::TornWrite, Fault::AppendInTwoSteps, Fault::RenameInTwoSteps] {
         caught(fault, || linear::run_all(maker(fault), 1));
+    }
+}
+
+/// Faults that no short history shows, each by the loop that does the thing alone.
+#[test]
+fn long_loops_notice() {
+    let effort = Effort {
+        moves: 1,
+        turns_min: 400,
+        turns_max: 400,
+    };
+    for (fault, name, told) in [
+        (Fault::LeakAfterLong, "one_name", "free now, and when it was empty"),
+        // The last turn before the first look: the next one would have covered it up.
+        (Fault::LostByteAfterLong, "one_page_over", "trees differ"),
+    ] {
+        let of = loops::all().find(|of| of.name == name).expect("a loop");
+        let progress = Progress::default();
+        let text = caught(fault, || {
+            loops::run(&mut FaultyEngine::new(fault), of, 1, effort, &progress)
+        });
+        assert!(text.contains(told), "{fault:?}: {text}");
     }
 }

@@ -2,6 +2,7 @@
 //! `tests/` folder calls the suites.
 
 use ferrite_testkit::generate::Profile;
+use ferrite_testkit::loops::{self, Effort, Progress};
 use ferrite_testkit::model::{ReferenceEngine, check_against_reference};
 use ferrite_testkit::{TestEngine, linear, posix};
 
@@ -26,5 +27,20 @@ fn random_operations() {
         for seed in 0..20 {
             check_against_reference(make, profile, seed, 400);
         }
+    }
+}
+
+/// Each loop, as far as it goes with whatever comes first: what fails here is a loop that asks for what cannot be.
+#[test]
+fn loops_mean_something() {
+    let effort = Effort {
+        moves: 1,
+        turns_min: 700,
+        turns_max: 700,
+    };
+    for of in loops::all() {
+        let progress = Progress::default();
+        println!("{}", of.name);
+        loops::run(&mut ReferenceEngine::new(), of, 7, effort, &progress);
     }
 }

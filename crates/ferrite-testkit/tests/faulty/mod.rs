@@ -1,9 +1,11 @@
 //! The reference engine with one deliberate fault; everything else is passed through.
 
 use std::collections::HashSet;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use ferrite_testkit::TestEngine;
+use ferrite_testkit::loops::LoopEngine;
 use ferrite_vfs::memfs::MemFs;
 use ferrite_vfs::{
     Attr, Cred, DirEntry, FallocateMode, FileKind, FileSystem, FsError, Ino, NewNode, OpenFile, OpenMode, ROOT_INO,
@@ -33,7 +35,14 @@ pub(crate) enum Fault {
     AppendInTwoSteps,
     /// A rename that replaces removes the old file first.
     RenameInTwoSteps,
+    /// After some hundred removals one gives nothing back.
+    LeakAfterLong,
+    /// After some hundred writes one loses its last byte.
+    LostByteAfterLong,
 }
+
+/// What "some hundred" are.
+const LONG: u64 = 400;
 
 const PAGE: usize = 4096;
 
@@ -42,10 +51,13 @@ struct Faulty {
     fault: Fault,
     /// Directories whose link count is told one too low.
     wrong: Mutex<HashSet<Ino>>,
+    /// Removals, or writes, so far.
+    calls: Arc<AtomicU64>,
 }
 
 struct FaultyFile {
     inner: Arc<dyn OpenFile>,
+    calls: Arc<AtomicU64>,
     fs: Arc<MemFs>,
     fault: Fault,
 }
@@ -60,6 +72,7 @@ impl FaultyEngine {
             inner: Arc::new(MemFs::new()),
             fault,
             wrong: Mutex::default(),
+            calls: Arc::default(),
         })
     }
 }
@@ -94,6 +107,10 @@ impl TestEngine for FaultyEngine {
     fn check(&self) {}
 }
 
+impl LoopEngine for FaultyEngine {
+    fn crash(&mut self) {}
+}
+
 impl Faulty {
     fn tell(&self, mut attr: Attr) -> Attr {
         if self.wrong.lock().expect("never poisoned").contains(&attr.ino) {
@@ -105,7 +122,11 @@ impl Faulty {
 
 impl FileSystem for Faulty {
     fn statfs(&self) -> Result<StatFs> {
-        self.inner.statfs()
+        let mut stat = self.inner.statfs()?;
+        if self.fault == Fault::LeakAfterLong && self.calls.load(Ordering::Relaxed) > LONG {
+            stat.inodes_free -= 1;
+        }
+        Ok(stat)
     }
     fn lookup(&self, parent: Ino, name: &[u8]) -> Result<Attr> {
         self.inner.lookup(parent, name).map(|attr| self.tell(attr))
@@ -145,6 +166,7 @@ impl FileSystem for Faulty {
         self.inner.link(ino, parent, name)
     }
     fn unlink(&self, parent: Ino, name: &[u8]) -> Result<()> {
+        self.calls.fetch_add(1, Ordering::Relaxed);
         self.inner.unlink(parent, name)
     }
     fn rmdir(&self, parent: Ino, name: &[u8]) -> Result<()> {
@@ -194,6 +216,7 @@ impl FileSystem for Faulty {
         let inner = self.inner.open(ino, mode)?;
         Ok(Arc::new(FaultyFile {
             inner,
+            calls: self.calls.clone(),
             fs: self.inner.clone(),
             fault: self.fault,
         }))
@@ -231,6 +254,11 @@ impl OpenFile for FaultyFile {
             Fault::LostByteAtPageEdge if data.len() > edge => {
                 let mut damaged = data.to_vec();
                 damaged[edge] = 0;
+                self.inner.write_at(offset, &damaged)
+            }
+            Fault::LostByteAfterLong if self.calls.fetch_add(1, Ordering::Relaxed) == LONG => {
+                let mut damaged = data.to_vec();
+                *damaged.last_mut().expect("not empty") = 0;
                 self.inner.write_at(offset, &damaged)
             }
             Fault::TornWrite if data.len() > PAGE => {

@@ -1,0 +1,265 @@
+//! Long, dumb loops: each does one simple thing thousands of times, and nothing else, between two moments at which an engine could
+//! put its house in order.
+//!
+//! What lives here: [`Loop`]s as data ([`all`]), [`LoopEngine`] as what they need of an engine, and [`run`]. Random operations and
+//! crash images look at short histories; what an engine frees late (slots that wait for a journal's mark, say) piles up only if the
+//! same file, name or slot is used again and again meanwhile, and it is at the peak that limits are passed which a check assumes.
+//!
+//! *Architecture invariant:* a loop knows no engine. When something freed comes back to it an engine says by [`LoopEngine::mark`], and
+//! the numbers of turns follow from that.
+
+mod data;
+mod mixtures;
+mod names;
+mod pair;
+mod space;
+mod threads;
+
+pub use pair::{OpenPair, Pair};
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use ferrite_vfs::memfs::MemFs;
+use ferrite_vfs::{Ino, ROOT_INO};
+
+use crate::TestEngine;
+
+/// One simple thing, done again and again.
+pub struct Loop {
+    /// What `FERRITE_LOOP` calls it.
+    pub name: &'static str,
+    /// The limit that it presses: what runs out, wraps or walks away if it is not given back in time.
+    pub presses: &'static str,
+    /// How many do it at the same time.
+    pub threads: u64,
+    /// A turn takes so many times as long as that of a simple loop, and there are as many fewer turns.
+    pub weight: u64,
+    /// Makes what the turns need.
+    pub prepare: fn(&mut Pair<'_>),
+    /// Turn number `n`.
+    pub turn: fn(&mut Pair<'_>, u64),
+}
+
+/// An engine that loops run on.
+pub trait LoopEngine: TestEngine {
+    /// Ends the mounted engine as a crash would, checks what that leaves, and mounts it. Panics on findings. An engine that keeps
+    /// nothing does nothing.
+    fn crash(&mut self);
+
+    /// Changes whenever what was freed before may be used again; constant if that is at once.
+    fn mark(&self) -> u64 {
+        0
+    }
+
+    /// What is free, by name: the same before anything was made and after all is removed.
+    fn free(&self) -> Vec<(&'static str, u64)> {
+        let stat = self.fs().statfs().expect("statfs");
+        vec![("blocks", stat.blocks_free), ("inodes", stat.inodes_free)]
+    }
+
+    /// Numbers of pages that the engine holds close together if they are of this file; which these are, is its affair.
+    fn neighbours(&self, _ino: Ino) -> Vec<u32> {
+        pages_far_apart()
+    }
+}
+
+/// Numbers of pages that have nothing to do with each other.
+pub fn pages_far_apart() -> Vec<u32> {
+    (0..64).map(|n| n << 18).collect()
+}
+
+/// The file whose pages are [`Pair::neighbour`]s.
+const NEIGHBOURS: &str = "neighbours";
+
+/// How long loops run.
+#[derive(Debug, Clone, Copy)]
+pub struct Effort {
+    /// The mark has moved so often when the first part ends...
+    pub moves: u64,
+    /// ...and so many turns were made, at least.
+    pub turns_min: u64,
+    /// But no more than these, wherever the mark is.
+    pub turns_max: u64,
+}
+
+/// Where a loop is, for whoever tells of its failure.
+#[derive(Debug, Default)]
+pub struct Progress {
+    turn: AtomicU64,
+    stage: Mutex<&'static str>,
+}
+
+impl Progress {
+    fn enter(&self, stage: &'static str) {
+        *self.stage.lock().expect("never poisoned") = stage;
+    }
+}
+
+impl std::fmt::Display for Progress {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let stage = *self.stage.lock().expect("never poisoned");
+        write!(f, "{stage}, after {} turns", self.turn.load(Ordering::Relaxed))
+    }
+}
+
+/// All loops, by what they press.
+pub fn all() -> impl Iterator<Item = &'static Loop> {
+    [data::LOOPS, space::LOOPS, names::LOOPS, threads::LOOPS, mixtures::LOOPS]
+        .into_iter()
+        .flatten()
+}
+
+/// A loop under way.
+struct Run<'a> {
+    engine: &'a mut dyn LoopEngine,
+    oracle: MemFs,
+    of: &'static Loop,
+    seed: u64,
+    effort: Effort,
+    neighbours: Vec<u32>,
+    /// Turns made so far.
+    turns: u64,
+    progress: &'a Progress,
+}
+
+/// Runs one loop on an empty engine, which is empty again afterwards.
+///
+/// First over several moves of the mark; then, after a crash, as far as the mark lets it go without moving: there it looks at the
+/// engine once more, for that is when most waits to be given back. Each time the content is compared and the engine checked, mounted as
+/// it is, after a crash and after an orderly end. Last, all is removed, and as much must be free as was in the beginning.
+///
+/// # Panics
+/// On the first difference.
+pub fn run(engine: &mut dyn LoopEngine, of: &'static Loop, seed: u64, effort: Effort, progress: &Progress) {
+    progress.enter("in the beginning");
+    engine.remount();
+    let empty = engine.free();
+    let mut run = Run {
+        engine,
+        oracle: MemFs::new(),
+        of,
+        seed,
+        effort,
+        neighbours: Vec::new(),
+        turns: 0,
+        progress,
+    };
+    (of.prepare)(&mut run.pair(0));
+    if let Ok(attr) = run.engine.fs().lookup(ROOT_INO, NEIGHBOURS.as_bytes()) {
+        run.neighbours = run.engine.neighbours(attr.ino);
+    }
+
+    progress.enter("while the mark moves");
+    let first_move = run.turn_until_moved();
+    run.look();
+    progress.enter("after a crash");
+    run.crash();
+
+    progress.enter("at the peak, before the mark moves");
+    // A little less than it took the first time: the mount may have left other things in the journal than mkfs.
+    run.turn_in_all(first_move - first_move / 16);
+    run.look();
+    progress.enter("after a crash at the peak");
+    run.crash();
+
+    progress.enter("after an orderly end");
+    run.turn_in_all(first_move / 3);
+    run.engine.remount();
+    run.look();
+
+    progress.enter("when all is removed");
+    run.pair(0).clear();
+    let at_once = run.engine.free();
+    assert_eq!(at_once, empty, "free now, and when it was empty");
+    run.look();
+    run.engine.remount();
+    assert_eq!(run.engine.free(), empty, "free after a mount, and when it was empty");
+}
+
+impl Run<'_> {
+    fn pair(&self, thread: u64) -> Pair<'_> {
+        Pair::new(
+            [self.engine.fs(), &self.oracle],
+            thread,
+            self.next_seed(),
+            &self.neighbours,
+        )
+    }
+
+    /// Another one whenever turns begin anew, or they would repeat what was done.
+    fn next_seed(&self) -> u64 {
+        self.seed.wrapping_add(self.turns << 8)
+    }
+
+    /// The effort's number, for what a turn of this loop takes.
+    fn fewer(&self, turns: u64) -> u64 {
+        (turns / self.of.weight).max(64)
+    }
+
+    /// Makes turns until the mark has moved often enough; how many it took until it moved for the first time.
+    fn turn_until_moved(&mut self) -> u64 {
+        let (turns_min, turns_max) = (self.fewer(self.effort.turns_min), self.fewer(self.effort.turns_max));
+        if self.of.threads > 1 {
+            // Each has its own part of the journal, so nobody knows at which turn.
+            self.turn_in_all(turns_min);
+            return turns_min;
+        }
+        let (mut mark, mut moves, mut first_move) = (self.engine.mark(), 0, None);
+        let mut pair = self.pair(0);
+        let mut n = 0;
+        while n < turns_max && (n < turns_min || moves < self.effort.moves) {
+            (self.of.turn)(&mut pair, n);
+            n += 1;
+            self.progress.turn.store(n, Ordering::Relaxed);
+            let now = self.engine.mark();
+            if now != mark {
+                moves += 1;
+                first_move.get_or_insert(n);
+            }
+            mark = now;
+        }
+        self.turns += n;
+        first_move.unwrap_or(n)
+    }
+
+    /// Makes so many turns, each thread.
+    fn turn_in_all(&mut self, turns: u64) {
+        let (of, progress, numbers) = (self.of, self.progress, self.turns..self.turns + turns);
+        let (fs, seed, neighbours) = ([self.engine.fs(), &self.oracle], self.next_seed(), &self.neighbours);
+        let work = |thread| {
+            let mut pair = Pair::new(fs, thread, seed, neighbours);
+            for n in numbers.clone() {
+                (of.turn)(&mut pair, n);
+                progress.turn.store(n + 1, Ordering::Relaxed);
+            }
+        };
+        if of.threads == 1 {
+            // In the same thread, and so with the same part of the journal, as before.
+            work(0);
+        } else {
+            std::thread::scope(|scope| {
+                let work = &work;
+                let threads: Vec<_> = (0..of.threads)
+                    .map(|thread| scope.spawn(move || work(thread)))
+                    .collect();
+                for thread in threads {
+                    if let Err(panic) = thread.join() {
+                        std::panic::resume_unwind(panic);
+                    }
+                }
+            });
+        }
+        self.turns += turns;
+    }
+
+    fn look(&self) {
+        self.engine.check();
+        self.pair(0).compare();
+    }
+
+    fn crash(&mut self) {
+        self.engine.crash();
+        self.pair(0).compare();
+    }
+}
