@@ -34,8 +34,18 @@ const NOWHERE: u64 = u64::MAX;
 pub(crate) enum Class {
     /// Takes space for good: refused while only the reserve is left.
     Ordinary,
-    /// Gives back as much as it takes (overwrite), or is needed to give back (truncate, unlink).
+    /// Gives back as much as it takes (overwrite), or is needed to give back (truncate, unlink). What it took from the reserve and did not
+    /// give back is a debt, see [`BlockAlloc::may_owe`].
     Replacing,
+}
+
+/// What paid for a block.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Token {
+    /// Space that anybody may have.
+    Ordinary,
+    /// The reserve.
+    Reserve,
 }
 
 /// The free map of a pool's data blocks.
@@ -81,16 +91,22 @@ impl BlockAlloc {
         &self.local[thread_number() as usize % PURSES]
     }
 
-    fn take_token(&self, class: Class) -> bool {
+    fn take_token(&self, class: Class) -> Option<Token> {
         let purse = self.purse();
         if purse.fetch_sub(1, Ordering::Relaxed) > 0 {
-            return true;
+            return Some(Token::Ordinary);
         }
         purse.fetch_add(1, Ordering::Relaxed);
         if self.refill(purse) {
-            return true;
+            return Some(Token::Ordinary);
         }
-        class == Class::Replacing && take(&self.reserve_left, 1) == 1
+        (class == Class::Replacing && take(&self.reserve_left, 1) == 1).then_some(Token::Reserve)
+    }
+
+    /// Whether somebody may keep more of the reserve than it gives back: only of the upper half. So half of it, at least, comes back
+    /// whole with the mark whatever is done, and serves those who give back as much as they take, for ever.
+    pub(crate) fn may_owe(&self) -> bool {
+        self.reserve_left.load(Ordering::Relaxed) >= self.reserve_blocks / 2
     }
 
     /// Gets a batch from the global count, or else whatever lies in other purses; keeps all but the one token asked for.
@@ -123,28 +139,21 @@ impl BlockAlloc {
     }
 
     /// Claims `block` if it is a free data block.
-    pub(crate) fn claim(&self, block: u32, class: Class) -> bool {
-        let Some(index) = u64::from(block)
+    pub(crate) fn claim(&self, block: u32, class: Class) -> Option<Token> {
+        let index = u64::from(block)
             .checked_sub(self.first_block)
-            .filter(|&i| i < self.bitmap.len())
-        else {
-            return false;
-        };
-        if self.bitmap.is_set(index) || !self.take_token(class) {
-            return false;
+            .filter(|&i| i < self.bitmap.len() && !self.bitmap.is_set(i))?;
+        let token = self.take_token(class)?;
+        if self.bitmap.claim(index) {
+            return Some(token);
         }
-        let claimed = self.bitmap.claim(index);
-        if !claimed {
-            self.return_token();
-        }
-        claimed
+        self.return_token();
+        None
     }
 
     /// Claims any free block.
-    pub(crate) fn claim_any(&self, class: Class) -> Option<u32> {
-        if !self.take_token(class) {
-            return None;
-        }
+    pub(crate) fn claim_any(&self, class: Class) -> Option<(u32, Token)> {
+        let token = self.take_token(class)?;
         let number = thread_number() as usize % PURSES;
         let cursor = &self.cursors[number];
         let start = match cursor.load(Ordering::Relaxed) {
@@ -166,11 +175,11 @@ impl BlockAlloc {
             // Another thread may give blocks back to the same line meanwhile; the next claim shall not wait for it.
             self.bitmap.prefetch(next);
         }
-        Some((self.first_block + index) as u32)
+        Some(((self.first_block + index) as u32, token))
     }
 
     /// Claims a block for the first page of a run: one with many free blocks behind it, if there is one not too far away.
-    pub(crate) fn claim_run(&self, class: Class) -> Option<u32> {
+    pub(crate) fn claim_run(&self, class: Class) -> Option<(u32, Token)> {
         let number = thread_number() as usize % PURSES;
         let cursor = &self.cursors[number];
         let start = cursor.load(Ordering::Relaxed);

@@ -17,7 +17,7 @@ use ferrite_pm::Region;
 use ferrite_vfs::{FsError, Result};
 use rustc_hash::FxHashMap;
 
-use crate::alloc::Class;
+use crate::alloc::{Class, Token};
 use crate::checksum::crc32c;
 use crate::core::{Core, map_error};
 use crate::icache::InodeMem;
@@ -159,6 +159,8 @@ pub(crate) struct Tx<'e> {
     buffers: Lease,
     min_seq: u64,
     class: Class,
+    /// Blocks that the reserve paid for.
+    from_reserve: usize,
     streamed: bool,
     /// Blocks are vouched for by the record, although the medium is memory.
     small: bool,
@@ -183,6 +185,7 @@ impl<'e> Tx<'e> {
             buffers: Lease::take(),
             min_seq: 0,
             class: Class::Ordinary,
+            from_reserve: 0,
             streamed: false,
             small: false,
             single_page: false,
@@ -196,9 +199,27 @@ impl<'e> Tx<'e> {
         Self::with_passage(core, None)
     }
 
-    /// Sets who the following allocations are for.
+    /// Sets what the following allocations are for.
     pub(crate) fn set_class(&mut self, class: Class) {
         self.class = class;
+    }
+
+    fn note_claim(&mut self, block: u32, token: Token) {
+        self.from_reserve += usize::from(token == Token::Reserve);
+        self.buffers.claimed.push(Resource::Block(block));
+    }
+
+    /// Refuses to leave the reserve poorer than it was, but for what may be owed to it. What an operation calls itself is not asked: nodes
+    /// of a tree, say, may cost an overwrite more than it frees.
+    #[cold]
+    fn check_reserve(&self) -> Result<()> {
+        let is_block = |resource: &&Resource| matches!(resource, Resource::Block(_));
+        let freed = self.buffers.freed.iter().chain(&self.buffers.freed_at_once);
+        let freed = freed.filter(is_block).count();
+        match self.from_reserve <= freed || self.core.alloc.may_owe() {
+            true => Ok(()),
+            false => Err(FsError::NoSpace("blocks")),
+        }
     }
 
     /// Whether `words` more words fit its record.
@@ -415,6 +436,9 @@ impl<'e> Tx<'e> {
         if self.buffers.record.is_empty() {
             return Ok(());
         }
+        if self.from_reserve > 0 {
+            self.check_reserve()?;
+        }
         self.core.check_writable()?;
         self.widen_spreads(inodes);
         self.streamed |= self.buffers.fresh.stream(&self.core.region) && !planted(Flaw::NodeWithoutFence);
@@ -501,22 +525,22 @@ impl MapTx for Tx<'_> {
     }
 
     fn claim_block(&mut self, block: u32) -> bool {
-        let claimed = self.core.alloc.claim(block, self.class);
-        if claimed {
-            self.buffers.claimed.push(Resource::Block(block));
+        let token = self.core.alloc.claim(block, self.class);
+        if let Some(token) = token {
+            self.note_claim(block, token);
         }
-        claimed
+        token.is_some()
     }
 
     fn alloc_block(&mut self) -> std::result::Result<u32, MapError> {
-        let block = self.core.alloc.claim_any(self.class).ok_or(MapError::NoBlock)?;
-        self.buffers.claimed.push(Resource::Block(block));
+        let (block, token) = self.core.alloc.claim_any(self.class).ok_or(MapError::NoBlock)?;
+        self.note_claim(block, token);
         Ok(block)
     }
 
     fn alloc_run(&mut self) -> std::result::Result<u32, MapError> {
-        let block = self.core.alloc.claim_run(self.class).ok_or(MapError::NoBlock)?;
-        self.buffers.claimed.push(Resource::Block(block));
+        let (block, token) = self.core.alloc.claim_run(self.class).ok_or(MapError::NoBlock)?;
+        self.note_claim(block, token);
         Ok(block)
     }
 

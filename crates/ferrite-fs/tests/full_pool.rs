@@ -9,7 +9,7 @@ use std::sync::Arc;
 use common::{fixed, image_of, make};
 use ferrite_fs::{Engine, Mapping, MkfsOptions, MountOptions, fsck, mkfs};
 use ferrite_pm::{Recorder, Region};
-use ferrite_vfs::{FallocateMode, FileSystem, OpenFile, OpenMode, ROOT_INO, SetAttr};
+use ferrite_vfs::{Cred, FallocateMode, FileSystem, FsError, OpenFile, OpenMode, ROOT_INO, RenameMode, SetAttr};
 
 const PAGE: u64 = 4096;
 /// Where the long stretch of the victim begins, in pages.
@@ -111,4 +111,73 @@ fn cutting_a_long_stretch_takes_no_free_block() {
             cut_when_full(Mapping::Extent, lone, punch);
         }
     }
+}
+
+/// What anybody can do who may change nothing but his own files must not take from others what they need to give space back: blocks of the
+/// reserve, a few at a time, until deletes and overwrites fail.
+fn nobody_takes_the_reserve(mapping: Mapping) {
+    let blank = Region::anonymous(14 << 20).unwrap();
+    let options = MkfsOptions {
+        mapping,
+        inodes: Some(2000),
+        rings: Some(1),
+        ..fixed()
+    };
+    mkfs(&blank, &options).unwrap();
+    let engine = mounted(&image_of(&blank));
+    let set_size = |ino, size| {
+        let set = SetAttr {
+            size: Some(size),
+            ..SetAttr::default()
+        };
+        engine.setattr(ino, &set).map(|_| ())
+    };
+    // Short files, and directories that hold one long name each, whose block has no room for another.
+    let mut short = Vec::new();
+    let mut dirs = Vec::new();
+    for n in 0..400 {
+        let ino = make(&engine, ROOT_INO, &format!("short{n}"));
+        engine
+            .open(ino, OpenMode::read_write())
+            .unwrap()
+            .write_at(0, b"inline")
+            .unwrap();
+        short.push(ino);
+        let dir = engine
+            .mkdir(&Cred::root(), ROOT_INO, format!("dir{n}").as_bytes(), 0o755)
+            .unwrap();
+        dirs.push(dir.ino);
+    }
+    let victim = make(&engine, ROOT_INO, "victim");
+    let file = engine.open(victim, OpenMode::read_write()).unwrap();
+    file.write_at(0, &vec![1; 600 * PAGE as usize]).unwrap();
+    let filler = make(&engine, ROOT_INO, "filler");
+    let fill = engine.open(filler, OpenMode::read_write()).unwrap();
+    let mut at = 0;
+    while fill.write_at(at * PAGE, &[9; PAGE as usize]).is_ok() {
+        at += 1;
+    }
+    let free = engine.statfs().unwrap().blocks_free;
+    for (n, (&ino, &dir)) in short.iter().zip(&dirs).enumerate() {
+        let refused = set_size(ino, 2 * PAGE);
+        assert!(matches!(refused, Err(FsError::NoSpace(_))), "{mapping:?}: {refused:?}");
+        let name = format!("short{n}");
+        let refused = engine.rename(ROOT_INO, name.as_bytes(), dir, b"moved", RenameMode::Replace);
+        assert!(matches!(refused, Err(FsError::NoSpace(_))), "{mapping:?}: {refused:?}");
+    }
+    assert_eq!(engine.statfs().unwrap().blocks_free, free, "{mapping:?}");
+    for page in (0..600).step_by(7) {
+        file.write_at(page * PAGE, &[2; PAGE as usize]).unwrap();
+        file.write_at(page * PAGE + 9, &[3; 100]).unwrap();
+    }
+    file.fallocate(FallocateMode::PunchHole, 10 * PAGE, 520 * PAGE).unwrap();
+    set_size(victim, 3 * PAGE + 1).unwrap();
+    assert!(!engine.is_read_only());
+}
+
+#[test]
+fn what_takes_space_takes_none_of_the_reserve() {
+    Mapping::ALL
+        .iter()
+        .for_each(|&mapping| nobody_takes_the_reserve(mapping));
 }

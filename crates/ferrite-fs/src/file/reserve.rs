@@ -87,10 +87,11 @@ fn zero(core: &Core, mem: &Arc<InodeMem>, inode: &mut Inode, offset: u64, end: u
         core.reclaim()?;
     }
     let mut tx = Tx::new(core);
-    tx.set_class(Class::Replacing);
     for &(lblk, from, to) in &stretch.edges {
         cut::zero_within(core, &mut tx, mem.ino, lblk, from, to)?;
     }
+    // It gives nothing back, so what a tree may need for it is nobody's but its own to find.
+    tx.set_class(Class::Ordinary);
     for lblk in stretch.first..stretch.end {
         let word = core.map.get(mem.ino, lblk as u32);
         if !word.is_unwritten() {
@@ -121,7 +122,6 @@ fn stamp(inode: &mut Inode, outcome: Outcome) {
 /// Makes `offset..end` read as zeros, freeing whole pages, and stamps the file: one record, or an intent and what follows.
 fn clear(core: &Core, mem: &Arc<InodeMem>, inode: &mut Inode, offset: u64, end: u64, outcome: Outcome) -> Result<()> {
     let mut tx = Tx::new(core);
-    tx.set_class(Class::Replacing);
     let mut later = None;
     if inode.is_inline() {
         let from = offset.min(INLINE_BYTES as u64) as usize;

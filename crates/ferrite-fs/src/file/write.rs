@@ -228,11 +228,7 @@ fn fill_page(
     (within, part): (usize, &[u8]),
     head: Option<&[u8; INLINE_BYTES]>,
 ) -> Result<()> {
-    tx.set_class(if word.is_hole() {
-        Class::Ordinary
-    } else {
-        Class::Replacing
-    });
+    tx.set_class(class_for(word));
     // A reserved block reads as zeros whatever it holds, so it can be filled before the word changes.
     let reserved = word.is_unwritten() && word.page() != 0;
     let block = if reserved {
@@ -253,6 +249,15 @@ fn fill_page(
     map_page(core, tx, (ino, lblk), inode, word, block)
 }
 
+/// What writing a page is, to the reserve: only what was mapped before gives something back.
+fn class_for(word: PageWord) -> Class {
+    if word.is_hole() {
+        Class::Ordinary
+    } else {
+        Class::Replacing
+    }
+}
+
 /// Lets the word of a page, which is `word` now, name `block`.
 fn map_page(
     core: &Core,
@@ -263,6 +268,7 @@ fn map_page(
     block: u32,
 ) -> Result<()> {
     let new = PageWord::new(block, 0);
+    tx.set_class(class_for(word));
     if word.is_hole() {
         tx.insert_page((ino, lblk), new)?;
         inode.set_blocks(inode.blocks() + 1);

@@ -4,7 +4,6 @@ use std::sync::Arc;
 
 use ferrite_vfs::{Attr, FsError, Ino, Result, SetAttr, SetTime, Timestamp, posix};
 
-use crate::alloc::Class;
 use crate::core::Core;
 use crate::file::cut;
 use crate::icache::InodeMem;
@@ -24,7 +23,6 @@ pub(crate) fn setattr(core: &Core, ino: Ino, set: &SetAttr) -> Result<Attr> {
         let mut new = old;
         let now = Core::now();
         let mut tx = Tx::new(core);
-        tx.set_class(Class::Replacing);
         apply(&mut new, set, now);
         let mut later = None;
         if let Some(size) = set.size {

@@ -168,6 +168,7 @@ fn append(
         }
     };
     let (ino, lblk) = page;
+    tx.set_class(Class::Replacing);
     core.map
         .replace(tx, ino, lblk, PageWord::new(word.page(), unit))
         .map_err(map_error)?;

@@ -172,7 +172,8 @@ pub(crate) fn fold(core: &Core, mem: &Arc<InodeMem>, lblk: u32, cause: Cause) ->
         return Ok(false);
     }
     core.told(read)?;
-    let block = core
+    // Gives back a block for it, so it never owes the reserve.
+    let (block, _) = core
         .alloc
         .claim_any(Class::Replacing)
         .ok_or(FsError::NoSpace("blocks"))?;

@@ -93,7 +93,7 @@ impl LogSpace {
         let block = match partial {
             Some(block) => block,
             None => {
-                let block = blocks.claim_any(Class::Ordinary)?;
+                let (block, _) = blocks.claim_any(Class::Ordinary)?;
                 let size = size as u8;
                 shared.slabs.insert(block, Slab { size, used: 0 });
                 block
