@@ -8,6 +8,8 @@
 
 mod attr;
 mod create;
+#[cfg(test)]
+mod full;
 mod remove;
 mod rename;
 mod xattr;

@@ -25,9 +25,20 @@ use crate::tx::Tx;
 const FREE_WITH_NAME: u32 = 64;
 
 /// Removes a name: a directory's (which must be empty) or any other.
+///
+/// Never fails for want of space. All that can need some is a directory's block that goes: it may be from the middle of an extent, and the
+/// tree may want a node for what is then two. So without one the block stays, empty, for the names that come next. The pages of the
+/// file go in ascending order, each from the front of its extent, which needs nothing on any mapping.
 pub(crate) fn unlink(core: &Core, parent: Ino, name: &[u8], want_dir: bool) -> Result<()> {
     posix::check_name(name)?;
     core.check_writable()?;
+    match unlink_once(core, parent, name, want_dir, false) {
+        Err(FsError::NoSpace(_)) => unlink_once(core, parent, name, want_dir, true),
+        other => other,
+    }
+}
+
+fn unlink_once(core: &Core, parent: Ino, name: &[u8], want_dir: bool, keep_block: bool) -> Result<()> {
     loop {
         let directory = core.inode(parent).map_err(gone)?;
         let child = OnceCell::new();
@@ -59,7 +70,7 @@ pub(crate) fn unlink(core: &Core, parent: Ino, name: &[u8], want_dir: bool) -> R
             parent_inode.set_nlink(parent_inode.nlink().saturating_sub(1));
         }
         let place = (directory.ino, &mut parent_inode, &mut *dir.hints);
-        dir::remove(core, &mut tx, place, &found, false)?;
+        dir::remove(core, &mut tx, place, &found, keep_block)?;
         let fate = drop_link(core, &mut tx, child.inode, &mut inode, now)?;
         tx.put_inode(directory.ino, &mut parent_inode);
         tx.put_inode(child.inode.ino, &mut inode);
@@ -67,7 +78,8 @@ pub(crate) fn unlink(core: &Core, parent: Ino, name: &[u8], want_dir: bool) -> R
         let fate = settle(child.inode, fate);
         let freed = child.inode;
         drop((dir, child));
-        return finish(core, freed, fate);
+        finish_committed(core, freed, fate);
+        return Ok(());
     }
 }
 
@@ -210,6 +222,14 @@ pub(crate) fn finish(core: &Core, child: &Arc<InodeMem>, fate: Fate) -> Result<(
     match fate {
         Fate::Orphan => free_orphan(core, child),
         _ => Ok(()),
+    }
+}
+
+/// The same where the record that took the name is committed: the operation has happened, and whatever comes of this cannot undo it. An
+/// orphan that cannot be freed now is freed by the next mount.
+pub(crate) fn finish_committed(core: &Core, child: &Arc<InodeMem>, fate: Fate) {
+    if let Err(error) = core.told(finish(core, child, fate)) {
+        tracing::debug!(ino = child.ino, %error, "an inode without names stays until the next mount");
     }
 }
 

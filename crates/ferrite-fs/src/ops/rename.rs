@@ -6,7 +6,6 @@ use ferrite_vfs::{FileKind, FsError, Ino, LINK_MAX, ROOT_INO, RenameMode, Result
 
 use super::remove::{self, Fate};
 use super::{Edits, check_dir, find, gone};
-use crate::alloc::Class;
 use crate::core::{Core, LockSet};
 use crate::dir;
 use crate::icache::InodeMem;
@@ -24,23 +23,29 @@ pub(crate) fn rename(core: &Core, from: (Ino, &[u8]), to: (Ino, &[u8]), mode: Re
     posix::check_name(from.1)?;
     posix::check_name(to.1)?;
     core.check_writable()?;
-    core.with_space(|| {
-        loop {
-            let source = find(core, from.0, from.1)?.ok_or(FsError::NotFound)?;
-            let target = find(core, to.0, to.1)?;
-            let from = Side {
-                dir: core.inode(from.0).map_err(gone)?,
-                name: from.1,
-            };
-            let to = Side {
-                dir: core.inode(to.0).map_err(gone)?,
-                name: to.1,
-            };
-            if let Some(result) = attempt(core, &from, &to, &source, target.as_ref(), mode) {
-                return result;
-            }
-        }
+    core.with_space(|| match rename_once(core, from, to, mode, false) {
+        // As in `remove::unlink`: the source's block goes only if the tree needs no node for that.
+        Err(FsError::NoSpace(_)) => rename_once(core, from, to, mode, true),
+        other => other,
     })
+}
+
+fn rename_once(core: &Core, from: (Ino, &[u8]), to: (Ino, &[u8]), mode: RenameMode, keep_block: bool) -> Result<()> {
+    loop {
+        let source = find(core, from.0, from.1)?.ok_or(FsError::NotFound)?;
+        let target = find(core, to.0, to.1)?;
+        let from = Side {
+            dir: core.inode(from.0).map_err(gone)?,
+            name: from.1,
+        };
+        let to = Side {
+            dir: core.inode(to.0).map_err(gone)?,
+            name: to.1,
+        };
+        if let Some(result) = attempt(core, &from, &to, &source, target.as_ref(), (mode, keep_block)) {
+            return result;
+        }
+    }
 }
 
 /// `None` when the names no longer are what was found before the locks were taken.
@@ -50,7 +55,7 @@ fn attempt(
     to: &Side<'_>,
     source: &(Found, Arc<InodeMem>),
     target: Option<&(Found, Arc<InodeMem>)>,
-    mode: RenameMode,
+    (mode, keep_block): (RenameMode, bool),
 ) -> Option<Result<()>> {
     let (source_entry, source) = source;
     let is_dir = |found: &Found| found.kind == FileKind::Directory;
@@ -80,14 +85,14 @@ fn attempt(
             return Ok(None);
         }
         let mut tx = Tx::new(core);
-        tx.set_class(Class::Replacing);
         let fate = match (mode, target) {
             (RenameMode::Exchange, Some(target)) => {
                 exchange(core, &mut tx, &mut edits, from, to, source_entry, &target.0)?;
                 Fate::Lives
             }
             _ => {
-                let planned = relink(core, &mut tx, &mut edits, &mut locks, from, to, source_entry, target)?;
+                let entries = (source_entry, target);
+                let planned = relink(core, &mut tx, &mut edits, &mut locks, (from, to), entries, keep_block)?;
                 edits.put(&mut tx);
                 tx.commit(&involved)?;
                 if let Some(planned) = planned.1 {
@@ -103,7 +108,10 @@ fn attempt(
     })();
     drop(locks);
     Some(match (fates, target) {
-        (Ok(Some(fate)), Some((_, inode))) => remove::finish(core, inode, fate),
+        (Ok(Some(fate)), Some((_, inode))) => {
+            remove::finish_committed(core, inode, fate);
+            Ok(())
+        }
         (Ok(_), _) => Ok(()),
         (Err(error), _) => Err(error),
     })
@@ -181,19 +189,14 @@ fn is_below(core: &Core, dir: u32, ancestor: u32) -> bool {
 }
 
 /// Takes the source's entry away and lets the target's name it, or adds a new one.
-#[allow(
-    clippy::too_many_arguments,
-    reason = "the parts of one rename; bundling them would only rename them"
-)]
 fn relink(
     core: &Core,
     tx: &mut Tx<'_>,
     edits: &mut Edits,
     locks: &mut LockSet<'_>,
-    from: &Side<'_>,
-    to: &Side<'_>,
-    source: &Found,
-    target: Option<&(Found, Arc<InodeMem>)>,
+    (from, to): (&Side<'_>, &Side<'_>),
+    (source, target): (&Found, Option<&(Found, Arc<InodeMem>)>),
+    keep_block: bool,
 ) -> Result<(Fate, Option<dir::Planned>)> {
     let now = Core::now();
     let child = (source.ino, source.kind);
@@ -213,7 +216,8 @@ fn relink(
         let place = (edits.get(to.dir.ino), locks.hints(to.dir.ino));
         planned = Some(dir::insert(core, tx, &key, place, child)?);
     }
-    let keep_block = same_dir && target.is_none();
+    // The new name may be going to the block that the old one leaves.
+    let keep_block = keep_block || (same_dir && target.is_none());
     let place = (from.dir.ino, edits.get(from.dir.ino), locks.hints(from.dir.ino));
     dir::remove(core, tx, place, source, keep_block)?;
     if is_dir && !same_dir {
