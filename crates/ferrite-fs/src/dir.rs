@@ -23,9 +23,7 @@ use crate::tx::Tx;
 
 /// A free stretch is worth remembering if a name of ordinary length fits.
 const ROOMY_BYTES: u64 = 64;
-/// Most blocks with room that a directory remembers.
-const ROOMY_MAX: usize = 1024;
-/// Most holes of a directory with many of them that it remembers.
+/// Most holes of a directory with many of them that one search remembers.
 const HOLES_MAX: u64 = 64;
 /// Logical blocks that are tried one by one; of more than that, with few of them mapped, the mapped ones are listed first.
 const WALK_MAX: u64 = 4096;
@@ -116,27 +114,28 @@ fn find_run(core: &Core, block_offset: u64, lblk: u64, need: u64) -> Result<Opti
     Ok(None)
 }
 
-/// Looks through the whole directory once for blocks with room, after it came into DRAM. Of one that is mostly holes it takes what is
-/// mapped, and few holes: they would keep out the blocks that are there to be filled.
+/// Goes on looking through the directory for blocks with room, until enough are known. Of one that is mostly holes it
+/// takes what is mapped, and few holes: they would keep out the blocks that are there to be filled.
 fn learn(core: &Core, dir: u32, inode: &Inode, hints: &mut DirHints) -> Result<()> {
-    let (mut next, mut holes) = (0, 0);
-    for lblk in mapped_lblks(core, dir, inode, 0) {
+    let (mut next, mut holes) = (hints.searched, 0);
+    for lblk in mapped_lblks(core, dir, inode, hints.searched) {
         let few = (lblk - next).min(HOLES_MAX - holes);
-        hints.roomy.extend((next..next + few).map(|hole| hole as u32));
+        (next..next + few).for_each(|hole| hints.note_roomy(hole as u32));
         holes += few;
         next = lblk + 1;
-        if hints.roomy.len() >= ROOMY_MAX {
-            break;
+        if hints.roomy.is_full() {
+            return Ok(());
         }
-        let roomy = match block_of(core, dir, lblk)? {
+        let is_roomy = match block_of(core, dir, lblk)? {
             Some(offset) => find_run(core, offset, lblk, ROOMY_BYTES)?.is_some(),
             None => true,
         };
-        if roomy {
-            hints.roomy.push(lblk as u32);
+        if is_roomy {
+            hints.note_roomy(lblk as u32);
         }
+        hints.searched = next;
     }
-    hints.known = true;
+    hints.searched = last_lblk_end(inode);
     Ok(())
 }
 
@@ -162,25 +161,27 @@ fn find_space(
             }));
         }
     }
-    if !hints.known {
+    loop {
+        while let Some(lblk) = hints.roomy.last() {
+            match block_of(core, dir, u64::from(lblk))? {
+                Some(offset) => {
+                    if let Some(space) = find_run(core, offset, u64::from(lblk), need)? {
+                        return Ok(Some(space));
+                    }
+                }
+                None if u64::from(lblk) < last_lblk_end(inode) => {
+                    *hole = Some(u64::from(lblk));
+                    return Ok(None);
+                }
+                None => {}
+            }
+            hints.roomy.pop();
+        }
+        if hints.searched >= last_lblk_end(inode) {
+            return Ok(None);
+        }
         learn(core, dir, inode, hints)?;
     }
-    while let Some(&lblk) = hints.roomy.last() {
-        match block_of(core, dir, u64::from(lblk))? {
-            Some(offset) => {
-                if let Some(space) = find_run(core, offset, u64::from(lblk), need)? {
-                    return Ok(Some(space));
-                }
-            }
-            None if u64::from(lblk) < last_lblk_end(inode) => {
-                *hole = Some(u64::from(lblk));
-                return Ok(None);
-            }
-            None => {}
-        }
-        hints.roomy.pop();
-    }
-    Ok(None)
 }
 
 /// Adds the entry of `key` to its directory. The caller has checked that the name is new, and updates the directory's other fields.
@@ -209,10 +210,17 @@ pub(crate) fn insert(
     core.names.insert(tx, key, space.offset)?;
     inode.set_entries(inode.entries() + 1);
     // Until the commit the boundary behind the new entry does not exist.
-    hints.tail = None;
+    leave_tail(hints);
     Ok(Planned {
         tail: (rest >= dentry::entry_bytes(b"a")).then_some(space.position + need),
     })
+}
+
+/// Forgets the free entry behind the last insert, but not that there is room in its block.
+fn leave_tail(hints: &mut DirHints) {
+    if let Some(position) = hints.tail.take() {
+        hints.note_roomy((position / BLOCK_BYTES) as u32);
+    }
 }
 
 /// Tells the hints that the insert was committed.
@@ -263,9 +271,7 @@ pub(crate) fn remove(
             "directory block at offset {block_offset}: belongs to inode {owner}"
         )));
     }
-    if hints.roomy.last() != Some(&lblk) && hints.roomy.len() < ROOMY_MAX {
-        hints.roomy.push(lblk);
-    }
+    hints.note_roomy(lblk);
     let within = found.entry_offset % BLOCK_BYTES;
     let position = u64::from(lblk) * BLOCK_BYTES + within;
     let mut len_bytes = dentry::head(&core.region, found.entry_offset)?.len_bytes;
@@ -283,6 +289,7 @@ pub(crate) fn remove(
         }
         tx.set_word(found.entry_offset, dentry::free_word(len_bytes));
         // A boundary before and after the commit; what lies behind it may be one no more.
+        leave_tail(hints);
         hints.tail = Some(position);
         return Ok(());
     }

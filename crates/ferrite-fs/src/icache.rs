@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 
 use parking_lot::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::spread::Spread;
 
@@ -53,12 +53,55 @@ impl Shard {
 /// What a directory's lock protects besides its content: where the next entry may go.
 #[derive(Debug, Default)]
 pub(crate) struct DirHints {
-    /// False until the directory was searched for space once.
-    pub(crate) known: bool,
+    /// Logical blocks below this were searched, and those that had space are among the roomy ones, or were too small for a name since.
+    pub(crate) searched: u64,
     /// Logical blocks in which space was seen or an entry was removed.
-    pub(crate) roomy: Vec<u32>,
+    pub(crate) roomy: Roomy,
     /// Offset in the directory of a free entry that the last insert left behind.
     pub(crate) tail: Option<u64>,
+}
+
+/// Most blocks with room that a directory remembers.
+const ROOMY_MAX: usize = 1024;
+
+/// Blocks of a directory, each once, the one noted last on top.
+#[derive(Debug, Default)]
+pub(crate) struct Roomy {
+    list: Vec<u32>,
+    listed: FxHashSet<u32>,
+}
+
+impl Roomy {
+    /// The block on top.
+    pub(crate) fn last(&self) -> Option<u32> {
+        self.list.last().copied()
+    }
+
+    /// Takes the block on top away.
+    pub(crate) fn pop(&mut self) {
+        if let Some(lblk) = self.list.pop() {
+            self.listed.remove(&lblk);
+        }
+    }
+
+    pub(crate) fn is_full(&self) -> bool {
+        self.list.len() >= ROOMY_MAX
+    }
+}
+
+impl DirHints {
+    /// Notes that block `lblk` may have room. If too many have, it is found again by the next search.
+    pub(crate) fn note_roomy(&mut self, lblk: u32) {
+        if self.roomy.last() == Some(lblk) || self.roomy.listed.contains(&lblk) {
+            return;
+        }
+        if self.roomy.is_full() {
+            self.searched = self.searched.min(u64::from(lblk));
+            return;
+        }
+        self.roomy.list.push(lblk);
+        self.roomy.listed.insert(lblk);
+    }
 }
 
 /// One inode in use.
