@@ -140,9 +140,7 @@ impl BlockAlloc {
 
     /// Claims `block` if it is a free data block.
     pub(crate) fn claim(&self, block: u32, class: Class) -> Option<Token> {
-        let index = u64::from(block)
-            .checked_sub(self.first_block)
-            .filter(|&i| i < self.bitmap.len() && !self.bitmap.is_set(i))?;
+        let index = self.index_of(block).filter(|&index| !self.bitmap.is_set(index))?;
         let token = self.take_token(class)?;
         if self.bitmap.claim(index) {
             return Some(token);
@@ -221,14 +219,30 @@ impl BlockAlloc {
 
     /// Starts getting what [`Self::release`] of `block` will change.
     pub(crate) fn prefetch(&self, block: u32) {
-        self.bitmap.prefetch(u64::from(block) - self.first_block);
+        if let Some(index) = self.index_of(block) {
+            self.bitmap.prefetch(index);
+        }
     }
 
-    /// Gives a block back.
-    pub(crate) fn release(&self, block: u32) {
-        let was_set = self.bitmap.release(u64::from(block) - self.first_block);
-        assert!(was_set, "block {block} was freed twice");
-        self.return_token();
+    fn index_of(&self, block: u32) -> Option<u64> {
+        let index = u64::from(block).checked_sub(self.first_block);
+        index.filter(|&index| index < self.bitmap.len())
+    }
+
+    /// Whether so many blocks more would let somebody have one who is refused now: the reserve is filled first, but much less of it than there
+    /// should be is worth mending, too.
+    pub(crate) fn is_helped_by(&self, blocks: u64) -> bool {
+        let missing = self.reserve_blocks - self.reserve_left.load(Ordering::Relaxed);
+        blocks as i64 > missing || !self.may_owe()
+    }
+
+    /// Gives a block back; false if it was not in use.
+    pub(crate) fn release(&self, block: u32) -> bool {
+        let was_used = self.index_of(block).is_some_and(|index| self.bitmap.release(index));
+        if was_used {
+            self.return_token();
+        }
+        was_used
     }
 
     /// Free blocks, the reserve included. Exact only while nobody allocates.
@@ -236,6 +250,12 @@ impl BlockAlloc {
         let purses: i64 = self.local.iter().map(|purse| purse.load(Ordering::Relaxed)).sum();
         let free = purses + self.global.load(Ordering::Relaxed) + self.reserve_left.load(Ordering::Relaxed);
         free.max(0) as u64
+    }
+
+    /// Free blocks that anybody may have.
+    pub(crate) fn available(&self) -> u64 {
+        let reserve = self.reserve_left.load(Ordering::Relaxed).max(0) as u64;
+        self.free().saturating_sub(reserve)
     }
 
     /// DRAM used, in bytes.

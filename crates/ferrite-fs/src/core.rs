@@ -13,7 +13,7 @@ use crossbeam_utils::CachePadded;
 use ferrite_map::bitmap::AtomicBitmap;
 use ferrite_map::{FileMap, MapError, Resource};
 use ferrite_pm::{PmError, Region};
-use ferrite_vfs::{Attr, FsError, Ino, Result, Timestamp};
+use ferrite_vfs::{Attr, FsError, Ino, Result, SpaceOf, Timestamp};
 use parking_lot::Mutex;
 use rustix::time::{ClockId, clock_gettime};
 
@@ -23,7 +23,7 @@ use crate::events::Events;
 use crate::icache::{Exclusive, InodeCache, InodeMem};
 use crate::inode::Inode;
 use crate::journal::{Journal, thread_number};
-use crate::layout::{LINE_BYTES, Superblock};
+use crate::layout::{BLOCK_BYTES, LINE_BYTES, Superblock};
 use crate::names::NameTable;
 use crate::options::MountOptions;
 use crate::pagelog::fold::{Candidates, Cause, Folds, fold_some};
@@ -33,16 +33,38 @@ use crate::tx::Tx;
 
 /// Optimistic reads of an inode before the shared lock is taken.
 const OPTIMISTIC_TRIES: usize = 3;
-/// Pages whose logs an operation folds when it finds no space.
-const FOLDS_FOR_SPACE: usize = 4096;
+/// Pages whose logs an operation folds at most when it finds no space.
+const FOLDS_FOR_SPACE: usize = 8192;
+/// The same before it looks whether that was enough, and sorts logs by length again.
+const FOLDS_AT_A_TIME: usize = 1024;
 /// Resources by which giving many back looks ahead.
 const LOOK_AHEAD: usize = 12;
 /// Reclaim-and-retry rounds before space is said to be out.
 pub(crate) const SPACE_TRIES: usize = 3;
 /// Moves of the mapping's entries that one operation waits for.
 const MOVES_MAX: usize = 64;
-/// What is short when the mapping has no entry left.
-const MAP_ENTRIES: &str = "mapping slots";
+
+/// Blocks that an operation may be out of.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Need {
+    /// With fewer it is certain to fail.
+    pub(crate) least: u64,
+    /// More are of no use to it.
+    pub(crate) most: u64,
+}
+
+impl Need {
+    /// A page, a directory's block, some nodes of a tree.
+    pub(crate) const FEW: Need = Need { least: 0, most: 8 };
+
+    /// What writing so many bytes may take.
+    pub(crate) fn pages(len_bytes: usize) -> Need {
+        Need {
+            least: 0,
+            most: len_bytes as u64 / BLOCK_BYTES + Need::FEW.most,
+        }
+    }
+}
 
 /// What recovery and earlier mounts left to report.
 #[derive(Debug, Clone, Copy, Default)]
@@ -64,6 +86,8 @@ pub(crate) struct Core {
     pub(crate) log_space: LogSpace,
     pub(crate) candidates: Candidates,
     pub(crate) folds: Folds,
+    /// Blocks that logs were left with when folding came to less than an operation needed. Fewer if some have gone since.
+    pub(crate) slabs_left: AtomicU64,
     pub(crate) inode_map: AtomicBitmap,
     pub(crate) inode_cursors: Box<[CachePadded<AtomicU64>]>,
     pub(crate) inodes: InodeCache,
@@ -89,8 +113,8 @@ pub(crate) struct Core {
 /// An operation's view of a map error.
 pub(crate) fn map_error(error: MapError) -> FsError {
     match error {
-        MapError::NoBlock => FsError::NoSpace("blocks"),
-        MapError::TableFull => FsError::NoSpace(MAP_ENTRIES),
+        MapError::NoBlock => FsError::NoSpace(SpaceOf::Blocks),
+        MapError::TableFull => FsError::NoSpace(SpaceOf::MapEntries),
         other => FsError::Io(other.to_string()),
     }
 }
@@ -176,7 +200,7 @@ impl Core {
     }
 
     /// Gives many resources back. In order, and with a look ahead: most lines of the free maps are in other cores' caches.
-    fn release_all(&self, mut freed: Vec<Resource>) {
+    pub(crate) fn release_all(&self, mut freed: Vec<Resource>) {
         freed.sort_unstable();
         for (index, &resource) in freed.iter().enumerate() {
             if let Some(Resource::Block(ahead)) = freed.get(index + LOOK_AHEAD) {
@@ -186,18 +210,23 @@ impl Core {
         }
     }
 
-    /// Gives a resource back to its free map.
+    /// Gives a resource back to its free map. One that is free already may be somebody else's in a moment, so nothing may be changed
+    /// any more; whoever gives it back goes on with what else it has.
     pub(crate) fn release(&self, resource: Resource) {
-        match resource {
+        let was_used = match resource {
             Resource::Block(block) => self.alloc.release(block),
             Resource::MapSlot(slot) => self.map.release(slot),
             Resource::Inode(ino) => {
-                self.inode_map.release(u64::from(ino));
+                let was_used = self.inode_map.release(u64::from(ino));
                 // What was used last is in the cache still, so it is used next.
                 self.inode_cursor().fetch_min(u64::from(ino), Ordering::Relaxed);
+                was_used
             }
             Resource::NameSlot(slot) => self.names.release(slot),
             Resource::LogSegment(unit) => self.log_space.release(&self.alloc, unit),
+        };
+        if !was_used {
+            self.stop_changes(format!("{resource:?} was freed twice"));
         }
     }
 
@@ -223,24 +252,84 @@ impl Core {
         }
     }
 
-    /// Runs `operation`; if it runs out of something, waits for nobody but reclaims what earlier operations freed, and
-    /// tries again. So `ENOSPC` comes only when there really is none (DESIGN §5).
-    pub(crate) fn with_space<T>(&self, mut operation: impl FnMut() -> Result<T>) -> Result<T> {
+    /// Runs `operation`; if it runs out of something that earlier operations have freed, or that logs hold, gets that and tries again. So
+    /// `ENOSPC` comes only when there really is none (DESIGN §5). What it is out of decides what is done, since all of it costs others
+    /// something: blocks and entries of the mapping come back with the mark, folds give blocks only, and inodes, names and room for
+    /// attributes never wait.
+    pub(crate) fn with_space<T>(&self, need: Need, mut operation: impl FnMut() -> Result<T>) -> Result<T> {
         let mut tries = 0;
         loop {
             match self.with_room(&mut operation) {
-                Err(FsError::NoSpace(_)) if tries < SPACE_TRIES => {
-                    if tries > 0 {
-                        // Folding gives back the logs' space; what cannot be folded now is no reason to fail.
-                        let _ = fold_some(self, FOLDS_FOR_SPACE, Cause::LowSpace, &mut || false);
-                        self.log_space.empty_purses(&self.alloc);
+                Err(FsError::NoSpace(of)) if tries < SPACE_TRIES => {
+                    let is_worth_a_try = match of {
+                        SpaceOf::Blocks if self.is_hopeless(need) => false,
+                        SpaceOf::Blocks | SpaceOf::MapEntries if tries == 0 => {
+                            self.reclaim_waiting(of).map(|()| true)?
+                        }
+                        SpaceOf::Blocks => self.fold_for(need)?,
+                        SpaceOf::MapEntries
+                        | SpaceOf::Inodes
+                        | SpaceOf::Names
+                        | SpaceOf::Attributes
+                        | SpaceOf::RecordLocks => false,
+                    };
+                    if !is_worth_a_try {
+                        return Err(FsError::NoSpace(of));
                     }
-                    self.reclaim()?;
                     tries += 1;
                 }
                 other => return other,
             }
         }
+    }
+
+    /// Whether nothing that could be had would be enough.
+    fn is_hopeless(&self, need: Need) -> bool {
+        let (slabs, _) = self.log_space.usage();
+        need.least > 0 && need.least > self.alloc.free() + self.journal.pending().blocks + slabs
+    }
+
+    /// Hands out again what waits for the mark. If nothing does that would help, the mark stays: moving it has all threads' lines written
+    /// back. Whoever is about to hand something out is waited for.
+    fn reclaim_waiting(&self, of: SpaceOf) -> Result<()> {
+        let pending = self.journal.pending();
+        let blocks = pending.blocks + self.log_space.returning();
+        let helps = match of {
+            SpaceOf::MapEntries => pending.map_slots > 0,
+            _ => blocks > 0 && self.alloc.is_helped_by(blocks),
+        };
+        if helps { self.reclaim() } else { self.relieve() }
+    }
+
+    /// Folds logs until there are as many blocks as `need` says, or no more can be had that way. False if that came to nothing.
+    fn fold_for(&self, need: Need) -> Result<bool> {
+        let before = self.alloc.available();
+        self.log_space.empty_purses(&self.alloc);
+        let available = self.alloc.available();
+        let (slabs, _) = self.log_space.usage();
+        // A block comes back when all of its segments do, so a fold is no promise of one. Where all folds came to nothing, the next ones will,
+        // until logs have taken more.
+        let left = self.slabs_left.fetch_min(slabs, Ordering::Relaxed).min(slabs);
+        if available >= need.most || slabs <= left {
+            return Ok(available > before);
+        }
+        let mut enough = || {
+            let reclaimed = self.reclaim();
+            self.log_space.empty_purses(&self.alloc);
+            reclaimed.is_err() || self.alloc.available() >= need.most
+        };
+        for _ in 0..FOLDS_FOR_SPACE / FOLDS_AT_A_TIME {
+            // What cannot be folded now is no reason to fail.
+            let folded = fold_some(self, FOLDS_AT_A_TIME, Cause::LowSpace, &mut enough).unwrap_or(0);
+            if enough() || folded == 0 {
+                break;
+            }
+        }
+        self.check_writable()?;
+        if self.alloc.available() < need.most {
+            self.slabs_left.store(self.log_space.usage().0, Ordering::Relaxed);
+        }
+        Ok(self.alloc.available() > before)
     }
 
     /// Runs `operation`; if the mapping has no entry in reach, has it move some, and tries again. The caller may hold locks of inodes,
@@ -249,7 +338,7 @@ impl Core {
         let mut moves = 0;
         loop {
             match operation() {
-                Err(FsError::NoSpace(MAP_ENTRIES)) if moves < MOVES_MAX && self.make_room()? => {
+                Err(FsError::NoSpace(SpaceOf::MapEntries)) if moves < MOVES_MAX && self.make_room()? => {
                     // What the move left is free once the mark has passed it.
                     self.reclaim()?;
                     moves += 1;

@@ -323,7 +323,7 @@ impl Tables<'_> {
                     damage.stop(format!("{}: {why}", sums::place(page)));
                     self.spoil(page, &why, damage);
                 }
-                None => self.candidates.add(page),
+                None => self.candidates.put_back(page),
             }
         }
         self.log_space.open();

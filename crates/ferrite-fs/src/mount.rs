@@ -129,6 +129,7 @@ pub(crate) fn mount(mut region: Region, options: &MountOptions) -> Result<Core, 
         log_space,
         candidates,
         folds: Folds::default(),
+        slabs_left: AtomicU64::new(0),
         damage,
         events: Events::default(),
     };

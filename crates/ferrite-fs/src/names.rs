@@ -20,7 +20,7 @@ use ferrite_map::bitmap::AtomicBitmap;
 use ferrite_map::bounds::Bounds;
 use ferrite_map::{MapTx, Resource};
 use ferrite_pm::Region;
-use ferrite_vfs::{FileKind, FsError, Result};
+use ferrite_vfs::{FileKind, FsError, Result, SpaceOf};
 
 use crate::dentry;
 use crate::layout::{BLOCK_BYTES, Superblock};
@@ -195,7 +195,7 @@ impl NameTable {
                 }
             }
         }
-        Err(FsError::NoSpace("names"))
+        Err(FsError::NoSpace(SpaceOf::Names))
     }
 
     /// Removes the name in `slot`.
@@ -209,9 +209,9 @@ impl NameTable {
         self.freed_seq[slot as usize % SEQ_SHARDS].fetch_max(seq, Ordering::Relaxed);
     }
 
-    /// Gives a slot back to the free map.
-    pub(crate) fn release(&self, slot: u32) {
-        self.used.release(u64::from(slot));
+    /// Gives a slot back to the free map; false if it was not in use.
+    pub(crate) fn release(&self, slot: u32) -> bool {
+        self.used.release(u64::from(slot))
     }
 
     /// Slots in all, and used or pending ones.

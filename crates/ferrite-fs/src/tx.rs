@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use ferrite_map::gate::{Moving, Passage};
 use ferrite_map::{FreshNodes, MapError, MapTx, Mapping, PageWord, Resource, SetLines};
 use ferrite_pm::Region;
-use ferrite_vfs::{FsError, Result};
+use ferrite_vfs::{FsError, Result, SpaceOf};
 use rustc_hash::FxHashMap;
 
 use crate::alloc::{Class, Token};
@@ -209,6 +209,18 @@ impl<'e> Tx<'e> {
         self.buffers.claimed.push(Resource::Block(block));
     }
 
+    /// Has log segments that it frees counted as on their way back.
+    fn note_waiting_segments(&self) {
+        let unit = |resource: &Resource| match *resource {
+            Resource::LogSegment(unit) => Some(unit),
+            _ => None,
+        };
+        let mut units = self.buffers.freed.iter().filter_map(unit).peekable();
+        if units.peek().is_some() {
+            self.core.log_space.set_waiting(units, true);
+        }
+    }
+
     /// Refuses to leave the reserve poorer than it was, but for what may be owed to it. What an operation calls itself is not asked: nodes
     /// of a tree, say, may cost an overwrite more than it frees.
     #[cold]
@@ -218,7 +230,7 @@ impl<'e> Tx<'e> {
         let freed = freed.filter(is_block).count();
         match self.from_reserve <= freed || self.core.alloc.may_owe() {
             true => Ok(()),
-            false => Err(FsError::NoSpace("blocks")),
+            false => Err(FsError::NoSpace(SpaceOf::Blocks)),
         }
     }
 
@@ -403,7 +415,7 @@ impl<'e> Tx<'e> {
 
     /// Claims a free inode number.
     pub(crate) fn alloc_inode(&mut self) -> Result<u32> {
-        let ino = self.core.claim_inode().ok_or(FsError::NoSpace("inodes"))?;
+        let ino = self.core.claim_inode().ok_or(FsError::NoSpace(SpaceOf::Inodes))?;
         self.buffers.claimed.push(Resource::Inode(ino));
         Ok(ino)
     }
@@ -446,6 +458,7 @@ impl<'e> Tx<'e> {
             // The record below does not cover the data, so the data must be durable before the record can be.
             self.core.region.fence().map_err(|error| self.core.fail(&error))?;
         }
+        self.note_waiting_segments();
         let min_seq = inodes.iter().map(|inode| inode.last_seq()).fold(self.min_seq, u64::max);
         loop {
             let Buffers {

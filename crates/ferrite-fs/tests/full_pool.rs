@@ -9,7 +9,9 @@ use std::sync::Arc;
 use common::{fixed, image_of, make};
 use ferrite_fs::{Engine, Mapping, MkfsOptions, MountOptions, fsck, mkfs};
 use ferrite_pm::{Recorder, Region};
-use ferrite_vfs::{Cred, FallocateMode, FileSystem, FsError, OpenFile, OpenMode, ROOT_INO, RenameMode, SetAttr};
+use ferrite_vfs::{
+    Cred, FallocateMode, FileSystem, FsError, OpenFile, OpenMode, ROOT_INO, RenameMode, SetAttr, SpaceOf, XattrMode,
+};
 
 const PAGE: u64 = 4096;
 /// Where the long stretch of the victim begins, in pages.
@@ -180,4 +182,122 @@ fn what_takes_space_takes_none_of_the_reserve() {
     Mapping::ALL
         .iter()
         .for_each(|&mapping| nobody_takes_the_reserve(mapping));
+}
+
+/// A full pool: its filler, and a file of `logged` pages that have logs.
+fn full_with_logs(logged: u64) -> (Engine, Arc<dyn OpenFile>, Arc<dyn OpenFile>) {
+    let blank = Region::anonymous(32 << 20).unwrap();
+    let options = MkfsOptions {
+        inodes: Some(1000),
+        rings: Some(2),
+        ..fixed()
+    };
+    mkfs(&blank, &options).unwrap();
+    let engine = mounted(&image_of(&blank));
+    let open = |name| {
+        engine
+            .open(make(&engine, ROOT_INO, name), OpenMode::read_write())
+            .unwrap()
+    };
+    let (others, filler) = (open("others"), open("filler"));
+    others
+        .write_at(0, &vec![1; (1 + logged) as usize * PAGE as usize])
+        .unwrap();
+    let mut at = 0;
+    let fill = |at: &mut u64| {
+        while filler.write_at(*at * PAGE, &[9; PAGE as usize]).is_ok() {
+            *at += 1;
+        }
+    };
+    fill(&mut at);
+    // Room for the logs.
+    let set = SetAttr {
+        size: Some((at - logged / 4) * PAGE),
+        ..SetAttr::default()
+    };
+    engine.setattr(filler.ino(), &set).unwrap();
+    for n in 0..logged {
+        others.write_at(n * PAGE + 3, b"logged").unwrap();
+    }
+    (engine, filler, others)
+}
+
+fn folds(engine: &Engine) -> u64 {
+    let folds = engine.info().folds;
+    folds.write + folds.read + folds.low_space + folds.idle
+}
+
+/// A request that nothing could satisfy is refused at once, whatever waits for the mark, and whatever logs hold.
+#[test]
+fn what_can_never_fit_costs_nobody_anything() {
+    let (engine, filler, others) = full_with_logs(2000);
+    let root = Cred::root();
+    let cheap = |what: &str, refused: &mut dyn FnMut() -> bool| {
+        for _ in 0..20 {
+            others.write_at(2000 * PAGE, &[7; PAGE as usize]).unwrap();
+            let before = (engine.counters().fences, folds(&engine));
+            assert!(refused(), "{what}: was not refused for want of space");
+            assert_eq!((engine.counters().fences, folds(&engine)), before, "{what}");
+        }
+    };
+    let value = vec![1; 4000];
+    engine.setxattr(others.ino(), b"user.a", &[1; 200], XattrMode::Any).ok();
+    cheap("setxattr", &mut || {
+        let set = engine.setxattr(filler.ino(), b"user.a", &vec![1; 5000], XattrMode::Any);
+        set == Err(FsError::NoSpace(SpaceOf::Attributes))
+    });
+    let pages = engine.statfs().unwrap().blocks;
+    cheap("fallocate", &mut || {
+        let mode = FallocateMode::Allocate { keep_size: true };
+        filler.fallocate(mode, 0, pages * PAGE) == Err(FsError::NoSpace(SpaceOf::Blocks))
+    });
+    let mut made = 0;
+    let mut exhaust = || loop {
+        match engine.symlink(&root, ROOT_INO, format!("s{made}").as_bytes(), b"t") {
+            Ok(_) => made += 1,
+            Err(error) => return error,
+        }
+    };
+    let error = exhaust();
+    if error == FsError::NoSpace(SpaceOf::Inodes) {
+        cheap("symlink", &mut || {
+            engine.symlink(&root, ROOT_INO, b"another", &value[..5]) == Err(FsError::NoSpace(SpaceOf::Inodes))
+        });
+    } else {
+        panic!("the inodes were to be out first: {error}");
+    }
+}
+
+/// Who goes on writing to a full pool folds no more than there are logs, once, and then costs others nothing.
+#[test]
+fn who_hammers_a_full_pool_pays_for_it_himself() {
+    let logged = 1000;
+    let (engine, filler, others) = full_with_logs(logged);
+    let at = engine.getattr(filler.ino()).unwrap().size / PAGE;
+    let mut written = 0;
+    while filler.write_at((at + written) * PAGE, &[8; PAGE as usize]).is_ok() {
+        written += 1;
+    }
+    assert!(
+        written >= logged / 20,
+        "the logs' space was to be had: {written} blocks"
+    );
+    assert!(folds(&engine) <= logged + 1, "{} folds", folds(&engine));
+    let mut fences = 0;
+    let before = folds(&engine);
+    for n in 0..500 {
+        // Somebody else goes on: whole pages, and parts.
+        others.write_at(n * PAGE, &[7; PAGE as usize]).unwrap();
+        others.write_at(n * PAGE + 100, b"part").unwrap();
+        let from = engine.counters().fences;
+        let refused = filler.write_at((at + written) * PAGE, &[8; PAGE as usize]);
+        assert_eq!(refused, Err(FsError::NoSpace(SpaceOf::Blocks)));
+        fences += engine.counters().fences - from;
+    }
+    let folds = folds(&engine) - before;
+    assert!(
+        fences < 100,
+        "{fences} fences and {folds} folds in 500 writes that came to nothing"
+    );
+    assert!(!engine.is_read_only());
 }

@@ -164,7 +164,9 @@ impl Pool {
     pub(crate) fn release(&self, resource: Resource) {
         match resource {
             Resource::Block(block) => self.blocks.free(u64::from(block - self.geometry.first_block)),
-            Resource::MapSlot(slot) => self.map.release(slot),
+            Resource::MapSlot(slot) => {
+                self.map.release(slot);
+            }
             // A mapping has no others.
             _ => {}
         }

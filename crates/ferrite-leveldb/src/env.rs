@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 use std::ffi::c_void;
 use std::sync::Arc;
 
-use ferrite_vfs::{FileSystem, FsError, Ino, OpenFile, OpenFlags, RenameMode, Vfs};
+use ferrite_vfs::{FileSystem, FsError, Ino, OpenFile, OpenFlags, RenameMode, SpaceOf, Vfs};
 use parking_lot::Mutex;
 
 use crate::ffi::{Bytes, Failure, FileOps, Kind, Sink, guarded};
@@ -71,7 +71,7 @@ impl Writer {
         while !data.is_empty() {
             let (_, count) = self.file.append(data)?;
             if count == 0 {
-                return Err(FsError::NoSpace("blocks"));
+                return Err(FsError::NoSpace(SpaceOf::Blocks));
             }
             data = &data[count.min(data.len())..];
         }

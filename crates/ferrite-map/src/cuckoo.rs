@@ -566,9 +566,8 @@ impl FileMap for Cuckoo {
         Ok(word)
     }
 
-    fn release(&self, slot: u32) {
-        let was_set = self.used.release(u64::from(slot));
-        assert!(was_set, "mapping slot {slot} was freed twice");
+    fn release(&self, slot: u32) -> bool {
+        self.used.release(u64::from(slot))
     }
 
     fn load(&self, threads: usize, visit: &(dyn Fn(MapEntry) + Sync)) -> Result<(), MapError> {

@@ -380,8 +380,9 @@ impl FileMap for ExtentTree {
     }
 
     /// Nodes are given back as entries too, before their blocks are: then no cursor may lead to them any more.
-    fn release(&self, _slot: u32) {
+    fn release(&self, _slot: u32) -> bool {
         self.cursors.end_epoch();
+        true
     }
 
     fn load(&self, threads: usize, visit: &(dyn Fn(MapEntry) + Sync)) -> Result<(), MapError> {

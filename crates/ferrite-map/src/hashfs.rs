@@ -458,10 +458,12 @@ impl FileMap for HashFs {
         Ok(word)
     }
 
-    fn release(&self, slot: u32) {
+    fn release(&self, slot: u32) -> bool {
         let was_set = self.used.release(u64::from(slot));
-        assert!(was_set, "mapping slot {slot} was freed twice");
-        self.lower_a_bound(u64::from(slot));
+        if was_set {
+            self.lower_a_bound(u64::from(slot));
+        }
+        was_set
     }
 
     fn load(&self, threads: usize, visit: &(dyn Fn(MapEntry) + Sync)) -> Result<(), MapError> {

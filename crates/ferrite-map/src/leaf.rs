@@ -494,10 +494,12 @@ impl FileMap for Leaf {
         Ok(word)
     }
 
-    fn release(&self, slot: u32) {
+    fn release(&self, slot: u32) -> bool {
         let was_set = self.used.release(u64::from(slot));
-        assert!(was_set, "mapping line {slot} was freed twice");
-        self.count(-1);
+        if was_set {
+            self.count(-1);
+        }
+        was_set
     }
 
     fn load(&self, threads: usize, visit: &(dyn Fn(MapEntry) + Sync)) -> Result<(), MapError> {

@@ -216,8 +216,8 @@ pub trait FileMap: Send + Sync {
     fn remove(&self, tx: &mut dyn MapTx, ino: u32, lblk: u32) -> Result<PageWord, MapError>;
 
     /// Returns a freed or abandoned entry to the free map; called by the engine when that is safe, and before blocks that were freed
-    /// with it are returned.
-    fn release(&self, slot: u32);
+    /// with it are returned. False if it was free already: something is wrong with the engine's books.
+    fn release(&self, slot: u32) -> bool;
 
     /// Rebuilds the DRAM state by reading the whole structure, calling `visit` for every mapped page, from
     /// up to `threads` threads at once. Called once at mount, after the journal was replayed.

@@ -585,8 +585,9 @@ impl FileMap for Radix {
     }
 
     /// `slot` is an inode, of which nodes are about to be used for something else.
-    fn release(&self, slot: u32) {
+    fn release(&self, slot: u32) -> bool {
         self.epoch(slot).fetch_add(1, Ordering::AcqRel);
+        true
     }
 
     fn load(&self, threads: usize, visit: &(dyn Fn(MapEntry) + Sync)) -> Result<(), MapError> {

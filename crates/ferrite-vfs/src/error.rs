@@ -5,6 +5,36 @@ use thiserror::Error;
 /// Result of a file-system operation.
 pub type Result<T> = std::result::Result<T, FsError>;
 
+/// What [`FsError::NoSpace`] says there is none of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum SpaceOf {
+    /// Blocks of data.
+    Blocks,
+    /// Entries of the mapping.
+    MapEntries,
+    /// Inodes.
+    Inodes,
+    /// Names.
+    Names,
+    /// Room for the extended attributes of one inode.
+    Attributes,
+    /// Record locks.
+    RecordLocks,
+}
+
+impl std::fmt::Display for SpaceOf {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            SpaceOf::Blocks => "blocks",
+            SpaceOf::MapEntries => "mapping slots",
+            SpaceOf::Inodes => "inodes",
+            SpaceOf::Names => "names",
+            SpaceOf::Attributes => "extended attribute space",
+            SpaceOf::RecordLocks => "record locks",
+        })
+    }
+}
+
 /// Why an operation was refused. An operation that returns an error has changed nothing.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[non_exhaustive]
@@ -30,9 +60,9 @@ pub enum FsError {
     /// The directory still has entries.
     #[error("directory not empty")]
     NotEmpty,
-    /// No block, inode or name is left (which of them, is in the text).
+    /// No block, inode or name is left, or whatever it says.
     #[error("no space left on device: out of {0}")]
-    NoSpace(&'static str),
+    NoSpace(SpaceOf),
     /// A name longer than 255 bytes, or a path or link target of 4096 bytes or more.
     #[error("file name too long")]
     NameTooLong,

@@ -22,7 +22,7 @@ pub mod trace;
 mod types;
 mod vfs;
 
-pub use error::{FsError, Result};
+pub use error::{FsError, Result, SpaceOf};
 pub use fs::{FileSystem, OpenFile};
 pub use types::*;
 pub use vfs::{Dir, OpenFlags, Vfs};

@@ -93,7 +93,7 @@ fn reservations_are_bounded_and_holes_are_not() {
     ] {
         assert_eq!(
             handle.fallocate(mode, 0, MAX_FILE_BYTES),
-            Err(FsError::NoSpace("blocks"))
+            Err(FsError::NoSpace(ferrite_vfs::SpaceOf::Blocks))
         );
     }
     assert_eq!(handle.getattr().unwrap().size, 0, "what fails changes nothing");

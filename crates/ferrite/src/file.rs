@@ -5,7 +5,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use ferrite_vfs::{FallocateMode, FsError, OpenFile, OpenFlags, SetAttr};
+use ferrite_vfs::{FallocateMode, FsError, OpenFile, OpenFlags, SetAttr, SpaceOf};
 
 use crate::fs::{Fs, Metadata, error_at};
 use crate::own::Own;
@@ -127,7 +127,7 @@ impl File {
     pub fn append(&self, data: &[u8]) -> io::Result<u64> {
         match self.run(|file| file.append(data))? {
             (offset, count) if count == data.len() => Ok(offset),
-            _ => self.check(Err(FsError::NoSpace("blocks"))),
+            _ => self.check(Err(FsError::NoSpace(SpaceOf::Blocks))),
         }
     }
 

@@ -6,12 +6,12 @@
 use std::sync::Arc;
 
 use ferrite_map::PageWord;
-use ferrite_vfs::{FallocateMode, FsError, Result, posix};
+use ferrite_vfs::{FallocateMode, FsError, Result, SpaceOf, posix};
 
 use super::cut::{self, Stretch, lblks};
 use super::write;
 use crate::alloc::Class;
-use crate::core::{Core, map_error};
+use crate::core::{Core, Need, map_error};
 use crate::icache::InodeMem;
 use crate::inode::{INLINE_BYTES, Inode};
 use crate::layout::{BLOCK_BYTES, MAX_FILE_BYTES};
@@ -47,7 +47,19 @@ pub(crate) fn fallocate(
         .checked_add(len)
         .filter(|&end| end <= MAX_FILE_BYTES)
         .ok_or(FsError::FileTooBig)?;
-    core.with_space(|| {
+    let need = match mode {
+        FallocateMode::PunchHole => Need::FEW,
+        // Pages that are mapped need no block, and the file has no more of these than it counts.
+        _ => {
+            let pages = lblks(end) - offset / BLOCK_BYTES;
+            let mapped = u64::from(core.snapshot(mem)?.blocks());
+            Need {
+                least: pages.saturating_sub(mapped),
+                most: pages + Need::FEW.most,
+            }
+        }
+    };
+    core.with_space(need, || {
         let _lock = mem.write();
         let mut inode = core.load_live(mem)?;
         let grows = match mode {
@@ -186,7 +198,7 @@ fn reserve_pages(
     let (mut lblk, last) = (offset / BLOCK_BYTES, lblks(end));
     if last - lblk > core.alloc.free() + u64::from(inode.blocks()) {
         // Not worth starting: even all free blocks would not do.
-        return Err(FsError::NoSpace("blocks"));
+        return Err(FsError::NoSpace(SpaceOf::Blocks));
     }
     while lblk < last {
         let before = *inode;

@@ -10,7 +10,7 @@ use ferrite_map::{MapTx, PageWord, Resource};
 use ferrite_vfs::{FsError, Result, posix};
 
 use crate::alloc::Class;
-use crate::core::{Core, map_error};
+use crate::core::{Core, Need, map_error};
 use crate::icache::InodeMem;
 use crate::inode::{INLINE_BYTES, Inode};
 use crate::layout::{BLOCK_BYTES, MAX_FILE_BYTES};
@@ -54,7 +54,9 @@ pub(crate) fn write(
             // Later chunks follow the first, although others may append in between.
             Some(start) => Position::At(start + done as u64),
         };
-        match core.with_space(|| write_atomic(core, mem, position, chunk, kill_priv)) {
+        match core.with_space(Need::pages(chunk.len()), || {
+            write_atomic(core, mem, position, chunk, kill_priv)
+        }) {
             Ok(offset) => {
                 start.get_or_insert(offset);
                 done += chunk.len();

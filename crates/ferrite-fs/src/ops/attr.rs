@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use ferrite_vfs::{Attr, FsError, Ino, Result, SetAttr, SetTime, Timestamp, posix};
 
-use crate::core::Core;
+use crate::core::{Core, Need};
 use crate::file::cut;
 use crate::icache::InodeMem;
 use crate::inode::Inode;
@@ -16,7 +16,7 @@ use crate::tx::Tx;
 /// first record carries the new size and the intent to free the rest (see [`cut`]).
 pub(crate) fn setattr(core: &Core, ino: Ino, set: &SetAttr) -> Result<Attr> {
     core.check_writable()?;
-    core.with_space(|| {
+    core.with_space(Need::FEW, || {
         let inode = core.inode(ino)?;
         let _lock = inode.write();
         let old = core.load_live(&inode)?;

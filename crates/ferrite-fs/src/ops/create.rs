@@ -6,7 +6,7 @@ use ferrite_map::PageWord;
 use ferrite_vfs::{Attr, Cred, FileKind, FsError, Ino, LINK_MAX, Result, posix};
 
 use super::{check_dir, gone};
-use crate::core::{Core, LockSet, map_error};
+use crate::core::{Core, LockSet, Need, map_error};
 use crate::dir;
 use crate::inode::{INLINE_BYTES, Inode};
 use crate::layout::BLOCK_BYTES;
@@ -29,7 +29,7 @@ pub(crate) struct New<'a> {
 pub(crate) fn create(core: &Core, cred: &Cred, parent: Ino, name: &[u8], new: &New<'_>) -> Result<Attr> {
     posix::check_name(name)?;
     core.check_writable()?;
-    core.with_space(|| {
+    core.with_space(Need::FEW, || {
         let parent = core.inode(parent).map_err(gone)?;
         let key = core.names.key(parent.ino, name);
         core.prefetch_free_inode();
@@ -122,7 +122,7 @@ pub(crate) fn link_target(core: &Core, ino: u32, inode: &Inode) -> Result<Vec<u8
 pub(crate) fn link(core: &Core, ino: Ino, parent: Ino, name: &[u8]) -> Result<Attr> {
     posix::check_name(name)?;
     core.check_writable()?;
-    core.with_space(|| {
+    core.with_space(Need::FEW, || {
         let target = core.inode(ino).map_err(gone)?;
         let parent = core.inode(parent).map_err(gone)?;
         let mut locks = LockSet::lock(&[&target, &parent]);

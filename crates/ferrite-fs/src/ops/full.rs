@@ -1,10 +1,11 @@
 //! Tests of operations on names where no block is left, or where what follows a commit fails.
 
-use ferrite_map::{MapTx, Mapping};
+use ferrite_map::{MapTx, Mapping, Resource};
 use ferrite_pm::Region;
 use ferrite_vfs::{Cred, FileKind, FileSystem, FsError, Ino, NewNode, OpenMode, ROOT_INO, RenameMode};
 
 use crate::alloc::Class;
+use crate::core::map_error;
 use crate::layout::BLOCK_BYTES;
 use crate::pagelog::{has_log, scan};
 use crate::tx::Tx;
@@ -169,7 +170,7 @@ fn what_owes_the_reserve_leaves_half_of_it() {
         inode.set_ctime(ferrite_vfs::Timestamp::new(count as i64 + 1, 0));
         let mut tx = Tx::new(core);
         tx.set_class(Class::Replacing);
-        tx.alloc_block().unwrap();
+        tx.alloc_block().map_err(map_error)?;
         tx.put_inode(mem.ino, &mut inode);
         tx.commit(&[&mem])
     };
@@ -180,4 +181,86 @@ fn what_owes_the_reserve_leaves_half_of_it() {
         write(&engine, ino, round % 3 * BLOCK_BYTES, &[2; PAGE]);
     }
     assert!(take(0).is_err());
+}
+
+/// Space is counted, not fetched: a look changes nothing, and what it says is there is there.
+#[test]
+fn a_look_at_the_free_space_moves_nothing() {
+    for &mapping in Mapping::ALL {
+        let engine = engine(mapping);
+        let core = engine.core();
+        let ino = make(&engine, ROOT_INO, b"file");
+        write(&engine, ino, 0, &[1; 200 * PAGE]);
+        for n in 0..200 {
+            write(
+                &engine,
+                ino,
+                n * BLOCK_BYTES + n % 3,
+                &vec![2; 8 + n as usize % 7 * 300],
+            );
+        }
+        core.reclaim().unwrap();
+        let full = engine.statfs().unwrap().blocks_free;
+        // The logs of some pages go, and those of others stay.
+        for n in (0..200).filter(|n| n % 5 > 0) {
+            write(&engine, ino, n * BLOCK_BYTES, &[3; PAGE]);
+        }
+        let (fences, free) = (engine.counters().fences, core.alloc.free());
+        let told = engine.statfs().unwrap().blocks_free;
+        assert_eq!(
+            (engine.counters().fences, core.alloc.free()),
+            (fences, free),
+            "{mapping:?}: a look"
+        );
+        assert!(told > full, "{mapping:?}: the logs that went count");
+        core.reclaim().unwrap();
+        core.log_space.empty_purses(&core.alloc);
+        assert_eq!(core.alloc.free(), told, "{mapping:?}: told and had");
+        assert_eq!(engine.statfs().unwrap().blocks_free, told, "{mapping:?}");
+    }
+}
+
+/// What is given back twice stops the engine, with nothing locked for ever, and takes nothing else with it.
+#[test]
+fn what_is_freed_twice_stops_changes_and_no_thread() {
+    for &mapping in Mapping::ALL {
+        let twice = |resource_of: &dyn Fn(&Engine) -> Resource| {
+            let engine = engine(mapping);
+            let ino = make(&engine, ROOT_INO, b"file");
+            write(&engine, ino, 0, &[1; PAGE]);
+            let core = engine.core();
+            let resource = resource_of(&engine);
+            let (other, _) = core.alloc.claim_any(Class::Ordinary).unwrap();
+            let free = core.alloc.free();
+            core.release_all(vec![resource, Resource::Block(other)]);
+            assert_eq!(
+                core.alloc.free(),
+                free + 1,
+                "{mapping:?}: {resource:?}: what came with it"
+            );
+            assert!(
+                engine.failed().is_some_and(|why| why.contains("twice")),
+                "{mapping:?}: {resource:?}"
+            );
+            let file = engine.open(ino, OpenMode::read_write()).unwrap();
+            assert_eq!(file.write_at(0, b"x"), Err(FsError::ReadOnly));
+            assert_eq!(file.read_at(0, &mut [0]), Ok(1));
+        };
+        twice(&|engine| {
+            let (block, _) = engine.core().alloc.claim_any(Class::Ordinary).unwrap();
+            engine.core().release(Resource::Block(block));
+            Resource::Block(block)
+        });
+        twice(&|_| Resource::Block(1));
+        twice(&|engine| Resource::LogSegment(engine.core().superblock.first_block as u32 * 64 + 64 * 2000));
+        twice(&|_| Resource::NameSlot(7));
+        twice(&|_| Resource::Inode(77));
+        // Trees have no entries of their own.
+        if !matches!(mapping, Mapping::Radix | Mapping::Extent) {
+            twice(&|engine| {
+                let is_free = |slot: &u32| !engine.core().map.release(*slot);
+                Resource::MapSlot((0..).find(is_free).unwrap())
+            });
+        }
+    }
 }

@@ -126,15 +126,10 @@ impl FileSystem for Engine {
     fn statfs(&self) -> Result<StatFs> {
         let core = self.core();
         core.check_readable()?;
-        if core.log_space.usage().0 > 0 && core.check_writable().is_ok() {
-            // Whole blocks may wait for a handful of freed segments.
-            core.reclaim()?;
-            core.log_space.empty_purses(&core.alloc);
-        }
         let superblock = &core.superblock;
-        // What operations freed but a crash could still replay counts as free: it is there when it is asked for.
-        let pending = core.journal.pending();
-        let free = core.alloc.free() + pending.blocks;
+        // What operations freed but a crash could still replay counts as free, also blocks that segments of logs give back: it is there when
+        // it is asked for. Asking changes nothing.
+        let free = core.alloc.free() + core.journal.pending().blocks + core.log_space.returning();
         let reserve = superblock.reserve_blocks;
         let (names, names_used) = core.names.counts();
         let names_free = names - names_used;

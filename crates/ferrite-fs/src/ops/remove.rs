@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
 use ferrite_map::Resource;
-use ferrite_vfs::{FileKind, FsError, Ino, Result, posix};
+use ferrite_vfs::{FileKind, FsError, Ino, Result, SpaceOf, posix};
 
 use super::{check_dir, gone};
 use crate::alloc::Class;
@@ -33,7 +33,7 @@ pub(crate) fn unlink(core: &Core, parent: Ino, name: &[u8], want_dir: bool) -> R
     posix::check_name(name)?;
     core.check_writable()?;
     match unlink_once(core, parent, name, want_dir, false) {
-        Err(FsError::NoSpace(_)) => unlink_once(core, parent, name, want_dir, true),
+        Err(FsError::NoSpace(SpaceOf::Blocks)) => unlink_once(core, parent, name, want_dir, true),
         other => other,
     }
 }

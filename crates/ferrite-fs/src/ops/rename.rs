@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use ferrite_vfs::{FileKind, FsError, Ino, LINK_MAX, ROOT_INO, RenameMode, Result, posix};
+use ferrite_vfs::{FileKind, FsError, Ino, LINK_MAX, ROOT_INO, RenameMode, Result, SpaceOf, posix};
 
 use super::remove::{self, Fate};
 use super::{Edits, check_dir, find, gone};
-use crate::core::{Core, LockSet};
+use crate::core::{Core, LockSet, Need};
 use crate::dir;
 use crate::icache::InodeMem;
 use crate::names::Found;
@@ -23,9 +23,9 @@ pub(crate) fn rename(core: &Core, from: (Ino, &[u8]), to: (Ino, &[u8]), mode: Re
     posix::check_name(from.1)?;
     posix::check_name(to.1)?;
     core.check_writable()?;
-    core.with_space(|| match rename_once(core, from, to, mode, false) {
+    core.with_space(Need::FEW, || match rename_once(core, from, to, mode, false) {
         // As in `remove::unlink`: the source's block goes only if the tree needs no node for that.
-        Err(FsError::NoSpace(_)) => rename_once(core, from, to, mode, true),
+        Err(FsError::NoSpace(SpaceOf::Blocks)) => rename_once(core, from, to, mode, true),
         other => other,
     })
 }

@@ -10,12 +10,12 @@
 
 use ferrite_map::{MapTx, Resource};
 use ferrite_pm::Region;
-use ferrite_vfs::{FsError, Ino, Result, XATTR_NAME_MAX, XATTR_SIZE_MAX, XattrMode};
+use ferrite_vfs::{FsError, Ino, Result, SpaceOf, XATTR_NAME_MAX, XATTR_SIZE_MAX, XattrMode};
 
 use super::gone;
 use crate::alloc::Class;
 use crate::checksum::{crc32c, crc32c_append};
-use crate::core::{Core, map_error};
+use crate::core::{Core, Need, map_error};
 use crate::inode::Inode;
 use crate::layout::{BLOCK_BYTES, Superblock};
 use crate::tx::Tx;
@@ -149,7 +149,7 @@ pub(crate) fn set(core: &Core, ino: Ino, name: &[u8], value: &[u8], mode: XattrM
             .map(|(name, value)| 4 + name.len() + value.len())
             .sum();
         if used > SPACE_BYTES {
-            return Err(FsError::NoSpace("extended attribute space"));
+            return Err(FsError::NoSpace(SpaceOf::Attributes));
         }
         Ok(())
     })
@@ -170,7 +170,7 @@ pub(crate) fn remove(core: &Core, ino: Ino, name: &[u8]) -> Result<()> {
 
 fn change(core: &Core, ino: Ino, edit: impl Fn(&mut Attributes) -> Result<()>) -> Result<()> {
     core.check_writable()?;
-    core.with_space(|| {
+    core.with_space(Need::FEW, || {
         let inode = core.inode(ino).map_err(gone)?;
         let _lock = inode.write();
         let old = core.load_live(&inode)?;

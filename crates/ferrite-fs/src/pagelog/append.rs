@@ -161,7 +161,7 @@ fn append(
                 Some(newest) => {
                     tx.set_word(u64::from(newest.header_unit()) * UNIT_BYTES, u64::from(header_unit));
                 }
-                None => core.candidates.add(page),
+                None => core.candidates.add(core, page),
             }
             tx.stream_segment(u64::from(header_unit) * UNIT_BYTES, bytes);
             unit

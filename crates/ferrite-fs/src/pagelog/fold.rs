@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crossbeam_utils::CachePadded;
 use ferrite_map::{PageWord, Resource};
-use ferrite_vfs::{FsError, Result};
+use ferrite_vfs::{FsError, Result, SpaceOf};
 use parking_lot::Mutex;
 
 use super::buffer::PageBuffer;
@@ -83,12 +83,40 @@ impl List {
         }
     }
 
+    fn is_long(&self) -> bool {
+        self.len >= LIST_LONG.max(2 * self.tidy_len)
+    }
+
     /// The oldest chunk.
     fn take_chunk(&mut self) -> Option<Vec<(u32, u32)>> {
         let chunk = self.chunks.pop_front()?;
         self.len -= chunk.len();
         Some(chunk)
     }
+}
+
+/// Drops pages that are listed twice or have no log any more, if the list has grown long. The newest stay as they are: their first log may
+/// not be committed yet.
+fn tidy(list: &Mutex<List>, core: &Core) {
+    let (old, newest) = {
+        let mut list = list.lock();
+        if !list.is_long() {
+            return;
+        }
+        let mut old = std::mem::take(&mut *list);
+        let newest = old.chunks.pop_back();
+        (old, newest)
+    };
+    let mut pages = old.chunks.into_iter().flatten().collect::<Vec<_>>();
+    pages.sort_unstable();
+    pages.dedup();
+    pages.retain(|&(ino, lblk)| has_log(core.map.get(ino, lblk)));
+    let mut list = list.lock();
+    list.tidy_len = pages.len();
+    pages
+        .into_iter()
+        .chain(newest.into_iter().flatten())
+        .for_each(|page| list.push(page));
 }
 
 /// Pages that got a log, in DRAM, a list a thread; 8 bytes each. A page may have lost its log since, or be there twice.
@@ -103,9 +131,27 @@ impl Candidates {
         }
     }
 
-    /// Notes a page that gets its first segment.
-    pub(crate) fn add(&self, page: (u32, u32)) {
-        self.lists[thread_number() as usize % LISTS].lock().push(page);
+    fn own_list(&self) -> &Mutex<List> {
+        &self.lists[thread_number() as usize % LISTS]
+    }
+
+    /// Notes a page that gets its first segment. A list that has grown long is tidied first, whether or not anybody takes pages from it: so it
+    /// never holds more than about twice the pages that have logs.
+    pub(crate) fn add(&self, core: &Core, page: (u32, u32)) {
+        let list = self.own_list();
+        let is_long = {
+            let mut list = list.lock();
+            list.push(page);
+            list.is_long()
+        };
+        if is_long {
+            tidy(list, core);
+        }
+    }
+
+    /// Notes a page that was taken from a list, or that a mount found to have a log.
+    pub(crate) fn put_back(&self, page: (u32, u32)) {
+        self.own_list().lock().push(page);
     }
 
     /// Takes about `most` pages, the oldest of each list.
@@ -128,22 +174,7 @@ impl Candidates {
 
     /// Drops pages that are listed twice or have no log any more, once lists have grown long.
     pub(crate) fn tidy(&self, core: &Core) {
-        for list in &self.lists {
-            let old = {
-                let mut list = list.lock();
-                if list.len < LIST_LONG.max(2 * list.tidy_len) {
-                    continue;
-                }
-                std::mem::take(&mut *list)
-            };
-            let mut pages = old.chunks.into_iter().flatten().collect::<Vec<_>>();
-            pages.sort_unstable();
-            pages.dedup();
-            pages.retain(|&(ino, lblk)| has_log(core.map.get(ino, lblk)));
-            let mut list = list.lock();
-            list.tidy_len = pages.len();
-            pages.into_iter().for_each(|page| list.push(page));
-        }
+        self.lists.iter().for_each(|list| tidy(list, core));
     }
 
     /// DRAM used, in bytes.
@@ -176,7 +207,7 @@ pub(crate) fn fold(core: &Core, mem: &Arc<InodeMem>, lblk: u32, cause: Cause) ->
     let (block, _) = core
         .alloc
         .claim_any(Class::Replacing)
-        .ok_or(FsError::NoSpace("blocks"))?;
+        .ok_or(FsError::NoSpace(SpaceOf::Blocks))?;
     core.region.stream(core.superblock.block_offset(block), &merged[..]);
     let set_sum = || {
         if let Some((offset, sum)) = sums::for_block(core, page, block, &merged[..]) {
@@ -199,7 +230,7 @@ pub(crate) fn fold(core: &Core, mem: &Arc<InodeMem>, lblk: u32, cause: Cause) ->
         }
         core.folds.count(cause);
     } else {
-        core.alloc.release(block);
+        core.release(Resource::Block(block));
     }
     Ok(installed)
 }
@@ -226,6 +257,7 @@ fn install(
     // From finding the word to noting its line as dirty nothing may move it.
     let _passage = core.map.gate().map(|gate| gate.pass());
     mem.begin_change();
+    core.log_space.set_waiting(segments.iter().copied(), !at_once);
     let seq = core.journal.install(mem.last_seq(), freed, || {
         core.map.swing(mem.ino, lblk, word, PageWord::new(block, 0))
     });
@@ -237,6 +269,9 @@ fn install(
                 .for_each(|&unit| core.release(Resource::LogSegment(unit)));
             core.release(Resource::Block(word.page()));
         }
+    }
+    if seq.is_none() {
+        core.log_space.set_waiting(segments.iter().copied(), false);
     }
     seq.is_some()
 }
@@ -269,20 +304,66 @@ pub(crate) fn fold_some(core: &Core, most: usize, cause: Cause, enough: &mut dyn
         match result {
             Ok(true) => folded += 1,
             // Somebody is at it: it stays a candidate if it still has a log.
-            Ok(false) if has_log(core.map.get(page.0, page.1)) => core.candidates.add(page),
+            Ok(false) if has_log(core.map.get(page.0, page.1)) => core.candidates.put_back(page),
             Ok(false) => {}
             // Damage, which has been told: the others can be folded all the same, and trying again would come to nothing.
             Err(FsError::Io(_)) if core.check_writable().is_ok() => {}
             Err(error) => {
-                core.candidates.add(page);
-                pages.into_iter().for_each(|(_, page)| core.candidates.add(page));
+                core.candidates.put_back(page);
+                pages.into_iter().for_each(|(_, page)| core.candidates.put_back(page));
                 return if folded > 0 { Ok(folded) } else { Err(error) };
             }
         }
         if folded % CHECK_EVERY == CHECK_EVERY - 1 && enough() {
-            pages.into_iter().for_each(|(_, page)| core.candidates.add(page));
+            pages.into_iter().for_each(|(_, page)| core.candidates.put_back(page));
             return Ok(folded);
         }
     }
     Ok(folded)
+}
+
+#[cfg(test)]
+mod tests {
+    use ferrite_pm::Region;
+    use ferrite_vfs::{Cred, FileKind, FileSystem, NewNode, OpenMode, ROOT_INO};
+
+    use super::*;
+    use crate::layout::BLOCK_BYTES;
+    use crate::{Engine, MkfsOptions, MountOptions, mkfs};
+
+    #[test]
+    fn pages_whose_logs_come_and_go_fill_no_list() {
+        let region = Region::anonymous(64 << 20).unwrap();
+        mkfs(&region, &MkfsOptions::default()).unwrap();
+        let options = MountOptions {
+            cleaner: false,
+            ..MountOptions::default()
+        };
+        let engine = Engine::mount(region, &options).unwrap();
+        let node = NewNode {
+            kind: FileKind::File,
+            mode: 0o644,
+            rdev: 0,
+        };
+        let ino = engine.mknod(&Cred::root(), ROOT_INO, b"file", &node).unwrap().ino;
+        let file = engine.open(ino, OpenMode::read_write()).unwrap();
+        let pages = 64;
+        let whole = [1; BLOCK_BYTES as usize];
+        for round in 0..3 * LIST_LONG as u64 {
+            let at = round % pages * BLOCK_BYTES;
+            file.write_at(at, &whole).unwrap();
+            file.write_at(at + 5, b"logged").unwrap();
+        }
+        let core = engine.core();
+        assert!(
+            core.candidates.len() <= LIST_LONG + CHUNK,
+            "{} pages are listed",
+            core.candidates.len()
+        );
+        // None that has a log was dropped.
+        let listed = core.candidates.take(usize::MAX);
+        for lblk in 0..pages as u32 {
+            assert!(listed.contains(&(ino as u32, lblk)), "page {lblk} is missing");
+        }
+    }
 }

@@ -26,11 +26,26 @@ struct Slab {
     size: u8,
     /// One bit a segment.
     used: u64,
+    /// Of these, segments that are freed and wait for the mark.
+    waiting: u64,
 }
 
 impl Slab {
+    fn new(size: usize) -> Slab {
+        Slab {
+            size: size as u8,
+            used: 0,
+            waiting: 0,
+        }
+    }
+
     fn full(size: usize) -> u64 {
         u64::MAX >> (64 - BLOCK_UNITS / SEGMENT_UNITS[size])
+    }
+
+    /// The bit of the segment whose header is at `unit`.
+    fn bit(&self, unit: u32) -> u64 {
+        1 << (unit % BLOCK_UNITS / SEGMENT_UNITS[usize::from(self.size)])
     }
 }
 
@@ -94,8 +109,7 @@ impl LogSpace {
             Some(block) => block,
             None => {
                 let (block, _) = blocks.claim_any(Class::Ordinary)?;
-                let size = size as u8;
-                shared.slabs.insert(block, Slab { size, used: 0 });
+                shared.slabs.insert(block, Slab::new(size));
                 block
             }
         };
@@ -112,27 +126,32 @@ impl LogSpace {
         Some(())
     }
 
-    /// Gives back the segment whose header is at `unit`.
-    pub(crate) fn release(&self, blocks: &BlockAlloc, unit: u32) {
-        self.release_in(&mut self.shared.lock(), blocks, unit);
+    /// Gives back the segment whose header is at `unit`; false if it was not in use.
+    pub(crate) fn release(&self, blocks: &BlockAlloc, unit: u32) -> bool {
+        Self::release_in(&mut self.shared.lock(), blocks, unit)
     }
 
-    fn release_in(&self, shared: &mut Shared, blocks: &BlockAlloc, unit: u32) {
+    fn release_in(shared: &mut Shared, blocks: &BlockAlloc, unit: u32) -> bool {
         let block = unit / BLOCK_UNITS;
-        let slab = shared.slabs.get_mut(&block);
-        let slab = slab.unwrap_or_else(|| panic!("log segment at unit {unit} was freed, but its block holds none"));
-        let size = usize::from(slab.size);
-        let bit = 1 << (unit % BLOCK_UNITS / SEGMENT_UNITS[size]);
-        assert!(slab.used & bit != 0, "log segment at unit {unit} was freed twice");
+        let Some(slab) = shared.slabs.get_mut(&block) else {
+            return false;
+        };
+        let (size, bit) = (usize::from(slab.size), slab.bit(unit));
+        if slab.used & bit == 0 {
+            return false;
+        }
         let was_full = slab.used == Slab::full(size);
         slab.used &= !bit;
+        slab.waiting &= !bit;
         shared.used_units -= u64::from(SEGMENT_UNITS[size]);
         if slab.used == 0 {
             shared.slabs.remove(&block);
-            blocks.release(block);
-        } else if was_full {
+            return blocks.release(block);
+        }
+        if was_full {
             shared.partial[size].push(block);
         }
+        true
     }
 
     /// Gives back what lies in purses: space is short.
@@ -141,10 +160,50 @@ impl LogSpace {
             let mut units = Vec::new();
             purse.lock().iter_mut().for_each(|list| units.append(list));
             let mut shared = self.shared.lock();
-            units
-                .into_iter()
-                .for_each(|unit| self.release_in(&mut shared, blocks, unit));
+            // What a purse holds is in use by it alone.
+            for unit in units {
+                Self::release_in(&mut shared, blocks, unit);
+            }
         }
+    }
+
+    /// Notes that these segments are about to wait for the mark, or (`waits` false) that they will not after all. Before the record that frees
+    /// them is committed: afterwards they may be given back, and taken again, at any time.
+    pub(crate) fn set_waiting(&self, units: impl Iterator<Item = u32>, waits: bool) {
+        let mut shared = self.shared.lock();
+        for unit in units {
+            let Some(slab) = shared.slabs.get_mut(&(unit / BLOCK_UNITS)) else {
+                continue;
+            };
+            let bit = slab.bit(unit);
+            if waits {
+                slab.waiting |= slab.used & bit;
+            } else {
+                slab.waiting &= !bit;
+            }
+        }
+    }
+
+    /// Blocks that come back as soon as the mark is moved and purses are emptied: no segment of theirs is in use otherwise. What changes
+    /// meanwhile counts as it was.
+    pub(crate) fn returning(&self) -> u64 {
+        let mut idle: FxHashMap<u32, u64> = FxHashMap::default();
+        // One lock at a time: threads lock their purse first, then what is shared.
+        let purses: Vec<u32> = self
+            .purses
+            .iter()
+            .flat_map(|purse| purse.lock().iter().flatten().copied().collect::<Vec<_>>())
+            .collect();
+        let shared = self.shared.lock();
+        for unit in purses {
+            let block = unit / BLOCK_UNITS;
+            if let Some(slab) = shared.slabs.get(&block) {
+                *idle.entry(block).or_default() |= slab.bit(unit);
+            }
+        }
+        let is_idle =
+            |(block, slab): &(&u32, &Slab)| slab.used & !(slab.waiting | idle.get(*block).copied().unwrap_or(0)) == 0;
+        shared.slabs.iter().filter(is_idle).count() as u64
     }
 
     /// Notes a segment found in use at mount; says what is wrong with it.
@@ -157,10 +216,7 @@ impl LogSpace {
             Entry::Vacant(_) if !blocks.set_used(block) => {
                 return Err("which lies in a block that holds something else");
             }
-            Entry::Vacant(vacant) => vacant.insert(Slab {
-                size: size as u8,
-                used: 0,
-            }),
+            Entry::Vacant(vacant) => vacant.insert(Slab::new(size)),
         };
         let bit = 1 << (unit % BLOCK_UNITS / units);
         if usize::from(slab.size) != size || !unit.is_multiple_of(units) || slab.used & bit != 0 {
@@ -219,7 +275,8 @@ mod tests {
             taken.windows(2).all(|two| two[0].0 + two[0].1 <= two[1].0),
             "two segments overlap"
         );
-        taken.iter().for_each(|&(unit, _)| space.release(&blocks, unit));
+        assert!(taken.iter().all(|&(unit, _)| space.release(&blocks, unit)));
+        assert!(!space.release(&blocks, taken[0].0), "it was given back before");
         space.empty_purses(&blocks);
         assert_eq!((space.usage(), blocks.free()), ((0, 0), free));
     }

@@ -435,7 +435,9 @@ impl MapTx for RepairTx<'_> {
                     .owned
                     .release(u64::from(block) - self.repair.superblock.first_block);
             }
-            Resource::MapSlot(slot) => self.repair.map.release(slot),
+            Resource::MapSlot(slot) => {
+                self.repair.map.release(slot);
+            }
             Resource::Inode(_) | Resource::NameSlot(_) | Resource::LogSegment(_) => {}
         }
     }

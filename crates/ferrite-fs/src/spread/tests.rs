@@ -385,8 +385,8 @@ impl FileMap for Counting {
         self.inner.remove(tx, ino, lblk)
     }
 
-    fn release(&self, slot: u32) {
-        self.inner.release(slot);
+    fn release(&self, slot: u32) -> bool {
+        self.inner.release(slot)
     }
 
     fn load(&self, threads: usize, visit: &(dyn Fn(MapEntry) + Sync)) -> Result<(), MapError> {

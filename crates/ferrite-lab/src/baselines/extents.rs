@@ -446,7 +446,9 @@ impl FileMap for ExtentTree {
         Ok(entry.at(lblk).unwrap_or(PageWord::HOLE))
     }
 
-    fn release(&self, _slot: u32) {}
+    fn release(&self, _slot: u32) -> bool {
+        true
+    }
 
     fn load(&self, _threads: usize, visit: &(dyn Fn(MapEntry) + Sync)) -> Result<(), MapError> {
         self.for_each(&mut |entry| {

@@ -266,8 +266,8 @@ impl FileMap for LevelHash {
         Ok(word)
     }
 
-    fn release(&self, slot: u32) {
-        self.claimed.release(u64::from(slot));
+    fn release(&self, slot: u32) -> bool {
+        self.claimed.release(u64::from(slot))
     }
 
     fn load(&self, _threads: usize, visit: &(dyn Fn(MapEntry) + Sync)) -> Result<(), MapError> {

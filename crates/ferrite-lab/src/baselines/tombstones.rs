@@ -176,12 +176,12 @@ impl FileMap for Tombstones {
         Ok(word)
     }
 
-    fn release(&self, slot: u32) {
+    fn release(&self, slot: u32) -> bool {
         let offset = self.key_offset(u64::from(slot));
         if self.region.load(offset) == EMPTY {
             self.region.store(offset, TOMBSTONE);
         }
-        self.claimed.release(u64::from(slot));
+        self.claimed.release(u64::from(slot))
     }
 
     fn load(&self, _threads: usize, visit: &(dyn Fn(MapEntry) + Sync)) -> Result<(), MapError> {

@@ -497,7 +497,7 @@ fn lookups_of_one_version_are_right() {
                 version.fetch_add(1, Ordering::AcqRel);
                 for &resource in &freed {
                     match resource {
-                        Resource::MapSlot(slot) => bed.map.release(slot),
+                        Resource::MapSlot(slot) => assert!(bed.map.release(slot)),
                         Resource::Block(block) => {
                             bed.blocks.release(u64::from(block - bed.geometry.first_block));
                         }

@@ -36,7 +36,7 @@ impl TestTx<'_> {
                     "block {block} was freed twice"
                 );
             }
-            Resource::MapSlot(slot) => self.map.release(slot),
+            Resource::MapSlot(slot) => assert!(self.map.release(slot), "entry {slot} was freed twice"),
             other => panic!("{other:?} is not a mapping's to claim or free"),
         }
     }

@@ -26,7 +26,7 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 pub use ranges::ByteRange;
 use ranges::RangeSet;
 
-use crate::{FsError, Ino, Result};
+use crate::{FsError, Ino, Result, SpaceOf};
 
 /// Most record locks a table holds, so that no client can fill the memory with them.
 pub const RECORD_LOCKS_MAX: usize = 1 << 20;
@@ -182,7 +182,7 @@ impl State {
                 }
                 // One request adds at most two: itself, and what it splits off an older one.
                 if self.records + 2 > RECORD_LOCKS_MAX {
-                    return Err(FsError::NoSpace("record locks"));
+                    return Err(FsError::NoSpace(SpaceOf::RecordLocks));
                 }
                 self.change_ranges(ino, |ranges| ranges.set(&lock));
                 Ok(true)

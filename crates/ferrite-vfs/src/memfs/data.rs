@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{BLOCKS, MAX_FILE_BYTES, MemFs, Node};
-use crate::{Attr, FallocateMode, FileSystem, FsError, Ino, OpenFile, OpenMode, Result, Timestamp, posix};
+use crate::{Attr, FallocateMode, FileSystem, FsError, Ino, OpenFile, OpenMode, Result, SpaceOf, Timestamp, posix};
 
 /// Size of a page, the unit of holes.
 pub(super) const PAGE_BYTES: u64 = 4096;
@@ -187,7 +187,7 @@ impl OpenFile for MemFile {
                 .filter(|&end| end <= MAX_FILE_BYTES)
                 .ok_or(FsError::FileTooBig)?;
             if mode != FallocateMode::PunchHole && len / PAGE_BYTES > BLOCKS {
-                return Err(FsError::NoSpace("blocks"));
+                return Err(FsError::NoSpace(SpaceOf::Blocks));
             }
             let keep_size = match mode {
                 FallocateMode::PunchHole => {

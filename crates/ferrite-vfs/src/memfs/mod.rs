@@ -573,7 +573,7 @@ impl FileSystem for MemFs {
         let others = node.xattrs.iter().filter(|(other, _)| *other != name);
         let used: usize = others.map(|(name, value)| 4 + name.len() + value.len()).sum();
         if used + 4 + name.len() + value.len() > XATTR_SPACE_BYTES {
-            return Err(FsError::NoSpace("extended attribute space"));
+            return Err(FsError::NoSpace(crate::SpaceOf::Attributes));
         }
         node.xattrs.insert(name.to_vec(), value.to_vec());
         node.attr.ctime = now;
