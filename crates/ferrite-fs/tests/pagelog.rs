@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use common::make;
-use ferrite_fs::{Engine, MountOptions, fsck, mkfs};
+use ferrite_fs::{AtimePolicy, Engine, MountOptions, fsck, mkfs};
 use ferrite_pm::{Recorder, Region};
 use ferrite_vfs::{FileSystem, OpenFile, OpenMode, ROOT_INO};
 use rand::rngs::StdRng;
@@ -120,6 +120,44 @@ fn a_read_that_walked_far_folds_the_page() {
     let info = engine.info();
     assert_eq!((info.folds.read, info.logged_pages), (1, 1));
     assert_eq!(page[8192 + 205], 7);
+}
+
+/// On an ordinary file a fence is a sync: a read that finds many long logs asks for one, and the next for none.
+#[test]
+fn the_folds_of_a_read_share_a_fence() {
+    const LOGGED: usize = 12;
+    let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let region = Region::create(&dir.path().join("pool"), 32 << 20).unwrap();
+    mkfs(&region, &common::options()).unwrap();
+    let options = MountOptions {
+        fold_read_entries: 3,
+        atime: AtimePolicy::Never,
+        ..quiet()
+    };
+    let engine = Engine::mount(region, &options).unwrap();
+    let file = file(&engine, LOGGED);
+    for page in 0..LOGGED as u64 {
+        for n in 0..3 {
+            file.write_at(page * PAGE as u64 + n * 100, &[n as u8 + 1; 10]).unwrap();
+        }
+    }
+    let mut found = vec![0; LOGGED * PAGE];
+    let mut cost = || {
+        let before = engine.counters();
+        file.read_at(0, &mut found).unwrap();
+        let after = engine.counters();
+        (after.fences - before.fences, after.file_syncs - before.file_syncs)
+    };
+    let first = cost();
+    assert!(first.0 == 1 && first.1 <= 1, "{first:?} fences and syncs");
+    assert_eq!(cost(), (0, 0));
+    let info = engine.info();
+    assert_eq!((info.folds.read, info.logged_pages), (LOGGED as u64, 0));
+    assert!(
+        found
+            .chunks(PAGE)
+            .all(|page| page[205] == 3 && page[105] == 2 && page[5] == 1)
+    );
 }
 
 #[test]

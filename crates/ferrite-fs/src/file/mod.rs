@@ -200,9 +200,9 @@ impl OpenFile for PmFile {
         if atime_due {
             ops::touch_atime(core, &self.inode);
         }
-        for &lblk in &long.pages[..long.len] {
+        if long.len > 0 {
             // The read has its answer; that a fold found no space, say, is no reason to fail it.
-            let _ = pagelog::fold::fold(core, &self.inode, lblk, Cause::Read);
+            let _ = pagelog::fold::fold_all(core, &self.inode, &long.pages[..long.len], Cause::Read);
         }
         Ok(count)
     }

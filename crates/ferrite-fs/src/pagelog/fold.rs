@@ -7,7 +7,7 @@
 //! until the word is set it belongs to a block that nobody reads, and no record sets the checksum of a free block any more.
 //!
 //! The page is merged and written without a lock. Only to set the word is the inode's lock *tried*, for some hundred
-//! instructions; if a writer has it, or was there meanwhile, the fold is dropped. Readers never wait: they see a
+//! instructions a page; if a writer has it, or was there meanwhile, the fold is dropped. Readers never wait: they see a
 //! version change, and read again.
 
 use std::collections::VecDeque;
@@ -186,21 +186,88 @@ impl Candidates {
 
 /// Folds one page. True if it did; false if the page has no log (any more), or a writer was faster.
 pub(crate) fn fold(core: &Core, mem: &Arc<InodeMem>, lblk: u32, cause: Cause) -> Result<bool> {
+    fold_all(core, mem, &[lblk], cause).map(|folded| folded > 0)
+}
+
+/// A merged page in a block of its own, which nothing names yet.
+struct Merged {
+    lblk: u32,
+    /// The page's word before.
+    word: PageWord,
+    block: u32,
+    /// Segments of the log that it replaces.
+    segments: Vec<u32>,
+    /// Where its checksum goes, and what it is.
+    sum: Option<(u64, u64)>,
+}
+
+impl Merged {
+    fn set_sum(&self, core: &Core) {
+        if let Some((offset, sum)) = self.sum {
+            core.region.store(offset, sum);
+            core.region.write_back(offset, 8);
+        }
+    }
+}
+
+/// Folds pages of one file under one fence, which on an ordinary file is a sync. Returns how many had a log still and could be folded. What one
+/// page meets keeps no other from being folded.
+pub(crate) fn fold_all(core: &Core, mem: &Arc<InodeMem>, lblks: &[u32], cause: Cause) -> Result<usize> {
     core.check_writable()?;
-    let page = (mem.ino, lblk);
     let Some(version) = mem.begin_read() else {
-        return Ok(false);
+        return Ok(0);
     };
+    let mut pages = Vec::new();
+    let mut outcome = Ok(0);
+    for &lblk in lblks {
+        match merge(core, mem, version, lblk) {
+            Ok(page) => pages.extend(page),
+            Err(error) => outcome = Err(error),
+        }
+    }
+    if pages.is_empty() {
+        return outcome;
+    }
+    if !mem.end_read(version) {
+        // It would be for nothing, and a fence can be dear.
+        pages.iter().for_each(|page| core.release(Resource::Block(page.block)));
+        return Ok(0);
+    }
+    if !planted(Flaw::FoldWithoutFence)
+        && let Err(error) = core.region.fence()
+    {
+        return Err(core.fail(&error));
+    }
+    let folded = install(core, mem, version, &pages);
+    for (page, installed) in pages.iter().zip(&folded) {
+        if !installed {
+            core.release(Resource::Block(page.block));
+            continue;
+        }
+        if planted(Flaw::FoldSumLate) {
+            page.set_sum(core);
+        }
+        core.folds.count(cause);
+    }
+    match folded.iter().filter(|&&installed| installed).count() {
+        0 => outcome,
+        folded => Ok(folded),
+    }
+}
+
+/// Merges a page and its log, as they were at `version`, into a free block, without a fence.
+fn merge(core: &Core, mem: &InodeMem, version: u64, lblk: u32) -> Result<Option<Merged>> {
+    let page = (mem.ino, lblk);
     let word = core.map.get(mem.ino, lblk);
     if mem.is_dead() || !has_log(word) {
-        return Ok(false);
+        return Ok(None);
     }
     let mut merged = PageBuffer::take();
     let mut segments = Vec::new();
     let read = scan::read(core, page, word, 0, &mut merged[..])
         .and_then(|_| scan::segments(core, page, word, &mut |unit| segments.push(unit)));
     if !mem.end_read(version) {
-        return Ok(false);
+        return Ok(None);
     }
     core.told(read)?;
     // Gives back a block for it, so it never owes the reserve.
@@ -209,69 +276,53 @@ pub(crate) fn fold(core: &Core, mem: &Arc<InodeMem>, lblk: u32, cause: Cause) ->
         .claim_any(Class::Replacing)
         .ok_or(FsError::NoSpace(SpaceOf::Blocks))?;
     core.region.stream(core.superblock.block_offset(block), &merged[..]);
-    let set_sum = || {
-        if let Some((offset, sum)) = sums::for_block(core, page, block, &merged[..]) {
-            core.region.store(offset, sum);
-            core.region.write_back(offset, 8);
-        }
+    let made = Merged {
+        lblk,
+        word,
+        block,
+        segments,
+        sum: sums::for_block(core, page, block, &merged[..]),
     };
     if !planted(Flaw::FoldSumLate) {
-        set_sum();
+        made.set_sum(core);
     }
-    if !planted(Flaw::FoldWithoutFence)
-        && let Err(error) = core.region.fence()
-    {
-        return Err(core.fail(&error));
-    }
-    let installed = install(core, mem, version, (lblk, word), block, &segments);
-    if installed {
-        if planted(Flaw::FoldSumLate) {
-            set_sum();
-        }
-        core.folds.count(cause);
-    } else {
-        core.release(Resource::Block(block));
-    }
-    Ok(installed)
+    Ok(Some(made))
 }
 
-fn install(
-    core: &Core,
-    mem: &Arc<InodeMem>,
-    version: u64,
-    (lblk, word): (u32, PageWord),
-    block: u32,
-    segments: &[u32],
-) -> bool {
-    let Some(_lock) = mem.try_write() else { return false };
-    // The version moves with every change of the inode, so the word is what was merged.
+/// Lets the pages' words name the merged blocks, those of them that it can; says which.
+fn install(core: &Core, mem: &Arc<InodeMem>, version: u64, pages: &[Merged]) -> Vec<bool> {
+    let Some(_lock) = mem.try_write() else {
+        return vec![false; pages.len()];
+    };
+    // The version moves with every change of the inode, so the words are what was merged.
     if !mem.end_read(version) || mem.is_dead() {
-        return false;
+        return vec![false; pages.len()];
     }
-    let at_once = planted(Flaw::FoldSpaceAtOnce);
-    let freed = segments
-        .iter()
-        .map(|&unit| Resource::LogSegment(unit))
-        .chain([Resource::Block(word.page())])
-        .filter(|_| !at_once);
-    // From finding the word to noting its line as dirty nothing may move it.
+    // From finding a word to noting its line as dirty nothing may move it.
     let _passage = core.map.gate().map(|gate| gate.pass());
     mem.begin_change();
-    core.log_space.set_waiting(segments.iter().copied(), !at_once);
+    pages.iter().map(|page| swing(core, mem, page)).collect()
+}
+
+/// The same for one page; the caller has the lock, and the gate.
+fn swing(core: &Core, mem: &InodeMem, page: &Merged) -> bool {
+    let at_once = planted(Flaw::FoldSpaceAtOnce);
+    let segments = page.segments.iter().map(|&unit| Resource::LogSegment(unit));
+    let old = segments.chain([Resource::Block(page.word.page())]);
+    let new = PageWord::new(page.block, 0);
+    let freed = old.clone().filter(|_| !at_once);
+    core.log_space.set_waiting(page.segments.iter().copied(), !at_once);
     let seq = core.journal.install(mem.last_seq(), freed, || {
-        core.map.swing(mem.ino, lblk, word, PageWord::new(block, 0))
+        core.map.swing(mem.ino, page.lblk, page.word, new)
     });
     if let Some(seq) = seq {
         mem.set_last_seq(seq);
         if at_once {
-            segments
-                .iter()
-                .for_each(|&unit| core.release(Resource::LogSegment(unit)));
-            core.release(Resource::Block(word.page()));
+            old.for_each(|resource| core.release(resource));
         }
     }
     if seq.is_none() {
-        core.log_space.set_waiting(segments.iter().copied(), false);
+        core.log_space.set_waiting(page.segments.iter().copied(), false);
     }
     seq.is_some()
 }
