@@ -8,9 +8,9 @@ use std::sync::Arc;
 
 use ferrite_fs::{Engine, MountOptions};
 use ferrite_pm::Region;
-use ferrite_vfs::{Cred, FileKind, FileSystem, Ino, NewNode, OpenFile, OpenMode, ROOT_INO};
+use ferrite_vfs::{Cred, FileKind, FileSystem, Ino, NewNode, OpenFile, OpenMode, ROOT_INO, SetAttr};
 
-use super::random::page;
+use super::random::{mix, page};
 use super::{Circumstances, Duel, Effort, Output, whole};
 use crate::cli::Failure;
 
@@ -25,12 +25,15 @@ pub(crate) const NAMES: &[&str] = &[
     "stat",
     "readdir_1000",
     "create_unlink",
+    "truncate_sparse",
 ];
 /// Share of the pool's blocks that is in use.
 pub(crate) const FILL_PERCENT: u32 = 80;
 const CHUNK: usize = 2 << 20;
 /// Files in the directory that is listed and searched.
 const FILES: u64 = 1000;
+/// Longest that the sparse file gets.
+const SPARSE_BYTES: u64 = 256 << 20;
 
 /// A pool in anonymous memory with a file of `file_bytes` in it, filled up.
 pub(crate) fn pool(file_bytes: u64, files: u64, options: &MountOptions) -> Result<(Engine, Vec<Ino>), Failure> {
@@ -163,7 +166,33 @@ pub(crate) fn run(effort: Effort, out: &mut Output) -> Result<(), Failure> {
     engine.clean(usize::MAX)?;
     appends(&mut bench, &tmpfs)?;
     engine.clean(usize::MAX)?;
-    names(&mut bench, &tmpfs)
+    names(&mut bench, &tmpfs)?;
+    sparse(&mut bench, &tmpfs)
+}
+
+/// A file set to a random length, up or down, and written to at a random place, again and again: few of its pages are there at any time.
+fn sparse(bench: &mut Bench<'_>, tmpfs: &TmpfsDir) -> Result<(), Failure> {
+    let engine = bench.engine.clone();
+    let file = engine.open(make(&engine, ROOT_INO, "sparse")?, OpenMode::read_write())?;
+    let peer = tmpfs.file(0)?;
+    let data = [7; 100];
+    let place = |n: u64| mix(n) % SPARSE_BYTES;
+    let mut ours = |n: u64| {
+        let size = Some(place(2 * n));
+        engine.setattr(
+            file.ino(),
+            &SetAttr {
+                size,
+                ..SetAttr::default()
+            },
+        )?;
+        whole(file.write_at(place(2 * n + 1), &data)?, data.len())
+    };
+    let mut theirs = |n: u64| {
+        peer.set_len(place(2 * n))?;
+        Ok(peer.write_all_at(&data, place(2 * n + 1))?)
+    };
+    bench.duel(("truncate_sparse", "tmpfs"), 10, &mut ours, &mut theirs)
 }
 
 fn data(bench: &mut Bench<'_>, file: &Arc<dyn OpenFile>, floor: &Region, peer: &File) -> Result<(), Failure> {
