@@ -1,0 +1,59 @@
+//! A directory that is mostly holes, after most of its names have gone.
+
+mod common;
+
+use common::{fixed, make};
+use ferrite_fs::{Engine, Mapping, MkfsOptions, MountOptions, mkfs};
+use ferrite_pm::{Access, Region};
+use ferrite_vfs::{FileSystem, ROOT_INO};
+
+/// More blocks than are tried one by one.
+const BLOCKS: u64 = 4300;
+/// Names that stay in the first block; one stays in the last.
+const KEPT: usize = 3;
+
+fn blocks(engine: &Engine) -> u64 {
+    engine.getattr(ROOT_INO).unwrap().blocks / 8
+}
+
+/// What DRAM holds of a directory is learnt anew after a mount: a block with room is found, although thousands of holes lie behind it.
+#[test]
+fn a_directory_of_holes_fills_the_blocks_it_has() {
+    for mapping in [Mapping::Hashfs, Mapping::Extent] {
+        let path = tempfile::NamedTempFile::new().unwrap().into_temp_path();
+        let region = Region::create(&path, 96 << 20).unwrap();
+        let options = MkfsOptions {
+            mapping,
+            inodes: Some(40_000),
+            ..fixed()
+        };
+        mkfs(&region, &options).unwrap();
+        drop(region);
+        let mount = || {
+            let mut region = Region::open(&path, Access::ReadWrite).unwrap();
+            region.set_durability(ferrite_pm::Durability::Process);
+            let options = MountOptions {
+                process_durability: true,
+                ..MountOptions::default()
+            };
+            Engine::mount(region, &options).unwrap()
+        };
+        let engine = mount();
+        let ino = make(&engine, ROOT_INO, "file");
+        let name = |n: usize| format!("{n:0250}");
+        let mut made = 0;
+        while engine.getattr(ROOT_INO).unwrap().size < BLOCKS * 4096 {
+            engine.link(ino, ROOT_INO, name(made).as_bytes()).unwrap();
+            made += 1;
+        }
+        for n in KEPT..made - 1 {
+            engine.unlink(ROOT_INO, name(n).as_bytes()).unwrap();
+        }
+        assert_eq!(blocks(&engine), 2);
+        engine.unmount().unwrap();
+        drop(engine);
+        let engine = mount();
+        make(&engine, ROOT_INO, "new");
+        assert_eq!(blocks(&engine), 2, "{mapping}: a new block, although others have room");
+    }
+}
