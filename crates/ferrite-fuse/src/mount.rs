@@ -97,6 +97,14 @@ impl Unmounter {
             Undo::Helper(helper) => helper.lock().unmount(),
         }
     }
+
+    /// Takes the mount away from those who use it: what they have open fails from now on, and requests under way are not answered. Needs root.
+    pub fn cut_off(&self) -> io::Result<()> {
+        match &self.0 {
+            Undo::Ours(dir) => Ok(rustix::mount::unmount(dir, UnmountFlags::FORCE | UnmountFlags::DETACH)?),
+            Undo::Helper(_) => Err(io::ErrorKind::Unsupported.into()),
+        }
+    }
 }
 
 /// Mounts `fs` on directory `dir`. The kernel has answered when this returns.

@@ -27,6 +27,8 @@ pub enum PmError {
         path: PathBuf,
         /// Who has it, as far as that is known.
         by: String,
+        /// The process that has it, if it is one that can be seen.
+        process: Option<u32>,
     },
     /// It cannot hold a pool.
     #[error("{path}: {why}", path = path.display())]

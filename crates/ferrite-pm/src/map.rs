@@ -264,6 +264,7 @@ fn lock(path: &Path, file: &File, access: Access) -> Result<(), PmError> {
         return Err(PmError::InUse {
             path: path.to_path_buf(),
             by,
+            process: owner,
         });
     }
 }

@@ -7,7 +7,8 @@ use std::io::{Read, Seek, SeekFrom, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink};
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
 
 use common::{TestPool, fails, ferrite, has_fuse, ok, sh};
 
@@ -129,6 +130,112 @@ fn a_killed_daemon_leaves_nothing_that_hangs_and_nothing_lost() {
     assert_eq!(test.info()["was_clean"], false);
     test.mount(&[]);
     assert_eq!(fs::read(test.path("f")).unwrap(), b"returned");
+    test.finish();
+}
+
+#[test]
+fn a_dead_mount_is_taken_over() {
+    if !has_fuse() {
+        return;
+    }
+    let test = TestPool::new("64M", &[]);
+    fs::write(test.path("f"), "returned").unwrap();
+    // Somebody has it open still, so it cannot just be unmounted.
+    let held = File::open(test.path("f")).unwrap();
+    ok(Command::new("kill").args(["-9", &test.daemon().to_string()]));
+    test.mount(&[]);
+    assert_eq!(fs::read(test.path("f")).unwrap(), b"returned");
+    drop(held);
+    test.umount();
+    let mounts = fs::read_to_string("/proc/self/mounts").unwrap();
+    assert!(!mounts.contains(test.dir.to_str().unwrap()), "nothing is below it");
+    test.mount(&[]);
+    test.finish();
+}
+
+/// A daemon that has not got to its end yet: on a busy machine it takes its time, here somebody has a file open.
+#[test]
+fn a_pool_that_was_unmounted_is_opened_at_once() {
+    if !has_fuse() {
+        return;
+    }
+    let test = TestPool::new("64M", &[]);
+    let dir = test.dir.display().to_string();
+    let pool = test.pool.display().to_string();
+    for words in [
+        &["mount", &pool, &dir][..],
+        &["fsck", &pool],
+        &["mount", "-o", "ro", &pool, &dir],
+    ] {
+        let file = File::create(test.path("f")).unwrap();
+        ok(Command::new("umount").args(["-l", &dir]));
+        let mut command = ferrite().args(words).stdout(Stdio::null()).spawn().unwrap();
+        std::thread::sleep(Duration::from_millis(500));
+        let early = command.try_wait().unwrap();
+        drop(file);
+        assert_eq!(early, None, "{words:?}: it did not wait");
+        assert!(command.wait().unwrap().success(), "{words:?}");
+        if words[0] != "mount" {
+            test.mount(&[]);
+        }
+    }
+    test.finish();
+}
+
+#[test]
+fn a_pool_that_is_in_use_is_refused_at_once() {
+    if !has_fuse() {
+        return;
+    }
+    let test = TestPool::new("64M", &[]);
+    let new = test.scratch().join("new name");
+    let start = Instant::now();
+    fs::rename(&test.pool, &new).unwrap();
+    assert!(fails(ferrite().arg("fsck").arg(&new), 8).contains("in use by process"));
+    fs::rename(&new, &test.pool).unwrap();
+    test.umount();
+    let owner = ferrite::Fs::open(&test.pool).unwrap();
+    assert!(fails(ferrite().arg("fsck").arg(&test.pool), 8).contains("in use by process"));
+    assert!(start.elapsed() < Duration::from_secs(10), "it waited");
+    owner.close().unwrap();
+    test.mount(&[]);
+    test.finish();
+}
+
+#[test]
+fn a_signal_ends_the_daemon_of_a_busy_mount_in_order() {
+    if !has_fuse() {
+        return;
+    }
+    let test = TestPool::new("64M", &[]);
+    let file = File::create(test.path("f")).unwrap();
+    file.write_all_at(b"returned", 0).unwrap();
+    // What it stored in memory is written out when its mount is taken away.
+    let python = "import mmap,os,sys,time\nf=open('m','w+b')\nf.truncate(4096)\nm=mmap.mmap(f.fileno(),4096)\n\
+                  m[:6]=b'mapped'\nprint('ready',flush=True)\ntime.sleep(60)\n";
+    let mut mapper = Command::new("python3")
+        .args(["-c", python])
+        .current_dir(&test.dir)
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut ready = [0; 5];
+    let mut stdout = mapper.stdout.take().unwrap();
+    stdout.read_exact(&mut ready).unwrap();
+    let daemon = test.daemon().to_string();
+    ok(Command::new("kill").args(["-TERM", &daemon]));
+    sh(
+        &test.scratch(),
+        &format!("for i in $(seq 500); do kill -0 {daemon} 2>/dev/null || exit 0; sleep 0.02; done; exit 1"),
+    );
+    assert!(file.write_all_at(b"too late", 0).is_err());
+    assert_eq!(test.info()["was_clean"], true);
+    test.mount(&[]);
+    assert_eq!(fs::read(test.path("f")).unwrap(), b"returned");
+    assert_eq!(&fs::read(test.path("m")).unwrap()[..6], b"mapped");
+    drop(file);
+    mapper.kill().unwrap();
+    mapper.wait().unwrap();
     test.finish();
 }
 

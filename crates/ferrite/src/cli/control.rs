@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use ferrite_fs::Engine;
-use rustix::process::PidfdFlags;
+use rustix::process::{Pid, PidfdFlags};
 
 use super::mounts::MountPoint;
 use super::{FAILED, Failure, dump};
@@ -143,11 +143,17 @@ fn reply(request: &str, engine: &Engine) -> Result<serde_json::Value, Failure> {
     })
 }
 
-/// The process that serves a mount, as a handle that is readable once it has ended; `None` if nobody serves it, or the kernel tells no more.
-pub(crate) fn daemon_of(mount: &MountPoint) -> Option<OwnedFd> {
+/// The process that serves a mount; `None` if nobody does, or would talk to us.
+pub(crate) fn process_of(mount: &MountPoint) -> Option<u32> {
     let stream = UnixStream::connect(socket_of_mount(mount)).ok()?;
     let listener = rustix::net::sockopt::socket_peercred(&stream).ok()?;
-    rustix::process::pidfd_open(listener.pid, PidfdFlags::empty()).ok()
+    u32::try_from(listener.pid.as_raw_nonzero().get()).ok()
+}
+
+/// The same as a handle that is readable once the process has ended; `None` if the kernel tells no more, too.
+pub(crate) fn daemon_of(mount: &MountPoint) -> Option<OwnedFd> {
+    let process = Pid::from_raw(process_of(mount)?.try_into().ok()?)?;
+    rustix::process::pidfd_open(process, PidfdFlags::empty()).ok()
 }
 
 /// Sends a request to a daemon; `None` if nobody listens there.

@@ -5,10 +5,10 @@ use std::path::PathBuf;
 
 use ferrite_fs::mend::Mend;
 use ferrite_fs::{FsckOptions, FsckReport, RepairReport};
-use ferrite_pm::{Access, PmError, Region};
+use ferrite_pm::{Access, Region};
 use indicatif::{ProgressBar, ProgressStyle};
 
-use super::{Failure, Outcome, mounts, say, say_json};
+use super::{Failure, Outcome, mounts, opening, say, say_json};
 
 /// All is well.
 const CLEAN: u8 = 0;
@@ -117,15 +117,7 @@ impl Fsck {
     }
 
     fn open(&self, access: Access) -> Result<Region, Failure> {
-        match Region::open(&self.pool, access) {
-            Ok(region) => Ok(region),
-            Err(PmError::InUse { by, .. }) => {
-                let at =
-                    mounts::find(&self.pool).map_or(String::new(), |m| format!(", mounted on {}", m.dir.display()));
-                Err(self.cannot(&format!("in use by {by}{at}; unmount it before the check")))
-            }
-            Err(error) => Err(Failure::new(CANNOT_CHECK, error.to_string())),
-        }
+        opening::open(&self.pool, access).map_err(|failure| failure.with_code(CANNOT_CHECK))
     }
 
     fn options(&self) -> FsckOptions {

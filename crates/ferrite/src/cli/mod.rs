@@ -16,8 +16,10 @@ mod log;
 mod mkfs;
 mod mount;
 mod mounts;
+mod opening;
 mod output;
 mod scrub;
+mod signals;
 mod size;
 mod target;
 mod umount;
@@ -51,6 +53,11 @@ impl Failure {
             message: message.into(),
             code,
         }
+    }
+
+    /// The same with another exit code.
+    pub(crate) fn with_code(self, code: u8) -> Self {
+        Failure { code, ..self }
     }
 
     /// Adds the path it is about.

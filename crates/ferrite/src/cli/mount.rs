@@ -14,15 +14,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ferrite_fs::{AtimePolicy, Engine, MountOptions};
-use ferrite_fuse::{FuseOptions, Unmounter};
-use ferrite_pm::{Access, PmError, Region};
+use ferrite_fuse::FuseOptions;
+use ferrite_pm::Access;
 use ferrite_vfs::FileSystem;
 use ferrite_vfs::trace::{Recorder, Traced};
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use super::control::{self, Request};
 use super::target::{Target, not_mounted};
-use super::{FAILED, Failure, Outcome, USAGE, about, complain, log, mounts, scrub};
+use super::{FAILED, Failure, Outcome, USAGE, about, complain, log, mounts, opening, scrub, signals};
 
 /// Mount a pool on a directory
 #[derive(Debug, clap::Args)]
@@ -341,16 +340,7 @@ impl Mount {
         } else {
             Access::ReadWrite
         };
-        let region = Region::open(&pool, access).map_err(|error| match error {
-            PmError::InUse { ref by, .. } => match mounts::find(&pool) {
-                Some(m) => Failure::new(
-                    FAILED,
-                    format!("{}: in use by {by}, mounted on {}", pool.display(), m.dir.display()),
-                ),
-                None => error.into(),
-            },
-            error => error.into(),
-        })?;
+        let region = opening::open(&pool, access)?;
         let file = std::fs::metadata(&pool).map_err(about(&pool))?;
         let engine = Engine::mount(region, &options.engine).map_err(about(&pool))?;
         warn_of_damage(&engine, &pool, &self.dir);
@@ -367,6 +357,7 @@ impl Mount {
         };
         let dir = absolute(&self.dir)?;
         let null = OpenOptions::new().read(true).write(true).open("/dev/null")?;
+        mounts::clear_dead(&dir)?;
         let mut mounted = ferrite_fuse::mount(fs, &dir, &options.fuse)?;
         let unmounter = mounted.unmounter();
         let server = control::Server::start(&file, mounts::with_path(&dir).as_ref(), engine.clone());
@@ -374,7 +365,7 @@ impl Mount {
             tracing::warn!(%error, "no control socket: `ferrite info` cannot ask this daemon");
         }
         // All that may fail comes before anybody is told that the mount is there.
-        let started = end_on_signal(unmounter.clone())
+        let started = signals::end_on_signal(unmounter.clone(), dir.clone())
             .and_then(|()| match options.scrub {
                 Some(bytes_per_second) => scrub_daily(engine.clone(), bytes_per_second),
                 None => Ok(()),
@@ -450,19 +441,6 @@ fn absolute(path: &Path) -> Result<PathBuf, Failure> {
     std::fs::canonicalize(path)
         .or_else(|_| std::path::absolute(path))
         .map_err(about(path))
-}
-
-/// The first signal asks the kernel to unmount; while files are in use that fails, and the next one tries again.
-fn end_on_signal(unmounter: Unmounter) -> Result<(), Failure> {
-    let mut signals = signal_hook::iterator::Signals::new([SIGTERM, SIGINT, SIGHUP])?;
-    std::thread::Builder::new().name("signals".into()).spawn(move || {
-        for signal in signals.forever() {
-            if let Err(error) = unmounter.unmount() {
-                tracing::warn!(%error, signal, "still in use; send the signal again to unmount");
-            }
-        }
-    })?;
-    Ok(())
 }
 
 /// Tells whoever started us that the mount answers, and lets go of them and their terminal.

@@ -2,6 +2,9 @@
 
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use super::{FAILED, Failure};
 
 /// File-system type of our mounts.
 const FS_TYPE: &[u8] = b"fuse.ferrite";
@@ -19,7 +22,12 @@ pub(crate) struct MountPoint {
 
 /// All mounted pools.
 pub(crate) fn all() -> Vec<MountPoint> {
-    parse(&std::fs::read("/proc/self/mountinfo").unwrap_or_default())
+    seen_by("self")
+}
+
+/// All mounted pools that a process sees.
+pub(crate) fn seen_by(process: impl std::fmt::Display) -> Vec<MountPoint> {
+    parse(&std::fs::read(format!("/proc/{process}/mountinfo")).unwrap_or_default())
 }
 
 fn parse(mountinfo: &[u8]) -> Vec<MountPoint> {
@@ -75,6 +83,31 @@ pub(crate) fn on(dir: &Path) -> Option<MountPoint> {
 /// The mount on a directory that has this very path. Asks nothing of the mount, so its daemon may call this before it serves.
 pub(crate) fn with_path(dir: &Path) -> Option<MountPoint> {
     newest(|mount| mount.dir.as_os_str() == dir.as_os_str())
+}
+
+/// Takes dead mounts of ours away from a directory: their daemons were killed, so nobody can use them.
+pub(crate) fn clear_dead(dir: &Path) -> Result<(), Failure> {
+    while let Some(mount) = with_path(dir) {
+        match std::fs::metadata(dir) {
+            Err(error) if error.raw_os_error() == Some(libc::ENOTCONN) => {}
+            _ => break,
+        }
+        tracing::info!(dir = %dir.display(), pool = %mount.pool.display(), "a dead mount is taken over");
+        // Lazily: programs may have files open there, which are as dead.
+        let (program, words) = match rustix::process::geteuid().is_root() {
+            true => ("umount", &["-l"][..]),
+            false => ("fusermount3", &["-u", "-z"][..]),
+        };
+        let status = Command::new(program).args(words).arg("--").arg(dir).status()?;
+        if !status.success() {
+            let text = format!(
+                "{}: a mount whose daemon died is there, and could not be unmounted",
+                dir.display()
+            );
+            return Err(Failure::new(FAILED, text));
+        }
+    }
+    Ok(())
 }
 
 fn newest(wanted: impl Fn(&MountPoint) -> bool) -> Option<MountPoint> {

@@ -8,11 +8,11 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use ferrite_fs::{Engine, MountOptions};
-use ferrite_pm::{Access, Region};
+use ferrite_pm::Access;
 
 use super::control::{self, Request};
 use super::mounts::{self, MountPoint};
-use super::{FAILED, Failure, about};
+use super::{FAILED, Failure, about, opening};
 
 /// How long a daemon may take to answer what needs no long work.
 const TIMEOUT: Duration = Duration::from_secs(10);
@@ -71,7 +71,7 @@ impl Target {
         if self.mount.is_none() && self.given.is_dir() {
             return Err(not_mounted(&self.given));
         }
-        let region = Region::open(self.pool(), Access::ReadOnlyPrivate)?;
+        let region = opening::open(self.pool(), Access::ReadOnlyPrivate)?;
         let options = MountOptions {
             read_only: true,
             accept_power_loss: true,

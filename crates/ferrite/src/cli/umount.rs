@@ -8,9 +8,8 @@ use std::time::{Duration, Instant};
 use ferrite_pm::{Access, PmError, Region};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
+use super::opening::DAEMON_ENDS_WITHIN;
 use super::{FAILED, Failure, Outcome, control, mounts};
-
-const DAEMON_ENDS_WITHIN: Duration = Duration::from_secs(30);
 
 /// Unmount a directory and end its daemon
 #[derive(Debug, clap::Args)]

@@ -1,0 +1,51 @@
+//! How a mount's daemon ends on a signal: in order, also while files are in use.
+//!
+//! What lives here: the thread that waits for signals. It asks the kernel to unmount. Whoever has files open gets [`GRACE`] to close them, as
+//! programs do that were told to end at the same time; then the connection is cut, what they do from then on fails, and the daemon closes the
+//! pool. Nothing that returned is lost by that; stores to shared mappings are written out before.
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use ferrite_fuse::Unmounter;
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+
+use super::Failure;
+
+/// How long users of a mount may take to let go of it.
+const GRACE: Duration = Duration::from_secs(3);
+/// How often the kernel is asked meanwhile.
+const ASK_EVERY: Duration = Duration::from_millis(50);
+
+/// Starts the thread, for what is mounted on `dir`.
+pub(crate) fn end_on_signal(unmounter: Unmounter, dir: PathBuf) -> Result<(), Failure> {
+    let mut signals = signal_hook::iterator::Signals::new([SIGTERM, SIGINT, SIGHUP])?;
+    std::thread::Builder::new().name("signals".into()).spawn(move || {
+        for signal in signals.forever() {
+            tracing::info!(signal, "asked to end");
+            end(&unmounter, &dir);
+        }
+    })?;
+    Ok(())
+}
+
+fn end(unmounter: &Unmounter, dir: &Path) {
+    let start = Instant::now();
+    let error = loop {
+        match unmounter.unmount() {
+            Ok(()) => return,
+            Err(error) if start.elapsed() >= GRACE => break error,
+            Err(_) => std::thread::sleep(ASK_EVERY),
+        }
+    };
+    tracing::warn!(%error, "still in use; what uses it is cut off");
+    if let Err(error) = write_out(dir).and_then(|()| unmounter.cut_off()) {
+        tracing::warn!(%error, "cannot be cut off; the daemon ends when nobody uses the mount any more");
+    }
+}
+
+/// Has the kernel write out what programs stored in shared mappings.
+fn write_out(dir: &Path) -> std::io::Result<()> {
+    let dir = std::fs::File::open(dir)?;
+    Ok(rustix::fs::syncfs(&dir)?)
+}
