@@ -55,18 +55,22 @@ impl Engine {
         })
     }
 
-    /// Retires the journal and marks the pool clean; every later call on any clone fails. Durable when it returns.
+    /// Retires the journal and marks the pool clean; every later call on any clone fails. Durable when it returns. Operations under way
+    /// in other threads commit before, or fail as later ones do. Whoever unmounts at the same time waits for it.
     ///
-    /// Crash points: the clean mark is set after the fence that made all else durable; it is informative only,
-    /// recovery always looks at the journal.
+    /// Crash points: the clean mark is set after the fence that made all else durable, and nothing is committed behind it; it is
+    /// informative only, recovery always looks at the journal.
     pub fn unmount(&self) -> Result<(), EngineError> {
         let core = &self.inner.core;
-        if let Some(mut cleaner) = self.inner.cleaner.lock().take() {
-            cleaner.stop();
+        let mut cleaner = self.inner.cleaner.lock();
+        if let Some(mut running) = cleaner.take() {
+            running.stop();
         }
         if core.closed.swap(true, Ordering::SeqCst) || core.options.read_only {
             return Ok(());
         }
+        // `closed` is asked when an operation begins; this one, when it commits.
+        core.journal.close();
         if let Some(error) = core.failure() {
             return Err(EngineError::Failed(error));
         }

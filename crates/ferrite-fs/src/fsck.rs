@@ -19,7 +19,7 @@ use crate::dentry::{self, FIRST_ENTRY};
 use crate::error::EngineError;
 use crate::file::cut::lblks;
 use crate::inode::{INLINE_BYTES, Inode};
-use crate::journal::replay;
+use crate::journal::replay::{self, Losses};
 use crate::layout::{BLOCK_BYTES, MAX_FILE_BYTES, Superblock};
 use crate::mend;
 use crate::mount;
@@ -79,8 +79,12 @@ pub fn fsck_with(region: Region, options: FsckOptions, progress: Progress<'_>) -
             what: error.cause(),
         });
     }
-    let replayed_records = match replay::replay(&region, &superblock) {
-        Ok(replayed) => replayed.records,
+    let replayed_records = match replay::replay(&region, &superblock, Losses::Keep) {
+        Ok(replayed) => {
+            let lost = replayed.lost.into_iter();
+            findings.extend(lost.map(|what| Finding { phase: "journal", what }));
+            replayed.records
+        }
         Err(error) => {
             findings.push(Finding {
                 phase: "journal",

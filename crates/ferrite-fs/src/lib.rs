@@ -54,6 +54,7 @@ mod tx;
 pub use engine::{Engine, identify};
 pub use error::EngineError;
 pub use fsck::{fsck, fsck_with};
+pub use journal::number_thread;
 pub use layout::Superblock;
 pub use mkfs::{create, mkfs};
 pub use options::{

@@ -13,7 +13,7 @@ use zerocopy::IntoBytes;
 
 use crate::checksum::crc32c;
 use crate::error::EngineError;
-use crate::journal::replay;
+use crate::journal::replay::{self, Losses};
 use crate::layout::{
     CONTROL_BOOT, CONTROL_MARK, CONTROL_MOUNTS, CONTROL_OFFSET, CONTROL_REPAIR, LINE_BYTES, Superblock,
 };
@@ -65,7 +65,7 @@ impl Mend {
         if let Some(mark) = self.mark {
             set(region, CONTROL_MARK, mark)?;
         }
-        replay::replay(region, &superblock)?;
+        replay::replay(region, &superblock, Losses::Accept)?;
         let room = room(&superblock);
         for part in self.words.chunks(room) {
             let words: Vec<u64> = part.iter().flat_map(|&(offset, value)| [offset, value]).collect();

@@ -28,6 +28,7 @@ use crate::file::cut;
 use crate::fsck;
 use crate::icache::InodeCache;
 use crate::inode::Inode;
+use crate::journal::replay::Losses;
 use crate::journal::{Journal, replay};
 use crate::layout::{CONTROL_BOOT, CONTROL_MOUNTS, CONTROL_STATE, STATE_CLEAN, STATE_IN_USE, Superblock};
 use crate::load::Tables;
@@ -40,6 +41,9 @@ use crate::pagelog::space::LogSpace;
 use crate::planted::{Flaw, planted};
 use crate::spread::Budget;
 
+/// What begins a finding about records that are lost.
+const JOURNAL: &str = "journal: ";
+
 /// Opens the pool; afterwards [`finish_interrupted`] must run before anybody else uses it.
 pub(crate) fn mount(mut region: Region, options: &MountOptions) -> Result<Core, EngineError> {
     let mut options = *options;
@@ -49,6 +53,11 @@ pub(crate) fn mount(mut region: Region, options: &MountOptions) -> Result<Core, 
         return Err(EngineError::ReadOnlyFeatures(superblock.unknown_ro_compat()));
     }
     let boot = check_boot(&region, &options)?;
+    // Where the kernel wrote back what it liked, records are missing that were durable to their process; that was accepted.
+    let losses = match stale_boot(&region) {
+        Some(StaleBoot::PowerLost) => Losses::Accept,
+        _ => Losses::Keep,
+    };
     let was_clean = region.load(CONTROL_STATE) == STATE_CLEAN;
     let mounts = region.load(CONTROL_MOUNTS).wrapping_add(1);
     if !options.read_only {
@@ -72,7 +81,7 @@ pub(crate) fn mount(mut region: Region, options: &MountOptions) -> Result<Core, 
         region.set_durability(Durability::Process);
     }
     // Here and below: what cannot be read looks like zeros, and its damage like any other.
-    let recovered = mend::finish(&region, &superblock).and_then(|()| replay::replay(&region, &superblock));
+    let recovered = mend::finish(&region, &superblock).and_then(|()| replay::replay(&region, &superblock, losses));
     region.check()?;
     let replayed = recovered?;
     let region = Arc::new(region);
@@ -96,6 +105,14 @@ pub(crate) fn mount(mut region: Region, options: &MountOptions) -> Result<Core, 
     let mut damage = damage?;
     for finding in fsck::superblock_findings(&region, &superblock) {
         damage.note(finding.told());
+    }
+    for what in replayed.lost {
+        let what = format!("{JOURNAL}{what}");
+        match losses {
+            // Blocks that look free may be those of an operation that is lost.
+            Losses::Keep => damage.stop(what),
+            Losses::Accept => damage.note(what),
+        }
     }
     check_root(&region, &superblock, &damage)?;
     alloc.open();
@@ -140,7 +157,12 @@ pub(crate) fn mount(mut region: Region, options: &MountOptions) -> Result<Core, 
 fn check_root(region: &Region, superblock: &Superblock, damage: &Damage) -> Result<(), EngineError> {
     let root = Inode::load(region, superblock.inode_offset(ROOT_INO as u32));
     if root.kind() != Some(FileKind::Directory) || !root.is_sound(ROOT_INO as u32) {
-        return Err(EngineError::Damaged("the root directory's inode is damaged".into()));
+        let what = "the root directory's inode is damaged".to_string();
+        let cause = damage.findings().iter().find(|finding| finding.starts_with(JOURNAL));
+        return Err(EngineError::Damaged(match cause {
+            Some(cause) => format!("{what}; {cause}"),
+            None => what,
+        }));
     }
     damage.check_inode(ROOT_INO as u32).map_err(|error| {
         let first = damage.findings().first().cloned();

@@ -50,11 +50,27 @@ pub enum Flaw {
     MoveForgetsWord,
     /// What became a node of a tree is not fenced before the record that links it.
     NodeWithoutFence,
+    /// A name slot is used again by a record whose number may be below that of the one which cleared it.
+    NameSlotUnordered,
+    /// An inode number is used again by a record whose number may be below that of the one which freed it.
+    InodeUnordered,
+    /// Recovery leaves the mark below a record whose data was lost.
+    DeadRecordAbove,
+    /// A fold sets a word without a new version of the inode.
+    FoldUnannounced,
+    /// A sweep of the inode cache drops the numbers of the newest records of what it drops.
+    SweepForgetsFloor,
+    /// Records that come after a move of entries need not have higher numbers.
+    MoveForgetsFloor,
+    /// Space is used again before the mark that frees it is durable.
+    MarkWithoutFence,
+    /// Recovery looks only at the first bytes that a record vouches for.
+    FirstDataOnly,
 }
 
 impl Flaw {
     /// All of them.
-    pub const ALL: [Flaw; 19] = [
+    pub const ALL: [Flaw; 27] = [
         Flaw::CommitWithoutFence,
         Flaw::WordsBeforeRecord,
         Flaw::MarkBeforeWords,
@@ -74,6 +90,14 @@ impl Flaw {
         Flaw::SplitForgetsCopy,
         Flaw::MoveForgetsWord,
         Flaw::NodeWithoutFence,
+        Flaw::NameSlotUnordered,
+        Flaw::InodeUnordered,
+        Flaw::DeadRecordAbove,
+        Flaw::FoldUnannounced,
+        Flaw::SweepForgetsFloor,
+        Flaw::MoveForgetsFloor,
+        Flaw::MarkWithoutFence,
+        Flaw::FirstDataOnly,
     ];
 
     /// Whether it can be made on pools with this mapping, and do harm.

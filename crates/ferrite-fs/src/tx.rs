@@ -29,6 +29,9 @@ use crate::pagelog::entry::NEXT_BYTES;
 use crate::planted::{Flaw, planted};
 use crate::sums;
 
+const NUMBERS_USED_UP: &str =
+    "the journal has used up its sequence numbers: the pool can be read, copy what it holds to a new one";
+
 /// What a transaction gathers; its memory serves the next one.
 struct Buffers {
     record: Record,
@@ -435,7 +438,9 @@ impl<'e> Tx<'e> {
             first.map(|offset| self.buffers.map_words.remove(&offset));
         }
         self.commit(&[])?;
-        journal.raise_floor();
+        if !planted(Flaw::MoveForgetsFloor) {
+            journal.raise_floor();
+        }
         Ok(())
     }
 
@@ -488,6 +493,13 @@ impl<'e> Tx<'e> {
                     return Ok(());
                 }
                 Err(CommitError::RingFull) => self.core.reclaim()?,
+                Err(CommitError::TooLong) => return Err(FsError::NotSupported("so many changes in one step")),
+                Err(CommitError::NumbersUsedUp) => return Err(self.core.stop_changes(NUMBERS_USED_UP.into())),
+                Err(CommitError::Closed) => {
+                    // Unmounted since that was asked last, or another record has just failed.
+                    self.core.check_writable()?;
+                    return Err(FsError::ReadOnly);
+                }
                 Err(CommitError::Medium(error)) => {
                     // The record may have survived: what it names must not be used again before the next mount.
                     self.buffers.claimed.clear();

@@ -11,6 +11,9 @@
 //! * Records up to the low-water mark are never replayed, so all their words are durable before it moves,
 //!   and it never passes a record that is committed but not yet applied.
 //! * Blocks and mapping slots that a record frees are handed out again only after the mark has passed that record.
+//! * A ring's records are committed one after the other, and each names the one before it ([`record::Link`]), so that recovery knows
+//!   of one that was durable and is gone.
+//! * Once [`Journal::close`] has returned, or the medium has failed, no record is committed and no fold installed.
 
 pub(crate) mod record;
 pub(crate) mod replay;
@@ -18,22 +21,28 @@ pub(crate) mod replay;
 use std::cell::Cell;
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use crossbeam_utils::CachePadded;
 use ferrite_map::Resource;
 use ferrite_pm::{DirtyLines, PmError, Region};
 use parking_lot::{Mutex, MutexGuard};
 
-use crate::layout::{CONTROL_MARK, LINE_BYTES, Superblock, encode_mark};
+use crate::layout::{CONTROL_MARK, LINE_BYTES, SEQ_MAX, Superblock, encode_mark};
 use crate::planted::{Flaw, planted};
-use record::{Item, Record};
+use record::{Item, Link, Record, WORDS_MAX};
 
 /// Why a commit did not happen. Nothing was changed.
 #[derive(Debug)]
 pub(crate) enum CommitError {
-    /// The ring has no room: advance the mark and try again.
+    /// The ring has no room, or its last record is too far behind to be named: advance the mark and try again.
     RingFull,
+    /// The record is longer than any may be; it will not fit later either.
+    TooLong,
+    /// All sequence numbers are used up, for good.
+    NumbersUsedUp,
+    /// The pool is being unmounted, or its medium has failed.
+    Closed,
     /// The medium failed; whether the record survives a crash is unknown, so the pool must stop.
     Medium(PmError),
 }
@@ -57,16 +66,23 @@ pub(crate) struct Pending {
 /// Freed resources a ring may hold before advancing is worth it.
 const FREED_MAX: usize = 8192;
 
-/// A number no other live thread has; small, so that it can pick rings and counters.
+/// A number no other live thread has, unless [`number_thread`] gave it one; small, so that it can pick rings and counters.
 pub(crate) fn thread_number() -> u64 {
     static NEXT: AtomicU64 = AtomicU64::new(0);
-    thread_local!(static NUMBER: Cell<u64> = const { Cell::new(u64::MAX) });
     NUMBER.with(|number| {
         if number.get() == u64::MAX {
             number.set(NEXT.fetch_add(1, Ordering::Relaxed));
         }
         number.get()
     })
+}
+
+thread_local!(static NUMBER: Cell<u64> = const { Cell::new(u64::MAX) });
+
+/// Gives this thread a number. For tests that must be the same each time: a thread's number picks its ring, its purses and its cursors.
+/// Two threads of one number share these, which is slower and otherwise right.
+pub fn number_thread(number: u64) {
+    NUMBER.set(number);
 }
 
 struct Live {
@@ -80,6 +96,8 @@ struct RingState {
     tail: u64,
     /// Bytes from the oldest live record to `tail`, with what was skipped at the end of the ring.
     used_bytes: u64,
+    /// Number of the last record, which the next one names.
+    last_record: u64,
     live: VecDeque<Live>,
     dirty: DirtyLines,
     freed: VecDeque<(u64, Resource)>,
@@ -120,14 +138,21 @@ pub(crate) struct Entered<'j> {
     state: MutexGuard<'j, RingState>,
 }
 
+/// What each commit asks for besides its ring; one line, which changes with the mark and at the end.
+struct Common {
+    /// New records get sequence numbers above it; raised before the rings are visited by `advance`.
+    floor: AtomicU64,
+    /// Nothing is committed any more. Asked under a ring's lock; set before the rings are visited by `close`.
+    closed: AtomicBool,
+}
+
 /// The journal of a mounted pool.
 pub(crate) struct Journal {
     region: Arc<Region>,
     ring_bytes: u64,
     crc_seed: u64,
     rings: Box<[CachePadded<Ring>]>,
-    /// New records get sequence numbers above it; raised before the rings are visited by `advance`.
-    floor: CachePadded<AtomicU64>,
+    common: CachePadded<Common>,
     /// What the control block's mark says.
     mark: AtomicU64,
     advancing: Mutex<()>,
@@ -141,7 +166,10 @@ impl Journal {
                 offset: superblock.ring_offset(number),
                 number,
                 last_seq: AtomicU64::new(mark),
-                state: Mutex::new(RingState::default()),
+                state: Mutex::new(RingState {
+                    last_record: mark,
+                    ..RingState::default()
+                }),
             })
         };
         Journal {
@@ -149,7 +177,10 @@ impl Journal {
             ring_bytes: superblock.ring_bytes,
             crc_seed: superblock.seed,
             rings: (0..superblock.rings).map(ring).collect(),
-            floor: CachePadded::new(AtomicU64::new(mark)),
+            common: CachePadded::new(Common {
+                floor: AtomicU64::new(mark),
+                closed: AtomicBool::new(false),
+            }),
             mark: AtomicU64::new(mark),
             advancing: Mutex::new(()),
         }
@@ -158,7 +189,7 @@ impl Journal {
     /// Longest record a ring takes, in words.
     pub(crate) fn max_record_words(&self) -> usize {
         // Two must fit, so that one can be committed while the other waits for the mark.
-        (self.ring_bytes / 2 / 8) as usize
+        ((self.ring_bytes / 2 / 8) as usize).min(WORDS_MAX)
     }
 
     /// Locks this thread's ring. Whoever holds it must not advance the mark, or wait for anything.
@@ -190,25 +221,30 @@ impl Journal {
         before_apply: impl FnOnce(),
     ) -> Result<Committed, CommitError> {
         let Entered { ring, mut state } = entered;
+        if self.is_closed() {
+            return Err(CommitError::Closed);
+        }
         // A longer one may find no room in an empty ring, depending on where its tail is, and wait for ever.
-        debug_assert!(record.len_words() <= self.max_record_words());
+        if record.len_words() > self.max_record_words() {
+            return Err(CommitError::TooLong);
+        }
+        let seq = self.next_seq(ring, min_seq).ok_or(CommitError::NumbersUsedUp)?;
+        let link = self.link(&state, seq).ok_or(CommitError::RingFull)?;
         let len_bytes = record.len_bytes();
         let position = self.reserve(&mut state, len_bytes).ok_or(CommitError::RingFull)?;
-        // Relaxed is enough for the floor: `advance` visits this ring's lock after raising it, so either it sees
-        // this record applied or this load comes after that visit and is ordered by the lock.
-        let seq = min_seq
-            .max(ring.last_seq.load(Ordering::Relaxed))
-            .max(self.floor.load(Ordering::Relaxed))
-            + 1;
         before_record();
         if planted(Flaw::WordsBeforeRecord) {
             set_early(&self.region, record);
         }
-        let bytes = record.seal(seq, ring.number, self.crc_seed ^ position);
+        let bytes = record.seal(seq, link, ring.number, self.crc_seed ^ position);
         self.region.stream(ring.offset + position, bytes);
         state.dirty.write_some(&self.region);
         if !planted(Flaw::CommitWithoutFence) {
-            self.region.fence().map_err(CommitError::Medium)?;
+            self.region.fence().map_err(|error| {
+                // While the ring is locked: a record behind this one would say that it was durable.
+                self.common.closed.store(true, Ordering::Relaxed);
+                CommitError::Medium(error)
+            })?;
         }
 
         before_apply();
@@ -220,6 +256,7 @@ impl Journal {
                 state.dirty.add(offset, values.len() as u64 * 8);
             }
         }
+        state.last_record = seq;
         state.live.push_back(Live { seq, len_bytes });
         state.freed.extend(freed.iter().map(|&resource| (seq, resource)));
         ring.last_seq.store(seq, Ordering::Release);
@@ -228,7 +265,8 @@ impl Journal {
     }
 
     /// Notes a change that needs no record: `store` makes it and returns where, or refuses by `None`. It gets a sequence number
-    /// like any other, so `freed` waits until no record before it can be replayed and the stored word is durable.
+    /// like any other, so `freed` waits until no record before it can be replayed and the stored word is durable. Refused as well when
+    /// nothing is committed any more.
     pub(crate) fn install(
         &self,
         min_seq: u64,
@@ -236,17 +274,51 @@ impl Journal {
         store: impl FnOnce() -> Option<u64>,
     ) -> Option<u64> {
         let Entered { ring, mut state } = self.enter();
+        if self.is_closed() {
+            return None;
+        }
+        let seq = self.next_seq(ring, min_seq)?;
         let offset = store()?;
         if !planted(Flaw::FoldWordForgotten) {
             state.dirty.add(offset, 8);
         }
-        let seq = min_seq
-            .max(ring.last_seq.load(Ordering::Relaxed))
-            .max(self.floor.load(Ordering::Relaxed))
-            + 1;
         state.freed.extend(freed.map(|resource| (seq, resource)));
         ring.last_seq.store(seq, Ordering::Release);
         Some(seq)
+    }
+
+    /// Whether anything is committed still. The caller holds a ring's lock, which orders this after `close` has visited that ring.
+    fn is_closed(&self) -> bool {
+        self.common.closed.load(Ordering::Relaxed)
+    }
+
+    /// The next number of `ring`, whose lock the caller holds; `None` if there is none left.
+    fn next_seq(&self, ring: &Ring, min_seq: u64) -> Option<u64> {
+        // Relaxed is enough for the floor: `advance` visits this ring's lock after raising it, so either it sees
+        // this record applied or this load comes after that visit and is ordered by the lock.
+        let before = min_seq
+            .max(ring.last_seq.load(Ordering::Relaxed))
+            .max(self.common.floor.load(Ordering::Relaxed));
+        // The mark has no room for more, and what is committed must be retired some day.
+        (before < SEQ_MAX).then_some(before + 1)
+    }
+
+    /// What record `seq` says of the one before it; `None` if that is too far behind to be named, and may be replayed.
+    fn link(&self, state: &RingState, seq: u64) -> Option<Link> {
+        if seq - state.last_record < Link::REACH {
+            return Some(Link::Before(state.last_record));
+        }
+        // Rare: others have committed as many records since this ring did.
+        (state.last_record <= self.mark.load(Ordering::Acquire)).then_some(Link::Retired)
+    }
+
+    /// Ends all commits. What was committed before is applied when this returns, and nothing is committed after.
+    pub(crate) fn close(&self) {
+        self.common.closed.store(true, Ordering::SeqCst);
+        for ring in &self.rings {
+            // Whoever has it now commits before this returns; whoever gets it later sees that the journal is closed.
+            drop(ring.state.lock());
+        }
     }
 
     /// Takes `len_bytes` at the tail, or at the start when the end of the ring is too short for it.
@@ -316,7 +388,7 @@ impl Journal {
         if target <= mark {
             return Ok(mark);
         }
-        self.floor.fetch_max(target, Ordering::SeqCst);
+        self.common.floor.fetch_max(target, Ordering::SeqCst);
         let mut lines = Vec::new();
         for ring in &self.rings {
             // While we have the lock no record of this ring is between commit and apply; those that come later
@@ -332,7 +404,9 @@ impl Journal {
         self.region.fence()?;
         self.region.store(CONTROL_MARK, encode_mark(target));
         self.region.write_back(CONTROL_MARK, 8);
-        self.region.fence()?;
+        if !planted(Flaw::MarkWithoutFence) {
+            self.region.fence()?;
+        }
         self.mark.store(target, Ordering::Release);
         Ok(target)
     }
@@ -346,7 +420,7 @@ impl Journal {
     /// Has all records from now on get larger numbers than any so far. The caller sees to it that nobody commits meanwhile, and that
     /// those who wait for it see this.
     pub(crate) fn raise_floor(&self) {
-        self.floor.fetch_max(self.newest_seq(), Ordering::SeqCst);
+        self.common.floor.fetch_max(self.newest_seq(), Ordering::SeqCst);
     }
 
     /// Whether a ring is so full that moving the mark is worth it.
@@ -383,3 +457,6 @@ impl Journal {
 }
 
 const _: () = assert!(LINE_BYTES == 64, "records are padded to cache lines");
+
+#[cfg(test)]
+mod tests;

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! word 0   crc32c of all that follows (low half) | length in words << 32 | ring number << 48
-//! word 1   sequence number
+//! word 1   sequence number | link << 48: how far back the number of the record before it in its ring is
 //! then items, each a head word and its body:
 //!   words  offset | count << 48              count words to store at offset
 //!   data   offset | 1 << 63                  one word: crc32c of the bytes | their length << 32
@@ -10,6 +10,9 @@
 //!
 //! Invariant: the checksum starts from the pool's seed and the record's position, so that neither file content
 //! nor a record's remains elsewhere in a ring can pass for a record. A record starts on a cache line.
+//!
+//! The link makes a chain of a ring's records. A ring commits one record after the other, each fenced before the next is streamed, so a
+//! record that names one before it proves that this one was durable.
 
 use crate::checksum::crc32c_append;
 use crate::layout::SEQ_MAX;
@@ -21,6 +24,45 @@ const OFFSET_MASK: u64 = (1 << COUNT_SHIFT) - 1;
 const COUNT_MAX: u64 = (1 << 15) - 1;
 const HEADER_WORDS: usize = 2;
 const LINE_WORDS: usize = 8;
+const LINK_SHIFT: u32 = 48;
+/// A link that stands for no number: the record before was retired when this one was committed.
+const RETIRED: u16 = u16::MAX;
+/// Most words a record can have: its length has 16 bits.
+pub(crate) const WORDS_MAX: usize = u16::MAX as usize;
+
+/// What a record says of the one before it in its ring.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Link {
+    /// Nothing: a program wrote it that knew no links.
+    Unknown,
+    /// It has this number, less than [`Link::REACH`] below that of the record that says so.
+    Before(u64),
+    /// The mark had passed it.
+    Retired,
+}
+
+impl Link {
+    /// A number so far below the record's own cannot be said.
+    pub(crate) const REACH: u64 = RETIRED as u64;
+
+    fn encode(self, seq: u64) -> u64 {
+        let distance = match self {
+            Link::Unknown => 0,
+            Link::Before(before) => seq - before,
+            Link::Retired => u64::from(RETIRED),
+        };
+        debug_assert!(distance <= u64::from(RETIRED));
+        seq | distance << LINK_SHIFT
+    }
+
+    fn decode(word: u64) -> Link {
+        match (word >> LINK_SHIFT) as u16 {
+            0 => Link::Unknown,
+            RETIRED => Link::Retired,
+            distance => Link::Before((word & SEQ_MAX).saturating_sub(u64::from(distance))),
+        }
+    }
+}
 
 /// Gathers the items of one operation. Reused: [`Record::clear`] keeps its memory.
 #[derive(Debug)]
@@ -133,11 +175,11 @@ impl Record {
     }
 
     /// Completes header and checksum; returns the bytes to store, padded to whole lines.
-    pub(crate) fn seal(&mut self, seq: u64, ring: u32, crc_seed: u64) -> &[u8] {
+    pub(crate) fn seal(&mut self, seq: u64, link: Link, ring: u32, crc_seed: u64) -> &[u8] {
         self.words.truncate(self.len);
         self.words.resize(self.len.next_multiple_of(LINE_WORDS), 0);
         self.words[0] = (self.len as u64) << 32 | u64::from(ring) << 48;
-        self.words[1] = seq;
+        self.words[1] = link.encode(seq);
         for word in &mut self.words {
             *word = word.to_le();
         }
@@ -168,6 +210,8 @@ pub(crate) struct Header {
     pub(crate) len: usize,
     /// Sequence number.
     pub(crate) seq: u64,
+    /// What comes before it.
+    pub(crate) link: Link,
 }
 
 impl Header {
@@ -177,9 +221,10 @@ impl Header {
         let header = Header {
             crc: first as u32,
             len,
-            seq: second,
+            seq: second & SEQ_MAX,
+            link: Link::decode(second),
         };
-        (len > HEADER_WORDS && first >> 48 == u64::from(ring) && (1..=SEQ_MAX).contains(&second)).then_some(header)
+        (len > HEADER_WORDS && first >> 48 == u64::from(ring) && header.seq != 0).then_some(header)
     }
 
     /// Whether `words` (the whole record) is what was sealed.
@@ -268,18 +313,38 @@ mod tests {
     fn a_sealed_record_verifies_only_at_its_place_and_whole() {
         let mut record = Record::new();
         record.set_word(4096, 0xdead);
-        let bytes = record.seal(9, 3, 42).to_vec();
+        let bytes = record.seal(9, Link::Before(7), 3, 42).to_vec();
         let words: Vec<u64> = bytes
             .chunks(8)
             .map(|c| u64::from_le_bytes(c.try_into().unwrap()))
             .collect();
         let header = Header::parse(words[0], words[1], 3).expect("a header");
-        assert_eq!((header.len, header.seq), (4, 9));
+        assert_eq!((header.len, header.seq, header.link), (4, 9, Link::Before(7)));
         assert!(Header::parse(words[0], words[1], 2).is_none(), "another ring's record");
         let mut body = words[..4].to_vec();
         assert!(header.verify(&mut body, 42));
         assert!(!header.verify(&mut body, 43), "the same bytes at another position");
         body[3] ^= 1;
         assert!(!header.verify(&mut body, 42), "a torn word");
+    }
+
+    #[test]
+    fn links_read_back_next_to_the_largest_numbers() {
+        let last = SEQ_MAX;
+        let links = [
+            Link::Unknown,
+            Link::Retired,
+            Link::Before(last - 1),
+            Link::Before(last + 1 - Link::REACH),
+        ];
+        for link in links {
+            let word = link.encode(last);
+            assert_eq!((word & SEQ_MAX, Link::decode(word)), (last, link));
+        }
+        assert_eq!(
+            Link::decode(3 | 10 << LINK_SHIFT),
+            Link::Before(0),
+            "what no engine writes"
+        );
     }
 }

@@ -3,32 +3,50 @@
 //! Invariants: applying is idempotent, so a crash during recovery is repaired by recovering again. The new mark
 //! is above *every* record with a sound checksum, also those whose data did not survive: otherwise a later write of
 //! the same bytes to the same block could complete a dead record, and the next recovery would replay it.
+//!
+//! Of a ring's records only the newest may be torn or dead by a crash: each was fenced before the next was streamed, and each names the one
+//! before it. So a record that is named and cannot be replayed was durable once, and is damaged; what had returned is lost. The newest
+//! has nobody that names it: if damage hits that one, it looks like one that a crash tore.
 
 use ferrite_pm::Region;
+use rustc_hash::FxHashSet;
 
-use super::record::{Header, Item, items_of};
+use super::record::{Header, Item, Link, items_of};
 use crate::checksum::crc32c;
 use crate::error::EngineError;
 use crate::layout::{CONTROL_MARK, LINE_BYTES, Superblock, decode_mark, encode_mark};
 use crate::planted::{Flaw, planted};
 
 /// What recovery found and did.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Replay {
     /// The mark now.
     pub(crate) mark: u64,
     /// Records applied.
     pub(crate) records: u64,
+    /// Records that were durable once and cannot be replayed, in words.
+    pub(crate) lost: Vec<String>,
+}
+
+/// What becomes of a journal from which durable records are missing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Losses {
+    /// The mark stays, so that whoever opens the pool next finds the same. The pool must not be changed then.
+    Keep,
+    /// What is left is all there is: the mark moves past it.
+    Accept,
 }
 
 struct Found {
+    ring: u32,
     seq: u64,
+    link: Link,
     words: Vec<u64>,
 }
 
 /// Applies all whole records above the mark and moves the mark past them. Blocking; after it returns the
 /// recovered words and the mark are durable.
-pub(crate) fn replay(region: &Region, superblock: &Superblock) -> Result<Replay, EngineError> {
+pub(crate) fn replay(region: &Region, superblock: &Superblock, losses: Losses) -> Result<Replay, EngineError> {
     let Some(mark) = decode_mark(region.load(CONTROL_MARK)) else {
         return Err(EngineError::Damaged("the journal's low-water mark".into()));
     };
@@ -37,7 +55,22 @@ pub(crate) fn replay(region: &Region, superblock: &Superblock) -> Result<Replay,
         scan_ring(region, superblock, ring, mark, &mut found);
     }
     let newest = found.iter().map(|record| record.seq).fold(mark, u64::max);
-    found.retain(|record| data_survived(region, record));
+    let named = named(&found, mark);
+    let mut lost = missing(&found, &named);
+    found.retain(|record| {
+        let survived = data_survived(region, record);
+        if !survived && named.contains(&(record.ring, record.seq)) {
+            lost.push(format!(
+                "record {} of ring {} was durable, and what it vouches for is not what was written: what it did is lost",
+                record.seq, record.ring
+            ));
+        }
+        survived
+    });
+    let newest = match planted(Flaw::DeadRecordAbove) {
+        true => found.iter().map(|record| record.seq).fold(mark, u64::max),
+        false => newest,
+    };
     if !planted(Flaw::ReplayOutOfOrder) {
         found.sort_by_key(|record| record.seq);
     }
@@ -57,15 +90,44 @@ pub(crate) fn replay(region: &Region, superblock: &Superblock) -> Result<Replay,
         }
     }
     region.fence()?;
-    if newest != mark {
-        region.store(CONTROL_MARK, encode_mark(newest));
+    let new_mark = match losses == Losses::Keep && !lost.is_empty() {
+        true => mark,
+        false => newest,
+    };
+    if new_mark != mark {
+        region.store(CONTROL_MARK, encode_mark(new_mark));
         region.write_back(CONTROL_MARK, 8);
         region.fence()?;
     }
     Ok(Replay {
-        mark: newest,
+        mark: new_mark,
         records: found.len() as u64,
+        lost,
     })
+}
+
+/// Ring and number of each record above the mark that another one names: those that were durable.
+fn named(found: &[Found], mark: u64) -> FxHashSet<(u32, u64)> {
+    let before = |record: &Found| match record.link {
+        Link::Before(seq) if seq > mark => Some((record.ring, seq)),
+        // Up to the mark nothing is replayed, and the space of such records may hold others.
+        Link::Before(_) | Link::Retired | Link::Unknown => None,
+    };
+    found.iter().filter_map(before).collect()
+}
+
+/// Those of `named` that are not there any more.
+fn missing(found: &[Found], named: &FxHashSet<(u32, u64)>) -> Vec<String> {
+    let there: FxHashSet<(u32, u64)> = found.iter().map(|record| (record.ring, record.seq)).collect();
+    let mut gone: Vec<_> = named.difference(&there).collect();
+    gone.sort_unstable();
+    gone.into_iter()
+        .map(|(ring, seq)| {
+            format!(
+                "record {seq} of ring {ring} is damaged, and a later one shows that it was durable: what it did is lost"
+            )
+        })
+        .collect()
 }
 
 /// The mark to set when the stored one is damaged: above every record, for it cannot be known which of them are stale.
@@ -94,7 +156,12 @@ fn scan_ring(region: &Region, superblock: &Superblock, ring: u32, mark: u64, fou
             if header.verify(&mut words, superblock.seed ^ position) || planted(Flaw::TornRecord) {
                 // What lies inside a record is not looked at as a record.
                 step = (header.len as u64 * 8).next_multiple_of(LINE_BYTES);
-                found.push(Found { seq: header.seq, words });
+                found.push(Found {
+                    ring,
+                    seq: header.seq,
+                    link: header.link,
+                    words,
+                });
             }
         }
         position += step;
@@ -103,9 +170,12 @@ fn scan_ring(region: &Region, superblock: &Superblock, ring: u32, mark: u64, fou
 
 fn data_survived(region: &Region, record: &Found) -> bool {
     let mut bytes = Vec::new();
+    let mut items = 0;
     items_of(&record.words).all(|item| match item {
         Item::Words { .. } => true,
+        Item::Data { .. } if items > 0 && planted(Flaw::FirstDataOnly) => true,
         Item::Data { offset, len_bytes, crc } => {
+            items += 1;
             let in_pool = offset
                 .checked_add(u64::from(len_bytes))
                 .is_some_and(|end| end <= region.len());

@@ -24,7 +24,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use crate::error::EngineError;
 use crate::fsck::{self, Progress};
 use crate::inode::{INODE_WORDS, Inode};
-use crate::journal::replay;
+use crate::journal::replay::{self, Losses};
 use crate::layout::{
     BLOCK_BYTES, CONTROL_BOOT, CONTROL_MARK, CONTROL_REPAIR, CONTROL_STATE, STATE_CLEAN, Superblock, decode_mark,
 };
@@ -148,9 +148,16 @@ pub fn repair_with(
         });
         region.store(CONTROL_BOOT, 0);
     }
-    let replayed = replay::replay(&region, &superblock);
+    let replayed = replay::replay(&region, &superblock, Losses::Accept);
     region.check()?;
-    let replayed_records = replayed?.records;
+    let replayed = replayed?;
+    report.mended.extend(replayed.lost.into_iter().map(|what| Mended {
+        phase: "journal",
+        what,
+        action: "given up: the records that are left were replayed",
+        loss: true,
+    }));
+    let replayed_records = replayed.records;
     let region = Arc::new(region);
     for round in 0..ROUNDS {
         let mut repair = Repair::new(Arc::clone(&region), superblock.clone(), report, touched);

@@ -1,0 +1,259 @@
+//! What no workload shows: limits of records and numbers, the end of commits, what is durable when space comes back.
+
+use std::sync::mpsc::channel;
+use std::time::Duration;
+
+use ferrite_pm::{Choice, Recorder};
+
+use super::*;
+use crate::engine::Engine;
+use crate::layout::decode_mark;
+use crate::options::{Mapping, MkfsOptions, MountOptions};
+use crate::tx::Tx;
+use ferrite_map::MapTx;
+
+const POOL_BYTES: u64 = 4 << 20;
+
+fn pool(mapping: Mapping) -> Vec<u8> {
+    let region = Region::anonymous(POOL_BYTES).unwrap();
+    let options = MkfsOptions {
+        mapping,
+        inodes: Some(127),
+        rings: Some(2),
+        seed: Some(42),
+        ..MkfsOptions::default()
+    };
+    crate::mkfs::mkfs(&region, &options).unwrap();
+    let mut image = vec![0; POOL_BYTES as usize];
+    region.read(0, &mut image);
+    image
+}
+
+/// A mounted pool that is recorded.
+fn engine(mapping: Mapping) -> (Engine, Arc<Recorder>) {
+    let image = pool(mapping);
+    let recorder = Recorder::new(image.clone());
+    let mut region = Region::from_image(&image).unwrap();
+    region.attach_recorder(Arc::clone(&recorder));
+    let options = MountOptions {
+        cleaner: false,
+        ..MountOptions::default()
+    };
+    (Engine::mount(region, &options).unwrap(), recorder)
+}
+
+/// Does `work` in the ring of this number.
+fn on_ring<T: Send>(ring: u64, work: impl FnOnce() -> T + Send) -> T {
+    let numbered = || {
+        number_thread(ring);
+        work()
+    };
+    std::thread::scope(|scope| scope.spawn(numbered).join().unwrap())
+}
+
+/// A record of `words` words, all of them in a free block.
+fn record(engine: &Engine, words: u64) -> Record {
+    let superblock = &engine.core().superblock;
+    let offset = superblock.block_offset(superblock.first_block as u32 + 100);
+    let mut record = Record::new();
+    (0..words).for_each(|n| record.set_word(offset + n * 8, n));
+    record
+}
+
+fn commit(engine: &Engine, record: &mut Record, freed: &[Resource]) -> Result<u64, CommitError> {
+    let journal = &engine.core().journal;
+    let committed = journal.commit(journal.enter(), record, freed, 0, || {}, || {});
+    committed.map(|committed| committed.seq)
+}
+
+#[test]
+fn a_record_that_no_ring_takes_is_refused_and_harms_nobody() {
+    let (engine, recorder) = engine(Mapping::Hashfs);
+    let longest = engine.core().journal.max_record_words() as u64;
+    let stored = recorder.log().final_image();
+    let refused = commit(&engine, &mut record(&engine, longest), &[]);
+    assert!(matches!(refused, Err(CommitError::TooLong)), "{refused:?}");
+    // As an operation meets it, with what it has claimed.
+    let mut tx = Tx::new(engine.core());
+    let block = tx.alloc_block().unwrap();
+    let offset = engine.core().superblock.block_offset(block);
+    let free = engine.core().alloc.free();
+    (0..longest).for_each(|n| tx.set_word(offset + n * 8, n));
+    let error = tx.commit(&[]).unwrap_err();
+    assert!(matches!(error, ferrite_vfs::FsError::NotSupported(_)), "{error}");
+    assert_eq!(engine.core().alloc.free(), free + 1, "what it claimed is free again");
+    assert!(recorder.log().final_image() == stored, "something was stored");
+    assert!(engine.failed().is_none() && !engine.is_read_only());
+    // Longer ones than that are none that an operation makes: two of the longest fit a ring.
+    for _ in 0..5 {
+        let fits = commit(&engine, &mut record(&engine, longest - 8), &[]);
+        if matches!(fits, Err(CommitError::RingFull)) {
+            engine.core().reclaim().unwrap();
+        }
+    }
+    engine.core().reclaim().unwrap();
+    commit(&engine, &mut record(&engine, 3), &[]).unwrap();
+    engine.unmount().unwrap();
+}
+
+#[test]
+fn a_record_names_none_that_is_too_far_behind() {
+    let (engine, _recorder) = engine(Mapping::Hashfs);
+    let journal = &engine.core().journal;
+    let offset = engine
+        .core()
+        .superblock
+        .block_offset(engine.core().superblock.first_block as u32 + 100);
+    let first = on_ring(0, || commit(&engine, &mut record(&engine, 1), &[])).unwrap();
+    // Folds take numbers, and nobody moves the mark.
+    on_ring(1, || {
+        for _ in 0..Link::REACH {
+            let seq = journal.newest_seq();
+            journal.install(seq, std::iter::empty(), || Some(offset)).unwrap();
+        }
+    });
+    let newest = journal.newest_seq();
+    let again = || {
+        on_ring(0, || {
+            let entered = journal.enter();
+            journal.commit(entered, &mut record(&engine, 1), &[], newest, || {}, || {})
+        })
+    };
+    let refused = again();
+    assert!(
+        matches!(refused, Err(CommitError::RingFull)),
+        "record {first} may be replayed: {refused:?}"
+    );
+    engine.core().reclaim().unwrap();
+    again().unwrap();
+}
+
+/// What a record freed comes back only when a crash finds the mark that has passed it.
+#[test]
+fn the_mark_is_durable_when_space_comes_back() {
+    let (engine, recorder) = engine(Mapping::Hashfs);
+    let block = engine.core().superblock.first_block as u32 + 200;
+    let seq = commit(&engine, &mut record(&engine, 1), &[Resource::Block(block)]).unwrap();
+    let durable_mark = || {
+        let log = recorder.log();
+        let mut cursor = log.cursor();
+        while cursor.advance() {}
+        let at = CONTROL_MARK as usize;
+        let word = |image: &[u8]| u64::from_le_bytes(image[at..at + 8].try_into().unwrap());
+        decode_mark(cursor.with_image(Choice::None, word)).unwrap()
+    };
+    assert!(durable_mark() < seq);
+    let mut released = Vec::new();
+    let release = &mut |freed| {
+        assert!(
+            durable_mark() >= seq,
+            "freed by record {seq}, which a crash replays still"
+        );
+        released = freed;
+    };
+    engine.core().journal.advance(release).unwrap();
+    assert_eq!(released, [Resource::Block(block)]);
+}
+
+/// Numbers after a move are above the move's, in every ring and however long it has rested.
+#[test]
+fn records_after_a_move_have_higher_numbers() {
+    for mapping in [Mapping::Leaf, Mapping::Cuckoo] {
+        let (engine, _recorder) = engine(mapping);
+        let core = engine.core();
+        let offset = core.superblock.block_offset(core.superblock.first_block as u32 + 100);
+        on_ring(0, || {
+            for _ in 0..10 {
+                commit(&engine, &mut record(&engine, 1), &[]).unwrap();
+            }
+        });
+        let moved = on_ring(0, || {
+            let moving = core.map.gate().unwrap().close();
+            let mut tx = Tx::moving(core, &moving);
+            tx.set_word(offset, 1);
+            tx.commit_move().unwrap();
+            core.journal.newest_seq()
+        });
+        let after = on_ring(1, || commit(&engine, &mut record(&engine, 1), &[]).unwrap());
+        assert!(
+            after > moved,
+            "{mapping}: record {after} comes before the move, {moved}"
+        );
+    }
+}
+
+#[test]
+fn nothing_is_committed_to_a_pool_that_is_unmounted() {
+    let (engine, recorder) = engine(Mapping::Hashfs);
+    commit(&engine, &mut record(&engine, 1), &[]).unwrap();
+    engine.unmount().unwrap();
+    let left = recorder.log().final_image();
+    // As an operation that was past all checks when the unmount began.
+    let refused = commit(&engine, &mut record(&engine, 2), &[]);
+    assert!(matches!(refused, Err(CommitError::Closed)), "{refused:?}");
+    let journal = &engine.core().journal;
+    let fold = journal.install(0, std::iter::empty(), || panic!("a fold sets its word"));
+    assert_eq!(fold, None);
+    let mut tx = Tx::new(engine.core());
+    tx.set_word(
+        engine
+            .core()
+            .superblock
+            .block_offset(engine.core().superblock.first_block as u32),
+        1,
+    );
+    let error = tx.commit(&[]).unwrap_err();
+    assert!(error.to_string().contains("unmounted"), "{error}");
+    assert!(recorder.log().final_image() == left, "something was stored");
+}
+
+/// An operation that is about to commit when the unmount begins is waited for, and is on the medium before the clean mark.
+#[test]
+fn an_unmount_waits_for_a_commit_under_way() {
+    let (engine, recorder) = engine(Mapping::Hashfs);
+    let (done, is_done) = channel();
+    std::thread::scope(|scope| {
+        let entered = engine.core().journal.enter();
+        let unmounting = engine.clone();
+        scope.spawn(move || {
+            number_thread(1 + thread_number());
+            unmounting.unmount().unwrap();
+            done.send(()).unwrap();
+        });
+        let early = is_done.recv_timeout(Duration::from_millis(100));
+        assert!(
+            early.is_err(),
+            "the pool says it is clean, and a record is about to be committed"
+        );
+        // It came too late or not at all: either way the pool knows.
+        let committed = engine
+            .core()
+            .journal
+            .commit(entered, &mut record(&engine, 1), &[], 0, || {}, || {});
+        assert!(matches!(committed, Ok(_) | Err(CommitError::Closed)), "{committed:?}");
+        is_done.recv_timeout(Duration::from_secs(10)).unwrap();
+    });
+    let mounted = Engine::mount(
+        Region::from_image(&recorder.log().final_image()).unwrap(),
+        &MountOptions::default(),
+    );
+    let info = mounted.unwrap().info();
+    assert!(
+        info.was_clean && info.replayed_records == 0,
+        "{} replayed",
+        info.replayed_records
+    );
+}
+
+/// A record whose fence failed may be there or not; none may follow it and say that it was.
+#[test]
+fn nothing_follows_a_record_whose_fence_failed() {
+    let (engine, recorder) = engine(Mapping::Hashfs);
+    commit(&engine, &mut record(&engine, 1), &[]).unwrap();
+    recorder.fail_fences_after(0);
+    let failed = commit(&engine, &mut record(&engine, 1), &[]);
+    assert!(matches!(failed, Err(CommitError::Medium(_))), "{failed:?}");
+    recorder.fail_fences_after(u64::MAX);
+    let next = commit(&engine, &mut record(&engine, 1), &[]);
+    assert!(matches!(next, Err(CommitError::Closed)), "{next:?}");
+}

@@ -1,0 +1,304 @@
+//! Damage to the journal of a pool that crashed: what had returned is there, or the mount and fsck say that something is lost.
+
+mod common;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use common::{Tree, capture, empty_pool, fixed, make, pattern, write};
+use ferrite_fs::layout::{CONTROL_MARK, encode_mark};
+use ferrite_fs::{Engine, MkfsOptions, MountOptions, Superblock, fsck, identify, number_thread, repair};
+use ferrite_pm::{Choice, Recorder, Region};
+use ferrite_testkit::two_at_a_time;
+use ferrite_vfs::{Cred, FileSystem, FsError, OpenMode, ROOT_INO, SetAttr};
+
+const POOL_BYTES: u64 = 4 << 20;
+/// A cache line, in which records start.
+const LINE: usize = 64;
+
+fn quiet() -> MountOptions {
+    MountOptions {
+        cleaner: false,
+        ..MountOptions::default()
+    }
+}
+
+fn options() -> MkfsOptions {
+    MkfsOptions {
+        inodes: Some(127),
+        rings: Some(2),
+        ..fixed()
+    }
+}
+
+/// Does `work` in a thread of this number, and so in the ring of that number.
+fn on_ring<T: Send>(ring: u64, work: impl FnOnce() -> T + Send) -> T {
+    let numbered = || {
+        number_thread(ring);
+        work()
+    };
+    std::thread::scope(|scope| scope.spawn(numbered).join().unwrap())
+}
+
+/// What is durable of a pool when the machine stops after `work`.
+fn crashed(image: &[u8], work: impl FnOnce(&Engine)) -> Vec<u8> {
+    let recorder = Recorder::new(image.to_vec());
+    let mut region = Region::from_image(image).unwrap();
+    region.attach_recorder(Arc::clone(&recorder));
+    let engine = Engine::mount(region, &quiet()).unwrap();
+    work(&engine);
+    let log = recorder.log();
+    let mut cursor = log.cursor();
+    while cursor.advance() {}
+    cursor.with_image(Choice::None, <[u8]>::to_vec)
+}
+
+fn mounted(image: &[u8]) -> Engine {
+    Engine::mount(Region::from_image(image).unwrap(), &quiet()).unwrap()
+}
+
+fn findings(image: &[u8]) -> Vec<String> {
+    let report = fsck(Region::from_image(image).unwrap(), &mut |_, _, _| {}).unwrap();
+    report.findings.iter().map(|finding| finding.what.clone()).collect()
+}
+
+fn chmod(engine: &Engine, name: &str, mode: u16) {
+    let ino = engine.lookup(ROOT_INO, name.as_bytes()).unwrap().ino;
+    let set = SetAttr {
+        mode: Some(mode.into()),
+        ..SetAttr::default()
+    };
+    engine.setattr(ino, &set).unwrap();
+}
+
+fn word(image: &[u8], at: usize) -> u64 {
+    u64::from_le_bytes(image[at..at + 8].try_into().unwrap())
+}
+
+/// A record: its place in the image and its length, both in bytes.
+#[derive(Debug, Clone, Copy)]
+struct Place {
+    at: usize,
+    len: usize,
+}
+
+/// The records above the mark of each ring: since a mount they lie one after the other from its start.
+fn records(image: &[u8], superblock: &Superblock) -> Vec<Vec<Place>> {
+    let mark = word(image, CONTROL_MARK as usize) & ((1 << 48) - 1);
+    let of_ring = |ring| {
+        let start = (superblock.journal_offset + ring * superblock.ring_bytes) as usize;
+        let (mut at, mut found) = (start, Vec::new());
+        while word(image, at + 8) & ((1 << 48) - 1) > mark {
+            let len = (word(image, at) >> 32) as u16 as usize * 8;
+            found.push(Place { at, len });
+            at += len.next_multiple_of(LINE);
+        }
+        found
+    };
+    (0..superblock.rings.into()).map(of_ring).collect()
+}
+
+/// A pool that crashed with operations of two rings that had returned and are in the journal alone, and its tree.
+fn sample() -> (Vec<u8>, Superblock, Tree) {
+    let empty = empty_pool(POOL_BYTES, &options());
+    let superblock = identify(&Region::from_image(&empty).unwrap()).unwrap();
+    let image = crashed(&empty, |engine| {
+        // Some records change the root directory, some do not.
+        on_ring(0, || {
+            let ino = make(engine, ROOT_INO, "a");
+            write(engine, ino, 0, &pattern(4096, 1));
+            write(engine, ino, 0, &pattern(4096, 2));
+        });
+        on_ring(1, || {
+            make(engine, ROOT_INO, "b");
+            chmod(engine, "b", 0o600);
+        });
+        on_ring(0, || {
+            let ino = engine.lookup(ROOT_INO, b"a").unwrap().ino;
+            write(engine, ino, 100, b"a part");
+            write(engine, ino, 4000, &pattern(200, 3));
+            engine.unlink(ROOT_INO, b"b").unwrap();
+        });
+        on_ring(1, || {
+            make(engine, ROOT_INO, "c");
+        });
+    });
+    let tree = capture(&mounted(&image));
+    assert_eq!(tree.len(), 3, "{:?}", tree.keys());
+    assert_eq!(findings(&image), Vec::<String>::new());
+    (image, superblock, tree)
+}
+
+#[test]
+fn no_flipped_bit_of_the_journal_loses_what_had_returned_in_silence() {
+    let (image, superblock, tree) = sample();
+    let mut flips = Vec::new();
+    for ring in records(&image, &superblock) {
+        assert!(ring.len() >= 3, "{ring:?}: too few records to mean anything");
+        // A crash may have torn the newest of each ring, so nobody can tell.
+        for place in &ring[..ring.len() - 1] {
+            flips.extend((place.at * 8..(place.at + place.len) * 8).map(|bit| (bit / 8, bit % 8)));
+        }
+    }
+    // A mount of each; fsck of some.
+    let told = AtomicU64::new(0);
+    two_at_a_time(&flips, |&(at, bit)| {
+        let mut image = image.clone();
+        image[at] ^= 1 << bit;
+        let engine = Engine::mount(Region::from_image(&image).unwrap(), &quiet());
+        // A pool whose root directory is half of what was lost is refused.
+        let is_told = match &engine {
+            Ok(engine) => {
+                let found = engine.damage();
+                assert_eq!(
+                    !found.is_empty(),
+                    engine.is_read_only(),
+                    "byte {at}, bit {bit}: {found:?}"
+                );
+                engine.is_read_only()
+            }
+            Err(error) => error.to_string().contains("journal: record"),
+        };
+        let is_sampled = at % 37 == 0;
+        if is_sampled {
+            let found = findings(&image);
+            assert_eq!(is_told, !found.is_empty(), "byte {at}, bit {bit}: fsck says {found:?}");
+        }
+        if !is_told {
+            let engine = engine.unwrap();
+            assert!(
+                capture(&engine) == tree,
+                "byte {at}, bit {bit}: something is lost in silence"
+            );
+        }
+        told.fetch_add(is_told.into(), Ordering::Relaxed);
+    });
+    let told = told.into_inner();
+    println!("{told} of {} flips are told", flips.len());
+    assert_eq!(told, flips.len() as u64, "every bit of a record is under its checksum");
+}
+
+#[test]
+fn a_lost_record_is_told_until_a_repair_accepts_it() {
+    let (image, superblock, _) = sample();
+    let first = records(&image, &superblock)[0][1];
+    let recorder = {
+        let mut image = image.clone();
+        image[first.at + 20] ^= 4;
+        Recorder::new(image)
+    };
+    let region = |image: &[u8]| {
+        let mut region = Region::from_image(image).unwrap();
+        region.attach_recorder(Arc::clone(&recorder));
+        region
+    };
+    for _ in 0..3 {
+        // A mount changes nothing by which the next could be misled.
+        let image = recorder.log().final_image();
+        let engine = Engine::mount(region(&image), &quiet()).unwrap();
+        let told = engine.damage().join("; ");
+        assert!(told.contains("ring 0") && told.contains("lost"), "{told}");
+        let refused = engine.mkdir(&Cred::root(), ROOT_INO, b"new", 0o755);
+        assert!(matches!(refused, Err(FsError::ReadOnly)), "{refused:?}");
+        engine.unmount().unwrap();
+        let image = recorder.log().final_image();
+        assert!(findings(&image).iter().any(|what| what.contains("ring 0")));
+    }
+    let damaged = recorder.log().final_image();
+    let (report, mend) = repair(Region::from_image(&damaged).unwrap(), &mut |_, _, _| {}).unwrap();
+    let accepted = report.mended.iter().find(|mended| mended.phase == "journal").unwrap();
+    assert!(accepted.loss && accepted.what.contains("lost"), "{accepted:?}");
+    assert!(report.after.findings.is_empty(), "{:?}", report.after.findings);
+    mend.apply(&region(&damaged)).unwrap();
+    let repaired = recorder.log().final_image();
+    assert_eq!(
+        findings(&repaired),
+        Vec::<String>::new(),
+        "a second repair finds nothing"
+    );
+    let engine = mounted(&repaired);
+    assert!(engine.damage().is_empty() && !engine.is_read_only());
+    make(&engine, ROOT_INO, "new");
+}
+
+/// A record counts only with the data that it vouches for. Where a later one shows that it was durable, the data is damaged.
+#[test]
+fn damaged_data_of_a_durable_record_is_told() {
+    let empty = empty_pool(POOL_BYTES, &options());
+    let mut at = 0;
+    let image = crashed(&empty, |engine| {
+        let ino = make(engine, ROOT_INO, "file");
+        write(engine, ino, 0, &pattern(8192, 1));
+        // One page shares the fence of its record.
+        write(engine, ino, 0, &pattern(4096, 2));
+        at = engine.dump(ino).unwrap()[0].block as usize * 4096;
+        make(engine, ROOT_INO, "later");
+    });
+    assert_eq!(image[at..at + 4096], pattern(4096, 2));
+    let mut damaged = image.clone();
+    damaged[at + 1000] ^= 1;
+    let engine = mounted(&damaged);
+    assert!(
+        engine.is_read_only() && engine.damage()[0].contains("vouches"),
+        "{:?}",
+        engine.damage()
+    );
+    assert!(findings(&damaged)[0].contains("vouches"));
+    assert!(mounted(&image).damage().is_empty());
+}
+
+/// A ring that rested while others went on does not name a record so far back, and recovery does not ask for it.
+#[test]
+fn a_ring_that_rested_for_long_misses_nothing() {
+    let empty = empty_pool(POOL_BYTES, &options());
+    let image = crashed(&empty, |engine| {
+        on_ring(0, || make(engine, ROOT_INO, "a"));
+        on_ring(1, || {
+            make(engine, ROOT_INO, "b");
+            (0..70_000u32).for_each(|n| chmod(engine, "b", (n % 512) as u16));
+        });
+        on_ring(0, || make(engine, ROOT_INO, "c"));
+        on_ring(0, || make(engine, ROOT_INO, "d"));
+    });
+    assert_eq!(findings(&image), Vec::<String>::new());
+    let engine = mounted(&image);
+    assert!(engine.damage().is_empty(), "{:?}", engine.damage());
+    assert_eq!(capture(&engine).len(), 5);
+}
+
+/// Numbers end where the mark has no room for more: changes stop before that, in words, and nothing is lost.
+#[test]
+fn changes_stop_when_all_sequence_numbers_are_used_up() {
+    const LAST: u64 = (1 << 48) - 1;
+    let mut image = empty_pool(POOL_BYTES, &options());
+    let mark = encode_mark(LAST - 10).to_le_bytes();
+    image[CONTROL_MARK as usize..][..8].copy_from_slice(&mark);
+    let mut made = 0;
+    let image = crashed(&image, |engine| {
+        let error = loop {
+            let node = ferrite_vfs::NewNode {
+                kind: ferrite_vfs::FileKind::File,
+                mode: 0o644,
+                rdev: 0,
+            };
+            let name = format!("file{made}");
+            match engine.mknod(&Cred::root(), ROOT_INO, name.as_bytes(), &node) {
+                Ok(_) => made += 1,
+                Err(error) => break error,
+            }
+        };
+        assert!(error.to_string().contains("sequence numbers"), "{error}");
+        assert!(engine.failed().unwrap().contains("sequence numbers"));
+        let later = engine.mkdir(&Cred::root(), ROOT_INO, b"later", 0o755);
+        assert!(matches!(later, Err(FsError::ReadOnly)), "{later:?}");
+        assert_eq!(capture(engine).len(), made + 1, "reads go on");
+        assert!(engine.unmount().is_err(), "the pool is not said to be clean");
+    });
+    assert_eq!(made, 10);
+    assert_eq!(findings(&image), Vec::<String>::new());
+    let engine = mounted(&image);
+    assert_eq!(capture(&engine).len(), made + 1);
+    let file = engine.lookup(ROOT_INO, b"file3").unwrap().ino;
+    let refused = engine.open(file, OpenMode::read_write()).unwrap().write_at(0, b"more");
+    assert!(refused.is_err(), "not one number is left");
+}

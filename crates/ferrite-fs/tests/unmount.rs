@@ -1,0 +1,93 @@
+//! Unmounting while others work: what had returned is there, and a pool that says it is clean is so.
+
+mod common;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use common::{empty_pool, fixed, pattern};
+use ferrite_fs::{Engine, MkfsOptions, MountOptions, fsck, number_thread};
+use ferrite_pm::{Choice, Recorder, Region};
+use ferrite_vfs::{Cred, FileKind, FileSystem, FsError, NewNode, OpenMode, ROOT_INO};
+
+const THREADS: u64 = 3;
+
+/// Makes and fills files until the pool is gone; returns how many were whole, and what came then.
+fn work(engine: &Engine, thread: u64) -> (usize, FsError) {
+    let node = NewNode {
+        kind: FileKind::File,
+        mode: 0o644,
+        rdev: 0,
+    };
+    let one = |n: usize| -> ferrite_vfs::Result<()> {
+        let name = format!("{thread}-{n}");
+        let ino = engine.mknod(&Cred::root(), ROOT_INO, name.as_bytes(), &node)?.ino;
+        let file = engine.open(ino, OpenMode::read_write())?;
+        file.write_at(0, &pattern(5000, n as u8))?;
+        file.write_at(700, b"a part")?;
+        Ok(())
+    };
+    (0..).find_map(|n| one(n).err().map(|error| (n, error))).unwrap()
+}
+
+#[test]
+fn what_returned_before_an_unmount_is_there_and_the_pool_is_clean() {
+    let options = MkfsOptions {
+        inodes: Some(4095),
+        rings: Some(2),
+        ..fixed()
+    };
+    let empty = empty_pool(16 << 20, &options);
+    let mut most = 0;
+    for round in 0..12u64 {
+        let recorder = Recorder::new(empty.clone());
+        let mut region = Region::from_image(&empty).unwrap();
+        region.attach_recorder(Arc::clone(&recorder));
+        let engine = Engine::mount(region, &MountOptions::default()).unwrap();
+        let ended: Vec<_> = std::thread::scope(|scope| {
+            let workers: Vec<_> = (0..THREADS)
+                .map(|thread| {
+                    let engine = &engine;
+                    scope.spawn(move || {
+                        number_thread(thread);
+                        work(engine, thread)
+                    })
+                })
+                .collect();
+            std::thread::sleep(Duration::from_micros(500 * round));
+            engine.unmount().unwrap();
+            workers.into_iter().map(|worker| worker.join().unwrap()).collect()
+        });
+        let log = recorder.log();
+        let mut cursor = log.cursor();
+        while cursor.advance() {}
+        let image = cursor.with_image(Choice::None, <[u8]>::to_vec);
+        let report = fsck(Region::from_image(&image).unwrap(), &mut |_, _, _| {}).unwrap();
+        assert!(report.findings.is_empty(), "round {round}: {:?}", report.findings);
+        let engine = Engine::mount(Region::from_image(&image).unwrap(), &MountOptions::default()).unwrap();
+        let info = engine.info();
+        assert!(info.was_clean, "round {round}: the pool does not say that it is clean");
+        assert_eq!(
+            info.replayed_records, 0,
+            "round {round}: committed behind the clean mark"
+        );
+        for (thread, (whole, error)) in ended.into_iter().enumerate() {
+            most = most.max(whole);
+            assert!(error.to_string().contains("unmounted"), "round {round}: {error}");
+            for n in 0..whole {
+                let name = format!("{thread}-{n}");
+                let ino = engine.lookup(ROOT_INO, name.as_bytes()).unwrap().ino;
+                let mut found = vec![0; 5001];
+                let file = engine.open(ino, OpenMode::read_only()).unwrap();
+                assert_eq!(file.read_at(0, &mut found).unwrap(), 5000, "round {round}: {name}");
+                let mut expected = pattern(5000, n as u8);
+                expected[700..706].copy_from_slice(b"a part");
+                assert!(found[..5000] == expected, "round {round}: {name}");
+            }
+        }
+    }
+    assert!(
+        most > 10,
+        "no thread got further than {most} files: the unmounts came too early to mean anything"
+    );
+}
