@@ -18,9 +18,12 @@ use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::spread::Spread;
 
+use crate::planted::{Flaw, planted};
+
 const SHARDS: usize = 64;
-/// Entries a shard keeps although nobody uses them.
-const KEEP_PER_SHARD: usize = 256;
+/// Entries a shard keeps although nobody uses them. Where mistakes are planted hardly any, so that the small pools on which they are looked
+/// for sweep, too.
+const KEEP_PER_SHARD: usize = if cfg!(feature = "planted") { 1 } else { 256 };
 
 #[derive(Default)]
 struct Shard {
@@ -31,12 +34,31 @@ struct Shard {
 }
 
 impl Shard {
+    /// Drops what nobody uses; returns the newest `last_seq` of that.
+    fn sweep(&mut self) -> u64 {
+        let mut floor = 0;
+        self.inodes.retain(|_, inode| {
+            // Nobody can clone an entry of ours alone while we hold the shard. `get_mut` acquires what its last other holder released when it
+            // dropped it, so the pins and the number that this one has set are seen here; to look at the count alone would not do that.
+            let Some(unheld) = Arc::get_mut(inode) else { return true };
+            let keep = *unheld.pins.get_mut() > 0;
+            if !keep {
+                floor = floor.max(*unheld.last_seq.get_mut());
+            }
+            keep
+        });
+        floor
+    }
+
     /// An entry that nobody else holds, for a new life of number `ino`.
     fn fresh(&mut self, ino: u32, seq_floor: u64) -> Arc<InodeMem> {
         let mut made = InodeMem::new(ino, seq_floor, Spread::nowhere());
         made.dead = AtomicBool::new(true);
         if let Some(found) = self.inodes.get_mut(&ino) {
-            made.last_seq = AtomicU64::new(seq_floor.max(found.last_seq()));
+            // Of the record that freed the number, or a later one: whoever freed it gave the number back after that, and we have it from there.
+            if !planted(Flaw::InodeUnordered) {
+                made.last_seq = AtomicU64::new(seq_floor.max(found.last_seq()));
+            }
             if let Some(unheld) = Arc::get_mut(found) {
                 *unheld = made;
                 return Arc::clone(found);
@@ -258,7 +280,8 @@ impl Drop for Exclusive<'_> {
 /// Finds inodes in use by number.
 pub(crate) struct InodeCache {
     shards: Box<[Mutex<Shard>]>,
-    /// At least the `last_seq` of every entry that was dropped.
+    /// At least the `last_seq` of every entry that was dropped. Raised and read under the lock of a shard, and a number is always in the
+    /// same shard: so whoever makes an entry again sees what was noted when it was dropped, with relaxed accesses, too.
     seq_floor: AtomicU64,
 }
 
@@ -281,16 +304,10 @@ impl InodeCache {
             return Arc::clone(found);
         }
         if shard.inodes.len() >= shard.sweep_at.max(KEEP_PER_SHARD) {
-            let mut floor = 0;
-            shard.inodes.retain(|_, inode| {
-                // A count of one is ours alone, and nobody can clone it while we hold the shard.
-                let keep = Arc::strong_count(inode) > 1 || inode.pins() > 0;
-                if !keep {
-                    floor = floor.max(inode.last_seq());
-                }
-                keep
-            });
-            self.seq_floor.fetch_max(floor, Ordering::Relaxed);
+            let floor = shard.sweep();
+            if !planted(Flaw::SweepForgetsFloor) {
+                self.seq_floor.fetch_max(floor, Ordering::Relaxed);
+            }
             shard.sweep_at = shard.inodes.len() * 2;
         }
         let seq_floor = self.seq_floor.load(Ordering::Relaxed);
@@ -318,5 +335,78 @@ impl InodeCache {
     /// DRAM an entry takes, with its share of the table.
     pub(crate) fn bytes_per_entry() -> u64 {
         (size_of::<InodeMem>() + 2 * size_of::<usize>() + 2 * size_of::<(u32, Arc<InodeMem>)>()) as u64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Numbers of one shard.
+    fn number(n: u32) -> u32 {
+        1 + n * SHARDS as u32
+    }
+
+    /// Enough other entries that the shard is swept.
+    fn crowd(cache: &InodeCache) {
+        (0..2 * KEEP_PER_SHARD as u32 + 2).for_each(|n| drop(cache.get(number(100 + n))));
+    }
+
+    #[test]
+    fn an_entry_that_was_swept_comes_back_with_its_newest_number() {
+        let cache = InodeCache::new(5);
+        cache.get(number(0)).set_last_seq(77);
+        crowd(&cache);
+        assert!(cache.len() <= 2 * KEEP_PER_SHARD as u64 + 2, "nothing was swept");
+        assert!(
+            cache.get(number(0)).last_seq() >= 77,
+            "its next record would come before its last"
+        );
+        assert_eq!(InodeCache::new(5).get(number(0)).last_seq(), 5);
+    }
+
+    #[test]
+    fn what_is_held_or_pinned_is_not_swept() {
+        let cache = InodeCache::new(0);
+        let held = cache.get(number(0));
+        cache.get(number(1)).pin(1);
+        crowd(&cache);
+        assert!(Arc::ptr_eq(&held, &cache.get(number(0))), "two entries for one inode");
+        assert_eq!(cache.get(number(1)).pins(), 1);
+        cache.get(number(1)).unpin(1);
+        drop(held);
+    }
+
+    #[test]
+    fn a_number_that_is_used_again_keeps_the_newest_of_its_former_life() {
+        let cache = InodeCache::new(5);
+        cache.get(7).set_last_seq(40);
+        // Nobody holds the entry, which serves again; then somebody does, and keeps it.
+        let first = OnceCell::new();
+        assert_eq!(cache.fresh(7, &first).inode.last_seq(), 40);
+        first.get().unwrap().set_last_seq(41);
+        let second = OnceCell::new();
+        assert_eq!(cache.fresh(7, &second).inode.last_seq(), 41);
+        assert!(!Arc::ptr_eq(first.get().unwrap(), second.get().unwrap()));
+    }
+
+    /// A holder notes a number and a pin, and lets go; whoever sweeps then sees both.
+    #[test]
+    fn a_sweep_sees_what_the_last_holder_did() {
+        for round in 0..200 {
+            let cache = InodeCache::new(0);
+            let mem = cache.get(number(0));
+            std::thread::scope(|scope| {
+                scope.spawn(move || {
+                    mem.set_last_seq(100 + round);
+                    mem.pin(round % 2);
+                });
+                scope.spawn(|| crowd(&cache));
+            });
+            crowd(&cache);
+            let found = cache.get(number(0));
+            assert!(found.last_seq() >= 100 + round, "round {round}");
+            assert_eq!(found.pins(), round % 2, "round {round}");
+        }
     }
 }

@@ -24,6 +24,7 @@ use ferrite_vfs::{FileKind, FsError, Result, SpaceOf};
 
 use crate::dentry;
 use crate::layout::{BLOCK_BYTES, Superblock};
+use crate::planted::{Flaw, planted};
 use crate::tx::Tx;
 
 const LINE_SLOTS: u64 = 8;
@@ -187,7 +188,9 @@ impl NameTable {
                 let slot = line * LINE_SLOTS + index;
                 if !self.used.is_set(slot) && self.used.claim(slot) {
                     tx.claimed(Resource::NameSlot(slot as u32));
-                    tx.comes_after(self.freed_seq[slot as usize % SEQ_SHARDS].load(Ordering::Relaxed));
+                    if !planted(Flaw::NameSlotUnordered) {
+                        tx.comes_after(self.freed_seq[slot as usize % SEQ_SHARDS].load(Ordering::Relaxed));
+                    }
                     // Before the word can become visible, so that no lookup stops short of it.
                     self.bounds.raise(home as usize, distance);
                     tx.set_word(self.offset + slot * 8, word_for(entry_offset, tag));
