@@ -15,7 +15,8 @@ use ferrite_pm::{Recorder, Region};
 use ferrite_testkit::rng::Rng;
 use ferrite_testkit::{seed_from_env, two_at_a_time};
 use ferrite_vfs::{
-    Cred, FallocateMode, FileSystem, FsError, Ino, OpenFile, OpenMode, ROOT_INO, RenameMode, Result, SetAttr, XattrMode,
+    Cred, FallocateMode, FileKind, FileSystem, FsError, Ino, NewNode, OpenFile, OpenMode, ROOT_INO, RenameMode, Result,
+    SetAttr, XattrMode,
 };
 
 const PAGE: u64 = 4096;
@@ -192,22 +193,25 @@ impl Run {
         }
     }
 
-    /// Takes a page each, for as long as there are any.
+    /// Takes a page for each short file, for as long as there are any; there are more of them than blocks in the reserve. Those of last time are
+    /// made anew first: a file that had a page is short no more.
     fn grow_short_files(&mut self) {
-        for _ in 0..100 {
+        for n in 0..std::mem::take(&mut self.grown) {
+            let name = format!("short{n}");
+            self.must("unlink", self.engine.unlink(ROOT_INO, name.as_bytes()));
+            // Its name and inode are free, so only a directory's block can be missing: that of the name was kept or given back just now.
+            self.must("create", self.make_short(&name));
+        }
+        while self.grown < SHORT_FILES {
             let name = format!("short{}", self.grown);
-            let Ok(attr) = self.engine.lookup(ROOT_INO, name.as_bytes()) else {
-                return;
-            };
-            let file = self.engine.open(attr.ino, OpenMode::read_write()).unwrap();
-            if attr.size == 0 {
-                self.must("write to an inode", file.write_at(0, b"short").map(|_| ()));
-            }
+            let ino = self.engine.lookup(ROOT_INO, name.as_bytes()).unwrap().ino;
+            let file = self.engine.open(ino, OpenMode::read_write()).unwrap();
+            self.must("write to an inode", file.write_at(0, b"short").map(|_| ()));
             let set = SetAttr {
                 size: Some(3 * PAGE),
                 ..SetAttr::default()
             };
-            let grown = self.engine.setattr(attr.ino, &set).map(|_| ());
+            let grown = self.engine.setattr(ino, &set).map(|_| ());
             if !self.may("grow a short file", grown) {
                 return;
             }
@@ -215,13 +219,24 @@ impl Run {
         }
     }
 
+    fn make_short(&self, name: &str) -> Result<()> {
+        let node = NewNode {
+            kind: FileKind::File,
+            mode: 0o644,
+            rdev: 0,
+        };
+        self.engine
+            .mknod(&Cred::root(), ROOT_INO, name.as_bytes(), &node)
+            .map(|_| ())
+    }
+
     fn name_of(at: usize) -> String {
         format!("file{at}")
     }
 
     fn create(&mut self, at: usize) {
-        let node = ferrite_vfs::NewNode {
-            kind: ferrite_vfs::FileKind::File,
+        let node = NewNode {
+            kind: FileKind::File,
             mode: 0o644,
             rdev: 0,
         };
