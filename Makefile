@@ -44,7 +44,8 @@ unit: build
 	cargo test -p ferrite-crash --features planted --test planted
 
 # Long tests that go through all mappings by themselves.
-ON_ALL_MAPPINGS := posix_rules random_operations concurrent_histories suites_with_data_checksums repair::
+ON_ALL_MAPPINGS := posix_rules random_operations concurrent_histories suites_with_data_checksums long_loops_on_64_mib \
+	long_loops_on_1_gib long_loops_on_8_gib two_days_of_a_file_server repair::
 
 soak: build
 	# A run of an hour tells all that is wrong, not only the first of it.

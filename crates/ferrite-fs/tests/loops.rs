@@ -400,7 +400,14 @@ fn long_loops_on_8_gib() {
             data_checksum: false,
             cleaner: false,
         };
-        let wanted = |of: &Loop| soak() || (mapping == Mapping::default() && of.name == "truncate_write");
+        let few = [
+            "truncate_write",
+            "unlink_create",
+            "punch_fill",
+            "neighbours",
+            "new_names",
+        ];
+        let wanted = |of: &Loop| soak() || (mapping == Mapping::default() && few.contains(&of.name));
         failures.extend(run_all("long_loops_on_8_gib", pool, wanted, effort()));
     }
     tell(&failures);

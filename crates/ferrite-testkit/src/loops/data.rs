@@ -15,7 +15,7 @@ pub(super) const LOOPS: &[Loop] = &[
         name: "truncate_write",
         presses: "distance of a key from its home: one slot waits for each turn",
         threads: 1,
-        weight: 2,
+        weight: 1,
         prepare: |pair| pair.create("state"),
         turn: |pair, _| {
             pair.truncate("state", 0);
@@ -38,7 +38,7 @@ pub(super) const LOOPS: &[Loop] = &[
         name: "in_and_out_of_the_inode",
         presses: "content moves between inode and block",
         threads: 1,
-        weight: 2,
+        weight: 1,
         prepare: |pair| pair.create("state"),
         turn: |pair, n| {
             pair.truncate("state", 0);
@@ -52,7 +52,7 @@ pub(super) const LOOPS: &[Loop] = &[
         name: "cut_within_a_page",
         presses: "truncates of what lies in the inode or in one page, none of which gives a block back",
         threads: 1,
-        weight: 8,
+        weight: 2,
         prepare: |pair| pair.create("state"),
         turn: |pair, n| {
             pair.truncate("state", n * 37 % 300);
@@ -87,7 +87,7 @@ pub(super) const LOOPS: &[Loop] = &[
         name: "append_cut",
         presses: "space of page logs, the tail of a file, truncates to shorter",
         threads: 1,
-        weight: 2,
+        weight: 1,
         prepare: |pair| pair.create("log"),
         turn: |pair, _| {
             pair.append("log", 700);
@@ -101,7 +101,7 @@ pub(super) const LOOPS: &[Loop] = &[
         name: "append_and_start_anew",
         presses: "a file that grows by whole pages and goes at once, as logs that rotate",
         threads: 1,
-        weight: 4,
+        weight: 2,
         prepare: |pair| pair.create("log"),
         turn: |pair, n| {
             pair.append("log", 4096 + (n % 3) as usize * 4096);

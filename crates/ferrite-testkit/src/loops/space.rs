@@ -45,7 +45,7 @@ pub(super) const LOOPS: &[Loop] = &[
         name: "sparse_far",
         presses: "keys that were never there, trees of full height for one page, truncates of what is nearly empty",
         threads: 1,
-        weight: 8,
+        weight: 4,
         prepare: |pair| pair.create("sparse"),
         turn: |pair, n| {
             // Less than 16 TiB, and each time another page.
@@ -60,7 +60,7 @@ pub(super) const LOOPS: &[Loop] = &[
         name: "truncate_anywhere",
         presses: "truncates of a sparse file, up and down",
         threads: 1,
-        weight: 8,
+        weight: 4,
         prepare: |pair| pair.create("sparse"),
         turn: |pair, _| {
             let len = pair.rng.below(256 << 20);
