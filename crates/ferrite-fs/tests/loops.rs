@@ -378,7 +378,7 @@ fn long_loops_on_1_gib() {
                 soak()
                     || match (mapping == Mapping::default(), way) {
                         (true, 0) => true,
-                        (true, 3) => number(of) % 6 == 0,
+                        (true, 3) => number(of).is_multiple_of(6),
                         (false, 0) => number(of) % (Mapping::ALL.len() - 1) + 1 == turn,
                         _ => false,
                     }
