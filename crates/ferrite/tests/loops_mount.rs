@@ -134,7 +134,7 @@ const LOOPS: &[Loop] = &[
             let sub = dir.join(format!("sub{}", n % 40));
             if n % 80 < 40 {
                 fs::create_dir(&sub)?;
-                File::create(sub.join(format!("{}", "x".repeat(1 + n as usize % 200)))).map(drop)
+                File::create(sub.join("x".repeat(1 + n as usize % 200))).map(drop)
             } else {
                 fs::remove_dir_all(sub)
             }
@@ -228,8 +228,19 @@ impl Loop {
     }
 }
 
-/// What is below a directory, by path: kind, links, content, attribute.
-fn tree(dir: &Path) -> BTreeMap<String, (u32, u64, Vec<u8>, Option<Vec<u8>>)> {
+/// What a path leads to.
+#[derive(PartialEq, Eq)]
+struct Node {
+    kind: u32,
+    /// 0 of a directory: how many it has is not told alike everywhere.
+    links: u64,
+    /// Or a link's target.
+    content: Vec<u8>,
+    attribute: Option<Vec<u8>>,
+}
+
+/// What is below a directory, by path.
+fn tree(dir: &Path) -> BTreeMap<String, Node> {
     let mut found = BTreeMap::new();
     let mut pending = vec![dir.to_path_buf()];
     while let Some(below) = pending.pop() {
@@ -247,10 +258,18 @@ fn tree(dir: &Path) -> BTreeMap<String, (u32, u64, Vec<u8>, Option<Vec<u8>>)> {
             let mut value = vec![0; 4096];
             let attribute = rustix::fs::lgetxattr(&path, "user.large", &mut value[..]).ok();
             let attribute = attribute.map(|len| value[..len].to_vec());
-            // How many links a directory has is not told alike everywhere.
             let links = if metadata.is_dir() { 0 } else { metadata.nlink() };
             let name = path.strip_prefix(dir).unwrap().display().to_string();
-            found.insert(name, (metadata.mode() & 0o170_000, links, content, attribute));
+            let kind = metadata.mode() & 0o170_000;
+            found.insert(
+                name,
+                Node {
+                    kind,
+                    links,
+                    content,
+                    attribute,
+                },
+            );
         }
     }
     found
@@ -260,7 +279,7 @@ fn compare(ours: &Path, theirs: &Path, what: &str) {
     let [ours, theirs] = [ours, theirs].map(tree);
     let names: Vec<_> = ours.keys().chain(theirs.keys()).collect();
     for name in names {
-        let lengths = [&ours, &theirs].map(|tree| tree.get(name).map(|node| node.2.len()));
+        let lengths = [&ours, &theirs].map(|tree| tree.get(name).map(|node| node.content.len()));
         assert!(
             ours.get(name) == theirs.get(name),
             "{what}: {name} differs; lengths {lengths:?}"
