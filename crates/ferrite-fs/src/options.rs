@@ -43,6 +43,8 @@ pub struct MountOptions {
     pub read_only: bool,
     /// Access times.
     pub atime: AtimePolicy,
+    /// Listings move access times of directories, as far as `atime` lets them.
+    pub dir_atime: bool,
     /// On an ordinary file only: survive a killed process, not a power loss (DESIGN §5, mode `process`).
     pub process_durability: bool,
     /// Mount although the machine went down while the pool was in use in that mode.
@@ -66,6 +68,7 @@ impl Default for MountOptions {
         MountOptions {
             read_only: false,
             atime: AtimePolicy::default(),
+            dir_atime: true,
             process_durability: false,
             accept_power_loss: false,
             cleaner: true,

@@ -15,9 +15,10 @@ use ferrite_vfs::{
     Result, SetAttr, XattrMode, posix,
 };
 use fuser::{
-    BsdFileFlags, Errno, FileHandle, Filesystem, FopenFlags, Generation, INodeNo, InitFlags, KernelConfig, LockOwner,
-    OpenAccMode, OpenFlags, RenameFlags, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory, ReplyDirectoryPlus,
-    ReplyEmpty, ReplyEntry, ReplyLseek, ReplyOpen, ReplyStatfs, ReplyWrite, ReplyXattr, Request, TimeOrNow, WriteFlags,
+    BsdFileFlags, Errno, FileHandle, Filesystem, FopenFlags, Generation, INodeNo, InitFlags, IoctlFlags, KernelConfig,
+    LockOwner, OpenAccMode, OpenFlags, RenameFlags, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory,
+    ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyIoctl, ReplyLseek, ReplyOpen, ReplyStatfs, ReplyWrite, ReplyXattr,
+    Request, TimeOrNow, WriteFlags,
 };
 
 use crate::convert::{absent, errno, file_attr, file_type, set_time, unknown};
@@ -112,6 +113,23 @@ impl Bridge {
         Ok((FileHandle(self.handles.insert(file)), FopenFlags::FOPEN_KEEP_CACHE))
     }
 
+    /// `set`, and what takes setuid and setgid away. Where the group may not execute, Linux lets its members keep setgid and takes it from
+    /// the files that others change; which of them asks, no engine can know.
+    fn without_privilege(&self, req: &Request, ino: Ino, set: SetAttr) -> Result<SetAttr> {
+        const PRIVILEGE: u32 = libc::S_ISUID | libc::S_ISGID;
+        let attr = self.fs.getattr(ino)?;
+        let keeps = attr.kind == FileKind::Directory || attr.mode & (libc::S_ISGID | libc::S_IXGRP) != libc::S_ISGID;
+        let mode = match keeps || req.uid() == 0 || is_in_group(req, attr.gid) {
+            true => None,
+            false => Some(attr.mode & !PRIVILEGE),
+        };
+        Ok(SetAttr {
+            mode,
+            kill_priv: true,
+            ..set
+        })
+    }
+
     fn gather(&self, ino: Ino, offset: u64) -> Result<Vec<Gathered>> {
         let mut entries = Vec::new();
         if offset == 0 {
@@ -147,6 +165,18 @@ impl Bridge {
 
 fn cred(req: &Request) -> Cred {
     Cred::new(req.uid(), req.gid())
+}
+
+/// Whether who asks is in a group. A request names the first group only; the others are looked up, and are not his if they cannot be.
+fn is_in_group(req: &Request, gid: u32) -> bool {
+    let others = || {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", req.pid())).unwrap_or_default();
+        let groups = status
+            .lines()
+            .find_map(|line| line.strip_prefix("Groups:").map(str::to_owned));
+        groups.is_some_and(|groups| groups.split_whitespace().any(|group| group.parse() == Ok(gid)))
+    };
+    req.gid() == gid || others()
 }
 
 fn check_xattr(name: &OsStr) -> Result<&[u8]> {
@@ -217,7 +247,7 @@ impl Filesystem for Bridge {
         _flags: Option<BsdFileFlags>,
         reply: ReplyAttr,
     ) {
-        let mut set = SetAttr {
+        let set = SetAttr {
             mode: mode.map(|mode| mode & 0o7777),
             uid,
             gid,
@@ -226,11 +256,17 @@ impl Filesystem for Bridge {
             mtime: mtime.map(set_time),
             kill_priv: false,
         };
-        // What HANDLE_KILLPRIV_V2 makes our task: any chown (also one that changes nothing, which arrives empty), and a
-        // truncate by somebody unprivileged.
+        // What HANDLE_KILLPRIV_V2 makes our task: any chown (also one that changes nothing, which arrives empty, as what precedes a
+        // fallocate does), and a truncate by somebody unprivileged.
         let chown = uid.is_some() || gid.is_some() || set == SetAttr::default();
-        set.kill_priv = mode.is_none() && (chown || (size.is_some() && req.uid() != 0));
-        answer!(reply, self.fs.setattr(ino.0, &set), attr => reply.attr(&TTL, &file_attr(&attr)));
+        let kills = mode.is_none() && (chown || (size.is_some() && req.uid() != 0));
+        let changed = match kills {
+            true => self
+                .without_privilege(req, ino.0, set)
+                .and_then(|set| self.fs.setattr(ino.0, &set)),
+            false => self.fs.setattr(ino.0, &set),
+        };
+        answer!(reply, changed, attr => reply.attr(&TTL, &file_attr(&attr)));
     }
 
     fn readlink(&self, _req: &Request, ino: INodeNo, reply: ReplyData) {
@@ -364,7 +400,7 @@ impl Filesystem for Bridge {
 
     fn write(
         &self,
-        _req: &Request,
+        req: &Request,
         ino: INodeNo,
         fh: FileHandle,
         offset: u64,
@@ -377,13 +413,8 @@ impl Filesystem for Bridge {
         let result = self.handle(fh).and_then(|file| {
             if write_flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID) {
                 // Before the write, so that new content never runs with the old file's rights.
-                self.fs.setattr(
-                    ino.0,
-                    &SetAttr {
-                        kill_priv: true,
-                        ..SetAttr::default()
-                    },
-                )?;
+                let set = self.without_privilege(req, ino.0, SetAttr::default())?;
+                self.fs.setattr(ino.0, &set)?;
             }
             file.write_at(offset, data)
         });
@@ -551,6 +582,21 @@ impl Filesystem for Bridge {
         };
         let result = self.handle(fh).and_then(|file| file.fallocate(mode, offset, length));
         answer!(reply, result, () => reply.ok());
+    }
+
+    fn ioctl(
+        &self,
+        _req: &Request,
+        _ino: INodeNo,
+        _fh: FileHandle,
+        _flags: IoctlFlags,
+        _cmd: u32,
+        _in_data: &[u8],
+        _out_size: u32,
+        reply: ReplyIoctl,
+    ) {
+        // There are none. fuser would write a warning to the log, which is not for users to fill.
+        reply.error(Errno::ENOTTY);
     }
 
     fn lseek(&self, _req: &Request, _ino: INodeNo, fh: FileHandle, offset: i64, whence: i32, reply: ReplyLseek) {

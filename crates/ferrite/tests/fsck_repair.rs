@@ -62,6 +62,16 @@ fn a_damaged_inode_is_told_left_and_then_repaired() {
         pool.read(format!("/lost+found/damaged-{victim}")).unwrap(),
         vec![2; 10_000]
     );
+    // Whoever looks there wants to know when that was.
+    let made = pool.metadata("/lost+found").unwrap();
+    for time in [
+        made.attr().btime,
+        made.attr().mtime,
+        made.attr().ctime,
+        made.attr().atime,
+    ] {
+        assert!(time.seconds() > 1_600_000_000, "{made:?}");
+    }
 }
 
 #[test]

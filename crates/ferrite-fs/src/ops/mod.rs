@@ -253,7 +253,9 @@ impl FileSystem for Engine {
     fn readdir(&self, dir: Ino, cookie: u64, sink: &mut dyn FnMut(&DirEntry<'_>) -> bool) -> Result<()> {
         let core = self.core();
         core.reading(|core| core.with_dir(dir, |ino, inode| crate::dir::list(core, ino, inode, cookie, sink)))?;
-        attr::touch_atime(core, &core.inode(dir)?);
+        if core.options.dir_atime {
+            attr::touch_atime(core, &core.inode(dir)?);
+        }
         Ok(())
     }
 

@@ -7,6 +7,7 @@ use ferrite_vfs::{FileKind, ROOT_INO};
 use rustc_hash::FxHashMap;
 
 use super::{DirBlock, Named, Repair, State};
+use crate::core::Core;
 use crate::dentry::{self, FIRST_ENTRY};
 use crate::layout::BLOCK_BYTES;
 use crate::names::NameTable;
@@ -172,6 +173,11 @@ impl Repair {
         inode.set_mode_bits(FileKind::Directory.mode_bits() | 0o700);
         inode.set_nlink(2);
         inode.set_parent(ROOT_INO as u32);
+        let now = Core::now();
+        inode.set_atime(now);
+        inode.set_mtime(now);
+        inode.set_ctime(now);
+        inode.set_btime(now);
         self.put(ino, &mut inode);
         self.state[ino as usize] = State::Sound;
         self.add_entry(ROOT_INO as u32, LOST_FOUND, (ino, FileKind::Directory))

@@ -29,7 +29,8 @@ use super::{FAILED, Failure, Outcome, USAGE, about, complain, log, mounts, openi
 Options for -o:
   ro                   refuse changes; a crashed pool is recovered in memory, nothing is written
   remount,ro           let a mount refuse changes from now on; remount,rw: take them again
-  noatime, strictatime never, or always, move access times [default: as relatime]
+  nodiratime           listings move no access times
+  noatime, strictatime never, or always, move access times [default: as relatime]; reads from the kernel's cache never do
   allow_other          let other users in [default for root]
   nosuid, nodev        ignore setuid bits and device files [default unless root]
   noexec               execute nothing
@@ -43,7 +44,8 @@ Options for -o:
   log=FILE             as --log
   threads=N            serve with N threads [default: one a CPU]
   trace=FILE           record which parts of which files are written (no names, no content); a trace that is there is replaced
-  defaults, nofail, _netdev, noauto, user, x-*  are accepted, as /etc/fstab has them
+  nofail               a pool that is not there is no failure
+  defaults, _netdev, noauto, user, owner, group, sync, dirsync, lazytime, discard, user_xattr, x-*  are accepted, as /etc/fstab has them
 
 In /etc/fstab:
   /var/lib/data.pool  /data  ferrite  noatime  0 0")]
@@ -78,6 +80,8 @@ pub(crate) struct Mount {
 struct Options {
     /// Change what is mounted already.
     remount: bool,
+    /// A pool that is not there is no failure.
+    nofail: bool,
     engine: MountOptions,
     fuse: FuseOptions,
     /// Bytes a second of a scrub once a day.
@@ -151,6 +155,22 @@ fn number(word: &str, value: &str, least: usize, most: usize) -> Result<usize, F
         .ok_or_else(|| Failure::new(USAGE, format!("`{word}`: give a number from {least} to {most}")))
 }
 
+/// Why an option that other file systems know cannot be met here.
+fn untrue(word: &str) -> Option<&'static str> {
+    Some(match word {
+        "acl" | "posixacl" => "access control lists are not kept, so nothing would enforce them; leave it out",
+        "nouser_xattr" => "extended attributes cannot be switched off; leave it out",
+        "nobarrier" | "barrier=0" => {
+            "what returned is durable, always; `durability=process` trades power-loss safety for speed on disk files"
+        }
+        "errors=continue" | "errors=panic" => "a medium that failed stops all changes; leave it out",
+        "quota" | "usrquota" | "grpquota" | "prjquota" | "uquota" | "gquota" | "pquota" => {
+            "there are no quotas; leave it out"
+        }
+        _ => return None,
+    })
+}
+
 fn parse(words: &[String], sloppy: bool) -> Result<Options, Failure> {
     let root = rustix::process::geteuid().is_root();
     let mut engine = MountOptions::default();
@@ -160,7 +180,7 @@ fn parse(words: &[String], sloppy: bool) -> Result<Options, Failure> {
         ..FuseOptions::default()
     };
     let (mut daily, mut trace, mut log) = (None, None, None);
-    let (mut remount, mut clean_high) = (false, None);
+    let (mut remount, mut nofail, mut clean_high) = (false, false, None);
     for word in words {
         match word.as_str() {
             "ro" => engine.read_only = true,
@@ -176,8 +196,17 @@ fn parse(words: &[String], sloppy: bool) -> Result<Options, Failure> {
             "durability=strict" => engine.process_durability = false,
             "durability=process" => engine.process_durability = true,
             "accept_power_loss" => engine.accept_power_loss = true,
+            "nofail" => nofail = true,
+            "nodiratime" => engine.dir_atime = false,
+            "diratime" => engine.dir_atime = true,
+            // What they ask for is so anyway (a change is durable when it returns, attributes are kept, a failed medium stops changes), or is
+            // for mount(8), or is a permission that is not made use of.
+            "dirsync" | "user_xattr" | "noacl" | "errors=remount-ro" | "barrier" => {}
+            "group" | "owner" | "lazytime" | "nolazytime" | "discard" | "nodiscard" | "silent" | "loud" => {}
+            word if let Some(why) = untrue(word) => {
+                return Err(Failure::new(USAGE, format!("mount option `{word}`: {why}")));
+            }
             "defaults"
-            | "nofail"
             | "_netdev"
             | "auto"
             | "noauto"
@@ -190,7 +219,6 @@ fn parse(words: &[String], sloppy: bool) -> Result<Options, Failure> {
             | "async"
             | "sync"
             | "atime"
-            | "diratime"
             | "default_permissions"
             | "" => {}
             word if word.starts_with("x-") || word.starts_with("comment=") => {}
@@ -234,6 +262,7 @@ fn parse(words: &[String], sloppy: bool) -> Result<Options, Failure> {
     fuse.noatime = engine.atime == AtimePolicy::Never;
     Ok(Options {
         remount,
+        nofail,
         engine,
         fuse,
         scrub: daily.map(scrub::bytes),
@@ -252,6 +281,18 @@ impl Mount {
         if options.remount {
             self.remount(options.engine.read_only)?;
             return Ok(0);
+        }
+        if options.nofail && !self.daemon && is_missing(&self.pool) {
+            complain(format_args!(
+                "ferrite: {}: is not there, so it is not mounted (nofail)",
+                self.pool.display()
+            ));
+            return Ok(0);
+        }
+        if options.engine.atime == AtimePolicy::Strict && !self.daemon {
+            complain(
+                "ferrite: strictatime: reads that the kernel answers from its cache move no access time, as on any FUSE mount",
+            );
         }
         if self.foreground || self.daemon {
             self.serve(options)
@@ -456,6 +497,10 @@ fn detach(null: &File) -> Result<(), Failure> {
     Ok(())
 }
 
+fn is_missing(path: &Path) -> bool {
+    std::fs::metadata(path).is_err_and(|error| error.kind() == std::io::ErrorKind::NotFound)
+}
+
 /// Whether two names are of one pool: they are alike, or lead to the same file.
 fn is_same(one: &Path, other: &Path) -> bool {
     let file = |path| std::fs::metadata(path).map(|found| (found.dev(), found.ino()));
@@ -475,6 +520,20 @@ mod tests {
         let options = parse(&words("rw,nofail,x-systemd.automount,noatime,threads=3"), false).unwrap();
         assert_eq!(options.engine.atime, AtimePolicy::Never);
         assert_eq!(options.fuse.threads, 3);
+        let common = "defaults,discard,user_xattr,noacl,group,owner,lazytime,dirsync,sync,errors=remount-ro";
+        assert!(parse(&words(common), false).is_ok_and(|options| options.engine.dir_atime));
+        assert!(!parse(&words("nodiratime"), false).unwrap().engine.dir_atime);
+        for lie in ["acl", "nobarrier", "usrquota", "nouser_xattr", "errors=continue"] {
+            for sloppy in [false, true] {
+                let failure = parse(&words(lie), sloppy).err().unwrap();
+                assert!(
+                    failure.message.contains(lie) && failure.message.contains(": "),
+                    "{}",
+                    failure.message
+                );
+                assert!(!failure.message.contains("unknown"), "{}", failure.message);
+            }
+        }
         let failure = parse(&words("ro,colour=red"), false).err().unwrap();
         assert!(failure.message.contains("colour=red"));
         assert_eq!(failure.code, USAGE);
