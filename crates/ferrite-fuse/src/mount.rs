@@ -170,7 +170,14 @@ fn kernel_mount(device: &OwnedFd, dir: &Path, options: &FuseOptions) -> Result<(
     rustix::mount::mount(options.source.as_str(), dir, "fuse.ferrite", flags, data.as_c_str()).map_err(|error| {
         FuseError::MountPoint {
             path: dir.to_path_buf(),
-            why: error.to_string(),
+            why: match error {
+                rustix::io::Errno::PERM => {
+                    "the kernel lets this process mount nothing; root needs CAP_SYS_ADMIN for it (in a container: \
+                                            --cap-add SYS_ADMIN), see `ferrite doctor`"
+                        .into()
+                }
+                error => error.to_string(),
+            },
         }
     })
 }

@@ -12,13 +12,13 @@ use std::io::{BufRead, BufReader, ErrorKind, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt};
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use ferrite_fs::Engine;
 use rustix::process::{Pid, PidfdFlags};
 
-use super::mounts::MountPoint;
+use super::mounts::{self, MountPoint};
 use super::{FAILED, Failure, dump};
 
 /// How long a client may take with its request and the reply.
@@ -37,27 +37,75 @@ pub(crate) enum Request {
     Scrub(u64),
 }
 
-fn directory() -> PathBuf {
+/// Where a user's daemons have their sockets, as far as we can know.
+struct Directory {
+    path: PathBuf,
+    user: u32,
+}
+
+/// Ours.
+fn directory() -> Directory {
     let user = rustix::process::geteuid();
-    match std::env::var_os("XDG_RUNTIME_DIR") {
+    let path = match std::env::var_os("XDG_RUNTIME_DIR") {
         _ if user.is_root() => PathBuf::from("/run/ferrite"),
         Some(dir) => PathBuf::from(dir).join("ferrite"),
-        None => PathBuf::from(format!("/tmp/ferrite-{}", user.as_raw())),
+        None => directory_in_tmp(user.as_raw()),
+    };
+    let user = user.as_raw();
+    Directory { path, user }
+}
+
+fn directory_in_tmp(user: u32) -> PathBuf {
+    PathBuf::from(format!("/tmp/ferrite-{user}"))
+}
+
+/// Ours, and for root those of everybody who has a pool mounted.
+fn directories() -> Vec<Directory> {
+    let mut all = vec![directory()];
+    if rustix::process::geteuid().is_root() {
+        let mut users: Vec<u32> = mounts::all()
+            .into_iter()
+            .map(|mount| mount.user)
+            .filter(|&user| user != 0)
+            .collect();
+        users.sort_unstable();
+        users.dedup();
+        for user in users {
+            let in_run = PathBuf::from(format!("/run/user/{user}/ferrite"));
+            all.extend([in_run, directory_in_tmp(user)].map(|path| Directory { path, user }));
+        }
+    }
+    all
+}
+
+fn name_for_pool(pool: &Metadata) -> String {
+    match pool.file_type().is_char_device() {
+        true => format!("device-{:x}.sock", pool.rdev()),
+        false => format!("pool-{:x}-{:x}.sock", pool.dev(), pool.ino()),
     }
 }
 
-/// The socket of whoever has this file mounted.
-pub(crate) fn socket_of_pool(pool: &Metadata) -> PathBuf {
-    let name = match pool.file_type().is_char_device() {
-        true => format!("device-{:x}", pool.rdev()),
-        false => format!("pool-{:x}-{:x}", pool.dev(), pool.ino()),
-    };
-    directory().join(name + ".sock")
+fn name_for_mount(mount: &MountPoint) -> String {
+    format!("mount-{}.sock", mount.device.replace(':', "-"))
 }
 
-/// The socket of a mount's daemon.
-pub(crate) fn socket_of_mount(mount: &MountPoint) -> PathBuf {
-    directory().join(format!("mount-{}.sock", mount.device.replace(':', "-")))
+/// Connects to whoever has this file mounted; `None` if nobody does, or would talk to us.
+pub(crate) fn connect_to_pool(pool: &Metadata) -> Option<UnixStream> {
+    connect(&name_for_pool(pool))
+}
+
+/// Connects to a mount's daemon.
+pub(crate) fn connect_to_mount(mount: &MountPoint) -> Option<UnixStream> {
+    connect(&name_for_mount(mount))
+}
+
+fn connect(name: &str) -> Option<UnixStream> {
+    directories().into_iter().find_map(|directory| {
+        let stream = UnixStream::connect(directory.path.join(name)).ok()?;
+        // A directory in /tmp may be anybody's: nobody answers for another.
+        let peer = rustix::net::sockopt::socket_peercred(&stream).ok()?;
+        (peer.uid.as_raw() == directory.user).then_some(stream)
+    })
 }
 
 /// The daemon's end.
@@ -74,8 +122,8 @@ impl Server {
         std::fs::DirBuilder::new()
             .recursive(true)
             .mode(0o700)
-            .create(directory())?;
-        let new = directory().join(format!("new-{}.sock", std::process::id()));
+            .create(directory().path)?;
+        let new = directory().path.join(format!("new-{}.sock", std::process::id()));
         // Process numbers come again; whoever had this one is gone.
         let _ = std::fs::remove_file(&new);
         let listener = UnixListener::bind(&new)?;
@@ -83,10 +131,11 @@ impl Server {
             ino: std::fs::symlink_metadata(&new)?.ino(),
             names: vec![new.clone()],
         };
-        for name in [Some(socket_of_pool(pool)), mount.map(socket_of_mount)]
+        for name in [Some(name_for_pool(pool)), mount.map(name_for_mount)]
             .into_iter()
             .flatten()
         {
+            let name = directory().path.join(name);
             // A rename onto another name of the same socket would do nothing; this one's name is new each time.
             let link = name.with_extension(format!("{}.new", std::process::id()));
             let _ = std::fs::remove_file(&link);
@@ -145,7 +194,7 @@ fn reply(request: &str, engine: &Engine) -> Result<serde_json::Value, Failure> {
 
 /// The process that serves a mount; `None` if nobody does, or would talk to us.
 pub(crate) fn process_of(mount: &MountPoint) -> Option<u32> {
-    let stream = UnixStream::connect(socket_of_mount(mount)).ok()?;
+    let stream = connect_to_mount(mount)?;
     let listener = rustix::net::sockopt::socket_peercred(&stream).ok()?;
     u32::try_from(listener.pid.as_raw_nonzero().get()).ok()
 }
@@ -156,15 +205,12 @@ pub(crate) fn daemon_of(mount: &MountPoint) -> Option<OwnedFd> {
     rustix::process::pidfd_open(process, PidfdFlags::empty()).ok()
 }
 
-/// Sends a request to a daemon; `None` if nobody listens there.
+/// Sends a request to a daemon.
 pub(crate) fn ask<T: serde::de::DeserializeOwned>(
-    socket: &Path,
+    mut stream: UnixStream,
     request: &Request,
     timeout: Option<Duration>,
-) -> Result<Option<T>, Failure> {
-    let Ok(mut stream) = UnixStream::connect(socket) else {
-        return Ok(None);
-    };
+) -> Result<T, Failure> {
     stream.set_read_timeout(timeout)?;
     let mut reply = String::new();
     let exchange = writeln!(stream, "{}", serde_json::to_string(request)?)
@@ -185,7 +231,7 @@ pub(crate) fn ask<T: serde::de::DeserializeOwned>(
     let reply: serde_json::Value = serde_json::from_str(&reply)?;
     match reply.get("error").and_then(serde_json::Value::as_str) {
         Some(error) => Err(Failure::new(FAILED, error)),
-        None => Ok(Some(serde_json::from_value(reply)?)),
+        None => Ok(serde_json::from_value(reply)?),
     }
 }
 
@@ -198,10 +244,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_daemon_that_ends_before_it_answers_is_told_from_none() {
+    fn a_daemon_that_ends_before_it_answers_is_told() {
         let dir = tempfile::tempdir().unwrap();
         let socket = dir.path().join("socket");
-        assert!(matches!(ask::<bool>(&socket, &Request::IsReadOnly, None), Ok(None)));
         let listener = UnixListener::bind(&socket).unwrap();
         let daemon = std::thread::spawn(move || {
             for text in ["", "tr", "true\n", "{\"error\":\"no\"}\n"] {
@@ -213,13 +258,12 @@ mod tests {
                 stream.write_all(text.as_bytes()).unwrap();
             }
         });
-        let ask = || ask::<bool>(&socket, &Request::IsReadOnly, None);
+        let ask = || ask::<bool>(UnixStream::connect(&socket).unwrap(), &Request::IsReadOnly, None);
         for _ in 0..2 {
             assert!(ask().unwrap_err().message.contains("unmounted meanwhile"));
         }
-        assert_eq!(ask().unwrap(), Some(true));
+        assert!(ask().unwrap());
         assert_eq!(ask().unwrap_err().message, "no");
         daemon.join().unwrap();
-        assert!(matches!(ask(), Ok(None)), "a socket that is left over is nobody's");
     }
 }

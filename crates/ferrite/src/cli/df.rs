@@ -2,6 +2,8 @@
 
 use std::path::PathBuf;
 
+use ferrite_fs::PoolInfo;
+
 use super::mounts::MountPoint;
 use super::{FAILED, Failure, Outcome, complain, info, mounts, say, say_json, size};
 
@@ -24,6 +26,43 @@ struct Row {
     available_bytes: u64,
     inodes: u64,
     inodes_free: u64,
+    state: State,
+}
+
+/// Whether one can rely on it.
+#[derive(Clone, Copy, serde::Serialize)]
+#[serde(rename_all = "lowercase")]
+enum State {
+    /// All is well.
+    Ok,
+    /// Damage was found at the mount, or since.
+    Damaged,
+    /// It turned read-only, since the medium failed.
+    Failed,
+    /// It is mounted, but its daemon was killed.
+    Dead,
+    /// Its daemon does not talk to us.
+    Unknown,
+}
+
+impl State {
+    fn of(info: &PoolInfo) -> State {
+        match () {
+            () if info.failed.is_some() => State::Failed,
+            () if !info.damage.is_empty() || info.runtime_findings_total > 0 => State::Damaged,
+            () => State::Ok,
+        }
+    }
+
+    fn word(self) -> &'static str {
+        match self {
+            State::Ok => "ok",
+            State::Damaged => "DAMAGED",
+            State::Failed => "READ-ONLY",
+            State::Dead => "DEAD",
+            State::Unknown => "?",
+        }
+    }
 }
 
 impl Df {
@@ -60,17 +99,18 @@ impl Df {
             return Ok(code);
         }
         say(format!(
-            "{:<32} {:>10} {:>10} {:>10} {:>12}  mounted on",
-            "pool", "size", "used", "available", "free inodes"
+            "{:<32} {:>10} {:>10} {:>10} {:>12}  {:<9} mounted on",
+            "pool", "size", "used", "available", "free inodes", "state"
         ));
         for row in rows {
             say(format!(
-                "{:<32} {:>10} {:>10} {:>10} {:>12}  {}",
+                "{:<32} {:>10} {:>10} {:>10} {:>12}  {:<9} {}",
                 row.pool.display().to_string(),
                 size::human(row.size_bytes),
                 size::human(row.used_bytes),
                 size::human(row.available_bytes),
                 row.inodes_free,
+                row.state.word(),
                 row.mounted_on.map_or("-".into(), |dir| dir.display().to_string())
             ));
         }
@@ -79,8 +119,14 @@ impl Df {
 }
 
 fn row(path: PathBuf, mount: Option<MountPoint>) -> Result<Row, Failure> {
-    let info = info::gather(&path)?;
+    let info = match (info::gather(&path), &mount) {
+        (Ok(info), _) => info,
+        // It is somebody else's, and the kernel knows how much room there is.
+        (Err(failure), Some(mount)) => return told_by_kernel(mount).ok_or(failure),
+        (Err(failure), None) => return Err(failure),
+    };
     let block = u64::from(info.block_bytes);
+    let is_dead = mount.as_ref().is_some_and(MountPoint::is_dead);
     Ok(Row {
         pool: mount.as_ref().map_or(path, |mount| mount.pool.clone()),
         mounted_on: mount.map(|mount| mount.dir),
@@ -89,5 +135,20 @@ fn row(path: PathBuf, mount: Option<MountPoint>) -> Result<Row, Failure> {
         available_bytes: info.blocks_free.saturating_sub(info.blocks_reserved) * block,
         inodes: info.inodes,
         inodes_free: info.inodes_free,
+        state: if is_dead { State::Dead } else { State::of(&info) },
+    })
+}
+
+fn told_by_kernel(mount: &MountPoint) -> Option<Row> {
+    let fs = rustix::fs::statvfs(&mount.dir).ok()?;
+    Some(Row {
+        pool: mount.pool.clone(),
+        mounted_on: Some(mount.dir.clone()),
+        size_bytes: fs.f_blocks * fs.f_frsize,
+        used_bytes: fs.f_blocks.saturating_sub(fs.f_bfree) * fs.f_frsize,
+        available_bytes: fs.f_bavail * fs.f_frsize,
+        inodes: fs.f_files,
+        inodes_free: fs.f_ffree,
+        state: State::Unknown,
     })
 }

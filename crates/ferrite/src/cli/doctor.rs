@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use ferrite_pm::cpu_features;
+use rustix::thread::CapabilitySet;
 
 use super::{Outcome, say, say_json, size};
 
@@ -91,6 +92,7 @@ fn devices(prefix: &str) -> Vec<String> {
 
 fn checks() -> Vec<Check> {
     let mut checks = vec![fuse(), fusermount(), allow_other()];
+    checks.extend(capability());
     checks.extend(cpu());
     checks.extend(memory());
     let dax = devices("dax");
@@ -119,6 +121,21 @@ fn fuse() -> Check {
     let mend = "load it with `modprobe fuse`; in a container, pass --device /dev/fuse and --cap-add SYS_ADMIN. The library \
                 works without it";
     Check::new("FUSE", opened.is_ok(), State::Bad, found, mend)
+}
+
+/// Root mounts by itself, which takes a capability that a container's root may lack.
+fn capability() -> Option<Check> {
+    if !rustix::process::geteuid().is_root() {
+        return None;
+    }
+    let may = rustix::thread::capabilities(None).is_ok_and(|sets| sets.effective.contains(CapabilitySet::SYS_ADMIN));
+    let found = if may {
+        "CAP_SYS_ADMIN is there"
+    } else {
+        "CAP_SYS_ADMIN is missing"
+    };
+    let mend = "in a container, pass --cap-add SYS_ADMIN. The library works without it";
+    Some(Check::new("mounting as root", may, State::Bad, found, mend))
 }
 
 fn fusermount() -> Check {

@@ -29,10 +29,13 @@ pub(crate) struct Info {
 /// Information about a pool, from its daemon or from the pool itself.
 pub(crate) fn gather(path: &Path) -> Result<PoolInfo, Failure> {
     let target = Target::new(path);
-    match target.ask(&Request::Info)? {
-        Some(info) => Ok(info),
-        None => Ok(target.look()?.info()),
+    if let Some(info) = target.ask(&Request::Info)? {
+        return Ok(info);
     }
+    let mut info: PoolInfo = target.look()?.info();
+    // A look is a mount in memory, which does not count.
+    info.mounts = info.mounts.saturating_sub(1);
+    Ok(info)
 }
 
 impl Info {

@@ -206,7 +206,8 @@ fn by_helper_name(mut arguments: Vec<OsString>) -> Vec<OsString> {
         Some("fsck.ferrite") => "fsck",
         _ => return arguments,
     };
-    arguments.insert(1, command.into());
+    // The name as well: usage lines show it, and are to be commands that exist.
+    arguments.splice(..1, ["ferrite".into(), command.into()]);
     arguments
 }
 
@@ -225,7 +226,7 @@ mod tests {
     fn helpers_are_recognised_by_their_names() {
         let run = |words: &[&str]| by_helper_name(words.iter().map(OsString::from).collect());
         assert_eq!(run(&["/sbin/mount.ferrite", "pool", "dir"])[1], "mount");
-        assert_eq!(run(&["mkfs.ferrite", "pool"])[1], "mkfs");
+        assert_eq!(run(&["mkfs.ferrite", "pool"]), ["ferrite", "mkfs", "pool"]);
         assert_eq!(code_of_wrong_usage(&run(&["/sbin/fsck.ferrite", "--what"])), 16);
         assert_eq!(code_of_wrong_usage(&run(&["ferrite", "-v", "fsck", "--what"])), 16);
         assert_eq!(code_of_wrong_usage(&run(&["ferrite", "scrub", "fsck"])), 2);

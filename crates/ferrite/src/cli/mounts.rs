@@ -4,7 +4,9 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use super::{FAILED, Failure};
+use rustix::io::Errno;
+
+use super::{FAILED, Failure, control};
 
 /// File-system type of our mounts.
 const FS_TYPE: &[u8] = b"fuse.ferrite";
@@ -18,6 +20,16 @@ pub(crate) struct MountPoint {
     pub(crate) dir: PathBuf,
     /// Number of the device that the kernel made for the mount, as `major:minor`. No other mount of this machine has it meanwhile.
     pub(crate) device: String,
+    /// Who mounted it.
+    pub(crate) user: u32,
+}
+
+impl MountPoint {
+    /// Whether nobody serves it any more: its daemon was killed. One that listens is not asked, since it may take its time; attributes
+    /// would say nothing, since the kernel has them ready.
+    pub(crate) fn is_dead(&self) -> bool {
+        control::process_of(self).is_none() && rustix::fs::statvfs(&self.dir).err() == Some(Errno::NOTCONN)
+    }
 }
 
 /// All mounted pools.
@@ -38,10 +50,18 @@ fn parse(mountinfo: &[u8]) -> Vec<MountPoint> {
             let (device, dir) = (fields.nth(2)?, fields.nth(1)?);
             let mut behind_dash = fields.skip_while(|field| *field != b"-").skip(1);
             let (fs_type, source) = (behind_dash.next()?, behind_dash.next()?);
+            let mut options = behind_dash.next()?.split(|&byte| byte == b',');
+            let user = options.find_map(|option| {
+                std::str::from_utf8(option.strip_prefix(b"user_id=")?)
+                    .ok()?
+                    .parse()
+                    .ok()
+            });
             (fs_type == FS_TYPE).then(|| MountPoint {
                 pool: unescape(source),
                 dir: unescape(dir),
                 device: String::from_utf8_lossy(device).into_owned(),
+                user: user.unwrap_or(0),
             })
         })
         .collect()
@@ -88,9 +108,8 @@ pub(crate) fn with_path(dir: &Path) -> Option<MountPoint> {
 /// Takes dead mounts of ours away from a directory: their daemons were killed, so nobody can use them.
 pub(crate) fn clear_dead(dir: &Path) -> Result<(), Failure> {
     while let Some(mount) = with_path(dir) {
-        match std::fs::metadata(dir) {
-            Err(error) if error.raw_os_error() == Some(libc::ENOTCONN) => {}
-            _ => break,
+        if !mount.is_dead() {
+            break;
         }
         tracing::info!(dir = %dir.display(), pool = %mount.pool.display(), "a dead mount is taken over");
         // Lazily: programs may have files open there, which are as dead.
@@ -138,11 +157,12 @@ mod tests {
     #[test]
     fn our_mounts_are_found_among_others() {
         let text = b"22 1 254:0 / / rw,relatime - ext4 /dev/vda rw\n\
-            30 22 0:50 / /mnt/a\\040b rw - fuse.ferrite /dev/shm/my\\040pool rw,user_id=0\n";
+            30 22 0:50 / /mnt/a\\040b rw - fuse.ferrite /dev/shm/my\\040pool rw,user_id=1000,group_id=7\n";
         let expected = MountPoint {
             pool: "/dev/shm/my pool".into(),
             dir: "/mnt/a b".into(),
             device: "0:50".into(),
+            user: 1000,
         };
         assert_eq!(parse(text), [expected]);
     }

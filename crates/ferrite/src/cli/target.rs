@@ -55,15 +55,17 @@ impl Target {
         request: &Request,
         timeout: Option<Duration>,
     ) -> Result<Option<T>, Failure> {
-        let socket = match &self.mount {
-            Some(mount) => control::socket_of_mount(mount),
-            None => match std::fs::metadata(&self.given) {
-                Ok(metadata) => control::socket_of_pool(&metadata),
-                // Opening it will say what is wrong.
-                Err(_) => return Ok(None),
-            },
+        let daemon = match &self.mount {
+            Some(mount) => control::connect_to_mount(mount),
+            // If there is none, opening it will say what is wrong.
+            None => std::fs::metadata(&self.given)
+                .ok()
+                .and_then(|pool| control::connect_to_pool(&pool)),
         };
-        control::ask(&socket, request, timeout).map_err(|failure| failure.of(&self.given))
+        let Some(daemon) = daemon else { return Ok(None) };
+        control::ask(daemon, request, timeout)
+            .map(Some)
+            .map_err(|failure| failure.of(&self.given))
     }
 
     /// Opens the pool through a private copy: one that crashed is recovered in memory, and nothing is written.
