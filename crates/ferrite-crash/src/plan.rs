@@ -9,7 +9,7 @@ fn named(source: Source) -> Name {
 }
 
 /// Kinds of workloads by chance.
-const KINDS: u64 = 5;
+const KINDS: u64 = 6;
 
 /// Workloads by chance: `turn` picks the kind, so that all kinds are tried soon.
 fn by_chance(turn: u64, seed: u64) -> Name {
@@ -20,6 +20,7 @@ fn by_chance(turn: u64, seed: u64) -> Name {
         1 => Source::Relay(turn / KINDS % profiles, number),
         2 => Source::Churn(number),
         3 => Source::Crowd(number),
+        4 => Source::Reuse(number),
         _ => Source::Threads(number),
     })
 }

@@ -3,10 +3,11 @@
 use std::collections::HashMap;
 use std::sync::{Arc, OnceLock};
 
-use ferrite_fs::{AtimePolicy, Engine, MkfsOptions, MountOptions, mkfs};
+use ferrite_fs::{AtimePolicy, Engine, MkfsOptions, MountOptions, mkfs, number_thread};
 use ferrite_pm::{Log, Recorder, Region};
 use ferrite_testkit::apply::{CanonAttr, ErrorKind, Outcome, Runner, Stamp};
 use ferrite_testkit::ops::{Op, Target};
+use ferrite_testkit::rng::pattern;
 use ferrite_testkit::snapshot::{Node, Snapshot};
 use ferrite_vfs::memfs::MemFs;
 use ferrite_vfs::{FallocateMode, FileKind, FileSystem, NewNode};
@@ -18,6 +19,7 @@ use crate::source::{Name, Workload, filler};
 /// Size of the pools: the smallest there are.
 const POOL_BYTES: u64 = 4 << 20;
 const ENOSPC: i32 = 28;
+const PAGE: u64 = 4096;
 
 /// A tree, without what a crash or a look at it may change: access times, and the root's modification time.
 pub type Tree = std::collections::BTreeMap<Vec<u8>, Node>;
@@ -28,6 +30,8 @@ pub struct Recorded {
     pub log: Log,
     /// For each thread: the tree before its first operation and after each.
     pub states: Vec<Vec<Tree>>,
+    /// For each thread and operation: what it writes, if that is one whole page.
+    pub pages: Vec<Vec<Option<Vec<u8>>>>,
     /// For each thread and operation: whether the runner follows it up with a call of its own, which sets what the contract leaves
     /// open, so that a crash may come between the two.
     pub settled: Vec<Vec<bool>>,
@@ -63,11 +67,11 @@ impl Name {
     }
 }
 
-fn options(variant: Variant) -> MkfsOptions {
+fn options(variant: Variant, workload: &Workload) -> MkfsOptions {
     MkfsOptions {
         mapping: variant.mapping,
         data_checksum: variant.data_checksum,
-        inodes: Some(127),
+        inodes: Some(workload.inodes),
         rings: Some(2),
         seed: Some(42),
         ..MkfsOptions::default()
@@ -138,13 +142,16 @@ struct Ready {
 
 fn ready(variant: Variant, workload: &Workload) -> Result<Arc<Ready>, String> {
     static MADE: OnceLock<Mutex<HashMap<String, Arc<Ready>>>> = OnceLock::new();
-    let key = format!("{variant:?} {:?} {:?}", workload.blocks_left, workload.setup);
+    let key = format!(
+        "{variant:?} {} {:?} {:?}",
+        workload.inodes, workload.blocks_left, workload.setup
+    );
     let made = MADE.get_or_init(Mutex::default);
     if let Some(ready) = made.lock().get(&key) {
         return Ok(Arc::clone(ready));
     }
     let region = Region::anonymous(POOL_BYTES).map_err(|error| error.to_string())?;
-    mkfs(&region, &options(variant)).map_err(|error| error.to_string())?;
+    mkfs(&region, &options(variant, workload)).map_err(|error| error.to_string())?;
     let initial = image_of(&region);
     let recorder = Recorder::new(initial.clone());
     let mut region = Region::from_image(&initial).map_err(|error| error.to_string())?;
@@ -201,9 +208,17 @@ fn refused(outcome: &Outcome) -> bool {
     *outcome == Outcome::Error(ErrorKind(ENOSPC))
 }
 
-/// Does `work` on another thread.
-fn elsewhere<T: Send>(work: impl FnOnce() -> T + Send) -> Result<T, String> {
-    let done = std::thread::scope(|scope| scope.spawn(work).join());
+/// The numbers of the threads that do what is recorded: each has a ring of its own, and the same one each time.
+pub(crate) const HERE: u64 = 0;
+pub(crate) const ELSEWHERE: u64 = 1;
+
+/// Does `work` on another thread, in the ring of the number `thread`.
+pub(crate) fn elsewhere<T: Send>(thread: u64, work: impl FnOnce() -> T + Send) -> Result<T, String> {
+    let numbered = || {
+        number_thread(thread);
+        work()
+    };
+    let done = std::thread::scope(|scope| scope.spawn(numbered).join());
     done.map_err(|_| "the engine panicked in another thread".into())
 }
 
@@ -212,6 +227,7 @@ fn elsewhere<T: Send>(work: impl FnOnce() -> T + Send) -> Result<T, String> {
 /// # Errors
 /// In words: the engine did something wrong without any crash.
 pub fn record(variant: Variant, workload: &Workload) -> Result<Recorded, String> {
+    number_thread(HERE);
     let ready = ready(variant, workload)?;
     let mount = mount_options(workload);
     let recorder = Recorder::new(ready.image.clone());
@@ -223,7 +239,7 @@ pub fn record(variant: Variant, workload: &Workload) -> Result<Recorded, String>
         let mut skipped = Vec::new();
         for (index, op) in ops.iter().enumerate() {
             let applied = match workload.relay && index % 2 == 1 {
-                true => elsewhere(|| runner.apply(op))?,
+                true => elsewhere(ELSEWHERE, || runner.apply(op))?,
                 false => runner.apply(op),
             };
             let outcome = applied.map_err(|violation| format!("{op:?}: {}", violation.0))?;
@@ -241,7 +257,12 @@ pub fn record(variant: Variant, workload: &Workload) -> Result<Recorded, String>
                 .threads
                 .iter()
                 .enumerate()
-                .map(|(thread, ops)| scope.spawn(move || run(thread, ops)))
+                .map(|(thread, ops)| {
+                    scope.spawn(move || {
+                        number_thread(thread as u64);
+                        run(thread, ops)
+                    })
+                })
                 .collect();
             let joined = threads.into_iter().map(|thread| match thread.join() {
                 Ok(result) => result,
@@ -273,9 +294,18 @@ pub fn record(variant: Variant, workload: &Workload) -> Result<Recorded, String>
         }
         Ok(states)
     };
+    let page = |op: &Op| match *op {
+        Op::Write { offset, len, fill, .. } if offset % PAGE == 0 && len as u64 == PAGE => Some(pattern(fill, len)),
+        _ => None,
+    };
     let settled = |ops: &Vec<Op>| ops.iter().map(|op| matches!(op, Op::Fallocate { .. })).collect();
     Ok(Recorded {
         log: recorder.log(),
+        pages: workload
+            .threads
+            .iter()
+            .map(|ops| ops.iter().map(page).collect())
+            .collect(),
         settled: workload.threads.iter().map(settled).collect(),
         states: workload
             .threads

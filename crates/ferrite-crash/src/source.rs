@@ -3,6 +3,8 @@
 //! Invariant: a name stands for the same workload for ever (as long as the alphabets here and the testkit's generator stay
 //! what they are), so it can be printed and replayed.
 
+mod reuse;
+
 use std::fmt;
 use std::str::FromStr;
 
@@ -26,6 +28,8 @@ pub enum Source {
     Relay(u64, u64),
     /// Pages that lie alone, on a pool whose mapping table is nearly full, so that entries move; files that come and go.
     Crowd(u64),
+    /// Few names and inode numbers that two threads use again after each other.
+    Reuse(u64),
     /// Several threads, each with random operations in a directory of its own.
     Threads(u64),
 }
@@ -48,6 +52,7 @@ impl fmt::Display for Source {
             Source::Relay(profile, seed) => write!(f, "relay:{profile}:{seed}"),
             Source::Churn(seed) => write!(f, "churn:{seed}"),
             Source::Crowd(seed) => write!(f, "crowd:{seed}"),
+            Source::Reuse(seed) => write!(f, "reuse:{seed}"),
             Source::Threads(seed) => write!(f, "threads:{seed}"),
         }
     }
@@ -70,8 +75,8 @@ impl FromStr for Name {
     fn from_str(text: &str) -> Result<Self, String> {
         let wrong = || {
             format!(
-                "{text:?} is no workload: want pair:N, triple:N, random:PROFILE:SEED, relay:PROFILE:SEED, churn:SEED, crowd:SEED \
-                 or threads:SEED"
+                "{text:?} is no workload: want pair:N, triple:N, random:PROFILE:SEED, relay:PROFILE:SEED, churn:SEED, crowd:SEED, \
+                 reuse:SEED or threads:SEED"
             )
         };
         let (source, kept) = match text.split_once('/') {
@@ -87,6 +92,7 @@ impl FromStr for Name {
             ("relay", 3) => Source::Relay(number(1)?, number(2)?),
             ("churn", 2) => Source::Churn(number(1)?),
             ("crowd", 2) => Source::Crowd(number(1)?),
+            ("reuse", 2) => Source::Reuse(number(1)?),
             ("threads", 2) => Source::Threads(number(1)?),
             _ => return Err(wrong()),
         };
@@ -342,6 +348,10 @@ pub fn triples() -> u64 {
     (reduced().len() as u64).pow(3)
 }
 
+/// Inodes of most pools.
+const INODES: u64 = 127;
+/// The fewest that a pool can have.
+const FEW_INODES: u64 = 15;
 /// Operations of a random workload.
 const RANDOM_OPS: usize = 40;
 /// Operations of a workload with threads, each.
@@ -370,6 +380,8 @@ const CROWD_STRIDE: u64 = 8;
 pub struct Workload {
     /// Operations before the recording.
     pub setup: Vec<Op>,
+    /// Inodes of the pool.
+    pub inodes: u64,
     /// Then all blocks but so many are reserved by a file of their own.
     pub blocks_left: Option<u64>,
     /// What is recorded, for each thread.
@@ -385,6 +397,7 @@ impl Source {
     pub fn workload(&self) -> Workload {
         let plain = |setup: Vec<Op>, ops: Vec<Op>| Workload {
             setup,
+            inodes: INODES,
             blocks_left: None,
             threads: vec![ops],
             relay: false,
@@ -418,6 +431,7 @@ impl Source {
                     make(&[A], FileKind::File),
                     write(&[A], 0, CHURN_PAGES as usize * 4096, 1),
                 ],
+                inodes: INODES,
                 blocks_left: Some(CHURN_BLOCKS_LEFT),
                 threads: vec![churn(seed)],
                 relay: seed % 3 == 2,
@@ -430,11 +444,17 @@ impl Source {
                     write(&[A], 0, 4096, 1),
                     write(&[C], 0, 4096, 2),
                 ],
+                inodes: INODES,
                 blocks_left: Some(CROWD_BLOCKS_LEFT),
                 threads: vec![crowd(seed)],
                 // Most of the time: a move must be told from older and later records in other rings.
                 relay: seed % 4 != 0,
                 fold_read_entries: (seed % 2) as u32,
+            },
+            Source::Reuse(seed) => Workload {
+                inodes: FEW_INODES,
+                relay: true,
+                ..plain(reuse::setup(), reuse::ops(seed))
             },
             Source::Threads(seed) => {
                 let profiles = [Profile::Unaligned, Profile::Metadata, Profile::Mixed, Profile::Renames];
@@ -445,6 +465,7 @@ impl Source {
                 };
                 Workload {
                     setup: vec![mkdir(&[0]), mkdir(&[1])],
+                    inodes: INODES,
                     blocks_left: None,
                     threads: vec![ops(0), ops(1)],
                     relay: false,
@@ -614,6 +635,7 @@ mod tests {
             Source::Relay(0, 3),
             Source::Churn(1),
             Source::Crowd(2),
+            Source::Reuse(3),
             Source::Threads(4),
         ];
         for source in sources {

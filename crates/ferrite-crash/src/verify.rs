@@ -5,18 +5,23 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use ferrite_fs::{Engine, MountOptions, fsck};
-use ferrite_pm::{Recorder, Region};
+use ferrite_pm::{Choice, Recorder, Region};
 use ferrite_testkit::snapshot::Snapshot;
 use ferrite_vfs::{Cred, FileKind, FileSystem, FsError, NewNode, OpenMode, ROOT_INO, RenameMode};
 
 use crate::choices::choices;
-use crate::record::{Recorded, Tree, capture, quiet_mount, share, unsettled};
+use crate::record::{Recorded, Tree, capture, elsewhere, quiet_mount, share, unsettled};
+
+/// Blocks to which a page is written after a crash; pools that are nearly full have fewer.
+const ECHOES_MAX: u64 = 100;
 
 /// What an image may hold: for each thread, a tree before and one after the operation under way.
 pub struct Allowed<'a> {
     states: Vec<&'a [Tree]>,
     /// For each thread: the operation under way is followed up, see [`Recorded::settled`].
     settled: Vec<bool>,
+    /// The page that an operation under way writes, if that is all it writes.
+    page: Option<&'a [u8]>,
 }
 
 impl<'a> Allowed<'a> {
@@ -27,7 +32,11 @@ impl<'a> Allowed<'a> {
             own.map(|&mark| mark as u32 as usize).max().unwrap_or(0)
         };
         let threads = recorded.states.iter().enumerate();
+        let pages = recorded.pages.iter().enumerate();
         Allowed {
+            page: pages
+                .filter_map(|(thread, pages)| pages.get(returned(thread))?.as_deref())
+                .next(),
             states: threads
                 .map(|(thread, states)| &states[returned(thread)..states.len().min(returned(thread) + 2)])
                 .collect(),
@@ -42,6 +51,7 @@ impl<'a> Allowed<'a> {
         Allowed {
             states: vec![std::slice::from_ref(tree)],
             settled: vec![false],
+            page: None,
         }
     }
 
@@ -114,6 +124,9 @@ pub fn verify(
     if counted != there.len() as u64 {
         return Err(format!("{counted} inodes are in use, the tree has {}", there.len()));
     }
+    if let (Some((_, seed)), Some(page)) = (recrash, allowed.page) {
+        echo(image, page, mount, seed % 2).map_err(|what| format!("crashed again after {what}"))?;
+    }
     if let Some(recorder) = &recorder {
         recorder.mark(1);
     }
@@ -137,6 +150,48 @@ pub fn verify(
         ));
     }
     crash_recovery(&log, allowed, mount, budget, seed)
+}
+
+/// Recovers `image`, writes `page`, which the operation under way wrote as well, to one free block after the other, and crashes. A record
+/// that the first crash left without its data must not come back to life by that.
+fn echo(image: &[u8], page: &[u8], mount: &MountOptions, ring: u64) -> Result<(), String> {
+    let recorder = Recorder::new(image.to_vec());
+    let mut region = Region::from_image(image).map_err(|error| error.to_string())?;
+    region.attach_recorder(Arc::clone(&recorder));
+    let engine = Engine::mount(region, mount).map_err(|error| format!("recovery: does not mount: {error}"))?;
+    // Either ring may hold such a record, and writes over it if it is used first.
+    elsewhere(ring, || write_often(&engine, page))?.map_err(|error| format!("recovery: {error}"))?;
+    let tree = capture(&engine)?;
+    let log = recorder.log();
+    let mut cursor = log.cursor();
+    while cursor.advance() {}
+    cursor.with_image(Choice::None, |image| {
+        verify(image, &Allowed::only(&tree), mount, None)
+            .map(drop)
+            .map_err(|what| format!("a recovery that was followed by the same page: {what}"))
+    })
+}
+
+/// As many overwrites of a page as there are free blocks, so that it has been in each; no more, or the mark would move.
+fn write_often(engine: &Engine, page: &[u8]) -> ferrite_vfs::Result<()> {
+    let node = NewNode {
+        kind: FileKind::File,
+        mode: 0o600,
+        rdev: 0,
+    };
+    let made = match engine.mknod(&Cred::root(), ROOT_INO, b"echo", &node) {
+        Err(FsError::NoSpace(_)) => return Ok(()),
+        made => made?,
+    };
+    let file = engine.open(made.ino, OpenMode::read_write())?;
+    let free = engine.statfs()?.blocks_free;
+    for _ in 1..free.min(ECHOES_MAX) {
+        match file.write_at(0, page) {
+            Err(FsError::NoSpace(_)) => break,
+            other => other?,
+        };
+    }
+    Ok(())
 }
 
 fn crash_recovery(

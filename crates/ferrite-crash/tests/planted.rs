@@ -26,6 +26,13 @@ fn every_planted_mistake_is_found() {
     let only = std::env::var("FERRITE_FLAW").ok();
     let wanted = |flaw: &Flaw| only.as_ref().is_none_or(|name| *name == format!("{flaw:?}"));
     for flaw in Flaw::ALL.into_iter().filter(wanted) {
+        // Asked for by name it is looked for all the same.
+        if only.is_none()
+            && let Some(test) = flaw.own_test()
+        {
+            println!("{flaw:?}: left to {test}");
+            continue;
+        }
         let concerned = MAPPINGS.iter().copied().filter(|&mapping| flaw.concerns(mapping));
         // What is particular to some mappings was written for each of them.
         let is_general = flaw.concerns(Mapping::default());

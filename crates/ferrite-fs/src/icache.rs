@@ -20,9 +20,9 @@ use crate::spread::Spread;
 
 use crate::planted::{Flaw, planted};
 
-const SHARDS: usize = 64;
-/// Entries a shard keeps although nobody uses them. Where mistakes are planted hardly any, so that the small pools on which they are looked
-/// for sweep, too.
+/// Where mistakes are planted there are few shards, and they keep hardly anything: so the small pools on which these are looked for sweep, too.
+const SHARDS: usize = if cfg!(feature = "planted") { 2 } else { 64 };
+/// Entries a shard keeps although nobody uses them.
 const KEEP_PER_SHARD: usize = if cfg!(feature = "planted") { 1 } else { 256 };
 
 #[derive(Default)]

@@ -1,0 +1,64 @@
+//! Few names and inode numbers, used again by two threads whose rings are far apart in their numbers.
+//!
+//! One thread does something each time, the other one mostly reads; so the numbers of the first ring run ahead, and what it clears the
+//! second sets by a record that must have a number above that all the same (docs/crash-consistency.md, rules 4 and 6).
+
+use super::*;
+
+/// Operations of such a workload.
+const REUSE_OPS: usize = 60;
+/// Directories, and names that each may have.
+const DIRS: u64 = 3;
+const NAMES: u64 = 6;
+/// The file of two pages that is written across their border, so that one record vouches for two entries.
+const PAGES: u8 = 5;
+
+/// What is there at first.
+pub(super) fn setup() -> Vec<Op> {
+    let dirs = (0..DIRS as u8).map(|dir| mkdir(&[dir]));
+    let files = [
+        make(&[0, A], FileKind::File),
+        make(&[1, A], FileKind::File),
+        make(&[PAGES], FileKind::File),
+        write(&[PAGES], 0, 8192, 1),
+    ];
+    dirs.chain(files).collect()
+}
+
+/// The operations: those of even index are of the thread that is ahead.
+pub(super) fn ops(seed: u64) -> Vec<Op> {
+    let mut rng = Rng::new(seed ^ 0x4e5);
+    let step = |index: usize| {
+        let is_ahead = index.is_multiple_of(2);
+        // Each has a directory of its own, or what both change would keep them together.
+        let own = if is_ahead { 0 } else { 1 };
+        let dir = match rng.below(8) {
+            0 => 2,
+            1 if is_ahead => 1,
+            _ => own,
+        };
+        let name = [dir, rng.below(NAMES) as u8];
+        let other = [dir, rng.below(NAMES) as u8];
+        let fill = 100 + index as u32;
+        match (rng.below(10), is_ahead) {
+            (0..=4, false) => Op::Read {
+                on: at(&[PAGES]),
+                offset: 0,
+                len: 8192,
+            },
+            (0..=1, true) => set(
+                &[own],
+                SetAttr {
+                    mode: Some(0o700 + index as u32 % 64),
+                    ..SetAttr::default()
+                },
+            ),
+            (2..=4, true) => Op::Unlink { path: path(&name) },
+            (5, _) => Op::Unlink { path: path(&name) },
+            (6, _) => rename(&name, &other, RenameMode::Replace),
+            (7, true) => write(&[PAGES], 4096 - rng.below(150), 150 + rng.below(100) as usize, fill),
+            _ => make(&name, FileKind::File),
+        }
+    };
+    (0..REUSE_OPS).map(step).collect()
+}
