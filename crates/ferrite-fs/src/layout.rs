@@ -59,6 +59,11 @@ pub const FEATURE_DATA_CHECKSUM: u64 = 1;
 /// Read-only-compatible feature: keys of HashFS lie in reach of their homes, so one that does not was damaged. Programs that do not
 /// know it may put keys anywhere, so they must not write.
 pub const FEATURE_KEYS_IN_REACH: u64 = 2;
+/// Incompatible feature: journal records name the one before them in their ring. A program that does not know it would take
+/// them for no records, and lose them.
+pub const FEATURE_LINKED_RECORDS: u64 = 1;
+/// Incompatible features that this program knows.
+const KNOWN_INCOMPAT: u64 = FEATURE_LINKED_RECORDS;
 /// Read-only-compatible features that this program knows.
 const KNOWN_RO_COMPAT: u64 = FEATURE_DATA_CHECKSUM | FEATURE_KEYS_IN_REACH;
 
@@ -227,7 +232,7 @@ impl Superblock {
             size_bytes,
             features_compat: 0,
             features_ro_compat: features_of(options),
-            features_incompat: 0,
+            features_incompat: FEATURE_LINKED_RECORDS,
             mapping: options.mapping,
             rings,
             ring_bytes,
@@ -374,8 +379,8 @@ impl Superblock {
                 supported: FORMAT_VERSION,
             });
         }
-        if word(64) != 0 {
-            return Err(EngineError::UnknownFeatures(word(64)));
+        if word(64) & !KNOWN_INCOMPAT != 0 {
+            return Err(EngineError::UnknownFeatures(word(64) & !KNOWN_INCOMPAT));
         }
         if u64::from(half(12)) != BLOCK_BYTES {
             return Err(EngineError::Damaged("superblock: unknown block size".into()));
@@ -484,6 +489,11 @@ impl Superblock {
     /// Whether `block` is a data block's number.
     pub fn is_data_block(&self, block: u32) -> bool {
         (self.first_block..self.first_block + self.blocks).contains(&u64::from(block))
+    }
+
+    /// Whether journal records name the one before them.
+    pub(crate) fn has_linked_records(&self) -> bool {
+        self.features_incompat & FEATURE_LINKED_RECORDS != 0
     }
 
     /// The mapping structure's place and size.

@@ -151,6 +151,8 @@ pub(crate) struct Journal {
     region: Arc<Region>,
     ring_bytes: u64,
     crc_seed: u64,
+    /// Records name the one before them; not in pools that older programs may write to.
+    has_links: bool,
     rings: Box<[CachePadded<Ring>]>,
     common: CachePadded<Common>,
     /// What the control block's mark says.
@@ -176,6 +178,7 @@ impl Journal {
             region,
             ring_bytes: superblock.ring_bytes,
             crc_seed: superblock.seed,
+            has_links: superblock.has_linked_records(),
             rings: (0..superblock.rings).map(ring).collect(),
             common: CachePadded::new(Common {
                 floor: AtomicU64::new(mark),
@@ -305,6 +308,9 @@ impl Journal {
 
     /// What record `seq` says of the one before it; `None` if that is too far behind to be named, and may be replayed.
     fn link(&self, state: &RingState, seq: u64) -> Option<Link> {
+        if !self.has_links {
+            return Some(Link::Unknown);
+        }
         if seq - state.last_record < Link::REACH {
             return Some(Link::Before(state.last_record));
         }

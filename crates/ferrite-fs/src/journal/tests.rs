@@ -257,3 +257,49 @@ fn nothing_follows_a_record_whose_fence_failed() {
     let next = commit(&engine, &mut record(&engine, 1), &[]);
     assert!(matches!(next, Err(CommitError::Closed)), "{next:?}");
 }
+
+/// A program that knows no links would take records with links for none at all, and lose what they hold.
+#[test]
+fn records_of_an_older_pool_are_what_older_programs_read() {
+    use ferrite_vfs::{Cred, FileKind, FileSystem, NewNode, ROOT_INO};
+
+    let mut image = pool(Mapping::default());
+    let mut superblock = Superblock::find(&Region::from_image(&image).unwrap()).unwrap();
+    assert!(superblock.has_linked_records());
+    superblock.features_incompat = 0;
+    for offset in [0, superblock.second_copy_offset() as usize] {
+        image[offset..offset + 4096].copy_from_slice(&superblock.encode());
+    }
+    let node = NewNode {
+        kind: FileKind::File,
+        mode: 0o644,
+        rdev: 0,
+    };
+    for round in 0..2 {
+        let region = Region::from_image(&image).unwrap();
+        let engine = Engine::mount(region, &MountOptions::default()).unwrap();
+        for n in 0..round * 20 {
+            assert!(engine.lookup(ROOT_INO, format!("{n}").as_bytes()).is_ok(), "file {n}");
+        }
+        for n in round * 20..round * 20 + 20 {
+            let name = format!("{n}");
+            engine.mknod(&Cred::root(), ROOT_INO, name.as_bytes(), &node).unwrap();
+        }
+        // As a crash leaves it.
+        engine.core().region.read(0, &mut image);
+        let mut found = 0;
+        for ring in 0..superblock.rings {
+            let start = superblock.ring_offset(ring) as usize;
+            for at in (start..start + superblock.ring_bytes as usize).step_by(64) {
+                let word = |at: usize| u64::from_le_bytes(image[at..at + 8].try_into().unwrap());
+                let is_header =
+                    word(at) >> 48 == u64::from(ring) && word(at) as u32 != 0 && word(at) >> 32 & 0xffff > 2;
+                if is_header && record::Header::parse(word(at), word(at + 8), ring).is_some() {
+                    assert!((1..=SEQ_MAX).contains(&word(at + 8)), "record at {at}");
+                    found += 1;
+                }
+            }
+        }
+        assert!(found >= 20, "{found} records");
+    }
+}
