@@ -263,10 +263,15 @@ impl Core {
                 Err(FsError::NoSpace(of)) if tries < SPACE_TRIES => {
                     let is_worth_a_try = match of {
                         SpaceOf::Blocks if self.is_hopeless(need) => false,
-                        SpaceOf::Blocks | SpaceOf::MapEntries if tries == 0 => {
-                            self.reclaim_waiting(of).map(|()| true)?
+                        SpaceOf::MapEntries if tries == 0 => self.reclaim_waiting(of).map(|()| true)?,
+                        SpaceOf::Blocks => {
+                            self.reclaim_waiting(of)?;
+                            if tries > 0 {
+                                self.fold_for(need)?;
+                            }
+                            // Others may have got what there was, and given back as much since.
+                            true
                         }
-                        SpaceOf::Blocks => self.fold_for(need)?,
                         SpaceOf::MapEntries
                         | SpaceOf::Inodes
                         | SpaceOf::Names
@@ -301,9 +306,8 @@ impl Core {
         if helps { self.reclaim() } else { self.relieve() }
     }
 
-    /// Folds logs until there are as many blocks as `need` says, or no more can be had that way. False if that came to nothing.
-    fn fold_for(&self, need: Need) -> Result<bool> {
-        let before = self.alloc.available();
+    /// Folds logs until there are as many blocks as `need` says, or no more can be had that way.
+    fn fold_for(&self, need: Need) -> Result<()> {
         self.log_space.empty_purses(&self.alloc);
         let available = self.alloc.available();
         let (slabs, _) = self.log_space.usage();
@@ -311,7 +315,7 @@ impl Core {
         // until logs have taken more.
         let left = self.slabs_left.fetch_min(slabs, Ordering::Relaxed).min(slabs);
         if available >= need.most || slabs <= left {
-            return Ok(available > before);
+            return Ok(());
         }
         let mut enough = || {
             let reclaimed = self.reclaim();
@@ -329,7 +333,7 @@ impl Core {
         if self.alloc.available() < need.most {
             self.slabs_left.store(self.log_space.usage().0, Ordering::Relaxed);
         }
-        Ok(self.alloc.available() > before)
+        Ok(())
     }
 
     /// Runs `operation`; if the mapping has no entry in reach, has it move some, and tries again. The caller may hold locks of inodes,
