@@ -75,6 +75,8 @@ pub struct Report {
 }
 
 const SHARDS: usize = 64;
+/// So much more often recoveries are crashed again where a page is under way.
+const PAGES_MORE_OFTEN: u64 = 5;
 
 /// A search under way; threads share it.
 pub struct Search {
@@ -172,7 +174,11 @@ impl Search {
                 }
                 self.count(fingerprint);
                 let nth = self.tried.load(Ordering::Relaxed);
-                let every = self.effort.recrash_every;
+                let every = match allowed.is_of_page() {
+                    // What a crash leaves of those matters to what comes after the recovery.
+                    true => self.effort.recrash_every.div_ceil(PAGES_MORE_OFTEN),
+                    false => self.effort.recrash_every,
+                };
                 let recrash =
                     (every > 0 && nth.is_multiple_of(every)).then_some((self.effort.per_recovery_point, fingerprint));
                 cursor.with_image(choice, |image| {

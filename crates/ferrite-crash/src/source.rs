@@ -454,6 +454,8 @@ impl Source {
             Source::Reuse(seed) => Workload {
                 inodes: FEW_INODES,
                 relay: true,
+                // A fold would give the ring of the reader a number above that of the file.
+                fold_read_entries: 0,
                 ..plain(reuse::setup(), reuse::ops(seed))
             },
             Source::Threads(seed) => {

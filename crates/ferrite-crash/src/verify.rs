@@ -55,6 +55,11 @@ impl<'a> Allowed<'a> {
         }
     }
 
+    /// Whether an operation under way writes a page, so that its record may be there without it.
+    pub fn is_of_page(&self) -> bool {
+        self.page.is_some()
+    }
+
     fn check(&self, tree: &Tree) -> Result<(), String> {
         for (thread, allowed) in self.states.iter().enumerate() {
             let found = share(tree, thread, self.states.len());
@@ -185,7 +190,7 @@ fn write_often(engine: &Engine, page: &[u8]) -> ferrite_vfs::Result<()> {
     };
     let file = engine.open(made.ino, OpenMode::read_write())?;
     let free = engine.statfs()?.blocks_free;
-    for _ in 1..free.min(ECHOES_MAX) {
+    for _ in 4..free.min(ECHOES_MAX) {
         match file.write_at(0, page) {
             Err(FsError::NoSpace(_)) => break,
             other => other?,

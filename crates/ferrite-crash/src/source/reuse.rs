@@ -8,14 +8,14 @@ use super::*;
 /// Operations of such a workload.
 const REUSE_OPS: usize = 60;
 /// Directories, and names that each may have.
-const DIRS: u64 = 3;
-const NAMES: u64 = 6;
+const DIRS: u8 = 3;
+const NAMES: u64 = 10;
 /// The file of two pages that is written across their border, so that one record vouches for two entries.
 const PAGES: u8 = 5;
 
 /// What is there at first.
 pub(super) fn setup() -> Vec<Op> {
-    let dirs = (0..DIRS as u8).map(|dir| mkdir(&[dir]));
+    let dirs = (0..DIRS).map(|dir| mkdir(&[dir]));
     let files = [
         make(&[0, A], FileKind::File),
         make(&[1, A], FileKind::File),
@@ -30,31 +30,28 @@ pub(super) fn ops(seed: u64) -> Vec<Op> {
     let mut rng = Rng::new(seed ^ 0x4e5);
     let step = |index: usize| {
         let is_ahead = index.is_multiple_of(2);
-        // Each has a directory of its own, or what both change would keep them together.
-        let own = if is_ahead { 0 } else { 1 };
-        let dir = match rng.below(8) {
-            0 => 2,
-            1 if is_ahead => 1,
-            _ => own,
+        // None has anything to do with a directory of the other, which would bring their numbers together.
+        let dir = match is_ahead {
+            true => [0, 2][rng.below(2) as usize],
+            false => 1,
         };
         let name = [dir, rng.below(NAMES) as u8];
         let other = [dir, rng.below(NAMES) as u8];
         let fill = 100 + index as u32;
         match (rng.below(10), is_ahead) {
-            (0..=4, false) => Op::Read {
-                on: at(&[PAGES]),
+            (0..=3, false) => Op::Read {
+                on: at(&[1, A]),
                 offset: 0,
-                len: 8192,
+                len: 100,
             },
             (0..=1, true) => set(
-                &[own],
+                &[dir],
                 SetAttr {
                     mode: Some(0o700 + index as u32 % 64),
                     ..SetAttr::default()
                 },
             ),
-            (2..=4, true) => Op::Unlink { path: path(&name) },
-            (5, _) => Op::Unlink { path: path(&name) },
+            (2..=4, true) | (5, _) => Op::Unlink { path: path(&name) },
             (6, _) => rename(&name, &other, RenameMode::Replace),
             (7, true) => write(&[PAGES], 4096 - rng.below(150), 150 + rng.below(100) as usize, fill),
             _ => make(&name, FileKind::File),
