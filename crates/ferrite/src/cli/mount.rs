@@ -406,7 +406,7 @@ impl Mount {
             tracing::warn!(%error, "no control socket: `ferrite info` cannot ask this daemon");
         }
         // All that may fail comes before anybody is told that the mount is there.
-        let started = signals::end_on_signal(unmounter.clone(), dir.clone())
+        let started = signals::end_on_signal(unmounter.clone(), dir.clone(), engine.clone())
             .and_then(|()| match options.scrub {
                 Some(bytes_per_second) => scrub_daily(engine.clone(), bytes_per_second),
                 None => Ok(()),

@@ -7,6 +7,7 @@
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use ferrite_fs::Engine;
 use ferrite_fuse::Unmounter;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
@@ -17,19 +18,22 @@ const GRACE: Duration = Duration::from_secs(3);
 /// How often the kernel is asked meanwhile.
 const ASK_EVERY: Duration = Duration::from_millis(50);
 
-/// Starts the thread, for what is mounted on `dir`.
-pub(crate) fn end_on_signal(unmounter: Unmounter, dir: PathBuf) -> Result<(), Failure> {
+/// How long nothing must have been changed, before all that the kernel was to write out has come.
+const QUIET: Duration = Duration::from_millis(300);
+
+/// Starts the thread, for `engine` mounted on `dir`.
+pub(crate) fn end_on_signal(unmounter: Unmounter, dir: PathBuf, engine: Engine) -> Result<(), Failure> {
     let mut signals = signal_hook::iterator::Signals::new([SIGTERM, SIGINT, SIGHUP])?;
     std::thread::Builder::new().name("signals".into()).spawn(move || {
         for signal in signals.forever() {
             tracing::info!(signal, "asked to end");
-            end(&unmounter, &dir);
+            end(&unmounter, &dir, &engine);
         }
     })?;
     Ok(())
 }
 
-fn end(unmounter: &Unmounter, dir: &Path) {
+fn end(unmounter: &Unmounter, dir: &Path, engine: &Engine) {
     let start = Instant::now();
     let error = loop {
         match unmounter.unmount() {
@@ -39,13 +43,23 @@ fn end(unmounter: &Unmounter, dir: &Path) {
         }
     };
     tracing::warn!(%error, "still in use; what uses it is cut off");
-    if let Err(error) = write_out(dir).and_then(|()| unmounter.cut_off()) {
+    if let Err(error) = write_out(dir, engine).and_then(|()| unmounter.cut_off()) {
         tracing::warn!(%error, "cannot be cut off; the daemon ends when nobody uses the mount any more");
     }
 }
 
-/// Has the kernel write out what programs stored in shared mappings.
-fn write_out(dir: &Path) -> std::io::Result<()> {
-    let dir = std::fs::File::open(dir)?;
-    Ok(rustix::fs::syncfs(&dir)?)
+/// Has the kernel write out what programs stored in shared mappings. It sends that off, and for FUSE it does not wait until it has come: so
+/// the engine is watched until it has had nothing to do for a while, or somebody keeps it busy for too long.
+fn write_out(dir: &Path, engine: &Engine) -> std::io::Result<()> {
+    rustix::fs::syncfs(std::fs::File::open(dir)?)?;
+    let start = Instant::now();
+    let (mut seen, mut since) = (engine.counters(), start);
+    while since.elapsed() < QUIET && start.elapsed() < GRACE {
+        std::thread::sleep(ASK_EVERY);
+        let now = engine.counters();
+        if now != seen {
+            (seen, since) = (now, Instant::now());
+        }
+    }
+    Ok(())
 }
