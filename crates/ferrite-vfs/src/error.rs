@@ -84,8 +84,8 @@ pub enum FsError {
     /// A buffer is too small for the result, or an attribute's name too long.
     #[error("result too large for the buffer")]
     Range,
-    /// The value of an extended attribute is longer than any may be.
-    #[error("attribute value too long")]
+    /// The value of an extended attribute is longer than any may be, whatever other attributes there are.
+    #[error("attribute value too long: it would not fit if it were the only one")]
     ValueTooLong,
     /// The file would grow past the largest size the format can hold.
     #[error("file too large")]

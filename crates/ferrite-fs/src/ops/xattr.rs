@@ -133,7 +133,8 @@ pub(crate) fn list(core: &Core, ino: Ino) -> Result<Vec<Vec<u8>>> {
 /// Creates or replaces an attribute.
 pub(crate) fn set(core: &Core, ino: Ino, name: &[u8], value: &[u8], mode: XattrMode) -> Result<()> {
     check_name(name)?;
-    if value.len() > XATTR_SIZE_MAX {
+    // It would not fit if it were the only one, so there is no space to be made for it.
+    if value.len() > XATTR_SIZE_MAX || 4 + name.len() + value.len() > SPACE_BYTES {
         return Err(FsError::ValueTooLong);
     }
     change(core, ino, |attributes| {

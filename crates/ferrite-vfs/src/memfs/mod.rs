@@ -559,7 +559,7 @@ impl FileSystem for MemFs {
 
     fn setxattr(&self, ino: Ino, name: &[u8], value: &[u8], mode: XattrMode) -> Result<()> {
         check_xattr_name(name)?;
-        if value.len() > XATTR_SIZE_MAX {
+        if value.len() > XATTR_SIZE_MAX || 4 + name.len() + value.len() > XATTR_SPACE_BYTES {
             return Err(FsError::ValueTooLong);
         }
         let mut state = self.lock();
