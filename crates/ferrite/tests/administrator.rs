@@ -9,6 +9,15 @@ use std::process::Command;
 
 use common::{TestPool, fails, ferrite, has_fuse, mkfs, ok, sh};
 
+/// A mount that is gone when dropped, whatever happened.
+struct Mounted<'a>(&'a Path);
+
+impl Drop for Mounted<'_> {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg("-l").arg(self.0).output();
+    }
+}
+
 /// A user who has a name, as fusermount3 wants it.
 const NOBODY: u32 = 65_534;
 
@@ -114,6 +123,7 @@ fn root_sees_the_pools_of_others() {
         chown(path, Some(NOBODY), Some(NOBODY)).unwrap();
     }
     let (pool_name, dir_name) = (pool.to_str().unwrap(), dir.to_str().unwrap());
+    let _mounted = Mounted(&dir);
     ok(&mut as_nobody(&program, &["mount", pool_name, dir_name]));
     let mine = TestPool::new("16M", &[]);
     let df = |words: &[&str]| ok(ferrite().arg("df").args(words));
