@@ -34,8 +34,8 @@ const NOWHERE: u64 = u64::MAX;
 pub(crate) enum Class {
     /// Takes space for good: refused while only the reserve is left.
     Ordinary,
-    /// Gives back as much as it takes (overwrite), or is needed to give back (truncate, unlink). What it took from the reserve and did not
-    /// give back is a debt, see [`BlockAlloc::may_owe`].
+    /// Gives back as much as it takes (overwrite), or is needed to give back (truncate, unlink). What it took from the
+    /// reserve and did not give back is a debt, see [`BlockAlloc::may_owe`].
     Replacing,
 }
 
@@ -103,8 +103,9 @@ impl BlockAlloc {
         (class == Class::Replacing && take(&self.reserve_left, 1) == 1).then_some(Token::Reserve)
     }
 
-    /// Whether somebody may keep more of the reserve than it gives back: only of the upper half. So half of it, at least, comes back
-    /// whole with the mark whatever is done, and serves those who give back as much as they take, for ever.
+    /// Whether somebody may keep more of the reserve than it gives back: only of the upper half. So half of it, at
+    /// least, comes back whole with the mark whatever is done, and serves those who give back as much as they take, for
+    /// ever.
     pub(crate) fn may_owe(&self) -> bool {
         self.reserve_left.load(Ordering::Relaxed) >= self.reserve_blocks / 2
     }
@@ -229,8 +230,8 @@ impl BlockAlloc {
         index.filter(|&index| index < self.bitmap.len())
     }
 
-    /// Whether so many blocks more would let somebody have one who is refused now: the reserve is filled first, but much less of it than there
-    /// should be is worth mending, too.
+    /// Whether so many blocks more would let somebody have one who is refused now: the reserve is filled first, but
+    /// much less of it than there should be is worth mending, too.
     pub(crate) fn is_helped_by(&self, blocks: u64) -> bool {
         let missing = self.reserve_blocks - self.reserve_left.load(Ordering::Relaxed);
         blocks as i64 > missing || !self.may_owe()

@@ -86,7 +86,8 @@ pub(crate) struct Core {
     pub(crate) log_space: LogSpace,
     pub(crate) candidates: Candidates,
     pub(crate) folds: Folds,
-    /// Blocks that logs were left with when folding came to less than an operation needed. Fewer if some have gone since.
+    /// Blocks that logs were left with when folding came to less than an operation needed. Fewer if some have gone
+    /// since.
     pub(crate) slabs_left: AtomicU64,
     pub(crate) inode_map: AtomicBitmap,
     pub(crate) inode_cursors: Box<[CachePadded<AtomicU64>]>,
@@ -210,8 +211,8 @@ impl Core {
         }
     }
 
-    /// Gives a resource back to its free map. One that is free already may be somebody else's in a moment, so nothing may be changed
-    /// any more; whoever gives it back goes on with what else it has.
+    /// Gives a resource back to its free map. One that is free already may be somebody else's in a moment, so nothing
+    /// may be changed any more; whoever gives it back goes on with what else it has.
     pub(crate) fn release(&self, resource: Resource) {
         let was_used = match resource {
             Resource::Block(block) => self.alloc.release(block),
@@ -252,10 +253,10 @@ impl Core {
         }
     }
 
-    /// Runs `operation`; if it runs out of something that earlier operations have freed, or that logs hold, gets that and tries again. So
-    /// `ENOSPC` comes only when there really is none (DESIGN §5). What it is out of decides what is done, since all of it costs others
-    /// something: blocks and entries of the mapping come back with the mark, folds give blocks only, and inodes, names and room for
-    /// attributes never wait.
+    /// Runs `operation`; if it runs out of something that earlier operations have freed, or that logs hold, gets that
+    /// and tries again. So `ENOSPC` comes only when there really is none (DESIGN §5). What it is out of decides what is
+    /// done, since all of it costs others something: blocks and entries of the mapping come back with the mark, folds
+    /// give blocks only, and inodes, names and room for attributes never wait.
     pub(crate) fn with_space<T>(&self, need: Need, mut operation: impl FnMut() -> Result<T>) -> Result<T> {
         let mut tries = 0;
         loop {
@@ -294,8 +295,8 @@ impl Core {
         need.least > 0 && need.least > self.alloc.free() + self.journal.pending().blocks + slabs
     }
 
-    /// Hands out again what waits for the mark. If nothing does that would help, the mark stays: moving it has all threads' lines written
-    /// back. Whoever is about to hand something out is waited for.
+    /// Hands out again what waits for the mark. If nothing does that would help, the mark stays: moving it has all
+    /// threads' lines written back. Whoever is about to hand something out is waited for.
     fn reclaim_waiting(&self, of: SpaceOf) -> Result<()> {
         let pending = self.journal.pending();
         let blocks = pending.blocks + self.log_space.returning();
@@ -311,8 +312,8 @@ impl Core {
         self.log_space.empty_purses(&self.alloc);
         let available = self.alloc.available();
         let (slabs, _) = self.log_space.usage();
-        // A block comes back when all of its segments do, so a fold is no promise of one. Where all folds came to nothing, the next ones will,
-        // until logs have taken more.
+        // A block comes back when all of its segments do, so a fold is no promise of one. Where all folds came to
+        // nothing, the next ones will, until logs have taken more.
         let left = self.slabs_left.fetch_min(slabs, Ordering::Relaxed).min(slabs);
         if available >= need.most || slabs <= left {
             return Ok(());

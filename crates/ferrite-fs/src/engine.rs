@@ -55,11 +55,12 @@ impl Engine {
         })
     }
 
-    /// Retires the journal and marks the pool clean; every later call on any clone fails. Durable when it returns. Operations under way
-    /// in other threads commit before, or fail as later ones do. Whoever unmounts at the same time waits for it.
+    /// Retires the journal and marks the pool clean; every later call on any clone fails. Durable when it returns.
+    /// Operations under way in other threads commit before, or fail as later ones do. Whoever unmounts at the same time
+    /// waits for it.
     ///
-    /// Crash points: the clean mark is set after the fence that made all else durable, and nothing is committed behind it; it is
-    /// informative only, recovery always looks at the journal.
+    /// Crash points: the clean mark is set after the fence that made all else durable, and nothing is committed behind
+    /// it; it is informative only, recovery always looks at the journal.
     pub fn unmount(&self) -> Result<(), EngineError> {
         let core = &self.inner.core;
         let mut cleaner = self.inner.cleaner.lock();

@@ -20,7 +20,8 @@ use crate::spread::Spread;
 
 use crate::planted::{Flaw, planted};
 
-/// Where mistakes are planted there are few shards, and they keep hardly anything: so the small pools on which these are looked for sweep, too.
+/// Where mistakes are planted there are few shards, and they keep hardly anything: so the small pools on which these
+/// are looked for sweep, too.
 const SHARDS: usize = if cfg!(feature = "planted") { 2 } else { 64 };
 /// Entries a shard keeps although nobody uses them.
 const KEEP_PER_SHARD: usize = if cfg!(feature = "planted") { 1 } else { 256 };
@@ -38,8 +39,9 @@ impl Shard {
     fn sweep(&mut self) -> u64 {
         let mut floor = 0;
         self.inodes.retain(|_, inode| {
-            // Nobody can clone an entry of ours alone while we hold the shard. `get_mut` acquires what its last other holder released when it
-            // dropped it, so the pins and the number that this one has set are seen here; to look at the count alone would not do that.
+            // Nobody can clone an entry of ours alone while we hold the shard. `get_mut` acquires what its last other
+            // holder released when it dropped it, so the pins and the number that this one has set are seen here; to
+            // look at the count alone would not do that.
             let Some(unheld) = Arc::get_mut(inode) else { return true };
             let keep = *unheld.pins.get_mut() > 0;
             if !keep {
@@ -55,7 +57,8 @@ impl Shard {
         let mut made = InodeMem::new(ino, seq_floor, Spread::nowhere());
         made.dead = AtomicBool::new(true);
         if let Some(found) = self.inodes.get_mut(&ino) {
-            // Of the record that freed the number, or a later one: whoever freed it gave the number back after that, and we have it from there.
+            // Of the record that freed the number, or a later one: whoever freed it gave the number back after that,
+            // and we have it from there.
             if !planted(Flaw::InodeUnordered) {
                 made.last_seq = AtomicU64::new(seq_floor.max(found.last_seq()));
             }
@@ -75,7 +78,8 @@ impl Shard {
 /// What a directory's lock protects besides its content: where the next entry may go.
 #[derive(Debug, Default)]
 pub(crate) struct DirHints {
-    /// Logical blocks below this were searched, and those that had space are among the roomy ones, or were too small for a name since.
+    /// Logical blocks below this were searched, and those that had space are among the roomy ones, or were too small
+    /// for a name since.
     pub(crate) searched: u64,
     /// Logical blocks in which space was seen or an entry was removed.
     pub(crate) roomy: Roomy,
@@ -280,8 +284,9 @@ impl Drop for Exclusive<'_> {
 /// Finds inodes in use by number.
 pub(crate) struct InodeCache {
     shards: Box<[Mutex<Shard>]>,
-    /// At least the `last_seq` of every entry that was dropped. Raised and read under the lock of a shard, and a number is always in the
-    /// same shard: so whoever makes an entry again sees what was noted when it was dropped, with relaxed accesses, too.
+    /// At least the `last_seq` of every entry that was dropped. Raised and read under the lock of a shard, and a number
+    /// is always in the same shard: so whoever makes an entry again sees what was noted when it was dropped, with
+    /// relaxed accesses, too.
     seq_floor: AtomicU64,
 }
 

@@ -56,11 +56,11 @@ pub const STATE_IN_USE: u64 = 0x4553_555f_4e49;
 
 /// Read-only-compatible feature: file data carries checksums, in a table of one word a data block. See `sums.rs`.
 pub const FEATURE_DATA_CHECKSUM: u64 = 1;
-/// Read-only-compatible feature: keys of HashFS lie in reach of their homes, so one that does not was damaged. Programs that do not
-/// know it may put keys anywhere, so they must not write.
+/// Read-only-compatible feature: keys of HashFS lie in reach of their homes, so one that does not was damaged. Programs
+/// that do not know it may put keys anywhere, so they must not write.
 pub const FEATURE_KEYS_IN_REACH: u64 = 2;
-/// Incompatible feature: journal records name the one before them in their ring. A program that does not know it would take
-/// them for no records, and lose them.
+/// Incompatible feature: journal records name the one before them in their ring. A program that does not know it would
+/// take them for no records, and lose them.
 pub const FEATURE_LINKED_RECORDS: u64 = 1;
 /// Incompatible features that this program knows.
 const KNOWN_INCOMPAT: u64 = FEATURE_LINKED_RECORDS;

@@ -14,8 +14,8 @@ use crate::inode::{INODE_WORDS, Inode};
 use crate::layout::{BLOCK_BYTES, CONTROL_MARK, CONTROL_OFFSET, CONTROL_STATE, STATE_CLEAN, Superblock, encode_mark};
 use crate::options::MkfsOptions;
 
-/// Makes a pool of `size_bytes` in a new file, or on a device. What cannot be done leaves no file behind that was not there, and options
-/// that cannot be met leave one that was as it is. Blocking; durable when it returns.
+/// Makes a pool of `size_bytes` in a new file, or on a device. What cannot be done leaves no file behind that was not
+/// there, and options that cannot be met leave one that was as it is. Blocking; durable when it returns.
 pub fn create(path: &Path, size_bytes: u64, options: &MkfsOptions) -> Result<Region, EngineError> {
     Superblock::plan(size_bytes, options, 0, 0)?;
     Region::create_with(path, size_bytes, |region| mkfs(region, options))

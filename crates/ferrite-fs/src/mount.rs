@@ -53,7 +53,8 @@ pub(crate) fn mount(mut region: Region, options: &MountOptions) -> Result<Core, 
         return Err(EngineError::ReadOnlyFeatures(superblock.unknown_ro_compat()));
     }
     let boot = check_boot(&region, &options)?;
-    // Where the kernel wrote back what it liked, records are missing that were durable to their process; that was accepted.
+    // Where the kernel wrote back what it liked, records are missing that were durable to their process; that was
+    // accepted.
     let losses = match stale_boot(&region) {
         Some(StaleBoot::PowerLost) => Losses::Accept,
         _ => Losses::Keep,

@@ -1,23 +1,27 @@
-//! Where a file may have pages, in DRAM, so that a cut or a search of a sparse file costs what is mapped there, not what is not.
+//! Where a file may have pages, in DRAM, so that a cut or a search of a sparse file costs what is mapped there, not
+//! what is not.
 //!
-//! A mapping that is one global table cannot list the pages of a file ([`ferrite_map::FileMap::walk_worth`]); trees can, and for
-//! them nothing here is kept. What lives here: [`Spread`], one in each [`crate::icache::InodeMem`], and the [`Budget`] that all share.
+//! A mapping that is one global table cannot list the pages of a file ([`ferrite_map::FileMap::walk_worth`]); trees
+//! can, and for them nothing here is kept. What lives here: [`Spread`], one in each [`crate::icache::InodeMem`], and
+//! the [`Budget`] that all share.
 //!
-//! A spread covers **all** pages of its inode, and may cover more: a stretch without pages costs a look, a page outside would be
-//! lost to cuts. Most files have one number, the page behind which there is nothing; it takes no memory of its own. Only
-//! a file whose pages lie far apart has a list of runs, at most [`RUNS_MAX`]; what does not fit, or is not within the budget, is
-//! covered by coarser runs, at worst by that one number.
+//! A spread covers **all** pages of its inode, and may cover more: a stretch without pages costs a look, a page outside
+//! would be lost to cuts. Most files have one number, the page behind which there is nothing; it takes no memory of its
+//! own. Only a file whose pages lie far apart has a list of runs, at most [`RUNS_MAX`]; what does not fit, or is not
+//! within the budget, is covered by coarser runs, at worst by that one number.
 //!
 //! Why no page is ever missing:
 //! * An inode that comes into DRAM is covered whole, and a new one, which maps nothing, not at all.
-//! * Pages are mapped by [`crate::tx::Tx::insert_page`] only, and its commit widens the spread before it sets any word. It
-//!   has the inode, locked exclusively, since each page that it gains changes the count in it. A transaction that is given up, or whose
-//!   commit fails, leaves the spread as it was, or too wide. Nobody else maps pages while operations run: replay, repair and mkfs
-//!   are over before, and a mapping that moves its entries, or a fold that swings a word, leaves keys alone.
-//! * It is narrowed in two ways only. [`Spread::clear`]: by a commit, after its words are set, to what the record that it made says is
-//!   unmapped. [`Spread::learn`]: to what was found mapped, by whoever holds the inode's lock, at least shared, and has looked at all of
-//!   the stretch under it, or has seen since that the inode's version did not change.
-//! * Each of them is one step for whoever asks; who asks without the inode's lock checks its version afterwards, as for anything.
+//! * Pages are mapped by [`crate::tx::Tx::insert_page`] only, and its commit widens the spread before it sets any word.
+//!   It has the inode, locked exclusively, since each page that it gains changes the count in it. A transaction that is
+//!   given up, or whose commit fails, leaves the spread as it was, or too wide. Nobody else maps pages while operations
+//!   run: replay, repair and mkfs are over before, and a mapping that moves its entries, or a fold that swings a word,
+//!   leaves keys alone.
+//! * It is narrowed in two ways only. [`Spread::clear`]: by a commit, after its words are set, to what the record that
+//!   it made says is unmapped. [`Spread::learn`]: to what was found mapped, by whoever holds the inode's lock, at least
+//!   shared, and has looked at all of the stretch under it, or has seen since that the inode's version did not change.
+//! * Each of them is one step for whoever asks; who asks without the inode's lock checks its version afterwards, as for
+//!   anything.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -27,7 +31,8 @@ use parking_lot::Mutex;
 
 use crate::file::cut::LBLK_END;
 
-/// Pages that may lie between two runs that are kept as one: looking at them costs little more than finding the next run.
+/// Pages that may lie between two runs that are kept as one: looking at them costs little more than finding the next
+/// run.
 const GAP: u64 = 32;
 /// Runs of one file.
 const RUNS_MAX: usize = 4096;
@@ -208,7 +213,8 @@ impl Drop for List {
 
 /// Where an inode may have pages; see the module's head.
 pub(crate) struct Spread {
-    /// No page lies at or behind this one; [`LISTED`] if there is a list. Read without the list's lock only by who has the inode's.
+    /// No page lies at or behind this one; [`LISTED`] if there is a list. Read without the list's lock only by who has
+    /// the inode's.
     reach: AtomicU64,
     list: Mutex<Option<Box<List>>>,
 }
@@ -244,7 +250,8 @@ impl Spread {
         }
     }
 
-    /// Leaves out `first..end`: nothing is mapped there any more, and whoever has not the inode's lock finds its version changed.
+    /// Leaves out `first..end`: nothing is mapped there any more, and whoever has not the inode's lock finds its
+    /// version changed.
     pub(crate) fn clear(&self, first: u64, end: u64, budget: &Arc<Budget>) {
         let reach = self.reach.load(Ordering::Relaxed);
         if reach == LISTED {

@@ -40,7 +40,8 @@ struct Buffers {
     freed: Vec<Resource>,
     /// Reusable as soon as the record is durable, see [`Tx::freed`].
     freed_at_once: Vec<Resource>,
-    /// Pages that the record maps: inode, first page, the one behind the last. Not for mappings that list a file's pages.
+    /// Pages that the record maps: inode, first page, the one behind the last. Not for mappings that list a file's
+    /// pages.
     mapped: Vec<(u32, u64, u64)>,
     /// Stretches of which it leaves nothing mapped.
     cleared: Vec<(u32, u64, u64)>,
@@ -224,8 +225,8 @@ impl<'e> Tx<'e> {
         }
     }
 
-    /// Refuses to leave the reserve poorer than it was, but for what may be owed to it. What an operation calls itself is not asked: nodes
-    /// of a tree, say, may cost an overwrite more than it frees.
+    /// Refuses to leave the reserve poorer than it was, but for what may be owed to it. What an operation calls itself
+    /// is not asked: nodes of a tree, say, may cost an overwrite more than it frees.
     #[cold]
     fn check_reserve(&self) -> Result<()> {
         let is_block = |resource: &&Resource| matches!(resource, Resource::Block(_));
@@ -377,7 +378,8 @@ impl<'e> Tx<'e> {
         self.min_seq = self.min_seq.max(seq);
     }
 
-    /// Maps a page that is not mapped. The only way for operations to do so: the commit widens the inode's [`crate::spread::Spread`].
+    /// Maps a page that is not mapped. The only way for operations to do so: the commit widens the inode's
+    /// [`crate::spread::Spread`].
     #[inline]
     pub(crate) fn insert_page(&mut self, (ino, lblk): (u32, u32), word: PageWord) -> Result<()> {
         self.core.map.insert(self, ino, lblk, word).map_err(map_error)?;

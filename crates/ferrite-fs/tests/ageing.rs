@@ -1,10 +1,11 @@
-//! Two simulated days of a file server: files are made, rewritten, appended to, read and removed, by the sizes of filebench's
-//! fileserver (128 KiB on average, appends of 16 KiB), while the pool fills to 95 % and empties to 60 % every twelve hours. In the end all
-//! is sound and holds what was written, and files lie and are written as they were after the first hour.
+//! Two simulated days of a file server: files are made, rewritten, appended to, read and removed, by the sizes of
+//! filebench's fileserver (128 KiB on average, appends of 16 KiB), while the pool fills to 95 % and empties to 60 %
+//! every twelve hours. In the end all is sound and holds what was written, and files lie and are written as they were
+//! after the first hour.
 //!
-//! An hour is so many operations. The engine is idle at its end, so what waits for that is done (`Engine::clean`). A pool that has seen but
-//! one hour works in turns with the aged one, at the same fill, for two hours: what else the machine does hits both. Time is that of
-//! the thread's CPU; the medians are over the parts of these hours.
+//! An hour is so many operations. The engine is idle at its end, so what waits for that is done (`Engine::clean`). A
+//! pool that has seen but one hour works in turns with the aged one, at the same fill, for two hours: what else the
+//! machine does hits both. Time is that of the thread's CPU; the medians are over the parts of these hours.
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -483,8 +484,8 @@ fn two_days_of_a_file_server() {
         let Aged {
             mapping, speed, run, ..
         } = aged;
-        // A pool that was never full has its room in one piece, one that was has the gaps that files left (docs/benchmarks.md). That is lost
-        // once, and it settles.
+        // A pool that was never full has its room in one piece, one that was has the gaps that files left
+        // (docs/benchmarks.md). That is lost once, and it settles.
         assert!(
             run > 0.3,
             "{mapping}: runs are {run:.2} times as long as in a young pool"
@@ -494,7 +495,8 @@ fn two_days_of_a_file_server() {
             run > 0.8,
             "{mapping}: runs are {run:.2} times as long as twelve hours before"
         );
-        // Short turns of an unoptimized build say less. An aged table of cuckoo moves entries for many inserts (docs/benchmarks.md).
+        // Short turns of an unoptimized build say less. An aged table of cuckoo moves entries for many inserts
+        // (docs/benchmarks.md).
         let least = if soak && mapping != Mapping::Cuckoo { 0.8 } else { 0.4 };
         assert!(
             speed > least,

@@ -115,8 +115,8 @@ fn cutting_a_long_stretch_takes_no_free_block() {
     }
 }
 
-/// What anybody can do who may change nothing but his own files must not take from others what they need to give space back: blocks of the
-/// reserve, a few at a time, until deletes and overwrites fail.
+/// What anybody can do who may change nothing but his own files must not take from others what they need to give space
+/// back: blocks of the reserve, a few at a time, until deletes and overwrites fail.
 fn nobody_takes_the_reserve(mapping: Mapping) {
     let blank = Region::anonymous(14 << 20).unwrap();
     let options = MkfsOptions {

@@ -1,9 +1,10 @@
-//! Random operations on pools with 0 to 64 free blocks, by somebody who may only change his own files: what gives space back, or takes none,
-//! goes on for ever, and the pool stays writable.
+//! Random operations on pools with 0 to 64 free blocks, by somebody who may only change his own files: what gives space
+//! back, or takes none, goes on for ever, and the pool stays writable.
 //!
-//! After each step the pool is filled to where a random number of blocks is free. Removing names and attributes, cutting files and
-//! punching holes, and writing over pages that are mapped, whole or in part, must never fail; all else may, for want of space only. Content is compared, fsck runs
-//! at the end, and when all is removed all space is back. `FERRITE_SEED` replays a run; `FERRITE_SOAK=1` makes long ones.
+//! After each step the pool is filled to where a random number of blocks is free. Removing names and attributes,
+//! cutting files and punching holes, and writing over pages that are mapped, whole or in part, must never fail; all
+//! else may, for want of space only. Content is compared, fsck runs at the end, and when all is removed all space is
+//! back. `FERRITE_SEED` replays a run; `FERRITE_SOAK=1` makes long ones.
 
 mod common;
 
@@ -227,13 +228,14 @@ impl Run {
         }
     }
 
-    /// Takes a page for each short file, for as long as there are any; there are more of them than blocks in the reserve. Those of last time are
-    /// made anew first: a file that had a page is short no more.
+    /// Takes a page for each short file, for as long as there are any; there are more of them than blocks in the
+    /// reserve. Those of last time are made anew first: a file that had a page is short no more.
     fn grow_short_files(&mut self) {
         for n in 0..std::mem::take(&mut self.grown) {
             let name = format!("short{n}");
             self.must("unlink", self.engine.unlink(ROOT_INO, name.as_bytes()));
-            // Its name and inode are free, so only a directory's block can be missing: that of the name was kept or given back just now.
+            // Its name and inode are free, so only a directory's block can be missing: that of the name was kept or
+            // given back just now.
             self.must("create", self.make_short(&name));
         }
         while self.grown < SHORT_FILES {

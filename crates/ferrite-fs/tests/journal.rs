@@ -1,4 +1,5 @@
-//! Damage to the journal of a pool that crashed: what had returned is there, or the mount and fsck say that something is lost.
+//! Damage to the journal of a pool that crashed: what had returned is there, or the mount and fsck say that something
+//! is lost.
 
 mod common;
 
@@ -221,7 +222,8 @@ fn a_lost_record_is_told_until_a_repair_accepts_it() {
     make(&engine, ROOT_INO, "new");
 }
 
-/// A record counts only with the data that it vouches for. Where a later one shows that it was durable, the data is damaged.
+/// A record counts only with the data that it vouches for. Where a later one shows that it was durable, the data is
+/// damaged.
 #[test]
 fn damaged_data_of_a_durable_record_is_told() {
     let empty = empty_pool(POOL_BYTES, &options());

@@ -1,8 +1,8 @@
-//! What checks take for granted, and the engine must therefore never pass: the limits of docs/limits.md, pressed by doing one simple thing
-//! for very long between two moves of the journal's mark.
+//! What checks take for granted, and the engine must therefore never pass: the limits of docs/limits.md, pressed by
+//! doing one simple thing for very long between two moves of the journal's mark.
 //!
-//! Rewriting one file 1,500 times once left a pool of 1 GiB damaged: each freed slot of the table waits for the mark, so the file's key
-//! walked away from its home, farther than mount, check and repair believe of a sound pool.
+//! Rewriting one file 1,500 times once left a pool of 1 GiB damaged: each freed slot of the table waits for the mark,
+//! so the file's key walked away from its home, farther than mount, check and repair believe of a sound pool.
 
 mod common;
 
@@ -87,7 +87,8 @@ fn one_file_rewritten_for_long_leaves_a_sound_pool() {
     check(&path);
 }
 
-/// Runs `press` on a small pool of each mapping. The pool must be sound while it is in use, when it was left as if killed, and after that.
+/// Runs `press` on a small pool of each mapping. The pool must be sound while it is in use, when it was left as if
+/// killed, and after that.
 fn on_all_mappings(press: impl Fn(&Engine)) {
     for &mapping in Mapping::ALL {
         println!("{mapping}");

@@ -1,11 +1,12 @@
-//! The long, dumb loops of ferrite-testkit on the PM engine: every mapping, three sizes of pools, with and without data checksums, with
-//! and without the cleaner.
+//! The long, dumb loops of ferrite-testkit on the PM engine: every mapping, three sizes of pools, with and without data
+//! checksums, with and without the cleaner.
 //!
-//! How many turns fit between two moves of the journal's mark follows from the length of a ring (docs/format.md): the mark moves when
-//! half of one is used, or when more than 8,192 freed things wait in it. A rewrite leaves some 450 bytes of records, so on
-//! 64 MiB (rings of 64 or 128 KiB) it takes 70 to 140 turns, from 1 GiB on (1 MiB) 1,100; a create and unlink 380 bytes, a punch and
-//! write 400. So `turns_min` is beyond the second, and four moves take up to 5,000 turns. The runner does not count on these numbers:
-//! it watches the mark itself, and looks at the pool just before it would move.
+//! How many turns fit between two moves of the journal's mark follows from the length of a ring (docs/format.md): the
+//! mark moves when half of one is used, or when more than 8,192 freed things wait in it. A rewrite leaves some 450
+//! bytes of records, so on 64 MiB (rings of 64 or 128 KiB) it takes 70 to 140 turns, from 1 GiB on (1 MiB) 1,100; a
+//! create and unlink 380 bytes, a punch and write 400. So `turns_min` is beyond the second, and four moves take up to
+//! 5,000 turns. The runner does not count on these numbers: it watches the mark itself, and looks at the pool just
+//! before it would move.
 
 use std::fs::{File, OpenOptions};
 use std::io::Write;
@@ -229,7 +230,8 @@ impl LoopEngine for PmEngine {
         ]
     }
 
-    /// Pages of one home in the tables of hashfs and cuckoo, by the hash that docs/format.md gives. Elsewhere, any pages.
+    /// Pages of one home in the tables of hashfs and cuckoo, by the hash that docs/format.md gives. Elsewhere, any
+    /// pages.
     fn neighbours(&self, ino: Ino) -> Vec<u32> {
         let bucket_slots = match self.pool.mapping {
             Mapping::Hashfs => 8,
@@ -373,7 +375,8 @@ fn long_loops_on_1_gib() {
                 data_checksum,
                 cleaner,
             };
-            // Without a cleaner nothing moves the mark but the loop: that way all on the default mapping, some on the others.
+            // Without a cleaner nothing moves the mark but the loop: that way all on the default mapping, some on the
+            // others.
             let wanted = |of: &Loop| {
                 soak()
                     || match (mapping == Mapping::default(), way) {

@@ -1,5 +1,6 @@
-//! Rules of the journal (docs/crash-consistency.md) that a simple workload does not meet: what is used again in another ring, records that
-//! are dead, moves followed by others. Each test does what breaks if one line of the engine is left out.
+//! Rules of the journal (docs/crash-consistency.md) that a simple workload does not meet: what is used again in another
+//! ring, records that are dead, moves followed by others. Each test does what breaks if one line of the engine is left
+//! out.
 
 mod common;
 
@@ -172,8 +173,8 @@ fn inode_numbers_are_used_again_in_order() {
     leaves(&log, &tree, "inodes");
 }
 
-/// A record that a crash left without the data it vouches for stays dead: whoever writes these bytes to that block later does not
-/// bring it back to life.
+/// A record that a crash left without the data it vouches for stays dead: whoever writes these bytes to that block
+/// later does not bring it back to life.
 #[test]
 fn a_dead_record_does_not_come_back_with_its_data() {
     let page = pattern(PAGE as usize, 7);

@@ -1,4 +1,5 @@
-//! Files that lose their last name: whoever lets go last, the remover or a holder, frees them, and `info` and fsck count those between.
+//! Files that lose their last name: whoever lets go last, the remover or a holder, frees them, and `info` and fsck
+//! count those between.
 
 mod common;
 
@@ -40,8 +41,8 @@ fn pool_in_memory() -> Engine {
     Engine::mount(region, &quiet()).unwrap()
 }
 
-/// Has `remove` take the last name of a file away while another thread closes it, so many times, with the one or the other later by a
-/// bit. Nothing of the files may be left.
+/// Has `remove` take the last name of a file away while another thread closes it, so many times, with the one or the
+/// other later by a bit. Nothing of the files may be left.
 fn closed_while_it_loses_its_name(engine: &Engine, rounds: usize, remove: impl Fn(&Engine, Ino) + Sync) {
     let barrier = &Barrier::new(2);
     let before = engine.statfs().unwrap();

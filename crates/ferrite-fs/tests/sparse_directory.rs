@@ -16,7 +16,8 @@ fn blocks(engine: &Engine) -> u64 {
     engine.getattr(ROOT_INO).unwrap().blocks / 8
 }
 
-/// What DRAM holds of a directory is learnt anew after a mount: a block with room is found, although thousands of holes lie behind it.
+/// What DRAM holds of a directory is learnt anew after a mount: a block with room is found, although thousands of holes
+/// lie behind it.
 #[test]
 fn a_directory_of_holes_fills_the_blocks_it_has() {
     for mapping in [Mapping::Hashfs, Mapping::Extent] {

@@ -113,8 +113,8 @@ impl Bridge {
         Ok((FileHandle(self.handles.insert(file)), FopenFlags::FOPEN_KEEP_CACHE))
     }
 
-    /// `set`, and what takes setuid and setgid away. Where the group may not execute, Linux lets its members keep setgid and takes it from
-    /// the files that others change; which of them asks, no engine can know.
+    /// `set`, and what takes setuid and setgid away. Where the group may not execute, Linux lets its members keep
+    /// setgid and takes it from the files that others change; which of them asks, no engine can know.
     fn without_privilege(&self, req: &Request, ino: Ino, set: SetAttr) -> Result<SetAttr> {
         const PRIVILEGE: u32 = libc::S_ISUID | libc::S_ISGID;
         let attr = self.fs.getattr(ino)?;
@@ -167,7 +167,8 @@ fn cred(req: &Request) -> Cred {
     Cred::new(req.uid(), req.gid())
 }
 
-/// Whether who asks is in a group. A request names the first group only; the others are looked up, and are not his if they cannot be.
+/// Whether who asks is in a group. A request names the first group only; the others are looked up, and are not his if
+/// they cannot be.
 fn is_in_group(req: &Request, gid: u32) -> bool {
     let others = || {
         let status = std::fs::read_to_string(format!("/proc/{}/status", req.pid())).unwrap_or_default();
@@ -199,8 +200,9 @@ impl Filesystem for Bridge {
             InitFlags::FUSE_READDIRPLUS_AUTO,
             InitFlags::FUSE_HANDLE_KILLPRIV_V2,
             InitFlags::FUSE_CACHE_SYMLINKS,
-            // Not `FUSE_ASYNC_DIO`: the kernel drops the pages of a direct write before it, and again after it, but not when the write
-            // ends behind the caller's back. Pages that a buffered reader filled meanwhile would stay, and a cut would not wait for it.
+            // Not `FUSE_ASYNC_DIO`: the kernel drops the pages of a direct write before it, and again after it, but not
+            // when the write ends behind the caller's back. Pages that a buffered reader filled meanwhile would stay,
+            // and a cut would not wait for it.
         ];
         for flag in wanted {
             // A kernel without one of them costs speed, not correctness.
@@ -256,8 +258,8 @@ impl Filesystem for Bridge {
             mtime: mtime.map(set_time),
             kill_priv: false,
         };
-        // What HANDLE_KILLPRIV_V2 makes our task: any chown (also one that changes nothing, which arrives empty, as what precedes a
-        // fallocate does), and a truncate by somebody unprivileged.
+        // What HANDLE_KILLPRIV_V2 makes our task: any chown (also one that changes nothing, which arrives empty, as
+        // what precedes a fallocate does), and a truncate by somebody unprivileged.
         let chown = uid.is_some() || gid.is_some() || set == SetAttr::default();
         let kills = mode.is_none() && (chown || (size.is_some() && req.uid() != 0));
         let changed = match kills {

@@ -98,7 +98,8 @@ impl Unmounter {
         }
     }
 
-    /// Takes the mount away from those who use it: what they have open fails from now on, and requests under way are not answered. Needs root.
+    /// Takes the mount away from those who use it: what they have open fails from now on, and requests under way are
+    /// not answered. Needs root.
     pub fn cut_off(&self) -> io::Result<()> {
         match &self.0 {
             Undo::Ours(dir) => Ok(rustix::mount::unmount(dir, UnmountFlags::FORCE | UnmountFlags::DETACH)?),

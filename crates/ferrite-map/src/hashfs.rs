@@ -9,12 +9,13 @@
 //! * Linear probing goes bucket by bucket, ends at the home's bound ([`Bounds`]), and wraps; so it always ends.
 //! * A delete clears key and word. No tombstones; no entry ever moves, so records may name words.
 //!
-//! * A slot that was freed waits for the journal's mark, so a page that is mapped and unmapped again and again finds its own old
-//!   slots in its way. An insert that had to pass many of them asks for the mark to move ([`FileMap::wants_reclaim`]), and none goes
-//!   farther than [`HashFs::DISTANCE_MAX`]: then the table counts as full until they are back ([`Geometry::keys_in_reach`]).
+//! * A slot that was freed waits for the journal's mark, so a page that is mapped and unmapped again and again finds
+//!   its own old slots in its way. An insert that had to pass many of them asks for the mark to move
+//!   ([`FileMap::wants_reclaim`]), and none goes farther than [`HashFs::DISTANCE_MAX`]: then the table counts as full
+//!   until they are back ([`Geometry::keys_in_reach`]).
 //!
-//! Invariants: a key in the table lies within its home's bound, and in reach. A slot whose key is set is claimed. A lookup may race with
-//! changes of *other* inodes' keys only: words are atomic, so it sees each key whole.
+//! Invariants: a key in the table lies within its home's bound, and in reach. A slot whose key is set is claimed. A
+//! lookup may race with changes of *other* inodes' keys only: words are atomic, so it sees each key whole.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -33,8 +34,8 @@ const BUCKET_BYTES: u64 = 128;
 const VECTOR: usize = 8;
 /// Buckets a thread takes at a time when loading.
 const LOAD_CHUNK: u64 = 4096;
-/// Buckets behind its home from which on a new key asks for what waits for the mark. In a pool that was full for long one key of
-/// 100,000 lies so far from home by itself.
+/// Buckets behind its home from which on a new key asks for what waits for the mark. In a pool that was full for long
+/// one key of 100,000 lies so far from home by itself.
 const LONG_WAY: u64 = 24;
 
 /// The table of a mounted pool.
@@ -54,9 +55,10 @@ fn key_of(ino: u32, lblk: u32) -> u64 {
 }
 
 impl HashFs {
-    /// Buckets behind its home beyond which no insert goes, if keys are to stay in reach; so a key there was damaged. It costs no room: a slot in use goes with a block,
-    /// so the table is never fuller than four fifths once the mark has moved; in one that was so for a hundred turnovers the farthest of
-    /// 25,000 pages lies 21 buckets behind its home, and with each two further there are a third as many.
+    /// Buckets behind its home beyond which no insert goes, if keys are to stay in reach; so a key there was damaged.
+    /// It costs no room: a slot in use goes with a block, so the table is never fuller than four fifths once the mark
+    /// has moved; in one that was so for a hundred turnovers the farthest of 25,000 pages lies 21 buckets behind its
+    /// home, and with each two further there are a third as many.
     pub const DISTANCE_MAX: u64 = 128;
 
     /// Slots for so many data blocks: 1.25 a block.
@@ -164,7 +166,8 @@ impl HashFs {
         self.find_from(key, self.home(key))
     }
 
-    /// First slot from `home` on that is free, and how many buckets behind home it lies, in reach. With `claim` it is the caller's.
+    /// First slot from `home` on that is free, and how many buckets behind home it lies, in reach. With `claim` it is
+    /// the caller's.
     fn free_slot(&self, home: u64, claim: bool) -> Option<(u64, u64)> {
         let reach = match self.geometry.keys_in_reach {
             true => self.buckets.min(Self::DISTANCE_MAX + 1),

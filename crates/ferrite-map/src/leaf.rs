@@ -39,8 +39,8 @@ const ACTIVE_COPIES: [u64; 2] = [0, LINE_BYTES];
 const ACTIVE_MIN: u64 = 4;
 /// Lines behind its home where a chunk may lie while the table can grow.
 const REACH: u64 = 254;
-/// Lines behind its home from which on a new chunk asks for what waits for the mark. By itself none lies so far while the table can grow: the
-/// load stays below a third.
+/// Lines behind its home from which on a new chunk asks for what waits for the mark. By itself none lies so far while
+/// the table can grow: the load stays below a third.
 const LONG_WAY: u64 = 64;
 /// Lines split in one record.
 const BATCH: u64 = 32;
@@ -66,7 +66,8 @@ pub struct Leaf {
     claims: Box<[CachePadded<AtomicI64>]>,
     /// The load, or a chunk that found nothing within reach, asks for splits.
     wants_room: AtomicBool,
-    /// See [`FileMap::wants_reclaim`]. A file that comes and goes would else have the table grow for lines that are about to be free.
+    /// See [`FileMap::wants_reclaim`]. A file that comes and goes would else have the table grow for lines that are
+    /// about to be free.
     wants_reclaim: AtomicBool,
 }
 

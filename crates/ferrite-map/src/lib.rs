@@ -226,13 +226,14 @@ pub trait FileMap: Send + Sync {
     /// Calls `visit` for every mapped page of the pool until it returns false.
     fn for_each(&self, visit: &mut dyn FnMut(MapEntry) -> bool);
 
-    /// Calls `visit` for the mapped pages of `ino` with `first <= lblk < end`, until it returns false. A structure that can list
-    /// them does so in order, and for what is mapped there; one that cannot walks, in no particular order, whichever is shorter, the range
-    /// or the table: see [`Self::walk_worth`].
+    /// Calls `visit` for the mapped pages of `ino` with `first <= lblk < end`, until it returns false. A structure that
+    /// can list them does so in order, and for what is mapped there; one that cannot walks, in no particular order,
+    /// whichever is shorter, the range or the table: see [`Self::walk_worth`].
     fn for_range(&self, ino: u32, first: u32, end: u64, visit: &mut dyn FnMut(MapEntry) -> bool);
 
-    /// Of a structure that cannot list a file's pages: the longest range whose pages [`Self::for_range`] looks up one by one. A longer one
-    /// costs a walk of all entries of the pool, whatever is mapped in it. May change as the structure grows.
+    /// Of a structure that cannot list a file's pages: the longest range whose pages [`Self::for_range`] looks up one
+    /// by one. A longer one costs a walk of all entries of the pool, whatever is mapped in it. May change as the
+    /// structure grows.
     fn walk_worth(&self) -> Option<u64> {
         None
     }
@@ -258,8 +259,8 @@ pub trait FileMap: Send + Sync {
         false
     }
 
-    /// Whether so many entries wait for the journal's mark in one place that moving it is worth it: lookups pass over them. Says so once.
-    /// Cheap; asked after operations that may map pages.
+    /// Whether so many entries wait for the journal's mark in one place that moving it is worth it: lookups pass over
+    /// them. Says so once. Cheap; asked after operations that may map pages.
     fn wants_reclaim(&self) -> bool {
         false
     }

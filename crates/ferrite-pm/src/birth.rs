@@ -2,9 +2,9 @@
 //!
 //! What lives here: [`Newborn`], a file or device that is to become a pool. Only `Mapping::create` makes one.
 //!
-//! Invariant: whatever goes wrong before [`Newborn::keep`], and whoever kills the process, no file is left that was not there, and one that
-//! was has the length it had. A new file therefore has no name until its content is whole, on file systems that can do that; elsewhere
-//! it is removed, unless the process is killed.
+//! Invariant: whatever goes wrong before [`Newborn::keep`], and whoever kills the process, no file is left that was not
+//! there, and one that was has the length it had. A new file therefore has no name until its content is whole, on file
+//! systems that can do that; elsewhere it is removed, unless the process is killed.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -78,8 +78,8 @@ impl Newborn {
             .map_err(|error| PmError::io("open", &self.path, error))
     }
 
-    /// Gives it exactly `len_bytes`, all of them allocated. Asks first whether there is so much, since a disk that is full for the time of
-    /// trying is bad enough for others.
+    /// Gives it exactly `len_bytes`, all of them allocated. Asks first whether there is so much, since a disk that is
+    /// full for the time of trying is bad enough for others.
     pub(crate) fn allocate(&self, len_bytes: u64) -> Result<(), PmError> {
         self.check_space(len_bytes)?;
         // The space first: only when it is there the file gets its new length.

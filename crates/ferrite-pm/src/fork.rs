@@ -1,10 +1,12 @@
 //! Whether this process still is the one that opened something, or a child that was forked from it.
 //!
-//! A pool's mapping is shared with a forked child, but its locks, its threads and what is known in DRAM are not: whatever the child
-//! did to the pool would destroy it. So who hands out access to a pool remembers its [`Origin`] and asks it before each use.
+//! A pool's mapping is shared with a forked child, but its locks, its threads and what is known in DRAM are not:
+//! whatever the child did to the pool would destroy it. So who hands out access to a pool remembers its [`Origin`] and
+//! asks it before each use.
 //!
-//! Invariant: [`Origin::is_here`] costs one load of a word that nobody stores to but a forked child. Children that call `exec` at once
-//! are none of its business, nor are those of `vfork` and `posix_spawn`, which the C library does not announce.
+//! Invariant: [`Origin::is_here`] costs one load of a word that nobody stores to but a forked child. Children that call
+//! `exec` at once are none of its business, nor are those of `vfork` and `posix_spawn`, which the C library does not
+//! announce.
 
 use std::io;
 use std::sync::OnceLock;
@@ -21,8 +23,8 @@ impl Origin {
     /// This process. Fails if the C library has no memory to remember that it is to tell of forks.
     pub fn here() -> io::Result<Origin> {
         static WATCH: OnceLock<i32> = OnceLock::new();
-        // SAFETY: the handler is a function of this program, which is never unloaded while it runs; it stores to an atomic, which
-        // may be done in a child of a process with threads.
+        // SAFETY: the handler is a function of this program, which is never unloaded while it runs; it stores to an
+        // atomic, which may be done in a child of a process with threads.
         let error = *WATCH.get_or_init(|| unsafe { libc::pthread_atfork(None, None, Some(forked)) });
         match error {
             0 => Ok(Origin(GENERATION.load(Ordering::Relaxed))),
@@ -46,12 +48,14 @@ extern "C" fn forked() {
 /// How long a child of a test may take, in seconds.
 const CHILD_ENDS_WITHIN_S: u32 = 30;
 
-/// Forks, and tells whether `f` returned true in the child, which then ends without a word to anybody. For tests: a lock that another
-/// thread holds at the fork is never free in the child; if it waits for one it is killed, which counts as false.
+/// Forks, and tells whether `f` returned true in the child, which then ends without a word to anybody. For tests: a
+/// lock that another thread holds at the fork is never free in the child; if it waits for one it is killed, which
+/// counts as false.
 #[doc(hidden)]
 pub fn in_child(f: impl FnOnce() -> bool) -> io::Result<bool> {
-    // SAFETY: the child has a copy of this thread and nothing else. What other threads hold stays held there, which may keep it
-    // waiting, but breaks nothing; the C library sees to its own locks. It ends below, and never returns into the caller.
+    // SAFETY: the child has a copy of this thread and nothing else. What other threads hold stays held there, which may
+    // keep it waiting, but breaks nothing; the C library sees to its own locks. It ends below, and never returns into
+    // the caller.
     match unsafe { libc::fork() } {
         -1 => Err(io::Error::last_os_error()),
         0 => {

@@ -144,8 +144,8 @@ impl Mapping {
         Mapping::of_file(path, file, &found, access)
     }
 
-    /// Makes a file of `len_bytes`, all of it allocated, or takes a device that is large enough. Whoever asked for it says in the end whether
-    /// it is to stay.
+    /// Makes a file of `len_bytes`, all of it allocated, or takes a device that is large enough. Whoever asked for it
+    /// says in the end whether it is to stay.
     pub(crate) fn create(path: &Path, len_bytes: u64) -> Result<(Mapping, Newborn), PmError> {
         let newborn = Newborn::open(path)?;
         let file = newborn.file()?;

@@ -79,8 +79,8 @@ impl Region {
         Region::create_with(path, len_bytes, |_| Ok(()))
     }
 
-    /// The same, for a region that is kept only if `fill` makes something of it: on an error, and if the process is killed before, a new file
-    /// is not left behind, and one that was there keeps its length.
+    /// The same, for a region that is kept only if `fill` makes something of it: on an error, and if the process is
+    /// killed before, a new file is not left behind, and one that was there keeps its length.
     pub fn create_with<E: From<PmError>>(
         path: &Path,
         len_bytes: u64,

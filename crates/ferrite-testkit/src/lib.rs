@@ -1,12 +1,14 @@
 //! Test suites that every engine runs: written from the contract ([`ferrite_vfs::FileSystem`], POSIX and the
 //! project's design), never from an engine's code.
 //!
-//! What lives here: operations as values ([`ops`]), random sequences of them ([`generate`]) and how they are applied and judged ([`apply`]); a whole
-//! tree as a value ([`snapshot`]); the comparison with the reference engine ([`model`]); a table of POSIX
-//! cases ([`posix`]); checks of concurrent behaviour ([`linear`]); one simple thing done thousands of times ([`loops`]).
+//! What lives here: operations as values ([`ops`]), random sequences of them ([`generate`]) and how they are applied
+//! and judged ([`apply`]); a whole tree as a value ([`snapshot`]); the comparison with the reference engine
+//! ([`model`]); a table of POSIX cases ([`posix`]); checks of concurrent behaviour ([`linear`]); one simple thing done
+//! thousands of times ([`loops`]).
 //!
-//! An engine's `tests/` folder implements [`TestEngine`] and [`loops::LoopEngine`] and calls [`model::check_against_reference`],
-//! [`posix::run_all`], [`linear::run_all`] and [`loops::run`]; `tests/memfs.rs` of this crate is the example.
+//! An engine's `tests/` folder implements [`TestEngine`] and [`loops::LoopEngine`] and calls
+//! [`model::check_against_reference`], [`posix::run_all`], [`linear::run_all`] and [`loops::run`]; `tests/memfs.rs` of
+//! this crate is the example.
 //!
 //! *Architecture invariant:* nothing here knows an engine, and nothing here may be relaxed to suit one. Where
 //! the contract leaves a choice, the check accepts every choice, and its comment says so.

@@ -1,14 +1,15 @@
 //! Paths and permissions, once for all engines: what a kernel's VFS does for a mount, for everybody else.
 //!
 //! What lives here: [`Vfs`], which walks paths and checks each step against the caller's [`Cred`], then calls the
-//! engine. The rules themselves are in [`crate::posix`]; [`Dir`] is an open directory. A check and the operation it allows
-//! are two steps: a concurrent chmod or rename can fall in between, as it can between two system calls.
+//! engine. The rules themselves are in [`crate::posix`]; [`Dir`] is an open directory. A check and the operation it
+//! allows are two steps: a concurrent chmod or rename can fall in between, as it can between two system calls.
 //!
 //! Invariant: what was checked is what is used. Each inode on the way is pinned ([`Held`]) from before its number is used
 //! until after; else a number freed and given to another file in between would lend that file the old one's permissions.
 //!
-//! Invariant: in a sticky directory a name stays its file's from the check to the removal, since whoever takes names away
-//! there waits for his turn ([`Vfs::turn`]). Nobody can put a file at a name that is taken, so makers need not wait.
+//! Invariant: in a sticky directory a name stays its file's from the check to the removal, since whoever takes names
+//! away there waits for his turn ([`Vfs::turn`]). Nobody can put a file at a name that is taken, so makers need not
+//! wait.
 
 use std::ops::Deref;
 use std::sync::Arc;
@@ -44,8 +45,8 @@ pub struct OpenFlags {
 
 /// A file system with paths and permissions, as one caller sees it. Cheap to clone.
 ///
-/// Callers that share an engine share one of these: the first is [`Vfs::new`], those for others come of [`Vfs::as_user`]. What
-/// makes checks hold in sticky directories is per `Vfs` and its clones.
+/// Callers that share an engine share one of these: the first is [`Vfs::new`], those for others come of
+/// [`Vfs::as_user`]. What makes checks hold in sticky directories is per `Vfs` and its clones.
 #[derive(Clone)]
 pub struct Vfs {
     fs: Arc<dyn FileSystem>,
@@ -295,8 +296,8 @@ impl Vfs {
         Ok(entry)
     }
 
-    /// The right to take a name away from these directories, until it is dropped. Only sticky directories ask for it: elsewhere whoever
-    /// may remove one name may remove all.
+    /// The right to take a name away from these directories, until it is dropped. Only sticky directories ask for it:
+    /// elsewhere whoever may remove one name may remove all.
     fn turn(&self, dirs: &[&Attr]) -> Option<MutexGuard<'_, ()>> {
         let sticky = dirs.iter().any(|dir| dir.mode & STICKY != 0);
         sticky.then(|| self.sticky.lock())

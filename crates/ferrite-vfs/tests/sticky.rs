@@ -1,6 +1,7 @@
 //! In a sticky directory nobody removes another user's file, whoever is faster.
 //!
-//! What lives here: an engine that stops a caller between the check of a name and its use, and lets others go on meanwhile.
+//! What lives here: an engine that stops a caller between the check of a name and its use, and lets others go on
+//! meanwhile.
 
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};

@@ -396,8 +396,8 @@ impl DirEntry {
     }
 }
 
-/// Iterates over a directory, fetching a batch at a time. It is the directory that had the path when the listing began, whatever has it
-/// now; [`DirEntry::path`] goes by the path of then.
+/// Iterates over a directory, fetching a batch at a time. It is the directory that had the path when the listing began,
+/// whatever has it now; [`DirEntry::path`] goes by the path of then.
 pub struct ReadDir {
     dir: Own<Arc<Dir>>,
     path: PathBuf,

@@ -20,9 +20,9 @@
 //! ```
 //!
 //! What lives here: [`Fs`], [`File`], [`OpenOptions`] and what they return, over [`ferrite_vfs::Vfs`]. Errors are
-//! [`std::io::Error`]s with the errno of the operation and the path in their text. A pool belongs to one process at a time;
-//! several processes share one through a mount. In a forked child every call on what was opened before the fork fails and says so, and
-//! dropping it does nothing.
+//! [`std::io::Error`]s with the errno of the operation and the path in their text. A pool belongs to one process at a
+//! time; several processes share one through a mount. In a forked child every call on what was opened before the fork
+//! fails and says so, and dropping it does nothing.
 
 mod file;
 mod fs;

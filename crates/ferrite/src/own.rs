@@ -1,7 +1,8 @@
 //! [`Own`]: what only the process that opened a pool may use, or drop.
 //!
-//! Invariant: after a `fork` nothing of a pool is touched through the child's handles. It has the mapping, and nothing of what makes using
-//! it safe: the locks are copies, the threads are gone, and so what is dropped there must not even be closed.
+//! Invariant: after a `fork` nothing of a pool is touched through the child's handles. It has the mapping, and nothing
+//! of what makes using it safe: the locks are copies, the threads are gone, and so what is dropped there must not even
+//! be closed.
 
 use std::io;
 

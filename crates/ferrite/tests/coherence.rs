@@ -1,4 +1,5 @@
-//! The kernel caches pages of files on a mount; nobody reads an old one after a direct write has returned, in whatever way.
+//! The kernel caches pages of files on a mount; nobody reads an old one after a direct write has returned, in whatever
+//! way.
 
 mod common;
 

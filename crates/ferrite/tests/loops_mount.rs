@@ -1,8 +1,9 @@
-//! Long, dumb loops by system calls on a real mount: what ferrite-testkit's loops do in process, done by programs. Each runs on the mount
-//! and in a directory of tmpfs; both must hold the same in the end, also after the daemon was killed, or ended in order, and fsck must
-//! find nothing.
+//! Long, dumb loops by system calls on a real mount: what ferrite-testkit's loops do in process, done by programs. Each
+//! runs on the mount and in a directory of tmpfs; both must hold the same in the end, also after the daemon was killed,
+//! or ended in order, and fsck must find nothing.
 //!
-//! 1,500 turns, since the journal's mark moves after some 1,100 rewrites on a pool of 1 GiB. `FERRITE_LOOP` runs one loop alone.
+//! 1,500 turns, since the journal's mark moves after some 1,100 rewrites on a pool of 1 GiB. `FERRITE_LOOP` runs one
+//! loop alone.
 
 mod common;
 

@@ -4,19 +4,21 @@
 //! record carries the new size (or the zeroed edges of a hole) and the range `cut_first..cut_end` of logical blocks that are
 //! to go; then follow records that unmap some of them each; the last one clears the intent.
 //!
-//! An intent must not be recorded unless it can be carried out, on a full pool too. The one thing that may need space is an extent that
-//! goes on behind the range: it becomes two when the range's first page leaves its middle, and that may split nodes up to the root. So the
-//! first record unmaps the first pages as well. If there is no block for it, it fails, and nothing was changed. All later
-//! records take pages from the front of what is left of their extents, in ascending order, and need nothing; no other mapping ever does.
-//! And as the first record frees more than a path's worth of nodes, it owes the reserve nothing.
+//! An intent must not be recorded unless it can be carried out, on a full pool too. The one thing that may need space
+//! is an extent that goes on behind the range: it becomes two when the range's first page leaves its middle, and that
+//! may split nodes up to the root. So the first record unmaps the first pages as well. If there is no block for it, it
+//! fails, and nothing was changed. All later records take pages from the front of what is left of their extents, in
+//! ascending order, and need nothing; no other mapping ever does. And as the first record frees more than a path's
+//! worth of nodes, it owes the reserve nothing.
 //!
 //! Crash argument: as soon as the first record is durable, mount finishes the job before anybody can look
 //! ([`resume`]). Each step only unmaps pages of the range that are still mapped, so repeating it is harmless. The
 //! inode's lock is held throughout, so nobody sees the file in between.
 //!
-//! A global table cannot list a file's pages, so they are looked for where the inode's [`crate::spread::Spread`] says that they may be. Only where that is
-//! more than a walk of the table is worth, as in a sparse file of which nothing is known yet, is the table walked, for all of the file at
-//! once; the spread learns what was found. Either ends at the inode's count. A damaged table may hold a page twice; what is found is unmapped once.
+//! A global table cannot list a file's pages, so they are looked for where the inode's [`crate::spread::Spread`] says
+//! that they may be. Only where that is more than a walk of the table is worth, as in a sparse file of which nothing is
+//! known yet, is the table walked, for all of the file at once; the spread learns what was found. Either ends at the
+//! inode's count. A damaged table may hold a page twice; what is found is unmapped once.
 
 use std::sync::Arc;
 
@@ -49,7 +51,8 @@ pub(crate) fn lblks(bytes: u64) -> u64 {
     bytes.div_ceil(BLOCK_BYTES)
 }
 
-/// Adds pages of a range, until there are `most`. What it costs is the mapping's choice: see [`ferrite_map::FileMap::walk_worth`].
+/// Adds pages of a range, until there are `most`. What it costs is the mapping's choice: see
+/// [`ferrite_map::FileMap::walk_worth`].
 fn collect(core: &Core, ino: u32, (first, end): (u64, u64), most: usize, into: &mut Vec<u32>) {
     if first < end && into.len() < most {
         core.map.for_range(ino, first as u32, end, &mut |entry| {
@@ -59,7 +62,8 @@ fn collect(core: &Core, ino: u32, (first, end): (u64, u64), most: usize, into: &
     }
 }
 
-/// Logical blocks of an inode that are mapped at or behind `first`, in ascending order. The caller has the inode's lock, at least shared.
+/// Logical blocks of an inode that are mapped at or behind `first`, in ascending order. The caller has the inode's
+/// lock, at least shared.
 pub(crate) fn mapped_pages(core: &Core, mem: &InodeMem, inode: &Inode, first: u64) -> Vec<u32> {
     mapped_within(core, mem, inode, (first, LBLK_END))
 }
@@ -101,8 +105,8 @@ fn mapped_within(core: &Core, mem: &InodeMem, inode: &Inode, (first, end): (u64,
     all
 }
 
-/// All pages of an inode in ascending order, for its spread to learn. Looks inside the file's size first: only space reserved behind it, or a size
-/// beyond all proportion, makes a walk of the table necessary.
+/// All pages of an inode in ascending order, for its spread to learn. Looks inside the file's size first: only space
+/// reserved behind it, or a size beyond all proportion, makes a walk of the table necessary.
 fn all_pages(core: &Core, mem: &InodeMem, inode: &Inode, worth: u64) -> Vec<u32> {
     let pages = found_pages(core, mem.ino, inode, worth);
     mem.spread.learn((0, LBLK_END), &pages, &core.spreads);

@@ -1,10 +1,11 @@
 //! Seeking data and holes (`lseek` with `SEEK_DATA` and `SEEK_HOLE`).
 //!
-//! No lock is held over a long search: it goes in steps, each of which sees one state of the file, as a read does. What changes behind the
-//! place that a search has come to it does not see, so its answer was right when it was there.
+//! No lock is held over a long search: it goes in steps, each of which sees one state of the file, as a read does. What
+//! changes behind the place that a search has come to it does not see, so its answer was right when it was there.
 //!
-//! Where the mapping cannot list a file's pages, holes are left out by the inode's [`crate::spread::Spread`]. Of a file of which it knows too
-//! little, all pages are found once, and it learns them: without the lock if no writer is faster, and if the version says so.
+//! Where the mapping cannot list a file's pages, holes are left out by the inode's [`crate::spread::Spread`]. Of a file
+//! of which it knows too little, all pages are found once, and it learns them: without the lock if no writer is faster,
+//! and if the version says so.
 
 use ferrite_map::PageWord;
 use ferrite_vfs::{FsError, Result};
@@ -64,8 +65,8 @@ impl PmFile {
         )
     }
 
-    /// Goes in steps from `offset` on. `step` gets the inode, where to go on, how many pages were looked at, and the version to be
-    /// validated, none if the lock is held.
+    /// Goes in steps from `offset` on. `step` gets the inode, where to go on, how many pages were looked at, and the
+    /// version to be validated, none if the lock is held.
     fn seek(
         &self,
         offset: u64,

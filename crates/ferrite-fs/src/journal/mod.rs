@@ -11,8 +11,8 @@
 //! * Records up to the low-water mark are never replayed, so all their words are durable before it moves,
 //!   and it never passes a record that is committed but not yet applied.
 //! * Blocks and mapping slots that a record frees are handed out again only after the mark has passed that record.
-//! * A ring's records are committed one after the other, and each names the one before it ([`record::Link`]), so that recovery knows
-//!   of one that was durable and is gone.
+//! * A ring's records are committed one after the other, and each names the one before it ([`record::Link`]), so that
+//!   recovery knows of one that was durable and is gone.
 //! * Once [`Journal::close`] has returned, or the medium has failed, no record is committed and no fold installed.
 
 pub(crate) mod record;
@@ -66,7 +66,8 @@ pub(crate) struct Pending {
 /// Freed resources a ring may hold before advancing is worth it.
 const FREED_MAX: usize = 8192;
 
-/// A number no other live thread has, unless [`number_thread`] gave it one; small, so that it can pick rings and counters.
+/// A number no other live thread has, unless [`number_thread`] gave it one; small, so that it can pick rings and
+/// counters.
 pub(crate) fn thread_number() -> u64 {
     static NEXT: AtomicU64 = AtomicU64::new(0);
     NUMBER.with(|number| {
@@ -79,8 +80,8 @@ pub(crate) fn thread_number() -> u64 {
 
 thread_local!(static NUMBER: Cell<u64> = const { Cell::new(u64::MAX) });
 
-/// Gives this thread a number. For tests that must be the same each time: a thread's number picks its ring, its purses and its cursors.
-/// Two threads of one number share these, which is slower and otherwise right.
+/// Gives this thread a number. For tests that must be the same each time: a thread's number picks its ring, its purses
+/// and its cursors. Two threads of one number share these, which is slower and otherwise right.
 pub fn number_thread(number: u64) {
     NUMBER.set(number);
 }
@@ -267,9 +268,9 @@ impl Journal {
         Ok(Committed { seq, crowded })
     }
 
-    /// Notes a change that needs no record: `store` makes it and returns where, or refuses by `None`. It gets a sequence number
-    /// like any other, so `freed` waits until no record before it can be replayed and the stored word is durable. Refused as well when
-    /// nothing is committed any more.
+    /// Notes a change that needs no record: `store` makes it and returns where, or refuses by `None`. It gets a
+    /// sequence number like any other, so `freed` waits until no record before it can be replayed and the stored word
+    /// is durable. Refused as well when nothing is committed any more.
     pub(crate) fn install(
         &self,
         min_seq: u64,
@@ -290,7 +291,8 @@ impl Journal {
         Some(seq)
     }
 
-    /// Whether anything is committed still. The caller holds a ring's lock, which orders this after `close` has visited that ring.
+    /// Whether anything is committed still. The caller holds a ring's lock, which orders this after `close` has visited
+    /// that ring.
     fn is_closed(&self) -> bool {
         self.common.closed.load(Ordering::Relaxed)
     }

@@ -11,8 +11,8 @@
 //! Invariant: the checksum starts from the pool's seed and the record's position, so that neither file content
 //! nor a record's remains elsewhere in a ring can pass for a record. A record starts on a cache line.
 //!
-//! The link makes a chain of a ring's records. A ring commits one record after the other, each fenced before the next is streamed, so a
-//! record that names one before it proves that this one was durable.
+//! The link makes a chain of a ring's records. A ring commits one record after the other, each fenced before the next
+//! is streamed, so a record that names one before it proves that this one was durable.
 
 use crate::checksum::crc32c_append;
 use crate::layout::SEQ_MAX;

@@ -4,9 +4,10 @@
 //! is above *every* record with a sound checksum, also those whose data did not survive: otherwise a later write of
 //! the same bytes to the same block could complete a dead record, and the next recovery would replay it.
 //!
-//! Of a ring's records only the newest may be torn or dead by a crash: each was fenced before the next was streamed, and each names the one
-//! before it. So a record that is named and cannot be replayed was durable once, and is damaged; what had returned is lost. The newest
-//! has nobody that names it: if damage hits that one, it looks like one that a crash tore.
+//! Of a ring's records only the newest may be torn or dead by a crash: each was fenced before the next was streamed,
+//! and each names the one before it. So a record that is named and cannot be replayed was durable once, and is damaged;
+//! what had returned is lost. The newest has nobody that names it: if damage hits that one, it looks like one that a
+//! crash tore.
 
 use ferrite_pm::Region;
 use rustc_hash::FxHashSet;

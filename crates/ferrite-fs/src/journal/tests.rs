@@ -207,7 +207,8 @@ fn nothing_is_committed_to_a_pool_that_is_unmounted() {
     assert!(recorder.log().final_image() == left, "something was stored");
 }
 
-/// An operation that is about to commit when the unmount begins is waited for, and is on the medium before the clean mark.
+/// An operation that is about to commit when the unmount begins is waited for, and is on the medium before the clean
+/// mark.
 #[test]
 fn an_unmount_waits_for_a_commit_under_way() {
     let (engine, recorder) = engine(Mapping::Hashfs);

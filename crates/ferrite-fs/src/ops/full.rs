@@ -57,8 +57,8 @@ fn block_of(engine: &Engine, dir: Ino, name: &[u8]) -> u64 {
     core.names.find(&key).unwrap().unwrap().entry_offset / BLOCK_BYTES
 }
 
-/// Removes (or renames) all names of a directory's block that is the middle one of an extent of three, in a directory with `lone` other extents,
-/// when there is no block left. True if the block stayed.
+/// Removes (or renames) all names of a directory's block that is the middle one of an extent of three, in a directory
+/// with `lone` other extents, when there is no block left. True if the block stayed.
 fn empty_a_block(lone: u64, removes: bool) -> Result<bool, FsError> {
     let engine = engine(Mapping::Extent);
     let dir = engine.mkdir(&Cred::root(), ROOT_INO, b"dir", 0o755).unwrap().ino;
@@ -153,8 +153,8 @@ fn what_follows_the_commit_makes_no_error_of_a_success() {
     }
 }
 
-/// Nodes of a tree may cost an overwrite more than it frees. What it takes from the reserve for good must leave enough for those who give
-/// as much as they take.
+/// Nodes of a tree may cost an overwrite more than it frees. What it takes from the reserve for good must leave enough
+/// for those who give as much as they take.
 #[test]
 fn what_owes_the_reserve_leaves_half_of_it() {
     let engine = engine(Mapping::Hashfs);

@@ -26,9 +26,10 @@ const FREE_WITH_NAME: u32 = 64;
 
 /// Removes a name: a directory's (which must be empty) or any other.
 ///
-/// Never fails for want of space. All that can need some is a directory's block that goes: it may be from the middle of an extent, and the
-/// tree may want a node for what is then two. So without one the block stays, empty, for the names that come next. The pages of the
-/// file go in ascending order, each from the front of its extent, which needs nothing on any mapping.
+/// Never fails for want of space. All that can need some is a directory's block that goes: it may be from the middle of
+/// an extent, and the tree may want a node for what is then two. So without one the block stays, empty, for the names
+/// that come next. The pages of the file go in ascending order, each from the front of its extent, which needs nothing
+/// on any mapping.
 pub(crate) fn unlink(core: &Core, parent: Ino, name: &[u8], want_dir: bool) -> Result<()> {
     posix::check_name(name)?;
     core.check_writable()?;
@@ -198,11 +199,12 @@ fn free_inode(tx: &mut Tx<'_>, ino: u32, inode: &mut Inode) {
     tx.freed(Resource::Inode(ino));
 }
 
-/// After the commit, with the lock still held: whoever waits for it, or still holds the entry, must see that it is gone. Returns what is to
-/// become of it now: its last holder may have let go while the record was on its way, when it had a name still, and left it alone.
+/// After the commit, with the lock still held: whoever waits for it, or still holds the entry, must see that it is
+/// gone. Returns what is to become of it now: its last holder may have let go while the record was on its way, when it
+/// had a name still, and left it alone.
 ///
-/// The holder takes its pin back, then looks for names; we have taken the name, then look for pins. With a fence in between on both sides
-/// one of the two sees the other. If both do, the second finds the inode freed.
+/// The holder takes its pin back, then looks for names; we have taken the name, then look for pins. With a fence in
+/// between on both sides one of the two sees the other. If both do, the second finds the inode freed.
 pub(crate) fn settle(child: &InodeMem, fate: Fate) -> Fate {
     match fate {
         Fate::Freed => child.set_dead(),
@@ -225,8 +227,8 @@ pub(crate) fn finish(core: &Core, child: &Arc<InodeMem>, fate: Fate) -> Result<(
     }
 }
 
-/// The same where the record that took the name is committed: the operation has happened, and whatever comes of this cannot undo it. An
-/// orphan that cannot be freed now is freed by the next mount.
+/// The same where the record that took the name is committed: the operation has happened, and whatever comes of this
+/// cannot undo it. An orphan that cannot be freed now is freed by the next mount.
 pub(crate) fn finish_committed(core: &Core, child: &Arc<InodeMem>, fate: Fate) {
     if let Err(error) = core.told(finish(core, child, fate)) {
         tracing::debug!(ino = child.ino, %error, "an inode without names stays until the next mount");

@@ -95,8 +95,8 @@ impl List {
     }
 }
 
-/// Drops pages that are listed twice or have no log any more, if the list has grown long. The newest stay as they are: their first log may
-/// not be committed yet.
+/// Drops pages that are listed twice or have no log any more, if the list has grown long. The newest stay as they are:
+/// their first log may not be committed yet.
 fn tidy(list: &Mutex<List>, core: &Core) {
     let (old, newest) = {
         let mut list = list.lock();
@@ -135,8 +135,8 @@ impl Candidates {
         &self.lists[thread_number() as usize % LISTS]
     }
 
-    /// Notes a page that gets its first segment. A list that has grown long is tidied first, whether or not anybody takes pages from it: so it
-    /// never holds more than about twice the pages that have logs.
+    /// Notes a page that gets its first segment. A list that has grown long is tidied first, whether or not anybody
+    /// takes pages from it: so it never holds more than about twice the pages that have logs.
     pub(crate) fn add(&self, core: &Core, page: (u32, u32)) {
         let list = self.own_list();
         let is_long = {
@@ -210,8 +210,8 @@ impl Merged {
     }
 }
 
-/// Folds pages of one file under one fence, which on an ordinary file is a sync. Returns how many had a log still and could be folded. What one
-/// page meets keeps no other from being folded.
+/// Folds pages of one file under one fence, which on an ordinary file is a sync. Returns how many had a log still and
+/// could be folded. What one page meets keeps no other from being folded.
 pub(crate) fn fold_all(core: &Core, mem: &Arc<InodeMem>, lblks: &[u32], cause: Cause) -> Result<usize> {
     core.check_writable()?;
     let Some(version) = mem.begin_read() else {
@@ -420,7 +420,8 @@ mod tests {
         }
     }
 
-    /// Whoever reads a page while it is folded may be about to read a block or log that the fold gave back: it has to read again.
+    /// Whoever reads a page while it is folded may be about to read a block or log that the fold gave back: it has to
+    /// read again.
     #[test]
     fn a_fold_is_news_to_readers() {
         let region = Region::anonymous(4 << 20).unwrap();

@@ -167,8 +167,8 @@ impl LogSpace {
         }
     }
 
-    /// Notes that these segments are about to wait for the mark, or (`waits` false) that they will not after all. Before the record that frees
-    /// them is committed: afterwards they may be given back, and taken again, at any time.
+    /// Notes that these segments are about to wait for the mark, or (`waits` false) that they will not after all.
+    /// Before the record that frees them is committed: afterwards they may be given back, and taken again, at any time.
     pub(crate) fn set_waiting(&self, units: impl Iterator<Item = u32>, waits: bool) {
         let mut shared = self.shared.lock();
         for unit in units {
@@ -184,8 +184,8 @@ impl LogSpace {
         }
     }
 
-    /// Blocks that come back as soon as the mark is moved and purses are emptied: no segment of theirs is in use otherwise. What changes
-    /// meanwhile counts as it was.
+    /// Blocks that come back as soon as the mark is moved and purses are emptied: no segment of theirs is in use
+    /// otherwise. What changes meanwhile counts as it was.
     pub(crate) fn returning(&self) -> u64 {
         let mut idle: FxHashMap<u32, u64> = FxHashMap::default();
         // One lock at a time: threads lock their purse first, then what is shared.

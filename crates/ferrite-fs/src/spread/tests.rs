@@ -18,8 +18,8 @@ fn covers(spread: &Spread, page: u64) -> bool {
     spread.next_run(page, page + 1) == Some((page, page + 1))
 }
 
-/// Random changes against a plain set of pages: each of its pages is covered, and of what is not a page only short gaps are, as long as there
-/// is memory for all runs.
+/// Random changes against a plain set of pages: each of its pages is covered, and of what is not a page only short gaps
+/// are, as long as there is memory for all runs.
 #[test]
 fn a_spread_covers_all_pages_and_little_else() {
     for seed in 0..40 {
@@ -243,8 +243,8 @@ fn change(engine: &Engine, random: &mut StdRng, span: u64) -> ferrite_vfs::Resul
     }
 }
 
-/// What is kept agrees with the mapping after random writes, cuts, punches, reservations, operations without room, renames over files, and
-/// remounts; with memory for it, with little, and with none.
+/// What is kept agrees with the mapping after random writes, cuts, punches, reservations, operations without room,
+/// renames over files, and remounts; with memory for it, with little, and with none.
 #[test]
 fn listings_find_what_walks_find() {
     let seeds = if std::env::var_os("FERRITE_SOAK").is_some() {
@@ -459,7 +459,8 @@ fn counted(image: &[u8]) -> (Engine, Arc<AtomicU64>) {
     (engine, looks)
 }
 
-/// Cutting, punching, searching and removing a sparse file costs what is mapped, whatever its size and that of the table.
+/// Cutting, punching, searching and removing a sparse file costs what is mapped, whatever its size and that of the
+/// table.
 #[test]
 fn a_sparse_file_costs_what_is_mapped() {
     const SPAN: u64 = 256 << 20;

@@ -129,8 +129,9 @@ fn pages_of_a_full_pool_stay_near_their_homes() {
     });
 }
 
-/// A page that comes and goes finds the slots of its former lives in its way, for they wait for the mark. Once it went so far that the next
-/// mount took its key for a damaged one. Now it asks for the mark to move, long before, and is refused where it would come out of reach.
+/// A page that comes and goes finds the slots of its former lives in its way, for they wait for the mark. Once it went
+/// so far that the next mount took its key for a damaged one. Now it asks for the mark to move, long before, and is
+/// refused where it would come out of reach.
 #[test]
 fn a_page_that_comes_and_goes_stays_in_reach_while_its_slots_wait() {
     let bed = Bed::<HashFs>::new(20_000, 3);
@@ -367,7 +368,8 @@ fn reads_in_order_leave_hints_that_are_verified() {
     assert!(word[0].is_hole(), "the hint named another page's slot and was believed");
 }
 
-/// In a pool of an older program a key may lie beyond what a bound's byte can count, and behind the table's end: it is found all the same.
+/// In a pool of an older program a key may lie beyond what a bound's byte can count, and behind the table's end: it is
+/// found all the same.
 #[test]
 fn keys_beyond_the_largest_bound_are_found() {
     let mut bed = Bed::<HashFs>::new(4000, 11);

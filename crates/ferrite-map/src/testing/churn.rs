@@ -1,7 +1,9 @@
-//! Shared test of all mappings: a few pages that come and go thousands of times while what they leave behind waits for the journal's mark.
+//! Shared test of all mappings: a few pages that come and go thousands of times while what they leave behind waits for
+//! the journal's mark.
 //!
-//! What lives here: one test, which `mapping_tests!` puts into the mappings' test modules. Every limit that a check assumes, how far from
-//! its home an entry lies, say, must hold whatever waits: an insert that would pass it is refused, and served once the mark has moved.
+//! What lives here: one test, which `mapping_tests!` puts into the mappings' test modules. Every limit that a check
+//! assumes, how far from its home an entry lies, say, must hold whatever waits: an insert that would pass it is
+//! refused, and served once the mark has moved.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,7 +14,8 @@ const BLOCKS: u32 = 3000;
 const ROUNDS: usize = 6000;
 /// Rounds between two looks at the whole mapping.
 const LOOK_EVERY: usize = 500;
-/// Few, so that each finds what its former lives have left; in one chunk, next to each other, and at the ends of the range.
+/// Few, so that each finds what its former lives have left; in one chunk, next to each other, and at the ends of the
+/// range.
 const PAGES: [(u32, u32); 8] = [
     (5, 0),
     (5, 1),

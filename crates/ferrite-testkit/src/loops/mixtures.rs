@@ -1,5 +1,5 @@
-//! Random mixtures with a favourite: nine of ten turns go to one file, one name, one page. Press: what each of the other loops presses,
-//! in the orders that nobody thought of.
+//! Random mixtures with a favourite: nine of ten turns go to one file, one name, one page. Press: what each of the
+//! other loops presses, in the orders that nobody thought of.
 
 use ferrite_vfs::{FallocateMode, RenameMode};
 

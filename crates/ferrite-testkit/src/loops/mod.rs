@@ -1,12 +1,13 @@
-//! Long, dumb loops: each does one simple thing thousands of times, and nothing else, between two moments at which an engine could
-//! put its house in order.
+//! Long, dumb loops: each does one simple thing thousands of times, and nothing else, between two moments at which an
+//! engine could put its house in order.
 //!
-//! What lives here: [`Loop`]s as data ([`all`]), [`LoopEngine`] as what they need of an engine, and [`run`]. Random operations and
-//! crash images look at short histories; what an engine frees late (slots that wait for a journal's mark, say) piles up only if the
-//! same file, name or slot is used again and again meanwhile, and it is at the peak that limits are passed which a check assumes.
+//! What lives here: [`Loop`]s as data ([`all`]), [`LoopEngine`] as what they need of an engine, and [`run`]. Random
+//! operations and crash images look at short histories; what an engine frees late (slots that wait for a journal's
+//! mark, say) piles up only if the same file, name or slot is used again and again meanwhile, and it is at the peak
+//! that limits are passed which a check assumes.
 //!
-//! *Architecture invariant:* a loop knows no engine. When something freed comes back to it an engine says by [`LoopEngine::mark`], and
-//! the numbers of turns follow from that.
+//! *Architecture invariant:* a loop knows no engine. When something freed comes back to it an engine says by
+//! [`LoopEngine::mark`], and the numbers of turns follow from that.
 
 mod data;
 mod mixtures;
@@ -43,8 +44,8 @@ pub struct Loop {
 
 /// An engine that loops run on.
 pub trait LoopEngine: TestEngine {
-    /// Ends the mounted engine as a crash would, checks what that leaves, and mounts it. Panics on findings. An engine that keeps
-    /// nothing does nothing.
+    /// Ends the mounted engine as a crash would, checks what that leaves, and mounts it. Panics on findings. An engine
+    /// that keeps nothing does nothing.
     fn crash(&mut self);
 
     /// Changes whenever what was freed before may be used again; constant if that is at once.
@@ -125,9 +126,10 @@ struct Run<'a> {
 
 /// Runs one loop on an empty engine, which is empty again afterwards.
 ///
-/// First over several moves of the mark; then, after a crash, as far as the mark lets it go without moving: there it looks at the
-/// engine once more, for that is when most waits to be given back. Each time the content is compared and the engine checked, mounted as
-/// it is, after a crash and after an orderly end. Last, all is removed, and as much must be free as was in the beginning.
+/// First over several moves of the mark; then, after a crash, as far as the mark lets it go without moving: there it
+/// looks at the engine once more, for that is when most waits to be given back. Each time the content is compared and
+/// the engine checked, mounted as it is, after a crash and after an orderly end. Last, all is removed, and as much must
+/// be free as was in the beginning.
 ///
 /// # Panics
 /// On the first difference.

@@ -1,5 +1,5 @@
-//! Loops over names, directories, links and attributes. Press: name slots, inode numbers, blocks of directories and what finds room in
-//! them, blocks of attributes.
+//! Loops over names, directories, links and attributes. Press: name slots, inode numbers, blocks of directories and
+//! what finds room in them, blocks of attributes.
 
 use ferrite_vfs::RenameMode;
 

@@ -1,7 +1,7 @@
 //! An engine and the reference side by side: each operation goes to both, and both must answer alike.
 //!
-//! Invariant: no operation does more to the engine than its name says. No attribute is read or set beside it, so that nothing but
-//! the loop's own records comes between two moves of a journal's mark.
+//! Invariant: no operation does more to the engine than its name says. No attribute is read or set beside it, so that
+//! nothing but the loop's own records comes between two moves of a journal's mark.
 
 use std::sync::Arc;
 

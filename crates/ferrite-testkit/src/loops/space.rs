@@ -1,5 +1,5 @@
-//! Loops over holes and reservations. Press: the same keys going and coming one by one, mappings with few pages far apart, nodes of
-//! trees that come and go with one page.
+//! Loops over holes and reservations. Press: the same keys going and coming one by one, mappings with few pages far
+//! apart, nodes of trees that come and go with one page.
 
 use ferrite_vfs::FallocateMode;
 

@@ -129,8 +129,8 @@ fn signature(file: &File) -> Option<&'static str> {
 /// Bytes that are read to see that they are zeros.
 const ZEROS_READ_MAX: u64 = 64 << 20;
 
-/// Whether nothing was ever written to a file: it is empty, or space was reserved for it. Reserved space that somebody has looked at counts
-/// as data for the kernel, so what it calls data may be zeros.
+/// Whether nothing was ever written to a file: it is empty, or space was reserved for it. Reserved space that somebody
+/// has looked at counts as data for the kernel, so what it calls data may be zeros.
 fn holds_nothing(file: &File) -> bool {
     let mut buffer = vec![0; 1 << 20];
     let (mut at, mut read_bytes) = (0, 0);

@@ -199,8 +199,8 @@ fn parse(words: &[String], sloppy: bool) -> Result<Options, Failure> {
             "nofail" => nofail = true,
             "nodiratime" => engine.dir_atime = false,
             "diratime" => engine.dir_atime = true,
-            // What they ask for is so anyway (a change is durable when it returns, attributes are kept, a failed medium stops changes), or is
-            // for mount(8), or is a permission that is not made use of.
+            // What they ask for is so anyway (a change is durable when it returns, attributes are kept, a failed medium
+            // stops changes), or is for mount(8), or is a permission that is not made use of.
             "dirsync" | "user_xattr" | "noacl" | "errors=remount-ro" | "barrier" => {}
             "group" | "owner" | "lazytime" | "nolazytime" | "discard" | "nodiscard" | "silent" | "loud" => {}
             word if let Some(why) = untrue(word) => {

@@ -25,8 +25,8 @@ pub(crate) struct MountPoint {
 }
 
 impl MountPoint {
-    /// Whether nobody serves it any more: its daemon was killed. One that listens is not asked, since it may take its time; attributes
-    /// would say nothing, since the kernel has them ready.
+    /// Whether nobody serves it any more: its daemon was killed. One that listens is not asked, since it may take its
+    /// time; attributes would say nothing, since the kernel has them ready.
     pub(crate) fn is_dead(&self) -> bool {
         control::process_of(self).is_none() && rustix::fs::statvfs(&self.dir).err() == Some(Errno::NOTCONN)
     }

@@ -1,7 +1,8 @@
 //! Opening a pool that a daemon may be about to let go of.
 //!
-//! A mount is gone from the kernel's list as soon as it is unmounted, but its daemon, which was not asked, has the pool for some moments more:
-//! it marks it clean. Whoever comes right behind `umount` waits for that, instead of being told that the pool is in use.
+//! A mount is gone from the kernel's list as soon as it is unmounted, but its daemon, which was not asked, has the pool
+//! for some moments more: it marks it clean. Whoever comes right behind `umount` waits for that, instead of being told
+//! that the pool is in use.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -13,7 +14,8 @@ use super::{FAILED, Failure, control, mounts};
 /// How long a daemon without a mount is waited for.
 pub(crate) const DAEMON_ENDS_WITHIN: Duration = Duration::from_secs(30);
 const LOOK_EVERY: Duration = Duration::from_millis(5);
-/// How often in a row an owner must look like one that stays: a process that is taken apart looks like anything for a moment.
+/// How often in a row an owner must look like one that stays: a process that is taken apart looks like anything for a
+/// moment.
 const LOOKS: usize = 3;
 
 /// Opens a pool, as [`Region::open`]; says where it is mounted if it is in use.
@@ -44,8 +46,8 @@ pub(crate) fn open(pool: &Path, access: Access) -> Result<Region, Failure> {
     }
 }
 
-/// Whether a process lets go of its pool soon: a mount's daemon that has no mount, since it was unmounted or is not there yet, which shows the
-/// next time.
+/// Whether a process lets go of its pool soon: a mount's daemon that has no mount, since it was unmounted or is not
+/// there yet, which shows the next time.
 fn is_ending_daemon(process: u32) -> bool {
     let words = std::fs::read(format!("/proc/{process}/cmdline")).unwrap_or_default();
     if words.is_empty() {

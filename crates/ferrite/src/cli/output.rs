@@ -1,8 +1,8 @@
 //! What commands write: results to standard output, words about what happens to standard error.
 //!
-//! Invariant: a stream that is closed (`| head`) or full changes nothing of what a command does, nor of its exit code; there is only less
-//! to read. That results were lost, though the reader was still there, is told at the end ([`lost`]) and makes a command fail that
-//! had not.
+//! Invariant: a stream that is closed (`| head`) or full changes nothing of what a command does, nor of its exit code;
+//! there is only less to read. That results were lost, though the reader was still there, is told at the end ([`lost`])
+//! and makes a command fail that had not.
 
 use std::fmt::Display;
 use std::io::{ErrorKind, Write};

@@ -1,8 +1,9 @@
 //! How a mount's daemon ends on a signal: in order, also while files are in use.
 //!
-//! What lives here: the thread that waits for signals. It asks the kernel to unmount. Whoever has files open gets [`GRACE`] to close them, as
-//! programs do that were told to end at the same time; then the connection is cut, what they do from then on fails, and the daemon closes the
-//! pool. Nothing that returned is lost by that; stores to shared mappings are written out before.
+//! What lives here: the thread that waits for signals. It asks the kernel to unmount. Whoever has files open gets
+//! [`GRACE`] to close them, as programs do that were told to end at the same time; then the connection is cut, what
+//! they do from then on fails, and the daemon closes the pool. Nothing that returned is lost by that; stores to shared
+//! mappings are written out before.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -48,8 +49,9 @@ fn end(unmounter: &Unmounter, dir: &Path, engine: &Engine) {
     }
 }
 
-/// Has the kernel write out what programs stored in shared mappings. It sends that off, and for FUSE it does not wait until it has come: so
-/// the engine is watched until it has had nothing to do for a while, or somebody keeps it busy for too long.
+/// Has the kernel write out what programs stored in shared mappings. It sends that off, and for FUSE it does not wait
+/// until it has come: so the engine is watched until it has had nothing to do for a while, or somebody keeps it busy
+/// for too long.
 fn write_out(dir: &Path, engine: &Engine) -> std::io::Result<()> {
     rustix::fs::syncfs(std::fs::File::open(dir)?)?;
     let start = Instant::now();

@@ -1,5 +1,6 @@
-//! Pools of older programs, which let keys of HashFS go any distance from their homes: a file rewritten 1,500 times between two moves of the
-//! mark had its page there. Its pages were dropped by a repair, and the mount answered `EIO`, for a key so far away was taken for damage.
+//! Pools of older programs, which let keys of HashFS go any distance from their homes: a file rewritten 1,500 times
+//! between two moves of the mark had its page there. Its pages were dropped by a repair, and the mount answered `EIO`,
+//! for a key so far away was taken for damage.
 
 use super::wiped::{number, repaired, tree};
 use super::*;
@@ -10,8 +11,8 @@ use ferrite_map::hashfs::HashFs;
 const LARGE_BYTES: u64 = 24 << 20;
 const CONTENT: [u8; 3 * BLOCK_BYTES as usize] = [0x5a; 3 * BLOCK_BYTES as usize];
 
-/// A pool in which the second page of file `far` has its key out of reach, the slots on the way being free again. `old`: by a program
-/// that made no promise.
+/// A pool in which the second page of file `far` has its key out of reach, the slots on the way being free again.
+/// `old`: by a program that made no promise.
 fn pool_with_far_key(old: bool, data_checksum: bool) -> Vec<u8> {
     let region = Region::anonymous(LARGE_BYTES).unwrap();
     let options = MkfsOptions {

@@ -170,7 +170,8 @@ pub(crate) fn run(effort: Effort, out: &mut Output) -> Result<(), Failure> {
     sparse(&mut bench, &tmpfs)
 }
 
-/// A file set to a random length, up or down, and written to at a random place, again and again: few of its pages are there at any time.
+/// A file set to a random length, up or down, and written to at a random place, again and again: few of its pages are
+/// there at any time.
 fn sparse(bench: &mut Bench<'_>, tmpfs: &TmpfsDir) -> Result<(), Failure> {
     let engine = bench.engine.clone();
     let file = engine.open(make(&engine, ROOT_INO, "sparse")?, OpenMode::read_write())?;
