@@ -8,11 +8,12 @@ export CARGO_TARGET_DIR ?= $(HOME)/.cache/ferrite/target
 PREFIX ?= /usr/local
 FERRITE = $(CARGO_TARGET_DIR)/release/ferrite
 
-.PHONY: demo test lint unit soak fuzz race bench build install clean help
+.PHONY: demo test check lint unit soak fuzz race bench build install clean help
 
 help:
 	@echo "make demo      a pool, a mount, real programs on it, a table of latencies (5 minutes)"
 	@echo "make test      all tests, formatting, lints (30 minutes)"
+	@echo "make check     formatting, lints and the tests inside the crates (4 minutes): between two changes"
 	@echo "make soak      the long versions of the random and crash tests, and make fuzz"
 	@echo "make fuzz      the fuzz targets, a minute each (needs a nightly toolchain and cargo-fuzz)"
 	@echo "make race      threaded tests under ThreadSanitizer (needs a nightly toolchain with rust-src)"
@@ -27,6 +28,11 @@ demo: build
 	@$(FERRITE) demo
 
 test: lint unit
+
+# What a change most likely breaks. The suites, mounts, crash images and long loops are `make test`'s.
+check: lint
+	cargo test --workspace --lib --bins --features ferrite/leveldb
+	cargo test -p ferrite-fs --test limits --test orphans --test journal --test pagelog
 
 lint:
 	@scripts/setup-debian.sh test
