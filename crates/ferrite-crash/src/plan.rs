@@ -8,19 +8,22 @@ fn named(source: Source) -> Name {
     Name { source, kept: None }
 }
 
-/// Kinds of workloads by chance.
-const KINDS: u64 = 6;
+/// Workloads by chance of a round: one of each kind, and two scenes, which are short and of four scripts.
+const KINDS: u64 = 8;
 
 /// Workloads by chance: `turn` picks the kind, so that all kinds are tried soon.
 fn by_chance(turn: u64, seed: u64) -> Name {
     let profiles = Profile::ALL.len() as u64;
-    let number = seed.wrapping_mul(1_000_003).wrapping_add(turn / KINDS);
+    let round = turn / KINDS;
+    let first = seed.wrapping_mul(1_000_003);
+    let number = first.wrapping_add(round);
     named(match turn % KINDS {
-        0 => Source::Random(turn / KINDS % profiles, number),
-        1 => Source::Relay(turn / KINDS % profiles, number),
-        2 => Source::Churn(number),
-        3 => Source::Crowd(number),
-        4 => Source::Reuse(number),
+        kind @ (0 | 1) => Source::Scene(first.wrapping_add(2 * round + kind)),
+        2 => Source::Random(round % profiles, number),
+        3 => Source::Relay(round % profiles, number),
+        4 => Source::Churn(number),
+        5 => Source::Crowd(number),
+        6 => Source::Reuse(number),
         _ => Source::Threads(number),
     })
 }

@@ -55,6 +55,7 @@ impl Name {
     pub fn workload(&self) -> Workload {
         let mut workload = self.source.workload();
         if let Some(kept) = &self.kept {
+            workload.turns.keep(kept);
             let mut index = 0;
             for ops in &mut workload.threads {
                 ops.retain(|_| {
@@ -238,7 +239,7 @@ pub fn record(variant: Variant, workload: &Workload) -> Result<Recorded, String>
         let mut runner = Runner::new(&engine);
         let mut skipped = Vec::new();
         for (index, op) in ops.iter().enumerate() {
-            let applied = match workload.relay && index % 2 == 1 {
+            let applied = match workload.turns.is_elsewhere(index) {
                 true => elsewhere(ELSEWHERE, || runner.apply(op))?,
                 false => runner.apply(op),
             };

@@ -4,6 +4,7 @@
 //! what they are), so it can be printed and replayed.
 
 mod reuse;
+mod scenes;
 
 use std::fmt;
 use std::str::FromStr;
@@ -30,6 +31,8 @@ pub enum Source {
     Crowd(u64),
     /// Few names and inode numbers that two threads use again after each other.
     Reuse(u64),
+    /// A script for one rule of the journal, see `scenes.rs`.
+    Scene(u64),
     /// Several threads, each with random operations in a directory of its own.
     Threads(u64),
 }
@@ -53,6 +56,7 @@ impl fmt::Display for Source {
             Source::Churn(seed) => write!(f, "churn:{seed}"),
             Source::Crowd(seed) => write!(f, "crowd:{seed}"),
             Source::Reuse(seed) => write!(f, "reuse:{seed}"),
+            Source::Scene(seed) => write!(f, "scene:{seed}"),
             Source::Threads(seed) => write!(f, "threads:{seed}"),
         }
     }
@@ -76,7 +80,7 @@ impl FromStr for Name {
         let wrong = || {
             format!(
                 "{text:?} is no workload: want pair:N, triple:N, random:PROFILE:SEED, relay:PROFILE:SEED, churn:SEED, crowd:SEED, \
-                 reuse:SEED or threads:SEED"
+                 reuse:SEED, scene:SEED or threads:SEED"
             )
         };
         let (source, kept) = match text.split_once('/') {
@@ -93,6 +97,7 @@ impl FromStr for Name {
             ("churn", 2) => Source::Churn(number(1)?),
             ("crowd", 2) => Source::Crowd(number(1)?),
             ("reuse", 2) => Source::Reuse(number(1)?),
+            ("scene", 2) => Source::Scene(number(1)?),
             ("threads", 2) => Source::Threads(number(1)?),
             _ => return Err(wrong()),
         };
@@ -375,6 +380,43 @@ const CROWD_BLOCKS_LEFT: u64 = 40;
 const CROWD_PLACES: u64 = 30;
 const CROWD_STRIDE: u64 = 8;
 
+/// Which of two threads, and so of two rings, does an operation of a workload that is one sequence.
+#[derive(Debug, Clone)]
+pub enum Turns {
+    /// The same one does all.
+    One,
+    /// The other one does every other operation.
+    Alternate,
+    /// As it says for each operation: the other one does it.
+    Each(Vec<bool>),
+}
+
+impl Turns {
+    /// Whether the other thread does the operation of this index.
+    pub fn is_elsewhere(&self, index: usize) -> bool {
+        match self {
+            Turns::One => false,
+            Turns::Alternate => index % 2 == 1,
+            Turns::Each(elsewhere) => elsewhere.get(index) == Some(&true),
+        }
+    }
+
+    /// Lets go of the turns of all operations but these.
+    pub fn keep(&mut self, kept: &[usize]) {
+        if let Turns::Each(elsewhere) = self {
+            let mut index = 0;
+            elsewhere.retain(|_| {
+                index += 1;
+                kept.contains(&(index - 1))
+            });
+        }
+    }
+
+    fn alternate_if(condition: bool) -> Self {
+        if condition { Turns::Alternate } else { Turns::One }
+    }
+}
+
 /// What a workload consists of.
 #[derive(Debug, Clone)]
 pub struct Workload {
@@ -386,8 +428,8 @@ pub struct Workload {
     pub blocks_left: Option<u64>,
     /// What is recorded, for each thread.
     pub threads: Vec<Vec<Op>>,
-    /// Every other operation is done by another thread.
-    pub relay: bool,
+    /// Who does what, where there is one thread by this count.
+    pub turns: Turns,
     /// A read that walks so many log entries folds the page.
     pub fold_read_entries: u32,
 }
@@ -400,7 +442,7 @@ impl Source {
             inodes: INODES,
             blocks_left: None,
             threads: vec![ops],
-            relay: false,
+            turns: Turns::One,
             fold_read_entries: 1,
         };
         match *self {
@@ -422,7 +464,7 @@ impl Source {
             Source::Random(profile, seed) | Source::Relay(profile, seed) => {
                 let profile = Profile::ALL[profile as usize % Profile::ALL.len()];
                 Workload {
-                    relay: matches!(self, Source::Relay(..)),
+                    turns: Turns::alternate_if(matches!(self, Source::Relay(..))),
                     ..plain(Vec::new(), recordable(profile, seed).take(RANDOM_OPS).collect())
                 }
             }
@@ -434,7 +476,7 @@ impl Source {
                 inodes: INODES,
                 blocks_left: Some(CHURN_BLOCKS_LEFT),
                 threads: vec![churn(seed)],
-                relay: seed % 3 == 2,
+                turns: Turns::alternate_if(seed % 3 == 2),
                 fold_read_entries: (seed % 2) as u32,
             },
             Source::Crowd(seed) => Workload {
@@ -448,16 +490,17 @@ impl Source {
                 blocks_left: Some(CROWD_BLOCKS_LEFT),
                 threads: vec![crowd(seed)],
                 // Most of the time: a move must be told from older and later records in other rings.
-                relay: seed % 4 != 0,
+                turns: Turns::alternate_if(seed % 4 != 0),
                 fold_read_entries: (seed % 2) as u32,
             },
             Source::Reuse(seed) => Workload {
                 inodes: FEW_INODES,
-                relay: true,
+                turns: Turns::Alternate,
                 // A fold would give the ring of the reader a number above that of the file.
                 fold_read_entries: 0,
                 ..plain(reuse::setup(), reuse::ops(seed))
             },
+            Source::Scene(seed) => scenes::scene(seed),
             Source::Threads(seed) => {
                 let profiles = [Profile::Unaligned, Profile::Metadata, Profile::Mixed, Profile::Renames];
                 let ops = |thread: u8| {
@@ -470,7 +513,7 @@ impl Source {
                     inodes: INODES,
                     blocks_left: None,
                     threads: vec![ops(0), ops(1)],
-                    relay: false,
+                    turns: Turns::One,
                     fold_read_entries: 1,
                 }
             }
@@ -638,6 +681,7 @@ mod tests {
             Source::Churn(1),
             Source::Crowd(2),
             Source::Reuse(3),
+            Source::Scene(5),
             Source::Threads(4),
         ];
         for source in sources {

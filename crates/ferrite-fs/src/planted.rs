@@ -103,16 +103,11 @@ impl Flaw {
     /// Whether it is left to a test of its own, which the explorer is not asked to match: `None` if it is not, else which one.
     ///
     /// A fold without a version harms readers in the same moment, and leaves no image that could show it. The mark moves right after a move of
-    /// entries, so what a forgotten floor does takes two threads and a moment. The others need a cleared slot or number, or a lost page, to be met again
-    /// in another ring before the mark has moved, which the workloads by chance do too seldom.
+    /// entries, so what a forgotten floor does takes two threads and a moment.
     pub fn own_test(self) -> Option<&'static str> {
         match self {
             Flaw::FoldUnannounced => Some("a_fold_is_news_to_readers"),
             Flaw::MoveForgetsFloor => Some("records_after_a_move_have_higher_numbers"),
-            Flaw::MarkWithoutFence => Some("the_mark_is_durable_when_space_comes_back"),
-            Flaw::NameSlotUnordered => Some("name_slots_are_used_again_in_order"),
-            Flaw::InodeUnordered => Some("inode_numbers_are_used_again_in_order"),
-            Flaw::DeadRecordAbove => Some("a_dead_record_does_not_come_back_with_its_data"),
             _ => None,
         }
     }
