@@ -44,7 +44,8 @@ impl Pace {
 #[test]
 fn no_crash_breaks_a_promise() {
     let soak = std::env::var_os("FERRITE_SOAK").is_some();
-    let limit = Duration::from_secs(if soak { 60 * 60 } else { 5 * 60 });
+    // Ten minutes, were it alone: what keeps `make test` short is its plan, and machines do other things as well.
+    let limit = Duration::from_secs(if soak { 90 * 60 } else { 10 * 60 });
     let effort = Effort {
         seed: seed(),
         per_point: if soak { 48 } else { 6 },
