@@ -157,8 +157,8 @@ pub fn verify(
     crash_recovery(&log, allowed, mount, budget, seed)
 }
 
-/// Recovers `image`, writes `page`, which the operation under way wrote as well, to one free block after the other, and crashes. A record
-/// that the first crash left without its data must not come back to life by that.
+/// Recovers `image`, writes `page`, which the operation under way wrote as well, to one free block after the other, and
+/// crashes. A record that the first crash left without its data must not come back to life by that.
 fn echo(image: &[u8], page: &[u8], mount: &MountOptions, ring: u64) -> Result<(), String> {
     let recorder = Recorder::new(image.to_vec());
     let mut region = Region::from_image(image).map_err(|error| error.to_string())?;

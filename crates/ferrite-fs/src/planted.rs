@@ -100,10 +100,11 @@ impl Flaw {
         Flaw::FirstDataOnly,
     ];
 
-    /// Whether it is left to a test of its own, which the explorer is not asked to match: `None` if it is not, else which one.
+    /// Whether it is left to a test of its own, which the explorer is not asked to match: `None` if it is not, else
+    /// which one.
     ///
-    /// A fold without a version harms readers in the same moment, and leaves no image that could show it. The mark moves right after a move of
-    /// entries, so what a forgotten floor does takes two threads and a moment.
+    /// A fold without a version harms readers in the same moment, and leaves no image that could show it. The mark
+    /// moves right after a move of entries, so what a forgotten floor does takes two threads and a moment.
     pub fn own_test(self) -> Option<&'static str> {
         match self {
             Flaw::FoldUnannounced => Some("a_fold_is_news_to_readers"),

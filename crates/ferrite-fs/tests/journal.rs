@@ -6,9 +6,9 @@ mod common;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use common::{Tree, capture, empty_pool, fixed, make, pattern, write};
+use common::{Tree, capture, empty_pool, fixed, make, on_ring, pattern, write};
 use ferrite_fs::layout::{CONTROL_MARK, encode_mark};
-use ferrite_fs::{Engine, MkfsOptions, MountOptions, Superblock, fsck, identify, number_thread, repair};
+use ferrite_fs::{Engine, MkfsOptions, MountOptions, Superblock, fsck, identify, repair};
 use ferrite_pm::{Choice, Recorder, Region};
 use ferrite_testkit::two_at_a_time;
 use ferrite_vfs::{Cred, FileSystem, FsError, OpenMode, ROOT_INO, SetAttr};
@@ -30,15 +30,6 @@ fn options() -> MkfsOptions {
         rings: Some(2),
         ..fixed()
     }
-}
-
-/// Does `work` in a thread of this number, and so in the ring of that number.
-fn on_ring<T: Send>(ring: u64, work: impl FnOnce() -> T + Send) -> T {
-    let numbered = || {
-        number_thread(ring);
-        work()
-    };
-    std::thread::scope(|scope| scope.spawn(numbered).join().unwrap())
 }
 
 /// What is durable of a pool when the machine stops after `work`.

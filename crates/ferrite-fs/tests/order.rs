@@ -6,8 +6,8 @@ mod common;
 
 use std::sync::Arc;
 
-use common::{Tree, capture, empty_pool, fixed, make, pattern, write};
-use ferrite_fs::{Engine, Mapping, MkfsOptions, MountOptions, fsck, number_thread};
+use common::{Tree, capture, empty_pool, fixed, make, on_ring, pattern, write};
+use ferrite_fs::{Engine, Mapping, MkfsOptions, MountOptions, fsck};
 use ferrite_pm::{Choice, Log, Recorder, Region};
 use ferrite_vfs::{Cred, FileKind, FileSystem, FsError, Ino, NewNode, OpenMode, ROOT_INO, SetAttr, SpaceOf};
 
@@ -28,15 +28,6 @@ fn options() -> MkfsOptions {
         rings: Some(2),
         ..fixed()
     }
-}
-
-/// Does `work` in a thread of this number, and so in the ring of that number.
-fn on_ring<T: Send>(ring: u64, work: impl FnOnce() -> T + Send) -> T {
-    let numbered = || {
-        number_thread(ring);
-        work()
-    };
-    std::thread::scope(|scope| scope.spawn(numbered).join().unwrap())
 }
 
 /// A pool after `setup`, unmounted.

@@ -1,7 +1,8 @@
 //! Few names and inode numbers, used again by two threads whose rings are far apart in their numbers.
 //!
-//! One thread does something each time, the other one mostly reads; so the numbers of the first ring run ahead, and what it clears the
-//! second sets by a record that must have a number above that all the same (docs/crash-consistency.md, rules 4 and 6).
+//! One thread does something each time, the other one mostly reads; so the numbers of the first ring run ahead, and
+//! what it clears the second sets by a record that must have a number above that all the same
+//! (docs/crash-consistency.md, rules 4 and 6).
 
 use super::*;
 

@@ -1,8 +1,9 @@
-//! Scenes: short scripts that lead straight to where one rule of the journal matters (docs/crash-consistency.md), varied by a seed.
+//! Scenes: short scripts that lead straight to where one rule of the journal matters (docs/crash-consistency.md),
+//! varied by a seed.
 //!
-//! By chance the moment is rare: what one ring has freed or cleared must be used by the other one before the mark moves, while the
-//! numbers of the first are ahead. So a scene holds what it works on, lest the inode cache drop it and remember one number for all,
-//! runs one ring ahead, and then does in the other what must come after it.
+//! By chance the moment is rare: what one ring has freed or cleared must be used by the other one before the mark
+//! moves, while the numbers of the first are ahead. So a scene holds what it works on, lest the inode cache drop it and
+//! remember one number for all, runs one ring ahead, and then does in the other what must come after it.
 //!
 //! Invariant: a setup says nothing of the seed but which of a few it is, for pools are made once for each and kept.
 
@@ -21,7 +22,8 @@ const SCRIPTS: u64 = 4;
 const LINKS: u8 = 11;
 /// Files that a directory is given where inode numbers matter.
 const FILES: u8 = 6;
-/// How many blocks a pool may have left on which dead records are looked for: a page can be written to all of them after a crash.
+/// How many blocks a pool may have left on which dead records are looked for: a page can be written to all of them
+/// after a crash.
 const BLOCKS_LEFT: [u64; 2] = [14, 24];
 /// The same where space is to come back again and again.
 const FEW_BLOCKS_LEFT: [u64; 2] = [5, 8];
@@ -97,11 +99,13 @@ impl Script {
         }
     }
 
-    /// Names of one directory go, and names of another one come, some to slots that were left. Links, so that no inode number orders them.
+    /// Names of one directory go, and names of another one come, some to slots that were left. Links, so that no inode
+    /// number orders them.
     fn names(&mut self) -> (Vec<Op>, u64, Option<u64>) {
         let mut setup: Vec<_> = [A, B, C, D].map(|dir| mkdir(&[dir])).into();
         setup.extend([A, B, C, D].map(|dir| make(&[dir, A], FileKind::File)));
-        // The slots are many more than names, and home to few: so many go and come, of one pair of directories or another.
+        // The slots are many more than names, and home to few: so many go and come, of one pair of directories or
+        // another.
         setup.extend(
             [A, C]
                 .iter()
@@ -155,7 +159,8 @@ impl Script {
         (setup, FEW_INODES, None)
     }
 
-    /// Pages whose records may outlive them, on a pool so full that the same page comes to the same block when it is written after the crash.
+    /// Pages whose records may outlive them, on a pool so full that the same page comes to the same block when it is
+    /// written after the crash.
     fn dead_records(&mut self, blocks_left: u64) -> (Vec<Op>, u64, Option<u64>) {
         let mut setup = tree();
         setup.push(write(&[A, A], 0, 2 * 4096, 1));
@@ -170,9 +175,10 @@ impl Script {
         (setup, INODES, Some(blocks_left))
     }
 
-    /// Pages over and over until no block is left but those that are kept for overwrites, and then something new in the other ring: the mark
-    /// moves for it, and it takes what was written, and vouched for, since the mark moved last. For that its thread has looked for a block
-    /// before, and goes on from there; else it would take one that was freed, but written long ago.
+    /// Pages over and over until no block is left but those that are kept for overwrites, and then something new in the
+    /// other ring: the mark moves for it, and it takes what was written, and vouched for, since the mark moved last.
+    /// For that its thread has looked for a block before, and goes on from there; else it would take one that was
+    /// freed, but written long ago.
     fn space(&mut self, blocks_left: u64) -> (Vec<Op>, u64, Option<u64>) {
         let mut setup = tree();
         setup.push(write(&[A, A], 0, 2 * 4096, 1));

@@ -378,18 +378,19 @@ pub(crate) fn fold_some(core: &Core, most: usize, cause: Cause, enough: &mut dyn
 #[cfg(test)]
 mod tests {
     use ferrite_pm::Region;
-    use ferrite_vfs::{Cred, FileKind, FileSystem, NewNode, OpenMode, ROOT_INO};
+    use ferrite_vfs::{Cred, FileKind, FileSystem, Ino, NewNode, OpenFile, OpenMode, ROOT_INO};
 
     use super::*;
     use crate::layout::BLOCK_BYTES;
     use crate::{Engine, MkfsOptions, MountOptions, mkfs};
 
-    #[test]
-    fn pages_whose_logs_come_and_go_fill_no_list() {
-        let region = Region::anonymous(64 << 20).unwrap();
+    /// A pool whose logs nobody folds by himself, with an open file.
+    fn empty_file(pool_bytes: u64) -> (Engine, Ino, Arc<dyn OpenFile>) {
+        let region = Region::anonymous(pool_bytes).unwrap();
         mkfs(&region, &MkfsOptions::default()).unwrap();
         let options = MountOptions {
             cleaner: false,
+            fold_read_entries: 0,
             ..MountOptions::default()
         };
         let engine = Engine::mount(region, &options).unwrap();
@@ -400,6 +401,12 @@ mod tests {
         };
         let ino = engine.mknod(&Cred::root(), ROOT_INO, b"file", &node).unwrap().ino;
         let file = engine.open(ino, OpenMode::read_write()).unwrap();
+        (engine, ino, file)
+    }
+
+    #[test]
+    fn pages_whose_logs_come_and_go_fill_no_list() {
+        let (engine, ino, file) = empty_file(64 << 20);
         let pages = 64;
         let whole = [1; BLOCK_BYTES as usize];
         for round in 0..3 * LIST_LONG as u64 {
@@ -424,21 +431,7 @@ mod tests {
     /// read again.
     #[test]
     fn a_fold_is_news_to_readers() {
-        let region = Region::anonymous(4 << 20).unwrap();
-        mkfs(&region, &MkfsOptions::default()).unwrap();
-        let options = MountOptions {
-            cleaner: false,
-            fold_read_entries: 0,
-            ..MountOptions::default()
-        };
-        let engine = Engine::mount(region, &options).unwrap();
-        let node = NewNode {
-            kind: FileKind::File,
-            mode: 0o644,
-            rdev: 0,
-        };
-        let ino = engine.mknod(&Cred::root(), ROOT_INO, b"file", &node).unwrap().ino;
-        let file = engine.open(ino, OpenMode::read_write()).unwrap();
+        let (engine, ino, file) = empty_file(4 << 20);
         file.write_at(0, &[1; 4096]).unwrap();
         file.write_at(100, b"a part").unwrap();
         let core = engine.core();

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use ferrite_fs::{Engine, Mapping, MkfsOptions, MountOptions, fsck, mkfs};
+use ferrite_fs::{Engine, Mapping, MkfsOptions, MountOptions, fsck, mkfs, number_thread};
 use ferrite_pm::Region;
 use ferrite_vfs::{Cred, FileKind, FileSystem, Ino, NewNode, OpenMode, ROOT_INO};
 
@@ -133,6 +133,15 @@ pub(crate) fn mount(image: &[u8]) -> Engine {
 pub(crate) fn check(image: &[u8]) {
     let report = fsck(Region::from_image(image).unwrap(), &mut |_, _, _| {}).unwrap();
     assert!(report.findings.is_empty(), "fsck: {:#?}", report.findings);
+}
+
+/// Does `work` in a thread of this number, and so in the ring of that number.
+pub(crate) fn on_ring<T: Send>(ring: u64, work: impl FnOnce() -> T + Send) -> T {
+    let numbered = || {
+        number_thread(ring);
+        work()
+    };
+    std::thread::scope(|scope| scope.spawn(numbered).join().unwrap())
 }
 
 /// Makes a file.
