@@ -10,7 +10,7 @@ use ferrite_crash::{MAPPINGS, Mapping, Variant, plan, shrink};
 use ferrite_fs::planted::{Flaw, plant};
 
 /// Different images after which a mistake counts as not found.
-const PATIENCE: u64 = 60_000;
+const PATIENCE: u64 = 100_000;
 
 #[test]
 fn every_planted_mistake_is_found() {
