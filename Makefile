@@ -22,7 +22,7 @@ help:
 
 build:
 	@scripts/setup-debian.sh build
-	cargo build --release -p ferrite --features leveldb
+	cargo build --release -p ferrite-cli --features leveldb
 
 demo: build
 	@$(FERRITE) demo
@@ -31,19 +31,19 @@ test: lint unit
 
 # What a change most likely breaks. The suites, mounts, crash images and long loops are `make test`'s.
 check: lint
-	cargo test --workspace --lib --bins --features ferrite/leveldb
+	cargo test --workspace --lib --bins --features ferrite-cli/leveldb
 	cargo test -p ferrite-fs --test limits --test orphans --test journal --test pagelog
 
 lint:
 	@scripts/setup-debian.sh test
 	cargo fmt --all --check
-	cargo clippy --workspace --all-targets --features ferrite/leveldb -- -D warnings
+	cargo clippy --workspace --all-targets --features ferrite-cli/leveldb -- -D warnings
 	# What users of the library build: without LevelDB and a C++ compiler.
-	cargo clippy -p ferrite -p ferrite-lab --all-targets -- -D warnings
+	cargo clippy -p ferrite-cli -p ferrite-lab --all-targets -- -D warnings
 
 # The command line is built first, in release: the tests on a real mount run that binary.
 unit: build
-	FERRITE_BIN=$(FERRITE) cargo test --workspace --features ferrite/leveldb
+	FERRITE_BIN=$(FERRITE) cargo test --workspace --features ferrite-cli/leveldb
 	# Gate, free maps, bounds and cursors themselves under many schedules.
 	cargo test -p ferrite-map --features shuttle --lib models
 	# The crash explorer again, on an engine that makes mistakes: it must find each.
@@ -55,16 +55,16 @@ ON_ALL_MAPPINGS := posix_rules random_operations concurrent_histories suites_wit
 
 soak: build
 	# A run of an hour tells all that is wrong, not only the first of it.
-	FERRITE_BIN=$(FERRITE) FERRITE_SOAK=1 cargo test --release --workspace --no-fail-fast --features ferrite/leveldb -- --nocapture
+	FERRITE_BIN=$(FERRITE) FERRITE_SOAK=1 cargo test --release --workspace --no-fail-fast --features ferrite-cli/leveldb -- --nocapture
 	# Every planted mistake on every mapping that it concerns.
 	FERRITE_SOAK=1 cargo test --release -p ferrite-crash --features planted --test planted -- --nocapture
 	# What `ferrite lab run all --quick` promises, 10 minutes; alone, since other tests would take its cores.
 	cargo test --release -p ferrite-lab --features leveldb --test quick -- --ignored --nocapture
 	# Everything else on every mapping, real programs included; the kills as often as on the default one.
 	for mapping in cuckoo radix extent leaf; do \
-		FERRITE_MAPPING=$$mapping FERRITE_BIN=$(FERRITE) cargo test --release -p ferrite-fs -p ferrite --features ferrite/leveldb \
+		FERRITE_MAPPING=$$mapping FERRITE_BIN=$(FERRITE) cargo test --release -p ferrite-fs -p ferrite-cli --features ferrite-cli/leveldb \
 			-- $(addprefix --skip ,$(ON_ALL_MAPPINGS)) || exit 1; \
-		FERRITE_SOAK=1 FERRITE_MAPPING=$$mapping FERRITE_BIN=$(FERRITE) cargo test --release -p ferrite --features leveldb --test crash_kill || exit 1; done
+		FERRITE_SOAK=1 FERRITE_MAPPING=$$mapping FERRITE_BIN=$(FERRITE) cargo test --release -p ferrite-cli --features leveldb --test crash_kill || exit 1; done
 	$(MAKE) fuzz
 
 # Seconds for each target.

@@ -16,7 +16,7 @@ keep_bytes=${KEEP_BYTES:-40000}
 all=(postgres sqlite-rollback sqlite-wal photos git build rsync tar log)
 
 if [ -z "${FERRITE_BIN:-}" ]; then
-    cargo build --quiet --release --manifest-path "$root/Cargo.toml" -p ferrite
+    cargo build --quiet --release --manifest-path "$root/Cargo.toml" -p ferrite-cli
     FERRITE_BIN=${CARGO_TARGET_DIR:-$root/target}/release/ferrite
 fi
 

@@ -95,7 +95,7 @@ pub(crate) const ONE_THREAD: Figure = Figure {
 pub(super) fn lacking(id: &str) -> Option<&'static str> {
     let needs_leveldb = [FOUR_THREADS.id, ONE_THREAD.id].contains(&id);
     (needs_leveldb && cfg!(not(feature = "leveldb"))).then_some(
-        "this build has no LevelDB; make one that has: scripts/setup-debian.sh build && cargo build --release -p ferrite --features leveldb",
+        "this build has no LevelDB; make one that has: scripts/setup-debian.sh build && cargo build --release -p ferrite-cli --features leveldb",
     )
 }
 

@@ -18,7 +18,7 @@ use super::core::{TmpfsDir, make};
 use super::random::mix;
 use super::threads::rate;
 use super::{Circumstances, Effort, Output, Row, median};
-use crate::cli::Failure;
+use crate::Failure;
 
 /// Files of each thread.
 const FILES: u64 = 1000;

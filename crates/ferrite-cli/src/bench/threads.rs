@@ -10,7 +10,7 @@ use ferrite_vfs::{FileSystem, OpenMode};
 use super::core::{FILL_PERCENT, pool};
 use super::random::page;
 use super::{Circumstances, Effort, Output, Row, median};
-use crate::cli::Failure;
+use crate::Failure;
 
 /// How long each side runs in a round.
 const SLICE: Duration = Duration::from_millis(200);

@@ -128,7 +128,7 @@ enum Command {
 }
 
 /// Runs the command the process was started with.
-pub(crate) fn main() -> ExitCode {
+fn main() -> ExitCode {
     let words = by_helper_name(std::env::args_os().collect());
     let wrong_usage = code_of_wrong_usage(&words);
     let arguments = match Arguments::try_parse_from(words) {

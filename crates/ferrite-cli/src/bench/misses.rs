@@ -3,7 +3,7 @@
 use ferrite_lab::{ChurnPlan, miss_rows};
 
 use super::{Output, say, say_json};
-use crate::cli::{Failure, complain};
+use crate::{Failure, complain};
 
 /// Name of its rows.
 pub(crate) const NAME: &str = "cold_misses";

@@ -16,7 +16,7 @@ use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use super::core::TmpfsDir;
 use super::random::page;
 use super::{Circumstances, Duel, Effort, Output, whole};
-use crate::cli::{FAILED, Failure};
+use crate::{FAILED, Failure};
 
 /// What is measured here.
 pub(crate) const NAMES: &[&str] = &["write_4k", "read_4k", "create", "stat", "lookup_absent"];

@@ -4,7 +4,7 @@
 use ferrite_lab::{ChurnPlan, MappingRow, PUBLISHED_ROWS, churn_rows, lookup_rows, published_rows, run_rows};
 
 use super::{Output, say, say_json};
-use crate::cli::Failure;
+use crate::Failure;
 
 /// Rows after churn, of lookups, and of runs; with `--only`, parts without the row that is wanted are left out.
 const CHURN: &[&str] = &["hit", "miss", "insert"];

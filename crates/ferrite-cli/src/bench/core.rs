@@ -12,7 +12,7 @@ use ferrite_vfs::{Cred, FileKind, FileSystem, Ino, NewNode, OpenFile, OpenMode, 
 
 use super::random::{mix, page};
 use super::{Circumstances, Duel, Effort, Output, whole};
-use crate::cli::Failure;
+use crate::Failure;
 
 /// What is measured here.
 pub(crate) const NAMES: &[&str] = &[

@@ -12,7 +12,7 @@ use ferrite_vfs::{FileSystem, OpenFile, OpenMode, ROOT_INO};
 use super::core::{FILL_PERCENT, make, pool};
 use super::random::{mix, page};
 use super::{Circumstances, Duel, Effort, Output, whole};
-use crate::cli::Failure;
+use crate::Failure;
 
 /// Write sizes: name and bytes.
 const SIZES: [(&str, usize); 8] = [

@@ -8,7 +8,7 @@ use ferrite_pm::{Access, Region};
 use ferrite_vfs::{Cred, FileKind, FileSystem, NewNode, OpenMode, ROOT_INO};
 
 use super::{Circumstances, Effort, Output, Row, median};
-use crate::cli::{FAILED, Failure};
+use crate::{FAILED, Failure};
 
 const FILES_PER_DIR: u64 = 1000;
 /// Operations right before each crash, so that there is something to replay.
