@@ -1,64 +1,53 @@
 //! The PM engine: a file system in a region of byte-addressable storage (DESIGN §3 to §6).
 //!
-//! | module | what lives there |
-//! | --- | --- |
-//! | [`layout`] | the format: superblock, where everything lies |
-//! | `inode`, `dentry` | the format of one inode, one directory block |
-//! | `journal` | records, rings, commit, apply, retire, replay |
-//! | `tx` | one operation in the making |
-//! | `alloc`, `names`, `icache` | free blocks; name table; inodes in DRAM |
-//! | `sums` | checksums of file data |
-//! | `core` | the state of a mounted pool, and what all operations share |
-//! | `dir`, `ops`, `file` | directories; names and attributes; data |
-//! | `mkfs`, `mount`, `fsck`, `info` | a pool as a whole |
-//! | `events` | what goes wrong later, for the log and `ferrite info` |
-//! | `load`, `damage` | the tables read at mount; what was found wrong there, and whom it concerns |
-//! | `repair`, `mend` | what is to be changed in a damaged pool; changing it so that a crash does no harm |
+//! The crate is built in floors; each uses those below it, and none above.
 //!
-//! *Architecture invariant:* structures on the medium change only by applying a committed record (and in `mkfs`).
-//! Nothing outside `journal` and `mkfs` stores a word, but for folds, which change no content (`pagelog/fold.rs`). *Architecture invariant:* there is no `unsafe` here; the medium is
-//! reached through `ferrite-pm` alone.
+//! | floor | folder | what lives there |
+//! | --- | --- | --- |
+//! | 10 | `engine` | making, mounting, unmounting; the traits of `ferrite-vfs` |
+//! | 9 | `audit` | a pool as a whole: reading its tables, checking, repairing, scrubbing |
+//! | 8 | `tree` | directories, names, attributes |
+//! | 7 | `file` | data of regular files |
+//! | 6 | `retry` | what an operation does that finds no room |
+//! | 5 | `page` | a data page: block, checksum, log; folding logs |
+//! | 4 | `pool` | the state of a mounted pool; a transaction |
+//! | 3 | `journal` | rings of records: commit, apply, retire, replay |
+//! | 2 | `space`, `cache`, `health` | what is free; what is known in DRAM; what is wrong |
+//! | 1 | `format` | the bytes of each structure |
+//! | 0 | `error`, `options`, `planted`, `thread` | words that all floors use |
+//!
+//! *Architecture invariant:* structures on the medium change only by applying a committed record. Words are stored outside
+//! `journal` in four places alone: `mkfs`; the control words of mount and unmount; [`mend`], which applies a repair as a
+//! record would; and folds, which change no content (`page/fold.rs`).
+//!
+//! *Architecture invariant:* there is no `unsafe` here; the medium is reached through `ferrite-pm` alone.
 #![forbid(unsafe_code)]
 
-mod alloc;
-mod checksum;
-mod core;
-mod damage;
-mod dentry;
-mod dir;
+mod audit;
+mod cache;
 mod engine;
 mod error;
-mod events;
 mod file;
-mod fsck;
-mod icache;
-mod info;
-mod inode;
+mod format;
+mod health;
 mod journal;
-pub mod layout;
-mod load;
-pub mod mend;
-mod mkfs;
-mod mount;
-mod names;
-mod ops;
 mod options;
-mod pagelog;
+mod page;
 pub mod planted;
-mod repair;
-mod scrub;
-mod spread;
-mod sums;
-mod tx;
+mod pool;
+mod retry;
+mod space;
+mod thread;
+mod tree;
 
-pub use engine::{Engine, identify};
+pub use audit::fsck::{fsck, fsck_with};
+pub use audit::mend;
+pub use audit::repair::{repair, repair_with};
+pub use engine::{Engine, create, identify, mkfs};
 pub use error::EngineError;
-pub use fsck::{fsck, fsck_with};
-pub use journal::number_thread;
-pub use layout::Superblock;
-pub use mkfs::{create, mkfs};
+pub use format::layout::{self, Superblock};
 pub use options::{
     AtimePolicy, DramUse, EntryDump, Finding, FoldCounts, FsckOptions, FsckReport, LastScrub, Mapping, Mended,
     MkfsOptions, MountOptions, PageDump, PoolInfo, RepairReport, RuntimeFinding, ScrubReport,
 };
-pub use repair::{repair, repair_with};
+pub use thread::number_thread;

@@ -15,27 +15,28 @@
 //! ([`resume`]). Each step only unmaps pages of the range that are still mapped, so repeating it is harmless. The
 //! inode's lock is held throughout, so nobody sees the file in between.
 //!
-//! A global table cannot list a file's pages, so they are looked for where the inode's [`crate::spread::Spread`] says
+//! A global table cannot list a file's pages, so they are looked for where the inode's [`crate::cache::spread::Spread`] says
 //! that they may be. Only where that is more than a walk of the table is worth, as in a sparse file of which nothing is
 //! known yet, is the table walked, for all of the file at once; the spread learns what was found. Either ends at the
 //! inode's count. A damaged table may hold a page twice; what is found is unmapped once.
 
+use crate::format::layout::LBLK_END;
+use crate::format::layout::lblks;
+use crate::page::scan;
 use std::sync::Arc;
 
 use ferrite_map::{MapTx, Resource};
 use ferrite_vfs::{FsError, Result};
 
 use super::write;
-use crate::alloc::Class;
-use crate::core::{Core, SPACE_TRIES, map_error};
-use crate::icache::InodeMem;
-use crate::inode::{INLINE_BYTES, Inode};
-use crate::layout::BLOCK_BYTES;
-use crate::pagelog::{
-    self,
-    append::{self, Part},
-};
-use crate::tx::Tx;
+use crate::cache::inodes::InodeMem;
+use crate::format::inode::{INLINE_BYTES, Inode};
+use crate::format::layout::BLOCK_BYTES;
+use crate::page::append::{self, Part};
+use crate::pool::core::{Core, map_error};
+use crate::pool::tx::Tx;
+use crate::retry::SPACE_TRIES;
+use crate::space::blocks::Class;
 
 /// Pages one record unmaps at most: each takes two words with their heads, and the inode must fit too.
 const PAGES_PER_RECORD: usize = 512;
@@ -43,14 +44,6 @@ const PAGES_PER_RECORD: usize = 512;
 const WASTE: u64 = 32;
 /// Pages unmapped by the record that carries an intent: more than the nodes that a tree could need for it.
 const PAGES_WITH_INTENT: usize = 64;
-/// End of the range of all logical blocks.
-pub(crate) const LBLK_END: u64 = 1 << 32;
-
-/// Number of logical blocks that hold `bytes`.
-pub(crate) fn lblks(bytes: u64) -> u64 {
-    bytes.div_ceil(BLOCK_BYTES)
-}
-
 /// Adds pages of a range, until there are `most`. What it costs is the mapping's choice: see
 /// [`ferrite_map::FileMap::walk_worth`].
 fn collect(core: &Core, ino: u32, (first, end): (u64, u64), most: usize, into: &mut Vec<u32>) {
@@ -141,7 +134,7 @@ pub(crate) fn unmap(core: &Core, tx: &mut Tx<'_>, ino: u32, lblk: u32, inode: &m
     if word.page() != 0 {
         tx.freed(Resource::Block(word.page()));
     }
-    pagelog::free(core, tx, (ino, lblk), word)?;
+    scan::free(core, tx, (ino, lblk), word)?;
     inode.set_blocks(inode.blocks().saturating_sub(1));
     Ok(())
 }

@@ -3,20 +3,22 @@
 //! A reserved page is mapped to a block but marked unwritten, so it reads as zeros without being zeroed. Reserving
 //! takes as many records as it needs: nobody can see a page being reserved, and the size moves in the last one.
 
+use crate::format::layout::lblks;
+use crate::page::scan;
 use std::sync::Arc;
 
 use ferrite_map::PageWord;
 use ferrite_vfs::{FallocateMode, FsError, Result, SpaceOf, posix};
 
-use super::cut::{self, Stretch, lblks};
+use super::cut::{self, Stretch};
 use super::write;
-use crate::alloc::Class;
-use crate::core::{Core, Need, map_error};
-use crate::icache::InodeMem;
-use crate::inode::{INLINE_BYTES, Inode};
-use crate::layout::{BLOCK_BYTES, MAX_FILE_BYTES};
-use crate::pagelog;
-use crate::tx::Tx;
+use crate::cache::inodes::InodeMem;
+use crate::format::inode::{INLINE_BYTES, Inode};
+use crate::format::layout::{BLOCK_BYTES, MAX_FILE_BYTES};
+use crate::pool::core::{Core, map_error};
+use crate::pool::tx::Tx;
+use crate::retry::{self, Need};
+use crate::space::blocks::Class;
 
 /// Pages reserved by one record.
 const PAGES_PER_RECORD: u64 = 512;
@@ -59,7 +61,7 @@ pub(crate) fn fallocate(
             }
         }
     };
-    core.with_space(need, || {
+    retry::with_space(core, need, || {
         let _lock = mem.write();
         let mut inode = core.load_live(mem)?;
         let grows = match mode {
@@ -111,7 +113,7 @@ fn zero(core: &Core, mem: &Arc<InodeMem>, inode: &mut Inode, offset: u64, end: u
             core.map
                 .replace(&mut tx, mem.ino, lblk as u32, unwritten)
                 .map_err(map_error)?;
-            pagelog::free(core, &mut tx, (mem.ino, lblk as u32), word)?;
+            scan::free(core, &mut tx, (mem.ino, lblk as u32), word)?;
         }
     }
     stamp(inode, outcome);
@@ -202,7 +204,7 @@ fn reserve_pages(
     }
     while lblk < last {
         let before = *inode;
-        lblk = core.with_room(|| {
+        lblk = retry::with_room(core, || {
             *inode = before;
             reserve_some(core, mem, inode, (lblk, last), reserved)
         })?;

@@ -3,18 +3,19 @@
 //! No lock is held over a long search: it goes in steps, each of which sees one state of the file, as a read does. What
 //! changes behind the place that a search has come to it does not see, so its answer was right when it was there.
 //!
-//! Where the mapping cannot list a file's pages, holes are left out by the inode's [`crate::spread::Spread`]. Of a file
+//! Where the mapping cannot list a file's pages, holes are left out by the inode's [`crate::cache::spread::Spread`]. Of a file
 //! of which it knows too little, all pages are found once, and it learns them: without the lock if no writer is faster,
 //! and if the version says so.
 
 use ferrite_map::PageWord;
 use ferrite_vfs::{FsError, Result};
 
-use super::{BATCH, PmFile, cut};
-use crate::core::Core;
-use crate::icache::InodeMem;
-use crate::inode::Inode;
-use crate::layout::BLOCK_BYTES;
+use super::cut;
+use super::read::{BATCH, Reader};
+use crate::cache::inodes::InodeMem;
+use crate::format::inode::Inode;
+use crate::format::layout::{BLOCK_BYTES, LBLK_END, lblks};
+use crate::pool::core::Core;
 
 /// Pages looked at in one step.
 const STEP_PAGES: u64 = 1024;
@@ -35,15 +36,15 @@ fn holds_data(word: PageWord) -> bool {
     !word.is_hole() && !word.is_unwritten()
 }
 
-impl PmFile {
+impl Reader<'_> {
     /// The first offset from `offset` on that has data.
-    pub(super) fn find_data(&self, offset: u64) -> Result<u64> {
+    pub(crate) fn find_data(&self, offset: u64) -> Result<u64> {
         self.seek(
             offset,
             |_| Ok(offset),
             |inode, at, looked, version| {
-                let end = cut::lblks(inode.size());
-                match self.core().map.walk_worth() {
+                let end = lblks(inode.size());
+                match self.core.map.walk_worth() {
                     Some(worth) if looked >= WALK_PAGES && self.inode.spread.covered(at, end, worth) > worth => {
                         self.find_data_by_walk(inode, (at, end), worth, version)
                     }
@@ -56,11 +57,11 @@ impl PmFile {
     }
 
     /// The first offset from `offset` on that has none, at the latest the end of the file.
-    pub(super) fn find_hole(&self, offset: u64) -> Result<u64> {
+    pub(crate) fn find_hole(&self, offset: u64) -> Result<u64> {
         self.seek(
             offset,
             |inode| Ok(inode.size()),
-            |inode, at, _, _| self.look(at, cut::lblks(inode.size()), |word| !holds_data(word)),
+            |inode, at, _, _| self.look(at, lblks(inode.size()), |word| !holds_data(word)),
             |inode, found| Ok(found.unwrap_or(inode.size()).min(inode.size())),
         )
     }
@@ -74,13 +75,13 @@ impl PmFile {
         step: impl Fn(&Inode, u64, u64, Option<u64>) -> Step,
         answer: impl Fn(&Inode, Option<u64>) -> Result<u64>,
     ) -> Result<u64> {
-        self.core().reading(|core| {
+        self.core.reading(|core| {
             let first = offset / BLOCK_BYTES;
             let mut at = first;
             let mut looked = 0;
             loop {
                 let next = self.consistent_at(|version| {
-                    let inode = core.load_live(&self.inode)?;
+                    let inode = core.load_live(self.inode)?;
                     core.damage.check_holes(self.inode.ino)?;
                     if offset >= inode.size() {
                         return Err(FsError::NoSuchAddress);
@@ -109,7 +110,7 @@ impl PmFile {
         let stop = first.saturating_add(STEP_PAGES).min(end);
         for at in (first..stop).step_by(BATCH) {
             let words = &mut words[..(stop - at).min(BATCH as u64) as usize];
-            self.core().map.get_many(self.inode.ino, at as u32, words, &self.cache);
+            self.core.map.get_many(self.inode.ino, at as u32, words, self.cache);
             if let Some(index) = words.iter().position(|&word| is_wanted(word)) {
                 return Step::Found(at + index as u64);
             }
@@ -137,7 +138,7 @@ impl PmFile {
     fn list_data(&self, at: u64, end: u64) -> Step {
         let mut left = STEP_PAGES;
         let mut next = Step::End;
-        self.core().map.for_range(self.inode.ino, at as u32, end, &mut |entry| {
+        self.core.map.for_range(self.inode.ino, at as u32, end, &mut |entry| {
             let lblk = u64::from(entry.lblk);
             left -= 1;
             if holds_data(entry.word) {
@@ -152,9 +153,9 @@ impl PmFile {
 
     /// Finds all pages of the file, for this search and for later ones.
     fn find_data_by_walk(&self, inode: &Inode, (at, end): (u64, u64), worth: u64, version: Option<u64>) -> Step {
-        let core = self.core();
+        let core = self.core;
         let pages = cut::found_pages(core, self.inode.ino, inode, worth);
-        learn(core, &self.inode, &pages, version);
+        learn(core, self.inode, &pages, version);
         let mut behind = pages.into_iter().filter(|&lblk| (at..end).contains(&u64::from(lblk)));
         match behind.find(|&lblk| holds_data(core.map.get(self.inode.ino, lblk))) {
             Some(lblk) => Step::Found(u64::from(lblk)),
@@ -165,7 +166,7 @@ impl PmFile {
 
 /// Lets the inode's spread know all its pages, if they are so still and will be while it learns them.
 fn learn(core: &Core, mem: &InodeMem, pages: &[u32], version: Option<u64>) {
-    let all = (0, cut::LBLK_END);
+    let all = (0, LBLK_END);
     match version {
         None => mem.spread.learn(all, pages, &core.spreads),
         Some(version) => {

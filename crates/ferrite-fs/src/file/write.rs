@@ -4,19 +4,22 @@
 //! page words, size and times. Old blocks are freed by that record, so they stay untouched until it is
 //! retired. A write of up to [`ATOMIC_BYTES`] is one record.
 
+use crate::format::log_entry;
+use crate::format::log_entry::has_log;
+use crate::page::scan;
 use std::sync::Arc;
 
 use ferrite_map::{MapTx, PageWord, Resource};
 use ferrite_vfs::{FsError, Result, posix};
 
-use crate::alloc::Class;
-use crate::core::{Core, Need, map_error};
-use crate::icache::InodeMem;
-use crate::inode::{INLINE_BYTES, Inode};
-use crate::layout::{BLOCK_BYTES, MAX_FILE_BYTES};
-use crate::pagelog;
-use crate::pagelog::append::{self, Part};
-use crate::tx::Tx;
+use crate::cache::inodes::InodeMem;
+use crate::format::inode::{INLINE_BYTES, Inode};
+use crate::format::layout::{BLOCK_BYTES, MAX_FILE_BYTES};
+use crate::page::append::{self, Part};
+use crate::pool::core::{Core, map_error};
+use crate::pool::tx::Tx;
+use crate::retry::{self, Need};
+use crate::space::blocks::Class;
 
 /// Longest write that is one atomic step; longer ones are several.
 pub(crate) const ATOMIC_BYTES: usize = 2 << 20;
@@ -54,7 +57,7 @@ pub(crate) fn write(
             // Later chunks follow the first, although others may append in between.
             Some(start) => Position::At(start + done as u64),
         };
-        match core.with_space(Need::pages(chunk.len()), || {
+        match retry::with_space(core, Need::pages(chunk.len()), || {
             write_atomic(core, mem, position, chunk, kill_priv)
         }) {
             Ok(offset) => {
@@ -125,9 +128,9 @@ fn write_lone_part(
     if word.is_hole() || word.is_unwritten() {
         return Ok(false);
     }
-    if pagelog::has_log(word) {
+    if has_log(word) {
         // The line of the newest entry comes while the inode's words are gathered.
-        core.region.prefetch(pagelog::entry::offset(word.log()));
+        core.region.prefetch(log_entry::offset(word.log()));
     }
     tx.set_single_page();
     tx.put_changed_inode(ino, old, new);
@@ -280,5 +283,5 @@ fn map_page(
     if word.page() != 0 && word.page() != block {
         tx.freed(Resource::Block(word.page()));
     }
-    pagelog::free(core, tx, (ino, lblk), word)
+    scan::free(core, tx, (ino, lblk), word)
 }

@@ -1,7 +1,7 @@
 //! The redo journal: rings of records, commit, apply and retirement (DESIGN §5).
 //!
 //! What lives here: [`Journal`] ([`Journal::commit`], [`Journal::advance`]), the record format
-//! ([`record`]) and what recovery does with it ([`replay`]). Only [`crate::tx::Tx`] commits; only the engine
+//! ([`crate::format::record`]) and what recovery does with it ([`replay`]). Only [`crate::pool::tx::Tx`] commits; only the engine
 //! advances.
 //!
 //! Invariants, each argued in `docs/crash-consistency.md`:
@@ -11,14 +11,13 @@
 //! * Records up to the low-water mark are never replayed, so all their words are durable before it moves,
 //!   and it never passes a record that is committed but not yet applied.
 //! * Blocks and mapping slots that a record frees are handed out again only after the mark has passed that record.
-//! * A ring's records are committed one after the other, and each names the one before it ([`record::Link`]), so that
+//! * A ring's records are committed one after the other, and each names the one before it ([`Link`]), so that
 //!   recovery knows of one that was durable and is gone.
 //! * Once [`Journal::close`] has returned, or the medium has failed, no record is committed and no fold installed.
 
-pub(crate) mod record;
 pub(crate) mod replay;
 
-use std::cell::Cell;
+use crate::thread::thread_number;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -28,9 +27,9 @@ use ferrite_map::Resource;
 use ferrite_pm::{DirtyLines, PmError, Region};
 use parking_lot::{Mutex, MutexGuard};
 
-use crate::layout::{CONTROL_MARK, LINE_BYTES, SEQ_MAX, Superblock, encode_mark};
+use crate::format::layout::{CONTROL_MARK, LINE_BYTES, SEQ_MAX, Superblock, encode_mark};
+use crate::format::record::{Item, Link, Record, WORDS_MAX};
 use crate::planted::{Flaw, planted};
-use record::{Item, Link, Record, WORDS_MAX};
 
 /// Why a commit did not happen. Nothing was changed.
 #[derive(Debug)]
@@ -65,26 +64,6 @@ pub(crate) struct Pending {
 
 /// Freed resources a ring may hold before advancing is worth it.
 const FREED_MAX: usize = 8192;
-
-/// A number no other live thread has, unless [`number_thread`] gave it one; small, so that it can pick rings and
-/// counters.
-pub(crate) fn thread_number() -> u64 {
-    static NEXT: AtomicU64 = AtomicU64::new(0);
-    NUMBER.with(|number| {
-        if number.get() == u64::MAX {
-            number.set(NEXT.fetch_add(1, Ordering::Relaxed));
-        }
-        number.get()
-    })
-}
-
-thread_local!(static NUMBER: Cell<u64> = const { Cell::new(u64::MAX) });
-
-/// Gives this thread a number. For tests that must be the same each time: a thread's number picks its ring, its purses
-/// and its cursors. Two threads of one number share these, which is slower and otherwise right.
-pub fn number_thread(number: u64) {
-    NUMBER.set(number);
-}
 
 struct Live {
     seq: u64,

@@ -12,10 +12,10 @@
 use ferrite_pm::Region;
 use rustc_hash::FxHashSet;
 
-use super::record::{Header, Item, Link, items_of};
-use crate::checksum::crc32c;
 use crate::error::EngineError;
-use crate::layout::{CONTROL_MARK, LINE_BYTES, Superblock, decode_mark, encode_mark};
+use crate::format::checksum::crc32c;
+use crate::format::layout::{CONTROL_MARK, LINE_BYTES, Superblock, decode_mark, encode_mark};
+use crate::format::record::{Header, Item, Link, items_of};
 use crate::planted::{Flaw, planted};
 
 /// What recovery found and did.

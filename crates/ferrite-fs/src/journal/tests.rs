@@ -7,9 +7,11 @@ use ferrite_pm::{Choice, Recorder};
 
 use super::*;
 use crate::engine::Engine;
-use crate::layout::decode_mark;
+use crate::format::layout::decode_mark;
+use crate::format::record::Header;
 use crate::options::{Mapping, MkfsOptions, MountOptions};
-use crate::tx::Tx;
+use crate::pool::tx::Tx;
+use crate::thread::number_thread;
 use ferrite_map::MapTx;
 
 const POOL_BYTES: u64 = 4 << 20;
@@ -23,7 +25,7 @@ fn pool(mapping: Mapping) -> Vec<u8> {
         seed: Some(42),
         ..MkfsOptions::default()
     };
-    crate::mkfs::mkfs(&region, &options).unwrap();
+    crate::mkfs(&region, &options).unwrap();
     let mut image = vec![0; POOL_BYTES as usize];
     region.read(0, &mut image);
     image
@@ -295,7 +297,7 @@ fn records_of_an_older_pool_are_what_older_programs_read() {
                 let word = |at: usize| u64::from_le_bytes(image[at..at + 8].try_into().unwrap());
                 let is_header =
                     word(at) >> 48 == u64::from(ring) && word(at) as u32 != 0 && word(at) >> 32 & 0xffff > 2;
-                if is_header && record::Header::parse(word(at), word(at + 8), ring).is_some() {
+                if is_header && Header::parse(word(at), word(at + 8), ring).is_some() {
                     assert!((1..=SEQ_MAX).contains(&word(at + 8)), "record at {at}");
                     found += 1;
                 }

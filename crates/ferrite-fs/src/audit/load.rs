@@ -1,0 +1,414 @@
+//! From the tables of a pool to the books in DRAM: who is there, and who owns what. What does not add up becomes
+//! [`Damage`].
+//!
+//! What lives here: [`Tables`], which mount makes once the journal is replayed. Everything is read once: inodes and names on one thread,
+//! the mapping on others, then page logs. Each structure is held against another:
+//! * inodes against their checksums, and the pages each counts, and its size, against those that the mapping has for it;
+//! * pages against where the mapping has them: the place of a key, the words of data checksums;
+//! * blocks against each other: each has one owner;
+//! * every entry of every log against its checksum;
+//! * every slot of the name table against the entry it leads to, that against its inode, and the entries found against those that their
+//!   directory counts (`names.rs`).
+//!
+//! Invariants: nothing here writes. After damage whose blocks are not all known the pool stays as it is ([`Damage::stop`]); what is noted
+//! without that leaves every block with its owner.
+
+mod names;
+
+use crate::format::log_entry::has_log;
+use crate::page::scan;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use ferrite_map::bitmap::AtomicBitmap;
+use ferrite_map::{Astray, Broken, FileMap, MapEntry, MapError};
+use ferrite_pm::Region;
+use ferrite_vfs::FsError;
+use parking_lot::Mutex;
+use rustc_hash::FxHashSet;
+
+use crate::cache::logged::Candidates;
+use crate::error::EngineError;
+use crate::format::data_sum;
+use crate::format::inode::{INODE_WORDS, Inode, W_INLINE};
+use crate::format::layout::Superblock;
+use crate::format::log_entry::BLOCK_UNITS;
+use crate::format::page_buffer::PageBuffer;
+use crate::health::damage::Damage;
+use crate::space::blocks::BlockAlloc;
+use crate::space::names::NameTable;
+use crate::space::segments::LogSpace;
+
+/// Threads that read the tables.
+const LOAD_THREADS: usize = 2;
+/// Tables of smaller pools are read before a thread has started.
+const SMALL_POOL_BLOCKS: u64 = 16 << 10;
+/// Instead of a number of pages: the inode cannot be asked.
+const UNKNOWN: u32 = u32::MAX;
+/// Buckets of HashFS behind its home from which on a key is looked at a second time; of a sound pool one in ten thousand is.
+const ASTRAY_DISTANCE: u64 = 16;
+/// Most pages that are looked at a second time; with more the pool is ruined, which shows elsewhere.
+const ASTRAY_MAX: usize = 1 << 16;
+
+/// The tables of a pool, and the books to be filled from them.
+pub(crate) struct Tables<'m> {
+    pub(crate) region: &'m Region,
+    pub(crate) superblock: &'m Superblock,
+    pub(crate) alloc: &'m BlockAlloc,
+    pub(crate) inode_map: &'m AtomicBitmap,
+    pub(crate) map: &'m dyn FileMap,
+    pub(crate) names: &'m NameTable,
+    pub(crate) log_space: &'m LogSpace,
+    pub(crate) candidates: &'m Candidates,
+}
+
+/// What the inode table says.
+struct Inodes {
+    /// Pages that each inode counts.
+    counted: Vec<u32>,
+    /// Where the written pages of each inode end, at most.
+    ends: Vec<u32>,
+    /// Blocks of extended attributes, by inode.
+    xattr_blocks: Vec<(u32, u32)>,
+    unsound: Vec<u32>,
+    /// Sound directories, and the entries that each counts.
+    dirs: Vec<(u32, u32)>,
+}
+
+/// What the mapping says.
+struct Mapped {
+    /// Pages of each inode.
+    pages: Vec<AtomicU32>,
+    /// The end of the last written one.
+    ends: Vec<AtomicU32>,
+    /// Pages that may be where they do not belong.
+    astray: Mutex<Vec<MapEntry>>,
+    /// Pages of inodes that cannot be.
+    strange: AtomicU64,
+    logged: Mutex<Vec<MapEntry>>,
+    /// Blocks with two owners.
+    conflicts: Mutex<FxHashSet<u32>>,
+}
+
+impl Tables<'_> {
+    /// Reads everything, and says what is wrong. Fails only if a thread does, or the medium.
+    pub(crate) fn load(&self) -> Result<Damage, EngineError> {
+        let counters = || (0..self.superblock.inodes).map(|_| AtomicU32::new(0)).collect();
+        let mapped = Mapped {
+            pages: counters(),
+            ends: counters(),
+            astray: Mutex::default(),
+            strange: AtomicU64::new(0),
+            logged: Mutex::default(),
+            conflicts: Mutex::default(),
+        };
+        let (loaded, inodes) = self.read(&mapped)?;
+        // Before damage is told that is none.
+        self.region.check()?;
+        let mut damage = Damage::default();
+        self.judge_inodes(&inodes, &mut damage);
+        match loaded {
+            Ok(()) => self.map.for_each_node(&mut |node, _| self.own(node, &mapped)),
+            Err(error) => self.judge_mapping(&error, &mapped, &mut damage),
+        }
+        self.judge_counts(&inodes, &mapped, &mut damage);
+        self.judge_astray(&mapped, &mut damage);
+        self.load_logs(&mapped, &mut damage);
+        // After the logs, whose entries vouch for themselves: what a damaged inode names as its attributes may be anybody's.
+        self.judge_attributes(&inodes, &mapped, &mut damage);
+        self.judge_conflicts(&mapped, &mut damage);
+        self.judge_names(&inodes.dirs, &mut damage);
+        Ok(damage)
+    }
+
+    fn read(&self, mapped: &Mapped) -> Result<(Result<(), MapError>, Inodes), EngineError> {
+        let hashfs = self.map.as_hashfs();
+        let visit = |entry: MapEntry| {
+            match (
+                mapped.pages.get(entry.ino as usize),
+                mapped.ends.get(entry.ino as usize),
+            ) {
+                (Some(pages), Some(ends)) => {
+                    pages.fetch_add(1, Ordering::Relaxed);
+                    let end = entry.lblk.saturating_add(1);
+                    // Mostly read, so that two threads at one file do not fight for it.
+                    if !entry.word.is_unwritten() && ends.load(Ordering::Relaxed) < end {
+                        ends.fetch_max(end, Ordering::Relaxed);
+                    }
+                }
+                _ => {
+                    mapped.strange.fetch_add(1, Ordering::Relaxed);
+                }
+            }
+            let distance = hashfs.map_or(0, |map| map.distance(entry.ino, entry.lblk, u64::from(entry.slot)));
+            if distance >= ASTRAY_DISTANCE || data_sum::misplaced(self.region, self.superblock, &entry).is_some() {
+                let mut astray = mapped.astray.lock();
+                if astray.len() < ASTRAY_MAX {
+                    astray.push(entry);
+                }
+            }
+            if entry.word.page() != 0 {
+                self.own(entry.word.page(), mapped);
+            }
+            if has_log(entry.word) {
+                mapped.logged.lock().push(entry);
+            }
+        };
+        let inodes = || {
+            self.names.load();
+            self.scan_inodes()
+        };
+        if self.superblock.blocks < SMALL_POOL_BLOCKS {
+            return Ok((self.map.load(1, &visit), inodes()));
+        }
+        std::thread::scope(|scope| {
+            let inodes = scope.spawn(inodes);
+            let loaded = self.map.load(LOAD_THREADS, &visit);
+            let inodes = inodes.join();
+            inodes
+                .map(|inodes| (loaded, inodes))
+                .map_err(|_| EngineError::Damaged("the inode table could not be read".into()))
+        })
+    }
+
+    /// Notes an owner of `block`.
+    fn own(&self, block: u32, mapped: &Mapped) {
+        if !self.alloc.set_used(block) {
+            mapped.conflicts.lock().insert(block);
+        }
+    }
+
+    fn inode(&self, ino: u32) -> Inode {
+        Inode::load(self.region, self.superblock.inode_offset(ino))
+    }
+
+    fn scan_inodes(&self) -> Inodes {
+        let mut inodes = Inodes {
+            counted: vec![0; self.superblock.inodes as usize],
+            ends: vec![0; self.superblock.inodes as usize],
+            xattr_blocks: Vec::new(),
+            unsound: Vec::new(),
+            dirs: Vec::new(),
+        };
+        self.inode_map.set(0);
+        for ino in 1..self.superblock.inodes as u32 {
+            // Most that are free never were in use; of the others not even the word that says so is taken on trust.
+            let words = self.region.words(self.superblock.inode_offset(ino), INODE_WORDS);
+            if words[..W_INLINE].iter().all(|word| word.load(Ordering::Relaxed) == 0) {
+                continue;
+            }
+            let inode = self.inode(ino);
+            let is_sound = inode.is_sound(ino);
+            if !is_sound {
+                inodes.unsound.push(ino);
+                inodes.counted[ino as usize] = UNKNOWN;
+            }
+            if is_sound && !inode.in_use() {
+                continue;
+            }
+            self.inode_map.set(u64::from(ino));
+            if inode.xattr_block() != 0 {
+                inodes.xattr_blocks.push((ino, inode.xattr_block()));
+            }
+            if is_sound {
+                inodes.counted[ino as usize] = inode.blocks();
+                inodes.ends[ino as usize] = inode.written_end().min(u64::from(u32::MAX)) as u32;
+                if inode.is_dir() {
+                    inodes.dirs.push((ino, inode.entries()));
+                }
+            }
+        }
+        inodes
+    }
+
+    /// Whose inode is damaged has its pages in the mapping still, and its number is not given to another.
+    fn judge_inodes(&self, inodes: &Inodes, damage: &mut Damage) {
+        for &ino in &inodes.unsound {
+            damage.note(format!("inode {ino}: wrong checksum"));
+        }
+    }
+
+    /// Lets the structure say what is broken in it. Whoever has something broken may have lost anything.
+    fn judge_mapping(&self, error: &MapError, mapped: &Mapped, damage: &mut Damage) {
+        let (mut nodes, mut pages, mut found) = (Vec::new(), 0, Vec::new());
+        self.map
+            .check(&mut |_| pages += 1, &mut |node| nodes.push(node), &mut |broken| {
+                found.push(broken);
+            });
+        if found.is_empty() {
+            damage.stop(error.to_string());
+        }
+        let why = "its part of the mapping is damaged";
+        for Broken { astray, what, .. } in found {
+            match astray {
+                Astray::Nothing => {}
+                Astray::Inode(ino) => damage.spoil_inode(ino, why),
+                Astray::Pages(ino, first, count) => {
+                    (first..first.saturating_add(count)).for_each(|lblk| self.spoil((ino, lblk), why, damage));
+                }
+            }
+            damage.stop(format!("mapping: {what}"));
+        }
+        damage.break_mapping(pages);
+        nodes.into_iter().for_each(|node| self.own(node, mapped));
+    }
+
+    /// A page that vanished would read as zeros, one too many is another's.
+    fn judge_counts(&self, inodes: &Inodes, mapped: &Mapped, damage: &mut Damage) {
+        for (ino, (&counted, pages)) in (0u32..).zip(inodes.counted.iter().zip(&mapped.pages)) {
+            let pages = pages.load(Ordering::Relaxed);
+            if counted == pages || counted == UNKNOWN {
+                continue;
+            }
+            let why = format!("counts {counted} pages, {pages} are mapped");
+            damage.stop(format!("inode {ino}: {why}"));
+            if counted > pages {
+                self.spoil_holes(ino, &why, damage);
+            } else {
+                damage.spoil_inode(ino, &why);
+            }
+        }
+        for (ino, (&end, found)) in (0u32..).zip(inodes.ends.iter().zip(&mapped.ends)) {
+            let last = found.load(Ordering::Relaxed);
+            if last > end && inodes.counted[ino as usize] != UNKNOWN {
+                let why = format!("page {} lies behind its end", last - 1);
+                damage.stop(format!("inode {ino}: {why}"));
+                self.spoil_holes(ino, &why, damage);
+            }
+        }
+        match mapped.strange.load(Ordering::Relaxed) {
+            0 => {}
+            pages => damage.stop(format!("{pages} pages are mapped for inodes that cannot be")),
+        }
+    }
+
+    /// The block that a damaged inode names is kept from others. If it names another than its own, nothing leads to that, and no repair
+    /// would find it.
+    fn judge_attributes(&self, inodes: &Inodes, mapped: &Mapped, damage: &mut Damage) {
+        for &(ino, block) in &inodes.xattr_blocks {
+            let is_data = self.superblock.is_data_block(block);
+            if is_data && self.alloc.set_used(block) || inodes.counted[ino as usize] == UNKNOWN {
+                continue;
+            }
+            if is_data {
+                mapped.conflicts.lock().insert(block);
+            }
+            damage.stop(format!(
+                "inode {ino}: its extended attributes lie in block {block}, which is no data block or another's"
+            ));
+        }
+    }
+
+    /// Counts up the segments of the pages that have logs, and lists those pages for the cleaner. All entries are verified: a damaged
+    /// trailer could pass for one that covers something else.
+    fn load_logs(&self, mapped: &Mapped, damage: &mut Damage) {
+        let mut buffer = PageBuffer::take();
+        for entry in std::mem::take(&mut *mapped.logged.lock()) {
+            let page = (entry.ino, entry.lblk);
+            let mut wrong = None;
+            let walked = scan::entries((self.region, self.superblock), page, entry.word, &mut |found| {
+                found.read(self.region, &mut buffer)?;
+                if found.trailer.is_first() {
+                    let unit = found.header_unit();
+                    let units = found.trailer.segment_units();
+                    if let Err(what) = self.log_space.set_used(self.alloc, unit, units) {
+                        mapped.conflicts.lock().insert(unit / BLOCK_UNITS);
+                        wrong.get_or_insert(format!("its log has a segment at unit {unit}, {what}"));
+                    }
+                }
+                Ok(true)
+            });
+            if let Err(error) = walked {
+                let FsError::Io(what) = error else { continue };
+                // Those who walk name the page, for others.
+                let place = format!("{}: ", data_sum::place(page));
+                wrong = Some(what.strip_prefix(&place).unwrap_or(&what).to_string());
+            }
+            match wrong {
+                Some(why) => {
+                    damage.stop(format!("{}: {why}", data_sum::place(page)));
+                    self.spoil(page, &why, damage);
+                }
+                None => self.candidates.put_back(page),
+            }
+        }
+        self.log_space.open();
+    }
+
+    /// Of two owners of a block one has something else in it than it should; which, nobody knows.
+    fn judge_conflicts(&self, mapped: &Mapped, damage: &mut Damage) {
+        let conflicts = mapped.conflicts.lock();
+        if conflicts.is_empty() {
+            return;
+        }
+        let mut pages = Vec::new();
+        self.map.check(
+            &mut |entry| {
+                if conflicts.contains(&entry.word.page()) {
+                    pages.push(entry);
+                }
+            },
+            &mut |_| {},
+            &mut |_| {},
+        );
+        let mut blocks: Vec<u32> = conflicts.iter().copied().collect();
+        blocks.sort_unstable();
+        for block in blocks {
+            damage.stop(format!("block {block} has two owners"));
+        }
+        for MapEntry { ino, lblk, word, .. } in pages {
+            let why = format!("its block {} has another owner as well", word.page());
+            self.spoil((ino, lblk), &why, damage);
+        }
+    }
+
+    /// Pages that are mapped as others than they were written as, which leave holes where they belong: keys of HashFS that do not fit
+    /// where they lie, or that are there twice; and blocks whose checksums say whose they are.
+    fn judge_astray(&self, mapped: &Mapped, damage: &mut Damage) {
+        let hashfs = self.map.as_hashfs();
+        for entry in mapped.astray.lock().iter() {
+            let &MapEntry { ino, lblk, slot, .. } = entry;
+            let far = hashfs.is_some_and(|map| map.is_out_of_reach(ino, lblk, u64::from(slot)));
+            let twice = hashfs.is_some_and(|map| map.slot_of(ino, lblk) != Some(u64::from(slot)));
+            let why = if far {
+                "a key that cannot be where it is maps it".to_string()
+            } else if twice {
+                "it is mapped twice".to_string()
+            } else if let Some(other) = self.misplaced(entry) {
+                self.spoil((ino, other), &format!("it is mapped as page {lblk}"), damage);
+                format!("its block holds page {other}")
+            } else {
+                continue;
+            };
+            damage.stop(format!("{}: {why}", data_sum::place((ino, lblk))));
+            self.spoil((ino, lblk), &why, damage);
+            if far || twice {
+                self.spoil_holes(ino, "another page may be one of its holes", damage);
+            }
+        }
+    }
+
+    /// The hole that a page of a file has left, if its checksum tells.
+    fn misplaced(&self, entry: &MapEntry) -> Option<u32> {
+        let other = data_sum::misplaced(self.region, self.superblock, entry)?;
+        let is_summed = u64::from(entry.ino) < self.superblock.inodes && !self.inode(entry.ino).is_dir();
+        (is_summed && self.map.get(entry.ino, other).is_hole()).then_some(other)
+    }
+
+    /// What looks like a hole may have been a page. All of a directory or link is read, so all of it is spoiled.
+    fn spoil_holes(&self, ino: u32, why: &str, damage: &mut Damage) {
+        if u64::from(ino) < self.superblock.inodes && self.inode(ino).is_file() {
+            damage.spoil_holes(ino, why);
+        } else {
+            damage.spoil_inode(ino, why);
+        }
+    }
+
+    /// A damaged page of a file leaves the others; a directory or link is read as a whole.
+    fn spoil(&self, page: (u32, u32), why: &str, damage: &mut Damage) {
+        if u64::from(page.0) < self.superblock.inodes && self.inode(page.0).is_file() {
+            damage.spoil_page(page, why);
+        } else {
+            damage.spoil_inode(page.0, why);
+        }
+    }
+}

@@ -1,0 +1,132 @@
+//! Carrying out a repair so that a crash in the middle does no harm.
+//!
+//! What lives here: [`Mend`], the words that a repair changes, and how they reach the medium: first all of them, with a checksum, to the
+//! journal area, whose records are applied and dead by then; then one word of the control block says so; then they are
+//! stored in place; then that word is cleared. Whoever opens the pool in between carries it to its end (`finish`).
+//!
+//! Invariant: until the control word is durable nothing but the journal area has changed; from then on the words there
+//! lead to the repaired pool however often they are stored. A repair of more words than the journal area holds goes in
+//! several such steps, each of which leaves a pool that can be repaired again.
+
+use ferrite_pm::Region;
+use zerocopy::IntoBytes;
+
+use crate::error::EngineError;
+use crate::format::checksum::crc32c;
+use crate::format::layout::{
+    CONTROL_BOOT, CONTROL_MARK, CONTROL_MOUNTS, CONTROL_OFFSET, CONTROL_REPAIR, LINE_BYTES, Superblock,
+};
+use crate::journal::replay::{self, Losses};
+
+/// What a repair changes.
+#[derive(Debug, Clone, Default)]
+pub struct Mend {
+    /// Pool offsets and what to store there.
+    pub(crate) words: Vec<(u64, u64)>,
+    /// What the damaged mark becomes.
+    pub(crate) mark: Option<u64>,
+    /// The word that says which boot uses the pool is cleared.
+    pub(crate) clear_boot: bool,
+    /// Mark and number of mounts when the pool was looked at.
+    pub(crate) basis: (u64, u64),
+}
+
+/// What tells whether a pool was used since.
+pub(crate) fn basis(region: &Region) -> (u64, u64) {
+    (region.load(CONTROL_MARK), region.load(CONTROL_MOUNTS))
+}
+
+impl Mend {
+    /// Whether there is nothing to do.
+    pub fn is_empty(&self) -> bool {
+        self.words.is_empty() && self.mark.is_none() && !self.clear_boot
+    }
+
+    /// Number of words it changes.
+    pub fn len(&self) -> usize {
+        self.words.len()
+    }
+
+    /// Changes the pool in `region`, which is the one that [`crate::repair`] looked at, unchanged since. Durable when it returns.
+    /// Blocking.
+    pub fn apply(&self, region: &Region) -> Result<(), EngineError> {
+        let found = basis(region);
+        region.check()?;
+        if found != self.basis {
+            return Err(EngineError::Options(
+                "the pool was used since it was checked; check it again".into(),
+            ));
+        }
+        let superblock = Superblock::find(region)?;
+        if finish(region, &superblock).is_err() {
+            // It cannot be carried to its end; the words of this repair account for what it did.
+            set(region, CONTROL_REPAIR, 0)?;
+        }
+        if let Some(mark) = self.mark {
+            set(region, CONTROL_MARK, mark)?;
+        }
+        replay::replay(region, &superblock, Losses::Accept)?;
+        let room = room(&superblock);
+        for part in self.words.chunks(room) {
+            let words: Vec<u64> = part.iter().flat_map(|&(offset, value)| [offset, value]).collect();
+            region.stream(superblock.journal_offset, words.as_bytes());
+            region.fence()?;
+            let control = part.len() as u64 | u64::from(crc32c(words.as_bytes())) << 32;
+            set(region, CONTROL_REPAIR, control)?;
+            finish(region, &superblock)?;
+        }
+        if self.clear_boot {
+            // Last: until then the pool is not to be mounted.
+            set(region, CONTROL_BOOT, 0)?;
+        }
+        Ok(())
+    }
+}
+
+/// Words that one step can change.
+fn room(superblock: &Superblock) -> usize {
+    (u64::from(superblock.rings) * superblock.ring_bytes / 16) as usize
+}
+
+fn set(region: &Region, offset: u64, value: u64) -> Result<(), EngineError> {
+    region.store(offset, value);
+    region.write_back(offset, 8);
+    Ok(region.fence()?)
+}
+
+/// Carries a repair that was interrupted to its end. Called by everything that opens a pool, before the journal is replayed.
+pub(crate) fn finish(region: &Region, superblock: &Superblock) -> Result<(), EngineError> {
+    let control = region.load(CONTROL_REPAIR);
+    if control == 0 {
+        return Ok(());
+    }
+    let damaged = |what: &str| Err(EngineError::Damaged(format!("a repair was interrupted, and {what}")));
+    let count = control as u32 as usize;
+    if count > room(superblock) {
+        return damaged("says an impossible number of words");
+    }
+    let mut bytes = vec![0; count * 16];
+    region.read(superblock.journal_offset, &mut bytes);
+    if crc32c(&bytes) != (control >> 32) as u32 {
+        return damaged("what it was to change is damaged");
+    }
+    let journal_end = superblock.journal_offset + u64::from(superblock.rings) * superblock.ring_bytes;
+    let word = |bytes: &[u8]| u64::from_le_bytes(bytes.try_into().expect("eight bytes"));
+    for pair in bytes.chunks_exact(16) {
+        let (offset, value) = (word(&pair[..8]), word(&pair[8..]));
+        let own = CONTROL_OFFSET..CONTROL_OFFSET + 4096;
+        let journal = superblock.journal_offset..journal_end;
+        if !offset.is_multiple_of(8)
+            || offset >= superblock.size_bytes
+            || own.contains(&offset)
+            || journal.contains(&offset)
+        {
+            return damaged("would change what no repair changes");
+        }
+        region.store(offset, value);
+        region.write_back(offset / LINE_BYTES * LINE_BYTES, LINE_BYTES);
+    }
+    region.fence()?;
+    // Records are dead, but their remains are mixed with the words above; no later record may be taken for one of them.
+    set(region, CONTROL_REPAIR, 0)
+}

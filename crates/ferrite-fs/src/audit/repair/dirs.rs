@@ -1,0 +1,365 @@
+//! Directories: their blocks, and the entries in them.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use ferrite_map::{MapEntry, PageWord};
+use ferrite_vfs::{FileKind, ROOT_INO};
+use rustc_hash::{FxHashMap, FxHashSet};
+
+use super::{DirBlock, Named, Repair, State};
+use crate::format::dentry::{self, FIRST_ENTRY};
+use crate::format::layout::BLOCK_BYTES;
+use crate::space::names::NameTable;
+
+impl Repair {
+    /// Inodes that look free, and are named by an entry with the right checksum, were wiped: their pages are kept, and they are
+    /// rebuilt as damaged ones. No crash leaves such a pair. A record that makes a file sets inode and entry, one that removes the last
+    /// name clears the entry and frees the inode or leaves it in use, to be freed later; the journal has been replayed, so each is there
+    /// whole or not at all.
+    pub(super) fn wiped_inodes(&mut self) {
+        let mut blocks = Vec::new();
+        let map = Arc::clone(&self.map);
+        map.check(
+            &mut |MapEntry { ino, lblk, word, .. }| {
+                if !self.is_ino(ino) || !self.superblock.is_data_block(word.page()) {
+                    return;
+                }
+                // Any file may hold what looks like a directory.
+                if self.state[ino as usize] == State::Sound && !self.load(ino).is_dir() {
+                    return;
+                }
+                let offset = self.superblock.block_offset(word.page());
+                if dentry::read_block_header(&self.region, offset).ok() == Some((ino, lblk)) {
+                    blocks.push((ino, word.page(), offset));
+                }
+            },
+            &mut |_| {},
+            &mut |_| {},
+        );
+        self.pointed = self.pointed_by_block();
+        for (dir, block, offset) in blocks {
+            let entries = self.parse(dir, offset).unwrap_or_else(|| {
+                let named = self.pointed.get(&block).map_or(&[][..], Vec::as_slice);
+                let read = named.iter().filter_map(|&at| self.read_whatever_length(at, dir));
+                read.map(|(entry, _)| entry).collect()
+            });
+            for entry in entries {
+                if self.is_ino(entry.ino) && self.state[entry.ino as usize] == State::Free {
+                    self.state[entry.ino as usize] = State::Damaged;
+                }
+            }
+        }
+    }
+
+    /// Where names lead, by block: what is left of old entries looks real but for this.
+    fn pointed_by_block(&self) -> FxHashMap<u32, Vec<u64>> {
+        let mut by_block: FxHashMap<u32, Vec<u64>> = FxHashMap::default();
+        let names = NameTable::new(Arc::clone(&self.region), &self.superblock);
+        names.for_each(&mut |_, target| {
+            if let Some(offset) = target {
+                by_block.entry((offset / BLOCK_BYTES) as u32).or_default().push(offset);
+            }
+        });
+        by_block
+    }
+
+    /// Gives directories back the blocks that a damaged word or node of the mapping has taken from them. A block is a directory's if its
+    /// header says which, a name leads to a sound entry of that directory in it, and nobody else maps it. What the mapping has there
+    /// instead is no block of this directory, unless it has the same header. Done before blocks get owners, so that no stranger is
+    /// taken for one.
+    pub(super) fn put_back_dir_blocks(&mut self) {
+        let (mut mapped, mut odd) = (FxHashSet::default(), BTreeMap::new());
+        self.map.for_each(&mut |MapEntry { ino, lblk, word, .. }| {
+            let is_dir = self.is_ino(ino) && self.state[ino as usize] == State::Sound && self.load(ino).is_dir();
+            if is_dir && self.header_of(word.page()) != Some((ino, lblk)) {
+                odd.insert((ino, lblk), word.page());
+            } else if self.pointed.contains_key(&word.page()) {
+                mapped.insert(word.page());
+            }
+            true
+        });
+        let mut lost: Vec<_> = self
+            .pointed
+            .iter()
+            .filter(|&(&block, _)| !mapped.contains(&block) && !self.is_owned(block))
+            .filter_map(|(&block, places)| {
+                let (dir, lblk) = self.header_of(block)?;
+                let may_be_dir = self.is_ino(dir)
+                    && match self.state[dir as usize] {
+                        State::Sound => self.load(dir).is_dir(),
+                        State::Damaged => true,
+                        State::Free => false,
+                    };
+                let names = if may_be_dir { self.entries_at(places, dir) } else { 0 };
+                (names > 0).then_some((std::cmp::Reverse(names), block, (dir, lblk)))
+            })
+            .collect();
+        lost.sort_unstable();
+        let mut moved = FxHashSet::default();
+        for (_, block, (dir, lblk)) in lost {
+            let there = self.map.get(dir, lblk);
+            if !there.is_hole() && self.header_of(there.page()) == Some((dir, lblk)) {
+                continue;
+            }
+            if self.set_page(dir, lblk, Some(PageWord::new(block, 0))).is_err() {
+                continue;
+            }
+            if there.is_hole() {
+                self.pages[dir as usize] += 1;
+            }
+            odd.remove(&(dir, lblk));
+            moved.insert(block);
+            let what = format!(
+                "directory {dir}: block {lblk} is not mapped, and lies in block {block} as its header and names say"
+            );
+            self.mended("mapping", what, "put back", false);
+        }
+        for ((dir, lblk), block) in odd {
+            let is_moved = moved.contains(&block);
+            let offset = self.superblock.block_offset(block);
+            let has_entries = || {
+                let places = self.pointed.get(&block).map_or(&[][..], Vec::as_slice);
+                self.entries_at(places, dir) > 0 || self.parse(dir, offset).is_some_and(|parsed| !parsed.is_empty())
+            };
+            if !is_moved && has_entries() {
+                continue;
+            }
+            if self.set_page(dir, lblk, None).is_ok() {
+                self.pages[dir as usize] -= 1;
+                let what =
+                    format!("directory {dir}: block {lblk} is mapped to block {block}, where nothing is its own");
+                self.mended("mapping", what, "dropped", !is_moved);
+            }
+        }
+        self.reload_map();
+    }
+
+    /// Which block of which directory a data block says it is.
+    fn header_of(&self, block: u32) -> Option<(u32, u32)> {
+        let is_data = self.superblock.is_data_block(block);
+        let offset = is_data.then(|| self.superblock.block_offset(block))?;
+        dentry::read_block_header(&self.region, offset).ok()
+    }
+
+    /// At how many of these places there are sound entries of a directory.
+    fn entries_at(&self, places: &[u64], dir: u32) -> usize {
+        let sound = |&&at: &&u64| self.read_whatever_length(at, dir).is_some();
+        places.iter().filter(sound).count()
+    }
+
+    /// Finds all blocks of directories, parses them, and saves what is left of those that do not parse.
+    pub(super) fn directories(&mut self) {
+        let mut found = Vec::new();
+        self.map.for_each(&mut |entry| {
+            let block = entry.word.page();
+            let offset = self.superblock.block_offset(block);
+            let is_dir = match self.state[entry.ino as usize] {
+                State::Sound => self.load(entry.ino).is_dir(),
+                State::Damaged => dentry::read_block_header(&self.region, offset).ok() == Some((entry.ino, entry.lblk)),
+                State::Free => false,
+            };
+            if is_dir {
+                found.push(DirBlock {
+                    dir: entry.ino,
+                    lblk: entry.lblk,
+                    block,
+                });
+            }
+            true
+        });
+        found.sort_unstable();
+        let pointed = std::mem::take(&mut self.pointed);
+        for at in found {
+            let offset = self.superblock.block_offset(at.block);
+            let named = pointed.get(&at.block).map_or(&[][..], Vec::as_slice);
+            let parsed = self.parse(at.dir, offset).filter(|parsed| {
+                // A free stretch that swallowed an entry would parse as well.
+                let known: FxHashSet<u64> = parsed.iter().map(|entry| entry.at).collect();
+                let lost = |&&place: &&u64| !known.contains(&place);
+                !named
+                    .iter()
+                    .filter(lost)
+                    .any(|&place| self.read_whatever_length(place, at.dir).is_some())
+            });
+            let parsed = match parsed {
+                Some(parsed) => parsed,
+                None => self.salvage(at, offset, named),
+            };
+            if dentry::read_block_header(&self.region, offset).ok() != Some((at.dir, at.lblk)) {
+                let what = format!(
+                    "directory {}: block {} has another's header, or a damaged one",
+                    at.dir, at.lblk
+                );
+                if parsed.is_empty() {
+                    // Nothing in it is this directory's: the block itself may be a stranger's.
+                    if !self.map.get(at.dir, at.lblk).is_hole() {
+                        let _ = self.set_page(at.dir, at.lblk, None);
+                        self.owned.release(u64::from(at.block) - self.superblock.first_block);
+                        self.pages[at.dir as usize] -= 1;
+                    }
+                    self.mended("directories", what, "dropped: no entry in it", true);
+                    continue;
+                }
+                let [first, second] = dentry::block_header(at.dir, at.lblk);
+                self.set(offset, first);
+                self.set(offset + 8, second);
+                self.mended("directories", what, "header written anew", false);
+            }
+            parsed.iter().for_each(|entry| self.clear_padding(entry));
+            self.dir_blocks.push(at);
+            self.entries.extend(parsed);
+        }
+        self.reload_map();
+    }
+
+    /// What follows a name up to the next word is zero, or lookups do not know it again.
+    fn clear_padding(&mut self, entry: &Named) {
+        let name = self.name_of(entry);
+        let Some(last) = name.chunks(8).next_back() else { return };
+        let mut word = [0; 8];
+        word[..last.len()].copy_from_slice(last);
+        let at = entry.at + 16 + (name.len().div_ceil(8) as u64 - 1) * 8;
+        let right = u64::from_le_bytes(word);
+        if self.region.load(at) != right {
+            self.set(at, right);
+            let text = String::from_utf8_lossy(&name).into_owned();
+            let what = format!("entry {text:?} of directory {}: bytes behind the name", entry.dir);
+            self.mended("directories", what, "cleared", false);
+        }
+    }
+
+    /// The entries of a block, if it parses.
+    fn parse(&self, dir: u32, offset: u64) -> Option<Vec<Named>> {
+        let mut entries = Vec::new();
+        let mut within = FIRST_ENTRY;
+        while within < BLOCK_BYTES {
+            let at = offset + within;
+            let head = dentry::head(&self.region, at).ok()?;
+            if head.ino != 0 {
+                let entry = dentry::read(&self.region, at, dir).ok()?;
+                if dentry::entry_bytes(entry.name()) != head.len_bytes {
+                    return None;
+                }
+                entries.push(Named {
+                    dir,
+                    ino: entry.ino,
+                    at,
+                    kind: entry.kind,
+                });
+            }
+            within += head.len_bytes;
+        }
+        Some(entries)
+    }
+
+    /// Looks for entries at every place of a block that does not parse. One is real if its checksum is right and a name leads to
+    /// it; what lies between them becomes free.
+    fn salvage(&mut self, block: DirBlock, offset: u64, named: &[u64]) -> Vec<Named> {
+        let mut entries = Vec::new();
+        let mut within = FIRST_ENTRY;
+        let mut gap = FIRST_ENTRY;
+        let close = |repair: &mut Repair, gap: u64, end: u64| {
+            if end > gap {
+                repair.set(offset + gap, dentry::free_word(end - gap));
+            }
+        };
+        while within < BLOCK_BYTES {
+            let at = offset + within;
+            let found = named
+                .contains(&at)
+                .then(|| self.read_whatever_length(at, block.dir))
+                .flatten();
+            let Some((named, len)) = found else {
+                within += 8;
+                continue;
+            };
+            close(self, gap, within);
+            let head = self.region.load(at);
+            self.set(at, head & !(0xffff << 32) | len << 32);
+            entries.push(named);
+            within += len;
+            gap = within;
+        }
+        close(self, gap, BLOCK_BYTES);
+        let what = format!("directory {}: block {} does not parse", block.dir, block.lblk);
+        self.mended("directories", what, "what its names lead to was kept", true);
+        entries
+    }
+
+    /// The entry at `at`, whose length is not vouched for and is taken from its name.
+    fn read_whatever_length(&self, at: u64, dir: u32) -> Option<(Named, u64)> {
+        let head = self.region.load(at);
+        let name_len = head >> 48 & 0xff;
+        let len = 16 + name_len.next_multiple_of(8);
+        if head as u32 == 0 || name_len == 0 || at % BLOCK_BYTES + len > BLOCK_BYTES {
+            return None;
+        }
+        let name: Vec<u8> = (0..name_len.div_ceil(8))
+            .flat_map(|word| self.region.load(at + 16 + word * 8).to_le_bytes())
+            .take(name_len as usize)
+            .collect();
+        let (ino, kind) = dentry::read_if(&self.region, at, dir, &name).ok()??;
+        Some((Named { dir, ino, at, kind }, len))
+    }
+
+    /// Removes an entry: its space becomes free.
+    pub(super) fn erase(&mut self, entry: &Named) {
+        let len = self.region.load(entry.at) >> 32 & 0xffff;
+        self.set(entry.at, dentry::free_word(len));
+    }
+
+    pub(super) fn name_of(&self, entry: &Named) -> Vec<u8> {
+        dentry::read(&self.region, entry.at, entry.dir).map_or_else(|_| Vec::new(), |read| read.name().to_vec())
+    }
+
+    /// Drops entries that name nothing, or what has a name already where it may have only one.
+    pub(super) fn entries(&mut self) {
+        let mut kept: Vec<Named> = Vec::new();
+        let mut names: FxHashSet<(u32, Vec<u8>)> = FxHashSet::default();
+        let mut parents: FxHashMap<u32, u32> = FxHashMap::default();
+        let mut entries = std::mem::take(&mut self.entries);
+        // Of two names of a directory, the one in the parent it knows is the right one.
+        entries.sort_by_key(|entry| {
+            let knows = self.is_ino(entry.ino)
+                && self.state[entry.ino as usize] == State::Sound
+                && self.load(entry.ino).parent() == entry.dir;
+            (!knows, entry.at)
+        });
+        for entry in entries {
+            let name = self.name_of(&entry);
+            let wrong = if !self.is_ino(entry.ino) || self.state[entry.ino as usize] != State::Sound {
+                Some("names an inode that is free")
+            } else if self.state[entry.dir as usize] != State::Sound {
+                Some("stands in a directory that is gone")
+            } else if self.load(entry.ino).kind() != Some(entry.kind) {
+                Some("its kind is not the inode's")
+            } else if u64::from(entry.ino) == ROOT_INO || entry.ino == entry.dir {
+                Some("names the root, or its own directory")
+            } else if names.contains(&(entry.dir, name.clone())) {
+                Some("stands twice")
+            } else if entry.kind == FileKind::Directory && parents.contains_key(&entry.ino) {
+                Some("is a second name of a directory")
+            } else {
+                None
+            };
+            if let Some(wrong) = wrong {
+                let text = String::from_utf8_lossy(&name).into_owned();
+                self.erase(&entry);
+                self.mended(
+                    "entries",
+                    format!("entry {text:?} of directory {}: {wrong}", entry.dir),
+                    "removed",
+                    true,
+                );
+                continue;
+            }
+            if entry.kind == FileKind::Directory {
+                parents.insert(entry.ino, entry.dir);
+            }
+            names.insert((entry.dir, name));
+            kept.push(entry);
+        }
+        self.entries = kept;
+    }
+}

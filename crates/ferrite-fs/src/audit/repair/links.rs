@@ -1,0 +1,347 @@
+//! Names and link counts: everything in use can be reached from the root, by as many names as it counts.
+
+use std::borrow::Cow;
+
+use ferrite_map::PageWord;
+use ferrite_vfs::{FileKind, ROOT_INO};
+use rustc_hash::FxHashMap;
+
+use super::{DirBlock, Named, Repair, State};
+use crate::format::dentry::{self, FIRST_ENTRY};
+use crate::format::layout::BLOCK_BYTES;
+use crate::pool::core::Core;
+use crate::space::names::NameTable;
+
+/// Where what has no name goes.
+const LOST_FOUND: &[u8] = b"lost+found";
+/// Blocks of a directory, the last ones, that are looked through for room.
+const BLOCKS_TRIED: usize = 4;
+
+impl Repair {
+    /// Takes damaged files out of their places, and gives names to what has none.
+    pub(super) fn connect(&mut self) {
+        let mut spoiled: Vec<u32> = self
+            .spoiled
+            .iter()
+            .copied()
+            .filter(|&ino| {
+                let inode = self.load(ino);
+                let has_content = matches!(inode.kind(), Some(FileKind::File | FileKind::Symlink));
+                self.state[ino as usize] == State::Sound && has_content && inode.nlink() > 0
+            })
+            .collect();
+        spoiled.sort_unstable();
+        for ino in spoiled {
+            let name = format!("damaged-{ino}");
+            let (own, others): (Vec<_>, Vec<_>) = self.entries.iter().partition(|entry| entry.ino == ino);
+            // A second repair leaves it where the first has put it.
+            if own.len() == 1 && self.name_of(&own[0]) == name.as_bytes() {
+                continue;
+            }
+            let was = own.first().map_or_else(String::new, |entry| {
+                format!(
+                    " ({:?} in directory {})",
+                    String::from_utf8_lossy(&self.name_of(entry)),
+                    entry.dir
+                )
+            });
+            self.entries = others;
+            own.iter().for_each(|entry| self.erase(entry));
+            let what = format!("inode {ino}{was}: its content may be wrong");
+            match self.adopt(ino, name.as_bytes()) {
+                true => self.mended("connecting", what, "moved to lost+found", true),
+                false => self.mended(
+                    "connecting",
+                    what,
+                    "left without a name: there is no space for one",
+                    true,
+                ),
+            }
+            self.report.quarantined.push(name);
+        }
+        self.adopt_nameless();
+        self.cut_circles();
+    }
+
+    /// Names in `lost+found` for all that has none. What has neither names nor links, nor anything inside, is what a crash left of
+    /// something open or being removed: mount frees it.
+    fn adopt_nameless(&mut self) {
+        let (mut named, mut has_entries) = (vec![false; self.state.len()], vec![false; self.state.len()]);
+        for entry in &self.entries {
+            named[entry.ino as usize] = true;
+            has_entries[entry.dir as usize] = true;
+        }
+        for ino in 2..self.superblock.inodes as u32 {
+            if self.state[ino as usize] != State::Sound || named[ino as usize] || self.lost_found == Some(ino) {
+                continue;
+            }
+            let inode = self.load(ino);
+            let has_inside = inode.is_dir() && (inode.entries() > 0 || has_entries[ino as usize]);
+            if inode.nlink() > 0 || has_inside {
+                self.adopt_as_lost(ino, "has no name");
+            }
+        }
+    }
+
+    /// Directories that name each other in a circle are cut open at one of them.
+    fn cut_circles(&mut self) {
+        loop {
+            let reached = self.reached();
+            let circle = self
+                .entries
+                .iter()
+                .find(|entry| entry.kind == FileKind::Directory && !reached[entry.ino as usize])
+                .copied();
+            let Some(entry) = circle else { return };
+            self.entries.retain(|other| other.at != entry.at);
+            self.erase(&entry);
+            if !self.adopt_as_lost(entry.ino, "cannot be reached from the root") {
+                return;
+            }
+        }
+    }
+
+    /// What it was called, and where it stood, is lost.
+    fn adopt_as_lost(&mut self, ino: u32, why: &str) -> bool {
+        let adopted = self.adopt(ino, format!("#{ino}").as_bytes());
+        let what = format!("inode {ino}: {why}");
+        match adopted {
+            true => self.mended("connecting", what, "named in lost+found", true),
+            false => self.mended("connecting", what, "left: there is no space for a name", true),
+        }
+        adopted
+    }
+
+    /// Which inodes can be reached from the root.
+    fn reached(&self) -> Vec<bool> {
+        let mut children: FxHashMap<u32, Vec<u32>> = FxHashMap::default();
+        for entry in &self.entries {
+            children.entry(entry.dir).or_default().push(entry.ino);
+        }
+        let mut reached = vec![false; self.state.len()];
+        let mut pending = vec![ROOT_INO as u32];
+        while let Some(ino) = pending.pop() {
+            if !std::mem::replace(&mut reached[ino as usize], true) {
+                pending.extend(children.get(&ino).into_iter().flatten());
+            }
+        }
+        reached
+    }
+
+    /// Gives `ino` a name in `lost+found`.
+    fn adopt(&mut self, ino: u32, name: &[u8]) -> bool {
+        let dir = match self.lost_found {
+            Some(dir) => dir,
+            None => match self.find_lost_found() {
+                Some(dir) => dir,
+                None => return false,
+            },
+        };
+        self.lost_found = Some(dir);
+        let kind = self.load(ino).kind().unwrap_or(FileKind::File);
+        self.add_entry(dir, name, (ino, kind))
+    }
+
+    /// The directory `lost+found`, which is made if it is not there.
+    fn find_lost_found(&mut self) -> Option<u32> {
+        let root = ROOT_INO as u32;
+        let there = self
+            .entries
+            .iter()
+            .find(|entry| entry.dir == root && self.name_of(entry) == LOST_FOUND)
+            .copied();
+        let Some(entry) = there else {
+            return self.make_lost_found();
+        };
+        if entry.kind == FileKind::Directory {
+            return Some(entry.ino);
+        }
+        // Somebody's file has the name: it gives way.
+        self.entries.retain(|other| other.at != entry.at);
+        self.erase(&entry);
+        let dir = self.make_lost_found()?;
+        self.add_entry(dir, LOST_FOUND, (entry.ino, entry.kind));
+        Some(dir)
+    }
+
+    fn make_lost_found(&mut self) -> Option<u32> {
+        // Never the root, whatever became of it.
+        let first = ROOT_INO as usize + 1;
+        let free = self.state[first..].iter().position(|&state| state == State::Free)?;
+        let ino = (first + free) as u32;
+        let mut inode = self.load(ino).reborn();
+        inode.set_mode_bits(FileKind::Directory.mode_bits() | 0o700);
+        inode.set_nlink(2);
+        inode.set_parent(ROOT_INO as u32);
+        let now = Core::now();
+        inode.set_atime(now);
+        inode.set_mtime(now);
+        inode.set_ctime(now);
+        inode.set_btime(now);
+        self.put(ino, &mut inode);
+        self.state[ino as usize] = State::Sound;
+        self.add_entry(ROOT_INO as u32, LOST_FOUND, (ino, FileKind::Directory))
+            .then_some(ino)
+    }
+
+    /// Puts an entry into a directory; false if there is no block or slot for it.
+    fn add_entry(&mut self, dir: u32, name: &[u8], (ino, kind): (u32, FileKind)) -> bool {
+        let need = dentry::entry_bytes(name);
+        let blocks: Vec<DirBlock> = self
+            .dir_blocks
+            .iter()
+            .copied()
+            .filter(|found| found.dir == dir)
+            .collect();
+        let free = blocks
+            .iter()
+            .rev()
+            .take(BLOCKS_TRIED)
+            .find_map(|found| self.free_run(self.superblock.block_offset(found.block), need));
+        let Some((at, room)) = free.or_else(|| self.add_block(dir, &blocks)) else {
+            return false;
+        };
+        let mut words = Vec::new();
+        dentry::encode(dir, ino, kind, name, need, |within, word| {
+            words.push((at + within, word))
+        });
+        if room > need {
+            words.push((at + need, dentry::free_word(room - need)));
+        }
+        words.into_iter().for_each(|(offset, word)| self.set(offset, word));
+        self.entries.push(Named { dir, ino, at, kind });
+        true
+    }
+
+    /// A stretch of free space of a sound block: pool offset and length.
+    fn free_run(&self, block_offset: u64, need: u64) -> Option<(u64, u64)> {
+        let (mut within, mut run) = (FIRST_ENTRY, None::<(u64, u64)>);
+        while within < BLOCK_BYTES {
+            let head = dentry::head(&self.region, block_offset + within).ok()?;
+            run = match (head.ino, run) {
+                (0, None) => Some((block_offset + within, head.len_bytes)),
+                (0, Some((start, len))) => Some((start, len + head.len_bytes)),
+                _ => None,
+            };
+            if let Some((start, mut len)) = run.filter(|&(_, len)| len >= need) {
+                let mut next = within + head.len_bytes;
+                while next < BLOCK_BYTES {
+                    let head = dentry::head(&self.region, block_offset + next).ok()?;
+                    if head.ino != 0 {
+                        break;
+                    }
+                    len += head.len_bytes;
+                    next += head.len_bytes;
+                }
+                return Some((start, len));
+            }
+            within += head.len_bytes;
+        }
+        None
+    }
+
+    fn add_block(&mut self, dir: u32, blocks: &[DirBlock]) -> Option<(u64, u64)> {
+        let lblk = match blocks.iter().map(|found| found.lblk).max() {
+            // A damaged key may have put a block where none can follow.
+            Some(last) => last.checked_add(1)?,
+            None => 0,
+        };
+        let block = self.take_block()?;
+        self.set_page(dir, lblk, Some(PageWord::new(block, 0))).ok()?;
+        let offset = self.superblock.block_offset(block);
+        let [first, second] = dentry::block_header(dir, lblk);
+        self.set(offset, first);
+        self.set(offset + 8, second);
+        self.set(offset + FIRST_ENTRY, dentry::free_word(BLOCK_BYTES - FIRST_ENTRY));
+        self.pages[dir as usize] += 1;
+        self.dir_blocks.push(DirBlock { dir, lblk, block });
+        Some((offset + FIRST_ENTRY, BLOCK_BYTES - FIRST_ENTRY))
+    }
+
+    /// Link counts, and what directories count and know. A count that says more than was found cannot be told from a name that is gone.
+    pub(super) fn counts(&mut self) {
+        let inodes = self.superblock.inodes as usize;
+        let (mut names, mut subdirs, mut inside, mut parent) = (
+            vec![0u32; inodes],
+            vec![0u32; inodes],
+            vec![0u32; inodes],
+            vec![0u32; inodes],
+        );
+        for entry in &self.entries {
+            names[entry.ino as usize] += 1;
+            inside[entry.dir as usize] += 1;
+            if entry.kind == FileKind::Directory {
+                subdirs[entry.dir as usize] += 1;
+                parent[entry.ino as usize] = entry.dir;
+            }
+        }
+        let mut ends = vec![0u64; inodes];
+        for found in &self.dir_blocks {
+            let end = &mut ends[found.dir as usize];
+            *end = (*end).max(u64::from(found.lblk) + 1);
+        }
+        for ino in 1..inodes as u32 {
+            if self.state[ino as usize] != State::Sound {
+                continue;
+            }
+            let at = ino as usize;
+            let stored = self.load(ino);
+            let mut inode = stored;
+            inode.set_blocks(self.pages[at]);
+            let is_root = u64::from(ino) == ROOT_INO;
+            if stored.is_dir() {
+                inode.set_nlink(if is_root || names[at] > 0 { subdirs[at] + 2 } else { 0 });
+                inode.set_entries(inside[at]);
+                inode.set_size(ends[at] * BLOCK_BYTES);
+                // One without a name is left as it is, to be freed.
+                inode.set_parent(match names[at] {
+                    _ if is_root => ino,
+                    0 => stored.parent(),
+                    _ => parent[at],
+                });
+            } else if stored.nlink() > 0 || names[at] > 0 {
+                inode.set_nlink(names[at]);
+            }
+            if stored.is_file() && inode.is_inline() && self.pages[at] > 0 {
+                inode.set_inline(false);
+            }
+            if inode == stored {
+                continue;
+            }
+            self.put(ino, &mut inode);
+            if inode.nlink() != stored.nlink() {
+                let what = format!("inode {ino}: link count {}, {} found", stored.nlink(), inode.nlink());
+                self.mended("counts", what, "set right", inode.nlink() < stored.nlink());
+            }
+            if stored.is_dir() && inode.entries() != stored.entries() {
+                let what = format!(
+                    "directory {ino}: counts {} entries, {} found",
+                    stored.entries(),
+                    inode.entries()
+                );
+                self.mended("counts", what, "set right", inode.entries() < stored.entries());
+            } else if stored.is_dir() && inode.nlink() == stored.nlink() {
+                self.mended("counts", format!("directory {ino}: counts wrong"), "set right", false);
+            }
+        }
+    }
+
+    /// The name table, made to say what the directories say.
+    pub(super) fn names(&mut self) {
+        let table = NameTable::new(std::sync::Arc::clone(&self.region), &self.superblock);
+        table.load();
+        let wanted = self
+            .entries
+            .iter()
+            .map(|entry| (entry.dir, Cow::from(self.name_of(entry)), entry.at));
+        let Some(changes) = table.rebuilt(wanted) else {
+            let what = "the name table is too small for the names there are".to_string();
+            return self.mended("names", what, "left", true);
+        };
+        if !changes.is_empty() {
+            let what = format!("{} words of the name table", changes.len());
+            changes.into_iter().for_each(|(offset, word)| self.set(offset, word));
+            self.mended("names", what, "set right", false);
+        }
+    }
+}

@@ -1,0 +1,454 @@
+//! Repair: what is to be changed in a damaged pool so that it is sound again, and nothing that can be saved is lost.
+//!
+//! What lives here: [`repair`] and the books it keeps ([`Repair`]); its phases by file: inodes, mapping, logs and blocks
+//! ([`tables`]), directories and their entries ([`dirs`]), names, link counts and `lost+found` ([`links`]). It works on the raw tables in
+//! a private mapping and ends with a list of words ([`Mend`]); `mend.rs` carries it out.
+//!
+//! Invariants: only what no check vouches for is thrown away; content that may be wrong is never left where a program would take it for
+//! right, it goes to `lost+found` as `damaged-INODE`. A pool that comes out of [`repair`] has been checked like any other, so
+//! a second repair finds nothing.
+
+mod dirs;
+mod links;
+mod tables;
+
+use std::sync::Arc;
+
+use ferrite_map::bitmap::AtomicBitmap;
+use ferrite_map::hashfs::HashFs;
+use ferrite_map::{FileMap, MapError, MapTx, PageWord, Resource};
+use ferrite_pm::Region;
+use ferrite_vfs::FileKind;
+use rustc_hash::{FxHashMap, FxHashSet};
+
+use crate::audit::boot::{StaleBoot, stale_boot};
+use crate::audit::fsck::{self, Progress};
+use crate::audit::mend::{self, Mend};
+use crate::error::EngineError;
+use crate::format::inode::{INODE_WORDS, Inode};
+use crate::format::layout::{
+    BLOCK_BYTES, CONTROL_BOOT, CONTROL_MARK, CONTROL_REPAIR, CONTROL_STATE, STATE_CLEAN, Superblock, decode_mark,
+};
+use crate::journal::replay::{self, Losses};
+use crate::options::{FsckOptions, Mended, RepairReport};
+
+/// Repairs are repeated so often if something is left; one is enough unless its own changes meet damage.
+const ROUNDS: usize = 3;
+/// Moves of the mapping's entries that one change may need.
+const MOVES_MAX: usize = 64;
+/// Checks of the mapping, each of which may uncover what the last one's cure let be seen.
+const CURES_MAX: usize = 20;
+
+/// What is known of an inode.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum State {
+    Free,
+    Sound,
+    /// Its checksum is wrong, or it makes no sense.
+    Damaged,
+}
+
+/// A mapped block of a directory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct DirBlock {
+    dir: u32,
+    lblk: u32,
+    block: u32,
+}
+
+/// An entry that names an inode.
+#[derive(Debug, Clone, Copy)]
+struct Named {
+    dir: u32,
+    ino: u32,
+    /// Pool offset.
+    at: u64,
+    kind: FileKind,
+}
+
+/// A phase: its name, and what it does.
+type Phase = (&'static str, fn(&mut Repair));
+
+struct Repair {
+    region: Arc<Region>,
+    superblock: Superblock,
+    map: Arc<dyn FileMap>,
+    /// Blocks that have an owner.
+    owned: AtomicBitmap,
+    state: Vec<State>,
+    /// Pages mapped, by inode, and the end of the last.
+    pages: Vec<u32>,
+    end: Vec<u64>,
+    /// Where names lead, by block.
+    pointed: FxHashMap<u32, Vec<u64>>,
+    /// Blocks of logs and attributes, as soon as somebody wants a free block: they get owners after the mapping.
+    beside: Option<FxHashSet<u32>>,
+    dir_blocks: Vec<DirBlock>,
+    entries: Vec<Named>,
+    /// Inodes whose content may be wrong.
+    spoiled: FxHashSet<u32>,
+    lost_found: Option<u32>,
+    /// Data is held against its checksums.
+    reads_data: bool,
+    touched: FxHashMap<u64, u64>,
+    report: RepairReport,
+}
+
+/// Says what is to be done to repair the pool in `region`, a private mapping, which is changed on the way. `progress` gets phase,
+/// done, total. Fails only if there is no pool, or part of it cannot be read: then nothing is known of what is there.
+pub fn repair(region: Region, progress: Progress<'_>) -> Result<(RepairReport, Mend), EngineError> {
+    repair_with(region, FsckOptions::default(), progress)
+}
+
+/// As [`repair`], with choices.
+pub fn repair_with(
+    region: Region,
+    options: FsckOptions,
+    progress: Progress<'_>,
+) -> Result<(RepairReport, Mend), EngineError> {
+    let superblock = Superblock::find(&region)?;
+    if superblock.unknown_ro_compat() != 0 {
+        return Err(EngineError::ReadOnlyFeatures(superblock.unknown_ro_compat()));
+    }
+    let basis = mend::basis(&region);
+    let mut report = RepairReport::default();
+    let mut touched = FxHashMap::default();
+    if let Err(error) = mend::finish(&region, &superblock) {
+        report.mended.push(Mended {
+            phase: "journal",
+            what: error.cause(),
+            action: "given up",
+            loss: true,
+        });
+        region.store(CONTROL_REPAIR, 0);
+    }
+    let mut mark = None;
+    if decode_mark(region.load(CONTROL_MARK)).is_none() {
+        mark = Some(replay::mark_above_all(&region, &superblock));
+        report.mended.push(Mended {
+            phase: "journal",
+            what: "the low-water mark is damaged".into(),
+            action: "no record is replayed, since stale ones cannot be told",
+            // After a clean unmount there was nothing to replay.
+            loss: region.load(CONTROL_STATE) != STATE_CLEAN,
+        });
+        region.store(CONTROL_MARK, mark.unwrap_or_default());
+    }
+    let stale_boot = stale_boot(&region);
+    if let Some(stale) = stale_boot {
+        let power_lost = stale == StaleBoot::PowerLost;
+        report.mended.push(Mended {
+            phase: "control",
+            what: stale.what().into(),
+            action: match power_lost {
+                true => "accepted: the pool is what the medium has of it",
+                false => "taken for clean",
+            },
+            loss: power_lost,
+        });
+        region.store(CONTROL_BOOT, 0);
+    }
+    let replayed = replay::replay(&region, &superblock, Losses::Accept);
+    region.check()?;
+    let replayed = replayed?;
+    report.mended.extend(replayed.lost.into_iter().map(|what| Mended {
+        phase: "journal",
+        what,
+        action: "given up: the records that are left were replayed",
+        loss: true,
+    }));
+    let replayed_records = replayed.records;
+    let region = Arc::new(region);
+    for round in 0..ROUNDS {
+        let mut repair = Repair::new(Arc::clone(&region), superblock.clone(), report, touched);
+        repair.reads_data = options.data;
+        repair.superblocks();
+        repair.run(progress);
+        (report, touched) = (repair.report, repair.touched);
+        let findings = fsck::superblock_findings(&region, &superblock);
+        report.after = fsck::check(Arc::clone(&region), superblock.clone(), options, findings, progress);
+        if report.after.findings.is_empty() || round + 1 == ROUNDS {
+            break;
+        }
+    }
+    // What cannot be read looks like zeros, which a repair would make true.
+    region.check()?;
+    report.after.replayed_records = replayed_records;
+    report.findings = report.mended.iter().map(Mended::finding).collect();
+    let mut words: Vec<(u64, u64)> = touched
+        .into_iter()
+        .map(|(offset, before)| (offset, before, region.load(offset)))
+        .filter(|&(_, before, now)| before != now)
+        .map(|(offset, _, now)| (offset, now))
+        .collect();
+    words.sort_unstable();
+    let mend = Mend {
+        words,
+        mark,
+        clear_boot: stale_boot.is_some(),
+        basis,
+    };
+    Ok((report, mend))
+}
+
+impl Repair {
+    fn new(region: Arc<Region>, superblock: Superblock, report: RepairReport, touched: FxHashMap<u64, u64>) -> Self {
+        let inodes = superblock.inodes as usize;
+        Repair {
+            map: superblock
+                .mapping
+                .open(Arc::clone(&region), superblock.map_geometry())
+                .into(),
+            owned: AtomicBitmap::new(superblock.blocks),
+            state: vec![State::Free; inodes],
+            pages: vec![0; inodes],
+            end: vec![0; inodes],
+            pointed: FxHashMap::default(),
+            beside: None,
+            dir_blocks: Vec::new(),
+            entries: Vec::new(),
+            spoiled: FxHashSet::default(),
+            lost_found: None,
+            reads_data: false,
+            region,
+            superblock,
+            touched,
+            report,
+        }
+    }
+
+    fn run(&mut self, progress: Progress<'_>) {
+        let phases: [Phase; 12] = [
+            ("inodes", Repair::inodes),
+            ("wiped inodes", Repair::wiped_inodes),
+            ("mapping", Repair::mapping),
+            ("logs", Repair::logs),
+            ("attributes", Repair::attributes),
+            ("blocks", Repair::blocks),
+            ("directories", Repair::directories),
+            ("rebuilding", Repair::rebuild),
+            ("data", Repair::data),
+            ("entries", Repair::entries),
+            ("connecting", Repair::connect),
+            ("counts", Repair::counts),
+        ];
+        let total = phases.len() as u64 + 1;
+        for (done, (name, phase)) in phases.into_iter().enumerate() {
+            progress(name, done as u64, total);
+            phase(self);
+        }
+        progress("names", total - 1, total);
+        self.names();
+    }
+
+    /// Notes something that is done.
+    fn mended(&mut self, phase: &'static str, what: String, action: &'static str, loss: bool) {
+        self.report.mended.push(Mended {
+            phase,
+            what,
+            action,
+            loss,
+        });
+    }
+
+    /// Stores a word, and remembers what was there at first.
+    fn set(&mut self, offset: u64, value: u64) {
+        let before = self.region.load(offset);
+        if before != value {
+            self.touched.entry(offset).or_insert(before);
+            self.region.store(offset, value);
+        }
+    }
+
+    fn load(&self, ino: u32) -> Inode {
+        Inode::load(&self.region, self.superblock.inode_offset(ino))
+    }
+
+    fn put(&mut self, ino: u32, inode: &mut Inode) {
+        inode.set_crc(inode.checksum(ino));
+        let offset = self.superblock.inode_offset(ino);
+        for index in 0..INODE_WORDS {
+            self.set(offset + index as u64 * 8, inode.words[index]);
+        }
+    }
+
+    /// Turns an inode into a free one.
+    fn clear_inode(&mut self, ino: u32) {
+        let mut empty = self.load(ino).reborn();
+        self.put(ino, &mut empty);
+        self.state[ino as usize] = State::Free;
+    }
+
+    fn is_ino(&self, ino: u32) -> bool {
+        ino != 0 && u64::from(ino) < self.superblock.inodes
+    }
+
+    /// Notes an owner of `block`; false if it is no data block, or has one.
+    fn own(&self, block: u32) -> bool {
+        self.superblock.is_data_block(block) && self.owned.claim(u64::from(block) - self.superblock.first_block)
+    }
+
+    fn take_block(&self) -> Option<u32> {
+        let index = self.owned.claim_from(0)?;
+        Some((self.superblock.first_block + index) as u32)
+    }
+
+    /// Stores what a slot of HashFS maps, or nothing.
+    fn set_slot(&mut self, slot: u64, page: Option<(u32, u32, PageWord)>) {
+        let Some((key_offset, word_offset)) = self.map.as_hashfs().map(|map| map.offsets(slot)) else {
+            return;
+        };
+        let (key, word) = page.map_or((0, 0), |(ino, lblk, word)| (HashFs::key(ino, lblk), word.0));
+        self.set(key_offset, key);
+        self.set(word_offset, word);
+    }
+
+    /// Maps a page to another word, maps it newly, or unmaps it; says if there is no room for that. The mapping is sound by now.
+    fn set_page(&mut self, ino: u32, lblk: u32, word: Option<PageWord>) -> Result<(), MapError> {
+        let map = Arc::clone(&self.map);
+        let is_mapped = !map.get(ino, lblk).is_hole();
+        let change = |repair: &mut Repair| {
+            let mut tx = RepairTx { repair };
+            match word {
+                Some(word) if is_mapped => map.replace(&mut tx, ino, lblk, word),
+                Some(word) => map.insert(&mut tx, ino, lblk, word),
+                None => map.remove(&mut tx, ino, lblk).map(|_| ()),
+            }
+        };
+        let mut tries = 0;
+        loop {
+            match change(self) {
+                Err(MapError::TableFull) if tries < MOVES_MAX && map.make_room(&mut RepairTx { repair: self })? => {
+                    tries += 1;
+                    self.reload_map();
+                }
+                other => return other,
+            }
+        }
+    }
+
+    /// The mapping's books, after its words have changed.
+    fn reload_map(&mut self) {
+        let map = self
+            .superblock
+            .mapping
+            .open(Arc::clone(&self.region), self.superblock.map_geometry());
+        self.map = map.into();
+        // What cannot be loaded is gone by now.
+        let _ = self.map.load(2, &|_| {});
+    }
+
+    /// Unmaps all pages of an inode.
+    fn unmap_all(&mut self, ino: u32) {
+        let mut pages = Vec::new();
+        self.map.for_each(&mut |entry| {
+            if entry.ino == ino {
+                pages.push((entry.lblk, entry.word.page()));
+            }
+            true
+        });
+        // In order, so that no structure needs more room on the way.
+        pages.sort_unstable();
+        for (lblk, block) in pages {
+            let _ = self.set_page(ino, lblk, None);
+            if self.superblock.is_data_block(block) {
+                // Not owned yet while the mapping is looked through; released twice by two pages of one block.
+                self.owned.release(u64::from(block) - self.superblock.first_block);
+            }
+        }
+        self.pages[ino as usize] = 0;
+        self.dir_blocks.retain(|found| found.dir != ino);
+        self.reload_map();
+    }
+
+    /// Makes both copies of the superblock what the better one is.
+    fn superblocks(&mut self) {
+        let findings = fsck::superblock_findings(&self.region, &self.superblock);
+        if findings.is_empty() {
+            return;
+        }
+        let bytes = self.superblock.encode();
+        for start in [0, self.superblock.second_copy_offset()] {
+            for at in (0..BLOCK_BYTES as usize).step_by(8) {
+                let word = u64::from_le_bytes(bytes[at..at + 8].try_into().expect("eight bytes"));
+                self.set(start + at as u64, word);
+            }
+        }
+        for finding in findings {
+            self.mended(finding.phase, finding.what, "written anew from the other", false);
+        }
+    }
+}
+
+/// Changes of the mapping, carried out at once.
+struct RepairTx<'r> {
+    repair: &'r mut Repair,
+}
+
+impl MapTx for RepairTx<'_> {
+    fn set_word(&mut self, offset: u64, value: u64) {
+        self.repair.set(offset, value);
+    }
+
+    fn word(&self, offset: u64) -> u64 {
+        self.repair.region.load(offset)
+    }
+
+    fn fresh_block(&mut self) -> Result<u32, MapError> {
+        let block = self.alloc_block()?;
+        let offset = self.repair.superblock.block_offset(block);
+        for at in (offset..offset + BLOCK_BYTES).step_by(8) {
+            self.repair.set(at, 0);
+        }
+        Ok(block)
+    }
+
+    fn claim_block(&mut self, block: u32) -> bool {
+        self.repair.own(block)
+    }
+
+    /// Pages, logs and attributes whose blocks nobody has claimed yet own them all the same, and what names lead to may be put back yet.
+    fn alloc_block(&mut self) -> Result<u32, MapError> {
+        let mut named: FxHashSet<u32> = self.repair.pointed.keys().copied().collect();
+        self.repair.map.for_each(&mut |entry| {
+            named.insert(entry.word.page());
+            true
+        });
+        if self.repair.beside.is_none() {
+            self.repair.beside = Some(self.repair.blocks_beside_pages());
+        }
+        named.extend(self.repair.beside.iter().flatten());
+        let mut passed = Vec::new();
+        let found = loop {
+            match self.repair.take_block() {
+                Some(block) if named.contains(&block) => passed.push(block),
+                other => break other,
+            }
+        };
+        for block in passed {
+            self.repair
+                .owned
+                .release(u64::from(block) - self.repair.superblock.first_block);
+        }
+        found.ok_or(MapError::NoBlock)
+    }
+
+    fn claimed(&mut self, _resource: Resource) {}
+
+    fn freed(&mut self, resource: Resource) {
+        match resource {
+            Resource::Block(block) => {
+                self.repair
+                    .owned
+                    .release(u64::from(block) - self.repair.superblock.first_block);
+            }
+            Resource::MapSlot(slot) => {
+                self.repair.map.release(slot);
+            }
+            Resource::Inode(_) | Resource::NameSlot(_) | Resource::LogSegment(_) => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,229 @@
+//! Scrubbing: looking at all that carries a checksum, while the pool is in use, so that damage is found before it is needed.
+//!
+//! What lives here: [`scrub`]. It takes one inode's shared lock at a time, and no faster than it was asked to; writers wait for it
+//! as they wait for a reader, and of a large file no longer than some of its pages take. It changes nothing: `fsck --repair` does, on
+//! a pool that is not mounted.
+
+use crate::format::log_entry::has_log;
+use crate::page::scan;
+use std::time::{Duration, Instant};
+
+use ferrite_map::PageWord;
+use ferrite_vfs::{FsError, Result};
+
+use crate::audit::fsck;
+use crate::cache::inodes::InodeMem;
+use crate::file::cut::mapped_pages;
+use crate::format::dentry::{self, FIRST_ENTRY};
+use crate::format::inode::Inode;
+use crate::format::layout::{BLOCK_BYTES, INODE_BYTES};
+use crate::format::page_buffer::PageBuffer;
+use crate::format::xattr;
+use crate::options::ScrubReport;
+use crate::page::block;
+use crate::pool::core::Core;
+use crate::tree::dir::mapped_lblks;
+
+/// Pages looked at under one hold of a file's lock.
+const PAGES_AT_ONCE: usize = 256;
+/// Findings kept.
+const FINDINGS_MAX: usize = 1000;
+
+struct Scrub<'e> {
+    core: &'e Core,
+    report: ScrubReport,
+    started: Instant,
+    bytes_per_second: Option<u64>,
+}
+
+/// Checks superblocks, inodes, directories, extended attributes and page logs of a mounted pool, and file data where it carries
+/// checksums. `bytes_per_second` limits how fast, unless it is 0. Blocking, for as long as that takes.
+pub(crate) fn scrub(core: &Core, bytes_per_second: Option<u64>) -> Result<ScrubReport> {
+    core.check_readable()?;
+    let mut scrub = Scrub {
+        core,
+        report: ScrubReport::default(),
+        started: Instant::now(),
+        bytes_per_second: bytes_per_second.filter(|&limit| limit > 0),
+    };
+    // Told when the mount found it.
+    scrub.report.findings.extend_from_slice(core.damage.findings());
+    scrub.superblocks();
+    for ino in 1..core.superblock.inodes as u32 {
+        if core.inode_map.is_set(u64::from(ino)) {
+            scrub.inode(ino);
+            core.check_readable()?;
+            scrub.pace();
+        }
+    }
+    core.events.scrubbed(&scrub.report);
+    Ok(scrub.report)
+}
+
+/// Damage in the words that an operation which meets it has for it, so that it counts as the same.
+fn text(error: FsError) -> String {
+    match error {
+        FsError::Io(what) => what,
+        other => other.to_string(),
+    }
+}
+
+impl Scrub<'_> {
+    /// Says if it is one more of those that are kept.
+    fn find(&mut self, what: String) -> bool {
+        self.core.events.find("a scrub", &what);
+        // The mount may have told it.
+        if self.report.findings.contains(&what) {
+            return false;
+        }
+        let has_room = self.report.findings.len() < FINDINGS_MAX;
+        match has_room {
+            true => self.report.findings.push(what),
+            false => self.report.more = true,
+        }
+        has_room
+    }
+
+    /// Waits until what was read is within the limit.
+    fn pace(&self) {
+        if let Some(limit) = self.bytes_per_second {
+            let due = Duration::from_secs_f64(self.report.bytes as f64 / limit as f64);
+            std::thread::sleep(due.saturating_sub(self.started.elapsed()));
+        }
+    }
+
+    fn superblocks(&mut self) {
+        self.report.bytes += 2 * BLOCK_BYTES;
+        for finding in fsck::superblock_findings(&self.core.region, &self.core.superblock) {
+            self.find(finding.told());
+        }
+    }
+
+    fn inode(&mut self, ino: u32) {
+        let mem = self.core.inodes.get(ino);
+        let pages = self.all_but_pages(ino, &mem);
+        for chunk in pages.chunks(PAGES_AT_ONCE) {
+            let lock = mem.read();
+            if mem.is_dead() {
+                return;
+            }
+            for &lblk in chunk {
+                self.page((ino, lblk));
+            }
+            drop(lock);
+            self.pace();
+        }
+    }
+
+    /// Checks an inode; returns the pages that are to be looked at besides.
+    fn all_but_pages(&mut self, ino: u32, mem: &InodeMem) -> Vec<u32> {
+        let _lock = mem.read();
+        let inode = self.core.load(ino);
+        self.report.bytes += INODE_BYTES;
+        if !inode.is_sound(ino) {
+            self.find(format!("inode {ino}: wrong checksum"));
+            return Vec::new();
+        }
+        if mem.is_dead() || !inode.in_use() || self.core.damage.check_inode(ino).is_err() {
+            return Vec::new();
+        }
+        self.report.inodes += 1;
+        let block = inode.xattr_block();
+        if block != 0 {
+            self.report.bytes += BLOCK_BYTES;
+            let superblock = &self.core.superblock;
+            if !superblock.is_data_block(block) || !xattr::is_sound(&self.core.region, superblock, ino, block) {
+                self.find(format!("inode {ino}: damaged extended attributes in block {block}"));
+            }
+        }
+        if inode.is_dir() {
+            self.directory(ino, &inode);
+            Vec::new()
+        } else if inode.blocks() == 0 {
+            Vec::new()
+        } else if self.core.superblock.has_data_checksums() {
+            mapped_pages(self.core, mem, &inode, 0)
+        } else {
+            let mut pages = mapped_pages(self.core, mem, &inode, 0);
+            pages.retain(|&lblk| has_log(self.core.map.get(ino, lblk)));
+            pages
+        }
+    }
+
+    fn directory(&mut self, dir: u32, inode: &Inode) {
+        for lblk in mapped_lblks(self.core, dir, inode, 0) {
+            let lblk = lblk as u32;
+            let word = self.core.map.get(dir, lblk);
+            if word == PageWord::HOLE {
+                continue;
+            }
+            self.report.bytes += BLOCK_BYTES;
+            if let Err(error) = self.block(dir, lblk, word) {
+                self.find(format!("directory {dir}, block {lblk}: {error}"));
+            }
+        }
+    }
+
+    fn block(&mut self, dir: u32, lblk: u32, word: PageWord) -> Result<()> {
+        let region = &self.core.region;
+        if !self.core.superblock.is_data_block(word.page()) {
+            return Err(FsError::Io(format!(
+                "mapped to block {}, which holds no data",
+                word.page()
+            )));
+        }
+        let offset = self.core.superblock.block_offset(word.page());
+        if dentry::read_block_header(region, offset)? != (dir, lblk) {
+            self.find(format!("directory {dir}, block {lblk}: has another's header"));
+        }
+        let mut within = FIRST_ENTRY;
+        while within < BLOCK_BYTES {
+            let head = dentry::head(region, offset + within)?;
+            if head.ino != 0 {
+                let entry = dentry::read(region, offset + within, dir)?;
+                self.report.entries += 1;
+                let key = self.core.names.key(dir, entry.name());
+                if self
+                    .core
+                    .names
+                    .find(&key)?
+                    .is_none_or(|found| found.entry_offset != offset + within)
+                {
+                    let name = String::from_utf8_lossy(entry.name()).into_owned();
+                    self.find(format!("directory {dir}: no name leads to entry {name:?}"));
+                }
+            }
+            within += head.len_bytes;
+        }
+        Ok(())
+    }
+
+    /// Checks a page's log, and its block if data carries checksums. It may have changed since it was listed.
+    fn page(&mut self, page: (u32, u32)) {
+        let core = self.core;
+        let word = core.map.get(page.0, page.1);
+        if word.is_hole() || word.is_unwritten() {
+            return;
+        }
+        let mut buffer = PageBuffer::take();
+        if has_log(word) {
+            let walked = scan::entries(core.media(), page, word, &mut |found| {
+                self.report.log_entries += 1;
+                self.report.bytes += found.read(&core.region, &mut buffer)?.len() as u64;
+                Ok(true)
+            });
+            if let Err(error) = walked {
+                self.find(text(error));
+            }
+        }
+        if core.superblock.has_data_checksums() {
+            self.report.pages += 1;
+            self.report.bytes += BLOCK_BYTES;
+            if let Err(error) = block::read_block(core, page, word, 0, &mut buffer[..])
+                && self.find(text(error))
+            {
+                self.report.data_findings += 1;
+            }
+        }
+    }
+}

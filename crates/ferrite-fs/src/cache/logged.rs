@@ -1,0 +1,170 @@
+//! Which pages have logs, so that a cleaner finds them without a scan (HDPM, the section on cleaning), and how many logs
+//! went, and why.
+//!
+//! What lives here: [`Candidates`], lists in DRAM, and the counters [`Folds`]. A list may name a page twice, or one that has
+//! lost its log; it never lacks one that has a log.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crossbeam_utils::CachePadded;
+use parking_lot::Mutex;
+
+use crate::thread::thread_number;
+
+/// Whether a page has a log now.
+pub(crate) type HasLog<'a> = &'a dyn Fn((u32, u32)) -> bool;
+
+/// What made a log go.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Cause {
+    /// A write that merged, because the log was long or the page complete.
+    Write,
+    /// A read that walked too far.
+    Read,
+    /// The cleaner, or an operation that found no space.
+    LowSpace,
+    /// The cleaner, while nothing else went on.
+    Idle,
+}
+
+/// Folds so far, by cause.
+#[derive(Default)]
+pub(crate) struct Folds([CachePadded<AtomicU64>; 4]);
+
+impl Folds {
+    pub(crate) fn count(&self, cause: Cause) {
+        self.0[cause as usize].fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(crate) fn of(&self, cause: Cause) -> u64 {
+        self.0[cause as usize].load(Ordering::Relaxed)
+    }
+}
+
+const LISTS: usize = 16;
+/// Pages of a chunk of a list: no list is ever copied to grow.
+pub(crate) const CHUNK: usize = 1024;
+/// A list of this many pages asks for a look at which of them still have logs.
+pub(crate) const LIST_LONG: usize = 1 << 16;
+
+/// A queue in chunks.
+#[derive(Default)]
+struct List {
+    chunks: VecDeque<Vec<(u32, u32)>>,
+    len: usize,
+    /// What was left when it was last tidied.
+    tidy_len: usize,
+}
+
+impl List {
+    fn push(&mut self, page: (u32, u32)) {
+        if self.chunks.back().is_none_or(|chunk| chunk.len() == CHUNK) {
+            self.chunks.push_back(Vec::with_capacity(CHUNK));
+        }
+        if let Some(chunk) = self.chunks.back_mut() {
+            chunk.push(page);
+            self.len += 1;
+        }
+    }
+
+    fn is_long(&self) -> bool {
+        self.len >= LIST_LONG.max(2 * self.tidy_len)
+    }
+
+    /// The oldest chunk.
+    fn take_chunk(&mut self) -> Option<Vec<(u32, u32)>> {
+        let chunk = self.chunks.pop_front()?;
+        self.len -= chunk.len();
+        Some(chunk)
+    }
+}
+
+/// Drops pages that are listed twice or have no log any more, if the list has grown long. The newest stay as they are:
+/// their first log may not be committed yet.
+fn tidy(list: &Mutex<List>, has_log: HasLog<'_>) {
+    let (old, newest) = {
+        let mut list = list.lock();
+        if !list.is_long() {
+            return;
+        }
+        let mut old = std::mem::take(&mut *list);
+        let newest = old.chunks.pop_back();
+        (old, newest)
+    };
+    let mut pages = old.chunks.into_iter().flatten().collect::<Vec<_>>();
+    pages.sort_unstable();
+    pages.dedup();
+    pages.retain(|&page| has_log(page));
+    let mut list = list.lock();
+    list.tidy_len = pages.len();
+    pages
+        .into_iter()
+        .chain(newest.into_iter().flatten())
+        .for_each(|page| list.push(page));
+}
+
+/// Pages that got a log, in DRAM, a list a thread; 8 bytes each. A page may have lost its log since, or be there twice.
+pub(crate) struct Candidates {
+    lists: Box<[CachePadded<Mutex<List>>]>,
+}
+
+impl Candidates {
+    pub(crate) fn new() -> Self {
+        Candidates {
+            lists: (0..LISTS).map(|_| CachePadded::default()).collect(),
+        }
+    }
+
+    fn own_list(&self) -> &Mutex<List> {
+        &self.lists[thread_number() as usize % LISTS]
+    }
+
+    /// Notes a page that gets its first segment. A list that has grown long is tidied first, whether or not anybody
+    /// takes pages from it: so it never holds more than about twice the pages that have logs.
+    pub(crate) fn add(&self, page: (u32, u32), has_log: HasLog<'_>) {
+        let list = self.own_list();
+        let is_long = {
+            let mut list = list.lock();
+            list.push(page);
+            list.is_long()
+        };
+        if is_long {
+            tidy(list, has_log);
+        }
+    }
+
+    /// Notes a page that was taken from a list, or that a mount found to have a log.
+    pub(crate) fn put_back(&self, page: (u32, u32)) {
+        self.own_list().lock().push(page);
+    }
+
+    /// Takes about `most` pages, the oldest of each list.
+    pub(crate) fn take(&self, most: usize) -> Vec<(u32, u32)> {
+        let mut taken = Vec::new();
+        for list in &self.lists {
+            while taken.len() < most
+                && let Some(mut chunk) = list.lock().take_chunk()
+            {
+                taken.append(&mut chunk);
+            }
+        }
+        taken
+    }
+
+    /// Pages noted.
+    pub(crate) fn len(&self) -> usize {
+        self.lists.iter().map(|list| list.lock().len).sum()
+    }
+
+    /// Drops pages that are listed twice or have no log any more, once lists have grown long.
+    pub(crate) fn tidy(&self, has_log: HasLog<'_>) {
+        self.lists.iter().for_each(|list| tidy(list, has_log));
+    }
+
+    /// DRAM used, in bytes.
+    pub(crate) fn dram_bytes(&self) -> u64 {
+        let chunks: usize = self.lists.iter().map(|list| list.lock().chunks.len()).sum();
+        (chunks * CHUNK * size_of::<(u32, u32)>()) as u64
+    }
+}

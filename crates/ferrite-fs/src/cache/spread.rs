@@ -1,0 +1,328 @@
+//! Where a file may have pages, in DRAM, so that a cut or a search of a sparse file costs what is mapped there, not
+//! what is not.
+//!
+//! A mapping that is one global table cannot list the pages of a file ([`ferrite_map::FileMap::walk_worth`]); trees
+//! can, and for them nothing here is kept. What lives here: [`Spread`], one in each [`crate::cache::inodes::InodeMem`], and
+//! the [`Budget`] that all share.
+//!
+//! A spread covers **all** pages of its inode, and may cover more: a stretch without pages costs a look, a page outside
+//! would be lost to cuts. Most files have one number, the page behind which there is nothing; it takes no memory of its
+//! own. Only a file whose pages lie far apart has a list of runs, at most [`RUNS_MAX`]; what does not fit, or is not
+//! within the budget, is covered by coarser runs, at worst by that one number.
+//!
+//! Why no page is ever missing:
+//! * An inode that comes into DRAM is covered whole, and a new one, which maps nothing, not at all.
+//! * Pages are mapped by [`crate::pool::tx::Tx::insert_page`] only, and its commit widens the spread before it sets any word.
+//!   It has the inode, locked exclusively, since each page that it gains changes the count in it. A transaction that is
+//!   given up, or whose commit fails, leaves the spread as it was, or too wide. Nobody else maps pages while operations
+//!   run: replay, repair and mkfs are over before, and a mapping that moves its entries, or a fold that swings a word,
+//!   leaves keys alone.
+//! * It is narrowed in two ways only. [`Spread::clear`]: by a commit, after its words are set, to what the record that
+//!   it made says is unmapped. [`Spread::learn`]: to what was found mapped, by whoever holds the inode's lock, at least
+//!   shared, and has looked at all of the stretch under it, or has seen since that the inode's version did not change.
+//! * Each of them is one step for whoever asks; who asks without the inode's lock checks its version afterwards, as for
+//!   anything.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use parking_lot::Mutex;
+
+use crate::format::layout::LBLK_END;
+
+/// Pages that may lie between two runs that are kept as one: looking at them costs little more than finding the next
+/// run.
+const GAP: u64 = 32;
+/// Runs of one file.
+const RUNS_MAX: usize = 4096;
+/// Runs that a list has memory for at least.
+const RUNS_MIN: usize = 8;
+/// DRAM that a run takes with its share of the tree's nodes, and a list without runs.
+const RUN_BYTES: u64 = 32;
+const LIST_BYTES: u64 = 256;
+/// DRAM for all lists: one byte for so many of the pool, but not less than the minimum.
+const POOL_SHARE: u64 = 1 << 14;
+const BUDGET_MIN_BYTES: u64 = 1 << 20;
+/// Instead of a number of pages: there is a list.
+const LISTED: u64 = u64::MAX;
+
+/// What all lists of a pool may take, and take.
+pub(crate) struct Budget {
+    used_bytes: AtomicU64,
+    most_bytes: u64,
+}
+
+impl Budget {
+    pub(crate) fn new(pool_bytes: u64) -> Arc<Budget> {
+        Self::with_bytes((pool_bytes / POOL_SHARE).max(BUDGET_MIN_BYTES))
+    }
+
+    fn with_bytes(most_bytes: u64) -> Arc<Budget> {
+        Arc::new(Budget {
+            used_bytes: AtomicU64::new(0),
+            most_bytes,
+        })
+    }
+
+    /// DRAM used, in bytes.
+    pub(crate) fn dram_bytes(&self) -> u64 {
+        self.used_bytes.load(Ordering::Relaxed)
+    }
+
+    fn take(&self, bytes: u64) -> bool {
+        let within = |used: u64| Some(used + bytes).filter(|&used| used <= self.most_bytes);
+        self.used_bytes
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, within)
+            .is_ok()
+    }
+
+    fn give(&self, bytes: u64) {
+        self.used_bytes.fetch_sub(bytes, Ordering::Relaxed);
+    }
+}
+
+/// Disjoint stretches of pages: first page, and the one behind the last.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Runs(BTreeMap<u64, u64>);
+
+impl Runs {
+    /// The runs that make up `0..reach`.
+    fn up_to(reach: u64) -> Runs {
+        Runs((reach > 0).then_some((0, reach)).into_iter().collect())
+    }
+
+    /// Covers `first..end`, and the gaps beside it if they are short.
+    fn add(&mut self, mut first: u64, mut end: u64) {
+        if let Some((&before, &stop)) = self.0.range(..=first).next_back()
+            && stop + GAP >= first
+        {
+            if stop >= end {
+                return;
+            }
+            first = before;
+        }
+        while let Some((&start, &stop)) = self.0.range(first..=end + GAP).next() {
+            self.0.remove(&start);
+            end = end.max(stop);
+        }
+        self.0.insert(first, end);
+        if self.0.len() > RUNS_MAX {
+            self.coarsen();
+        }
+    }
+
+    /// Covers `first..end` no more.
+    fn remove(&mut self, first: u64, end: u64) {
+        if let Some((&before, &stop)) = self.0.range(..first).next_back()
+            && stop > first
+        {
+            self.0.insert(before, first);
+            if stop > end {
+                self.0.insert(end, stop);
+            }
+        }
+        while let Some((&start, &stop)) = self.0.range(first..end).next() {
+            self.0.remove(&start);
+            if stop > end {
+                self.0.insert(end, stop);
+            }
+        }
+    }
+
+    /// Fills the shorter half of the gaps.
+    fn coarsen(&mut self) {
+        let gap = |(a, b): ((&u64, &u64), (&u64, &u64))| b.0 - a.1;
+        let mut gaps: Vec<u64> = self.0.iter().zip(self.0.iter().skip(1)).map(gap).collect();
+        let Some(middle) = gaps.len().checked_sub(1).map(|last| last / 2) else {
+            return;
+        };
+        let longest = *gaps.select_nth_unstable(middle).1;
+        let mut coarse: Vec<(u64, u64)> = Vec::new();
+        for (&first, &end) in &self.0 {
+            match coarse.last_mut() {
+                Some(last) if first - last.1 <= longest => last.1 = end,
+                _ => coarse.push((first, end)),
+            }
+        }
+        self.0 = coarse.into_iter().collect();
+    }
+
+    /// Behind the last run.
+    fn reach(&self) -> u64 {
+        self.0.last_key_value().map_or(0, |(_, &end)| end)
+    }
+
+    /// Whether a list tells more than how far they reach.
+    fn is_worth_a_list(&self) -> bool {
+        self.0.len() > 1 || self.0.first_key_value().is_some_and(|(&first, _)| first > GAP)
+    }
+}
+
+/// Runs that are kept, and what they may take.
+struct List {
+    runs: Runs,
+    /// Runs that are paid for.
+    paid: usize,
+    budget: Arc<Budget>,
+}
+
+impl List {
+    fn bytes(runs: usize) -> u64 {
+        match runs {
+            0 => 0,
+            runs => LIST_BYTES + runs as u64 * RUN_BYTES,
+        }
+    }
+
+    /// Pays for `len` runs, or gives back what so few do not need.
+    fn pay(&mut self, len: usize) -> bool {
+        let wanted = len.next_power_of_two().max(RUNS_MIN);
+        let (paid, due) = (Self::bytes(self.paid), Self::bytes(wanted));
+        if due > paid && !self.budget.take(due - paid) {
+            return false;
+        }
+        // Not at once, or a list whose length goes up and down by one would pay each time.
+        if due > paid || wanted * 4 <= self.paid {
+            self.budget.give(paid.saturating_sub(due));
+            self.paid = wanted;
+        }
+        true
+    }
+
+    /// Makes the runs as coarse as the budget asks; false if a list is of no use then.
+    fn settle(&mut self) -> bool {
+        while self.runs.is_worth_a_list() {
+            if self.pay(self.runs.0.len()) {
+                return true;
+            }
+            if self.runs.0.len() == 1 {
+                return false;
+            }
+            self.runs.coarsen();
+        }
+        false
+    }
+}
+
+impl Drop for List {
+    fn drop(&mut self) {
+        self.budget.give(Self::bytes(self.paid));
+    }
+}
+
+/// Where an inode may have pages; see the module's head.
+pub(crate) struct Spread {
+    /// No page lies at or behind this one; [`LISTED`] if there is a list. Read without the list's lock only by who has
+    /// the inode's.
+    reach: AtomicU64,
+    list: Mutex<Option<Box<List>>>,
+}
+
+impl Spread {
+    /// Of an inode of which nothing is known.
+    pub(crate) fn everywhere() -> Spread {
+        Self::up_to(LBLK_END)
+    }
+
+    /// Of an inode that maps nothing.
+    pub(crate) fn nowhere() -> Spread {
+        Self::up_to(0)
+    }
+
+    fn up_to(reach: u64) -> Spread {
+        Spread {
+            reach: AtomicU64::new(reach),
+            list: Mutex::new(None),
+        }
+    }
+
+    /// Covers `first..end`, which are about to be mapped. The caller has the inode's lock exclusively.
+    #[inline]
+    pub(crate) fn widen(&self, first: u64, end: u64, budget: &Arc<Budget>) {
+        let reach = self.reach.load(Ordering::Relaxed);
+        if reach != LISTED && first <= reach + GAP {
+            if end > reach {
+                self.reach.store(end, Ordering::Relaxed);
+            }
+        } else {
+            self.change(budget, |runs| runs.add(first, end));
+        }
+    }
+
+    /// Leaves out `first..end`: nothing is mapped there any more, and whoever has not the inode's lock finds its
+    /// version changed.
+    pub(crate) fn clear(&self, first: u64, end: u64, budget: &Arc<Budget>) {
+        let reach = self.reach.load(Ordering::Relaxed);
+        if reach == LISTED {
+            self.change(budget, |runs| runs.remove(first, end));
+        } else if first < reach && end >= reach {
+            self.reach.store(first, Ordering::Relaxed);
+        }
+    }
+
+    /// Within `first..end` exactly these pages, in ascending order, are mapped.
+    pub(crate) fn learn(&self, (first, end): (u64, u64), pages: &[u32], budget: &Arc<Budget>) {
+        self.change(budget, |runs| {
+            runs.remove(first, end);
+            let mut pages = pages.iter().map(|&lblk| u64::from(lblk)).peekable();
+            while let Some(start) = pages.next() {
+                let mut stop = start + 1;
+                while let Some(next) = pages.next_if(|&next| next <= stop + GAP) {
+                    stop = next + 1;
+                }
+                runs.add(start, stop);
+            }
+        });
+    }
+
+    #[cold]
+    fn change(&self, budget: &Arc<Budget>, change: impl FnOnce(&mut Runs)) {
+        let mut place = self.list.lock();
+        let mut list = place.take().unwrap_or_else(|| {
+            Box::new(List {
+                runs: Runs::up_to(self.reach.load(Ordering::Relaxed)),
+                paid: 0,
+                budget: Arc::clone(budget),
+            })
+        });
+        change(&mut list.runs);
+        let reach = list.runs.reach();
+        let is_kept = list.settle();
+        *place = is_kept.then_some(list);
+        self.reach
+            .store(if is_kept { LISTED } else { reach }, Ordering::Relaxed);
+    }
+
+    /// The first stretch in `at..end` that may have pages.
+    pub(crate) fn next_run(&self, at: u64, end: u64) -> Option<(u64, u64)> {
+        let list = self.list.lock();
+        let (first, stop) = match &*list {
+            None => (0, self.reach.load(Ordering::Relaxed)),
+            Some(list) => {
+                let runs = &list.runs.0;
+                let around = runs.range(..=at).next_back().filter(|&(_, &stop)| stop > at);
+                let (&first, &stop) = around.or_else(|| runs.range(at..).next())?;
+                (first, stop)
+            }
+        };
+        let run = (first.max(at), stop.min(end));
+        (run.0 < run.1).then_some(run)
+    }
+
+    /// Pages of `first..end` that are covered, or more than `most`.
+    pub(crate) fn covered(&self, first: u64, end: u64, most: u64) -> u64 {
+        let mut sum = 0;
+        let mut at = first;
+        while sum <= most
+            && let Some((start, stop)) = self.next_run(at, end)
+        {
+            sum += stop - start;
+            at = stop;
+        }
+        sum
+    }
+}
+
+#[cfg(test)]
+mod tests;

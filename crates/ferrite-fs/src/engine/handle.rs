@@ -1,0 +1,177 @@
+//! The handle of a mounted pool.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use ferrite_pm::{Counters, Region};
+use ferrite_vfs::Ino;
+use parking_lot::Mutex;
+
+use crate::cache::logged::Cause;
+use crate::engine::mount;
+use crate::error::EngineError;
+use crate::format::layout::{CONTROL_BOOT, CONTROL_STATE, STATE_CLEAN, Superblock};
+use crate::options::{MountOptions, PageDump, PoolInfo, ScrubReport};
+use crate::page::cleaner::Cleaner;
+use crate::page::dump::dump;
+use crate::page::fold::fold_some;
+use crate::pool::core::Core;
+
+/// Pages that [`Engine::clean`] sorts by the length of their logs at a time.
+const CLEAN_PAGES: usize = 1 << 16;
+
+/// A mounted pool: an engine that implements [`ferrite_vfs::FileSystem`]. Cheap to clone; all clones are one.
+///
+/// Dropping the last clone without [`Engine::unmount`] is like a crash: nothing that returned is lost, the next mount replays.
+#[derive(Clone)]
+pub struct Engine {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    core: Arc<Core>,
+    /// Runs as long as the pool is mounted and may be changed.
+    cleaner: Mutex<Option<Cleaner>>,
+}
+
+impl Engine {
+    /// Mounts the pool in `region`: replays the journal, rebuilds the free maps, finishes what a crash interrupted. A damaged pool is mounted
+    /// as far as it goes, see [`Self::damage`].
+    /// Blocking; takes time in proportion to the tables.
+    pub fn mount(region: Region, options: &MountOptions) -> Result<Engine, EngineError> {
+        let mut core = mount::mount(region, options)?;
+        mount::finish_interrupted(&mut core)?;
+        let core = Arc::new(core);
+        let cleaner = if options.cleaner && !core.is_read_only() {
+            let started = Cleaner::start(Arc::clone(&core));
+            Some(started.map_err(|error| EngineError::Failed(format!("the cleaner's thread did not start: {error}")))?)
+        } else {
+            None
+        };
+        Ok(Engine {
+            inner: Arc::new(Inner {
+                core,
+                cleaner: Mutex::new(cleaner),
+            }),
+        })
+    }
+
+    /// Retires the journal and marks the pool clean; every later call on any clone fails. Durable when it returns.
+    /// Operations under way in other threads commit before, or fail as later ones do. Whoever unmounts at the same time
+    /// waits for it.
+    ///
+    /// Crash points: the clean mark is set after the fence that made all else durable, and nothing is committed behind
+    /// it; it is informative only, recovery always looks at the journal.
+    pub fn unmount(&self) -> Result<(), EngineError> {
+        let core = &self.inner.core;
+        let mut cleaner = self.inner.cleaner.lock();
+        if let Some(mut running) = cleaner.take() {
+            running.stop();
+        }
+        if core.closed.swap(true, Ordering::SeqCst) || core.options.read_only {
+            return Ok(());
+        }
+        // `closed` is asked when an operation begins; this one, when it commits.
+        core.journal.close();
+        if let Some(error) = core.failure() {
+            return Err(EngineError::Failed(error));
+        }
+        core.reclaim().map_err(|error| EngineError::Failed(error.to_string()))?;
+        // A pool that says it is clean is so after a power loss, too, however it was used.
+        core.region.sync()?;
+        for (offset, value) in [(CONTROL_BOOT, 0), (CONTROL_STATE, STATE_CLEAN)] {
+            core.region.store(offset, value);
+            core.region.write_back(offset, 8);
+        }
+        core.region.sync()?;
+        Ok(())
+    }
+
+    /// What the mount found damaged, a line each; empty on a sound pool. What is damaged answers [`ferrite_vfs::FsError::Io`], all else works;
+    /// `ferrite fsck --repair` mends it.
+    pub fn damage(&self) -> &[String] {
+        self.inner.core.damage.findings()
+    }
+
+    /// Whether changes are refused: because the mount was asked for that, because of damage that leaves it unknown which blocks are
+    /// free, or because the medium failed.
+    pub fn is_read_only(&self) -> bool {
+        self.inner.core.is_read_only() || self.failed().is_some()
+    }
+
+    /// Why the pool turned read-only, if it did.
+    pub fn failed(&self) -> Option<String> {
+        self.inner.core.failure()
+    }
+
+    /// Everything `ferrite info` shows. Takes moments: it counts the mapped pages.
+    pub fn info(&self) -> PoolInfo {
+        crate::engine::info::collect(&self.inner.core)
+    }
+
+    /// How many times the mapping has moved entries of its table since the mount, each time by one record. 0 for mappings that never do.
+    pub fn map_moves(&self) -> u64 {
+        self.core().map_moves.load(Ordering::Relaxed)
+    }
+
+    /// What persistence cost since the pool was opened.
+    pub fn counters(&self) -> Counters {
+        self.inner.core.region.counters()
+    }
+
+    /// Folds the logs of up to `pages` pages, those with the longest first, and gives the space back. Returns how many were folded.
+    /// The cleaner does this by itself when space is short or the pool idle.
+    pub fn clean(&self, pages: usize) -> Result<usize, EngineError> {
+        let failed = |error: ferrite_vfs::FsError| EngineError::Failed(error.to_string());
+        let mut folded = 0;
+        while folded < pages {
+            let more = fold_some(self.core(), (pages - folded).min(CLEAN_PAGES), Cause::Idle, &mut || {
+                false
+            });
+            match more.map_err(failed)? {
+                0 => break,
+                more => folded += more,
+            }
+        }
+        self.core().log_space.empty_purses(&self.core().alloc);
+        self.core().reclaim().map_err(failed)?;
+        Ok(folded)
+    }
+
+    /// Looks at everything that carries a checksum, at most so many bytes a second (0 is no limit), while the pool is in use. Changes nothing.
+    /// Blocking, for as long as that takes.
+    pub fn scrub(&self, bytes_per_second: Option<u64>) -> Result<ScrubReport, EngineError> {
+        crate::audit::scrub::scrub(self.core(), bytes_per_second)
+            .map_err(|error| EngineError::Failed(error.to_string()))
+    }
+
+    /// What a file's pages hold: words and log entries.
+    pub fn dump(&self, ino: Ino) -> Result<Vec<PageDump>, EngineError> {
+        dump(self.core(), ino).map_err(|error| EngineError::Damaged(error.to_string()))
+    }
+
+    /// Longest write that is one atomic step, in bytes.
+    pub fn atomic_write_bytes(&self) -> usize {
+        crate::file::write::ATOMIC_BYTES
+    }
+
+    /// A mounted pool without a cleaner, for tests that change what it is made of.
+    #[cfg(test)]
+    pub(crate) fn over(core: Core) -> Engine {
+        Engine {
+            inner: Arc::new(Inner {
+                core: Arc::new(core),
+                cleaner: Mutex::new(None),
+            }),
+        }
+    }
+
+    pub(crate) fn core(&self) -> &Core {
+        &self.inner.core
+    }
+}
+
+/// Reads a pool's superblock without mounting it.
+pub fn identify(region: &Region) -> Result<Superblock, EngineError> {
+    Superblock::find(region)
+}

@@ -1,0 +1,131 @@
+//! What `ferrite info` shows of a mounted pool.
+
+use crate::format::log_entry::has_log;
+use ferrite_pm::Medium;
+
+use crate::cache::inodes::InodeCache;
+use crate::cache::logged::Cause;
+use crate::format::layout::BLOCK_BYTES;
+use crate::options::{DramUse, FoldCounts, PoolInfo};
+use crate::pool::core::Core;
+
+/// Gathers everything; reads the mapping table once.
+pub(crate) fn collect(core: &Core) -> PoolInfo {
+    let superblock = &core.superblock;
+    let (mut pages, mut at_home, mut logged_pages) = (0u64, 0u64, 0u64);
+    match core.damage.pages_counted() {
+        Some(counted) => pages = counted,
+        None => core.map.for_each(&mut |entry| {
+            pages += 1;
+            logged_pages += u64::from(has_log(entry.word));
+            at_home += u64::from(core.map.as_hashfs().is_some_and(|map| map.at_home(&entry)));
+            true
+        }),
+    }
+    let pending = core.journal.pending();
+    let (log_blocks, log_bytes) = core.log_space.usage();
+    let (names, names_used) = core.names.counts();
+    let (map_slots, map_slots_free) = core.map.slots();
+    let medium = core.region.medium();
+    let counters = core.region.counters();
+    let (runtime_findings, runtime_findings_total) = core.events.findings();
+    PoolInfo {
+        uuid: format!("{:032x}", superblock.uuid),
+        format_version: superblock.version,
+        medium: medium.describe().to_string(),
+        durability: durability(core, medium),
+        mapping: superblock.mapping,
+        data_checksum: superblock.has_data_checksums(),
+        size_bytes: superblock.size_bytes,
+        block_bytes: BLOCK_BYTES as u32,
+        blocks: superblock.blocks,
+        blocks_free: core.alloc.free() + pending.blocks,
+        blocks_reserved: superblock.reserve_blocks,
+        blocks_pending: pending.blocks,
+        inodes: superblock.inodes - 1,
+        inodes_free: core.inode_map.len() - core.inode_map.count_used(),
+        orphans: orphans(core),
+        names,
+        names_free: names - names_used,
+        map_slots,
+        // What trees free is told to them as entries, but they have none to run out of.
+        map_slots_free: (map_slots_free + pending.map_slots).min(map_slots),
+        pages,
+        logged_pages,
+        log_bytes,
+        log_blocks,
+        space_amplification: (pages + log_blocks) as f64 / pages.max(1) as f64,
+        folds: FoldCounts {
+            write: core.folds.of(Cause::Write),
+            read: core.folds.of(Cause::Read),
+            low_space: core.folds.of(Cause::LowSpace),
+            idle: core.folds.of(Cause::Idle),
+        },
+        pages_at_home_percent: if pages == 0 {
+            100.0
+        } else {
+            at_home as f64 * 100.0 / pages as f64
+        },
+        rings: superblock.rings,
+        ring_bytes: superblock.ring_bytes,
+        was_clean: core.history.was_clean,
+        replayed_records: core.history.replayed_records,
+        mounts: core.history.mounts,
+        failed: core.failure(),
+        damage: core.damage.findings().to_vec(),
+        damage_stops_changes: core.damage.stops_changes(),
+        runtime_findings,
+        runtime_findings_total,
+        last_scrub: core.events.last_scrub(),
+        dram: dram(core),
+        fences: counters.fences,
+        lines_written_back: counters.lines_written_back,
+        bytes_streamed: counters.bytes_streamed,
+        file_syncs: counters.file_syncs,
+    }
+}
+
+/// Counted one by one, without locks: exact only while nothing is removed.
+fn orphans(core: &Core) -> u64 {
+    let in_use = (1..core.superblock.inodes as u32).filter(|&ino| core.inode_map.is_set(u64::from(ino)));
+    let is_orphan = |&ino: &u32| {
+        let inode = core.load(ino);
+        inode.in_use() && inode.nlink() == 0
+    };
+    in_use.filter(is_orphan).count() as u64
+}
+
+fn durability(core: &Core, medium: Medium) -> String {
+    if core.options.process_durability && medium == Medium::File {
+        return "an operation that returned survives a killed process, not a power loss (durability=process)".into();
+    }
+    format!("an operation that returned survives {}", medium.survives())
+}
+
+fn dram(core: &Core) -> DramUse {
+    let (block_map, mapping) = (core.alloc.dram_bytes(), core.map.dram_bytes());
+    let (inode_map, name_map) = (core.inode_map.dram_bytes(), core.names.dram_bytes());
+    let (cached_inodes, bytes_per_cached_inode) = (core.inodes.len(), InodeCache::bytes_per_entry());
+    let journal = core.journal.dram_bytes();
+    let page_logs = core.log_space.dram_bytes() + core.candidates.dram_bytes();
+    let page_lists = core.spreads.dram_bytes();
+    DramUse {
+        block_map,
+        mapping,
+        inode_map,
+        name_map,
+        cached_inodes,
+        bytes_per_cached_inode,
+        journal,
+        page_logs,
+        page_lists,
+        total: block_map
+            + mapping
+            + inode_map
+            + name_map
+            + cached_inodes * bytes_per_cached_inode
+            + journal
+            + page_logs
+            + page_lists,
+    }
+}

@@ -1,0 +1,98 @@
+//! Making a pool.
+//!
+//! Crash argument: the superblocks are written last, after a fence that made everything else durable, and an old
+//! first superblock is wiped before anything is touched. So a pool either has no signature or is complete.
+
+use std::path::Path;
+
+use ferrite_pm::Region;
+use ferrite_vfs::{FileKind, ROOT_INO};
+
+use crate::error::EngineError;
+use crate::format::inode::{INODE_WORDS, Inode};
+use crate::format::layout::{
+    BLOCK_BYTES, CONTROL_MARK, CONTROL_OFFSET, CONTROL_STATE, STATE_CLEAN, Superblock, encode_mark,
+};
+use crate::options::MkfsOptions;
+use crate::pool::core::Core;
+
+/// Makes a pool of `size_bytes` in a new file, or on a device. What cannot be done leaves no file behind that was not
+/// there, and options that cannot be met leave one that was as it is. Blocking; durable when it returns.
+pub fn create(path: &Path, size_bytes: u64, options: &MkfsOptions) -> Result<Region, EngineError> {
+    Superblock::plan(size_bytes, options, 0, 0)?;
+    Region::create_with(path, size_bytes, |region| mkfs(region, options))
+}
+
+/// Makes an empty file system in `region`, whatever it held before. Blocking; durable when it returns.
+pub fn mkfs(region: &Region, options: &MkfsOptions) -> Result<(), EngineError> {
+    let uuid = match options.seed {
+        Some(seed) => u128::from(seed) << 64 | u128::from(!seed),
+        None => rand::random(),
+    };
+    let now = Core::now();
+    let superblock = Superblock::plan(region.len(), options, uuid, now.0)?;
+
+    region.stream_zero(0, BLOCK_BYTES);
+    region.stream_zero(superblock.second_copy_offset(), BLOCK_BYTES);
+    region.fence()?;
+    // Control block, journal, inodes, names and mapping: everything before the first data block.
+    region.stream_zero(CONTROL_OFFSET, superblock.first_block * BLOCK_BYTES - CONTROL_OFFSET);
+    for (offset, value) in [(CONTROL_MARK, encode_mark(0)), (CONTROL_STATE, STATE_CLEAN)] {
+        region.store(offset, value);
+        region.write_back(offset, 8);
+    }
+
+    let mut root = Inode::empty();
+    root.set_mode_bits(FileKind::Directory.mode_bits() | 0o755);
+    root.set_nlink(2);
+    root.set_uid(options.root_owner.0);
+    root.set_gid(options.root_owner.1);
+    root.set_generation(1);
+    root.set_parent(ROOT_INO as u32);
+    root.set_atime(now);
+    root.set_mtime(now);
+    root.set_ctime(now);
+    root.set_btime(now);
+    root.set_crc(root.checksum(ROOT_INO as u32));
+    let offset = superblock.inode_offset(ROOT_INO as u32);
+    for (index, &word) in root.words.iter().enumerate() {
+        region.store(offset + index as u64 * 8, word);
+    }
+    region.write_back(offset, (INODE_WORDS * 8) as u64);
+    region.fence()?;
+
+    let block = superblock.encode();
+    region.stream(superblock.second_copy_offset(), &block);
+    region.fence()?;
+    region.stream(0, &block);
+    region.fence()?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use ferrite_vfs::{FileSystem, SetAttr};
+
+    use super::*;
+    use crate::{Engine, MountOptions};
+
+    #[test]
+    fn the_root_is_not_changed_before_it_was_made() {
+        let options = MkfsOptions {
+            inodes: Some(255),
+            ..MkfsOptions::default()
+        };
+        // Most of these take less than a tick of the clock.
+        for _ in 0..20 {
+            let region = Region::anonymous(8 << 20).unwrap();
+            mkfs(&region, &options).unwrap();
+            let engine = Engine::mount(region, &MountOptions::default()).unwrap();
+            let mode = SetAttr {
+                mode: Some(0o700),
+                ..SetAttr::default()
+            };
+            let root = engine.setattr(ROOT_INO, &mode).unwrap();
+            assert!(root.btime <= root.ctime, "{root:?}");
+        }
+    }
+}

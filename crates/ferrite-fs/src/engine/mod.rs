@@ -1,0 +1,16 @@
+//! Floor 10, the engine as others see it: making, mounting and unmounting a pool, and the traits of `ferrite-vfs`.
+//!
+//! The implementations of the traits check arguments and delegate; what an operation is stands below, in [`crate::file`] and
+//! [`crate::tree`].
+
+mod file;
+mod fs;
+mod handle;
+mod info;
+mod mkfs;
+mod mount;
+
+pub use handle::{Engine, identify};
+pub use mkfs::{create, mkfs};
+#[cfg(test)]
+pub(crate) use mount::{finish_interrupted, mount};

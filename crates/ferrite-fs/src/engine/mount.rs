@@ -1,0 +1,229 @@
+//! Mounting: from the bytes of a pool to a [`Core`] (DESIGN §5, recovery).
+//!
+//! Order: superblock, journal replay, then the free maps from the tables ([`crate::audit::load`]), then the work a crash interrupted: inodes without names, intents. Recovery changes the medium only by
+//! replaying records and by committing new ones, so a crash in it is one more crash to recover from.
+//!
+//! Damage keeps a pool from being mounted only if it hits what all files need: superblocks, the journal's mark, the root directory. Else
+//! [`crate::health::damage`] says whom it concerns, and the pool may be read-only until it is repaired.
+//!
+//! A read-only mount works on a private mapping: replay writes to it, the pool does not change, and what a crash
+//! interrupted stays as it is.
+
+use crate::audit::boot::StaleBoot;
+use crate::audit::boot::boot_id;
+use crate::audit::boot::stale_boot;
+use crate::tree::remove;
+use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::{Arc, OnceLock};
+
+use crossbeam_utils::CachePadded;
+use ferrite_map::bitmap::AtomicBitmap;
+use ferrite_pm::{Access, Durability, Medium, Region};
+use ferrite_vfs::{FileKind, FsError, ROOT_INO};
+use parking_lot::Mutex;
+
+use crate::audit::fsck;
+use crate::audit::load::Tables;
+use crate::audit::mend;
+use crate::cache::inodes::InodeCache;
+use crate::cache::logged::{Candidates, Folds};
+use crate::cache::spread::Budget;
+use crate::error::EngineError;
+use crate::file::cut;
+use crate::format::inode::Inode;
+use crate::format::layout::{CONTROL_BOOT, CONTROL_MOUNTS, CONTROL_STATE, STATE_CLEAN, STATE_IN_USE, Superblock};
+use crate::health::damage::Damage;
+use crate::health::events::Events;
+use crate::journal::replay::Losses;
+use crate::journal::{Journal, replay};
+use crate::options::MountOptions;
+use crate::planted::{Flaw, planted};
+use crate::pool::core::{Core, History};
+use crate::space::blocks::BlockAlloc;
+use crate::space::names::NameTable;
+use crate::space::segments::LogSpace;
+
+/// What begins a finding about records that are lost.
+const JOURNAL: &str = "journal: ";
+
+/// Opens the pool; afterwards [`finish_interrupted`] must run before anybody else uses it.
+pub(crate) fn mount(mut region: Region, options: &MountOptions) -> Result<Core, EngineError> {
+    let mut options = *options;
+    options.read_only |= region.access() == Access::ReadOnlyPrivate;
+    let superblock = Superblock::find(&region)?;
+    if !options.read_only && superblock.unknown_ro_compat() != 0 {
+        return Err(EngineError::ReadOnlyFeatures(superblock.unknown_ro_compat()));
+    }
+    let boot = check_boot(&region, &options)?;
+    // Where the kernel wrote back what it liked, records are missing that were durable to their process; that was
+    // accepted.
+    let losses = match stale_boot(&region) {
+        Some(StaleBoot::PowerLost) => Losses::Accept,
+        _ => Losses::Keep,
+    };
+    let was_clean = region.load(CONTROL_STATE) == STATE_CLEAN;
+    let mounts = region.load(CONTROL_MOUNTS).wrapping_add(1);
+    if !options.read_only {
+        if region.load(CONTROL_BOOT) != 0 {
+            // What a killed process left to the kernel, before the word goes that would tell of a power loss.
+            region.sync()?;
+        }
+        // Before anything else changes, so that a pool in use never says it is clean.
+        for (offset, value) in [
+            (CONTROL_STATE, STATE_IN_USE),
+            (CONTROL_MOUNTS, mounts),
+            (CONTROL_BOOT, boot),
+        ] {
+            region.store(offset, value);
+            region.write_back(offset, 8);
+        }
+        region.fence()?;
+    }
+    if boot != 0 {
+        // Not before the fence above, so that the mark of the boot is there before anything that a power loss may take.
+        region.set_durability(Durability::Process);
+    }
+    // Here and below: what cannot be read looks like zeros, and its damage like any other.
+    let recovered = mend::finish(&region, &superblock).and_then(|()| replay::replay(&region, &superblock, losses));
+    region.check()?;
+    let replayed = recovered?;
+    let region = Arc::new(region);
+    let alloc = BlockAlloc::new(&superblock);
+    let inode_map = AtomicBitmap::new(superblock.inodes);
+    let map = superblock.mapping.open(Arc::clone(&region), superblock.map_geometry());
+    let names = NameTable::new(Arc::clone(&region), &superblock);
+    let (log_space, candidates) = (LogSpace::new(), Candidates::new());
+    let tables = Tables {
+        region: &region,
+        superblock: &superblock,
+        alloc: &alloc,
+        inode_map: &inode_map,
+        map: map.as_ref(),
+        names: &names,
+        log_space: &log_space,
+        candidates: &candidates,
+    };
+    let damage = tables.load();
+    region.check()?;
+    let mut damage = damage?;
+    for finding in fsck::superblock_findings(&region, &superblock) {
+        damage.note(finding.told());
+    }
+    for what in replayed.lost {
+        let what = format!("{JOURNAL}{what}");
+        match losses {
+            // Blocks that look free may be those of an operation that is lost.
+            Losses::Keep => damage.stop(what),
+            Losses::Accept => damage.note(what),
+        }
+    }
+    check_root(&region, &superblock, &damage)?;
+    alloc.open();
+    let cursors = u64::from(superblock.rings);
+    let core = Core {
+        journal: Journal::new(Arc::clone(&region), &superblock, replayed.mark),
+        inodes: InodeCache::new(replayed.mark),
+        spreads: Budget::new(superblock.size_bytes),
+        keeps_spreads: map.walk_worth().is_some(),
+        inode_cursors: (0..cursors)
+            .map(|n| CachePadded::new(AtomicU64::new(superblock.inodes * n / cursors)))
+            .collect(),
+        // On an ordinary file a sync costs far more than a checksum; on memory two fences cost less.
+        data_in_checksum: region.medium() == Medium::File,
+        rename: Mutex::new(()),
+        failed: OnceLock::new(),
+        closed: AtomicBool::new(false),
+        map_moves: AtomicU64::new(0),
+        history: History {
+            was_clean,
+            replayed_records: replayed.records,
+            mounts,
+        },
+        region,
+        superblock,
+        options,
+        alloc,
+        map,
+        names,
+        inode_map,
+        log_space,
+        candidates,
+        folds: Folds::default(),
+        slabs_left: AtomicU64::new(0),
+        damage,
+        events: Events::default(),
+    };
+    Ok(core)
+}
+
+/// Without a root directory nothing can be found, so there is nothing to mount.
+fn check_root(region: &Region, superblock: &Superblock, damage: &Damage) -> Result<(), EngineError> {
+    let root = Inode::load(region, superblock.inode_offset(ROOT_INO as u32));
+    if root.kind() != Some(FileKind::Directory) || !root.is_sound(ROOT_INO as u32) {
+        let what = "the root directory's inode is damaged".to_string();
+        let cause = damage.findings().iter().find(|finding| finding.starts_with(JOURNAL));
+        return Err(EngineError::Damaged(match cause {
+            Some(cause) => format!("{what}; {cause}"),
+            None => what,
+        }));
+    }
+    damage.check_inode(ROOT_INO as u32).map_err(|error| {
+        let first = damage.findings().first().cloned();
+        EngineError::Damaged(format!(
+            "the root directory: {}",
+            first.unwrap_or_else(|| error.to_string())
+        ))
+    })
+}
+
+/// Refuses a pool that a power loss has met; returns the mark that says who uses it, 0 but in `process` mode.
+fn check_boot(region: &Region, options: &MountOptions) -> Result<u64, EngineError> {
+    let this_boot = boot_id();
+    let mark = region.load(CONTROL_BOOT);
+    if mark != 0 && mark != this_boot && !options.accept_power_loss {
+        return Err(EngineError::PowerLost);
+    }
+    let process = options.process_durability && region.medium() == Medium::File;
+    Ok(if process { this_boot } else { 0 })
+}
+
+/// Frees inodes that have no name, and carries out intents, as the operations that a crash interrupted would have. What damage keeps from
+/// being finished waits for a repair.
+pub(crate) fn finish_interrupted(core: &mut Core) -> Result<(), EngineError> {
+    if core.is_read_only() {
+        return Ok(());
+    }
+    let stop = |error: FsError| EngineError::Damaged(error.to_string());
+    for ino in 1..core.superblock.inodes as u32 {
+        if !core.inode_map.is_set(u64::from(ino)) {
+            continue;
+        }
+        match finish_inode(core, ino) {
+            Err(error @ (FsError::Io(_) | FsError::NoSpace(_))) if core.failed.get().is_none() => {
+                core.damage.stop(format!("inode {ino} cannot be freed or cut: {error}"));
+                return Ok(());
+            }
+            other => other.map_err(stop)?,
+        }
+    }
+    core.reclaim().map_err(stop)
+}
+
+fn finish_inode(core: &Core, ino: u32) -> ferrite_vfs::Result<()> {
+    let stored = core.load(ino);
+    // A damaged inode is left alone; it was told.
+    if !stored.in_use() || (stored.nlink() > 0 && stored.cut_end() == 0) || !stored.is_sound(ino) {
+        return Ok(());
+    }
+    let mem = core.inodes.get(ino);
+    if stored.nlink() == 0 {
+        if planted(Flaw::OrphansForgotten) {
+            return Ok(());
+        }
+        remove::free_orphan(core, &mem)
+    } else {
+        let _lock = mem.write();
+        let mut inode = stored;
+        cut::resume(core, &mem, &mut inode)
+    }
+}

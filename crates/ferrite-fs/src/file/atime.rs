@@ -1,0 +1,43 @@
+//! Access times.
+
+use std::sync::Arc;
+
+use ferrite_vfs::posix;
+
+use crate::cache::inodes::InodeMem;
+use crate::format::inode::Inode;
+use crate::options::AtimePolicy;
+use crate::pool::core::Core;
+use crate::pool::tx::Tx;
+
+/// Moves the access time after a read, if the mount's policy and the times say so. On a pool that cannot be
+/// changed, nothing happens. What was read is right whether or not the time can be recorded, so a failure is not the reader's: the
+/// commit has stopped the engine and said so.
+pub(crate) fn touch_atime(core: &Core, inode: &Arc<InodeMem>) {
+    if core.options.atime == AtimePolicy::Never || core.check_writable().is_err() {
+        return;
+    }
+    let now = Core::now();
+    let due = |loaded: &Inode| match core.options.atime {
+        AtimePolicy::Relative => posix::relatime_due(loaded.atime(), loaded.mtime(), loaded.ctime(), now),
+        AtimePolicy::Strict => loaded.atime() != now,
+        AtimePolicy::Never => false,
+    };
+    if !core.snapshot(inode).is_ok_and(|loaded| due(&loaded)) {
+        return;
+    }
+    let _lock = inode.write();
+    let Ok(old) = core.load_live(inode) else {
+        return;
+    };
+    if !due(&old) {
+        return;
+    }
+    let mut new = old;
+    new.set_atime(now);
+    let mut tx = Tx::new(core);
+    tx.put_inode(inode.ino, &mut new);
+    if let Err(error) = tx.commit(&[inode]) {
+        tracing::debug!(ino = inode.ino, %error, "an access time was not recorded");
+    }
+}

@@ -1,0 +1,164 @@
+//! Reading.
+//!
+//! What lives here: [`Reader`]. Reading takes no lock in the usual case: it copies, then checks by the inode's version that no
+//! writer was at work; after a few failures it takes the shared lock. Blocks freed meanwhile may be reused under a reader's
+//! hands; the version tells it then that its copy is void.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use ferrite_map::{PageWord, TransCache};
+use ferrite_vfs::{Result, posix};
+
+use super::atime::touch_atime;
+use crate::cache::inodes::InodeMem;
+use crate::cache::logged::Cause;
+use crate::format::inode::{INLINE_BYTES, Inode};
+use crate::format::layout::BLOCK_BYTES;
+use crate::format::log_entry::has_log;
+use crate::options::AtimePolicy;
+use crate::page::block;
+use crate::page::fold::fold_all;
+use crate::page::scan;
+use crate::pool::core::Core;
+
+const OPTIMISTIC_TRIES: usize = 3;
+/// Pages looked up at a time.
+pub(super) const BATCH: usize = 32;
+/// Pages that one read folds at most.
+const FOLDS_PER_READ: usize = 16;
+
+/// Pages whose logs a read found long, to be folded once it is over.
+#[derive(Default)]
+struct LongLogs {
+    pages: [u32; FOLDS_PER_READ],
+    len: usize,
+}
+
+impl LongLogs {
+    fn note(&mut self, core: &Core, lblk: u32, walked: usize) {
+        let threshold = core.options.fold_read_entries as usize;
+        if threshold > 0 && walked >= threshold && self.len < FOLDS_PER_READ && !core.is_read_only() {
+            self.pages[self.len] = lblk;
+            self.len += 1;
+        }
+    }
+}
+
+/// What it takes to read a file: one that is pinned, and the translations that its handle remembers.
+pub(crate) struct Reader<'f> {
+    pub(crate) core: &'f Core,
+    pub(crate) inode: &'f Arc<InodeMem>,
+    pub(crate) cache: &'f TransCache,
+    /// Access times stay as they are.
+    pub(crate) no_atime: bool,
+}
+
+impl Reader<'_> {
+    /// Reads at `offset`; fewer bytes only at the end of the file. Folds logs that it found long, once it has its answer.
+    pub(crate) fn read_at(&self, offset: u64, buf: &mut [u8]) -> Result<usize> {
+        let core = self.core;
+        core.map.prefetch(self.inode.ino, (offset / BLOCK_BYTES) as u32, false);
+        core.check_readable()?;
+        let mut long = LongLogs::default();
+        let read = self.consistent(|| self.read_once(offset, buf, &mut long));
+        // A fault on the medium while copying gave zeros and poisoned the pool: do not hand them out.
+        core.check_readable()?;
+        let (count, atime_due) = core.told(read)?;
+        if atime_due {
+            touch_atime(core, self.inode);
+        }
+        if long.len > 0 {
+            // The read has its answer; that a fold found no space, say, is no reason to fail it.
+            let _ = fold_all(core, self.inode, &long.pages[..long.len], Cause::Read);
+        }
+        Ok(count)
+    }
+
+    /// Runs `read` until it saw one state of the file.
+    fn consistent<T>(&self, mut read: impl FnMut() -> Result<T>) -> Result<T> {
+        self.consistent_at(|_| read())
+    }
+
+    /// The same for who wants to know the version that is validated afterwards, none if the shared lock is held.
+    pub(super) fn consistent_at<T>(&self, mut read: impl FnMut(Option<u64>) -> Result<T>) -> Result<T> {
+        for _ in 0..OPTIMISTIC_TRIES {
+            if let Some(version) = self.inode.begin_read() {
+                let result = read(Some(version));
+                if self.inode.end_read(version) {
+                    return result;
+                }
+            }
+        }
+        let _lock = self.inode.read();
+        read(None)
+    }
+
+    fn read_once(&self, offset: u64, buf: &mut [u8], long: &mut LongLogs) -> Result<(usize, bool)> {
+        let core = self.core;
+        let inode = load_hot(core, self.inode.ino);
+        let size = inode.size();
+        let count = size.saturating_sub(offset).min(buf.len() as u64) as usize;
+        let buf = &mut buf[..count];
+        if inode.is_inline() {
+            let content = core.load(self.inode.ino).inline_bytes();
+            let from = (offset as usize).min(INLINE_BYTES);
+            let available = (INLINE_BYTES - from).min(count);
+            buf[..available].copy_from_slice(&content[from..from + available]);
+        } else {
+            self.read_pages(core, offset, buf, long)?;
+        }
+        let due = core.options.atime != AtimePolicy::Never
+            && !self.no_atime
+            && (core.options.atime == AtimePolicy::Strict
+                || posix::relatime_due(inode.atime(), inode.mtime(), inode.ctime(), Core::now()));
+        Ok((count, due))
+    }
+
+    fn read_pages(&self, core: &Core, offset: u64, mut buf: &mut [u8], long: &mut LongLogs) -> Result<()> {
+        long.len = 0;
+        let mut words = [PageWord::HOLE; BATCH];
+        let mut at = offset;
+        let is_harmed = core.damage.touches_data();
+        while !buf.is_empty() {
+            let span = (at % BLOCK_BYTES) as usize + buf.len();
+            let pages = span.div_ceil(BLOCK_BYTES as usize).min(BATCH);
+            core.map.get_many(
+                self.inode.ino,
+                (at / BLOCK_BYTES) as u32,
+                &mut words[..pages],
+                self.cache,
+            );
+            for (lblk, &word) in (at / BLOCK_BYTES..).zip(&words[..pages]) {
+                let within = at % BLOCK_BYTES;
+                let len = buf.len().min((BLOCK_BYTES - within) as usize);
+                let (part, rest) = buf.split_at_mut(len);
+                let page = (self.inode.ino, lblk as u32);
+                if is_harmed {
+                    core.damage.check_page(page, word.is_hole())?;
+                }
+                if word.is_hole() || word.is_unwritten() {
+                    part.fill(0);
+                } else if has_log(word) {
+                    let walked = scan::read(core, page, word, within as usize, part)?;
+                    long.note(core, page.1, walked);
+                } else {
+                    block::read_block(core, page, word, within as usize, part)?;
+                }
+                at += len as u64;
+                buf = rest;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The inode's first cache line, all that reading data needs; the other words are zero.
+fn load_hot(core: &Core, ino: u32) -> Inode {
+    let mut inode = Inode::empty();
+    let stored = core.region.words(core.superblock.inode_offset(ino), 8);
+    for (word, stored) in inode.words.iter_mut().zip(stored) {
+        *word = stored.load(Ordering::Acquire);
+    }
+    inode
+}

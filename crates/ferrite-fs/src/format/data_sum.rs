@@ -1,0 +1,123 @@
+//! Checksums of file data (`mkfs --data-checksum`): what the word of a block is.
+//!
+//! What lives here: the word ([`word`]), whose page a block is by its word ([`misplaced`]), and what a page is called where
+//! damage is reported ([`place`]). Whoever fills a block with a page of a file, or with a link's target, sets the word:
+//! [`crate::pool::tx::Tx::stream_page`] by its record, a fold in place. Directories, logs and attributes have checksums of
+//! their own; the words of their blocks mean nothing.
+//!
+//! Invariants:
+//! * The word is salted with the pool's seed, the inode and the logical block, so a block that a damaged mapping leads to
+//!   does not pass.
+//! * A word is durable before the page word that leads to its block can be. A block waits for the journal's mark before it
+//!   is used again, so no replay brings back the word of an earlier use.
+
+use ferrite_map::MapEntry;
+use ferrite_pm::Region;
+use ferrite_vfs::FsError;
+
+use crate::format::checksum::crc32c;
+use crate::format::layout::{BLOCK_BYTES, Superblock};
+use crate::format::page_buffer::PageBuffer;
+
+/// Set in every word, so that a table of zeros vouches for nothing.
+const MARKED: u64 = 1 << 32;
+
+/// The word of a block that holds page (ino, lblk), `crc` being the crc32c of all of it. The low half is the checksum, salted; the high half says
+/// whose page it is.
+pub(crate) fn word(seed: u64, (ino, lblk): (u32, u32), crc: u32) -> u64 {
+    let mut mixed = seed ^ (u64::from(ino) << 32 | u64::from(lblk));
+    mixed = (mixed ^ mixed >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+    mixed ^= mixed >> 31;
+    (mixed | MARKED) ^ u64::from(crc)
+}
+
+/// Another page of the same inode, if that is what the block of `entry`, a page of a file or link, was filled as: the mapping has it at a
+/// place that is one bit away from its own. What the block holds is not looked at. `None` also for data without checksums, or whose
+/// word is damaged.
+pub(crate) fn misplaced(region: &Region, superblock: &Superblock, entry: &MapEntry) -> Option<u32> {
+    let &MapEntry {
+        ino, lblk, word: page, ..
+    } = entry;
+    if page.is_unwritten() || !superblock.is_data_block(page.page()) {
+        return None;
+    }
+    let stored = region.load(superblock.sum_word_offset(page.page())?) >> 32;
+    let was = |lblk: u32| word(superblock.seed, (ino, lblk), 0) >> 32 == stored;
+    if was(lblk) {
+        return None;
+    }
+    (0..u32::BITS).map(|bit| lblk ^ 1 << bit).find(|&other| was(other))
+}
+
+/// What is wrong with the word of the block of `entry`, a page of a file or link, and the place and value of the right one. `None` if it is
+/// right, or there is none: data without checksums, reserved pages. The caller keeps writers out.
+pub(crate) fn wrong_word(region: &Region, superblock: &Superblock, entry: &MapEntry) -> Option<(FsError, (u64, u64))> {
+    let &MapEntry {
+        ino, lblk, word: page, ..
+    } = entry;
+    let block = page.page();
+    if page.is_unwritten() || !superblock.is_data_block(block) {
+        return None;
+    }
+    let offset = superblock.sum_word_offset(block)?;
+    let mut data = PageBuffer::take();
+    region.read(superblock.block_offset(block), &mut data[..]);
+    let (stored, right) = (
+        region.load(offset),
+        word(superblock.seed, (ino, lblk), crc32c(&data[..])),
+    );
+    (stored != right).then(|| (mismatch((ino, lblk), block, stored ^ right), (offset, right)))
+}
+
+#[cold]
+pub(crate) fn mismatch(page: (u32, u32), block: u32, difference: u64) -> FsError {
+    let what = match difference >> 32 {
+        0 => "has the wrong checksum",
+        _ => "holds another page's data, or its checksum is damaged",
+    };
+    FsError::Io(format!("{}: block {block} {what}", place(page)))
+}
+
+/// A page that is mapped to a block which cannot be one.
+#[cold]
+pub(crate) fn no_data(page: (u32, u32), block: u32) -> FsError {
+    FsError::Io(format!(
+        "{}: mapped to block {block}, which holds no data; run `ferrite fsck`",
+        place(page)
+    ))
+}
+
+/// A page as people look for it: by inode and offset.
+pub(crate) fn place((ino, lblk): (u32, u32)) -> String {
+    let start = u64::from(lblk) * BLOCK_BYTES;
+    format!("inode {ino}, bytes {start} to {}", start + BLOCK_BYTES - 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_word_is_one_pools_one_pages_and_one_contents() {
+        let own = word(7, (5, 9), 1234);
+        assert_ne!(own >> 32, 0);
+        for other in [
+            word(8, (5, 9), 1234),
+            word(7, (9, 5), 1234),
+            word(7, (5, 8), 1234),
+            word(7, (6, 9), 1234),
+        ] {
+            assert_ne!(own >> 32, other >> 32, "another page shows in the high half");
+            assert_ne!(own as u32, other as u32, "and in the low half");
+        }
+        let changed = word(7, (5, 9), 1235);
+        assert_eq!(
+            own >> 32,
+            changed >> 32,
+            "other content does not look like another page"
+        );
+        assert_ne!(own, changed);
+        assert_ne!(word(0, (0, 0), 0), 0, "zeros never pass");
+    }
+}

@@ -1,0 +1,212 @@
+//! Directory blocks as they lie on the medium: a header, then entries one behind the other.
+//!
+//! What lives here: encoding and reading of blocks and entries. Where entries go is [`crate::tree::dir`]'s business.
+//!
+//! ```text
+//! block   word 0  directory's inode | logical block << 32        word 1  signature | checksum of word 0 << 32
+//! entry   word 0  inode | length << 32 | name length << 48 | kind << 56      inode 0: free, only this word counts
+//!         word 1  directory's inode | checksum << 32 (inode, kind, directory, name)
+//!         then the name, zero-padded to 8 bytes
+//! ```
+//!
+//! Invariant: the lengths of a block's entries add up to the block, so it can be parsed from its start at any time.
+
+use std::sync::atomic::Ordering;
+
+use ferrite_pm::Region;
+use ferrite_vfs::{FileKind, FsError, NAME_MAX, Result};
+
+use crate::format::checksum::{crc32c, crc32c_append};
+use crate::format::inode::CRC_SPREAD;
+use crate::format::layout::BLOCK_BYTES;
+
+/// Where the first entry of a block lies.
+pub(crate) const FIRST_ENTRY: u64 = 16;
+const SIGNATURE: u32 = u32::from_le_bytes(*b"FdIr");
+/// Longest entry.
+const ENTRY_MAX: usize = 16 + NAME_MAX.next_multiple_of(8);
+
+/// Space an entry of this name needs.
+pub(crate) fn entry_bytes(name: &[u8]) -> u64 {
+    16 + name.len().next_multiple_of(8) as u64
+}
+
+/// The number a kind has in an entry.
+fn kind_code(kind: FileKind) -> u64 {
+    u64::from(kind.mode_bits() >> 12)
+}
+
+fn kind_from_code(code: u64) -> Option<FileKind> {
+    FileKind::from_mode((code as u32) << 12)
+}
+
+fn checksum(ino: u32, kind: u64, parent: u32, name: &[u8]) -> u32 {
+    let start = ino.wrapping_mul(CRC_SPREAD) ^ parent.rotate_left(16) ^ (kind as u32) << 8;
+    crc32c_append(start, name)
+}
+
+/// The header words of a block.
+pub(crate) fn block_header(dir: u32, lblk: u32) -> [u64; 2] {
+    let first = u64::from(dir) | u64::from(lblk) << 32;
+    [
+        first,
+        u64::from(SIGNATURE) | u64::from(crc32c(&first.to_le_bytes())) << 32,
+    ]
+}
+
+/// Directory and logical block of the block at `offset`.
+pub(crate) fn read_block_header(region: &Region, offset: u64) -> Result<(u32, u32)> {
+    let first = region.load(offset);
+    let (dir, lblk) = (first as u32, (first >> 32) as u32);
+    if region.load(offset + 8) != block_header(dir, lblk)[1] {
+        return Err(FsError::Io(format!(
+            "directory block at offset {offset}: damaged header"
+        )));
+    }
+    Ok((dir, lblk))
+}
+
+/// Directory of the block at `offset`, whose header was found sound before.
+pub(crate) fn header_dir(region: &Region, offset: u64) -> u32 {
+    region.load(offset) as u32
+}
+
+/// The word of a free entry.
+pub(crate) fn free_word(len_bytes: u64) -> u64 {
+    len_bytes << 32
+}
+
+/// Calls `set` for each word of an entry of `len_bytes` in all.
+pub(crate) fn encode(
+    dir: u32,
+    ino: u32,
+    kind: FileKind,
+    name: &[u8],
+    len_bytes: u64,
+    mut set: impl FnMut(u64 /* offset in the entry */, u64),
+) {
+    let kind = kind_code(kind);
+    set(
+        0,
+        u64::from(ino) | len_bytes << 32 | (name.len() as u64) << 48 | kind << 56,
+    );
+    set(8, u64::from(dir) | u64::from(checksum(ino, kind, dir, name)) << 32);
+    for (index, chunk) in name.chunks(8).enumerate() {
+        let mut word = [0; 8];
+        word[..chunk.len()].copy_from_slice(chunk);
+        set(16 + index as u64 * 8, u64::from_le_bytes(word));
+    }
+}
+
+/// Word 0 of an entry.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Head {
+    /// Inode; 0 for free space.
+    pub(crate) ino: u32,
+    /// Length of the entry.
+    pub(crate) len_bytes: u64,
+    name_len: usize,
+    kind: u64,
+}
+
+impl Head {
+    fn parse(word: u64) -> Head {
+        Head {
+            ino: word as u32,
+            len_bytes: word >> 32 & 0xffff,
+            name_len: (word >> 48 & 0xff) as usize,
+            kind: word >> 56,
+        }
+    }
+}
+
+/// Reads the head of the entry at `offset` and checks that the entry stays in its block.
+pub(crate) fn head(region: &Region, offset: u64) -> Result<Head> {
+    let head = Head::parse(region.load(offset));
+    let room = BLOCK_BYTES - offset % BLOCK_BYTES;
+    let least = if head.ino == 0 {
+        8
+    } else {
+        16 + head.name_len.next_multiple_of(8) as u64
+    };
+    if head.len_bytes < least || !head.len_bytes.is_multiple_of(8) || head.len_bytes > room {
+        return Err(FsError::Io(format!(
+            "directory entry at offset {offset}: impossible length {}",
+            head.len_bytes
+        )));
+    }
+    Ok(head)
+}
+
+/// A whole entry.
+#[derive(Debug)]
+pub(crate) struct Entry {
+    /// Inode.
+    pub(crate) ino: u32,
+    /// Kind.
+    pub(crate) kind: FileKind,
+    bytes: [u8; ENTRY_MAX],
+    name_len: usize,
+}
+
+impl Entry {
+    /// Its name.
+    pub(crate) fn name(&self) -> &[u8] {
+        &self.bytes[16..16 + self.name_len]
+    }
+}
+
+/// Reads and checks the used entry at `offset` of directory `dir`.
+pub(crate) fn read(region: &Region, offset: u64, dir: u32) -> Result<Entry> {
+    let damaged = |what: &str| FsError::Io(format!("directory entry at offset {offset}: {what}"));
+    let head = head(region, offset)?;
+    if head.ino == 0 {
+        return Err(damaged("free, but a name points to it"));
+    }
+    let mut bytes = [0; ENTRY_MAX];
+    region.read(offset, &mut bytes[..16 + head.name_len.next_multiple_of(8)]);
+    let word = u64::from_le_bytes(bytes[8..16].try_into().expect("eight bytes"));
+    if word as u32 != dir {
+        return Err(damaged("belongs to another directory"));
+    }
+    let name = &bytes[16..16 + head.name_len];
+    if (word >> 32) as u32 != checksum(head.ino, head.kind, dir, name) {
+        return Err(damaged("wrong checksum"));
+    }
+    let kind = kind_from_code(head.kind).ok_or_else(|| damaged("unknown kind"))?;
+    Ok(Entry {
+        ino: head.ino,
+        kind,
+        bytes,
+        name_len: head.name_len,
+    })
+}
+
+/// Inode and kind of the entry at `offset`, if it is `name` in directory `dir`; a mismatch is no error, since
+/// tags of the name table may collide, but a match with a wrong checksum is.
+pub(crate) fn read_if(region: &Region, offset: u64, dir: u32, name: &[u8]) -> Result<Option<(u32, FileKind)>> {
+    let head = Head::parse(region.load(offset));
+    let room = BLOCK_BYTES - offset % BLOCK_BYTES;
+    if head.ino == 0 || head.name_len != name.len() || room < entry_bytes(name) {
+        return Ok(None);
+    }
+    let second = region.load(offset + 8);
+    if second as u32 != dir {
+        return Ok(None);
+    }
+    for (chunk, stored) in name.chunks(8).zip(region.words(offset + 16, name.len().div_ceil(8))) {
+        let mut word = [0; 8];
+        word[..chunk.len()].copy_from_slice(chunk);
+        if u64::from_le_bytes(word) != stored.load(Ordering::Acquire) {
+            return Ok(None);
+        }
+    }
+    if (second >> 32) as u32 != checksum(head.ino, head.kind, dir, name) {
+        return Err(FsError::Io(format!(
+            "directory entry at offset {offset}: wrong checksum"
+        )));
+    }
+    let kind = kind_from_code(head.kind)
+        .ok_or_else(|| FsError::Io(format!("directory entry at offset {offset}: unknown kind")))?;
+    Ok(Some((head.ino, kind)))
+}

@@ -1,0 +1,262 @@
+//! An inode as it lies on the medium: 32 words, checksummed; see `docs/format.md`.
+//!
+//! What lives here: [`Inode`], a copy of one inode in DRAM with typed access to its fields. An operation
+//! loads it, changes it, and hands it to [`crate::pool::tx::Tx::put_inode`], which records the words that differ.
+//!
+//! Invariant: words 0 to 7 share a cache line and hold all that a write or a read of data touches.
+
+use ferrite_pm::Region;
+use ferrite_vfs::{Attr, FileKind, LINK_MAX, Timestamp};
+use zerocopy::IntoBytes;
+
+use crate::format::checksum::crc32c_append;
+use crate::format::layout::lblks;
+use crate::format::layout::{BLOCK_BYTES, INODE_BYTES, MAX_FILE_BYTES, Superblock};
+
+/// Words of an inode.
+pub(crate) const INODE_WORDS: usize = (INODE_BYTES / 8) as usize;
+/// Bytes of content or link target an inode holds itself.
+pub(crate) const INLINE_BYTES: usize = 128;
+
+/// Word numbers.
+pub(crate) const W_BLOCKS_CRC: usize = 0;
+const W_CTIME: usize = 1;
+const W_MTIME: usize = 2;
+pub(crate) const W_SIZE: usize = 3;
+const W_ATIME: usize = 4;
+const W_MODE_NLINK: usize = 5;
+const W_OWNER: usize = 6;
+const W_RDEV_FLAGS: usize = 7;
+const W_GENERATION_PARENT: usize = 8;
+const W_BTIME: usize = 9;
+const W_XATTR_ENTRIES: usize = 10;
+const W_CUT_FIRST: usize = 11;
+const W_CUT_END: usize = 12;
+/// First inline word.
+pub(crate) const W_INLINE: usize = 16;
+
+/// Spreads inode numbers over the start values of checksums; odd, so that no two numbers meet.
+pub(crate) const CRC_SPREAD: u32 = 0x9e37_79b1;
+
+/// The content, or the link target, is in the inode.
+const FLAG_INLINE: u32 = 1;
+
+/// A copy of an inode. All-zero mode means free.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Inode {
+    /// Its words, in the machine's order.
+    pub(crate) words: [u64; INODE_WORDS],
+}
+
+macro_rules! halves {
+    ($($low:ident, $set_low:ident, $high:ident, $set_high:ident: $word:expr;)*) => {$(
+        pub(crate) fn $low(&self) -> u32 {
+            self.words[$word] as u32
+        }
+        pub(crate) fn $high(&self) -> u32 {
+            (self.words[$word] >> 32) as u32
+        }
+        #[allow(dead_code, reason = "one of the pair may have no setter use")]
+        pub(crate) fn $set_low(&mut self, value: u32) {
+            self.words[$word] = self.words[$word] >> 32 << 32 | u64::from(value);
+        }
+        #[allow(dead_code, reason = "one of the pair may have no setter use")]
+        pub(crate) fn $set_high(&mut self, value: u32) {
+            self.words[$word] = self.words[$word] & u64::from(u32::MAX) | u64::from(value) << 32;
+        }
+    )*};
+}
+
+macro_rules! whole {
+    ($($get:ident, $set:ident: $word:expr;)*) => {$(
+        pub(crate) fn $get(&self) -> u64 {
+            self.words[$word]
+        }
+        pub(crate) fn $set(&mut self, value: u64) {
+            self.words[$word] = value;
+        }
+    )*};
+}
+
+impl Inode {
+    halves! {
+        blocks, set_blocks, crc, set_crc: W_BLOCKS_CRC;
+        mode_bits, set_mode_bits, nlink, set_nlink: W_MODE_NLINK;
+        uid, set_uid, gid, set_gid: W_OWNER;
+        rdev, set_rdev, flags, set_flags: W_RDEV_FLAGS;
+        generation, set_generation, parent, set_parent: W_GENERATION_PARENT;
+        xattr_block, set_xattr_block, entries, set_entries: W_XATTR_ENTRIES;
+    }
+    whole! {
+        size, set_size: W_SIZE;
+        cut_first, set_cut_first: W_CUT_FIRST;
+        cut_end, set_cut_end: W_CUT_END;
+    }
+
+    /// Reads the inode at `offset`. Races with a writer give a mixture: the caller validates.
+    pub(crate) fn load(region: &Region, offset: u64) -> Inode {
+        let mut words = [0; INODE_WORDS];
+        for (word, stored) in words.iter_mut().zip(region.words(offset, INODE_WORDS)) {
+            *word = stored.load(std::sync::atomic::Ordering::Acquire);
+        }
+        Inode { words }
+    }
+
+    /// A free inode.
+    pub(crate) fn empty() -> Inode {
+        Inode {
+            words: [0; INODE_WORDS],
+        }
+    }
+
+    /// What a free inode starts its next life as: nothing but a new generation.
+    pub(crate) fn reborn(&self) -> Inode {
+        let mut inode = Inode::empty();
+        inode.set_generation(self.generation().wrapping_add(1));
+        inode
+    }
+
+    /// Checksum over everything but itself, bound to the inode's number. Of the inline area it covers what is content.
+    pub(crate) fn checksum(&self, ino: u32) -> u32 {
+        let content = if self.is_inline() {
+            self.size().min(INLINE_BYTES as u64).div_ceil(8) as usize
+        } else {
+            0
+        };
+        // One call instead of two; what the start value holds is told apart as well as what the bytes hold.
+        let start = ino.wrapping_mul(CRC_SPREAD) ^ self.blocks();
+        crc32c_append(start, self.words[1..W_INLINE + content].as_bytes())
+    }
+
+    /// Whether the stored checksum is right. An inode never used is all zero and needs none.
+    pub(crate) fn is_sound(&self, ino: u32) -> bool {
+        self.crc() == self.checksum(ino) || self.words == [0; INODE_WORDS]
+    }
+
+    /// Whether size and counts can be those of a file in such a pool, so that operations can count on from them. A free inode
+    /// keeps whatever it held.
+    pub(crate) fn is_plausible(&self, superblock: &Superblock) -> bool {
+        !self.in_use()
+            || (self.size() <= MAX_FILE_BYTES
+                && u64::from(self.blocks()) <= superblock.blocks
+                && self.nlink() <= LINK_MAX
+                && u64::from(self.entries()) <= superblock.name_slots)
+    }
+
+    /// Logical blocks behind which it has no page but reserved ones: its size, or what an intent has still to unmap.
+    pub(crate) fn written_end(&self) -> u64 {
+        lblks(self.size()).max(self.cut_end())
+    }
+
+    /// Whether it belongs to a file.
+    pub(crate) fn in_use(&self) -> bool {
+        self.mode_bits() != 0
+    }
+
+    /// What it is; `None` for a free or damaged inode.
+    pub(crate) fn kind(&self) -> Option<FileKind> {
+        FileKind::from_mode(self.mode_bits())
+    }
+
+    pub(crate) fn is_dir(&self) -> bool {
+        self.kind() == Some(FileKind::Directory)
+    }
+
+    pub(crate) fn is_file(&self) -> bool {
+        self.kind() == Some(FileKind::File)
+    }
+
+    /// Permission bits.
+    pub(crate) fn permissions(&self) -> u32 {
+        self.mode_bits() & 0o7777
+    }
+
+    /// Replaces the permission bits.
+    pub(crate) fn set_permissions(&mut self, mode: u32) {
+        self.set_mode_bits(self.mode_bits() & !0o7777 | mode & 0o7777);
+    }
+
+    pub(crate) fn is_inline(&self) -> bool {
+        self.flags() & FLAG_INLINE != 0
+    }
+
+    pub(crate) fn set_inline(&mut self, inline: bool) {
+        self.set_flags(if inline {
+            self.flags() | FLAG_INLINE
+        } else {
+            self.flags() & !FLAG_INLINE
+        });
+    }
+
+    /// The inline area.
+    pub(crate) fn inline_bytes(&self) -> [u8; INLINE_BYTES] {
+        let mut bytes = [0; INLINE_BYTES];
+        for (chunk, word) in bytes.chunks_exact_mut(8).zip(&self.words[W_INLINE..]) {
+            chunk.copy_from_slice(&word.to_le_bytes());
+        }
+        bytes
+    }
+
+    /// Replaces part of the inline area.
+    pub(crate) fn write_inline(&mut self, offset: usize, data: &[u8]) {
+        let mut bytes = self.inline_bytes();
+        bytes[offset..offset + data.len()].copy_from_slice(data);
+        for (word, chunk) in self.words[W_INLINE..].iter_mut().zip(bytes.chunks_exact(8)) {
+            *word = u64::from_le_bytes(chunk.try_into().expect("eight bytes"));
+        }
+    }
+
+    /// Zeroes the inline area from `offset` on.
+    pub(crate) fn clear_inline(&mut self, offset: usize) {
+        self.write_inline(offset, &[0; INLINE_BYTES][offset..]);
+    }
+
+    pub(crate) fn atime(&self) -> Timestamp {
+        Timestamp(self.words[W_ATIME] as i64)
+    }
+
+    pub(crate) fn mtime(&self) -> Timestamp {
+        Timestamp(self.words[W_MTIME] as i64)
+    }
+
+    pub(crate) fn ctime(&self) -> Timestamp {
+        Timestamp(self.words[W_CTIME] as i64)
+    }
+
+    pub(crate) fn set_atime(&mut self, time: Timestamp) {
+        self.words[W_ATIME] = time.0 as u64;
+    }
+
+    pub(crate) fn set_mtime(&mut self, time: Timestamp) {
+        self.words[W_MTIME] = time.0 as u64;
+    }
+
+    pub(crate) fn set_ctime(&mut self, time: Timestamp) {
+        self.words[W_CTIME] = time.0 as u64;
+    }
+
+    pub(crate) fn set_btime(&mut self, time: Timestamp) {
+        self.words[W_BTIME] = time.0 as u64;
+    }
+
+    /// As `stat` shows it; `None` for a free or damaged inode.
+    pub(crate) fn attr(&self, ino: u32) -> Option<Attr> {
+        let blocks = u64::from(self.blocks()) + u64::from(self.xattr_block() != 0);
+        Some(Attr {
+            ino: u64::from(ino),
+            generation: self.generation(),
+            kind: self.kind()?,
+            mode: self.permissions(),
+            nlink: self.nlink(),
+            uid: self.uid(),
+            gid: self.gid(),
+            rdev: self.rdev(),
+            size: self.size(),
+            blocks: blocks * (BLOCK_BYTES / 512),
+            atime: self.atime(),
+            mtime: self.mtime(),
+            ctime: self.ctime(),
+            btime: Timestamp(self.words[W_BTIME] as i64),
+        })
+    }
+}

@@ -1,0 +1,524 @@
+//! The format on the medium: where everything lies, and the superblock. `docs/format.md` is its prose.
+//!
+//! What lives here: [`Superblock`] with its encoding and checks, [`Superblock::plan`] (what mkfs decides), and the
+//! offsets derived from them. Everything is little-endian. Nothing here writes; see `mkfs.rs`.
+//!
+//! Invariant: an offset or count taken from a superblock has passed [`Superblock::validate`], which proves that
+//! every area lies inside the pool and that no two overlap. Nothing downstream checks again.
+
+use ferrite_map::Geometry;
+pub use ferrite_pm::LINE_BYTES;
+use ferrite_pm::Region;
+
+use crate::error::EngineError;
+use crate::format::checksum::crc32c;
+use crate::options::{Mapping, MkfsOptions};
+
+/// Size of a block and of a page.
+pub const BLOCK_BYTES: u64 = 4096;
+/// Slots of a line of the name table.
+pub(crate) const NAME_LINE_SLOTS: u64 = 8;
+/// Bits of a name's hash that its slot keeps.
+pub(crate) const NAME_TAG_BITS: u32 = 23;
+/// Most names a table may have: more home lines than tags can tell apart would pile names up.
+pub(crate) const MAX_NAMES: u64 = NAME_LINE_SLOTS << NAME_TAG_BITS;
+/// End of the range of all logical blocks.
+pub(crate) const LBLK_END: u64 = 1 << 32;
+
+/// Number of logical blocks that hold `bytes`.
+pub(crate) fn lblks(bytes: u64) -> u64 {
+    bytes.div_ceil(BLOCK_BYTES)
+}
+
+/// Size of a data block's checksum.
+pub const SUM_BYTES: u64 = 8;
+/// Size of an inode.
+pub const INODE_BYTES: u64 = 256;
+/// First eight bytes of a superblock.
+pub const MAGIC: u64 = u64::from_le_bytes(*b"FERRITE\x1a");
+/// Format this program writes, and the newest it reads.
+pub const FORMAT_VERSION: u32 = 1;
+/// Smallest pool: below it the rings and tables leave no room worth having.
+pub const MIN_POOL_BYTES: u64 = 4 << 20;
+/// Largest pool: the log half of a page word counts units of 64 bytes in 32 bits.
+pub const MAX_POOL_BYTES: u64 = 256 << 30;
+/// Largest file: logical blocks are counted in 32 bits.
+pub const MAX_FILE_BYTES: u64 = 1 << 44;
+/// Most inodes: an inode number has 32 bits, and 0 is none.
+pub const MAX_INODES: u64 = u32::MAX as u64 - 1;
+
+/// Where the control block lies: the words of a pool that change as a whole.
+pub const CONTROL_OFFSET: u64 = BLOCK_BYTES;
+/// Low-water mark of the journal: records up to this sequence number are never replayed.
+pub const CONTROL_MARK: u64 = CONTROL_OFFSET;
+const MARK_CRC_SHIFT: u32 = 48;
+/// Largest sequence number a mark can hold.
+pub(crate) const SEQ_MAX: u64 = (1 << MARK_CRC_SHIFT) - 1;
+/// [`STATE_CLEAN`] or [`STATE_IN_USE`].
+pub const CONTROL_STATE: u64 = CONTROL_OFFSET + 64;
+/// Number of mounts so far.
+pub const CONTROL_MOUNTS: u64 = CONTROL_OFFSET + 72;
+/// Boot id (hashed) of a machine that uses the pool with process durability; 0 when none does.
+pub const CONTROL_BOOT: u64 = CONTROL_OFFSET + 80;
+/// While a repair is being carried out: number of words in the journal area | their checksum << 32; else 0. See [`crate::audit::mend`].
+pub const CONTROL_REPAIR: u64 = CONTROL_OFFSET + 128;
+/// Unmounted in order.
+pub const STATE_CLEAN: u64 = 0x4e41_454c_4331;
+/// Mounted, or crashed.
+pub const STATE_IN_USE: u64 = 0x4553_555f_4e49;
+
+/// Read-only-compatible feature: file data carries checksums, in a table of one word a data block. See `format/data_sum.rs`.
+pub const FEATURE_DATA_CHECKSUM: u64 = 1;
+/// Read-only-compatible feature: keys of HashFS lie in reach of their homes, so one that does not was damaged. Programs
+/// that do not know it may put keys anywhere, so they must not write.
+pub const FEATURE_KEYS_IN_REACH: u64 = 2;
+/// Incompatible feature: journal records name the one before them in their ring. A program that does not know it would
+/// take them for no records, and lose them.
+pub const FEATURE_LINKED_RECORDS: u64 = 1;
+/// Incompatible features that this program knows.
+const KNOWN_INCOMPAT: u64 = FEATURE_LINKED_RECORDS;
+/// Read-only-compatible features that this program knows.
+const KNOWN_RO_COMPAT: u64 = FEATURE_DATA_CHECKSUM | FEATURE_KEYS_IN_REACH;
+
+const CRC_OFFSET: usize = 4088;
+
+/// What the first and the last block of a pool hold.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Superblock {
+    /// Format version.
+    pub version: u32,
+    /// Identity.
+    pub uuid: u128,
+    /// Seed of all hashes and checksums of this pool.
+    pub seed: u64,
+    /// Pool size in bytes.
+    pub size_bytes: u64,
+    /// Features an older program may ignore.
+    pub features_compat: u64,
+    /// Features an older program may ignore if it only reads.
+    pub features_ro_compat: u64,
+    /// Features an older program must refuse.
+    pub features_incompat: u64,
+    /// Mapping structure.
+    pub mapping: Mapping,
+    /// Journal rings.
+    pub rings: u32,
+    /// Bytes of each ring.
+    pub ring_bytes: u64,
+    /// Offset of the first ring.
+    pub journal_offset: u64,
+    /// Offset of the inode table.
+    pub inode_offset: u64,
+    /// Entries of the inode table; number 0 is not used.
+    pub inodes: u64,
+    /// Offset of the name table.
+    pub name_offset: u64,
+    /// Entries of the name table.
+    pub name_slots: u64,
+    /// Offset of the mapping table.
+    pub map_offset: u64,
+    /// Entries of the mapping table.
+    pub map_slots: u64,
+    /// Number of the first data block.
+    pub first_block: u64,
+    /// Data blocks.
+    pub blocks: u64,
+    /// Data blocks kept back for deletes, shrinks and overwrites.
+    pub reserve_blocks: u64,
+    /// When the pool was made, nanoseconds since the epoch.
+    pub created_ns: i64,
+    /// Offset of the table of data checksums; 0 without [`FEATURE_DATA_CHECKSUM`].
+    pub sum_offset: u64,
+}
+
+/// How the mark is stored: a sequence number and, in the upper 16 bits, its checksum. A mark that is too low would have stale
+/// records replayed, so it must not be taken on trust.
+pub fn encode_mark(seq: u64) -> u64 {
+    let crc = crc32c(&seq.to_le_bytes());
+    seq | u64::from(crc as u16 ^ (crc >> 16) as u16) << MARK_CRC_SHIFT
+}
+
+/// Reads a stored mark; `None` if it is damaged.
+pub fn decode_mark(word: u64) -> Option<u64> {
+    let seq = word & SEQ_MAX;
+    (encode_mark(seq) == word).then_some(seq)
+}
+
+/// Read-only-compatible features of a new pool.
+fn features_of(options: &MkfsOptions) -> u64 {
+    let mut features = 0;
+    if options.data_checksum {
+        features |= FEATURE_DATA_CHECKSUM;
+    }
+    if options.mapping == Mapping::Hashfs {
+        features |= FEATURE_KEYS_IN_REACH;
+    }
+    features
+}
+
+impl Superblock {
+    /// Decides the layout of a new pool of `size_bytes`. Errors name the option and what would do.
+    pub fn plan(size_bytes: u64, options: &MkfsOptions, uuid: u128, created_ns: i64) -> Result<Self, EngineError> {
+        let refuse = |text: String| Err(EngineError::Options(text));
+        if options.block_bytes.is_some_and(|bytes| u64::from(bytes) != BLOCK_BYTES) {
+            return refuse("block size: only 4096 is supported; leave out --block-size".into());
+        }
+        if size_bytes < MIN_POOL_BYTES {
+            return refuse(format!(
+                "a pool of {size_bytes} bytes is too small for its journal and tables; give it at least {} MiB",
+                MIN_POOL_BYTES >> 20
+            ));
+        }
+        if size_bytes > MAX_POOL_BYTES {
+            return refuse(format!(
+                "a pool of {size_bytes} bytes is larger than format {FORMAT_VERSION} can address; give it at most {} GiB",
+                MAX_POOL_BYTES >> 30
+            ));
+        }
+        let size_bytes = size_bytes / BLOCK_BYTES * BLOCK_BYTES;
+        // A ring must hold two of the largest records (a 2 MiB write, about 28 KiB), so 64 KiB is the least.
+        // Larger ones make retiring rarer, so that fewer operations meet it.
+        let ring_bytes = match size_bytes >> 20 {
+            // Records are larger with checksums of data, and with the other mappings: a cuckoo entry is three words that lie
+            // apart, and trees split nodes.
+            0..256 if options.data_checksum && options.mapping != Mapping::Hashfs => 256 << 10,
+            0..256 if options.data_checksum || options.mapping != Mapping::Hashfs => 128 << 10,
+            0..256 => 64 << 10,
+            256..1024 => 256 << 10,
+            _ => 1 << 20,
+        };
+        let rings = options.rings.unwrap_or(match size_bytes >> 20 {
+            0..16 => 4,
+            16..256 => 8,
+            _ => 16,
+        });
+        if !(1..=256).contains(&rings) {
+            return refuse(format!("{rings} journal rings: choose 1 to 256"));
+        }
+        let inodes = options.inodes.unwrap_or(size_bytes / (16 << 10));
+        if !(15..MAX_INODES).contains(&inodes) {
+            return refuse(format!("{inodes} inodes: choose 15 to {}", MAX_INODES - 1));
+        }
+        // Number 0 is nobody's.
+        let inodes = inodes + 1;
+        let inodes = inodes.next_multiple_of(BLOCK_BYTES / INODE_BYTES);
+        let names = options.names.unwrap_or(inodes.saturating_mul(2).min(MAX_NAMES));
+        if !(16..=MAX_NAMES).contains(&names) {
+            return refuse(format!("{names} names: choose 16 to {MAX_NAMES}"));
+        }
+        let name_slots = names.next_multiple_of(BLOCK_BYTES / 8);
+
+        let journal_offset = 2 * BLOCK_BYTES;
+        let inode_offset = journal_offset + u64::from(rings) * ring_bytes;
+        let name_offset = inode_offset + inodes * INODE_BYTES;
+        let map_offset = name_offset + name_slots * 8;
+        let room = (size_bytes - BLOCK_BYTES).saturating_sub(map_offset);
+        let mapping = options.mapping;
+        let map_slots = |blocks: u64| mapping.slots_for(blocks as u32, inodes as u32);
+        let table_bytes = |blocks: u64| mapping.area_bytes(map_slots(blocks)).next_multiple_of(BLOCK_BYTES);
+        let sum_bytes = |blocks: u64| match options.data_checksum {
+            true => (blocks * SUM_BYTES).next_multiple_of(BLOCK_BYTES),
+            false => 0,
+        };
+        // As many as fit with their share of the tables.
+        let fits = |blocks: u64| table_bytes(blocks) + sum_bytes(blocks) + blocks * BLOCK_BYTES <= room;
+        let (mut blocks, mut too_many) = (0, room / BLOCK_BYTES + 1);
+        while blocks + 1 < too_many {
+            let middle = blocks.midpoint(too_many);
+            if fits(middle) {
+                blocks = middle;
+            } else {
+                too_many = middle;
+            }
+        }
+        if blocks < 128 {
+            return refuse(format!(
+                "{inodes} inodes, {name_slots} names and {rings} rings leave {blocks} data blocks in {size_bytes} bytes; \
+                 ask for fewer of them or a larger --size"
+            ));
+        }
+        let map_end = map_offset + table_bytes(blocks);
+        let superblock = Superblock {
+            version: FORMAT_VERSION,
+            uuid,
+            seed: options.seed.unwrap_or((uuid >> 64) as u64 ^ uuid as u64),
+            size_bytes,
+            features_compat: 0,
+            features_ro_compat: features_of(options),
+            features_incompat: FEATURE_LINKED_RECORDS,
+            mapping: options.mapping,
+            rings,
+            ring_bytes,
+            journal_offset,
+            inode_offset,
+            inodes,
+            name_offset,
+            name_slots,
+            map_offset,
+            map_slots: map_slots(blocks),
+            first_block: (map_end + sum_bytes(blocks)) / BLOCK_BYTES,
+            blocks,
+            // Enough for a 2 MiB overwrite and what it leaves pending, but never more than a twentieth.
+            reserve_blocks: (blocks / 64).clamp(640, 4096).min(blocks / 20),
+            created_ns,
+            sum_offset: if options.data_checksum { map_end } else { 0 },
+        };
+        superblock.validate(size_bytes)?;
+        Ok(superblock)
+    }
+
+    /// Proves that the areas lie in order, apart and inside `available_bytes`.
+    pub fn validate(&self, available_bytes: u64) -> Result<(), EngineError> {
+        let damaged = |what: &str| Err(EngineError::Damaged(format!("superblock: {what}")));
+        if self.size_bytes > available_bytes {
+            return Err(EngineError::Truncated {
+                expected_bytes: self.size_bytes,
+                found_bytes: available_bytes,
+            });
+        }
+        if !(MIN_POOL_BYTES..=MAX_POOL_BYTES).contains(&self.size_bytes) || !self.size_bytes.is_multiple_of(BLOCK_BYTES)
+        {
+            return damaged("impossible pool size");
+        }
+        if self.rings == 0
+            || self.rings > 256
+            || !(64 << 10..=1 << 30).contains(&self.ring_bytes)
+            || !self.ring_bytes.is_multiple_of(BLOCK_BYTES)
+        {
+            return damaged("impossible journal geometry");
+        }
+        if self.inodes < 16
+            || self.inodes > MAX_INODES + 16
+            || self.name_slots < 16
+            || self.name_slots > MAX_NAMES + BLOCK_BYTES
+        {
+            return damaged("impossible table sizes");
+        }
+        if self.blocks == 0 || self.blocks > MAX_POOL_BYTES / BLOCK_BYTES || self.reserve_blocks > self.blocks {
+            return damaged("impossible block counts");
+        }
+        if self.map_slots != self.mapping.slots_for(self.blocks as u32, self.inodes as u32) {
+            return damaged("the mapping table does not fit the number of blocks");
+        }
+        if self.has_data_checksums() != (self.sum_offset != 0) {
+            return damaged("a table of data checksums without the feature, or the feature without a table");
+        }
+        // Without the feature an empty area where it would lie.
+        let sums = match self.has_data_checksums() {
+            true => (self.sum_offset, self.blocks.checked_mul(SUM_BYTES)),
+            false => (self.first_block.saturating_mul(BLOCK_BYTES), Some(0)),
+        };
+        let areas = [
+            (self.journal_offset, u64::from(self.rings).checked_mul(self.ring_bytes)),
+            (self.inode_offset, self.inodes.checked_mul(INODE_BYTES)),
+            (self.name_offset, self.name_slots.checked_mul(8)),
+            (self.map_offset, Some(self.mapping.area_bytes(self.map_slots))),
+            sums,
+            (
+                self.first_block.saturating_mul(BLOCK_BYTES),
+                self.blocks.checked_mul(BLOCK_BYTES),
+            ),
+        ];
+        let mut end = 2 * BLOCK_BYTES;
+        for (offset, len) in areas {
+            let Some(next) = len.and_then(|len| offset.checked_add(len)) else {
+                return damaged("an area overflows");
+            };
+            if offset < end || offset % BLOCK_BYTES != 0 {
+                return damaged("areas overlap or are misaligned");
+            }
+            end = next;
+        }
+        if end > self.size_bytes - BLOCK_BYTES {
+            return damaged("the areas do not fit the pool");
+        }
+        Ok(())
+    }
+
+    /// The block as it is stored.
+    pub fn encode(&self) -> Vec<u8> {
+        let mut bytes = vec![0u8; BLOCK_BYTES as usize];
+        let mut put = |offset: usize, value: &[u8]| bytes[offset..offset + value.len()].copy_from_slice(value);
+        put(0, &MAGIC.to_le_bytes());
+        put(8, &self.version.to_le_bytes());
+        put(12, &(BLOCK_BYTES as u32).to_le_bytes());
+        put(16, &self.uuid.to_le_bytes());
+        put(72, &(self.mapping as u32).to_le_bytes());
+        put(76, &self.rings.to_le_bytes());
+        for (offset, value) in self.words() {
+            put(offset, &value.to_le_bytes());
+        }
+        let crc = crc32c(&bytes[..CRC_OFFSET]);
+        bytes[CRC_OFFSET..CRC_OFFSET + 4].copy_from_slice(&crc.to_le_bytes());
+        bytes
+    }
+
+    fn words(&self) -> [(usize, u64); 18] {
+        [
+            (32, self.seed),
+            (40, self.size_bytes),
+            (48, self.features_compat),
+            (56, self.features_ro_compat),
+            (64, self.features_incompat),
+            (80, self.ring_bytes),
+            (88, self.journal_offset),
+            (96, self.inode_offset),
+            (104, self.inodes),
+            (112, self.name_offset),
+            (120, self.name_slots),
+            (128, self.map_offset),
+            (136, self.map_slots),
+            (144, self.first_block),
+            (152, self.blocks),
+            (160, self.reserve_blocks),
+            (168, self.created_ns as u64),
+            (176, self.sum_offset),
+        ]
+    }
+
+    /// Reads a stored block. The error says whether it is foreign, newer or damaged.
+    pub fn decode(bytes: &[u8]) -> Result<Self, EngineError> {
+        let word = |offset: usize| u64::from_le_bytes(bytes[offset..offset + 8].try_into().expect("eight bytes"));
+        let half = |offset: usize| u32::from_le_bytes(bytes[offset..offset + 4].try_into().expect("four bytes"));
+        if word(0) != MAGIC {
+            return Err(EngineError::Foreign("it has no Ferrite signature".into()));
+        }
+        if half(CRC_OFFSET) != crc32c(&bytes[..CRC_OFFSET]) {
+            return Err(EngineError::Damaged("wrong superblock checksum".into()));
+        }
+        if half(8) > FORMAT_VERSION {
+            return Err(EngineError::NewerVersion {
+                found: half(8),
+                supported: FORMAT_VERSION,
+            });
+        }
+        if word(64) & !KNOWN_INCOMPAT != 0 {
+            return Err(EngineError::UnknownFeatures(word(64) & !KNOWN_INCOMPAT));
+        }
+        if u64::from(half(12)) != BLOCK_BYTES {
+            return Err(EngineError::Damaged("superblock: unknown block size".into()));
+        }
+        let mapping = Mapping::from_number(half(72));
+        let mapping = mapping.ok_or_else(|| EngineError::Damaged("superblock: unknown mapping".into()))?;
+        Ok(Superblock {
+            version: half(8),
+            uuid: u128::from_le_bytes(bytes[16..32].try_into().expect("sixteen bytes")),
+            seed: word(32),
+            size_bytes: word(40),
+            features_compat: word(48),
+            features_ro_compat: word(56),
+            features_incompat: word(64),
+            mapping,
+            rings: half(76),
+            ring_bytes: word(80),
+            journal_offset: word(88),
+            inode_offset: word(96),
+            inodes: word(104),
+            name_offset: word(112),
+            name_slots: word(120),
+            map_offset: word(128),
+            map_slots: word(136),
+            first_block: word(144),
+            blocks: word(152),
+            reserve_blocks: word(160),
+            created_ns: word(168) as i64,
+            sum_offset: word(176),
+        })
+    }
+
+    /// Finds the superblock of `region`: the first block, or else the copy in the last one.
+    pub fn find(region: &Region) -> Result<Self, EngineError> {
+        if region.len() < 2 * BLOCK_BYTES {
+            return Err(EngineError::Foreign(format!("it has only {} bytes", region.len())));
+        }
+        let first = match Self::copy_at(region, 0) {
+            Err(error @ (EngineError::Foreign(_) | EngineError::Damaged(_))) => error,
+            // A newer program may checksum its superblock elsewhere, so its word is taken as it is.
+            found_or_refused => return found_or_refused,
+        };
+        match Self::copy_at(region, region.len() / BLOCK_BYTES * BLOCK_BYTES - BLOCK_BYTES) {
+            Ok(superblock) => {
+                tracing::warn!(first = first.cause(), "using the second superblock");
+                Ok(superblock)
+            }
+            // Nothing says that there ever was a pool.
+            Err(EngineError::Foreign(_)) if matches!(first, EngineError::Foreign(_)) => Err(first),
+            Err(second @ (EngineError::Foreign(_) | EngineError::Damaged(_))) => Err(EngineError::NoSuperblock {
+                first: first.cause(),
+                second: second.cause(),
+            }),
+            Err(refused) => Err(refused),
+        }
+    }
+
+    /// The copy at `offset`, if it can be believed.
+    fn copy_at(region: &Region, offset: u64) -> Result<Self, EngineError> {
+        let mut block = vec![0u8; BLOCK_BYTES as usize];
+        region.read(offset, &mut block);
+        // What cannot be read looks like zeros, and like no pool.
+        region.check()?;
+        let superblock = Self::decode(&block)?;
+        superblock.validate(region.len())?;
+        Ok(superblock)
+    }
+
+    /// Offset of the second copy.
+    pub fn second_copy_offset(&self) -> u64 {
+        self.size_bytes - BLOCK_BYTES
+    }
+
+    /// Offset of ring `ring`.
+    pub fn ring_offset(&self, ring: u32) -> u64 {
+        self.journal_offset + u64::from(ring) * self.ring_bytes
+    }
+
+    /// Offset of inode `ino`.
+    pub fn inode_offset(&self, ino: u32) -> u64 {
+        debug_assert!(u64::from(ino) < self.inodes);
+        self.inode_offset + u64::from(ino) * INODE_BYTES
+    }
+
+    /// Offset of block `block`, a data block's number.
+    pub fn block_offset(&self, block: u32) -> u64 {
+        u64::from(block) * BLOCK_BYTES
+    }
+
+    /// Whether file data carries checksums.
+    pub fn has_data_checksums(&self) -> bool {
+        self.features_ro_compat & FEATURE_DATA_CHECKSUM != 0
+    }
+
+    /// Read-only-compatible features that this program does not know: it must not write to such a pool.
+    pub fn unknown_ro_compat(&self) -> u64 {
+        self.features_ro_compat & !KNOWN_RO_COMPAT
+    }
+
+    /// Offset of the checksum word of `block`, a data block's number; `None` if data carries no checksums.
+    pub fn sum_word_offset(&self, block: u32) -> Option<u64> {
+        self.has_data_checksums()
+            .then(|| self.sum_offset + (u64::from(block) - self.first_block) * SUM_BYTES)
+    }
+
+    /// Whether `block` is a data block's number.
+    pub fn is_data_block(&self, block: u32) -> bool {
+        (self.first_block..self.first_block + self.blocks).contains(&u64::from(block))
+    }
+
+    /// Whether journal records name the one before them.
+    pub(crate) fn has_linked_records(&self) -> bool {
+        self.features_incompat & FEATURE_LINKED_RECORDS != 0
+    }
+
+    /// The mapping structure's place and size.
+    pub fn map_geometry(&self) -> Geometry {
+        Geometry {
+            area_offset: self.map_offset,
+            slots: self.map_slots,
+            first_block: self.first_block as u32,
+            blocks: self.blocks as u32,
+            inodes: self.inodes as u32,
+            seed: self.seed,
+            keys_in_reach: self.features_ro_compat & FEATURE_KEYS_IN_REACH != 0,
+        }
+    }
+}

@@ -1,0 +1,289 @@
+//! A page log as it lies on the medium; see `docs/format.md`.
+//!
+//! ```text
+//! segment   4, 8, 16, 32 or 64 units of 64 bytes, aligned to its size; unit 0 is the header, entries follow
+//! header    word 0  header unit of the next segment, 0 = none: the only word that changes, by a record
+//!           word 1  signature | units << 32
+//!           word 2  inode | logical block << 32
+//!           word 3  newest entry of the segment before, 0 = none | crc32c of words 1, 2 and that << 32
+//! entry     whole units; its last 16 bytes are the trailer, its data ends where the trailer begins
+//! trailer   word 0  offset (16) | length (16) | index in the segment (8) | units behind it (8) | flags (8) | depth (8)
+//!           word 1  crc32c | units of all segments of the page << 32
+//! ```
+//!
+//! Metadata behind data, so that a reader walks from the newest entry backwards. Everything an append must know (room
+//! in the segment, length of the log) stands in the newest trailer; DRAM holds nothing for a logged page.
+
+use ferrite_map::PageWord;
+use ferrite_pm::Region;
+use ferrite_vfs::{FsError, Result};
+use zerocopy::IntoBytes;
+
+use crate::format::checksum::crc32c_append;
+use crate::format::data_sum;
+use crate::format::inode::CRC_SPREAD;
+use crate::format::layout::BLOCK_BYTES;
+
+/// What log halves of page words count in.
+pub(crate) const UNIT_BYTES: u64 = 64;
+/// Units of a block.
+pub(crate) const BLOCK_UNITS: u32 = (BLOCK_BYTES / UNIT_BYTES) as u32;
+/// Longest log, in units: beyond a page's worth of log a fold has less to write than it frees.
+pub(crate) const LOG_UNITS_MAX: u32 = BLOCK_UNITS;
+const TRAILER_BYTES: usize = 16;
+const SIGNATURE: u32 = u32::from_le_bytes(*b"FpLg");
+/// Flag: the entry has no data, its range reads as zeros.
+const FLAG_ZERO: u8 = 1;
+/// The header word that records may change.
+pub(crate) const NEXT_BYTES: u64 = 8;
+
+/// Whether the page of `word` has a log.
+pub(crate) fn has_log(word: PageWord) -> bool {
+    word.log() != 0 && !word.is_unwritten()
+}
+
+/// Units an entry with `len` bytes of data takes.
+pub(crate) fn units_for(len: usize) -> u32 {
+    (len + TRAILER_BYTES).div_ceil(UNIT_BYTES as usize) as u32
+}
+
+/// What stands behind the data of an entry.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Trailer {
+    /// Where in the page.
+    pub(crate) offset: u16,
+    /// How many bytes.
+    pub(crate) len: u16,
+    /// The trailer's unit, counted from the segment's header.
+    pub(crate) index: u8,
+    /// Free units behind it in the segment.
+    pub(crate) room: u8,
+    /// The range reads as zeros.
+    pub(crate) zero: bool,
+    /// Entries of the page up to this one; 255 stands for more.
+    pub(crate) depth: u8,
+    /// Units of all segments of the page.
+    pub(crate) log_units: u16,
+}
+
+/// Pool offset of the unit that ends the entry `unit`, its trailer included.
+pub(crate) fn offset(unit: u32) -> u64 {
+    u64::from(unit) * UNIT_BYTES
+}
+
+impl Trailer {
+    /// Units of the entry.
+    pub(crate) fn units(&self) -> u32 {
+        units_for(self.data_len())
+    }
+
+    /// Bytes stored in front of the trailer.
+    pub(crate) fn data_len(&self) -> usize {
+        if self.zero { 0 } else { usize::from(self.len) }
+    }
+
+    /// Units of its segment.
+    pub(crate) fn segment_units(&self) -> u32 {
+        u32::from(self.index) + u32::from(self.room) + 1
+    }
+
+    /// Whether it is the first of its segment.
+    pub(crate) fn is_first(&self) -> bool {
+        u32::from(self.index) == self.units()
+    }
+
+    fn first_word(&self) -> u64 {
+        let flags = if self.zero { FLAG_ZERO } else { 0 };
+        u64::from(self.offset)
+            | u64::from(self.len) << 16
+            | u64::from(self.index) << 32
+            | u64::from(self.room) << 40
+            | u64::from(flags) << 48
+            | u64::from(self.depth) << 56
+    }
+
+    fn parse(first: u64, second: u64) -> Trailer {
+        Trailer {
+            offset: first as u16,
+            len: (first >> 16) as u16,
+            index: (first >> 32) as u8,
+            room: (first >> 40) as u8,
+            zero: (first >> 48) as u8 & FLAG_ZERO != 0,
+            depth: (first >> 56) as u8,
+            log_units: (second >> 32) as u16,
+        }
+    }
+
+    /// Checksum of an entry at `unit` of page (ino, lblk): bound to its place, so that remains elsewhere do not pass.
+    fn checksum(&self, (ino, lblk): (u32, u32), unit: u32, data: &[u8]) -> u32 {
+        const K: u64 = 0x9e37_79b9_7f4a_7c15;
+        let page = u64::from(ino) << 32 | u64::from(lblk);
+        let place = u64::from(unit) | u64::from(self.log_units) << 32;
+        let mixed = (self.first_word() ^ page.wrapping_mul(K)).wrapping_mul(K);
+        let mixed = (mixed ^ mixed >> 29 ^ place).wrapping_mul(K);
+        crc32c_append((mixed >> 32) as u32, data)
+    }
+
+    /// Writes data and trailer to the end of `entry`, which is whole units.
+    pub(crate) fn encode(&self, page: (u32, u32), unit: u32, data: &[u8], entry: &mut [u8]) {
+        let at = entry.len() - TRAILER_BYTES;
+        entry[at - data.len()..at].copy_from_slice(data);
+        let second = u64::from(self.checksum(page, unit, data)) | u64::from(self.log_units) << 32;
+        entry[at..at + 8].copy_from_slice(&self.first_word().to_le_bytes());
+        entry[at + 8..].copy_from_slice(&second.to_le_bytes());
+    }
+}
+
+/// An entry found on the medium.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Entry {
+    /// Its trailer.
+    pub(crate) trailer: Trailer,
+    /// The unit of its trailer: what names it.
+    pub(crate) unit: u32,
+    page: (u32, u32),
+    crc: u32,
+}
+
+fn damaged(page: (u32, u32), unit: u32, what: &str) -> FsError {
+    FsError::Io(format!(
+        "{}: log entry at unit {unit}: {what}; run `ferrite fsck`",
+        data_sum::place(page)
+    ))
+}
+
+impl Entry {
+    /// Reads the trailer at `unit`, which lies in a data block, and checks that it can be one.
+    pub(crate) fn load(region: &Region, page: (u32, u32), unit: u32) -> Result<Entry> {
+        let end = (u64::from(unit) + 1) * UNIT_BYTES;
+        let (first, second) = (region.load(end - 16), region.load(end - 8));
+        let trailer = Trailer::parse(first, second);
+        let ends_in_page = u64::from(trailer.offset) + u64::from(trailer.len) <= BLOCK_BYTES;
+        let in_segment = u32::from(trailer.index) >= trailer.units() && u32::from(trailer.index) <= unit % BLOCK_UNITS;
+        if trailer.len == 0 || !ends_in_page || !in_segment || !matches!(trailer.segment_units(), 4 | 8 | 16 | 32 | 64)
+        {
+            return Err(damaged(page, unit, "impossible lengths"));
+        }
+        Ok(Entry {
+            trailer,
+            unit,
+            page,
+            crc: second as u32,
+        })
+    }
+
+    /// Bytes of the page it covers.
+    pub(crate) fn range(&self) -> (u16, u16) {
+        (self.trailer.offset, self.trailer.offset + self.trailer.len)
+    }
+
+    /// Copies its data (none for zeros) and checks all of it.
+    pub(crate) fn read<'b>(&self, region: &Region, buffer: &'b mut [u8; BLOCK_BYTES as usize]) -> Result<&'b [u8]> {
+        let data = &mut buffer[..self.trailer.data_len()];
+        let end = (u64::from(self.unit) + 1) * UNIT_BYTES - TRAILER_BYTES as u64;
+        region.read(end - data.len() as u64, data);
+        if self.trailer.checksum(self.page, self.unit, data) != self.crc {
+            return Err(damaged(self.page, self.unit, "wrong checksum"));
+        }
+        Ok(data)
+    }
+
+    /// Unit of its segment's header.
+    pub(crate) fn header_unit(&self) -> u32 {
+        self.unit - u32::from(self.trailer.index)
+    }
+
+    /// The entry before it; `None` for the first of the page. Checks the header when the segment changes.
+    pub(crate) fn previous(&self, region: &Region) -> Result<Option<u32>> {
+        if !self.trailer.is_first() {
+            return Ok(Some(self.unit - self.trailer.units()));
+        }
+        let header = Header::load(region, self.page, self.header_unit())?;
+        if header.units != self.trailer.segment_units() {
+            return Err(damaged(self.page, self.unit, "its segment says another length"));
+        }
+        Ok(Some(header.previous).filter(|&unit| unit != 0))
+    }
+}
+
+/// A segment's header, without the word that changes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Header {
+    /// Units of the segment, this one included.
+    pub(crate) units: u32,
+    /// Newest entry of the segment before; 0 for none.
+    pub(crate) previous: u32,
+}
+
+impl Header {
+    fn words(&self, (ino, lblk): (u32, u32)) -> [u64; 4] {
+        let first = u64::from(SIGNATURE) | u64::from(self.units) << 32;
+        let second = u64::from(ino) | u64::from(lblk) << 32;
+        let crc = crc32c_append(self.previous.wrapping_mul(CRC_SPREAD), [first, second].as_bytes());
+        [0, first, second, u64::from(self.previous) | u64::from(crc) << 32]
+    }
+
+    /// Writes it to the first bytes of `segment`.
+    pub(crate) fn encode(&self, page: (u32, u32), segment: &mut [u8]) {
+        for (chunk, word) in segment.chunks_exact_mut(8).zip(self.words(page)) {
+            chunk.copy_from_slice(&word.to_le_bytes());
+        }
+    }
+
+    /// Reads and checks the header at `unit` of a segment of page (ino, lblk).
+    pub(crate) fn load(region: &Region, page: (u32, u32), unit: u32) -> Result<Header> {
+        let at = u64::from(unit) * UNIT_BYTES;
+        let found = [8, 16, 24].map(|offset| region.load(at + offset));
+        let header = Header {
+            units: (found[0] >> 32) as u32,
+            previous: found[2] as u32,
+        };
+        if header.words(page)[1..] != found {
+            return Err(damaged(
+                page,
+                unit,
+                "the header of its segment is damaged, or another page's",
+            ));
+        }
+        Ok(header)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_entry_reads_back_at_its_place_only() {
+        let region = Region::anonymous(16 << 12).unwrap();
+        let page = (7, 9);
+        let trailer = Trailer {
+            offset: 100,
+            len: 60,
+            index: 2,
+            room: 1,
+            zero: false,
+            depth: 1,
+            log_units: 4,
+        };
+        assert_eq!(
+            (trailer.units(), trailer.segment_units(), trailer.is_first()),
+            (2, 4, true)
+        );
+        let mut bytes = [0; 192];
+        Header { units: 4, previous: 0 }.encode(page, &mut bytes);
+        trailer.encode(page, 66, &[5; 60], &mut bytes[64..]);
+        region.stream(64 * 64, &bytes);
+        let mut buffer = [0; 4096];
+        let entry = Entry::load(&region, page, 66).unwrap();
+        assert_eq!(entry.trailer, trailer);
+        assert_eq!(entry.read(&region, &mut buffer).unwrap(), &[5; 60]);
+        assert_eq!(entry.previous(&region).unwrap(), None);
+        let stranger = Entry::load(&region, (7, 8), 66).unwrap();
+        assert!(stranger.read(&region, &mut buffer).is_err(), "another page's entry");
+        assert!(stranger.previous(&region).is_err(), "another page's segment");
+        region.store(66 * 64, region.load(66 * 64) ^ 1);
+        assert!(entry.read(&region, &mut buffer).is_err(), "a flipped bit");
+        assert!(Entry::load(&region, page, 65).is_err(), "no trailer there");
+    }
+}

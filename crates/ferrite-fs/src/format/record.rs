@@ -1,0 +1,350 @@
+//! One journal record: how an operation's words are gathered, sealed, and read back.
+//!
+//! ```text
+//! word 0   crc32c of all that follows (low half) | length in words << 32 | ring number << 48
+//! word 1   sequence number | link << 48: how far back the number of the record before it in its ring is
+//! then items, each a head word and its body:
+//!   words  offset | count << 48              count words to store at offset
+//!   data   offset | 1 << 63                  one word: crc32c of the bytes | their length << 32
+//! ```
+//!
+//! Invariant: the checksum starts from the pool's seed and the record's position, so that neither file content
+//! nor a record's remains elsewhere in a ring can pass for a record. A record starts on a cache line.
+//!
+//! The link makes a chain of a ring's records. A ring commits one record after the other, each fenced before the next
+//! is streamed, so a record that names one before it proves that this one was durable.
+
+use crate::format::checksum::crc32c_append;
+use crate::format::layout::SEQ_MAX;
+use zerocopy::IntoBytes;
+
+const DATA: u64 = 1 << 63;
+const COUNT_SHIFT: u32 = 48;
+const OFFSET_MASK: u64 = (1 << COUNT_SHIFT) - 1;
+const COUNT_MAX: u64 = (1 << 15) - 1;
+const HEADER_WORDS: usize = 2;
+const LINE_WORDS: usize = 8;
+const LINK_SHIFT: u32 = 48;
+/// A link that stands for no number: the record before was retired when this one was committed.
+const RETIRED: u16 = u16::MAX;
+/// Most words a record can have: its length has 16 bits.
+pub(crate) const WORDS_MAX: usize = u16::MAX as usize;
+
+/// What a record says of the one before it in its ring.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Link {
+    /// Nothing: a program wrote it that knew no links.
+    Unknown,
+    /// It has this number, less than [`Link::REACH`] below that of the record that says so.
+    Before(u64),
+    /// The mark had passed it.
+    Retired,
+}
+
+impl Link {
+    /// A number so far below the record's own cannot be said.
+    pub(crate) const REACH: u64 = RETIRED as u64;
+
+    fn encode(self, seq: u64) -> u64 {
+        let distance = match self {
+            Link::Unknown => 0,
+            Link::Before(before) => seq - before,
+            Link::Retired => u64::from(RETIRED),
+        };
+        debug_assert!(distance <= u64::from(RETIRED));
+        seq | distance << LINK_SHIFT
+    }
+
+    fn decode(word: u64) -> Link {
+        match (word >> LINK_SHIFT) as u16 {
+            0 => Link::Unknown,
+            RETIRED => Link::Retired,
+            distance => Link::Before((word & SEQ_MAX).saturating_sub(u64::from(distance))),
+        }
+    }
+}
+
+/// Gathers the items of one operation. Reused: [`Record::clear`] keeps its memory.
+#[derive(Debug)]
+pub(crate) struct Record {
+    words: Vec<u64>,
+    /// Index of the head word of the last `words` item, 0 if the last item cannot grow.
+    open: usize,
+    /// Length without padding.
+    len: usize,
+    /// Offsets of items whose words the medium gets with the record itself, so that only replay must set them.
+    streamed: Vec<u64>,
+}
+
+/// One item of a record.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Item<'a> {
+    /// Words to store from a pool offset on.
+    Words {
+        /// Pool offset, 8-aligned.
+        offset: u64,
+        /// What to store.
+        values: &'a [u64],
+    },
+    /// Bytes that the record makes reachable and vouches for.
+    Data {
+        /// Pool offset.
+        offset: u64,
+        /// Length.
+        len_bytes: u32,
+        /// Their checksum.
+        crc: u32,
+    },
+}
+
+impl Record {
+    /// An empty record.
+    pub(crate) fn new() -> Self {
+        Record {
+            words: vec![0; HEADER_WORDS],
+            open: 0,
+            len: HEADER_WORDS,
+            streamed: Vec::new(),
+        }
+    }
+
+    /// Forgets all items.
+    pub(crate) fn clear(&mut self) {
+        self.words.truncate(HEADER_WORDS);
+        self.open = 0;
+        self.len = HEADER_WORDS;
+        self.streamed.clear();
+    }
+
+    /// Whether it has no item.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.len == HEADER_WORDS
+    }
+
+    /// Length so far, in words.
+    pub(crate) fn len_words(&self) -> usize {
+        self.len
+    }
+
+    /// Space it takes in a ring: whole cache lines.
+    pub(crate) fn len_bytes(&self) -> u64 {
+        (self.len.next_multiple_of(LINE_WORDS) * 8) as u64
+    }
+
+    /// Adds a word to set. Neighbours share an item.
+    pub(crate) fn set_word(&mut self, offset: u64, value: u64) {
+        debug_assert!(offset.is_multiple_of(8) && offset <= OFFSET_MASK);
+        self.words.truncate(self.len);
+        if self.open != 0 {
+            let head = self.words[self.open];
+            let count = head >> COUNT_SHIFT;
+            if (head & OFFSET_MASK) + count * 8 == offset && count < COUNT_MAX {
+                self.words[self.open] = head + (1 << COUNT_SHIFT);
+                self.words.push(value);
+                self.len += 1;
+                return;
+            }
+        }
+        self.open = self.words.len();
+        self.words.push(offset | 1 << COUNT_SHIFT);
+        self.words.push(value);
+        self.len += 2;
+    }
+
+    /// Adds a word that is streamed to its place together with the record, in the same fence: whether the stream survives a crash
+    /// or not, replay leaves the word set.
+    pub(crate) fn set_streamed_word(&mut self, offset: u64, value: u64) {
+        self.open = 0;
+        self.set_word(offset, value);
+        self.open = 0;
+        self.streamed.push(offset);
+    }
+
+    /// Whether the words at `offset` need not be set when the record is applied.
+    pub(crate) fn is_streamed(&self, offset: u64) -> bool {
+        self.streamed.contains(&offset)
+    }
+
+    /// Vouches for bytes already streamed to `offset`.
+    pub(crate) fn add_data(&mut self, offset: u64, len_bytes: u32, crc: u32) {
+        self.words.truncate(self.len);
+        self.open = 0;
+        self.words.push(offset | DATA);
+        self.words.push(u64::from(crc) | u64::from(len_bytes) << 32);
+        self.len += 2;
+    }
+
+    /// Completes header and checksum; returns the bytes to store, padded to whole lines.
+    pub(crate) fn seal(&mut self, seq: u64, link: Link, ring: u32, crc_seed: u64) -> &[u8] {
+        self.words.truncate(self.len);
+        self.words.resize(self.len.next_multiple_of(LINE_WORDS), 0);
+        self.words[0] = (self.len as u64) << 32 | u64::from(ring) << 48;
+        self.words[1] = link.encode(seq);
+        for word in &mut self.words {
+            *word = word.to_le();
+        }
+        let crc = checksum(&self.words[..self.len], crc_seed);
+        self.words[0] |= u64::from(crc).to_le();
+        self.words.as_bytes()
+    }
+
+    /// The items, in the order they were added.
+    pub(crate) fn items(&self) -> Items<'_> {
+        Items {
+            words: &self.words[HEADER_WORDS..self.len],
+        }
+    }
+}
+
+/// Checksum of a record whose checksum field is 0.
+fn checksum(words: &[u64], crc_seed: u64) -> u32 {
+    let start = crc_seed as u32 ^ (crc_seed >> 32) as u32;
+    crc32c_append(start, words.as_bytes())
+}
+
+/// A header as found in a ring, before its checksum is looked at.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Header {
+    crc: u32,
+    /// Length in words.
+    pub(crate) len: usize,
+    /// Sequence number.
+    pub(crate) seq: u64,
+    /// What comes before it.
+    pub(crate) link: Link,
+}
+
+impl Header {
+    /// Reads the first two words of a possible record of ring `ring`.
+    pub(crate) fn parse(first: u64, second: u64, ring: u32) -> Option<Header> {
+        let len = (first >> 32 & 0xffff) as usize;
+        let header = Header {
+            crc: first as u32,
+            len,
+            seq: second & SEQ_MAX,
+            link: Link::decode(second),
+        };
+        (len > HEADER_WORDS && first >> 48 == u64::from(ring) && header.seq != 0).then_some(header)
+    }
+
+    /// Whether `words` (the whole record) is what was sealed.
+    pub(crate) fn verify(&self, words: &mut [u64], crc_seed: u64) -> bool {
+        let first = words[0];
+        words[0] &= !u64::from(u32::MAX);
+        let sound = checksum(words, crc_seed) == self.crc;
+        words[0] = first;
+        sound
+    }
+}
+
+/// Items of a whole, verified record.
+pub(crate) fn items_of(words: &[u64]) -> Items<'_> {
+    Items {
+        words: &words[HEADER_WORDS..],
+    }
+}
+
+/// Iterates over items; ends early if the last one claims more words than there are.
+pub(crate) struct Items<'a> {
+    words: &'a [u64],
+}
+
+impl<'a> Iterator for Items<'a> {
+    type Item = Item<'a>;
+
+    fn next(&mut self) -> Option<Item<'a>> {
+        let (&head, rest) = self.words.split_first()?;
+        let offset = head & OFFSET_MASK;
+        if head & DATA != 0 {
+            let (&body, rest) = rest.split_first()?;
+            self.words = rest;
+            return Some(Item::Data {
+                offset,
+                len_bytes: (body >> 32) as u32,
+                crc: body as u32,
+            });
+        }
+        let count = (head >> COUNT_SHIFT) as usize;
+        let (values, rest) = rest.split_at_checked(count)?;
+        self.words = rest;
+        Some(Item::Words { offset, values })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn neighbouring_words_share_an_item_and_everything_reads_back() {
+        let mut record = Record::new();
+        record.set_word(4096, 1);
+        record.set_word(4104, 2);
+        record.set_word(64, 3);
+        record.add_data(8192, 4096, 77);
+        record.set_word(72, 4);
+        let items: Vec<_> = record.items().collect();
+        assert_eq!(
+            items,
+            [
+                Item::Words {
+                    offset: 4096,
+                    values: &[1, 2]
+                },
+                Item::Words {
+                    offset: 64,
+                    values: &[3]
+                },
+                Item::Data {
+                    offset: 8192,
+                    len_bytes: 4096,
+                    crc: 77
+                },
+                Item::Words {
+                    offset: 72,
+                    values: &[4]
+                },
+            ]
+        );
+        assert_eq!(record.len_words(), 2 + 3 + 2 + 2 + 2);
+    }
+
+    #[test]
+    fn a_sealed_record_verifies_only_at_its_place_and_whole() {
+        let mut record = Record::new();
+        record.set_word(4096, 0xdead);
+        let bytes = record.seal(9, Link::Before(7), 3, 42).to_vec();
+        let words: Vec<u64> = bytes
+            .chunks(8)
+            .map(|c| u64::from_le_bytes(c.try_into().unwrap()))
+            .collect();
+        let header = Header::parse(words[0], words[1], 3).expect("a header");
+        assert_eq!((header.len, header.seq, header.link), (4, 9, Link::Before(7)));
+        assert!(Header::parse(words[0], words[1], 2).is_none(), "another ring's record");
+        let mut body = words[..4].to_vec();
+        assert!(header.verify(&mut body, 42));
+        assert!(!header.verify(&mut body, 43), "the same bytes at another position");
+        body[3] ^= 1;
+        assert!(!header.verify(&mut body, 42), "a torn word");
+    }
+
+    #[test]
+    fn links_read_back_next_to_the_largest_numbers() {
+        let last = SEQ_MAX;
+        let links = [
+            Link::Unknown,
+            Link::Retired,
+            Link::Before(last - 1),
+            Link::Before(last + 1 - Link::REACH),
+        ];
+        for link in links {
+            let word = link.encode(last);
+            assert_eq!((word & SEQ_MAX, Link::decode(word)), (last, link));
+        }
+        assert_eq!(
+            Link::decode(3 | 10 << LINK_SHIFT),
+            Link::Before(0),
+            "what no engine writes"
+        );
+    }
+}

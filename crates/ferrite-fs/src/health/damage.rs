@@ -1,0 +1,208 @@
+//! Damage that a mount found: what it is, whom it concerns, and whether the pool may still be changed.
+//!
+//! What lives here: [`Damage`], filled by `audit/load.rs` and asked by whoever is about to answer. Damage does not keep a pool from being
+//! mounted, as long as its root directory can be read: whatever is damaged answers `EIO`, everything else works.
+//!
+//! Invariants:
+//! * While it is not known which blocks something damaged owns, nothing is changed: what looks free may be its.
+//! * What may be wrong is never answered. An inode, a page, or what looks like a hole of a file that has lost pages, is an error
+//!   that names it.
+//! * Nothing is added once operations run, so asking takes no lock.
+
+use std::sync::Arc;
+
+use ferrite_vfs::{FsError, Result};
+use rustc_hash::{FxHashMap, FxHashSet};
+
+use crate::format::data_sum;
+
+/// Findings told, and different reasons kept; a ruined pool would otherwise fill the memory, and the log, with them.
+const FINDINGS_MAX: usize = 1000;
+/// The reason that stands for all those behind the first so many.
+const MUCH_ELSE: &str = "damaged, as much else is";
+/// What helps.
+const MEND: &str = "run `ferrite fsck --repair`";
+
+/// What a mount found.
+#[derive(Default)]
+pub(crate) struct Damage {
+    findings: Vec<String>,
+    stops_changes: bool,
+    /// The mapping is broken in ways that walks of all of it need not survive.
+    mapping: bool,
+    /// Pages that the mapping had when it was loaded, if it is.
+    pages: u64,
+    /// Of these directories names may be missing in the table.
+    names: FxHashSet<u32>,
+    /// Of these nothing can be believed.
+    inodes: FxHashMap<u32, Arc<str>>,
+    /// These have lost pages.
+    holes: FxHashMap<u32, Arc<str>>,
+    /// These, or their logs, are not what was written.
+    damaged_pages: FxHashMap<(u32, u32), Arc<str>>,
+    /// The reasons above, each once, so that thousands of pages share one.
+    reasons: FxHashSet<Arc<str>>,
+}
+
+impl Damage {
+    /// Notes damage that leaves no doubt about who owns what.
+    pub(crate) fn note(&mut self, what: String) {
+        match self.findings.len() {
+            0..FINDINGS_MAX => {
+                tracing::error!(%what, "the pool is damaged");
+                self.findings.push(what);
+            }
+            FINDINGS_MAX => {
+                tracing::error!("more damage was found than is told; {MEND}");
+                self.findings.push("more was found than is told".into());
+            }
+            _ => {}
+        }
+    }
+
+    /// Notes damage after which blocks that look free may be somebody's.
+    pub(crate) fn stop(&mut self, what: String) {
+        self.stops_changes = true;
+        self.note(what);
+    }
+
+    /// The structure of the mapping is broken; `pages` could be read.
+    pub(crate) fn break_mapping(&mut self, pages: u64) {
+        (self.mapping, self.pages) = (true, pages);
+    }
+
+    /// Lookups may miss names of directory `dir`.
+    pub(crate) fn lose_names(&mut self, dir: u32) {
+        self.names.insert(dir);
+    }
+
+    /// Nothing of `ino` is to be answered.
+    pub(crate) fn spoil_inode(&mut self, ino: u32, why: &str) {
+        let why = self.reason(why);
+        self.inodes.entry(ino).or_insert(why);
+    }
+
+    /// Holes of file `ino` may have been pages.
+    pub(crate) fn spoil_holes(&mut self, ino: u32, why: &str) {
+        let why = self.reason(why);
+        self.holes.entry(ino).or_insert(why);
+    }
+
+    /// A page of a file is not to be answered.
+    pub(crate) fn spoil_page(&mut self, page: (u32, u32), why: &str) {
+        let why = self.reason(why);
+        self.damaged_pages.entry(page).or_insert(why);
+    }
+
+    /// The one copy of a reason.
+    fn reason(&mut self, why: &str) -> Arc<str> {
+        let is_full = self.reasons.len() >= FINDINGS_MAX;
+        let why = match is_full && !self.reasons.contains(why) {
+            true => MUCH_ELSE,
+            false => why,
+        };
+        if let Some(known) = self.reasons.get(why) {
+            return Arc::clone(known);
+        }
+        let reason: Arc<str> = why.into();
+        self.reasons.insert(Arc::clone(&reason));
+        reason
+    }
+
+    /// What is wrong, a line each.
+    pub(crate) fn findings(&self) -> &[String] {
+        &self.findings
+    }
+
+    pub(crate) fn stops_changes(&self) -> bool {
+        self.stops_changes
+    }
+
+    /// Pages counted at mount, if the mapping must not be walked any more.
+    pub(crate) fn pages_counted(&self) -> Option<u64> {
+        self.mapping.then_some(self.pages)
+    }
+
+    /// Whether a name that is not found in `dir` may be there all the same.
+    pub(crate) fn loses_names(&self, dir: u32) -> bool {
+        !self.names.is_empty() && self.names.contains(&dir)
+    }
+
+    /// Whether reads have anything to ask about.
+    pub(crate) fn touches_data(&self) -> bool {
+        !self.damaged_pages.is_empty() || !self.holes.is_empty()
+    }
+
+    /// Refuses what a damaged inode would answer.
+    pub(crate) fn check_inode(&self, ino: u32) -> Result<()> {
+        match self.inodes.get(&ino) {
+            Some(why) => Err(FsError::Io(format!("inode {ino}: {why}; {MEND}"))),
+            None => Ok(()),
+        }
+    }
+
+    /// Refuses to take what is not mapped for a hole, in a file that has lost pages.
+    pub(crate) fn check_holes(&self, ino: u32) -> Result<()> {
+        match self.holes.get(&ino) {
+            Some(why) => Err(FsError::Io(format!("inode {ino}: {why}; {MEND}"))),
+            None => Ok(()),
+        }
+    }
+
+    /// Refuses a damaged page, or a hole that may have been one.
+    pub(crate) fn check_page(&self, page: (u32, u32), is_hole: bool) -> Result<()> {
+        let why = self.damaged_pages.get(&page);
+        match why.or_else(|| self.holes.get(&page.0).filter(|_| is_hole)) {
+            Some(why) => Err(FsError::Io(format!("{}: {why}; {MEND}", data_sum::place(page)))),
+            None => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_is_damaged_is_refused() {
+        let mut damage = Damage::default();
+        damage.note("something".into());
+        assert!(!damage.stops_changes() && !damage.touches_data());
+        damage.stop("something else".into());
+        assert!(damage.stops_changes() && damage.findings().len() == 2);
+        damage.spoil_inode(5, "lost");
+        damage.spoil_holes(6, "counts 3 pages, 2 are mapped");
+        damage.spoil_page((7, 2), "damaged log");
+        let text = |result: Result<()>| result.unwrap_err().to_string();
+        assert!(text(damage.check_inode(5)).contains("inode 5: lost"));
+        assert!(damage.check_inode(6).is_ok() && damage.check_holes(5).is_ok() && damage.check_holes(6).is_err());
+        assert!(text(damage.check_page((6, 1), true)).contains("inode 6, bytes 4096 to 8191"));
+        assert!(damage.check_page((6, 1), false).is_ok(), "a page that is there");
+        assert!(text(damage.check_page((7, 2), false)).contains("inode 7, bytes 8192 to 12287: damaged log"));
+        assert!(damage.check_page((7, 1), true).is_ok());
+    }
+    #[test]
+    fn a_ruined_pool_fills_neither_memory_nor_log() {
+        let mut damage = Damage::default();
+        for ino in 0..3 * FINDINGS_MAX as u32 {
+            damage.note(format!("inode {ino}"));
+            damage.spoil_inode(ino, &format!("reason {ino}"));
+            damage.spoil_page((ino, 0), "its log is damaged");
+        }
+        assert_eq!(damage.findings().len(), FINDINGS_MAX + 1);
+        assert!(damage.findings()[FINDINGS_MAX].contains("more"));
+        assert!(
+            damage.reasons.len() <= FINDINGS_MAX + 2,
+            "{} reasons",
+            damage.reasons.len()
+        );
+        let text = |ino| damage.check_inode(ino).unwrap_err().to_string();
+        assert!(text(5).contains("inode 5: reason 5"), "{}", text(5));
+        assert!(text(2999).contains("inode 2999: damaged"), "{}", text(2999));
+        let shared = &damage.damaged_pages;
+        assert!(
+            Arc::ptr_eq(&shared[&(1, 0)], &shared[&(2999, 0)]),
+            "one reason is kept once"
+        );
+    }
+}

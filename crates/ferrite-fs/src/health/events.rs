@@ -1,0 +1,113 @@
+//! What went wrong, and what was looked at, since the mount: for `ferrite info` and the log.
+//!
+//! What lives here: [`Events`], one a mounted pool. Damage that a mount finds is in [`super::damage`]; here is what operations and scrubs meet
+//! later. Noting takes a lock, so it is for errors only.
+//!
+//! Invariants:
+//! * However often a program reads what is damaged, neither memory nor the log fills up: what was met before is counted, and told again
+//!   the second, fourth, eighth time and so on.
+//! * Nothing here is on the medium; a mount begins with nothing.
+
+use std::collections::VecDeque;
+
+use parking_lot::Mutex;
+use rustix::time::{ClockId, clock_gettime};
+
+use crate::options::{LastScrub, RuntimeFinding, ScrubReport};
+
+/// Different findings kept; the one met first goes when there are more.
+const KEPT_MAX: usize = 100;
+
+#[derive(Default)]
+struct Kept {
+    findings: VecDeque<RuntimeFinding>,
+    total: u64,
+    last_scrub: Option<LastScrub>,
+}
+
+/// Findings and scrubs since the mount.
+#[derive(Default)]
+pub(crate) struct Events {
+    kept: Mutex<Kept>,
+}
+
+fn now_s() -> i64 {
+    clock_gettime(ClockId::Realtime).tv_sec
+}
+
+impl Events {
+    /// Notes damage that `by` met, and tells the log.
+    #[cold]
+    pub(crate) fn find(&self, by: &str, what: &str) {
+        let count = self.note(what);
+        if count.is_power_of_two() {
+            tracing::error!(what, count, "{by} met damage");
+        }
+    }
+
+    /// Returns how often this was met by now.
+    fn note(&self, what: &str) -> u64 {
+        let now_s = now_s();
+        let mut kept = self.kept.lock();
+        kept.total += 1;
+        if let Some(finding) = kept.findings.iter_mut().find(|finding| finding.what == what) {
+            finding.count += 1;
+            finding.last_s = now_s;
+            return finding.count;
+        }
+        if kept.findings.len() == KEPT_MAX {
+            kept.findings.pop_front();
+        }
+        kept.findings.push_back(RuntimeFinding {
+            what: what.into(),
+            count: 1,
+            first_s: now_s,
+            last_s: now_s,
+        });
+        1
+    }
+
+    /// Notes a scrub that came to its end.
+    pub(crate) fn scrubbed(&self, report: &ScrubReport) {
+        self.kept.lock().last_scrub = Some(LastScrub {
+            ended_s: now_s(),
+            inodes: report.inodes,
+            pages: report.pages,
+            bytes: report.bytes,
+            findings: report.findings.len() as u64,
+        });
+    }
+
+    /// What is kept, oldest first, and how often anything was found.
+    pub(crate) fn findings(&self) -> (Vec<RuntimeFinding>, u64) {
+        let kept = self.kept.lock();
+        (kept.findings.iter().cloned().collect(), kept.total)
+    }
+
+    pub(crate) fn last_scrub(&self) -> Option<LastScrub> {
+        self.kept.lock().last_scrub.clone()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_kept_is_bounded_and_counted() {
+        let events = Events::default();
+        for round in 0..3 {
+            for n in 0..KEPT_MAX {
+                assert_eq!(events.note(&format!("block {n}")), round + 1);
+            }
+        }
+        let (kept, total) = events.findings();
+        assert_eq!((kept.len(), total), (KEPT_MAX, 3 * KEPT_MAX as u64));
+        assert_eq!((kept[0].what.as_str(), kept[0].count), ("block 0", 3));
+        events.note("one more");
+        let (kept, total) = events.findings();
+        assert_eq!((kept.len(), total), (KEPT_MAX, 3 * KEPT_MAX as u64 + 1));
+        assert_eq!(kept[0].what, "block 1", "the first is gone");
+        assert_eq!(kept[KEPT_MAX - 1].what, "one more");
+    }
+}

@@ -1,0 +1,207 @@
+//! Changing part of a written page: the choice between log and copy, and the append.
+//!
+//! Crash argument: the entry goes to units that no word leads to, behind the newest entry or in a fresh segment. The record sets the
+//! page word (and the link from the old segment to a new one) and holds the checksum of the entry, so it counts only
+//! if the entry survived as well: one fence for both. A torn entry leaves the old word, and its units are written over.
+
+use crate::cache::logged::Cause;
+use crate::format::log_entry::LOG_UNITS_MAX;
+use ferrite_map::{MapTx, PageWord, Resource};
+use ferrite_vfs::Result;
+
+use super::scan;
+use crate::format::layout::BLOCK_BYTES;
+use crate::format::log_entry::has_log;
+use crate::format::log_entry::{Entry, Header, Trailer, UNIT_BYTES, units_for};
+use crate::format::page_buffer::PageBuffer;
+use crate::pool::core::{Core, map_error};
+use crate::pool::tx::Tx;
+use crate::space::blocks::Class;
+
+const PAGE: usize = BLOCK_BYTES as usize;
+/// Longest entry. Longer writes leave so little to copy that a copy costs no more than the entry and its fold.
+pub(crate) const LOG_BYTES_MAX: usize = 2560;
+/// Entries of fewer units, with a header, fit the small buffer.
+const SMALL_UNITS: u32 = 6;
+/// Largest segment that growth alone leads to; a longer entry may still ask for a larger one.
+const GROWTH_UNITS_MAX: u32 = 32;
+
+/// What part of a page becomes.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Part<'a> {
+    /// These bytes.
+    Data(&'a [u8]),
+    /// So many zeros.
+    Zero(usize),
+}
+
+impl Part<'_> {
+    fn len(&self) -> usize {
+        match self {
+            Part::Data(data) => data.len(),
+            Part::Zero(len) => *len,
+        }
+    }
+
+    fn data(&self) -> &[u8] {
+        match self {
+            Part::Data(data) => data,
+            Part::Zero(_) => &[],
+        }
+    }
+}
+
+/// How part of a page is changed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Way {
+    /// One more entry.
+    Log,
+    /// A new block with everything merged, without a log.
+    Copy,
+}
+
+/// The choice, all of it. `newest` is the newest entry of the page's log.
+fn choose(core: &Core, newest: Option<&Trailer>, within: usize, part: Part<'_>, appends: bool) -> Way {
+    let (len, data_len) = (part.len(), part.data().len());
+    let log_units = newest.map_or(0, |newest| u32::from(newest.log_units));
+    let fits_tail = newest.is_some_and(|newest| u32::from(newest.room) >= units_for(data_len));
+    let too_long = log_units >= LOG_UNITS_MAX && !fits_tail;
+    // An append that ends with the page: nothing will be added to it for a while, so fold it while it is at hand.
+    let fills = appends && within + len == PAGE && newest.is_some();
+    if core.options.cow_only || data_len > LOG_BYTES_MAX || too_long || fills {
+        Way::Copy
+    } else {
+        Way::Log
+    }
+}
+
+/// Changes part of a written page (not a hole, not a reserved one) in `tx`. `appends`: the part ends the file.
+pub(crate) fn write_part(
+    core: &Core,
+    tx: &mut Tx<'_>,
+    page: (u32, u32),
+    word: PageWord,
+    (within, part): (usize, Part<'_>),
+    appends: bool,
+) -> Result<()> {
+    let newest = match has_log(word) {
+        true => Some(scan::newest(core, page, word)?),
+        false => None,
+    };
+    let newest = newest.as_ref();
+    if let Some(newest) = newest
+        && core.superblock.has_data_checksums()
+    {
+        // Where the next entry goes, its trailer says.
+        newest.read(&core.region, &mut PageBuffer::take())?;
+    }
+    if choose(core, newest.map(|entry| &entry.trailer), within, part, appends) == Way::Log
+        && append(core, tx, page, word, newest, (within, part))?
+    {
+        return Ok(());
+    }
+    copy(core, tx, page, word, (within, part))
+}
+
+/// Adds an entry; false if there is no space for a segment.
+fn append(
+    core: &Core,
+    tx: &mut Tx<'_>,
+    page: (u32, u32),
+    word: PageWord,
+    newest: Option<&Entry>,
+    (within, part): (usize, Part<'_>),
+) -> Result<bool> {
+    let units = units_for(part.data().len());
+    let mut trailer = Trailer {
+        offset: within as u16,
+        len: part.len() as u16,
+        index: 0,
+        room: 0,
+        zero: matches!(part, Part::Zero(_)),
+        depth: newest.map_or(0, |newest| newest.trailer.depth).saturating_add(1),
+        log_units: newest.map_or(0, |newest| newest.trailer.log_units),
+    };
+    // Clearing a page's worth of stack would cost as much as a small entry does.
+    let (mut small, mut large);
+    let buffer: &mut [u8] = if units < SMALL_UNITS {
+        small = [0; (SMALL_UNITS * UNIT_BYTES as u32) as usize];
+        &mut small
+    } else {
+        large = [0; PAGE + UNIT_BYTES as usize];
+        &mut large
+    };
+    let unit = match newest {
+        Some(newest) if u32::from(newest.trailer.room) >= units => {
+            trailer.index = newest.trailer.index + units as u8;
+            trailer.room = newest.trailer.room - units as u8;
+            let unit = newest.unit + units;
+            let bytes = &mut buffer[..(units as usize) << 6];
+            trailer.encode(page, unit, part.data(), bytes);
+            tx.stream_log(u64::from(newest.unit + 1) * UNIT_BYTES, bytes);
+            unit
+        }
+        _ => {
+            let grown = newest.map_or(0, |newest| (newest.trailer.segment_units() * 2).min(GROWTH_UNITS_MAX));
+            let Some((header_unit, segment_units)) = core.log_space.alloc(&core.alloc, (units + 1).max(grown)) else {
+                return Ok(false);
+            };
+            tx.claimed(Resource::LogSegment(header_unit));
+            trailer.index = units as u8;
+            trailer.room = (segment_units - 1 - units) as u8;
+            trailer.log_units += segment_units as u16;
+            let header = Header {
+                units: segment_units,
+                previous: newest.map_or(0, |newest| newest.unit),
+            };
+            let unit = header_unit + units;
+            let bytes = &mut buffer[..(units as usize + 1) << 6];
+            header.encode(page, bytes);
+            trailer.encode(page, unit, part.data(), &mut bytes[UNIT_BYTES as usize..]);
+            match newest {
+                Some(newest) => {
+                    tx.set_word(u64::from(newest.header_unit()) * UNIT_BYTES, u64::from(header_unit));
+                }
+                None => core.candidates.add(page, &|page| scan::page_has_log(core, page)),
+            }
+            tx.stream_segment(u64::from(header_unit) * UNIT_BYTES, bytes);
+            unit
+        }
+    };
+    let (ino, lblk) = page;
+    tx.set_class(Class::Replacing);
+    core.map
+        .replace(tx, ino, lblk, PageWord::new(word.page(), unit))
+        .map_err(map_error)?;
+    Ok(true)
+}
+
+/// Writes the merged page to a new block; the old one and the log go.
+fn copy(
+    core: &Core,
+    tx: &mut Tx<'_>,
+    page: (u32, u32),
+    word: PageWord,
+    (within, part): (usize, Part<'_>),
+) -> Result<()> {
+    let (ino, lblk) = page;
+    tx.set_class(Class::Replacing);
+    let mut merged = PageBuffer::take();
+    // What is copied gets a checksum of its own: damage that was not noticed here would never be.
+    scan::read(core, page, word, 0, &mut merged[..])?;
+    match part {
+        Part::Data(data) => merged[within..within + data.len()].copy_from_slice(data),
+        Part::Zero(len) => merged[within..within + len].fill(0),
+    }
+    let block = tx.alloc_block().map_err(map_error)?;
+    tx.stream_last_page(page, block, &merged[..]);
+    core.map
+        .replace(tx, ino, lblk, PageWord::new(block, 0))
+        .map_err(map_error)?;
+    tx.freed(Resource::Block(word.page()));
+    scan::free(core, tx, page, word)?;
+    if has_log(word) {
+        core.folds.count(Cause::Write);
+    }
+    Ok(())
+}

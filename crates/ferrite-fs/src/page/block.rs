@@ -1,0 +1,73 @@
+//! Reading the block of a page, with a look at its checksum where data carries one.
+//!
+//! What lives here: copying from a block ([`read_block`]), and the word of a block that is about to be filled
+//! ([`for_block`]). What a word is stands in [`crate::format::data_sum`].
+//!
+//! Invariant: what is answered is what was verified: bytes are copied first, then the copy is checked.
+//!
+//! Readers hold no lock: a mismatch counts only once the inode's version was found unchanged, so nothing is reported here
+//! by itself.
+
+use ferrite_map::PageWord;
+use ferrite_vfs::Result;
+
+use crate::format::checksum::crc32c;
+use crate::format::data_sum::{mismatch, no_data, word};
+use crate::format::layout::BLOCK_BYTES;
+use crate::format::page_buffer::PageBuffer;
+use crate::pool::core::Core;
+
+/// Where the word of `block` lies and what it must be if it holds `data` as `page`; `None` if data carries no checksums.
+pub(crate) fn for_block(core: &Core, page: (u32, u32), block: u32, data: &[u8]) -> Option<(u64, u64)> {
+    let offset = core.superblock.sum_word_offset(block)?;
+    Some((offset, word(core.superblock.seed, page, crc32c(data))))
+}
+
+/// Copies the bytes from `from` on of the block of a written page, without its log. If data carries checksums, all of the block is
+/// verified.
+#[inline]
+pub(crate) fn read_block(core: &Core, page: (u32, u32), word: PageWord, from: usize, part: &mut [u8]) -> Result<()> {
+    let block = word.page();
+    if !core.superblock.is_data_block(block) {
+        return Err(no_data(page, block));
+    }
+    match core.superblock.sum_word_offset(block) {
+        None => {
+            core.region
+                .read(core.superblock.block_offset(block) + from as u64, part);
+            Ok(())
+        }
+        Some(sum_offset) => {
+            core.region.prefetch(sum_offset);
+            read_verified(core, page, block, from, part)
+        }
+    }
+}
+
+fn read_verified(core: &Core, page: (u32, u32), block: u32, from: usize, part: &mut [u8]) -> Result<()> {
+    let offset = core.superblock.block_offset(block);
+    if part.len() as u64 == BLOCK_BYTES {
+        core.region.read(offset, part);
+        return verify(core, page, block, part);
+    }
+    let mut whole = PageBuffer::take();
+    core.region.read(offset, &mut whole[..]);
+    verify(core, page, block, &whole[..])?;
+    part.copy_from_slice(&whole[from..from + part.len()]);
+    Ok(())
+}
+
+/// Whether `data`, copied from all of `block`, is what was written there as `page`.
+fn verify(core: &Core, page: (u32, u32), block: u32, data: &[u8]) -> Result<()> {
+    match for_block(core, page, block, data) {
+        Some((offset, expected)) => {
+            let stored = core.region.load(offset);
+            if stored == expected {
+                Ok(())
+            } else {
+                Err(mismatch(page, block, stored ^ expected))
+            }
+        }
+        None => Ok(()),
+    }
+}

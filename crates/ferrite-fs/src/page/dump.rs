@@ -1,0 +1,44 @@
+//! What a file's pages look like on the medium, for people: `ferrite dump`.
+
+use ferrite_vfs::{Ino, Result};
+
+use super::scan;
+use crate::format::log_entry::has_log;
+use crate::options::{EntryDump, PageDump};
+use crate::pool::core::Core;
+
+/// Gathers words and log entries of all mapped pages, in order. Holds the inode's lock meanwhile.
+pub(crate) fn dump(core: &Core, ino: Ino) -> Result<Vec<PageDump>> {
+    core.check_readable()?;
+    let mem = core.inode(ino)?;
+    let _lock = mem.read();
+    core.load_live(&mem)?;
+    let mut pages = Vec::new();
+    core.map.for_range(mem.ino, 0, 1 << 32, &mut |entry| {
+        pages.push(PageDump {
+            page: entry.lblk,
+            block: entry.word.page(),
+            unwritten: entry.word.is_unwritten(),
+            word: entry.word.0,
+            entries: Vec::new(),
+        });
+        true
+    });
+    pages.sort_unstable_by_key(|page| page.page);
+    for page in &mut pages {
+        let word = ferrite_map::PageWord(page.word);
+        if has_log(word) {
+            scan::entries(core.media(), (mem.ino, page.page), word, &mut |entry| {
+                page.entries.push(EntryDump {
+                    unit: entry.unit,
+                    offset: entry.trailer.offset,
+                    len_bytes: entry.trailer.len,
+                    zeros: entry.trailer.zero,
+                    segment: entry.header_unit(),
+                });
+                Ok(true)
+            })?;
+        }
+    }
+    Ok(pages)
+}

@@ -1,0 +1,292 @@
+//! Folding: the merged page is written to a new block, which takes the place of block and log (hdpm.txt §2.4).
+//!
+//! A fold changes no content, so it needs no record: a crash leaves the old word or the new one, and both lead to the same bytes.
+//! Its order makes that true: the merged page is fenced before the word is set; the word is durable before the mark passes the fold;
+//! and what the old word leads to is reused only after that. An older record that is replayed brings the old word back,
+//! and everything it leads to is there still. The merged page's checksum, where data carries one, is stored in place and fenced with the page:
+//! until the word is set it belongs to a block that nobody reads, and no record sets the checksum of a free block any more.
+//!
+//! The page is merged and written without a lock. Only to set the word is the inode's lock *tried*, for some hundred
+//! instructions a page; if a writer has it, or was there meanwhile, the fold is dropped. Readers never wait: they see a
+//! version change, and read again.
+
+use crate::cache::logged::Cause;
+use std::sync::Arc;
+
+use ferrite_map::{PageWord, Resource};
+use ferrite_vfs::{FsError, Result, SpaceOf};
+
+use super::scan;
+use crate::cache::inodes::InodeMem;
+use crate::format::log_entry::has_log;
+use crate::format::page_buffer::PageBuffer;
+use crate::page::block;
+use crate::planted::{Flaw, planted};
+use crate::pool::core::Core;
+use crate::space::blocks::Class;
+
+/// Folds between two looks at whether they are enough.
+const CHECK_EVERY: usize = 32;
+/// Folds one page. True if it did; false if the page has no log (any more), or a writer was faster.
+pub(crate) fn fold(core: &Core, mem: &Arc<InodeMem>, lblk: u32, cause: Cause) -> Result<bool> {
+    fold_all(core, mem, &[lblk], cause).map(|folded| folded > 0)
+}
+
+/// A merged page in a block of its own, which nothing names yet.
+struct Merged {
+    lblk: u32,
+    /// The page's word before.
+    word: PageWord,
+    block: u32,
+    /// Segments of the log that it replaces.
+    segments: Vec<u32>,
+    /// Where its checksum goes, and what it is.
+    sum: Option<(u64, u64)>,
+}
+
+impl Merged {
+    fn set_sum(&self, core: &Core) {
+        if let Some((offset, sum)) = self.sum {
+            core.region.store(offset, sum);
+            core.region.write_back(offset, 8);
+        }
+    }
+}
+
+/// Folds pages of one file under one fence, which on an ordinary file is a sync. Returns how many had a log still and
+/// could be folded. What one page meets keeps no other from being folded.
+pub(crate) fn fold_all(core: &Core, mem: &Arc<InodeMem>, lblks: &[u32], cause: Cause) -> Result<usize> {
+    core.check_writable()?;
+    let Some(version) = mem.begin_read() else {
+        return Ok(0);
+    };
+    let mut pages = Vec::new();
+    let mut outcome = Ok(0);
+    for &lblk in lblks {
+        match merge(core, mem, version, lblk) {
+            Ok(page) => pages.extend(page),
+            Err(error) => outcome = Err(error),
+        }
+    }
+    if pages.is_empty() {
+        return outcome;
+    }
+    if !mem.end_read(version) {
+        // It would be for nothing, and a fence can be dear.
+        pages.iter().for_each(|page| core.release(Resource::Block(page.block)));
+        return Ok(0);
+    }
+    if !planted(Flaw::FoldWithoutFence)
+        && let Err(error) = core.region.fence()
+    {
+        return Err(core.fail(&error));
+    }
+    let folded = install(core, mem, version, &pages);
+    for (page, installed) in pages.iter().zip(&folded) {
+        if !installed {
+            core.release(Resource::Block(page.block));
+            continue;
+        }
+        if planted(Flaw::FoldSumLate) {
+            page.set_sum(core);
+        }
+        core.folds.count(cause);
+    }
+    match folded.iter().filter(|&&installed| installed).count() {
+        0 => outcome,
+        folded => Ok(folded),
+    }
+}
+
+/// Merges a page and its log, as they were at `version`, into a free block, without a fence.
+fn merge(core: &Core, mem: &InodeMem, version: u64, lblk: u32) -> Result<Option<Merged>> {
+    let page = (mem.ino, lblk);
+    let word = core.map.get(mem.ino, lblk);
+    if mem.is_dead() || !has_log(word) {
+        return Ok(None);
+    }
+    let mut merged = PageBuffer::take();
+    let mut segments = Vec::new();
+    let read = scan::read(core, page, word, 0, &mut merged[..])
+        .and_then(|_| scan::segments(core, page, word, &mut |unit| segments.push(unit)));
+    if !mem.end_read(version) {
+        return Ok(None);
+    }
+    core.told(read)?;
+    // Gives back a block for it, so it never owes the reserve.
+    let (block, _) = core
+        .alloc
+        .claim_any(Class::Replacing)
+        .ok_or(FsError::NoSpace(SpaceOf::Blocks))?;
+    core.region.stream(core.superblock.block_offset(block), &merged[..]);
+    let made = Merged {
+        lblk,
+        word,
+        block,
+        segments,
+        sum: block::for_block(core, page, block, &merged[..]),
+    };
+    if !planted(Flaw::FoldSumLate) {
+        made.set_sum(core);
+    }
+    Ok(Some(made))
+}
+
+/// Lets the pages' words name the merged blocks, those of them that it can; says which.
+fn install(core: &Core, mem: &Arc<InodeMem>, version: u64, pages: &[Merged]) -> Vec<bool> {
+    let Some(_lock) = mem.try_write() else {
+        return vec![false; pages.len()];
+    };
+    // The version moves with every change of the inode, so the words are what was merged.
+    if !mem.end_read(version) || mem.is_dead() {
+        return vec![false; pages.len()];
+    }
+    // From finding a word to noting its line as dirty nothing may move it.
+    let _passage = core.map.gate().map(|gate| gate.pass());
+    if !planted(Flaw::FoldUnannounced) {
+        mem.begin_change();
+    }
+    pages.iter().map(|page| swing(core, mem, page)).collect()
+}
+
+/// The same for one page; the caller has the lock, and the gate.
+fn swing(core: &Core, mem: &InodeMem, page: &Merged) -> bool {
+    let at_once = planted(Flaw::FoldSpaceAtOnce);
+    let segments = page.segments.iter().map(|&unit| Resource::LogSegment(unit));
+    let old = segments.chain([Resource::Block(page.word.page())]);
+    let new = PageWord::new(page.block, 0);
+    let freed = old.clone().filter(|_| !at_once);
+    core.log_space.set_waiting(page.segments.iter().copied(), !at_once);
+    let seq = core.journal.install(mem.last_seq(), freed, || {
+        core.map.swing(mem.ino, page.lblk, page.word, new)
+    });
+    if let Some(seq) = seq {
+        mem.set_last_seq(seq);
+        if at_once {
+            old.for_each(|resource| core.release(resource));
+        }
+    }
+    if seq.is_none() {
+        core.log_space.set_waiting(page.segments.iter().copied(), false);
+    }
+    seq.is_some()
+}
+
+/// Folds candidates, those with the longest logs first, until `enough` says so after some of them. Returns how many it folded.
+pub(crate) fn fold_some(core: &Core, most: usize, cause: Cause, enough: &mut dyn FnMut() -> bool) -> Result<usize> {
+    core.candidates.tidy(&|page| scan::page_has_log(core, page));
+    let length = |&(ino, lblk): &(u32, u32)| {
+        let word = core.map.get(ino, lblk);
+        // Unreadable may mean that a writer is at it: the page must not drop out of the lists for that.
+        let units = || scan::newest(core, (ino, lblk), word).map_or(0, |entry| entry.trailer.log_units);
+        has_log(word).then(units)
+    };
+    let mut pages: Vec<_> = core
+        .candidates
+        .take(most)
+        .into_iter()
+        .filter_map(|page| length(&page).map(|units| (units, page)))
+        .collect();
+    pages.sort_unstable();
+    pages.dedup();
+    let mut folded = 0;
+    while let Some((_, page)) = pages.pop() {
+        let mem = core.inodes.get(page.0);
+        let result = match fold(core, &mem, page.1, cause) {
+            // What earlier folds gave back may be all there is.
+            Err(FsError::NoSpace(_)) => core.reclaim().and_then(|()| fold(core, &mem, page.1, cause)),
+            other => other,
+        };
+        match result {
+            Ok(true) => folded += 1,
+            // Somebody is at it: it stays a candidate if it still has a log.
+            Ok(false) if has_log(core.map.get(page.0, page.1)) => core.candidates.put_back(page),
+            Ok(false) => {}
+            // Damage, which has been told: the others can be folded all the same, and trying again would come to nothing.
+            Err(FsError::Io(_)) if core.check_writable().is_ok() => {}
+            Err(error) => {
+                core.candidates.put_back(page);
+                pages.into_iter().for_each(|(_, page)| core.candidates.put_back(page));
+                return if folded > 0 { Ok(folded) } else { Err(error) };
+            }
+        }
+        if folded % CHECK_EVERY == CHECK_EVERY - 1 && enough() {
+            pages.into_iter().for_each(|(_, page)| core.candidates.put_back(page));
+            return Ok(folded);
+        }
+    }
+    Ok(folded)
+}
+
+#[cfg(test)]
+mod tests {
+    use ferrite_pm::Region;
+    use ferrite_vfs::{Cred, FileKind, FileSystem, Ino, NewNode, OpenFile, OpenMode, ROOT_INO};
+
+    use super::*;
+    use crate::cache::logged::{CHUNK, LIST_LONG};
+    use crate::format::layout::BLOCK_BYTES;
+    use crate::{Engine, MkfsOptions, MountOptions, mkfs};
+
+    /// A pool whose logs nobody folds by himself, with an open file.
+    fn empty_file(pool_bytes: u64) -> (Engine, Ino, Arc<dyn OpenFile>) {
+        let region = Region::anonymous(pool_bytes).unwrap();
+        mkfs(&region, &MkfsOptions::default()).unwrap();
+        let options = MountOptions {
+            cleaner: false,
+            fold_read_entries: 0,
+            ..MountOptions::default()
+        };
+        let engine = Engine::mount(region, &options).unwrap();
+        let node = NewNode {
+            kind: FileKind::File,
+            mode: 0o644,
+            rdev: 0,
+        };
+        let ino = engine.mknod(&Cred::root(), ROOT_INO, b"file", &node).unwrap().ino;
+        let file = engine.open(ino, OpenMode::read_write()).unwrap();
+        (engine, ino, file)
+    }
+
+    #[test]
+    fn pages_whose_logs_come_and_go_fill_no_list() {
+        let (engine, ino, file) = empty_file(64 << 20);
+        let pages = 64;
+        let whole = [1; BLOCK_BYTES as usize];
+        for round in 0..3 * LIST_LONG as u64 {
+            let at = round % pages * BLOCK_BYTES;
+            file.write_at(at, &whole).unwrap();
+            file.write_at(at + 5, b"logged").unwrap();
+        }
+        let core = engine.core();
+        assert!(
+            core.candidates.len() <= LIST_LONG + CHUNK,
+            "{} pages are listed",
+            core.candidates.len()
+        );
+        // None that has a log was dropped.
+        let listed = core.candidates.take(usize::MAX);
+        for lblk in 0..pages as u32 {
+            assert!(listed.contains(&(ino as u32, lblk)), "page {lblk} is missing");
+        }
+    }
+
+    /// Whoever reads a page while it is folded may be about to read a block or log that the fold gave back: it has to
+    /// read again.
+    #[test]
+    fn a_fold_is_news_to_readers() {
+        let (engine, ino, file) = empty_file(4 << 20);
+        file.write_at(0, &[1; 4096]).unwrap();
+        file.write_at(100, b"a part").unwrap();
+        let core = engine.core();
+        let mem = core.inode(ino).unwrap();
+        let version = mem.begin_read().unwrap();
+        assert!(has_log(core.map.get(mem.ino, 0)));
+        assert!(fold(core, &mem, 0, Cause::Idle).unwrap());
+        assert!(
+            !mem.end_read(version),
+            "a read that began before the fold takes what it got for good"
+        );
+        assert!(mem.begin_read().is_some(), "the change is over");
+    }
+}

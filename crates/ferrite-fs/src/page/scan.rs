@@ -1,0 +1,255 @@
+//! Reading a logged page: from the newest entry backwards, no byte copied twice, the block last (hdpm.txt §2.3).
+//!
+//! Readers hold no lock: what they read may be freed and written again under their hands. So everything that is followed is
+//! checked to stay in the pool, walks are bounded, and the caller validates by the inode's version before it believes a
+//! result or an error.
+
+use crate::format::log_entry::has_log;
+use crate::pool::tx::Tx;
+use ferrite_map::PageWord;
+use ferrite_map::{MapTx, Resource};
+use ferrite_pm::Region;
+use ferrite_vfs::{FsError, Result};
+
+use crate::format::data_sum;
+use crate::format::layout::Superblock;
+use crate::format::log_entry::LOG_UNITS_MAX;
+use crate::format::log_entry::{BLOCK_UNITS, Entry};
+use crate::format::page_buffer::PageBuffer;
+use crate::page::block;
+use crate::pool::core::Core;
+
+/// More entries than a log can have.
+const ENTRIES_MAX: usize = LOG_UNITS_MAX as usize + 2 * BLOCK_UNITS as usize;
+
+/// The entry of a page that `unit` names.
+#[inline]
+fn entry_at((region, superblock): (&Region, &Superblock), page: (u32, u32), unit: u32) -> Result<Entry> {
+    if !superblock.is_data_block(unit / BLOCK_UNITS) {
+        return Err(FsError::Io(format!(
+            "{}: its log leads to unit {unit}, which holds no data",
+            data_sum::place(page)
+        )));
+    }
+    Entry::load(region, page, unit)
+}
+
+/// The newest entry of a logged page.
+#[inline]
+pub(crate) fn newest(core: &Core, page: (u32, u32), word: PageWord) -> Result<Entry> {
+    entry_at(core.media(), page, word.log())
+}
+
+/// Calls `visit` for the entries of a page, newest first, until it returns false.
+pub(crate) fn entries(
+    (region, superblock): (&Region, &Superblock),
+    page: (u32, u32),
+    word: PageWord,
+    visit: &mut dyn FnMut(&Entry) -> Result<bool>,
+) -> Result<()> {
+    let mut at = Some(word.log());
+    // Segment of the entry behind, if the next one must lie in it too.
+    let mut within = None;
+    for _ in 0..ENTRIES_MAX {
+        let Some(unit) = at else { return Ok(()) };
+        let entry = entry_at((region, superblock), page, unit)?;
+        let segment = (entry.header_unit(), entry.trailer.segment_units());
+        // Data is checked only where it is read; but what is appended to and freed goes by these numbers.
+        if within.is_some_and(|expected| expected != segment) {
+            return Err(FsError::Io(format!(
+                "{}: log entry at unit {unit} claims another segment than the one behind it",
+                data_sum::place(page)
+            )));
+        }
+        within = (!entry.trailer.is_first()).then_some(segment);
+        if !visit(&entry)? {
+            return Ok(());
+        }
+        at = entry.previous(region)?;
+    }
+    Err(FsError::Io(format!(
+        "{}: its log goes round in circles",
+        data_sum::place(page)
+    )))
+}
+
+/// Calls `visit` with the header unit of each segment of a page, newest first.
+pub(crate) fn segments(core: &Core, page: (u32, u32), word: PageWord, visit: &mut dyn FnMut(u32)) -> Result<()> {
+    let mut last = None;
+    entries(core.media(), page, word, &mut |entry| {
+        if last != Some(entry.header_unit()) {
+            last = Some(entry.header_unit());
+            visit(entry.header_unit());
+        }
+        Ok(true)
+    })
+}
+
+/// Parts of a range that no entry has covered yet: ascending, apart, at most one more than there are entries.
+struct Gaps {
+    list: [(u16, u16); ENTRIES_MAX + 1],
+    len: usize,
+}
+
+impl Gaps {
+    fn new(from: u16, to: u16) -> Gaps {
+        let mut list = [(0, 0); ENTRIES_MAX + 1];
+        list[0] = (from, to);
+        Gaps { list, len: 1 }
+    }
+
+    fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    fn touches(&self, (from, to): (u16, u16)) -> bool {
+        self.list[..self.len].iter().any(|&(a, b)| a < to && from < b)
+    }
+
+    /// Takes `range` out; calls `taken` for each part that was there.
+    fn take(&mut self, (from, to): (u16, u16), mut taken: impl FnMut(u16, u16)) {
+        let mut index = 0;
+        while index < self.len {
+            let (a, b) = self.list[index];
+            let (x, y) = (a.max(from), b.min(to));
+            if x >= y {
+                index += 1;
+                continue;
+            }
+            taken(x, y);
+            match (a < x, y < b) {
+                (true, true) => {
+                    self.list.copy_within(index + 1..self.len, index + 2);
+                    self.list[index] = (a, x);
+                    self.list[index + 1] = (y, b);
+                    self.len += 1;
+                    index += 2;
+                }
+                (true, false) => {
+                    self.list[index] = (a, x);
+                    index += 1;
+                }
+                (false, true) => {
+                    self.list[index] = (y, b);
+                    index += 1;
+                }
+                (false, false) => {
+                    self.list.copy_within(index + 1..self.len, index);
+                    self.len -= 1;
+                }
+            }
+        }
+    }
+}
+
+/// Copies the bytes from `from` on of a written page to `part`. Returns how many log entries were walked. If data carries checksums, all
+/// that was walked is verified, and the block if any of it is used.
+pub(crate) fn read(core: &Core, page: (u32, u32), word: PageWord, from: usize, part: &mut [u8]) -> Result<usize> {
+    if !has_log(word) {
+        block::read_block(core, page, word, from, part)?;
+        return Ok(0);
+    }
+    if core.options.forward_scan {
+        return read_forward(core, page, word, from, part);
+    }
+    let mut gaps = Gaps::new(from as u16, (from + part.len()) as u16);
+    let mut buffer = PageBuffer::take();
+    let mut walked = 0;
+    let verify_all = core.superblock.has_data_checksums();
+    entries(core.media(), page, word, &mut |entry| {
+        walked += 1;
+        // A damaged trailer may claim another range, and lead past entries that count.
+        if verify_all || gaps.touches(entry.range()) {
+            let data = entry.read(&core.region, &mut buffer)?;
+            let start = usize::from(entry.trailer.offset);
+            gaps.take(entry.range(), |a, b| {
+                let (a, b) = (usize::from(a), usize::from(b));
+                let to = &mut part[a - from..b - from];
+                if entry.trailer.zero {
+                    to.fill(0);
+                } else {
+                    to.copy_from_slice(&data[a - start..b - start]);
+                }
+            });
+        }
+        Ok(!gaps.is_empty())
+    })?;
+    if verify_all && !gaps.is_empty() {
+        block::read_block(core, page, word, 0, &mut buffer[..])?;
+    }
+    for &(a, b) in &gaps.list[..gaps.len] {
+        let (a, b) = (usize::from(a), usize::from(b));
+        let to = &mut part[a - from..b - from];
+        if verify_all {
+            to.copy_from_slice(&buffer[a..b]);
+        } else {
+            block::read_block(core, page, word, a, to)?;
+        }
+    }
+    Ok(walked)
+}
+
+/// The same from the oldest entry forwards, as the paper's comparison (`HDPM w/o opt`) does: bytes written again and again are
+/// copied again and again.
+fn read_forward(core: &Core, page: (u32, u32), word: PageWord, from: usize, part: &mut [u8]) -> Result<usize> {
+    let mut list = Vec::new();
+    entries(core.media(), page, word, &mut |entry| {
+        list.push(*entry);
+        Ok(true)
+    })?;
+    block::read_block(core, page, word, from, part)?;
+    let mut buffer = PageBuffer::take();
+    let end = from + part.len();
+    for entry in list.iter().rev() {
+        let (a, b) = entry.range();
+        let (a, b) = (usize::from(a).max(from), usize::from(b).min(end));
+        if a < b || core.superblock.has_data_checksums() {
+            entry.read(&core.region, &mut buffer)?;
+        }
+        if a < b {
+            let data = &buffer[..entry.trailer.data_len()];
+            let start = usize::from(entry.trailer.offset);
+            let to = &mut part[a - from..b - from];
+            if entry.trailer.zero {
+                to.fill(0);
+            } else {
+                to.copy_from_slice(&data[a - start..b - start]);
+            }
+        }
+    }
+    Ok(list.len())
+}
+
+/// Whether a page has a log now.
+pub(crate) fn page_has_log(core: &Core, (ino, lblk): (u32, u32)) -> bool {
+    has_log(core.map.get(ino, lblk))
+}
+
+/// Frees the log of a page whose word `tx` replaces or removes.
+pub(crate) fn free(core: &Core, tx: &mut Tx<'_>, page: (u32, u32), word: PageWord) -> Result<()> {
+    if has_log(word) {
+        segments(core, page, word, &mut |header_unit| {
+            tx.freed(Resource::LogSegment(header_unit));
+        })?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn gaps_shrink_split_and_vanish() {
+        let mut gaps = Gaps::new(10, 100);
+        let mut taken = Vec::new();
+        gaps.take((40, 50), |a, b| taken.push((a, b)));
+        gaps.take((0, 20), |a, b| taken.push((a, b)));
+        gaps.take((45, 60), |a, b| taken.push((a, b)));
+        assert_eq!(taken, [(40, 50), (10, 20), (50, 60)]);
+        assert_eq!(gaps.list[..gaps.len], [(20, 40), (60, 100)]);
+        assert!(!gaps.touches((40, 60)) && gaps.touches((39, 41)));
+        gaps.take((0, 4096), |_, _| {});
+        assert!(gaps.is_empty());
+    }
+}

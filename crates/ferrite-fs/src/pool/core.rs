@@ -1,0 +1,318 @@
+//! The engine's state and the services its operations share.
+//!
+//! What lives here: [`Core`]: region, journal, free maps, tables, cache; finding and locking inodes; the clock;
+//! stopping after an error. Operations live on the floors above.
+//!
+//! Lock order: the rename lock, then inodes in ascending number, then one shard of the cache or one journal ring
+//! (never two of these at once). The journal's `advance` takes rings only.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+
+use crossbeam_utils::CachePadded;
+use ferrite_map::bitmap::AtomicBitmap;
+use ferrite_map::{FileMap, MapError, Resource};
+use ferrite_pm::{PmError, Region};
+use ferrite_vfs::{Attr, FsError, Ino, Result, SpaceOf, Timestamp};
+use parking_lot::Mutex;
+use rustix::time::{ClockId, clock_gettime};
+
+use crate::cache::inodes::{InodeCache, InodeMem};
+use crate::cache::logged::{Candidates, Folds};
+use crate::cache::spread::Budget;
+use crate::format::inode::Inode;
+use crate::format::layout::{LINE_BYTES, Superblock};
+use crate::health::damage::Damage;
+use crate::health::events::Events;
+use crate::journal::Journal;
+use crate::options::MountOptions;
+use crate::space::blocks::BlockAlloc;
+use crate::space::names::NameTable;
+use crate::space::segments::LogSpace;
+use crate::thread::thread_number;
+
+/// Optimistic reads of an inode before the shared lock is taken.
+const OPTIMISTIC_TRIES: usize = 3;
+/// Resources by which giving many back looks ahead.
+const LOOK_AHEAD: usize = 12;
+/// What recovery and earlier mounts left to report.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct History {
+    pub(crate) was_clean: bool,
+    pub(crate) replayed_records: u64,
+    pub(crate) mounts: u64,
+}
+
+/// A mounted pool.
+pub(crate) struct Core {
+    pub(crate) region: Arc<Region>,
+    pub(crate) superblock: Superblock,
+    pub(crate) options: MountOptions,
+    pub(crate) journal: Journal,
+    pub(crate) alloc: BlockAlloc,
+    pub(crate) map: Box<dyn FileMap>,
+    pub(crate) names: NameTable,
+    pub(crate) log_space: LogSpace,
+    pub(crate) candidates: Candidates,
+    pub(crate) folds: Folds,
+    /// Blocks that logs were left with when folding came to less than an operation needed. Fewer if some have gone
+    /// since.
+    pub(crate) slabs_left: AtomicU64,
+    pub(crate) inode_map: AtomicBitmap,
+    pub(crate) inode_cursors: Box<[CachePadded<AtomicU64>]>,
+    pub(crate) inodes: InodeCache,
+    /// The mapping cannot list a file's pages, so it is kept in DRAM where they may be, see [`crate::cache::spread`].
+    pub(crate) keeps_spreads: bool,
+    /// DRAM for that.
+    pub(crate) spreads: Arc<Budget>,
+    /// Held by renames that move a directory: only they change who is whose ancestor.
+    pub(crate) rename: Mutex<()>,
+    /// Records vouch for the data they make reachable (one fence), instead of following it (two).
+    pub(crate) data_in_checksum: bool,
+    /// What the mount found.
+    pub(crate) damage: Damage,
+    /// What was met since.
+    pub(crate) events: Events,
+    pub(crate) failed: OnceLock<String>,
+    pub(crate) closed: AtomicBool,
+    /// Records by which the mapping moved entries, since the mount.
+    pub(crate) map_moves: AtomicU64,
+    pub(crate) history: History,
+}
+
+/// An operation's view of a map error.
+pub(crate) fn map_error(error: MapError) -> FsError {
+    match error {
+        MapError::NoBlock => FsError::NoSpace(SpaceOf::Blocks),
+        MapError::TableFull => FsError::NoSpace(SpaceOf::MapEntries),
+        other => FsError::Io(other.to_string()),
+    }
+}
+
+impl Core {
+    /// The time operations stamp inodes with: the kernel's coarse clock, as kernel file systems do. `mkfs` takes it from here
+    /// as well: a finer clock is ahead of it, and the root would be changed before it was made.
+    pub(crate) fn now() -> Timestamp {
+        let now = clock_gettime(ClockId::RealtimeCoarse);
+        Timestamp::new(now.tv_sec, now.tv_nsec as u32)
+    }
+
+    /// What walks of page logs need.
+    pub(crate) fn media(&self) -> (&Region, &Superblock) {
+        (&self.region, &self.superblock)
+    }
+
+    /// Refuses what cannot be answered truthfully any more.
+    pub(crate) fn check_readable(&self) -> Result<()> {
+        if self.closed.load(Ordering::Relaxed) {
+            return Err(FsError::Io("the pool is unmounted".into()));
+        }
+        self.region.check().map_err(|error| self.fail(&error))
+    }
+
+    /// Refuses changes to a pool that is read-only, or became so. Whoever meets the failure of the medium is told of it, whoever comes later
+    /// that the pool is read-only.
+    pub(crate) fn check_writable(&self) -> Result<()> {
+        if self.failed.get().is_some() && !self.closed.load(Ordering::Relaxed) {
+            return Err(FsError::ReadOnly);
+        }
+        self.check_readable()?;
+        if self.is_read_only() {
+            return Err(FsError::ReadOnly);
+        }
+        Ok(())
+    }
+
+    /// Whether operations fail because the pool is closed or turned read-only, whatever they meet.
+    pub(crate) fn has_ended(&self) -> bool {
+        self.closed.load(Ordering::Relaxed) || self.failed.get().is_some()
+    }
+
+    /// Runs what only reads, and passes its answer on unless a fault on the medium may have made it up: what is gone reads as zeros.
+    pub(crate) fn reading<T>(&self, read: impl FnOnce(&Core) -> Result<T>) -> Result<T> {
+        self.check_readable()?;
+        let answer = read(self);
+        self.check_readable()?;
+        self.told(answer)
+    }
+
+    /// Passes on what an operation answers; if that is damage, notes it.
+    #[inline]
+    pub(crate) fn told<T>(&self, answer: Result<T>) -> Result<T> {
+        if let Err(FsError::Io(what)) = &answer
+            && !self.has_ended()
+        {
+            self.events.find("an operation", what);
+        }
+        answer
+    }
+
+    /// Why changes were stopped for good, if they were. A fault on the medium counts from the moment it happened, noticed or not.
+    pub(crate) fn failure(&self) -> Option<String> {
+        if let Err(error) = self.region.check() {
+            self.fail(&error);
+        }
+        self.failed.get().cloned()
+    }
+
+    /// Whether the mount allows no change: it was asked for that, or what it found leaves no safe one.
+    pub(crate) fn is_read_only(&self) -> bool {
+        self.options.read_only || self.damage.stops_changes()
+    }
+
+    /// Stops all changes for good: after `error` nobody knows what is durable.
+    #[cold]
+    pub(crate) fn fail(&self, error: &PmError) -> FsError {
+        self.stop_changes(error.to_string())
+    }
+
+    /// Stops all changes for good, for the reason `text`.
+    pub(crate) fn stop_changes(&self, text: String) -> FsError {
+        if self.failed.set(text.clone()).is_ok() {
+            tracing::error!(error = %text, "the pool turned read-only");
+        }
+        FsError::Io(text)
+    }
+
+    /// Retires the journal's records and hands out again what they freed.
+    pub(crate) fn reclaim(&self) -> Result<()> {
+        self.journal
+            .advance(&mut |freed| self.release_all(freed))
+            .map_err(|error| self.fail(&error))
+    }
+
+    /// Makes room in this thread's ring, and hands out again what its records freed.
+    pub(crate) fn relieve(&self) -> Result<()> {
+        self.journal
+            .relieve(&mut |freed| self.release_all(freed))
+            .map_err(|error| self.fail(&error))
+    }
+
+    /// Gives many resources back. In order, and with a look ahead: most lines of the free maps are in other cores' caches.
+    pub(crate) fn release_all(&self, mut freed: Vec<Resource>) {
+        freed.sort_unstable();
+        for (index, &resource) in freed.iter().enumerate() {
+            if let Some(Resource::Block(ahead)) = freed.get(index + LOOK_AHEAD) {
+                self.alloc.prefetch(*ahead);
+            }
+            self.release(resource);
+        }
+    }
+
+    /// Gives a resource back to its free map. One that is free already may be somebody else's in a moment, so nothing
+    /// may be changed any more; whoever gives it back goes on with what else it has.
+    pub(crate) fn release(&self, resource: Resource) {
+        let was_used = match resource {
+            Resource::Block(block) => self.alloc.release(block),
+            Resource::MapSlot(slot) => self.map.release(slot),
+            Resource::Inode(ino) => {
+                let was_used = self.inode_map.release(u64::from(ino));
+                // What was used last is in the cache still, so it is used next.
+                self.inode_cursor().fetch_min(u64::from(ino), Ordering::Relaxed);
+                was_used
+            }
+            Resource::NameSlot(slot) => self.names.release(slot),
+            Resource::LogSegment(unit) => self.log_space.release(&self.alloc, unit),
+        };
+        if !was_used {
+            self.stop_changes(format!("{resource:?} was freed twice"));
+        }
+    }
+
+    fn inode_cursor(&self) -> &AtomicU64 {
+        &self.inode_cursors[thread_number() as usize % self.inode_cursors.len()]
+    }
+
+    /// Claims a free inode number.
+    pub(crate) fn claim_inode(&self) -> Option<u32> {
+        let cursor = self.inode_cursor();
+        let ino = self.inode_map.claim_from(cursor.load(Ordering::Relaxed))?;
+        cursor.store(ino + 1, Ordering::Relaxed);
+        Some(ino as u32)
+    }
+
+    /// Starts loading the inode that [`Self::claim_inode`] will most likely give this thread.
+    pub(crate) fn prefetch_free_inode(&self) {
+        let ino = self.inode_cursor().load(Ordering::Relaxed);
+        if ino < self.superblock.inodes {
+            let offset = self.superblock.inode_offset(ino as u32);
+            self.region.prefetch(offset);
+            self.region.prefetch(offset + LINE_BYTES);
+        }
+    }
+
+    /// The number of an inode of this pool.
+    pub(crate) fn number(&self, ino: Ino) -> Result<u32> {
+        u32::try_from(ino)
+            .ok()
+            .filter(|&n| n != 0 && u64::from(n) < self.superblock.inodes)
+            .ok_or(FsError::Stale)
+    }
+
+    /// The cache entry of `ino`.
+    pub(crate) fn inode(&self, ino: Ino) -> Result<Arc<InodeMem>> {
+        Ok(self.inodes.get(self.number(ino)?))
+    }
+
+    /// Reads an inode; the caller holds its lock, or validates.
+    pub(crate) fn load(&self, ino: u32) -> Inode {
+        Inode::load(&self.region, self.superblock.inode_offset(ino))
+    }
+
+    /// Reads an inode under its lock and checks that it is in use and sound.
+    pub(crate) fn load_live(&self, inode: &InodeMem) -> Result<Inode> {
+        let loaded = self.load(inode.ino);
+        if !inode.is_verified() {
+            if !loaded.is_sound(inode.ino) {
+                return Err(FsError::Io(format!(
+                    "inode {}: wrong checksum; run `ferrite fsck`",
+                    inode.ino
+                )));
+            }
+            if !loaded.is_plausible(&self.superblock) {
+                return Err(FsError::Io(format!(
+                    "inode {}: impossible size or counts; run `ferrite fsck`",
+                    inode.ino
+                )));
+            }
+            self.damage.check_inode(inode.ino)?;
+            inode.set_verified();
+        }
+        if inode.is_dead() || !loaded.in_use() {
+            return Err(FsError::Stale);
+        }
+        Ok(loaded)
+    }
+
+    /// Reads an inode as one state, without the lock if no writer is at it.
+    pub(crate) fn snapshot(&self, inode: &InodeMem) -> Result<Inode> {
+        for _ in 0..OPTIMISTIC_TRIES {
+            if let Some(version) = inode.begin_read() {
+                let loaded = self.load_live(inode);
+                if inode.end_read(version) {
+                    return loaded;
+                }
+            }
+        }
+        let _lock = inode.read();
+        self.load_live(inode)
+    }
+
+    /// Locks directory `dir` shared and hands its inode to `f`; `NotFound` if it was removed.
+    pub(crate) fn with_dir<T>(&self, dir: Ino, f: impl FnOnce(u32, &Inode) -> Result<T>) -> Result<T> {
+        let inode = self.inode(dir)?;
+        let _lock = inode.read();
+        let loaded = self.load_live(&inode)?;
+        if !loaded.is_dir() {
+            return Err(FsError::NotDirectory);
+        }
+        f(inode.ino, &loaded)
+    }
+
+    /// Attributes of an inode.
+    pub(crate) fn attr(&self, ino: u32, inode: &Inode) -> Result<Attr> {
+        inode
+            .attr(ino)
+            .ok_or_else(|| FsError::Io(format!("inode {ino}: impossible mode {:o}", inode.mode_bits())))
+    }
+}

@@ -1,0 +1,592 @@
+//! A transaction: gathers what one operation changes, then commits it as one journal record.
+//!
+//! What lives here: [`Tx`]. Every mutating function of the engine builds one under the locks of the inodes it
+//! changes. Dropping it without a commit gives back what it claimed; nothing of it was visible.
+//!
+//! Crash argument, once for all operations: until the commit fence returns, the operation has written only to blocks
+//! that were free (claimed in DRAM alone) and to the journal. After it, replay sets the same words that
+//! `commit` is about to set. So a crash anywhere leaves the state before or the state after.
+
+use std::cell::Cell;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use ferrite_map::gate::{Moving, Passage};
+use ferrite_map::{FreshNodes, MapError, MapTx, Mapping, PageWord, Resource, SetLines};
+use ferrite_pm::Region;
+use ferrite_vfs::{FsError, Result, SpaceOf};
+use rustc_hash::FxHashMap;
+
+use crate::cache::inodes::InodeMem;
+use crate::format::checksum::crc32c;
+use crate::format::data_sum;
+use crate::format::inode::{INODE_WORDS, Inode};
+use crate::format::layout::{BLOCK_BYTES, LINE_BYTES};
+use crate::format::log_entry::NEXT_BYTES;
+use crate::format::record::Record;
+use crate::journal::{CommitError, Entered};
+use crate::planted::{Flaw, planted};
+use crate::pool::core::{Core, map_error};
+use crate::space::blocks::{Class, Token};
+use crate::space::names::NameTx;
+
+const NUMBERS_USED_UP: &str =
+    "the journal has used up its sequence numbers: the pool can be read, copy what it holds to a new one";
+
+/// What a transaction gathers; its memory serves the next one.
+struct Buffers {
+    record: Record,
+    claimed: Vec<Resource>,
+    /// Reusable once the mark has passed the record.
+    freed: Vec<Resource>,
+    /// Reusable as soon as the record is durable, see [`Tx::freed`].
+    freed_at_once: Vec<Resource>,
+    /// Pages that the record maps: inode, first page, the one behind the last. Not for mappings that list a file's
+    /// pages.
+    mapped: Vec<(u32, u64, u64)>,
+    /// Stretches of which it leaves nothing mapped.
+    cleared: Vec<(u32, u64, u64)>,
+    staged: Staged,
+    /// Words of a mapping whose changes build on each other; they go to the record last, each once.
+    map_words: FxHashMap<u64, u64>,
+    /// The same, on their way to the record.
+    sorted: Vec<(u64, u64)>,
+    /// Where they lie.
+    set_lines: SetLines,
+    /// Nodes of a mapping that begin with this transaction.
+    fresh: FreshNodes,
+}
+
+impl Buffers {
+    fn new() -> Self {
+        Buffers {
+            record: Record::new(),
+            claimed: Vec::new(),
+            freed: Vec::new(),
+            freed_at_once: Vec::new(),
+            mapped: Vec::new(),
+            cleared: Vec::new(),
+            staged: Staged::default(),
+            map_words: FxHashMap::default(),
+            sorted: Vec::new(),
+            set_lines: SetLines::default(),
+            fresh: FreshNodes::default(),
+        }
+    }
+
+    /// Gives the mapping's words to the record, in the order of their places, so that neighbours share an item.
+    fn record_map_words(&mut self) {
+        self.sorted.clear();
+        self.sorted.extend(self.map_words.drain());
+        self.sorted.sort_unstable();
+        for &(offset, value) in &self.sorted {
+            self.record.set_word(offset, value);
+        }
+    }
+}
+
+/// Bytes to stream with the record.
+#[derive(Default)]
+struct Staged {
+    bytes: Vec<u8>,
+    /// Where each piece goes, and its length.
+    pieces: Vec<(u64, usize)>,
+}
+
+impl Staged {
+    fn push(&mut self, offset: u64, bytes: &[u8]) {
+        self.bytes.extend_from_slice(bytes);
+        self.pieces.push((offset, bytes.len()));
+    }
+
+    fn clear(&mut self) {
+        self.bytes.clear();
+        self.pieces.clear();
+    }
+
+    fn stream(&self, region: &Region) {
+        let mut rest = &*self.bytes;
+        for &(offset, len) in &self.pieces {
+            let (piece, behind) = rest.split_at(len);
+            region.stream(offset, piece);
+            rest = behind;
+        }
+    }
+}
+
+thread_local! {
+    /// Memory of the last transaction of this thread, so that the next one allocates nothing.
+    static BUFFERS: Cell<Option<Box<Buffers>>> = const { Cell::new(None) };
+}
+
+/// The thread's buffers, empty; they go back when it is dropped. Boxed, so that taking them moves a pointer.
+struct Lease(Option<Box<Buffers>>);
+
+impl Lease {
+    fn take() -> Self {
+        Lease(Some(BUFFERS.take().unwrap_or_else(|| Box::new(Buffers::new()))))
+    }
+}
+
+impl std::ops::Deref for Lease {
+    type Target = Buffers;
+
+    fn deref(&self) -> &Buffers {
+        self.0.as_ref().expect("taken only when dropped")
+    }
+}
+
+impl std::ops::DerefMut for Lease {
+    fn deref_mut(&mut self) -> &mut Buffers {
+        self.0.as_mut().expect("taken only when dropped")
+    }
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        self.claimed.clear();
+        self.freed.clear();
+        self.freed_at_once.clear();
+        self.mapped.clear();
+        self.cleared.clear();
+        self.staged.clear();
+        self.map_words.clear();
+        self.set_lines = SetLines::default();
+        self.fresh.clear();
+        self.record.clear();
+        BUFFERS.set(self.0.take());
+    }
+}
+
+/// One operation in the making.
+pub(crate) struct Tx<'e> {
+    core: &'e Core,
+    buffers: Lease,
+    min_seq: u64,
+    class: Class,
+    /// Blocks that the reserve paid for.
+    from_reserve: usize,
+    streamed: bool,
+    /// Blocks are vouched for by the record, although the medium is memory.
+    small: bool,
+    /// The operation changes one page.
+    single_page: bool,
+    entered: Option<Entered<'e>>,
+    /// From the first look at the mapping to the words being set, where entries may be moved.
+    _passage: Option<Passage<'e>>,
+}
+
+impl<'e> Tx<'e> {
+    /// An empty transaction whose allocations are [`Class::Ordinary`]. Waits for a move of the mapping's entries; not to be made
+    /// while this thread has another.
+    pub(crate) fn new(core: &'e Core) -> Self {
+        let passage = core.map.gate().map(|gate| gate.pass());
+        Self::with_passage(core, passage)
+    }
+
+    fn with_passage(core: &'e Core, passage: Option<Passage<'e>>) -> Self {
+        Tx {
+            core,
+            buffers: Lease::take(),
+            min_seq: 0,
+            class: Class::Ordinary,
+            from_reserve: 0,
+            streamed: false,
+            small: false,
+            single_page: false,
+            entered: None,
+            _passage: passage,
+        }
+    }
+
+    /// The same for a move of the mapping's entries, by whoever has the gate alone.
+    pub(crate) fn moving(core: &'e Core, _moving: &Moving<'_>) -> Self {
+        Self::with_passage(core, None)
+    }
+
+    /// Sets what the following allocations are for.
+    pub(crate) fn set_class(&mut self, class: Class) {
+        self.class = class;
+    }
+
+    fn note_claim(&mut self, block: u32, token: Token) {
+        self.from_reserve += usize::from(token == Token::Reserve);
+        self.buffers.claimed.push(Resource::Block(block));
+    }
+
+    /// Has log segments that it frees counted as on their way back.
+    fn note_waiting_segments(&self) {
+        let unit = |resource: &Resource| match *resource {
+            Resource::LogSegment(unit) => Some(unit),
+            _ => None,
+        };
+        let mut units = self.buffers.freed.iter().filter_map(unit).peekable();
+        if units.peek().is_some() {
+            self.core.log_space.set_waiting(units, true);
+        }
+    }
+
+    /// Refuses to leave the reserve poorer than it was, but for what may be owed to it. What an operation calls itself
+    /// is not asked: nodes of a tree, say, may cost an overwrite more than it frees.
+    #[cold]
+    fn check_reserve(&self) -> Result<()> {
+        let is_block = |resource: &&Resource| matches!(resource, Resource::Block(_));
+        let freed = self.buffers.freed.iter().chain(&self.buffers.freed_at_once);
+        let freed = freed.filter(is_block).count();
+        match self.from_reserve <= freed || self.core.alloc.may_owe() {
+            true => Ok(()),
+            false => Err(FsError::NoSpace(SpaceOf::Blocks)),
+        }
+    }
+
+    /// Whether `words` more words fit its record.
+    pub(crate) fn has_room(&self, words: usize) -> bool {
+        let so_far = self.buffers.record.len_words() + 2 * self.buffers.map_words.len();
+        so_far + words <= self.core.journal.max_record_words()
+    }
+
+    /// Completes `new` with its checksum, and records the words in which it differs from what is stored. The caller
+    /// holds the inode's lock.
+    pub(crate) fn put_inode(&mut self, ino: u32, new: &mut Inode) {
+        let offset = self.core.superblock.inode_offset(ino);
+        let stored = self.core.region.words(offset, INODE_WORDS);
+        let differs = |index: usize, new: &Inode| stored[index].load(Ordering::Relaxed) != new.words[index];
+        new.set_crc(new.checksum(ino));
+        for index in 0..INODE_WORDS {
+            if differs(index, new) && index > 0 && planted(Flaw::InodeWithoutRecord) {
+                self.core.region.store(offset + index as u64 * 8, new.words[index]);
+            } else if differs(index, new) {
+                self.buffers
+                    .record
+                    .set_word(offset + index as u64 * 8, new.words[index]);
+            }
+        }
+    }
+
+    /// The same where the caller has what is stored: `old` was loaded under the inode's lock.
+    pub(crate) fn put_changed_inode(&mut self, ino: u32, old: &Inode, new: &mut Inode) {
+        if planted(Flaw::InodeWithoutRecord) {
+            return self.put_inode(ino, new);
+        }
+        // Most overwrites within a tick of the clock change nothing, and the checksum is the largest part of this.
+        if old.words == new.words {
+            return;
+        }
+        let offset = self.core.superblock.inode_offset(ino);
+        new.set_crc(new.checksum(ino));
+        let mut changed = 0u32;
+        for index in 0..INODE_WORDS {
+            changed |= u32::from(old.words[index] != new.words[index]) << index;
+        }
+        while changed != 0 {
+            let index = changed.trailing_zeros() as usize;
+            changed &= changed - 1;
+            self.buffers
+                .record
+                .set_word(offset + index as u64 * 8, new.words[index]);
+        }
+    }
+
+    /// Says that few blocks will be streamed, and that nothing is waited for from here to the commit: their checksums then cost
+    /// less than a fence of their own would.
+    pub(crate) fn expect_few_blocks(&mut self) {
+        self.small = true;
+        self.enter();
+    }
+
+    fn enter(&mut self) {
+        let journal = &self.core.journal;
+        self.entered.get_or_insert_with(|| journal.enter());
+    }
+
+    /// Says that the operation changes one page, whichever way, that its log units or its block are the last thing streamed, and that nothing
+    /// is waited for from here to the commit but memory. The ring is locked while that is on its way.
+    pub(crate) fn set_single_page(&mut self) {
+        self.single_page = true;
+        self.enter();
+    }
+
+    /// Fills a claimed block with a page of a file, the last thing done before the record of an operation on one page.
+    pub(crate) fn stream_last_page(&mut self, page: (u32, u32), block: u32, data: &[u8]) {
+        if self.single_page {
+            self.expect_few_blocks();
+        }
+        self.stream_page(page, block, data);
+    }
+
+    /// Fills a claimed block with page (inode, logical block) of a file, or with a link's target, and records its checksum if data
+    /// carries checksums. Durable with the commit.
+    pub(crate) fn stream_page(&mut self, page: (u32, u32), block: u32, data: &[u8]) {
+        let Some(offset) = self.core.superblock.sum_word_offset(block) else {
+            return self.stream_block(block, data);
+        };
+        let crc = self.fill(block, data, true);
+        let sum = data_sum::word(self.core.superblock.seed, page, crc);
+        self.buffers.record.set_word(offset, sum);
+    }
+
+    /// Fills a claimed block that has a checksum of its own. Durable with the commit.
+    pub(crate) fn stream_block(&mut self, block: u32, data: &[u8]) {
+        self.fill(block, data, false);
+    }
+
+    /// Returns the crc32c of `data` if it was computed, as it is if `summed`.
+    fn fill(&mut self, block: u32, data: &[u8], summed: bool) -> u32 {
+        let offset = self.core.superblock.block_offset(block);
+        debug_assert_eq!(data.len() as u64, BLOCK_BYTES);
+        self.core.region.stream(offset, data);
+        let vouched = self.core.data_in_checksum || self.small;
+        let crc = if summed || vouched { crc32c(data) } else { 0 };
+        if self.small && planted(Flaw::TornPage) {
+        } else if vouched {
+            self.buffers.record.add_data(offset, data.len() as u32, crc);
+        } else {
+            self.streamed = true;
+        }
+        crc
+    }
+
+    /// Writes log units at `offset`, which the record vouches for, so that they share its fence. Taking a lock waits until all streams
+    /// have drained, so where the record follows at once the ring is locked before, and else they are streamed with the record.
+    pub(crate) fn stream_log(&mut self, offset: u64, bytes: &[u8]) {
+        self.stream_units(offset, bytes, 0);
+    }
+
+    /// The same for a new segment, whose first word, the link to a later segment, is 0. Later records change it, so this one must
+    /// not vouch for it; it sets it, for what was there before would be left if the first line of the stream were lost.
+    pub(crate) fn stream_segment(&mut self, offset: u64, bytes: &[u8]) {
+        self.stream_units(offset, bytes, NEXT_BYTES as usize);
+        self.buffers.record.set_streamed_word(offset, 0);
+    }
+
+    fn stream_units(&mut self, offset: u64, bytes: &[u8], skip: usize) {
+        if self.entered.is_some() {
+            self.core.region.stream(offset, bytes);
+        } else {
+            self.buffers.staged.push(offset, bytes);
+        }
+        if planted(Flaw::TornLogEntry) {
+            return;
+        }
+        let vouched = &bytes[skip..];
+        self.buffers
+            .record
+            .add_data(offset + skip as u64, vouched.len() as u32, crc32c(vouched));
+    }
+
+    /// Maps a page that is not mapped. The only way for operations to do so: the commit widens the inode's
+    /// [`crate::cache::spread::Spread`].
+    #[inline]
+    pub(crate) fn insert_page(&mut self, (ino, lblk): (u32, u32), word: PageWord) -> Result<()> {
+        self.core.map.insert(self, ino, lblk, word).map_err(map_error)?;
+        if self.core.keeps_spreads {
+            let page = u64::from(lblk);
+            match self.buffers.mapped.last_mut() {
+                Some(last) if last.0 == ino && last.2 == page => last.2 += 1,
+                _ => self.buffers.mapped.push((ino, page, page + 1)),
+            }
+        }
+        Ok(())
+    }
+
+    /// Says that the record leaves nothing mapped of pages `first..end` of `ino`.
+    pub(crate) fn clears(&mut self, ino: u32, (first, end): (u64, u64)) {
+        if self.core.keeps_spreads {
+            self.buffers.cleared.push((ino, first, end));
+        }
+    }
+
+    /// Has the inodes' spreads cover what the record maps, before anybody can find it.
+    fn widen_spreads(&self, inodes: &[&Arc<InodeMem>]) {
+        for &(ino, first, end) in &self.buffers.mapped {
+            let inode = inodes.iter().find(|inode| inode.ino == ino);
+            let inode = inode.expect("who maps a page counts it in its inode");
+            inode.spread.widen(first, end, &self.core.spreads);
+        }
+    }
+
+    /// Has them leave out what it has unmapped. The caller has the locks still.
+    fn narrow_spreads(&self, inodes: &[&Arc<InodeMem>]) {
+        for &(ino, first, end) in &self.buffers.cleared {
+            if let Some(inode) = inodes.iter().find(|inode| inode.ino == ino) {
+                inode.spread.clear(first, end, &self.core.spreads);
+            }
+        }
+    }
+
+    /// Claims a free inode number.
+    pub(crate) fn alloc_inode(&mut self) -> Result<u32> {
+        let ino = self.core.claim_inode().ok_or(FsError::NoSpace(SpaceOf::Inodes))?;
+        self.buffers.claimed.push(Resource::Inode(ino));
+        Ok(ino)
+    }
+
+    /// Commits a move of the mapping's entries. All records before it name the old places and all after it the new ones, so its
+    /// number lies between theirs.
+    pub(crate) fn commit_move(mut self) -> Result<()> {
+        let journal = &self.core.journal;
+        self.min_seq = journal.newest_seq();
+        if planted(Flaw::SplitForgetsCopy) {
+            self.buffers
+                .map_words
+                .remove(&(self.core.superblock.map_offset + LINE_BYTES));
+        }
+        if planted(Flaw::MoveForgetsWord) {
+            let first = self.buffers.map_words.keys().min().copied();
+            first.map(|offset| self.buffers.map_words.remove(&offset));
+        }
+        self.commit(&[])?;
+        if !planted(Flaw::MoveForgetsFloor) {
+            journal.raise_floor();
+        }
+        Ok(())
+    }
+
+    /// Commits and applies. `inodes` are all whose words or entries change; the caller holds their locks
+    /// exclusively, or nobody else can know them yet. On return the operation is durable.
+    pub(crate) fn commit(mut self, inodes: &[&Arc<InodeMem>]) -> Result<()> {
+        if !self.buffers.map_words.is_empty() {
+            self.buffers.record_map_words();
+        }
+        if self.buffers.record.is_empty() {
+            return Ok(());
+        }
+        if self.from_reserve > 0 {
+            self.check_reserve()?;
+        }
+        self.core.check_writable()?;
+        self.widen_spreads(inodes);
+        self.streamed |= self.buffers.fresh.stream(&self.core.region) && !planted(Flaw::NodeWithoutFence);
+        if self.streamed && !planted(Flaw::PagesWithoutFence) {
+            // The record below does not cover the data, so the data must be durable before the record can be.
+            self.core.region.fence().map_err(|error| self.core.fail(&error))?;
+        }
+        self.note_waiting_segments();
+        let min_seq = inodes.iter().map(|inode| inode.last_seq()).fold(self.min_seq, u64::max);
+        loop {
+            let Buffers {
+                record, freed, staged, ..
+            } = &mut *self.buffers;
+            let stream = || staged.stream(&self.core.region);
+            let announce = || inodes.iter().for_each(|inode| inode.begin_change());
+            let entered = self.entered.take().unwrap_or_else(|| self.core.journal.enter());
+            let committed = self
+                .core
+                .journal
+                .commit(entered, record, freed, min_seq, stream, announce);
+            match committed {
+                Ok(committed) => {
+                    inodes.iter().for_each(|inode| inode.set_last_seq(committed.seq));
+                    self.buffers.claimed.clear();
+                    self.narrow_spreads(inodes);
+                    for resource in self.buffers.freed_at_once.drain(..) {
+                        if let Resource::NameSlot(slot) = resource {
+                            self.core.names.note_freed(slot, committed.seq);
+                        }
+                        self.core.release(resource);
+                    }
+                    if committed.crowded {
+                        self.core.relieve()?;
+                    }
+                    return Ok(());
+                }
+                Err(CommitError::RingFull) => self.core.reclaim()?,
+                Err(CommitError::TooLong) => return Err(FsError::NotSupported("so many changes in one step")),
+                Err(CommitError::NumbersUsedUp) => return Err(self.core.stop_changes(NUMBERS_USED_UP.into())),
+                Err(CommitError::Closed) => {
+                    // Unmounted since that was asked last, or another record has just failed.
+                    self.core.check_writable()?;
+                    return Err(FsError::ReadOnly);
+                }
+                Err(CommitError::Medium(error)) => {
+                    // The record may have survived: what it names must not be used again before the next mount.
+                    self.buffers.claimed.clear();
+                    return Err(self.core.fail(&error));
+                }
+            }
+        }
+    }
+}
+
+impl Drop for Tx<'_> {
+    fn drop(&mut self) {
+        for resource in self.buffers.claimed.drain(..) {
+            self.core.release(resource);
+        }
+    }
+}
+
+impl NameTx for Tx<'_> {
+    fn comes_after(&mut self, seq: u64) {
+        self.min_seq = self.min_seq.max(seq);
+    }
+}
+
+impl MapTx for Tx<'_> {
+    fn set_word(&mut self, offset: u64, value: u64) {
+        // What HashFS sets depends on nothing else that the same transaction sets.
+        if self.core.superblock.mapping == Mapping::Hashfs {
+            self.buffers.record.set_word(offset, value);
+        } else if !self.buffers.fresh.set_word(offset, value) {
+            self.buffers.map_words.insert(offset, value);
+            self.buffers.set_lines.note(offset);
+        }
+    }
+
+    fn word(&self, offset: u64) -> u64 {
+        let set = self.buffers.map_words.get(&offset).copied();
+        set.or_else(|| self.buffers.fresh.word(offset))
+            .unwrap_or_else(|| self.core.region.load(offset))
+    }
+
+    fn stored(&self, offset: u64, count: usize) -> Option<&[AtomicU64]> {
+        let unset =
+            !self.buffers.set_lines.may_have(offset, count as u64 * 8) && self.buffers.fresh.word(offset).is_none();
+        unset.then(|| self.core.region.words(offset, count))
+    }
+
+    /// The record does not vouch for what is in it, which later records change: it gets a fence of its own.
+    fn fresh_block(&mut self) -> std::result::Result<u32, MapError> {
+        let block = self.alloc_block()?;
+        let offset = self.core.superblock.block_offset(block);
+        self.buffers.fresh.add(offset);
+        Ok(block)
+    }
+
+    fn claim_block(&mut self, block: u32) -> bool {
+        let token = self.core.alloc.claim(block, self.class);
+        if let Some(token) = token {
+            self.note_claim(block, token);
+        }
+        token.is_some()
+    }
+
+    fn alloc_block(&mut self) -> std::result::Result<u32, MapError> {
+        let (block, token) = self.core.alloc.claim_any(self.class).ok_or(MapError::NoBlock)?;
+        self.note_claim(block, token);
+        Ok(block)
+    }
+
+    fn alloc_run(&mut self) -> std::result::Result<u32, MapError> {
+        let (block, token) = self.core.alloc.claim_run(self.class).ok_or(MapError::NoBlock)?;
+        self.note_claim(block, token);
+        Ok(block)
+    }
+
+    fn claimed(&mut self, resource: Resource) {
+        self.buffers.claimed.push(resource);
+    }
+
+    /// Blocks, log segments and mapping slots wait until no crash can replay the record that frees them, for old records vouch for what
+    /// blocks hold. Inode numbers and name slots need not wait: they are words that records set, and whoever takes them next
+    /// gets a later sequence number (from the inode's entry, or the name table), so replay ends with the newer words.
+    fn freed(&mut self, resource: Resource) {
+        match resource {
+            Resource::Block(_) | Resource::LogSegment(_) if planted(Flaw::EarlyReuse) => {
+                self.buffers.freed_at_once.push(resource);
+            }
+            Resource::Block(_) | Resource::MapSlot(_) | Resource::LogSegment(_) => self.buffers.freed.push(resource),
+            Resource::Inode(_) | Resource::NameSlot(_) => self.buffers.freed_at_once.push(resource),
+        }
+    }
+}

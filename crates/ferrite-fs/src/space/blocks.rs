@@ -1,0 +1,276 @@
+//! Free blocks: the DRAM bitmap, and the count of what may be handed out.
+//!
+//! What lives here: [`BlockAlloc`]. Claims are volatile (DESIGN §5): a claimed block becomes part of a file only
+//! by a committed record, so an operation that dies leaves nothing behind.
+//!
+//! Invariants: free blocks = tokens in `global` + tokens in all `local` purses + `reserve_left`. A token is taken
+//! before a bit is claimed, so whoever holds a token finds a free bit. Threads work on purses and bitmap
+//! regions of their own, so that two of them share no line that both write while space is plenty. Left alone, two next-fit
+//! cursors meet: the one behind finds little left, hurries on, and from then on both fight for one line; so a
+//! cursor that enters a region where another one is leaves it.
+
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+
+use crossbeam_utils::CachePadded;
+use ferrite_map::bitmap::AtomicBitmap;
+
+use crate::format::layout::Superblock;
+use crate::thread::thread_number;
+
+const PURSES: usize = 64;
+/// Tokens moved between a purse and the global count at a time.
+const BATCH: i64 = 64;
+/// Bits of a region that one cursor works in at a time: eight lines.
+const REGION_BITS: u64 = 8 * 512;
+/// Blocks of a stretch: what is looked for to begin a run.
+const STRETCH_BITS: u64 = 64;
+/// Stretches looked at before any free block will do.
+const STRETCHES: u64 = 1024;
+/// A cursor that was never used.
+const NOWHERE: u64 = u64::MAX;
+
+/// Who may dip into the reserve.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Class {
+    /// Takes space for good: refused while only the reserve is left.
+    Ordinary,
+    /// Gives back as much as it takes (overwrite), or is needed to give back (truncate, unlink). What it took from the
+    /// reserve and did not give back is a debt, see [`BlockAlloc::may_owe`].
+    Replacing,
+}
+
+/// What paid for a block.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Token {
+    /// Space that anybody may have.
+    Ordinary,
+    /// The reserve.
+    Reserve,
+}
+
+/// The free map of a pool's data blocks.
+pub(crate) struct BlockAlloc {
+    bitmap: AtomicBitmap,
+    first_block: u64,
+    reserve_blocks: i64,
+    reserve_left: CachePadded<AtomicI64>,
+    global: CachePadded<AtomicI64>,
+    local: Box<[CachePadded<AtomicI64>]>,
+    cursors: Box<[CachePadded<AtomicU64>]>,
+}
+
+impl BlockAlloc {
+    /// All blocks free; mark those in use with [`Self::set_used`], then call [`Self::open`].
+    pub(crate) fn new(superblock: &Superblock) -> Self {
+        let blocks = superblock.blocks;
+        BlockAlloc {
+            bitmap: AtomicBitmap::new(blocks),
+            first_block: superblock.first_block,
+            reserve_blocks: superblock.reserve_blocks as i64,
+            reserve_left: CachePadded::new(AtomicI64::new(0)),
+            global: CachePadded::new(AtomicI64::new(0)),
+            local: (0..PURSES).map(|_| CachePadded::new(AtomicI64::new(0))).collect(),
+            cursors: (0..PURSES).map(|_| CachePadded::new(AtomicU64::new(NOWHERE))).collect(),
+        }
+    }
+
+    /// Notes a block found in use while the pool is being loaded; false if it was noted before.
+    pub(crate) fn set_used(&self, block: u32) -> bool {
+        self.bitmap.claim(u64::from(block) - self.first_block)
+    }
+
+    /// Counts what is free; the reserve is filled first.
+    pub(crate) fn open(&self) {
+        let free = (self.bitmap.len() - self.bitmap.count_used()) as i64;
+        let reserve = free.min(self.reserve_blocks);
+        self.reserve_left.store(reserve, Ordering::Relaxed);
+        self.global.store(free - reserve, Ordering::Relaxed);
+    }
+
+    fn purse(&self) -> &AtomicI64 {
+        &self.local[thread_number() as usize % PURSES]
+    }
+
+    fn take_token(&self, class: Class) -> Option<Token> {
+        let purse = self.purse();
+        if purse.fetch_sub(1, Ordering::Relaxed) > 0 {
+            return Some(Token::Ordinary);
+        }
+        purse.fetch_add(1, Ordering::Relaxed);
+        if self.refill(purse) {
+            return Some(Token::Ordinary);
+        }
+        (class == Class::Replacing && take(&self.reserve_left, 1) == 1).then_some(Token::Reserve)
+    }
+
+    /// Whether somebody may keep more of the reserve than it gives back: only of the upper half. So half of it, at
+    /// least, comes back whole with the mark whatever is done, and serves those who give back as much as they take, for
+    /// ever.
+    pub(crate) fn may_owe(&self) -> bool {
+        self.reserve_left.load(Ordering::Relaxed) >= self.reserve_blocks / 2
+    }
+
+    /// Gets a batch from the global count, or else whatever lies in other purses; keeps all but the one token asked for.
+    fn refill(&self, purse: &AtomicI64) -> bool {
+        let mut got = take(&self.global, BATCH);
+        if got == 0 {
+            for other in &self.local {
+                got += take(other, BATCH - got);
+                if got == BATCH {
+                    break;
+                }
+            }
+        }
+        if got > 1 {
+            purse.fetch_add(got - 1, Ordering::Relaxed);
+        }
+        got > 0
+    }
+
+    fn return_token(&self) {
+        if self.reserve_left.load(Ordering::Relaxed) < self.reserve_blocks {
+            // A small overshoot by racing threads only makes the reserve a little larger.
+            self.reserve_left.fetch_add(1, Ordering::Relaxed);
+            return;
+        }
+        let purse = self.purse();
+        if purse.fetch_add(1, Ordering::Relaxed) >= 2 * BATCH && take(purse, BATCH) == BATCH {
+            self.global.fetch_add(BATCH, Ordering::Relaxed);
+        }
+    }
+
+    /// Claims `block` if it is a free data block.
+    pub(crate) fn claim(&self, block: u32, class: Class) -> Option<Token> {
+        let index = self.index_of(block).filter(|&index| !self.bitmap.is_set(index))?;
+        let token = self.take_token(class)?;
+        if self.bitmap.claim(index) {
+            return Some(token);
+        }
+        self.return_token();
+        None
+    }
+
+    /// Claims any free block.
+    pub(crate) fn claim_any(&self, class: Class) -> Option<(u32, Token)> {
+        let token = self.take_token(class)?;
+        let number = thread_number() as usize % PURSES;
+        let cursor = &self.cursors[number];
+        let start = match cursor.load(Ordering::Relaxed) {
+            // Bit-reversed starts keep the regions of the first few threads far apart.
+            NOWHERE => self.bitmap.len() * ((number as u64).reverse_bits() >> 58) / PURSES as u64,
+            start => start,
+        };
+        let Some(index) = self.bitmap.claim_from(start) else {
+            // Another thread holds the bit our token stands for between its claim and its own token's return.
+            self.return_token();
+            return None;
+        };
+        let next = match index / REGION_BITS == start / REGION_BITS {
+            true => index + 1,
+            false => self.leave_if_crowded(number, index + 1),
+        };
+        cursor.store(next, Ordering::Relaxed);
+        if next < self.bitmap.len() {
+            // Another thread may give blocks back to the same line meanwhile; the next claim shall not wait for it.
+            self.bitmap.prefetch(next);
+        }
+        Some(((self.first_block + index) as u32, token))
+    }
+
+    /// Claims a block for the first page of a run: one with many free blocks behind it, if there is one not too far away.
+    pub(crate) fn claim_run(&self, class: Class) -> Option<(u32, Token)> {
+        let number = thread_number() as usize % PURSES;
+        let cursor = &self.cursors[number];
+        let start = cursor.load(Ordering::Relaxed);
+        if start != NOWHERE
+            && !start.is_multiple_of(STRETCH_BITS)
+            && !self.is_clear_to_end(start)
+            && let Some(stretch) = self.bitmap.find_stretch(start, STRETCHES)
+        {
+            cursor.store(stretch, Ordering::Relaxed);
+        }
+        self.claim_any(class)
+    }
+
+    /// Whether all blocks from `start` to the end of its stretch are free, which is as good as a new stretch.
+    fn is_clear_to_end(&self, start: u64) -> bool {
+        (start..start.next_multiple_of(STRETCH_BITS).min(self.bitmap.len())).all(|index| !self.bitmap.is_set(index))
+    }
+
+    /// Where cursor `number`, which comes to a new region at `next`, goes on: far away if another cursor is there.
+    fn leave_if_crowded(&self, number: usize, next: u64) -> u64 {
+        let taken = |place: u64| {
+            let others = self.cursors.iter().enumerate().filter(|&(other, _)| other != number);
+            others
+                .map(|(_, cursor)| cursor.load(Ordering::Relaxed))
+                .any(|other| other != NOWHERE && other / REGION_BITS == place / REGION_BITS)
+        };
+        if !taken(next) {
+            return next;
+        }
+        // Steps of the golden ratio come by every part of the map before they come near an earlier one.
+        let step = (self.bitmap.len() as f64 * 0.618) as u64;
+        let far = (next + step) % self.bitmap.len();
+        if taken(far) {
+            (far + step) % self.bitmap.len()
+        } else {
+            far
+        }
+    }
+
+    /// Starts getting what [`Self::release`] of `block` will change.
+    pub(crate) fn prefetch(&self, block: u32) {
+        if let Some(index) = self.index_of(block) {
+            self.bitmap.prefetch(index);
+        }
+    }
+
+    fn index_of(&self, block: u32) -> Option<u64> {
+        let index = u64::from(block).checked_sub(self.first_block);
+        index.filter(|&index| index < self.bitmap.len())
+    }
+
+    /// Whether so many blocks more would let somebody have one who is refused now: the reserve is filled first, but
+    /// much less of it than there should be is worth mending, too.
+    pub(crate) fn is_helped_by(&self, blocks: u64) -> bool {
+        let missing = self.reserve_blocks - self.reserve_left.load(Ordering::Relaxed);
+        blocks as i64 > missing || !self.may_owe()
+    }
+
+    /// Gives a block back; false if it was not in use.
+    pub(crate) fn release(&self, block: u32) -> bool {
+        let was_used = self.index_of(block).is_some_and(|index| self.bitmap.release(index));
+        if was_used {
+            self.return_token();
+        }
+        was_used
+    }
+
+    /// Free blocks, the reserve included. Exact only while nobody allocates.
+    pub(crate) fn free(&self) -> u64 {
+        let purses: i64 = self.local.iter().map(|purse| purse.load(Ordering::Relaxed)).sum();
+        let free = purses + self.global.load(Ordering::Relaxed) + self.reserve_left.load(Ordering::Relaxed);
+        free.max(0) as u64
+    }
+
+    /// Free blocks that anybody may have.
+    pub(crate) fn available(&self) -> u64 {
+        let reserve = self.reserve_left.load(Ordering::Relaxed).max(0) as u64;
+        self.free().saturating_sub(reserve)
+    }
+
+    /// DRAM used, in bytes.
+    pub(crate) fn dram_bytes(&self) -> u64 {
+        self.bitmap.dram_bytes() + (PURSES * 2 * size_of::<CachePadded<AtomicU64>>()) as u64
+    }
+}
+
+/// Takes up to `want` from `count`, never below 0; returns what it got.
+fn take(count: &AtomicI64, want: i64) -> i64 {
+    let mut got = 0;
+    let _ = count.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |have| {
+        got = have.clamp(0, want);
+        (got > 0).then_some(have - got)
+    });
+    got
+}

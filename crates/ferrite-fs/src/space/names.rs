@@ -1,0 +1,343 @@
+//! The name table: one global hash table from (directory, name) to the entry's place (DESIGN §6).
+//!
+//! What lives here: [`NameTable`]. A slot is one word that points to a directory entry and keeps 23 bits of the
+//! name's hash; the entry itself holds the name, so a lookup is one probe and one comparison.
+//!
+//! Invariants: a slot is set and cleared in the same record as the entry it points to. A key's distance from its home
+//! line never exceeds the line's bound. Slots are claimed in the DRAM map; a cleared one comes back to it when the record that clears it is durable,
+//! and the record that sets it again has a higher sequence number.
+//!
+//! ```text
+//! bits 0..32   block of the entry      bits 32..41   its offset there, in units of 8 bytes
+//! bits 41..64  top bits of the hash; they also give the home line, so loading needs no names
+//! ```
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use ferrite_map::bitmap::AtomicBitmap;
+use ferrite_map::bounds::Bounds;
+use ferrite_map::{MapTx, Resource};
+use ferrite_pm::Region;
+use ferrite_vfs::{FileKind, FsError, Result, SpaceOf};
+
+use crate::format::dentry;
+use crate::format::layout::{BLOCK_BYTES, NAME_LINE_SLOTS, NAME_TAG_BITS, Superblock};
+use crate::planted::{Flaw, planted};
+
+/// Entries of the table of freeing records; sharing one only makes a sequence number larger than it must be.
+const SEQ_SHARDS: usize = 1024;
+/// Lines behind its home in which repair takes a name to be in its place.
+const REPAIR_LINES: u64 = 64;
+/// Lines whose entries mount looks at together.
+const GROUP_LINES: u64 = 64;
+/// Entries by which mount looks ahead: enough to cover the way to the medium.
+const LOOK_AHEAD: usize = 16;
+/// Most entries end within this.
+const USUAL_ENTRY_BYTES: u64 = 40;
+const TAG_SHIFT: u32 = 41;
+/// What the table asks of the transaction that changes it.
+pub(crate) trait NameTx: MapTx {
+    /// The record comes after the one with this sequence number.
+    fn comes_after(&mut self, seq: u64);
+}
+
+/// A name that was found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Found {
+    /// The entry's inode.
+    pub(crate) ino: u32,
+    /// Its kind.
+    pub(crate) kind: FileKind,
+    /// Pool offset of the entry.
+    pub(crate) entry_offset: u64,
+    /// Slot of the name table.
+    pub(crate) slot: u32,
+}
+
+/// A used slot, as it lies on the medium.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Slot {
+    pub(crate) number: u32,
+    /// Pool offset of the entry it points to; `None`: outside the data blocks.
+    pub(crate) target: Option<u64>,
+    tag: u64,
+}
+
+/// A name in a directory, hashed.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Key<'n> {
+    /// The directory.
+    pub(crate) parent: u32,
+    /// The name.
+    pub(crate) name: &'n [u8],
+    tag: u64,
+}
+
+/// The table of a mounted pool.
+pub(crate) struct NameTable {
+    region: Arc<Region>,
+    offset: u64,
+    lines: u64,
+    seed: u64,
+    first_block: u64,
+    end_block: u64,
+    inodes: u64,
+    used: AtomicBitmap,
+    bounds: Bounds,
+    /// Newest record that cleared one of the slots that share the entry, by slot.
+    freed_seq: Box<[AtomicU64]>,
+}
+
+impl NameTable {
+    pub(crate) fn new(region: Arc<Region>, superblock: &Superblock) -> Self {
+        let lines = superblock.name_slots / NAME_LINE_SLOTS;
+        NameTable {
+            region,
+            offset: superblock.name_offset,
+            lines,
+            seed: superblock.seed,
+            first_block: superblock.first_block,
+            end_block: superblock.first_block + superblock.blocks,
+            inodes: superblock.inodes,
+            used: AtomicBitmap::new(lines * NAME_LINE_SLOTS),
+            bounds: Bounds::new(lines as usize),
+            freed_seq: (0..SEQ_SHARDS).map(|_| AtomicU64::new(0)).collect(),
+        }
+    }
+
+    fn home(&self, tag: u64) -> u64 {
+        (tag * self.lines) >> NAME_TAG_BITS
+    }
+
+    /// Pool offset of the entry a slot's word points to, if it can be one.
+    fn target(&self, word: u64) -> Option<u64> {
+        let block = word & u64::from(u32::MAX);
+        let within = (word >> 32 & 0x1ff) * 8;
+        (self.first_block..self.end_block)
+            .contains(&block)
+            .then_some(block * BLOCK_BYTES + within)
+    }
+
+    /// Reads the whole table: which slots are used, and how far from home. Called once, at mount.
+    pub(crate) fn load(&self) {
+        for line in 0..self.lines {
+            let words = self.region.words(self.offset + line * 64, NAME_LINE_SLOTS as usize);
+            for (index, word) in words.iter().enumerate() {
+                let word = word.load(Ordering::Relaxed);
+                if word != 0 {
+                    self.used.set(line * NAME_LINE_SLOTS + index as u64);
+                    let home = self.home(word >> TAG_SHIFT);
+                    self.bounds
+                        .raise(home as usize, (line + self.lines - home) % self.lines);
+                }
+            }
+        }
+    }
+
+    /// What is needed to look for `name` in directory `parent`. Starts loading the line where it belongs.
+    pub(crate) fn key<'n>(&self, parent: u32, name: &'n [u8]) -> Key<'n> {
+        let tag = hash(self.seed, parent, name) >> TAG_SHIFT;
+        self.region.prefetch(self.offset + self.home(tag) * 64);
+        Key { parent, name, tag }
+    }
+
+    /// Finds the entry of `key`; the caller holds the directory's lock.
+    pub(crate) fn find(&self, key: &Key<'_>) -> Result<Option<Found>> {
+        let &Key { parent, name, tag } = key;
+        let home = self.home(tag);
+        let mut line = home;
+        for _ in 0..=self.bounds.lines_to_probe(home as usize, self.lines) {
+            let words = self.region.words(self.offset + line * 64, NAME_LINE_SLOTS as usize);
+            for (index, word) in words.iter().enumerate() {
+                let word = word.load(Ordering::Acquire);
+                if word == 0 || word >> TAG_SHIFT != tag {
+                    continue;
+                }
+                let Some(entry_offset) = self.target(word) else {
+                    continue;
+                };
+                if let Some((ino, kind)) = dentry::read_if(&self.region, entry_offset, parent, name)? {
+                    if u64::from(ino) >= self.inodes {
+                        return Err(FsError::Io(format!(
+                            "directory entry at offset {entry_offset}: names inode {ino}, which cannot be"
+                        )));
+                    }
+                    let slot = (line * NAME_LINE_SLOTS + index as u64) as u32;
+                    return Ok(Some(Found {
+                        ino,
+                        kind,
+                        entry_offset,
+                        slot,
+                    }));
+                }
+            }
+            line = if line + 1 == self.lines { 0 } else { line + 1 };
+        }
+        Ok(None)
+    }
+
+    /// Adds a name that points to `entry_offset`.
+    pub(crate) fn insert(&self, tx: &mut impl NameTx, key: &Key<'_>, entry_offset: u64) -> Result<()> {
+        let tag = key.tag;
+        let home = self.home(tag);
+        for distance in 0..self.lines {
+            let line = (home + distance) % self.lines;
+            for index in 0..NAME_LINE_SLOTS {
+                let slot = line * NAME_LINE_SLOTS + index;
+                if !self.used.is_set(slot) && self.used.claim(slot) {
+                    tx.claimed(Resource::NameSlot(slot as u32));
+                    if !planted(Flaw::NameSlotUnordered) {
+                        tx.comes_after(self.freed_seq[slot as usize % SEQ_SHARDS].load(Ordering::Relaxed));
+                    }
+                    // Before the word can become visible, so that no lookup stops short of it.
+                    self.bounds.raise(home as usize, distance);
+                    tx.set_word(self.offset + slot * 8, word_for(entry_offset, tag));
+                    return Ok(());
+                }
+            }
+        }
+        Err(FsError::NoSpace(SpaceOf::Names))
+    }
+
+    /// Removes the name in `slot`.
+    pub(crate) fn clear(&self, tx: &mut impl NameTx, slot: u32) {
+        tx.set_word(self.offset + u64::from(slot) * 8, 0);
+        tx.freed(Resource::NameSlot(slot));
+    }
+
+    /// Notes that record `seq` cleared `slot`; before the slot is given back.
+    pub(crate) fn note_freed(&self, slot: u32, seq: u64) {
+        self.freed_seq[slot as usize % SEQ_SHARDS].fetch_max(seq, Ordering::Relaxed);
+    }
+
+    /// Gives a slot back to the free map; false if it was not in use.
+    pub(crate) fn release(&self, slot: u32) -> bool {
+        self.used.release(u64::from(slot))
+    }
+
+    /// Slots in all, and used or pending ones.
+    pub(crate) fn counts(&self) -> (u64, u64) {
+        (self.used.len(), self.used.count_used())
+    }
+
+    /// DRAM used, in bytes.
+    pub(crate) fn dram_bytes(&self) -> u64 {
+        self.used.dram_bytes() + self.bounds.dram_bytes() + (SEQ_SHARDS * size_of::<AtomicU64>()) as u64
+    }
+
+    /// For repair: the words that the table must hold so that exactly these names (directory, name, place of the entry) are found, as
+    /// (pool offset, value) where it differs from what is stored. What is right stays where it is. Fails on a full table.
+    pub(crate) fn rebuilt<'n>(
+        &self,
+        wanted: impl Iterator<Item = (u32, std::borrow::Cow<'n, [u8]>, u64)>,
+    ) -> Option<Vec<(u64, u64)>> {
+        let slots = self.lines * NAME_LINE_SLOTS;
+        let stored = |slot: u64| self.region.load(self.offset + slot * 8);
+        let mut kept = vec![false; slots as usize];
+        let mut missing = Vec::new();
+        for (dir, name, offset) in wanted {
+            let tag = hash(self.seed, dir, &name) >> TAG_SHIFT;
+            let word = word_for(offset, tag);
+            let first = self.home(tag) * NAME_LINE_SLOTS;
+            let mut near = (0..(REPAIR_LINES * NAME_LINE_SLOTS).min(slots)).map(|step| (first + step) % slots);
+            match near.find(|&slot| stored(slot) == word && !kept[slot as usize]) {
+                Some(slot) => kept[slot as usize] = true,
+                None => missing.push((first, word)),
+            }
+        }
+        let mut changes: Vec<(u64, u64)> = (0..slots)
+            .filter(|&slot| stored(slot) != 0 && !kept[slot as usize])
+            .map(|slot| (slot, 0))
+            .collect();
+        for (first, word) in missing {
+            let slot = (0..slots)
+                .map(|step| (first + step) % slots)
+                .find(|&slot| !kept[slot as usize])?;
+            kept[slot as usize] = true;
+            changes.retain(|&(cleared, _)| cleared != slot);
+            changes.push((slot, word));
+        }
+        Some(
+            changes
+                .into_iter()
+                .map(|(slot, word)| (self.offset + slot * 8, word))
+                .collect(),
+        )
+    }
+
+    /// Every used slot with the pool offset its word points to (`None`: outside the data blocks). For fsck.
+    pub(crate) fn for_each(&self, visit: &mut dyn FnMut(u32, Option<u64>)) {
+        self.used_in(0..self.lines)
+            .for_each(|(slot, word)| visit(slot, self.target(word)));
+    }
+
+    /// Used slots of some lines, with their words.
+    fn used_in(&self, lines: Range<u64>) -> impl Iterator<Item = (u32, u64)> {
+        (lines.start * NAME_LINE_SLOTS..lines.end * NAME_LINE_SLOTS)
+            .map(|slot| (slot as u32, self.region.load(self.offset + slot * 8)))
+            .filter(|&(_, word)| word != 0)
+    }
+
+    /// How many groups [`Self::each_of_group`] can be asked for.
+    pub(crate) fn groups(&self) -> u64 {
+        self.lines.div_ceil(GROUP_LINES)
+    }
+
+    /// Every used slot of a group. For mount, which looks at all entries, in no order: they are on their way before they are visited.
+    pub(crate) fn each_of_group(&self, group: u64, mut visit: impl FnMut(Slot)) {
+        let first = group * GROUP_LINES;
+        let slots: Vec<Slot> = self
+            .used_in(first..(first + GROUP_LINES).min(self.lines))
+            .map(|(number, word)| Slot {
+                number,
+                target: self.target(word),
+                tag: word >> TAG_SHIFT,
+            })
+            .collect();
+        for (index, &slot) in slots.iter().enumerate() {
+            let ahead = if index == 0 {
+                1..LOOK_AHEAD
+            } else {
+                LOOK_AHEAD..LOOK_AHEAD + 1
+            };
+            for &Slot { target, .. } in ahead.filter_map(|step| slots.get(index + step)) {
+                let Some(offset) = target else { continue };
+                self.region.prefetch(offset);
+                // It may reach into the next line; and its block's header is asked whose it is.
+                self.region.prefetch(offset + USUAL_ENTRY_BYTES);
+                self.region.prefetch(offset / BLOCK_BYTES * BLOCK_BYTES);
+            }
+            visit(slot);
+        }
+    }
+
+    /// Whether a slot may lead to an entry of this directory and name.
+    pub(crate) fn fits(&self, slot: &Slot, parent: u32, name: &[u8]) -> bool {
+        slot.tag == hash(self.seed, parent, name) >> TAG_SHIFT
+    }
+}
+
+fn word_for(entry_offset: u64, tag: u64) -> u64 {
+    (entry_offset / BLOCK_BYTES) | ((entry_offset % BLOCK_BYTES / 8) << 32) | (tag << TAG_SHIFT)
+}
+
+/// Hash of a name in its directory: multiply and fold, eight bytes a step.
+fn hash(seed: u64, parent: u32, name: &[u8]) -> u64 {
+    fn fold(a: u64, b: u64) -> u64 {
+        let product = u128::from(a) * u128::from(b);
+        product as u64 ^ (product >> 64) as u64
+    }
+    const K: u64 = 0x9e37_79b9_7f4a_7c15;
+    let mut state = fold(
+        seed ^ K,
+        u64::from(parent) << 8 ^ name.len() as u64 ^ 0xd1b5_4a32_d192_ed03,
+    );
+    for chunk in name.chunks(8) {
+        let mut word = [0; 8];
+        word[..chunk.len()].copy_from_slice(chunk);
+        state = fold(state ^ u64::from_le_bytes(word), K) ^ state.rotate_left(29);
+    }
+    fold(state ^ seed, 0xa076_1d64_78bd_642f)
+}

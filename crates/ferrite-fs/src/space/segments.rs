@@ -1,0 +1,303 @@
+//! Space for page logs: segments of 256 bytes to 4 KiB, slabbed out of blocks, so that a write of eight bytes does not
+//! cost a page.
+//!
+//! What lives here: [`LogSpace`]. A block is cut into segments of one size; the medium does not say which blocks these are, the
+//! page words and headers do, and mount counts them up again. Claims are volatile, as all claims are (DESIGN §5).
+//!
+//! Invariants: a segment is in use, or in a purse, or its bit in its slab is clear. A block without a used segment goes back
+//! to the free map. Threads take segments out of purses of their own, a slab's worth at a time, and so seldom meet.
+
+use std::collections::hash_map::Entry;
+
+use crossbeam_utils::CachePadded;
+use parking_lot::Mutex;
+use rustc_hash::FxHashMap;
+
+use crate::format::log_entry::BLOCK_UNITS;
+use crate::space::blocks::{BlockAlloc, Class};
+use crate::thread::thread_number;
+
+/// Sizes of segments, in units.
+pub(crate) const SEGMENT_UNITS: [u32; 5] = [4, 8, 16, 32, 64];
+const SIZES: usize = SEGMENT_UNITS.len();
+const PURSES: usize = 16;
+
+struct Slab {
+    size: u8,
+    /// One bit a segment.
+    used: u64,
+    /// Of these, segments that are freed and wait for the mark.
+    waiting: u64,
+}
+
+impl Slab {
+    fn new(size: usize) -> Slab {
+        Slab {
+            size: size as u8,
+            used: 0,
+            waiting: 0,
+        }
+    }
+
+    fn full(size: usize) -> u64 {
+        u64::MAX >> (64 - BLOCK_UNITS / SEGMENT_UNITS[size])
+    }
+
+    /// The bit of the segment whose header is at `unit`.
+    fn bit(&self, unit: u32) -> u64 {
+        1 << (unit % BLOCK_UNITS / SEGMENT_UNITS[usize::from(self.size)])
+    }
+}
+
+#[derive(Default)]
+struct Shared {
+    slabs: FxHashMap<u32, Slab>,
+    /// Blocks with a free segment, by size; some may be stale or listed twice.
+    partial: [Vec<u32>; SIZES],
+    used_units: u64,
+}
+
+type Purse = [Vec<u32>; SIZES];
+
+/// The log space of a mounted pool.
+pub(crate) struct LogSpace {
+    shared: Mutex<Shared>,
+    purses: Box<[CachePadded<Mutex<Purse>>]>,
+}
+
+fn size_index(units: u32) -> usize {
+    SEGMENT_UNITS
+        .iter()
+        .position(|&have| have >= units)
+        .expect("no entry is longer than the largest segment")
+}
+
+impl LogSpace {
+    pub(crate) fn new() -> Self {
+        LogSpace {
+            shared: Mutex::default(),
+            purses: (0..PURSES).map(|_| CachePadded::default()).collect(),
+        }
+    }
+
+    /// Claims a segment of at least `units`; returns its header unit and size. `None` if there is no block for it that ordinary
+    /// use may have: then the caller copies the page instead.
+    pub(crate) fn alloc(&self, blocks: &BlockAlloc, units: u32) -> Option<(u32, u32)> {
+        let size = size_index(units);
+        let mut purse = self.purses[thread_number() as usize % PURSES].lock();
+        if purse[size].is_empty() {
+            self.refill(blocks, size, &mut purse[size])?;
+        }
+        purse[size].pop().map(|unit| (unit, SEGMENT_UNITS[size]))
+    }
+
+    /// All free segments of one slab.
+    fn refill(&self, blocks: &BlockAlloc, size: usize, into: &mut Vec<u32>) -> Option<()> {
+        let mut shared = self.shared.lock();
+        let shared = &mut *shared;
+        let full = Slab::full(size);
+        let partial = loop {
+            let Some(block) = shared.partial[size].pop() else {
+                break None;
+            };
+            match shared.slabs.get(&block) {
+                Some(slab) if usize::from(slab.size) == size && slab.used != full => break Some(block),
+                _ => {}
+            }
+        };
+        let block = match partial {
+            Some(block) => block,
+            None => {
+                let (block, _) = blocks.claim_any(Class::Ordinary)?;
+                shared.slabs.insert(block, Slab::new(size));
+                block
+            }
+        };
+        let slab = shared.slabs.get_mut(&block)?;
+        let units = SEGMENT_UNITS[size];
+        // Highest first, so that the lowest is popped first.
+        for index in (0..BLOCK_UNITS / units).rev() {
+            if slab.used >> index & 1 == 0 {
+                into.push(block * BLOCK_UNITS + index * units);
+                shared.used_units += u64::from(units);
+            }
+        }
+        slab.used = full;
+        Some(())
+    }
+
+    /// Gives back the segment whose header is at `unit`; false if it was not in use.
+    pub(crate) fn release(&self, blocks: &BlockAlloc, unit: u32) -> bool {
+        Self::release_in(&mut self.shared.lock(), blocks, unit)
+    }
+
+    fn release_in(shared: &mut Shared, blocks: &BlockAlloc, unit: u32) -> bool {
+        let block = unit / BLOCK_UNITS;
+        let Some(slab) = shared.slabs.get_mut(&block) else {
+            return false;
+        };
+        let (size, bit) = (usize::from(slab.size), slab.bit(unit));
+        if slab.used & bit == 0 {
+            return false;
+        }
+        let was_full = slab.used == Slab::full(size);
+        slab.used &= !bit;
+        slab.waiting &= !bit;
+        shared.used_units -= u64::from(SEGMENT_UNITS[size]);
+        if slab.used == 0 {
+            shared.slabs.remove(&block);
+            return blocks.release(block);
+        }
+        if was_full {
+            shared.partial[size].push(block);
+        }
+        true
+    }
+
+    /// Gives back what lies in purses: space is short.
+    pub(crate) fn empty_purses(&self, blocks: &BlockAlloc) {
+        for purse in &self.purses {
+            let mut units = Vec::new();
+            purse.lock().iter_mut().for_each(|list| units.append(list));
+            let mut shared = self.shared.lock();
+            // What a purse holds is in use by it alone.
+            for unit in units {
+                Self::release_in(&mut shared, blocks, unit);
+            }
+        }
+    }
+
+    /// Notes that these segments are about to wait for the mark, or (`waits` false) that they will not after all.
+    /// Before the record that frees them is committed: afterwards they may be given back, and taken again, at any time.
+    pub(crate) fn set_waiting(&self, units: impl Iterator<Item = u32>, waits: bool) {
+        let mut shared = self.shared.lock();
+        for unit in units {
+            let Some(slab) = shared.slabs.get_mut(&(unit / BLOCK_UNITS)) else {
+                continue;
+            };
+            let bit = slab.bit(unit);
+            if waits {
+                slab.waiting |= slab.used & bit;
+            } else {
+                slab.waiting &= !bit;
+            }
+        }
+    }
+
+    /// Blocks that come back as soon as the mark is moved and purses are emptied: no segment of theirs is in use
+    /// otherwise. What changes meanwhile counts as it was.
+    pub(crate) fn returning(&self) -> u64 {
+        let mut idle: FxHashMap<u32, u64> = FxHashMap::default();
+        // One lock at a time: threads lock their purse first, then what is shared.
+        let purses: Vec<u32> = self
+            .purses
+            .iter()
+            .flat_map(|purse| purse.lock().iter().flatten().copied().collect::<Vec<_>>())
+            .collect();
+        let shared = self.shared.lock();
+        for unit in purses {
+            let block = unit / BLOCK_UNITS;
+            if let Some(slab) = shared.slabs.get(&block) {
+                *idle.entry(block).or_default() |= slab.bit(unit);
+            }
+        }
+        let is_idle =
+            |(block, slab): &(&u32, &Slab)| slab.used & !(slab.waiting | idle.get(*block).copied().unwrap_or(0)) == 0;
+        shared.slabs.iter().filter(is_idle).count() as u64
+    }
+
+    /// Notes a segment found in use at mount; says what is wrong with it.
+    pub(crate) fn set_used(&self, blocks: &BlockAlloc, unit: u32, units: u32) -> Result<(), &'static str> {
+        let size = size_index(units);
+        let block = unit / BLOCK_UNITS;
+        let mut shared = self.shared.lock();
+        let slab = match shared.slabs.entry(block) {
+            Entry::Occupied(found) => found.into_mut(),
+            Entry::Vacant(_) if !blocks.set_used(block) => {
+                return Err("which lies in a block that holds something else");
+            }
+            Entry::Vacant(vacant) => vacant.insert(Slab::new(size)),
+        };
+        let bit = 1 << (unit % BLOCK_UNITS / units);
+        if usize::from(slab.size) != size || !unit.is_multiple_of(units) || slab.used & bit != 0 {
+            return Err("which overlaps another page's");
+        }
+        slab.used |= bit;
+        shared.used_units += u64::from(units);
+        Ok(())
+    }
+
+    /// After the last [`Self::set_used`].
+    pub(crate) fn open(&self) {
+        let mut shared = self.shared.lock();
+        let Shared { slabs, partial, .. } = &mut *shared;
+        for (&block, slab) in slabs.iter() {
+            let size = usize::from(slab.size);
+            if slab.used != Slab::full(size) {
+                partial[size].push(block);
+            }
+        }
+    }
+
+    /// Blocks that hold segments, and bytes of the segments in use (or in purses).
+    pub(crate) fn usage(&self) -> (u64, u64) {
+        let shared = self.shared.lock();
+        (
+            shared.slabs.len() as u64,
+            shared.used_units * crate::format::log_entry::UNIT_BYTES,
+        )
+    }
+
+    /// DRAM used, in bytes.
+    pub(crate) fn dram_bytes(&self) -> u64 {
+        let shared = self.shared.lock();
+        let lists: usize = shared.partial.iter().map(|list| list.capacity() * 4).sum();
+        (shared.slabs.capacity() * (size_of::<(u32, Slab)>() + 1) + lists) as u64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::format::layout::Superblock;
+    use crate::options::MkfsOptions;
+
+    #[test]
+    fn segments_come_back_and_empty_blocks_go_home() {
+        let superblock = Superblock::plan(16 << 20, &MkfsOptions::default(), 1, 0).unwrap();
+        let blocks = BlockAlloc::new(&superblock);
+        blocks.open();
+        let free = blocks.free();
+        let space = LogSpace::new();
+        let mut taken: Vec<_> = (0..1000).map(|n| space.alloc(&blocks, n % 64 + 1).unwrap()).collect();
+        for (n, &(unit, units)) in taken.iter().enumerate() {
+            assert!(units > n as u32 % 64 && unit.is_multiple_of(units));
+        }
+        taken.sort_unstable();
+        assert!(
+            taken.windows(2).all(|two| two[0].0 + two[0].1 <= two[1].0),
+            "two segments overlap"
+        );
+        assert!(taken.iter().all(|&(unit, _)| space.release(&blocks, unit)));
+        assert!(!space.release(&blocks, taken[0].0), "it was given back before");
+        space.empty_purses(&blocks);
+        assert_eq!((space.usage(), blocks.free()), ((0, 0), free));
+    }
+
+    #[test]
+    fn mount_finds_overlaps() {
+        let superblock = Superblock::plan(16 << 20, &MkfsOptions::default(), 1, 0).unwrap();
+        let blocks = BlockAlloc::new(&superblock);
+        let first = superblock.first_block as u32 * BLOCK_UNITS;
+        let space = LogSpace::new();
+        assert!(space.set_used(&blocks, first, 4).is_ok());
+        assert!(space.set_used(&blocks, first + 4, 4).is_ok());
+        assert!(space.set_used(&blocks, first + 4, 4).is_err(), "twice");
+        assert!(
+            space.set_used(&blocks, first + 8, 8).is_err(),
+            "another size in the same block"
+        );
+        assert!(blocks.set_used(superblock.first_block as u32 + 1));
+        assert!(space.set_used(&blocks, first + 64, 4).is_err(), "a page's block");
+    }
+}

@@ -1,0 +1,79 @@
+//! Attributes: mode, owner, times, and size.
+
+use ferrite_vfs::{Attr, FsError, Ino, Result, SetAttr, SetTime, Timestamp, posix};
+
+use crate::file::cut;
+use crate::format::inode::Inode;
+use crate::format::layout::MAX_FILE_BYTES;
+use crate::pool::core::Core;
+use crate::pool::tx::Tx;
+use crate::retry::{self, Need};
+
+/// Changes attributes: one record, also when the size changes, unless more pages go than a record holds; then the
+/// first record carries the new size and the intent to free the rest (see [`cut`]).
+pub(crate) fn setattr(core: &Core, ino: Ino, set: &SetAttr) -> Result<Attr> {
+    core.check_writable()?;
+    retry::with_space(core, Need::FEW, || {
+        let inode = core.inode(ino)?;
+        let _lock = inode.write();
+        let old = core.load_live(&inode)?;
+        let mut new = old;
+        let now = Core::now();
+        let mut tx = Tx::new(core);
+        apply(&mut new, set, now);
+        let mut later = None;
+        if let Some(size) = set.size {
+            if !old.is_file() {
+                return Err(if old.is_dir() {
+                    FsError::IsDirectory
+                } else {
+                    FsError::Invalid("only files have a size to set")
+                });
+            }
+            if size > MAX_FILE_BYTES {
+                return Err(FsError::FileTooBig);
+            }
+            if set.mtime.is_none() {
+                new.set_mtime(now);
+            }
+            later = cut::resize(core, &mut tx, &inode, &mut new, size)?;
+        }
+        tx.put_inode(inode.ino, &mut new);
+        tx.commit(&[&inode])?;
+        if later.is_some() {
+            cut::finish(core, &inode, &mut new)?;
+        }
+        core.attr(inode.ino, &new)
+    })
+}
+
+fn apply(inode: &mut Inode, set: &SetAttr, now: Timestamp) {
+    let time = |time: SetTime| match time {
+        SetTime::Now => now,
+        SetTime::To(time) => time,
+    };
+    if *set == SetAttr::default() {
+        return;
+    }
+    inode.set_ctime(now);
+    if let Some(mode) = set.mode {
+        inode.set_permissions(mode);
+    }
+    if let Some(uid) = set.uid {
+        inode.set_uid(uid);
+    }
+    if let Some(gid) = set.gid {
+        inode.set_gid(gid);
+    }
+    if set.kill_priv
+        && let Some(kind) = inode.kind()
+    {
+        inode.set_permissions(posix::kill_priv(kind, inode.permissions()));
+    }
+    if let Some(atime) = set.atime {
+        inode.set_atime(time(atime));
+    }
+    if let Some(mtime) = set.mtime {
+        inode.set_mtime(time(mtime));
+    }
+}

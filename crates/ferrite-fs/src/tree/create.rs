@@ -1,0 +1,163 @@
+//! New names: files, directories, symbolic links, hard links.
+
+use std::cell::OnceCell;
+
+use ferrite_map::PageWord;
+use ferrite_vfs::{Attr, Cred, FileKind, FsError, Ino, LINK_MAX, Result, posix};
+
+use super::dir;
+use super::lookup::{check_dir, gone};
+use crate::format::inode::{INLINE_BYTES, Inode};
+use crate::format::layout::BLOCK_BYTES;
+use crate::page::block;
+use crate::pool::core::{Core, map_error};
+use crate::pool::locks::LockSet;
+use crate::pool::tx::Tx;
+use crate::retry::{self, Need};
+
+/// What is to be made.
+pub(crate) struct New<'a> {
+    pub(crate) kind: FileKind,
+    pub(crate) mode: u32,
+    pub(crate) rdev: u32,
+    /// Where a symbolic link points.
+    pub(crate) target: &'a [u8],
+}
+
+/// Creates an inode and its first name.
+///
+/// One record sets the new inode, the entry, its slot in the name table and the directory's inode. A long link target
+/// goes to a new block before.
+pub(crate) fn create(core: &Core, cred: &Cred, parent: Ino, name: &[u8], new: &New<'_>) -> Result<Attr> {
+    posix::check_name(name)?;
+    core.check_writable()?;
+    retry::with_space(core, Need::FEW, || {
+        let parent = core.inode(parent).map_err(gone)?;
+        let key = core.names.key(parent.ino, name);
+        core.prefetch_free_inode();
+        let mut parent_lock = parent.write();
+        let mut directory = core.load_live(&parent).map_err(gone)?;
+        check_dir(&directory)?;
+        if dir::find(core, &directory, &key)?.is_some() {
+            return Err(FsError::Exists);
+        }
+        let is_dir = new.kind == FileKind::Directory;
+        if is_dir && directory.nlink() >= LINK_MAX {
+            return Err(FsError::TooManyLinks);
+        }
+        let mut tx = Tx::new(core);
+        let ino = tx.alloc_inode()?;
+        let child = OnceCell::new();
+        let child = core.inodes.fresh(ino, &child);
+        let now = Core::now();
+        let (gid, mode) = posix::inherit(&core.attr(parent.ino, &directory)?, cred, new.mode, is_dir);
+        let mut inode = core.load(ino).reborn();
+        inode.set_mode_bits(new.kind.mode_bits() | mode & 0o7777);
+        inode.set_nlink(if is_dir { 2 } else { 1 });
+        inode.set_uid(cred.uid);
+        inode.set_gid(gid);
+        inode.set_rdev(new.rdev);
+        inode.set_inline(matches!(new.kind, FileKind::File | FileKind::Symlink));
+        inode.set_atime(now);
+        inode.set_mtime(now);
+        inode.set_ctime(now);
+        inode.set_btime(now);
+        if is_dir {
+            inode.set_parent(parent.ino);
+            directory.set_nlink(directory.nlink() + 1);
+        }
+        store_target(core, &mut tx, ino, &mut inode, new.target)?;
+        directory.set_mtime(now);
+        directory.set_ctime(now);
+        let place = (&mut directory, &mut *parent_lock.hints);
+        let planned = dir::insert(core, &mut tx, &key, place, (ino, new.kind))?;
+        tx.put_inode(parent.ino, &mut directory);
+        tx.put_inode(ino, &mut inode);
+        child.inode.set_alive();
+        if let Err(error) = tx.commit(&[&parent, child.inode]) {
+            child.inode.set_dead();
+            return Err(error);
+        }
+        dir::inserted(&planned, &mut parent_lock.hints);
+        core.attr(ino, &inode)
+    })
+}
+
+/// Puts a link's target in the inode, or in the link's first page.
+fn store_target(core: &Core, tx: &mut Tx<'_>, ino: u32, inode: &mut Inode, target: &[u8]) -> Result<()> {
+    inode.set_size(target.len() as u64);
+    if target.len() <= INLINE_BYTES {
+        inode.write_inline(0, target);
+        return Ok(());
+    }
+    inode.set_inline(false);
+    let block = core.map.alloc_page(tx, ino, 0).map_err(map_error)?;
+    let mut page = [0; BLOCK_BYTES as usize];
+    page[..target.len()].copy_from_slice(target);
+    tx.stream_page((ino, 0), block, &page);
+    tx.insert_page((ino, 0), PageWord::new(block, 0))?;
+    inode.set_blocks(1);
+    Ok(())
+}
+
+/// Reads a link's target; under its lock.
+pub(crate) fn link_target(core: &Core, ino: u32, inode: &Inode) -> Result<Vec<u8>> {
+    let damaged = |what: &str| FsError::Io(format!("symbolic link {ino}: {what}; run `ferrite fsck`"));
+    let len = inode.size() as usize;
+    if inode.is_inline() {
+        return inode
+            .inline_bytes()
+            .get(..len)
+            .map(<[u8]>::to_vec)
+            .ok_or_else(|| damaged("impossible length"));
+    }
+    let word = core.map.get(ino, 0);
+    if word.is_hole() || len >= ferrite_vfs::PATH_MAX {
+        return Err(damaged("no target"));
+    }
+    let mut target = vec![0; len];
+    block::read_block(core, (ino, 0), word, 0, &mut target)?;
+    Ok(target)
+}
+
+/// Gives an inode one more name: one record for entry, slot and both inodes.
+pub(crate) fn link(core: &Core, ino: Ino, parent: Ino, name: &[u8]) -> Result<Attr> {
+    posix::check_name(name)?;
+    core.check_writable()?;
+    retry::with_space(core, Need::FEW, || {
+        let target = core.inode(ino).map_err(gone)?;
+        let parent = core.inode(parent).map_err(gone)?;
+        let mut locks = LockSet::lock(&[&target, &parent]);
+        let mut directory = core.load_live(&parent).map_err(gone)?;
+        check_dir(&directory)?;
+        let mut inode = core.load_live(&target).map_err(gone)?;
+        let now = Core::now();
+        let kind = inode.kind().ok_or(FsError::NotFound)?;
+        if kind == FileKind::Directory {
+            return Err(FsError::NotPermitted);
+        }
+        if inode.nlink() == 0 {
+            return Err(FsError::NotFound);
+        }
+        let key = core.names.key(parent.ino, name);
+        if dir::find(core, &directory, &key)?.is_some() {
+            return Err(FsError::Exists);
+        }
+        if inode.nlink() >= LINK_MAX {
+            return Err(FsError::TooManyLinks);
+        }
+        inode.set_nlink(inode.nlink() + 1);
+        inode.set_ctime(now);
+        let attr = core.attr(target.ino, &inode)?;
+        directory.set_mtime(now);
+        directory.set_ctime(now);
+        let mut tx = Tx::new(core);
+        let place = (&mut directory, locks.hints(parent.ino));
+        let planned = dir::insert(core, &mut tx, &key, place, (target.ino, kind))?;
+        tx.put_inode(parent.ino, &mut directory);
+        tx.put_inode(target.ino, &mut inode);
+        tx.commit(&[&target, &parent])?;
+        dir::inserted(&planned, locks.hints(parent.ino));
+        Ok(attr)
+    })
+}

@@ -1,0 +1,437 @@
+//! Entries of a directory: where a new one goes, removal, listing.
+//!
+//! What lives here: functions on one directory whose lock the caller holds (exclusively to change it). A
+//! directory's blocks are mapped like a file's pages, at logical blocks 0, 1, 2…; unlike pages they are never moved, and
+//! they change only word by word, by records.
+//!
+//! Invariants: an entry stays at its position (logical block and offset) as long as it exists, so a position is
+//! a stable cookie. A block without entries is unmapped by the record that removes the last one. The directory's
+//! size is the end of its last mapped block. [`DirHints`] are hints: every use checks the medium.
+
+use ferrite_map::{MapTx, PageWord, Resource};
+use ferrite_vfs::{DirEntry, FileKind, FsError, Result};
+
+use crate::cache::inodes::DirHints;
+use crate::file::cut;
+use crate::format::data_sum;
+use crate::format::dentry::{self, FIRST_ENTRY};
+use crate::format::inode::Inode;
+use crate::format::layout::BLOCK_BYTES;
+use crate::pool::core::Core;
+use crate::pool::tx::Tx;
+use crate::space::names::{Found, Key};
+
+/// A free stretch is worth remembering if a name of ordinary length fits.
+const ROOMY_BYTES: u64 = 64;
+/// Most holes of a directory with many of them that one search remembers.
+const HOLES_MAX: u64 = 64;
+/// Logical blocks that are tried one by one; of more than that, with few of them mapped, the mapped ones are listed first.
+const WALK_MAX: u64 = 4096;
+
+/// Where an entry is going, until its record is committed.
+pub(crate) struct Planned {
+    /// What the hints may say once the commit went through.
+    tail: Option<u64>,
+}
+
+/// A stretch of free space: its position in the directory and in the pool, and its length.
+struct Space {
+    position: u64,
+    offset: u64,
+    len_bytes: u64,
+}
+
+/// Where a block of the directory is; `None` for a hole.
+fn block_of(core: &Core, dir: u32, lblk: u64) -> Result<Option<u64>> {
+    match core.map.get(dir, lblk as u32) {
+        PageWord::HOLE => Ok(None),
+        word if core.superblock.is_data_block(word.page()) => Ok(Some(core.superblock.block_offset(word.page()))),
+        word => Err(data_sum::no_data((dir, lblk as u32), word.page())),
+    }
+}
+
+fn last_lblk_end(inode: &Inode) -> u64 {
+    inode.size() / BLOCK_BYTES
+}
+
+/// Logical blocks from `first` on that may be mapped, in order. The last block of a damaged directory can lie billions of holes
+/// behind the others, so these are not walked.
+pub(crate) fn mapped_lblks(core: &Core, dir: u32, inode: &Inode, first: u64) -> impl Iterator<Item = u64> {
+    let end = last_lblk_end(inode);
+    let span = end.saturating_sub(first);
+    let is_sparse = span > WALK_MAX && span / 8 > u64::from(inode.blocks());
+    let listed = if is_sparse {
+        cut::mapped_pages(core, &core.inodes.get(dir), inode, first)
+    } else {
+        Vec::new()
+    };
+    let all = if is_sparse { end..end } else { first..end };
+    all.chain(listed.into_iter().map(u64::from).filter(move |&lblk| lblk < end))
+}
+
+/// End of the last mapped block before `lblk`.
+fn end_before(core: &Core, dir: u32, inode: &Inode, lblk: u64) -> u64 {
+    let near = lblk.saturating_sub(WALK_MAX);
+    let is_mapped = |&lblk: &u64| !core.map.get(dir, lblk as u32).is_hole();
+    let last = (near..lblk).rev().find(is_mapped).or_else(|| {
+        let far = mapped_lblks(core, dir, inode, 0).take_while(|&other| other < near);
+        far.filter(is_mapped).last()
+    });
+    last.map_or(0, |last| last + 1)
+}
+
+/// Longest run of adjacent free entries of a block, if at least `need` bytes; the first that fits.
+fn find_run(core: &Core, block_offset: u64, lblk: u64, need: u64) -> Result<Option<Space>> {
+    let mut run: Option<(u64, u64)> = None;
+    let mut within = FIRST_ENTRY;
+    while within < BLOCK_BYTES {
+        let head = dentry::head(&core.region, block_offset + within)?;
+        run = match (head.ino, run) {
+            (0, None) => Some((within, head.len_bytes)),
+            (0, Some((start, len))) => Some((start, len + head.len_bytes)),
+            _ => None,
+        };
+        if let Some((start, len_bytes)) = run.filter(|&(_, len)| len >= need) {
+            // Take what free entries follow as well, so that the rest of the run stays whole.
+            let mut len_bytes = len_bytes;
+            let mut next = start + len_bytes;
+            while next < BLOCK_BYTES {
+                let head = dentry::head(&core.region, block_offset + next)?;
+                if head.ino != 0 {
+                    break;
+                }
+                len_bytes += head.len_bytes;
+                next += head.len_bytes;
+            }
+            return Ok(Some(Space {
+                position: lblk * BLOCK_BYTES + start,
+                offset: block_offset + start,
+                len_bytes,
+            }));
+        }
+        within += head.len_bytes;
+    }
+    Ok(None)
+}
+
+/// Goes on looking through the directory for blocks with room, until enough are known. Of one that is mostly holes it
+/// takes what is mapped, and few holes: they would keep out the blocks that are there to be filled.
+fn learn(core: &Core, dir: u32, inode: &Inode, hints: &mut DirHints) -> Result<()> {
+    let (mut next, mut holes) = (hints.searched, 0);
+    for lblk in mapped_lblks(core, dir, inode, hints.searched) {
+        let few = (lblk - next).min(HOLES_MAX - holes);
+        (next..next + few).for_each(|hole| hints.note_roomy(hole as u32));
+        holes += few;
+        next = lblk + 1;
+        if hints.roomy.is_full() {
+            return Ok(());
+        }
+        let is_roomy = match block_of(core, dir, lblk)? {
+            Some(offset) => find_run(core, offset, lblk, ROOMY_BYTES)?.is_some(),
+            None => true,
+        };
+        if is_roomy {
+            hints.note_roomy(lblk as u32);
+        }
+        hints.searched = next;
+    }
+    hints.searched = last_lblk_end(inode);
+    Ok(())
+}
+
+/// Finds space for `need` bytes in blocks that exist; holes go to `hole`.
+fn find_space(
+    core: &Core,
+    dir: u32,
+    inode: &Inode,
+    hints: &mut DirHints,
+    need: u64,
+    hole: &mut Option<u64>,
+) -> Result<Option<Space>> {
+    if let Some(position) = hints.tail
+        && let Some(block_offset) = block_of(core, dir, position / BLOCK_BYTES)?
+    {
+        let offset = block_offset + position % BLOCK_BYTES;
+        let head = dentry::head(&core.region, offset)?;
+        if head.ino == 0 && head.len_bytes >= need {
+            return Ok(Some(Space {
+                position,
+                offset,
+                len_bytes: head.len_bytes,
+            }));
+        }
+    }
+    loop {
+        while let Some(lblk) = hints.roomy.last() {
+            match block_of(core, dir, u64::from(lblk))? {
+                Some(offset) => {
+                    if let Some(space) = find_run(core, offset, u64::from(lblk), need)? {
+                        return Ok(Some(space));
+                    }
+                }
+                None if u64::from(lblk) < last_lblk_end(inode) => {
+                    *hole = Some(u64::from(lblk));
+                    return Ok(None);
+                }
+                None => {}
+            }
+            hints.roomy.pop();
+        }
+        if hints.searched >= last_lblk_end(inode) {
+            return Ok(None);
+        }
+        learn(core, dir, inode, hints)?;
+    }
+}
+
+/// Adds the entry of `key` to its directory. The caller has checked that the name is new, and updates the directory's other fields.
+pub(crate) fn insert(
+    core: &Core,
+    tx: &mut Tx<'_>,
+    key: &Key<'_>,
+    (inode, hints): (&mut Inode, &mut DirHints),
+    child: (u32, FileKind),
+) -> Result<Planned> {
+    let &Key { parent: dir, name, .. } = key;
+    let need = dentry::entry_bytes(name);
+    let mut hole = None;
+    let space = match find_space(core, dir, inode, hints, need, &mut hole)? {
+        Some(space) => space,
+        None => add_block(core, tx, dir, inode, hole)?,
+    };
+    // What is left over becomes a free entry; less than a word's worth cannot be, lengths are multiples of 8.
+    let rest = space.len_bytes - need;
+    dentry::encode(dir, child.0, child.1, name, need, |at, word| {
+        tx.set_word(space.offset + at, word)
+    });
+    if rest > 0 {
+        tx.set_word(space.offset + need, dentry::free_word(rest));
+    }
+    core.names.insert(tx, key, space.offset)?;
+    inode.set_entries(inode.entries() + 1);
+    // Until the commit the boundary behind the new entry does not exist.
+    leave_tail(hints);
+    Ok(Planned {
+        tail: (rest >= dentry::entry_bytes(b"a")).then_some(space.position + need),
+    })
+}
+
+/// Forgets the free entry behind the last insert, but not that there is room in its block.
+fn leave_tail(hints: &mut DirHints) {
+    if let Some(position) = hints.tail.take() {
+        hints.note_roomy((position / BLOCK_BYTES) as u32);
+    }
+}
+
+/// Tells the hints that the insert was committed.
+pub(crate) fn inserted(planned: &Planned, hints: &mut DirHints) {
+    hints.tail = planned.tail;
+}
+
+/// Maps a block for entries, in the hole if there is one, else behind the last.
+fn add_block(core: &Core, tx: &mut Tx<'_>, dir: u32, inode: &mut Inode, hole: Option<u64>) -> Result<Space> {
+    let lblk = hole.unwrap_or_else(|| last_lblk_end(inode));
+    let lblk32 = u32::try_from(lblk).map_err(|_| FsError::FileTooBig)?;
+    if !core.map.get(dir, lblk32).is_hole() {
+        return Err(FsError::Io(format!(
+            "directory {dir}: block {lblk} lies behind its end"
+        )));
+    }
+    let block = tx.alloc_block().map_err(crate::pool::core::map_error)?;
+    tx.insert_page((dir, lblk32), PageWord::new(block, 0))?;
+    let offset = core.superblock.block_offset(block);
+    let [first, second] = dentry::block_header(dir, lblk32);
+    tx.set_word(offset, first);
+    tx.set_word(offset + 8, second);
+    inode.set_blocks(inode.blocks() + 1);
+    inode.set_size(inode.size().max((lblk + 1) * BLOCK_BYTES));
+    Ok(Space {
+        position: lblk * BLOCK_BYTES + FIRST_ENTRY,
+        offset: offset + FIRST_ENTRY,
+        len_bytes: BLOCK_BYTES - FIRST_ENTRY,
+    })
+}
+
+/// Removes the entry `found`, and its block if nothing else is in it, unless `keep_block` says that the same
+/// transaction may be adding to that block.
+pub(crate) fn remove(
+    core: &Core,
+    tx: &mut Tx<'_>,
+    dir: (u32, &mut Inode, &mut DirHints),
+    found: &Found,
+    keep_block: bool,
+) -> Result<()> {
+    let (dir, inode, hints) = dir;
+    core.names.clear(tx, found.slot);
+    inode.set_entries(inode.entries().saturating_sub(1));
+    let block_offset = found.entry_offset / BLOCK_BYTES * BLOCK_BYTES;
+    let (owner, lblk) = dentry::read_block_header(&core.region, block_offset)?;
+    if owner != dir {
+        return Err(FsError::Io(format!(
+            "directory block at offset {block_offset}: belongs to inode {owner}"
+        )));
+    }
+    hints.note_roomy(lblk);
+    let within = found.entry_offset % BLOCK_BYTES;
+    let position = u64::from(lblk) * BLOCK_BYTES + within;
+    let mut len_bytes = dentry::head(&core.region, found.entry_offset)?.len_bytes;
+    if keep_block {
+        tx.set_word(found.entry_offset, dentry::free_word(len_bytes));
+        return Ok(());
+    }
+    if !is_alone(core, block_offset, found.entry_offset)? {
+        // Free space that follows becomes one with it, so that free entries do not pile up where names come and go.
+        if within + len_bytes < BLOCK_BYTES {
+            let next = dentry::head(&core.region, found.entry_offset + len_bytes)?;
+            if next.ino == 0 {
+                len_bytes += next.len_bytes;
+            }
+        }
+        tx.set_word(found.entry_offset, dentry::free_word(len_bytes));
+        // A boundary before and after the commit; what lies behind it may be one no more.
+        leave_tail(hints);
+        hints.tail = Some(position);
+        return Ok(());
+    }
+    // The entry's words stay as they are: the block is free, and nothing points to it.
+    let block = (block_offset / BLOCK_BYTES) as u32;
+    if core
+        .map
+        .remove(tx, dir, lblk)
+        .map_err(crate::pool::core::map_error)?
+        .page()
+        != block
+    {
+        return Err(FsError::Io(format!(
+            "directory {dir}: a name leads to block {block}, which is not its block {lblk}"
+        )));
+    }
+    tx.freed(Resource::Block(block));
+    hints.tail = hints.tail.filter(|position| position / BLOCK_BYTES != u64::from(lblk));
+    if u64::from(lblk) + 1 == last_lblk_end(inode) {
+        // With the count as it was: until the commit the table holds this block still.
+        inode.set_size(end_before(core, dir, inode, u64::from(lblk)) * BLOCK_BYTES);
+    }
+    inode.set_blocks(inode.blocks().saturating_sub(1));
+    Ok(())
+}
+
+/// Whether the entry at `entry_offset` is the only one of its block.
+fn is_alone(core: &Core, block_offset: u64, entry_offset: u64) -> Result<bool> {
+    let mut within = FIRST_ENTRY;
+    while within < BLOCK_BYTES {
+        let head = dentry::head(&core.region, block_offset + within)?;
+        if head.ino != 0 && block_offset + within != entry_offset {
+            return Ok(false);
+        }
+        within += head.len_bytes;
+    }
+    Ok(true)
+}
+
+/// Lets the entry `found` name another inode.
+pub(crate) fn replace(
+    core: &Core,
+    tx: &mut Tx<'_>,
+    dir: u32,
+    name: &[u8],
+    found: &Found,
+    child: (u32, FileKind),
+) -> Result<()> {
+    let head = dentry::head(&core.region, found.entry_offset)?;
+    dentry::encode(dir, child.0, child.1, name, head.len_bytes, |at, word| {
+        if at < 16 {
+            tx.set_word(found.entry_offset + at, word);
+        }
+    });
+    Ok(())
+}
+
+/// Finds the name of `key` in its directory, whose lock the caller holds. In one whose names are not all in the table, what is not found
+/// there but stands in the directory is an error.
+pub(crate) fn find(core: &Core, inode: &Inode, key: &Key<'_>) -> Result<Option<Found>> {
+    let found = core.names.find(key)?;
+    if found.is_none() && core.damage.loses_names(key.parent) {
+        check_absent(core, key.parent, inode, key.name)?;
+    }
+    Ok(found)
+}
+
+fn check_absent(core: &Core, dir: u32, inode: &Inode, name: &[u8]) -> Result<()> {
+    let mut is_there = false;
+    let mut left = u64::from(inode.entries());
+    list(core, dir, inode, 0, &mut |entry| {
+        is_there |= entry.name == name;
+        left = left.saturating_sub(1);
+        !is_there
+    })?;
+    if !is_there && left > 0 {
+        return Err(lost_names(dir, left));
+    }
+    if is_there {
+        let name = String::from_utf8_lossy(name);
+        return Err(FsError::Io(format!(
+            "entry {name:?} of directory {dir}: missing in the name table; run `ferrite fsck --repair`"
+        )));
+    }
+    Ok(())
+}
+
+fn lost_names(dir: u32, count: u64) -> FsError {
+    FsError::Io(format!(
+        "directory {dir}: {count} of its names are lost; run `ferrite fsck --repair`"
+    ))
+}
+
+/// Lists from position `cookie` on, as [`ferrite_vfs::FileSystem::readdir`] demands. A directory that has lost names says so behind
+/// the last one that is left: a copy of it must not pass for whole.
+pub(crate) fn list(
+    core: &Core,
+    dir: u32,
+    inode: &Inode,
+    cookie: u64,
+    sink: &mut dyn FnMut(&DirEntry<'_>) -> bool,
+) -> Result<()> {
+    let mut left = u64::from(inode.entries());
+    let mut given = 0;
+    for lblk in mapped_lblks(core, dir, inode, cookie / BLOCK_BYTES) {
+        if left == 0 {
+            break;
+        }
+        if let Some(block_offset) = block_of(core, dir, lblk)? {
+            let mut within = FIRST_ENTRY;
+            while within < BLOCK_BYTES {
+                let position = lblk * BLOCK_BYTES + within;
+                let head = dentry::head(&core.region, block_offset + within)?;
+                if head.ino != 0 && position >= cookie {
+                    let entry = dentry::read(&core.region, block_offset + within, dir)?;
+                    let next_cookie = position + head.len_bytes;
+                    let ino = u64::from(entry.ino);
+                    if !sink(&DirEntry {
+                        ino,
+                        kind: entry.kind,
+                        name: entry.name(),
+                        next_cookie,
+                    }) {
+                        return Ok(());
+                    }
+                    // With all entries given, the holes of a sparse directory need not be walked.
+                    left -= u64::from(left > 0);
+                    given += 1;
+                }
+                within += head.len_bytes;
+            }
+        }
+    }
+    if given == 0 && cookie > 0 && core.damage.loses_names(dir) {
+        left = u64::from(inode.entries());
+        list(core, dir, inode, 0, &mut |_| {
+            left = left.saturating_sub(1);
+            true
+        })?;
+    }
+    match given == 0 && left > 0 && core.damage.loses_names(dir) {
+        true => Err(lost_names(dir, left)),
+        false => Ok(()),
+    }
+}

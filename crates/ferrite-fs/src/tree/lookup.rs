@@ -1,0 +1,105 @@
+//! What the operations on names share: finding a name, and [`Edits`], the working copies of the inodes an operation
+//! changes.
+
+use std::sync::Arc;
+
+use ferrite_vfs::{Attr, FsError, Ino, Result};
+
+use super::dir;
+use crate::cache::inodes::InodeMem;
+use crate::format::inode::Inode;
+use crate::pool::core::Core;
+use crate::pool::tx::Tx;
+use crate::space::names::Found;
+
+/// Working copies of the inodes that a rename changes.
+pub(crate) struct Edits {
+    list: Vec<(u32, Inode)>,
+}
+
+impl Edits {
+    /// Loads the inodes; their locks are held. A directory without names, or a freed inode, is `NotFound`.
+    pub(crate) fn load(core: &Core, inodes: &[&Arc<InodeMem>]) -> Result<Edits> {
+        let mut list: Vec<(u32, Inode)> = Vec::with_capacity(inodes.len());
+        for inode in inodes {
+            if list.iter().all(|&(ino, _)| ino != inode.ino) {
+                list.push((inode.ino, core.load_live(inode).map_err(gone)?));
+            }
+        }
+        Ok(Edits { list })
+    }
+
+    /// The working copy of `ino`.
+    pub(crate) fn get(&mut self, ino: u32) -> &mut Inode {
+        let found = self.list.iter_mut().find(|&&mut (number, _)| number == ino);
+        &mut found.expect("only loaded inodes are edited").1
+    }
+
+    /// Records all changes.
+    pub(crate) fn put(&mut self, tx: &mut Tx<'_>) {
+        for (ino, new) in &mut self.list {
+            tx.put_inode(*ino, new);
+        }
+    }
+}
+
+/// To somebody who came by a name, an inode that is gone is a name that is gone.
+pub(crate) fn gone(error: FsError) -> FsError {
+    match error {
+        FsError::Stale => FsError::NotFound,
+        other => other,
+    }
+}
+
+/// Checks that `inode` is a directory that names can be put in.
+pub(crate) fn check_dir(inode: &Inode) -> Result<()> {
+    if !inode.is_dir() {
+        return Err(FsError::NotDirectory);
+    }
+    if inode.nlink() == 0 {
+        return Err(FsError::NotFound);
+    }
+    Ok(())
+}
+
+/// Finds `name` in `dir`. The child's entry in the cache is taken under the directory's lock, when the child is
+/// certainly alive, so that its being freed later shows.
+pub(crate) fn find(core: &Core, dir: Ino, name: &[u8]) -> Result<Option<(Found, Arc<InodeMem>)>> {
+    core.with_dir(dir, |ino, inode| {
+        let Some(found) = dir::find(core, inode, &core.names.key(ino, name))? else {
+            return Ok(None);
+        };
+        let child = core.inodes.get(found.ino);
+        // Whoever frees an inode holds the directory's lock until the name is gone, so this name is damage. Looking again, as
+        // after a race, would never end.
+        if child.is_dead() {
+            return Err(free_inode_named(found.ino));
+        }
+        Ok(Some((found, child)))
+    })
+    .map_err(gone)
+}
+
+fn free_inode_named(ino: u32) -> FsError {
+    FsError::Io(format!("entry points to free inode {ino}; run `ferrite fsck`"))
+}
+
+/// What `name` in `dir` leads to, as it was at some time during the call.
+pub(crate) fn lookup(core: &Core, dir: Ino, name: &[u8]) -> Result<Attr> {
+    let mut unlinked = None;
+    loop {
+        let (found, child) = find(core, dir, name)?.ok_or(FsError::NotFound)?;
+        match core.snapshot(&child) {
+            // Its last name went between the two looks, and somebody keeps it open: the name is gone, or points elsewhere by now. If it
+            // does not, the count is damaged.
+            Ok(inode) if inode.nlink() == 0 && unlinked != Some((found.ino, inode.generation())) => {
+                unlinked = Some((found.ino, inode.generation()));
+            }
+            Ok(inode) => return core.attr(found.ino, &inode),
+            // The same, and it was freed.
+            Err(FsError::Stale) if child.is_dead() => continue,
+            Err(FsError::Stale) => return Err(free_inode_named(found.ino)),
+            Err(error) => return Err(error),
+        }
+    }
+}

@@ -1,0 +1,271 @@
+//! Names and inodes that go: unlink, rmdir, and freeing an inode once nothing holds it.
+//!
+//! Crash argument: the record that removes the last name either frees the inode and its pages as well, or leaves
+//! an inode with no name. Mount frees such inodes; nobody can have one open then. Freeing in several records is
+//! safe at each of them, because the inode is not reachable and the last record is the one that frees it.
+
+use std::cell::OnceCell;
+use std::sync::Arc;
+use std::sync::atomic::{Ordering, fence};
+
+use ferrite_map::Resource;
+use ferrite_vfs::{FileKind, FsError, Ino, Result, SpaceOf, posix};
+
+use super::dir;
+use super::lookup::{check_dir, gone};
+use crate::cache::inodes::{Exclusive, InodeMem};
+use crate::file::cut;
+use crate::format::inode::Inode;
+use crate::pool::core::Core;
+use crate::pool::tx::Tx;
+use crate::space::blocks::Class;
+use crate::space::names::Found;
+
+/// Pages that the record which removes a name frees as well; beyond it they go in records of their own.
+const FREE_WITH_NAME: u32 = 64;
+
+/// Removes a name: a directory's (which must be empty) or any other.
+///
+/// Never fails for want of space. All that can need some is a directory's block that goes: it may be from the middle of
+/// an extent, and the tree may want a node for what is then two. So without one the block stays, empty, for the names
+/// that come next. The pages of the file go in ascending order, each from the front of its extent, which needs nothing
+/// on any mapping.
+pub(crate) fn unlink(core: &Core, parent: Ino, name: &[u8], want_dir: bool) -> Result<()> {
+    posix::check_name(name)?;
+    core.check_writable()?;
+    match unlink_once(core, parent, name, want_dir, false) {
+        Err(FsError::NoSpace(SpaceOf::Blocks)) => unlink_once(core, parent, name, want_dir, true),
+        other => other,
+    }
+}
+
+fn unlink_once(core: &Core, parent: Ino, name: &[u8], want_dir: bool, keep_block: bool) -> Result<()> {
+    loop {
+        let directory = core.inode(parent).map_err(gone)?;
+        let child = OnceCell::new();
+        let Some(locked) = lock_both(core, &directory, &child, name)? else {
+            // The child could not be locked in order, or changed before it was.
+            continue;
+        };
+        let Locked {
+            mut dir,
+            inode: mut parent_inode,
+            child,
+            found,
+        } = locked;
+        match (found.kind == FileKind::Directory, want_dir) {
+            (true, false) => return Err(FsError::IsDirectory),
+            (false, true) => return Err(FsError::NotDirectory),
+            _ => {}
+        }
+        let mut inode = core.load_live(child.inode).map_err(gone)?;
+        if want_dir && inode.entries() != 0 {
+            return Err(FsError::NotEmpty);
+        }
+        let now = Core::now();
+        let mut tx = Tx::new(core);
+        tx.set_class(Class::Replacing);
+        parent_inode.set_mtime(now);
+        parent_inode.set_ctime(now);
+        if want_dir {
+            parent_inode.set_nlink(parent_inode.nlink().saturating_sub(1));
+        }
+        let place = (directory.ino, &mut parent_inode, &mut *dir.hints);
+        dir::remove(core, &mut tx, place, &found, keep_block)?;
+        let fate = drop_link(core, &mut tx, child.inode, &mut inode, now)?;
+        tx.put_inode(directory.ino, &mut parent_inode);
+        tx.put_inode(child.inode.ino, &mut inode);
+        tx.commit(&[&directory, child.inode])?;
+        let fate = settle(child.inode, fate);
+        let freed = child.inode;
+        drop((dir, child));
+        finish_committed(core, freed, fate);
+        return Ok(());
+    }
+}
+
+/// A directory and one of its entries, both locked.
+struct Locked<'a> {
+    dir: Exclusive<'a>,
+    /// The directory's.
+    inode: Inode,
+    child: Exclusive<'a>,
+    found: Found,
+}
+
+/// Locks `directory` and its entry `name`, whose inode goes to `child`. Looks the name up once if the child can be locked
+/// after its directory: because its number is higher, or because nobody else holds it. Else both are locked in order,
+/// and `None` says that the entry changed meanwhile.
+fn lock_both<'a>(
+    core: &Core,
+    directory: &'a Arc<InodeMem>,
+    child: &'a OnceCell<Arc<InodeMem>>,
+    name: &[u8],
+) -> Result<Option<Locked<'a>>> {
+    let key = core.names.key(directory.ino, name);
+    let look = || -> Result<(Inode, Found)> {
+        let inode = core.load_live(directory).map_err(gone)?;
+        check_dir(&inode)?;
+        let found = dir::find(core, &inode, &key)?.ok_or(FsError::NotFound)?;
+        Ok((inode, found))
+    };
+    let dir = directory.write();
+    let (inode, found) = look()?;
+    if found.ino == directory.ino {
+        return Err(FsError::Io(format!(
+            "directory {} contains itself; run `ferrite fsck`",
+            found.ino
+        )));
+    }
+    let entry = child.get_or_init(|| core.inodes.get(found.ino));
+    let locked = if found.ino > directory.ino {
+        Some(entry.write())
+    } else {
+        entry.try_write()
+    };
+    if let Some(child) = locked {
+        return Ok(Some(Locked {
+            dir,
+            inode,
+            child,
+            found,
+        }));
+    }
+    drop(dir);
+    let child = entry.write();
+    let dir = directory.write();
+    let (inode, again) = look()?;
+    let unchanged = again == found && !entry.is_dead();
+    Ok(unchanged.then_some(Locked {
+        dir,
+        inode,
+        child,
+        found,
+    }))
+}
+
+/// What became of an inode that lost a name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Fate {
+    /// It has other names.
+    Lives,
+    /// It has none, but somebody held it when it lost the last.
+    Held,
+    /// Freed by the same record.
+    Freed,
+    /// To be freed now, by records of its own.
+    Orphan,
+}
+
+/// Takes one name off `inode` (all of them, if it is a directory), in `tx`; frees it if that is little work.
+pub(crate) fn drop_link(
+    core: &Core,
+    tx: &mut Tx<'_>,
+    child: &InodeMem,
+    inode: &mut Inode,
+    now: ferrite_vfs::Timestamp,
+) -> Result<Fate> {
+    let nlink = if inode.is_dir() {
+        0
+    } else {
+        inode.nlink().saturating_sub(1)
+    };
+    inode.set_nlink(nlink);
+    inode.set_ctime(now);
+    if nlink > 0 {
+        return Ok(Fate::Lives);
+    }
+    if child.pins() > 0 {
+        return Ok(Fate::Held);
+    }
+    if inode.blocks() > FREE_WITH_NAME {
+        return Ok(Fate::Orphan);
+    }
+    for lblk in cut::mapped_pages(core, child, inode, 0) {
+        cut::unmap(core, tx, child.ino, lblk, inode)?;
+    }
+    free_inode(tx, child.ino, inode);
+    Ok(Fate::Freed)
+}
+
+/// Turns `inode`, which maps nothing, into a free one.
+fn free_inode(tx: &mut Tx<'_>, ino: u32, inode: &mut Inode) {
+    use ferrite_map::MapTx;
+    if inode.xattr_block() != 0 {
+        tx.freed(Resource::Block(inode.xattr_block()));
+    }
+    // The rest stays as it was: no mode is enough to say that nothing of it counts.
+    inode.set_mode_bits(0);
+    tx.freed(Resource::Inode(ino));
+}
+
+/// After the commit, with the lock still held: whoever waits for it, or still holds the entry, must see that it is
+/// gone. Returns what is to become of it now: its last holder may have let go while the record was on its way, when it
+/// had a name still, and left it alone.
+///
+/// The holder takes its pin back, then looks for names; we have taken the name, then look for pins. With a fence in
+/// between on both sides one of the two sees the other. If both do, the second finds the inode freed.
+pub(crate) fn settle(child: &InodeMem, fate: Fate) -> Fate {
+    match fate {
+        Fate::Freed => child.set_dead(),
+        Fate::Held => {
+            fence(Ordering::SeqCst);
+            if child.pins() == 0 {
+                return Fate::Orphan;
+            }
+        }
+        Fate::Lives | Fate::Orphan => {}
+    }
+    fate
+}
+
+/// After the locks are released: frees an orphan.
+pub(crate) fn finish(core: &Core, child: &Arc<InodeMem>, fate: Fate) -> Result<()> {
+    match fate {
+        Fate::Orphan => free_orphan(core, child),
+        _ => Ok(()),
+    }
+}
+
+/// The same where the record that took the name is committed: the operation has happened, and whatever comes of this
+/// cannot undo it. An orphan that cannot be freed now is freed by the next mount.
+pub(crate) fn finish_committed(core: &Core, child: &Arc<InodeMem>, fate: Fate) {
+    if let Err(error) = core.told(finish(core, child, fate)) {
+        tracing::debug!(ino = child.ino, %error, "an inode without names stays until the next mount");
+    }
+}
+
+/// Frees an inode that has no name, unless somebody holds it. Blocking: one record for every few hundred pages.
+pub(crate) fn free_orphan(core: &Core, child: &Arc<InodeMem>) -> Result<()> {
+    core.check_writable()?;
+    let lock = child.write();
+    let Ok(loaded) = core.load_live(child) else {
+        return Ok(());
+    };
+    if loaded.nlink() > 0 || child.pins() > 0 {
+        return Ok(());
+    }
+    let mut inode = loaded;
+    cut::unmap_from(core, child, &mut inode, 0)?;
+    let mut tx = Tx::new(core);
+    free_inode(&mut tx, child.ino, &mut inode);
+    tx.put_inode(child.ino, &mut inode);
+    tx.commit(&[child])?;
+    settle(child, Fate::Freed);
+    drop(lock);
+    Ok(())
+}
+
+/// Takes pins back; the last one frees an inode without names.
+pub(crate) fn unpin(core: &Core, inode: &Arc<InodeMem>, count: u64) {
+    if !inode.unpin(count) || inode.is_dead() {
+        return;
+    }
+    // The other half of what `settle` says.
+    fence(Ordering::SeqCst);
+    let orphan = core.snapshot(inode).is_ok_and(|loaded| loaded.nlink() == 0);
+    if orphan && let Err(error) = free_orphan(core, inode) {
+        // Nothing is lost: the next mount frees it.
+        tracing::debug!(ino = inode.ino, %error, "an inode without names stays until the next mount");
+    }
+}

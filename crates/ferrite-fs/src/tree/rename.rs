@@ -1,0 +1,272 @@
+//! Rename, in one record whatever it involves: two entries, their slots, up to four inodes and what is replaced.
+
+use std::sync::Arc;
+
+use ferrite_vfs::{FileKind, FsError, Ino, LINK_MAX, ROOT_INO, RenameMode, Result, SpaceOf, posix};
+
+use super::dir;
+use super::lookup::{Edits, check_dir, find, gone};
+use super::remove::{self, Fate};
+use crate::cache::inodes::InodeMem;
+use crate::pool::core::Core;
+use crate::pool::locks::LockSet;
+use crate::pool::tx::Tx;
+use crate::retry::{self, Need};
+use crate::space::names::Found;
+
+/// One side of a rename.
+struct Side<'a> {
+    dir: Arc<InodeMem>,
+    name: &'a [u8],
+}
+
+/// See [`ferrite_vfs::FileSystem::rename`].
+pub(crate) fn rename(core: &Core, from: (Ino, &[u8]), to: (Ino, &[u8]), mode: RenameMode) -> Result<()> {
+    posix::check_name(from.1)?;
+    posix::check_name(to.1)?;
+    core.check_writable()?;
+    retry::with_space(core, Need::FEW, || match rename_once(core, from, to, mode, false) {
+        // As in `remove::unlink`: the source's block goes only if the tree needs no node for that.
+        Err(FsError::NoSpace(SpaceOf::Blocks)) => rename_once(core, from, to, mode, true),
+        other => other,
+    })
+}
+
+fn rename_once(core: &Core, from: (Ino, &[u8]), to: (Ino, &[u8]), mode: RenameMode, keep_block: bool) -> Result<()> {
+    loop {
+        let source = find(core, from.0, from.1)?.ok_or(FsError::NotFound)?;
+        let target = find(core, to.0, to.1)?;
+        let from = Side {
+            dir: core.inode(from.0).map_err(gone)?,
+            name: from.1,
+        };
+        let to = Side {
+            dir: core.inode(to.0).map_err(gone)?,
+            name: to.1,
+        };
+        if let Some(result) = attempt(core, &from, &to, &source, target.as_ref(), (mode, keep_block)) {
+            return result;
+        }
+    }
+}
+
+/// `None` when the names no longer are what was found before the locks were taken.
+fn attempt(
+    core: &Core,
+    from: &Side<'_>,
+    to: &Side<'_>,
+    source: &(Found, Arc<InodeMem>),
+    target: Option<&(Found, Arc<InodeMem>)>,
+    (mode, keep_block): (RenameMode, bool),
+) -> Option<Result<()>> {
+    let (source_entry, source) = source;
+    let is_dir = |found: &Found| found.kind == FileKind::Directory;
+    let crosses = from.dir.ino != to.dir.ino;
+    let moves_dir = crosses && (is_dir(source_entry) || target.is_some_and(|(found, _)| is_dir(found)));
+    let _ancestry = moves_dir.then(|| core.rename.lock());
+    let mut involved = vec![&from.dir, &to.dir, source];
+    involved.extend(target.map(|(_, inode)| inode));
+    let mut locks = LockSet::lock(&involved);
+
+    let look = |side: &Side<'_>| core.names.find(&core.names.key(side.dir.ino, side.name));
+    let unchanged = (|| -> Result<bool> {
+        let same_source = look(from)? == Some(*source_entry) && !source.is_dead();
+        let same_target = look(to)? == target.map(|&(found, _)| found) && target.is_none_or(|(_, t)| !t.is_dead());
+        Ok(same_source && same_target)
+    })();
+    match unchanged {
+        Ok(true) => {}
+        Ok(false) => return None,
+        Err(error) => return Some(Err(error)),
+    }
+    let fates = (|| {
+        let mut edits = Edits::load(core, &involved)?;
+        check_dir(edits.get(from.dir.ino))?;
+        check_dir(edits.get(to.dir.ino))?;
+        if !check(core, &mut edits, from, to, (source_entry, source), target, mode)? {
+            return Ok(None);
+        }
+        let mut tx = Tx::new(core);
+        let fate = match (mode, target) {
+            (RenameMode::Exchange, Some(target)) => {
+                exchange(core, &mut tx, &mut edits, from, to, source_entry, &target.0)?;
+                Fate::Lives
+            }
+            _ => {
+                let entries = (source_entry, target);
+                let planned = relink(core, &mut tx, &mut edits, &mut locks, (from, to), entries, keep_block)?;
+                edits.put(&mut tx);
+                tx.commit(&involved)?;
+                if let Some(planned) = planned.1 {
+                    dir::inserted(&planned, locks.hints(to.dir.ino));
+                }
+                let fate = target.map_or(planned.0, |(_, inode)| remove::settle(inode, planned.0));
+                return Ok(Some(fate));
+            }
+        };
+        edits.put(&mut tx);
+        tx.commit(&involved)?;
+        Ok(Some(fate))
+    })();
+    drop(locks);
+    Some(match (fates, target) {
+        (Ok(Some(fate)), Some((_, inode))) => {
+            remove::finish_committed(core, inode, fate);
+            Ok(())
+        }
+        (Ok(_), _) => Ok(()),
+        (Err(error), _) => Err(error),
+    })
+}
+
+/// All that can be refused; `Ok(false)` when there is nothing to do.
+fn check(
+    core: &Core,
+    edits: &mut Edits,
+    from: &Side<'_>,
+    to: &Side<'_>,
+    (source_entry, source): (&Found, &Arc<InodeMem>),
+    target: Option<&(Found, Arc<InodeMem>)>,
+    mode: RenameMode,
+) -> Result<bool> {
+    match (mode, target) {
+        (RenameMode::NoReplace, Some(_)) => return Err(FsError::Exists),
+        (RenameMode::Exchange, None) => return Err(FsError::NotFound),
+        _ => {}
+    }
+    if target.is_some_and(|(found, _)| found.ino == source.ino) {
+        return Ok(false);
+    }
+    let source_is_dir = source_entry.kind == FileKind::Directory;
+    if source_is_dir && is_below(core, to.dir.ino, source.ino) {
+        return Err(FsError::Invalid("a directory cannot move below itself"));
+    }
+    let target_is_dir = target.is_some_and(|(found, _)| found.kind == FileKind::Directory);
+    match (mode, target) {
+        (RenameMode::Exchange, Some((found, _))) => {
+            if target_is_dir && is_below(core, from.dir.ino, found.ino) {
+                return Err(FsError::Invalid("a directory cannot move below itself"));
+            }
+        }
+        (_, Some((found, _))) => {
+            if source_is_dir && !target_is_dir {
+                return Err(FsError::NotDirectory);
+            }
+            if !source_is_dir && target_is_dir {
+                return Err(FsError::IsDirectory);
+            }
+            // The source's directory is not empty, whatever a damaged inode says.
+            if target_is_dir && (found.ino == from.dir.ino || edits.get(found.ino).entries() != 0) {
+                return Err(FsError::NotEmpty);
+            }
+        }
+        (_, None) => {}
+    }
+    let gains_dir = |gained: bool, lost: bool| gained && !lost && from.dir.ino != to.dir.ino;
+    if gains_dir(source_is_dir, target_is_dir) && edits.get(to.dir.ino).nlink() >= LINK_MAX {
+        return Err(FsError::TooManyLinks);
+    }
+    let exchange = mode == RenameMode::Exchange;
+    if exchange && gains_dir(target_is_dir, source_is_dir) && edits.get(from.dir.ino).nlink() >= LINK_MAX {
+        return Err(FsError::TooManyLinks);
+    }
+    Ok(true)
+}
+
+/// Whether directory `dir` is `ancestor` or lies below it. Parents change only under the rename lock, which the caller
+/// holds if the answer can matter (within one directory nothing can move below itself but by name).
+fn is_below(core: &Core, dir: u32, ancestor: u32) -> bool {
+    let mut at = dir;
+    // A damaged pool may hold a circle of directories; no path is longer than there are inodes.
+    for _ in 0..core.superblock.inodes {
+        if at == ancestor {
+            return true;
+        }
+        if u64::from(at) == ROOT_INO || at == 0 || u64::from(at) >= core.superblock.inodes {
+            return false;
+        }
+        at = core.load(at).parent();
+    }
+    true
+}
+
+/// Takes the source's entry away and lets the target's name it, or adds a new one.
+fn relink(
+    core: &Core,
+    tx: &mut Tx<'_>,
+    edits: &mut Edits,
+    locks: &mut LockSet<'_>,
+    (from, to): (&Side<'_>, &Side<'_>),
+    (source, target): (&Found, Option<&(Found, Arc<InodeMem>)>),
+    keep_block: bool,
+) -> Result<(Fate, Option<dir::Planned>)> {
+    let now = Core::now();
+    let child = (source.ino, source.kind);
+    let is_dir = source.kind == FileKind::Directory;
+    let same_dir = from.dir.ino == to.dir.ino;
+    let mut fate = Fate::Lives;
+    let mut planned = None;
+    if let Some((found, inode)) = target {
+        dir::replace(core, tx, to.dir.ino, to.name, found, child)?;
+        if found.kind == FileKind::Directory {
+            let directory = edits.get(to.dir.ino);
+            directory.set_nlink(directory.nlink().saturating_sub(1));
+        }
+        fate = remove::drop_link(core, tx, inode, edits.get(found.ino), now)?;
+    } else {
+        let key = core.names.key(to.dir.ino, to.name);
+        let place = (edits.get(to.dir.ino), locks.hints(to.dir.ino));
+        planned = Some(dir::insert(core, tx, &key, place, child)?);
+    }
+    // The new name may be going to the block that the old one leaves.
+    let keep_block = keep_block || (same_dir && target.is_none());
+    let place = (from.dir.ino, edits.get(from.dir.ino), locks.hints(from.dir.ino));
+    dir::remove(core, tx, place, source, keep_block)?;
+    if is_dir && !same_dir {
+        let directory = edits.get(from.dir.ino);
+        directory.set_nlink(directory.nlink().saturating_sub(1));
+        let directory = edits.get(to.dir.ino);
+        directory.set_nlink(directory.nlink() + 1);
+        edits.get(source.ino).set_parent(to.dir.ino);
+    }
+    stamp(edits, &[from.dir.ino, to.dir.ino], source.ino, now);
+    Ok((fate, planned))
+}
+
+/// Swaps two entries in place.
+fn exchange(
+    core: &Core,
+    tx: &mut Tx<'_>,
+    edits: &mut Edits,
+    from: &Side<'_>,
+    to: &Side<'_>,
+    source: &Found,
+    target: &Found,
+) -> Result<()> {
+    let now = Core::now();
+    dir::replace(core, tx, to.dir.ino, to.name, target, (source.ino, source.kind))?;
+    dir::replace(core, tx, from.dir.ino, from.name, source, (target.ino, target.kind))?;
+    if from.dir.ino != to.dir.ino {
+        for (entry, leaves, enters) in [(source, &from.dir, &to.dir), (target, &to.dir, &from.dir)] {
+            if entry.kind == FileKind::Directory {
+                let directory = edits.get(leaves.ino);
+                directory.set_nlink(directory.nlink().saturating_sub(1));
+                let directory = edits.get(enters.ino);
+                directory.set_nlink(directory.nlink() + 1);
+                edits.get(entry.ino).set_parent(enters.ino);
+            }
+        }
+    }
+    stamp(edits, &[from.dir.ino, to.dir.ino], source.ino, now);
+    edits.get(target.ino).set_ctime(now);
+    Ok(())
+}
+
+fn stamp(edits: &mut Edits, dirs: &[u32], moved: u32, now: ferrite_vfs::Timestamp) {
+    for &dir in dirs {
+        let directory = edits.get(dir);
+        directory.set_mtime(now);
+        directory.set_ctime(now);
+    }
+    edits.get(moved).set_ctime(now);
+}

@@ -1,0 +1,152 @@
+//! Extended attributes: all of an inode's in one block (see [`crate::format::xattr`]), written anew with every change.
+//!
+//! Crash argument: the new block is claimed and filled before the record that swings the inode's pointer to it; the
+//! old block is freed by that record.
+
+use ferrite_map::{MapTx, Resource};
+use ferrite_vfs::{FsError, Ino, Result, SpaceOf, XATTR_NAME_MAX, XATTR_SIZE_MAX, XattrMode};
+
+use super::lookup::gone;
+use crate::format::inode::Inode;
+use crate::format::layout::BLOCK_BYTES;
+use crate::format::xattr::{Attributes, SPACE_BYTES, decode, encode};
+use crate::pool::core::{Core, map_error};
+use crate::pool::tx::Tx;
+use crate::retry::{self, Need};
+use crate::space::blocks::Class;
+
+/// All attributes of an inode; under its lock.
+pub(crate) fn load(core: &Core, ino: u32, inode: &Inode) -> Result<Attributes> {
+    let block = inode.xattr_block();
+    if block == 0 {
+        return Ok(Attributes::new());
+    }
+    let damaged = || {
+        FsError::Io(format!(
+            "inode {ino}: damaged extended attributes in block {block}; run `ferrite fsck`"
+        ))
+    };
+    if !core.superblock.is_data_block(block) {
+        return Err(damaged());
+    }
+    let mut bytes = vec![0; BLOCK_BYTES as usize];
+    core.region.read(core.superblock.block_offset(block), &mut bytes);
+    decode(ino, &bytes).ok_or_else(damaged)
+}
+
+fn read<T>(core: &Core, ino: Ino, f: impl FnOnce(Attributes) -> Result<T>) -> Result<T> {
+    let inode = core.inode(ino).map_err(gone)?;
+    let _lock = inode.read();
+    let loaded = core.load_live(&inode)?;
+    f(load(core, inode.ino, &loaded)?)
+}
+
+fn check_name(name: &[u8]) -> Result<()> {
+    match name.len() {
+        0 => Err(FsError::Invalid("empty attribute name")),
+        1..=XATTR_NAME_MAX => Ok(()),
+        _ => Err(FsError::Range),
+    }
+}
+
+/// Value of one attribute.
+pub(crate) fn get(core: &Core, ino: Ino, name: &[u8]) -> Result<Vec<u8>> {
+    check_name(name)?;
+    read(core, ino, |attributes| {
+        attributes
+            .into_iter()
+            .find(|(found, _)| found == name)
+            .map(|(_, value)| value)
+            .ok_or(FsError::NoAttribute)
+    })
+}
+
+/// Names of all attributes.
+pub(crate) fn list(core: &Core, ino: Ino) -> Result<Vec<Vec<u8>>> {
+    read(core, ino, |attributes| {
+        Ok(attributes.into_iter().map(|(name, _)| name).collect())
+    })
+}
+
+/// Creates or replaces an attribute.
+pub(crate) fn set(core: &Core, ino: Ino, name: &[u8], value: &[u8], mode: XattrMode) -> Result<()> {
+    check_name(name)?;
+    // It would not fit if it were the only one, so there is no space to be made for it.
+    if value.len() > XATTR_SIZE_MAX || 4 + name.len() + value.len() > SPACE_BYTES {
+        return Err(FsError::ValueTooLong);
+    }
+    change(core, ino, |attributes| {
+        let at = attributes.iter().position(|(found, _)| found == name);
+        match (mode, at) {
+            (XattrMode::Create, Some(_)) => return Err(FsError::Exists),
+            (XattrMode::Replace, None) => return Err(FsError::NoAttribute),
+            (_, Some(at)) => attributes[at].1 = value.to_vec(),
+            (_, None) => attributes.push((name.to_vec(), value.to_vec())),
+        }
+        let used: usize = attributes
+            .iter()
+            .map(|(name, value)| 4 + name.len() + value.len())
+            .sum();
+        if used > SPACE_BYTES {
+            return Err(FsError::NoSpace(SpaceOf::Attributes));
+        }
+        Ok(())
+    })
+}
+
+/// Removes an attribute.
+pub(crate) fn remove(core: &Core, ino: Ino, name: &[u8]) -> Result<()> {
+    check_name(name)?;
+    change(core, ino, |attributes| {
+        let at = attributes
+            .iter()
+            .position(|(found, _)| found == name)
+            .ok_or(FsError::NoAttribute)?;
+        attributes.remove(at);
+        Ok(())
+    })
+}
+
+fn change(core: &Core, ino: Ino, edit: impl Fn(&mut Attributes) -> Result<()>) -> Result<()> {
+    core.check_writable()?;
+    retry::with_space(core, Need::FEW, || {
+        let inode = core.inode(ino).map_err(gone)?;
+        let _lock = inode.write();
+        let old = core.load_live(&inode)?;
+        let mut attributes = load(core, inode.ino, &old)?;
+        edit(&mut attributes)?;
+        let mut new = old;
+        let mut tx = Tx::new(core);
+        if old.xattr_block() != 0 {
+            tx.set_class(Class::Replacing);
+            tx.freed(Resource::Block(old.xattr_block()));
+        }
+        let block = if attributes.is_empty() {
+            0
+        } else {
+            tx.alloc_block().map_err(map_error)?
+        };
+        if block != 0 {
+            tx.stream_block(block, &encode(inode.ino, &attributes));
+        }
+        new.set_xattr_block(block);
+        new.set_ctime(Core::now());
+        tx.put_inode(inode.ino, &mut new);
+        tx.commit(&[&inode])
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_full_block_reads_back_and_a_flipped_bit_is_noticed() {
+        let attributes = vec![(b"user.a".to_vec(), vec![7; 4000]), (b"user.b".to_vec(), Vec::new())];
+        let mut block = encode(5, &attributes);
+        assert_eq!(decode(5, &block), Some(attributes));
+        assert_eq!(decode(6, &block), None, "another inode's block");
+        block[3000] ^= 4;
+        assert_eq!(decode(5, &block), None);
+    }
+}
