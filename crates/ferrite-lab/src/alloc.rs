@@ -17,6 +17,9 @@ use parking_lot::Mutex;
 
 use crate::random::Rng;
 
+/// Bytes of a data block.
+pub(crate) const BLOCK_BYTES: u64 = 4096;
+
 /// Stretches of 64 blocks looked at for one that is free.
 const STRETCHES: u64 = 64;
 

@@ -5,6 +5,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::plan::Plan;
+use crate::stats::median_with_interval;
 
 /// A figure that can be run.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -35,6 +36,20 @@ pub struct Point {
     /// The samples themselves, while a figure runs: another run on fresh pools adds its own. Empty in results.
     #[serde(skip)]
     pub(crate) values: Vec<f64>,
+}
+
+/// The point at place `x`, called `label`, of these samples.
+pub(crate) fn point(x: f64, label: impl Into<String>, samples: &mut [f64]) -> Point {
+    let (median, low, high) = median_with_interval(samples);
+    Point {
+        x,
+        label: label.into(),
+        median,
+        low,
+        high,
+        samples: samples.len() as u64,
+        values: samples.to_vec(),
+    }
 }
 
 /// The points of one contender.
@@ -80,7 +95,7 @@ impl Panel {
             Some(known) => {
                 known.values.append(&mut point.values);
                 let mut values = std::mem::take(&mut known.values);
-                *known = crate::stats::point(known.x, std::mem::take(&mut known.label), &mut values);
+                *known = self::point(known.x, std::mem::take(&mut known.label), &mut values);
             }
             None => self.push(name, point),
         }
@@ -207,7 +222,6 @@ pub struct FigureResult {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::stats::point;
 
     fn data(samples: &mut [f64]) -> FigureData {
         let series = Series {

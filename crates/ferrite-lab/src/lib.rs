@@ -2,7 +2,7 @@
 //!
 //! | module | what lives there |
 //! | --- | --- |
-//! | [`plan`] | how much is done, and who is told about it |
+//! | [`plan`], `progress` | how much is done, and who is told about it |
 //! | `structure` | what is measured: every mapping of `ferrite-map`, and the baselines |
 //! | `baselines` | level hashing, HashFS with tombstones, extent trees behind a page cache |
 //! | `alloc` | the papers' block allocator and ours, with the layout score |
@@ -42,6 +42,7 @@ mod measure;
 mod misses;
 pub mod plan;
 mod pool;
+mod progress;
 mod published;
 mod random;
 mod report;
@@ -57,7 +58,8 @@ pub use compare::lookup_rows;
 pub use data::{FigureData, FigureInfo, FigureResult, Panel, Point, Series, Verdict};
 pub use error::LabError;
 pub use misses::{MissRow, miss_rows, uncounted};
-pub use plan::{Plan, Progress, Silent};
+pub use plan::Plan;
+pub use progress::{Progress, Silent};
 pub use published::{PUBLISHED_ROWS, published_rows};
 pub use report::report;
 pub use run::{from_json, judge_again, lacks, list, merge, run, to_json};

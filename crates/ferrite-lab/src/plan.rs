@@ -1,10 +1,8 @@
-//! How much an experiment does, and who is told how far it is.
+//! How much an experiment does.
 
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
-
-use crate::data::FigureInfo;
 
 /// Sizes and counts of a run. All of it is printed with the results.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -142,24 +140,4 @@ impl Plan {
             self.layout_score,
         )
     }
-}
-
-/// Who is told how far a run is. Called from one thread.
-pub trait Progress {
-    /// A figure begins; it has so many steps.
-    fn begin(&mut self, figure: &FigureInfo, steps: u64);
-    /// A step begins.
-    fn step(&mut self, what: &str);
-    /// The figure is done.
-    fn end(&mut self);
-}
-
-/// Nobody is told.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct Silent;
-
-impl Progress for Silent {
-    fn begin(&mut self, _figure: &FigureInfo, _steps: u64) {}
-    fn step(&mut self, _what: &str) {}
-    fn end(&mut self) {}
 }

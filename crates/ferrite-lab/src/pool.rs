@@ -8,17 +8,15 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use ferrite_map::{FileMap, Geometry, MapError, PageWord, Resource, TransCache};
+use ferrite_map::{Geometry, MapError, PageWord, Resource, TransCache};
 use ferrite_pm::Region;
 use parking_lot::Mutex;
 
-use crate::alloc::{self, Blocks, FreeMap, Papers, even_chunks};
+use crate::alloc::{self, BLOCK_BYTES, Blocks, FreeMap, Papers, even_chunks};
 use crate::error::LabError;
 use crate::structure::{Placement, Structure};
-use crate::tx::{Durable, LabTx, Lane};
+use crate::tx::{Durable, LabTx, Lane, Parts};
 
-/// Bytes of a data block.
-pub(crate) const BLOCK_BYTES: u64 = 4096;
 const HUGE_PAGE_BYTES: usize = 2 << 20;
 /// Bytes of a lane's ring.
 const RING_BYTES: u64 = 256 << 10;
@@ -70,10 +68,7 @@ fn touch_first(region: &Region, len_bytes: u64) {
 
 /// See the module's head.
 pub(crate) struct Pool {
-    pub(crate) region: Arc<Region>,
-    pub(crate) map: Box<dyn FileMap>,
-    pub(crate) blocks: Box<dyn Blocks>,
-    pub(crate) geometry: Geometry,
+    parts: Parts,
     pub(crate) structure: Structure,
     area_bytes: u64,
     /// Blocks that were asked for, and those in use from the beginning.
@@ -82,6 +77,14 @@ pub(crate) struct Pool {
     lanes: Vec<Mutex<Lane>>,
     one_fence: bool,
     filling: AtomicBool,
+}
+
+impl std::ops::Deref for Pool {
+    type Target = Parts;
+
+    fn deref(&self) -> &Parts {
+        &self.parts
+    }
 }
 
 impl Pool {
@@ -141,10 +144,12 @@ impl Pool {
             (0..plan.lanes as u64).map(|lane| Mutex::new(Lane::new(BLOCK_BYTES + lane * RING_BYTES, RING_BYTES)));
         Ok(Pool {
             lanes: lanes.collect(),
-            region,
-            map,
-            blocks,
-            geometry,
+            parts: Parts {
+                region,
+                map,
+                blocks,
+                geometry,
+            },
             structure,
             area_bytes,
             usable: u64::from(plan.blocks),
@@ -158,18 +163,7 @@ impl Pool {
     pub(crate) fn tx(&self, lane: usize) -> LabTx<'_> {
         // Passed first: what the transaction looks at must stay where it is.
         let passage = self.map.gate().map(|gate| gate.pass());
-        LabTx::new(self, self.lanes[lane].lock(), passage)
-    }
-
-    pub(crate) fn release(&self, resource: Resource) {
-        match resource {
-            Resource::Block(block) => self.blocks.free(u64::from(block - self.geometry.first_block)),
-            Resource::MapSlot(slot) => {
-                self.map.release(slot);
-            }
-            // A mapping has no others.
-            _ => {}
-        }
+        LabTx::new(&self.parts, self.lanes[lane].lock(), passage)
     }
 
     fn durable(&self) -> Durable {
@@ -185,7 +179,7 @@ impl Pool {
         let mut moved = false;
         for _ in 0..ROOM_TRIES {
             let _moving = self.map.gate().map(|gate| gate.close());
-            let mut tx = LabTx::new(self, self.lanes[lane].lock(), None);
+            let mut tx = LabTx::new(&self.parts, self.lanes[lane].lock(), None);
             if !self.map.make_room(&mut tx)? {
                 break;
             }

@@ -5,7 +5,8 @@ use std::time::Instant;
 use crate::data::{FigureData, FigureInfo, FigureResult, Machine};
 use crate::error::LabError;
 use crate::figures::{FIGURES, lacking};
-use crate::plan::{Plan, Progress};
+use crate::plan::Plan;
+use crate::progress::Progress;
 
 /// All figures, in the papers' order.
 pub fn list() -> Vec<FigureInfo> {

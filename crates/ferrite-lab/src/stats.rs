@@ -3,8 +3,6 @@
 //! The interval is the distribution-free one by order statistics: with probability 95 % (by the normal approximation of
 //! the binomial) the true median lies between the two samples it names. With fewer than six samples it is all of them.
 
-use crate::data::Point;
-
 /// 97.5 % quantile of the normal distribution.
 const Z: f64 = 1.96;
 
@@ -26,20 +24,6 @@ pub(crate) fn median_with_interval(samples: &mut [f64]) -> (f64, f64, f64) {
         samples[middle]
     };
     (median, samples[low], samples[high])
-}
-
-/// The point at place `x`, called `label`, of these samples.
-pub(crate) fn point(x: f64, label: impl Into<String>, samples: &mut [f64]) -> Point {
-    let (median, low, high) = median_with_interval(samples);
-    Point {
-        x,
-        label: label.into(),
-        median,
-        low,
-        high,
-        samples: samples.len() as u64,
-        values: samples.to_vec(),
-    }
 }
 
 #[cfg(test)]

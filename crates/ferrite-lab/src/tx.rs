@@ -7,15 +7,16 @@
 //! Invariants: a lane has one transaction at a time. What was claimed goes back if the transaction is dropped; what was freed is
 //! reused only after the words are set. The gate, if the mapping has one, is held from the first call to after the commit.
 
+use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 use ferrite_map::gate::Passage;
-use ferrite_map::{FreshNodes, MapError, MapTx, Resource, SetLines};
-use ferrite_pm::{DirtyLines, LINE_BYTES};
+use ferrite_map::{FileMap, FreshNodes, Geometry, MapError, MapTx, Resource, SetLines};
+use ferrite_pm::{DirtyLines, LINE_BYTES, Region};
 use parking_lot::MutexGuard;
 use rustc_hash::FxHashMap;
 
-use crate::pool::{BLOCK_BYTES, Pool};
+use crate::alloc::{BLOCK_BYTES, Blocks};
 
 /// Words that are searched one by one; more get an index.
 const SHORT: usize = 24;
@@ -29,6 +30,27 @@ pub(crate) enum Durable {
     WithRecord,
     /// Its record and its words in place: the papers' test bed.
     InPlace,
+}
+
+/// What a transaction works on.
+pub(crate) struct Parts {
+    pub(crate) region: Arc<Region>,
+    pub(crate) map: Box<dyn FileMap>,
+    pub(crate) blocks: Box<dyn Blocks>,
+    pub(crate) geometry: Geometry,
+}
+
+impl Parts {
+    pub(crate) fn release(&self, resource: Resource) {
+        match resource {
+            Resource::Block(block) => self.blocks.free(u64::from(block - self.geometry.first_block)),
+            Resource::MapSlot(slot) => {
+                self.map.release(slot);
+            }
+            // A mapping has no others.
+            _ => {}
+        }
+    }
 }
 
 /// Buffers of one thread, and its ring on the medium.
@@ -50,14 +72,14 @@ pub(crate) struct Lane {
 
 /// See the module's head.
 pub(crate) struct LabTx<'p> {
-    pool: &'p Pool,
+    pool: &'p Parts,
     lane: MutexGuard<'p, Lane>,
     passage: Option<Passage<'p>>,
 }
 
 impl<'p> LabTx<'p> {
     /// In `lane`, with the gate's passage unless the caller has the gate alone.
-    pub(crate) fn new(pool: &'p Pool, lane: MutexGuard<'p, Lane>, passage: Option<Passage<'p>>) -> Self {
+    pub(crate) fn new(pool: &'p Parts, lane: MutexGuard<'p, Lane>, passage: Option<Passage<'p>>) -> Self {
         LabTx { pool, lane, passage }
     }
 

@@ -8,7 +8,34 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use crate::cpu::LINE_BYTES;
-use crate::recorder::Event;
+
+/// One recorded step.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Event {
+    /// Words stored through the cache from `offset` on: durable only when written back and fenced.
+    Store {
+        /// Pool offset, 8-aligned.
+        offset: u64,
+        /// Values.
+        words: Vec<u64>,
+    },
+    /// Words stored past the cache: durable when this thread fences.
+    Stream {
+        /// Pool offset, 8-aligned.
+        offset: u64,
+        /// Values.
+        words: Vec<u64>,
+    },
+    /// A cache line was written back: what it holds is durable when this thread fences.
+    WriteBack {
+        /// Offset of the line.
+        line: u64,
+    },
+    /// A fence.
+    Fence,
+    /// The test noted something: that an operation returned, for instance.
+    Mark(u64),
+}
 
 /// Which of the stores in flight survive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -34,11 +34,11 @@ mod sync;
 
 pub use counters::Counters;
 pub use cpu::{CpuFeatures, LINE_BYTES, cpu_features, prefetch, prefetch_to_store};
-pub use crash::{Choice, ImageCursor, Log};
+pub use crash::{Choice, Event, ImageCursor, Log};
 pub use dirty::DirtyLines;
 pub use error::PmError;
 pub use events::{CpuEvent, EventCounter, EventError};
 pub use map::Access;
 pub use medium::Medium;
-pub use recorder::{Event, Recorder};
+pub use recorder::Recorder;
 pub use region::{Durability, Region};

@@ -8,36 +8,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 
-use crate::crash::Log;
+use crate::crash::{Event, Log};
 use crate::error::PmError;
-
-/// One recorded step.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Event {
-    /// Words stored through the cache from `offset` on: durable only when written back and fenced.
-    Store {
-        /// Pool offset, 8-aligned.
-        offset: u64,
-        /// Values.
-        words: Vec<u64>,
-    },
-    /// Words stored past the cache: durable when this thread fences.
-    Stream {
-        /// Pool offset, 8-aligned.
-        offset: u64,
-        /// Values.
-        words: Vec<u64>,
-    },
-    /// A cache line was written back: what it holds is durable when this thread fences.
-    WriteBack {
-        /// Offset of the line.
-        line: u64,
-    },
-    /// A fence.
-    Fence,
-    /// The test noted something: that an operation returned, for instance.
-    Mark(u64),
-}
 
 /// Logs events of one region.
 pub struct Recorder {

@@ -12,10 +12,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::counters::{Count, CounterSlots, Counters};
 use crate::cpu::{self, Isa, LINE_BYTES};
+use crate::crash::Event;
 use crate::error::PmError;
 use crate::map::{Access, Mapping};
 use crate::medium::Medium;
-use crate::recorder::{Event, Recorder};
+use crate::recorder::Recorder;
 use crate::sigbus;
 use crate::sync::GroupSync;
 

@@ -17,7 +17,7 @@ use ferrite_map::{Broken, FileMap, Geometry, MapEntry, MapError, MapTx, PageWord
 use ferrite_pm::Region;
 
 use super::page_cache::{GENERATION, NODE_WORDS, PageCache};
-use crate::pool::BLOCK_BYTES;
+use crate::alloc::BLOCK_BYTES;
 
 /// Entries of a node.
 const ENTRIES: u64 = (NODE_WORDS - 2) / 2;

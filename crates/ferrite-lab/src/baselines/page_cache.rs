@@ -7,7 +7,7 @@ use ferrite_pm::Region;
 use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
 
-use crate::pool::BLOCK_BYTES;
+use crate::alloc::BLOCK_BYTES;
 
 /// Words of a node.
 pub(crate) const NODE_WORDS: u64 = BLOCK_BYTES / 8;

@@ -6,13 +6,15 @@ use ferrite_map::TransCache;
 use parking_lot::RwLock;
 
 use super::{Figure, Judge, extent_of, panel_of};
+use crate::data::point;
 use crate::data::{FigureData, Panel, Verdict};
 use crate::error::LabError;
 use crate::measure::{FILE, clock_ns, time};
-use crate::plan::{Plan, Progress};
+use crate::plan::Plan;
 use crate::pool::{Pool, PoolPlan};
+use crate::progress::Progress;
 use crate::random::Rng;
-use crate::stats::{median_with_interval, point};
+use crate::stats::median_with_interval;
 use crate::structure::Structure;
 
 const READS: &str = "Lookups";

@@ -7,11 +7,12 @@ use ferrite_map::Mapping;
 
 use super::mixes::{MapOnly, Mix, Store, Whole, fill, rate};
 use super::{Figure, Judge, bars, overlap, panel_of};
+use crate::data::point;
 use crate::data::{FigureData, Panel, Verdict};
 use crate::error::LabError;
-use crate::plan::{Plan, Progress};
+use crate::plan::Plan;
 use crate::pool::{INODES, Pool, PoolPlan};
-use crate::stats::point;
+use crate::progress::Progress;
 use crate::structure::Structure;
 
 const WHOLE: &str = "Whole engine";

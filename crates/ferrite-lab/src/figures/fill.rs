@@ -2,13 +2,14 @@
 
 use super::locality::missed;
 use super::{Figure, Judge, bars, extent_of, panel_of};
+use crate::data::point;
 use crate::data::{FigureData, Verdict};
 use crate::error::LabError;
 use crate::measure::Cold;
-use crate::plan::{Plan, Progress};
+use crate::plan::Plan;
 use crate::pool::{INODES, Pool, PoolPlan};
+use crate::progress::Progress;
 use crate::random::Rng;
-use crate::stats::point;
 use crate::structure::Structure;
 
 const READS: &str = "Cold random lookups";

@@ -8,12 +8,13 @@ use ferrite_pm::Region;
 use ferrite_vfs::{Cred, FileKind, FileSystem, NewNode, OpenFile, OpenMode, ROOT_INO};
 
 use super::{Figure, Judge, bars, panel_of};
+use crate::data::point;
 use crate::data::{FigureData, Panel, Verdict};
 use crate::error::LabError;
 use crate::measure::{clock_ns, time};
-use crate::plan::{Plan, Progress};
+use crate::plan::Plan;
+use crate::progress::Progress;
 use crate::random::Rng;
-use crate::stats::point;
 
 const WRITE_PANEL: &str = "Durable overwrites";
 const FIRST_PANEL: &str = "Sequential reads, first pass";

@@ -6,10 +6,11 @@ use ferrite_fs::{MkfsOptions, MountOptions};
 
 use super::mixes::{Mix, Whole, fill, rate};
 use super::{Figure, Judge, overlap, panel_of};
+use crate::data::point;
 use crate::data::{FigureData, Panel};
 use crate::error::LabError;
-use crate::plan::{Plan, Progress};
-use crate::stats::point;
+use crate::plan::Plan;
+use crate::progress::Progress;
 
 const PANEL: &str = "Throughput";
 /// HDPM, as the engine has it.

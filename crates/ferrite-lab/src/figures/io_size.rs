@@ -5,13 +5,15 @@ use std::hint::black_box;
 use ferrite_map::{PageWord, TransCache};
 
 use super::{Figure, Judge, bars, extent_of, panel_of};
+use crate::alloc::BLOCK_BYTES;
+use crate::data::point;
 use crate::data::{FigureData, Verdict};
 use crate::error::LabError;
 use crate::measure::{Cold, DECOY, FILE, GROWING, time};
-use crate::plan::{Plan, Progress};
-use crate::pool::{BLOCK_BYTES, Pool, PoolPlan};
+use crate::plan::Plan;
+use crate::pool::{Pool, PoolPlan};
+use crate::progress::Progress;
 use crate::random::Rng;
-use crate::stats::point;
 use crate::structure::Structure;
 
 const IN_ORDER: &str = "Sequential reads";

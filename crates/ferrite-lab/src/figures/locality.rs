@@ -1,13 +1,14 @@
 //! HashFS figure 5: locality. Cold and hot, in order and at random, lookups and inserts, in the 1 GiB file.
 
 use super::{Figure, Judge, bars, extent_of, panel_of};
+use crate::data::point;
 use crate::data::{FigureData, Verdict};
 use crate::error::LabError;
 use crate::measure::{Cold, DECOY, FILE, GROWING, SPARSE, hot_insert_pages, hot_inserts, hot_looks, random_pages};
 use crate::misses::cold_note;
-use crate::plan::{Plan, Progress};
+use crate::plan::Plan;
 use crate::pool::{Pool, PoolPlan};
-use crate::stats::point;
+use crate::progress::Progress;
 use crate::structure::Structure;
 
 const COLD_READ: &str = "Cold lookups";

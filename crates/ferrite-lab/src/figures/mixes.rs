@@ -12,8 +12,9 @@ use ferrite_pm::Region;
 use ferrite_vfs::{Cred, FileKind, FileSystem, Ino, NewNode, OpenMode, ROOT_INO};
 use parking_lot::Mutex;
 
+use crate::alloc::BLOCK_BYTES;
 use crate::error::LabError;
-use crate::pool::{BLOCK_BYTES, Pool, touch};
+use crate::pool::{Pool, touch};
 use crate::random::Rng;
 
 /// Mean size of an addition.

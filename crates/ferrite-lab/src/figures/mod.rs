@@ -5,7 +5,8 @@
 
 use crate::data::{FigureData, FigureInfo, Outcome, Panel, Verdict};
 use crate::error::LabError;
-use crate::plan::{Plan, Progress};
+use crate::plan::Plan;
+use crate::progress::Progress;
 use crate::report::number;
 
 mod concurrency;

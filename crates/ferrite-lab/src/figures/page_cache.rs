@@ -1,12 +1,13 @@
 //! HashFS figure 11: an extent tree behind a page cache, and in place.
 
 use super::{Figure, Judge, bars, panel_of};
+use crate::data::point;
 use crate::data::{FigureData, Verdict};
 use crate::error::LabError;
 use crate::measure::{FILE, GROWING, hot_insert_pages, hot_inserts, hot_looks, random_pages};
-use crate::plan::{Plan, Progress};
+use crate::plan::Plan;
 use crate::pool::{Pool, PoolPlan};
-use crate::stats::point;
+use crate::progress::Progress;
 use crate::structure::Structure;
 
 const PANEL: &str = "Single-page operations, many of them";

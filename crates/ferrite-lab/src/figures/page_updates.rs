@@ -6,11 +6,12 @@ use ferrite_vfs::trace::Event;
 
 use super::hdpm_data::{LOGS, size_label};
 use super::{Figure, Judge, bars, panel_of};
+use crate::data::point;
 use crate::data::{FigureData, Panel, Verdict};
 use crate::error::LabError;
-use crate::plan::{Plan, Progress};
+use crate::plan::Plan;
+use crate::progress::Progress;
 use crate::report::number;
-use crate::stats::point;
 use crate::traces::replay::replay;
 use crate::traces::{self, Kind, PAGE, STORED, Updates};
 

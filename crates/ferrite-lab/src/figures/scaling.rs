@@ -2,12 +2,13 @@
 
 use super::locality::missed;
 use super::{Figure, Judge, bars, extent_of, panel_of};
+use crate::data::point;
 use crate::data::{FigureData, Panel, Verdict};
 use crate::error::LabError;
 use crate::measure::{Cold, DECOY, FILE, GROWING, random_pages};
-use crate::plan::{Plan, Progress};
+use crate::plan::Plan;
 use crate::pool::{Pool, PoolPlan};
-use crate::stats::point;
+use crate::progress::Progress;
 use crate::structure::Structure;
 
 const IN_ORDER: &str = "Cold sequential lookups";

@@ -126,7 +126,7 @@ fn the_verdict_on_update_sizes_follows_its_numbers() {
         .map(|title| panel(title, &[]));
         for stored in STORED {
             let mut put = |panel: usize, label: &str, value: f64| {
-                panels[panel].push(stored.name, crate::stats::point(0.0, label, &mut [value]));
+                panels[panel].push(stored.name, crate::data::point(0.0, label, &mut [value]));
             };
             let share = match stored.kind {
                 Kind::Application => applications,

@@ -7,7 +7,8 @@ use self::Operation::{Change, Insert, Read, Scan, Update};
 use super::{Figure, Judge, overlap, panel_of};
 use crate::data::{FigureData, Panel, Verdict};
 use crate::error::LabError;
-use crate::plan::{Plan, Progress};
+use crate::plan::Plan;
+use crate::progress::Progress;
 
 #[cfg(feature = "leveldb")]
 mod keys;

@@ -17,12 +17,13 @@ use parking_lot::Mutex;
 use super::keys::{Chooser, fnv};
 use super::{Operation, PANEL, PAPER_PAIRS, WORKLOADS, Workload};
 use crate::data::FigureData;
+use crate::data::point;
 use crate::error::LabError;
 use crate::figures::bars;
-use crate::plan::{Plan, Progress};
+use crate::plan::Plan;
 use crate::pool::touch;
+use crate::progress::Progress;
 use crate::random::Rng;
-use crate::stats::point;
 
 /// With the key, 1 KiB a pair.
 const VALUE_BYTES: usize = 1000;
