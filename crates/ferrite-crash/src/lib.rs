@@ -1,4 +1,4 @@
-//! The crash explorer: enumerates what a medium may hold after a crash, and tries the engine on it (DESIGN §8).
+//! The crash explorer: enumerates what a medium may hold after a crash, and tries the engine on it (docs/design.md, "Proof").
 //!
 //! What lives here: [`source`], which workloads there are and what they are called; [`record`], a workload run on a
 //! recorded engine and on the reference engine; [`choices`], which images of a crash point are tried; [`verify`], what is

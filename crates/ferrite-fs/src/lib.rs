@@ -1,4 +1,4 @@
-//! The PM engine: a file system in a region of byte-addressable storage (DESIGN §3 to §6).
+//! The PM engine: a file system in a region of byte-addressable storage (`docs/design.md`).
 //!
 //! The crate is built in floors; each uses those below it, and none above.
 //!

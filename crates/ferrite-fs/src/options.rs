@@ -45,7 +45,7 @@ pub struct MountOptions {
     pub atime: AtimePolicy,
     /// Listings move access times of directories, as far as `atime` lets them.
     pub dir_atime: bool,
-    /// On an ordinary file only: survive a killed process, not a power loss (DESIGN §5, mode `process`).
+    /// On an ordinary file only: survive a killed process, not a power loss (docs/design.md, "Crash atomicity", mode `process`).
     pub process_durability: bool,
     /// Mount although the machine went down while the pool was in use in that mode.
     pub accept_power_loss: bool,

@@ -47,7 +47,7 @@ impl Need {
 }
 
 /// Runs `operation`; if it runs out of something that earlier operations have freed, or that logs hold, gets that
-/// and tries again. So `ENOSPC` comes only when there really is none (DESIGN §5). What it is out of decides what is
+/// and tries again. So `ENOSPC` comes only when there really is none (docs/design.md, "Crash atomicity"). What it is out of decides what is
 /// done, since all of it costs others something: blocks and entries of the mapping come back with the mark, folds
 /// give blocks only, and inodes, names and room for attributes never wait.
 pub(crate) fn with_space<T>(core: &Core, need: Need, mut operation: impl FnMut() -> Result<T>) -> Result<T> {

@@ -1,4 +1,4 @@
-//! Crashes at any moment (DESIGN §8): what an operation did is there entirely or not at all, and what returned is there.
+//! Crashes at any moment (docs/design.md, "Proof"): what an operation did is there entirely or not at all, and what returned is there.
 //!
 //! A workload runs on a recorded engine. For each fence of the recording, images are built of what the medium
 //! may hold: nothing unfenced, everything, some lines alone missing, 64 random subsets torn at words. Each image must mount, pass fsck,

@@ -2,7 +2,7 @@
 //! any moment; run by shuttle under many schedules.
 //!
 //! As in `ring_model.rs` nothing is instrumented: this states how `ferrite-map/src/hashfs.rs` uses its `AtomicBitmap`, and what the engine's
-//! transactions and journal do with slots (DESIGN §3 and §5), with the same atomics, locks and order of steps. The medium is behind a lock of
+//! transactions and journal do with slots (`docs/design.md`), with the same atomics, locks and order of steps. The medium is behind a lock of
 //! the standard library, so a look at it is one step for shuttle.
 
 use shuttle::sync::atomic::{AtomicU64, Ordering::SeqCst};

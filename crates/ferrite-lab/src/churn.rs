@@ -7,7 +7,7 @@
 //! out; the other half goes by whole files. Every structure gets the same operations.
 //!
 //! All structures are measured in turns, round by round, so that what else the machine does hits all of them; a ratio is the
-//! median of the rounds' ratios. Lines come from [`FileMap::lines_touched`](ferrite_map::FileMap::lines_touched).
+//! median of the rounds' ratios. Lines come from [`ferrite_map::Measured`].
 //!
 //! Invariant: the number of mapped pages is the same before and after each churn and each measurement.
 

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use ferrite_map::{FileMap, Geometry, Mapping};
+use ferrite_map::{Geometry, Mapping, Measured};
 use ferrite_pm::Region;
 
 use crate::baselines::{extents::ExtentTree, level::LevelHash, tombstones::Tombstones};
@@ -91,9 +91,9 @@ impl Structure {
         }
     }
 
-    pub(crate) fn open(self, region: Arc<Region>, geometry: Geometry) -> Box<dyn FileMap> {
+    pub(crate) fn open(self, region: Arc<Region>, geometry: Geometry) -> Box<dyn Measured> {
         match self {
-            Structure::Product(mapping) => mapping.open(region, geometry),
+            Structure::Product(mapping) => mapping.open_measured(region, geometry),
             Structure::Tombstones => Box::new(Tombstones::new(region, geometry)),
             Structure::Level => Box::new(LevelHash::new(region, geometry)),
             Structure::PageCached => Box::new(ExtentTree::new(region, geometry, true)),

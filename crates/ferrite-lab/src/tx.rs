@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 use ferrite_map::gate::Passage;
-use ferrite_map::{FileMap, FreshNodes, Geometry, MapError, MapTx, Resource, SetLines};
+use ferrite_map::{FreshNodes, Geometry, MapError, MapTx, Measured, Resource, SetLines};
 use ferrite_pm::{DirtyLines, LINE_BYTES, Region};
 use parking_lot::MutexGuard;
 use rustc_hash::FxHashMap;
@@ -35,7 +35,7 @@ pub(crate) enum Durable {
 /// What a transaction works on.
 pub(crate) struct Parts {
     pub(crate) region: Arc<Region>,
-    pub(crate) map: Box<dyn FileMap>,
+    pub(crate) map: Box<dyn Measured>,
     pub(crate) blocks: Box<dyn Blocks>,
     pub(crate) geometry: Geometry,
 }

@@ -1,6 +1,6 @@
 //! A free map in DRAM: one bit a thing, set while it is in use or claimed.
 //!
-//! Claims are single atomic operations (DESIGN §3): of two threads that want the same bit exactly one gets it.
+//! Claims are single atomic operations (docs/design.md, "File mapping"): of two threads that want the same bit exactly one gets it.
 
 use ferrite_pm::prefetch_to_store;
 

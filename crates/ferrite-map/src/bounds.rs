@@ -1,4 +1,4 @@
-//! How far from their home line keys of a table may lie: what makes deletes without tombstones possible (DESIGN §3).
+//! How far from their home line keys of a table may lie: what makes deletes without tombstones possible (docs/design.md, "File mapping").
 //!
 //! One byte a home line, in DRAM, rebuilt when the table is read at mount. A lookup stops at the bound, a
 //! delete simply clears its slot. A bound that is too large costs time, one too small would lose keys; so it grows before

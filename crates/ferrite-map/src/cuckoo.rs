@@ -1,4 +1,4 @@
-//! Cuckoo: one global table with two homes a page, whose entries know the runs they are in (hashfs.txt §3.2.1).
+//! Cuckoo: one global table with two homes a page, whose entries know the runs they are in (HashFS §3.2.1).
 //!
 //! What lives here: [`Cuckoo`], its layout on the medium, lookups and changes. The runs are in `runs`, the moves that make room in
 //! `moves`, the check in `check`.
@@ -6,7 +6,7 @@
 //! A bucket is two cache lines: five keys, five page words, five ranges, a spare word. Three of five hits read one line of their
 //! bucket, the others two; ranges are read by whoever wants several pages. A page lies in one of the two buckets that its key
 //! hashes to, so a lookup reads two lines that are fetched at once, whatever the load; a quarter more slots than blocks keeps a
-//! full pool's table at 0.8 (DESIGN §3).
+//! full pool's table at 0.8 (docs/design.md, "File mapping").
 //!
 //! What the paper leaves open, and is settled here:
 //! * Slots are claimed by one atomic operation on a DRAM bitmap; an entry reaches the table only by a committed record, which sets
@@ -30,7 +30,7 @@ use crate::bitmap::AtomicBitmap;
 use crate::gate::Gate;
 use crate::load;
 use crate::simd::{self, Level};
-use crate::{Broken, FileMap, Geometry, MapEntry, MapError, MapTx, PageWord, Resource, TransCache};
+use crate::{Broken, FileMap, Geometry, MapEntry, MapError, MapTx, Measured, PageWord, Resource, TransCache};
 
 mod check;
 mod moves;
@@ -610,6 +610,12 @@ impl FileMap for Cuckoo {
         Ok(moves::make_room(self, tx))
     }
 
+    fn dram_bytes(&self) -> u64 {
+        self.used.dram_bytes() + self.moves.dram_bytes()
+    }
+}
+
+impl Measured for Cuckoo {
     fn lines_touched(&self, ino: u32, lblk: u32) -> u64 {
         let [first, second] = self.homes(key_of(ino, lblk));
         let keys = 1 + u64::from(first != second);
@@ -617,10 +623,6 @@ impl FileMap for Cuckoo {
         // Some words lie in the line of their keys.
         let is_behind = |slot: u64| self.word_offset(slot) % BUCKET_BYTES >= LINE_BYTES;
         keys + u64::from(slot.is_some_and(is_behind))
-    }
-
-    fn dram_bytes(&self) -> u64 {
-        self.used.dram_bytes() + self.moves.dram_bytes()
     }
 }
 

@@ -1,4 +1,4 @@
-//! The extent tree: for each file a B+-tree of extents, worked on in place (hashfs.txt §3.1.1).
+//! The extent tree: for each file a B+-tree of extents, worked on in place (HashFS §3.1.1).
 //!
 //! What lives here: [`ExtentTree`], its lookups and walks. Its nodes are in [`node`], its changes in [`change`], its cursors in
 //! [`cursor`], and what trusts nothing in [`check`].
@@ -42,7 +42,7 @@ use ferrite_pm::Region;
 use crate::bitmap::AtomicBitmap;
 use crate::load;
 use crate::simd::Level;
-use crate::{Broken, FileMap, Geometry, MapEntry, MapError, MapTx, PageWord, TransCache};
+use crate::{Broken, FileMap, Geometry, MapEntry, MapError, MapTx, Measured, PageWord, TransCache};
 use cursor::{Cursors, Seen};
 use node::{HEIGHT_MAX, Key, Medium, Node, PAGES_END, Words, range_of, word_behind};
 
@@ -432,6 +432,12 @@ impl FileMap for ExtentTree {
         }
     }
 
+    fn dram_bytes(&self) -> u64 {
+        self.cursors.dram_bytes()
+    }
+}
+
+impl Measured for ExtentTree {
     fn lines_touched(&self, ino: u32, lblk: u32) -> u64 {
         // A cursor is two lines with the epoch's; an inner node's group is two lines, a leaf's is keys and a word.
         let node_lines = INDEX_LINES + 2;
@@ -448,10 +454,6 @@ impl FileMap for ExtentTree {
         let root = self.root_offset(ino).map_or(0, |offset| self.region.load(offset));
         let height = Self::root_of(root).map_or(0, |(_, height)| u64::from(height));
         3 + height * node_lines
-    }
-
-    fn dram_bytes(&self) -> u64 {
-        self.cursors.dram_bytes()
     }
 }
 

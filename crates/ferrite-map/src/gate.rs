@@ -1,4 +1,4 @@
-//! The gate of a structure that moves entries: transactions pass it together, a move has it alone (DESIGN §9, moving entries).
+//! The gate of a structure that moves entries: transactions pass it together, a move has it alone (docs/crash-consistency.md, "entries that move").
 //!
 //! What lives here: [`Gate`]. The structure owns it, the engine takes it.
 //!

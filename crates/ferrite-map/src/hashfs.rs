@@ -1,8 +1,8 @@
-//! HashFS: one global open-addressing table that maps and allocates with one hash (hashfs.txt §3.2.2).
+//! HashFS: one global open-addressing table that maps and allocates with one hash (HashFS §3.2.2).
 //!
 //! Buckets of 128 bytes: a line of eight keys, and next to it the line of their page words. Slot *i* **is** data
 //! block *i*: the block a new page gets is the one of the slot its key hashes to, if that is free. A quarter more
-//! slots than blocks keeps a full pool's table at a load of 0.8 (DESIGN §3); the last fifth of the slots owns no block.
+//! slots than blocks keeps a full pool's table at a load of 0.8 (docs/design.md, "File mapping"); the last fifth of the slots owns no block.
 //!
 //! What the paper leaves open, and is settled here:
 //! * Slots are claimed by one atomic operation on a DRAM bitmap; a key reaches the table only by a committed record.
@@ -26,7 +26,9 @@ use crate::bitmap::AtomicBitmap;
 use crate::bounds::Bounds;
 use crate::load;
 use crate::simd::{self, Level};
-use crate::{Astray, Broken, FileMap, Geometry, MapEntry, MapError, MapTx, PageWord, Resource, TransCache};
+use crate::{
+    Astray, Broken, FileMap, Geometry, HashedKeys, MapEntry, MapError, MapTx, Measured, PageWord, Resource, TransCache,
+};
 
 const BUCKET_SLOTS: u64 = 8;
 const BUCKET_BYTES: u64 = 128;
@@ -211,19 +213,9 @@ impl HashFs {
         keys.iter().any(|key| key.load(Ordering::Relaxed) == 0)
     }
 
-    /// Whether a key that is found in `slot` for this page cannot have been put there, so was damaged.
-    pub fn is_out_of_reach(&self, ino: u32, lblk: u32, slot: u64) -> bool {
-        self.geometry.keys_in_reach && self.distance(ino, lblk, slot) > Self::DISTANCE_MAX
-    }
-
     /// The block that slot `slot` is.
     pub fn own_block(&self, slot: u64) -> Option<u32> {
         (slot < u64::from(self.geometry.blocks)).then(|| self.geometry.first_block + slot as u32)
-    }
-
-    /// Whether the page of `entry` lies in the block of its own slot.
-    pub fn at_home(&self, entry: &MapEntry) -> bool {
-        self.own_block(u64::from(entry.slot)) == Some(entry.word.page())
     }
 
     fn entry(&self, slot: u64) -> Option<MapEntry> {
@@ -297,27 +289,6 @@ impl HashFs {
             }
         }
         true
-    }
-
-    /// Slot of a page.
-    pub fn slot_of(&self, ino: u32, lblk: u32) -> Option<u64> {
-        self.find(ino, lblk)
-    }
-
-    /// How many buckets behind its home a page would lie in `slot`.
-    pub fn distance(&self, ino: u32, lblk: u32, slot: u64) -> u64 {
-        let home = self.home(key_of(ino, lblk));
-        self.wrap(slot / BUCKET_SLOTS + self.buckets - home)
-    }
-
-    /// For repair: pool offsets of a slot's key and word.
-    pub fn offsets(&self, slot: u64) -> (u64, u64) {
-        (self.key_offset(slot), self.word_offset(slot))
-    }
-
-    /// For repair: what to store in a key's place for a page.
-    pub fn key(ino: u32, lblk: u32) -> u64 {
-        key_of(ino, lblk)
     }
 
     /// Buckets a lookup of this page looks at, for benchmarks.
@@ -526,19 +497,7 @@ impl FileMap for HashFs {
         self.wants_reclaim.load(Ordering::Relaxed) && self.wants_reclaim.swap(false, Ordering::Relaxed)
     }
 
-    fn lines_touched(&self, ino: u32, lblk: u32) -> u64 {
-        let home = self.home(key_of(ino, lblk));
-        match self.find(ino, lblk) {
-            // Key lines, the word's line, and the bound if the key is not at home.
-            Some(slot) => {
-                let distance = self.wrap(slot / BUCKET_SLOTS + self.buckets - home);
-                distance + 2 + u64::from(distance > 0)
-            }
-            None => self.bounds.lines_to_probe(home as usize, self.buckets) + 2,
-        }
-    }
-
-    fn as_hashfs(&self) -> Option<&HashFs> {
+    fn hashed_keys(&self) -> Option<&dyn HashedKeys> {
         Some(self)
     }
 
@@ -551,5 +510,45 @@ impl FileMap for HashFs {
     }
 }
 
+impl HashedKeys for HashFs {
+    fn at_home(&self, entry: &MapEntry) -> bool {
+        self.own_block(u64::from(entry.slot)) == Some(entry.word.page())
+    }
+
+    fn is_out_of_reach(&self, ino: u32, lblk: u32, slot: u64) -> bool {
+        self.geometry.keys_in_reach && self.distance(ino, lblk, slot) > Self::DISTANCE_MAX
+    }
+
+    fn slot_of(&self, ino: u32, lblk: u32) -> Option<u64> {
+        self.find(ino, lblk)
+    }
+
+    fn distance(&self, ino: u32, lblk: u32, slot: u64) -> u64 {
+        let home = self.home(key_of(ino, lblk));
+        self.wrap(slot / BUCKET_SLOTS + self.buckets - home)
+    }
+
+    fn offsets(&self, slot: u64) -> (u64, u64) {
+        (self.key_offset(slot), self.word_offset(slot))
+    }
+
+    fn key(&self, ino: u32, lblk: u32) -> u64 {
+        key_of(ino, lblk)
+    }
+}
+
+impl Measured for HashFs {
+    fn lines_touched(&self, ino: u32, lblk: u32) -> u64 {
+        let home = self.home(key_of(ino, lblk));
+        match self.find(ino, lblk) {
+            // Key lines, the word's line, and the bound if the key is not at home.
+            Some(slot) => {
+                let distance = self.wrap(slot / BUCKET_SLOTS + self.buckets - home);
+                distance + 2 + u64::from(distance > 0)
+            }
+            None => self.bounds.lines_to_probe(home as usize, self.buckets) + 2,
+        }
+    }
+}
 #[cfg(test)]
 mod tests;

@@ -1,4 +1,4 @@
-//! Leaf: a global clustered page table, ours (DESIGN §3). One cache line maps seven consecutive pages of a file.
+//! Leaf: a global clustered page table, ours (docs/design.md, "File mapping"). One cache line maps seven consecutive pages of a file.
 //!
 //! A line is {inode, chunk; seven page words}, a chunk being seven pages in a row. Lines are found by hash and linear probing, so a
 //! hit costs one line, and six pages in order cost nothing more. Entries only point, so blocks lie where the
@@ -28,7 +28,7 @@ use crate::bitmap::AtomicBitmap;
 use crate::bounds::Bounds;
 use crate::gate::Gate;
 use crate::load;
-use crate::{Astray, Broken, FileMap, Geometry, MapEntry, MapError, MapTx, PageWord, Resource, TransCache};
+use crate::{Astray, Broken, FileMap, Geometry, MapEntry, MapError, MapTx, Measured, PageWord, Resource, TransCache};
 
 /// Pages of a chunk.
 const CHUNK: u32 = 7;
@@ -647,6 +647,12 @@ impl FileMap for Leaf {
         Ok(active != first)
     }
 
+    fn dram_bytes(&self) -> u64 {
+        self.used.dram_bytes() + self.bounds.dram_bytes()
+    }
+}
+
+impl Measured for Leaf {
     fn lines_touched(&self, ino: u32, lblk: u32) -> u64 {
         let key = key_of(ino, lblk);
         let home = self.home(key);
@@ -657,10 +663,6 @@ impl FileMap for Leaf {
         };
         // The bound is read unless the chunk lies at home or next to it.
         distance + 1 + u64::from(self.find(key).is_none() || distance > 1)
-    }
-
-    fn dram_bytes(&self) -> u64 {
-        self.used.dram_bytes() + self.bounds.dram_bytes()
     }
 }
 

@@ -16,6 +16,7 @@ pub mod cuckoo;
 pub mod extent;
 mod fresh;
 pub mod gate;
+mod geometry;
 pub mod hashfs;
 pub mod leaf;
 pub mod load;
@@ -29,14 +30,14 @@ mod sync;
 mod testing;
 
 pub use fresh::{FreshNodes, SetLines};
-pub use mapping::{Geometry, Mapping};
+pub use geometry::Geometry;
+pub use mapping::Mapping;
 
 use std::sync::atomic::AtomicU64;
 
 use thiserror::Error;
 
 use gate::Gate;
-use hashfs::HashFs;
 
 /// The two 32-bit halves stored for a mapped page; see `docs/format.md`.
 ///
@@ -271,11 +272,8 @@ pub trait FileMap: Send + Sync {
         Ok(false)
     }
 
-    /// Cache lines of the structure that [`Self::get`] of this page reads, DRAM included. For benchmarks.
-    fn lines_touched(&self, ino: u32, lblk: u32) -> u64;
-
-    /// The structure itself, where slot = block matters (repair, the share of pages at home).
-    fn as_hashfs(&self) -> Option<&HashFs> {
+    /// Where keys lie by their hash, what can be said of their places.
+    fn hashed_keys(&self) -> Option<&dyn HashedKeys> {
         None
     }
 
@@ -283,7 +281,30 @@ pub trait FileMap: Send + Sync {
     fn dram_bytes(&self) -> u64;
 }
 
-/// The 8-entry translation cache of one open file (hashfs.txt §3.2): where recently resolved or prefetched
+/// What a structure knows of keys that a hash puts in their places: how far from home one lies, and where one that was damaged
+/// has been.
+pub trait HashedKeys: Sync {
+    /// Whether the page of `entry` lies in the block of its own slot.
+    fn at_home(&self, entry: &MapEntry) -> bool;
+    /// Whether a key that is found in `slot` for this page cannot have been put there, so was damaged.
+    fn is_out_of_reach(&self, ino: u32, lblk: u32, slot: u64) -> bool;
+    /// Slot of a page, as a lookup finds it.
+    fn slot_of(&self, ino: u32, lblk: u32) -> Option<u64>;
+    /// How many buckets behind its home a page would lie in `slot`.
+    fn distance(&self, ino: u32, lblk: u32, slot: u64) -> u64;
+    /// Pool offsets of a slot's key and word, for repair.
+    fn offsets(&self, slot: u64) -> (u64, u64);
+    /// What is stored in a key's place for a page.
+    fn key(&self, ino: u32, lblk: u32) -> u64;
+}
+
+/// What benchmarks ask of a structure, and nobody else.
+pub trait Measured: FileMap {
+    /// Cache lines of the structure that [`FileMap::get`] of this page reads, DRAM included.
+    fn lines_touched(&self, ino: u32, lblk: u32) -> u64;
+}
+
+/// The 8-entry translation cache of one open file (HashFS §3.2): where recently resolved or prefetched
 /// pages are kept in the structure. Hints only: always verified against the medium. Safe to share.
 #[derive(Debug, Default)]
 pub struct TransCache {

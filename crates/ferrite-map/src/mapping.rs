@@ -1,62 +1,35 @@
 //! The structures a pool can be made with: names, numbers on the medium, sizes, and how to open one.
 //!
-//! What lives here: [`Mapping`], the only place that lists them all, and [`Geometry`]. A new structure joins here.
+//! What lives here: [`Mapping`], the only place that lists them all. A new structure joins here.
 
 use std::sync::Arc;
 
 use ferrite_pm::Region;
 use serde::{Deserialize, Serialize};
 
-use crate::FileMap;
 use crate::cuckoo::Cuckoo;
 use crate::extent::ExtentTree;
 use crate::hashfs::HashFs;
 use crate::leaf::Leaf;
 use crate::radix::Radix;
+use crate::{FileMap, Geometry, Measured};
 
 /// The mapping structures. The numbers are part of the format.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 #[repr(u32)]
 pub enum Mapping {
-    /// One global open-addressing table, slot = block (hashfs.txt §3.2.2).
+    /// One global open-addressing table, slot = block (HashFS §3.2.2).
     #[default]
     Hashfs = 0,
-    /// One global cuckoo table whose entries know their runs (hashfs.txt §3.2.1).
+    /// One global cuckoo table whose entries know their runs (HashFS §3.2.1).
     Cuckoo = 1,
-    /// A radix tree a file (hashfs.txt §3.1).
+    /// A radix tree a file (HashFS §3.1).
     Radix = 2,
-    /// A B+-tree of extents a file, worked on in place (hashfs.txt §3.1).
+    /// A B+-tree of extents a file, worked on in place (HashFS §3.1).
     Extent = 3,
-    /// One global table of lines of seven pages each (DESIGN §3).
+    /// One global table of lines of seven pages each (docs/design.md, "File mapping").
     Leaf = 4,
-}
-
-/// Place and size of a structure's own area, as the superblock has it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Geometry {
-    /// Pool offset, divisible by the block size.
-    pub area_offset: u64,
-    /// Entries of the area, see [`Mapping::slots_for`].
-    pub slots: u64,
-    /// Block number of data block 0.
-    pub first_block: u32,
-    /// Data blocks.
-    pub blocks: u32,
-    /// Inodes of the pool; numbers stay below it.
-    pub inodes: u32,
-    /// Seed of the pool's hashes.
-    pub seed: u64,
-    /// No key of HashFS lies farther from its home than [`HashFs::DISTANCE_MAX`], and none is to. Older pools do not
-    /// promise that.
-    pub keys_in_reach: bool,
-}
-
-impl Geometry {
-    /// Whether `block` is a data block's number.
-    pub fn is_data_block(&self, block: u32) -> bool {
-        block >= self.first_block && u64::from(block) < u64::from(self.first_block) + u64::from(self.blocks)
-    }
 }
 
 impl Mapping {
@@ -114,6 +87,11 @@ impl Mapping {
 
     /// The structure in `region`; [`FileMap::load`] must follow before changes.
     pub fn open(self, region: Arc<Region>, geometry: Geometry) -> Box<dyn FileMap> {
+        self.open_measured(region, geometry)
+    }
+
+    /// The same for benchmarks.
+    pub fn open_measured(self, region: Arc<Region>, geometry: Geometry) -> Box<dyn Measured> {
         match self {
             Mapping::Hashfs => Box::new(HashFs::new(region, geometry)),
             Mapping::Cuckoo => Box::new(Cuckoo::new(region, geometry)),

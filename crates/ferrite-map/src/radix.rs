@@ -1,4 +1,4 @@
-//! Radix: each file has a tree of its own, nodes of 512 words, as high as the file needs (hashfs.txt §3.1.2).
+//! Radix: each file has a tree of its own, nodes of 512 words, as high as the file needs (HashFS §3.1.2).
 //!
 //! What lives here: [`Radix`], its check and its cursor; only [`crate::Mapping`] makes one. The structure's own area is a table
 //! of root words, one an inode. Nodes are data blocks. The words of a leaf, which has height 1, are page words, 0 for a hole. All
@@ -41,7 +41,7 @@ use ferrite_pm::Region;
 
 use crate::bitmap::AtomicBitmap;
 use crate::load;
-use crate::{Broken, FileMap, Geometry, MapEntry, MapError, MapTx, PageWord, Resource, TransCache};
+use crate::{Broken, FileMap, Geometry, MapEntry, MapError, MapTx, Measured, PageWord, Resource, TransCache};
 
 mod check;
 mod cursor;
@@ -635,14 +635,17 @@ impl FileMap for Radix {
     }
 
     /// The root word's line, and one a node on the way.
+
+    fn dram_bytes(&self) -> u64 {
+        size_of_val(&*self.epochs) as u64
+    }
+}
+
+impl Measured for Radix {
     fn lines_touched(&self, ino: u32, lblk: u32) -> u64 {
         let Some(root) = self.root(ino) else { return 1 };
         let (leaf, read) = self.leaf_below(root, lblk);
         1 + read + u64::from(leaf.is_some())
-    }
-
-    fn dram_bytes(&self) -> u64 {
-        size_of_val(&*self.epochs) as u64
     }
 }
 

@@ -1,4 +1,4 @@
-//! Byte-addressable media: one mapped region, and what makes stores to it durable (DESIGN §2).
+//! Byte-addressable media: one mapped region, and what makes stores to it durable (docs/design.md, "Media").
 //!
 //! | module | what lives there |
 //! | --- | --- |

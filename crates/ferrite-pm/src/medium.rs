@@ -1,4 +1,4 @@
-//! What a pool lies on, which decides what *durable* means (DESIGN §2).
+//! What a pool lies on, which decides what *durable* means (docs/design.md, "Media").
 
 use std::fs::File;
 use std::os::fd::AsFd;

@@ -2,7 +2,7 @@
 //!
 //! What lives here: a process-wide `SIGBUS` handler and the table of regions it knows. For an address inside a
 //! region it maps zeros over the faulting page and marks the region; the access is repeated and sees zeros, and
-//! every operation checks the mark before it commits or answers (DESIGN §9). Unwinding out of the handler would be
+//! every operation checks the mark before it commits or answers. Unwinding out of the handler would be
 //! undefined, and is not done. Other addresses go to the handler that was there before.
 //!
 //! Invariant: the handler uses atomics and system calls only, all of them async-signal-safe.

@@ -142,7 +142,7 @@ fn a_second_process_is_refused_and_told_who_holds_the_pool() {
     assert!(opened.contains("opened"), "{opened}");
 }
 
-/// A file cut short under a live mapping must cost the pool, never the process (DESIGN §9).
+/// A file cut short under a live mapping must cost the pool, never the process.
 #[test]
 fn a_truncated_file_poisons_the_region_and_no_other() {
     for scratch in [Scratch::on_tmpfs("truncated"), Scratch::on_disk("truncated")] {

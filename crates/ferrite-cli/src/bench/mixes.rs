@@ -1,4 +1,4 @@
-//! Filebench-like mixes with the parameters of hdpm.txt §4.3, one and two threads: against tmpfs, which makes nothing durable,
+//! Filebench-like mixes with the parameters of HDPM §4.3, one and two threads: against tmpfs, which makes nothing durable,
 //! and against the engine without page logs.
 //!
 //! *varmail*, a turn: remove a mail; make one, write 16 KiB on average, sync; read one whole, add 16 KiB, sync; read one whole.

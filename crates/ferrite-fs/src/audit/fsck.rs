@@ -211,7 +211,7 @@ impl Check {
                 self.find("mapping", format!("{at}: names block {}, {wrong}", word.page()));
             }
         };
-        if self.map.as_hashfs().is_some() {
+        if self.map.hashed_keys().is_some() {
             // Its loading looks at everything, on two threads.
             if let Err(error) = self.map.load(2, &visit) {
                 self.find("mapping", error.to_string());
@@ -242,7 +242,7 @@ impl Check {
         if self.map.get(ino, lblk) != word {
             wrong("is mapped twice");
         }
-        let hashfs = self.map.as_hashfs();
+        let hashfs = self.map.hashed_keys();
         if hashfs.is_some_and(|map| map.is_out_of_reach(ino, lblk, u64::from(slot))) {
             wrong("cannot be there");
         }

@@ -121,7 +121,7 @@ impl Tables<'_> {
     }
 
     fn read(&self, mapped: &Mapped) -> Result<(Result<(), MapError>, Inodes), EngineError> {
-        let hashfs = self.map.as_hashfs();
+        let hashfs = self.map.hashed_keys();
         let visit = |entry: MapEntry| {
             match (
                 mapped.pages.get(entry.ino as usize),
@@ -364,7 +364,7 @@ impl Tables<'_> {
     /// Pages that are mapped as others than they were written as, which leave holes where they belong: keys of HashFS that do not fit
     /// where they lie, or that are there twice; and blocks whose checksums say whose they are.
     fn judge_astray(&self, mapped: &Mapped, damage: &mut Damage) {
-        let hashfs = self.map.as_hashfs();
+        let hashfs = self.map.hashed_keys();
         for entry in mapped.astray.lock().iter() {
             let &MapEntry { ino, lblk, slot, .. } = entry;
             let far = hashfs.is_some_and(|map| map.is_out_of_reach(ino, lblk, u64::from(slot)));

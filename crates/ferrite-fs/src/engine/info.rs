@@ -18,7 +18,7 @@ pub(crate) fn collect(core: &Core) -> PoolInfo {
         None => core.map.for_each(&mut |entry| {
             pages += 1;
             logged_pages += u64::from(has_log(entry.word));
-            at_home += u64::from(core.map.as_hashfs().is_some_and(|map| map.at_home(&entry)));
+            at_home += u64::from(core.map.hashed_keys().is_some_and(|map| map.at_home(&entry)));
             true
         }),
     }

@@ -1,4 +1,4 @@
-//! Mounting: from the bytes of a pool to a [`Core`] (DESIGN §5, recovery).
+//! Mounting: from the bytes of a pool to a [`Core`] (docs/design.md, "Crash atomicity", recovery).
 //!
 //! Order: superblock, journal replay, then the free maps from the tables ([`crate::audit::load`]), then the work a crash interrupted: inodes without names, intents. Recovery changes the medium only by
 //! replaying records and by committing new ones, so a crash in it is one more crash to recover from.

@@ -1,4 +1,4 @@
-//! The redo journal: rings of records, commit, apply and retirement (DESIGN §5).
+//! The redo journal: rings of records, commit, apply and retirement (docs/design.md, "Crash atomicity").
 //!
 //! What lives here: [`Journal`] ([`Journal::commit`], [`Journal::advance`]), the record format
 //! ([`crate::format::record`]) and what recovery does with it ([`replay`]). Only [`crate::pool::tx::Tx`] commits; only the engine

@@ -1,4 +1,4 @@
-//! Folding: the merged page is written to a new block, which takes the place of block and log (hdpm.txt §2.4).
+//! Folding: the merged page is written to a new block, which takes the place of block and log (HDPM §2.4).
 //!
 //! A fold changes no content, so it needs no record: a crash leaves the old word or the new one, and both lead to the same bytes.
 //! Its order makes that true: the merged page is fenced before the word is set; the word is durable before the mark passes the fold;

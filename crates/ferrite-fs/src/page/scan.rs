@@ -1,4 +1,4 @@
-//! Reading a logged page: from the newest entry backwards, no byte copied twice, the block last (hdpm.txt §2.3).
+//! Reading a logged page: from the newest entry backwards, no byte copied twice, the block last (HDPM §2.3).
 //!
 //! Readers hold no lock: what they read may be freed and written again under their hands. So everything that is followed is
 //! checked to stay in the pool, walks are bounded, and the caller validates by the inode's version before it believes a

@@ -1,4 +1,4 @@
-//! The name table: one global hash table from (directory, name) to the entry's place (DESIGN §6).
+//! The name table: one global hash table from (directory, name) to the entry's place (docs/design.md, "Names and inodes").
 //!
 //! What lives here: [`NameTable`]. A slot is one word that points to a directory entry and keeps 23 bits of the
 //! name's hash; the entry itself holds the name, so a lookup is one probe and one comparison.

@@ -2,7 +2,7 @@
 //! cost a page.
 //!
 //! What lives here: [`LogSpace`]. A block is cut into segments of one size; the medium does not say which blocks these are, the
-//! page words and headers do, and mount counts them up again. Claims are volatile, as all claims are (DESIGN §5).
+//! page words and headers do, and mount counts them up again. Claims are volatile, as all claims are (docs/design.md, "Crash atomicity").
 //!
 //! Invariants: a segment is in use, or in a purse, or its bit in its slab is clear. A block without a used segment goes back
 //! to the free map. Threads take segments out of purses of their own, a slab's worth at a time, and so seldom meet.

@@ -9,9 +9,10 @@
 pub(crate) mod attr;
 pub(crate) mod create;
 pub(crate) mod dir;
-#[cfg(test)]
-mod full;
 pub(crate) mod lookup;
 pub(crate) mod remove;
 pub(crate) mod rename;
 pub(crate) mod xattr;
+
+#[cfg(test)]
+mod tests;

@@ -1,4 +1,4 @@
-//! An extent tree for each file, worked on in place or behind a page cache with one lock (Strata's default; hashfs.txt §4.7).
+//! An extent tree for each file, worked on in place or behind a page cache with one lock (Strata's default; HashFS §4.7).
 //!
 //! A B-tree of 4 KiB nodes. The area holds each inode's root block. A node begins with {entries, level} and a generation that
 //! every change counts up; its entries are {first page, length; word} in a leaf and {first page; child} above, sorted. An extent
@@ -13,7 +13,7 @@ use std::cell::RefCell;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use ferrite_map::{Broken, FileMap, Geometry, MapEntry, MapError, MapTx, PageWord, TransCache};
+use ferrite_map::{Broken, FileMap, Geometry, MapEntry, MapError, MapTx, Measured, PageWord, TransCache};
 use ferrite_pm::Region;
 
 use super::page_cache::{GENERATION, NODE_WORDS, PageCache};
@@ -487,6 +487,12 @@ impl FileMap for ExtentTree {
         }
     }
 
+    fn dram_bytes(&self) -> u64 {
+        self.cache.as_ref().map_or(0, PageCache::dram_bytes)
+    }
+}
+
+impl Measured for ExtentTree {
     fn lines_touched(&self, ino: u32, lblk: u32) -> u64 {
         let lines = RefCell::new(BTreeSet::from([self.root_offset(ino) / 64]));
         self.find(ino, |node| {
@@ -497,9 +503,5 @@ impl FileMap for ExtentTree {
             })
         });
         lines.into_inner().len() as u64
-    }
-
-    fn dram_bytes(&self) -> u64 {
-        self.cache.as_ref().map_or(0, PageCache::dram_bytes)
     }
 }

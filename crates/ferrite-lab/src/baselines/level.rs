@@ -1,4 +1,4 @@
-//! Level hashing as it is (hashfs.txt §4.9): two levels of buckets, two hashes, resized by a level when it is full.
+//! Level hashing as it is (HashFS §4.9): two levels of buckets, two hashes, resized by a level when it is full.
 //!
 //! Nothing here is fitted to a file system: no vectors, no cached translations, no size known in advance. A bucket is a line of
 //! four keys and their words. Level *k* has `base << k` buckets; the two in use are named by the header. A page may lie in two
@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use ferrite_map::bitmap::AtomicBitmap;
 use ferrite_map::gate::Gate;
-use ferrite_map::{Broken, FileMap, Geometry, MapEntry, MapError, MapTx, PageWord, Resource, TransCache};
+use ferrite_map::{Broken, FileMap, Geometry, MapEntry, MapError, MapTx, Measured, PageWord, Resource, TransCache};
 use ferrite_pm::Region;
 use parking_lot::Mutex;
 use rustc_hash::FxHashSet;
@@ -317,11 +317,13 @@ impl FileMap for LevelHash {
         Ok(self.resize(tx))
     }
 
-    fn lines_touched(&self, ino: u32, lblk: u32) -> u64 {
-        self.find_stored(ino, lblk).1
-    }
-
     fn dram_bytes(&self) -> u64 {
         self.claimed.dram_bytes()
+    }
+}
+
+impl Measured for LevelHash {
+    fn lines_touched(&self, ino: u32, lblk: u32) -> u64 {
+        self.find_stored(ino, lblk).1
     }
 }

@@ -9,7 +9,7 @@
 use std::sync::Arc;
 
 use ferrite_map::bitmap::AtomicBitmap;
-use ferrite_map::{Broken, FileMap, Geometry, MapEntry, MapError, MapTx, PageWord, Resource, TransCache};
+use ferrite_map::{Broken, FileMap, Geometry, MapEntry, MapError, MapTx, Measured, PageWord, Resource, TransCache};
 use ferrite_pm::{LINE_BYTES, Region};
 
 use super::{hash, key_of, place};
@@ -214,12 +214,14 @@ impl FileMap for Tombstones {
         });
     }
 
+    fn dram_bytes(&self) -> u64 {
+        self.claimed.dram_bytes()
+    }
+}
+
+impl Measured for Tombstones {
     fn lines_touched(&self, ino: u32, lblk: u32) -> u64 {
         let (slot, buckets) = self.find(key_of(ino, lblk), |offset| self.region.load(offset));
         buckets + u64::from(slot.is_some())
-    }
-
-    fn dram_bytes(&self) -> u64 {
-        self.claimed.dram_bytes()
     }
 }

@@ -112,7 +112,7 @@ fn look<M: Subject>(bed: &Bed<M>, mapped: &BTreeMap<(u32, u32), PageWord>) {
     let loaded = loaded.expect("the mapping is sound");
     assert!(loaded.keys().eq(mapped.keys()), "what a mount finds");
     for entry in loaded.values() {
-        if let Some(hashfs) = map.as_hashfs() {
+        if let Some(hashfs) = map.hashed_keys() {
             assert!(!hashfs.is_out_of_reach(entry.ino, entry.lblk, u64::from(entry.slot)));
         }
     }

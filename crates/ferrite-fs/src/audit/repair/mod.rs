@@ -15,7 +15,6 @@ mod tables;
 use std::sync::Arc;
 
 use ferrite_map::bitmap::AtomicBitmap;
-use ferrite_map::hashfs::HashFs;
 use ferrite_map::{FileMap, MapError, MapTx, PageWord, Resource};
 use ferrite_pm::Region;
 use ferrite_vfs::FileKind;
@@ -295,10 +294,11 @@ impl Repair {
 
     /// Stores what a slot of HashFS maps, or nothing.
     fn set_slot(&mut self, slot: u64, page: Option<(u32, u32, PageWord)>) {
-        let Some((key_offset, word_offset)) = self.map.as_hashfs().map(|map| map.offsets(slot)) else {
+        let Some(keys) = self.map.hashed_keys() else {
             return;
         };
-        let (key, word) = page.map_or((0, 0), |(ino, lblk, word)| (HashFs::key(ino, lblk), word.0));
+        let (key_offset, word_offset) = keys.offsets(slot);
+        let (key, word) = page.map_or((0, 0), |(ino, lblk, word)| (keys.key(ino, lblk), word.0));
         self.set(key_offset, key);
         self.set(word_offset, word);
     }

@@ -42,7 +42,7 @@ impl Repair {
 
     /// Makes the mapping sound, and drops what it maps for nobody.
     pub(super) fn mapping(&mut self) {
-        if self.map.as_hashfs().is_some() {
+        if self.map.hashed_keys().is_some() {
             // First, since the checksums know more than the places of keys do.
             self.reload_map();
             self.put_back_misplaced();
@@ -109,7 +109,7 @@ impl Repair {
     fn hashfs(&mut self) {
         let mut strays: Vec<(u64, PageWord)> = Vec::new();
         for slot in 0..self.superblock.map_slots {
-            let Some((key_offset, word_offset)) = self.map.as_hashfs().map(|map| map.offsets(slot)) else {
+            let Some((key_offset, word_offset)) = self.map.hashed_keys().map(|map| map.offsets(slot)) else {
                 return;
             };
             let (key, word) = (self.region.load(key_offset), PageWord(self.region.load(word_offset)));
@@ -163,7 +163,7 @@ impl Repair {
         self.reload_map();
         self.restore_strays(&strays);
         for MapEntry { ino, lblk, word, slot } in behind {
-            let key = self.map.as_hashfs().map(|map| map.offsets(u64::from(slot)).0);
+            let key = self.map.hashed_keys().map(|map| map.offsets(u64::from(slot)).0);
             if key.is_some_and(|offset| self.region.load(offset) == 0) {
                 self.set_slot(u64::from(slot), Some((ino, lblk, word)));
                 self.pages[ino as usize] += 1;
@@ -210,7 +210,7 @@ impl Repair {
                 self.set_slot(slot.into(), None);
                 self.reload_map();
                 self.set_page(ino, other, Some(word)).is_ok()
-            } else if self.map.as_hashfs().is_some() {
+            } else if self.map.hashed_keys().is_some() {
                 // There may be two keys of this page: this one is wrong.
                 self.set_slot(u64::from(slot), Some((ino, other, word)));
                 true
@@ -246,18 +246,18 @@ impl Repair {
     }
 
     fn slot_of(&self, ino: u32, lblk: u32) -> Option<u64> {
-        self.map.as_hashfs().and_then(|map| map.slot_of(ino, lblk))
+        self.map.hashed_keys().and_then(|map| map.slot_of(ino, lblk))
     }
 
     fn is_out_of_reach(&self, ino: u32, lblk: u32, slot: u64) -> bool {
         self.map
-            .as_hashfs()
+            .hashed_keys()
             .is_some_and(|map| map.is_out_of_reach(ino, lblk, slot))
     }
 
     /// Buckets behind its home that a page would lie in this slot of HashFS.
     fn distance(&self, ino: u32, lblk: u32, slot: u64) -> u64 {
-        self.map.as_hashfs().map_or(0, |map| map.distance(ino, lblk, slot))
+        self.map.hashed_keys().map_or(0, |map| map.distance(ino, lblk, slot))
     }
 
     /// Files that map more pages than they count have got keys that were hit: those behind the end of the file or far from home, if

@@ -1,3 +1,5 @@
+//! What spreads promise: they cover too much, never too little.
+
 use std::collections::BTreeSet;
 
 use crate::engine::{finish_interrupted, mount};
@@ -436,10 +438,6 @@ impl FileMap for Counting {
 
     fn make_room(&self, tx: &mut dyn MapTx) -> Result<bool, MapError> {
         self.inner.make_room(tx)
-    }
-
-    fn lines_touched(&self, ino: u32, lblk: u32) -> u64 {
-        self.inner.lines_touched(ino, lblk)
     }
 
     fn dram_bytes(&self) -> u64 {

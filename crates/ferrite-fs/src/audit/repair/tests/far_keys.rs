@@ -39,7 +39,7 @@ fn pool_with_far_key(old: bool, data_checksum: bool) -> Vec<u8> {
         file.write_at(0, &CONTENT).unwrap();
     }
     let ino = engine.lookup(ROOT_INO, b"far").unwrap().ino as u32;
-    let map = engine.core().map.as_hashfs().unwrap();
+    let map = engine.core().map.hashed_keys().unwrap();
     let slot = map.slot_of(ino, 1).unwrap();
     let moved = (0..superblock.map_slots)
         .find(|&slot| {

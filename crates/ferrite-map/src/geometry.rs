@@ -1,0 +1,28 @@
+//! Place and size of a structure in a pool.
+
+/// Place and size of a structure's own area, as the superblock has it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Geometry {
+    /// Pool offset, divisible by the block size.
+    pub area_offset: u64,
+    /// Entries of the area, see [`crate::Mapping::slots_for`].
+    pub slots: u64,
+    /// Block number of data block 0.
+    pub first_block: u32,
+    /// Data blocks.
+    pub blocks: u32,
+    /// Inodes of the pool; numbers stay below it.
+    pub inodes: u32,
+    /// Seed of the pool's hashes.
+    pub seed: u64,
+    /// No key of HashFS lies farther from its home than [`crate::hashfs::HashFs::DISTANCE_MAX`], and none is to. Older pools do not
+    /// promise that.
+    pub keys_in_reach: bool,
+}
+
+impl Geometry {
+    /// Whether `block` is a data block's number.
+    pub fn is_data_block(&self, block: u32) -> bool {
+        block >= self.first_block && u64::from(block) < u64::from(self.first_block) + u64::from(self.blocks)
+    }
+}

@@ -1,0 +1,224 @@
+//! The shape of the code itself: which module uses which, how long files and lines are, whether each says what it is.
+//!
+//! What is protected: that a reader can take the house in floor by floor. A circle of modules, an arrow that runs back up in
+//! the engine, a file that has grown beyond a screenful of rooms, a line that no diff shows whole, each fails here and is
+//! named.
+
+#[path = "house/uses.rs"]
+mod uses;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use uses::{Crate, circle};
+
+/// Lines that a file may have.
+const FILE_LINES_MAX: usize = 700;
+
+/// The floors of the engine, from the lowest to the highest; those of one line do not use each other.
+const ENGINE_FLOORS: &[&[&str]] = &[
+    &["error", "options", "planted", "thread"],
+    &["format"],
+    &["space", "cache", "health"],
+    &["journal"],
+    &["pool"],
+    &["page"],
+    &["retry"],
+    &["file"],
+    &["tree"],
+    &["audit"],
+    &["engine"],
+];
+
+fn workspace() -> PathBuf {
+    let crates = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+    crates.parent().unwrap().to_path_buf()
+}
+
+fn crates() -> Vec<Crate> {
+    let mut folders: Vec<PathBuf> = fs::read_dir(workspace().join("crates"))
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .filter(|path| path.join("src").is_dir())
+        .collect();
+    folders.sort();
+    assert!(folders.len() >= 10, "the crates are where this test looks for them");
+    folders.iter().map(|folder| Crate::read(folder)).collect()
+}
+
+/// All Rust files of the workspace below `crates`.
+fn sources() -> Vec<PathBuf> {
+    fn walk(folder: &Path, into: &mut Vec<PathBuf>) {
+        for entry in fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            match path.file_name().and_then(|name| name.to_str()) {
+                Some("target") => {}
+                _ if path.is_dir() => walk(&path, into),
+                Some(name) if name.ends_with(".rs") => into.push(path),
+                _ => {}
+            }
+        }
+    }
+    let mut found = Vec::new();
+    walk(&workspace().join("crates"), &mut found);
+    found.sort();
+    assert!(found.len() > 200, "the sources are where this test looks for them");
+    found
+}
+
+fn complain(what: &str, findings: &[String]) {
+    assert!(findings.is_empty(), "{what}:\n  {}", findings.join("\n  "));
+}
+
+#[test]
+fn no_modules_of_a_crate_know_each_other_in_a_circle() {
+    let circles: Vec<String> = crates()
+        .iter()
+        .filter_map(|krate| circle(&krate.uses).map(|modules| format!("{}: {}", krate.name, modules.join(" -> "))))
+        .collect();
+    complain("modules that use each other in a circle", &circles);
+}
+
+#[test]
+fn the_engine_calls_downwards_only() {
+    let crates = crates();
+    let engine = crates.iter().find(|krate| krate.name == "ferrite-fs").unwrap();
+    let floor_of: BTreeMap<&str, usize> = ENGINE_FLOORS
+        .iter()
+        .enumerate()
+        .flat_map(|(floor, names)| names.iter().map(move |&name| (name, floor)))
+        .collect();
+    let top = |module: &str| module.split("::").next().unwrap_or_default().to_string();
+    let mut findings = Vec::new();
+    let mut arrows = 0;
+    for (from, uses) in &engine.uses {
+        for to in uses {
+            let (from_top, to_top) = (top(from), top(to));
+            // The root only lists what the crate offers.
+            if from_top == to_top || from.is_empty() || to.is_empty() {
+                continue;
+            }
+            arrows += 1;
+            match (floor_of.get(&*from_top), floor_of.get(&*to_top)) {
+                (Some(from_floor), Some(to_floor)) if from_floor > to_floor => {}
+                (Some(_), Some(_)) => findings.push(format!("{from} uses {to}")),
+                _ => findings.push(format!("{from_top} or {to_top} has no floor in this test")),
+            }
+        }
+    }
+    assert!(
+        arrows > 100,
+        "{arrows} arrows seen: the test does not read the sources any more"
+    );
+    complain("arrows that do not run downwards", &findings);
+}
+
+#[test]
+fn files_are_short_and_say_what_lives_there() {
+    let mut findings = Vec::new();
+    for path in sources() {
+        let text = fs::read_to_string(&path).unwrap();
+        let lines = text.lines().count();
+        if lines > FILE_LINES_MAX {
+            findings.push(format!("{}: {lines} lines, at most {FILE_LINES_MAX}", path.display()));
+        }
+        if !text.starts_with("//!") {
+            findings.push(format!(
+                "{}: does not begin with a comment on what lives there",
+                path.display()
+            ));
+        }
+    }
+    complain("files", &findings);
+}
+
+/// What documents call a source file must be there: `crates/x/src/y.rs`, or the end of such a path.
+#[test]
+fn documents_name_files_that_exist() {
+    let known: BTreeSet<String> = sources()
+        .iter()
+        .map(|path| path.strip_prefix(workspace()).unwrap().to_string_lossy().into_owned())
+        .collect();
+    let exists = |name: &str| {
+        known
+            .iter()
+            .any(|path| path == name || path.ends_with(&format!("/{name}")))
+            || workspace().join(name).exists()
+    };
+    let mut findings = Vec::new();
+    let mut names = 0;
+    for document in documents() {
+        let text = fs::read_to_string(&document).unwrap();
+        for name in text.split('`').skip(1).step_by(2) {
+            let is_file =
+                name.ends_with(".rs") && name.chars().all(|c| c.is_ascii_alphanumeric() || "_-./".contains(c));
+            // A word in capitals stands for any.
+            if !is_file || name.contains("NAME") {
+                continue;
+            }
+            names += 1;
+            if !exists(name) {
+                findings.push(format!("{}: {name}", document.display()));
+            }
+        }
+    }
+    assert!(names > 30, "only {names} names of files seen in the documents");
+    complain("files that documents name and that are not there", &findings);
+}
+
+/// Links from one document to another, or to a heading of it, lead somewhere.
+#[test]
+fn links_between_documents_lead_somewhere() {
+    let mut findings = Vec::new();
+    let mut links = 0;
+    for document in documents() {
+        let text = fs::read_to_string(&document).unwrap();
+        for link in text.split("](").skip(1).filter_map(|rest| rest.split(')').next()) {
+            if link.contains("://") || link.contains(' ') {
+                continue;
+            }
+            links += 1;
+            let (file, heading) = link.split_once('#').unwrap_or((link, ""));
+            let target = match file {
+                "" => document.clone(),
+                file => document.parent().unwrap().join(file),
+            };
+            let Ok(content) = fs::read(&target) else {
+                if !target.is_dir() {
+                    findings.push(format!("{}: {link}", document.display()));
+                }
+                continue;
+            };
+            let content = String::from_utf8_lossy(&content);
+            if !heading.is_empty() && !headings(&content).contains(heading) {
+                findings.push(format!("{}: {link}: no such heading", document.display()));
+            }
+        }
+    }
+    assert!(links > 20, "only {links} links seen");
+    complain("links that lead nowhere", &findings);
+}
+
+/// The names by which headings are linked to.
+fn headings(text: &str) -> BTreeSet<String> {
+    text.lines()
+        .filter_map(|line| line.strip_prefix('#'))
+        .map(|line| {
+            let title = line.trim_start_matches('#').trim().to_lowercase();
+            let kept = title.chars().filter(|c| c.is_alphanumeric() || " -_".contains(*c));
+            kept.map(|c| if c == ' ' { '-' } else { c }).collect()
+        })
+        .collect()
+}
+
+fn documents() -> Vec<PathBuf> {
+    let mut found = vec![workspace().join("README.md")];
+    for entry in fs::read_dir(workspace().join("docs")).unwrap() {
+        let path = entry.unwrap().path();
+        if path.extension().is_some_and(|extension| extension == "md") {
+            found.push(path);
+        }
+    }
+    found
+}
