@@ -18,7 +18,7 @@ help:
 	@echo "make fuzz      the fuzz targets, a minute each (needs a nightly toolchain and cargo-fuzz)"
 	@echo "make race      threaded tests under ThreadSanitizer (needs a nightly toolchain with rust-src)"
 	@echo "make bench     ferrite bench, all groups"
-	@echo "make install   ferrite and its mkfs, mount, fsck helpers to $(PREFIX)"
+	@echo "make install   ferrite, its mkfs, mount, fsck helpers, man pages and completions to $(PREFIX)"
 
 build:
 	@scripts/setup-debian.sh build
@@ -95,6 +95,13 @@ install: build
 	install -d $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(PREFIX)/sbin
 	install -m 755 $(FERRITE) $(DESTDIR)$(PREFIX)/bin/ferrite
 	for tool in mkfs mount mount.fuse fsck; do ln -sf ../bin/ferrite $(DESTDIR)$(PREFIX)/sbin/$$tool.ferrite; done
+	@# Man pages and completions come from the same source as --help.
+	$(FERRITE) manual $(CARGO_TARGET_DIR)/manual
+	install -d $(addprefix $(DESTDIR)$(PREFIX)/share/,man/man1 bash-completion/completions zsh/site-functions fish/vendor_completions.d)
+	install -m 644 $(CARGO_TARGET_DIR)/manual/man/man1/*.1 $(DESTDIR)$(PREFIX)/share/man/man1
+	install -m 644 $(CARGO_TARGET_DIR)/manual/completions/ferrite.bash $(DESTDIR)$(PREFIX)/share/bash-completion/completions/ferrite
+	install -m 644 $(CARGO_TARGET_DIR)/manual/completions/_ferrite $(DESTDIR)$(PREFIX)/share/zsh/site-functions/_ferrite
+	install -m 644 $(CARGO_TARGET_DIR)/manual/completions/ferrite.fish $(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d
 	@# mount(8) and fsck(8) look for their helpers in /sbin only.
 	if [ -z "$(DESTDIR)" ] && [ -w /sbin ]; then \
 		for tool in mkfs mount mount.fuse fsck; do ln -sf $(PREFIX)/bin/ferrite /sbin/$$tool.ferrite; done; fi

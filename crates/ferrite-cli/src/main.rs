@@ -13,6 +13,7 @@ mod fsck;
 mod info;
 mod lab;
 mod log;
+mod manual;
 mod mkfs;
 mod mount;
 mod mounts;
@@ -28,7 +29,7 @@ use std::ffi::OsString;
 use std::path::Path;
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 
 pub(crate) use output::{complain, say, say_json};
 
@@ -125,6 +126,8 @@ enum Command {
     Lab(lab::Lab),
     /// See it work: a pool, a mount, real programs on it
     Demo(demo::Demo),
+    /// Write man pages and shell completions into a directory
+    Manual(manual::Manual),
 }
 
 /// Runs the command the process was started with.
@@ -178,6 +181,7 @@ fn run(arguments: Arguments) -> Outcome {
         Command::Bench(command) => command.run(),
         Command::Lab(command) => command.run(),
         Command::Demo(command) => command.run(),
+        Command::Manual(command) => command.run(Arguments::command()),
     }
 }
 
@@ -213,8 +217,6 @@ fn by_helper_name(mut arguments: Vec<OsString>) -> Vec<OsString> {
 
 #[cfg(test)]
 mod tests {
-    use clap::CommandFactory;
-
     use super::*;
 
     #[test]

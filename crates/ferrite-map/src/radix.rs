@@ -634,14 +634,13 @@ impl FileMap for Radix {
         }
     }
 
-    /// The root word's line, and one a node on the way.
-
     fn dram_bytes(&self) -> u64 {
         size_of_val(&*self.epochs) as u64
     }
 }
 
 impl Measured for Radix {
+    /// The root word's line, and one a node on the way.
     fn lines_touched(&self, ino: u32, lblk: u32) -> u64 {
         let Some(root) = self.root(ino) else { return 1 };
         let (leaf, read) = self.leaf_below(root, lblk);
