@@ -152,7 +152,7 @@ fn print(info: &PoolInfo) {
     line(
         "memory",
         format!(
-            "{}: blocks {}, mapping {}, inodes {}, names {}, journal {}, page logs {}, page lists {}, {} known inodes of {} bytes",
+            "{}: blocks {}, mapping {}, inodes {}, names {}, journal {}, page logs {}, page lists {}, {} known inodes of {} bytes and {} of tables",
             human(info.dram.total),
             human(info.dram.block_map),
             human(info.dram.mapping),
@@ -162,7 +162,8 @@ fn print(info: &PoolInfo) {
             human(info.dram.page_logs),
             human(info.dram.page_lists),
             info.dram.cached_inodes,
-            info.dram.bytes_per_cached_inode
+            info.dram.bytes_per_cached_inode,
+            human(info.dram.inode_tables)
         ),
     );
     line(

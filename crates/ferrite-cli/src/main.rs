@@ -14,6 +14,7 @@ mod info;
 mod lab;
 mod log;
 mod manual;
+mod memory;
 mod mkfs;
 mod mount;
 mod mounts;

@@ -21,7 +21,7 @@ use ferrite_vfs::trace::{Recorder, Traced};
 
 use super::control::{self, Request};
 use super::target::{Target, not_mounted};
-use super::{FAILED, Failure, Outcome, USAGE, about, complain, log, mounts, opening, scrub, signals};
+use super::{FAILED, Failure, Outcome, USAGE, about, complain, log, memory, mounts, opening, scrub, signals};
 
 /// Mount a pool on a directory
 #[derive(Debug, clap::Args)]
@@ -411,6 +411,7 @@ impl Mount {
                 Some(bytes_per_second) => scrub_daily(engine.clone(), bytes_per_second),
                 None => Ok(()),
             })
+            .and_then(|()| memory::give_back(engine.clone()))
             .and_then(|()| match (&trace, &options.trace) {
                 (Some(file), Some(path)) => empty(file).map_err(about(path)),
                 _ => Ok(()),

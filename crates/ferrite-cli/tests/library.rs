@@ -82,6 +82,32 @@ fn directories_and_names() {
     });
 }
 
+/// What is known of inodes that nobody has open any more goes, also when nothing else happens.
+#[test]
+fn a_program_that_closes_its_files_gets_their_memory_back() {
+    const FILES: u64 = 60_000;
+    /// What docs/operations.md promises.
+    const KEPT: u64 = 16_384;
+    // On a disk each of so many operations would wait for it.
+    let in_memory = std::path::Path::new("/dev/shm");
+    let dir = match in_memory.is_dir() {
+        true => tempfile::tempdir_in(in_memory).unwrap(),
+        false => tempfile::tempdir().unwrap(),
+    };
+    let fs = create(&dir.path().join("pool"), 1 << 30);
+    let known = || fs.info().unwrap().dram.cached_inodes;
+    let path = |n: u64| format!("/{}/{n}", n % 100);
+    (0..100).for_each(|n| fs.create_dir(format!("/{n}")).unwrap());
+    let open: Vec<_> = (0..FILES).map(|n| fs.create_file(path(n)).unwrap()).collect();
+    assert!(known() >= FILES);
+    drop(open);
+    assert!(known() <= KEPT + 200, "{} known after all were closed", known());
+    (0..FILES).for_each(|n| assert!(fs.exists(path(n))));
+    (0..FILES).for_each(|n| fs.remove_file(path(n)).unwrap());
+    assert!(known() <= KEPT + 200, "{} known after they came by one by one", known());
+    fs.close().unwrap();
+}
+
 #[test]
 fn other_users_are_held_to_permissions() {
     on_both(|fs| {

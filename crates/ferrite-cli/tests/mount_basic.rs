@@ -43,6 +43,67 @@ fn content_and_attributes_outlive_the_mount() {
     test.finish();
 }
 
+/// What the daemon knows of files goes when the kernel forgets them, and most of its memory with that.
+#[test]
+fn inodes_that_the_kernel_forgot_are_forgotten() {
+    const FILES: u64 = 50_000;
+    /// Directories, what others look at meanwhile, and the kernel's inodes that are in use somewhere.
+    const REST: u64 = 300;
+    /// What docs/operations.md says of a known inode.
+    const BYTES_EACH: std::ops::RangeInclusive<u64> = 96..=140;
+    if !has_fuse() {
+        return;
+    }
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("skipped: only root can make the kernel forget");
+        return;
+    }
+    let test = TestPool::new("512M", &["--inodes", "60000"]);
+    let dram = |what: &str| test.info()["dram"][what].as_u64().unwrap();
+    let known = || dram("cached_inodes");
+    let resident_empty = resident_bytes(test.daemon());
+    fs::create_dir(test.path("d")).unwrap();
+    for n in 0..FILES {
+        File::create(test.path(&format!("d/{n}"))).unwrap();
+    }
+    assert_eq!(fs::read_dir(test.path("d")).unwrap().count() as u64, FILES);
+    if known() < FILES {
+        eprintln!("skipped: the kernel forgot some of {FILES} files before it was asked to");
+        return;
+    }
+    let each = dram("bytes_per_cached_inode") + dram("inode_tables") / known();
+    assert!(BYTES_EACH.contains(&each), "{each} bytes each");
+    let (full, resident_full) = (dram("total"), resident_bytes(test.daemon()));
+    assert!(
+        resident_full - resident_empty < FILES * BYTES_EACH.end() * 3 / 2,
+        "{resident_empty} bytes of memory, then {resident_full}"
+    );
+    let end = Instant::now() + Duration::from_secs(30);
+    while known() > REST {
+        assert!(Instant::now() < end, "{} inodes are known still", known());
+        fs::write("/proc/sys/vm/drop_caches", "2").unwrap();
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    assert!(full - dram("total") > FILES * 90, "the tables are as long as before");
+    while resident_bytes(test.daemon()) + FILES * 60 > resident_full {
+        assert!(
+            Instant::now() < end,
+            "{resident_full} bytes of memory, and no fewer since"
+        );
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    // What was forgotten is found again.
+    assert_eq!(fs::metadata(test.path("d/77")).unwrap().len(), 0);
+    test.finish();
+}
+
+/// Memory that a process has of its own; the pool is not counted.
+fn resident_bytes(process: i32) -> u64 {
+    let rollup = fs::read_to_string(format!("/proc/{process}/smaps_rollup")).unwrap();
+    let line = rollup.lines().find_map(|line| line.strip_prefix("Anonymous:")).unwrap();
+    line.trim().trim_end_matches(" kB").trim().parse::<u64>().unwrap() << 10
+}
+
 #[test]
 fn open_flags_holes_and_shared_mappings() {
     if !has_fuse() {

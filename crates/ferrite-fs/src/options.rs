@@ -105,10 +105,12 @@ pub struct DramUse {
     pub inode_map: u64,
     /// Free map and bounds of the name table.
     pub name_map: u64,
-    /// Inodes known to the kernel, open, or kept: how many, and bytes for each.
+    /// Inodes known to the kernel, open, or kept: how many.
     pub cached_inodes: u64,
     /// Bytes per cached inode.
     pub bytes_per_cached_inode: u64,
+    /// Tables in which they are found.
+    pub inode_tables: u64,
     /// Journal bookkeeping, all rings.
     pub journal: u64,
     /// Slabs of page logs, and the list of pages that have logs.

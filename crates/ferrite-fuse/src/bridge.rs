@@ -223,7 +223,7 @@ impl Filesystem for Bridge {
 
     fn forget(&self, _req: &Request, ino: INodeNo, nlookup: u64) {
         if ino.0 != ROOT_INO {
-            self.fs.unpin(ino.0, nlookup);
+            self.fs.forget(ino.0, nlookup);
         }
     }
 

@@ -39,6 +39,11 @@ pub trait FileSystem: Send + Sync {
     /// Takes back `count` pins; an inode without names, pins and open files is freed.
     fn unpin(&self, ino: Ino, count: u64);
 
+    /// [`Self::unpin`] by who will not ask for `ino` again soon: what is known of it in memory need not be kept.
+    fn forget(&self, ino: Ino, count: u64) {
+        self.unpin(ino, count);
+    }
+
     /// The target of a symbolic link. `Invalid` for anything else.
     fn readlink(&self, ino: Ino) -> Result<Vec<u8>>;
 

@@ -1,4 +1,4 @@
-//! Inodes in DRAM: the locks, versions and counts of those that are in use now.
+//! Inodes in DRAM: the locks, versions and counts of those that are in use now, or were a moment ago.
 //!
 //! What lives here: [`InodeMem`] and the sharded [`InodeCache`] that finds it by number. The content of an inode
 //! stays on the medium; nothing here is ever written there.
@@ -8,12 +8,25 @@
 //! * `last_seq` is at least the sequence number of every record that changed the inode: it orders records of
 //!   different rings. When an entry is dropped its `last_seq` is remembered in a floor for all later ones.
 //! * `version` is odd exactly while a holder of the exclusive lock may be changing the inode's words or mapping.
+//!
+//! How entries go. Who says that an inode will not be asked for soon ([`InodeCache::release`]: the kernel forgot it)
+//! has its entry dropped at once. What is let go otherwise stays for a while, since a walk along a path pins and unpins
+//! each directory on its way. Each shard counts its *news*: entries that were made, or whose last pin went, since it was
+//! swept, each of them once. When there are half as many as entries, and [`NEWS_MIN`], it is swept: of the entries that
+//! nobody uses, those that were no news go, and of the others all but [`KEEP_FILES`] and [`KEEP_DIRS`].
+//!
+//! So a sweep looks at three entries for each piece of news that it waited for, letting go again what is news already
+//! costs one look at a flag, and unused entries are fewer than `IDLE_MAX` and one for each in use: after a sweep a
+//! shard has at most `NEWS_MIN` of them, and with `u` in use and `i` not it is swept before `i - NEWS_MIN` exceeds both
+//! `NEWS_MIN` and `(u + i) / 2`. A count that is lost in a race with a sweep makes the next one later by that one.
 
 use std::cell::OnceCell;
+use std::collections::hash_map::Entry;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
 
-use parking_lot::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use crossbeam_utils::CachePadded;
+use parking_lot::{Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::cache::spread::Spread;
@@ -23,40 +36,77 @@ use crate::planted::{Flaw, planted};
 /// Where mistakes are planted there are few shards, and they keep hardly anything: so the small pools on which these
 /// are looked for sweep, too.
 const SHARDS: usize = if cfg!(feature = "planted") { 2 } else { 64 };
-/// Entries a shard keeps although nobody uses them.
-const KEEP_PER_SHARD: usize = if cfg!(feature = "planted") { 1 } else { 256 };
+/// Entries a sweep of a shard leaves although nobody uses them.
+const KEEP_FILES: usize = if cfg!(feature = "planted") { 1 } else { 64 };
+/// The same of directories whose lock protects something: to learn that again costs a look at all of their blocks.
+const KEEP_DIRS: usize = if cfg!(feature = "planted") { 0 } else { 64 };
+/// News without which a shard is not swept.
+const NEWS_MIN: usize = KEEP_FILES + KEEP_DIRS;
+/// Entries of a table that is not worth giving memory back for.
+const TABLE_MIN: usize = 4;
+/// Most entries that nobody uses, beside as many as are in use.
+#[cfg(test)]
+const IDLE_MAX: u64 = 2 * (NEWS_MIN * SHARDS) as u64;
 
 #[derive(Default)]
-struct Shard {
+struct Table {
     inodes: FxHashMap<u32, Arc<InodeMem>>,
-    /// Look for unused entries when there are this many; doubles with what is in use, so that a sweep is paid for
-    /// by as many inserts.
-    sweep_at: usize,
+    /// Entries that went.
+    dropped: u64,
 }
 
-impl Shard {
-    /// Drops what nobody uses; returns the newest `last_seq` of that.
+impl Table {
+    /// Drops what nobody uses, but for the few that may stay; returns the newest `last_seq` of what went.
     fn sweep(&mut self) -> u64 {
-        let mut floor = 0;
+        let (mut floor, before) = (0, self.inodes.len());
+        let (mut files, mut dirs) = (KEEP_FILES, KEEP_DIRS);
         self.inodes.retain(|_, inode| {
-            // Nobody can clone an entry of ours alone while we hold the shard. `get_mut` acquires what its last other
-            // holder released when it dropped it, so the pins and the number that this one has set are seen here; to
-            // look at the count alone would not do that.
-            let Some(unheld) = Arc::get_mut(inode) else { return true };
-            let keep = *unheld.pins.get_mut() > 0;
-            if !keep {
-                floor = floor.max(*unheld.last_seq.get_mut());
+            let was_news = inode.is_news();
+            if was_news {
+                inode.news.store(false, Ordering::Relaxed);
             }
-            keep
+            // Plain looks first: most entries of a long table are in use, and to keep one is never wrong.
+            if inode.pins.load(Ordering::Relaxed) > 0 || Arc::strong_count(inode) > 1 {
+                return true;
+            }
+            let Some(unused) = unused(inode) else { return true };
+            let places = match unused.lock.get_mut() {
+                Some(_) => &mut dirs,
+                None => &mut files,
+            };
+            if was_news && *places > 0 {
+                *places -= 1;
+                return true;
+            }
+            floor = floor.max(*unused.last_seq.get_mut());
+            false
         });
+        self.dropped += (before - self.inodes.len()) as u64;
+        self.shrink();
         floor
     }
 
-    /// An entry that nobody else holds, for a new life of number `ino`.
-    fn fresh(&mut self, ino: u32, seq_floor: u64) -> Arc<InodeMem> {
+    /// News that a sweep of so many entries is worth.
+    fn news_max(&self) -> u32 {
+        (self.inodes.len() / 2).max(NEWS_MIN) as u32
+    }
+
+    /// Gives memory of the table back when most of it is empty.
+    fn shrink(&mut self) {
+        let len = self.inodes.len().max(TABLE_MIN);
+        if self.inodes.capacity() / 4 > len {
+            self.inodes.shrink_to(len * 2);
+        }
+    }
+
+    /// An entry that nobody else holds, for a new life of number `ino`, and whether there is one more now.
+    fn fresh(&mut self, ino: u32, seq_floor: u64) -> (Arc<InodeMem>, bool) {
         let mut made = InodeMem::new(ino, seq_floor, Spread::nowhere());
         made.dead = AtomicBool::new(true);
+        let mut is_more = true;
         if let Some(found) = self.inodes.get_mut(&ino) {
+            is_more = false;
+            made.news = AtomicBool::new(found.is_news());
             // Of the record that freed the number, or a later one: whoever freed it gave the number back after that,
             // and we have it from there.
             if !planted(Flaw::InodeUnordered) {
@@ -64,18 +114,51 @@ impl Shard {
             }
             if let Some(unheld) = Arc::get_mut(found) {
                 *unheld = made;
-                return Arc::clone(found);
+                return (Arc::clone(found), is_more);
             }
             // Somebody asked for a number that was free, and finds so: it looks at the words before it looks at this.
             found.set_dead();
         }
         let made = Arc::new(made);
         self.inodes.insert(ino, Arc::clone(&made));
-        made
+        (made, is_more)
+    }
+}
+
+/// An entry of a table that nobody holds and nobody has pinned. The caller has the table's lock.
+///
+/// Nobody can clone an entry of ours alone while we hold the shard. `get_mut` acquires what its last other holder
+/// released when it dropped it, so the pins and the number that this one has set are seen here; to look at the count
+/// alone would not do that.
+fn unused(inode: &mut Arc<InodeMem>) -> Option<&mut InodeMem> {
+    Arc::get_mut(inode).filter(|unheld| unheld.pins() == 0)
+}
+
+/// A part of the cache.
+#[derive(Default)]
+struct Shard {
+    table: Mutex<Table>,
+    /// News since the last sweep.
+    news: AtomicU32,
+    /// It is swept when there is more than that. Changed under the table's lock.
+    news_max: AtomicU32,
+}
+
+impl Shard {
+    /// Counts a known entry as news; it is none yet.
+    fn count(&self, inode: &InodeMem) {
+        inode.news.store(true, Ordering::Relaxed);
+        self.news.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn is_due(&self) -> bool {
+        self.news.load(Ordering::Relaxed) > self.news_max.load(Ordering::Relaxed)
     }
 }
 
 /// What a directory's lock protects besides its content: where the next entry may go.
+///
+/// Most inodes have none, so it is in a box: which is made by the first change of the directory.
 #[derive(Debug, Default)]
 pub(crate) struct DirHints {
     /// Logical blocks below this were searched, and those that had space are among the roomy ones, or were too small
@@ -130,40 +213,47 @@ impl DirHints {
     }
 }
 
-/// One inode in use.
-#[repr(align(64))]
+/// What an inode's lock protects.
+type Hints = Option<Box<DirHints>>;
+
+/// One inode in use. There may be millions, so it is small: it shares cache lines with what was allocated beside it, and
+/// what is seldom written comes last.
+#[repr(C)]
 pub(crate) struct InodeMem {
-    /// Its number.
-    pub(crate) ino: u32,
+    lock: RwLock<Hints>,
     version: AtomicU64,
-    last_seq: AtomicU64,
     /// Pins of front ends and open handles.
     pins: AtomicU64,
+    last_seq: AtomicU64,
+    /// Its number.
+    pub(crate) ino: u32,
     /// Its checksum was found right, or was made by us, since it came into DRAM.
     verified: AtomicBool,
     /// Freed: whoever gets the lock after this is set must act as if it had not found the inode.
     dead: AtomicBool,
+    /// Counted among the shard's news.
+    news: AtomicBool,
     /// Where it may have pages.
     pub(crate) spread: Spread,
-    lock: RwLock<DirHints>,
 }
 
 impl InodeMem {
     fn new(ino: u32, last_seq: u64, spread: Spread) -> Self {
         InodeMem {
-            ino,
+            lock: RwLock::default(),
             version: AtomicU64::new(0),
-            last_seq: AtomicU64::new(last_seq),
             pins: AtomicU64::new(0),
+            last_seq: AtomicU64::new(last_seq),
+            ino,
             verified: AtomicBool::new(false),
             dead: AtomicBool::new(false),
+            news: AtomicBool::new(true),
             spread,
-            lock: RwLock::default(),
         }
     }
 
     /// Shared lock: content and names cannot change.
-    pub(crate) fn read(&self) -> RwLockReadGuard<'_, DirHints> {
+    pub(crate) fn read(&self) -> RwLockReadGuard<'_, Hints> {
         self.lock.read()
     }
 
@@ -177,7 +267,7 @@ impl InodeMem {
     }
 
     /// Shared lock, if nobody has the exclusive one or waits for it.
-    pub(crate) fn try_read(&self) -> Option<RwLockReadGuard<'_, DirHints>> {
+    pub(crate) fn try_read(&self) -> Option<RwLockReadGuard<'_, Hints>> {
         self.lock.try_read()
     }
 
@@ -252,6 +342,10 @@ impl InodeMem {
         left == 0
     }
 
+    fn is_news(&self) -> bool {
+        self.news.load(Ordering::Relaxed)
+    }
+
     pub(crate) fn is_dead(&self) -> bool {
         self.dead.load(Ordering::Acquire)
     }
@@ -270,8 +364,15 @@ impl InodeMem {
 
 /// The exclusive lock of an inode. Dropping it ends the change that [`InodeMem::begin_change`] announced.
 pub(crate) struct Exclusive<'a> {
-    pub(crate) hints: RwLockWriteGuard<'a, DirHints>,
+    hints: RwLockWriteGuard<'a, Hints>,
     pub(crate) inode: &'a Arc<InodeMem>,
+}
+
+impl Exclusive<'_> {
+    /// The hints of a directory.
+    pub(crate) fn hints(&mut self) -> &mut DirHints {
+        self.hints.get_or_insert_default()
+    }
 }
 
 impl Drop for Exclusive<'_> {
@@ -283,7 +384,7 @@ impl Drop for Exclusive<'_> {
 
 /// Finds inodes in use by number.
 pub(crate) struct InodeCache {
-    shards: Box<[Mutex<Shard>]>,
+    shards: Box<[CachePadded<Shard>]>,
     /// At least the `last_seq` of every entry that was dropped. Raised and read under the lock of a shard, and a number
     /// is always in the same shard: so whoever makes an entry again sees what was noted when it was dropped, with
     /// relaxed accesses, too.
@@ -292,32 +393,50 @@ pub(crate) struct InodeCache {
 
 impl InodeCache {
     pub(crate) fn new(seq_floor: u64) -> Self {
-        InodeCache {
-            shards: (0..SHARDS).map(|_| Mutex::default()).collect(),
+        let cache = InodeCache {
+            shards: (0..SHARDS).map(|_| CachePadded::default()).collect(),
             seq_floor: AtomicU64::new(seq_floor),
+        };
+        for shard in &cache.shards {
+            shard.news_max.store(NEWS_MIN as u32, Ordering::Relaxed);
+        }
+        cache
+    }
+
+    fn shard(&self, ino: u32) -> &Shard {
+        &self.shards[ino as usize % SHARDS]
+    }
+
+    /// Notes the `last_seq` of what is dropped from `_table`, which is locked from before it goes until this is done.
+    fn raise_floor(&self, _table: &mut MutexGuard<'_, Table>, last_seq: u64) {
+        if !planted(Flaw::SweepForgetsFloor) && last_seq > self.seq_floor.load(Ordering::Relaxed) {
+            self.seq_floor.fetch_max(last_seq, Ordering::Relaxed);
         }
     }
 
-    fn shard(&self, ino: u32) -> &Mutex<Shard> {
-        &self.shards[ino as usize % SHARDS]
+    /// Sweeps the shard whose table this is, if there is news enough.
+    fn sweep_if_due(&self, shard: &Shard, table: &mut MutexGuard<'_, Table>) {
+        if !shard.is_due() {
+            return;
+        }
+        let floor = table.sweep();
+        self.raise_floor(table, floor);
+        shard.news.store(0, Ordering::Relaxed);
+        shard.news_max.store(table.news_max(), Ordering::Relaxed);
     }
 
     /// The entry of `ino`, made if there is none. Says nothing about whether the inode is in use.
     pub(crate) fn get(&self, ino: u32) -> Arc<InodeMem> {
-        let mut shard = self.shard(ino).lock();
-        if let Some(found) = shard.inodes.get(&ino) {
+        let shard = self.shard(ino);
+        let mut table = shard.table.lock();
+        if let Some(found) = table.inodes.get(&ino) {
             return Arc::clone(found);
         }
-        if shard.inodes.len() >= shard.sweep_at.max(KEEP_PER_SHARD) {
-            let floor = shard.sweep();
-            if !planted(Flaw::SweepForgetsFloor) {
-                self.seq_floor.fetch_max(floor, Ordering::Relaxed);
-            }
-            shard.sweep_at = shard.inodes.len() * 2;
-        }
+        self.sweep_if_due(shard, &mut table);
         let seq_floor = self.seq_floor.load(Ordering::Relaxed);
         let made = Arc::new(InodeMem::new(ino, seq_floor, Spread::everywhere()));
-        shard.inodes.insert(ino, Arc::clone(&made));
+        table.inodes.insert(ino, Arc::clone(&made));
+        shard.news.fetch_add(1, Ordering::Relaxed);
         made
     }
 
@@ -326,20 +445,98 @@ impl InodeCache {
     ///
     /// Never waits for the lock, so the caller may hold any other inode's.
     pub(crate) fn fresh<'a>(&self, ino: u32, place: &'a OnceCell<Arc<InodeMem>>) -> Exclusive<'a> {
-        let mut shard = self.shard(ino).lock();
-        let entry = place.get_or_init(|| shard.fresh(ino, self.seq_floor.load(Ordering::Relaxed)));
+        let shard = self.shard(ino);
+        let mut table = shard.table.lock();
+        let entry = place.get_or_init(|| {
+            self.sweep_if_due(shard, &mut table);
+            let (entry, is_more) = table.fresh(ino, self.seq_floor.load(Ordering::Relaxed));
+            shard.news.fetch_add(u32::from(is_more), Ordering::Relaxed);
+            entry
+        });
         // Nobody else has the entry, and nobody can get it while we hold the shard.
         entry.try_write().expect("a fresh entry is unlocked")
     }
 
-    /// Entries now.
-    pub(crate) fn len(&self) -> u64 {
-        self.shards.iter().map(|shard| shard.lock().inodes.len() as u64).sum()
+    /// Takes note that the last pin of `inode` went; it may be asked for again. The caller holds no lock of the cache.
+    pub(crate) fn let_go(&self, inode: &InodeMem) {
+        if inode.is_news() {
+            return;
+        }
+        let shard = self.shard(inode.ino);
+        shard.count(inode);
+        if shard.is_due() {
+            self.sweep_if_due(shard, &mut shard.table.lock());
+        }
     }
 
-    /// DRAM an entry takes, with its share of the table.
-    pub(crate) fn bytes_per_entry() -> u64 {
-        (size_of::<InodeMem>() + 2 * size_of::<usize>() + 2 * size_of::<(u32, Arc<InodeMem>)>()) as u64
+    /// Drops the entry `inode`, which will not be asked for soon, unless somebody else holds it or has pinned it.
+    pub(crate) fn release(&self, inode: Arc<InodeMem>) {
+        let ino = inode.ino;
+        let shard = self.shard(ino);
+        let mut table = shard.table.lock();
+        // Under the lock, so that of two who release it the second drops it.
+        drop(inode);
+        let Entry::Occupied(mut entry) = table.inodes.entry(ino) else {
+            return;
+        };
+        let Some(unused) = unused(entry.get_mut()) else {
+            // Its holder may let go of it without a word.
+            if !entry.get().is_news() {
+                shard.count(entry.get());
+            }
+            return;
+        };
+        let last_seq = *unused.last_seq.get_mut();
+        entry.remove();
+        table.dropped += 1;
+        self.raise_floor(&mut table, last_seq);
+        table.shrink();
+        shard.news_max.store(
+            table.news_max().min(shard.news_max.load(Ordering::Relaxed)),
+            Ordering::Relaxed,
+        );
+    }
+
+    /// What the cache takes, and has dropped.
+    pub(crate) fn usage(&self) -> Usage {
+        let mut usage = Usage::default();
+        for shard in &self.shards {
+            let table = shard.table.lock();
+            // Of a table's places seven of eight are used, and each has a byte beside its content.
+            let places = (table.inodes.capacity() * 8).div_ceil(7);
+            usage.entries += table.inodes.len() as u64;
+            usage.tables_bytes += (places * (size_of::<(u32, Arc<InodeMem>)>() + 1)) as u64;
+            usage.dropped += table.dropped;
+        }
+        usage
+    }
+}
+
+/// See [`InodeCache::usage`].
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Usage {
+    /// Entries now.
+    pub(crate) entries: u64,
+    /// DRAM of the tables that lead to them.
+    pub(crate) tables_bytes: u64,
+    /// Entries that went, since the mount.
+    pub(crate) dropped: u64,
+}
+
+impl Usage {
+    /// DRAM of an entry with the allocator's share, without what the lock of a directory protects and without lists of
+    /// pages.
+    pub(crate) const ENTRY_BYTES: u64 = {
+        /// What the allocator adds, and rounds up to.
+        const CHUNK_HEAD: usize = 8;
+        const CHUNK_STEP: usize = 16;
+        let counted = 2 * size_of::<usize>() + size_of::<InodeMem>();
+        (counted + CHUNK_HEAD).next_multiple_of(CHUNK_STEP) as u64
+    };
+
+    /// DRAM of all.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.entries * Self::ENTRY_BYTES + self.tables_bytes
     }
 }
 
@@ -352,17 +549,22 @@ mod tests {
         1 + n * SHARDS as u32
     }
 
-    /// Enough other entries that the shard is swept.
+    /// Enough other entries that the shard is swept, twice: what was news at the first time is none at the second.
     fn crowd(cache: &InodeCache) {
-        (0..2 * KEEP_PER_SHARD as u32 + 2).for_each(|n| drop(cache.get(number(100 + n))));
+        (0..4 * NEWS_MIN as u32 + 4).for_each(|n| drop(cache.get(number(100 + n))));
+    }
+
+    fn len(cache: &InodeCache) -> u64 {
+        cache.usage().entries
     }
 
     #[test]
     fn an_entry_that_was_swept_comes_back_with_its_newest_number() {
         let cache = InodeCache::new(5);
         cache.get(number(0)).set_last_seq(77);
+        cache.get(number(0)).set_verified();
         crowd(&cache);
-        assert!(cache.len() <= 2 * KEEP_PER_SHARD as u64 + 2, "nothing was swept");
+        assert!(!cache.get(number(0)).is_verified(), "it was not swept");
         assert!(
             cache.get(number(0)).last_seq() >= 77,
             "its next record would come before its last"
@@ -371,10 +573,93 @@ mod tests {
     }
 
     #[test]
+    fn an_entry_that_was_released_comes_back_with_its_newest_number() {
+        let cache = InodeCache::new(5);
+        let (mine, other) = (cache.get(number(0)), cache.get(number(0)));
+        mine.set_last_seq(77);
+        cache.release(mine);
+        assert_eq!(len(&cache), 1, "somebody holds it");
+        other.pin(1);
+        cache.release(other);
+        assert_eq!(len(&cache), 1, "it is pinned");
+        let pinned = cache.get(number(0));
+        pinned.unpin(1);
+        cache.release(pinned);
+        assert_eq!(len(&cache), 0);
+        assert!(cache.get(number(0)).last_seq() >= 77);
+    }
+
+    /// What is let go goes, also when nothing new comes; what is used again and again stays.
+    #[test]
+    fn unused_entries_stay_within_their_bound() {
+        const MANY: u32 = 100_000;
+        let cache = InodeCache::new(0);
+        let pinned = |ino| {
+            let inode = cache.get(ino);
+            inode.pin(1);
+            inode
+        };
+        let unpin = |inode: Arc<InodeMem>| {
+            inode.unpin(1);
+            cache.let_go(&inode);
+        };
+        let mut open: Vec<_> = (1..MANY).map(pinned).collect();
+        assert_eq!(len(&cache), u64::from(MANY) - 1, "what is pinned is not swept");
+        let full_bytes = cache.usage().bytes();
+        while let Some(inode) = open.pop() {
+            unpin(inode);
+            let in_use = open.len() as u64;
+            if in_use.is_multiple_of(1000) {
+                assert!(len(&cache) <= 2 * in_use + IDLE_MAX + SHARDS as u64, "{in_use} in use");
+            }
+        }
+        let bytes = cache.usage().bytes();
+        assert!(bytes < full_bytes / 3, "{bytes} of {full_bytes} bytes are kept");
+        // And by coming and going, one after the other.
+        (1..MANY).for_each(|ino| unpin(pinned(ino)));
+        (1..MANY).for_each(|ino| drop(cache.fresh(ino, &OnceCell::new())));
+        assert!(len(&cache) <= IDLE_MAX + SHARDS as u64);
+    }
+
+    #[test]
+    fn a_directory_in_use_keeps_what_was_learnt_of_it() {
+        if KEEP_DIRS == 0 {
+            return;
+        }
+        let cache = InodeCache::new(0);
+        cache.get(number(0)).write().hints().searched = 9;
+        for n in 0..20 * NEWS_MIN as u32 {
+            let passed = cache.get(number(0));
+            passed.pin(1);
+            passed.unpin(1);
+            cache.let_go(&passed);
+            drop(passed);
+            drop(cache.get(number(100 + n)));
+        }
+        assert_eq!(cache.get(number(0)).write().hints().searched, 9);
+    }
+
+    /// What the manual says of the memory of a known inode.
+    #[test]
+    fn an_entry_is_small() {
+        const MANY: u32 = 200_000;
+        let cache = InodeCache::new(0);
+        (1..=MANY).for_each(|ino| cache.get(ino).pin(1));
+        let usage = cache.usage();
+        assert_eq!((usage.entries, usage.dropped), (u64::from(MANY), 0));
+        assert!(
+            usage.bytes() <= 136 * u64::from(MANY),
+            "{} bytes each",
+            usage.bytes() / u64::from(MANY)
+        );
+    }
+
+    #[test]
     fn what_is_held_or_pinned_is_not_swept() {
         let cache = InodeCache::new(0);
         let held = cache.get(number(0));
         cache.get(number(1)).pin(1);
+        cache.let_go(&held);
         crowd(&cache);
         assert!(Arc::ptr_eq(&held, &cache.get(number(0))), "two entries for one inode");
         assert_eq!(cache.get(number(1)).pins(), 1);

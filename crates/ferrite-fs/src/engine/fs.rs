@@ -74,6 +74,12 @@ impl FileSystem for Engine {
         }
     }
 
+    fn forget(&self, ino: Ino, count: u64) {
+        if let Ok(inode) = self.core().inode(ino) {
+            remove::forget(self.core(), inode, count);
+        }
+    }
+
     fn readlink(&self, ino: Ino) -> Result<Vec<u8>> {
         self.core().reading(|core| {
             let inode = core.inode(ino)?;

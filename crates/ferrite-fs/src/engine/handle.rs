@@ -114,6 +114,11 @@ impl Engine {
         self.core().map_moves.load(Ordering::Relaxed)
     }
 
+    /// Inodes that were known and are not any more, since the mount: how much memory came free. Cheap.
+    pub fn inodes_dropped(&self) -> u64 {
+        self.core().inodes.usage().dropped
+    }
+
     /// What persistence cost since the pool was opened.
     pub fn counters(&self) -> Counters {
         self.inner.core.region.counters()

@@ -3,7 +3,7 @@
 use crate::format::log_entry::has_log;
 use ferrite_pm::Medium;
 
-use crate::cache::inodes::InodeCache;
+use crate::cache::inodes::Usage;
 use crate::cache::logged::Cause;
 use crate::format::layout::BLOCK_BYTES;
 use crate::options::{DramUse, FoldCounts, PoolInfo};
@@ -105,7 +105,7 @@ fn durability(core: &Core, medium: Medium) -> String {
 fn dram(core: &Core) -> DramUse {
     let (block_map, mapping) = (core.alloc.dram_bytes(), core.map.dram_bytes());
     let (inode_map, name_map) = (core.inode_map.dram_bytes(), core.names.dram_bytes());
-    let (cached_inodes, bytes_per_cached_inode) = (core.inodes.len(), InodeCache::bytes_per_entry());
+    let inodes = core.inodes.usage();
     let journal = core.journal.dram_bytes();
     let page_logs = core.log_space.dram_bytes() + core.candidates.dram_bytes();
     let page_lists = core.spreads.dram_bytes();
@@ -114,18 +114,12 @@ fn dram(core: &Core) -> DramUse {
         mapping,
         inode_map,
         name_map,
-        cached_inodes,
-        bytes_per_cached_inode,
+        cached_inodes: inodes.entries,
+        bytes_per_cached_inode: Usage::ENTRY_BYTES,
+        inode_tables: inodes.tables_bytes,
         journal,
         page_logs,
         page_lists,
-        total: block_map
-            + mapping
-            + inode_map
-            + name_map
-            + cached_inodes * bytes_per_cached_inode
-            + journal
-            + page_logs
-            + page_lists,
+        total: block_map + mapping + inode_map + name_map + inodes.bytes() + journal + page_logs + page_lists,
     }
 }

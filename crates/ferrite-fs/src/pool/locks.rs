@@ -23,6 +23,6 @@ impl<'a> LockSet<'a> {
     /// The hints of `ino`, which is among the locked.
     pub(crate) fn hints(&mut self, ino: u32) -> &mut DirHints {
         let held = self.held.iter_mut().find(|held| held.inode.ino == ino);
-        &mut held.expect("only locked inodes are asked for").hints
+        held.expect("only locked inodes are asked for").hints()
     }
 }

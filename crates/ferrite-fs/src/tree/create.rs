@@ -69,7 +69,7 @@ pub(crate) fn create(core: &Core, cred: &Cred, parent: Ino, name: &[u8], new: &N
         store_target(core, &mut tx, ino, &mut inode, new.target)?;
         directory.set_mtime(now);
         directory.set_ctime(now);
-        let place = (&mut directory, &mut *parent_lock.hints);
+        let place = (&mut directory, parent_lock.hints());
         let planned = dir::insert(core, &mut tx, &key, place, (ino, new.kind))?;
         tx.put_inode(parent.ino, &mut directory);
         tx.put_inode(ino, &mut inode);
@@ -78,7 +78,7 @@ pub(crate) fn create(core: &Core, cred: &Cred, parent: Ino, name: &[u8], new: &N
             child.inode.set_dead();
             return Err(error);
         }
-        dir::inserted(&planned, &mut parent_lock.hints);
+        dir::inserted(&planned, parent_lock.hints());
         core.attr(ino, &inode)
     })
 }

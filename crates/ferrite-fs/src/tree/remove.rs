@@ -70,7 +70,7 @@ fn unlink_once(core: &Core, parent: Ino, name: &[u8], want_dir: bool, keep_block
         if want_dir {
             parent_inode.set_nlink(parent_inode.nlink().saturating_sub(1));
         }
-        let place = (directory.ino, &mut parent_inode, &mut *dir.hints);
+        let place = (directory.ino, &mut parent_inode, dir.hints());
         dir::remove(core, &mut tx, place, &found, keep_block)?;
         let fate = drop_link(core, &mut tx, child.inode, &mut inode, now)?;
         tx.put_inode(directory.ino, &mut parent_inode);
@@ -258,9 +258,28 @@ pub(crate) fn free_orphan(core: &Core, child: &Arc<InodeMem>) -> Result<()> {
 
 /// Takes pins back; the last one frees an inode without names.
 pub(crate) fn unpin(core: &Core, inode: &Arc<InodeMem>, count: u64) {
-    if !inode.unpin(count) || inode.is_dead() {
+    if !inode.unpin(count) {
         return;
     }
+    if !inode.is_dead() {
+        free_unnamed(core, inode);
+    }
+    core.inodes.let_go(inode);
+}
+
+/// The same for who will not ask for the inode again: its entry goes as well.
+pub(crate) fn forget(core: &Core, inode: Arc<InodeMem>, count: u64) {
+    if !inode.unpin(count) {
+        return;
+    }
+    if !inode.is_dead() {
+        free_unnamed(core, &inode);
+    }
+    core.inodes.release(inode);
+}
+
+/// After the last pin: frees an inode without names.
+fn free_unnamed(core: &Core, inode: &Arc<InodeMem>) {
     // The other half of what `settle` says.
     fence(Ordering::SeqCst);
     let orphan = core.snapshot(inode).is_ok_and(|loaded| loaded.nlink() == 0);

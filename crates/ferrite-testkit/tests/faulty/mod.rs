@@ -150,6 +150,10 @@ impl FileSystem for Faulty {
     fn unpin(&self, ino: Ino, count: u64) {
         self.inner.unpin(ino, count);
     }
+
+    fn forget(&self, ino: Ino, count: u64) {
+        self.inner.forget(ino, count);
+    }
     fn readlink(&self, ino: Ino) -> Result<Vec<u8>> {
         self.inner.readlink(ino)
     }

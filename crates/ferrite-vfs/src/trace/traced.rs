@@ -93,6 +93,7 @@ impl<F: FileSystem> FileSystem for Traced<F> {
         getattr(ino: Ino) -> Result<Attr>;
         pin(ino: Ino, generation: u32) -> Result<()>;
         unpin(ino: Ino, count: u64) -> ();
+        forget(ino: Ino, count: u64) -> ();
         readlink(ino: Ino) -> Result<Vec<u8>>;
         mkdir(cred: &Cred, parent: Ino, name: &[u8], mode: u32) -> Result<Attr>;
         symlink(cred: &Cred, parent: Ino, name: &[u8], target: &[u8]) -> Result<Attr>;

@@ -1,0 +1,44 @@
+//! Memory of the daemon that the allocator would keep.
+//!
+//! What lives here: a thread that gives it back to the system after the kernel forgot many inodes. The allocator does
+//! not do so by itself: what is free lies between what is not.
+
+use std::time::Duration;
+
+use ferrite_fs::Engine;
+
+use super::{FAILED, Failure};
+
+/// Inodes that are worth it, a few MiB.
+const DROPPED_MIN: u64 = 16_384;
+const LOOK_EVERY: Duration = Duration::from_secs(5);
+
+/// Gives memory back from time to time, until the process ends.
+pub(crate) fn give_back(engine: Engine) -> Result<(), Failure> {
+    let work = move || {
+        let mut seen = 0;
+        loop {
+            std::thread::sleep(LOOK_EVERY);
+            let dropped = engine.inodes_dropped();
+            if dropped - seen >= DROPPED_MIN {
+                seen = dropped;
+                trim();
+            }
+        }
+    };
+    std::thread::Builder::new()
+        .name("memory".into())
+        .spawn(work)
+        .map(drop)
+        .map_err(|error| Failure::new(FAILED, format!("the memory's thread did not start: {error}")))
+}
+
+#[cfg(target_env = "gnu")]
+fn trim() {
+    // SAFETY: it takes the allocator's own locks, and gives back only pages on which nothing is allocated.
+    unsafe { libc::malloc_trim(0) };
+}
+
+/// Other allocators have their own ways.
+#[cfg(not(target_env = "gnu"))]
+fn trim() {}
