@@ -7,8 +7,6 @@ use std::path::{Path, PathBuf};
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use ferrite_fs::{EngineError, Mapping, MkfsOptions};
 use ferrite_pm::Region;
-use rustix::fs::SeekFrom;
-use rustix::io::Errno;
 
 use super::{FAILED, Failure, Outcome, USAGE, about, say, size};
 
@@ -126,36 +124,6 @@ fn signature(file: &File) -> Option<&'static str> {
     })
 }
 
-/// Bytes that are read to see that they are zeros.
-const ZEROS_READ_MAX: u64 = 64 << 20;
-
-/// Whether nothing was ever written to a file: it is empty, or space was reserved for it. Reserved space that somebody
-/// has looked at counts as data for the kernel, so what it calls data may be zeros.
-fn holds_nothing(file: &File) -> bool {
-    let mut buffer = vec![0; 1 << 20];
-    let (mut at, mut read_bytes) = (0, 0);
-    loop {
-        at = match rustix::fs::seek(file, SeekFrom::Data(at)) {
-            Ok(data) => data,
-            Err(error) => return error == Errno::NXIO,
-        };
-        let Ok(end) = rustix::fs::seek(file, SeekFrom::Hole(at)) else {
-            return false;
-        };
-        while at < end {
-            let part = &mut buffer[..(end - at).min(1 << 20) as usize];
-            read_bytes += part.len() as u64;
-            if read_bytes > ZEROS_READ_MAX
-                || file.read_exact_at(part, at).is_err()
-                || part.iter().any(|&byte| byte != 0)
-            {
-                return false;
-            }
-            at += part.len() as u64;
-        }
-    }
-}
-
 fn refuse_to_overwrite(pool: &Path) -> Result<(), Failure> {
     let Ok(metadata) = std::fs::metadata(pool) else {
         return Ok(());
@@ -176,7 +144,7 @@ fn refuse_to_overwrite(pool: &Path) -> Result<(), Failure> {
     let file = File::open(pool).map_err(about(pool))?;
     let what = match signature(&file) {
         Some(what) => format!("already holds {what}"),
-        None if metadata.is_file() && !holds_nothing(&file) => "is not empty".to_string(),
+        None if metadata.is_file() && !ferrite_pm::blank::holds_nothing(&file) => "is not empty".to_string(),
         None => return Ok(()),
     };
     Err(Failure::new(

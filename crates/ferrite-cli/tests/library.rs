@@ -4,6 +4,7 @@ mod common;
 
 use std::io::{ErrorKind, Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::FileExt;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use common::create;
 use ferrite::{Cred, FallocateMode, Fs, OpenOptions, RenameMode};
@@ -80,6 +81,141 @@ fn directories_and_names() {
         assert!(!fs.exists("/a"));
         assert_eq!(fs.read_dir("/").unwrap().count(), 2);
     });
+}
+
+/// A directory below is swapped for a symbolic link that leads elsewhere, again and again, while all is removed.
+#[test]
+fn nothing_outside_a_removed_directory_goes() {
+    on_both(|fs| {
+        fs.create_dir("/outside").unwrap();
+        for round in 0..40 {
+            fs.create_dir_all("/top/below/deep").unwrap();
+            fs.write("/top/below/inside", "").unwrap();
+            fs.write("/outside/keep", "").unwrap();
+            fs.symlink("/outside", "/link").unwrap();
+            let stop = AtomicBool::new(false);
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    while !stop.load(Ordering::Relaxed) {
+                        let _ = fs.rename_with("/top/below", "/link", RenameMode::Exchange);
+                    }
+                });
+                // Whether it gets everything depends on who is faster.
+                let _ = fs.remove_dir_all("/top");
+                stop.store(true, Ordering::Relaxed);
+            });
+            assert!(fs.exists("/outside/keep"), "round {round}: a file outside was removed");
+            for left in ["/top", "/link"] {
+                let _ = fs.remove_dir_all(left);
+            }
+        }
+    });
+}
+
+#[test]
+fn a_symbolic_link_goes_and_not_what_it_leads_to() {
+    on_both(|fs| {
+        fs.create_dir_all("/kept/in/it").unwrap();
+        fs.create_dir("/top").unwrap();
+        fs.symlink("/kept", "/link").unwrap();
+        fs.symlink("/kept", "/top/link").unwrap();
+        fs.remove_dir_all("/link").unwrap();
+        fs.remove_dir_all("/top").unwrap();
+        assert!(!fs.exists("/link") && !fs.exists("/top"));
+        assert!(fs.exists("/kept/in/it"));
+        fs.write("/file", "").unwrap();
+        let error = fs.remove_dir_all("/file").unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::NotADirectory);
+        fs.remove_dir_all("/kept").unwrap();
+        // Deeper than a path can be long.
+        fs.create_dir("/d").unwrap();
+        for _ in 0..3000 {
+            fs.create_dir("/e").unwrap();
+            fs.rename("/d", "/e/d").unwrap();
+            fs.rename("/e", "/d").unwrap();
+        }
+        fs.remove_dir_all("/d").unwrap();
+        assert_eq!(fs.read_dir("/").unwrap().count(), 1);
+    });
+}
+
+/// Where the group may not execute, setgid is a mark of the group's own; who is not in it leaves none on what he changes.
+#[test]
+fn a_stranger_to_the_group_clears_setgid() {
+    const GROUP: u32 = 50;
+    type Change = fn(&Fs);
+    let changes: [(&str, Change); 4] = [
+        ("write", |fs| {
+            OpenOptions::new()
+                .write(true)
+                .open(fs, "/f")
+                .unwrap()
+                .write_all_at(b"X", 0)
+                .unwrap();
+        }),
+        ("append", |fs| {
+            OpenOptions::new()
+                .append(true)
+                .open(fs, "/f")
+                .unwrap()
+                .append(b"x")
+                .map(drop)
+                .unwrap();
+        }),
+        ("fallocate", |fs| {
+            let file = OpenOptions::new().write(true).open(fs, "/f").unwrap();
+            file.allocate(FallocateMode::Allocate { keep_size: true }, 0, 9000)
+                .unwrap();
+        }),
+        ("truncate", |fs| {
+            OpenOptions::new()
+                .write(true)
+                .open(fs, "/f")
+                .unwrap()
+                .set_len(3)
+                .unwrap();
+        }),
+    ];
+    on_both(|fs| {
+        fs.write("/f", "content").unwrap();
+        fs.chown("/f", Some(7), Some(GROUP)).unwrap();
+        for (what, change) in changes {
+            for (gid, expected) in [(GROUP, 0o2666), (60, 0o666)] {
+                fs.set_mode("/f", 0o2666).unwrap();
+                change(&fs.as_user(Cred::new(1000, gid)));
+                assert_eq!(
+                    fs.metadata("/f").unwrap().mode(),
+                    expected,
+                    "{what} by a member of {gid}"
+                );
+            }
+        }
+        fs.set_mode("/f", 0o2666).unwrap();
+        fs.as_user(Cred::new(1000, 60)).write("/f", "cut to nothing").unwrap();
+        assert_eq!(fs.metadata("/f").unwrap().mode(), 0o666);
+    });
+}
+
+/// The same files that `ferrite mkfs` takes without `--force`.
+#[test]
+fn a_pool_may_be_made_in_a_file_that_holds_nothing() {
+    const SIZE: u64 = 16 << 20;
+    let dir = tempfile::tempdir().unwrap();
+    for (name, reserve) in [("sparse", false), ("reserved", true)] {
+        let pool = dir.path().join(name);
+        let file = std::fs::File::create(&pool).unwrap();
+        file.set_len(SIZE).unwrap();
+        if reserve {
+            rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, SIZE).unwrap();
+        }
+        Fs::create(&pool, SIZE).unwrap().close().unwrap();
+        let error = Fs::create(&pool, SIZE).err().unwrap();
+        assert_eq!(error.kind(), ErrorKind::AlreadyExists, "{error}");
+    }
+    let text = dir.path().join("text");
+    std::fs::write(&text, "mine").unwrap();
+    assert_eq!(Fs::create(&text, SIZE).err().unwrap().kind(), ErrorKind::AlreadyExists);
+    assert_eq!(std::fs::read(&text).unwrap(), b"mine");
 }
 
 /// What is known of inodes that nobody has open any more goes, also when nothing else happens.

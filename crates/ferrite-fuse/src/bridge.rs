@@ -107,6 +107,7 @@ impl Bridge {
                 read,
                 write,
                 kill_priv: false,
+                by_stranger: false,
                 no_atime,
             },
         )?;
@@ -116,16 +117,11 @@ impl Bridge {
     /// `set`, and what takes setuid and setgid away. Where the group may not execute, Linux lets its members keep
     /// setgid and takes it from the files that others change; which of them asks, no engine can know.
     fn without_privilege(&self, req: &Request, ino: Ino, set: SetAttr) -> Result<SetAttr> {
-        const PRIVILEGE: u32 = libc::S_ISUID | libc::S_ISGID;
         let attr = self.fs.getattr(ino)?;
         let keeps = attr.kind == FileKind::Directory || attr.mode & (libc::S_ISGID | libc::S_IXGRP) != libc::S_ISGID;
-        let mode = match keeps || req.uid() == 0 || is_in_group(req, attr.gid) {
-            true => None,
-            false => Some(attr.mode & !PRIVILEGE),
-        };
         Ok(SetAttr {
-            mode,
             kill_priv: true,
+            by_stranger: !keeps && req.uid() != 0 && !is_in_group(req, attr.gid),
             ..set
         })
     }
@@ -257,6 +253,7 @@ impl Filesystem for Bridge {
             atime: atime.map(set_time),
             mtime: mtime.map(set_time),
             kill_priv: false,
+            by_stranger: false,
         };
         // What HANDLE_KILLPRIV_V2 makes our task: any chown (also one that changes nothing, which arrives empty, as
         // what precedes a fallocate does), and a truncate by somebody unprivileged.

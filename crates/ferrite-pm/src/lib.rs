@@ -5,6 +5,7 @@
 //! | `region` | [`Region`]: loads, stores, streams, write-backs, fences |
 //! | `map`, `medium` | opening and mapping; telling media apart; the pool lock |
 //! | `birth` | the file of a new pool, which is whole or not there |
+//! | [`blank`] | files that hold nothing, and may become pools without a question |
 //! | `cpu` | the instructions, chosen by CPU feature |
 //! | `sync` | group commit on ordinary files |
 //! | `sigbus` | faults on a mapping poison the region instead of killing the process |
@@ -18,6 +19,7 @@
 //! durable by other means. *Architecture invariant:* no `&[u8]` into a pool ever leaves it: another thread may be storing there.
 
 mod birth;
+pub mod blank;
 mod counters;
 mod cpu;
 mod crash;

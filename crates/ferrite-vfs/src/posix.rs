@@ -1,7 +1,7 @@
 //! The rules POSIX and Linux tie to operations, as pure functions: permissions, ownership, setuid and setgid,
 //! access times. Engines and [`crate::Vfs`] call them, so that each rule exists once.
 
-use crate::{Attr, Cred, FileKind, FsError, NAME_MAX, Result, SetAttr, SetTime, Timestamp};
+use crate::{Attr, Cred, FileKind, FsError, NAME_MAX, OpenMode, Result, SetAttr, SetTime, Timestamp};
 
 const S_ISUID: u32 = 0o4000;
 const S_ISGID: u32 = 0o2000;
@@ -77,13 +77,39 @@ pub fn inherit(parent: &Attr, cred: &Cred, mode: u32, is_dir: bool) -> (u32, u32
 }
 
 /// Permission bits after an unprivileged change of content or owner: without setuid, and without setgid where the group
-/// may execute (elsewhere the bit means mandatory locking). Directories keep both.
-pub fn kill_priv(kind: FileKind, mode: u32) -> u32 {
+/// may execute, or (`by_stranger`) who changes is not in the group. Elsewhere the bit means mandatory locking, and the
+/// members keep it, as on Linux since 6.2. Directories keep both.
+pub fn kill_priv(kind: FileKind, mode: u32, by_stranger: bool) -> u32 {
     if kind == FileKind::Directory {
         return mode;
     }
-    let setgid = if mode & S_IXGRP != 0 { S_ISGID } else { 0 };
+    let setgid = if by_stranger || mode & S_IXGRP != 0 { S_ISGID } else { 0 };
     mode & !(S_ISUID | setgid)
+}
+
+impl SetAttr {
+    /// What becomes of permission bits besides what is asked for.
+    pub fn killed(&self, kind: FileKind, mode: u32) -> u32 {
+        match self.kill_priv {
+            true => kill_priv(kind, mode, self.by_stranger),
+            false => mode,
+        }
+    }
+}
+
+impl OpenMode {
+    /// What becomes of permission bits when the content is changed.
+    pub fn killed(&self, kind: FileKind, mode: u32) -> u32 {
+        match self.kill_priv {
+            true => kill_priv(kind, mode, self.by_stranger),
+            false => mode,
+        }
+    }
+}
+
+/// Whether `cred` is neither root nor in the group of what has these attributes.
+pub fn is_stranger(attr: &Attr, cred: &Cred) -> bool {
+    !cred.is_root() && !cred.in_group(attr.gid)
 }
 
 /// Checks permission bits: owner, then group, then others. Root may do all but execute a file nobody may execute.
@@ -157,6 +183,7 @@ pub fn may_setattr(attr: &Attr, cred: &Cred, set: &SetAttr) -> Result<SetAttr> {
         may_access(attr, cred, Access::WRITE)?;
         set.kill_priv |= !cred.is_root() && set.mode.is_none();
     }
+    set.by_stranger |= set.kill_priv && is_stranger(attr, cred);
     for time in [set.atime, set.mtime].into_iter().flatten() {
         let both_now = set.atime == Some(SetTime::Now) && set.mtime == Some(SetTime::Now);
         match time {

@@ -189,6 +189,8 @@ pub struct SetAttr {
     pub mtime: Option<SetTime>,
     /// Clear setuid and (on group-executable files) setgid too: an unprivileged write, truncate or chown.
     pub kill_priv: bool,
+    /// With `kill_priv`: clear setgid wherever it is; who asks is not in the file's group.
+    pub by_stranger: bool,
 }
 
 /// What to create: see [`crate::FileSystem::mknod`].
@@ -265,6 +267,8 @@ pub struct OpenMode {
     pub write: bool,
     /// A write or `fallocate` clears setuid and setgid (the opener is not privileged).
     pub kill_priv: bool,
+    /// With `kill_priv`: setgid wherever it is; the opener is not in the file's group.
+    pub by_stranger: bool,
     /// Reads leave the access time alone (`O_NOATIME`).
     pub no_atime: bool,
 }

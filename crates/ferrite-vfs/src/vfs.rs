@@ -360,11 +360,12 @@ impl Vfs {
             return Err(FsError::NotPermitted);
         }
         // Opened first: what cannot be opened is not cut either.
-        let opened = self.fs.open(file.ino, self.open_mode(flags))?;
+        let opened = self.fs.open(file.ino, self.open_mode(&file, flags))?;
         if flags.truncate {
             let set = SetAttr {
                 size: Some(0),
                 kill_priv: kill_priv(&self.cred),
+                by_stranger: posix::is_stranger(&file, &self.cred),
                 ..SetAttr::default()
             };
             self.fs.setattr(file.ino, &set)?;
@@ -392,7 +393,7 @@ impl Vfs {
             Err(error) => return Err(error),
         };
         let file = self.hold(attr)?;
-        self.fs.open(file.ino, self.open_mode(flags))
+        self.fs.open(file.ino, self.open_mode(&file, flags))
     }
 
     /// The path a dangling link leads to.
@@ -419,12 +420,13 @@ impl Vfs {
         Err(FsError::Loop)
     }
 
-    fn open_mode(&self, flags: &OpenFlags) -> OpenMode {
+    fn open_mode(&self, file: &Attr, flags: &OpenFlags) -> OpenMode {
         let (read, write) = (flags.read, flags.write);
         OpenMode {
             read,
             write,
             kill_priv: kill_priv(&self.cred),
+            by_stranger: posix::is_stranger(file, &self.cred),
             no_atime: flags.no_atime,
         }
     }
@@ -552,7 +554,16 @@ impl Vfs {
 
     /// Opens a directory, to list it in more than one step.
     pub fn open_dir(&self, path: &[u8]) -> Result<Dir> {
-        let dir = self.target(path, true)?;
+        self.open_dir_with(path, true)
+    }
+
+    /// The same where a symbolic link as the last component is no directory (`O_NOFOLLOW`): `NotDirectory`.
+    pub fn open_dir_itself(&self, path: &[u8]) -> Result<Dir> {
+        self.open_dir_with(path, false)
+    }
+
+    fn open_dir_with(&self, path: &[u8], follow: bool) -> Result<Dir> {
+        let dir = self.target(path, follow)?;
         if dir.kind != FileKind::Directory {
             return Err(FsError::NotDirectory);
         }

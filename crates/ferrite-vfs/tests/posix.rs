@@ -71,7 +71,14 @@ fn privileges_are_killed_but_not_those_of_directories() {
         (File, 0o7777, 0o1777),
         (Directory, 0o6755, 0o6755),
     ] {
-        assert_eq!(kill_priv(kind, mode), expected, "{kind:?} {mode:o}");
+        assert_eq!(kill_priv(kind, mode, false), expected, "{kind:?} {mode:o}");
+    }
+    for (kind, mode, expected) in [
+        (File, 0o2644, 0o644),
+        (File, 0o6755, 0o755),
+        (Directory, 0o2755, 0o2755),
+    ] {
+        assert_eq!(kill_priv(kind, mode, true), expected, "{kind:?} {mode:o} by a stranger");
     }
 }
 

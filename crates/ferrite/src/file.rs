@@ -5,7 +5,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use ferrite_vfs::{FallocateMode, FsError, OpenFile, OpenFlags, SetAttr, SpaceOf};
+use ferrite_vfs::{FallocateMode, FsError, OpenFile, OpenFlags, SetAttr, SpaceOf, posix};
 
 use crate::fs::{Fs, Metadata, error_at};
 use crate::own::Own;
@@ -117,6 +117,7 @@ impl File {
             let set = SetAttr {
                 size: Some(size),
                 kill_priv: !vfs.cred().is_root(),
+                by_stranger: posix::is_stranger(&file.getattr()?, vfs.cred()),
                 ..SetAttr::default()
             };
             vfs.fs().setattr(file.ino(), &set).map(drop)

@@ -15,6 +15,7 @@ use ferrite_vfs::{Attr, Cred, Dir, FileKind, FileSystem, FsError, RenameMode, Se
 
 use crate::file::{File, OpenOptions};
 use crate::own::Own;
+use crate::tree;
 
 /// Permission bits of new directories.
 const DIR_MODE: u32 = 0o755;
@@ -53,6 +54,10 @@ fn pool_error(error: impl Into<EngineError>) -> io::Error {
     io::Error::new(kind, error)
 }
 
+fn holds_nothing(pool: &Path) -> bool {
+    std::fs::File::open(pool).is_ok_and(|file| ferrite_pm::blank::holds_nothing(&file))
+}
+
 pub(crate) fn bytes(path: &Path) -> &[u8] {
     path.as_os_str().as_bytes()
 }
@@ -71,10 +76,12 @@ struct Parts {
 
 impl Fs {
     /// Makes a pool of `size_bytes` in a new file, or on a device, and opens it. Blocking; the space is allocated at once.
-    /// An existing file that is not empty is refused. On an error no file is left behind that was not there.
+    /// An existing file is refused unless nothing was ever written to it: it is empty, or space was reserved for it. On an
+    /// error no file is left behind that was not there.
     pub fn create(pool: impl AsRef<Path>, size_bytes: u64) -> io::Result<Fs> {
         let pool = pool.as_ref();
-        if std::fs::metadata(pool).is_ok_and(|found| found.is_file() && found.len() > 0) {
+        let is_taken = |found: &std::fs::Metadata| found.is_file() && !holds_nothing(pool);
+        if std::fs::metadata(pool).is_ok_and(|found| is_taken(&found)) {
             let text = format!("{}: is not empty; open it, or remove it first", pool.display());
             return Err(io::Error::new(io::ErrorKind::AlreadyExists, text));
         }
@@ -156,6 +163,11 @@ impl Fs {
         f(&self.parts.get()?.vfs, bytes(path)).map_err(error_at(path))
     }
 
+    /// The same for what reaches beyond `path`, and says where it failed.
+    fn all_at(&self, path: &Path, f: impl FnOnce(&Vfs, &Path) -> Result<(), tree::Failed>) -> io::Result<()> {
+        f(&self.parts.get()?.vfs, path).map_err(|failed| error_at(&failed.path)(failed.error))
+    }
+
     /// Opens a file for reading.
     pub fn open_file(&self, path: impl AsRef<Path>) -> io::Result<File> {
         OpenOptions::new().read(true).open(self, path)
@@ -228,17 +240,10 @@ impl Fs {
         self.at(path.as_ref(), Vfs::rmdir)
     }
 
-    /// Removes a directory and all below it.
+    /// Removes a directory and all below it. Symbolic links are removed, never followed, also one that takes the place of
+    /// a directory meanwhile; only those in front of the last component of `path` lead on.
     pub fn remove_dir_all(&self, path: impl AsRef<Path>) -> io::Result<()> {
-        let path = path.as_ref();
-        for entry in self.read_dir(path)? {
-            let entry = entry?;
-            match entry.kind() {
-                FileKind::Directory => self.remove_dir_all(entry.path())?,
-                _ => self.remove_file(entry.path())?,
-            }
-        }
-        self.remove_dir(path)
+        self.all_at(path.as_ref(), tree::remove)
     }
 
     /// Removes a name that is no directory's.

@@ -27,6 +27,7 @@
 mod file;
 mod fs;
 mod own;
+mod tree;
 
 pub use ferrite_fs::{AtimePolicy, MkfsOptions, MountOptions, PoolInfo};
 pub use ferrite_vfs::{Cred, FallocateMode, FileKind, RenameMode};

@@ -55,7 +55,7 @@ impl PmFile {
             return Ok((self.getattr()?.size, 0));
         }
         let core = self.core();
-        core.told(write::write(core, &self.inode, position, data, self.mode.kill_priv))
+        core.told(write::write(core, &self.inode, position, data, self.mode))
     }
 }
 
@@ -85,13 +85,7 @@ impl OpenFile for PmFile {
     fn fallocate(&self, mode: FallocateMode, offset: u64, len: u64) -> Result<()> {
         self.check_open(self.mode.write)?;
         let core = self.core();
-        core.told(reserve::fallocate(
-            core,
-            &self.inode,
-            mode,
-            (offset, len),
-            self.mode.kill_priv,
-        ))
+        core.told(reserve::fallocate(core, &self.inode, mode, (offset, len), self.mode))
     }
 
     fn seek_data(&self, offset: u64) -> Result<u64> {

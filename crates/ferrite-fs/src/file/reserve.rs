@@ -8,7 +8,7 @@ use crate::page::scan;
 use std::sync::Arc;
 
 use ferrite_map::PageWord;
-use ferrite_vfs::{FallocateMode, FsError, Result, SpaceOf, posix};
+use ferrite_vfs::{FallocateMode, FsError, OpenMode, Result, SpaceOf};
 
 use super::cut::{self, Stretch};
 use super::write;
@@ -29,8 +29,8 @@ const INSERT_WORDS: usize = 8;
 #[derive(Clone, Copy)]
 struct Outcome {
     size: u64,
-    /// Clear setuid and setgid.
-    kill_priv: bool,
+    /// Says what becomes of setuid and setgid.
+    opened: OpenMode,
 }
 
 /// See [`ferrite_vfs::OpenFile::fallocate`].
@@ -39,7 +39,7 @@ pub(crate) fn fallocate(
     mem: &Arc<InodeMem>,
     mode: FallocateMode,
     (offset, len): (u64, u64),
-    kill_priv: bool,
+    opened: OpenMode,
 ) -> Result<()> {
     core.check_writable()?;
     if len == 0 {
@@ -69,7 +69,7 @@ pub(crate) fn fallocate(
             FallocateMode::ZeroRange { keep_size } | FallocateMode::Allocate { keep_size } => !keep_size,
         };
         let size = if grows { inode.size().max(end) } else { inode.size() };
-        let outcome = Outcome { size, kill_priv };
+        let outcome = Outcome { size, opened };
         match mode {
             FallocateMode::PunchHole => clear(core, mem, &mut inode, offset, end, outcome),
             FallocateMode::ZeroRange { .. } => zero(core, mem, &mut inode, offset, end, outcome),
@@ -124,10 +124,10 @@ fn zero(core: &Core, mem: &Arc<InodeMem>, inode: &mut Inode, offset: u64, end: u
 fn stamp(inode: &mut Inode, outcome: Outcome) {
     let now = Core::now();
     inode.set_size(outcome.size);
-    if outcome.kill_priv
+    if outcome.opened.kill_priv
         && let Some(kind) = inode.kind()
     {
-        inode.set_permissions(posix::kill_priv(kind, inode.permissions()));
+        inode.set_permissions(outcome.opened.killed(kind, inode.permissions()));
     }
     inode.set_mtime(now);
     inode.set_ctime(now);

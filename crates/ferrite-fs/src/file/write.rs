@@ -10,7 +10,7 @@ use crate::page::scan;
 use std::sync::Arc;
 
 use ferrite_map::{MapTx, PageWord, Resource};
-use ferrite_vfs::{FsError, Result, posix};
+use ferrite_vfs::{FsError, OpenMode, Result};
 
 use crate::cache::inodes::InodeMem;
 use crate::format::inode::{INLINE_BYTES, Inode};
@@ -42,7 +42,7 @@ pub(crate) fn write(
     mem: &Arc<InodeMem>,
     position: Position,
     data: &[u8],
-    kill_priv: bool,
+    mode: OpenMode,
 ) -> Result<(u64, usize)> {
     if let Position::At(offset) = position {
         let lblk = (offset / BLOCK_BYTES).min(u64::from(u32::MAX)) as u32;
@@ -58,7 +58,7 @@ pub(crate) fn write(
             Some(start) => Position::At(start + done as u64),
         };
         match retry::with_space(core, Need::pages(chunk.len()), || {
-            write_atomic(core, mem, position, chunk, kill_priv)
+            write_atomic(core, mem, position, chunk, mode)
         }) {
             Ok(offset) => {
                 start.get_or_insert(offset);
@@ -71,7 +71,7 @@ pub(crate) fn write(
     Ok((start.unwrap_or(0), done))
 }
 
-fn write_atomic(core: &Core, mem: &Arc<InodeMem>, position: Position, data: &[u8], kill_priv: bool) -> Result<u64> {
+fn write_atomic(core: &Core, mem: &Arc<InodeMem>, position: Position, data: &[u8], mode: OpenMode) -> Result<u64> {
     let _lock = mem.write();
     let old = core.load_live(mem)?;
     let mut new = old;
@@ -87,8 +87,10 @@ fn write_atomic(core: &Core, mem: &Arc<InodeMem>, position: Position, data: &[u8
     let now = Core::now();
     new.set_mtime(now);
     new.set_ctime(now);
-    if kill_priv && let Some(kind) = new.kind() {
-        new.set_permissions(posix::kill_priv(kind, new.permissions()));
+    if mode.kill_priv
+        && let Some(kind) = new.kind()
+    {
+        new.set_permissions(mode.killed(kind, new.permissions()));
     }
     let mut tx = Tx::new(core);
     if old.is_inline() && end <= INLINE_BYTES as u64 {

@@ -1,6 +1,6 @@
 //! Attributes: mode, owner, times, and size.
 
-use ferrite_vfs::{Attr, FsError, Ino, Result, SetAttr, SetTime, Timestamp, posix};
+use ferrite_vfs::{Attr, FsError, Ino, Result, SetAttr, SetTime, Timestamp};
 
 use crate::file::cut;
 use crate::format::inode::Inode;
@@ -68,7 +68,7 @@ fn apply(inode: &mut Inode, set: &SetAttr, now: Timestamp) {
     if set.kill_priv
         && let Some(kind) = inode.kind()
     {
-        inode.set_permissions(posix::kill_priv(kind, inode.permissions()));
+        inode.set_permissions(set.killed(kind, inode.permissions()));
     }
     if let Some(atime) = set.atime {
         inode.set_atime(time(atime));

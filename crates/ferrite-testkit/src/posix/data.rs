@@ -268,17 +268,24 @@ fn largest(h: &Harness<'_>) {
 }
 
 fn kill_priv(h: &Harness<'_>) {
+    kill_priv_by(h, false);
+    kill_priv_by(h, true);
+}
+
+fn kill_priv_by(h: &Harness<'_>, by_stranger: bool) {
     let unprivileged = ferrite_vfs::OpenMode {
         kill_priv: true,
+        by_stranger,
         ..ferrite_vfs::OpenMode::read_write()
     };
-    // setgid stays where the group may not execute: there it means mandatory locking.
+    // Members of the group leave setgid where it may not execute: there it means mandatory locking.
+    let lock = if by_stranger { 0 } else { 0o2000 };
     for (mode, expected) in [
         (0o6755, 0o755),
         (0o4755, 0o755),
         (0o2755, 0o755),
-        (0o2644, 0o2644),
-        (0o6644, 0o2644),
+        (0o2644, 0o644 | lock),
+        (0o6644, 0o644 | lock),
     ] {
         let ino = h.write("f", b"program");
         h.chmod(ino, mode);
@@ -308,6 +315,7 @@ fn kill_priv(h: &Harness<'_>) {
         let set = SetAttr {
             size: Some(2),
             kill_priv: true,
+            by_stranger,
             ..SetAttr::default()
         };
         assert_eq!(h.set(ino, set).mode, expected, "truncate, {mode:o}");
@@ -315,6 +323,7 @@ fn kill_priv(h: &Harness<'_>) {
         let set = SetAttr {
             uid: Some(9),
             kill_priv: true,
+            by_stranger,
             ..SetAttr::default()
         };
         assert_eq!(h.set(ino, set).mode, expected, "chown, {mode:o}");

@@ -142,9 +142,7 @@ impl MemFile {
     /// What every change of the content does to the attributes.
     fn stamp(&self, node: &mut Node, now: Timestamp) {
         node.changed(now);
-        if self.mode.kill_priv {
-            node.attr.mode = posix::kill_priv(node.attr.kind, node.attr.mode);
-        }
+        node.attr.mode = self.mode.killed(node.attr.kind, node.attr.mode);
     }
 }
 

@@ -373,9 +373,7 @@ impl FileSystem for MemFs {
         attr.gid = set.gid.unwrap_or(attr.gid);
         attr.atime = set.atime.map_or(attr.atime, time);
         attr.mtime = set.mtime.map_or(attr.mtime, time);
-        if set.kill_priv {
-            attr.mode = posix::kill_priv(attr.kind, attr.mode);
-        }
+        attr.mode = set.killed(attr.kind, attr.mode);
         if *set != SetAttr::default() {
             attr.ctime = now;
         }

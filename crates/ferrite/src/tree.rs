@@ -1,0 +1,128 @@
+//! Removing a directory with all below it.
+//!
+//! Invariant: what is removed lies below the directory that was found first. Each step starts at a directory that is
+//! open, so that whatever is renamed, or replaced by a symbolic link, meanwhile, no name leads out of it.
+
+use std::ffi::OsString;
+use std::os::unix::ffi::OsStringExt;
+use std::path::{Path, PathBuf};
+use std::vec::IntoIter;
+
+use ferrite_vfs::{Dir, FileKind, FsError, Result, Vfs};
+
+use crate::fs::bytes;
+
+/// Entries that are listed at a time.
+const BATCH: usize = 256;
+
+/// Why it could not be done, and where.
+pub(crate) struct Failed {
+    pub(crate) path: PathBuf,
+    pub(crate) error: FsError,
+}
+
+struct Entry {
+    name: Vec<u8>,
+    kind: FileKind,
+    next: u64,
+}
+
+/// A directory on the way down.
+struct Level {
+    dir: Dir,
+    /// Its name in the level above.
+    name: Vec<u8>,
+    cookie: u64,
+    batch: IntoIter<Entry>,
+}
+
+impl Level {
+    fn new(dir: Dir, name: Vec<u8>) -> Level {
+        Level {
+            dir,
+            name,
+            cookie: 0,
+            batch: Vec::new().into_iter(),
+        }
+    }
+
+    fn advance(&mut self) -> Result<Option<Entry>> {
+        if self.batch.as_slice().is_empty() {
+            let mut batch = Vec::new();
+            self.dir.readdir(self.cookie, &mut |entry| {
+                batch.push(Entry {
+                    name: entry.name.to_vec(),
+                    kind: entry.kind,
+                    next: entry.next_cookie,
+                });
+                batch.len() < BATCH
+            })?;
+            self.batch = batch.into_iter();
+        }
+        let entry = self.batch.next();
+        self.cookie = entry.as_ref().map_or(self.cookie, |entry| entry.next);
+        Ok(entry)
+    }
+}
+
+/// Removes `path`: a directory, what is below it first, or a symbolic link.
+pub(crate) fn remove(vfs: &Vfs, path: &Path) -> std::result::Result<(), Failed> {
+    let mut below = Vec::new();
+    remove_in(vfs, bytes(path), &mut below).map_err(|error| Failed {
+        path: below
+            .into_iter()
+            .fold(path.to_path_buf(), |path, name| path.join(OsString::from_vec(name))),
+        error,
+    })
+}
+
+/// `at`: names that lead from the top to where it failed.
+fn remove_in(vfs: &Vfs, path: &[u8], at: &mut Vec<Vec<u8>>) -> Result<()> {
+    let top = match vfs.open_dir_itself(path) {
+        Err(FsError::NotDirectory) if vfs.stat(path, false)?.kind == FileKind::Symlink => return vfs.unlink(path),
+        other => other?,
+    };
+    let mut levels = vec![Level::new(top, Vec::new())];
+    while let Some(level) = levels.last_mut() {
+        let here = vfs.at(level.dir.ino());
+        if let Some(entry) = level.advance()? {
+            at.push(entry.name.clone());
+            match remove_entry(&here, &entry)? {
+                Some(dir) => levels.push(Level::new(dir, entry.name)),
+                None => drop(at.pop()),
+            }
+            continue;
+        }
+        let name = std::mem::take(&mut level.name);
+        levels.pop();
+        match levels.last() {
+            Some(above) => {
+                is_gone(vfs.at(above.dir.ino()).rmdir(&name))?;
+                at.pop();
+            }
+            None => vfs.rmdir(path)?,
+        }
+    }
+    Ok(())
+}
+
+/// Removes an entry of the directory that `here` starts at; one that is a directory is opened instead.
+fn remove_entry(here: &Vfs, entry: &Entry) -> Result<Option<Dir>> {
+    if entry.kind == FileKind::Directory {
+        match here.open_dir_itself(&entry.name) {
+            Ok(dir) => return Ok(Some(dir)),
+            // Something else has its name by now.
+            Err(FsError::NotDirectory) => {}
+            Err(error) => return is_gone(Err(error)).map(|()| None),
+        }
+    }
+    is_gone(here.unlink(&entry.name)).map(|()| None)
+}
+
+/// What somebody else has removed meanwhile is as good as removed.
+fn is_gone(result: Result<()>) -> Result<()> {
+    match result {
+        Err(FsError::NotFound) => Ok(()),
+        other => other,
+    }
+}
