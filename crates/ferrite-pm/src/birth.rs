@@ -15,6 +15,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{AtFlags, CWD, FallocateFlags};
 
 use crate::error::PmError;
+use crate::medium;
 
 const MODE: u32 = 0o600;
 
@@ -44,6 +45,10 @@ impl Newborn {
         let open = |options: &mut OpenOptions| options.read(true).write(true).mode(MODE).open(path);
         // A link that leads nowhere names a file to make elsewhere, which the name without a file cannot do.
         let is_free = std::fs::symlink_metadata(path).is_err();
+        let is_no_device = std::fs::metadata(path).map_or(true, |found| found.is_file());
+        if is_no_device && medium::is_among_devices(&std::fs::canonicalize(path).unwrap_or(path.to_path_buf())) {
+            return Err(no_device(path));
+        }
         if is_free && let Ok(file) = unnamed(directory(path)) {
             return Ok(Newborn::new(path, file, Undo::Unnamed));
         }
@@ -60,7 +65,12 @@ impl Newborn {
             true if metadata.is_file() => Undo::Shorten(metadata.len()),
             true => Undo::Nothing,
         };
-        Ok(Newborn::new(path, file, undo))
+        let newborn = Newborn::new(path, file, undo);
+        match &newborn.undo {
+            // Only now it shows where a link leads that led nowhere.
+            Undo::Remove(made) if medium::is_among_devices(made) => Err(no_device(path)),
+            _ => Ok(newborn),
+        }
     }
 
     fn new(path: &Path, file: File, undo: Undo) -> Newborn {
@@ -140,6 +150,13 @@ impl Drop for Newborn {
             Undo::Shorten(len_bytes) => self.file.set_len(*len_bytes),
             Undo::Unnamed | Undo::Nothing => Ok(()),
         };
+    }
+}
+
+fn no_device(path: &Path) -> PmError {
+    PmError::Unsuitable {
+        path: path.to_path_buf(),
+        why: "no such device; `ferrite doctor` shows what there is. Files in DRAM belong to /dev/shm".into(),
     }
 }
 

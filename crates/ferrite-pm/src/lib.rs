@@ -8,7 +8,8 @@
 //! | [`blank`] | files that hold nothing, and may become pools without a question |
 //! | `cpu` | the instructions, chosen by CPU feature |
 //! | `sync` | group commit on ordinary files |
-//! | `sigbus` | faults on a mapping poison the region instead of killing the process |
+//! | `faults` | faults on a mapping poison the region instead of killing the process |
+//! | `copies` | private views of device DAX, which the kernel maps only shared |
 //! | `dirty` | [`DirtyLines`]: lines that wait to be written back |
 //! | `counters` | fences, lines, bytes |
 //! | [`fork`] | telling a process from the children it forks |
@@ -20,18 +21,19 @@
 
 mod birth;
 pub mod blank;
+mod copies;
 mod counters;
 mod cpu;
 mod crash;
 mod dirty;
 mod error;
 mod events;
+mod faults;
 pub mod fork;
 mod map;
 mod medium;
 mod recorder;
 mod region;
-mod sigbus;
 mod sync;
 
 pub use counters::Counters;

@@ -8,6 +8,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use rustix::fs::FlockOperation;
+use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
 use crate::birth::Newborn;
@@ -27,7 +28,8 @@ const OWNER_SHOWS_WITHIN: Duration = Duration::from_millis(200);
 pub enum Access {
     /// Stores reach the medium; nobody else may have the pool open.
     ReadWrite,
-    /// Stores go to a private copy: recovery can run, and nothing reaches the medium.
+    /// Stores go to a private copy: recovery can run, and nothing reaches the medium. On device DAX a store copies
+    /// all of the device's page around it (2 MiB, or 1 GiB) into memory; elsewhere 4 KiB.
     ReadOnlyPrivate,
 }
 
@@ -42,6 +44,8 @@ pub(crate) struct Mapping {
     owner: u32,
     pub(crate) medium: Medium,
     pub(crate) page_bytes: u64,
+    /// It cannot be stored to: the handler of faults is to copy what somebody stores to.
+    pub(crate) is_to_be_copied: bool,
 }
 
 // SAFETY: the mapping is plain memory that belongs to this value; access to its bytes is by atomics, or by copies
@@ -77,7 +81,7 @@ impl Mapping {
             )
         }
         .map_err(|error| no_memory(error.into()))?;
-        let base = align_up(outer as usize) as *mut u8;
+        let base = (outer as usize).next_multiple_of(HUGE_PAGE_BYTES) as *mut u8;
         advise_huge(base, len);
         Ok(Mapping {
             base,
@@ -87,25 +91,34 @@ impl Mapping {
             owner: std::process::id(),
             medium: Medium::Anonymous,
             page_bytes: HUGE_PAGE_BYTES as u64,
+            is_to_be_copied: false,
         })
     }
 
     /// Maps a locked file or device.
-    fn of_file(path: &Path, file: File, found: &Detected, access: Access) -> Result<Mapping, PmError> {
+    pub(crate) fn of_file(path: &Path, file: File, found: &Detected, access: Access) -> Result<Mapping, PmError> {
         let len = found.len_bytes as usize;
-        let map = |flags: MapFlags| map_aligned(&file, len, flags);
+        let map = |prot: ProtFlags, flags: MapFlags| map_aligned(&file, len, prot, flags, found);
+        let both = ProtFlags::READ | ProtFlags::WRITE;
+        let is_private = access == Access::ReadOnlyPrivate;
         let mut medium = found.medium;
-        let mapped = match (access, medium) {
-            (Access::ReadOnlyPrivate, _) => map(MapFlags::PRIVATE),
-            // Only a file on fs-DAX accepts MAP_SYNC; the kernel refuses it elsewhere.
-            (_, Medium::File) => match map(MapFlags::SHARED_VALIDATE | MapFlags::SYNC) {
+        let mapped = match medium {
+            // There are no private mappings of device DAX, so `copies.rs` makes one of this.
+            _ if is_private && found.is_device => map(ProtFlags::READ, MapFlags::SHARED),
+            _ if is_private => {
+                if medium == Medium::File && accepts_sync(&file) {
+                    medium = Medium::Dax;
+                }
+                map(both, MapFlags::PRIVATE)
+            }
+            Medium::File => match map(both, MapFlags::SHARED_VALIDATE | MapFlags::SYNC) {
                 Ok(base) => {
                     medium = Medium::Dax;
                     Ok(base)
                 }
-                Err(_) => map(MapFlags::SHARED),
+                Err(_) => map(both, MapFlags::SHARED),
             },
-            _ => map(MapFlags::SHARED),
+            _ => map(both, MapFlags::SHARED),
         };
         let base = mapped.map_err(|error| PmError::io("map", path, error))?;
         if medium == Medium::NamedDram {
@@ -120,6 +133,7 @@ impl Mapping {
             owner: std::process::id(),
             medium,
             page_bytes,
+            is_to_be_copied: is_private && found.is_device,
         })
     }
 
@@ -171,8 +185,8 @@ impl Drop for Mapping {
     fn drop(&mut self) {
         // SAFETY: the whole of what was mapped for this value, which is going away with all borrows of it.
         let _ = unsafe { rustix::mm::munmap(self.outer.0.cast(), self.outer.1) };
-        // Closing is not enough: a child that some thread has forked, and that has not come to its exec yet, has the same open file. One
-        // that never comes there has this value, too, but not the lock to give.
+        // Closing is not enough: a child that some thread has forked, and that has not come to its exec yet, has the
+        // same open file. One that never comes there has this value, too, but not the lock to give.
         if let Some(file) = &self.file
             && self.owner == std::process::id()
         {
@@ -181,27 +195,46 @@ impl Drop for Mapping {
     }
 }
 
-/// Maps a file on a huge-page boundary, if the kernel lets us. Never at a fixed address: a mapping that fails there may leave a hole in what
-/// it was to replace, another thread's memory may get into the hole, and whoever then maps or unmaps the place destroys it.
-fn map_aligned(file: &File, len: usize, flags: MapFlags) -> rustix::io::Result<*mut u8> {
+/// Whether a file is on fs-DAX: only such a file accepts `MAP_SYNC`, the kernel refuses it elsewhere.
+fn accepts_sync(file: &File) -> bool {
+    let flags = MapFlags::SHARED_VALIDATE | MapFlags::SYNC;
+    // SAFETY: a new mapping at an address of the kernel's choice touches nothing that exists.
+    let mapped = unsafe { rustix::mm::mmap(std::ptr::null_mut(), 4096, ProtFlags::READ, flags, file.as_fd(), 0) };
+    match mapped {
+        Ok(page) => {
+            // SAFETY: the mapping just made, which nobody else knows.
+            let _ = unsafe { rustix::mm::munmap(page, 4096) };
+            true
+        }
+        Err(_) => false,
+    }
+}
+
+/// Maps a file on a boundary of its pages, of huge ones at least, if the kernel lets us. Never at a fixed address: a
+/// mapping that fails there may leave a hole in what it was to replace, another thread's memory may get into the
+/// hole, and whoever then maps or unmaps the place destroys it.
+fn map_aligned(
+    file: &File,
+    len: usize,
+    prot: ProtFlags,
+    flags: MapFlags,
+    found: &Detected,
+) -> rustix::io::Result<*mut u8> {
+    let align = HUGE_PAGE_BYTES.max(found.page_bytes as usize);
     let mut tries = 0;
     loop {
-        let hint = free_place(len)?;
-        // SAFETY: a new mapping at an address of the kernel's choice, which takes the hint if nobody has taken the place, touches
-        // nothing that exists.
-        let mapped = unsafe {
-            rustix::mm::mmap(
-                hint.cast(),
-                len,
-                ProtFlags::READ | ProtFlags::WRITE,
-                flags,
-                file.as_fd(),
-                0,
-            )
-        }?;
+        let hint = free_place(len, align)?;
+        // SAFETY: a new mapping at an address of the kernel's choice, which takes the hint if nobody has taken the
+        // place, touches nothing that exists.
+        let mapped = unsafe { rustix::mm::mmap(hint.cast(), len, prot, flags, file.as_fd(), 0) };
         tries += 1;
-        // Elsewhere it works as well, only with smaller pages.
-        if (mapped as usize).is_multiple_of(HUGE_PAGE_BYTES) || tries == PLACE_TRIES {
+        let mapped = match mapped {
+            // A device is mapped nowhere but at such a boundary, and somebody has taken the place.
+            Err(Errno::INVAL) if found.is_device && tries < PLACE_TRIES => continue,
+            other => other?,
+        };
+        // Elsewhere a file works as well, only with smaller pages.
+        if (mapped as usize).is_multiple_of(align) || tries == PLACE_TRIES {
             return Ok(mapped.cast());
         }
         // SAFETY: the mapping just made, which nobody else knows.
@@ -210,8 +243,8 @@ fn map_aligned(file: &File, len: usize, flags: MapFlags) -> rustix::io::Result<*
 }
 
 /// An aligned address behind which `len` bytes were free a moment ago.
-fn free_place(len: usize) -> rustix::io::Result<*mut u8> {
-    let outer_len = len + HUGE_PAGE_BYTES;
+fn free_place(len: usize, align: usize) -> rustix::io::Result<*mut u8> {
+    let outer_len = len.checked_add(align).ok_or(Errno::NOMEM)?;
     // SAFETY: a new mapping at an address of the kernel's choice touches nothing that exists.
     let outer = unsafe {
         rustix::mm::mmap_anonymous(
@@ -223,11 +256,7 @@ fn free_place(len: usize) -> rustix::io::Result<*mut u8> {
     }?;
     // SAFETY: the mapping just made, which nobody else knows.
     unsafe { rustix::mm::munmap(outer, outer_len) }?;
-    Ok(align_up(outer as usize) as *mut u8)
-}
-
-fn align_up(address: usize) -> usize {
-    address.next_multiple_of(HUGE_PAGE_BYTES)
+    Ok((outer as usize).next_multiple_of(align) as *mut u8)
 }
 
 fn advise_huge(base: *mut u8, len: usize) {
@@ -245,7 +274,7 @@ fn lock(path: &Path, file: &File, access: Access) -> Result<(), PmError> {
     loop {
         match rustix::fs::flock(file, operation) {
             Ok(()) => return Ok(()),
-            Err(rustix::io::Errno::WOULDBLOCK) => {}
+            Err(Errno::WOULDBLOCK) => {}
             Err(error) => return Err(PmError::io("lock", path, error)),
         }
         let owner = lock_owner(file);

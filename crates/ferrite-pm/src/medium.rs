@@ -45,34 +45,51 @@ impl Medium {
     }
 }
 
-/// What was found at a path: medium, usable length, page size of a mapping.
+/// What was found at a path.
 pub(crate) struct Detected {
     pub(crate) medium: Medium,
+    /// What of it can be mapped.
     pub(crate) len_bytes: u64,
+    /// Page size of a mapping.
     pub(crate) page_bytes: u64,
+    /// Device DAX: a mapping is shared, begins at a multiple of its pages in memory as on the device, and has whole
+    /// ones.
+    pub(crate) is_device: bool,
 }
 
 /// Looks at an open file or device. Whether a file is on fs-DAX shows only when it is mapped.
 pub(crate) fn detect(path: &Path, file: &File) -> Result<Detected, PmError> {
     let metadata = file.metadata().map_err(|error| PmError::io("examine", path, error))?;
     let kind = metadata.file_type();
+    let unsuitable = |why: &str| PmError::Unsuitable {
+        path: path.to_path_buf(),
+        why: why.into(),
+    };
     if kind.is_char_device() {
-        let len_bytes = dax_device_bytes(metadata.rdev()).ok_or_else(|| PmError::Unsuitable {
-            path: path.to_path_buf(),
-            why: "a character device, but no device DAX; give a /dev/dax device or a file".into(),
-        })?;
+        let none = || unsuitable("a character device, but no device DAX; give a /dev/dax device or a file");
+        let size_bytes = dax_device(metadata.rdev(), "size").ok_or_else(none)?;
+        // Kernels before 5.10 do not tell, and have no device with another one but by an administrator's wish.
+        let page_bytes = dax_device(metadata.rdev(), "align")
+            .filter(|align| align.is_power_of_two())
+            .unwrap_or(HUGE_PAGE_BYTES);
+        let len_bytes = size_bytes / page_bytes * page_bytes;
+        if len_bytes == 0 {
+            return Err(unsuitable("a DAX device without space; `daxctl list` shows why"));
+        }
         return Ok(Detected {
             medium: Medium::Dax,
             len_bytes,
-            page_bytes: HUGE_PAGE_BYTES,
+            page_bytes,
+            is_device: true,
         });
     }
     if kind.is_block_device() {
-        let why = "a block device cannot be mapped durably; make a file system on it and a pool file there".into();
-        return Err(PmError::Unsuitable {
-            path: path.to_path_buf(),
-            why,
-        });
+        return Err(unsuitable(if is_pmem(metadata.rdev()) {
+            "persistent memory as a block device, which cannot be mapped durably; make a file system on it, mount that with \
+             `-o dax=always` and make the pool in a file there, or turn it into device DAX (`ndctl create-namespace --mode devdax`)"
+        } else {
+            "a block device, which cannot be mapped durably; make a file system on it and the pool in a file there"
+        }));
     }
     if !kind.is_file() {
         let is = match () {
@@ -80,11 +97,7 @@ pub(crate) fn detect(path: &Path, file: &File) -> Result<Detected, PmError> {
             () if kind.is_fifo() => "a named pipe",
             () => "neither a file nor a DAX device",
         };
-        let why = format!("{is}; give a file or a DAX device");
-        return Err(PmError::Unsuitable {
-            path: path.to_path_buf(),
-            why,
-        });
+        return Err(unsuitable(&format!("{is}; give a file or a DAX device")));
     }
     let fs = rustix::fs::fstatfs(file.as_fd()).map_err(|error| PmError::io("examine", path, error))?;
     let (medium, page_bytes) = match fs.f_type as u64 & 0xffff_ffff {
@@ -96,11 +109,38 @@ pub(crate) fn detect(path: &Path, file: &File) -> Result<Detected, PmError> {
         medium,
         len_bytes: metadata.len(),
         page_bytes,
+        is_device: false,
     })
 }
 
-fn dax_device_bytes(rdev: u64) -> Option<u64> {
+/// A number that the kernel tells of a DAX device.
+fn dax_device(rdev: u64, attribute: &str) -> Option<u64> {
     let (major, minor) = (rustix::fs::major(rdev), rustix::fs::minor(rdev));
-    let text = std::fs::read_to_string(format!("/sys/dev/char/{major}:{minor}/size")).ok()?;
+    let text = std::fs::read_to_string(format!("/sys/dev/char/{major}:{minor}/{attribute}")).ok()?;
     text.trim().parse().ok()
+}
+
+/// Whether a block device is persistent memory, or a partition of it.
+fn is_pmem(rdev: u64) -> bool {
+    let (major, minor) = (rustix::fs::major(rdev), rustix::fs::minor(rdev));
+    let device = std::fs::read_link(format!("/sys/dev/block/{major}:{minor}")).unwrap_or_default();
+    let name = device.file_name().unwrap_or_default();
+    name.as_encoded_bytes().starts_with(b"pmem")
+}
+
+/// Whether a name that would be made at `path` would be one among the devices: who names a device that is not there
+/// wants no file in its stead, in DRAM and gone with the next start. The file system does not tell: it is a tmpfs, or
+/// says so.
+pub(crate) fn is_among_devices(path: &Path) -> bool {
+    let devices = Path::new("/dev");
+    let parent = path.parent().filter(|dir| !dir.as_os_str().is_empty());
+    let Ok(dir) = std::fs::canonicalize(parent.unwrap_or(Path::new("."))) else {
+        return false;
+    };
+    // A root directory without mounts may have it as an ordinary one.
+    if !dir.starts_with(devices) || dir.starts_with("/dev/shm") {
+        return false;
+    }
+    let of = |path: &Path| std::fs::metadata(path).map(|found| found.dev());
+    matches!((of(&dir), of(devices)), (Ok(dir), Ok(devices)) if dir == devices)
 }

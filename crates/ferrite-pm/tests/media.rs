@@ -318,3 +318,18 @@ fn a_dropped_region_gives_its_lock_up_whoever_shares_its_file() {
     Region::open(&pool, Access::ReadWrite).expect("nobody has the pool");
     drop(shared);
 }
+
+/// A device that is not there is no reason to make a file: it would lie in DRAM, among the devices.
+#[test]
+fn a_device_that_is_not_there_becomes_no_file() {
+    let scratch = Scratch::on_tmpfs("no-device");
+    let link = scratch.0.join("link");
+    let names = ["/dev/dax77.7", "/dev/../dev/dax77.7"].map(PathBuf::from);
+    std::os::unix::fs::symlink("/dev/dax77.7", &link).unwrap();
+    for path in names.iter().chain([&link]) {
+        let error = Region::create(path, 4 * MIB).err().expect("no such device").to_string();
+        assert!(error.contains("no such device"), "{error}");
+        assert!(!Path::new("/dev/dax77.7").exists());
+    }
+    assert!(link.is_symlink());
+}

@@ -1,0 +1,124 @@
+//! Private views of what the kernel maps only shared: device DAX.
+//!
+//! What lives here: [`Copies`], which chunks of such a view have been copied. The view is a shared mapping that
+//! cannot be stored to, of a device that was opened for reading only; so the kernel vouches that nothing reaches the
+//! medium. The first store into a chunk is a fault, at which the chunk's place gets a copy of it in memory, and the
+//! store is repeated. What is only looked at is never copied.
+//!
+//! Invariant: a chunk is copied at most once, and while nobody can store to it; a second copy would lose stores to
+//! the first. Only the fault handler calls [`Copies::make`], so it uses atomics and system calls only.
+
+use std::sync::atomic::{AtomicU8, Ordering};
+
+const SHARED: u8 = 0;
+const UNDER_WAY: u8 = 1;
+const COPIED: u8 = 2;
+
+const PAGE_BYTES: usize = 4096;
+const PAGE_WORDS: usize = PAGE_BYTES / 8;
+
+/// See the module's head.
+pub(crate) struct Copies {
+    chunk_bytes: usize,
+    states: Box<[AtomicU8]>,
+}
+
+impl Copies {
+    /// For a view of `len_bytes`. Places can be exchanged only by chunks of this many bytes, the device's alignment.
+    pub(crate) fn new(len_bytes: u64, chunk_bytes: u64) -> Copies {
+        let chunks = len_bytes.div_ceil(chunk_bytes);
+        Copies {
+            chunk_bytes: chunk_bytes as usize,
+            states: (0..chunks).map(|_| AtomicU8::new(SHARED)).collect(),
+        }
+    }
+
+    /// How many chunks have been copied.
+    #[cfg(test)]
+    pub(crate) fn count(&self) -> usize {
+        let copied = self
+            .states
+            .iter()
+            .filter(|state| state.load(Ordering::Acquire) == COPIED);
+        copied.count()
+    }
+
+    /// Sees to it that `address`, in the view that begins at `start` and ends at `end`, can be stored to. False if
+    /// there is no memory, or if the address is in a copy already and the fault therefore another's business.
+    ///
+    /// # Safety
+    /// The view must be mapped, readable, and as long as `self` was made for.
+    pub(crate) unsafe fn make(&self, start: usize, end: usize, address: usize) -> bool {
+        let index = (address - start) / self.chunk_bytes;
+        let Some(state) = self.states.get(index) else {
+            return false;
+        };
+        match state.compare_exchange(SHARED, UNDER_WAY, Ordering::Acquire, Ordering::Acquire) {
+            Ok(_) => {}
+            // Another thread was faster, and the store will find what it made.
+            Err(_) => {
+                while state.load(Ordering::Acquire) == UNDER_WAY {
+                    // SAFETY: a system call without arguments.
+                    unsafe { libc::sched_yield() };
+                }
+                return state.load(Ordering::Acquire) == COPIED;
+            }
+        }
+        let chunk = start + index * self.chunk_bytes;
+        let len = self.chunk_bytes.min(end - chunk);
+        // SAFETY: the chunk lies in the view, which is mapped as the caller vouches.
+        let done = unsafe { exchange(chunk, len) };
+        state.store(if done { COPIED } else { SHARED }, Ordering::Release);
+        done
+    }
+}
+
+/// Puts a copy in memory in the place of `len` bytes at `chunk`.
+///
+/// # Safety
+/// The bytes must be mapped and readable, and nobody may be able to store to them.
+unsafe fn exchange(chunk: usize, len: usize) -> bool {
+    // SAFETY: a new mapping at an address of the kernel's choice touches nothing that exists.
+    let memory = unsafe {
+        libc::mmap(
+            std::ptr::null_mut(),
+            len,
+            libc::PROT_READ | libc::PROT_WRITE,
+            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
+            -1,
+            0,
+        )
+    };
+    if memory == libc::MAP_FAILED {
+        return false;
+    }
+    for page in (0..len).step_by(PAGE_BYTES) {
+        let (from, to) = ((chunk + page) as *const u64, (memory as usize + page) as *mut u64);
+        // SAFETY: `from` is readable for a page, as the caller vouches, `to` is one of the mapping just made; both are
+        // aligned to pages, and they do not overlap.
+        unsafe {
+            let words = std::slice::from_raw_parts(from, PAGE_WORDS);
+            // New memory is zeros already, and takes no room while nobody stores there.
+            if words.iter().any(|&word| word != 0) {
+                std::ptr::copy_nonoverlapping(from, to, PAGE_WORDS);
+            }
+        }
+    }
+    // In one step for other threads, which read there meanwhile: they find the one or the other, and both are alike.
+    // SAFETY: the memory is ours and nobody else knows it; the place belongs to the view, whose content it gets.
+    let moved = unsafe {
+        libc::mremap(
+            memory,
+            len,
+            len,
+            libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED,
+            chunk as *mut libc::c_void,
+        )
+    };
+    if moved == libc::MAP_FAILED {
+        // SAFETY: the mapping just made, which nobody else knows.
+        unsafe { libc::munmap(memory, len) };
+        return false;
+    }
+    true
+}
