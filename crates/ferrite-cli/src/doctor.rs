@@ -2,10 +2,10 @@
 
 use std::path::Path;
 
-use ferrite_pm::cpu_features;
+use ferrite_pm::{Access, PmError, Region, cpu_features};
 use rustix::thread::CapabilitySet;
 
-use super::{Outcome, say, say_json, size};
+use super::{Outcome, mounts, say, say_json, size};
 
 /// Show what this machine offers, and what to do about what is missing
 #[derive(Debug, clap::Args)]
@@ -81,13 +81,19 @@ fn in_path(program: &str) -> Option<String> {
     Some(found.display().to_string())
 }
 
+/// The devices whose names begin so, in the order of their names.
 fn devices(prefix: &str) -> Vec<String> {
     let entries = std::fs::read_dir("/dev").into_iter().flatten().flatten();
     let names = entries.filter_map(|entry| entry.file_name().into_string().ok());
-    names
-        .filter(|name| name.starts_with(prefix))
+    let mut devices: Vec<String> = names
+        .filter(|name| {
+            name.strip_prefix(prefix)
+                .is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit()))
+        })
         .map(|name| format!("/dev/{name}"))
-        .collect()
+        .collect();
+    devices.sort_unstable();
+    devices
 }
 
 fn checks() -> Vec<Check> {
@@ -95,20 +101,7 @@ fn checks() -> Vec<Check> {
     checks.extend(capability());
     checks.extend(cpu());
     checks.extend(memory());
-    let dax = devices("dax");
-    let pmem = devices("pmem");
-    let found = if dax.is_empty() && pmem.is_empty() {
-        "none".into()
-    } else {
-        [dax, pmem].concat().join(" ")
-    };
-    checks.push(Check::new(
-        "persistent memory",
-        found != "none",
-        State::Missing,
-        found,
-        "no device; pools on tmpfs survive processes, pools on a disk file survive power losses too",
-    ));
+    checks.extend(persistent_memory());
     checks
 }
 
@@ -164,6 +157,50 @@ fn allow_other() -> Check {
     };
     let mend = "put `user_allow_other` into /etc/fuse.conf to use -o allow_other";
     Check::new("allow_other", root || allowed, State::Missing, found, mend)
+}
+
+/// A pool takes device DAX as it is, of a block device only a file on a file system with DAX.
+fn persistent_memory() -> Vec<Check> {
+    const NAME: &str = "persistent memory";
+    let check = |found: String, mend: &str| Check::new(NAME, mend.is_empty(), State::Missing, found, mend);
+    let mut checks = Vec::new();
+    for device in devices("dax") {
+        let size = Region::open(Path::new(&device), Access::ReadOnlyPrivate).map(|region| size::human(region.len()));
+        checks.push(match size {
+            Ok(size) => check(format!("{device}: device DAX of {size}"), ""),
+            // Somebody's pool, most likely.
+            Err(error @ PmError::InUse { .. }) => check(error.to_string(), ""),
+            Err(error) => check(
+                error.to_string(),
+                "as root, or with the right to read and write the device",
+            ),
+        });
+    }
+    for device in devices("pmem") {
+        let name = device.trim_start_matches("/dev/");
+        // A partition has the queue of the whole.
+        let has_dax = ["queue", "../queue"]
+            .iter()
+            .any(|queue| read(&format!("/sys/class/block/{name}/{queue}/dax")) == "1");
+        checks.push(match mounts::dax_dir_of(Path::new(&device)) {
+            Some(dir) => check(format!("{device}: mounted with DAX; make pools in {}", dir.display()), ""),
+            None if has_dax => check(
+                format!("{device}: no file system is mounted from it with DAX"),
+                "a pool needs one: `mkfs.ext4`, then `mount -o dax=always`, and `ferrite mkfs` a file there; or turn it into \
+                 device DAX (`ndctl create-namespace --mode devdax`)",
+            ),
+            None => check(
+                format!("{device}: a block device without DAX (mode raw or sector)"),
+                "a pool needs mode fsdax and a file system with DAX there, or mode devdax: `ndctl create-namespace --mode …`, \
+                 which destroys what is there",
+            ),
+        });
+    }
+    if checks.is_empty() {
+        let mend = "no device; pools on tmpfs survive processes, pools on a disk file survive power losses too";
+        checks.push(check("none".into(), mend));
+    }
+    checks
 }
 
 fn cpu() -> Vec<Check> {

@@ -4,6 +4,7 @@
 //! checked before anything is done. Standard output carries results, standard error says what went wrong.
 
 mod bench;
+mod contents;
 mod control;
 mod demo;
 mod df;
@@ -25,6 +26,7 @@ mod signals;
 mod size;
 mod target;
 mod umount;
+mod users;
 
 use std::ffi::OsString;
 use std::path::Path;

@@ -8,13 +8,14 @@ use clap::builder::{PossibleValuesParser, TypedValueParser};
 use ferrite_fs::{EngineError, Mapping, MkfsOptions};
 use ferrite_pm::Region;
 
-use super::{FAILED, Failure, Outcome, USAGE, about, say, size};
+use super::{FAILED, Failure, Outcome, USAGE, about, contents, say, size, users};
 
 /// Make a pool: an empty file system in a file or on a DAX device
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 The space is allocated at once, so a full disk shows here and not later. On tmpfs a pool survives a killed process, on a
-disk file or DAX a power loss as well; `ferrite info` says which.
+disk file or DAX a power loss as well; `ferrite info` says which. A block device (also /dev/pmem0) holds a pool only in a
+file on a file system of its own, so it is refused.
 
 Examples:
   ferrite mkfs /dev/shm/pool --size 1G
@@ -24,7 +25,7 @@ Examples:
 pub(crate) struct Mkfs {
     /// File to make, or DAX device
     pool: PathBuf,
-    /// Size of the pool, for example 512M or 1G; a device or an existing file has its own
+    /// Size of the pool, for example 512M or 1G; an existing file has its own, a device is taken whole
     #[arg(short, long, value_parser = size::parse)]
     size: Option<u64>,
     /// How pages are found; docs/mappings.md says which is good at what
@@ -45,7 +46,7 @@ pub(crate) struct Mkfs {
     /// Give file data checksums, which every read verifies: damage is an error then, never wrong data
     #[arg(long)]
     data_checksum: bool,
-    /// Overwrite whatever is there
+    /// Overwrite whatever is there, unless it is in use
     #[arg(short, long)]
     force: bool,
 }
@@ -58,6 +59,7 @@ pub(crate) fn mapping_parser() -> impl TypedValueParser<Value = Mapping> {
 
 impl Mkfs {
     pub(crate) fn run(self) -> Outcome {
+        refuse_the_unsuitable(&self.pool)?;
         let size_bytes = self.size()?;
         if !self.force {
             refuse_to_overwrite(&self.pool)?;
@@ -79,10 +81,12 @@ impl Mkfs {
             _ => about(&self.pool)(error),
         })?;
         let medium = region.medium();
+        // What is beyond the last whole block is not part of it.
+        let superblock = ferrite_fs::identify(&region).map_err(about(&self.pool))?;
         say(format!(
             "{}: {} pool{} on {}",
             self.pool.display(),
-            size::human(size_bytes),
+            size::human(superblock.size_bytes),
             if self.data_checksum { " with data checksums" } else { "" },
             medium.describe()
         ));
@@ -92,9 +96,22 @@ impl Mkfs {
     fn size(&self) -> Result<u64, Failure> {
         let metadata = std::fs::metadata(&self.pool).ok();
         let is_device = metadata.as_ref().is_some_and(|m| m.file_type().is_char_device());
+        if is_device {
+            let has = Region::open(&self.pool, ferrite_pm::Access::ReadOnlyPrivate)?.len();
+            return match self.size {
+                Some(size) if size != has => Err(Failure::new(
+                    USAGE,
+                    format!(
+                        "{}: a device of {} ({has} bytes), which a pool takes whole; leave --size out",
+                        self.pool.display(),
+                        size::human(has)
+                    ),
+                )),
+                _ => Ok(has),
+            };
+        }
         match (self.size, metadata) {
             (Some(size), _) => Ok(size),
-            (None, Some(_)) if is_device => Ok(Region::open(&self.pool, ferrite_pm::Access::ReadWrite)?.len()),
             (None, Some(metadata)) if metadata.is_file() && metadata.len() > 0 => Ok(metadata.len()),
             _ => Err(Failure::new(
                 USAGE,
@@ -104,47 +121,48 @@ impl Mkfs {
     }
 }
 
-/// What known signatures say is in a file or on a device.
-fn signature(file: &File) -> Option<&'static str> {
-    const KNOWN: [(u64, &[u8], &str); 9] = [
-        (0, b"FERRITE\x1a", "a Ferrite pool"),
-        (0x438, b"\x53\xef", "an ext2, ext3 or ext4 file system"),
-        (0, b"XFSB", "an XFS file system"),
-        (0x10040, b"_BHRfS_M", "a btrfs file system"),
-        (0, b"hsqs", "a squashfs file system"),
-        (4086, b"SWAPSPACE2", "swap space"),
-        (512, b"EFI PART", "a GPT partition table"),
-        (510, b"\x55\xaa", "a partition table"),
-        (0, b"SQLite format 3", "an SQLite database"),
-    ];
-    KNOWN.into_iter().find_map(|(offset, magic, name)| {
-        let mut found = vec![0; magic.len()];
-        file.read_exact_at(&mut found, offset).ok()?;
-        (found == magic).then_some(name)
-    })
+/// Refuses what can hold no pool, or what somebody uses; `--force` changes nothing about either. Nothing is written.
+fn refuse_the_unsuitable(pool: &Path) -> Result<(), Failure> {
+    let Ok(metadata) = std::fs::metadata(pool) else {
+        return Ok(());
+    };
+    let refuse = |why: String| Err(Failure::new(FAILED, format!("{}: {why}", pool.display())));
+    let kind = metadata.file_type();
+    if kind.is_dir() {
+        return refuse("is a directory; name a file in it".into());
+    }
+    if kind.is_fifo() {
+        // To open it would be to wait for a writer.
+        return refuse("is a named pipe; name a file or a DAX device".into());
+    }
+    let used = users::find(pool);
+    if kind.is_block_device() {
+        let error = Region::open(pool, ferrite_pm::Access::ReadOnlyPrivate).err();
+        let why = error.map_or("a block device".into(), |error| error.to_string());
+        let held = contents::find(pool).ok().flatten();
+        let state = match (held, used) {
+            (Some(held), Some(used)) => format!("; it holds {held} and is {used}"),
+            (Some(held), None) => format!("; it holds {held}"),
+            (None, Some(used)) => format!("; it is {used}"),
+            (None, None) => String::new(),
+        };
+        return Err(Failure::new(FAILED, format!("{why}{state}. Nothing was changed")));
+    }
+    match used {
+        Some(used) => refuse(format!("is {used}; take it out of use first")),
+        None => Ok(()),
+    }
 }
 
 fn refuse_to_overwrite(pool: &Path) -> Result<(), Failure> {
     let Ok(metadata) = std::fs::metadata(pool) else {
         return Ok(());
     };
-    if metadata.is_dir() {
-        return Err(Failure::new(
-            FAILED,
-            format!("{}: is a directory; name a file in it", pool.display()),
-        ));
-    }
-    if metadata.file_type().is_fifo() {
-        // To open it would be to wait for a writer.
-        return Err(Failure::new(
-            FAILED,
-            format!("{}: is a named pipe; name a file or a DAX device", pool.display()),
-        ));
-    }
-    let file = File::open(pool).map_err(about(pool))?;
-    let what = match signature(&file) {
+    let what = match contents::find(pool)? {
         Some(what) => format!("already holds {what}"),
-        None if metadata.is_file() && !ferrite_pm::blank::holds_nothing(&file) => "is not empty".to_string(),
+        None if metadata.is_file() && !ferrite_pm::blank::holds_nothing(&File::open(pool).map_err(about(pool))?) => {
+            "is not empty".into()
+        }
         None => return Ok(()),
     };
     Err(Failure::new(

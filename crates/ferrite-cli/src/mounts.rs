@@ -1,6 +1,7 @@
-//! What is mounted where, from `/proc/self/mountinfo`.
+//! What is mounted where, ours and others', from `/proc/self/mountinfo`.
 
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -42,33 +43,81 @@ pub(crate) fn seen_by(process: impl std::fmt::Display) -> Vec<MountPoint> {
     parse(&std::fs::read(format!("/proc/{process}/mountinfo")).unwrap_or_default())
 }
 
+/// One line of a list of mounts.
+struct Line<'a> {
+    device: &'a [u8],
+    dir: &'a [u8],
+    fs_type: &'a [u8],
+    source: &'a [u8],
+    /// Those of the file system, as opposed to the mount's.
+    options: &'a [u8],
+}
+
+fn lines(mountinfo: &[u8]) -> impl Iterator<Item = Line<'_>> {
+    mountinfo.split(|&byte| byte == b'\n').filter_map(|line| {
+        let mut fields = line.split(|&byte| byte == b' ');
+        let (device, dir) = (fields.nth(2)?, fields.nth(1)?);
+        let mut behind_dash = fields.skip_while(|field| *field != b"-").skip(1);
+        Some(Line {
+            device,
+            dir,
+            fs_type: behind_dash.next()?,
+            source: behind_dash.next()?,
+            options: behind_dash.next()?,
+        })
+    })
+}
+
 fn parse(mountinfo: &[u8]) -> Vec<MountPoint> {
-    mountinfo
-        .split(|&byte| byte == b'\n')
-        .filter_map(|line| {
-            let mut fields = line.split(|&byte| byte == b' ');
-            let (device, dir) = (fields.nth(2)?, fields.nth(1)?);
-            let mut behind_dash = fields.skip_while(|field| *field != b"-").skip(1);
-            let (fs_type, source) = (behind_dash.next()?, behind_dash.next()?);
-            let mut options = behind_dash.next()?.split(|&byte| byte == b',');
+    lines(mountinfo)
+        .filter(|line| line.fs_type == FS_TYPE)
+        .map(|line| {
+            let mut options = line.options.split(|&byte| byte == b',');
             let user = options.find_map(|option| {
                 std::str::from_utf8(option.strip_prefix(b"user_id=")?)
                     .ok()?
                     .parse()
                     .ok()
             });
-            (fs_type == FS_TYPE).then(|| MountPoint {
-                pool: unescape(source),
-                dir: unescape(dir),
-                device: String::from_utf8_lossy(device).into_owned(),
+            MountPoint {
+                pool: unescape(line.source),
+                dir: unescape(line.dir),
+                device: String::from_utf8_lossy(line.device).into_owned(),
                 user: user.unwrap_or(0),
-            })
+            }
         })
         .collect()
 }
 
+/// Where a block device, given as `major:minor`, is mounted.
+pub(crate) fn dir_of_device(device: &str) -> Option<PathBuf> {
+    let mountinfo = std::fs::read("/proc/self/mountinfo").ok()?;
+    // Some file systems have a number of their own, but name the device as their source.
+    let is_it = |source: &Path| {
+        std::fs::metadata(source).is_ok_and(|found| {
+            let (major, minor) = (rustix::fs::major(found.rdev()), rustix::fs::minor(found.rdev()));
+            found.file_type().is_block_device() && format!("{major}:{minor}") == device
+        })
+    };
+    lines(&mountinfo)
+        .find(|line| line.device == device.as_bytes() || is_it(&unescape(line.source)))
+        .map(|line| unescape(line.dir))
+}
+
+/// Where this device has a file system on it that is mounted with DAX for all files.
+pub(crate) fn dax_dir_of(source: &Path) -> Option<PathBuf> {
+    let mountinfo = std::fs::read("/proc/self/mountinfo").ok()?;
+    let has_dax = |options: &[u8]| {
+        let mut options = options.split(|&byte| byte == b',');
+        options.any(|option| option == b"dax" || option == b"dax=always")
+    };
+    lines(&mountinfo)
+        .find(|line| unescape(line.source) == source && has_dax(line.options))
+        .map(|line| unescape(line.dir))
+}
+
 /// The kernel writes blanks and the like as three octal digits.
-fn unescape(field: &[u8]) -> PathBuf {
+pub(crate) fn unescape(field: &[u8]) -> PathBuf {
     let mut bytes = Vec::with_capacity(field.len());
     let mut rest = field;
     while let Some((&byte, behind)) = rest.split_first() {

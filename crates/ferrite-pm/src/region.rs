@@ -101,15 +101,19 @@ impl Region {
     /// Opens a pool file or device and locks it against other openers until dropped.
     pub fn open(path: &Path, access: Access) -> Result<Region, PmError> {
         let region = Region::new(Mapping::open(path, access)?, Some(path), access);
-        if region.medium() == Medium::Dax && cfg!(not(target_arch = "x86_64")) && access == Access::ReadWrite {
-            let why =
-                "no cache write-back is known for this CPU, so DAX would not be durable; use an ordinary file".into();
-            return Err(PmError::Unsuitable {
+        match region.why_not_durable().filter(|_| access == Access::ReadWrite) {
+            Some(why) => Err(PmError::Unsuitable {
                 path: path.to_path_buf(),
-                why,
-            });
+                why: format!("{why}; use an ordinary file"),
+            }),
+            None => Ok(region),
         }
-        Ok(region)
+    }
+
+    /// Why this machine could not make stores to the medium durable; whoever wants to store there is refused.
+    pub fn why_not_durable(&self) -> Option<&'static str> {
+        let is_lacking = self.medium() == Medium::Dax && cfg!(not(target_arch = "x86_64"));
+        is_lacking.then_some("no cache write-back is known for this CPU, so DAX would not be durable")
     }
 
     /// Chooses what a fence does on an ordinary file; no effect elsewhere.

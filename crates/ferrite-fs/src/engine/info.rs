@@ -3,9 +3,10 @@
 use crate::format::log_entry::has_log;
 use ferrite_pm::Medium;
 
+use crate::audit::boot::{StaleBoot, stale_boot};
 use crate::cache::inodes::Usage;
 use crate::cache::logged::Cause;
-use crate::format::layout::BLOCK_BYTES;
+use crate::format::layout::{BLOCK_BYTES, CONTROL_BOOT};
 use crate::options::{DramUse, FoldCounts, PoolInfo};
 use crate::pool::core::Core;
 
@@ -95,8 +96,20 @@ fn orphans(core: &Core) -> u64 {
     in_use.filter(is_orphan).count() as u64
 }
 
+/// What a mounted pool keeps. One that is only looked at keeps what whoever used it last could keep, and nothing is
+/// claimed for one that a mount would refuse.
 fn durability(core: &Core, medium: Medium) -> String {
-    if core.options.process_durability && medium == Medium::File {
+    if let Some(why) = core.region.why_not_durable() {
+        return format!("none, so a mount refuses the pool: {why}");
+    }
+    if stale_boot(&core.region) == Some(StaleBoot::PowerLost) {
+        return format!(
+            "not certain, so a mount refuses the pool: {}",
+            StaleBoot::PowerLost.what()
+        );
+    }
+    let was_process = core.options.read_only && core.region.load(CONTROL_BOOT) != 0;
+    if (core.options.process_durability && medium == Medium::File) || was_process {
         return "an operation that returned survives a killed process, not a power loss (durability=process)".into();
     }
     format!("an operation that returned survives {}", medium.survives())
