@@ -16,6 +16,7 @@ const COPIED: u8 = 2;
 
 const PAGE_BYTES: usize = 4096;
 const PAGE_WORDS: usize = PAGE_BYTES / 8;
+const HUGE_PAGE_BYTES: usize = 2 << 20;
 
 /// See the module's head.
 pub(crate) struct Copies {
@@ -91,6 +92,11 @@ unsafe fn exchange(chunk: usize, len: usize) -> bool {
     };
     if memory == libc::MAP_FAILED {
         return false;
+    }
+    if len > HUGE_PAGE_BYTES {
+        // Or a page that is not zeros would take the room of a huge one, and all of them that of the whole chunk.
+        // SAFETY: advice on the mapping just made; it changes no content, and a refusal only costs memory.
+        unsafe { libc::madvise(memory, len, libc::MADV_NOHUGEPAGE) };
     }
     for page in (0..len).step_by(PAGE_BYTES) {
         let (from, to) = ((chunk + page) as *const u64, (memory as usize + page) as *mut u64);
