@@ -1,7 +1,7 @@
 //! `ferrite mkfs`: make a pool, and never destroy something by accident.
 
 use std::fs::File;
-use std::os::unix::fs::{FileExt, FileTypeExt};
+use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 
 use clap::builder::{PossibleValuesParser, TypedValueParser};
