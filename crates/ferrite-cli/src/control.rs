@@ -18,6 +18,7 @@ use std::time::Duration;
 use ferrite_fs::Engine;
 use rustix::process::{Pid, PidfdFlags};
 
+use super::freeze::Frost;
 use super::mounts::{self, MountPoint};
 use super::{FAILED, Failure, dump};
 
@@ -35,6 +36,13 @@ pub(crate) enum Request {
     Dump(Vec<u8>),
     /// A scrub, of at most so many bytes a second; 0: as fast as it goes.
     Scrub(u64),
+    /// That changes wait, for so many seconds at most.
+    Freeze(u64),
+    /// That they go on: whether they waited.
+    Thaw,
+    /// That they wait for as long as this connection says that it copies the pool, see [`Frost::hold`]: device and inode
+    /// number of the pool's file.
+    Hold,
 }
 
 /// Where a user's daemons have their sockets, as far as we can know.
@@ -118,7 +126,13 @@ pub(crate) struct Server {
 impl Server {
     /// Answers for `engine`, which has the file `pool` open and is mounted as `mount`, from a thread of its own until dropped. Without a
     /// socket the mount works all the same.
-    pub(crate) fn start(pool: &Metadata, mount: Option<&MountPoint>, engine: Engine) -> std::io::Result<Server> {
+    pub(crate) fn start(
+        pool: &Metadata,
+        mount: Option<&MountPoint>,
+        engine: Engine,
+        frost: Frost,
+    ) -> std::io::Result<Server> {
+        let file = (pool.dev(), pool.ino());
         std::fs::DirBuilder::new()
             .recursive(true)
             .mode(0o700)
@@ -146,10 +160,10 @@ impl Server {
         std::fs::remove_file(&new)?;
         std::thread::Builder::new().name("control".into()).spawn(move || {
             for stream in listener.incoming().flatten() {
-                let engine = engine.clone();
+                let (engine, frost) = (engine.clone(), frost.clone());
                 // A scrub takes its time; others shall not wait for it.
                 let answering = std::thread::Builder::new().name("control".into()).spawn(move || {
-                    if let Err(error) = answer(stream, &engine) {
+                    if let Err(error) = answer(stream, &engine, &frost, file) {
                         tracing::debug!(%error, "control connection");
                     }
                 });
@@ -172,16 +186,20 @@ impl Drop for Server {
     }
 }
 
-fn answer(mut stream: UnixStream, engine: &Engine) -> std::io::Result<()> {
+fn answer(mut stream: UnixStream, engine: &Engine, frost: &Frost, file: (u64, u64)) -> std::io::Result<()> {
     stream.set_read_timeout(Some(CLIENT_TIMEOUT))?;
     stream.set_write_timeout(Some(CLIENT_TIMEOUT))?;
     let mut request = String::new();
     BufReader::new(stream.try_clone()?).read_line(&mut request)?;
-    let reply = reply(&request, engine).unwrap_or_else(|failure| serde_json::json!({ "error": failure.message }));
+    if let Ok(Request::Hold) = serde_json::from_str(&request) {
+        return frost.hold(stream, file);
+    }
+    let reply =
+        reply(&request, engine, frost).unwrap_or_else(|failure| serde_json::json!({ "error": failure.message }));
     writeln!(stream, "{reply}")
 }
 
-fn reply(request: &str, engine: &Engine) -> Result<serde_json::Value, Failure> {
+fn reply(request: &str, engine: &Engine, frost: &Frost) -> Result<serde_json::Value, Failure> {
     let request = serde_json::from_str(request)
         .map_err(|error| Failure::new(FAILED, format!("the daemon does not know this request ({error})")))?;
     Ok(match request {
@@ -189,6 +207,13 @@ fn reply(request: &str, engine: &Engine) -> Result<serde_json::Value, Failure> {
         Request::IsReadOnly => serde_json::to_value(engine.is_read_only())?,
         Request::Dump(path) => serde_json::to_value(dump::pages(engine, &path)?)?,
         Request::Scrub(limit) => serde_json::to_value(engine.scrub(Some(limit))?)?,
+        Request::Freeze(seconds) => {
+            serde_json::to_value(frost.freeze_for(Duration::from_secs(seconds)).map(|()| true)?)?
+        }
+        Request::Thaw if frost.thaw(None)? => true.into(),
+        Request::Thaw => return Err(Failure::new(FAILED, "it is not frozen")),
+        // Answered by whoever has the connection.
+        Request::Hold => false.into(),
     })
 }
 

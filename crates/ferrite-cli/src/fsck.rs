@@ -1,13 +1,12 @@
 //! `ferrite fsck`: check a pool, say what is wrong with it, and repair it if asked to.
 
-use std::io::IsTerminal;
 use std::path::PathBuf;
 
 use ferrite_fs::mend::Mend;
 use ferrite_fs::{FsckOptions, FsckReport, RepairReport};
 use ferrite_pm::{Access, Region};
-use indicatif::{ProgressBar, ProgressStyle};
 
+use super::progress::Bar;
 use super::{Failure, Outcome, mounts, opening, say, say_json};
 
 /// All is well.
@@ -70,29 +69,10 @@ pub(crate) struct Fsck {
     no_title: bool,
 }
 
-/// A bar on a terminal, for phases that tell how far they are.
-fn progress_bar() -> ProgressBar {
-    let bar = if std::io::stderr().is_terminal() {
-        ProgressBar::new(1)
-    } else {
-        ProgressBar::hidden()
-    };
-    if let Ok(style) = ProgressStyle::with_template("{msg:<12} {bar:40} {percent:>3} %") {
-        bar.set_style(style);
-    }
-    bar
-}
-
 /// How many errors there are; beyond some they are not counted.
 fn count(report: &FsckReport) -> String {
     let more = if report.more { "more than " } else { "" };
     format!("{more}{}", report.findings.len())
-}
-
-fn show(bar: &indicatif::ProgressBar, phase: &'static str, done: u64, total: u64) {
-    bar.set_message(phase);
-    bar.set_length(total);
-    bar.set_position(done);
 }
 
 impl Fsck {
@@ -125,13 +105,13 @@ impl Fsck {
     }
 
     fn check(&self) -> Outcome {
-        let bar = progress_bar();
+        let bar = Bar::new(false);
         let report = ferrite_fs::fsck_with(
             self.open(Access::ReadOnlyPrivate)?,
             self.options(),
-            &mut |phase, done, total| show(&bar, phase, done, total),
+            &mut |phase, done, total| bar.show(phase, done, total),
         );
-        bar.finish_and_clear();
+        drop(bar);
         let report = report.map_err(|error| self.cannot(&error))?;
         if self.json {
             say_json(&report)?;
@@ -171,14 +151,14 @@ impl Fsck {
     }
 
     fn mend(&self) -> Outcome {
-        let bar = progress_bar();
+        let bar = Bar::new(false);
         // The repair is worked out on a private copy, and only then carried out.
         let planned = ferrite_fs::repair_with(
             self.open(Access::ReadOnlyPrivate)?,
             self.options(),
-            &mut |phase, done, total| show(&bar, phase, done, total),
+            &mut |phase, done, total| bar.show(phase, done, total),
         );
-        bar.finish_and_clear();
+        drop(bar);
         let (report, mend) = planned.map_err(|error| self.cannot(&error))?;
         let loses = report.mended.iter().any(|mended| mended.loss);
         let refused = !self.repair && loses;

@@ -127,6 +127,12 @@ fn print(info: &PoolInfo) {
             line("", finding.clone());
         }
     }
+    if info.may_be_live_copy {
+        line("COPIED", ferrite_fs::MAYBE_COPIED.into());
+    }
+    if info.frozen {
+        line("FROZEN", "changes wait until `ferrite thaw`".into());
+    }
     if let Some(failure) = &info.failed {
         line("READ-ONLY", failure.clone());
     }

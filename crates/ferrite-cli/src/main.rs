@@ -6,10 +6,12 @@
 mod bench;
 mod contents;
 mod control;
+mod copy;
 mod demo;
 mod df;
 mod doctor;
 mod dump;
+mod freeze;
 mod fsck;
 mod info;
 mod lab;
@@ -21,6 +23,7 @@ mod mount;
 mod mounts;
 mod opening;
 mod output;
+mod progress;
 mod scrub;
 mod signals;
 mod size;
@@ -117,6 +120,12 @@ enum Command {
     Dump(dump::Dump),
     /// Look for damage: verify all checksums, also while the pool is mounted
     Scrub(scrub::Scrub),
+    /// Copy a pool, also while it is mounted
+    Copy(copy::Copy),
+    /// Hold changes on a mount back, so that its pool can be copied or a snapshot taken
+    Freeze(freeze::Freeze),
+    /// Let changes on a frozen mount go on
+    Thaw(freeze::Thaw),
     /// Show free space and inodes
     Df(df::Df),
     /// Check a pool, and repair it if asked to
@@ -178,6 +187,9 @@ fn run(arguments: Arguments) -> Outcome {
         Command::Info(command) => command.run(),
         Command::Dump(command) => command.run(),
         Command::Scrub(command) => command.run(),
+        Command::Copy(command) => command.run(),
+        Command::Freeze(command) => command.run(),
+        Command::Thaw(command) => command.run(),
         Command::Df(command) => command.run(),
         Command::Fsck(command) => command.run(),
         Command::Doctor(command) => command.run(),

@@ -20,6 +20,7 @@ use ferrite_vfs::FileSystem;
 use ferrite_vfs::trace::{Recorder, Traced};
 
 use super::control::{self, Request};
+use super::freeze::Frost;
 use super::target::{Target, not_mounted};
 use super::{FAILED, Failure, Outcome, USAGE, about, complain, log, memory, mounts, opening, scrub, signals};
 
@@ -385,6 +386,7 @@ impl Mount {
         let file = std::fs::metadata(&pool).map_err(about(&pool))?;
         let engine = Engine::mount(region, &options.engine).map_err(about(&pool))?;
         warn_of_damage(&engine, &pool, &self.dir);
+        warn_of_copy(&engine, &pool);
         options.fuse.read_only |= engine.is_read_only();
         options.fuse.source = pool.display().to_string();
         options.fuse.durable_operations = true;
@@ -401,12 +403,14 @@ impl Mount {
         mounts::clear_dead(&dir)?;
         let mut mounted = ferrite_fuse::mount(fs, &dir, &options.fuse)?;
         let unmounter = mounted.unmounter();
-        let server = control::Server::start(&file, mounts::with_path(&dir).as_ref(), engine.clone());
+        let frost = Frost::new(engine.clone(), mounted.freezer());
+        let mount = mounts::with_path(&dir);
+        let server = control::Server::start(&file, mount.as_ref(), engine.clone(), frost.clone());
         if let Err(error) = &server {
             tracing::warn!(%error, "no control socket: `ferrite info` cannot ask this daemon");
         }
         // All that may fail comes before anybody is told that the mount is there.
-        let started = signals::end_on_signal(unmounter.clone(), dir.clone(), engine.clone())
+        let started = signals::end_on_signal(unmounter.clone(), dir.clone(), engine.clone(), frost)
             .and_then(|()| match options.scrub {
                 Some(bytes_per_second) => scrub_daily(engine.clone(), bytes_per_second),
                 None => Ok(()),
@@ -476,6 +480,14 @@ fn warn_of_damage(engine: &Engine, pool: &Path, dir: &Path) {
         pool = pool.display(),
         dir = dir.display(),
     ));
+}
+
+/// Tells whoever mounts what may be a copy of a mounted pool; nobody can see later which of its files are old or mixed.
+fn warn_of_copy(engine: &Engine, pool: &Path) {
+    if engine.may_be_live_copy() {
+        let pool = pool.display();
+        complain(format_args!("ferrite: {pool}: {}", ferrite_fs::MAYBE_COPIED));
+    }
 }
 
 fn absolute(path: &Path) -> Result<PathBuf, Failure> {

@@ -13,6 +13,7 @@ use ferrite_fuse::Unmounter;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use super::Failure;
+use super::freeze::Frost;
 
 /// How long users of a mount may take to let go of it.
 const GRACE: Duration = Duration::from_secs(3);
@@ -23,11 +24,13 @@ const ASK_EVERY: Duration = Duration::from_millis(50);
 const QUIET: Duration = Duration::from_millis(300);
 
 /// Starts the thread, for `engine` mounted on `dir`.
-pub(crate) fn end_on_signal(unmounter: Unmounter, dir: PathBuf, engine: Engine) -> Result<(), Failure> {
+pub(crate) fn end_on_signal(unmounter: Unmounter, dir: PathBuf, engine: Engine, frost: Frost) -> Result<(), Failure> {
     let mut signals = signal_hook::iterator::Signals::new([SIGTERM, SIGINT, SIGHUP])?;
     std::thread::Builder::new().name("signals".into()).spawn(move || {
         for signal in signals.forever() {
             tracing::info!(signal, "asked to end");
+            // Or what waits would be cut off.
+            let _ = frost.thaw(None);
             end(&unmounter, &dir, &engine);
         }
     })?;

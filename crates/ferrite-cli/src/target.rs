@@ -4,6 +4,7 @@
 //!
 //! Invariant: a directory leads to what is mounted there, a file to whoever has that very file mounted, whatever both are called now.
 
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -50,19 +51,23 @@ impl Target {
         self.ask_within(request, None)
     }
 
-    fn ask_within<T: serde::de::DeserializeOwned>(
-        &self,
-        request: &Request,
-        timeout: Option<Duration>,
-    ) -> Result<Option<T>, Failure> {
-        let daemon = match &self.mount {
+    /// Connects to the daemon that has the pool mounted; `None` if there is none that would talk to us.
+    pub(crate) fn connect(&self) -> Option<UnixStream> {
+        match &self.mount {
             Some(mount) => control::connect_to_mount(mount),
             // If there is none, opening it will say what is wrong.
             None => std::fs::metadata(&self.given)
                 .ok()
                 .and_then(|pool| control::connect_to_pool(&pool)),
-        };
-        let Some(daemon) = daemon else { return Ok(None) };
+        }
+    }
+
+    fn ask_within<T: serde::de::DeserializeOwned>(
+        &self,
+        request: &Request,
+        timeout: Option<Duration>,
+    ) -> Result<Option<T>, Failure> {
+        let Some(daemon) = self.connect() else { return Ok(None) };
         control::ask(daemon, request, timeout)
             .map(Some)
             .map_err(|failure| failure.of(&self.given))

@@ -17,7 +17,7 @@
 //! | 0 | `error`, `options`, `planted`, `thread` | words that all floors use |
 //!
 //! *Architecture invariant:* structures on the medium change only by applying a committed record. Words are stored outside
-//! `journal` in four places alone: `mkfs`; the control words of mount and unmount; [`mend`], which applies a repair as a
+//! `journal` in four places alone: `mkfs`; the control words of mount, unmount and freeze; [`mend`], which applies a repair as a
 //! record would; and folds, which change no content (`page/fold.rs`).
 //!
 //! *Architecture invariant:* there is no `unsafe` here; the medium is reached through `ferrite-pm` alone.
@@ -42,8 +42,9 @@ mod tree;
 
 pub use audit::fsck::{fsck, fsck_with};
 pub use audit::mend;
+pub use audit::owner::{MAYBE_COPIED, disown, may_be_live_copy};
 pub use audit::repair::{repair, repair_with};
-pub use engine::{Engine, create, identify, mkfs};
+pub use engine::{Engine, create, identify, is_clean, mkfs};
 pub use error::EngineError;
 pub use format::layout::{self, Superblock};
 pub use options::{

@@ -185,6 +185,12 @@ pub struct PoolInfo {
     pub ring_bytes: u64,
     /// Whether the pool was unmounted cleanly before this look at it.
     pub was_clean: bool,
+    /// The mount found it marked as in use in another file: it may be a copy that was taken while the original was mounted.
+    #[serde(default)]
+    pub may_be_live_copy: bool,
+    /// Changes are held back, so that the pool can be copied.
+    #[serde(default)]
+    pub frozen: bool,
     /// Journal records that this mount replayed.
     pub replayed_records: u64,
     /// Mounts so far.

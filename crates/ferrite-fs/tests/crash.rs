@@ -316,6 +316,24 @@ fn renaming_in_all_ways() {
 }
 
 #[test]
+fn freezing_and_thawing() {
+    let freeze = || -> Step { Box::new(|fs| fs.freeze().unwrap()) };
+    let thaw = || -> Step { Box::new(|fs| fs.thaw().unwrap()) };
+    run(
+        vec![touch("/f")],
+        vec![
+            put("/f", 0, 9000, 1),
+            freeze(),
+            thaw(),
+            put("/f", 100, 50, 2),
+            freeze(),
+            thaw(),
+            unlink("/f"),
+        ],
+    );
+}
+
+#[test]
 fn writing_every_kind_of_page() {
     run(
         vec![touch("/f"), touch("/g"), put("/g", 0, 20_000, 1)],

@@ -2,6 +2,7 @@
 //!
 //! Invariants: every reply that gives the kernel an inode number has pinned the inode (by number and generation), and `forget`
 //! takes the pin back; so the number stays the file's as long as the kernel knows it, unlinked or not. The root is never pinned.
+//! Each request that may change something goes through `change!`, so that a freeze holds it back.
 
 use std::cell::RefCell;
 use std::ffi::OsStr;
@@ -22,6 +23,7 @@ use fuser::{
 };
 
 use crate::convert::{absent, errno, file_attr, file_type, set_time, unknown};
+use crate::freezer::Freezer;
 use crate::handles::Handles;
 
 /// How long the kernel may keep names and attributes: the pool has no other owner who could change them.
@@ -38,11 +40,57 @@ thread_local! {
     static READ_BUFFER: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Serves a file system to the kernel.
+/// Serves a file system to the kernel. Clones serve the same mount.
+#[derive(Clone)]
 pub(crate) struct Bridge {
     fs: Arc<dyn FileSystem>,
-    handles: Handles,
+    handles: Arc<Handles>,
     durable_operations: bool,
+    freezer: Freezer,
+}
+
+/// Who asks.
+#[derive(Clone, Copy)]
+struct Caller {
+    uid: u32,
+    gid: u32,
+    pid: u32,
+}
+
+impl Caller {
+    fn of(req: &Request) -> Caller {
+        Caller {
+            uid: req.uid(),
+            gid: req.gid(),
+            pid: req.pid(),
+        }
+    }
+
+    fn cred(self) -> Cred {
+        Cred::new(self.uid, self.gid)
+    }
+}
+
+/// Does `$body`, which changes something, with `$bridge` for `$this`: at once, or when the mount is thawed. What is borrowed
+/// from the request is named, and copied if it has to wait.
+macro_rules! change {
+    ($this:ident, [$($borrowed:ident),*], |$bridge:ident| $body:expr) => {
+        match $this.freezer.pass() {
+            Some(_passage) => {
+                let $bridge = $this;
+                $body
+            }
+            None => {
+                let bridge = $this.clone();
+                $(let $borrowed = $borrowed.to_owned();)*
+                $this.freezer.hold_back(move || {
+                    let $bridge = &bridge;
+                    $(let $borrowed = &*$borrowed;)*
+                    $body
+                });
+            }
+        }
+    };
 }
 
 /// Replies with an error, or with `$ok` of the value.
@@ -64,11 +112,12 @@ struct Gathered {
 }
 
 impl Bridge {
-    pub(crate) fn new(fs: Arc<dyn FileSystem>, durable_operations: bool) -> Self {
+    pub(crate) fn new(fs: Arc<dyn FileSystem>, durable_operations: bool, freezer: Freezer) -> Self {
         Bridge {
             fs,
-            handles: Handles::default(),
+            handles: Arc::default(),
             durable_operations,
+            freezer,
         }
     }
 
@@ -116,12 +165,12 @@ impl Bridge {
 
     /// `set`, and what takes setuid and setgid away. Where the group may not execute, Linux lets its members keep
     /// setgid and takes it from the files that others change; which of them asks, no engine can know.
-    fn without_privilege(&self, req: &Request, ino: Ino, set: SetAttr) -> Result<SetAttr> {
+    fn without_privilege(&self, caller: Caller, ino: Ino, set: SetAttr) -> Result<SetAttr> {
         let attr = self.fs.getattr(ino)?;
         let keeps = attr.kind == FileKind::Directory || attr.mode & (libc::S_ISGID | libc::S_IXGRP) != libc::S_ISGID;
         Ok(SetAttr {
             kill_priv: true,
-            by_stranger: !keeps && req.uid() != 0 && !is_in_group(req, attr.gid),
+            by_stranger: !keeps && caller.uid != 0 && !is_in_group(caller, attr.gid),
             ..set
         })
     }
@@ -159,21 +208,17 @@ impl Bridge {
     }
 }
 
-fn cred(req: &Request) -> Cred {
-    Cred::new(req.uid(), req.gid())
-}
-
 /// Whether who asks is in a group. A request names the first group only; the others are looked up, and are not his if
 /// they cannot be.
-fn is_in_group(req: &Request, gid: u32) -> bool {
+fn is_in_group(caller: Caller, gid: u32) -> bool {
     let others = || {
-        let status = std::fs::read_to_string(format!("/proc/{}/status", req.pid())).unwrap_or_default();
+        let status = std::fs::read_to_string(format!("/proc/{}/status", caller.pid)).unwrap_or_default();
         let groups = status
             .lines()
             .find_map(|line| line.strip_prefix("Groups:").map(str::to_owned));
         groups.is_some_and(|groups| groups.split_whitespace().any(|group| group.parse() == Ok(gid)))
     };
-    req.gid() == gid || others()
+    caller.gid == gid || others()
 }
 
 fn check_xattr(name: &OsStr) -> Result<&[u8]> {
@@ -219,7 +264,8 @@ impl Filesystem for Bridge {
 
     fn forget(&self, _req: &Request, ino: INodeNo, nlookup: u64) {
         if ino.0 != ROOT_INO {
-            self.fs.forget(ino.0, nlookup);
+            // It may free a file without a name.
+            change!(self, [], |bridge| bridge.fs.forget(ino.0, nlookup));
         }
     }
 
@@ -245,6 +291,7 @@ impl Filesystem for Bridge {
         _flags: Option<BsdFileFlags>,
         reply: ReplyAttr,
     ) {
+        let caller = Caller::of(req);
         let set = SetAttr {
             mode: mode.map(|mode| mode & 0o7777),
             uid,
@@ -258,14 +305,16 @@ impl Filesystem for Bridge {
         // What HANDLE_KILLPRIV_V2 makes our task: any chown (also one that changes nothing, which arrives empty, as
         // what precedes a fallocate does), and a truncate by somebody unprivileged.
         let chown = uid.is_some() || gid.is_some() || set == SetAttr::default();
-        let kills = mode.is_none() && (chown || (size.is_some() && req.uid() != 0));
-        let changed = match kills {
-            true => self
-                .without_privilege(req, ino.0, set)
-                .and_then(|set| self.fs.setattr(ino.0, &set)),
-            false => self.fs.setattr(ino.0, &set),
-        };
-        answer!(reply, changed, attr => reply.attr(&TTL, &file_attr(&attr)));
+        let kills = mode.is_none() && (chown || (size.is_some() && caller.uid != 0));
+        change!(self, [], |bridge| {
+            let changed = match kills {
+                true => bridge
+                    .without_privilege(caller, ino.0, set)
+                    .and_then(|set| bridge.fs.setattr(ino.0, &set)),
+                false => bridge.fs.setattr(ino.0, &set),
+            };
+            answer!(reply, changed, attr => reply.attr(&TTL, &file_attr(&attr)));
+        });
     }
 
     fn readlink(&self, _req: &Request, ino: INodeNo, reply: ReplyData) {
@@ -290,27 +339,38 @@ impl Filesystem for Bridge {
             mode: mode & 0o7777,
             rdev,
         };
-        self.entry(reply, self.fs.mknod(&cred(req), parent.0, name.as_bytes(), &node));
+        let cred = Caller::of(req).cred();
+        change!(self, [name], |bridge| {
+            bridge.entry(reply, bridge.fs.mknod(&cred, parent.0, name.as_bytes(), &node));
+        });
     }
 
     fn mkdir(&self, req: &Request, parent: INodeNo, name: &OsStr, mode: u32, _umask: u32, reply: ReplyEntry) {
-        self.entry(
-            reply,
-            self.fs.mkdir(&cred(req), parent.0, name.as_bytes(), mode & 0o7777),
-        );
+        let cred = Caller::of(req).cred();
+        change!(self, [name], |bridge| {
+            let made = bridge.fs.mkdir(&cred, parent.0, name.as_bytes(), mode & 0o7777);
+            bridge.entry(reply, made);
+        });
     }
 
     fn unlink(&self, _req: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        answer!(reply, self.fs.unlink(parent.0, name.as_bytes()), () => reply.ok());
+        change!(self, [name], |bridge| {
+            answer!(reply, bridge.fs.unlink(parent.0, name.as_bytes()), () => reply.ok());
+        });
     }
 
     fn rmdir(&self, _req: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        answer!(reply, self.fs.rmdir(parent.0, name.as_bytes()), () => reply.ok());
+        change!(self, [name], |bridge| {
+            answer!(reply, bridge.fs.rmdir(parent.0, name.as_bytes()), () => reply.ok());
+        });
     }
 
     fn symlink(&self, req: &Request, parent: INodeNo, name: &OsStr, target: &Path, reply: ReplyEntry) {
         let target = target.as_os_str().as_bytes();
-        self.entry(reply, self.fs.symlink(&cred(req), parent.0, name.as_bytes(), target));
+        let cred = Caller::of(req).cred();
+        change!(self, [name, target], |bridge| {
+            bridge.entry(reply, bridge.fs.symlink(&cred, parent.0, name.as_bytes(), target));
+        });
     }
 
     fn rename(
@@ -329,14 +389,16 @@ impl Filesystem for Bridge {
             flags if flags.is_empty() => RenameMode::Replace,
             _ => return reply.error(Errno::EINVAL),
         };
-        let result = self
-            .fs
-            .rename(parent.0, name.as_bytes(), newparent.0, newname.as_bytes(), mode);
-        answer!(reply, result, () => reply.ok());
+        change!(self, [name, newname], |bridge| {
+            let (from, to) = ((parent.0, name.as_bytes()), (newparent.0, newname.as_bytes()));
+            answer!(reply, bridge.fs.rename(from.0, from.1, to.0, to.1, mode), () => reply.ok());
+        });
     }
 
     fn link(&self, _req: &Request, ino: INodeNo, newparent: INodeNo, newname: &OsStr, reply: ReplyEntry) {
-        self.entry(reply, self.fs.link(ino.0, newparent.0, newname.as_bytes()));
+        change!(self, [newname], |bridge| {
+            bridge.entry(reply, bridge.fs.link(ino.0, newparent.0, newname.as_bytes()));
+        });
     }
 
     fn open(&self, _req: &Request, ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
@@ -358,20 +420,23 @@ impl Filesystem for Bridge {
             mode: mode & 0o7777,
             rdev: 0,
         };
-        let made = match self.fs.mknod(&cred(req), parent.0, name.as_bytes(), &node) {
-            // The kernel looked before it asked, so somebody was faster; that is fine unless O_EXCL.
-            Err(FsError::Exists) if flags & libc::O_EXCL == 0 => self.fs.lookup(parent.0, name.as_bytes()),
-            made => made,
-        };
-        let opened = made.and_then(|attr| self.pinned(attr)).and_then(|attr| {
-            let opened = self.open_file(attr.ino, OpenFlags(flags));
-            if opened.is_err() {
-                self.fs.unpin(attr.ino, 1);
-            }
-            opened.map(|(fh, flags)| (attr, fh, flags))
-        });
-        answer!(reply, opened, (attr, fh, flags) => {
-            reply.created(&TTL, &file_attr(&attr), Generation(u64::from(attr.generation)), fh, flags);
+        let cred = Caller::of(req).cred();
+        change!(self, [name], |bridge| {
+            let made = match bridge.fs.mknod(&cred, parent.0, name.as_bytes(), &node) {
+                // The kernel looked before it asked, so somebody was faster; that is fine unless O_EXCL.
+                Err(FsError::Exists) if flags & libc::O_EXCL == 0 => bridge.fs.lookup(parent.0, name.as_bytes()),
+                made => made,
+            };
+            let opened = made.and_then(|attr| bridge.pinned(attr)).and_then(|attr| {
+                let opened = bridge.open_file(attr.ino, OpenFlags(flags));
+                if opened.is_err() {
+                    bridge.fs.unpin(attr.ino, 1);
+                }
+                opened.map(|(fh, flags)| (attr, fh, flags))
+            });
+            answer!(reply, opened, (attr, fh, flags) => {
+                reply.created(&TTL, &file_attr(&attr), Generation(u64::from(attr.generation)), fh, flags);
+            });
         });
     }
 
@@ -409,15 +474,18 @@ impl Filesystem for Bridge {
         _lock_owner: Option<LockOwner>,
         reply: ReplyWrite,
     ) {
-        let result = self.handle(fh).and_then(|file| {
-            if write_flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID) {
-                // Before the write, so that new content never runs with the old file's rights.
-                let set = self.without_privilege(req, ino.0, SetAttr::default())?;
-                self.fs.setattr(ino.0, &set)?;
-            }
-            file.write_at(offset, data)
+        let caller = Caller::of(req);
+        change!(self, [data], |bridge| {
+            let result = bridge.handle(fh).and_then(|file| {
+                if write_flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID) {
+                    // Before the write, so that new content never runs with the old file's rights.
+                    let set = bridge.without_privilege(caller, ino.0, SetAttr::default())?;
+                    bridge.fs.setattr(ino.0, &set)?;
+                }
+                file.write_at(offset, data)
+            });
+            answer!(reply, result, count => reply.written(count as u32));
         });
-        answer!(reply, result, count => reply.written(count as u32));
     }
 
     fn flush(&self, _req: &Request, _ino: INodeNo, _fh: FileHandle, _lock_owner: LockOwner, reply: ReplyEmpty) {
@@ -435,8 +503,11 @@ impl Filesystem for Bridge {
         _flush: bool,
         reply: ReplyEmpty,
     ) {
-        drop(self.handles.remove(fh.0));
-        reply.ok();
+        // The last close frees a file without a name.
+        change!(self, [], |bridge| {
+            drop(bridge.handles.remove(fh.0));
+            reply.ok();
+        });
     }
 
     fn fsync(&self, _req: &Request, _ino: INodeNo, fh: FileHandle, _datasync: bool, reply: ReplyEmpty) {
@@ -532,8 +603,10 @@ impl Filesystem for Bridge {
             libc::XATTR_REPLACE => XattrMode::Replace,
             _ => XattrMode::Any,
         };
-        let result = check_xattr(name).and_then(|name| self.fs.setxattr(ino.0, name, value, mode));
-        answer!(reply, result, () => reply.ok());
+        change!(self, [name, value], |bridge| {
+            let result = check_xattr(name).and_then(|name| bridge.fs.setxattr(ino.0, name, value, mode));
+            answer!(reply, result, () => reply.ok());
+        });
     }
 
     fn getxattr(&self, _req: &Request, ino: INodeNo, name: &OsStr, size: u32, reply: ReplyXattr) {
@@ -553,8 +626,10 @@ impl Filesystem for Bridge {
     }
 
     fn removexattr(&self, _req: &Request, ino: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        let result = check_xattr(name).and_then(|name| self.fs.removexattr(ino.0, name));
-        answer!(reply, result, () => reply.ok());
+        change!(self, [name], |bridge| {
+            let result = check_xattr(name).and_then(|name| bridge.fs.removexattr(ino.0, name));
+            answer!(reply, result, () => reply.ok());
+        });
     }
 
     fn fallocate(
@@ -579,8 +654,10 @@ impl Filesystem for Bridge {
             ZERO_KEEP => FallocateMode::ZeroRange { keep_size: true },
             _ => return reply.error(Errno::EOPNOTSUPP),
         };
-        let result = self.handle(fh).and_then(|file| file.fallocate(mode, offset, length));
-        answer!(reply, result, () => reply.ok());
+        change!(self, [], |bridge| {
+            let result = bridge.handle(fh).and_then(|file| file.fallocate(mode, offset, length));
+            answer!(reply, result, () => reply.ok());
+        });
     }
 
     fn ioctl(

@@ -5,6 +5,7 @@
 //! | `mount` | options, [`mount`], [`Mounted`]: the session and its end |
 //! | `bridge` | one FUSE request = one call of the engine |
 //! | `convert` | attributes and errors, ours to theirs; errno exists only here |
+//! | `freezer` | holding changes back while the pool is copied: [`Freezer`] |
 //! | `handles` | open files by the numbers the kernel knows |
 //!
 //! Decisions, with reasons:
@@ -21,9 +22,11 @@
 
 mod bridge;
 mod convert;
+mod freezer;
 mod handles;
 mod mount;
 
 #[cfg(doc)]
 use ferrite_vfs::FileSystem;
+pub use freezer::Freezer;
 pub use mount::{FuseError, FuseOptions, Mounted, Unmounter, mount, remount};

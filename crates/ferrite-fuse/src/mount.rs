@@ -14,6 +14,7 @@ use rustix::mount::{MountFlags, UnmountFlags};
 use thiserror::Error;
 
 use crate::bridge::Bridge;
+use crate::freezer::Freezer;
 
 /// Choices of a mount.
 #[derive(Debug, Clone)]
@@ -75,6 +76,7 @@ pub enum FuseError {
 /// A mounted file system whose requests are not served yet: [`Mounted::serve`] does that.
 pub struct Mounted {
     session: Session<Bridge>,
+    freezer: Freezer,
     /// Where we mounted it ourselves; fuser's helper undoes its own mounts.
     dir: Option<PathBuf>,
 }
@@ -126,11 +128,13 @@ pub fn mount(fs: Arc<dyn FileSystem>, dir: &Path, options: &FuseOptions) -> Resu
         .write(true)
         .open("/dev/fuse")
         .map_err(FuseError::NoFuse)?;
-    let bridge = Bridge::new(fs, options.durable_operations);
+    let freezer = Freezer::default();
+    let bridge = Bridge::new(fs, options.durable_operations, freezer.clone());
     if !rustix::process::geteuid().is_root() {
         drop(device);
         return Ok(Mounted {
             session: Session::new(bridge, dir, &config(options))?,
+            freezer,
             dir: None,
         });
     }
@@ -142,6 +146,7 @@ pub fn mount(fs: Arc<dyn FileSystem>, dir: &Path, options: &FuseOptions) -> Resu
     match Session::from_fd(bridge, device, acl, config(options)) {
         Ok(session) => Ok(Mounted {
             session,
+            freezer,
             dir: Some(dir),
         }),
         Err(error) => {
@@ -247,6 +252,11 @@ impl Mounted {
             Some(dir) => Undo::Ours(dir.clone()),
             None => Undo::Helper(Arc::new(parking_lot::Mutex::new(self.session.unmount_callable()))),
         })
+    }
+
+    /// Holds changes back while [`Self::serve`] runs.
+    pub fn freezer(&self) -> Freezer {
+        self.freezer.clone()
     }
 
     /// Serves requests until the file system is unmounted, by whomever. Blocking.

@@ -5,10 +5,12 @@
 //!
 //! Invariant: all stores, write-backs and fences pass the recorder when one is attached, in the order they take effect.
 
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::UNIX_EPOCH;
 
 use crate::copies::Copies;
 use crate::counters::{Count, CounterSlots, Counters};
@@ -151,6 +153,21 @@ impl Region {
     /// Where it was opened from.
     pub fn path(&self) -> Option<&Path> {
         self.path.as_deref()
+    }
+
+    /// A number that stays the same file's for as long as it is there, whatever it is called, over restarts as well: a
+    /// copy has another. When the file was made, or, where the file system does not keep that, its inode number. All
+    /// devices have the same, since nothing of theirs outlasts a restart. `None` for memory without a name.
+    pub fn file_identity(&self) -> Option<u64> {
+        let metadata = self.mapping.file.as_ref()?.metadata().ok()?;
+        if !metadata.is_file() {
+            return Some(u64::MAX);
+        }
+        let made = metadata
+            .created()
+            .ok()
+            .and_then(|made| made.duration_since(UNIX_EPOCH).ok());
+        Some(made.map_or(metadata.ino(), |made| made.as_nanos() as u64))
     }
 
     /// Totals since it was opened.

@@ -6,6 +6,7 @@
 //! Legal after a crash, and so no finding: inodes without names and intents; the next mount finishes them.
 
 use crate::audit::boot::stale_boot;
+use crate::audit::owner::{MAYBE_COPIED, may_be_live_copy};
 use crate::format::log_entry::has_log;
 use crate::page::scan;
 use std::sync::Arc;
@@ -72,6 +73,12 @@ pub fn fsck_with(region: Region, options: FsckOptions, progress: Progress<'_>) -
         findings.push(Finding {
             phase: "control",
             what: stale.what().into(),
+        });
+    }
+    if may_be_live_copy(&region) {
+        findings.push(Finding {
+            phase: "control",
+            what: MAYBE_COPIED.into(),
         });
     }
     if let Err(error) = mend::finish(&region, &superblock) {

@@ -14,7 +14,7 @@ use zerocopy::IntoBytes;
 use crate::error::EngineError;
 use crate::format::checksum::crc32c;
 use crate::format::layout::{
-    CONTROL_BOOT, CONTROL_MARK, CONTROL_MOUNTS, CONTROL_OFFSET, CONTROL_REPAIR, LINE_BYTES, Superblock,
+    CONTROL_BOOT, CONTROL_MARK, CONTROL_MOUNTS, CONTROL_OFFSET, CONTROL_OWNER, CONTROL_REPAIR, LINE_BYTES, Superblock,
 };
 use crate::journal::replay::{self, Losses};
 
@@ -27,6 +27,8 @@ pub struct Mend {
     pub(crate) mark: Option<u64>,
     /// The word that says which boot uses the pool is cleared.
     pub(crate) clear_boot: bool,
+    /// The word that says in which file it is used, too.
+    pub(crate) clear_owner: bool,
     /// Mark and number of mounts when the pool was looked at.
     pub(crate) basis: (u64, u64),
 }
@@ -39,7 +41,7 @@ pub(crate) fn basis(region: &Region) -> (u64, u64) {
 impl Mend {
     /// Whether there is nothing to do.
     pub fn is_empty(&self) -> bool {
-        self.words.is_empty() && self.mark.is_none() && !self.clear_boot
+        self.words.is_empty() && self.mark.is_none() && !self.clear_boot && !self.clear_owner
     }
 
     /// Number of words it changes.
@@ -74,6 +76,9 @@ impl Mend {
             let control = part.len() as u64 | u64::from(crc32c(words.as_bytes())) << 32;
             set(region, CONTROL_REPAIR, control)?;
             finish(region, &superblock)?;
+        }
+        if self.clear_owner {
+            set(region, CONTROL_OWNER, 0)?;
         }
         if self.clear_boot {
             // Last: until then the pool is not to be mounted.

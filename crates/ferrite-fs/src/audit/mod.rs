@@ -4,5 +4,6 @@ pub(crate) mod boot;
 pub(crate) mod fsck;
 pub(crate) mod load;
 pub mod mend;
+pub(crate) mod owner;
 pub(crate) mod repair;
 pub(crate) mod scrub;

@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 use crate::cache::logged::Cause;
 use crate::engine::mount;
 use crate::error::EngineError;
-use crate::format::layout::{CONTROL_BOOT, CONTROL_STATE, STATE_CLEAN, Superblock};
+use crate::format::layout::{CONTROL_STATE, STATE_CLEAN, Superblock};
 use crate::options::{MountOptions, PageDump, PoolInfo, ScrubReport};
 use crate::page::cleaner::Cleaner;
 use crate::page::dump::dump;
@@ -73,18 +73,61 @@ impl Engine {
         }
         // `closed` is asked when an operation begins; this one, when it commits.
         core.journal.close();
+        settle(core)
+    }
+
+    /// Brings all that returned to where it belongs on the medium, marks the pool clean, and holds changes back until
+    /// [`Self::thaw`] or [`Self::unmount`]: what lies in the file meanwhile is a pool that was unmounted in order, and may
+    /// be copied. Blocks for the operations that commit just now and for a sync; whoever changes something later waits,
+    /// with the locks that it has. Reads go on, and move no access times. Fails if the pool is frozen already.
+    ///
+    /// Crash points: as those of [`Self::unmount`]. A crash while frozen leaves a clean pool.
+    pub fn freeze(&self) -> Result<(), EngineError> {
+        let core = &self.inner.core;
+        // Neither unmounted nor thawed meanwhile.
+        let _alone = self.inner.cleaner.lock();
+        if core.closed.load(Ordering::SeqCst) {
+            return Err(EngineError::Options("the pool is unmounted".into()));
+        }
         if let Some(error) = core.failure() {
             return Err(EngineError::Failed(error));
         }
-        core.reclaim().map_err(|error| EngineError::Failed(error.to_string()))?;
-        // A pool that says it is clean is so after a power loss, too, however it was used.
-        core.region.sync()?;
-        for (offset, value) in [(CONTROL_BOOT, 0), (CONTROL_STATE, STATE_CLEAN)] {
-            core.region.store(offset, value);
-            core.region.write_back(offset, 8);
+        if !core.journal.freeze() {
+            return Err(EngineError::Options("the pool is frozen already".into()));
         }
-        core.region.sync()?;
-        Ok(())
+        if core.options.read_only {
+            return Ok(());
+        }
+        settle(core).inspect_err(|_| core.journal.thaw())
+    }
+
+    /// Lets changes go on; nothing happens to a pool that is not frozen.
+    ///
+    /// Crash points: the pool is marked as in use, durably, before anything can be committed.
+    pub fn thaw(&self) -> Result<(), EngineError> {
+        let core = &self.inner.core;
+        let _alone = self.inner.cleaner.lock();
+        if !core.journal.is_frozen() {
+            return Ok(());
+        }
+        let marked = match core.options.read_only {
+            true => Ok(()),
+            false => mount::mark_in_use(&core.region, core.history.mounts, core.history.boot),
+        };
+        // Nothing may change a pool that says that it is clean.
+        let outcome = marked.map_err(|error| EngineError::Failed(core.fail(&error).to_string()));
+        core.journal.thaw();
+        outcome
+    }
+
+    /// Whether changes are held back by [`Self::freeze`].
+    pub fn is_frozen(&self) -> bool {
+        self.inner.core.journal.is_frozen()
+    }
+
+    /// Whether the mount found the pool marked as in use in another file, so that it may be a copy of a mounted one.
+    pub fn may_be_live_copy(&self) -> bool {
+        self.inner.core.history.maybe_copied
     }
 
     /// What the mount found damaged, a line each; empty on a sound pool. What is damaged answers [`ferrite_vfs::FsError::Io`], all else works;
@@ -174,6 +217,23 @@ impl Engine {
     pub(crate) fn core(&self) -> &Core {
         &self.inner.core
     }
+}
+
+/// Makes durable in place what was committed, and then marks the pool clean. The caller sees to it that nothing is
+/// committed meanwhile.
+fn settle(core: &Core) -> Result<(), EngineError> {
+    if let Some(error) = core.failure() {
+        return Err(EngineError::Failed(error));
+    }
+    core.reclaim().map_err(|error| EngineError::Failed(error.to_string()))?;
+    // A pool that says it is clean is so after a power loss, too, however it was used.
+    core.region.sync()?;
+    Ok(mount::mark_clean(&core.region)?)
+}
+
+/// Whether a pool was unmounted in order, or never mounted: nothing is to be replayed.
+pub fn is_clean(region: &Region) -> bool {
+    region.load(CONTROL_STATE) == STATE_CLEAN
 }
 
 /// Reads a pool's superblock without mounting it.

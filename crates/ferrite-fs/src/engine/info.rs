@@ -70,6 +70,8 @@ pub(crate) fn collect(core: &Core) -> PoolInfo {
         rings: superblock.rings,
         ring_bytes: superblock.ring_bytes,
         was_clean: core.history.was_clean,
+        may_be_live_copy: core.history.maybe_copied,
+        frozen: core.journal.is_frozen(),
         replayed_records: core.history.replayed_records,
         mounts: core.history.mounts,
         failed: core.failure(),

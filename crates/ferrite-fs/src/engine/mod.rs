@@ -10,7 +10,7 @@ mod info;
 mod mkfs;
 mod mount;
 
-pub use handle::{Engine, identify};
+pub use handle::{Engine, identify, is_clean};
 pub use mkfs::{create, mkfs};
 #[cfg(test)]
 pub(crate) use mount::{finish_interrupted, mount};

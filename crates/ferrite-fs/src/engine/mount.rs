@@ -18,20 +18,23 @@ use std::sync::{Arc, OnceLock};
 
 use crossbeam_utils::CachePadded;
 use ferrite_map::bitmap::AtomicBitmap;
-use ferrite_pm::{Access, Durability, Medium, Region};
+use ferrite_pm::{Access, Durability, Medium, PmError, Region};
 use ferrite_vfs::{FileKind, FsError, ROOT_INO};
 use parking_lot::Mutex;
 
 use crate::audit::fsck;
 use crate::audit::load::Tables;
 use crate::audit::mend;
+use crate::audit::owner::{MAYBE_COPIED, may_be_live_copy, owner_mark};
 use crate::cache::inodes::InodeCache;
 use crate::cache::logged::{Candidates, Folds};
 use crate::cache::spread::Budget;
 use crate::error::EngineError;
 use crate::file::cut;
 use crate::format::inode::Inode;
-use crate::format::layout::{CONTROL_BOOT, CONTROL_MOUNTS, CONTROL_STATE, STATE_CLEAN, STATE_IN_USE, Superblock};
+use crate::format::layout::{
+    CONTROL_BOOT, CONTROL_MOUNTS, CONTROL_OWNER, CONTROL_STATE, STATE_CLEAN, STATE_IN_USE, Superblock,
+};
 use crate::health::damage::Damage;
 use crate::health::events::Events;
 use crate::journal::replay::Losses;
@@ -62,6 +65,10 @@ pub(crate) fn mount(mut region: Region, options: &MountOptions) -> Result<Core, 
         _ => Losses::Keep,
     };
     let was_clean = region.load(CONTROL_STATE) == STATE_CLEAN;
+    let maybe_copied = may_be_live_copy(&region);
+    if maybe_copied {
+        tracing::warn!("{MAYBE_COPIED}");
+    }
     let mounts = region.load(CONTROL_MOUNTS).wrapping_add(1);
     if !options.read_only {
         if region.load(CONTROL_BOOT) != 0 {
@@ -69,15 +76,7 @@ pub(crate) fn mount(mut region: Region, options: &MountOptions) -> Result<Core, 
             region.sync()?;
         }
         // Before anything else changes, so that a pool in use never says it is clean.
-        for (offset, value) in [
-            (CONTROL_STATE, STATE_IN_USE),
-            (CONTROL_MOUNTS, mounts),
-            (CONTROL_BOOT, boot),
-        ] {
-            region.store(offset, value);
-            region.write_back(offset, 8);
-        }
-        region.fence()?;
+        mark_in_use(&region, mounts, boot)?;
     }
     if boot != 0 {
         // Not before the fence above, so that the mark of the boot is there before anything that a power loss may take.
@@ -138,6 +137,8 @@ pub(crate) fn mount(mut region: Region, options: &MountOptions) -> Result<Core, 
             was_clean,
             replayed_records: replayed.records,
             mounts,
+            boot,
+            maybe_copied,
         },
         region,
         superblock,
@@ -154,6 +155,29 @@ pub(crate) fn mount(mut region: Region, options: &MountOptions) -> Result<Core, 
         events: Events::default(),
     };
     Ok(core)
+}
+
+/// Says on the medium that the pool is in use, by whom and in which file. Durable when it returns.
+pub(crate) fn mark_in_use(region: &Region, mounts: u64, boot: u64) -> Result<(), PmError> {
+    for (offset, value) in [
+        (CONTROL_STATE, STATE_IN_USE),
+        (CONTROL_MOUNTS, mounts),
+        (CONTROL_BOOT, boot),
+        (CONTROL_OWNER, owner_mark(region, mounts)),
+    ] {
+        region.store(offset, value);
+        region.write_back(offset, 8);
+    }
+    region.sync()
+}
+
+/// Says that nothing is in use, once all else is durable. Durable when it returns.
+pub(crate) fn mark_clean(region: &Region) -> Result<(), PmError> {
+    for (offset, value) in [(CONTROL_BOOT, 0), (CONTROL_OWNER, 0), (CONTROL_STATE, STATE_CLEAN)] {
+        region.store(offset, value);
+        region.write_back(offset, 8);
+    }
+    region.sync()
 }
 
 /// Without a root directory nothing can be found, so there is nothing to mount.

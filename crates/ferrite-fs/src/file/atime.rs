@@ -14,7 +14,8 @@ use crate::pool::tx::Tx;
 /// changed, nothing happens. What was read is right whether or not the time can be recorded, so a failure is not the reader's: the
 /// commit has stopped the engine and said so.
 pub(crate) fn touch_atime(core: &Core, inode: &Arc<InodeMem>) {
-    if core.options.atime == AtimePolicy::Never || core.check_writable().is_err() {
+    // A frozen pool keeps its times, as on Linux: readers do not wait.
+    if core.options.atime == AtimePolicy::Never || core.journal.is_frozen() || core.check_writable().is_err() {
         return;
     }
     let now = Core::now();
@@ -36,6 +37,7 @@ pub(crate) fn touch_atime(core: &Core, inode: &Arc<InodeMem>) {
     let mut new = old;
     new.set_atime(now);
     let mut tx = Tx::new(core);
+    tx.gives_way();
     tx.put_inode(inode.ino, &mut new);
     if let Err(error) = tx.commit(&[inode]) {
         tracing::debug!(ino = inode.ino, %error, "an access time was not recorded");

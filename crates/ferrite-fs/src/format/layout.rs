@@ -60,6 +60,10 @@ pub const CONTROL_STATE: u64 = CONTROL_OFFSET + 64;
 pub const CONTROL_MOUNTS: u64 = CONTROL_OFFSET + 72;
 /// Boot id (hashed) of a machine that uses the pool with process durability; 0 when none does.
 pub const CONTROL_BOOT: u64 = CONTROL_OFFSET + 80;
+/// While a pool is in use: which file it lies in (upper half) and the number of mounts (lower half), so that a copy taken
+/// meanwhile can be told; 0 while it is not. It counts only with the number of mounts that it names: programs that do not
+/// know it leave it alone.
+pub const CONTROL_OWNER: u64 = CONTROL_OFFSET + 88;
 /// While a repair is being carried out: number of words in the journal area | their checksum << 32; else 0. See [`crate::audit::mend`].
 pub const CONTROL_REPAIR: u64 = CONTROL_OFFSET + 128;
 /// Unmounted in order.

@@ -13,19 +13,20 @@
 //! * Blocks and mapping slots that a record frees are handed out again only after the mark has passed that record.
 //! * A ring's records are committed one after the other, and each names the one before it ([`Link`]), so that
 //!   recovery knows of one that was durable and is gone.
-//! * Once [`Journal::close`] has returned, or the medium has failed, no record is committed and no fold installed.
+//! * Once [`Journal::close`] has returned, or the medium has failed, no record is committed and no fold installed; the
+//!   same between [`Journal::freeze`] and [`Journal::thaw`].
 
 pub(crate) mod replay;
 
 use crate::thread::thread_number;
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
 use crossbeam_utils::CachePadded;
 use ferrite_map::Resource;
 use ferrite_pm::{DirtyLines, PmError, Region};
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use crate::format::layout::{CONTROL_MARK, LINE_BYTES, SEQ_MAX, Superblock, encode_mark};
 use crate::format::record::{Item, Link, Record, WORDS_MAX};
@@ -42,6 +43,8 @@ pub(crate) enum CommitError {
     NumbersUsedUp,
     /// The pool is being unmounted, or its medium has failed.
     Closed,
+    /// The pool is frozen: wait for [`Journal::wait_for_thaw`] and try again.
+    Frozen,
     /// The medium failed; whether the record survives a crash is unknown, so the pool must stop.
     Medium(PmError),
 }
@@ -122,9 +125,17 @@ pub(crate) struct Entered<'j> {
 struct Common {
     /// New records get sequence numbers above it; raised before the rings are visited by `advance`.
     floor: AtomicU64,
-    /// Nothing is committed any more. Asked under a ring's lock; set before the rings are visited by `close`.
-    closed: AtomicBool,
+    /// One of [`OPEN`], [`FROZEN`] and [`CLOSED`]. Asked under a ring's lock; set before the rings are visited by `close`
+    /// and `freeze`.
+    state: AtomicU8,
 }
+
+/// Records are committed.
+const OPEN: u8 = 0;
+/// None is until the journal is open again.
+const FROZEN: u8 = 1;
+/// None is any more.
+const CLOSED: u8 = 2;
 
 /// The journal of a mounted pool.
 pub(crate) struct Journal {
@@ -138,6 +149,9 @@ pub(crate) struct Journal {
     /// What the control block's mark says.
     mark: AtomicU64,
     advancing: Mutex<()>,
+    /// Whoever waits for a thaw.
+    frozen: Mutex<()>,
+    thawed: Condvar,
 }
 
 impl Journal {
@@ -162,10 +176,12 @@ impl Journal {
             rings: (0..superblock.rings).map(ring).collect(),
             common: CachePadded::new(Common {
                 floor: AtomicU64::new(mark),
-                closed: AtomicBool::new(false),
+                state: AtomicU8::new(OPEN),
             }),
             mark: AtomicU64::new(mark),
             advancing: Mutex::new(()),
+            frozen: Mutex::new(()),
+            thawed: Condvar::new(),
         }
     }
 
@@ -204,8 +220,10 @@ impl Journal {
         before_apply: impl FnOnce(),
     ) -> Result<Committed, CommitError> {
         let Entered { ring, mut state } = entered;
-        if self.is_closed() {
-            return Err(CommitError::Closed);
+        match self.common.state.load(Ordering::Relaxed) {
+            OPEN => {}
+            FROZEN => return Err(CommitError::Frozen),
+            _ => return Err(CommitError::Closed),
         }
         // A longer one may find no room in an empty ring, depending on where its tail is, and wait for ever.
         if record.len_words() > self.max_record_words() {
@@ -225,7 +243,7 @@ impl Journal {
         if !planted(Flaw::CommitWithoutFence) {
             self.region.fence().map_err(|error| {
                 // While the ring is locked: a record behind this one would say that it was durable.
-                self.common.closed.store(true, Ordering::Relaxed);
+                self.common.state.store(CLOSED, Ordering::Relaxed);
                 CommitError::Medium(error)
             })?;
         }
@@ -249,7 +267,7 @@ impl Journal {
 
     /// Notes a change that needs no record: `store` makes it and returns where, or refuses by `None`. It gets a
     /// sequence number like any other, so `freed` waits until no record before it can be replayed and the stored word
-    /// is durable. Refused as well when nothing is committed any more.
+    /// is durable. Refused as well when nothing is committed now.
     pub(crate) fn install(
         &self,
         min_seq: u64,
@@ -257,7 +275,7 @@ impl Journal {
         store: impl FnOnce() -> Option<u64>,
     ) -> Option<u64> {
         let Entered { ring, mut state } = self.enter();
-        if self.is_closed() {
+        if self.common.state.load(Ordering::Relaxed) != OPEN {
             return None;
         }
         let seq = self.next_seq(ring, min_seq)?;
@@ -268,12 +286,6 @@ impl Journal {
         state.freed.extend(freed.map(|resource| (seq, resource)));
         ring.last_seq.store(seq, Ordering::Release);
         Some(seq)
-    }
-
-    /// Whether anything is committed still. The caller holds a ring's lock, which orders this after `close` has visited
-    /// that ring.
-    fn is_closed(&self) -> bool {
-        self.common.closed.load(Ordering::Relaxed)
     }
 
     /// The next number of `ring`, whose lock the caller holds; `None` if there is none left.
@@ -301,11 +313,51 @@ impl Journal {
 
     /// Ends all commits. What was committed before is applied when this returns, and nothing is committed after.
     pub(crate) fn close(&self) {
-        self.common.closed.store(true, Ordering::SeqCst);
-        for ring in &self.rings {
-            // Whoever has it now commits before this returns; whoever gets it later sees that the journal is closed.
-            drop(ring.state.lock());
+        self.common.state.store(CLOSED, Ordering::SeqCst);
+        self.visit_rings();
+        self.wake();
+    }
+
+    /// Holds all commits back until [`Self::thaw`]. What was committed before is applied when this returns. False if the
+    /// journal is frozen already, or closed.
+    pub(crate) fn freeze(&self) -> bool {
+        let state = &self.common.state;
+        let froze = state.compare_exchange(OPEN, FROZEN, Ordering::SeqCst, Ordering::SeqCst);
+        if froze.is_ok() {
+            self.visit_rings();
         }
+        froze.is_ok()
+    }
+
+    /// Lets commits go on, if they were held back.
+    pub(crate) fn thaw(&self) {
+        let state = &self.common.state;
+        let _ = state.compare_exchange(FROZEN, OPEN, Ordering::SeqCst, Ordering::SeqCst);
+        self.wake();
+    }
+
+    /// Whether commits are held back.
+    pub(crate) fn is_frozen(&self) -> bool {
+        self.common.state.load(Ordering::Relaxed) == FROZEN
+    }
+
+    /// Waits until commits are no longer held back; the caller holds no ring.
+    pub(crate) fn wait_for_thaw(&self) {
+        let mut frozen = self.frozen.lock();
+        while self.common.state.load(Ordering::SeqCst) == FROZEN {
+            self.thawed.wait(&mut frozen);
+        }
+    }
+
+    fn wake(&self) {
+        // Whoever has seen the old state waits by now, or looks again.
+        drop(self.frozen.lock());
+        self.thawed.notify_all();
+    }
+
+    /// Whoever has a ring now commits before this returns; whoever gets it later sees the state of the journal.
+    fn visit_rings(&self) {
+        self.rings.iter().for_each(|ring| drop(ring.state.lock()));
     }
 
     /// Takes `len_bytes` at the tail, or at the start when the end of the ring is too short for it.

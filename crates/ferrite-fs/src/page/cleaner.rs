@@ -84,6 +84,9 @@ fn run(core: &Core, stop: &Stop) {
                 return;
             }
         }
+        if core.journal.is_frozen() {
+            continue;
+        }
         let now = core.region.counters().fences;
         let idle = now - fences <= IDLE_FENCES;
         let folded = match (is_low(core, core.options.clean_low_percent), idle) {

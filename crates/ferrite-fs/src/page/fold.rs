@@ -57,6 +57,9 @@ impl Merged {
 /// could be folded. What one page meets keeps no other from being folded.
 pub(crate) fn fold_all(core: &Core, mem: &Arc<InodeMem>, lblks: &[u32], cause: Cause) -> Result<usize> {
     core.check_writable()?;
+    if core.journal.is_frozen() {
+        return Ok(0);
+    }
     let Some(version) = mem.begin_read() else {
         return Ok(0);
     };

@@ -41,6 +41,10 @@ pub(crate) struct History {
     pub(crate) was_clean: bool,
     pub(crate) replayed_records: u64,
     pub(crate) mounts: u64,
+    /// What the pool says of the boot while it is in use.
+    pub(crate) boot: u64,
+    /// The pool was marked as in use in another file.
+    pub(crate) maybe_copied: bool,
 }
 
 /// A mounted pool.

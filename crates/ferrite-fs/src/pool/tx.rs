@@ -171,6 +171,8 @@ pub(crate) struct Tx<'e> {
     small: bool,
     /// The operation changes one page.
     single_page: bool,
+    /// It is not worth waiting for a frozen pool.
+    gives_way: bool,
     entered: Option<Entered<'e>>,
     /// From the first look at the mapping to the words being set, where entries may be moved.
     _passage: Option<Passage<'e>>,
@@ -194,6 +196,7 @@ impl<'e> Tx<'e> {
             streamed: false,
             small: false,
             single_page: false,
+            gives_way: false,
             entered: None,
             _passage: passage,
         }
@@ -202,6 +205,11 @@ impl<'e> Tx<'e> {
     /// The same for a move of the mapping's entries, by whoever has the gate alone.
     pub(crate) fn moving(core: &'e Core, _moving: &Moving<'_>) -> Self {
         Self::with_passage(core, None)
+    }
+
+    /// Says that the operation is nobody's who waits for it: on a frozen pool it fails instead of waiting.
+    pub(crate) fn gives_way(&mut self) {
+        self.gives_way = true;
     }
 
     /// Sets what the following allocations are for.
@@ -491,6 +499,8 @@ impl<'e> Tx<'e> {
                     return Ok(());
                 }
                 Err(CommitError::RingFull) => self.core.reclaim()?,
+                Err(CommitError::Frozen) if self.gives_way => return Err(FsError::ReadOnly),
+                Err(CommitError::Frozen) => self.core.journal.wait_for_thaw(),
                 Err(CommitError::TooLong) => return Err(FsError::NotSupported("so many changes in one step")),
                 Err(CommitError::NumbersUsedUp) => return Err(self.core.stop_changes(NUMBERS_USED_UP.into())),
                 Err(CommitError::Closed) => {

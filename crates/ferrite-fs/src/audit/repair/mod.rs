@@ -23,10 +23,12 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use crate::audit::boot::{StaleBoot, stale_boot};
 use crate::audit::fsck::{self, Progress};
 use crate::audit::mend::{self, Mend};
+use crate::audit::owner::{MAYBE_COPIED, may_be_live_copy};
 use crate::error::EngineError;
 use crate::format::inode::{INODE_WORDS, Inode};
 use crate::format::layout::{
-    BLOCK_BYTES, CONTROL_BOOT, CONTROL_MARK, CONTROL_REPAIR, CONTROL_STATE, STATE_CLEAN, Superblock, decode_mark,
+    BLOCK_BYTES, CONTROL_BOOT, CONTROL_MARK, CONTROL_OWNER, CONTROL_REPAIR, CONTROL_STATE, STATE_CLEAN, Superblock,
+    decode_mark,
 };
 use crate::journal::replay::{self, Losses};
 use crate::options::{FsckOptions, Mended, RepairReport};
@@ -147,6 +149,16 @@ pub fn repair_with(
         });
         region.store(CONTROL_BOOT, 0);
     }
+    let maybe_copied = may_be_live_copy(&region);
+    if maybe_copied {
+        report.mended.push(Mended {
+            phase: "control",
+            what: MAYBE_COPIED.into(),
+            action: "accepted: the pool is what was copied of it",
+            loss: true,
+        });
+        region.store(CONTROL_OWNER, 0);
+    }
     let replayed = replay::replay(&region, &superblock, Losses::Accept);
     region.check()?;
     let replayed = replayed?;
@@ -185,6 +197,7 @@ pub fn repair_with(
         words,
         mark,
         clear_boot: stale_boot.is_some(),
+        clear_owner: maybe_copied,
         basis,
     };
     Ok((report, mend))

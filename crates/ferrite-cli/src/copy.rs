@@ -1,0 +1,457 @@
+//! `ferrite copy`: a sound copy of a pool, mounted or not.
+//!
+//! A mounted pool is frozen for as long as its file is read ([`super::freeze`]), so the copy is what an unmount would have
+//! left. Any other pool is read under its lock; what a crash left in its journal is replayed into the copy.
+//!
+//! Invariant: under the name that was asked for there is a whole, durable copy or what was there before. Until it is
+//! whole, the copy has no name, or, on file systems that cannot do that, one that goes when the command ends.
+
+use std::fs::{File, OpenOptions};
+use std::io::{BufRead, BufReader, Write};
+use std::os::fd::{AsFd, AsRawFd};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use ferrite_fs::{Engine, MountOptions};
+use ferrite_pm::{Access, PmError, Region};
+use rustix::fs::{AtFlags, CWD, SeekFrom};
+use rustix::io::Errno;
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+
+use super::control::{self, Request};
+use super::mounts::{self, MountPoint};
+use super::progress::Bar;
+use super::target::{Target, not_mounted};
+use super::{FAILED, Failure, Outcome, about, complain, freeze, opening, say, say_json, size};
+
+/// Bytes read at a time.
+const CHUNK_BYTES: usize = 1 << 20;
+/// What holds nothing but zeros is left out in pieces of this size.
+const PIECE_BYTES: usize = 64 << 10;
+/// How often the daemon is told that we are at it.
+const TELL_EVERY: Duration = Duration::from_secs(1);
+
+/// Copy a pool, also while it is mounted
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+A mounted pool is frozen while it is read: what returned before is in the copy, programs that change something wait, reads go on. \
+The copy is a pool that was unmounted in order, with the uuid of the original, and is as sparse as what it holds allows. The \
+daemon must be one's own (root may copy all). A plain cp of a mounted pool is damaged more often than not.
+
+Examples:
+  ferrite copy /mnt /backup/pool
+  ferrite copy /var/lib/data.pool /backup/ --force")]
+pub(crate) struct Copy {
+    /// Pool, or a directory where one is mounted
+    pool: PathBuf,
+    /// File to make, or a directory to make it in
+    to: PathBuf,
+    /// Replace a file that is there
+    #[arg(short, long)]
+    force: bool,
+    /// Share the blocks of the original, where the file system can: done at once, but what is written to either later needs new space
+    #[arg(long)]
+    reflink: bool,
+    /// Show no progress
+    #[arg(short, long)]
+    quiet: bool,
+    /// Print what was done as one line of JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// Reads a part of the original.
+type Read<'r> = &'r dyn Fn(u64, &mut [u8]) -> Result<(), Failure>;
+
+/// What was done.
+#[derive(serde::Serialize)]
+struct Report {
+    pool: PathBuf,
+    copy: PathBuf,
+    size_bytes: u64,
+    /// Bytes that were written to the copy before the journal was replayed.
+    copied_bytes: u64,
+    /// For how long changes were held back; null if the pool was not mounted.
+    frozen_ms: Option<u64>,
+    replayed_records: u64,
+    /// What is damaged in the original, and so in the copy; looked for only where a crash had to be recovered from.
+    damage: Vec<String>,
+}
+
+impl Copy {
+    pub(crate) fn run(self) -> Outcome {
+        let target = Target::new(&self.pool);
+        if self.pool.is_dir() && mounts::on(&self.pool).is_none() {
+            return Err(not_mounted(&self.pool));
+        }
+        let pool = target.pool().to_path_buf();
+        let to = match (self.to.is_dir(), pool.file_name()) {
+            (true, Some(name)) => self.to.join(name),
+            _ => self.to.clone(),
+        };
+        let stop = Arc::new(AtomicBool::new(false));
+        for signal in [SIGINT, SIGTERM, SIGHUP] {
+            signal_hook::flag::register(signal, Arc::clone(&stop))?;
+        }
+        check_place(&to, &pool, self.force)?;
+        let copy = Unfinished::new(&to)?;
+        freeze::write_out(&self.pool);
+        let job = Job {
+            pool: &pool,
+            copy: &copy.file,
+            reflink: self.reflink,
+            bar: Bar::new(self.quiet || self.json),
+            stop,
+        };
+        // A pool that is mounted read-only can be read as one that is not mounted: nobody changes it.
+        let (size_bytes, copied_bytes, frozen) = match (Region::open(&pool, Access::ReadOnlyPrivate), target.connect())
+        {
+            (Err(PmError::InUse { .. }), Some(daemon)) => {
+                job.copy_mounted(daemon).map_err(|failure| failure.of(&self.pool))?
+            }
+            (Ok(region), _) => job.copy_locked(&region)?,
+            (Err(_), _) => job.copy_locked(&opening::open(&pool, Access::ReadOnlyPrivate)?)?,
+        };
+        let (replayed_records, damage) = settle(&copy.file).map_err(|failure| failure.of(&pool))?;
+        drop(job);
+        let mode = std::fs::metadata(&pool).map_or(0o600, |found| found.mode() & 0o777);
+        copy.keep(&to, mode, self.force).map_err(about(&to))?;
+        let report = Report {
+            pool,
+            copy: to,
+            size_bytes,
+            copied_bytes,
+            frozen_ms: frozen.map(|time| time.as_millis() as u64),
+            replayed_records,
+            damage,
+        };
+        self.tell(&report)?;
+        Ok(0)
+    }
+
+    fn tell(&self, report: &Report) -> Result<(), Failure> {
+        if let Some(first) = report.damage.first() {
+            complain(format_args!(
+                "ferrite: {}: the pool is DAMAGED ({} found, first: {first}), and so is the copy; `ferrite fsck --repair` mends both",
+                report.pool.display(),
+                report.damage.len()
+            ));
+        }
+        if self.json {
+            return say_json(report);
+        }
+        let how = match report.frozen_ms {
+            Some(ms) => format!("changes waited for {:.1} s", ms as f64 / 1000.0),
+            None => format!("{} records replayed", report.replayed_records),
+        };
+        say(format!(
+            "{}: a copy of {}: {} of {}; {how}",
+            report.copy.display(),
+            report.pool.display(),
+            size::human(report.copied_bytes),
+            size::human(report.size_bytes)
+        ));
+        Ok(())
+    }
+}
+
+/// Refuses places where no copy may go.
+fn check_place(to: &Path, pool: &Path, force: bool) -> Result<(), Failure> {
+    let refuse = |why: &str| Err(Failure::new(FAILED, format!("{}: {why}", to.display())));
+    let dir = std::fs::metadata(directory(to)).map_err(about(directory(to)))?;
+    let original = std::fs::metadata(pool).map_err(about(pool))?;
+    let is_ours = |mount: &MountPoint| {
+        let device = format!("{}:{}", rustix::fs::major(dir.dev()), rustix::fs::minor(dir.dev()));
+        let same = |found: std::fs::Metadata| (found.dev(), found.ino()) == (original.dev(), original.ino());
+        mount.device == device && std::fs::metadata(&mount.pool).is_ok_and(same)
+    };
+    if mounts::all().iter().any(is_ours) {
+        return refuse(
+            "lies in the pool that is to be copied, where nothing can be written meanwhile; name another place",
+        );
+    }
+    let Ok(found) = std::fs::metadata(to) else {
+        return Ok(());
+    };
+    if (found.dev(), found.ino()) == (original.dev(), original.ino()) {
+        return refuse("is the pool itself");
+    }
+    if !found.is_file() {
+        return refuse("is no file; name a file to make");
+    }
+    if !force {
+        return refuse("is there already; give --force to replace it");
+    }
+    // A pool that is in use would lose its name, and its mount the file that others look for.
+    match Region::open(to, Access::ReadWrite) {
+        Err(PmError::InUse { by, .. }) => refuse(&format!("is a pool in use by {by}; unmount it first")),
+        _ => Ok(()),
+    }
+}
+
+fn directory(path: &Path) -> &Path {
+    path.parent()
+        .filter(|dir| !dir.as_os_str().is_empty())
+        .unwrap_or(Path::new("."))
+}
+
+/// One copy in the making.
+struct Job<'j> {
+    pool: &'j Path,
+    copy: &'j File,
+    reflink: bool,
+    bar: Bar,
+    /// Somebody asked us to end.
+    stop: Arc<AtomicBool>,
+}
+
+impl Job<'_> {
+    /// Copies the pool while `daemon` holds its changes back. Returns its size, what was written, and how long that took.
+    fn copy_mounted(&self, daemon: UnixStream) -> Result<(u64, u64, Option<Duration>), Failure> {
+        let source = File::open(self.pool).map_err(about(self.pool))?;
+        let mut hold = Hold::begin(daemon)?;
+        let metadata = source.metadata()?;
+        if !metadata.is_file() {
+            return Err(Failure::new(
+                FAILED,
+                "a mounted device cannot be copied; unmount it first, or copy the files",
+            ));
+        }
+        if hold.file != (metadata.dev(), metadata.ino()) {
+            return Err(Failure::new(
+                FAILED,
+                format!(
+                    "what is mounted was renamed or replaced, it is not {} any more; name its file",
+                    self.pool.display()
+                ),
+            ));
+        }
+        let copied = self.copy_file(&source, metadata.len(), &mut || hold.tell())?;
+        Ok((metadata.len(), copied, Some(hold.end()?)))
+    }
+
+    /// Copies a pool that nobody has mounted for writing, and keeps it from being mounted so meanwhile.
+    fn copy_locked(&self, region: &Region) -> Result<(u64, u64, Option<Duration>), Failure> {
+        let superblock = ferrite_fs::identify(region).map_err(about(self.pool))?;
+        let source = File::open(self.pool).map_err(about(self.pool))?;
+        let metadata = source.metadata()?;
+        let (len, copied) = match metadata.is_file() {
+            true => (metadata.len(), self.copy_file(&source, metadata.len(), &mut || Ok(()))?),
+            // Devices are not for reading.
+            false => {
+                let len = superblock.size_bytes;
+                self.copy.set_len(len)?;
+                let read = |at: u64, part: &mut [u8]| {
+                    region.read(at, part);
+                    Ok(region.check()?)
+                };
+                (len, self.copy_bytes(0, len, len, &mut || Ok(()), &read)?)
+            }
+        };
+        match ferrite_fs::may_be_live_copy(region) {
+            // Not by this command.
+            true => complain(format_args!(
+                "ferrite: {}: {}",
+                self.pool.display(),
+                ferrite_fs::MAYBE_COPIED
+            )),
+            false => ferrite_fs::disown(&Region::open(&through_proc(self.copy), Access::ReadWrite)?)?,
+        }
+        Ok((len, copied, None))
+    }
+
+    fn copy_file(
+        &self,
+        source: &File,
+        len: u64,
+        tell: &mut dyn FnMut() -> Result<(), Failure>,
+    ) -> Result<u64, Failure> {
+        if self.reflink {
+            return match rustix::fs::ioctl_ficlone(self.copy, source) {
+                Ok(()) => Ok(0),
+                Err(error) => Err(Failure::new(
+                    FAILED,
+                    format!("the file systems of pool and copy cannot share blocks ({error}); leave out --reflink"),
+                )),
+            };
+        }
+        self.copy.set_len(len)?;
+        let read = |at: u64, part: &mut [u8]| Ok(source.read_exact_at(part, at)?);
+        let (mut at, mut copied) = (0, 0);
+        while at < len {
+            // Where the file system knows no holes, all is data.
+            at = match rustix::fs::seek(source, SeekFrom::Data(at)) {
+                Ok(data) => data,
+                Err(Errno::NXIO) => break,
+                Err(_) => at,
+            };
+            let end = rustix::fs::seek(source, SeekFrom::Hole(at)).unwrap_or(len).min(len);
+            copied += self.copy_bytes(at, end, len, tell, &read)?;
+            at = end;
+        }
+        Ok(copied)
+    }
+
+    /// Copies `first..end` of a pool of `len` bytes but for what is zeros; returns what was written.
+    fn copy_bytes(
+        &self,
+        first: u64,
+        end: u64,
+        len: u64,
+        tell: &mut dyn FnMut() -> Result<(), Failure>,
+        read: Read<'_>,
+    ) -> Result<u64, Failure> {
+        let mut buffer = vec![0; CHUNK_BYTES];
+        let (mut at, mut copied) = (first, 0);
+        while at < end {
+            if self.stop.load(Ordering::Relaxed) {
+                return Err(Failure::new(FAILED, "interrupted; there is no copy"));
+            }
+            let part = &mut buffer[..(end - at).min(CHUNK_BYTES as u64) as usize];
+            read(at, part)?;
+            for piece in part.chunks(PIECE_BYTES) {
+                if piece.iter().any(|&byte| byte != 0) {
+                    self.copy.write_all_at(piece, at)?;
+                    copied += piece.len() as u64;
+                }
+                at += piece.len() as u64;
+            }
+            tell()?;
+            self.bar.show("copying", at, len);
+        }
+        Ok(copied)
+    }
+}
+
+/// A daemon that holds the changes of its pool back.
+struct Hold {
+    stream: BufReader<UnixStream>,
+    /// Device and inode number of the pool's file.
+    file: (u64, u64),
+    since: Instant,
+    told: Instant,
+}
+
+impl Hold {
+    fn begin(daemon: UnixStream) -> Result<Hold, Failure> {
+        let copy = daemon.try_clone()?;
+        let file = control::ask(copy, &Request::Hold, None)?;
+        let now = Instant::now();
+        Ok(Hold {
+            stream: BufReader::new(daemon),
+            file,
+            since: now,
+            told: now,
+        })
+    }
+
+    /// Says that we are at it.
+    fn tell(&mut self) -> Result<(), Failure> {
+        if self.told.elapsed() > TELL_EVERY {
+            self.told = Instant::now();
+            self.say(freeze::COPYING)?;
+        }
+        Ok(())
+    }
+
+    fn say(&mut self, word: &str) -> Result<(), Failure> {
+        writeln!(self.stream.get_mut(), "{word}").map_err(|_| lost())
+    }
+
+    /// Lets changes go on; how long they were held back. Fails if they went on before.
+    fn end(mut self) -> Result<Duration, Failure> {
+        self.say(freeze::DONE)?;
+        let mut held = String::new();
+        self.stream.read_line(&mut held)?;
+        match held.trim() {
+            "true" => Ok(self.since.elapsed()),
+            _ => Err(lost()),
+        }
+    }
+}
+
+fn lost() -> Failure {
+    Failure::new(
+        FAILED,
+        "it was thawed or unmounted, or stood still for a minute, before it was copied; there is no copy, try again",
+    )
+}
+
+/// Carries out in the copy what a mount of the original would; returns how many records were replayed, and what is damaged.
+fn settle(copy: &File) -> Result<(u64, Vec<String>), Failure> {
+    let path = through_proc(copy);
+    let region = Region::open(&path, Access::ReadWrite)?;
+    ferrite_fs::identify(&region)?;
+    if ferrite_fs::is_clean(&region) {
+        return Ok((0, Vec::new()));
+    }
+    let engine = Engine::mount(region, &MountOptions::default())?;
+    let (replayed, damage) = (engine.info().replayed_records, engine.damage().to_vec());
+    engine.unmount()?;
+    Ok((replayed, damage))
+}
+
+/// A file that is to become the copy.
+struct Unfinished {
+    file: File,
+    /// Its name for the time being, if it must have one.
+    named: Option<tempfile::TempPath>,
+}
+
+impl Unfinished {
+    fn new(to: &Path) -> Result<Unfinished, Failure> {
+        let unnamed = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .mode(0o600)
+            .custom_flags(libc::O_TMPFILE)
+            .open(directory(to));
+        if let Ok(file) = unnamed {
+            return Ok(Unfinished { file, named: None });
+        }
+        let named = tempfile::Builder::new()
+            .prefix(".ferrite-copy-")
+            .tempfile_in(directory(to));
+        let (file, path) = named.map_err(about(directory(to)))?.into_parts();
+        Ok(Unfinished {
+            file,
+            named: Some(path),
+        })
+    }
+
+    /// Gives the copy its name, when all of it is durable.
+    fn keep(self, to: &Path, mode: u32, force: bool) -> std::io::Result<()> {
+        self.file.set_permissions(std::fs::Permissions::from_mode(mode))?;
+        self.file.sync_all()?;
+        match self.named {
+            Some(named) if force => named.persist(to)?,
+            Some(named) => named.persist_noclobber(to)?,
+            None => link(&self.file, to, force)?,
+        }
+        File::open(directory(to))?.sync_all()
+    }
+}
+
+/// Gives a file without a name this one.
+fn link(file: &File, to: &Path, force: bool) -> std::io::Result<()> {
+    let link = |name: &Path| rustix::fs::linkat(CWD, through_proc(file), CWD, name, AtFlags::SYMLINK_FOLLOW);
+    match link(to) {
+        Err(Errno::EXIST) if force => {}
+        linked => return Ok(linked?),
+    }
+    // No call links over a name. A directory of its own, so that nobody else has the name in between.
+    let dir = tempfile::Builder::new()
+        .prefix(".ferrite-copy-")
+        .tempdir_in(directory(to))?;
+    let name = dir.path().join("copy");
+    link(&name)?;
+    std::fs::rename(&name, to)
+}
+
+fn through_proc(file: &File) -> PathBuf {
+    format!("/proc/self/fd/{}", file.as_fd().as_raw_fd()).into()
+}

@@ -1,0 +1,138 @@
+//! Holding requests back that would change something, without holding the threads that serve the others.
+//!
+//! What lives here: [`Freezer`], which the bridge asks before each change and whoever copies the pool closes.
+//!
+//! Invariants:
+//! * Once [`Freezer::close`] has returned, no change is under way, and none begins before [`Freezer::open`].
+//! * A request that is held back occupies no thread: all of a mount's threads may be needed for reads. It is carried out,
+//!   and answered, by whoever opens, in the order in which the requests came.
+
+use std::sync::Arc;
+
+use parking_lot::{Mutex, RwLock, RwLockReadGuard};
+
+type Change = Box<dyn FnOnce() + Send>;
+
+#[derive(Default)]
+struct Shared {
+    /// True while closed. Whoever carries out a change has it locked shared.
+    closed: RwLock<bool>,
+    waiting: Mutex<Vec<Change>>,
+}
+
+/// Holds the changes of one mount back. Cheap to clone; all clones are one.
+#[derive(Clone, Default)]
+pub struct Freezer {
+    shared: Arc<Shared>,
+}
+
+/// Keeps the freezer open for as long as it lives.
+pub(crate) struct Passage<'f> {
+    _open: RwLockReadGuard<'f, bool>,
+}
+
+impl Freezer {
+    /// Holds changes back from now on. Blocks for those under way.
+    pub fn close(&self) {
+        *self.shared.closed.write() = true;
+    }
+
+    /// Carries out what was held back, and lets changes go on. Blocks for that.
+    pub fn open(&self) {
+        *self.shared.closed.write() = false;
+        loop {
+            let waiting = std::mem::take(&mut *self.shared.waiting.lock());
+            if waiting.is_empty() {
+                return;
+            }
+            for change in waiting {
+                match self.pass() {
+                    Some(_passage) => change(),
+                    // Closed again meanwhile: it waits for the next time.
+                    None => self.shared.waiting.lock().push(change),
+                }
+            }
+            if *self.shared.closed.read() {
+                return;
+            }
+        }
+    }
+
+    /// Whether a change may begin; it is under way until the passage is dropped.
+    pub(crate) fn pass(&self) -> Option<Passage<'_>> {
+        let open = self.shared.closed.read();
+        (!*open).then_some(Passage { _open: open })
+    }
+
+    /// Has `change` carried out when the freezer is opened; at once if that has happened.
+    pub(crate) fn hold_back(&self, change: impl FnOnce() + Send + 'static) {
+        let closed = self.shared.closed.read();
+        match *closed {
+            // Under the lock, so that whoever opens finds it.
+            true => self.shared.waiting.lock().push(Box::new(change)),
+            false => change(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use super::*;
+
+    #[test]
+    fn what_is_held_back_is_done_in_order_and_once() {
+        let freezer = Freezer::default();
+        assert!(freezer.pass().is_some());
+        freezer.close();
+        assert!(freezer.pass().is_none());
+        let done = Arc::new(Mutex::new(Vec::new()));
+        for n in 0..3 {
+            let done = Arc::clone(&done);
+            freezer.hold_back(move || done.lock().push(n));
+        }
+        assert!(done.lock().is_empty());
+        freezer.open();
+        freezer.open();
+        assert_eq!(*done.lock(), [0, 1, 2]);
+        let late = Arc::clone(&done);
+        freezer.hold_back(move || late.lock().push(3));
+        assert_eq!(*done.lock(), [0, 1, 2, 3]);
+    }
+
+    /// Changes come while it is closed and opened again and again: each is done, and none while it is closed.
+    #[test]
+    fn no_change_is_lost_and_none_happens_while_closed() {
+        const CHANGES: usize = 20_000;
+        fn count(done: &AtomicUsize) {
+            done.fetch_add(1, Ordering::SeqCst);
+        }
+        let freezer = Freezer::default();
+        let done = Arc::new(AtomicUsize::new(0));
+        std::thread::scope(|scope| {
+            for _ in 0..2 {
+                scope.spawn(|| {
+                    for _ in 0..CHANGES {
+                        match freezer.pass() {
+                            Some(_passage) => count(&done),
+                            None => {
+                                let done = Arc::clone(&done);
+                                freezer.hold_back(move || count(&done));
+                            }
+                        }
+                    }
+                });
+            }
+            for _ in 0..200 {
+                freezer.close();
+                let before = done.load(Ordering::SeqCst);
+                std::thread::yield_now();
+                assert_eq!(done.load(Ordering::SeqCst), before);
+                freezer.open();
+            }
+        });
+        freezer.open();
+        assert_eq!(done.load(Ordering::SeqCst), 2 * CHANGES);
+    }
+}
