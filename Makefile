@@ -18,7 +18,7 @@ help:
 	@echo "make fuzz      the fuzz targets, a minute each (needs a nightly toolchain and cargo-fuzz)"
 	@echo "make race      threaded tests under ThreadSanitizer (needs a nightly toolchain with rust-src)"
 	@echo "make bench     ferrite bench, all groups"
-	@echo "make install   ferrite, its mkfs, mount, fsck helpers, man pages and completions to $(PREFIX)"
+	@echo "make install   ferrite, its helpers for mkfs, mount and fsck, man pages, completions, what file(1) wants: to $(PREFIX)"
 
 build:
 	@scripts/setup-debian.sh build
@@ -102,6 +102,8 @@ install: build
 	install -m 644 $(CARGO_TARGET_DIR)/manual/completions/ferrite.bash $(DESTDIR)$(PREFIX)/share/bash-completion/completions/ferrite
 	install -m 644 $(CARGO_TARGET_DIR)/manual/completions/_ferrite $(DESTDIR)$(PREFIX)/share/zsh/site-functions/_ferrite
 	install -m 644 $(CARGO_TARGET_DIR)/manual/completions/ferrite.fish $(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d
+	install -d $(DESTDIR)$(PREFIX)/share/ferrite
+	install -m 644 scripts/ferrite.magic $(DESTDIR)$(PREFIX)/share/ferrite/ferrite.magic
 	@# mount(8) and fsck(8) look for their helpers in /sbin only.
 	if [ -z "$(DESTDIR)" ] && [ -w /sbin ]; then \
 		for tool in mkfs mount mount.fuse fsck; do ln -sf $(PREFIX)/bin/ferrite /sbin/$$tool.ferrite; done; fi
