@@ -13,7 +13,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use ferrite_fs::Engine;
 use rustix::process::{Pid, PidfdFlags};
@@ -22,6 +22,8 @@ use super::freeze::Frost;
 use super::mounts::{self, MountPoint};
 use super::{FAILED, Failure, dump};
 
+/// How often a client is told how far we are.
+const TELL_EVERY: Duration = Duration::from_millis(100);
 /// How long a client may take with its request and the reply.
 const CLIENT_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -36,6 +38,8 @@ pub(crate) enum Request {
     Dump(Vec<u8>),
     /// A scrub, of at most so many bytes a second; 0: as fast as it goes.
     Scrub(u64),
+    /// The same with lines before the reply that say how far it is: [`Progress`].
+    ScrubTelling(u64),
     /// That changes wait, for so many seconds at most.
     Freeze(u64),
     /// That they go on: whether they waited.
@@ -43,6 +47,12 @@ pub(crate) enum Request {
     /// That they wait for as long as this connection says that it copies the pool, see [`Frost::hold`]: device and inode
     /// number of the pool's file.
     Hold,
+}
+
+/// How far a daemon is: done, and all there is to do.
+#[derive(serde::Serialize, serde::Deserialize)]
+struct Progress {
+    progress: (u64, u64),
 }
 
 /// Where a user's daemons have their sockets, as far as we can know.
@@ -194,6 +204,9 @@ fn answer(mut stream: UnixStream, engine: &Engine, frost: &Frost, file: (u64, u6
     if let Ok(Request::Hold) = serde_json::from_str(&request) {
         return frost.hold(stream, file);
     }
+    if let Ok(Request::ScrubTelling(limit)) = serde_json::from_str(&request) {
+        return scrub_telling(stream, engine, limit);
+    }
     let reply =
         reply(&request, engine, frost).unwrap_or_else(|failure| serde_json::json!({ "error": failure.message }));
     writeln!(stream, "{reply}")
@@ -213,8 +226,29 @@ fn reply(request: &str, engine: &Engine, frost: &Frost) -> Result<serde_json::Va
         Request::Thaw if frost.thaw(None)? => true.into(),
         Request::Thaw => return Err(Failure::new(FAILED, "it is not frozen")),
         // Answered by whoever has the connection.
-        Request::Hold => false.into(),
+        Request::Hold | Request::ScrubTelling(_) => false.into(),
     })
+}
+
+/// Whoever asks may go: the scrub's findings are for the log as well.
+fn scrub_telling(mut stream: UnixStream, engine: &Engine, limit: u64) -> std::io::Result<()> {
+    let mut told = Instant::now();
+    let report = engine.scrub_telling(Some(limit), &mut |_, done, total| {
+        if told.elapsed() > TELL_EVERY {
+            told = Instant::now();
+            let progress = Progress {
+                progress: (done, total),
+            };
+            if let Ok(line) = serde_json::to_string(&progress) {
+                let _ = writeln!(stream, "{line}");
+            }
+        }
+    });
+    let reply = match report {
+        Ok(report) => serde_json::to_value(report)?,
+        Err(error) => serde_json::json!({ "error": error.to_string() }),
+    };
+    writeln!(stream, "{reply}")
 }
 
 /// The process that serves a mount; `None` if nobody does, or would talk to us.
@@ -232,14 +266,33 @@ pub(crate) fn daemon_of(mount: &MountPoint) -> Option<OwnedFd> {
 
 /// Sends a request to a daemon.
 pub(crate) fn ask<T: serde::de::DeserializeOwned>(
-    mut stream: UnixStream,
+    stream: UnixStream,
     request: &Request,
     timeout: Option<Duration>,
 ) -> Result<T, Failure> {
+    ask_telling(stream, request, timeout, &mut |_, _| {})
+}
+
+/// The same; `progress` gets how far the daemon is, done and total.
+pub(crate) fn ask_telling<T: serde::de::DeserializeOwned>(
+    mut stream: UnixStream,
+    request: &Request,
+    timeout: Option<Duration>,
+    progress: &mut dyn FnMut(u64, u64),
+) -> Result<T, Failure> {
     stream.set_read_timeout(timeout)?;
+    let asked = writeln!(stream, "{}", serde_json::to_string(request)?);
+    let mut lines = BufReader::new(stream);
     let mut reply = String::new();
-    let exchange = writeln!(stream, "{}", serde_json::to_string(request)?)
-        .and_then(|()| BufReader::new(stream).read_line(&mut reply));
+    let mut exchange = asked.and_then(|()| lines.read_line(&mut reply));
+    while let Ok(Progress {
+        progress: (done, total),
+    }) = serde_json::from_str(&reply)
+    {
+        progress(done, total);
+        reply.clear();
+        exchange = lines.read_line(&mut reply);
+    }
     match exchange {
         Ok(_) if reply.ends_with('\n') => {}
         // The daemon ended before it had answered.

@@ -8,6 +8,7 @@ use clap::builder::{PossibleValuesParser, TypedValueParser};
 use ferrite_fs::{EngineError, Mapping, MkfsOptions};
 use ferrite_pm::Region;
 
+use super::progress::Bar;
 use super::{FAILED, Failure, Outcome, USAGE, about, contents, say, size, users};
 
 /// Make a pool: an empty file system in a file or on a DAX device
@@ -49,6 +50,9 @@ pub(crate) struct Mkfs {
     /// Overwrite whatever is there, unless it is in use
     #[arg(short, long)]
     force: bool,
+    /// Show no progress on a terminal
+    #[arg(short, long)]
+    quiet: bool,
 }
 
 /// Takes the names of all structures.
@@ -74,7 +78,11 @@ impl Mkfs {
             root_owner: (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw()),
             ..MkfsOptions::default()
         };
-        let made = ferrite_fs::create(&self.pool, size_bytes, &options);
+        let bar = Bar::new(self.quiet);
+        let made = ferrite_fs::create_telling(&self.pool, size_bytes, &options, &mut |phase, done, total| {
+            bar.show(phase, done, total);
+        });
+        drop(bar);
         let region = made.map_err(|error| match &error {
             EngineError::Options(_) => Failure::new(USAGE, error.to_string()).of(&self.pool),
             EngineError::Medium(_) => error.into(),

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use ferrite_fs::ScrubReport;
 
 use super::control::Request;
+use super::progress::Bar;
 use super::target::Target;
 use super::{Outcome, say, say_json};
 
@@ -43,10 +44,15 @@ impl Scrub {
     pub(crate) fn run(self) -> Outcome {
         let target = Target::new(&self.pool);
         let limit = bytes(self.limit);
-        let report: ScrubReport = match target.ask_patiently(&Request::Scrub(limit))? {
+        let bar = Bar::new(self.json);
+        let mut show = |done, total| bar.show("scrubbing", done, total);
+        let report: ScrubReport = match target.ask_telling(&Request::ScrubTelling(limit), &mut show)? {
             Some(report) => report,
-            None => target.look()?.scrub(Some(limit))?,
+            None => target
+                .look()?
+                .scrub_telling(Some(limit), &mut |_, done, total| show(done, total))?,
         };
+        drop(bar);
         if self.json {
             say_json(&report)?;
         } else {

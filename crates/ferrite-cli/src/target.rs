@@ -51,6 +51,18 @@ impl Target {
         self.ask_within(request, None)
     }
 
+    /// The same for what tells how far it is.
+    pub(crate) fn ask_telling<T: serde::de::DeserializeOwned>(
+        &self,
+        request: &Request,
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Result<Option<T>, Failure> {
+        let Some(daemon) = self.connect() else { return Ok(None) };
+        control::ask_telling(daemon, request, None, progress)
+            .map(Some)
+            .map_err(|failure| failure.of(&self.given))
+    }
+
     /// Connects to the daemon that has the pool mounted; `None` if there is none that would talk to us.
     pub(crate) fn connect(&self) -> Option<UnixStream> {
         match &self.mount {

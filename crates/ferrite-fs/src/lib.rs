@@ -44,7 +44,7 @@ pub use audit::fsck::{fsck, fsck_with};
 pub use audit::mend;
 pub use audit::owner::{MAYBE_COPIED, disown, may_be_live_copy};
 pub use audit::repair::{repair, repair_with};
-pub use engine::{Engine, create, identify, is_clean, mkfs};
+pub use engine::{Engine, create, create_telling, identify, is_clean, mkfs};
 pub use error::EngineError;
 pub use format::layout::{self, Superblock};
 pub use options::{

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use ferrite_map::PageWord;
 use ferrite_vfs::{FsError, Result};
 
-use crate::audit::fsck;
+use crate::audit::fsck::{self, Progress};
 use crate::cache::inodes::InodeMem;
 use crate::file::cut::mapped_pages;
 use crate::format::dentry::{self, FIRST_ENTRY};
@@ -31,6 +31,9 @@ const FINDINGS_MAX: usize = 1000;
 
 struct Scrub<'e> {
     core: &'e Core,
+    progress: Progress<'e>,
+    /// Inodes that were looked at, whole.
+    inodes_done: u64,
     report: ScrubReport,
     started: Instant,
     bytes_per_second: Option<u64>,
@@ -38,10 +41,12 @@ struct Scrub<'e> {
 
 /// Checks superblocks, inodes, directories, extended attributes and page logs of a mounted pool, and file data where it carries
 /// checksums. `bytes_per_second` limits how fast, unless it is 0. Blocking, for as long as that takes.
-pub(crate) fn scrub(core: &Core, bytes_per_second: Option<u64>) -> Result<ScrubReport> {
+pub(crate) fn scrub<'e>(core: &'e Core, bytes_per_second: Option<u64>, progress: Progress<'e>) -> Result<ScrubReport> {
     core.check_readable()?;
     let mut scrub = Scrub {
         core,
+        progress,
+        inodes_done: 0,
         report: ScrubReport::default(),
         started: Instant::now(),
         bytes_per_second: bytes_per_second.filter(|&limit| limit > 0),
@@ -53,6 +58,7 @@ pub(crate) fn scrub(core: &Core, bytes_per_second: Option<u64>) -> Result<ScrubR
         if core.inode_map.is_set(u64::from(ino)) {
             scrub.inode(ino);
             core.check_readable()?;
+            scrub.inodes_done = u64::from(ino);
             scrub.pace();
         }
     }
@@ -85,11 +91,25 @@ impl Scrub<'_> {
     }
 
     /// Waits until what was read is within the limit.
-    fn pace(&self) {
+    fn pace(&mut self) {
+        self.tell();
         if let Some(limit) = self.bytes_per_second {
             let due = Duration::from_secs_f64(self.report.bytes as f64 / limit as f64);
             std::thread::sleep(due.saturating_sub(self.started.elapsed()));
         }
+    }
+
+    /// Says how far it is: by bytes where all data is read, since one file may be most of it, else by inodes.
+    fn tell(&mut self) {
+        let superblock = &self.core.superblock;
+        let (done, total) = match superblock.has_data_checksums() {
+            true => (
+                self.report.bytes,
+                (superblock.blocks - self.core.alloc.free().min(superblock.blocks)) * BLOCK_BYTES,
+            ),
+            false => (self.inodes_done, superblock.inodes),
+        };
+        (self.progress)("scrubbing", done.min(total), total);
     }
 
     fn superblocks(&mut self) {

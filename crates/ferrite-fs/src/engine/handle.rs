@@ -189,7 +189,16 @@ impl Engine {
     /// Looks at everything that carries a checksum, at most so many bytes a second (0 is no limit), while the pool is in use. Changes nothing.
     /// Blocking, for as long as that takes.
     pub fn scrub(&self, bytes_per_second: Option<u64>) -> Result<ScrubReport, EngineError> {
-        crate::audit::scrub::scrub(self.core(), bytes_per_second)
+        self.scrub_telling(bytes_per_second, &mut |_, _, _| {})
+    }
+
+    /// As [`Self::scrub`]; `progress` gets phase, done, total.
+    pub fn scrub_telling(
+        &self,
+        bytes_per_second: Option<u64>,
+        progress: &mut dyn FnMut(&'static str, u64, u64),
+    ) -> Result<ScrubReport, EngineError> {
+        crate::audit::scrub::scrub(self.core(), bytes_per_second, progress)
             .map_err(|error| EngineError::Failed(error.to_string()))
     }
 

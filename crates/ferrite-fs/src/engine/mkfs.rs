@@ -8,6 +8,7 @@ use std::path::Path;
 use ferrite_pm::Region;
 use ferrite_vfs::{FileKind, ROOT_INO};
 
+use crate::audit::fsck::Progress;
 use crate::error::EngineError;
 use crate::format::inode::{INODE_WORDS, Inode};
 use crate::format::layout::{
@@ -16,15 +17,33 @@ use crate::format::layout::{
 use crate::options::MkfsOptions;
 use crate::pool::core::Core;
 
+/// Zeros after which progress is told.
+const STEP_BYTES: u64 = 16 << 20;
+
 /// Makes a pool of `size_bytes` in a new file, or on a device. What cannot be done leaves no file behind that was not
 /// there, and options that cannot be met leave one that was as it is. Blocking; durable when it returns.
 pub fn create(path: &Path, size_bytes: u64, options: &MkfsOptions) -> Result<Region, EngineError> {
+    create_telling(path, size_bytes, options, &mut |_, _, _| {})
+}
+
+/// As [`create`]; `progress` gets phase, done, total.
+pub fn create_telling(
+    path: &Path,
+    size_bytes: u64,
+    options: &MkfsOptions,
+    progress: Progress<'_>,
+) -> Result<Region, EngineError> {
     Superblock::plan(size_bytes, options, 0, 0)?;
-    Region::create_with(path, size_bytes, |region| mkfs(region, options))
+    progress("space", 0, 1);
+    Region::create_with(path, size_bytes, |region| mkfs_telling(region, options, progress))
 }
 
 /// Makes an empty file system in `region`, whatever it held before. Blocking; durable when it returns.
 pub fn mkfs(region: &Region, options: &MkfsOptions) -> Result<(), EngineError> {
+    mkfs_telling(region, options, &mut |_, _, _| {})
+}
+
+fn mkfs_telling(region: &Region, options: &MkfsOptions, progress: Progress<'_>) -> Result<(), EngineError> {
     let uuid = match options.seed {
         Some(seed) => u128::from(seed) << 64 | u128::from(!seed),
         None => rand::random(),
@@ -36,7 +55,15 @@ pub fn mkfs(region: &Region, options: &MkfsOptions) -> Result<(), EngineError> {
     region.stream_zero(superblock.second_copy_offset(), BLOCK_BYTES);
     region.fence()?;
     // Control block, journal, inodes, names and mapping: everything before the first data block.
-    region.stream_zero(CONTROL_OFFSET, superblock.first_block * BLOCK_BYTES - CONTROL_OFFSET);
+    let (mut at, end) = (CONTROL_OFFSET, superblock.first_block * BLOCK_BYTES);
+    while at < end {
+        let len = (end - at).min(STEP_BYTES);
+        region.stream_zero(at, len);
+        at += len;
+        progress("tables", at, end);
+    }
+    // On a disk file the fences below are the longer part.
+    progress("writing out", 0, 1);
     for (offset, value) in [(CONTROL_MARK, encode_mark(0)), (CONTROL_STATE, STATE_CLEAN)] {
         region.store(offset, value);
         region.write_back(offset, 8);

@@ -11,6 +11,6 @@ mod mkfs;
 mod mount;
 
 pub use handle::{Engine, identify, is_clean};
-pub use mkfs::{create, mkfs};
+pub use mkfs::{create, create_telling, mkfs};
 #[cfg(test)]
 pub(crate) use mount::{finish_interrupted, mount};

@@ -1,0 +1,56 @@
+//! Long commands show how far they are on a terminal, and nothing elsewhere.
+
+mod common;
+
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use common::{TestPool, ferrite, has_fuse, ok};
+
+/// What a command writes to a terminal of its own.
+fn on_terminal(words: &[&str]) -> String {
+    let program = ferrite().get_program().to_str().unwrap().to_owned();
+    let command = [&[program.as_str()], words].concat().join(" ");
+    ok(Command::new("script")
+        .args(["-q", "-e", "-c", &command, "/dev/null"])
+        .env("TERM", "xterm")
+        .stdin(Stdio::null()))
+}
+
+/// What it writes to standard error if that is none.
+fn elsewhere(words: &[&str]) -> String {
+    let output = ferrite().args(words).output().unwrap();
+    assert!(output.status.success(), "{words:?}: {}", common::text(&output));
+    String::from_utf8(output.stderr).unwrap()
+}
+
+#[test]
+fn bars_are_shown_on_terminals_only() {
+    if !has_fuse() {
+        return;
+    }
+    if Command::new("script").arg("--version").output().is_err() {
+        eprintln!("skipped: there is no script(1)");
+        return;
+    }
+    let test = TestPool::new("16M", &["--data-checksum"]);
+    std::fs::write(test.path("f"), vec![7; 8 << 20]).unwrap();
+    let scratch = test.scratch();
+    let path = |path: &Path| path.to_str().unwrap().to_owned();
+    let (new, copy, dir) = (path(&scratch.join("new")), path(&scratch.join("copy")), path(&test.dir));
+    let commands: [(&[&str], &str, &str); 4] = [
+        (&["mkfs", &new, "--size", "64M", "--force"], "tables", "--quiet"),
+        // Of the daemon, and by ourselves. Slow enough for the daemon to tell something.
+        (&["scrub", &dir, "--limit", "16"], "scrubbing", "--json"),
+        (&["scrub", &new], "scrubbing", "--json"),
+        (&["copy", &dir, &copy, "--force"], "copying", "--quiet"),
+    ];
+    for (words, phase, quiet) in commands {
+        assert_eq!(elsewhere(words), "", "{words:?}");
+        let shown = on_terminal(words);
+        assert!(shown.contains(phase) && shown.contains(" %"), "{words:?}: {shown:?}");
+        let shown = on_terminal(&[words, &[quiet]].concat());
+        assert!(!shown.contains(" %"), "{words:?} {quiet}: {shown:?}");
+    }
+    test.finish();
+}
