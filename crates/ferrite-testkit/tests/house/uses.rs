@@ -102,7 +102,7 @@ fn paths(text: &str, module: &str) -> Vec<String> {
     let is_word = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'_';
     for start in ["crate::", "super::"] {
         for (at, _) in text.match_indices(start) {
-            let before = text[..at].as_bytes();
+            let before = &text.as_bytes()[..at];
             if before.last().is_some_and(|&byte| is_word(byte) || byte == b':') {
                 continue;
             }
