@@ -8,7 +8,7 @@ export CARGO_TARGET_DIR ?= $(HOME)/.cache/ferrite/target
 PREFIX ?= /usr/local
 FERRITE = $(CARGO_TARGET_DIR)/release/ferrite
 
-.PHONY: demo test check lint unit soak fuzz race bench build install clean help
+.PHONY: demo test check lint unit soak fuzz race pmem bench build install clean help
 
 help:
 	@echo "make demo      a pool, a mount, real programs on it, a table of latencies (5 minutes)"
@@ -17,6 +17,7 @@ help:
 	@echo "make soak      the long versions of the random and crash tests, and make fuzz"
 	@echo "make fuzz      the fuzz targets, a minute each (needs a nightly toolchain and cargo-fuzz)"
 	@echo "make race      threaded tests under ThreadSanitizer (needs a nightly toolchain with rust-src)"
+	@echo "make pmem      tests, programs and crash rounds on persistent memory, in an emulated guest (30 minutes; needs root once)"
 	@echo "make bench     ferrite bench, all groups"
 	@echo "make install   ferrite, its helpers for mkfs, mount and fsck, man pages, completions, what file(1) wants: to $(PREFIX)"
 
@@ -87,6 +88,13 @@ race:
 	else \
 		RUSTFLAGS=-Zsanitizer=thread cargo +nightly test -Zbuild-std --target x86_64-unknown-linux-gnu -p ferrite-map bitmap && \
 		RUSTFLAGS=-Zsanitizer=thread cargo +nightly test -Zbuild-std --target x86_64-unknown-linux-gnu -p ferrite-fs --test pagelog; fi
+
+# The tests that need devices, built for the guest. Where it cannot run it says so and is no failure; docs/pmem.md has the last result.
+pmem: build
+	@scripts/setup-debian.sh pmem
+	tests=$$(cargo test --no-run --message-format=json -p ferrite-pm -p ferrite-cli --features ferrite-cli/leveldb --lib --test devices | \
+		grep -o '"executable":"[^"]*"' | cut -d'"' -f4 | grep -E '/(ferrite_pm|devices)-[0-9a-f]*$$') && \
+	scripts/pmem/run.sh $(FERRITE) $$tests
 
 bench: build
 	$(FERRITE) bench

@@ -4,6 +4,7 @@
 #
 #   scripts/setup-debian.sh build     what it takes to build and mount
 #   scripts/setup-debian.sh test      that, and the programs the tests run on a mount
+#   scripts/setup-debian.sh pmem      what it takes to build and boot the guest of `make pmem`
 #
 # Prints nothing when all is there already. Needs root (or sudo) only to install.
 set -euo pipefail
@@ -11,9 +12,11 @@ set -euo pipefail
 minimum_rust=1.90
 build_packages=(gcc g++ libc6-dev libleveldb-dev libsnappy-dev make pkg-config fuse3 sqlite3 git ca-certificates)
 test_packages=(libfuse3-dev fio stress-ng rsync attr acl tar python3)
+pmem_packages=(qemu-system-x86 debootstrap cpio xz-utils e2fsprogs binutils)
 
 packages=("${build_packages[@]}")
 [ "${1:-build}" = test ] && packages+=("${test_packages[@]}")
+[ "${1:-build}" = pmem ] && packages+=("${pmem_packages[@]}")
 
 run_as_root() {
     if [ "$(id -u)" = 0 ]; then "$@"; else sudo "$@"; fi
