@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 use ferrite_fs::Engine;
 use rustix::process::{Pid, PidfdFlags};
 
-use super::freeze::Frost;
+use super::frost::Frost;
 use super::mounts::{self, MountPoint};
 use super::{FAILED, Failure, dump};
 

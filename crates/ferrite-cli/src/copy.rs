@@ -1,6 +1,6 @@
 //! `ferrite copy`: a sound copy of a pool, mounted or not.
 //!
-//! A mounted pool is frozen for as long as its file is read ([`super::freeze`]), so the copy is what an unmount would have
+//! A mounted pool is frozen for as long as its file is read ([`super::frost`]), so the copy is what an unmount would have
 //! left. Any other pool is read under its lock; what a crash left in its journal is replayed into the copy.
 //!
 //! Invariant: under the name that was asked for there is a whole, durable copy or what was there before. Until it is
@@ -26,7 +26,7 @@ use super::control::{self, Request};
 use super::mounts::{self, MountPoint};
 use super::progress::Bar;
 use super::target::{Target, not_mounted};
-use super::{FAILED, Failure, Outcome, about, complain, freeze, opening, say, say_json, size};
+use super::{FAILED, Failure, Outcome, about, complain, freeze, frost, opening, say, say_json, size};
 
 /// Bytes read at a time.
 const CHUNK_BYTES: usize = 1 << 20;
@@ -353,7 +353,7 @@ impl Hold {
     fn tell(&mut self) -> Result<(), Failure> {
         if self.told.elapsed() > TELL_EVERY {
             self.told = Instant::now();
-            self.say(freeze::COPYING)?;
+            self.say(frost::COPYING)?;
         }
         Ok(())
     }
@@ -364,7 +364,7 @@ impl Hold {
 
     /// Lets changes go on; how long they were held back. Fails if they went on before.
     fn end(mut self) -> Result<Duration, Failure> {
-        self.say(freeze::DONE)?;
+        self.say(frost::DONE)?;
         let mut held = String::new();
         self.stream.read_line(&mut held)?;
         match held.trim() {

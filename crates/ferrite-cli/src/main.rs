@@ -12,6 +12,7 @@ mod df;
 mod doctor;
 mod dump;
 mod freeze;
+mod frost;
 mod fsck;
 mod info;
 mod lab;

@@ -20,7 +20,7 @@ use ferrite_vfs::FileSystem;
 use ferrite_vfs::trace::{Recorder, Traced};
 
 use super::control::{self, Request};
-use super::freeze::Frost;
+use super::frost::Frost;
 use super::target::{Target, not_mounted};
 use super::{FAILED, Failure, Outcome, USAGE, about, complain, log, memory, mounts, opening, scrub, signals};
 

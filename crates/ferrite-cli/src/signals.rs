@@ -13,7 +13,7 @@ use ferrite_fuse::Unmounter;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use super::Failure;
-use super::freeze::Frost;
+use super::frost::Frost;
 
 /// How long users of a mount may take to let go of it.
 const GRACE: Duration = Duration::from_secs(3);

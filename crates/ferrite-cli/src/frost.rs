@@ -1,0 +1,130 @@
+//! A daemon's side of `ferrite freeze`, `ferrite thaw` and `ferrite copy`.
+//!
+//! What lives here: [`Frost`], which holds the changes of one mount back and lets them go on.
+//!
+//! Invariant: a freeze ends by itself: after the time that was asked for, or when whoever copies has gone or says nothing
+//! any more. Nobody but a thread of this module waits for that.
+
+use std::io::{BufRead, BufReader, ErrorKind, Write};
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::time::Duration;
+
+use ferrite_fs::Engine;
+use ferrite_fuse::Freezer;
+use parking_lot::Mutex;
+
+use super::{FAILED, Failure};
+
+/// How long whoever copies may say nothing.
+const SILENCE: Duration = Duration::from_secs(60);
+/// What it says while it copies, and at the end.
+pub(crate) const COPYING: &str = "copying";
+pub(crate) const DONE: &str = "done";
+
+/// Who has a mount frozen.
+#[derive(Default)]
+struct Holder {
+    /// The number of the freeze that holds.
+    now: Option<u64>,
+    last: u64,
+}
+
+/// Freezes and thaws a daemon's mount.
+#[derive(Clone)]
+pub(crate) struct Frost {
+    engine: Engine,
+    freezer: Freezer,
+    holder: Arc<Mutex<Holder>>,
+}
+
+impl Frost {
+    pub(crate) fn new(engine: Engine, freezer: Freezer) -> Frost {
+        Frost {
+            engine,
+            freezer,
+            holder: Arc::default(),
+        }
+    }
+
+    /// Freezes; returns the number by which this very freeze is ended.
+    fn freeze(&self) -> Result<u64, Failure> {
+        let mut holder = self.holder.lock();
+        if holder.now.is_some() {
+            return Err(Failure::new(FAILED, "it is frozen already; `ferrite thaw` ends that"));
+        }
+        // First those who change something, so that none of them waits within the engine with locks that readers need.
+        self.freezer.close();
+        if let Err(error) = self.engine.freeze() {
+            self.freezer.open();
+            return Err(error.into());
+        }
+        holder.last += 1;
+        holder.now = Some(holder.last);
+        tracing::info!("frozen");
+        Ok(holder.last)
+    }
+
+    /// Ends the freeze of this number, or any; false if there is none (any more).
+    pub(crate) fn thaw(&self, freeze: Option<u64>) -> Result<bool, Failure> {
+        let thawed = {
+            let mut holder = self.holder.lock();
+            if holder.now.is_none() || freeze.is_some_and(|freeze| holder.now != Some(freeze)) {
+                return Ok(false);
+            }
+            holder.now = None;
+            self.engine.thaw()
+        };
+        self.freezer.open();
+        tracing::info!("thawed");
+        Ok(thawed.map(|()| true)?)
+    }
+
+    /// Freezes until somebody thaws, for so long at most.
+    pub(crate) fn freeze_for(&self, most: Duration) -> Result<(), Failure> {
+        let freeze = self.freeze()?;
+        let frost = self.clone();
+        let timer = std::thread::Builder::new().name("thaw".into()).spawn(move || {
+            std::thread::sleep(most);
+            if frost.thaw(Some(freeze)).unwrap_or(true) {
+                tracing::warn!(
+                    seconds = most.as_secs(),
+                    "the freeze was forgotten, and ended by itself"
+                );
+            }
+        });
+        if let Err(error) = timer {
+            self.thaw(Some(freeze))?;
+            return Err(error.into());
+        }
+        Ok(())
+    }
+
+    /// Freezes for as long as whoever is at the other end of `stream` copies `file` (device and inode number).
+    pub(crate) fn hold(&self, mut stream: UnixStream, file: (u64, u64)) -> std::io::Result<()> {
+        let freeze = match self.freeze() {
+            Ok(freeze) => freeze,
+            Err(failure) => return writeln!(stream, "{}", serde_json::json!({ "error": failure.message })),
+        };
+        let copied = writeln!(stream, "{}", serde_json::json!(file)).and_then(|()| wait_for_copy(&stream));
+        let held = self
+            .thaw(Some(freeze))
+            .map_err(|failure| std::io::Error::other(failure.message))?;
+        copied?;
+        writeln!(stream, "{held}")
+    }
+}
+
+/// Returns when the copy is done; an error if whoever makes it is gone, or says nothing.
+fn wait_for_copy(stream: &UnixStream) -> std::io::Result<()> {
+    stream.set_read_timeout(Some(SILENCE))?;
+    let mut lines = BufReader::new(stream);
+    loop {
+        let mut line = String::new();
+        match lines.read_line(&mut line)? {
+            0 => return Err(ErrorKind::UnexpectedEof.into()),
+            _ if line.trim() == DONE => return Ok(()),
+            _ => {}
+        }
+    }
+}
