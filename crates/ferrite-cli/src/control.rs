@@ -20,7 +20,8 @@ use rustix::process::{Pid, PidfdFlags};
 
 use super::frost::Frost;
 use super::mounts::{self, MountPoint};
-use super::{FAILED, Failure, dump};
+use super::pages::pages;
+use super::{FAILED, Failure};
 
 /// How often a client is told how far we are.
 const TELL_EVERY: Duration = Duration::from_millis(100);
@@ -218,7 +219,7 @@ fn reply(request: &str, engine: &Engine, frost: &Frost) -> Result<serde_json::Va
     Ok(match request {
         Request::Info => serde_json::to_value(engine.info())?,
         Request::IsReadOnly => serde_json::to_value(engine.is_read_only())?,
-        Request::Dump(path) => serde_json::to_value(dump::pages(engine, &path)?)?,
+        Request::Dump(path) => serde_json::to_value(pages(engine, &path)?)?,
         Request::Scrub(limit) => serde_json::to_value(engine.scrub(Some(limit))?)?,
         Request::Freeze(seconds) => {
             serde_json::to_value(frost.freeze_for(Duration::from_secs(seconds)).map(|()| true)?)?

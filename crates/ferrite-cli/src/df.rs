@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use ferrite_fs::PoolInfo;
 
 use super::mounts::MountPoint;
-use super::{FAILED, Failure, Outcome, complain, info, mounts, say, say_json, size};
+use super::{FAILED, Failure, Outcome, complain, dead, info, mounts, say, say_json, size};
 
 /// Show free space and inodes
 #[derive(Debug, clap::Args)]
@@ -126,7 +126,7 @@ fn row(path: PathBuf, mount: Option<MountPoint>) -> Result<Row, Failure> {
         (Err(failure), None) => return Err(failure),
     };
     let block = u64::from(info.block_bytes);
-    let is_dead = mount.as_ref().is_some_and(MountPoint::is_dead);
+    let is_dead = mount.as_ref().is_some_and(dead::is_dead);
     Ok(Row {
         pool: mount.as_ref().map_or(path, |mount| mount.pool.clone()),
         mounted_on: mount.map(|mount| mount.dir),

@@ -4,10 +4,11 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use ferrite_fs::{Engine, PageDump};
+use ferrite_fs::PageDump;
 use ferrite_vfs::{Cred, Vfs};
 
 use super::control::Request;
+use super::pages::pages;
 use super::target::Target;
 use super::{FAILED, Failure, Outcome, say, say_json};
 
@@ -24,14 +25,6 @@ pub(crate) struct Dump {
     /// Print one JSON object a page
     #[arg(long)]
     json: bool,
-}
-
-/// Pages of the file at `path`, whose names may have any bytes in them.
-pub(crate) fn pages(engine: &Engine, path: &[u8]) -> Result<Vec<PageDump>, Failure> {
-    let attr = Vfs::new(Arc::new(engine.clone()), Cred::root())
-        .stat(&[b"/", path].concat(), false)
-        .map_err(|error| Failure::new(FAILED, format!("{}: {error}", String::from_utf8_lossy(path))))?;
-    Ok(engine.dump(attr.ino)?)
 }
 
 impl Dump {

@@ -22,7 +22,7 @@ use ferrite_vfs::trace::{Recorder, Traced};
 use super::control::{self, Request};
 use super::frost::Frost;
 use super::target::{Target, not_mounted};
-use super::{FAILED, Failure, Outcome, USAGE, about, complain, log, memory, mounts, opening, scrub, signals};
+use super::{FAILED, Failure, Outcome, USAGE, about, complain, dead, log, memory, mounts, opening, scrub, signals};
 
 /// Mount a pool on a directory
 #[derive(Debug, clap::Args)]
@@ -400,7 +400,7 @@ impl Mount {
         };
         let dir = absolute(&self.dir)?;
         let null = OpenOptions::new().read(true).write(true).open("/dev/null")?;
-        mounts::clear_dead(&dir)?;
+        dead::clear_dead(&dir)?;
         let mut mounted = ferrite_fuse::mount(fs, &dir, &options.fuse)?;
         let unmounter = mounted.unmounter();
         let frost = Frost::new(engine.clone(), mounted.freezer());

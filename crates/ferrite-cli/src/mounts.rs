@@ -3,11 +3,6 @@
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
-use std::process::Command;
-
-use rustix::io::Errno;
-
-use super::{FAILED, Failure, control};
 
 /// File-system type of our mounts.
 const FS_TYPE: &[u8] = b"fuse.ferrite";
@@ -23,14 +18,6 @@ pub(crate) struct MountPoint {
     pub(crate) device: String,
     /// Who mounted it.
     pub(crate) user: u32,
-}
-
-impl MountPoint {
-    /// Whether nobody serves it any more: its daemon was killed. One that listens is not asked, since it may take its
-    /// time; attributes would say nothing, since the kernel has them ready.
-    pub(crate) fn is_dead(&self) -> bool {
-        control::process_of(self).is_none() && rustix::fs::statvfs(&self.dir).err() == Some(Errno::NOTCONN)
-    }
 }
 
 /// All mounted pools.
@@ -152,30 +139,6 @@ pub(crate) fn on(dir: &Path) -> Option<MountPoint> {
 /// The mount on a directory that has this very path. Asks nothing of the mount, so its daemon may call this before it serves.
 pub(crate) fn with_path(dir: &Path) -> Option<MountPoint> {
     newest(|mount| mount.dir.as_os_str() == dir.as_os_str())
-}
-
-/// Takes dead mounts of ours away from a directory: their daemons were killed, so nobody can use them.
-pub(crate) fn clear_dead(dir: &Path) -> Result<(), Failure> {
-    while let Some(mount) = with_path(dir) {
-        if !mount.is_dead() {
-            break;
-        }
-        tracing::info!(dir = %dir.display(), pool = %mount.pool.display(), "a dead mount is taken over");
-        // Lazily: programs may have files open there, which are as dead.
-        let (program, words) = match rustix::process::geteuid().is_root() {
-            true => ("umount", &["-l"][..]),
-            false => ("fusermount3", &["-u", "-z"][..]),
-        };
-        let status = Command::new(program).args(words).arg("--").arg(dir).status()?;
-        if !status.success() {
-            let text = format!(
-                "{}: a mount whose daemon died is there, and could not be unmounted",
-                dir.display()
-            );
-            return Err(Failure::new(FAILED, text));
-        }
-    }
-    Ok(())
 }
 
 fn newest(wanted: impl Fn(&MountPoint) -> bool) -> Option<MountPoint> {
