@@ -63,7 +63,7 @@ soak: build
 	cargo test --release -p ferrite-lab --features leveldb --test quick -- --ignored --nocapture
 	# Everything else on every mapping, real programs included; the kills as often as on the default one.
 	for mapping in cuckoo radix extent leaf; do \
-		FERRITE_MAPPING=$$mapping FERRITE_BIN=$(FERRITE) cargo test --release -p ferrite-fs -p ferrite-cli --features ferrite-cli/leveldb \
+		FERRITE_MAPPING=$$mapping FERRITE_BIN=$(FERRITE) cargo test --release -p ferrite-fs -p ferrite -p ferrite-cli --features ferrite-cli/leveldb \
 			-- $(addprefix --skip ,$(ON_ALL_MAPPINGS)) || exit 1; \
 		FERRITE_SOAK=1 FERRITE_MAPPING=$$mapping FERRITE_BIN=$(FERRITE) cargo test --release -p ferrite-cli --features leveldb --test crash_kill || exit 1; done
 	$(MAKE) fuzz

@@ -1,9 +1,10 @@
-//! POSIX on a real mount, as root and as other users: the tables in `tests/posix/`, one system call a line (how to
+//! POSIX on a real mount, as root and as other users: the tables in `ferrite/tests/posix/`, one system call a line (how to
 //! read them is said in `posix/mod.rs`).
 //!
 //! Which side is wrong, table or file system? `FERRITE_POSIX_DIR=/some/dir` runs the tables on another file system.
 
 mod common;
+#[path = "../../ferrite/tests/posix/mod.rs"]
 mod posix;
 
 use std::ffi::{CStr, CString};

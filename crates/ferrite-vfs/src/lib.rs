@@ -25,4 +25,4 @@ mod vfs;
 pub use error::{FsError, Result, SpaceOf};
 pub use fs::{FileSystem, OpenFile};
 pub use types::*;
-pub use vfs::{Dir, OpenFlags, Vfs};
+pub use vfs::{Dir, OpenFlags, Target, Vfs};

@@ -1,7 +1,8 @@
 //! Paths and permissions, once for all engines: what a kernel's VFS does for a mount, for everybody else.
 //!
 //! What lives here: [`Vfs`], which walks paths and checks each step against the caller's [`Cred`], then calls the
-//! engine. The rules themselves are in [`crate::posix`]; [`Dir`] is an open directory. A check and the operation it
+//! engine. The rules themselves are in [`crate::posix`]; [`Dir`] is an open directory; changes of attributes are in
+//! [`attributes`]. A check and the operation it
 //! allows are two steps: a concurrent chmod or rename can fall in between, as it can between two system calls.
 //!
 //! Invariant: what was checked is what is used. Each inode on the way is pinned ([`Held`]) from before its number is used
@@ -19,8 +20,12 @@ use parking_lot::{Mutex, MutexGuard};
 use crate::posix::{self, Access};
 use crate::{
     Attr, Cred, DirEntry, FileKind, FileSystem, FsError, Ino, NewNode, OpenFile, OpenMode, PATH_MAX, ROOT_INO,
-    RenameMode, Result, SYMLOOP_MAX, SetAttr, StatFs, XattrMode,
+    RenameMode, Result, SYMLOOP_MAX, SetAttr, StatFs,
 };
+
+mod attributes;
+
+pub use attributes::Target;
 
 /// How a file is opened; the names are those of `open(2)`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -66,6 +71,11 @@ impl Dir {
     /// Its inode.
     pub fn ino(&self) -> Ino {
         self.ino
+    }
+
+    /// Its attributes.
+    pub fn getattr(&self) -> Result<Attr> {
+        self.fs.getattr(self.ino)
     }
 
     /// Lists it, as [`FileSystem::readdir`]. Who opened it was allowed to, and that lasts.
@@ -455,8 +465,17 @@ impl Vfs {
 
     /// Gives a file another name. A symbolic link gets one itself.
     pub fn link(&self, old: &[u8], new: &[u8]) -> Result<Attr> {
+        self.link_between(old, self, new)
+    }
+
+    /// As [`Self::link`], but a relative `new` starts at directory `new_base`, which the caller keeps pinned.
+    pub fn link_at(&self, old: &[u8], new_base: Ino, new: &[u8]) -> Result<Attr> {
+        self.link_between(old, &self.at(new_base), new)
+    }
+
+    fn link_between(&self, old: &[u8], to: &Vfs, new: &[u8]) -> Result<Attr> {
         let file = self.target(old, false)?;
-        let place = self.new_place(new, false)?;
+        let place = to.new_place(new, false)?;
         if file.kind == FileKind::Directory {
             return Err(FsError::NotPermitted);
         }
@@ -497,7 +516,16 @@ impl Vfs {
 
     /// Renames, as [`FileSystem::rename`]. The root, and paths that end in `.` or `..`, are `Busy`.
     pub fn rename(&self, old: &[u8], new: &[u8], mode: RenameMode) -> Result<()> {
-        let (from, to) = (self.place(old)?, self.place(new)?);
+        self.rename_between(old, self, new, mode)
+    }
+
+    /// As [`Self::rename`], but a relative `new` starts at directory `new_base`, which the caller keeps pinned.
+    pub fn rename_at(&self, old: &[u8], new_base: Ino, new: &[u8], mode: RenameMode) -> Result<()> {
+        self.rename_between(old, &self.at(new_base), new, mode)
+    }
+
+    fn rename_between(&self, old: &[u8], target: &Vfs, new: &[u8], mode: RenameMode) -> Result<()> {
+        let (from, to) = (self.place(old)?, target.place(new)?);
         if is_dots(from.name) || is_dots(to.name) {
             return Err(FsError::Busy);
         }
@@ -530,16 +558,6 @@ impl Vfs {
             }
         }
         self.fs.rename(from.parent.ino, from.name, to.parent.ino, to.name, mode)
-    }
-
-    /// Changes attributes, as far as the caller may. A symbolic link itself has no mode to change: `NotSupported`.
-    pub fn setattr(&self, path: &[u8], set: &SetAttr, follow: bool) -> Result<Attr> {
-        let target = self.target(path, follow)?;
-        if set.mode.is_some() && target.kind == FileKind::Symlink {
-            return Err(FsError::NotSupported("permission bits of a symbolic link"));
-        }
-        let set = posix::may_setattr(&target, &self.cred, set)?;
-        self.fs.setattr(target.ino, &set)
     }
 
     /// Where a symbolic link points.
@@ -579,59 +597,6 @@ impl Vfs {
     /// Space and inodes.
     pub fn statfs(&self) -> Result<StatFs> {
         self.fs.statfs()
-    }
-
-    /// Value of an extended attribute.
-    pub fn getxattr(&self, path: &[u8], name: &[u8]) -> Result<Vec<u8>> {
-        let attr = self.xattr_target(path, name, Access::READ)?;
-        self.fs.getxattr(attr.ino, name)
-    }
-
-    /// Sets an extended attribute.
-    pub fn setxattr(&self, path: &[u8], name: &[u8], value: &[u8], mode: XattrMode) -> Result<()> {
-        let attr = self.xattr_target(path, name, Access::WRITE)?;
-        self.fs.setxattr(attr.ino, name, value, mode)
-    }
-
-    /// Names of all extended attributes that the caller may see.
-    pub fn listxattr(&self, path: &[u8]) -> Result<Vec<Vec<u8>>> {
-        let mut names = self.fs.listxattr(self.target(path, true)?.ino)?;
-        names.retain(|name| self.cred.is_root() || !name.starts_with(b"trusted."));
-        Ok(names)
-    }
-
-    /// Removes an extended attribute.
-    pub fn removexattr(&self, path: &[u8], name: &[u8]) -> Result<()> {
-        let attr = self.xattr_target(path, name, Access::WRITE)?;
-        self.fs.removexattr(attr.ino, name)
-    }
-
-    /// The rules of xattr(7): `user.` belongs to the content of files and directories (in sticky ones, to the owner),
-    /// `trusted.` to root. `system.` (access control lists) is not there.
-    fn xattr_target(&self, path: &[u8], name: &[u8], want: Access) -> Result<Held<'_>> {
-        posix::check_xattr_name(name)?;
-        let target = self.target(path, true)?;
-        let refused = if want.write {
-            FsError::NotPermitted
-        } else {
-            FsError::NoAttribute
-        };
-        let dot = name.iter().position(|&byte| byte == b'.');
-        match &name[..dot.unwrap_or(0)] {
-            b"user" => {
-                let owner = self.cred.is_root() || self.cred.uid == target.uid;
-                match target.kind {
-                    FileKind::Directory if want.write && target.mode & STICKY != 0 && !owner => return Err(refused),
-                    FileKind::File | FileKind::Directory => {}
-                    _ => return Err(refused),
-                }
-                posix::may_access(&target, &self.cred, want)?;
-            }
-            b"trusted" if !self.cred.is_root() => return Err(refused),
-            b"security" if want.write && !self.cred.is_root() => return Err(refused),
-            _ => {}
-        }
-        Ok(target)
     }
 }
 

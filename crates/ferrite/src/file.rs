@@ -1,166 +1,334 @@
-//! [`File`] and [`OpenOptions`], as those of `std::fs`.
+//! [`File`]: an open file, as that of `std::fs`. Its locks are in [`crate::locks`].
+//!
+//! Invariant: clones of one file are one open file: they have one position, one owner of locks, and the last of them that
+//! goes closes it ([`Open`]).
 
+use std::ffi::{OsStr, OsString};
+use std::fmt;
+use std::fs::Permissions;
 use std::io::{self, Read, Seek, SeekFrom, Write};
-use std::os::unix::fs::FileExt;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
+use std::time::SystemTime;
 
-use ferrite_vfs::{FallocateMode, FsError, OpenFile, OpenFlags, SetAttr, SpaceOf, posix};
+use ferrite_vfs::locks::LockOwner;
+use ferrite_vfs::{FallocateMode, FsError, OpenFile, OpenFlags, SetAttr, SpaceOf, Target, Vfs, XattrMode, posix};
+use parking_lot::Mutex;
 
-use crate::fs::{Fs, Metadata, error_at};
+use crate::attributes::{action::*, os_strings};
+use crate::error::{Cause, Error, Result};
+use crate::fs::{Fs, Parts};
+use crate::metadata::{FileTimes, Metadata, mode_request, owner_request};
 use crate::own::Own;
 
-/// How to open a file.
-#[derive(Debug, Clone, Default)]
-pub struct OpenOptions {
-    flags: OpenFlags,
-    append: bool,
-    mode: Option<u32>,
-}
-
-macro_rules! switches {
-    ($($(#[$doc:meta])* $name:ident => $field:ident;)*) => {$(
-        $(#[$doc])*
-        pub fn $name(&mut self, on: bool) -> &mut Self {
-            self.flags.$field = on;
-            self
-        }
-    )*};
-}
-
-impl OpenOptions {
-    /// Nothing allowed yet.
-    pub fn new() -> Self {
-        OpenOptions::default()
-    }
-
-    switches! {
-        /// Allow reads.
-        read => read;
-        /// Allow writes.
-        write => write;
-        /// Make the file if it is missing.
-        create => create;
-        /// Cut the file to nothing.
-        truncate => truncate;
-        /// Leave access times alone.
-        no_atime => no_atime;
-    }
-
-    /// Make the file, and refuse one that exists.
-    pub fn create_new(&mut self, on: bool) -> &mut Self {
-        self.flags.create = on;
-        self.flags.exclusive = on;
-        self
-    }
-
-    /// Every write goes to the end of the file, found and moved in the same atomic step.
-    pub fn append(&mut self, on: bool) -> &mut Self {
-        self.append = on;
-        self
-    }
-
-    /// Permission bits of a new file [default: 0644].
-    pub fn mode(&mut self, mode: u32) -> &mut Self {
-        self.mode = Some(mode);
-        self
-    }
-
-    /// Opens `path` in `fs`.
-    pub fn open(&self, fs: &Fs, path: impl AsRef<Path>) -> io::Result<File> {
-        let path = path.as_ref();
-        let mut flags = self.flags;
-        flags.write |= self.append;
-        flags.mode = self.mode.unwrap_or(0o644);
-        Ok(File {
-            fs: fs.clone(),
-            file: fs.hand_out(path, |vfs, path| vfs.open(path, &flags))?,
-            path: path.to_path_buf(),
-            append: self.append,
-            writable: flags.write,
-            position: 0,
-        })
-    }
-}
+const READ: &str = "read";
+const WRITE: &str = "write";
+const SEEK: &str = "seek in";
 
 /// An open file with a position. Writes are atomic and durable when they return; there is nothing to flush.
+///
+/// Reading and writing by position keep the position locked meanwhile, so threads that share a file take turns;
+/// [`FileExt`] has calls that do not use it. An error of [`Read`], [`Write`], [`Seek`] or [`FileExt`] has the error number
+/// of the operation (`EBADF` for a handle that is not open for it).
 pub struct File {
-    fs: Fs,
-    file: Own<Arc<dyn OpenFile>>,
+    open: Own<Arc<Open>>,
+}
+
+/// What all clones of a file share.
+pub(crate) struct Open {
+    pub(crate) fs: Arc<Parts>,
+    pub(crate) file: Arc<dyn OpenFile>,
+    /// As messages show it.
     path: PathBuf,
+    pub(crate) readable: bool,
+    pub(crate) writable: bool,
     append: bool,
-    writable: bool,
-    position: u64,
+    position: Mutex<u64>,
+    /// Who holds its locks, once it has asked for one.
+    pub(crate) lock_owner: OnceLock<LockOwner>,
+}
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        // Before the file is closed: its number could be another file's then.
+        if let Some(&owner) = self.lock_owner.get() {
+            self.fs.locks.release_file(self.file.ino(), owner);
+        }
+    }
 }
 
 impl File {
-    fn check<T>(&self, result: ferrite_vfs::Result<T>) -> io::Result<T> {
-        result.map_err(error_at(&self.path))
-    }
-
-    fn run<T>(&self, f: impl FnOnce(&dyn OpenFile) -> ferrite_vfs::Result<T>) -> io::Result<T> {
-        self.check(f(&**self.file.get()?))
-    }
-
-    /// Its attributes.
-    pub fn metadata(&self) -> io::Result<Metadata> {
-        self.run(|file| file.getattr()).map(Metadata)
-    }
-
-    /// Cuts the file, or extends it by a hole. The handle must be open for writing, as with `ftruncate(2)`.
-    pub fn set_len(&self, size: u64) -> io::Result<()> {
-        if !self.writable {
-            return self.check(Err(FsError::Invalid("the file is not open for writing")));
-        }
-        let file = self.file.get()?;
-        self.fs.at(&self.path, |vfs, _| {
-            let set = SetAttr {
-                size: Some(size),
-                kill_priv: !vfs.cred().is_root(),
-                by_stranger: posix::is_stranger(&file.getattr()?, vfs.cred()),
-                ..SetAttr::default()
-            };
-            vfs.fs().setattr(file.ino(), &set).map(drop)
+    pub(crate) fn open(fs: &Fs, path: &Path, flags: &OpenFlags, append: bool) -> Result<File> {
+        let file = fs.run("open", path, |vfs, path| vfs.open(path, flags))?;
+        Ok(File {
+            open: fs.parts().map(|parts| {
+                Arc::new(Open {
+                    fs: Arc::clone(parts),
+                    file,
+                    path: fs.prefix().join(path),
+                    readable: flags.read,
+                    writable: flags.write,
+                    append,
+                    position: Mutex::new(0),
+                    lock_owner: OnceLock::new(),
+                })
+            }),
         })
     }
 
-    /// Appends atomically; returns where the data went.
-    pub fn append(&self, data: &[u8]) -> io::Result<u64> {
-        match self.run(|file| file.append(data))? {
+    fn error(&self, action: &'static str, cause: impl Into<Cause>) -> Error {
+        Error::new(action, &*self.open.peek().path, cause)
+    }
+
+    /// Does `f` with the file. An error says that it was to `action` it.
+    pub(crate) fn run<T>(&self, action: &'static str, f: impl FnOnce(&Open) -> ferrite_vfs::Result<T>) -> Result<T> {
+        let run = || -> Result<T, Cause> { Ok(f(self.open.get()?)?) };
+        run().map_err(|cause| self.error(action, cause))
+    }
+
+    fn run_on_inode<T>(
+        &self,
+        action: &'static str,
+        f: impl FnOnce(&Vfs, Target<'_>) -> ferrite_vfs::Result<T>,
+    ) -> Result<T> {
+        self.run(action, |open| f(&open.fs.vfs, Target::Open(open.file.ino())))
+    }
+
+    /// Does `f` with the position, which stays locked.
+    fn at_position<T>(
+        &self,
+        action: &'static str,
+        f: impl FnOnce(&Open, &mut u64) -> ferrite_vfs::Result<T>,
+    ) -> Result<T> {
+        self.run(action, |open| f(open, &mut open.position.lock()))
+    }
+
+    /// Another handle of the same open file: with the same position and the same locks, which stay until all handles are
+    /// gone.
+    pub fn try_clone(&self) -> Result<File> {
+        self.run("duplicate the handle of", |_| Ok(()))?;
+        Ok(File {
+            open: self.open.clone(),
+        })
+    }
+
+    /// Its attributes.
+    pub fn metadata(&self) -> Result<Metadata> {
+        self.run(STAT, |open| open.file.getattr()).map(Metadata)
+    }
+
+    /// Cuts the file, or extends it by a hole.
+    ///
+    /// # Errors
+    /// `EINVAL` for a handle that is not open for writing, as with `ftruncate(2)`.
+    pub fn set_len(&self, size: u64) -> Result<()> {
+        self.run(SET_LEN, |open| {
+            if !open.writable {
+                return Err(FsError::Invalid("the file is not open for writing"));
+            }
+            let vfs = &open.fs.vfs;
+            let set = SetAttr {
+                size: Some(size),
+                kill_priv: !vfs.cred().is_root(),
+                by_stranger: posix::is_stranger(&open.file.getattr()?, vfs.cred()),
+                ..SetAttr::default()
+            };
+            vfs.fs().setattr(open.file.ino(), &set).map(drop)
+        })
+    }
+
+    /// Appends atomically; returns where the data went. The position stays.
+    ///
+    /// # Errors
+    /// `ENOSPC` also for data longer than what is written atomically of which only a part found space; that is written.
+    pub fn append(&self, data: &[u8]) -> Result<u64> {
+        self.run("append to", |open| match open.file.append(data)? {
             (offset, count) if count == data.len() => Ok(offset),
-            _ => self.check(Err(FsError::NoSpace(SpaceOf::Blocks))),
-        }
+            _ => Err(FsError::NoSpace(SpaceOf::Blocks)),
+        })
     }
 
     /// Reserves, punches or zeroes a range.
-    pub fn allocate(&self, mode: FallocateMode, offset: u64, len: u64) -> io::Result<()> {
-        self.run(|file| file.fallocate(mode, offset, len))
+    ///
+    /// # Errors
+    /// `EBADF` for a handle that is not open for writing.
+    pub fn allocate(&self, mode: FallocateMode, offset: u64, len: u64) -> Result<()> {
+        self.run("allocate a range of", |open| open.file.fallocate(mode, offset, len))
     }
 
     /// Says whether all is durable: it is, unless the medium failed.
-    pub fn sync_all(&self) -> io::Result<()> {
-        self.run(|file| file.fsync())
+    pub fn sync_all(&self) -> Result<()> {
+        self.run("sync", |open| open.file.fsync())
+    }
+
+    /// As [`Self::sync_all`].
+    pub fn sync_data(&self) -> Result<()> {
+        self.sync_all()
+    }
+
+    /// The first offset at or after `offset` that holds data. The position stays, unlike that of `lseek(2)`.
+    ///
+    /// # Errors
+    /// `ENXIO` where no data follows.
+    pub fn seek_data(&self, offset: u64) -> Result<u64> {
+        self.run(SEEK, |open| open.file.seek_data(offset))
+    }
+
+    /// The first offset at or after `offset` in a hole; the end of the file counts as one. The position stays.
+    ///
+    /// # Errors
+    /// `ENXIO` at and after the end.
+    pub fn seek_hole(&self, offset: u64) -> Result<u64> {
+        self.run(SEEK, |open| open.file.seek_hole(offset))
+    }
+
+    fn change(&self, action: &'static str, set: &SetAttr) -> Result<()> {
+        self.run_on_inode(action, |vfs, file| vfs.setattr_of(file, set))
+            .map(drop)
+    }
+
+    /// Sets the permission bits (`07777`). Handles that are open keep what they may do.
+    pub fn set_mode(&self, mode: u32) -> Result<()> {
+        self.change(SET_MODE, &mode_request(mode))
+    }
+
+    /// As [`Self::set_mode`], with the standard library's type.
+    pub fn set_permissions(&self, permissions: Permissions) -> Result<()> {
+        self.set_mode(permissions.mode())
+    }
+
+    /// Sets owner and group; `None` leaves one as it is. Takes setuid and setgid away.
+    pub fn chown(&self, uid: Option<u32>, gid: Option<u32>) -> Result<()> {
+        self.change(SET_OWNER, &owner_request(uid, gid))
+    }
+
+    /// Sets times, both in one step. As with `futimens(2)` it counts who the user is, not how the file was opened.
+    pub fn set_times(&self, times: FileTimes) -> Result<()> {
+        self.change(SET_TIMES, &times.request())
+    }
+
+    /// Sets the modification time.
+    pub fn set_modified(&self, time: SystemTime) -> Result<()> {
+        self.set_times(FileTimes::new().set_modified(time))
+    }
+
+    /// As [`Fs::get_xattr`].
+    pub fn get_xattr(&self, name: impl AsRef<OsStr>) -> Result<Vec<u8>> {
+        self.run_on_inode(GET_XATTR, |vfs, file| vfs.getxattr_of(file, name.as_ref().as_bytes()))
+    }
+
+    /// As [`Fs::set_xattr`].
+    pub fn set_xattr(&self, name: impl AsRef<OsStr>, value: impl AsRef<[u8]>, mode: XattrMode) -> Result<()> {
+        self.run_on_inode(SET_XATTR, |vfs, file| {
+            vfs.setxattr_of(file, name.as_ref().as_bytes(), value.as_ref(), mode)
+        })
+    }
+
+    /// As [`Fs::list_xattrs`].
+    pub fn list_xattrs(&self) -> Result<Vec<OsString>> {
+        self.run_on_inode(LIST_XATTRS, |vfs, file| vfs.listxattr_of(file))
+            .map(os_strings)
+    }
+
+    /// As [`Fs::remove_xattr`].
+    pub fn remove_xattr(&self, name: impl AsRef<OsStr>) -> Result<()> {
+        self.run_on_inode(REMOVE_XATTR, |vfs, file| {
+            vfs.removexattr_of(file, name.as_ref().as_bytes())
+        })
+    }
+
+    /// Reads at `offset`; fewer bytes only at the end.
+    pub(crate) fn read_from(&self, offset: u64, buf: &mut [u8]) -> Result<usize> {
+        self.run(READ, |open| open.file.read_at(offset, buf))
+    }
+
+    fn write_to(&self, offset: u64, data: &[u8]) -> Result<usize> {
+        self.run(WRITE, |open| open.file.write_at(offset, data))
+    }
+
+    /// All there is from the start on.
+    pub(crate) fn read_whole(&self) -> Result<Vec<u8>> {
+        let size = usize::try_from(self.metadata()?.len()).unwrap_or(usize::MAX);
+        // One byte more shows the end, unless the file grows meanwhile.
+        let mut content = vec![0; size.saturating_add(1)];
+        let mut len = 0;
+        loop {
+            len += self.read_from(len as u64, &mut content[len..])?;
+            if len < content.len() {
+                content.truncate(len);
+                return Ok(content);
+            }
+            content.resize(len * 2, 0);
+        }
+    }
+
+    /// Writes all of `data` at `offset`, in as many steps as it takes.
+    pub(crate) fn write_whole(&self, data: &[u8], offset: u64) -> Result<()> {
+        let mut done = 0;
+        while done < data.len() {
+            match self.write_to(offset + done as u64, &data[done..])? {
+                0 => return Err(self.error(WRITE, FsError::NoSpace(SpaceOf::Blocks))),
+                count => done += count,
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Read for &File {
+    fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
+        Ok(self.at_position(READ, |open, position| {
+            let count = open.file.read_at(*position, buf)?;
+            *position += count as u64;
+            Ok(count)
+        })?)
+    }
+}
+
+impl Write for &File {
+    fn write(&mut self, data: &[u8]) -> io::Result<usize> {
+        Ok(self.at_position(WRITE, |open, position| {
+            let (offset, count) = if open.append {
+                open.file.append(data)?
+            } else {
+                (*position, open.file.write_at(*position, data)?)
+            };
+            *position = offset + count as u64;
+            Ok(count)
+        })?)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Seek for &File {
+    fn seek(&mut self, to: SeekFrom) -> io::Result<u64> {
+        Ok(self.at_position(SEEK, |open, position| {
+            let (base, delta) = match to {
+                SeekFrom::Start(offset) => (offset, 0),
+                SeekFrom::Current(delta) => (*position, delta),
+                SeekFrom::End(delta) => (open.file.getattr()?.size, delta),
+            };
+            let target = base.checked_add_signed(delta);
+            *position = target.ok_or(FsError::Invalid("a position before the start"))?;
+            Ok(*position)
+        })?)
     }
 }
 
 impl Read for File {
     fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
-        let count = self.read_at(buf, self.position)?;
-        self.position += count as u64;
-        Ok(count)
+        (&*self).read(buf)
     }
 }
 
 impl Write for File {
     fn write(&mut self, data: &[u8]) -> io::Result<usize> {
-        if self.append {
-            let (offset, count) = self.run(|file| file.append(data))?;
-            self.position = offset + count as u64;
-            return Ok(count);
-        }
-        let count = self.write_at(data, self.position)?;
-        self.position += count as u64;
-        Ok(count)
+        (&*self).write(data)
     }
 
     fn flush(&mut self) -> io::Result<()> {
@@ -170,23 +338,27 @@ impl Write for File {
 
 impl Seek for File {
     fn seek(&mut self, to: SeekFrom) -> io::Result<u64> {
-        let (base, delta) = match to {
-            SeekFrom::Start(offset) => (offset, 0),
-            SeekFrom::Current(delta) => (self.position, delta),
-            SeekFrom::End(delta) => (self.metadata()?.len(), delta),
-        };
-        let target = base.checked_add_signed(delta);
-        self.position = self.check(target.ok_or(FsError::Invalid("a position before the start")))?;
-        Ok(self.position)
+        (&*self).seek(to)
     }
 }
 
 impl FileExt for File {
     fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<usize> {
-        self.run(|file| file.read_at(offset, buf))
+        Ok(self.read_from(offset, buf)?)
     }
 
     fn write_at(&self, data: &[u8], offset: u64) -> io::Result<usize> {
-        self.run(|file| file.write_at(offset, data))
+        Ok(self.write_to(offset, data)?)
+    }
+}
+
+impl fmt::Debug for File {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let open = self.open.peek();
+        f.debug_struct("File")
+            .field("path", &open.path)
+            .field("read", &open.readable)
+            .field("write", &open.writable)
+            .finish_non_exhaustive()
     }
 }

@@ -1,58 +1,20 @@
-//! [`Fs`]: names and attributes, as the functions of `std::fs`.
+//! [`Fs`]: a pool as a whole. What is done with names is in [`crate::names`], with attributes in [`crate::attributes`].
 
-use std::ffi::{OsStr, OsString};
+use std::fmt;
 use std::io;
-use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use std::path::{Path, PathBuf};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use ferrite_fs::{Engine, EngineError, MkfsOptions, MountOptions, PoolInfo};
+use ferrite_fs::{Engine, MkfsOptions, MountOptions, PoolInfo};
 use ferrite_pm::fork::Origin;
 use ferrite_pm::{Access, PmError, Region};
+use ferrite_vfs::locks::LockTable;
 use ferrite_vfs::memfs::MemFs;
-use ferrite_vfs::{Attr, Cred, Dir, FileKind, FileSystem, FsError, RenameMode, SetAttr, StatFs, Vfs};
+use ferrite_vfs::{Cred, FileSystem, StatFs, Vfs};
 
-use crate::file::{File, OpenOptions};
+use crate::error::{Cause, Error, Result};
 use crate::own::Own;
-use crate::tree;
-
-/// Permission bits of new directories.
-const DIR_MODE: u32 = 0o755;
-
-/// An error of an operation on `path`.
-pub(crate) fn error_at(path: &Path) -> impl Fn(FsError) -> io::Error + '_ {
-    move |error| {
-        let kind = io::Error::from_raw_os_error(error.errno()).kind();
-        io::Error::new(
-            kind,
-            At {
-                path: path.to_path_buf(),
-                error,
-            },
-        )
-    }
-}
-
-/// What went wrong, and with which path.
-#[derive(Debug, thiserror::Error)]
-#[error("{path}: {error}", path = path.display())]
-struct At {
-    path: PathBuf,
-    #[source]
-    error: FsError,
-}
-
-fn pool_error(error: impl Into<EngineError>) -> io::Error {
-    let error = error.into();
-    let kind = match &error {
-        EngineError::Medium(PmError::InUse { .. }) => io::ErrorKind::ResourceBusy,
-        EngineError::Medium(PmError::Io { source, .. }) => source.kind(),
-        EngineError::Options(_) => io::ErrorKind::InvalidInput,
-        _ => io::ErrorKind::InvalidData,
-    };
-    io::Error::new(kind, error)
-}
 
 fn holds_nothing(pool: &Path) -> bool {
     std::fs::File::open(pool).is_ok_and(|file| ferrite_pm::blank::holds_nothing(&file))
@@ -62,56 +24,89 @@ pub(crate) fn bytes(path: &Path) -> &[u8] {
     path.as_os_str().as_bytes()
 }
 
+const CREATE: &str = "make the pool";
+const OPEN: &str = "open the pool";
+
 /// A file system: a pool in this process, or memory. Cheap to clone; all clones are one. A forked child cannot use it.
+///
+/// Paths are those of the file system. Relative ones start at its root; [`Dir`](crate::Dir) has others. Permission bits
+/// of what is made are taken as they are given: there is no umask.
+///
+/// Every call is atomic, also in a crash, and durable when it returns, unless it says otherwise; one that fails has
+/// changed nothing. Calls block for the medium and for each other, not for anybody's use of a file, but for
+/// [`File::lock`](crate::File::lock) and its kin.
 #[derive(Clone)]
 pub struct Fs {
-    parts: Own<Parts>,
+    parts: Own<Arc<Parts>>,
 }
 
+/// What all handles of one file system have in common.
 #[derive(Clone)]
-struct Parts {
-    vfs: Vfs,
+pub(crate) struct Parts {
+    pub(crate) vfs: Vfs,
+    /// One for all users of a pool, since they keep each other out.
+    pub(crate) locks: Arc<LockTable>,
     engine: Option<Engine>,
+    /// Where the pool lies; empty for other engines.
+    pool: Arc<Path>,
+    /// The path that the directory had where relative paths start, for messages; empty for the root.
+    prefix: Arc<Path>,
 }
 
 impl Fs {
     /// Makes a pool of `size_bytes` in a new file, or on a device, and opens it. Blocking; the space is allocated at once.
     /// An existing file is refused unless nothing was ever written to it: it is empty, or space was reserved for it. On an
     /// error no file is left behind that was not there.
-    pub fn create(pool: impl AsRef<Path>, size_bytes: u64) -> io::Result<Fs> {
+    pub fn create(pool: impl AsRef<Path>, size_bytes: u64) -> Result<Fs> {
+        Fs::create_with(pool, size_bytes, &MkfsOptions::default())
+    }
+
+    /// As [`Self::create`], with a choice of the mapping and all else that is settled when a pool is made.
+    ///
+    /// # Errors
+    /// `InvalidInput` for options that cannot be met, `StorageFull` where there is no space, `AlreadyExists` for a file
+    /// that is not empty.
+    pub fn create_with(pool: impl AsRef<Path>, size_bytes: u64, options: &MkfsOptions) -> Result<Fs> {
         let pool = pool.as_ref();
         let is_taken = |found: &std::fs::Metadata| found.is_file() && !holds_nothing(pool);
         if std::fs::metadata(pool).is_ok_and(|found| is_taken(&found)) {
-            let text = format!("{}: is not empty; open it, or remove it first", pool.display());
-            return Err(io::Error::new(io::ErrorKind::AlreadyExists, text));
+            let (action, path) = (CREATE, pool.to_path_buf());
+            let text = "it is not empty; open it, or remove it first";
+            let source = io::Error::new(io::ErrorKind::AlreadyExists, text);
+            return Err(Error::new(CREATE, pool, PmError::Io { action, path, source }));
         }
-        let region = ferrite_fs::create(pool, size_bytes, &MkfsOptions::default()).map_err(pool_error)?;
-        Fs::mount(region, &MountOptions::default())
+        let region = ferrite_fs::create(pool, size_bytes, options).map_err(|error| Error::new(CREATE, pool, error))?;
+        Fs::mount(pool, region, &MountOptions::default())
     }
 
     /// Opens a pool; recovers it first if it was not closed. Blocking.
-    pub fn open(pool: impl AsRef<Path>) -> io::Result<Fs> {
+    pub fn open(pool: impl AsRef<Path>) -> Result<Fs> {
         Fs::open_with(pool, &MountOptions::default())
     }
 
     /// Opens a pool with options. Read-only, a pool that was not closed is recovered in memory and not written.
-    pub fn open_with(pool: impl AsRef<Path>, options: &MountOptions) -> io::Result<Fs> {
+    ///
+    /// # Errors
+    /// `ResourceBusy` for a pool that this or another process has open, `InvalidData` for what is no pool or a damaged one.
+    pub fn open_with(pool: impl AsRef<Path>, options: &MountOptions) -> Result<Fs> {
+        let pool = pool.as_ref();
         let access = if options.read_only {
             Access::ReadOnlyPrivate
         } else {
             Access::ReadWrite
         };
-        Fs::mount(Region::open(pool.as_ref(), access).map_err(pool_error)?, options)
+        let region = Region::open(pool, access).map_err(|error| Error::new(OPEN, pool, error))?;
+        Fs::mount(pool, region, options)
     }
 
-    fn mount(region: Region, options: &MountOptions) -> io::Result<Fs> {
-        let origin = Origin::here()?;
-        let engine = Engine::mount(region, options).map_err(pool_error)?;
+    fn mount(pool: &Path, region: Region, options: &MountOptions) -> Result<Fs> {
+        let origin = Origin::here().map_err(|source| {
+            let (action, path) = ("watch for forks", pool.to_path_buf());
+            Error::new(OPEN, pool, PmError::Io { action, path, source })
+        })?;
+        let engine = Engine::mount(region, options).map_err(|error| Error::new(OPEN, pool, error))?;
         let vfs = Vfs::new(Arc::new(engine.clone()), Cred::root());
-        let engine = Some(engine);
-        Ok(Fs {
-            parts: Own::new(Parts { vfs, engine }, Some(origin)),
-        })
+        Ok(Fs::of(vfs, Some(engine), pool, Some(origin)))
     }
 
     /// A file system in ordinary memory that goes when its last clone does. A forked child has a copy of its own.
@@ -119,29 +114,57 @@ impl Fs {
         Fs::over(Arc::new(MemFs::new()))
     }
 
-    /// Any engine, with the interface of this crate. Whether a forked child may use it is the engine's matter.
+    /// Any engine, with the interface of this crate. Whether a forked child may use it is the engine's matter. Locks are
+    /// known to the clones of what this returns, not to those of a second call.
     pub fn over(fs: Arc<dyn FileSystem>) -> Fs {
-        let vfs = Vfs::new(fs, Cred::root());
+        Fs::of(Vfs::new(fs, Cred::root()), None, Path::new(""), None)
+    }
+
+    fn of(vfs: Vfs, engine: Option<Engine>, pool: &Path, origin: Option<Origin>) -> Fs {
+        let parts = Parts {
+            vfs,
+            locks: Arc::default(),
+            engine,
+            pool: pool.into(),
+            prefix: Path::new("").into(),
+        };
         Fs {
-            parts: Own::new(Parts { vfs, engine: None }, None),
+            parts: Own::new(Arc::new(parts), origin),
         }
     }
 
     /// The same file system as another user sees it. A pool's opener is root.
     pub fn as_user(&self, cred: Cred) -> Fs {
-        let parts = self.parts.map(|parts| Parts {
-            vfs: parts.vfs.as_user(cred),
-            engine: parts.engine.clone(),
+        let parts = self.parts.map(|parts| {
+            Arc::new(Parts {
+                vfs: parts.vfs.as_user(cred),
+                ..Parts::clone(parts)
+            })
+        });
+        Fs { parts }
+    }
+
+    /// The same file system with relative paths that start at `dir`, opened as `path`. Whoever has it keeps `dir` open.
+    pub(crate) fn at_dir(&self, dir: &ferrite_vfs::Dir, path: &Path) -> Fs {
+        let parts = self.parts.map(|parts| {
+            Arc::new(Parts {
+                vfs: parts.vfs.at(dir.ino()),
+                prefix: parts.prefix.join(path).into(),
+                ..Parts::clone(parts)
+            })
         });
         Fs { parts }
     }
 
     /// Closes the pool in order; later calls on any clone fail. Without it nothing is lost, but the next open replays.
-    pub fn close(self) -> io::Result<()> {
-        match &self.parts.get()?.engine {
-            Some(engine) => engine.unmount().map_err(pool_error),
-            None => Ok(()),
-        }
+    pub fn close(self) -> Result<()> {
+        let close = || -> Result<(), Cause> {
+            match &self.parts.get()?.engine {
+                Some(engine) => Ok(engine.unmount()?),
+                None => Ok(()),
+            }
+        };
+        close().map_err(|cause| Error::new("close the pool", &*self.parts.peek().pool, cause))
     }
 
     /// What the pool is made of; `None` for other engines, and in a forked child.
@@ -149,307 +172,47 @@ impl Fs {
         self.parts.get().ok()?.engine.as_ref().map(Engine::info)
     }
 
+    /// Space and inodes.
+    pub fn statfs(&self) -> Result<StatFs> {
+        self.run("ask for the space of", Path::new("/"), |vfs, _| vfs.statfs())
+    }
+
+    /// The path of the directory where relative paths start, when it was opened.
+    pub(crate) fn prefix(&self) -> &Path {
+        &self.parts.peek().prefix
+    }
+
+    pub(crate) fn parts(&self) -> &Own<Arc<Parts>> {
+        &self.parts
+    }
+
     /// A handle that belongs to whom this file system belongs to, made with it.
     pub(crate) fn hand_out<T: Clone>(
         &self,
+        action: &'static str,
         path: &Path,
         f: impl FnOnce(&Vfs, &[u8]) -> ferrite_vfs::Result<T>,
-    ) -> io::Result<Own<T>> {
-        let handle = self.at(path, f)?;
+    ) -> Result<Own<T>> {
+        let handle = self.run(action, path, f)?;
         Ok(self.parts.map(|_| handle))
     }
 
-    pub(crate) fn at<T>(&self, path: &Path, f: impl FnOnce(&Vfs, &[u8]) -> ferrite_vfs::Result<T>) -> io::Result<T> {
-        f(&self.parts.get()?.vfs, bytes(path)).map_err(error_at(path))
-    }
-
-    /// The same for what reaches beyond `path`, and says where it failed.
-    fn all_at(&self, path: &Path, f: impl FnOnce(&Vfs, &Path) -> Result<(), tree::Failed>) -> io::Result<()> {
-        f(&self.parts.get()?.vfs, path).map_err(|failed| error_at(&failed.path)(failed.error))
-    }
-
-    /// Opens a file for reading.
-    pub fn open_file(&self, path: impl AsRef<Path>) -> io::Result<File> {
-        OpenOptions::new().read(true).open(self, path)
-    }
-
-    /// Opens a file for writing; makes it, or cuts it to nothing.
-    pub fn create_file(&self, path: impl AsRef<Path>) -> io::Result<File> {
-        OpenOptions::new()
-            .write(true)
-            .create(true)
-            .truncate(true)
-            .open(self, path)
-    }
-
-    /// A file's whole content.
-    pub fn read(&self, path: impl AsRef<Path>) -> io::Result<Vec<u8>> {
-        let mut content = Vec::new();
-        io::Read::read_to_end(&mut self.open_file(path)?, &mut content)?;
-        Ok(content)
-    }
-
-    /// A file's whole content as text.
-    pub fn read_to_string(&self, path: impl AsRef<Path>) -> io::Result<String> {
-        String::from_utf8(self.read(path)?).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
-    }
-
-    /// Writes a whole file, made or cut before; two steps, each atomic.
-    pub fn write(&self, path: impl AsRef<Path>, content: impl AsRef<[u8]>) -> io::Result<()> {
-        io::Write::write_all(&mut self.create_file(path)?, content.as_ref())
-    }
-
-    /// Attributes; of what a link points to.
-    pub fn metadata(&self, path: impl AsRef<Path>) -> io::Result<Metadata> {
-        self.at(path.as_ref(), |vfs, path| vfs.stat(path, true)).map(Metadata)
-    }
-
-    /// Attributes; of the link itself.
-    pub fn symlink_metadata(&self, path: impl AsRef<Path>) -> io::Result<Metadata> {
-        self.at(path.as_ref(), |vfs, path| vfs.stat(path, false)).map(Metadata)
-    }
-
-    /// Whether something is there.
-    pub fn exists(&self, path: impl AsRef<Path>) -> bool {
-        self.metadata(path).is_ok()
-    }
-
-    /// Makes a directory.
-    pub fn create_dir(&self, path: impl AsRef<Path>) -> io::Result<()> {
-        self.at(path.as_ref(), |vfs, path| vfs.mkdir(path, DIR_MODE)).map(drop)
-    }
-
-    /// Makes a directory and those above it that are missing.
-    pub fn create_dir_all(&self, path: impl AsRef<Path>) -> io::Result<()> {
-        let path = path.as_ref();
-        match self.create_dir(path) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                let Some(parent) = path.parent().filter(|parent| !parent.as_os_str().is_empty()) else {
-                    return Err(error);
-                };
-                self.create_dir_all(parent)?;
-                self.create_dir(path)
-            }
-            Err(_) if self.metadata(path).is_ok_and(|found| found.is_dir()) => Ok(()),
-            other => other,
-        }
-    }
-
-    /// Removes an empty directory.
-    pub fn remove_dir(&self, path: impl AsRef<Path>) -> io::Result<()> {
-        self.at(path.as_ref(), Vfs::rmdir)
-    }
-
-    /// Removes a directory and all below it. Symbolic links are removed, never followed, also one that takes the place of
-    /// a directory meanwhile; only those in front of the last component of `path` lead on.
-    pub fn remove_dir_all(&self, path: impl AsRef<Path>) -> io::Result<()> {
-        self.all_at(path.as_ref(), tree::remove)
-    }
-
-    /// Removes a name that is no directory's.
-    pub fn remove_file(&self, path: impl AsRef<Path>) -> io::Result<()> {
-        self.at(path.as_ref(), Vfs::unlink)
-    }
-
-    /// Renames, replacing what has the new name; atomic, also in a crash.
-    pub fn rename(&self, from: impl AsRef<Path>, to: impl AsRef<Path>) -> io::Result<()> {
-        self.rename_with(from, to, RenameMode::Replace)
-    }
-
-    /// Renames without replacing, or swaps two names.
-    pub fn rename_with(&self, from: impl AsRef<Path>, to: impl AsRef<Path>, mode: RenameMode) -> io::Result<()> {
-        self.at(from.as_ref(), |vfs, from| vfs.rename(from, bytes(to.as_ref()), mode))
-    }
-
-    /// Gives a file another name.
-    pub fn hard_link(&self, original: impl AsRef<Path>, link: impl AsRef<Path>) -> io::Result<()> {
-        self.at(link.as_ref(), |vfs, link| vfs.link(bytes(original.as_ref()), link))
-            .map(drop)
-    }
-
-    /// Makes a symbolic link to `target`.
-    pub fn symlink(&self, target: impl AsRef<Path>, link: impl AsRef<Path>) -> io::Result<()> {
-        self.at(link.as_ref(), |vfs, link| vfs.symlink(bytes(target.as_ref()), link))
-            .map(drop)
-    }
-
-    /// Where a symbolic link points.
-    pub fn read_link(&self, path: impl AsRef<Path>) -> io::Result<PathBuf> {
-        self.at(path.as_ref(), Vfs::readlink)
-            .map(|target| OsString::from_vec(target).into())
-    }
-
-    /// Sets the permission bits.
-    pub fn set_mode(&self, path: impl AsRef<Path>, mode: u32) -> io::Result<()> {
-        let set = SetAttr {
-            mode: Some(mode & 0o7777),
-            ..SetAttr::default()
-        };
-        self.at(path.as_ref(), |vfs, path| vfs.setattr(path, &set, true))
-            .map(drop)
-    }
-
-    /// Sets owner and group.
-    pub fn chown(&self, path: impl AsRef<Path>, uid: Option<u32>, gid: Option<u32>) -> io::Result<()> {
-        let set = SetAttr {
-            uid,
-            gid,
-            ..SetAttr::default()
-        };
-        self.at(path.as_ref(), |vfs, path| vfs.setattr(path, &set, true))
-            .map(drop)
-    }
-
-    /// Copies a file's content and permission bits; returns its length.
-    pub fn copy(&self, from: impl AsRef<Path>, to: impl AsRef<Path>) -> io::Result<u64> {
-        let mode = self.metadata(&from)?.mode();
-        let count = io::copy(&mut self.open_file(&from)?, &mut self.create_file(&to)?)?;
-        self.set_mode(to, mode)?;
-        Ok(count)
-    }
-
-    /// Lists a directory. Entries that exist throughout come exactly once.
-    pub fn read_dir(&self, path: impl AsRef<Path>) -> io::Result<ReadDir> {
-        let path = path.as_ref();
-        // Whatever is wrong with the path shows here, not at the first entry.
-        let mut listing = ReadDir {
-            dir: self.hand_out(path, |vfs, path| vfs.open_dir(path).map(Arc::new))?,
-            path: path.to_path_buf(),
-            cookie: 0,
-            batch: Vec::new().into_iter(),
-            done: false,
-        };
-        listing.batch = listing.fetch()?.into_iter();
-        Ok(listing)
-    }
-
-    /// Space and inodes.
-    pub fn statfs(&self) -> io::Result<StatFs> {
-        self.at(Path::new("/"), |vfs, _| vfs.statfs())
+    /// Does `f` with `path`. An error says that it was to `action` it.
+    pub(crate) fn run<T>(
+        &self,
+        action: &'static str,
+        path: &Path,
+        f: impl FnOnce(&Vfs, &[u8]) -> ferrite_vfs::Result<T>,
+    ) -> Result<T> {
+        let run = || -> Result<T, Cause> { Ok(f(&self.parts.get()?.vfs, bytes(path))?) };
+        run().map_err(|cause| Error::new(action, self.prefix().join(path), cause))
     }
 }
 
-/// Attributes of a file.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Metadata(pub(crate) Attr);
-
-impl Metadata {
-    /// What it is.
-    pub fn kind(&self) -> FileKind {
-        self.0.kind
-    }
-
-    /// Whether it is a directory.
-    pub fn is_dir(&self) -> bool {
-        self.0.kind == FileKind::Directory
-    }
-
-    /// Whether it is a regular file.
-    pub fn is_file(&self) -> bool {
-        self.0.kind == FileKind::File
-    }
-
-    /// Size in bytes.
-    #[allow(clippy::len_without_is_empty, reason = "as std::fs::Metadata")]
-    pub fn len(&self) -> u64 {
-        self.0.size
-    }
-
-    /// Permission bits.
-    pub fn mode(&self) -> u32 {
-        self.0.mode
-    }
-
-    /// Last change of the content.
-    pub fn modified(&self) -> SystemTime {
-        let ns = self.0.mtime.0;
-        match u64::try_from(ns) {
-            Ok(after) => UNIX_EPOCH + Duration::from_nanos(after),
-            Err(_) => UNIX_EPOCH - Duration::from_nanos(ns.unsigned_abs()),
-        }
-    }
-
-    /// All attributes.
-    pub fn attr(&self) -> &Attr {
-        &self.0
-    }
-}
-
-/// One entry of a directory.
-#[derive(Debug, Clone)]
-pub struct DirEntry {
-    dir: PathBuf,
-    name: OsString,
-    kind: FileKind,
-    next: u64,
-}
-
-impl DirEntry {
-    /// Its name.
-    pub fn file_name(&self) -> &OsStr {
-        &self.name
-    }
-
-    /// Its path.
-    pub fn path(&self) -> PathBuf {
-        self.dir.join(&self.name)
-    }
-
-    /// Its kind.
-    pub fn kind(&self) -> FileKind {
-        self.kind
-    }
-}
-
-/// Iterates over a directory, fetching a batch at a time. It is the directory that had the path when the listing began,
-/// whatever has it now; [`DirEntry::path`] goes by the path of then.
-pub struct ReadDir {
-    dir: Own<Arc<Dir>>,
-    path: PathBuf,
-    cookie: u64,
-    batch: std::vec::IntoIter<DirEntry>,
-    done: bool,
-}
-
-const BATCH: usize = 256;
-
-impl ReadDir {
-    fn fetch(&self) -> io::Result<Vec<DirEntry>> {
-        let mut batch = Vec::new();
-        let listed = self.dir.get()?.readdir(self.cookie, &mut |entry| {
-            batch.push(DirEntry {
-                dir: self.path.clone(),
-                name: OsString::from_vec(entry.name.to_vec()),
-                kind: entry.kind,
-                next: entry.next_cookie,
-            });
-            batch.len() < BATCH
-        });
-        listed.map_err(error_at(&self.path)).map(|()| batch)
-    }
-}
-
-impl Iterator for ReadDir {
-    type Item = io::Result<DirEntry>;
-
-    fn next(&mut self) -> Option<Self::Item> {
-        if let Some(entry) = self.batch.next() {
-            self.cookie = entry.next;
-            return Some(Ok(entry));
-        }
-        if self.done {
-            return None;
-        }
-        match self.fetch() {
-            Ok(batch) => {
-                self.done = batch.is_empty();
-                self.batch = batch.into_iter();
-                if self.done { None } else { self.next() }
-            }
-            Err(error) => {
-                self.done = true;
-                Some(Err(error))
-            }
-        }
+impl fmt::Debug for Fs {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Fs")
+            .field("pool", &self.parts.peek().pool)
+            .finish_non_exhaustive()
     }
 }

@@ -19,17 +19,60 @@
 //! # }
 //! ```
 //!
-//! What lives here: [`Fs`], [`File`], [`OpenOptions`] and what they return, over [`ferrite_vfs::Vfs`]. Errors are
-//! [`std::io::Error`]s with the errno of the operation and the path in their text. A pool belongs to one process at a
-//! time; several processes share one through a mount. In a forked child every call on what was opened before the fork
-//! fails and says so, and dropping it does nothing.
+//! What lives here: [`Fs`], [`File`], [`Dir`], [`OpenOptions`] and what they take and return, over [`ferrite_vfs::Vfs`].
+//! An [`Error`] says what could not be done with which path and why; `?` makes a [`std::io::Error`] of it that has the
+//! errno. A pool belongs to one process at a time; several processes share one through a mount. In a forked child every
+//! call on what was opened before the fork fails and says so, and dropping it does nothing.
+//!
+//! How a pool finds the pages of its files is chosen when it is made:
+//!
+//! ```
+//! # fn main() -> ferrite::Result<()> {
+//! # let dir = tempfile::tempdir().unwrap();
+//! # let path = dir.path().join("data.pool");
+//! let options = ferrite::MkfsOptions {
+//!     mapping: ferrite::Mapping::Leaf,
+//!     ..Default::default()
+//! };
+//! let fs = ferrite::Fs::create_with(&path, 64 << 20, &options)?;
+//! assert_eq!(fs.info().unwrap().mapping, ferrite::Mapping::Leaf);
+//! # Ok(())
+//! # }
+//! ```
 
+mod attributes;
+mod dir;
+mod error;
 mod file;
 mod fs;
+mod listing;
+mod locks;
+mod metadata;
+mod names;
+mod open;
 mod own;
 mod tree;
 
-pub use ferrite_fs::{AtimePolicy, MkfsOptions, MountOptions, PoolInfo};
-pub use ferrite_vfs::{Cred, FallocateMode, FileKind, RenameMode};
-pub use file::{File, OpenOptions};
-pub use fs::{DirEntry, Fs, Metadata, ReadDir};
+pub use dir::Dir;
+pub use error::{Cause, Error, Result};
+pub use file::File;
+pub use fs::Fs;
+pub use listing::{DirEntry, ReadDir};
+pub use metadata::{FileTimes, Metadata};
+pub use open::OpenOptions;
+
+// What the signatures above name.
+pub use ferrite_fs::{
+    AtimePolicy, DramUse, EngineError, FoldCounts, LastScrub, Mapping, MkfsOptions, MountOptions, PoolInfo,
+    RuntimeFinding,
+};
+pub use ferrite_pm::PmError;
+pub use ferrite_vfs::locks::{ByteRange, LockKind, LockOwner, RecordLock, Wait};
+pub use ferrite_vfs::posix::Access;
+pub use ferrite_vfs::{
+    Attr, Cred, FallocateMode, FileKind, FileSystem, FsError, Ino, NewNode, OpenFile, RenameMode, SetTime, SpaceOf,
+    StatFs, Timestamp, XattrMode,
+};
+
+/// The interface of engines: what an implementation of [`FileSystem`] for [`Fs::over`] needs.
+pub use ferrite_vfs as vfs;

@@ -2,9 +2,7 @@
 //!
 //! Invariant: after a `fork` nothing of a pool is touched through the child's handles. It has the mapping, and nothing
 //! of what makes using it safe: the locks are copies, the threads are gone, and so what is dropped there must not even
-//! be closed.
-
-use std::io;
+//! be closed. Every handle of this crate is an `Own`, or holds one and nothing else of the pool.
 
 use ferrite_pm::fork::Origin;
 
@@ -15,19 +13,9 @@ pub(crate) struct Own<T: Clone> {
     origin: Option<Origin>,
 }
 
-/// What a forked child is told.
-#[derive(Debug, thiserror::Error)]
-#[error(
-    "the pool was opened before this process was forked, and belongs to the process that opened it; leave it to that one, open it after \
-     the fork, or share it through a mount"
-)]
+/// This process is a child of the one that may use it.
+#[derive(Debug)]
 pub(crate) struct Forked;
-
-impl From<Forked> for io::Error {
-    fn from(forked: Forked) -> Self {
-        io::Error::new(io::ErrorKind::ResourceBusy, forked)
-    }
-}
 
 impl<T: Clone> Own<T> {
     /// What belongs to the process `origin`, or to everybody.
@@ -42,6 +30,12 @@ impl<T: Clone> Own<T> {
     /// The handle, if this is the process that may use it.
     pub(crate) fn get(&self) -> Result<&T, Forked> {
         if self.is_ours() { Ok(&self.value) } else { Err(Forked) }
+    }
+
+    /// The handle, whichever process this is: to read what is plain memory in it, such as a path. The caller must not
+    /// use the pool, nor drop what it clones.
+    pub(crate) fn peek(&self) -> &T {
+        &self.value
     }
 
     /// Another handle of the same owner, made of this one. `f` must not use the pool.

@@ -82,11 +82,8 @@ pub(crate) fn mkfs(pool: &Path, words: &[&str]) {
         .args(words));
 }
 
-/// Makes a pool and opens it by the library: as the library does it, unless a mapping is asked for.
+/// Makes a pool and opens it by the library.
 pub(crate) fn create(pool: &Path, size_bytes: u64) -> ferrite::Fs {
-    if std::env::var_os("FERRITE_MAPPING").is_none() {
-        return ferrite::Fs::create(pool, size_bytes).unwrap();
-    }
     mkfs(pool, &["--size", &size_bytes.to_string()]);
     ferrite::Fs::open(pool).unwrap()
 }

@@ -5,12 +5,14 @@ mod common;
 use std::io::{ErrorKind, Read, Seek, SeekFrom, Write};
 use std::path::Path;
 
-use common::{create, ferrite, ok};
+use common::{create, fsck};
 use ferrite::{Cred, FallocateMode, File, Fs, OpenOptions};
 use ferrite_pm::fork::in_child;
 
-fn is_refused<T>(result: std::io::Result<T>) -> bool {
+/// Whether a call said that it is not for a forked child; also when an [`std::io::Error`] was made of that.
+fn is_refused<T>(result: Result<T, impl Into<std::io::Error>>) -> bool {
     let Err(error) = result else { return false };
+    let error = error.into();
     error.kind() == ErrorKind::ResourceBusy && error.to_string().contains("forked")
 }
 
@@ -84,7 +86,7 @@ fn a_forked_child_is_refused_and_the_pool_stays_whole() {
     }
     drop(file);
     fs.close().unwrap();
-    ok(ferrite().arg("fsck").arg(&path));
+    fsck(&path);
     let fs = Fs::open(&path).unwrap();
     assert_eq!(fs.read_to_string("/f").unwrap(), "parent goes on");
     assert!(!fs.exists("/new") && !fs.exists("/d"));
@@ -114,7 +116,7 @@ fn handles_that_only_the_child_drops_free_nothing() {
     assert_eq!(text, "parent");
     drop(file);
     fs.close().unwrap();
-    ok(ferrite().arg("fsck").arg(&path));
+    fsck(&path);
 }
 
 #[test]

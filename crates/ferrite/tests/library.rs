@@ -6,17 +6,8 @@ use std::io::{ErrorKind, Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use common::create;
+use common::{create, on_both};
 use ferrite::{Cred, FallocateMode, Fs, OpenOptions, RenameMode};
-
-/// Runs `test` on a pool and on the reference engine.
-fn on_both(test: impl Fn(&Fs)) {
-    let dir = tempfile::tempdir().unwrap();
-    let pool = create(&dir.path().join("pool"), 64 << 20);
-    test(&pool);
-    pool.close().unwrap();
-    test(&Fs::memory());
-}
 
 #[test]
 fn files_are_read_written_and_sought() {

@@ -1,0 +1,196 @@
+//! [`Error`]: what could not be done, with which path, and why.
+//!
+//! Invariant: what has an errno keeps it, here and in the [`io::Error`] made of it.
+
+use std::fmt;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use ferrite_fs::EngineError;
+use ferrite_pm::PmError;
+use ferrite_vfs::FsError;
+
+use crate::own::Forked;
+
+/// Result of what this library does.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// Why something failed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Cause {
+    /// The file system refused an operation, which has changed nothing.
+    #[error(transparent)]
+    Operation(#[from] FsError),
+    /// A pool cannot be made, opened or closed.
+    #[error(transparent)]
+    Pool(#[from] EngineError),
+    /// This process was forked from the one that opened the pool.
+    #[error(
+        "the pool was opened before this process was forked, and belongs to the process that opened it; leave it to that one, open it \
+         after the fork, or share it through a mount"
+    )]
+    Forked,
+    /// What was to be read as text is none.
+    #[error("its content is not UTF-8: {0}")]
+    NotUtf8(#[source] std::str::Utf8Error),
+}
+
+impl From<Forked> for Cause {
+    fn from(_: Forked) -> Self {
+        Cause::Forked
+    }
+}
+
+impl From<PmError> for Cause {
+    fn from(error: PmError) -> Self {
+        Cause::Pool(error.into())
+    }
+}
+
+impl Cause {
+    /// The error number, as in `errno(3)`. `None` where the operating system has none that fits: a pool that is damaged or
+    /// in use, a forked child, content that is no text.
+    pub fn raw_os_error(&self) -> Option<i32> {
+        match self {
+            Cause::Operation(error) => Some(error.errno()),
+            Cause::Pool(EngineError::Medium(PmError::Io { source, .. } | PmError::NoMemory { source, .. })) => {
+                source.raw_os_error()
+            }
+            Cause::Pool(_) | Cause::Forked | Cause::NotUtf8(_) => None,
+        }
+    }
+
+    /// The kind that [`std::io`] has for it.
+    pub fn kind(&self) -> io::ErrorKind {
+        match self {
+            Cause::Operation(error) => io::Error::from_raw_os_error(error.errno()).kind(),
+            Cause::Pool(error) => match error {
+                EngineError::Medium(PmError::InUse { .. }) => io::ErrorKind::ResourceBusy,
+                EngineError::Medium(PmError::Io { source, .. } | PmError::NoMemory { source, .. }) => source.kind(),
+                EngineError::Medium(PmError::Unsuitable { .. }) | EngineError::Options(_) => {
+                    io::ErrorKind::InvalidInput
+                }
+                EngineError::NewerVersion { .. }
+                | EngineError::UnknownFeatures(_)
+                | EngineError::ReadOnlyFeatures(_) => io::ErrorKind::Unsupported,
+                EngineError::Failed(_) => io::ErrorKind::ReadOnlyFilesystem,
+                _ => io::ErrorKind::InvalidData,
+            },
+            Cause::Forked => io::ErrorKind::ResourceBusy,
+            Cause::NotUtf8(_) => io::ErrorKind::InvalidData,
+        }
+    }
+
+    /// Whether its text begins with the path it is about.
+    fn names_path(&self) -> bool {
+        matches!(
+            self,
+            Cause::Pool(EngineError::Medium(
+                PmError::Io { .. } | PmError::InUse { .. } | PmError::Unsuitable { .. }
+            ))
+        )
+    }
+}
+
+/// What could not be done, with which path, and why. Its text says all three.
+///
+/// It becomes an [`io::Error`] by `?`. One with an errno becomes what [`std::fs`] gives for it,
+/// [`io::Error::from_raw_os_error`], which has no room for the path; any other is kept whole inside.
+pub struct Error(Box<Parts>);
+
+#[derive(Debug)]
+struct Parts {
+    action: &'static str,
+    path: PathBuf,
+    new_path: Option<PathBuf>,
+    cause: Cause,
+}
+
+impl Error {
+    /// `action` is what `cannot` is said of, without the path behind it.
+    pub(crate) fn new(action: &'static str, path: impl Into<PathBuf>, cause: impl Into<Cause>) -> Error {
+        Error(Box::new(Parts {
+            action,
+            path: path.into(),
+            new_path: None,
+            cause: cause.into(),
+        }))
+    }
+
+    /// The same, of an operation that gives what is at its path a new one.
+    pub(crate) fn with_new_path(mut self, path: PathBuf) -> Error {
+        self.0.new_path = Some(path);
+        self
+    }
+
+    /// What was to be done: "rename", "create the directory".
+    pub fn action(&self) -> &'static str {
+        self.0.action
+    }
+
+    /// With what: the path as it was given, behind that of the [`Dir`](crate::Dir) it was relative to; or the pool.
+    pub fn path(&self) -> &Path {
+        &self.0.path
+    }
+
+    /// The new name, of operations that have two: a rename, a hard link.
+    pub fn new_path(&self) -> Option<&Path> {
+        self.0.new_path.as_deref()
+    }
+
+    /// Why not.
+    pub fn cause(&self) -> &Cause {
+        &self.0.cause
+    }
+
+    /// As [`Cause::raw_os_error`].
+    pub fn raw_os_error(&self) -> Option<i32> {
+        self.0.cause.raw_os_error()
+    }
+
+    /// As [`Cause::kind`].
+    pub fn kind(&self) -> io::ErrorKind {
+        self.0.cause.kind()
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Parts {
+            action,
+            path,
+            new_path,
+            cause,
+        } = &*self.0;
+        if cause.names_path() {
+            return write!(f, "{cause}");
+        }
+        write!(f, "cannot {action} {}", path.display())?;
+        if let Some(new_path) = new_path {
+            write!(f, " to {}", new_path.display())?;
+        }
+        write!(f, ": {cause}")
+    }
+}
+
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(&self.0, f)
+    }
+}
+
+impl std::error::Error for Error {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        Some(&self.0.cause)
+    }
+}
+
+impl From<Error> for io::Error {
+    fn from(error: Error) -> Self {
+        match error.raw_os_error() {
+            Some(errno) => io::Error::from_raw_os_error(errno),
+            None => io::Error::new(error.kind(), error),
+        }
+    }
+}

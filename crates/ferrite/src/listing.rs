@@ -1,0 +1,128 @@
+//! [`ReadDir`] and [`DirEntry`]: a directory's entries, fetched a batch at a time.
+
+use std::ffi::{OsStr, OsString};
+use std::fmt;
+use std::os::unix::ffi::OsStringExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use ferrite_vfs::FileKind;
+
+use crate::error::{Cause, Error, Result};
+use crate::own::Own;
+
+/// One entry of a directory.
+#[derive(Debug, Clone)]
+pub struct DirEntry {
+    dir: Arc<Path>,
+    name: OsString,
+    kind: FileKind,
+    ino: u64,
+    next: u64,
+}
+
+impl DirEntry {
+    /// Its name.
+    pub fn file_name(&self) -> &OsStr {
+        &self.name
+    }
+
+    /// Its path: the listed directory's, as it was given, and its name behind. It is good for whatever gave the listing,
+    /// the [`Fs`](crate::Fs) or the [`Dir`](crate::Dir).
+    pub fn path(&self) -> PathBuf {
+        self.dir.join(&self.name)
+    }
+
+    /// Its kind.
+    pub fn kind(&self) -> FileKind {
+        self.kind
+    }
+
+    /// Its inode number.
+    pub fn ino(&self) -> u64 {
+        self.ino
+    }
+}
+
+/// Iterates over a directory, fetching a batch at a time. It is the directory that had the path when the listing began,
+/// whatever has it now; [`DirEntry::path`] goes by the path of then.
+pub struct ReadDir {
+    dir: Own<Arc<ferrite_vfs::Dir>>,
+    /// As it was given.
+    path: Arc<Path>,
+    /// As messages show it.
+    full: Arc<Path>,
+    cookie: u64,
+    batch: std::vec::IntoIter<DirEntry>,
+    done: bool,
+}
+
+const BATCH: usize = 256;
+
+impl ReadDir {
+    /// Lists `dir`, opened as `path` from the directory that has the path `prefix`.
+    pub(crate) fn new(dir: Own<Arc<ferrite_vfs::Dir>>, prefix: &Path, path: &Path) -> Result<ReadDir> {
+        // Whatever is wrong with the path shows here, not at the first entry.
+        let mut listing = ReadDir {
+            dir,
+            path: path.into(),
+            full: prefix.join(path).into(),
+            cookie: 0,
+            batch: Vec::new().into_iter(),
+            done: false,
+        };
+        listing.batch = listing.fetch()?.into_iter();
+        Ok(listing)
+    }
+
+    fn fetch(&self) -> Result<Vec<DirEntry>> {
+        let fetch = || -> Result<Vec<DirEntry>, Cause> {
+            let mut batch = Vec::new();
+            self.dir.get()?.readdir(self.cookie, &mut |entry| {
+                batch.push(DirEntry {
+                    dir: Arc::clone(&self.path),
+                    name: OsString::from_vec(entry.name.to_vec()),
+                    kind: entry.kind,
+                    ino: entry.ino,
+                    next: entry.next_cookie,
+                });
+                batch.len() < BATCH
+            })?;
+            Ok(batch)
+        };
+        fetch().map_err(|cause| Error::new("list", &*self.full, cause))
+    }
+}
+
+impl Iterator for ReadDir {
+    type Item = Result<DirEntry>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if let Some(entry) = self.batch.next() {
+            self.cookie = entry.next;
+            return Some(Ok(entry));
+        }
+        if self.done {
+            return None;
+        }
+        match self.fetch() {
+            Ok(batch) => {
+                self.done = batch.is_empty();
+                self.batch = batch.into_iter();
+                if self.done { None } else { self.next() }
+            }
+            Err(error) => {
+                self.done = true;
+                Some(Err(error))
+            }
+        }
+    }
+}
+
+impl fmt::Debug for ReadDir {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ReadDir")
+            .field("path", &self.full)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,147 @@
+//! Advisory locks of [`File`]s: on whole files as `flock(2)`, and on ranges as open-file-description locks of `fcntl(2)`.
+//!
+//! What lives here: the front of [`ferrite_vfs::locks`]. The owner of a lock is an open file, which is what clones of a
+//! [`File`] share; it gives its locks back when it is closed.
+
+use std::ops::{Bound, RangeBounds};
+
+use ferrite_vfs::FsError;
+use ferrite_vfs::locks::{ByteRange, LockKind, LockOwner, RecordLock, Wait};
+
+use crate::error::Result;
+use crate::file::{File, Open};
+
+const LOCK: &str = "lock";
+const LOCK_RANGE: &str = "lock a range of";
+
+impl Open {
+    fn owner(&self) -> LockOwner {
+        *self.lock_owner.get_or_init(|| self.fs.locks.new_owner())
+    }
+
+    fn record(&self, kind: LockKind, range: ByteRange) -> RecordLock {
+        RecordLock {
+            owner: self.owner(),
+            pid: std::process::id(),
+            kind,
+            range,
+        }
+    }
+}
+
+/// The range in the words of the table.
+fn byte_range(range: impl RangeBounds<u64>) -> ferrite_vfs::Result<ByteRange> {
+    const EMPTY: FsError = FsError::Invalid("a lock covers one byte at least");
+    let start = match range.start_bound() {
+        Bound::Included(&start) => start,
+        Bound::Excluded(&before) => before.checked_add(1).ok_or(EMPTY)?,
+        Bound::Unbounded => 0,
+    };
+    let len_bytes = match range.end_bound() {
+        Bound::Unbounded => return ByteRange::new(start, 0),
+        Bound::Included(&last) => last.checked_sub(start).and_then(|len_bytes| len_bytes.checked_add(1)),
+        Bound::Excluded(&end) => end.checked_sub(start),
+    };
+    // No length means all that follows, there.
+    ByteRange::new(start, len_bytes.filter(|&len_bytes| len_bytes > 0).ok_or(EMPTY)?)
+}
+
+/// Locks keep out others who lock, and nobody else. They are between the open files of one [`Fs`](crate::Fs) and its
+/// clones, go when the file is closed, and are not kept in the pool. Locks on ranges and on whole files do not see each
+/// other. A forked child cannot use them, and takes none away.
+impl File {
+    /// Locks the file so that no other open file has it locked. Blocks as long as others have. A lock that it has already
+    /// is converted; if that has to wait, the old one is given up first.
+    ///
+    /// Two threads that wait for each other's locks on whole files wait for ever.
+    pub fn lock(&self) -> Result<()> {
+        self.lock_with(LockKind::Exclusive, Wait::Forever)
+    }
+
+    /// As [`Self::lock`], but others may have shared locks as well.
+    pub fn lock_shared(&self) -> Result<()> {
+        self.lock_with(LockKind::Shared, Wait::Forever)
+    }
+
+    /// As [`Self::lock`], at once or not at all; a lock that it has stays then.
+    ///
+    /// # Errors
+    /// `EWOULDBLOCK` if another open file has it locked.
+    pub fn try_lock(&self) -> Result<()> {
+        self.lock_with(LockKind::Exclusive, Wait::No)
+    }
+
+    /// As [`Self::lock_shared`], at once or not at all; a lock that it has stays then.
+    ///
+    /// # Errors
+    /// `EWOULDBLOCK` if another open file has it locked for itself.
+    pub fn try_lock_shared(&self) -> Result<()> {
+        self.lock_with(LockKind::Shared, Wait::No)
+    }
+
+    /// Locks the whole file, for as much patience as is asked for.
+    ///
+    /// # Errors
+    /// `EWOULDBLOCK` when that is used up; the old lock is gone then if there was time to wait.
+    pub fn lock_with(&self, kind: LockKind, wait: Wait) -> Result<()> {
+        self.run(LOCK, |open| {
+            open.fs.locks.flock(open.file.ino(), open.owner(), kind, wait)
+        })
+    }
+
+    /// Gives back the lock on the whole file, if it has one.
+    pub fn unlock(&self) -> Result<()> {
+        self.run("unlock", |open| {
+            if let Some(&owner) = open.lock_owner.get() {
+                open.fs.locks.funlock(open.file.ino(), owner);
+            }
+            Ok(())
+        })
+    }
+
+    /// Locks a range of bytes, which may lie behind the end: `0..8`, or `..` for all however far the file grows. What this
+    /// open file has locked there already is replaced in the same step. Blocks as `wait` says.
+    ///
+    /// # Errors
+    /// `EBADF` for a shared lock on a file that is not open for reading, or an exclusive one on one not open for writing.
+    /// `EWOULDBLOCK` when others have part of it locked and the time is up. `EDEADLK` when those others wait for this open
+    /// file. `EINVAL` for an empty range.
+    pub fn lock_range(&self, range: impl RangeBounds<u64>, kind: LockKind, wait: Wait) -> Result<()> {
+        self.run(LOCK_RANGE, |open| {
+            let allowed = match kind {
+                LockKind::Shared => open.readable,
+                LockKind::Exclusive => open.writable,
+            };
+            if !allowed {
+                return Err(FsError::BadHandle);
+            }
+            let lock = open.record(kind, byte_range(range)?);
+            open.fs.locks.lock(open.file.ino(), &lock, wait)
+        })
+    }
+
+    /// Gives back the locks that this open file has on a range.
+    ///
+    /// # Errors
+    /// `EINVAL` for an empty range.
+    pub fn unlock_range(&self, range: impl RangeBounds<u64>) -> Result<()> {
+        self.run("unlock a range of", |open| {
+            let range = byte_range(range)?;
+            if let Some(&owner) = open.lock_owner.get() {
+                open.fs.locks.unlock(open.file.ino(), owner, range);
+            }
+            Ok(())
+        })
+    }
+
+    /// A lock of another open file that stands against one of this kind on this range: of several, one that starts first.
+    ///
+    /// # Errors
+    /// `EINVAL` for an empty range.
+    pub fn conflicting_lock(&self, range: impl RangeBounds<u64>, kind: LockKind) -> Result<Option<RecordLock>> {
+        self.run("ask for the locks of", |open| {
+            let lock = open.record(kind, byte_range(range)?);
+            Ok(open.fs.locks.conflict(open.file.ino(), &lock))
+        })
+    }
+}
