@@ -99,7 +99,6 @@ impl Cause {
 /// [`io::Error::from_raw_os_error`], which has no room for the path; any other is kept whole inside.
 pub struct Error(Box<Parts>);
 
-#[derive(Debug)]
 struct Parts {
     action: &'static str,
     path: PathBuf,
@@ -176,7 +175,12 @@ impl fmt::Display for Error {
 
 impl fmt::Debug for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Debug::fmt(&self.0, f)
+        f.debug_struct("Error")
+            .field("action", &self.0.action)
+            .field("path", &self.0.path)
+            .field("new_path", &self.0.new_path)
+            .field("cause", &self.0.cause)
+            .finish()
     }
 }
 

@@ -150,6 +150,17 @@ fn a_full_pool_is_out_of_space_and_one_for_reading_read_only() {
     let dir = tempfile::tempdir_in("/dev/shm").unwrap();
     let path = dir.path().join("pool");
     let fs = create(&path, 16 << 20);
+    fs.write("/secret", vec![1; 8 << 20]).unwrap();
+    fs.set_mode("/secret", 0o4700).unwrap();
+    is(fs.copy("/secret", "/copy"), libc::ENOSPC, "/copy");
+    assert_eq!(
+        fs.metadata("/copy").unwrap().mode(),
+        0o700,
+        "half a copy is not for more users either"
+    );
+    fs.remove_file("/copy").unwrap();
+    fs.remove_file("/secret").unwrap();
+
     let full = fs.write("/big", vec![1; 16 << 20]);
     assert!(matches!(
         full.as_ref().unwrap_err().cause(),

@@ -3,10 +3,13 @@
 mod common;
 
 use std::io::{ErrorKind, Read, Seek, SeekFrom, Write};
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use common::{create, fsck};
-use ferrite::{Cred, FallocateMode, File, Fs, OpenOptions};
+use ferrite::{
+    Access, Cred, Dir, FallocateMode, File, FileKind, FileTimes, Fs, LockKind, NewNode, OpenOptions, Wait, XattrMode,
+};
 use ferrite_pm::fork::in_child;
 
 /// Whether a call said that it is not for a forked child; also when an [`std::io::Error`] was made of that.
@@ -38,8 +41,54 @@ fn all_refused(fs: &Fs, file: &mut File) -> bool {
         is_refused(file.metadata()),
         is_refused(file.sync_all()),
         is_refused(fs.clone().close()),
+        is_refused(fs.open_dir("/")),
+        is_refused(fs.truncate("/f", 0)),
+        is_refused(fs.set_times("/f", FileTimes::now())),
+        is_refused(fs.set_mode("/f", 0)),
+        is_refused(fs.access("/f", Access::READ)),
+        is_refused(fs.set_xattr("/f", "user.x", "child", XattrMode::Any)),
+        is_refused(fs.list_xattrs("/f")),
+        is_refused(file.read_at(&mut [0; 8], 0)),
+        is_refused(file.write_at(b"child", 0)),
+        is_refused(file.try_clone()),
+        is_refused(file.set_times(FileTimes::now())),
+        is_refused(file.set_mode(0)),
+        is_refused(file.chown(Some(1), None)),
+        is_refused(file.get_xattr("user.x")),
+        is_refused(file.seek_data(0)),
     ];
-    tried == [true; 19]
+    tried.iter().all(|&refused| refused)
+}
+
+/// The same for a directory handle, and for locks.
+fn dir_and_locks_refused(dir: &Dir, file: &File) -> bool {
+    let fifo = NewNode {
+        kind: FileKind::Fifo,
+        mode: 0o600,
+        rdev: 0,
+    };
+    let tried = [
+        is_refused(dir.entries()),
+        is_refused(dir.read_dir(".")),
+        is_refused(dir.dir_metadata()),
+        is_refused(dir.open_dir("sub")),
+        is_refused(dir.read("g")),
+        is_refused(dir.write("new", "child")),
+        is_refused(dir.create_dir("new")),
+        is_refused(dir.mknod("new", &fifo)),
+        is_refused(dir.rename("g", dir, "new")),
+        is_refused(dir.hard_link("g", dir, "new")),
+        is_refused(dir.remove_file("g")),
+        is_refused(dir.as_user(Cred::new(1, 1)).remove_dir("sub")),
+        is_refused(dir.clone().set_mode("g", 0)),
+        is_refused(file.lock()),
+        is_refused(file.try_lock_shared()),
+        is_refused(file.unlock()),
+        is_refused(file.lock_range(.., LockKind::Shared, Wait::Forever)),
+        is_refused(file.unlock_range(..)),
+        is_refused(file.conflicting_lock(.., LockKind::Shared)),
+    ];
+    tried.iter().all(|&refused| refused)
 }
 
 /// A pool with `/f` in it, open.
@@ -115,6 +164,58 @@ fn handles_that_only_the_child_drops_free_nothing() {
     file.read_to_string(&mut text).unwrap();
     assert_eq!(text, "parent");
     drop(file);
+    fs.close().unwrap();
+    fsck(&path);
+}
+
+#[test]
+fn a_child_ends_no_directory_and_no_lock_of_its_parents() {
+    let dir = tempfile::tempdir_in("/dev/shm").unwrap();
+    let path = dir.path().join("pool");
+    let (fs, file) = open(&path);
+    fs.create_dir_all("/d/sub").unwrap();
+    fs.write("/d/g", "parent").unwrap();
+    let sub = fs.open_dir("/d/sub").unwrap();
+    // Alive by its handle only: to close it is to free it.
+    fs.remove_dir("/d/sub").unwrap();
+    file.lock().unwrap();
+    file.lock_range(0..10, LockKind::Exclusive, Wait::No).unwrap();
+    let inodes_free = fs.statfs().unwrap().inodes_free;
+
+    let mut handles = Some((fs.open_dir("/d").unwrap(), sub, file));
+    // Another thread is in the table of locks and in the pool while the child tries.
+    let waiter = OpenOptions::new().write(true).open(&fs, "/f").unwrap();
+    std::thread::scope(|scope| {
+        let busy = scope.spawn(|| {
+            for _ in 0..2000 {
+                assert!(waiter.try_lock().is_err());
+                fs.write("/busy", "parent").unwrap();
+            }
+        });
+        for _ in 0..5 {
+            let refused = in_child(|| {
+                let (dir, sub, file) = handles.take().unwrap();
+                let refused = dir_and_locks_refused(&dir, &file) && is_refused(sub.entries());
+                // The last handles in the child.
+                drop((dir, sub, file));
+                refused
+            });
+            assert!(refused.unwrap(), "the child used a handle");
+        }
+        busy.join().unwrap();
+    });
+
+    let (dir, sub, file) = handles.unwrap();
+    let now_free = fs.statfs().unwrap().inodes_free;
+    assert_eq!(now_free, inodes_free - 1, "`busy` was made, and nothing freed");
+    assert_eq!(sub.entries().unwrap().count(), 0);
+    assert_eq!(dir.read("g").unwrap(), b"parent");
+    assert!(waiter.try_lock().is_err(), "the child gave no lock back");
+    assert!(waiter.conflicting_lock(.., LockKind::Shared).unwrap().is_some());
+    drop(file);
+    waiter.try_lock().unwrap();
+    drop((dir, sub, waiter));
+    assert_eq!(fs.statfs().unwrap().inodes_free, now_free + 1);
     fs.close().unwrap();
     fsck(&path);
 }
