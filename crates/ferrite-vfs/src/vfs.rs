@@ -1,9 +1,9 @@
 //! Paths and permissions, once for all engines: what a kernel's VFS does for a mount, for everybody else.
 //!
-//! What lives here: [`Vfs`], which walks paths and checks each step against the caller's [`Cred`], then calls the
-//! engine. The rules themselves are in [`crate::posix`]; [`Dir`] is an open directory; changes of attributes are in
-//! [`attributes`]. A check and the operation it
-//! allows are two steps: a concurrent chmod or rename can fall in between, as it can between two system calls.
+//! What lives here: [`Vfs`], which walks paths and checks each step against the caller's [`Cred`], then calls the engine.
+//! The rules themselves are in [`crate::posix`]; [`Dir`] is an open directory; changes of attributes are in `attributes`.
+//! A check and the operation it allows are two steps: a concurrent chmod or rename can fall in between, as it can between
+//! two system calls.
 //!
 //! Invariant: what was checked is what is used. Each inode on the way is pinned ([`Held`]) from before its number is used
 //! until after; else a number freed and given to another file in between would lend that file the old one's permissions.

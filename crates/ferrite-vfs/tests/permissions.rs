@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use ferrite_vfs::memfs::MemFs;
 use ferrite_vfs::posix::Access;
-use ferrite_vfs::{Cred, FsError, OpenFlags, RenameMode, Result, SetAttr, SetTime, Timestamp, Vfs, XattrMode};
+use ferrite_vfs::{Cred, FsError, OpenFlags, RenameMode, Result, SetAttr, SetTime, Target, Timestamp, Vfs, XattrMode};
 
 struct World {
     root: Vfs,
@@ -264,4 +264,66 @@ fn attribute_namespaces_have_their_rules() {
         w.bob.getxattr(b"/alice/public", b"trusted.x"),
         Err(FsError::NoAttribute)
     );
+}
+
+#[test]
+fn what_is_open_is_changed_by_the_rules_of_its_path() {
+    let World { root, alice, bob } = world();
+    let open = Target::Open(root.stat(b"/alice/private", true).unwrap().ino);
+    let mode = |mode| SetAttr {
+        mode: Some(mode),
+        ..SetAttr::default()
+    };
+    let set = |vfs: &Vfs| vfs.setxattr_of(open, b"user.x", b"1", XattrMode::Any);
+    assert_eq!(bob.setattr_of(open, &mode(0o666)), Err(FsError::NotPermitted));
+    assert_eq!(set(&bob), Err(FsError::AccessDenied));
+    assert_eq!(alice.setattr_of(open, &mode(0o666)).unwrap().mode, 0o666);
+    assert_eq!(set(&bob), Ok(()));
+    assert_eq!(bob.getxattr_of(open, b"user.x").unwrap(), b"1");
+    root.setxattr_of(open, b"trusted.t", b"1", XattrMode::Any).unwrap();
+    assert_eq!(alice.listxattr_of(open).unwrap(), [b"user.x"]);
+    assert_eq!(bob.removexattr_of(open, b"trusted.t"), Err(FsError::NotPermitted));
+    bob.removexattr_of(open, b"user.x").unwrap();
+
+    alice.symlink(b"private", b"/alice/link").unwrap();
+    let link = Target::Link(b"/alice/link");
+    assert!(matches!(
+        alice.setattr_of(link, &mode(0o777)),
+        Err(FsError::NotSupported(_))
+    ));
+    assert_eq!(
+        root.setxattr_of(link, b"user.x", b"1", XattrMode::Any),
+        Err(FsError::NotPermitted)
+    );
+    root.setxattr_of(link, b"trusted.l", b"1", XattrMode::Any).unwrap();
+    assert_eq!(root.listxattr_of(link).unwrap(), [b"trusted.l"]);
+    assert_eq!(root.listxattr(b"/alice/link").unwrap(), [b"trusted.t"]);
+}
+
+#[test]
+fn names_go_from_one_open_directory_to_another_as_far_as_both_allow() {
+    let World { root, alice, bob } = world();
+    let ino = |path: &[u8]| root.stat(path, true).unwrap().ino;
+    let (hers, tmp, closed) = (ino(b"/alice"), ino(b"/tmp"), ino(b"/closed"));
+    let rename = |vfs: &Vfs, from, old: &[u8], to, new: &[u8]| {
+        let base = vfs.at(from);
+        base.rename_at(old, to, new, RenameMode::NoReplace)
+    };
+    assert_eq!(rename(&bob, hers, b"public", tmp, b"x"), Err(FsError::AccessDenied));
+    assert_eq!(
+        rename(&alice, hers, b"public", closed, b"x"),
+        Err(FsError::AccessDenied)
+    );
+    assert_eq!(
+        alice.at(hers).link_at(b"public", closed, b"x"),
+        Err(FsError::AccessDenied)
+    );
+    assert_eq!(rename(&alice, hers, b"public", tmp, b"hers"), Err(FsError::Exists));
+    rename(&alice, hers, b"public", tmp, b"x").unwrap();
+    // What is said of sticky directories holds for handles, too; and an absolute path needs no start.
+    assert_eq!(rename(&bob, tmp, b"x", tmp, b"y"), Err(FsError::NotPermitted));
+    alice.at(tmp).link_at(b"x", hers, b"back").unwrap();
+    rename(&alice, tmp, b"/tmp/x", hers, b"/tmp/y").unwrap();
+    assert_eq!(ino(b"/tmp/y"), ino(b"/alice/back"));
+    assert_eq!(root.stat(b"/alice/public", true), Err(FsError::NotFound));
 }

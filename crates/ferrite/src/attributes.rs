@@ -133,8 +133,8 @@ impl Fs {
     /// Sets the extended attribute `name`. `mode` says whether it must be new, or there.
     ///
     /// # Errors
-    /// `EEXIST` and `ENODATA` as `mode` demands; `E2BIG` for a value that never fits, `ENOSPC` for one that does not fit
-    /// beside the others; `EPERM` for `user.` on what is neither file nor directory, such as a symbolic link.
+    /// `EEXIST` and `ENODATA` as `mode` demands; `E2BIG` for a value that never fits, `ENOSPC` for one that does not
+    /// fit beside the others; `EPERM` for `user.` on what is neither file nor directory, such as a symbolic link.
     pub fn set_xattr(
         &self,
         path: impl AsRef<Path>,

@@ -18,11 +18,11 @@ use crate::metadata::{FileTimes, Metadata};
 use crate::open::OpenOptions;
 use crate::own::Own;
 
-/// An open directory. It stays the same one, whatever becomes of its name; one that was removed is empty, and nothing can be
-/// made in it any more (`ENOENT`). Clones are one handle; the last of them that goes closes it.
+/// An open directory. It stays the same one, whatever becomes of its name; one that was removed is empty, and nothing
+/// can be made in it any more (`ENOENT`). Clones are one handle; the last of them that goes closes it.
 ///
-/// Paths are relative to it. As with `openat(2)`, absolute ones start at the root, and `..` and links may lead out of it:
-/// it is no jail. Its user is that of the [`Fs`] that opened it.
+/// Paths are relative to it. As with `openat(2)`, absolute ones start at the root, and `..` and links may lead out of
+/// it: it is no jail. Its user is that of the [`Fs`] that opened it.
 #[derive(Clone)]
 pub struct Dir {
     /// With relative paths that start here.

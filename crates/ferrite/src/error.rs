@@ -27,8 +27,8 @@ pub enum Cause {
     Pool(#[from] EngineError),
     /// This process was forked from the one that opened the pool.
     #[error(
-        "the pool was opened before this process was forked, and belongs to the process that opened it; leave it to that one, open it \
-         after the fork, or share it through a mount"
+        "the pool was opened before this process was forked, and belongs to the process that opened it; leave it to \
+         that one, open it after the fork, or share it through a mount"
     )]
     Forked,
     /// What was to be read as text is none.
@@ -49,8 +49,8 @@ impl From<PmError> for Cause {
 }
 
 impl Cause {
-    /// The error number, as in `errno(3)`. `None` where the operating system has none that fits: a pool that is damaged or
-    /// in use, a forked child, content that is no text.
+    /// The error number, as in `errno(3)`. `None` where the operating system has none that fits: a pool that is damaged
+    /// or in use, a forked child, content that is no text.
     pub fn raw_os_error(&self) -> Option<i32> {
         match self {
             Cause::Operation(error) => Some(error.errno()),

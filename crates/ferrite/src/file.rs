@@ -1,7 +1,7 @@
 //! [`File`]: an open file, as that of `std::fs`. Its locks are in [`crate::locks`].
 //!
-//! Invariant: clones of one file are one open file: they have one position, one owner of locks, and the last of them that
-//! goes closes it ([`Open`]).
+//! Invariant: clones of one file are one open file: they have one position, one owner of locks, and the last of them
+//! that goes closes it ([`Open`]).
 
 use std::ffi::{OsStr, OsString};
 use std::fmt;
@@ -30,8 +30,8 @@ const SEEK: &str = "seek in";
 /// An open file with a position. Writes are atomic and durable when they return; there is nothing to flush.
 ///
 /// Reading and writing by position keep the position locked meanwhile, so threads that share a file take turns;
-/// [`FileExt`] has calls that do not use it. An error of [`Read`], [`Write`], [`Seek`] or [`FileExt`] has the error number
-/// of the operation (`EBADF` for a handle that is not open for it).
+/// [`FileExt`] has calls that do not use it. An error of [`Read`], [`Write`], [`Seek`] or [`FileExt`] has the error
+/// number of the operation (`EBADF` for a handle that is not open for it).
 pub struct File {
     open: Own<Arc<Open>>,
 }
@@ -105,8 +105,8 @@ impl File {
         self.run(action, |open| f(open, &mut open.position.lock()))
     }
 
-    /// Another handle of the same open file: with the same position and the same locks, which stay until all handles are
-    /// gone.
+    /// Another handle of the same open file: with the same position and the same locks, which stay until all handles
+    /// are gone.
     pub fn try_clone(&self) -> Result<File> {
         self.run("duplicate the handle of", |_| Ok(()))?;
         Ok(File {

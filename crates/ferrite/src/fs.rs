@@ -54,9 +54,9 @@ pub(crate) struct Parts {
 }
 
 impl Fs {
-    /// Makes a pool of `size_bytes` in a new file, or on a device, and opens it. Blocking; the space is allocated at once.
-    /// An existing file is refused unless nothing was ever written to it: it is empty, or space was reserved for it. On an
-    /// error no file is left behind that was not there.
+    /// Makes a pool of `size_bytes` in a new file, or on a device, and opens it. Blocking; the space is allocated at
+    /// once. An existing file is refused unless nothing was ever written to it: it is empty, or space was reserved for
+    /// it. On an error no file is left behind that was not there.
     pub fn create(pool: impl AsRef<Path>, size_bytes: u64) -> Result<Fs> {
         Fs::create_with(pool, size_bytes, &MkfsOptions::default())
     }
@@ -87,7 +87,8 @@ impl Fs {
     /// Opens a pool with options. Read-only, a pool that was not closed is recovered in memory and not written.
     ///
     /// # Errors
-    /// `ResourceBusy` for a pool that this or another process has open, `InvalidData` for what is no pool or a damaged one.
+    /// `ResourceBusy` for a pool that this or another process has open, `InvalidData` for what is no pool or a damaged
+    /// one.
     pub fn open_with(pool: impl AsRef<Path>, options: &MountOptions) -> Result<Fs> {
         let pool = pool.as_ref();
         let access = if options.read_only {
@@ -114,8 +115,8 @@ impl Fs {
         Fs::over(Arc::new(MemFs::new()))
     }
 
-    /// Any engine, with the interface of this crate. Whether a forked child may use it is the engine's matter. Locks are
-    /// known to the clones of what this returns, not to those of a second call.
+    /// Any engine, with the interface of this crate. Whether a forked child may use it is the engine's matter. Locks
+    /// are known to the clones of what this returns, not to those of a second call.
     pub fn over(fs: Arc<dyn FileSystem>) -> Fs {
         Fs::of(Vfs::new(fs, Cred::root()), None, Path::new(""), None)
     }

@@ -19,10 +19,11 @@
 //! # }
 //! ```
 //!
-//! What lives here: [`Fs`], [`File`], [`Dir`], [`OpenOptions`] and what they take and return, over [`ferrite_vfs::Vfs`].
-//! An [`Error`] says what could not be done with which path and why; `?` makes a [`std::io::Error`] of it that has the
-//! errno. A pool belongs to one process at a time; several processes share one through a mount. In a forked child every
-//! call on what was opened before the fork fails and says so, and dropping it does nothing.
+//! What lives here: [`Fs`], [`File`], [`Dir`], [`OpenOptions`] and what they take and return, over
+//! [`ferrite_vfs::Vfs`]. An [`Error`] says what could not be done with which path and why; `?` makes a
+//! [`std::io::Error`] of it that has the errno. A pool belongs to one process at a time; several processes share one
+//! through a mount. In a forked child every call on what was opened before the fork fails and says so, and dropping it
+//! does nothing.
 //!
 //! How a pool finds the pages of its files is chosen when it is made:
 //!

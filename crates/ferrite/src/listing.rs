@@ -27,8 +27,8 @@ impl DirEntry {
         &self.name
     }
 
-    /// Its path: the listed directory's, as it was given, and its name behind. It is good for whatever gave the listing,
-    /// the [`Fs`](crate::Fs) or the [`Dir`](crate::Dir).
+    /// Its path: the listed directory's, as it was given, and its name behind. It is good for whatever gave the
+    /// listing, the [`Fs`](crate::Fs) or the [`Dir`](crate::Dir).
     pub fn path(&self) -> PathBuf {
         self.dir.join(&self.name)
     }

@@ -1,4 +1,5 @@
-//! Advisory locks of [`File`]s: on whole files as `flock(2)`, and on ranges as open-file-description locks of `fcntl(2)`.
+//! Advisory locks of [`File`]s: on whole files as `flock(2)`, and on ranges as open-file-description locks of
+//! `fcntl(2)`.
 //!
 //! What lives here: the front of [`ferrite_vfs::locks`]. The owner of a lock is an open file, which is what clones of a
 //! [`File`] share; it gives its locks back when it is closed.
@@ -50,8 +51,8 @@ fn byte_range(range: impl RangeBounds<u64>) -> ferrite_vfs::Result<ByteRange> {
 /// clones, go when the file is closed, and are not kept in the pool. Locks on ranges and on whole files do not see each
 /// other. A forked child cannot use them, and takes none away.
 impl File {
-    /// Locks the file so that no other open file has it locked. Blocks as long as others have. A lock that it has already
-    /// is converted; if that has to wait, the old one is given up first.
+    /// Locks the file so that no other open file has it locked. Blocks as long as others have. A lock that it has
+    /// already is converted; if that has to wait, the old one is given up first.
     ///
     /// Two threads that wait for each other's locks on whole files wait for ever.
     pub fn lock(&self) -> Result<()> {
@@ -99,13 +100,13 @@ impl File {
         })
     }
 
-    /// Locks a range of bytes, which may lie behind the end: `0..8`, or `..` for all however far the file grows. What this
-    /// open file has locked there already is replaced in the same step. Blocks as `wait` says.
+    /// Locks a range of bytes, which may lie behind the end: `0..8`, or `..` for all however far the file grows. What
+    /// this open file has locked there already is replaced in the same step. Blocks as `wait` says.
     ///
     /// # Errors
-    /// `EBADF` for a shared lock on a file that is not open for reading, or an exclusive one on one not open for writing.
-    /// `EWOULDBLOCK` when others have part of it locked and the time is up. `EDEADLK` when those others wait for this open
-    /// file. `EINVAL` for an empty range.
+    /// `EBADF` for a shared lock on a file that is not open for reading, or an exclusive one on one not open for
+    /// writing. `EWOULDBLOCK` when others have part of it locked and the time is up. `EDEADLK` when those others wait
+    /// for this open file. `EINVAL` for an empty range.
     pub fn lock_range(&self, range: impl RangeBounds<u64>, kind: LockKind, wait: Wait) -> Result<()> {
         self.run(LOCK_RANGE, |open| {
             let allowed = match kind {
@@ -134,7 +135,8 @@ impl File {
         })
     }
 
-    /// A lock of another open file that stands against one of this kind on this range: of several, one that starts first.
+    /// A lock of another open file that stands against one of this kind on this range: of several, one that starts
+    /// first.
     ///
     /// # Errors
     /// `EINVAL` for an empty range.

@@ -94,8 +94,8 @@ impl Fs {
         self.run("remove the directory", path.as_ref(), Vfs::rmdir)
     }
 
-    /// Removes a directory and all below it. Symbolic links are removed, never followed, also one that takes the place of
-    /// a directory meanwhile; only those in front of the last component of `path` lead on.
+    /// Removes a directory and all below it. Symbolic links are removed, never followed, also one that takes the place
+    /// of a directory meanwhile; only those in front of the last component of `path` lead on.
     pub fn remove_dir_all(&self, path: impl AsRef<Path>) -> Result<()> {
         let path = path.as_ref();
         match self.parts().get() {
@@ -146,11 +146,12 @@ impl Fs {
             .map(|target| OsString::from_vec(target).into())
     }
 
-    /// Makes a named pipe, a socket's name, a device file or an empty file. Devices are root's; there is nothing here that
-    /// could open one. `rdev` is what `makedev(3)` makes of major and minor number.
+    /// Makes a named pipe, a socket's name, a device file or an empty file. Devices are root's; there is nothing here
+    /// that could open one. `rdev` is what `makedev(3)` makes of major and minor number.
     ///
     /// # Errors
-    /// `EINVAL` for a directory or a symbolic link, which have calls of their own; `EPERM` for a device that is not root's.
+    /// `EINVAL` for a directory or a symbolic link, which have calls of their own; `EPERM` for a device that is not
+    /// root's.
     pub fn mknod(&self, path: impl AsRef<Path>, node: &NewNode) -> Result<()> {
         self.run("make", path.as_ref(), |vfs, path| vfs.mknod(path, node))
             .map(drop)

@@ -2,7 +2,7 @@
 //!
 //! What lives here: [`MemFs`]. The tests compare every other engine with it, so it is written to be obviously right, not
 //! fast: one lock around everything, ordered maps, no cleverness. It is also what `ferrite::Fs::memory` gives to
-//! programs that want a scratch file system without a pool. Content is in [`data`].
+//! programs that want a scratch file system without a pool. Content is in `data`.
 //!
 //! Invariants: an inode lives as long as it has a name, a pin or an open file. A directory's entries are kept in the
 //! order they were made, by a counter that never goes back; that counter is the listing's cookie.

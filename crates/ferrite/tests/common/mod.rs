@@ -6,7 +6,8 @@ use std::path::Path;
 use ferrite::{Fs, Mapping, MkfsOptions};
 use ferrite_pm::{Access, Region};
 
-/// The mapping that pools are made with: the one in `FERRITE_MAPPING`, else the default. So every test can be run on each.
+/// The mapping that pools are made with: the one in `FERRITE_MAPPING`, else the default. So every test can be run on
+/// each.
 pub(crate) fn mapping() -> Mapping {
     std::env::var("FERRITE_MAPPING").map_or(Mapping::default(), |name| {
         Mapping::from_name(&name).unwrap_or_else(|| panic!("FERRITE_MAPPING: no mapping is called {name}"))
