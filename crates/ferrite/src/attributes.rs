@@ -41,12 +41,12 @@ impl Fs {
             .map(Metadata)
     }
 
-    /// Whether something is there; `false` also where it cannot be told, see [`Self::try_exists`].
+    /// Whether something is there. `false` also when that cannot be found out: see [`Self::try_exists`].
     pub fn exists(&self, path: impl AsRef<Path>) -> bool {
         self.metadata(path).is_ok()
     }
 
-    /// Whether something is there, or why that cannot be told.
+    /// Whether something is there, or why that cannot be found out.
     pub fn try_exists(&self, path: impl AsRef<Path>) -> Result<bool> {
         match self.metadata(path) {
             Ok(_) => Ok(true),
@@ -55,10 +55,10 @@ impl Fs {
         }
     }
 
-    /// Whether the user may use it in these ways, as `access(2)`; with none, whether it is there.
+    /// Checks whether the user may use it in these ways, as `access(2)`; with none of them, whether it is there.
     ///
     /// # Errors
-    /// `EACCES` if he may not.
+    /// `EACCES` if not.
     pub fn access(&self, path: impl AsRef<Path>, want: Access) -> Result<()> {
         self.run("use", path.as_ref(), |vfs, path| vfs.access(path, want))
     }
@@ -116,7 +116,7 @@ impl Fs {
     /// Value of the extended attribute `name`, which has its namespace before it (`user.` and so on).
     ///
     /// # Errors
-    /// `ENODATA` if there is none, or none that the user may see; `EOPNOTSUPP` for namespaces that there are not.
+    /// `ENODATA` if there is none, or none that the user may see; `EOPNOTSUPP` for a namespace that is not supported.
     pub fn get_xattr(&self, path: impl AsRef<Path>, name: impl AsRef<OsStr>) -> Result<Vec<u8>> {
         self.run(GET_XATTR, path.as_ref(), |vfs, path| {
             vfs.getxattr_of(Target::Path(path), name.as_ref().as_bytes())

@@ -22,7 +22,7 @@ use crate::own::Own;
 /// can be made in it any more (`ENOENT`). Clones are one handle; the last of them that goes closes it.
 ///
 /// Paths are relative to it. As with `openat(2)`, absolute ones start at the root, and `..` and links may lead out of
-/// it: it is no jail. Its user is that of the [`Fs`] that opened it.
+/// it, so it confines nobody. Its user is that of the [`Fs`] that opened it.
 #[derive(Clone)]
 pub struct Dir {
     /// With relative paths that start here.
@@ -49,7 +49,7 @@ impl Dir {
         })
     }
 
-    /// The same directory as another user sees it. What he may do here counts, not whether he could have opened it.
+    /// The same directory, used with the permissions of another user, who need not be allowed to open it.
     pub fn as_user(&self, cred: Cred) -> Dir {
         Dir {
             fs: self.fs.as_user(cred),
@@ -73,7 +73,7 @@ impl Dir {
         self.run(STAT, ferrite_vfs::Dir::getattr).map(Metadata)
     }
 
-    /// Lists it. Who opened it was allowed to, and that lasts. Entries that exist throughout come exactly once.
+    /// Lists it. That needs no permission: opening it did. Entries that exist throughout come exactly once.
     pub fn entries(&self) -> Result<ReadDir> {
         ReadDir::new(self.handle.clone(), self.path(), Path::new(""))
     }

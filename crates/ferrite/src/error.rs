@@ -31,9 +31,15 @@ pub enum Cause {
          that one, open it after the fork, or share it through a mount"
     )]
     Forked,
-    /// What was to be read as text is none.
+    /// Content that was to be read as text is not UTF-8.
     #[error("its content is not UTF-8: {0}")]
     NotUtf8(#[source] std::str::Utf8Error),
+    /// There is no memory for the content of a file.
+    #[error("there is no memory for its {len_bytes} bytes; read it in parts")]
+    NoMemory {
+        /// Length of the file.
+        len_bytes: u64,
+    },
 }
 
 impl From<Forked> for Cause {
@@ -50,13 +56,14 @@ impl From<PmError> for Cause {
 
 impl Cause {
     /// The error number, as in `errno(3)`. `None` where the operating system has none that fits: a pool that is damaged
-    /// or in use, a forked child, content that is no text.
+    /// or in use, a forked child, content that is not text.
     pub fn raw_os_error(&self) -> Option<i32> {
         match self {
             Cause::Operation(error) => Some(error.errno()),
             Cause::Pool(EngineError::Medium(PmError::Io { source, .. } | PmError::NoMemory { source, .. })) => {
                 source.raw_os_error()
             }
+            Cause::NoMemory { .. } => Some(libc::ENOMEM),
             Cause::Pool(_) | Cause::Forked | Cause::NotUtf8(_) => None,
         }
     }
@@ -79,6 +86,7 @@ impl Cause {
             },
             Cause::Forked => io::ErrorKind::ResourceBusy,
             Cause::NotUtf8(_) => io::ErrorKind::InvalidData,
+            Cause::NoMemory { .. } => io::ErrorKind::OutOfMemory,
         }
     }
 
@@ -107,7 +115,7 @@ struct Parts {
 }
 
 impl Error {
-    /// `action` is what `cannot` is said of, without the path behind it.
+    /// `action` completes "cannot"; the path follows it.
     pub(crate) fn new(action: &'static str, path: impl Into<PathBuf>, cause: impl Into<Cause>) -> Error {
         Error(Box::new(Parts {
             action,
@@ -117,7 +125,7 @@ impl Error {
         }))
     }
 
-    /// The same, of an operation that gives what is at its path a new one.
+    /// The same error, of an operation that has a second path: the new name.
     pub(crate) fn with_new_path(mut self, path: PathBuf) -> Error {
         self.0.new_path = Some(path);
         self
@@ -128,7 +136,7 @@ impl Error {
         self.0.action
     }
 
-    /// With what: the path as it was given, behind that of the [`Dir`](crate::Dir) it was relative to; or the pool.
+    /// With which path: that of the [`Dir`](crate::Dir) joined with the one that was given; or the path of the pool.
     pub fn path(&self) -> &Path {
         &self.0.path
     }

@@ -189,7 +189,7 @@ impl File {
             .map(drop)
     }
 
-    /// Sets the permission bits (`07777`). Handles that are open keep what they may do.
+    /// Sets the permission bits (`07777`). What open handles may do stays as it is.
     pub fn set_mode(&self, mode: u32) -> Result<()> {
         self.change(SET_MODE, &mode_request(mode))
     }
@@ -204,7 +204,8 @@ impl File {
         self.change(SET_OWNER, &owner_request(uid, gid))
     }
 
-    /// Sets times, both in one step. As with `futimens(2)` it counts who the user is, not how the file was opened.
+    /// Sets times, both in one step. As with `futimens(2)`, the user must own the file; how it was opened does not
+    /// count.
     pub fn set_times(&self, times: FileTimes) -> Result<()> {
         self.change(SET_TIMES, &times.request())
     }
@@ -250,9 +251,17 @@ impl File {
 
     /// All there is from the start on.
     pub(crate) fn read_whole(&self) -> Result<Vec<u8>> {
-        let size = usize::try_from(self.metadata()?.len()).unwrap_or(usize::MAX);
+        let grow = |content: &mut Vec<u8>, len_bytes: u64| -> Result<()> {
+            let len = usize::try_from(len_bytes).unwrap_or(usize::MAX);
+            if content.try_reserve_exact(len.saturating_sub(content.len())).is_err() {
+                return Err(self.error(READ, Cause::NoMemory { len_bytes }));
+            }
+            content.resize(len, 0);
+            Ok(())
+        };
+        let mut content = Vec::new();
         // One byte more shows the end, unless the file grows meanwhile.
-        let mut content = vec![0; size.saturating_add(1)];
+        grow(&mut content, self.metadata()?.len().saturating_add(1))?;
         let mut len = 0;
         loop {
             len += self.read_from(len as u64, &mut content[len..])?;
@@ -260,7 +269,7 @@ impl File {
                 content.truncate(len);
                 return Ok(content);
             }
-            content.resize(len * 2, 0);
+            grow(&mut content, len as u64 * 2)?;
         }
     }
 

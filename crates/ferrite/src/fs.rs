@@ -29,12 +29,13 @@ const OPEN: &str = "open the pool";
 
 /// A file system: a pool in this process, or memory. Cheap to clone; all clones are one. A forked child cannot use it.
 ///
-/// Paths are those of the file system. Relative ones start at its root; [`Dir`](crate::Dir) has others. Permission bits
-/// of what is made are taken as they are given: there is no umask.
+/// Relative paths start at the root of the file system; a [`Dir`](crate::Dir) has its own start. Permission bits are
+/// taken as they are given: there is no umask.
 ///
-/// Every call is atomic, also in a crash, and durable when it returns, unless it says otherwise; one that fails has
-/// changed nothing. Calls block for the medium and for each other, not for anybody's use of a file, but for
-/// [`File::lock`](crate::File::lock) and its kin.
+/// Every call is atomic, also in a crash, and durable when it returns, unless its description says otherwise. A call
+/// that fails has changed nothing; its [`Error`] has the error number of the Linux system call that does the same.
+/// Calls may wait for the medium and for other operations on the same inode. Only [`File::lock`](crate::File::lock) and
+/// the other lock calls wait for other users of a file.
 #[derive(Clone)]
 pub struct Fs {
     parts: Own<Arc<Parts>>,
@@ -145,7 +146,7 @@ impl Fs {
         Fs { parts }
     }
 
-    /// The same file system with relative paths that start at `dir`, opened as `path`. Whoever has it keeps `dir` open.
+    /// The same file system with relative paths that start at `dir`, opened as `path`. The caller keeps `dir` open.
     pub(crate) fn at_dir(&self, dir: &ferrite_vfs::Dir, path: &Path) -> Fs {
         let parts = self.parts.map(|parts| {
             Arc::new(Parts {

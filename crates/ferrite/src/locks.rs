@@ -47,9 +47,9 @@ fn byte_range(range: impl RangeBounds<u64>) -> ferrite_vfs::Result<ByteRange> {
     ByteRange::new(start, len_bytes.filter(|&len_bytes| len_bytes > 0).ok_or(EMPTY)?)
 }
 
-/// Locks keep out others who lock, and nobody else. They are between the open files of one [`Fs`](crate::Fs) and its
-/// clones, go when the file is closed, and are not kept in the pool. Locks on ranges and on whole files do not see each
-/// other. A forked child cannot use them, and takes none away.
+/// Locks are advisory: they keep out others who lock, and nobody else. They hold between the open files of one
+/// [`Fs`](crate::Fs) and its clones, end when the file is closed, and are not stored in the pool. Locks on ranges and
+/// locks on whole files do not conflict. A forked child can neither use nor release them.
 impl File {
     /// Locks the file so that no other open file has it locked. Blocks as long as others have. A lock that it has
     /// already is converted; if that has to wait, the old one is given up first.
@@ -80,10 +80,10 @@ impl File {
         self.lock_with(LockKind::Shared, Wait::No)
     }
 
-    /// Locks the whole file, for as much patience as is asked for.
+    /// Locks the whole file; `wait` says how long to wait for it.
     ///
     /// # Errors
-    /// `EWOULDBLOCK` when that is used up; the old lock is gone then if there was time to wait.
+    /// `EWOULDBLOCK` when the time is up. An old lock is gone then, unless `wait` is [`Wait::No`].
     pub fn lock_with(&self, kind: LockKind, wait: Wait) -> Result<()> {
         self.run(LOCK, |open| {
             open.fs.locks.flock(open.file.ino(), open.owner(), kind, wait)

@@ -91,7 +91,7 @@ impl Metadata {
         self.0.blocks
     }
 
-    /// Last read, as far as the mount keeps account of it ([`AtimePolicy`](crate::AtimePolicy)).
+    /// Last read, as far as the pool keeps access times ([`AtimePolicy`](crate::AtimePolicy)).
     pub fn accessed(&self) -> SystemTime {
         system_time(self.0.atime)
     }
@@ -119,7 +119,7 @@ impl Metadata {
 
 /// Times to set; those that are not named stay.
 ///
-/// Times are kept in nanoseconds from 1677 to 2262; one beyond is set to the nearest that there is.
+/// Times are kept in nanoseconds, from 1677 to 2262; a time beyond is set to the nearest of these.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct FileTimes {
     accessed: Option<SetTime>,
@@ -132,7 +132,7 @@ impl FileTimes {
         FileTimes::default()
     }
 
-    /// Both times to now, which also who may only write the file is allowed to set.
+    /// Both times to now. Users who may write a file may set these, even if they do not own it.
     pub fn now() -> FileTimes {
         FileTimes {
             accessed: Some(SetTime::Now),
@@ -177,7 +177,7 @@ impl FileTimes {
     }
 }
 
-/// A change of permission bits. The bits of the kind, which `std`'s permissions of a file have, are left out.
+/// A change of permission bits, without the bits of the kind that `std`'s permissions can have.
 pub(crate) fn mode_request(mode: u32) -> SetAttr {
     SetAttr {
         mode: Some(mode & 0o7777),

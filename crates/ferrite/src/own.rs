@@ -32,8 +32,8 @@ impl<T: Clone> Own<T> {
         if self.is_ours() { Ok(&self.value) } else { Err(Forked) }
     }
 
-    /// The handle, whichever process this is: to read what is plain memory in it, such as a path. The caller must not
-    /// use the pool, nor drop what it clones.
+    /// The handle, whichever process this is, to read what is plain memory in it, such as a path. The caller must not
+    /// use the pool, and must not drop a clone of what it gets.
     pub(crate) fn peek(&self) -> &T {
         &self.value
     }

@@ -234,7 +234,41 @@ fn text_that_is_none_is_an_error_with_its_path() {
     assert!(error.to_string().starts_with("cannot read /f: "), "{error}");
 }
 
-/// An engine whose files are gone when their attributes are asked for, as those of a server can be.
+/// A file that says it is larger than any memory.
+struct Huge(Arc<dyn OpenFile>);
+
+impl OpenFile for Huge {
+    fn ino(&self) -> Ino {
+        self.0.ino()
+    }
+    fn getattr(&self) -> Result<Attr, FsError> {
+        let attr = self.0.getattr()?;
+        Ok(Attr { size: 1 << 62, ..attr })
+    }
+    fn read_at(&self, offset: u64, buf: &mut [u8]) -> Result<usize, FsError> {
+        self.0.read_at(offset, buf)
+    }
+    fn write_at(&self, offset: u64, data: &[u8]) -> Result<usize, FsError> {
+        self.0.write_at(offset, data)
+    }
+    fn append(&self, data: &[u8]) -> Result<(u64, usize), FsError> {
+        self.0.append(data)
+    }
+    fn fallocate(&self, mode: FallocateMode, offset: u64, len: u64) -> Result<(), FsError> {
+        self.0.fallocate(mode, offset, len)
+    }
+    fn seek_data(&self, offset: u64) -> Result<u64, FsError> {
+        self.0.seek_data(offset)
+    }
+    fn seek_hole(&self, offset: u64) -> Result<u64, FsError> {
+        self.0.seek_hole(offset)
+    }
+    fn fsync(&self) -> Result<(), FsError> {
+        Err(FsError::Io("the server is gone".into()))
+    }
+}
+
+/// An engine whose files are gone when their attributes are to change, as those of a server can be.
 struct Gone(MemFs);
 
 impl FileSystem for Gone {
@@ -287,7 +321,7 @@ impl FileSystem for Gone {
         self.0.readdir(dir, cookie, sink)
     }
     fn open(&self, ino: Ino, mode: OpenMode) -> Result<Arc<dyn OpenFile>, FsError> {
-        self.0.open(ino, mode)
+        Ok(Arc::new(Huge(self.0.open(ino, mode)?)))
     }
     fn getxattr(&self, ino: Ino, name: &[u8]) -> Result<Vec<u8>, FsError> {
         self.0.getxattr(ino, name)
@@ -302,7 +336,7 @@ impl FileSystem for Gone {
         self.0.removexattr(ino, name)
     }
     fn sync(&self) -> Result<(), FsError> {
-        Err(FsError::Io("the server is gone".into()))
+        self.0.sync()
     }
 }
 
@@ -311,5 +345,14 @@ fn errors_of_an_engine_of_ones_own_come_through() {
     let fs = Fs::over(Arc::new(Gone(MemFs::new())));
     fs.write("/f", "content").unwrap();
     is(fs.set_mode("/f", 0o600), libc::ESTALE, "/f");
-    is(fs.open_file("/f").unwrap().set_mode(0o600), libc::ESTALE, "/f");
+    let file = fs.open_file("/f").unwrap();
+    is(file.set_mode(0o600), libc::ESTALE, "/f");
+    is(file.sync_all(), libc::EIO, "/f");
+    // A file that no memory can hold is an error, not the end of the program.
+    let error = fs.read("/f").unwrap_err();
+    assert!(matches!(error.cause(), Cause::NoMemory { .. }), "{error}");
+    assert_eq!(
+        (error.raw_os_error(), error.kind()),
+        (Some(libc::ENOMEM), ErrorKind::OutOfMemory)
+    );
 }
