@@ -69,6 +69,9 @@ impl Fs {
     }
 
     /// Sets the permission bits (`07777`).
+    ///
+    /// # Errors
+    /// `EPERM` unless the user owns the file.
     pub fn set_mode(&self, path: impl AsRef<Path>, mode: u32) -> Result<()> {
         self.change(SET_MODE, path.as_ref(), &mode_request(mode), true)
     }
@@ -79,6 +82,9 @@ impl Fs {
     }
 
     /// Sets owner and group; `None` leaves one as it is. Takes setuid and setgid away.
+    ///
+    /// # Errors
+    /// `EPERM` unless the user is root, or owns the file and changes only its group, to one of the user's own.
     pub fn chown(&self, path: impl AsRef<Path>, uid: Option<u32>, gid: Option<u32>) -> Result<()> {
         self.change(SET_OWNER, path.as_ref(), &owner_request(uid, gid), true)
     }

@@ -106,7 +106,8 @@ impl File {
     /// # Errors
     /// `EBADF` for a shared lock on a file that is not open for reading, or an exclusive one on one not open for
     /// writing. `EWOULDBLOCK` when others have part of it locked and the time is up. `EDEADLK` when those others wait
-    /// for this open file. `EINVAL` for an empty range.
+    /// for this open file. `EINVAL` for an empty range. `ENOSPC` with more locks than the table takes
+    /// ([`RECORD_LOCKS_MAX`](ferrite_vfs::locks::RECORD_LOCKS_MAX)).
     pub fn lock_range(&self, range: impl RangeBounds<u64>, kind: LockKind, wait: Wait) -> Result<()> {
         self.run(LOCK_RANGE, |open| {
             let allowed = match kind {

@@ -24,11 +24,17 @@ const COPY_BYTES: usize = 1 << 20;
 
 impl Fs {
     /// Opens a file for reading.
+    ///
+    /// # Errors
+    /// `ENOENT`, `EACCES`, `EISDIR` and others, as [`OpenOptions::open`].
     pub fn open_file(&self, path: impl AsRef<Path>) -> Result<File> {
         OpenOptions::new().read(true).open(self, path)
     }
 
     /// Opens a file for writing; makes it, or cuts it to nothing.
+    ///
+    /// # Errors
+    /// As [`OpenOptions::open`]; `ENOSPC` when no inode or name is left.
     pub fn create_file(&self, path: impl AsRef<Path>) -> Result<File> {
         OpenOptions::new()
             .write(true)
@@ -45,12 +51,19 @@ impl Fs {
         Dir::open(self, path.as_ref())
     }
 
-    /// A file's whole content.
+    /// A file's whole content. A write meanwhile may show in a part of it, for each step of the reading is atomic by
+    /// itself.
+    ///
+    /// # Errors
+    /// As [`Self::open_file`]; `ENOMEM` for a file that no memory can hold; `EIO` for damaged data.
     pub fn read(&self, path: impl AsRef<Path>) -> Result<Vec<u8>> {
         self.open_file(path)?.read_whole()
     }
 
     /// A file's whole content as text.
+    ///
+    /// # Errors
+    /// As [`Self::read`]; [`Cause::NotUtf8`].
     pub fn read_to_string(&self, path: impl AsRef<Path>) -> Result<String> {
         let path = path.as_ref();
         String::from_utf8(self.read(path)?)
@@ -58,11 +71,17 @@ impl Fs {
     }
 
     /// Writes a whole file, made or cut before; two steps, each atomic.
+    ///
+    /// # Errors
+    /// As [`Self::create_file`]; `ENOSPC` in the second step leaves the file empty, or a part of long content in it.
     pub fn write(&self, path: impl AsRef<Path>, content: impl AsRef<[u8]>) -> Result<()> {
         self.create_file(path)?.write_whole(content.as_ref(), 0)
     }
 
     /// Makes a directory.
+    ///
+    /// # Errors
+    /// `EEXIST` if the name is taken; `ENOENT` if the directory above is missing.
     pub fn create_dir(&self, path: impl AsRef<Path>) -> Result<()> {
         self.create_dir_with(path, DIR_MODE)
     }
@@ -73,7 +92,7 @@ impl Fs {
             .map(drop)
     }
 
-    /// Makes a directory and those above it that are missing.
+    /// Makes a directory and those above it that are missing; a step for each.
     pub fn create_dir_all(&self, path: impl AsRef<Path>) -> Result<()> {
         let path = path.as_ref();
         match self.create_dir(path) {
@@ -90,6 +109,9 @@ impl Fs {
     }
 
     /// Removes an empty directory.
+    ///
+    /// # Errors
+    /// `ENOTEMPTY`, `ENOTDIR`; `EBUSY` for the root.
     pub fn remove_dir(&self, path: impl AsRef<Path>) -> Result<()> {
         self.run("remove the directory", path.as_ref(), Vfs::rmdir)
     }
@@ -105,24 +127,37 @@ impl Fs {
         .map_err(|(at, cause)| Error::new("remove", self.prefix().join(at), cause))
     }
 
-    /// Removes a name that is no directory's.
+    /// Removes a name that is no directory's. The file stays as long as it has other names or is open.
+    ///
+    /// # Errors
+    /// `EISDIR` for a directory; `EPERM` in a sticky directory.
     pub fn remove_file(&self, path: impl AsRef<Path>) -> Result<()> {
         self.run("remove", path.as_ref(), Vfs::unlink)
     }
 
     /// Renames, replacing what has the new name; atomic, also in a crash.
+    ///
+    /// # Errors
+    /// `EINVAL` for a directory that would go below itself; `EISDIR`, `ENOTDIR` and `ENOTEMPTY` for what cannot be
+    /// replaced.
     pub fn rename(&self, from: impl AsRef<Path>, to: impl AsRef<Path>) -> Result<()> {
         self.rename_with(from, to, RenameMode::Replace)
     }
 
     /// Renames without replacing, or swaps two names.
+    ///
+    /// # Errors
+    /// As [`Self::rename`]; `EEXIST` if nothing may be replaced, `ENOENT` if there is nothing to swap with.
     pub fn rename_with(&self, from: impl AsRef<Path>, to: impl AsRef<Path>, mode: RenameMode) -> Result<()> {
         let to = to.as_ref();
         self.run("rename", from.as_ref(), |vfs, from| vfs.rename(from, bytes(to), mode))
             .map_err(|error| error.with_new_path(self.prefix().join(to)))
     }
 
-    /// Gives a file another name.
+    /// Gives a file another name. A symbolic link gets one itself.
+    ///
+    /// # Errors
+    /// `EPERM` for a directory; `EEXIST` if the name is taken; `EMLINK` for more names than a file may have.
     pub fn hard_link(&self, original: impl AsRef<Path>, link: impl AsRef<Path>) -> Result<()> {
         let link = link.as_ref();
         self.run("link", original.as_ref(), |vfs, original| {
@@ -133,6 +168,9 @@ impl Fs {
     }
 
     /// Makes a symbolic link to `target`.
+    ///
+    /// # Errors
+    /// `EEXIST` if the name is taken; `ENOENT` for an empty target.
     pub fn symlink(&self, target: impl AsRef<Path>, link: impl AsRef<Path>) -> Result<()> {
         self.run("make the symbolic link", link.as_ref(), |vfs, link| {
             vfs.symlink(bytes(target.as_ref()), link)
@@ -141,6 +179,9 @@ impl Fs {
     }
 
     /// Where a symbolic link points.
+    ///
+    /// # Errors
+    /// `EINVAL` for anything else.
     pub fn read_link(&self, path: impl AsRef<Path>) -> Result<PathBuf> {
         self.run("read the link", path.as_ref(), Vfs::readlink)
             .map(|target| OsString::from_vec(target).into())
@@ -193,6 +234,9 @@ impl Fs {
     }
 
     /// Lists a directory. Entries that exist throughout come exactly once.
+    ///
+    /// # Errors
+    /// `ENOTDIR`; `EACCES` if it may not be read.
     pub fn read_dir(&self, path: impl AsRef<Path>) -> Result<ReadDir> {
         let path = path.as_ref();
         let dir = self.hand_out("list", path, |vfs, path| vfs.open_dir(path).map(Arc::new))?;
