@@ -2,15 +2,13 @@
 
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
-use std::sync::Arc;
 
 use ferrite_fs::PageDump;
-use ferrite_vfs::{Cred, Vfs};
 
 use super::control::Request;
 use super::pages::pages;
 use super::target::Target;
-use super::{FAILED, Failure, Outcome, say, say_json};
+use super::{Outcome, say, say_json};
 
 /// Show a file's pages, their words and the entries of their logs
 #[derive(Debug, clap::Args)]
