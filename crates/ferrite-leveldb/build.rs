@@ -1,4 +1,5 @@
-//! Compiles the C++ half (`src/shim.cc`) and links LevelDB, statically, so that the program runs where no LevelDB is installed.
+//! Compiles the C++ half (`src/shim.cc`) and links LevelDB, statically, so that the program runs where no LevelDB is
+//! installed.
 //!
 //! What is missing on the machine is named with its Debian package, before a compiler's message could bury it.
 
@@ -88,7 +89,8 @@ fn accepts(mut command: Command, text: &str) -> bool {
 
 fn missing(what: &str, package: &str, cause: &str) -> ! {
     fail(&format!(
-        "{what} is missing ({cause}). Install the Debian package {package} (scripts/setup-debian.sh build installs all), or build \
+        "{what} is missing ({cause}). Install the Debian package {package} (scripts/setup-debian.sh build installs \
+         all), or build \
          without the cargo feature `leveldb`"
     ))
 }

@@ -1,12 +1,13 @@
 //! Attacks on pools: bytes from a fuzzer become changes to a sound pool, and the engine has to live with it.
 //!
-//! What lives here: one function a target ([`TARGETS`]), used by the libFuzzer programs in `fuzz_targets/` and by the test that
-//! replays the corpus on a stable compiler (`crates/ferrite-fs/tests/fuzz_corpus.rs`). A new target is a function and a line
-//! in [`TARGETS`], a file in `fuzz_targets/`, a `[[bin]]` in `Cargo.toml`, and a corpus.
+//! What lives here: one function a target ([`TARGETS`]), used by the libFuzzer programs in `fuzz_targets/` and by the
+//! test that replays the corpus on a stable compiler (`crates/ferrite-fs/tests/fuzz_corpus.rs`). A new target is a
+//! function and a line in [`TARGETS`], a file in `fuzz_targets/`, a `[[bin]]` in `Cargo.toml`, and a corpus.
 //!
-//! The bytes are patches of 12: area, way (see [`patch`]), length, kind of pool (its mapping, and data checksums or none; in the first patch only), offset (4), value (4). So
-//! the fuzzer works on what matters instead of on four megabytes. An attack must end without a panic, a hang or an access outside the pool; errors
-//! are fine. Two ways store something with a right checksum, so that what lies behind the checksum is attacked too.
+//! The bytes are patches of 12: area, way (see [`patch`]), length, kind of pool (its mapping, and data checksums or
+//! none; in the first patch only), offset (4), value (4). So the fuzzer works on what matters instead of on four
+//! megabytes. An attack must end without a panic, a hang or an access outside the pool; errors are fine. Two ways store
+//! something with a right checksum, so that what lies behind the checksum is attacked too.
 
 use std::sync::{Arc, OnceLock};
 
@@ -146,7 +147,8 @@ fn fill(engine: &Engine) -> ferrite_vfs::Result<()> {
     Ok(())
 }
 
-/// A file of few pages, far apart, so that its pages are found by walking the table; reserved pages; a log of many segments.
+/// A file of few pages, far apart, so that its pages are found by walking the table; reserved pages; a log of many
+/// segments.
 fn fill_sparse(engine: &Engine) -> ferrite_vfs::Result<()> {
     let ino = engine.mknod(&Cred::root(), ROOT_INO, b"sparse", &FILE)?.ino;
     let file = engine.open(ino, OpenMode::read_write())?;
@@ -182,7 +184,8 @@ impl Area {
         }
     }
 
-    /// Structures of `unit` bytes in the data blocks that bear `signature`, of which only the first `len` bytes are hit.
+    /// Structures of `unit` bytes in the data blocks that bear `signature`, of which only the first `len` bytes are
+    /// hit.
     fn signed(image: &[u8], superblock: &Superblock, (signature, at): (&[u8], usize), unit: u64, len: u64) -> Area {
         let (start, whole) = (superblock.first_block * BLOCK_BYTES, superblock.blocks * BLOCK_BYTES);
         let mut words = Vec::new();
@@ -216,8 +219,9 @@ struct Surface {
     seals: bool,
 }
 
-/// The surface's image with the patches of `data` applied. Ways: flip a bit, fill, set half a word, copy from elsewhere in the
-/// area, count up or down, set a word to an extreme; set a field of the superblock, set the mark, both with their checksums.
+/// The surface's image with the patches of `data` applied. Ways: flip a bit, fill, set half a word, copy from elsewhere
+/// in the area, count up or down, set a word to an extreme; set a field of the superblock, set the mark, both with
+/// their checksums.
 fn patch(surface: &Surface, data: &[u8]) -> Vec<u8> {
     let mut image = surface.image.clone();
     for patch in data.chunks_exact(PATCH_BYTES).take(PATCHES_MAX) {

@@ -1,11 +1,12 @@
 //! How commands talk to the daemon that has a pool mounted: a socket, one line of JSON each way.
 //!
-//! A socket has two names, so that any path to the pool finds it, and the mount as well: one from the device and inode numbers of the pool's
-//! file (of a DAX device: its own number), one from the number of the mount's device. A copy of a pool is another file, so it has another
-//! socket.
+//! A socket has two names, so that any path to the pool finds it, and the mount as well: one from the device and inode
+//! numbers of the pool's file (of a DAX device: its own number), one from the number of the mount's device. A copy of a
+//! pool is another file, so it has another socket.
 //!
-//! Invariant: a name belongs to the daemon that made it last. It replaces what a daemon that died left there, in one step, and takes away only
-//! what is still its own: two daemons may have one pool open read-only. A socket whose daemon is gone refuses connections; commands ignore it.
+//! Invariant: a name belongs to the daemon that made it last. It replaces what a daemon that died left there, in one
+//! step, and takes away only what is still its own: two daemons may have one pool open read-only. A socket whose daemon
+//! is gone refuses connections; commands ignore it.
 
 use std::fs::Metadata;
 use std::io::{BufRead, BufReader, ErrorKind, Write};
@@ -45,8 +46,8 @@ pub(crate) enum Request {
     Freeze(u64),
     /// That they go on: whether they waited.
     Thaw,
-    /// That they wait for as long as this connection says that it copies the pool, see [`Frost::hold`]: device and inode
-    /// number of the pool's file.
+    /// That they wait for as long as this connection says that it copies the pool, see [`Frost::hold`]: device and
+    /// inode number of the pool's file.
     Hold,
 }
 
@@ -135,8 +136,8 @@ pub(crate) struct Server {
 }
 
 impl Server {
-    /// Answers for `engine`, which has the file `pool` open and is mounted as `mount`, from a thread of its own until dropped. Without a
-    /// socket the mount works all the same.
+    /// Answers for `engine`, which has the file `pool` open and is mounted as `mount`, from a thread of its own until
+    /// dropped. Without a socket the mount works all the same.
     pub(crate) fn start(
         pool: &Metadata,
         mount: Option<&MountPoint>,

@@ -1,7 +1,7 @@
 //! `ferrite copy`: a sound copy of a pool, mounted or not.
 //!
-//! A mounted pool is frozen for as long as its file is read ([`super::frost`]), so the copy is what an unmount would have
-//! left. Any other pool is read under its lock; what a crash left in its journal is replayed into the copy.
+//! A mounted pool is frozen for as long as its file is read ([`super::frost`]), so the copy is what an unmount would
+//! have left. Any other pool is read under its lock; what a crash left in its journal is replayed into the copy.
 //!
 //! Invariant: under the name that was asked for there is a whole, durable copy or what was there before. Until it is
 //! whole, the copy has no name, or, on file systems that cannot do that, one that goes when the command ends.
@@ -38,8 +38,10 @@ const TELL_EVERY: Duration = Duration::from_secs(1);
 /// Copy a pool, also while it is mounted
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-A mounted pool is frozen while it is read: what returned before is in the copy, programs that change something wait, reads go on. \
-The copy is a pool that was unmounted in order, with the uuid of the original, and is as sparse as what it holds allows. The \
+A mounted pool is frozen while it is read: what returned before is in the copy, programs that change something wait, \
+reads go on. \
+The copy is a pool that was unmounted in order, with the uuid of the original, and is as sparse as what it holds \
+allows. The \
 daemon must be one's own (root may copy all). A plain cp of a mounted pool is damaged more often than not.
 
 Examples:
@@ -53,7 +55,8 @@ pub(crate) struct Copy {
     /// Replace a file that is there
     #[arg(short, long)]
     force: bool,
-    /// Share the blocks of the original, where the file system can: done at once, but what is written to either later needs new space
+    /// Share the blocks of the original, where the file system can: done at once, but what is written to either later
+    /// needs new space
     #[arg(long)]
     reflink: bool,
     /// Show no progress
@@ -136,7 +139,8 @@ impl Copy {
     fn tell(&self, report: &Report) -> Result<(), Failure> {
         if let Some(first) = report.damage.first() {
             complain(format_args!(
-                "ferrite: {}: the pool is DAMAGED ({} found, first: {first}), and so is the copy; `ferrite fsck --repair` mends both",
+                "ferrite: {}: the pool is DAMAGED ({} found, first: {first}), and so is the copy; `ferrite fsck \
+                 --repair` mends both",
                 report.pool.display(),
                 report.damage.len()
             ));
@@ -210,7 +214,8 @@ struct Job<'j> {
 }
 
 impl Job<'_> {
-    /// Copies the pool while `daemon` holds its changes back. Returns its size, what was written, and how long that took.
+    /// Copies the pool while `daemon` holds its changes back. Returns its size, what was written, and how long that
+    /// took.
     fn copy_mounted(&self, daemon: UnixStream) -> Result<(u64, u64, Option<Duration>), Failure> {
         let source = File::open(self.pool).map_err(about(self.pool))?;
         let mut hold = Hold::begin(daemon)?;
@@ -381,7 +386,8 @@ fn lost() -> Failure {
     )
 }
 
-/// Carries out in the copy what a mount of the original would; returns how many records were replayed, and what is damaged.
+/// Carries out in the copy what a mount of the original would; returns how many records were replayed, and what is
+/// damaged.
 fn settle(copy: &File) -> Result<(u64, Vec<String>), Failure> {
     let path = through_proc(copy);
     let region = Region::open(&path, Access::ReadWrite)?;

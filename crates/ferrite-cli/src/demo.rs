@@ -15,7 +15,8 @@ const TURNS: u32 = 2000;
 /// See it work: a pool, a mount, real programs on it
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-Makes a pool of 1 GiB in DRAM, mounts it, puts a source tree and a database on it, and compares latencies with tmpfs. Run
+Makes a pool of 1 GiB in DRAM, mounts it, puts a source tree and a database on it, and compares latencies with tmpfs. \
+Run
 again, it starts afresh.")]
 pub(crate) struct Demo {
     /// Where the pool and the mount point are made
@@ -98,7 +99,8 @@ impl Demo {
         kill_and_mount(us, pool, mount)?;
 
         say(
-            "5. Latencies on the mount and on tmpfs, microseconds (medians; a mount pays for two switches to its daemon)",
+            "5. Latencies on the mount and on tmpfs, microseconds (medians; a mount pays for two switches to its \
+             daemon)",
         );
         latencies(mount, &self.dir)?;
 

@@ -111,7 +111,8 @@ fn fuse() -> Check {
         Ok(_) => "/dev/fuse can be opened".to_string(),
         Err(error) => format!("/dev/fuse: {error}"),
     };
-    let mend = "load it with `modprobe fuse`; in a container, pass --device /dev/fuse and --cap-add SYS_ADMIN. The library \
+    let mend = "load it with `modprobe fuse`; in a container, pass --device /dev/fuse and --cap-add SYS_ADMIN. The \
+    library \
                 works without it";
     Check::new("FUSE", opened.is_ok(), State::Bad, found, mend)
 }
@@ -183,15 +184,20 @@ fn persistent_memory() -> Vec<Check> {
             .iter()
             .any(|queue| read(&format!("/sys/class/block/{name}/{queue}/dax")) == "1");
         checks.push(match mounts::dax_dir_of(Path::new(&device)) {
-            Some(dir) => check(format!("{device}: mounted with DAX; make pools in {}", dir.display()), ""),
+            Some(dir) => check(
+                format!("{device}: mounted with DAX; make pools in {}", dir.display()),
+                "",
+            ),
             None if has_dax => check(
                 format!("{device}: no file system is mounted from it with DAX"),
-                "a pool needs one: `mkfs.ext4`, then `mount -o dax=always`, and `ferrite mkfs` a file there; or turn it into \
+                "a pool needs one: `mkfs.ext4`, then `mount -o dax=always`, and `ferrite mkfs` a file there; or turn \
+                 it into \
                  device DAX (`ndctl create-namespace --mode devdax`)",
             ),
             None => check(
                 format!("{device}: a block device without DAX (mode raw or sector)"),
-                "a pool needs mode fsdax and a file system with DAX there, or mode devdax: `ndctl create-namespace --mode …`, \
+                "a pool needs mode fsdax and a file system with DAX there, or mode devdax: `ndctl create-namespace \
+                 --mode …`, \
                  which destroys what is there",
             ),
         });
@@ -255,7 +261,8 @@ fn memory() -> Vec<Check> {
             shmem_good,
             State::Missing,
             if shmem.is_empty() { "unknown".into() } else { shmem },
-            "echo advise > /sys/kernel/mm/transparent_hugepage/shmem_enabled (random access to a pool costs up to half less)",
+            "echo advise > /sys/kernel/mm/transparent_hugepage/shmem_enabled (random access to a pool costs up to \
+             half less)",
         ),
         Check::new(
             "tmpfs",

@@ -11,7 +11,8 @@ use super::{Outcome, mounts};
 /// Hold changes on a mount back, so that its pool can be copied or a snapshot taken
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-What lies in the pool's file meanwhile is what an unmount would leave, so any copy or snapshot of it is a sound pool. Programs \
+What lies in the pool's file meanwhile is what an unmount would leave, so any copy or snapshot of it is a sound pool. \
+Programs \
 that change something on the mount wait until `ferrite thaw`; reads go on. `ferrite copy` does all of it by itself.
 
 Example:
@@ -49,8 +50,8 @@ fn ask(dir: &Path, request: &Request) -> Outcome {
     answer.map(|_| 0).ok_or_else(|| not_mounted(dir))
 }
 
-/// Has the kernel send what programs stored in shared mappings, as fsfreeze(8) does. It does not wait for all of it: what
-/// is to be in a copy for certain needs an `msync`.
+/// Has the kernel send what programs stored in shared mappings, as fsfreeze(8) does. It does not wait for all of it:
+/// what is to be in a copy for certain needs an `msync`.
 pub(crate) fn write_out(path: &Path) {
     let mount = mounts::find(path);
     if let Some(dir) = mount.and_then(|mount| std::fs::File::open(mount.dir).ok()) {

@@ -2,8 +2,8 @@
 //!
 //! What lives here: [`Frost`], which holds the changes of one mount back and lets them go on.
 //!
-//! Invariant: a freeze ends by itself: after the time that was asked for, or when whoever copies has gone or says nothing
-//! any more. Nobody but a thread of this module waits for that.
+//! Invariant: a freeze ends by itself: after the time that was asked for, or when whoever copies has gone or says
+//! nothing any more. Nobody but a thread of this module waits for that.
 
 use std::io::{BufRead, BufReader, ErrorKind, Write};
 use std::os::unix::net::UnixStream;

@@ -43,7 +43,8 @@ pub(crate) struct Fsck {
     /// Change nothing (the default)
     #[arg(short = 'n')]
     no_changes: bool,
-    /// Read all data of files as well, where it carries checksums (`mkfs --data-checksum`): as long as reading the pool takes
+    /// Read all data of files as well, where it carries checksums (`mkfs --data-checksum`): as long as reading the pool
+    /// takes
     #[arg(long)]
     data: bool,
     /// Print the report as one line of JSON

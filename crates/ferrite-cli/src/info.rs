@@ -88,7 +88,8 @@ fn print(info: &PoolInfo) {
     line(
         "page logs",
         format!(
-            "{} pages have one, {} in {} blocks; {:.2} blocks a page; folds: {} by writes, {} by reads, {} for space, {} idle",
+            "{} pages have one, {} in {} blocks; {:.2} blocks a page; folds: {} by writes, {} by reads, {} for space, \
+             {} idle",
             info.logged_pages,
             human(info.log_bytes),
             info.log_blocks,
@@ -158,7 +159,8 @@ fn print(info: &PoolInfo) {
     line(
         "memory",
         format!(
-            "{}: blocks {}, mapping {}, inodes {}, names {}, journal {}, page logs {}, page lists {}, {} known inodes of {} bytes and {} of tables",
+            "{}: blocks {}, mapping {}, inodes {}, names {}, journal {}, page logs {}, page lists {}, {} known inodes \
+             of {} bytes and {} of tables",
             human(info.dram.total),
             human(info.dram.block_map),
             human(info.dram.mapping),

@@ -48,8 +48,8 @@ enum Action {
         /// Smaller sizes: all figures in less than 10 minutes on two cores
         #[arg(long)]
         quick: bool,
-        /// Nanoseconds to add for each line of a structure that a cold operation misses: a slower medium (hashfs-5, 6, 7, 9; the
-        /// others say that it is not applied)
+        /// Nanoseconds to add for each line of a structure that a cold operation misses: a slower medium (hashfs-5, 6,
+        /// 7, 9; the others say that it is not applied)
         #[arg(long, default_value_t = 0.0, value_name = "NS")]
         media_ns: f64,
         /// Seed of everything random

@@ -1,11 +1,13 @@
 //! Where a command's log goes: to standard error, and from a mount's daemon to a file or to syslog.
 //!
-//! What lives here: the process's one log. A daemon begins like any command; as soon as it knows its options it opens its log
-//! ([`keep_in`], [`tell_syslog`]), and when it lets go of the terminal, it stops writing there ([`leave_stderr`]). Errors at the start go to both.
+//! What lives here: the process's one log. A daemon begins like any command; as soon as it knows its options it opens
+//! its log ([`keep_in`], [`tell_syslog`]), and when it lets go of the terminal, it stops writing there
+//! ([`leave_stderr`]). Errors at the start go to both.
 //!
 //! Invariants:
 //! * A log that cannot be written to (a full disk, no syslog) never keeps a daemon waiting, or ends it.
-//! * What is written to files has times; syslog adds its own, and a terminal needs none. Colours are for terminals only.
+//! * What is written to files has times; syslog adds its own, and a terminal needs none. Colours are for terminals
+//!   only.
 
 use std::fs::{File, OpenOptions};
 use std::io::{IsTerminal, Write};
@@ -86,7 +88,8 @@ pub(crate) fn keep_in(path: &Path) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Sends the log to syslog from now on, as that of `pool`. Without a syslog nothing is sent; one that comes up later is found.
+/// Sends the log to syslog from now on, as that of `pool`. Without a syslog nothing is sent; one that comes up later is
+/// found.
 pub(crate) fn tell_syslog(pool: &Path) {
     let to = std::env::var_os(SYSLOG_VARIABLE).map_or_else(|| SYSLOG.into(), PathBuf::from);
     let tag = format!("ferrite[{}]: {}", std::process::id(), pool.display());
@@ -169,7 +172,8 @@ fn plain(line: &[u8]) -> String {
     plain
 }
 
-/// What goes to syslog (RFC 3164, section 4.1). The time stamp may be absent, and is: the receiver puts its own, in its own zone.
+/// What goes to syslog (RFC 3164, section 4.1). The time stamp may be absent, and is: the receiver puts its own, in its
+/// own zone.
 fn packet(level: Level, tag: &str, line: &str) -> String {
     let severity = match level {
         Level::ERROR => 3,

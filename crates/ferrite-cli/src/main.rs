@@ -203,7 +203,8 @@ fn run(arguments: Arguments) -> Outcome {
     }
 }
 
-/// What a command exits with that was called wrongly. From fsck(8) callers understand 2 as a wish to restart the machine.
+/// What a command exits with that was called wrongly. From fsck(8) callers understand 2 as a wish to restart the
+/// machine.
 fn code_of_wrong_usage(words: &[OsString]) -> u8 {
     let command = words
         .iter()

@@ -15,7 +15,8 @@ use super::{FAILED, Failure, Outcome, USAGE, about, contents, say, size, users};
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 The space is allocated at once, so a full disk shows here and not later. On tmpfs a pool survives a killed process, on a
-disk file or DAX a power loss as well; `ferrite info` says which. A block device (also /dev/pmem0) holds a pool only in a
+disk file or DAX a power loss as well; `ferrite info` says which. A block device (also /dev/pmem0) holds a pool only \
+in a
 file on a file system of its own, so it is refused.
 
 Examples:

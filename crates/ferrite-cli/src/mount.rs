@@ -1,7 +1,7 @@
 //! `ferrite mount`: start a daemon that serves a pool, and return when the mount answers.
 //!
-//! The daemon is this program again, started with a hidden flag: it mounts, says `ready` on its standard output, lets go of
-//! the terminal and serves. Whatever goes wrong before that, it says on the standard error it shares with us, and
+//! The daemon is this program again, started with a hidden flag: it mounts, says `ready` on its standard output, lets
+//! go of the terminal and serves. Whatever goes wrong before that, it says on the standard error it shares with us, and
 //! its exit code is ours.
 
 use std::fs::{File, OpenOptions};
@@ -31,7 +31,8 @@ Options for -o:
   ro                   refuse changes; a crashed pool is recovered in memory, nothing is written
   remount,ro           let a mount refuse changes from now on; remount,rw: take them again
   nodiratime           listings move no access times
-  noatime, strictatime never, or always, move access times [default: as relatime]; reads from the kernel's cache never do
+  noatime, strictatime never, or always, move access times [default: as relatime]; reads from the kernel's cache \
+  never do
   allow_other          let other users in [default for root]
   nosuid, nodev        ignore setuid bits and device files [default unless root]
   noexec               execute nothing
@@ -41,12 +42,15 @@ Options for -o:
   fold_reads=N         a read that walked N entries of a page's log folds it; 0: never [default: 4]
   cleaner=off          leave page logs to reads and writes, and to operations that find no space
   logs=off             copy a page for every unaligned write instead of logging it
-  scrub=MIB            look for damage once a day, reading MIB MiB a second; what is found goes to the log, and `ferrite info` shows it
+  scrub=MIB            look for damage once a day, reading MIB MiB a second; what is found goes to the log, and \
+  `ferrite info` shows it
   log=FILE             as --log
   threads=N            serve with N threads [default: one a CPU]
-  trace=FILE           record which parts of which files are written (no names, no content); a trace that is there is replaced
+  trace=FILE           record which parts of which files are written (no names, no content); a trace that is there is \
+  replaced
   nofail               a pool that is not there is no failure
-  defaults, _netdev, noauto, user, owner, group, sync, dirsync, lazytime, discard, user_xattr, x-*  are accepted, as /etc/fstab has them
+  defaults, _netdev, noauto, user, owner, group, sync, dirsync, lazytime, discard, user_xattr, x-*  are accepted, as \
+  /etc/fstab has them
 
 In /etc/fstab:
   /var/lib/data.pool  /data  ferrite  noatime  0 0")]
@@ -93,7 +97,8 @@ struct Options {
     log: Option<PathBuf>,
 }
 
-/// Opens a file for a trace, and leaves what is in it until [`empty`] is called. What is no trace is refused: the name may be a mistake.
+/// Opens a file for a trace, and leaves what is in it until [`empty`] is called. What is no trace is refused: the name
+/// may be a mistake.
 fn open_trace(path: &Path) -> Result<File, Failure> {
     let open = || -> std::io::Result<Option<File>> {
         let file = OpenOptions::new()
@@ -292,7 +297,8 @@ impl Mount {
         }
         if options.engine.atime == AtimePolicy::Strict && !self.daemon {
             complain(
-                "ferrite: strictatime: reads that the kernel answers from its cache move no access time, as on any FUSE mount",
+                "ferrite: strictatime: reads that the kernel answers from its cache move no access time, as on any \
+                 FUSE mount",
             );
         }
         if self.foreground || self.daemon {
@@ -319,7 +325,8 @@ impl Mount {
             return Err(Failure::new(
                 FAILED,
                 format!(
-                    "{}: its daemon has the pool read-only for as long as it lives, since it was mounted with `ro`, is damaged or has failed \
+                    "{}: its daemon has the pool read-only for as long as it lives, since it was mounted with `ro`, \
+                     is damaged or has failed \
                      (`ferrite info` says so); unmount it, and mount it again without `ro`",
                     self.dir.display()
                 ),
@@ -371,7 +378,8 @@ impl Mount {
 
     fn serve(self, mut options: Options) -> Outcome {
         let pool = absolute(&self.pool)?;
-        // Before the pool is looked at, so that the log has all that is found. And before the mount, which may hide the file's directory.
+        // Before the pool is looked at, so that the log has all that is found. And before the mount, which may hide the
+        // file's directory.
         match self.log.as_ref().or(options.log.as_ref()) {
             Some(path) => log::keep_in(path)?,
             None if self.daemon => log::tell_syslog(&pool),
@@ -390,7 +398,8 @@ impl Mount {
         options.fuse.read_only |= engine.is_read_only();
         options.fuse.source = pool.display().to_string();
         options.fuse.durable_operations = true;
-        // Before the mount, which may hide the file's directory, and while relative names still mean what the user meant.
+        // Before the mount, which may hide the file's directory, and while relative names still mean what the user
+        // meant.
         let trace = options.trace.as_deref().map(open_trace).transpose()?;
         let sink = trace.as_ref().map(File::try_clone).transpose()?;
         let recorder = sink.map(|sink| Arc::new(Recorder::new(Box::new(sink))));
@@ -476,7 +485,8 @@ fn warn_of_damage(engine: &Engine, pool: &Path, dir: &Path) {
         false => "what is damaged cannot be read, all else works",
     };
     complain(format_args!(
-        "ferrite: {pool}: the pool is DAMAGED ({count} found, first: {first}); {state}. To mend it: `ferrite umount {dir}`, then `ferrite fsck --repair {pool}`",
+        "ferrite: {pool}: the pool is DAMAGED ({count} found, first: {first}); {state}. To mend it: `ferrite umount \
+         {dir}`, then `ferrite fsck --repair {pool}`",
         pool = pool.display(),
         dir = dir.display(),
     ));

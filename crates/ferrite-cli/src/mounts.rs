@@ -14,7 +14,8 @@ pub(crate) struct MountPoint {
     pub(crate) pool: PathBuf,
     /// Where it is mounted.
     pub(crate) dir: PathBuf,
-    /// Number of the device that the kernel made for the mount, as `major:minor`. No other mount of this machine has it meanwhile.
+    /// Number of the device that the kernel made for the mount, as `major:minor`. No other mount of this machine has it
+    /// meanwhile.
     pub(crate) device: String,
     /// Who mounted it.
     pub(crate) user: u32,
@@ -136,7 +137,8 @@ pub(crate) fn on(dir: &Path) -> Option<MountPoint> {
     newest(|mount| dir.has(&mount.dir))
 }
 
-/// The mount on a directory that has this very path. Asks nothing of the mount, so its daemon may call this before it serves.
+/// The mount on a directory that has this very path. Asks nothing of the mount, so its daemon may call this before it
+/// serves.
 pub(crate) fn with_path(dir: &Path) -> Option<MountPoint> {
     newest(|mount| mount.dir.as_os_str() == dir.as_os_str())
 }

@@ -20,7 +20,8 @@ const DAMAGED: u8 = 4;
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Superblocks, inodes, directories, extended attributes and page logs carry checksums; file data does in pools made with \
-`mkfs --data-checksum`. Nothing is changed: unmount a pool with damaged structures and run `ferrite fsck --repair`; write damaged data \
+`mkfs --data-checksum`. Nothing is changed: unmount a pool with damaged structures and run `ferrite fsck --repair`; \
+write damaged data \
 anew, restore the file from a copy, or have `ferrite fsck --repair --data` put it aside as it is.
 
 Exit codes: 0 sound, 1 could not look, 4 damage was found, 2 wrong usage.")]

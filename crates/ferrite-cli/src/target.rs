@@ -1,8 +1,10 @@
 //! The pool that a command's user names, by its file or by a directory where it is mounted.
 //!
-//! What lives here: [`Target`], through which commands that only look reach a pool: its daemon, if it is mounted, or else a private copy.
+//! What lives here: [`Target`], through which commands that only look reach a pool: its daemon, if it is mounted, or
+//! else a private copy.
 //!
-//! Invariant: a directory leads to what is mounted there, a file to whoever has that very file mounted, whatever both are called now.
+//! Invariant: a directory leads to what is mounted there, a file to whoever has that very file mounted, whatever both
+//! are called now.
 
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};

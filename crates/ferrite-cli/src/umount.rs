@@ -60,8 +60,9 @@ impl Umount {
     }
 }
 
-/// Waits until the daemon, which marks the pool clean after the kernel let go, is done with the pool; false if that takes too long. Its
-/// end is waited for, since the lock of one that only reads shows to no reader; the lock tells of one that could not be asked for.
+/// Waits until the daemon, which marks the pool clean after the kernel let go, is done with the pool; false if that
+/// takes too long. Its end is waited for, since the lock of one that only reads shows to no reader; the lock tells of
+/// one that could not be asked for.
 fn has_let_go(daemon: Option<OwnedFd>, pool: &Path) -> rustix::io::Result<bool> {
     if let Some(daemon) = daemon {
         let patience = Timespec {

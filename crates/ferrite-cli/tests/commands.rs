@@ -302,8 +302,8 @@ fn a_demo_that_fails_says_how_to_remove_what_it_made() {
     assert!(!dir.exists());
 }
 
-/// A daemon may be older than the program that asks it: what later builds have added may be missing from its answer. The list grows by
-/// nothing; a new field gets a default.
+/// A daemon may be older than the program that asks it: what later builds have added may be missing from its answer.
+/// The list grows by nothing; a new field gets a default.
 #[test]
 fn what_an_older_daemon_answers_is_understood() {
     const FROM_THE_BEGINNING: &[&str] = &[

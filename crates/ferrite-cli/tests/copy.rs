@@ -13,8 +13,8 @@ use common::{TestPool, fails, ferrite, has_fuse, ok, text};
 
 const MAYBE_COPIED: &str = "may be a copy that was taken while the original was mounted";
 
-/// Writes files whose content is their number, over and over, until told to stop; each number is noted once its write has
-/// returned.
+/// Writes files whose content is their number, over and over, until told to stop; each number is noted once its write
+/// has returned.
 fn write_on(dir: &Path, acknowledged: &AtomicU64, stop: &AtomicBool) {
     let last = fs::File::create(dir.join("last")).unwrap();
     last.write_all_at(&[0; 8], 0).unwrap();

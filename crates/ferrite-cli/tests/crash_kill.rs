@@ -84,7 +84,8 @@ fn verify(dir: &Path, round: usize, returned: &Returned) {
     }
 }
 
-/// Changes that can be made one after the other, and of each what is there after it. The daemon is killed in one of them.
+/// Changes that can be made one after the other, and of each what is there after it. The daemon is killed in one of
+/// them.
 trait Load {
     /// Makes change number `n`, in `dir`.
     fn change(&self, dir: &Path, n: usize) -> std::io::Result<()>;

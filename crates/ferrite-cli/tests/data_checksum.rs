@@ -1,4 +1,5 @@
-//! `mkfs --data-checksum` from outside: `info` says so, and a damaged page is an error on a mount and a finding of `scrub`.
+//! `mkfs --data-checksum` from outside: `info` says so, and a damaged page is an error on a mount and a finding of
+//! `scrub`.
 
 mod common;
 

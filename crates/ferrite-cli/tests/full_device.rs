@@ -15,7 +15,8 @@ fn free_bytes(test: &TestPool) -> u64 {
     stat.f_bfree * stat.f_frsize
 }
 
-/// Waits until `expected` bytes are free: the kernel tells the daemon a moment later that it has forgotten a removed file.
+/// Waits until `expected` bytes are free: the kernel tells the daemon a moment later that it has forgotten a removed
+/// file.
 fn frees_up_to(test: &TestPool, expected: u64) {
     let start = Instant::now();
     while free_bytes(test) != expected {

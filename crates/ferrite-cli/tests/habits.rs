@@ -78,7 +78,8 @@ fn requests_that_are_not_there_fill_no_log() {
     let log = test.scratch().join("log");
     test.mount(&["--log", log.to_str().unwrap()]);
     fs::write(test.path("f"), "x").unwrap();
-    let python = "import fcntl,errno\nf=open('f')\ntry: fcntl.ioctl(f,0x1234,b'12345678')\nexcept OSError as e: print(e.errno==errno.ENOTTY)\n";
+    let python = "import fcntl,errno\nf=open('f')\ntry: fcntl.ioctl(f,0x1234,b'12345678')\nexcept OSError as e: \
+    print(e.errno==errno.ENOTTY)\n";
     for _ in 0..3 {
         let said = ok(Command::new("python3").args(["-c", python]).current_dir(&test.dir));
         assert_eq!(said.trim(), "True");

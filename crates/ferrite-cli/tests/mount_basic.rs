@@ -136,7 +136,8 @@ fn open_flags_holes_and_shared_mappings() {
     );
     assert_eq!(file.metadata().unwrap().len(), 200_000);
     assert!(fs::read(&path).unwrap().iter().all(|&byte| byte == 0));
-    let python = "import mmap\nf=open('f','r+b')\nm=mmap.mmap(f.fileno(),200000)\nm[150000:150004]=b'mmap'\nm.flush()\nm[0:2]=b'hi'\n";
+    let python = "import \
+    mmap\nf=open('f','r+b')\nm=mmap.mmap(f.fileno(),200000)\nm[150000:150004]=b'mmap'\nm.flush()\nm[0:2]=b'hi'\n";
     ok(Command::new("python3").args(["-c", python]).current_dir(&test.dir));
     // An unlinked file lives until it is closed.
     let mut open = File::open(&path).unwrap();

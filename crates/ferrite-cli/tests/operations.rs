@@ -1,7 +1,7 @@
 //! The commands of `docs/operations.md`, as they stand there: each does what the text says, and prints it.
 //!
-//! Blocks marked `sh` are run, one after the other, command by command. Behind a command may stand what it `prints` (lines in
-//! this order among others; `…` is anything) and what it `exits with`, which is 0 if nothing is said.
+//! Blocks marked `sh` are run, one after the other, command by command. Behind a command may stand what it `prints`
+//! (lines in this order among others; `…` is anything) and what it `exits with`, which is 0 if nothing is said.
 
 mod common;
 

@@ -1,5 +1,5 @@
-//! POSIX on a real mount, as root and as other users: the tables in `ferrite/tests/posix/`, one system call a line (how to
-//! read them is said in `posix/mod.rs`).
+//! POSIX on a real mount, as root and as other users: the tables in `ferrite/tests/posix/`, one system call a line (how
+//! to read them is said in `posix/mod.rs`).
 //!
 //! Which side is wrong, table or file system? `FERRITE_POSIX_DIR=/some/dir` runs the tables on another file system.
 
@@ -274,8 +274,8 @@ impl System for Kernel {
         let &User { uid, gid, groups, .. } = who;
         let answer = std::thread::scope(|scope| {
             let thread = scope.spawn(|| {
-                // SAFETY: the thread leaves the process' shared working directory first; the raw calls change this thread's
-                // credentials only (the wrappers of the C library would change those of all threads).
+                // SAFETY: the thread leaves the process' shared working directory first; the raw calls change this
+                // thread's credentials only (the wrappers of the C library would change those of all threads).
                 unsafe {
                     check(libc::unshare(libc::CLONE_FS)).unwrap();
                     libc::umask(0);

@@ -41,7 +41,8 @@ fn archives_and_copies_come_back_identical() {
          ln random hard; ln -s random soft; ln -s /nowhere dangling; mkfifo fifo
          truncate -s 50M sparse; printf end | dd of=sparse bs=1 seek=40000000 conv=notrunc status=none
          chmod 4711 one; chmod 1777 deep; chown 12:34 empty; setfattr -n user.note -v hello random
-         touch -d '1999-12-31 23:59:59.987654321' random; touch -h -d '2001-01-01' soft; touch -d '2005-05-05' deep/er deep",
+         touch -d '1999-12-31 23:59:59.987654321' random; touch -h -d '2001-01-01' soft; touch -d '2005-05-05' \
+         deep/er deep",
     );
     let list = "find . -printf '%P %y %m %U %G %s %n %T@ %l\\n' | sort; find . -type f -exec sha256sum {} + | sort;
                 (getfattr -R -d . 2>/dev/null || true) | sort";

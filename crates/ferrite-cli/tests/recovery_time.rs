@@ -1,7 +1,8 @@
-//! Mount and fsck of pools with many files keep to their limits: 1 s and 10 s a million files. `ferrite bench recovery` measures.
+//! Mount and fsck of pools with many files keep to their limits: 1 s and 10 s a million files. `ferrite bench recovery`
+//! measures.
 //!
-//! Times mean something in a release build on a machine that has little else to do, so only `FERRITE_SOAK=1` asserts them, and goes up
-//! to a million files.
+//! Times mean something in a release build on a machine that has little else to do, so only `FERRITE_SOAK=1` asserts
+//! them, and goes up to a million files.
 
 mod common;
 

@@ -1,4 +1,5 @@
-//! Programs that know files by their first bytes know a pool, once they have been told what `docs/format.md` says of it.
+//! Programs that know files by their first bytes know a pool, once they have been told what `docs/format.md` says of
+//! it.
 
 mod common;
 

@@ -1,7 +1,7 @@
 //! Which images of a crash point are tried.
 //!
-//! Few lines in flight: every subset of them. More: nothing, everything, each line alone missing, each alone present, pairs
-//! missing, and random subsets torn at words; as many of each kind as the budget allows, picked by the seed.
+//! Few lines in flight: every subset of them. More: nothing, everything, each line alone missing, each alone present,
+//! pairs missing, and random subsets torn at words; as many of each kind as the budget allows, picked by the seed.
 
 use ferrite_pm::Choice;
 use ferrite_testkit::rng::Rng;

@@ -1,14 +1,16 @@
-//! The crash explorer: enumerates what a medium may hold after a crash, and tries the engine on it (docs/design.md, "Proof").
+//! The crash explorer: enumerates what a medium may hold after a crash, and tries the engine on it (docs/design.md,
+//! "Proof").
 //!
 //! What lives here: [`source`], which workloads there are and what they are called; [`record`], a workload run on a
-//! recorded engine and on the reference engine; [`choices`], which images of a crash point are tried; [`verify`], what is
-//! demanded of one image; [`explore`], all of it together, on several threads; [`plan`], in which order; [`shrink`], the shortest workload that still
-//! fails; [`report`], what is said of a failure, and its image kept in a file. The program `ferrite-crash` is its command line.
+//! recorded engine and on the reference engine; [`choices`], which images of a crash point are tried; [`verify`], what
+//! is demanded of one image; [`explore`], all of it together, on several threads; [`plan`], in which order; [`shrink`],
+//! the shortest workload that still fails; [`report`], what is said of a failure, and its image kept in a file. The
+//! program `ferrite-crash` is its command line.
 //!
-//! Invariants: everything follows from a [`source::Source`] and an [`explore::Effort`], so a failure is replayed by its name; only
-//! workloads of several threads depend on what else the machine does. The image of every failure is kept in a file, so those can be
-//! looked at again, too, though without the reference engine's word for what must be in it. What
-//! is allowed after a crash is what the reference engine says, never what the engine under test says.
+//! Invariants: everything follows from a [`source::Source`] and an [`explore::Effort`], so a failure is replayed by its
+//! name; only workloads of several threads depend on what else the machine does. The image of every failure is kept in
+//! a file, so those can be looked at again, too, though without the reference engine's word for what must be in it.
+//! What is allowed after a crash is what the reference engine says, never what the engine under test says.
 
 pub mod choices;
 pub mod explore;

@@ -54,8 +54,8 @@ enum Command {
         /// Its name, as the search printed it.
         #[arg(required_unless_present = "image")]
         name: Option<Name>,
-        /// An image that a search kept, or any other pool: check it, mount it, work on it, crash its recovery. What was done to it is not known
-        /// then, so what it must hold is not asked. The file is only read.
+        /// An image that a search kept, or any other pool: check it, mount it, work on it, crash its recovery. What was
+        /// done to it is not known then, so what it must hold is not asked. The file is only read.
         #[arg(long, value_name = "FILE", conflicts_with_all = ["name", "point", "choice", "keep", "mapping", "data_checksum"])]
         image: Option<PathBuf>,
         /// The seed of the search.
@@ -191,7 +191,8 @@ fn explore(
 
 fn tell(report: &Report) -> String {
     format!(
-        "{} different images of {} tried, {} workloads, {} crash points, {} recoveries crashed again, {} moves of map entries, {:.0} s",
+        "{} different images of {} tried, {} workloads, {} crash points, {} recoveries crashed again, {} moves of map \
+         entries, {:.0} s",
         report.distinct,
         report.tried,
         report.workloads,

@@ -32,8 +32,8 @@ pub struct Recorded {
     pub states: Vec<Vec<Tree>>,
     /// For each thread and operation: what it writes, if that is one whole page.
     pub pages: Vec<Vec<Option<Vec<u8>>>>,
-    /// For each thread and operation: whether the runner follows it up with a call of its own, which sets what the contract leaves
-    /// open, so that a crash may come between the two.
+    /// For each thread and operation: whether the runner follows it up with a call of its own, which sets what the
+    /// contract leaves open, so that a crash may come between the two.
     pub settled: Vec<Vec<bool>>,
     /// How it was mounted.
     pub mount: MountOptions,

@@ -1,7 +1,8 @@
 //! What is said of a failure, and what is kept of it.
 //!
-//! What lives here: [`Failure::tell`], the workload and the command that runs it again; [`Failure::report`], which keeps the failing image
-//! and that text in files. A failure of several threads may not come again; its image is what there is to be looked at.
+//! What lives here: [`Failure::tell`], the workload and the command that runs it again; [`Failure::report`], which
+//! keeps the failing image and that text in files. A failure of several threads may not come again; its image is what
+//! there is to be looked at.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -18,7 +19,8 @@ impl Failure {
         match self.keep(&text, dir) {
             Ok(Some(path)) => {
                 text += &format!(
-                    "\nimage: {0} (and this text beside it)\nlook at it: cargo run --release -p ferrite-crash -- replay --image {0}",
+                    "\nimage: {0} (and this text beside it)\nlook at it: cargo run --release -p ferrite-crash -- \
+                     replay --image {0}",
                     path.display()
                 );
             }

@@ -1,10 +1,11 @@
 //! Which workloads there are, and their names.
 //!
-//! Invariant: a name stands for the same workload for ever (as long as the alphabets here and the testkit's generator stay
-//! what they are), so it can be printed and replayed.
+//! Invariant: a name stands for the same workload for ever (as long as the alphabets here and the testkit's generator
+//! stay what they are), so it can be printed and replayed.
 
 mod reuse;
 mod scenes;
+mod turns;
 
 use std::fmt;
 use std::str::FromStr;
@@ -13,6 +14,8 @@ use ferrite_testkit::generate::{OpGenerator, Profile};
 use ferrite_testkit::ops::{Op, Path, Target};
 use ferrite_testkit::rng::Rng;
 use ferrite_vfs::{FallocateMode, FileKind, NewNode, RenameMode, SetAttr, XattrMode};
+
+pub use turns::Turns;
 
 /// A family of workloads, and which of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -23,11 +26,13 @@ pub enum Source {
     Triple(u64),
     /// A long random sequence of a profile: its index in [`Profile::ALL`], and a seed.
     Random(u64, u64),
-    /// Overwrites, log entries and folds on a pool with a handful of free blocks, so that what is freed is used again at once.
+    /// Overwrites, log entries and folds on a pool with a handful of free blocks, so that what is freed is used again
+    /// at once.
     Churn(u64),
     /// The same as `Random`, but every other operation is done by another thread, and so recorded in another ring.
     Relay(u64, u64),
-    /// Pages that lie alone, on a pool whose mapping table is nearly full, so that entries move; files that come and go.
+    /// Pages that lie alone, on a pool whose mapping table is nearly full, so that entries move; files that come and
+    /// go.
     Crowd(u64),
     /// Few names and inode numbers that two threads use again after each other.
     Reuse(u64),
@@ -79,7 +84,8 @@ impl FromStr for Name {
     fn from_str(text: &str) -> Result<Self, String> {
         let wrong = || {
             format!(
-                "{text:?} is no workload: want pair:N, triple:N, random:PROFILE:SEED, relay:PROFILE:SEED, churn:SEED, crowd:SEED, \
+                "{text:?} is no workload: want pair:N, triple:N, random:PROFILE:SEED, relay:PROFILE:SEED, churn:SEED, \
+                 crowd:SEED, \
                  reuse:SEED, scene:SEED or threads:SEED"
             )
         };
@@ -363,7 +369,8 @@ const RANDOM_OPS: usize = 40;
 const THREAD_OPS: usize = 20;
 /// Operations of a churn.
 const CHURN_OPS: usize = 60;
-/// Pages of the file that churns: those before the first of these are written in part and one by one, so many from there together.
+/// Pages of the file that churns: those before the first of these are written in part and one by one, so many from
+/// there together.
 const CHURN_LARGE_PAGE: u64 = 40;
 const CHURN_LARGE_PAGES: u64 = 16;
 const CHURN_PAGES: u64 = CHURN_LARGE_PAGE + CHURN_LARGE_PAGES;
@@ -376,46 +383,10 @@ const CHURN_BLOCKS_LEFT: u64 = 6;
 const CROWD_OPS: usize = 50;
 /// A pool that gets crowded is filled until so many blocks are available: more than the pages that lie alone need.
 const CROWD_BLOCKS_LEFT: u64 = 40;
-/// Places for pages that lie alone, in each of two files, and the pages from one to the next: more than a line of leaf maps.
+/// Places for pages that lie alone, in each of two files, and the pages from one to the next: more than a line of leaf
+/// maps.
 const CROWD_PLACES: u64 = 30;
 const CROWD_STRIDE: u64 = 8;
-
-/// Which of two threads, and so of two rings, does an operation of a workload that is one sequence.
-#[derive(Debug, Clone)]
-pub enum Turns {
-    /// The same one does all.
-    One,
-    /// The other one does every other operation.
-    Alternate,
-    /// As it says for each operation: the other one does it.
-    Each(Vec<bool>),
-}
-
-impl Turns {
-    /// Whether the other thread does the operation of this index.
-    pub fn is_elsewhere(&self, index: usize) -> bool {
-        match self {
-            Turns::One => false,
-            Turns::Alternate => index % 2 == 1,
-            Turns::Each(elsewhere) => elsewhere.get(index) == Some(&true),
-        }
-    }
-
-    /// Lets go of the turns of all operations but these.
-    pub fn keep(&mut self, kept: &[usize]) {
-        if let Turns::Each(elsewhere) = self {
-            let mut index = 0;
-            elsewhere.retain(|_| {
-                index += 1;
-                kept.contains(&(index - 1))
-            });
-        }
-    }
-
-    fn alternate_if(condition: bool) -> Self {
-        if condition { Turns::Alternate } else { Turns::One }
-    }
-}
 
 /// What a workload consists of.
 #[derive(Debug, Clone)]
@@ -544,9 +515,10 @@ fn recordable(profile: Profile, seed: u64) -> impl Iterator<Item = Op> {
     })
 }
 
-/// Whole pages, parts of pages, and reads that fold them. Every other seed keeps the pages that are written in part so far apart
-/// that the word of each has a line for itself on any mapping: what a fold leaves there, no record of a neighbour writes back.
-/// It writes more of the large ones too, so that what a fold frees is used again before its page is written again.
+/// Whole pages, parts of pages, and reads that fold them. Every other seed keeps the pages that are written in part so
+/// far apart that the word of each has a line for itself on any mapping: what a fold leaves there, no record of a
+/// neighbour writes back. It writes more of the large ones too, so that what a fold frees is used again before its page
+/// is written again.
 fn churn(seed: u64) -> Vec<Op> {
     let mut rng = Rng::new(seed ^ 0xc4);
     let apart = seed % 2 == 1;
@@ -583,7 +555,8 @@ fn churn(seed: u64) -> Vec<Op> {
     ops
 }
 
-/// New pages that lie alone, changes of those that are there, holes, and small files whose nodes and blocks are used again.
+/// New pages that lie alone, changes of those that are there, holes, and small files whose nodes and blocks are used
+/// again.
 fn crowd(seed: u64) -> Vec<Op> {
     let mut rng = Rng::new(seed ^ 0xc0d);
     let mut fill = 100;

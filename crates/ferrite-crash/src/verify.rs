@@ -87,8 +87,8 @@ impl<'a> Allowed<'a> {
 /// Images of recovery that were tried, by fingerprint.
 pub type Recovered = Vec<u64>;
 
-/// Tries an image of which nobody knows what was done: all that [`verify`] demands but what the tree must be. That is what the first mount
-/// makes of it, whenever recovery is crashed; `seed` picks where. Returns the tree.
+/// Tries an image of which nobody knows what was done: all that [`verify`] demands but what the tree must be. That is
+/// what the first mount makes of it, whenever recovery is crashed; `seed` picks where. Returns the tree.
 ///
 /// # Errors
 /// What is wrong with it, in words.

@@ -1,4 +1,5 @@
-//! No crash loses what returned, or leaves half of what had not: tens of thousands of images in `make test`, a million in `make soak`.
+//! No crash loses what returned, or leaves half of what had not: tens of thousands of images in `make test`, a million
+//! in `make soak`.
 //!
 //! `FERRITE_SEED` replays what is sampled; a failure prints the command that shows it again.
 
@@ -70,7 +71,8 @@ fn no_crash_breaks_a_promise() {
             (false, false) => search.run(plan::chances(effort.seed), 2, &enough),
         };
         println!(
-            "{mapping:?}, FERRITE_SEED={}: {} different images of {} tried, {} workloads, {} crash points, {} recoveries \
+            "{mapping:?}, FERRITE_SEED={}: {} different images of {} tried, {} workloads, {} crash points, {} \
+             recoveries \
              crashed again, {} moves of map entries, {:.1} s",
             effort.seed,
             report.distinct,
@@ -132,8 +134,8 @@ fn no_crash_parts_data_from_its_checksum() {
     }
 }
 
-/// Where a mapping moves entries, the search crashes moves: each such mapping moves some in the workloads that are there for it, one of its
-/// records to a crash point at least.
+/// Where a mapping moves entries, the search crashes moves: each such mapping moves some in the workloads that are
+/// there for it, one of its records to a crash point at least.
 #[test]
 fn no_crash_parts_a_move_from_its_entries() {
     let soak = std::env::var_os("FERRITE_SOAK").is_some();

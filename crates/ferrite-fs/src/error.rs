@@ -28,7 +28,8 @@ pub enum EngineError {
     UnknownFeatures(u64),
     /// The pool may only be read without features this program lacks.
     #[error(
-        "the pool uses features this program does not know (read-only-compatible {0:#x}), so it must not write to it; use a newer \
+        "the pool uses features this program does not know (read-only-compatible {0:#x}), so it must not write to it; \
+         use a newer \
          Ferrite, or mount it read-only with `-o ro`"
     )]
     ReadOnlyFeatures(u64),
@@ -48,7 +49,8 @@ pub enum EngineError {
     Damaged(String),
     /// Neither copy of the superblock can be believed.
     #[error(
-        "damaged pool: both copies of the superblock are damaged (the first: {first}; the second: {second}), so neither a mount nor \
+        "damaged pool: both copies of the superblock are damaged (the first: {first}; the second: {second}), so \
+         neither a mount nor \
          `ferrite fsck` has anything to go by; restore the pool from a copy"
     )]
     NoSuperblock {
@@ -63,7 +65,8 @@ pub enum EngineError {
     /// Mounted with `durability=process` when the machine went down.
     #[error(
         "the pool was in use with durability=process when the machine restarted, so completed operations may be \
-         missing; `ferrite fsck --repair` makes it sound again and accepts that, as does a mount with `-o accept_power_loss`"
+         missing; `ferrite fsck --repair` makes it sound again and accepts that, as does a mount with `-o \
+         accept_power_loss`"
     )]
     PowerLost,
     /// The engine stopped itself.

@@ -16,9 +16,9 @@
 //! | 1 | `format` | the bytes of each structure |
 //! | 0 | `error`, `options`, `planted`, `thread` | words that all floors use |
 //!
-//! *Architecture invariant:* structures on the medium change only by applying a committed record. Words are stored outside
-//! `journal` in four places alone: `mkfs`; the control words of mount, unmount and freeze; [`mend`], which applies a repair as a
-//! record would; and folds, which change no content (`page/fold.rs`).
+//! *Architecture invariant:* structures on the medium change only by applying a committed record. Words are stored
+//! outside `journal` in four places alone: `mkfs`; the control words of mount, unmount and freeze; [`mend`], which
+//! applies a repair as a record would; and folds, which change no content (`page/fold.rs`).
 //!
 //! *Architecture invariant:* there is no `unsafe` here; the medium is reached through `ferrite-pm` alone.
 #![forbid(unsafe_code)]

@@ -45,7 +45,8 @@ pub struct MountOptions {
     pub atime: AtimePolicy,
     /// Listings move access times of directories, as far as `atime` lets them.
     pub dir_atime: bool,
-    /// On an ordinary file only: survive a killed process, not a power loss (docs/design.md, "Crash atomicity", mode `process`).
+    /// On an ordinary file only: survive a killed process, not a power loss (docs/design.md, "Crash atomicity", mode
+    /// `process`).
     pub process_durability: bool,
     /// Mount although the machine went down while the pool was in use in that mode.
     pub accept_power_loss: bool,
@@ -185,7 +186,8 @@ pub struct PoolInfo {
     pub ring_bytes: u64,
     /// Whether the pool was unmounted cleanly before this look at it.
     pub was_clean: bool,
-    /// The mount found it marked as in use in another file: it may be a copy that was taken while the original was mounted.
+    /// The mount found it marked as in use in another file: it may be a copy that was taken while the original was
+    /// mounted.
     #[serde(default)]
     pub may_be_live_copy: bool,
     /// Changes are held back, so that the pool can be copied.

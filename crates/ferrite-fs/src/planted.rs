@@ -1,7 +1,8 @@
 //! Mistakes planted on purpose, to show that the crash explorer finds such mistakes.
 //!
-//! What lives here: [`Flaw`], and the switch that turns one on. Each is one `if` at the place where the real mistake would be
-//! made, or, for what a mapping does by way of its transaction, in that. Without the feature `planted` the switch is a constant `false` and all of them compile to nothing.
+//! What lives here: [`Flaw`], and the switch that turns one on. Each is one `if` at the place where the real mistake
+//! would be made, or, for what a mapping does by way of its transaction, in that. Without the feature `planted` the
+//! switch is a constant `false` and all of them compile to nothing.
 
 use ferrite_map::Mapping;
 

@@ -1,8 +1,8 @@
-//! Floor 6, what an operation does that finds no room: gets back what others have freed, folds logs, has the mapping move
-//! its entries, and tries again.
+//! Floor 6, what an operation does that finds no room: gets back what others have freed, folds logs, has the mapping
+//! move its entries, and tries again.
 //!
-//! What lives here: [`with_space`] and [`with_room`], which run an operation as often as that is of use. An operation is a
-//! closure that begins and commits its own transaction, so that each try starts from nothing.
+//! What lives here: [`with_space`] and [`with_room`], which run an operation as often as that is of use. An operation
+//! is a closure that begins and commits its own transaction, so that each try starts from nothing.
 
 use std::sync::atomic::Ordering;
 
@@ -46,10 +46,10 @@ impl Need {
     }
 }
 
-/// Runs `operation`; if it runs out of something that earlier operations have freed, or that logs hold, gets that
-/// and tries again. So `ENOSPC` comes only when there really is none (docs/design.md, "Crash atomicity"). What it is out of decides what is
-/// done, since all of it costs others something: blocks and entries of the mapping come back with the mark, folds
-/// give blocks only, and inodes, names and room for attributes never wait.
+/// Runs `operation`; if it runs out of something that earlier operations have freed, or that logs hold, gets that and
+/// tries again. So `ENOSPC` comes only when there really is none (docs/design.md, "Crash atomicity"). What it is out of
+/// decides what is done, since all of it costs others something: blocks and entries of the mapping come back with the
+/// mark, folds give blocks only, and inodes, names and room for attributes never wait.
 pub(crate) fn with_space<T>(core: &Core, need: Need, mut operation: impl FnMut() -> Result<T>) -> Result<T> {
     let mut tries = 0;
     loop {
@@ -130,8 +130,8 @@ fn fold_for(core: &Core, need: Need) -> Result<()> {
     Ok(())
 }
 
-/// Runs `operation`; if the mapping has no entry in reach, has it move some, and tries again. The caller may hold locks of inodes,
-/// but has no transaction.
+/// Runs `operation`; if the mapping has no entry in reach, has it move some, and tries again. The caller may hold locks
+/// of inodes, but has no transaction.
 pub(crate) fn with_room<T>(core: &Core, mut operation: impl FnMut() -> Result<T>) -> Result<T> {
     let mut moves = 0;
     loop {
@@ -143,8 +143,8 @@ pub(crate) fn with_room<T>(core: &Core, mut operation: impl FnMut() -> Result<T>
             }
             other => {
                 if other.is_ok() && core.map.wants_room() {
-                    // What was done is done, whatever becomes of this. Not left to the end of an operation of many records: a table that
-                    // is to grow must do so before it is full.
+                    // What was done is done, whatever becomes of this. Not left to the end of an operation of many
+                    // records: a table that is to grow must do so before it is full.
                     let _ = make_room(core);
                 } else if other.is_ok() && core.map.wants_reclaim() {
                     // The same goes for this.
@@ -156,8 +156,8 @@ pub(crate) fn with_room<T>(core: &Core, mut operation: impl FnMut() -> Result<T>
     }
 }
 
-/// Moves entries of the mapping, as far as it wants that; true if it moved any. Waits for the transactions under way. A crash in
-/// between finds each move whole or not at all, as any record.
+/// Moves entries of the mapping, as far as it wants that; true if it moved any. Waits for the transactions under way. A
+/// crash in between finds each move whole or not at all, as any record.
 fn make_room(core: &Core) -> Result<bool> {
     let Some(gate) = core.map.gate() else {
         return Ok(false);

@@ -442,7 +442,8 @@ fn age(mapping: Mapping, size_mib: u64, steps: u64) -> Aged {
 
     let (speed, run) = (speeds[0] / speeds[1], layouts[0].run / layouts[1].run);
     println!(
-        "{mapping}: throughput {:.0} MB/s, young {:.0}: {speed:.2}; runs of {:.2} pages, young {:.2}: {run:.2}; {refused} times no space; {} s",
+        "{mapping}: throughput {:.0} MB/s, young {:.0}: {speed:.2}; runs of {:.2} pages, young {:.2}: {run:.2}; \
+         {refused} times no space; {} s",
         speeds[0] / 1e6,
         speeds[1] / 1e6,
         layouts[0].run,

@@ -1,7 +1,7 @@
 //! A model of displacement bounds that are lowered while others insert; run by shuttle under many schedules.
 //!
-//! As in `slot_model.rs` nothing is instrumented: this states what `ferrite-map/src/bounds.rs` and `hashfs.rs` do, with the same atomics in the
-//! same order. One home, whose keys may lie 0 to 2 buckets behind it, one slot a bucket.
+//! As in `slot_model.rs` nothing is instrumented: this states what `ferrite-map/src/bounds.rs` and `hashfs.rs` do, with
+//! the same atomics in the same order. One home, whose keys may lie 0 to 2 buckets behind it, one slot a bucket.
 
 use shuttle::sync::Arc;
 use shuttle::sync::atomic::{AtomicU64, Ordering::SeqCst};

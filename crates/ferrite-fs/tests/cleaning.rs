@@ -1,6 +1,7 @@
 //! The cleaner keeps up: small overwrites of a pool that is 90 % full go on for ever, and leave little behind.
 //!
-//! `FERRITE_SOAK=1` runs ten minutes (or `FERRITE_SOAK_SECONDS`) and compares latencies, which means something in a release build only.
+//! `FERRITE_SOAK=1` runs ten minutes (or `FERRITE_SOAK_SECONDS`) and compares latencies, which means something in a
+//! release build only.
 
 mod common;
 

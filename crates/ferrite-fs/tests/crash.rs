@@ -1,8 +1,9 @@
-//! Crashes at any moment (docs/design.md, "Proof"): what an operation did is there entirely or not at all, and what returned is there.
+//! Crashes at any moment (docs/design.md, "Proof"): what an operation did is there entirely or not at all, and what
+//! returned is there.
 //!
-//! A workload runs on a recorded engine. For each fence of the recording, images are built of what the medium
-//! may hold: nothing unfenced, everything, some lines alone missing, 64 random subsets torn at words. Each image must mount, pass fsck,
-//! and hold the tree after the last operation that returned, or after the one that was under way. Some are
+//! A workload runs on a recorded engine. For each fence of the recording, images are built of what the medium may hold:
+//! nothing unfenced, everything, some lines alone missing, 64 random subsets torn at words. Each image must mount, pass
+//! fsck, and hold the tree after the last operation that returned, or after the one that was under way. Some are
 //! crashed again while they recover.
 
 mod common;
@@ -355,8 +356,8 @@ fn writing_every_kind_of_page() {
     );
 }
 
-/// Page logs: entries, chained segments, cuts and holes in logged pages, aligned writes that drop a log, writes over several pages
-/// with logged ends; and the folds that reading after each step causes, from never to at once.
+/// Page logs: entries, chained segments, cuts and holes in logged pages, aligned writes that drop a log, writes over
+/// several pages with logged ends; and the folds that reading after each step causes, from never to at once.
 #[test]
 fn writing_parts_of_pages() {
     parts_of_pages(&options(), &[0, 1, 3]);
@@ -407,8 +408,8 @@ fn parts_of_pages(options_of_pool: &MkfsOptions, folds: &[u32]) {
     }
 }
 
-/// With few free blocks, what a fold gives back is written again at once, as soon as the rules allow: too early, and a crash
-/// that brings the old word back finds something else there.
+/// With few free blocks, what a fold gives back is written again at once, as soon as the rules allow: too early, and a
+/// crash that brings the old word back finds something else there.
 fn folding_on_a_nearly_full_pool(options_of_pool: &MkfsOptions, fold_read_entries: u32, steps: &[Step]) {
     let fill: Step = Box::new(|fs| {
         let file = fs.open(make(fs, ROOT_INO, "filler"), OpenMode::read_write()).unwrap();
@@ -459,7 +460,8 @@ fn words_of_folds_are_durable_before_their_space_is_reused() {
         })
     };
     let round = |round: u64| {
-        // The words are durable with their logs before the folds set them: nothing but a fold's own care makes them so again.
+        // The words are durable with their logs before the folds set them: nothing but a fold's own care makes them so
+        // again.
         let logged = small(round).chain(churn(100 + 10 * round, 3));
         logged.chain([clean()]).chain(churn(200 + 10 * round, 3))
     };
@@ -518,8 +520,8 @@ fn attributes_and_extended_attributes() {
     );
 }
 
-/// A block that a record vouches for is zeroed, stays its page's, and is filled again in place: the record must not become void by
-/// that, for it did more than fill the block (here it took the setuid bit away).
+/// A block that a record vouches for is zeroed, stays its page's, and is filled again in place: the record must not
+/// become void by that, for it did more than fill the block (here it took the setuid bit away).
 #[test]
 fn a_zeroed_page_is_written_again() {
     let set_mode: Step = Box::new(|fs| {
@@ -564,7 +566,8 @@ fn cutting_more_than_one_record_holds() {
     );
 }
 
-/// Nodes of trees begin, split and go: what they begin with is in no record, so nothing may lead to them before it is durable.
+/// Nodes of trees begin, split and go: what they begin with is in no record, so nothing may lead to them before it is
+/// durable.
 #[test]
 fn nodes_of_trees_split_and_go() {
     const PAGE_BYTES: u64 = 4096;
@@ -580,7 +583,8 @@ fn nodes_of_trees_split_and_go() {
         });
         let reserve = FallocateMode::Allocate { keep_size: false };
         let steps = vec![
-            // Between the pieces of the full leaf, which splits: by a change of the mapping alone, which has no data to fence for.
+            // Between the pieces of the full leaf, which splits: by a change of the mapping alone, which has no data to
+            // fence for.
             allocate("/pieces", reserve, 101 * PAGE_BYTES, PAGE_BYTES),
             put("/pieces", 103 * PAGE_BYTES, 3000, 2),
             // Behind everything.

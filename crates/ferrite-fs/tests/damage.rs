@@ -1,5 +1,5 @@
-//! Damage to what belongs to one file, on every mapping: the pool is mounted all the same, the file is whole or answers with errors, every
-//! other file is whole, nothing that is done meanwhile adds damage, and a repair mends it.
+//! Damage to what belongs to one file, on every mapping: the pool is mounted all the same, the file is whole or answers
+//! with errors, every other file is whole, nothing that is done meanwhile adds damage, and a repair mends it.
 //!
 //! Damage of data is in `data_checksum.rs`, damage at random in `src/repair/tests.rs` and the fuzz targets.
 
@@ -195,8 +195,8 @@ impl Pool {
         image
     }
 
-    /// Reads every file in every way. What comes is right, or, for the victims, an error that names the inode. Returns how many errors
-    /// there were.
+    /// Reads every file in every way. What comes is right, or, for the victims, an error that names the inode. Returns
+    /// how many errors there were.
     fn survey(&self, engine: &Engine, victims: &[&str]) -> usize {
         let mut errors = 0;
         for (name, known) in &self.files {
@@ -447,7 +447,8 @@ fn a_page_word_with_anothers_block() {
     });
 }
 
-/// The first word of many pages in a row, from which some mappings tell all of them: whatever else is hit by that, nothing is wrong.
+/// The first word of many pages in a row, from which some mappings tell all of them: whatever else is hit by that,
+/// nothing is wrong.
 #[test]
 fn the_first_word_of_a_run() {
     for &mapping in Mapping::ALL {
@@ -511,7 +512,8 @@ fn damaged_attributes() {
     });
 }
 
-/// A damaged inode's attributes are said to be where somebody's log is: the log vouches for itself, so nobody else suffers.
+/// A damaged inode's attributes are said to be where somebody's log is: the log vouches for itself, so nobody else
+/// suffers.
 #[test]
 fn a_damaged_inode_that_names_a_log_as_its_attributes() {
     on_every_mapping(&[LABELLED], Told::Writable, |pool| {

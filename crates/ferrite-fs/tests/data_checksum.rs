@@ -1,5 +1,5 @@
-//! Checksums of file data (`mkfs --data-checksum`): damage is an error that names inode and offset, never wrong data; it is not copied into
-//! blocks that verify; what was written by whatever way verifies.
+//! Checksums of file data (`mkfs --data-checksum`): damage is an error that names inode and offset, never wrong data;
+//! it is not copied into blocks that verify; what was written by whatever way verifies.
 
 mod common;
 
@@ -50,8 +50,8 @@ impl Pool {
         Pool::made_with(&options(data_checksum))
     }
 
-    /// Where each page has a word of its own, in a table, and no bit of the logged page's word leads to an older entry of its log, which nobody
-    /// could tell from the newest.
+    /// Where each page has a word of its own, in a table, and no bit of the logged page's word leads to an older entry
+    /// of its log, which nobody could tell from the newest.
     fn with_words() -> Pool {
         Pool::made_with(&MkfsOptions {
             mapping: Mapping::Hashfs,
@@ -119,7 +119,8 @@ impl Pool {
         found[0]
     }
 
-    /// Reads everything in every way: what comes is right or an error that names its place. Returns which pages cannot be read.
+    /// Reads everything in every way: what comes is right or an error that names its place. Returns which pages cannot
+    /// be read.
     fn survey(&self, engine: &Engine) -> Vec<(Ino, usize)> {
         let mut lost = Vec::new();
         for (ino, content, _) in self.files.iter().chain([&self.logged]) {
@@ -208,8 +209,8 @@ fn a_sound_pool_reads_and_scrubs() {
     assert!(engine.info().data_checksum);
 }
 
-/// A page that the mapping has in the place of a hole of its file: its checksum says which page it was, so mount, fsck and scrub tell, what
-/// it left is no hole, and a repair puts it back.
+/// A page that the mapping has in the place of a hole of its file: its checksum says which page it was, so mount, fsck
+/// and scrub tell, what it left is no hole, and a repair puts it back.
 #[test]
 fn a_page_in_the_place_of_a_hole_is_told() {
     let content = pattern(PAGE, 9);
@@ -380,7 +381,8 @@ fn a_flipped_bit_of_a_log_gives_no_wrong_data() {
     assert!(lost > 1000, "{lost}");
 }
 
-/// Whatever copies part of a damaged page fails, and leaves it as damaged as it was; whatever needs nothing of it heals it.
+/// Whatever copies part of a damaged page fails, and leaves it as damaged as it was; whatever needs nothing of it heals
+/// it.
 #[test]
 fn damage_is_not_copied_and_whole_pages_heal_it() {
     let pool = Pool::new(true);

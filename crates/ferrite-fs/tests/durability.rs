@@ -1,4 +1,5 @@
-//! What `durability=process` promises on an ordinary file: operations pay for no sync, and what tells of a power loss is safe from one.
+//! What `durability=process` promises on an ordinary file: operations pay for no sync, and what tells of a power loss
+//! is safe from one.
 
 mod common;
 
@@ -17,8 +18,9 @@ fn mount(pool: &Path) -> Engine {
     Engine::mount(Region::open(pool, Access::ReadWrite).unwrap(), &options).unwrap()
 }
 
-/// The mount syncs the word that says which boot the pool is in use in, before anything a power loss may take; a mount behind a kill
-/// syncs what that left to the kernel before it changes that word; an unmount syncs all before it calls the pool clean, and that as well.
+/// The mount syncs the word that says which boot the pool is in use in, before anything a power loss may take; a mount
+/// behind a kill syncs what that left to the kernel before it changes that word; an unmount syncs all before it calls
+/// the pool clean, and that as well.
 #[test]
 fn syncs_come_with_mount_and_unmount_and_no_operation_pays_for_one() {
     let dir = tempfile::tempdir().unwrap();

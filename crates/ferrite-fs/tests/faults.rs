@@ -1,5 +1,5 @@
-//! Media that fail under a mounted pool: an error instead of wrong data or a dead process, no change after it, nothing lost that
-//! returned before it.
+//! Media that fail under a mounted pool: an error instead of wrong data or a dead process, no change after it, nothing
+//! lost that returned before it.
 
 mod common;
 
@@ -167,8 +167,8 @@ fn a_pool_cut_short_while_mounted_gives_errors_and_no_wrong_data() {
     make(&Engine::mount(other, &quiet()).unwrap(), ROOT_INO, "works");
 }
 
-/// What of a pool cannot be read looks like zeros, but nobody takes it for damage: neither check nor repair nor mount comes to an end, and
-/// nothing is stored.
+/// What of a pool cannot be read looks like zeros, but nobody takes it for damage: neither check nor repair nor mount
+/// comes to an end, and nothing is stored.
 #[test]
 fn what_cannot_be_read_is_not_repaired() {
     let dir = tempfile::tempdir().unwrap();

@@ -1,8 +1,9 @@
-//! A model of one page under a writer, a reader, a folder and the reuse of what they free, run by shuttle under many schedules.
+//! A model of one page under a writer, a reader, a folder and the reuse of what they free, run by shuttle under many
+//! schedules.
 //!
-//! The engine itself is not instrumented: this states its protocol (docs/crash-consistency.md, rule 8, and docs/architecture.md) with the same
-//! version, lock, word and order of steps, so that a change of the protocol can be tried here first. Atomics are those of
-//! shuttle, which interleaves them but does not reorder them.
+//! The engine itself is not instrumented: this states its protocol (docs/crash-consistency.md, rule 8, and
+//! docs/architecture.md) with the same version, lock, word and order of steps, so that a change of the protocol can be
+//! tried here first. Atomics are those of shuttle, which interleaves them but does not reorder them.
 
 use shuttle::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use shuttle::sync::{Arc, Mutex};
@@ -15,7 +16,8 @@ const GARBAGE: u64 = u64::MAX;
 /// No log.
 const NONE: u64 = 0xff;
 
-/// Blocks and log entries alike are cells with a value; the page's value is that of its newest log entry, or of its block.
+/// Blocks and log entries alike are cells with a value; the page's value is that of its newest log entry, or of its
+/// block.
 struct Page {
     version: AtomicU64,
     lock: Mutex<()>,
@@ -56,7 +58,8 @@ impl Page {
         Some(cell)
     }
 
-    /// Gives cells back at once: the journal's mark, which delays this in the engine, protects from crashes, not from readers.
+    /// Gives cells back at once: the journal's mark, which delays this in the engine, protects from crashes, not from
+    /// readers.
     fn give_back(&self, cells: [u64; 2]) {
         self.free
             .lock()

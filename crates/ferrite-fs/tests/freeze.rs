@@ -23,8 +23,8 @@ fn options() -> MkfsOptions {
     }
 }
 
-/// Files are written to without a pause. Whatever the medium may hold at a moment, if that says that it is clean there is
-/// nothing to replay and nothing is wrong; and what had returned before a freeze is in what is frozen.
+/// Files are written to without a pause. Whatever the medium may hold at a moment, if that says that it is clean there
+/// is nothing to replay and nothing is wrong; and what had returned before a freeze is in what is frozen.
 #[test]
 fn what_is_frozen_is_clean_and_holds_what_returned() {
     let empty = empty_pool(8 << 20, &options());

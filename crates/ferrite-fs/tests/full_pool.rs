@@ -1,4 +1,5 @@
-//! Giving space back on a full pool: it must not fail for want of space, nor stop half-way and let what is written later be lost.
+//! Giving space back on a full pool: it must not fail for want of space, nor stop half-way and let what is written
+//! later be lost.
 //!
 //! Filling pools and going on with them is in `suites.rs` and, on a mount, in `ferrite/tests/full_device.rs`.
 
@@ -39,8 +40,8 @@ fn first_byte(file: &Arc<dyn OpenFile>, page: u64) -> u8 {
     byte[0]
 }
 
-/// Cuts a long stretch out of a file of `lone` lone pages besides, on a pool without a free block. In the extent tree the first page that
-/// goes splits the stretch's extent, which, where the leaf is full, takes a node.
+/// Cuts a long stretch out of a file of `lone` lone pages besides, on a pool without a free block. In the extent tree
+/// the first page that goes splits the stretch's extent, which, where the leaf is full, takes a node.
 fn cut_when_full(mapping: Mapping, lone: u64, punch: bool) {
     let what = format!("{mapping:?}, {lone} lone pages, punch {punch}");
     let blank = Region::anonymous(14 << 20).unwrap();

@@ -130,8 +130,8 @@ fn try_random_inputs((target, attack): (&str, fn(&[u8])), first: u64, limit: Opt
     println!("{target}: {done} inputs");
 }
 
-/// Writes the corpora anew: `cargo test -p ferrite-fs --test fuzz_corpus -- --ignored`. Inputs with other names, that somebody
-/// found and kept, stay.
+/// Writes the corpora anew: `cargo test -p ferrite-fs --test fuzz_corpus -- --ignored`. Inputs with other names, that
+/// somebody found and kept, stay.
 #[test]
 #[ignore = "changes files of the repository"]
 fn write_the_corpora() {

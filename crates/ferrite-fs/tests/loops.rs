@@ -283,7 +283,8 @@ fn run_all(test: &str, pool: Pool, wanted: impl Fn(&Loop) -> bool, effort: Effor
                 .or_else(|| panic.downcast_ref::<&str>().copied())
                 .unwrap_or("no text");
             failures.push(format!(
-                "{}, seed {seed}, loop {} ({}), {progress}: {text}\n  again: {}{} FERRITE_LOOP={} FERRITE_SEED={seed} cargo test -p ferrite-fs --test loops {test}",
+                "{}, seed {seed}, loop {} ({}), {progress}: {text}\n  again: {}{} FERRITE_LOOP={} FERRITE_SEED={seed} \
+                 cargo test -p ferrite-fs --test loops {test}",
                 pool.name(),
                 of.name,
                 of.presses,

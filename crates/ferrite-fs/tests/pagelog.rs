@@ -175,7 +175,8 @@ fn without_logs_every_write_copies_and_reads_the_same() {
     assert_eq!(found, [1; 200]);
 }
 
-/// Writers of distinct stripes, readers of all, and a thread that folds without a pause: every write is seen whole and none is lost.
+/// Writers of distinct stripes, readers of all, and a thread that folds without a pause: every write is seen whole and
+/// none is lost.
 #[test]
 fn readers_writers_and_folds_at_once() {
     const WRITERS: usize = 2;
@@ -265,8 +266,8 @@ fn a_full_pool_takes_small_overwrites() {
     }
 }
 
-/// Threads that overwrite whole pages and parts of pages of a full pool never run out of space: what one of them is just giving
-/// back, the others wait for.
+/// Threads that overwrite whole pages and parts of pages of a full pool never run out of space: what one of them is
+/// just giving back, the others wait for.
 #[test]
 fn threads_on_a_full_pool_find_space() {
     let region = Region::anonymous(24 << 20).unwrap();

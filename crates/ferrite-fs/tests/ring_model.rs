@@ -1,8 +1,9 @@
-//! A model of journal rings, sequence numbers and the mark under committers, `advance` and a crash at any moment, run by shuttle under
-//! many schedules.
+//! A model of journal rings, sequence numbers and the mark under committers, `advance` and a crash at any moment, run
+//! by shuttle under many schedules.
 //!
-//! As in `fold_model.rs` the engine is not instrumented: this states the protocol of `journal/mod.rs` (docs/crash-consistency.md, rules 3 to 5) with
-//! the same locks, atomics and order of steps. The medium is behind a lock of the standard library, so a look at it is one step for shuttle.
+//! As in `fold_model.rs` the engine is not instrumented: this states the protocol of `journal/mod.rs`
+//! (docs/crash-consistency.md, rules 3 to 5) with the same locks, atomics and order of steps. The medium is behind a
+//! lock of the standard library, so a look at it is one step for shuttle.
 
 use shuttle::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use shuttle::sync::{Arc, Mutex};

@@ -1,9 +1,9 @@
-//! A model of slots of the mapping table: claimed by inserts, given back by those that abort and, after the mark, by deletes, with a crash at
-//! any moment; run by shuttle under many schedules.
+//! A model of slots of the mapping table: claimed by inserts, given back by those that abort and, after the mark, by
+//! deletes, with a crash at any moment; run by shuttle under many schedules.
 //!
-//! As in `ring_model.rs` nothing is instrumented: this states how `ferrite-map/src/hashfs.rs` uses its `AtomicBitmap`, and what the engine's
-//! transactions and journal do with slots (`docs/design.md`), with the same atomics, locks and order of steps. The medium is behind a lock of
-//! the standard library, so a look at it is one step for shuttle.
+//! As in `ring_model.rs` nothing is instrumented: this states how `ferrite-map/src/hashfs.rs` uses its `AtomicBitmap`,
+//! and what the engine's transactions and journal do with slots (`docs/design.md`), with the same atomics, locks and
+//! order of steps. The medium is behind a lock of the standard library, so a look at it is one step for shuttle.
 
 use shuttle::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use shuttle::sync::{Arc, Mutex};
@@ -126,8 +126,8 @@ impl Table {
         assert!(before & 1 << slot != 0, "slot {slot} is freed twice");
     }
 
-    /// `Journal::commit` of a record that sets a slot's key; it frees the slot if the key is 0. A thread has a ring and an inode of its
-    /// own, so nothing but the floor orders what two of them do to one slot.
+    /// `Journal::commit` of a record that sets a slot's key; it frees the slot if the key is 0. A thread has a ring and
+    /// an inode of its own, so nothing but the floor orders what two of them do to one slot.
     fn commit(&self, ring: usize, slot: usize, key: u64) {
         if key == 0 && self.flaw == Flaw::ReuseBeforeCommit {
             self.release(slot);

@@ -70,8 +70,9 @@ fn make_pool_with(mapping: Mapping, size: &Size, data_checksum: bool) -> Box<dyn
     })
 }
 
-/// All bytes of a mounted pool as they were at one moment. A single read takes a while, in which the cleaner may move a page: the word of its
-/// new block is read, the checksum of what was there before. What two reads find alike was there between them.
+/// All bytes of a mounted pool as they were at one moment. A single read takes a while, in which the cleaner may move a
+/// page: the word of its new block is read, the checksum of what was there before. What two reads find alike was there
+/// between them.
 fn at_one_moment(path: &TempPath) -> Vec<u8> {
     let mut image = std::fs::read(path).unwrap();
     for _ in 0..100 {
@@ -142,7 +143,8 @@ fn concurrent_histories() {
     }
 }
 
-/// Over 1,200 random sequences, with remounts in the middle, against the reference engine; most of them on the default mapping.
+/// Over 1,200 random sequences, with remounts in the middle, against the reference engine; most of them on the default
+/// mapping.
 #[test]
 fn random_operations() {
     two_at_a_time(Mapping::ALL, |&mapping| {

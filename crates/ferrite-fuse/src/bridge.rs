@@ -1,8 +1,8 @@
 //! One FUSE request, one call of the engine.
 //!
-//! Invariants: every reply that gives the kernel an inode number has pinned the inode (by number and generation), and `forget`
-//! takes the pin back; so the number stays the file's as long as the kernel knows it, unlinked or not. The root is never pinned.
-//! Each request that may change something goes through `change!`, so that a freeze holds it back.
+//! Invariants: every reply that gives the kernel an inode number has pinned the inode (by number and generation), and
+//! `forget` takes the pin back; so the number stays the file's as long as the kernel knows it, unlinked or not. The
+//! root is never pinned. Each request that may change something goes through `change!`, so that a freeze holds it back.
 
 use std::cell::RefCell;
 use std::ffi::OsStr;
@@ -71,8 +71,8 @@ impl Caller {
     }
 }
 
-/// Does `$body`, which changes something, with `$bridge` for `$this`: at once, or when the mount is thawed. What is borrowed
-/// from the request is named, and copied if it has to wait.
+/// Does `$body`, which changes something, with `$bridge` for `$this`: at once, or when the mount is thawed. What is
+/// borrowed from the request is named, and copied if it has to wait.
 macro_rules! change {
     ($this:ident, [$($borrowed:ident),*], |$bridge:ident| $body:expr) => {
         match $this.freezer.pass() {
@@ -512,7 +512,8 @@ impl Filesystem for Bridge {
 
     fn fsync(&self, _req: &Request, _ino: INodeNo, fh: FileHandle, _datasync: bool, reply: ReplyEmpty) {
         answer!(reply, self.handle(fh).and_then(|file| file.fsync()), () => match self.durable_operations {
-            // All is durable already. Told so once, the kernel asks no more: that saves a database a round trip a commit.
+            // All is durable already. Told so once, the kernel asks no more: that saves a database a round trip a
+            // commit.
             true => reply.error(Errno::ENOSYS),
             false => reply.ok(),
         });

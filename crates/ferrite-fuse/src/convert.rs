@@ -31,8 +31,9 @@ fn system_time(time: Timestamp) -> SystemTime {
     }
 }
 
-/// The time in a request. Before the epoch a request holds seconds below 0 and nanoseconds above them, but fuser 0.18 takes
-/// both away from the epoch; here the nanoseconds are added again. `tests/posix/attributes.table` fails if fuser mends it.
+/// The time in a request. Before the epoch a request holds seconds below 0 and nanoseconds above them, but fuser 0.18
+/// takes both away from the epoch; here the nanoseconds are added again. `tests/posix/attributes.table` fails if fuser
+/// mends it.
 fn requested(time: SystemTime) -> Timestamp {
     let seconds = |duration: Duration| i64::try_from(duration.as_secs()).unwrap_or(i64::MAX);
     let (seconds, nanos) = match time.duration_since(UNIX_EPOCH) {
@@ -69,9 +70,9 @@ pub(crate) fn file_attr(attr: &Attr) -> FileAttr {
     }
 }
 
-/// What a listing says of a name whose inode cannot be read. No file is so long: the kernel gives out the name, makes no inode of the rest
-/// (Linux 5.5; before, it does, but asks again at the next use), and forgets the number at once, which was never pinned. That does no
-/// harm: what cannot be read is not freed either.
+/// What a listing says of a name whose inode cannot be read. No file is so long: the kernel gives out the name, makes
+/// no inode of the rest (Linux 5.5; before, it does, but asks again at the next use), and forgets the number at once,
+/// which was never pinned. That does no harm: what cannot be read is not freed either.
 pub(crate) fn unknown(ino: Ino, kind: FileKind) -> FileAttr {
     FileAttr {
         ino: INodeNo(ino),

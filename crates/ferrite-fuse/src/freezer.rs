@@ -4,8 +4,8 @@
 //!
 //! Invariants:
 //! * Once [`Freezer::close`] has returned, no change is under way, and none begins before [`Freezer::open`].
-//! * A request that is held back occupies no thread: all of a mount's threads may be needed for reads. It is carried out,
-//!   and answered, by whoever opens, in the order in which the requests came.
+//! * A request that is held back occupies no thread: all of a mount's threads may be needed for reads. It is carried
+//!   out, and answered, by whoever opens, in the order in which the requests came.
 
 use std::sync::Arc;
 

@@ -188,8 +188,8 @@ fn kernel_mount(device: &OwnedFd, dir: &Path, options: &FuseOptions) -> Result<(
     })
 }
 
-/// Lets the kernel refuse changes to what is mounted on `dir`, or take them again; the other flags stay. Needs root. Refused while
-/// files are open for writing. A pool whose daemon opened it read-only refuses changes all the same.
+/// Lets the kernel refuse changes to what is mounted on `dir`, or take them again; the other flags stay. Needs root.
+/// Refused while files are open for writing. A pool whose daemon opened it read-only refuses changes all the same.
 pub fn remount(dir: &Path, read_only: bool) -> Result<(), FuseError> {
     let wrong = |error: rustix::io::Errno| FuseError::MountPoint {
         path: dir.to_path_buf(),

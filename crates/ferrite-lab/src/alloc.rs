@@ -1,11 +1,12 @@
 //! Free blocks, in two ways, and the layout score that fragments both.
 //!
-//! What lives here: [`Papers`], the allocator of the papers' test bed (red-black tree of free runs, which a B-tree stands for
-//! here; a bitmap on the medium, written back and fenced for each change; a mutex), and [`FreeMap`], Ferrite's atomic bitmap.
+//! What lives here: [`Papers`], the allocator of the papers' test bed (red-black tree of free runs, which a B-tree
+//! stands for here; a bitmap on the medium, written back and fenced for each change; a mutex), and [`FreeMap`],
+//! Ferrite's atomic bitmap.
 //!
-//! A layout score below 1 cuts the space into chunks of `1 / (1 - score)` blocks on average, a taken block between any two, and
-//! deals them out in random order: the share of a file's pages that lie right behind their predecessor is the score then.
-//! [`even_chunks`] are all of one length.
+//! A layout score below 1 cuts the space into chunks of `1 / (1 - score)` blocks on average, a taken block between any
+//! two, and deals them out in random order: the share of a file's pages that lie right behind their predecessor is the
+//! score then. [`even_chunks`] are all of one length.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -70,7 +71,8 @@ fn chunks(blocks: u64, score: f64, rng: &mut Rng) -> Vec<(u64, u64)> {
     chunks
 }
 
-/// Chunks (first block, length) of `len` blocks each, with a block between any two, in random order; one chunk if that is all there is.
+/// Chunks (first block, length) of `len` blocks each, with a block between any two, in random order; one chunk if that
+/// is all there is.
 pub(crate) fn even_chunks(blocks: u64, len: u64, seed: u64) -> Vec<(u64, u64)> {
     let stride = len.saturating_add(1).min(blocks.max(1));
     let mut chunks: Vec<(u64, u64)> = (0..blocks)

@@ -1,13 +1,14 @@
 //! Mappings that have aged: what lookups and inserts cost after much of the pool was unmapped and mapped again.
 //!
-//! What lives here: [`Aged`], a mapping on a pool that is kept equally full while its pages change, and what it costs then
-//! ([`churn_rows`]); [`ChurnPlan`] and [`MappingRow`], which `compare`, `published` and `runs` share. For `ferrite bench mapping`.
+//! What lives here: [`Aged`], a mapping on a pool that is kept equally full while its pages change, and what it costs
+//! then ([`churn_rows`]); [`ChurnPlan`] and [`MappingRow`], which `compare`, `published` and `runs` share. For `ferrite
+//! bench mapping`.
 //!
-//! Files are 500 pages long and written in order. Half of the pages go one by one, anywhere, which leaves holes and thins files
-//! out; the other half goes by whole files. Every structure gets the same operations.
+//! Files are 500 pages long and written in order. Half of the pages go one by one, anywhere, which leaves holes and
+//! thins files out; the other half goes by whole files. Every structure gets the same operations.
 //!
-//! All structures are measured in turns, round by round, so that what else the machine does hits all of them; a ratio is the
-//! median of the rounds' ratios. Lines come from [`ferrite_map::Measured`].
+//! All structures are measured in turns, round by round, so that what else the machine does hits all of them; a ratio
+//! is the median of the rounds' ratios. Lines come from [`ferrite_map::Measured`].
 //!
 //! Invariant: the number of mapped pages is the same before and after each churn and each measurement.
 
@@ -445,8 +446,8 @@ impl Aged {
         Ok(())
     }
 
-    /// Maps the next page; the lines of the miss that tells that it is not mapped, and those that are set. A line that is read and
-    /// set counts twice, free maps in DRAM and the zeros of a new node do not count.
+    /// Maps the next page; the lines of the miss that tells that it is not mapped, and those that are set. A line that
+    /// is read and set counts twice, free maps in DRAM and the zeros of a new node do not count.
     fn count_insert(&mut self) -> Result<u64, LabError> {
         let (ino, lblk) = self.next_page();
         let pool = &self.pool;
@@ -543,7 +544,8 @@ fn ratio(ours: &[f64], theirs: &[f64]) -> f64 {
     median(&ratios)
 }
 
-/// Lookups and inserts of every mapping at one of the plan's fills, after each of its churns. `step` is told what begins.
+/// Lookups and inserts of every mapping at one of the plan's fills, after each of its churns. `step` is told what
+/// begins.
 pub fn churn_rows(
     plan: &ChurnPlan,
     fill_percent: u32,

@@ -65,7 +65,8 @@ pub enum LabError {
     },
     /// A trace in which nothing is written.
     #[error(
-        "{path}: a trace with no writes: nothing was written while it was recorded, or the daemon was killed before it passed on its \
+        "{path}: a trace with no writes: nothing was written while it was recorded, or the daemon was killed before \
+         it passed on its \
          lines; record it again, and end it with `ferrite umount`", path = path.display()
     )]
     NoWrites {

@@ -23,7 +23,8 @@
 //! # Ok::<(), ferrite_lab::LabError>(())
 //! ```
 //!
-//! YCSB on LevelDB (HashFS 13 and 14) is there with the cargo feature `leveldb`, which needs a C++ compiler and LevelDB.
+//! YCSB on LevelDB (HashFS 13 and 14) is there with the cargo feature `leveldb`, which needs a C++ compiler and
+//! LevelDB.
 //!
 //! A new figure is a file in `figures` and a line in its list; a new mapping of `ferrite-map` joins by itself.
 //!

@@ -1,8 +1,9 @@
 //! How an operation is timed: cold, hot, and against the clock's own cost.
 //!
-//! *Cold*: before each single operation the structure (its area, its nodes, the allocator's bitmap) is flushed from all caches line by
-//! line, and a buffer larger than the private caches is read, so that what lies in DRAM is at best in the shared cache. Then
-//! the same operation runs on a small twin of the pool, so that code and stack are warm: what is left to miss is the structure.
+//! *Cold*: before each single operation the structure (its area, its nodes, the allocator's bitmap) is flushed from all
+//! caches line by line, and a buffer larger than the private caches is read, so that what lies in DRAM is at best in
+//! the shared cache. Then the same operation runs on a small twin of the pool, so that code and stack are warm: what is
+//! left to miss is the structure.
 //!
 //! *Hot*: many operations in batches; a sample is a batch's mean.
 
@@ -72,8 +73,8 @@ impl Cold {
         Cold::with_walk(structure, WALK_BYTES)
     }
 
-    /// One that only flushes: the structure has left the caches, but not what leads to it, page tables above all. A miss takes less
-    /// than half as long then.
+    /// One that only flushes: the structure has left the caches, but not what leads to it, page tables above all. A
+    /// miss takes less than half as long then.
     pub(crate) fn only_flushing(structure: Structure) -> Result<Cold, LabError> {
         Cold::with_walk(structure, 0)
     }

@@ -1,8 +1,8 @@
 //! Cache misses of cold lookups, as the CPU counts them, where it does.
 //!
 //! What lives here: [`Counting`], counters around a piece of work; [`cold_note`] for figure 5 and [`miss_rows`] for
-//! `ferrite bench mapping`. Lookups that are counted are not timed, and those that are timed are not counted, since reading a
-//! counter is a system call.
+//! `ferrite bench mapping`. Lookups that are counted are not timed, and those that are timed are not counted, since
+//! reading a counter is a system call.
 //!
 //! Invariant: what cannot be counted is said aloud, with the reason, and nothing fails for it.
 
@@ -125,8 +125,8 @@ pub struct MissRow {
     pub fill_percent: u32,
 }
 
-/// A row for each mapping, in one file that fills a pool at 80 %; an error of the counters where the CPU has none, before
-/// anything is done. `step` is told what begins.
+/// A row for each mapping, in one file that fills a pool at 80 %; an error of the counters where the CPU has none,
+/// before anything is done. `step` is told what begins.
 pub fn miss_rows(plan: &ChurnPlan, step: &mut dyn FnMut(&str)) -> Result<Vec<MissRow>, LabError> {
     let counting = Counting::open(&MISSES)?;
     let mut rows = Vec::new();
@@ -192,7 +192,8 @@ mod tests {
         );
     }
 
-    /// The way that misses go, with an event that every machine has: lookups of memory that is there fault next to never.
+    /// The way that misses go, with an event that every machine has: lookups of memory that is there fault next to
+    /// never.
     #[test]
     fn cold_lookups_are_counted_for_every_mapping() {
         let Some(counting) = faults() else { return };

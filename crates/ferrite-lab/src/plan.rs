@@ -15,7 +15,8 @@ pub struct Plan {
     pub large_file_pages: u32,
     /// Data blocks of the pool that is filled to 95 %.
     pub pool_blocks: u32,
-    /// Times that a mapping alone is measured, each on fresh pools: where memory lies makes more of a difference than chance does.
+    /// Times that a mapping alone is measured, each on fresh pools: where memory lies makes more of a difference than
+    /// chance does.
     pub pools: u32,
     /// Cold operations of each kind, on each pool.
     pub cold_samples: u32,
@@ -40,8 +41,8 @@ pub struct Plan {
     pub ycsb_operations: u32,
     /// Layout score where a figure does not vary it.
     pub layout_score: f64,
-    /// Nanoseconds added for each line of the structure that a cold operation misses: a slower medium. 0: none. Figures of single
-    /// cold pages apply it (HashFS 5, 6, 7, 9); an insert counts the lines of a lookup of its page.
+    /// Nanoseconds added for each line of the structure that a cold operation misses: a slower medium. 0: none. Figures
+    /// of single cold pages apply it (HashFS 5, 6, 7, 9); an insert counts the lines of a lookup of its page.
     pub media_extra_ns: f64,
     /// Seed of everything random.
     pub seed: u64,
@@ -117,7 +118,8 @@ impl Plan {
         }
     }
 
-    /// In what its sizes differ from the papers', for the report; and whether the media model is in force, which is up to the figure.
+    /// In what its sizes differ from the papers', for the report; and whether the media model is in force, which is up
+    /// to the figure.
     pub(crate) fn scale(&self, applies_media: bool) -> String {
         let mib = |pages: u32| u64::from(pages) * 4096 / (1 << 20);
         let media = match (self.media_extra_ns > 0.0, applies_media) {
@@ -126,7 +128,8 @@ impl Plan {
             (true, false) => "media model not applied in this figure".into(),
         };
         format!(
-            "plan {}: file {} MiB (paper 1 GiB), largest file {} MiB (paper 4 GiB), pool {} MiB (paper 128 GiB), {} cold samples and {} \
+            "plan {}: file {} MiB (paper 1 GiB), largest file {} MiB (paper 4 GiB), pool {} MiB (paper 128 GiB), {} \
+             cold samples and {} \
              hot operations on each of {} pools, {} rounds of {} ms, layout score {} unless varied; {media}",
             self.name,
             mib(self.file_pages),

@@ -1,7 +1,7 @@
 //! A mapping on a pool of its own, in anonymous memory.
 //!
-//! What lives here: [`Pool`] and what experiments do to it. The pool is laid out as {rings, bitmap of the papers' allocator, the
-//! mapping's area, data blocks}.
+//! What lives here: [`Pool`] and what experiments do to it. The pool is laid out as {rings, bitmap of the papers'
+//! allocator, the mapping's area, data blocks}.
 //!
 //! Invariant: `filling` pools pay for no durability; no experiment measures one.
 
@@ -44,13 +44,13 @@ pub(crate) struct PoolPlan {
 pub(crate) struct Special {
     /// Entries of the area, instead of those that belong to so many blocks.
     pub(crate) slots: Option<u64>,
-    /// Ferrite's free map for any structure, its free blocks in chunks of so many; [`PoolPlan::score`] does not apply, and the
-    /// blocks between chunks are of those that the plan has.
+    /// Ferrite's free map for any structure, its free blocks in chunks of so many; [`PoolPlan::score`] does not apply,
+    /// and the blocks between chunks are of those that the plan has.
     pub(crate) chunk_blocks: Option<u64>,
     /// Memory is taken for the structure's area only. For structures that put nothing into data blocks.
     pub(crate) bare_data: bool,
-    /// A change is durable with its record, as in Ferrite's journal: one fence, and its lines are written back later, each once for many
-    /// changes. Otherwise it pays two, as in the papers' test bed.
+    /// A change is durable with its record, as in Ferrite's journal: one fence, and its lines are written back later,
+    /// each once for many changes. Otherwise it pays two, as in the papers' test bed.
     pub(crate) one_fence: bool,
 }
 
@@ -105,7 +105,8 @@ impl Pool {
         let rings = plan.lanes as u64 * RING_BYTES;
         let bitmap = BLOCK_BYTES + rings;
         let area_offset = (bitmap + Papers::bitmap_bytes(u64::from(blocks))).next_multiple_of(BLOCK_BYTES);
-        // Separators hold no page: a table is sized by the blocks that can be used, so that its load is what it would be without.
+        // Separators hold no page: a table is sized by the blocks that can be used, so that its load is what it would
+        // be without.
         let slots = special
             .slots
             .unwrap_or_else(|| structure.slots_for(plan.blocks, INODES));
@@ -286,7 +287,8 @@ impl Pool {
         word[0]
     }
 
-    /// Drops the structure, wherever it lies on the medium, and the allocator's bitmap from the caches. False if this CPU cannot.
+    /// Drops the structure, wherever it lies on the medium, and the allocator's bitmap from the caches. False if this
+    /// CPU cannot.
     pub(crate) fn evict(&self) -> bool {
         let mut evicted = self.region.evict(self.geometry.area_offset, self.area_bytes);
         let region = &self.region;
@@ -299,8 +301,8 @@ impl Pool {
         evicted
     }
 
-    /// Has the translations of the area's huge pages at hand again, without any of its lines: to flush a large table takes so long that
-    /// another process often has the core in between.
+    /// Has the translations of the area's huge pages at hand again, without any of its lines: to flush a large table
+    /// takes so long that another process often has the core in between.
     pub(crate) fn recall_translations(&self) {
         let (first, end) = (self.geometry.area_offset, self.geometry.area_offset + self.area_bytes);
         // The area may end in a page in which no step lands.

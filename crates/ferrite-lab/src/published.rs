@@ -1,19 +1,21 @@
 //! Our mappings beside what the papers' own published code takes for the same work, alone, on a machine of this kind.
 //!
-//! What lives here: [`published_rows`], and the papers' figures as constants. One file in a pool of its own, mapped page by page in order,
-//! each page a durable transaction as Ferrite's journal makes it, with one fence; then lookups of single pages, and of eight. Everything is one thread on DRAM, in pages of 2 MiB where
-//! the system gives them.
+//! What lives here: [`published_rows`], and the papers' figures as constants. One file in a pool of its own, mapped
+//! page by page in order, each page a durable transaction as Ferrite's journal makes it, with one fence; then lookups
+//! of single pages, and of eight. Everything is one thread on DRAM, in pages of 2 MiB where the system gives them.
 //!
-//! The papers' code does not run here, so the machine may be another one today: a dependent miss is measured beside the one that was
-//! measured then, and a miss after a flush. Those two rows are no comparisons but the scale of all others. A miss after a flush took
-//! there what it takes here if nothing but the flush is done, so *cold* is that here; elsewhere in the lab it is more.
+//! The papers' code does not run here, so the machine may be another one today: a dependent miss is measured beside the
+//! one that was measured then, and a miss after a flush. Those two rows are no comparisons but the scale of all others.
+//! A miss after a flush took there what it takes here if nothing but the flush is done, so *cold* is that here;
+//! elsewhere in the lab it is more.
 //!
-//! Tables have as many blocks as the plan says, and other files' pages fill them first, so that the file's keys are the ones that were
-//! crowded out. HashFS gets a slot a block here, as the papers' code does, not 1.25 as in a pool: so 95 % of the blocks are 95 % of the
-//! table. Trees get a pool that the file fills up to [`FILL_PERCENT`]; how long its runs are is Ferrite's free map's doing, which is cut
-//! into chunks.
+//! Tables have as many blocks as the plan says, and other files' pages fill them first, so that the file's keys are the
+//! ones that were crowded out. HashFS gets a slot a block here, as the papers' code does, not 1.25 as in a pool: so 95
+//! % of the blocks are 95 % of the table. Trees get a pool that the file fills up to [`FILL_PERCENT`]; how long its
+//! runs are is Ferrite's free map's doing, which is cut into chunks.
 //!
-//! Invariant: a page that is looked up is mapped, one that is said to be absent is not; both are verified before a row counts.
+//! Invariant: a page that is looked up is mapped, one that is said to be absent is not; both are verified before a row
+//! counts.
 
 use std::hint::black_box;
 
@@ -42,8 +44,8 @@ const CHASE_BYTES_PER_PAGE: u64 = 1024;
 /// Loads of a batch of dependent ones.
 const CHASE_BATCH: u32 = 1000;
 const CHASE_BATCHES: u32 = 100;
-/// Cold lookups for each of the plan's. In a full table a page lies anywhere from no to a hundred buckets from home, and half of them
-/// within three: the median of few says as little as one.
+/// Cold lookups for each of the plan's. In a full table a page lies anywhere from no to a hundred buckets from home,
+/// and half of them within three: the median of few says as little as one.
 const COLD_TIMES: u32 = 5;
 /// The first of the other files.
 const FIRST_FILLER: u32 = 16;
@@ -112,8 +114,8 @@ struct Peer {
     inserts_required: bool,
     /// The same in lookups.
     lookups_required: bool,
-    /// Nanoseconds of the papers' published code, which was run alone on a machine of this kind: 1 GiB in a table of 4 Mi blocks, one
-    /// thread, DRAM, pages of 2 MiB. The lower end where it gave a range.
+    /// Nanoseconds of the papers' published code, which was run alone on a machine of this kind: 1 GiB in a table of 4
+    /// Mi blocks, one thread, DRAM, pages of 2 MiB. The lower end where it gave a range.
     ns: [Option<f64>; KINDS.len()],
 }
 
@@ -375,8 +377,8 @@ impl Alone {
     }
 }
 
-/// How far this machine is from the one that the papers' code ran on: a walk in which each load names the place of the next, and loads
-/// of lines that were flushed.
+/// How far this machine is from the one that the papers' code ran on: a walk in which each load names the place of the
+/// next, and loads of lines that were flushed.
 fn miss_rows(plan: &ChurnPlan) -> Result<Vec<MappingRow>, LabError> {
     let region = Region::anonymous(u64::from(plan.file_pages) * CHASE_BYTES_PER_PAGE)?;
     let lines = random_pages((region.len() / LINE_BYTES) as u32, plan.seed);
@@ -449,7 +451,8 @@ mod tests {
         assert!([50, 80, 95].iter().all(|fill| fills.contains(fill)), "{fills:?}");
     }
 
-    /// What is durable when an insert returns is what Ferrite's journal makes so: the record, by one fence. New nodes have one of their own.
+    /// What is durable when an insert returns is what Ferrite's journal makes so: the record, by one fence. New nodes
+    /// have one of their own.
     #[test]
     fn an_insert_pays_one_fence() {
         let plan = ChurnPlan::tiny();

@@ -18,8 +18,8 @@ pub fn lacks(id: &str) -> Option<&'static str> {
     lacking(id)
 }
 
-/// Runs figures by id; `all` is each of them that this build has ([`lacks`]). Takes minutes, memory for the largest pool, and as many
-/// threads as the plan says.
+/// Runs figures by id; `all` is each of them that this build has ([`lacks`]). Takes minutes, memory for the largest
+/// pool, and as many threads as the plan says.
 pub fn run(ids: &[&str], plan: &Plan, progress: &mut dyn Progress) -> Result<Vec<FigureResult>, LabError> {
     let mut chosen = Vec::new();
     for &id in ids {
@@ -81,8 +81,8 @@ pub fn judge_again(results: &mut [FigureResult]) {
     }
 }
 
-/// The results of two runs as one: of a figure that both have, the newer. In the papers' order; figures that this build does not know
-/// come last.
+/// The results of two runs as one: of a figure that both have, the newer. In the papers' order; figures that this build
+/// does not know come last.
 pub fn merge(earlier: Vec<FigureResult>, newer: Vec<FigureResult>) -> Vec<FigureResult> {
     let is_newer = |result: &FigureResult| newer.iter().any(|one| one.info.id == result.info.id);
     let mut all: Vec<FigureResult> = earlier.into_iter().filter(|result| !is_newer(result)).collect();

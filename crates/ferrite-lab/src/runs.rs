@@ -1,8 +1,8 @@
 //! How long the runs of consecutive blocks are that files written in order get, on a pool that has aged.
 //!
-//! What lives here: [`run_rows`]. The engine itself, on a pool that is filled with files of mixed sizes; again and again half
-//! of them are deleted and others written, until the pool is full up to a little below the wanted share. Then some files are
-//! written in order, up to that share, and their runs counted.
+//! What lives here: [`run_rows`]. The engine itself, on a pool that is filled with files of mixed sizes; again and
+//! again half of them are deleted and others written, until the pool is full up to a little below the wanted share.
+//! Then some files are written in order, up to that share, and their runs counted.
 
 use std::sync::Arc;
 

@@ -34,7 +34,8 @@ pub(crate) enum Placement {
 }
 
 impl Structure {
-    /// Those whose figures the paper shows, and ours: all mappings of a pool, and a tree in place if none of these is one.
+    /// Those whose figures the paper shows, and ours: all mappings of a pool, and a tree in place if none of these is
+    /// one.
     pub(crate) fn contenders() -> Vec<Structure> {
         let mut all: Vec<Structure> = Mapping::ALL.iter().copied().map(Structure::Product).collect();
         if !all.iter().any(|one| one.name() == "extent") {

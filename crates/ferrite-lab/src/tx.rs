@@ -1,11 +1,13 @@
 //! A transaction of the lab: what a change costs with a journal, and nothing else.
 //!
-//! What lives here: [`LabTx`] and the [`Lane`] it works in. A commit streams new nodes and fences, if there are any, streams a
-//! redo record and fences, sets the words in place, writes their lines back and fences again; so a change pays two fences, as a
-//! change in the paper's test bed pays its undo log and its write-back. [`Durable`] says what of that is left out.
+//! What lives here: [`LabTx`] and the [`Lane`] it works in. A commit streams new nodes and fences, if there are any,
+//! streams a redo record and fences, sets the words in place, writes their lines back and fences again; so a change
+//! pays two fences, as a change in the paper's test bed pays its undo log and its write-back. [`Durable`] says what of
+//! that is left out.
 //!
-//! Invariants: a lane has one transaction at a time. What was claimed goes back if the transaction is dropped; what was freed is
-//! reused only after the words are set. The gate, if the mapping has one, is held from the first call to after the commit.
+//! Invariants: a lane has one transaction at a time. What was claimed goes back if the transaction is dropped; what was
+//! freed is reused only after the words are set. The gate, if the mapping has one, is held from the first call to after
+//! the commit.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;

@@ -1,4 +1,5 @@
-//! The lab's public face: every figure runs, results survive JSON, and the report shows them. Numbers of the tiny plan mean nothing.
+//! The lab's public face: every figure runs, results survive JSON, and the report shows them. Numbers of the tiny plan
+//! mean nothing.
 
 use ferrite_lab::{FigureInfo, LabError, Plan, Progress, Silent};
 
@@ -155,8 +156,8 @@ fn figures_that_this_build_lacks_are_refused_with_the_mend() {
 }
 
 /// What `ferrite lab run all --quick` promises. Meant for a release build on a machine that has little else to do:
-/// `cargo test --release -p ferrite-lab --test quick -- --ignored`, which `make soak` does. Leaves `report.html` and `results.json` in
-/// the directory that `FERRITE_LAB_OUT` names.
+/// `cargo test --release -p ferrite-lab --test quick -- --ignored`, which `make soak` does. Leaves `report.html` and
+/// `results.json` in the directory that `FERRITE_LAB_OUT` names.
 #[test]
 #[ignore = "minutes long; wants a release build"]
 fn the_quick_plan_takes_less_than_ten_minutes() {

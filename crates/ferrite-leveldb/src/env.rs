@@ -1,8 +1,8 @@
 //! LevelDB's files: what the C++ half calls, over [`Vfs`].
 //!
-//! Invariants: pointers that go out are boxes of [`Reader`], [`Writer`] and [`Lock`], and come back as what they were, the last time
-//! for their closing; the root is a [`Root`] that the database keeps. A writer gathers up to 64 KiB, as LevelDB's own does; after
-//! [`flush`] all of it is in the file (and durable, where the file system is).
+//! Invariants: pointers that go out are boxes of [`Reader`], [`Writer`] and [`Lock`], and come back as what they were,
+//! the last time for their closing; the root is a [`Root`] that the database keeps. A writer gathers up to 64 KiB, as
+//! LevelDB's own does; after [`flush`] all of it is in the file (and durable, where the file system is).
 
 use std::collections::BTreeSet;
 use std::ffi::c_void;
@@ -16,8 +16,8 @@ use crate::ffi::{Bytes, Failure, FileOps, Kind, Sink, guarded};
 /// What a writer gathers before it writes.
 const BUFFER_BYTES: usize = 64 << 10;
 
-/// Databases that are open in this process, by their lock files: address of the file system, inode. A [`ferrite_vfs::locks::LockTable`]
-/// is one front end's for one file system; here whoever has a [`Vfs`] may come.
+/// Databases that are open in this process, by their lock files: address of the file system, inode. A
+/// [`ferrite_vfs::locks::LockTable`] is one front end's for one file system; here whoever has a [`Vfs`] may come.
 static LOCKED: Mutex<BTreeSet<(usize, Ino)>> = Mutex::new(BTreeSet::new());
 
 /// The file system of a database.
@@ -49,7 +49,8 @@ struct Writer {
     buffer: Vec<u8>,
 }
 
-/// A lock that is held. The file stays open, and the file system alive, so that neither number nor address comes to mean another.
+/// A lock that is held. The file stays open, and the file system alive, so that neither number nor address comes to
+/// mean another.
 struct Lock {
     _file: Arc<dyn OpenFile>,
     _fs: Arc<dyn FileSystem>,
@@ -111,16 +112,16 @@ fn at_path<T>(
     otherwise: T,
     work: impl FnOnce(&Vfs, &[u8]) -> Result<T, (Kind, String)>,
 ) -> T {
-    // SAFETY: the other half passes the root that `Db::open` gave it, which lives as long as the database; the failure is a local of
-    // its own for this call; the path is borrowed for the call.
+    // SAFETY: the other half passes the root that `Db::open` gave it, which lives as long as the database; the failure
+    // is a local of its own for this call; the path is borrowed for the call.
     let (root, path, failure) = unsafe { (&*root.cast::<Root>(), path.slice(), &mut *failure) };
     guarded(failure, otherwise, || work(&root.0, path))
 }
 
 /// Runs `work` on an open writer for the other half.
 fn on_writer(writer: *mut c_void, failure: *mut Failure, work: impl FnOnce(&mut Writer) -> Result<(), FsError>) {
-    // SAFETY: the other half passes what `open_writer` gave it and has not closed it; LevelDB uses a writer from one thread at a time.
-    // The failure is a local of its own.
+    // SAFETY: the other half passes what `open_writer` gave it and has not closed it; LevelDB uses a writer from one
+    // thread at a time. The failure is a local of its own.
     let (writer, failure) = unsafe { (&mut *writer.cast::<Writer>(), &mut *failure) };
     guarded(failure, (), || work(writer).map_err(refused));
 }
@@ -145,8 +146,8 @@ extern "C" fn open_reader(root: *const c_void, path: Bytes, failure: *mut Failur
 }
 
 extern "C" fn read_at(reader: *const c_void, offset: u64, into: *mut u8, len: usize, failure: *mut Failure) -> usize {
-    // SAFETY: the other half passes what `open_reader` gave it and has not closed it, a local failure, and a buffer of `len` bytes that
-    // is its own. The buffer need not be initialised, so it is, before it becomes a slice.
+    // SAFETY: the other half passes what `open_reader` gave it and has not closed it, a local failure, and a buffer of
+    // `len` bytes that is its own. The buffer need not be initialised, so it is, before it becomes a slice.
     let (reader, into, failure) = unsafe {
         into.write_bytes(0, len);
         (

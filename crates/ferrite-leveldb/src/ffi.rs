@@ -1,7 +1,8 @@
 //! What the two halves say to each other, as `shim.h` has it, in the same order.
 //!
-//! Invariants: all of it is plain data; whoever calls provides the [`Failure`], with kind [`Kind::NONE`]; what a [`Bytes`] points to
-//! is borrowed for the length of the call; nothing unwinds from one half into the other ([`guarded`]). Used by `db` and `env` only.
+//! Invariants: all of it is plain data; whoever calls provides the [`Failure`], with kind [`Kind::NONE`]; what a
+//! [`Bytes`] points to is borrowed for the length of the call; nothing unwinds from one half into the other
+//! ([`guarded`]). Used by `db` and `env` only.
 
 use std::ffi::c_void;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -160,8 +161,8 @@ unsafe extern "C" {
 
 /// Runs `work` for the other half. What it refuses, and a panic, becomes a failure and `otherwise`.
 pub(crate) fn guarded<T>(failure: &mut Failure, otherwise: T, work: impl FnOnce() -> Result<T, (Kind, String)>) -> T {
-    // A panic is a mistake of the file system's, whose locks are not poisoned by it: what it left is what any thread of a program that
-    // links the library would leave, and LevelDB is told that the operation failed.
+    // A panic is a mistake of the file system's, whose locks are not poisoned by it: what it left is what any thread of
+    // a program that links the library would leave, and LevelDB is told that the operation failed.
     match catch_unwind(AssertUnwindSafe(work)) {
         Ok(Ok(done)) => done,
         Ok(Err((kind, text))) => {

@@ -1,4 +1,5 @@
-//! LevelDB on Ferrite, in one process: a key-value store as people use it, whose files lie in a pool, without a kernel between.
+//! LevelDB on Ferrite, in one process: a key-value store as people use it, whose files lie in a pool, without a kernel
+//! between.
 //!
 //! | module | what lives there |
 //! | --- | --- |
@@ -7,12 +8,12 @@
 //! | `ffi` | what Rust and C++ say to each other |
 //! | `shim.cc` | the C++ half: an `Env` that calls `env`, and a database as functions |
 //!
-//! LevelDB's log gets a record with each write, its tables are written once and read at random: so this is how the lab asks what a
-//! mapping means to an application.
+//! LevelDB's log gets a record with each write, its tables are written once and read at random: so this is how the lab
+//! asks what a mapping means to an application.
 //!
 //! *Architecture invariant:* `unsafe` is for the language border and nowhere else; nothing unwinds across it.
-//! *Architecture invariant:* nobody but the lab uses this crate, and only with the cargo feature `leveldb`: it needs a C++ compiler and
-//! LevelDB, which users of the file system need not have.
+//! *Architecture invariant:* nobody but the lab uses this crate, and only with the cargo feature `leveldb`: it needs a
+//! C++ compiler and LevelDB, which users of the file system need not have.
 
 mod env;
 mod ffi;
@@ -45,8 +46,8 @@ pub enum DbError {
     /// An argument makes no sense.
     #[error("LevelDB: {0}")]
     Invalid(String),
-    /// The file system refused: full, damaged, read-only, locked. Once compaction has failed, or a synchronous write, LevelDB takes no
-    /// more writes until the database is opened anew.
+    /// The file system refused: full, damaged, read-only, locked. Once compaction has failed, or a synchronous write,
+    /// LevelDB takes no more writes until the database is opened anew.
     #[error("LevelDB: {0}")]
     Io(String),
 }
@@ -62,7 +63,8 @@ pub struct Options {
     pub block_cache_bytes: usize,
     /// Compress tables (snappy).
     pub compress: bool,
-    /// Each write ends with an `fsync` of the log. Without, it is as durable as the file system makes a completed write.
+    /// Each write ends with an `fsync` of the log. Without, it is as durable as the file system makes a completed
+    /// write.
     pub sync: bool,
 }
 
@@ -87,8 +89,8 @@ pub struct Db {
 
 // SAFETY: LevelDB lets any thread use, and close, a database that another one opened; the root is `Send` and `Sync`.
 unsafe impl Send for Db {}
-// SAFETY: LevelDB guards a database's state itself ("safe for concurrent access from multiple threads"); the files below are given
-// out as LevelDB demands of any `Env`.
+// SAFETY: LevelDB guards a database's state itself ("safe for concurrent access from multiple threads"); the files
+// below are given out as LevelDB demands of any `Env`.
 unsafe impl Sync for Db {}
 
 /// What the two lines above rest on.
@@ -112,8 +114,8 @@ impl Db {
             sync: options.sync,
         };
         let mut failure = Failure::none();
-        // SAFETY: the operations are static; the root lives as long as `Db`, which closes the database before it lets go of it, or, if
-        // this fails, until the end of this function; the rest is borrowed for the call.
+        // SAFETY: the operations are static; the root lives as long as `Db`, which closes the database before it lets
+        // go of it, or, if this fails, until the end of this function; the rest is borrowed for the call.
         let database = unsafe {
             ffi::ferrite_leveldb_open(
                 &env::OPS,
@@ -142,7 +144,8 @@ impl Db {
         }
     }
 
-    /// Sets a key's value. Durable when it returns if the file system makes completed writes durable, or with [`Options::sync`].
+    /// Sets a key's value. Durable when it returns if the file system makes completed writes durable, or with
+    /// [`Options::sync`].
     pub fn put(&self, key: &[u8], value: &[u8]) -> Result<(), DbError> {
         let mut failure = Failure::none();
         // SAFETY: the database is open; key and value are borrowed for the call.
@@ -160,8 +163,8 @@ impl Db {
         told(&failure)
     }
 
-    /// Shows `each` up to `limit` pairs in the order of their keys, from the first at or behind `from`. Returns how many. All are of
-    /// one moment; `each` may use the database.
+    /// Shows `each` up to `limit` pairs in the order of their keys, from the first at or behind `from`. Returns how
+    /// many. All are of one moment; `each` may use the database.
     pub fn scan(&self, from: &[u8], limit: usize, each: &mut dyn FnMut(&[u8], &[u8])) -> Result<usize, DbError> {
         let mut count = 0;
         if limit == 0 {
@@ -175,7 +178,8 @@ impl Db {
         Ok(count)
     }
 
-    /// Brings all pairs into tables, as few as possible, without what was overwritten and removed. Blocks for as long as that takes.
+    /// Brings all pairs into tables, as few as possible, without what was overwritten and removed. Blocks for as long
+    /// as that takes.
     pub fn compact(&self) -> Result<(), DbError> {
         let mut failure = Failure::none();
         // SAFETY: the database is open.

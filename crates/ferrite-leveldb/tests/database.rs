@@ -1,5 +1,5 @@
-//! A real LevelDB on the engine: what goes in comes out, over reopening, compaction and remounting; what the file system refuses is an
-//! error.
+//! A real LevelDB on the engine: what goes in comes out, over reopening, compaction and remounting; what the file
+//! system refuses is an error.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -14,8 +14,8 @@ fn seen(engine: &Engine) -> Vfs {
     Vfs::new(Arc::new(engine.clone()), Cred::root())
 }
 
-/// A killed process is what these tests are about, not a power loss: on a disk, each write would wait for it. And nobody changes a
-/// pool but they: one is copied while it is mounted.
+/// A killed process is what these tests are about, not a power loss: on a disk, each write would wait for it. And
+/// nobody changes a pool but they: one is copied while it is mounted.
 fn mount() -> MountOptions {
     MountOptions {
         cleaner: false,

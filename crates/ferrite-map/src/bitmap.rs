@@ -1,6 +1,7 @@
 //! A free map in DRAM: one bit a thing, set while it is in use or claimed.
 //!
-//! Claims are single atomic operations (docs/design.md, "File mapping"): of two threads that want the same bit exactly one gets it.
+//! Claims are single atomic operations (docs/design.md, "File mapping"): of two threads that want the same bit exactly
+//! one gets it.
 
 use ferrite_pm::prefetch_to_store;
 
@@ -51,7 +52,8 @@ impl AtomicBitmap {
         word.load(Ordering::Acquire) & bit != 0
     }
 
-    /// Sets bit `index`; true if it was free and is the caller's now. Sequentially consistent, as [`crate::bounds`] needs it.
+    /// Sets bit `index`; true if it was free and is the caller's now. Sequentially consistent, as [`crate::bounds`]
+    /// needs it.
     #[inline]
     pub fn claim(&self, index: u64) -> bool {
         let (word, bit) = self.word(index);
@@ -107,8 +109,8 @@ impl AtomicBitmap {
         None
     }
 
-    /// Start of a stretch of 64 clear bits, looked for in so many stretches from `cursor` on, going round. A hint: others may be claiming
-    /// them.
+    /// Start of a stretch of 64 clear bits, looked for in so many stretches from `cursor` on, going round. A hint:
+    /// others may be claiming them.
     pub fn find_stretch(&self, cursor: u64, tries: u64) -> Option<u64> {
         let count = self.words.len() as u64;
         let first = cursor.div_ceil(WORD_BITS);

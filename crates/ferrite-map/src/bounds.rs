@@ -1,13 +1,14 @@
-//! How far from their home line keys of a table may lie: what makes deletes without tombstones possible (docs/design.md, "File mapping").
+//! How far from their home line keys of a table may lie: what makes deletes without tombstones possible
+//! (docs/design.md, "File mapping").
 //!
-//! One byte a home line, in DRAM, rebuilt when the table is read at mount. A lookup stops at the bound, a
-//! delete simply clears its slot. A bound that is too large costs time, one too small would lose keys; so it grows before
-//! the key that needs it can be seen, and is lowered only to what the table itself says.
+//! One byte a home line, in DRAM, rebuilt when the table is read at mount. A lookup stops at the bound, a delete simply
+//! clears its slot. A bound that is too large costs time, one too small would lose keys; so it grows before the key
+//! that needs it can be seen, and is lowered only to what the table itself says.
 //!
-//! Lowering races with inserts, whose slots are claimed before their keys can be seen. An insert claims its slot and then looks
-//! whether its home is being lowered; a lowering says which home it is at and then looks at the slots, where it counts every claimed
-//! slot without a key as this home's. All four are sequentially consistent, so one of the two sees the other: the lowering sees
-//! the slot, or the insert sees the lowering and calls it off.
+//! Lowering races with inserts, whose slots are claimed before their keys can be seen. An insert claims its slot and
+//! then looks whether its home is being lowered; a lowering says which home it is at and then looks at the slots, where
+//! it counts every claimed slot without a key as this home's. All four are sequentially consistent, so one of the two
+//! sees the other: the lowering sees the slot, or the insert sees the lowering and calls it off.
 
 use crossbeam_utils::CachePadded;
 use ferrite_pm::prefetch;
@@ -20,8 +21,8 @@ const FULL: u8 = u8::MAX;
 const ANNOUNCEMENTS: usize = 64;
 /// The lowering is past being called off, and about to end.
 const COMMITTING: u64 = 1;
-/// From this bit on an announcement has a number of its own: one that was called off must not take the next one, of the same home, for
-/// itself.
+/// From this bit on an announcement has a number of its own: one that was called off must not take the next one, of the
+/// same home, for itself.
 const TICKET_SHIFT: u32 = 34;
 const HOME_MASK: u64 = (1 << TICKET_SHIFT) - 2;
 
@@ -71,9 +72,9 @@ impl Bounds {
         }
     }
 
-    /// Lowers the bound of `home` to what `farthest` finds, given the bound that there is: the distance of the farthest slot, up to that
-    /// bound, that holds a key of this home or is claimed and empty. Does nothing if somebody inserts there, or lowers a
-    /// neighbour in number.
+    /// Lowers the bound of `home` to what `farthest` finds, given the bound that there is: the distance of the farthest
+    /// slot, up to that bound, that holds a key of this home or is claimed and empty. Does nothing if somebody inserts
+    /// there, or lowers a neighbour in number.
     pub fn lower(&self, home: usize, farthest: impl FnOnce(u64) -> u64) {
         let bound = self.bytes[home].load(Ordering::Acquire);
         if bound == 0 || bound == FULL {
@@ -101,8 +102,8 @@ impl Bounds {
         let not_called_off =
             lowering.compare_exchange(announced, announced | COMMITTING, Ordering::SeqCst, Ordering::SeqCst);
         if not_called_off.is_ok() {
-            // Whoever comes to raise it now waits for the announcement to go. Whoever looked before the announcement may have raised it
-            // meanwhile, beyond what was searched; then it stays.
+            // Whoever comes to raise it now waits for the announcement to go. Whoever looked before the announcement
+            // may have raised it meanwhile, beyond what was searched; then it stays.
             let _ = self.bytes[home].compare_exchange(bound, lower, Ordering::SeqCst, Ordering::SeqCst);
             lowering.store(0, Ordering::SeqCst);
         }
@@ -159,7 +160,8 @@ mod tests {
         assert_eq!(bounds.lines_to_probe(1, 100), 99);
     }
 
-    /// A bound that becomes "anywhere" while it is being lowered stays so: what lies beyond a byte's reach is not searched.
+    /// A bound that becomes "anywhere" while it is being lowered stays so: what lies beyond a byte's reach is not
+    /// searched.
     #[test]
     fn a_bound_that_has_just_become_full_is_not_lowered() {
         const ROUNDS: u64 = 20_000;

@@ -1,24 +1,24 @@
 //! Cuckoo: one global table with two homes a page, whose entries know the runs they are in (HashFS §3.2.1).
 //!
-//! What lives here: [`Cuckoo`], its layout on the medium, lookups and changes. The runs are in `runs`, the moves that make room in
-//! `moves`, the check in `check`.
+//! What lives here: [`Cuckoo`], its layout on the medium, lookups and changes. The runs are in `runs`, the moves that
+//! make room in `moves`, the check in `check`.
 //!
-//! A bucket is two cache lines: five keys, five page words, five ranges, a spare word. Three of five hits read one line of their
-//! bucket, the others two; ranges are read by whoever wants several pages. A page lies in one of the two buckets that its key
-//! hashes to, so a lookup reads two lines that are fetched at once, whatever the load; a quarter more slots than blocks keeps a
-//! full pool's table at 0.8 (docs/design.md, "File mapping").
+//! A bucket is two cache lines: five keys, five page words, five ranges, a spare word. Three of five hits read one line
+//! of their bucket, the others two; ranges are read by whoever wants several pages. A page lies in one of the two
+//! buckets that its key hashes to, so a lookup reads two lines that are fetched at once, whatever the load; a quarter
+//! more slots than blocks keeps a full pool's table at 0.8 (docs/design.md, "File mapping").
 //!
 //! What the paper leaves open, and is settled here:
-//! * Slots are claimed by one atomic operation on a DRAM bitmap; an entry reaches the table only by a committed record, which sets
-//!   word and range before the key.
-//! * A new page takes the emptier of its homes. Where both are full, the insert fails and leaves a wish, and entries are moved in a
-//!   transaction of its own while nobody passes the gate: inserts of different files share no lock, and no record can hit an
-//!   entry that has moved.
+//! * Slots are claimed by one atomic operation on a DRAM bitmap; an entry reaches the table only by a committed record,
+//!   which sets word and range before the key.
+//! * A new page takes the emptier of its homes. Where both are full, the insert fails and leaves a wish, and entries
+//!   are moved in a transaction of its own while nobody passes the gate: inserts of different files share no lock, and
+//!   no record can hit an entry that has moved.
 //! * Lookups lock nothing: they look again if something moved meanwhile.
 //!
-//! Invariants: a slot whose key is set is claimed, and a free slot's key is 0. A key lies in one of its two homes, once. What
-//! `runs` says about ranges. A lookup may race with changes of *other* inodes' entries: each word of an entry is atomic, and an
-//! entry of an inode at rest changes only by a move.
+//! Invariants: a slot whose key is set is claimed, and a free slot's key is 0. A key lies in one of its two homes,
+//! once. What `runs` says about ranges. A lookup may race with changes of *other* inodes' entries: each word of an
+//! entry is atomic, and an entry of an inode at rest changes only by a move.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -60,8 +60,8 @@ const LOAD_CHUNK: u64 = 4096;
 const WALK: usize = 64;
 /// What makes the second hash another one.
 const SECOND: u64 = 0x5851_f42d_4c95_7f2d;
-/// The hints of a translation cache: the slot of the head of the run read last, plus 1, and the page that a reader in order
-/// wants next.
+/// The hints of a translation cache: the slot of the head of the run read last, plus 1, and the page that a reader in
+/// order wants next.
 const HINT_RUN: usize = 0;
 const HINT_NEXT: usize = 1;
 /// In place of a head: the pages read last were in no run.
@@ -195,7 +195,8 @@ impl Cuckoo {
         self.region.words(self.bucket_offset(bucket), LINE_WORDS)
     }
 
-    /// Slot of `key`, as it is stored. Waits for its second home only if it must: cold, one of them is there sooner than both.
+    /// Slot of `key`, as it is stored. Waits for its second home only if it must: cold, one of them is there sooner
+    /// than both.
     #[inline]
     fn find_at(&self, key: u64, homes: Homes) -> Option<u64> {
         homes.into_iter().find_map(|bucket| {
@@ -204,8 +205,8 @@ impl Cuckoo {
         })
     }
 
-    /// The same as one of several lookups: both homes before the first branch, for which of them it is cannot be foreseen, and a wrong
-    /// guess would hold up those that follow.
+    /// The same as one of several lookups: both homes before the first branch, for which of them it is cannot be
+    /// foreseen, and a wrong guess would hold up those that follow.
     #[inline]
     fn find_among(&self, key: u64, homes: Homes) -> Option<u64> {
         let lines = homes.map(|bucket| self.keys(bucket));
@@ -303,9 +304,9 @@ impl Cuckoo {
         result
     }
 
-    /// Resolves `count` pages from `lblk` on, all of them below 2^32: tells `found` each page's word, and the slot that told it. The
-    /// run of the first page is looked for if there are more, or `wants_run`. `is_lone` says whether the first is likely to be in none.
-    /// Returns the run it met last, and whether the last page was in none.
+    /// Resolves `count` pages from `lblk` on, all of them below 2^32: tells `found` each page's word, and the slot that
+    /// told it. The run of the first page is looked for if there are more, or `wants_run`. `is_lone` says whether the
+    /// first is likely to be in none. Returns the run it met last, and whether the last page was in none.
     #[inline]
     fn resolve(
         &self,
@@ -541,7 +542,8 @@ impl FileMap for Cuckoo {
         Ok(())
     }
 
-    /// Refuses while entries are moved, for then the page may be on its way, and refuses pages of runs, whose words others tell.
+    /// Refuses while entries are moved, for then the page may be on its way, and refuses pages of runs, whose words
+    /// others tell.
     fn swing(&self, ino: u32, lblk: u32, old: PageWord, new: PageWord) -> Option<u64> {
         let _passage = self.gate.try_pass()?;
         let slot = self.find(key_of(ino, lblk)).filter(|&slot| self.word(slot) == old)?;

@@ -1,33 +1,38 @@
 //! The extent tree: for each file a B+-tree of extents, worked on in place (HashFS §3.1.1).
 //!
-//! What lives here: [`ExtentTree`], its lookups and walks. Its nodes are in [`node`], its changes in [`change`], its cursors in
-//! [`cursor`], and what trusts nothing in [`check`].
+//! What lives here: [`ExtentTree`], its lookups and walks. Its nodes are in [`node`], its changes in [`change`], its
+//! cursors in [`cursor`], and what trusts nothing in [`check`].
 //!
-//! The mapping's own area is a word for each inode: the block of its root and the height of its tree, 0 for an empty one. Nodes are
-//! data blocks. An extent maps pages in a row to blocks in a row; a page whose word has a log half is an extent of its own, so that
-//! its whole word is one word of the medium. Inserts and replacements join extents within a leaf, and split them where they must.
+//! The mapping's own area is a word for each inode: the block of its root and the height of its tree, 0 for an empty
+//! one. Nodes are data blocks. An extent maps pages in a row to blocks in a row; a page whose word has a log half is an
+//! extent of its own, so that its whole word is one word of the medium. Inserts and replacements join extents within a
+//! leaf, and split them where they must.
 //!
-//! *Why groups.* Each word that moves is a word of the record, so a sorted array, which shifts half of itself for each insert, is too
-//! dear; an unsorted one with valid bits costs no shift, but a lookup reads all 31 lines of its keys. So a node is unsorted groups
-//! of a line or two, and an index of their lows (see [`node`]). Words set per operation: an append in a row 1, another insert or a split
-//! of an extent 2 or 3, a removal 1 or 2; a full group costs 13 more and leaves four free places, a full leaf about 20, beside the new node, and leaves
-//! fifteen free groups. Ascending inserts move nothing: they open a new group or node. Nodes are freed when they are empty, up to the
-//! root, and never merged.
+//! *Why groups.* Each word that moves is a word of the record, so a sorted array, which shifts half of itself for each
+//! insert, is too dear; an unsorted one with valid bits costs no shift, but a lookup reads all 31 lines of its keys. So
+//! a node is unsorted groups of a line or two, and an index of their lows (see [`node`]). Words set per operation: an
+//! append in a row 1, another insert or a split of an extent 2 or 3, a removal 1 or 2; a full group costs 13 more and
+//! leaves four free places, a full leaf about 20, beside the new node, and leaves fifteen free groups. Ascending
+//! inserts move nothing: they open a new group or node. Nodes are freed when they are empty, up to the root, and never
+//! merged.
 //!
-//! *Bounds of nodes are implied.* A node has whatever pages searches lead to it: those from its key in the parent to the next key; the
-//! lowest has also what is below its key. So when a neighbour goes away its pages belong to another node, without a word being set.
-//! Before something is put below a key or low, that is lowered. Invariant: a key is not above any low or key under it.
+//! *Bounds of nodes are implied.* A node has whatever pages searches lead to it: those from its key in the parent to
+//! the next key; the lowest has also what is below its key. So when a neighbour goes away its pages belong to another
+//! node, without a word being set. Before something is put below a key or low, that is lowered. Invariant: a key is not
+//! above any low or key under it.
 //!
 //! *What makes cursors right.* A cursor leads to a block that a search reached from the root. It is followed only if
-//! 1. the map's epoch is what it was before that search began, both before and after the leaf is read. The epoch moves before a block
-//!    that was a node goes back to the free blocks, which is after the commit that took it from the tree, and no search
-//!    that begins after that reaches it. So the block is still what it was: a node of that tree, or one taken from it;
+//! 1. the map's epoch is what it was before that search began, both before and after the leaf is read. The epoch moves
+//!    before a block that was a node goes back to the free blocks, which is after the commit that took it from the
+//!    tree, and no search that begins after that reaches it. So the block is still what it was: a node of that tree, or
+//!    one taken from it;
 //! 2. its header says leaf, and this inode. The record that takes a node from a tree clears the header;
-//! 3. its range word holds the page. A record that gives part of a leaf's pages to another leaf sets the range, too; that
-//!    searches lead more pages to a leaf than its range says does no harm.
+//! 3. its range word holds the page. A record that gives part of a leaf's pages to another leaf sets the range, too;
+//!    that searches lead more pages to a leaf than its range says does no harm.
 //!
-//! Records of other inodes set no word of this one's nodes, so a lookup that sees one version of its inode sees one tree. One that does not
-//! may see anything: it ends, because levels count down and every run of pages ends behind where it began.
+//! Records of other inodes set no word of this one's nodes, so a lookup that sees one version of its inode sees one
+//! tree. One that does not may see anything: it ends, because levels count down and every run of pages ends behind
+//! where it began.
 
 mod change;
 mod check;
@@ -143,8 +148,8 @@ impl ExtentTree {
         u64::from(height) << 32 | u64::from(block)
     }
 
-    /// The leaf that `seen` leads to, if that has page `lblk`, and one behind the last page it surely has. What was read of it counts only if
-    /// the epoch is the same afterwards.
+    /// The leaf that `seen` leads to, if that has page `lblk`, and one behind the last page it surely has. What was
+    /// read of it counts only if the epoch is the same afterwards.
     #[inline]
     fn hinted<W: Words + ?Sized>(&self, words: &W, ino: u32, lblk: u64, seen: Seen) -> Option<(Node, u64)> {
         let holds = |range: u64| {
@@ -159,8 +164,8 @@ impl ExtentTree {
         holds(range).then(|| (leaf, range_of(range).1))
     }
 
-    /// The leaf that page `lblk` belongs to, and one behind the last page that does; or one behind the last page that is
-    /// surely not mapped either.
+    /// The leaf that page `lblk` belongs to, and one behind the last page that does; or one behind the last page that
+    /// is surely not mapped either.
     fn search<W: Words + ?Sized>(&self, words: &W, ino: u32, lblk: u64) -> Result<(Node, u64), u64> {
         let mut end = PAGES_END;
         let root = self.root_offset(ino).map_or(0, |offset| words.at(offset));
@@ -327,7 +332,8 @@ impl FileMap for ExtentTree {
     }
 
     fn prefetch(&self, ino: u32, _lblk: u32, to_store: bool) {
-        // The cursor is in the cache if the file is in use. Without it the root must be known before anything can be loaded.
+        // The cursor is in the cache if the file is in use. Without it the root must be known before anything can be
+        // loaded.
         if let Some(seen) = self.cursors.get(ino, self.cursors.epoch())
             && self.geometry.is_data_block(seen.block)
         {

@@ -1,12 +1,14 @@
-//! What helps those who implement [`crate::MapTx`]: nodes that begin with a transaction, and which lines it has set words in.
+//! What helps those who implement [`crate::MapTx`]: nodes that begin with a transaction, and which lines it has set
+//! words in.
 //!
-//! What lives here: [`FreshNodes`], blocks that are filled in DRAM and streamed to the medium once, and [`SetLines`]. A node that was split has hundreds of words; as words of
-//! a record each would be written twice, and the lines of a block that was just streamed fetched again.
+//! What lives here: [`FreshNodes`], blocks that are filled in DRAM and streamed to the medium once, and [`SetLines`]. A
+//! node that was split has hundreds of words; as words of a record each would be written twice, and the lines of a
+//! block that was just streamed fetched again.
 //!
-//! Invariants: nothing leads to these blocks before the record is durable that links them, so they may be written ahead of it; they must be
-//! durable first ([`FreshNodes::stream`], then a fence). Their words are in no record: replay finds them as they were streamed, or as
-//! later records left them. A block that was freed is not taken again while a record of its former life may be replayed
-//! ([`crate::MapTx::freed`]).
+//! Invariants: nothing leads to these blocks before the record is durable that links them, so they may be written ahead
+//! of it; they must be durable first ([`FreshNodes::stream`], then a fence). Their words are in no record: replay finds
+//! them as they were streamed, or as later records left them. A block that was freed is not taken again while a record
+//! of its former life may be replayed ([`crate::MapTx::freed`]).
 
 use ferrite_pm::{LINE_BYTES, Region};
 
@@ -74,8 +76,8 @@ impl FreshNodes {
     }
 }
 
-/// Which lines a transaction has set words in, roughly: some that it has not are taken for set, never the other way round. What it has
-/// not set can be read from the medium by whole lines.
+/// Which lines a transaction has set words in, roughly: some that it has not are taken for set, never the other way
+/// round. What it has not set can be read from the medium by whole lines.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct SetLines(u64);
 

@@ -1,10 +1,12 @@
-//! The gate of a structure that moves entries: transactions pass it together, a move has it alone (docs/crash-consistency.md, "entries that move").
+//! The gate of a structure that moves entries: transactions pass it together, a move has it alone
+//! (docs/crash-consistency.md, "entries that move").
 //!
 //! What lives here: [`Gate`]. The structure owns it, the engine takes it.
 //!
-//! A record names words by where they are. If an entry moved between a transaction's look at it and its commit, the record would hit a
-//! stranger; so transactions hold the gate shared until their words are set, and a move, which is a record like any
-//! other, holds it exclusively. Lookups hold nothing: they look at the count of moves before and after, and look again if it changed.
+//! A record names words by where they are. If an entry moved between a transaction's look at it and its commit, the
+//! record would hit a stranger; so transactions hold the gate shared until their words are set, and a move, which is a
+//! record like any other, holds it exclusively. Lookups hold nothing: they look at the count of moves before and after,
+//! and look again if it changed.
 //!
 //! Invariant: the count of moves is odd exactly while somebody has the gate alone.
 
@@ -77,8 +79,8 @@ impl Gate {
         self.steady_for(TRIES, look)
     }
 
-    /// The same with a number of tries, after which moves wait for the last one. At least one try is made without waiting, so
-    /// whoever has passed already never waits here.
+    /// The same with a number of tries, after which moves wait for the last one. At least one try is made without
+    /// waiting, so whoever has passed already never waits here.
     #[inline]
     pub fn steady_for<T>(&self, tries: usize, mut look: impl FnMut() -> T) -> T {
         for _ in 0..tries {

@@ -1,8 +1,9 @@
 //! HashFS: one global open-addressing table that maps and allocates with one hash (HashFS §3.2.2).
 //!
-//! Buckets of 128 bytes: a line of eight keys, and next to it the line of their page words. Slot *i* **is** data
-//! block *i*: the block a new page gets is the one of the slot its key hashes to, if that is free. A quarter more
-//! slots than blocks keeps a full pool's table at a load of 0.8 (docs/design.md, "File mapping"); the last fifth of the slots owns no block.
+//! Buckets of 128 bytes: a line of eight keys, and next to it the line of their page words. Slot *i* **is** data block
+//! *i*: the block a new page gets is the one of the slot its key hashes to, if that is free. A quarter more slots than
+//! blocks keeps a full pool's table at a load of 0.8 (docs/design.md, "File mapping"); the last fifth of the slots owns
+//! no block.
 //!
 //! What the paper leaves open, and is settled here:
 //! * Slots are claimed by one atomic operation on a DRAM bitmap; a key reaches the table only by a committed record.
@@ -143,8 +144,9 @@ impl HashFs {
         if found != 0 {
             return Some(home * BUCKET_SLOTS + u64::from(found.trailing_zeros()));
         }
-        // The bound is looked at only now: most keys lie at home, and its line is one more to miss. Once it must be, what it most likely
-        // leads to is fetched at the same time, and so on from bucket to bucket: misses side by side instead of one behind the other.
+        // The bound is looked at only now: most keys lie at home, and its line is one more to miss. Once it must be,
+        // what it most likely leads to is fetched at the same time, and so on from bucket to bucket: misses side by
+        // side instead of one behind the other.
         self.prefetch_bucket(self.wrap(home + 1));
         for distance in 1..=self.bounds.lines_to_probe(home as usize, self.buckets) {
             let bucket = self.wrap(home + distance);
@@ -189,8 +191,8 @@ impl HashFs {
         None
     }
 
-    /// Lowers the bound of one of the homes that may have had a key in the slot that was released: over time, each slot has
-    /// the turn of one home, and each home that of the slots behind it.
+    /// Lowers the bound of one of the homes that may have had a key in the slot that was released: over time, each slot
+    /// has the turn of one home, and each home that of the slots behind it.
     fn lower_a_bound(&self, slot: u64) {
         let distance = slot % BUCKET_SLOTS + 1;
         let home = self.wrap(slot / BUCKET_SLOTS + self.buckets - distance % self.buckets);

@@ -1,18 +1,20 @@
-//! Leaf: a global clustered page table, ours (docs/design.md, "File mapping"). One cache line maps seven consecutive pages of a file.
+//! Leaf: a global clustered page table, ours (docs/design.md, "File mapping"). One cache line maps seven consecutive
+//! pages of a file.
 //!
-//! A line is {inode, chunk; seven page words}, a chunk being seven pages in a row. Lines are found by hash and linear probing, so a
-//! hit costs one line, and six pages in order cost nothing more. Entries only point, so blocks lie where the
-//! allocator finds runs, and entries may move: the table grows line by line (linear hashing) within the area set aside at
-//! mkfs, which has room for one page a chunk in all blocks; data never fills it.
+//! A line is {inode, chunk; seven page words}, a chunk being seven pages in a row. Lines are found by hash and linear
+//! probing, so a hit costs one line, and six pages in order cost nothing more. Entries only point, so blocks lie where
+//! the allocator finds runs, and entries may move: the table grows line by line (linear hashing) within the area set
+//! aside at mkfs, which has room for one page a chunk in all blocks; data never fills it.
 //!
 //! What makes it right:
-//! * Of the area's lines the first N are *active*: homes of keys. N is stored twice beside its complement. A split adds line N as a home and
-//!   moves there what the hash now sends there, a few lines at a time, all in one record, with the gate closed: nobody holds
-//!   a place across it, and records before and after it name the places that were right when they were written.
-//! * Lines are claimed in a DRAM bitmap; a header reaches the table only by a committed record. A free line is all zeros, so the
-//!   first page of a chunk sets two words; whoever unmaps the last one clears the header.
-//! * A lookup ends at its home's bound ([`Bounds`]). While N can grow, nothing lies more than [`REACH`] lines behind its home, so
-//!   lines from N + [`REACH`] on are free.
+//! * Of the area's lines the first N are *active*: homes of keys. N is stored twice beside its complement. A split adds
+//!   line N as a home and moves there what the hash now sends there, a few lines at a time, all in one record, with the
+//!   gate closed: nobody holds a place across it, and records before and after it name the places that were right when
+//!   they were written.
+//! * Lines are claimed in a DRAM bitmap; a header reaches the table only by a committed record. A free line is all
+//!   zeros, so the first page of a chunk sets two words; whoever unmaps the last one clears the header.
+//! * A lookup ends at its home's bound ([`Bounds`]). While N can grow, nothing lies more than [`REACH`] lines behind
+//!   its home, so lines from N + [`REACH`] on are free.
 //! * Lookups look again when entries moved meanwhile ([`Gate::steady`]); whatever they meet lies within the area.
 
 mod lookup;
@@ -81,8 +83,8 @@ fn hash(key: u64, seed: u64) -> u64 {
     mixed >> 32
 }
 
-/// Home among `active` lines: twice as many as the largest power of two are addressed, and those that do not exist yet stand in
-/// for by the line they will be split from.
+/// Home among `active` lines: twice as many as the largest power of two are addressed, and those that do not exist yet
+/// stand in for by the line they will be split from.
 fn home_of(hash: u64, active: u64) -> u64 {
     let half = 1 << active.ilog2();
     let line = hash & (2 * half - 1);
@@ -140,8 +142,8 @@ impl Leaf {
         self.geometry.area_offset + copy
     }
 
-    /// N as it is stored. It only grows, so of two copies that make sense the greater is right: zeros are what a new table has, and
-    /// what damage may leave.
+    /// N as it is stored. It only grows, so of two copies that make sense the greater is right: zeros are what a new
+    /// table has, and what damage may leave.
     fn stored_active(&self) -> Option<u64> {
         ACTIVE_COPIES
             .iter()
@@ -243,8 +245,8 @@ impl Leaf {
         sum.max(0) as u64
     }
 
-    /// At 0.3 most chunks lie at home, and those that do not lie next to it. (Lines that are yet to be split in a round are up to
-    /// twice as full as the others, so the mean has to be low.)
+    /// At 0.3 most chunks lie at home, and those that do not lie next to it. (Lines that are yet to be split in a round
+    /// are up to twice as full as the others, so the mean has to be low.)
     fn is_crowded(&self, active: u64) -> bool {
         active < self.geometry.slots && self.lines_used() * 10 > active * 3
     }
@@ -273,8 +275,9 @@ impl Leaf {
         Ok(())
     }
 
-    /// Makes line `active` a home. Does nothing if too few lines within its reach are free: each move of a record takes one more, for what it
-    /// leaves comes back with the mark. Chunks that lie within that reach already can stay where they are.
+    /// Makes line `active` a home. Does nothing if too few lines within its reach are free: each move of a record takes
+    /// one more, for what it leaves comes back with the mark. Chunks that lie within that reach already can stay where
+    /// they are.
     fn split(&self, tx: &mut dyn MapTx, active: u64) -> Result<(), MapError> {
         let home = active - (1 << active.ilog2());
         let (mut must_move, mut may_stay) = (Vec::new(), Vec::new());
@@ -384,7 +387,8 @@ impl Leaf {
         // A third of the lines are used, so a long stretch behind the last one is unlikely.
         let end = (last + REACH).min(self.geometry.slots).max(first);
         let home = |key: u64, active: u64| home_of(hash(key, self.geometry.seed), active);
-        // As N grows a home only moves on, so most lines, whose homes are the same for the first and the last, say nothing.
+        // As N grows a home only moves on, so most lines, whose homes are the same for the first and the last, say
+        // nothing.
         let lines: Vec<(u64, u64)> = (0..=last)
             .map(|line| (line, key(line)))
             .filter(|&(_, key)| key != 0 && home(key, first) != home(key, end))

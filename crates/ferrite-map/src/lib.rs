@@ -1,14 +1,14 @@
 //! File mapping: from (inode, logical block) to a *page word*, by one of several structures.
 //!
-//! What lives here: the [`FileMap`] trait, what it needs from the engine ([`MapTx`]), the atomic free
-//! map ([`bitmap`]), displacement bounds ([`bounds`]), the gate for structures that move entries ([`gate`]), and the structures
-//! themselves, which [`Mapping`] lists ([`hashfs`], [`cuckoo`], [`radix`],
-//! [`extent`], [`leaf`]), and what helps those who implement [`MapTx`] ([`FreshNodes`], [`SetLines`]).
+//! What lives here: the [`FileMap`] trait, what it needs from the engine ([`MapTx`]), the atomic free map ([`bitmap`]),
+//! displacement bounds ([`bounds`]), the gate for structures that move entries ([`gate`]), and the structures
+//! themselves, which [`Mapping`] lists ([`hashfs`], [`cuckoo`], [`radix`], [`extent`], [`leaf`]), and what helps those
+//! who implement [`MapTx`] ([`FreshNodes`], [`SetLines`]).
 //!
-//! *Architecture invariant:* nothing here knows the engine (`ferrite-fs`); the engine implements
-//! [`MapTx`]. *Architecture invariant:* structures on the medium change only through
-//! [`MapTx::set_word`], that is, by applying a committed journal record that sets words or links new nodes, and by [`FileMap::swing`], for changes that
-//! change no content; lookups never write.
+//! *Architecture invariant:* nothing here knows the engine (`ferrite-fs`); the engine implements [`MapTx`].
+//! *Architecture invariant:* structures on the medium change only through [`MapTx::set_word`], that is, by applying a
+//! committed journal record that sets words or links new nodes, and by [`FileMap::swing`], for changes that change no
+//! content; lookups never write.
 
 pub mod bitmap;
 pub mod bounds;
@@ -79,13 +79,13 @@ impl PageWord {
     }
 }
 
-/// Something an operation claims or frees besides words: it goes back to its free map when the operation is
-/// abandoned (claimed ones), or once no crash can name it any more (freed ones). What is given back together is given back in the
+/// Something an operation claims or frees besides words: it goes back to its free map when the operation is abandoned
+/// (claimed ones), or once no crash can name it any more (freed ones). What is given back together is given back in the
 /// order of this list: a structure may have to forget a node before its block can be used for anything else.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Resource {
-    /// An entry of the mapping structure, by its index there, or whatever number the structure wants to be told of; returned by
-    /// [`FileMap::release`].
+    /// An entry of the mapping structure, by its index there, or whatever number the structure wants to be told of;
+    /// returned by [`FileMap::release`].
     MapSlot(u32),
     /// A data block, by block number.
     Block(u32),
@@ -103,13 +103,13 @@ pub trait MapTx {
     fn set_word(&mut self, offset: u64, value: u64);
     /// The word at `offset` as this transaction leaves it: what [`Self::set_word`] said last, else what is stored.
     fn word(&self, offset: u64) -> u64;
-    /// The words from `offset` on as they are stored, if it is known that this transaction has set none of them: then they can be read many
-    /// at a time.
+    /// The words from `offset` on as they are stored, if it is known that this transaction has set none of them: then
+    /// they can be read many at a time.
     fn stored(&self, _offset: u64, _count: usize) -> Option<&[AtomicU64]> {
         None
     }
-    /// Claims any free block for a node of the structure, of zeros and whatever [`Self::set_word`] sets in it from now on; all
-    /// of that is durable before the record is. The block goes back if the transaction aborts.
+    /// Claims any free block for a node of the structure, of zeros and whatever [`Self::set_word`] sets in it from now
+    /// on; all of that is durable before the record is. The block goes back if the transaction aborts.
     fn fresh_block(&mut self) -> Result<u32, MapError>;
     /// Claims block `block` if it is a free data block.
     fn claim_block(&mut self, block: u32) -> bool;
@@ -178,12 +178,12 @@ pub struct Broken {
 /// A mapping structure. Callers hold the inode's lock: shared or validated by a version for lookups,
 /// exclusive for changes; changes of *different* inodes run concurrently.
 ///
-/// A lookup whose version is checked afterwards may race with changes of its own inode and with the reuse of what was freed. It
-/// may return anything then, but must end, and must not read outside the pool: whatever it reads is checked before it is
-/// followed.
+/// A lookup whose version is checked afterwards may race with changes of its own inode and with the reuse of what was
+/// freed. It may return anything then, but must end, and must not read outside the pool: whatever it reads is checked
+/// before it is followed.
 ///
-/// A structure that moves entries of other inodes has a [`Gate`]. The engine holds it shared from before the first call of a
-/// transaction to after its commit, and exclusively around [`Self::make_room`] and its commit.
+/// A structure that moves entries of other inodes has a [`Gate`]. The engine holds it shared from before the first call
+/// of a transaction to after its commit, and exclusively around [`Self::make_room`] and its commit.
 pub trait FileMap: Send + Sync {
     /// Name as `mkfs --mapping` knows it.
     fn name(&self) -> &'static str;
@@ -205,19 +205,19 @@ pub trait FileMap: Send + Sync {
     /// Maps a page that is not mapped. [`MapError::TableFull`] may pass after [`Self::make_room`].
     fn insert(&self, tx: &mut dyn MapTx, ino: u32, lblk: u32, word: PageWord) -> Result<(), MapError>;
 
-    /// Replaces the word of a mapped page; not of one that this transaction inserts. The old word's block and log are the caller's
-    /// to free.
+    /// Replaces the word of a mapped page; not of one that this transaction inserts. The old word's block and log are
+    /// the caller's to free.
     fn replace(&self, tx: &mut dyn MapTx, ino: u32, lblk: u32, word: PageWord) -> Result<(), MapError>;
 
-    /// Stores the word of a page in place, if it is `old` still, and returns where, to be written back. For changes that need no
-    /// record; the caller holds the inode's lock exclusively.
+    /// Stores the word of a page in place, if it is `old` still, and returns where, to be written back. For changes
+    /// that need no record; the caller holds the inode's lock exclusively.
     fn swing(&self, ino: u32, lblk: u32, old: PageWord, new: PageWord) -> Option<u64>;
 
     /// Unmaps a page and returns its old word (`HOLE` if it was not mapped).
     fn remove(&self, tx: &mut dyn MapTx, ino: u32, lblk: u32) -> Result<PageWord, MapError>;
 
-    /// Returns a freed or abandoned entry to the free map; called by the engine when that is safe, and before blocks that were freed
-    /// with it are returned. False if it was free already: something is wrong with the engine's books.
+    /// Returns a freed or abandoned entry to the free map; called by the engine when that is safe, and before blocks
+    /// that were freed with it are returned. False if it was free already: something is wrong with the engine's books.
     fn release(&self, slot: u32) -> bool;
 
     /// Rebuilds the DRAM state by reading the whole structure, calling `visit` for every mapped page, from
@@ -243,11 +243,13 @@ pub trait FileMap: Send + Sync {
     fn slots(&self) -> (u64, u64);
 
     /// Reads everything without trusting anything: calls `visit` for each page, `node` for each data block that the
-    /// structure itself lies in, and `broken` for what cannot be. Pages that only something broken leads to are not visited. Needs no
-    /// [`Self::load`]. For structures that lie in nodes, a node that is reached twice is broken the second time.
+    /// structure itself lies in, and `broken` for what cannot be. Pages that only something broken leads to are not
+    /// visited. Needs no [`Self::load`]. For structures that lie in nodes, a node that is reached twice is broken the
+    /// second time.
     fn check(&self, visit: &mut dyn FnMut(MapEntry), node: &mut dyn FnMut(u32), broken: &mut dyn FnMut(Broken));
 
-    /// Calls `visit` for each data block that the structure itself lies in, with the inode it belongs to. After [`Self::load`].
+    /// Calls `visit` for each data block that the structure itself lies in, with the inode it belongs to. After
+    /// [`Self::load`].
     fn for_each_node(&self, _visit: &mut dyn FnMut(u32, u32)) {}
 
     /// Where a structure that moves entries of other inodes has transactions and moves keep out of each other's way.
@@ -266,8 +268,8 @@ pub trait FileMap: Send + Sync {
         false
     }
 
-    /// Moves entries so that what failed with [`MapError::TableFull`] last, or comes next, finds room; a transaction of its own. False
-    /// if there is nothing to be moved. Running it again and again ends.
+    /// Moves entries so that what failed with [`MapError::TableFull`] last, or comes next, finds room; a transaction of
+    /// its own. False if there is nothing to be moved. Running it again and again ends.
     fn make_room(&self, _tx: &mut dyn MapTx) -> Result<bool, MapError> {
         Ok(false)
     }
@@ -281,8 +283,8 @@ pub trait FileMap: Send + Sync {
     fn dram_bytes(&self) -> u64;
 }
 
-/// What a structure knows of keys that a hash puts in their places: how far from home one lies, and where one that was damaged
-/// has been.
+/// What a structure knows of keys that a hash puts in their places: how far from home one lies, and where one that was
+/// damaged has been.
 pub trait HashedKeys: Sync {
     /// Whether the page of `entry` lies in the block of its own slot.
     fn at_home(&self, entry: &MapEntry) -> bool;
@@ -308,6 +310,7 @@ pub trait Measured: FileMap {
 /// pages are kept in the structure. Hints only: always verified against the medium. Safe to share.
 #[derive(Debug, Default)]
 pub struct TransCache {
-    /// What is in them is each structure's own affair; all 0 means empty. HashFS: `lblk << 32 | slot + 1` by `lblk % 8`.
+    /// What is in them is each structure's own affair; all 0 means empty. HashFS: `lblk << 32 | slot + 1` by `lblk %
+    /// 8`.
     pub(crate) hints: [sync::AtomicU64; 8],
 }

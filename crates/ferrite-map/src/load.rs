@@ -5,8 +5,8 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-/// Runs `work` for each of `units` units, `chunk` of them at a time on up to `threads` threads; the caller's is one of them. Goes on
-/// after errors and returns the last.
+/// Runs `work` for each of `units` units, `chunk` of them at a time on up to `threads` threads; the caller's is one of
+/// them. Goes on after errors and returns the last.
 pub fn each<E: Send>(
     threads: usize,
     units: u64,

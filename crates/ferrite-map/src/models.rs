@@ -1,9 +1,9 @@
 //! Models of the DRAM state: the gate, the free maps and the bounds themselves, under many schedules (shuttle).
 //!
-//! What lives here: small programs of a few threads that use the real types as the mappings do, and look after each step at what must hold.
-//! Each has mistakes of its own, in how it uses them, that it must notice: else it would prove nothing. `cargo test -p ferrite-map
-//! --features shuttle --lib models` runs them. Shuttle takes every atomic instruction for sequentially consistent, so what
-//! weaker orders allow is not tried here.
+//! What lives here: small programs of a few threads that use the real types as the mappings do, and look after each
+//! step at what must hold. Each has mistakes of its own, in how it uses them, that it must notice: else it would prove
+//! nothing. `cargo test -p ferrite-map --features shuttle --lib models` runs them. Shuttle takes every atomic
+//! instruction for sequentially consistent, so what weaker orders allow is not tried here.
 
 use shuttle::sync::Arc;
 use shuttle::thread;
@@ -116,7 +116,8 @@ enum BoundFlaw {
 /// Distances at which keys of the one home may lie.
 const SLOTS: u64 = 3;
 
-/// Keys of one home, as HashFS keeps them, a slot a line: found as long as they are there, whoever comes and goes besides.
+/// Keys of one home, as HashFS keeps them, a slot a line: found as long as they are there, whoever comes and goes
+/// besides.
 struct Home {
     used: AtomicBitmap,
     bounds: Bounds,

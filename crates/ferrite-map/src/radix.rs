@@ -1,8 +1,8 @@
 //! Radix: each file has a tree of its own, nodes of 512 words, as high as the file needs (HashFS §3.1.2).
 //!
-//! What lives here: [`Radix`], its check and its cursor; only [`crate::Mapping`] makes one. The structure's own area is a table
-//! of root words, one an inode. Nodes are data blocks. The words of a leaf, which has height 1, are page words, 0 for a hole. All
-//! other words, those of the table included, are links:
+//! What lives here: [`Radix`], its check and its cursor; only [`crate::Mapping`] makes one. The structure's own area is
+//! a table of root words, one an inode. Nodes are data blocks. The words of a leaf, which has height 1, are page words,
+//! 0 for a hole. All other words, those of the table included, are links:
 //!
 //! | bits | what |
 //! | --- | --- |
@@ -11,27 +11,31 @@
 //! | 35..48 | check bits over the others |
 //! | 48..64 | which sixteenths of the node have words in use: bit *g* for words 32*g* to 32*g* + 31 |
 //!
-//! A link of 0 leads nowhere. The height in it is not needed to find a page; it lets few words of a block that is no node pass for a link.
+//! A link of 0 leads nowhere. The height in it is not needed to find a page; it lets few words of a block that is no
+//! node pass for a link.
 //!
-//! **When is a node empty?** The sixteenths tell. A scan at each removal would read 64 lines for each file of one page that is
-//! unlinked; a count would put a second word into the record of every page that is mapped. Sixteenths change once in 32 pages that are
-//! mapped in order, and cost a removal four lines at most; and they spare listing a sparse node's empty lines. [`FileMap::check`]
-//! compares them with what they stand for.
+//! **When is a node empty?** The sixteenths tell. A scan at each removal would read 64 lines for each file of one page
+//! that is unlinked; a count would put a second word into the record of every page that is mapped. Sixteenths change
+//! once in 32 pages that are mapped in order, and cost a removal four lines at most; and they spare listing a sparse
+//! node's empty lines. [`FileMap::check`] compares them with what they stand for.
 //!
-//! **The cursor** is a leaf that two calls walked to in a row, kept in the open file's [`TransCache`], and only where it saves something,
-//! for trees of two levels and more. What it says is believed on two conditions:
-//! * *The word it leads to is not a hole.* Who removes a page clears its word, so a leaf that was unlinked holds nothing but
-//!   zeros; and as long as a leaf is linked it stands for the same pages, for trees grow and shrink at the top.
-//! * *No node of the file was given back since before the walk that found the leaf*, nor while the word was read. Each freed node
-//!   goes along with a [`Resource::MapSlot`] of its inode; its release advances the inode's epoch, and is sorted before the release of
-//!   any block. So a node becomes something else only after its epoch has passed, and a walk that met such a block, or came to a
-//!   leaf whose unlinking was not committed yet, left a cursor of an older epoch, or one that leads to zeros.
+//! **The cursor** is a leaf that two calls walked to in a row, kept in the open file's [`TransCache`], and only where
+//! it saves something, for trees of two levels and more. What it says is believed on two conditions:
+//! * *The word it leads to is not a hole.* Who removes a page clears its word, so a leaf that was unlinked holds
+//!   nothing but zeros; and as long as a leaf is linked it stands for the same pages, for trees grow and shrink at the
+//!   top.
+//! * *No node of the file was given back since before the walk that found the leaf*, nor while the word was read. Each
+//!   freed node goes along with a [`Resource::MapSlot`] of its inode; its release advances the inode's epoch, and is
+//!   sorted before the release of any block. So a node becomes something else only after its epoch has passed, and a
+//!   walk that met such a block, or came to a leaf whose unlinking was not committed yet, left a cursor of an older
+//!   epoch, or one that leads to zeros.
 //!
 //! Transactions never ask the cursor: it does not know their own changes.
 //!
-//! Invariants: a linked node has a word in use, and its link's sixteenths are exact. The root is no higher than the last page needs. A node
-//! freed in a transaction is not touched by it again; its words but a leaf's stay as they are, so one unmapped page sets one word in the
-//! leaf and two above it at most, however many nodes go. After an error a transaction must be abandoned.
+//! Invariants: a linked node has a word in use, and its link's sixteenths are exact. The root is no higher than the
+//! last page needs. A node freed in a transaction is not touched by it again; its words but a leaf's stay as they are,
+//! so one unmapped page sets one word in the leaf and two above it at most, however many nodes go. After an error a
+//! transaction must be abandoned.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -100,8 +104,8 @@ impl Link {
     }
 }
 
-/// Bits 35 to 48 of a link with these fields. Nodes have no headers, so a damaged link has to show by itself: what it leads to may
-/// be another file's data, which a cure of its "words" would destroy.
+/// Bits 35 to 48 of a link with these fields. Nodes have no headers, so a damaged link has to show by itself: what it
+/// leads to may be another file's data, which a cure of its "words" would destroy.
 fn check_bits(fields: u64) -> u64 {
     let mixed = (fields ^ fields >> 29).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     let mixed = (mixed ^ mixed >> 32).wrapping_mul(0xd6e8_feb8_6659_fd93);
@@ -144,7 +148,8 @@ struct Path {
     word_at: u64,
 }
 
-/// What a walk does at a link, of which it gets the place and, if it makes sense, the link: true to go on into the node.
+/// What a walk does at a link, of which it gets the place and, if it makes sense, the link: true to go on into the
+/// node.
 type Enter<'w> = &'w mut dyn FnMut(u64, Option<Link>) -> bool;
 
 impl Radix {
@@ -427,8 +432,8 @@ impl Radix {
         true
     }
 
-    /// For walks that are not told when nodes are met again: goes into no more of them than there can be, so that damage, or
-    /// changes under our hands, cannot make a walk endless.
+    /// For walks that are not told when nodes are met again: goes into no more of them than there can be, so that
+    /// damage, or changes under our hands, cannot make a walk endless.
     fn bounded(&self) -> impl FnMut(u64, Option<Link>) -> bool {
         let mut left = self.geometry.blocks;
         move |_, link| {

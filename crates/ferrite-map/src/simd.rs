@@ -1,4 +1,5 @@
-//! Eight keys at a time: comparing a bucket's keys, hashing consecutive blocks, and finding the neighbours of a page among unsorted keys.
+//! Eight keys at a time: comparing a bucket's keys, hashing consecutive blocks, and finding the neighbours of a page
+//! among unsorted keys.
 //!
 //! All levels give equal results, chosen once by CPU feature; the tests compare them. Comparisons read keys that other
 //! threads may be storing: a vector load is not atomic as a whole, but each aligned word of it is on every CPU that has
@@ -160,7 +161,8 @@ impl Nearest {
     }
 }
 
-/// The neighbours of `bound` among `8 * LINES` unsorted words, of at most four lines. Bit *n* of `lanes`: word *n* counts.
+/// The neighbours of `bound` among `8 * LINES` unsorted words, of at most four lines. Bit *n* of `lanes`: word *n*
+/// counts.
 #[inline]
 pub(crate) fn nearest<S: Shape, const LINES: usize>(
     level: Level,

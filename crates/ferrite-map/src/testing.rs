@@ -152,7 +152,8 @@ impl<M: Subject> Bed<M> {
         tx
     }
 
-    /// What the engine does when an insert found no entry, or the mapping wants it: moves, until nothing is left to be moved.
+    /// What the engine does when an insert found no entry, or the mapping wants it: moves, until nothing is left to be
+    /// moved.
     pub(crate) fn make_room(&self) -> bool {
         let mut moved = false;
         for _ in 0..1_000_000 {

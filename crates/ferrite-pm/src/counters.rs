@@ -1,7 +1,8 @@
 //! Counts of what persistence costs: fences, lines, bytes. They do not wobble as times do.
 //!
 //! Invariant: exact, without a lock-prefixed instruction for up to 64 threads at a time: each has a slot of its own,
-//! which only it writes; a thread that ends leaves its slot to the next. More threads share one slot and add atomically.
+//! which only it writes; a thread that ends leaves its slot to the next. More threads share one slot and add
+//! atomically.
 
 use std::cell::Cell;
 use std::sync::Mutex;

@@ -161,8 +161,8 @@ impl Isa {
     }
 }
 
-/// Writes back and drops the lines from `line` (64-aligned) for `count` lines, and waits until no cache has them. False if this
-/// CPU cannot.
+/// Writes back and drops the lines from `line` (64-aligned) for `count` lines, and waits until no cache has them. False
+/// if this CPU cannot.
 ///
 /// # Safety
 /// The lines lie in one live mapping.
@@ -173,14 +173,16 @@ pub(crate) unsafe fn evict(line: *const u8, count: u64) -> bool {
         for index in 0..count {
             let at = line.wrapping_add((index * LINE_BYTES) as usize);
             if unordered {
-                // SAFETY: the caller vouches for the address; the instruction changes no visible state, and was detected.
+                // SAFETY: the caller vouches for the address; the instruction changes no visible state, and was
+                // detected.
                 unsafe { std::arch::asm!("clflushopt [{}]", in(reg) at, options(nostack, preserves_flags)) };
             } else {
                 // SAFETY: as above; every x86-64 has it.
                 unsafe { std::arch::x86_64::_mm_clflush(at) };
             }
         }
-        // SAFETY: every x86-64 has the instruction; it touches no memory. A store fence alone would let later loads pass.
+        // SAFETY: every x86-64 has the instruction; it touches no memory. A store fence alone would let later loads
+        // pass.
         unsafe { std::arch::x86_64::_mm_mfence() };
         true
     }

@@ -1,13 +1,15 @@
 //! Lines that a journal's records vouch for, until they are written back.
 //!
-//! What lives here: [`DirtyLines`], one a ring. Used by the journal, and by whatever wants to cost what the journal costs.
+//! What lives here: [`DirtyLines`], one a ring. Used by the journal, and by whatever wants to cost what the journal
+//! costs.
 //!
-//! Lines are not written back operation by operation: replay can set them again until the journal's mark advances, an inode that changes
-//! a hundred times in between costs one line instead of a hundred, and a write-back can evict the line that the next operation needs.
-//! Nor all at once, which would make one operation in some hundred slow: beyond a number of lines each commit writes back a few of the
-//! oldest, and its fence covers them.
+//! Lines are not written back operation by operation: replay can set them again until the journal's mark advances, an
+//! inode that changes a hundred times in between costs one line instead of a hundred, and a write-back can evict the
+//! line that the next operation needs. Nor all at once, which would make one operation in some hundred slow: beyond a
+//! number of lines each commit writes back a few of the oldest, and its fence covers them.
 //!
-//! Invariant: a line that was added is written back by [`DirtyLines::write_some`] or handed out by [`DirtyLines::take_into`] after that.
+//! Invariant: a line that was added is written back by [`DirtyLines::write_some`] or handed out by
+//! [`DirtyLines::take_into`] after that.
 
 use std::collections::VecDeque;
 
@@ -42,8 +44,8 @@ impl DirtyLines {
         }
     }
 
-    /// Writes a few lines back, if there are many. They are durable when the caller has fenced, which it does before others can take
-    /// lines.
+    /// Writes a few lines back, if there are many. They are durable when the caller has fenced, which it does before
+    /// others can take lines.
     pub fn write_some(&mut self, region: &Region) {
         if self.lines.len() <= DIRTY_LINES {
             return;

@@ -1,9 +1,10 @@
 //! Events that CPU and kernel count for a thread: cache misses above all.
 //!
-//! What lives here: [`EventCounter`], a file of the kernel's (`perf_event_open`) that counts one [`CpuEvent`] of the thread that
-//! opened it, in user mode. Nothing of the product asks for it; the lab does.
+//! What lives here: [`EventCounter`], a file of the kernel's (`perf_event_open`) that counts one [`CpuEvent`] of the
+//! thread that opened it, in user mode. Nothing of the product asks for it; the lab does.
 //!
-//! Invariant: a count is exact or an error. Where the kernel lets counters take turns it gives estimates, which are refused.
+//! Invariant: a count is exact or an error. Where the kernel lets counters take turns it gives estimates, which are
+//! refused.
 
 use std::fmt;
 use std::fs::File;
@@ -55,7 +56,8 @@ impl fmt::Display for CpuEvent {
 pub enum EventError {
     /// There is no such counter.
     #[error(
-        "{0} cannot be counted: the kernel has no such counter of this CPU (virtual machines often have none; try the bare machine)"
+        "{0} cannot be counted: the kernel has no such counter of this CPU (virtual machines often have none; try the \
+         bare machine)"
     )]
     Absent(CpuEvent),
     /// The kernel keeps it to itself.
@@ -135,8 +137,8 @@ impl EventCounter {
             breakpoint_type: 0,
             config1: 0,
         };
-        // SAFETY: the call reads as many bytes of the structure as its `size` says, all of which are initialised, and keeps no
-        // pointer to it. The other arguments are numbers.
+        // SAFETY: the call reads as many bytes of the structure as its `size` says, all of which are initialised, and
+        // keeps no pointer to it. The other arguments are numbers.
         let descriptor = unsafe {
             libc::syscall(
                 libc::SYS_perf_event_open,

@@ -17,7 +17,8 @@
 //! | `recorder`, `crash` | logging stores; building the images a crash could leave |
 //!
 //! *Architecture invariant:* this crate knows nothing of what is stored, and no other crate makes stores to a pool
-//! durable by other means. *Architecture invariant:* no `&[u8]` into a pool ever leaves it: another thread may be storing there.
+//! durable by other means. *Architecture invariant:* no `&[u8]` into a pool ever leaves it: another thread may be
+//! storing there.
 
 mod birth;
 pub mod blank;

@@ -85,8 +85,10 @@ pub(crate) fn detect(path: &Path, file: &File) -> Result<Detected, PmError> {
     }
     if kind.is_block_device() {
         return Err(unsuitable(if is_pmem(metadata.rdev()) {
-            "persistent memory as a block device, which cannot be mapped durably; make a file system on it, mount that with \
-             `-o dax=always` and make the pool in a file there, or turn it into device DAX (`ndctl create-namespace --mode devdax`)"
+            "persistent memory as a block device, which cannot be mapped durably; make a file system on it, mount \
+             that with \
+             `-o dax=always` and make the pool in a file there, or turn it into device DAX (`ndctl create-namespace \
+             --mode devdax`)"
         } else {
             "a block device, which cannot be mapped durably; make a file system on it and the pool in a file there"
         }));

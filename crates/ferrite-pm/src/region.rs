@@ -1,7 +1,7 @@
 //! A pool's bytes: every load and store of the engine goes through here.
 //!
-//! What lives here: [`Region`]. Offsets out of range or misaligned are bugs of the engine, and stop it by a panic before
-//! it touches anything (the engine validates what it reads from the medium).
+//! What lives here: [`Region`]. Offsets out of range or misaligned are bugs of the engine, and stop it by a panic
+//! before it touches anything (the engine validates what it reads from the medium).
 //!
 //! Invariant: all stores, write-backs and fences pass the recorder when one is attached, in the order they take effect.
 
@@ -271,8 +271,9 @@ impl Region {
         let lines = (data.len() - lead) / LINE_BYTES as usize;
         let tail = lead + lines * LINE_BYTES as usize;
         let copy = || {
-            // SAFETY: inside the mapping, and `data` is the caller's; between `lead` and `tail` lie whole aligned lines.
-            // That nobody else reads or writes these bytes meanwhile without validating is the caller's protocol.
+            // SAFETY: inside the mapping, and `data` is the caller's; between `lead` and `tail` lie whole aligned
+            // lines. That nobody else reads or writes these bytes meanwhile without validating is the caller's
+            // protocol.
             unsafe {
                 std::ptr::copy_nonoverlapping(data.as_ptr(), to, lead);
                 self.isa.stream_lines(to.add(lead), data.as_ptr().add(lead), lines);
@@ -325,8 +326,8 @@ impl Region {
         }
     }
 
-    /// Writes the lines of a range back and drops them from all caches, and waits: the next load of each misses. False where
-    /// this CPU has no such instruction, and nothing happened. For measurements with cold caches only.
+    /// Writes the lines of a range back and drops them from all caches, and waits: the next load of each misses. False
+    /// where this CPU has no such instruction, and nothing happened. For measurements with cold caches only.
     pub fn evict(&self, offset: u64, len: u64) -> bool {
         let _ = self.at(offset, len);
         let first = offset / LINE_BYTES * LINE_BYTES;
@@ -363,7 +364,8 @@ impl Region {
         self.check()
     }
 
-    /// As [`Self::fence`], and on a shared ordinary file it syncs in every mode: what was stored before is safe from a power loss.
+    /// As [`Self::fence`], and on a shared ordinary file it syncs in every mode: what was stored before is safe from a
+    /// power loss.
     pub fn sync(&self) -> Result<(), PmError> {
         if !self.syncs && self.mapping.medium == Medium::File && self.access == Access::ReadWrite {
             self.sync_file()?;
@@ -397,8 +399,8 @@ impl Region {
     }
 }
 
-// What follows is out of line so that the paths above stay short: right behind a fence the store buffer drains for hundreds
-// of nanoseconds, and every register that a longer prologue saves waits in it.
+// What follows is out of line so that the paths above stay short: right behind a fence the store buffer drains for
+// hundreds of nanoseconds, and every register that a longer prologue saves waits in it.
 
 #[cold]
 fn out_of_range(offset: u64, len: u64, region_len: u64) -> ! {

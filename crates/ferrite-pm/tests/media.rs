@@ -265,7 +265,8 @@ fn eviction_changes_no_content() {
     }
 }
 
-/// Regions on disk files come and go in some threads while others get memory of their own: none of them ever sees another's.
+/// Regions on disk files come and go in some threads while others get memory of their own: none of them ever sees
+/// another's.
 #[test]
 fn regions_of_files_take_no_place_that_is_somebody_elses() {
     let dir = Scratch::on_disk("places");
@@ -292,8 +293,8 @@ fn regions_of_files_take_no_place_that_is_somebody_elses() {
     });
 }
 
-/// The lock goes with the region, also while a child that another thread has forked still has the pool's open file: it would be told of a
-/// pool in use for as long as the child takes to its exec.
+/// The lock goes with the region, also while a child that another thread has forked still has the pool's open file: it
+/// would be told of a pool in use for as long as the child takes to its exec.
 #[test]
 fn a_dropped_region_gives_its_lock_up_whoever_shares_its_file() {
     let scratch = Scratch::on_tmpfs("given-up");

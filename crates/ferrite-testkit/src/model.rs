@@ -83,7 +83,8 @@ pub fn check_against_reference(
             .collect();
         panic!(
             "engine and reference differ ({profile:?}, {steps} steps; replay with FERRITE_SEED={seed})\n\
-             at step {}: {}\nshrunk to {} operations (a remount follows the middle one):\n{listing}which fail at step {}: {}",
+             at step {}: {}\nshrunk to {} operations (a remount follows the middle one):\n{listing}which fail at step \
+             {}: {}",
             first.step,
             first.what,
             shrunk.len(),

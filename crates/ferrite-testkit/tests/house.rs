@@ -1,8 +1,8 @@
 //! The shape of the code itself: which module uses which, how long files and lines are, whether each says what it is.
 //!
-//! What is protected: that a reader can take the house in floor by floor. A circle of modules, an arrow that runs back up in
-//! the engine, a file that has grown beyond a screenful of rooms, a line that no diff shows whole, each fails here and is
-//! named.
+//! What is protected: that a reader can take the house in floor by floor. A circle of modules, an arrow that runs back
+//! up in the engine, a file that has grown beyond a screenful of rooms, a line that no diff shows whole, each fails
+//! here and is named.
 
 #[path = "house/uses.rs"]
 mod uses;
@@ -15,6 +15,11 @@ use uses::{Crate, circle};
 
 /// Lines that a file may have.
 const FILE_LINES_MAX: usize = 700;
+
+/// Columns of a line of prose.
+const LINE_COLUMNS_MAX: usize = 120;
+/// The same of code, of which rustfmt leaves some words whole.
+const CODE_COLUMNS_MAX: usize = 130;
 
 /// The floors of the engine, from the lowest to the highest; those of one line do not use each other.
 const ENGINE_FLOORS: &[&[&str]] = &[
@@ -131,6 +136,31 @@ fn files_are_short_and_say_what_lives_there() {
         }
     }
     complain("files", &findings);
+}
+
+/// Tables are wide: a row of Markdown is one line. So are links that nobody can break, and a few lines of code that are
+/// one word to rustfmt.
+#[test]
+fn no_line_is_wider_than_a_screen() {
+    let mut findings = Vec::new();
+    let mut look = |path: &Path, is_text: bool| {
+        let text = fs::read_to_string(path).unwrap();
+        let mut in_block = false;
+        for (number, line) in text.lines().enumerate() {
+            let comment = line.trim_start();
+            in_block ^= is_text && comment.starts_with("```");
+            let is_row = comment.trim_start_matches(['/', '!', ' ']).starts_with('|');
+            let is_prose = is_text || comment.starts_with("//");
+            let width = line.chars().count();
+            let most = if is_prose { LINE_COLUMNS_MAX } else { CODE_COLUMNS_MAX };
+            if width > most && !is_row && !in_block {
+                findings.push(format!("{}:{}: {width} columns", path.display(), number + 1));
+            }
+        }
+    };
+    sources().iter().for_each(|path| look(path, false));
+    documents().iter().for_each(|path| look(path, true));
+    complain("lines that are too wide", &findings);
 }
 
 /// What documents call a source file must be there: `crates/x/src/y.rs`, or the end of such a path.

@@ -1,9 +1,9 @@
 //! The one interface between what people use (library, mount, network) and what stores (engines).
 //!
-//! What lives here: the inode-level [`FileSystem`] trait and its types and errors; the POSIX rules
-//! ([`posix`]); path walking with permission checks, once for all engines ([`Vfs`]); advisory locks
-//! ([`locks`]); traces of what is written, for any engine ([`trace`]); and an in-memory reference engine ([`memfs`]), which the
-//! tests use as their oracle.
+//! What lives here: the inode-level [`FileSystem`] trait and its types and errors; the POSIX rules ([`posix`]); path
+//! walking with permission checks, once for all engines ([`Vfs`]); advisory locks ([`locks`]); traces of what is
+//! written, for any engine ([`trace`]); and an in-memory reference engine ([`memfs`]), which the tests use as their
+//! oracle.
 //!
 //! *Architecture invariant:* no front end knows an engine and no engine knows a front end; both know
 //! only this crate, and this crate depends on neither, nor on any medium.

@@ -200,7 +200,8 @@ pub fn relatime_due(atime: Timestamp, mtime: Timestamp, ctime: Timestamp, now: T
     atime <= mtime || atime <= ctime || now.0.saturating_sub(atime.0) >= DAY_NS
 }
 /// Checks the name of an extended attribute: one of the namespaces `user`, `trusted` and `security`, and a name in it.
-/// `system` holds POSIX ACLs, which are not supported and must not pass for plain attributes: a kernel would trust them.
+/// `system` holds POSIX ACLs, which are not supported and must not pass for plain attributes: a kernel would trust
+/// them.
 pub fn check_xattr_name(name: &[u8]) -> Result<()> {
     const NAMESPACES: [&[u8]; 3] = [b"user.", b"trusted.", b"security."];
     match NAMESPACES.iter().find_map(|namespace| name.strip_prefix(*namespace)) {

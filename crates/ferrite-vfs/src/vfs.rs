@@ -1,12 +1,13 @@
 //! Paths and permissions, once for all engines: what a kernel's VFS does for a mount, for everybody else.
 //!
-//! What lives here: [`Vfs`], which walks paths and checks each step against the caller's [`Cred`], then calls the engine.
-//! The rules themselves are in [`crate::posix`]; [`Dir`] is an open directory; changes of attributes are in `attributes`.
-//! A check and the operation it allows are two steps: a concurrent chmod or rename can fall in between, as it can between
-//! two system calls.
+//! What lives here: [`Vfs`], which walks paths and checks each step against the caller's [`Cred`], then calls the
+//! engine. The rules themselves are in [`crate::posix`]; [`Dir`] is an open directory; changes of attributes are in
+//! `attributes`. A check and the operation it allows are two steps: a concurrent chmod or rename can fall in between,
+//! as it can between two system calls.
 //!
-//! Invariant: what was checked is what is used. Each inode on the way is pinned ([`Held`]) from before its number is used
-//! until after; else a number freed and given to another file in between would lend that file the old one's permissions.
+//! Invariant: what was checked is what is used. Each inode on the way is pinned ([`Held`]) from before its number is
+//! used until after; else a number freed and given to another file in between would lend that file the old one's
+//! permissions.
 //!
 //! Invariant: in a sticky directory a name stays its file's from the check to the removal, since whoever takes names
 //! away there waits for his turn ([`Vfs::turn`]). Nobody can put a file at a name that is taken, so makers need not
@@ -149,8 +150,8 @@ impl Vfs {
         Vfs { cred, ..self.clone() }
     }
 
-    /// The same, but relative paths start at directory `base`, as with `openat(2)`; absolute ones and `..` lead out of it.
-    /// The caller keeps `base` pinned.
+    /// The same, but relative paths start at directory `base`, as with `openat(2)`; absolute ones and `..` lead out of
+    /// it. The caller keeps `base` pinned.
     pub fn at(&self, base: Ino) -> Vfs {
         Vfs { base, ..self.clone() }
     }
@@ -205,7 +206,8 @@ impl Vfs {
         self.hold(self.fs.getattr(ino)?)
     }
 
-    /// Walks to what `path` names. Links on the way are followed; the last one if `follow`, or if a slash comes behind it.
+    /// Walks to what `path` names. Links on the way are followed; the last one if `follow`, or if a slash comes behind
+    /// it.
     fn walk(&self, path: &[u8], follow: bool) -> Result<Attr> {
         self.retry(|| self.walk_from(self.start(path)?, path, follow, &mut 0))
     }
@@ -333,8 +335,8 @@ impl Vfs {
     /// Opens a regular file, and makes it if `flags.create` says so.
     ///
     /// # Errors
-    /// Those of `open(2)`: `NotPermitted` for `no_atime` on somebody else's file, among others. A FIFO, socket or device
-    /// cannot be opened here: `NoSuchAddress`.
+    /// Those of `open(2)`: `NotPermitted` for `no_atime` on somebody else's file, among others. A FIFO, socket or
+    /// device cannot be opened here: `NoSuchAddress`.
     pub fn open(&self, path: &[u8], flags: &OpenFlags) -> Result<Arc<dyn OpenFile>> {
         let exclusive = flags.create && flags.exclusive;
         for _ in 0..RACES_MAX {
@@ -500,8 +502,8 @@ impl Vfs {
         self.fs.unlink(place.parent.ino, place.name)
     }
 
-    /// Removes an empty directory. A path that ends in `..` names a directory that is not empty; one that ends in `.` is
-    /// `Invalid`, and the root is `Busy`.
+    /// Removes an empty directory. A path that ends in `..` names a directory that is not empty; one that ends in `.`
+    /// is `Invalid`, and the root is `Busy`.
     pub fn rmdir(&self, path: &[u8]) -> Result<()> {
         let place = self.place(path)?;
         match place.name {

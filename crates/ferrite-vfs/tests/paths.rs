@@ -228,8 +228,8 @@ fn attribute_names_are_whole() {
     assert_eq!(set(&root, b"/tmp", b"user.x"), Ok(()));
 }
 
-/// Threads that make and remove the same names must see nothing a kernel would not show: no stale inode, no file that an
-/// open that may create finds in its way.
+/// Threads that make and remove the same names must see nothing a kernel would not show: no stale inode, no file that
+/// an open that may create finds in its way.
 #[test]
 fn a_tree_that_changes_under_a_walk_shows_no_seams() {
     const ROUNDS: usize = 3000;

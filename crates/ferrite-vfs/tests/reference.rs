@@ -82,7 +82,8 @@ fn a_snapshot_goes_its_own_way() {
     assert!(copy.lookup(ROOT_INO, b"f").is_ok());
 }
 
-/// Reserving costs memory here, so a caller must not be able to reserve what no machine has; a hole of any size is free.
+/// Reserving costs memory here, so a caller must not be able to reserve what no machine has; a hole of any size is
+/// free.
 #[test]
 fn reservations_are_bounded_and_holes_are_not() {
     let fs = MemFs::new();

@@ -85,7 +85,8 @@ fn what_succeeds_is_recorded_and_only_that() {
     assert_eq!(shared.text(), "", "it is passed on late");
     recorder.finish().unwrap();
     let text = format!(
-        "ferrite-trace 1\nf {log} 0\n5\n10\nf {old} 9000\n4096@4096\n{log}:5\n{old}:4096\nt {log} 3\n1\nf {cut} 0\nt {cut} 77\nf {empty} 0\n"
+        "ferrite-trace 1\nf {log} 0\n5\n10\nf {old} 9000\n4096@4096\n{log}:5\n{old}:4096\nt {log} 3\n1\nf {cut} 0\nt \
+         {cut} 77\nf {empty} 0\n"
     );
     assert_eq!(shared.text(), text);
     assert_eq!(parse(&text).unwrap().len(), 12);

@@ -130,7 +130,8 @@ fn a_symbolic_link_goes_and_not_what_it_leads_to() {
     });
 }
 
-/// Where the group may not execute, setgid is a mark of the group's own; who is not in it leaves none on what he changes.
+/// Where the group may not execute, setgid is a mark of the group's own; who is not in it leaves none on what he
+/// changes.
 #[test]
 fn a_stranger_to_the_group_clears_setgid() {
     const GROUP: u32 = 50;

@@ -1,7 +1,8 @@
-//! Page logs (HDPM §4): unaligned writes, the reads that follow them, and what cleaning costs, against the same engine with logs
-//! switched off: that copies a page for every unaligned write, as NOVA does.
+//! Page logs (HDPM §4): unaligned writes, the reads that follow them, and what cleaning costs, against the same engine
+//! with logs switched off: that copies a page for every unaligned write, as NOVA does.
 //!
-//! The cleaner's thread is off, and cleaning done between the rows, so that it cannot run while the other side is measured.
+//! The cleaner's thread is off, and cleaning done between the rows, so that it cannot run while the other side is
+//! measured.
 
 use std::sync::Arc;
 

@@ -1,5 +1,5 @@
-//! The mappings alone, without the engine: after churn, `leaf` against HashFS, all against the papers' own code, and the lengths of
-//! runs. The lab measures.
+//! The mappings alone, without the engine: after churn, `leaf` against HashFS, all against the papers' own code, and
+//! the lengths of runs. The lab measures.
 
 use ferrite_lab::{ChurnPlan, MappingRow, PUBLISHED_ROWS, churn_rows, lookup_rows, published_rows, run_rows};
 

@@ -1,9 +1,9 @@
-//! Filebench-like mixes with the parameters of HDPM §4.3, one and two threads: against tmpfs, which makes nothing durable,
-//! and against the engine without page logs.
+//! Filebench-like mixes with the parameters of HDPM §4.3, one and two threads: against tmpfs, which makes nothing
+//! durable, and against the engine without page logs.
 //!
-//! *varmail*, a turn: remove a mail; make one, write 16 KiB on average, sync; read one whole, add 16 KiB, sync; read one whole.
-//! *webproxy*, a turn: remove an object, make one with 16 KiB, read five whole, add to the access log.
-//! Files have 32 KiB and 64 KiB on average; there are fewer of them than in the paper, so that memory suffices.
+//! *varmail*, a turn: remove a mail; make one, write 16 KiB on average, sync; read one whole, add 16 KiB, sync; read
+//! one whole. *webproxy*, a turn: remove an object, make one with 16 KiB, read five whole, add to the access log. Files
+//! have 32 KiB and 64 KiB on average; there are fewer of them than in the paper, so that memory suffices.
 
 use std::fs::{File, OpenOptions};
 use std::io::Write;

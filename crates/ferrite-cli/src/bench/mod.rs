@@ -1,7 +1,8 @@
 //! `ferrite bench`: what operations cost, always beside a peer measured in the same run.
 //!
-//! What lives here: the groups (one file each), and how two things are compared ([`Duel`]): in turns, round by round, so that
-//! what else the machine does hits both; the ratio is the median of the rounds' ratios. Counts come from the engine.
+//! What lives here: the groups (one file each), and how two things are compared ([`Duel`]): in turns, round by round,
+//! so that what else the machine does hits both; the ratio is the median of the rounds' ratios. Counts come from the
+//! engine.
 
 mod core;
 mod hdpm;
@@ -260,7 +261,8 @@ impl Output {
             .as_ref()
             .map_or_else(String::new, |text| format!("; {text}"));
         say(format!(
-            "{:<24} {:<20} {:>7.2} {:>10.0} {:>10.0} {:>7.2} {:>7.2} {:>9.0}  {}, {} %, {}, {}, {}{amplification}{contents}",
+            "{:<24} {:<20} {:>7.2} {:>10.0} {:>10.0} {:>7.2} {:>7.2} {:>9.0}  {}, {} %, {}, {}, \
+             {}{amplification}{contents}",
             row.name,
             row.against,
             row.ratio,

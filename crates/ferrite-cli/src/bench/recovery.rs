@@ -1,4 +1,5 @@
-//! How long a mount after a crash takes, and a full fsck, by the number of files, which hold pages and page logs ([`Contents`]).
+//! How long a mount after a crash takes, and a full fsck, by the number of files, which hold pages and page logs
+//! ([`Contents`]).
 
 use std::path::Path;
 use std::time::Instant;
@@ -23,7 +24,8 @@ const LOGGED_BYTES: usize = 40;
 /// Entries of each page log.
 const LOG_ENTRIES: u64 = 3;
 
-/// What the files hold: one of so many has pages, one and two in turns; of these, one of so many a log of its first page.
+/// What the files hold: one of so many has pages, one and two in turns; of these, one of so many a log of its first
+/// page.
 #[derive(Debug, Clone, Copy)]
 struct Contents {
     one_has_pages_of: u64,

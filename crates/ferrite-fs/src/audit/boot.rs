@@ -10,8 +10,8 @@ use crate::format::layout::{CONTROL_BOOT, CONTROL_STATE, STATE_CLEAN};
 pub(crate) enum StaleBoot {
     /// The machine restarted while the pool was in use with `durability=process`.
     PowerLost,
-    /// The pool is marked clean as well. Mount sets the mark after the word that says that the pool is in use, unmount clears it before
-    /// that word, and both share a line; so this is damage.
+    /// The pool is marked clean as well. Mount sets the mark after the word that says that the pool is in use, unmount
+    /// clears it before that word, and both share a line; so this is damage.
     Impossible,
 }
 
@@ -20,7 +20,8 @@ impl StaleBoot {
     pub(crate) fn what(self) -> &'static str {
         match self {
             StaleBoot::PowerLost => {
-                "the pool was in use with durability=process when the machine restarted: what returned shortly before may be missing"
+                "the pool was in use with durability=process when the machine restarted: what returned shortly before \
+                 may be missing"
             }
             StaleBoot::Impossible => "the pool is marked clean, and as in use with durability=process as well",
         }

@@ -59,8 +59,9 @@ struct Check {
     more: AtomicBool,
 }
 
-/// Checks the pool in `region`, which should be a private mapping: the journal's records are applied to it. `progress` gets
-/// phase, done, total. Fails only if there is no pool to check, or part of it cannot be read; damage goes to the report.
+/// Checks the pool in `region`, which should be a private mapping: the journal's records are applied to it. `progress`
+/// gets phase, done, total. Fails only if there is no pool to check, or part of it cannot be read; damage goes to the
+/// report.
 pub fn fsck(region: Region, progress: Progress<'_>) -> Result<FsckReport, EngineError> {
     fsck_with(region, FsckOptions::default(), progress)
 }
@@ -555,8 +556,8 @@ impl Check {
         });
     }
 
-    /// Whether a directory's parents lead to the root. What is found holds for all on the way, and is kept in `known`, so that
-    /// no way is climbed twice, however deep the tree is.
+    /// Whether a directory's parents lead to the root. What is found holds for all on the way, and is kept in `known`,
+    /// so that no way is climbed twice, however deep the tree is.
     fn reaches_root(&self, ino: u32, known: &mut [Option<bool>]) -> bool {
         let (mut at, mut way) = (ino, Vec::new());
         let reaches = loop {

@@ -1,17 +1,18 @@
 //! From the tables of a pool to the books in DRAM: who is there, and who owns what. What does not add up becomes
 //! [`Damage`].
 //!
-//! What lives here: [`Tables`], which mount makes once the journal is replayed. Everything is read once: inodes and names on one thread,
-//! the mapping on others, then page logs. Each structure is held against another:
-//! * inodes against their checksums, and the pages each counts, and its size, against those that the mapping has for it;
+//! What lives here: [`Tables`], which mount makes once the journal is replayed. Everything is read once: inodes and
+//! names on one thread, the mapping on others, then page logs. Each structure is held against another:
+//! * inodes against their checksums, and the pages each counts, and its size, against those that the mapping has for
+//!   it;
 //! * pages against where the mapping has them: the place of a key, the words of data checksums;
 //! * blocks against each other: each has one owner;
 //! * every entry of every log against its checksum;
-//! * every slot of the name table against the entry it leads to, that against its inode, and the entries found against those that their
-//!   directory counts (`names.rs`).
+//! * every slot of the name table against the entry it leads to, that against its inode, and the entries found against
+//!   those that their directory counts (`names.rs`).
 //!
-//! Invariants: nothing here writes. After damage whose blocks are not all known the pool stays as it is ([`Damage::stop`]); what is noted
-//! without that leaves every block with its owner.
+//! Invariants: nothing here writes. After damage whose blocks are not all known the pool stays as it is
+//! ([`Damage::stop`]); what is noted without that leaves every block with its owner.
 
 mod names;
 
@@ -44,7 +45,8 @@ const LOAD_THREADS: usize = 2;
 const SMALL_POOL_BLOCKS: u64 = 16 << 10;
 /// Instead of a number of pages: the inode cannot be asked.
 const UNKNOWN: u32 = u32::MAX;
-/// Buckets of HashFS behind its home from which on a key is looked at a second time; of a sound pool one in ten thousand is.
+/// Buckets of HashFS behind its home from which on a key is looked at a second time; of a sound pool one in ten
+/// thousand is.
 const ASTRAY_DISTANCE: u64 = 16;
 /// Most pages that are looked at a second time; with more the pool is ruined, which shows elsewhere.
 const ASTRAY_MAX: usize = 1 << 16;
@@ -113,7 +115,8 @@ impl Tables<'_> {
         self.judge_counts(&inodes, &mapped, &mut damage);
         self.judge_astray(&mapped, &mut damage);
         self.load_logs(&mapped, &mut damage);
-        // After the logs, whose entries vouch for themselves: what a damaged inode names as its attributes may be anybody's.
+        // After the logs, whose entries vouch for themselves: what a damaged inode names as its attributes may be
+        // anybody's.
         self.judge_attributes(&inodes, &mapped, &mut damage);
         self.judge_conflicts(&mapped, &mut damage);
         self.judge_names(&inodes.dirs, &mut damage);
@@ -281,8 +284,8 @@ impl Tables<'_> {
         }
     }
 
-    /// The block that a damaged inode names is kept from others. If it names another than its own, nothing leads to that, and no repair
-    /// would find it.
+    /// The block that a damaged inode names is kept from others. If it names another than its own, nothing leads to
+    /// that, and no repair would find it.
     fn judge_attributes(&self, inodes: &Inodes, mapped: &Mapped, damage: &mut Damage) {
         for &(ino, block) in &inodes.xattr_blocks {
             let is_data = self.superblock.is_data_block(block);
@@ -298,8 +301,8 @@ impl Tables<'_> {
         }
     }
 
-    /// Counts up the segments of the pages that have logs, and lists those pages for the cleaner. All entries are verified: a damaged
-    /// trailer could pass for one that covers something else.
+    /// Counts up the segments of the pages that have logs, and lists those pages for the cleaner. All entries are
+    /// verified: a damaged trailer could pass for one that covers something else.
     fn load_logs(&self, mapped: &Mapped, damage: &mut Damage) {
         let mut buffer = PageBuffer::take();
         for entry in std::mem::take(&mut *mapped.logged.lock()) {
@@ -361,8 +364,8 @@ impl Tables<'_> {
         }
     }
 
-    /// Pages that are mapped as others than they were written as, which leave holes where they belong: keys of HashFS that do not fit
-    /// where they lie, or that are there twice; and blocks whose checksums say whose they are.
+    /// Pages that are mapped as others than they were written as, which leave holes where they belong: keys of HashFS
+    /// that do not fit where they lie, or that are there twice; and blocks whose checksums say whose they are.
     fn judge_astray(&self, mapped: &Mapped, damage: &mut Damage) {
         let hashfs = self.map.hashed_keys();
         for entry in mapped.astray.lock().iter() {

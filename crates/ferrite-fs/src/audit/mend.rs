@@ -1,8 +1,9 @@
 //! Carrying out a repair so that a crash in the middle does no harm.
 //!
-//! What lives here: [`Mend`], the words that a repair changes, and how they reach the medium: first all of them, with a checksum, to the
-//! journal area, whose records are applied and dead by then; then one word of the control block says so; then they are
-//! stored in place; then that word is cleared. Whoever opens the pool in between carries it to its end (`finish`).
+//! What lives here: [`Mend`], the words that a repair changes, and how they reach the medium: first all of them, with a
+//! checksum, to the journal area, whose records are applied and dead by then; then one word of the control block says
+//! so; then they are stored in place; then that word is cleared. Whoever opens the pool in between carries it to its
+//! end (`finish`).
 //!
 //! Invariant: until the control word is durable nothing but the journal area has changed; from then on the words there
 //! lead to the repaired pool however often they are stored. A repair of more words than the journal area holds goes in
@@ -49,8 +50,8 @@ impl Mend {
         self.words.len()
     }
 
-    /// Changes the pool in `region`, which is the one that [`crate::repair`] looked at, unchanged since. Durable when it returns.
-    /// Blocking.
+    /// Changes the pool in `region`, which is the one that [`crate::repair`] looked at, unchanged since. Durable when
+    /// it returns. Blocking.
     pub fn apply(&self, region: &Region) -> Result<(), EngineError> {
         let found = basis(region);
         region.check()?;
@@ -99,7 +100,8 @@ fn set(region: &Region, offset: u64, value: u64) -> Result<(), EngineError> {
     Ok(region.fence()?)
 }
 
-/// Carries a repair that was interrupted to its end. Called by everything that opens a pool, before the journal is replayed.
+/// Carries a repair that was interrupted to its end. Called by everything that opens a pool, before the journal is
+/// replayed.
 pub(crate) fn finish(region: &Region, superblock: &Superblock) -> Result<(), EngineError> {
     let control = region.load(CONTROL_REPAIR);
     if control == 0 {

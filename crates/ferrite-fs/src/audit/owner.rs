@@ -1,8 +1,8 @@
 //! The mark of the file in which a pool is in use: by it a copy that was taken meanwhile can be told.
 //!
-//! Mount sets it and unmount clears it (`engine/mount.rs`), with the words that say whether the pool is in use; all of them
-//! share a line. It is one word, so a crash leaves the old one or the new one, and it counts only with the number of mounts
-//! that it names, so an old one counts for nothing.
+//! Mount sets it and unmount clears it (`engine/mount.rs`), with the words that say whether the pool is in use; all of
+//! them share a line. It is one word, so a crash leaves the old one or the new one, and it counts only with the number
+//! of mounts that it names, so an old one counts for nothing.
 
 use ferrite_pm::Region;
 
@@ -11,8 +11,10 @@ use crate::format::checksum::crc32c;
 use crate::format::layout::{CONTROL_MOUNTS, CONTROL_OWNER, CONTROL_STATE, STATE_CLEAN};
 
 /// What [`Engine::may_be_live_copy`](crate::Engine::may_be_live_copy) means, for users.
-pub const MAYBE_COPIED: &str = "the pool may be a copy that was taken while the original was mounted: it is marked as in use \
-     in another file. What was written meanwhile may be missing or wrong, and no check finds all of that. Take a copy of \
+pub const MAYBE_COPIED: &str = "the pool may be a copy that was taken while the original was mounted: it is marked as \
+in use \
+     in another file. What was written meanwhile may be missing or wrong, and no check finds all of that. Take a copy \
+     of \
      a mounted pool with `ferrite copy`; if this one was only copied or moved after a crash, all is well";
 
 /// The mark of the file that `region` lies in; 0 in memory.
@@ -33,7 +35,8 @@ pub fn may_be_live_copy(region: &Region) -> bool {
     counts && own != 0 && mark != own
 }
 
-/// Has a copy that was made of a pool that is not in use tell nothing of the file it comes from. Durable when it returns.
+/// Has a copy that was made of a pool that is not in use tell nothing of the file it comes from. Durable when it
+/// returns.
 pub fn disown(region: &Region) -> Result<(), EngineError> {
     region.store(CONTROL_OWNER, 0);
     region.write_back(CONTROL_OWNER, 8);

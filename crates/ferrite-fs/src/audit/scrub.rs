@@ -1,8 +1,9 @@
-//! Scrubbing: looking at all that carries a checksum, while the pool is in use, so that damage is found before it is needed.
+//! Scrubbing: looking at all that carries a checksum, while the pool is in use, so that damage is found before it is
+//! needed.
 //!
-//! What lives here: [`scrub`]. It takes one inode's shared lock at a time, and no faster than it was asked to; writers wait for it
-//! as they wait for a reader, and of a large file no longer than some of its pages take. It changes nothing: `fsck --repair` does, on
-//! a pool that is not mounted.
+//! What lives here: [`scrub`]. It takes one inode's shared lock at a time, and no faster than it was asked to; writers
+//! wait for it as they wait for a reader, and of a large file no longer than some of its pages take. It changes
+//! nothing: `fsck --repair` does, on a pool that is not mounted.
 
 use crate::format::log_entry::has_log;
 use crate::page::scan;
@@ -39,8 +40,8 @@ struct Scrub<'e> {
     bytes_per_second: Option<u64>,
 }
 
-/// Checks superblocks, inodes, directories, extended attributes and page logs of a mounted pool, and file data where it carries
-/// checksums. `bytes_per_second` limits how fast, unless it is 0. Blocking, for as long as that takes.
+/// Checks superblocks, inodes, directories, extended attributes and page logs of a mounted pool, and file data where it
+/// carries checksums. `bytes_per_second` limits how fast, unless it is 0. Blocking, for as long as that takes.
 pub(crate) fn scrub<'e>(core: &'e Core, bytes_per_second: Option<u64>, progress: Progress<'e>) -> Result<ScrubReport> {
     core.check_readable()?;
     let mut scrub = Scrub {

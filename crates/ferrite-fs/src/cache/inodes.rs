@@ -11,9 +11,9 @@
 //!
 //! How entries go. Who says that an inode will not be asked for soon ([`InodeCache::release`]: the kernel forgot it)
 //! has its entry dropped at once. What is let go otherwise stays for a while, since a walk along a path pins and unpins
-//! each directory on its way. Each shard counts its *news*: entries that were made, or whose last pin went, since it was
-//! swept, each of them once. When there are half as many as entries, and [`NEWS_MIN`], it is swept: of the entries that
-//! nobody uses, those that were no news go, and of the others all but [`KEEP_FILES`] and [`KEEP_DIRS`].
+//! each directory on its way. Each shard counts its *news*: entries that were made, or whose last pin went, since it
+//! was swept, each of them once. When there are half as many as entries, and [`NEWS_MIN`], it is swept: of the entries
+//! that nobody uses, those that were no news go, and of the others all but [`KEEP_FILES`] and [`KEEP_DIRS`].
 //!
 //! So a sweep looks at three entries for each piece of news that it waited for, letting go again what is news already
 //! costs one look at a flag, and unused entries are fewer than `IDLE_MAX` and one for each in use: after a sweep a
@@ -216,8 +216,8 @@ impl DirHints {
 /// What an inode's lock protects.
 type Hints = Option<Box<DirHints>>;
 
-/// One inode in use. There may be millions, so it is small: it shares cache lines with what was allocated beside it, and
-/// what is seldom written comes last.
+/// One inode in use. There may be millions, so it is small: it shares cache lines with what was allocated beside it,
+/// and what is seldom written comes last.
 #[repr(C)]
 pub(crate) struct InodeMem {
     lock: RwLock<Hints>,
@@ -440,8 +440,9 @@ impl InodeCache {
         made
     }
 
-    /// Puts the entry of a number just claimed for a new file in `place`, locked and dead until [`InodeMem::set_alive`]. The
-    /// entry of the file that had the number before serves again if nobody holds it; a holder keeps it, dead for good.
+    /// Puts the entry of a number just claimed for a new file in `place`, locked and dead until
+    /// [`InodeMem::set_alive`]. The entry of the file that had the number before serves again if nobody holds it; a
+    /// holder keeps it, dead for good.
     ///
     /// Never waits for the lock, so the caller may hold any other inode's.
     pub(crate) fn fresh<'a>(&self, ino: u32, place: &'a OnceCell<Arc<InodeMem>>) -> Exclusive<'a> {

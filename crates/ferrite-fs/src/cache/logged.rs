@@ -1,8 +1,8 @@
-//! Which pages have logs, so that a cleaner finds them without a scan (HDPM, the section on cleaning), and how many logs
-//! went, and why.
+//! Which pages have logs, so that a cleaner finds them without a scan (HDPM, the section on cleaning), and how many
+//! logs went, and why.
 //!
-//! What lives here: [`Candidates`], lists in DRAM, and the counters [`Folds`]. A list may name a page twice, or one that has
-//! lost its log; it never lacks one that has a log.
+//! What lives here: [`Candidates`], lists in DRAM, and the counters [`Folds`]. A list may name a page twice, or one
+//! that has lost its log; it never lacks one that has a log.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};

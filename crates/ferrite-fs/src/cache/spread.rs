@@ -2,8 +2,8 @@
 //! what is not.
 //!
 //! A mapping that is one global table cannot list the pages of a file ([`ferrite_map::FileMap::walk_worth`]); trees
-//! can, and for them nothing here is kept. What lives here: [`Spread`], one in each [`crate::cache::inodes::InodeMem`], and
-//! the [`Budget`] that all share.
+//! can, and for them nothing here is kept. What lives here: [`Spread`], one in each [`crate::cache::inodes::InodeMem`],
+//! and the [`Budget`] that all share.
 //!
 //! A spread covers **all** pages of its inode, and may cover more: a stretch without pages costs a look, a page outside
 //! would be lost to cuts. Most files have one number, the page behind which there is nothing; it takes no memory of its
@@ -12,11 +12,11 @@
 //!
 //! Why no page is ever missing:
 //! * An inode that comes into DRAM is covered whole, and a new one, which maps nothing, not at all.
-//! * Pages are mapped by [`crate::pool::tx::Tx::insert_page`] only, and its commit widens the spread before it sets any word.
-//!   It has the inode, locked exclusively, since each page that it gains changes the count in it. A transaction that is
-//!   given up, or whose commit fails, leaves the spread as it was, or too wide. Nobody else maps pages while operations
-//!   run: replay, repair and mkfs are over before, and a mapping that moves its entries, or a fold that swings a word,
-//!   leaves keys alone.
+//! * Pages are mapped by [`crate::pool::tx::Tx::insert_page`] only, and its commit widens the spread before it sets any
+//!   word. It has the inode, locked exclusively, since each page that it gains changes the count in it. A transaction
+//!   that is given up, or whose commit fails, leaves the spread as it was, or too wide. Nobody else maps pages while
+//!   operations run: replay, repair and mkfs are over before, and a mapping that moves its entries, or a fold that
+//!   swings a word, leaves keys alone.
 //! * It is narrowed in two ways only. [`Spread::clear`]: by a commit, after its words are set, to what the record that
 //!   it made says is unmapped. [`Spread::learn`]: to what was found mapped, by whoever holds the inode's lock, at least
 //!   shared, and has looked at all of the stretch under it, or has seen since that the inode's version did not change.

@@ -22,7 +22,8 @@ const CLEAN_PAGES: usize = 1 << 16;
 
 /// A mounted pool: an engine that implements [`ferrite_vfs::FileSystem`]. Cheap to clone; all clones are one.
 ///
-/// Dropping the last clone without [`Engine::unmount`] is like a crash: nothing that returned is lost, the next mount replays.
+/// Dropping the last clone without [`Engine::unmount`] is like a crash: nothing that returned is lost, the next mount
+/// replays.
 #[derive(Clone)]
 pub struct Engine {
     inner: Arc<Inner>,
@@ -35,9 +36,9 @@ struct Inner {
 }
 
 impl Engine {
-    /// Mounts the pool in `region`: replays the journal, rebuilds the free maps, finishes what a crash interrupted. A damaged pool is mounted
-    /// as far as it goes, see [`Self::damage`].
-    /// Blocking; takes time in proportion to the tables.
+    /// Mounts the pool in `region`: replays the journal, rebuilds the free maps, finishes what a crash interrupted. A
+    /// damaged pool is mounted as far as it goes, see [`Self::damage`]. Blocking; takes time in proportion to the
+    /// tables.
     pub fn mount(region: Region, options: &MountOptions) -> Result<Engine, EngineError> {
         let mut core = mount::mount(region, options)?;
         mount::finish_interrupted(&mut core)?;
@@ -77,9 +78,9 @@ impl Engine {
     }
 
     /// Brings all that returned to where it belongs on the medium, marks the pool clean, and holds changes back until
-    /// [`Self::thaw`] or [`Self::unmount`]: what lies in the file meanwhile is a pool that was unmounted in order, and may
-    /// be copied. Blocks for the operations that commit just now and for a sync; whoever changes something later waits,
-    /// with the locks that it has. Reads go on, and move no access times. Fails if the pool is frozen already.
+    /// [`Self::thaw`] or [`Self::unmount`]: what lies in the file meanwhile is a pool that was unmounted in order, and
+    /// may be copied. Blocks for the operations that commit just now and for a sync; whoever changes something later
+    /// waits, with the locks that it has. Reads go on, and move no access times. Fails if the pool is frozen already.
     ///
     /// Crash points: as those of [`Self::unmount`]. A crash while frozen leaves a clean pool.
     pub fn freeze(&self) -> Result<(), EngineError> {
@@ -130,14 +131,14 @@ impl Engine {
         self.inner.core.history.maybe_copied
     }
 
-    /// What the mount found damaged, a line each; empty on a sound pool. What is damaged answers [`ferrite_vfs::FsError::Io`], all else works;
-    /// `ferrite fsck --repair` mends it.
+    /// What the mount found damaged, a line each; empty on a sound pool. What is damaged answers
+    /// [`ferrite_vfs::FsError::Io`], all else works; `ferrite fsck --repair` mends it.
     pub fn damage(&self) -> &[String] {
         self.inner.core.damage.findings()
     }
 
-    /// Whether changes are refused: because the mount was asked for that, because of damage that leaves it unknown which blocks are
-    /// free, or because the medium failed.
+    /// Whether changes are refused: because the mount was asked for that, because of damage that leaves it unknown
+    /// which blocks are free, or because the medium failed.
     pub fn is_read_only(&self) -> bool {
         self.inner.core.is_read_only() || self.failed().is_some()
     }
@@ -152,7 +153,8 @@ impl Engine {
         crate::engine::info::collect(&self.inner.core)
     }
 
-    /// How many times the mapping has moved entries of its table since the mount, each time by one record. 0 for mappings that never do.
+    /// How many times the mapping has moved entries of its table since the mount, each time by one record. 0 for
+    /// mappings that never do.
     pub fn map_moves(&self) -> u64 {
         self.core().map_moves.load(Ordering::Relaxed)
     }
@@ -167,8 +169,8 @@ impl Engine {
         self.inner.core.region.counters()
     }
 
-    /// Folds the logs of up to `pages` pages, those with the longest first, and gives the space back. Returns how many were folded.
-    /// The cleaner does this by itself when space is short or the pool idle.
+    /// Folds the logs of up to `pages` pages, those with the longest first, and gives the space back. Returns how many
+    /// were folded. The cleaner does this by itself when space is short or the pool idle.
     pub fn clean(&self, pages: usize) -> Result<usize, EngineError> {
         let failed = |error: ferrite_vfs::FsError| EngineError::Failed(error.to_string());
         let mut folded = 0;
@@ -186,8 +188,8 @@ impl Engine {
         Ok(folded)
     }
 
-    /// Looks at everything that carries a checksum, at most so many bytes a second (0 is no limit), while the pool is in use. Changes nothing.
-    /// Blocking, for as long as that takes.
+    /// Looks at everything that carries a checksum, at most so many bytes a second (0 is no limit), while the pool is
+    /// in use. Changes nothing. Blocking, for as long as that takes.
     pub fn scrub(&self, bytes_per_second: Option<u64>) -> Result<ScrubReport, EngineError> {
         self.scrub_telling(bytes_per_second, &mut |_, _, _| {})
     }

@@ -1,10 +1,12 @@
 //! Mounting: from the bytes of a pool to a [`Core`] (docs/design.md, "Crash atomicity", recovery).
 //!
-//! Order: superblock, journal replay, then the free maps from the tables ([`crate::audit::load`]), then the work a crash interrupted: inodes without names, intents. Recovery changes the medium only by
-//! replaying records and by committing new ones, so a crash in it is one more crash to recover from.
+//! Order: superblock, journal replay, then the free maps from the tables ([`crate::audit::load`]), then the work a
+//! crash interrupted: inodes without names, intents. Recovery changes the medium only by replaying records and by
+//! committing new ones, so a crash in it is one more crash to recover from.
 //!
-//! Damage keeps a pool from being mounted only if it hits what all files need: superblocks, the journal's mark, the root directory. Else
-//! [`crate::health::damage`] says whom it concerns, and the pool may be read-only until it is repaired.
+//! Damage keeps a pool from being mounted only if it hits what all files need: superblocks, the journal's mark, the
+//! root directory. Else [`crate::health::damage`] says whom it concerns, and the pool may be read-only until it is
+//! repaired.
 //!
 //! A read-only mount works on a private mapping: replay writes to it, the pool does not change, and what a crash
 //! interrupted stays as it is.
@@ -211,8 +213,8 @@ fn check_boot(region: &Region, options: &MountOptions) -> Result<u64, EngineErro
     Ok(if process { this_boot } else { 0 })
 }
 
-/// Frees inodes that have no name, and carries out intents, as the operations that a crash interrupted would have. What damage keeps from
-/// being finished waits for a repair.
+/// Frees inodes that have no name, and carries out intents, as the operations that a crash interrupted would have. What
+/// damage keeps from being finished waits for a repair.
 pub(crate) fn finish_interrupted(core: &mut Core) -> Result<(), EngineError> {
     if core.is_read_only() {
         return Ok(());

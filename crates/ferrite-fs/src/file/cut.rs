@@ -1,7 +1,7 @@
 //! Unmapping pages: truncate, punched holes, and what is left of a freed inode.
 //!
-//! A change that unmaps more pages than one record holds is made atomic by an *intent* in the inode: the first
-//! record carries the new size (or the zeroed edges of a hole) and the range `cut_first..cut_end` of logical blocks that are
+//! A change that unmaps more pages than one record holds is made atomic by an *intent* in the inode: the first record
+//! carries the new size (or the zeroed edges of a hole) and the range `cut_first..cut_end` of logical blocks that are
 //! to go; then follow records that unmap some of them each; the last one clears the intent.
 //!
 //! An intent must not be recorded unless it can be carried out, on a full pool too. The one thing that may need space
@@ -15,10 +15,10 @@
 //! ([`resume`]). Each step only unmaps pages of the range that are still mapped, so repeating it is harmless. The
 //! inode's lock is held throughout, so nobody sees the file in between.
 //!
-//! A global table cannot list a file's pages, so they are looked for where the inode's [`crate::cache::spread::Spread`] says
-//! that they may be. Only where that is more than a walk of the table is worth, as in a sparse file of which nothing is
-//! known yet, is the table walked, for all of the file at once; the spread learns what was found. Either ends at the
-//! inode's count. A damaged table may hold a page twice; what is found is unmapped once.
+//! A global table cannot list a file's pages, so they are looked for where the inode's [`crate::cache::spread::Spread`]
+//! says that they may be. Only where that is more than a walk of the table is worth, as in a sparse file of which
+//! nothing is known yet, is the table walked, for all of the file at once; the spread learns what was found. Either
+//! ends at the inode's count. A damaged table may hold a page twice; what is found is unmapped once.
 
 use crate::format::layout::LBLK_END;
 use crate::format::layout::lblks;
@@ -123,8 +123,8 @@ pub(super) fn found_pages(core: &Core, ino: u32, inode: &Inode, worth: u64) -> V
     pages
 }
 
-/// Unmaps one page in `tx`; `inode` counts it. A tree may need a node for that, which comes out of the reserve: who gives space back
-/// must not fail for want of it.
+/// Unmaps one page in `tx`; `inode` counts it. A tree may need a node for that, which comes out of the reserve: who
+/// gives space back must not fail for want of it.
 pub(crate) fn unmap(core: &Core, tx: &mut Tx<'_>, ino: u32, lblk: u32, inode: &mut Inode) -> Result<()> {
     tx.set_class(Class::Replacing);
     let word = core.map.remove(tx, ino, lblk).map_err(map_error)?;
@@ -158,8 +158,8 @@ pub(crate) fn unmap_pages(core: &Core, mem: &Arc<InodeMem>, inode: &mut Inode, p
     Ok(())
 }
 
-/// Sets the size in `tx`. Growing makes a hole. Shrinking zeroes the rest of the last page, and unmaps what lies behind;
-/// `Some` if that is more than this record takes: then the caller commits and calls [`finish`].
+/// Sets the size in `tx`. Growing makes a hole. Shrinking zeroes the rest of the last page, and unmaps what lies
+/// behind; `Some` if that is more than this record takes: then the caller commits and calls [`finish`].
 pub(crate) fn resize(core: &Core, tx: &mut Tx<'_>, mem: &InodeMem, inode: &mut Inode, size: u64) -> Result<Option<()>> {
     let ino = mem.ino;
     let old_size = inode.size();
@@ -231,8 +231,8 @@ pub(crate) fn punch(
     unmap_or_intend(core, tx, mem.ino, inode, &pages, (first, end))
 }
 
-/// Carries out the intent of `inode` (the stored inode, lock held) and clears it. If that cannot be done the pool takes no more changes: what is
-/// written into the range would go when the next mount carries it out.
+/// Carries out the intent of `inode` (the stored inode, lock held) and clears it. If that cannot be done the pool takes
+/// no more changes: what is written into the range would go when the next mount carries it out.
 pub(crate) fn finish(core: &Core, mem: &Arc<InodeMem>, inode: &mut Inode) -> Result<()> {
     resume(core, mem, inode).map_err(|error| core.stop_changes(format!("inode {}: cut in part: {error}", mem.ino)))
 }
@@ -321,8 +321,9 @@ mod tests {
     /// Where the long stretch of the victim begins, in pages.
     const STRETCH: u64 = 100_000;
 
-    /// Punches more than one record's worth of pages out of the middle of an extent, when all blocks are taken but those of a file that
-    /// was just removed, if `one_waits`: the mark has not passed it. `lone` pages of the victim fill the leaf that the extent is in.
+    /// Punches more than one record's worth of pages out of the middle of an extent, when all blocks are taken but
+    /// those of a file that was just removed, if `one_waits`: the mark has not passed it. `lone` pages of the victim
+    /// fill the leaf that the extent is in.
     fn cut_on_a_full_pool(lone: u64, one_waits: bool) -> Result<()> {
         let region = Region::anonymous(14 << 20).unwrap();
         let options = MkfsOptions {

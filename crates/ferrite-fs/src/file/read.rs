@@ -1,8 +1,8 @@
 //! Reading.
 //!
-//! What lives here: [`Reader`]. Reading takes no lock in the usual case: it copies, then checks by the inode's version that no
-//! writer was at work; after a few failures it takes the shared lock. Blocks freed meanwhile may be reused under a reader's
-//! hands; the version tells it then that its copy is void.
+//! What lives here: [`Reader`]. Reading takes no lock in the usual case: it copies, then checks by the inode's version
+//! that no writer was at work; after a few failures it takes the shared lock. Blocks freed meanwhile may be reused
+//! under a reader's hands; the version tells it then that its copy is void.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -55,7 +55,8 @@ pub(crate) struct Reader<'f> {
 }
 
 impl Reader<'_> {
-    /// Reads at `offset`; fewer bytes only at the end of the file. Folds logs that it found long, once it has its answer.
+    /// Reads at `offset`; fewer bytes only at the end of the file. Folds logs that it found long, once it has its
+    /// answer.
     pub(crate) fn read_at(&self, offset: u64, buf: &mut [u8]) -> Result<usize> {
         let core = self.core;
         core.map.prefetch(self.inode.ino, (offset / BLOCK_BYTES) as u32, false);

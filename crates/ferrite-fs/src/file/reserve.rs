@@ -78,9 +78,9 @@ pub(crate) fn fallocate(
     })
 }
 
-/// Zeroes `offset..end` and keeps it allocated. Holes are reserved first, which nobody can see; then one record makes all
-/// of it unwritten and sets the size. A range of more pages than a record takes is punched out by an intent instead,
-/// with the size in its first record, and reserved again.
+/// Zeroes `offset..end` and keeps it allocated. Holes are reserved first, which nobody can see; then one record makes
+/// all of it unwritten and sets the size. A range of more pages than a record takes is punched out by an intent
+/// instead, with the size in its first record, and reserved again.
 fn zero(core: &Core, mem: &Arc<InodeMem>, inode: &mut Inode, offset: u64, end: u64, outcome: Outcome) -> Result<()> {
     let mut reserved = Vec::new();
     if let Err(error) = reserve_pages(core, mem, inode, offset, end, &mut reserved) {
@@ -96,8 +96,8 @@ fn zero(core: &Core, mem: &Arc<InodeMem>, inode: &mut Inode, offset: u64, end: u
     }
     let is_written = |lblk| !core.map.get(mem.ino, lblk as u32).is_unwritten();
     if (stretch.first..stretch.end).any(is_written) {
-        // These blocks stay their pages' and will be filled again in place. A record that vouches for what they hold now would be void
-        // after a crash then, with all else that it did; so the mark passes it first.
+        // These blocks stay their pages' and will be filled again in place. A record that vouches for what they hold
+        // now would be void after a crash then, with all else that it did; so the mark passes it first.
         core.reclaim()?;
     }
     let mut tx = Tx::new(core);
@@ -133,7 +133,8 @@ fn stamp(inode: &mut Inode, outcome: Outcome) {
     inode.set_ctime(now);
 }
 
-/// Makes `offset..end` read as zeros, freeing whole pages, and stamps the file: one record, or an intent and what follows.
+/// Makes `offset..end` read as zeros, freeing whole pages, and stamps the file: one record, or an intent and what
+/// follows.
 fn clear(core: &Core, mem: &Arc<InodeMem>, inode: &mut Inode, offset: u64, end: u64, outcome: Outcome) -> Result<()> {
     let mut tx = Tx::new(core);
     let mut later = None;

@@ -3,9 +3,9 @@
 //! No lock is held over a long search: it goes in steps, each of which sees one state of the file, as a read does. What
 //! changes behind the place that a search has come to it does not see, so its answer was right when it was there.
 //!
-//! Where the mapping cannot list a file's pages, holes are left out by the inode's [`crate::cache::spread::Spread`]. Of a file
-//! of which it knows too little, all pages are found once, and it learns them: without the lock if no writer is faster,
-//! and if the version says so.
+//! Where the mapping cannot list a file's pages, holes are left out by the inode's [`crate::cache::spread::Spread`]. Of
+//! a file of which it knows too little, all pages are found once, and it learns them: without the lock if no writer is
+//! faster, and if the version says so.
 
 use ferrite_map::PageWord;
 use ferrite_vfs::{FsError, Result};

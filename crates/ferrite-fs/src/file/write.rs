@@ -1,8 +1,8 @@
 //! Writing data: small files in the inode, whole pages copy-on-write, parts of pages to the pages' logs.
 //!
-//! Crash argument: data goes to blocks that are free (or reserved and still reading as zeros) or behind the end of logs; one record then sets all
-//! page words, size and times. Old blocks are freed by that record, so they stay untouched until it is
-//! retired. A write of up to [`ATOMIC_BYTES`] is one record.
+//! Crash argument: data goes to blocks that are free (or reserved and still reading as zeros) or behind the end of
+//! logs; one record then sets all page words, size and times. Old blocks are freed by that record, so they stay
+//! untouched until it is retired. A write of up to [`ATOMIC_BYTES`] is one record.
 
 use crate::format::log_entry;
 use crate::format::log_entry::has_log;
@@ -111,8 +111,8 @@ fn write_atomic(core: &Core, mem: &Arc<InodeMem>, position: Position, data: &[u8
     Ok(offset)
 }
 
-/// Changes part of one written page, and records the inode `new`, which then maps as many pages as before; false if it is
-/// not such a write.
+/// Changes part of one written page, and records the inode `new`, which then maps as many pages as before; false if it
+/// is not such a write.
 fn write_lone_part(
     core: &Core,
     tx: &mut Tx<'_>,
@@ -141,8 +141,8 @@ fn write_lone_part(
     Ok(true)
 }
 
-/// Ends the inline life of a file that is being written at `offset`: returns its content if the write itself builds page 0
-/// upon it, else moves the content to a page.
+/// Ends the inline life of a file that is being written at `offset`: returns its content if the write itself builds
+/// page 0 upon it, else moves the content to a page.
 fn take_inline(
     core: &Core,
     tx: &mut Tx<'_>,
@@ -190,8 +190,8 @@ fn write_pages(
     let mut words = [PageWord::HOLE; BATCH];
     let mut rest = data;
     let mut at = offset;
-    // A single whole page inside the file is most likely mapped: it is streamed to a block before the table is asked, so
-    // that the wait for the table's lines and the stream overlap.
+    // A single whole page inside the file is most likely mapped: it is streamed to a block before the table is asked,
+    // so that the wait for the table's lines and the stream overlap.
     if data.len() == PAGE
         && offset.is_multiple_of(BLOCK_BYTES)
         && offset + BLOCK_BYTES <= old.size()

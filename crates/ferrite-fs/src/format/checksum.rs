@@ -1,7 +1,7 @@
 //! The checksum of everything on the medium: crc32c (Castagnoli).
 //!
-//! Two libraries, each where it is the faster by far: `crc-fast` folds whole pages with the widest instructions (43 ns a page instead
-//! of 155), `crc32c` has no state to set up for the few dozen bytes of an entry or inode.
+//! Two libraries, each where it is the faster by far: `crc-fast` folds whole pages with the widest instructions (43 ns
+//! a page instead of 155), `crc32c` has no state to set up for the few dozen bytes of an entry or inode.
 
 /// From here on the wide instructions pay.
 const LONG_BYTES: usize = 512;

@@ -1,15 +1,15 @@
 //! Checksums of file data (`mkfs --data-checksum`): what the word of a block is.
 //!
-//! What lives here: the word ([`word`]), whose page a block is by its word ([`misplaced`]), and what a page is called where
-//! damage is reported ([`place`]). Whoever fills a block with a page of a file, or with a link's target, sets the word:
-//! [`crate::pool::tx::Tx::stream_page`] by its record, a fold in place. Directories, logs and attributes have checksums of
-//! their own; the words of their blocks mean nothing.
+//! What lives here: the word ([`word`]), whose page a block is by its word ([`misplaced`]), and what a page is called
+//! where damage is reported ([`place`]). Whoever fills a block with a page of a file, or with a link's target, sets the
+//! word: [`crate::pool::tx::Tx::stream_page`] by its record, a fold in place. Directories, logs and attributes have
+//! checksums of their own; the words of their blocks mean nothing.
 //!
 //! Invariants:
-//! * The word is salted with the pool's seed, the inode and the logical block, so a block that a damaged mapping leads to
-//!   does not pass.
-//! * A word is durable before the page word that leads to its block can be. A block waits for the journal's mark before it
-//!   is used again, so no replay brings back the word of an earlier use.
+//! * The word is salted with the pool's seed, the inode and the logical block, so a block that a damaged mapping leads
+//!   to does not pass.
+//! * A word is durable before the page word that leads to its block can be. A block waits for the journal's mark before
+//!   it is used again, so no replay brings back the word of an earlier use.
 
 use ferrite_map::MapEntry;
 use ferrite_pm::Region;
@@ -22,8 +22,8 @@ use crate::format::page_buffer::PageBuffer;
 /// Set in every word, so that a table of zeros vouches for nothing.
 const MARKED: u64 = 1 << 32;
 
-/// The word of a block that holds page (ino, lblk), `crc` being the crc32c of all of it. The low half is the checksum, salted; the high half says
-/// whose page it is.
+/// The word of a block that holds page (ino, lblk), `crc` being the crc32c of all of it. The low half is the checksum,
+/// salted; the high half says whose page it is.
 pub(crate) fn word(seed: u64, (ino, lblk): (u32, u32), crc: u32) -> u64 {
     let mut mixed = seed ^ (u64::from(ino) << 32 | u64::from(lblk));
     mixed = (mixed ^ mixed >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -32,9 +32,9 @@ pub(crate) fn word(seed: u64, (ino, lblk): (u32, u32), crc: u32) -> u64 {
     (mixed | MARKED) ^ u64::from(crc)
 }
 
-/// Another page of the same inode, if that is what the block of `entry`, a page of a file or link, was filled as: the mapping has it at a
-/// place that is one bit away from its own. What the block holds is not looked at. `None` also for data without checksums, or whose
-/// word is damaged.
+/// Another page of the same inode, if that is what the block of `entry`, a page of a file or link, was filled as: the
+/// mapping has it at a place that is one bit away from its own. What the block holds is not looked at. `None` also for
+/// data without checksums, or whose word is damaged.
 pub(crate) fn misplaced(region: &Region, superblock: &Superblock, entry: &MapEntry) -> Option<u32> {
     let &MapEntry {
         ino, lblk, word: page, ..
@@ -50,8 +50,8 @@ pub(crate) fn misplaced(region: &Region, superblock: &Superblock, entry: &MapEnt
     (0..u32::BITS).map(|bit| lblk ^ 1 << bit).find(|&other| was(other))
 }
 
-/// What is wrong with the word of the block of `entry`, a page of a file or link, and the place and value of the right one. `None` if it is
-/// right, or there is none: data without checksums, reserved pages. The caller keeps writers out.
+/// What is wrong with the word of the block of `entry`, a page of a file or link, and the place and value of the right
+/// one. `None` if it is right, or there is none: data without checksums, reserved pages. The caller keeps writers out.
 pub(crate) fn wrong_word(region: &Region, superblock: &Superblock, entry: &MapEntry) -> Option<(FsError, (u64, u64))> {
     let &MapEntry {
         ino, lblk, word: page, ..

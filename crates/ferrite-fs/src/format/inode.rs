@@ -133,8 +133,8 @@ impl Inode {
         self.crc() == self.checksum(ino) || self.words == [0; INODE_WORDS]
     }
 
-    /// Whether size and counts can be those of a file in such a pool, so that operations can count on from them. A free inode
-    /// keeps whatever it held.
+    /// Whether size and counts can be those of a file in such a pool, so that operations can count on from them. A free
+    /// inode keeps whatever it held.
     pub(crate) fn is_plausible(&self, superblock: &Superblock) -> bool {
         !self.in_use()
             || (self.size() <= MAX_FILE_BYTES

@@ -60,18 +60,20 @@ pub const CONTROL_STATE: u64 = CONTROL_OFFSET + 64;
 pub const CONTROL_MOUNTS: u64 = CONTROL_OFFSET + 72;
 /// Boot id (hashed) of a machine that uses the pool with process durability; 0 when none does.
 pub const CONTROL_BOOT: u64 = CONTROL_OFFSET + 80;
-/// While a pool is in use: which file it lies in (upper half) and the number of mounts (lower half), so that a copy taken
-/// meanwhile can be told; 0 while it is not. It counts only with the number of mounts that it names: programs that do not
-/// know it leave it alone.
+/// While a pool is in use: which file it lies in (upper half) and the number of mounts (lower half), so that a copy
+/// taken meanwhile can be told; 0 while it is not. It counts only with the number of mounts that it names: programs
+/// that do not know it leave it alone.
 pub const CONTROL_OWNER: u64 = CONTROL_OFFSET + 88;
-/// While a repair is being carried out: number of words in the journal area | their checksum << 32; else 0. See [`crate::audit::mend`].
+/// While a repair is being carried out: number of words in the journal area | their checksum << 32; else 0. See
+/// [`crate::audit::mend`].
 pub const CONTROL_REPAIR: u64 = CONTROL_OFFSET + 128;
 /// Unmounted in order.
 pub const STATE_CLEAN: u64 = 0x4e41_454c_4331;
 /// Mounted, or crashed.
 pub const STATE_IN_USE: u64 = 0x4553_555f_4e49;
 
-/// Read-only-compatible feature: file data carries checksums, in a table of one word a data block. See `format/data_sum.rs`.
+/// Read-only-compatible feature: file data carries checksums, in a table of one word a data block. See
+/// `format/data_sum.rs`.
 pub const FEATURE_DATA_CHECKSUM: u64 = 1;
 /// Read-only-compatible feature: keys of HashFS lie in reach of their homes, so one that does not was damaged. Programs
 /// that do not know it may put keys anywhere, so they must not write.
@@ -135,8 +137,8 @@ pub struct Superblock {
     pub sum_offset: u64,
 }
 
-/// How the mark is stored: a sequence number and, in the upper 16 bits, its checksum. A mark that is too low would have stale
-/// records replayed, so it must not be taken on trust.
+/// How the mark is stored: a sequence number and, in the upper 16 bits, its checksum. A mark that is too low would have
+/// stale records replayed, so it must not be taken on trust.
 pub fn encode_mark(seq: u64) -> u64 {
     let crc = crc32c(&seq.to_le_bytes());
     seq | u64::from(crc as u16 ^ (crc >> 16) as u16) << MARK_CRC_SHIFT
@@ -175,7 +177,8 @@ impl Superblock {
         }
         if size_bytes > MAX_POOL_BYTES {
             return refuse(format!(
-                "a pool of {size_bytes} bytes is larger than format {FORMAT_VERSION} can address; give it at most {} GiB",
+                "a pool of {size_bytes} bytes is larger than format {FORMAT_VERSION} can address; give it at most {} \
+                 GiB",
                 MAX_POOL_BYTES >> 30
             ));
         }
@@ -183,8 +186,8 @@ impl Superblock {
         // A ring must hold two of the largest records (a 2 MiB write, about 28 KiB), so 64 KiB is the least.
         // Larger ones make retiring rarer, so that fewer operations meet it.
         let ring_bytes = match size_bytes >> 20 {
-            // Records are larger with checksums of data, and with the other mappings: a cuckoo entry is three words that lie
-            // apart, and trees split nodes.
+            // Records are larger with checksums of data, and with the other mappings: a cuckoo entry is three words
+            // that lie apart, and trees split nodes.
             0..256 if options.data_checksum && options.mapping != Mapping::Hashfs => 256 << 10,
             0..256 if options.data_checksum || options.mapping != Mapping::Hashfs => 128 << 10,
             0..256 => 64 << 10,
@@ -237,7 +240,8 @@ impl Superblock {
         }
         if blocks < 128 {
             return refuse(format!(
-                "{inodes} inodes, {name_slots} names and {rings} rings leave {blocks} data blocks in {size_bytes} bytes; \
+                "{inodes} inodes, {name_slots} names and {rings} rings leave {blocks} data blocks in {size_bytes} \
+                 bytes; \
                  ask for fewer of them or a larger --size"
             ));
         }

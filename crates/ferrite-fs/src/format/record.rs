@@ -151,8 +151,8 @@ impl Record {
         self.len += 2;
     }
 
-    /// Adds a word that is streamed to its place together with the record, in the same fence: whether the stream survives a crash
-    /// or not, replay leaves the word set.
+    /// Adds a word that is streamed to its place together with the record, in the same fence: whether the stream
+    /// survives a crash or not, replay leaves the word set.
     pub(crate) fn set_streamed_word(&mut self, offset: u64, value: u64) {
         self.open = 0;
         self.set_word(offset, value);

@@ -1,12 +1,13 @@
 //! Damage that a mount found: what it is, whom it concerns, and whether the pool may still be changed.
 //!
-//! What lives here: [`Damage`], filled by `audit/load.rs` and asked by whoever is about to answer. Damage does not keep a pool from being
-//! mounted, as long as its root directory can be read: whatever is damaged answers `EIO`, everything else works.
+//! What lives here: [`Damage`], filled by `audit/load.rs` and asked by whoever is about to answer. Damage does not keep
+//! a pool from being mounted, as long as its root directory can be read: whatever is damaged answers `EIO`, everything
+//! else works.
 //!
 //! Invariants:
 //! * While it is not known which blocks something damaged owns, nothing is changed: what looks free may be its.
-//! * What may be wrong is never answered. An inode, a page, or what looks like a hole of a file that has lost pages, is an error
-//!   that names it.
+//! * What may be wrong is never answered. An inode, a page, or what looks like a hole of a file that has lost pages, is
+//!   an error that names it.
 //! * Nothing is added once operations run, so asking takes no lock.
 
 use std::sync::Arc;

@@ -1,11 +1,11 @@
 //! What went wrong, and what was looked at, since the mount: for `ferrite info` and the log.
 //!
-//! What lives here: [`Events`], one a mounted pool. Damage that a mount finds is in [`super::damage`]; here is what operations and scrubs meet
-//! later. Noting takes a lock, so it is for errors only.
+//! What lives here: [`Events`], one a mounted pool. Damage that a mount finds is in [`super::damage`]; here is what
+//! operations and scrubs meet later. Noting takes a lock, so it is for errors only.
 //!
 //! Invariants:
-//! * However often a program reads what is damaged, neither memory nor the log fills up: what was met before is counted, and told again
-//!   the second, fourth, eighth time and so on.
+//! * However often a program reads what is damaged, neither memory nor the log fills up: what was met before is
+//!   counted, and told again the second, fourth, eighth time and so on.
 //! * Nothing here is on the medium; a mount begins with nothing.
 
 use std::collections::VecDeque;

@@ -1,8 +1,8 @@
 //! The redo journal: rings of records, commit, apply and retirement (docs/design.md, "Crash atomicity").
 //!
 //! What lives here: [`Journal`] ([`Journal::commit`], [`Journal::advance`]), the record format
-//! ([`crate::format::record`]) and what recovery does with it ([`replay`]). Only [`crate::pool::tx::Tx`] commits; only the engine
-//! advances.
+//! ([`crate::format::record`]) and what recovery does with it ([`replay`]). Only [`crate::pool::tx::Tx`] commits; only
+//! the engine advances.
 //!
 //! Invariants, each argued in `docs/crash-consistency.md`:
 //! * A shared word on the medium changes only by applying a record whose commit fence has returned.
@@ -125,8 +125,8 @@ pub(crate) struct Entered<'j> {
 struct Common {
     /// New records get sequence numbers above it; raised before the rings are visited by `advance`.
     floor: AtomicU64,
-    /// One of [`OPEN`], [`FROZEN`] and [`CLOSED`]. Asked under a ring's lock; set before the rings are visited by `close`
-    /// and `freeze`.
+    /// One of [`OPEN`], [`FROZEN`] and [`CLOSED`]. Asked under a ring's lock; set before the rings are visited by
+    /// `close` and `freeze`.
     state: AtomicU8,
 }
 
@@ -193,8 +193,8 @@ impl Journal {
 
     /// Locks this thread's ring. Whoever holds it must not advance the mark, or wait for anything.
     ///
-    /// Worth doing before data is streamed: taking a lock waits until all streams so far have drained, and the record's fence
-    /// waits for a drain again.
+    /// Worth doing before data is streamed: taking a lock waits until all streams so far have drained, and the record's
+    /// fence waits for a drain again.
     pub(crate) fn enter(&self) -> Entered<'_> {
         let ring = &self.rings[(thread_number() % self.rings.len() as u64) as usize];
         Entered {
@@ -203,10 +203,10 @@ impl Journal {
         }
     }
 
-    /// Commits `record` and applies it: when this returns `Ok`, the operation is durable and its words are
-    /// set. `freed` becomes reusable once the mark has passed it. `min_seq` is the newest
-    /// sequence number of whatever the record changes. `before_record` streams what the record vouches for; `before_apply` runs between
-    /// the fence and the words.
+    /// Commits `record` and applies it: when this returns `Ok`, the operation is durable and its words are set. `freed`
+    /// becomes reusable once the mark has passed it. `min_seq` is the newest sequence number of whatever the record
+    /// changes. `before_record` streams what the record vouches for; `before_apply` runs between the fence and the
+    /// words.
     ///
     /// Crash points: before the fence returns the record may or may not survive, and none of its words is
     /// set; afterwards replay sets them all.
@@ -318,8 +318,8 @@ impl Journal {
         self.wake();
     }
 
-    /// Holds all commits back until [`Self::thaw`]. What was committed before is applied when this returns. False if the
-    /// journal is frozen already, or closed.
+    /// Holds all commits back until [`Self::thaw`]. What was committed before is applied when this returns. False if
+    /// the journal is frozen already, or closed.
     pub(crate) fn freeze(&self) -> bool {
         let state = &self.common.state;
         let froze = state.compare_exchange(OPEN, FROZEN, Ordering::SeqCst, Ordering::SeqCst);
@@ -398,8 +398,8 @@ impl Journal {
         Ok(())
     }
 
-    /// The same for this thread's ring alone, and the mark moves only if what other threads moved it by is not enough. So each
-    /// thread's books stay in its core's cache.
+    /// The same for this thread's ring alone, and the mark moves only if what other threads moved it by is not enough.
+    /// So each thread's books stay in its core's cache.
     pub(crate) fn relieve(&self, release: &mut dyn FnMut(Vec<Resource>)) -> Result<(), PmError> {
         let _one_at_a_time = self.advancing.lock();
         let mut reusable = Vec::new();
@@ -416,8 +416,8 @@ impl Journal {
         Ok(())
     }
 
-    /// Makes the words of all records that are applied now durable, then moves the mark past these records; returns it. The
-    /// caller holds `advancing`.
+    /// Makes the words of all records that are applied now durable, then moves the mark past these records; returns it.
+    /// The caller holds `advancing`.
     ///
     /// Crash points: the mark is stored only after the fence that made all words of the records below it
     /// durable; and it is one aligned word, so it is either the old or the new one.
@@ -456,8 +456,8 @@ impl Journal {
         self.rings.iter().map(newest).max().unwrap_or(0)
     }
 
-    /// Has all records from now on get larger numbers than any so far. The caller sees to it that nobody commits meanwhile, and that
-    /// those who wait for it see this.
+    /// Has all records from now on get larger numbers than any so far. The caller sees to it that nobody commits
+    /// meanwhile, and that those who wait for it see this.
     pub(crate) fn raise_floor(&self) {
         self.common.floor.fetch_max(self.newest_seq(), Ordering::SeqCst);
     }

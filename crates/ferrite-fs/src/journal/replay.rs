@@ -62,7 +62,8 @@ pub(crate) fn replay(region: &Region, superblock: &Superblock, losses: Losses) -
         let survived = data_survived(region, record);
         if !survived && named.contains(&(record.ring, record.seq)) {
             lost.push(format!(
-                "record {} of ring {} was durable, and what it vouches for is not what was written: what it did is lost",
+                "record {} of ring {} was durable, and what it vouches for is not what was written: what it did is \
+                 lost",
                 record.seq, record.ring
             ));
         }

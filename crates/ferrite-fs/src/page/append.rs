@@ -1,8 +1,9 @@
 //! Changing part of a written page: the choice between log and copy, and the append.
 //!
-//! Crash argument: the entry goes to units that no word leads to, behind the newest entry or in a fresh segment. The record sets the
-//! page word (and the link from the old segment to a new one) and holds the checksum of the entry, so it counts only
-//! if the entry survived as well: one fence for both. A torn entry leaves the old word, and its units are written over.
+//! Crash argument: the entry goes to units that no word leads to, behind the newest entry or in a fresh segment. The
+//! record sets the page word (and the link from the old segment to a new one) and holds the checksum of the entry, so
+//! it counts only if the entry survived as well: one fence for both. A torn entry leaves the old word, and its units
+//! are written over.
 
 use crate::cache::logged::Cause;
 use crate::format::log_entry::LOG_UNITS_MAX;

@@ -5,8 +5,8 @@
 //!
 //! Invariant: what is answered is what was verified: bytes are copied first, then the copy is checked.
 //!
-//! Readers hold no lock: a mismatch counts only once the inode's version was found unchanged, so nothing is reported here
-//! by itself.
+//! Readers hold no lock: a mismatch counts only once the inode's version was found unchanged, so nothing is reported
+//! here by itself.
 
 use ferrite_map::PageWord;
 use ferrite_vfs::Result;
@@ -17,14 +17,15 @@ use crate::format::layout::BLOCK_BYTES;
 use crate::format::page_buffer::PageBuffer;
 use crate::pool::core::Core;
 
-/// Where the word of `block` lies and what it must be if it holds `data` as `page`; `None` if data carries no checksums.
+/// Where the word of `block` lies and what it must be if it holds `data` as `page`; `None` if data carries no
+/// checksums.
 pub(crate) fn for_block(core: &Core, page: (u32, u32), block: u32, data: &[u8]) -> Option<(u64, u64)> {
     let offset = core.superblock.sum_word_offset(block)?;
     Some((offset, word(core.superblock.seed, page, crc32c(data))))
 }
 
-/// Copies the bytes from `from` on of the block of a written page, without its log. If data carries checksums, all of the block is
-/// verified.
+/// Copies the bytes from `from` on of the block of a written page, without its log. If data carries checksums, all of
+/// the block is verified.
 #[inline]
 pub(crate) fn read_block(core: &Core, page: (u32, u32), word: PageWord, from: usize, part: &mut [u8]) -> Result<()> {
     let block = word.page();

@@ -1,7 +1,7 @@
 //! The thread that folds logs when space is short or the system idle (HDPM §2.4, docs/design.md, "Data pages").
 //!
-//! It finds pages in the lists that writers keep in DRAM, never by a scan. While space is above the watermarks and operations go on,
-//! it does nothing. It takes no lock that a reader waits for; see [`super::fold`] for what it takes.
+//! It finds pages in the lists that writers keep in DRAM, never by a scan. While space is above the watermarks and
+//! operations go on, it does nothing. It takes no lock that a reader waits for; see [`super::fold`] for what it takes.
 
 use std::sync::Arc;
 use std::thread::JoinHandle;

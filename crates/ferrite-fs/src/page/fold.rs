@@ -1,10 +1,11 @@
 //! Folding: the merged page is written to a new block, which takes the place of block and log (HDPM §2.4).
 //!
-//! A fold changes no content, so it needs no record: a crash leaves the old word or the new one, and both lead to the same bytes.
-//! Its order makes that true: the merged page is fenced before the word is set; the word is durable before the mark passes the fold;
-//! and what the old word leads to is reused only after that. An older record that is replayed brings the old word back,
-//! and everything it leads to is there still. The merged page's checksum, where data carries one, is stored in place and fenced with the page:
-//! until the word is set it belongs to a block that nobody reads, and no record sets the checksum of a free block any more.
+//! A fold changes no content, so it needs no record: a crash leaves the old word or the new one, and both lead to the
+//! same bytes. Its order makes that true: the merged page is fenced before the word is set; the word is durable before
+//! the mark passes the fold; and what the old word leads to is reused only after that. An older record that is replayed
+//! brings the old word back, and everything it leads to is there still. The merged page's checksum, where data carries
+//! one, is stored in place and fenced with the page: until the word is set it belongs to a block that nobody reads, and
+//! no record sets the checksum of a free block any more.
 //!
 //! The page is merged and written without a lock. Only to set the word is the inode's lock *tried*, for some hundred
 //! instructions a page; if a writer has it, or was there meanwhile, the fold is dropped. Readers never wait: they see a
@@ -175,7 +176,8 @@ fn swing(core: &Core, mem: &InodeMem, page: &Merged) -> bool {
     seq.is_some()
 }
 
-/// Folds candidates, those with the longest logs first, until `enough` says so after some of them. Returns how many it folded.
+/// Folds candidates, those with the longest logs first, until `enough` says so after some of them. Returns how many it
+/// folded.
 pub(crate) fn fold_some(core: &Core, most: usize, cause: Cause, enough: &mut dyn FnMut() -> bool) -> Result<usize> {
     core.candidates.tidy(&|page| scan::page_has_log(core, page));
     let length = |&(ino, lblk): &(u32, u32)| {
@@ -205,7 +207,8 @@ pub(crate) fn fold_some(core: &Core, most: usize, cause: Cause, enough: &mut dyn
             // Somebody is at it: it stays a candidate if it still has a log.
             Ok(false) if has_log(core.map.get(page.0, page.1)) => core.candidates.put_back(page),
             Ok(false) => {}
-            // Damage, which has been told: the others can be folded all the same, and trying again would come to nothing.
+            // Damage, which has been told: the others can be folded all the same, and trying again would come to
+            // nothing.
             Err(FsError::Io(_)) if core.check_writable().is_ok() => {}
             Err(error) => {
                 core.candidates.put_back(page);

@@ -1,8 +1,8 @@
 //! Reading a logged page: from the newest entry backwards, no byte copied twice, the block last (HDPM §2.3).
 //!
-//! Readers hold no lock: what they read may be freed and written again under their hands. So everything that is followed is
-//! checked to stay in the pool, walks are bounded, and the caller validates by the inode's version before it believes a
-//! result or an error.
+//! Readers hold no lock: what they read may be freed and written again under their hands. So everything that is
+//! followed is checked to stay in the pool, walks are bounded, and the caller validates by the inode's version before
+//! it believes a result or an error.
 
 use crate::format::log_entry::has_log;
 use crate::pool::tx::Tx;
@@ -142,8 +142,8 @@ impl Gaps {
     }
 }
 
-/// Copies the bytes from `from` on of a written page to `part`. Returns how many log entries were walked. If data carries checksums, all
-/// that was walked is verified, and the block if any of it is used.
+/// Copies the bytes from `from` on of a written page to `part`. Returns how many log entries were walked. If data
+/// carries checksums, all that was walked is verified, and the block if any of it is used.
 pub(crate) fn read(core: &Core, page: (u32, u32), word: PageWord, from: usize, part: &mut [u8]) -> Result<usize> {
     if !has_log(word) {
         block::read_block(core, page, word, from, part)?;
@@ -189,8 +189,8 @@ pub(crate) fn read(core: &Core, page: (u32, u32), word: PageWord, from: usize, p
     Ok(walked)
 }
 
-/// The same from the oldest entry forwards, as the paper's comparison (`HDPM w/o opt`) does: bytes written again and again are
-/// copied again and again.
+/// The same from the oldest entry forwards, as the paper's comparison (`HDPM w/o opt`) does: bytes written again and
+/// again are copied again and again.
 fn read_forward(core: &Core, page: (u32, u32), word: PageWord, from: usize, part: &mut [u8]) -> Result<usize> {
     let mut list = Vec::new();
     entries(core.media(), page, word, &mut |entry| {

@@ -94,8 +94,8 @@ pub(crate) fn map_error(error: MapError) -> FsError {
 }
 
 impl Core {
-    /// The time operations stamp inodes with: the kernel's coarse clock, as kernel file systems do. `mkfs` takes it from here
-    /// as well: a finer clock is ahead of it, and the root would be changed before it was made.
+    /// The time operations stamp inodes with: the kernel's coarse clock, as kernel file systems do. `mkfs` takes it
+    /// from here as well: a finer clock is ahead of it, and the root would be changed before it was made.
     pub(crate) fn now() -> Timestamp {
         let now = clock_gettime(ClockId::RealtimeCoarse);
         Timestamp::new(now.tv_sec, now.tv_nsec as u32)
@@ -114,8 +114,8 @@ impl Core {
         self.region.check().map_err(|error| self.fail(&error))
     }
 
-    /// Refuses changes to a pool that is read-only, or became so. Whoever meets the failure of the medium is told of it, whoever comes later
-    /// that the pool is read-only.
+    /// Refuses changes to a pool that is read-only, or became so. Whoever meets the failure of the medium is told of
+    /// it, whoever comes later that the pool is read-only.
     pub(crate) fn check_writable(&self) -> Result<()> {
         if self.failed.get().is_some() && !self.closed.load(Ordering::Relaxed) {
             return Err(FsError::ReadOnly);
@@ -132,7 +132,8 @@ impl Core {
         self.closed.load(Ordering::Relaxed) || self.failed.get().is_some()
     }
 
-    /// Runs what only reads, and passes its answer on unless a fault on the medium may have made it up: what is gone reads as zeros.
+    /// Runs what only reads, and passes its answer on unless a fault on the medium may have made it up: what is gone
+    /// reads as zeros.
     pub(crate) fn reading<T>(&self, read: impl FnOnce(&Core) -> Result<T>) -> Result<T> {
         self.check_readable()?;
         let answer = read(self);
@@ -151,7 +152,8 @@ impl Core {
         answer
     }
 
-    /// Why changes were stopped for good, if they were. A fault on the medium counts from the moment it happened, noticed or not.
+    /// Why changes were stopped for good, if they were. A fault on the medium counts from the moment it happened,
+    /// noticed or not.
     pub(crate) fn failure(&self) -> Option<String> {
         if let Err(error) = self.region.check() {
             self.fail(&error);
@@ -192,7 +194,8 @@ impl Core {
             .map_err(|error| self.fail(&error))
     }
 
-    /// Gives many resources back. In order, and with a look ahead: most lines of the free maps are in other cores' caches.
+    /// Gives many resources back. In order, and with a look ahead: most lines of the free maps are in other cores'
+    /// caches.
     pub(crate) fn release_all(&self, mut freed: Vec<Resource>) {
         freed.sort_unstable();
         for (index, &resource) in freed.iter().enumerate() {

@@ -179,8 +179,8 @@ pub(crate) struct Tx<'e> {
 }
 
 impl<'e> Tx<'e> {
-    /// An empty transaction whose allocations are [`Class::Ordinary`]. Waits for a move of the mapping's entries; not to be made
-    /// while this thread has another.
+    /// An empty transaction whose allocations are [`Class::Ordinary`]. Waits for a move of the mapping's entries; not
+    /// to be made while this thread has another.
     pub(crate) fn new(core: &'e Core) -> Self {
         let passage = core.map.gate().map(|gate| gate.pass());
         Self::with_passage(core, passage)
@@ -295,8 +295,8 @@ impl<'e> Tx<'e> {
         }
     }
 
-    /// Says that few blocks will be streamed, and that nothing is waited for from here to the commit: their checksums then cost
-    /// less than a fence of their own would.
+    /// Says that few blocks will be streamed, and that nothing is waited for from here to the commit: their checksums
+    /// then cost less than a fence of their own would.
     pub(crate) fn expect_few_blocks(&mut self) {
         self.small = true;
         self.enter();
@@ -307,8 +307,9 @@ impl<'e> Tx<'e> {
         self.entered.get_or_insert_with(|| journal.enter());
     }
 
-    /// Says that the operation changes one page, whichever way, that its log units or its block are the last thing streamed, and that nothing
-    /// is waited for from here to the commit but memory. The ring is locked while that is on its way.
+    /// Says that the operation changes one page, whichever way, that its log units or its block are the last thing
+    /// streamed, and that nothing is waited for from here to the commit but memory. The ring is locked while that is on
+    /// its way.
     pub(crate) fn set_single_page(&mut self) {
         self.single_page = true;
         self.enter();
@@ -322,8 +323,8 @@ impl<'e> Tx<'e> {
         self.stream_page(page, block, data);
     }
 
-    /// Fills a claimed block with page (inode, logical block) of a file, or with a link's target, and records its checksum if data
-    /// carries checksums. Durable with the commit.
+    /// Fills a claimed block with page (inode, logical block) of a file, or with a link's target, and records its
+    /// checksum if data carries checksums. Durable with the commit.
     pub(crate) fn stream_page(&mut self, page: (u32, u32), block: u32, data: &[u8]) {
         let Some(offset) = self.core.superblock.sum_word_offset(block) else {
             return self.stream_block(block, data);
@@ -354,14 +355,16 @@ impl<'e> Tx<'e> {
         crc
     }
 
-    /// Writes log units at `offset`, which the record vouches for, so that they share its fence. Taking a lock waits until all streams
-    /// have drained, so where the record follows at once the ring is locked before, and else they are streamed with the record.
+    /// Writes log units at `offset`, which the record vouches for, so that they share its fence. Taking a lock waits
+    /// until all streams have drained, so where the record follows at once the ring is locked before, and else they are
+    /// streamed with the record.
     pub(crate) fn stream_log(&mut self, offset: u64, bytes: &[u8]) {
         self.stream_units(offset, bytes, 0);
     }
 
-    /// The same for a new segment, whose first word, the link to a later segment, is 0. Later records change it, so this one must
-    /// not vouch for it; it sets it, for what was there before would be left if the first line of the stream were lost.
+    /// The same for a new segment, whose first word, the link to a later segment, is 0. Later records change it, so
+    /// this one must not vouch for it; it sets it, for what was there before would be left if the first line of the
+    /// stream were lost.
     pub(crate) fn stream_segment(&mut self, offset: u64, bytes: &[u8]) {
         self.stream_units(offset, bytes, NEXT_BYTES as usize);
         self.buffers.record.set_streamed_word(offset, 0);
@@ -429,8 +432,8 @@ impl<'e> Tx<'e> {
         Ok(ino)
     }
 
-    /// Commits a move of the mapping's entries. All records before it name the old places and all after it the new ones, so its
-    /// number lies between theirs.
+    /// Commits a move of the mapping's entries. All records before it name the old places and all after it the new
+    /// ones, so its number lies between theirs.
     pub(crate) fn commit_move(mut self) -> Result<()> {
         let journal = &self.core.journal;
         self.min_seq = journal.newest_seq();
@@ -587,9 +590,10 @@ impl MapTx for Tx<'_> {
         self.buffers.claimed.push(resource);
     }
 
-    /// Blocks, log segments and mapping slots wait until no crash can replay the record that frees them, for old records vouch for what
-    /// blocks hold. Inode numbers and name slots need not wait: they are words that records set, and whoever takes them next
-    /// gets a later sequence number (from the inode's entry, or the name table), so replay ends with the newer words.
+    /// Blocks, log segments and mapping slots wait until no crash can replay the record that frees them, for old
+    /// records vouch for what blocks hold. Inode numbers and name slots need not wait: they are words that records set,
+    /// and whoever takes them next gets a later sequence number (from the inode's entry, or the name table), so replay
+    /// ends with the newer words.
     fn freed(&mut self, resource: Resource) {
         match resource {
             Resource::Block(_) | Resource::LogSegment(_) if planted(Flaw::EarlyReuse) => {

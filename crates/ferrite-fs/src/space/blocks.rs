@@ -1,13 +1,13 @@
 //! Free blocks: the DRAM bitmap, and the count of what may be handed out.
 //!
-//! What lives here: [`BlockAlloc`]. Claims are volatile (docs/design.md, "Crash atomicity"): a claimed block becomes part of a file only
-//! by a committed record, so an operation that dies leaves nothing behind.
+//! What lives here: [`BlockAlloc`]. Claims are volatile (docs/design.md, "Crash atomicity"): a claimed block becomes
+//! part of a file only by a committed record, so an operation that dies leaves nothing behind.
 //!
 //! Invariants: free blocks = tokens in `global` + tokens in all `local` purses + `reserve_left`. A token is taken
-//! before a bit is claimed, so whoever holds a token finds a free bit. Threads work on purses and bitmap
-//! regions of their own, so that two of them share no line that both write while space is plenty. Left alone, two next-fit
-//! cursors meet: the one behind finds little left, hurries on, and from then on both fight for one line; so a
-//! cursor that enters a region where another one is leaves it.
+//! before a bit is claimed, so whoever holds a token finds a free bit. Threads work on purses and bitmap regions of
+//! their own, so that two of them share no line that both write while space is plenty. Left alone, two next-fit cursors
+//! meet: the one behind finds little left, hurries on, and from then on both fight for one line; so a cursor that
+//! enters a region where another one is leaves it.
 
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 
@@ -110,7 +110,8 @@ impl BlockAlloc {
         self.reserve_left.load(Ordering::Relaxed) >= self.reserve_blocks / 2
     }
 
-    /// Gets a batch from the global count, or else whatever lies in other purses; keeps all but the one token asked for.
+    /// Gets a batch from the global count, or else whatever lies in other purses; keeps all but the one token asked
+    /// for.
     fn refill(&self, purse: &AtomicI64) -> bool {
         let mut got = take(&self.global, BATCH);
         if got == 0 {
@@ -177,7 +178,8 @@ impl BlockAlloc {
         Some(((self.first_block + index) as u32, token))
     }
 
-    /// Claims a block for the first page of a run: one with many free blocks behind it, if there is one not too far away.
+    /// Claims a block for the first page of a run: one with many free blocks behind it, if there is one not too far
+    /// away.
     pub(crate) fn claim_run(&self, class: Class) -> Option<(u32, Token)> {
         let number = thread_number() as usize % PURSES;
         let cursor = &self.cursors[number];

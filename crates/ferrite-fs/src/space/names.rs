@@ -1,11 +1,12 @@
-//! The name table: one global hash table from (directory, name) to the entry's place (docs/design.md, "Names and inodes").
+//! The name table: one global hash table from (directory, name) to the entry's place (docs/design.md, "Names and
+//! inodes").
 //!
 //! What lives here: [`NameTable`]. A slot is one word that points to a directory entry and keeps 23 bits of the
 //! name's hash; the entry itself holds the name, so a lookup is one probe and one comparison.
 //!
 //! Invariants: a slot is set and cleared in the same record as the entry it points to. A key's distance from its home
-//! line never exceeds the line's bound. Slots are claimed in the DRAM map; a cleared one comes back to it when the record that clears it is durable,
-//! and the record that sets it again has a higher sequence number.
+//! line never exceeds the line's bound. Slots are claimed in the DRAM map; a cleared one comes back to it when the
+//! record that clears it is durable, and the record that sets it again has a higher sequence number.
 //!
 //! ```text
 //! bits 0..32   block of the entry      bits 32..41   its offset there, in units of 8 bytes
@@ -227,8 +228,9 @@ impl NameTable {
         self.used.dram_bytes() + self.bounds.dram_bytes() + (SEQ_SHARDS * size_of::<AtomicU64>()) as u64
     }
 
-    /// For repair: the words that the table must hold so that exactly these names (directory, name, place of the entry) are found, as
-    /// (pool offset, value) where it differs from what is stored. What is right stays where it is. Fails on a full table.
+    /// For repair: the words that the table must hold so that exactly these names (directory, name, place of the entry)
+    /// are found, as (pool offset, value) where it differs from what is stored. What is right stays where it is. Fails
+    /// on a full table.
     pub(crate) fn rebuilt<'n>(
         &self,
         wanted: impl Iterator<Item = (u32, std::borrow::Cow<'n, [u8]>, u64)>,
@@ -285,7 +287,8 @@ impl NameTable {
         self.lines.div_ceil(GROUP_LINES)
     }
 
-    /// Every used slot of a group. For mount, which looks at all entries, in no order: they are on their way before they are visited.
+    /// Every used slot of a group. For mount, which looks at all entries, in no order: they are on their way before
+    /// they are visited.
     pub(crate) fn each_of_group(&self, group: u64, mut visit: impl FnMut(Slot)) {
         let first = group * GROUP_LINES;
         let slots: Vec<Slot> = self

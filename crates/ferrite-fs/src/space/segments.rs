@@ -1,11 +1,13 @@
 //! Space for page logs: segments of 256 bytes to 4 KiB, slabbed out of blocks, so that a write of eight bytes does not
 //! cost a page.
 //!
-//! What lives here: [`LogSpace`]. A block is cut into segments of one size; the medium does not say which blocks these are, the
-//! page words and headers do, and mount counts them up again. Claims are volatile, as all claims are (docs/design.md, "Crash atomicity").
+//! What lives here: [`LogSpace`]. A block is cut into segments of one size; the medium does not say which blocks these
+//! are, the page words and headers do, and mount counts them up again. Claims are volatile, as all claims are
+//! (docs/design.md, "Crash atomicity").
 //!
-//! Invariants: a segment is in use, or in a purse, or its bit in its slab is clear. A block without a used segment goes back
-//! to the free map. Threads take segments out of purses of their own, a slab's worth at a time, and so seldom meet.
+//! Invariants: a segment is in use, or in a purse, or its bit in its slab is clear. A block without a used segment goes
+//! back to the free map. Threads take segments out of purses of their own, a slab's worth at a time, and so seldom
+//! meet.
 
 use std::collections::hash_map::Entry;
 
@@ -80,8 +82,8 @@ impl LogSpace {
         }
     }
 
-    /// Claims a segment of at least `units`; returns its header unit and size. `None` if there is no block for it that ordinary
-    /// use may have: then the caller copies the page instead.
+    /// Claims a segment of at least `units`; returns its header unit and size. `None` if there is no block for it that
+    /// ordinary use may have: then the caller copies the page instead.
     pub(crate) fn alloc(&self, blocks: &BlockAlloc, units: u32) -> Option<(u32, u32)> {
         let size = size_index(units);
         let mut purse = self.purses[thread_number() as usize % PURSES].lock();

@@ -1,8 +1,8 @@
 //! Entries of a directory: where a new one goes, removal, listing.
 //!
-//! What lives here: functions on one directory whose lock the caller holds (exclusively to change it). A
-//! directory's blocks are mapped like a file's pages, at logical blocks 0, 1, 2…; unlike pages they are never moved, and
-//! they change only word by word, by records.
+//! What lives here: functions on one directory whose lock the caller holds (exclusively to change it). A directory's
+//! blocks are mapped like a file's pages, at logical blocks 0, 1, 2…; unlike pages they are never moved, and they
+//! change only word by word, by records.
 //!
 //! Invariants: an entry stays at its position (logical block and offset) as long as it exists, so a position is
 //! a stable cookie. A block without entries is unmapped by the record that removes the last one. The directory's
@@ -25,7 +25,8 @@ use crate::space::names::{Found, Key};
 const ROOMY_BYTES: u64 = 64;
 /// Most holes of a directory with many of them that one search remembers.
 const HOLES_MAX: u64 = 64;
-/// Logical blocks that are tried one by one; of more than that, with few of them mapped, the mapped ones are listed first.
+/// Logical blocks that are tried one by one; of more than that, with few of them mapped, the mapped ones are listed
+/// first.
 const WALK_MAX: u64 = 4096;
 
 /// Where an entry is going, until its record is committed.
@@ -54,8 +55,8 @@ fn last_lblk_end(inode: &Inode) -> u64 {
     inode.size() / BLOCK_BYTES
 }
 
-/// Logical blocks from `first` on that may be mapped, in order. The last block of a damaged directory can lie billions of holes
-/// behind the others, so these are not walked.
+/// Logical blocks from `first` on that may be mapped, in order. The last block of a damaged directory can lie billions
+/// of holes behind the others, so these are not walked.
 pub(crate) fn mapped_lblks(core: &Core, dir: u32, inode: &Inode, first: u64) -> impl Iterator<Item = u64> {
     let end = last_lblk_end(inode);
     let span = end.saturating_sub(first);
@@ -184,7 +185,8 @@ fn find_space(
     }
 }
 
-/// Adds the entry of `key` to its directory. The caller has checked that the name is new, and updates the directory's other fields.
+/// Adds the entry of `key` to its directory. The caller has checked that the name is new, and updates the directory's
+/// other fields.
 pub(crate) fn insert(
     core: &Core,
     tx: &mut Tx<'_>,
@@ -347,8 +349,8 @@ pub(crate) fn replace(
     Ok(())
 }
 
-/// Finds the name of `key` in its directory, whose lock the caller holds. In one whose names are not all in the table, what is not found
-/// there but stands in the directory is an error.
+/// Finds the name of `key` in its directory, whose lock the caller holds. In one whose names are not all in the table,
+/// what is not found there but stands in the directory is an error.
 pub(crate) fn find(core: &Core, inode: &Inode, key: &Key<'_>) -> Result<Option<Found>> {
     let found = core.names.find(key)?;
     if found.is_none() && core.damage.loses_names(key.parent) {
@@ -383,8 +385,8 @@ fn lost_names(dir: u32, count: u64) -> FsError {
     ))
 }
 
-/// Lists from position `cookie` on, as [`ferrite_vfs::FileSystem::readdir`] demands. A directory that has lost names says so behind
-/// the last one that is left: a copy of it must not pass for whole.
+/// Lists from position `cookie` on, as [`ferrite_vfs::FileSystem::readdir`] demands. A directory that has lost names
+/// says so behind the last one that is left: a copy of it must not pass for whole.
 pub(crate) fn list(
     core: &Core,
     dir: u32,

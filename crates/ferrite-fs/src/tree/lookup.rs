@@ -70,8 +70,8 @@ pub(crate) fn find(core: &Core, dir: Ino, name: &[u8]) -> Result<Option<(Found, 
             return Ok(None);
         };
         let child = core.inodes.get(found.ino);
-        // Whoever frees an inode holds the directory's lock until the name is gone, so this name is damage. Looking again, as
-        // after a race, would never end.
+        // Whoever frees an inode holds the directory's lock until the name is gone, so this name is damage. Looking
+        // again, as after a race, would never end.
         if child.is_dead() {
             return Err(free_inode_named(found.ino));
         }
@@ -90,8 +90,8 @@ pub(crate) fn lookup(core: &Core, dir: Ino, name: &[u8]) -> Result<Attr> {
     loop {
         let (found, child) = find(core, dir, name)?.ok_or(FsError::NotFound)?;
         match core.snapshot(&child) {
-            // Its last name went between the two looks, and somebody keeps it open: the name is gone, or points elsewhere by now. If it
-            // does not, the count is damaged.
+            // Its last name went between the two looks, and somebody keeps it open: the name is gone, or points
+            // elsewhere by now. If it does not, the count is damaged.
             Ok(inode) if inode.nlink() == 0 && unlinked != Some((found.ino, inode.generation())) => {
                 unlinked = Some((found.ino, inode.generation()));
             }

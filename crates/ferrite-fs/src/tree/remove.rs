@@ -93,9 +93,9 @@ struct Locked<'a> {
     found: Found,
 }
 
-/// Locks `directory` and its entry `name`, whose inode goes to `child`. Looks the name up once if the child can be locked
-/// after its directory: because its number is higher, or because nobody else holds it. Else both are locked in order,
-/// and `None` says that the entry changed meanwhile.
+/// Locks `directory` and its entry `name`, whose inode goes to `child`. Looks the name up once if the child can be
+/// locked after its directory: because its number is higher, or because nobody else holds it. Else both are locked in
+/// order, and `None` says that the entry changed meanwhile.
 fn lock_both<'a>(
     core: &Core,
     directory: &'a Arc<InodeMem>,

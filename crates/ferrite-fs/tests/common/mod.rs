@@ -94,7 +94,8 @@ pub(crate) fn empty_pool(size_bytes: u64, options: &MkfsOptions) -> Vec<u8> {
     image_of(&region)
 }
 
-/// The mapping that tests make their pools with: the one in `FERRITE_MAPPING`, else the default. So every test can be run on each.
+/// The mapping that tests make their pools with: the one in `FERRITE_MAPPING`, else the default. So every test can be
+/// run on each.
 pub(crate) fn mapping() -> Mapping {
     std::env::var("FERRITE_MAPPING").map_or(Mapping::default(), |name| {
         Mapping::from_name(&name).unwrap_or_else(|| panic!("FERRITE_MAPPING: no mapping is called {name}"))

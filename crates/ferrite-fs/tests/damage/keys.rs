@@ -26,7 +26,8 @@ fn a_key_of_a_page_behind_the_end() {
     );
 }
 
-/// What lies behind the end goes back to its place where the table tells which that is. Else the file is put aside with all that it has.
+/// What lies behind the end goes back to its place where the table tells which that is. Else the file is put aside with
+/// all that it has.
 #[test]
 fn a_page_behind_the_end_is_not_lost() {
     let read = |engine: &Engine, ino, page: usize| {
@@ -72,7 +73,8 @@ fn a_key_of_a_page_that_is_there() {
     }
 }
 
-/// A key that becomes one of a hole of its file is told if it lies too far from where that would be, which most do in a pool of some size.
+/// A key that becomes one of a hole of its file is told if it lies too far from where that would be, which most do in a
+/// pool of some size.
 #[test]
 fn a_key_of_a_hole() {
     let blank = Region::anonymous(64 << 20).unwrap();

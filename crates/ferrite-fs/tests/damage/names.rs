@@ -1,11 +1,13 @@
-//! Damage between a name and its file: slots of the name table, entries of directories, inodes that only a name knows of.
+//! Damage between a name and its file: slots of the name table, entries of directories, inodes that only a name knows
+//! of.
 
 use ferrite_fs::{Engine, Mapping};
 use ferrite_vfs::{Cred, FileKind, FileSystem, FsError, Ino, NewNode, ROOT_INO, RenameMode};
 
 use super::{PAGE, PLAIN, Pool, Told, common, image_after, on_every_mapping};
 
-/// All of an inode: its number, which a name has, is not given to another, though nothing else tells that it ever was in use.
+/// All of an inode: its number, which a name has, is not given to another, though nothing else tells that it ever was
+/// in use.
 #[test]
 fn a_wiped_inode_without_pages() {
     for name in ["small", "other-0"] {
@@ -45,8 +47,8 @@ fn a_wiped_link_and_a_wiped_pipe() {
     }
 }
 
-/// Inode, checksum, a letter of a name: it is not found any more under its own, and the directory cannot be listed; the other names are
-/// found. The mount tells, and nobody can put a second file in the place of the one that is not found.
+/// Inode, checksum, a letter of a name: it is not found any more under its own, and the directory cannot be listed; the
+/// other names are found. The mount tells, and nobody can put a second file in the place of the one that is not found.
 #[test]
 fn a_damaged_entry() {
     for (at, bits) in [(0, 0x400), (8, 1 << 40), (16, 1)] {
@@ -61,7 +63,8 @@ fn a_damaged_entry() {
     }
 }
 
-/// An entry that looks free: its name is an error, not absent, and who lists the directory is told behind the last name that is left.
+/// An entry that looks free: its name is an error, not absent, and who lists the directory is told behind the last name
+/// that is left.
 #[test]
 fn an_entry_that_looks_free() {
     on_every_mapping(&[PLAIN], Told::ReadOnly, |pool| {
@@ -111,8 +114,8 @@ fn refuses_the_name(engine: &Engine, dir: Ino, name: &[u8]) {
     engine.rmdir(ROOT_INO, name).unwrap();
 }
 
-/// A slot of the name table with another hash, another place in the block, another block: its name is an error, not absent, also where
-/// there is a damaged inode besides.
+/// A slot of the name table with another hash, another place in the block, another block: its name is an error, not
+/// absent, also where there is a damaged inode besides.
 #[test]
 fn a_damaged_name_slot() {
     for bits in [1 << 41, 1 << 60, 1 << 33, 1, 1 << 30] {
@@ -136,7 +139,8 @@ fn a_name_slot_that_leads_to_a_freed_block() {
     let pool = Pool::new(common::mapping());
     let entry_block = |pool: &Pool| pool.entry(PLAIN) / PAGE;
     let (stale, slot) = (entry_block(&pool), pool.word(pool.name_slot(PLAIN)));
-    // Emptied, the directory gives its block back as it is; the names go to another one, for that block is taken meanwhile.
+    // Emptied, the directory gives its block back as it is; the names go to another one, for that block is taken
+    // meanwhile.
     let emptied = image_after(&pool.image, |engine| {
         for name in pool.files.keys() {
             engine.unlink(pool.dir, name.as_bytes()).unwrap();

@@ -1,13 +1,16 @@
-//! An extent tree for each file, worked on in place or behind a page cache with one lock (Strata's default; HashFS §4.7).
+//! An extent tree for each file, worked on in place or behind a page cache with one lock (Strata's default; HashFS
+//! §4.7).
 //!
-//! A B-tree of 4 KiB nodes. The area holds each inode's root block. A node begins with {entries, level} and a generation that
-//! every change counts up; its entries are {first page, length; word} in a leaf and {first page; child} above, sorted. An extent
-//! longer than one page has consecutive blocks and no logs. The first entry of an inner node stands for everything below the second.
+//! A B-tree of 4 KiB nodes. The area holds each inode's root block. A node begins with {entries, level} and a
+//! generation that every change counts up; its entries are {first page, length; word} in a leaf and {first page; child}
+//! above, sorted. An extent longer than one page has consecutive blocks and no logs. The first entry of an inner node
+//! stands for everything below the second.
 //!
-//! Nodes are split on the way down when they might overflow, so that a change never goes back up. They are freed when they
-//! are empty, and never merged.
+//! Nodes are split on the way down when they might overflow, so that a change never goes back up. They are freed when
+//! they are empty, and never merged.
 //!
-//! Invariants: blocks that a lookup follows are data blocks, and levels fall on the way down; so lookups end, whatever they meet.
+//! Invariants: blocks that a lookup follows are data blocks, and levels fall on the way down; so lookups end, whatever
+//! they meet.
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
@@ -236,7 +239,8 @@ impl ExtentTree {
         }
     }
 
-    /// A block for a node. Its generation goes on from what lies there, so that no copy of a node it was before passes for the new one.
+    /// A block for a node. Its generation goes on from what lies there, so that no copy of a node it was before passes
+    /// for the new one.
     fn fresh_node(&self, tx: &mut dyn MapTx) -> Result<u32, MapError> {
         let block = tx.fresh_block()?;
         let generation = offset(block, GENERATION);

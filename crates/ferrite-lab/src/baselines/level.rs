@@ -1,9 +1,10 @@
 //! Level hashing as it is (HashFS §4.9): two levels of buckets, two hashes, resized by a level when it is full.
 //!
-//! Nothing here is fitted to a file system: no vectors, no cached translations, no size known in advance. A bucket is a line of
-//! four keys and their words. Level *k* has `base << k` buckets; the two in use are named by the header. A page may lie in two
-//! buckets of the upper level, or in the two below them. When all four are full, one page is moved to its other bucket of the same
-//! level; if none can be, the next level is taken into use, and the pages of the lowest go there.
+//! Nothing here is fitted to a file system: no vectors, no cached translations, no size known in advance. A bucket is a
+//! line of four keys and their words. Level *k* has `base << k` buckets; the two in use are named by the header. A page
+//! may lie in two buckets of the upper level, or in the two below them. When all four are full, one page is moved to
+//! its other bucket of the same level; if none can be, the next level is taken into use, and the pages of the lowest go
+//! there.
 //!
 //! Invariants: moving is done in [`FileMap::make_room`], with the gate closed. A slot whose key is set is claimed.
 
@@ -171,7 +172,8 @@ impl LevelHash {
             if key == 0 {
                 continue;
             }
-            // Four times as many buckets as there were: that both are full does not happen in practice; the caller would abort.
+            // Four times as many buckets as there were: that both are full does not happen in practice; the caller
+            // would abort.
             let Some(free) = self.claim_of(self.pair(key, new)) else {
                 return false;
             };

@@ -1,10 +1,10 @@
 //! HashFS as it was published: a slot for each block, linear probing, and a tombstone where a page was removed.
 //!
-//! It shows what Ferrite's HashFS avoids: a miss ends only at a slot that never held a page, and those run out. Lines lie as in
-//! Ferrite's: eight keys, then their words.
+//! It shows what Ferrite's HashFS avoids: a miss ends only at a slot that never held a page, and those run out. Lines
+//! lie as in Ferrite's: eight keys, then their words.
 //!
-//! Invariant: a lookup ends at a slot that is empty *and* not claimed, since whoever inserted behind a claimed slot passed it. So a
-//! claim that is given back leaves a tombstone too.
+//! Invariant: a lookup ends at a slot that is empty *and* not claimed, since whoever inserted behind a claimed slot
+//! passed it. So a claim that is given back leaves a tombstone too.
 
 use std::sync::Arc;
 

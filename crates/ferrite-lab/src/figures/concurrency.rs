@@ -23,7 +23,8 @@ const INSERTS: &str = "Appends";
 pub(crate) const FIGURE: Figure = Figure {
     id: "hashfs-10",
     title: "Concurrency: threads read and append to one file",
-    claim: "With eight times the threads, mapping takes at most 13 % longer, and the ranking of the structures does not change.",
+    claim: "With eight times the threads, mapping takes at most 13 % longer, and the ranking of the structures does \
+    not change.",
     on_fresh_pools: true,
     applies_media: false,
     steps: |plan| (Structure::contenders().len() * plan.threads.len()) as u64,
@@ -77,8 +78,10 @@ fn run(plan: &Plan, progress: &mut dyn Progress) -> Result<FigureData, LabError>
     Ok(FigureData {
         panels: panels.into(),
         notes: vec![format!(
-            "{cores} cores: with more threads than that, threads take turns, and what is shown is not contention alone. The file has one \
-             read-write lock, as in the paper; waiting for it is not counted, waiting inside the mapping is. A sample is the median of a round."
+            "{cores} cores: with more threads than that, threads take turns, and what is shown is not contention \
+             alone. The file has one \
+             read-write lock, as in the paper; waiting for it is not counted, waiting inside the mapping is. A sample \
+             is the median of a round."
         )],
     })
 }
@@ -166,8 +169,10 @@ fn check(data: &FigureData) -> Verdict {
         }
     }
     judge.verdict(
-        "more threads than cores take turns (the notes say how many cores there are), and each finds in its core's caches what others left \
-         there. A lookup that hits takes some 50 ns, so a line that misses doubles it, and structures that lie within some ten ns of \
+        "more threads than cores take turns (the notes say how many cores there are), and each finds in its core's \
+         caches what others left \
+         there. A lookup that hits takes some 50 ns, so a line that misses doubles it, and structures that lie within \
+         some ten ns of \
          each other change places; appends take ten times as long and show it less.",
     )
 }

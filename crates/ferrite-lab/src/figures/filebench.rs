@@ -1,4 +1,5 @@
-//! HashFS figure 12: fileserver and webproxy, end to end with each mapping, and as the mapping alone sees them with all baselines.
+//! HashFS figure 12: fileserver and webproxy, end to end with each mapping, and as the mapping alone sees them with all
+//! baselines.
 
 use std::time::Duration;
 
@@ -19,10 +20,14 @@ const WHOLE: &str = "Whole engine";
 const ALONE: &str = "Mapping alone (replay)";
 const MIXES: [(Mix, &str); 2] = [(Mix::Fileserver, "fileserver"), (Mix::Webproxy, "webproxy")];
 /// Why what the paper shows may not show here.
-const LIKELY: &str = "alone, all but hashfs (with tombstones or without) and leaf ask the papers' allocator, which fences its bitmap for each \
-    block that it gives or takes back: that sets the pace of level hashing, cuckoo and all trees, and little is left between them. The \
-    page-cached tree gains nothing on a medium as fast as its copies, which are made anew after each change, under a lock (figure 11); and \
-    a file of 32 pages has one node, in either tree. On the engine, webproxy makes and removes a file in each turn, and cuckoo, which \
+const LIKELY: &str = "alone, all but hashfs (with tombstones or without) and leaf ask the papers' allocator, which \
+fences its bitmap for each \
+    block that it gives or takes back: that sets the pace of level hashing, cuckoo and all trees, and little is left \
+    between them. The \
+    page-cached tree gains nothing on a medium as fast as its copies, which are made anew after each change, under a \
+    lock (figure 11); and \
+    a file of 32 pages has one node, in either tree. On the engine, webproxy makes and removes a file in each turn, \
+    and cuckoo, which \
     writes most words for that, has no disk or system call to hide them; one thread's rounds scatter by up to a tenth.";
 /// Strata's default, against which the paper counts.
 const BASELINE: &str = "extent-page-cached";
@@ -30,7 +35,8 @@ const BASELINE: &str = "extent-page-cached";
 pub(crate) const FIGURE: Figure = Figure {
     id: "hashfs-12",
     title: "Filebench: fileserver and webproxy, with level hashing",
-    claim: "In fileserver HashFS is 26 % above Strata's page-cached extent tree and the radix tree 10 % below it; in webproxy all are \
+    claim: "In fileserver HashFS is 26 % above Strata's page-cached extent tree and the radix tree 10 % below it; in \
+    webproxy all are \
             within 2 %. Level hashing is below HashFS in all cases, and below the baseline in fileserver.",
     on_fresh_pools: false,
     applies_media: false,
@@ -87,8 +93,10 @@ fn run(plan: &Plan, progress: &mut dyn Progress) -> Result<FigureData, LabError>
     Ok(FigureData {
         panels: vec![whole, alone],
         notes: vec![
-            "One thread. The engine knows no baseline, so level hashing and the page-cached tree appear where the mapping alone replays \
-             the mix: its share of the work, without names and data, one transaction for each file made, grown or removed."
+            "One thread. The engine knows no baseline, so level hashing and the page-cached tree appear where the \
+             mapping alone replays \
+             the mix: its share of the work, without names and data, one transaction for each file made, grown or \
+             removed."
                 .into(),
             format!("{files} files; the paper has 10,000 and 100,000."),
         ],

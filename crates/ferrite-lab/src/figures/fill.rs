@@ -21,7 +21,8 @@ const FIRST_FILLER: u32 = 100;
 pub(crate) const FIGURE: Figure = Figure {
     id: "hashfs-9",
     title: "Space utilisation: 80 to 95 % full",
-    claim: "Trees do not care how full the pool is. HashFS and cuckoo are alike at 80 % in reads; at 95 % HashFS takes 12 to 14 % \
+    claim: "Trees do not care how full the pool is. HashFS and cuckoo are alike at 80 % in reads; at 95 % HashFS \
+    takes 12 to 14 % \
             longer in reads and as long in inserts, and both still beat the trees.",
     on_fresh_pools: true,
     applies_media: true,
@@ -92,7 +93,8 @@ fn run(plan: &Plan, progress: &mut dyn Progress) -> Result<FigureData, LabError>
         }
     }
     notes.push(
-        "Ferrite's hashfs has five slots for four blocks, so its table is never loaded above 0.8; hashfs-tombstones has a slot a block, \
+        "Ferrite's hashfs has five slots for four blocks, so its table is never loaded above 0.8; hashfs-tombstones \
+         has a slot a block, \
          as published, and here no page was ever removed from it but those of the inserts."
             .into(),
     );
@@ -114,8 +116,10 @@ fn check(data: &FigureData) -> Verdict {
     judge.at_least(&reads, "95 %", "hashfs", "cuckoo", 1.05);
     judge.grows(&reads, "hashfs-tombstones", "80 %", "95 %", 1.1);
     judge.verdict(
-        "that cuckoo overtakes HashFS at 95 % is a matter of the published table's load; Ferrite's slack of a quarter is there to avoid it. \
-         hashfs-tombstones has that load, but buckets of eight in one line overflow little even then, and nothing was removed here that \
+        "that cuckoo overtakes HashFS at 95 % is a matter of the published table's load; Ferrite's slack of a quarter \
+         is there to avoid it. \
+         hashfs-tombstones has that load, but buckets of eight in one line overflow little even then, and nothing was \
+         removed here that \
          would have left tombstones: the lines of its lookups (in the notes) hardly grow.",
     )
 }

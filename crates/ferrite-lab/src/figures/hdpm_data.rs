@@ -62,7 +62,8 @@ pub(crate) const READS: Figure = Figure {
 pub(crate) const SCANS: Figure = Figure {
     id: "hdpm-9",
     title: "Reverse scans: read latency by number of overwrites",
-    claim: "With reverse scans the latency of a read does not grow with the number of overwrites; with forward scans it does.",
+    claim: "With reverse scans the latency of a read does not grow with the number of overwrites; with forward scans \
+    it does.",
     on_fresh_pools: false,
     applies_media: false,
     steps: |_| REPEATS.len() as u64,
@@ -112,7 +113,8 @@ impl Side {
     }
 }
 
-/// Batches of operations in turns, so that what else the machine does hits both; a sample is a batch's mean in microseconds.
+/// Batches of operations in turns, so that what else the machine does hits both; a sample is a batch's mean in
+/// microseconds.
 fn duel(
     (batches, batch_operations): (u32, u32),
     mut ours: impl FnMut() -> Result<(), LabError>,
@@ -178,7 +180,8 @@ fn copies() -> MountOptions {
 }
 
 fn stands_in() -> String {
-    "NOVA is stood in for by the same engine without page logs: every unaligned write copies its page. ext4-DAX and ext4 with a data \
+    "NOVA is stood in for by the same engine without page logs: every unaligned write copies its page. ext4-DAX and \
+     ext4 with a data \
      journal need a medium this machine has not."
         .into()
 }
@@ -237,7 +240,8 @@ fn check_writes(data: &FigureData) -> Verdict {
         }
     }
     judge.verdict(
-        "both sides wait for a fence and for the same misses, whatever the size; on a slower medium the copy that logs save would weigh more.",
+        "both sides wait for a fence and for the same misses, whatever the size; on a slower medium the copy that \
+         logs save would weigh more.",
     )
 }
 
@@ -312,7 +316,8 @@ fn run_reads(plan: &Plan, progress: &mut dyn Progress) -> Result<FigureData, Lab
         notes: vec![
             stands_in(),
             format!("{writes} unaligned writes of 1 to {SCATTER_BYTES} bytes before (paper: 1,000,000)."),
-            "The first pass walks logs and folds those that have grown long, as reads do by default; then the cleaner has been over \
+            "The first pass walks logs and folds those that have grown long, as reads do by default; then the cleaner \
+             has been over \
              the file. The paper does not say which of the two it shows."
                 .into(),
         ],
@@ -329,7 +334,8 @@ fn check_reads(data: &FigureData) -> Verdict {
                 (Some(logs), Some(copies)) => judge.claim(
                     logs <= copies * 1.25,
                     format!(
-                        "{title}, {label}: logs {logs:.2} us, copies {copies:.2} us, ratio {:.2} (wanted: at most 1.25)",
+                        "{title}, {label}: logs {logs:.2} us, copies {copies:.2} us, ratio {:.2} (wanted: at most \
+                         1.25)",
                         logs / copies
                     ),
                 ),
@@ -338,7 +344,8 @@ fn check_reads(data: &FigureData) -> Verdict {
         }
     }
     judge.verdict(
-        "a page that got several small writes is read from several places; on a medium as fast as DRAM these misses cost more than \
+        "a page that got several small writes is read from several places; on a medium as fast as DRAM these misses \
+         cost more than \
          the page's own bytes, and the system call that hides them in the paper is missing here.",
     )
 }
@@ -381,7 +388,8 @@ fn run_scans(plan: &Plan, progress: &mut dyn Progress) -> Result<FigureData, Lab
     Ok(FigureData {
         panels: vec![panel],
         notes: vec![
-            "Reads fold nothing here. A write folds a log that has grown long, in both sides, which bounds what a forward scan can cost."
+            "Reads fold nothing here. A write folds a log that has grown long, in both sides, which bounds what a \
+             forward scan can cost."
                 .into(),
         ],
     })
@@ -394,7 +402,8 @@ fn check_scans(data: &FigureData) -> Verdict {
     judge.grows(&panel, FORWARD, "1", "64", 1.5);
     judge.at_least(&panel, "64", FORWARD, REVERSE, 1.3);
     judge.verdict(
-        "writes fold a log that has grown long, in both sides, which bounds what a forward scan costs; and the newest entry of a longer log \
+        "writes fold a log that has grown long, in both sides, which bounds what a forward scan costs; and the newest \
+         entry of a longer log \
          is one line among more lines, which fewer caches hold.",
     )
 }

@@ -46,7 +46,8 @@ pub(crate) const WEBPROXY: Figure = Figure {
 pub(crate) const VARMAIL: Figure = Figure {
     id: "hdpm-8",
     title: "Varmail with more and more threads, page logs on and off",
-    claim: "Varmail writes unaligned and synchronously: HDPM is best, by 33 % over NOVA with 10 threads, where the medium's bandwidth ends.",
+    claim: "Varmail writes unaligned and synchronously: HDPM is best, by 33 % over NOVA with 10 threads, where the \
+    medium's bandwidth ends.",
     on_fresh_pools: false,
     applies_media: false,
     steps: |plan| plan.threads.len() as u64,
@@ -62,7 +63,8 @@ pub(crate) const VARMAIL: Figure = Figure {
             }
         });
         judge.verdict(
-            "DRAM's write bandwidth is many times Optane's, so what is saved in writing shows less than in the paper; and of an addition of \
+            "DRAM's write bandwidth is many times Optane's, so what is saved in writing shows less than in the paper; \
+             and of an addition of \
              16 KiB only the page at the old end is unaligned.",
         )
     },
@@ -113,7 +115,8 @@ fn run(plan: &Plan, progress: &mut dyn Progress, mix: Mix) -> Result<FigureData,
     Ok(FigureData {
         panels: vec![panel],
         notes: vec![format!(
-            "{cores} cores. Files of each thread: {}; the paper has 100,000. NOVA is stood in for by the same engine without page logs; \
+            "{cores} cores. Files of each thread: {}; the paper has 100,000. NOVA is stood in for by the same engine \
+             without page logs; \
              ext4-DAX and ext4 with a data journal need a medium this machine has not.",
             plan.mix_files
         )],

@@ -25,7 +25,8 @@ const SIZES: [(u32, &str); 3] = [(1, "4 KiB"), (16, "64 KiB"), (256, "1 MiB")];
 pub(crate) const FIGURE: Figure = Figure {
     id: "hashfs-8",
     title: "I/O size: mapping's share of the I/O path for 4 KiB, 64 KiB and 1 MiB",
-    claim: "The larger the I/O, the smaller mapping's share and the distance between trees and tables. At 1 MiB the radix tree is best \
+    claim: "The larger the I/O, the smaller mapping's share and the distance between trees and tables. At 1 MiB the \
+    radix tree is best \
             for reads (3 % of the path); HashFS stays fastest for inserts.",
     on_fresh_pools: true,
     applies_media: false,
@@ -85,7 +86,8 @@ fn run(plan: &Plan, progress: &mut dyn Progress) -> Result<FigureData, LabError>
     Ok(FigureData {
         panels,
         notes: vec![
-            "Structure and data are cold. The rest of the path is copying the data from or to the medium (with its fence); \
+            "Structure and data are cold. The rest of the path is copying the data from or to the medium (with its \
+             fence); \
              locks, system calls and attributes are left out, so shares are upper bounds."
                 .into(),
         ],
@@ -161,7 +163,8 @@ fn check(data: &FigureData) -> Verdict {
         judge.at_least(&appends, "4 KiB", other, "hashfs", 1.0);
     }
     judge.verdict(
-        "shares are of a path that is mapping and copying only, on a medium as fast as DRAM: whatever moves the copy's time moves every \
+        "shares are of a path that is mapping and copying only, on a medium as fast as DRAM: whatever moves the \
+         copy's time moves every \
          share, and half as many samples as in the other figures are taken.",
     )
 }

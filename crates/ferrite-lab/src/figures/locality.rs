@@ -21,7 +21,8 @@ const AT_RANDOM: &str = "random";
 pub(crate) const FIGURE: Figure = Figure {
     id: "hashfs-5",
     title: "Locality: cold and hot, sequential and random",
-    claim: "Hot, all mappings are fast, above all in order. Cold, global hash tables are up to 15 times faster than trees in lookups, \
+    claim: "Hot, all mappings are fast, above all in order. Cold, global hash tables are up to 15 times faster than \
+    trees in lookups, \
             and HashFS, which needs no block allocator, is 14 to 20 times faster than all others in inserts.",
     on_fresh_pools: true,
     applies_media: true,
@@ -77,7 +78,8 @@ fn run(plan: &Plan, progress: &mut dyn Progress) -> Result<FigureData, LabError>
             &mut hot_looks(&pool, FILE, plan.hot_operations, |n| n * 8 % 64),
         );
         notes.push(format!(
-            "{name}: cold is {:.0} times hot ({:.0} ns against {:.0} ns for pages read again and again); a lookup touches {misses:.1} lines; \
+            "{name}: cold is {:.0} times hot ({:.0} ns against {:.0} ns for pages read again and again); a lookup \
+             touches {misses:.1} lines; \
              layout score of the file {:.2}",
             cold_random.median / hottest.median,
             cold_random.median,
@@ -91,7 +93,8 @@ fn run(plan: &Plan, progress: &mut dyn Progress) -> Result<FigureData, LabError>
         panels[2].push(name, point(1.0, AT_RANDOM, hot_random));
         let mut hole = random_pages(3 * holes, plan.seed).into_iter().map(|page| page * 2 + 1);
         let mut next_hole = || hole.next().unwrap_or(0);
-        // What was filled in order has full nodes, and the first insert into each splits it: that is not what is asked for here.
+        // What was filled in order has full nodes, and the first insert into each splits it: that is not what is asked
+        // for here.
         pool.unpaid(|| (0..holes).try_for_each(|_| pool.insert(0, SPARSE, next_hole(), 1)))?;
         let (mut in_order, mut at_random) = (Vec::new(), Vec::new());
         for lblk in 0..samples {
@@ -157,7 +160,9 @@ fn check(data: &FigureData) -> Verdict {
         }
     }
     judge.verdict(
-        "the paper's margins need a medium two to three times slower than DRAM and an allocator whose lists and code are cold, too; on \
-         DRAM the direction is left. The two fences of the journal, which every structure pays, narrow the ratios of inserts.",
+        "the paper's margins need a medium two to three times slower than DRAM and an allocator whose lists and code \
+         are cold, too; on \
+         DRAM the direction is left. The two fences of the journal, which every structure pays, narrow the ratios of \
+         inserts.",
     )
 }

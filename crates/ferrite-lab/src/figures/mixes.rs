@@ -1,8 +1,10 @@
-//! File-system mixes after filebench's: what HashFS figure 12 and HDPM figures 7 and 8 do to a pool, or to a mapping alone.
+//! File-system mixes after filebench's: what HashFS figure 12 and HDPM figures 7 and 8 do to a pool, or to a mapping
+//! alone.
 //!
-//! *fileserver*, a turn: make a file and write it whole, add 16 KiB, read one whole, remove one, stat one. *webproxy*: remove, make and
-//! fill one, read five, add to a log. *varmail*: remove one; make one, fill it; read one, add to it; read one. Files have 128, 64 and
-//! 32 KiB on average; there are fewer of them than in the papers, so that memory suffices.
+//! *fileserver*, a turn: make a file and write it whole, add 16 KiB, read one whole, remove one, stat one. *webproxy*:
+//! remove, make and fill one, read five, add to a log. *varmail*: remove one; make one, fill it; read one, add to it;
+//! read one. Files have 128, 64 and 32 KiB on average; there are fewer of them than in the papers, so that memory
+//! suffices.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};

@@ -1,7 +1,7 @@
 //! The figures, one file each or one a family.
 //!
-//! What lives here: [`Figure`], the list of them, and what their verdicts share. A figure runs, and then judges its own data; the
-//! judgement reads nothing but the data, so that a stored result can be judged again.
+//! What lives here: [`Figure`], the list of them, and what their verdicts share. A figure runs, and then judges its own
+//! data; the judgement reads nothing but the data, so that a stored result can be judged again.
 
 use crate::data::{FigureData, FigureInfo, Outcome, Panel, Verdict};
 use crate::error::LabError;
@@ -29,8 +29,8 @@ pub(crate) struct Figure {
     pub(crate) claim: &'static str,
     /// Whether it is run several times, each on pools of its own.
     pub(crate) on_fresh_pools: bool,
-    /// Whether [`Plan::media_extra_ns`] is added to what it measures: where cold operations of one page are, whose missed lines can be
-    /// counted.
+    /// Whether [`Plan::media_extra_ns`] is added to what it measures: where cold operations of one page are, whose
+    /// missed lines can be counted.
     pub(crate) applies_media: bool,
     /// How many steps a run tells of.
     pub(crate) steps: fn(&Plan) -> u64,
@@ -191,8 +191,8 @@ impl Judge {
         );
     }
 
-    /// The verdict. `likely` says why this machine may show what the paper does not: a sentence or more, told where something does not
-    /// hold or is open. A figure cannot be judged without one.
+    /// The verdict. `likely` says why this machine may show what the paper does not: a sentence or more, told where
+    /// something does not hold or is open. A figure cannot be judged without one.
     fn verdict(mut self, likely: &str) -> Verdict {
         if self.failed + self.open > 0 {
             self.remark(format!("{LIKELY_REASON}{likely}"));

@@ -18,7 +18,8 @@ const INSERT: &str = "append";
 pub(crate) const FIGURE: Figure = Figure {
     id: "hashfs-11",
     title: "Page cache: Strata's extent tree in DRAM pages against the same tree in place",
-    claim: "Even after a million operations the page cache's overhead is not paid back in reads; inserts are slower, too.",
+    claim: "Even after a million operations the page cache's overhead is not paid back in reads; inserts are slower, \
+    too.",
     on_fresh_pools: true,
     applies_media: false,
     steps: |_| contenders().len() as u64,
@@ -60,7 +61,8 @@ fn run(plan: &Plan, progress: &mut dyn Progress) -> Result<FigureData, LabError>
     Ok(FigureData {
         panels: vec![panel],
         notes: vec![
-            "extent-page-cached and extent-in-place are one tree of the lab's, with and without the cache: nodes copied to heap pages, a \
+            "extent-page-cached and extent-in-place are one tree of the lab's, with and without the cache: nodes \
+             copied to heap pages, a \
              global list and lock, changes written to the medium and the copy refreshed. Neither has a cursor."
                 .into(),
         ],
@@ -74,7 +76,8 @@ fn check(data: &FigureData) -> Verdict {
         judge.at_least(&panel, label, "extent-page-cached", "extent-in-place", 1.0);
     }
     judge.verdict(
-        "both are one tree whose nodes fit the caches; what the page cache adds, a list and a lock that nobody else asks for, is some tens of \
+        "both are one tree whose nodes fit the caches; what the page cache adds, a list and a lock that nobody else \
+         asks for, is some tens of \
          nanoseconds, which other work on the machine can hide.",
     )
 }

@@ -1,6 +1,8 @@
-//! HDPM figure 2: how much of a page the writes of real programs update, and what that costs a file system that copies pages.
+//! HDPM figure 2: how much of a page the writes of real programs update, and what that costs a file system that copies
+//! pages.
 //!
-//! Shares are exact. Traffic differs from run to run by less than a per cent: times go to the medium, too, when the clock has moved.
+//! Shares are exact. Traffic differs from run to run by less than a per cent: times go to the medium, too, when the
+//! clock has moved.
 
 use ferrite_vfs::trace::Event;
 
@@ -30,7 +32,8 @@ const COPIES: &str = "copy-on-write";
 pub(crate) const FIGURE: Figure = Figure {
     id: "hdpm-2",
     title: "In-page update sizes of recorded programs",
-    claim: "More than 30 % of the writes of Iphoto, Usr1 and Usr2 are unaligned, about 10 % of those of Facebook and Twitter; only TPCC \
+    claim: "More than 30 % of the writes of Iphoto, Usr1 and Usr2 are unaligned, about 10 % of those of Facebook and \
+    Twitter; only TPCC \
             is well aligned. Copy-on-write pays for each unaligned write with a copy.",
     on_fresh_pools: false,
     applies_media: false,
@@ -47,15 +50,20 @@ fn run(plan: &Plan, progress: &mut dyn Progress) -> Result<FigureData, LabError>
     let mut data = FigureData {
         panels: vec![cdf, partial, medium],
         notes: vec![
-            "The paper's traces are not at hand; these were recorded from programs on a mounted pool, which sees each write as the program \
-             made it: nothing is gathered in a cache first. That the kernel cuts some where a page ends changes no update. Only what comes \
+            "The paper's traces are not at hand; these were recorded from programs on a mounted pool, which sees each \
+             write as the program \
+             made it: nothing is gathered in a cache first. That the kernel cuts some where a page ends changes no \
+             update. Only what comes \
              through a shared mapping arrives in whole pages."
                 .into(),
-            "An update is what one write changes of one page. It counts as partial also where nothing of the page was there before and \
+            "An update is what one write changes of one page. It counts as partial also where nothing of the page was \
+             there before and \
              nothing has to be copied: the traffic tells how often that is."
                 .into(),
-            "Traffic: lines written back and bytes streamed, journal included, for writes and new sizes. Each log is folded in the end at \
-             the latest, unless a write replaces its page before; the truth of a long run lies between both bars of the logs."
+            "Traffic: lines written back and bytes streamed, journal included, for writes and new sizes. Each log is \
+             folded in the end at \
+             the latest, unless a write replaces its page before; the truth of a long run lies between both bars of \
+             the logs."
                 .into(),
         ],
     };
@@ -176,7 +184,8 @@ fn check(data: &FigureData) -> Verdict {
         }
     }
     judge.verdict(
-        "the traces are of other programs than the paper's; how a program buffers decides how much of a page its writes update.",
+        "the traces are of other programs than the paper's; how a program buffers decides how much of a page its \
+         writes update.",
     )
 }
 

@@ -21,7 +21,8 @@ const SIZES: [&str; 3] = ["small", "medium", "large"];
 pub(crate) const FRAGMENTATION: Figure = Figure {
     id: "hashfs-6",
     title: "Fragmentation: layout scores 1.0, 0.85 and 0.7",
-    claim: "Only the extent tree's lookups suffer from fragmentation; inserts get slower for all that use the block allocator, \
+    claim: "Only the extent tree's lookups suffer from fragmentation; inserts get slower for all that use the block \
+    allocator, \
             HashFS is not affected at all.",
     on_fresh_pools: true,
     applies_media: true,
@@ -33,7 +34,8 @@ pub(crate) const FRAGMENTATION: Figure = Figure {
 pub(crate) const FILE_SIZE: Figure = Figure {
     id: "hashfs-7",
     title: "File size: 4 KiB, 4 MiB, and the largest file",
-    claim: "Trees get slower with the size of the file (random lookups by 34 %, sequential ones by less than 10 %), hash tables do not.",
+    claim: "Trees get slower with the size of the file (random lookups by 34 %, sequential ones by less than 10 %), \
+    hash tables do not.",
     on_fresh_pools: true,
     applies_media: true,
     steps: |_| (Structure::contenders().len() * SIZES.len()) as u64,
@@ -135,7 +137,8 @@ fn check_fragmentation(data: &FigureData) -> Verdict {
     judge.flat(&inserts, "hashfs", "1.0", "0.7", 1.25);
     judge.grows(&inserts, extent_of(&reads), "1.0", "0.7", 1.05);
     judge.verdict(
-        "where a pool's memory happens to lie moves cold operations by more than chance does, and a few pools do not average that out; and the \
+        "where a pool's memory happens to lie moves cold operations by more than chance does, and a few pools do not \
+         average that out; and the \
          misses that fragmentation adds are misses of DRAM, two to three times cheaper than the paper's.",
     )
 }
@@ -179,7 +182,8 @@ fn check_file_size(data: &FigureData) -> Verdict {
         judge.flat(&reads, name, "medium", "large", 1.3);
     }
     judge.verdict(
-        "where a pool's memory happens to lie moves cold operations by more than chance does, and a few pools do not average that out; a \
+        "where a pool's memory happens to lie moves cold operations by more than chance does, and a few pools do not \
+         average that out; a \
          level more is one miss more, which on DRAM costs little, and the upper levels of a small tree are few lines.",
     )
 }

@@ -1,4 +1,5 @@
-//! The report: one page of HTML that loads nothing, with a plot, the paper's claim, the measured values and the verdict for each figure.
+//! The report: one page of HTML that loads nothing, with a plot, the paper's claim, the measured values and the verdict
+//! for each figure.
 //!
 //! What lives here: the page; [`plot`] draws. The raw data is in the page too, as JSON, so that it can be judged again.
 
@@ -13,7 +14,8 @@ const STYLE: &str = "\
 body{font:16px/1.5 system-ui,sans-serif;max-width:1000px;margin:2em auto;padding:0 1em;color:#1c1c1c;background:#fff}\
 h1{margin-bottom:.2em}h2{margin-top:2.5em;border-top:1px solid #ccc;padding-top:1em}\
 svg{width:100%;height:auto}\
-table{border-collapse:collapse;font-size:14px;margin:.5em 0}th,td{border:1px solid #ccc;padding:.2em .6em;text-align:right}\
+table{border-collapse:collapse;font-size:14px;margin:.5em 0}th,td{border:1px solid #ccc;padding:.2em \
+.6em;text-align:right}\
 th:first-child,td:first-child{text-align:left}caption{text-align:left;font-weight:600;padding:.4em 0}\
 .claim{border-left:4px solid #888;padding-left:.8em;margin-left:0}\
 .verdict{display:inline-block;padding:.1em .6em;border-radius:.3em;color:#fff;font-weight:600}\
@@ -71,9 +73,12 @@ fn head(page: &mut String, results: &[FigureResult]) {
     add(
         page,
         format_args!(
-            "<p>Measured on {} with {} cores, Linux {}; memory without a name (DRAM) stands in for persistent memory. Plan <b>{}</b>, {:.0} \
-             s. Hardware cache-miss counters: {}; that cold is cold is shown by its ratio to hot.</p>\n<p>Values are medians; bars and numbers \
-             in brackets are 95 % intervals of the median by order statistics. Machines with other work on them wobble: look at \
+            "<p>Measured on {} with {} cores, Linux {}; memory without a name (DRAM) stands in for persistent memory. \
+             Plan <b>{}</b>, {:.0} \
+             s. Hardware cache-miss counters: {}; that cold is cold is shown by its ratio to hot.</p>\n<p>Values are \
+             medians; bars and numbers \
+             in brackets are 95 % intervals of the median by order statistics. Machines with other work on them \
+             wobble: look at \
              ratios and at the intervals, not at single nanoseconds.</p>\n",
             escaped(&machine.cpu),
             machine.cores,
@@ -104,7 +109,8 @@ fn figure(page: &mut String, result: &FigureResult) {
     add(
         page,
         format_args!(
-            "<h2 id=\"{id}\">{id}: {title}</h2>\n<blockquote class=\"claim\"><b>The paper:</b> {claim}</blockquote>\n<p><span class=\"verdict \
+            "<h2 id=\"{id}\">{id}: {title}</h2>\n<blockquote class=\"claim\"><b>The paper:</b> \
+             {claim}</blockquote>\n<p><span class=\"verdict \
              {class}\">{words}</span> ({seconds:.1} s)</p>\n<ul>\n",
             id = escaped(&info.id),
             title = escaped(&info.title),
@@ -142,7 +148,8 @@ fn elsewhere(page: &mut String, result: &FigureResult) {
     add(
         page,
         format_args!(
-            "<p class=\"notes\">This figure was measured on {} with {} cores, Linux {}; hardware cache-miss counters: {}.</p>\n",
+            "<p class=\"notes\">This figure was measured on {} with {} cores, Linux {}; hardware cache-miss counters: \
+             {}.</p>\n",
             escaped(&machine.cpu),
             machine.cores,
             escaped(&machine.kernel),

@@ -1,7 +1,8 @@
 //! Recorded writes of real programs, cut into what they update of each page.
 //!
-//! What lives here: the traces that are kept ([`STORED`], recorded by `scripts/record-traces.sh`) and users' own ([`read`]); the
-//! sizes of their updates ([`Updates`]); [`replay`] writes them to an engine again. The format is that of `ferrite_vfs::trace`.
+//! What lives here: the traces that are kept ([`STORED`], recorded by `scripts/record-traces.sh`) and users' own
+//! ([`read`]); the sizes of their updates ([`Updates`]); [`replay`] writes them to an engine again. The format is that
+//! of `ferrite_vfs::trace`.
 //!
 //! An update is what one write changes of one page of 4 KiB, be there anything to keep of the page or not.
 
@@ -109,7 +110,8 @@ impl Updates {
         Updates::where_file(events, |_| true)
     }
 
-    /// Of those to files that had content when the trace first saw them; databases are among these, their journals are not.
+    /// Of those to files that had content when the trace first saw them; databases are among these, their journals are
+    /// not.
     pub(crate) fn of_found(events: &[Event]) -> Updates {
         Updates::where_file(events, |had_content| had_content)
     }

@@ -1,7 +1,7 @@
 //! Traces on a real engine: how many bytes go to the medium for each byte that the program wrote.
 //!
-//! Invariant: counts only what writes and new sizes cost. Making and removing files, and filling those that the trace found, is done
-//! in between and taken off.
+//! Invariant: counts only what writes and new sizes cost. Making and removing files, and filling those that the trace
+//! found, is done in between and taken off.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;

@@ -1,6 +1,7 @@
 //! The check of the table: every entry by itself, against its homes, and every run page by page.
 //!
-//! What lives here: [`check`], for [`crate::FileMap::check`], and [`fault_of_range`], for its load. They trust nothing and change nothing.
+//! What lives here: [`check`], for [`crate::FileMap::check`], and [`fault_of_range`], for its load. They trust nothing
+//! and change nothing.
 
 use super::runs::{MAX_RUN, Range, View};
 use super::{Cuckoo, key_of};

@@ -1,11 +1,11 @@
 //! Moves: how a new page gets a slot when both of its buckets are full.
 //!
-//! What lives here: the wishes of inserts that failed ([`Moves`]), and [`make_room`], which the engine calls with the gate closed,
-//! in a transaction of its own. It looks, breadth first, for the shortest chain of entries each of which can go to the other bucket
-//! of its key, so that the first leaves a slot where it is wished for.
+//! What lives here: the wishes of inserts that failed ([`Moves`]), and [`make_room`], which the engine calls with the
+//! gate closed, in a transaction of its own. It looks, breadth first, for the shortest chain of entries each of which
+//! can go to the other bucket of its key, so that the first leaves a slot where it is wished for.
 //!
-//! Invariants: all of a chain moves in one record. While the gate is closed no transaction is under way, so a slot that is claimed
-//! and has no key is one that was freed, and comes back when the journal lets go of it.
+//! Invariants: all of a chain moves in one record. While the gate is closed no transaction is under way, so a slot that
+//! is claimed and has no key is one that was freed, and comes back when the journal lets go of it.
 
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -18,8 +18,8 @@ use crate::{MapTx, Resource};
 const MAX_WISHES: usize = 64;
 /// Buckets a search looks at before it calls the table full.
 const MAX_SEARCHED: usize = 2000;
-/// Pages behind a wish that get room with it, and chains that are moved for them at most. At a load of 0.8 one insert of eleven
-/// finds its homes full, and a write that fails for one page starts again from its first.
+/// Pages behind a wish that get room with it, and chains that are moved for them at most. At a load of 0.8 one insert
+/// of eleven finds its homes full, and a write that fails for one page starts again from its first.
 const FORESIGHT: u64 = 256;
 const MAX_CHAINS: usize = 32;
 
@@ -56,12 +56,13 @@ impl Moves {
 /// A bucket that the search reached.
 struct Reached {
     bucket: u64,
-    /// The bucket it was reached from, by its place in the list, and the slot there whose entry can come here. None at the start.
+    /// The bucket it was reached from, by its place in the list, and the slot there whose entry can come here. None at
+    /// the start.
     from: Option<(usize, u64)>,
 }
 
-/// Fulfils one wish. Each insert that failed leaves one and calls for one, so nobody takes what another one waits for. False if
-/// none is left, or none can be fulfilled.
+/// Fulfils one wish. Each insert that failed leaves one and calls for one, so nobody takes what another one waits for.
+/// False if none is left, or none can be fulfilled.
 pub(super) fn make_room(map: &Cuckoo, tx: &mut dyn MapTx) -> bool {
     loop {
         let mut wishes = map.moves.wishes();
@@ -81,8 +82,8 @@ pub(super) fn make_room(map: &Cuckoo, tx: &mut dyn MapTx) -> bool {
 /// Sees to it that one of these buckets has a slot more, or gets one back.
 fn fulfil(map: &Cuckoo, tx: &mut dyn MapTx, homes: Homes) -> bool {
     if homes.into_iter().any(|bucket| map.used.octet(bucket) != u8::MAX) {
-        // The transaction that failed may have had the slots that are free now, for pages before, and will again: one more is
-        // needed. If somebody else gave one back, the move was for nothing.
+        // The transaction that failed may have had the slots that are free now, for pages before, and will again: one
+        // more is needed. If somebody else gave one back, the move was for nothing.
         shift(map, tx, homes);
         return true;
     }

@@ -1,17 +1,18 @@
 //! Runs: consecutive pages of a file in consecutive blocks, of which one entry tells all.
 //!
-//! What lives here: what a range word says ([`Range`]), a run as a reader has it ([`Run`]), and how changes keep ranges true
-//! ([`join`], [`cut`]). Called by the table, with the inode's lock held as [`crate::FileMap`] asks for.
+//! What lives here: what a range word says ([`Range`]), a run as a reader has it ([`Run`]), and how changes keep ranges
+//! true ([`join`], [`cut`]). Called by the table, with the inode's lock held as [`crate::FileMap`] asks for.
 //!
-//! A range word has a back index and a count of followers. The *head* of a run has back index 0 and tells how many pages follow it;
-//! a follower's back index tells where the head is. Whether it is a follower still, only the head tells. So a change in the middle
-//! of a run sets one range more than its own: the head's, which ends before the page from now on. The pages behind it keep back
-//! indexes that lead nowhere, and are looked up one by one until they are written again.
+//! A range word has a back index and a count of followers. The *head* of a run has back index 0 and tells how many
+//! pages follow it; a follower's back index tells where the head is. Whether it is a follower still, only the head
+//! tells. So a change in the middle of a run sets one range more than its own: the head's, which ends before the page
+//! from now on. The pages behind it keep back indexes that lead nowhere, and are looked up one by one until they are
+//! written again.
 //!
-//! Invariants, of an inode at rest: if a head at page *h* in block *b* has *n* followers, then for each *i* up to *n* page *h + i* is
-//! mapped to block *b + i* without a log half, and its back index is *i*. So no page is in two runs, and the back index of a page
-//! leads to the only head that may have to be told of its change. Ranges name pages, not slots: entries move freely. Records
-//! say the word of each page of a run: whoever makes a page head records its word.
+//! Invariants, of an inode at rest: if a head at page *h* in block *b* has *n* followers, then for each *i* up to *n*
+//! page *h + i* is mapped to block *b + i* without a log half, and its back index is *i*. So no page is in two runs,
+//! and the back index of a page leads to the only head that may have to be told of its change. Ranges name pages, not
+//! slots: entries move freely. Records say the word of each page of a run: whoever makes a page head records its word.
 
 use super::{Cuckoo, key_of};
 use crate::{MapTx, PageWord};
@@ -126,7 +127,8 @@ impl<'v> View<'v> {
         PageWord(self.load(self.map.word_offset(slot)))
     }
 
-    /// The run that the entry of page `lblk` in `slot` leads. Makes sure that its pages and blocks exist, not that they are its.
+    /// The run that the entry of page `lblk` in `slot` leads. Makes sure that its pages and blocks exist, not that they
+    /// are its.
     #[inline]
     pub(super) fn run_from(&self, slot: u64, lblk: u32) -> Option<Run> {
         let followers = self.range(slot).followers();
@@ -170,14 +172,15 @@ pub(super) fn set_range(map: &Cuckoo, tx: &mut dyn MapTx, slot: u64, range: Rang
     }
 }
 
-/// Lets the run of the page before go on with page `lblk`, which is in no run, if its word allows it. Returns the page's range.
+/// Lets the run of the page before go on with page `lblk`, which is in no run, if its word allows it. Returns the
+/// page's range.
 pub(super) fn join(map: &Cuckoo, tx: &mut dyn MapTx, (ino, lblk): (u32, u32), word: PageWord) -> Range {
     let Some((head, back)) = run_before(View::within(map, tx), (ino, lblk), word) else {
         return Range::LONE;
     };
     if back == 1 {
-        // It led no run, so its word may have been swung there, which no record says: a replay that brings back the word before that
-        // must not end with a run of another block.
+        // It led no run, so its word may have been swung there, which no record says: a replay that brings back the
+        // word before that must not end with a run of another block.
         let offset = map.word_offset(head);
         tx.set_word(offset, tx.word(offset));
     }
@@ -203,8 +206,8 @@ fn run_before(view: View<'_>, (ino, lblk): (u32, u32), word: PageWord) -> Option
     (back < MAX_RUN).then_some((head, back))
 }
 
-/// Takes page `lblk`, in `slot`, and all behind it out of its run, because its word is about to change. The page's own range, which
-/// makes it a head perhaps, is the caller's to set.
+/// Takes page `lblk`, in `slot`, and all behind it out of its run, because its word is about to change. The page's own
+/// range, which makes it a head perhaps, is the caller's to set.
 pub(super) fn cut(map: &Cuckoo, tx: &mut dyn MapTx, (ino, lblk): (u32, u32), slot: u64) {
     let view = View::within(map, tx);
     let back = view.range(slot).back();

@@ -1,4 +1,5 @@
-//! What is particular to the cuckoo table: moves and their order, walks and swings meanwhile, damage. Runs have a file of their own.
+//! What is particular to the cuckoo table: moves and their order, walks and swings meanwhile, damage. Runs have a file
+//! of their own.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::AtomicBool;
@@ -36,7 +37,8 @@ fn lone_word(bed: &Bed<Cuckoo>, tag: u32) -> PageWord {
     PageWord::new(bed.geometry.first_block, tag | 1)
 }
 
-/// With moves a table holds far more than the 0.8 that a full pool asks for. Whole files in order, as real pools have them.
+/// With moves a table holds far more than the 0.8 that a full pool asks for. Whole files in order, as real pools have
+/// them.
 #[test]
 fn moves_fill_the_table_to_95_percent() {
     for_seeds(2, |seed| {
@@ -72,8 +74,8 @@ fn moves_fill_the_table_to_95_percent() {
     });
 }
 
-/// Entries of files at rest are found, in one piece and once, by pages, by walks and through hints, and swung, while other files
-/// make them move.
+/// Entries of files at rest are found, in one piece and once, by pages, by walks and through hints, and swung, while
+/// other files make them move.
 #[test]
 fn moves_hide_nothing_from_readers() {
     for_seeds(3, |seed| {
@@ -149,8 +151,8 @@ fn moves_hide_nothing_from_readers() {
     });
 }
 
-/// Fills a table backwards, so that all pages behind the next one are mapped, until page `n` of inode 1 has full homes; the wishes
-/// are forgotten.
+/// Fills a table backwards, so that all pages behind the next one are mapped, until page `n` of inode 1 has full homes;
+/// the wishes are forgotten.
 fn fill_until_full(bed: &Bed<Cuckoo>) -> u32 {
     for lblk in (0..=u32::MAX).rev() {
         let mut tx = bed.tx();
@@ -393,7 +395,8 @@ fn swings_stay_clear_of_moves_and_runs() {
     }
 }
 
-/// Keys and words that make no sense, keys away from home and twins are reported and cured; the sound rest is still shown.
+/// Keys and words that make no sense, keys away from home and twins are reported and cured; the sound rest is still
+/// shown.
 #[test]
 fn damage_is_named_and_cured() {
     for hit in 0..6 {

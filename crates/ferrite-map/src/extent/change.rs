@@ -1,11 +1,12 @@
 //! Changes of a file's tree: they set words of a transaction, and read what it has set before.
 //!
-//! What lives here: inserting, replacing and removing a page, and what follows from it: extents that join or split, groups and nodes
-//! that fill or empty. Called by the tree's [`crate::FileMap`] methods, whose callers hold the inode's lock exclusively.
+//! What lives here: inserting, replacing and removing a page, and what follows from it: extents that join or split,
+//! groups and nodes that fill or empty. Called by the tree's [`crate::FileMap`] methods, whose callers hold the inode's
+//! lock exclusively.
 //!
-//! Invariants: the tree's (see its head). A call that fails may have set words that are of no use alone: the transaction is
-//! to be dropped, as an engine that runs out of blocks does. What is freed here keeps its words but for the header, and is not looked at
-//! again: nothing leads to it.
+//! Invariants: the tree's (see its head). A call that fails may have set words that are of no use alone: the
+//! transaction is to be dropped, as an engine that runs out of blocks does. What is freed here keeps its words but for
+//! the header, and is not looked at again: nothing leads to it.
 
 use super::node::{
     GROUPS, Group, HEIGHT_MAX, Key, Node, PAGES_END, header, header_offset, key_word, range_of, range_word, word_behind,
@@ -121,8 +122,8 @@ fn add_in_node(tx: &mut dyn MapTx, ino: u32, mut node: Node, floor: u64, item: I
     if start < group.low {
         set_low(tx, node, group.number, floor);
     }
-    // Ascending inserts leave full groups behind. Elsewhere than at the end that would leave many with a single key, for others go
-    // between it and the full one.
+    // Ascending inserts leave full groups behind. Elsewhere than at the end that would leave many with a single key,
+    // for others go between it and the full one.
     if group.is_last && around.above.is_none() {
         put(tx, node, (fresh, 0), item);
         set_low(tx, node, fresh, start);
@@ -295,8 +296,8 @@ impl ExtentTree {
         Ok(leaf)
     }
 
-    /// Makes page `lblk`, which is not mapped, part of an extent in `leaf` that it continues, and joins the extents around it.
-    /// Only plain words continue each other.
+    /// Makes page `lblk`, which is not mapped, part of an extent in `leaf` that it continues, and joins the extents
+    /// around it. Only plain words continue each other.
     fn join(&self, tx: &mut dyn MapTx, leaf: Node, lblk: u64, word: PageWord) -> bool {
         if word.log() != 0 {
             return false;
@@ -311,8 +312,8 @@ impl ExtentTree {
                     set_key(tx, leaf, behind, 0);
                 }
                 if key.low_half() == 1 {
-                    // It may have been swung there, which no record says: a replay that brings back the word before that must not
-                    // give it to all these pages.
+                    // It may have been swung there, which no record says: a replay that brings back the word before
+                    // that must not give it to all these pages.
                     let first = leaf.word_of(&*tx, key);
                     tx.set_word(leaf.word_offset(key), first.0);
                 }
@@ -331,11 +332,13 @@ impl ExtentTree {
         true
     }
 
-    /// The extents of `leaf` that page `lblk`, with this plain word, continues or comes before. None if there is neither.
+    /// The extents of `leaf` that page `lblk`, with this plain word, continues or comes before. None if there is
+    /// neither.
     fn joinable(&self, tx: &dyn MapTx, leaf: Node, lblk: u64, word: PageWord) -> Option<(Option<Key>, Option<Key>)> {
         let group = leaf.group_of(tx, lblk, PAGES_END)?;
         let around = leaf.around(tx, group.number, lblk);
-        // The neighbour in the next group counts as well, or a file that was filled in no order would keep an extent a group.
+        // The neighbour in the next group counts as well, or a file that was filled in no order would keep an extent a
+        // group.
         let before = match around.at {
             // The page itself, which is to be replaced.
             Some(key) if key.start() == lblk && lblk > 0 => leaf.around(tx, group.number, lblk - 1).at,
@@ -366,7 +369,8 @@ impl ExtentTree {
         (before.is_some() || above.is_some()).then_some((before, above))
     }
 
-    /// After the extent of `key` grew to before `end`: the group behind it begins there, or goes if all it had has joined.
+    /// After the extent of `key` grew to before `end`: the group behind it begins there, or goes if all it had has
+    /// joined.
     fn clear_way(&self, tx: &mut dyn MapTx, leaf: Node, key: Key, end: u64) {
         let next = leaf.low(&*tx, key.group).and_then(|low| leaf.group_after(&*tx, low));
         if let Some((group, low)) = next
@@ -575,7 +579,8 @@ impl ExtentTree {
     }
 }
 
-/// Frees a node. Its header goes with the same record, for cursors; and as an entry it is freed first, see [`ExtentTree::release`].
+/// Frees a node. Its header goes with the same record, for cursors; and as an entry it is freed first, see
+/// [`ExtentTree::release`].
 fn give_back(tx: &mut dyn MapTx, block: u32) {
     tx.set_word(header_offset(block), 0);
     tx.freed(Resource::MapSlot(block));

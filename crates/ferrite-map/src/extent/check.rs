@@ -1,14 +1,15 @@
 //! Reading trees without trusting anything: what mounting, `check` and repair stand on.
 //!
-//! What lives here: a walk over whole trees that shows what is sound, and for each thing that cannot be the words that make it go away.
-//! Called by [`ExtentTree`]'s `load` and `check`.
+//! What lives here: a walk over whole trees that shows what is sound, and for each thing that cannot be the words that
+//! make it go away. Called by [`ExtentTree`]'s `load` and `check`.
 //!
-//! A walk sees the tree as it will be when it is cured: what is broken is left out, and what belongs to what follows from the rest. A cure
-//! clears one key, one index word or one root, or says again which pages a leaf has; that gives pages to neighbours, never takes
-//! any away, so no cure breaks what was sound. What it shows is what lookups find once all cures are stored.
+//! A walk sees the tree as it will be when it is cured: what is broken is left out, and what belongs to what follows
+//! from the rest. A cure clears one key, one index word or one root, or says again which pages a leaf has; that gives
+//! pages to neighbours, never takes any away, so no cure breaks what was sound. What it shows is what lookups find once
+//! all cures are stored.
 //!
-//! Invariant: a block is claimed in `seen` by the first pointer of its own inode and level, so no node is shown twice; levels count down,
-//! so the walk ends.
+//! Invariant: a block is claimed in `seen` by the first pointer of its own inode and level, so no node is shown twice;
+//! levels count down, so the walk ends.
 
 use std::ops::Range;
 

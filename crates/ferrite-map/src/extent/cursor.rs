@@ -1,14 +1,16 @@
 //! Cursors: which leaf of a file was looked at last, and which extent, kept in DRAM.
 //!
-//! What lives here: [`Cursors`], a fixed table that files share by a hash of their inode, and the map's epoch. Used by the tree only.
+//! What lives here: [`Cursors`], a fixed table that files share by a hash of their inode, and the map's epoch. Used by
+//! the tree only.
 //!
-//! Invariants: the epoch a cursor carries was read before the search that found its leaf began, so as long as the map's epoch is the
-//! same, no block that was a node then has gone back to the free blocks since. What follows from that is in the tree's head.
+//! Invariants: the epoch a cursor carries was read before the search that found its leaf began, so as long as the map's
+//! epoch is the same, no block that was a node then has gone back to the free blocks since. What follows from that is
+//! in the tree's head.
 //!
-//! A cursor is words, each stored and read by itself; two threads may leave a mixture. All of it is a hint that its reader checks, but
-//! for one thing: that the leaf's block goes with the epoch. So the leaf's word has the lower half of its epoch, and the whole
-//! epoch is beside it. A mixture passes for sound only if somebody was held up between these two stores while 2^32 nodes were freed, and
-//! exactly as many.
+//! A cursor is words, each stored and read by itself; two threads may leave a mixture. All of it is a hint that its
+//! reader checks, but for one thing: that the leaf's block goes with the epoch. So the leaf's word has the lower half
+//! of its epoch, and the whole epoch is beside it. A mixture passes for sound only if somebody was held up between
+//! these two stores while 2^32 nodes were freed, and exactly as many.
 
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
@@ -60,7 +62,8 @@ impl Cursors {
         &self.table[ino as usize % COUNT]
     }
 
-    /// Ends the life of all cursors set by searches that began before now. Before a node's block can be used for anything else.
+    /// Ends the life of all cursors set by searches that began before now. Before a node's block can be used for
+    /// anything else.
     pub(super) fn end_epoch(&self) {
         self.epoch.fetch_add(1, Ordering::AcqRel);
     }

@@ -1,7 +1,7 @@
 //! One node of an extent tree: where its words lie, and how they are searched.
 //!
-//! What lives here: [`Node`] and its [`Group`]s, read through [`Words`], which is either the medium or a transaction. Nothing here
-//! writes. Used by the tree's lookups, changes and checks only.
+//! What lives here: [`Node`] and its [`Group`]s, read through [`Words`], which is either the medium or a transaction.
+//! Nothing here writes. Used by the tree's lookups, changes and checks only.
 //!
 //! ```text
 //! word 0        magic | groups ever used | level | inode
@@ -10,14 +10,16 @@
 //! line 4..      30 groups of two lines each
 //! ```
 //!
-//! A group of a leaf is a line of eight keys `first page | length` and the line of their page words; a group of an inner node
-//! is sixteen keys `lowest page | child`. A key whose low half is 0 is free, whatever its high half is; that is the valid bit.
+//! A group of a leaf is a line of eight keys `first page | length` and the line of their page words; a group of an
+//! inner node is sixteen keys `lowest page | child`. A key whose low half is 0 is free, whatever its high half is; that
+//! is the valid bit.
 //!
-//! Groups lie in any order, and so do the keys of a group: nothing is ever shifted to make room. A page belongs to the group with the
-//! greatest low that is not above it, or to the lowest group; the same holds for the keys of an inner node's group.
+//! Groups lie in any order, and so do the keys of a group: nothing is ever shifted to make room. A page belongs to the
+//! group with the greatest low that is not above it, or to the lowest group; the same holds for the keys of an inner
+//! node's group.
 //!
-//! Invariants: lows differ. A key is not below its group's low, and an extent ends before the next group's. The keys of a free group mean
-//! nothing; they are cleared when it is taken.
+//! Invariants: lows differ. A key is not below its group's low, and an extent ends before the next group's. The keys of
+//! a free group mean nothing; they are cleared when it is taken.
 
 use ferrite_pm::{LINE_BYTES, Region};
 
@@ -42,8 +44,8 @@ pub(super) const LEAF_KEYS: u64 = 8;
 pub(super) const INNER_KEYS: u64 = 16;
 /// One behind the last page a file can have.
 pub(super) const PAGES_END: u64 = 1 << 32;
-/// Levels a tree can have. Nodes other than the rightmost are split when 30 groups are full or in use, so each level multiplies
-/// the pages under a node by at least 15, and 2^32 pages need fewer than this.
+/// Levels a tree can have. Nodes other than the rightmost are split when 30 groups are full or in use, so each level
+/// multiplies the pages under a node by at least 15, and 2^32 pages need fewer than this.
 pub(super) const HEIGHT_MAX: u32 = 12;
 
 /// Where words come from.

@@ -221,7 +221,8 @@ fn a_word_with_a_log_swings_in_place() {
     assert_eq!(extents(&bed), [(0, 9)]);
 }
 
-/// Trees of three levels, made in order or not, find everything; removing everything, in order or not, frees every node.
+/// Trees of three levels, made in order or not, find everything; removing everything, in order or not, frees every
+/// node.
 #[test]
 fn big_trees_grow_and_go() {
     const PAGES: u32 = 140_000;
@@ -267,7 +268,8 @@ fn big_trees_grow_and_go() {
     }
 }
 
-/// A tree that lost all its pages below some page, and with them a root, takes such pages again, from above or in no order.
+/// A tree that lost all its pages below some page, and with them a root, takes such pages again, from above or in no
+/// order.
 #[test]
 fn what_a_tree_lost_in_front_can_come_back() {
     const LOST: u32 = 480 * 240;
@@ -451,8 +453,8 @@ fn cursors_follow_aborts_and_splits() {
     assert_holds(&bed, &model);
 }
 
-/// Lookups that saw one version of the file are right, while leaves come and go, and their blocks come back, some time later, with data
-/// that looks just like the leaf, but for its words.
+/// Lookups that saw one version of the file are right, while leaves come and go, and their blocks come back, some time
+/// later, with data that looks just like the leaf, but for its words.
 #[test]
 fn lookups_of_one_version_are_right() {
     const FIRST: u32 = 240;
@@ -603,7 +605,8 @@ fn impossible_trees_are_broken() {
     assert_eq!(found[0].cure, [(first.range_offset(), node::range_word(0, 240))]);
 }
 
-/// Damage in trees of several levels is cured in few rounds, and files then work: everything can be mapped, and removed.
+/// Damage in trees of several levels is cured in few rounds, and files then work: everything can be mapped, and
+/// removed.
 #[test]
 fn cured_trees_work() {
     for_seeds(30, |seed| {

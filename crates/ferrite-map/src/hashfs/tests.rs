@@ -24,7 +24,8 @@ fn mean_lines(map: &HashFs, pages: impl Iterator<Item = (u32, u32)>) -> f64 {
     lines as f64 / f64::from(count)
 }
 
-/// The published code's misses took 80 times as long after two turnovers (docs/design.md, "File mapping"): tombstones. Ours must not.
+/// The published code's misses took 80 times as long after two turnovers (docs/design.md, "File mapping"): tombstones.
+/// Ours must not.
 #[test]
 fn probes_stay_short_after_five_turnovers_at_80_percent() {
     for_seeds(1, |seed| {

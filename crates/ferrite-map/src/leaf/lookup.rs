@@ -1,6 +1,7 @@
 //! Lookups: one line for a chunk at home, and what a reader in order has loaded ahead.
 //!
-//! What lives here: finding a chunk's line, and reading words by hint or by hash. For [`super::Leaf`] alone. Nothing here writes.
+//! What lives here: finding a chunk's line, and reading words by hint or by hash. For [`super::Leaf`] alone. Nothing
+//! here writes.
 
 use std::sync::atomic::Ordering;
 
@@ -34,7 +35,8 @@ impl Leaf {
         let home = self.home(key);
         let next = self.wrap(home + 1);
         let at_home = header(home);
-        // Most chunks lie at home, and the others mostly in the next line, which is on its way by the time it is needed.
+        // Most chunks lie at home, and the others mostly in the next line, which is on its way by the time it is
+        // needed.
         self.region.prefetch(self.header_offset(next));
         if at_home == key {
             return Some(home);
@@ -108,7 +110,8 @@ impl Leaf {
             return;
         };
         let first = lblk / CHUNK;
-        // Whoever goes on where the last call ended, or in the chunk behind, reads in order: what follows is loaded ahead, once a chunk.
+        // Whoever goes on where the last call ended, or in the chunk behind, reads in order: what follows is loaded
+        // ahead, once a chunk.
         let is_known = |chunk: Option<u32>| chunk.is_some_and(|chunk| cache.line(chunk).is_some());
         let goes_on = is_known(Some(first)) || is_known(first.checked_sub(1));
         let wanted = if goes_on { LAST_CHUNK } else { last };

@@ -19,8 +19,8 @@ fn word(bed: &Bed<Leaf>, lblk: u32) -> PageWord {
     PageWord::new(bed.geometry.first_block, lblk | 1)
 }
 
-/// A table that one transaction filled far beyond its few lines still grows: what finds no room stays where it is, and what does goes
-/// home.
+/// A table that one transaction filled far beyond its few lines still grows: what finds no room stays where it is, and
+/// what does goes home.
 #[test]
 fn a_table_filled_at_once_grows() {
     for pages in [60, 123, 200, 254] {
@@ -219,7 +219,8 @@ fn the_number_of_active_lines_survives_damage() {
     }
 }
 
-/// A walk of a short range looks lines up one by one; each chunk is seen whole although its line may be given up in between.
+/// A walk of a short range looks lines up one by one; each chunk is seen whole although its line may be given up in
+/// between.
 #[test]
 fn short_walks_miss_nothing_while_lines_are_split() {
     for_seeds(8, |seed| {

@@ -2,8 +2,8 @@
 //!
 //! What lives here: [`Check`]. It reads every word of every node, whatever the links say of them.
 //!
-//! Invariants: a node is entered once, so it ends. No two cures of one check set the same word, and the cures of one check make
-//! everything sound: what is said of a node is held against the words that will be left in it.
+//! Invariants: a node is entered once, so it ends. No two cures of one check set the same word, and the cures of one
+//! check make everything sound: what is said of a node is held against the words that will be left in it.
 
 use super::{LBLK_END, Link, NODE_WORDS, Radix, group_bit, slot_of};
 use crate::bitmap::AtomicBitmap;

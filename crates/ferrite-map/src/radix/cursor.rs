@@ -1,6 +1,7 @@
 //! The cursor of the radix trees: a leaf that reads in order come back to, kept in an open file's [`TransCache`].
 //!
-//! What lives here: what its hints mean to [`Radix`](super::Radix), which alone calls this; when a cursor may be believed is said there.
+//! What lives here: what its hints mean to [`Radix`](super::Radix), which alone calls this; when a cursor may be
+//! believed is said there.
 //!
 //! Invariant: what is remembered is found whole or not at all, though any number of threads share the cache.
 
@@ -27,8 +28,8 @@ impl TransCache {
         (is_whole && is_it && place as u32 != 0).then_some(place as u32)
     }
 
-    /// Whether the walk before this one went to the same leaf. Only then is it worth a cursor: one that is written anew by each of
-    /// many reads all over a file costs more than it saves.
+    /// Whether the walk before this one went to the same leaf. Only then is it worth a cursor: one that is written anew
+    /// by each of many reads all over a file costs more than it saves.
     pub(super) fn walks_again(&self, ino: u32, lblk: u32) -> bool {
         let walked = &self.hints[4];
         let leaf = u64::from(ino) << 32 | u64::from(lblk >> LEVEL_BITS);

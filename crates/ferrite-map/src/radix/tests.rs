@@ -88,7 +88,8 @@ fn heights_and_nodes_follow_the_pages() {
     assert_eq!((height(&bed, 1), bed.blocks.count_used()), (0, 0));
 }
 
-/// Holes cost nothing: a file with pages at both ends is listed in order and in no time, and takes the nodes of two pages.
+/// Holes cost nothing: a file with pages at both ends is listed in order and in no time, and takes the nodes of two
+/// pages.
 #[test]
 fn sparse_files_are_listed_by_what_is_mapped() {
     let bed = Bed::<Radix>::new(100, 3);
@@ -170,7 +171,8 @@ fn records_stay_small_and_free_each_node_once() {
     }
 }
 
-/// A node that was emptied and is needed again in one transaction is another one, and nothing is lost if the transaction dies.
+/// A node that was emptied and is needed again in one transaction is another one, and nothing is lost if the
+/// transaction dies.
 #[test]
 fn a_node_freed_in_a_transaction_is_not_used_again_in_it() {
     let bed = Bed::<Radix>::new(100, 3);
@@ -308,8 +310,8 @@ fn a_cursor_is_one_files() {
     assert_eq!(read_twice(&bed, &cache, 2, 513), other);
 }
 
-/// Readers that check a version, as the engine's do, never get a wrong word through a cache that all of them share, while leaves
-/// come and go and their blocks fill with what looks like pages.
+/// Readers that check a version, as the engine's do, never get a wrong word through a cache that all of them share,
+/// while leaves come and go and their blocks fill with what looks like pages.
 #[test]
 fn validated_reads_are_right_while_leaves_come_and_go() {
     const PAGES: u32 = 24;
@@ -412,7 +414,8 @@ fn crashed_and_replayed(bed: &Bed<Radix>, tx: &TestTx<'_>, rng: &mut Rng) -> Rad
     Radix::mount(Arc::new(crashed), bed.geometry)
 }
 
-/// Trees that grow and shrink by several levels at once are whole after a replay, whatever part of the record a crash let through.
+/// Trees that grow and shrink by several levels at once are whole after a replay, whatever part of the record a crash
+/// let through.
 #[test]
 fn growth_and_shrinking_are_one_step_for_a_crash() {
     for_seeds(20, |seed| {
@@ -467,8 +470,8 @@ fn growth_and_shrinking_are_one_step_for_a_crash() {
     });
 }
 
-/// Links that make a cycle, that two words share, or that lead where no node can be: lookups and listings end, a mount says so, a
-/// check names them, and the pages that are cured away are those that only they led to.
+/// Links that make a cycle, that two words share, or that lead where no node can be: lookups and listings end, a mount
+/// says so, a check names them, and the pages that are cured away are those that only they led to.
 #[test]
 fn broken_links_are_found_and_cured() {
     const FAR: u32 = 1 << 18;

@@ -83,8 +83,8 @@ fn words_of_pages(found: &Found) -> Model {
     found.iter().map(|(&key, entry)| (key, entry.word)).collect()
 }
 
-/// A lookup whose version is checked afterwards may meet changes of its own inode half done, and blocks that were nodes and hold
-/// data by now. It must end, without a panic.
+/// A lookup whose version is checked afterwards may meet changes of its own inode half done, and blocks that were nodes
+/// and hold data by now. It must end, without a panic.
 pub(crate) fn lookups_survive_changes_of_their_own_inode<M: Subject>() {
     for_seeds(4, |seed| {
         let bed = &Bed::<M>::new(500, seed);
@@ -132,8 +132,8 @@ pub(crate) fn lookups_survive_changes_of_their_own_inode<M: Subject>() {
     });
 }
 
-/// Whatever words of the structure are hit: a check ends, names what cannot be, and once it is cured the structure loads and
-/// is whole again, without the pages that were lost.
+/// Whatever words of the structure are hit: a check ends, names what cannot be, and once it is cured the structure
+/// loads and is whole again, without the pages that were lost.
 pub(crate) fn damage_is_found_and_cured<M: Subject>() {
     for_seeds(60, |seed| {
         let mut rng = Rng(seed);

@@ -1,11 +1,14 @@
-//! Shared test of mappings that move entries: a crash at each word of a move, with records of both places older than the move.
+//! Shared test of mappings that move entries: a crash at each word of a move, with records of both places older than
+//! the move.
 //!
-//! What lives here: one test, for the mappings that have a gate; `moving_tests!` puts it into their test modules. It does what the
-//! engine does between two moves of its journal's mark (docs/crash-consistency.md, "entries that move"): records, then a move
-//! that is a record of its own, nothing that was freed used again before the mark has passed. A crash then keeps any of the lines stored since
-//! the mark and any of the move's words, and all records are replayed in order.
+//! What lives here: one test, for the mappings that have a gate; `moving_tests!` puts it into their test modules. It
+//! does what the engine does between two moves of its journal's mark (docs/crash-consistency.md, "entries that move"):
+//! records, then a move that is a record of its own, nothing that was freed used again before the mark has passed. A
+//! crash then keeps any of the lines stored since the mark and any of the move's words, and all records are replayed in
+//! order.
 //!
-//! The test looks at itself, too: replayed in another order, older records must do harm, or there was nothing to be tried.
+//! The test looks at itself, too: replayed in another order, older records must do harm, or there was nothing to be
+//! tried.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -17,8 +20,8 @@ use super::{AREA_OFFSET, Bed, Model, Rng, Subject, for_seeds};
 use crate::{MapError, PageWord};
 
 const BLOCKS: u32 = 150;
-/// Files, and how many pages each can have. Pages lie apart, so that leaf needs a line for most, and next to each other, so that
-/// cuckoo makes runs.
+/// Files, and how many pages each can have. Pages lie apart, so that leaf needs a line for most, and next to each
+/// other, so that cuckoo makes runs.
 const FILES: u64 = 3;
 const CLUSTERS: u64 = 200;
 const CLUSTER_STRIDE: u32 = 7;
@@ -206,8 +209,8 @@ fn pick<M: Subject>(bed: &Bed<M>, rng: &mut Rng, model: &Model) -> ((u32, u32), 
     ((ino, lblk), PageWord::new(block, log))
 }
 
-/// Fills a table until it moves entries, and on; each move is crashed at each of its words, with what was recorded before it in both
-/// places replayed first: every page is where it was, and nowhere else.
+/// Fills a table until it moves entries, and on; each move is crashed at each of its words, with what was recorded
+/// before it in both places replayed first: every page is where it was, and nowhere else.
 pub(crate) fn a_crash_at_each_word_of_a_move_loses_nothing<M: Subject>() {
     let seen = Mutex::new(Seen::default());
     for_seeds(4, |seed| {

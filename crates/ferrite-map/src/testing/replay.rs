@@ -1,8 +1,9 @@
-//! Shared test of replay: records bring back words that were swung in place since, and what later records say must go with that.
+//! Shared test of replay: records bring back words that were swung in place since, and what later records say must go
+//! with that.
 //!
-//! What lives here: one test for every mapping, as `mapping_tests!` lists it. It does to a mapping what the engine does between two moves of its
-//! journal's mark: records and swings in any order, nothing that was freed used again. Then a crash keeps any of the lines stored
-//! since the mark, and all records are replayed.
+//! What lives here: one test for every mapping, as `mapping_tests!` lists it. It does to a mapping what the engine does
+//! between two moves of its journal's mark: records and swings in any order, nothing that was freed used again. Then a
+//! crash keeps any of the lines stored since the mark, and all records are replayed.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -140,8 +141,8 @@ fn fold<M: Subject>(
     }
 }
 
-/// A crash that keeps any of the lines stored since the mark, then replay: the mapping is sound, and maps each page to what it was mapped
-/// to, or to what the fold that was undone had folded.
+/// A crash that keeps any of the lines stored since the mark, then replay: the mapping is sound, and maps each page to
+/// what it was mapped to, or to what the fold that was undone had folded.
 pub(crate) fn folds_undone_by_replay_leave_the_mapping_sound<M: Subject>() {
     for_seeds(12, |seed| {
         let mut rng = Rng(seed);

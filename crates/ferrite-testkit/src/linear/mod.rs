@@ -1,7 +1,7 @@
 //! Concurrent behaviour: several threads on distinct and on the same files and directories.
 //!
-//! What lives here: the checks whose invariants can be told without a search (this file and [`names`], [`data`]), and small
-//! random histories searched for a sequential order that explains them ([`history`]).
+//! What lives here: the checks whose invariants can be told without a search (this file and [`names`], [`data`]), and
+//! small random histories searched for a sequential order that explains them ([`history`]).
 //!
 //! Invariant: nothing here depends on timing to hold, only to be sharp; a sound engine passes on any machine.
 

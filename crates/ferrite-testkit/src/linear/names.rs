@@ -243,8 +243,8 @@ fn replace(fs: &dyn FileSystem, _seed: u64) {
     });
 }
 
-/// A lookup tells of an inode what was so while the name led there: of one that was replaced meanwhile, and that somebody keeps open, not
-/// that it has no name any more.
+/// A lookup tells of an inode what was so while the name led there: of one that was replaced meanwhile, and that
+/// somebody keeps open, not that it has no name any more.
 fn named(fs: &dyn FileSystem, _seed: u64) {
     make_file(fs, ROOT_INO, "name");
     let stop = AtomicBool::new(false);

@@ -1,7 +1,7 @@
 //! Holes: seeking, punching, zeroing, reserving, and files far larger than the pool.
 //!
-//! Engines may take small holes for data. What these cases demand of `SEEK_HOLE` and `SEEK_DATA` holds for whole aligned
-//! blocks of files larger than any inline file.
+//! Engines may take small holes for data. What these cases demand of `SEEK_HOLE` and `SEEK_DATA` holds for whole
+//! aligned blocks of files larger than any inline file.
 
 use std::time::{Duration, Instant};
 

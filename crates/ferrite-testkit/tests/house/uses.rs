@@ -1,8 +1,8 @@
 //! Which module of a crate uses which, read from the sources.
 //!
-//! What lives here: [`Crate`], and [`circle`]. A module is a file. What it uses are the paths that begin with `crate` or
-//! `super`, in `use` lines and elsewhere; a name that the crate's root offers counts as the module it comes from. A module
-//! and those inside it are one room: arrows between them do not count. Tests may use what they like.
+//! What lives here: [`Crate`], and [`circle`]. A module is a file. What it uses are the paths that begin with `crate`
+//! or `super`, in `use` lines and elsewhere; a name that the crate's root offers counts as the module it comes from. A
+//! module and those inside it are one room: arrows between them do not count. Tests may use what they like.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -73,8 +73,8 @@ fn collect(folder: &Path, prefix: &str, into: &mut BTreeMap<String, String>) {
     }
 }
 
-/// Tests stand at the end of a file, by custom; a whole file of them says so at its declaration, and uses what it likes as
-/// well, so it is left out by its parent's attribute.
+/// Tests stand at the end of a file, by custom; a whole file of them says so at its declaration, and uses what it likes
+/// as well, so it is left out by its parent's attribute.
 fn without_tests(text: &str) -> String {
     let end = text.find("#[cfg(test)]\nmod tests {").unwrap_or(text.len());
     let lines = text[..end].lines().filter(|line| !line.trim_start().starts_with("//"));

@@ -1,18 +1,18 @@
 //! Advisory locks: `flock` on open files and POSIX record locks on byte ranges.
 //!
-//! What lives here: [`LockTable`], which a front end keeps beside an engine when no kernel keeps one for it: the library
-//! for the threads of a process, the network server for its clients. (On a mount, the kernel's own table serves.) Locks
-//! live in DRAM and end with the process. The ranges of one file are in `ranges`.
+//! What lives here: [`LockTable`], which a front end keeps beside an engine when no kernel keeps one for it: the
+//! library for the threads of a process, the network server for its clients. (On a mount, the kernel's own table
+//! serves.) Locks live in DRAM and end with the process. The ranges of one file are in `ranges`.
 //!
 //! Invariants: `flock` locks and record locks do not see each other (as on Linux). Locks that conflict are never held
-//! by two owners at once. A file nobody locks or waits for takes no space. A request that fails has changed nothing (but
-//! for a `flock` conversion that had time to wait).
+//! by two owners at once. A file nobody locks or waits for takes no space. A request that fails has changed nothing
+//! (but for a `flock` conversion that had time to wait).
 //!
 //! Contract: locks are keyed by inode number, so an owner keeps the file open or pinned for as long as it holds locks,
 //! and releases them before it lets go; else the number could come to mean another file.
 //!
-//! One mutex guards the table. It is held for a few map operations, never while anybody waits for a lock; reads and writes
-//! of data do not come by here. Who gets a lock first after a release is left open.
+//! One mutex guards the table. It is held for a few map operations, never while anybody waits for a lock; reads and
+//! writes of data do not come by here. Who gets a lock first after a release is left open.
 
 mod ranges;
 
@@ -245,8 +245,8 @@ impl LockTable {
         LockOwner(self.next_owner.fetch_add(1, Ordering::Relaxed) + 1)
     }
 
-    /// Locks a whole file for `owner`, an open file, as `flock(2)`. A lock it has already is converted. Blocks as `wait`
-    /// says.
+    /// Locks a whole file for `owner`, an open file, as `flock(2)`. A lock it has already is converted. Blocks as
+    /// `wait` says.
     ///
     /// A conversion that has to wait gives the old lock up first, as Linux does, else two readers that both want to
     /// write would wait for each other for ever. A conversion that may not wait, and fails, keeps the old lock.

@@ -1,7 +1,7 @@
 //! The reference engine: a file system in ordinary memory, as simple as the rules allow.
 //!
-//! What lives here: [`MemFs`]. The tests compare every other engine with it, so it is written to be obviously right, not
-//! fast: one lock around everything, ordered maps, no cleverness. It is also what `ferrite::Fs::memory` gives to
+//! What lives here: [`MemFs`]. The tests compare every other engine with it, so it is written to be obviously right,
+//! not fast: one lock around everything, ordered maps, no cleverness. It is also what `ferrite::Fs::memory` gives to
 //! programs that want a scratch file system without a pool. Content is in `data`.
 //!
 //! Invariants: an inode lives as long as it has a name, a pin or an open file. A directory's entries are kept in the
@@ -289,8 +289,8 @@ impl MemFs {
         })
     }
 
-    /// As [`Self::new`], with another clock. Should it go back, the file system's time stands still until it has caught up.
-    /// It is asked under the lock, so it must not call into this file system.
+    /// As [`Self::new`], with another clock. Should it go back, the file system's time stands still until it has caught
+    /// up. It is asked under the lock, so it must not call into this file system.
     pub fn with_clock(clock: impl Fn() -> Timestamp + Send + Sync + 'static) -> MemFs {
         let mut state = State {
             nodes: BTreeMap::new(),

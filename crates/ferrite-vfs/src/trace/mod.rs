@@ -1,9 +1,10 @@
 //! Traces: which parts of which files a program wrote, as text, to be looked at or replayed later.
 //!
-//! What lives here: the format, both ways ([`Recorder`] writes it, [`parse`] reads it), and [`Traced`], which records what
-//! passes through to any engine. A trace holds no names, no content and no times.
+//! What lives here: the format, both ways ([`Recorder`] writes it, [`parse`] reads it), and [`Traced`], which records
+//! what passes through to any engine. A trace holds no names, no content and no times.
 //!
-//! The first line is `ferrite-trace 1`. Lines that begin with `#`, and empty ones, say nothing. Every other line is an [`Event`]:
+//! The first line is `ferrite-trace 1`. Lines that begin with `#`, and empty ones, say nothing. Every other line is an
+//! [`Event`]:
 //!
 //! | line | event |
 //! | --- | --- |
@@ -11,9 +12,9 @@
 //! | `t INO LEN` | its size was set |
 //! | `INO:LEN@OFFSET` | `LEN` bytes were written to it at `OFFSET` |
 //!
-//! A write may leave out `INO:` if it is the file of the line before, and `@OFFSET` if it goes where that file was left: behind
-//! the last write to it, or at its end after `f` and `t`. So a log is a list of lengths, and any whole lines from the beginning
-//! of a trace are a trace.
+//! A write may leave out `INO:` if it is the file of the line before, and `@OFFSET` if it goes where that file was
+//! left: behind the last write to it, or at its end after `f` and `t`. So a log is a list of lengths, and any whole
+//! lines from the beginning of a trace are a trace.
 //!
 //! Invariant: [`parse`] of what a [`Recorder`] wrote gives the events it was told, in their order.
 
@@ -226,7 +227,8 @@ pub fn parse(text: &str) -> Result<Vec<Event>, TraceError> {
     Ok(events)
 }
 
-/// Writes a trace as its events happen. Threads may share it; the order of their events is that in which they come here.
+/// Writes a trace as its events happen. Threads may share it; the order of their events is that in which they come
+/// here.
 pub struct Recorder(Mutex<Recording>);
 
 struct Recording {

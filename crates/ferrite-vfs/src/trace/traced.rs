@@ -1,7 +1,7 @@
 //! [`Traced`]: an engine that tells a recorder what is written to it.
 //!
-//! What succeeded is recorded, after it was done: writes, appends, new sizes, files made, and files opened for writing for the first
-//! time. `fallocate` is not: it writes no data. Everything is passed to the engine as it came.
+//! What succeeded is recorded, after it was done: writes, appends, new sizes, files made, and files opened for writing
+//! for the first time. `fallocate` is not: it writes no data. Everything is passed to the engine as it came.
 
 use std::sync::Arc;
 

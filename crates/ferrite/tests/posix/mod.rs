@@ -1,17 +1,17 @@
 //! Tables of system calls, and how they are run on anything that can make such calls: a mount, or the library.
 //!
-//! A line reads `who: call arguments = expected`. Without `who:` root calls, without `=` the call must succeed. `--- name`
-//! opens a case, which starts in an empty directory that everybody may write to. `changes f:mc d: | …` says in addition
-//! which of access (a), modification (m) and change (c) times the call moves; m and c that are not named must stay.
-//! `{255}` is a name of that length, `{path 4095 f}` a path to `f` of that length.
+//! A line reads `who: call arguments = expected`. Without `who:` root calls, without `=` the call must succeed. `---
+//! name` opens a case, which starts in an empty directory that everybody may write to. `changes f:mc d: | …` says in
+//! addition which of access (a), modification (m) and change (c) times the call moves; m and c that are not named must
+//! stay. `{255}` is a name of that length, `{path 4095 f}` a path to `f` of that length.
 #![allow(dead_code, reason = "each test binary uses its part")]
 
 use std::time::Duration;
 
 use rustix::time::{ClockId, clock_gettime};
 
-/// Returns once the clock that files' times are taken from has moved, so that a changed time shows. On a busy virtual machine it can
-/// stand still for longer than a tick.
+/// Returns once the clock that files' times are taken from has moved, so that a changed time shows. On a busy virtual
+/// machine it can stand still for longer than a tick.
 fn wait_for_a_tick() {
     let before = clock_gettime(ClockId::RealtimeCoarse);
     while clock_gettime(ClockId::RealtimeCoarse) == before {
@@ -311,8 +311,8 @@ impl Script<'_> {
     }
 }
 
-/// Who may remove, rename and replace what in a sticky directory `t`: every owner of the directory, of the file in it, every
-/// kind of file. `u` tries; `d` is a directory of its own.
+/// Who may remove, rename and replace what in a sticky directory `t`: every owner of the directory, of the file in it,
+/// every kind of file. `u` tries; `d` is a directory of its own.
 pub(crate) fn run_sticky(system: &dyn System, base: &str) -> Run {
     let (user, others) = (65534, [65534, 0, 65533]);
     let mut script = Script {

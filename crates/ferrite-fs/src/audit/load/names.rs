@@ -1,11 +1,12 @@
 //! The name table held against the directories: each used slot is followed to its entry, and the entry to its inode.
 //!
-//! What lives here: [`Tables::judge_names`], which runs once inodes and mapping are loaded. Entries lie in no order behind the slots, so
-//! they are loaded ahead, on several threads. What it needs besides the tables is 4 bytes an inode and a bit a block, until it is done.
+//! What lives here: [`Tables::judge_names`], which runs once inodes and mapping are loaded. Entries lie in no order
+//! behind the slots, so they are loaded ahead, on several threads. What it needs besides the tables is 4 bytes an inode
+//! and a bit a block, until it is done.
 //!
-//! Invariants: an entry counts as found for the directory whose block it is in. A directory of which fewer or more are found than it
-//! counts has names that lookups miss, whichever slots are to blame. An inode that has a name is never free in the books, whatever its
-//! own words say.
+//! Invariants: an entry counts as found for the directory whose block it is in. A directory of which fewer or more are
+//! found than it counts has names that lookups miss, whichever slots are to blame. An inode that has a name is never
+//! free in the books, whatever its own words say.
 
 use std::convert::Infallible;
 use std::ops::Range;
@@ -22,10 +23,12 @@ use crate::format::layout::BLOCK_BYTES;
 use crate::health::damage::Damage;
 use crate::space::names::Slot;
 
-/// Groups of slots that a thread takes at a time: a millisecond's work, so that what is less does not wait for a thread to start.
+/// Groups of slots that a thread takes at a time: a millisecond's work, so that what is less does not wait for a thread
+/// to start.
 const CHUNK_GROUPS: u64 = 64;
 
-/// Entries found in one chunk, by directory. Threads count on their own: an atomic operation an entry would have each wait for the last.
+/// Entries found in one chunk, by directory. Threads count on their own: an atomic operation an entry would have each
+/// wait for the last.
 type Found = FxHashMap<u32, u32>;
 
 struct Judge<'t, 'm, 'd> {
@@ -84,7 +87,8 @@ impl Judge<'_, '_, '_> {
         }
     }
 
-    /// Looks at what a slot leads to; the error says that it is not where the slot should lead. What else is damaged is noted.
+    /// Looks at what a slot leads to; the error says that it is not where the slot should lead. What else is damaged is
+    /// noted.
     fn follow(&self, slot: &Slot, found: &mut Found) -> Result<(), String> {
         let Some(offset) = slot.target else {
             return Err("points outside the data blocks".into());
@@ -159,8 +163,8 @@ impl Judge<'_, '_, '_> {
         Ok(Some(dir))
     }
 
-    /// An inode that looks free or never used, and has a name: it was wiped. Its number is not given to another, and neither is what
-    /// it may have owned.
+    /// An inode that looks free or never used, and has a name: it was wiped. Its number is not given to another, and
+    /// neither is what it may have owned.
     fn keep_named(&self, ino: u32, dir: u32) {
         if self.tables.inode_map.claim(u64::from(ino)) {
             let mut damage = self.damage.lock();

@@ -13,10 +13,10 @@ use crate::format::layout::BLOCK_BYTES;
 use crate::space::names::NameTable;
 
 impl Repair {
-    /// Inodes that look free, and are named by an entry with the right checksum, were wiped: their pages are kept, and they are
-    /// rebuilt as damaged ones. No crash leaves such a pair. A record that makes a file sets inode and entry, one that removes the last
-    /// name clears the entry and frees the inode or leaves it in use, to be freed later; the journal has been replayed, so each is there
-    /// whole or not at all.
+    /// Inodes that look free, and are named by an entry with the right checksum, were wiped: their pages are kept, and
+    /// they are rebuilt as damaged ones. No crash leaves such a pair. A record that makes a file sets inode and entry,
+    /// one that removes the last name clears the entry and frees the inode or leaves it in use, to be freed later; the
+    /// journal has been replayed, so each is there whole or not at all.
     pub(super) fn wiped_inodes(&mut self) {
         let mut blocks = Vec::new();
         let map = Arc::clone(&self.map);
@@ -64,10 +64,10 @@ impl Repair {
         by_block
     }
 
-    /// Gives directories back the blocks that a damaged word or node of the mapping has taken from them. A block is a directory's if its
-    /// header says which, a name leads to a sound entry of that directory in it, and nobody else maps it. What the mapping has there
-    /// instead is no block of this directory, unless it has the same header. Done before blocks get owners, so that no stranger is
-    /// taken for one.
+    /// Gives directories back the blocks that a damaged word or node of the mapping has taken from them. A block is a
+    /// directory's if its header says which, a name leads to a sound entry of that directory in it, and nobody else
+    /// maps it. What the mapping has there instead is no block of this directory, unless it has the same header. Done
+    /// before blocks get owners, so that no stranger is taken for one.
     pub(super) fn put_back_dir_blocks(&mut self) {
         let (mut mapped, mut odd) = (FxHashSet::default(), BTreeMap::new());
         self.map.for_each(&mut |MapEntry { ino, lblk, word, .. }| {
@@ -253,8 +253,8 @@ impl Repair {
         Some(entries)
     }
 
-    /// Looks for entries at every place of a block that does not parse. One is real if its checksum is right and a name leads to
-    /// it; what lies between them becomes free.
+    /// Looks for entries at every place of a block that does not parse. One is real if its checksum is right and a name
+    /// leads to it; what lies between them becomes free.
     fn salvage(&mut self, block: DirBlock, offset: u64, named: &[u64]) -> Vec<Named> {
         let mut entries = Vec::new();
         let mut within = FIRST_ENTRY;

@@ -63,8 +63,8 @@ impl Repair {
         self.cut_circles();
     }
 
-    /// Names in `lost+found` for all that has none. What has neither names nor links, nor anything inside, is what a crash left of
-    /// something open or being removed: mount frees it.
+    /// Names in `lost+found` for all that has none. What has neither names nor links, nor anything inside, is what a
+    /// crash left of something open or being removed: mount frees it.
     fn adopt_nameless(&mut self) {
         let (mut named, mut has_entries) = (vec![false; self.state.len()], vec![false; self.state.len()]);
         for entry in &self.entries {
@@ -258,7 +258,8 @@ impl Repair {
         Some((offset + FIRST_ENTRY, BLOCK_BYTES - FIRST_ENTRY))
     }
 
-    /// Link counts, and what directories count and know. A count that says more than was found cannot be told from a name that is gone.
+    /// Link counts, and what directories count and know. A count that says more than was found cannot be told from a
+    /// name that is gone.
     pub(super) fn counts(&mut self) {
         let inodes = self.superblock.inodes as usize;
         let (mut names, mut subdirs, mut inside, mut parent) = (

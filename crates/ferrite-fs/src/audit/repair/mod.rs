@@ -1,12 +1,12 @@
 //! Repair: what is to be changed in a damaged pool so that it is sound again, and nothing that can be saved is lost.
 //!
-//! What lives here: [`repair`] and the books it keeps ([`Repair`]); its phases by file: inodes, mapping, logs and blocks
-//! ([`tables`]), directories and their entries ([`dirs`]), names, link counts and `lost+found` ([`links`]). It works on the raw tables in
-//! a private mapping and ends with a list of words ([`Mend`]); `mend.rs` carries it out.
+//! What lives here: [`repair`] and the books it keeps ([`Repair`]); its phases by file: inodes, mapping, logs and
+//! blocks ([`tables`]), directories and their entries ([`dirs`]), names, link counts and `lost+found` ([`links`]). It
+//! works on the raw tables in a private mapping and ends with a list of words ([`Mend`]); `mend.rs` carries it out.
 //!
-//! Invariants: only what no check vouches for is thrown away; content that may be wrong is never left where a program would take it for
-//! right, it goes to `lost+found` as `damaged-INODE`. A pool that comes out of [`repair`] has been checked like any other, so
-//! a second repair finds nothing.
+//! Invariants: only what no check vouches for is thrown away; content that may be wrong is never left where a program
+//! would take it for right, it goes to `lost+found` as `damaged-INODE`. A pool that comes out of [`repair`] has been
+//! checked like any other, so a second repair finds nothing.
 
 mod dirs;
 mod links;
@@ -95,8 +95,9 @@ struct Repair {
     report: RepairReport,
 }
 
-/// Says what is to be done to repair the pool in `region`, a private mapping, which is changed on the way. `progress` gets phase,
-/// done, total. Fails only if there is no pool, or part of it cannot be read: then nothing is known of what is there.
+/// Says what is to be done to repair the pool in `region`, a private mapping, which is changed on the way. `progress`
+/// gets phase, done, total. Fails only if there is no pool, or part of it cannot be read: then nothing is known of what
+/// is there.
 pub fn repair(region: Region, progress: Progress<'_>) -> Result<(RepairReport, Mend), EngineError> {
     repair_with(region, FsckOptions::default(), progress)
 }
@@ -316,7 +317,8 @@ impl Repair {
         self.set(word_offset, word);
     }
 
-    /// Maps a page to another word, maps it newly, or unmaps it; says if there is no room for that. The mapping is sound by now.
+    /// Maps a page to another word, maps it newly, or unmaps it; says if there is no room for that. The mapping is
+    /// sound by now.
     fn set_page(&mut self, ino: u32, lblk: u32, word: Option<PageWord>) -> Result<(), MapError> {
         let map = Arc::clone(&self.map);
         let is_mapped = !map.get(ino, lblk).is_hole();
@@ -420,7 +422,8 @@ impl MapTx for RepairTx<'_> {
         self.repair.own(block)
     }
 
-    /// Pages, logs and attributes whose blocks nobody has claimed yet own them all the same, and what names lead to may be put back yet.
+    /// Pages, logs and attributes whose blocks nobody has claimed yet own them all the same, and what names lead to may
+    /// be put back yet.
     fn alloc_block(&mut self) -> Result<u32, MapError> {
         let mut named: FxHashSet<u32> = self.repair.pointed.keys().copied().collect();
         self.repair.map.for_each(&mut |entry| {

@@ -21,7 +21,8 @@ use crate::format::xattr;
 const STRAY_DISTANCE: u64 = 8;
 /// Pages of a file that are looked for among strays.
 const STRAY_PAGES: u64 = 1 << 20;
-/// Comparisons of pages with strays, in all: with more, chance would find pages where there are none, and time would pass.
+/// Comparisons of pages with strays, in all: with more, chance would find pages where there are none, and time would
+/// pass.
 const STRAY_COMPARISONS: u64 = 1 << 26;
 
 impl Repair {
@@ -104,8 +105,8 @@ impl Repair {
         self.reload_map();
     }
 
-    /// HashFS: drops keys that map nothing, keeps the first of two for the same page, and puts back keys that were damaged where
-    /// their place in the table tells what they were.
+    /// HashFS: drops keys that map nothing, keeps the first of two for the same page, and puts back keys that were
+    /// damaged where their place in the table tells what they were.
     fn hashfs(&mut self) {
         let mut strays: Vec<(u64, PageWord)> = Vec::new();
         for slot in 0..self.superblock.map_slots {
@@ -172,7 +173,8 @@ impl Repair {
         self.reload_map();
     }
 
-    /// Written pages of sound files behind their ends. They are as many as the files count, else [`Self::drop_excess`] has had them.
+    /// Written pages of sound files behind their ends. They are as many as the files count, else [`Self::drop_excess`]
+    /// has had them.
     fn pages_behind_ends(&self) -> Vec<MapEntry> {
         let mut behind = Vec::new();
         self.map.for_each(&mut |entry| {
@@ -227,7 +229,8 @@ impl Repair {
         self.reload_map();
     }
 
-    /// What is left behind the end of a file may be anything of it: the file grows over it, and is put aside. A link has one page.
+    /// What is left behind the end of a file may be anything of it: the file grows over it, and is put aside. A link
+    /// has one page.
     fn keep_pages_behind_ends(&mut self) {
         for MapEntry { ino, lblk, .. } in self.pages_behind_ends() {
             let what = format!("inode {ino}: page {lblk} lies behind its end");
@@ -260,8 +263,8 @@ impl Repair {
         self.map.hashed_keys().map_or(0, |map| map.distance(ino, lblk, slot))
     }
 
-    /// Files that map more pages than they count have got keys that were hit: those behind the end of the file or far from home, if
-    /// they are just as many.
+    /// Files that map more pages than they count have got keys that were hit: those behind the end of the file or far
+    /// from home, if they are just as many.
     fn drop_excess(&mut self, strays: &mut Vec<(u64, PageWord)>) {
         let mut odd: FxHashMap<u32, Vec<MapEntry>> = FxHashMap::default();
         self.map.for_each(&mut |entry| {
@@ -530,8 +533,8 @@ impl Repair {
         self.reload_map();
     }
 
-    /// Pages that do not have the checksums they should cannot be read, whichever of both was hit. They get the ones that fit, and their
-    /// files are put aside, so that whoever knows what they held can tell.
+    /// Pages that do not have the checksums they should cannot be read, whichever of both was hit. They get the ones
+    /// that fit, and their files are put aside, so that whoever knows what they held can tell.
     pub(super) fn data(&mut self) {
         if !self.reads_data {
             return;
@@ -552,8 +555,8 @@ impl Repair {
         }
     }
 
-    /// Gives damaged inodes back what can be known of them: what they are from their names and pages, how long they are from
-    /// their pages. Directories stay where they are, their entries vouch for themselves; files are quarantined.
+    /// Gives damaged inodes back what can be known of them: what they are from their names and pages, how long they are
+    /// from their pages. Directories stay where they are, their entries vouch for themselves; files are quarantined.
     pub(super) fn rebuild(&mut self) {
         let dirs: FxHashSet<u32> = self.dir_blocks.iter().map(|found| found.dir).collect();
         let kinds: FxHashMap<u32, FileKind> = self.entries.iter().map(|entry| (entry.ino, entry.kind)).collect();

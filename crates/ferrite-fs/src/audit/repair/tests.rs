@@ -345,8 +345,8 @@ fn overlaps(hit: &[Range<u64>], ranges: &[Range<u64>]) -> bool {
 
 type Contents = (BTreeMap<String, Vec<u8>>, BTreeSet<Vec<u8>>);
 
-/// Contents of all regular files of a tree: by path, and all of them. Where data carries checksums a file may be unreadable, and is left
-/// out.
+/// Contents of all regular files of a tree: by path, and all of them. Where data carries checksums a file may be
+/// unreadable, and is left out.
 fn walk(engine: &Engine) -> ferrite_vfs::Result<Contents> {
     let (mut paths, mut contents) = (BTreeMap::new(), BTreeSet::new());
     let mut pending = vec![(ROOT_INO, String::new())];
@@ -389,7 +389,8 @@ fn by_path(engine: &Engine, path: &str) -> ferrite_vfs::Result<Vec<u8>> {
     read(engine, ino?)
 }
 
-/// What each file that was not hit, and whose names were not, holds by its path; `None` for those that answer with errors.
+/// What each file that was not hit, and whose names were not, holds by its path; `None` for those that answer with
+/// errors.
 fn unhit<'a>(engine: &Engine, anatomy: &'a Anatomy, hit: &[Range<u64>]) -> Result<Vec<Option<&'a Known>>, String> {
     let mut files = Vec::new();
     for file in &anatomy.files {
@@ -406,8 +407,8 @@ fn unhit<'a>(engine: &Engine, anatomy: &'a Anatomy, hit: &[Range<u64>]) -> Resul
     Ok(files)
 }
 
-/// Mounts a damaged image as it is: no file that was not hit is wrong, none is the worse for what is written meanwhile, and no name, hit
-/// or not, leads to a file that was made meanwhile.
+/// Mounts a damaged image as it is: no file that was not hit is wrong, none is the worse for what is written meanwhile,
+/// and no name, hit or not, leads to a file that was made meanwhile.
 fn mounted(image: &[u8], anatomy: &Anatomy, hit: &[Range<u64>]) -> Result<(), String> {
     let recorder = Recorder::new(image.to_vec());
     let mut region = Region::from_image(image).unwrap();
@@ -613,7 +614,8 @@ fn repair_damaged_pools(variant: Variant, quick: (u64, u64), soak: (u64, u64)) {
     println!("{variant:?}: {:.1} s", started.elapsed().as_secs_f64());
 }
 
-/// Nothing of a directory is left but its files: each gets a name again, and the time it takes grows with their number only.
+/// Nothing of a directory is left but its files: each gets a name again, and the time it takes grows with their number
+/// only.
 #[test]
 fn the_files_of_a_ruined_directory_are_all_found() {
     const FILES: usize = 20_000;

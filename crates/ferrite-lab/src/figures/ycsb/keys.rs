@@ -1,8 +1,9 @@
 //! Which pairs YCSB asks for: its generators, by their published formulas.
 //!
-//! Ranks follow a Zipf distribution with constant 0.99, drawn by the method of Gray et al. ("Quickly generating billion-record synthetic
-//! databases"): exact for the two most popular ranks, an approximation behind them. *Scrambled*: ranks of ten thousand million items
-//! are hashed onto the pairs, so that popular ones lie anywhere. *Latest*: rank 0 is the newest pair.
+//! Ranks follow a Zipf distribution with constant 0.99, drawn by the method of Gray et al. ("Quickly generating
+//! billion-record synthetic databases"): exact for the two most popular ranks, an approximation behind them.
+//! *Scrambled*: ranks of ten thousand million items are hashed onto the pairs, so that popular ones lie anywhere.
+//! *Latest*: rank 0 is the newest pair.
 
 use crate::random::Rng;
 
@@ -89,8 +90,8 @@ pub(super) fn fnv(number: u64) -> u64 {
 /// Chooses pairs by their numbers.
 #[derive(Debug, Clone)]
 pub(super) enum Chooser {
-    /// Popular ones lie anywhere. Numbers are drawn below `span`, pairs to come included, so that the popular ones stay the same
-    /// while pairs are added.
+    /// Popular ones lie anywhere. Numbers are drawn below `span`, pairs to come included, so that the popular ones stay
+    /// the same while pairs are added.
     Scrambled { zipf: Zipf, span: u64 },
     /// The newest are the most popular.
     Latest { zipf: Zipf },

@@ -1,7 +1,7 @@
 //! HashFS figures 13 and 14: YCSB on LevelDB, with four threads and with one.
 //!
-//! What lives here: the two figures, the workloads (the paper's table 3), the verdict. `run` measures, `keys` chooses pairs; both
-//! are there only with the cargo feature `leveldb`.
+//! What lives here: the two figures, the workloads (the paper's table 3), the verdict. `run` measures, `keys` chooses
+//! pairs; both are there only with the cargo feature `leveldb`.
 
 use self::Operation::{Change, Insert, Read, Scan, Update};
 use super::{Figure, Judge, overlap, panel_of};
@@ -71,7 +71,8 @@ const WORKLOADS: &[Workload] = &[
 pub(crate) const FOUR_THREADS: Figure = Figure {
     id: "hashfs-13",
     title: "YCSB on LevelDB, four threads",
-    claim: "In A and E all mappings are within 3 %. In B, C, D and F HashFS is best: cuckoo and radix are 2 to 4 % behind it on average, \
+    claim: "In A and E all mappings are within 3 %. In B, C, D and F HashFS is best: cuckoo and radix are 2 to 4 % \
+    behind it on average, \
             extent 13 % in C and F; in F it is up to 45 % above Strata's page-cached tree.",
     on_fresh_pools: false,
     applies_media: false,
@@ -83,7 +84,8 @@ pub(crate) const FOUR_THREADS: Figure = Figure {
 pub(crate) const ONE_THREAD: Figure = Figure {
     id: "hashfs-14",
     title: "YCSB on LevelDB, one thread",
-    claim: "As with four threads (figure 13), but for the height of the bars, and at most 23 % above Strata's page-cached tree, whose one \
+    claim: "As with four threads (figure 13), but for the height of the bars, and at most 23 % above Strata's \
+    page-cached tree, whose one \
             lock no longer hurts.",
     on_fresh_pools: false,
     applies_media: false,
@@ -96,7 +98,8 @@ pub(crate) const ONE_THREAD: Figure = Figure {
 pub(super) fn lacking(id: &str) -> Option<&'static str> {
     let needs_leveldb = [FOUR_THREADS.id, ONE_THREAD.id].contains(&id);
     (needs_leveldb && cfg!(not(feature = "leveldb"))).then_some(
-        "this build has no LevelDB; make one that has: scripts/setup-debian.sh build && cargo build --release -p ferrite-cli --features leveldb",
+        "this build has no LevelDB; make one that has: scripts/setup-debian.sh build && cargo build --release -p \
+         ferrite-cli --features leveldb",
     )
 }
 
@@ -148,7 +151,8 @@ fn mean_ratio(panel: &Panel, name: &str) -> Option<f64> {
 fn check(data: &FigureData) -> Verdict {
     let mut judge = Judge::default();
     let panel = panel_of(data, PANEL);
-    // A tenth is what two shared cores can tell from noise where the paper's 3 % are claimed, a twentieth where a rank is.
+    // A tenth is what two shared cores can tell from noise where the paper's 3 % are claimed, a twentieth where a rank
+    // is.
     for label in IN_MEMORY {
         for name in OTHERS {
             ratio(&mut judge, &panel, name, label, (0.9, 1.1), "within 10 %");
@@ -196,8 +200,10 @@ fn check(data: &FigureData) -> Verdict {
     }
     judge.remark("Not measured: Strata's page-cached tree, which no engine here runs on.");
     judge.verdict(
-        "a read of LevelDB touches two or three pages of a large file, and finding them in DRAM is a small part of it; the paper's \
-         structures lay in memory two to three times slower, and 70 % of Strata's file path was mapping. What is open: rounds on few \
+        "a read of LevelDB touches two or three pages of a large file, and finding them in DRAM is a small part of \
+         it; the paper's \
+         structures lay in memory two to three times slower, and 70 % of Strata's file path was mapping. What is \
+         open: rounds on few \
          cores scatter by more than mappings differ by.",
     )
 }

@@ -1,7 +1,7 @@
 //! YCSB on LevelDB on the engine: a pool and a database for each mapping, loaded, then asked.
 //!
-//! Invariant: all mappings get the same operations in the same order (of one thread; several interleave as they will), round by round
-//! in turns, and LevelDB's own thread has nothing left to do when a round begins.
+//! Invariant: all mappings get the same operations in the same order (of one thread; several interleave as they will),
+//! round by round in turns, and LevelDB's own thread has nothing left to do when a round begins.
 
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -28,7 +28,8 @@ use crate::random::Rng;
 /// With the key, 1 KiB a pair.
 const VALUE_BYTES: usize = 1000;
 const KEY_BYTES: usize = 24;
-/// LevelDB's cache of blocks is 8 MiB unless told otherwise; with fewer pairs it is smaller in proportion, so that reads go to files.
+/// LevelDB's cache of blocks is 8 MiB unless told otherwise; with fewer pairs it is smaller in proportion, so that
+/// reads go to files.
 const PAPER_CACHE_BYTES: u64 = 8 << 20;
 /// The paper's.
 const MAX_FILE_BYTES: usize = 128 << 20;
@@ -235,7 +236,8 @@ impl Store {
         for result in results {
             times.push(result.map_err(|_| LabError::Wrong("a thread of the workload panicked".into()))??);
         }
-        // From when the first thread was let go to when the last was done. The clock of a thread that only waits for them may be late.
+        // From when the first thread was let go to when the last was done. The clock of a thread that only waits for
+        // them may be late.
         let start = times.iter().map(|&(start, _)| start).min();
         let end = times.iter().map(|&(_, end)| end).max();
         let seconds = start
@@ -263,7 +265,8 @@ pub(super) fn run(plan: &Plan, progress: &mut dyn Progress, threads: u32) -> Res
     // As many again, as YCSB reckons.
     let span = pairs + 2 * pairs_to_come(plan);
     for (x, workload) in WORKLOADS.iter().enumerate() {
-        // All begin with the same tables: how many a read has to look into would make more of a difference than the mapping.
+        // All begin with the same tables: how many a read has to look into would make more of a difference than the
+        // mapping.
         for store in &stores {
             progress.step(&format!("workload {}: {} is compacted", workload.label, store.name));
             store.db.compact()?;
@@ -295,16 +298,22 @@ pub(super) fn run(plan: &Plan, progress: &mut dyn Progress, threads: u32) -> Res
         panels: vec![panel],
         notes: vec![
             format!(
-                "LevelDB in this process, its files on the engine through the library, without a kernel between. {pairs} pairs of 1 KiB \
-                 (paper 1,600,000), {} operations a round (paper 100,000 in all), {threads} threads on {cores} cores; tables of 128 MiB \
-                 as in the paper, no compression, a block cache of {} KiB (LevelDB's 8 MiB in proportion to the pairs).",
+                "LevelDB in this process, its files on the engine through the library, without a kernel between. \
+                 {pairs} pairs of 1 KiB \
+                 (paper 1,600,000), {} operations a round (paper 100,000 in all), {threads} threads on {cores} cores; \
+                 tables of 128 MiB \
+                 as in the paper, no compression, a block cache of {} KiB (LevelDB's 8 MiB in proportion to the \
+                 pairs).",
                 plan.ycsb_operations,
                 cache_bytes(pairs) >> 10
             ),
-            "Each database is loaded once, goes through the workloads A to F, and is compacted before each; between rounds LevelDB's own \
-             thread is waited for, so that what it merges behind a round counts for nothing. Popular pairs are YCSB's (zipfian 0.99, scrambled; in D the newest); scans have 1 to 100 pairs."
+            "Each database is loaded once, goes through the workloads A to F, and is compacted before each; between \
+             rounds LevelDB's own \
+             thread is waited for, so that what it merges behind a round counts for nothing. Popular pairs are YCSB's \
+             (zipfian 0.99, scrambled; in D the newest); scans have 1 to 100 pairs."
                 .into(),
-            "The paper's baseline, Strata's extent tree behind a page cache, is a bare structure here (figures 11 and 12), and no engine \
+            "The paper's baseline, Strata's extent tree behind a page cache, is a bare structure here (figures 11 and \
+             12), and no engine \
              runs on it: what HashFS gains over it is not measured. leaf is ours, the paper does not have it."
                 .into(),
         ],

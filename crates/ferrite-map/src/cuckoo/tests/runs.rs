@@ -111,7 +111,8 @@ fn a_run_has_an_end() {
     }
 }
 
-/// A new block in the middle ends the run there. The pages behind are looked up one by one, until they are written anew.
+/// A new block in the middle ends the run there. The pages behind are looked up one by one, until they are written
+/// anew.
 #[test]
 fn a_write_in_the_middle_ends_the_run() {
     let bed = straight_file(20);

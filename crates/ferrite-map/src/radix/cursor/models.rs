@@ -1,8 +1,10 @@
-//! A model of cursors and epochs: a reader that follows a cursor while its leaf is unlinked and the block becomes something else.
+//! A model of cursors and epochs: a reader that follows a cursor while its leaf is unlinked and the block becomes
+//! something else.
 //!
-//! What lives here: one file of one page. The cursor is the real one, a [`TransCache`] that two readers share; the medium, the lookup
-//! ([`super::super::Radix`]'s `get_in_leaf`), and what a transaction, the mark and another file do are stated here, step by step. As everywhere,
-//! what a reader finds counts if the inode's version is the same afterwards. See `models.rs` for how it is run.
+//! What lives here: one file of one page. The cursor is the real one, a [`TransCache`] that two readers share; the
+//! medium, the lookup ([`super::super::Radix`]'s `get_in_leaf`), and what a transaction, the mark and another file do
+//! are stated here, step by step. As everywhere, what a reader finds counts if the inode's version is the same
+//! afterwards. See `models.rs` for how it is run.
 
 use shuttle::sync::Arc;
 use shuttle::thread;
@@ -81,8 +83,8 @@ impl File {
         self.version.fetch_add(1, SeqCst);
     }
 
-    /// Unmaps the page and with it the leaf; the mark passes; another file gets the block; the page is mapped again in another leaf, and
-    /// unmapped.
+    /// Unmaps the page and with it the leaf; the mark passes; another file gets the block; the page is mapped again in
+    /// another leaf, and unmapped.
     fn write(&self) {
         let cleared = if self.flaw == Flaw::WordStays { 10 } else { 0 };
         self.change(&[(&self.blocks[1], cleared), (&self.root, 0)]);

@@ -1,4 +1,5 @@
-//! Damage of one thing that a repair has to see through: a wiped inode, a mark of a boot that no mount has set, thousands of errors.
+//! Damage of one thing that a repair has to see through: a wiped inode, a mark of a boot that no mount has set,
+//! thousands of errors.
 
 use super::*;
 use crate::audit::boot::boot_id;
@@ -227,7 +228,8 @@ fn more_findings_than_are_kept_are_told_as_more() {
     assert_eq!((report.findings.len(), report.more), (1000, true));
 }
 
-/// The checksums are gone, and the data is whole: it cannot be read, until a repair that was asked to look has put it aside.
+/// The checksums are gone, and the data is whole: it cannot be read, until a repair that was asked to look has put it
+/// aside.
 #[test]
 fn data_whose_checksums_were_wiped_is_put_aside_and_can_be_read() {
     const DATA: FsckOptions = FsckOptions { data: true };

@@ -1,0 +1,38 @@
+//! Which thread does which operation of a workload, and so which ring gets its record.
+
+/// Which of two threads, and so of two rings, does an operation of a workload that is one sequence.
+#[derive(Debug, Clone)]
+pub enum Turns {
+    /// The same one does all.
+    One,
+    /// The other one does every other operation.
+    Alternate,
+    /// As it says for each operation: the other one does it.
+    Each(Vec<bool>),
+}
+
+impl Turns {
+    /// Whether the other thread does the operation of this index.
+    pub fn is_elsewhere(&self, index: usize) -> bool {
+        match self {
+            Turns::One => false,
+            Turns::Alternate => index % 2 == 1,
+            Turns::Each(elsewhere) => elsewhere.get(index) == Some(&true),
+        }
+    }
+
+    /// Lets go of the turns of all operations but these.
+    pub fn keep(&mut self, kept: &[usize]) {
+        if let Turns::Each(elsewhere) = self {
+            let mut index = 0;
+            elsewhere.retain(|_| {
+                index += 1;
+                kept.contains(&(index - 1))
+            });
+        }
+    }
+
+    pub(super) fn alternate_if(condition: bool) -> Self {
+        if condition { Turns::Alternate } else { Turns::One }
+    }
+}
