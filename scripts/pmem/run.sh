@@ -40,6 +40,7 @@ qemu=
 # shellcheck disable=SC2317
 clean_up() {
     [ -z "$qemu" ] || kill -9 "$qemu" 2>/dev/null || true
+    cat "$log" "$work/console" >"$cache/log" 2>/dev/null || true
     [ -n "${FERRITE_PMEM_KEEP:-}" ] || rm -rf "$work"
 }
 trap clean_up EXIT
@@ -126,7 +127,7 @@ run() {
 
 # The last number that was told of each medium; lines that the kill cut off do not count.
 keep_told() {
-    tr -d '\r' <"$work/told" | grep -aE '^[a-zA-Z0-9-]+ [0-9]+$' | cat "$job/acknowledged" - |
+    tr -d '\r' <"$work/told" | sed -nE '/^[a-zA-Z0-9-]+ [0-9]+$/p' | cat "$job/acknowledged" - |
         awk '$2 > last[$1] {last[$1] = $2} END {for (medium in last) print medium, last[medium]}' | sort >"$work/told.new"
     mv "$work/told.new" "$job/acknowledged"
 }
@@ -179,7 +180,6 @@ fi
     fi
     echo
 } >"$cache/result.md"
-cp "$log" "$cache/log"
 cat "$cache/result.md"
 echo "(this table: $cache/result.md; what the guest said: $cache/log)"
 if [ -n "${FERRITE_PMEM_DOCS:-}" ]; then
