@@ -41,6 +41,7 @@ lint:
 	cargo clippy --workspace --all-targets --features ferrite-cli/leveldb -- -D warnings
 	# What users of the library build: without LevelDB and a C++ compiler.
 	cargo clippy -p ferrite-cli -p ferrite-lab --all-targets -- -D warnings
+	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --quiet
 	@crates=$$(cargo tree -p ferrite -e normal --prefix none --no-dedupe | sort -u | wc -l); \
 		[ "$$crates" -le 60 ] || { echo "the library has grown to $$crates crates; 60 are enough"; exit 1; }
 

@@ -29,7 +29,7 @@ impl Recorder {
         })
     }
 
-    /// Notes `tag`: what [`Log::marks_before`] returns later.
+    /// Notes `tag`: what the log returns later.
     pub fn mark(&self, tag: u64) {
         self.record(|| Event::Mark(tag));
     }
