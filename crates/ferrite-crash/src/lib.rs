@@ -11,6 +11,7 @@
 //! name; only workloads of several threads depend on what else the machine does. The image of every failure is kept in
 //! a file, so those can be looked at again, too, though without the reference engine's word for what must be in it.
 //! What is allowed after a crash is what the reference engine says, never what the engine under test says.
+#![forbid(unsafe_code)]
 
 pub mod choices;
 pub mod explore;

@@ -4,7 +4,7 @@
 //! | --- | --- |
 //! | `mount` | options, [`mount`], [`Mounted`]: the session and its end |
 //! | `bridge` | one FUSE request = one call of the engine |
-//! | `convert` | attributes and errors, ours to theirs; errno exists only here |
+//! | `convert` | attributes and errors, ours to theirs |
 //! | `freezer` | holding changes back while the pool is copied: [`Freezer`] |
 //! | `handles` | open files by the numbers the kernel knows |
 //!
@@ -20,6 +20,7 @@
 //! * `flock` and `fcntl` locks are the kernel's: all users of a mount share one kernel.
 //!
 //! *Architecture invariant:* this crate knows no engine.
+#![forbid(unsafe_code)]
 
 mod bridge;
 mod convert;

@@ -28,7 +28,7 @@
 //!
 //! A new figure is a file in `figures` and a line in its list; a new mapping of `ferrite-map` joins by itself.
 //!
-//! *Architecture invariant:* nothing here is part of the product; no other crate but the command line uses it.
+//! *Architecture invariant:* the engine and the library use nothing of this; only the program does, for `lab` and `bench`.
 //! *Architecture invariant:* no `unsafe`; whatever needs it lies in `ferrite-pm`.
 #![forbid(unsafe_code)]
 

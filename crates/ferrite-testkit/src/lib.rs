@@ -12,6 +12,7 @@
 //!
 //! *Architecture invariant:* nothing here knows an engine, and nothing here may be relaxed to suit one. Where
 //! the contract leaves a choice, the check accepts every choice, and its comment says so.
+#![forbid(unsafe_code)]
 
 pub mod apply;
 pub mod generate;

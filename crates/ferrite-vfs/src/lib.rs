@@ -5,13 +5,14 @@
 //! written, for any engine ([`trace`]); and an in-memory reference engine ([`memfs`]), which the tests use as their
 //! oracle.
 //!
-//! *Architecture invariant:* no front end knows an engine and no engine knows a front end; both know
-//! only this crate, and this crate depends on neither, nor on any medium.
+//! *Architecture invariant:* this crate depends on no front end, no engine and no medium; engines and the mount know each
+//! other through it alone.
 //!
 //! *Architecture invariant:* engines do not check permissions. [`Vfs`] does (for the library and the
 //! network), or the kernel does (for the mount, which passes `default_permissions`). Engines apply the
 //! *consequences* POSIX ties to an operation (setgid inheritance, times, link counts) by calling the
 //! pure functions of [`posix`], so that these rules exist once.
+#![forbid(unsafe_code)]
 
 mod error;
 mod fs;

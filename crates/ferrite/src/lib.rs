@@ -40,6 +40,7 @@
 //! # Ok(())
 //! # }
 //! ```
+#![forbid(unsafe_code)]
 
 mod attributes;
 mod dir;
