@@ -28,8 +28,8 @@
 //!
 //! A new figure is a file in `figures` and a line in its list; a new mapping of `ferrite-map` joins by itself.
 //!
-//! *Architecture invariant:* the engine and the library use nothing of this; only the program does, for `lab` and `bench`.
-//! *Architecture invariant:* no `unsafe`; whatever needs it lies in `ferrite-pm`.
+//! *Architecture invariant:* the engine and the library use nothing of this; only the program does, for `lab` and
+//! `bench`. *Architecture invariant:* no `unsafe`; whatever needs it lies in `ferrite-pm`.
 #![forbid(unsafe_code)]
 
 mod alloc;

@@ -5,8 +5,8 @@
 //! written, for any engine ([`trace`]); and an in-memory reference engine ([`memfs`]), which the tests use as their
 //! oracle.
 //!
-//! *Architecture invariant:* this crate depends on no front end, no engine and no medium; engines and the mount know each
-//! other through it alone.
+//! *Architecture invariant:* this crate depends on no front end, no engine and no medium; engines and the mount know
+//! each other through it alone.
 //!
 //! *Architecture invariant:* engines do not check permissions. [`Vfs`] does (for the library and the
 //! network), or the kernel does (for the mount, which passes `default_permissions`). Engines apply the
