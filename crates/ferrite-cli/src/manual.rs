@@ -24,10 +24,15 @@ impl Manual {
         for dir in [&pages, &completions] {
             std::fs::create_dir_all(dir).map_err(about(dir))?;
         }
+        // Before completions are made, which adds the commands `help` for good: nobody looks for a page of those.
+        let described = program
+            .clone()
+            .disable_help_subcommand(true)
+            .mut_subcommands(|command| command.disable_help_subcommand(true));
+        clap_mangen::generate_to(described, &pages).map_err(about(&pages))?;
         for shell in Shell::value_variants() {
             clap_complete::generate_to(*shell, &mut program, "ferrite", &completions).map_err(about(&completions))?;
         }
-        clap_mangen::generate_to(program.disable_help_subcommand(true), &pages).map_err(about(&pages))?;
         Ok(0)
     }
 }

@@ -31,6 +31,10 @@ fn every_command_has_a_page_and_every_shell_knows_it() {
     ok(ferrite().arg("manual").arg(dir.path()));
     let commands = commands();
     assert!(commands.len() >= 12, "{commands:?}");
+    let pages = fs::read_dir(dir.path().join("man/man1")).unwrap();
+    let names = pages.map(|page| page.unwrap().file_name().into_string().unwrap());
+    let help: Vec<String> = names.filter(|name| name.contains("help")).collect();
+    assert!(help.is_empty(), "{help:?}");
     let bash = fs::read_to_string(dir.path().join("completions/ferrite.bash")).unwrap();
     for command in &commands {
         let page = dir.path().join(format!("man/man1/ferrite-{command}.1"));
