@@ -99,7 +99,11 @@ impl Engine {
         if core.options.read_only {
             return Ok(());
         }
-        settle(core).inspect_err(|_| core.journal.thaw())
+        settle(core).inspect_err(|error| {
+            // How far it came is not known, and nothing may change a pool that says that it is clean.
+            core.stop_changes(error.to_string());
+            core.journal.thaw();
+        })
     }
 
     /// Lets changes go on; nothing happens to a pool that is not frozen.
