@@ -25,7 +25,7 @@ release=$(. /etc/os-release && echo "${VERSION_CODENAME:-stable}")
 mkdir -p "$folder"
 work=$(mktemp -d "$folder/build.XXXXXX")
 # debootstrap leaves mounts behind when it is interrupted.
-trap 'umount -q "$work"/root/sys "$work"/root/proc 2>/dev/null; rm -rf --one-file-system "$work"' EXIT
+trap 'umount -q "$work"/root/sys "$work"/root/proc 2>/dev/null || true; rm -rf --one-file-system "$work"' EXIT
 root=$work/root
 echo "building a guest (Debian $release) in $folder; this takes some minutes"
 debootstrap --variant=minbase --include="$(IFS=,; echo "${packages[*]}")" "$release" "$root" >"$folder/debootstrap.log" 2>&1 || {

@@ -85,6 +85,12 @@ fn key_of(ino: u32, lblk: u32) -> u64 {
     u64::from(ino) << 32 | u64::from(lblk)
 }
 
+/// The seed of the second hash.
+#[inline]
+fn second_seed(seed: u64) -> u64 {
+    seed.wrapping_mul(SECOND) ^ SECOND
+}
+
 impl Cuckoo {
     /// Slots for so many data blocks: 1.25 a block, in whole buckets.
     pub fn slots_for(blocks: u32) -> u64 {
@@ -97,6 +103,18 @@ impl Cuckoo {
     /// Bytes of a table of so many slots.
     pub fn area_bytes(slots: u64) -> u64 {
         slots / BUCKET_SLOTS * BUCKET_BYTES
+    }
+
+    /// The first seed from `wanted` on that is good for both hashes. A hash mixes `key ^ seed`, so the keys *k* and `k ^
+    /// seed ^ second_seed(seed)` swap their homes. If both are keys of the pool, they and all like them share two homes
+    /// where four would do, and a table at 0.6 refuses inserts; with seed 1 the two are neighbours in a file. Keys that
+    /// differ in their top bit are not both in a pool of less than 2^31 inodes.
+    pub fn good_seed(wanted: u64) -> u64 {
+        let mut seed = wanted;
+        while (seed ^ second_seed(seed)) >> 63 == 0 {
+            seed = seed.wrapping_add(1);
+        }
+        seed
     }
 
     /// For the table at `geometry`, whose slots are a multiple of 5; [`FileMap::load`] must follow before changes.
@@ -162,7 +180,7 @@ impl Cuckoo {
     fn homes(&self, key: u64) -> Homes {
         let seed = self.geometry.seed;
         let first = simd::home(key, seed, self.buckets);
-        let second = simd::home(key, seed.wrapping_mul(SECOND) ^ SECOND, self.buckets);
+        let second = simd::home(key, second_seed(seed), self.buckets);
         self.apart(first, second)
     }
 
@@ -171,7 +189,7 @@ impl Cuckoo {
     fn homes_of_eight(&self, key: u64) -> [Homes; VECTOR] {
         let seed = self.geometry.seed;
         let first = simd::homes(self.level, key, seed, self.buckets);
-        let second = simd::homes(self.level, key, seed.wrapping_mul(SECOND) ^ SECOND, self.buckets);
+        let second = simd::homes(self.level, key, second_seed(seed), self.buckets);
         std::array::from_fn(|index| self.apart(first[index], second[index]))
     }
 

@@ -85,6 +85,15 @@ impl Mapping {
         }
     }
 
+    /// The seed that a new pool gets for its hashes when `wanted` was drawn or asked for: that one, or one near it if it
+    /// would not do.
+    pub fn seed_for(self, wanted: u64) -> u64 {
+        match self {
+            Mapping::Cuckoo => Cuckoo::good_seed(wanted),
+            Mapping::Hashfs | Mapping::Radix | Mapping::Extent | Mapping::Leaf => wanted,
+        }
+    }
+
     /// The structure in `region`; [`FileMap::load`] must follow before changes.
     pub fn open(self, region: Arc<Region>, geometry: Geometry) -> Box<dyn FileMap> {
         self.open_measured(region, geometry)

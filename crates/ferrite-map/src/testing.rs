@@ -108,7 +108,7 @@ impl<M: Subject> Bed<M> {
             first_block,
             blocks,
             inodes: INODES,
-            seed,
+            seed: M::MAPPING.seed_for(seed),
             keys_in_reach: true,
         };
         let map = M::mount(Arc::clone(&region), geometry);

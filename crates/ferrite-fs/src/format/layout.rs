@@ -249,7 +249,7 @@ impl Superblock {
         let superblock = Superblock {
             version: FORMAT_VERSION,
             uuid,
-            seed: options.seed.unwrap_or((uuid >> 64) as u64 ^ uuid as u64),
+            seed: mapping.seed_for(options.seed.unwrap_or((uuid >> 64) as u64 ^ uuid as u64)),
             size_bytes,
             features_compat: 0,
             features_ro_compat: features_of(options),
