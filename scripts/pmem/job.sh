@@ -37,10 +37,11 @@ mount_disks() {
 media=(devdax-1G devdax-2M fsdax nvme)
 declare -A pool=([devdax-1G]=/dev/dax0.0 [devdax-2M]=/dev/dax1.0 [fsdax]=$fsdax/pool [nvme]=$disk/pool)
 
+# The console is a terminal, and a progress bar would leave its line unfinished: what follows would not begin one.
 make_pool() {
     case $1 in
-    devdax-*) ferrite mkfs --force "${pool[$1]}" ;;
-    *) ferrite mkfs --force --size 256M "${pool[$1]}" ;;
+    devdax-*) ferrite mkfs --force "${pool[$1]}" 2>&1 | cat ;;
+    *) ferrite mkfs --force --size 256M "${pool[$1]}" 2>&1 | cat ;;
     esac
 }
 
@@ -163,7 +164,7 @@ crash() {
         [ ! -e "/run/mnt-$medium/log" ] || sed -i "$((last + 1)),\$d" "/run/mnt-$medium/log"
         [ -n "${final:-}" ] || write_for_ever "/run/mnt-$medium" "$medium" $((last + 1)) &
     done
-    echo WRITING
+    echo && echo WRITING
     [ -z "${final:-}" ] || for medium in "${media[@]}"; do
         ferrite umount "/run/mnt-$medium"
         try "crash, $medium: fsck at the end" ferrite fsck "${pool[$medium]}"

@@ -274,7 +274,7 @@ fn probe(engine: &Engine) -> ferrite_vfs::Result<()> {
             let mut found = vec![0; 6000];
             let len = file.read_at(0, &mut found)?;
             if found[..len] != expected {
-                return Err(FsError::Io("what was written does not read back".into()));
+                return Err(FsError::damaged(None, "what was written does not read back"));
             }
         }
         drop(file);

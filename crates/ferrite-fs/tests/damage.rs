@@ -203,7 +203,7 @@ impl Pool {
             let is_victim = victims.contains(&name.as_str());
             let mut failed = |what: &str, error: FsError| {
                 assert!(is_victim, "{name} was not hit: {what}: {error}");
-                assert!(matches!(error, FsError::Io(_)), "{name}: {what}: {error}");
+                assert!(matches!(error, FsError::Damaged(_)), "{name}: {what}: {error}");
                 errors += 1;
             };
             match engine.lookup(self.dir, name.as_bytes()) {

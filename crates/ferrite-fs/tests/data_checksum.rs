@@ -128,7 +128,7 @@ impl Pool {
             for start in (0..content.len()).step_by(PAGE) {
                 let len = PAGE.min(content.len() - start);
                 let named = |error: FsError| {
-                    assert!(matches!(error, FsError::Io(_)), "{error}");
+                    assert!(matches!(error, FsError::Damaged(_)), "{error}");
                     let text = error.to_string();
                     let place = format!("inode {ino}, bytes {start} to ");
                     assert!(text.contains(&place), "{place:?} is not named: {text}");
@@ -160,7 +160,7 @@ impl Pool {
             let mut whole = vec![0; content.len()];
             match file.read_at(0, &mut whole) {
                 Ok(_) => assert!(whole == *content, "inode {ino}"),
-                Err(error) => assert!(matches!(error, FsError::Io(_)), "{error}"),
+                Err(error) => assert!(matches!(error, FsError::Damaged(_)), "{error}"),
             }
         }
         match engine.readlink(self.link) {
@@ -265,7 +265,7 @@ fn a_page_in_the_place_of_a_hole_is_told() {
             for page in [2, place] {
                 let read = open(&engine, ino).read_at(page * PAGE as u64, &mut [0; PAGE]);
                 assert!(
-                    matches!(read, Err(FsError::Io(_))),
+                    matches!(read, Err(FsError::Damaged(_))),
                     "{mapping}, page {page} of {place}: {read:?}"
                 );
             }
@@ -397,14 +397,14 @@ fn damage_is_not_copied_and_whole_pages_heal_it() {
         // Too long for a log.
         let long = file.write_at(start + 10, &[1; 4000]);
         assert!(
-            matches!(&long, Err(FsError::Io(text)) if text.contains(&format!("inode {ino}, bytes 8192"))),
+            matches!(&long, Err(FsError::Damaged(at)) if at.ino == Some(*ino) && at.bytes == Some((8192, 4096))),
             "{long:?}"
         );
         if options.cow_only {
-            assert!(matches!(file.write_at(start + 10, b"short"), Err(FsError::Io(_))));
-            assert!(matches!(truncate(&engine, *ino, start + 100), Err(FsError::Io(_))));
+            assert!(matches!(file.write_at(start + 10, b"short"), Err(FsError::Damaged(_))));
+            assert!(matches!(truncate(&engine, *ino, start + 100), Err(FsError::Damaged(_))));
             let punched = file.fallocate(FallocateMode::PunchHole, start + 100, 200);
-            assert!(matches!(punched, Err(FsError::Io(_))), "{punched:?}");
+            assert!(matches!(punched, Err(FsError::Damaged(_))), "{punched:?}");
         } else {
             for n in 0..40 {
                 file.write_at(start + 10 + n, b"short").unwrap();
@@ -416,7 +416,7 @@ fn damage_is_not_copied_and_whole_pages_heal_it() {
         }
         let mut page = vec![0; PAGE];
         assert!(
-            matches!(file.read_at(start, &mut page), Err(FsError::Io(_))),
+            matches!(file.read_at(start, &mut page), Err(FsError::Damaged(_))),
             "still damaged"
         );
         assert_eq!(engine.scrub(None).unwrap().findings.len(), 1);

@@ -12,8 +12,8 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use ferrite_vfs::{
-    Attr, Cred, FallocateMode, FileKind, FileSystem, FsError, Ino, NewNode, OpenFile, OpenMode, ROOT_INO, RenameMode,
-    Result, SetAttr, XattrMode, posix,
+    Attr, BadArgument, Cred, FallocateMode, FileKind, FileSystem, FsError, Ino, NewNode, OpenFile, OpenMode, ROOT_INO,
+    RenameMode, Result, SetAttr, XattrMode, posix,
 };
 use fuser::{
     BsdFileFlags, Errno, FileHandle, Filesystem, FopenFlags, Generation, INodeNo, InitFlags, IoctlFlags, KernelConfig,
@@ -684,7 +684,7 @@ impl Filesystem for Bridge {
                 match whence {
                     libc::SEEK_DATA => file.seek_data(offset),
                     libc::SEEK_HOLE => file.seek_hole(offset),
-                    _ => Err(FsError::Invalid("the kernel handles other seeks itself")),
+                    _ => Err(FsError::Invalid(BadArgument::SeekKind)),
                 }
             });
         answer!(reply, result, offset => reply.offset(offset as i64));

@@ -50,7 +50,10 @@ impl Snapshot {
                     pending.push((child.clone(), ino));
                 }
                 if paths.insert(child.clone(), ino).is_some() {
-                    return Err(FsError::Io(format!("{} is listed twice", child.escape_ascii())));
+                    return Err(FsError::damaged(
+                        None,
+                        format!("{} is listed twice", child.escape_ascii()),
+                    ));
                 }
             }
         }

@@ -2,6 +2,8 @@
 
 use thiserror::Error;
 
+use crate::Ino;
+
 /// Result of a file-system operation.
 pub type Result<T> = std::result::Result<T, FsError>;
 
@@ -32,6 +34,105 @@ impl std::fmt::Display for SpaceOf {
             SpaceOf::Attributes => "extended attribute space",
             SpaceOf::RecordLocks => "record locks",
         })
+    }
+}
+
+/// What [`FsError::Invalid`] says of an argument.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Error)]
+#[non_exhaustive]
+pub enum BadArgument {
+    /// A name that no entry can have.
+    #[error("`.`, `..` and the empty name are no names of entries")]
+    ReservedName,
+    /// A name with a slash or a zero byte in it.
+    #[error("a name holds neither a slash nor a zero byte")]
+    NameBytes,
+    /// A path with a zero byte in it.
+    #[error("a path holds no zero byte")]
+    PathBytes,
+    /// `.` or `..` as what is removed or renamed.
+    #[error("`.` and `..` cannot be removed or renamed")]
+    DotOrDotDot,
+    /// A rename that would make a cycle.
+    #[error("a directory cannot move below itself")]
+    BelowItself,
+    /// A size for something that is no file.
+    #[error("only files have a size to set")]
+    NoSize,
+    /// `fallocate` of nothing.
+    #[error("fallocate needs a length")]
+    NoLength,
+    /// `readlink` of something that is no link.
+    #[error("not a symbolic link")]
+    NotLink,
+    /// `mknod` of a directory or a link.
+    #[error("mknod makes regular and special files")]
+    NodeKind,
+    /// A symbolic link to nothing.
+    #[error("empty link target")]
+    EmptyTarget,
+    /// An extended attribute without a name.
+    #[error("empty attribute name")]
+    EmptyAttributeName,
+    /// An extended attribute whose name is a namespace alone.
+    #[error("an attribute name goes on after its namespace")]
+    BareNamespace,
+    /// A length set through a handle that only reads.
+    #[error("the file is not open for writing")]
+    NotWritable,
+    /// A seek to before the start.
+    #[error("a position before the start")]
+    BeforeStart,
+    /// A seek that is nobody's to ask for.
+    #[error("the kernel handles other seeks itself")]
+    SeekKind,
+    /// A lock of no bytes.
+    #[error("a lock covers one byte at least")]
+    EmptyLock,
+    /// A lock beyond what offsets there are.
+    #[error("a lock lies within the offsets of files, 0 to 2^63 - 1")]
+    LockRange,
+    /// A copy of a file to itself.
+    #[error("the two are one file")]
+    SameFile,
+}
+
+/// What [`FsError::NotSupported`] says cannot be done.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Error)]
+#[non_exhaustive]
+pub enum Unsupported {
+    /// Extended attributes of another namespace.
+    #[error("this attribute namespace")]
+    AttributeNamespace,
+    /// Permission bits of a symbolic link.
+    #[error("permission bits of a symbolic link")]
+    LinkMode,
+    /// A step that is larger than the engine can make atomic.
+    #[error("so many changes in one step")]
+    StepSize,
+}
+
+/// Damage that an operation met. What it belongs to is for programs, the text for people: nothing may depend on it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Corruption {
+    /// The inode it belongs to, where that is known.
+    pub ino: Option<Ino>,
+    /// The bytes of the file that cannot be read, if it is content: the first, and how many.
+    pub bytes: Option<(u64, u64)>,
+    /// What is wrong, and where on the medium.
+    pub what: String,
+}
+
+impl std::fmt::Display for Corruption {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        if let Some(ino) = self.ino {
+            write!(f, "inode {ino}")?;
+            if let Some((offset, len_bytes)) = self.bytes {
+                write!(f, ", bytes {offset} to {}", offset + len_bytes.saturating_sub(1))?;
+            }
+            f.write_str(": ")?;
+        }
+        f.write_str(&self.what)
     }
 }
 
@@ -66,9 +167,9 @@ pub enum FsError {
     /// A name longer than 255 bytes, or a path or link target of 4096 bytes or more.
     #[error("file name too long")]
     NameTooLong,
-    /// An argument makes no sense; the text says which and why.
+    /// An argument makes no sense.
     #[error("invalid argument: {0}")]
-    Invalid(&'static str),
+    Invalid(BadArgument),
     /// The link count would pass its limit.
     #[error("too many links")]
     TooManyLinks,
@@ -95,7 +196,7 @@ pub enum FsError {
     NoSuchAddress,
     /// This engine or medium cannot do it.
     #[error("operation not supported: {0}")]
-    NotSupported(&'static str),
+    NotSupported(Unsupported),
     /// More symbolic links than a path may hold, or a link where none may be followed.
     #[error("too many levels of symbolic links")]
     Loop,
@@ -114,12 +215,35 @@ pub enum FsError {
     /// The inode is gone, and its number may belong to another file now.
     #[error("stale file handle")]
     Stale,
-    /// The medium or a structure on it is damaged; the text names it. Nothing wrong was returned.
+    /// Something on the medium is damaged (`EIO`). Nothing wrong was returned.
+    #[error("input/output error: {0}")]
+    Damaged(Box<Corruption>),
+    /// The medium failed, or the engine has stopped because it did (`EIO`). The text says how, for people.
     #[error("input/output error: {0}")]
     Io(String),
 }
 
 impl FsError {
+    /// Damage of what belongs to `ino`, or to nobody in particular.
+    #[cold]
+    pub fn damaged(ino: impl Into<Option<Ino>>, what: impl Into<String>) -> Self {
+        FsError::Damaged(Box::new(Corruption {
+            ino: ino.into(),
+            bytes: None,
+            what: what.into(),
+        }))
+    }
+
+    /// Damage of `len_bytes` bytes of a file, from `offset` on.
+    #[cold]
+    pub fn damaged_bytes(ino: Ino, offset: u64, len_bytes: u64, what: impl Into<String>) -> Self {
+        FsError::Damaged(Box::new(Corruption {
+            ino: Some(ino),
+            bytes: Some((offset, len_bytes)),
+            what: what.into(),
+        }))
+    }
+
     /// The errno a front end reports.
     pub fn errno(&self) -> i32 {
         match self {
@@ -148,7 +272,7 @@ impl FsError {
             FsError::WouldBlock => libc::EAGAIN,
             FsError::Deadlock => libc::EDEADLK,
             FsError::Stale => libc::ESTALE,
-            FsError::Io(_) => libc::EIO,
+            FsError::Damaged(_) | FsError::Io(_) => libc::EIO,
         }
     }
 }

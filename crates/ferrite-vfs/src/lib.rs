@@ -23,7 +23,7 @@ pub mod trace;
 mod types;
 mod vfs;
 
-pub use error::{FsError, Result, SpaceOf};
+pub use error::{BadArgument, Corruption, FsError, Result, SpaceOf, Unsupported};
 pub use fs::{FileSystem, OpenFile};
 pub use types::*;
 pub use vfs::{Dir, OpenFlags, Target, Vfs};

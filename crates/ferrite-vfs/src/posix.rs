@@ -1,7 +1,9 @@
 //! The rules POSIX and Linux tie to operations, as pure functions: permissions, ownership, setuid and setgid,
 //! access times. Engines and [`crate::Vfs`] call them, so that each rule exists once.
 
-use crate::{Attr, Cred, FileKind, FsError, NAME_MAX, OpenMode, Result, SetAttr, SetTime, Timestamp};
+use crate::{
+    Attr, BadArgument, Cred, FileKind, FsError, NAME_MAX, OpenMode, Result, SetAttr, SetTime, Timestamp, Unsupported,
+};
 
 const S_ISUID: u32 = 0o4000;
 const S_ISGID: u32 = 0o2000;
@@ -50,11 +52,9 @@ impl Access {
 /// Checks one path component: 1 to 255 bytes, without `/` and NUL, neither `.` nor `..`.
 pub fn check_name(name: &[u8]) -> Result<()> {
     match name {
-        b"" | b"." | b".." => Err(FsError::Invalid("`.`, `..` and the empty name are no names of entries")),
+        b"" | b"." | b".." => Err(FsError::Invalid(BadArgument::ReservedName)),
         _ if name.len() > NAME_MAX => Err(FsError::NameTooLong),
-        _ if name.iter().any(|&byte| byte == b'/' || byte == 0) => {
-            Err(FsError::Invalid("a name holds neither a slash nor a zero byte"))
-        }
+        _ if name.iter().any(|&byte| byte == b'/' || byte == 0) => Err(FsError::Invalid(BadArgument::NameBytes)),
         _ => Ok(()),
     }
 }
@@ -156,7 +156,7 @@ pub fn may_setattr(attr: &Attr, cred: &Cred, set: &SetAttr) -> Result<SetAttr> {
             FileKind::File => {}
             // Whoever asks: what has no size is refused before permissions are looked at.
             FileKind::Directory => return Err(FsError::IsDirectory),
-            _ => return Err(FsError::Invalid("only files have a size to set")),
+            _ => return Err(FsError::Invalid(BadArgument::NoSize)),
         }
     }
     let owner = cred.is_root() || cred.uid == attr.uid;
@@ -205,8 +205,8 @@ pub fn relatime_due(atime: Timestamp, mtime: Timestamp, ctime: Timestamp, now: T
 pub fn check_xattr_name(name: &[u8]) -> Result<()> {
     const NAMESPACES: [&[u8]; 3] = [b"user.", b"trusted.", b"security."];
     match NAMESPACES.iter().find_map(|namespace| name.strip_prefix(*namespace)) {
-        None => Err(FsError::NotSupported("this attribute namespace")),
-        Some(b"") => Err(FsError::Invalid("an attribute name goes on after its namespace")),
+        None => Err(FsError::NotSupported(Unsupported::AttributeNamespace)),
+        Some(b"") => Err(FsError::Invalid(BadArgument::BareNamespace)),
         Some(_) => Ok(()),
     }
 }

@@ -20,8 +20,8 @@ use parking_lot::{Mutex, MutexGuard};
 
 use crate::posix::{self, Access};
 use crate::{
-    Attr, Cred, DirEntry, FileKind, FileSystem, FsError, Ino, NewNode, OpenFile, OpenMode, PATH_MAX, ROOT_INO,
-    RenameMode, Result, SYMLOOP_MAX, SetAttr, StatFs,
+    Attr, BadArgument, Cred, DirEntry, FileKind, FileSystem, FsError, Ino, NewNode, OpenFile, OpenMode, PATH_MAX,
+    ROOT_INO, RenameMode, Result, SYMLOOP_MAX, SetAttr, StatFs,
 };
 
 mod attributes;
@@ -507,7 +507,7 @@ impl Vfs {
     pub fn rmdir(&self, path: &[u8]) -> Result<()> {
         let place = self.place(path)?;
         match place.name {
-            b"." => return Err(FsError::Invalid("`.` and `..` cannot be removed or renamed")),
+            b"." => return Err(FsError::Invalid(BadArgument::DotOrDotDot)),
             b".." => return Err(FsError::NotEmpty),
             _ => {}
         }
@@ -610,7 +610,7 @@ fn check_path(path: &[u8]) -> Result<()> {
     match path.len() {
         0 => Err(FsError::NotFound),
         len if len >= PATH_MAX => Err(FsError::NameTooLong),
-        _ if path.contains(&0) => Err(FsError::Invalid("a path holds no zero byte")),
+        _ if path.contains(&0) => Err(FsError::Invalid(BadArgument::PathBytes)),
         _ => Ok(()),
     }
 }

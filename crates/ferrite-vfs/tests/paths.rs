@@ -4,7 +4,9 @@ use std::sync::Arc;
 use std::thread;
 
 use ferrite_vfs::memfs::MemFs;
-use ferrite_vfs::{Cred, FileKind, FileSystem, FsError, NewNode, OpenFlags, RenameMode, SetAttr, Vfs, XattrMode};
+use ferrite_vfs::{
+    BadArgument, Cred, FileKind, FileSystem, FsError, NewNode, OpenFlags, RenameMode, SetAttr, Vfs, XattrMode,
+};
 
 fn world() -> (Vfs, Vfs) {
     let fs: Arc<dyn FileSystem> = Arc::new(MemFs::new());
@@ -78,7 +80,7 @@ fn a_removed_base_holds_nothing() {
 fn dots_and_the_root_cannot_be_removed() {
     let (root, _) = world();
     let rename = |from: &[u8], to: &[u8]| root.rename(from, to, RenameMode::Replace);
-    let invalid = FsError::Invalid("`.` and `..` cannot be removed or renamed");
+    let invalid = FsError::Invalid(BadArgument::DotOrDotDot);
     for (result, expected) in [
         (root.unlink(b"/"), FsError::IsDirectory),
         (root.unlink(b"/d/."), FsError::IsDirectory),

@@ -14,7 +14,9 @@ use std::sync::{Arc, OnceLock};
 use std::time::SystemTime;
 
 use ferrite_vfs::locks::LockOwner;
-use ferrite_vfs::{FallocateMode, FsError, OpenFile, OpenFlags, SetAttr, SpaceOf, Target, Vfs, XattrMode, posix};
+use ferrite_vfs::{
+    BadArgument, FallocateMode, FsError, OpenFile, OpenFlags, SetAttr, SpaceOf, Target, Vfs, XattrMode, posix,
+};
 use parking_lot::Mutex;
 
 use crate::attributes::{action::*, os_strings};
@@ -126,7 +128,7 @@ impl File {
     pub fn set_len(&self, size: u64) -> Result<()> {
         self.run(SET_LEN, |open| {
             if !open.writable {
-                return Err(FsError::Invalid("the file is not open for writing"));
+                return Err(FsError::Invalid(BadArgument::NotWritable));
             }
             let vfs = &open.fs.vfs;
             let set = SetAttr {
@@ -323,7 +325,7 @@ impl Seek for &File {
                 SeekFrom::End(delta) => (open.file.getattr()?.size, delta),
             };
             let target = base.checked_add_signed(delta);
-            *position = target.ok_or(FsError::Invalid("a position before the start"))?;
+            *position = target.ok_or(FsError::Invalid(BadArgument::BeforeStart))?;
             Ok(*position)
         })?)
     }

@@ -6,8 +6,8 @@
 
 use std::ops::{Bound, RangeBounds};
 
-use ferrite_vfs::FsError;
 use ferrite_vfs::locks::{ByteRange, LockKind, LockOwner, RecordLock, Wait};
+use ferrite_vfs::{BadArgument, FsError};
 
 use crate::error::Result;
 use crate::file::{File, Open};
@@ -32,7 +32,7 @@ impl Open {
 
 /// The range in the words of the table.
 fn byte_range(range: impl RangeBounds<u64>) -> ferrite_vfs::Result<ByteRange> {
-    const EMPTY: FsError = FsError::Invalid("a lock covers one byte at least");
+    const EMPTY: FsError = FsError::Invalid(BadArgument::EmptyLock);
     let start = match range.start_bound() {
         Bound::Included(&start) => start,
         Bound::Excluded(&before) => before.checked_add(1).ok_or(EMPTY)?,

@@ -6,7 +6,7 @@ use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use ferrite_vfs::{FsError, NewNode, RenameMode, Vfs};
+use ferrite_vfs::{BadArgument, FsError, NewNode, RenameMode, Vfs};
 
 use crate::dir::Dir;
 use crate::error::{Cause, Error, Result};
@@ -214,7 +214,7 @@ impl Fs {
             .mode(found.mode() & 0o777)
             .open(self, to)?;
         if target.metadata()?.ino() == found.ino() {
-            let cause = FsError::Invalid("the two are one file");
+            let cause = FsError::Invalid(BadArgument::SameFile);
             return Err(Error::new("copy", self.prefix().join(from), cause).with_new_path(self.prefix().join(to)));
         }
         target.set_len(0)?;

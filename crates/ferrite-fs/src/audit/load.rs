@@ -321,10 +321,12 @@ impl Tables<'_> {
                 Ok(true)
             });
             if let Err(error) = walked {
-                let FsError::Io(what) = error else { continue };
-                // Those who walk name the page, for others.
-                let place = format!("{}: ", data_sum::place(page));
-                wrong = Some(what.strip_prefix(&place).unwrap_or(&what).to_string());
+                // The page is named below.
+                wrong = Some(match error {
+                    FsError::Damaged(damage) => damage.what,
+                    FsError::Io(what) => what,
+                    _ => continue,
+                });
             }
             match wrong {
                 Some(why) => {

@@ -70,6 +70,7 @@ pub(crate) fn scrub<'e>(core: &'e Core, bytes_per_second: Option<u64>, progress:
 /// Damage in the words that an operation which meets it has for it, so that it counts as the same.
 fn text(error: FsError) -> String {
     match error {
+        FsError::Damaged(damage) => damage.to_string(),
         FsError::Io(what) => what,
         other => other.to_string(),
     }
@@ -188,10 +189,8 @@ impl Scrub<'_> {
     fn block(&mut self, dir: u32, lblk: u32, word: PageWord) -> Result<()> {
         let region = &self.core.region;
         if !self.core.superblock.is_data_block(word.page()) {
-            return Err(FsError::Io(format!(
-                "mapped to block {}, which holds no data",
-                word.page()
-            )));
+            let what = format!("mapped to block {}, which holds no data", word.page());
+            return Err(FsError::damaged(None, what));
         }
         let offset = self.core.superblock.block_offset(word.page());
         if dentry::read_block_header(region, offset)? != (dir, lblk) {

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use ferrite_vfs::{
-    Attr, Cred, DirEntry, FileKind, FileSystem, FsError, Ino, NewNode, OpenFile, OpenMode, RenameMode, Result, SetAttr,
-    StatFs, XattrMode, posix,
+    Attr, BadArgument, Cred, DirEntry, FileKind, FileSystem, FsError, Ino, NewNode, OpenFile, OpenMode, RenameMode,
+    Result, SetAttr, StatFs, XattrMode, posix,
 };
 
 use super::file::PmFile;
@@ -86,7 +86,7 @@ impl FileSystem for Engine {
             let _lock = inode.read();
             let loaded = core.load_live(&inode)?;
             if loaded.kind() != Some(FileKind::Symlink) {
-                return Err(FsError::Invalid("not a symbolic link"));
+                return Err(FsError::Invalid(BadArgument::NotLink));
             }
             create::link_target(core, inode.ino, &loaded)
         })
@@ -94,7 +94,7 @@ impl FileSystem for Engine {
 
     fn mknod(&self, cred: &Cred, parent: Ino, name: &[u8], node: &NewNode) -> Result<Attr> {
         if matches!(node.kind, FileKind::Directory | FileKind::Symlink) {
-            return Err(FsError::Invalid("mknod makes regular and special files"));
+            return Err(FsError::Invalid(BadArgument::NodeKind));
         }
         let new = create::New {
             kind: node.kind,
@@ -117,7 +117,7 @@ impl FileSystem for Engine {
 
     fn symlink(&self, cred: &Cred, parent: Ino, name: &[u8], target: &[u8]) -> Result<Attr> {
         if target.is_empty() {
-            return Err(FsError::Invalid("empty link target"));
+            return Err(FsError::Invalid(BadArgument::EmptyTarget));
         }
         if target.len() >= ferrite_vfs::PATH_MAX {
             return Err(FsError::NameTooLong);

@@ -136,7 +136,7 @@ impl Engine {
     }
 
     /// What the mount found damaged, a line each; empty on a sound pool. What is damaged answers
-    /// [`ferrite_vfs::FsError::Io`], all else works; `ferrite fsck --repair` mends it.
+    /// [`ferrite_vfs::FsError::Damaged`], all else works; `ferrite fsck --repair` repairs it.
     pub fn damage(&self) -> &[String] {
         self.inner.core.damage.findings()
     }

@@ -225,7 +225,9 @@ pub(crate) fn finish_interrupted(core: &mut Core) -> Result<(), EngineError> {
             continue;
         }
         match finish_inode(core, ino) {
-            Err(error @ (FsError::Io(_) | FsError::NoSpace(_))) if core.failed.get().is_none() => {
+            Err(error @ (FsError::Damaged(_) | FsError::Io(_) | FsError::NoSpace(_)))
+                if core.failed.get().is_none() =>
+            {
                 core.damage.stop(format!("inode {ino} cannot be freed or cut: {error}"));
                 return Ok(());
             }

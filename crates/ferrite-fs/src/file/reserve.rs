@@ -8,7 +8,7 @@ use crate::page::scan;
 use std::sync::Arc;
 
 use ferrite_map::PageWord;
-use ferrite_vfs::{FallocateMode, FsError, OpenMode, Result, SpaceOf};
+use ferrite_vfs::{BadArgument, FallocateMode, FsError, OpenMode, Result, SpaceOf};
 
 use super::cut::{self, Stretch};
 use super::write;
@@ -43,7 +43,7 @@ pub(crate) fn fallocate(
 ) -> Result<()> {
     core.check_writable()?;
     if len == 0 {
-        return Err(FsError::Invalid("fallocate needs a length"));
+        return Err(FsError::Invalid(BadArgument::NoLength));
     }
     let end = offset
         .checked_add(len)

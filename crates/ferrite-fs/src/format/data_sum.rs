@@ -76,16 +76,20 @@ pub(crate) fn mismatch(page: (u32, u32), block: u32, difference: u64) -> FsError
         0 => "has the wrong checksum",
         _ => "holds another page's data, or its checksum is damaged",
     };
-    FsError::Io(format!("{}: block {block} {what}", place(page)))
+    damaged(page, format!("block {block} {what}"))
 }
 
 /// A page that is mapped to a block which cannot be one.
 #[cold]
 pub(crate) fn no_data(page: (u32, u32), block: u32) -> FsError {
-    FsError::Io(format!(
-        "{}: mapped to block {block}, which holds no data; run `ferrite fsck`",
-        place(page)
-    ))
+    let what = format!("mapped to block {block}, which holds no data; run `ferrite fsck`");
+    damaged(page, what)
+}
+
+/// Something wrong with a page of a file.
+#[cold]
+pub(crate) fn damaged((ino, lblk): (u32, u32), what: impl Into<String>) -> FsError {
+    FsError::damaged_bytes(u64::from(ino), u64::from(lblk) * BLOCK_BYTES, BLOCK_BYTES, what)
 }
 
 /// A page as people look for it: by inode and offset.

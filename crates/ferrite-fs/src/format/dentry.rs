@@ -59,9 +59,8 @@ pub(crate) fn read_block_header(region: &Region, offset: u64) -> Result<(u32, u3
     let first = region.load(offset);
     let (dir, lblk) = (first as u32, (first >> 32) as u32);
     if region.load(offset + 8) != block_header(dir, lblk)[1] {
-        return Err(FsError::Io(format!(
-            "directory block at offset {offset}: damaged header"
-        )));
+        let what = format!("directory block at offset {offset}: damaged header");
+        return Err(FsError::damaged(None, what));
     }
     Ok((dir, lblk))
 }
@@ -130,10 +129,9 @@ pub(crate) fn head(region: &Region, offset: u64) -> Result<Head> {
         16 + head.name_len.next_multiple_of(8) as u64
     };
     if head.len_bytes < least || !head.len_bytes.is_multiple_of(8) || head.len_bytes > room {
-        return Err(FsError::Io(format!(
-            "directory entry at offset {offset}: impossible length {}",
-            head.len_bytes
-        )));
+        let len_bytes = head.len_bytes;
+        let what = format!("directory entry at offset {offset}: impossible length {len_bytes}");
+        return Err(FsError::damaged(None, what));
     }
     Ok(head)
 }
@@ -158,7 +156,7 @@ impl Entry {
 
 /// Reads and checks the used entry at `offset` of directory `dir`.
 pub(crate) fn read(region: &Region, offset: u64, dir: u32) -> Result<Entry> {
-    let damaged = |what: &str| FsError::Io(format!("directory entry at offset {offset}: {what}"));
+    let damaged = |what: &str| FsError::damaged(None, format!("directory entry at offset {offset}: {what}"));
     let head = head(region, offset)?;
     if head.ino == 0 {
         return Err(damaged("free, but a name points to it"));
@@ -202,11 +200,10 @@ pub(crate) fn read_if(region: &Region, offset: u64, dir: u32, name: &[u8]) -> Re
         }
     }
     if (second >> 32) as u32 != checksum(head.ino, head.kind, dir, name) {
-        return Err(FsError::Io(format!(
-            "directory entry at offset {offset}: wrong checksum"
-        )));
+        let what = format!("directory entry at offset {offset}: wrong checksum");
+        return Err(FsError::damaged(None, what));
     }
     let kind = kind_from_code(head.kind)
-        .ok_or_else(|| FsError::Io(format!("directory entry at offset {offset}: unknown kind")))?;
+        .ok_or_else(|| FsError::damaged(None, format!("directory entry at offset {offset}: unknown kind")))?;
     Ok(Some((head.ino, kind)))
 }

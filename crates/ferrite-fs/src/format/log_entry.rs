@@ -146,10 +146,7 @@ pub(crate) struct Entry {
 }
 
 fn damaged(page: (u32, u32), unit: u32, what: &str) -> FsError {
-    FsError::Io(format!(
-        "{}: log entry at unit {unit}: {what}; run `ferrite fsck`",
-        data_sum::place(page)
-    ))
+    data_sum::damaged(page, format!("log entry at unit {unit}: {what}; run `ferrite fsck`"))
 }
 
 impl Entry {

@@ -137,7 +137,7 @@ impl Damage {
     /// Refuses what a damaged inode would answer.
     pub(crate) fn check_inode(&self, ino: u32) -> Result<()> {
         match self.inodes.get(&ino) {
-            Some(why) => Err(FsError::Io(format!("inode {ino}: {why}; {MEND}"))),
+            Some(why) => Err(FsError::damaged(u64::from(ino), format!("{why}; {MEND}"))),
             None => Ok(()),
         }
     }
@@ -145,7 +145,7 @@ impl Damage {
     /// Refuses to take what is not mapped for a hole, in a file that has lost pages.
     pub(crate) fn check_holes(&self, ino: u32) -> Result<()> {
         match self.holes.get(&ino) {
-            Some(why) => Err(FsError::Io(format!("inode {ino}: {why}; {MEND}"))),
+            Some(why) => Err(FsError::damaged(u64::from(ino), format!("{why}; {MEND}"))),
             None => Ok(()),
         }
     }
@@ -154,7 +154,7 @@ impl Damage {
     pub(crate) fn check_page(&self, page: (u32, u32), is_hole: bool) -> Result<()> {
         let why = self.damaged_pages.get(&page);
         match why.or_else(|| self.holes.get(&page.0).filter(|_| is_hole)) {
-            Some(why) => Err(FsError::Io(format!("{}: {why}; {MEND}", data_sum::place(page)))),
+            Some(why) => Err(data_sum::damaged(page, format!("{why}; {MEND}"))),
             None => Ok(()),
         }
     }

@@ -209,7 +209,7 @@ pub(crate) fn fold_some(core: &Core, most: usize, cause: Cause, enough: &mut dyn
             Ok(false) => {}
             // Damage, which has been told: the others can be folded all the same, and trying again would come to
             // nothing.
-            Err(FsError::Io(_)) if core.check_writable().is_ok() => {}
+            Err(FsError::Damaged(_) | FsError::Io(_)) if core.check_writable().is_ok() => {}
             Err(error) => {
                 core.candidates.put_back(page);
                 pages.into_iter().for_each(|(_, page)| core.candidates.put_back(page));

@@ -9,7 +9,7 @@ use crate::pool::tx::Tx;
 use ferrite_map::PageWord;
 use ferrite_map::{MapTx, Resource};
 use ferrite_pm::Region;
-use ferrite_vfs::{FsError, Result};
+use ferrite_vfs::Result;
 
 use crate::format::data_sum;
 use crate::format::layout::Superblock;
@@ -26,10 +26,8 @@ const ENTRIES_MAX: usize = LOG_UNITS_MAX as usize + 2 * BLOCK_UNITS as usize;
 #[inline]
 fn entry_at((region, superblock): (&Region, &Superblock), page: (u32, u32), unit: u32) -> Result<Entry> {
     if !superblock.is_data_block(unit / BLOCK_UNITS) {
-        return Err(FsError::Io(format!(
-            "{}: its log leads to unit {unit}, which holds no data",
-            data_sum::place(page)
-        )));
+        let what = format!("its log leads to unit {unit}, which holds no data");
+        return Err(data_sum::damaged(page, what));
     }
     Entry::load(region, page, unit)
 }
@@ -56,10 +54,8 @@ pub(crate) fn entries(
         let segment = (entry.header_unit(), entry.trailer.segment_units());
         // Data is checked only where it is read; but what is appended to and freed goes by these numbers.
         if within.is_some_and(|expected| expected != segment) {
-            return Err(FsError::Io(format!(
-                "{}: log entry at unit {unit} claims another segment than the one behind it",
-                data_sum::place(page)
-            )));
+            let what = format!("log entry at unit {unit} claims another segment than the one behind it");
+            return Err(data_sum::damaged(page, what));
         }
         within = (!entry.trailer.is_first()).then_some(segment);
         if !visit(&entry)? {
@@ -67,10 +63,7 @@ pub(crate) fn entries(
         }
         at = entry.previous(region)?;
     }
-    Err(FsError::Io(format!(
-        "{}: its log goes round in circles",
-        data_sum::place(page)
-    )))
+    Err(data_sum::damaged(page, "its log goes round in circles"))
 }
 
 /// Calls `visit` with the header unit of each segment of a page, newest first.

@@ -89,7 +89,7 @@ pub(crate) fn map_error(error: MapError) -> FsError {
     match error {
         MapError::NoBlock => FsError::NoSpace(SpaceOf::Blocks),
         MapError::TableFull => FsError::NoSpace(SpaceOf::MapEntries),
-        other => FsError::Io(other.to_string()),
+        other => FsError::damaged(None, other.to_string()),
     }
 }
 
@@ -144,10 +144,10 @@ impl Core {
     /// Passes on what an operation answers; if that is damage, notes it.
     #[inline]
     pub(crate) fn told<T>(&self, answer: Result<T>) -> Result<T> {
-        if let Err(FsError::Io(what)) = &answer
+        if let Err(FsError::Damaged(damage)) = &answer
             && !self.has_ended()
         {
-            self.events.find("an operation", what);
+            self.events.find("an operation", &damage.to_string());
         }
         answer
     }
@@ -271,16 +271,12 @@ impl Core {
         let loaded = self.load(inode.ino);
         if !inode.is_verified() {
             if !loaded.is_sound(inode.ino) {
-                return Err(FsError::Io(format!(
-                    "inode {}: wrong checksum; run `ferrite fsck`",
-                    inode.ino
-                )));
+                let what = "wrong checksum; run `ferrite fsck`";
+                return Err(FsError::damaged(u64::from(inode.ino), what));
             }
             if !loaded.is_plausible(&self.superblock) {
-                return Err(FsError::Io(format!(
-                    "inode {}: impossible size or counts; run `ferrite fsck`",
-                    inode.ino
-                )));
+                let what = "impossible size or counts; run `ferrite fsck`";
+                return Err(FsError::damaged(u64::from(inode.ino), what));
             }
             self.damage.check_inode(inode.ino)?;
             inode.set_verified();
@@ -320,6 +316,6 @@ impl Core {
     pub(crate) fn attr(&self, ino: u32, inode: &Inode) -> Result<Attr> {
         inode
             .attr(ino)
-            .ok_or_else(|| FsError::Io(format!("inode {ino}: impossible mode {:o}", inode.mode_bits())))
+            .ok_or_else(|| FsError::damaged(u64::from(ino), format!("impossible mode {:o}", inode.mode_bits())))
     }
 }

@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use ferrite_map::gate::{Moving, Passage};
 use ferrite_map::{FreshNodes, MapError, MapTx, Mapping, PageWord, Resource, SetLines};
 use ferrite_pm::Region;
-use ferrite_vfs::{FsError, Result, SpaceOf};
+use ferrite_vfs::{FsError, Result, SpaceOf, Unsupported};
 use rustc_hash::FxHashMap;
 
 use crate::cache::inodes::InodeMem;
@@ -504,7 +504,7 @@ impl<'e> Tx<'e> {
                 Err(CommitError::RingFull) => self.core.reclaim()?,
                 Err(CommitError::Frozen) if self.gives_way => return Err(FsError::ReadOnly),
                 Err(CommitError::Frozen) => self.core.journal.wait_for_thaw(),
-                Err(CommitError::TooLong) => return Err(FsError::NotSupported("so many changes in one step")),
+                Err(CommitError::TooLong) => return Err(FsError::NotSupported(Unsupported::StepSize)),
                 Err(CommitError::NumbersUsedUp) => return Err(self.core.stop_changes(NUMBERS_USED_UP.into())),
                 Err(CommitError::Closed) => {
                     // Unmounted since that was asked last, or another record has just failed.

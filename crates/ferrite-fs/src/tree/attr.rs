@@ -1,6 +1,6 @@
 //! Attributes: mode, owner, times, and size.
 
-use ferrite_vfs::{Attr, FsError, Ino, Result, SetAttr, SetTime, Timestamp};
+use ferrite_vfs::{Attr, BadArgument, FsError, Ino, Result, SetAttr, SetTime, Timestamp};
 
 use crate::file::cut;
 use crate::format::inode::Inode;
@@ -27,7 +27,7 @@ pub(crate) fn setattr(core: &Core, ino: Ino, set: &SetAttr) -> Result<Attr> {
                 return Err(if old.is_dir() {
                     FsError::IsDirectory
                 } else {
-                    FsError::Invalid("only files have a size to set")
+                    FsError::Invalid(BadArgument::NoSize)
                 });
             }
             if size > MAX_FILE_BYTES {

@@ -102,7 +102,7 @@ fn store_target(core: &Core, tx: &mut Tx<'_>, ino: u32, inode: &mut Inode, targe
 
 /// Reads a link's target; under its lock.
 pub(crate) fn link_target(core: &Core, ino: u32, inode: &Inode) -> Result<Vec<u8>> {
-    let damaged = |what: &str| FsError::Io(format!("symbolic link {ino}: {what}; run `ferrite fsck`"));
+    let damaged = |what: &str| FsError::damaged(u64::from(ino), format!("symbolic link: {what}; run `ferrite fsck`"));
     let len = inode.size() as usize;
     if inode.is_inline() {
         return inode

@@ -235,9 +235,8 @@ fn add_block(core: &Core, tx: &mut Tx<'_>, dir: u32, inode: &mut Inode, hole: Op
     let lblk = hole.unwrap_or_else(|| last_lblk_end(inode));
     let lblk32 = u32::try_from(lblk).map_err(|_| FsError::FileTooBig)?;
     if !core.map.get(dir, lblk32).is_hole() {
-        return Err(FsError::Io(format!(
-            "directory {dir}: block {lblk} lies behind its end"
-        )));
+        let what = format!("block {lblk} of the directory lies behind its end");
+        return Err(FsError::damaged(u64::from(dir), what));
     }
     let block = tx.alloc_block().map_err(crate::pool::core::map_error)?;
     tx.insert_page((dir, lblk32), PageWord::new(block, 0))?;
@@ -269,9 +268,8 @@ pub(crate) fn remove(
     let block_offset = found.entry_offset / BLOCK_BYTES * BLOCK_BYTES;
     let (owner, lblk) = dentry::read_block_header(&core.region, block_offset)?;
     if owner != dir {
-        return Err(FsError::Io(format!(
-            "directory block at offset {block_offset}: belongs to inode {owner}"
-        )));
+        let what = format!("directory block at offset {block_offset}: belongs to inode {owner}");
+        return Err(FsError::damaged(None, what));
     }
     hints.note_roomy(lblk);
     let within = found.entry_offset % BLOCK_BYTES;
@@ -304,9 +302,8 @@ pub(crate) fn remove(
         .page()
         != block
     {
-        return Err(FsError::Io(format!(
-            "directory {dir}: a name leads to block {block}, which is not its block {lblk}"
-        )));
+        let what = format!("a name in the directory leads to block {block}, which is not its block {lblk}");
+        return Err(FsError::damaged(u64::from(dir), what));
     }
     tx.freed(Resource::Block(block));
     hints.tail = hints.tail.filter(|position| position / BLOCK_BYTES != u64::from(lblk));
@@ -372,17 +369,15 @@ fn check_absent(core: &Core, dir: u32, inode: &Inode, name: &[u8]) -> Result<()>
     }
     if is_there {
         let name = String::from_utf8_lossy(name);
-        return Err(FsError::Io(format!(
-            "entry {name:?} of directory {dir}: missing in the name table; run `ferrite fsck --repair`"
-        )));
+        let what = format!("entry {name:?} is missing in the name table; run `ferrite fsck --repair`");
+        return Err(FsError::damaged(u64::from(dir), what));
     }
     Ok(())
 }
 
 fn lost_names(dir: u32, count: u64) -> FsError {
-    FsError::Io(format!(
-        "directory {dir}: {count} of its names are lost; run `ferrite fsck --repair`"
-    ))
+    let what = format!("lost {count} of the names in this directory; run `ferrite fsck --repair`");
+    FsError::damaged(u64::from(dir), what)
 }
 
 /// Lists from position `cookie` on, as [`ferrite_vfs::FileSystem::readdir`] demands. A directory that has lost names

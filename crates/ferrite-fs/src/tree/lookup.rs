@@ -81,7 +81,7 @@ pub(crate) fn find(core: &Core, dir: Ino, name: &[u8]) -> Result<Option<(Found, 
 }
 
 fn free_inode_named(ino: u32) -> FsError {
-    FsError::Io(format!("entry points to free inode {ino}; run `ferrite fsck`"))
+    FsError::damaged(u64::from(ino), "is free, but has an entry; run `ferrite fsck`")
 }
 
 /// What `name` in `dir` leads to, as it was at some time during the call.

@@ -112,10 +112,10 @@ fn lock_both<'a>(
     let dir = directory.write();
     let (inode, found) = look()?;
     if found.ino == directory.ino {
-        return Err(FsError::Io(format!(
-            "directory {} contains itself; run `ferrite fsck`",
-            found.ino
-        )));
+        return Err(FsError::damaged(
+            u64::from(found.ino),
+            "the directory contains itself; run `ferrite fsck`",
+        ));
     }
     let entry = child.get_or_init(|| core.inodes.get(found.ino));
     let locked = if found.ino > directory.ino {

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use ferrite_vfs::{FileKind, FsError, Ino, LINK_MAX, ROOT_INO, RenameMode, Result, SpaceOf, posix};
+use ferrite_vfs::{BadArgument, FileKind, FsError, Ino, LINK_MAX, ROOT_INO, RenameMode, Result, SpaceOf, posix};
 
 use super::dir;
 use super::lookup::{Edits, check_dir, find, gone};
@@ -139,13 +139,13 @@ fn check(
     }
     let source_is_dir = source_entry.kind == FileKind::Directory;
     if source_is_dir && is_below(core, to.dir.ino, source.ino) {
-        return Err(FsError::Invalid("a directory cannot move below itself"));
+        return Err(FsError::Invalid(BadArgument::BelowItself));
     }
     let target_is_dir = target.is_some_and(|(found, _)| found.kind == FileKind::Directory);
     match (mode, target) {
         (RenameMode::Exchange, Some((found, _))) => {
             if target_is_dir && is_below(core, from.dir.ino, found.ino) {
-                return Err(FsError::Invalid("a directory cannot move below itself"));
+                return Err(FsError::Invalid(BadArgument::BelowItself));
             }
         }
         (_, Some((found, _))) => {

@@ -4,7 +4,7 @@
 //! old block is freed by that record.
 
 use ferrite_map::{MapTx, Resource};
-use ferrite_vfs::{FsError, Ino, Result, SpaceOf, XATTR_NAME_MAX, XATTR_SIZE_MAX, XattrMode};
+use ferrite_vfs::{BadArgument, FsError, Ino, Result, SpaceOf, XATTR_NAME_MAX, XATTR_SIZE_MAX, XattrMode};
 
 use super::lookup::gone;
 use crate::format::inode::Inode;
@@ -22,9 +22,10 @@ pub(crate) fn load(core: &Core, ino: u32, inode: &Inode) -> Result<Attributes> {
         return Ok(Attributes::new());
     }
     let damaged = || {
-        FsError::Io(format!(
-            "inode {ino}: damaged extended attributes in block {block}; run `ferrite fsck`"
-        ))
+        FsError::damaged(
+            u64::from(ino),
+            format!("damaged extended attributes in block {block}; run `ferrite fsck`"),
+        )
     };
     if !core.superblock.is_data_block(block) {
         return Err(damaged());
@@ -43,7 +44,7 @@ fn read<T>(core: &Core, ino: Ino, f: impl FnOnce(Attributes) -> Result<T>) -> Re
 
 fn check_name(name: &[u8]) -> Result<()> {
     match name.len() {
-        0 => Err(FsError::Invalid("empty attribute name")),
+        0 => Err(FsError::Invalid(BadArgument::EmptyAttributeName)),
         1..=XATTR_NAME_MAX => Ok(()),
         _ => Err(FsError::Range),
     }

@@ -107,7 +107,7 @@ fn a_key_of_a_hole() {
         );
         if !found.is_empty() {
             let read = open(&engine, ino).unwrap().read_at(2 * PAGE as u64, &mut [0; PAGE]);
-            assert!(matches!(read, Err(FsError::Io(_))), "{read:?}");
+            assert!(matches!(read, Err(FsError::Damaged(_))), "{read:?}");
             told += 1;
         }
     }

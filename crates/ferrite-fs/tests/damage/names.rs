@@ -73,7 +73,7 @@ fn an_entry_that_looks_free() {
         let engine = common::mount(&pool.damaged(&entry));
         for name in [PLAIN.as_bytes(), b"another"] {
             let error = engine.lookup(pool.dir, name).unwrap_err();
-            assert!(matches!(error, FsError::Io(_)), "{error}");
+            assert!(matches!(error, FsError::Damaged(_)), "{error}");
         }
         let mut names = 0usize;
         let mut cookie = 0;
@@ -88,8 +88,11 @@ fn an_entry_that_looks_free() {
                 break listed;
             }
         };
-        let error = end.unwrap_err().to_string();
-        assert!(error.contains("1 of its names are lost"), "{error}");
+        let FsError::Damaged(damage) = end.unwrap_err() else {
+            panic!("a name is lost");
+        };
+        assert_eq!(damage.ino, Some(pool.dir));
+        assert!(damage.what.contains("lost 1 of the names"), "{damage}");
         assert_eq!(names, pool.files.len() - 1);
         entry
     });
@@ -108,7 +111,7 @@ fn refuses_the_name(engine: &Engine, dir: Ino, name: &[u8]) {
         engine.unlink(dir, name).err(),
     ];
     for error in refused {
-        assert!(matches!(error, Some(FsError::Io(_))), "{error:?}");
+        assert!(matches!(error, Some(FsError::Damaged(_))), "{error:?}");
     }
     engine.unlink(other, b"file").unwrap();
     engine.rmdir(ROOT_INO, name).unwrap();

@@ -23,7 +23,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ferrite_vfs::{
-    Attr, Cred, FileKind, FileSystem, FsError, Ino, NewNode, OpenFile, OpenMode, ROOT_INO, SetAttr, SetTime, Timestamp,
+    Attr, BadArgument, Cred, FileKind, FileSystem, FsError, Ino, NewNode, OpenFile, OpenMode, ROOT_INO, SetAttr,
+    SetTime, Timestamp,
 };
 
 use crate::TestEngine;
@@ -170,7 +171,7 @@ pub fn errno_of(variant: &str) -> i32 {
         "IsDirectory" => FsError::IsDirectory,
         "NotEmpty" => FsError::NotEmpty,
         "NameTooLong" => FsError::NameTooLong,
-        "Invalid" => FsError::Invalid(""),
+        "Invalid" => FsError::Invalid(BadArgument::ReservedName),
         "TooManyLinks" => FsError::TooManyLinks,
         "NoAttribute" => FsError::NoAttribute,
         "ValueTooLong" => FsError::ValueTooLong,

@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 
 use super::{LockKind, LockOwner, RecordLock};
-use crate::{FsError, Result};
+use crate::{BadArgument, FsError, Result};
 
 /// A range of bytes, never empty.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -36,9 +36,7 @@ impl ByteRange {
         };
         match end {
             Some(end) if start < OFFSETS => Ok(ByteRange { start, end }),
-            _ => Err(FsError::Invalid(
-                "a lock lies within the offsets of files, 0 to 2^63 - 1",
-            )),
+            _ => Err(FsError::Invalid(BadArgument::LockRange)),
         }
     }
 

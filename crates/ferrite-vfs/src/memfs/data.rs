@@ -3,7 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{BLOCKS, MAX_FILE_BYTES, MemFs, Node};
-use crate::{Attr, FallocateMode, FileSystem, FsError, Ino, OpenFile, OpenMode, Result, SpaceOf, Timestamp, posix};
+use crate::{
+    Attr, BadArgument, FallocateMode, FileSystem, FsError, Ino, OpenFile, OpenMode, Result, SpaceOf, Timestamp, posix,
+};
 
 /// Size of a page, the unit of holes.
 pub(super) const PAGE_BYTES: u64 = 4096;
@@ -178,7 +180,7 @@ impl OpenFile for MemFile {
     fn fallocate(&self, mode: FallocateMode, offset: u64, len: u64) -> Result<()> {
         self.with(self.mode.write, |node, now| {
             if len == 0 {
-                return Err(FsError::Invalid("fallocate needs a length"));
+                return Err(FsError::Invalid(BadArgument::NoLength));
             }
             let end = offset
                 .checked_add(len)

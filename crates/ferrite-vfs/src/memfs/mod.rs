@@ -17,9 +17,9 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use parking_lot::{Mutex, MutexGuard};
 
 use crate::{
-    Attr, Cred, DirEntry, FileKind, FileSystem, FsError, Ino, LINK_MAX, NewNode, OpenFile, OpenMode, PATH_MAX,
-    ROOT_INO, RenameMode, Result, SetAttr, SetTime, StatFs, Timestamp, XATTR_NAME_MAX, XATTR_SIZE_MAX, XattrMode,
-    posix,
+    Attr, BadArgument, Cred, DirEntry, FileKind, FileSystem, FsError, Ino, LINK_MAX, NewNode, OpenFile, OpenMode,
+    PATH_MAX, ROOT_INO, RenameMode, Result, SetAttr, SetTime, StatFs, Timestamp, XATTR_NAME_MAX, XATTR_SIZE_MAX,
+    XattrMode, posix,
 };
 use data::{Content, MemFile, PAGE_BYTES};
 
@@ -248,7 +248,7 @@ impl State {
             (_, Some(target)) if target == source => return Ok(false),
             _ => {}
         }
-        let below = FsError::Invalid("a directory cannot move below itself");
+        let below = FsError::Invalid(BadArgument::BelowItself);
         let source_is_dir = self.node(source)?.is_dir();
         if source_is_dir && self.is_below(to_dir, source) {
             return Err(below);
@@ -357,7 +357,7 @@ impl FileSystem for MemFs {
                 FileKind::File if size > MAX_FILE_BYTES => return Err(FsError::FileTooBig),
                 FileKind::File => {}
                 FileKind::Directory => return Err(FsError::IsDirectory),
-                _ => return Err(FsError::Invalid("only files have a size to set")),
+                _ => return Err(FsError::Invalid(BadArgument::NoSize)),
             }
             node.content.cut(size);
             node.attr.size = size;
@@ -403,13 +403,13 @@ impl FileSystem for MemFs {
         let node = state.node(ino)?;
         match node.attr.kind {
             FileKind::Symlink => Ok(node.target.clone()),
-            _ => Err(FsError::Invalid("not a symbolic link")),
+            _ => Err(FsError::Invalid(BadArgument::NotLink)),
         }
     }
 
     fn mknod(&self, cred: &Cred, parent: Ino, name: &[u8], node: &NewNode) -> Result<Attr> {
         if matches!(node.kind, FileKind::Directory | FileKind::Symlink) {
-            return Err(FsError::Invalid("mknod makes regular and special files"));
+            return Err(FsError::Invalid(BadArgument::NodeKind));
         }
         let mut state = self.lock();
         let made = state.create(cred, parent, name, node.kind, node.mode)?;
@@ -426,7 +426,7 @@ impl FileSystem for MemFs {
 
     fn symlink(&self, cred: &Cred, parent: Ino, name: &[u8], target: &[u8]) -> Result<Attr> {
         if target.is_empty() {
-            return Err(FsError::Invalid("empty link target"));
+            return Err(FsError::Invalid(BadArgument::EmptyTarget));
         }
         if target.len() >= PATH_MAX {
             return Err(FsError::NameTooLong);
@@ -599,7 +599,7 @@ impl FileSystem for MemFs {
 
 fn check_xattr_name(name: &[u8]) -> Result<()> {
     match name.len() {
-        0 => Err(FsError::Invalid("empty attribute name")),
+        0 => Err(FsError::Invalid(BadArgument::EmptyAttributeName)),
         1..=XATTR_NAME_MAX => Ok(()),
         _ => Err(FsError::Range),
     }

@@ -5,7 +5,7 @@
 
 use super::{Held, STICKY, Vfs};
 use crate::posix::{self, Access};
-use crate::{Attr, FileKind, FsError, Ino, Result, SetAttr, XattrMode};
+use crate::{Attr, FileKind, FsError, Ino, Result, SetAttr, Unsupported, XattrMode};
 
 /// What a change of attributes is about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -36,7 +36,7 @@ impl Vfs {
     pub fn setattr_of(&self, target: Target<'_>, set: &SetAttr) -> Result<Attr> {
         let target = self.held(target)?;
         if set.mode.is_some() && target.kind == FileKind::Symlink {
-            return Err(FsError::NotSupported("permission bits of a symbolic link"));
+            return Err(FsError::NotSupported(Unsupported::LinkMode));
         }
         let set = posix::may_setattr(&target, &self.cred, set)?;
         self.fs.setattr(target.ino, &set)

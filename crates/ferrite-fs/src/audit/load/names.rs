@@ -176,6 +176,7 @@ impl Judge<'_, '_, '_> {
 
 fn text(error: FsError) -> String {
     match error {
+        FsError::Damaged(damage) => damage.to_string(),
         FsError::Io(what) => what,
         other => other.to_string(),
     }

@@ -364,14 +364,14 @@ fn walk(engine: &Engine) -> ferrite_vfs::Result<Contents> {
                 FileKind::Directory => pending.push((ino, path)),
                 FileKind::File => {
                     let content = match read(engine, ino) {
-                        Err(FsError::Io(_)) if summed => continue,
+                        Err(FsError::Damaged(_)) if summed => continue,
                         other => other?,
                     };
                     contents.insert(content.clone());
                     paths.insert(path, content);
                 }
                 FileKind::Symlink => match engine.readlink(ino) {
-                    Err(FsError::Io(_)) if summed => {}
+                    Err(FsError::Damaged(_)) if summed => {}
                     other => drop(other?),
                 },
                 _ => {}
@@ -400,7 +400,7 @@ fn unhit<'a>(engine: &Engine, anatomy: &'a Anatomy, hit: &[Range<u64>]) -> Resul
         files.push(match by_path(engine, &file.path) {
             Ok(content) if content != file.content => return Err(format!("{} is not what it was", file.path)),
             Ok(_) => Some(file),
-            Err(FsError::Io(_)) => None,
+            Err(FsError::Damaged(_)) => None,
             Err(error) => return Err(format!("{}: {error}", file.path)),
         });
     }
