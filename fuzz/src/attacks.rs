@@ -68,25 +68,19 @@ struct Sample {
 }
 
 fn quiet() -> MountOptions {
-    MountOptions {
-        cleaner: false,
-        accept_power_loss: true,
-        ..MountOptions::default()
-    }
+    MountOptions::default().cleaner(false).accept_power_loss(true)
 }
 
 fn sample(kind: usize) -> &'static Sample {
     static MADE: PerKind<Sample> = [const { OnceLock::new() }; KINDS];
     MADE[kind].get_or_init(|| {
         let region = Region::anonymous(POOL_BYTES).expect("memory for a pool");
-        let options = MkfsOptions {
-            mapping: Mapping::ALL[kind % Mapping::ALL.len()],
-            data_checksum: kind >= Mapping::ALL.len(),
-            inodes: Some(127),
-            rings: Some(2),
-            seed: Some(42),
-            ..MkfsOptions::default()
-        };
+        let options = MkfsOptions::default()
+            .mapping(Mapping::ALL[kind % Mapping::ALL.len()])
+            .data_checksum(kind >= Mapping::ALL.len())
+            .inodes(127)
+            .rings(2)
+            .seed(42);
         mkfs(&region, &options).expect("a new pool");
         let superblock = identify(&region).expect("its superblock");
         let mut empty = vec![0; POOL_BYTES as usize];

@@ -102,7 +102,7 @@ impl Fsck {
     }
 
     fn options(&self) -> FsckOptions {
-        FsckOptions { data: self.data }
+        FsckOptions::default().data(self.data)
     }
 
     fn check(&self) -> Outcome {

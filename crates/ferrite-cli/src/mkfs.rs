@@ -69,16 +69,14 @@ impl Mkfs {
         if !self.force {
             refuse_to_overwrite(&self.pool)?;
         }
-        let options = MkfsOptions {
-            mapping: self.mapping,
-            inodes: self.inodes,
-            names: self.names,
-            rings: self.rings,
-            block_bytes: Some(self.block_size),
-            data_checksum: self.data_checksum,
-            root_owner: (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw()),
-            ..MkfsOptions::default()
-        };
+        let options = MkfsOptions::default()
+            .mapping(self.mapping)
+            .inodes(self.inodes)
+            .names(self.names)
+            .rings(self.rings)
+            .block_bytes(self.block_size)
+            .data_checksum(self.data_checksum)
+            .root_owner(rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
         let bar = Bar::new(self.quiet);
         let made = ferrite_fs::create_telling(&self.pool, size_bytes, &options, &mut |phase, done, total| {
             bar.show(phase, done, total);

@@ -93,11 +93,7 @@ impl Target {
             return Err(not_mounted(&self.given));
         }
         let region = opening::open(self.pool(), Access::ReadOnlyPrivate)?;
-        let options = MountOptions {
-            read_only: true,
-            accept_power_loss: true,
-            ..MountOptions::default()
-        };
+        let options = MountOptions::default().read_only(true).accept_power_loss(true);
         Engine::mount(region, &options).map_err(about(self.pool()))
     }
 }

@@ -69,31 +69,22 @@ impl Name {
 }
 
 fn options(variant: Variant, workload: &Workload) -> MkfsOptions {
-    MkfsOptions {
-        mapping: variant.mapping,
-        data_checksum: variant.data_checksum,
-        inodes: Some(workload.inodes),
-        rings: Some(2),
-        seed: Some(42),
-        ..MkfsOptions::default()
-    }
+    MkfsOptions::default()
+        .mapping(variant.mapping)
+        .data_checksum(variant.data_checksum)
+        .inodes(workload.inodes)
+        .rings(2)
+        .seed(42)
 }
 
 /// How workloads are mounted: nothing goes on but what they do, so that a recording is always the same.
 pub fn mount_options(workload: &Workload) -> MountOptions {
-    MountOptions {
-        fold_read_entries: workload.fold_read_entries,
-        ..quiet_mount()
-    }
+    quiet_mount().fold_read_entries(workload.fold_read_entries)
 }
 
 /// A mount on which nothing goes on but what is asked of it.
 pub fn quiet_mount() -> MountOptions {
-    MountOptions {
-        cleaner: false,
-        atime: AtimePolicy::Never,
-        ..MountOptions::default()
-    }
+    MountOptions::default().cleaner(false).atime(AtimePolicy::Never)
 }
 
 /// Reads a tree.

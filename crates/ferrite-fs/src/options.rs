@@ -1,10 +1,27 @@
 //! What a caller may choose at mkfs, mount and fsck, and what the engine reports about a pool.
+//!
+//! Choices grow: outside this crate they start from the default and go on with a setter for each that differs. A setter
+//! that takes `impl Into<Option<_>>` takes the value itself, or `None` for the default.
 
 pub use ferrite_map::Mapping;
 use serde::{Deserialize, Serialize};
 
 /// Choices fixed when a pool is made.
+///
+/// ```
+/// use ferrite_fs::{Mapping, MkfsOptions};
+///
+/// let options = MkfsOptions::default().mapping(Mapping::Radix).seed(1);
+/// assert_eq!((options.mapping, options.seed, options.inodes), (Mapping::Radix, Some(1), None));
+/// ```
+///
+/// A new choice breaks no caller, since nobody outside can list them all:
+///
+/// ```compile_fail,E0639
+/// let options = ferrite_fs::MkfsOptions { seed: Some(1), ..Default::default() };
+/// ```
 #[derive(Debug, Clone, Default)]
+#[non_exhaustive]
 pub struct MkfsOptions {
     /// Mapping structure.
     pub mapping: Mapping,
@@ -24,6 +41,64 @@ pub struct MkfsOptions {
     pub data_checksum: bool,
 }
 
+impl MkfsOptions {
+    /// The structure that finds the pages of files.
+    #[must_use]
+    pub fn mapping(mut self, mapping: Mapping) -> MkfsOptions {
+        self.mapping = mapping;
+        self
+    }
+
+    /// How many inodes; by default one for every 16 KiB of the pool.
+    #[must_use]
+    pub fn inodes(mut self, inodes: impl Into<Option<u64>>) -> MkfsOptions {
+        self.inodes = inodes.into();
+        self
+    }
+
+    /// How many names; by default two an inode.
+    #[must_use]
+    pub fn names(mut self, names: impl Into<Option<u64>>) -> MkfsOptions {
+        self.names = names.into();
+        self
+    }
+
+    /// How many journal rings; by default 16, fewer on small pools.
+    #[must_use]
+    pub fn rings(mut self, rings: impl Into<Option<u32>>) -> MkfsOptions {
+        self.rings = rings.into();
+        self
+    }
+
+    /// Size of a block in bytes; mkfs refuses any but 4096 so far.
+    #[must_use]
+    pub fn block_bytes(mut self, block_bytes: impl Into<Option<u32>>) -> MkfsOptions {
+        self.block_bytes = block_bytes.into();
+        self
+    }
+
+    /// What the pool's hashes and its identity are made from; by default random. The same seed makes the same pool.
+    #[must_use]
+    pub fn seed(mut self, seed: impl Into<Option<u64>>) -> MkfsOptions {
+        self.seed = seed.into();
+        self
+    }
+
+    /// User and group that own the root directory; by default 0 and 0.
+    #[must_use]
+    pub fn root_owner(mut self, uid: u32, gid: u32) -> MkfsOptions {
+        self.root_owner = (uid, gid);
+        self
+    }
+
+    /// Whether data of files carries checksums, which every read verifies; by default it does not.
+    #[must_use]
+    pub fn data_checksum(mut self, data_checksum: bool) -> MkfsOptions {
+        self.data_checksum = data_checksum;
+        self
+    }
+}
+
 /// When reads move the access time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum AtimePolicy {
@@ -37,7 +112,15 @@ pub enum AtimePolicy {
 }
 
 /// Choices of one mount.
+///
+/// ```
+/// use ferrite_fs::{AtimePolicy, MountOptions};
+///
+/// let options = MountOptions::default().read_only(true).atime(AtimePolicy::Never);
+/// assert!(options.read_only && options.cleaner);
+/// ```
 #[derive(Debug, Clone, Copy)]
+#[non_exhaustive]
 pub struct MountOptions {
     /// Refuse changes. A crashed pool is replayed into a private mapping; nothing is written.
     pub read_only: bool,
@@ -60,8 +143,8 @@ pub struct MountOptions {
     pub fold_read_entries: u32,
     /// No page logs: every unaligned write copies its page, as NOVA does. For comparison.
     pub cow_only: bool,
-    /// Read logs from the oldest entry on, as the paper's comparison does. For comparison.
-    pub forward_scan: bool,
+    /// See [`MountOptions::forward_scan`].
+    pub(crate) forward_scan: bool,
 }
 
 impl Default for MountOptions {
@@ -79,6 +162,88 @@ impl Default for MountOptions {
             cow_only: false,
             forward_scan: false,
         }
+    }
+}
+
+impl MountOptions {
+    /// Whether changes are refused and nothing is written; by default they are not.
+    #[must_use]
+    pub fn read_only(mut self, read_only: bool) -> MountOptions {
+        self.read_only = read_only;
+        self
+    }
+
+    /// When reads move access times; by default [`AtimePolicy::Relative`].
+    #[must_use]
+    pub fn atime(mut self, atime: AtimePolicy) -> MountOptions {
+        self.atime = atime;
+        self
+    }
+
+    /// Whether listings move access times of directories, as far as `atime` lets them; by default they do.
+    #[must_use]
+    pub fn dir_atime(mut self, dir_atime: bool) -> MountOptions {
+        self.dir_atime = dir_atime;
+        self
+    }
+
+    /// Whether an ordinary file need survive a killed process only, not a power loss; by default both.
+    #[must_use]
+    pub fn process_durability(mut self, process_durability: bool) -> MountOptions {
+        self.process_durability = process_durability;
+        self
+    }
+
+    /// Whether to mount although the machine went down while the pool was in use with `process_durability`, so that its
+    /// data may be torn; by default such a mount is refused.
+    #[must_use]
+    pub fn accept_power_loss(mut self, accept_power_loss: bool) -> MountOptions {
+        self.accept_power_loss = accept_power_loss;
+        self
+    }
+
+    /// Whether a thread folds page logs in the background; by default one does.
+    #[must_use]
+    pub fn cleaner(mut self, cleaner: bool) -> MountOptions {
+        self.cleaner = cleaner;
+        self
+    }
+
+    /// Below which share of free blocks the cleaner starts, in percent; by default 5.
+    #[must_use]
+    pub fn clean_low_percent(mut self, clean_low_percent: u8) -> MountOptions {
+        self.clean_low_percent = clean_low_percent;
+        self
+    }
+
+    /// Up to which share of free blocks it goes on, in percent; by default 10.
+    #[must_use]
+    pub fn clean_high_percent(mut self, clean_high_percent: u8) -> MountOptions {
+        self.clean_high_percent = clean_high_percent;
+        self
+    }
+
+    /// After how many entries of a page's log a read folds the page; 0 for never, by default 4.
+    #[must_use]
+    pub fn fold_read_entries(mut self, fold_read_entries: u32) -> MountOptions {
+        self.fold_read_entries = fold_read_entries;
+        self
+    }
+
+    /// Whether every unaligned write copies its page, without page logs; by default it does not.
+    #[must_use]
+    pub fn cow_only(mut self, cow_only: bool) -> MountOptions {
+        self.cow_only = cow_only;
+        self
+    }
+
+    /// Reads logs from the oldest entry on, which is slower and finds the same. No choice of a user's: `ferrite bench`
+    /// and the lab measure the paper's comparison with it, and a test of the checksums reads both ways.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn forward_scan(mut self, forward_scan: bool) -> MountOptions {
+        self.forward_scan = forward_scan;
+        self
     }
 }
 
@@ -286,10 +451,24 @@ pub struct EntryDump {
 }
 
 /// Choices of a check or repair.
+///
+/// ```
+/// assert!(ferrite_fs::FsckOptions::default().data(true).data);
+/// ```
 #[derive(Debug, Clone, Copy, Default)]
+#[non_exhaustive]
 pub struct FsckOptions {
     /// Read all data of files as well, where it carries checksums.
     pub data: bool,
+}
+
+impl FsckOptions {
+    /// Whether to read all data of files as well, where it carries checksums; by default not.
+    #[must_use]
+    pub fn data(mut self, data: bool) -> FsckOptions {
+        self.data = data;
+        self
+    }
 }
 
 /// One thing fsck found wrong.

@@ -316,10 +316,7 @@ fn mount(path: &TempPath) -> Engine {
 }
 
 fn mount_region(region: Region) -> Engine {
-    let options = MountOptions {
-        cleaner: false,
-        ..MountOptions::default()
-    };
+    let options = MountOptions::default().cleaner(false);
     let engine = Engine::mount(region, &options).unwrap();
     assert!(engine.damage().is_empty(), "{:#?}", engine.damage());
     engine
@@ -327,7 +324,7 @@ fn mount_region(region: Region) -> Engine {
 
 fn check(path: &TempPath) {
     let region = Region::open(path, Access::ReadOnlyPrivate).unwrap();
-    let report = fsck_with(region, FsckOptions { data: true }, &mut |_, _, _| {}).unwrap();
+    let report = fsck_with(region, FsckOptions::default().data(true), &mut |_, _, _| {}).unwrap();
     assert!(report.findings.is_empty(), "fsck: {:#?}", report.findings);
 }
 
@@ -344,11 +341,7 @@ fn make(mapping: Mapping, size_mib: u64, seed: u64) -> (Server, TempPath) {
         .unwrap();
     file.as_file().set_len(size_mib << 20).unwrap();
     let path = file.into_temp_path();
-    let options = MkfsOptions {
-        mapping,
-        seed: Some(seed),
-        ..MkfsOptions::default()
-    };
+    let options = MkfsOptions::default().mapping(mapping).seed(seed);
     let region = Region::open(&path, Access::ReadWrite).unwrap();
     // All of it touched, or a young pool would pay for its memory.
     region.stream_zero(0, region.len());

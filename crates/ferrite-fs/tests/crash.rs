@@ -24,18 +24,11 @@ const RANDOM_SUBSETS: u64 = 64;
 type Step = Box<dyn Fn(&Engine)>;
 
 fn options() -> MkfsOptions {
-    MkfsOptions {
-        inodes: Some(127),
-        rings: Some(2),
-        ..fixed()
-    }
+    fixed().inodes(127).rings(2)
 }
 
 fn with_data_checksums() -> MkfsOptions {
-    MkfsOptions {
-        data_checksum: true,
-        ..options()
-    }
+    options().data_checksum(true)
 }
 
 fn soak() -> bool {
@@ -50,10 +43,7 @@ struct Recorded {
 
 /// Nothing goes on but what the test does, so that a recording is always the same.
 fn quiet() -> MountOptions {
-    MountOptions {
-        cleaner: false,
-        ..MountOptions::default()
-    }
+    MountOptions::default().cleaner(false)
 }
 
 /// Runs `steps` on a new pool, after `setup`, which is not recorded.
@@ -397,10 +387,7 @@ fn parts_of_pages(options_of_pool: &MkfsOptions, folds: &[u32]) {
             put("/g", 50, 60, 2),
             put("/g", 4000, 200, 2),
         ];
-        let options = MountOptions {
-            fold_read_entries,
-            ..quiet()
-        };
+        let options = quiet().fold_read_entries(fold_read_entries);
         let recorded = record_on(options_of_pool, &options, &setup, &steps);
         let images = explore(&recorded, 2, RANDOM_SUBSETS);
         println!("{images} images");
@@ -420,10 +407,7 @@ fn folding_on_a_nearly_full_pool(options_of_pool: &MkfsOptions, fold_read_entrie
         }
     });
     let setup = [touch("/f"), put("/f", 0, 40 * 4096, 1), fill];
-    let options = MountOptions {
-        fold_read_entries,
-        ..quiet()
-    };
+    let options = quiet().fold_read_entries(fold_read_entries);
     let recorded = record_on(options_of_pool, &options, &setup, steps);
     let images = explore(&recorded, 3, RANDOM_SUBSETS);
     println!("{images} images");
@@ -574,7 +558,7 @@ fn nodes_of_trees_split_and_go() {
     /// More extents than a leaf of an extent tree has room for, which leave the first leaf full.
     const PIECES: u64 = 250;
     for &mapping in Mapping::ALL {
-        let options_of_pool = MkfsOptions { mapping, ..options() };
+        let options_of_pool = options().mapping(mapping);
         let pieces: Step = Box::new(|fs| {
             let ino = make(fs, ROOT_INO, "pieces");
             for piece in 0..PIECES {

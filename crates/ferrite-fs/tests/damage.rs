@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use common::{fixed, image_of, make, pattern, write};
-use ferrite_fs::{Engine, Mapping, MkfsOptions, MountOptions, PageDump, Superblock, fsck, identify, mkfs, repair};
+use ferrite_fs::{Engine, Mapping, MountOptions, PageDump, Superblock, fsck, identify, mkfs, repair};
 use ferrite_pm::{Recorder, Region};
 use ferrite_vfs::{Cred, FileSystem, FsError, Ino, OpenMode, ROOT_INO, XattrMode};
 
@@ -26,11 +26,7 @@ const LABELLED: &str = "labelled";
 const VALUE: &[u8] = b"a value";
 
 fn quiet() -> MountOptions {
-    MountOptions {
-        cleaner: false,
-        fold_read_entries: 0,
-        ..MountOptions::default()
-    }
+    MountOptions::default().cleaner(false).fold_read_entries(0)
 }
 
 /// Words of a pool and what they become.
@@ -68,12 +64,7 @@ fn open(engine: &Engine, ino: Ino) -> ferrite_vfs::Result<Arc<dyn ferrite_vfs::O
 impl Pool {
     fn new(mapping: Mapping) -> Pool {
         let blank = Region::anonymous(POOL_BYTES).unwrap();
-        let options = MkfsOptions {
-            mapping,
-            inodes: Some(255),
-            rings: Some(2),
-            ..fixed()
-        };
+        let options = fixed().mapping(mapping).inodes(255).rings(2);
         mkfs(&blank, &options).unwrap();
         let superblock = identify(&blank).unwrap();
         let (mut dir, mut files) = (0, BTreeMap::new());

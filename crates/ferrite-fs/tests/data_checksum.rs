@@ -16,20 +16,11 @@ const PAGE: usize = 4096;
 const POOL_BYTES: u64 = 4 << 20;
 
 fn options(data_checksum: bool) -> MkfsOptions {
-    MkfsOptions {
-        inodes: Some(127),
-        rings: Some(2),
-        data_checksum,
-        ..fixed()
-    }
+    fixed().inodes(127).rings(2).data_checksum(data_checksum)
 }
 
 fn quiet() -> MountOptions {
-    MountOptions {
-        cleaner: false,
-        fold_read_entries: 0,
-        ..MountOptions::default()
-    }
+    MountOptions::default().cleaner(false).fold_read_entries(0)
 }
 
 /// A pool with some files, as it lies on the medium, and where everything is.
@@ -53,10 +44,7 @@ impl Pool {
     /// Where each page has a word of its own, in a table, and no bit of the logged page's word leads to an older entry
     /// of its log, which nobody could tell from the newest.
     fn with_words() -> Pool {
-        Pool::made_with(&MkfsOptions {
-            mapping: Mapping::Hashfs,
-            ..options(true)
-        })
+        Pool::made_with(&options(true).mapping(Mapping::Hashfs))
     }
 
     fn made_with(options: &MkfsOptions) -> Pool {
@@ -216,10 +204,7 @@ fn a_page_in_the_place_of_a_hole_is_told() {
     let content = pattern(PAGE, 9);
     for mapping in [Mapping::Hashfs, Mapping::Radix] {
         let blank = Region::anonymous(POOL_BYTES).unwrap();
-        let options = MkfsOptions {
-            mapping,
-            ..options(true)
-        };
+        let options = options(true).mapping(mapping);
         mkfs(&blank, &options).unwrap();
         let superblock = identify(&blank).unwrap();
         let image = image_of(&blank);
@@ -422,13 +407,7 @@ fn damage_is_not_copied_and_whole_pages_heal_it() {
         assert_eq!(engine.scrub(None).unwrap().findings.len(), 1);
         (engine, file)
     };
-    for options in [
-        quiet(),
-        MountOptions {
-            cow_only: true,
-            ..quiet()
-        },
-    ] {
+    for options in [quiet(), quiet().cow_only(true)] {
         let (engine, file) = try_all(&options);
         file.write_at(start, &content[start as usize..][..PAGE]).unwrap();
         let mut found = vec![0; content.len()];
@@ -504,10 +483,7 @@ fn unknown_read_only_features_refuse_writing() {
         matches!(refused, Err(EngineError::ReadOnlyFeatures(0x20))),
         "{refused:?}"
     );
-    let options = MountOptions {
-        read_only: true,
-        ..quiet()
-    };
+    let options = quiet().read_only(true);
     let engine = Engine::mount(Region::from_image(&image).unwrap(), &options).unwrap();
     let mut found = vec![0; 4 * PAGE];
     let file = engine.open(pool.files[0].0, OpenMode::read_only()).unwrap();
@@ -599,21 +575,16 @@ fn everything_that_was_written_verifies() {
         let mut rng = StdRng::seed_from_u64(seed ^ round);
         let path = dir.path().join(format!("pool{round}"));
         let region = Region::create(&path, 16 << 20).unwrap();
-        let pool = MkfsOptions {
-            mapping,
-            ..options(true)
-        };
+        let pool = options(true).mapping(mapping);
         mkfs(&region, &pool).unwrap();
         drop(region);
-        let options = MountOptions {
-            cleaner: round % 2 == 0,
-            cow_only: round % 4 == 3,
-            forward_scan: round % 3 == 2,
-            fold_read_entries: 5,
+        let options = MountOptions::default()
+            .cleaner(round % 2 == 0)
+            .cow_only(round % 4 == 3)
+            .forward_scan(round % 3 == 2)
+            .fold_read_entries(5)
             // On an ordinary file, where records vouch for data.
-            process_durability: true,
-            ..MountOptions::default()
-        };
+            .process_durability(true);
         let mount = || {
             let region = Region::open(&path, ferrite_pm::Access::ReadWrite).unwrap();
             Engine::mount(region, &options).unwrap()
@@ -653,17 +624,11 @@ fn longest_records(mapping: Mapping) {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("pool");
     let region = Region::create(&path, 24 << 20).unwrap();
-    let pool = MkfsOptions {
-        mapping,
-        ..options(true)
-    };
+    let pool = options(true).mapping(mapping);
     mkfs(&region, &pool).unwrap();
     drop(region);
     let region = Region::open(&path, ferrite_pm::Access::ReadWrite).unwrap();
-    let options = MountOptions {
-        process_durability: true,
-        ..quiet()
-    };
+    let options = quiet().process_durability(true);
     let engine = Engine::mount(region, &options).unwrap();
     let file = open(&engine, make(&engine, ROOT_INO, "file"));
     let data = pattern(2 << 20, 5);

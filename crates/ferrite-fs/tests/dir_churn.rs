@@ -5,7 +5,7 @@ mod common;
 use std::collections::HashSet;
 
 use common::{fixed, image_of, make, mount};
-use ferrite_fs::{MkfsOptions, mkfs};
+use ferrite_fs::mkfs;
 use ferrite_pm::Region;
 use ferrite_testkit::rng::Rng;
 use ferrite_testkit::seed_from_env;
@@ -23,10 +23,7 @@ fn name(n: u64) -> String {
 fn a_directory_that_churns_does_not_grow() {
     let seed = seed_from_env().unwrap_or(1);
     let region = Region::anonymous(64 << 20).unwrap();
-    let options = MkfsOptions {
-        inodes: Some(NAMES + 1000),
-        ..fixed()
-    };
+    let options = fixed().inodes(NAMES + 1000);
     mkfs(&region, &options).unwrap();
     let engine = mount(&image_of(&region));
     let dir = engine.mkdir(&Cred::root(), ROOT_INO, b"dir", 0o755).unwrap().ino;

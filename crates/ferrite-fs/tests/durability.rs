@@ -11,10 +11,7 @@ use ferrite_pm::{Access, Medium, Region};
 use ferrite_vfs::{FileSystem, ROOT_INO};
 
 fn mount(pool: &Path) -> Engine {
-    let options = MountOptions {
-        process_durability: true,
-        ..MountOptions::default()
-    };
+    let options = MountOptions::default().process_durability(true);
     Engine::mount(Region::open(pool, Access::ReadWrite).unwrap(), &options).unwrap()
 }
 

@@ -9,17 +9,13 @@ use std::process::Command;
 use std::sync::Arc;
 
 use common::{capture, check, empty_pool, fixed, make, mount, pattern};
-use ferrite_fs::{AtimePolicy, Engine, EngineError, MkfsOptions, MountOptions, fsck, mkfs, repair};
+use ferrite_fs::{AtimePolicy, Engine, EngineError, MountOptions, fsck, mkfs, repair};
 use ferrite_pm::{Access, Choice, Recorder, Region};
 use ferrite_vfs::{Cred, FileSystem, FsError, OpenMode, ROOT_INO, RenameMode};
 
 /// Nothing is stored but by the operations of the test.
 fn quiet() -> MountOptions {
-    MountOptions {
-        cleaner: false,
-        atime: AtimePolicy::Never,
-        ..MountOptions::default()
-    }
+    MountOptions::default().cleaner(false).atime(AtimePolicy::Never)
 }
 
 /// Some of everything, until something fails; returns how many operations returned.
@@ -60,11 +56,7 @@ fn work(engine: &Engine, mut returned: impl FnMut(&Engine)) -> Result<(), FsErro
 /// Each fence fails once: as a sync that reports an error does.
 #[test]
 fn after_a_failed_fence_nothing_changes_and_nothing_is_lost() {
-    let options = MkfsOptions {
-        inodes: Some(127),
-        rings: Some(2),
-        ..fixed()
-    };
+    let options = fixed().inodes(127).rings(2);
     let empty = empty_pool(4 << 20, &options);
     let mut failed = 0;
     for fences in 0.. {

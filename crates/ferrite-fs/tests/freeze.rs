@@ -16,11 +16,7 @@ const THREADS: u64 = 3;
 const FREEZES: usize = 6;
 
 fn options() -> MkfsOptions {
-    MkfsOptions {
-        inodes: Some(127),
-        rings: Some(2),
-        ..fixed()
-    }
+    fixed().inodes(127).rings(2)
 }
 
 /// Files are written to without a pause. Whatever the medium may hold at a moment, if that says that it is clean there

@@ -8,7 +8,7 @@ mod common;
 use std::sync::Arc;
 
 use common::{fixed, image_of, make};
-use ferrite_fs::{Engine, Mapping, MkfsOptions, MountOptions, fsck, mkfs};
+use ferrite_fs::{Engine, Mapping, MountOptions, fsck, mkfs};
 use ferrite_pm::{Recorder, Region};
 use ferrite_vfs::{
     Cred, FallocateMode, FileSystem, FsError, OpenFile, OpenMode, ROOT_INO, RenameMode, SetAttr, SpaceOf, XattrMode,
@@ -23,11 +23,7 @@ const KEPT: u64 = 50;
 const CUT_PAGES: u64 = 700;
 
 fn quiet() -> MountOptions {
-    MountOptions {
-        cleaner: false,
-        fold_read_entries: 0,
-        ..MountOptions::default()
-    }
+    MountOptions::default().cleaner(false).fold_read_entries(0)
 }
 
 fn mounted(image: &[u8]) -> Engine {
@@ -45,12 +41,7 @@ fn first_byte(file: &Arc<dyn OpenFile>, page: u64) -> u8 {
 fn cut_when_full(mapping: Mapping, lone: u64, punch: bool) {
     let what = format!("{mapping:?}, {lone} lone pages, punch {punch}");
     let blank = Region::anonymous(14 << 20).unwrap();
-    let options = MkfsOptions {
-        mapping,
-        inodes: Some(255),
-        rings: Some(1),
-        ..fixed()
-    };
+    let options = fixed().mapping(mapping).inodes(255).rings(1);
     mkfs(&blank, &options).unwrap();
     let image = image_of(&blank);
     let recorder = Recorder::new(image.clone());
@@ -120,12 +111,7 @@ fn cutting_a_long_stretch_takes_no_free_block() {
 /// back: blocks of the reserve, a few at a time, until deletes and overwrites fail.
 fn nobody_takes_the_reserve(mapping: Mapping) {
     let blank = Region::anonymous(14 << 20).unwrap();
-    let options = MkfsOptions {
-        mapping,
-        inodes: Some(2000),
-        rings: Some(1),
-        ..fixed()
-    };
+    let options = fixed().mapping(mapping).inodes(2000).rings(1);
     mkfs(&blank, &options).unwrap();
     let engine = mounted(&image_of(&blank));
     let set_size = |ino, size| {
@@ -188,11 +174,7 @@ fn what_takes_space_takes_none_of_the_reserve() {
 /// A full pool: its filler, and a file of `logged` pages that have logs.
 fn full_with_logs(logged: u64) -> (Engine, Arc<dyn OpenFile>, Arc<dyn OpenFile>) {
     let blank = Region::anonymous(32 << 20).unwrap();
-    let options = MkfsOptions {
-        inodes: Some(1000),
-        rings: Some(2),
-        ..fixed()
-    };
+    let options = fixed().inodes(1000).rings(2);
     mkfs(&blank, &options).unwrap();
     let engine = mounted(&image_of(&blank));
     let open = |name| {

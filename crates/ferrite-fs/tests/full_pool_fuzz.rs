@@ -11,7 +11,7 @@ mod common;
 use std::sync::Arc;
 
 use common::{fixed, image_of, make};
-use ferrite_fs::{Engine, Mapping, MkfsOptions, MountOptions, fsck, mkfs};
+use ferrite_fs::{Engine, Mapping, MountOptions, fsck, mkfs};
 use ferrite_pm::{Recorder, Region};
 use ferrite_testkit::rng::Rng;
 use ferrite_testkit::{seed_from_env, two_at_a_time};
@@ -553,23 +553,16 @@ fn fuzz(mapping: Mapping, seed: u64, steps: u64) {
     let data_checksum = seed % 2 == 1;
     let what = format!("{mapping:?}, data checksums {data_checksum}, {steps} steps, FERRITE_SEED={seed}");
     let blank = Region::anonymous(POOL_BYTES).unwrap();
-    let options = MkfsOptions {
-        mapping,
-        data_checksum,
-        inodes: Some(1000),
-        ..fixed()
-    };
+    let options = fixed().mapping(mapping).data_checksum(data_checksum).inodes(1000);
     mkfs(&blank, &options).unwrap();
     let image = image_of(&blank);
     let recorder = Recorder::new(image.clone());
     let mut region = Region::from_image(&image).unwrap();
     region.attach_recorder(Arc::clone(&recorder));
     let mut rng = Rng::new(seed);
-    let options = MountOptions {
-        cleaner: false,
-        fold_read_entries: rng.below(5) as u32,
-        ..MountOptions::default()
-    };
+    let options = MountOptions::default()
+        .cleaner(false)
+        .fold_read_entries(rng.below(5) as u32);
     let engine = Engine::mount(region, &options).unwrap();
     let empty = engine.statfs().unwrap();
     let mut run = Run::new(engine.clone(), rng, what.clone());

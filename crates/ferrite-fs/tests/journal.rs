@@ -18,18 +18,11 @@ const POOL_BYTES: u64 = 4 << 20;
 const LINE: usize = 64;
 
 fn quiet() -> MountOptions {
-    MountOptions {
-        cleaner: false,
-        ..MountOptions::default()
-    }
+    MountOptions::default().cleaner(false)
 }
 
 fn options() -> MkfsOptions {
-    MkfsOptions {
-        inodes: Some(127),
-        rings: Some(2),
-        ..fixed()
-    }
+    fixed().inodes(127).rings(2)
 }
 
 /// What is durable of a pool when the machine stops after `work`.

@@ -39,11 +39,7 @@ fn new_pool(size_bytes: u64, options: &MkfsOptions) -> (TempPath, Engine) {
 }
 
 fn quiet() -> MountOptions {
-    MountOptions {
-        cleaner: false,
-        fold_read_entries: 0,
-        ..MountOptions::default()
-    }
+    MountOptions::default().cleaner(false).fold_read_entries(0)
 }
 
 /// The pool as it was left, by a crash, say: sound, and mounted again with nothing to say about it.
@@ -92,13 +88,7 @@ fn one_file_rewritten_for_long_leaves_a_sound_pool() {
 fn on_all_mappings(press: impl Fn(&Engine)) {
     for &mapping in Mapping::ALL {
         println!("{mapping}");
-        let options = MkfsOptions {
-            mapping,
-            inodes: Some(255),
-            names: Some(512),
-            rings: Some(1),
-            ..fixed()
-        };
+        let options = fixed().mapping(mapping).inodes(255).names(512).rings(1);
         let (path, engine) = new_pool(16 << 20, &options);
         press(&engine);
         assert!(engine.scrub(None).unwrap().findings.is_empty());

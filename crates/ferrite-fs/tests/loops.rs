@@ -67,10 +67,7 @@ impl Pool {
     }
 
     fn mount_options(&self) -> MountOptions {
-        MountOptions {
-            cleaner: self.cleaner,
-            ..MountOptions::default()
-        }
+        MountOptions::default().cleaner(self.cleaner)
     }
 }
 
@@ -99,14 +96,12 @@ impl PmEngine {
             .into_temp_path();
         let file = OpenOptions::new().read(true).write(true).open(&path).unwrap();
         file.set_len(pool.size_mib << 20).unwrap();
-        let options = MkfsOptions {
-            mapping: pool.mapping,
-            data_checksum: pool.data_checksum,
-            seed: Some(seed),
+        let options = MkfsOptions::default()
+            .mapping(pool.mapping)
+            .data_checksum(pool.data_checksum)
+            .seed(seed)
             // Few, so that numbers and name slots go round, and a check has less to read.
-            inodes: Some(2_000),
-            ..MkfsOptions::default()
-        };
+            .inodes(2_000);
         let region = Region::open(&path, Access::ReadWrite).unwrap();
         mkfs(&region, &options).unwrap();
         let superblock = identify(&region).unwrap();
@@ -140,7 +135,7 @@ impl PmEngine {
     /// What a check says of a copy of the pool, as it is now.
     fn findings(&self) -> Vec<String> {
         let copy = copy_of(&self.file);
-        let report = fsck_with(copy, FsckOptions { data: true }, &mut |_, _, _| {}).unwrap();
+        let report = fsck_with(copy, FsckOptions::default().data(true), &mut |_, _, _| {}).unwrap();
         report
             .findings
             .iter()

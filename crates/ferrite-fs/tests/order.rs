@@ -15,19 +15,11 @@ const POOL_BYTES: u64 = 4 << 20;
 const PAGE: u64 = 4096;
 
 fn quiet() -> MountOptions {
-    MountOptions {
-        cleaner: false,
-        fold_read_entries: 0,
-        ..MountOptions::default()
-    }
+    MountOptions::default().cleaner(false).fold_read_entries(0)
 }
 
 fn options() -> MkfsOptions {
-    MkfsOptions {
-        inodes: Some(127),
-        rings: Some(2),
-        ..fixed()
-    }
+    fixed().inodes(127).rings(2)
 }
 
 /// A pool after `setup`, unmounted.
@@ -258,7 +250,7 @@ fn all_that_a_record_vouches_for_is_looked_at() {
 fn changes_after_a_move_come_after_it() {
     const PLACES: u64 = 40;
     for mapping in [Mapping::Leaf, Mapping::Cuckoo] {
-        let options_of_pool = MkfsOptions { mapping, ..options() };
+        let options_of_pool = options().mapping(mapping);
         let mut files = [0; 2];
         let image = prepared(&options_of_pool, |engine| {
             files = ["busy", "at-rest"].map(|name| make(engine, ROOT_INO, name));

@@ -13,17 +13,11 @@ use ferrite_vfs::{FileSystem, Ino, OpenMode, ROOT_INO, RenameMode};
 const POOL_BYTES: u64 = 16 << 20;
 
 fn small() -> MkfsOptions {
-    MkfsOptions {
-        inodes: Some(255),
-        ..options()
-    }
+    options().inodes(255)
 }
 
 fn quiet() -> MountOptions {
-    MountOptions {
-        cleaner: false,
-        ..MountOptions::default()
-    }
+    MountOptions::default().cleaner(false)
 }
 
 /// On a disk a record takes as long as a sync does: long enough to let go of the file meanwhile.

@@ -21,11 +21,7 @@ fn seed() -> u64 {
 }
 
 fn quiet() -> MountOptions {
-    MountOptions {
-        cleaner: false,
-        fold_read_entries: 0,
-        ..MountOptions::default()
-    }
+    MountOptions::default().cleaner(false).fold_read_entries(0)
 }
 
 fn engine(options: &MountOptions) -> Engine {
@@ -105,10 +101,7 @@ fn logs_grow_chain_and_fold_away() {
 
 #[test]
 fn a_read_that_walked_far_folds_the_page() {
-    let options = MountOptions {
-        fold_read_entries: 3,
-        ..quiet()
-    };
+    let options = quiet().fold_read_entries(3);
     let engine = engine(&options);
     let file = file(&engine, 4);
     for n in 0..3 {
@@ -129,11 +122,7 @@ fn the_folds_of_a_read_share_a_fence() {
     let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let region = Region::create(&dir.path().join("pool"), 32 << 20).unwrap();
     mkfs(&region, &common::options()).unwrap();
-    let options = MountOptions {
-        fold_read_entries: 3,
-        atime: AtimePolicy::Never,
-        ..quiet()
-    };
+    let options = quiet().fold_read_entries(3).atime(AtimePolicy::Never);
     let engine = Engine::mount(region, &options).unwrap();
     let file = file(&engine, LOGGED);
     for page in 0..LOGGED as u64 {
@@ -162,10 +151,7 @@ fn the_folds_of_a_read_share_a_fence() {
 
 #[test]
 fn without_logs_every_write_copies_and_reads_the_same() {
-    let options = MountOptions {
-        cow_only: true,
-        ..quiet()
-    };
+    let options = quiet().cow_only(true);
     let engine = engine(&options);
     let file = file(&engine, 2);
     file.write_at(4000, &[1; 200]).unwrap();
@@ -187,8 +173,7 @@ fn readers_writers_and_folds_at_once() {
     } else {
         10_000
     };
-    let mut options = quiet();
-    options.fold_read_entries = 6;
+    let options = quiet().fold_read_entries(6);
     let region = Region::anonymous(64 << 20).unwrap();
     mkfs(&region, &common::options()).unwrap();
     let engine = Engine::mount(region, &options).unwrap();

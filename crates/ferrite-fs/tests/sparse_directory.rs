@@ -3,7 +3,7 @@
 mod common;
 
 use common::{fixed, make};
-use ferrite_fs::{Engine, Mapping, MkfsOptions, MountOptions, mkfs};
+use ferrite_fs::{Engine, Mapping, MountOptions, mkfs};
 use ferrite_pm::{Access, Region};
 use ferrite_vfs::{FileSystem, ROOT_INO};
 
@@ -23,20 +23,13 @@ fn a_directory_of_holes_fills_the_blocks_it_has() {
     for mapping in [Mapping::Hashfs, Mapping::Extent] {
         let path = tempfile::NamedTempFile::new().unwrap().into_temp_path();
         let region = Region::create(&path, 96 << 20).unwrap();
-        let options = MkfsOptions {
-            mapping,
-            inodes: Some(40_000),
-            ..fixed()
-        };
+        let options = fixed().mapping(mapping).inodes(40_000);
         mkfs(&region, &options).unwrap();
         drop(region);
         let mount = || {
             let mut region = Region::open(&path, Access::ReadWrite).unwrap();
             region.set_durability(ferrite_pm::Durability::Process);
-            let options = MountOptions {
-                process_durability: true,
-                ..MountOptions::default()
-            };
+            let options = MountOptions::default().process_durability(true);
             Engine::mount(region, &options).unwrap()
         };
         let engine = mount();

@@ -57,12 +57,10 @@ fn make_pool_with(mapping: Mapping, size: &Size, data_checksum: bool) -> Box<dyn
         .tempfile_in(dir)
         .unwrap()
         .into_temp_path();
-    let options = MkfsOptions {
-        mapping,
-        inodes: Some(size.inodes),
-        data_checksum,
-        ..MkfsOptions::default()
-    };
+    let options = MkfsOptions::default()
+        .mapping(mapping)
+        .inodes(size.inodes)
+        .data_checksum(data_checksum);
     mkfs(&Region::create(&path, size.bytes).unwrap(), &options).unwrap();
     Box::new(PmEngine {
         engine: Some(mount(&path)),

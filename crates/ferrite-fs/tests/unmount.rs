@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use common::{empty_pool, fixed, pattern};
-use ferrite_fs::{Engine, MkfsOptions, MountOptions, fsck, number_thread};
+use ferrite_fs::{Engine, MountOptions, fsck, number_thread};
 use ferrite_pm::{Choice, Recorder, Region};
 use ferrite_vfs::{Cred, FileKind, FileSystem, FsError, NewNode, OpenMode, ROOT_INO};
 
@@ -32,11 +32,7 @@ fn work(engine: &Engine, thread: u64) -> (usize, FsError) {
 
 #[test]
 fn what_returned_before_an_unmount_is_there_and_the_pool_is_clean() {
-    let options = MkfsOptions {
-        inodes: Some(4095),
-        rings: Some(2),
-        ..fixed()
-    };
+    let options = fixed().inodes(4095).rings(2);
     let empty = empty_pool(16 << 20, &options);
     let mut most = 0;
     for round in 0..12u64 {

@@ -47,16 +47,9 @@ pub fn run_rows(plan: &ChurnPlan, step: &mut dyn FnMut(&str)) -> Result<Vec<Mapp
 
 fn mean_run(plan: &ChurnPlan, mapping: Mapping) -> Result<f64, LabError> {
     let region = Region::anonymous(plan.runs_pool_bytes)?;
-    let mkfs = MkfsOptions {
-        mapping,
-        seed: Some(plan.seed),
-        ..MkfsOptions::default()
-    };
+    let mkfs = MkfsOptions::default().mapping(mapping).seed(plan.seed);
     ferrite_fs::mkfs(&region, &mkfs)?;
-    let options = MountOptions {
-        cleaner: false,
-        ..MountOptions::default()
-    };
+    let options = MountOptions::default().cleaner(false);
     let mut pool = Pool {
         engine: Engine::mount(region, &options)?,
         rng: Rng(plan.seed),

@@ -17,19 +17,11 @@ fn seen(engine: &Engine) -> Vfs {
 /// A killed process is what these tests are about, not a power loss: on a disk, each write would wait for it. And
 /// nobody changes a pool but they: one is copied while it is mounted.
 fn mount() -> MountOptions {
-    MountOptions {
-        cleaner: false,
-        process_durability: true,
-        ..MountOptions::default()
-    }
+    MountOptions::default().cleaner(false).process_durability(true)
 }
 
 fn pool(region: Region, mapping: Mapping) -> Engine {
-    let options = MkfsOptions {
-        mapping,
-        seed: Some(42),
-        ..MkfsOptions::default()
-    };
+    let options = MkfsOptions::default().mapping(mapping).seed(42);
     mkfs(&region, &options).unwrap();
     Engine::mount(region, &mount()).unwrap()
 }

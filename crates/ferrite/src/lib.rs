@@ -31,10 +31,7 @@
 //! # fn main() -> ferrite::Result<()> {
 //! # let dir = tempfile::tempdir().unwrap();
 //! # let path = dir.path().join("data.pool");
-//! let options = ferrite::MkfsOptions {
-//!     mapping: ferrite::Mapping::Leaf,
-//!     ..Default::default()
-//! };
+//! let options = ferrite::MkfsOptions::default().mapping(ferrite::Mapping::Leaf);
 //! let fs = ferrite::Fs::create_with(&path, 64 << 20, &options)?;
 //! assert_eq!(fs.info().unwrap().mapping, ferrite::Mapping::Leaf);
 //! # Ok(())

@@ -173,10 +173,7 @@ fn a_full_pool_is_out_of_space_and_one_for_reading_read_only() {
     drop(file);
     fs.close().unwrap();
 
-    let options = MountOptions {
-        read_only: true,
-        ..MountOptions::default()
-    };
+    let options = MountOptions::default().read_only(true);
     let fs = Fs::open_with(&path, &options).unwrap();
     is(fs.create_dir("/d"), libc::EROFS, "/d");
     is(fs.write("/big", ""), libc::EROFS, "/big");
@@ -200,10 +197,7 @@ fn a_pool_that_cannot_be_had_keeps_what_the_system_said_or_the_whole_story() {
     assert_eq!(missing.raw_os_error(), Some(libc::ENOENT));
     assert_eq!(io::Error::from(missing).raw_os_error(), Some(libc::ENOENT));
 
-    let few = MkfsOptions {
-        block_bytes: Some(1000),
-        ..MkfsOptions::default()
-    };
+    let few = MkfsOptions::default().block_bytes(1000);
     let refused = Fs::create_with(&path, 64 << 20, &few).unwrap_err();
     about(&refused, ErrorKind::InvalidInput);
     assert!(matches!(refused.cause(), Cause::Pool(EngineError::Options(_))));

@@ -292,10 +292,7 @@ fn the_tables_hold_on_every_mapping() {
     let place = tempfile::tempdir_in("/dev/shm").unwrap();
     for &mapping in Mapping::ALL {
         let pool = place.path().join(mapping.name());
-        let options = MkfsOptions {
-            mapping,
-            ..MkfsOptions::default()
-        };
+        let options = MkfsOptions::default().mapping(mapping);
         let library = Library {
             fs: Fs::create_with(&pool, 64 << 20, &options).unwrap(),
         };

@@ -14,19 +14,10 @@ use ferrite::{
 
 fn of_a_pool(fs: Fs, pool: &Path, engine: Arc<dyn FileSystem>) -> Result<()> {
     let mapping: Mapping = Mapping::Leaf;
-    let options = MkfsOptions {
-        mapping,
-        ..MkfsOptions::default()
-    };
+    let options = MkfsOptions::default().mapping(mapping);
     let _: Fs = Fs::create_with(pool, 64 << 20, &options)?;
     let atime: AtimePolicy = MountOptions::default().atime;
-    let _: Fs = Fs::open_with(
-        pool,
-        &MountOptions {
-            atime,
-            ..MountOptions::default()
-        },
-    )?;
+    let _: Fs = Fs::open_with(pool, &MountOptions::default().atime(atime))?;
     let _: Fs = Fs::over(engine).as_user(Cred::root());
     let info: PoolInfo = fs.info().unwrap();
     let _: (FoldCounts, DramUse, Mapping) = (info.folds, info.dram, info.mapping);

@@ -88,15 +88,8 @@ fn circumstances(cache: &'static str) -> Circumstances {
 
 /// Runs the group.
 pub(crate) fn run(effort: Effort, out: &mut Output) -> Result<(), Failure> {
-    let quiet = MountOptions {
-        cleaner: false,
-        fold_read_entries: 0,
-        ..MountOptions::default()
-    };
-    let cow = MountOptions {
-        cow_only: true,
-        ..quiet
-    };
+    let quiet = MountOptions::default().cleaner(false).fold_read_entries(0);
+    let cow = quiet.cow_only(true);
     let bytes = effort.file_bytes;
     let bench = Bench {
         effort,
@@ -205,10 +198,7 @@ impl Bench {
 fn scans(effort: Effort, out: &mut Output, quiet: &MountOptions) -> Result<(), Failure> {
     const PAGES: u64 = 1024;
     const LEN: usize = 40;
-    let forward = MountOptions {
-        forward_scan: true,
-        ..*quiet
-    };
+    let forward = quiet.forward_scan(true);
     for (repeats, name) in REPEATS {
         let side = |options: &MountOptions| -> Result<Side, Failure> {
             let region = Region::anonymous(64 << 20)?;

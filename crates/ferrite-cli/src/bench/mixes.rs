@@ -171,10 +171,7 @@ pub(crate) fn names() -> Vec<&'static str> {
 
 /// Runs the group.
 pub(crate) fn run(effort: Effort, out: &mut Output) -> Result<(), Failure> {
-    let plain = MountOptions {
-        cow_only: true,
-        ..MountOptions::default()
-    };
+    let plain = MountOptions::default().cow_only(true);
     for (mix_of, threads, name, mean_bytes) in ROWS {
         if !out.wants(name) {
             continue;

@@ -71,10 +71,7 @@ static MAPPING: OnceLock<Mapping> = OnceLock::new();
 
 /// What our pools are made with.
 fn options() -> MkfsOptions {
-    MkfsOptions {
-        mapping: MAPPING.get().copied().unwrap_or_default(),
-        ..MkfsOptions::default()
-    }
+    MkfsOptions::default().mapping(MAPPING.get().copied().unwrap_or_default())
 }
 
 /// How much to do.

@@ -4,7 +4,7 @@
 use std::path::Path;
 use std::time::Instant;
 
-use ferrite_fs::{Engine, MkfsOptions, MountOptions, fsck, mkfs};
+use ferrite_fs::{Engine, MountOptions, fsck, mkfs};
 use ferrite_pm::{Access, Region};
 use ferrite_vfs::{Cred, FileKind, FileSystem, NewNode, OpenMode, ROOT_INO};
 
@@ -143,10 +143,7 @@ pub(crate) fn run(effort: Effort, out: &mut Output) -> Result<(), Failure> {
 }
 
 fn quiet() -> MountOptions {
-    MountOptions {
-        cleaner: false,
-        ..MountOptions::default()
-    }
+    MountOptions::default().cleaner(false)
 }
 
 const NODE: NewNode = NewNode {
@@ -161,10 +158,7 @@ fn fill(path: &Path, files: u64, contents: Contents) -> Result<u32, Failure> {
     // A log takes a block, and some mappings a node for each file that has pages.
     let bytes = files * 512 + (2 * pages + logs) * PAGE_BYTES + (64 << 20);
     let region = Region::create(path, bytes.next_multiple_of(2 << 20))?;
-    let options = MkfsOptions {
-        inodes: Some(files + files / FILES_PER_DIR + LAST_OPERATIONS + 64),
-        ..super::options()
-    };
+    let options = super::options().inodes(files + files / FILES_PER_DIR + LAST_OPERATIONS + 64);
     mkfs(&region, &options)?;
     let engine = Engine::mount(region, &quiet())?;
     let root = Cred::root();

@@ -105,10 +105,7 @@ mod tests {
 
     #[test]
     fn the_root_is_not_changed_before_it_was_made() {
-        let options = MkfsOptions {
-            inodes: Some(255),
-            ..MkfsOptions::default()
-        };
+        let options = MkfsOptions::default().inodes(255);
         // Most of these take less than a tick of the clock.
         for _ in 0..20 {
             let region = Region::anonymous(8 << 20).unwrap();

@@ -326,17 +326,9 @@ mod tests {
     /// fill the leaf that the extent is in.
     fn cut_on_a_full_pool(lone: u64, one_waits: bool) -> Result<()> {
         let region = Region::anonymous(14 << 20).unwrap();
-        let options = MkfsOptions {
-            mapping: Mapping::Extent,
-            inodes: Some(255),
-            rings: Some(1),
-            ..MkfsOptions::default()
-        };
+        let options = MkfsOptions::default().mapping(Mapping::Extent).inodes(255).rings(1);
         mkfs(&region, &options).unwrap();
-        let options = MountOptions {
-            cleaner: false,
-            ..MountOptions::default()
-        };
+        let options = MountOptions::default().cleaner(false);
         let engine = Engine::mount(region, &options).unwrap();
         let make = |name: &str| {
             let node = NewNode {

@@ -18,13 +18,7 @@ const POOL_BYTES: u64 = 4 << 20;
 
 fn pool(mapping: Mapping) -> Vec<u8> {
     let region = Region::anonymous(POOL_BYTES).unwrap();
-    let options = MkfsOptions {
-        mapping,
-        inodes: Some(127),
-        rings: Some(2),
-        seed: Some(42),
-        ..MkfsOptions::default()
-    };
+    let options = MkfsOptions::default().mapping(mapping).inodes(127).rings(2).seed(42);
     crate::mkfs(&region, &options).unwrap();
     let mut image = vec![0; POOL_BYTES as usize];
     region.read(0, &mut image);
@@ -37,10 +31,7 @@ fn engine(mapping: Mapping) -> (Engine, Arc<Recorder>) {
     let recorder = Recorder::new(image.clone());
     let mut region = Region::from_image(&image).unwrap();
     region.attach_recorder(Arc::clone(&recorder));
-    let options = MountOptions {
-        cleaner: false,
-        ..MountOptions::default()
-    };
+    let options = MountOptions::default().cleaner(false);
     (Engine::mount(region, &options).unwrap(), recorder)
 }
 

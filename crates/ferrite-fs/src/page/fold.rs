@@ -238,11 +238,7 @@ mod tests {
     fn empty_file(pool_bytes: u64) -> (Engine, Ino, Arc<dyn OpenFile>) {
         let region = Region::anonymous(pool_bytes).unwrap();
         mkfs(&region, &MkfsOptions::default()).unwrap();
-        let options = MountOptions {
-            cleaner: false,
-            fold_read_entries: 0,
-            ..MountOptions::default()
-        };
+        let options = MountOptions::default().cleaner(false).fold_read_entries(0);
         let engine = Engine::mount(region, &options).unwrap();
         let node = NewNode {
             kind: FileKind::File,

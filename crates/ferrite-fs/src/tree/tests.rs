@@ -18,18 +18,9 @@ const NAMES_PER_BLOCK: u64 = 15;
 
 fn engine(mapping: Mapping) -> Engine {
     let region = Region::anonymous(24 << 20).unwrap();
-    let options = MkfsOptions {
-        mapping,
-        rings: Some(1),
-        inodes: Some(8000),
-        seed: Some(42),
-        ..MkfsOptions::default()
-    };
+    let options = MkfsOptions::default().mapping(mapping).rings(1).inodes(8000).seed(42);
     mkfs(&region, &options).unwrap();
-    let options = MountOptions {
-        cleaner: false,
-        ..MountOptions::default()
-    };
+    let options = MountOptions::default().cleaner(false);
     Engine::mount(region, &options).unwrap()
 }
 

@@ -104,28 +104,19 @@ pub(crate) fn mapping() -> Mapping {
 
 /// Default options, but for that mapping.
 pub(crate) fn options() -> MkfsOptions {
-    MkfsOptions {
-        mapping: mapping(),
-        ..MkfsOptions::default()
-    }
+    MkfsOptions::default().mapping(mapping())
 }
 
 /// Options whose outcome does not depend on chance.
 pub(crate) fn fixed() -> MkfsOptions {
-    MkfsOptions {
-        seed: Some(42),
-        ..options()
-    }
+    options().seed(42)
 }
 
 /// Mounts a pool in memory.
 pub(crate) fn mount(image: &[u8]) -> Engine {
     Engine::mount(
         Region::from_image(image).unwrap(),
-        &MountOptions {
-            cleaner: false,
-            ..MountOptions::default()
-        },
+        &MountOptions::default().cleaner(false),
     )
     .unwrap()
 }

@@ -1,6 +1,6 @@
 //! Damage to what leads to pages: they are gone, another file's, or mapped where their file has none or others.
 
-use ferrite_fs::{Engine, Mapping, MkfsOptions, identify, mkfs};
+use ferrite_fs::{Engine, Mapping, identify, mkfs};
 use ferrite_pm::Region;
 use ferrite_vfs::{FallocateMode, FileSystem, FsError, OpenMode, ROOT_INO};
 
@@ -78,10 +78,7 @@ fn a_key_of_a_page_that_is_there() {
 #[test]
 fn a_key_of_a_hole() {
     let blank = Region::anonymous(64 << 20).unwrap();
-    let options = MkfsOptions {
-        mapping: Mapping::Hashfs,
-        ..fixed()
-    };
+    let options = fixed().mapping(Mapping::Hashfs);
     mkfs(&blank, &options).unwrap();
     let superblock = identify(&blank).unwrap();
     let mut ino = 0;

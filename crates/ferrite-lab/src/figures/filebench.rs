@@ -53,11 +53,7 @@ fn run(plan: &Plan, progress: &mut dyn Progress) -> Result<FigureData, LabError>
         let mut stores: Vec<(&str, Whole)> = Vec::new();
         for &mapping in Mapping::ALL {
             progress.step(&format!("{label} on the engine, {mapping}"));
-            let mkfs = MkfsOptions {
-                mapping,
-                seed: Some(plan.seed),
-                ..MkfsOptions::default()
-            };
+            let mkfs = MkfsOptions::default().mapping(mapping).seed(plan.seed);
             let store = Whole::new(&mkfs, &MountOptions::default(), mix, 1, files)?;
             fill(&store, mix, 1, files)?;
             stores.push((mapping.name(), store));

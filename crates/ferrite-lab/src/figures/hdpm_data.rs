@@ -82,16 +82,10 @@ impl Side {
     /// The cleaner sleeps and reads fold nothing, so that what is measured is what was asked for.
     fn new(bytes: u64, options: MountOptions) -> Result<Side, LabError> {
         let region = Region::anonymous((bytes * 5 / 2 + (64 << 20)).next_multiple_of(2 << 20))?;
-        let mkfs = MkfsOptions {
-            seed: Some(1),
-            ..MkfsOptions::default()
-        };
+        let mkfs = MkfsOptions::default().seed(1);
         crate::pool::touch(&region);
         ferrite_fs::mkfs(&region, &mkfs)?;
-        let mount = MountOptions {
-            cleaner: false,
-            ..options
-        };
+        let mount = options.cleaner(false);
         let engine = Engine::mount(region, &mount)?;
         let node = NewNode {
             kind: FileKind::File,
@@ -166,17 +160,11 @@ fn push(panel: &mut Panel, names: [&str; 2], x: f64, label: &str, samples: [Vec<
 }
 
 fn logs() -> MountOptions {
-    MountOptions {
-        fold_read_entries: 0,
-        ..MountOptions::default()
-    }
+    MountOptions::default().fold_read_entries(0)
 }
 
 fn copies() -> MountOptions {
-    MountOptions {
-        cow_only: true,
-        ..logs()
-    }
+    logs().cow_only(true)
 }
 
 fn stands_in() -> String {
@@ -250,16 +238,7 @@ fn run_reads(plan: &Plan, progress: &mut dyn Progress) -> Result<FigureData, Lab
     let bytes = file_bytes(plan);
     // The paper's rule is in force here: reads fold logs that have grown long.
     let options = MountOptions::default();
-    let sides = [
-        Side::new(bytes, options)?,
-        Side::new(
-            bytes,
-            MountOptions {
-                cow_only: true,
-                ..options
-            },
-        )?,
-    ];
+    let sides = [Side::new(bytes, options)?, Side::new(bytes, options.cow_only(true))?];
     // Four writes a page; with the paper's million the file has 1 GiB.
     let writes = bytes / 1024;
     for side in &sides {
@@ -357,7 +336,7 @@ fn run_scans(plan: &Plan, progress: &mut dyn Progress) -> Result<FigureData, Lab
         let label = repeats.to_string();
         progress.step(&label);
         let side = |forward_scan: bool| -> Result<Side, LabError> {
-            let options = MountOptions { forward_scan, ..logs() };
+            let options = logs().forward_scan(forward_scan);
             let side = Side::new(SCAN_PAGES * PAGE, options)?;
             for turn in 0..repeats {
                 for page in 0..SCAN_PAGES {

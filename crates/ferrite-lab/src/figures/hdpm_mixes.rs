@@ -84,14 +84,8 @@ fn run(plan: &Plan, progress: &mut dyn Progress, mix: Mix) -> Result<FigureData,
         progress.step(&format!("{threads} threads"));
         let count = threads as usize;
         let side = |cow_only: bool| -> Result<Whole, LabError> {
-            let mount = MountOptions {
-                cow_only,
-                ..MountOptions::default()
-            };
-            let mkfs = MkfsOptions {
-                seed: Some(plan.seed),
-                ..MkfsOptions::default()
-            };
+            let mount = MountOptions::default().cow_only(cow_only);
+            let mkfs = MkfsOptions::default().seed(plan.seed);
             let store = Whole::new(&mkfs, &mount, mix, count, plan.mix_files)?;
             fill(&store, mix, count, plan.mix_files)?;
             Ok(store)

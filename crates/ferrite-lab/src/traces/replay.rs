@@ -100,18 +100,10 @@ impl Stage {
         // Copies and logs need room beside the pages.
         let bytes = need.pages * PAGE * 2 + need.files * 1024 + (64 << 20);
         let region = Region::anonymous(bytes.next_multiple_of(2 << 20))?;
-        let mkfs = MkfsOptions {
-            inodes: Some(need.files + 1024),
-            seed: Some(1),
-            ..MkfsOptions::default()
-        };
+        let mkfs = MkfsOptions::default().inodes(need.files + 1024).seed(1);
         ferrite_fs::mkfs(&region, &mkfs)?;
         // A cleaner that works when it likes would make counts differ from run to run.
-        let mount = MountOptions {
-            cleaner: false,
-            cow_only,
-            ..MountOptions::default()
-        };
+        let mount = MountOptions::default().cleaner(false).cow_only(cow_only);
         Ok(Stage {
             engine: Engine::mount(region, &mount)?,
             open: HashMap::new(),

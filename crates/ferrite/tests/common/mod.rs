@@ -16,10 +16,7 @@ pub(crate) fn mapping() -> Mapping {
 
 /// Makes a pool and opens it.
 pub(crate) fn create(pool: &Path, size_bytes: u64) -> Fs {
-    let options = MkfsOptions {
-        mapping: mapping(),
-        ..MkfsOptions::default()
-    };
+    let options = MkfsOptions::default().mapping(mapping());
     Fs::create_with(pool, size_bytes, &options).unwrap()
 }
 

@@ -38,11 +38,7 @@ fn image_of(region: &Region) -> Vec<u8> {
 }
 
 fn quiet() -> MountOptions {
-    MountOptions {
-        cleaner: false,
-        fold_read_entries: 0,
-        ..MountOptions::default()
-    }
+    MountOptions::default().cleaner(false).fold_read_entries(0)
 }
 
 /// Which pool is damaged.
@@ -69,14 +65,12 @@ const fn variants(data_checksum: bool) -> [Variant; Mapping::ALL.len()] {
 /// A pool with some of everything.
 fn sample(variant: Variant) -> Vec<u8> {
     let region = Region::anonymous(POOL_BYTES).unwrap();
-    let options = MkfsOptions {
-        mapping: variant.mapping,
-        data_checksum: variant.data_checksum,
-        inodes: Some(255),
-        rings: Some(2),
-        seed: Some(7),
-        ..MkfsOptions::default()
-    };
+    let options = MkfsOptions::default()
+        .mapping(variant.mapping)
+        .data_checksum(variant.data_checksum)
+        .inodes(255)
+        .rings(2)
+        .seed(7);
     mkfs(&region, &options).unwrap();
     let initial = image_of(&region);
     let recorder = Recorder::new(initial.clone());
@@ -413,11 +407,9 @@ fn mounted(image: &[u8], anatomy: &Anatomy, hit: &[Range<u64>]) -> Result<(), St
     let recorder = Recorder::new(image.to_vec());
     let mut region = Region::from_image(image).unwrap();
     region.attach_recorder(std::sync::Arc::clone(&recorder));
-    let options = MountOptions {
+    let options = quiet()
         // A damaged mark of the boot must not keep the test from looking.
-        accept_power_loss: true,
-        ..quiet()
-    };
+        .accept_power_loss(true);
     let Ok(engine) = Engine::mount(region, &options) else {
         return Ok(());
     };
@@ -620,10 +612,7 @@ fn repair_damaged_pools(variant: Variant, quick: (u64, u64), soak: (u64, u64)) {
 fn the_files_of_a_ruined_directory_are_all_found() {
     const FILES: usize = 20_000;
     let region = Region::anonymous(64 << 20).unwrap();
-    let options = MkfsOptions {
-        inodes: Some(FILES as u64 + 100),
-        ..MkfsOptions::default()
-    };
+    let options = MkfsOptions::default().inodes(FILES as u64 + 100);
     mkfs(&region, &options).unwrap();
     let superblock = Superblock::find(&region).unwrap();
     let initial = image_of(&region);

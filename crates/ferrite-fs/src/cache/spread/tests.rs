@@ -110,20 +110,12 @@ const NODE: NewNode = NewNode {
 };
 
 fn quiet() -> MountOptions {
-    MountOptions {
-        cleaner: false,
-        ..MountOptions::default()
-    }
+    MountOptions::default().cleaner(false)
 }
 
 fn blank(mapping: Mapping, size_bytes: u64) -> Vec<u8> {
     let region = Region::anonymous(size_bytes).unwrap();
-    let options = MkfsOptions {
-        mapping,
-        inodes: Some(255),
-        seed: Some(42),
-        ..MkfsOptions::default()
-    };
+    let options = MkfsOptions::default().mapping(mapping).inodes(255).seed(42);
     mkfs(&region, &options).unwrap();
     image_of(&region)
 }

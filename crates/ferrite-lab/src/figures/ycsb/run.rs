@@ -121,11 +121,7 @@ impl Store {
     fn new(mapping: Mapping, pairs: u64, plan: &Plan) -> Result<Store, LabError> {
         let region = Region::anonymous(pool_bytes(pairs + pairs_to_come(plan)))?;
         touch(&region);
-        let mkfs = MkfsOptions {
-            mapping,
-            seed: Some(plan.seed),
-            ..MkfsOptions::default()
-        };
+        let mkfs = MkfsOptions::default().mapping(mapping).seed(plan.seed);
         ferrite_fs::mkfs(&region, &mkfs)?;
         let engine = Engine::mount(region, &MountOptions::default())?;
         let vfs = Vfs::new(std::sync::Arc::new(engine), Cred::root());

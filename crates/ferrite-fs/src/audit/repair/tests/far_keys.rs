@@ -15,13 +15,11 @@ const CONTENT: [u8; 3 * BLOCK_BYTES as usize] = [0x5a; 3 * BLOCK_BYTES as usize]
 /// `old`: by a program that made no promise.
 fn pool_with_far_key(old: bool, data_checksum: bool) -> Vec<u8> {
     let region = Region::anonymous(LARGE_BYTES).unwrap();
-    let options = MkfsOptions {
-        inodes: Some(255),
-        rings: Some(1),
-        seed: Some(7),
-        data_checksum,
-        ..MkfsOptions::default()
-    };
+    let options = MkfsOptions::default()
+        .inodes(255)
+        .rings(1)
+        .seed(7)
+        .data_checksum(data_checksum);
     mkfs(&region, &options).unwrap();
     let superblock = Superblock::find(&region).unwrap();
     let engine = Engine::mount(Region::from_image(&image_of(&region)).unwrap(), &quiet()).unwrap();

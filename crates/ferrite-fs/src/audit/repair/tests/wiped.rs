@@ -198,10 +198,7 @@ fn superblock_findings_say_what_is_wrong_and_give_no_advice() {
 #[test]
 fn more_findings_than_are_kept_are_told_as_more() {
     let region = Region::anonymous(POOL_BYTES).unwrap();
-    let options = MkfsOptions {
-        inodes: Some(1500),
-        ..MkfsOptions::default()
-    };
+    let options = MkfsOptions::default().inodes(1500);
     mkfs(&region, &options).unwrap();
     let superblock = Superblock::find(&region).unwrap();
     let engine = Engine::mount(region, &quiet()).unwrap();
@@ -232,7 +229,7 @@ fn more_findings_than_are_kept_are_told_as_more() {
 /// aside.
 #[test]
 fn data_whose_checksums_were_wiped_is_put_aside_and_can_be_read() {
-    const DATA: FsckOptions = FsckOptions { data: true };
+    let data = FsckOptions::default().data(true);
     for variant in SUMMED {
         let sound = sample(variant);
         let superblock = Superblock::find(&Region::from_image(&sound).unwrap()).unwrap();
@@ -241,7 +238,7 @@ fn data_whose_checksums_were_wiped_is_put_aside_and_can_be_read() {
             let report = fsck_with(Region::from_image(image).unwrap(), options, &mut |_, _, _| {});
             report.unwrap().findings
         };
-        assert!(check(&sound, DATA).is_empty());
+        assert!(check(&sound, data).is_empty());
         let mut image = sound.clone();
         let sums = superblock.sum_offset as usize..(superblock.first_block * BLOCK_BYTES) as usize;
         wipe(&mut image, sums, 0);
@@ -249,17 +246,17 @@ fn data_whose_checksums_were_wiped_is_put_aside_and_can_be_read() {
             check(&image, FsckOptions::default()).is_empty(),
             "no data is read unasked"
         );
-        let found = check(&image, DATA);
+        let found = check(&image, data);
         let of_data = |finding: &crate::Finding| finding.phase == "data" && finding.what.contains(", bytes ");
         assert!(found.len() > 100 && found.iter().all(of_data), "{found:?}");
-        let (report, mend) = repair_with(Region::from_image(&image).unwrap(), DATA, &mut |_, _, _| {}).unwrap();
+        let (report, mend) = repair_with(Region::from_image(&image).unwrap(), data, &mut |_, _, _| {}).unwrap();
         assert!(report.after.findings.is_empty(), "{:?}", report.after.findings);
         assert!(report.mended.iter().any(|mended| mended.phase == "data" && mended.loss));
         let region = Region::from_image(&image).unwrap();
         mend.apply(&region).unwrap();
         let image = image_of(&region);
-        assert!(check(&image, DATA).is_empty());
-        let (again, _) = repair_with(Region::from_image(&image).unwrap(), DATA, &mut |_, _, _| {}).unwrap();
+        assert!(check(&image, data).is_empty());
+        let (again, _) = repair_with(Region::from_image(&image).unwrap(), data, &mut |_, _, _| {}).unwrap();
         assert!(again.mended.is_empty(), "{:?}", again.mended);
         let after = tree(&image);
         let inos = numbers(&sound, before.keys().map(String::as_str));
