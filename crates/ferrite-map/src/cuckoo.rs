@@ -105,10 +105,10 @@ impl Cuckoo {
         slots / BUCKET_SLOTS * BUCKET_BYTES
     }
 
-    /// The first seed from `wanted` on that is good for both hashes. A hash mixes `key ^ seed`, so the keys *k* and `k ^
-    /// seed ^ second_seed(seed)` swap their homes. If both are keys of the pool, they and all like them share two homes
-    /// where four would do, and a table at 0.6 refuses inserts; with seed 1 the two are neighbours in a file. Keys that
-    /// differ in their top bit are not both in a pool of less than 2^31 inodes.
+    /// The first seed from `wanted` on that is good for both hashes. A hash mixes `key ^ seed`, so the keys *k* and
+    /// `k ^ seed ^ second_seed(seed)` swap their homes. If both are keys of the pool, they and all like them share two
+    /// homes where four would do, and a table at 0.6 refuses inserts; with seed 1 the two are neighbours in a file.
+    /// Keys that differ in their top bit are not both in a pool of less than 2^31 inodes.
     pub fn good_seed(wanted: u64) -> u64 {
         let mut seed = wanted;
         while (seed ^ second_seed(seed)) >> 63 == 0 {

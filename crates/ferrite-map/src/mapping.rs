@@ -85,8 +85,8 @@ impl Mapping {
         }
     }
 
-    /// The seed that a new pool gets for its hashes when `wanted` was drawn or asked for: that one, or one near it if it
-    /// would not do.
+    /// The seed that a new pool gets for its hashes when `wanted` was drawn or asked for: that one, or one near it if
+    /// it would not do.
     pub fn seed_for(self, wanted: u64) -> u64 {
         match self {
             Mapping::Cuckoo => Cuckoo::good_seed(wanted),
