@@ -158,6 +158,18 @@ impl Drop for Lease {
     }
 }
 
+/// How far an operation has come on its way to the record. It goes from an earlier one of these to a later one, never
+/// back: once the ring is locked, nothing may be waited for but memory.
+enum Stage<'e> {
+    /// The commit locks the ring. Blocks are durable before the record is, by a fence of their own.
+    Gathering,
+    /// The ring is locked for an operation on one page: log units are on their way to the medium, and the record vouches
+    /// for them. If it takes a block after all, that is the last thing before the record.
+    OnePage(Entered<'e>),
+    /// The ring is locked, and the record vouches for the blocks as well, although the medium is memory.
+    FewBlocks(Entered<'e>),
+}
+
 /// One operation in the making.
 pub(crate) struct Tx<'e> {
     core: &'e Core,
@@ -166,14 +178,11 @@ pub(crate) struct Tx<'e> {
     class: Class,
     /// Blocks that the reserve paid for.
     from_reserve: usize,
-    streamed: bool,
-    /// Blocks are vouched for by the record, although the medium is memory.
-    small: bool,
-    /// The operation changes one page.
-    single_page: bool,
+    stage: Stage<'e>,
+    /// Something was streamed that the record does not vouch for, so it takes a fence before the record.
+    needs_fence: bool,
     /// It is not worth waiting for a frozen pool.
     gives_way: bool,
-    entered: Option<Entered<'e>>,
     /// From the first look at the mapping to the words being set, where entries may be moved.
     _passage: Option<Passage<'e>>,
 }
@@ -193,11 +202,9 @@ impl<'e> Tx<'e> {
             min_seq: 0,
             class: Class::Ordinary,
             from_reserve: 0,
-            streamed: false,
-            small: false,
-            single_page: false,
+            stage: Stage::Gathering,
+            needs_fence: false,
             gives_way: false,
-            entered: None,
             _passage: passage,
         }
     }
@@ -298,26 +305,27 @@ impl<'e> Tx<'e> {
     /// Says that few blocks will be streamed, and that nothing is waited for from here to the commit: their checksums
     /// then cost less than a fence of their own would.
     pub(crate) fn expect_few_blocks(&mut self) {
-        self.small = true;
-        self.enter();
+        self.stage = Stage::FewBlocks(self.enter());
     }
 
-    fn enter(&mut self) {
-        let journal = &self.core.journal;
-        self.entered.get_or_insert_with(|| journal.enter());
+    /// Takes the lock of a ring, or keeps the one it has.
+    fn enter(&mut self) -> Entered<'e> {
+        match std::mem::replace(&mut self.stage, Stage::Gathering) {
+            Stage::OnePage(entered) | Stage::FewBlocks(entered) => entered,
+            Stage::Gathering => self.core.journal.enter(),
+        }
     }
 
     /// Says that the operation changes one page, whichever way, that its log units or its block are the last thing
     /// streamed, and that nothing is waited for from here to the commit but memory. The ring is locked while that is on
     /// its way.
     pub(crate) fn set_single_page(&mut self) {
-        self.single_page = true;
-        self.enter();
+        self.stage = Stage::OnePage(self.enter());
     }
 
     /// Fills a claimed block with a page of a file, the last thing done before the record of an operation on one page.
     pub(crate) fn stream_last_page(&mut self, page: (u32, u32), block: u32, data: &[u8]) {
-        if self.single_page {
+        if matches!(self.stage, Stage::OnePage(_)) {
             self.expect_few_blocks();
         }
         self.stream_page(page, block, data);
@@ -344,13 +352,14 @@ impl<'e> Tx<'e> {
         let offset = self.core.superblock.block_offset(block);
         debug_assert_eq!(data.len() as u64, BLOCK_BYTES);
         self.core.region.stream(offset, data);
-        let vouched = self.core.data_in_checksum || self.small;
+        let few = matches!(self.stage, Stage::FewBlocks(_));
+        let vouched = self.core.data_in_checksum || few;
         let crc = if summed || vouched { crc32c(data) } else { 0 };
-        if self.small && planted(Flaw::TornPage) {
+        if few && planted(Flaw::TornPage) {
         } else if vouched {
             self.buffers.record.add_data(offset, data.len() as u32, crc);
         } else {
-            self.streamed = true;
+            self.needs_fence = true;
         }
         crc
     }
@@ -371,10 +380,9 @@ impl<'e> Tx<'e> {
     }
 
     fn stream_units(&mut self, offset: u64, bytes: &[u8], skip: usize) {
-        if self.entered.is_some() {
-            self.core.region.stream(offset, bytes);
-        } else {
-            self.buffers.staged.push(offset, bytes);
+        match self.stage {
+            Stage::Gathering => self.buffers.staged.push(offset, bytes),
+            Stage::OnePage(_) | Stage::FewBlocks(_) => self.core.region.stream(offset, bytes),
         }
         if planted(Flaw::TornLogEntry) {
             return;
@@ -467,20 +475,20 @@ impl<'e> Tx<'e> {
         }
         self.core.check_writable()?;
         self.widen_spreads(inodes);
-        self.streamed |= self.buffers.fresh.stream(&self.core.region) && !planted(Flaw::NodeWithoutFence);
-        if self.streamed && !planted(Flaw::PagesWithoutFence) {
+        self.needs_fence |= self.buffers.fresh.stream(&self.core.region) && !planted(Flaw::NodeWithoutFence);
+        if self.needs_fence && !planted(Flaw::PagesWithoutFence) {
             // The record below does not cover the data, so the data must be durable before the record can be.
             self.core.region.fence().map_err(|error| self.core.fail(&error))?;
         }
         self.note_waiting_segments();
         let min_seq = inodes.iter().map(|inode| inode.last_seq()).fold(self.min_seq, u64::max);
         loop {
+            let entered = self.enter();
             let Buffers {
                 record, freed, staged, ..
             } = &mut *self.buffers;
             let stream = || staged.stream(&self.core.region);
             let announce = || inodes.iter().for_each(|inode| inode.begin_change());
-            let entered = self.entered.take().unwrap_or_else(|| self.core.journal.enter());
             let committed = self
                 .core
                 .journal
