@@ -15,7 +15,7 @@
 use std::hint::black_box;
 use std::sync::atomic::AtomicU64;
 
-use ferrite_map::{MapError, MapTx, Mapping, PageWord, Resource, TransCache};
+use ferrite_map::{MapError, MapTx, Mapping, PageId, PageWord, Resource, TransCache};
 use ferrite_pm::LINE_BYTES;
 use serde::Serialize;
 
@@ -320,7 +320,7 @@ impl Aged {
                 pool.change(0, |tx| {
                     let mut removed = 0;
                     for &lblk in pages {
-                        let word = pool.map.remove(tx, file.ino, lblk)?;
+                        let word = pool.map.remove(tx, PageId::new(file.ino, lblk))?;
                         if !word.is_hole() {
                             tx.freed(Resource::Block(word.page()));
                             removed += 1;
@@ -375,7 +375,7 @@ impl Aged {
         let tries = if self.rng.below(2) == 0 { HOLE_TRIES } else { 0 };
         for _ in 0..tries {
             let lblk = self.rng.below(u64::from(FILE_PAGES)) as u32;
-            if self.pool.map.get(ino, lblk).is_hole() {
+            if self.pool.map.get(PageId::new(ino, lblk)).is_hole() {
                 return (ino, lblk);
             }
         }
@@ -399,7 +399,7 @@ impl Aged {
                     "{name}: page {lblk} of inode {ino}: {kind:?} expected"
                 )));
             }
-            costs.lines.push(pool.map.lines_touched(ino, lblk));
+            costs.lines.push(pool.map.lines_touched(PageId::new(ino, lblk)));
         }
         let batch = time(|| {
             for &(ino, lblk) in &pages {
@@ -451,12 +451,13 @@ impl Aged {
     fn count_insert(&mut self) -> Result<u64, LabError> {
         let (ino, lblk) = self.next_page();
         let pool = &self.pool;
-        let missed = pool.map.lines_touched(ino, lblk);
+        let missed = pool.map.lines_touched(PageId::new(ino, lblk));
         let set = pool.unpaid(|| {
             pool.change(0, |tx| {
                 let mut counting = Counting { tx, lines: Vec::new() };
-                let block = pool.map.alloc_page(&mut counting, ino, lblk)?;
-                pool.map.insert(&mut counting, ino, lblk, PageWord::new(block, 0))?;
+                let block = pool.map.alloc_page(&mut counting, PageId::new(ino, lblk))?;
+                pool.map
+                    .insert(&mut counting, PageId::new(ino, lblk), PageWord::new(block, 0))?;
                 Ok(counting.lines.len())
             })
         })?;

@@ -7,7 +7,7 @@
 
 use std::hint::black_box;
 
-use ferrite_map::{Mapping, PageWord, TransCache};
+use ferrite_map::{Mapping, PageId, PageWord, TransCache};
 
 use crate::churn::{ChurnPlan, MappingRow, mean, median};
 use crate::error::LabError;
@@ -137,7 +137,7 @@ fn lines(pool: &Pool, plan: &ChurnPlan) -> f64 {
     let lines: Vec<f64> = pages
         .iter()
         .take(plan.lookups as usize)
-        .map(|&lblk| pool.map.lines_touched(FILE, lblk) as f64)
+        .map(|&lblk| pool.map.lines_touched(PageId::new(FILE, lblk)) as f64)
         .collect();
     mean(&lines)
 }
@@ -153,7 +153,7 @@ fn in_order(pools: &[Pool; 2], plan: &ChurnPlan, (pages, is_cold): (u32, bool), 
             let cache = TransCache::default();
             let taken = time(|| {
                 for lblk in (0..plan.file_pages).step_by(pages as usize) {
-                    pool.map.get_many(FILE, lblk, &mut words, &cache);
+                    pool.map.get_many(PageId::new(FILE, lblk), &mut words, &cache);
                     black_box(&words);
                 }
             });

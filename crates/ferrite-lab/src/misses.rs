@@ -6,7 +6,7 @@
 //!
 //! Invariant: what cannot be counted is said aloud, with the reason, and nothing fails for it.
 
-use ferrite_map::Mapping;
+use ferrite_map::{Mapping, PageId};
 use ferrite_pm::{CpuEvent, EventCounter, EventError};
 use serde::Serialize;
 
@@ -159,7 +159,7 @@ fn counted(plan: &ChurnPlan, mapping: Mapping, counting: &Counting) -> Result<(V
     let counts = counting.cold_looks(&mut cold, &pool, pages.iter().map(|&lblk| (FILE, lblk)))?;
     let lines: Vec<f64> = pages
         .iter()
-        .map(|&lblk| pool.map.lines_touched(FILE, lblk) as f64)
+        .map(|&lblk| pool.map.lines_touched(PageId::new(FILE, lblk)) as f64)
         .collect();
     Ok((counts, mean(&lines)))
 }

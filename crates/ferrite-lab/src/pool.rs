@@ -8,7 +8,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use ferrite_map::{Geometry, MapError, PageWord, Resource, TransCache};
+use ferrite_map::{Geometry, MapError, PageId, PageWord, Resource, TransCache};
 use ferrite_pm::Region;
 use parking_lot::Mutex;
 
@@ -230,8 +230,8 @@ impl Pool {
     pub(crate) fn insert(&self, lane: usize, ino: u32, lblk: u32, count: u32) -> Result<(), LabError> {
         self.change(lane, |tx| {
             for lblk in lblk..lblk + count {
-                let block = self.map.alloc_page(tx, ino, lblk)?;
-                self.map.insert(tx, ino, lblk, PageWord::new(block, 0))?;
+                let block = self.map.alloc_page(tx, PageId::new(ino, lblk))?;
+                self.map.insert(tx, PageId::new(ino, lblk), PageWord::new(block, 0))?;
             }
             Ok(())
         })
@@ -242,7 +242,7 @@ impl Pool {
         self.change(lane, |tx| {
             let mut removed = 0;
             for lblk in lblk..lblk + count {
-                let word = self.map.remove(tx, ino, lblk)?;
+                let word = self.map.remove(tx, PageId::new(ino, lblk))?;
                 if !word.is_hole() {
                     ferrite_map::MapTx::freed(tx, Resource::Block(word.page()));
                     removed += 1;
@@ -266,8 +266,8 @@ impl Pool {
             (first..end).step_by(FILL_PAGES as usize).try_for_each(|at| {
                 self.change(0, |tx| {
                     for lblk in (at..end.min(at + FILL_PAGES)).filter(|&lblk| wanted(lblk)) {
-                        let block = self.map.alloc_page(tx, ino, lblk)?;
-                        self.map.insert(tx, ino, lblk, PageWord::new(block, 0))?;
+                        let block = self.map.alloc_page(tx, PageId::new(ino, lblk))?;
+                        self.map.insert(tx, PageId::new(ino, lblk), PageWord::new(block, 0))?;
                     }
                     Ok(())
                 })
@@ -283,7 +283,7 @@ impl Pool {
     /// The word of one page, asked for as the engine does.
     pub(crate) fn look(&self, ino: u32, lblk: u32, cache: &TransCache) -> PageWord {
         let mut word = [PageWord::HOLE];
-        self.map.get_many(ino, lblk, &mut word, cache);
+        self.map.get_many(PageId::new(ino, lblk), &mut word, cache);
         word[0]
     }
 
@@ -314,7 +314,9 @@ impl Pool {
 
     /// Share of the pages `first + 1 .. end` that lie right behind their predecessor.
     pub(crate) fn layout_score(&self, ino: u32, end: u32) -> f64 {
-        let blocks: Vec<u32> = (0..end).map(|lblk| self.map.get(ino, lblk).page()).collect();
+        let blocks: Vec<u32> = (0..end)
+            .map(|lblk| self.map.get(PageId::new(ino, lblk)).page())
+            .collect();
         let behind = blocks
             .windows(2)
             .filter(|pair| pair[1] == pair[0].wrapping_add(1))

@@ -19,7 +19,7 @@
 
 use std::hint::black_box;
 
-use ferrite_map::{Mapping, PageWord, TransCache};
+use ferrite_map::{Mapping, PageId, PageWord, TransCache};
 use ferrite_pm::{LINE_BYTES, Region};
 
 use crate::churn::{ChurnPlan, MappingRow, mean, median};
@@ -321,7 +321,7 @@ impl Alone {
         let samples = hot_inserts(&self.pool, FILE, operations, |number| number - 1)?;
         let written = hot_insert_pages(operations) - 1;
         self.pool.fill(FILE, written, pages, |_| true)?;
-        let is_there = |lblk| !self.pool.map.get(FILE, lblk).is_hole();
+        let is_there = |lblk| !self.pool.map.get(PageId::new(FILE, lblk)).is_hole();
         if let Some(lblk) = (0..pages).find(|&lblk| !is_there(lblk)) {
             return Err(self.wrong(lblk, "is not mapped"));
         }
@@ -365,7 +365,7 @@ impl Alone {
                             .collect();
                         let taken = time(|| {
                             for &lblk in &places {
-                                self.pool.map.get_many(FILE, lblk, &mut words, &cache);
+                                self.pool.map.get_many(PageId::new(FILE, lblk), &mut words, &cache);
                                 black_box(&words);
                             }
                         });

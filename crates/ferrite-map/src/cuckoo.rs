@@ -30,7 +30,7 @@ use crate::bitmap::AtomicBitmap;
 use crate::gate::Gate;
 use crate::load;
 use crate::simd::{self, Level};
-use crate::{Broken, FileMap, Geometry, MapEntry, MapError, MapTx, Measured, PageWord, Resource, TransCache};
+use crate::{Broken, FileMap, Geometry, MapEntry, MapError, MapTx, Measured, PageId, PageWord, Resource, TransCache};
 
 mod check;
 mod moves;
@@ -328,7 +328,7 @@ impl Cuckoo {
     #[inline]
     fn resolve(
         &self,
-        (ino, lblk): (u32, u32),
+        PageId { ino, lblk }: PageId,
         count: usize,
         wants_run: bool,
         mut is_lone: bool,
@@ -364,7 +364,7 @@ impl Cuckoo {
                 continue;
             };
             // Elsewhere a page whose run's head lies before was told with that.
-            let met = View::stored(self).run_of((ino, page), slot, index == 1 || in_vector);
+            let met = View::stored(self).run_of(PageId::new(ino, page), slot, index == 1 || in_vector);
             let Some(met) = met else { continue };
             is_lone = false;
             let told = met.behind(page).min((count - index) as u64) as usize;
@@ -396,7 +396,7 @@ impl Cuckoo {
             let count = WALK.min((end - at) as usize);
             let mut pages = [None; WALK];
             self.gate.steady(|| {
-                self.resolve((ino, at as u32), count, false, false, |index, slot, word| {
+                self.resolve(PageId::new(ino, at as u32), count, false, false, |index, slot, word| {
                     pages[index] = slot.map(|slot| (slot, word));
                 });
             });
@@ -461,7 +461,7 @@ impl FileMap for Cuckoo {
         "cuckoo"
     }
 
-    fn get(&self, ino: u32, lblk: u32) -> PageWord {
+    fn get(&self, PageId { ino, lblk }: PageId) -> PageWord {
         let key = key_of(ino, lblk);
         let homes = self.homes(key);
         self.prefetch_homes(homes);
@@ -469,7 +469,7 @@ impl FileMap for Cuckoo {
             .steady(|| self.find_at(key, homes).map_or(PageWord::HOLE, |slot| self.word(slot)))
     }
 
-    fn get_many(&self, ino: u32, lblk: u32, out: &mut [PageWord], cache: &TransCache) {
+    fn get_many(&self, PageId { ino, lblk }: PageId, out: &mut [PageWord], cache: &TransCache) {
         let next = u64::from(lblk) + out.len() as u64;
         debug_assert!(next <= 1 << 32, "{} pages from {lblk} on", out.len());
         let in_order = cache.hints[HINT_NEXT].load(Ordering::Relaxed) == u64::from(lblk);
@@ -489,7 +489,7 @@ impl FileMap for Cuckoo {
                 return (0, false);
             }
             let rest = &mut out[told..];
-            let at = (ino, lblk + told as u32);
+            let at = PageId::new(ino, lblk + told as u32);
             let (run, is_lone) = self.resolve(at, rest.len(), wants_run, was_lone, |index, _, word| rest[index] = word);
             let hint = match run {
                 Some(run) => run.head() + 1,
@@ -509,7 +509,7 @@ impl FileMap for Cuckoo {
         }
     }
 
-    fn prefetch(&self, ino: u32, lblk: u32, to_store: bool) {
+    fn prefetch(&self, PageId { ino, lblk }: PageId, to_store: bool) {
         for bucket in self.homes(key_of(ino, lblk)) {
             if to_store {
                 self.prefetch_to_store(bucket);
@@ -519,7 +519,7 @@ impl FileMap for Cuckoo {
         }
     }
 
-    fn alloc_page(&self, tx: &mut dyn MapTx, ino: u32, lblk: u32) -> Result<u32, MapError> {
+    fn alloc_page(&self, tx: &mut dyn MapTx, PageId { ino, lblk }: PageId) -> Result<u32, MapError> {
         // What inserting the page will meet comes while a block is looked for.
         for bucket in self.homes(key_of(ino, lblk)) {
             self.used.prefetch(bucket * NUMBERS);
@@ -537,24 +537,24 @@ impl FileMap for Cuckoo {
         }
     }
 
-    fn insert(&self, tx: &mut dyn MapTx, ino: u32, lblk: u32, word: PageWord) -> Result<(), MapError> {
+    fn insert(&self, tx: &mut dyn MapTx, PageId { ino, lblk }: PageId, word: PageWord) -> Result<(), MapError> {
         let key = key_of(ino, lblk);
         let Some(slot) = self.claim_slot(self.homes(key)) else {
             self.moves.wish(key);
             return Err(MapError::TableFull);
         };
         tx.claimed(Resource::MapSlot(slot as u32));
-        let range = runs::join(self, tx, (ino, lblk), word);
+        let range = runs::join(self, tx, PageId::new(ino, lblk), word);
         tx.set_word(self.word_offset(slot), word.0);
         runs::set_range(self, tx, slot, range);
         tx.set_word(self.key_offset(slot), key);
         Ok(())
     }
 
-    fn replace(&self, tx: &mut dyn MapTx, ino: u32, lblk: u32, word: PageWord) -> Result<(), MapError> {
+    fn replace(&self, tx: &mut dyn MapTx, PageId { ino, lblk }: PageId, word: PageWord) -> Result<(), MapError> {
         let slot = self.mapped_slot(tx, ino, lblk)?;
-        runs::cut(self, tx, (ino, lblk), slot);
-        let range = runs::join(self, tx, (ino, lblk), word);
+        runs::cut(self, tx, PageId::new(ino, lblk), slot);
+        let range = runs::join(self, tx, PageId::new(ino, lblk), word);
         tx.set_word(self.word_offset(slot), word.0);
         runs::set_range(self, tx, slot, range);
         Ok(())
@@ -562,10 +562,10 @@ impl FileMap for Cuckoo {
 
     /// Refuses while entries are moved, for then the page may be on its way, and refuses pages of runs, whose words
     /// others tell.
-    fn swing(&self, ino: u32, lblk: u32, old: PageWord, new: PageWord) -> Option<u64> {
+    fn swing(&self, PageId { ino, lblk }: PageId, old: PageWord, new: PageWord) -> Option<u64> {
         let _passage = self.gate.try_pass()?;
         let slot = self.find(key_of(ino, lblk)).filter(|&slot| self.word(slot) == old)?;
-        if old.log() == 0 && View::stored(self).run_of((ino, lblk), slot, true).is_some() {
+        if old.log() == 0 && View::stored(self).run_of(PageId::new(ino, lblk), slot, true).is_some() {
             return None;
         }
         let offset = self.word_offset(slot);
@@ -573,12 +573,12 @@ impl FileMap for Cuckoo {
         Some(offset)
     }
 
-    fn remove(&self, tx: &mut dyn MapTx, ino: u32, lblk: u32) -> Result<PageWord, MapError> {
+    fn remove(&self, tx: &mut dyn MapTx, PageId { ino, lblk }: PageId) -> Result<PageWord, MapError> {
         let Some(slot) = self.find_in(tx, key_of(ino, lblk)) else {
             return Ok(PageWord::HOLE);
         };
         let word = PageWord(tx.word(self.word_offset(slot)));
-        runs::cut(self, tx, (ino, lblk), slot);
+        runs::cut(self, tx, PageId::new(ino, lblk), slot);
         tx.set_word(self.key_offset(slot), 0);
         tx.set_word(self.word_offset(slot), 0);
         runs::set_range(self, tx, slot, Range::LONE);
@@ -636,7 +636,7 @@ impl FileMap for Cuckoo {
 }
 
 impl Measured for Cuckoo {
-    fn lines_touched(&self, ino: u32, lblk: u32) -> u64 {
+    fn lines_touched(&self, PageId { ino, lblk }: PageId) -> u64 {
         let [first, second] = self.homes(key_of(ino, lblk));
         let keys = 1 + u64::from(first != second);
         let slot = self.gate.steady(|| self.find(key_of(ino, lblk)));

@@ -47,7 +47,7 @@ use ferrite_pm::Region;
 use crate::bitmap::AtomicBitmap;
 use crate::load;
 use crate::simd::Level;
-use crate::{Broken, FileMap, Geometry, MapEntry, MapError, MapTx, Measured, PageWord, TransCache};
+use crate::{Broken, FileMap, Geometry, MapEntry, MapError, MapTx, Measured, PageId, PageWord, TransCache};
 use cursor::{Cursors, Seen};
 use node::{HEIGHT_MAX, Key, Medium, Node, PAGES_END, Words, range_of, word_behind};
 
@@ -312,11 +312,11 @@ impl FileMap for ExtentTree {
         "extent"
     }
 
-    fn get(&self, ino: u32, lblk: u32) -> PageWord {
+    fn get(&self, PageId { ino, lblk }: PageId) -> PageWord {
         self.run(ino, u64::from(lblk)).word
     }
 
-    fn get_many(&self, ino: u32, lblk: u32, out: &mut [PageWord], _cache: &TransCache) {
+    fn get_many(&self, PageId { ino, lblk }: PageId, out: &mut [PageWord], _cache: &TransCache) {
         let mut at = u64::from(lblk);
         let mut rest = out;
         while !rest.is_empty() {
@@ -331,7 +331,7 @@ impl FileMap for ExtentTree {
         }
     }
 
-    fn prefetch(&self, ino: u32, _lblk: u32, to_store: bool) {
+    fn prefetch(&self, PageId { ino, .. }: PageId, to_store: bool) {
         // The cursor is in the cache if the file is in use. Without it the root must be known before anything can be
         // loaded.
         if let Some(seen) = self.cursors.get(ino, self.cursors.epoch())
@@ -348,7 +348,7 @@ impl FileMap for ExtentTree {
         }
     }
 
-    fn alloc_page(&self, tx: &mut dyn MapTx, ino: u32, lblk: u32) -> Result<u32, MapError> {
+    fn alloc_page(&self, tx: &mut dyn MapTx, PageId { ino, lblk }: PageId) -> Result<u32, MapError> {
         // The block that would make the page part of the extent before it.
         let before = lblk.checked_sub(1).map(|before| self.word_in(tx, ino, before));
         if let Some(word) = before
@@ -361,15 +361,15 @@ impl FileMap for ExtentTree {
         tx.alloc_block()
     }
 
-    fn insert(&self, tx: &mut dyn MapTx, ino: u32, lblk: u32, word: PageWord) -> Result<(), MapError> {
+    fn insert(&self, tx: &mut dyn MapTx, PageId { ino, lblk }: PageId, word: PageWord) -> Result<(), MapError> {
         self.insert_page(tx, ino, u64::from(lblk), word)
     }
 
-    fn replace(&self, tx: &mut dyn MapTx, ino: u32, lblk: u32, word: PageWord) -> Result<(), MapError> {
+    fn replace(&self, tx: &mut dyn MapTx, PageId { ino, lblk }: PageId, word: PageWord) -> Result<(), MapError> {
         self.replace_page(tx, ino, u64::from(lblk), word)
     }
 
-    fn swing(&self, ino: u32, lblk: u32, old: PageWord, new: PageWord) -> Option<u64> {
+    fn swing(&self, PageId { ino, lblk }: PageId, old: PageWord, new: PageWord) -> Option<u64> {
         let run = self.run(ino, u64::from(lblk));
         let (leaf, key) = run.found?;
         // Words of longer extents are computed from their first; there is no word to store.
@@ -381,7 +381,7 @@ impl FileMap for ExtentTree {
         Some(offset)
     }
 
-    fn remove(&self, tx: &mut dyn MapTx, ino: u32, lblk: u32) -> Result<PageWord, MapError> {
+    fn remove(&self, tx: &mut dyn MapTx, PageId { ino, lblk }: PageId) -> Result<PageWord, MapError> {
         self.remove_page(tx, ino, u64::from(lblk))
     }
 
@@ -444,7 +444,7 @@ impl FileMap for ExtentTree {
 }
 
 impl Measured for ExtentTree {
-    fn lines_touched(&self, ino: u32, lblk: u32) -> u64 {
+    fn lines_touched(&self, PageId { ino, lblk }: PageId) -> u64 {
         // A cursor is two lines with the epoch's; an inner node's group is two lines, a leaf's is keys and a word.
         let node_lines = INDEX_LINES + 2;
         let words = &self.medium();

@@ -28,7 +28,8 @@ use crate::bounds::Bounds;
 use crate::load;
 use crate::simd::{self, Level};
 use crate::{
-    Astray, Broken, FileMap, Geometry, HashedKeys, MapEntry, MapError, MapTx, Measured, PageWord, Resource, TransCache,
+    Astray, Broken, FileMap, Geometry, HashedKeys, MapEntry, MapError, MapTx, Measured, PageId, PageWord, Resource,
+    TransCache,
 };
 
 const BUCKET_SLOTS: u64 = 8;
@@ -328,11 +329,11 @@ impl FileMap for HashFs {
         "hashfs"
     }
 
-    fn get(&self, ino: u32, lblk: u32) -> PageWord {
+    fn get(&self, PageId { ino, lblk }: PageId) -> PageWord {
         self.find(ino, lblk).map_or(PageWord::HOLE, |slot| self.word(slot))
     }
 
-    fn get_many(&self, ino: u32, lblk: u32, out: &mut [PageWord], cache: &TransCache) {
+    fn get_many(&self, PageId { ino, lblk }: PageId, out: &mut [PageWord], cache: &TransCache) {
         debug_assert!(
             u64::from(lblk) + out.len() as u64 <= 1 << 32,
             "{} pages from {lblk} on",
@@ -362,7 +363,7 @@ impl FileMap for HashFs {
         }
     }
 
-    fn prefetch(&self, ino: u32, lblk: u32, to_store: bool) {
+    fn prefetch(&self, PageId { ino, lblk }: PageId, to_store: bool) {
         let home = self.home(key_of(ino, lblk));
         let offset = self.bucket_offset(home);
         self.region.prefetch(offset);
@@ -375,7 +376,7 @@ impl FileMap for HashFs {
         }
     }
 
-    fn alloc_page(&self, tx: &mut dyn MapTx, ino: u32, lblk: u32) -> Result<u32, MapError> {
+    fn alloc_page(&self, tx: &mut dyn MapTx, PageId { ino, lblk }: PageId) -> Result<u32, MapError> {
         let key = key_of(ino, lblk);
         let home = self.home(key);
         // What inserting the page will meet comes side by side.
@@ -393,7 +394,7 @@ impl FileMap for HashFs {
         }
     }
 
-    fn insert(&self, tx: &mut dyn MapTx, ino: u32, lblk: u32, word: PageWord) -> Result<(), MapError> {
+    fn insert(&self, tx: &mut dyn MapTx, PageId { ino, lblk }: PageId, word: PageWord) -> Result<(), MapError> {
         let key = key_of(ino, lblk);
         let home = self.home(key);
         let (slot, distance) = self.free_slot(home, true).ok_or(MapError::TableFull)?;
@@ -408,7 +409,7 @@ impl FileMap for HashFs {
         Ok(())
     }
 
-    fn replace(&self, tx: &mut dyn MapTx, ino: u32, lblk: u32, word: PageWord) -> Result<(), MapError> {
+    fn replace(&self, tx: &mut dyn MapTx, PageId { ino, lblk }: PageId, word: PageWord) -> Result<(), MapError> {
         let slot = self
             .find(ino, lblk)
             .ok_or_else(|| MapError::Damaged(format!("page {lblk} of inode {ino} vanished from the table")))?;
@@ -416,14 +417,14 @@ impl FileMap for HashFs {
         Ok(())
     }
 
-    fn swing(&self, ino: u32, lblk: u32, old: PageWord, new: PageWord) -> Option<u64> {
+    fn swing(&self, PageId { ino, lblk }: PageId, old: PageWord, new: PageWord) -> Option<u64> {
         let slot = self.find(ino, lblk).filter(|&slot| self.word(slot) == old)?;
         let offset = self.word_offset(slot);
         self.region.store(offset, new.0);
         Some(offset)
     }
 
-    fn remove(&self, tx: &mut dyn MapTx, ino: u32, lblk: u32) -> Result<PageWord, MapError> {
+    fn remove(&self, tx: &mut dyn MapTx, PageId { ino, lblk }: PageId) -> Result<PageWord, MapError> {
         let Some(slot) = self.find(ino, lblk) else {
             return Ok(PageWord::HOLE);
         };
@@ -517,15 +518,15 @@ impl HashedKeys for HashFs {
         self.own_block(u64::from(entry.slot)) == Some(entry.word.page())
     }
 
-    fn is_out_of_reach(&self, ino: u32, lblk: u32, slot: u64) -> bool {
-        self.geometry.keys_in_reach && self.distance(ino, lblk, slot) > Self::DISTANCE_MAX
+    fn is_out_of_reach(&self, page: PageId, slot: u64) -> bool {
+        self.geometry.keys_in_reach && self.distance(page, slot) > Self::DISTANCE_MAX
     }
 
-    fn slot_of(&self, ino: u32, lblk: u32) -> Option<u64> {
+    fn slot_of(&self, PageId { ino, lblk }: PageId) -> Option<u64> {
         self.find(ino, lblk)
     }
 
-    fn distance(&self, ino: u32, lblk: u32, slot: u64) -> u64 {
+    fn distance(&self, PageId { ino, lblk }: PageId, slot: u64) -> u64 {
         let home = self.home(key_of(ino, lblk));
         self.wrap(slot / BUCKET_SLOTS + self.buckets - home)
     }
@@ -534,13 +535,13 @@ impl HashedKeys for HashFs {
         (self.key_offset(slot), self.word_offset(slot))
     }
 
-    fn key(&self, ino: u32, lblk: u32) -> u64 {
+    fn key(&self, PageId { ino, lblk }: PageId) -> u64 {
         key_of(ino, lblk)
     }
 }
 
 impl Measured for HashFs {
-    fn lines_touched(&self, ino: u32, lblk: u32) -> u64 {
+    fn lines_touched(&self, PageId { ino, lblk }: PageId) -> u64 {
         let home = self.home(key_of(ino, lblk));
         match self.find(ino, lblk) {
             // Key lines, the word's line, and the bound if the key is not at home.

@@ -30,7 +30,9 @@ use crate::bitmap::AtomicBitmap;
 use crate::bounds::Bounds;
 use crate::gate::Gate;
 use crate::load;
-use crate::{Astray, Broken, FileMap, Geometry, MapEntry, MapError, MapTx, Measured, PageWord, Resource, TransCache};
+use crate::{
+    Astray, Broken, FileMap, Geometry, MapEntry, MapError, MapTx, Measured, PageId, PageWord, Resource, TransCache,
+};
 
 /// Pages of a chunk.
 const CHUNK: u32 = 7;
@@ -406,12 +408,12 @@ impl FileMap for Leaf {
         "leaf"
     }
 
-    fn get(&self, ino: u32, lblk: u32) -> PageWord {
+    fn get(&self, PageId { ino, lblk }: PageId) -> PageWord {
         self.gate.steady(|| self.look_up(ino, lblk))
     }
 
     #[inline]
-    fn get_many(&self, ino: u32, lblk: u32, out: &mut [PageWord], cache: &TransCache) {
+    fn get_many(&self, PageId { ino, lblk }: PageId, out: &mut [PageWord], cache: &TransCache) {
         let (chunk, from) = (lblk / CHUNK, lblk % CHUNK);
         let is_within = out.len() <= (CHUNK - from) as usize;
         if !(is_within && self.get_hinted(ino, chunk, from, out, cache)) {
@@ -419,7 +421,7 @@ impl FileMap for Leaf {
         }
     }
 
-    fn prefetch(&self, ino: u32, lblk: u32, to_store: bool) {
+    fn prefetch(&self, PageId { ino, lblk }: PageId, to_store: bool) {
         let offset = self.header_offset(self.home(key_of(ino, lblk)));
         if to_store {
             self.region.prefetch_to_store(offset);
@@ -428,7 +430,7 @@ impl FileMap for Leaf {
         }
     }
 
-    fn alloc_page(&self, tx: &mut dyn MapTx, ino: u32, lblk: u32) -> Result<u32, MapError> {
+    fn alloc_page(&self, tx: &mut dyn MapTx, PageId { ino, lblk }: PageId) -> Result<u32, MapError> {
         let neighbour = |lblk: Option<u32>| lblk.map_or(0, |lblk| self.word_in(tx, ino, lblk).page());
         let (before, behind) = (neighbour(lblk.checked_sub(1)), neighbour(lblk.checked_add(1)));
         // Where the run would go on. A page overwritten twice comes back to where it was.
@@ -444,7 +446,7 @@ impl FileMap for Leaf {
         }
     }
 
-    fn insert(&self, tx: &mut dyn MapTx, ino: u32, lblk: u32, word: PageWord) -> Result<(), MapError> {
+    fn insert(&self, tx: &mut dyn MapTx, PageId { ino, lblk }: PageId, word: PageWord) -> Result<(), MapError> {
         let key = key_of(ino, lblk);
         if let Some(line) = self.find_in(tx, key) {
             tx.set_word(self.word_offset(line, lblk), word.0);
@@ -465,7 +467,7 @@ impl FileMap for Leaf {
         Ok(())
     }
 
-    fn replace(&self, tx: &mut dyn MapTx, ino: u32, lblk: u32, word: PageWord) -> Result<(), MapError> {
+    fn replace(&self, tx: &mut dyn MapTx, PageId { ino, lblk }: PageId, word: PageWord) -> Result<(), MapError> {
         let line = self.find_in(tx, key_of(ino, lblk));
         let line =
             line.ok_or_else(|| MapError::Damaged(format!("page {lblk} of inode {ino} vanished from the table")))?;
@@ -473,7 +475,7 @@ impl FileMap for Leaf {
         Ok(())
     }
 
-    fn swing(&self, ino: u32, lblk: u32, old: PageWord, new: PageWord) -> Option<u64> {
+    fn swing(&self, PageId { ino, lblk }: PageId, old: PageWord, new: PageWord) -> Option<u64> {
         let offset = self.word_offset(self.find(key_of(ino, lblk))?, lblk);
         if self.region.load(offset) != old.0 {
             return None;
@@ -482,7 +484,7 @@ impl FileMap for Leaf {
         Some(offset)
     }
 
-    fn remove(&self, tx: &mut dyn MapTx, ino: u32, lblk: u32) -> Result<PageWord, MapError> {
+    fn remove(&self, tx: &mut dyn MapTx, PageId { ino, lblk }: PageId) -> Result<PageWord, MapError> {
         let Some(line) = self.find_in(tx, key_of(ino, lblk)) else {
             return Ok(PageWord::HOLE);
         };
@@ -657,7 +659,7 @@ impl FileMap for Leaf {
 }
 
 impl Measured for Leaf {
-    fn lines_touched(&self, ino: u32, lblk: u32) -> u64 {
+    fn lines_touched(&self, PageId { ino, lblk }: PageId) -> u64 {
         let key = key_of(ino, lblk);
         let home = self.home(key);
         let distance = match self.find(key) {

@@ -23,6 +23,7 @@ pub mod load;
 mod mapping;
 #[cfg(all(test, feature = "shuttle"))]
 mod models;
+mod page_id;
 pub mod radix;
 pub mod simd;
 mod sync;
@@ -32,6 +33,7 @@ mod testing;
 pub use fresh::{FreshNodes, SetLines};
 pub use geometry::Geometry;
 pub use mapping::Mapping;
+pub use page_id::PageId;
 
 use std::sync::atomic::AtomicU64;
 
@@ -189,32 +191,32 @@ pub trait FileMap: Send + Sync {
     fn name(&self) -> &'static str;
 
     /// The word of one page ([`PageWord::HOLE`] if unmapped).
-    fn get(&self, ino: u32, lblk: u32) -> PageWord;
+    fn get(&self, page: PageId) -> PageWord;
 
-    /// The words of `out.len()` pages from `lblk` on; vectorised where the machine allows, and what is left of the
+    /// The words of `out.len()` pages from `page` on; vectorised where the machine allows, and what is left of the
     /// vector's width prefetches the pages that follow, leaving hints in `cache`.
-    fn get_many(&self, ino: u32, lblk: u32, out: &mut [PageWord], cache: &TransCache);
+    fn get_many(&self, page: PageId, out: &mut [PageWord], cache: &TransCache);
 
     /// Starts loading what [`Self::get`] of this page will touch; its word so that it can be set, if `to_store`.
-    fn prefetch(&self, ino: u32, lblk: u32, to_store: bool);
+    fn prefetch(&self, page: PageId, to_store: bool);
 
-    /// Claims a free block for page (ino, lblk), the one the structure likes best (HashFS: the block of the
+    /// Claims a free block for `page`, the one the structure likes best (HashFS: the block of the
     /// page's own slot, or of the slot an insert would take) or any other.
-    fn alloc_page(&self, tx: &mut dyn MapTx, ino: u32, lblk: u32) -> Result<u32, MapError>;
+    fn alloc_page(&self, tx: &mut dyn MapTx, page: PageId) -> Result<u32, MapError>;
 
     /// Maps a page that is not mapped. [`MapError::TableFull`] may pass after [`Self::make_room`].
-    fn insert(&self, tx: &mut dyn MapTx, ino: u32, lblk: u32, word: PageWord) -> Result<(), MapError>;
+    fn insert(&self, tx: &mut dyn MapTx, page: PageId, word: PageWord) -> Result<(), MapError>;
 
     /// Replaces the word of a mapped page; not of one that this transaction inserts. The old word's block and log are
     /// the caller's to free.
-    fn replace(&self, tx: &mut dyn MapTx, ino: u32, lblk: u32, word: PageWord) -> Result<(), MapError>;
+    fn replace(&self, tx: &mut dyn MapTx, page: PageId, word: PageWord) -> Result<(), MapError>;
 
     /// Stores the word of a page in place, if it is `old` still, and returns where, to be written back. For changes
     /// that need no record; the caller holds the inode's lock exclusively.
-    fn swing(&self, ino: u32, lblk: u32, old: PageWord, new: PageWord) -> Option<u64>;
+    fn swing(&self, page: PageId, old: PageWord, new: PageWord) -> Option<u64>;
 
     /// Unmaps a page and returns its old word (`HOLE` if it was not mapped).
-    fn remove(&self, tx: &mut dyn MapTx, ino: u32, lblk: u32) -> Result<PageWord, MapError>;
+    fn remove(&self, tx: &mut dyn MapTx, page: PageId) -> Result<PageWord, MapError>;
 
     /// Returns a freed or abandoned entry to the free map; called by the engine when that is safe, and before blocks
     /// that were freed with it are returned. False if it was free already: something is wrong with the engine's books.
@@ -289,21 +291,21 @@ pub trait HashedKeys: Sync {
     /// Whether the page of `entry` lies in the block of its own slot.
     fn at_home(&self, entry: &MapEntry) -> bool;
     /// Whether a key that is found in `slot` for this page cannot have been put there, so was damaged.
-    fn is_out_of_reach(&self, ino: u32, lblk: u32, slot: u64) -> bool;
+    fn is_out_of_reach(&self, page: PageId, slot: u64) -> bool;
     /// Slot of a page, as a lookup finds it.
-    fn slot_of(&self, ino: u32, lblk: u32) -> Option<u64>;
+    fn slot_of(&self, page: PageId) -> Option<u64>;
     /// How many buckets behind its home a page would lie in `slot`.
-    fn distance(&self, ino: u32, lblk: u32, slot: u64) -> u64;
+    fn distance(&self, page: PageId, slot: u64) -> u64;
     /// Pool offsets of a slot's key and word, for repair.
     fn offsets(&self, slot: u64) -> (u64, u64);
     /// What is stored in a key's place for a page.
-    fn key(&self, ino: u32, lblk: u32) -> u64;
+    fn key(&self, page: PageId) -> u64;
 }
 
 /// What benchmarks ask of a structure, and nobody else.
 pub trait Measured: FileMap {
     /// Cache lines of the structure that [`FileMap::get`] of this page reads, DRAM included.
-    fn lines_touched(&self, ino: u32, lblk: u32) -> u64;
+    fn lines_touched(&self, page: PageId) -> u64;
 }
 
 /// The 8-entry translation cache of one open file (HashFS §3.2): where recently resolved or prefetched

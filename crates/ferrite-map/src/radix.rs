@@ -45,7 +45,7 @@ use ferrite_pm::Region;
 
 use crate::bitmap::AtomicBitmap;
 use crate::load;
-use crate::{Broken, FileMap, Geometry, MapEntry, MapError, MapTx, Measured, PageWord, Resource, TransCache};
+use crate::{Broken, FileMap, Geometry, MapEntry, MapError, MapTx, Measured, PageId, PageWord, Resource, TransCache};
 
 mod check;
 mod cursor;
@@ -483,12 +483,12 @@ impl FileMap for Radix {
         "radix"
     }
 
-    fn get(&self, ino: u32, lblk: u32) -> PageWord {
+    fn get(&self, PageId { ino, lblk }: PageId) -> PageWord {
         self.word_at(ino, lblk)
             .map_or(PageWord::HOLE, |at| PageWord(self.region.load(at)))
     }
 
-    fn get_many(&self, ino: u32, lblk: u32, out: &mut [PageWord], cache: &TransCache) {
+    fn get_many(&self, PageId { ino, lblk }: PageId, out: &mut [PageWord], cache: &TransCache) {
         debug_assert!(
             u64::from(lblk) + out.len() as u64 <= LBLK_END,
             "{} pages from {lblk} on",
@@ -505,14 +505,14 @@ impl FileMap for Radix {
     }
 
     /// The root word only: where the way leads on is not known before that has come.
-    fn prefetch(&self, ino: u32, _lblk: u32, _to_store: bool) {
+    fn prefetch(&self, PageId { ino, .. }: PageId, _to_store: bool) {
         if let Some(at) = self.root_at(ino) {
             self.region.prefetch(at);
         }
     }
 
     /// The block behind that of the page before, if that is free.
-    fn alloc_page(&self, tx: &mut dyn MapTx, ino: u32, lblk: u32) -> Result<u32, MapError> {
+    fn alloc_page(&self, tx: &mut dyn MapTx, PageId { ino, lblk }: PageId) -> Result<u32, MapError> {
         let before = match lblk.checked_sub(1) {
             Some(before) => self.tx_page(tx, ino, before)?,
             None => None,
@@ -526,7 +526,7 @@ impl FileMap for Radix {
         }
     }
 
-    fn insert(&self, tx: &mut dyn MapTx, ino: u32, lblk: u32, word: PageWord) -> Result<(), MapError> {
+    fn insert(&self, tx: &mut dyn MapTx, PageId { ino, lblk }: PageId, word: PageWord) -> Result<(), MapError> {
         debug_assert!(!word.is_hole(), "page {lblk} of inode {ino} is mapped to nothing");
         let mut at = self.tx_root_at(ino)?;
         let mut link = match self.tx_link(tx, at, None)? {
@@ -561,7 +561,7 @@ impl FileMap for Radix {
         }
     }
 
-    fn replace(&self, tx: &mut dyn MapTx, ino: u32, lblk: u32, word: PageWord) -> Result<(), MapError> {
+    fn replace(&self, tx: &mut dyn MapTx, PageId { ino, lblk }: PageId, word: PageWord) -> Result<(), MapError> {
         debug_assert!(!word.is_hole(), "page {lblk} of inode {ino} is mapped to nothing");
         let (at, _) = self
             .tx_page(tx, ino, lblk)?
@@ -570,13 +570,13 @@ impl FileMap for Radix {
         Ok(())
     }
 
-    fn swing(&self, ino: u32, lblk: u32, old: PageWord, new: PageWord) -> Option<u64> {
+    fn swing(&self, PageId { ino, lblk }: PageId, old: PageWord, new: PageWord) -> Option<u64> {
         let at = self.word_at(ino, lblk).filter(|&at| self.region.load(at) == old.0)?;
         self.region.store(at, new.0);
         Some(at)
     }
 
-    fn remove(&self, tx: &mut dyn MapTx, ino: u32, lblk: u32) -> Result<PageWord, MapError> {
+    fn remove(&self, tx: &mut dyn MapTx, PageId { ino, lblk }: PageId) -> Result<PageWord, MapError> {
         let Some(path) = self.path(tx, ino, lblk)? else {
             return Ok(PageWord::HOLE);
         };
@@ -646,7 +646,7 @@ impl FileMap for Radix {
 
 impl Measured for Radix {
     /// The root word's line, and one a node on the way.
-    fn lines_touched(&self, ino: u32, lblk: u32) -> u64 {
+    fn lines_touched(&self, PageId { ino, lblk }: PageId) -> u64 {
         let Some(root) = self.root(ino) else { return 1 };
         let (leaf, read) = self.leaf_below(root, lblk);
         1 + read + u64::from(leaf.is_some())

@@ -24,14 +24,14 @@ use ferrite_pm::Region;
 pub(crate) use tx::TestTx;
 
 use crate::bitmap::AtomicBitmap;
-use crate::{FileMap, Geometry, MapEntry, MapError, MapTx, Mapping, PageWord, Resource, TransCache};
+use crate::{FileMap, Geometry, MapEntry, MapError, MapTx, Mapping, PageId, PageWord, Resource, TransCache};
 
 const BLOCK_BYTES: u64 = 4096;
 /// Where the beds put the mapping's own area: not at 0, so that a forgotten offset shows.
 pub(crate) const AREA_OFFSET: u64 = 3 * BLOCK_BYTES;
 
 /// What a mount found, by inode and page.
-pub(crate) type Found = BTreeMap<(u32, u32), MapEntry>;
+pub(crate) type Found = BTreeMap<PageId, MapEntry>;
 
 /// Inodes of the beds' pools.
 pub(crate) const INODES: u32 = 4096;
@@ -131,7 +131,7 @@ impl<M: Subject> Bed<M> {
         let map = M::mount(Arc::clone(region), self.geometry);
         let found = Mutex::new(BTreeMap::new());
         let result = map.load(3, &|entry| {
-            let before = found.lock().unwrap().insert((entry.ino, entry.lblk), entry);
+            let before = found.lock().unwrap().insert(PageId::new(entry.ino, entry.lblk), entry);
             assert!(before.is_none(), "{entry:?} was visited twice");
         });
         (map, result.map(|()| found.into_inner().unwrap()))
@@ -197,8 +197,8 @@ impl<M: Subject> Bed<M> {
     /// Maps a page to a block that the mapping chooses.
     pub(crate) fn insert(&self, ino: u32, lblk: u32) -> Result<PageWord, MapError> {
         self.with_room(|tx| {
-            let word = PageWord::new(self.map.alloc_page(tx, ino, lblk)?, 0);
-            self.map.insert(tx, ino, lblk, word)?;
+            let word = PageWord::new(self.map.alloc_page(tx, PageId::new(ino, lblk))?, 0);
+            self.map.insert(tx, PageId::new(ino, lblk), word)?;
             Ok(word)
         })
     }
@@ -229,7 +229,7 @@ impl<M: Subject> Bed<M> {
 
     /// Maps a page to a block the caller names; its free map is left alone.
     pub(crate) fn insert_word(&self, ino: u32, lblk: u32, word: PageWord) -> Result<(), MapError> {
-        self.with_room(|tx| self.map.insert(tx, ino, lblk, word))
+        self.with_room(|tx| self.map.insert(tx, PageId::new(ino, lblk), word))
     }
 
     /// Unmaps a page; its block is free with the commit if `free_block`.
@@ -237,7 +237,7 @@ impl<M: Subject> Bed<M> {
         let mut tx = self.tx();
         let word = self
             .map
-            .remove(&mut tx, ino, lblk)
+            .remove(&mut tx, PageId::new(ino, lblk))
             .expect("removing a page needs no space");
         if free_block && !word.is_hole() {
             tx.freed(Resource::Block(word.page()));
@@ -298,13 +298,13 @@ macro_rules! mapping_tests {
 }
 pub(crate) use mapping_tests;
 
-type Model = BTreeMap<(u32, u32), PageWord>;
+type Model = BTreeMap<PageId, PageWord>;
 
 /// Inodes and pages few enough to collide, with both ends of the number range.
-fn random_key(rng: &mut Rng) -> (u32, u32) {
+fn random_key(rng: &mut Rng) -> PageId {
     let ino = [1, 2, 7, INODES - 1][rng.below(4) as usize];
     let lblk = rng.below(48) as u32;
-    (ino, if rng.below(8) == 0 { u32::MAX - lblk } else { lblk })
+    PageId::new(ino, if rng.below(8) == 0 { u32::MAX - lblk } else { lblk })
 }
 
 /// Whatever is inserted, replaced, removed, aborted and remounted: every lookup gives what a sorted map gives, through
@@ -332,7 +332,7 @@ pub(crate) fn random_operations_match_a_model<M: Subject>() {
         }
         let pages: BTreeSet<u32> = model.values().map(|word| word.page()).collect();
         assert_eq!(pages.len(), model.len(), "a block belongs to two pages");
-        for &(ino, lblk) in model.keys() {
+        for &PageId { ino, lblk } in model.keys() {
             assert!(!bed.remove(ino, lblk, true).is_hole());
         }
         assert_eq!(bed.blocks.count_used(), 0, "blocks were lost");
@@ -347,21 +347,21 @@ fn random_transaction<M: Subject>(bed: &Bed<M>, rng: &mut Rng, model: &mut Model
     let mut after = model.clone();
     let mut touched = BTreeSet::new();
     for _ in 0..=rng.below(6) {
-        let (ino, lblk) = random_key(rng);
-        if !touched.insert((ino, lblk)) {
+        let PageId { ino, lblk } = random_key(rng);
+        if !touched.insert(PageId::new(ino, lblk)) {
             continue;
         }
-        let old = after.get(&(ino, lblk)).copied();
+        let old = after.get(&PageId::new(ino, lblk)).copied();
         if rng.below(3) == 0 {
-            match bed.map.remove(&mut tx, ino, lblk) {
+            match bed.map.remove(&mut tx, PageId::new(ino, lblk)) {
                 // Where taking a page out of a run needs a node more.
                 Err(MapError::NoBlock) => return,
                 removed => assert_eq!(removed, Ok(old.unwrap_or(PageWord::HOLE))),
             }
-            after.remove(&(ino, lblk));
+            after.remove(&PageId::new(ino, lblk));
         } else {
             let log = if rng.below(4) == 0 { PageWord::UNWRITTEN } else { 0 };
-            let block = match bed.map.alloc_page(&mut tx, ino, lblk) {
+            let block = match bed.map.alloc_page(&mut tx, PageId::new(ino, lblk)) {
                 Ok(block) => block,
                 Err(MapError::NoBlock) => {
                     assert_eq!(
@@ -375,8 +375,8 @@ fn random_transaction<M: Subject>(bed: &Bed<M>, rng: &mut Rng, model: &mut Model
             };
             let word = PageWord::new(block, log);
             let done = match old {
-                Some(_) => bed.map.replace(&mut tx, ino, lblk, word),
-                None => bed.map.insert(&mut tx, ino, lblk, word),
+                Some(_) => bed.map.replace(&mut tx, PageId::new(ino, lblk), word),
+                None => bed.map.insert(&mut tx, PageId::new(ino, lblk), word),
             };
             // What alloc_page claimed goes back when the transaction is dropped, as the engine does it.
             match done {
@@ -395,7 +395,7 @@ fn random_transaction<M: Subject>(bed: &Bed<M>, rng: &mut Rng, model: &mut Model
                 }
                 done => assert_eq!(done, Ok(())),
             }
-            after.insert((ino, lblk), word);
+            after.insert(PageId::new(ino, lblk), word);
         }
         if let Some(old) = old {
             tx.freed(Resource::Block(old.page()));
@@ -408,11 +408,11 @@ fn random_transaction<M: Subject>(bed: &Bed<M>, rng: &mut Rng, model: &mut Model
 }
 
 fn check_lookups<M: Subject>(bed: &Bed<M>, rng: &mut Rng, model: &Model, caches: &BTreeMap<u32, TransCache>) {
-    let expected = |ino, lblk| model.get(&(ino, lblk)).copied().unwrap_or(PageWord::HOLE);
-    let (ino, lblk) = random_key(rng);
-    bed.map.prefetch(ino, lblk, lblk % 2 == 0);
+    let expected = |ino, lblk| model.get(&PageId::new(ino, lblk)).copied().unwrap_or(PageWord::HOLE);
+    let PageId { ino, lblk } = random_key(rng);
+    bed.map.prefetch(PageId::new(ino, lblk), lblk % 2 == 0);
     assert_eq!(
-        bed.map.get(ino, lblk),
+        bed.map.get(PageId::new(ino, lblk)),
         expected(ino, lblk),
         "page {lblk} of inode {ino}"
     );
@@ -422,7 +422,7 @@ fn check_lookups<M: Subject>(bed: &Bed<M>, rng: &mut Rng, model: &Model, caches:
     for _ in 0..1 + rng.below(12) {
         let count = len.min((1u64 << 32) - at) as usize;
         let mut words = vec![PageWord(u64::MAX); count];
-        bed.map.get_many(ino, at as u32, &mut words, &caches[&ino]);
+        bed.map.get_many(PageId::new(ino, at as u32), &mut words, &caches[&ino]);
         for (index, word) in words.into_iter().enumerate() {
             let lblk = at as u32 + index as u32;
             assert_eq!(
@@ -447,10 +447,10 @@ pub(crate) fn threads_on_their_own_files_lose_nothing<M: Subject>() {
         let bed = &Bed::<M>::new(1500, seed);
         let resting: Vec<PageWord> = (0..300).map(|lblk| bed.insert(RESTING, lblk).expect("room")).collect();
         let done = &AtomicBool::new(false);
-        let mut expected: BTreeMap<(u32, u32), PageWord> = resting
+        let mut expected: BTreeMap<PageId, PageWord> = resting
             .iter()
             .enumerate()
-            .map(|(lblk, &word)| ((RESTING, lblk as u32), word))
+            .map(|(lblk, &word)| (PageId::new(RESTING, lblk as u32), word))
             .collect();
         std::thread::scope(|scope| {
             let reader = scope.spawn(|| {
@@ -458,7 +458,8 @@ pub(crate) fn threads_on_their_own_files_lose_nothing<M: Subject>() {
                 while !done.load(Ordering::Relaxed) {
                     let mut words = [PageWord::HOLE; 20];
                     for (index, expected) in resting.chunks(20).enumerate() {
-                        bed.map.get_many(RESTING, index as u32 * 20, &mut words, &cache);
+                        bed.map
+                            .get_many(PageId::new(RESTING, index as u32 * 20), &mut words, &cache);
                         assert_eq!(words, expected);
                     }
                 }
@@ -468,12 +469,12 @@ pub(crate) fn threads_on_their_own_files_lose_nothing<M: Subject>() {
                 let mut mine = BTreeMap::new();
                 for _ in 0..4000 {
                     let lblk = rng.below(290) as u32;
-                    let known = mine.get(&(ino, lblk)).copied();
-                    assert_eq!(bed.map.get(ino, lblk), known.unwrap_or(PageWord::HOLE));
+                    let known = mine.get(&PageId::new(ino, lblk)).copied();
+                    assert_eq!(bed.map.get(PageId::new(ino, lblk)), known.unwrap_or(PageWord::HOLE));
                     if known.is_some() {
-                        assert_eq!(Some(bed.remove(ino, lblk, true)), mine.remove(&(ino, lblk)));
+                        assert_eq!(Some(bed.remove(ino, lblk, true)), mine.remove(&PageId::new(ino, lblk)));
                     } else {
-                        mine.insert((ino, lblk), bed.insert(ino, lblk).expect("a block is free"));
+                        mine.insert(PageId::new(ino, lblk), bed.insert(ino, lblk).expect("a block is free"));
                     }
                 }
                 mine
@@ -519,15 +520,15 @@ pub(crate) fn a_full_mapping_says_so_and_still_finds_everything<M: Subject>() {
         assert_eq!(found.expect("the mapping is sound").len(), pages as usize);
         for map in [&bed.map, &map] {
             for lblk in 0..pages {
-                assert_eq!(map.get(9, lblk), word(lblk));
+                assert_eq!(map.get(PageId::new(9, lblk)), word(lblk));
             }
-            assert!(map.get(9, pages).is_hole());
-            assert!(map.get(8, 0).is_hole());
+            assert!(map.get(PageId::new(9, pages)).is_hole());
+            assert!(map.get(PageId::new(8, 0)).is_hole());
         }
         assert_eq!(bed.remove(9, pages / 2, false), word(pages / 2));
-        assert!(bed.map.get(9, pages / 2).is_hole());
+        assert!(bed.map.get(PageId::new(9, pages / 2)).is_hole());
         bed.insert_word(9, pages / 2, word(1)).expect("its entry is free");
-        assert_eq!(bed.map.get(9, pages / 2), word(1));
+        assert_eq!(bed.map.get(PageId::new(9, pages / 2)), word(1));
         if bed.map.hashed_keys().is_some() {
             assert!(bed.insert_word(9, pages, word(pages)).is_err());
         }
@@ -557,7 +558,7 @@ pub(crate) fn ranges_are_walked_completely_and_stop_when_told<M: Subject>() {
         let mut seen = BTreeSet::new();
         bed.map.for_range(3, first, end, &mut |entry| {
             assert_eq!(entry.ino, 3);
-            assert_eq!(entry.word, bed.map.get(3, entry.lblk));
+            assert_eq!(entry.word, bed.map.get(PageId::new(3, entry.lblk)));
             assert!(seen.insert(entry.lblk), "page {} came twice", entry.lblk);
             true
         });
@@ -588,7 +589,7 @@ fn check_agrees<M: Subject>(bed: &Bed<M>, model: &Model) {
     bed.map.check(
         &mut |entry| {
             assert_eq!(
-                words.insert((entry.ino, entry.lblk), entry.word),
+                words.insert(PageId::new(entry.ino, entry.lblk), entry.word),
                 None,
                 "{entry:?} again"
             )

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use ferrite_map::bitmap::AtomicBitmap;
-use ferrite_map::{FileMap, MapEntry};
+use ferrite_map::{FileMap, MapEntry, PageId};
 use ferrite_pm::Region;
 use ferrite_vfs::{FileKind, ROOT_INO};
 use parking_lot::Mutex;
@@ -247,15 +247,15 @@ impl Check {
                 format!("mapping slot {slot}: page {lblk} of inode {ino} {what}"),
             );
         };
-        if self.map.get(ino, lblk) != word {
+        if self.map.get(PageId::new(ino, lblk)) != word {
             wrong("is mapped twice");
         }
         let hashfs = self.map.hashed_keys();
-        if hashfs.is_some_and(|map| map.is_out_of_reach(ino, lblk, u64::from(slot))) {
+        if hashfs.is_some_and(|map| map.is_out_of_reach(PageId::new(ino, lblk), u64::from(slot))) {
             wrong("cannot be there");
         }
         if let Some(other) = data_sum::misplaced(&self.region, &self.superblock, entry)
-            && self.map.get(ino, other).is_hole()
+            && self.map.get(PageId::new(ino, other)).is_hole()
             && self.is_ino(ino)
             && !self.load(ino).is_dir()
         {
@@ -303,7 +303,7 @@ impl Check {
         // Units of log blocks in use, one bit each.
         let mut slabs: FxHashMap<u32, u64> = FxHashMap::default();
         for entry in logged {
-            let page = (entry.ino, entry.lblk);
+            let page = PageId::new(entry.ino, entry.lblk);
             let at = format!("log of page {} of inode {}", entry.lblk, entry.ino);
             let mut newer = 0;
             let mut buffer = [0; BLOCK_BYTES as usize];
@@ -383,7 +383,11 @@ impl Check {
             ));
         }
         // One without a name is being freed, and its page goes first.
-        if kind == FileKind::Symlink && inode.nlink() > 0 && !inode.is_inline() && self.map.get(ino, 0).is_hole() {
+        if kind == FileKind::Symlink
+            && inode.nlink() > 0
+            && !inode.is_inline()
+            && self.map.get(PageId::new(ino, 0)).is_hole()
+        {
             wrong("symbolic link without a target".into());
         }
         if matches!(

@@ -21,7 +21,7 @@ use crate::page::scan;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use ferrite_map::bitmap::AtomicBitmap;
-use ferrite_map::{Astray, Broken, FileMap, MapEntry, MapError};
+use ferrite_map::{Astray, Broken, FileMap, MapEntry, MapError, PageId};
 use ferrite_pm::Region;
 use ferrite_vfs::FsError;
 use parking_lot::Mutex;
@@ -142,7 +142,9 @@ impl Tables<'_> {
                     mapped.strange.fetch_add(1, Ordering::Relaxed);
                 }
             }
-            let distance = hashfs.map_or(0, |map| map.distance(entry.ino, entry.lblk, u64::from(entry.slot)));
+            let distance = hashfs.map_or(0, |map| {
+                map.distance(PageId::new(entry.ino, entry.lblk), u64::from(entry.slot))
+            });
             if distance >= ASTRAY_DISTANCE || data_sum::misplaced(self.region, self.superblock, &entry).is_some() {
                 let mut astray = mapped.astray.lock();
                 if astray.len() < ASTRAY_MAX {
@@ -246,7 +248,8 @@ impl Tables<'_> {
                 Astray::Nothing => {}
                 Astray::Inode(ino) => damage.spoil_inode(ino, why),
                 Astray::Pages(ino, first, count) => {
-                    (first..first.saturating_add(count)).for_each(|lblk| self.spoil((ino, lblk), why, damage));
+                    (first..first.saturating_add(count))
+                        .for_each(|lblk| self.spoil(PageId::new(ino, lblk), why, damage));
                 }
             }
             damage.stop(format!("mapping: {what}"));
@@ -306,7 +309,7 @@ impl Tables<'_> {
     fn load_logs(&self, mapped: &Mapped, damage: &mut Damage) {
         let mut buffer = PageBuffer::take();
         for entry in std::mem::take(&mut *mapped.logged.lock()) {
-            let page = (entry.ino, entry.lblk);
+            let page = PageId::new(entry.ino, entry.lblk);
             let mut wrong = None;
             let walked = scan::entries((self.region, self.superblock), page, entry.word, &mut |found| {
                 found.read(self.region, &mut buffer)?;
@@ -362,7 +365,7 @@ impl Tables<'_> {
         }
         for MapEntry { ino, lblk, word, .. } in pages {
             let why = format!("its block {} has another owner as well", word.page());
-            self.spoil((ino, lblk), &why, damage);
+            self.spoil(PageId::new(ino, lblk), &why, damage);
         }
     }
 
@@ -372,20 +375,20 @@ impl Tables<'_> {
         let hashfs = self.map.hashed_keys();
         for entry in mapped.astray.lock().iter() {
             let &MapEntry { ino, lblk, slot, .. } = entry;
-            let far = hashfs.is_some_and(|map| map.is_out_of_reach(ino, lblk, u64::from(slot)));
-            let twice = hashfs.is_some_and(|map| map.slot_of(ino, lblk) != Some(u64::from(slot)));
+            let far = hashfs.is_some_and(|map| map.is_out_of_reach(PageId::new(ino, lblk), u64::from(slot)));
+            let twice = hashfs.is_some_and(|map| map.slot_of(PageId::new(ino, lblk)) != Some(u64::from(slot)));
             let why = if far {
                 "a key that cannot be where it is maps it".to_string()
             } else if twice {
                 "it is mapped twice".to_string()
             } else if let Some(other) = self.misplaced(entry) {
-                self.spoil((ino, other), &format!("it is mapped as page {lblk}"), damage);
+                self.spoil(PageId::new(ino, other), &format!("it is mapped as page {lblk}"), damage);
                 format!("its block holds page {other}")
             } else {
                 continue;
             };
-            damage.stop(format!("{}: {why}", data_sum::place((ino, lblk))));
-            self.spoil((ino, lblk), &why, damage);
+            damage.stop(format!("{}: {why}", data_sum::place(PageId::new(ino, lblk))));
+            self.spoil(PageId::new(ino, lblk), &why, damage);
             if far || twice {
                 self.spoil_holes(ino, "another page may be one of its holes", damage);
             }
@@ -396,7 +399,7 @@ impl Tables<'_> {
     fn misplaced(&self, entry: &MapEntry) -> Option<u32> {
         let other = data_sum::misplaced(self.region, self.superblock, entry)?;
         let is_summed = u64::from(entry.ino) < self.superblock.inodes && !self.inode(entry.ino).is_dir();
-        (is_summed && self.map.get(entry.ino, other).is_hole()).then_some(other)
+        (is_summed && self.map.get(PageId::new(entry.ino, other)).is_hole()).then_some(other)
     }
 
     /// What looks like a hole may have been a page. All of a directory or link is read, so all of it is spoiled.
@@ -409,11 +412,11 @@ impl Tables<'_> {
     }
 
     /// A damaged page of a file leaves the others; a directory or link is read as a whole.
-    fn spoil(&self, page: (u32, u32), why: &str, damage: &mut Damage) {
-        if u64::from(page.0) < self.superblock.inodes && self.inode(page.0).is_file() {
+    fn spoil(&self, page: PageId, why: &str, damage: &mut Damage) {
+        if u64::from(page.ino) < self.superblock.inodes && self.inode(page.ino).is_file() {
             damage.spoil_page(page, why);
         } else {
-            damage.spoil_inode(page.0, why);
+            damage.spoil_inode(page.ino, why);
         }
     }
 }

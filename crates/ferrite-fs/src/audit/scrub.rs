@@ -9,7 +9,7 @@ use crate::format::log_entry::has_log;
 use crate::page::scan;
 use std::time::{Duration, Instant};
 
-use ferrite_map::PageWord;
+use ferrite_map::{PageId, PageWord};
 use ferrite_vfs::{FsError, Result};
 
 use crate::audit::fsck::{self, Progress};
@@ -130,7 +130,7 @@ impl Scrub<'_> {
                 return;
             }
             for &lblk in chunk {
-                self.page((ino, lblk));
+                self.page(PageId::new(ino, lblk));
             }
             drop(lock);
             self.pace();
@@ -167,7 +167,7 @@ impl Scrub<'_> {
             mapped_pages(self.core, mem, &inode, 0)
         } else {
             let mut pages = mapped_pages(self.core, mem, &inode, 0);
-            pages.retain(|&lblk| has_log(self.core.map.get(ino, lblk)));
+            pages.retain(|&lblk| has_log(self.core.map.get(PageId::new(ino, lblk))));
             pages
         }
     }
@@ -175,7 +175,7 @@ impl Scrub<'_> {
     fn directory(&mut self, dir: u32, inode: &Inode) {
         for lblk in mapped_lblks(self.core, dir, inode, 0) {
             let lblk = lblk as u32;
-            let word = self.core.map.get(dir, lblk);
+            let word = self.core.map.get(PageId::new(dir, lblk));
             if word == PageWord::HOLE {
                 continue;
             }
@@ -219,9 +219,9 @@ impl Scrub<'_> {
     }
 
     /// Checks a page's log, and its block if data carries checksums. It may have changed since it was listed.
-    fn page(&mut self, page: (u32, u32)) {
+    fn page(&mut self, page: PageId) {
         let core = self.core;
-        let word = core.map.get(page.0, page.1);
+        let word = core.map.get(page);
         if word.is_hole() || word.is_unwritten() {
             return;
         }

@@ -4,6 +4,7 @@
 //! What lives here: [`Candidates`], lists in DRAM, and the counters [`Folds`]. A list may name a page twice, or one
 //! that has lost its log; it never lacks one that has a log.
 
+use ferrite_map::PageId;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -13,7 +14,7 @@ use parking_lot::Mutex;
 use crate::thread::thread_number;
 
 /// Whether a page has a log now.
-pub(crate) type HasLog<'a> = &'a dyn Fn((u32, u32)) -> bool;
+pub(crate) type HasLog<'a> = &'a dyn Fn(PageId) -> bool;
 
 /// What made a log go.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -51,14 +52,14 @@ pub(crate) const LIST_LONG: usize = 1 << 16;
 /// A queue in chunks.
 #[derive(Default)]
 struct List {
-    chunks: VecDeque<Vec<(u32, u32)>>,
+    chunks: VecDeque<Vec<PageId>>,
     len: usize,
     /// What was left when it was last tidied.
     tidy_len: usize,
 }
 
 impl List {
-    fn push(&mut self, page: (u32, u32)) {
+    fn push(&mut self, page: PageId) {
         if self.chunks.back().is_none_or(|chunk| chunk.len() == CHUNK) {
             self.chunks.push_back(Vec::with_capacity(CHUNK));
         }
@@ -73,7 +74,7 @@ impl List {
     }
 
     /// The oldest chunk.
-    fn take_chunk(&mut self) -> Option<Vec<(u32, u32)>> {
+    fn take_chunk(&mut self) -> Option<Vec<PageId>> {
         let chunk = self.chunks.pop_front()?;
         self.len -= chunk.len();
         Some(chunk)
@@ -122,7 +123,7 @@ impl Candidates {
 
     /// Notes a page that gets its first segment. A list that has grown long is tidied first, whether or not anybody
     /// takes pages from it: so it never holds more than about twice the pages that have logs.
-    pub(crate) fn add(&self, page: (u32, u32), has_log: HasLog<'_>) {
+    pub(crate) fn add(&self, page: PageId, has_log: HasLog<'_>) {
         let list = self.own_list();
         let is_long = {
             let mut list = list.lock();
@@ -135,12 +136,12 @@ impl Candidates {
     }
 
     /// Notes a page that was taken from a list, or that a mount found to have a log.
-    pub(crate) fn put_back(&self, page: (u32, u32)) {
+    pub(crate) fn put_back(&self, page: PageId) {
         self.own_list().lock().push(page);
     }
 
     /// Takes about `most` pages, the oldest of each list.
-    pub(crate) fn take(&self, most: usize) -> Vec<(u32, u32)> {
+    pub(crate) fn take(&self, most: usize) -> Vec<PageId> {
         let mut taken = Vec::new();
         for list in &self.lists {
             while taken.len() < most
@@ -165,6 +166,6 @@ impl Candidates {
     /// DRAM used, in bytes.
     pub(crate) fn dram_bytes(&self) -> u64 {
         let chunks: usize = self.lists.iter().map(|list| list.lock().chunks.len()).sum();
-        (chunks * CHUNK * size_of::<(u32, u32)>()) as u64
+        (chunks * CHUNK * size_of::<PageId>()) as u64
     }
 }

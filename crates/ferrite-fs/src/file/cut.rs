@@ -25,7 +25,7 @@ use crate::format::layout::lblks;
 use crate::page::scan;
 use std::sync::Arc;
 
-use ferrite_map::{MapTx, Resource};
+use ferrite_map::{MapTx, PageId, Resource};
 use ferrite_vfs::{FsError, Result};
 
 use super::write;
@@ -127,14 +127,14 @@ pub(super) fn found_pages(core: &Core, ino: u32, inode: &Inode, worth: u64) -> V
 /// gives space back must not fail for want of it.
 pub(crate) fn unmap(core: &Core, tx: &mut Tx<'_>, ino: u32, lblk: u32, inode: &mut Inode) -> Result<()> {
     tx.set_class(Class::Replacing);
-    let word = core.map.remove(tx, ino, lblk).map_err(map_error)?;
+    let word = core.map.remove(tx, PageId::new(ino, lblk)).map_err(map_error)?;
     if word.is_hole() {
         return Ok(());
     }
     if word.page() != 0 {
         tx.freed(Resource::Block(word.page()));
     }
-    scan::free(core, tx, (ino, lblk), word)?;
+    scan::free(core, tx, PageId::new(ino, lblk), word)?;
     inode.set_blocks(inode.blocks().saturating_sub(1));
     Ok(())
 }
@@ -268,11 +268,18 @@ fn carry_out(core: &Core, mem: &Arc<InodeMem>, inode: &mut Inode) -> Result<()> 
 
 /// Zeroes bytes `from..to` of a page; nothing to do in a hole.
 pub(crate) fn zero_within(core: &Core, tx: &mut Tx<'_>, ino: u32, lblk: u32, from: usize, to: usize) -> Result<()> {
-    let word = core.map.get(ino, lblk);
+    let word = core.map.get(PageId::new(ino, lblk));
     if word.is_hole() || word.is_unwritten() {
         return Ok(());
     }
-    append::write_part(core, tx, (ino, lblk), word, (from, Part::Zero(to - from)), false)
+    append::write_part(
+        core,
+        tx,
+        PageId::new(ino, lblk),
+        word,
+        (from, Part::Zero(to - from)),
+        false,
+    )
 }
 
 /// The range of a punched hole or zeroed stretch: its whole pages, and the parts of pages at its ends.

@@ -7,7 +7,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use ferrite_map::{PageWord, TransCache};
+use ferrite_map::{PageId, PageWord, TransCache};
 use ferrite_vfs::{Result, posix};
 
 use super::atime::touch_atime;
@@ -59,7 +59,8 @@ impl Reader<'_> {
     /// answer.
     pub(crate) fn read_at(&self, offset: u64, buf: &mut [u8]) -> Result<usize> {
         let core = self.core;
-        core.map.prefetch(self.inode.ino, (offset / BLOCK_BYTES) as u32, false);
+        core.map
+            .prefetch(PageId::new(self.inode.ino, (offset / BLOCK_BYTES) as u32), false);
         core.check_readable()?;
         let mut long = LongLogs::default();
         let read = self.consistent(|| self.read_once(offset, buf, &mut long));
@@ -125,8 +126,7 @@ impl Reader<'_> {
             let span = (at % BLOCK_BYTES) as usize + buf.len();
             let pages = span.div_ceil(BLOCK_BYTES as usize).min(BATCH);
             core.map.get_many(
-                self.inode.ino,
-                (at / BLOCK_BYTES) as u32,
+                PageId::new(self.inode.ino, (at / BLOCK_BYTES) as u32),
                 &mut words[..pages],
                 self.cache,
             );
@@ -134,7 +134,7 @@ impl Reader<'_> {
                 let within = at % BLOCK_BYTES;
                 let len = buf.len().min((BLOCK_BYTES - within) as usize);
                 let (part, rest) = buf.split_at_mut(len);
-                let page = (self.inode.ino, lblk as u32);
+                let page = PageId::new(self.inode.ino, lblk as u32);
                 if is_harmed {
                     core.damage.check_page(page, word.is_hole())?;
                 }
@@ -142,7 +142,7 @@ impl Reader<'_> {
                     part.fill(0);
                 } else if has_log(word) {
                     let walked = scan::read(core, page, word, within as usize, part)?;
-                    long.note(core, page.1, walked);
+                    long.note(core, page.lblk, walked);
                 } else {
                     block::read_block(core, page, word, within as usize, part)?;
                 }

@@ -7,7 +7,7 @@ use crate::format::layout::lblks;
 use crate::page::scan;
 use std::sync::Arc;
 
-use ferrite_map::PageWord;
+use ferrite_map::{PageId, PageWord};
 use ferrite_vfs::{BadArgument, FallocateMode, FsError, OpenMode, Result, SpaceOf};
 
 use super::cut::{self, Stretch};
@@ -94,7 +94,7 @@ fn zero(core: &Core, mem: &Arc<InodeMem>, inode: &mut Inode, offset: u64, end: u
         let _ = reserve_pages(core, mem, inode, offset, end, &mut Vec::new());
         return Ok(());
     }
-    let is_written = |lblk| !core.map.get(mem.ino, lblk as u32).is_unwritten();
+    let is_written = |lblk| !core.map.get(PageId::new(mem.ino, lblk as u32)).is_unwritten();
     if (stretch.first..stretch.end).any(is_written) {
         // These blocks stay their pages' and will be filled again in place. A record that vouches for what they hold
         // now would be void after a crash then, with all else that it did; so the mark passes it first.
@@ -107,13 +107,13 @@ fn zero(core: &Core, mem: &Arc<InodeMem>, inode: &mut Inode, offset: u64, end: u
     // It gives nothing back, so what a tree may need for it is nobody's but its own to find.
     tx.set_class(Class::Ordinary);
     for lblk in stretch.first..stretch.end {
-        let word = core.map.get(mem.ino, lblk as u32);
+        let word = core.map.get(PageId::new(mem.ino, lblk as u32));
         if !word.is_unwritten() {
             let unwritten = PageWord::new(word.page(), PageWord::UNWRITTEN);
             core.map
-                .replace(&mut tx, mem.ino, lblk as u32, unwritten)
+                .replace(&mut tx, PageId::new(mem.ino, lblk as u32), unwritten)
                 .map_err(map_error)?;
-            scan::free(core, &mut tx, (mem.ino, lblk as u32), word)?;
+            scan::free(core, &mut tx, PageId::new(mem.ino, lblk as u32), word)?;
         }
     }
     stamp(inode, outcome);
@@ -224,10 +224,13 @@ fn reserve_some(
     let mut tx = Tx::new(core);
     let mut added = Vec::new();
     while lblk < last && (added.len() as u64) < PAGES_PER_RECORD && tx.has_room(64 + INSERT_WORDS) {
-        if core.map.get(mem.ino, lblk as u32).is_hole() {
-            let block = core.map.alloc_page(&mut tx, mem.ino, lblk as u32).map_err(map_error)?;
+        if core.map.get(PageId::new(mem.ino, lblk as u32)).is_hole() {
+            let block = core
+                .map
+                .alloc_page(&mut tx, PageId::new(mem.ino, lblk as u32))
+                .map_err(map_error)?;
             let word = PageWord::new(block, PageWord::UNWRITTEN);
-            tx.insert_page((mem.ino, lblk as u32), word)?;
+            tx.insert_page(PageId::new(mem.ino, lblk as u32), word)?;
             inode.set_blocks(inode.blocks() + 1);
             added.push(lblk as u32);
         }

@@ -7,7 +7,7 @@
 //! a file of which it knows too little, all pages are found once, and it learns them: without the lock if no writer is
 //! faster, and if the version says so.
 
-use ferrite_map::PageWord;
+use ferrite_map::{PageId, PageWord};
 use ferrite_vfs::{FsError, Result};
 
 use super::cut;
@@ -110,7 +110,9 @@ impl Reader<'_> {
         let stop = first.saturating_add(STEP_PAGES).min(end);
         for at in (first..stop).step_by(BATCH) {
             let words = &mut words[..(stop - at).min(BATCH as u64) as usize];
-            self.core.map.get_many(self.inode.ino, at as u32, words, self.cache);
+            self.core
+                .map
+                .get_many(PageId::new(self.inode.ino, at as u32), words, self.cache);
             if let Some(index) = words.iter().position(|&word| is_wanted(word)) {
                 return Step::Found(at + index as u64);
             }
@@ -157,7 +159,7 @@ impl Reader<'_> {
         let pages = cut::found_pages(core, self.inode.ino, inode, worth);
         learn(core, self.inode, &pages, version);
         let mut behind = pages.into_iter().filter(|&lblk| (at..end).contains(&u64::from(lblk)));
-        match behind.find(|&lblk| holds_data(core.map.get(self.inode.ino, lblk))) {
+        match behind.find(|&lblk| holds_data(core.map.get(PageId::new(self.inode.ino, lblk)))) {
             Some(lblk) => Step::Found(u64::from(lblk)),
             None => Step::End,
         }

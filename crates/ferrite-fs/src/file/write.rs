@@ -9,7 +9,7 @@ use crate::format::log_entry::has_log;
 use crate::page::scan;
 use std::sync::Arc;
 
-use ferrite_map::{MapTx, PageWord, Resource};
+use ferrite_map::{MapTx, PageId, PageWord, Resource};
 use ferrite_vfs::{FsError, OpenMode, Result};
 
 use crate::cache::inodes::InodeMem;
@@ -46,7 +46,7 @@ pub(crate) fn write(
 ) -> Result<(u64, usize)> {
     if let Position::At(offset) = position {
         let lblk = (offset / BLOCK_BYTES).min(u64::from(u32::MAX)) as u32;
-        core.map.prefetch(mem.ino, lblk, true);
+        core.map.prefetch(PageId::new(mem.ino, lblk), true);
     }
     core.check_writable()?;
     let mut done = 0;
@@ -122,11 +122,11 @@ fn write_lone_part(
     data: &[u8],
 ) -> Result<bool> {
     let within = (offset % BLOCK_BYTES) as usize;
-    let page = (ino, (offset / BLOCK_BYTES) as u32);
+    let page = PageId::new(ino, (offset / BLOCK_BYTES) as u32);
     if data.len() == PAGE || within + data.len() > PAGE {
         return Ok(false);
     }
-    let word = core.map.get(page.0, page.1);
+    let word = core.map.get(page);
     if word.is_hole() || word.is_unwritten() {
         return Ok(false);
     }
@@ -167,9 +167,9 @@ pub(crate) fn move_out(core: &Core, tx: &mut Tx<'_>, ino: u32, inode: &mut Inode
     if size > 0 {
         let mut page = [0; PAGE];
         page[..INLINE_BYTES].copy_from_slice(&content);
-        let block = core.map.alloc_page(tx, ino, 0).map_err(map_error)?;
-        tx.stream_page((ino, 0), block, &page);
-        tx.insert_page((ino, 0), PageWord::new(block, 0))?;
+        let block = core.map.alloc_page(tx, PageId::new(ino, 0)).map_err(map_error)?;
+        tx.stream_page(PageId::new(ino, 0), block, &page);
+        tx.insert_page(PageId::new(ino, 0), PageWord::new(block, 0))?;
         inode.set_blocks(inode.blocks() + 1);
     }
     inode.clear_inline(0);
@@ -199,19 +199,19 @@ fn write_pages(
     {
         tx.expect_few_blocks();
         let lblk = (offset / BLOCK_BYTES) as u32;
-        tx.stream_page((ino, lblk), block, data);
-        let word = core.map.get(ino, lblk);
-        return map_page(core, tx, (ino, lblk), inode, word, block);
+        tx.stream_page(PageId::new(ino, lblk), block, data);
+        let word = core.map.get(PageId::new(ino, lblk));
+        return map_page(core, tx, PageId::new(ino, lblk), inode, word, block);
     }
     while !rest.is_empty() {
         let first = (at / BLOCK_BYTES) as u32;
         let span = (at % BLOCK_BYTES) as usize + rest.len();
         let pages = span.div_ceil(PAGE).min(BATCH);
-        core.map.get_many(ino, first, &mut words[..pages], &cache);
+        core.map.get_many(PageId::new(ino, first), &mut words[..pages], &cache);
         for (index, &word) in words[..pages].iter().enumerate() {
             let within = (at % BLOCK_BYTES) as usize;
             let (part, behind) = rest.split_at(rest.len().min(PAGE - within));
-            let page = (ino, first + index as u32);
+            let page = PageId::new(ino, first + index as u32);
             if part.len() < PAGE && !word.is_hole() && !word.is_unwritten() {
                 let appends = at + part.len() as u64 > old.size();
                 append::write_part(core, tx, page, word, (within, Part::Data(part)), appends)?;
@@ -229,7 +229,7 @@ fn write_pages(
 fn fill_page(
     core: &Core,
     tx: &mut Tx<'_>,
-    (ino, lblk): (u32, u32),
+    PageId { ino, lblk }: PageId,
     inode: &mut Inode,
     word: PageWord,
     (within, part): (usize, &[u8]),
@@ -241,19 +241,19 @@ fn fill_page(
     let block = if reserved {
         word.page()
     } else {
-        core.map.alloc_page(tx, ino, lblk).map_err(map_error)?
+        core.map.alloc_page(tx, PageId::new(ino, lblk)).map_err(map_error)?
     };
     if part.len() == PAGE {
-        tx.stream_page((ino, lblk), block, part);
+        tx.stream_page(PageId::new(ino, lblk), block, part);
     } else {
         let mut page = [0; PAGE];
         if let (0, Some(content)) = (lblk, head) {
             page[..INLINE_BYTES].copy_from_slice(content);
         }
         page[within..within + part.len()].copy_from_slice(part);
-        tx.stream_page((ino, lblk), block, &page);
+        tx.stream_page(PageId::new(ino, lblk), block, &page);
     }
-    map_page(core, tx, (ino, lblk), inode, word, block)
+    map_page(core, tx, PageId::new(ino, lblk), inode, word, block)
 }
 
 /// What writing a page is, to the reserve: only what was mapped before gives something back.
@@ -269,7 +269,7 @@ fn class_for(word: PageWord) -> Class {
 fn map_page(
     core: &Core,
     tx: &mut Tx<'_>,
-    (ino, lblk): (u32, u32),
+    PageId { ino, lblk }: PageId,
     inode: &mut Inode,
     word: PageWord,
     block: u32,
@@ -277,13 +277,13 @@ fn map_page(
     let new = PageWord::new(block, 0);
     tx.set_class(class_for(word));
     if word.is_hole() {
-        tx.insert_page((ino, lblk), new)?;
+        tx.insert_page(PageId::new(ino, lblk), new)?;
         inode.set_blocks(inode.blocks() + 1);
         return Ok(());
     }
-    core.map.replace(tx, ino, lblk, new).map_err(map_error)?;
+    core.map.replace(tx, PageId::new(ino, lblk), new).map_err(map_error)?;
     if word.page() != 0 && word.page() != block {
         tx.freed(Resource::Block(word.page()));
     }
-    scan::free(core, tx, (ino, lblk), word)
+    scan::free(core, tx, PageId::new(ino, lblk), word)
 }

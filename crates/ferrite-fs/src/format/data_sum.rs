@@ -11,7 +11,7 @@
 //! * A word is durable before the page word that leads to its block can be. A block waits for the journal's mark before
 //!   it is used again, so no replay brings back the word of an earlier use.
 
-use ferrite_map::MapEntry;
+use ferrite_map::{MapEntry, PageId};
 use ferrite_pm::Region;
 use ferrite_vfs::FsError;
 
@@ -24,7 +24,7 @@ const MARKED: u64 = 1 << 32;
 
 /// The word of a block that holds page (ino, lblk), `crc` being the crc32c of all of it. The low half is the checksum,
 /// salted; the high half says whose page it is.
-pub(crate) fn word(seed: u64, (ino, lblk): (u32, u32), crc: u32) -> u64 {
+pub(crate) fn word(seed: u64, PageId { ino, lblk }: PageId, crc: u32) -> u64 {
     let mut mixed = seed ^ (u64::from(ino) << 32 | u64::from(lblk));
     mixed = (mixed ^ mixed >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
@@ -43,7 +43,7 @@ pub(crate) fn misplaced(region: &Region, superblock: &Superblock, entry: &MapEnt
         return None;
     }
     let stored = region.load(superblock.sum_word_offset(page.page())?) >> 32;
-    let was = |lblk: u32| word(superblock.seed, (ino, lblk), 0) >> 32 == stored;
+    let was = |lblk: u32| word(superblock.seed, PageId::new(ino, lblk), 0) >> 32 == stored;
     if was(lblk) {
         return None;
     }
@@ -65,13 +65,13 @@ pub(crate) fn wrong_word(region: &Region, superblock: &Superblock, entry: &MapEn
     region.read(superblock.block_offset(block), &mut data[..]);
     let (stored, right) = (
         region.load(offset),
-        word(superblock.seed, (ino, lblk), crc32c(&data[..])),
+        word(superblock.seed, PageId::new(ino, lblk), crc32c(&data[..])),
     );
-    (stored != right).then(|| (mismatch((ino, lblk), block, stored ^ right), (offset, right)))
+    (stored != right).then(|| (mismatch(PageId::new(ino, lblk), block, stored ^ right), (offset, right)))
 }
 
 #[cold]
-pub(crate) fn mismatch(page: (u32, u32), block: u32, difference: u64) -> FsError {
+pub(crate) fn mismatch(page: PageId, block: u32, difference: u64) -> FsError {
     let what = match difference >> 32 {
         0 => "has the wrong checksum",
         _ => "holds another page's data, or its checksum is damaged",
@@ -81,19 +81,19 @@ pub(crate) fn mismatch(page: (u32, u32), block: u32, difference: u64) -> FsError
 
 /// A page that is mapped to a block which cannot be one.
 #[cold]
-pub(crate) fn no_data(page: (u32, u32), block: u32) -> FsError {
+pub(crate) fn no_data(page: PageId, block: u32) -> FsError {
     let what = format!("mapped to block {block}, which holds no data; run `ferrite fsck`");
     damaged(page, what)
 }
 
 /// Something wrong with a page of a file.
 #[cold]
-pub(crate) fn damaged((ino, lblk): (u32, u32), what: impl Into<String>) -> FsError {
+pub(crate) fn damaged(PageId { ino, lblk }: PageId, what: impl Into<String>) -> FsError {
     FsError::damaged_bytes(u64::from(ino), u64::from(lblk) * BLOCK_BYTES, BLOCK_BYTES, what)
 }
 
 /// A page as people look for it: by inode and offset.
-pub(crate) fn place((ino, lblk): (u32, u32)) -> String {
+pub(crate) fn place(PageId { ino, lblk }: PageId) -> String {
     let start = u64::from(lblk) * BLOCK_BYTES;
     format!("inode {ino}, bytes {start} to {}", start + BLOCK_BYTES - 1)
 }
@@ -104,24 +104,24 @@ mod tests {
 
     #[test]
     fn a_word_is_one_pools_one_pages_and_one_contents() {
-        let own = word(7, (5, 9), 1234);
+        let own = word(7, PageId::new(5, 9), 1234);
         assert_ne!(own >> 32, 0);
         for other in [
-            word(8, (5, 9), 1234),
-            word(7, (9, 5), 1234),
-            word(7, (5, 8), 1234),
-            word(7, (6, 9), 1234),
+            word(8, PageId::new(5, 9), 1234),
+            word(7, PageId::new(9, 5), 1234),
+            word(7, PageId::new(5, 8), 1234),
+            word(7, PageId::new(6, 9), 1234),
         ] {
             assert_ne!(own >> 32, other >> 32, "another page shows in the high half");
             assert_ne!(own as u32, other as u32, "and in the low half");
         }
-        let changed = word(7, (5, 9), 1235);
+        let changed = word(7, PageId::new(5, 9), 1235);
         assert_eq!(
             own >> 32,
             changed >> 32,
             "other content does not look like another page"
         );
         assert_ne!(own, changed);
-        assert_ne!(word(0, (0, 0), 0), 0, "zeros never pass");
+        assert_ne!(word(0, PageId::new(0, 0), 0), 0, "zeros never pass");
     }
 }

@@ -14,7 +14,7 @@
 //! Metadata behind data, so that a reader walks from the newest entry backwards. Everything an append must know (room
 //! in the segment, length of the log) stands in the newest trailer; DRAM holds nothing for a logged page.
 
-use ferrite_map::PageWord;
+use ferrite_map::{PageId, PageWord};
 use ferrite_pm::Region;
 use ferrite_vfs::{FsError, Result};
 use zerocopy::IntoBytes;
@@ -115,7 +115,7 @@ impl Trailer {
     }
 
     /// Checksum of an entry at `unit` of page (ino, lblk): bound to its place, so that remains elsewhere do not pass.
-    fn checksum(&self, (ino, lblk): (u32, u32), unit: u32, data: &[u8]) -> u32 {
+    fn checksum(&self, PageId { ino, lblk }: PageId, unit: u32, data: &[u8]) -> u32 {
         const K: u64 = 0x9e37_79b9_7f4a_7c15;
         let page = u64::from(ino) << 32 | u64::from(lblk);
         let place = u64::from(unit) | u64::from(self.log_units) << 32;
@@ -125,7 +125,7 @@ impl Trailer {
     }
 
     /// Writes data and trailer to the end of `entry`, which is whole units.
-    pub(crate) fn encode(&self, page: (u32, u32), unit: u32, data: &[u8], entry: &mut [u8]) {
+    pub(crate) fn encode(&self, page: PageId, unit: u32, data: &[u8], entry: &mut [u8]) {
         let at = entry.len() - TRAILER_BYTES;
         entry[at - data.len()..at].copy_from_slice(data);
         let second = u64::from(self.checksum(page, unit, data)) | u64::from(self.log_units) << 32;
@@ -141,17 +141,17 @@ pub(crate) struct Entry {
     pub(crate) trailer: Trailer,
     /// The unit of its trailer: what names it.
     pub(crate) unit: u32,
-    page: (u32, u32),
+    page: PageId,
     crc: u32,
 }
 
-fn damaged(page: (u32, u32), unit: u32, what: &str) -> FsError {
+fn damaged(page: PageId, unit: u32, what: &str) -> FsError {
     data_sum::damaged(page, format!("log entry at unit {unit}: {what}; run `ferrite fsck`"))
 }
 
 impl Entry {
     /// Reads the trailer at `unit`, which lies in a data block, and checks that it can be one.
-    pub(crate) fn load(region: &Region, page: (u32, u32), unit: u32) -> Result<Entry> {
+    pub(crate) fn load(region: &Region, page: PageId, unit: u32) -> Result<Entry> {
         let end = (u64::from(unit) + 1) * UNIT_BYTES;
         let (first, second) = (region.load(end - 16), region.load(end - 8));
         let trailer = Trailer::parse(first, second);
@@ -213,7 +213,7 @@ pub(crate) struct Header {
 }
 
 impl Header {
-    fn words(&self, (ino, lblk): (u32, u32)) -> [u64; 4] {
+    fn words(&self, PageId { ino, lblk }: PageId) -> [u64; 4] {
         let first = u64::from(SIGNATURE) | u64::from(self.units) << 32;
         let second = u64::from(ino) | u64::from(lblk) << 32;
         let crc = crc32c_append(self.previous.wrapping_mul(CRC_SPREAD), [first, second].as_bytes());
@@ -221,14 +221,14 @@ impl Header {
     }
 
     /// Writes it to the first bytes of `segment`.
-    pub(crate) fn encode(&self, page: (u32, u32), segment: &mut [u8]) {
+    pub(crate) fn encode(&self, page: PageId, segment: &mut [u8]) {
         for (chunk, word) in segment.chunks_exact_mut(8).zip(self.words(page)) {
             chunk.copy_from_slice(&word.to_le_bytes());
         }
     }
 
     /// Reads and checks the header at `unit` of a segment of page (ino, lblk).
-    pub(crate) fn load(region: &Region, page: (u32, u32), unit: u32) -> Result<Header> {
+    pub(crate) fn load(region: &Region, page: PageId, unit: u32) -> Result<Header> {
         let at = u64::from(unit) * UNIT_BYTES;
         let found = [8, 16, 24].map(|offset| region.load(at + offset));
         let header = Header {
@@ -253,7 +253,7 @@ mod tests {
     #[test]
     fn an_entry_reads_back_at_its_place_only() {
         let region = Region::anonymous(16 << 12).unwrap();
-        let page = (7, 9);
+        let page = PageId::new(7, 9);
         let trailer = Trailer {
             offset: 100,
             len: 60,
@@ -276,7 +276,7 @@ mod tests {
         assert_eq!(entry.trailer, trailer);
         assert_eq!(entry.read(&region, &mut buffer).unwrap(), &[5; 60]);
         assert_eq!(entry.previous(&region).unwrap(), None);
-        let stranger = Entry::load(&region, (7, 8), 66).unwrap();
+        let stranger = Entry::load(&region, PageId::new(7, 8), 66).unwrap();
         assert!(stranger.read(&region, &mut buffer).is_err(), "another page's entry");
         assert!(stranger.previous(&region).is_err(), "another page's segment");
         region.store(66 * 64, region.load(66 * 64) ^ 1);

@@ -10,6 +10,7 @@
 //!   an error that names it.
 //! * Nothing is added once operations run, so asking takes no lock.
 
+use ferrite_map::PageId;
 use std::sync::Arc;
 
 use ferrite_vfs::{FsError, Result};
@@ -40,7 +41,7 @@ pub(crate) struct Damage {
     /// These have lost pages.
     holes: FxHashMap<u32, Arc<str>>,
     /// These, or their logs, are not what was written.
-    damaged_pages: FxHashMap<(u32, u32), Arc<str>>,
+    damaged_pages: FxHashMap<PageId, Arc<str>>,
     /// The reasons above, each once, so that thousands of pages share one.
     reasons: FxHashSet<Arc<str>>,
 }
@@ -90,7 +91,7 @@ impl Damage {
     }
 
     /// A page of a file is not to be answered.
-    pub(crate) fn spoil_page(&mut self, page: (u32, u32), why: &str) {
+    pub(crate) fn spoil_page(&mut self, page: PageId, why: &str) {
         let why = self.reason(why);
         self.damaged_pages.entry(page).or_insert(why);
     }
@@ -151,9 +152,9 @@ impl Damage {
     }
 
     /// Refuses a damaged page, or a hole that may have been one.
-    pub(crate) fn check_page(&self, page: (u32, u32), is_hole: bool) -> Result<()> {
+    pub(crate) fn check_page(&self, page: PageId, is_hole: bool) -> Result<()> {
         let why = self.damaged_pages.get(&page);
-        match why.or_else(|| self.holes.get(&page.0).filter(|_| is_hole)) {
+        match why.or_else(|| self.holes.get(&page.ino).filter(|_| is_hole)) {
             Some(why) => Err(data_sum::damaged(page, format!("{why}; {MEND}"))),
             None => Ok(()),
         }
@@ -173,14 +174,19 @@ mod tests {
         assert!(damage.stops_changes() && damage.findings().len() == 2);
         damage.spoil_inode(5, "lost");
         damage.spoil_holes(6, "counts 3 pages, 2 are mapped");
-        damage.spoil_page((7, 2), "damaged log");
+        damage.spoil_page(PageId::new(7, 2), "damaged log");
         let text = |result: Result<()>| result.unwrap_err().to_string();
         assert!(text(damage.check_inode(5)).contains("inode 5: lost"));
         assert!(damage.check_inode(6).is_ok() && damage.check_holes(5).is_ok() && damage.check_holes(6).is_err());
-        assert!(text(damage.check_page((6, 1), true)).contains("inode 6, bytes 4096 to 8191"));
-        assert!(damage.check_page((6, 1), false).is_ok(), "a page that is there");
-        assert!(text(damage.check_page((7, 2), false)).contains("inode 7, bytes 8192 to 12287: damaged log"));
-        assert!(damage.check_page((7, 1), true).is_ok());
+        assert!(text(damage.check_page(PageId::new(6, 1), true)).contains("inode 6, bytes 4096 to 8191"));
+        assert!(
+            damage.check_page(PageId::new(6, 1), false).is_ok(),
+            "a page that is there"
+        );
+        assert!(
+            text(damage.check_page(PageId::new(7, 2), false)).contains("inode 7, bytes 8192 to 12287: damaged log")
+        );
+        assert!(damage.check_page(PageId::new(7, 1), true).is_ok());
     }
     #[test]
     fn a_ruined_pool_fills_neither_memory_nor_log() {
@@ -188,7 +194,7 @@ mod tests {
         for ino in 0..3 * FINDINGS_MAX as u32 {
             damage.note(format!("inode {ino}"));
             damage.spoil_inode(ino, &format!("reason {ino}"));
-            damage.spoil_page((ino, 0), "its log is damaged");
+            damage.spoil_page(PageId::new(ino, 0), "its log is damaged");
         }
         assert_eq!(damage.findings().len(), FINDINGS_MAX + 1);
         assert!(damage.findings()[FINDINGS_MAX].contains("more"));
@@ -202,7 +208,7 @@ mod tests {
         assert!(text(2999).contains("inode 2999: damaged"), "{}", text(2999));
         let shared = &damage.damaged_pages;
         assert!(
-            Arc::ptr_eq(&shared[&(1, 0)], &shared[&(2999, 0)]),
+            Arc::ptr_eq(&shared[&PageId::new(1, 0)], &shared[&PageId::new(2999, 0)]),
             "one reason is kept once"
         );
     }

@@ -7,7 +7,7 @@
 
 use crate::cache::logged::Cause;
 use crate::format::log_entry::LOG_UNITS_MAX;
-use ferrite_map::{MapTx, PageWord, Resource};
+use ferrite_map::{MapTx, PageId, PageWord, Resource};
 use ferrite_vfs::Result;
 
 use super::scan;
@@ -80,7 +80,7 @@ fn choose(core: &Core, newest: Option<&Trailer>, within: usize, part: Part<'_>, 
 pub(crate) fn write_part(
     core: &Core,
     tx: &mut Tx<'_>,
-    page: (u32, u32),
+    page: PageId,
     word: PageWord,
     (within, part): (usize, Part<'_>),
     appends: bool,
@@ -108,7 +108,7 @@ pub(crate) fn write_part(
 fn append(
     core: &Core,
     tx: &mut Tx<'_>,
-    page: (u32, u32),
+    page: PageId,
     word: PageWord,
     newest: Option<&Entry>,
     (within, part): (usize, Part<'_>),
@@ -169,23 +169,17 @@ fn append(
             unit
         }
     };
-    let (ino, lblk) = page;
+    let PageId { ino, lblk } = page;
     tx.set_class(Class::Replacing);
     core.map
-        .replace(tx, ino, lblk, PageWord::new(word.page(), unit))
+        .replace(tx, PageId::new(ino, lblk), PageWord::new(word.page(), unit))
         .map_err(map_error)?;
     Ok(true)
 }
 
 /// Writes the merged page to a new block; the old one and the log go.
-fn copy(
-    core: &Core,
-    tx: &mut Tx<'_>,
-    page: (u32, u32),
-    word: PageWord,
-    (within, part): (usize, Part<'_>),
-) -> Result<()> {
-    let (ino, lblk) = page;
+fn copy(core: &Core, tx: &mut Tx<'_>, page: PageId, word: PageWord, (within, part): (usize, Part<'_>)) -> Result<()> {
+    let PageId { ino, lblk } = page;
     tx.set_class(Class::Replacing);
     let mut merged = PageBuffer::take();
     // What is copied gets a checksum of its own: damage that was not noticed here would never be.
@@ -197,7 +191,7 @@ fn copy(
     let block = tx.alloc_block().map_err(map_error)?;
     tx.stream_last_page(page, block, &merged[..]);
     core.map
-        .replace(tx, ino, lblk, PageWord::new(block, 0))
+        .replace(tx, PageId::new(ino, lblk), PageWord::new(block, 0))
         .map_err(map_error)?;
     tx.freed(Resource::Block(word.page()));
     scan::free(core, tx, page, word)?;

@@ -8,7 +8,7 @@
 //! Readers hold no lock: a mismatch counts only once the inode's version was found unchanged, so nothing is reported
 //! here by itself.
 
-use ferrite_map::PageWord;
+use ferrite_map::{PageId, PageWord};
 use ferrite_vfs::Result;
 
 use crate::format::checksum::crc32c;
@@ -19,7 +19,7 @@ use crate::pool::core::Core;
 
 /// Where the word of `block` lies and what it must be if it holds `data` as `page`; `None` if data carries no
 /// checksums.
-pub(crate) fn for_block(core: &Core, page: (u32, u32), block: u32, data: &[u8]) -> Option<(u64, u64)> {
+pub(crate) fn for_block(core: &Core, page: PageId, block: u32, data: &[u8]) -> Option<(u64, u64)> {
     let offset = core.superblock.sum_word_offset(block)?;
     Some((offset, word(core.superblock.seed, page, crc32c(data))))
 }
@@ -27,7 +27,7 @@ pub(crate) fn for_block(core: &Core, page: (u32, u32), block: u32, data: &[u8]) 
 /// Copies the bytes from `from` on of the block of a written page, without its log. If data carries checksums, all of
 /// the block is verified.
 #[inline]
-pub(crate) fn read_block(core: &Core, page: (u32, u32), word: PageWord, from: usize, part: &mut [u8]) -> Result<()> {
+pub(crate) fn read_block(core: &Core, page: PageId, word: PageWord, from: usize, part: &mut [u8]) -> Result<()> {
     let block = word.page();
     if !core.superblock.is_data_block(block) {
         return Err(no_data(page, block));
@@ -45,7 +45,7 @@ pub(crate) fn read_block(core: &Core, page: (u32, u32), word: PageWord, from: us
     }
 }
 
-fn read_verified(core: &Core, page: (u32, u32), block: u32, from: usize, part: &mut [u8]) -> Result<()> {
+fn read_verified(core: &Core, page: PageId, block: u32, from: usize, part: &mut [u8]) -> Result<()> {
     let offset = core.superblock.block_offset(block);
     if part.len() as u64 == BLOCK_BYTES {
         core.region.read(offset, part);
@@ -59,7 +59,7 @@ fn read_verified(core: &Core, page: (u32, u32), block: u32, from: usize, part: &
 }
 
 /// Whether `data`, copied from all of `block`, is what was written there as `page`.
-fn verify(core: &Core, page: (u32, u32), block: u32, data: &[u8]) -> Result<()> {
+fn verify(core: &Core, page: PageId, block: u32, data: &[u8]) -> Result<()> {
     match for_block(core, page, block, data) {
         Some((offset, expected)) => {
             let stored = core.region.load(offset);

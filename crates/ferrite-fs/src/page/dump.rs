@@ -1,5 +1,6 @@
 //! What a file's pages look like on the medium, for people: `ferrite dump`.
 
+use ferrite_map::PageId;
 use ferrite_vfs::{Ino, Result};
 
 use super::scan;
@@ -28,7 +29,7 @@ pub(crate) fn dump(core: &Core, ino: Ino) -> Result<Vec<PageDump>> {
     for page in &mut pages {
         let word = ferrite_map::PageWord(page.word);
         if has_log(word) {
-            scan::entries(core.media(), (mem.ino, page.page), word, &mut |entry| {
+            scan::entries(core.media(), PageId::new(mem.ino, page.page), word, &mut |entry| {
                 page.entries.push(EntryDump {
                     unit: entry.unit,
                     offset: entry.trailer.offset,

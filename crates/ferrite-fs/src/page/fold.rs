@@ -14,7 +14,7 @@
 use crate::cache::logged::Cause;
 use std::sync::Arc;
 
-use ferrite_map::{PageWord, Resource};
+use ferrite_map::{PageId, PageWord, Resource};
 use ferrite_vfs::{FsError, Result, SpaceOf};
 
 use super::scan;
@@ -104,8 +104,8 @@ pub(crate) fn fold_all(core: &Core, mem: &Arc<InodeMem>, lblks: &[u32], cause: C
 
 /// Merges a page and its log, as they were at `version`, into a free block, without a fence.
 fn merge(core: &Core, mem: &InodeMem, version: u64, lblk: u32) -> Result<Option<Merged>> {
-    let page = (mem.ino, lblk);
-    let word = core.map.get(mem.ino, lblk);
+    let page = PageId::new(mem.ino, lblk);
+    let word = core.map.get(PageId::new(mem.ino, lblk));
     if mem.is_dead() || !has_log(word) {
         return Ok(None);
     }
@@ -162,7 +162,7 @@ fn swing(core: &Core, mem: &InodeMem, page: &Merged) -> bool {
     let freed = old.clone().filter(|_| !at_once);
     core.log_space.set_waiting(page.segments.iter().copied(), !at_once);
     let seq = core.journal.install(mem.last_seq(), freed, || {
-        core.map.swing(mem.ino, page.lblk, page.word, new)
+        core.map.swing(PageId::new(mem.ino, page.lblk), page.word, new)
     });
     if let Some(seq) = seq {
         mem.set_last_seq(seq);
@@ -180,10 +180,10 @@ fn swing(core: &Core, mem: &InodeMem, page: &Merged) -> bool {
 /// folded.
 pub(crate) fn fold_some(core: &Core, most: usize, cause: Cause, enough: &mut dyn FnMut() -> bool) -> Result<usize> {
     core.candidates.tidy(&|page| scan::page_has_log(core, page));
-    let length = |&(ino, lblk): &(u32, u32)| {
-        let word = core.map.get(ino, lblk);
+    let length = |&page: &PageId| {
+        let word = core.map.get(page);
         // Unreadable may mean that a writer is at it: the page must not drop out of the lists for that.
-        let units = || scan::newest(core, (ino, lblk), word).map_or(0, |entry| entry.trailer.log_units);
+        let units = || scan::newest(core, page, word).map_or(0, |entry| entry.trailer.log_units);
         has_log(word).then(units)
     };
     let mut pages: Vec<_> = core
@@ -196,16 +196,16 @@ pub(crate) fn fold_some(core: &Core, most: usize, cause: Cause, enough: &mut dyn
     pages.dedup();
     let mut folded = 0;
     while let Some((_, page)) = pages.pop() {
-        let mem = core.inodes.get(page.0);
-        let result = match fold(core, &mem, page.1, cause) {
+        let mem = core.inodes.get(page.ino);
+        let result = match fold(core, &mem, page.lblk, cause) {
             // What earlier folds gave back may be all there is.
-            Err(FsError::NoSpace(_)) => core.reclaim().and_then(|()| fold(core, &mem, page.1, cause)),
+            Err(FsError::NoSpace(_)) => core.reclaim().and_then(|()| fold(core, &mem, page.lblk, cause)),
             other => other,
         };
         match result {
             Ok(true) => folded += 1,
             // Somebody is at it: it stays a candidate if it still has a log.
-            Ok(false) if has_log(core.map.get(page.0, page.1)) => core.candidates.put_back(page),
+            Ok(false) if has_log(core.map.get(page)) => core.candidates.put_back(page),
             Ok(false) => {}
             // Damage, which has been told: the others can be folded all the same, and trying again would come to
             // nothing.
@@ -269,7 +269,10 @@ mod tests {
         // None that has a log was dropped.
         let listed = core.candidates.take(usize::MAX);
         for lblk in 0..pages as u32 {
-            assert!(listed.contains(&(ino as u32, lblk)), "page {lblk} is missing");
+            assert!(
+                listed.contains(&PageId::new(ino as u32, lblk)),
+                "page {lblk} is missing"
+            );
         }
     }
 
@@ -283,7 +286,7 @@ mod tests {
         let core = engine.core();
         let mem = core.inode(ino).unwrap();
         let version = mem.begin_read().unwrap();
-        assert!(has_log(core.map.get(mem.ino, 0)));
+        assert!(has_log(core.map.get(PageId::new(mem.ino, 0))));
         assert!(fold(core, &mem, 0, Cause::Idle).unwrap());
         assert!(
             !mem.end_read(version),

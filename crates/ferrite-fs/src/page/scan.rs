@@ -7,7 +7,7 @@
 use crate::format::log_entry::has_log;
 use crate::pool::tx::Tx;
 use ferrite_map::PageWord;
-use ferrite_map::{MapTx, Resource};
+use ferrite_map::{MapTx, PageId, Resource};
 use ferrite_pm::Region;
 use ferrite_vfs::Result;
 
@@ -24,7 +24,7 @@ const ENTRIES_MAX: usize = LOG_UNITS_MAX as usize + 2 * BLOCK_UNITS as usize;
 
 /// The entry of a page that `unit` names.
 #[inline]
-fn entry_at((region, superblock): (&Region, &Superblock), page: (u32, u32), unit: u32) -> Result<Entry> {
+fn entry_at((region, superblock): (&Region, &Superblock), page: PageId, unit: u32) -> Result<Entry> {
     if !superblock.is_data_block(unit / BLOCK_UNITS) {
         let what = format!("its log leads to unit {unit}, which holds no data");
         return Err(data_sum::damaged(page, what));
@@ -34,14 +34,14 @@ fn entry_at((region, superblock): (&Region, &Superblock), page: (u32, u32), unit
 
 /// The newest entry of a logged page.
 #[inline]
-pub(crate) fn newest(core: &Core, page: (u32, u32), word: PageWord) -> Result<Entry> {
+pub(crate) fn newest(core: &Core, page: PageId, word: PageWord) -> Result<Entry> {
     entry_at(core.media(), page, word.log())
 }
 
 /// Calls `visit` for the entries of a page, newest first, until it returns false.
 pub(crate) fn entries(
     (region, superblock): (&Region, &Superblock),
-    page: (u32, u32),
+    page: PageId,
     word: PageWord,
     visit: &mut dyn FnMut(&Entry) -> Result<bool>,
 ) -> Result<()> {
@@ -67,7 +67,7 @@ pub(crate) fn entries(
 }
 
 /// Calls `visit` with the header unit of each segment of a page, newest first.
-pub(crate) fn segments(core: &Core, page: (u32, u32), word: PageWord, visit: &mut dyn FnMut(u32)) -> Result<()> {
+pub(crate) fn segments(core: &Core, page: PageId, word: PageWord, visit: &mut dyn FnMut(u32)) -> Result<()> {
     let mut last = None;
     entries(core.media(), page, word, &mut |entry| {
         if last != Some(entry.header_unit()) {
@@ -137,7 +137,7 @@ impl Gaps {
 
 /// Copies the bytes from `from` on of a written page to `part`. Returns how many log entries were walked. If data
 /// carries checksums, all that was walked is verified, and the block if any of it is used.
-pub(crate) fn read(core: &Core, page: (u32, u32), word: PageWord, from: usize, part: &mut [u8]) -> Result<usize> {
+pub(crate) fn read(core: &Core, page: PageId, word: PageWord, from: usize, part: &mut [u8]) -> Result<usize> {
     if !has_log(word) {
         block::read_block(core, page, word, from, part)?;
         return Ok(0);
@@ -184,7 +184,7 @@ pub(crate) fn read(core: &Core, page: (u32, u32), word: PageWord, from: usize, p
 
 /// The same from the oldest entry forwards, as the paper's comparison (`HDPM w/o opt`) does: bytes written again and
 /// again are copied again and again.
-fn read_forward(core: &Core, page: (u32, u32), word: PageWord, from: usize, part: &mut [u8]) -> Result<usize> {
+fn read_forward(core: &Core, page: PageId, word: PageWord, from: usize, part: &mut [u8]) -> Result<usize> {
     let mut list = Vec::new();
     entries(core.media(), page, word, &mut |entry| {
         list.push(*entry);
@@ -214,12 +214,12 @@ fn read_forward(core: &Core, page: (u32, u32), word: PageWord, from: usize, part
 }
 
 /// Whether a page has a log now.
-pub(crate) fn page_has_log(core: &Core, (ino, lblk): (u32, u32)) -> bool {
-    has_log(core.map.get(ino, lblk))
+pub(crate) fn page_has_log(core: &Core, PageId { ino, lblk }: PageId) -> bool {
+    has_log(core.map.get(PageId::new(ino, lblk)))
 }
 
 /// Frees the log of a page whose word `tx` replaces or removes.
-pub(crate) fn free(core: &Core, tx: &mut Tx<'_>, page: (u32, u32), word: PageWord) -> Result<()> {
+pub(crate) fn free(core: &Core, tx: &mut Tx<'_>, page: PageId, word: PageWord) -> Result<()> {
     if has_log(word) {
         segments(core, page, word, &mut |header_unit| {
             tx.freed(Resource::LogSegment(header_unit));

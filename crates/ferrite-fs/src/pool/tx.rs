@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use ferrite_map::gate::{Moving, Passage};
-use ferrite_map::{FreshNodes, MapError, MapTx, Mapping, PageWord, Resource, SetLines};
+use ferrite_map::{FreshNodes, MapError, MapTx, Mapping, PageId, PageWord, Resource, SetLines};
 use ferrite_pm::Region;
 use ferrite_vfs::{FsError, Result, SpaceOf, Unsupported};
 use rustc_hash::FxHashMap;
@@ -324,7 +324,7 @@ impl<'e> Tx<'e> {
     }
 
     /// Fills a claimed block with a page of a file, the last thing done before the record of an operation on one page.
-    pub(crate) fn stream_last_page(&mut self, page: (u32, u32), block: u32, data: &[u8]) {
+    pub(crate) fn stream_last_page(&mut self, page: PageId, block: u32, data: &[u8]) {
         if matches!(self.stage, Stage::OnePage(_)) {
             self.expect_few_blocks();
         }
@@ -333,7 +333,7 @@ impl<'e> Tx<'e> {
 
     /// Fills a claimed block with page (inode, logical block) of a file, or with a link's target, and records its
     /// checksum if data carries checksums. Durable with the commit.
-    pub(crate) fn stream_page(&mut self, page: (u32, u32), block: u32, data: &[u8]) {
+    pub(crate) fn stream_page(&mut self, page: PageId, block: u32, data: &[u8]) {
         let Some(offset) = self.core.superblock.sum_word_offset(block) else {
             return self.stream_block(block, data);
         };
@@ -396,8 +396,11 @@ impl<'e> Tx<'e> {
     /// Maps a page that is not mapped. The only way for operations to do so: the commit widens the inode's
     /// [`crate::cache::spread::Spread`].
     #[inline]
-    pub(crate) fn insert_page(&mut self, (ino, lblk): (u32, u32), word: PageWord) -> Result<()> {
-        self.core.map.insert(self, ino, lblk, word).map_err(map_error)?;
+    pub(crate) fn insert_page(&mut self, PageId { ino, lblk }: PageId, word: PageWord) -> Result<()> {
+        self.core
+            .map
+            .insert(self, PageId::new(ino, lblk), word)
+            .map_err(map_error)?;
         if self.core.keeps_spreads {
             let page = u64::from(lblk);
             match self.buffers.mapped.last_mut() {

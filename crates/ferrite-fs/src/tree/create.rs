@@ -2,7 +2,7 @@
 
 use std::cell::OnceCell;
 
-use ferrite_map::PageWord;
+use ferrite_map::{PageId, PageWord};
 use ferrite_vfs::{Attr, Cred, FileKind, FsError, Ino, LINK_MAX, Result, posix};
 
 use super::dir;
@@ -91,11 +91,11 @@ fn store_target(core: &Core, tx: &mut Tx<'_>, ino: u32, inode: &mut Inode, targe
         return Ok(());
     }
     inode.set_inline(false);
-    let block = core.map.alloc_page(tx, ino, 0).map_err(map_error)?;
+    let block = core.map.alloc_page(tx, PageId::new(ino, 0)).map_err(map_error)?;
     let mut page = [0; BLOCK_BYTES as usize];
     page[..target.len()].copy_from_slice(target);
-    tx.stream_page((ino, 0), block, &page);
-    tx.insert_page((ino, 0), PageWord::new(block, 0))?;
+    tx.stream_page(PageId::new(ino, 0), block, &page);
+    tx.insert_page(PageId::new(ino, 0), PageWord::new(block, 0))?;
     inode.set_blocks(1);
     Ok(())
 }
@@ -111,12 +111,12 @@ pub(crate) fn link_target(core: &Core, ino: u32, inode: &Inode) -> Result<Vec<u8
             .map(<[u8]>::to_vec)
             .ok_or_else(|| damaged("impossible length"));
     }
-    let word = core.map.get(ino, 0);
+    let word = core.map.get(PageId::new(ino, 0));
     if word.is_hole() || len >= ferrite_vfs::PATH_MAX {
         return Err(damaged("no target"));
     }
     let mut target = vec![0; len];
-    block::read_block(core, (ino, 0), word, 0, &mut target)?;
+    block::read_block(core, PageId::new(ino, 0), word, 0, &mut target)?;
     Ok(target)
 }
 

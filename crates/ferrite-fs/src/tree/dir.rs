@@ -8,7 +8,7 @@
 //! a stable cookie. A block without entries is unmapped by the record that removes the last one. The directory's
 //! size is the end of its last mapped block. [`DirHints`] are hints: every use checks the medium.
 
-use ferrite_map::{MapTx, PageWord, Resource};
+use ferrite_map::{MapTx, PageId, PageWord, Resource};
 use ferrite_vfs::{DirEntry, FileKind, FsError, Result};
 
 use crate::cache::inodes::DirHints;
@@ -44,10 +44,10 @@ struct Space {
 
 /// Where a block of the directory is; `None` for a hole.
 fn block_of(core: &Core, dir: u32, lblk: u64) -> Result<Option<u64>> {
-    match core.map.get(dir, lblk as u32) {
+    match core.map.get(PageId::new(dir, lblk as u32)) {
         PageWord::HOLE => Ok(None),
         word if core.superblock.is_data_block(word.page()) => Ok(Some(core.superblock.block_offset(word.page()))),
-        word => Err(data_sum::no_data((dir, lblk as u32), word.page())),
+        word => Err(data_sum::no_data(PageId::new(dir, lblk as u32), word.page())),
     }
 }
 
@@ -73,7 +73,7 @@ pub(crate) fn mapped_lblks(core: &Core, dir: u32, inode: &Inode, first: u64) -> 
 /// End of the last mapped block before `lblk`.
 fn end_before(core: &Core, dir: u32, inode: &Inode, lblk: u64) -> u64 {
     let near = lblk.saturating_sub(WALK_MAX);
-    let is_mapped = |&lblk: &u64| !core.map.get(dir, lblk as u32).is_hole();
+    let is_mapped = |&lblk: &u64| !core.map.get(PageId::new(dir, lblk as u32)).is_hole();
     let last = (near..lblk).rev().find(is_mapped).or_else(|| {
         let far = mapped_lblks(core, dir, inode, 0).take_while(|&other| other < near);
         far.filter(is_mapped).last()
@@ -234,12 +234,12 @@ pub(crate) fn inserted(planned: &Planned, hints: &mut DirHints) {
 fn add_block(core: &Core, tx: &mut Tx<'_>, dir: u32, inode: &mut Inode, hole: Option<u64>) -> Result<Space> {
     let lblk = hole.unwrap_or_else(|| last_lblk_end(inode));
     let lblk32 = u32::try_from(lblk).map_err(|_| FsError::FileTooBig)?;
-    if !core.map.get(dir, lblk32).is_hole() {
+    if !core.map.get(PageId::new(dir, lblk32)).is_hole() {
         let what = format!("block {lblk} of the directory lies behind its end");
         return Err(FsError::damaged(u64::from(dir), what));
     }
     let block = tx.alloc_block().map_err(crate::pool::core::map_error)?;
-    tx.insert_page((dir, lblk32), PageWord::new(block, 0))?;
+    tx.insert_page(PageId::new(dir, lblk32), PageWord::new(block, 0))?;
     let offset = core.superblock.block_offset(block);
     let [first, second] = dentry::block_header(dir, lblk32);
     tx.set_word(offset, first);
@@ -297,7 +297,7 @@ pub(crate) fn remove(
     let block = (block_offset / BLOCK_BYTES) as u32;
     if core
         .map
-        .remove(tx, dir, lblk)
+        .remove(tx, PageId::new(dir, lblk))
         .map_err(crate::pool::core::map_error)?
         .page()
         != block

@@ -1,6 +1,6 @@
 //! Tests of operations on names where no block is left, or where what follows a commit fails.
 
-use ferrite_map::{MapTx, Mapping, Resource};
+use ferrite_map::{MapTx, Mapping, PageId, Resource};
 use ferrite_pm::Region;
 use ferrite_vfs::{Cred, FileKind, FileSystem, FsError, Ino, NewNode, OpenMode, ROOT_INO, RenameMode};
 
@@ -114,8 +114,8 @@ fn unfreeable(engine: &Engine, name: &[u8]) -> Ino {
     write(engine, ino, 0, &vec![1; 100 * PAGE]);
     write(engine, ino, 50 * BLOCK_BYTES + 7, b"logged");
     let core = engine.core();
-    let page = (ino as u32, 50);
-    let word = core.map.get(page.0, page.1);
+    let page = PageId::new(ino as u32, 50);
+    let word = core.map.get(page);
     assert!(has_log(word));
     let mut headers = Vec::new();
     scan::segments(core, page, word, &mut |unit| headers.push(unit)).unwrap();

@@ -16,7 +16,7 @@ use std::cell::RefCell;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use ferrite_map::{Broken, FileMap, Geometry, MapEntry, MapError, MapTx, Measured, PageWord, TransCache};
+use ferrite_map::{Broken, FileMap, Geometry, MapEntry, MapError, MapTx, Measured, PageId, PageWord, TransCache};
 use ferrite_pm::Region;
 
 use super::page_cache::{GENERATION, NODE_WORDS, PageCache};
@@ -340,12 +340,12 @@ impl FileMap for ExtentTree {
         }
     }
 
-    fn get(&self, ino: u32, lblk: u32) -> PageWord {
+    fn get(&self, PageId { ino, lblk }: PageId) -> PageWord {
         let entry = self.find(ino, |node| self.look(node, lblk));
         entry.and_then(|entry| entry.at(lblk)).unwrap_or(PageWord::HOLE)
     }
 
-    fn get_many(&self, ino: u32, lblk: u32, out: &mut [PageWord], _cache: &TransCache) {
+    fn get_many(&self, PageId { ino, lblk }: PageId, out: &mut [PageWord], _cache: &TransCache) {
         let mut extent = None;
         for (lblk, word) in (lblk..=u32::MAX).zip(out) {
             let known = extent.and_then(|extent: Entry| extent.at(lblk));
@@ -356,17 +356,17 @@ impl FileMap for ExtentTree {
         }
     }
 
-    fn prefetch(&self, ino: u32, _lblk: u32, _to_store: bool) {
+    fn prefetch(&self, PageId { ino, .. }: PageId, _to_store: bool) {
         if ino < self.geometry.inodes {
             self.region.prefetch(self.root_offset(ino));
         }
     }
 
-    fn alloc_page(&self, tx: &mut dyn MapTx, _ino: u32, _lblk: u32) -> Result<u32, MapError> {
+    fn alloc_page(&self, tx: &mut dyn MapTx, _page: PageId) -> Result<u32, MapError> {
         tx.alloc_block()
     }
 
-    fn insert(&self, tx: &mut dyn MapTx, ino: u32, lblk: u32, word: PageWord) -> Result<(), MapError> {
+    fn insert(&self, tx: &mut dyn MapTx, PageId { ino, lblk }: PageId, word: PageWord) -> Result<(), MapError> {
         let new = Entry {
             first: lblk,
             len: 1,
@@ -410,7 +410,7 @@ impl FileMap for ExtentTree {
         Ok(())
     }
 
-    fn replace(&self, tx: &mut dyn MapTx, ino: u32, lblk: u32, word: PageWord) -> Result<(), MapError> {
+    fn replace(&self, tx: &mut dyn MapTx, PageId { ino, lblk }: PageId, word: PageWord) -> Result<(), MapError> {
         let vanished = || MapError::Damaged(format!("page {lblk} of inode {ino} vanished"));
         let (path, at, entry) = self.holding(tx, ino, lblk)?.ok_or_else(vanished)?;
         let (leaf, _) = path.last().copied().ok_or_else(vanished)?;
@@ -425,12 +425,12 @@ impl FileMap for ExtentTree {
         Ok(())
     }
 
-    fn swing(&self, _ino: u32, _lblk: u32, _old: PageWord, _new: PageWord) -> Option<u64> {
+    fn swing(&self, _page: PageId, _old: PageWord, _new: PageWord) -> Option<u64> {
         // Nobody folds logs in the lab.
         None
     }
 
-    fn remove(&self, tx: &mut dyn MapTx, ino: u32, lblk: u32) -> Result<PageWord, MapError> {
+    fn remove(&self, tx: &mut dyn MapTx, PageId { ino, lblk }: PageId) -> Result<PageWord, MapError> {
         let Some((mut path, at, entry)) = self.holding(tx, ino, lblk)? else {
             return Ok(PageWord::HOLE);
         };
@@ -497,7 +497,7 @@ impl FileMap for ExtentTree {
 }
 
 impl Measured for ExtentTree {
-    fn lines_touched(&self, ino: u32, lblk: u32) -> u64 {
+    fn lines_touched(&self, PageId { ino, lblk }: PageId) -> u64 {
         let lines = RefCell::new(BTreeSet::from([self.root_offset(ino) / 64]));
         self.find(ino, |node| {
             search(lblk, |word| {

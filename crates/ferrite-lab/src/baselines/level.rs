@@ -12,7 +12,9 @@ use std::sync::Arc;
 
 use ferrite_map::bitmap::AtomicBitmap;
 use ferrite_map::gate::Gate;
-use ferrite_map::{Broken, FileMap, Geometry, MapEntry, MapError, MapTx, Measured, PageWord, Resource, TransCache};
+use ferrite_map::{
+    Broken, FileMap, Geometry, MapEntry, MapError, MapTx, Measured, PageId, PageWord, Resource, TransCache,
+};
 use ferrite_pm::Region;
 use parking_lot::Mutex;
 use rustc_hash::FxHashSet;
@@ -201,7 +203,7 @@ impl FileMap for LevelHash {
         "level"
     }
 
-    fn get(&self, ino: u32, lblk: u32) -> PageWord {
+    fn get(&self, PageId { ino, lblk }: PageId) -> PageWord {
         self.gate.steady(|| {
             let slot = self.find(key_of(ino, lblk), |offset| self.region.load(offset)).0;
             slot.map_or(PageWord::HOLE, |slot| {
@@ -210,23 +212,23 @@ impl FileMap for LevelHash {
         })
     }
 
-    fn get_many(&self, ino: u32, lblk: u32, out: &mut [PageWord], _cache: &TransCache) {
+    fn get_many(&self, PageId { ino, lblk }: PageId, out: &mut [PageWord], _cache: &TransCache) {
         for (lblk, word) in (lblk..=u32::MAX).zip(out) {
-            *word = self.get(ino, lblk);
+            *word = self.get(PageId::new(ino, lblk));
         }
     }
 
-    fn prefetch(&self, ino: u32, lblk: u32, _to_store: bool) {
+    fn prefetch(&self, PageId { ino, lblk }: PageId, _to_store: bool) {
         let bottom = self.bottom(&|offset| self.region.load(offset));
         self.region
             .prefetch(self.key_offset(self.pair(key_of(ino, lblk), bottom + 1)[0]));
     }
 
-    fn alloc_page(&self, tx: &mut dyn MapTx, _ino: u32, _lblk: u32) -> Result<u32, MapError> {
+    fn alloc_page(&self, tx: &mut dyn MapTx, _page: PageId) -> Result<u32, MapError> {
         tx.alloc_block()
     }
 
-    fn insert(&self, tx: &mut dyn MapTx, ino: u32, lblk: u32, word: PageWord) -> Result<(), MapError> {
+    fn insert(&self, tx: &mut dyn MapTx, PageId { ino, lblk }: PageId, word: PageWord) -> Result<(), MapError> {
         let key = key_of(ino, lblk);
         let bottom = self.bottom(&|offset| tx.word(offset));
         let slot = [bottom + 1, bottom]
@@ -244,14 +246,14 @@ impl FileMap for LevelHash {
         }
     }
 
-    fn replace(&self, tx: &mut dyn MapTx, ino: u32, lblk: u32, word: PageWord) -> Result<(), MapError> {
+    fn replace(&self, tx: &mut dyn MapTx, PageId { ino, lblk }: PageId, word: PageWord) -> Result<(), MapError> {
         let (slot, _) = self.find(key_of(ino, lblk), |offset| tx.word(offset));
         let slot = slot.ok_or_else(|| MapError::Damaged(format!("page {lblk} of inode {ino} vanished")))?;
         tx.set_word(self.word_offset(slot), word.0);
         Ok(())
     }
 
-    fn swing(&self, ino: u32, lblk: u32, old: PageWord, new: PageWord) -> Option<u64> {
+    fn swing(&self, PageId { ino, lblk }: PageId, old: PageWord, new: PageWord) -> Option<u64> {
         let offset = self.word_offset(self.find_stored(ino, lblk).0?);
         (self.region.load(offset) == old.0).then(|| {
             self.region.store(offset, new.0);
@@ -259,7 +261,7 @@ impl FileMap for LevelHash {
         })
     }
 
-    fn remove(&self, tx: &mut dyn MapTx, ino: u32, lblk: u32) -> Result<PageWord, MapError> {
+    fn remove(&self, tx: &mut dyn MapTx, PageId { ino, lblk }: PageId) -> Result<PageWord, MapError> {
         let (Some(slot), _) = self.find(key_of(ino, lblk), |offset| tx.word(offset)) else {
             return Ok(PageWord::HOLE);
         };
@@ -325,7 +327,7 @@ impl FileMap for LevelHash {
 }
 
 impl Measured for LevelHash {
-    fn lines_touched(&self, ino: u32, lblk: u32) -> u64 {
+    fn lines_touched(&self, PageId { ino, lblk }: PageId) -> u64 {
         self.find_stored(ino, lblk).1
     }
 }

@@ -9,7 +9,9 @@
 use std::sync::Arc;
 
 use ferrite_map::bitmap::AtomicBitmap;
-use ferrite_map::{Broken, FileMap, Geometry, MapEntry, MapError, MapTx, Measured, PageWord, Resource, TransCache};
+use ferrite_map::{
+    Broken, FileMap, Geometry, MapEntry, MapError, MapTx, Measured, PageId, PageWord, Resource, TransCache,
+};
 use ferrite_pm::{LINE_BYTES, Region};
 
 use super::{hash, key_of, place};
@@ -115,25 +117,25 @@ impl FileMap for Tombstones {
         "hashfs-tombstones"
     }
 
-    fn get(&self, ino: u32, lblk: u32) -> PageWord {
+    fn get(&self, PageId { ino, lblk }: PageId) -> PageWord {
         let slot = self.find_stored(ino, lblk);
         slot.map_or(PageWord::HOLE, |slot| {
             PageWord(self.region.load(self.word_offset(slot)))
         })
     }
 
-    fn get_many(&self, ino: u32, lblk: u32, out: &mut [PageWord], _cache: &TransCache) {
+    fn get_many(&self, PageId { ino, lblk }: PageId, out: &mut [PageWord], _cache: &TransCache) {
         for (lblk, word) in (lblk..=u32::MAX).zip(out) {
-            *word = self.get(ino, lblk);
+            *word = self.get(PageId::new(ino, lblk));
         }
     }
 
-    fn prefetch(&self, ino: u32, lblk: u32, _to_store: bool) {
+    fn prefetch(&self, PageId { ino, lblk }: PageId, _to_store: bool) {
         let slot = self.home(key_of(ino, lblk)) * BUCKET_SLOTS;
         self.region.prefetch(self.key_offset(slot));
     }
 
-    fn alloc_page(&self, tx: &mut dyn MapTx, ino: u32, lblk: u32) -> Result<u32, MapError> {
+    fn alloc_page(&self, tx: &mut dyn MapTx, PageId { ino, lblk }: PageId) -> Result<u32, MapError> {
         let slot = self.free_slot(key_of(ino, lblk), false);
         let own = slot.filter(|&slot| slot < u64::from(self.geometry.blocks));
         match own.map(|slot| self.geometry.first_block + slot as u32) {
@@ -142,7 +144,7 @@ impl FileMap for Tombstones {
         }
     }
 
-    fn insert(&self, tx: &mut dyn MapTx, ino: u32, lblk: u32, word: PageWord) -> Result<(), MapError> {
+    fn insert(&self, tx: &mut dyn MapTx, PageId { ino, lblk }: PageId, word: PageWord) -> Result<(), MapError> {
         let key = key_of(ino, lblk);
         let slot = self.free_slot(key, true).ok_or(MapError::TableFull)?;
         tx.claimed(Resource::MapSlot(slot as u32));
@@ -151,14 +153,14 @@ impl FileMap for Tombstones {
         Ok(())
     }
 
-    fn replace(&self, tx: &mut dyn MapTx, ino: u32, lblk: u32, word: PageWord) -> Result<(), MapError> {
+    fn replace(&self, tx: &mut dyn MapTx, PageId { ino, lblk }: PageId, word: PageWord) -> Result<(), MapError> {
         let (slot, _) = self.find(key_of(ino, lblk), |offset| tx.word(offset));
         let slot = slot.ok_or_else(|| MapError::Damaged(format!("page {lblk} of inode {ino} vanished")))?;
         tx.set_word(self.word_offset(slot), word.0);
         Ok(())
     }
 
-    fn swing(&self, ino: u32, lblk: u32, old: PageWord, new: PageWord) -> Option<u64> {
+    fn swing(&self, PageId { ino, lblk }: PageId, old: PageWord, new: PageWord) -> Option<u64> {
         let offset = self.word_offset(self.find_stored(ino, lblk)?);
         (self.region.load(offset) == old.0).then(|| {
             self.region.store(offset, new.0);
@@ -166,7 +168,7 @@ impl FileMap for Tombstones {
         })
     }
 
-    fn remove(&self, tx: &mut dyn MapTx, ino: u32, lblk: u32) -> Result<PageWord, MapError> {
+    fn remove(&self, tx: &mut dyn MapTx, PageId { ino, lblk }: PageId) -> Result<PageWord, MapError> {
         let (Some(slot), _) = self.find(key_of(ino, lblk), |offset| tx.word(offset)) else {
             return Ok(PageWord::HOLE);
         };
@@ -220,7 +222,7 @@ impl FileMap for Tombstones {
 }
 
 impl Measured for Tombstones {
-    fn lines_touched(&self, ino: u32, lblk: u32) -> u64 {
+    fn lines_touched(&self, PageId { ino, lblk }: PageId) -> u64 {
         let (slot, buckets) = self.find(key_of(ino, lblk), |offset| self.region.load(offset));
         buckets + u64::from(slot.is_some())
     }

@@ -4,6 +4,7 @@ use super::*;
 use crate::compare::filled;
 use crate::measure::FILE;
 use crate::{lookup_rows, run_rows};
+use ferrite_map::PageId;
 
 #[test]
 fn every_structure_has_every_row_and_hashfs_stays_within_its_lines() {
@@ -120,7 +121,9 @@ fn leaf_touches_a_third_of_the_lines_in_order() {
         let lines = |mapping: Mapping, step: usize| {
             let pool = filled(mapping, &plan, fill_percent).expect("a pool");
             let touched = (0..plan.file_pages).step_by(step);
-            let touched: u64 = touched.map(|lblk| pool.map.lines_touched(FILE, lblk)).sum();
+            let touched: u64 = touched
+                .map(|lblk| pool.map.lines_touched(PageId::new(FILE, lblk)))
+                .sum();
             touched as f64 / f64::from(plan.file_pages)
         };
         // The other six pages of a chunk lie in the line that the first one's lookup found.

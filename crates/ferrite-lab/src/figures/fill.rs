@@ -11,6 +11,7 @@ use crate::pool::{INODES, Pool, PoolPlan};
 use crate::progress::Progress;
 use crate::random::Rng;
 use crate::structure::Structure;
+use ferrite_map::PageId;
 
 const READS: &str = "Cold random lookups";
 const INSERTS: &str = "Cold appends";
@@ -68,7 +69,10 @@ fn run(plan: &Plan, progress: &mut dyn Progress) -> Result<FigureData, LabError>
                 .map(|_| rng.below(u64::from(filled)) as u32)
                 .map(|page| (FIRST_FILLER + page / file_pages, page % file_pages))
                 .collect();
-            let lines: u64 = pages.iter().map(|&(ino, lblk)| pool.map.lines_touched(ino, lblk)).sum();
+            let lines: u64 = pages
+                .iter()
+                .map(|&(ino, lblk)| pool.map.lines_touched(PageId::new(ino, lblk)))
+                .sum();
             let lines = lines as f64 / pages.len() as f64;
             let extra = |ino: u32, lblk: u32| missed(plan, &pool, ino, lblk);
             let mut reads = cold.looks(&pool, pages.iter().copied(), extra);

@@ -2,7 +2,7 @@
 
 use std::hint::black_box;
 
-use ferrite_map::{PageWord, TransCache};
+use ferrite_map::{PageId, PageWord, TransCache};
 
 use super::{Figure, Judge, bars, extent_of, panel_of};
 use crate::alloc::BLOCK_BYTES;
@@ -105,7 +105,9 @@ impl Path<'_> {
     /// Times of mapping and of copying.
     fn read(&mut self, lblk: u32, count: u32) -> (f64, f64) {
         let mut words = vec![PageWord::HOLE; count as usize];
-        self.pool.map.get_many(FILE, lblk, &mut words, &TransCache::default());
+        self.pool
+            .map
+            .get_many(PageId::new(FILE, lblk), &mut words, &TransCache::default());
         for word in &words {
             self.pool
                 .region
@@ -124,7 +126,7 @@ impl Path<'_> {
     fn append(&mut self, lblk: u32, count: u32) -> Result<(f64, f64), LabError> {
         let map = self.cold.insert(self.pool, GROWING, lblk, count)?;
         let words: Vec<PageWord> = (lblk..lblk + count)
-            .map(|lblk| self.pool.map.get(GROWING, lblk))
+            .map(|lblk| self.pool.map.get(PageId::new(GROWING, lblk)))
             .collect();
         let region = &self.pool.region;
         let mut fenced = Ok(());

@@ -15,7 +15,7 @@
 //! slots: entries move freely. Records say the word of each page of a run: whoever makes a page head records its word.
 
 use super::{Cuckoo, key_of};
-use crate::{MapTx, PageWord};
+use crate::{MapTx, PageId, PageWord};
 
 /// Pages of a run at most.
 pub(super) const MAX_RUN: u32 = 512;
@@ -150,7 +150,7 @@ impl<'v> View<'v> {
 
     /// The run of a page that lies in `slot`: the one it leads, or, if `looks_back`, the one it follows in.
     #[inline]
-    pub(super) fn run_of(&self, (ino, lblk): (u32, u32), slot: u64, looks_back: bool) -> Option<Run> {
+    pub(super) fn run_of(&self, PageId { ino, lblk }: PageId, slot: u64, looks_back: bool) -> Option<Run> {
         let back = self.range(slot).back();
         if back == 0 {
             return self.run_from(slot, lblk);
@@ -174,8 +174,8 @@ pub(super) fn set_range(map: &Cuckoo, tx: &mut dyn MapTx, slot: u64, range: Rang
 
 /// Lets the run of the page before go on with page `lblk`, which is in no run, if its word allows it. Returns the
 /// page's range.
-pub(super) fn join(map: &Cuckoo, tx: &mut dyn MapTx, (ino, lblk): (u32, u32), word: PageWord) -> Range {
-    let Some((head, back)) = run_before(View::within(map, tx), (ino, lblk), word) else {
+pub(super) fn join(map: &Cuckoo, tx: &mut dyn MapTx, PageId { ino, lblk }: PageId, word: PageWord) -> Range {
+    let Some((head, back)) = run_before(View::within(map, tx), PageId::new(ino, lblk), word) else {
         return Range::LONE;
     };
     if back == 1 {
@@ -189,7 +189,7 @@ pub(super) fn join(map: &Cuckoo, tx: &mut dyn MapTx, (ino, lblk): (u32, u32), wo
 }
 
 /// The slot of the head that page `lblk` may follow, and how far behind it.
-fn run_before(view: View<'_>, (ino, lblk): (u32, u32), word: PageWord) -> Option<(u64, u32)> {
+fn run_before(view: View<'_>, PageId { ino, lblk }: PageId, word: PageWord) -> Option<(u64, u32)> {
     let before = lblk.checked_sub(1)?;
     let block = word.page().checked_sub(1)?;
     if word.log() != 0 || !view.map.geometry.is_data_block(block) {
@@ -199,7 +199,7 @@ fn run_before(view: View<'_>, (ino, lblk): (u32, u32), word: PageWord) -> Option
     if view.word(slot) != PageWord::new(block, 0) {
         return None;
     }
-    let (head, back) = match view.run_of((ino, before), slot, true) {
+    let (head, back) = match view.run_of(PageId::new(ino, before), slot, true) {
         Some(run) => (run.slot, lblk - run.first_lblk),
         None => (slot, 1),
     };
@@ -208,7 +208,7 @@ fn run_before(view: View<'_>, (ino, lblk): (u32, u32), word: PageWord) -> Option
 
 /// Takes page `lblk`, in `slot`, and all behind it out of its run, because its word is about to change. The page's own
 /// range, which makes it a head perhaps, is the caller's to set.
-pub(super) fn cut(map: &Cuckoo, tx: &mut dyn MapTx, (ino, lblk): (u32, u32), slot: u64) {
+pub(super) fn cut(map: &Cuckoo, tx: &mut dyn MapTx, PageId { ino, lblk }: PageId, slot: u64) {
     let view = View::within(map, tx);
     let back = view.range(slot).back();
     let head = lblk

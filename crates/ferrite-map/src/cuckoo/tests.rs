@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use std::sync::atomic::AtomicBool;
 
 use super::*;
-use crate::Mapping;
 use crate::testing::{self, Bed, Rng, Subject, for_seeds};
+use crate::{Mapping, PageId};
 
 mod runs;
 
@@ -69,7 +69,7 @@ fn moves_fill_the_table_to_95_percent() {
         assert_eq!(map.slots(), bed.map.slots());
         for n in 0..pages {
             let (ino, lblk) = page(n);
-            assert_eq!(map.get(ino, lblk), lone_word(&bed, lblk));
+            assert_eq!(map.get(PageId::new(ino, lblk)), lone_word(&bed, lblk));
         }
     });
 }
@@ -132,10 +132,10 @@ fn moves_hide_nothing_from_readers() {
                 while !done.load(Ordering::Relaxed) {
                     let first = rng.below(580) as usize;
                     let mut words = [PageWord::HOLE; 20];
-                    bed.map.get_many(RESTING, first as u32, &mut words, &cache);
+                    bed.map.get_many(PageId::new(RESTING, first as u32), &mut words, &cache);
                     assert_eq!(words, resting[first..first + 20]);
-                    assert_eq!(bed.map.get(RESTING, first as u32), resting[first]);
-                    assert!(bed.map.get(RESTING, 600 + first as u32).is_hole());
+                    assert_eq!(bed.map.get(PageId::new(RESTING, first as u32)), resting[first]);
+                    assert!(bed.map.get(PageId::new(RESTING, 600 + first as u32)).is_hole());
                 }
             });
             scope.spawn(|| {
@@ -157,9 +157,9 @@ fn moves_hide_nothing_from_readers() {
                 while !done.load(Ordering::Relaxed) {
                     let lblk = rng.below(50) as u32;
                     let old = words[lblk as usize];
-                    assert_eq!(bed.map.get(LOGGED, lblk), old);
+                    assert_eq!(bed.map.get(PageId::new(LOGGED, lblk)), old);
                     let new = lone_word(bed, old.log() + 2);
-                    if bed.map.swing(LOGGED, lblk, old, new).is_some() {
+                    if bed.map.swing(PageId::new(LOGGED, lblk), old, new).is_some() {
                         words[lblk as usize] = new;
                     }
                 }
@@ -194,7 +194,11 @@ fn moves_hide_nothing_from_readers() {
 fn fill_until_full(bed: &Bed<Cuckoo>) -> u32 {
     for lblk in (0..=u32::MAX).rev() {
         let mut tx = bed.tx();
-        if bed.map.insert(&mut tx, 1, lblk, lone_word(bed, lblk)).is_err() {
+        if bed
+            .map
+            .insert(&mut tx, PageId::new(1, lblk), lone_word(bed, lblk))
+            .is_err()
+        {
             drop(tx);
             bed.map.moves.wishes().clear();
             return lblk;
@@ -213,7 +217,7 @@ fn a_chain_of_moves_is_one_record() {
         let lblk = fill_until_full(&bed);
         let mut tx = bed.tx();
         assert_eq!(
-            bed.map.insert(&mut tx, 1, lblk, lone_word(&bed, lblk)),
+            bed.map.insert(&mut tx, PageId::new(1, lblk), lone_word(&bed, lblk)),
             Err(MapError::TableFull)
         );
         drop(tx);
@@ -246,7 +250,7 @@ fn a_chain_of_moves_is_one_record() {
             .expect("there is room now");
         assert_eq!(faults(&bed.map), []);
         for lblk in lblk..=u32::MAX {
-            assert_eq!(bed.map.get(1, lblk), lone_word(&bed, lblk));
+            assert_eq!(bed.map.get(PageId::new(1, lblk)), lone_word(&bed, lblk));
         }
     }
     println!("longest chain: {longest}");
@@ -262,8 +266,8 @@ fn room_is_made_for_the_pages_that_follow() {
         let mut failures = 0;
         loop {
             let mut tx = bed.tx();
-            let done =
-                (first..first + count).try_for_each(|lblk| bed.map.insert(&mut tx, 2, lblk, lone_word(&bed, lblk)));
+            let done = (first..first + count)
+                .try_for_each(|lblk| bed.map.insert(&mut tx, PageId::new(2, lblk), lone_word(&bed, lblk)));
             match done {
                 Ok(()) => {
                     tx.commit(&bed.region);
@@ -309,14 +313,14 @@ fn a_slot_on_its_way_back_is_room() {
     let victim = bed.map.entry(bed.map.homes(key)[1] * NUMBERS).expect("full");
     let mut removal = bed.tx();
     bed.map
-        .remove(&mut removal, victim.ino, victim.lblk)
+        .remove(&mut removal, PageId::new(victim.ino, victim.lblk))
         .expect("removing needs no space");
     for &(offset, value) in &removal.words {
         bed.region.store(offset, value);
     }
     let mut tx = bed.tx();
     assert_eq!(
-        bed.map.insert(&mut tx, 1, lblk, lone_word(&bed, 1)),
+        bed.map.insert(&mut tx, PageId::new(1, lblk), lone_word(&bed, 1)),
         Err(MapError::TableFull)
     );
     drop(tx);
@@ -337,7 +341,11 @@ fn every_failed_insert_gets_one_wish_fulfilled() {
     let lblk = fill_until_full(&bed);
     for _ in 0..3 {
         let mut tx = bed.tx();
-        assert!(bed.map.insert(&mut tx, 1, lblk, lone_word(&bed, 1)).is_err());
+        assert!(
+            bed.map
+                .insert(&mut tx, PageId::new(1, lblk), lone_word(&bed, 1))
+                .is_err()
+        );
     }
     for _ in 0..3 {
         assert!(bed.make_room());
@@ -360,7 +368,7 @@ fn words_are_set_before_keys_and_keys_cleared_before_words() {
     let bed = Bed::<Cuckoo>::new(100, 3);
     let word = lone_word(&bed, 5);
     let mut tx = bed.tx();
-    bed.map.insert(&mut tx, 5, 6, word).expect("room");
+    bed.map.insert(&mut tx, PageId::new(5, 6), word).expect("room");
     let &[(word_offset, stored), (key_offset, key)] = &tx.words[..] else {
         panic!("{:?}", tx.words)
     };
@@ -370,7 +378,7 @@ fn words_are_set_before_keys_and_keys_cleared_before_words() {
     );
     tx.commit(&bed.region);
     let mut tx = bed.tx();
-    assert_eq!(bed.map.remove(&mut tx, 5, 6), Ok(word));
+    assert_eq!(bed.map.remove(&mut tx, PageId::new(5, 6)), Ok(word));
     assert_eq!(tx.words, [(key_offset, 0), (word_offset, 0)]);
     tx.commit(&bed.region);
     assert_eq!(bed.map.slots().0, bed.map.slots().1);
@@ -383,12 +391,14 @@ fn lookups_touch_two_or_three_lines() {
     for n in 0..4000 {
         bed.insert(1 + n / 100, n % 100).expect("room");
     }
-    let lines: Vec<u64> = (0..4000).map(|n| bed.map.lines_touched(1 + n / 100, n % 100)).collect();
+    let lines: Vec<u64> = (0..4000)
+        .map(|n| bed.map.lines_touched(PageId::new(1 + n / 100, n % 100)))
+        .collect();
     assert!(lines.iter().all(|lines| (2..=3).contains(lines)));
     let mean = lines.iter().sum::<u64>() as f64 / 4000.0;
     println!("{mean:.2} lines a hit at a load of 0.8");
     assert!(mean < 2.5);
-    assert_eq!(bed.map.lines_touched(1, 100), 2);
+    assert_eq!(bed.map.lines_touched(PageId::new(1, 100)), 2);
 }
 
 /// Vectors hash as single keys do, and the homes of a key differ.
@@ -418,18 +428,25 @@ fn swings_stay_clear_of_moves_and_runs() {
     let old = lone_word(&bed, 5);
     let new = PageWord::new(old.page() + 7, 0);
     bed.insert_word(1, 1, old).expect("room");
-    assert_eq!(bed.map.swing(1, 1, new, old), None);
-    assert_eq!(bed.map.swing(1, 2, old, new), None);
+    assert_eq!(bed.map.swing(PageId::new(1, 1), new, old), None);
+    assert_eq!(bed.map.swing(PageId::new(1, 2), old, new), None);
     let moving = bed.map.gate.close();
-    assert_eq!(bed.map.swing(1, 1, old, new), None);
+    assert_eq!(bed.map.swing(PageId::new(1, 1), old, new), None);
     drop(moving);
-    let offset = bed.map.swing(1, 1, old, new).expect("nothing is in the way");
+    let offset = bed
+        .map
+        .swing(PageId::new(1, 1), old, new)
+        .expect("nothing is in the way");
     assert_eq!(offset, bed.map.word_offset(slot_of(&bed.map, 1, 1)));
-    assert_eq!(bed.map.get(1, 1), new);
+    assert_eq!(bed.map.get(PageId::new(1, 1)), new);
     let next = PageWord::new(new.page() + 1, 0);
     bed.insert_word(1, 2, next).expect("room");
     for (lblk, word) in [(1, new), (2, next)] {
-        assert_eq!(bed.map.swing(1, lblk, word, old), None, "page {lblk} is in a run");
+        assert_eq!(
+            bed.map.swing(PageId::new(1, lblk), word, old),
+            None,
+            "page {lblk} is in a run"
+        );
     }
 }
 
@@ -468,7 +485,7 @@ fn damage_is_named_and_cured() {
         if !is_twin {
             let (map, found) = bed.remounted();
             assert!(matches!(found, Err(MapError::Damaged(_))), "hit {hit}");
-            assert_eq!(map.get(1, 1), sound);
+            assert_eq!(map.get(PageId::new(1, 1)), sound);
         }
         for &(offset, value) in &broken[0].cure {
             bed.region.store(offset, value);
@@ -476,6 +493,6 @@ fn damage_is_named_and_cured() {
         assert_eq!(faults(&bed.map), []);
         let (map, found) = bed.remounted();
         assert_eq!(found.expect("cured").len(), 1);
-        assert_eq!(map.get(1, 1), sound);
+        assert_eq!(map.get(PageId::new(1, 1)), sound);
     }
 }

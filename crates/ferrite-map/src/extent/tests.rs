@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 
 use super::*;
 use crate::testing::{self, AREA_OFFSET, Bed, Rng, Subject, for_seeds};
-use crate::{Mapping, Resource};
+use crate::{Mapping, PageId, Resource};
 
 impl Subject for ExtentTree {
     const MAPPING: Mapping = Mapping::Extent;
@@ -35,7 +35,9 @@ fn plain(bed: &Bed<ExtentTree>, lblk: u32) -> PageWord {
 
 fn replace(bed: &Bed<ExtentTree>, lblk: u32, word: PageWord) -> usize {
     let mut tx = bed.tx();
-    bed.map.replace(&mut tx, INO, lblk, word).expect("a mapped page");
+    bed.map
+        .replace(&mut tx, PageId::new(INO, lblk), word)
+        .expect("a mapped page");
     let words = tx.words.len();
     tx.commit(&bed.region);
     words
@@ -98,7 +100,9 @@ fn pages_in_a_row_are_one_extent_and_cost_a_word_each() {
     for round in 0..3 {
         let mut tx = bed.tx();
         for lblk in round * 512..(round + 1) * 512 {
-            bed.map.insert(&mut tx, INO, lblk, plain(&bed, lblk)).expect("room");
+            bed.map
+                .insert(&mut tx, PageId::new(INO, lblk), plain(&bed, lblk))
+                .expect("room");
         }
         let most = if round == 0 { 519 } else { 512 };
         assert!(tx.words.len() <= most, "{} words", tx.words.len());
@@ -107,7 +111,8 @@ fn pages_in_a_row_are_one_extent_and_cost_a_word_each() {
     }
     assert_eq!((bed.nodes().len(), height(&bed)), (1, 1));
     let mut words = [PageWord::HOLE; 600];
-    bed.map.get_many(INO, 1000, &mut words, &TransCache::default());
+    bed.map
+        .get_many(PageId::new(INO, 1000), &mut words, &TransCache::default());
     for (lblk, word) in (1000..).zip(words) {
         assert_eq!(word, if lblk < 1536 { plain(&bed, lblk) } else { PageWord::HOLE });
     }
@@ -156,10 +161,10 @@ fn extents_split_and_join_again() {
     let words = replace(&bed, 50, PageWord::new(bed.geometry.first_block + 900, 0));
     assert_eq!(extents(&bed), [(0, 50), (50, 1), (51, 49)]);
     assert!(words <= 5, "{words} words");
-    assert_eq!(bed.map.get(INO, 51), plain(&bed, 51));
-    assert_eq!(bed.map.get(INO, 50).page(), bed.geometry.first_block + 900);
+    assert_eq!(bed.map.get(PageId::new(INO, 51)), plain(&bed, 51));
+    assert_eq!(bed.map.get(PageId::new(INO, 50)).page(), bed.geometry.first_block + 900);
     replace(&bed, 50, logged(&bed, 50));
-    assert_eq!(bed.map.get(INO, 50), logged(&bed, 50));
+    assert_eq!(bed.map.get(PageId::new(INO, 50)), logged(&bed, 50));
     assert_eq!(extents(&bed).len(), 3);
     replace(&bed, 50, plain(&bed, 50));
     assert_eq!(extents(&bed), [(0, 100)]);
@@ -204,15 +209,15 @@ fn a_word_with_a_log_swings_in_place() {
     }
     assert_eq!(extents(&bed), [(0, 4), (4, 1), (5, 4)]);
     let (old, new) = (logged(&bed, 4), plain(&bed, 4));
-    assert_eq!(bed.map.swing(INO, 2, plain(&bed, 2), new), None);
-    assert_eq!(bed.map.swing(INO, 4, new, old), None);
-    assert_eq!(bed.map.swing(INO, 99, PageWord::HOLE, new), None);
+    assert_eq!(bed.map.swing(PageId::new(INO, 2), plain(&bed, 2), new), None);
+    assert_eq!(bed.map.swing(PageId::new(INO, 4), new, old), None);
+    assert_eq!(bed.map.swing(PageId::new(INO, 99), PageWord::HOLE, new), None);
     let before: Vec<u64> = (0..bed.region.len()).step_by(8).map(|at| bed.region.load(at)).collect();
-    let offset = bed.map.swing(INO, 4, old, new).expect("its word");
+    let offset = bed.map.swing(PageId::new(INO, 4), old, new).expect("its word");
     let after: Vec<u64> = (0..bed.region.len()).step_by(8).map(|at| bed.region.load(at)).collect();
     let differs: Vec<usize> = (0..before.len()).filter(|&at| before[at] != after[at]).collect();
     assert_eq!(differs, [offset as usize / 8], "one word");
-    assert_eq!(bed.map.get(INO, 4), new);
+    assert_eq!(bed.map.get(PageId::new(INO, 4)), new);
     let model: Model = (0..9).map(|lblk| (lblk, plain(&bed, lblk))).collect();
     assert_holds(&bed, &model);
     // What became plain joins when it is next touched.
@@ -239,7 +244,9 @@ fn big_trees_grow_and_go() {
         let mut most = 0;
         for lblk in shuffled(ordered_in) {
             let mut tx = bed.tx();
-            bed.map.insert(&mut tx, INO, lblk, logged(&bed, lblk)).expect("room");
+            bed.map
+                .insert(&mut tx, PageId::new(INO, lblk), logged(&bed, lblk))
+                .expect("room");
             most = most.max(tx.words.len());
             tx.commit(&bed.region);
         }
@@ -254,9 +261,9 @@ fn big_trees_grow_and_go() {
         assert_holds(&bed, &model);
         assert_eq!(bed.remount().len(), PAGES as usize);
         for lblk in 0..PAGES {
-            assert_eq!(bed.map.get(INO, lblk), logged(&bed, lblk));
+            assert_eq!(bed.map.get(PageId::new(INO, lblk)), logged(&bed, lblk));
         }
-        assert!(bed.map.get(INO, PAGES).is_hole());
+        assert!(bed.map.get(PageId::new(INO, PAGES)).is_hole());
         for (count, lblk) in shuffled(ordered_out).into_iter().enumerate() {
             assert_eq!(bed.remove(INO, lblk, false), logged(&bed, lblk));
             if count % 40_000 == 0 {
@@ -292,7 +299,7 @@ fn what_a_tree_lost_in_front_can_come_back() {
         }
         assert_holds(&bed, &model);
         for (&lblk, &word) in &model {
-            assert_eq!(bed.map.get(INO, lblk), word);
+            assert_eq!(bed.map.get(PageId::new(INO, lblk)), word);
         }
     }
 }
@@ -320,7 +327,7 @@ fn trees_of_many_leaves_match_a_model() {
                 let old = model.get(&lblk).copied();
                 // Holes are made as often as they are filled, or the lower half would never be empty.
                 if action < 2 || (action == 2 && first < 2000) {
-                    let removed = bed.map.remove(&mut tx, INO, lblk).expect("room");
+                    let removed = bed.map.remove(&mut tx, PageId::new(INO, lblk)).expect("room");
                     assert_eq!(removed, old.unwrap_or(PageWord::HOLE));
                     model.remove(&lblk);
                 } else {
@@ -330,8 +337,8 @@ fn trees_of_many_leaves_match_a_model() {
                         plain(&bed, (lblk / spread).wrapping_add(shift))
                     };
                     match old {
-                        Some(_) => bed.map.replace(&mut tx, INO, lblk, word).expect("room"),
-                        None => bed.map.insert(&mut tx, INO, lblk, word).expect("room"),
+                        Some(_) => bed.map.replace(&mut tx, PageId::new(INO, lblk), word).expect("room"),
+                        None => bed.map.insert(&mut tx, PageId::new(INO, lblk), word).expect("room"),
                     }
                     model.insert(lblk, word);
                 }
@@ -340,7 +347,7 @@ fn trees_of_many_leaves_match_a_model() {
                 let near = lblk.saturating_sub(2);
                 for lblk in near..near + 5 {
                     let expected = model.get(&lblk).copied().unwrap_or(PageWord::HOLE);
-                    assert_eq!(bed.map.get(INO, lblk), expected, "page {lblk}");
+                    assert_eq!(bed.map.get(PageId::new(INO, lblk)), expected, "page {lblk}");
                 }
             }
             assert_holds(&bed, &model);
@@ -373,13 +380,15 @@ fn a_block_that_looks_like_the_leaf_it_was_is_not_believed() {
         let block = leaf(&bed, 300).block;
         let mut image = vec![0; BLOCK_BYTES as usize];
         bed.region.read(u64::from(block) * BLOCK_BYTES, &mut image);
-        assert_eq!(bed.map.get(INO, 300), logged(&bed, 300));
+        assert_eq!(bed.map.get(PageId::new(INO, 300)), logged(&bed, 300));
         let mut tx = bed.tx();
         for lblk in 240..400 {
-            bed.map.remove(&mut tx, INO, lblk).expect("no space needed");
+            bed.map
+                .remove(&mut tx, PageId::new(INO, lblk))
+                .expect("no space needed");
             if look_between {
                 // What is not committed has not happened.
-                assert_eq!(bed.map.get(INO, lblk), logged(&bed, lblk));
+                assert_eq!(bed.map.get(PageId::new(INO, lblk)), logged(&bed, lblk));
             }
         }
         assert!(tx.freed.contains(&Resource::Block(block)));
@@ -389,14 +398,15 @@ fn a_block_that_looks_like_the_leaf_it_was_is_not_believed() {
         let mut tx = bed.tx();
         assert!(tx.claim_block(block));
         bed.region.stream(u64::from(block) * BLOCK_BYTES, &image);
-        assert!(bed.map.get(INO, 300).is_hole());
+        assert!(bed.map.get(PageId::new(INO, 300)).is_hole());
         bed.map
-            .insert(&mut tx, INO, 300, logged(&bed, 7))
+            .insert(&mut tx, PageId::new(INO, 300), logged(&bed, 7))
             .expect("the other leaf takes it");
         tx.commit(&bed.region);
-        assert_eq!(bed.map.get(INO, 300), logged(&bed, 7));
+        assert_eq!(bed.map.get(PageId::new(INO, 300)), logged(&bed, 7));
         let mut words = [PageWord::HOLE; 3];
-        bed.map.get_many(INO, 299, &mut words, &TransCache::default());
+        bed.map
+            .get_many(PageId::new(INO, 299), &mut words, &TransCache::default());
         assert_eq!(words, [PageWord::HOLE, logged(&bed, 7), PageWord::HOLE]);
     }
 }
@@ -405,17 +415,19 @@ fn a_block_that_looks_like_the_leaf_it_was_is_not_believed() {
 #[test]
 fn a_leaf_that_is_gone_hides_nothing() {
     let bed = two_leaves();
-    assert_eq!(bed.map.get(INO, 300), logged(&bed, 300));
+    assert_eq!(bed.map.get(PageId::new(INO, 300)), logged(&bed, 300));
     let mut tx = bed.tx();
     for lblk in 240..400 {
-        bed.map.remove(&mut tx, INO, lblk).expect("no space needed");
+        bed.map
+            .remove(&mut tx, PageId::new(INO, lblk))
+            .expect("no space needed");
     }
     // A cursor of an epoch that lasts: nothing goes back yet.
-    assert_eq!(bed.map.get(INO, 399), logged(&bed, 399));
+    assert_eq!(bed.map.get(PageId::new(INO, 399)), logged(&bed, 399));
     tx.freed.clear();
     tx.commit(&bed.region);
     bed.insert_word(INO, 300, logged(&bed, 9)).expect("room");
-    assert_eq!(bed.map.get(INO, 300), logged(&bed, 9));
+    assert_eq!(bed.map.get(PageId::new(INO, 300)), logged(&bed, 9));
     let mut model: Model = (0..240).map(|lblk| (lblk, logged(&bed, lblk))).collect();
     model.insert(300, logged(&bed, 9));
     assert_holds(&bed, &model);
@@ -425,29 +437,31 @@ fn a_leaf_that_is_gone_hides_nothing() {
 #[test]
 fn cursors_follow_aborts_and_splits() {
     let bed = two_leaves();
-    assert_eq!(bed.map.get(INO, 300), logged(&bed, 300));
+    assert_eq!(bed.map.get(PageId::new(INO, 300)), logged(&bed, 300));
     let mut tx = bed.tx();
     for lblk in 240..400 {
-        bed.map.remove(&mut tx, INO, lblk).expect("no space needed");
+        bed.map
+            .remove(&mut tx, PageId::new(INO, lblk))
+            .expect("no space needed");
     }
     drop(tx);
     for lblk in 240..400 {
-        assert_eq!(bed.map.get(INO, lblk), logged(&bed, lblk));
+        assert_eq!(bed.map.get(PageId::new(INO, lblk)), logged(&bed, lblk));
     }
     let bed = Bed::<ExtentTree>::new(1000, 1);
     for lblk in (0..2000).step_by(2) {
         bed.insert_word(INO, lblk, logged(&bed, lblk)).expect("room");
         assert_eq!(
-            bed.map.get(INO, 100),
+            bed.map.get(PageId::new(INO, 100)),
             if lblk < 100 { PageWord::HOLE } else { logged(&bed, 100) }
         );
     }
     for lblk in (1..2000).step_by(2) {
         // The cursor is on the leaf that is about to split.
-        assert!(bed.map.get(INO, lblk).is_hole());
+        assert!(bed.map.get(PageId::new(INO, lblk)).is_hole());
         bed.insert_word(INO, lblk, logged(&bed, lblk)).expect("room");
-        assert_eq!(bed.map.get(INO, lblk), logged(&bed, lblk));
-        assert_eq!(bed.map.get(INO, lblk - 1), logged(&bed, lblk - 1));
+        assert_eq!(bed.map.get(PageId::new(INO, lblk)), logged(&bed, lblk));
+        assert_eq!(bed.map.get(PageId::new(INO, lblk - 1)), logged(&bed, lblk - 1));
     }
     let model: Model = (0..2000).map(|lblk| (lblk, logged(&bed, lblk))).collect();
     assert_holds(&bed, &model);
@@ -472,7 +486,7 @@ fn lookups_of_one_version_are_right() {
                     let lblk = FIRST + rng.below(u64::from(END - FIRST)) as u32;
                     let before = version.load(Ordering::Acquire);
                     let mapped = is_mapped.load(Ordering::Acquire) == 1;
-                    let word = bed.map.get(INO, lblk);
+                    let word = bed.map.get(PageId::new(INO, lblk));
                     std::sync::atomic::fence(Ordering::Acquire);
                     if before.is_multiple_of(2) && version.load(Ordering::Relaxed) == before {
                         counted.fetch_add(1, Ordering::Relaxed);
@@ -489,7 +503,9 @@ fn lookups_of_one_version_are_right() {
                 bed.region.read(u64::from(block) * BLOCK_BYTES, &mut image);
                 let mut tx = bed.tx();
                 for lblk in FIRST..END {
-                    bed.map.remove(&mut tx, INO, lblk).expect("no space needed");
+                    bed.map
+                        .remove(&mut tx, PageId::new(INO, lblk))
+                        .expect("no space needed");
                 }
                 let freed = std::mem::take(&mut tx.freed);
                 assert!(freed.contains(&Resource::Block(block)));
@@ -516,7 +532,9 @@ fn lookups_of_one_version_are_right() {
                 bed.region.stream(u64::from(block) * BLOCK_BYTES, &image);
                 let mut tx = bed.tx();
                 for lblk in FIRST..END {
-                    bed.map.insert(&mut tx, INO, lblk, logged(bed, lblk)).expect("room");
+                    bed.map
+                        .insert(&mut tx, PageId::new(INO, lblk), logged(bed, lblk))
+                        .expect("room");
                 }
                 version.fetch_add(1, Ordering::AcqRel);
                 is_mapped.store(1, Ordering::Release);
@@ -646,11 +664,11 @@ fn cured_trees_work() {
         let mut model: Model = bed
             .remount()
             .into_iter()
-            .map(|((_, lblk), entry)| (lblk, entry.word))
+            .map(|(page, entry)| (page.lblk, entry.word))
             .collect();
         for lblk in 0..2003 {
             let expected = model.get(&lblk).copied().unwrap_or(PageWord::HOLE);
-            assert_eq!(bed.map.get(INO, lblk), expected);
+            assert_eq!(bed.map.get(PageId::new(INO, lblk)), expected);
             if expected.is_hole() {
                 bed.insert_word(INO, lblk, logged(&bed, lblk)).expect("room");
                 model.insert(lblk, logged(&bed, lblk));

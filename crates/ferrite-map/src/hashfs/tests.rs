@@ -1,8 +1,8 @@
 //! What is particular to HashFS: slots that are blocks, probes that stay short, levels that agree, damage.
 
 use super::*;
-use crate::Mapping;
 use crate::testing::{self, AREA_OFFSET, Bed, Rng, Subject, for_seeds};
+use crate::{Mapping, PageId};
 
 impl Subject for HashFs {
     const MAPPING: Mapping = Mapping::Hashfs;
@@ -76,7 +76,9 @@ fn lookups_touch_few_lines_after_a_hundred_turnovers() {
             bed.insert_word(ino, lblk, word(lblk)).expect("room");
         }
         let mean = |pages: &mut dyn Iterator<Item = (u32, u32)>| {
-            let lines: Vec<u64> = pages.map(|(ino, lblk)| bed.map.lines_touched(ino, lblk)).collect();
+            let lines: Vec<u64> = pages
+                .map(|(ino, lblk)| bed.map.lines_touched(PageId::new(ino, lblk)))
+                .collect();
             lines.iter().sum::<u64>() as f64 / lines.len() as f64
         };
         let absent = |n: u32| (5_000_000 + n / 100, n % 100);
@@ -122,8 +124,11 @@ fn pages_of_a_full_pool_stay_near_their_homes() {
             pages[victim] = page(n);
             bed.insert_word(pages[victim].0, pages[victim].1, word).expect("room");
         }
-        let distance =
-            |&(ino, lblk): &(u32, u32)| bed.map.slot_of(ino, lblk).map(|slot| bed.map.distance(ino, lblk, slot));
+        let distance = |&(ino, lblk): &(u32, u32)| {
+            bed.map
+                .slot_of(PageId::new(ino, lblk))
+                .map(|slot| bed.map.distance(PageId::new(ino, lblk), slot))
+        };
         let farthest = pages.iter().filter_map(distance).max().expect("pages");
         println!("farthest: {farthest} buckets");
         assert!(farthest < HashFs::DISTANCE_MAX / 2, "{farthest} buckets");
@@ -140,18 +145,22 @@ fn a_page_that_comes_and_goes_stays_in_reach_while_its_slots_wait() {
     let (mut waiting, mut asked_at) = (Vec::new(), None);
     let refused = loop {
         let mut tx = bed.tx();
-        match bed.map.insert(&mut tx, 2, 0, word) {
+        match bed.map.insert(&mut tx, PageId::new(2, 0), word) {
             Ok(()) => tx.commit(&bed.region),
             Err(error) => break error,
         }
-        let slot = bed.map.slot_of(2, 0).expect("just inserted");
-        assert!(!bed.map.is_out_of_reach(2, 0, slot), "after {} rounds", waiting.len());
+        let slot = bed.map.slot_of(PageId::new(2, 0)).expect("just inserted");
+        assert!(
+            !bed.map.is_out_of_reach(PageId::new(2, 0), slot),
+            "after {} rounds",
+            waiting.len()
+        );
         if bed.map.wants_reclaim() {
             asked_at.get_or_insert(waiting.len() as u64);
             assert!(!bed.map.wants_reclaim(), "it asks once");
         }
         let mut tx = bed.tx();
-        bed.map.remove(&mut tx, 2, 0).expect("it is mapped");
+        bed.map.remove(&mut tx, PageId::new(2, 0)).expect("it is mapped");
         waiting.append(&mut tx.freed);
         tx.commit(&bed.region);
     };
@@ -162,8 +171,8 @@ fn a_page_that_comes_and_goes_stays_in_reach_while_its_slots_wait() {
         bed.tx().release(resource);
     }
     bed.insert_word(2, 0, word).expect("its slots are back");
-    let slot = bed.map.slot_of(2, 0).expect("just inserted");
-    assert_eq!(bed.map.distance(2, 0, slot), 0);
+    let slot = bed.map.slot_of(PageId::new(2, 0)).expect("just inserted");
+    assert_eq!(bed.map.distance(PageId::new(2, 0), slot), 0);
     assert!(!bed.map.wants_reclaim());
 }
 
@@ -188,7 +197,7 @@ fn lowering_a_bound_hides_no_insert_that_is_under_way() {
                         } else {
                             let word = PageWord::new(bed.geometry.first_block, lblk + 1);
                             bed.insert_word(ino, lblk, word).expect("room");
-                            assert_eq!(bed.map.get(ino, lblk), word);
+                            assert_eq!(bed.map.get(PageId::new(ino, lblk)), word);
                         }
                         *is_mapped ^= true;
                     }
@@ -206,7 +215,7 @@ fn all_levels_find_the_same() {
         let bed = Bed::<HashFs>::new(600, rng.next());
         for _ in 0..500 {
             let (ino, lblk) = (1 + rng.below(5) as u32, rng.below(400) as u32);
-            if bed.map.get(ino, lblk).is_hole() {
+            if bed.map.get(PageId::new(ino, lblk)).is_hole() {
                 bed.insert(ino, lblk).expect("room");
             }
         }
@@ -218,13 +227,18 @@ fn all_levels_find_the_same() {
             let cache = TransCache::default();
             for ino in 1..=6 {
                 for lblk in 0..400 {
-                    let expected = maps[0].get(ino, lblk);
-                    assert_eq!(map.get(ino, lblk), expected, "{:?}", map.level);
+                    let expected = maps[0].get(PageId::new(ino, lblk));
+                    assert_eq!(map.get(PageId::new(ino, lblk)), expected, "{:?}", map.level);
                     let mut words = vec![PageWord(u64::MAX); 1 + rng.below(30) as usize];
-                    map.get_many(ino, lblk, &mut words, &cache);
+                    map.get_many(PageId::new(ino, lblk), &mut words, &cache);
                     assert_eq!(words[0], expected, "{:?}", map.level);
                     let last = lblk + words.len() as u32 - 1;
-                    assert_eq!(words.last(), Some(&maps[0].get(ino, last)), "{:?}", map.level);
+                    assert_eq!(
+                        words.last(),
+                        Some(&maps[0].get(PageId::new(ino, last))),
+                        "{:?}",
+                        map.level
+                    );
                 }
             }
         }
@@ -248,7 +262,11 @@ fn a_mount_rebuilds_the_free_map() {
         assert_eq!(map.used.octet(bucket), bed.map.used.octet(bucket), "bucket {bucket}");
         assert!(map.bounds.lines_to_probe(bucket as usize, 99) <= bed.map.bounds.lines_to_probe(bucket as usize, 99));
     }
-    assert!(found.values().all(|entry| map.get(entry.ino, entry.lblk) == entry.word));
+    assert!(
+        found
+            .values()
+            .all(|entry| map.get(PageId::new(entry.ino, entry.lblk)) == entry.word)
+    );
 }
 
 /// A new page takes its own slot's block; an overwrite moves it away, and the next one swings it home.
@@ -263,8 +281,8 @@ fn overwrites_leave_home_and_swing_back() {
         let mut blocks = Vec::new();
         for _ in 0..2 {
             let mut tx = bed.tx();
-            let next = PageWord::new(bed.map.alloc_page(&mut tx, 2, lblk).expect("room"), 0);
-            bed.map.replace(&mut tx, 2, lblk, next).expect("mapped");
+            let next = PageWord::new(bed.map.alloc_page(&mut tx, PageId::new(2, lblk)).expect("room"), 0);
+            bed.map.replace(&mut tx, PageId::new(2, lblk), next).expect("mapped");
             tx.freed(Resource::Block(word.page()));
             tx.commit(&bed.region);
             assert_ne!(next.page(), word.page(), "an overwrite in place is not atomic");
@@ -293,7 +311,7 @@ fn overwrites_leave_home_and_swing_back() {
 fn words_are_set_before_keys_and_keys_cleared_before_words() {
     let bed = Bed::<HashFs>::new(100, 3);
     let mut tx = bed.tx();
-    bed.map.insert(&mut tx, 5, 6, PageWord(77)).expect("room");
+    bed.map.insert(&mut tx, PageId::new(5, 6), PageWord(77)).expect("room");
     let [(word_offset, 77), (key_offset, key)] = tx.words[..] else {
         panic!("{:?}", tx.words)
     };
@@ -301,7 +319,7 @@ fn words_are_set_before_keys_and_keys_cleared_before_words() {
     assert!(matches!(tx.claimed[..], [Resource::MapSlot(_)]));
     tx.commit(&bed.region);
     let mut tx = bed.tx();
-    assert_eq!(bed.map.remove(&mut tx, 5, 6), Ok(PageWord(77)));
+    assert_eq!(bed.map.remove(&mut tx, PageId::new(5, 6)), Ok(PageWord(77)));
     assert_eq!(tx.words, [(key_offset, 0), (word_offset, 0)]);
     assert!(matches!(tx.freed[..], [Resource::MapSlot(_)]));
     let slot = (key_offset - AREA_OFFSET) / BUCKET_BYTES * 8 + (key_offset - AREA_OFFSET) % BUCKET_BYTES / 8;
@@ -333,7 +351,7 @@ fn damage_is_reported_and_the_rest_is_loaded() {
             matches!(&error, MapError::Damaged(what) if what.contains(&format!("slot {slot} "))),
             "{error}"
         );
-        assert_eq!(map.get(1, 1), sound);
+        assert_eq!(map.get(PageId::new(1, 1)), sound);
     }
 }
 
@@ -347,25 +365,25 @@ fn reads_in_order_leave_hints_that_are_verified() {
     for len in 1..=7usize {
         let cache = TransCache::default();
         let mut words = vec![PageWord::HOLE; len];
-        bed.map.get_many(1, 0, &mut words, &cache);
-        bed.map.get_many(1, len as u32, &mut words, &cache);
+        bed.map.get_many(PageId::new(1, 0), &mut words, &cache);
+        bed.map.get_many(PageId::new(1, len as u32), &mut words, &cache);
         let next = 2 * len as u32;
         assert_eq!(
             cache.slot(next),
             bed.map.find(1, next),
             "{len} at a time: no hint for what follows"
         );
-        bed.map.get_many(1, next, &mut words, &cache);
-        assert_eq!(words[0], bed.map.get(1, next));
+        bed.map.get_many(PageId::new(1, next), &mut words, &cache);
+        assert_eq!(words[0], bed.map.get(PageId::new(1, next)));
     }
     let cache = TransCache::default();
     cache.put(5, bed.map.find(1, 5));
     bed.remove(1, 5, true);
     let mut word = [PageWord(1)];
-    bed.map.get_many(1, 5, &mut word, &cache);
+    bed.map.get_many(PageId::new(1, 5), &mut word, &cache);
     assert!(word[0].is_hole(), "the hint of a removed page was believed");
     cache.put(5, bed.map.find(1, 6));
-    bed.map.get_many(1, 5, &mut word, &cache);
+    bed.map.get_many(PageId::new(1, 5), &mut word, &cache);
     assert!(word[0].is_hole(), "the hint named another page's slot and was believed");
 }
 
@@ -386,7 +404,7 @@ fn keys_beyond_the_largest_bound_are_found() {
         let word = bed.insert(1, lblk).expect("room");
         let slot = bed.map.find(1, lblk).expect("just mapped");
         assert!(bed.map.wrap(slot / BUCKET_SLOTS + bed.map.buckets - home) >= 300);
-        assert_eq!(bed.remounted().0.get(1, lblk), word);
+        assert_eq!(bed.remounted().0.get(PageId::new(1, lblk)), word);
         assert!(crowded.into_iter().all(|slot| bed.map.release(slot as u32)));
     }
 }

@@ -1,8 +1,8 @@
 //! What is particular to leaf: growth line by line, lookups while entries move, runs.
 
 use super::*;
-use crate::Mapping;
 use crate::testing::{self, Bed, Rng, Subject, for_seeds};
+use crate::{Mapping, PageId};
 
 impl Subject for Leaf {
     const MAPPING: Mapping = Mapping::Leaf;
@@ -28,7 +28,9 @@ fn a_table_filled_at_once_grows() {
         let word = |n: u32| PageWord::new(bed.geometry.first_block + n, 0);
         let mut tx = bed.tx();
         for n in 0..pages {
-            bed.map.insert(&mut tx, 1, n * CHUNK, word(n)).expect("within reach");
+            bed.map
+                .insert(&mut tx, PageId::new(1, n * CHUNK), word(n))
+                .expect("within reach");
         }
         tx.commit(&bed.region);
         assert!(bed.map.wants_room());
@@ -41,7 +43,13 @@ fn a_table_filled_at_once_grows() {
         let (map, found) = bed.remounted();
         assert_eq!(found.expect("sound").len(), pages as usize);
         for n in 0..pages {
-            assert_eq!((bed.map.get(1, n * CHUNK), map.get(1, n * CHUNK)), (word(n), word(n)));
+            assert_eq!(
+                (
+                    bed.map.get(PageId::new(1, n * CHUNK)),
+                    map.get(PageId::new(1, n * CHUNK))
+                ),
+                (word(n), word(n))
+            );
         }
     }
 }
@@ -76,7 +84,7 @@ fn pages_that_lie_alone_never_fill_the_table() {
         }
         assert_eq!(largest, bed.map.active());
         for n in 0..5000u32 {
-            assert_eq!(bed.map.get(1 + n % 50, n * CHUNK), word(&bed, n));
+            assert_eq!(bed.map.get(PageId::new(1 + n % 50, n * CHUNK)), word(&bed, n));
         }
         let (_, found) = bed.remounted();
         assert_eq!(found.expect("sound").len(), 5000);
@@ -99,8 +107,8 @@ fn readers_find_resting_pages_while_lines_are_split() {
                     let mut words = [PageWord::HOLE; 5];
                     while !done.load(Ordering::Relaxed) {
                         for lblk in 0..70 {
-                            assert_eq!(bed.map.get(9, lblk * 5), word(bed, lblk));
-                            bed.map.get_many(9, lblk * 5, &mut words, &cache);
+                            assert_eq!(bed.map.get(PageId::new(9, lblk * 5)), word(bed, lblk));
+                            bed.map.get_many(PageId::new(9, lblk * 5), &mut words, &cache);
                             assert_eq!(words[0], word(bed, lblk));
                             assert!(words[1..].iter().all(|word| word.is_hole()));
                         }
@@ -138,7 +146,9 @@ fn probes_stay_short_after_a_hundred_turnovers() {
             bed.insert_word(ino, lblk, word(&bed, lblk)).expect("room");
         }
         let mean = |pages: &mut dyn Iterator<Item = (u32, u32)>| {
-            let lines: Vec<u64> = pages.map(|(ino, lblk)| bed.map.lines_touched(ino, lblk)).collect();
+            let lines: Vec<u64> = pages
+                .map(|(ino, lblk)| bed.map.lines_touched(PageId::new(ino, lblk)))
+                .collect();
             lines.iter().sum::<u64>() as f64 / lines.len() as f64
         };
         let absent = |n: u32| (4000, n * CHUNK);
@@ -159,12 +169,12 @@ fn probes_stay_short_after_a_hundred_turnovers() {
             for at in mine {
                 let (ino, lblk) = pages[at];
                 bed.remove(ino, lblk, false);
-                let mut next = (file, lblk);
-                while !bed.map.get(next.0, next.1).is_hole() {
-                    next.0 += 1;
+                let mut next = PageId::new(file, lblk);
+                while !bed.map.get(next).is_hole() {
+                    next.ino += 1;
                 }
-                bed.insert_word(next.0, next.1, word(&bed, lblk)).expect("room");
-                pages[at] = next;
+                bed.insert_word(next.ino, next.lblk, word(&bed, lblk)).expect("room");
+                pages[at] = (next.ino, next.lblk);
             }
         }
         let hits = mean(&mut pages.iter().copied());
@@ -183,14 +193,14 @@ fn blocks_follow_each_other() {
     assert!(words.windows(2).all(|pair| pair[1].page() == pair[0].page() + 1));
     for _ in 0..2 {
         let mut tx = bed.tx();
-        let old = bed.map.get(3, 77);
-        let new = PageWord::new(bed.map.alloc_page(&mut tx, 3, 77).expect("room"), 0);
-        bed.map.replace(&mut tx, 3, 77, new).expect("it is mapped");
+        let old = bed.map.get(PageId::new(3, 77));
+        let new = PageWord::new(bed.map.alloc_page(&mut tx, PageId::new(3, 77)).expect("room"), 0);
+        bed.map.replace(&mut tx, PageId::new(3, 77), new).expect("it is mapped");
         tx.freed(Resource::Block(old.page()));
         tx.commit(&bed.region);
         assert_ne!(new, old);
     }
-    assert_eq!(bed.map.get(3, 77), words[77]);
+    assert_eq!(bed.map.get(PageId::new(3, 77)), words[77]);
 }
 
 /// N damaged in one copy, in the other, in both.
@@ -215,7 +225,7 @@ fn the_number_of_active_lines_survives_damage() {
         assert!(bed.map.stored_active().is_some_and(|found| found.abs_diff(active) < 4));
         let (map, found) = bed.remounted();
         assert_eq!(found.expect("cured").len(), 900);
-        assert!((0..900).all(|n| map.get(1 + n % 9, n * 3) == word(&bed, n)));
+        assert!((0..900).all(|n| map.get(PageId::new(1 + n % 9, n * 3)) == word(&bed, n)));
     }
 }
 

@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, fence};
 
 use super::*;
-use crate::Mapping;
 use crate::testing::{self, Bed, Rng, Subject, TestTx, for_seeds};
+use crate::{Mapping, PageId};
 
 impl Subject for Radix {
     const MAPPING: Mapping = Mapping::Radix;
@@ -58,10 +58,10 @@ fn heights_and_nodes_follow_the_pages() {
         bed.insert(1, last).expect("room");
         nodes += if index == 0 { 0 } else { u64::from(wanted) - 1 };
         assert_eq!((height(&bed, 1), bed.nodes().len() as u64), (wanted, nodes));
-        assert_eq!(bed.map.lines_touched(1, last), 1 + u64::from(wanted));
+        assert_eq!(bed.map.lines_touched(PageId::new(1, last)), 1 + u64::from(wanted));
     }
     assert_eq!(
-        bed.map.lines_touched(1, (1 << 27) + (1 << 20)),
+        bed.map.lines_touched(PageId::new(1, (1 << 27) + (1 << 20))),
         3,
         "it ends where nothing is"
     );
@@ -127,7 +127,8 @@ fn sparse_files_are_listed_by_what_is_mapped() {
         started.elapsed()
     );
     let mut words = [PageWord(1); 1000];
-    bed.map.get_many(1, u32::MAX - 999, &mut words, &TransCache::default());
+    bed.map
+        .get_many(PageId::new(1, u32::MAX - 999), &mut words, &TransCache::default());
     let mapped: Vec<usize> = (0..words.len()).filter(|&index| !words[index].is_hole()).collect();
     assert_eq!(mapped, [959, 999]);
 }
@@ -140,14 +141,14 @@ fn records_stay_small_and_free_each_node_once() {
         let bed = Bed::<Radix>::new(4000, 3);
         let pages: Vec<u32> = (0..512).map(|n: u32| n * stride % (1 << 31) + 5).collect();
         for &lblk in &pages {
-            if bed.map.get(1, lblk).is_hole() {
+            if bed.map.get(PageId::new(1, lblk)).is_hole() {
                 bed.insert(1, lblk).expect("room");
             }
         }
         let nodes = bed.nodes();
         let mut tx = bed.tx();
         for &lblk in &pages {
-            let word = bed.map.remove(&mut tx, 1, lblk).expect("sound");
+            let word = bed.map.remove(&mut tx, PageId::new(1, lblk)).expect("sound");
             if !word.is_hole() {
                 tx.freed(Resource::Block(word.page()));
             }
@@ -181,12 +182,14 @@ fn a_node_freed_in_a_transaction_is_not_used_again_in_it() {
     let before = bed.nodes();
     for commits in [false, true] {
         let mut tx = bed.tx();
-        let old = bed.map.remove(&mut tx, 1, 1000).expect("sound");
-        let block = bed.map.alloc_page(&mut tx, 1, 1001).expect("room");
-        bed.map.insert(&mut tx, 1, 1001, PageWord::new(block, 9)).expect("room");
-        assert_eq!(bed.map.remove(&mut tx, 1, 1000), Ok(PageWord::HOLE));
+        let old = bed.map.remove(&mut tx, PageId::new(1, 1000)).expect("sound");
+        let block = bed.map.alloc_page(&mut tx, PageId::new(1, 1001)).expect("room");
         bed.map
-            .replace(&mut tx, 1, 1001, PageWord::new(block, 10))
+            .insert(&mut tx, PageId::new(1, 1001), PageWord::new(block, 9))
+            .expect("room");
+        assert_eq!(bed.map.remove(&mut tx, PageId::new(1, 1000)), Ok(PageWord::HOLE));
+        bed.map
+            .replace(&mut tx, PageId::new(1, 1001), PageWord::new(block, 10))
             .expect("inserted above");
         tx.freed(Resource::Block(old.page()));
         if commits {
@@ -194,9 +197,9 @@ fn a_node_freed_in_a_transaction_is_not_used_again_in_it() {
         }
         assert_eq!(broken(&bed.map), []);
     }
-    assert_eq!(bed.map.get(1, 1001).log(), 10);
-    assert_eq!(bed.map.get(1, 3), kept);
-    assert!(bed.map.get(1, 1000).is_hole());
+    assert_eq!(bed.map.get(PageId::new(1, 1001)).log(), 10);
+    assert_eq!(bed.map.get(PageId::new(1, 3)), kept);
+    assert!(bed.map.get(PageId::new(1, 1000)).is_hole());
     // The file shrank to its first leaf, and grew again.
     let both: Vec<u32> = before.intersection(&bed.nodes()).copied().collect();
     assert_eq!(both, [link_to(&bed, 1, 3, 1).1.block]);
@@ -216,8 +219,8 @@ fn pages_in_order_lie_in_order() {
 /// Reads twice, so that the cursor knows the leaf.
 fn read_twice(bed: &Bed<Radix>, cache: &TransCache, ino: u32, lblk: u32) -> PageWord {
     let mut word = [PageWord(1)];
-    bed.map.get_many(ino, lblk, &mut word, cache);
-    bed.map.get_many(ino, lblk, &mut word, cache);
+    bed.map.get_many(PageId::new(ino, lblk), &mut word, cache);
+    bed.map.get_many(PageId::new(ino, lblk), &mut word, cache);
     word[0]
 }
 
@@ -240,7 +243,7 @@ fn two_leaves(bed: &Bed<Radix>) -> TransCache {
     bed.insert(1, 0).expect("room");
     bed.insert(1, 513).expect("room");
     let cache = TransCache::default();
-    assert_eq!(read_twice(bed, &cache, 1, 513), bed.map.get(1, 513));
+    assert_eq!(read_twice(bed, &cache, 1, 513), bed.map.get(PageId::new(1, 513)));
     assert!(knows(bed, &cache, 1, 513), "the cursor was not left");
     cache
 }
@@ -268,7 +271,7 @@ fn a_cursor_to_an_unlinked_leaf_hides_no_new_page() {
     let bed = Bed::<Radix>::new(100, 3);
     let cache = two_leaves(&bed);
     let mut tx = bed.tx();
-    bed.map.remove(&mut tx, 1, 513).expect("sound");
+    bed.map.remove(&mut tx, PageId::new(1, 513)).expect("sound");
     // A reader meets the transaction half way, and its version tells it later.
     assert!(!read_twice(&bed, &cache, 1, 513).is_hole());
     set_words(&bed, tx);
@@ -287,9 +290,9 @@ fn a_cursor_left_in_a_transactions_midst_hides_no_new_page() {
     bed.insert(1, 513).expect("room");
     let cache = TransCache::default();
     let mut tx = bed.tx();
-    bed.map.remove(&mut tx, 1, 513).expect("sound");
-    let word = PageWord::new(bed.map.alloc_page(&mut tx, 1, 514).expect("room"), 0);
-    bed.map.insert(&mut tx, 1, 514, word).expect("room");
+    bed.map.remove(&mut tx, PageId::new(1, 513)).expect("sound");
+    let word = PageWord::new(bed.map.alloc_page(&mut tx, PageId::new(1, 514)).expect("room"), 0);
+    bed.map.insert(&mut tx, PageId::new(1, 514), word).expect("room");
     assert!(!read_twice(&bed, &cache, 1, 513).is_hole());
     set_words(&bed, tx);
     assert!(knows(&bed, &cache, 1, 513));
@@ -335,7 +338,7 @@ fn validated_reads_are_right_while_leaves_come_and_go() {
                     for _ in 0..4 {
                         let before = version.load(Ordering::Acquire);
                         let mut words = [PageWord(1)];
-                        bed.map.get_many(1, lblk_of(page), &mut words, cache);
+                        bed.map.get_many(PageId::new(1, lblk_of(page)), &mut words, cache);
                         let is_mapped = mapped[page as usize].load(Ordering::Acquire);
                         fence(Ordering::Acquire);
                         if before % 2 == 0 && version.load(Ordering::Relaxed) == before {
@@ -358,9 +361,14 @@ fn validated_reads_are_right_while_leaves_come_and_go() {
                         continue;
                     }
                     if mapped[page as usize].load(Ordering::Relaxed) {
-                        assert_eq!(bed.map.remove(&mut tx, 1, lblk_of(page)), Ok(word_of(page)));
+                        assert_eq!(
+                            bed.map.remove(&mut tx, PageId::new(1, lblk_of(page))),
+                            Ok(word_of(page))
+                        );
                     } else {
-                        bed.map.insert(&mut tx, 1, lblk_of(page), word_of(page)).expect("room");
+                        bed.map
+                            .insert(&mut tx, PageId::new(1, lblk_of(page)), word_of(page))
+                            .expect("room");
                     }
                 }
                 if rng.below(5) == 0 {
@@ -435,14 +443,14 @@ fn growth_and_shrinking_are_one_step_for_a_crash() {
                 let word = PageWord::new(bed.geometry.first_block, 1 + rng.below(1000) as u32);
                 match after.remove(&lblk) {
                     None => {
-                        bed.map.insert(&mut tx, 1, lblk, word).expect("room");
+                        bed.map.insert(&mut tx, PageId::new(1, lblk), word).expect("room");
                         after.insert(lblk, word);
                     }
                     Some(_) if rng.below(4) == 0 => {
-                        bed.map.replace(&mut tx, 1, lblk, word).expect("mapped");
+                        bed.map.replace(&mut tx, PageId::new(1, lblk), word).expect("mapped");
                         after.insert(lblk, word);
                     }
-                    Some(old) => assert_eq!(bed.map.remove(&mut tx, 1, lblk), Ok(old)),
+                    Some(old) => assert_eq!(bed.map.remove(&mut tx, PageId::new(1, lblk)), Ok(old)),
                 }
             }
             let crash = (rng.below(4) == 0).then(|| crashed_and_replayed(&bed, &tx, &mut rng));
@@ -586,7 +594,7 @@ fn broken_links_are_found_and_cured() {
         bed.insert(2, 0).expect("room");
         damage(&bed);
         for lblk in [0, FAR, FAR + 600, u32::MAX] {
-            bed.map.get(1, lblk);
+            bed.map.get(PageId::new(1, lblk));
             read_twice(&bed, &TransCache::default(), 1, lblk);
         }
         bed.map.for_range(1, 0, LBLK_END, &mut |_| true);
@@ -610,7 +618,10 @@ fn broken_links_are_found_and_cured() {
         assert_eq!(left, words, "{name}");
         let (map, found) = bed.remounted();
         assert!(found.is_ok(), "{name}: {found:?}");
-        assert!(words.iter().all(|(&lblk, &word)| map.get(1, lblk) == word), "{name}");
+        assert!(
+            words.iter().all(|(&lblk, &word)| map.get(PageId::new(1, lblk)) == word),
+            "{name}"
+        );
     }
 }
 
@@ -622,13 +633,13 @@ fn wrong_sixteenths_cost_no_page() {
         let bed = Bed::<Radix>::new(1000, rng.next());
         for _ in 0..60 {
             let lblk = rng.below(1500) as u32;
-            if bed.map.get(1, lblk).is_hole() {
+            if bed.map.get(PageId::new(1, lblk)).is_hole() {
                 bed.insert(1, lblk).expect("room");
             }
         }
         let sound = bed.remounted().1.expect("sound");
         for height in [1, 2] {
-            let (at, link) = link_to(&bed, 1, sound.keys().next().expect("some").1, height);
+            let (at, link) = link_to(&bed, 1, sound.keys().next().expect("some").lblk, height);
             let groups = link.groups ^ (1 + rng.below(u64::from(u16::MAX)) as u16);
             bed.region.store(at, Link { groups, ..link }.word());
         }

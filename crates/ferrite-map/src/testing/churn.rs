@@ -8,7 +8,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{Bed, Rng, Subject, for_seeds};
-use crate::{MapError, PageWord, Resource};
+use crate::{MapError, PageId, PageWord, Resource};
 
 const BLOCKS: u32 = 3000;
 const ROUNDS: usize = 6000;
@@ -16,15 +16,15 @@ const ROUNDS: usize = 6000;
 const LOOK_EVERY: usize = 500;
 /// Few, so that each finds what its former lives have left; in one chunk, next to each other, and at the ends of the
 /// range.
-const PAGES: [(u32, u32); 8] = [
-    (5, 0),
-    (5, 1),
-    (5, 6),
-    (5, 7),
-    (5, 1 << 20),
-    (5, u32::MAX),
-    (6, 0),
-    (6, 511),
+const PAGES: [PageId; 8] = [
+    PageId::new(5, 0),
+    PageId::new(5, 1),
+    PageId::new(5, 6),
+    PageId::new(5, 7),
+    PageId::new(5, 1 << 20),
+    PageId::new(5, u32::MAX),
+    PageId::new(6, 0),
+    PageId::new(6, 511),
 ];
 
 pub(crate) fn pages_that_come_and_go_leave_the_mapping_sound<M: Subject>() {
@@ -32,7 +32,7 @@ pub(crate) fn pages_that_come_and_go_leave_the_mapping_sound<M: Subject>() {
         let mut rng = Rng(seed);
         let bed = Bed::<M>::new(BLOCKS, rng.next());
         let mut waiting = Vec::new();
-        let mut mapped: BTreeMap<(u32, u32), PageWord> = BTreeMap::new();
+        let mut mapped: BTreeMap<PageId, PageWord> = BTreeMap::new();
         let (mut moved, mut longest) = (0, 0);
         for round in 0..ROUNDS {
             // Mostly one page, as a file that is rewritten and rewritten.
@@ -43,9 +43,7 @@ pub(crate) fn pages_that_come_and_go_leave_the_mapping_sound<M: Subject>() {
             let word = PageWord::new(bed.geometry.first_block + round as u32 % BLOCKS, 0);
             if mapped.remove(&page).is_some() {
                 let mut tx = bed.tx();
-                bed.map
-                    .remove(&mut tx, page.0, page.1)
-                    .expect("removing needs no space");
+                bed.map.remove(&mut tx, page).expect("removing needs no space");
                 waiting.append(&mut tx.freed);
                 tx.commit(&bed.region);
             } else {
@@ -67,10 +65,10 @@ pub(crate) fn pages_that_come_and_go_leave_the_mapping_sound<M: Subject>() {
 }
 
 /// Inserts as the engine does: room is made, then the mark moves, then there must be room.
-fn insert<M: Subject>(bed: &Bed<M>, page: (u32, u32), word: PageWord, waiting: &mut Vec<Resource>, moved: &mut usize) {
+fn insert<M: Subject>(bed: &Bed<M>, page: PageId, word: PageWord, waiting: &mut Vec<Resource>, moved: &mut usize) {
     for attempt in 0..3 {
         let mut tx = bed.tx();
-        match bed.map.insert(&mut tx, page.0, page.1, word) {
+        match bed.map.insert(&mut tx, page, word) {
             Ok(()) => {
                 waiting.append(&mut tx.freed);
                 tx.commit(&bed.region);
@@ -98,11 +96,11 @@ fn mark_moves<M: Subject>(bed: &Bed<M>, waiting: &mut Vec<Resource>) {
 }
 
 /// Nothing is broken, a mount finds what is mapped, and so do lookups.
-fn look<M: Subject>(bed: &Bed<M>, mapped: &BTreeMap<(u32, u32), PageWord>) {
+fn look<M: Subject>(bed: &Bed<M>, mapped: &BTreeMap<PageId, PageWord>) {
     let (mut found, mut nodes) = (BTreeMap::new(), BTreeSet::new());
     bed.map.check(
         &mut |entry| {
-            found.insert((entry.ino, entry.lblk), entry.word);
+            found.insert(PageId::new(entry.ino, entry.lblk), entry.word);
         },
         &mut |node| assert!(nodes.insert(node), "node {node} twice"),
         &mut |broken| panic!("{broken:?}"),
@@ -113,11 +111,11 @@ fn look<M: Subject>(bed: &Bed<M>, mapped: &BTreeMap<(u32, u32), PageWord>) {
     assert!(loaded.keys().eq(mapped.keys()), "what a mount finds");
     for entry in loaded.values() {
         if let Some(hashfs) = map.hashed_keys() {
-            assert!(!hashfs.is_out_of_reach(entry.ino, entry.lblk, u64::from(entry.slot)));
+            assert!(!hashfs.is_out_of_reach(PageId::new(entry.ino, entry.lblk), u64::from(entry.slot)));
         }
     }
-    for (&(ino, lblk), &word) in mapped {
-        assert_eq!(bed.map.get(ino, lblk), word);
-        assert_eq!(map.get(ino, lblk), word);
+    for (&PageId { ino, lblk }, &word) in mapped {
+        assert_eq!(bed.map.get(PageId::new(ino, lblk)), word);
+        assert_eq!(map.get(PageId::new(ino, lblk)), word);
     }
 }

@@ -17,7 +17,7 @@ use ferrite_pm::Region;
 
 use super::replay::{LINE_WORDS, SinceMark, words_of};
 use super::{AREA_OFFSET, Bed, Model, Rng, Subject, for_seeds};
-use crate::{MapError, PageWord};
+use crate::{MapError, PageId, PageWord};
 
 const BLOCKS: u32 = 150;
 /// Files, and how many pages each can have. Pages lie apart, so that leaf needs a line for most, and next to each
@@ -98,7 +98,7 @@ impl<'b, M: Subject> Crashed<'b, M> {
         let mut twice = None;
         map.check(
             &mut |entry| {
-                if found.insert((entry.ino, entry.lblk), entry.word).is_some() {
+                if found.insert(PageId::new(entry.ino, entry.lblk), entry.word).is_some() {
                     twice = Some(format!("{entry:?} came twice"));
                 }
             },
@@ -109,12 +109,12 @@ impl<'b, M: Subject> Crashed<'b, M> {
             return Err(what);
         }
         if &found != model {
-            let differs = |key: &&(u32, u32)| found.get(*key) != model.get(*key);
+            let differs = |key: &&PageId| found.get(*key) != model.get(*key);
             let key = found.keys().chain(model.keys()).find(differs);
             return Err(format!("page {key:?} is not as it was"));
         }
         map.load(1, &|_| {}).map_err(|error| error.to_string())?;
-        match model.iter().find(|&(&(ino, lblk), &word)| map.get(ino, lblk) != word) {
+        match model.iter().find(|&(&page, &word)| map.get(page) != word) {
             Some((key, _)) => Err(format!("page {key:?} is there, and a lookup does not find it")),
             None => Ok(()),
         }
@@ -179,24 +179,26 @@ fn move_and_crash<M: Subject>(
 }
 
 /// Maps a page that is not mapped, or gives up for want of room.
-fn map_page<M: Subject>(bed: &Bed<M>, since: &mut SinceMark, key: (u32, u32), word: PageWord) -> Result<(), MapError> {
+fn map_page<M: Subject>(bed: &Bed<M>, since: &mut SinceMark, key: PageId, word: PageWord) -> Result<(), MapError> {
     let mut tx = bed.tx();
-    bed.map.insert(&mut tx, key.0, key.1, word)?;
+    bed.map.insert(&mut tx, key, word)?;
     since.commit(bed, tx);
     Ok(())
 }
 
-fn unmap_page<M: Subject>(bed: &Bed<M>, since: &mut SinceMark, (ino, lblk): (u32, u32), word: PageWord) {
+fn unmap_page<M: Subject>(bed: &Bed<M>, since: &mut SinceMark, PageId { ino, lblk }: PageId, word: PageWord) {
     let mut tx = bed.tx();
-    assert_eq!(bed.map.remove(&mut tx, ino, lblk), Ok(word));
+    assert_eq!(bed.map.remove(&mut tx, PageId::new(ino, lblk)), Ok(word));
     since.commit(bed, tx);
 }
 
 /// A page, and a block for it: often the one that makes a run with the page before.
-fn pick<M: Subject>(bed: &Bed<M>, rng: &mut Rng, model: &Model) -> ((u32, u32), PageWord) {
+fn pick<M: Subject>(bed: &Bed<M>, rng: &mut Rng, model: &Model) -> (PageId, PageWord) {
     let ino = 1 + rng.below(FILES) as u32;
     let lblk = rng.below(CLUSTERS) as u32 * CLUSTER_STRIDE + rng.below(CLUSTER_PAGES) as u32;
-    let before = lblk.checked_sub(1).and_then(|before| model.get(&(ino, before)));
+    let before = lblk
+        .checked_sub(1)
+        .and_then(|before| model.get(&PageId::new(ino, before)));
     let block = match before {
         Some(word) if rng.below(2) == 0 && bed.geometry.is_data_block(word.page() + 1) => word.page() + 1,
         _ => bed.geometry.first_block + rng.below(u64::from(BLOCKS)) as u32,
@@ -206,7 +208,7 @@ fn pick<M: Subject>(bed: &Bed<M>, rng: &mut Rng, model: &Model) -> ((u32, u32), 
     } else {
         0
     };
-    ((ino, lblk), PageWord::new(block, log))
+    (PageId::new(ino, lblk), PageWord::new(block, log))
 }
 
 /// Fills a table until it moves entries, and on; each move is crashed at each of its words, with what was recorded
@@ -233,7 +235,7 @@ pub(crate) fn a_crash_at_each_word_of_a_move_loses_nothing<M: Subject>() {
                 }
                 Some(_) => {
                     let mut tx = bed.tx();
-                    assert_eq!(bed.map.replace(&mut tx, key.0, key.1, word), Ok(()));
+                    assert_eq!(bed.map.replace(&mut tx, key, word), Ok(()));
                     since.commit(&bed, tx);
                     model.insert(key, word);
                 }

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use ferrite_pm::Region;
 
 use super::{BLOCK_BYTES, Bed, Rng, Subject, TestTx, for_seeds};
-use crate::{MapError, MapTx, PageWord, Resource};
+use crate::{MapError, MapTx, PageId, PageWord, Resource};
 
 const BLOCKS: u32 = 300;
 const PAGES: u64 = 40;
@@ -75,14 +75,14 @@ fn change<M: Subject>(
     bed: &Bed<M>,
     tx: &mut TestTx<'_>,
     rng: &mut Rng,
-    model: &mut BTreeMap<(u32, u32), Words>,
-    key @ (ino, lblk): (u32, u32),
+    model: &mut BTreeMap<PageId, Words>,
+    key @ PageId { ino, lblk }: PageId,
 ) -> Result<(), MapError> {
     let old = model.get(&key).copied();
     if let Some(old) = old
         && rng.below(5) == 0
     {
-        assert_eq!(bed.map.remove(tx, ino, lblk)?, old.now);
+        assert_eq!(bed.map.remove(tx, PageId::new(ino, lblk))?, old.now);
         tx.freed(Resource::Block(old.now.page()));
         model.remove(&key);
         return Ok(());
@@ -90,16 +90,16 @@ fn change<M: Subject>(
     let word = match old {
         // A log is added to the block that is there, as small writes do.
         Some(old) if rng.below(2) == 0 => PageWord::new(old.now.page(), 1 + rng.below(1000) as u32),
-        _ => PageWord::new(bed.map.alloc_page(tx, ino, lblk)?, 0),
+        _ => PageWord::new(bed.map.alloc_page(tx, PageId::new(ino, lblk))?, 0),
     };
     match old {
         Some(old) => {
-            bed.map.replace(tx, ino, lblk, word)?;
+            bed.map.replace(tx, PageId::new(ino, lblk), word)?;
             if old.now.page() != word.page() {
                 tx.freed(Resource::Block(old.now.page()));
             }
         }
-        None => bed.map.insert(tx, ino, lblk, word)?,
+        None => bed.map.insert(tx, PageId::new(ino, lblk), word)?,
     }
     let recorded = word;
     model.insert(key, Words { now: word, recorded });
@@ -110,15 +110,15 @@ fn change<M: Subject>(
 fn fold<M: Subject>(
     bed: &Bed<M>,
     rng: &mut Rng,
-    model: &mut BTreeMap<(u32, u32), Words>,
-    (ino, lblk): (u32, u32),
+    model: &mut BTreeMap<PageId, Words>,
+    PageId { ino, lblk }: PageId,
     freed: &mut Vec<Resource>,
 ) {
-    let Some(&words) = model.get(&(ino, lblk)).filter(|words| words.now.log() != 0) else {
+    let Some(&words) = model.get(&PageId::new(ino, lblk)).filter(|words| words.now.log() != 0) else {
         return;
     };
     let neighbour = |lblk: Option<u32>| {
-        lblk.and_then(|lblk| model.get(&(ino, lblk)))
+        lblk.and_then(|lblk| model.get(&PageId::new(ino, lblk)))
             .map(|words| words.now.page())
     };
     let wanted = match rng.below(3) {
@@ -134,10 +134,10 @@ fn fold<M: Subject>(
     let Ok(block) = block else { return };
     let new = PageWord::new(block, 0);
     // A mapping may refuse; the fold is dropped then, and its block with the transaction.
-    if bed.map.swing(ino, lblk, words.now, new).is_some() {
+    if bed.map.swing(PageId::new(ino, lblk), words.now, new).is_some() {
         tx.claimed.clear();
         freed.push(Resource::Block(words.now.page()));
-        model.insert((ino, lblk), Words { now: new, ..words });
+        model.insert(PageId::new(ino, lblk), Words { now: new, ..words });
     }
 }
 
@@ -160,12 +160,12 @@ pub(crate) fn folds_undone_by_replay_leave_the_mapping_sound<M: Subject>() {
             }
             let (ino, first) = (1 + rng.below(2) as u32, rng.below(PAGES) as u32);
             if rng.below(3) == 0 {
-                fold(&bed, &mut rng, &mut model, (ino, first), &mut since.freed);
+                fold(&bed, &mut rng, &mut model, PageId::new(ino, first), &mut since.freed);
             } else {
                 let mut after = model.clone();
                 let mut tx = bed.tx();
                 let changed = (first..=first + rng.below(6) as u32)
-                    .try_for_each(|lblk| change(&bed, &mut tx, &mut rng, &mut after, (ino, lblk)));
+                    .try_for_each(|lblk| change(&bed, &mut tx, &mut rng, &mut after, PageId::new(ino, lblk)));
                 match changed {
                     Ok(()) => {
                         since.commit(&bed, tx);
@@ -195,7 +195,7 @@ fn make_room<M: Subject>(bed: &Bed<M>, since: &mut SinceMark) {
     }
 }
 
-fn check_crash<M: Subject>(bed: &Bed<M>, rng: &mut Rng, since: &SinceMark, model: &BTreeMap<(u32, u32), Words>) {
+fn check_crash<M: Subject>(bed: &Bed<M>, rng: &mut Rng, since: &SinceMark, model: &BTreeMap<PageId, Words>) {
     let now = words_of(bed);
     let crashed = Region::anonymous(bed.region.len()).expect("anonymous memory");
     // All lines, none, or any.
@@ -211,7 +211,7 @@ fn check_crash<M: Subject>(bed: &Bed<M>, rng: &mut Rng, since: &SinceMark, model
     let mut found = BTreeMap::new();
     map.check(
         &mut |entry| {
-            found.insert((entry.ino, entry.lblk), entry.word);
+            found.insert(PageId::new(entry.ino, entry.lblk), entry.word);
         },
         &mut |_| {},
         &mut |broken| panic!("after replay: {}", broken.what),

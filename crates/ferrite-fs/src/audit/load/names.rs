@@ -8,6 +8,7 @@
 //! found than it counts has names that lookups miss, whichever slots are to blame. An inode that has a name is never
 //! free in the books, whatever its own words say.
 
+use ferrite_map::PageId;
 use std::convert::Infallible;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -156,7 +157,7 @@ impl Judge<'_, '_, '_> {
             return Ok(None);
         };
         // What a block held stays in it when it is freed.
-        if self.tables.map.get(dir, lblk).page() != block {
+        if self.tables.map.get(PageId::new(dir, lblk)).page() != block {
             return Err(format!("points into block {block}, which is no directory's"));
         }
         self.sound_blocks.set(index);

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use ferrite_map::{MapEntry, PageWord};
+use ferrite_map::{MapEntry, PageId, PageWord};
 use ferrite_vfs::{FileKind, ROOT_INO};
 use rustc_hash::{FxHashMap, FxHashSet};
 
@@ -98,7 +98,7 @@ impl Repair {
         lost.sort_unstable();
         let mut moved = FxHashSet::default();
         for (_, block, (dir, lblk)) in lost {
-            let there = self.map.get(dir, lblk);
+            let there = self.map.get(PageId::new(dir, lblk));
             if !there.is_hole() && self.header_of(there.page()) == Some((dir, lblk)) {
                 continue;
             }
@@ -193,7 +193,7 @@ impl Repair {
                 );
                 if parsed.is_empty() {
                     // Nothing in it is this directory's: the block itself may be a stranger's.
-                    if !self.map.get(at.dir, at.lblk).is_hole() {
+                    if !self.map.get(PageId::new(at.dir, at.lblk)).is_hole() {
                         let _ = self.set_page(at.dir, at.lblk, None);
                         self.owned.release(u64::from(at.block) - self.superblock.first_block);
                         self.pages[at.dir as usize] -= 1;

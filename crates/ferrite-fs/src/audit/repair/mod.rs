@@ -15,7 +15,7 @@ mod tables;
 use std::sync::Arc;
 
 use ferrite_map::bitmap::AtomicBitmap;
-use ferrite_map::{FileMap, MapError, MapTx, PageWord, Resource};
+use ferrite_map::{FileMap, MapError, MapTx, PageId, PageWord, Resource};
 use ferrite_pm::Region;
 use ferrite_vfs::FileKind;
 use rustc_hash::{FxHashMap, FxHashSet};
@@ -307,12 +307,12 @@ impl Repair {
     }
 
     /// Stores what a slot of HashFS maps, or nothing.
-    fn set_slot(&mut self, slot: u64, page: Option<(u32, u32, PageWord)>) {
+    fn set_slot(&mut self, slot: u64, page: Option<(PageId, PageWord)>) {
         let Some(keys) = self.map.hashed_keys() else {
             return;
         };
         let (key_offset, word_offset) = keys.offsets(slot);
-        let (key, word) = page.map_or((0, 0), |(ino, lblk, word)| (keys.key(ino, lblk), word.0));
+        let (key, word) = page.map_or((0, 0), |(page, word)| (keys.key(page), word.0));
         self.set(key_offset, key);
         self.set(word_offset, word);
     }
@@ -321,13 +321,13 @@ impl Repair {
     /// sound by now.
     fn set_page(&mut self, ino: u32, lblk: u32, word: Option<PageWord>) -> Result<(), MapError> {
         let map = Arc::clone(&self.map);
-        let is_mapped = !map.get(ino, lblk).is_hole();
+        let is_mapped = !map.get(PageId::new(ino, lblk)).is_hole();
         let change = |repair: &mut Repair| {
             let mut tx = RepairTx { repair };
             match word {
-                Some(word) if is_mapped => map.replace(&mut tx, ino, lblk, word),
-                Some(word) => map.insert(&mut tx, ino, lblk, word),
-                None => map.remove(&mut tx, ino, lblk).map(|_| ()),
+                Some(word) if is_mapped => map.replace(&mut tx, PageId::new(ino, lblk), word),
+                Some(word) => map.insert(&mut tx, PageId::new(ino, lblk), word),
+                None => map.remove(&mut tx, PageId::new(ino, lblk)).map(|_| ()),
             }
         };
         let mut tries = 0;

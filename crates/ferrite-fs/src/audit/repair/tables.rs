@@ -5,7 +5,7 @@ use crate::page::scan;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use ferrite_map::{Broken, MapEntry, PageWord};
+use ferrite_map::{Broken, MapEntry, PageId, PageWord};
 use ferrite_vfs::{FileKind, ROOT_INO};
 use rustc_hash::{FxHashMap, FxHashSet};
 
@@ -122,7 +122,7 @@ impl Repair {
             }
             let (ino, lblk) = ((key >> 32) as u32, key as u32);
             let at = format!("mapping slot {slot} (inode {ino}, page {lblk})");
-            let far = self.is_out_of_reach(ino, lblk, slot);
+            let far = self.is_out_of_reach(PageId::new(ino, lblk), slot);
             if !self.is_ino(ino) || self.state[ino as usize] == State::Free || far {
                 self.set_slot(slot, None);
                 self.mended("mapping", format!("{at}: no such page can be there"), "dropped", true);
@@ -142,7 +142,7 @@ impl Repair {
         self.reload_map();
         let mut twice = Vec::new();
         self.map.for_each(&mut |entry| {
-            if self.slot_of(entry.ino, entry.lblk) != Some(u64::from(entry.slot)) {
+            if self.slot_of(PageId::new(entry.ino, entry.lblk)) != Some(u64::from(entry.slot)) {
                 twice.push(entry);
             }
             true
@@ -166,7 +166,7 @@ impl Repair {
         for MapEntry { ino, lblk, word, slot } in behind {
             let key = self.map.hashed_keys().map(|map| map.offsets(u64::from(slot)).0);
             if key.is_some_and(|offset| self.region.load(offset) == 0) {
-                self.set_slot(u64::from(slot), Some((ino, lblk, word)));
+                self.set_slot(u64::from(slot), Some((PageId::new(ino, lblk), word)));
                 self.pages[ino as usize] += 1;
             }
         }
@@ -204,17 +204,17 @@ impl Repair {
         });
         for (entry, other) in misplaced {
             let MapEntry { ino, lblk, word, slot } = entry;
-            if !self.map.get(ino, other).is_hole() {
+            if !self.map.get(PageId::new(ino, other)).is_hole() {
                 continue;
             }
-            let is_done = if self.is_out_of_reach(ino, other, u64::from(slot)) {
+            let is_done = if self.is_out_of_reach(PageId::new(ino, other), u64::from(slot)) {
                 // More than its key was hit: it gets a place like a new page.
                 self.set_slot(slot.into(), None);
                 self.reload_map();
                 self.set_page(ino, other, Some(word)).is_ok()
             } else if self.map.hashed_keys().is_some() {
                 // There may be two keys of this page: this one is wrong.
-                self.set_slot(u64::from(slot), Some((ino, other, word)));
+                self.set_slot(u64::from(slot), Some((PageId::new(ino, other), word)));
                 true
             } else {
                 // In this order the block always has an owner, and does not become a node.
@@ -248,19 +248,23 @@ impl Repair {
         }
     }
 
-    fn slot_of(&self, ino: u32, lblk: u32) -> Option<u64> {
-        self.map.hashed_keys().and_then(|map| map.slot_of(ino, lblk))
-    }
-
-    fn is_out_of_reach(&self, ino: u32, lblk: u32, slot: u64) -> bool {
+    fn slot_of(&self, PageId { ino, lblk }: PageId) -> Option<u64> {
         self.map
             .hashed_keys()
-            .is_some_and(|map| map.is_out_of_reach(ino, lblk, slot))
+            .and_then(|map| map.slot_of(PageId::new(ino, lblk)))
+    }
+
+    fn is_out_of_reach(&self, PageId { ino, lblk }: PageId, slot: u64) -> bool {
+        self.map
+            .hashed_keys()
+            .is_some_and(|map| map.is_out_of_reach(PageId::new(ino, lblk), slot))
     }
 
     /// Buckets behind its home that a page would lie in this slot of HashFS.
-    fn distance(&self, ino: u32, lblk: u32, slot: u64) -> u64 {
-        self.map.hashed_keys().map_or(0, |map| map.distance(ino, lblk, slot))
+    fn distance(&self, PageId { ino, lblk }: PageId, slot: u64) -> u64 {
+        self.map
+            .hashed_keys()
+            .map_or(0, |map| map.distance(PageId::new(ino, lblk), slot))
     }
 
     /// Files that map more pages than they count have got keys that were hit: those behind the end of the file or far
@@ -271,7 +275,7 @@ impl Repair {
             let inode = self.load(entry.ino);
             let ino = entry.ino as usize;
             if self.state[ino] == State::Sound && self.pages[ino] > inode.blocks() {
-                let far = self.distance(entry.ino, entry.lblk, u64::from(entry.slot)) >= STRAY_DISTANCE;
+                let far = self.distance(PageId::new(entry.ino, entry.lblk), u64::from(entry.slot)) >= STRAY_DISTANCE;
                 if far || inode.blocks() == 0 || u64::from(entry.lblk) >= lblks(inode.size()) {
                     odd.entry(entry.ino).or_default().push(entry);
                 }
@@ -298,7 +302,7 @@ impl Repair {
         if strays.is_empty() {
             return;
         }
-        let mut candidates: FxHashMap<u64, Vec<(u32, u32)>> = FxHashMap::default();
+        let mut candidates: FxHashMap<u64, Vec<PageId>> = FxHashMap::default();
         let mut left = STRAY_COMPARISONS;
         for ino in 1..self.superblock.inodes as u32 {
             let inode = self.load(ino);
@@ -311,17 +315,17 @@ impl Repair {
                     return;
                 };
                 left = rest;
-                if !self.map.get(ino, lblk).is_hole() {
+                if !self.map.get(PageId::new(ino, lblk)).is_hole() {
                     continue;
                 }
                 for &(slot, _) in strays {
-                    if self.distance(ino, lblk, slot) < STRAY_DISTANCE {
-                        candidates.entry(slot).or_default().push((ino, lblk));
+                    if self.distance(PageId::new(ino, lblk), slot) < STRAY_DISTANCE {
+                        candidates.entry(slot).or_default().push(PageId::new(ino, lblk));
                     }
                 }
             }
         }
-        let mut given: FxHashMap<(u32, u32), u32> = FxHashMap::default();
+        let mut given: FxHashMap<PageId, u32> = FxHashMap::default();
         for pages in candidates.values() {
             pages.iter().for_each(|&page| *given.entry(page).or_default() += 1);
         }
@@ -332,8 +336,8 @@ impl Repair {
             if given[&page] != 1 {
                 continue;
             }
-            let (ino, lblk) = page;
-            self.set_slot(slot, Some((ino, lblk, word)));
+            let PageId { ino, lblk } = page;
+            self.set_slot(slot, Some((page, word)));
             self.pages[ino as usize] += 1;
             self.end[ino as usize] = self.end[ino as usize].max(u64::from(lblk) + 1);
             let what = format!("mapping slot {slot}: can only have been page {lblk} of inode {ino}");
@@ -349,7 +353,7 @@ impl Repair {
                 continue;
             }
             let is_link = inode.kind() == Some(FileKind::Symlink);
-            if is_link && inode.nlink() > 0 && !inode.is_inline() && self.map.get(ino, 0).is_hole() {
+            if is_link && inode.nlink() > 0 && !inode.is_inline() && self.map.get(PageId::new(ino, 0)).is_hole() {
                 // Without its target nothing of it is left.
                 self.state[ino as usize] = State::Damaged;
                 continue;
@@ -374,7 +378,7 @@ impl Repair {
         });
         let mut slabs: FxHashMap<u32, (u32, u64)> = FxHashMap::default();
         for entry in logged {
-            let page = (entry.ino, entry.lblk);
+            let page = PageId::new(entry.ino, entry.lblk);
             match self.walk(page, entry.word, &mut slabs) {
                 Ok(links) => {
                     for (offset, value, stored) in links {
@@ -400,7 +404,7 @@ impl Repair {
     /// Checks a log and claims its segments; returns links to mend: where, to what, and what is there.
     fn walk(
         &self,
-        page: (u32, u32),
+        page: PageId,
         word: PageWord,
         slabs: &mut FxHashMap<u32, (u32, u64)>,
     ) -> Result<Vec<(u64, u64, u64)>, String> {
@@ -449,7 +453,7 @@ impl Repair {
         let mut found: FxHashSet<u32> = inodes.map(|ino| self.load(ino).xattr_block()).collect();
         self.map.for_each(&mut |entry| {
             if has_log(entry.word) {
-                let page = (entry.ino, entry.lblk);
+                let page = PageId::new(entry.ino, entry.lblk);
                 // Of a broken log only what can be reached matters: it is dropped.
                 let _ = scan::entries((&self.region, &self.superblock), page, entry.word, &mut |seen| {
                     found.insert(seen.header_unit() / BLOCK_UNITS);

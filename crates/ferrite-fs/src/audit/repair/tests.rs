@@ -25,6 +25,7 @@ use crate::format::layout::{BLOCK_BYTES, INODE_BYTES, Superblock};
 use crate::format::log_entry::UNIT_BYTES;
 use crate::space::names::NameTable;
 use crate::{Engine, MkfsOptions, MountOptions, fsck, mkfs, repair};
+use ferrite_map::PageId;
 use ferrite_map::{MapEntry, Mapping};
 
 const POOL_BYTES: u64 = 8 << 20;
@@ -208,7 +209,7 @@ fn anatomy(image: &[u8]) -> Anatomy {
             dir_blocks.push(block..block + BLOCK_BYTES);
         }
         if has_log(entry.word) {
-            let page = (entry.ino, entry.lblk);
+            let page = PageId::new(entry.ino, entry.lblk);
             scan::entries((&region, &superblock), page, entry.word, &mut |found| {
                 let unit = u64::from(found.header_unit()) * UNIT_BYTES;
                 let segment = unit..unit + u64::from(found.trailer.segment_units()) * UNIT_BYTES;

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use crate::engine::{finish_interrupted, mount};
 use crate::format::layout::lblks;
-use ferrite_map::{FileMap, MapEntry, MapError, MapTx, PageWord, TransCache};
+use ferrite_map::{FileMap, MapEntry, MapError, MapTx, PageId, PageWord, TransCache};
 use ferrite_pm::Region;
 use ferrite_vfs::{
     Cred, FallocateMode, FileKind, FileSystem, FsError, Ino, NewNode, OpenMode, ROOT_INO, RenameMode, SetAttr,
@@ -183,7 +183,7 @@ fn check_listing(engine: &Engine, ino: u32, random: &mut StdRng, what: &str) {
     let size = inode.size();
     let offset = random.random_range(0..size.max(1) * 9 / 8 + 1);
     let holds_data = |&page: &u64| {
-        let word = core.map.get(ino, page as u32);
+        let word = core.map.get(PageId::new(ino, page as u32));
         !word.is_hole() && !word.is_unwritten()
     };
     let (from, end) = (offset / BLOCK_BYTES, lblks(size));
@@ -343,42 +343,42 @@ impl FileMap for Counting {
         self.inner.name()
     }
 
-    fn get(&self, ino: u32, lblk: u32) -> PageWord {
+    fn get(&self, PageId { ino, lblk }: PageId) -> PageWord {
         self.count(1);
-        self.inner.get(ino, lblk)
+        self.inner.get(PageId::new(ino, lblk))
     }
 
-    fn get_many(&self, ino: u32, lblk: u32, out: &mut [PageWord], cache: &TransCache) {
+    fn get_many(&self, PageId { ino, lblk }: PageId, out: &mut [PageWord], cache: &TransCache) {
         self.count(out.len() as u64);
-        self.inner.get_many(ino, lblk, out, cache);
+        self.inner.get_many(PageId::new(ino, lblk), out, cache);
     }
 
-    fn prefetch(&self, ino: u32, lblk: u32, to_store: bool) {
-        self.inner.prefetch(ino, lblk, to_store);
+    fn prefetch(&self, PageId { ino, lblk }: PageId, to_store: bool) {
+        self.inner.prefetch(PageId::new(ino, lblk), to_store);
     }
 
-    fn alloc_page(&self, tx: &mut dyn MapTx, ino: u32, lblk: u32) -> Result<u32, MapError> {
+    fn alloc_page(&self, tx: &mut dyn MapTx, PageId { ino, lblk }: PageId) -> Result<u32, MapError> {
         self.count(1);
-        self.inner.alloc_page(tx, ino, lblk)
+        self.inner.alloc_page(tx, PageId::new(ino, lblk))
     }
 
-    fn insert(&self, tx: &mut dyn MapTx, ino: u32, lblk: u32, word: PageWord) -> Result<(), MapError> {
+    fn insert(&self, tx: &mut dyn MapTx, PageId { ino, lblk }: PageId, word: PageWord) -> Result<(), MapError> {
         self.count(1);
-        self.inner.insert(tx, ino, lblk, word)
+        self.inner.insert(tx, PageId::new(ino, lblk), word)
     }
 
-    fn replace(&self, tx: &mut dyn MapTx, ino: u32, lblk: u32, word: PageWord) -> Result<(), MapError> {
+    fn replace(&self, tx: &mut dyn MapTx, PageId { ino, lblk }: PageId, word: PageWord) -> Result<(), MapError> {
         self.count(1);
-        self.inner.replace(tx, ino, lblk, word)
+        self.inner.replace(tx, PageId::new(ino, lblk), word)
     }
 
-    fn swing(&self, ino: u32, lblk: u32, old: PageWord, new: PageWord) -> Option<u64> {
-        self.inner.swing(ino, lblk, old, new)
+    fn swing(&self, PageId { ino, lblk }: PageId, old: PageWord, new: PageWord) -> Option<u64> {
+        self.inner.swing(PageId::new(ino, lblk), old, new)
     }
 
-    fn remove(&self, tx: &mut dyn MapTx, ino: u32, lblk: u32) -> Result<PageWord, MapError> {
+    fn remove(&self, tx: &mut dyn MapTx, PageId { ino, lblk }: PageId) -> Result<PageWord, MapError> {
         self.count(1);
-        self.inner.remove(tx, ino, lblk)
+        self.inner.remove(tx, PageId::new(ino, lblk))
     }
 
     fn release(&self, slot: u32) -> bool {

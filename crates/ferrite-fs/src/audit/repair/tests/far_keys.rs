@@ -5,6 +5,7 @@
 use super::wiped::{number, repaired, tree};
 use super::*;
 use crate::format::layout::FEATURE_KEYS_IN_REACH;
+use ferrite_map::PageId;
 use ferrite_map::hashfs::HashFs;
 
 /// Of a pool large enough for a key to be out of reach.
@@ -38,11 +39,11 @@ fn pool_with_far_key(old: bool, data_checksum: bool) -> Vec<u8> {
     }
     let ino = engine.lookup(ROOT_INO, b"far").unwrap().ino as u32;
     let map = engine.core().map.hashed_keys().unwrap();
-    let slot = map.slot_of(ino, 1).unwrap();
+    let slot = map.slot_of(PageId::new(ino, 1)).unwrap();
     let moved = (0..superblock.map_slots)
         .find(|&slot| {
             let is_free = engine.core().region.load(map.offsets(slot).0) == 0;
-            is_free && map.distance(ino, 1, slot) == HashFs::DISTANCE_MAX + 3
+            is_free && map.distance(PageId::new(ino, 1), slot) == HashFs::DISTANCE_MAX + 3
         })
         .unwrap();
     let (from, to) = (map.offsets(slot), map.offsets(moved));
