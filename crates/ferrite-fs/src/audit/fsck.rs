@@ -26,7 +26,6 @@ use crate::format::dentry::{self, FIRST_ENTRY};
 use crate::format::inode::{INLINE_BYTES, Inode};
 use crate::format::layout::lblks;
 use crate::format::layout::{BLOCK_BYTES, MAX_FILE_BYTES, Superblock};
-use crate::format::log_entry::{BLOCK_UNITS, UNIT_BYTES};
 use crate::format::xattr;
 use crate::journal::replay::{self, Losses};
 use crate::options::{Finding, FsckOptions, FsckReport};
@@ -312,27 +311,27 @@ impl Check {
                 if !found.trailer.is_first() {
                     return Ok(true);
                 }
-                let (unit, units) = (found.header_unit(), found.trailer.segment_units());
-                let next = self.region.load(u64::from(unit) * UNIT_BYTES);
+                let segment = found.segment();
+                let unit = segment.header;
+                let next = self.region.load(unit.offset());
                 if next != newer {
                     self.find(
                         "logs",
                         format!("{at}: segment {unit} is followed by {newer}, but names {next}"),
                     );
                 }
-                newer = u64::from(unit);
-                let block = unit / BLOCK_UNITS;
+                newer = u64::from(unit.0);
+                let block = unit.block();
                 if !slabs.contains_key(&block)
                     && let Some(wrong) = self.own(block)
                 {
                     self.find("logs", format!("{at}: segment {unit} lies in block {block}, {wrong}"));
                 }
-                let bits = (u64::MAX >> (64 - units)) << (unit % BLOCK_UNITS);
                 let used = slabs.entry(block).or_default();
-                if *used & bits != 0 {
+                if *used & segment.bits() != 0 {
                     self.find("logs", format!("{at}: segment {unit} overlaps another"));
                 }
-                *used |= bits;
+                *used |= segment.bits();
                 Ok(true)
             });
             if let Err(error) = walked {

@@ -32,7 +32,6 @@ use crate::error::EngineError;
 use crate::format::data_sum;
 use crate::format::inode::{INODE_WORDS, Inode, W_INLINE};
 use crate::format::layout::Superblock;
-use crate::format::log_entry::BLOCK_UNITS;
 use crate::format::page_buffer::PageBuffer;
 use crate::health::damage::Damage;
 use crate::space::blocks::BlockAlloc;
@@ -314,11 +313,10 @@ impl Tables<'_> {
             let walked = scan::entries((self.region, self.superblock), page, entry.word, &mut |found| {
                 found.read(self.region, &mut buffer)?;
                 if found.trailer.is_first() {
-                    let unit = found.header_unit();
-                    let units = found.trailer.segment_units();
-                    if let Err(what) = self.log_space.set_used(self.alloc, unit, units) {
-                        mapped.conflicts.lock().insert(unit / BLOCK_UNITS);
-                        wrong.get_or_insert(format!("its log has a segment at unit {unit}, {what}"));
+                    let segment = found.segment();
+                    if let Err(what) = self.log_space.set_used(self.alloc, segment) {
+                        mapped.conflicts.lock().insert(segment.header.block());
+                        wrong.get_or_insert(format!("its log has a segment at unit {}, {what}", segment.header));
                     }
                 }
                 Ok(true)

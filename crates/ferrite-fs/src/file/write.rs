@@ -4,8 +4,8 @@
 //! logs; one record then sets all page words, size and times. Old blocks are freed by that record, so they stay
 //! untouched until it is retired. A write of up to [`ATOMIC_BYTES`] is one record.
 
-use crate::format::log_entry;
 use crate::format::log_entry::has_log;
+use crate::format::unit::Unit;
 use crate::page::scan;
 use std::sync::Arc;
 
@@ -132,7 +132,7 @@ fn write_lone_part(
     }
     if has_log(word) {
         // The line of the newest entry comes while the inode's words are gathered.
-        core.region.prefetch(log_entry::offset(word.log()));
+        core.region.prefetch(Unit::newest_of(word).offset());
     }
     tx.set_single_page();
     tx.put_changed_inode(ino, old, new);

@@ -23,11 +23,8 @@ use crate::format::checksum::crc32c_append;
 use crate::format::data_sum;
 use crate::format::inode::CRC_SPREAD;
 use crate::format::layout::BLOCK_BYTES;
+use crate::format::unit::{BLOCK_UNITS, Segment, UNIT_BYTES, Unit};
 
-/// What log halves of page words count in.
-pub(crate) const UNIT_BYTES: u64 = 64;
-/// Units of a block.
-pub(crate) const BLOCK_UNITS: u32 = (BLOCK_BYTES / UNIT_BYTES) as u32;
 /// Longest log, in units: beyond a page's worth of log a fold has less to write than it frees.
 pub(crate) const LOG_UNITS_MAX: u32 = BLOCK_UNITS;
 const TRAILER_BYTES: usize = 16;
@@ -64,11 +61,6 @@ pub(crate) struct Trailer {
     pub(crate) depth: u8,
     /// Units of all segments of the page.
     pub(crate) log_units: u16,
-}
-
-/// Pool offset of the unit that ends the entry `unit`, its trailer included.
-pub(crate) fn offset(unit: u32) -> u64 {
-    u64::from(unit) * UNIT_BYTES
 }
 
 impl Trailer {
@@ -115,17 +107,17 @@ impl Trailer {
     }
 
     /// Checksum of an entry at `unit` of page (ino, lblk): bound to its place, so that remains elsewhere do not pass.
-    fn checksum(&self, PageId { ino, lblk }: PageId, unit: u32, data: &[u8]) -> u32 {
+    fn checksum(&self, PageId { ino, lblk }: PageId, unit: Unit, data: &[u8]) -> u32 {
         const K: u64 = 0x9e37_79b9_7f4a_7c15;
         let page = u64::from(ino) << 32 | u64::from(lblk);
-        let place = u64::from(unit) | u64::from(self.log_units) << 32;
+        let place = u64::from(unit.0) | u64::from(self.log_units) << 32;
         let mixed = (self.first_word() ^ page.wrapping_mul(K)).wrapping_mul(K);
         let mixed = (mixed ^ mixed >> 29 ^ place).wrapping_mul(K);
         crc32c_append((mixed >> 32) as u32, data)
     }
 
     /// Writes data and trailer to the end of `entry`, which is whole units.
-    pub(crate) fn encode(&self, page: PageId, unit: u32, data: &[u8], entry: &mut [u8]) {
+    pub(crate) fn encode(&self, page: PageId, unit: Unit, data: &[u8], entry: &mut [u8]) {
         let at = entry.len() - TRAILER_BYTES;
         entry[at - data.len()..at].copy_from_slice(data);
         let second = u64::from(self.checksum(page, unit, data)) | u64::from(self.log_units) << 32;
@@ -140,23 +132,23 @@ pub(crate) struct Entry {
     /// Its trailer.
     pub(crate) trailer: Trailer,
     /// The unit of its trailer: what names it.
-    pub(crate) unit: u32,
+    pub(crate) unit: Unit,
     page: PageId,
     crc: u32,
 }
 
-fn damaged(page: PageId, unit: u32, what: &str) -> FsError {
+fn damaged(page: PageId, unit: Unit, what: &str) -> FsError {
     data_sum::damaged(page, format!("log entry at unit {unit}: {what}; run `ferrite fsck`"))
 }
 
 impl Entry {
     /// Reads the trailer at `unit`, which lies in a data block, and checks that it can be one.
-    pub(crate) fn load(region: &Region, page: PageId, unit: u32) -> Result<Entry> {
-        let end = (u64::from(unit) + 1) * UNIT_BYTES;
+    pub(crate) fn load(region: &Region, page: PageId, unit: Unit) -> Result<Entry> {
+        let end = unit.end();
         let (first, second) = (region.load(end - 16), region.load(end - 8));
         let trailer = Trailer::parse(first, second);
         let ends_in_page = u64::from(trailer.offset) + u64::from(trailer.len) <= BLOCK_BYTES;
-        let in_segment = u32::from(trailer.index) >= trailer.units() && u32::from(trailer.index) <= unit % BLOCK_UNITS;
+        let in_segment = u32::from(trailer.index) >= trailer.units() && u32::from(trailer.index) <= unit.index();
         if trailer.len == 0 || !ends_in_page || !in_segment || !matches!(trailer.segment_units(), 4 | 8 | 16 | 32 | 64)
         {
             return Err(damaged(page, unit, "impossible lengths"));
@@ -177,7 +169,7 @@ impl Entry {
     /// Copies its data (none for zeros) and checks all of it.
     pub(crate) fn read<'b>(&self, region: &Region, buffer: &'b mut [u8; BLOCK_BYTES as usize]) -> Result<&'b [u8]> {
         let data = &mut buffer[..self.trailer.data_len()];
-        let end = (u64::from(self.unit) + 1) * UNIT_BYTES - TRAILER_BYTES as u64;
+        let end = self.unit.end() - TRAILER_BYTES as u64;
         region.read(end - data.len() as u64, data);
         if self.trailer.checksum(self.page, self.unit, data) != self.crc {
             return Err(damaged(self.page, self.unit, "wrong checksum"));
@@ -185,21 +177,24 @@ impl Entry {
         Ok(data)
     }
 
-    /// Unit of its segment's header.
-    pub(crate) fn header_unit(&self) -> u32 {
-        self.unit - u32::from(self.trailer.index)
+    /// Its segment, as the trailer has it.
+    pub(crate) fn segment(&self) -> Segment {
+        Segment {
+            header: self.unit.minus(u32::from(self.trailer.index)),
+            units: self.trailer.segment_units(),
+        }
     }
 
     /// The entry before it; `None` for the first of the page. Checks the header when the segment changes.
-    pub(crate) fn previous(&self, region: &Region) -> Result<Option<u32>> {
+    pub(crate) fn previous(&self, region: &Region) -> Result<Option<Unit>> {
         if !self.trailer.is_first() {
-            return Ok(Some(self.unit - self.trailer.units()));
+            return Ok(Some(self.unit.minus(self.trailer.units())));
         }
-        let header = Header::load(region, self.page, self.header_unit())?;
+        let header = Header::load(region, self.page, self.segment().header)?;
         if header.units != self.trailer.segment_units() {
             return Err(damaged(self.page, self.unit, "its segment says another length"));
         }
-        Ok(Some(header.previous).filter(|&unit| unit != 0))
+        Ok(header.previous)
     }
 }
 
@@ -208,16 +203,17 @@ impl Entry {
 pub(crate) struct Header {
     /// Units of the segment, this one included.
     pub(crate) units: u32,
-    /// Newest entry of the segment before; 0 for none.
-    pub(crate) previous: u32,
+    /// Newest entry of the segment before.
+    pub(crate) previous: Option<Unit>,
 }
 
 impl Header {
     fn words(&self, PageId { ino, lblk }: PageId) -> [u64; 4] {
         let first = u64::from(SIGNATURE) | u64::from(self.units) << 32;
         let second = u64::from(ino) | u64::from(lblk) << 32;
-        let crc = crc32c_append(self.previous.wrapping_mul(CRC_SPREAD), [first, second].as_bytes());
-        [0, first, second, u64::from(self.previous) | u64::from(crc) << 32]
+        let previous = self.previous.map_or(0, |unit| unit.0);
+        let crc = crc32c_append(previous.wrapping_mul(CRC_SPREAD), [first, second].as_bytes());
+        [0, first, second, u64::from(previous) | u64::from(crc) << 32]
     }
 
     /// Writes it to the first bytes of `segment`.
@@ -228,12 +224,12 @@ impl Header {
     }
 
     /// Reads and checks the header at `unit` of a segment of page (ino, lblk).
-    pub(crate) fn load(region: &Region, page: PageId, unit: u32) -> Result<Header> {
-        let at = u64::from(unit) * UNIT_BYTES;
+    pub(crate) fn load(region: &Region, page: PageId, unit: Unit) -> Result<Header> {
+        let at = unit.offset();
         let found = [8, 16, 24].map(|offset| region.load(at + offset));
         let header = Header {
             units: (found[0] >> 32) as u32,
-            previous: found[2] as u32,
+            previous: Some(Unit(found[2] as u32)).filter(|unit| unit.0 != 0),
         };
         if header.words(page)[1..] != found {
             return Err(damaged(
@@ -268,19 +264,23 @@ mod tests {
             (2, 4, true)
         );
         let mut bytes = [0; 192];
-        Header { units: 4, previous: 0 }.encode(page, &mut bytes);
-        trailer.encode(page, 66, &[5; 60], &mut bytes[64..]);
+        let header = Header {
+            units: 4,
+            previous: None,
+        };
+        header.encode(page, &mut bytes);
+        trailer.encode(page, Unit(66), &[5; 60], &mut bytes[64..]);
         region.stream(64 * 64, &bytes);
         let mut buffer = [0; 4096];
-        let entry = Entry::load(&region, page, 66).unwrap();
+        let entry = Entry::load(&region, page, Unit(66)).unwrap();
         assert_eq!(entry.trailer, trailer);
         assert_eq!(entry.read(&region, &mut buffer).unwrap(), &[5; 60]);
         assert_eq!(entry.previous(&region).unwrap(), None);
-        let stranger = Entry::load(&region, PageId::new(7, 8), 66).unwrap();
+        let stranger = Entry::load(&region, PageId::new(7, 8), Unit(66)).unwrap();
         assert!(stranger.read(&region, &mut buffer).is_err(), "another page's entry");
         assert!(stranger.previous(&region).is_err(), "another page's segment");
         region.store(66 * 64, region.load(66 * 64) ^ 1);
         assert!(entry.read(&region, &mut buffer).is_err(), "a flipped bit");
-        assert!(Entry::load(&region, page, 65).is_err(), "no trailer there");
+        assert!(Entry::load(&region, page, Unit(65)).is_err(), "no trailer there");
     }
 }

@@ -11,4 +11,5 @@ pub mod layout;
 pub(crate) mod log_entry;
 pub(crate) mod page_buffer;
 pub(crate) mod record;
+pub(crate) mod unit;
 pub(crate) mod xattr;

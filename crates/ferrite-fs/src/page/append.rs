@@ -13,8 +13,9 @@ use ferrite_vfs::Result;
 use super::scan;
 use crate::format::layout::BLOCK_BYTES;
 use crate::format::log_entry::has_log;
-use crate::format::log_entry::{Entry, Header, Trailer, UNIT_BYTES, units_for};
+use crate::format::log_entry::{Entry, Header, Trailer, units_for};
 use crate::format::page_buffer::PageBuffer;
+use crate::format::unit::UNIT_BYTES;
 use crate::pool::core::{Core, map_error};
 use crate::pool::tx::Tx;
 use crate::space::blocks::Class;
@@ -136,43 +137,43 @@ fn append(
         Some(newest) if u32::from(newest.trailer.room) >= units => {
             trailer.index = newest.trailer.index + units as u8;
             trailer.room = newest.trailer.room - units as u8;
-            let unit = newest.unit + units;
+            let unit = newest.unit.plus(units);
             let bytes = &mut buffer[..(units as usize) << 6];
             trailer.encode(page, unit, part.data(), bytes);
-            tx.stream_log(u64::from(newest.unit + 1) * UNIT_BYTES, bytes);
+            tx.stream_log(newest.unit.end(), bytes);
             unit
         }
         _ => {
             let grown = newest.map_or(0, |newest| (newest.trailer.segment_units() * 2).min(GROWTH_UNITS_MAX));
-            let Some((header_unit, segment_units)) = core.log_space.alloc(&core.alloc, (units + 1).max(grown)) else {
+            let Some(segment) = core.log_space.alloc(&core.alloc, (units + 1).max(grown)) else {
                 return Ok(false);
             };
-            tx.claimed(Resource::LogSegment(header_unit));
+            tx.claimed(Resource::LogSegment(segment.header.0));
             trailer.index = units as u8;
-            trailer.room = (segment_units - 1 - units) as u8;
-            trailer.log_units += segment_units as u16;
+            trailer.room = (segment.units - 1 - units) as u8;
+            trailer.log_units += segment.units as u16;
             let header = Header {
-                units: segment_units,
-                previous: newest.map_or(0, |newest| newest.unit),
+                units: segment.units,
+                previous: newest.map(|newest| newest.unit),
             };
-            let unit = header_unit + units;
+            let unit = segment.header.plus(units);
             let bytes = &mut buffer[..(units as usize + 1) << 6];
             header.encode(page, bytes);
             trailer.encode(page, unit, part.data(), &mut bytes[UNIT_BYTES as usize..]);
             match newest {
                 Some(newest) => {
-                    tx.set_word(u64::from(newest.header_unit()) * UNIT_BYTES, u64::from(header_unit));
+                    tx.set_word(newest.segment().header.offset(), u64::from(segment.header.0));
                 }
                 None => core.candidates.add(page, &|page| scan::page_has_log(core, page)),
             }
-            tx.stream_segment(u64::from(header_unit) * UNIT_BYTES, bytes);
+            tx.stream_segment(segment.header.offset(), bytes);
             unit
         }
     };
     let PageId { ino, lblk } = page;
     tx.set_class(Class::Replacing);
     core.map
-        .replace(tx, PageId::new(ino, lblk), PageWord::new(word.page(), unit))
+        .replace(tx, PageId::new(ino, lblk), PageWord::new(word.page(), unit.0))
         .map_err(map_error)?;
     Ok(true)
 }

@@ -31,11 +31,11 @@ pub(crate) fn dump(core: &Core, ino: Ino) -> Result<Vec<PageDump>> {
         if has_log(word) {
             scan::entries(core.media(), PageId::new(mem.ino, page.page), word, &mut |entry| {
                 page.entries.push(EntryDump {
-                    unit: entry.unit,
+                    unit: entry.unit.0,
                     offset: entry.trailer.offset,
                     len_bytes: entry.trailer.len,
                     zeros: entry.trailer.zero,
-                    segment: entry.header_unit(),
+                    segment: entry.segment().header.0,
                 });
                 Ok(true)
             })?;

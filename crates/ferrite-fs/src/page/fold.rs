@@ -21,6 +21,7 @@ use super::scan;
 use crate::cache::inodes::InodeMem;
 use crate::format::log_entry::has_log;
 use crate::format::page_buffer::PageBuffer;
+use crate::format::unit::Unit;
 use crate::page::block;
 use crate::planted::{Flaw, planted};
 use crate::pool::core::Core;
@@ -39,8 +40,8 @@ struct Merged {
     /// The page's word before.
     word: PageWord,
     block: u32,
-    /// Segments of the log that it replaces.
-    segments: Vec<u32>,
+    /// Headers of the segments of the log that it replaces.
+    segments: Vec<Unit>,
     /// Where its checksum goes, and what it is.
     sum: Option<(u64, u64)>,
 }
@@ -112,7 +113,7 @@ fn merge(core: &Core, mem: &InodeMem, version: u64, lblk: u32) -> Result<Option<
     let mut merged = PageBuffer::take();
     let mut segments = Vec::new();
     let read = scan::read(core, page, word, 0, &mut merged[..])
-        .and_then(|_| scan::segments(core, page, word, &mut |unit| segments.push(unit)));
+        .and_then(|_| scan::segments(core, page, word, &mut |segment| segments.push(segment.header)));
     if !mem.end_read(version) {
         return Ok(None);
     }
@@ -156,7 +157,7 @@ fn install(core: &Core, mem: &Arc<InodeMem>, version: u64, pages: &[Merged]) -> 
 /// The same for one page; the caller has the lock, and the gate.
 fn swing(core: &Core, mem: &InodeMem, page: &Merged) -> bool {
     let at_once = planted(Flaw::FoldSpaceAtOnce);
-    let segments = page.segments.iter().map(|&unit| Resource::LogSegment(unit));
+    let segments = page.segments.iter().map(|&header| Resource::LogSegment(header.0));
     let old = segments.chain([Resource::Block(page.word.page())]);
     let new = PageWord::new(page.block, 0);
     let freed = old.clone().filter(|_| !at_once);

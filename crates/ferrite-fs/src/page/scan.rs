@@ -13,9 +13,10 @@ use ferrite_vfs::Result;
 
 use crate::format::data_sum;
 use crate::format::layout::Superblock;
+use crate::format::log_entry::Entry;
 use crate::format::log_entry::LOG_UNITS_MAX;
-use crate::format::log_entry::{BLOCK_UNITS, Entry};
 use crate::format::page_buffer::PageBuffer;
+use crate::format::unit::{BLOCK_UNITS, Segment, Unit};
 use crate::page::block;
 use crate::pool::core::Core;
 
@@ -24,8 +25,8 @@ const ENTRIES_MAX: usize = LOG_UNITS_MAX as usize + 2 * BLOCK_UNITS as usize;
 
 /// The entry of a page that `unit` names.
 #[inline]
-fn entry_at((region, superblock): (&Region, &Superblock), page: PageId, unit: u32) -> Result<Entry> {
-    if !superblock.is_data_block(unit / BLOCK_UNITS) {
+fn entry_at((region, superblock): (&Region, &Superblock), page: PageId, unit: Unit) -> Result<Entry> {
+    if !superblock.is_data_block(unit.block()) {
         let what = format!("its log leads to unit {unit}, which holds no data");
         return Err(data_sum::damaged(page, what));
     }
@@ -35,7 +36,7 @@ fn entry_at((region, superblock): (&Region, &Superblock), page: PageId, unit: u3
 /// The newest entry of a logged page.
 #[inline]
 pub(crate) fn newest(core: &Core, page: PageId, word: PageWord) -> Result<Entry> {
-    entry_at(core.media(), page, word.log())
+    entry_at(core.media(), page, Unit::newest_of(word))
 }
 
 /// Calls `visit` for the entries of a page, newest first, until it returns false.
@@ -45,13 +46,13 @@ pub(crate) fn entries(
     word: PageWord,
     visit: &mut dyn FnMut(&Entry) -> Result<bool>,
 ) -> Result<()> {
-    let mut at = Some(word.log());
+    let mut at = Some(Unit::newest_of(word));
     // Segment of the entry behind, if the next one must lie in it too.
     let mut within = None;
     for _ in 0..ENTRIES_MAX {
         let Some(unit) = at else { return Ok(()) };
         let entry = entry_at((region, superblock), page, unit)?;
-        let segment = (entry.header_unit(), entry.trailer.segment_units());
+        let segment = entry.segment();
         // Data is checked only where it is read; but what is appended to and freed goes by these numbers.
         if within.is_some_and(|expected| expected != segment) {
             let what = format!("log entry at unit {unit} claims another segment than the one behind it");
@@ -66,13 +67,13 @@ pub(crate) fn entries(
     Err(data_sum::damaged(page, "its log goes round in circles"))
 }
 
-/// Calls `visit` with the header unit of each segment of a page, newest first.
-pub(crate) fn segments(core: &Core, page: PageId, word: PageWord, visit: &mut dyn FnMut(u32)) -> Result<()> {
+/// Calls `visit` with each segment of a page, newest first.
+pub(crate) fn segments(core: &Core, page: PageId, word: PageWord, visit: &mut dyn FnMut(Segment)) -> Result<()> {
     let mut last = None;
     entries(core.media(), page, word, &mut |entry| {
-        if last != Some(entry.header_unit()) {
-            last = Some(entry.header_unit());
-            visit(entry.header_unit());
+        let segment = entry.segment();
+        if last.replace(segment) != Some(segment) {
+            visit(segment);
         }
         Ok(true)
     })
@@ -214,15 +215,15 @@ fn read_forward(core: &Core, page: PageId, word: PageWord, from: usize, part: &m
 }
 
 /// Whether a page has a log now.
-pub(crate) fn page_has_log(core: &Core, PageId { ino, lblk }: PageId) -> bool {
-    has_log(core.map.get(PageId::new(ino, lblk)))
+pub(crate) fn page_has_log(core: &Core, page: PageId) -> bool {
+    has_log(core.map.get(page))
 }
 
 /// Frees the log of a page whose word `tx` replaces or removes.
 pub(crate) fn free(core: &Core, tx: &mut Tx<'_>, page: PageId, word: PageWord) -> Result<()> {
     if has_log(word) {
-        segments(core, page, word, &mut |header_unit| {
-            tx.freed(Resource::LogSegment(header_unit));
+        segments(core, page, word, &mut |segment| {
+            tx.freed(Resource::LogSegment(segment.header.0));
         })?;
     }
     Ok(())

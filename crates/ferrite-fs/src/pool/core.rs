@@ -22,6 +22,7 @@ use crate::cache::logged::{Candidates, Folds};
 use crate::cache::spread::Budget;
 use crate::format::inode::Inode;
 use crate::format::layout::{LINE_BYTES, Superblock};
+use crate::format::unit::Unit;
 use crate::health::damage::Damage;
 use crate::health::events::Events;
 use crate::journal::Journal;
@@ -219,7 +220,7 @@ impl Core {
                 was_used
             }
             Resource::NameSlot(slot) => self.names.release(slot),
-            Resource::LogSegment(unit) => self.log_space.release(&self.alloc, unit),
+            Resource::LogSegment(unit) => self.log_space.release(&self.alloc, Unit(unit)),
         };
         if !was_used {
             self.stop_changes(format!("{resource:?} was freed twice"));

@@ -24,6 +24,7 @@ use crate::format::inode::{INODE_WORDS, Inode};
 use crate::format::layout::{BLOCK_BYTES, LINE_BYTES};
 use crate::format::log_entry::NEXT_BYTES;
 use crate::format::record::Record;
+use crate::format::unit::Unit;
 use crate::journal::{CommitError, Entered};
 use crate::planted::{Flaw, planted};
 use crate::pool::core::{Core, map_error};
@@ -232,7 +233,7 @@ impl<'e> Tx<'e> {
     /// Has log segments that it frees counted as on their way back.
     fn note_waiting_segments(&self) {
         let unit = |resource: &Resource| match *resource {
-            Resource::LogSegment(unit) => Some(unit),
+            Resource::LogSegment(unit) => Some(Unit(unit)),
             _ => None,
         };
         let mut units = self.buffers.freed.iter().filter_map(unit).peekable();

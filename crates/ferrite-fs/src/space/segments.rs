@@ -15,7 +15,7 @@ use crossbeam_utils::CachePadded;
 use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
 
-use crate::format::log_entry::BLOCK_UNITS;
+use crate::format::unit::{BLOCK_UNITS, Segment, UNIT_BYTES, Unit};
 use crate::space::blocks::{BlockAlloc, Class};
 use crate::thread::thread_number;
 
@@ -46,8 +46,8 @@ impl Slab {
     }
 
     /// The bit of the segment whose header is at `unit`.
-    fn bit(&self, unit: u32) -> u64 {
-        1 << (unit % BLOCK_UNITS / SEGMENT_UNITS[usize::from(self.size)])
+    fn bit(&self, unit: Unit) -> u64 {
+        1 << (unit.index() / SEGMENT_UNITS[usize::from(self.size)])
     }
 }
 
@@ -59,7 +59,7 @@ struct Shared {
     used_units: u64,
 }
 
-type Purse = [Vec<u32>; SIZES];
+type Purse = [Vec<Unit>; SIZES];
 
 /// The log space of a mounted pool.
 pub(crate) struct LogSpace {
@@ -82,19 +82,22 @@ impl LogSpace {
         }
     }
 
-    /// Claims a segment of at least `units`; returns its header unit and size. `None` if there is no block for it that
+    /// Claims a segment of at least `units`. `None` if there is no block for it that
     /// ordinary use may have: then the caller copies the page instead.
-    pub(crate) fn alloc(&self, blocks: &BlockAlloc, units: u32) -> Option<(u32, u32)> {
+    pub(crate) fn alloc(&self, blocks: &BlockAlloc, units: u32) -> Option<Segment> {
         let size = size_index(units);
         let mut purse = self.purses[thread_number() as usize % PURSES].lock();
         if purse[size].is_empty() {
             self.refill(blocks, size, &mut purse[size])?;
         }
-        purse[size].pop().map(|unit| (unit, SEGMENT_UNITS[size]))
+        purse[size].pop().map(|header| Segment {
+            header,
+            units: SEGMENT_UNITS[size],
+        })
     }
 
     /// All free segments of one slab.
-    fn refill(&self, blocks: &BlockAlloc, size: usize, into: &mut Vec<u32>) -> Option<()> {
+    fn refill(&self, blocks: &BlockAlloc, size: usize, into: &mut Vec<Unit>) -> Option<()> {
         let mut shared = self.shared.lock();
         let shared = &mut *shared;
         let full = Slab::full(size);
@@ -120,7 +123,7 @@ impl LogSpace {
         // Highest first, so that the lowest is popped first.
         for index in (0..BLOCK_UNITS / units).rev() {
             if slab.used >> index & 1 == 0 {
-                into.push(block * BLOCK_UNITS + index * units);
+                into.push(Unit::first_of(block).plus(index * units));
                 shared.used_units += u64::from(units);
             }
         }
@@ -129,12 +132,12 @@ impl LogSpace {
     }
 
     /// Gives back the segment whose header is at `unit`; false if it was not in use.
-    pub(crate) fn release(&self, blocks: &BlockAlloc, unit: u32) -> bool {
+    pub(crate) fn release(&self, blocks: &BlockAlloc, unit: Unit) -> bool {
         Self::release_in(&mut self.shared.lock(), blocks, unit)
     }
 
-    fn release_in(shared: &mut Shared, blocks: &BlockAlloc, unit: u32) -> bool {
-        let block = unit / BLOCK_UNITS;
+    fn release_in(shared: &mut Shared, blocks: &BlockAlloc, unit: Unit) -> bool {
+        let block = unit.block();
         let Some(slab) = shared.slabs.get_mut(&block) else {
             return false;
         };
@@ -171,10 +174,10 @@ impl LogSpace {
 
     /// Notes that these segments are about to wait for the mark, or (`waits` false) that they will not after all.
     /// Before the record that frees them is committed: afterwards they may be given back, and taken again, at any time.
-    pub(crate) fn set_waiting(&self, units: impl Iterator<Item = u32>, waits: bool) {
+    pub(crate) fn set_waiting(&self, units: impl Iterator<Item = Unit>, waits: bool) {
         let mut shared = self.shared.lock();
         for unit in units {
-            let Some(slab) = shared.slabs.get_mut(&(unit / BLOCK_UNITS)) else {
+            let Some(slab) = shared.slabs.get_mut(&unit.block()) else {
                 continue;
             };
             let bit = slab.bit(unit);
@@ -191,14 +194,14 @@ impl LogSpace {
     pub(crate) fn returning(&self) -> u64 {
         let mut idle: FxHashMap<u32, u64> = FxHashMap::default();
         // One lock at a time: threads lock their purse first, then what is shared.
-        let purses: Vec<u32> = self
+        let purses: Vec<Unit> = self
             .purses
             .iter()
             .flat_map(|purse| purse.lock().iter().flatten().copied().collect::<Vec<_>>())
             .collect();
         let shared = self.shared.lock();
         for unit in purses {
-            let block = unit / BLOCK_UNITS;
+            let block = unit.block();
             if let Some(slab) = shared.slabs.get(&block) {
                 *idle.entry(block).or_default() |= slab.bit(unit);
             }
@@ -209,9 +212,10 @@ impl LogSpace {
     }
 
     /// Notes a segment found in use at mount; says what is wrong with it.
-    pub(crate) fn set_used(&self, blocks: &BlockAlloc, unit: u32, units: u32) -> Result<(), &'static str> {
+    pub(crate) fn set_used(&self, blocks: &BlockAlloc, segment: Segment) -> Result<(), &'static str> {
+        let Segment { header, units } = segment;
         let size = size_index(units);
-        let block = unit / BLOCK_UNITS;
+        let block = header.block();
         let mut shared = self.shared.lock();
         let slab = match shared.slabs.entry(block) {
             Entry::Occupied(found) => found.into_mut(),
@@ -220,8 +224,8 @@ impl LogSpace {
             }
             Entry::Vacant(vacant) => vacant.insert(Slab::new(size)),
         };
-        let bit = 1 << (unit % BLOCK_UNITS / units);
-        if usize::from(slab.size) != size || !unit.is_multiple_of(units) || slab.used & bit != 0 {
+        let bit = 1 << (header.index() / units);
+        if usize::from(slab.size) != size || !segment.is_aligned() || slab.used & bit != 0 {
             return Err("which overlaps another page's");
         }
         slab.used |= bit;
@@ -244,10 +248,7 @@ impl LogSpace {
     /// Blocks that hold segments, and bytes of the segments in use (or in purses).
     pub(crate) fn usage(&self) -> (u64, u64) {
         let shared = self.shared.lock();
-        (
-            shared.slabs.len() as u64,
-            shared.used_units * crate::format::log_entry::UNIT_BYTES,
-        )
+        (shared.slabs.len() as u64, shared.used_units * UNIT_BYTES)
     }
 
     /// DRAM used, in bytes.
@@ -272,16 +273,18 @@ mod tests {
         let free = blocks.free();
         let space = LogSpace::new();
         let mut taken: Vec<_> = (0..1000).map(|n| space.alloc(&blocks, n % 64 + 1).unwrap()).collect();
-        for (n, &(unit, units)) in taken.iter().enumerate() {
-            assert!(units > n as u32 % 64 && unit.is_multiple_of(units));
+        for (n, segment) in taken.iter().enumerate() {
+            assert!(segment.units > n as u32 % 64 && segment.is_aligned());
         }
         taken.sort_unstable();
         assert!(
-            taken.windows(2).all(|two| two[0].0 + two[0].1 <= two[1].0),
+            taken
+                .windows(2)
+                .all(|two| two[0].header.plus(two[0].units) <= two[1].header),
             "two segments overlap"
         );
-        assert!(taken.iter().all(|&(unit, _)| space.release(&blocks, unit)));
-        assert!(!space.release(&blocks, taken[0].0), "it was given back before");
+        assert!(taken.iter().all(|segment| space.release(&blocks, segment.header)));
+        assert!(!space.release(&blocks, taken[0].header), "it was given back before");
         space.empty_purses(&blocks);
         assert_eq!((space.usage(), blocks.free()), ((0, 0), free));
     }
@@ -290,16 +293,20 @@ mod tests {
     fn mount_finds_overlaps() {
         let superblock = Superblock::plan(16 << 20, &MkfsOptions::default(), 1, 0).unwrap();
         let blocks = BlockAlloc::new(&superblock);
-        let first = superblock.first_block as u32 * BLOCK_UNITS;
+        let first = Unit::first_of(superblock.first_block as u32);
+        let segment = |units_behind, units| Segment {
+            header: first.plus(units_behind),
+            units,
+        };
         let space = LogSpace::new();
-        assert!(space.set_used(&blocks, first, 4).is_ok());
-        assert!(space.set_used(&blocks, first + 4, 4).is_ok());
-        assert!(space.set_used(&blocks, first + 4, 4).is_err(), "twice");
+        assert!(space.set_used(&blocks, segment(0, 4)).is_ok());
+        assert!(space.set_used(&blocks, segment(4, 4)).is_ok());
+        assert!(space.set_used(&blocks, segment(4, 4)).is_err(), "twice");
         assert!(
-            space.set_used(&blocks, first + 8, 8).is_err(),
+            space.set_used(&blocks, segment(8, 8)).is_err(),
             "another size in the same block"
         );
         assert!(blocks.set_used(superblock.first_block as u32 + 1));
-        assert!(space.set_used(&blocks, first + 64, 4).is_err(), "a page's block");
+        assert!(space.set_used(&blocks, segment(64, 4)).is_err(), "a page's block");
     }
 }

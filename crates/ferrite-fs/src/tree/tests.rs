@@ -118,9 +118,9 @@ fn unfreeable(engine: &Engine, name: &[u8]) -> Ino {
     let word = core.map.get(page);
     assert!(has_log(word));
     let mut headers = Vec::new();
-    scan::segments(core, page, word, &mut |unit| headers.push(unit)).unwrap();
+    scan::segments(core, page, word, &mut |segment| headers.push(segment.header)).unwrap();
     for at in (0..64).step_by(8) {
-        let offset = u64::from(headers[0]) * 64 + at;
+        let offset = headers[0].offset() + at;
         core.region.store(offset, core.region.load(offset) ^ 0x55);
     }
     ino

@@ -14,7 +14,6 @@ use crate::format::data_sum;
 use crate::format::inode::INLINE_BYTES;
 use crate::format::layout::lblks;
 use crate::format::layout::{BLOCK_BYTES, MAX_FILE_BYTES};
-use crate::format::log_entry::{BLOCK_UNITS, UNIT_BYTES};
 use crate::format::xattr;
 
 /// A lost page is looked for this close to its home.
@@ -414,35 +413,35 @@ impl Repair {
         scan::entries((&self.region, &self.superblock), page, word, &mut |found| {
             found.read(&self.region, &mut buffer)?;
             if found.trailer.is_first() {
-                let (unit, units) = (found.header_unit(), found.trailer.segment_units());
-                let at = u64::from(unit) * UNIT_BYTES;
+                let segment = found.segment();
+                let at = segment.header.offset();
                 let next = self.region.load(at);
                 if next != newer {
                     links.push((at, newer, next));
                 }
-                newer = u64::from(unit);
-                segments.push((unit, units));
+                newer = u64::from(segment.header.0);
+                segments.push(segment);
                 // The header is read by the step to the entry before.
             }
             Ok(true)
         })
         .map_err(|error| error.to_string())?;
         // All or nothing, so that a log that is dropped claims nothing.
-        let bits = |unit: u32, units: u32| (u64::MAX >> (64 - units)) << (unit % BLOCK_UNITS);
-        for &(unit, units) in &segments {
-            let block = unit / BLOCK_UNITS;
+        for segment in &segments {
+            let block = segment.header.block();
             let taken = match slabs.get(&block) {
-                Some(&(size, used)) => size != units || used & bits(unit, units) != 0,
+                Some(&(size, used)) => size != segment.units || used & segment.bits() != 0,
                 None => !self.superblock.is_data_block(block) || self.is_owned(block),
             };
-            if taken || !unit.is_multiple_of(units) {
+            if taken || !segment.is_aligned() {
+                let unit = segment.header;
                 return Err(format!("segment {unit} belongs to something else as well"));
             }
         }
-        for (unit, units) in segments {
-            let slab = slabs.entry(unit / BLOCK_UNITS).or_insert((units, 0));
-            slab.1 |= bits(unit, units);
-            self.own(unit / BLOCK_UNITS);
+        for segment in segments {
+            let slab = slabs.entry(segment.header.block()).or_insert((segment.units, 0));
+            slab.1 |= segment.bits();
+            self.own(segment.header.block());
         }
         Ok(links)
     }
@@ -456,7 +455,7 @@ impl Repair {
                 let page = PageId::new(entry.ino, entry.lblk);
                 // Of a broken log only what can be reached matters: it is dropped.
                 let _ = scan::entries((&self.region, &self.superblock), page, entry.word, &mut |seen| {
-                    found.insert(seen.header_unit() / BLOCK_UNITS);
+                    found.insert(seen.segment().header.block());
                     Ok(true)
                 });
             }

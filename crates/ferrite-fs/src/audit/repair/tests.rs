@@ -22,7 +22,7 @@ use rand::{Rng, RngExt, SeedableRng};
 use crate::format::dentry;
 use crate::format::inode::Inode;
 use crate::format::layout::{BLOCK_BYTES, INODE_BYTES, Superblock};
-use crate::format::log_entry::UNIT_BYTES;
+use crate::format::unit::UNIT_BYTES;
 use crate::space::names::NameTable;
 use crate::{Engine, MkfsOptions, MountOptions, fsck, mkfs, repair};
 use ferrite_map::PageId;
@@ -211,8 +211,8 @@ fn anatomy(image: &[u8]) -> Anatomy {
         if has_log(entry.word) {
             let page = PageId::new(entry.ino, entry.lblk);
             scan::entries((&region, &superblock), page, entry.word, &mut |found| {
-                let unit = u64::from(found.header_unit()) * UNIT_BYTES;
-                let segment = unit..unit + u64::from(found.trailer.segment_units()) * UNIT_BYTES;
+                let unit = found.segment().header.offset();
+                let segment = unit..unit + u64::from(found.segment().units) * UNIT_BYTES;
                 if !logs.contains(&segment) {
                     logs.push(segment.clone());
                     ranges.push(segment);

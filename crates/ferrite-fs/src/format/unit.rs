@@ -1,0 +1,93 @@
+//! Places in page logs: what the log halves of page words count in.
+//!
+//! A unit's number is its offset in the pool over 64 bytes. Unit 0 is in the superblock, so 0 stands for none where
+//! units are stored.
+
+use ferrite_map::PageWord;
+
+use crate::format::layout::BLOCK_BYTES;
+
+/// Bytes of a unit.
+pub(crate) const UNIT_BYTES: u64 = 64;
+/// Units of a block.
+pub(crate) const BLOCK_UNITS: u32 = (BLOCK_BYTES / UNIT_BYTES) as u32;
+
+/// A unit of the pool.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct Unit(pub(crate) u32);
+
+impl Unit {
+    /// The newest entry of a page's log, by its page word.
+    #[inline]
+    pub(crate) fn newest_of(word: PageWord) -> Unit {
+        Unit(word.log())
+    }
+
+    /// The first of a block.
+    pub(crate) fn first_of(block: u32) -> Unit {
+        Unit(block * BLOCK_UNITS)
+    }
+
+    /// Where it begins in the pool.
+    #[inline]
+    pub(crate) fn offset(self) -> u64 {
+        u64::from(self.0) * UNIT_BYTES
+    }
+
+    /// Where the next one begins.
+    #[inline]
+    pub(crate) fn end(self) -> u64 {
+        self.offset() + UNIT_BYTES
+    }
+
+    /// The block it lies in.
+    #[inline]
+    pub(crate) fn block(self) -> u32 {
+        self.0 / BLOCK_UNITS
+    }
+
+    /// Units before it in its block.
+    #[inline]
+    pub(crate) fn index(self) -> u32 {
+        self.0 % BLOCK_UNITS
+    }
+
+    /// The one that lies so many units behind.
+    #[inline]
+    pub(crate) fn plus(self, units: u32) -> Unit {
+        Unit(self.0 + units)
+    }
+
+    /// The one that lies so many units before.
+    #[inline]
+    pub(crate) fn minus(self, units: u32) -> Unit {
+        Unit(self.0 - units)
+    }
+}
+
+impl std::fmt::Display for Unit {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// A segment of a page log: 4, 8, 16, 32 or 64 units of one block.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct Segment {
+    /// Its first unit, which is its header.
+    pub(crate) header: Unit,
+    /// How many it has, the header included.
+    pub(crate) units: u32,
+}
+
+impl Segment {
+    /// A bit for each of its units, by their place in the block.
+    pub(crate) fn bits(self) -> u64 {
+        (u64::MAX >> (u64::BITS - self.units)) << self.header.index()
+    }
+
+    /// Whether it lies where one of its size may.
+    pub(crate) fn is_aligned(self) -> bool {
+        self.header.0.is_multiple_of(self.units)
+    }
+}
