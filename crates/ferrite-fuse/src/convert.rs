@@ -1,4 +1,4 @@
-//! Between the engine's types and FUSE's. The only place of the mount where an errno is made.
+//! Between the engine's types and FUSE's. The only place of the mount that turns an engine's error into an errno.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 

@@ -1,7 +1,7 @@
 //! Events that CPU and kernel count for a thread: cache misses above all.
 //!
 //! What lives here: [`EventCounter`], a file of the kernel's (`perf_event_open`) that counts one [`CpuEvent`] of the
-//! thread that opened it, in user mode. Nothing of the product asks for it; the lab does.
+//! thread that opened it, in user mode. Only the lab uses it, for `ferrite lab` and `ferrite bench`.
 //!
 //! Invariant: a count is exact or an error. Where the kernel lets counters take turns it gives estimates, which are
 //! refused.

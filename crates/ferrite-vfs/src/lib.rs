@@ -1,4 +1,4 @@
-//! The one interface between what people use (library, mount, network) and what stores (engines).
+//! The one interface between what people use (library, mount) and what stores (engines).
 //!
 //! What lives here: the inode-level [`FileSystem`] trait and its types and errors; the POSIX rules ([`posix`]); path
 //! walking with permission checks, once for all engines ([`Vfs`]); advisory locks ([`locks`]); traces of what is
@@ -8,10 +8,9 @@
 //! *Architecture invariant:* this crate depends on no front end, no engine and no medium; engines and the mount know
 //! each other through it alone.
 //!
-//! *Architecture invariant:* engines do not check permissions. [`Vfs`] does (for the library and the
-//! network), or the kernel does (for the mount, which passes `default_permissions`). Engines apply the
-//! *consequences* POSIX ties to an operation (setgid inheritance, times, link counts) by calling the
-//! pure functions of [`posix`], so that these rules exist once.
+//! *Architecture invariant:* engines do not check permissions. [`Vfs`] does (for the library), or the kernel does (for
+//! the mount, which passes `default_permissions`). Engines apply the *consequences* POSIX ties to an operation (setgid
+//! inheritance, times, link counts) by calling the pure functions of [`posix`], so that these rules exist once.
 #![forbid(unsafe_code)]
 
 mod error;

@@ -1,8 +1,8 @@
 //! Advisory locks: `flock` on open files and POSIX record locks on byte ranges.
 //!
-//! What lives here: [`LockTable`], which a front end keeps beside an engine when no kernel keeps one for it: the
-//! library for the threads of a process, the network server for its clients. (On a mount, the kernel's own table
-//! serves.) Locks live in DRAM and end with the process. The ranges of one file are in `ranges`.
+//! What lives here: [`LockTable`], which a front end keeps beside an engine when no kernel keeps one for it, as the
+//! library does for the threads of a process. (On a mount, the kernel's own table serves.) Locks live in DRAM and end
+//! with the process. The ranges of one file are in `ranges`.
 //!
 //! Invariants: `flock` locks and record locks do not see each other (as on Linux). Locks that conflict are never held
 //! by two owners at once. A file nobody locks or waits for takes no space. A request that fails has changed nothing
