@@ -162,9 +162,9 @@ fn parse(code: Option<i32>, output: &str) -> Option<String> {
             .find_map(|line| line.strip_prefix(key)?.strip_prefix('='))
     };
     match (value("TYPE"), value("PTTYPE")) {
-        (Some(kind), _) => Some(format!("something of the type {kind}, as blkid says")),
-        (None, Some(table)) => Some(format!("a partition table of the type {table}, as blkid says")),
-        (None, None) if code == Some(AMBIVALENT) => Some("several signatures, as blkid says".into()),
+        (Some(kind), _) => Some(format!("content of type {kind}, according to blkid")),
+        (None, Some(table)) => Some(format!("a partition table of type {table}, according to blkid")),
+        (None, None) if code == Some(AMBIVALENT) => Some("several signatures, according to blkid".into()),
         (None, None) => None,
     }
 }

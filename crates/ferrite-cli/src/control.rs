@@ -180,7 +180,7 @@ impl Server {
                     }
                 });
                 if let Err(error) = answering {
-                    tracing::debug!(%error, "no thread for a control connection");
+                    tracing::debug!(%error, "cannot start a thread for a control connection");
                 }
             }
         })?;
@@ -303,7 +303,7 @@ pub(crate) fn ask_telling<T: serde::de::DeserializeOwned>(
         Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
             return Err(Failure::new(
                 FAILED,
-                "its daemon does not answer; try again when it has less to do",
+                "its daemon does not answer; try again when it is less busy",
             ));
         }
         Err(error) => return Err(error.into()),
@@ -316,7 +316,7 @@ pub(crate) fn ask_telling<T: serde::de::DeserializeOwned>(
 }
 
 fn gone() -> Failure {
-    Failure::new(FAILED, "the pool was unmounted meanwhile; try again")
+    Failure::new(FAILED, "the pool was unmounted in the meantime; try again")
 }
 
 #[cfg(test)]

@@ -38,11 +38,10 @@ const TELL_EVERY: Duration = Duration::from_secs(1);
 /// Copy a pool, also while it is mounted
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-A mounted pool is frozen while it is read: what returned before is in the copy, programs that change something wait, \
-reads go on. \
-The copy is a pool that was unmounted in order, with the uuid of the original, and is as sparse as what it holds \
-allows. The \
-daemon must be one's own (root may copy all). A plain cp of a mounted pool is damaged more often than not.
+A mounted pool is frozen while it is read. The copy contains everything that had returned before; programs that change \
+something wait, reads continue. The copy is in the state of a cleanly unmounted pool, with the uuid of the original, and \
+as sparse as its content allows. Only the user who runs the daemon, or root, may copy a mounted pool. A plain cp of a \
+mounted pool is usually damaged.
 
 Examples:
   ferrite copy /mnt /backup/pool
@@ -50,13 +49,13 @@ Examples:
 pub(crate) struct Copy {
     /// Pool, or a directory where one is mounted
     pool: PathBuf,
-    /// File to make, or a directory to make it in
+    /// File to create, or a directory to create it in
     to: PathBuf,
-    /// Replace a file that is there
+    /// Replace an existing file
     #[arg(short, long)]
     force: bool,
-    /// Share the blocks of the original, where the file system can: done at once, but what is written to either later
-    /// needs new space
+    /// Share the blocks of the original, if the file system supports it: done at once, but later writes to either need
+    /// new space
     #[arg(long)]
     reflink: bool,
     /// Show no progress
@@ -140,7 +139,7 @@ impl Copy {
         if let Some(first) = report.damage.first() {
             complain(format_args!(
                 "ferrite: {}: the pool is DAMAGED ({} found, first: {first}), and so is the copy; `ferrite fsck \
-                 --repair` mends both",
+                 --repair` repairs both",
                 report.pool.display(),
                 report.damage.len()
             ));
@@ -174,9 +173,7 @@ fn check_place(to: &Path, pool: &Path, force: bool) -> Result<(), Failure> {
         mount.device == device && std::fs::metadata(&mount.pool).is_ok_and(same)
     };
     if mounts::all().iter().any(is_ours) {
-        return refuse(
-            "lies in the pool that is to be copied, where nothing can be written meanwhile; name another place",
-        );
+        return refuse("is inside the pool to be copied, which is frozen during the copy; choose another place");
     }
     let Ok(found) = std::fs::metadata(to) else {
         return Ok(());
@@ -185,7 +182,7 @@ fn check_place(to: &Path, pool: &Path, force: bool) -> Result<(), Failure> {
         return refuse("is the pool itself");
     }
     if !found.is_file() {
-        return refuse("is no file; name a file to make");
+        return refuse("is not a regular file; name a file to create");
     }
     if !force {
         return refuse("is there already; give --force to replace it");
@@ -230,7 +227,7 @@ impl Job<'_> {
             return Err(Failure::new(
                 FAILED,
                 format!(
-                    "what is mounted was renamed or replaced, it is not {} any more; name its file",
+                    "the file of the mounted pool was renamed or replaced and is no longer {}; give its current name",
                     self.pool.display()
                 ),
             ));
@@ -280,7 +277,7 @@ impl Job<'_> {
                 Ok(()) => Ok(0),
                 Err(error) => Err(Failure::new(
                     FAILED,
-                    format!("the file systems of pool and copy cannot share blocks ({error}); leave out --reflink"),
+                    format!("the file systems of pool and copy cannot share blocks ({error}); omit --reflink"),
                 )),
             };
         }
@@ -314,7 +311,7 @@ impl Job<'_> {
         let (mut at, mut copied) = (first, 0);
         while at < end {
             if self.stop.load(Ordering::Relaxed) {
-                return Err(Failure::new(FAILED, "interrupted; there is no copy"));
+                return Err(Failure::new(FAILED, "interrupted; no copy was made"));
             }
             let part = &mut buffer[..(end - at).min(CHUNK_BYTES as u64) as usize];
             read(at, part)?;
@@ -382,7 +379,7 @@ impl Hold {
 fn lost() -> Failure {
     Failure::new(
         FAILED,
-        "it was thawed or unmounted, or stood still for a minute, before it was copied; there is no copy, try again",
+        "the pool was thawed or unmounted, or the copy made no progress for a minute; no copy was made, try again",
     )
 }
 

@@ -20,7 +20,7 @@ pub(crate) fn clear_dead(dir: &Path) -> Result<(), Failure> {
         if !is_dead(&mount) {
             break;
         }
-        tracing::info!(dir = %dir.display(), pool = %mount.pool.display(), "a dead mount is taken over");
+        tracing::info!(dir = %dir.display(), pool = %mount.pool.display(), "replacing a dead mount");
         // Lazily: programs may have files open there, which are as dead.
         let (program, words) = match rustix::process::geteuid().is_root() {
             true => ("umount", &["-l"][..]),
@@ -28,10 +28,7 @@ pub(crate) fn clear_dead(dir: &Path) -> Result<(), Failure> {
         };
         let status = Command::new(program).args(words).arg("--").arg(dir).status()?;
         if !status.success() {
-            let text = format!(
-                "{}: a mount whose daemon died is there, and could not be unmounted",
-                dir.display()
-            );
+            let text = format!("{}: a mount whose daemon died could not be unmounted", dir.display());
             return Err(Failure::new(FAILED, text));
         }
     }

@@ -12,20 +12,19 @@ use super::{FAILED, Failure, Outcome, info, mounts, say, size};
 const POOL_BYTES: u64 = 1 << 30;
 const TURNS: u32 = 2000;
 
-/// See it work: a pool, a mount, real programs on it
+/// See Ferrite at work: a pool, a mount, real programs
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Makes a pool of 1 GiB in DRAM, mounts it, puts a source tree and a database on it, and compares latencies with tmpfs. \
-Run
-again, it starts afresh.")]
+Each run starts afresh.")]
 pub(crate) struct Demo {
-    /// Where the pool and the mount point are made
+    /// Directory for the pool and the mount point
     #[arg(long, default_value = "/dev/shm/ferrite-demo")]
     dir: PathBuf,
-    /// Source tree to put on the mount [default: the folder this is run in]
+    /// Source tree to copy to the mount [default: the current directory]
     #[arg(long)]
     tree: Option<PathBuf>,
-    /// Unmount and remove what an earlier demo left, and do nothing else
+    /// Only unmount and remove what an earlier demo left
     #[arg(long)]
     stop: bool,
 }
@@ -50,7 +49,7 @@ impl Demo {
         self.show(&us, &tree, &pool, &mount).map_err(|mut failure| {
             let dir = self.dir.display();
             failure.message += &format!(
-                "\nThe pool and its mount stay in {dir} to be looked at; `{}` removes them.",
+                "\nThe pool and its mount are kept in {dir} for inspection; `{}` removes them.",
                 self.how_to_stop(&us)
             );
             failure
@@ -95,20 +94,20 @@ impl Demo {
         say("3. A database on it");
         database(mount)?;
 
-        say("4. The daemon killed in the middle, the pool mounted again");
+        say("4. The daemon is killed during writes, and the pool mounted again");
         kill_and_mount(us, pool, mount)?;
 
         say(
-            "5. Latencies on the mount and on tmpfs, microseconds (medians; a mount pays for two switches to its \
-             daemon)",
+            "5. Latencies on the mount and on tmpfs, microseconds (medians; a mount costs two context switches to \
+            its daemon)",
         );
         latencies(mount, &self.dir)?;
 
-        say("6. What happened, by `ferrite info`");
+        say("6. What `ferrite info` shows");
         for line in String::from_utf8(output(Command::new(us).arg("info").arg(mount))?)?.lines() {
             say(format!("   {line}"));
         }
-        say(format!("\nThe mount stays: look around in {}.", mount.display()));
+        say(format!("\nThe mount is kept: look around in {}.", mount.display()));
         say(format!("  {} df                          space", us.display()));
         say(format!(
             "  {} bench core                  the engine without a mount",
@@ -162,7 +161,7 @@ fn database(mount: &Path) -> Result<(), Failure> {
     }
     let seconds = start.elapsed().as_secs_f64();
     say(format!(
-        "   SQLite, write-ahead log: 100000 rows written, half of them changed, checked: {seconds:.1} s"
+        "   SQLite with a write-ahead log: 100000 rows written, half of them updated, checked: {seconds:.1} s"
     ));
     Ok(())
 }
@@ -185,10 +184,13 @@ fn kill_and_mount(us: &Path, pool: &Path, mount: &Path) -> Result<(), Failure> {
     let recovered = start.elapsed().as_secs_f64();
     let found = fs::read_to_string(mount.join("acknowledged"))?.lines().count();
     if found != lines {
-        return Err(Failure::new(FAILED, format!("{found} of {lines} lines after the kill")));
+        return Err(Failure::new(
+            FAILED,
+            format!("only {found} of {lines} lines are there after the kill"),
+        ));
     }
     say(format!(
-        "   all {lines} writes that had returned are there; mounted again after {recovered:.2} s"
+        "   all {lines} completed writes are there; mounted again after {recovered:.2} s"
     ));
     Ok(())
 }

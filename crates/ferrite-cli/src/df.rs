@@ -12,7 +12,7 @@ use super::{FAILED, Failure, Outcome, complain, dead, info, mounts, say, say_jso
 pub(crate) struct Df {
     /// Pools or mount points [default: all mounted pools]
     pools: Vec<PathBuf>,
-    /// Print one line of JSON a pool
+    /// Print one line of JSON per pool
     #[arg(long)]
     json: bool,
 }

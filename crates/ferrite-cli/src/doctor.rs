@@ -7,11 +7,11 @@ use rustix::thread::CapabilitySet;
 
 use super::{Outcome, mounts, say, say_json, size};
 
-/// Show what this machine offers, and what to do about what is missing
+/// Check what this machine supports, and say how to get what is missing
 #[derive(Debug, clap::Args)]
-#[command(after_help = "Exit code: 0 if pools can be mounted, 1 if something necessary is missing.")]
+#[command(after_help = "Exit code: 0 if pools can be mounted, 1 if a requirement is missing.")]
 pub(crate) struct Doctor {
-    /// Print one line of JSON a check
+    /// Print one line of JSON per check
     #[arg(long)]
     json: bool,
 }
@@ -112,8 +112,7 @@ fn fuse() -> Check {
         Err(error) => format!("/dev/fuse: {error}"),
     };
     let mend = "load it with `modprobe fuse`; in a container, pass --device /dev/fuse and --cap-add SYS_ADMIN. The \
-    library \
-                works without it";
+        library does not need it";
     Check::new("FUSE", opened.is_ok(), State::Bad, found, mend)
 }
 
@@ -124,11 +123,11 @@ fn capability() -> Option<Check> {
     }
     let may = rustix::thread::capabilities(None).is_ok_and(|sets| sets.effective.contains(CapabilitySet::SYS_ADMIN));
     let found = if may {
-        "CAP_SYS_ADMIN is there"
+        "CAP_SYS_ADMIN is available"
     } else {
         "CAP_SYS_ADMIN is missing"
     };
-    let mend = "in a container, pass --cap-add SYS_ADMIN. The library works without it";
+    let mend = "in a container, pass --cap-add SYS_ADMIN. The library does not need it";
     Some(Check::new("mounting as root", may, State::Bad, found, mend))
 }
 
@@ -142,7 +141,7 @@ fn fusermount() -> Check {
         found.is_some(),
         otherwise,
         text,
-        "apt-get install fuse3 (users other than root need it)",
+        "apt-get install fuse3 (needed by users other than root)",
     )
 }
 
@@ -152,11 +151,11 @@ fn allow_other() -> Check {
         .lines()
         .any(|line| line.trim() == "user_allow_other");
     let found = match (root, allowed) {
-        (true, _) => "root may let other users in",
+        (true, _) => "root may allow other users",
         (_, true) => "user_allow_other is set",
-        _ => "only root may let other users in",
+        _ => "only root may allow other users",
     };
-    let mend = "put `user_allow_other` into /etc/fuse.conf to use -o allow_other";
+    let mend = "add `user_allow_other` to /etc/fuse.conf to use -o allow_other";
     Check::new("allow_other", root || allowed, State::Missing, found, mend)
 }
 
@@ -173,7 +172,7 @@ fn persistent_memory() -> Vec<Check> {
             Err(error @ PmError::InUse { .. }) => check(error.to_string(), ""),
             Err(error) => check(
                 error.to_string(),
-                "as root, or with the right to read and write the device",
+                "run as root, or with permission to read and write the device",
             ),
         });
     }
@@ -190,20 +189,18 @@ fn persistent_memory() -> Vec<Check> {
             ),
             None if has_dax => check(
                 format!("{device}: no file system is mounted from it with DAX"),
-                "a pool needs one: `mkfs.ext4`, then `mount -o dax=always`, and `ferrite mkfs` a file there; or turn \
-                 it into \
-                 device DAX (`ndctl create-namespace --mode devdax`)",
+                "run `mkfs.ext4`, then `mount -o dax=always`, and make the pool in a file there with `ferrite mkfs`; \
+                 or turn the namespace into device DAX (`ndctl create-namespace --mode devdax`)",
             ),
             None => check(
                 format!("{device}: a block device without DAX (mode raw or sector)"),
-                "a pool needs mode fsdax and a file system with DAX there, or mode devdax: `ndctl create-namespace \
-                 --mode …`, \
-                 which destroys what is there",
+                "a pool needs mode fsdax with a file system mounted with DAX, or mode devdax: `ndctl \
+                 create-namespace --mode …`, which destroys the content",
             ),
         });
     }
     if checks.is_empty() {
-        let mend = "no device; pools on tmpfs survive processes, pools on a disk file survive power losses too";
+        let mend = "no device; pools on tmpfs survive a killed process, pools on a disk file also a power loss";
         checks.push(check("none".into(), mend));
     }
     checks
@@ -228,14 +225,14 @@ fn cpu() -> Vec<Check> {
             cpu.clwb || cpu.clflushopt,
             State::Missing,
             write_back,
-            "pools on DAX work with clflush, slowly, and not at all without any",
+            "pools on DAX are slow with clflush, and cannot be used without any of these",
         ),
         Check::new(
             "vectors",
             cpu.avx2,
             State::Missing,
             vectors,
-            "lookups of many pages at once are slower",
+            "lookups of several pages at once are slower",
         ),
     ]
 }

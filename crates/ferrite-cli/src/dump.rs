@@ -10,17 +10,17 @@ use super::pages::pages;
 use super::target::Target;
 use super::{Outcome, say, say_json};
 
-/// Show a file's pages, their words and the entries of their logs
+/// Show a file's pages, page words and log entries
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-PATH starts at the root of the file system in the pool, whether or where that is mounted. Log entries are listed newest
-first, as a read walks them. Units are of 64 bytes and count from the start of the pool.")]
+PATH starts at the root of the file system in the pool, no matter where it is mounted. Log entries are listed newest \
+first, as a read walks them. Units are 64 bytes and count from the start of the pool.")]
 pub(crate) struct Dump {
     /// Pool, or a directory where one is mounted
     pool: PathBuf,
     /// File in the pool
     path: PathBuf,
-    /// Print one JSON object a page
+    /// Print one JSON object per page
     #[arg(long)]
     json: bool,
 }

@@ -8,24 +8,24 @@ use super::control::Request;
 use super::target::{Target, not_mounted};
 use super::{Outcome, mounts};
 
-/// Hold changes on a mount back, so that its pool can be copied or a snapshot taken
+/// Block changes on a mount, so that its pool can be copied or a snapshot taken
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-What lies in the pool's file meanwhile is what an unmount would leave, so any copy or snapshot of it is a sound pool. \
-Programs \
-that change something on the mount wait until `ferrite thaw`; reads go on. `ferrite copy` does all of it by itself.
+While the mount is frozen, the pool's file is in the state of a cleanly unmounted pool, so any copy or snapshot of it is \
+sound. Programs that change something on the mount wait until `ferrite thaw`; reads continue. `ferrite copy` freezes and \
+thaws by itself.
 
 Example:
   ferrite freeze /mnt && lvcreate --snapshot --name backup --size 1G vg/pools; ferrite thaw /mnt")]
 pub(crate) struct Freeze {
     /// Directory where a pool is mounted, or the pool
     dir: PathBuf,
-    /// Thaw by itself after so many seconds
+    /// Thaw automatically after this many seconds
     #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=86_400))]
     timeout: u64,
 }
 
-/// Let changes on a frozen mount go on
+/// Allow changes on a frozen mount again
 #[derive(Debug, clap::Args)]
 pub(crate) struct Thaw {
     /// Directory where a pool is mounted, or the pool

@@ -51,7 +51,7 @@ impl Frost {
     fn freeze(&self) -> Result<u64, Failure> {
         let mut holder = self.holder.lock();
         if holder.now.is_some() {
-            return Err(Failure::new(FAILED, "it is frozen already; `ferrite thaw` ends that"));
+            return Err(Failure::new(FAILED, "it is frozen already; run `ferrite thaw` first"));
         }
         // First those who change something, so that none of them waits within the engine with locks that readers need.
         self.freezer.close();
@@ -89,7 +89,7 @@ impl Frost {
             if frost.thaw(Some(freeze)).unwrap_or(true) {
                 tracing::warn!(
                     seconds = most.as_secs(),
-                    "the freeze was forgotten, and ended by itself"
+                    "the freeze timed out, and changes are allowed again"
                 );
             }
         });

@@ -20,37 +20,36 @@ pub(crate) const CANNOT_CHECK: u8 = 8;
 /// The command line makes no sense.
 pub(crate) const WRONG_USAGE: u8 = 16;
 
-/// Check a pool, and repair it if asked to
+/// Check a pool, and repair it on request
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-The pool must not be mounted. Without an option nothing is changed: the journal of a crashed pool is replayed into a \
-private copy, as a mount would do in place.
+The pool must not be mounted. By default nothing is changed: the journal of a crashed pool is replayed into a private \
+copy.
 
-A repair keeps all that is vouched for by a checksum or by two structures that agree. What has lost its name goes to \
-lost+found as #INODE; files whose content may be wrong go there as damaged-INODE, so that no program \
-takes them for sound. A crash in the middle of a repair does no harm: the next mount or fsck carries it to its end.
+A repair keeps everything that is confirmed by a checksum or by two structures that agree. Files that have lost their \
+names go to lost+found as #INODE. Files whose content may be wrong go there as damaged-INODE, so that no program mistakes \
+them for intact. A crash during a repair does no harm: the next mount or fsck completes it.
 
 Exit codes: 0 sound, 1 errors found and repaired, 4 errors left, 8 could not check, 16 wrong usage.")]
 pub(crate) struct Fsck {
     /// Pool to check, or a directory where its mount died
     pool: PathBuf,
-    /// Repair all that can be repaired
+    /// Repair everything that can be repaired
     #[arg(long, visible_short_alias = 'y', conflicts_with_all = ["no_changes", "preen"])]
     repair: bool,
-    /// Repair only if nothing is lost by it, as at boot; else say what a repair would do
+    /// Repair only if no data is lost by it (for use at boot); otherwise say what a repair would do
     #[arg(short = 'p', visible_short_alias = 'a', conflicts_with = "no_changes")]
     preen: bool,
     /// Change nothing (the default)
     #[arg(short = 'n')]
     no_changes: bool,
-    /// Read all data of files as well, where it carries checksums (`mkfs --data-checksum`): as long as reading the pool
-    /// takes
+    /// Also verify file data, in pools made with `mkfs --data-checksum`; takes as long as reading the whole pool
     #[arg(long)]
     data: bool,
     /// Print the report as one line of JSON
     #[arg(long)]
     json: bool,
-    /// Do nothing, and say that all is well, if the pool is mounted
+    /// Do nothing and report success if the pool is mounted
     #[arg(short = 'M')]
     skip_mounted: bool,
     /// Check although the pool seems sound; that is always done
@@ -85,7 +84,7 @@ impl Fsck {
                 return Ok(CLEAN);
             }
         } else if self.pool.is_dir() {
-            return Err(self.cannot(&"no pool is mounted there; name the pool itself"));
+            return Err(self.cannot(&"no pool is mounted there; give the path of the pool"));
         }
         match self.repair || self.preen {
             true => self.mend(),
@@ -200,7 +199,7 @@ impl Fsck {
         }
         let state = match (refused, report.mended.len(), report.after.findings.len()) {
             (true, n, _) => {
-                format!("{n} errors, nothing changed: a repair would lose something, ask for it with --repair")
+                format!("{n} errors, nothing changed: a repair would lose data; run with --repair to accept that")
             }
             (_, n, left) if left > 0 => format!("{n} repairs, {} errors LEFT", count(&report.after)),
             (_, 0, _) => "sound".to_string(),

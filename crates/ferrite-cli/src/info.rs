@@ -13,11 +13,11 @@ use super::{Failure, Outcome, say, say_json};
 /// Findings of damage that are shown; `ferrite fsck` shows all.
 const FINDINGS_SHOWN: usize = 10;
 
-/// Show what a pool is made of and what happens in it
+/// Show the layout, state and activity of a pool
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-A mounted pool's daemon is asked; any other pool is looked at through a private copy, so that one that crashed is
-recovered in memory and nothing is written.")]
+Queries the daemon of a mounted pool. Any other pool is read through a private copy: one that crashed is recovered in \
+memory, and nothing is written.")]
 pub(crate) struct Info {
     /// Pool, or a directory where one is mounted
     pool: PathBuf,
@@ -68,7 +68,7 @@ fn print(info: &PoolInfo) {
     line(
         "free",
         format!(
-            "{}; {} of it kept back for deletes and overwrites, {} waiting for the journal",
+            "{}; {} of it reserved for deletes and overwrites, {} waiting for the journal",
             blocks(info.blocks_free),
             blocks(info.blocks_reserved),
             blocks(info.blocks_pending)
@@ -88,7 +88,7 @@ fn print(info: &PoolInfo) {
     line(
         "page logs",
         format!(
-            "{} pages have one, {} in {} blocks; {:.2} blocks a page; folds: {} by writes, {} by reads, {} for space, \
+            "{} pages have one, {} in {} blocks; {:.2} blocks per page; folds: {} by writes, {} by reads, {} for space, \
              {} idle",
             info.logged_pages,
             human(info.log_bytes),
@@ -117,12 +117,12 @@ fn print(info: &PoolInfo) {
     if !info.damage.is_empty() {
         let state = match info.damage_stops_changes {
             true => "read-only until it is repaired",
-            false => "what is damaged cannot be read, all else works",
+            false => "what is damaged cannot be read, everything else works",
         };
         let count = info.damage.len();
         line(
             "DAMAGED",
-            format!("{count} found; {state}; unmount it, then `ferrite fsck --repair` mends it"),
+            format!("{count} found; {state}; unmount it and run `ferrite fsck --repair`"),
         );
         for finding in info.damage.iter().take(FINDINGS_SHOWN) {
             line("", finding.clone());
@@ -140,7 +140,10 @@ fn print(info: &PoolInfo) {
     if !info.runtime_findings.is_empty() {
         line(
             "FOUND SINCE",
-            format!("damage was met {} times since the mount:", info.runtime_findings_total),
+            format!(
+                "damage was found {} times since the mount:",
+                info.runtime_findings_total
+            ),
         );
         // The newest are the ones to look at.
         for finding in info.runtime_findings.iter().rev().take(FINDINGS_SHOWN) {
@@ -190,7 +193,7 @@ fn inodes(info: &PoolInfo) -> String {
     let free = format!("{} of {} free", info.inodes_free, info.inodes);
     match info.orphans {
         0 => free,
-        orphans => format!("{free}; {orphans} without a name, open or about to go"),
+        orphans => format!("{free}; {orphans} without a name, open or about to be freed"),
     }
 }
 
@@ -214,7 +217,7 @@ fn last_scrub(info: &PoolInfo) -> String {
     match &info.last_scrub {
         None => "none since the mount".into(),
         Some(scrub) => format!(
-            "{} ago: {} inodes, {} pages of data, {} looked at, {} damaged",
+            "{} ago: {} inodes, {} pages of data, {} verified, {} damaged",
             ago(scrub.ended_s),
             scrub.inodes,
             scrub.pages,

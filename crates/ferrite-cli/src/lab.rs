@@ -14,19 +14,20 @@ const DIRECTORY: &str = "ferrite-lab";
 /// The data there.
 const RESULTS: &str = "results.json";
 
-/// Run the experiments of the papers behind Ferrite, and see what holds here
+/// Repeat the experiments of the papers that Ferrite builds on, and judge their claims
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
-  ferrite lab list                          what there is
+  ferrite lab list                          all figures
   ferrite lab run hashfs-5 hdpm-9 --quick   two figures
-  ferrite lab run all --quick               all of them, in minutes; report and data go to ferrite-lab/
-  ferrite lab run hdpm-2 --trace my.trace   what your programs write (`ferrite mount -o trace=FILE` records it)
-  ferrite lab report --out ferrite-lab      the data judged again, and the page written again
+  ferrite lab run all --quick               all figures, in minutes; results go to ferrite-lab/
+  ferrite lab run hdpm-2 --trace my.trace   what your programs write (recorded with
+                                            `ferrite mount -o trace=FILE`)
+  ferrite lab report --out ferrite-lab      judge stored results again and rewrite the report
 
-`run` keeps what results.json in the directory has of other figures, and replaces those it runs.
+`run` keeps the results of other figures in results.json, and replaces those of the figures it runs.
 
-Exit codes: 0 done, whatever the verdicts are; 1 failed; 2 wrong usage.")]
+Exit codes: 0 success, whatever the verdicts; 1 failure; 2 wrong usage.")]
 pub(crate) struct Lab {
     #[command(subcommand)]
     action: Action,
@@ -36,11 +37,11 @@ pub(crate) struct Lab {
 enum Action {
     /// List the figures and what the papers claim
     List {
-        /// One JSON object a line
+        /// Print one JSON object per line
         #[arg(long)]
         json: bool,
     },
-    /// Run figures, then write report.html and results.json; other figures' results stay
+    /// Run figures, then write report.html and results.json; results of other figures are kept
     Run {
         /// Figures by id, or `all`
         #[arg(required = true)]
@@ -48,26 +49,26 @@ enum Action {
         /// Smaller sizes: all figures in less than 10 minutes on two cores
         #[arg(long)]
         quick: bool,
-        /// Nanoseconds to add for each line of a structure that a cold operation misses: a slower medium (hashfs-5, 6,
-        /// 7, 9; the others say that it is not applied)
+        /// Nanoseconds to add for each cache line that a cold operation misses, to model a slower medium (hashfs-5, 6,
+        /// 7, 9; the other figures report that it is not applied)
         #[arg(long, default_value_t = 0.0, value_name = "NS")]
         media_ns: f64,
-        /// Seed of everything random
+        /// Seed of all random numbers
         #[arg(long)]
         seed: Option<u64>,
-        /// A trace of your own for hdpm-2 to show beside those it has; may be given more than once
+        /// An additional trace for figure hdpm-2; may be given more than once
         #[arg(long = "trace", value_name = "FILE")]
         traces: Vec<PathBuf>,
         /// Directory for report and data
         #[arg(long, default_value = DIRECTORY)]
         out: PathBuf,
-        /// Print the results as JSON too, one object a line
+        /// Also print the results as JSON, one object per line
         #[arg(long)]
         json: bool,
     },
-    /// Judge results.json again as this build does, and write report.html from it
+    /// Judge results.json again with this build, and write report.html from it
     Report {
-        /// Directory of both
+        /// Directory of results.json and report.html
         #[arg(long, default_value = DIRECTORY)]
         out: PathBuf,
     },
@@ -115,7 +116,7 @@ impl Lab {
                 if !traces.is_empty() && !figures.iter().any(|id| id == "hdpm-2" || id == "all") {
                     return Err(Failure::new(
                         USAGE,
-                        "--trace: only figure hdpm-2 looks at traces; name it, too",
+                        "--trace: only figure hdpm-2 uses traces; name it as well",
                     ));
                 }
                 plan.traces = traces;

@@ -91,18 +91,18 @@ pub(crate) fn about<E: std::fmt::Display>(path: &Path) -> impl FnOnce(E) -> Fail
 const AFTER_HELP: &str = "\
 Examples:
   ferrite mkfs /dev/shm/pool --size 1G      make a pool in DRAM
-  ferrite mount /dev/shm/pool /mnt          mount it; returns when it answers
-  ferrite df                                space on all mounted pools
-  ferrite umount /mnt                       unmount; all that returned is durable anyway
+  ferrite mount /dev/shm/pool /mnt          mount it; returns when the mount is ready
+  ferrite df                                free space of all mounted pools
+  ferrite umount /mnt                       unmount; completed operations are durable already
   ferrite demo                              see it work
 
-Exit codes: 0 done, 1 failed, 2 wrong usage; `fsck` has those of fsck(8).";
+Exit codes: 0 success, 1 failure, 2 wrong usage; `fsck` uses those of fsck(8).";
 
 /// A file system for storage as fast as memory.
 #[derive(Debug, Parser)]
 #[command(name = "ferrite", version, after_help = AFTER_HELP, max_term_width = 100)]
 struct Arguments {
-    /// Write more about what happens to standard error (repeat for still more)
+    /// Print more details to standard error (repeat for even more)
     #[arg(short, long, global = true, action = clap::ArgAction::Count)]
     verbose: u8,
     #[command(subcommand)]
@@ -117,29 +117,29 @@ enum Command {
     Mount(mount::Mount),
     /// Unmount a directory and end its daemon
     Umount(umount::Umount),
-    /// Show what a pool is made of and what happens in it
+    /// Show the layout, state and activity of a pool
     Info(info::Info),
-    /// Show a file's pages, their words and the entries of their logs
+    /// Show a file's pages, page words and log entries
     Dump(dump::Dump),
-    /// Look for damage: verify all checksums, also while the pool is mounted
+    /// Verify all checksums of a pool, also while it is mounted
     Scrub(scrub::Scrub),
     /// Copy a pool, also while it is mounted
     Copy(copy::Copy),
-    /// Hold changes on a mount back, so that its pool can be copied or a snapshot taken
+    /// Block changes on a mount, so that its pool can be copied or a snapshot taken
     Freeze(freeze::Freeze),
-    /// Let changes on a frozen mount go on
+    /// Allow changes on a frozen mount again
     Thaw(freeze::Thaw),
     /// Show free space and inodes
     Df(df::Df),
-    /// Check a pool, and repair it if asked to
+    /// Check a pool, and repair it on request
     Fsck(fsck::Fsck),
-    /// Show what this machine offers, and what to do about what is missing
+    /// Check what this machine supports, and say how to get what is missing
     Doctor(doctor::Doctor),
-    /// Measure what operations cost, beside peers on the same machine
+    /// Measure what operations cost, compared with peers on the same machine
     Bench(bench::Bench),
-    /// Run the experiments of the papers behind Ferrite, and see what holds here
+    /// Repeat the experiments of the papers that Ferrite builds on, and judge their claims
     Lab(lab::Lab),
-    /// See it work: a pool, a mount, real programs on it
+    /// See Ferrite at work: a pool, a mount, real programs
     Demo(demo::Demo),
     /// Write man pages and shell completions into a directory
     Manual(manual::Manual),

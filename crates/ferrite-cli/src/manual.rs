@@ -10,10 +10,10 @@ use super::{Outcome, about};
 /// Write man pages and shell completions into a directory
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-Makes DIR/man/man1/ferrite*.1, a page for each command, and DIR/completions with a file for each shell. Files of these
-names are replaced.")]
+Writes DIR/man/man1/ferrite*.1, a page for each command, and DIR/completions, with a file for each shell. Existing files \
+of these names are replaced.")]
 pub(crate) struct Manual {
-    /// Directory to write to; made if it is missing
+    /// Directory to write to; created if missing
     dir: PathBuf,
 }
 

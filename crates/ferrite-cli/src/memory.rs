@@ -30,7 +30,7 @@ pub(crate) fn give_back(engine: Engine) -> Result<(), Failure> {
         .name("memory".into())
         .spawn(work)
         .map(drop)
-        .map_err(|error| Failure::new(FAILED, format!("the memory's thread did not start: {error}")))
+        .map_err(|error| Failure::new(FAILED, format!("the thread that returns memory did not start: {error}")))
 }
 
 #[cfg(target_env = "gnu")]

@@ -14,10 +14,9 @@ use super::{FAILED, Failure, Outcome, USAGE, about, contents, say, size, users};
 /// Make a pool: an empty file system in a file or on a DAX device
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-The space is allocated at once, so a full disk shows here and not later. On tmpfs a pool survives a killed process, on a
-disk file or DAX a power loss as well; `ferrite info` says which. A block device (also /dev/pmem0) holds a pool only \
-in a
-file on a file system of its own, so it is refused.
+The space is allocated at once, so a full disk shows up here and not later. A pool on tmpfs survives a killed process; a \
+pool on a disk file or DAX survives a power loss as well. `ferrite info` shows which. A block device (such as \
+/dev/pmem0) is refused: make a file system on it, and the pool in a file there.
 
 Examples:
   ferrite mkfs /dev/shm/pool --size 1G
@@ -25,18 +24,18 @@ Examples:
   ferrite mkfs /mnt/dax/archive --size 200G --data-checksum
   ferrite mkfs /dev/dax0.0")]
 pub(crate) struct Mkfs {
-    /// File to make, or DAX device
+    /// File to create, or DAX device
     pool: PathBuf,
-    /// Size of the pool, for example 512M or 1G; an existing file has its own, a device is taken whole
+    /// Size of the pool, for example 512M or 1G; not needed for an existing file or a device, which are used entirely
     #[arg(short, long, value_parser = size::parse)]
     size: Option<u64>,
-    /// How pages are found; docs/mappings.md says which is good at what
+    /// Structure that finds pages; docs/mappings.md compares them
     #[arg(long, default_value_t = Mapping::default(), value_parser = mapping_parser())]
     mapping: Mapping,
     /// Number of inodes [default: one for every 16 KiB]
     #[arg(short = 'N', long)]
     inodes: Option<u64>,
-    /// Number of names [default: two an inode]
+    /// Number of names [default: two per inode]
     #[arg(long)]
     names: Option<u64>,
     /// Block size in bytes
@@ -45,13 +44,13 @@ pub(crate) struct Mkfs {
     /// Journal rings, one for each thread that should never wait for another [default: 16, fewer on small pools]
     #[arg(long)]
     rings: Option<u32>,
-    /// Give file data checksums, which every read verifies: damage is an error then, never wrong data
+    /// Add checksums to file data, which every read verifies: damage is then an error, never wrong data
     #[arg(long)]
     data_checksum: bool,
-    /// Overwrite whatever is there, unless it is in use
+    /// Overwrite existing content, unless it is in use
     #[arg(short, long)]
     force: bool,
-    /// Show no progress on a terminal
+    /// Show no progress bar
     #[arg(short, long)]
     quiet: bool,
 }
@@ -109,7 +108,7 @@ impl Mkfs {
                 Some(size) if size != has => Err(Failure::new(
                     USAGE,
                     format!(
-                        "{}: a device of {} ({has} bytes), which a pool takes whole; leave --size out",
+                        "{}: a device of {} ({has} bytes), all of which a pool uses; omit --size",
                         self.pool.display(),
                         size::human(has)
                     ),
@@ -120,10 +119,7 @@ impl Mkfs {
         match (self.size, metadata) {
             (Some(size), _) => Ok(size),
             (None, Some(metadata)) if metadata.is_file() && metadata.len() > 0 => Ok(metadata.len()),
-            _ => Err(Failure::new(
-                USAGE,
-                "how large is the pool to be? Give --size, for example --size 1G",
-            )),
+            _ => Err(Failure::new(USAGE, "no size given; use --size, for example --size 1G")),
         }
     }
 }
@@ -156,7 +152,7 @@ fn refuse_the_unsuitable(pool: &Path) -> Result<(), Failure> {
         return Err(Failure::new(FAILED, format!("{why}{state}. Nothing was changed")));
     }
     match used {
-        Some(used) => refuse(format!("is {used}; take it out of use first")),
+        Some(used) => refuse(format!("is {used}; stop using it first")),
         None => Ok(()),
     }
 }

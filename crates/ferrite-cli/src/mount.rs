@@ -29,28 +29,30 @@ use super::{FAILED, Failure, Outcome, USAGE, about, complain, dead, log, memory,
 #[command(after_help = "\
 Options for -o:
   ro                   refuse changes; a crashed pool is recovered in memory, nothing is written
-  remount,ro           let a mount refuse changes from now on; remount,rw: take them again
-  nodiratime           listings move no access times
-  noatime, strictatime never, or always, move access times [default: as relatime]; reads from the kernel's cache \
-  never do
-  allow_other          let other users in [default for root]
+  remount,ro           refuse changes on an existing mount; remount,rw: allow them again
+  noatime, strictatime never, or always, update access times [default: as relatime]; reads from
+                       the kernel's cache never do
+  nodiratime           do not update access times of directories
+  allow_other          allow access by other users [default for root]
   nosuid, nodev        ignore setuid bits and device files [default unless root]
-  noexec               execute nothing
-  durability=process   on a disk file: survive killed processes, not power losses, and be fast
+  noexec               do not execute programs
+  durability=process   on a disk file: faster, but survives only killed processes, not power losses
   accept_power_loss    mount although the machine went down in that mode
-  clean_low=N, clean_high=N  fold page logs when less than N % of the space is free, until N % is [default: 5, 10]
-  fold_reads=N         a read that walked N entries of a page's log folds it; 0: never [default: 4]
-  cleaner=off          leave page logs to reads and writes, and to operations that find no space
+  clean_low=N          fold page logs when less than N % of the space is free [default: 5]
+  clean_high=N         until N % is free [default: 10]
+  fold_reads=N         a read that walks N entries of a page's log folds it; 0: never [default: 4]
+  cleaner=off          fold page logs only on writes and reads, and when space runs out
   logs=off             copy a page for every unaligned write instead of logging it
-  scrub=MIB            look for damage once a day, reading MIB MiB a second; what is found goes to the log, and \
-  `ferrite info` shows it
+  scrub=MIB            verify all checksums once a day, reading MIB MiB a second; findings go to
+                       the log and to `ferrite info`
   log=FILE             as --log
-  threads=N            serve with N threads [default: one a CPU]
-  trace=FILE           record which parts of which files are written (no names, no content); a trace that is there is \
-  replaced
-  nofail               a pool that is not there is no failure
-  defaults, _netdev, noauto, user, owner, group, sync, dirsync, lazytime, discard, user_xattr, x-*  are accepted, as \
-  /etc/fstab has them
+  threads=N            serve requests with N threads [default: one per CPU]
+  trace=FILE           record which parts of which files are written (no names, no content);
+                       replaces an existing trace
+  nofail               a missing pool is not an error
+
+Also accepted, as /etc/fstab may have them: defaults, _netdev, noauto, user, owner, group, sync, dirsync, lazytime, \
+discard, user_xattr, x-*
 
 In /etc/fstab:
   /var/lib/data.pool  /data  ferrite  noatime  0 0")]
@@ -65,7 +67,7 @@ pub(crate) struct Mount {
     /// Stay in the foreground
     #[arg(short, long)]
     foreground: bool,
-    /// Append the log to this file [default: a daemon's goes to syslog]
+    /// Append the log to this file [default: a daemon logs to syslog]
     #[arg(long, value_name = "FILE")]
     log: Option<PathBuf>,
     /// Tolerate options that are not known, as mount(8) asks for
@@ -123,7 +125,7 @@ fn open_trace(path: &Path) -> Result<File, Failure> {
         let path = path.display();
         Failure::new(
             FAILED,
-            format!("{path}: is there and holds no trace; choose another name for `trace=`, or remove it"),
+            format!("{path}: exists and holds no trace; choose another name for `trace=`, or remove the file"),
         )
     })
 }
@@ -149,7 +151,7 @@ fn scrub_daily(engine: Engine, bytes_per_second: u64) -> Result<(), Failure> {
         .name("scrub".into())
         .spawn(work)
         .map(drop)
-        .map_err(|error| Failure::new(FAILED, format!("the scrub's thread did not start: {error}")))
+        .map_err(|error| Failure::new(FAILED, format!("the scrub thread did not start: {error}")))
 }
 
 /// The value of an option that is a number within limits.
@@ -164,14 +166,15 @@ fn number(word: &str, value: &str, least: usize, most: usize) -> Result<usize, F
 /// Why an option that other file systems know cannot be met here.
 fn untrue(word: &str) -> Option<&'static str> {
     Some(match word {
-        "acl" | "posixacl" => "access control lists are not kept, so nothing would enforce them; leave it out",
-        "nouser_xattr" => "extended attributes cannot be switched off; leave it out",
+        "acl" | "posixacl" => "access control lists are not supported; omit it",
+        "nouser_xattr" => "extended attributes cannot be turned off; omit it",
         "nobarrier" | "barrier=0" => {
-            "what returned is durable, always; `durability=process` trades power-loss safety for speed on disk files"
+            "completed operations are always durable; `durability=process` trades power-loss safety for speed on \
+            disk files"
         }
-        "errors=continue" | "errors=panic" => "a medium that failed stops all changes; leave it out",
+        "errors=continue" | "errors=panic" => "after a medium failure all changes are always refused; omit it",
         "quota" | "usrquota" | "grpquota" | "prjquota" | "uquota" | "gquota" | "pquota" => {
-            "there are no quotas; leave it out"
+            "quotas are not supported; omit it"
         }
         _ => return None,
     })
@@ -261,7 +264,9 @@ fn parse(words: &[String], sloppy: bool) -> Result<Options, Failure> {
     if low > high {
         return Err(Failure::new(
             USAGE,
-            format!("clean_low={low} is above clean_high={high}: the cleaner works from below the one up to the other"),
+            format!(
+                "clean_low={low} is above clean_high={high}: the cleaner starts below clean_low and stops at clean_high"
+            ),
         ));
     }
     fuse.read_only = engine.read_only;
@@ -290,15 +295,15 @@ impl Mount {
         }
         if options.nofail && !self.daemon && is_missing(&self.pool) {
             complain(format_args!(
-                "ferrite: {}: is not there, so it is not mounted (nofail)",
+                "ferrite: {}: does not exist, so it is not mounted (nofail)",
                 self.pool.display()
             ));
             return Ok(0);
         }
         if options.engine.atime == AtimePolicy::Strict && !self.daemon {
             complain(
-                "ferrite: strictatime: reads that the kernel answers from its cache move no access time, as on any \
-                 FUSE mount",
+                "ferrite: strictatime: reads that the kernel serves from its cache do not update access times, as on \
+                any FUSE mount",
             );
         }
         if self.foreground || self.daemon {
@@ -325,9 +330,8 @@ impl Mount {
             return Err(Failure::new(
                 FAILED,
                 format!(
-                    "{}: its daemon has the pool read-only for as long as it lives, since it was mounted with `ro`, \
-                     is damaged or has failed \
-                     (`ferrite info` says so); unmount it, and mount it again without `ro`",
+                    "{}: the pool stays read-only until it is unmounted, because it was mounted with `ro`, is \
+                    damaged or has failed (see `ferrite info`); unmount it and mount it again without `ro`",
                     self.dir.display()
                 ),
             ));
@@ -371,7 +375,7 @@ impl Mount {
             Some(code) => Ok(code),
             None => Err(Failure::new(
                 FAILED,
-                format!("the daemon ended before the mount answered ({status})"),
+                format!("the daemon ended before the mount was ready ({status})"),
             )),
         }
     }
@@ -416,7 +420,7 @@ impl Mount {
         let mount = mounts::with_path(&dir);
         let server = control::Server::start(&file, mount.as_ref(), engine.clone(), frost.clone());
         if let Err(error) = &server {
-            tracing::warn!(%error, "no control socket: `ferrite info` cannot ask this daemon");
+            tracing::warn!(%error, "no control socket: `ferrite info` cannot query this daemon");
         }
         // All that may fail comes before anybody is told that the mount is there.
         let started = signals::end_on_signal(unmounter.clone(), dir.clone(), engine.clone(), frost)
@@ -469,10 +473,7 @@ fn close(
     served?;
     recorded.map_err(|error| {
         let path = trace.unwrap_or(Path::new("trace"));
-        Failure::new(
-            FAILED,
-            format!("{}: the trace is not complete: {error}", path.display()),
-        )
+        Failure::new(FAILED, format!("{}: the trace is incomplete: {error}", path.display()))
     })
 }
 
@@ -481,11 +482,11 @@ fn warn_of_damage(engine: &Engine, pool: &Path, dir: &Path) {
     let Some(first) = engine.damage().first() else { return };
     let count = engine.damage().len();
     let state = match engine.is_read_only() {
-        true => "mounted READ-ONLY, since what the damaged parts own is not known",
-        false => "what is damaged cannot be read, all else works",
+        true => "mounted READ-ONLY, because it is unknown which blocks the damaged parts own",
+        false => "what is damaged cannot be read, everything else works",
     };
     complain(format_args!(
-        "ferrite: {pool}: the pool is DAMAGED ({count} found, first: {first}); {state}. To mend it: `ferrite umount \
+        "ferrite: {pool}: the pool is DAMAGED ({count} found, first: {first}); {state}. To repair it: `ferrite umount \
          {dir}`, then `ferrite fsck --repair {pool}`",
         pool = pool.display(),
         dir = dir.display(),

@@ -48,5 +48,5 @@ pub(crate) fn lost() -> Option<String> {
         printed(std::io::stdout().flush());
     }
     LOST.get()
-        .map(|why| format!("standard output: {why}; what was to be printed is not complete"))
+        .map(|why| format!("standard output: {why}; the output is incomplete"))
 }

@@ -16,19 +16,19 @@ pub(crate) const MIB_MAX: u64 = 1_000_000;
 /// Damage was found.
 const DAMAGED: u8 = 4;
 
-/// Look for damage: verify all checksums, also while the pool is mounted
+/// Verify all checksums of a pool, also while it is mounted
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Superblocks, inodes, directories, extended attributes and page logs carry checksums; file data does in pools made with \
-`mkfs --data-checksum`. Nothing is changed: unmount a pool with damaged structures and run `ferrite fsck --repair`; \
-write damaged data \
-anew, restore the file from a copy, or have `ferrite fsck --repair --data` put it aside as it is.
+`mkfs --data-checksum`. Nothing is changed. If structures are damaged, unmount the pool and run `ferrite fsck --repair`. \
+If file data is damaged, rewrite it, restore the file from a backup, or let `ferrite fsck --repair --data` move the file \
+to lost+found as it is.
 
-Exit codes: 0 sound, 1 could not look, 4 damage was found, 2 wrong usage.")]
+Exit codes: 0 sound, 1 could not verify, 4 damage was found, 2 wrong usage.")]
 pub(crate) struct Scrub {
     /// Pool, or a directory where one is mounted
     pool: PathBuf,
-    /// Read at most so many MiB a second; 0: as fast as it goes
+    /// Read at most this many MiB a second; 0: no limit
     #[arg(long, value_name = "MIB", default_value_t = 0, value_parser = clap::value_parser!(u64).range(0..=MIB_MAX))]
     limit: u64,
     /// Print the report as one line of JSON
@@ -59,7 +59,7 @@ impl Scrub {
         } else {
             report.findings.iter().for_each(say);
             say(format!(
-                "{}: {}; {} inodes, {} names, {} log entries, {} looked at",
+                "{}: {}; {} inodes, {} names, {} log entries, {} verified",
                 target.pool().display(),
                 match report.findings.len() {
                     0 => "sound".to_string(),
@@ -86,7 +86,7 @@ fn mend(report: &ScrubReport) -> &'static str {
         report.findings.len() as u64 - report.data_findings,
     ) {
         (0, _) => "unmount the pool and run `ferrite fsck --repair`",
-        (_, 0) => "restore these files from a copy, or have `ferrite fsck --repair --data` put them aside",
-        _ => "unmount the pool and run `ferrite fsck --repair`; files with damaged data are to be restored from a copy",
+        (_, 0) => "restore these files from a backup, or let `ferrite fsck --repair --data` move them to lost+found",
+        _ => "unmount the pool and run `ferrite fsck --repair`; restore files with damaged data from a backup",
     }
 }

@@ -28,7 +28,7 @@ pub(crate) fn end_on_signal(unmounter: Unmounter, dir: PathBuf, engine: Engine, 
     let mut signals = signal_hook::iterator::Signals::new([SIGTERM, SIGINT, SIGHUP])?;
     std::thread::Builder::new().name("signals".into()).spawn(move || {
         for signal in signals.forever() {
-            tracing::info!(signal, "asked to end");
+            tracing::info!(signal, "received a signal to end");
             // Or what waits would be cut off.
             let _ = frost.thaw(None);
             end(&unmounter, &dir, &engine);
@@ -46,9 +46,10 @@ fn end(unmounter: &Unmounter, dir: &Path, engine: &Engine) {
             Err(_) => std::thread::sleep(ASK_EVERY),
         }
     };
-    tracing::warn!(%error, "still in use; what uses it is cut off");
+    tracing::warn!(%error, "still in use; cutting off its users");
     if let Err(error) = write_out(dir, engine).and_then(|()| unmounter.cut_off()) {
-        tracing::warn!(%error, "cannot be cut off; the daemon ends when nobody uses the mount any more");
+        tracing::warn!(%error, "cannot cut off the users of the mount; the daemon ends when the mount is no longer \
+        in use");
     }
 }
 

@@ -2,7 +2,7 @@
 
 /// Parses a size in bytes. Suffixes K, M, G, T (optionally with `B` or `iB`) are powers of 1024.
 pub(crate) fn parse(text: &str) -> Result<u64, String> {
-    let hint = "write a number with K, M, G or T behind it, for example 512M or 1G";
+    let hint = "write a number followed by K, M, G or T, for example 512M or 1G";
     let digits = text
         .find(|c: char| !c.is_ascii_digit() && c != '.')
         .unwrap_or(text.len());
@@ -13,9 +13,9 @@ pub(crate) fn parse(text: &str) -> Result<u64, String> {
         "M" | "m" => 20,
         "G" | "g" => 30,
         "T" | "t" => 40,
-        _ => return Err(format!("`{suffix}` is no size suffix; {hint}")),
+        _ => return Err(format!("`{suffix}` is not a size suffix; {hint}")),
     };
-    let wrong = || format!("`{text}` is no size; {hint}");
+    let wrong = || format!("`{text}` is not a size; {hint}");
     let (whole, part) = number.split_once('.').unwrap_or((number, "0"));
     let whole: u64 = whole.parse().map_err(|_| wrong())?;
     // Parts of a byte are dropped. Twelve digits tell the bytes of a TiB apart.

@@ -16,7 +16,7 @@ use super::{FAILED, Failure, Outcome, control, mounts};
 pub(crate) struct Umount {
     /// Directory where a pool is mounted, or the pool
     dir: PathBuf,
-    /// Let go of the name now, of the file system when nobody uses it any more
+    /// Detach the directory now, and unmount when it is no longer in use
     #[arg(short, long)]
     lazy: bool,
 }
@@ -53,7 +53,7 @@ impl Umount {
         if !has_let_go(daemon, &mount.pool)? {
             return Err(Failure::new(
                 FAILED,
-                format!("{}: unmounted, but its daemon has not ended", mount.dir.display()),
+                format!("{}: unmounted, but its daemon is still running", mount.dir.display()),
             ));
         }
         Ok(0)

@@ -283,7 +283,7 @@ fn what_cannot_be_copied_is_refused_and_nothing_is_left_behind() {
     for (to, why) in [
         (test.pool.as_path(), "is the pool itself"),
         (other.pool.as_path(), "in use by"),
-        (&test.path("copy"), "lies in the pool that is to be copied"),
+        (&test.path("copy"), "is inside the pool to be copied"),
         (Path::new("/dev/null"), "is no file"),
         (Path::new("/no/such/directory/copy"), "No such file"),
     ] {

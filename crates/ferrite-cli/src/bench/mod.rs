@@ -22,34 +22,36 @@ use ferrite_pm::Counters;
 
 use super::{FAILED, Failure, Outcome, USAGE, complain, say, say_json};
 
-/// Measure what operations cost, beside peers on the same machine
+/// Measure what operations cost, compared with peers on the same machine
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Groups:
-  core     the engine in this process, one thread: against the bare cost of durable stores, and against tmpfs
-  threads  two threads on two files, against two threads of bare durable stores
-  hdpm     unaligned writes and the reads after them, against the same engine without page logs
-  mixes    varmail and webproxy, one and two threads, against tmpfs and against the engine without page logs
-  mapping  lookups and inserts of every mapping after churn, against HashFS; leaf against HashFS;
-           lengths of runs; all beside the papers' own code (--only published)
-  recovery a mount after a crash and a full fsck, by the number of files, against 1 s and 10 s a million
-  mount    a mount, against libfuse's passthrough_ll over tmpfs (needs root, gcc and libfuse3-dev)
+  core      the engine in this process, one thread: against bare durable stores, and tmpfs
+  threads   two threads on two files: against two threads of bare durable stores
+  hdpm      unaligned writes and later reads: against the same engine without page logs
+  mixes     varmail and webproxy, one and two threads: against tmpfs, and no page logs
+  mapping   lookups and inserts of every mapping after churn: against HashFS; leaf against
+            HashFS; run lengths; against the papers' own code (--only published)
+  recovery  a mount after a crash and a full fsck, by number of files: against 1 s and 10 s per
+            million
+  mount     a mount: against libfuse's passthrough_ll over tmpfs (needs root, gcc, libfuse3-dev)
 
-A ratio is our time divided by theirs: below 1 is faster. Times wobble with the machine; ratios and counts much less.")]
+A ratio is Ferrite's time divided by the peer's: below 1 is faster. Times vary with the load of the machine; ratios and \
+counts vary much less.")]
 pub(crate) struct Bench {
     /// Group to run [default: all]
     #[arg(value_parser = ["core", "threads", "hdpm", "mixes", "mapping", "recovery", "mount"])]
     group: Option<String>,
-    /// Only the benchmarks of this name
+    /// Run only the benchmark with this name
     #[arg(long, value_name = "NAME")]
     only: Option<String>,
-    /// Mapping of our pools; docs/mappings.md says which there are
+    /// Mapping of the pools; docs/mappings.md compares them
     #[arg(long, default_value_t = Mapping::default(), value_parser = super::mkfs::mapping_parser())]
     mapping: Mapping,
-    /// Print one JSON object a line
+    /// Print one JSON object per line
     #[arg(long)]
     json: bool,
-    /// Smaller files and fewer rounds: a look, not a measurement
+    /// Smaller files and fewer rounds: a quick look, not a measurement
     #[arg(long)]
     quick: bool,
 }

@@ -82,7 +82,7 @@ pub(crate) fn run(effort: Effort, out: &mut Output) -> Result<(), Failure> {
         true => tempfile::tempdir_in(memory),
         false => tempfile::tempdir(),
     };
-    let dir = dir.map_err(|error| Failure::new(FAILED, format!("no folder for a pool: {error}")))?;
+    let dir = dir.map_err(|error| Failure::new(FAILED, format!("no directory for a pool: {error}")))?;
     let rounds = effort.rounds.min(5);
     for (files, mount_name, fsck_name, contents) in SIZES {
         if files > 100_000 && effort.operations < 10_000 {
@@ -106,7 +106,7 @@ pub(crate) fn run(effort: Effort, out: &mut Output) -> Result<(), Failure> {
             let report = fsck(Region::open(&path, Access::ReadOnlyPrivate)?, &mut |_, _, _| {})?;
             checks.push(start.elapsed().as_nanos() as f64);
             if !report.findings.is_empty() || report.entries < files || report.pages < pages {
-                return Err(Failure::new(FAILED, "the pool is not what was put in it"));
+                return Err(Failure::new(FAILED, "the pool does not hold what was written to it"));
             }
         }
         std::fs::remove_file(&path).map_err(|error| Failure::new(FAILED, error.to_string()))?;
