@@ -51,7 +51,7 @@ pub enum EngineError {
     #[error(
         "damaged pool: both copies of the superblock are damaged (the first: {first}; the second: {second}), so \
          neither a mount nor \
-         `ferrite fsck` has anything to go by; restore the pool from a copy"
+         `ferrite fsck` has anything to start from; restore the pool from a copy"
     )]
     NoSuperblock {
         /// What is wrong with the first.

@@ -178,7 +178,7 @@ fn kernel_mount(device: &OwnedFd, dir: &Path, options: &FuseOptions) -> Result<(
             path: dir.to_path_buf(),
             why: match error {
                 rustix::io::Errno::PERM => {
-                    "the kernel lets this process mount nothing; root needs CAP_SYS_ADMIN for it (in a container: \
+                    "the kernel does not allow this process to mount; root needs CAP_SYS_ADMIN (in a container: \
                                             --cap-add SYS_ADMIN), see `ferrite doctor`"
                         .into()
                 }

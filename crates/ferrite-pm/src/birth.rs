@@ -156,7 +156,7 @@ impl Drop for Newborn {
 fn no_device(path: &Path) -> PmError {
     PmError::Unsuitable {
         path: path.to_path_buf(),
-        why: "no such device; `ferrite doctor` shows what there is. Files in DRAM belong to /dev/shm".into(),
+        why: "no such device; `ferrite doctor` lists the devices. For files in DRAM use /dev/shm".into(),
     }
 }
 

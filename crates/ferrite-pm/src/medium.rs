@@ -29,7 +29,7 @@ impl Medium {
     pub fn describe(self) -> &'static str {
         match self {
             Medium::Dax => "persistent memory (DAX)",
-            Medium::NamedDram => "DRAM with a name (tmpfs or hugetlbfs)",
+            Medium::NamedDram => "named DRAM (tmpfs or hugetlbfs)",
             Medium::Anonymous => "anonymous memory",
             Medium::File => "ordinary file",
         }
@@ -39,8 +39,8 @@ impl Medium {
     pub fn survives(self) -> &'static str {
         match self {
             Medium::Dax | Medium::File => "a killed process and a power loss",
-            Medium::NamedDram => "a killed process, but no power loss",
-            Medium::Anonymous => "nothing: the content goes with the process",
+            Medium::NamedDram => "a killed process, but not a power loss",
+            Medium::Anonymous => "nothing: the content is lost with the process",
         }
     }
 }
@@ -66,7 +66,7 @@ pub(crate) fn detect(path: &Path, file: &File) -> Result<Detected, PmError> {
         why: why.into(),
     };
     if kind.is_char_device() {
-        let none = || unsuitable("a character device, but no device DAX; give a /dev/dax device or a file");
+        let none = || unsuitable("a character device, but not a device DAX; give a /dev/dax device or a file");
         let size_bytes = dax_device(metadata.rdev(), "size").ok_or_else(none)?;
         // Kernels before 5.10 do not tell, and have no device with another one but by an administrator's wish.
         let page_bytes = dax_device(metadata.rdev(), "align")

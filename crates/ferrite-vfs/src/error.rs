@@ -42,22 +42,22 @@ impl std::fmt::Display for SpaceOf {
 #[non_exhaustive]
 pub enum BadArgument {
     /// A name that no entry can have.
-    #[error("`.`, `..` and the empty name are no names of entries")]
+    #[error("`.`, `..` and the empty name are reserved")]
     ReservedName,
     /// A name with a slash or a zero byte in it.
-    #[error("a name holds neither a slash nor a zero byte")]
+    #[error("a name must not contain a slash or a zero byte")]
     NameBytes,
     /// A path with a zero byte in it.
-    #[error("a path holds no zero byte")]
+    #[error("a path must not contain a zero byte")]
     PathBytes,
     /// `.` or `..` as what is removed or renamed.
     #[error("`.` and `..` cannot be removed or renamed")]
     DotOrDotDot,
     /// A rename that would make a cycle.
-    #[error("a directory cannot move below itself")]
+    #[error("a directory cannot be moved below itself")]
     BelowItself,
     /// A size for something that is no file.
-    #[error("only files have a size to set")]
+    #[error("only regular files have a size to set")]
     NoSize,
     /// `fallocate` of nothing.
     #[error("fallocate needs a length")]
@@ -66,7 +66,7 @@ pub enum BadArgument {
     #[error("not a symbolic link")]
     NotLink,
     /// `mknod` of a directory or a link.
-    #[error("mknod makes regular and special files")]
+    #[error("mknod creates only regular and special files")]
     NodeKind,
     /// A symbolic link to nothing.
     #[error("empty link target")]
@@ -75,25 +75,25 @@ pub enum BadArgument {
     #[error("empty attribute name")]
     EmptyAttributeName,
     /// An extended attribute whose name is a namespace alone.
-    #[error("an attribute name goes on after its namespace")]
+    #[error("the attribute name consists only of its namespace")]
     BareNamespace,
     /// A length set through a handle that only reads.
     #[error("the file is not open for writing")]
     NotWritable,
     /// A seek to before the start.
-    #[error("a position before the start")]
+    #[error("the position is before the start of the file")]
     BeforeStart,
     /// A seek that is nobody's to ask for.
     #[error("the kernel handles other seeks itself")]
     SeekKind,
     /// A lock of no bytes.
-    #[error("a lock covers one byte at least")]
+    #[error("a lock must cover at least one byte")]
     EmptyLock,
     /// A lock beyond what offsets there are.
-    #[error("a lock lies within the offsets of files, 0 to 2^63 - 1")]
+    #[error("a lock must be within file offsets 0 to 2^63 - 1")]
     LockRange,
     /// A copy of a file to itself.
-    #[error("the two are one file")]
+    #[error("source and target are the same file")]
     SameFile,
 }
 
@@ -108,7 +108,7 @@ pub enum Unsupported {
     #[error("permission bits of a symbolic link")]
     LinkMode,
     /// A step that is larger than the engine can make atomic.
-    #[error("so many changes in one step")]
+    #[error("this many changes in one step")]
     StepSize,
 }
 

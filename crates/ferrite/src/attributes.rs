@@ -13,7 +13,7 @@ use crate::error::Result;
 use crate::fs::Fs;
 use crate::metadata::{FileTimes, Metadata, mode_request, owner_request};
 
-/// What [`Fs`] and [`File`](crate::File) say that they were to do.
+/// The actions that errors of [`Fs`] and [`File`](crate::File) name.
 pub(crate) mod action {
     pub(crate) const STAT: &str = "get the attributes of";
     pub(crate) const SET_MODE: &str = "set the permissions of";
@@ -29,24 +29,24 @@ pub(crate) mod action {
 use action::*;
 
 impl Fs {
-    /// Attributes; of what a link points to.
+    /// Attributes of a file; follows symbolic links.
     pub fn metadata(&self, path: impl AsRef<Path>) -> Result<Metadata> {
         self.run(STAT, path.as_ref(), |vfs, path| vfs.stat(path, true))
             .map(Metadata)
     }
 
-    /// Attributes; of the link itself.
+    /// Attributes of a file; does not follow a symbolic link.
     pub fn symlink_metadata(&self, path: impl AsRef<Path>) -> Result<Metadata> {
         self.run(STAT, path.as_ref(), |vfs, path| vfs.stat(path, false))
             .map(Metadata)
     }
 
-    /// Whether something is there. `false` also when that cannot be found out: see [`Self::try_exists`].
+    /// Whether `path` exists. Also `false` if that cannot be determined: see [`Self::try_exists`].
     pub fn exists(&self, path: impl AsRef<Path>) -> bool {
         self.metadata(path).is_ok()
     }
 
-    /// Whether something is there, or why that cannot be found out.
+    /// Whether `path` exists, or why that cannot be determined.
     pub fn try_exists(&self, path: impl AsRef<Path>) -> Result<bool> {
         match self.metadata(path) {
             Ok(_) => Ok(true),
@@ -55,7 +55,7 @@ impl Fs {
         }
     }
 
-    /// Checks whether the user may use it in these ways, as `access(2)`; with none of them, whether it is there.
+    /// Checks whether the user has this access, as `access(2)`; with an empty mode, whether the path exists.
     ///
     /// # Errors
     /// `EACCES` if not.
@@ -81,10 +81,10 @@ impl Fs {
         self.set_mode(path, permissions.mode())
     }
 
-    /// Sets owner and group; `None` leaves one as it is. Takes setuid and setgid away.
+    /// Sets owner and group; `None` leaves the value as it is. Clears setuid and setgid.
     ///
     /// # Errors
-    /// `EPERM` unless the user is root, or owns the file and changes only its group, to one of the user's own.
+    /// `EPERM` unless the user is root, or owns the file and changes only its group, to a group that the user is in.
     pub fn chown(&self, path: impl AsRef<Path>, uid: Option<u32>, gid: Option<u32>) -> Result<()> {
         self.change(SET_OWNER, path.as_ref(), &owner_request(uid, gid), true)
     }
@@ -94,10 +94,10 @@ impl Fs {
         self.change(SET_OWNER, path.as_ref(), &owner_request(uid, gid), false)
     }
 
-    /// Sets times, both in one step.
+    /// Sets access and modification time atomically.
     ///
     /// # Errors
-    /// `EPERM` unless the user owns the file; to set both to now, it is enough to be allowed to write it.
+    /// `EPERM` unless the user owns the file; to set both to now, write permission is enough.
     pub fn set_times(&self, path: impl AsRef<Path>, times: FileTimes) -> Result<()> {
         self.change(SET_TIMES, path.as_ref(), &times.request(), true)
     }
@@ -107,10 +107,10 @@ impl Fs {
         self.change(SET_TIMES, path.as_ref(), &times.request(), false)
     }
 
-    /// Cuts a file, or extends it by a hole, as `truncate(2)`.
+    /// Sets the length of a file, as `truncate(2)`; extends it by a hole.
     ///
     /// # Errors
-    /// `EISDIR` for a directory, `EACCES` unless the user may write it, `EFBIG` past the largest file.
+    /// `EISDIR` for a directory, `EACCES` unless the user may write it, `EFBIG` beyond the maximum file size.
     pub fn truncate(&self, path: impl AsRef<Path>, len_bytes: u64) -> Result<()> {
         let set = SetAttr {
             size: Some(len_bytes),
@@ -119,10 +119,11 @@ impl Fs {
         self.change(SET_LEN, path.as_ref(), &set, true)
     }
 
-    /// Value of the extended attribute `name`, which has its namespace before it (`user.` and so on).
+    /// Value of the extended attribute `name`, which includes its namespace (such as `user.`).
     ///
     /// # Errors
-    /// `ENODATA` if there is none, or none that the user may see; `EOPNOTSUPP` for a namespace that is not supported.
+    /// `ENODATA` if there is no such attribute, or the user may not see it; `EOPNOTSUPP` for a namespace that is not
+    /// supported.
     pub fn get_xattr(&self, path: impl AsRef<Path>, name: impl AsRef<OsStr>) -> Result<Vec<u8>> {
         self.run(GET_XATTR, path.as_ref(), |vfs, path| {
             vfs.getxattr_of(Target::Path(path), name.as_ref().as_bytes())
@@ -136,11 +137,11 @@ impl Fs {
         })
     }
 
-    /// Sets the extended attribute `name`. `mode` says whether it must be new, or there.
+    /// Sets the extended attribute `name`. `mode` says whether it must be new or must exist.
     ///
     /// # Errors
-    /// `EEXIST` and `ENODATA` as `mode` demands; `E2BIG` for a value that never fits, `ENOSPC` for one that does not
-    /// fit beside the others; `EPERM` for `user.` on what is neither file nor directory, such as a symbolic link.
+    /// `EEXIST` and `ENODATA` depending on `mode`; `E2BIG` for a value that can never fit, `ENOSPC` for one that does
+    /// not fit next to the others; `EPERM` for `user.` on anything but files and directories, such as a symbolic link.
     pub fn set_xattr(
         &self,
         path: impl AsRef<Path>,
@@ -185,7 +186,7 @@ impl Fs {
     /// Removes an extended attribute.
     ///
     /// # Errors
-    /// `ENODATA` if there is none.
+    /// `ENODATA` if there is no such attribute.
     pub fn remove_xattr(&self, path: impl AsRef<Path>, name: impl AsRef<OsStr>) -> Result<()> {
         self.run(REMOVE_XATTR, path.as_ref(), |vfs, path| {
             vfs.removexattr_of(Target::Path(path), name.as_ref().as_bytes())

@@ -1,4 +1,4 @@
-//! [`Dir`]: an open directory, and what is done relative to it, as the `*at` calls do.
+//! [`Dir`]: an open directory, and operations relative to it, like the `*at` system calls.
 
 use std::ffi::{OsStr, OsString};
 use std::fmt;
@@ -18,11 +18,11 @@ use crate::metadata::{FileTimes, Metadata};
 use crate::open::OpenOptions;
 use crate::own::Own;
 
-/// An open directory. It stays the same one, whatever becomes of its name; one that was removed is empty, and nothing
-/// can be made in it any more (`ENOENT`). Clones are one handle; the last of them that goes closes it.
+/// An open directory. It stays the same directory if it is renamed. A removed one is empty, and nothing can be created
+/// in it (`ENOENT`). Clones share one handle; dropping the last one closes it.
 ///
 /// Paths are relative to it. As with `openat(2)`, absolute ones start at the root, and `..` and links may lead out of
-/// it, so it confines nobody. Its user is that of the [`Fs`] that opened it.
+/// it: it is not a sandbox. Its user is that of the [`Fs`] that opened it.
 #[derive(Clone)]
 pub struct Dir {
     /// With relative paths that start here.
@@ -49,7 +49,7 @@ impl Dir {
         })
     }
 
-    /// The same directory, used with the permissions of another user, who need not be allowed to open it.
+    /// The same directory, used with the permissions of another user, who does not need permission to open it.
     pub fn as_user(&self, cred: Cred) -> Dir {
         Dir {
             fs: self.fs.as_user(cred),
@@ -57,23 +57,24 @@ impl Dir {
         }
     }
 
-    /// Does `f` with this directory's handle. An error says that it was to `action` it.
+    /// Calls `f` with this directory's handle. `action` describes the operation in errors.
     fn run<T>(&self, action: &'static str, f: impl FnOnce(&ferrite_vfs::Dir) -> ferrite_vfs::Result<T>) -> Result<T> {
         let run = || -> Result<T, Cause> { Ok(f(self.handle.get()?)?) };
         run().map_err(|cause| Error::new(action, self.path(), cause))
     }
 
-    /// The path by which it was opened.
+    /// The path with which it was opened.
     pub fn path(&self) -> &Path {
         self.fs.prefix()
     }
 
-    /// Its own attributes.
+    /// Attributes of the directory.
     pub fn dir_metadata(&self) -> Result<Metadata> {
         self.run(STAT, ferrite_vfs::Dir::getattr).map(Metadata)
     }
 
-    /// Lists it. That needs no permission: opening it did. Entries that exist throughout come exactly once.
+    /// Lists the directory. Permission was checked when it was opened. Entries that exist throughout are returned
+    /// exactly once.
     pub fn entries(&self) -> Result<ReadDir> {
         ReadDir::new(self.handle.clone(), self.path(), Path::new(""))
     }
@@ -92,7 +93,7 @@ impl Dir {
         Ok(target.handle.peek().ino())
     }
 
-    /// Renames `from` in this directory to `to` in `target`, replacing what has the new name; atomic, also in a crash.
+    /// Renames `from` in this directory to `to` in `target`, replacing an existing `to`; atomic, also in a crash.
     ///
     /// # Errors
     /// Those of `renameat(2)`; `EXDEV` for directories of two file systems.
@@ -100,7 +101,7 @@ impl Dir {
         self.rename_with(from, target, to, RenameMode::Replace)
     }
 
-    /// As [`Self::rename`], without replacing, or as a swap of the two names.
+    /// As [`Self::rename`], but without replacing, or as an exchange of the two names.
     pub fn rename_with(
         &self,
         from: impl AsRef<Path>,
@@ -116,7 +117,7 @@ impl Dir {
             .map_err(|error| error.with_new_path(target.path().join(to)))
     }
 
-    /// Gives the file `original` in this directory the name `link` in `target`, too.
+    /// Creates a hard link `link` in `target` to the file `original` in this directory.
     ///
     /// # Errors
     /// Those of `linkat(2)`; `EXDEV` for directories of two file systems.

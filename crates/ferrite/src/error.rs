@@ -1,6 +1,6 @@
-//! [`Error`]: what could not be done, with which path, and why.
+//! [`Error`]: which operation failed, on which path, and why.
 //!
-//! Invariant: what has an errno keeps it, here and in the [`io::Error`] made of it.
+//! Invariant: an error with an errno keeps it, here and in the [`io::Error`] made of it.
 
 use std::fmt;
 use std::io;
@@ -12,30 +12,30 @@ use ferrite_vfs::FsError;
 
 use crate::own::Forked;
 
-/// Result of what this library does.
+/// Result of this library's operations.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// Why something failed.
+/// Why an operation failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Cause {
-    /// The file system refused an operation, which has changed nothing.
+    /// The file system refused the operation, which has changed nothing.
     #[error(transparent)]
     Operation(#[from] FsError),
-    /// A pool cannot be made, opened or closed.
+    /// A pool cannot be created, opened or closed.
     #[error(transparent)]
     Pool(#[from] EngineError),
     /// This process was forked from the one that opened the pool.
     #[error(
-        "the pool was opened before this process was forked, and belongs to the process that opened it; leave it to \
-         that one, open it after the fork, or share it through a mount"
+        "the pool was opened before this process was forked, and belongs to the process that opened it; use it only \
+         there, open it after the fork, or share it through a mount"
     )]
     Forked,
-    /// Content that was to be read as text is not UTF-8.
+    /// Content read as text is not valid UTF-8.
     #[error("its content is not UTF-8: {0}")]
     NotUtf8(#[source] std::str::Utf8Error),
-    /// There is no memory for the content of a file.
-    #[error("there is no memory for its {len_bytes} bytes; read it in parts")]
+    /// There is not enough memory for the content of a file.
+    #[error("not enough memory for its {len_bytes} bytes; read it in parts")]
     NoMemory {
         /// Length of the file.
         len_bytes: u64,
@@ -55,8 +55,8 @@ impl From<PmError> for Cause {
 }
 
 impl Cause {
-    /// The error number, as in `errno(3)`. `None` where the operating system has none that fits: a pool that is damaged
-    /// or in use, a forked child, content that is not text.
+    /// The error number, as in `errno(3)`. `None` if no errno fits: a pool that is damaged or in use, a forked child,
+    /// content that is not UTF-8.
     pub fn raw_os_error(&self) -> Option<i32> {
         match self {
             Cause::Operation(error) => Some(error.errno()),
@@ -68,7 +68,7 @@ impl Cause {
         }
     }
 
-    /// The kind that [`std::io`] has for it.
+    /// The corresponding [`std::io::ErrorKind`].
     pub fn kind(&self) -> io::ErrorKind {
         match self {
             Cause::Operation(error) => io::Error::from_raw_os_error(error.errno()).kind(),
@@ -90,7 +90,7 @@ impl Cause {
         }
     }
 
-    /// Whether its text begins with the path it is about.
+    /// Whether its text already begins with the path.
     fn names_path(&self) -> bool {
         matches!(
             self,
@@ -101,10 +101,10 @@ impl Cause {
     }
 }
 
-/// What could not be done, with which path, and why. Its text says all three.
+/// Which operation failed, on which path, and why. Its text contains all three.
 ///
-/// It becomes an [`io::Error`] by `?`. One with an errno becomes what [`std::fs`] gives for it,
-/// [`io::Error::from_raw_os_error`], which has no room for the path; any other is kept whole inside.
+/// `?` converts it to an [`io::Error`]. An error with an errno becomes the same as in [`std::fs`],
+/// [`io::Error::from_raw_os_error`], which cannot hold the path. Any other is wrapped.
 pub struct Error(Box<Parts>);
 
 struct Parts {
@@ -125,18 +125,18 @@ impl Error {
         }))
     }
 
-    /// The same error, of an operation that has a second path: the new name.
+    /// Adds the second path of the operation: the new name.
     pub(crate) fn with_new_path(mut self, path: PathBuf) -> Error {
         self.0.new_path = Some(path);
         self
     }
 
-    /// What was to be done: "rename", "create the directory".
+    /// The operation that failed: "rename", "create the directory".
     pub fn action(&self) -> &'static str {
         self.0.action
     }
 
-    /// With which path: that of the [`Dir`](crate::Dir) joined with the one that was given; or the path of the pool.
+    /// The path: that of the [`Dir`](crate::Dir) joined with the given one, or the path of the pool.
     pub fn path(&self) -> &Path {
         &self.0.path
     }
@@ -146,7 +146,7 @@ impl Error {
         self.0.new_path.as_deref()
     }
 
-    /// Why not.
+    /// Why the operation failed.
     pub fn cause(&self) -> &Cause {
         &self.0.cause
     }

@@ -1,7 +1,7 @@
-//! [`File`]: an open file, as that of `std::fs`. Its locks are in [`crate::locks`].
+//! [`File`]: an open file, like that of `std::fs`. Its locks are in [`crate::locks`].
 //!
-//! Invariant: clones of one file are one open file: they have one position, one owner of locks, and the last of them
-//! that goes closes it ([`Open`]).
+//! Invariant: clones of one file are one open file. They share one position and one owner of locks, and dropping the
+//! last one closes the file ([`Open`]).
 
 use std::ffi::{OsStr, OsString};
 use std::fmt;
@@ -31,9 +31,9 @@ const SEEK: &str = "seek in";
 
 /// An open file with a position. Writes are atomic and durable when they return; there is nothing to flush.
 ///
-/// Reading and writing by position keep the position locked meanwhile, so threads that share a file take turns;
-/// [`FileExt`] has calls that do not use it. An error of [`Read`], [`Write`], [`Seek`] or [`FileExt`] has the error
-/// number of the operation (`EBADF` for a handle that is not open for it).
+/// Calls that use the position lock it while they run, so threads that share a file run one after another; the calls of
+/// [`FileExt`] do not use it. Errors of [`Read`], [`Write`], [`Seek`] and [`FileExt`] have the error number of the
+/// operation (`EBADF` if the file is not open for it).
 pub struct File {
     open: Own<Arc<Open>>,
 }
@@ -48,7 +48,7 @@ pub(crate) struct Open {
     pub(crate) writable: bool,
     append: bool,
     position: Mutex<u64>,
-    /// Who holds its locks, once it has asked for one.
+    /// The owner of its locks, once it has requested one.
     pub(crate) lock_owner: OnceLock<LockOwner>,
 }
 
@@ -84,7 +84,7 @@ impl File {
         Error::new(action, &*self.open.peek().path, cause)
     }
 
-    /// Does `f` with the file. An error says that it was to `action` it.
+    /// Calls `f` with the file. `action` describes the operation in errors.
     pub(crate) fn run<T>(&self, action: &'static str, f: impl FnOnce(&Open) -> ferrite_vfs::Result<T>) -> Result<T> {
         let run = || -> Result<T, Cause> { Ok(f(self.open.get()?)?) };
         run().map_err(|cause| self.error(action, cause))
@@ -98,7 +98,7 @@ impl File {
         self.run(action, |open| f(&open.fs.vfs, Target::Open(open.file.ino())))
     }
 
-    /// Does `f` with the position, which stays locked.
+    /// Calls `f` with the position, which stays locked.
     fn at_position<T>(
         &self,
         action: &'static str,
@@ -107,8 +107,8 @@ impl File {
         self.run(action, |open| f(open, &mut open.position.lock()))
     }
 
-    /// Another handle of the same open file: with the same position and the same locks, which stay until all handles
-    /// are gone.
+    /// Another handle of the same open file. Both share the position and the locks, which are held until all handles
+    /// are dropped.
     pub fn try_clone(&self) -> Result<File> {
         self.run("duplicate the handle of", |_| Ok(()))?;
         Ok(File {
@@ -116,12 +116,12 @@ impl File {
         })
     }
 
-    /// Its attributes.
+    /// Attributes of the file.
     pub fn metadata(&self) -> Result<Metadata> {
         self.run(STAT, |open| open.file.getattr()).map(Metadata)
     }
 
-    /// Cuts the file, or extends it by a hole.
+    /// Sets the length of the file; extends it by a hole.
     ///
     /// # Errors
     /// `EINVAL` for a handle that is not open for writing, as with `ftruncate(2)`.
@@ -144,7 +144,7 @@ impl File {
     /// Appends atomically; returns where the data went. The position stays.
     ///
     /// # Errors
-    /// `ENOSPC` also for data longer than what is written atomically of which only a part found space; that is written.
+    /// `ENOSPC`, also if the data is longer than an atomic write and only a part fits; that part is then written.
     pub fn append(&self, data: &[u8]) -> Result<u64> {
         self.run("append to", |open| match open.file.append(data)? {
             (offset, count) if count == data.len() => Ok(offset),
@@ -160,7 +160,7 @@ impl File {
         self.run("allocate a range of", |open| open.file.fallocate(mode, offset, len))
     }
 
-    /// Says whether all is durable: it is, unless the medium failed.
+    /// Returns an error if the medium failed; otherwise everything is durable already.
     pub fn sync_all(&self) -> Result<()> {
         self.run("sync", |open| open.file.fsync())
     }
@@ -191,7 +191,7 @@ impl File {
             .map(drop)
     }
 
-    /// Sets the permission bits (`07777`). What open handles may do stays as it is.
+    /// Sets the permission bits (`07777`). Open handles keep their access.
     pub fn set_mode(&self, mode: u32) -> Result<()> {
         self.change(SET_MODE, &mode_request(mode))
     }
@@ -201,13 +201,13 @@ impl File {
         self.set_mode(permissions.mode())
     }
 
-    /// Sets owner and group; `None` leaves one as it is. Takes setuid and setgid away.
+    /// Sets owner and group; `None` leaves the value as it is. Clears setuid and setgid.
     pub fn chown(&self, uid: Option<u32>, gid: Option<u32>) -> Result<()> {
         self.change(SET_OWNER, &owner_request(uid, gid))
     }
 
-    /// Sets times, both in one step. As with `futimens(2)`, the user must own the file; how it was opened does not
-    /// count.
+    /// Sets access and modification time atomically. As with `futimens(2)`, the user must own the file; how it was
+    /// opened does not matter.
     pub fn set_times(&self, times: FileTimes) -> Result<()> {
         self.change(SET_TIMES, &times.request())
     }

@@ -1,4 +1,4 @@
-//! [`Fs`]: a pool as a whole. What is done with names is in [`crate::names`], with attributes in [`crate::attributes`].
+//! [`Fs`]: a pool as a whole. Operations on names are in [`crate::names`], on attributes in [`crate::attributes`].
 
 use std::fmt;
 use std::io;
@@ -24,45 +24,46 @@ pub(crate) fn bytes(path: &Path) -> &[u8] {
     path.as_os_str().as_bytes()
 }
 
-const CREATE: &str = "make the pool";
+const CREATE: &str = "create the pool";
 const OPEN: &str = "open the pool";
 
-/// A file system: a pool in this process, or memory. Cheap to clone; all clones are one. A forked child cannot use it.
+/// A file system: a pool opened by this process, or one in memory. Cheap to clone; clones share one file system. A
+/// forked child cannot use it.
 ///
-/// Relative paths start at the root of the file system; a [`Dir`](crate::Dir) has its own start. Permission bits are
-/// taken as they are given: there is no umask.
+/// Relative paths start at the root of the file system; those of a [`Dir`](crate::Dir) start at the directory.
+/// Permission bits are used as given: there is no umask.
 ///
 /// Every call is atomic, also in a crash, and durable when it returns, unless its description says otherwise. A call
 /// that fails has changed nothing; its [`Error`] has the error number of the Linux system call that does the same.
-/// Calls may wait for the medium and for other operations on the same inode. Only [`File::lock`](crate::File::lock) and
+/// Calls may block on the medium and on other operations on the same inode. Only [`File::lock`](crate::File::lock) and
 /// the other lock calls wait for other users of a file.
 #[derive(Clone)]
 pub struct Fs {
     parts: Own<Arc<Parts>>,
 }
 
-/// What all handles of one file system have in common.
+/// State shared by all handles of one file system.
 #[derive(Clone)]
 pub(crate) struct Parts {
     pub(crate) vfs: Vfs,
     /// One for all users of a pool, since they keep each other out.
     pub(crate) locks: Arc<LockTable>,
     engine: Option<Engine>,
-    /// Where the pool lies; empty for other engines.
+    /// Path of the pool; empty for other engines.
     pool: Arc<Path>,
     /// The path that the directory had where relative paths start, for messages; empty for the root.
     prefix: Arc<Path>,
 }
 
 impl Fs {
-    /// Makes a pool of `size_bytes` in a new file, or on a device, and opens it. Blocking; the space is allocated at
-    /// once. An existing file is refused unless nothing was ever written to it: it is empty, or space was reserved for
-    /// it. On an error no file is left behind that was not there.
+    /// Creates a pool of `size_bytes` in a new file, or on a device, and opens it. Blocks; all space is allocated at
+    /// once. An existing file is refused unless it is empty or only has reserved space that was never written. If the
+    /// call fails, it leaves no new file.
     pub fn create(pool: impl AsRef<Path>, size_bytes: u64) -> Result<Fs> {
         Fs::create_with(pool, size_bytes, &MkfsOptions::default())
     }
 
-    /// As [`Self::create`], with a choice of the mapping and all else that is settled when a pool is made.
+    /// As [`Self::create`], with options for the mapping and everything else that is fixed when a pool is created.
     ///
     /// # Errors
     /// `InvalidInput` for options that cannot be met, `StorageFull` where there is no space, `AlreadyExists` for a file
@@ -80,16 +81,17 @@ impl Fs {
         Fs::mount(pool, region, &MountOptions::default())
     }
 
-    /// Opens a pool; recovers it first if it was not closed. Blocking.
+    /// Opens a pool, and recovers it first if it was not closed. Blocks.
     pub fn open(pool: impl AsRef<Path>) -> Result<Fs> {
         Fs::open_with(pool, &MountOptions::default())
     }
 
-    /// Opens a pool with options. Read-only, a pool that was not closed is recovered in memory and not written.
+    /// Opens a pool with options. With read-only access, a pool that was not closed is recovered in memory, and nothing
+    /// is written.
     ///
     /// # Errors
-    /// `ResourceBusy` for a pool that this or another process has open, `InvalidData` for what is no pool or a damaged
-    /// one.
+    /// `ResourceBusy` for a pool that this or another process has open, `InvalidData` for a file that is not a pool, or
+    /// a damaged pool.
     pub fn open_with(pool: impl AsRef<Path>, options: &MountOptions) -> Result<Fs> {
         let pool = pool.as_ref();
         let access = if options.read_only {
@@ -111,13 +113,13 @@ impl Fs {
         Ok(Fs::of(vfs, Some(engine), pool, Some(origin)))
     }
 
-    /// A file system in ordinary memory that goes when its last clone does. A forked child has a copy of its own.
+    /// A file system in ordinary memory, freed when the last clone is dropped. A forked child gets a separate copy.
     pub fn memory() -> Fs {
         Fs::over(Arc::new(MemFs::new()))
     }
 
-    /// Any engine, with the interface of this crate. Whether a forked child may use it is the engine's matter. Locks
-    /// are known to the clones of what this returns, not to those of a second call.
+    /// Any engine, with the interface of this crate. Whether a forked child may use it depends on the engine. Locks are
+    /// shared by the clones of the returned value, but not with those of a second call.
     pub fn over(fs: Arc<dyn FileSystem>) -> Fs {
         Fs::of(Vfs::new(fs, Cred::root()), None, Path::new(""), None)
     }
@@ -135,7 +137,7 @@ impl Fs {
         }
     }
 
-    /// The same file system as another user sees it. A pool's opener is root.
+    /// The same file system, used as another user. A newly opened pool is used as root.
     pub fn as_user(&self, cred: Cred) -> Fs {
         let parts = self.parts.map(|parts| {
             Arc::new(Parts {
@@ -158,7 +160,8 @@ impl Fs {
         Fs { parts }
     }
 
-    /// Closes the pool in order; later calls on any clone fail. Without it nothing is lost, but the next open replays.
+    /// Closes the pool cleanly; later calls on any clone fail. Without it nothing is lost, but the next open replays
+    /// the journal.
     pub fn close(self) -> Result<()> {
         let close = || -> Result<(), Cause> {
             match &self.parts.get()?.engine {
@@ -169,14 +172,14 @@ impl Fs {
         close().map_err(|cause| Error::new("close the pool", &*self.parts.peek().pool, cause))
     }
 
-    /// What the pool is made of; `None` for other engines, and in a forked child.
+    /// Layout and state of the pool; `None` for other engines, and in a forked child.
     pub fn info(&self) -> Option<PoolInfo> {
         self.parts.get().ok()?.engine.as_ref().map(Engine::info)
     }
 
-    /// Space and inodes.
+    /// Total and free space and inodes.
     pub fn statfs(&self) -> Result<StatFs> {
-        self.run("ask for the space of", Path::new("/"), |vfs, _| vfs.statfs())
+        self.run("get the space of", Path::new("/"), |vfs, _| vfs.statfs())
     }
 
     /// The path of the directory where relative paths start, when it was opened.
@@ -188,7 +191,7 @@ impl Fs {
         &self.parts
     }
 
-    /// A handle that belongs to whom this file system belongs to, made with it.
+    /// A handle with the same owner as this file system, created from it.
     pub(crate) fn hand_out<T: Clone>(
         &self,
         action: &'static str,
@@ -199,7 +202,7 @@ impl Fs {
         Ok(self.parts.map(|_| handle))
     }
 
-    /// Does `f` with `path`. An error says that it was to `action` it.
+    /// Calls `f` with `path`. `action` describes the operation in errors.
     pub(crate) fn run<T>(
         &self,
         action: &'static str,

@@ -1,4 +1,4 @@
-//! Ferrite as a library: a pool in this process, used as one uses [`std::fs`].
+//! Ferrite as a library: a pool in this process, with an interface like [`std::fs`].
 //!
 //! ```
 //! use std::io::{Read, Write};
@@ -20,12 +20,12 @@
 //! ```
 //!
 //! What lives here: [`Fs`], [`File`], [`Dir`], [`OpenOptions`] and what they take and return, over
-//! [`ferrite_vfs::Vfs`]. An [`Error`] says what could not be done with which path and why; `?` makes a
-//! [`std::io::Error`] of it that has the errno. A pool belongs to one process at a time; several processes share one
-//! through a mount. In a forked child every call on what was opened before the fork fails and says so, and dropping it
-//! does nothing.
+//! [`ferrite_vfs::Vfs`]. An [`Error`] says which operation failed, on which path, and why; `?` converts it to a
+//! [`std::io::Error`] with the errno. A pool belongs to one process at a time; several processes share one through a
+//! mount. In a forked child every call on a handle opened before the fork fails with an error that says so, and
+//! dropping the handle does nothing.
 //!
-//! How a pool finds the pages of its files is chosen when it is made:
+//! The mapping, which finds the pages of files, is chosen when a pool is created:
 //!
 //! ```
 //! # fn main() -> ferrite::Result<()> {
@@ -73,5 +73,5 @@ pub use ferrite_vfs::{
     StatFs, Timestamp, XattrMode,
 };
 
-/// The interface of engines: what an implementation of [`FileSystem`] for [`Fs::over`] needs.
+/// The interface of engines, for implementations of [`FileSystem`] used with [`Fs::over`].
 pub use ferrite_vfs as vfs;

@@ -27,8 +27,8 @@ impl DirEntry {
         &self.name
     }
 
-    /// Its path: the listed directory's, as it was given, and its name behind. It is good for whatever gave the
-    /// listing, the [`Fs`](crate::Fs) or the [`Dir`](crate::Dir).
+    /// Its path: that of the listed directory, as given, joined with its name. It is valid for the [`Fs`](crate::Fs) or
+    /// [`Dir`](crate::Dir) that returned the listing.
     pub fn path(&self) -> PathBuf {
         self.dir.join(&self.name)
     }
@@ -44,8 +44,8 @@ impl DirEntry {
     }
 }
 
-/// Iterates over a directory, fetching a batch at a time. It is the directory that had the path when the listing began,
-/// whatever has it now; [`DirEntry::path`] goes by the path of then.
+/// Iterates over a directory, fetching a batch at a time. The listing stays with the directory that had the path when
+/// it began, even if that is renamed; [`DirEntry::path`] uses the original path.
 pub struct ReadDir {
     dir: Own<Arc<ferrite_vfs::Dir>>,
     /// As it was given.

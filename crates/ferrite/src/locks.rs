@@ -2,7 +2,7 @@
 //! `fcntl(2)`.
 //!
 //! What lives here: the front of [`ferrite_vfs::locks`]. The owner of a lock is an open file, which is what clones of a
-//! [`File`] share; it gives its locks back when it is closed.
+//! [`File`] share; it releases its locks when it is closed.
 
 use std::ops::{Bound, RangeBounds};
 
@@ -30,7 +30,7 @@ impl Open {
     }
 }
 
-/// The range in the words of the table.
+/// The range in the table's form.
 fn byte_range(range: impl RangeBounds<u64>) -> ferrite_vfs::Result<ByteRange> {
     const EMPTY: FsError = FsError::Invalid(BadArgument::EmptyLock);
     let start = match range.start_bound() {
@@ -47,24 +47,24 @@ fn byte_range(range: impl RangeBounds<u64>) -> ferrite_vfs::Result<ByteRange> {
     ByteRange::new(start, len_bytes.filter(|&len_bytes| len_bytes > 0).ok_or(EMPTY)?)
 }
 
-/// Locks are advisory: they keep out others who lock, and nobody else. They hold between the open files of one
+/// Locks are advisory: they only affect others that use locks. They hold between the open files of one
 /// [`Fs`](crate::Fs) and its clones, end when the file is closed, and are not stored in the pool. Locks on ranges and
 /// locks on whole files do not conflict. A forked child can neither use nor release them.
 impl File {
-    /// Locks the file so that no other open file has it locked. Blocks as long as others have. A lock that it has
-    /// already is converted; if that has to wait, the old one is given up first.
+    /// Locks the file exclusively. Blocks while another open file has it locked. An existing lock is converted; if that
+    /// has to wait, the old lock is released first.
     ///
-    /// Two threads that wait for each other's locks on whole files wait for ever.
+    /// Two threads that wait for each other's locks on whole files deadlock.
     pub fn lock(&self) -> Result<()> {
         self.lock_with(LockKind::Exclusive, Wait::Forever)
     }
 
-    /// As [`Self::lock`], but others may have shared locks as well.
+    /// As [`Self::lock`], but shared: others may hold shared locks at the same time.
     pub fn lock_shared(&self) -> Result<()> {
         self.lock_with(LockKind::Shared, Wait::Forever)
     }
 
-    /// As [`Self::lock`], at once or not at all; a lock that it has stays then.
+    /// As [`Self::lock`], but never blocks; on failure an existing lock is kept.
     ///
     /// # Errors
     /// `EWOULDBLOCK` if another open file has it locked.
@@ -72,10 +72,10 @@ impl File {
         self.lock_with(LockKind::Exclusive, Wait::No)
     }
 
-    /// As [`Self::lock_shared`], at once or not at all; a lock that it has stays then.
+    /// As [`Self::lock_shared`], but never blocks; on failure an existing lock is kept.
     ///
     /// # Errors
-    /// `EWOULDBLOCK` if another open file has it locked for itself.
+    /// `EWOULDBLOCK` if another open file has it locked exclusively.
     pub fn try_lock_shared(&self) -> Result<()> {
         self.lock_with(LockKind::Shared, Wait::No)
     }
@@ -83,14 +83,14 @@ impl File {
     /// Locks the whole file; `wait` says how long to wait for it.
     ///
     /// # Errors
-    /// `EWOULDBLOCK` when the time is up. An old lock is gone then, unless `wait` is [`Wait::No`].
+    /// `EWOULDBLOCK` when the time is up. An existing lock is then lost, unless `wait` is [`Wait::No`].
     pub fn lock_with(&self, kind: LockKind, wait: Wait) -> Result<()> {
         self.run(LOCK, |open| {
             open.fs.locks.flock(open.file.ino(), open.owner(), kind, wait)
         })
     }
 
-    /// Gives back the lock on the whole file, if it has one.
+    /// Releases the lock on the whole file, if it has one.
     pub fn unlock(&self) -> Result<()> {
         self.run("unlock", |open| {
             if let Some(&owner) = open.lock_owner.get() {
@@ -100,13 +100,13 @@ impl File {
         })
     }
 
-    /// Locks a range of bytes, which may lie behind the end: `0..8`, or `..` for all however far the file grows. What
-    /// this open file has locked there already is replaced in the same step. Blocks as `wait` says.
+    /// Locks a range of bytes, which may be past the end of the file: `0..8`, or `..` for all bytes, however far the
+    /// file grows. Existing locks of this open file in the range are replaced in the same step. Blocks as `wait` says.
     ///
     /// # Errors
     /// `EBADF` for a shared lock on a file that is not open for reading, or an exclusive one on one not open for
     /// writing. `EWOULDBLOCK` when others have part of it locked and the time is up. `EDEADLK` when those others wait
-    /// for this open file. `EINVAL` for an empty range. `ENOSPC` with more locks than the table takes
+    /// for this open file. `EINVAL` for an empty range. `ENOSPC` with more locks than the table holds
     /// ([`RECORD_LOCKS_MAX`](ferrite_vfs::locks::RECORD_LOCKS_MAX)).
     pub fn lock_range(&self, range: impl RangeBounds<u64>, kind: LockKind, wait: Wait) -> Result<()> {
         self.run(LOCK_RANGE, |open| {
@@ -122,7 +122,7 @@ impl File {
         })
     }
 
-    /// Gives back the locks that this open file has on a range.
+    /// Releases the locks that this open file has on a range.
     ///
     /// # Errors
     /// `EINVAL` for an empty range.
@@ -136,13 +136,13 @@ impl File {
         })
     }
 
-    /// A lock of another open file that stands against one of this kind on this range: of several, one that starts
+    /// A lock of another open file that conflicts with one of this kind on this range; of several, the one that starts
     /// first.
     ///
     /// # Errors
     /// `EINVAL` for an empty range.
     pub fn conflicting_lock(&self, range: impl RangeBounds<u64>, kind: LockKind) -> Result<Option<RecordLock>> {
-        self.run("ask for the locks of", |open| {
+        self.run("get the locks of", |open| {
             let lock = open.record(kind, byte_range(range)?);
             Ok(open.fs.locks.conflict(open.file.ino(), &lock))
         })

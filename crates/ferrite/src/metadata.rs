@@ -1,4 +1,4 @@
-//! [`Metadata`] and [`FileTimes`], as those of `std::fs`.
+//! [`Metadata`] and [`FileTimes`], like those of `std::fs`.
 
 use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt;
@@ -20,12 +20,12 @@ fn timestamp(time: SystemTime) -> Timestamp {
     })
 }
 
-/// Attributes of a file. What [`std::os::unix::fs::MetadataExt`] adds is here, too.
+/// Attributes of a file, including those of [`std::os::unix::fs::MetadataExt`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Metadata(pub(crate) Attr);
 
 impl Metadata {
-    /// What it is.
+    /// File type.
     pub fn kind(&self) -> FileKind {
         self.0.kind
     }
@@ -51,12 +51,12 @@ impl Metadata {
         self.0.size
     }
 
-    /// Permission bits with setuid, setgid and sticky (`07777`), without those of the kind.
+    /// Permission bits with setuid, setgid and sticky (`07777`), without the file type.
     pub fn mode(&self) -> u32 {
         self.0.mode
     }
 
-    /// The same, as the standard library has them.
+    /// The same, as the standard library's type.
     pub fn permissions(&self) -> Permissions {
         Permissions::from_mode(self.0.mode)
     }
@@ -81,7 +81,7 @@ impl Metadata {
         self.0.gid
     }
 
-    /// Device number of a device file, as `makedev(3)` puts it together.
+    /// Device number of a device file, as encoded by `makedev(3)`.
     pub fn rdev(&self) -> u64 {
         self.0.rdev.into()
     }
@@ -91,22 +91,22 @@ impl Metadata {
         self.0.blocks
     }
 
-    /// Last read, as far as the pool keeps access times ([`AtimePolicy`](crate::AtimePolicy)).
+    /// Time of the last access, as far as the pool keeps access times ([`AtimePolicy`](crate::AtimePolicy)).
     pub fn accessed(&self) -> SystemTime {
         system_time(self.0.atime)
     }
 
-    /// Last change of the content.
+    /// Time of the last change of the content.
     pub fn modified(&self) -> SystemTime {
         system_time(self.0.mtime)
     }
 
-    /// Last change of the content, the attributes or the names.
+    /// Time of the last change of the content, the attributes or the names.
     pub fn changed(&self) -> SystemTime {
         system_time(self.0.ctime)
     }
 
-    /// When it was made.
+    /// Creation time.
     pub fn created(&self) -> SystemTime {
         system_time(self.0.btime)
     }
@@ -117,9 +117,9 @@ impl Metadata {
     }
 }
 
-/// Times to set; those that are not named stay.
+/// Times to set; the others are left unchanged.
 ///
-/// Times are kept in nanoseconds, from 1677 to 2262; a time beyond is set to the nearest of these.
+/// Times are kept in nanoseconds, from 1677 to 2262; other times are clamped to this range.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct FileTimes {
     accessed: Option<SetTime>,
@@ -127,12 +127,12 @@ pub struct FileTimes {
 }
 
 impl FileTimes {
-    /// No time yet.
+    /// Sets no time yet.
     pub fn new() -> FileTimes {
         FileTimes::default()
     }
 
-    /// Both times to now. Users who may write a file may set these, even if they do not own it.
+    /// Sets both times to now. This needs only write permission, not ownership.
     pub fn now() -> FileTimes {
         FileTimes {
             accessed: Some(SetTime::Now),
@@ -140,28 +140,28 @@ impl FileTimes {
         }
     }
 
-    /// The access time.
+    /// Sets the access time.
     #[must_use]
     pub fn set_accessed(mut self, time: SystemTime) -> FileTimes {
         self.accessed = Some(SetTime::To(timestamp(time)));
         self
     }
 
-    /// The modification time.
+    /// Sets the modification time.
     #[must_use]
     pub fn set_modified(mut self, time: SystemTime) -> FileTimes {
         self.modified = Some(SetTime::To(timestamp(time)));
         self
     }
 
-    /// The access time, to the engine's clock at the operation.
+    /// Sets the access time to the engine's clock at the operation.
     #[must_use]
     pub fn set_accessed_now(mut self) -> FileTimes {
         self.accessed = Some(SetTime::Now);
         self
     }
 
-    /// The modification time, to the engine's clock at the operation.
+    /// Sets the modification time to the engine's clock at the operation.
     #[must_use]
     pub fn set_modified_now(mut self) -> FileTimes {
         self.modified = Some(SetTime::Now);
@@ -177,7 +177,7 @@ impl FileTimes {
     }
 }
 
-/// A change of permission bits, without the bits of the kind that `std`'s permissions can have.
+/// A change of permission bits, without the file type bits that `std`'s permissions can have.
 pub(crate) fn mode_request(mode: u32) -> SetAttr {
     SetAttr {
         mode: Some(mode & 0o7777),

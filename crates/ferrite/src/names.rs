@@ -1,4 +1,4 @@
-//! What [`Fs`] does with names, as the functions of `std::fs`.
+//! Operations of [`Fs`] on names, like the functions of `std::fs`.
 
 use std::ffi::OsString;
 use std::io;
@@ -19,7 +19,7 @@ use crate::tree;
 /// Permission bits of new directories.
 const DIR_MODE: u32 = 0o755;
 
-/// Bytes that a copy moves at a time.
+/// Bytes that a copy transfers at a time.
 const COPY_BYTES: usize = 1 << 20;
 
 impl Fs {
@@ -31,7 +31,7 @@ impl Fs {
         OpenOptions::new().read(true).open(self, path)
     }
 
-    /// Opens a file for writing; makes it, or cuts it to nothing.
+    /// Opens a file for writing; creates it, or truncates it.
     ///
     /// # Errors
     /// As [`OpenOptions::open`]; `ENOSPC` when no inode or name is left.
@@ -43,24 +43,24 @@ impl Fs {
             .open(self, path)
     }
 
-    /// Opens a directory, which must be readable: a [`Dir`] stays the same one, whatever becomes of its name.
+    /// Opens a directory, which must be readable. A [`Dir`] stays the same directory if it is renamed.
     ///
     /// # Errors
-    /// `ENOTDIR`, and those of a walk along the path.
+    /// `ENOTDIR`, and those of path resolution.
     pub fn open_dir(&self, path: impl AsRef<Path>) -> Result<Dir> {
         Dir::open(self, path.as_ref())
     }
 
-    /// A file's whole content. A write meanwhile may show in a part of it, for each step of the reading is atomic by
-    /// itself.
+    /// The whole content of a file. Each read step is atomic, but a concurrent write may be visible in only a part of
+    /// the result.
     ///
     /// # Errors
-    /// As [`Self::open_file`]; `ENOMEM` for a file that no memory can hold; `EIO` for damaged data.
+    /// As [`Self::open_file`]; `ENOMEM` for a file that does not fit in memory; `EIO` for damaged data.
     pub fn read(&self, path: impl AsRef<Path>) -> Result<Vec<u8>> {
         self.open_file(path)?.read_whole()
     }
 
-    /// A file's whole content as text.
+    /// The whole content of a file as text.
     ///
     /// # Errors
     /// As [`Self::read`]; [`Cause::NotUtf8`].
@@ -70,29 +70,29 @@ impl Fs {
             .map_err(|error| Error::new("read", self.prefix().join(path), Cause::NotUtf8(error.utf8_error())))
     }
 
-    /// Writes a whole file, made or cut before; two steps, each atomic.
+    /// Creates or truncates a file, then writes the whole content; two steps, each atomic.
     ///
     /// # Errors
-    /// As [`Self::create_file`]; `ENOSPC` in the second step leaves the file empty, or a part of long content in it.
+    /// As [`Self::create_file`]; `ENOSPC` in the second step leaves the file empty, or with a part of long content.
     pub fn write(&self, path: impl AsRef<Path>, content: impl AsRef<[u8]>) -> Result<()> {
         self.create_file(path)?.write_whole(content.as_ref(), 0)
     }
 
-    /// Makes a directory.
+    /// Creates a directory.
     ///
     /// # Errors
-    /// `EEXIST` if the name is taken; `ENOENT` if the directory above is missing.
+    /// `EEXIST` if the name is taken; `ENOENT` if the parent directory is missing.
     pub fn create_dir(&self, path: impl AsRef<Path>) -> Result<()> {
         self.create_dir_with(path, DIR_MODE)
     }
 
-    /// Makes a directory with these permission bits (`01777`) [those of [`Self::create_dir`]: 0755].
+    /// Creates a directory with these permission bits (`01777`); [`Self::create_dir`] uses 0755.
     pub fn create_dir_with(&self, path: impl AsRef<Path>, mode: u32) -> Result<()> {
-        self.run("make the directory", path.as_ref(), |vfs, path| vfs.mkdir(path, mode))
+        self.run("create the directory", path.as_ref(), |vfs, path| vfs.mkdir(path, mode))
             .map(drop)
     }
 
-    /// Makes a directory and those above it that are missing; a step for each.
+    /// Creates a directory and all missing parents, one atomic step each.
     pub fn create_dir_all(&self, path: impl AsRef<Path>) -> Result<()> {
         let path = path.as_ref();
         match self.create_dir(path) {
@@ -116,8 +116,8 @@ impl Fs {
         self.run("remove the directory", path.as_ref(), Vfs::rmdir)
     }
 
-    /// Removes a directory and all below it. Symbolic links are removed, never followed, also one that takes the place
-    /// of a directory meanwhile; only those in front of the last component of `path` lead on.
+    /// Removes a directory and everything below it. Symbolic links are removed, never followed, even if one replaces a
+    /// directory during the call; only those before the last component of `path` are followed.
     pub fn remove_dir_all(&self, path: impl AsRef<Path>) -> Result<()> {
         let path = path.as_ref();
         match self.parts().get() {
@@ -127,7 +127,7 @@ impl Fs {
         .map_err(|(at, cause)| Error::new("remove", self.prefix().join(at), cause))
     }
 
-    /// Removes a name that is no directory's. The file stays as long as it has other names or is open.
+    /// Removes a name of a file. The file exists as long as it has other names or is open.
     ///
     /// # Errors
     /// `EISDIR` for a directory; `EPERM` in a sticky directory.
@@ -135,29 +135,29 @@ impl Fs {
         self.run("remove", path.as_ref(), Vfs::unlink)
     }
 
-    /// Renames, replacing what has the new name; atomic, also in a crash.
+    /// Renames, replacing an existing target; atomic, also in a crash.
     ///
     /// # Errors
-    /// `EINVAL` for a directory that would go below itself; `EISDIR`, `ENOTDIR` and `ENOTEMPTY` for what cannot be
+    /// `EINVAL` if a directory would be moved below itself; `EISDIR`, `ENOTDIR` and `ENOTEMPTY` if the target cannot be
     /// replaced.
     pub fn rename(&self, from: impl AsRef<Path>, to: impl AsRef<Path>) -> Result<()> {
         self.rename_with(from, to, RenameMode::Replace)
     }
 
-    /// Renames without replacing, or swaps two names.
+    /// Renames without replacing, or exchanges two names.
     ///
     /// # Errors
-    /// As [`Self::rename`]; `EEXIST` if nothing may be replaced, `ENOENT` if there is nothing to swap with.
+    /// As [`Self::rename`]; `EEXIST` if nothing may be replaced, `ENOENT` if there is nothing to exchange with.
     pub fn rename_with(&self, from: impl AsRef<Path>, to: impl AsRef<Path>, mode: RenameMode) -> Result<()> {
         let to = to.as_ref();
         self.run("rename", from.as_ref(), |vfs, from| vfs.rename(from, bytes(to), mode))
             .map_err(|error| error.with_new_path(self.prefix().join(to)))
     }
 
-    /// Gives a file another name. A symbolic link gets one itself.
+    /// Creates a hard link. A symbolic link is not followed.
     ///
     /// # Errors
-    /// `EPERM` for a directory; `EEXIST` if the name is taken; `EMLINK` for more names than a file may have.
+    /// `EPERM` for a directory; `EEXIST` if the name is taken; `EMLINK` if the file has the maximum number of links.
     pub fn hard_link(&self, original: impl AsRef<Path>, link: impl AsRef<Path>) -> Result<()> {
         let link = link.as_ref();
         self.run("link", original.as_ref(), |vfs, original| {
@@ -167,12 +167,12 @@ impl Fs {
         .map_err(|error| error.with_new_path(self.prefix().join(link)))
     }
 
-    /// Makes a symbolic link to `target`.
+    /// Creates a symbolic link to `target`.
     ///
     /// # Errors
     /// `EEXIST` if the name is taken; `ENOENT` for an empty target.
     pub fn symlink(&self, target: impl AsRef<Path>, link: impl AsRef<Path>) -> Result<()> {
-        self.run("make the symbolic link", link.as_ref(), |vfs, link| {
+        self.run("create the symbolic link", link.as_ref(), |vfs, link| {
             vfs.symlink(bytes(target.as_ref()), link)
         })
         .map(drop)
@@ -187,22 +187,22 @@ impl Fs {
             .map(|target| OsString::from_vec(target).into())
     }
 
-    /// Makes a named pipe, a socket's name, a device file or an empty file. Devices are root's; there is nothing here
-    /// that could open one. `rdev` is what `makedev(3)` makes of major and minor number.
+    /// Creates a named pipe, a socket, a device file or an empty file. Only root may create devices; this library
+    /// cannot open them. `rdev` is encoded as by `makedev(3)`.
     ///
     /// # Errors
-    /// `EINVAL` for a directory or a symbolic link, which have calls of their own; `EPERM` for a device that is not
-    /// root's.
+    /// `EINVAL` for a directory or a symbolic link, which have separate calls; `EPERM` for a device if the user is not
+    /// root.
     pub fn mknod(&self, path: impl AsRef<Path>, node: &NewNode) -> Result<()> {
         self.run("make", path.as_ref(), |vfs, path| vfs.mknod(path, node))
             .map(drop)
     }
 
-    /// Copies a file's content and permission bits; returns its length. Many steps, each atomic: the copy is there from
-    /// the first on.
+    /// Copies the content and permission bits of a file; returns its length. Consists of many atomic steps: the copy
+    /// exists from the first one on.
     ///
     /// # Errors
-    /// `EINVAL` for a copy of a file onto itself, which would be cut.
+    /// `EINVAL` for a copy of a file onto itself, which would truncate it.
     pub fn copy(&self, from: impl AsRef<Path>, to: impl AsRef<Path>) -> Result<u64> {
         let (from, to) = (from.as_ref(), to.as_ref());
         let source = self.open_file(from)?;
@@ -233,10 +233,10 @@ impl Fs {
         Ok(offset)
     }
 
-    /// Lists a directory. Entries that exist throughout come exactly once.
+    /// Lists a directory. Entries that exist throughout are returned exactly once.
     ///
     /// # Errors
-    /// `ENOTDIR`; `EACCES` if it may not be read.
+    /// `ENOTDIR`; `EACCES` if the user may not read it.
     pub fn read_dir(&self, path: impl AsRef<Path>) -> Result<ReadDir> {
         let path = path.as_ref();
         let dir = self.hand_out("list", path, |vfs, path| vfs.open_dir(path).map(Arc::new))?;

@@ -1,4 +1,4 @@
-//! [`OpenOptions`], as those of `std::fs`.
+//! [`OpenOptions`], like those of `std::fs`.
 
 use std::path::Path;
 
@@ -27,7 +27,7 @@ macro_rules! switches {
 }
 
 impl OpenOptions {
-    /// Nothing allowed yet.
+    /// Options that allow nothing yet.
     pub fn new() -> Self {
         OpenOptions::default()
     }
@@ -37,24 +37,24 @@ impl OpenOptions {
         read => read;
         /// Allow writes.
         write => write;
-        /// Make the file if it is missing.
+        /// Create the file if it is missing.
         create => create;
-        /// Cut the file to nothing.
+        /// Truncate the file.
         truncate => truncate;
-        /// Refuse a symbolic link as the last part of the path (`ELOOP`).
+        /// Refuse a symbolic link as the last component of the path (`ELOOP`).
         no_follow => no_follow;
-        /// Leave access times alone.
+        /// Do not update access times.
         no_atime => no_atime;
     }
 
-    /// Make the file, and refuse one that exists.
+    /// Create the file, and refuse an existing one.
     pub fn create_new(&mut self, on: bool) -> &mut Self {
         self.flags.create = on;
         self.flags.exclusive = on;
         self
     }
 
-    /// Every write goes to the end of the file, found and moved in the same atomic step.
+    /// Every write atomically appends to the end of the file.
     pub fn append(&mut self, on: bool) -> &mut Self {
         self.append = on;
         self
@@ -66,7 +66,7 @@ impl OpenOptions {
         self
     }
 
-    /// Opens `path` in `fs`. Making the file is durable when this returns, and so is cutting it; they are two steps.
+    /// Opens `path` in `fs`. Creating and truncating the file are durable when this returns; they are two steps.
     ///
     /// # Errors
     /// Those of `open(2)`, with their error numbers. A named pipe, a socket or a device is `ENXIO`.
