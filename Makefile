@@ -1,6 +1,6 @@
 # Ferrite. `make demo` and `make test` set up everything they need on a fresh Debian machine.
 #
-# The command line is built with the feature `leveldb`, for `ferrite lab run hashfs-13 hashfs-14`; the library needs it for nothing.
+# The command line is built with the feature `leveldb`, for `ferrite lab run hashfs-13 hashfs-14`. The library does not need it.
 #
 # Compiled dependencies live outside the checkout, so that a fresh clone builds fast.
 export CARGO_TARGET_DIR ?= $(HOME)/.cache/ferrite/target
@@ -13,13 +13,13 @@ FERRITE = $(CARGO_TARGET_DIR)/release/ferrite
 help:
 	@echo "make demo      a pool, a mount, real programs on it, a table of latencies (5 minutes)"
 	@echo "make test      all tests, formatting, lints (30 minutes)"
-	@echo "make check     formatting, lints and the tests inside the crates (4 minutes): between two changes"
+	@echo "make check     formatting, lints and unit tests (4 minutes), to run between changes"
 	@echo "make soak      the long versions of the random and crash tests, and make fuzz"
-	@echo "make fuzz      the fuzz targets, a minute each (needs a nightly toolchain and cargo-fuzz)"
+	@echo "make fuzz      all fuzz targets, a minute each (needs a nightly toolchain and cargo-fuzz)"
 	@echo "make race      threaded tests under ThreadSanitizer (needs a nightly toolchain with rust-src)"
 	@echo "make pmem      tests, programs and crash rounds on persistent memory, in an emulated guest (30 minutes; needs root once)"
 	@echo "make bench     ferrite bench, all groups"
-	@echo "make install   ferrite, its helpers for mkfs, mount and fsck, man pages, completions, what file(1) wants: to $(PREFIX)"
+	@echo "make install   ferrite, its helpers for mkfs, mount and fsck, man pages, completions, a file(1) description; to $(PREFIX)"
 
 build:
 	@scripts/setup-debian.sh build
@@ -30,7 +30,7 @@ demo: build
 
 test: lint unit
 
-# What a change most likely breaks. The suites, mounts, crash images and long loops are `make test`'s.
+# What a change most likely breaks. `make test` also runs the suites, mounts, crash images and long loops.
 check: lint
 	cargo test --workspace --lib --bins --features ferrite-cli/leveldb
 	cargo test -p ferrite-fs --test limits --test orphans --test journal --test pagelog
@@ -58,7 +58,7 @@ ON_ALL_MAPPINGS := posix_rules random_operations concurrent_histories suites_wit
 	long_loops_on_1_gib long_loops_on_8_gib two_days_of_a_file_server repair::
 
 soak: build
-	# A run of an hour tells all that is wrong, not only the first of it.
+	# A run of an hour should report all failures, not only the first.
 	FERRITE_BIN=$(FERRITE) FERRITE_SOAK=1 cargo test --release --workspace --no-fail-fast --features ferrite-cli/leveldb -- --nocapture
 	# Every planted mistake on every mapping that it concerns.
 	FERRITE_SOAK=1 cargo test --release -p ferrite-crash --features planted --test planted -- --nocapture
@@ -75,7 +75,7 @@ soak: build
 FUZZ_SECONDS ?= 60
 
 # The corpora are replayed by `make test`; this looks for new inputs. What it learns stays out of the checkout; an input that
-# breaks something is left in fuzz/artifacts, and belongs into the corpus once that is mended.
+# breaks something is left in fuzz/artifacts, and belongs in the corpus once the bug is fixed.
 fuzz:
 	@if ! cargo +nightly fuzz --version >/dev/null 2>&1; then \
 		echo "SKIPPED: fuzzing needs a nightly toolchain and cargo-fuzz (rustup toolchain install nightly; cargo install cargo-fuzz)"; \

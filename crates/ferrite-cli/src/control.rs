@@ -340,7 +340,7 @@ mod tests {
         });
         let ask = || ask::<bool>(UnixStream::connect(&socket).unwrap(), &Request::IsReadOnly, None);
         for _ in 0..2 {
-            assert!(ask().unwrap_err().message.contains("unmounted meanwhile"));
+            assert!(ask().unwrap_err().message.contains("unmounted in the meantime"));
         }
         assert!(ask().unwrap());
         assert_eq!(ask().unwrap_err().message, "no");

@@ -37,7 +37,7 @@ pub(crate) struct Fsck {
     /// Repair everything that can be repaired
     #[arg(long, visible_short_alias = 'y', conflicts_with_all = ["no_changes", "preen"])]
     repair: bool,
-    /// Repair only if no data is lost by it (for use at boot); otherwise say what a repair would do
+    /// Repair only if nothing is lost by it (for use at boot); otherwise say what a repair would do
     #[arg(short = 'p', visible_short_alias = 'a', conflicts_with = "no_changes")]
     preen: bool,
     /// Change nothing (the default)
@@ -199,7 +199,7 @@ impl Fsck {
         }
         let state = match (refused, report.mended.len(), report.after.findings.len()) {
             (true, n, _) => {
-                format!("{n} errors, nothing changed: a repair would lose data; run with --repair to accept that")
+                format!("{n} errors, nothing changed: a repair would lose something; run with --repair to accept that")
             }
             (_, n, left) if left > 0 => format!("{n} repairs, {} errors LEFT", count(&report.after)),
             (_, 0, _) => "sound".to_string(),
