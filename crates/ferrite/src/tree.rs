@@ -1,7 +1,7 @@
-//! Removing a directory with all below it.
+//! Removing a directory and everything below it.
 //!
-//! Invariant: what is removed lies below the directory that was found first. Each step starts at a directory that is
-//! open, so that whatever is renamed, or replaced by a symbolic link, meanwhile, no name leads out of it.
+//! Invariant: everything that is removed is below the directory that was found first. Each step starts at an open
+//! directory, so concurrent renames and symbolic links cannot lead out of it.
 
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
@@ -65,7 +65,7 @@ impl Level {
     }
 }
 
-/// Removes `path`: a directory, what is below it first, or a symbolic link.
+/// Removes `path`: a directory, after everything below it, or a symbolic link.
 pub(crate) fn remove(vfs: &Vfs, path: &Path) -> std::result::Result<(), Failed> {
     let mut below = Vec::new();
     remove_in(vfs, bytes(path), &mut below).map_err(|error| Failed {
@@ -119,7 +119,7 @@ fn remove_entry(here: &Vfs, entry: &Entry) -> Result<Option<Dir>> {
     is_gone(here.unlink(&entry.name)).map(|()| None)
 }
 
-/// What somebody else has removed meanwhile is as good as removed.
+/// An entry that was removed concurrently counts as removed.
 fn is_gone(result: Result<()>) -> Result<()> {
     match result {
         Err(FsError::NotFound) => Ok(()),
