@@ -63,10 +63,10 @@ mod tests {
         assert_eq!(parse("1.999999999999T"), Ok((2 << 40) - 2));
         assert_eq!(parse("0.1K"), Ok(102), "parts of a byte are dropped");
         for wrong in ["1.", ".5G", "1.5", "1.2.3G", "1.5.G", "1.0000000000001G", "."] {
-            assert!(parse(wrong).unwrap_err().contains("no size"), "{wrong}");
+            assert!(parse(wrong).unwrap_err().contains("not a size"), "{wrong}");
         }
         assert!(parse("1X").unwrap_err().contains("`X`"));
-        assert!(parse("G").unwrap_err().contains("no size"));
+        assert!(parse("G").unwrap_err().contains("not a size"));
         assert!(parse("-1G").is_err());
         assert!(parse("0").is_err());
         assert!(parse("99999999999T").unwrap_err().contains("range"));

@@ -284,7 +284,7 @@ fn what_cannot_be_copied_is_refused_and_nothing_is_left_behind() {
         (test.pool.as_path(), "is the pool itself"),
         (other.pool.as_path(), "in use by"),
         (&test.path("copy"), "is inside the pool to be copied"),
-        (Path::new("/dev/null"), "is no file"),
+        (Path::new("/dev/null"), "is not a regular file"),
         (Path::new("/no/such/directory/copy"), "No such file"),
     ] {
         let said = fails(&mut copy(&test.dir, to, &["--force"]), 1);
