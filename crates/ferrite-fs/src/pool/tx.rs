@@ -164,7 +164,7 @@ impl Drop for Lease {
 enum Stage<'e> {
     /// The commit locks the ring. Blocks are durable before the record is, by a fence of their own.
     Gathering,
-    /// The ring is locked for an operation on one page: log units are on their way to the medium, and the record vouches
+    /// The ring is locked for an operation on one page: log units are on the way to the medium, and the record vouches
     /// for them. If it takes a block after all, that is the last thing before the record.
     OnePage(Entered<'e>),
     /// The ring is locked, and the record vouches for the blocks as well, although the medium is memory.
