@@ -20,6 +20,14 @@ use super::{FAILED, Failure, about, opening};
 /// How long a daemon may take to answer what needs no long work.
 const TIMEOUT: Duration = Duration::from_secs(10);
 
+/// A pool's or a directory's path, for whoever changes to another directory.
+pub(crate) fn absolute(path: &Path) -> Result<PathBuf, Failure> {
+    // The pool as it is, not where a link points: but a name that other commands find again.
+    std::fs::canonicalize(path)
+        .or_else(|_| std::path::absolute(path))
+        .map_err(about(path))
+}
+
 /// See the module's head.
 pub(crate) struct Target {
     given: PathBuf,

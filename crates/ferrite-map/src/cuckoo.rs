@@ -29,6 +29,7 @@ use ferrite_pm::{LINE_BYTES, Region};
 use crate::bitmap::AtomicBitmap;
 use crate::gate::Gate;
 use crate::load;
+use crate::page_id::key_of;
 use crate::simd::{self, Level};
 use crate::{Broken, FileMap, Geometry, MapEntry, MapError, MapTx, Measured, PageId, PageWord, Resource, TransCache};
 
@@ -80,10 +81,6 @@ pub struct Cuckoo {
 
 /// The buckets in which a key may lie; the same twice only in a table of one.
 type Homes = [u64; 2];
-
-fn key_of(ino: u32, lblk: u32) -> u64 {
-    u64::from(ino) << 32 | u64::from(lblk)
-}
 
 /// The seed of the second hash.
 #[inline]

@@ -26,6 +26,7 @@ use ferrite_pm::{LINE_BYTES, Region};
 use crate::bitmap::AtomicBitmap;
 use crate::bounds::Bounds;
 use crate::load;
+use crate::page_id::key_of;
 use crate::simd::{self, Level};
 use crate::{
     Astray, Broken, FileMap, Geometry, HashedKeys, MapEntry, MapError, MapTx, Measured, PageId, PageWord, Resource,
@@ -52,10 +53,6 @@ pub struct HashFs {
     bounds: Bounds,
     /// See [`FileMap::wants_reclaim`].
     wants_reclaim: AtomicBool,
-}
-
-fn key_of(ino: u32, lblk: u32) -> u64 {
-    u64::from(ino) << 32 | u64::from(lblk)
 }
 
 impl HashFs {

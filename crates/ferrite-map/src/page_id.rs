@@ -15,12 +15,12 @@ impl PageId {
     pub const fn new(ino: u32, lblk: u32) -> Self {
         PageId { ino, lblk }
     }
+}
 
-    /// As tables store it: the inode in the high half, so that the keys of a file follow each other.
-    #[inline]
-    pub(crate) fn key(self) -> u64 {
-        u64::from(self.ino) << 32 | u64::from(self.lblk)
-    }
+/// A page as tables store it: the inode in the high half, so that the keys of a file follow each other.
+#[inline]
+pub(crate) fn key_of(ino: u32, lblk: u32) -> u64 {
+    u64::from(ino) << 32 | u64::from(lblk)
 }
 
 impl std::fmt::Display for PageId {

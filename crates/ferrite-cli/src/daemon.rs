@@ -1,0 +1,173 @@
+//! The process that serves a mount: opens the pool, mounts it, says so, and closes it at the end.
+//!
+//! Everything that may fail comes before anybody is told that the mount is there.
+
+use std::fs::{File, OpenOptions};
+use std::io::Write;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use ferrite_fs::Engine;
+use ferrite_pm::Access;
+use ferrite_vfs::FileSystem;
+use ferrite_vfs::trace::{Recorder, Traced};
+
+use super::frost::Frost;
+use super::mount_options::Options;
+use super::target::absolute;
+use super::{
+    FAILED, Failure, Outcome, about, complain, control, dead, log, memory, mounts, opening, signals, trace_file,
+};
+
+/// Looks for damage once a day, until the process ends.
+fn scrub_daily(engine: Engine, bytes_per_second: u64) -> Result<(), Failure> {
+    const DAY: Duration = Duration::from_secs(24 * 60 * 60);
+    let work = move || {
+        // The engine tells each finding to the log.
+        while let Ok(report) = engine.scrub(Some(bytes_per_second)) {
+            tracing::info!(inodes = report.inodes, damaged = report.findings.len(), "scrub done");
+            std::thread::sleep(DAY);
+        }
+    };
+    std::thread::Builder::new()
+        .name("scrub".into())
+        .spawn(work)
+        .map(drop)
+        .map_err(|error| Failure::new(FAILED, format!("the scrub thread did not start: {error}")))
+}
+
+/// Mounts `pool` on `dir` and serves it until it is unmounted. As a daemon it says `ready` when the mount answers, and
+/// lets go of who started it. Blocks until then.
+pub(crate) fn serve(pool: &Path, dir: &Path, log: Option<&Path>, is_daemon: bool, mut options: Options) -> Outcome {
+    let (pool, given_dir) = (absolute(pool)?, dir);
+    // Before the pool is looked at, so that the log has all that is found. And before the mount, which may hide the
+    // file's directory.
+    match log.or(options.log.as_deref()) {
+        Some(path) => log::keep_in(path)?,
+        None if is_daemon => log::tell_syslog(&pool),
+        None => {}
+    }
+    let access = if options.engine.read_only {
+        Access::ReadOnlyPrivate
+    } else {
+        Access::ReadWrite
+    };
+    let region = opening::open(&pool, access)?;
+    let file = std::fs::metadata(&pool).map_err(about(&pool))?;
+    let engine = Engine::mount(region, &options.engine).map_err(about(&pool))?;
+    warn_of_damage(&engine, &pool, given_dir);
+    warn_of_copy(&engine, &pool);
+    options.fuse.read_only |= engine.is_read_only();
+    options.fuse.source = pool.display().to_string();
+    options.fuse.durable_operations = true;
+    // Before the mount, which may hide the file's directory, and while relative names still mean what the user
+    // meant.
+    let trace = options.trace.as_deref().map(trace_file::open).transpose()?;
+    let sink = trace.as_ref().map(File::try_clone).transpose()?;
+    let recorder = sink.map(|sink| Arc::new(Recorder::new(Box::new(sink))));
+    let fs: Arc<dyn FileSystem> = match &recorder {
+        Some(recorder) => Arc::new(Traced::new(engine.clone(), Arc::clone(recorder))),
+        None => Arc::new(engine.clone()),
+    };
+    let dir = absolute(given_dir)?;
+    let null = OpenOptions::new().read(true).write(true).open("/dev/null")?;
+    dead::clear_dead(&dir)?;
+    let mut mounted = ferrite_fuse::mount(fs, &dir, &options.fuse)?;
+    let unmounter = mounted.unmounter();
+    let frost = Frost::new(engine.clone(), mounted.freezer());
+    let mount = mounts::with_path(&dir);
+    let server = control::Server::start(&file, mount.as_ref(), engine.clone(), frost.clone());
+    if let Err(error) = &server {
+        tracing::warn!(%error, "no control socket: `ferrite info` cannot query this daemon");
+    }
+    // All that may fail comes before anybody is told that the mount is there.
+    let started = signals::end_on_signal(unmounter.clone(), dir.clone(), engine.clone(), frost)
+        .and_then(|()| match options.scrub {
+            Some(bytes_per_second) => scrub_daily(engine.clone(), bytes_per_second),
+            None => Ok(()),
+        })
+        .and_then(|()| memory::give_back(engine.clone()))
+        .and_then(|()| match (&trace, &options.trace) {
+            (Some(file), Some(path)) => trace_file::empty(file).map_err(about(path)),
+            _ => Ok(()),
+        })
+        .and_then(|()| match is_daemon {
+            true => detach(&null),
+            false => Ok(()),
+        });
+    let ended = match started {
+        Ok(()) => {
+            tracing::info!(pool = %pool.display(), dir = %dir.display(), "mounted");
+            mounted.serve().map_err(Failure::from)
+        }
+        Err(failure) => {
+            // Or a mount would stay that nobody serves.
+            let _ = unmounter.unmount();
+            Err(failure)
+        }
+    };
+    drop(server);
+    let ended = close(&engine, ended, recorder.as_deref(), options.trace.as_deref());
+    match &ended {
+        // Nobody else is there to be told.
+        Err(failure) if is_daemon => tracing::error!("{}", failure.message),
+        Err(_) => {}
+        Ok(()) => tracing::info!("unmounted"),
+    }
+    ended.map(|()| 0)
+}
+
+/// Ends a trace and closes the pool, whatever became of the mount; tells the first error.
+fn close(
+    engine: &Engine,
+    served: Result<(), Failure>,
+    recorder: Option<&Recorder>,
+    trace: Option<&Path>,
+) -> Result<(), Failure> {
+    // A trace that failed must not keep the pool from being closed in order.
+    let recorded = recorder.map_or(Ok(()), Recorder::finish);
+    engine.unmount()?;
+    served?;
+    recorded.map_err(|error| {
+        let path = trace.unwrap_or(Path::new("trace"));
+        Failure::new(FAILED, format!("{}: the trace is incomplete: {error}", path.display()))
+    })
+}
+
+/// Tells whoever mounts a damaged pool; the log has every finding.
+fn warn_of_damage(engine: &Engine, pool: &Path, dir: &Path) {
+    let Some(first) = engine.damage().first() else { return };
+    let count = engine.damage().len();
+    let state = match engine.is_read_only() {
+        true => "mounted READ-ONLY, because it is unknown which blocks the damaged parts own",
+        false => "what is damaged cannot be read, everything else works",
+    };
+    complain(format_args!(
+        "ferrite: {pool}: the pool is DAMAGED ({count} found, first: {first}); {state}. To repair it: `ferrite umount \
+         {dir}`, then `ferrite fsck --repair {pool}`",
+        pool = pool.display(),
+        dir = dir.display(),
+    ));
+}
+
+/// Tells whoever mounts what may be a copy of a mounted pool; nobody can see later which of its files are old or mixed.
+fn warn_of_copy(engine: &Engine, pool: &Path) {
+    if engine.may_be_live_copy() {
+        let pool = pool.display();
+        complain(format_args!("ferrite: {pool}: {}", ferrite_fs::MAYBE_COPIED));
+    }
+}
+
+/// Tells whoever started us that the mount answers, and lets go of them and their terminal.
+fn detach(null: &File) -> Result<(), Failure> {
+    let _ = rustix::process::setsid();
+    std::env::set_current_dir("/")?;
+    // They may be gone already; the mount stays.
+    let mut stdout = std::io::stdout();
+    let _ = writeln!(stdout, "ready").and_then(|()| stdout.flush());
+    rustix::stdio::dup2_stdout(null)?;
+    rustix::stdio::dup2_stderr(null)?;
+    log::leave_stderr();
+    Ok(())
+}

@@ -1,0 +1,205 @@
+//! What `mount -o` understands, and what it refuses with a reason.
+
+use std::path::PathBuf;
+
+use ferrite_fs::{AtimePolicy, MountOptions};
+use ferrite_fuse::FuseOptions;
+
+use super::{Failure, USAGE, scrub};
+
+/// The options of a mount, parsed.
+pub(crate) struct Options {
+    /// Change what is mounted already.
+    pub(crate) remount: bool,
+    /// A pool that is not there is no failure.
+    pub(crate) nofail: bool,
+    pub(crate) engine: MountOptions,
+    pub(crate) fuse: FuseOptions,
+    /// Bytes a second of a scrub once a day.
+    pub(crate) scrub: Option<u64>,
+    /// Where writes are recorded.
+    pub(crate) trace: Option<PathBuf>,
+    /// Where the log goes.
+    pub(crate) log: Option<PathBuf>,
+}
+
+/// The value of an option that is a number within limits.
+fn number(word: &str, value: &str, least: usize, most: usize) -> Result<usize, Failure> {
+    value
+        .parse()
+        .ok()
+        .filter(|n| (least..=most).contains(n))
+        .ok_or_else(|| Failure::new(USAGE, format!("`{word}`: give a number from {least} to {most}")))
+}
+
+/// Why an option that other file systems know cannot be met here.
+fn untrue(word: &str) -> Option<&'static str> {
+    Some(match word {
+        "acl" | "posixacl" => "access control lists are not supported; omit it",
+        "nouser_xattr" => "extended attributes cannot be turned off; omit it",
+        "nobarrier" | "barrier=0" => {
+            "completed operations are always durable; `durability=process` trades power-loss safety for speed on \
+            disk files"
+        }
+        "errors=continue" | "errors=panic" => "after a medium failure all changes are always refused; omit it",
+        "quota" | "usrquota" | "grpquota" | "prjquota" | "uquota" | "gquota" | "pquota" => {
+            "quotas are not supported; omit it"
+        }
+        _ => return None,
+    })
+}
+
+/// Parses the words between the commas. `sloppy`: what nobody knows is no error.
+pub(crate) fn parse(words: &[String], sloppy: bool) -> Result<Options, Failure> {
+    let root = rustix::process::geteuid().is_root();
+    let mut engine = MountOptions::default();
+    let mut fuse = FuseOptions {
+        allow_other: root,
+        suid_dev: root,
+        ..FuseOptions::default()
+    };
+    let (mut daily, mut trace, mut log) = (None, None, None);
+    let (mut remount, mut nofail, mut clean_high) = (false, false, None);
+    for word in words {
+        match word.as_str() {
+            "ro" => engine.read_only = true,
+            // The last one counts: mount(8) puts what is asked for behind what the mount has.
+            "rw" => engine.read_only = false,
+            "remount" => remount = true,
+            "noatime" => engine.atime = AtimePolicy::Never,
+            "relatime" => engine.atime = AtimePolicy::Relative,
+            "strictatime" => engine.atime = AtimePolicy::Strict,
+            "allow_other" => fuse.allow_other = true,
+            "nosuid" | "nodev" => fuse.suid_dev = false,
+            "noexec" => fuse.noexec = true,
+            "durability=strict" => engine.process_durability = false,
+            "durability=process" => engine.process_durability = true,
+            "accept_power_loss" => engine.accept_power_loss = true,
+            "nofail" => nofail = true,
+            "nodiratime" => engine.dir_atime = false,
+            "diratime" => engine.dir_atime = true,
+            // What they ask for is so anyway (a change is durable when it returns, attributes are kept, a failed medium
+            // stops changes), or is for mount(8), or is a permission that is not made use of.
+            "dirsync" | "user_xattr" | "noacl" | "errors=remount-ro" | "barrier" => {}
+            "group" | "owner" | "lazytime" | "nolazytime" | "discard" | "nodiscard" | "silent" | "loud" => {}
+            word if let Some(why) = untrue(word) => {
+                return Err(Failure::new(USAGE, format!("mount option `{word}`: {why}")));
+            }
+            "defaults"
+            | "_netdev"
+            | "auto"
+            | "noauto"
+            | "user"
+            | "nouser"
+            | "users"
+            | "exec"
+            | "suid"
+            | "dev"
+            | "async"
+            | "sync"
+            | "atime"
+            | "default_permissions"
+            | "" => {}
+            word if word.starts_with("x-") || word.starts_with("comment=") => {}
+            // The kernel shows these of a mount, so that mount(8) gives them back at a remount.
+            word if word.starts_with("user_id=") || word.starts_with("group_id=") => {}
+            "cleaner=on" => engine.cleaner = true,
+            "cleaner=off" => engine.cleaner = false,
+            "logs=off" => engine.cow_only = true,
+            "logs=on" => engine.cow_only = false,
+            word => match word.split_once('=') {
+                Some(("threads", value)) => fuse.threads = number(word, value, 1, 256)?,
+                Some(("scrub", value)) => daily = Some(number(word, value, 1, scrub::MIB_MAX as usize)? as u64),
+                Some(("clean_low", value)) => engine.clean_low_percent = number(word, value, 0, 90)? as u8,
+                Some(("clean_high", value)) => clean_high = Some(number(word, value, 0, 90)? as u8),
+                Some(("trace", "")) => return Err(Failure::new(USAGE, "`trace=`: give a file")),
+                Some(("trace", value)) => trace = Some(PathBuf::from(value)),
+                Some(("log", "")) => return Err(Failure::new(USAGE, "`log=`: give a file")),
+                Some(("log", value)) => log = Some(PathBuf::from(value)),
+                Some(("fold_reads", value)) => engine.fold_read_entries = number(word, value, 0, 1000)? as u32,
+                _ if sloppy => {}
+                _ => {
+                    return Err(Failure::new(
+                        USAGE,
+                        format!("unknown mount option `{word}`; see `ferrite mount --help`"),
+                    ));
+                }
+            },
+        }
+    }
+    let low = engine.clean_low_percent;
+    // One that was not asked for follows the other.
+    let high = clean_high.unwrap_or(engine.clean_high_percent.max(low));
+    engine.clean_high_percent = high;
+    if low > high {
+        return Err(Failure::new(
+            USAGE,
+            format!(
+                "clean_low={low} is above clean_high={high}: the cleaner starts below clean_low and stops at clean_high"
+            ),
+        ));
+    }
+    fuse.read_only = engine.read_only;
+    fuse.noatime = engine.atime == AtimePolicy::Never;
+    Ok(Options {
+        remount,
+        nofail,
+        engine,
+        fuse,
+        scrub: daily.map(scrub::bytes),
+        trace,
+        log,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn words(text: &str) -> Vec<String> {
+        text.split(',').map(String::from).collect()
+    }
+
+    #[test]
+    fn fstab_options_are_accepted_and_unknown_ones_named() {
+        let options = parse(&words("rw,nofail,x-systemd.automount,noatime,threads=3"), false).unwrap();
+        assert_eq!(options.engine.atime, AtimePolicy::Never);
+        assert_eq!(options.fuse.threads, 3);
+        let common = "defaults,discard,user_xattr,noacl,group,owner,lazytime,dirsync,sync,errors=remount-ro";
+        assert!(parse(&words(common), false).is_ok_and(|options| options.engine.dir_atime));
+        assert!(!parse(&words("nodiratime"), false).unwrap().engine.dir_atime);
+        for lie in ["acl", "nobarrier", "usrquota", "nouser_xattr", "errors=continue"] {
+            for sloppy in [false, true] {
+                let failure = parse(&words(lie), sloppy).err().unwrap();
+                assert!(
+                    failure.message.contains(lie) && failure.message.contains(": "),
+                    "{}",
+                    failure.message
+                );
+                assert!(!failure.message.contains("unknown"), "{}", failure.message);
+            }
+        }
+        let failure = parse(&words("ro,colour=red"), false).err().unwrap();
+        assert!(failure.message.contains("colour=red"));
+        assert_eq!(failure.code, USAGE);
+        assert!(parse(&words("threads=0"), false).is_err());
+        assert!(parse(&words("colour=red"), true).is_ok(), "mount -s tolerates it");
+        assert!(parse(&words("trace="), true).is_err());
+        assert_eq!(
+            parse(&words("log=/var/log/ferrite"), false).unwrap().log,
+            Some("/var/log/ferrite".into())
+        );
+        assert!(parse(&words("log="), true).is_err());
+        let failure = parse(&words("clean_low=20,clean_high=10"), true).err().unwrap();
+        assert!(failure.message.contains("clean_low=20") && failure.message.contains("clean_high=10"));
+        assert_eq!(
+            parse(&words("clean_low=11"), false).unwrap().engine.clean_high_percent,
+            11
+        );
+        assert!(parse(&words("clean_high=4"), false).is_err(), "the other one is 5");
+        assert!(parse(&words("clean_low=10,clean_high=10"), false).is_ok());
+        let options = parse(&words("rw,relatime,user_id=0,group_id=0,allow_other,remount,ro"), false).unwrap();
+        assert!(options.remount && options.engine.read_only);
+        assert!(!parse(&words("ro,remount,rw"), false).unwrap().engine.read_only);
+    }
+}
