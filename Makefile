@@ -47,7 +47,7 @@ lint:
 
 # The command line is built first, in release: the tests on a real mount run that binary.
 unit: build
-	FERRITE_BIN=$(FERRITE) cargo test --workspace --features ferrite-cli/leveldb
+	FERRITE_BIN=$(FERRITE) scripts/run-tests.py --workspace --features ferrite-cli/leveldb
 	# Gate, free maps, bounds and cursors themselves under many schedules.
 	cargo test -p ferrite-map --features shuttle --lib models
 	# The crash explorer again, on an engine that makes mistakes: it must find each.

@@ -1,0 +1,88 @@
+#!/usr/bin/env python3
+"""Runs the workspace's test programs, two at a time, and its documentation's tests.
+
+`cargo test` runs one program after another. Tests on a mount wait more than they compute, so beside them there is time
+for those that compute. What each program prints comes when it has ended, in one piece. All of them run, whatever fails;
+the exit code is 1 if anything did.
+
+    run-tests.py ARGUMENT...    ARGUMENT: what `cargo test` is given to choose packages and features
+"""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+
+# The longest begin first, so that none is left alone at the end.
+LONGEST = ["real_programs", "suites", "explorer", "crash", "loops", "ferrite_fs", "ferrite_map", "mount_basic", "ageing"]
+# These compare times, so nothing else runs beside them.
+ALONE = ["recovery_time", "quick"]
+
+
+def programs(arguments):
+    """Builds; returns (name, folder, executable) of each test program."""
+    command = ["cargo", "test", "--no-run", "--message-format=json-render-diagnostics", *arguments]
+    build = subprocess.run(command, stdout=subprocess.PIPE, check=False)
+    if build.returncode != 0:
+        sys.exit(build.returncode)
+    found = []
+    for line in build.stdout.splitlines():
+        message = json.loads(line)
+        if message["reason"] == "compiler-artifact" and message["profile"]["test"] and message["executable"]:
+            folder = os.path.dirname(message["manifest_path"])
+            found.append((message["target"]["name"], folder, message["executable"]))
+    return found
+
+
+def run(program):
+    """Runs one; returns whether all of its tests passed."""
+    name, folder, executable = program
+    environment = dict(os.environ, CARGO_MANIFEST_DIR=folder)
+    began = time.monotonic()
+    ended = subprocess.run(
+        [executable], cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False
+    )
+    seconds = time.monotonic() - began
+    with PRINTING:
+        print(f"== {os.path.basename(folder)}: {name} ({seconds:.0f} s)", flush=True)
+        sys.stdout.buffer.write(ended.stdout)
+        sys.stdout.buffer.flush()
+    return ended.returncode == 0
+
+
+PRINTING = threading.Lock()
+
+
+def main():
+    rank = {name: place for place, name in enumerate(LONGEST)}
+    todo = sorted(programs(sys.argv[1:]), key=lambda program: rank.get(program[0], len(LONGEST)))
+    alone = [program for program in todo if program[0] in ALONE]
+    todo = [program for program in todo if program[0] not in ALONE]
+    failed, choosing = [], threading.Lock()
+
+    def lane():
+        while True:
+            with choosing:
+                if not todo:
+                    return
+                program = todo.pop(0)
+            if not run(program):
+                failed.append(program)
+
+    lanes = [threading.Thread(target=lane) for _ in range(2)]
+    for thread in lanes:
+        thread.start()
+    for thread in lanes:
+        thread.join()
+    failed += [program for program in alone if not run(program)]
+    documented = subprocess.run(["cargo", "test", "--doc", *sys.argv[1:]], check=False).returncode == 0
+    for name, folder, _ in failed:
+        print(f"FAILED: cargo test -p {os.path.basename(folder)} ({name})")
+    if not documented:
+        print("FAILED: cargo test --doc")
+    sys.exit(1 if failed or not documented else 0)
+
+
+main()
