@@ -196,15 +196,14 @@ fn kill_and_mount(us: &Path, pool: &Path, mount: &Path) -> Result<(), Failure> {
 }
 
 /// Median of `TURNS` runs, in microseconds.
-fn median(mut work: impl FnMut(u32) -> std::io::Result<()>) -> std::io::Result<f64> {
+fn latency(mut work: impl FnMut(u32) -> std::io::Result<()>) -> std::io::Result<f64> {
     let mut times = Vec::with_capacity(TURNS as usize);
     for turn in 0..TURNS {
         let start = Instant::now();
         work(turn)?;
         times.push(start.elapsed().as_secs_f64() * 1e6);
     }
-    times.sort_by(f64::total_cmp);
-    Ok(times[times.len() / 2])
+    Ok(ferrite_measure::median(&times))
 }
 
 fn latencies(mount: &Path, dir: &Path) -> Result<(), Failure> {
@@ -226,11 +225,11 @@ fn latencies(mount: &Path, dir: &Path) -> Result<(), Failure> {
     };
     row("write 4 KiB", &|dir| {
         let file = open(dir)?;
-        median(|turn| file.write_all_at(&block, u64::from(turn % 256) * 4096))
+        latency(|turn| file.write_all_at(&block, u64::from(turn % 256) * 4096))
     })?;
     row("write 4 KiB + fsync", &|dir| {
         let file = open(dir)?;
-        median(|turn| {
+        latency(|turn| {
             file.write_all_at(&block, u64::from(turn % 256) * 4096)
                 .and_then(|()| file.sync_data())
         })
@@ -238,16 +237,16 @@ fn latencies(mount: &Path, dir: &Path) -> Result<(), Failure> {
     row("read 4 KiB (cached)", &|dir| {
         let file = open(dir)?;
         let mut buffer = [0; 4096];
-        median(|turn| file.read_exact_at(&mut buffer, u64::from(turn % 256) * 4096))
+        latency(|turn| file.read_exact_at(&mut buffer, u64::from(turn % 256) * 4096))
     })?;
     row("create and remove a file", &|dir| {
-        median(|turn| {
+        latency(|turn| {
             let path = dir.join(format!("new{turn}"));
             File::create(&path)?;
             fs::remove_file(&path)
         })
     })?;
-    row("stat", &|dir| median(|_| fs::metadata(dir.join("latency")).map(drop)))?;
+    row("stat", &|dir| latency(|_| fs::metadata(dir.join("latency")).map(drop)))?;
     fs::remove_dir_all(&peer)?;
     Ok(())
 }

@@ -13,6 +13,7 @@ use std::sync::LazyLock;
 use std::time::{Duration, Instant};
 
 use ferrite_fs::{Engine, FsckOptions, Mapping, MkfsOptions, MountOptions, fsck_with, mkfs};
+use ferrite_measure::median;
 use ferrite_pm::{Access, Region};
 use ferrite_testkit::rng::{Rng, pattern};
 use ferrite_testkit::seed_from_env;
@@ -328,11 +329,6 @@ fn check(path: &TempPath) {
     assert!(report.findings.is_empty(), "fsck: {:#?}", report.findings);
 }
 
-fn median(mut values: Vec<f64>) -> f64 {
-    values.sort_by(f64::total_cmp);
-    values[values.len() / 2]
-}
-
 /// A new pool, filled as far as it ever empties.
 fn make(mapping: Mapping, size_mib: u64, seed: u64) -> (Server, TempPath) {
     let file = tempfile::Builder::new()
@@ -417,7 +413,7 @@ fn age(mapping: Mapping, size_mib: u64, steps: u64) -> Aged {
         moved[1] - moves[1]
     );
     let layouts = [&aged, &young].map(Server::layout);
-    let speeds = speeds.map(median);
+    let speeds = speeds.map(|speeds| median(&speeds));
     drop(young);
 
     aged.verify();

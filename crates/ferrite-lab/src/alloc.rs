@@ -16,7 +16,7 @@ use ferrite_map::bitmap::AtomicBitmap;
 use ferrite_pm::Region;
 use parking_lot::Mutex;
 
-use crate::random::Rng;
+use ferrite_measure::Rng;
 
 /// Bytes of a data block.
 pub(crate) const BLOCK_BYTES: u64 = 4096;
@@ -79,7 +79,7 @@ pub(crate) fn even_chunks(blocks: u64, len: u64, seed: u64) -> Vec<(u64, u64)> {
         .step_by(stride as usize)
         .map(|start| (start, len.min(blocks - start)))
         .collect();
-    Rng(seed).shuffle(&mut chunks);
+    Rng::new(seed).shuffle(&mut chunks);
     chunks
 }
 
@@ -93,7 +93,7 @@ pub(crate) struct FreeMap {
 
 impl FreeMap {
     pub(crate) fn new(blocks: u64, score: f64, seed: u64) -> FreeMap {
-        FreeMap::of_chunks(blocks, chunks(blocks, score, &mut Rng(seed)))
+        FreeMap::of_chunks(blocks, chunks(blocks, score, &mut Rng::new(seed)))
     }
 
     /// With these free chunks, dealt out in this order; the block behind each is taken.
@@ -222,7 +222,7 @@ impl Papers {
 
     /// With its bitmap, all zeros, at `bitmap`.
     pub(crate) fn new(region: Arc<Region>, bitmap: u64, blocks: u64, score: f64, seed: u64) -> Papers {
-        let mut rng = Rng(seed);
+        let mut rng = Rng::new(seed);
         let free: BTreeMap<u64, u64> = chunks(blocks, score, &mut rng).into_iter().collect();
         let free_blocks: u64 = free.values().sum();
         let papers = Papers {
@@ -353,7 +353,7 @@ mod tests {
         let papers = papers(500, 0.7);
         let separators = papers.used();
         let mut mine = BTreeSet::new();
-        let mut rng = Rng(9);
+        let mut rng = Rng::new(9);
         for _ in 0..20_000 {
             let at = rng.below(500);
             match rng.below(3) {

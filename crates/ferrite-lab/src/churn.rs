@@ -22,10 +22,9 @@ use serde::Serialize;
 use crate::error::LabError;
 use crate::measure::{Cold, time};
 use crate::pool::{INODES, Pool, PoolPlan};
-use crate::random::Rng;
-use crate::stats::median_with_interval;
 use crate::structure::Structure;
 use crate::tx::LabTx;
+use ferrite_measure::{Rng, mean, median, p99};
 
 /// Pages of a file.
 const FILE_PAGES: u32 = 500;
@@ -239,7 +238,7 @@ impl Aged {
         let mut aged = Aged {
             pool,
             cold: Cold::new(structure)?,
-            rng: Rng(plan.seed ^ u64::from(fill_percent)),
+            rng: Rng::new(plan.seed ^ u64::from(fill_percent)),
             files: Vec::new(),
             growing: File {
                 ino: 1,
@@ -523,20 +522,6 @@ struct Costs {
     singles: Vec<f64>,
     cold: Vec<f64>,
     lines: Vec<u64>,
-}
-
-/// Sorts and gives the value that 99 of 100 do not exceed.
-fn p99<T: Copy>(values: &mut [T], compare: impl FnMut(&T, &T) -> std::cmp::Ordering) -> Option<T> {
-    values.sort_by(compare);
-    values.get((values.len() * 99).div_ceil(100).saturating_sub(1)).copied()
-}
-
-pub(crate) fn mean(values: &[f64]) -> f64 {
-    values.iter().sum::<f64>() / values.len() as f64
-}
-
-pub(crate) fn median(values: &[f64]) -> f64 {
-    median_with_interval(&mut values.to_vec()).0
 }
 
 /// The median of the rounds' ratios.

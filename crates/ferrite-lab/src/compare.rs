@@ -9,11 +9,12 @@ use std::hint::black_box;
 
 use ferrite_map::{Mapping, PageId, PageWord, TransCache};
 
-use crate::churn::{ChurnPlan, MappingRow, mean, median};
+use crate::churn::{ChurnPlan, MappingRow};
 use crate::error::LabError;
 use crate::measure::{Cold, FILE, random_pages, time};
 use crate::pool::{Pool, PoolPlan};
 use crate::structure::Structure;
+use ferrite_measure::{mean, median};
 
 /// How full the pools are.
 const FILLS: [u32; 2] = [80, 95];

@@ -5,7 +5,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::plan::Plan;
-use crate::stats::median_with_interval;
+use ferrite_measure::median_with_interval;
 
 /// A figure that can be run.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

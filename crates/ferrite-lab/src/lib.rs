@@ -8,7 +8,9 @@
 //! | `alloc` | the papers' block allocator and ours, with the layout score |
 //! | `misses` | cache misses of cold lookups, where the CPU counts them |
 //! | `pool`, `tx` | a mapping on a pool of its own; a transaction that pays for a journal |
-//! | `measure`, `stats` | cold and hot timing; medians with intervals |
+//! | `engine` | a whole engine on a pool in memory |
+//! | [`mixes`] | filebench's mixes, on whatever stores files |
+//! | `measure` | cold and hot timing |
 //! | `churn`, `compare`, `published`, `runs` | mappings after churn, `leaf` against HashFS, all against the papers' own code, lengths of runs: `ferrite bench mapping` |
 //! | `traces` | recorded writes of programs, cut into pages, and replayed |
 //! | `figures` | one file for each figure or family |
@@ -37,19 +39,19 @@ mod baselines;
 mod churn;
 mod compare;
 pub mod data;
+mod engine;
 mod error;
 mod figures;
 mod measure;
 mod misses;
+pub mod mixes;
 pub mod plan;
 mod pool;
 mod progress;
 mod published;
-mod random;
 mod report;
 mod run;
 mod runs;
-mod stats;
 mod structure;
 mod traces;
 mod tx;
@@ -57,6 +59,7 @@ mod tx;
 pub use churn::{ChurnPlan, MappingRow, churn_rows};
 pub use compare::lookup_rows;
 pub use data::{FigureData, FigureInfo, FigureResult, Panel, Point, Series, Verdict};
+pub use engine::{FILE_NODE, engine_in_memory, new_file};
 pub use error::LabError;
 pub use misses::{MissRow, miss_rows, uncounted};
 pub use plan::Plan;

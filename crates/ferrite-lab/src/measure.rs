@@ -15,8 +15,8 @@ use ferrite_map::{PageId, TransCache};
 
 use crate::error::LabError;
 use crate::pool::{Pool, PoolPlan};
-use crate::random::Rng;
 use crate::structure::Structure;
+use ferrite_measure::{Rng, median};
 
 /// Twice the private caches of the CPUs we know, and more pages than they keep translations of.
 const WALK_BYTES: usize = 8 << 20;
@@ -39,14 +39,13 @@ pub(crate) const SPARSE: u32 = 4;
 pub(crate) fn clock_ns() -> f64 {
     static COST: OnceLock<f64> = OnceLock::new();
     *COST.get_or_init(|| {
-        let mut costs: Vec<f64> = (0..2001)
+        let costs: Vec<f64> = (0..2001)
             .map(|_| {
                 let start = Instant::now();
                 start.elapsed().as_nanos() as f64
             })
             .collect();
-        costs.sort_by(f64::total_cmp);
-        costs[costs.len() / 2]
+        median(&costs)
     })
 }
 
@@ -255,6 +254,6 @@ pub(crate) fn inserts_within(pages: u32) -> u32 {
 /// Different pages below `pages`, in random order.
 pub(crate) fn random_pages(pages: u32, seed: u64) -> Vec<u32> {
     let mut all: Vec<u32> = (0..pages).collect();
-    Rng(seed).shuffle(&mut all);
+    Rng::new(seed).shuffle(&mut all);
     all
 }

@@ -10,12 +10,13 @@ use ferrite_map::{Mapping, PageId};
 use ferrite_pm::{CpuEvent, EventCounter, EventError};
 use serde::Serialize;
 
-use crate::churn::{ChurnPlan, mean};
+use crate::churn::ChurnPlan;
 use crate::compare::{filled, rounds};
 use crate::error::LabError;
 use crate::measure::{Cold, FILE, random_pages};
 use crate::pool::Pool;
 use crate::structure::Structure;
+use ferrite_measure::mean;
 
 /// What is counted of a lookup.
 pub(crate) const MISSES: [CpuEvent; 2] = [CpuEvent::LastLevelMisses, CpuEvent::L1dReadMisses];

@@ -17,7 +17,7 @@ use crate::error::LabError;
 use crate::structure::{Placement, Structure};
 use crate::tx::{Durable, LabTx, Lane, Parts};
 
-const HUGE_PAGE_BYTES: usize = 2 << 20;
+pub(crate) const HUGE_PAGE_BYTES: usize = 2 << 20;
 /// Bytes of a lane's ring.
 const RING_BYTES: u64 = 256 << 10;
 /// Inodes of the pools.

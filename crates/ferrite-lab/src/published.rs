@@ -22,12 +22,12 @@ use std::hint::black_box;
 use ferrite_map::{Mapping, PageId, PageWord, TransCache};
 use ferrite_pm::{LINE_BYTES, Region};
 
-use crate::churn::{ChurnPlan, MappingRow, mean, median};
+use crate::churn::{ChurnPlan, MappingRow};
 use crate::error::LabError;
 use crate::measure::{Cold, FILE, hot_insert_pages, hot_inserts, hot_looks, inserts_within, random_pages, time};
 use crate::pool::{INODES, Pool, PoolPlan, Special};
-use crate::random::Rng;
 use crate::structure::Structure;
+use ferrite_measure::{Rng, mean, median};
 
 /// How full a pool is where the papers' figures do not say.
 const FILL_PERCENT: u32 = 80;
@@ -340,7 +340,7 @@ impl Alone {
     /// One kind of work, the insert first: nanoseconds a page, in batches or, cold, each.
     fn measure(&mut self, kind: Kind, plan: &ChurnPlan) -> Result<Vec<f64>, LabError> {
         let pages = self.file_pages;
-        let mut rng = Rng(self.seed ^ kind as u64);
+        let mut rng = Rng::new(self.seed ^ kind as u64);
         let mut any = |bound: u32| rng.below(u64::from(bound)) as u32;
         let operations = plan.rounds * plan.lookups * 10;
         let hot = |operations, page: &mut dyn FnMut(u32) -> u32| hot_looks(&self.pool, FILE, operations, page);

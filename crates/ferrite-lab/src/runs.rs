@@ -7,12 +7,12 @@
 use std::sync::Arc;
 
 use ferrite_fs::{Engine, Mapping, MkfsOptions, MountOptions};
-use ferrite_pm::Region;
-use ferrite_vfs::{Cred, FileKind, FileSystem, Ino, NewNode, OpenFile, OpenMode, ROOT_INO};
+use ferrite_vfs::{FileSystem, Ino, OpenFile, OpenMode, ROOT_INO};
 
 use crate::churn::{ChurnPlan, MappingRow};
+use crate::engine::{engine_in_memory, new_file};
 use crate::error::LabError;
-use crate::random::Rng;
+use ferrite_measure::Rng;
 
 /// How full the pool is when the files that count have been written.
 const FILL_PERCENT: u64 = 80;
@@ -46,13 +46,11 @@ pub fn run_rows(plan: &ChurnPlan, step: &mut dyn FnMut(&str)) -> Result<Vec<Mapp
 }
 
 fn mean_run(plan: &ChurnPlan, mapping: Mapping) -> Result<f64, LabError> {
-    let region = Region::anonymous(plan.runs_pool_bytes)?;
     let mkfs = MkfsOptions::default().mapping(mapping).seed(plan.seed);
-    ferrite_fs::mkfs(&region, &mkfs)?;
     let options = MountOptions::default().cleaner(false);
     let mut pool = Pool {
-        engine: Engine::mount(region, &options)?,
-        rng: Rng(plan.seed),
+        engine: engine_in_memory(plan.runs_pool_bytes, &mkfs, &options)?,
+        rng: Rng::new(plan.seed),
         files: Vec::new(),
         number: 0,
         chunk: vec![0x5a; WRITE_BYTES],
@@ -116,12 +114,7 @@ impl Pool {
     fn write_file(&mut self, bytes: u64) -> Result<(Ino, String), LabError> {
         self.number += 1;
         let name = format!("file{}", self.number);
-        let node = NewNode {
-            kind: FileKind::File,
-            mode: 0o644,
-            rdev: 0,
-        };
-        let ino = self.engine.mknod(&Cred::root(), ROOT_INO, name.as_bytes(), &node)?.ino;
+        let ino = new_file(&self.engine, ROOT_INO, &name)?;
         let file: Arc<dyn OpenFile> = self.engine.open(ino, OpenMode::read_write())?;
         let mut offset = 0;
         while offset < bytes {

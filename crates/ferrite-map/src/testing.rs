@@ -19,6 +19,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
+pub(crate) use ferrite_measure::Rng;
 use ferrite_pm::Region;
 
 pub(crate) use tx::TestTx;
@@ -44,22 +45,6 @@ pub(crate) trait Subject: FileMap + Sized {
     fn mount(region: Arc<Region>, geometry: Geometry) -> Self;
 }
 
-/// SplitMix64; its stream for a seed never changes.
-pub(crate) struct Rng(pub(crate) u64);
-
-impl Rng {
-    pub(crate) fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let z = (self.0 ^ self.0 >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ z >> 31
-    }
-
-    pub(crate) fn below(&mut self, bound: u64) -> u64 {
-        ((u128::from(self.next()) * u128::from(bound)) >> 64) as u64
-    }
-}
-
 /// Runs `test` for `rounds` fresh seeds, or for the one in `FERRITE_SEED`.
 pub(crate) fn for_seeds(rounds: u64, test: impl Fn(u64)) {
     let given = std::env::var("FERRITE_SEED")
@@ -76,9 +61,9 @@ pub(crate) fn for_seeds(rounds: u64, test: impl Fn(u64)) {
     let now = std::time::SystemTime::now()
         .duration_since(std::time::UNIX_EPOCH)
         .expect("a clock after 1970");
-    let mut seeds = Rng(now.as_nanos() as u64);
+    let mut seeds = Rng::new(now.as_nanos() as u64);
     for _ in 0..rounds {
-        let seed = seeds.next();
+        let seed = seeds.next_u64();
         println!("replay with FERRITE_SEED={seed:#x}");
         test(seed);
     }
@@ -311,8 +296,8 @@ fn random_key(rng: &mut Rng) -> PageId {
 /// one translation cache an inode that outlives all changes; and no block is lost or used twice.
 pub(crate) fn random_operations_match_a_model<M: Subject>() {
     for_seeds(40, |seed| {
-        let mut rng = Rng(seed);
-        let mut bed = Bed::<M>::new(1 + rng.below(200) as u32, rng.next());
+        let mut rng = Rng::new(seed);
+        let mut bed = Bed::<M>::new(1 + rng.below(200) as u32, rng.next_u64());
         let mut model = Model::new();
         let caches: BTreeMap<u32, TransCache> = [1, 2, 7, INODES - 1]
             .into_iter()
@@ -465,7 +450,7 @@ pub(crate) fn threads_on_their_own_files_lose_nothing<M: Subject>() {
                 }
             });
             let writer = |ino: u32| {
-                let mut rng = Rng(seed ^ u64::from(ino));
+                let mut rng = Rng::new(seed ^ u64::from(ino));
                 let mut mine = BTreeMap::new();
                 for _ in 0..4000 {
                     let lblk = rng.below(290) as u32;

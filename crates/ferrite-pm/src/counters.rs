@@ -4,7 +4,6 @@
 //! which only it writes; a thread that ends leaves its slot to the next. More threads share one slot and add
 //! atomically.
 
-use std::cell::Cell;
 use std::sync::Mutex;
 use std::sync::PoisonError;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -52,18 +51,6 @@ struct Slot([AtomicU64; 4]);
 
 pub(crate) struct CounterSlots {
     slots: Box<[CachePadded<Slot>]>,
-}
-
-/// A number no other thread of the process has had.
-pub(crate) fn thread_number() -> usize {
-    static NEXT: AtomicU64 = AtomicU64::new(0);
-    thread_local!(static NUMBER: Cell<usize> = const { Cell::new(usize::MAX) });
-    NUMBER.with(|number| {
-        if number.get() == usize::MAX {
-            number.set(NEXT.fetch_add(1, Ordering::Relaxed) as usize);
-        }
-        number.get()
-    })
 }
 
 /// Slots no living thread has.

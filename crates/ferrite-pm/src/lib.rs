@@ -12,6 +12,7 @@
 //! | `copies` | private views of device DAX, which the kernel maps only shared |
 //! | `dirty` | [`DirtyLines`]: lines that wait to be written back |
 //! | `counters` | fences, lines, bytes |
+//! | `thread` | a number for each thread |
 //! | [`fork`] | telling a process from the children it forks |
 //! | `events` | what CPU and kernel count: cache misses |
 //! | `recorder`, `crash` | logging stores; building the images a crash could leave |
@@ -36,6 +37,7 @@ mod medium;
 mod recorder;
 mod region;
 mod sync;
+mod thread;
 
 pub use counters::Counters;
 pub use cpu::{CpuFeatures, LINE_BYTES, cpu_features, prefetch, prefetch_to_store};
@@ -47,3 +49,4 @@ pub use map::Access;
 pub use medium::Medium;
 pub use recorder::Recorder;
 pub use region::{Durability, Region};
+pub use thread::thread_number;

@@ -10,6 +10,7 @@ use parking_lot::Mutex;
 
 use crate::crash::{Event, Log};
 use crate::error::PmError;
+use crate::thread::thread_number;
 
 /// Logs events of one region.
 pub struct Recorder {
@@ -64,6 +65,6 @@ impl Recorder {
     pub(crate) fn record(&self, effect: impl FnOnce() -> Event) {
         let mut events = self.events.lock();
         let event = effect();
-        events.push((crate::counters::thread_number(), event));
+        events.push((thread_number(), event));
     }
 }

@@ -5,6 +5,7 @@ use std::sync::mpsc::{Receiver, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use ferrite_measure::Rng;
 use ferrite_vfs::locks::{ByteRange, LockKind, LockOwner, LockTable, RecordLock, Wait};
 use ferrite_vfs::{FsError, Result};
 
@@ -248,15 +249,8 @@ fn random_requests_agree_with_a_model_of_bytes() {
         seed.parse::<u64>().expect("FERRITE_SEED is a number")
     });
     println!("replay with FERRITE_SEED={seed}");
-    let mut state = seed;
-    // SplitMix64.
-    let mut below = |limit: u64| {
-        state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = state;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (z ^ (z >> 31)) % limit
-    };
+    let mut rng = Rng::new(seed);
+    let mut below = |limit: u64| rng.next_u64() % limit;
     for round in 0..200 {
         let table = LockTable::new();
         // The last byte of the model stands for all behind it.

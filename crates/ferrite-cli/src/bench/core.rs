@@ -7,11 +7,12 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use ferrite_fs::{Engine, MountOptions};
+use ferrite_lab::{FILE_NODE, engine_in_memory, new_file};
+use ferrite_measure::mix;
 use ferrite_pm::Region;
-use ferrite_vfs::{Cred, FileKind, FileSystem, Ino, NewNode, OpenFile, OpenMode, ROOT_INO, SetAttr};
+use ferrite_vfs::{Cred, FileSystem, Ino, OpenFile, OpenMode, ROOT_INO, SetAttr};
 
-use super::random::{mix, page};
-use super::{Circumstances, Duel, Effort, Output, whole};
+use super::{Circumstances, Duel, Effort, Output, page, whole};
 use crate::Failure;
 
 /// What is measured here.
@@ -38,20 +39,19 @@ const SPARSE_BYTES: u64 = 256 << 20;
 /// A pool in anonymous memory with a file of `file_bytes` in it, filled up.
 pub(crate) fn pool(file_bytes: u64, files: u64, options: &MountOptions) -> Result<(Engine, Vec<Ino>), Failure> {
     let data_bytes = file_bytes * files;
-    let region = Region::anonymous(data_bytes * 100 / u64::from(FILL_PERCENT) * 104 / 100)?;
-    ferrite_fs::mkfs(&region, &super::options())?;
-    let engine = Engine::mount(region, options)?;
+    let bytes = data_bytes * 100 / u64::from(FILL_PERCENT) * 104 / 100;
+    let engine = engine_in_memory(bytes, &super::options(), options)?;
     let chunk = vec![0x5a; CHUNK];
     let mut made = Vec::new();
     for number in 0..files {
-        let ino = make(&engine, ROOT_INO, &format!("file{number}"))?;
+        let ino = new_file(&engine, ROOT_INO, &format!("file{number}"))?;
         let file = engine.open(ino, OpenMode::read_write())?;
         for offset in (0..file_bytes).step_by(CHUNK) {
             whole(file.write_at(offset, &chunk)?, CHUNK)?;
         }
         made.push(ino);
     }
-    let filler = engine.open(make(&engine, ROOT_INO, "filler")?, OpenMode::read_write())?;
+    let filler = engine.open(new_file(&engine, ROOT_INO, "filler")?, OpenMode::read_write())?;
     let mut offset = 0;
     loop {
         let stat = engine.statfs()?;
@@ -61,15 +61,6 @@ pub(crate) fn pool(file_bytes: u64, files: u64, options: &MountOptions) -> Resul
         whole(filler.write_at(offset, &chunk[..4096 * 16])?, 4096 * 16)?;
         offset += 4096 * 16;
     }
-}
-
-pub(crate) fn make(engine: &Engine, dir: Ino, name: &str) -> Result<Ino, Failure> {
-    let node = NewNode {
-        kind: FileKind::File,
-        mode: 0o644,
-        rdev: 0,
-    };
-    Ok(engine.mknod(&Cred::root(), dir, name.as_bytes(), &node)?.ino)
 }
 
 /// A directory on tmpfs, removed when dropped.
@@ -174,7 +165,7 @@ pub(crate) fn run(effort: Effort, out: &mut Output) -> Result<(), Failure> {
 /// there at any time.
 fn sparse(bench: &mut Bench<'_>, tmpfs: &TmpfsDir) -> Result<(), Failure> {
     let engine = bench.engine.clone();
-    let file = engine.open(make(&engine, ROOT_INO, "sparse")?, OpenMode::read_write())?;
+    let file = engine.open(new_file(&engine, ROOT_INO, "sparse")?, OpenMode::read_write())?;
     let peer = tmpfs.file(0)?;
     let data = [7; 100];
     let place = |n: u64| mix(n) % SPARSE_BYTES;
@@ -232,7 +223,7 @@ fn appends(bench: &mut Bench<'_>, tmpfs: &TmpfsDir) -> Result<(), Failure> {
             if n.is_multiple_of(operations) {
                 ours = None;
                 let _ = engine.unlink(ROOT_INO, file_name(n.saturating_sub(1)).as_bytes());
-                ours = Some(engine.open(make(&engine, ROOT_INO, &file_name(n))?, OpenMode::read_write())?);
+                ours = Some(engine.open(new_file(&engine, ROOT_INO, &file_name(n))?, OpenMode::read_write())?);
             }
             ours.as_ref().map_or(Ok(()), |file| whole(file.append(&data)?.1, len))
         };
@@ -266,7 +257,7 @@ fn names(bench: &mut Bench<'_>, tmpfs: &TmpfsDir) -> Result<(), Failure> {
     std::fs::create_dir(&peer)?;
     let name = |n: u64| format!("entry{n}");
     for n in 0..FILES {
-        make(&engine, dir, &name(n))?;
+        new_file(&engine, dir, &name(n))?;
         File::create(peer.join(name(n)))?;
     }
     let names: Vec<String> = (0..FILES).map(name).collect();
@@ -289,16 +280,11 @@ fn names(bench: &mut Bench<'_>, tmpfs: &TmpfsDir) -> Result<(), Failure> {
     let mut peer_readdir = |_| whole(std::fs::read_dir(&peer)?.count(), FILES as usize);
     bench.duel(("readdir_1000", "tmpfs"), 200, &mut readdir, &mut peer_readdir)?;
     let cred = Cred::root();
-    let node = NewNode {
-        kind: FileKind::File,
-        mode: 0o644,
-        rdev: 0,
-    };
     let turn = Cell::new(0u64);
     let mut create_unlink = |_| {
         turn.set(turn.get() + 1);
         let name = format!("new{}", turn.get() % 512);
-        engine.mknod(&cred, dir, name.as_bytes(), &node)?;
+        engine.mknod(&cred, dir, name.as_bytes(), &FILE_NODE)?;
         Ok(engine.unlink(dir, name.as_bytes())?)
     };
     let mut peer_create_unlink = |n: u64| {

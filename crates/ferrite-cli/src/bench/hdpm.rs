@@ -7,12 +7,13 @@
 use std::sync::Arc;
 
 use ferrite_fs::{Engine, MountOptions};
+use ferrite_lab::{engine_in_memory, new_file};
+use ferrite_measure::mix;
 use ferrite_pm::Region;
 use ferrite_vfs::{FileSystem, OpenFile, OpenMode, ROOT_INO};
 
-use super::core::{FILL_PERCENT, make, pool};
-use super::random::{mix, page};
-use super::{Circumstances, Duel, Effort, Output, whole};
+use super::core::{FILL_PERCENT, pool};
+use super::{Circumstances, Duel, Effort, Output, page, whole};
 use crate::Failure;
 
 /// Write sizes: name and bytes.
@@ -201,10 +202,8 @@ fn scans(effort: Effort, out: &mut Output, quiet: &MountOptions) -> Result<(), F
     let forward = quiet.forward_scan(true);
     for (repeats, name) in REPEATS {
         let side = |options: &MountOptions| -> Result<Side, Failure> {
-            let region = Region::anonymous(64 << 20)?;
-            ferrite_fs::mkfs(&region, &super::options())?;
-            let engine = Engine::mount(region, options)?;
-            let file = engine.open(make(&engine, ROOT_INO, "file")?, OpenMode::read_write())?;
+            let engine = engine_in_memory(64 << 20, &super::options(), options)?;
+            let file = engine.open(new_file(&engine, ROOT_INO, "file")?, OpenMode::read_write())?;
             file.write_at(0, &vec![1; PAGES as usize * 4096])?;
             for turn in 0..repeats {
                 for page in 0..PAGES {

@@ -10,7 +10,6 @@ mod mapping;
 mod misses;
 mod mixes;
 mod mount;
-mod random;
 mod recovery;
 mod threads;
 
@@ -18,6 +17,7 @@ use std::sync::OnceLock;
 use std::time::Instant;
 
 use ferrite_fs::{Mapping, MkfsOptions};
+use ferrite_measure::{median, mix};
 use ferrite_pm::Counters;
 
 use super::{FAILED, Failure, Outcome, USAGE, complain, say, say_json};
@@ -332,9 +332,9 @@ impl Duel<'_> {
             group: self.group,
             name: self.name,
             against: self.against,
-            ratio: median(&mut ratios),
-            median_ns: median(&mut our_ns),
-            against_median_ns: median(&mut their_ns),
+            ratio: median(&ratios),
+            median_ns: median(&our_ns),
+            against_median_ns: median(&their_ns),
             fences: per_operation(counts.fences),
             lines_written_back: per_operation(counts.lines_written_back),
             bytes_streamed: per_operation(counts.bytes_streamed),
@@ -357,9 +357,9 @@ fn time(work: Work<'_>, numbers: std::ops::Range<u64>) -> Result<f64, Failure> {
     Ok(start.elapsed().as_nanos() as f64 / count as f64)
 }
 
-fn median(values: &mut [f64]) -> f64 {
-    values.sort_by(f64::total_cmp);
-    values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
+/// Offset of a random page of a file.
+pub(crate) fn page(number: u64, file_bytes: u64) -> u64 {
+    mix(number) % (file_bytes / 4096) * 4096
 }
 
 /// A short count of bytes read or written is a failed benchmark.

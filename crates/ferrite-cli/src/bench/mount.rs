@@ -14,8 +14,7 @@ use ferrite_pm::Counters;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 use super::core::TmpfsDir;
-use super::random::page;
-use super::{Circumstances, Duel, Effort, Output, whole};
+use super::{Circumstances, Duel, Effort, Output, page, whole};
 use crate::{FAILED, Failure};
 
 /// What is measured here.

@@ -5,10 +5,12 @@ use std::path::Path;
 use std::time::Instant;
 
 use ferrite_fs::{Engine, MountOptions, fsck, mkfs};
+use ferrite_lab::FILE_NODE;
+use ferrite_measure::median;
 use ferrite_pm::{Access, Region};
-use ferrite_vfs::{Cred, FileKind, FileSystem, NewNode, OpenMode, ROOT_INO};
+use ferrite_vfs::{Cred, FileSystem, OpenMode, ROOT_INO};
 
-use super::{Circumstances, Effort, Output, Row, median};
+use super::{Circumstances, Effort, Output, Row};
 use crate::{FAILED, Failure};
 
 const FILES_PER_DIR: u64 = 1000;
@@ -110,11 +112,11 @@ pub(crate) fn run(effort: Effort, out: &mut Output) -> Result<(), Failure> {
             }
         }
         std::fs::remove_file(&path).map_err(|error| Failure::new(FAILED, error.to_string()))?;
-        let mut row = |name, against, mut took: Vec<f64>, ns_per_file: f64| {
+        let mut row = |name, against, took: Vec<f64>, ns_per_file: f64| {
             if !out.wants(name) {
                 return Ok(());
             }
-            let median_ns = median(&mut took);
+            let median_ns = median(&took);
             out.row(&Row {
                 group: "recovery",
                 name,
@@ -146,12 +148,6 @@ fn quiet() -> MountOptions {
     MountOptions::default().cleaner(false)
 }
 
-const NODE: NewNode = NewNode {
-    kind: FileKind::File,
-    mode: 0o644,
-    rdev: 0,
-};
-
 /// Makes a pool; returns how full it is, in percent.
 fn fill(path: &Path, files: u64, contents: Contents) -> Result<u32, Failure> {
     let (pages, logs) = contents.count(files);
@@ -169,7 +165,7 @@ fn fill(path: &Path, files: u64, contents: Contents) -> Result<u32, Failure> {
             .mkdir(&root, ROOT_INO, format!("dir{dir}").as_bytes(), 0o755)?
             .ino;
         for file in 0..FILES_PER_DIR {
-            let made = engine.mknod(&root, dir, format!("file{file}").as_bytes(), &NODE)?;
+            let made = engine.mknod(&root, dir, format!("file{file}").as_bytes(), &FILE_NODE)?;
             let (bytes, has_log) = contents.of(first + file);
             if bytes == 0 {
                 continue;
@@ -196,7 +192,7 @@ fn fill(path: &Path, files: u64, contents: Contents) -> Result<u32, Failure> {
 fn work(engine: &Engine, round: u64) -> Result<(), Failure> {
     for n in 0..LAST_OPERATIONS / 2 {
         let name = format!("last-{round}-{n}");
-        engine.mknod(&Cred::root(), ROOT_INO, name.as_bytes(), &NODE)?;
+        engine.mknod(&Cred::root(), ROOT_INO, name.as_bytes(), &FILE_NODE)?;
         engine.unlink(ROOT_INO, name.as_bytes())?;
     }
     Ok(())

@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use ferrite_map::{MapTx, PageId, PageWord, Resource, TransCache};
 
 use crate::pool::{Pool, PoolPlan};
-use crate::random::Rng;
 use crate::structure::Structure;
+use ferrite_measure::Rng;
 
 type Model = BTreeMap<(u32, u32), PageWord>;
 
@@ -92,7 +92,7 @@ fn structures_agree_with_a_map_also_after_aborts() {
     for structure in Structure::all() {
         for seed in 0..3 {
             let pool = pool(structure, 0.7, seed);
-            let mut rng = Rng(seed);
+            let mut rng = Rng::new(seed);
             let mut model = Model::new();
             for round in 0..400 {
                 let abort = rng.below(5) == 0;

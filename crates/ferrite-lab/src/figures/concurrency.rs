@@ -13,9 +13,8 @@ use crate::measure::{FILE, clock_ns, time};
 use crate::plan::Plan;
 use crate::pool::{Pool, PoolPlan};
 use crate::progress::Progress;
-use crate::random::Rng;
-use crate::stats::median_with_interval;
 use crate::structure::Structure;
+use ferrite_measure::{Rng, median};
 
 const READS: &str = "Lookups";
 const INSERTS: &str = "Appends";
@@ -62,11 +61,11 @@ fn run(plan: &Plan, progress: &mut dyn Progress) -> Result<FigureData, LabError>
             let (mut reads, mut inserts) = (Vec::new(), Vec::new());
             for round in 0..=plan.rounds {
                 let first = pages + round * threads * turns;
-                let (mut round_reads, mut round_inserts) = together(&pool, threads, turns, first)?;
+                let (round_reads, round_inserts) = together(&pool, threads, turns, first)?;
                 // The first one warms up.
                 if round > 0 {
-                    reads.push(median_with_interval(&mut round_reads).0);
-                    inserts.push(median_with_interval(&mut round_inserts).0);
+                    reads.push(median(&round_reads));
+                    inserts.push(median(&round_inserts));
                 }
             }
             let (x, label) = (f64::from(threads), threads.to_string());
@@ -92,7 +91,7 @@ fn together(pool: &Pool, threads: u32, turns: u32, pages: u32) -> Result<(Vec<f6
     let barrier = &Barrier::new(threads as usize);
     let work = move |thread: u32| -> Result<(Vec<f64>, Vec<f64>), LabError> {
         let cache = TransCache::default();
-        let mut rng = Rng(u64::from(thread));
+        let mut rng = Rng::new(u64::from(thread));
         let (mut reads, mut inserts) = (Vec::new(), Vec::new());
         barrier.wait();
         for _ in 0..turns {

@@ -6,11 +6,11 @@ use std::time::Duration;
 use ferrite_fs::{MkfsOptions, MountOptions};
 use ferrite_map::Mapping;
 
-use super::mixes::{MapOnly, Mix, Store, Whole, fill, rate};
 use super::{Figure, Judge, bars, overlap, panel_of};
 use crate::data::point;
 use crate::data::{FigureData, Panel, Verdict};
 use crate::error::LabError;
+use crate::mixes::{MapOnly, Mix, Store, Whole, fill, rate};
 use crate::plan::Plan;
 use crate::pool::{INODES, Pool, PoolPlan};
 use crate::progress::Progress;

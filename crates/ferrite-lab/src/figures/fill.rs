@@ -9,9 +9,9 @@ use crate::measure::Cold;
 use crate::plan::Plan;
 use crate::pool::{INODES, Pool, PoolPlan};
 use crate::progress::Progress;
-use crate::random::Rng;
 use crate::structure::Structure;
 use ferrite_map::PageId;
+use ferrite_measure::Rng;
 
 const READS: &str = "Cold random lookups";
 const INSERTS: &str = "Cold appends";
@@ -55,7 +55,7 @@ fn run(plan: &Plan, progress: &mut dyn Progress) -> Result<FigureData, LabError>
             },
         )?;
         let mut cold = Cold::new(structure)?;
-        let mut rng = Rng(plan.seed);
+        let mut rng = Rng::new(plan.seed);
         let mut filled = 0u32;
         for (index, (percent, label)) in FILLS.into_iter().enumerate() {
             progress.step(&format!("{name} {label}"));

@@ -4,17 +4,17 @@ use std::hint::black_box;
 use std::sync::Arc;
 
 use ferrite_fs::{Engine, MkfsOptions, MountOptions};
-use ferrite_pm::Region;
-use ferrite_vfs::{Cred, FileKind, FileSystem, NewNode, OpenFile, OpenMode, ROOT_INO};
+use ferrite_vfs::{FileSystem, OpenFile, OpenMode, ROOT_INO};
 
 use super::{Figure, Judge, bars, panel_of};
 use crate::data::point;
 use crate::data::{FigureData, Panel, Verdict};
+use crate::engine::{engine_in_memory, new_file};
 use crate::error::LabError;
 use crate::measure::{clock_ns, time};
 use crate::plan::Plan;
 use crate::progress::Progress;
-use crate::random::Rng;
+use ferrite_measure::Rng;
 
 const WRITE_PANEL: &str = "Durable overwrites";
 const FIRST_PANEL: &str = "Sequential reads, first pass";
@@ -81,18 +81,10 @@ struct Side {
 impl Side {
     /// The cleaner sleeps and reads fold nothing, so that what is measured is what was asked for.
     fn new(bytes: u64, options: MountOptions) -> Result<Side, LabError> {
-        let region = Region::anonymous((bytes * 5 / 2 + (64 << 20)).next_multiple_of(2 << 20))?;
         let mkfs = MkfsOptions::default().seed(1);
-        crate::pool::touch(&region);
-        ferrite_fs::mkfs(&region, &mkfs)?;
         let mount = options.cleaner(false);
-        let engine = Engine::mount(region, &mount)?;
-        let node = NewNode {
-            kind: FileKind::File,
-            mode: 0o644,
-            rdev: 0,
-        };
-        let ino = engine.mknod(&Cred::root(), ROOT_INO, b"file", &node)?.ino;
+        let engine = engine_in_memory(bytes * 5 / 2 + (64 << 20), &mkfs, &mount)?;
+        let ino = new_file(&engine, ROOT_INO, "file")?;
         let mode = OpenMode {
             no_atime: true,
             ..OpenMode::read_write()
@@ -193,7 +185,7 @@ fn run_writes(plan: &Plan, progress: &mut dyn Progress) -> Result<FigureData, La
             side.file.write_at(page * PAGE + within, &data)?;
             Ok(())
         };
-        let (mut ours, mut theirs) = (Rng(plan.seed), Rng(plan.seed));
+        let (mut ours, mut theirs) = (Rng::new(plan.seed), Rng::new(plan.seed));
         let samples = duel(
             (batches(plan), BATCH),
             || write(&sides[0], &mut ours),
@@ -243,7 +235,7 @@ fn run_reads(plan: &Plan, progress: &mut dyn Progress) -> Result<FigureData, Lab
     let writes = bytes / 1024;
     for side in &sides {
         progress.step("unaligned writes");
-        let mut rng = Rng(plan.seed);
+        let mut rng = Rng::new(plan.seed);
         let data = [3; SCATTER_BYTES as usize];
         for _ in 0..writes {
             let len = 1 + rng.below(SCATTER_BYTES);
@@ -346,7 +338,7 @@ fn run_scans(plan: &Plan, progress: &mut dyn Progress) -> Result<FigureData, Lab
             Ok(side)
         };
         let sides = [side(false)?, side(true)?];
-        let (mut ours, mut theirs) = (Rng(plan.seed), Rng(plan.seed));
+        let (mut ours, mut theirs) = (Rng::new(plan.seed), Rng::new(plan.seed));
         let read = |side: &Side, rng: &mut Rng| -> Result<(), LabError> {
             let mut buffer = [0; LEN];
             side.file.read_at(rng.below(SCAN_PAGES) * PAGE + 500, &mut buffer)?;

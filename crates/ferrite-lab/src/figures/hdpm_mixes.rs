@@ -4,11 +4,11 @@ use std::time::Duration;
 
 use ferrite_fs::{MkfsOptions, MountOptions};
 
-use super::mixes::{Mix, Whole, fill, rate};
 use super::{Figure, Judge, overlap, panel_of};
 use crate::data::point;
 use crate::data::{FigureData, Panel};
 use crate::error::LabError;
+use crate::mixes::{Mix, Whole, fill, rate};
 use crate::plan::Plan;
 use crate::progress::Progress;
 

@@ -13,8 +13,8 @@ use crate::measure::{Cold, DECOY, FILE, GROWING, time};
 use crate::plan::Plan;
 use crate::pool::{Pool, PoolPlan};
 use crate::progress::Progress;
-use crate::random::Rng;
 use crate::structure::Structure;
+use ferrite_measure::Rng;
 
 const IN_ORDER: &str = "Sequential reads";
 const AT_RANDOM: &str = "Random reads";
@@ -60,7 +60,7 @@ fn run(plan: &Plan, progress: &mut dyn Progress) -> Result<FigureData, LabError>
             pool: &pool,
             buffer: vec![0; (SIZES[2].0 as usize) * BLOCK_BYTES as usize],
         };
-        let mut rng = Rng(plan.seed);
+        let mut rng = Rng::new(plan.seed);
         let mut end = 0;
         for (index, (count, label)) in SIZES.into_iter().enumerate() {
             progress.step(&format!("{} {label}", structure.name()));

@@ -16,7 +16,6 @@ mod hdpm_data;
 mod hdpm_mixes;
 mod io_size;
 mod locality;
-mod mixes;
 mod page_cache;
 mod page_updates;
 mod scaling;

@@ -163,7 +163,7 @@ mod tests {
     use std::collections::BTreeMap;
 
     use super::*;
-    use crate::random::Rng;
+    use ferrite_measure::Rng;
 
     /// By the book: every byte that is written falls to its page.
     fn by_bytes(writes: &[(u64, u64)]) -> Updates {
@@ -181,7 +181,7 @@ mod tests {
 
     #[test]
     fn writes_are_cut_as_their_bytes_fall() {
-        let mut rng = Rng(7);
+        let mut rng = Rng::new(7);
         for _ in 0..500 {
             let writes: Vec<(u64, u64)> = (0..1 + rng.below(4))
                 .map(|_| {

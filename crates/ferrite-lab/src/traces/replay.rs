@@ -7,11 +7,12 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use ferrite_fs::{Engine, MkfsOptions, MountOptions};
-use ferrite_pm::{Counters, LINE_BYTES, Region};
+use ferrite_pm::{Counters, LINE_BYTES};
 use ferrite_vfs::trace::Event;
-use ferrite_vfs::{Cred, FileKind, FileSystem, Ino, NewNode, OpenFile, OpenMode, ROOT_INO, SetAttr};
+use ferrite_vfs::{FileSystem, Ino, OpenFile, OpenMode, ROOT_INO, SetAttr};
 
 use super::PAGE;
+use crate::engine::{engine_in_memory, new_file};
 use crate::error::LabError;
 
 /// Pages that the files of a trace may have at a time: 1 GiB.
@@ -99,13 +100,11 @@ impl Stage {
     fn new(need: Need, cow_only: bool) -> Result<Stage, LabError> {
         // Copies and logs need room beside the pages.
         let bytes = need.pages * PAGE * 2 + need.files * 1024 + (64 << 20);
-        let region = Region::anonymous(bytes.next_multiple_of(2 << 20))?;
         let mkfs = MkfsOptions::default().inodes(need.files + 1024).seed(1);
-        ferrite_fs::mkfs(&region, &mkfs)?;
         // A cleaner that works when it likes would make counts differ from run to run.
         let mount = MountOptions::default().cleaner(false).cow_only(cow_only);
         Ok(Stage {
-            engine: Engine::mount(region, &mount)?,
+            engine: engine_in_memory(bytes, &mkfs, &mount)?,
             open: HashMap::new(),
             aside: Counters::default(),
             data: vec![0x5a; CHUNK_BYTES as usize],
@@ -119,13 +118,8 @@ impl Stage {
         if self.open.remove(&ino).is_some() {
             self.engine.unlink(ROOT_INO, name.as_bytes())?;
         }
-        let node = NewNode {
-            kind: FileKind::File,
-            mode: 0o644,
-            rdev: 0,
-        };
-        let made = self.engine.mknod(&Cred::root(), ROOT_INO, name.as_bytes(), &node)?;
-        let file = self.engine.open(made.ino, OpenMode::read_write())?;
+        let made = new_file(&self.engine, ROOT_INO, &name)?;
+        let file = self.engine.open(made, OpenMode::read_write())?;
         for offset in (0..len_bytes).step_by(CHUNK_BYTES as usize) {
             let len = CHUNK_BYTES.min(len_bytes - offset) as usize;
             file.write_at(offset, &self.data[..len])?;

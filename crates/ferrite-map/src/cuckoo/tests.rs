@@ -128,7 +128,7 @@ fn moves_hide_nothing_from_readers() {
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 let cache = TransCache::default();
-                let mut rng = Rng(seed);
+                let mut rng = Rng::new(seed);
                 while !done.load(Ordering::Relaxed) {
                     let first = rng.below(580) as usize;
                     let mut words = [PageWord::HOLE; 20];
@@ -153,7 +153,7 @@ fn moves_hide_nothing_from_readers() {
             });
             scope.spawn(|| {
                 let mut words: Vec<PageWord> = (0..50).map(|lblk| lone_word(bed, lblk)).collect();
-                let mut rng = Rng(!seed);
+                let mut rng = Rng::new(!seed);
                 while !done.load(Ordering::Relaxed) {
                     let lblk = rng.below(50) as u32;
                     let old = words[lblk as usize];
@@ -164,7 +164,7 @@ fn moves_hide_nothing_from_readers() {
                     }
                 }
             });
-            let mut rng = Rng(seed ^ 1);
+            let mut rng = Rng::new(seed ^ 1);
             let slots = bed.geometry.slots;
             let mut pages: Vec<u32> = Vec::new();
             let mut next = 0;

@@ -137,8 +137,8 @@ fn blocks_follow_the_page_before() {
 #[test]
 fn pages_in_any_order_join() {
     for_seeds(40, |seed| {
-        let mut rng = Rng(seed);
-        let bed = Bed::<ExtentTree>::new(1000, rng.next());
+        let mut rng = Rng::new(seed);
+        let bed = Bed::<ExtentTree>::new(1000, rng.next_u64());
         let mut pages: Vec<u32> = (10..310).collect();
         let mut model = Model::new();
         while !pages.is_empty() {
@@ -232,7 +232,7 @@ fn a_word_with_a_log_swings_in_place() {
 fn big_trees_grow_and_go() {
     const PAGES: u32 = 140_000;
     for (ordered_in, ordered_out) in [(true, false), (false, true)] {
-        let mut rng = Rng(9);
+        let mut rng = Rng::new(9);
         let mut bed = Bed::<ExtentTree>::new(3000, 1);
         let mut shuffled = |is_ordered: bool| {
             let mut pages: Vec<u32> = (0..PAGES).collect();
@@ -308,8 +308,8 @@ fn what_a_tree_lost_in_front_can_come_back() {
 #[test]
 fn trees_of_many_leaves_match_a_model() {
     for_seeds(6, |seed| {
-        let mut rng = Rng(seed);
-        let bed = Bed::<ExtentTree>::new(6000, rng.next());
+        let mut rng = Rng::new(seed);
+        let bed = Bed::<ExtentTree>::new(6000, rng.next_u64());
         let mut model = Model::new();
         let mut most = 0;
         let spread = [1, 1, 3, 700_000][rng.below(4) as usize];
@@ -332,7 +332,7 @@ fn trees_of_many_leaves_match_a_model() {
                     model.remove(&lblk);
                 } else {
                     let word = if is_logged {
-                        logged(&bed, rng.next() as u32)
+                        logged(&bed, rng.next_u64() as u32)
                     } else {
                         plain(&bed, (lblk / spread).wrapping_add(shift))
                     };
@@ -481,7 +481,7 @@ fn lookups_of_one_version_are_right() {
     std::thread::scope(|scope| {
         for reader in 0..2 {
             scope.spawn(move || {
-                let mut rng = Rng(reader);
+                let mut rng = Rng::new(reader);
                 while done.load(Ordering::Relaxed) == 0 {
                     let lblk = FIRST + rng.below(u64::from(END - FIRST)) as u32;
                     let before = version.load(Ordering::Acquire);
@@ -628,8 +628,8 @@ fn impossible_trees_are_broken() {
 #[test]
 fn cured_trees_work() {
     for_seeds(30, |seed| {
-        let mut rng = Rng(seed);
-        let mut bed = Bed::<ExtentTree>::new(1000, rng.next());
+        let mut rng = Rng::new(seed);
+        let mut bed = Bed::<ExtentTree>::new(1000, rng.next_u64());
         for lblk in 0..2000 {
             let lblk = lblk * 7919 % 2003;
             bed.insert_word(INO, lblk, logged(&bed, lblk)).expect("room");

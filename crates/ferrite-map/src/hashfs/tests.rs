@@ -29,8 +29,8 @@ fn mean_lines(map: &HashFs, pages: impl Iterator<Item = (u32, u32)>) -> f64 {
 #[test]
 fn probes_stay_short_after_five_turnovers_at_80_percent() {
     for_seeds(1, |seed| {
-        let mut rng = Rng(seed);
-        let bed = Bed::<HashFs>::new(40_000, rng.next());
+        let mut rng = Rng::new(seed);
+        let bed = Bed::<HashFs>::new(40_000, rng.next_u64());
         let target = bed.map.geometry.slots * 4 / 5;
         let word = |lblk: u32| PageWord::new(bed.geometry.first_block, lblk | 1);
         // Whole files in order, as real pools have them: the hash must spread consecutive keys.
@@ -67,8 +67,8 @@ fn probes_stay_short_after_five_turnovers_at_80_percent() {
 #[test]
 fn lookups_touch_few_lines_after_a_hundred_turnovers() {
     for_seeds(1, |seed| {
-        let mut rng = Rng(seed);
-        let bed = Bed::<HashFs>::new(20_000, rng.next());
+        let mut rng = Rng::new(seed);
+        let bed = Bed::<HashFs>::new(20_000, rng.next_u64());
         let target = 16_000;
         let word = |lblk: u32| PageWord::new(bed.geometry.first_block, lblk | 1);
         let mut pages: Vec<(u32, u32)> = (0..target).map(|n| (1 + (n / 500) as u32, (n % 500) as u32)).collect();
@@ -110,8 +110,8 @@ fn lookups_touch_few_lines_after_a_hundred_turnovers() {
 fn pages_of_a_full_pool_stay_near_their_homes() {
     for_seeds(1, |seed| {
         const BLOCKS: u32 = 20_000;
-        let mut rng = Rng(seed);
-        let bed = Bed::<HashFs>::new(BLOCKS, rng.next());
+        let mut rng = Rng::new(seed);
+        let bed = Bed::<HashFs>::new(BLOCKS, rng.next_u64());
         let word = PageWord::new(bed.geometry.first_block, 1);
         let page = |n: u32| (1 + n / 500, n % 500);
         let mut pages: Vec<(u32, u32)> = (0..BLOCKS).map(page).collect();
@@ -184,7 +184,7 @@ fn lowering_a_bound_hides_no_insert_that_is_under_way() {
         std::thread::scope(|scope| {
             for ino in 1..=3u32 {
                 scope.spawn(move || {
-                    let mut rng = Rng(seed ^ u64::from(ino));
+                    let mut rng = Rng::new(seed ^ u64::from(ino));
                     let mut mapped = [false; 22];
                     for _ in 0..30_000 {
                         let lblk = rng.below(22) as u32;
@@ -211,8 +211,8 @@ fn lowering_a_bound_hides_no_insert_that_is_under_way() {
 #[test]
 fn all_levels_find_the_same() {
     for_seeds(10, |seed| {
-        let mut rng = Rng(seed);
-        let bed = Bed::<HashFs>::new(600, rng.next());
+        let mut rng = Rng::new(seed);
+        let bed = Bed::<HashFs>::new(600, rng.next_u64());
         for _ in 0..500 {
             let (ino, lblk) = (1 + rng.below(5) as u32, rng.below(400) as u32);
             if bed.map.get(PageId::new(ino, lblk)).is_hole() {

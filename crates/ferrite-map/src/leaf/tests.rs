@@ -57,10 +57,10 @@ fn a_table_filled_at_once_grows() {
 /// Each key has one home, and one more active line changes the homes of keys of one line only, to that new line.
 #[test]
 fn a_split_changes_the_homes_of_one_line() {
-    let mut rng = Rng(1);
+    let mut rng = Rng::new(1);
     for _ in 0..20_000 {
         let active = ACTIVE_MIN + rng.below(5000);
-        let hash = rng.next() >> 32;
+        let hash = rng.next_u64() >> 32;
         let (before, after) = (home_of(hash, active), home_of(hash, active + 1));
         assert!(before < active);
         if before != after {
@@ -139,8 +139,8 @@ fn readers_find_resting_pages_while_lines_are_split() {
 #[test]
 fn probes_stay_short_after_a_hundred_turnovers() {
     for_seeds(1, |seed| {
-        let mut rng = Rng(seed);
-        let bed = Bed::<Leaf>::new(8000, rng.next());
+        let mut rng = Rng::new(seed);
+        let bed = Bed::<Leaf>::new(8000, rng.next_u64());
         let mut pages: Vec<(u32, u32)> = (0..6400u32).map(|n| (1 + n / 500, n % 500)).collect();
         for &(ino, lblk) in &pages {
             bed.insert_word(ino, lblk, word(&bed, lblk)).expect("room");

@@ -331,7 +331,7 @@ fn validated_reads_are_right_while_leaves_come_and_go() {
         let (version, done, cache) = (&AtomicU64::new(0), &AtomicBool::new(false), &TransCache::default());
         std::thread::scope(|scope| {
             let reader = |number: u64| {
-                let mut rng = Rng(seed ^ number);
+                let mut rng = Rng::new(seed ^ number);
                 let mut validated = 0u64;
                 while !done.load(Ordering::Relaxed) {
                     let page = rng.below(u64::from(PAGES)) as u32;
@@ -351,7 +351,7 @@ fn validated_reads_are_right_while_leaves_come_and_go() {
                 validated
             };
             let readers: Vec<_> = (0..2).map(|number| scope.spawn(move || reader(number))).collect();
-            let mut rng = Rng(!seed);
+            let mut rng = Rng::new(!seed);
             for _ in 0..30_000 {
                 let mut tx = bed.tx();
                 let mut changed = BTreeSet::new();
@@ -427,8 +427,8 @@ fn crashed_and_replayed(bed: &Bed<Radix>, tx: &TestTx<'_>, rng: &mut Rng) -> Rad
 #[test]
 fn growth_and_shrinking_are_one_step_for_a_crash() {
     for_seeds(20, |seed| {
-        let mut rng = Rng(seed);
-        let bed = Bed::<Radix>::new(150, rng.next());
+        let mut rng = Rng::new(seed);
+        let bed = Bed::<Radix>::new(150, rng.next_u64());
         let places: Vec<u32> = ENDS
             .iter()
             .flat_map(|&(first, last)| [first, first + 33, last / 2, last])
@@ -629,8 +629,8 @@ fn broken_links_are_found_and_cured() {
 #[test]
 fn wrong_sixteenths_cost_no_page() {
     for_seeds(10, |seed| {
-        let mut rng = Rng(seed);
-        let bed = Bed::<Radix>::new(1000, rng.next());
+        let mut rng = Rng::new(seed);
+        let bed = Bed::<Radix>::new(1000, rng.next_u64());
         for _ in 0..60 {
             let lblk = rng.below(1500) as u32;
             if bed.map.get(PageId::new(1, lblk)).is_hole() {

@@ -29,8 +29,8 @@ const PAGES: [PageId; 8] = [
 
 pub(crate) fn pages_that_come_and_go_leave_the_mapping_sound<M: Subject>() {
     for_seeds(2, |seed| {
-        let mut rng = Rng(seed);
-        let bed = Bed::<M>::new(BLOCKS, rng.next());
+        let mut rng = Rng::new(seed);
+        let bed = Bed::<M>::new(BLOCKS, rng.next_u64());
         let mut waiting = Vec::new();
         let mut mapped: BTreeMap<PageId, PageWord> = BTreeMap::new();
         let (mut moved, mut longest) = (0, 0);

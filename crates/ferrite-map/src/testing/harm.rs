@@ -12,8 +12,8 @@ use crate::{MapError, MapTx, PageId, PageWord, Resource, TransCache};
 /// A crash while a record's words are being set leaves any of them out; replay sets them all, in order.
 pub(crate) fn a_record_applied_in_part_is_whole_after_replay<M: Subject>() {
     for_seeds(20, |seed| {
-        let mut rng = Rng(seed);
-        let bed = Bed::<M>::new(300, rng.next());
+        let mut rng = Rng::new(seed);
+        let bed = Bed::<M>::new(300, rng.next_u64());
         let mut model = Model::new();
         for _ in 0..150 {
             let mut after = model.clone();
@@ -96,7 +96,7 @@ pub(crate) fn lookups_survive_changes_of_their_own_inode<M: Subject>() {
             for reader in 0..2 {
                 scope.spawn(move || {
                     let cache = TransCache::default();
-                    let mut rng = Rng(seed ^ reader);
+                    let mut rng = Rng::new(seed ^ reader);
                     while !done.load(Ordering::Relaxed) {
                         let mut words = [PageWord::HOLE; 20];
                         let lblk = rng.below(620) as u32;
@@ -107,7 +107,7 @@ pub(crate) fn lookups_survive_changes_of_their_own_inode<M: Subject>() {
                     }
                 });
             }
-            let mut rng = Rng(!seed);
+            let mut rng = Rng::new(!seed);
             let mut model = Model::new();
             for round in 0..3000u32 {
                 let mut tx = bed.tx();
@@ -124,7 +124,7 @@ pub(crate) fn lookups_survive_changes_of_their_own_inode<M: Subject>() {
                 if let Ok(block) = tx.alloc_block() {
                     let noise: Vec<u8> = (0..BLOCK_BYTES / 8)
                         .flat_map(|_| {
-                            [rng.next(), rng.below(800), u64::from(round)][rng.below(3) as usize].to_le_bytes()
+                            [rng.next_u64(), rng.below(800), u64::from(round)][rng.below(3) as usize].to_le_bytes()
                         })
                         .collect();
                     bed.region.stream(u64::from(block) * BLOCK_BYTES, &noise);
@@ -139,8 +139,8 @@ pub(crate) fn lookups_survive_changes_of_their_own_inode<M: Subject>() {
 /// loads and is whole again, without the pages that were lost.
 pub(crate) fn damage_is_found_and_cured<M: Subject>() {
     for_seeds(60, |seed| {
-        let mut rng = Rng(seed);
-        let bed = Bed::<M>::new(300, rng.next());
+        let mut rng = Rng::new(seed);
+        let bed = Bed::<M>::new(300, rng.next_u64());
         let mut model = Model::new();
         for _ in 0..60 {
             let mut tx = bed.tx();
@@ -164,7 +164,7 @@ pub(crate) fn damage_is_found_and_cured<M: Subject>() {
             let at = start + rng.below(len / 8) * 8;
             let value = match rng.below(4) {
                 0 => bed.region.load(at) ^ 1 << rng.below(64),
-                1 => rng.next(),
+                1 => rng.next_u64(),
                 2 => bed.region.load(start + rng.below(len / 8) * 8),
                 _ => rng.below(700),
             };

@@ -166,7 +166,7 @@ fn move_and_crash<M: Subject>(
         );
     }
     for seed in 0..TORN as u64 {
-        let mut torn = Rng(seed ^ words.len() as u64);
+        let mut torn = Rng::new(seed ^ words.len() as u64);
         let mut any = words.iter().copied().filter(|_| torn.below(2) == 0);
         holds(&since.records, &mut any, "that keeps any words".into());
     }
@@ -216,8 +216,8 @@ fn pick<M: Subject>(bed: &Bed<M>, rng: &mut Rng, model: &Model) -> (PageId, Page
 pub(crate) fn a_crash_at_each_word_of_a_move_loses_nothing<M: Subject>() {
     let seen = Mutex::new(Seen::default());
     for_seeds(4, |seed| {
-        let mut rng = Rng(seed);
-        let bed = Bed::<M>::new(BLOCKS, rng.next());
+        let mut rng = Rng::new(seed);
+        let bed = Bed::<M>::new(BLOCKS, rng.next_u64());
         let crashed = Crashed::new(&bed);
         let mut model = BTreeMap::new();
         let mut since = SinceMark::new(&bed);

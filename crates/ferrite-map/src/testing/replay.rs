@@ -145,8 +145,8 @@ fn fold<M: Subject>(
 /// what it was mapped to, or to what the fold that was undone had folded.
 pub(crate) fn folds_undone_by_replay_leave_the_mapping_sound<M: Subject>() {
     for_seeds(12, |seed| {
-        let mut rng = Rng(seed);
-        let bed = Bed::<M>::new(BLOCKS, rng.next());
+        let mut rng = Rng::new(seed);
+        let bed = Bed::<M>::new(BLOCKS, rng.next_u64());
         let mut model = BTreeMap::new();
         let mut since = SinceMark::new(&bed);
         for step in 0..400 {

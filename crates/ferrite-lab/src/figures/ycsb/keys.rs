@@ -5,7 +5,7 @@
 //! *Scrambled*: ranks of ten thousand million items are hashed onto the pairs, so that popular ones lie anywhere.
 //! *Latest*: rank 0 is the newest pair.
 
-use crate::random::Rng;
+use ferrite_measure::Rng;
 
 /// YCSB's constant.
 const THETA: f64 = 0.99;
@@ -146,7 +146,7 @@ mod tests {
     #[test]
     fn ranks_come_as_often_as_they_should() {
         const ITEMS: u64 = 40_000;
-        let (zipf, mut rng) = (Zipf::new(ITEMS), Rng(7));
+        let (zipf, mut rng) = (Zipf::new(ITEMS), Rng::new(7));
         let mut counts = vec![0u32; ITEMS as usize];
         for _ in 0..DRAWS {
             counts[zipf.next(&mut rng) as usize] += 1;
@@ -176,7 +176,7 @@ mod tests {
     #[test]
     fn scrambled_pairs_are_below_the_count_and_as_skewed_as_their_ranks() {
         const PAIRS: u64 = 10_000;
-        let (mut chooser, mut rng) = (Chooser::scrambled(PAIRS * 11 / 10), Rng(3));
+        let (mut chooser, mut rng) = (Chooser::scrambled(PAIRS * 11 / 10), Rng::new(3));
         let mut counts = vec![0u32; PAIRS as usize];
         for _ in 0..DRAWS {
             counts[chooser.next(&mut rng, PAIRS) as usize] += 1;
@@ -192,7 +192,7 @@ mod tests {
 
     #[test]
     fn the_newest_pairs_are_the_most_popular() {
-        let (mut chooser, mut rng) = (Chooser::latest(5000), Rng(5));
+        let (mut chooser, mut rng) = (Chooser::latest(5000), Rng::new(5));
         for pairs in [5000, 5100] {
             let mut newest = 0;
             for _ in 0..DRAWS {

@@ -7,10 +7,9 @@ use std::sync::Barrier;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
-use ferrite_fs::{Engine, MkfsOptions, MountOptions};
+use ferrite_fs::{MkfsOptions, MountOptions};
 use ferrite_leveldb::{Db, Options};
 use ferrite_map::Mapping;
-use ferrite_pm::Region;
 use ferrite_vfs::{Cred, Vfs};
 use parking_lot::Mutex;
 
@@ -18,12 +17,12 @@ use super::keys::{Chooser, fnv};
 use super::{Operation, PANEL, PAPER_PAIRS, WORKLOADS, Workload};
 use crate::data::FigureData;
 use crate::data::point;
+use crate::engine::engine_in_memory;
 use crate::error::LabError;
 use crate::figures::bars;
 use crate::plan::Plan;
-use crate::pool::touch;
 use crate::progress::Progress;
-use crate::random::Rng;
+use ferrite_measure::Rng;
 
 /// With the key, 1 KiB a pair.
 const VALUE_BYTES: usize = 1000;
@@ -83,11 +82,11 @@ impl Workload {
 /// Marks what a pair's value is to be: its number, then something new.
 fn stamp(value: &mut [u8; VALUE_BYTES], number: u64, rng: &mut Rng) {
     value[..8].copy_from_slice(&number.to_le_bytes());
-    value[8..16].copy_from_slice(&rng.next().to_le_bytes());
+    value[8..16].copy_from_slice(&rng.next_u64().to_le_bytes());
 }
 
 fn noise(rng: &mut Rng) -> [u8; VALUE_BYTES] {
-    std::array::from_fn(|_| rng.next() as u8)
+    std::array::from_fn(|_| rng.next_u64() as u8)
 }
 
 /// Bytes of a pool that so many pairs may come to lie on.
@@ -119,11 +118,8 @@ fn pairs_that_fit(plan: &Plan) -> u64 {
 
 impl Store {
     fn new(mapping: Mapping, pairs: u64, plan: &Plan) -> Result<Store, LabError> {
-        let region = Region::anonymous(pool_bytes(pairs + pairs_to_come(plan)))?;
-        touch(&region);
         let mkfs = MkfsOptions::default().mapping(mapping).seed(plan.seed);
-        ferrite_fs::mkfs(&region, &mkfs)?;
-        let engine = Engine::mount(region, &MountOptions::default())?;
+        let engine = engine_in_memory(pool_bytes(pairs + pairs_to_come(plan)), &mkfs, &MountOptions::default())?;
         let vfs = Vfs::new(std::sync::Arc::new(engine), Cred::root());
         let options = Options {
             max_file_size_bytes: MAX_FILE_BYTES,
@@ -139,7 +135,7 @@ impl Store {
     }
 
     fn load(&self, pairs: u64, seed: u64) -> Result<(), LabError> {
-        let mut rng = Rng(seed);
+        let mut rng = Rng::new(seed);
         let mut value = noise(&mut rng);
         for _ in 0..pairs {
             self.add(&mut value, &mut rng)?;
@@ -218,7 +214,7 @@ impl Store {
             let workers: Vec<_> = (0..threads)
                 .map(|thread| {
                     scope.spawn(move || {
-                        let rng = Rng(seed ^ u64::from(thread) << 32);
+                        let rng = Rng::new(seed ^ u64::from(thread) << 32);
                         barrier.wait();
                         let start = Instant::now();
                         self.operate(workload, each, span, rng)
@@ -359,7 +355,7 @@ mod tests {
 
     #[test]
     fn operations_come_as_the_mix_says() {
-        let mut rng = Rng(9);
+        let mut rng = Rng::new(9);
         for workload in WORKLOADS {
             assert_eq!(
                 workload.mix.iter().map(|(percent, _)| percent).sum::<u64>(),

@@ -223,8 +223,8 @@ fn removed_pages_leave_their_runs() {
 fn runs_stay_true_whatever_changes() {
     for_seeds(30, |seed| {
         const PAGES: u32 = 40;
-        let mut rng = Rng(seed);
-        let bed = Bed::<Cuckoo>::new(120, rng.next());
+        let mut rng = Rng::new(seed);
+        let bed = Bed::<Cuckoo>::new(120, rng.next_u64());
         let cache = TransCache::default();
         for _ in 0..300 {
             let mut tx = bed.tx();

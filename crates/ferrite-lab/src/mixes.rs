@@ -1,23 +1,22 @@
-//! File-system mixes after filebench's: what HashFS figure 12 and HDPM figures 7 and 8 do to a pool, or to a mapping
-//! alone.
+//! File-system mixes after filebench's: what HashFS figure 12, HDPM figures 7 and 8 and `ferrite bench mixes` do to a
+//! pool, to a mapping alone, or to whatever else is a [`Store`].
 //!
 //! *fileserver*, a turn: make a file and write it whole, add 16 KiB, read one whole, remove one, stat one. *webproxy*:
 //! remove, make and fill one, read five, add to a log. *varmail*: remove one; make one, fill it; read one, add to it;
 //! read one. Files have 128, 64 and 32 KiB on average; there are fewer of them than in the papers, so that memory
 //! suffices.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use ferrite_fs::{Engine, MkfsOptions, MountOptions};
-use ferrite_pm::Region;
-use ferrite_vfs::{Cred, FileKind, FileSystem, Ino, NewNode, OpenMode, ROOT_INO};
+use ferrite_measure::{Rng, turns_per_second};
+use ferrite_vfs::{Cred, FileSystem, Ino, OpenMode, ROOT_INO};
 use parking_lot::Mutex;
 
 use crate::alloc::BLOCK_BYTES;
+use crate::engine::{engine_in_memory, new_file};
 use crate::error::LabError;
-use crate::pool::{Pool, touch};
-use crate::random::Rng;
+use crate::pool::Pool;
 
 /// Mean size of an addition.
 const WRITE_BYTES: u64 = 16 << 10;
@@ -26,11 +25,14 @@ const FILE_BYTES_MAX: u64 = 256 << 10;
 /// The same for the log of webproxy.
 const LOG_BYTES_MAX: u64 = 1 << 20;
 
-/// A mix.
+/// A mix; the module's head says what each does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Mix {
+pub enum Mix {
+    /// Files are written whole.
     Fileserver,
+    /// Mostly reads.
     Webproxy,
+    /// Unaligned additions.
     Varmail,
 }
 
@@ -50,21 +52,34 @@ impl Mix {
             Mix::Webproxy | Mix::Varmail => WRITE_BYTES,
         }
     }
+
+    /// The longest that a file gets, or is added at once, in bytes.
+    pub fn largest_bytes(self) -> usize {
+        (2 * self.mean_bytes().max(WRITE_BYTES) + FILE_BYTES_MAX).max(LOG_BYTES_MAX + 2 * WRITE_BYTES) as usize
+    }
 }
 
-/// What a mix is done to. Files are numbered; number 0 is the log.
-pub(crate) trait Store: Sync {
+/// What a mix is done to. Each thread has files of its own, which are numbered; number 0 is the log. What fails does so
+/// with the store's reason.
+pub trait Store: Sync {
+    /// Removes a file.
     fn remove(&self, thread: usize, file: u32) -> Result<(), LabError>;
+    /// Makes a file with so many bytes in it.
     fn create(&self, thread: usize, file: u32, bytes: u64) -> Result<(), LabError>;
-    /// Returns the size then.
+    /// Adds so many bytes to a file, durably where the store can. Returns its size then, in bytes.
     fn append(&self, thread: usize, file: u32, bytes: u64) -> Result<u64, LabError>;
+    /// Reads all of a file.
     fn read(&self, thread: usize, file: u32) -> Result<(), LabError>;
+    /// Looks a file up.
     fn stat(&self, thread: usize, file: u32) -> Result<(), LabError>;
 }
 
-/// Makes `files` files for each thread.
-pub(crate) fn fill(store: &dyn Store, mix: Mix, threads: usize, files: u32) -> Result<(), LabError> {
-    let mut rng = Rng(1);
+/// Makes `files` files for each thread, and their logs.
+///
+/// # Errors
+/// The store's.
+pub fn fill(store: &dyn Store, mix: Mix, threads: usize, files: u32) -> Result<(), LabError> {
+    let mut rng = Rng::new(1);
     for thread in 0..threads {
         store.create(thread, 0, 1)?;
         for file in 1..=files {
@@ -108,8 +123,11 @@ fn turn(store: &dyn Store, mix: Mix, thread: usize, files: u32, rng: &mut Rng) -
     }
 }
 
-/// Turns a second of `threads` threads in one round.
-pub(crate) fn rate(
+/// Turns a second of `threads` threads in one round, each on its own files.
+///
+/// # Errors
+/// The first of a turn.
+pub fn rate(
     store: &dyn Store,
     mix: Mix,
     threads: usize,
@@ -117,37 +135,14 @@ pub(crate) fn rate(
     round: Duration,
     seed: u64,
 ) -> Result<f64, LabError> {
-    let (stop, total) = (&AtomicBool::new(false), &AtomicU64::new(0));
-    let start = Instant::now();
-    let results: Vec<_> = std::thread::scope(|scope| {
-        let workers: Vec<_> = (0..threads)
-            .map(|thread| {
-                scope.spawn(move || {
-                    let mut rng = Rng(seed ^ (thread as u64) << 32);
-                    // At least one turn: a round may be over before the thread has run at all.
-                    loop {
-                        turn(store, mix, thread, files, &mut rng)?;
-                        total.fetch_add(1, Ordering::Relaxed);
-                        if stop.load(Ordering::Relaxed) {
-                            break;
-                        }
-                    }
-                    Ok::<_, LabError>(())
-                })
-            })
-            .collect();
-        std::thread::sleep(round);
-        stop.store(true, Ordering::Relaxed);
-        workers.into_iter().map(|worker| worker.join()).collect()
-    });
-    for result in results {
-        result.map_err(|_| LabError::Wrong("a thread of the mix panicked".into()))??;
-    }
-    Ok(total.load(Ordering::Relaxed) as f64 / start.elapsed().as_secs_f64())
+    turns_per_second(threads, round, |thread| {
+        let mut rng = Rng::new(seed ^ (thread as u64) << 32);
+        move || turn(store, mix, thread, files, &mut rng)
+    })
 }
 
-/// The whole engine.
-pub(crate) struct Whole {
+/// The whole engine, on a pool in memory.
+pub struct Whole {
     engine: Engine,
     dirs: Vec<Ino>,
     /// For each thread: what is written, and where reads go.
@@ -155,8 +150,11 @@ pub(crate) struct Whole {
 }
 
 impl Whole {
-    /// A pool in memory that holds the files, half full.
-    pub(crate) fn new(
+    /// A pool that has room for three times the files of so many threads.
+    ///
+    /// # Errors
+    /// See [`engine_in_memory`].
+    pub fn new(
         mkfs: &MkfsOptions,
         mount: &MountOptions,
         mix: Mix,
@@ -164,16 +162,13 @@ impl Whole {
         files: u32,
     ) -> Result<Self, LabError> {
         let bytes = mix.mean_bytes() * u64::from(files) * threads as u64 * 3 + (64 << 20);
-        let region = Region::anonymous(bytes.next_multiple_of(2 << 20))?;
-        touch(&region);
-        ferrite_fs::mkfs(&region, mkfs)?;
-        let engine = Engine::mount(region, mount)?;
+        let engine = engine_in_memory(bytes, mkfs, mount)?;
         let dirs = (0..threads).map(|thread| {
             let made = engine.mkdir(&Cred::root(), ROOT_INO, format!("d{thread}").as_bytes(), 0o755)?;
             Ok(made.ino)
         });
         let dirs = dirs.collect::<Result<_, LabError>>()?;
-        let largest = (2 * mix.mean_bytes().max(WRITE_BYTES) + FILE_BYTES_MAX).max(LOG_BYTES_MAX) as usize;
+        let largest = mix.largest_bytes();
         Ok(Whole {
             engine,
             dirs,
@@ -181,6 +176,15 @@ impl Whole {
                 .map(|_| Mutex::new((vec![7; largest], vec![0; largest])))
                 .collect(),
         })
+    }
+
+    /// How many of the pool's blocks are in use, in percent.
+    ///
+    /// # Errors
+    /// The engine's.
+    pub fn fill_percent(&self) -> Result<u32, LabError> {
+        let space = self.engine.statfs()?;
+        Ok(((space.blocks - space.blocks_free) * 100 / space.blocks.max(1)) as u32)
     }
 
     fn name(file: u32) -> String {
@@ -198,17 +202,10 @@ impl Store for Whole {
     }
 
     fn create(&self, thread: usize, file: u32, bytes: u64) -> Result<(), LabError> {
-        let node = NewNode {
-            kind: FileKind::File,
-            mode: 0o644,
-            rdev: 0,
-        };
-        let made = self
-            .engine
-            .mknod(&Cred::root(), self.dirs[thread], Self::name(file).as_bytes(), &node)?;
+        let made = new_file(&self.engine, self.dirs[thread], &Self::name(file))?;
         let buffers = self.buffers[thread].lock();
         self.engine
-            .open(made.ino, OpenMode::read_write())?
+            .open(made, OpenMode::read_write())?
             .append(&buffers.0[..bytes as usize])?;
         Ok(())
     }

@@ -1,0 +1,19 @@
+//! What tests, benchmarks and the lab share to make work and to judge what it took.
+//!
+//! | module | what lives there |
+//! | --- | --- |
+//! | `random` | [`Rng`] and [`mix`]: numbers that are the same for a seed, for ever |
+//! | `stats` | [`mean`], [`median`] with and without its interval, [`p99`] |
+//! | `rate` | [`turns_per_second`] of several threads |
+//!
+//! *Architecture invariant:* it depends on nothing, so that tests of any crate can use it; the engine and the library
+//! use nothing of it.
+#![forbid(unsafe_code)]
+
+mod random;
+mod rate;
+mod stats;
+
+pub use random::{Rng, mix};
+pub use rate::turns_per_second;
+pub use stats::{mean, median, median_with_interval, p99};
