@@ -51,6 +51,30 @@ fn a_run_of_one_figure_keeps_the_others() {
     assert!(page.contains("<h2 id=\"hdpm-2\">") && page.contains("<h2 id=\"hdpm-9\">"));
 }
 
+/// The page that docs/lab/README.md promises: it is not kept, so it must be there for the asking.
+#[test]
+fn the_page_is_made_from_the_results_that_are_kept() {
+    let published = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/lab/results.json");
+    let dir = tempfile::tempdir().unwrap();
+    let out = dir.path();
+    fs::copy(&published, out.join("results.json")).unwrap();
+    ok(ferrite().args(["lab", "report", "--out"]).arg(out));
+    let page = fs::read_to_string(out.join("report.html")).unwrap();
+    let figures = kept(out);
+    assert!(figures.len() >= 16, "{figures:?}");
+    for figure in &figures {
+        let heading = format!("<h2 id=\"{figure}\">");
+        let (_, rest) = page.split_once(&heading).unwrap_or_else(|| panic!("no {figure}"));
+        let section = rest.split("<h2 ").next().unwrap_or_default();
+        assert!(section.contains("<svg"), "{figure} has no plot");
+    }
+    // Judged again, the results are what they were.
+    assert_eq!(
+        fs::read_to_string(out.join("results.json")).unwrap(),
+        fs::read_to_string(&published).unwrap()
+    );
+}
+
 #[test]
 fn results_that_are_none_are_not_overwritten() {
     let dir = tempfile::tempdir().unwrap();

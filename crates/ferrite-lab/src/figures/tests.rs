@@ -187,6 +187,34 @@ fn the_published_verdicts_are_those_of_their_data_and_say_why() {
     }
 }
 
+/// The table of docs/lab is that of the results beside it.
+#[test]
+fn the_published_table_is_that_of_the_results() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/lab/README.md");
+    let text = std::fs::read_to_string(path).expect("it is kept there");
+    let rows: Vec<String> = published()
+        .iter()
+        .map(|result| {
+            let reasons = &result.verdict.reasons;
+            let count = |begin: &str| reasons.iter().filter(|reason| reason.starts_with(begin)).count();
+            format!(
+                "| {} | {} | {} | {} | {} | {} |",
+                result.info.id,
+                result.info.title,
+                result.verdict.outcome.words(),
+                count("Holds: "),
+                count("Does not hold: "),
+                count("Open, ")
+            )
+        })
+        .collect();
+    let shown: Vec<&str> = text
+        .lines()
+        .filter(|line| line.starts_with("| hashfs") || line.starts_with("| hdpm"))
+        .collect();
+    assert_eq!(shown, rows, "the table should be\n{}", rows.join("\n"));
+}
+
 /// Real data, bent in every direction until claims break: no figure then stays without a reason.
 #[test]
 fn whatever_does_not_hold_has_a_likely_reason() {
