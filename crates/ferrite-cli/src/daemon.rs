@@ -11,7 +11,7 @@ use std::time::Duration;
 use ferrite_fs::Engine;
 use ferrite_pm::Access;
 use ferrite_vfs::FileSystem;
-use ferrite_vfs::trace::{Recorder, Traced};
+use ferrite_vfs::trace::{TraceWriter, Traced};
 
 use super::frost::Frost;
 use super::mount_options::Options;
@@ -65,9 +65,9 @@ pub(crate) fn serve(pool: &Path, dir: &Path, log: Option<&Path>, is_daemon: bool
     // meant.
     let trace = options.trace.as_deref().map(trace_file::open).transpose()?;
     let sink = trace.as_ref().map(File::try_clone).transpose()?;
-    let recorder = sink.map(|sink| Arc::new(Recorder::new(Box::new(sink))));
-    let fs: Arc<dyn FileSystem> = match &recorder {
-        Some(recorder) => Arc::new(Traced::new(engine.clone(), Arc::clone(recorder))),
+    let writer = sink.map(|sink| Arc::new(TraceWriter::new(Box::new(sink))));
+    let fs: Arc<dyn FileSystem> = match &writer {
+        Some(writer) => Arc::new(Traced::new(engine.clone(), Arc::clone(writer))),
         None => Arc::new(engine.clone()),
     };
     let dir = absolute(given_dir)?;
@@ -108,7 +108,7 @@ pub(crate) fn serve(pool: &Path, dir: &Path, log: Option<&Path>, is_daemon: bool
         }
     };
     drop(server);
-    let ended = close(&engine, ended, recorder.as_deref(), options.trace.as_deref());
+    let ended = close(&engine, ended, writer.as_deref(), options.trace.as_deref());
     match &ended {
         // Nobody else is there to be told.
         Err(failure) if is_daemon => tracing::error!("{}", failure.message),
@@ -122,11 +122,11 @@ pub(crate) fn serve(pool: &Path, dir: &Path, log: Option<&Path>, is_daemon: bool
 fn close(
     engine: &Engine,
     served: Result<(), Failure>,
-    recorder: Option<&Recorder>,
+    writer: Option<&TraceWriter>,
     trace: Option<&Path>,
 ) -> Result<(), Failure> {
     // A trace that failed must not keep the pool from being closed in order.
-    let recorded = recorder.map_or(Ok(()), Recorder::finish);
+    let recorded = writer.map_or(Ok(()), TraceWriter::finish);
     engine.unmount()?;
     served?;
     recorded.map_err(|error| {

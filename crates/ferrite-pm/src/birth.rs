@@ -1,6 +1,6 @@
 //! The file of a new pool: all of it is there in the end, or nothing.
 //!
-//! What lives here: [`Newborn`], a file or device that is to become a pool. Only `Mapping::create` makes one.
+//! What lives here: [`Newborn`], a file or device that is to become a pool. Only `MappedMemory::create` makes one.
 //!
 //! Invariant: whatever goes wrong before [`Newborn::keep`], and whoever kills the process, no file is left that was not
 //! there, and one that was has the length it had. A new file therefore has no name until its content is whole, on file

@@ -34,7 +34,7 @@ pub enum Access {
 }
 
 /// A live mapping; unmapped when dropped.
-pub(crate) struct Mapping {
+pub(crate) struct MappedMemory {
     base: *mut u8,
     len: usize,
     /// What was mapped, with the slack for alignment.
@@ -50,11 +50,11 @@ pub(crate) struct Mapping {
 
 // SAFETY: the mapping is plain memory that belongs to this value; access to its bytes is by atomics, or by copies
 // whose races the callers resolve.
-unsafe impl Send for Mapping {}
+unsafe impl Send for MappedMemory {}
 // SAFETY: as above.
-unsafe impl Sync for Mapping {}
+unsafe impl Sync for MappedMemory {}
 
-impl Mapping {
+impl MappedMemory {
     pub(crate) fn base(&self) -> *mut u8 {
         self.base
     }
@@ -64,7 +64,7 @@ impl Mapping {
     }
 
     /// Zeroed memory without a name.
-    pub(crate) fn anonymous(len_bytes: u64) -> Result<Mapping, PmError> {
+    pub(crate) fn anonymous(len_bytes: u64) -> Result<MappedMemory, PmError> {
         let no_memory = |source: io::Error| PmError::NoMemory { len_bytes, source };
         let len = usize::try_from(len_bytes).map_err(|_| no_memory(io::ErrorKind::InvalidInput.into()))?;
         if len == 0 {
@@ -83,7 +83,7 @@ impl Mapping {
         .map_err(|error| no_memory(error.into()))?;
         let base = (outer as usize).next_multiple_of(HUGE_PAGE_BYTES) as *mut u8;
         advise_huge(base, len);
-        Ok(Mapping {
+        Ok(MappedMemory {
             base,
             len,
             outer: (outer.cast(), outer_len),
@@ -96,7 +96,7 @@ impl Mapping {
     }
 
     /// Maps a locked file or device.
-    pub(crate) fn of_file(path: &Path, file: File, found: &Detected, access: Access) -> Result<Mapping, PmError> {
+    pub(crate) fn of_file(path: &Path, file: File, found: &Detected, access: Access) -> Result<MappedMemory, PmError> {
         let len = found.len_bytes as usize;
         let map = |prot: ProtFlags, flags: MapFlags| map_aligned(&file, len, prot, flags, found);
         let both = ProtFlags::READ | ProtFlags::WRITE;
@@ -125,7 +125,7 @@ impl Mapping {
             advise_huge(base, len);
         }
         let page_bytes = found.page_bytes;
-        Ok(Mapping {
+        Ok(MappedMemory {
             base,
             len,
             outer: (base, len),
@@ -138,7 +138,7 @@ impl Mapping {
     }
 
     /// Opens an existing file or device.
-    pub(crate) fn open(path: &Path, access: Access) -> Result<Mapping, PmError> {
+    pub(crate) fn open(path: &Path, access: Access) -> Result<MappedMemory, PmError> {
         let write = access == Access::ReadWrite;
         let file = OpenOptions::new()
             .read(true)
@@ -155,12 +155,12 @@ impl Mapping {
                 why: "empty; make a pool with mkfs".into(),
             });
         }
-        Mapping::of_file(path, file, &found, access)
+        MappedMemory::of_file(path, file, &found, access)
     }
 
     /// Makes a file of `len_bytes`, all of it allocated, or takes a device that is large enough. Whoever asked for it
     /// says in the end whether it is to stay.
-    pub(crate) fn create(path: &Path, len_bytes: u64) -> Result<(Mapping, Newborn), PmError> {
+    pub(crate) fn create(path: &Path, len_bytes: u64) -> Result<(MappedMemory, Newborn), PmError> {
         let newborn = Newborn::open(path)?;
         let file = newborn.file()?;
         lock(path, &file, Access::ReadWrite)?;
@@ -177,11 +177,11 @@ impl Mapping {
                 why,
             });
         }
-        Ok((Mapping::of_file(path, file, &found, Access::ReadWrite)?, newborn))
+        Ok((MappedMemory::of_file(path, file, &found, Access::ReadWrite)?, newborn))
     }
 }
 
-impl Drop for Mapping {
+impl Drop for MappedMemory {
     fn drop(&mut self) {
         // SAFETY: the whole of what was mapped for this value, which is going away with all borrows of it.
         let _ = unsafe { rustix::mm::munmap(self.outer.0.cast(), self.outer.1) };

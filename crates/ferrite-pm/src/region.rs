@@ -18,7 +18,7 @@ use crate::cpu::{self, Isa, LINE_BYTES};
 use crate::crash::Event;
 use crate::error::PmError;
 use crate::faults;
-use crate::map::{Access, Mapping};
+use crate::map::{Access, MappedMemory};
 use crate::medium::Medium;
 use crate::recorder::Recorder;
 use crate::sync::GroupSync;
@@ -37,7 +37,7 @@ pub enum Durability {
 pub struct Region {
     // Declared before the mapping, so that the handler forgets the addresses before they are unmapped.
     faults: faults::Guard,
-    mapping: Mapping,
+    mapping: MappedMemory,
     path: Option<PathBuf>,
     access: Access,
     /// Fences sync: an ordinary file in strict mode, and shared.
@@ -50,7 +50,7 @@ pub struct Region {
 }
 
 impl Region {
-    fn new(mapping: Mapping, path: Option<&Path>, access: Access) -> Region {
+    fn new(mapping: MappedMemory, path: Option<&Path>, access: Access) -> Region {
         let copies = mapping
             .is_to_be_copied
             .then(|| Copies::new(mapping.len(), mapping.page_bytes));
@@ -70,7 +70,11 @@ impl Region {
 
     /// Zeroed memory without a name, on huge pages where the system gives them.
     pub fn anonymous(len_bytes: u64) -> Result<Region, PmError> {
-        Ok(Region::new(Mapping::anonymous(len_bytes)?, None, Access::ReadWrite))
+        Ok(Region::new(
+            MappedMemory::anonymous(len_bytes)?,
+            None,
+            Access::ReadWrite,
+        ))
     }
 
     /// Memory that holds `image`, zero-padded to a whole word. For tests.
@@ -93,7 +97,7 @@ impl Region {
         len_bytes: u64,
         fill: impl FnOnce(&Region) -> Result<(), E>,
     ) -> Result<Region, E> {
-        let (mapping, newborn) = Mapping::create(path, len_bytes)?;
+        let (mapping, newborn) = MappedMemory::create(path, len_bytes)?;
         let region = Region::new(mapping, Some(path), Access::ReadWrite);
         fill(&region)?;
         newborn.keep()?;
@@ -102,7 +106,7 @@ impl Region {
 
     /// Opens a pool file or device and locks it against other openers until dropped.
     pub fn open(path: &Path, access: Access) -> Result<Region, PmError> {
-        let region = Region::new(Mapping::open(path, access)?, Some(path), access);
+        let region = Region::new(MappedMemory::open(path, access)?, Some(path), access);
         match region.why_not_durable().filter(|_| access == Access::ReadWrite) {
             Some(why) => Err(PmError::Unsuitable {
                 path: path.to_path_buf(),
@@ -418,7 +422,7 @@ fn record_store(recorder: &Recorder, offset: u64, values: &[u64], set: &dyn Fn()
     });
 }
 
-impl Mapping {
+impl MappedMemory {
     /// Granularity at which a faulting page can be replaced: that of the file's pages, not of transparent huge pages.
     fn page_bytes_for_faults(&self) -> u64 {
         if self.medium == Medium::NamedDram || self.medium == Medium::Dax {
@@ -466,7 +470,7 @@ mod tests {
             let file = File::open(&self.path).unwrap();
             let access = Access::ReadOnlyPrivate;
             Region::new(
-                Mapping::of_file(&self.path, file, &found, access).unwrap(),
+                MappedMemory::of_file(&self.path, file, &found, access).unwrap(),
                 Some(&self.path),
                 access,
             )

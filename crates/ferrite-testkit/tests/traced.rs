@@ -1,4 +1,5 @@
-//! The reference engine behind a recorder: it must pass whatever it passes alone, and the trace must be readable.
+//! The reference engine behind a writer of traces: it must pass whatever it passes alone, and its trace must be
+//! readable.
 
 use std::io;
 use std::sync::{Arc, Mutex};
@@ -9,7 +10,7 @@ use ferrite_testkit::rng::Rng;
 use ferrite_testkit::{TestEngine, linear, posix};
 use ferrite_vfs::FileSystem;
 use ferrite_vfs::memfs::MemFs;
-use ferrite_vfs::trace::{Event, Recorder, Traced, parse};
+use ferrite_vfs::trace::{Event, TraceWriter, Traced, parse};
 
 #[derive(Clone, Default)]
 struct Shared(Arc<Mutex<Vec<u8>>>);
@@ -34,17 +35,17 @@ impl Shared {
 
 struct TracedEngine {
     fs: Traced<MemFs>,
-    recorder: Arc<Recorder>,
+    writer: Arc<TraceWriter>,
     trace: Shared,
 }
 
 impl TracedEngine {
     fn new() -> TracedEngine {
         let trace = Shared::default();
-        let recorder = Arc::new(Recorder::new(Box::new(trace.clone())));
+        let writer = Arc::new(TraceWriter::new(Box::new(trace.clone())));
         TracedEngine {
-            fs: Traced::new(MemFs::new(), Arc::clone(&recorder)),
-            recorder,
+            fs: Traced::new(MemFs::new(), Arc::clone(&writer)),
+            writer,
             trace,
         }
     }
@@ -58,7 +59,7 @@ impl TestEngine for TracedEngine {
     fn remount(&mut self) {}
 
     fn check(&self) {
-        self.recorder.finish().expect("memory takes everything");
+        self.writer.finish().expect("memory takes everything");
         self.trace.events();
     }
 }
@@ -89,7 +90,7 @@ fn events_survive_the_text() {
     let mut rng = Rng::new(seed);
     for _ in 0..200 {
         let trace = Shared::default();
-        let recorder = Recorder::new(Box::new(trace.clone()));
+        let writer = TraceWriter::new(Box::new(trace.clone()));
         let mut end = 0;
         let events: Vec<Event> = (0..rng.below(300))
             .map(|_| {
@@ -112,8 +113,8 @@ fn events_survive_the_text() {
                 }
             })
             .collect();
-        events.iter().for_each(|&event| recorder.record(event));
-        recorder.finish().expect("memory takes everything");
+        events.iter().for_each(|&event| writer.record(event));
+        writer.finish().expect("memory takes everything");
         assert_eq!(trace.events(), events, "FERRITE_SEED={seed}");
     }
 }

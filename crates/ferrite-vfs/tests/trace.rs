@@ -4,7 +4,7 @@ use std::io::{self, Write};
 use std::sync::Arc;
 
 use ferrite_vfs::memfs::MemFs;
-use ferrite_vfs::trace::{Event, Recorder, TraceError, Traced, parse};
+use ferrite_vfs::trace::{Event, TraceError, TraceWriter, Traced, parse};
 use ferrite_vfs::{Cred, FallocateMode, FileKind, FileSystem, NewNode, OpenMode, ROOT_INO, SetAttr};
 use parking_lot::Mutex;
 
@@ -49,8 +49,8 @@ fn what_succeeds_is_recorded_and_only_that() {
         .write_at(0, &[1; 9000])
         .unwrap();
     let shared = Shared::default();
-    let recorder = Arc::new(Recorder::new(Box::new(shared.clone())));
-    let fs = Traced::new(memory, Arc::clone(&recorder));
+    let writer = Arc::new(TraceWriter::new(Box::new(shared.clone())));
+    let fs = Traced::new(memory, Arc::clone(&writer));
     let size = |size| SetAttr {
         size: Some(size),
         ..SetAttr::default()
@@ -83,7 +83,7 @@ fn what_succeeds_is_recorded_and_only_that() {
     // Nobody opens it, but its number may have been another file's before.
     let empty = file(&fs, b"empty");
     assert_eq!(shared.text(), "", "it is passed on late");
-    recorder.finish().unwrap();
+    writer.finish().unwrap();
     let text = format!(
         "ferrite-trace 1\nf {log} 0\n5\n10\nf {old} 9000\n4096@4096\n{log}:5\n{old}:4096\nt {log} 3\n1\nf {cut} 0\nt \
          {cut} 77\nf {empty} 0\n"
@@ -168,12 +168,12 @@ impl Write for Full {
 
 #[test]
 fn a_trace_that_cannot_be_written_disturbs_nobody() {
-    let recorder = Arc::new(Recorder::new(Box::new(Full)));
-    let fs = Traced::new(MemFs::new(), Arc::clone(&recorder));
+    let writer = Arc::new(TraceWriter::new(Box::new(Full)));
+    let fs = Traced::new(MemFs::new(), Arc::clone(&writer));
     let handle = fs.open(file(&fs, b"f"), OpenMode::read_write()).unwrap();
     for offset in 0..50_000 {
         assert_eq!(handle.write_at(offset * 3, b"x"), Ok(1));
     }
-    assert_eq!(recorder.finish().unwrap_err().kind(), io::ErrorKind::StorageFull);
-    assert!(recorder.finish().is_ok(), "said once");
+    assert_eq!(writer.finish().unwrap_err().kind(), io::ErrorKind::StorageFull);
+    assert!(writer.finish().is_ok(), "said once");
 }

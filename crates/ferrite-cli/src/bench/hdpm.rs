@@ -12,7 +12,7 @@ use ferrite_measure::mix;
 use ferrite_pm::Region;
 use ferrite_vfs::{FileSystem, OpenFile, OpenMode, ROOT_INO};
 
-use super::core::{FILL_PERCENT, pool};
+use super::operations::{FILL_PERCENT, pool};
 use super::{Circumstances, Duel, Effort, Output, page, whole};
 use crate::Failure;
 

@@ -13,7 +13,7 @@ use ferrite_lab::mixes::{Mix, Store, Whole, fill, rate};
 use ferrite_measure::median;
 use parking_lot::Mutex;
 
-use super::core::TmpfsDir;
+use super::operations::TmpfsDir;
 use super::threads::SLICE;
 use super::{Circumstances, Effort, Output, Row};
 use crate::Failure;

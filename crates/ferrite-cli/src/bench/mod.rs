@@ -4,12 +4,12 @@
 //! so that what else the machine does hits both; the ratio is the median of the rounds' ratios. Counts come from the
 //! engine.
 
-mod core;
 mod hdpm;
 mod mapping;
 mod misses;
 mod mixes;
 mod mount;
+mod operations;
 mod recovery;
 mod threads;
 
@@ -59,7 +59,7 @@ pub(crate) struct Bench {
 /// All groups, and what is measured in each.
 fn groups() -> [(&'static str, Vec<&'static str>); 7] {
     [
-        ("core", core::NAMES.to_vec()),
+        ("core", operations::NAMES.to_vec()),
         ("threads", vec![threads::NAME]),
         ("hdpm", hdpm::names()),
         ("mixes", mixes::names()),
@@ -151,7 +151,7 @@ impl Bench {
         let wanted = self.wanted()?;
         let wanted = |group: &str| wanted.contains(&group);
         if wanted("core") {
-            core::run(effort, &mut out)?;
+            operations::run(effort, &mut out)?;
         }
         if wanted("threads") {
             threads::run(effort, &mut out)?;

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use ferrite_pm::Counters;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
-use super::core::TmpfsDir;
+use super::operations::TmpfsDir;
 use super::{Circumstances, Duel, Effort, Output, page, whole};
 use crate::{FAILED, Failure};
 

@@ -7,7 +7,7 @@ use ferrite_measure::{median, turns_per_second};
 use ferrite_pm::Region;
 use ferrite_vfs::{FileSystem, OpenMode};
 
-use super::core::{FILL_PERCENT, pool};
+use super::operations::{FILL_PERCENT, pool};
 use super::{Circumstances, Effort, Output, Row, page, whole};
 use crate::Failure;
 

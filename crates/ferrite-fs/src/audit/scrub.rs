@@ -63,7 +63,7 @@ pub(crate) fn scrub<'e>(core: &'e Core, bytes_per_second: Option<u64>, progress:
             scrub.pace();
         }
     }
-    core.events.scrubbed(&scrub.report);
+    core.incidents.scrubbed(&scrub.report);
     Ok(scrub.report)
 }
 
@@ -79,7 +79,7 @@ fn text(error: FsError) -> String {
 impl Scrub<'_> {
     /// Says if it is one more of those that are kept.
     fn find(&mut self, what: String) -> bool {
-        self.core.events.find("a scrub", &what);
+        self.core.incidents.find("a scrub", &what);
         // The mount may have told it.
         if self.report.findings.contains(&what) {
             return false;

@@ -29,7 +29,7 @@ pub(crate) fn collect(core: &Core) -> PoolInfo {
     let (map_slots, map_slots_free) = core.map.slots();
     let medium = core.region.medium();
     let counters = core.region.counters();
-    let (runtime_findings, runtime_findings_total) = core.events.findings();
+    let (runtime_findings, runtime_findings_total) = core.incidents.findings();
     PoolInfo {
         uuid: format!("{:032x}", superblock.uuid),
         format_version: superblock.version,
@@ -79,7 +79,7 @@ pub(crate) fn collect(core: &Core) -> PoolInfo {
         damage_stops_changes: core.damage.stops_changes(),
         runtime_findings,
         runtime_findings_total,
-        last_scrub: core.events.last_scrub(),
+        last_scrub: core.incidents.last_scrub(),
         dram: dram(core),
         fences: counters.fences,
         lines_written_back: counters.lines_written_back,

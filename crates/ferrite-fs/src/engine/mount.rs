@@ -38,7 +38,7 @@ use crate::format::layout::{
     CONTROL_BOOT, CONTROL_MOUNTS, CONTROL_OWNER, CONTROL_STATE, STATE_CLEAN, STATE_IN_USE, Superblock,
 };
 use crate::health::damage::Damage;
-use crate::health::events::Events;
+use crate::health::incidents::Incidents;
 use crate::journal::replay::Losses;
 use crate::journal::{Journal, replay};
 use crate::options::MountOptions;
@@ -154,7 +154,7 @@ pub(crate) fn mount(mut region: Region, options: &MountOptions) -> Result<Core, 
         folds: Folds::default(),
         slabs_left: AtomicU64::new(0),
         damage,
-        events: Events::default(),
+        incidents: Incidents::default(),
     };
     Ok(core)
 }

@@ -1,4 +1,4 @@
 //! Floor 2, what is wrong: damage that the mount found, and what operations met since.
 
 pub(crate) mod damage;
-pub(crate) mod events;
+pub(crate) mod incidents;

@@ -24,7 +24,7 @@ use crate::format::inode::Inode;
 use crate::format::layout::{LINE_BYTES, Superblock};
 use crate::format::unit::Unit;
 use crate::health::damage::Damage;
-use crate::health::events::Events;
+use crate::health::incidents::Incidents;
 use crate::journal::Journal;
 use crate::options::MountOptions;
 use crate::space::blocks::BlockAlloc;
@@ -77,7 +77,7 @@ pub(crate) struct Core {
     /// What the mount found.
     pub(crate) damage: Damage,
     /// What was met since.
-    pub(crate) events: Events,
+    pub(crate) incidents: Incidents,
     pub(crate) failed: OnceLock<String>,
     pub(crate) closed: AtomicBool,
     /// Records by which the mapping moved entries, since the mount.
@@ -148,7 +148,7 @@ impl Core {
         if let Err(FsError::Damaged(damage)) = &answer
             && !self.has_ended()
         {
-            self.events.find("an operation", &damage.to_string());
+            self.incidents.find("an operation", &damage.to_string());
         }
         answer
     }

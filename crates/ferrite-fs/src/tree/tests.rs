@@ -139,7 +139,7 @@ fn what_follows_the_commit_makes_no_error_of_a_success() {
             .rename(ROOT_INO, b"source", ROOT_INO, b"target", RenameMode::Replace)
             .unwrap();
         assert_eq!(engine.lookup(ROOT_INO, b"target").unwrap().ino, source);
-        let (_, told) = engine.core().events.findings();
+        let (_, told) = engine.core().incidents.findings();
         assert_eq!(told, 2, "{mapping:?}: the damage was told, once each");
         assert!(!engine.is_read_only());
     }

@@ -1,7 +1,7 @@
 //! Traces: which parts of which files a program wrote, as text, to be looked at or replayed later.
 //!
-//! What lives here: the format, both ways ([`Recorder`] writes it, [`parse`] reads it), and [`Traced`], which records
-//! what passes through to any engine. A trace holds no names, no content and no times.
+//! What lives here: the format, both ways ([`TraceWriter`] writes it, [`parse`] reads it), and [`Traced`], which
+//! records what passes through to any engine. A trace holds no names, no content and no times.
 //!
 //! The first line is `ferrite-trace 1`. Lines that begin with `#`, and empty ones, say nothing. Every other line is an
 //! [`Event`]:
@@ -16,7 +16,7 @@
 //! left: behind the last write to it, or at its end after `f` and `t`. So a log is a list of lengths, and any whole
 //! lines from the beginning of a trace are a trace.
 //!
-//! Invariant: [`parse`] of what a [`Recorder`] wrote gives the events it was told, in their order.
+//! Invariant: [`parse`] of what a [`TraceWriter`] wrote gives the events it was told, in their order.
 
 mod traced;
 
@@ -34,7 +34,7 @@ pub use traced::Traced;
 pub const HEADER: &str = "ferrite-trace 1";
 /// No offset or length in a trace is larger; that of the longest file.
 pub const MAX_BYTES: u64 = crate::memfs::MAX_FILE_BYTES;
-/// A recorder passes its lines on when it has so many bytes of them.
+/// A writer passes its lines on when it has so many bytes of them.
 const BUFFER_BYTES: usize = 64 << 10;
 
 /// What a line of a trace says.
@@ -229,7 +229,7 @@ pub fn parse(text: &str) -> Result<Vec<Event>, TraceError> {
 
 /// Writes a trace as its events happen. Threads may share it; the order of their events is that in which they come
 /// here.
-pub struct Recorder(Mutex<Recording>);
+pub struct TraceWriter(Mutex<Recording>);
 
 struct Recording {
     known: Known,
@@ -240,10 +240,10 @@ struct Recording {
     failed: Option<io::Error>,
 }
 
-impl Recorder {
+impl TraceWriter {
     /// Records to `sink`, from which nothing is read. Lines are gathered and passed on by 64 KiB, always whole.
-    pub fn new(sink: Box<dyn Write + Send>) -> Recorder {
-        Recorder(Mutex::new(Recording {
+    pub fn new(sink: Box<dyn Write + Send>) -> TraceWriter {
+        TraceWriter(Mutex::new(Recording {
             known: Known::default(),
             text: format!("{HEADER}\n"),
             sink,

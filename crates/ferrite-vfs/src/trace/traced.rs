@@ -1,11 +1,11 @@
-//! [`Traced`]: an engine that tells a recorder what is written to it.
+//! [`Traced`]: an engine that tells a writer of traces what is written to it.
 //!
 //! What succeeded is recorded, after it was done: writes, appends, new sizes, files made, and files opened for writing
 //! for the first time. `fallocate` is not: it writes no data. Everything is passed to the engine as it came.
 
 use std::sync::Arc;
 
-use super::{Event, Recorder};
+use super::{Event, TraceWriter};
 use crate::{
     Attr, Cred, DirEntry, FallocateMode, FileKind, FileSystem, Ino, NewNode, OpenFile, OpenMode, RenameMode, Result,
     SetAttr, StatFs, XattrMode,
@@ -14,25 +14,25 @@ use crate::{
 /// An engine, recorded.
 pub struct Traced<F> {
     inner: F,
-    recorder: Arc<Recorder>,
+    writer: Arc<TraceWriter>,
 }
 
 impl<F: FileSystem> Traced<F> {
-    /// Passes everything to `inner` and tells `recorder` of it.
-    pub fn new(inner: F, recorder: Arc<Recorder>) -> Traced<F> {
-        Traced { inner, recorder }
+    /// Passes everything to `inner` and tells `writer` of it.
+    pub fn new(inner: F, writer: Arc<TraceWriter>) -> Traced<F> {
+        Traced { inner, writer }
     }
 }
 
 struct TracedFile {
     inner: Arc<dyn OpenFile>,
-    recorder: Arc<Recorder>,
+    writer: Arc<TraceWriter>,
 }
 
 impl TracedFile {
     fn wrote(&self, offset_bytes: u64, len_bytes: usize) {
         if len_bytes > 0 {
-            self.recorder.record(Event::Write {
+            self.writer.record(Event::Write {
                 ino: self.inner.ino(),
                 offset_bytes,
                 len_bytes: len_bytes as u64,
@@ -57,8 +57,8 @@ impl<F: FileSystem> FileSystem for Traced<F> {
         };
         let before = self.inner.getattr(ino)?;
         let attr = self.inner.setattr(ino, set)?;
-        self.recorder.introduce(ino, before.size);
-        self.recorder.record(Event::Truncate { ino, len_bytes });
+        self.writer.introduce(ino, before.size);
+        self.writer.record(Event::Truncate { ino, len_bytes });
         Ok(attr)
     }
 
@@ -66,7 +66,7 @@ impl<F: FileSystem> FileSystem for Traced<F> {
         let attr = self.inner.mknod(cred, parent, name, node)?;
         if node.kind == FileKind::File {
             // The number may have been another file's before.
-            self.recorder.record(Event::File {
+            self.writer.record(Event::File {
                 ino: attr.ino,
                 len_bytes: 0,
             });
@@ -78,11 +78,11 @@ impl<F: FileSystem> FileSystem for Traced<F> {
         let inner = self.inner.open(ino, mode)?;
         if mode.write {
             // Looked at before it is told: whoever wrote to it since has introduced it.
-            self.recorder.introduce(ino, inner.getattr()?.size);
+            self.writer.introduce(ino, inner.getattr()?.size);
         }
         Ok(Arc::new(TracedFile {
             inner,
-            recorder: Arc::clone(&self.recorder),
+            writer: Arc::clone(&self.writer),
         }))
     }
 

@@ -1,6 +1,6 @@
 //! What went wrong, and what was looked at, since the mount: for `ferrite info` and the log.
 //!
-//! What lives here: [`Events`], one a mounted pool. Damage that a mount finds is in [`super::damage`]; here is what
+//! What lives here: [`Incidents`], one a mounted pool. Damage that a mount finds is in [`super::damage`]; here is what
 //! operations and scrubs meet later. Noting takes a lock, so it is for errors only.
 //!
 //! Invariants:
@@ -27,7 +27,7 @@ struct Kept {
 
 /// Findings and scrubs since the mount.
 #[derive(Default)]
-pub(crate) struct Events {
+pub(crate) struct Incidents {
     kept: Mutex<Kept>,
 }
 
@@ -35,7 +35,7 @@ fn now_s() -> i64 {
     clock_gettime(ClockId::Realtime).tv_sec
 }
 
-impl Events {
+impl Incidents {
     /// Notes damage that `by` met, and tells the log.
     #[cold]
     pub(crate) fn find(&self, by: &str, what: &str) {
@@ -95,17 +95,17 @@ mod tests {
 
     #[test]
     fn what_is_kept_is_bounded_and_counted() {
-        let events = Events::default();
+        let incidents = Incidents::default();
         for round in 0..3 {
             for n in 0..KEPT_MAX {
-                assert_eq!(events.note(&format!("block {n}")), round + 1);
+                assert_eq!(incidents.note(&format!("block {n}")), round + 1);
             }
         }
-        let (kept, total) = events.findings();
+        let (kept, total) = incidents.findings();
         assert_eq!((kept.len(), total), (KEPT_MAX, 3 * KEPT_MAX as u64));
         assert_eq!((kept[0].what.as_str(), kept[0].count), ("block 0", 3));
-        events.note("one more");
-        let (kept, total) = events.findings();
+        incidents.note("one more");
+        let (kept, total) = incidents.findings();
         assert_eq!((kept.len(), total), (KEPT_MAX, 3 * KEPT_MAX as u64 + 1));
         assert_eq!(kept[0].what, "block 1", "the first is gone");
         assert_eq!(kept[KEPT_MAX - 1].what, "one more");

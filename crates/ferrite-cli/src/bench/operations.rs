@@ -1,4 +1,4 @@
-//! The engine in this process, one thread, a pool in DRAM that is 80 % full.
+//! Group `core`: single operations of the engine in this process, one thread, a pool in DRAM that is 80 % full.
 
 use std::cell::Cell;
 use std::fs::{File, OpenOptions};
