@@ -517,11 +517,11 @@ pub(crate) fn page_log(data: &[u8]) {
 pub(crate) fn fsck_repair(data: &[u8]) {
     let image = patch(everything(data), data);
     let open = |image: &[u8]| Region::from_image(image).expect("memory for a pool");
-    let Ok((report, mend)) = repair(open(&image), &mut |_, _, _| {}) else {
+    let Ok((report, rewrite)) = repair(open(&image), &mut |_, _, _| {}) else {
         return;
     };
     let region = open(&image);
-    if mend.apply(&region).is_err() || !report.after.findings.is_empty() {
+    if rewrite.apply(&region).is_err() || !report.after.findings.is_empty() {
         return;
     }
     let mut repaired = vec![0; POOL_BYTES as usize];

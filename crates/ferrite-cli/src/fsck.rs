@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use ferrite_fs::mend::Mend;
+use ferrite_fs::rewrite::Rewrite;
 use ferrite_fs::{FsckOptions, FsckReport, RepairReport};
 use ferrite_pm::{Access, Region};
 
@@ -159,11 +159,11 @@ impl Fsck {
             &mut |phase, done, total| bar.show(phase, done, total),
         );
         drop(bar);
-        let (report, mend) = planned.map_err(|error| self.cannot(&error))?;
+        let (report, rewrite) = planned.map_err(|error| self.cannot(&error))?;
         let loses = report.mended.iter().any(|mended| mended.loss);
         let refused = !self.repair && loses;
         if !refused && !report.mended.is_empty() {
-            self.carry_out(&mend)?;
+            self.carry_out(&rewrite)?;
         }
         let code = match (refused, report.mended.is_empty(), report.after.findings.is_empty()) {
             (true, _, _) | (_, _, false) => ERRORS_LEFT,
@@ -178,9 +178,9 @@ impl Fsck {
         Ok(code)
     }
 
-    fn carry_out(&self, mend: &Mend) -> Result<(), Failure> {
+    fn carry_out(&self, rewrite: &Rewrite) -> Result<(), Failure> {
         let region = self.open(Access::ReadWrite)?;
-        mend.apply(&region).map_err(|error| self.cannot(&error))
+        rewrite.apply(&region).map_err(|error| self.cannot(&error))
     }
 
     fn tell(&self, report: &RepairReport, refused: bool) {

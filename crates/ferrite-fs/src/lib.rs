@@ -17,7 +17,7 @@
 //! | 0 | `error`, `options`, `planted`, `thread` | words that all floors use |
 //!
 //! *Architecture invariant:* structures on the medium change only by applying a committed record. Words are stored
-//! outside `journal` in four places alone: `mkfs`; the control words of mount, unmount and freeze; [`mend`], which
+//! outside `journal` in four places alone: `mkfs`; the control words of mount, unmount and freeze; [`rewrite`], which
 //! applies a repair as a record would; and folds, which change no content (`page/fold.rs`).
 //!
 //! *Architecture invariant:* there is no `unsafe` here; the medium is reached through `ferrite-pm` alone.
@@ -41,9 +41,9 @@ mod thread;
 mod tree;
 
 pub use audit::fsck::{fsck, fsck_with};
-pub use audit::mend;
 pub use audit::owner::{MAYBE_COPIED, disown, may_be_live_copy};
 pub use audit::repair::{repair, repair_with};
+pub use audit::rewrite;
 pub use engine::{Engine, create, create_telling, identify, is_clean, mkfs};
 pub use error::EngineError;
 pub use format::layout::{self, Superblock};

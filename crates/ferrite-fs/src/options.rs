@@ -480,13 +480,6 @@ pub struct Finding {
     pub what: String,
 }
 
-impl Finding {
-    /// In one line.
-    pub(crate) fn told(&self) -> String {
-        format!("{}: {}", self.phase, self.what)
-    }
-}
-
 /// What fsck saw.
 #[derive(Debug, Clone, Default, Serialize)]
 pub struct FsckReport {

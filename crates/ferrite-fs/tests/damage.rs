@@ -293,12 +293,12 @@ fn work_elsewhere(engine: &Engine, dir: Ino) {
 /// Repairs a pool, and mounts it: nothing is wrong with it any more.
 fn repaired(image: &[u8]) -> Engine {
     let open = |image: &[u8]| Region::from_image(image).unwrap();
-    let (report, mend) = repair(open(image), &mut |_, _, _| {}).unwrap();
+    let (report, rewrite) = repair(open(image), &mut |_, _, _| {}).unwrap();
     assert!(report.after.findings.is_empty(), "{:?}", report.after.findings);
     let recorder = Recorder::new(image.to_vec());
     let mut region = open(image);
     region.attach_recorder(Arc::clone(&recorder));
-    mend.apply(&region).unwrap();
+    rewrite.apply(&region).unwrap();
     let engine = Engine::mount(open(&recorder.log().final_image()), &quiet()).unwrap();
     assert!(
         engine.damage().is_empty() && !engine.is_read_only(),

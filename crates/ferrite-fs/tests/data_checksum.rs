@@ -254,10 +254,10 @@ fn a_page_in_the_place_of_a_hole_is_told() {
                     "{mapping}, page {page} of {place}: {read:?}"
                 );
             }
-            let (report, mend) = repair(open_image(&damaged), &mut |_, _, _| {}).unwrap();
+            let (report, rewrite) = repair(open_image(&damaged), &mut |_, _, _| {}).unwrap();
             assert!(report.after.findings.is_empty(), "{:?}", report.after.findings);
             let region = open_image(&damaged);
-            mend.apply(&region).unwrap();
+            rewrite.apply(&region).unwrap();
             let engine = Engine::mount(region, &quiet()).unwrap();
             let ino = engine.lookup(ROOT_INO, b"sparse").unwrap().ino;
             for (page, expected) in [(2, &content[..]), (place, &[0; PAGE]), (400, &content)] {

@@ -215,13 +215,13 @@ fn what_cannot_be_read_is_not_repaired() {
     // A repair that was worked out while all could be read.
     let mut hit = whole.clone();
     hit[superblock.inode_offset(1) as usize + 100] ^= 1;
-    let (report, mend) = repair(Region::from_image(&hit).unwrap(), &mut |_, _, _| {}).unwrap();
+    let (report, rewrite) = repair(Region::from_image(&hit).unwrap(), &mut |_, _, _| {}).unwrap();
     assert!(!report.mended.is_empty());
     fs::write(&path, &hit).unwrap();
     let region = Region::open(&path, Access::ReadWrite).unwrap();
     let file = fs::OpenOptions::new().write(true).open(&path).unwrap();
     file.set_len(4096).unwrap();
-    let error = mend.apply(&region).unwrap_err();
+    let error = rewrite.apply(&region).unwrap_err();
     assert!(matches!(error, EngineError::Medium(_)), "{error}");
     assert!(fs::read(&path).unwrap() == hit[..4096]);
 }

@@ -190,11 +190,11 @@ fn a_lost_record_is_told_until_a_repair_accepts_it() {
         assert!(findings(&image).iter().any(|what| what.contains("ring 0")));
     }
     let damaged = recorder.log().final_image();
-    let (report, mend) = repair(Region::from_image(&damaged).unwrap(), &mut |_, _, _| {}).unwrap();
+    let (report, rewrite) = repair(Region::from_image(&damaged).unwrap(), &mut |_, _, _| {}).unwrap();
     let accepted = report.mended.iter().find(|mended| mended.phase == "journal").unwrap();
     assert!(accepted.loss && accepted.what.contains("lost"), "{accepted:?}");
     assert!(report.after.findings.is_empty(), "{:?}", report.after.findings);
-    mend.apply(&region(&damaged)).unwrap();
+    rewrite.apply(&region(&damaged)).unwrap();
     let repaired = recorder.log().final_image();
     assert_eq!(
         findings(&repaired),

@@ -7,29 +7,29 @@
 
 use crate::audit::boot::stale_boot;
 use crate::audit::owner::{MAYBE_COPIED, may_be_live_copy};
+use crate::audit::rules::dirs::Header;
+use crate::audit::rules::logs::Met;
+use crate::audit::rules::{View, dirs, inodes, links, logs, names, pages, superblock};
+use crate::audit::wrong::{BlockWrong, EntryWrong, PageWrong, Wrong};
 use crate::format::log_entry::has_log;
-use crate::page::scan;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use ferrite_map::bitmap::AtomicBitmap;
-use ferrite_map::{FileMap, MapEntry, PageId};
+use ferrite_map::{FileMap, MapEntry};
 use ferrite_pm::Region;
-use ferrite_vfs::{FileKind, ROOT_INO};
+use ferrite_vfs::ROOT_INO;
 use parking_lot::Mutex;
-use rustc_hash::FxHashMap;
 
-use crate::audit::mend;
+use crate::audit::rewrite;
 use crate::error::EngineError;
-use crate::format::data_sum;
-use crate::format::dentry::{self, FIRST_ENTRY};
-use crate::format::inode::{INLINE_BYTES, Inode};
-use crate::format::layout::lblks;
-use crate::format::layout::{BLOCK_BYTES, MAX_FILE_BYTES, Superblock};
-use crate::format::xattr;
+use crate::format::dentry::Entry;
+use crate::format::inode::Inode;
+use crate::format::layout::{BLOCK_BYTES, Superblock};
 use crate::journal::replay::{self, Losses};
 use crate::options::{Finding, FsckOptions, FsckReport};
 use crate::space::names::NameTable;
+use crate::space::segments::LogSpace;
 
 /// Findings kept; a ruined pool would otherwise fill the memory with them.
 const FINDINGS_MAX: usize = 1000;
@@ -46,9 +46,12 @@ struct Check {
     names: NameTable,
     /// Blocks seen to have an owner.
     owned: AtomicBitmap,
-    /// Per inode: pages mapped, and names found (for directories: subdirectories).
+    /// Per inode: pages mapped, names found, and directories found in it.
     pages: Vec<AtomicU32>,
     links: Vec<AtomicU32>,
+    subdirs: Vec<AtomicU32>,
+    /// Name slots by which an entry is found.
+    found_slots: AtomicBitmap,
     /// Pages that have logs.
     logged: Mutex<Vec<MapEntry>>,
     /// Blocks of directories: directory, logical block, block. Sorted before they are used.
@@ -68,7 +71,8 @@ pub fn fsck(region: Region, progress: Progress<'_>) -> Result<FsckReport, Engine
 /// As [`fsck`], with choices.
 pub fn fsck_with(region: Region, options: FsckOptions, progress: Progress<'_>) -> Result<FsckReport, EngineError> {
     let superblock = Superblock::find(&region)?;
-    let mut findings = superblock_findings(&region, &superblock);
+    let copies = superblock::copies(&region, &superblock);
+    let mut findings: Vec<Finding> = copies.iter().map(Wrong::finding).collect();
     if let Some(stale) = stale_boot(&region) {
         findings.push(Finding {
             phase: "control",
@@ -81,7 +85,7 @@ pub fn fsck_with(region: Region, options: FsckOptions, progress: Progress<'_>) -
             what: MAYBE_COPIED.into(),
         });
     }
-    if let Err(error) = mend::finish(&region, &superblock) {
+    if let Err(error) = rewrite::finish(&region, &superblock) {
         findings.push(Finding {
             phase: "journal",
             what: error.cause(),
@@ -122,8 +126,10 @@ pub(crate) fn check(
         map: superblock.mapping.open(Arc::clone(&region), superblock.map_geometry()),
         names: NameTable::new(Arc::clone(&region), &superblock),
         owned: AtomicBitmap::new(superblock.blocks),
+        found_slots: AtomicBitmap::new(superblock.name_slots),
         pages: counters(),
         links: counters(),
+        subdirs: counters(),
         logged: Mutex::default(),
         dir_blocks: Mutex::default(),
         findings: Mutex::new(findings),
@@ -148,30 +154,19 @@ pub(crate) fn check(
     report
 }
 
-/// What is wrong with the copies of the superblock.
-pub(crate) fn superblock_findings(region: &Region, superblock: &Superblock) -> Vec<Finding> {
-    let mut block = vec![0; BLOCK_BYTES as usize];
-    let mut findings = Vec::new();
-    for (name, offset) in [("first", 0), ("second", superblock.second_copy_offset())] {
-        region.read(offset, &mut block);
-        let wrong = match Superblock::decode(&block) {
-            Ok(found) if found == *superblock => continue,
-            Ok(_) => format!("the {name} copy differs"),
-            Err(error) => format!("the {name} copy: {}", error.cause()),
-        };
-        findings.push(Finding {
-            phase: "superblock",
-            what: wrong,
-        });
-    }
-    findings
-}
-
 impl Check {
-    fn find(&self, phase: &'static str, what: String) {
+    fn view(&self) -> View<'_> {
+        View {
+            region: &self.region,
+            superblock: &self.superblock,
+            map: self.map.as_ref(),
+        }
+    }
+
+    fn find(&self, wrong: &Wrong) {
         let mut findings = self.findings.lock();
         if findings.len() < FINDINGS_MAX {
-            findings.push(Finding { phase, what });
+            findings.push(wrong.finding());
         } else {
             self.more.store(true, Ordering::Relaxed);
         }
@@ -186,42 +181,46 @@ impl Check {
     }
 
     /// Notes an owner of `block`; says what is wrong with that.
-    fn own(&self, block: u32) -> Option<&'static str> {
-        if !self.superblock.is_data_block(block) {
-            return Some("which is no data block");
-        }
-        (!self.owned.claim(u64::from(block) - self.superblock.first_block))
-            .then_some("which belongs to another as well")
+    fn own(&self, block: u32) -> Result<(), BlockWrong> {
+        self.view().own(block, |block| self.claim(block))
+    }
+
+    fn claim(&self, block: u32) -> bool {
+        self.owned.claim(u64::from(block) - self.superblock.first_block)
     }
 
     fn mapping(&self) -> u64 {
         let pages = AtomicU64::new(0);
-        let visit = |entry: MapEntry| {
+        let visit = |at: MapEntry| {
             pages.fetch_add(1, Ordering::Relaxed);
-            let MapEntry { ino, lblk, word, slot } = entry;
-            let at = format!("mapping slot {slot} (inode {ino}, page {lblk})");
-            let inode = self.is_ino(ino).then(|| self.load(ino)).filter(Inode::in_use);
-            let Some(inode) = inode else {
-                self.find("mapping", format!("{at}: the inode is free"));
-                return;
+            let MapEntry { ino, lblk, word, .. } = at;
+            let inode = match pages::owner(self.view(), &at) {
+                Ok(inode) => inode,
+                Err(what) => return self.find(&Wrong::Page { at, what }),
             };
             self.pages[ino as usize].fetch_add(1, Ordering::Relaxed);
             if has_log(word) {
-                self.logged.lock().push(entry);
+                self.logged.lock().push(at);
             }
             if inode.is_dir() {
                 self.dir_blocks.lock().push((ino, lblk, word.page()));
-            } else if !word.is_unwritten() && u64::from(lblk) >= inode.written_end() && inode.is_sound(ino) {
-                self.find("mapping", format!("{at}: lies behind the end of the file"));
             }
-            if let Some(wrong) = self.own(word.page()) {
-                self.find("mapping", format!("{at}: names block {}, {wrong}", word.page()));
+            if inodes::of_itself(ino, &inode).is_none()
+                && let Some(wrong) = pages::end(&at, &inode)
+            {
+                self.find(&wrong);
+            }
+            if let Err(what) = self.own(word.page()) {
+                let what = PageWrong::Block(what);
+                self.find(&Wrong::Page { at, what });
             }
         };
         if self.map.hashed_keys().is_some() {
             // Its loading looks at everything, on two threads.
             if let Err(error) = self.map.load(2, &visit) {
-                self.find("mapping", error.to_string());
+                self.find(&Wrong::Structure {
+                    what: error.to_string(),
+                });
             }
         } else if !self.structure(&visit) {
             // What is broken may claim to map any number of pages.
@@ -230,36 +229,13 @@ impl Check {
         }
         self.logs();
         // Only now are the bounds known, so only now can lookups be tried.
-        self.map.for_each(&mut |entry| {
-            self.place(&entry);
+        self.map.for_each(&mut |at| {
+            if let Some(what) = pages::place(self.view(), &at) {
+                self.find(&Wrong::Page { at, what });
+            }
             true
         });
         pages.into_inner()
-    }
-
-    /// Whether a page lies where lookups find it, and is the one that it is mapped as, as far as that can be told.
-    fn place(&self, entry: &MapEntry) {
-        let &MapEntry { ino, lblk, word, slot } = entry;
-        let wrong = |what: &str| {
-            self.find(
-                "mapping",
-                format!("mapping slot {slot}: page {lblk} of inode {ino} {what}"),
-            );
-        };
-        if self.map.get(PageId::new(ino, lblk)) != word {
-            wrong("is mapped twice");
-        }
-        let hashfs = self.map.hashed_keys();
-        if hashfs.is_some_and(|map| map.is_out_of_reach(PageId::new(ino, lblk), u64::from(slot))) {
-            wrong("cannot be there");
-        }
-        if let Some(other) = data_sum::misplaced(&self.region, &self.superblock, entry)
-            && self.map.get(PageId::new(ino, other)).is_hole()
-            && self.is_ino(ino)
-            && !self.load(ino).is_dir()
-        {
-            wrong(&format!("is what was written as page {other}"));
-        }
     }
 
     /// A structure that has a check of its own, and lies in blocks that are nobody else's. Says if it is whole.
@@ -267,30 +243,26 @@ impl Check {
         let (mut nodes, mut is_whole) = (Vec::new(), true);
         self.map
             .check(&mut |entry| visit(entry), &mut |node| nodes.push(node), &mut |broken| {
-                self.find("mapping", broken.what);
+                self.find(&Wrong::Structure { what: broken.what });
                 is_whole = false;
             });
         for node in nodes {
-            if let Some(wrong) = self.own(node) {
-                self.find(
-                    "mapping",
-                    format!("a node of the mapping lies in block {node}, {wrong}"),
-                );
+            if let Err(what) = self.own(node) {
+                self.find(&Wrong::NodeBlock { block: node, what });
             }
         }
         if let Err(error) = self.map.load(2, &|_| {}) {
-            self.find("mapping", error.to_string());
+            self.find(&Wrong::Structure {
+                what: error.to_string(),
+            });
             is_whole = false;
         }
         if !is_whole {
             return false;
         }
         self.map.for_each_node(&mut |node, ino| {
-            if !self.is_ino(ino) || !self.load(ino).in_use() {
-                self.find(
-                    "mapping",
-                    format!("a node in block {node} belongs to inode {ino}, which is free"),
-                );
+            if self.view().in_use(ino).is_none() {
+                self.find(&Wrong::NodeOfNobody { block: node, ino });
             }
         });
         true
@@ -298,45 +270,20 @@ impl Check {
 
     /// Page logs: chains, lengths, checksums of all entries, links forward, and who owns what.
     fn logs(&self) {
-        let logged = std::mem::take(&mut *self.logged.lock());
-        // Units of log blocks in use, one bit each.
-        let mut slabs: FxHashMap<u32, u64> = FxHashMap::default();
-        for entry in logged {
-            let page = PageId::new(entry.ino, entry.lblk);
-            let at = format!("log of page {} of inode {}", entry.lblk, entry.ino);
-            let mut newer = 0;
-            let mut buffer = [0; BLOCK_BYTES as usize];
-            let walked = scan::entries((&self.region, &self.superblock), page, entry.word, &mut |found| {
-                found.read(&self.region, &mut buffer)?;
-                if !found.trailer.is_first() {
-                    return Ok(true);
+        let space = LogSpace::new();
+        let mut buffer = [0; BLOCK_BYTES as usize];
+        for page in std::mem::take(&mut *self.logged.lock()) {
+            let wrong = |what| self.find(&Wrong::Log { page, what });
+            let walked = logs::walk(self.view(), &page, &mut buffer, &mut |met| {
+                if let Met::Segment(segment) = met {
+                    let own = segment.own(self.view(), &space, |block| self.claim(block));
+                    [segment.link(), own]
+                        .into_iter()
+                        .filter_map(Result::err)
+                        .for_each(wrong);
                 }
-                let segment = found.segment();
-                let unit = segment.header;
-                let next = self.region.load(unit.offset());
-                if next != newer {
-                    self.find(
-                        "logs",
-                        format!("{at}: segment {unit} is followed by {newer}, but names {next}"),
-                    );
-                }
-                newer = u64::from(unit.0);
-                let block = unit.block();
-                if !slabs.contains_key(&block)
-                    && let Some(wrong) = self.own(block)
-                {
-                    self.find("logs", format!("{at}: segment {unit} lies in block {block}, {wrong}"));
-                }
-                let used = slabs.entry(block).or_default();
-                if *used & segment.bits() != 0 {
-                    self.find("logs", format!("{at}: segment {unit} overlaps another"));
-                }
-                *used |= segment.bits();
-                Ok(true)
             });
-            if let Err(error) = walked {
-                self.find("logs", error.to_string());
-            }
+            let _ = walked.map_err(wrong);
         }
     }
 
@@ -346,8 +293,8 @@ impl Check {
                 progress("inodes", u64::from(ino), self.superblock.inodes);
             }
             let inode = self.load(ino);
-            if !inode.is_sound(ino) {
-                self.find("inodes", format!("inode {ino}: wrong checksum"));
+            if let Some(wrong) = inodes::of_itself(ino, &inode) {
+                self.find(&wrong);
             } else if inode.in_use() {
                 report.inodes += 1;
                 report.orphans += u64::from(inode.nlink() == 0);
@@ -355,53 +302,25 @@ impl Check {
             }
         }
         let root = self.load(ROOT_INO as u32);
-        if !root.is_dir() || u64::from(root.parent()) != ROOT_INO {
-            self.find(
-                "inodes",
-                "inode 1: the root is no directory, or not its own parent".into(),
-            );
+        if root.is_dir()
+            && let Some(wrong) = inodes::root_parent(&root)
+        {
+            self.find(&wrong);
         }
     }
 
     fn inode(&self, ino: u32, inode: &Inode) {
-        let wrong = |what: String| self.find("inodes", format!("inode {ino}: {what}"));
-        let Some(kind) = inode.kind() else {
-            return wrong(format!("impossible mode {:o}", inode.mode_bits()));
-        };
-        let pages = self.pages[ino as usize].load(Ordering::Relaxed);
-        if pages != inode.blocks() {
-            wrong(format!("counts {} pages, {pages} are mapped", inode.blocks()));
-        }
-        if inode.size() > MAX_FILE_BYTES {
-            wrong(format!("impossible size {}", inode.size()));
-        }
-        if inode.is_inline() && (pages > 0 || inode.size() > INLINE_BYTES as u64) {
-            wrong(format!(
-                "has its content inside, but {pages} pages and {} bytes",
-                inode.size()
-            ));
-        }
-        // One without a name is being freed, and its page goes first.
-        if kind == FileKind::Symlink
-            && inode.nlink() > 0
-            && !inode.is_inline()
-            && self.map.get(PageId::new(ino, 0)).is_hole()
-        {
-            wrong("symbolic link without a target".into());
-        }
-        if matches!(
-            kind,
-            FileKind::Fifo | FileKind::Socket | FileKind::CharDevice | FileKind::BlockDevice
-        ) && pages > 0
-        {
-            wrong(format!("special file with {pages} pages"));
-        }
+        let mapped = self.pages[ino as usize].load(Ordering::Relaxed);
+        let wrong = [
+            inodes::count(ino, inode.blocks(), mapped),
+            inodes::kind_of_content(self.view(), ino, inode, mapped),
+        ];
+        wrong.iter().flatten().for_each(|wrong| self.find(wrong));
         let block = inode.xattr_block();
         if block != 0 {
-            if let Some(problem) = self.own(block) {
-                wrong(format!("extended attributes in block {block}, {problem}"));
-            } else if !xattr::is_sound(&self.region, &self.superblock, ino, block) {
-                wrong(format!("damaged extended attributes in block {block}"));
+            let own = inodes::attribute_block(self.view(), ino, block, |block| self.claim(block));
+            if let Err(wrong) = own.and_then(|()| inodes::attributes(self.view(), ino, block)) {
+                self.find(&wrong);
             }
         }
     }
@@ -414,98 +333,88 @@ impl Check {
                 progress("directories", u64::from(ino), self.superblock.inodes);
             }
             let inode = self.load(ino);
-            if inode.is_dir() && inode.is_sound(ino) {
+            if inode.is_dir() && inodes::of_itself(ino, &inode).is_none() {
                 let first = blocks.partition_point(|&(dir, _, _)| dir < ino);
                 let own = blocks[first..].iter().take_while(|&&(dir, _, _)| dir == ino);
-                let entries = self.directory(ino, &inode, own.map(|&(_, lblk, block)| (lblk, block)));
+                let entries = self.directory(ino, own.map(|&(_, lblk, block)| (lblk, block)));
                 report.entries += u64::from(entries);
-                if entries != inode.entries() {
-                    let what = format!("directory {ino}: counts {} entries, {entries} found", inode.entries());
-                    self.find("directories", what);
+                if let Some(wrong) = dirs::count(ino, inode.entries(), entries) {
+                    self.find(&wrong);
                 }
             }
         }
     }
 
-    fn directory(&self, dir: u32, inode: &Inode, blocks: impl Iterator<Item = (u32, u32)>) -> u32 {
+    fn directory(&self, dir: u32, blocks: impl Iterator<Item = (u32, u32)>) -> u32 {
         let mut entries = 0;
-        let end = lblks(inode.size());
         for (lblk, block) in blocks {
-            if u64::from(lblk) >= end {
-                self.find(
-                    "directories",
-                    format!("directory {dir}: block {lblk} lies behind its end"),
-                );
-            }
             if !self.superblock.is_data_block(block) {
                 continue;
             }
             let offset = self.superblock.block_offset(block);
-            if dentry::read_block_header(&self.region, offset).ok() != Some((dir, lblk)) {
-                let what = format!("directory {dir}: block {lblk} has another's header, or a damaged one");
-                self.find("directories", what);
+            let header = dirs::header(self.view(), offset, (dir, lblk));
+            if header != Header::Right {
+                self.find(&Wrong::DirHeader { dir, lblk });
+            }
+            if header == Header::Others {
                 continue;
             }
-            if let Err(error) = self.block(dir, offset, &mut entries) {
-                self.find("directories", format!("directory {dir}: {error}"));
+            let walked = dirs::entries(self.view(), dir, offset, &mut |at, entry| {
+                entries += 1;
+                match entry {
+                    Ok(entry) => self.entry(dir, at, &entry),
+                    Err(wrong) => self.find(&wrong),
+                }
+            });
+            if let Err(wrong) = walked {
+                self.find(&wrong);
             }
         }
         entries
     }
 
-    fn block(&self, dir: u32, offset: u64, entries: &mut u32) -> ferrite_vfs::Result<()> {
-        let mut within = FIRST_ENTRY;
-        while within < BLOCK_BYTES {
-            let at = offset + within;
-            let head = dentry::head(&self.region, at)?;
-            if head.ino != 0 {
-                *entries += 1;
-                let entry = dentry::read(&self.region, at, dir)?;
-                self.entry(dir, at, &entry);
-            }
-            within += head.len_bytes;
+    fn entry(&self, dir: u32, at: u64, entry: &Entry) {
+        let wrong = |what| self.find(&Wrong::entry(dir, entry.name(), what));
+        match names::is_found(&self.names, dir, entry, at) {
+            Ok(slot) => self.found_slots.set(u64::from(slot)),
+            Err(what) => wrong(what),
         }
-        Ok(())
-    }
-
-    fn entry(&self, dir: u32, at: u64, entry: &dentry::Entry) {
-        let name = String::from_utf8_lossy(entry.name());
-        let wrong = |what: &str| self.find("directories", format!("entry {name:?} of directory {dir}: {what}"));
-        if !self.is_ino(entry.ino) || !self.load(entry.ino).in_use() {
-            return wrong(&format!("names inode {}, which is free", entry.ino));
-        }
-        let child = self.load(entry.ino);
-        if child.kind() != Some(entry.kind) {
-            wrong("its kind is not the inode's");
-        }
-        match self.names.find(&self.names.key(dir, entry.name())) {
-            Ok(Some(found)) if found.entry_offset == at => {}
-            Ok(Some(_)) => wrong("the name stands twice"),
-            _ => wrong("missing in the name table, so no lookup finds it"),
-        }
+        let child = match dirs::target(self.view(), entry) {
+            Ok(child) => child,
+            Err(what) => return wrong(what),
+        };
+        let _ = dirs::kind(dir, (entry.ino, entry.kind), &child).map_err(wrong);
         if child.is_dir() {
             if child.parent() != dir {
-                wrong(&format!("the directory's parent is inode {}", child.parent()));
+                let parent = child.parent();
+                wrong(EntryWrong::Parent { parent });
             }
-            self.links[dir as usize].fetch_add(1, Ordering::Relaxed);
+            self.subdirs[dir as usize].fetch_add(1, Ordering::Relaxed);
         }
         self.links[entry.ino as usize].fetch_add(1, Ordering::Relaxed);
     }
 
+    /// Slots that no entry was found by are followed, to say what is wrong with them: what is wrong with their entries
+    /// was told.
     fn name_table(&self, entries: u64) {
         let mut slots = 0u64;
-        self.names.for_each(&mut |slot, target| {
-            slots += 1;
-            let Some(offset) = target else {
-                return self.find("names", format!("name slot {slot} points outside the data blocks"));
-            };
-            match dentry::head(&self.region, offset) {
-                Ok(head) if head.ino != 0 => {}
-                _ => self.find("names", format!("name slot {slot} points to no entry")),
-            }
-        });
+        for group in 0..self.names.groups() {
+            self.names.each_of_group(group, |slot| {
+                slots += 1;
+                if self.found_slots.is_set(u64::from(slot.number)) {
+                    return;
+                }
+                let led = names::follow(self.view(), &self.names, &slot, |block| {
+                    names::owner(self.view(), block)
+                });
+                if let Err(what) = led {
+                    let number = slot.number;
+                    self.find(&Wrong::Slot { number, what });
+                }
+            });
+        }
         if slots != entries {
-            self.find("names", format!("{slots} name slots for {entries} entries"));
+            self.find(&Wrong::SlotCount { slots, entries });
         }
     }
 
@@ -516,26 +425,16 @@ impl Check {
                 progress("links", u64::from(ino), self.superblock.inodes);
             }
             let inode = self.load(ino);
-            if !inode.in_use() || !inode.is_sound(ino) {
+            if !inode.in_use() || inodes::of_itself(ino, &inode).is_some() {
                 continue;
             }
-            let found = self.links[ino as usize].load(Ordering::Relaxed);
-            // A directory's own name counts once, and stands for `.` as well; the root has none but counts as if.
-            let is_root = u64::from(ino) == ROOT_INO;
-            let expected = match inode.is_dir() {
-                true if is_root => found + 2,
-                true if found == 0 => 0,
-                true => found + 1,
-                false => found,
-            };
-            if inode.nlink() != expected {
-                self.find(
-                    "links",
-                    format!("inode {ino}: link count {}, {expected} found", inode.nlink()),
-                );
+            let found = |counters: &[AtomicU32]| counters[ino as usize].load(Ordering::Relaxed);
+            let expected = links::expected(ino, &inode, found(&self.links), found(&self.subdirs));
+            if let Some(wrong) = links::count(ino, &inode, expected) {
+                self.find(&wrong);
             }
-            if inode.is_dir() && !is_root && expected > 0 && !self.reaches_root(ino, &mut known) {
-                self.find("links", format!("directory {ino} cannot be reached from the root"));
+            if inode.is_dir() && expected > 0 && !self.reaches_root(ino, &mut known) {
+                self.find(&Wrong::Unreachable { dir: ino });
             }
         }
     }
@@ -548,12 +447,8 @@ impl Check {
                 progress("data", done, pages);
             }
             done += 1;
-            let is_data = self.is_ino(entry.ino) && {
-                let inode = self.load(entry.ino);
-                inode.in_use() && inode.is_sound(entry.ino) && !inode.is_dir()
-            };
-            if is_data && let Some((error, _)) = data_sum::wrong_word(&self.region, &self.superblock, &entry) {
-                self.find("data", error.to_string());
+            if let Some((wrong, _)) = pages::data(self.view(), &entry) {
+                self.find(&wrong);
             }
             true
         });

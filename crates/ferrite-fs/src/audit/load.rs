@@ -14,26 +14,28 @@
 //! Invariants: nothing here writes. After damage whose blocks are not all known the pool stays as it is
 //! ([`Damage::stop`]); what is noted without that leaves every block with its owner.
 
+mod marks;
 mod names;
 
 use crate::format::log_entry::has_log;
-use crate::page::scan;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use ferrite_map::bitmap::AtomicBitmap;
 use ferrite_map::{Astray, Broken, FileMap, MapEntry, MapError, PageId};
 use ferrite_pm::Region;
-use ferrite_vfs::FsError;
 use parking_lot::Mutex;
 use rustc_hash::FxHashSet;
 
+use crate::audit::rules::logs::Met;
+use crate::audit::rules::{self, View, logs, pages};
+use crate::audit::wrong::{BlockWrong, PageWrong, Wrong};
 use crate::cache::logged::Candidates;
 use crate::error::EngineError;
 use crate::format::data_sum;
 use crate::format::inode::{INODE_WORDS, Inode, W_INLINE};
 use crate::format::layout::Superblock;
 use crate::format::page_buffer::PageBuffer;
-use crate::health::damage::Damage;
+use crate::health::marks::Damage;
 use crate::space::blocks::BlockAlloc;
 use crate::space::names::NameTable;
 use crate::space::segments::LogSpace;
@@ -70,7 +72,8 @@ struct Inodes {
     ends: Vec<u32>,
     /// Blocks of extended attributes, by inode.
     xattr_blocks: Vec<(u32, u32)>,
-    unsound: Vec<u32>,
+    /// Inodes of which nothing is to be believed.
+    unsound: Vec<Wrong>,
     /// Sound directories, and the entries that each counts.
     dirs: Vec<(u32, u32)>,
 }
@@ -106,7 +109,8 @@ impl Tables<'_> {
         // Before damage is told that is none.
         self.region.check()?;
         let mut damage = Damage::default();
-        self.judge_inodes(&inodes, &mut damage);
+        // Whose inode is damaged has its pages in the mapping still, and its number is not given to another.
+        inodes.unsound.iter().for_each(|wrong| self.mark(wrong, &mut damage));
         match loaded {
             Ok(()) => self.map.for_each_node(&mut |node, _| self.own(node, &mapped)),
             Err(error) => self.judge_mapping(&error, &mapped, &mut damage),
@@ -129,11 +133,11 @@ impl Tables<'_> {
                 mapped.pages.get(entry.ino as usize),
                 mapped.ends.get(entry.ino as usize),
             ) {
-                (Some(pages), Some(ends)) => {
-                    pages.fetch_add(1, Ordering::Relaxed);
+                (Some(counted), Some(ends)) => {
+                    counted.fetch_add(1, Ordering::Relaxed);
                     let end = entry.lblk.saturating_add(1);
                     // Mostly read, so that two threads at one file do not fight for it.
-                    if !entry.word.is_unwritten() && ends.load(Ordering::Relaxed) < end {
+                    if pages::is_within_end(&entry) && ends.load(Ordering::Relaxed) < end {
                         ends.fetch_max(end, Ordering::Relaxed);
                     }
                 }
@@ -181,8 +185,16 @@ impl Tables<'_> {
         }
     }
 
+    fn view(&self) -> View<'_> {
+        View {
+            region: self.region,
+            superblock: self.superblock,
+            map: self.map,
+        }
+    }
+
     fn inode(&self, ino: u32) -> Inode {
-        Inode::load(self.region, self.superblock.inode_offset(ino))
+        self.view().inode(ino)
     }
 
     fn scan_inodes(&self) -> Inodes {
@@ -201,9 +213,10 @@ impl Tables<'_> {
                 continue;
             }
             let inode = self.inode(ino);
-            let is_sound = inode.is_sound(ino);
-            if !is_sound {
-                inodes.unsound.push(ino);
+            let wrong = rules::inodes::of_itself(ino, &inode);
+            let is_sound = wrong.is_none();
+            if let Some(wrong) = wrong {
+                inodes.unsound.push(wrong);
                 inodes.counted[ino as usize] = UNKNOWN;
             }
             if is_sound && !inode.in_use() {
@@ -222,13 +235,6 @@ impl Tables<'_> {
             }
         }
         inodes
-    }
-
-    /// Whose inode is damaged has its pages in the mapping still, and its number is not given to another.
-    fn judge_inodes(&self, inodes: &Inodes, damage: &mut Damage) {
-        for &ino in &inodes.unsound {
-            damage.note(format!("inode {ino}: wrong checksum"));
-        }
     }
 
     /// Lets the structure say what is broken in it. Whoever has something broken may have lost anything.
@@ -251,38 +257,32 @@ impl Tables<'_> {
                         .for_each(|lblk| self.spoil(PageId::new(ino, lblk), why, damage));
                 }
             }
-            damage.stop(format!("mapping: {what}"));
+            damage.stop(Wrong::Structure { what }.told());
         }
         damage.break_mapping(pages);
         nodes.into_iter().for_each(|node| self.own(node, mapped));
     }
 
-    /// A page that vanished would read as zeros, one too many is another's.
     fn judge_counts(&self, inodes: &Inodes, mapped: &Mapped, damage: &mut Damage) {
+        let is_known = |ino: u32| inodes.counted[ino as usize] != UNKNOWN;
         for (ino, (&counted, pages)) in (0u32..).zip(inodes.counted.iter().zip(&mapped.pages)) {
-            let pages = pages.load(Ordering::Relaxed);
-            if counted == pages || counted == UNKNOWN {
-                continue;
-            }
-            let why = format!("counts {counted} pages, {pages} are mapped");
-            damage.stop(format!("inode {ino}: {why}"));
-            if counted > pages {
-                self.spoil_holes(ino, &why, damage);
-            } else {
-                damage.spoil_inode(ino, &why);
+            if is_known(ino)
+                && let Some(wrong) = rules::inodes::count(ino, counted, pages.load(Ordering::Relaxed))
+            {
+                self.mark(&wrong, damage);
             }
         }
         for (ino, (&end, found)) in (0u32..).zip(inodes.ends.iter().zip(&mapped.ends)) {
-            let last = found.load(Ordering::Relaxed);
-            if last > end && inodes.counted[ino as usize] != UNKNOWN {
-                let why = format!("page {} lies behind its end", last - 1);
-                damage.stop(format!("inode {ino}: {why}"));
-                self.spoil_holes(ino, &why, damage);
+            let Some(last) = found.load(Ordering::Relaxed).checked_sub(1) else {
+                continue;
+            };
+            if is_known(ino) && pages::is_behind(last, u64::from(end)) {
+                self.mark(&Wrong::LastBehindEnd { ino, lblk: last }, damage);
             }
         }
         match mapped.strange.load(Ordering::Relaxed) {
             0 => {}
-            pages => damage.stop(format!("{pages} pages are mapped for inodes that cannot be")),
+            count => self.mark(&Wrong::PagesOfNobody { count }, damage),
         }
     }
 
@@ -290,51 +290,40 @@ impl Tables<'_> {
     /// that, and no repair would find it.
     fn judge_attributes(&self, inodes: &Inodes, mapped: &Mapped, damage: &mut Damage) {
         for &(ino, block) in &inodes.xattr_blocks {
-            let is_data = self.superblock.is_data_block(block);
-            if is_data && self.alloc.set_used(block) || inodes.counted[ino as usize] == UNKNOWN {
+            let claim = |block| self.alloc.set_used(block);
+            let Err(wrong) = rules::inodes::attribute_block(self.view(), ino, block, claim) else {
+                continue;
+            };
+            if inodes.counted[ino as usize] == UNKNOWN {
                 continue;
             }
-            if is_data {
+            if let Wrong::AttributeBlock {
+                what: BlockWrong::Taken,
+                ..
+            } = wrong
+            {
                 mapped.conflicts.lock().insert(block);
             }
-            damage.stop(format!(
-                "inode {ino}: its extended attributes lie in block {block}, which is no data block or another's"
-            ));
+            self.mark(&wrong, damage);
         }
     }
 
-    /// Counts up the segments of the pages that have logs, and lists those pages for the cleaner. All entries are
-    /// verified: a damaged trailer could pass for one that covers something else.
+    /// Counts up the segments of the pages that have logs, and lists those pages for the cleaner.
     fn load_logs(&self, mapped: &Mapped, damage: &mut Damage) {
         let mut buffer = PageBuffer::take();
-        for entry in std::mem::take(&mut *mapped.logged.lock()) {
-            let page = PageId::new(entry.ino, entry.lblk);
-            let mut wrong = None;
-            let walked = scan::entries((self.region, self.superblock), page, entry.word, &mut |found| {
-                found.read(self.region, &mut buffer)?;
-                if found.trailer.is_first() {
-                    let segment = found.segment();
-                    if let Err(what) = self.log_space.set_used(self.alloc, segment) {
-                        mapped.conflicts.lock().insert(segment.header.block());
-                        wrong.get_or_insert(format!("its log has a segment at unit {}, {what}", segment.header));
-                    }
+        for page in std::mem::take(&mut *mapped.logged.lock()) {
+            let mut taken = None;
+            let walked = logs::walk(self.view(), &page, &mut buffer, &mut |met| {
+                let Met::Segment(segment) = met else { return };
+                let own = segment.own(self.view(), self.log_space, |block| self.alloc.set_used(block));
+                if let Err(what) = own {
+                    mapped.conflicts.lock().insert(segment.block());
+                    taken.get_or_insert(what);
                 }
-                Ok(true)
             });
-            if let Err(error) = walked {
-                // The page is named below.
-                wrong = Some(match error {
-                    FsError::Damaged(damage) => damage.what,
-                    FsError::Io(what) => what,
-                    _ => continue,
-                });
-            }
-            match wrong {
-                Some(why) => {
-                    damage.stop(format!("{}: {why}", data_sum::place(page)));
-                    self.spoil(page, &why, damage);
-                }
-                None => self.candidates.put_back(page),
+            match walked.err().or(taken) {
+                Some(what) => self.mark(&Wrong::Log { page, what }, damage),
+                None => self.candidates.put_back(PageId::new(page.ino, page.lblk)),
             }
         }
         self.log_space.open();
@@ -359,62 +348,21 @@ impl Tables<'_> {
         let mut blocks: Vec<u32> = conflicts.iter().copied().collect();
         blocks.sort_unstable();
         for block in blocks {
-            damage.stop(format!("block {block} has two owners"));
+            self.mark(&Wrong::TwoOwners { block }, damage);
         }
-        for MapEntry { ino, lblk, word, .. } in pages {
-            let why = format!("its block {} has another owner as well", word.page());
-            self.spoil(PageId::new(ino, lblk), &why, damage);
+        for at in pages {
+            let why = PageWrong::Block(BlockWrong::Taken).reason(&at);
+            self.spoil(PageId::new(at.ino, at.lblk), &why, damage);
         }
     }
 
     /// Pages that are mapped as others than they were written as, which leave holes where they belong: keys of HashFS
     /// that do not fit where they lie, or that are there twice; and blocks whose checksums say whose they are.
     fn judge_astray(&self, mapped: &Mapped, damage: &mut Damage) {
-        let hashfs = self.map.hashed_keys();
-        for entry in mapped.astray.lock().iter() {
-            let &MapEntry { ino, lblk, slot, .. } = entry;
-            let far = hashfs.is_some_and(|map| map.is_out_of_reach(PageId::new(ino, lblk), u64::from(slot)));
-            let twice = hashfs.is_some_and(|map| map.slot_of(PageId::new(ino, lblk)) != Some(u64::from(slot)));
-            let why = if far {
-                "a key that cannot be where it is maps it".to_string()
-            } else if twice {
-                "it is mapped twice".to_string()
-            } else if let Some(other) = self.misplaced(entry) {
-                self.spoil(PageId::new(ino, other), &format!("it is mapped as page {lblk}"), damage);
-                format!("its block holds page {other}")
-            } else {
-                continue;
-            };
-            damage.stop(format!("{}: {why}", data_sum::place(PageId::new(ino, lblk))));
-            self.spoil(PageId::new(ino, lblk), &why, damage);
-            if far || twice {
-                self.spoil_holes(ino, "another page may be one of its holes", damage);
+        for &at in mapped.astray.lock().iter() {
+            if let Some(what) = pages::place(self.view(), &at) {
+                self.mark(&Wrong::Page { at, what }, damage);
             }
-        }
-    }
-
-    /// The hole that a page of a file has left, if its checksum tells.
-    fn misplaced(&self, entry: &MapEntry) -> Option<u32> {
-        let other = data_sum::misplaced(self.region, self.superblock, entry)?;
-        let is_summed = u64::from(entry.ino) < self.superblock.inodes && !self.inode(entry.ino).is_dir();
-        (is_summed && self.map.get(PageId::new(entry.ino, other)).is_hole()).then_some(other)
-    }
-
-    /// What looks like a hole may have been a page. All of a directory or link is read, so all of it is spoiled.
-    fn spoil_holes(&self, ino: u32, why: &str, damage: &mut Damage) {
-        if u64::from(ino) < self.superblock.inodes && self.inode(ino).is_file() {
-            damage.spoil_holes(ino, why);
-        } else {
-            damage.spoil_inode(ino, why);
-        }
-    }
-
-    /// A damaged page of a file leaves the others; a directory or link is read as a whole.
-    fn spoil(&self, page: PageId, why: &str, damage: &mut Damage) {
-        if u64::from(page.ino) < self.superblock.inodes && self.inode(page.ino).is_file() {
-            damage.spoil_page(page, why);
-        } else {
-            damage.spoil_inode(page.ino, why);
         }
     }
 }

@@ -6,20 +6,22 @@
 //! nothing: `fsck --repair` does, on a pool that is not mounted.
 
 use crate::format::log_entry::has_log;
-use crate::page::scan;
 use std::time::{Duration, Instant};
 
-use ferrite_map::{PageId, PageWord};
+use ferrite_map::{MapEntry, PageId, PageWord};
 use ferrite_vfs::{FsError, Result};
 
-use crate::audit::fsck::{self, Progress};
+use crate::audit::fsck::Progress;
+use crate::audit::rules::dirs::Header;
+use crate::audit::rules::logs::Met;
+use crate::audit::rules::{View, dirs, inodes, logs, names, superblock};
+use crate::audit::wrong::Wrong;
 use crate::cache::inodes::InodeMem;
 use crate::file::cut::mapped_pages;
-use crate::format::dentry::{self, FIRST_ENTRY};
+use crate::format::data_sum;
 use crate::format::inode::Inode;
 use crate::format::layout::{BLOCK_BYTES, INODE_BYTES};
 use crate::format::page_buffer::PageBuffer;
-use crate::format::xattr;
 use crate::options::ScrubReport;
 use crate::page::block;
 use crate::pool::core::Core;
@@ -76,7 +78,15 @@ fn text(error: FsError) -> String {
     }
 }
 
-impl Scrub<'_> {
+impl<'e> Scrub<'e> {
+    fn view(&self) -> View<'e> {
+        View {
+            region: &self.core.region,
+            superblock: &self.core.superblock,
+            map: self.core.map.as_ref(),
+        }
+    }
+
     /// Says if it is one more of those that are kept.
     fn find(&mut self, what: String) -> bool {
         self.core.incidents.find("a scrub", &what);
@@ -116,8 +126,8 @@ impl Scrub<'_> {
 
     fn superblocks(&mut self) {
         self.report.bytes += 2 * BLOCK_BYTES;
-        for finding in fsck::superblock_findings(&self.core.region, &self.core.superblock) {
-            self.find(finding.told());
+        for wrong in superblock::copies(&self.core.region, &self.core.superblock) {
+            self.find(wrong.told());
         }
     }
 
@@ -142,8 +152,8 @@ impl Scrub<'_> {
         let _lock = mem.read();
         let inode = self.core.load(ino);
         self.report.bytes += INODE_BYTES;
-        if !inode.is_sound(ino) {
-            self.find(format!("inode {ino}: wrong checksum"));
+        if let Some(wrong) = inodes::of_itself(ino, &inode) {
+            self.find(wrong.to_string());
             return Vec::new();
         }
         if mem.is_dead() || !inode.in_use() || self.core.damage.check_inode(ino).is_err() {
@@ -153,9 +163,10 @@ impl Scrub<'_> {
         let block = inode.xattr_block();
         if block != 0 {
             self.report.bytes += BLOCK_BYTES;
-            let superblock = &self.core.superblock;
-            if !superblock.is_data_block(block) || !xattr::is_sound(&self.core.region, superblock, ino, block) {
-                self.find(format!("inode {ino}: damaged extended attributes in block {block}"));
+            // Who else names it, the mount has asked.
+            let own = inodes::attribute_block(self.view(), ino, block, |_| true);
+            if let Err(wrong) = own.and_then(|()| inodes::attributes(self.view(), ino, block)) {
+                self.find(wrong.to_string());
             }
         }
         if inode.is_dir() {
@@ -180,42 +191,37 @@ impl Scrub<'_> {
                 continue;
             }
             self.report.bytes += BLOCK_BYTES;
-            if let Err(error) = self.block(dir, lblk, word) {
-                self.find(format!("directory {dir}, block {lblk}: {error}"));
-            }
+            self.block(dir, lblk, word);
         }
     }
 
-    fn block(&mut self, dir: u32, lblk: u32, word: PageWord) -> Result<()> {
-        let region = &self.core.region;
-        if !self.core.superblock.is_data_block(word.page()) {
-            let what = format!("mapped to block {}, which holds no data", word.page());
-            return Err(FsError::damaged(None, what));
+    fn block(&mut self, dir: u32, lblk: u32, word: PageWord) {
+        let (view, table) = (self.view(), &self.core.names);
+        if view.own(word.page(), |_| true).is_err() {
+            self.find(text(data_sum::no_data(PageId::new(dir, lblk), word.page())));
+            return;
         }
         let offset = self.core.superblock.block_offset(word.page());
-        if dentry::read_block_header(region, offset)? != (dir, lblk) {
-            self.find(format!("directory {dir}, block {lblk}: has another's header"));
+        let header = dirs::header(view, offset, (dir, lblk));
+        if header != Header::Right {
+            self.find(Wrong::DirHeader { dir, lblk }.to_string());
         }
-        let mut within = FIRST_ENTRY;
-        while within < BLOCK_BYTES {
-            let head = dentry::head(region, offset + within)?;
-            if head.ino != 0 {
-                let entry = dentry::read(region, offset + within, dir)?;
-                self.report.entries += 1;
-                let key = self.core.names.key(dir, entry.name());
-                if self
-                    .core
-                    .names
-                    .find(&key)?
-                    .is_none_or(|found| found.entry_offset != offset + within)
-                {
-                    let name = String::from_utf8_lossy(entry.name()).into_owned();
-                    self.find(format!("directory {dir}: no name leads to entry {name:?}"));
-                }
+        if header == Header::Others {
+            return;
+        }
+        let walked = dirs::entries(view, dir, offset, &mut |at, entry| {
+            self.report.entries += 1;
+            let found = entry.and_then(|entry| {
+                let wrong = |what| Wrong::entry(dir, entry.name(), what);
+                names::is_found(table, dir, &entry, at).map_err(wrong)
+            });
+            if let Err(wrong) = found {
+                self.find(wrong.to_string());
             }
-            within += head.len_bytes;
+        });
+        if let Err(wrong) = walked {
+            self.find(wrong.to_string());
         }
-        Ok(())
     }
 
     /// Checks a page's log, and its block if data carries checksums. It may have changed since it was listed.
@@ -227,13 +233,23 @@ impl Scrub<'_> {
         }
         let mut buffer = PageBuffer::take();
         if has_log(word) {
-            let walked = scan::entries(core.media(), page, word, &mut |found| {
-                self.report.log_entries += 1;
-                self.report.bytes += found.read(&core.region, &mut buffer)?.len() as u64;
-                Ok(true)
+            let at = MapEntry {
+                ino: page.ino,
+                lblk: page.lblk,
+                word,
+                slot: 0,
+            };
+            let mut links = Vec::new();
+            let walked = logs::walk(self.view(), &at, &mut buffer, &mut |met| match met {
+                Met::Entry { bytes } => {
+                    self.report.log_entries += 1;
+                    self.report.bytes += bytes;
+                }
+                // What else lies there, the mount has asked.
+                Met::Segment(segment) => links.extend(segment.link().err()),
             });
-            if let Err(error) = walked {
-                self.find(text(error));
+            for what in links.into_iter().chain(walked.err()) {
+                self.find(Wrong::Log { page: at, what }.to_string());
             }
         }
         if core.superblock.has_data_checksums() {

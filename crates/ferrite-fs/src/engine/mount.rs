@@ -5,7 +5,7 @@
 //! committing new ones, so a crash in it is one more crash to recover from.
 //!
 //! Damage keeps a pool from being mounted only if it hits what all files need: superblocks, the journal's mark, the
-//! root directory. Else [`crate::health::damage`] says whom it concerns, and the pool may be read-only until it is
+//! root directory. Else [`crate::health::marks`] says whom it concerns, and the pool may be read-only until it is
 //! repaired.
 //!
 //! A read-only mount works on a private mapping: replay writes to it, the pool does not change, and what a crash
@@ -24,10 +24,10 @@ use ferrite_pm::{Access, Durability, Medium, PmError, Region};
 use ferrite_vfs::{FileKind, FsError, ROOT_INO};
 use parking_lot::Mutex;
 
-use crate::audit::fsck;
 use crate::audit::load::Tables;
-use crate::audit::mend;
 use crate::audit::owner::{MAYBE_COPIED, may_be_live_copy, owner_mark};
+use crate::audit::rewrite;
+use crate::audit::rules::superblock::copies;
 use crate::cache::inodes::InodeCache;
 use crate::cache::logged::{Candidates, Folds};
 use crate::cache::spread::Budget;
@@ -37,8 +37,8 @@ use crate::format::inode::Inode;
 use crate::format::layout::{
     CONTROL_BOOT, CONTROL_MOUNTS, CONTROL_OWNER, CONTROL_STATE, STATE_CLEAN, STATE_IN_USE, Superblock,
 };
-use crate::health::damage::Damage;
 use crate::health::incidents::Incidents;
+use crate::health::marks::Damage;
 use crate::journal::replay::Losses;
 use crate::journal::{Journal, replay};
 use crate::options::MountOptions;
@@ -85,7 +85,7 @@ pub(crate) fn mount(mut region: Region, options: &MountOptions) -> Result<Core, 
         region.set_durability(Durability::Process);
     }
     // Here and below: what cannot be read looks like zeros, and its damage like any other.
-    let recovered = mend::finish(&region, &superblock).and_then(|()| replay::replay(&region, &superblock, losses));
+    let recovered = rewrite::finish(&region, &superblock).and_then(|()| replay::replay(&region, &superblock, losses));
     region.check()?;
     let replayed = recovered?;
     let region = Arc::new(region);
@@ -107,8 +107,8 @@ pub(crate) fn mount(mut region: Region, options: &MountOptions) -> Result<Core, 
     let damage = tables.load();
     region.check()?;
     let mut damage = damage?;
-    for finding in fsck::superblock_findings(&region, &superblock) {
-        damage.note(finding.told());
+    for wrong in copies(&region, &superblock) {
+        damage.note(wrong.told());
     }
     for what in replayed.lost {
         let what = format!("{JOURNAL}{what}");

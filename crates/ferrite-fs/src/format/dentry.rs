@@ -119,16 +119,16 @@ impl Head {
     }
 }
 
-/// Reads the head of the entry at `offset` and checks that the entry stays in its block.
+/// Reads the head of the entry at `offset` and checks that the entry stays in its block. One in use takes what its name
+/// needs: a longer one would cover another.
 pub(crate) fn head(region: &Region, offset: u64) -> Result<Head> {
     let head = Head::parse(region.load(offset));
     let room = BLOCK_BYTES - offset % BLOCK_BYTES;
-    let least = if head.ino == 0 {
-        8
-    } else {
-        16 + head.name_len.next_multiple_of(8) as u64
+    let is_possible = match head.ino {
+        0 => head.len_bytes >= 8 && head.len_bytes.is_multiple_of(8),
+        _ => head.len_bytes == 16 + head.name_len.next_multiple_of(8) as u64,
     };
-    if head.len_bytes < least || !head.len_bytes.is_multiple_of(8) || head.len_bytes > room {
+    if !is_possible || head.len_bytes > room {
         let len_bytes = head.len_bytes;
         let what = format!("directory entry at offset {offset}: impossible length {len_bytes}");
         return Err(FsError::damaged(None, what));
@@ -151,6 +151,13 @@ impl Entry {
     /// Its name.
     pub(crate) fn name(&self) -> &[u8] {
         &self.bytes[16..16 + self.name_len]
+    }
+
+    /// Whether what follows the name up to the next word is zero, as [`read_if`] takes it to be. The checksum does not
+    /// cover it.
+    pub(crate) fn is_padded(&self) -> bool {
+        let end = 16 + self.name_len.next_multiple_of(8);
+        self.bytes[16 + self.name_len..end].iter().all(|&byte| byte == 0)
     }
 }
 

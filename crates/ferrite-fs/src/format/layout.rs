@@ -65,7 +65,7 @@ pub const CONTROL_BOOT: u64 = CONTROL_OFFSET + 80;
 /// that do not know it leave it alone.
 pub const CONTROL_OWNER: u64 = CONTROL_OFFSET + 88;
 /// While a repair is being carried out: number of words in the journal area | their checksum << 32; else 0. See
-/// [`crate::audit::mend`].
+/// [`crate::audit::rewrite`].
 pub const CONTROL_REPAIR: u64 = CONTROL_OFFSET + 128;
 /// Unmounted in order.
 pub const STATE_CLEAN: u64 = 0x4e41_454c_4331;

@@ -66,6 +66,13 @@ pub(crate) struct Slot {
     tag: u64,
 }
 
+impl Slot {
+    /// The block of that entry.
+    pub(crate) fn block(&self) -> Option<u32> {
+        self.target.map(|offset| (offset / BLOCK_BYTES) as u32)
+    }
+}
+
 /// A name in a directory, hashed.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Key<'n> {

@@ -9,8 +9,6 @@
 //! back to the free map. Threads take segments out of purses of their own, a slab's worth at a time, and so seldom
 //! meet.
 
-use std::collections::hash_map::Entry;
-
 use crossbeam_utils::CachePadded;
 use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
@@ -23,6 +21,15 @@ use crate::thread::thread_number;
 pub(crate) const SEGMENT_UNITS: [u32; 5] = [4, 8, 16, 32, 64];
 const SIZES: usize = SEGMENT_UNITS.len();
 const PURSES: usize = 16;
+
+/// Why a segment cannot be one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum SegmentWrong {
+    /// Its block holds something else.
+    Block,
+    /// Its units cannot be its own.
+    Overlaps,
+}
 
 struct Slab {
     size: u8,
@@ -57,6 +64,24 @@ struct Shared {
     /// Blocks with a free segment, by size; some may be stale or listed twice.
     partial: [Vec<u32>; SIZES],
     used_units: u64,
+}
+
+impl Shared {
+    /// Segments of a block are of one size and lie at multiples of it. `is_free` is asked of a block that has none yet.
+    fn fits(&self, is_free: impl FnOnce(u32) -> bool, segment: Segment) -> Result<(), SegmentWrong> {
+        let Segment { header, units } = segment;
+        let bit = 1 << (header.index() / units);
+        let overlaps = !segment.is_aligned()
+            || match self.slabs.get(&header.block()) {
+                Some(slab) => usize::from(slab.size) != size_index(units) || slab.used & bit != 0,
+                None if !is_free(header.block()) => return Err(SegmentWrong::Block),
+                None => false,
+            };
+        match overlaps {
+            true => Err(SegmentWrong::Overlaps),
+            false => Ok(()),
+        }
+    }
 }
 
 type Purse = [Vec<Unit>; SIZES];
@@ -211,26 +236,21 @@ impl LogSpace {
         shared.slabs.iter().filter(is_idle).count() as u64
     }
 
-    /// Notes a segment found in use at mount; says what is wrong with it.
-    pub(crate) fn set_used(&self, blocks: &BlockAlloc, segment: Segment) -> Result<(), &'static str> {
-        let Segment { header, units } = segment;
-        let size = size_index(units);
-        let block = header.block();
+    /// Notes a segment found in use, at mount or by a check. `claim` notes an owner of a block, and is false if it
+    /// cannot have one.
+    pub(crate) fn set_used(&self, claim: impl FnOnce(u32) -> bool, segment: Segment) -> Result<(), SegmentWrong> {
         let mut shared = self.shared.lock();
-        let slab = match shared.slabs.entry(block) {
-            Entry::Occupied(found) => found.into_mut(),
-            Entry::Vacant(_) if !blocks.set_used(block) => {
-                return Err("which lies in a block that holds something else");
-            }
-            Entry::Vacant(vacant) => vacant.insert(Slab::new(size)),
-        };
-        let bit = 1 << (header.index() / units);
-        if usize::from(slab.size) != size || !segment.is_aligned() || slab.used & bit != 0 {
-            return Err("which overlaps another page's");
-        }
-        slab.used |= bit;
-        shared.used_units += u64::from(units);
+        shared.fits(claim, segment)?;
+        let slab = shared.slabs.entry(segment.header.block());
+        let slab = slab.or_insert_with(|| Slab::new(size_index(segment.units)));
+        slab.used |= 1 << (segment.header.index() / segment.units);
+        shared.used_units += u64::from(segment.units);
         Ok(())
+    }
+
+    /// Whether [`Self::set_used`] would note a segment.
+    pub(crate) fn fits(&self, is_free: impl FnOnce(u32) -> bool, segment: Segment) -> Result<(), SegmentWrong> {
+        self.shared.lock().fits(is_free, segment)
     }
 
     /// After the last [`Self::set_used`].
@@ -299,14 +319,20 @@ mod tests {
             units,
         };
         let space = LogSpace::new();
-        assert!(space.set_used(&blocks, segment(0, 4)).is_ok());
-        assert!(space.set_used(&blocks, segment(4, 4)).is_ok());
-        assert!(space.set_used(&blocks, segment(4, 4)).is_err(), "twice");
+        assert!(space.set_used(|block| blocks.set_used(block), segment(0, 4)).is_ok());
+        assert!(space.set_used(|block| blocks.set_used(block), segment(4, 4)).is_ok());
         assert!(
-            space.set_used(&blocks, segment(8, 8)).is_err(),
+            space.set_used(|block| blocks.set_used(block), segment(4, 4)).is_err(),
+            "twice"
+        );
+        assert!(
+            space.set_used(|block| blocks.set_used(block), segment(8, 8)).is_err(),
             "another size in the same block"
         );
         assert!(blocks.set_used(superblock.first_block as u32 + 1));
-        assert!(space.set_used(&blocks, segment(64, 4)).is_err(), "a page's block");
+        assert!(
+            space.set_used(|block| blocks.set_used(block), segment(64, 4)).is_err(),
+            "a page's block"
+        );
     }
 }

@@ -4,7 +4,7 @@
 use ferrite_fs::{Engine, Mapping};
 use ferrite_vfs::{Cred, FileKind, FileSystem, FsError, Ino, NewNode, ROOT_INO, RenameMode};
 
-use super::{PAGE, PLAIN, Pool, Told, common, image_after, on_every_mapping};
+use super::{PAGE, PLAIN, Pool, Told, common, image_after, on_every_mapping, repaired};
 
 /// All of an inode: its number, which a name has, is not given to another, though nothing else tells that it ever was
 /// in use.
@@ -61,6 +61,71 @@ fn a_damaged_entry() {
             entry
         });
     }
+}
+
+/// What follows a name up to the next word is vouched for by nobody, and compared by lookups: the name is an error, not
+/// absent. The directory can be listed, and a repair loses nothing.
+#[test]
+fn bytes_behind_a_name() {
+    on_every_mapping(&[PLAIN], Told::Writable, |pool| {
+        let entry = pool.flipped(pool.entry(PLAIN) + 16, 1 << 56);
+        let image = pool.damaged(&entry);
+        let engine = common::mount(&image);
+        let found = engine.lookup(pool.dir, PLAIN.as_bytes());
+        assert!(matches!(found, Err(FsError::Damaged(_))), "{found:?}");
+        assert!(matches!(engine.lookup(pool.dir, b"never"), Err(FsError::NotFound)));
+        assert_eq!(listed(&engine, pool.dir).unwrap(), pool.files.len());
+        assert_eq!(
+            repaired(&image).lookup(pool.dir, PLAIN.as_bytes()).unwrap().ino,
+            pool.files[PLAIN].ino
+        );
+        entry
+    });
+}
+
+/// An entry that is longer than its name covers the one behind it: that is found by its name, but a listing would not
+/// show it, and removing the first would free both.
+#[test]
+fn an_entry_that_covers_the_next() {
+    for &mapping in Mapping::ALL {
+        let pool = Pool::new(mapping);
+        let at = pool.entry(PLAIN);
+        let (len, next) = (
+            pool.word(at) >> 32 & 0xffff,
+            pool.word(at + (pool.word(at) >> 32 & 0xffff) as usize),
+        );
+        assert!(next as u32 != 0, "a name follows");
+        let longer = pool.word(at) & !(0xffff << 32) | (len + (next >> 32 & 0xffff)) << 32;
+        let image = pool.damaged(&vec![(at, longer)]);
+        let engine = common::mount(&image);
+        let told = engine.damage().join("; ");
+        assert!(told.contains("impossible length"), "{told}");
+        assert!(listed(&engine, pool.dir).is_err(), "not all are shown");
+        assert!(matches!(
+            engine.unlink(pool.dir, PLAIN.as_bytes()),
+            Err(FsError::Damaged(_))
+        ));
+        assert!(!engine.scrub(None).unwrap().findings.is_empty());
+        let engine = repaired(&image);
+        for (name, known) in &pool.files {
+            assert_eq!(
+                engine.lookup(pool.dir, name.as_bytes()).unwrap().ino,
+                known.ino,
+                "{mapping}, {name}"
+            );
+        }
+        assert_eq!(listed(&engine, pool.dir).unwrap(), pool.files.len());
+    }
+}
+
+/// How many names a listing shows.
+fn listed(engine: &Engine, dir: Ino) -> Result<usize, FsError> {
+    let mut names = 0;
+    engine.readdir(dir, 0, &mut |_| {
+        names += 1;
+        true
+    })?;
+    Ok(names)
 }
 
 /// An entry that looks free: its name is an error, not absent, and who lists the directory is told behind the last name

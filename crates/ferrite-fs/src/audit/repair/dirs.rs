@@ -4,11 +4,13 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use ferrite_map::{MapEntry, PageId, PageWord};
-use ferrite_vfs::{FileKind, ROOT_INO};
+use ferrite_vfs::FileKind;
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::{DirBlock, Named, Repair, State};
-use crate::format::dentry::{self, FIRST_ENTRY};
+use crate::audit::rules::dirs::{self as rules, Header};
+use crate::audit::wrong::{EntryWrong, Wrong};
+use crate::format::dentry::{self, Entry, FIRST_ENTRY};
 use crate::format::layout::BLOCK_BYTES;
 use crate::space::names::NameTable;
 
@@ -30,7 +32,7 @@ impl Repair {
                     return;
                 }
                 let offset = self.superblock.block_offset(word.page());
-                if dentry::read_block_header(&self.region, offset).ok() == Some((ino, lblk)) {
+                if rules::header(self.view(), offset, (ino, lblk)) == Header::Right {
                     blocks.push((ino, word.page(), offset));
                 }
             },
@@ -156,7 +158,7 @@ impl Repair {
             let offset = self.superblock.block_offset(block);
             let is_dir = match self.state[entry.ino as usize] {
                 State::Sound => self.load(entry.ino).is_dir(),
-                State::Damaged => dentry::read_block_header(&self.region, offset).ok() == Some((entry.ino, entry.lblk)),
+                State::Damaged => rules::header(self.view(), offset, (entry.ino, entry.lblk)) == Header::Right,
                 State::Free => false,
             };
             if is_dir {
@@ -186,11 +188,9 @@ impl Repair {
                 Some(parsed) => parsed,
                 None => self.salvage(at, offset, named),
             };
-            if dentry::read_block_header(&self.region, offset).ok() != Some((at.dir, at.lblk)) {
-                let what = format!(
-                    "directory {}: block {} has another's header, or a damaged one",
-                    at.dir, at.lblk
-                );
+            if rules::header(self.view(), offset, (at.dir, at.lblk)) != Header::Right {
+                let (dir, lblk) = (at.dir, at.lblk);
+                let what = Wrong::DirHeader { dir, lblk };
                 if parsed.is_empty() {
                     // Nothing in it is this directory's: the block itself may be a stranger's.
                     if !self.map.get(PageId::new(at.dir, at.lblk)).is_hole() {
@@ -215,42 +215,27 @@ impl Repair {
 
     /// What follows a name up to the next word is zero, or lookups do not know it again.
     fn clear_padding(&mut self, entry: &Named) {
-        let name = self.name_of(entry);
+        let Ok(read) = dentry::read(&self.region, entry.at, entry.dir) else {
+            return;
+        };
+        let Err(wrong) = rules::padding(&read) else { return };
+        let name = read.name();
         let Some(last) = name.chunks(8).next_back() else { return };
         let mut word = [0; 8];
         word[..last.len()].copy_from_slice(last);
         let at = entry.at + 16 + (name.len().div_ceil(8) as u64 - 1) * 8;
-        let right = u64::from_le_bytes(word);
-        if self.region.load(at) != right {
-            self.set(at, right);
-            let text = String::from_utf8_lossy(&name).into_owned();
-            let what = format!("entry {text:?} of directory {}: bytes behind the name", entry.dir);
-            self.mended("directories", what, "cleared", false);
-        }
+        self.set(at, u64::from_le_bytes(word));
+        self.mended("directories", Wrong::entry(entry.dir, name, wrong), "cleared", false);
     }
 
     /// The entries of a block, if it parses.
     fn parse(&self, dir: u32, offset: u64) -> Option<Vec<Named>> {
-        let mut entries = Vec::new();
-        let mut within = FIRST_ENTRY;
-        while within < BLOCK_BYTES {
-            let at = offset + within;
-            let head = dentry::head(&self.region, at).ok()?;
-            if head.ino != 0 {
-                let entry = dentry::read(&self.region, at, dir).ok()?;
-                if dentry::entry_bytes(entry.name()) != head.len_bytes {
-                    return None;
-                }
-                entries.push(Named {
-                    dir,
-                    ino: entry.ino,
-                    at,
-                    kind: entry.kind,
-                });
-            }
-            within += head.len_bytes;
-        }
-        Some(entries)
+        let (mut entries, mut is_sound) = (Vec::new(), true);
+        let walked = rules::entries(self.view(), dir, offset, &mut |at, entry| match entry {
+            Ok(Entry { ino, kind, .. }) => entries.push(Named { dir, ino, at, kind }),
+            Err(_) => is_sound = false,
+        });
+        (walked.is_ok() && is_sound).then_some(entries)
     }
 
     /// Looks for entries at every place of a block that does not parse. One is real if its checksum is right and a name
@@ -328,30 +313,23 @@ impl Repair {
         });
         for entry in entries {
             let name = self.name_of(&entry);
-            let wrong = if !self.is_ino(entry.ino) || self.state[entry.ino as usize] != State::Sound {
-                Some("names an inode that is free")
-            } else if self.state[entry.dir as usize] != State::Sound {
-                Some("stands in a directory that is gone")
-            } else if self.load(entry.ino).kind() != Some(entry.kind) {
-                Some("its kind is not the inode's")
-            } else if u64::from(entry.ino) == ROOT_INO || entry.ino == entry.dir {
-                Some("names the root, or its own directory")
+            let is_sound = |ino: u32| self.is_ino(ino) && self.state[ino as usize] == State::Sound;
+            let wrong = if !is_sound(entry.ino) {
+                Some(EntryWrong::Free { ino: entry.ino })
+            } else if !is_sound(entry.dir) {
+                Some(EntryWrong::Nowhere)
+            } else if let Err(what) = rules::kind(entry.dir, (entry.ino, entry.kind), &self.load(entry.ino)) {
+                Some(what)
             } else if names.contains(&(entry.dir, name.clone())) {
-                Some("stands twice")
+                Some(EntryWrong::Twice)
             } else if entry.kind == FileKind::Directory && parents.contains_key(&entry.ino) {
-                Some("is a second name of a directory")
+                Some(EntryWrong::SecondName)
             } else {
                 None
             };
             if let Some(wrong) = wrong {
-                let text = String::from_utf8_lossy(&name).into_owned();
                 self.erase(&entry);
-                self.mended(
-                    "entries",
-                    format!("entry {text:?} of directory {}: {wrong}", entry.dir),
-                    "removed",
-                    true,
-                );
+                self.mended("entries", Wrong::entry(entry.dir, &name, wrong), "removed", true);
                 continue;
             }
             if entry.kind == FileKind::Directory {

@@ -7,6 +7,8 @@ use ferrite_vfs::{FileKind, ROOT_INO};
 use rustc_hash::FxHashMap;
 
 use super::{DirBlock, Named, Repair, State};
+use crate::audit::rules::{dirs, links as rules};
+use crate::audit::wrong::Wrong;
 use crate::format::dentry::{self, FIRST_ENTRY};
 use crate::format::layout::BLOCK_BYTES;
 use crate::pool::core::Core;
@@ -78,7 +80,7 @@ impl Repair {
             let inode = self.load(ino);
             let has_inside = inode.is_dir() && (inode.entries() > 0 || has_entries[ino as usize]);
             if inode.nlink() > 0 || has_inside {
-                self.adopt_as_lost(ino, "has no name");
+                self.adopt_as_lost(ino, &Wrong::NoName { ino });
             }
         }
     }
@@ -95,19 +97,19 @@ impl Repair {
             let Some(entry) = circle else { return };
             self.entries.retain(|other| other.at != entry.at);
             self.erase(&entry);
-            if !self.adopt_as_lost(entry.ino, "cannot be reached from the root") {
+            let wrong = Wrong::Unreachable { dir: entry.ino };
+            if !self.adopt_as_lost(entry.ino, &wrong) {
                 return;
             }
         }
     }
 
     /// What it was called, and where it stood, is lost.
-    fn adopt_as_lost(&mut self, ino: u32, why: &str) -> bool {
+    fn adopt_as_lost(&mut self, ino: u32, wrong: &Wrong) -> bool {
         let adopted = self.adopt(ino, format!("#{ino}").as_bytes());
-        let what = format!("inode {ino}: {why}");
         match adopted {
-            true => self.mended("connecting", what, "named in lost+found", true),
-            false => self.mended("connecting", what, "left: there is no space for a name", true),
+            true => self.mended("connecting", wrong, "named in lost+found", true),
+            false => self.mended("connecting", wrong, "left: there is no space for a name", true),
         }
         adopted
     }
@@ -290,8 +292,8 @@ impl Repair {
             let mut inode = stored;
             inode.set_blocks(self.pages[at]);
             let is_root = u64::from(ino) == ROOT_INO;
+            inode.set_nlink(rules::expected(ino, &stored, names[at], subdirs[at]));
             if stored.is_dir() {
-                inode.set_nlink(if is_root || names[at] > 0 { subdirs[at] + 2 } else { 0 });
                 inode.set_entries(inside[at]);
                 inode.set_size(ends[at] * BLOCK_BYTES);
                 // One without a name is left as it is, to be freed.
@@ -300,8 +302,6 @@ impl Repair {
                     0 => stored.parent(),
                     _ => parent[at],
                 });
-            } else if stored.nlink() > 0 || names[at] > 0 {
-                inode.set_nlink(names[at]);
             }
             if stored.is_file() && inode.is_inline() && self.pages[at] > 0 {
                 inode.set_inline(false);
@@ -310,17 +310,13 @@ impl Repair {
                 continue;
             }
             self.put(ino, &mut inode);
-            if inode.nlink() != stored.nlink() {
-                let what = format!("inode {ino}: link count {}, {} found", stored.nlink(), inode.nlink());
-                self.mended("counts", what, "set right", inode.nlink() < stored.nlink());
+            if let Some(wrong) = rules::count(ino, &stored, inode.nlink()) {
+                self.mended("counts", wrong, "set right", inode.nlink() < stored.nlink());
             }
-            if stored.is_dir() && inode.entries() != stored.entries() {
-                let what = format!(
-                    "directory {ino}: counts {} entries, {} found",
-                    stored.entries(),
-                    inode.entries()
-                );
-                self.mended("counts", what, "set right", inode.entries() < stored.entries());
+            if stored.is_dir()
+                && let Some(wrong) = dirs::count(ino, stored.entries(), inode.entries())
+            {
+                self.mended("counts", wrong, "set right", inode.entries() < stored.entries());
             } else if stored.is_dir() && inode.nlink() == stored.nlink() {
                 self.mended("counts", format!("directory {ino}: counts wrong"), "set right", false);
             }

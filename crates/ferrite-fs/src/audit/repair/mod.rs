@@ -1,16 +1,21 @@
 //! Repair: what is to be changed in a damaged pool so that it is sound again, and nothing that can be saved is lost.
 //!
-//! What lives here: [`repair`] and the books it keeps ([`Repair`]); its phases by file: inodes, mapping, logs and
-//! blocks ([`tables`]), directories and their entries ([`dirs`]), names, link counts and `lost+found` ([`links`]). It
-//! works on the raw tables in a private mapping and ends with a list of words ([`Mend`]); `mend.rs` carries it out.
+//! What lives here: [`repair`] and the books it keeps ([`Repair`]); its phases by file: [`inodes`]; the [`mapping`] and
+//! the [`hashed_keys`] of HashFS; [`logs`]; [`blocks`]; directories and their entries ([`dirs`]); names, link counts
+//! and `lost+found` ([`links`]). It works on the raw tables in a private mapping and ends with a list of words
+//! ([`Rewrite`]); `rewrite.rs` carries it out.
 //!
 //! Invariants: only what no check vouches for is thrown away; content that may be wrong is never left where a program
 //! would take it for right, it goes to `lost+found` as `damaged-INODE`. A pool that comes out of [`repair`] has been
 //! checked like any other, so a second repair finds nothing.
 
+mod blocks;
 mod dirs;
+mod hashed_keys;
+mod inodes;
 mod links;
-mod tables;
+mod logs;
+mod mapping;
 
 use std::sync::Arc;
 
@@ -22,8 +27,10 @@ use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::audit::boot::{StaleBoot, stale_boot};
 use crate::audit::fsck::{self, Progress};
-use crate::audit::mend::{self, Mend};
 use crate::audit::owner::{MAYBE_COPIED, may_be_live_copy};
+use crate::audit::rewrite::{self, Rewrite};
+use crate::audit::rules::{View, superblock as superblock_rules};
+use crate::audit::wrong::{BlockWrong, Wrong};
 use crate::error::EngineError;
 use crate::format::inode::{INODE_WORDS, Inode};
 use crate::format::layout::{
@@ -98,7 +105,7 @@ struct Repair {
 /// Says what is to be done to repair the pool in `region`, a private mapping, which is changed on the way. `progress`
 /// gets phase, done, total. Fails only if there is no pool, or part of it cannot be read: then nothing is known of what
 /// is there.
-pub fn repair(region: Region, progress: Progress<'_>) -> Result<(RepairReport, Mend), EngineError> {
+pub fn repair(region: Region, progress: Progress<'_>) -> Result<(RepairReport, Rewrite), EngineError> {
     repair_with(region, FsckOptions::default(), progress)
 }
 
@@ -107,15 +114,15 @@ pub fn repair_with(
     region: Region,
     options: FsckOptions,
     progress: Progress<'_>,
-) -> Result<(RepairReport, Mend), EngineError> {
+) -> Result<(RepairReport, Rewrite), EngineError> {
     let superblock = Superblock::find(&region)?;
     if superblock.unknown_ro_compat() != 0 {
         return Err(EngineError::ReadOnlyFeatures(superblock.unknown_ro_compat()));
     }
-    let basis = mend::basis(&region);
+    let basis = rewrite::basis(&region);
     let mut report = RepairReport::default();
     let mut touched = FxHashMap::default();
-    if let Err(error) = mend::finish(&region, &superblock) {
+    if let Err(error) = rewrite::finish(&region, &superblock) {
         report.mended.push(Mended {
             phase: "journal",
             what: error.cause(),
@@ -177,7 +184,8 @@ pub fn repair_with(
         repair.superblocks();
         repair.run(progress);
         (report, touched) = (repair.report, repair.touched);
-        let findings = fsck::superblock_findings(&region, &superblock);
+        let copies = superblock_rules::copies(&region, &superblock);
+        let findings = copies.iter().map(Wrong::finding).collect();
         report.after = fsck::check(Arc::clone(&region), superblock.clone(), options, findings, progress);
         if report.after.findings.is_empty() || round + 1 == ROUNDS {
             break;
@@ -194,14 +202,14 @@ pub fn repair_with(
         .map(|(offset, _, now)| (offset, now))
         .collect();
     words.sort_unstable();
-    let mend = Mend {
+    let rewrite = Rewrite {
         words,
         mark,
         clear_boot: stale_boot.is_some(),
         clear_owner: maybe_copied,
         basis,
     };
-    Ok((report, mend))
+    Ok((report, rewrite))
 }
 
 impl Repair {
@@ -255,10 +263,10 @@ impl Repair {
     }
 
     /// Notes something that is done.
-    fn mended(&mut self, phase: &'static str, what: String, action: &'static str, loss: bool) {
+    fn mended(&mut self, phase: &'static str, what: impl ToString, action: &'static str, loss: bool) {
         self.report.mended.push(Mended {
             phase,
-            what,
+            what: what.to_string(),
             action,
             loss,
         });
@@ -273,8 +281,16 @@ impl Repair {
         }
     }
 
+    fn view(&self) -> View<'_> {
+        View {
+            region: &self.region,
+            superblock: &self.superblock,
+            map: &*self.map,
+        }
+    }
+
     fn load(&self, ino: u32) -> Inode {
-        Inode::load(&self.region, self.superblock.inode_offset(ino))
+        self.view().inode(ino)
     }
 
     fn put(&mut self, ino: u32, inode: &mut Inode) {
@@ -293,12 +309,21 @@ impl Repair {
     }
 
     fn is_ino(&self, ino: u32) -> bool {
-        ino != 0 && u64::from(ino) < self.superblock.inodes
+        self.view().is_ino(ino)
     }
 
-    /// Notes an owner of `block`; false if it is no data block, or has one.
-    fn own(&self, block: u32) -> bool {
-        self.superblock.is_data_block(block) && self.owned.claim(u64::from(block) - self.superblock.first_block)
+    /// Whether an inode is there, sound or to be made again: a wiped one counts, if something tells of it.
+    fn has(&self, ino: u32) -> bool {
+        self.is_ino(ino) && self.state[ino as usize] != State::Free
+    }
+
+    /// Notes an owner of `block`; says what is wrong with that.
+    fn own(&self, block: u32) -> Result<(), BlockWrong> {
+        self.view().own(block, |block| self.claim(block))
+    }
+
+    fn claim(&self, block: u32) -> bool {
+        self.owned.claim(u64::from(block) - self.superblock.first_block)
     }
 
     fn take_block(&self) -> Option<u32> {
@@ -378,8 +403,8 @@ impl Repair {
 
     /// Makes both copies of the superblock what the better one is.
     fn superblocks(&mut self) {
-        let findings = fsck::superblock_findings(&self.region, &self.superblock);
-        if findings.is_empty() {
+        let copies = superblock_rules::copies(&self.region, &self.superblock);
+        if copies.is_empty() {
             return;
         }
         let bytes = self.superblock.encode();
@@ -389,8 +414,8 @@ impl Repair {
                 self.set(start + at as u64, word);
             }
         }
-        for finding in findings {
-            self.mended(finding.phase, finding.what, "written anew from the other", false);
+        for wrong in copies {
+            self.mended(wrong.phase(), wrong, "written anew from the other", false);
         }
     }
 }
@@ -419,7 +444,7 @@ impl MapTx for RepairTx<'_> {
     }
 
     fn claim_block(&mut self, block: u32) -> bool {
-        self.repair.own(block)
+        self.repair.own(block).is_ok()
     }
 
     /// Pages, logs and attributes whose blocks nobody has claimed yet own them all the same, and what names lead to may

@@ -2,6 +2,7 @@
 //!
 //! `FERRITE_SEED` replays one image; `FERRITE_SOAK=1` tries ten thousand.
 
+mod crafted;
 mod far_keys;
 mod lost_names;
 mod wiped;
@@ -460,7 +461,7 @@ fn try_one(image: &[u8], anatomy: &Anatomy, hit: &[Range<u64>], crash: bool) -> 
     // Whatever it finds, it must come back.
     let _ = fsck(open(image), &mut |_, _, _| {});
     mounted(image, anatomy, hit).map_err(|what| format!("mounted as it is: {what}"))?;
-    let (report, mend) = match repair(open(image), &mut |_, _, _| {}) {
+    let (report, rewrite) = match repair(open(image), &mut |_, _, _| {}) {
         Ok(repaired) => repaired,
         Err(error) => {
             // Both copies of the superblock: there is nothing to go by.
@@ -478,7 +479,7 @@ fn try_one(image: &[u8], anatomy: &Anatomy, hit: &[Range<u64>], crash: bool) -> 
     let recorder = Recorder::new(image.to_vec());
     let mut region = open(image);
     region.attach_recorder(std::sync::Arc::clone(&recorder));
-    mend.apply(&region).map_err(|error| format!("applying: {error}"))?;
+    rewrite.apply(&region).map_err(|error| format!("applying: {error}"))?;
     let log = recorder.log();
     let repaired = log.final_image();
     sound(&repaired, anatomy, hit).map_err(|what| format!("{what}\ndone: {:#?}", report.mended))?;
@@ -487,12 +488,13 @@ fn try_one(image: &[u8], anatomy: &Anatomy, hit: &[Range<u64>], crash: bool) -> 
         loop {
             for choice in [Choice::None, Choice::All, Choice::Random(1), Choice::Random(2)] {
                 cursor.with_image(choice, |image| -> Result<(), String> {
-                    let (report, mend) = repair(open(image), &mut |_, _, _| {}).map_err(|error| error.to_string())?;
+                    let (report, rewrite) =
+                        repair(open(image), &mut |_, _, _| {}).map_err(|error| error.to_string())?;
                     if !report.after.findings.is_empty() {
                         return Err(format!("crashed while it repaired; left: {:?}", report.after.findings));
                     }
                     let region = open(image);
-                    mend.apply(&region).map_err(|error| error.to_string())?;
+                    rewrite.apply(&region).map_err(|error| error.to_string())?;
                     sound(&image_of(&region), anatomy, hit).map_err(|what| format!("crashed while it repaired: {what}"))
                 })?;
             }
@@ -647,10 +649,10 @@ fn the_files_of_a_ruined_directory_are_all_found() {
         }
         true
     });
-    let (report, mend) = repair(Region::from_image(&image).unwrap(), &mut |_, _, _| {}).unwrap();
+    let (report, rewrite) = repair(Region::from_image(&image).unwrap(), &mut |_, _, _| {}).unwrap();
     assert!(report.after.findings.is_empty(), "{:?}", report.after.findings);
     let region = Region::from_image(&image).unwrap();
-    mend.apply(&region).unwrap();
+    rewrite.apply(&region).unwrap();
     let engine = Engine::mount(region, &quiet()).unwrap();
     let (paths, contents) = walk(&engine).unwrap();
     assert!(paths.keys().all(|path| path.starts_with("/lost+found/#")));

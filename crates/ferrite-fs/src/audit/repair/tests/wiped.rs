@@ -8,10 +8,10 @@ use crate::{FsckOptions, fsck_with, repair_with};
 
 /// A damaged image, repaired; it has to be sound then. Returns what was done as well.
 pub(super) fn repaired(image: &[u8]) -> (Vec<u8>, crate::RepairReport) {
-    let (report, mend) = repair(Region::from_image(image).unwrap(), &mut |_, _, _| {}).unwrap();
+    let (report, rewrite) = repair(Region::from_image(image).unwrap(), &mut |_, _, _| {}).unwrap();
     assert!(report.after.findings.is_empty(), "{:?}", report.after.findings);
     let region = Region::from_image(image).unwrap();
-    mend.apply(&region).unwrap();
+    rewrite.apply(&region).unwrap();
     let image = image_of(&region);
     let report_again = fsck(Region::from_image(&image).unwrap(), &mut |_, _, _| {}).unwrap();
     assert!(report_again.findings.is_empty(), "{:?}", report_again.findings);
@@ -249,11 +249,11 @@ fn data_whose_checksums_were_wiped_is_put_aside_and_can_be_read() {
         let found = check(&image, data);
         let of_data = |finding: &crate::Finding| finding.phase == "data" && finding.what.contains(", bytes ");
         assert!(found.len() > 100 && found.iter().all(of_data), "{found:?}");
-        let (report, mend) = repair_with(Region::from_image(&image).unwrap(), data, &mut |_, _, _| {}).unwrap();
+        let (report, rewrite) = repair_with(Region::from_image(&image).unwrap(), data, &mut |_, _, _| {}).unwrap();
         assert!(report.after.findings.is_empty(), "{:?}", report.after.findings);
         assert!(report.mended.iter().any(|mended| mended.phase == "data" && mended.loss));
         let region = Region::from_image(&image).unwrap();
-        mend.apply(&region).unwrap();
+        rewrite.apply(&region).unwrap();
         let image = image_of(&region);
         assert!(check(&image, data).is_empty());
         let (again, _) = repair_with(Region::from_image(&image).unwrap(), data, &mut |_, _, _| {}).unwrap();

@@ -1,8 +1,9 @@
-//! Damage that a mount found: what it is, whom it concerns, and whether the pool may still be changed.
+//! Marks of the damage that a mount found: what it is, whom it concerns, and whether the pool may still be changed.
+//! They are in DRAM and repair nothing.
 //!
-//! What lives here: [`Damage`], filled by `audit/load.rs` and asked by whoever is about to answer. Damage does not keep
-//! a pool from being mounted, as long as its root directory can be read: whatever is damaged answers `EIO`, everything
-//! else works.
+//! What lives here: [`Damage`], filled by `audit/load/marks.rs` and asked by whoever is about to answer. Damage does
+//! not keep a pool from being mounted, as long as its root directory can be read: whatever is damaged answers `EIO`,
+//! everything else works.
 //!
 //! Invariants:
 //! * While it is not known which blocks something damaged owns, nothing is changed: what looks free may be its.
@@ -23,7 +24,7 @@ const FINDINGS_MAX: usize = 1000;
 /// The reason that stands for all those behind the first so many.
 const MUCH_ELSE: &str = "damaged, as much else is";
 /// What helps.
-const MEND: &str = "run `ferrite fsck --repair`";
+const REMEDY: &str = "run `ferrite fsck --repair`";
 
 /// What a mount found.
 #[derive(Default)]
@@ -55,7 +56,7 @@ impl Damage {
                 self.findings.push(what);
             }
             FINDINGS_MAX => {
-                tracing::error!("more damage was found than is told; {MEND}");
+                tracing::error!("more damage was found than is told; {REMEDY}");
                 self.findings.push("more was found than is told".into());
             }
             _ => {}
@@ -138,7 +139,7 @@ impl Damage {
     /// Refuses what a damaged inode would answer.
     pub(crate) fn check_inode(&self, ino: u32) -> Result<()> {
         match self.inodes.get(&ino) {
-            Some(why) => Err(FsError::damaged(u64::from(ino), format!("{why}; {MEND}"))),
+            Some(why) => Err(FsError::damaged(u64::from(ino), format!("{why}; {REMEDY}"))),
             None => Ok(()),
         }
     }
@@ -146,7 +147,7 @@ impl Damage {
     /// Refuses to take what is not mapped for a hole, in a file that has lost pages.
     pub(crate) fn check_holes(&self, ino: u32) -> Result<()> {
         match self.holes.get(&ino) {
-            Some(why) => Err(FsError::damaged(u64::from(ino), format!("{why}; {MEND}"))),
+            Some(why) => Err(FsError::damaged(u64::from(ino), format!("{why}; {REMEDY}"))),
             None => Ok(()),
         }
     }
@@ -155,7 +156,7 @@ impl Damage {
     pub(crate) fn check_page(&self, page: PageId, is_hole: bool) -> Result<()> {
         let why = self.damaged_pages.get(&page);
         match why.or_else(|| self.holes.get(&page.ino).filter(|_| is_hole)) {
-            Some(why) => Err(data_sum::damaged(page, format!("{why}; {MEND}"))),
+            Some(why) => Err(data_sum::damaged(page, format!("{why}; {REMEDY}"))),
             None => Ok(()),
         }
     }

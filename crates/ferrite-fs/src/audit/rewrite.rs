@@ -1,9 +1,10 @@
 //! Carrying out a repair so that a crash in the middle does no harm.
 //!
-//! What lives here: [`Mend`], the words that a repair changes, and how they reach the medium: first all of them, with a
-//! checksum, to the journal area, whose records are applied and dead by then; then one word of the control block says
-//! so; then they are stored in place; then that word is cleared. Whoever opens the pool in between carries it to its
-//! end (`finish`).
+//! What lives here: [`Rewrite`], the words that a repair changes, and how they reach the medium: first all of them,
+//! with a checksum, to the journal area, whose records are applied and dead by then; then one word of the control
+//! block says so; then they are stored in place; then that word is cleared. Whoever opens the pool in between carries
+//! it to its end (`finish`). What is to be changed is `repair`'s business; mount's own small repairs go through the
+//! journal.
 //!
 //! Invariant: until the control word is durable nothing but the journal area has changed; from then on the words there
 //! lead to the repaired pool however often they are stored. A repair of more words than the journal area holds goes in
@@ -21,7 +22,7 @@ use crate::journal::replay::{self, Losses};
 
 /// What a repair changes.
 #[derive(Debug, Clone, Default)]
-pub struct Mend {
+pub struct Rewrite {
     /// Pool offsets and what to store there.
     pub(crate) words: Vec<(u64, u64)>,
     /// What the damaged mark becomes.
@@ -39,7 +40,7 @@ pub(crate) fn basis(region: &Region) -> (u64, u64) {
     (region.load(CONTROL_MARK), region.load(CONTROL_MOUNTS))
 }
 
-impl Mend {
+impl Rewrite {
     /// Whether there is nothing to do.
     pub fn is_empty(&self) -> bool {
         self.words.is_empty() && self.mark.is_none() && !self.clear_boot && !self.clear_owner

@@ -1,0 +1,126 @@
+//! Blocks: every one gets the one owner that has a right to it, and what it holds is held against its checksum.
+
+use std::collections::BTreeMap;
+
+use ferrite_map::{MapEntry, PageId, PageWord};
+use rustc_hash::FxHashSet;
+
+use super::{Repair, State};
+use crate::audit::rules::{inodes as rules, pages};
+use crate::audit::wrong::{PageWrong, Wrong};
+use crate::format::layout::BLOCK_BYTES;
+use crate::format::log_entry::has_log;
+use crate::page::scan;
+
+impl Repair {
+    /// Every page gets a block of its own.
+    pub(super) fn blocks(&mut self) {
+        let mut conflicts = Vec::new();
+        self.map.for_each(&mut |entry| {
+            if let Err(what) = self.own(entry.word.page()) {
+                conflicts.push((entry, what));
+            }
+            true
+        });
+        for (at, what) in conflicts {
+            let MapEntry { ino, lblk, word, .. } = at;
+            let what = PageWrong::Block(what);
+            let what = Wrong::Page { at, what };
+            let Some(block) = self.take_block() else {
+                let _ = self.set_page(ino, lblk, None);
+                self.pages[ino as usize] -= 1;
+                self.spoiled.insert(ino);
+                self.mended("blocks", what, "dropped: there is no block for a copy", true);
+                continue;
+            };
+            let (from, to) = (
+                self.superblock.block_offset(word.page()),
+                self.superblock.block_offset(block),
+            );
+            for at in (0..BLOCK_BYTES).step_by(8) {
+                let value = self.region.load(from + at);
+                self.set(to + at, value);
+            }
+            let sums = [word.page(), block].map(|block| self.superblock.sum_word_offset(block));
+            if let [Some(from), Some(to)] = sums {
+                // It says whose page it is, so it fits the one that has a right to it.
+                let sum = self.region.load(from);
+                self.set(to, sum);
+            }
+            let _ = self.set_page(ino, lblk, Some(PageWord::new(block, word.log())));
+            self.mended(
+                "blocks",
+                what,
+                "copied: one of the two has a page that is not its own",
+                true,
+            );
+        }
+        self.reload_map();
+    }
+
+    /// Blocks that logs lie in, and attributes, whether they are found sound later or not.
+    pub(super) fn blocks_beside_pages(&self) -> FxHashSet<u32> {
+        let inodes = 1..self.superblock.inodes as u32;
+        let mut found: FxHashSet<u32> = inodes.map(|ino| self.load(ino).xattr_block()).collect();
+        self.map.for_each(&mut |entry| {
+            if has_log(entry.word) {
+                let page = PageId::new(entry.ino, entry.lblk);
+                // Of a broken log only what can be reached matters: it is dropped.
+                let _ = scan::entries((&self.region, &self.superblock), page, entry.word, &mut |seen| {
+                    found.insert(seen.segment().header.block());
+                    Ok(true)
+                });
+            }
+            true
+        });
+        found
+    }
+
+    pub(super) fn is_owned(&self, block: u32) -> bool {
+        self.owned.is_set(u64::from(block) - self.superblock.first_block)
+    }
+
+    /// Extended attributes: the blocks say whose they are.
+    pub(super) fn attributes(&mut self) {
+        for ino in 1..self.superblock.inodes as u32 {
+            let mut inode = self.load(ino);
+            let block = inode.xattr_block();
+            if self.state[ino as usize] != State::Sound || block == 0 {
+                continue;
+            }
+            // Claimed only by the one whose attributes it holds.
+            let is_free = |block| !self.is_owned(block);
+            let own = rules::attribute_block(self.view(), ino, block, is_free);
+            let Err(wrong) = own.and_then(|()| rules::attributes(self.view(), ino, block)) else {
+                self.claim(block);
+                continue;
+            };
+            inode.set_xattr_block(0);
+            self.put(ino, &mut inode);
+            self.mended("attributes", wrong, "dropped", true);
+        }
+    }
+
+    /// Pages that do not have the checksums they should cannot be read, whichever of both was hit. They get the ones
+    /// that fit, and their files are put aside, so that whoever knows what they held can tell.
+    pub(super) fn data(&mut self) {
+        if !self.reads_data {
+            return;
+        }
+        let mut wrong: BTreeMap<u32, Vec<(u64, u64)>> = BTreeMap::new();
+        self.map.for_each(&mut |entry| {
+            if self.state[entry.ino as usize] == State::Sound
+                && let Some((_, right)) = pages::data(self.view(), &entry)
+            {
+                wrong.entry(entry.ino).or_default().push(right);
+            }
+            true
+        });
+        for (ino, words) in wrong {
+            let what = format!("inode {ino}: {} pages have the wrong checksum", words.len());
+            words.into_iter().for_each(|(offset, word)| self.set(offset, word));
+            self.spoiled.insert(ino);
+            self.mended("data", what, "checksums made to fit what is there", true);
+        }
+    }
+}

@@ -1,0 +1,179 @@
+//! Keys of HashFS: a damaged one can often be put back, since its place says what it can have been.
+
+use ferrite_map::{MapEntry, PageId, PageWord};
+use rustc_hash::FxHashMap;
+
+use super::{Repair, State};
+use crate::audit::rules::pages;
+use crate::audit::wrong::{BlockWrong, PageWrong, Wrong};
+use crate::format::layout::lblks;
+
+/// A lost page is looked for this close to its home.
+const STRAY_DISTANCE: u64 = 8;
+/// Pages of a file that are looked for among strays.
+const STRAY_PAGES: u64 = 1 << 20;
+/// Comparisons of pages with strays, in all: with more, chance would find pages where there are none, and time would
+/// pass.
+const STRAY_COMPARISONS: u64 = 1 << 26;
+
+impl Repair {
+    /// HashFS: drops keys that map nothing, keeps the first of two for the same page, and puts back keys that were
+    /// damaged where their place in the table tells what they were.
+    pub(super) fn hashfs(&mut self) {
+        let mut strays: Vec<(u64, PageWord)> = Vec::new();
+        for slot in 0..self.superblock.map_slots {
+            let Some((key_offset, word_offset)) = self.map.hashed_keys().map(|map| map.offsets(slot)) else {
+                return;
+            };
+            let (key, word) = (self.region.load(key_offset), PageWord(self.region.load(word_offset)));
+            if key == 0 {
+                if word.0 != 0 && self.superblock.is_data_block(word.page()) {
+                    strays.push((slot, word));
+                }
+                continue;
+            }
+            let (ino, lblk) = ((key >> 32) as u32, key as u32);
+            let at = MapEntry {
+                ino,
+                lblk,
+                word,
+                slot: slot as u32,
+            };
+            let stray = match pages::is_out_of_reach(self.view(), &at) {
+                true => Some(PageWrong::OutOfReach),
+                false => (!self.has(ino)).then_some(PageWrong::Nobody),
+            };
+            if let Some(what) = stray {
+                self.set_slot(slot, None);
+                self.mended("mapping", Wrong::Page { at, what }, "dropped", true);
+                if self.superblock.is_data_block(word.page()) {
+                    strays.push((slot, word));
+                }
+            } else if !self.superblock.is_data_block(word.page()) {
+                // If it was the file's, its count will tell.
+                self.set_slot(slot, None);
+                let what = PageWrong::Block(BlockWrong::NoData);
+                self.mended("mapping", Wrong::Page { at, what }, "dropped", true);
+            } else {
+                self.pages[ino as usize] += 1;
+                self.end[ino as usize] = self.end[ino as usize].max(u64::from(lblk) + 1);
+            }
+        }
+        self.reload_map();
+        let mut twice = Vec::new();
+        self.map.for_each(&mut |entry| {
+            if pages::is_second(self.view(), &entry) {
+                twice.push(entry);
+            }
+            true
+        });
+        for at in twice {
+            let MapEntry { ino, word, slot, .. } = at;
+            self.set_slot(u64::from(slot), None);
+            self.pages[ino as usize] -= 1;
+            strays.push((u64::from(slot), word));
+            let what = PageWrong::Twice;
+            self.mended("mapping", Wrong::Page { at, what }, "dropped", true);
+        }
+        self.drop_excess(&mut strays);
+        let behind = self.pages_behind_ends();
+        for &MapEntry { ino, word, slot, .. } in &behind {
+            self.set_slot(u64::from(slot), None);
+            self.pages[ino as usize] -= 1;
+            strays.push((u64::from(slot), word));
+        }
+        self.reload_map();
+        self.restore_strays(&strays);
+        for MapEntry { ino, lblk, word, slot } in behind {
+            let key = self.map.hashed_keys().map(|map| map.offsets(u64::from(slot)).0);
+            if key.is_some_and(|offset| self.region.load(offset) == 0) {
+                self.set_slot(u64::from(slot), Some((PageId::new(ino, lblk), word)));
+                self.pages[ino as usize] += 1;
+            }
+        }
+        self.reload_map();
+    }
+
+    /// Buckets behind its home that a page would lie in this slot of HashFS.
+    fn distance(&self, page: PageId, slot: u64) -> u64 {
+        self.map.hashed_keys().map_or(0, |map| map.distance(page, slot))
+    }
+
+    /// Files that map more pages than they count have got keys that were hit: those behind the end of the file or far
+    /// from home, if they are just as many.
+    fn drop_excess(&mut self, strays: &mut Vec<(u64, PageWord)>) {
+        let mut odd: FxHashMap<u32, Vec<MapEntry>> = FxHashMap::default();
+        self.map.for_each(&mut |entry| {
+            let inode = self.load(entry.ino);
+            let ino = entry.ino as usize;
+            if self.state[ino] == State::Sound && self.pages[ino] > inode.blocks() {
+                let far = self.distance(PageId::new(entry.ino, entry.lblk), u64::from(entry.slot)) >= STRAY_DISTANCE;
+                if far || inode.blocks() == 0 || u64::from(entry.lblk) >= lblks(inode.size()) {
+                    odd.entry(entry.ino).or_default().push(entry);
+                }
+            }
+            true
+        });
+        for (ino, entries) in odd {
+            let excess = self.pages[ino as usize] - self.load(ino).blocks();
+            if entries.len() as u32 != excess {
+                continue;
+            }
+            self.pages[ino as usize] -= excess;
+            for MapEntry { lblk, slot, word, .. } in entries {
+                self.set_slot(u64::from(slot), None);
+                strays.push((u64::from(slot), word));
+                let what = format!("mapping slot {slot}: page {lblk} of inode {ino}, which has no such page");
+                self.mended("mapping", what, "dropped", true);
+            }
+        }
+    }
+
+    /// A slot's place is the hash of its key. If just one of the pages that files miss belongs near it, it is that one.
+    fn restore_strays(&mut self, strays: &[(u64, PageWord)]) {
+        if strays.is_empty() {
+            return;
+        }
+        let mut candidates: FxHashMap<u64, Vec<PageId>> = FxHashMap::default();
+        let mut left = STRAY_COMPARISONS;
+        for ino in 1..self.superblock.inodes as u32 {
+            let inode = self.load(ino);
+            let misses = self.state[ino as usize] == State::Sound && self.pages[ino as usize] < inode.blocks();
+            if !misses {
+                continue;
+            }
+            for lblk in 0..lblks(inode.size()).min(STRAY_PAGES) as u32 {
+                let Some(rest) = left.checked_sub(strays.len() as u64) else {
+                    return;
+                };
+                left = rest;
+                if !self.map.get(PageId::new(ino, lblk)).is_hole() {
+                    continue;
+                }
+                for &(slot, _) in strays {
+                    if self.distance(PageId::new(ino, lblk), slot) < STRAY_DISTANCE {
+                        candidates.entry(slot).or_default().push(PageId::new(ino, lblk));
+                    }
+                }
+            }
+        }
+        let mut given: FxHashMap<PageId, u32> = FxHashMap::default();
+        for pages in candidates.values() {
+            pages.iter().for_each(|&page| *given.entry(page).or_default() += 1);
+        }
+        for &(slot, word) in strays {
+            let Some(&[page]) = candidates.get(&slot).map(Vec::as_slice) else {
+                continue;
+            };
+            if given[&page] != 1 {
+                continue;
+            }
+            let PageId { ino, lblk } = page;
+            self.set_slot(slot, Some((page, word)));
+            self.pages[ino as usize] += 1;
+            self.end[ino as usize] = self.end[ino as usize].max(u64::from(lblk) + 1);
+            let what = format!("mapping slot {slot}: can only have been page {lblk} of inode {ino}");
+            self.mended("mapping", what, "put back", false);
+        }
+    }
+}

@@ -1,0 +1,136 @@
+//! What checksums vouch for and what cannot be all the same: written by nobody's medium, but by a program that was
+//! wrong, or by somebody who means harm. Mount, fsck, repair and scrub say the same of it.
+
+use super::wiped::{number, repaired, tree};
+use super::*;
+use crate::format::inode::INLINE_BYTES;
+
+/// An image with one inode changed, whose checksum fits.
+fn with_inode(image: &[u8], ino: Ino, change: impl FnOnce(&mut Inode)) -> Vec<u8> {
+    let region = Region::from_image(image).unwrap();
+    let superblock = Superblock::find(&region).unwrap();
+    let offset = superblock.inode_offset(ino as u32);
+    let mut inode = Inode::load(&region, offset);
+    change(&mut inode);
+    inode.set_crc(inode.checksum(ino as u32));
+    for (at, word) in (offset..).step_by(8).zip(inode.words) {
+        region.store(at, word);
+    }
+    image_of(&region)
+}
+
+fn findings(image: &[u8]) -> Vec<String> {
+    let report = fsck(Region::from_image(image).unwrap(), &mut |_, _, _| {}).unwrap();
+    report.findings.into_iter().map(|finding| finding.what).collect()
+}
+
+fn file_of(image: &[u8], len: usize) -> (String, Ino) {
+    let path = tree(image)
+        .into_iter()
+        .find(|(_, content)| content.len() == len)
+        .unwrap()
+        .0;
+    let ino = number(image, &path);
+    (path, ino)
+}
+
+/// No kind has this mode, no file this size: all four tell, and nobody is answered.
+#[test]
+fn an_inode_of_no_kind_is_told_by_all() {
+    let sound = sample(PLAIN[0]);
+    let (path, ino) = file_of(&sound, 5000);
+    for (change, told) in [
+        (
+            (|inode| inode.set_mode_bits(0o30644)) as fn(&mut Inode),
+            "impossible mode",
+        ),
+        (|inode| inode.set_size(u64::MAX), "impossible size"),
+    ] {
+        let image = with_inode(&sound, ino, change);
+        let told = format!("inode {ino}: {told}");
+        let tells = |findings: &[String]| findings.iter().any(|finding| finding.starts_with(&told));
+        assert!(tells(&findings(&image)), "fsck: {:?}", findings(&image));
+        let engine = Engine::mount(Region::from_image(&image).unwrap(), &quiet()).unwrap();
+        assert!(tells(engine.damage()), "mount: {:?}", engine.damage());
+        let scrubbed = engine.scrub(None).unwrap().findings;
+        assert!(tells(&scrubbed), "scrub: {scrubbed:?}");
+        assert!(matches!(engine.getattr(ino), Err(FsError::Damaged(_))));
+        let (image, report) = repaired(&image);
+        assert_eq!(report.quarantined, [format!("damaged-{ino}")], "{path}");
+        assert!(tree(&image).contains_key(&format!("/lost+found/damaged-{ino}")));
+    }
+}
+
+/// Made a directory again: what its blocks hold is there. So are all names of the pool.
+#[test]
+fn a_root_that_is_a_file_becomes_a_directory() {
+    for variant in PLAIN {
+        let sound = sample(variant);
+        let image = with_inode(&sound, ROOT_INO, |inode| {
+            inode.set_mode_bits(FileKind::File.mode_bits() | 0o644);
+        });
+        let told = "inode 1: the root is no directory, or not its own parent";
+        assert!(findings(&image).iter().any(|finding| finding == told));
+        assert!(tree(&repaired(&image).0) == tree(&sound), "{variant:?}");
+    }
+}
+
+/// A pipe has no pages, and keeps its name without them.
+#[test]
+fn a_pipe_with_pages_loses_them() {
+    for variant in PLAIN {
+        let sound = sample(variant);
+        let (_, ino) = file_of(&sound, 12_345);
+        let image = with_inode(&sound, ino, |inode| {
+            inode.set_mode_bits(FileKind::Fifo.mode_bits() | 0o644);
+        });
+        let told = format!("inode {ino}: special file with ");
+        assert!(findings(&image).iter().any(|finding| finding.starts_with(&told)));
+        let (image, report) = repaired(&image);
+        assert!(
+            report.mended.iter().any(|mended| mended.what.starts_with(&told)),
+            "{:?}",
+            report.mended
+        );
+        assert!(!report.after.more && findings(&image).is_empty());
+    }
+}
+
+/// More content than an inode has room for: what it has room for is put aside.
+#[test]
+fn a_file_that_says_it_holds_more_than_fits_is_cut() {
+    let sound = sample(PLAIN[0]);
+    let (_, ino) = file_of(&sound, 40);
+    let image = with_inode(&sound, ino, |inode| inode.set_size(5000));
+    let told = format!("inode {ino}: has its content inside, but 0 pages and 5000 bytes");
+    assert!(findings(&image).contains(&told));
+    let files = tree(&repaired(&image).0);
+    assert_eq!(files[&format!("/lost+found/damaged-{ino}")].len(), INLINE_BYTES);
+}
+
+/// Two keys of HashFS for one page, with the same word: no look-up of the page tells, its place does.
+#[test]
+fn a_second_key_with_the_same_word_is_told_as_one() {
+    let sound = sample(PLAIN[0]);
+    let region = Arc::new(Region::from_image(&sound).unwrap());
+    let superblock = Superblock::find(&region).unwrap();
+    let map = superblock.mapping.open(Arc::clone(&region), superblock.map_geometry());
+    map.load(1, &|_| {}).unwrap();
+    let keys = map.hashed_keys().unwrap();
+    let (_, ino) = file_of(&sound, 20_000);
+    let word = map.get(PageId::new(ino as u32, 1));
+    let slot = keys.slot_of(PageId::new(ino as u32, 1)).unwrap();
+    let free = (slot + 1..superblock.map_slots)
+        .find(|&other| region.load(keys.offsets(other).0) == 0)
+        .unwrap();
+    region.store(keys.offsets(free).0, keys.key(PageId::new(ino as u32, 1)));
+    region.store(keys.offsets(free).1, word.0);
+    let image = image_of(&region);
+    let told = format!("page 1 of inode {ino} is mapped twice");
+    assert!(
+        findings(&image).iter().any(|finding| finding.ends_with(&told)),
+        "{:?}",
+        findings(&image)
+    );
+    repaired(&image);
+}

@@ -1,0 +1,81 @@
+//! Inodes, by themselves and held against the pages that are mapped for them.
+
+use ferrite_map::PageId;
+use ferrite_vfs::{FileKind, ROOT_INO};
+
+use super::View;
+use crate::audit::wrong::{BlockWrong, Wrong};
+use crate::format::inode::{INLINE_BYTES, Inode};
+use crate::format::layout::MAX_FILE_BYTES;
+use crate::format::xattr;
+
+/// What an inode says by itself. After anything that is wrong here nothing else it says is to be believed.
+pub(crate) fn of_itself(ino: u32, inode: &Inode) -> Option<Wrong> {
+    let is_root = u64::from(ino) == ROOT_INO;
+    if !inode.is_sound(ino) {
+        return Some(Wrong::InodeChecksum { ino });
+    }
+    // There always is a root, so one that looks free was wiped.
+    if is_root && !inode.is_dir() {
+        return Some(Wrong::Root);
+    }
+    if !inode.in_use() {
+        return None;
+    }
+    if inode.kind().is_none() {
+        let mode = inode.mode_bits();
+        return Some(Wrong::Mode { ino, mode });
+    }
+    let bytes = inode.size();
+    (bytes > MAX_FILE_BYTES).then_some(Wrong::Size { ino, bytes })
+}
+
+/// The root is its own parent. Mount and scrub do not ask: only `..` of the root goes by it, which paths never follow.
+/// Repair sets all parents by the names it found.
+pub(crate) fn root_parent(root: &Inode) -> Option<Wrong> {
+    (u64::from(root.parent()) != ROOT_INO).then_some(Wrong::Root)
+}
+
+/// A page that vanished would read as zeros, one too many is another's.
+pub(crate) fn count(ino: u32, counted: u32, mapped: u32) -> Option<Wrong> {
+    (counted != mapped).then_some(Wrong::PageCount { ino, counted, mapped })
+}
+
+/// What has pages, and how many. For inodes that are sound by themselves, once it is known that `pages` are mapped.
+/// Mount and scrub do not ask: an inode that its checksum vouches for was written so, and reads go by what it says.
+pub(crate) fn kind_of_content(view: View<'_>, ino: u32, inode: &Inode, pages: u32) -> Option<Wrong> {
+    let bytes = inode.size();
+    match inode.kind()? {
+        _ if inode.is_inline() && (pages > 0 || bytes > INLINE_BYTES as u64) => {
+            Some(Wrong::Inline { ino, pages, bytes })
+        }
+        // One without a name is being freed, and its page goes first.
+        FileKind::Symlink if inode.nlink() > 0 && !inode.is_inline() && view.map.get(PageId::new(ino, 0)).is_hole() => {
+            Some(Wrong::NoTarget { ino })
+        }
+        FileKind::Fifo | FileKind::Socket | FileKind::CharDevice | FileKind::BlockDevice if pages > 0 => {
+            Some(Wrong::SpecialPages { ino, pages })
+        }
+        _ => None,
+    }
+}
+
+/// Extended attributes lie in a block of their own. `claim` as in [`View::own`].
+pub(crate) fn attribute_block(
+    view: View<'_>,
+    ino: u32,
+    block: u32,
+    claim: impl FnOnce(u32) -> bool,
+) -> Result<(), Wrong> {
+    let wrong = |what: BlockWrong| Wrong::AttributeBlock { ino, block, what };
+    view.own(block, claim).map_err(wrong)
+}
+
+/// That block, a data block, says whose attributes it holds. Mount does not ask: whoever reads attributes does, and no
+/// block hangs on what stands there.
+pub(crate) fn attributes(view: View<'_>, ino: u32, block: u32) -> Result<(), Wrong> {
+    match xattr::is_sound(view.region, view.superblock, ino, block) {
+        true => Ok(()),
+        false => Err(Wrong::Attributes { ino, block }),
+    }
+}

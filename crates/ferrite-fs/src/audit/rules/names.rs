@@ -1,0 +1,88 @@
+//! Names: every slot of the table leads to the entry of its name, and every entry has a slot that look-ups find.
+
+use super::View;
+use super::dirs::{padding, text};
+use crate::audit::wrong::{EntryWrong, SlotWrong, Wrong};
+use crate::format::dentry::{self, Entry, FIRST_ENTRY};
+use crate::format::layout::BLOCK_BYTES;
+use crate::space::names::{NameTable, Slot};
+use ferrite_map::PageId;
+
+/// Where a slot leads.
+pub(crate) struct Led {
+    /// The directory whose block it is, or whose entry if the block does not say.
+    pub(crate) dir: u32,
+    /// The block says whose it is.
+    pub(crate) has_header: bool,
+    /// The entry, or what is wrong with it: then the slot is right, and it is known whose name is damaged.
+    pub(crate) entry: Result<Entry, Wrong>,
+}
+
+/// Follows a slot. `owner` is [`owner`], or remembers what that said.
+pub(crate) fn follow(
+    view: View<'_>,
+    names: &NameTable,
+    slot: &Slot,
+    owner: impl FnOnce(u32) -> Result<Option<u32>, SlotWrong>,
+) -> Result<Led, SlotWrong> {
+    let offset = slot.target.ok_or(SlotWrong::Outside)?;
+    let block = (offset / BLOCK_BYTES) as u32;
+    if offset % BLOCK_BYTES < FIRST_ENTRY {
+        return Err(SlotWrong::Header { block });
+    }
+    let owner = owner(block)?;
+    // Without a header it is the entry that says whose it is.
+    let dir = owner.unwrap_or_else(|| view.region.load(offset + 8) as u32);
+    let has_header = owner.is_some();
+    let entry = match dentry::read(view.region, offset, dir) {
+        Ok(entry) if !names.fits(slot, dir, entry.name()) => return Err(SlotWrong::Other { offset }),
+        Ok(entry) => padding(&entry)
+            .map_err(|what| Wrong::entry(dir, entry.name(), what))
+            .map(|()| entry),
+        Err(error) if has_header && may_start_at(view, offset) => Err(Wrong::DirEntry { dir, what: text(error) }),
+        Err(error) => return Err(SlotWrong::NoEntry { what: text(error) }),
+    };
+    Ok(Led { dir, has_header, entry })
+}
+
+/// Whether an entry that is in use begins at `offset` of a directory's block, as far as the block can be parsed.
+fn may_start_at(view: View<'_>, offset: u64) -> bool {
+    let mut at = offset / BLOCK_BYTES * BLOCK_BYTES + FIRST_ENTRY;
+    while at < offset {
+        match dentry::head(view.region, at) {
+            Ok(head) => at += head.len_bytes,
+            Err(_) => return true,
+        }
+    }
+    at == offset && dentry::head(view.region, at).map_or(true, |head| head.ino != 0)
+}
+
+/// The directory that `block`, a data block, is a block of; `None` if its header is damaged, an error if it is somebody
+/// else's.
+pub(crate) fn owner(view: View<'_>, block: u32) -> Result<Option<u32>, SlotWrong> {
+    let Ok((dir, lblk)) = dentry::read_block_header(view.region, view.superblock.block_offset(block)) else {
+        return Ok(None);
+    };
+    // What a block held stays in it when it is freed.
+    match view.map.get(PageId::new(dir, lblk)).page() == block {
+        true => Ok(Some(dir)),
+        false => Err(SlotWrong::NoDirectory { block }),
+    }
+}
+
+/// A look-up of a sound entry's name, which lies at pool offset `at` in `dir`, finds it; returns its slot. Mount, which
+/// follows slots, does not ask: a name that has none shows in the count of its directory.
+pub(crate) fn is_found(names: &NameTable, dir: u32, entry: &Entry, at: u64) -> Result<u32, EntryWrong> {
+    padding(entry)?;
+    match names.find(&names.key(dir, entry.name())) {
+        Ok(Some(found)) if found.entry_offset == at => Ok(found.slot),
+        Ok(Some(_)) => Err(EntryWrong::Twice),
+        _ => Err(EntryWrong::Missing),
+    }
+}
+
+/// A directory counts as many entries as names lead to. With fewer or more, look-ups miss some, whichever slots are to
+/// blame.
+pub(crate) fn count(dir: u32, counted: u32, led: u32) -> Option<Wrong> {
+    (counted != led).then_some(Wrong::NameCount { dir, counted, led })
+}

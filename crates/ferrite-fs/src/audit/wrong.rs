@@ -1,0 +1,412 @@
+//! What can be wrong with a pool: a variant of [`Wrong`] for each rule of `rules`, in the words that users read.
+//!
+//! Mount turns these into marks of damage (`load/marks.rs`), fsck into its report, repair into what it cures, scrub
+//! into events. A rule that one of the four does not ask says so where it stands.
+
+use std::fmt;
+
+use ferrite_map::{MapEntry, PageId};
+
+use crate::format::data_sum;
+use crate::format::unit::Unit;
+use crate::options::Finding;
+
+/// Something that a rule does not allow.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Wrong {
+    /// A copy of the superblock.
+    Superblock { what: String },
+    /// The checksum of an inode, and so all of it.
+    InodeChecksum { ino: u32 },
+    /// An inode of no kind there is.
+    Mode { ino: u32, mode: u32 },
+    /// More bytes than a file can have.
+    Size { ino: u32, bytes: u64 },
+    /// The root is no directory, or has a parent.
+    Root,
+    /// An inode counts other pages than the mapping has for it.
+    PageCount { ino: u32, counted: u32, mapped: u32 },
+    /// Content in the inode, and pages or more bytes than fit.
+    Inline { ino: u32, pages: u32, bytes: u64 },
+    /// A symbolic link that leads nowhere.
+    NoTarget { ino: u32 },
+    /// A pipe, socket or device with pages.
+    SpecialPages { ino: u32, pages: u32 },
+    /// An inode's block of attributes cannot be its own.
+    AttributeBlock { ino: u32, block: u32, what: BlockWrong },
+    /// Nor does it hold attributes of that inode.
+    Attributes { ino: u32, block: u32 },
+    /// A mapped page.
+    Page { at: MapEntry, what: PageWrong },
+    /// The last of an inode's written pages. Mount knows no more than where that lies.
+    LastBehindEnd { ino: u32, lblk: u32 },
+    /// A page's log.
+    Log { page: MapEntry, what: LogWrong },
+    /// Pages that name inodes behind the table. Mount only counts them: there is nobody to mark.
+    PagesOfNobody { count: u64 },
+    /// A directory's block.
+    DirBlockBehindEnd { dir: u32, lblk: u32 },
+    /// A directory's block has another's header, or a damaged one.
+    DirHeader { dir: u32, lblk: u32 },
+    /// The same, of a block to which a name leads: which one of the directory it is, its header would say.
+    NamedBlock { dir: u32, block: u32 },
+    /// What is damaged in an entry of a directory, or in the lengths of a block's entries; told as look-ups tell it.
+    DirEntry { dir: u32, what: String },
+    /// A sound entry.
+    Entry { dir: u32, name: String, what: EntryWrong },
+    /// A directory counts other entries than are in its blocks.
+    EntryCount { dir: u32, counted: u32, found: u32 },
+    /// A directory counts other entries than names lead to.
+    NameCount { dir: u32, counted: u32, led: u32 },
+    /// A slot of the name table.
+    Slot { number: u32, what: SlotWrong },
+    /// A name slot too many, or too few.
+    SlotCount { slots: u64, entries: u64 },
+    /// An inode that an entry of `dir` names was wiped.
+    NamedAndFree { ino: u32, dir: u32 },
+    /// An inode counts other links than there are.
+    LinkCount { ino: u32, counted: u32, expected: u32 },
+    /// A directory that has a name is not below the root.
+    Unreachable { dir: u32 },
+    /// An inode that counts links has no name. To fsck its link count says so.
+    NoName { ino: u32 },
+    /// What a structure says that is broken in itself.
+    Structure { what: String },
+    /// A node of a tree lies in a block that cannot be its own.
+    NodeBlock { block: u32, what: BlockWrong },
+    /// A node of a tree belongs to an inode that is free.
+    NodeOfNobody { block: u32, ino: u32 },
+    /// Mount knows a block's second owner only. Whose pages lie in it is found by looking through the mapping again.
+    TwoOwners { block: u32 },
+    /// The data of a page.
+    Data { what: String },
+}
+
+/// What is wrong with a mapped page.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum PageWrong {
+    /// The inode is free, or cannot be.
+    Nobody,
+    /// Its block cannot be its own.
+    Block(BlockWrong),
+    /// A written page behind the end of its file.
+    BehindEnd,
+    /// Lookups find another entry for the same page.
+    Twice,
+    /// The key cannot lie where it does.
+    OutOfReach,
+    /// Its block was written as another page, which is a hole.
+    WrittenAs { other: u32 },
+}
+
+/// What is wrong with the log of a page.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum LogWrong {
+    /// An entry or a header, or where they lead; told by whoever reads logs.
+    Broken { what: String },
+    /// A segment names another as the next than the one that follows.
+    Link { unit: Unit, next: u64, newer: u64 },
+    /// A segment's block cannot be a log's.
+    Block { unit: Unit, what: BlockWrong },
+    /// A segment's units are not its own.
+    Overlaps { unit: Unit },
+}
+
+/// What is wrong with a sound entry of a directory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum EntryWrong {
+    /// Look-ups do not know the name again.
+    Padding,
+    /// It names a free inode, or none that can be.
+    Free { ino: u32 },
+    /// It names an inode of another kind.
+    Kind,
+    /// It names the root, or its own directory.
+    Circle,
+    /// Look-ups find another entry of the same name.
+    Twice,
+    /// Look-ups find none.
+    Missing,
+    /// The directory that it names knows another parent.
+    Parent { parent: u32 },
+    /// The directory that it names has a name.
+    SecondName,
+    /// The directory that it stands in is not there.
+    Nowhere,
+}
+
+/// What is wrong with a slot of the name table.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum SlotWrong {
+    /// It points to no data block.
+    Outside,
+    /// It points to where no entry can be.
+    Header { block: u32 },
+    /// It points into what is no directory's block.
+    NoDirectory { block: u32 },
+    /// No entry is there.
+    NoEntry { what: String },
+    /// Another name's entry is there.
+    Other { offset: u64 },
+    /// The entry names an inode that cannot be.
+    NoInode { ino: u32 },
+}
+
+/// Why a block cannot belong to what names it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum BlockWrong {
+    /// It lies outside the data blocks.
+    NoData,
+    /// It has an owner.
+    Taken,
+}
+
+impl Wrong {
+    /// What part of a pool it concerns, as fsck tells it.
+    pub(crate) fn phase(&self) -> &'static str {
+        match self {
+            Wrong::Superblock { .. } => "superblock",
+            Wrong::InodeChecksum { .. }
+            | Wrong::Mode { .. }
+            | Wrong::Size { .. }
+            | Wrong::Root
+            | Wrong::PageCount { .. }
+            | Wrong::Inline { .. }
+            | Wrong::NoTarget { .. }
+            | Wrong::SpecialPages { .. }
+            | Wrong::AttributeBlock { .. }
+            | Wrong::Attributes { .. } => "inodes",
+            Wrong::Page { .. }
+            | Wrong::LastBehindEnd { .. }
+            | Wrong::PagesOfNobody { .. }
+            | Wrong::Structure { .. }
+            | Wrong::NodeBlock { .. }
+            | Wrong::NodeOfNobody { .. }
+            | Wrong::TwoOwners { .. } => "mapping",
+            Wrong::Log { .. } => "logs",
+            Wrong::DirBlockBehindEnd { .. }
+            | Wrong::DirHeader { .. }
+            | Wrong::NamedBlock { .. }
+            | Wrong::DirEntry { .. }
+            | Wrong::Entry { .. }
+            | Wrong::EntryCount { .. } => "directories",
+            Wrong::NameCount { .. } | Wrong::Slot { .. } | Wrong::SlotCount { .. } | Wrong::NamedAndFree { .. } => {
+                "names"
+            }
+            Wrong::LinkCount { .. } | Wrong::Unreachable { .. } | Wrong::NoName { .. } => "links",
+            Wrong::Data { .. } => "data",
+        }
+    }
+
+    /// In one line, with the part of the pool in front.
+    pub(crate) fn told(&self) -> String {
+        format!("{}: {self}", self.phase())
+    }
+
+    /// As fsck reports it.
+    pub(crate) fn finding(&self) -> Finding {
+        Finding {
+            phase: self.phase(),
+            what: self.to_string(),
+        }
+    }
+
+    /// An entry of `dir`, by its name.
+    pub(crate) fn entry(dir: u32, name: &[u8], what: EntryWrong) -> Wrong {
+        let name = String::from_utf8_lossy(name).into_owned();
+        Wrong::Entry { dir, name, what }
+    }
+
+    /// Whether blocks that look free may be somebody's after this: a pool in use must not change then. What is wrong
+    /// with an inode leaves its pages in the mapping, under its number; what is wrong with an entry, its place in the
+    /// directory.
+    pub(crate) fn hides_owners(&self) -> bool {
+        !matches!(
+            self,
+            Wrong::Superblock { .. }
+                | Wrong::InodeChecksum { .. }
+                | Wrong::Mode { .. }
+                | Wrong::Size { .. }
+                | Wrong::Root
+                | Wrong::Data { .. }
+                | Wrong::NamedBlock { .. }
+                | Wrong::DirEntry { .. }
+                | Wrong::Entry { .. }
+        )
+    }
+}
+
+impl fmt::Display for Wrong {
+    fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Wrong::InodeChecksum { ino } => write!(to, "inode {ino}: wrong checksum"),
+            Wrong::Mode { ino, mode } => write!(to, "inode {ino}: impossible mode {mode:o}"),
+            Wrong::Size { ino, bytes } => write!(to, "inode {ino}: impossible size {bytes}"),
+            Wrong::Root => write!(to, "inode 1: the root is no directory, or not its own parent"),
+            Wrong::PageCount { ino, counted, mapped } => {
+                write!(to, "inode {ino}: counts {counted} pages, {mapped} are mapped")
+            }
+            Wrong::Inline { ino, pages, bytes } => {
+                write!(
+                    to,
+                    "inode {ino}: has its content inside, but {pages} pages and {bytes} bytes"
+                )
+            }
+            Wrong::NoTarget { ino } => write!(to, "inode {ino}: symbolic link without a target"),
+            Wrong::SpecialPages { ino, pages } => write!(to, "inode {ino}: special file with {pages} pages"),
+            Wrong::AttributeBlock { ino, block, what } => {
+                write!(to, "inode {ino}: extended attributes in block {block}, {what}")
+            }
+            Wrong::Attributes { ino, block } => {
+                write!(to, "inode {ino}: damaged extended attributes in block {block}")
+            }
+            Wrong::Page { at, what } => page(to, at, *what),
+            Wrong::Log { page, what } => log(to, page, what),
+            Wrong::LastBehindEnd { ino, lblk } => write!(to, "inode {ino}: page {lblk} lies behind its end"),
+            Wrong::PagesOfNobody { count } => write!(to, "{count} pages are mapped for inodes that cannot be"),
+            Wrong::DirBlockBehindEnd { dir, lblk } => {
+                write!(to, "directory {dir}: block {lblk} lies behind its end")
+            }
+            Wrong::DirHeader { dir, lblk } => {
+                write!(
+                    to,
+                    "directory {dir}: block {lblk} has another's header, or a damaged one"
+                )
+            }
+            Wrong::NamedBlock { dir, block } => write!(to, "directory {dir}: block {block} has a damaged header"),
+            Wrong::DirEntry { dir, what } => write!(to, "directory {dir}: {what}"),
+            Wrong::Entry { dir, name, what } => write!(to, "entry {name:?} of directory {dir}: {what}"),
+            Wrong::EntryCount { dir, counted, found } => {
+                write!(to, "directory {dir}: counts {counted} entries, {found} found")
+            }
+            Wrong::NameCount { dir, counted, led } => {
+                write!(to, "directory {dir}: counts {counted} entries, names lead to {led}")
+            }
+            Wrong::Slot { number, what } => write!(to, "name slot {number}: {what}"),
+            Wrong::SlotCount { slots, entries } => write!(to, "{slots} name slots for {entries} entries"),
+            Wrong::NamedAndFree { ino, dir } => {
+                write!(to, "inode {ino}: looks free, but has a name in directory {dir}")
+            }
+            Wrong::LinkCount { ino, counted, expected } => {
+                write!(to, "inode {ino}: link count {counted}, {expected} found")
+            }
+            Wrong::Unreachable { dir } => write!(to, "directory {dir} cannot be reached from the root"),
+            Wrong::NoName { ino } => write!(to, "inode {ino}: has no name"),
+            Wrong::Superblock { what } | Wrong::Structure { what } | Wrong::Data { what } => to.write_str(what),
+            Wrong::NodeBlock { block, what } => write!(to, "a node of the mapping lies in block {block}, {what}"),
+            Wrong::NodeOfNobody { block, ino } => {
+                write!(to, "a node in block {block} belongs to inode {ino}, which is free")
+            }
+            Wrong::TwoOwners { block } => write!(to, "block {block} has two owners"),
+        }
+    }
+}
+
+fn page(to: &mut fmt::Formatter<'_>, at: &MapEntry, what: PageWrong) -> fmt::Result {
+    let &MapEntry { ino, lblk, word, slot } = at;
+    match what {
+        PageWrong::Nobody | PageWrong::Block(_) | PageWrong::BehindEnd => {
+            write!(to, "mapping slot {slot} (inode {ino}, page {lblk}): ")?;
+        }
+        PageWrong::Twice | PageWrong::OutOfReach | PageWrong::WrittenAs { .. } => {
+            write!(to, "mapping slot {slot}: page {lblk} of inode {ino} ")?;
+        }
+    }
+    match what {
+        PageWrong::Nobody => write!(to, "the inode is free"),
+        PageWrong::Block(what) => write!(to, "names block {}, {what}", word.page()),
+        PageWrong::BehindEnd => write!(to, "lies behind the end of the file"),
+        PageWrong::Twice => write!(to, "is mapped twice"),
+        PageWrong::OutOfReach => write!(to, "cannot be there"),
+        PageWrong::WrittenAs { other } => write!(to, "is what was written as page {other}"),
+    }
+}
+
+fn log(to: &mut fmt::Formatter<'_>, page: &MapEntry, what: &LogWrong) -> fmt::Result {
+    match what {
+        LogWrong::Broken { .. } => write!(to, "{}: ", data_sum::place(PageId::new(page.ino, page.lblk)))?,
+        _ => write!(to, "log of page {} of inode {}: ", page.lblk, page.ino)?,
+    }
+    match what {
+        LogWrong::Broken { what } => to.write_str(what),
+        LogWrong::Link { unit, next, newer } => {
+            write!(to, "segment {unit} is followed by {newer}, but names {next}")
+        }
+        LogWrong::Block { unit, what } => {
+            write!(to, "segment {unit} lies in block {}, {what}", unit.block())
+        }
+        LogWrong::Overlaps { unit } => write!(to, "segment {unit} overlaps another"),
+    }
+}
+
+impl LogWrong {
+    /// As [`PageWrong::reason`].
+    pub(crate) fn reason(&self) -> String {
+        match self {
+            LogWrong::Broken { what } => what.clone(),
+            LogWrong::Link { unit, .. } => format!("its log has a segment at unit {unit}, which names a wrong one"),
+            LogWrong::Block { unit, .. } => {
+                format!("its log has a segment at unit {unit}, which lies in a block that holds something else")
+            }
+            LogWrong::Overlaps { unit } => {
+                format!("its log has a segment at unit {unit}, which overlaps another page's")
+            }
+        }
+    }
+}
+
+impl PageWrong {
+    /// Why a page is not answered, as mount and whoever reads the page say it behind the page's place.
+    pub(crate) fn reason(&self, at: &MapEntry) -> String {
+        let block = at.word.page();
+        match self {
+            PageWrong::Nobody => "its inode is free".into(),
+            PageWrong::Block(BlockWrong::NoData) => format!("its block {block} holds no data"),
+            PageWrong::Block(BlockWrong::Taken) => format!("its block {block} has another owner as well"),
+            PageWrong::BehindEnd => "it lies behind the end of the file".into(),
+            PageWrong::Twice => "it is mapped twice".into(),
+            PageWrong::OutOfReach => "a key that cannot be where it is maps it".into(),
+            PageWrong::WrittenAs { other } => format!("its block holds page {other}"),
+        }
+    }
+}
+
+impl fmt::Display for EntryWrong {
+    fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            EntryWrong::Padding => write!(to, "bytes behind the name, so no lookup finds it"),
+            EntryWrong::Free { ino } => write!(to, "names inode {ino}, which is free"),
+            EntryWrong::Kind => write!(to, "its kind is not the inode's"),
+            EntryWrong::Circle => write!(to, "names the root, or its own directory"),
+            EntryWrong::Twice => write!(to, "the name stands twice"),
+            EntryWrong::Missing => write!(to, "missing in the name table, so no lookup finds it"),
+            EntryWrong::Parent { parent } => write!(to, "the directory's parent is inode {parent}"),
+            EntryWrong::SecondName => write!(to, "is a second name of a directory"),
+            EntryWrong::Nowhere => write!(to, "stands in a directory that is gone"),
+        }
+    }
+}
+
+impl fmt::Display for SlotWrong {
+    fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            SlotWrong::Outside => write!(to, "points outside the data blocks"),
+            SlotWrong::Header { block } => write!(to, "points to the header of block {block}"),
+            SlotWrong::NoDirectory { block } => write!(to, "points into block {block}, which is no directory's"),
+            SlotWrong::NoEntry { what } => to.write_str(what),
+            SlotWrong::Other { offset } => {
+                write!(to, "is not the one of the entry it points to, at offset {offset}")
+            }
+            SlotWrong::NoInode { ino } => write!(to, "leads to inode {ino}, which cannot be"),
+        }
+    }
+}
+
+impl fmt::Display for BlockWrong {
+    fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
+        to.write_str(match self {
+            BlockWrong::NoData => "which is no data block",
+            BlockWrong::Taken => "which belongs to another as well",
+        })
+    }
+}
