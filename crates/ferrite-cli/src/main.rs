@@ -2,6 +2,7 @@
 //!
 //! What lives here: the commands (one file each), how arguments become one ([`Command`]), exit codes. Raw arguments are
 //! checked before anything is done. Standard output carries results, standard error says what went wrong.
+#![deny(unsafe_code)]
 
 mod bench;
 mod contents;
@@ -20,6 +21,7 @@ mod info;
 mod lab;
 mod log;
 mod manual;
+#[allow(unsafe_code)]
 mod memory;
 mod mkfs;
 mod mount;

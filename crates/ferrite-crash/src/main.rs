@@ -1,4 +1,5 @@
 //! `ferrite-crash`: searches for crashes that lose something, and replays what was found.
+#![forbid(unsafe_code)]
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;

@@ -9,6 +9,7 @@
 //! *Architecture invariant:* structures on the medium change only through [`MapTx::set_word`], that is, by applying a
 //! committed journal record that sets words or links new nodes, and by [`FileMap::swing`], for changes that change no
 //! content; lookups never write.
+#![deny(unsafe_code)]
 
 pub mod bitmap;
 pub mod bounds;
@@ -25,6 +26,7 @@ mod mapping;
 mod models;
 mod page_id;
 pub mod radix;
+#[allow(unsafe_code)]
 pub mod simd;
 mod sync;
 #[cfg(test)]

@@ -1,10 +1,17 @@
 //! Eight keys at a time: comparing a bucket's keys, hashing consecutive blocks, and finding the neighbours of a page
 //! among unsorted keys.
 //!
-//! All levels give equal results, chosen once by CPU feature; the tests compare them. Comparisons read keys that other
-//! threads may be storing: a vector load is not atomic as a whole, but each aligned word of it is on every CPU that has
-//! these instructions, and a word is all a key needs.
+//! All levels give equal results, chosen once by CPU feature; the tests compare them.
+//!
+//! Invariant: keys that other threads may be storing are read as atomic words, or by a block of assembly that stands
+//! for the loads of several of them. A vector load is not atomic as a whole, but each aligned word of it is on every
+//! CPU that has these instructions, and a word is all a key needs. An intrinsic would be a plain load to the compiler,
+//! which must not race (docs/memory-model.md).
 
+#[cfg(target_arch = "x86_64")]
+use std::arch::asm;
+#[cfg(target_arch = "x86_64")]
+use std::arch::x86_64::{__m256i, __m512i};
 use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -70,14 +77,13 @@ pub(crate) fn homes(level: Level, key: u64, seed: u64, lines: u64) -> [u64; 8] {
 /// Bit *n* of the result says whether word *n* of `line` (eight words) is `key`.
 #[inline]
 pub(crate) fn matches(level: Level, line: &[AtomicU64], key: u64) -> u8 {
-    debug_assert_eq!(line.len(), 8);
     match level {
         #[cfg(target_arch = "x86_64")]
         // SAFETY: the level was detected, and the slice has eight words.
-        Level::Avx512 => unsafe { matches_avx512(line.as_ptr().cast(), key) },
+        Level::Avx512 if line.len() == 8 => unsafe { matches_avx512(line.as_ptr(), key) },
         #[cfg(target_arch = "x86_64")]
         // SAFETY: the level was detected, and the slice has eight words.
-        Level::Avx2 => unsafe { matches_avx2(line.as_ptr().cast(), key) },
+        Level::Avx2 if line.len() == 8 => unsafe { matches_avx2(line.as_ptr(), key) },
         _ => line.iter().enumerate().fold(0, |mask, (index, word)| {
             mask | u8::from(word.load(Ordering::Acquire) == key) << index
         }),
@@ -89,10 +95,9 @@ pub(crate) fn matches(level: Level, line: &[AtomicU64], key: u64) -> u8 {
 pub(crate) fn matches_pair(level: Level, lines: [&[AtomicU64]; 2], key: u64) -> u16 {
     u16::from_le_bytes(match level {
         #[cfg(target_arch = "x86_64")]
-        Level::Avx512 => {
-            debug_assert!(lines.iter().all(|line| line.len() == 8));
+        Level::Avx512 if lines.iter().all(|line| line.len() == 8) => {
             // SAFETY: the level was detected, and the slices have eight words.
-            unsafe { matches_pair_avx512(lines.map(|line| line.as_ptr().cast()), key) }
+            unsafe { matches_pair_avx512(lines.map(<[AtomicU64]>::as_ptr), key) }
         }
         _ => lines.map(|line| matches(level, line, key)),
     })
@@ -174,22 +179,64 @@ pub(crate) fn nearest<S: Shape, const LINES: usize>(
         #[cfg(target_arch = "x86_64")]
         Level::Avx512 if words.len() == 8 * LINES => {
             // SAFETY: the level was detected, and the slice has so many words.
-            unsafe { nearest_avx512::<S, LINES>(words.as_ptr().cast(), lanes, bound) }
+            unsafe { nearest_avx512::<S, LINES>(words.as_ptr(), lanes, bound) }
         }
         _ => Nearest::among::<S>(words.iter().map(|word| word.load(Ordering::Acquire)), lanes, bound),
     }
+}
+
+/// Relaxed loads of eight words, in any order.
+///
+/// # Safety
+/// `words` points to eight of them; the CPU has AVX-512F.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f")]
+#[inline]
+unsafe fn load_avx512(words: *const AtomicU64) -> __m512i {
+    let loaded;
+    // SAFETY: the caller's promise; it stores nothing.
+    unsafe {
+        asm!(
+            "vmovdqu64 {to}, [{from}]",
+            to = out(zmm_reg) loaded,
+            from = in(reg) words,
+            options(readonly, nostack, preserves_flags),
+        );
+    }
+    loaded
+}
+
+/// Relaxed loads of four words, in any order.
+///
+/// # Safety
+/// `words` points to four of them; the CPU has AVX2.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2")]
+#[inline]
+unsafe fn load_avx2(words: *const AtomicU64) -> __m256i {
+    let loaded;
+    // SAFETY: the caller's promise; it stores nothing.
+    unsafe {
+        asm!(
+            "vmovdqu {to}, [{from}]",
+            to = out(ymm_reg) loaded,
+            from = in(reg) words,
+            options(readonly, nostack, preserves_flags),
+        );
+    }
+    loaded
 }
 
 /// # Safety
 /// `words` points to `8 * LINES` readable words; the CPU has AVX-512F.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f")]
-unsafe fn nearest_avx512<S: Shape, const LINES: usize>(words: *const u64, lanes: u32, bound: u64) -> Nearest {
+unsafe fn nearest_avx512<S: Shape, const LINES: usize>(words: *const AtomicU64, lanes: u32, bound: u64) -> Nearest {
     use std::arch::x86_64::{
-        _mm_cvtsi32_si128, _mm512_loadu_si512, _mm512_mask_cmple_epu64_mask, _mm512_mask_mov_epi64,
-        _mm512_mask_test_epi64_mask, _mm512_maskz_mov_epi64, _mm512_max_epu64, _mm512_min_epu64, _mm512_or_si512,
-        _mm512_reduce_max_epu64, _mm512_reduce_min_epu64, _mm512_set_epi64, _mm512_set1_epi64, _mm512_setzero_si512,
-        _mm512_slli_epi64, _mm512_srl_epi64,
+        _mm_cvtsi32_si128, _mm512_mask_cmple_epu64_mask, _mm512_mask_mov_epi64, _mm512_mask_test_epi64_mask,
+        _mm512_maskz_mov_epi64, _mm512_max_epu64, _mm512_min_epu64, _mm512_or_si512, _mm512_reduce_max_epu64,
+        _mm512_reduce_min_epu64, _mm512_set_epi64, _mm512_set1_epi64, _mm512_setzero_si512, _mm512_slli_epi64,
+        _mm512_srl_epi64,
     };
     let present = _mm512_set1_epi64(S::PRESENT as i64);
     let greatest = _mm512_set1_epi64(S::GREATEST as i64);
@@ -200,7 +247,7 @@ unsafe fn nearest_avx512<S: Shape, const LINES: usize>(words: *const u64, lanes:
     let (mut most, mut least) = (_mm512_setzero_si512(), none);
     for line in 0..LINES {
         // SAFETY: eight words are readable in each line.
-        let here = unsafe { _mm512_loadu_si512(words.add(line * 8).cast()) };
+        let here = unsafe { load_avx512(words.add(line * 8)) };
         let counted = _mm512_mask_test_epi64_mask((lanes >> (line * 8)) as u8, here, present);
         let counted = _mm512_mask_cmple_epu64_mask(counted, here, greatest);
         let value = _mm512_srl_epi64(here, shift);
@@ -224,7 +271,7 @@ pub(crate) fn covering(level: Level, line: &[AtomicU64], point: u64) -> Option<u
     match level {
         #[cfg(target_arch = "x86_64")]
         // SAFETY: the level was detected, and the slice has eight words.
-        Level::Avx512 if line.len() == 8 => unsafe { covering_avx512(line.as_ptr().cast(), point) },
+        Level::Avx512 if line.len() == 8 => unsafe { covering_avx512(line.as_ptr(), point) },
         _ => first_covering(line.iter().map(|word| word.load(Ordering::Acquire)), point),
     }
 }
@@ -243,13 +290,12 @@ pub(crate) fn first_covering(words: impl Iterator<Item = u64>, point: u64) -> Op
 /// `line` points to eight readable words; the CPU has AVX-512F.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f")]
-unsafe fn covering_avx512(line: *const u64, point: u64) -> Option<u32> {
+unsafe fn covering_avx512(line: *const AtomicU64, point: u64) -> Option<u32> {
     use std::arch::x86_64::{
-        _mm512_and_si512, _mm512_cmplt_epu64_mask, _mm512_loadu_si512, _mm512_set1_epi64, _mm512_srli_epi64,
-        _mm512_sub_epi64,
+        _mm512_and_si512, _mm512_cmplt_epu64_mask, _mm512_set1_epi64, _mm512_srli_epi64, _mm512_sub_epi64,
     };
     // SAFETY: eight words are readable at `line`.
-    let words = unsafe { _mm512_loadu_si512(line.cast()) };
+    let words = unsafe { load_avx512(line) };
     let distance = _mm512_sub_epi64(_mm512_set1_epi64(point as i64), _mm512_srli_epi64::<32>(words));
     let mask = _mm512_cmplt_epu64_mask(distance, _mm512_and_si512(words, _mm512_set1_epi64(0xffff_ffff)));
     std::sync::atomic::fence(Ordering::Acquire);
@@ -260,20 +306,28 @@ unsafe fn covering_avx512(line: *const u64, point: u64) -> Option<u32> {
 /// `line` points to eight readable words; the CPU has AVX-512F.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f")]
-unsafe fn matches_avx512(line: *const u64, key: u64) -> u8 {
-    use std::arch::x86_64::{_mm512_cmpeq_epi64_mask, _mm512_loadu_si512, _mm512_set1_epi64};
+unsafe fn matches_avx512(line: *const AtomicU64, key: u64) -> u8 {
+    use std::arch::x86_64::_mm512_set1_epi64;
+    let mask: i8;
     // SAFETY: eight words are readable at `line`.
-    let words = unsafe { _mm512_loadu_si512(line.cast()) };
-    let mask = _mm512_cmpeq_epi64_mask(words, _mm512_set1_epi64(key as i64));
+    unsafe {
+        asm!(
+            "vpcmpeqq {mask}, {wanted}, [{line}]",
+            mask = out(kreg) mask,
+            wanted = in(zmm_reg) _mm512_set1_epi64(key as i64),
+            line = in(reg) line,
+            options(readonly, nostack, preserves_flags),
+        );
+    }
     std::sync::atomic::fence(Ordering::Acquire);
-    mask
+    mask as u8
 }
 
 /// # Safety
 /// Both point to eight readable words; the CPU has AVX-512F.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f")]
-unsafe fn matches_pair_avx512(lines: [*const u64; 2], key: u64) -> [u8; 2] {
+unsafe fn matches_pair_avx512(lines: [*const AtomicU64; 2], key: u64) -> [u8; 2] {
     // SAFETY: the caller's promise, for each.
     lines.map(|line| unsafe { matches_avx512(line, key) })
 }
@@ -282,15 +336,13 @@ unsafe fn matches_pair_avx512(lines: [*const u64; 2], key: u64) -> [u8; 2] {
 /// `line` points to eight readable words; the CPU has AVX2.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2")]
-unsafe fn matches_avx2(line: *const u64, key: u64) -> u8 {
-    use std::arch::x86_64::{
-        _mm256_castsi256_pd, _mm256_cmpeq_epi64, _mm256_loadu_si256, _mm256_movemask_pd, _mm256_set1_epi64x,
-    };
+unsafe fn matches_avx2(line: *const AtomicU64, key: u64) -> u8 {
+    use std::arch::x86_64::{_mm256_castsi256_pd, _mm256_cmpeq_epi64, _mm256_movemask_pd, _mm256_set1_epi64x};
     let wanted = _mm256_set1_epi64x(key as i64);
     let mut mask = 0;
     for half in 0..2 {
         // SAFETY: four words are readable at each half.
-        let words = unsafe { _mm256_loadu_si256(line.add(half * 4).cast()) };
+        let words = unsafe { load_avx2(line.add(half * 4)) };
         mask |= _mm256_movemask_pd(_mm256_castsi256_pd(_mm256_cmpeq_epi64(words, wanted))) << (half * 4);
     }
     std::sync::atomic::fence(Ordering::Acquire);
@@ -326,7 +378,7 @@ unsafe fn homes_avx512(key: u64, seed: u64, lines: u64) -> [u64; 8] {
 #[target_feature(enable = "avx2")]
 unsafe fn homes_avx2(key: u64, seed: u64, lines: u64) -> [u64; 8] {
     use std::arch::x86_64::{
-        __m256i, _mm256_add_epi64, _mm256_mul_epu32, _mm256_set_epi64x, _mm256_set1_epi64x, _mm256_slli_epi64,
+        _mm256_add_epi64, _mm256_mul_epu32, _mm256_set_epi64x, _mm256_set1_epi64x, _mm256_slli_epi64,
         _mm256_srli_epi64, _mm256_storeu_si256, _mm256_xor_si256,
     };
     /// Low 64 bits of products, from 32-bit multiplications.

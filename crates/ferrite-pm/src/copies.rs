@@ -8,7 +8,7 @@
 //! Invariant: a chunk is copied at most once, and while nobody can store to it; a second copy would lose stores to
 //! the first. Only the fault handler calls [`Copies::make`], so it uses atomics and system calls only.
 
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
 const SHARED: u8 = 0;
 const UNDER_WAY: u8 = 1;
@@ -99,14 +99,15 @@ unsafe fn exchange(chunk: usize, len: usize) -> bool {
         unsafe { libc::madvise(memory, len, libc::MADV_NOHUGEPAGE) };
     }
     for page in (0..len).step_by(PAGE_BYTES) {
-        let (from, to) = ((chunk + page) as *const u64, (memory as usize + page) as *mut u64);
-        // SAFETY: `from` is readable for a page, as the caller vouches, `to` is one of the mapping just made; both are
-        // aligned to pages, and they do not overlap.
-        unsafe {
-            let words = std::slice::from_raw_parts(from, PAGE_WORDS);
-            // New memory is zeros already, and takes no room while nobody stores there.
-            if words.iter().any(|&word| word != 0) {
-                std::ptr::copy_nonoverlapping(from, to, PAGE_WORDS);
+        let (from, to) = ((chunk + page) as *const AtomicU64, (memory as usize + page) as *mut u64);
+        // SAFETY: readable for a page, as the caller vouches, and aligned to pages; as atomic words, as all of a pool.
+        let words = unsafe { std::slice::from_raw_parts(from, PAGE_WORDS) };
+        let load = |word: &AtomicU64| word.load(Ordering::Relaxed);
+        // New memory is zeros already, and takes no room while nobody stores there.
+        if words.iter().any(|word| load(word) != 0) {
+            for (index, word) in words.iter().enumerate() {
+                // SAFETY: a word of the mapping just made, which nobody else knows.
+                unsafe { to.add(index).write(load(word)) };
             }
         }
     }

@@ -1,15 +1,23 @@
 //! The instructions that make stores durable, chosen once by what the CPU offers.
 //!
-//! What lives here: non-temporal copies, cache-line write-back, the store fence, and detection. Called by
-//! [`crate::Region`] only, which has checked every range.
+//! What lives here: copies of whole lines out of a pool and, past the cache, into it; cache-line write-back, the store
+//! fence, and detection. Called by [`crate::Region`] and `shared` only, which have checked every range.
+//!
+//! Invariant: whatever touches a pool's bytes here is an atomic access to a word, or a block of assembly that stands
+//! for several of them, in any order. So it may race with any other such access (docs/memory-model.md). The intrinsics
+//! of `core::arch` would be plain accesses to the compiler, which must not race.
 //!
 //! On other architectures than x86-64 ordinary stores and a full fence stand in. That is right for media whose stores
 //! are durable by themselves and for ordinary files; `Region::open` refuses DAX there.
 
+#[cfg(target_arch = "x86_64")]
+use std::arch::asm;
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Size of a cache line in bytes.
 pub const LINE_BYTES: u64 = 64;
+const LINE: usize = LINE_BYTES as usize;
 
 /// What this CPU offers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -74,21 +82,23 @@ pub(crate) enum WriteBack {
     None,
 }
 
-/// The widest non-temporal store.
+/// The widest vectors that copies use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
-pub(crate) enum Stream {
+pub(crate) enum Vectors {
     Avx512,
     Avx2,
-    Words,
-    Cached,
+    /// What every x86-64 has.
+    Sse2,
+    /// None: words, through the cache.
+    None,
 }
 
 /// The instructions in use.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Isa {
     pub(crate) write_back: WriteBack,
-    pub(crate) stream: Stream,
+    pub(crate) vectors: Vectors,
 }
 
 impl Isa {
@@ -101,13 +111,31 @@ impl Isa {
             CpuFeatures { clflush: true, .. } => WriteBack::Clflush,
             _ => WriteBack::None,
         };
-        let stream = match has {
-            CpuFeatures { avx512: true, .. } => Stream::Avx512,
-            CpuFeatures { avx2: true, .. } => Stream::Avx2,
-            CpuFeatures { non_temporal: true, .. } => Stream::Words,
-            _ => Stream::Cached,
+        let vectors = match has {
+            CpuFeatures { avx512: true, .. } => Vectors::Avx512,
+            CpuFeatures { avx2: true, .. } => Vectors::Avx2,
+            CpuFeatures { non_temporal: true, .. } => Vectors::Sse2,
+            _ => Vectors::None,
         };
-        Isa { write_back, stream }
+        Isa { write_back, vectors }
+    }
+
+    /// All kinds of copies that this CPU has, the portable one among them.
+    #[cfg(test)]
+    pub(crate) fn available() -> Vec<Isa> {
+        let has = cpu_features();
+        let kinds = [
+            (Vectors::Avx512, has.avx512),
+            (Vectors::Avx2, has.avx2),
+            (Vectors::Sse2, has.non_temporal),
+            (Vectors::None, true),
+        ];
+        let best = Isa::detect();
+        kinds
+            .into_iter()
+            .filter(|&(_, is_there)| is_there)
+            .map(|(vectors, _)| Isa { vectors, ..best })
+            .collect()
     }
 
     /// Writes back the lines from `line` (64-aligned) for `count` lines.
@@ -122,14 +150,16 @@ impl Isa {
             match self.write_back {
                 // SAFETY: the caller vouches for the address; the instruction changes no visible state.
                 WriteBack::Clwb => unsafe {
-                    std::arch::asm!("clwb [{}]", in(reg) at, options(nostack, preserves_flags));
+                    asm!("clwb [{}]", in(reg) at, options(nostack, preserves_flags));
                 },
                 // SAFETY: as above.
                 WriteBack::ClflushOpt => unsafe {
-                    std::arch::asm!("clflushopt [{}]", in(reg) at, options(nostack, preserves_flags));
+                    asm!("clflushopt [{}]", in(reg) at, options(nostack, preserves_flags));
                 },
                 // SAFETY: as above.
-                WriteBack::Clflush => unsafe { std::arch::x86_64::_mm_clflush(at) },
+                WriteBack::Clflush => unsafe {
+                    asm!("clflush [{}]", in(reg) at, options(nostack, preserves_flags));
+                },
                 WriteBack::None => {}
             }
         }
@@ -137,27 +167,54 @@ impl Isa {
         let _ = (line, count);
     }
 
-    /// Copies whole lines from `from` to `to` (64-aligned), past the cache.
-    ///
-    /// # Safety
-    /// `to` points to `lines * 64` bytes of a live writable mapping that no Rust reference covers, `from` to as many
-    /// readable bytes that do not overlap them.
+    /// Copies words to `buf`, which is as long, a line at least, in any order.
     #[inline]
-    pub(crate) unsafe fn stream_lines(self, to: *mut u8, from: *const u8, lines: usize) {
-        #[cfg(target_arch = "x86_64")]
-        match self.stream {
-            // SAFETY: the feature was detected; the caller vouches for the ranges.
-            Stream::Avx512 => unsafe { stream_avx512(to, from, lines) },
+    pub(crate) fn load_words(self, words: &[AtomicU64], buf: &mut [u8]) {
+        assert!(size_of_val(words) == buf.len() && buf.len() >= LINE);
+        match self.vectors {
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: the feature was detected, and both have the same length, of a line at least.
+            Vectors::Avx512 => unsafe { load_avx512(words.as_ptr(), buf) },
+            #[cfg(target_arch = "x86_64")]
             // SAFETY: as above.
-            Stream::Avx2 => unsafe { stream_avx2(to, from, lines) },
-            // SAFETY: as above; every x86-64 has the instruction.
-            _ => unsafe { stream_words(to, from, lines) },
+            Vectors::Avx2 => unsafe { load_avx2(words.as_ptr(), buf) },
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: as above; every x86-64 has the instructions.
+            Vectors::Sse2 => unsafe { load_sse2(words.as_ptr(), buf) },
+            _ => load_each(words, buf),
         }
-        #[cfg(not(target_arch = "x86_64"))]
-        // SAFETY: the caller vouches for the ranges.
-        unsafe {
-            std::ptr::copy_nonoverlapping(from, to, lines * LINE_BYTES as usize);
+    }
+
+    /// Copies whole lines from `data` to `lines` (64-aligned), which is as long, each word atomically, past the cache.
+    /// Until a [`store_fence`] other threads may see these stores later than what this one stores afterwards.
+    #[inline]
+    pub(crate) fn stream_lines(self, lines: &[AtomicU64], data: &[u8]) {
+        assert!(size_of_val(lines) == data.len() && data.len().is_multiple_of(LINE));
+        assert!(lines.as_ptr().addr().is_multiple_of(LINE));
+        match self.vectors {
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: the feature was detected; both are whole lines of the same length, and `lines` is aligned.
+            Vectors::Avx512 => unsafe { stream_avx512(lines.as_ptr(), data) },
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: as above.
+            Vectors::Avx2 => unsafe { stream_avx2(lines.as_ptr(), data) },
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: as above; every x86-64 has the instructions.
+            Vectors::Sse2 => unsafe { stream_sse2(lines.as_ptr(), data) },
+            _ => {
+                for (part, word) in data.as_chunks().0.iter().zip(lines) {
+                    word.store(u64::from_ne_bytes(*part), Ordering::Relaxed);
+                }
+            }
         }
+    }
+}
+
+/// Copies words one by one to `buf`, which is as long.
+#[inline]
+pub(crate) fn load_each(words: &[AtomicU64], buf: &mut [u8]) {
+    for (part, word) in buf.as_chunks_mut().0.iter_mut().zip(words) {
+        *part = word.load(Ordering::Relaxed).to_ne_bytes();
     }
 }
 
@@ -175,15 +232,15 @@ pub(crate) unsafe fn evict(line: *const u8, count: u64) -> bool {
             if unordered {
                 // SAFETY: the caller vouches for the address; the instruction changes no visible state, and was
                 // detected.
-                unsafe { std::arch::asm!("clflushopt [{}]", in(reg) at, options(nostack, preserves_flags)) };
+                unsafe { asm!("clflushopt [{}]", in(reg) at, options(nostack, preserves_flags)) };
             } else {
                 // SAFETY: as above; every x86-64 has it.
-                unsafe { std::arch::x86_64::_mm_clflush(at) };
+                unsafe { asm!("clflush [{}]", in(reg) at, options(nostack, preserves_flags)) };
             }
         }
         // SAFETY: every x86-64 has the instruction; it touches no memory. A store fence alone would let later loads
         // pass.
-        unsafe { std::arch::x86_64::_mm_mfence() };
+        unsafe { asm!("mfence", options(nostack, preserves_flags)) };
         true
     }
     #[cfg(not(target_arch = "x86_64"))]
@@ -193,13 +250,14 @@ pub(crate) unsafe fn evict(line: *const u8, count: u64) -> bool {
     }
 }
 
-/// Orders this thread's write-backs and non-temporal stores before all that follows.
+/// Orders this thread's write-backs and non-temporal stores before all that follows. The compiler moves no access to a
+/// pool across it either, since it must take the block for one that may touch memory.
 #[inline]
 pub(crate) fn store_fence() {
     #[cfg(target_arch = "x86_64")]
     // SAFETY: every x86-64 has the instruction; it touches no memory.
     unsafe {
-        std::arch::x86_64::_mm_sfence();
+        asm!("sfence", options(nostack, preserves_flags));
     }
     #[cfg(not(target_arch = "x86_64"))]
     std::sync::atomic::fence(std::sync::atomic::Ordering::SeqCst);
@@ -229,45 +287,165 @@ pub fn prefetch_to_store<T>(at: *const T) {
     let _ = at;
 }
 
+// Each block below stands for one relaxed atomic access to each of the eight words of a line, and plain accesses to our
+// own memory. The registers of AVX-512 above 15 leave the CPU no upper halves to keep for SSE.
+
 /// # Safety
-/// As [`Isa::stream_lines`], and the CPU has AVX-512F.
+/// `words` points to as many bytes of atomic words as `buf` has, a line at least; the CPU has AVX-512F.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f")]
-unsafe fn stream_avx512(to: *mut u8, from: *const u8, lines: usize) {
-    use std::arch::x86_64::{_mm512_loadu_si512, _mm512_stream_si512};
-    for index in 0..lines {
-        // SAFETY: line `index` is within both ranges, and `to` is 64-aligned.
+unsafe fn load_avx512(words: *const AtomicU64, buf: &mut [u8]) {
+    let (len, to) = (buf.len(), buf.as_mut_ptr());
+    let line = |at: usize| {
+        // SAFETY: `at` is a multiple of 8, and a line from there is within both.
         unsafe {
-            let value = _mm512_loadu_si512(from.add(index * 64).cast());
-            _mm512_stream_si512(to.add(index * 64).cast(), value);
+            asm!(
+                "vmovdqu64 zmm16, [{from}]",
+                "vmovdqu64 [{to}], zmm16",
+                from = in(reg) words.byte_add(at),
+                to = in(reg) to.add(at),
+                out("zmm16") _,
+                options(nostack, preserves_flags),
+            );
         }
+    };
+    (0..len / LINE).for_each(|index| line(index * LINE));
+    if !len.is_multiple_of(LINE) {
+        // It overlaps the one before.
+        line(len - LINE);
     }
 }
 
 /// # Safety
-/// As [`Isa::stream_lines`], and the CPU has AVX2.
+/// As [`load_avx512`], but the CPU has AVX2.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2")]
-unsafe fn stream_avx2(to: *mut u8, from: *const u8, lines: usize) {
-    use std::arch::x86_64::{_mm256_loadu_si256, _mm256_stream_si256};
-    for index in 0..lines * 2 {
-        // SAFETY: half a line `index` is within both ranges, and `to` is 32-aligned.
+unsafe fn load_avx2(words: *const AtomicU64, buf: &mut [u8]) {
+    let (len, to) = (buf.len(), buf.as_mut_ptr());
+    let line = |at: usize| {
+        // SAFETY: `at` is a multiple of 8, and a line from there is within both.
         unsafe {
-            let value = _mm256_loadu_si256(from.add(index * 32).cast());
-            _mm256_stream_si256(to.add(index * 32).cast(), value);
+            asm!(
+                "vmovdqu {low}, [{from}]",
+                "vmovdqu {high}, [{from} + 32]",
+                "vmovdqu [{to}], {low}",
+                "vmovdqu [{to} + 32], {high}",
+                from = in(reg) words.byte_add(at),
+                to = in(reg) to.add(at),
+                low = out(ymm_reg) _,
+                high = out(ymm_reg) _,
+                options(nostack, preserves_flags),
+            );
+        }
+    };
+    (0..len / LINE).for_each(|index| line(index * LINE));
+    if !len.is_multiple_of(LINE) {
+        // It overlaps the one before.
+        line(len - LINE);
+    }
+}
+
+/// # Safety
+/// As [`load_avx512`], but any CPU does.
+#[cfg(target_arch = "x86_64")]
+unsafe fn load_sse2(words: *const AtomicU64, buf: &mut [u8]) {
+    let (len, to) = (buf.len(), buf.as_mut_ptr());
+    let line = |at: usize| {
+        // SAFETY: `at` is a multiple of 8, and a line from there is within both.
+        unsafe {
+            asm!(
+                "movdqu {a}, [{from}]",
+                "movdqu {b}, [{from} + 16]",
+                "movdqu {c}, [{from} + 32]",
+                "movdqu {d}, [{from} + 48]",
+                "movdqu [{to}], {a}",
+                "movdqu [{to} + 16], {b}",
+                "movdqu [{to} + 32], {c}",
+                "movdqu [{to} + 48], {d}",
+                from = in(reg) words.byte_add(at),
+                to = in(reg) to.add(at),
+                a = out(xmm_reg) _,
+                b = out(xmm_reg) _,
+                c = out(xmm_reg) _,
+                d = out(xmm_reg) _,
+                options(nostack, preserves_flags),
+            );
+        }
+    };
+    (0..len / LINE).for_each(|index| line(index * LINE));
+    if !len.is_multiple_of(LINE) {
+        // It overlaps the one before.
+        line(len - LINE);
+    }
+}
+
+/// # Safety
+/// `lines` points to as many bytes of atomic words as `data` has, whole aligned lines; the CPU has AVX-512F.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f")]
+unsafe fn stream_avx512(lines: *const AtomicU64, data: &[u8]) {
+    for (index, part) in data.chunks_exact(LINE).enumerate() {
+        // SAFETY: line `index` is within both.
+        unsafe {
+            asm!(
+                "vmovdqu64 zmm16, [{from}]",
+                "vmovntdq [{to}], zmm16",
+                from = in(reg) part.as_ptr(),
+                to = in(reg) lines.byte_add(index * LINE),
+                out("zmm16") _,
+                options(nostack, preserves_flags),
+            );
         }
     }
 }
 
 /// # Safety
-/// As [`Isa::stream_lines`].
+/// As [`stream_avx512`], but the CPU has AVX2.
 #[cfg(target_arch = "x86_64")]
-unsafe fn stream_words(to: *mut u8, from: *const u8, lines: usize) {
-    for index in 0..lines * 8 {
-        // SAFETY: word `index` is within both ranges, and `to` is 8-aligned.
+#[target_feature(enable = "avx2")]
+unsafe fn stream_avx2(lines: *const AtomicU64, data: &[u8]) {
+    for (index, part) in data.chunks_exact(LINE).enumerate() {
+        // SAFETY: line `index` is within both.
         unsafe {
-            let value = from.add(index * 8).cast::<i64>().read_unaligned();
-            std::arch::x86_64::_mm_stream_si64(to.add(index * 8).cast(), value);
+            asm!(
+                "vmovdqu {low}, [{from}]",
+                "vmovdqu {high}, [{from} + 32]",
+                "vmovntdq [{to}], {low}",
+                "vmovntdq [{to} + 32], {high}",
+                from = in(reg) part.as_ptr(),
+                to = in(reg) lines.byte_add(index * LINE),
+                low = out(ymm_reg) _,
+                high = out(ymm_reg) _,
+                options(nostack, preserves_flags),
+            );
+        }
+    }
+}
+
+/// # Safety
+/// As [`stream_avx512`], but any CPU does.
+#[cfg(target_arch = "x86_64")]
+unsafe fn stream_sse2(lines: *const AtomicU64, data: &[u8]) {
+    for (index, part) in data.chunks_exact(LINE).enumerate() {
+        // SAFETY: line `index` is within both.
+        unsafe {
+            asm!(
+                "movdqu {a}, [{from}]",
+                "movdqu {b}, [{from} + 16]",
+                "movdqu {c}, [{from} + 32]",
+                "movdqu {d}, [{from} + 48]",
+                "movntdq [{to}], {a}",
+                "movntdq [{to} + 16], {b}",
+                "movntdq [{to} + 32], {c}",
+                "movntdq [{to} + 48], {d}",
+                from = in(reg) part.as_ptr(),
+                to = in(reg) lines.byte_add(index * LINE),
+                a = out(xmm_reg) _,
+                b = out(xmm_reg) _,
+                c = out(xmm_reg) _,
+                d = out(xmm_reg) _,
+                options(nostack, preserves_flags),
+            );
         }
     }
 }

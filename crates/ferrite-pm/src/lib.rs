@@ -6,6 +6,7 @@
 //! | `map`, `medium` | opening and mapping; telling media apart; the pool lock |
 //! | `birth` | the file of a new pool, which is whole or not there |
 //! | [`blank`] | files that hold nothing, and may become pools without a question |
+//! | `shared` | copies between a pool and our own memory, by atomic words |
 //! | `cpu` | the instructions, chosen by CPU feature |
 //! | `sync` | group commit on ordinary files |
 //! | `faults` | faults on a mapping poison the region instead of killing the process |
@@ -18,24 +19,33 @@
 //! | `recorder`, `crash` | logging stores; building the images a crash could leave |
 //!
 //! *Architecture invariant:* this crate knows nothing of what is stored, and no other crate makes stores to a pool
-//! durable by other means. *Architecture invariant:* no `&[u8]` into a pool ever leaves it: another thread may be
-//! storing there.
+//! durable by other means. *Architecture invariant:* no `&[u8]` into a pool is ever made: another thread may be
+//! storing there (docs/memory-model.md).
+#![deny(unsafe_code)]
 
 mod birth;
 pub mod blank;
+#[allow(unsafe_code)]
 mod copies;
 mod counters;
+#[allow(unsafe_code)]
 mod cpu;
 mod crash;
 mod dirty;
 mod error;
+#[allow(unsafe_code)]
 mod events;
+#[allow(unsafe_code)]
 mod faults;
+#[allow(unsafe_code)]
 pub mod fork;
+#[allow(unsafe_code)]
 mod map;
 mod medium;
 mod recorder;
+#[allow(unsafe_code)]
 mod region;
+mod shared;
 mod sync;
 mod thread;
 

@@ -21,6 +21,7 @@ use crate::faults;
 use crate::map::{Access, MappedMemory};
 use crate::medium::Medium;
 use crate::recorder::Recorder;
+use crate::shared;
 use crate::sync::GroupSync;
 
 /// What a fence on an ordinary file does.
@@ -128,6 +129,12 @@ impl Region {
         self.syncs = shared_file && durability == Durability::Strict;
     }
 
+    /// Has copies use other instructions than the best.
+    #[cfg(test)]
+    pub(crate) fn set_isa(&mut self, isa: Isa) {
+        self.isa = isa;
+    }
+
     /// Sends all that follows to `recorder` as well.
     pub fn attach_recorder(&mut self, recorder: Arc<Recorder>) {
         self.recorder = Some(recorder);
@@ -210,11 +217,29 @@ impl Region {
     /// The `count` words from `offset` on, which is divisible by 8.
     #[inline]
     pub fn words(&self, offset: u64, count: usize) -> &[AtomicU64] {
-        assert!(offset.is_multiple_of(8), "misaligned words at offset {offset}");
-        let at = self.at(offset, count as u64 * 8);
-        // SAFETY: inside the mapping, aligned (the base is page-aligned), alive as long as `self`, and shared words
-        // are accessed by atomics only, but for copies whose results their callers validate.
+        if !offset.is_multiple_of(8) {
+            misaligned(offset);
+        }
+        let at = self.at(offset, (count as u64).saturating_mul(8));
+        // SAFETY: inside the mapping, aligned (the base is page-aligned), alive as long as `self`. While this value
+        // lives nobody makes a reference to its bytes but as atomic words, nor accesses them in another way: this file,
+        // `shared` and `cpu` are all that do.
         unsafe { std::slice::from_raw_parts(at.cast::<AtomicU64>(), count) }
+    }
+
+    /// The words that the `len` bytes at `offset` touch, and how many bytes of the first come before them.
+    #[inline]
+    fn words_of(&self, offset: u64, len: u64) -> (&[AtomicU64], usize) {
+        let _ = self.at(offset, len);
+        let skip = offset % 8;
+        let count = (skip + len).div_ceil(8) as usize;
+        // SAFETY: as for `words`. The last word may end behind a length that is not a multiple of 8, but not behind the
+        // last page, which is mapped as a whole.
+        let words = unsafe {
+            let first = self.mapping.base().add((offset - skip) as usize);
+            std::slice::from_raw_parts(first.cast::<AtomicU64>(), count)
+        };
+        (words, skip as usize)
     }
 
     /// The word at `offset`.
@@ -223,13 +248,18 @@ impl Region {
         self.words(offset, 1)[0].load(Ordering::Acquire)
     }
 
-    /// Copies bytes out. Racing stores give a mixture of old and new: the caller validates.
+    /// Copies bytes out. Each word of 8 bytes (at a multiple of 8) is whole. If others store there meanwhile, each is
+    /// the old or the new one: who needs them to belong together looks at a version or a checksum afterwards, and finds
+    /// it as it is after the copy.
     #[inline]
     pub fn read(&self, offset: u64, buf: &mut [u8]) {
-        let from = self.at(offset, buf.len() as u64);
-        // SAFETY: inside the mapping; `buf` is the caller's and cannot overlap it. A racing store (always by another
-        // thread through raw pointers or atomics) can tear the copy, never its length; callers discard torn copies.
-        unsafe { std::ptr::copy_nonoverlapping(from, buf.as_mut_ptr(), buf.len()) };
+        let len = buf.len() as u64;
+        if (offset | len).is_multiple_of(8) {
+            shared::load_whole(self.isa, self.words(offset, buf.len() / 8), buf);
+        } else {
+            let (words, skip) = self.words_of(offset, len);
+            shared::load(self.isa, words, skip, buf);
+        }
     }
 
     /// Starts loading the line at `offset`.
@@ -265,23 +295,26 @@ impl Region {
         }
     }
 
-    /// Copies bytes past the cache. Durable once this thread has fenced. Partial lines at the ends go through the
-    /// cache, and are written back here.
+    /// Copies bytes past the cache. Durable once this thread has fenced; until then other threads may see what it
+    /// stores afterwards before they see these bytes. Each word changes at once. Partial lines at the ends go through
+    /// the cache, and are written back here.
     #[inline]
     pub fn stream(&self, offset: u64, data: &[u8]) {
         let len = data.len() as u64;
-        let to = self.at(offset, len);
+        let (words, skip) = self.words_of(offset, len);
         let lead = (offset.next_multiple_of(LINE_BYTES) - offset).min(len) as usize;
         let lines = (data.len() - lead) / LINE_BYTES as usize;
         let tail = lead + lines * LINE_BYTES as usize;
         let copy = || {
-            // SAFETY: inside the mapping, and `data` is the caller's; between `lead` and `tail` lie whole aligned
-            // lines. That nobody else reads or writes these bytes meanwhile without validating is the caller's
-            // protocol.
-            unsafe {
-                std::ptr::copy_nonoverlapping(data.as_ptr(), to, lead);
-                self.isa.stream_lines(to.add(lead), data.as_ptr().add(lead), lines);
-                std::ptr::copy_nonoverlapping(data.as_ptr().add(tail), to.add(tail), data.len() - tail);
+            if lead > 0 {
+                shared::store(words, skip, &data[..lead]);
+            }
+            if lines > 0 {
+                let (first, end) = ((skip + lead) / 8, (skip + tail) / 8);
+                self.isa.stream_lines(&words[first..end], &data[lead..tail]);
+            }
+            if tail < data.len() {
+                shared::store(&words[(skip + tail) / 8..], (skip + tail) % 8, &data[tail..]);
             }
         };
         self.counters.add(Count::Bytes, len);
@@ -412,6 +445,11 @@ fn out_of_range(offset: u64, len: u64, region_len: u64) -> ! {
 }
 
 #[cold]
+fn misaligned(offset: u64) -> ! {
+    panic!("misaligned words at offset {offset}")
+}
+
+#[cold]
 fn record_store(recorder: &Recorder, offset: u64, values: &[u64], set: &dyn Fn()) {
     recorder.record(|| {
         set();
@@ -516,6 +554,13 @@ mod tests {
         assert_eq!(other.load(3 * CHUNK), device.word(3 * CHUNK), "each view is its own");
         drop(region);
         assert!(fs::read(&device.path).unwrap() == device.content);
+    }
+
+    #[test]
+    #[should_panic(expected = "access to")]
+    fn more_words_than_there_are_addresses_are_refused() {
+        let region = Region::anonymous(4096).unwrap();
+        let _ = region.words(0, usize::MAX / 8 + 2);
     }
 
     #[test]

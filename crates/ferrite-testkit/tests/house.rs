@@ -230,6 +230,31 @@ fn links_between_documents_lead_somewhere() {
     complain("links that lead nowhere", &findings);
 }
 
+/// Each library and each program says how it stands to `unsafe`: that it has none, or which modules may have it.
+#[test]
+fn crates_say_where_unsafe_may_be() {
+    let mut findings = Vec::new();
+    let mut roots = 0;
+    for root in sources() {
+        let (Some(name), Some(folder)) = (root.file_name(), root.parent()) else {
+            continue;
+        };
+        if !folder.ends_with("src") || (name != "lib.rs" && name != "main.rs") {
+            continue;
+        }
+        roots += 1;
+        let text = fs::read_to_string(&root).unwrap();
+        let says = |what: &str| text.lines().any(|line| line == what);
+        // A border to another language is nothing else.
+        let is_border = folder.ends_with("ferrite-leveldb/src");
+        if !(says("#![forbid(unsafe_code)]") || says("#![deny(unsafe_code)]") || is_border) {
+            findings.push(root.display().to_string());
+        }
+    }
+    assert!(roots > 10, "only {roots} crates seen");
+    complain("crates that neither forbid nor deny `unsafe`", &findings);
+}
+
 /// The names by which headings are linked to.
 fn headings(text: &str) -> BTreeSet<String> {
     text.lines()
