@@ -18,6 +18,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// Size of a cache line in bytes.
 pub const LINE_BYTES: u64 = 64;
 const LINE: usize = LINE_BYTES as usize;
+/// Shortest copy for a string instruction, which takes some time to start.
+#[cfg(target_arch = "x86_64")]
+const STRING_BYTES_MIN: usize = 1024;
 
 /// What this CPU offers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -82,7 +85,7 @@ pub(crate) enum WriteBack {
     None,
 }
 
-/// The widest vectors that copies use.
+/// The widest vectors that copies use. Loads use no wider ones than AVX2, which are as fast.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
 pub(crate) enum Vectors {
@@ -112,7 +115,11 @@ impl Isa {
             _ => WriteBack::None,
         };
         let vectors = match has {
-            CpuFeatures { avx512: true, .. } => Vectors::Avx512,
+            CpuFeatures {
+                avx512: true,
+                avx2: true,
+                ..
+            } => Vectors::Avx512,
             CpuFeatures { avx2: true, .. } => Vectors::Avx2,
             CpuFeatures { non_temporal: true, .. } => Vectors::Sse2,
             _ => Vectors::None,
@@ -125,7 +132,7 @@ impl Isa {
     pub(crate) fn available() -> Vec<Isa> {
         let has = cpu_features();
         let kinds = [
-            (Vectors::Avx512, has.avx512),
+            (Vectors::Avx512, has.avx512 && has.avx2),
             (Vectors::Avx2, has.avx2),
             (Vectors::Sse2, has.non_temporal),
             (Vectors::None, true),
@@ -173,11 +180,13 @@ impl Isa {
         assert!(size_of_val(words) == buf.len() && buf.len() >= LINE);
         match self.vectors {
             #[cfg(target_arch = "x86_64")]
-            // SAFETY: the feature was detected, and both have the same length, of a line at least.
-            Vectors::Avx512 => unsafe { load_avx512(words.as_ptr(), buf) },
+            // SAFETY: both have the same length; every x86-64 has the instruction.
+            Vectors::Avx512 | Vectors::Avx2 | Vectors::Sse2 if suits_string(words, buf) => unsafe {
+                load_string(words.as_ptr(), buf);
+            },
             #[cfg(target_arch = "x86_64")]
-            // SAFETY: as above.
-            Vectors::Avx2 => unsafe { load_avx2(words.as_ptr(), buf) },
+            // SAFETY: the feature was detected, and both have the same length, of a line at least.
+            Vectors::Avx512 | Vectors::Avx2 => unsafe { load_avx2(words.as_ptr(), buf) },
             #[cfg(target_arch = "x86_64")]
             // SAFETY: as above; every x86-64 has the instructions.
             Vectors::Sse2 => unsafe { load_sse2(words.as_ptr(), buf) },
@@ -287,37 +296,37 @@ pub fn prefetch_to_store<T>(at: *const T) {
     let _ = at;
 }
 
-// Each block below stands for one relaxed atomic access to each of the eight words of a line, and plain accesses to our
-// own memory. The registers of AVX-512 above 15 leave the CPU no upper halves to keep for SSE.
+// Each block below stands for one relaxed atomic access to each word, in any order, and plain accesses to our own memory.
+// The registers of AVX-512 above 15 leave the CPU no upper halves to keep for SSE.
+
+/// Whether a string instruction copies faster than a loop of vectors: it does for pages, but for places that it does not
+/// like, and for those just behind the words modulo 4096, where each load would seem to wait for a store.
+#[cfg(target_arch = "x86_64")]
+#[inline]
+fn suits_string(words: &[AtomicU64], buf: &[u8]) -> bool {
+    let (from, to) = (words.as_ptr().addr(), buf.as_ptr().addr());
+    let behind = to.wrapping_sub(from) % 4096;
+    buf.len() >= STRING_BYTES_MIN && to.is_multiple_of(16) && (behind == 0 || behind >= 4 * LINE)
+}
 
 /// # Safety
-/// `words` points to as many bytes of atomic words as `buf` has, a line at least; the CPU has AVX-512F.
+/// `words` points to as many bytes of atomic words as `buf` has.
 #[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx512f")]
-unsafe fn load_avx512(words: *const AtomicU64, buf: &mut [u8]) {
-    let (len, to) = (buf.len(), buf.as_mut_ptr());
-    let line = |at: usize| {
-        // SAFETY: `at` is a multiple of 8, and a line from there is within both.
-        unsafe {
-            asm!(
-                "vmovdqu64 zmm16, [{from}]",
-                "vmovdqu64 [{to}], zmm16",
-                from = in(reg) words.byte_add(at),
-                to = in(reg) to.add(at),
-                out("zmm16") _,
-                options(nostack, preserves_flags),
-            );
-        }
-    };
-    (0..len / LINE).for_each(|index| line(index * LINE));
-    if !len.is_multiple_of(LINE) {
-        // It overlaps the one before.
-        line(len - LINE);
+unsafe fn load_string(words: *const AtomicU64, buf: &mut [u8]) {
+    // SAFETY: as many words are within both; the direction flag is clear, as always.
+    unsafe {
+        asm!(
+            "rep movsq",
+            inout("rsi") words => _,
+            inout("rdi") buf.as_mut_ptr() => _,
+            inout("rcx") buf.len() / 8 => _,
+            options(nostack, preserves_flags),
+        );
     }
 }
 
 /// # Safety
-/// As [`load_avx512`], but the CPU has AVX2.
+/// `words` points to as many bytes of atomic words as `buf` has, a line at least; the CPU has AVX2.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2")]
 unsafe fn load_avx2(words: *const AtomicU64, buf: &mut [u8]) {
@@ -346,7 +355,7 @@ unsafe fn load_avx2(words: *const AtomicU64, buf: &mut [u8]) {
 }
 
 /// # Safety
-/// As [`load_avx512`], but any CPU does.
+/// As [`load_avx2`], but any CPU does.
 #[cfg(target_arch = "x86_64")]
 unsafe fn load_sse2(words: *const AtomicU64, buf: &mut [u8]) {
     let (len, to) = (buf.len(), buf.as_mut_ptr());

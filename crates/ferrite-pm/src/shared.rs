@@ -117,6 +117,25 @@ mod tests {
         }
     }
 
+    /// Pages, which other instructions copy, at any place of the buffer.
+    #[test]
+    fn pages_are_loaded_whole_wherever_they_go() {
+        let words = words(513);
+        let all = bytes(&words);
+        for isa in Isa::available() {
+            let mut buf = vec![0xee; 2 * 4096];
+            for (to, from) in (0..300).zip((0..16).cycle()) {
+                for len in [1016, 1024, 1032, 4088, 4091, 4096].map(|len: usize| len.min(all.len() - from)) {
+                    load(isa, &words[from / 8..], from % 8, &mut buf[to..to + len]);
+                    assert!(buf[to..to + len] == all[from..from + len], "{isa:?} {from} {to} {len}");
+                    assert!(buf[..to].iter().all(|&byte| byte == 0xee), "{isa:?} {from} {to} {len}");
+                    assert_eq!(buf[to + len], 0xee, "{isa:?} {from} {to} {len}");
+                    buf.fill(0xee);
+                }
+            }
+        }
+    }
+
     #[test]
     fn every_way_of_streaming_leaves_the_same_bytes() {
         let data: Vec<u8> = (0..300).map(|n| (n * 7 + 1) as u8).collect();

@@ -64,7 +64,7 @@ fn words_are_whole_however_they_are_stored_and_read() {
         },
         &mut || {
             let from = next(&mut seen) % BYTES;
-            let mut found = vec![0; (next(&mut seen) % 600).min(BYTES - from) as usize];
+            let mut found = vec![0; (next(&mut seen) % 2500).min(BYTES - from) as usize];
             region.read(from, &mut found);
             let bytes: Vec<(u64, u8)> = (from..).zip(found).collect();
             for word in bytes.chunk_by(|(one, _), (other, _)| one / 8 == other / 8) {
