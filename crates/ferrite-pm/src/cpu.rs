@@ -296,11 +296,11 @@ pub fn prefetch_to_store<T>(at: *const T) {
     let _ = at;
 }
 
-// Each block below stands for one relaxed atomic access to each word, in any order, and plain accesses to our own memory.
-// The registers of AVX-512 above 15 leave the CPU no upper halves to keep for SSE.
+// Each block below stands for one relaxed atomic access to each word, in any order, and plain accesses to our own
+// memory. The registers of AVX-512 above 15 leave the CPU no upper halves to keep for SSE.
 
-/// Whether a string instruction copies faster than a loop of vectors: it does for pages, but for places that it does not
-/// like, and for those just behind the words modulo 4096, where each load would seem to wait for a store.
+/// Whether a string instruction copies faster than a loop of vectors: it does for pages, but for places that it does
+/// not like, and for those just behind the words modulo 4096, where each load would seem to wait for a store.
 #[cfg(target_arch = "x86_64")]
 #[inline]
 fn suits_string(words: &[AtomicU64], buf: &[u8]) -> bool {
