@@ -138,6 +138,7 @@ impl Inode {
     pub(crate) fn is_plausible(&self, superblock: &Superblock) -> bool {
         !self.in_use()
             || (self.size() <= MAX_FILE_BYTES
+                && (!self.is_inline() || self.size() <= INLINE_BYTES as u64)
                 && u64::from(self.blocks()) <= superblock.blocks
                 && self.nlink() <= LINK_MAX
                 && u64::from(self.entries()) <= superblock.name_slots)

@@ -96,7 +96,7 @@ fn a_pipe_with_pages_loses_them() {
     }
 }
 
-/// More content than an inode has room for: what it has room for is put aside.
+/// More content than an inode has room for: a read fails, and what there is room for is put aside.
 #[test]
 fn a_file_that_says_it_holds_more_than_fits_is_cut() {
     let sound = sample(PLAIN[0]);
@@ -104,6 +104,11 @@ fn a_file_that_says_it_holds_more_than_fits_is_cut() {
     let image = with_inode(&sound, ino, |inode| inode.set_size(5000));
     let told = format!("inode {ino}: has its content inside, but 0 pages and 5000 bytes");
     assert!(findings(&image).contains(&told));
+    let engine = Engine::mount(Region::from_image(&image).unwrap(), &MountOptions::default()).unwrap();
+    let file = engine.open(ino, OpenMode::read_only());
+    let read = file.and_then(|file| file.read_at(0, &mut [0; 200]));
+    assert!(matches!(&read, Err(FsError::Damaged(at)) if at.ino == Some(ino)), "{read:?}");
+    drop(engine);
     let files = tree(&repaired(&image).0);
     assert_eq!(files[&format!("/lost+found/damaged-{ino}")].len(), INLINE_BYTES);
 }
