@@ -1,7 +1,7 @@
-//! A free map in DRAM: one bit a thing, set while it is in use or claimed.
+//! A free map in DRAM: one bit per item, set while the item is in use or claimed.
 //!
-//! Claims are single atomic operations (docs/design.md, "File mapping"): of two threads that want the same bit exactly
-//! one gets it.
+//! Claims are single atomic operations (docs/design.md, "File mapping"): if two threads want the same bit, exactly one
+//! gets it.
 
 use ferrite_pm::prefetch_to_store;
 
@@ -22,12 +22,12 @@ impl AtomicBitmap {
         Self::with_pattern(len, 0)
     }
 
-    /// `len` bits, of which those that are set in `pattern`, once for every eight, are never free.
+    /// `len` bits. Bits set in `pattern`, which repeats every eight bits, are never free.
     pub fn with_pattern(len: u64, pattern: u8) -> Self {
         let word = u64::from_ne_bytes([pattern; 8]);
         let words: Box<[AtomicU64]> = (0..len.div_ceil(WORD_BITS)).map(|_| AtomicU64::new(word)).collect();
         let bitmap = AtomicBitmap { words, len };
-        // The bits behind the last are never free, so that word-wise scans need no special case.
+        // The bits after the last are never free, so word-wise scans need no special case.
         if !len.is_multiple_of(WORD_BITS) {
             bitmap.words[(len / WORD_BITS) as usize].fetch_or(u64::MAX << (len % WORD_BITS), Ordering::Relaxed);
         }
@@ -52,20 +52,20 @@ impl AtomicBitmap {
         word.load(Ordering::Acquire) & bit != 0
     }
 
-    /// Sets bit `index`; true if it was free and is the caller's now. Sequentially consistent, as [`crate::bounds`]
-    /// needs it.
+    /// Sets bit `index`; true if it was free and now belongs to the caller. Sequentially consistent, as
+    /// [`crate::bounds`] requires.
     #[inline]
     pub fn claim(&self, index: u64) -> bool {
         let (word, bit) = self.word(index);
         word.fetch_or(bit, Ordering::SeqCst) & bit == 0
     }
 
-    /// Sets bit `index`, whoever had it.
+    /// Sets bit `index`, whether or not it was set before.
     pub fn set(&self, index: u64) {
         self.claim(index);
     }
 
-    /// Starts getting the line of bit `index` for a change.
+    /// Prefetches the line of bit `index` for a change.
     pub fn prefetch(&self, index: u64) {
         prefetch_to_store(std::ptr::from_ref(self.word(index).0));
     }
@@ -83,7 +83,7 @@ impl AtomicBitmap {
         (self.words[(index / WORD_BITS) as usize].load(Ordering::SeqCst) >> (index % WORD_BITS)) as u8
     }
 
-    /// Claims the first free bit at or behind `cursor`, going round once; `None` if all are set.
+    /// Claims the first free bit at or after `cursor`, wrapping once; `None` if all are set.
     pub fn claim_from(&self, cursor: u64) -> Option<u64> {
         if self.len == 0 {
             return None;
@@ -91,7 +91,7 @@ impl AtomicBitmap {
         let start = cursor % self.len;
         let first = (start / WORD_BITS) as usize;
         let count = self.words.len();
-        // The first word is visited twice: from the cursor on, and at the end what lies before it.
+        // The first word is visited twice: first from the cursor on, and last for the bits before it.
         for step in 0..=count {
             let at = (first + step) % count;
             let hidden = if step == 0 { (1 << (start % WORD_BITS)) - 1 } else { 0 };
@@ -109,8 +109,8 @@ impl AtomicBitmap {
         None
     }
 
-    /// Start of a stretch of 64 clear bits, looked for in so many stretches from `cursor` on, going round. A hint:
-    /// others may be claiming them.
+    /// Start of a stretch of 64 clear bits. Looks at `tries` stretches from `cursor` on, wrapping around. A hint: other
+    /// threads may be claiming them.
     pub fn find_stretch(&self, cursor: u64, tries: u64) -> Option<u64> {
         let count = self.words.len() as u64;
         let first = cursor.div_ceil(WORD_BITS);
@@ -120,7 +120,7 @@ impl AtomicBitmap {
             .map(|at| at * WORD_BITS)
     }
 
-    /// Number of set bits. Exact only while nobody changes it.
+    /// Number of set bits. Exact only while no other thread changes the map.
     pub fn count_used(&self) -> u64 {
         let ones: u64 = self
             .words

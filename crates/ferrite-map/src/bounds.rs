@@ -1,28 +1,28 @@
-//! How far from their home line keys of a table may lie: what makes deletes without tombstones possible
+//! How far from their home line keys of a table may lie. These bounds make deletes without tombstones possible
 //! (docs/design.md, "File mapping").
 //!
-//! One byte a home line, in DRAM, rebuilt when the table is read at mount. A lookup stops at the bound, a delete simply
-//! clears its slot. A bound that is too large costs time, one too small would lose keys; so it grows before the key
-//! that needs it can be seen, and is lowered only to what the table itself says.
+//! One byte per home line, in DRAM, rebuilt when the table is read at mount. A lookup stops at the bound; a delete
+//! simply clears its slot. A bound that is too large costs time; one that is too small would lose keys. So a bound
+//! grows before the key that needs it becomes visible, and it is lowered only to what the table itself shows.
 //!
-//! Lowering races with inserts, whose slots are claimed before their keys can be seen. An insert claims its slot and
-//! then looks whether its home is being lowered; a lowering says which home it is at and then looks at the slots, where
-//! it counts every claimed slot without a key as this home's. All four are sequentially consistent, so one of the two
-//! sees the other: the lowering sees the slot, or the insert sees the lowering and calls it off.
+//! Lowering races with inserts, which claim their slots before their keys become visible. An insert claims its slot and
+//! then checks whether its home is being lowered. A lowering announces its home and then looks at the slots; it counts
+//! every claimed slot without a key as this home's. All four steps are sequentially consistent, so at least one side
+//! sees the other: the lowering sees the slot, or the insert sees the lowering and cancels it.
 
 use crossbeam_utils::CachePadded;
 use ferrite_pm::prefetch;
 
 use crate::sync::{AtomicU8, AtomicU64, Ordering, spin_loop};
 
-/// Means: anywhere in the table.
+/// Stands for: anywhere in the table.
 const FULL: u8 = u8::MAX;
-/// Homes share so many announcements.
+/// Number of announcements, shared by all homes.
 const ANNOUNCEMENTS: usize = 64;
-/// The lowering is past being called off, and about to end.
+/// The lowering can no longer be cancelled and is about to end.
 const COMMITTING: u64 = 1;
-/// From this bit on an announcement has a number of its own: one that was called off must not take the next one, of the
-/// same home, for itself.
+/// From this bit on, an announcement carries a ticket: a lowering that was cancelled must not mistake the next
+/// announcement for the same home for its own.
 const TICKET_SHIFT: u32 = 34;
 const HOME_MASK: u64 = (1 << TICKET_SHIFT) - 2;
 
@@ -49,11 +49,11 @@ impl Bounds {
         }
     }
 
-    /// Makes sure that lookups of `home` reach `distance` lines behind it. The slot there has been claimed.
+    /// Makes sure that lookups of `home` reach `distance` lines past it. The slot there is already claimed.
     #[inline]
     pub fn raise(&self, home: usize, distance_lines: u64) {
         let lowering = &self.lowering[home % ANNOUNCEMENTS].announced;
-        // Mostly somebody else, or nobody, so reading is all there is to it.
+        // Usually another home, or none, is announced, so a read is enough.
         loop {
             let announced = lowering.load(Ordering::SeqCst);
             if announced & HOME_MASK != (home as u64 + 1) << 1 {
@@ -72,9 +72,10 @@ impl Bounds {
         }
     }
 
-    /// Lowers the bound of `home` to what `farthest` finds, given the bound that there is: the distance of the farthest
-    /// slot, up to that bound, that holds a key of this home or is claimed and empty. Does nothing if somebody inserts
-    /// there, or lowers a neighbour in number.
+    /// Lowers the bound of `home` to what `farthest` returns. `farthest` gets the current bound and returns the
+    /// distance of the farthest slot, up to that bound, that holds a key of this home or is claimed and empty. Does
+    /// nothing if there is a concurrent insert at this home, or a concurrent lowering of a home that shares the
+    /// announcement.
     pub fn lower(&self, home: usize, farthest: impl FnOnce(u64) -> u64) {
         let bound = self.bytes[home].load(Ordering::Acquire);
         if bound == 0 || bound == FULL {
@@ -92,18 +93,18 @@ impl Bounds {
         {
             return;
         }
-        // What was raised before the announcement counts, too.
+        // Raises from before the announcement count, too.
         let bound = self.bytes[home].load(Ordering::SeqCst);
         let lower = match bound {
-            // What lies farther than a bound can say is not searched for.
+            // Slots farther away than a bound can express are not searched.
             FULL => FULL,
             _ => farthest(u64::from(bound)).min(u64::from(bound)) as u8,
         };
         let not_called_off =
             lowering.compare_exchange(announced, announced | COMMITTING, Ordering::SeqCst, Ordering::SeqCst);
         if not_called_off.is_ok() {
-            // Whoever comes to raise it now waits for the announcement to go. Whoever looked before the announcement
-            // may have raised it meanwhile, beyond what was searched; then it stays.
+            // An insert that comes now to raise the bound waits until the announcement is gone. One that looked before
+            // the announcement may have raised the bound meanwhile, past what was searched; then the bound stays.
             let _ = self.bytes[home].compare_exchange(bound, lower, Ordering::SeqCst, Ordering::SeqCst);
             lowering.store(0, Ordering::SeqCst);
         }
@@ -115,7 +116,7 @@ impl Bounds {
         prefetch(std::ptr::from_ref(&self.bytes[home]));
     }
 
-    /// Lines behind `home` that a lookup must look at, in a table of `lines` lines.
+    /// Number of lines after `home` that a lookup must probe, in a table of `lines` lines.
     #[inline]
     pub fn lines_to_probe(&self, home: usize, lines: u64) -> u64 {
         match self.bytes[home].load(Ordering::Acquire) {
@@ -149,18 +150,18 @@ mod tests {
             3
         });
         assert_eq!(bounds.lines_to_probe(9, 1000), 3);
-        // An insert that comes while it is being lowered calls it off.
+        // An insert that arrives during the lowering cancels it.
         bounds.lower(9, |_| {
             bounds.raise(9, 2);
             0
         });
         assert_eq!(bounds.lines_to_probe(9, 1000), 3);
-        // A table smaller than its bound is seen once, not twice.
+        // A table smaller than the bound is probed once, not twice.
         bounds.raise(1, 200);
         assert_eq!(bounds.lines_to_probe(1, 100), 99);
     }
 
-    /// A bound that becomes "anywhere" while it is being lowered stays so: what lies beyond a byte's reach is not
+    /// A bound that becomes "anywhere" while it is being lowered stays so: slots beyond a byte's reach are not
     /// searched.
     #[test]
     fn a_bound_that_has_just_become_full_is_not_lowered() {

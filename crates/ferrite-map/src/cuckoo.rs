@@ -1,24 +1,24 @@
-//! Cuckoo: one global table with two homes a page, whose entries know the runs they are in (HashFS §3.2.1).
+//! Cuckoo: one global table in which each page has two homes and entries know the runs they are in (HashFS §3.2.1).
 //!
-//! What lives here: [`Cuckoo`], its layout on the medium, lookups and changes. The runs are in `runs`, the moves that
-//! make room in `moves`, the check in `check`.
+//! What lives here: [`Cuckoo`], its layout on the medium, lookups and changes. Runs are in `runs`, the moves that make
+//! room in `moves`, the check in `check`.
 //!
 //! A bucket is two cache lines: five keys, five page words, five ranges, a spare word. Three of five hits read one line
-//! of their bucket, the others two; ranges are read by whoever wants several pages. A page lies in one of the two
-//! buckets that its key hashes to, so a lookup reads two lines that are fetched at once, whatever the load; a quarter
-//! more slots than blocks keeps a full pool's table at 0.8 (docs/design.md, "File mapping").
+//! of their bucket, the others two; only lookups of several pages read ranges. A page lies in one of the two buckets
+//! that its key hashes to, so a lookup reads two lines, fetched in parallel, whatever the load. A quarter more slots
+//! than blocks keeps a full pool's table at a load of 0.8 (docs/design.md, "File mapping").
 //!
-//! What the paper leaves open, and is settled here:
-//! * Slots are claimed by one atomic operation on a DRAM bitmap; an entry reaches the table only by a committed record,
+//! What the paper leaves open, and how it is settled here:
+//! * Slots are claimed by one atomic operation on a DRAM bitmap. An entry reaches the table only by a committed record,
 //!   which sets word and range before the key.
-//! * A new page takes the emptier of its homes. Where both are full, the insert fails and leaves a wish, and entries
-//!   are moved in a transaction of its own while nobody passes the gate: inserts of different files share no lock, and
-//!   no record can hit an entry that has moved.
-//! * Lookups lock nothing: they look again if something moved meanwhile.
+//! * A new page takes the emptier of its homes. If both are full, the insert fails and leaves a wish. Entries are then
+//!   moved in a separate transaction while no other transaction holds the gate. So inserts of different files share no
+//!   lock, and no record can hit an entry that has moved.
+//! * Lookups take no lock: they retry if something moved meanwhile.
 //!
 //! Invariants: a slot whose key is set is claimed, and a free slot's key is 0. A key lies in one of its two homes,
-//! once. What `runs` says about ranges. A lookup may race with changes of *other* inodes' entries: each word of an
-//! entry is atomic, and an entry of an inode at rest changes only by a move.
+//! exactly once. The invariants of ranges are in `runs`. A lookup may race with changes of *other* inodes' entries:
+//! each word of an entry is atomic, and while an inode is at rest only a move changes its entries.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -47,25 +47,25 @@ const LINE_WORDS: usize = 8;
 /// Where words and ranges begin in a bucket.
 const WORDS_AT: u64 = BUCKET_SLOTS * 8;
 const RANGES_AT: u64 = 2 * WORDS_AT;
-/// Slots are numbered eight to a bucket, so that a bucket's bits in the free map are one octet.
+/// Slots are numbered eight per bucket, so that a bucket's bits in the free map are one byte.
 const NUMBERS: u64 = 8;
-/// The numbers of a bucket that are no slots.
+/// The numbers of a bucket that are not slots.
 const NO_SLOTS: u8 = u8::MAX << BUCKET_SLOTS;
 /// Pages hashed as one vector.
 const VECTOR: usize = 8;
-/// Pages between the one that is read and those whose lines are fetched for a reader in order.
+/// Distance, in pages, between the page being read and those whose lines are prefetched for a sequential reader.
 const AHEAD: u64 = 4;
 /// Buckets a thread takes at a time when loading.
 const LOAD_CHUNK: u64 = 4096;
-/// Pages a walk by pages resolves at a time.
+/// Pages that a walk by pages resolves at a time.
 const WALK: usize = 64;
-/// What makes the second hash another one.
+/// What makes the second hash differ from the first.
 const SECOND: u64 = 0x5851_f42d_4c95_7f2d;
-/// The hints of a translation cache: the slot of the head of the run read last, plus 1, and the page that a reader in
-/// order wants next.
+/// The hints of a translation cache: the slot of the head of the run read last, plus 1, and the page that a sequential
+/// reader wants next.
 const HINT_RUN: usize = 0;
 const HINT_NEXT: usize = 1;
-/// In place of a head: the pages read last were in no run.
+/// In place of a head: the pages read last belonged to no run.
 const NO_RUN: u64 = u64::MAX;
 
 /// The table of a mounted pool.
@@ -79,7 +79,7 @@ pub struct Cuckoo {
     moves: Moves,
 }
 
-/// The buckets in which a key may lie; the same twice only in a table of one.
+/// The buckets in which a key may lie. They are equal only in a table of one bucket.
 type Homes = [u64; 2];
 
 /// The seed of the second hash.
@@ -89,7 +89,7 @@ fn second_seed(seed: u64) -> u64 {
 }
 
 impl Cuckoo {
-    /// Slots for so many data blocks: 1.25 a block, in whole buckets.
+    /// Slots for the given number of data blocks: 1.25 per block, in whole buckets.
     pub fn slots_for(blocks: u32) -> u64 {
         (u64::from(blocks) * 5)
             .div_ceil(4)
@@ -97,15 +97,15 @@ impl Cuckoo {
             .max(BUCKET_SLOTS)
     }
 
-    /// Bytes of a table of so many slots.
+    /// Bytes of a table of `slots` slots.
     pub fn area_bytes(slots: u64) -> u64 {
         slots / BUCKET_SLOTS * BUCKET_BYTES
     }
 
-    /// The first seed from `wanted` on that is good for both hashes. A hash mixes `key ^ seed`, so the keys *k* and
-    /// `k ^ seed ^ second_seed(seed)` swap their homes. If both are keys of the pool, they and all like them share two
-    /// homes where four would do, and a table at 0.6 refuses inserts; with seed 1 the two are neighbours in a file.
-    /// Keys that differ in their top bit are not both in a pool of less than 2^31 inodes.
+    /// The first seed from `wanted` on that is good for both hashes. A hash mixes `key ^ seed`, so the keys *k* and `k
+    /// ^ seed ^ second_seed(seed)` swap their homes. If both are keys of the pool, the two of them share two homes
+    /// instead of using four, as do all such pairs, and a table at a load of 0.6 refuses inserts. With seed 1 the two
+    /// are neighbours in a file. Keys that differ in their top bit cannot both be in a pool of fewer than 2^31 inodes.
     pub fn good_seed(wanted: u64) -> u64 {
         let mut seed = wanted;
         while (seed ^ second_seed(seed)) >> 63 == 0 {
@@ -204,14 +204,14 @@ impl Cuckoo {
         self.region.prefetch_to_store(offset + LINE_BYTES);
     }
 
-    /// The first line of a bucket: its keys, and words that are none.
+    /// The first line of a bucket: its keys, and words that are not keys.
     #[inline]
     fn keys(&self, bucket: u64) -> &[AtomicU64] {
         self.region.words(self.bucket_offset(bucket), LINE_WORDS)
     }
 
-    /// Slot of `key`, as it is stored. Waits for its second home only if it must: cold, one of them is there sooner
-    /// than both.
+    /// Slot of `key`, as stored. Waits for the second home only if it must: when both are cold, one of them arrives
+    /// sooner than both.
     #[inline]
     fn find_at(&self, key: u64, homes: Homes) -> Option<u64> {
         homes.into_iter().find_map(|bucket| {
@@ -220,8 +220,8 @@ impl Cuckoo {
         })
     }
 
-    /// The same as one of several lookups: both homes before the first branch, for which of them it is cannot be
-    /// foreseen, and a wrong guess would hold up those that follow.
+    /// The same as one of several lookups: loads both homes before the first branch. Which home has the key is
+    /// unpredictable, and a misprediction would delay the lookups that follow.
     #[inline]
     fn find_among(&self, key: u64, homes: Homes) -> Option<u64> {
         let lines = homes.map(|bucket| self.keys(bucket));
@@ -246,7 +246,7 @@ impl Cuckoo {
         self.prefetch_homes(homes);
         homes.into_iter().flat_map(Self::slots_of).find(|&slot| {
             let stored = self.key(slot);
-            // What the transaction has inserted lies in slots that are claimed and empty still.
+            // What the transaction has inserted lies in slots that are claimed but still empty.
             let may_be = stored == key || (stored == 0 && self.used.is_set(slot));
             may_be && tx.word(self.key_offset(slot)) == key
         })
@@ -282,7 +282,7 @@ impl Cuckoo {
         })
     }
 
-    /// The entries of a bucket while nothing moves.
+    /// The entries of a bucket. Call only while nothing moves.
     fn entries(&self, bucket: u64) -> impl Iterator<Item = MapEntry> + use<> {
         let entries = self.gate.steady(|| {
             std::array::from_fn::<_, { BUCKET_SLOTS as usize }, _>(|at| self.entry(bucket * NUMBERS + at as u64))
@@ -290,7 +290,7 @@ impl Cuckoo {
         entries.into_iter().flatten()
     }
 
-    /// What is wrong with the entry at `slot`, taken by itself.
+    /// What is wrong with the entry at `slot`, if anything, looked at alone.
     fn fault_of(&self, entry: &MapEntry) -> Option<String> {
         let MapEntry { ino, lblk, word, slot } = *entry;
         let page = word.page();
@@ -309,7 +309,7 @@ impl Cuckoo {
                 Some(what) => result = Err(MapError::Damaged(what)),
                 None => {
                     visit(entry);
-                    // A head tells where all of its run lies, so one wrong word or range would be many wrong pages.
+                    // A head says where all pages of its run lie, so one wrong word or range would be many wrong pages.
                     if let Some(what) = check::fault_of_range(self, &entry) {
                         result = Err(MapError::Damaged(what));
                     }
@@ -319,9 +319,10 @@ impl Cuckoo {
         result
     }
 
-    /// Resolves `count` pages from `lblk` on, all of them below 2^32: tells `found` each page's word, and the slot that
-    /// told it. The run of the first page is looked for if there are more, or `wants_run`. `is_lone` says whether the
-    /// first is likely to be in none. Returns the run it met last, and whether the last page was in none.
+    /// Resolves `count` pages from `lblk` on, all of them below 2^32. Calls `found` with each page's word and the slot
+    /// it came from. Looks for the run of the first page if there are more pages, or if `wants_run`. `is_lone` says
+    /// whether the first page is likely to be in no run. Returns the last run found, and whether the last page was in
+    /// none.
     #[inline]
     fn resolve(
         &self,
@@ -333,7 +334,7 @@ impl Cuckoo {
     ) -> (Option<Run>, bool) {
         let (mut index, mut run) = (0, None);
         while index < count {
-            // Neighbours of a page without a run are likely to have none, too: their lines come all at once.
+            // Neighbours of a page without a run are likely to have none either: their lines are fetched all at once.
             let in_vector = is_lone && index + 1 < count;
             let mut slot = None;
             let mut tell = |index: usize, found_at: Option<u64>| {
@@ -360,7 +361,7 @@ impl Cuckoo {
             let Some(slot) = slot.filter(|_| index < count || wants_run) else {
                 continue;
             };
-            // Elsewhere a page whose run's head lies before was told with that.
+            // Elsewhere, a page whose run's head lies before it was resolved together with that head.
             let met = View::stored(self).run_of(PageId::new(ino, page), slot, index == 1 || in_vector);
             let Some(met) = met else { continue };
             is_lone = false;
@@ -381,7 +382,7 @@ impl Cuckoo {
         if slot >= self.buckets * NUMBERS || slot % NUMBERS >= BUCKET_SLOTS {
             return None;
         }
-        // The cache may be shared and the run long gone: the entry has the last word.
+        // The cache may be shared and the run long gone: the entry decides.
         let key = self.key(slot);
         let head = View::stored(self).run_from(slot, key as u32);
         head.filter(|run| (key >> 32) as u32 == ino && run.contains(lblk))
@@ -411,7 +412,7 @@ impl Cuckoo {
         }
     }
 
-    /// For ranges that are longer than the table. Entries that move meanwhile could be missed or met twice.
+    /// For ranges that are longer than the table. Entries that move meanwhile may be missed or visited twice.
     fn walk_table(&self, ino: u32, (first, end): (u64, u64), visit: &mut dyn FnMut(MapEntry) -> bool) {
         let wanted = |entry: &MapEntry| entry.ino == ino && (first..end).contains(&u64::from(entry.lblk));
         let moves = || self.gate.steady(|| self.moves.count());
@@ -433,10 +434,10 @@ impl Cuckoo {
         }
     }
 
-    /// Goes on where entries moved during the walk: from the start, with moves kept out.
+    /// Restarts a walk during which entries moved, with moves kept out.
     #[cold]
     fn walk_rest(&self, wanted: &dyn Fn(&MapEntry) -> bool, seen: Vec<u32>, visit: &mut dyn FnMut(MapEntry) -> bool) {
-        // Nothing moves while this thread has a passage, so whoever comes here has none.
+        // Nothing moves while this thread holds a passage, so a thread that gets here holds none.
         let passage = self.gate.pass();
         let seen: HashSet<u32> = seen.into_iter().collect();
         let rest: Vec<MapEntry> = (0..self.buckets)
@@ -447,7 +448,7 @@ impl Cuckoo {
         let _ = rest.into_iter().all(visit);
     }
 
-    /// A probe touches about as much memory as eight slots of a scan.
+    /// A probe touches about as much memory as a scan of eight slots.
     fn pages_worth_a_walk(&self) -> u64 {
         self.geometry.slots / 8
     }
@@ -471,9 +472,9 @@ impl FileMap for Cuckoo {
         debug_assert!(next <= 1 << 32, "{} pages from {lblk} on", out.len());
         let in_order = cache.hints[HINT_NEXT].load(Ordering::Relaxed) == u64::from(lblk);
         let was_lone = cache.hints[HINT_RUN].load(Ordering::Relaxed) == NO_RUN;
-        // Where there was no run, one page of eight is asked whether it begins one.
+        // Where there was no run, one page of eight is checked for starting one.
         let wants_run = in_order && (!was_lone || lblk.is_multiple_of(VECTOR as u32));
-        // What comes back is small enough for registers: a run would go through the stack, and stall there.
+        // The result fits in registers; a whole run would be passed on the stack and stall there.
         let (hint, is_lone) = self.gate.steady(|| {
             let mut told = 0;
             if let Some(run) = self.hinted_run(ino, lblk, cache) {
@@ -517,12 +518,12 @@ impl FileMap for Cuckoo {
     }
 
     fn alloc_page(&self, tx: &mut dyn MapTx, PageId { ino, lblk }: PageId) -> Result<u32, MapError> {
-        // What inserting the page will meet comes while a block is looked for.
+        // Prefetches what inserting the page will touch, while a block is looked for.
         for bucket in self.homes(key_of(ino, lblk)) {
             self.used.prefetch(bucket * NUMBERS);
             self.prefetch_to_store(bucket);
         }
-        // The block behind that of the page before makes a run.
+        // The block after that of the previous page makes a run.
         let behind = lblk
             .checked_sub(1)
             .and_then(|before| self.find_in(tx, key_of(ino, before)))
@@ -557,8 +558,8 @@ impl FileMap for Cuckoo {
         Ok(())
     }
 
-    /// Refuses while entries are moved, for then the page may be on its way, and refuses pages of runs, whose words
-    /// others tell.
+    /// Refuses while entries are being moved, because the page may be one of them. Refuses pages of runs too, because
+    /// other entries give their words.
     fn swing(&self, PageId { ino, lblk }: PageId, old: PageWord, new: PageWord) -> Option<u64> {
         let _passage = self.gate.try_pass()?;
         let slot = self.find(key_of(ino, lblk)).filter(|&slot| self.word(slot) == old)?;
@@ -593,7 +594,7 @@ impl FileMap for Cuckoo {
         })
     }
 
-    /// Entries that are moved meanwhile may be missed, or shown twice.
+    /// Entries that move meanwhile may be missed or visited twice.
     fn for_each(&self, visit: &mut dyn FnMut(MapEntry) -> bool) {
         let _ = (0..self.buckets).flat_map(|bucket| self.entries(bucket)).all(visit);
     }
@@ -643,7 +644,7 @@ impl Measured for Cuckoo {
     }
 }
 
-/// Leaves a hint if it is news: the cache may be shared.
+/// Leaves a hint only if it is new: the cache may be shared.
 #[inline]
 fn note(cache: &TransCache, index: usize, hint: u64) {
     if cache.hints[index].load(Ordering::Relaxed) != hint {

@@ -1,37 +1,38 @@
-//! The extent tree: for each file a B+-tree of extents, worked on in place (HashFS §3.1.1).
+//! The extent tree: one B+-tree of extents per file, updated in place (HashFS §3.1.1).
 //!
 //! What lives here: [`ExtentTree`], its lookups and walks. Its nodes are in [`node`], its changes in [`change`], its
-//! cursors in [`cursor`], and what trusts nothing in [`check`].
+//! cursors in [`cursor`], and the check, which trusts nothing, in [`check`].
 //!
-//! The mapping's own area is a word for each inode: the block of its root and the height of its tree, 0 for an empty
-//! one. Nodes are data blocks. An extent maps pages in a row to blocks in a row; a page whose word has a log half is an
-//! extent of its own, so that its whole word is one word of the medium. Inserts and replacements join extents within a
-//! leaf, and split them where they must.
+//! The mapping's own area has a word for each inode: the block of its root and the height of its tree, 0 for an empty
+//! tree. Nodes are data blocks. An extent maps consecutive pages to consecutive blocks. A page whose word has a log
+//! half is a separate extent, so that its whole word is one word of the medium. Inserts and replacements join extents
+//! within a leaf, and split them where they must.
 //!
-//! *Why groups.* Each word that moves is a word of the record, so a sorted array, which shifts half of itself for each
-//! insert, is too dear; an unsorted one with valid bits costs no shift, but a lookup reads all 31 lines of its keys. So
-//! a node is unsorted groups of a line or two, and an index of their lows (see [`node`]). Words set per operation: an
-//! append in a row 1, another insert or a split of an extent 2 or 3, a removal 1 or 2; a full group costs 13 more and
-//! leaves four free places, a full leaf about 20, beside the new node, and leaves fifteen free groups. Ascending
-//! inserts move nothing: they open a new group or node. Nodes are freed when they are empty, up to the root, and never
-//! merged.
+//! *Why groups.* Each word that moves is a word of the record. A sorted array, which shifts half of its words for each
+//! insert, is too expensive; an unsorted one with valid bits needs no shift, but a lookup reads all 31 lines of its
+//! keys. So a node is unsorted groups of a line or two, and an index of their lows (see [`node`]).
 //!
-//! *Bounds of nodes are implied.* A node has whatever pages searches lead to it: those from its key in the parent to
-//! the next key; the lowest has also what is below its key. So when a neighbour goes away its pages belong to another
-//! node, without a word being set. Before something is put below a key or low, that is lowered. Invariant: a key is not
-//! above any low or key under it.
+//! Words set per operation: a sequential append 1, another insert or a split of an extent 2 or 3, a removal 1 or 2. A
+//! full group costs 13 more and leaves four free places. A full leaf costs about 20, besides the new node, and leaves
+//! fifteen free groups. Ascending inserts move nothing: they open a new group or node. Nodes are freed when they are
+//! empty, up to the root, and never merged.
+//!
+//! *Bounds of nodes are implied.* A node has all pages that searches lead to it: those from its key in the parent to
+//! the next key; the lowest node also has what is below its key. So when a neighbour goes away, its pages belong to
+//! another node without a word being set. Before anything is put below a key or low, that key or low is lowered.
+//! Invariant: a key is not above any low or key under it.
 //!
 //! *What makes cursors right.* A cursor leads to a block that a search reached from the root. It is followed only if
 //! 1. the map's epoch is what it was before that search began, both before and after the leaf is read. The epoch moves
-//!    before a block that was a node goes back to the free blocks, which is after the commit that took it from the
-//!    tree, and no search that begins after that reaches it. So the block is still what it was: a node of that tree, or
+//!    before a block that was a node goes back to the free blocks. That is after the commit that took it from the tree,
+//!    and no search that begins after the commit reaches it. So the block is still what it was: a node of that tree, or
 //!    one taken from it;
-//! 2. its header says leaf, and this inode. The record that takes a node from a tree clears the header;
-//! 3. its range word holds the page. A record that gives part of a leaf's pages to another leaf sets the range, too;
-//!    that searches lead more pages to a leaf than its range says does no harm.
+//! 2. its header says leaf, and names this inode. The record that takes a node from a tree clears the header;
+//! 3. its range word holds the page. A record that gives part of a leaf's pages to another leaf sets the range, too.
+//!    Searches may lead more pages to a leaf than its range says; that does no harm.
 //!
 //! Records of other inodes set no word of this one's nodes, so a lookup that sees one version of its inode sees one
-//! tree. One that does not may see anything: it ends, because levels count down and every run of pages ends behind
+//! tree. A lookup that does not may see anything, but it ends: levels count down, and every run of pages ends past
 //! where it began.
 
 mod change;
@@ -51,13 +52,14 @@ use crate::{Broken, FileMap, Geometry, MapEntry, MapError, MapTx, Measured, Page
 use cursor::{Cursors, Seen};
 use node::{HEIGHT_MAX, Key, Medium, Node, PAGES_END, Words, range_of, word_behind};
 
-/// Inodes a thread takes at a time when loading.
+/// Inodes that a thread takes at a time when loading.
 const LOAD_CHUNK: u64 = 4096;
 /// Lines of a node that a lookup reads besides keys: those of header and index.
 const INDEX_LINES: u64 = 4;
 /// Lines of a node that a lookup of a remembered extent reads: header, index word, key, page word.
 const REMEMBERED_LINES: u64 = 4;
-/// A cursor remembers an extent of so many pages: a shorter one is seldom met again, and cursors of a file are shared.
+/// A cursor remembers only extents of at least this many pages: a shorter one is seldom hit again, and files share
+/// cursors.
 const REMEMBERED_PAGES: u32 = 8;
 
 /// The extent trees of a mounted pool.
@@ -68,14 +70,14 @@ pub struct ExtentTree {
     level: Level,
 }
 
-/// Pages in a row that are alike: an extent from the page asked for on, or a hole.
+/// Consecutive pages of one kind: an extent from the given page on, or a hole.
 #[derive(Debug, Clone, Copy)]
 struct Run {
     /// Word of its first page.
     word: PageWord,
-    /// One behind its last page.
+    /// The first page after it.
     end: u64,
-    /// The extent, and the leaf it is in.
+    /// The extent, and the leaf that holds it.
     found: Option<(Node, Key)>,
 }
 
@@ -103,12 +105,12 @@ impl Run {
 }
 
 impl ExtentTree {
-    /// Entries of the area: one for each inode.
+    /// Entries of the area: one per inode.
     pub fn slots_for(inodes: u32) -> u64 {
         u64::from(inodes)
     }
 
-    /// Bytes of an area of so many entries.
+    /// Bytes of an area of `slots` entries.
     pub fn area_bytes(slots: u64) -> u64 {
         slots * 8
     }
@@ -132,12 +134,12 @@ impl ExtentTree {
         }
     }
 
-    /// Where the root of `ino` is kept.
+    /// Pool offset of the root word of `ino`.
     fn root_offset(&self, ino: u32) -> Option<u64> {
         (u64::from(ino) < self.geometry.slots).then(|| self.geometry.area_offset + u64::from(ino) * 8)
     }
 
-    /// Block and height of a root word that can be one.
+    /// Block and height of a root word, if it is plausible.
     fn root_of(word: u64) -> Option<(u32, u32)> {
         let (block, height) = (word as u32, (word >> 32) as u32);
         (1..=HEIGHT_MAX).contains(&height).then_some((block, height))
@@ -148,8 +150,8 @@ impl ExtentTree {
         u64::from(height) << 32 | u64::from(block)
     }
 
-    /// The leaf that `seen` leads to, if that has page `lblk`, and one behind the last page it surely has. What was
-    /// read of it counts only if the epoch is the same afterwards.
+    /// The leaf that `seen` leads to, if that has page `lblk`, and the end of the pages it surely has. What was read of
+    /// it counts only if the epoch is the same afterwards.
     #[inline]
     fn hinted<W: Words + ?Sized>(&self, words: &W, ino: u32, lblk: u64, seen: Seen) -> Option<(Node, u64)> {
         let holds = |range: u64| {
@@ -164,8 +166,8 @@ impl ExtentTree {
         holds(range).then(|| (leaf, range_of(range).1))
     }
 
-    /// The leaf that page `lblk` belongs to, and one behind the last page that does; or one behind the last page that
-    /// is surely not mapped either.
+    /// The leaf that page `lblk` belongs to, and the end of the pages that belong to it. If the page is not mapped, the
+    /// end of the pages that are surely not mapped either.
     fn search<W: Words + ?Sized>(&self, words: &W, ino: u32, lblk: u64) -> Result<(Node, u64), u64> {
         let mut end = PAGES_END;
         let root = self.root_offset(ino).map_or(0, |offset| words.at(offset));
@@ -179,7 +181,7 @@ impl ExtentTree {
             }
             let group = node.group_of(words, lblk, end).ok_or(end)?;
             let (key, behind) = node.child_of(words, group, lblk).ok_or(group.end)?;
-            // Of a damaged node, or one that is changing, keys may lie anywhere.
+            // In a node that is damaged or changing, keys may lie anywhere.
             end = behind.clamp(lblk + 1, end);
             block = key.low_half();
         }
@@ -247,7 +249,7 @@ impl ExtentTree {
         }
     }
 
-    /// Has the cursor lead to an extent that is long enough to be met again.
+    /// Points the cursor at an extent that is long enough to be hit again.
     fn remember(&self, ino: u32, epoch: u64, run: Run) {
         if let Some((leaf, key)) = run.found
             && key.low_half() >= REMEMBERED_PAGES
@@ -280,7 +282,7 @@ impl ExtentTree {
         ControlFlow::Continue(())
     }
 
-    /// Shows the nodes from `block` down.
+    /// Visits the nodes from `block` down.
     fn walk_nodes(&self, (ino, block, level): (u32, u32, u32), visit: &mut dyn FnMut(u32, u32)) {
         let words = &self.medium();
         let Some(node) = Node::open(words, &self.geometry, (ino, block, level)) else {
@@ -297,7 +299,7 @@ impl ExtentTree {
     }
 }
 
-/// A page as iteration shows it. A page has no place of its own here, so the number for diagnosis is that of its block.
+/// A page as iteration shows it. Pages have no slots here, so the number for diagnosis is the page's block.
 fn entry(ino: u32, lblk: u64, word: PageWord) -> MapEntry {
     MapEntry {
         ino,
@@ -332,8 +334,8 @@ impl FileMap for ExtentTree {
     }
 
     fn prefetch(&self, PageId { ino, .. }: PageId, to_store: bool) {
-        // The cursor is in the cache if the file is in use. Without it the root must be known before anything can be
-        // loaded.
+        // The cursor is in the CPU's cache if the file is in use. Without it the root must be known before anything can
+        // be prefetched.
         if let Some(seen) = self.cursors.get(ino, self.cursors.epoch())
             && self.geometry.is_data_block(seen.block)
         {
@@ -372,7 +374,7 @@ impl FileMap for ExtentTree {
     fn swing(&self, PageId { ino, lblk }: PageId, old: PageWord, new: PageWord) -> Option<u64> {
         let run = self.run(ino, u64::from(lblk));
         let (leaf, key) = run.found?;
-        // Words of longer extents are computed from their first; there is no word to store.
+        // Words of longer extents are computed from the first; there is no word to store.
         if key.low_half() != 1 || run.word != old || new.is_hole() {
             return None;
         }
@@ -385,7 +387,7 @@ impl FileMap for ExtentTree {
         self.remove_page(tx, ino, u64::from(lblk))
     }
 
-    /// Nodes are given back as entries too, before their blocks are: then no cursor may lead to them any more.
+    /// Nodes are released as entries too, before their blocks are: from then on no cursor may lead to them.
     fn release(&self, _slot: u32) -> bool {
         self.cursors.end_epoch();
         true
@@ -445,7 +447,7 @@ impl FileMap for ExtentTree {
 
 impl Measured for ExtentTree {
     fn lines_touched(&self, PageId { ino, lblk }: PageId) -> u64 {
-        // A cursor is two lines with the epoch's; an inner node's group is two lines, a leaf's is keys and a word.
+        // A cursor is two lines, the epoch's included; an inner node's group is two lines, a leaf's is keys and a word.
         let node_lines = INDEX_LINES + 2;
         let words = &self.medium();
         let hinted = self.cursors.get(ino, self.cursors.epoch()).and_then(|seen| {

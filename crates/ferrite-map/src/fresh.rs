@@ -1,13 +1,13 @@
-//! What helps those who implement [`crate::MapTx`]: nodes that begin with a transaction, and which lines it has set
-//! words in.
+//! Helpers for implementers of [`crate::MapTx`]: nodes that begin with a transaction, and which lines it has set words
+//! in.
 //!
 //! What lives here: [`FreshNodes`], blocks that are filled in DRAM and streamed to the medium once, and [`SetLines`]. A
-//! node that was split has hundreds of words; as words of a record each would be written twice, and the lines of a
-//! block that was just streamed fetched again.
+//! node that was split has hundreds of words. As words of a record each would be written twice, and the lines of a
+//! block that was just streamed would be fetched again.
 //!
-//! Invariants: nothing leads to these blocks before the record is durable that links them, so they may be written ahead
-//! of it; they must be durable first ([`FreshNodes::stream`], then a fence). Their words are in no record: replay finds
-//! them as they were streamed, or as later records left them. A block that was freed is not taken again while a record
+//! Invariants: nothing leads to these blocks before the record that links them is durable, so they may be written
+//! before it; they must be durable first ([`FreshNodes::stream`], then a fence). Their words are in no record: replay
+//! finds them as they were streamed, or as later records left them. A block that was freed is not reused while a record
 //! of its former life may be replayed ([`crate::MapTx::freed`]).
 
 use ferrite_pm::{LINE_BYTES, Region};
@@ -27,7 +27,7 @@ pub struct FreshNodes {
 }
 
 impl FreshNodes {
-    /// Takes in the block at pool offset `offset`, all zeros.
+    /// Adds the block at pool offset `offset`, all zeros.
     pub fn add(&mut self, offset: u64) {
         let mut image = self.spare.pop().unwrap_or_else(|| Box::new([0; BLOCK_BYTES]));
         image.fill(0);
@@ -67,7 +67,7 @@ impl FreshNodes {
     /// Forgets all blocks.
     #[inline]
     pub fn clear(&mut self) {
-        // As after nearly every transaction.
+        // The usual case after a transaction.
         if self.images.is_empty() {
             return;
         }
@@ -76,8 +76,8 @@ impl FreshNodes {
     }
 }
 
-/// Which lines a transaction has set words in, roughly: some that it has not are taken for set, never the other way
-/// round. What it has not set can be read from the medium by whole lines.
+/// The lines in which a transaction has set words, approximately: it may report lines that were not set, but never
+/// misses one that was. Lines that are not reported can be read from the medium whole.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct SetLines(u64);
 
@@ -130,7 +130,7 @@ mod tests {
         );
         fresh.clear();
         assert!(!fresh.stream(&region));
-        // Its memory serves the next block, of which it must say nothing.
+        // Its memory serves the next block, in which nothing of it may remain.
         fresh.add(16384);
         assert_eq!(fresh.word(16384), Some(0));
         assert_eq!(fresh.word(16384 + 4088), Some(0));
@@ -147,7 +147,7 @@ mod tests {
         for offset in offsets {
             assert!(set.may_have(offset & !63, 64) && set.may_have(offset, 8) && set.may_have(offset - 200, 256));
         }
-        // Few lines leave most others free.
+        // A few lines leave most others clear.
         let mut set = SetLines::default();
         set.note(4096);
         let free = (0..64u64).filter(|line| !set.may_have(line * 64, 64)).count();

@@ -1,14 +1,14 @@
-//! The gate of a structure that moves entries: transactions pass it together, a move has it alone
+//! The gate of a structure that moves entries: transactions pass it together, a move holds it alone
 //! (docs/crash-consistency.md, "entries that move").
 //!
 //! What lives here: [`Gate`]. The structure owns it, the engine takes it.
 //!
-//! A record names words by where they are. If an entry moved between a transaction's look at it and its commit, the
-//! record would hit a stranger; so transactions hold the gate shared until their words are set, and a move, which is a
-//! record like any other, holds it exclusively. Lookups hold nothing: they look at the count of moves before and after,
-//! and look again if it changed.
+//! A record names words by where they are. If an entry moved between a transaction's lookup and its commit, the record
+//! would hit another entry. So transactions hold the gate shared until their words are set, and a move, which is a
+//! record like any other, holds it exclusively. Lookups hold nothing: they read the count of moves before and after,
+//! and retry if it changed.
 //!
-//! Invariant: the count of moves is odd exactly while somebody has the gate alone.
+//! Invariant: the count of moves is odd exactly while the gate is held exclusively.
 
 use crate::sync::{AtomicU64, Ordering, ReadGuard, SharedLock, WriteGuard, fence, spin_loop};
 
@@ -19,7 +19,7 @@ const TRIES: usize = 100;
 #[derive(Debug, Default)]
 #[repr(C)]
 pub struct Gate {
-    /// First, so that a structure can have it beside what its lookups read.
+    /// First, so that a structure can place it next to what its lookups read.
     moves: AtomicU64,
     lock: SharedLock<()>,
 }
@@ -38,16 +38,16 @@ pub struct Moving<'g> {
 }
 
 impl Gate {
-    /// Waits for a move in progress. Not to be taken twice by one thread: a move may wait in between.
+    /// Waits for a move in progress. One thread must not take it twice: a move may wait in between.
     pub fn pass(&self) -> Passage<'_> {
         let guard = self.lock.read();
         Passage {
-            // A panic elsewhere leaves nothing half done behind the gate: words change only by records.
+            // A panic elsewhere leaves nothing half done inside the gate: words change only by records.
             _guard: guard.unwrap_or_else(std::sync::PoisonError::into_inner),
         }
     }
 
-    /// A passage if nobody moves or waits to. Never waits, so it does no harm to a thread that has a passage already.
+    /// A passage if no move is in progress or waiting. Never waits, so a thread that already has a passage may call it.
     pub fn try_pass(&self) -> Option<Passage<'_>> {
         use std::sync::TryLockError;
         let guard = match self.lock.try_read() {
@@ -58,7 +58,7 @@ impl Gate {
         Some(Passage { _guard: guard })
     }
 
-    /// Waits for all transactions under way, and keeps others out until it is dropped.
+    /// Waits for all transactions in progress, and keeps others out until the result is dropped.
     pub fn close(&self) -> Moving<'_> {
         let guard = self.lock.write();
         self.moves.fetch_add(1, Ordering::AcqRel);
@@ -68,19 +68,19 @@ impl Gate {
         }
     }
 
-    /// Moves so far, twice, and one more while one is in progress.
+    /// Twice the number of moves so far, plus one while a move is in progress.
     pub fn moves(&self) -> u64 {
         self.moves.load(Ordering::Acquire)
     }
 
-    /// What `look` finds while nothing moves. It may be called several times, and meet entries on their way.
+    /// What `look` finds while nothing moves. `look` may be called several times, and may see entries in mid-move.
     #[inline]
     pub fn steady<T>(&self, look: impl FnMut() -> T) -> T {
         self.steady_for(TRIES, look)
     }
 
-    /// The same with a number of tries, after which moves wait for the last one. At least one try is made without
-    /// waiting, so whoever has passed already never waits here.
+    /// The same with a limit of tries; the last one makes moves wait. At least one try is made without waiting, so a
+    /// thread that holds a passage never waits here.
     #[inline]
     pub fn steady_for<T>(&self, tries: usize, mut look: impl FnMut() -> T) -> T {
         for _ in 0..tries {
@@ -133,7 +133,7 @@ mod tests {
         });
     }
 
-    /// Who only tries is refused while somebody moves, and hinders nobody's passage.
+    /// A thread that only tries is refused while a move is in progress, and delays nobody's passage.
     #[test]
     fn a_try_never_waits() {
         let gate = Gate::default();

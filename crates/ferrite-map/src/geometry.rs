@@ -15,7 +15,7 @@ pub struct Geometry {
     pub inodes: u32,
     /// Seed of the pool's hashes.
     pub seed: u64,
-    /// No key of HashFS lies farther from its home than [`crate::hashfs::HashFs::DISTANCE_MAX`], and none is to. Older
+    /// No key of HashFS lies farther from its home than [`crate::hashfs::HashFs::DISTANCE_MAX`], and none may. Older
     /// pools do not promise that.
     pub keys_in_reach: bool,
 }

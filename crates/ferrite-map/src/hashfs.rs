@@ -1,19 +1,19 @@
 //! HashFS: one global open-addressing table that maps and allocates with one hash (HashFS §3.2.2).
 //!
 //! Buckets of 128 bytes: a line of eight keys, and next to it the line of their page words. Slot *i* **is** data block
-//! *i*: the block a new page gets is the one of the slot its key hashes to, if that is free. A quarter more slots than
-//! blocks keeps a full pool's table at a load of 0.8 (docs/design.md, "File mapping"); the last fifth of the slots owns
-//! no block.
+//! *i*: a new page gets the block of the slot its key hashes to, if that is free. A quarter more slots than blocks
+//! keeps a full pool's table at a load of 0.8 (docs/design.md, "File mapping"); the last fifth of the slots owns no
+//! block.
 //!
-//! What the paper leaves open, and is settled here:
+//! What the paper leaves open, and how it is settled here:
 //! * Slots are claimed by one atomic operation on a DRAM bitmap; a key reaches the table only by a committed record.
-//! * Linear probing goes bucket by bucket, ends at the home's bound ([`Bounds`]), and wraps; so it always ends.
-//! * A delete clears key and word. No tombstones; no entry ever moves, so records may name words.
+//! * Linear probing goes bucket by bucket, stops at the home's bound ([`Bounds`]), and wraps; so it always ends.
+//! * A delete clears key and word. There are no tombstones, and no entry ever moves, so records may name words.
 //!
 //! * A slot that was freed waits for the journal's mark, so a page that is mapped and unmapped again and again finds
 //!   its own old slots in its way. An insert that had to pass many of them asks for the mark to move
-//!   ([`FileMap::wants_reclaim`]), and none goes farther than [`HashFs::DISTANCE_MAX`]: then the table counts as full
-//!   until they are back ([`Geometry::keys_in_reach`]).
+//!   ([`FileMap::wants_reclaim`]), and none goes farther than [`HashFs::DISTANCE_MAX`]: past that the table counts as
+//!   full until those slots are free again ([`Geometry::keys_in_reach`]).
 //!
 //! Invariants: a key in the table lies within its home's bound, and in reach. A slot whose key is set is claimed. A
 //! lookup may race with changes of *other* inodes' keys only: words are atomic, so it sees each key whole.
@@ -37,10 +37,10 @@ const BUCKET_SLOTS: u64 = 8;
 const BUCKET_BYTES: u64 = 128;
 /// Blocks hashed as one vector.
 const VECTOR: usize = 8;
-/// Buckets a thread takes at a time when loading.
+/// Buckets that a thread takes at a time when loading.
 const LOAD_CHUNK: u64 = 4096;
-/// Buckets behind its home from which on a new key asks for what waits for the mark. In a pool that was full for long
-/// one key of 100,000 lies so far from home by itself.
+/// Distance from home, in buckets, from which a new key asks for the slots that wait for the mark. In a pool that has
+/// long been full, one key of 100,000 lies this far from home without waiting slots.
 const LONG_WAY: u64 = 24;
 
 /// The table of a mounted pool.
@@ -56,13 +56,15 @@ pub struct HashFs {
 }
 
 impl HashFs {
-    /// Buckets behind its home beyond which no insert goes, if keys are to stay in reach; so a key there was damaged.
-    /// It costs no room: a slot in use goes with a block, so the table is never fuller than four fifths once the mark
-    /// has moved; in one that was so for a hundred turnovers the farthest of 25,000 pages lies 21 buckets behind its
-    /// home, and with each two further there are a third as many.
+    /// Distance from home, in buckets, beyond which no insert goes, if keys are to stay in reach; so a key there was
+    /// damaged.
+    ///
+    /// The limit costs no room: a slot in use goes with a block, so the table is never fuller than four fifths once the
+    /// mark has moved. In a table that was this full for a hundred turnovers, the farthest of 25,000 pages lies 21
+    /// buckets from home, and each two buckets farther there are a third as many.
     pub const DISTANCE_MAX: u64 = 128;
 
-    /// Slots for so many data blocks: 1.25 a block.
+    /// Slots for the given number of data blocks: 1.25 per block.
     pub fn slots_for(blocks: u32) -> u64 {
         (u64::from(blocks) * 5)
             .div_ceil(4)
@@ -70,7 +72,7 @@ impl HashFs {
             .max(BUCKET_SLOTS)
     }
 
-    /// Bytes of a table of so many slots.
+    /// Bytes of a table of `slots` slots.
     pub fn area_bytes(slots: u64) -> u64 {
         slots / BUCKET_SLOTS * BUCKET_BYTES
     }
@@ -89,9 +91,9 @@ impl HashFs {
         }
     }
 
-    /// With another instruction set than the best; for tests. Panics if the CPU does not have it.
+    /// Uses another instruction set than the best; for tests. Panics if the CPU does not have it.
     pub fn with_level(mut self, level: Level) -> Self {
-        // What makes the calls in `simd` sound: no level is ever in use that was not detected.
+        // What makes the calls in `simd` sound: no level is ever used that was not detected.
         assert!(Level::available().contains(&level), "this CPU has no {level:?}");
         self.level = level;
         self
@@ -136,15 +138,15 @@ impl HashFs {
     /// Slot of `key`, whose home is `home`.
     #[inline]
     fn find_from(&self, key: u64, home: u64) -> Option<u64> {
-        // Whoever finds a key wants its word, which lies in the next line.
+        // A caller that finds a key wants its word, which lies in the next line.
         self.region.prefetch(self.bucket_offset(home) + LINE_BYTES);
         let found = simd::matches(self.level, self.keys(home), key);
         if found != 0 {
             return Some(home * BUCKET_SLOTS + u64::from(found.trailing_zeros()));
         }
-        // The bound is looked at only now: most keys lie at home, and its line is one more to miss. Once it must be,
-        // what it most likely leads to is fetched at the same time, and so on from bucket to bucket: misses side by
-        // side instead of one behind the other.
+        // The bound is read only now: most keys lie at home, and its line is one more cache miss. Together with the
+        // bound, the bucket that it most likely leads to is fetched, and so on from bucket to bucket, so that misses
+        // overlap.
         self.prefetch_bucket(self.wrap(home + 1));
         for distance in 1..=self.bounds.lines_to_probe(home as usize, self.buckets) {
             let bucket = self.wrap(home + distance);
@@ -168,8 +170,8 @@ impl HashFs {
         self.find_from(key, self.home(key))
     }
 
-    /// First slot from `home` on that is free, and how many buckets behind home it lies, in reach. With `claim` it is
-    /// the caller's.
+    /// First free slot from `home` on, in reach, and its distance from home in buckets. With `claim` it belongs to the
+    /// caller.
     fn free_slot(&self, home: u64, claim: bool) -> Option<(u64, u64)> {
         let reach = match self.geometry.keys_in_reach {
             true => self.buckets.min(Self::DISTANCE_MAX + 1),
@@ -189,8 +191,8 @@ impl HashFs {
         None
     }
 
-    /// Lowers the bound of one of the homes that may have had a key in the slot that was released: over time, each slot
-    /// has the turn of one home, and each home that of the slots behind it.
+    /// Lowers the bound of one of the homes whose key may have been in the released slot. Over time each slot serves
+    /// one home, and each home is served by the slots after it.
     fn lower_a_bound(&self, slot: u64) {
         let distance = slot % BUCKET_SLOTS + 1;
         let home = self.wrap(slot / BUCKET_SLOTS + self.buckets - distance % self.buckets);
@@ -207,13 +209,14 @@ impl HashFs {
         });
     }
 
-    /// Whether a slot of a home bucket, which is full, is claimed and holds no key: most likely it waits for the mark.
+    /// Whether some slot of a home bucket, which is full, is claimed and holds no key: most likely it waits for the
+    /// mark.
     fn has_waiting_slot(&self, home: u64) -> bool {
         let keys = self.keys(home);
         keys.iter().any(|key| key.load(Ordering::Relaxed) == 0)
     }
 
-    /// The block that slot `slot` is.
+    /// The block that slot `slot` owns.
     pub fn own_block(&self, slot: u64) -> Option<u32> {
         (slot < u64::from(self.geometry.blocks)).then(|| self.geometry.first_block + slot as u32)
     }
@@ -258,7 +261,7 @@ impl HashFs {
         result
     }
 
-    /// Resolves `count` blocks (up to eight) from `lblk` on, all their home lines being loaded at once.
+    /// Resolves `count` blocks (up to eight) from `lblk` on, loading all their home lines at once.
     #[inline]
     fn find_vector(&self, ino: u32, lblk: u32, count: usize, mut found: impl FnMut(usize, Option<u64>)) {
         let key = key_of(ino, lblk);
@@ -279,7 +282,7 @@ impl HashFs {
     fn get_hinted(&self, ino: u32, lblk: u32, out: &mut [PageWord], cache: &TransCache) -> bool {
         for (lblk, word) in (lblk..=u32::MAX).zip(out) {
             match cache.slot(lblk) {
-                // The cache may be shared and the page long gone: the key has the last word.
+                // The cache may be shared and the page long gone: the key decides.
                 Some(slot)
                     if slot < self.geometry.slots && self.region.load(self.key_offset(slot)) == key_of(ino, lblk) =>
                 {
@@ -291,7 +294,7 @@ impl HashFs {
         true
     }
 
-    /// Buckets a lookup of this page looks at, for benchmarks.
+    /// Number of buckets that a lookup of this page reads, for benchmarks.
     pub fn probe_lines(&self, ino: u32, lblk: u32) -> u64 {
         let home = self.home(key_of(ino, lblk));
         match self.find(ino, lblk) {
@@ -300,7 +303,7 @@ impl HashFs {
         }
     }
 
-    /// A probe touches about as much memory as eight slots of a scan.
+    /// A probe touches about as much memory as a scan of eight slots.
     fn pages_worth_a_walk(&self) -> u64 {
         self.geometry.slots / 8
     }
@@ -336,8 +339,8 @@ impl FileMap for HashFs {
             "{} pages from {lblk} on",
             out.len()
         );
-        // The last page of each call leaves a hint; whoever asks for the page behind it reads in order. Only then are
-        // the following pages worth their cache misses, which overlap with ours.
+        // The last page of each call leaves a hint; a call for the next page is a sequential read. Only then are the
+        // following pages worth their cache misses, which overlap with ours.
         let in_order = lblk > 0 && cache.slot(lblk - 1).is_some();
         for (first, chunk) in (lblk..=u32::MAX).step_by(VECTOR).zip(out.chunks_mut(VECTOR)) {
             let wanted = chunk.len();
@@ -364,7 +367,8 @@ impl FileMap for HashFs {
         let home = self.home(key_of(ino, lblk));
         let offset = self.bucket_offset(home);
         self.region.prefetch(offset);
-        // In a full table every fourth key lies there, and who comes for it would wait for two lines after this one.
+        // In a full table every fourth key lies there, and otherwise a lookup would wait for two more lines after this
+        // one.
         self.prefetch_bucket(self.wrap(home + 1));
         if to_store {
             self.region.prefetch_to_store(offset + LINE_BYTES);
@@ -376,12 +380,12 @@ impl FileMap for HashFs {
     fn alloc_page(&self, tx: &mut dyn MapTx, PageId { ino, lblk }: PageId) -> Result<u32, MapError> {
         let key = key_of(ino, lblk);
         let home = self.home(key);
-        // What inserting the page will meet comes side by side.
+        // Prefetches in parallel what inserting the page will touch.
         self.used.prefetch(home * BUCKET_SLOTS);
         self.bounds.prefetch(home as usize);
         self.region.prefetch_to_store(self.bucket_offset(home));
         self.region.prefetch_to_store(self.bucket_offset(home) + LINE_BYTES);
-        // A page that is away swings home; a new one takes the block of the slot it is about to take.
+        // A page that is away swings home; a new one takes the block of the slot it is about to claim.
         let slot = self
             .find_from(key, home)
             .or_else(|| self.free_slot(home, false).map(|(slot, _)| slot));
@@ -458,7 +462,8 @@ impl FileMap for HashFs {
                 let count = VECTOR.min((end - at) as usize);
                 self.find_vector(ino, at as u32, count, |index, slot| slots[index] = slot);
                 for entry in slots.into_iter().flatten().filter_map(|slot| self.entry(slot)) {
-                    // A lookup without the lock may see a slot change hands; its version tells it, but not us.
+                    // A lookup without the lock may see a slot change hands. The inode's version shows that to the
+                    // caller, but not here.
                     if entry.ino == ino && !visit(entry) {
                         return;
                     }

@@ -1,21 +1,21 @@
-//! Leaf: a global clustered page table, ours (docs/design.md, "File mapping"). One cache line maps seven consecutive
-//! pages of a file.
+//! Leaf: a global clustered page table, our own design (docs/design.md, "File mapping"). One cache line maps seven
+//! consecutive pages of a file.
 //!
-//! A line is {inode, chunk; seven page words}, a chunk being seven pages in a row. Lines are found by hash and linear
-//! probing, so a hit costs one line, and six pages in order cost nothing more. Entries only point, so blocks lie where
-//! the allocator finds runs, and entries may move: the table grows line by line (linear hashing) within the area set
-//! aside at mkfs, which has room for one page a chunk in all blocks; data never fills it.
+//! A line is {inode, chunk; seven page words}; a chunk is seven consecutive pages. Lines are found by hash and linear
+//! probing, so a hit costs one line, and the next six pages in order cost no further line. Entries only point, so
+//! blocks lie where the allocator finds runs, and entries may move. The table grows line by line (linear hashing)
+//! within the area set aside at mkfs. The area has room for one page per chunk in all blocks, so data never fills it.
 //!
-//! What makes it right:
-//! * Of the area's lines the first N are *active*: homes of keys. N is stored twice beside its complement. A split adds
-//!   line N as a home and moves there what the hash now sends there, a few lines at a time, all in one record, with the
-//!   gate closed: nobody holds a place across it, and records before and after it name the places that were right when
-//!   they were written.
+//! What makes it correct:
+//! * Of the area's lines the first N are *active*: homes of keys. N is stored twice, each time next to its complement.
+//!   A split adds line N as a home and moves there what the hash now sends there, a few lines at a time, all in one
+//!   record, with the gate closed. So no transaction holds a place across a split, and records before and after it name
+//!   the places that were right when they were written.
 //! * Lines are claimed in a DRAM bitmap; a header reaches the table only by a committed record. A free line is all
-//!   zeros, so the first page of a chunk sets two words; whoever unmaps the last one clears the header.
-//! * A lookup ends at its home's bound ([`Bounds`]). While N can grow, nothing lies more than [`REACH`] lines behind
+//!   zeros, so the first page of a chunk sets two words; the change that unmaps the last one clears the header.
+//! * A lookup stops at its home's bound ([`Bounds`]). While N can grow, nothing lies more than [`REACH`] lines after
 //!   its home, so lines from N + [`REACH`] on are free.
-//! * Lookups look again when entries moved meanwhile ([`Gate::steady`]); whatever they meet lies within the area.
+//! * Lookups retry when entries moved meanwhile ([`Gate::steady`]); all they touch lies within the area.
 
 mod lookup;
 
@@ -41,19 +41,19 @@ const CONTROL_BYTES: u64 = 4096;
 const ACTIVE_COPIES: [u64; 2] = [0, LINE_BYTES];
 /// Active lines of a new table.
 const ACTIVE_MIN: u64 = 4;
-/// Lines behind its home where a chunk may lie while the table can grow.
+/// Distance from home, in lines, within which a chunk may lie while the table can grow.
 const REACH: u64 = 254;
-/// Lines behind its home from which on a new chunk asks for what waits for the mark. By itself none lies so far while
-/// the table can grow: the load stays below a third.
+/// Distance from home, in lines, from which a new chunk asks for the lines that wait for the mark. Without waiting
+/// lines none lies this far while the table can grow: the load stays below a third.
 const LONG_WAY: u64 = 64;
 /// Lines split in one record.
 const BATCH: u64 = 32;
-/// Lines a thread takes at a time when loading.
+/// Lines that a thread takes at a time when loading.
 const LOAD_CHUNK: u64 = 8192;
 const SHARDS: usize = 16;
-/// Claims of a shard between two looks at the load.
+/// Claims in a shard between two checks of the load.
 const LOOK_EVERY: i64 = 16;
-/// Scans of the table before moves have to wait for one.
+/// Tries of a table scan before it makes moves wait.
 const SCANS: usize = 2;
 
 /// The table of a mounted pool. What every lookup reads comes first, in one line.
@@ -66,12 +66,12 @@ pub struct Leaf {
     gate: Gate,
     bounds: Bounds,
     used: AtomicBitmap,
-    /// Lines claimed less lines released, by shard.
+    /// Lines claimed minus lines released, by shard.
     claims: Box<[CachePadded<AtomicI64>]>,
-    /// The load, or a chunk that found nothing within reach, asks for splits.
+    /// Asks for splits, because of the load, or because a chunk found no line within reach.
     wants_room: AtomicBool,
-    /// See [`FileMap::wants_reclaim`]. A file that comes and goes would else have the table grow for lines that are
-    /// about to be free.
+    /// See [`FileMap::wants_reclaim`]. Without it a file that comes and goes would make the table grow, although its
+    /// lines are about to be free.
     wants_reclaim: AtomicBool,
 }
 
@@ -85,8 +85,8 @@ fn hash(key: u64, seed: u64) -> u64 {
     mixed >> 32
 }
 
-/// Home among `active` lines: twice as many as the largest power of two are addressed, and those that do not exist yet
-/// stand in for by the line they will be split from.
+/// Home among `active` lines. Hashes address twice the largest power of two in `active`; a line that does not exist yet
+/// is replaced by the line it will be split from.
 fn home_of(hash: u64, active: u64) -> u64 {
     let half = 1 << active.ilog2();
     let line = hash & (2 * half - 1);
@@ -107,12 +107,12 @@ fn decode_active(word: u64) -> Option<u64> {
 }
 
 impl Leaf {
-    /// Lines for so many data blocks: a quarter more than blocks, for the case that every page lies alone.
+    /// Lines for the given number of data blocks: a quarter more than blocks, in case every page has a chunk to itself.
     pub fn slots_for(blocks: u32) -> u64 {
         (u64::from(blocks) * 5).div_ceil(4).max(ACTIVE_MIN)
     }
 
-    /// Bytes of an area of so many lines.
+    /// Bytes of an area of `slots` lines.
     pub fn area_bytes(slots: u64) -> u64 {
         CONTROL_BYTES + slots * LINE_BYTES
     }
@@ -144,8 +144,8 @@ impl Leaf {
         self.geometry.area_offset + copy
     }
 
-    /// N as it is stored. It only grows, so of two copies that make sense the greater is right: zeros are what a new
-    /// table has, and what damage may leave.
+    /// N as stored. It only grows, so if both copies are plausible the greater one is right: zeros are what a new table
+    /// has, and what damage may leave.
     fn stored_active(&self) -> Option<u64> {
         ACTIVE_COPIES
             .iter()
@@ -154,7 +154,7 @@ impl Leaf {
             .max()
     }
 
-    /// N; read anew when entries have moved since.
+    /// N, read again if entries have moved since.
     #[inline]
     fn active(&self) -> u64 {
         let moves = self.gate.moves() & 0xffff_ffff;
@@ -178,7 +178,7 @@ impl Leaf {
         }
     }
 
-    /// Lines behind `home` at which `line` lies.
+    /// Distance from `home` to `line`, in lines.
     fn distance(&self, home: u64, line: u64) -> u64 {
         self.wrap(line + self.geometry.slots - home)
     }
@@ -205,7 +205,7 @@ impl Leaf {
             .map_or(PageWord::HOLE, |line| PageWord(tx.word(self.word_offset(line, lblk))))
     }
 
-    /// How far behind its home a chunk may lie.
+    /// How far from its home a chunk may lie.
     fn reach(&self, active: u64) -> u64 {
         let farthest = self.geometry.slots - 1;
         if active < self.geometry.slots {
@@ -215,7 +215,7 @@ impl Leaf {
         }
     }
 
-    /// Lines within reach of `home` that nobody has, for the moment.
+    /// Lines within reach of `home` that are free at the moment.
     fn free_lines(&self, home: u64, active: u64) -> impl Iterator<Item = u64> {
         (0..=self.reach(active))
             .map(move |distance| self.wrap(home + distance))
@@ -247,13 +247,13 @@ impl Leaf {
         sum.max(0) as u64
     }
 
-    /// At 0.3 most chunks lie at home, and those that do not lie next to it. (Lines that are yet to be split in a round
+    /// At a load of 0.3 most chunks lie at home, and the others next to it. (Lines that are yet to be split in a round
     /// are up to twice as full as the others, so the mean has to be low.)
     fn is_crowded(&self, active: u64) -> bool {
         active < self.geometry.slots && self.lines_used() * 10 > active * 3
     }
 
-    /// Lines in which something may lie.
+    /// Number of lines in which something may lie.
     fn lines_in_reach(&self, active: u64) -> u64 {
         if active < self.geometry.slots {
             (active + REACH + 1).min(self.geometry.slots)
@@ -278,14 +278,14 @@ impl Leaf {
     }
 
     /// Makes line `active` a home. Does nothing if too few lines within its reach are free: each move of a record takes
-    /// one more, for what it leaves comes back with the mark. Chunks that lie within that reach already can stay where
-    /// they are.
+    /// another line, because the one it leaves is free only after the mark has moved. Chunks that already lie within
+    /// that reach can stay where they are.
     fn split(&self, tx: &mut dyn MapTx, active: u64) -> Result<(), MapError> {
         let home = active - (1 << active.ilog2());
         let (mut must_move, mut may_stay) = (Vec::new(), Vec::new());
         for distance in 0..=self.bounds.lines_to_probe(home as usize, self.geometry.slots) {
             let line = self.wrap(home + distance);
-            // Not what is stored: an earlier split of this record may have filled the line.
+            // Not the stored key: an earlier split of this record may have filled the line.
             let key = tx.word(self.header_offset(line));
             if key == 0 {
                 continue;
@@ -311,7 +311,7 @@ impl Leaf {
         Ok(())
     }
 
-    /// A probe costs a miss; a scan's lines come ahead of it.
+    /// A probe costs a cache miss; a scan's lines are prefetched.
     fn pages_worth_a_walk(&self) -> u64 {
         (self.lines_in_reach(self.active()) / 4 + 1) * u64::from(CHUNK)
     }
@@ -328,7 +328,7 @@ impl Leaf {
             })
     }
 
-    /// What is wrong with a line, whose header is `key`, and which of its eight words to clear.
+    /// What is wrong with a line whose header is `key`, and which of its eight words to clear.
     fn fault(&self, line: u64, key: u64, active: u64) -> Option<(String, std::ops::Range<u64>)> {
         let (ino, chunk) = ((key >> 32) as u32, key as u32);
         let words = self.region.words(self.header_offset(line) + 8, CHUNK as usize);
@@ -381,15 +381,15 @@ impl Leaf {
         Ok(())
     }
 
-    /// N that most lines agree with, for when both copies are damaged: the last line in use lies just behind it.
+    /// The N that most lines agree with, used if both copies are damaged. The last line in use lies just after N.
     fn guessed_active(&self) -> u64 {
         let key = |line: u64| self.region.load(self.header_offset(line));
         let last = (0..self.geometry.slots).rev().find(|&line| key(line) != 0).unwrap_or(0);
         let first = last.saturating_sub(REACH).max(ACTIVE_MIN);
-        // A third of the lines are used, so a long stretch behind the last one is unlikely.
+        // A third of the lines are used, so a long free stretch after N is unlikely.
         let end = (last + REACH).min(self.geometry.slots).max(first);
         let home = |key: u64, active: u64| home_of(hash(key, self.geometry.seed), active);
-        // As N grows a home only moves on, so most lines, whose homes are the same for the first and the last, say
+        // As N grows, homes only move up. So most lines, whose homes are the same for the first and the last N, show
         // nothing.
         let lines: Vec<(u64, u64)> = (0..=last)
             .map(|line| (line, key(line)))
@@ -433,7 +433,7 @@ impl FileMap for Leaf {
     fn alloc_page(&self, tx: &mut dyn MapTx, PageId { ino, lblk }: PageId) -> Result<u32, MapError> {
         let neighbour = |lblk: Option<u32>| lblk.map_or(0, |lblk| self.word_in(tx, ino, lblk).page());
         let (before, behind) = (neighbour(lblk.checked_sub(1)), neighbour(lblk.checked_add(1)));
-        // Where the run would go on. A page overwritten twice comes back to where it was.
+        // Where the run would continue. A page overwritten twice comes back to where it was.
         for block in [before.checked_add(1), behind.checked_sub(1)].into_iter().flatten() {
             if self.geometry.is_data_block(block) && tx.claim_block(block) {
                 return Ok(block);
@@ -537,7 +537,8 @@ impl FileMap for Leaf {
             let step = CHUNK as usize;
             for lblk in (first / u64::from(CHUNK) * u64::from(CHUNK)..end).step_by(step) {
                 let key = key_of(ino, lblk as u32);
-                // A lookup without the lock may see a line change hands; its version tells it, but not us.
+                // A lookup without the lock may see a line change hands. The inode's version shows that to the caller,
+                // but not here.
                 let found = self.gate.steady(|| {
                     let mut found = Vec::new();
                     if let Some(line) = self.find(key) {
@@ -554,7 +555,7 @@ impl FileMap for Leaf {
             }
             return;
         }
-        // A page on its way must not be missed: whoever frees a file frees what this finds.
+        // A page in mid-move must not be missed: freeing a file frees what this finds.
         let found = self.gate.steady_for(SCANS, || {
             let mut found = Vec::new();
             for line in 0..self.lines_in_reach(self.active()) {
@@ -632,10 +633,10 @@ impl FileMap for Leaf {
     fn make_room(&self, tx: &mut dyn MapTx) -> Result<bool, MapError> {
         let first = self.active();
         let mut active = first;
-        // Whoever found nothing within reach is helped by any split sooner or later: the load falls.
+        // Any split sooner or later helps a chunk that found nothing within reach: the load falls.
         while active < self.geometry.slots && active - first < BATCH && (self.wants_room() || self.is_crowded(active)) {
             match self.split(tx, active) {
-                // The splits before it are worth their record, and make room.
+                // The splits before this one are worth their record, and make room.
                 Err(MapError::TableFull) if active != first => break,
                 done => done?,
             }
@@ -664,7 +665,7 @@ impl Measured for Leaf {
         let home = self.home(key);
         let distance = match self.find(key) {
             Some(line) => self.distance(home, line),
-            // The next line is looked at before the bound.
+            // The next line is read before the bound.
             None => self.bounds.lines_to_probe(home as usize, self.geometry.slots).max(1),
         };
         // The bound is read unless the chunk lies at home or next to it.

@@ -1,14 +1,15 @@
 //! File mapping: from (inode, logical block) to a *page word*, by one of several structures.
 //!
 //! What lives here: the [`FileMap`] trait, what it needs from the engine ([`MapTx`]), the atomic free map ([`bitmap`]),
-//! displacement bounds ([`bounds`]), the gate for structures that move entries ([`gate`]), and the structures
-//! themselves, which [`Mapping`] lists ([`hashfs`], [`cuckoo`], [`radix`], [`extent`], [`leaf`]), and what helps those
-//! who implement [`MapTx`] ([`FreshNodes`], [`SetLines`]).
+//! displacement bounds ([`bounds`]), the gate for structures that move entries ([`gate`]), the structures that
+//! [`Mapping`] lists ([`hashfs`], [`cuckoo`], [`radix`], [`extent`], [`leaf`]), and helpers for implementers of
+//! [`MapTx`] ([`FreshNodes`], [`SetLines`]).
 //!
 //! *Architecture invariant:* nothing here knows the engine (`ferrite-fs`); the engine implements [`MapTx`].
+//!
 //! *Architecture invariant:* structures on the medium change only through [`MapTx::set_word`], that is, by applying a
 //! committed journal record that sets words or links new nodes, and by [`FileMap::swing`], for changes that change no
-//! content; lookups never write.
+//! content. Lookups never write.
 #![deny(unsafe_code)]
 
 pub mod bitmap;
@@ -83,13 +84,13 @@ impl PageWord {
     }
 }
 
-/// Something an operation claims or frees besides words: it goes back to its free map when the operation is abandoned
-/// (claimed ones), or once no crash can name it any more (freed ones). What is given back together is given back in the
-/// order of this list: a structure may have to forget a node before its block can be used for anything else.
+/// A resource other than words that an operation claims or frees. A claimed one goes back to its free map when the
+/// operation is abandoned, a freed one once no crash can name it any more. Resources released together are released in
+/// the order of this list: a structure may have to forget a node before its block can be used for anything else.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Resource {
-    /// An entry of the mapping structure, by its index there, or whatever number the structure wants to be told of;
-    /// returned by [`FileMap::release`].
+    /// An entry of the mapping structure, by its index there, or any other number that the structure wants passed to
+    /// [`FileMap::release`].
     MapSlot(u32),
     /// A data block, by block number.
     Block(u32),
@@ -101,25 +102,26 @@ pub enum Resource {
     LogSegment(u32),
 }
 
-/// What a mapping structure may ask of the transaction it works in.
+/// What a mapping structure may ask of its transaction.
 pub trait MapTx {
     /// Sets the 8-byte word at pool offset `offset` (8-aligned) when the transaction commits.
     fn set_word(&mut self, offset: u64, value: u64);
-    /// The word at `offset` as this transaction leaves it: what [`Self::set_word`] said last, else what is stored.
+    /// The word at `offset` as this transaction leaves it: the last value given to [`Self::set_word`], or else what is
+    /// stored.
     fn word(&self, offset: u64) -> u64;
     /// The words from `offset` on as they are stored, if it is known that this transaction has set none of them: then
-    /// they can be read many at a time.
+    /// many can be read at a time.
     fn stored(&self, _offset: u64, _count: usize) -> Option<&[AtomicU64]> {
         None
     }
-    /// Claims any free block for a node of the structure, of zeros and whatever [`Self::set_word`] sets in it from now
-    /// on; all of that is durable before the record is. The block goes back if the transaction aborts.
+    /// Claims any free block for a node of the structure. It holds zeros and what [`Self::set_word`] sets in it from
+    /// now on; all of that is durable before the record is. The block is released if the transaction aborts.
     fn fresh_block(&mut self) -> Result<u32, MapError>;
     /// Claims block `block` if it is a free data block.
     fn claim_block(&mut self, block: u32) -> bool;
     /// Claims any free block.
     fn alloc_block(&mut self) -> Result<u32, MapError>;
-    /// Claims a free block with many free ones behind it, if there is such a stretch, else any.
+    /// Claims a free block followed by many free ones, if there is such a stretch, else any.
     fn alloc_run(&mut self) -> Result<u32, MapError> {
         self.alloc_block()
     }
@@ -133,13 +135,13 @@ pub trait MapTx {
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum MapError {
-    /// No entry of the structure is free (after reclamation the engine may try again).
+    /// No entry of the structure is free (after reclamation the engine may retry).
     #[error("mapping table full")]
     TableFull,
     /// No block is free.
     #[error("no free block")]
     NoBlock,
-    /// A key or word on the medium makes no sense; the text names it.
+    /// A key or word on the medium is senseless; the text names it.
     #[error("damaged mapping: {0}")]
     Damaged(String),
 }
@@ -157,25 +159,25 @@ pub struct MapEntry {
     pub slot: u32,
 }
 
-/// Pages that lookups may find anywhere because of something broken.
+/// Which pages lookups may find in the wrong place because of something broken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Astray {
-    /// Nobody's for sure.
+    /// None for sure.
     Nothing,
-    /// All of an inode.
+    /// All pages of an inode.
     Inode(u32),
-    /// Some of an inode: its number, the first page, and how many.
+    /// Some pages of an inode: its number, the first page, and the count.
     Pages(u32, u32, u32),
 }
 
-/// Something in a structure that cannot be, see [`FileMap::check`].
+/// A fault in a structure, see [`FileMap::check`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Broken {
-    /// What it leads astray, if that is certain: an entry of a table says whose it is, and may lie.
+    /// What it leads astray, if that is certain: an entry of a table names its owner, and the name may be damaged.
     pub astray: Astray,
     /// What is wrong, and where.
     pub what: String,
-    /// Words to store (pool offset, value) after which it is gone, with all pages that only it led to.
+    /// Words to store (pool offset, value) that remove the fault, with all pages that only it led to.
     pub cure: Vec<(u64, u64)>,
 }
 
@@ -183,8 +185,8 @@ pub struct Broken {
 /// exclusive for changes; changes of *different* inodes run concurrently.
 ///
 /// A lookup whose version is checked afterwards may race with changes of its own inode and with the reuse of what was
-/// freed. It may return anything then, but must end, and must not read outside the pool: whatever it reads is checked
-/// before it is followed.
+/// freed. It may return anything then, but must end, and must not read outside the pool: it checks what it reads before
+/// following it.
 ///
 /// A structure that moves entries of other inodes has a [`Gate`]. The engine holds it shared from before the first call
 /// of a transaction to after its commit, and exclusively around [`Self::make_room`] and its commit.
@@ -195,59 +197,60 @@ pub trait FileMap: Send + Sync {
     /// The word of one page ([`PageWord::HOLE`] if unmapped).
     fn get(&self, page: PageId) -> PageWord;
 
-    /// The words of `out.len()` pages from `page` on; vectorised where the machine allows, and what is left of the
-    /// vector's width prefetches the pages that follow, leaving hints in `cache`.
+    /// The words of `out.len()` pages from `page` on. Vectorised where the machine allows; unused lanes of the vector
+    /// prefetch the following pages and leave hints in `cache`.
     fn get_many(&self, page: PageId, out: &mut [PageWord], cache: &TransCache);
 
-    /// Starts loading what [`Self::get`] of this page will touch; its word so that it can be set, if `to_store`.
+    /// Prefetches what [`Self::get`] of this page will touch; its word for storing, if `to_store`.
     fn prefetch(&self, page: PageId, to_store: bool);
 
-    /// Claims a free block for `page`, the one the structure likes best (HashFS: the block of the
-    /// page's own slot, or of the slot an insert would take) or any other.
+    /// Claims a free block for `page`: the one the structure prefers (HashFS: the block of the page's slot, or of the
+    /// slot an insert would take) or any other.
     fn alloc_page(&self, tx: &mut dyn MapTx, page: PageId) -> Result<u32, MapError>;
 
-    /// Maps a page that is not mapped. [`MapError::TableFull`] may pass after [`Self::make_room`].
+    /// Maps a page that is not mapped. [`MapError::TableFull`] may go away after [`Self::make_room`].
     fn insert(&self, tx: &mut dyn MapTx, page: PageId, word: PageWord) -> Result<(), MapError>;
 
-    /// Replaces the word of a mapped page; not of one that this transaction inserts. The old word's block and log are
-    /// the caller's to free.
+    /// Replaces the word of a mapped page, but not of one that this transaction inserts. The caller frees the old
+    /// word's block and log.
     fn replace(&self, tx: &mut dyn MapTx, page: PageId, word: PageWord) -> Result<(), MapError>;
 
-    /// Stores the word of a page in place, if it is `old` still, and returns where, to be written back. For changes
+    /// Stores the word of a page in place, if it still is `old`, and returns the offset to be written back. For changes
     /// that need no record; the caller holds the inode's lock exclusively.
     fn swing(&self, page: PageId, old: PageWord, new: PageWord) -> Option<u64>;
 
     /// Unmaps a page and returns its old word (`HOLE` if it was not mapped).
     fn remove(&self, tx: &mut dyn MapTx, page: PageId) -> Result<PageWord, MapError>;
 
-    /// Returns a freed or abandoned entry to the free map; called by the engine when that is safe, and before blocks
-    /// that were freed with it are returned. False if it was free already: something is wrong with the engine's books.
+    /// Returns a freed or abandoned entry to the free map. The engine calls it when that is safe, and before blocks
+    /// that were freed with the entry are returned. False if it was free already: then the engine's accounting is
+    /// wrong.
     fn release(&self, slot: u32) -> bool;
 
-    /// Rebuilds the DRAM state by reading the whole structure, calling `visit` for every mapped page, from
-    /// up to `threads` threads at once. Called once at mount, after the journal was replayed.
+    /// Rebuilds the DRAM state by reading the whole structure, calling `visit` for every mapped page, from up to
+    /// `threads` threads at once. Called once at mount, after the journal was replayed.
     fn load(&self, threads: usize, visit: &(dyn Fn(MapEntry) + Sync)) -> Result<(), MapError>;
 
     /// Calls `visit` for every mapped page of the pool until it returns false.
     fn for_each(&self, visit: &mut dyn FnMut(MapEntry) -> bool);
 
     /// Calls `visit` for the mapped pages of `ino` with `first <= lblk < end`, until it returns false. A structure that
-    /// can list them does so in order, and for what is mapped there; one that cannot walks, in no particular order,
-    /// whichever is shorter, the range or the table: see [`Self::walk_worth`].
+    /// can list them does so in order, at a cost proportional to what is mapped there. One that cannot walks either the
+    /// range or the table, whichever is shorter, in no particular order: see [`Self::walk_worth`].
     fn for_range(&self, ino: u32, first: u32, end: u64, visit: &mut dyn FnMut(MapEntry) -> bool);
 
-    /// Of a structure that cannot list a file's pages: the longest range whose pages [`Self::for_range`] looks up one
-    /// by one. A longer one costs a walk of all entries of the pool, whatever is mapped in it. May change as the
+    /// For a structure that cannot list a file's pages: the longest range whose pages [`Self::for_range`] looks up one
+    /// by one. A longer range costs a walk of all entries of the pool, whatever is mapped in it. May change as the
     /// structure grows.
     fn walk_worth(&self) -> Option<u64> {
         None
     }
 
-    /// Entries in all and entries free (not reserved, not in use); (0, 0) where only blocks limit their number.
+    /// Total entries and free entries (not reserved, not in use); (0, 0) where only blocks limit their number.
     fn slots(&self) -> (u64, u64);
 
     /// Reads everything without trusting anything: calls `visit` for each page, `node` for each data block that the
-    /// structure itself lies in, and `broken` for what cannot be. Pages that only something broken leads to are not
+    /// structure itself lies in, and `broken` for each fault. Pages that only something broken leads to are not
     /// visited. Needs no [`Self::load`]. For structures that lie in nodes, a node that is reached twice is broken the
     /// second time.
     fn check(&self, visit: &mut dyn FnMut(MapEntry), node: &mut dyn FnMut(u32), broken: &mut dyn FnMut(Broken));
@@ -256,29 +259,29 @@ pub trait FileMap: Send + Sync {
     /// [`Self::load`].
     fn for_each_node(&self, _visit: &mut dyn FnMut(u32, u32)) {}
 
-    /// Where a structure that moves entries of other inodes has transactions and moves keep out of each other's way.
+    /// The gate of a structure that moves entries of other inodes; it keeps transactions and moves apart.
     fn gate(&self) -> Option<&Gate> {
         None
     }
 
-    /// Whether [`Self::make_room`] has something to do that keeps the structure fast. Cheap; asked after commits.
+    /// Whether [`Self::make_room`] has work that keeps the structure fast. Cheap; queried after commits.
     fn wants_room(&self) -> bool {
         false
     }
 
-    /// Whether so many entries wait for the journal's mark in one place that moving it is worth it: lookups pass over
-    /// them. Says so once. Cheap; asked after operations that may map pages.
+    /// Whether so many entries wait for the journal's mark in one place that moving the mark is worth it: lookups have
+    /// to pass over them. Returns true once. Cheap; queried after operations that may map pages.
     fn wants_reclaim(&self) -> bool {
         false
     }
 
-    /// Moves entries so that what failed with [`MapError::TableFull`] last, or comes next, finds room; a transaction of
-    /// its own. False if there is nothing to be moved. Running it again and again ends.
+    /// Moves entries so that what failed with [`MapError::TableFull`] last, or comes next, finds room; in a separate
+    /// transaction. False if there is nothing to move. Repeated calls end.
     fn make_room(&self, _tx: &mut dyn MapTx) -> Result<bool, MapError> {
         Ok(false)
     }
 
-    /// Where keys lie by their hash, what can be said of their places.
+    /// What is known about the places of keys, for structures where keys lie by their hash.
     fn hashed_keys(&self) -> Option<&dyn HashedKeys> {
         None
     }
@@ -287,34 +290,32 @@ pub trait FileMap: Send + Sync {
     fn dram_bytes(&self) -> u64;
 }
 
-/// What a structure knows of keys that a hash puts in their places: how far from home one lies, and where one that was
-/// damaged has been.
+/// What a structure knows of keys that a hash places: how far from home a key lies, and where a damaged one has been.
 pub trait HashedKeys: Sync {
     /// Whether the page of `entry` lies in the block of its own slot.
     fn at_home(&self, entry: &MapEntry) -> bool;
-    /// Whether a key that is found in `slot` for this page cannot have been put there, so was damaged.
+    /// Whether a key found in `slot` for this page cannot have been put there, and so was damaged.
     fn is_out_of_reach(&self, page: PageId, slot: u64) -> bool;
     /// Slot of a page, as a lookup finds it.
     fn slot_of(&self, page: PageId) -> Option<u64>;
-    /// How many buckets behind its home a page would lie in `slot`.
+    /// Number of buckets from the page's home to `slot`.
     fn distance(&self, page: PageId, slot: u64) -> u64;
     /// Pool offsets of a slot's key and word, for repair.
     fn offsets(&self, slot: u64) -> (u64, u64);
-    /// What is stored in a key's place for a page.
+    /// What is stored as the key of a page.
     fn key(&self, page: PageId) -> u64;
 }
 
-/// What benchmarks ask of a structure, and nobody else.
+/// What only benchmarks ask of a structure.
 pub trait Measured: FileMap {
     /// Cache lines of the structure that [`FileMap::get`] of this page reads, DRAM included.
     fn lines_touched(&self, page: PageId) -> u64;
 }
 
-/// The 8-entry translation cache of one open file (HashFS §3.2): where recently resolved or prefetched
-/// pages are kept in the structure. Hints only: always verified against the medium. Safe to share.
+/// The 8-entry translation cache of one open file (HashFS §3.2): where in the structure recently resolved or prefetched
+/// pages are kept. Hints only: always verified against the medium. Safe to share.
 #[derive(Debug, Default)]
 pub struct TransCache {
-    /// What is in them is each structure's own affair; all 0 means empty. HashFS: `lblk << 32 | slot + 1` by `lblk %
-    /// 8`.
+    /// Each structure defines their contents; all 0 means empty. HashFS: `lblk << 32 | slot + 1` by `lblk % 8`.
     pub(crate) hints: [sync::AtomicU64; 8],
 }

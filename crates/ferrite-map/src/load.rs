@@ -1,12 +1,12 @@
 //! Reading a whole structure at mount, on several threads.
 //!
-//! What lives here: [`each`], which the structures' `load` calls, and whoever else reads a large table once.
+//! What lives here: [`each`], which the structures' `load` calls, and any other code that reads a large table once.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-/// Runs `work` for each of `units` units, `chunk` of them at a time on up to `threads` threads; the caller's is one of
-/// them. Goes on after errors and returns the last.
+/// Runs `work` for each of `units` units, `chunk` of them at a time on up to `threads` threads, the caller's included.
+/// Continues after errors and returns the last one.
 pub fn each<E: Send>(
     threads: usize,
     units: u64,

@@ -1,6 +1,6 @@
 //! The structures a pool can be made with: names, numbers on the medium, sizes, and how to open one.
 //!
-//! What lives here: [`Mapping`], the only place that lists them all. A new structure joins here.
+//! What lives here: [`Mapping`], the only place that lists them all. A new structure is added here.
 
 use std::sync::Arc;
 
@@ -24,9 +24,9 @@ pub enum Mapping {
     Hashfs = 0,
     /// One global cuckoo table whose entries know their runs (HashFS §3.2.1).
     Cuckoo = 1,
-    /// A radix tree a file (HashFS §3.1).
+    /// One radix tree per file (HashFS §3.1).
     Radix = 2,
-    /// A B+-tree of extents a file, worked on in place (HashFS §3.1).
+    /// One B+-tree of extents per file, updated in place (HashFS §3.1).
     Extent = 3,
     /// One global table of lines of seven pages each (docs/design.md, "File mapping").
     Leaf = 4,
@@ -63,7 +63,7 @@ impl Mapping {
         Self::ALL.iter().copied().find(|&mapping| mapping as u32 == number)
     }
 
-    /// Entries its area gets in a pool of so many data blocks and inodes.
+    /// Entries of its area in a pool with the given numbers of data blocks and inodes.
     pub fn slots_for(self, blocks: u32, inodes: u32) -> u64 {
         match self {
             Mapping::Hashfs => HashFs::slots_for(blocks),
@@ -74,7 +74,7 @@ impl Mapping {
         }
     }
 
-    /// Bytes of an area of so many entries.
+    /// Bytes of an area of `slots` entries.
     pub fn area_bytes(self, slots: u64) -> u64 {
         match self {
             Mapping::Hashfs => HashFs::area_bytes(slots),
@@ -85,8 +85,8 @@ impl Mapping {
         }
     }
 
-    /// The seed that a new pool gets for its hashes when `wanted` was drawn or asked for: that one, or one near it if
-    /// it would not do.
+    /// The hash seed of a new pool for which `wanted` was drawn or asked for: that one, or one near it if it is
+    /// unsuitable.
     pub fn seed_for(self, wanted: u64) -> u64 {
         match self {
             Mapping::Cuckoo => Cuckoo::good_seed(wanted),

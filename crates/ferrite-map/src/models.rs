@@ -1,9 +1,9 @@
 //! Models of the DRAM state: the gate, the free maps and the bounds themselves, under many schedules (shuttle).
 //!
-//! What lives here: small programs of a few threads that use the real types as the mappings do, and look after each
-//! step at what must hold. Each has mistakes of its own, in how it uses them, that it must notice: else it would prove
-//! nothing. `cargo test -p ferrite-map --features shuttle --lib models` runs them. Shuttle takes every atomic
-//! instruction for sequentially consistent, so what weaker orders allow is not tried here.
+//! What lives here: small programs of a few threads that use the real types as the mappings do, and check after each
+//! step what must hold. Each is also run with deliberate mistakes in how it uses them, which it must notice; otherwise
+//! it would prove nothing. `cargo test -p ferrite-map --features shuttle --lib models` runs them. Shuttle treats every
+//! atomic instruction as sequentially consistent, so what weaker orders allow is not tried here.
 
 use shuttle::sync::Arc;
 use shuttle::thread;
@@ -13,13 +13,13 @@ use crate::bounds::Bounds;
 use crate::gate::Gate;
 use crate::sync::{AtomicU64, Ordering::SeqCst};
 
-/// Runs a model under many schedules, some of which keep one thread waiting for long.
+/// Runs a model under many schedules, some of which delay one thread for long.
 pub(crate) fn holds(model: impl Fn() + Send + Sync + Clone + 'static) {
     shuttle::check_random(model.clone(), 3000);
     shuttle::check_pct(model, 1000, 3);
 }
 
-/// A model with a mistake in it fails. That is no matter of luck: so many schedules are far more than are needed.
+/// A model with a mistake in it fails. That is not a matter of luck: far more schedules are tried than are needed.
 pub(crate) fn is_noticed(name: &str, model: impl Fn() + Send + Sync + Clone + 'static) {
     let noticed = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
         shuttle::check_random(model.clone(), 100_000);
@@ -31,11 +31,11 @@ pub(crate) fn is_noticed(name: &str, model: impl Fn() + Send + Sync + Clone + 's
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum GateFlaw {
     None,
-    /// A lookup does not look again.
+    /// A lookup does not retry.
     UnsteadyLook,
-    /// A transaction does not pass.
+    /// A transaction does not pass the gate.
     NoPassage,
-    /// Whoever moves passes like a transaction instead of closing the gate.
+    /// A move passes like a transaction instead of closing the gate.
     SharedMove,
 }
 
@@ -71,7 +71,7 @@ fn entries_move(flaw: GateFlaw) {
         let (gate, places) = &*changer;
         let passage = (flaw != GateFlaw::NoPassage).then(|| gate.pass());
         let found = usize::from(places[1].load(SeqCst) == 1);
-        // Whoever has passed may try again without waiting, and looks without waiting.
+        // A thread that has passed may try again without waiting, and looks without waiting.
         assert!(passage.is_none() || gate.steady_for(1, || true));
         assert_eq!(places[found].load(SeqCst), 1, "an entry moved under a transaction");
         drop(passage);
@@ -105,19 +105,19 @@ enum BoundFlaw {
     None,
     /// The bound is raised before the slot is claimed.
     RaisedFirst,
-    /// The bound is raised when the key can be seen already.
+    /// The bound is raised when the key is already visible.
     RaisedLast,
-    /// Whoever lowers counts keys alone, not slots that are claimed.
+    /// A lowering counts keys alone, not claimed slots.
     ClaimsIgnored,
-    /// A slot is given back before its key is cleared.
+    /// A slot is released before its key is cleared.
     ReleasedFirst,
 }
 
 /// Distances at which keys of the one home may lie.
 const SLOTS: u64 = 3;
 
-/// Keys of one home, as HashFS keeps them, a slot a line: found as long as they are there, whoever comes and goes
-/// besides.
+/// Keys of one home, as HashFS keeps them, with one slot per line: found as long as they are there, whatever other keys
+/// come and go.
 struct Home {
     used: AtomicBitmap,
     bounds: Bounds,
@@ -213,7 +213,7 @@ fn keys_stay_within_their_bounds() {
     }
 }
 
-/// Bits in two words, so that a search goes round; `in_steps`: looked at first and set then, as a mistake.
+/// Bits in two words, so that a search wraps. With `in_steps` a bit is read first and set afterwards, as a mistake.
 fn bits_are_claimed(in_steps: bool) {
     let bits = Arc::new(AtomicBitmap::new(66));
     (2..64).for_each(|bit| bits.set(bit));

@@ -17,7 +17,7 @@ impl PageId {
     }
 }
 
-/// A page as tables store it: the inode in the high half, so that the keys of a file follow each other.
+/// A page as tables store it: the inode in the high half, so that the keys of a file are consecutive.
 #[inline]
 pub(crate) fn key_of(ino: u32, lblk: u32) -> u64 {
     u64::from(ino) << 32 | u64::from(lblk)

@@ -1,8 +1,8 @@
-//! Radix: each file has a tree of its own, nodes of 512 words, as high as the file needs (HashFS §3.1.2).
+//! Radix: one tree per file, with nodes of 512 words, as high as the file needs (HashFS §3.1.2).
 //!
 //! What lives here: [`Radix`], its check and its cursor; only [`crate::Mapping`] makes one. The structure's own area is
-//! a table of root words, one an inode. Nodes are data blocks. The words of a leaf, which has height 1, are page words,
-//! 0 for a hole. All other words, those of the table included, are links:
+//! a table of root words, one per inode. Nodes are data blocks. The words of a leaf, which has height 1, are page
+//! words, 0 for a hole. All other words, those of the table included, are links:
 //!
 //! | bits | what |
 //! | --- | --- |
@@ -11,31 +11,30 @@
 //! | 35..48 | check bits over the others |
 //! | 48..64 | which sixteenths of the node have words in use: bit *g* for words 32*g* to 32*g* + 31 |
 //!
-//! A link of 0 leads nowhere. The height in it is not needed to find a page; it lets few words of a block that is no
-//! node pass for a link.
+//! A link of 0 leads nowhere. The height in it is not needed to find a page; it makes it unlikely that a word of a
+//! block that is not a node passes for a link.
 //!
-//! **When is a node empty?** The sixteenths tell. A scan at each removal would read 64 lines for each file of one page
+//! **When is a node empty?** The sixteenths show it. A scan at each removal would read 64 lines for each one-page file
 //! that is unlinked; a count would put a second word into the record of every page that is mapped. Sixteenths change
-//! once in 32 pages that are mapped in order, and cost a removal four lines at most; and they spare listing a sparse
-//! node's empty lines. [`FileMap::check`] compares them with what they stand for.
+//! once in 32 pages that are mapped in order, and cost a removal at most four lines. Listing a sparse file also skips a
+//! node's empty lines. [`FileMap::check`] compares them with the words they stand for.
 //!
-//! **The cursor** is a leaf that two calls walked to in a row, kept in the open file's [`TransCache`], and only where
-//! it saves something, for trees of two levels and more. What it says is believed on two conditions:
-//! * *The word it leads to is not a hole.* Who removes a page clears its word, so a leaf that was unlinked holds
-//!   nothing but zeros; and as long as a leaf is linked it stands for the same pages, for trees grow and shrink at the
-//!   top.
-//! * *No node of the file was given back since before the walk that found the leaf*, nor while the word was read. Each
-//!   freed node goes along with a [`Resource::MapSlot`] of its inode; its release advances the inode's epoch, and is
-//!   sorted before the release of any block. So a node becomes something else only after its epoch has passed, and a
+//! **The cursor** is a leaf that two consecutive calls walked to, kept in the open file's [`TransCache`]. It is used
+//! only where it saves something, for trees of two levels and more. It is believed on two conditions:
+//! * *The word it leads to is not a hole.* Removing a page clears its word, so a leaf that was unlinked holds nothing
+//!   but zeros. As long as a leaf is linked it stands for the same pages, because trees grow and shrink at the top.
+//! * *No node of the file was released since before the walk that found the leaf*, nor while the word was read. Each
+//!   freed node is accompanied by a [`Resource::MapSlot`] of its inode. Releasing that advances the inode's epoch, and
+//!   it is sorted before the release of any block. So a node becomes something else only after its epoch has passed. A
 //!   walk that met such a block, or came to a leaf whose unlinking was not committed yet, left a cursor of an older
 //!   epoch, or one that leads to zeros.
 //!
-//! Transactions never ask the cursor: it does not know their own changes.
+//! Transactions never use the cursor: it does not know their own changes.
 //!
 //! Invariants: a linked node has a word in use, and its link's sixteenths are exact. The root is no higher than the
-//! last page needs. A node freed in a transaction is not touched by it again; its words but a leaf's stay as they are,
-//! so one unmapped page sets one word in the leaf and two above it at most, however many nodes go. After an error a
-//! transaction must be abandoned.
+//! last page needs. A transaction that freed a node does not touch it again; its words stay as they are, except for a
+//! leaf's. So one unmapped page sets one word in the leaf and at most two above it, however many nodes are freed. After
+//! an error a transaction must be abandoned.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -54,7 +53,7 @@ use check::Check;
 
 const BLOCK_BYTES: u64 = 4096;
 const NODE_WORDS: usize = 512;
-/// Bits of a block's number in its file that one level resolves.
+/// Bits of a logical block number that one level resolves.
 const LEVEL_BITS: u32 = 9;
 /// Levels that 32 bits need.
 const HEIGHT_MAX: u32 = 4;
@@ -63,16 +62,16 @@ const GROUP_WORDS: usize = 32;
 const GROUPS: u32 = 16;
 /// End of the range of all logical blocks.
 const LBLK_END: u64 = 1 << 32;
-/// Inodes a thread takes at a time when loading.
+/// Inodes that a thread takes at a time when loading.
 const LOAD_CHUNK: u64 = 4096;
-/// Epochs, which inodes share by their numbers' remainder.
+/// Number of epochs; inodes share them by their numbers' remainder.
 const EPOCHS: usize = 64;
 
 /// The trees of a mounted pool.
 pub struct Radix {
     region: Arc<Region>,
     geometry: Geometry,
-    /// Advanced by whatever gives back nodes of an inode, before the nodes can be used again.
+    /// Advanced by each release of an inode's nodes, before the nodes can be used again.
     epochs: Box<[CachePadded<AtomicU64>]>,
 }
 
@@ -104,8 +103,8 @@ impl Link {
     }
 }
 
-/// Bits 35 to 48 of a link with these fields. Nodes have no headers, so a damaged link has to show by itself: what it
-/// leads to may be another file's data, which a cure of its "words" would destroy.
+/// Bits 35 to 48 of a link with these fields. Nodes have no headers, so a damaged link must show itself: it may lead to
+/// another file's data, which a cure of its "words" would destroy.
 fn check_bits(fields: u64) -> u64 {
     let mixed = (fields ^ fields >> 29).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     let mixed = (mixed ^ mixed >> 32).wrapping_mul(0xd6e8_feb8_6659_fd93);
@@ -117,7 +116,7 @@ fn group_bit(index: usize) -> u16 {
     1 << (index / GROUP_WORDS)
 }
 
-/// Whether a tree of this height has a place for page `lblk`.
+/// Whether a tree of this height covers page `lblk`.
 fn covers(height: u32, lblk: u32) -> bool {
     u64::from(lblk) >> (LEVEL_BITS * height) == 0
 }
@@ -133,7 +132,7 @@ fn slot_of(leaf: Link, index: usize) -> u32 {
     leaf.block.wrapping_mul(NODE_WORDS as u32).wrapping_add(index as u32)
 }
 
-/// A link and the way on from its node.
+/// A link and the index of the next step in its node.
 #[derive(Debug, Clone, Copy)]
 struct Step {
     /// Where the link is stored.
@@ -142,23 +141,23 @@ struct Step {
     index: usize,
 }
 
-/// The way to a page's word, root first.
+/// The path to a page's word, root first.
 struct Path {
     steps: [Option<Step>; HEIGHT_MAX as usize],
     word_at: u64,
 }
 
-/// What a walk does at a link, of which it gets the place and, if it makes sense, the link: true to go on into the
-/// node.
+/// What a walk does at a link. It gets the link's place and, if it is plausible, the link; true means to descend into
+/// the node.
 type Enter<'w> = &'w mut dyn FnMut(u64, Option<Link>) -> bool;
 
 impl Radix {
-    /// Root words for so many inodes: one each.
+    /// Root words for the given number of inodes: one each.
     pub fn slots_for(inodes: u32) -> u64 {
         u64::from(inodes)
     }
 
-    /// Bytes of a table of so many root words.
+    /// Bytes of a table of `slots` root words.
     pub fn area_bytes(slots: u64) -> u64 {
         slots * 8
     }
@@ -176,13 +175,13 @@ impl Radix {
         &self.epochs[ino as usize % EPOCHS]
     }
 
-    /// Where the root word of `ino` is.
+    /// Pool offset of the root word of `ino`.
     #[inline]
     fn root_at(&self, ino: u32) -> Option<u64> {
         (u64::from(ino) < self.geometry.slots).then(|| self.geometry.area_offset + u64::from(ino) * 8)
     }
 
-    /// The link in `word`, if it makes sense.
+    /// The link in `word`, if it is plausible.
     #[inline]
     fn link(&self, word: u64) -> Option<Link> {
         let link = Link {
@@ -224,7 +223,7 @@ impl Radix {
         (Some(link), read)
     }
 
-    /// Where the word of page `lblk` is, if a leaf has it.
+    /// Pool offset of the word of page `lblk`, if a leaf has it.
     #[inline]
     fn word_at(&self, ino: u32, lblk: u32) -> Option<u64> {
         let leaf = self.leaf_below(self.root(ino)?, lblk).0?;
@@ -243,7 +242,7 @@ impl Radix {
     /// The words of pages that share a leaf.
     fn get_in_leaf(&self, ino: u32, lblk: u32, out: &mut [PageWord], cache: &TransCache) {
         let epoch = self.epoch(ino);
-        // Before anything is looked at: what is given back from now on shows.
+        // Before anything is read: from now on every release of a node shows.
         let before = epoch.load(Ordering::Acquire);
         let known = cache.leaf(ino, lblk, before);
         if let Some(leaf) = known.filter(|&leaf| self.geometry.is_data_block(leaf)) {
@@ -283,7 +282,7 @@ impl Radix {
             .ok_or_else(|| MapError::Damaged(format!("inode {ino} has no root word")))
     }
 
-    /// The way to page `lblk` as `tx` leaves it, if all nodes on it are there.
+    /// The path to page `lblk` as `tx` leaves it, if all its nodes exist.
     fn path(&self, tx: &dyn MapTx, ino: u32, lblk: u32) -> Result<Option<Path>, MapError> {
         let mut at = self.tx_root_at(ino)?;
         let root = self.tx_link(tx, at, None)?;
@@ -314,13 +313,13 @@ impl Radix {
             .filter(|(_, word)| !word.is_hole()))
     }
 
-    /// Whether a word of the same sixteenth as `index`, but not that one, is in use. Looks at its neighbours first.
+    /// Whether a word in the same sixteenth as `index`, other than that one, is in use. Looks at its neighbours first.
     fn has_company(tx: &dyn MapTx, link: Link, index: usize) -> bool {
         (1..GROUP_WORDS).any(|distance| tx.word(link.word_offset(index ^ distance)) != 0)
     }
 
     fn free_node(tx: &mut dyn MapTx, ino: u32, link: Link) {
-        // First the slot, so that even a transaction which frees in our order advances the epoch in time.
+        // The slot first, so that even a transaction which frees in our order advances the epoch in time.
         tx.freed(Resource::MapSlot(ino));
         tx.freed(Resource::Block(link.block));
     }
@@ -340,10 +339,10 @@ impl Radix {
         Ok(root)
     }
 
-    /// Frees the root stored at `at`, and what follows it, while only its first child is in use.
+    /// Frees the root stored at `at`, and the nodes after it, as long as only the first child is in use.
     fn shrink(&self, tx: &mut dyn MapTx, ino: u32, at: u64, mut root: Link) {
         while root.height > 1 && root.groups == group_bit(0) && !Self::has_company(tx, root, 0) {
-            // What makes no sense stays where it is, to be found by a check.
+            // A senseless word stays where it is, to be found by a check.
             let Ok(Some(child)) = self.tx_link(tx, root.word_offset(0), Some(root.height - 1)) else {
                 return;
             };
@@ -353,7 +352,7 @@ impl Radix {
         }
     }
 
-    /// Frees the nodes that are empty once the last word of `path` is clear, and says so in the links above.
+    /// Frees the nodes that are empty once the last word of `path` is clear, and updates the links above.
     fn prune(&self, tx: &mut dyn MapTx, ino: u32, path: &Path) {
         let is_root = |at| Some(at) == self.root_at(ino);
         for &Step { at, mut link, index } in path.steps.iter().rev().flatten() {
@@ -378,7 +377,7 @@ impl Radix {
         }
     }
 
-    /// Walks the pages of `ino` with `first <= lblk < end` in order; false if `visit` said so.
+    /// Walks the pages of `ino` with `first <= lblk < end` in order; false if `visit` returned false.
     fn walk(&self, ino: u32, range: (u64, u64), enter: Enter<'_>, visit: &mut dyn FnMut(MapEntry) -> bool) -> bool {
         let Some(at) = self.root_at(ino) else { return true };
         match self.region.load(at) {
@@ -387,7 +386,7 @@ impl Radix {
         }
     }
 
-    /// The same below a link, whose node's first page is `base`. Ends, since heights go down.
+    /// The same below a link, whose node's first page is `base`. Ends, because heights go down.
     fn walk_link(
         &self,
         ino: u32,
@@ -432,8 +431,8 @@ impl Radix {
         true
     }
 
-    /// For walks that are not told when nodes are met again: goes into no more of them than there can be, so that
-    /// damage, or changes under our hands, cannot make a walk endless.
+    /// For walks that do not notice when they meet a node again. It descends into no more nodes than there can be, so
+    /// that neither damage nor concurrent changes can make a walk endless.
     fn bounded(&self) -> impl FnMut(u64, Option<Link>) -> bool {
         let mut left = self.geometry.blocks;
         move |_, link| {
@@ -504,14 +503,14 @@ impl FileMap for Radix {
         }
     }
 
-    /// The root word only: where the way leads on is not known before that has come.
+    /// The root word only: the rest of the path is unknown until that has arrived.
     fn prefetch(&self, PageId { ino, .. }: PageId, _to_store: bool) {
         if let Some(at) = self.root_at(ino) {
             self.region.prefetch(at);
         }
     }
 
-    /// The block behind that of the page before, if that is free.
+    /// The block after that of the previous page, if it is free.
     fn alloc_page(&self, tx: &mut dyn MapTx, PageId { ino, lblk }: PageId) -> Result<u32, MapError> {
         let before = match lblk.checked_sub(1) {
             Some(before) => self.tx_page(tx, ino, before)?,
@@ -582,14 +581,14 @@ impl FileMap for Radix {
         };
         let word = PageWord(tx.word(path.word_at));
         if !word.is_hole() {
-            // Even in a leaf that goes: what is left of it must not pass for pages, see the cursor.
+            // Even in a leaf that goes away: what is left of it must not pass for pages, see the cursor.
             tx.set_word(path.word_at, 0);
             self.prune(tx, ino, &path);
         }
         Ok(word)
     }
 
-    /// `slot` is an inode, of which nodes are about to be used for something else.
+    /// `slot` is an inode whose freed nodes are about to be reused.
     fn release(&self, slot: u32) -> bool {
         self.epoch(slot).fetch_add(1, Ordering::AcqRel);
         true
@@ -608,7 +607,7 @@ impl FileMap for Radix {
         let _ = (0..self.geometry.slots).all(|ino| self.walk(ino as u32, (0, LBLK_END), &mut enter, visit));
     }
 
-    /// In order, and without a look at what holes stand for.
+    /// In order, and without visiting what holes stand for.
     fn for_range(&self, ino: u32, first: u32, end: u64, visit: &mut dyn FnMut(MapEntry) -> bool) {
         let range = (u64::from(first), end.min(LBLK_END));
         if range.0 < range.1 {
@@ -632,7 +631,7 @@ impl FileMap for Radix {
                 if let Some(link) = link.filter(|_| enters) {
                     visit(link.block, ino);
                 }
-                // Below a leaf there is none.
+                // Nothing below a leaf is a node.
                 enters && link.is_some_and(|link| link.height > 1)
             };
             self.walk(ino, (0, LBLK_END), &mut enter, &mut |_| true);
@@ -645,7 +644,7 @@ impl FileMap for Radix {
 }
 
 impl Measured for Radix {
-    /// The root word's line, and one a node on the way.
+    /// The root word's line, and one per node on the way.
     fn lines_touched(&self, PageId { ino, lblk }: PageId) -> u64 {
         let Some(root) = self.root(ino) else { return 1 };
         let (leaf, read) = self.leaf_below(root, lblk);

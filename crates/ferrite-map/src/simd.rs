@@ -1,7 +1,7 @@
 //! Eight keys at a time: comparing a bucket's keys, hashing consecutive blocks, and finding the neighbours of a page
 //! among unsorted keys.
 //!
-//! All levels give equal results, chosen once by CPU feature; the tests compare them.
+//! All levels give equal results; the level is chosen once by CPU feature, and the tests compare them.
 //!
 //! Invariant: keys that other threads may be storing are read as atomic words, or by a block of assembly that stands
 //! for the loads of several of them. A vector load is not atomic as a whole, but each aligned word of it is on every
@@ -90,7 +90,7 @@ pub(crate) fn matches(level: Level, line: &[AtomicU64], key: u64) -> u8 {
     }
 }
 
-/// The same for two lines at once: the low half of the result is of the first.
+/// The same for two lines at once: the low half of the result is for the first.
 #[inline]
 pub(crate) fn matches_pair(level: Level, lines: [&[AtomicU64]; 2], key: u64) -> u16 {
     u16::from_le_bytes(match level {
@@ -103,13 +103,13 @@ pub(crate) fn matches_pair(level: Level, lines: [&[AtomicU64]; 2], key: u64) -> 
     })
 }
 
-/// What words say that [`nearest`] is to look at. Constants, so that nothing of it is loaded in a lookup.
+/// Which words [`nearest`] compares, and what in them. Constants, so that no lookup has to load them.
 pub(crate) trait Shape {
     /// A word without any of these bits does not count.
     const PRESENT: u64;
-    /// A word above this makes no sense, and does not count.
+    /// A word above this is senseless and does not count.
     const GREATEST: u64;
-    /// What is compared is the word shifted right by so many bits, at most 40 bits long.
+    /// The word is compared after a right shift by this many bits, and then has at most 40 bits.
     const SHIFT: u32;
 }
 
@@ -122,7 +122,7 @@ pub(crate) struct Nearest {
 
 /// Bits of a lane's number.
 const LANE_BITS: u32 = 5;
-/// Set in whatever was found, so that none is 0.
+/// Set in every value found, so that none is 0.
 const FOUND: u64 = 1 << 63;
 
 impl Nearest {
@@ -279,7 +279,7 @@ pub(crate) fn covering(level: Level, line: &[AtomicU64], point: u64) -> Option<u
 /// The first of some words `start << 32 | length` whose range has `point`.
 #[inline]
 pub(crate) fn first_covering(words: impl Iterator<Item = u64>, point: u64) -> Option<u32> {
-    // Where the start is above, the distance wraps to more than any length.
+    // If the start is above, the distance wraps to more than any length.
     (0..)
         .zip(words)
         .find(|&(_, word)| point.wrapping_sub(word >> 32) < word & 0xffff_ffff)
@@ -453,7 +453,7 @@ mod tests {
 
     type Lane = Option<(u64, u32)>;
 
-    /// What is to be found, by the words of the definition.
+    /// What should be found, straight from the definition.
     fn neighbours<S: Shape>(words: &[AtomicU64], lanes: u32, bound: u64) -> (Lane, Lane) {
         let words = words.iter().map(|word| word.load(Ordering::Relaxed));
         let values = (0u32..)
@@ -488,7 +488,8 @@ mod tests {
         };
         for turn in 0..4000 {
             let lanes = if turn % 5 == 0 { u32::MAX } else { next() as u32 };
-            // Few different words, so that some are equal, some clear, some at the bound, some senseless; then any.
+            // First a few different words, so that some are equal, some clear, some at the bound, some senseless; then
+            // any.
             let mut word = || {
                 if turn % 2 == 0 {
                     (next() % 9) << 30

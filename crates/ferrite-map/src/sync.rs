@@ -1,9 +1,9 @@
-//! Atomics and the shared lock of the structures that models run: those of the machine, or, with the feature `shuttle`,
+//! Atomics and the shared lock of the structures that the models run: the real ones or, with the feature `shuttle`,
 //! those of a scheduler that tries interleavings.
 //!
 //! What lives here: names. [`crate::gate`], [`crate::bounds`], [`crate::bitmap`] and [`crate::TransCache`] take them
-//! from here, so that the models in `models.rs` and `radix/cursor/models.rs` run the code that the engine runs. The
-//! feature is for these models alone: outside of a model shuttle's atomics do not work.
+//! from here, so that the models in `models.rs` and `radix/cursor/models.rs` run the same code as the engine. The
+//! feature is for these models alone: shuttle's atomics do not work outside a model.
 
 pub(crate) use std::sync::atomic::Ordering;
 

@@ -1,13 +1,13 @@
 //! Tests that every mapping must pass, and what they need: a pool, a transaction, a model.
 //!
-//! What lives here: [`Subject`] (what a mapping tells about itself), [`Bed`] (a mapping on a pool of its own),
-//! [`TestTx`] (applies words at commit, gives claims back when dropped), and the shared tests. A mapping joins by
+//! What lives here: [`Subject`] (what a mapping declares about itself), [`Bed`] (a mapping on a separate pool),
+//! [`TestTx`] (applies words at commit, releases claims when dropped), and the shared tests. A mapping joins by
 //! implementing [`Subject`] and one line, `mapping_tests!(ItsType);`, in its test module.
 //!
-//! Invariant: a `TestTx` keeps the order of the engine: nothing is visible before the commit, claims of an
-//! aborted transaction are free again after it, and what a commit frees is free only after its words are set.
+//! Invariant: a `TestTx` keeps the order of the engine: nothing is visible before the commit, claims of an aborted
+//! transaction are free again after it, and what a commit frees is free only after its words are set.
 //!
-//! Random tests print their seed, and run that one alone when `FERRITE_SEED` is set.
+//! Random tests print their seed, and run only that seed if `FERRITE_SEED` is set.
 
 pub(crate) mod churn;
 pub(crate) mod harm;
@@ -39,7 +39,7 @@ pub(crate) const INODES: u32 = 4096;
 
 /// A mapping that the shared tests can make.
 pub(crate) trait Subject: FileMap + Sized {
-    /// What it is listed as.
+    /// Its entry in the list of mappings.
     const MAPPING: Mapping;
     /// The mapping of that geometry; `load` has not been called.
     fn mount(region: Arc<Region>, geometry: Geometry) -> Self;
@@ -69,7 +69,7 @@ pub(crate) fn for_seeds(rounds: u64, test: impl Fn(u64)) {
     }
 }
 
-/// A mapping on a pool of its own, with a free map of the pool's blocks.
+/// A mapping on a separate pool, with a free map of the pool's blocks.
 pub(crate) struct Bed<M> {
     pub(crate) region: Arc<Region>,
     pub(crate) map: M,
@@ -78,7 +78,7 @@ pub(crate) struct Bed<M> {
 }
 
 impl<M: Subject> Bed<M> {
-    /// A fresh pool, whose blocks hold remains of something else.
+    /// A fresh pool, whose blocks hold remains of other data.
     pub(crate) fn new(blocks: u32, seed: u64) -> Self {
         let slots = M::MAPPING.slots_for(blocks, INODES);
         let first_block = ((AREA_OFFSET + M::MAPPING.area_bytes(slots)).div_ceil(BLOCK_BYTES)) as u32;
@@ -122,7 +122,7 @@ impl<M: Subject> Bed<M> {
         (map, result.map(|()| found.into_inner().unwrap()))
     }
 
-    /// Goes on with the mapping as the next mount would see it.
+    /// Continues with the mapping as the next mount would see it.
     pub(crate) fn remount(&mut self) -> Found {
         let (map, found) = self.remounted();
         self.map = map;
@@ -130,15 +130,15 @@ impl<M: Subject> Bed<M> {
     }
 
     pub(crate) fn tx(&self) -> TestTx<'_> {
-        // Passed first: what the transaction looks at must stay where it is.
+        // The passage comes first: what the transaction looks at must stay where it is.
         let passage = self.map.gate().map(|gate| gate.pass());
         let mut tx = self.tx_without_gate();
         tx.passage = passage;
         tx
     }
 
-    /// What the engine does when an insert found no entry, or the mapping wants it: moves, until nothing is left to be
-    /// moved.
+    /// What the engine does when an insert found no entry, or the mapping wants it: moves, until nothing is left to
+    /// move.
     pub(crate) fn make_room(&self) -> bool {
         let mut moved = false;
         for _ in 0..1_000_000 {
@@ -212,12 +212,12 @@ impl<M: Subject> Bed<M> {
         Err(MapError::TableFull)
     }
 
-    /// Maps a page to a block the caller names; its free map is left alone.
+    /// Maps a page to a block that the caller names; the free map is left alone.
     pub(crate) fn insert_word(&self, ino: u32, lblk: u32, word: PageWord) -> Result<(), MapError> {
         self.with_room(|tx| self.map.insert(tx, PageId::new(ino, lblk), word))
     }
 
-    /// Unmaps a page; its block is free with the commit if `free_block`.
+    /// Unmaps a page; its block is freed by the commit if `free_block`.
     pub(crate) fn remove(&self, ino: u32, lblk: u32, free_block: bool) -> PageWord {
         let mut tx = self.tx();
         let word = self
@@ -285,7 +285,7 @@ pub(crate) use mapping_tests;
 
 type Model = BTreeMap<PageId, PageWord>;
 
-/// Inodes and pages few enough to collide, with both ends of the number range.
+/// Few enough inodes and pages to collide, with both ends of the number range.
 fn random_key(rng: &mut Rng) -> PageId {
     let ino = [1, 2, 7, INODES - 1][rng.below(4) as usize];
     let lblk = rng.below(48) as u32;
@@ -293,7 +293,7 @@ fn random_key(rng: &mut Rng) -> PageId {
 }
 
 /// Whatever is inserted, replaced, removed, aborted and remounted: every lookup gives what a sorted map gives, through
-/// one translation cache an inode that outlives all changes; and no block is lost or used twice.
+/// one translation cache per inode that outlives all changes; and no block is lost or used twice.
 pub(crate) fn random_operations_match_a_model<M: Subject>() {
     for_seeds(40, |seed| {
         let mut rng = Rng::new(seed);
@@ -339,7 +339,7 @@ fn random_transaction<M: Subject>(bed: &Bed<M>, rng: &mut Rng, model: &mut Model
         let old = after.get(&PageId::new(ino, lblk)).copied();
         if rng.below(3) == 0 {
             match bed.map.remove(&mut tx, PageId::new(ino, lblk)) {
-                // Where taking a page out of a run needs a node more.
+                // Taking a page out of a run needs one more node.
                 Err(MapError::NoBlock) => return,
                 removed => assert_eq!(removed, Ok(old.unwrap_or(PageWord::HOLE))),
             }
@@ -363,7 +363,7 @@ fn random_transaction<M: Subject>(bed: &Bed<M>, rng: &mut Rng, model: &mut Model
                 Some(_) => bed.map.replace(&mut tx, PageId::new(ino, lblk), word),
                 None => bed.map.insert(&mut tx, PageId::new(ino, lblk), word),
             };
-            // What alloc_page claimed goes back when the transaction is dropped, as the engine does it.
+            // What alloc_page claimed is released when the transaction is dropped, as in the engine.
             match done {
                 Err(MapError::TableFull) => {
                     drop(tx);
@@ -401,7 +401,7 @@ fn check_lookups<M: Subject>(bed: &Bed<M>, rng: &mut Rng, model: &Model, caches:
         expected(ino, lblk),
         "page {lblk} of inode {ino}"
     );
-    // In order, in pieces of one length, as a program reads a file.
+    // In order, in pieces of equal length, as a program reads a file.
     let len = [1, 1, 2, 3, 7, 8, 9, 16, 21][rng.below(9) as usize];
     let mut at = u64::from(lblk);
     for _ in 0..1 + rng.below(12) {
@@ -423,8 +423,8 @@ fn check_lookups<M: Subject>(bed: &Bed<M>, rng: &mut Rng, model: &Model, caches:
     }
 }
 
-/// Threads that insert and remove pages of different inodes at once keep all their pages and get blocks of
-/// their own, while another one always finds the pages that nobody touches.
+/// Threads that concurrently insert and remove pages of different inodes keep all their pages and get different blocks,
+/// while another thread always finds the pages that none of them touches.
 pub(crate) fn threads_on_their_own_files_lose_nothing<M: Subject>() {
     const THREADS: u32 = 4;
     const RESTING: u32 = 1000;
@@ -466,7 +466,7 @@ pub(crate) fn threads_on_their_own_files_lose_nothing<M: Subject>() {
             };
             let writers: Vec<_> = (1..=THREADS).map(|ino| scope.spawn(move || writer(ino))).collect();
             let results: Vec<_> = writers.into_iter().map(|writer| writer.join()).collect();
-            // Before any result is looked at: a failure must not leave the reader running.
+            // Before any result is checked: a failure must not leave the reader running.
             done.store(true, Ordering::Relaxed);
             for mine in results {
                 expected.extend(mine.expect("the writer's checks hold"));
@@ -484,14 +484,14 @@ pub(crate) fn threads_on_their_own_files_lose_nothing<M: Subject>() {
     });
 }
 
-/// A mapping filled to the last entry refuses, instead of searching for ever or dropping a page; it finds every page,
+/// A mapping filled to the last entry refuses, instead of searching forever or dropping a page. It finds every page,
 /// misses end, and one removal makes room for one page.
 pub(crate) fn a_full_mapping_says_so_and_still_finds_everything<M: Subject>() {
     for_seeds(4, |seed| {
         let bed = Bed::<M>::new(700, seed);
         let full = |error: &MapError| matches!(error, MapError::TableFull | MapError::NoBlock);
         let mut pages = 0;
-        // Blocks run out first where entries are plenty, so all pages share one block here.
+        // Blocks run out first where entries are plentiful, so all pages share one block here.
         let word = |lblk: u32| PageWord::new(bed.geometry.first_block, lblk + 1);
         let error = loop {
             match bed.insert_word(9, pages, word(pages)) {
@@ -526,7 +526,7 @@ pub(crate) fn ranges_are_walked_completely_and_stop_when_told<M: Subject>() {
     let mapped: BTreeSet<u32> = [0, 1, 2, 50, 51, 1 << 20, u32::MAX - 1, u32::MAX].into();
     for &lblk in &mapped {
         bed.insert(3, lblk).expect("room");
-        // Pages of a neighbour, which must not show.
+        // Pages of a neighbour, which must not be shown.
         bed.insert(4, lblk).expect("room");
     }
     let whole = 1u64 << 32;
@@ -568,7 +568,7 @@ pub(crate) fn ranges_are_walked_completely_and_stop_when_told<M: Subject>() {
     assert_eq!(visits, 5);
 }
 
-/// What a check reads without the structure's books is what the model says, and every block in use has one owner.
+/// What a check reads without the structure's DRAM state matches the model, and every block in use has one owner.
 fn check_agrees<M: Subject>(bed: &Bed<M>, model: &Model) {
     let (mut words, mut nodes) = (Model::new(), BTreeSet::new());
     bed.map.check(

@@ -1,4 +1,4 @@
-//! The check of the table: every entry by itself, against its homes, and every run page by page.
+//! The check of the table: every entry alone, against its homes, and every run page by page.
 //!
 //! What lives here: [`check`], for [`crate::FileMap::check`], and [`fault_of_range`], for its load. They trust nothing
 //! and change nothing.
@@ -34,7 +34,7 @@ pub(super) fn check(map: &Cuckoo, visit: &mut dyn FnMut(MapEntry), broken: &mut 
     }
 }
 
-/// Whether a sound entry before this one has the same page.
+/// Whether a sound entry before this one maps the same page.
 fn fault_of_twin(map: &Cuckoo, entry: &MapEntry) -> Option<String> {
     let MapEntry { ino, lblk, slot, .. } = *entry;
     let twin = map
@@ -50,13 +50,13 @@ fn fault_of_twin(map: &Cuckoo, entry: &MapEntry) -> Option<String> {
     ))
 }
 
-/// Pages that an entry says follow it in its run; no more than a run may have.
+/// Number of pages that, according to an entry, follow it in its run; at most as many as a run may have.
 fn followers(map: &Cuckoo, entry: &MapEntry) -> u32 {
     let range = View::stored(map).range(u64::from(entry.slot));
     (range.0 as u32).min(MAX_RUN).min(u32::MAX - entry.lblk)
 }
 
-/// What is wrong with the range of an entry that is sound by itself, its run included if it leads one.
+/// What is wrong with the range of an entry that is otherwise sound, including its run if it leads one.
 pub(super) fn fault_of_range(map: &Cuckoo, entry: &MapEntry) -> Option<String> {
     let MapEntry { ino, lblk, word, slot } = *entry;
     let view = View::stored(map);
@@ -64,7 +64,7 @@ pub(super) fn fault_of_range(map: &Cuckoo, entry: &MapEntry) -> Option<String> {
     let (back, followers) = (range.back(), range.0 as u32);
     let lies = |what: &str| Some(format!("slot {slot}, page {lblk} of inode {ino}: {what}"));
     if back > 0 {
-        // Whether it leads to a head that still has this page is the head's to say.
+        // Whether there is a head at that place that still has this page, only the head can say.
         let is_possible = followers == 0 && back < MAX_RUN && back <= lblk;
         return if is_possible {
             None

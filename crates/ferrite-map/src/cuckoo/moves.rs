@@ -1,11 +1,11 @@
 //! Moves: how a new page gets a slot when both of its buckets are full.
 //!
 //! What lives here: the wishes of inserts that failed ([`Moves`]), and [`make_room`], which the engine calls with the
-//! gate closed, in a transaction of its own. It looks, breadth first, for the shortest chain of entries each of which
-//! can go to the other bucket of its key, so that the first leaves a slot where it is wished for.
+//! gate closed, in a separate transaction. It searches breadth-first for the shortest chain of entries, each of which
+//! can go to the other bucket of its key, so that the first one leaves a free slot in the wanted bucket.
 //!
-//! Invariants: all of a chain moves in one record. While the gate is closed no transaction is under way, so a slot that
-//! is claimed and has no key is one that was freed, and comes back when the journal lets go of it.
+//! Invariants: all of a chain moves in one record. While the gate is closed no transaction is in progress, so a slot
+//! that is claimed and has no key is one that was freed; it becomes free once the journal no longer needs it.
 
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -14,12 +14,12 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use super::{BUCKET_SLOTS, Cuckoo, Homes, NUMBERS};
 use crate::{MapTx, Resource};
 
-/// Wishes that are remembered. An insert whose wish is not may fail once more, and wish again.
+/// Wishes that are remembered. An insert whose wish is lost may fail once more and leave another.
 const MAX_WISHES: usize = 64;
-/// Buckets a search looks at before it calls the table full.
+/// Buckets that a search looks at before it reports the table full.
 const MAX_SEARCHED: usize = 2000;
-/// Pages behind a wish that get room with it, and chains that are moved for them at most. At a load of 0.8 one insert
-/// of eleven finds its homes full, and a write that fails for one page starts again from its first.
+/// Number of pages after a wish that get room with it, and the most chains moved for them. At a load of 0.8 one insert
+/// of eleven finds its homes full, and a write that fails for one page restarts from its first page.
 const FORESIGHT: u64 = 256;
 const MAX_CHAINS: usize = 32;
 
@@ -43,7 +43,7 @@ impl Moves {
         }
     }
 
-    /// How many chains were moved. Grows while the gate is closed, before anything has moved.
+    /// Number of chains moved. Grows while the gate is closed, before anything has moved.
     pub(super) fn count(&self) -> u64 {
         self.count.load(Ordering::Acquire)
     }
@@ -61,8 +61,8 @@ struct Reached {
     from: Option<(usize, u64)>,
 }
 
-/// Fulfils one wish. Each insert that failed leaves one and calls for one, so nobody takes what another one waits for.
-/// False if none is left, or none can be fulfilled.
+/// Fulfils one wish. Each insert that failed leaves one wish and asks for one to be fulfilled, so no insert takes what
+/// another waits for. False if none is left, or none can be fulfilled.
 pub(super) fn make_room(map: &Cuckoo, tx: &mut dyn MapTx) -> bool {
     loop {
         let mut wishes = map.moves.wishes();
@@ -79,21 +79,21 @@ pub(super) fn make_room(map: &Cuckoo, tx: &mut dyn MapTx) -> bool {
     }
 }
 
-/// Sees to it that one of these buckets has a slot more, or gets one back.
+/// Makes sure that one of these buckets has one more free slot, or gets one back.
 fn fulfil(map: &Cuckoo, tx: &mut dyn MapTx, homes: Homes) -> bool {
     if homes.into_iter().any(|bucket| map.used.octet(bucket) != u8::MAX) {
-        // The transaction that failed may have had the slots that are free now, for pages before, and will again: one
-        // more is needed. If somebody else gave one back, the move was for nothing.
+        // The transaction that failed may have claimed the slots that are free now, for earlier pages, and will do so
+        // again: one more is needed. If another transaction gave one back, the move was unnecessary.
         shift(map, tx, homes);
         return true;
     }
     comes_free(map, tx, homes) || shift(map, tx, homes)
 }
 
-/// Makes room for the pages behind that of `key`, which whoever maps that one is likely to map next.
+/// Makes room for the pages after that of `key`, which the same writer is likely to map next.
 fn look_ahead(map: &Cuckoo, tx: &mut dyn MapTx, key: u64) {
     let mut chains = 0;
-    // The keys of a file end where the next one's begin.
+    // The keys of a file end where those of the next file begin.
     let end = (key | u64::from(u32::MAX)).min(key.saturating_add(FORESIGHT));
     for next in key + 1..=end {
         let homes = map.homes(next);
@@ -107,7 +107,7 @@ fn look_ahead(map: &Cuckoo, tx: &mut dyn MapTx, key: u64) {
     }
 }
 
-/// Whether one of these buckets has, or is about to get back, a free slot.
+/// Whether one of these buckets has a free slot, or is about to get one back.
 fn comes_free(map: &Cuckoo, tx: &dyn MapTx, homes: Homes) -> bool {
     homes
         .into_iter()
@@ -138,11 +138,11 @@ fn shift(map: &Cuckoo, tx: &mut dyn MapTx, homes: Homes) -> bool {
     true
 }
 
-/// The buckets reached, the last move (from where), and the free slot that it goes to, which is claimed.
+/// The buckets reached, the last move (where it starts), and the free slot that it goes to, which is claimed.
 #[allow(clippy::type_complexity, reason = "its only caller takes it apart at once")]
 fn search(map: &Cuckoo, tx: &dyn MapTx, homes: Homes) -> Option<(Vec<Reached>, Option<(usize, u64)>, u64)> {
     let mut known: HashSet<u64> = homes.into();
-    // In the order of the homes, not of the set, so that a seed moves the same entries each time.
+    // In the order of the homes, not of the set, so that a given seed always moves the same entries.
     let mut reached: Vec<Reached> = homes.map(|bucket| Reached { bucket, from: None }).into();
     let mut next = 0;
     while next < reached.len().min(MAX_SEARCHED) {
@@ -167,7 +167,7 @@ fn search(map: &Cuckoo, tx: &dyn MapTx, homes: Homes) -> Option<(Vec<Reached>, O
     None
 }
 
-/// Where else the entry of `key` in `bucket` may lie. None for what makes no sense there.
+/// The other bucket in which the entry of `key` in `bucket` may lie. None for a key that does not belong in `bucket`.
 fn other_home(map: &Cuckoo, key: u64, bucket: u64) -> Option<u64> {
     match map.homes(key) {
         _ if key == 0 => None,

@@ -1,23 +1,23 @@
-//! Runs: consecutive pages of a file in consecutive blocks, of which one entry tells all.
+//! Runs: consecutive pages of a file in consecutive blocks. One entry, the head, describes the whole run.
 //!
-//! What lives here: what a range word says ([`Range`]), a run as a reader has it ([`Run`]), and how changes keep ranges
-//! true ([`join`], [`cut`]). Called by the table, with the inode's lock held as [`crate::FileMap`] asks for.
+//! What lives here: the meaning of a range word ([`Range`]), a run as a reader sees it ([`Run`]), and how changes keep
+//! ranges true ([`join`], [`cut`]). Called by the table, with the inode's lock held as [`crate::FileMap`] requires.
 //!
-//! A range word has a back index and a count of followers. The *head* of a run has back index 0 and tells how many
-//! pages follow it; a follower's back index tells where the head is. Whether it is a follower still, only the head
-//! tells. So a change in the middle of a run sets one range more than its own: the head's, which ends before the page
-//! from now on. The pages behind it keep back indexes that lead nowhere, and are looked up one by one until they are
-//! written again.
+//! A range word has a back index and a count of followers. The *head* of a run has back index 0 and says how many pages
+//! follow it. A follower's back index says where the head is; only the head says whether it is still a follower. So a
+//! change in the middle of a run sets one range besides its own: the head's, which now ends before the page. The pages
+//! after it keep stale back indexes, and are looked up one by one until they are written again.
 //!
-//! Invariants, of an inode at rest: if a head at page *h* in block *b* has *n* followers, then for each *i* up to *n*
+//! Invariants, for an inode at rest: if a head at page *h* in block *b* has *n* followers, then for each *i* up to *n*
 //! page *h + i* is mapped to block *b + i* without a log half, and its back index is *i*. So no page is in two runs,
-//! and the back index of a page leads to the only head that may have to be told of its change. Ranges name pages, not
-//! slots: entries move freely. Records say the word of each page of a run: whoever makes a page head records its word.
+//! and the back index of a page leads to the only head that a change of the page may have to update. Ranges name pages,
+//! not slots: entries move freely. Every page of a run has its word in a record: a change that makes a page a head also
+//! records its word.
 
 use super::{Cuckoo, key_of};
 use crate::{MapTx, PageId, PageWord};
 
-/// Pages of a run at most.
+/// Most pages of a run.
 pub(super) const MAX_RUN: u32 = 512;
 
 /// Range word of an entry: followers in the low half, back index in the high half.
@@ -44,7 +44,7 @@ impl Range {
         (self.0 >> 32) as u32
     }
 
-    /// Pages behind this one in the run that it leads.
+    /// Number of pages after this one in the run that it leads.
     #[inline]
     pub(super) fn followers(self) -> u32 {
         if self.back() == 0 { self.0 as u32 } else { 0 }
@@ -72,7 +72,7 @@ impl Run {
         lblk >= self.first_lblk && lblk - self.first_lblk <= self.followers
     }
 
-    /// Pages of the run behind `lblk`, one of its pages.
+    /// Number of pages of the run after `lblk`, one of its pages.
     #[inline]
     pub(super) fn behind(&self, lblk: u32) -> u64 {
         u64::from(self.followers - (lblk - self.first_lblk))
@@ -127,8 +127,8 @@ impl<'v> View<'v> {
         PageWord(self.load(self.map.word_offset(slot)))
     }
 
-    /// The run that the entry of page `lblk` in `slot` leads. Makes sure that its pages and blocks exist, not that they
-    /// are its.
+    /// The run that the entry of page `lblk` in `slot` leads. Makes sure that its pages and blocks exist, not that the
+    /// pages are mapped to those blocks.
     #[inline]
     pub(super) fn run_from(&self, slot: u64, lblk: u32) -> Option<Run> {
         let followers = self.range(slot).followers();
@@ -148,7 +148,7 @@ impl<'v> View<'v> {
         })
     }
 
-    /// The run of a page that lies in `slot`: the one it leads, or, if `looks_back`, the one it follows in.
+    /// The run of a page that lies in `slot`: the one it leads or, if `looks_back`, the one it follows in.
     #[inline]
     pub(super) fn run_of(&self, PageId { ino, lblk }: PageId, slot: u64, looks_back: bool) -> Option<Run> {
         let back = self.range(slot).back();
@@ -164,7 +164,7 @@ impl<'v> View<'v> {
     }
 }
 
-/// Sets the range of an entry if it is another one.
+/// Sets the range of an entry if it differs.
 pub(super) fn set_range(map: &Cuckoo, tx: &mut dyn MapTx, slot: u64, range: Range) {
     let offset = map.range_offset(slot);
     if tx.word(offset) != range.0 {
@@ -172,15 +172,15 @@ pub(super) fn set_range(map: &Cuckoo, tx: &mut dyn MapTx, slot: u64, range: Rang
     }
 }
 
-/// Lets the run of the page before go on with page `lblk`, which is in no run, if its word allows it. Returns the
-/// page's range.
+/// Extends the run of the page before by page `lblk`, which is in no run, if its word allows it. Returns the page's
+/// range.
 pub(super) fn join(map: &Cuckoo, tx: &mut dyn MapTx, PageId { ino, lblk }: PageId, word: PageWord) -> Range {
     let Some((head, back)) = run_before(View::within(map, tx), PageId::new(ino, lblk), word) else {
         return Range::LONE;
     };
     if back == 1 {
-        // It led no run, so its word may have been swung there, which no record says: a replay that brings back the
-        // word before that must not end with a run of another block.
+        // It led no run, so its word may have been swung, which no record says. A replay that brings back the word
+        // before that must not end with a run at another block.
         let offset = map.word_offset(head);
         tx.set_word(offset, tx.word(offset));
     }
@@ -188,7 +188,7 @@ pub(super) fn join(map: &Cuckoo, tx: &mut dyn MapTx, PageId { ino, lblk }: PageI
     Range::follower(back)
 }
 
-/// The slot of the head that page `lblk` may follow, and how far behind it.
+/// The slot of the head that page `lblk` may follow, and the distance from it.
 fn run_before(view: View<'_>, PageId { ino, lblk }: PageId, word: PageWord) -> Option<(u64, u32)> {
     let before = lblk.checked_sub(1)?;
     let block = word.page().checked_sub(1)?;
@@ -206,8 +206,8 @@ fn run_before(view: View<'_>, PageId { ino, lblk }: PageId, word: PageWord) -> O
     (back < MAX_RUN).then_some((head, back))
 }
 
-/// Takes page `lblk`, in `slot`, and all behind it out of its run, because its word is about to change. The page's own
-/// range, which makes it a head perhaps, is the caller's to set.
+/// Takes page `lblk`, in `slot`, and all pages after it out of its run, because its word is about to change. The caller
+/// sets the page's own range, which may make it a head.
 pub(super) fn cut(map: &Cuckoo, tx: &mut dyn MapTx, PageId { ino, lblk }: PageId, slot: u64) {
     let view = View::within(map, tx);
     let back = view.range(slot).back();

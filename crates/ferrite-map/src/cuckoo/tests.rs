@@ -1,5 +1,5 @@
-//! What is particular to the cuckoo table: moves and their order, walks and swings meanwhile, damage. Runs have a file
-//! of their own.
+//! What is specific to the cuckoo table: moves and their order, walks and swings meanwhile, damage. Runs have a
+//! separate file.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::AtomicBool;
@@ -37,8 +37,7 @@ fn lone_word(bed: &Bed<Cuckoo>, tag: u32) -> PageWord {
     PageWord::new(bed.geometry.first_block, tag | 1)
 }
 
-/// With moves a table holds far more than the 0.8 that a full pool asks for. Whole files in order, as real pools have
-/// them.
+/// With moves a table holds far more than the 0.8 that a full pool needs. Whole files in order, as in real pools.
 #[test]
 fn moves_fill_the_table_to_95_percent() {
     for_seeds(2, |seed| {
@@ -74,8 +73,8 @@ fn moves_fill_the_table_to_95_percent() {
     });
 }
 
-/// The homes of a pool's keys are not the homes of other keys the other way round, whatever seed was asked for. With
-/// seed 1, `key ^ 1` has them, and half of the pairs of buckets get twice the pages.
+/// The homes of a pool's keys are not the swapped homes of other keys, whatever seed was asked for. With seed 1, `key ^
+/// 1` has them, and half of the pairs of buckets get twice the pages.
 #[test]
 fn no_seed_lets_two_pages_share_both_homes() {
     let pairs = |seed: u64| {
@@ -112,7 +111,7 @@ fn no_seed_lets_two_pages_share_both_homes() {
     }
 }
 
-/// Entries of files at rest are found, in one piece and once, by pages, by walks and through hints, and swung, while
+/// Entries of files at rest are found, whole and once, by pages, by walks and through hints, and can be swung, while
 /// other files make them move.
 #[test]
 fn moves_hide_nothing_from_readers() {
@@ -170,7 +169,7 @@ fn moves_hide_nothing_from_readers() {
             let mut next = 0;
             for _ in 0..5_000 {
                 if bed.map.slots().1 * 25 > slots {
-                    // Once the last slots are taken, a key may be out of luck; the next one is not.
+                    // Once the last slots are taken, one key may fail to find room and the next may not.
                     if bed.insert_word(1, next, lone_word(bed, next)).is_ok() {
                         pages.push(next);
                     }
@@ -189,8 +188,8 @@ fn moves_hide_nothing_from_readers() {
     });
 }
 
-/// Fills a table backwards, so that all pages behind the next one are mapped, until page `n` of inode 1 has full homes;
-/// the wishes are forgotten.
+/// Fills a table backwards, so that all pages after the next one are mapped, until page `n` of inode 1 has full homes.
+/// The wishes are forgotten.
 fn fill_until_full(bed: &Bed<Cuckoo>) -> u32 {
     for lblk in (0..=u32::MAX).rev() {
         let mut tx = bed.tx();
@@ -257,7 +256,7 @@ fn a_chain_of_moves_is_one_record() {
     assert!(longest >= 2, "no chain of two moves in 200 tables");
 }
 
-/// Who writes many pages at once fails for few of them, even where one page of eleven finds its homes full.
+/// A write of many pages fails for few of them, even if one page of eleven finds its homes full.
 #[test]
 fn room_is_made_for_the_pages_that_follow() {
     let bed = Bed::<Cuckoo>::new(20_000, 4);
@@ -304,7 +303,7 @@ fn an_aborted_move_changes_nothing() {
     assert_eq!(faults(&bed.map), []);
 }
 
-/// A slot that was freed but has not come back yet needs no move: the engine reclaims before it tries again.
+/// A slot that was freed but has not come back yet needs no move: the engine reclaims before it retries.
 #[test]
 fn a_slot_on_its_way_back_is_room() {
     let bed = Bed::<Cuckoo>::new(2000, 7);
@@ -333,7 +332,7 @@ fn a_slot_on_its_way_back_is_room() {
     bed.insert_word(1, lblk, lone_word(&bed, 1)).expect("its slot is back");
 }
 
-/// Each insert that fails finds a wish to be fulfilled, whoever fulfils which; and without wishes nothing moves.
+/// Each insert that fails gets one wish fulfilled, whichever call fulfils which wish. Without wishes nothing moves.
 #[test]
 fn every_failed_insert_gets_one_wish_fulfilled() {
     let bed = Bed::<Cuckoo>::new(2000, 8);
@@ -351,7 +350,7 @@ fn every_failed_insert_gets_one_wish_fulfilled() {
         assert!(bed.make_room());
     }
     assert!(!bed.make_room());
-    // Nobody asks for room: the list ends, and what is asked later is heard.
+    // Without calls for room the list of wishes stays bounded.
     for _ in 0..1000 {
         bed.map.moves.wish(key_of(1, lblk));
     }
@@ -362,7 +361,7 @@ fn every_failed_insert_gets_one_wish_fulfilled() {
     }
 }
 
-/// Replay and racing readers rely on it: when a key can be seen, its word can.
+/// Replay and racing readers rely on this: when a key is visible, its word is too.
 #[test]
 fn words_are_set_before_keys_and_keys_cleared_before_words() {
     let bed = Bed::<Cuckoo>::new(100, 3);
@@ -401,7 +400,7 @@ fn lookups_touch_two_or_three_lines() {
     assert_eq!(bed.map.lines_touched(PageId::new(1, 100)), 2);
 }
 
-/// Vectors hash as single keys do, and the homes of a key differ.
+/// Vectors hash like single keys, and the two homes of a key differ.
 #[test]
 fn vectors_hash_alike() {
     for blocks in [1, 5, 9, 1000] {
@@ -421,7 +420,7 @@ fn vectors_hash_alike() {
     }
 }
 
-/// A word is swung where it is what the caller thinks, and nowhere while entries move.
+/// A word is swung if it is what the caller expects, and never while entries move.
 #[test]
 fn swings_stay_clear_of_moves_and_runs() {
     let bed = Bed::<Cuckoo>::new(100, 3);
@@ -450,8 +449,7 @@ fn swings_stay_clear_of_moves_and_runs() {
     }
 }
 
-/// Keys and words that make no sense, keys away from home and twins are reported and cured; the sound rest is still
-/// shown.
+/// Senseless keys and words, keys away from home and twins are reported and cured; the sound rest is still shown.
 #[test]
 fn damage_is_named_and_cured() {
     for hit in 0..6 {

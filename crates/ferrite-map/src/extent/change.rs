@@ -1,12 +1,12 @@
 //! Changes of a file's tree: they set words of a transaction, and read what it has set before.
 //!
-//! What lives here: inserting, replacing and removing a page, and what follows from it: extents that join or split,
+//! What lives here: inserting, replacing and removing a page, and what follows from that: extents that join or split,
 //! groups and nodes that fill or empty. Called by the tree's [`crate::FileMap`] methods, whose callers hold the inode's
 //! lock exclusively.
 //!
-//! Invariants: the tree's (see its head). A call that fails may have set words that are of no use alone: the
-//! transaction is to be dropped, as an engine that runs out of blocks does. What is freed here keeps its words but for
-//! the header, and is not looked at again: nothing leads to it.
+//! Invariants: the tree's (see the head of `extent`). A call that fails may have set words that are useless alone: the
+//! transaction must then be dropped, as an engine that runs out of blocks does. A node freed here keeps its words
+//! except for the header, and is not read again: nothing leads to it.
 
 use super::node::{
     GROUPS, Group, HEIGHT_MAX, Key, Node, PAGES_END, header, header_offset, key_word, range_of, range_word, word_behind,
@@ -18,14 +18,14 @@ use crate::{MapError, MapTx, PageWord, Resource};
 #[derive(Debug, Clone, Copy)]
 struct Path {
     blocks: [u32; HEIGHT_MAX as usize],
-    /// The key that leads to each node: nothing in it is below.
+    /// The key that leads to each node: nothing in the node is below it.
     floors: [u64; HEIGHT_MAX as usize],
-    /// One behind the last page that belongs to it.
+    /// End of the pages that belong to it.
     ends: [u64; HEIGHT_MAX as usize],
     height: u32,
 }
 
-/// What goes into a node: a key, and the page word where it is a leaf.
+/// What goes into a node: a key, and in a leaf also its page word.
 #[derive(Debug, Clone, Copy)]
 struct Item {
     key: u64,
@@ -69,7 +69,7 @@ fn is_empty_group(tx: &dyn MapTx, node: Node, group: u64) -> bool {
 fn put(tx: &mut dyn MapTx, node: Node, (group, slot): (u64, u64), item: Item) {
     let word = item.key;
     let key = Key { group, slot, word };
-    // The word before its key, as the paper has it, so that nobody finds the key without its word.
+    // The word before its key, as in the paper, so that no lookup finds the key without its word.
     if node.level == 0 {
         tx.set_word(node.word_offset(key), item.word.0);
     }
@@ -97,7 +97,8 @@ fn take_group(tx: &mut dyn MapTx, ino: u32, node: &mut Node) -> Option<u64> {
     Some(group)
 }
 
-/// Puts `item` into the group it belongs to, which may be split; false if the node has no group left for that.
+/// Puts `item` into the group it belongs to, splitting that if necessary; false if the node has no free group for the
+/// split.
 fn add_in_node(tx: &mut dyn MapTx, ino: u32, mut node: Node, floor: u64, item: Item) -> bool {
     let start = item.start();
     let Some(group) = node.group_of(&*tx, start, PAGES_END) else {
@@ -122,8 +123,8 @@ fn add_in_node(tx: &mut dyn MapTx, ino: u32, mut node: Node, floor: u64, item: I
     if start < group.low {
         set_low(tx, node, group.number, floor);
     }
-    // Ascending inserts leave full groups behind. Elsewhere than at the end that would leave many with a single key,
-    // for others go between it and the full one.
+    // Ascending inserts leave full groups behind them. Elsewhere than at the end that would leave many groups with a
+    // single key, because later inserts go between it and the full one.
     if group.is_last && around.above.is_none() {
         put(tx, node, (fresh, 0), item);
         set_low(tx, node, fresh, start);
@@ -137,7 +138,7 @@ fn add_in_node(tx: &mut dyn MapTx, ino: u32, mut node: Node, floor: u64, item: I
     true
 }
 
-/// Moves the upper half of a full group to `fresh`; returns the low of that.
+/// Moves the upper half of a full group to `fresh`; returns the low of `fresh`.
 fn move_half(tx: &mut dyn MapTx, node: Node, group: Group, fresh: u64) -> u64 {
     let mut keys: Vec<Key> = node.keys_of(&*tx, group.number).collect();
     keys.sort_unstable_by_key(|key| key.word);
@@ -202,7 +203,7 @@ impl ExtentTree {
         }
     }
 
-    /// The leaf of a page as the transaction leaves it, and one behind the last page that surely belongs to it.
+    /// The leaf of a page as the transaction leaves it, and the end of the pages that surely belong to it.
     fn leaf_in(&self, tx: &dyn MapTx, ino: u32, lblk: u64) -> Option<(Node, u64)> {
         let epoch = self.cursors.epoch();
         // The inode is locked, so what holds now holds until the transaction changes it.
@@ -213,7 +214,7 @@ impl ExtentTree {
             .or_else(|| self.search(tx, ino, lblk).ok())
     }
 
-    /// The way to the leaf of a page. With `lower` it is made ready for a key there: keys above it are lowered.
+    /// The path to the leaf of a page. With `lower` it is prepared for a key there: keys above it are lowered.
     fn path(&self, tx: &mut dyn MapTx, ino: u32, lblk: u64, lower: bool) -> Result<Path, MapError> {
         let root = tx.word(self.root_in(ino, lblk)?);
         let (mut block, height) = Self::root_of(root).ok_or_else(|| damaged(ino, lblk, "no root"))?;
@@ -269,11 +270,11 @@ impl ExtentTree {
         self.add_extent(tx, ino, leaf, Item::extent(lblk, 1, word))
     }
 
-    /// The leaf for page `lblk`, with a range that has it.
+    /// The leaf for page `lblk`, with a range that includes it.
     fn ready_leaf(&self, tx: &mut dyn MapTx, ino: u32, lblk: u64) -> Result<Node, MapError> {
         if let Some((leaf, _)) = self.leaf_in(tx, ino, lblk) {
             let (first, end) = range_of(tx.word(leaf.range_offset()));
-            // What a leaf's range has is not below its key, so nothing must be lowered.
+            // No page in a leaf's range is below the leaf's key, so nothing must be lowered.
             if (first..end).contains(&lblk) {
                 return Ok(leaf);
             }
@@ -332,15 +333,14 @@ impl ExtentTree {
         true
     }
 
-    /// The extents of `leaf` that page `lblk`, with this plain word, continues or comes before. None if there is
-    /// neither.
+    /// The extents of `leaf` that page `lblk`, with this plain word, continues or precedes. None if there is neither.
     fn joinable(&self, tx: &dyn MapTx, leaf: Node, lblk: u64, word: PageWord) -> Option<(Option<Key>, Option<Key>)> {
         let group = leaf.group_of(tx, lblk, PAGES_END)?;
         let around = leaf.around(tx, group.number, lblk);
-        // The neighbour in the next group counts as well, or a file that was filled in no order would keep an extent a
-        // group.
+        // The neighbour in the next group counts as well; otherwise a file filled in random order would keep at least
+        // one extent per group.
         let before = match around.at {
-            // The page itself, which is to be replaced.
+            // The page itself, which is about to be replaced.
             Some(key) if key.start() == lblk && lblk > 0 => leaf.around(tx, group.number, lblk - 1).at,
             at => at,
         };
@@ -369,7 +369,7 @@ impl ExtentTree {
         (before.is_some() || above.is_some()).then_some((before, above))
     }
 
-    /// After the extent of `key` grew to before `end`: the group behind it begins there, or goes if all it had has
+    /// After the extent of `key` grew to before `end`: the next group begins there, or is freed if all it had has been
     /// joined.
     fn clear_way(&self, tx: &mut dyn MapTx, leaf: Node, key: Key, end: u64) {
         let next = leaf.low(&*tx, key.group).and_then(|low| leaf.group_after(&*tx, low));
@@ -384,7 +384,7 @@ impl ExtentTree {
         }
     }
 
-    /// Adds an extent of pages that are not mapped, and belong to `leaf` and one of its groups.
+    /// Adds an extent of pages that are not mapped, and that belong to `leaf` and one of its groups.
     fn add_extent(&self, tx: &mut dyn MapTx, ino: u32, leaf: Node, item: Item) -> Result<(), MapError> {
         let (first, end) = range_of(tx.word(leaf.range_offset()));
         if (first..end).contains(&item.start()) && add_in_node(tx, ino, leaf, first, item) {
@@ -401,7 +401,7 @@ impl ExtentTree {
         if add_in_node(tx, ino, node, floor, item) {
             return Ok(());
         }
-        // All blocks are had before the first word is set.
+        // All blocks are claimed before the first word is set.
         let block = tx.fresh_block()?;
         let mut groups: Vec<(u64, u64)> = node.lows(&*tx).collect();
         groups.sort_unstable_by_key(|&(_, low)| low);
@@ -484,7 +484,7 @@ impl ExtentTree {
             return Ok(());
         }
         self.cut(tx, ino, leaf, key, lblk)?;
-        // What is left of its extent may have gone to a leaf of its own.
+        // The rest of its extent may have gone to a separate leaf.
         self.insert_page(tx, ino, lblk, word)
     }
 
@@ -532,7 +532,7 @@ impl ExtentTree {
         Ok(())
     }
 
-    /// Takes the node of `path` on `level`, which is empty, from the tree, and those above it that are empty then.
+    /// Takes the node of `path` on `level`, which is empty, from the tree, with those above it that become empty.
     fn drop_node(&self, tx: &mut dyn MapTx, ino: u32, path: &Path, level: u32, lblk: u64) -> Result<(), MapError> {
         let block = path.blocks[level as usize];
         let root = self.root_in(ino, lblk)?;
@@ -579,8 +579,8 @@ impl ExtentTree {
     }
 }
 
-/// Frees a node. Its header goes with the same record, for cursors; and as an entry it is freed first, see
-/// [`ExtentTree::release`].
+/// Frees a node. The same record clears its header, for cursors. The node is also freed as an entry, and that comes
+/// first; see [`ExtentTree::release`].
 fn give_back(tx: &mut dyn MapTx, block: u32) {
     tx.set_word(header_offset(block), 0);
     tx.freed(Resource::MapSlot(block));

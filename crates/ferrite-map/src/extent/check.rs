@@ -1,15 +1,15 @@
-//! Reading trees without trusting anything: what mounting, `check` and repair stand on.
+//! Reading trees without trusting anything: the basis of mounting, `check` and repair.
 //!
-//! What lives here: a walk over whole trees that shows what is sound, and for each thing that cannot be the words that
-//! make it go away. Called by [`ExtentTree`]'s `load` and `check`.
+//! What lives here: a walk over whole trees. It shows what is sound and, for each thing that cannot be right, the words
+//! that remove it. Called by [`ExtentTree`]'s `load` and `check`.
 //!
-//! A walk sees the tree as it will be when it is cured: what is broken is left out, and what belongs to what follows
-//! from the rest. A cure clears one key, one index word or one root, or says again which pages a leaf has; that gives
-//! pages to neighbours, never takes any away, so no cure breaks what was sound. What it shows is what lookups find once
-//! all cures are stored.
+//! A walk sees the tree as it will be once it is cured: what is broken is left out, and the rest decides which pages
+//! belong to which node. A cure clears one key, one index word or one root, or restores the range of a leaf. That gives
+//! pages to neighbours and never takes any away, so no cure breaks what was sound. A walk shows exactly what lookups
+//! find once all cures are stored.
 //!
-//! Invariant: a block is claimed in `seen` by the first pointer of its own inode and level, so no node is shown twice;
-//! levels count down, so the walk ends.
+//! Invariant: a block is claimed in `seen` by the first pointer with the right inode and level, so no node is shown
+//! twice. Levels count down, so the walk ends.
 
 use std::ops::Range;
 
@@ -18,15 +18,15 @@ use super::{ExtentTree, entry};
 use crate::bitmap::AtomicBitmap;
 use crate::{Astray, Broken, MapEntry};
 
-/// A node to be looked at, and what led to it.
+/// A node to look at, and what led to it.
 #[derive(Debug, Clone, Copy)]
 struct Place {
     /// The word that is cleared if the node is broken.
     pointer: u64,
     node: Node,
-    /// The key that led here: nothing in the node is below.
+    /// The key that led here: nothing in the node is below it.
     floor: u64,
-    /// One behind the last page that searches lead here for.
+    /// End of the pages that searches lead here for.
     end: u64,
 }
 
@@ -92,10 +92,10 @@ impl Walk<'_> {
         });
     }
 
-    /// The node in `block`, if it is one and was not seen before.
+    /// The node in `block`, if there is one and it was not seen before.
     fn open(&self, block: u32, level: u32) -> Option<Node> {
         let node = Node::open(&*self.tree.region, &self.tree.geometry, (self.ino, block, level))?;
-        // Claimed last: a pointer that went astray must not take a node from its tree.
+        // Claimed last: a stray pointer must not take a node from its tree.
         self.seen
             .claim(u64::from(block - self.tree.geometry.first_block))
             .then_some(node)
@@ -136,7 +136,7 @@ impl Walk<'_> {
         true
     }
 
-    /// The groups of a node that can be, with their lows, in order.
+    /// The plausible groups of a node, with their lows, in order.
     fn sound_groups(&mut self, place: Place) -> Vec<(u64, u64)> {
         let node = place.node;
         let mut groups: Vec<(u64, u64)> = Vec::new();
@@ -148,7 +148,7 @@ impl Walk<'_> {
             }
             let what = format!("group {group} of node {} begins at {word} - 1", node.block);
             if group >= node.groups {
-                // The group may be sound; then it is counted out by a header that says too little.
+                // The group may be sound; then a header with too small a count excludes it.
                 let full = header(self.ino, node.level, GROUPS);
                 self.report(
                     format!("{what}, and is behind the last"),

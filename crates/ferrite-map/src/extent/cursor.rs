@@ -1,16 +1,16 @@
-//! Cursors: which leaf of a file was looked at last, and which extent, kept in DRAM.
+//! Cursors: the leaf and the extent of a file that were looked at last, kept in DRAM.
 //!
 //! What lives here: [`Cursors`], a fixed table that files share by a hash of their inode, and the map's epoch. Used by
 //! the tree only.
 //!
-//! Invariants: the epoch a cursor carries was read before the search that found its leaf began, so as long as the map's
-//! epoch is the same, no block that was a node then has gone back to the free blocks since. What follows from that is
-//! in the tree's head.
+//! Invariants: the epoch in a cursor was read before the search that found its leaf began. So as long as the map's
+//! epoch is the same, no block that was a node then has gone back to the free blocks since. The head of the tree's
+//! module says what follows from that.
 //!
-//! A cursor is words, each stored and read by itself; two threads may leave a mixture. All of it is a hint that its
-//! reader checks, but for one thing: that the leaf's block goes with the epoch. So the leaf's word has the lower half
-//! of its epoch, and the whole epoch is beside it. A mixture passes for sound only if somebody was held up between
-//! these two stores while 2^32 nodes were freed, and exactly as many.
+//! A cursor is several words, each stored and read separately; two threads may leave a mixture. All of it is a hint
+//! that its reader checks, except for one thing: that the leaf's block goes with the epoch. So the leaf's word has the
+//! lower half of its epoch, and the whole epoch is next to it. A mixture passes for sound only if a thread was delayed
+//! between these two stores while exactly 2^32 nodes were freed.
 
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
@@ -28,13 +28,13 @@ pub(super) struct Cursors {
 
 #[derive(Debug, Default)]
 struct Cursor {
-    /// `lower half of the epoch << 32 | block`, 0 when nothing was looked at.
+    /// `lower half of the epoch << 32 | block`, 0 if nothing was looked at.
     leaf: AtomicU64,
     /// The epoch that the search began in.
     epoch: AtomicU64,
-    /// The leaf's range word as it was, so that pages far from it do not cost a look at the leaf.
+    /// The leaf's range word as it was, so that pages far from it are ruled out without reading the leaf.
     range: AtomicU64,
-    /// Where in the leaf the extent is that was looked at last: `group << 32 | slot`.
+    /// Where in the leaf the extent looked at last is: `group << 32 | slot`.
     extent: AtomicU64,
 }
 
@@ -58,12 +58,12 @@ impl Cursors {
     }
 
     fn of(&self, ino: u32) -> &Cursor {
-        // Consecutive inodes, which one program makes, get cursors of their own.
+        // Consecutive inodes, typically created by one program, get different cursors.
         &self.table[ino as usize % COUNT]
     }
 
-    /// Ends the life of all cursors set by searches that began before now. Before a node's block can be used for
-    /// anything else.
+    /// Ends the life of all cursors set by searches that began before now. Must come before a node's block can be used
+    /// for anything else.
     pub(super) fn end_epoch(&self) {
         self.epoch.fetch_add(1, Ordering::AcqRel);
     }
@@ -74,14 +74,14 @@ impl Cursors {
         self.epoch.load(Ordering::Acquire)
     }
 
-    /// Whether the epoch is still `epoch`, after what was read in it.
+    /// Whether the epoch is still `epoch`; to be called after what was read in it.
     #[inline]
     pub(super) fn is_still(&self, epoch: u64) -> bool {
         fence(Ordering::Acquire);
         self.epoch.load(Ordering::Relaxed) == epoch
     }
 
-    /// What was looked at last in this file or one it shares a cursor with, if that was in this epoch.
+    /// What was looked at last in this file, or in one that shares its cursor, if that was in this epoch.
     #[inline]
     pub(super) fn get(&self, ino: u32, epoch: u64) -> Option<Seen> {
         let cursor = self.of(ino);

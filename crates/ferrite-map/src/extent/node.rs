@@ -42,10 +42,10 @@ pub(super) const GROUPS: u64 = 30;
 pub(super) const LEAF_KEYS: u64 = 8;
 /// Children in a group of an inner node.
 pub(super) const INNER_KEYS: u64 = 16;
-/// One behind the last page a file can have.
+/// End of the pages a file can have.
 pub(super) const PAGES_END: u64 = 1 << 32;
 /// Levels a tree can have. Nodes other than the rightmost are split when 30 groups are full or in use, so each level
-/// multiplies the pages under a node by at least 15, and 2^32 pages need fewer than this.
+/// multiplies the pages under a node by at least 15, and 2^32 pages need fewer levels than this.
 pub(super) const HEIGHT_MAX: u32 = 12;
 
 /// Where words come from.
@@ -60,14 +60,14 @@ pub(super) trait Words {
         Nearest::among::<S>(words, lanes, bound)
     }
 
-    /// Which of the eight keys of a leaf's group has page `lblk`.
+    /// Which of the eight keys of a leaf's group holds page `lblk`.
     #[inline]
     fn covering(&self, offset: u64, lblk: u64) -> Option<u32> {
         simd::first_covering((0..LEAF_KEYS).map(|slot| self.at(offset + slot * 8)), lblk)
     }
 }
 
-/// The lows of groups: an index word is one more, or 0.
+/// The lows of groups: an index word is a low plus one, or 0.
 struct Lows;
 
 impl Shape for Lows {
@@ -90,7 +90,7 @@ impl Shape for Starts {
 pub(super) struct Medium<'r> {
     /// The pool.
     pub(super) region: &'r Region,
-    /// What was detected.
+    /// The detected instruction set.
     pub(super) level: Level,
 }
 
@@ -143,14 +143,14 @@ impl Words for dyn MapTx + '_ {
     }
 }
 
-/// A node whose header was found to be right.
+/// A node whose header was checked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Node {
     /// Its block.
     pub(super) block: u32,
     /// 0 for a leaf.
     pub(super) level: u32,
-    /// Groups ever used; the index behind them is clear.
+    /// Groups ever used; the index after them is clear.
     pub(super) groups: u64,
 }
 
@@ -161,13 +161,13 @@ pub(super) struct Group {
     pub(super) number: u64,
     /// Its low.
     pub(super) low: u64,
-    /// The low of the group behind it, or what the search was told.
+    /// The low of the next group, or the end passed to the search.
     pub(super) end: u64,
-    /// Whether no group is behind it.
+    /// Whether no group follows it.
     pub(super) is_last: bool,
 }
 
-/// A key and where it is.
+/// A key and where it is stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Key {
     /// Number of its group.
@@ -191,7 +191,7 @@ impl Key {
         self.word as u32
     }
 
-    /// One behind the last page of an extent.
+    /// End of the pages of an extent.
     #[inline]
     pub(super) fn end(self) -> u64 {
         self.start() + u64::from(self.low_half())
@@ -222,15 +222,15 @@ pub(super) fn range_word(first: u64, end: u64) -> u64 {
     first << 32 | (end - 1) & 0xffff_ffff
 }
 
-/// First page, and one behind the last, of a range word.
+/// First page and end of a range word.
 pub(super) fn range_of(word: u64) -> (u64, u64) {
     (word >> 32, (word & 0xffff_ffff) + 1)
 }
 
-/// The word of the page `distance` behind the first of an extent.
+/// The word of the page `distance` after the first of an extent.
 #[inline]
 pub(super) fn word_behind(word: PageWord, distance: u64) -> PageWord {
-    // Lookups may see anything; what is no extent must not panic.
+    // Lookups may see anything; what is not an extent must not cause a panic.
     PageWord::new(word.page().wrapping_add(distance as u32), word.log())
 }
 
@@ -245,7 +245,7 @@ pub(super) fn header_offset(block: u32) -> u64 {
 }
 
 impl Node {
-    /// The node in `block`, if that is what its header says.
+    /// The node in `block`, if its header says that this is one.
     #[inline]
     pub(super) fn open<W: Words + ?Sized>(
         words: &W,
@@ -306,7 +306,7 @@ impl Node {
     /// The group that page `lblk` belongs to, in a node whose pages lie before `end`.
     #[inline]
     pub(super) fn group_of<W: Words + ?Sized>(self, words: &W, lblk: u64, end: u64) -> Option<Group> {
-        // A file in few pieces: there is nothing to choose from.
+        // A file in few pieces: there is only one choice.
         if self.groups == 1 {
             let low = self.low(words, 0)?;
             return Some(Group {
@@ -322,7 +322,7 @@ impl Node {
         let (below, above) = (found.below().map(group), found.above().map(group));
         let ((number, low), next) = match below {
             Some(group) => (group, above.map_or(u64::MAX, |(_, low)| low)),
-            // The page is below all lows: the lowest group has it.
+            // The page is below all lows, so it belongs to the lowest group.
             None => {
                 let (number, low) = above?;
                 (
@@ -395,24 +395,24 @@ impl Node {
     pub(super) fn extent_of<W: Words + ?Sized>(self, words: &W, group: u64, lblk: u64) -> Option<Key> {
         let slot = u64::from(words.covering(self.key_offset(group, 0), lblk)?);
         let word = words.at(self.key_offset(group, slot));
-        // It may have changed between the two looks.
+        // It may have changed between the two reads.
         Some(Key { group, slot, word }).filter(|key| (key.start()..key.end()).contains(&lblk))
     }
 
-    /// The extent at a place where one was seen before, if there is one still.
+    /// The extent at a place where one was seen before, if there still is one.
     #[inline]
     pub(super) fn extent_at<W: Words + ?Sized>(self, words: &W, (group, slot): (u64, u64)) -> Option<Key> {
         if group >= self.groups || slot >= LEAF_KEYS {
             return None;
         }
-        // What a free group holds means nothing.
+        // The contents of a free group mean nothing.
         self.low(words, group)?;
         let word = words.at(self.key_offset(group, slot));
         let key = Key { group, slot, word };
         (key.low_half() != 0).then_some(key)
     }
 
-    /// The child that page `lblk` belongs to, and one behind the last page that does.
+    /// The child that page `lblk` belongs to, and the end of the pages that do.
     #[inline]
     pub(super) fn child_of<W: Words + ?Sized>(self, words: &W, group: Group, lblk: u64) -> Option<(Key, u64)> {
         let around = self.around(words, group.number, lblk);

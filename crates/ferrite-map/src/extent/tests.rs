@@ -1,4 +1,4 @@
-//! What is particular to extent trees: extents that join and split, trees that grow and go, cursors, damage.
+//! What is specific to extent trees: extents that join and split, trees that grow and shrink, cursors, damage.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -23,7 +23,7 @@ const BLOCK_BYTES: u64 = 4096;
 
 type Model = BTreeMap<u32, PageWord>;
 
-/// A word that stays alone: it has a log.
+/// A word that stays separate: it has a log.
 fn logged(bed: &Bed<ExtentTree>, lblk: u32) -> PageWord {
     PageWord::new(bed.geometry.first_block, lblk | 1)
 }
@@ -43,7 +43,7 @@ fn replace(bed: &Bed<ExtentTree>, lblk: u32, word: PageWord) -> usize {
     words
 }
 
-/// The leaf of a page, as a search without cursor finds it.
+/// The leaf of a page, as a search without a cursor finds it.
 fn leaf(bed: &Bed<ExtentTree>, lblk: u32) -> Node {
     let found = bed.map.search(&*bed.region, INO, u64::from(lblk));
     found.expect("a leaf").0
@@ -118,7 +118,7 @@ fn pages_in_a_row_are_one_extent_and_cost_a_word_each() {
     }
 }
 
-/// Each page gets the block behind the one before; only the root may come between the first one and the rest.
+/// Each page gets the block after the previous page's; only the root may come between the first one and the rest.
 #[test]
 fn blocks_follow_the_page_before() {
     let bed = Bed::<ExtentTree>::new(2000, 1);
@@ -133,7 +133,7 @@ fn blocks_follow_the_page_before() {
     assert_eq!(extents(&bed), [(0, 1), (1, 1000)]);
 }
 
-/// Pages mapped in any order end as one extent if their blocks follow, also across groups.
+/// Pages mapped in any order end as one extent if their blocks are consecutive, also across groups.
 #[test]
 fn pages_in_any_order_join() {
     for_seeds(40, |seed| {
@@ -199,7 +199,8 @@ fn overwriting_in_order_moves_the_border_of_two_extents() {
     assert_eq!(extents(&bed), [(0, 300)]);
 }
 
-/// Only an extent of one page has its word on the medium; it changes in place, and only if it is what it should be.
+/// Only an extent of one page has its word on the medium. It changes in place, and only if it is what the caller
+/// expects.
 #[test]
 fn a_word_with_a_log_swings_in_place() {
     let bed = Bed::<ExtentTree>::new(300, 1);
@@ -220,7 +221,7 @@ fn a_word_with_a_log_swings_in_place() {
     assert_eq!(bed.map.get(PageId::new(INO, 4)), new);
     let model: Model = (0..9).map(|lblk| (lblk, plain(&bed, lblk))).collect();
     assert_holds(&bed, &model);
-    // What became plain joins when it is next touched.
+    // A word that became plain joins when it is next touched.
     bed.remove(INO, 4, false);
     bed.insert_word(INO, 4, new).expect("room");
     assert_eq!(extents(&bed), [(0, 9)]);
@@ -275,8 +276,8 @@ fn big_trees_grow_and_go() {
     }
 }
 
-/// A tree that lost all its pages below some page, and with them a root, takes such pages again, from above or in no
-/// order.
+/// A tree that lost all its pages below some page, and a root with them, takes such pages again, in descending or
+/// random order.
 #[test]
 fn what_a_tree_lost_in_front_can_come_back() {
     const LOST: u32 = 480 * 240;
@@ -325,7 +326,7 @@ fn trees_of_many_leaves_match_a_model() {
                 let lblk = (first + at) * spread;
                 let mut tx = bed.tx();
                 let old = model.get(&lblk).copied();
-                // Holes are made as often as they are filled, or the lower half would never be empty.
+                // Holes are made as often as they are filled; otherwise the lower half would never be empty.
                 if action < 2 || (action == 2 && first < 2000) {
                     let removed = bed.map.remove(&mut tx, PageId::new(INO, lblk)).expect("room");
                     assert_eq!(removed, old.unwrap_or(PageWord::HOLE));
@@ -361,7 +362,7 @@ fn trees_of_many_leaves_match_a_model() {
     });
 }
 
-/// Two leaves of pages with logs; the second one has 240 on.
+/// Two leaves of pages with logs; the second one starts at page 240.
 fn two_leaves() -> Bed<ExtentTree> {
     let bed = Bed::<ExtentTree>::new(1000, 1);
     for lblk in 0..400 {
@@ -387,7 +388,7 @@ fn a_block_that_looks_like_the_leaf_it_was_is_not_believed() {
                 .remove(&mut tx, PageId::new(INO, lblk))
                 .expect("no space needed");
             if look_between {
-                // What is not committed has not happened.
+                // Uncommitted changes have not happened.
                 assert_eq!(bed.map.get(PageId::new(INO, lblk)), logged(&bed, lblk));
             }
         }
@@ -411,7 +412,7 @@ fn a_block_that_looks_like_the_leaf_it_was_is_not_believed() {
     }
 }
 
-/// Long before its block is used again, a leaf that is gone does not hide the pages that its neighbour has now.
+/// A leaf that is gone, long before its block is used again, does not hide the pages that its neighbour has now.
 #[test]
 fn a_leaf_that_is_gone_hides_nothing() {
     let bed = two_leaves();
@@ -422,7 +423,7 @@ fn a_leaf_that_is_gone_hides_nothing() {
             .remove(&mut tx, PageId::new(INO, lblk))
             .expect("no space needed");
     }
-    // A cursor of an epoch that lasts: nothing goes back yet.
+    // A cursor of an epoch that lasts: nothing is released yet.
     assert_eq!(bed.map.get(PageId::new(INO, 399)), logged(&bed, 399));
     tx.freed.clear();
     tx.commit(&bed.region);
@@ -433,7 +434,7 @@ fn a_leaf_that_is_gone_hides_nothing() {
     assert_holds(&bed, &model);
 }
 
-/// Cursors stay right when a removal is given up, and when a leaf gives half of its pages away.
+/// Cursors stay right when a removal is abandoned, and when a leaf gives half of its pages away.
 #[test]
 fn cursors_follow_aborts_and_splits() {
     let bed = two_leaves();
@@ -468,7 +469,7 @@ fn cursors_follow_aborts_and_splits() {
 }
 
 /// Lookups that saw one version of the file are right, while leaves come and go, and their blocks come back, some time
-/// later, with data that looks just like the leaf, but for its words.
+/// later, with data that looks just like the leaf except for its words.
 #[test]
 fn lookups_of_one_version_are_right() {
     const FIRST: u32 = 240;
@@ -543,7 +544,7 @@ fn lookups_of_one_version_are_right() {
             }
         };
         let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work));
-        // Whatever happened, the readers must end.
+        // In any case the readers must end.
         done.store(1, Ordering::Relaxed);
         result.expect("changes succeed");
     });
@@ -561,7 +562,7 @@ fn broken_by(bed: &Bed<ExtentTree>, offset: u64, value: u64) -> Vec<Broken> {
     broken
 }
 
-/// What no lookup could follow, or not find, is broken; its cure touches nothing else.
+/// What no lookup could follow, or find, is broken; its cure touches nothing else.
 #[test]
 fn impossible_trees_are_broken() {
     let bed = two_leaves();
@@ -582,7 +583,7 @@ fn impossible_trees_are_broken() {
         let value = node::key_word(children[1].start(), u64::from(target));
         only(broken_by(&bed, child_offset(1), value), child_offset(1));
     }
-    // The root of another inode, or too high a tree.
+    // The root of another inode, or a tree that is too high.
     let other = AREA_OFFSET + u64::from(INO + 1) * 8;
     only(broken_by(&bed, other, root_word), other);
     let high = ExtentTree::root_word(block, 13);
@@ -595,18 +596,18 @@ fn impossible_trees_are_broken() {
     let first = leaf(&bed, 0);
     let key = first.around(words, 0, 3).at.expect("page 3");
     let offset = first.key_offset(key.group, key.slot);
-    // Overlaps the next one, none at all but a word of length 0, behind the leaf, too long, in the place of page 0.
+    // In turn: overlaps the next one, lies after the leaf, is too long, lies in the place of page 0.
     for (start, len) in [(3, 2), (300, 1), (3, 100_000), (0, 1)] {
         let found = broken_by(&bed, offset, node::key_word(start, len));
         assert!(!found.is_empty(), "{start}, {len}");
     }
-    // The later one is dropped, whoever is wrong.
+    // The later one is dropped, whichever is wrong.
     let found = broken_by(&bed, offset, node::key_word(2, 1));
     only(found, offset);
-    // Words that are no data block's, and pages with one log.
+    // Words that name no data block, and pages with one log.
     let found = broken_by(&bed, first.word_offset(key), PageWord::new(0, 5).0);
     only(found, offset);
-    // An index that hides a group, puts it elsewhere or has it twice.
+    // An index that hides a group, misplaces it or lists it twice.
     for low in [1, 5000, u64::MAX, 1 << 32] {
         assert!(!broken_by(&bed, first.index_offset(3), low).is_empty(), "{low}");
     }
@@ -617,14 +618,13 @@ fn impossible_trees_are_broken() {
             .iter()
             .all(|broken| broken.cure == [(node::header_offset(first.block), node::header(INO, 0, node::GROUPS))])
     );
-    // A leaf that says it has pages of its neighbour: cursors would believe it.
+    // A leaf that claims pages of its neighbour: cursors would believe it.
     let found = broken_by(&bed, first.range_offset(), node::range_word(0, 1000));
     assert_eq!(found.len(), 1);
     assert_eq!(found[0].cure, [(first.range_offset(), node::range_word(0, 240))]);
 }
 
-/// Damage in trees of several levels is cured in few rounds, and files then work: everything can be mapped, and
-/// removed.
+/// Damage in trees of several levels is cured in few rounds, and files then work: every page can be mapped and removed.
 #[test]
 fn cured_trees_work() {
     for_seeds(30, |seed| {
@@ -637,7 +637,7 @@ fn cured_trees_work() {
         let nodes: Vec<u32> = bed.nodes().into_iter().collect();
         for _ in 0..=rng.below(20) {
             let node = nodes[rng.below(nodes.len() as u64) as usize];
-            // Headers and indexes, more often than not.
+            // Headers and indexes more often than other words.
             let bound = [2, 32, 512][rng.below(3) as usize];
             let word = rng.below(bound);
             let offset = u64::from(node) * BLOCK_BYTES + word * 8;

@@ -1,4 +1,4 @@
-//! What is particular to HashFS: slots that are blocks, probes that stay short, levels that agree, damage.
+//! What is specific to HashFS: slots that are blocks, probes that stay short, levels that agree, damage.
 
 use super::*;
 use crate::testing::{self, AREA_OFFSET, Bed, Rng, Subject, for_seeds};
@@ -14,7 +14,7 @@ impl Subject for HashFs {
 
 testing::mapping_tests!(HashFs);
 
-/// Mean buckets a lookup of these pages looks at.
+/// Mean number of buckets that a lookup of these pages reads.
 fn mean_lines(map: &HashFs, pages: impl Iterator<Item = (u32, u32)>) -> f64 {
     let (mut lines, mut count) = (0, 0);
     for (ino, lblk) in pages {
@@ -24,8 +24,8 @@ fn mean_lines(map: &HashFs, pages: impl Iterator<Item = (u32, u32)>) -> f64 {
     lines as f64 / f64::from(count)
 }
 
-/// The published code's misses took 80 times as long after two turnovers (docs/design.md, "File mapping"): tombstones.
-/// Ours must not.
+/// In the published code, misses took 80 times as long after two turnovers (docs/design.md, "File mapping"), because of
+/// tombstones. Ours must not.
 #[test]
 fn probes_stay_short_after_five_turnovers_at_80_percent() {
     for_seeds(1, |seed| {
@@ -33,7 +33,7 @@ fn probes_stay_short_after_five_turnovers_at_80_percent() {
         let bed = Bed::<HashFs>::new(40_000, rng.next_u64());
         let target = bed.map.geometry.slots * 4 / 5;
         let word = |lblk: u32| PageWord::new(bed.geometry.first_block, lblk | 1);
-        // Whole files in order, as real pools have them: the hash must spread consecutive keys.
+        // Whole files in order, as in real pools: the hash must spread consecutive keys.
         let mut pages: Vec<(u32, u32)> = (0..target).map(|n| (1 + (n / 500) as u32, (n % 500) as u32)).collect();
         for &(ino, lblk) in &pages {
             bed.insert_word(ino, lblk, word(lblk)).expect("room");
@@ -62,8 +62,8 @@ fn probes_stay_short_after_five_turnovers_at_80_percent() {
     });
 }
 
-/// A pool 80 % full whose pages have all been replaced a hundred times: a hit costs at most three lines, a miss at most
-/// five, counting key, word and bound lines.
+/// A pool that is 80 % full and whose pages have all been replaced a hundred times: a hit costs at most three lines, a
+/// miss at most five, counting key, word and bound lines.
 #[test]
 fn lookups_touch_few_lines_after_a_hundred_turnovers() {
     for_seeds(1, |seed| {
@@ -105,7 +105,7 @@ fn lookups_touch_few_lines_after_a_hundred_turnovers() {
     });
 }
 
-/// What [`HashFs::DISTANCE_MAX`] says can be told of a pool that is full, and was for long.
+/// The claim of [`HashFs::DISTANCE_MAX`] about a pool that has long been full.
 #[test]
 fn pages_of_a_full_pool_stay_near_their_homes() {
     for_seeds(1, |seed| {
@@ -135,9 +135,9 @@ fn pages_of_a_full_pool_stay_near_their_homes() {
     });
 }
 
-/// A page that comes and goes finds the slots of its former lives in its way, for they wait for the mark. Once it went
-/// so far that the next mount took its key for a damaged one. Now it asks for the mark to move, long before, and is
-/// refused where it would come out of reach.
+/// A page that comes and goes finds the slots of its former lives in its way, because they wait for the mark. Once it
+/// went so far that the next mount took its key for a damaged one. Now it asks long before for the mark to move, and is
+/// refused where it would be out of reach.
 #[test]
 fn a_page_that_comes_and_goes_stays_in_reach_while_its_slots_wait() {
     let bed = Bed::<HashFs>::new(20_000, 3);
@@ -207,7 +207,7 @@ fn lowering_a_bound_hides_no_insert_that_is_under_way() {
     });
 }
 
-/// Every instruction set resolves every page, present or not, as word-by-word comparison does.
+/// Every instruction set resolves every page, present or not, like a word-by-word comparison.
 #[test]
 fn all_levels_find_the_same() {
     for_seeds(10, |seed| {
@@ -245,7 +245,7 @@ fn all_levels_find_the_same() {
     });
 }
 
-/// A mount rebuilds what the running table had: the same slots taken, and bounds that still reach every key.
+/// A mount rebuilds what the running table had: the same slots claimed, and bounds that still reach every key.
 #[test]
 fn a_mount_rebuilds_the_free_map() {
     let bed = Bed::<HashFs>::new(500, 77);
@@ -269,7 +269,7 @@ fn a_mount_rebuilds_the_free_map() {
     );
 }
 
-/// A new page takes its own slot's block; an overwrite moves it away, and the next one swings it home.
+/// A new page takes its slot's block; an overwrite moves it away, and the next one swings it home.
 #[test]
 fn overwrites_leave_home_and_swing_back() {
     let bed = Bed::<HashFs>::new(1000, 3);
@@ -306,7 +306,7 @@ fn overwrites_leave_home_and_swing_back() {
     assert_eq!(swung, at_home, "a page whose own block was free did not swing home");
 }
 
-/// Replay and racing readers rely on it: when a key can be seen, its word can.
+/// Replay and racing readers rely on this: when a key is visible, its word is too.
 #[test]
 fn words_are_set_before_keys_and_keys_cleared_before_words() {
     let bed = Bed::<HashFs>::new(100, 3);
@@ -331,7 +331,7 @@ fn words_are_set_before_keys_and_keys_cleared_before_words() {
     assert!(!bed.map.used.is_set(slot));
 }
 
-/// Keys and words that make no sense are reported, never followed; the sound rest is still shown.
+/// Senseless keys and words are reported, never followed; the sound rest is still shown.
 #[test]
 fn damage_is_reported_and_the_rest_is_loaded() {
     for (key, word) in [
@@ -355,7 +355,7 @@ fn damage_is_reported_and_the_rest_is_loaded() {
     }
 }
 
-/// Pages read in order, singly or a few at a time, come from hints; and a hint never outlives its page.
+/// Pages read in order, one or a few at a time, come from hints, and a hint never outlives its page.
 #[test]
 fn reads_in_order_leave_hints_that_are_verified() {
     let bed = Bed::<HashFs>::new(1000, 3);
@@ -387,8 +387,8 @@ fn reads_in_order_leave_hints_that_are_verified() {
     assert!(word[0].is_hole(), "the hint named another page's slot and was believed");
 }
 
-/// In a pool of an older program a key may lie beyond what a bound's byte can count, and behind the table's end: it is
-/// found all the same.
+/// In a pool of an older program a key may lie beyond what a bound's byte can count, and past the table's end: it is
+/// still found.
 #[test]
 fn keys_beyond_the_largest_bound_are_found() {
     let mut bed = Bed::<HashFs>::new(4000, 11);

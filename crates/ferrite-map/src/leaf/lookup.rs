@@ -1,4 +1,4 @@
-//! Lookups: one line for a chunk at home, and what a reader in order has loaded ahead.
+//! Lookups: one line for a chunk at home, and prefetching for a sequential reader.
 //!
 //! What lives here: finding a chunk's line, and reading words by hint or by hash. For [`super::Leaf`] alone. Nothing
 //! here writes.
@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 use super::{CHUNK, Leaf};
 use crate::{PageWord, TransCache};
 
-/// Chunks that a reader in order has loaded ahead.
+/// Chunks prefetched for a sequential reader.
 const AHEAD: u32 = 4;
 /// The last chunk of the largest file.
 const LAST_CHUNK: u32 = u32::MAX / CHUNK;
@@ -29,14 +29,13 @@ impl TransCache {
 }
 
 impl Leaf {
-    /// Line of `key`, if headers are what `header` says.
+    /// Line of `key`, if headers are what `header` returns.
     #[inline]
     pub(super) fn find_with(&self, key: u64, header: impl Fn(u64) -> u64) -> Option<u64> {
         let home = self.home(key);
         let next = self.wrap(home + 1);
         let at_home = header(home);
-        // Most chunks lie at home, and the others mostly in the next line, which is on its way by the time it is
-        // needed.
+        // Most chunks lie at home, and most others in the next line, which will have arrived by the time it is needed.
         self.region.prefetch(self.header_offset(next));
         if at_home == key {
             return Some(home);
@@ -77,7 +76,7 @@ impl Leaf {
         };
         let stored = self.region.words(self.header_offset(line), 8);
         self.gate.steady(|| {
-            // The cache may be shared and the chunk have moved: the header has the last word.
+            // The cache may be shared and the chunk have moved: the header decides.
             let is_here = stored[0].load(Ordering::Relaxed) == u64::from(ino) << 32 | u64::from(chunk);
             for (word, stored) in words.iter_mut().zip(&stored[1 + from as usize..]) {
                 *word = PageWord(stored.load(Ordering::Relaxed));
@@ -110,8 +109,8 @@ impl Leaf {
             return;
         };
         let first = lblk / CHUNK;
-        // Whoever goes on where the last call ended, or in the chunk behind, reads in order: what follows is loaded
-        // ahead, once a chunk.
+        // A call that continues where the last one ended, or in the next chunk, is a sequential read: what follows is
+        // prefetched, once per chunk.
         let is_known = |chunk: Option<u32>| chunk.is_some_and(|chunk| cache.line(chunk).is_some());
         let goes_on = is_known(Some(first)) || is_known(first.checked_sub(1));
         let wanted = if goes_on { LAST_CHUNK } else { last };

@@ -1,4 +1,4 @@
-//! What is particular to leaf: growth line by line, lookups while entries move, runs.
+//! What is specific to leaf: growth line by line, lookups while entries move, runs.
 
 use super::*;
 use crate::testing::{self, Bed, Rng, Subject, for_seeds};
@@ -19,8 +19,8 @@ fn word(bed: &Bed<Leaf>, lblk: u32) -> PageWord {
     PageWord::new(bed.geometry.first_block, lblk | 1)
 }
 
-/// A table that one transaction filled far beyond its few lines still grows: what finds no room stays where it is, and
-/// what does goes home.
+/// A table that one transaction filled far beyond its few lines still grows: chunks that find no room stay where they
+/// are, the others go home.
 #[test]
 fn a_table_filled_at_once_grows() {
     for pages in [60, 123, 200, 254] {
@@ -54,7 +54,7 @@ fn a_table_filled_at_once_grows() {
     }
 }
 
-/// Each key has one home, and one more active line changes the homes of keys of one line only, to that new line.
+/// Each key has one home, and one more active line changes only the homes of keys of one line, to that new line.
 #[test]
 fn a_split_changes_the_homes_of_one_line() {
     let mut rng = Rng::new(1);
@@ -70,8 +70,8 @@ fn a_split_changes_the_homes_of_one_line() {
     }
 }
 
-/// As many pages as there are blocks always find room, even if each lies in a chunk of its own, and the table
-/// is not larger than it must be.
+/// As many pages as there are blocks always find room, even if each is alone in its chunk, and the table is not larger
+/// than necessary.
 #[test]
 fn pages_that_lie_alone_never_fill_the_table() {
     for_seeds(2, |seed| {
@@ -91,7 +91,7 @@ fn pages_that_lie_alone_never_fill_the_table() {
     });
 }
 
-/// Readers always find pages that nobody touches, while writers make the table grow from its smallest size.
+/// Readers always find pages that no writer touches, while writers make the table grow from its smallest size.
 #[test]
 fn readers_find_resting_pages_while_lines_are_split() {
     for_seeds(6, |seed| {
@@ -185,7 +185,7 @@ fn probes_stay_short_after_a_hundred_turnovers() {
     });
 }
 
-/// A file written in order lies in one piece, and a page overwritten twice is back where it was.
+/// A file written in order lies in consecutive blocks, and a page overwritten twice is back where it was.
 #[test]
 fn blocks_follow_each_other() {
     let bed = Bed::<Leaf>::new(600, 1);
@@ -221,7 +221,7 @@ fn the_number_of_active_lines_survives_damage() {
         cures
             .iter()
             .for_each(|&(offset, value)| bed.region.store(offset, value));
-        // A neighbouring number is as good if no chunk tells them apart.
+        // A neighbouring number is just as good if no chunk tells them apart.
         assert!(bed.map.stored_active().is_some_and(|found| found.abs_diff(active) < 4));
         let (map, found) = bed.remounted();
         assert_eq!(found.expect("cured").len(), 900);
@@ -229,7 +229,7 @@ fn the_number_of_active_lines_survives_damage() {
     }
 }
 
-/// A walk of a short range looks lines up one by one; each chunk is seen whole although its line may be given up in
+/// A walk of a short range looks lines up one by one; each chunk is seen whole, although its line may be released in
 /// between.
 #[test]
 fn short_walks_miss_nothing_while_lines_are_split() {

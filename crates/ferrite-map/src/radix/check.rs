@@ -1,15 +1,15 @@
 //! The check of the radix trees: what [`FileMap::check`](crate::FileMap::check) does for them.
 //!
-//! What lives here: [`Check`]. It reads every word of every node, whatever the links say of them.
+//! What lives here: [`Check`]. It reads every word of every node, whatever the links say about them.
 //!
-//! Invariants: a node is entered once, so it ends. No two cures of one check set the same word, and the cures of one
-//! check make everything sound: what is said of a node is held against the words that will be left in it.
+//! Invariants: a node is entered once, so the check ends. No two cures of one check set the same word, and the cures of
+//! one check make everything sound: a link is compared with the words that will be left in its node.
 
 use super::{LBLK_END, Link, NODE_WORDS, Radix, group_bit, slot_of};
 use crate::bitmap::AtomicBitmap;
 use crate::{Astray, Broken, MapEntry, PageWord};
 
-/// What a check knows, and whom it tells.
+/// State of a check, and where it reports.
 pub(super) struct Check<'c> {
     map: &'c Radix,
     ino: u32,
@@ -56,7 +56,8 @@ impl<'c> Check<'c> {
         });
     }
 
-    /// Checks what the link in `word`, stored at `at`, leads to. Says if it still leads somewhere when all is cured.
+    /// Checks what the link in `word`, stored at `at`, leads to. Returns whether it still leads somewhere when all is
+    /// cured.
     fn link(&mut self, at: u64, word: u64, height: Option<u32>, base: u64) -> bool {
         let link = self.map.link(word).filter(|link| {
             let is_as_high = height.is_none_or(|height| link.height == height);

@@ -1,9 +1,9 @@
-//! The cursor of the radix trees: a leaf that reads in order come back to, kept in an open file's [`TransCache`].
+//! The cursor of the radix trees: a leaf that sequential reads return to, kept in an open file's [`TransCache`].
 //!
-//! What lives here: what its hints mean to [`Radix`](super::Radix), which alone calls this; when a cursor may be
-//! believed is said there.
+//! What lives here: what its hints mean to [`Radix`](super::Radix), the only user, whose module says when a cursor may
+//! be believed.
 //!
-//! Invariant: what is remembered is found whole or not at all, though any number of threads share the cache.
+//! Invariant: what is remembered is found whole or not at all, even if any number of threads share the cache.
 
 use super::LEVEL_BITS;
 use crate::TransCache;
@@ -12,8 +12,8 @@ use crate::sync::{Ordering, fence};
 #[cfg(all(test, feature = "shuttle"))]
 mod models;
 
-/// What the hints are: a sequence number, odd while a thread writes; `ino << 32 | leaf`; `lblk / 512`; epoch. Behind it
-/// the leaf walked to last, `ino << 32 | lblk / 512`.
+/// The hints: a sequence number, odd while a thread writes; `ino << 32 | leaf`; `lblk / 512`; epoch. After them the
+/// leaf walked to last, `ino << 32 | lblk / 512`.
 impl TransCache {
     /// The leaf that had page `lblk`, if it was found in this epoch.
     pub(super) fn leaf(&self, ino: u32, lblk: u32, epoch: u64) -> Option<u32> {
@@ -28,8 +28,8 @@ impl TransCache {
         (is_whole && is_it && place as u32 != 0).then_some(place as u32)
     }
 
-    /// Whether the walk before this one went to the same leaf. Only then is it worth a cursor: one that is written anew
-    /// by each of many reads all over a file costs more than it saves.
+    /// Whether the walk before this one went to the same leaf. Only then is it worth a cursor: one that is rewritten by
+    /// each of many random reads costs more than it saves.
     pub(super) fn walks_again(&self, ino: u32, lblk: u32) -> bool {
         let walked = &self.hints[4];
         let leaf = u64::from(ino) << 32 | u64::from(lblk >> LEVEL_BITS);
@@ -40,7 +40,7 @@ impl TransCache {
         is_same
     }
 
-    /// Remembers a leaf; or does not, if another thread is at it.
+    /// Remembers a leaf; does nothing if another thread is writing.
     pub(super) fn put_leaf(&self, ino: u32, lblk: u32, leaf: u32, epoch: u64) {
         let [sequence, place, number, found, ..] = &self.hints;
         let before = sequence.load(Ordering::Relaxed);

@@ -1,4 +1,4 @@
-//! What is particular to radix trees: heights, nodes that come and go, the cursor, damage to links.
+//! What is specific to radix trees: heights, nodes that come and go, the cursor, damage to links.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, fence};
@@ -29,7 +29,7 @@ fn height(bed: &Bed<Radix>, ino: u32) -> u32 {
     bed.map.root(ino).map_or(0, |root| root.height)
 }
 
-/// What a check finds to be broken.
+/// What a check reports as broken.
 fn broken(map: &Radix) -> Vec<Broken> {
     let mut found = Vec::new();
     map.check(&mut |_| {}, &mut |_| {}, &mut |broken| found.push(broken));
@@ -44,7 +44,7 @@ fn link_to(bed: &Bed<Radix>, ino: u32, lblk: u32, height: u32) -> (u64, Link) {
     (step.at, step.link)
 }
 
-/// A file is as high as its last page needs, whichever pages come or go first, and has no node that it does not need.
+/// A file is as high as its last page needs, whichever pages come or go first, and has no unnecessary node.
 #[test]
 fn heights_and_nodes_follow_the_pages() {
     let bed = Bed::<Radix>::new(100, 3);
@@ -52,7 +52,7 @@ fn heights_and_nodes_follow_the_pages() {
     for (index, (first, last)) in ENDS.into_iter().enumerate() {
         let wanted = index as u32 + 1;
         bed.insert(1, first).expect("room");
-        // A root above the old one, and the way down to a leaf of its own.
+        // A root above the old one, and the path down to a separate leaf.
         nodes += if index == 0 { 1 } else { 1 + u64::from(wanted) - 1 };
         assert_eq!((height(&bed, 1), bed.nodes().len() as u64), (wanted, nodes));
         bed.insert(1, last).expect("room");
@@ -73,7 +73,7 @@ fn heights_and_nodes_follow_the_pages() {
         assert_eq!(broken(&bed.map), []);
     }
     assert_eq!((height(&bed, 1), bed.blocks.count_used()), (0, 0));
-    // The other way round, and from one to four levels and back at once.
+    // In the reverse order, and from one to four levels and back in one step.
     for lblk in [u32::MAX, 0] {
         bed.insert(1, lblk).expect("room");
         assert_eq!(height(&bed, 1), 4);
@@ -88,12 +88,11 @@ fn heights_and_nodes_follow_the_pages() {
     assert_eq!((height(&bed, 1), bed.blocks.count_used()), (0, 0));
 }
 
-/// Holes cost nothing: a file with pages at both ends is listed in order and in no time, and takes the nodes of two
-/// pages.
+/// Holes cost nothing: a file with pages at both ends is listed in order and at once, and takes the nodes of two pages.
 #[test]
 fn sparse_files_are_listed_by_what_is_mapped() {
     let bed = Bed::<Radix>::new(100, 3);
-    // 16 TiB, the most there can be.
+    // 16 TiB, the largest file possible.
     let pages = [0, 77, 511, 1 << 20, u32::MAX - 40, u32::MAX];
     for lblk in pages {
         bed.insert(1, lblk).expect("room");
@@ -133,8 +132,8 @@ fn sparse_files_are_listed_by_what_is_mapped() {
     assert_eq!(mapped, [959, 999]);
 }
 
-/// The engine counts on it: a record that unmaps many pages sets few words more than there are pages, and gives back
-/// each node once, after the mapping was told of it.
+/// The engine relies on it: a record that unmaps many pages sets few more words than there are pages, and releases each
+/// node once, after the release of its map slot.
 #[test]
 fn records_stay_small_and_free_each_node_once() {
     for stride in [1, 40, 512, 1 << 12, 1 << 22] {
@@ -172,8 +171,8 @@ fn records_stay_small_and_free_each_node_once() {
     }
 }
 
-/// A node that was emptied and is needed again in one transaction is another one, and nothing is lost if the
-/// transaction dies.
+/// A node that was emptied and is needed again in the same transaction gets a different block, and nothing is lost if
+/// the transaction aborts.
 #[test]
 fn a_node_freed_in_a_transaction_is_not_used_again_in_it() {
     let bed = Bed::<Radix>::new(100, 3);
@@ -212,7 +211,7 @@ fn pages_in_order_lie_in_order() {
     let bed = Bed::<Radix>::new(2000, 3);
     let words: Vec<PageWord> = (0..1200).map(|lblk| bed.insert(1, lblk).expect("room")).collect();
     let follows = |pair: &&[PageWord]| pair[1].page() == pair[0].page() + 1;
-    // A leaf comes in between for each 512 pages, and once the node above them.
+    // One block in 512 pages is a leaf, and one is the node above them.
     assert!(words.windows(2).filter(follows).count() >= 1200 - 6);
 }
 
@@ -229,12 +228,12 @@ fn knows(bed: &Bed<Radix>, cache: &TransCache, ino: u32, lblk: u32) -> bool {
     cache.leaf(ino, lblk, epoch).is_some()
 }
 
-/// Sets the words of a transaction, whose resources are never given back: what a reader sees before they are.
+/// Sets the words of a transaction whose resources are never released: what a reader sees before they are.
 fn set_words(bed: &Bed<Radix>, tx: TestTx<'_>) {
     for &(offset, value) in &tx.words {
         bed.region.store(offset, value);
     }
-    // Nor what it claimed.
+    // Nor those it claimed.
     std::mem::forget(tx);
 }
 
@@ -248,7 +247,7 @@ fn two_leaves(bed: &Bed<Radix>) -> TransCache {
     cache
 }
 
-/// A leaf that is something else by now: the cursor that leads there is not believed, whatever is in the block.
+/// A leaf that has become something else: the cursor that leads there is not believed, whatever is in the block.
 #[test]
 fn a_cursor_does_not_outlive_its_node() {
     let bed = Bed::<Radix>::new(100, 3);
@@ -265,14 +264,14 @@ fn a_cursor_does_not_outlive_its_node() {
     assert!(read_twice(&bed, &cache, 1, 513).is_hole());
 }
 
-/// Between the unlinking of a leaf and its reuse nothing is advanced yet: its zeros are not believed either.
+/// Between the unlinking of a leaf and its reuse the epoch does not advance yet: its zeros are not believed either.
 #[test]
 fn a_cursor_to_an_unlinked_leaf_hides_no_new_page() {
     let bed = Bed::<Radix>::new(100, 3);
     let cache = two_leaves(&bed);
     let mut tx = bed.tx();
     bed.map.remove(&mut tx, PageId::new(1, 513)).expect("sound");
-    // A reader meets the transaction half way, and its version tells it later.
+    // A reader sees the transaction half done; its version check shows that later.
     assert!(!read_twice(&bed, &cache, 1, 513).is_hole());
     set_words(&bed, tx);
     assert!(knows(&bed, &cache, 1, 513));
@@ -282,7 +281,7 @@ fn a_cursor_to_an_unlinked_leaf_hides_no_new_page() {
     assert!(read_twice(&bed, &cache, 1, 513).is_hole());
 }
 
-/// The same where the transaction that unlinks the leaf links the next one, too.
+/// The same if the transaction that unlinks the leaf also links the next one.
 #[test]
 fn a_cursor_left_in_a_transactions_midst_hides_no_new_page() {
     let bed = Bed::<Radix>::new(100, 3);
@@ -300,7 +299,7 @@ fn a_cursor_left_in_a_transactions_midst_hides_no_new_page() {
     assert!(read_twice(&bed, &cache, 1, 513).is_hole());
 }
 
-/// One cache serves several files, and several mounts, and leads none of them astray.
+/// One cache serves several files and several mounts, and leads none of them astray.
 #[test]
 fn a_cursor_is_one_files() {
     let mut bed = Bed::<Radix>::new(100, 3);
@@ -386,7 +385,7 @@ fn validated_reads_are_right_while_leaves_come_and_go() {
                     mapped[page as usize].fetch_xor(true, Ordering::AcqRel);
                 }
                 version.fetch_add(1, Ordering::AcqRel);
-                // What it freed goes back some time later.
+                // What it freed is released some time later.
                 tx.commit(&bed.region);
                 let mut tx = bed.tx();
                 for _ in 0..rng.below(4) {
@@ -443,7 +442,7 @@ fn growth_and_shrinking_are_one_step_for_a_crash() {
             let mut after = model.clone();
             for _ in 0..=rng.below(8) {
                 let lblk = places[rng.below(places.len() as u64) as usize];
-                // Words of blocks that nobody owns: it is the nodes that matter here.
+                // Words of unowned blocks: only the nodes matter here.
                 let word = PageWord::new(bed.geometry.first_block, 1 + rng.below(1000) as u32);
                 match after.remove(&lblk) {
                     None => {
@@ -482,14 +481,14 @@ fn growth_and_shrinking_are_one_step_for_a_crash() {
     });
 }
 
-/// Links that make a cycle, that two words share, or that lead where no node can be: lookups and listings end, a mount
-/// says so, a check names them, and the pages that are cured away are those that only they led to.
+/// Links that form a cycle, that two words share, or that lead where no node can be: lookups and listings end, a mount
+/// reports it, a check names them, and the pages that are cured away are those that only these links led to.
 #[test]
 fn broken_links_are_found_and_cured() {
     const FAR: u32 = 1 << 18;
     type Damage = fn(&Bed<Radix>);
     let damages: [(&str, Damage, &[u32]); 9] = [
-        // A node that is two levels high, linked in the place of its own child.
+        // A node two levels high, linked in place of its own child.
         (
             "its own child",
             |bed| {
@@ -629,7 +628,7 @@ fn broken_links_are_found_and_cured() {
     }
 }
 
-/// Sixteenths that lie are put right, and no page is lost over it.
+/// Wrong sixteenths are corrected, and no page is lost.
 #[test]
 fn wrong_sixteenths_cost_no_page() {
     for_seeds(10, |seed| {

@@ -2,8 +2,8 @@
 //! the journal's mark.
 //!
 //! What lives here: one test, which `mapping_tests!` puts into the mappings' test modules. Every limit that a check
-//! assumes, how far from its home an entry lies, say, must hold whatever waits: an insert that would pass it is
-//! refused, and served once the mark has moved.
+//! assumes, such as how far from its home an entry lies, must hold whatever waits: an insert that would exceed it is
+//! refused, and succeeds once the mark has moved.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,9 +12,9 @@ use crate::{MapError, PageId, PageWord, Resource};
 
 const BLOCKS: u32 = 3000;
 const ROUNDS: usize = 6000;
-/// Rounds between two looks at the whole mapping.
+/// Rounds between two checks of the whole mapping.
 const LOOK_EVERY: usize = 500;
-/// Few, so that each finds what its former lives have left; in one chunk, next to each other, and at the ends of the
+/// Few, so that each meets what its former lives have left; in one chunk, next to each other, and at the ends of the
 /// range.
 const PAGES: [PageId; 8] = [
     PageId::new(5, 0),
@@ -35,7 +35,7 @@ pub(crate) fn pages_that_come_and_go_leave_the_mapping_sound<M: Subject>() {
         let mut mapped: BTreeMap<PageId, PageWord> = BTreeMap::new();
         let (mut moved, mut longest) = (0, 0);
         for round in 0..ROUNDS {
-            // Mostly one page, as a file that is rewritten and rewritten.
+            // Mostly one page, like a file that is rewritten repeatedly.
             let page = match rng.below(4) {
                 0 => PAGES[rng.below(PAGES.len() as u64) as usize],
                 _ => PAGES[0],
@@ -51,7 +51,7 @@ pub(crate) fn pages_that_come_and_go_leave_the_mapping_sound<M: Subject>() {
                 mapped.insert(page, word);
             }
             longest = longest.max(waiting.len());
-            // First nobody listens, so that what is farthest is reached; then the engine's way.
+            // At first the request is ignored, so that the greatest distance is reached; then handled as in the engine.
             if bed.map.wants_reclaim() && round > ROUNDS / 2 {
                 mark_moves(&bed, &mut waiting);
             }

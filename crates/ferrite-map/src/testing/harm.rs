@@ -1,4 +1,4 @@
-//! Shared tests of what may befall a mapping: crashes in the middle of a record, readers that race writers, damage.
+//! Shared tests of harm to a mapping: crashes in the middle of a record, readers that race writers, damage.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -46,7 +46,7 @@ pub(crate) fn a_record_applied_in_part_is_whole_after_replay<M: Subject>() {
     });
 }
 
-/// Maps, maps anew or unmaps a few pages in a row; the error of the first that cannot be.
+/// Maps, remaps or unmaps a few consecutive pages; returns the error of the first that fails.
 fn change_a_run<M: Subject>(
     bed: &Bed<M>,
     tx: &mut TestTx<'_>,
@@ -86,8 +86,8 @@ fn words_of_pages(found: &Found) -> Model {
     found.iter().map(|(&key, entry)| (key, entry.word)).collect()
 }
 
-/// A lookup whose version is checked afterwards may meet changes of its own inode half done, and blocks that were nodes
-/// and hold data by now. It must end, without a panic.
+/// A lookup whose version is checked afterwards may meet half-done changes of its own inode, and blocks that were nodes
+/// and now hold data. It must end, without a panic.
 pub(crate) fn lookups_survive_changes_of_their_own_inode<M: Subject>() {
     for_seeds(4, |seed| {
         let bed = &Bed::<M>::new(500, seed);
@@ -135,8 +135,8 @@ pub(crate) fn lookups_survive_changes_of_their_own_inode<M: Subject>() {
     });
 }
 
-/// Whatever words of the structure are hit: a check ends, names what cannot be, and once it is cured the structure
-/// loads and is whole again, without the pages that were lost.
+/// Whatever words of the structure are hit: a check ends, names the faults, and once they are cured the structure loads
+/// and is whole again, without the pages that were lost.
 pub(crate) fn damage_is_found_and_cured<M: Subject>() {
     for_seeds(60, |seed| {
         let mut rng = Rng::new(seed);
@@ -170,7 +170,7 @@ pub(crate) fn damage_is_found_and_cured<M: Subject>() {
             };
             bed.region.store(at, value);
         }
-        // One cure may uncover more: what a broken pointer hid.
+        // One cure may uncover more faults: those that a broken pointer hid.
         for _ in 0..20 {
             let mut cures = Vec::new();
             bed.map

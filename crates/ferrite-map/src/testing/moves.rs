@@ -3,12 +3,11 @@
 //!
 //! What lives here: one test, for the mappings that have a gate; `moving_tests!` puts it into their test modules. It
 //! does what the engine does between two moves of its journal's mark (docs/crash-consistency.md, "entries that move"):
-//! records, then a move that is a record of its own, nothing that was freed used again before the mark has passed. A
-//! crash then keeps any of the lines stored since the mark and any of the move's words, and all records are replayed in
-//! order.
+//! records, then a move that is a separate record, and nothing that was freed is used again before the mark has passed.
+//! A crash then keeps any of the lines stored since the mark and any of the move's words, and all records are replayed
+//! in order.
 //!
-//! The test looks at itself, too: replayed in another order, older records must do harm, or there was nothing to be
-//! tried.
+//! The test checks itself, too: replayed in another order, older records must do harm; otherwise nothing was tried.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -27,7 +26,7 @@ const CLUSTERS: u64 = 200;
 const CLUSTER_STRIDE: u32 = 7;
 const CLUSTER_PAGES: u64 = 3;
 const STEPS: usize = 500;
-/// Moves after which a table has been tried enough.
+/// Moves after which a table has been tested enough.
 const MOVES: usize = 40;
 /// Images with a random part of the move's words.
 const TORN: usize = 8;
@@ -45,16 +44,16 @@ pub(crate) use moving_tests;
 
 type Words = Vec<(u64, u64)>;
 
-/// What was seen of moves, over all seeds.
+/// Counts of moves, over all seeds.
 #[derive(Debug, Default)]
 struct Seen {
     moves: usize,
     images: usize,
-    /// Moves that older records undo if they are replayed after it.
+    /// Moves that older records undo if they are replayed after them.
     harmed: usize,
 }
 
-/// Media that crashes leave, one after the other in the same memory.
+/// Media that crashes leave, one after another in the same memory.
 struct Crashed<'b, M> {
     bed: &'b Bed<M>,
     region: Arc<Region>,
@@ -170,7 +169,7 @@ fn move_and_crash<M: Subject>(
         let mut any = words.iter().copied().filter(|_| torn.below(2) == 0);
         holds(&since.records, &mut any, "that keeps any words".into());
     }
-    // A journal that did not order the move behind them would lose something.
+    // A journal that did not order the move after them would lose something.
     crashed.keep(rng, &since.base, &before, std::iter::empty());
     crashed.replay(&since.records[older..]);
     crashed.replay(&since.records[..older]);
@@ -178,7 +177,7 @@ fn move_and_crash<M: Subject>(
     true
 }
 
-/// Maps a page that is not mapped, or gives up for want of room.
+/// Maps a page that is not mapped, or gives up for lack of room.
 fn map_page<M: Subject>(bed: &Bed<M>, since: &mut SinceMark, key: PageId, word: PageWord) -> Result<(), MapError> {
     let mut tx = bed.tx();
     bed.map.insert(&mut tx, key, word)?;
@@ -192,7 +191,7 @@ fn unmap_page<M: Subject>(bed: &Bed<M>, since: &mut SinceMark, PageId { ino, lbl
     since.commit(bed, tx);
 }
 
-/// A page, and a block for it: often the one that makes a run with the page before.
+/// A page, and a block for it: often the one that extends the run of the page before.
 fn pick<M: Subject>(bed: &Bed<M>, rng: &mut Rng, model: &Model) -> (PageId, PageWord) {
     let ino = 1 + rng.below(FILES) as u32;
     let lblk = rng.below(CLUSTERS) as u32 * CLUSTER_STRIDE + rng.below(CLUSTER_PAGES) as u32;
@@ -211,8 +210,8 @@ fn pick<M: Subject>(bed: &Bed<M>, rng: &mut Rng, model: &Model) -> (PageId, Page
     (PageId::new(ino, lblk), PageWord::new(block, log))
 }
 
-/// Fills a table until it moves entries, and on; each move is crashed at each of its words, with what was recorded
-/// before it in both places replayed first: every page is where it was, and nowhere else.
+/// Fills a table until it moves entries, and further. Each move is crashed at each of its words, with earlier records
+/// of both places replayed first: every page is where it was, and nowhere else.
 pub(crate) fn a_crash_at_each_word_of_a_move_loses_nothing<M: Subject>() {
     let seen = Mutex::new(Seen::default());
     for_seeds(4, |seed| {
@@ -246,7 +245,7 @@ pub(crate) fn a_crash_at_each_word_of_a_move_loses_nothing<M: Subject>() {
                     Err(error) => {
                         assert_eq!(error, MapError::TableFull);
                         let moved = move_and_crash(&crashed, &mut rng, &mut since, &model, &mut seen);
-                        // Where it stays, more of what lies in later moves' ways is replayed before them.
+                        // If the mark stays, more records of places that later moves use are replayed before them.
                         if rng.below(2) == 0 {
                             since = since.move_mark(&bed);
                         }

@@ -1,9 +1,9 @@
-//! Shared test of replay: records bring back words that were swung in place since, and what later records say must go
+//! Shared test of replay: records bring back words that were swung in place since, and later records must be consistent
 //! with that.
 //!
 //! What lives here: one test for every mapping, as `mapping_tests!` lists it. It does to a mapping what the engine does
-//! between two moves of its journal's mark: records and swings in any order, nothing that was freed used again. Then a
-//! crash keeps any of the lines stored since the mark, and all records are replayed.
+//! between two moves of its journal's mark: records and swings in any order, while nothing that was freed is used
+//! again. Then a crash keeps any of the lines stored since the mark, and all records are replayed.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -21,13 +21,13 @@ pub(super) const LINE_WORDS: usize = 8;
 #[derive(Debug, Clone, Copy)]
 struct Words {
     now: PageWord,
-    /// What the newest record that names the page says.
+    /// The word in the newest record that names the page.
     recorded: PageWord,
 }
 
 /// What happened since the mark.
 pub(super) struct SinceMark {
-    /// The medium at the mark, with what is durable since without a record.
+    /// The medium at the mark, with what has since become durable without a record.
     pub(super) base: Vec<u64>,
     pub(super) records: Vec<Vec<(u64, u64)>>,
     freed: Vec<Resource>,
@@ -44,7 +44,7 @@ impl SinceMark {
 
     /// Commits `tx`; what it frees waits for the mark.
     pub(super) fn commit<M: Subject>(&mut self, bed: &Bed<M>, mut tx: TestTx<'_>) {
-        // Only nodes are words of the medium; a page's block is zeroed here for nothing.
+        // Only nodes are words of the medium; zeroing a page's block here has no effect.
         for resource in &tx.claimed {
             if let Resource::Block(block) = *resource {
                 let first = (u64::from(block) * BLOCK_BYTES / 8) as usize;
@@ -56,7 +56,7 @@ impl SinceMark {
         tx.commit(&bed.region);
     }
 
-    /// What was freed is free.
+    /// Frees what waited for the mark.
     pub(super) fn move_mark<M: Subject>(self, bed: &Bed<M>) -> Self {
         let mut freed = self.freed;
         freed.sort_unstable();
@@ -70,7 +70,7 @@ pub(super) fn words_of<M: Subject>(bed: &Bed<M>) -> Vec<u64> {
     (0..bed.region.len()).step_by(8).map(|at| bed.region.load(at)).collect()
 }
 
-/// Maps a page, with a log or without, anew or for the first time, or unmaps it.
+/// Maps a page, with or without a log, again or for the first time, or unmaps it.
 fn change<M: Subject>(
     bed: &Bed<M>,
     tx: &mut TestTx<'_>,
@@ -88,7 +88,7 @@ fn change<M: Subject>(
         return Ok(());
     }
     let word = match old {
-        // A log is added to the block that is there, as small writes do.
+        // A log is added to the existing block, as small writes do.
         Some(old) if rng.below(2) == 0 => PageWord::new(old.now.page(), 1 + rng.below(1000) as u32),
         _ => PageWord::new(bed.map.alloc_page(tx, PageId::new(ino, lblk))?, 0),
     };
@@ -106,7 +106,8 @@ fn change<M: Subject>(
     Ok(())
 }
 
-/// Folds a page: its word is swung to a block that holds the same without a log, most often the one that makes a run.
+/// Folds a page: its word is swung to a block that holds the same content without a log, most often the one that makes
+/// a run.
 fn fold<M: Subject>(
     bed: &Bed<M>,
     rng: &mut Rng,
@@ -142,7 +143,7 @@ fn fold<M: Subject>(
 }
 
 /// A crash that keeps any of the lines stored since the mark, then replay: the mapping is sound, and maps each page to
-/// what it was mapped to, or to what the fold that was undone had folded.
+/// what it was mapped to, or to what it was mapped to before a fold that was undone.
 pub(crate) fn folds_undone_by_replay_leave_the_mapping_sound<M: Subject>() {
     for_seeds(12, |seed| {
         let mut rng = Rng::new(seed);
@@ -151,7 +152,7 @@ pub(crate) fn folds_undone_by_replay_leave_the_mapping_sound<M: Subject>() {
         let mut since = SinceMark::new(&bed);
         for step in 0..400 {
             if rng.below(60) == 0 {
-                // The mark makes durable what is in place, swung words among it.
+                // The mark makes durable what is in place, swung words included.
                 since = since.move_mark(&bed);
                 for words in model.values_mut() {
                     let Words { now, recorded } = words;

@@ -1,4 +1,5 @@
-//! A transaction for tests of mappings: words are stored at the commit, in order, and freed things given back at once.
+//! A transaction for tests of mappings: words are stored at the commit, in order, and freed resources are released at
+//! once.
 //!
 //! What lives here: [`TestTx`], made by [`super::Bed`].
 
@@ -41,7 +42,7 @@ impl TestTx<'_> {
         }
     }
 
-    /// Applies the words in order, then frees. (No replay and no delayed reader here, so that is late enough.)
+    /// Applies the words in order, then frees. (There is no replay and no delayed reader here, so that is late enough.)
     pub(crate) fn commit(mut self, region: &Region) {
         for &(offset, value) in &self.words {
             region.store(offset, value);

@@ -1,4 +1,4 @@
-//! Runs: that they are used, that every change leaves them true, and that lies are found.
+//! Runs: they are used, every change leaves them true, and false ranges are found.
 
 use super::*;
 use crate::PageId;
@@ -36,7 +36,7 @@ fn get_many(bed: &Bed<Cuckoo>, lblk: u32, count: usize, cache: &TransCache) -> V
     words
 }
 
-/// Checks all lookups of several pages against single ones, and the invariants of ranges.
+/// Compares all lookups of several pages with single ones, and checks the invariants of ranges.
 fn assert_true_runs(bed: &Bed<Cuckoo>, pages: u32) {
     assert_eq!(faults(&bed.map), []);
     let single: Vec<PageWord> = (0..pages).map(|lblk| bed.map.get(PageId::new(INO, lblk))).collect();
@@ -51,7 +51,7 @@ fn assert_true_runs(bed: &Bed<Cuckoo>, pages: u32) {
     }
 }
 
-/// Words of followers are hidden from lookups of several pages: they must come from the head.
+/// Hides the words of followers from lookups of several pages: they must come from the head.
 fn told_by_heads(bed: &Bed<Cuckoo>, first: u32, count: u32) -> Vec<u32> {
     let slots: Vec<u64> = (first..first + count)
         .map(|lblk| slot_of(&bed.map, INO, lblk))
@@ -78,7 +78,7 @@ fn a_run_is_told_by_its_head() {
     assert_eq!(told_by_heads(&bed, 0, 100), (1..100).collect::<Vec<_>>());
     assert_eq!(told_by_heads(&bed, 40, 30), (41..70).collect::<Vec<_>>());
     assert_true_runs(&bed, 103);
-    // Its entries change places with those of other files: ranges name pages, not slots.
+    // Its entries swap places with those of other files: ranges name pages, not slots.
     let places = |map: &Cuckoo| (0..100).map(|lblk| slot_of(map, INO, lblk)).collect::<Vec<_>>();
     let before = places(&bed.map);
     for lblk in 0..bed.map.slots().0 as u32 {
@@ -112,8 +112,8 @@ fn a_run_has_an_end() {
     }
 }
 
-/// A new block in the middle ends the run there. The pages behind are looked up one by one, until they are written
-/// anew.
+/// A new block in the middle ends the run there. The pages after it are looked up one by one until they are written
+/// again.
 #[test]
 fn a_write_in_the_middle_ends_the_run() {
     let bed = straight_file(20);
@@ -130,7 +130,7 @@ fn a_write_in_the_middle_ends_the_run() {
     assert_eq!(told_by_heads(&bed, 0, 20), (1..8).collect::<Vec<_>>());
     assert_eq!(told_by_heads(&bed, 8, 12), []);
     assert_true_runs(&bed, 20);
-    // Writing what follows in order makes a run of it.
+    // Writing the following pages in order makes a run of them.
     let mut tx = bed.tx();
     for lblk in 9..20 {
         let block = bed.map.alloc_page(&mut tx, PageId::new(INO, lblk)).expect("room");
@@ -144,18 +144,18 @@ fn a_write_in_the_middle_ends_the_run() {
     assert_true_runs(&bed, 20);
 }
 
-/// A run that grows up to pages with stale back indexes does not take them in unasked.
+/// A run that grows up to pages with stale back indexes does not absorb them.
 #[test]
 fn stale_followers_stay_out_until_they_are_written() {
     let bed = straight_file(10);
     let old: Vec<PageWord> = (0..10).map(|lblk| bed.map.get(PageId::new(INO, lblk))).collect();
     replace(&bed, 4, lone_word(&bed, 1));
     assert_eq!(range_of(&bed, 0), Range::head(3));
-    // Page 4 comes back to where it was, as a fold or a copy may do it: pages 5 to 9 would fit.
+    // Page 4 comes back to where it was, as a fold or a copy may do: pages 5 to 9 would fit.
     replace(&bed, 4, old[4]);
     assert_eq!(range_of(&bed, 0), Range::head(4));
     assert_true_runs(&bed, 10);
-    // A stale page changes: the head must not hear of it.
+    // A stale page changes: the head must not change.
     replace(&bed, 7, lone_word(&bed, 1));
     assert_eq!(range_of(&bed, 0), Range::head(4));
     assert_true_runs(&bed, 10);
@@ -185,7 +185,7 @@ fn a_page_with_a_log_is_in_no_run() {
         replace(&bed, lblk, logged);
         assert_eq!(range_of(&bed, lblk), Range::LONE);
         assert_true_runs(&bed, 10);
-        // It is folded into another block, in place, and then the first block comes back by a record.
+        // It is folded into another block, in place, and then a record brings the first block back.
         let folded = PageWord::new(old.page() + 50, 0);
         bed.map
             .swing(PageId::new(INO, lblk), logged, folded)
@@ -209,7 +209,7 @@ fn removed_pages_leave_their_runs() {
         let bed = straight_file(10);
         bed.remove(INO, lblk, true);
         assert_true_runs(&bed, 12);
-        // Its block was free again, so the page comes back to it; if it has one before it, it joins that run.
+        // Its block was free again, so the page gets it back; if there is a page before it, it joins that run.
         bed.insert(INO, lblk).expect("room");
         assert_true_runs(&bed, 12);
         if lblk > 0 {
@@ -232,7 +232,7 @@ fn runs_stay_true_whatever_changes() {
             let shift = rng.below(30) as u32;
             for lblk in first..(first + 1 + rng.below(12) as u32).min(PAGES) {
                 let is_mapped = bed.map.find_in(&tx, key_of(INO, lblk)).is_some();
-                // Blocks are not the subject here, so pages may share them.
+                // Blocks do not matter here, so pages may share them.
                 let log = if rng.below(8) == 0 { 5 } else { 0 };
                 let word = PageWord::new(bed.geometry.first_block + shift + lblk, log);
                 match (is_mapped, rng.below(6)) {
@@ -268,7 +268,7 @@ fn runs_stay_true_whatever_changes() {
     });
 }
 
-/// A reader in order looks for a run's head once; and a hint outlives neither the run nor the file.
+/// A sequential reader looks for a run's head once, and a hint outlives neither the run nor the file.
 #[test]
 fn reads_in_order_remember_the_run() {
     let bed = straight_file(50);
@@ -308,7 +308,7 @@ fn reads_in_order_remember_the_run() {
     }
 }
 
-/// Where there were no runs, pages are looked up side by side; a run that comes is noticed all the same.
+/// Where there were no runs, pages are looked up in parallel; a new run is noticed all the same.
 #[test]
 fn a_reader_in_pieces_notices_a_run() {
     let bed = straight_file(40);
@@ -341,7 +341,7 @@ fn a_reader_in_pieces_notices_a_run() {
 
 type Hit<'h> = &'h dyn Fn(&Bed<Cuckoo>);
 
-/// Ranges that lie are found, and cured by a range that says nothing; the pages stay.
+/// False ranges are found, and cured by an empty range; the pages stay.
 #[test]
 fn ranges_that_lie_are_found_and_cured() {
     let set_range = |bed: &Bed<Cuckoo>, lblk: u32, range: Range| {
@@ -352,7 +352,7 @@ fn ranges_that_lie_are_found_and_cured() {
         let offset = bed.map.word_offset(slot_of(&bed.map, INO, lblk));
         bed.region.store(offset, word.0);
     };
-    // The page whose range is found to lie, and what was done.
+    // The page whose range is found to be false, and the damage done.
     let hits: [(u32, Hit<'_>); 9] = [
         (0, &|bed| set_range(bed, 0, Range::head(10))),
         (0, &|bed| set_range(bed, 0, Range::head(MAX_RUN))),

@@ -1,10 +1,10 @@
-//! A model of cursors and epochs: a reader that follows a cursor while its leaf is unlinked and the block becomes
-//! something else.
+//! A model of cursors and epochs: a reader follows a cursor while its leaf is unlinked and the block becomes something
+//! else.
 //!
-//! What lives here: one file of one page. The cursor is the real one, a [`TransCache`] that two readers share; the
+//! What lives here: one file of one page. The cursor is the real one, a [`TransCache`] that two readers share. The
 //! medium, the lookup ([`super::super::Radix`]'s `get_in_leaf`), and what a transaction, the mark and another file do
-//! are stated here, step by step. As everywhere, what a reader finds counts if the inode's version is the same
-//! afterwards. See `models.rs` for how it is run.
+//! are modelled here, step by step. As everywhere, what a reader finds counts if the inode's version is the same
+//! afterwards. See `models.rs` for how to run it.
 
 use shuttle::sync::Arc;
 use shuttle::thread;
@@ -17,7 +17,7 @@ const INO: u32 = 5;
 const PAGE: u32 = 700;
 /// What another file has in a block that was a leaf.
 const DATA: u64 = 99;
-/// The page's word at each version; odd ones are changes under way.
+/// The page's word at each version; odd versions are changes in progress.
 const TRUTH: [u64; 7] = [10, 0, 0, 0, 11, 0, 0];
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -27,9 +27,9 @@ enum Flaw {
     EpochAfterReuse,
     /// The page's word is left in a leaf that is unlinked.
     WordStays,
-    /// A walk notes the epoch it ends in, not that in which it began.
+    /// A walk notes the epoch in which it ends, not that in which it began.
     EpochOfTheEnd,
-    /// A cursor is believed without another look at the epoch.
+    /// A cursor is believed without checking the epoch again.
     NoSecondLook,
 }
 
