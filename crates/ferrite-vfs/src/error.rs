@@ -7,7 +7,7 @@ use crate::Ino;
 /// Result of a file-system operation.
 pub type Result<T> = std::result::Result<T, FsError>;
 
-/// What [`FsError::NoSpace`] says there is none of.
+/// What has run out, see [`FsError::NoSpace`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum SpaceOf {
     /// Blocks of data.
@@ -37,7 +37,7 @@ impl std::fmt::Display for SpaceOf {
     }
 }
 
-/// What [`FsError::Invalid`] says of an argument.
+/// What is wrong with an argument, see [`FsError::Invalid`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Error)]
 #[non_exhaustive]
 pub enum BadArgument {
@@ -50,19 +50,19 @@ pub enum BadArgument {
     /// A path with a zero byte in it.
     #[error("a path must not contain a zero byte")]
     PathBytes,
-    /// `.` or `..` as what is removed or renamed.
+    /// `.` or `..` as the name to remove or rename.
     #[error("`.` and `..` cannot be removed or renamed")]
     DotOrDotDot,
     /// A rename that would make a cycle.
     #[error("a directory cannot be moved below itself")]
     BelowItself,
-    /// A size for something that is no file.
+    /// A size for something that is not a regular file.
     #[error("only regular files have a size to set")]
     NoSize,
-    /// `fallocate` of nothing.
+    /// `fallocate` of length 0.
     #[error("fallocate needs a length")]
     NoLength,
-    /// `readlink` of something that is no link.
+    /// `readlink` of something that is not a symbolic link.
     #[error("not a symbolic link")]
     NotLink,
     /// `mknod` of a directory or a link.
@@ -77,19 +77,19 @@ pub enum BadArgument {
     /// An extended attribute whose name is a namespace alone.
     #[error("the attribute name consists only of its namespace")]
     BareNamespace,
-    /// A length set through a handle that only reads.
+    /// A length set through a handle that is open for reading only.
     #[error("the file is not open for writing")]
     NotWritable,
     /// A seek to before the start.
     #[error("the position is before the start of the file")]
     BeforeStart,
-    /// A seek that is nobody's to ask for.
+    /// A seek that only the kernel performs.
     #[error("the kernel handles other seeks itself")]
     SeekKind,
     /// A lock of no bytes.
     #[error("a lock must cover at least one byte")]
     EmptyLock,
-    /// A lock beyond what offsets there are.
+    /// A lock beyond the largest file offset.
     #[error("a lock must be within file offsets 0 to 2^63 - 1")]
     LockRange,
     /// A copy of a file to itself.
@@ -97,7 +97,7 @@ pub enum BadArgument {
     SameFile,
 }
 
-/// What [`FsError::NotSupported`] says cannot be done.
+/// What is not supported, see [`FsError::NotSupported`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Error)]
 #[non_exhaustive]
 pub enum Unsupported {
@@ -112,12 +112,12 @@ pub enum Unsupported {
     StepSize,
 }
 
-/// Damage that an operation met. What it belongs to is for programs, the text for people: nothing may depend on it.
+/// Damage that an operation met. The owner is for programs, the text for people: no program may depend on it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Corruption {
-    /// The inode it belongs to, where that is known.
+    /// The inode it belongs to, if that is known.
     pub ino: Option<Ino>,
-    /// The bytes of the file that cannot be read, if it is content: the first, and how many.
+    /// The bytes of the file that cannot be read, if it is content: the offset of the first, and the count.
     pub bytes: Option<(u64, u64)>,
     /// What is wrong, and where on the medium.
     pub what: String,
@@ -161,7 +161,7 @@ pub enum FsError {
     /// The directory still has entries.
     #[error("directory not empty")]
     NotEmpty,
-    /// No block, inode or name is left, or whatever it says.
+    /// No block, inode or name is left, or whatever else the value names.
     #[error("no space left on device: out of {0}")]
     NoSpace(SpaceOf),
     /// A name longer than 255 bytes, or a path or link target of 4096 bytes or more.
@@ -224,7 +224,7 @@ pub enum FsError {
 }
 
 impl FsError {
-    /// Damage of what belongs to `ino`, or to nobody in particular.
+    /// Damage of something that belongs to `ino`, or to no particular inode.
     #[cold]
     pub fn damaged(ino: impl Into<Option<Ino>>, what: impl Into<String>) -> Self {
         FsError::Damaged(Box::new(Corruption {

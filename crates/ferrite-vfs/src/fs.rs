@@ -6,7 +6,7 @@ use crate::{
     Attr, Cred, DirEntry, FallocateMode, Ino, NewNode, OpenMode, RenameMode, Result, SetAttr, StatFs, XattrMode,
 };
 
-/// A file system, spoken to by inode number.
+/// A file system, addressed by inode number.
 ///
 /// Every method that changes something is atomic, and durable when it returns (as far as the medium
 /// is); on `Err` it has changed nothing. Methods may block on per-inode locks, never on another
@@ -27,19 +27,19 @@ pub trait FileSystem: Send + Sync {
     /// Attributes of an inode.
     fn getattr(&self, ino: Ino) -> Result<Attr>;
 
-    /// Changes attributes, all in one step; returns the new ones. `ctime` moves with any change. A new
-    /// size moves `mtime` too, unless `set.mtime` says otherwise, even if the size was that already.
-    /// `IsDirectory` or `Invalid` for a size on what is no regular file.
+    /// Changes attributes, all in one step; returns the new ones. `ctime` moves with any change. A new size moves
+    /// `mtime` too, unless `set.mtime` says otherwise, even if the size stays the same. `IsDirectory` or `Invalid` for
+    /// a size on anything but a regular file.
     fn setattr(&self, ino: Ino, set: &SetAttr) -> Result<Attr>;
 
-    /// Keeps `ino` usable, even with no name left, until as many [`Self::unpin`]s have come. `Stale` if
+    /// Keeps `ino` usable, even with no name left, until as many [`Self::unpin`]s have been made. `Stale` if
     /// `generation` is no longer the inode's: it was freed since the caller saw it.
     fn pin(&self, ino: Ino, generation: u32) -> Result<()>;
 
-    /// Takes back `count` pins; an inode without names, pins and open files is freed.
+    /// Drops `count` pins; an inode without names, pins and open files is freed.
     fn unpin(&self, ino: Ino, count: u64);
 
-    /// [`Self::unpin`] by who will not ask for `ino` again soon: what is known of it in memory need not be kept.
+    /// [`Self::unpin`] by a caller that will not use `ino` again soon: its state in memory need not be kept.
     fn forget(&self, ino: Ino, count: u64) {
         self.unpin(ino, count);
     }
@@ -60,7 +60,7 @@ pub trait FileSystem: Send + Sync {
     /// Gives `ino` another name. `NotPermitted` for a directory, `NotFound` if it has no name left.
     fn link(&self, ino: Ino, parent: Ino, name: &[u8]) -> Result<Attr>;
 
-    /// Removes a name that is no directory's.
+    /// Removes a name that is not a directory.
     fn unlink(&self, parent: Ino, name: &[u8]) -> Result<()>;
 
     /// Removes an empty directory.
@@ -90,7 +90,7 @@ pub trait FileSystem: Send + Sync {
     /// Removes an extended attribute.
     fn removexattr(&self, ino: Ino, name: &[u8]) -> Result<()>;
 
-    /// Makes everything done before durable (nothing to do where each operation already is).
+    /// Makes everything done before durable (a no-op where each operation is durable already).
     fn sync(&self) -> Result<()>;
 }
 
@@ -106,12 +106,12 @@ pub trait OpenFile: Send + Sync {
     /// file, never half of a concurrent write.
     fn read_at(&self, offset: u64, buf: &mut [u8]) -> Result<usize>;
 
-    /// Writes all of `data` at `offset`, or (for data longer than the engine's atomic bound, which is at
-    /// least 2 MiB, when space runs out) a prefix of it; the count says how much. `FileTooBig` past the limit.
+    /// Writes all of `data` at `offset`. For data longer than the engine's atomic bound, which is at least 2 MiB, it
+    /// may write only a prefix when space runs out; the count says how much. `FileTooBig` past the limit.
     fn write_at(&self, offset: u64, data: &[u8]) -> Result<usize>;
 
-    /// Writes at the end of the file, which is found and moved in the same atomic step. Returns the
-    /// offset where the data went, and how much.
+    /// Writes at the end of the file, which is found and moved in the same atomic step. Returns the offset of the data,
+    /// and its length.
     fn append(&self, data: &[u8]) -> Result<(u64, usize)>;
 
     /// Reserves, punches or zeroes a range.
@@ -124,6 +124,6 @@ pub trait OpenFile: Send + Sync {
     /// (`NoSuchAddress`: `offset` is not before the end).
     fn seek_hole(&self, offset: u64) -> Result<u64>;
 
-    /// Makes the file durable (nothing to do where each operation already is); reports a medium that failed.
+    /// Makes the file durable (a no-op where each operation is durable already); reports a medium that failed.
     fn fsync(&self) -> Result<()>;
 }

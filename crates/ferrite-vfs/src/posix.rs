@@ -59,9 +59,9 @@ pub fn check_name(name: &[u8]) -> Result<()> {
     }
 }
 
-/// Group and permission bits of what `cred` creates with `mode` in `parent`. In a setgid directory the group is
-/// the directory's, and subdirectories are setgid too. A file that asks for setgid with group execution gets it only
-/// from root or a member of the group.
+/// Group and permission bits of what `cred` creates with `mode` in `parent`. In a setgid directory the group is the
+/// directory's, and subdirectories are setgid too. A new file keeps setgid with group execution only if its creator is
+/// root or a member of the group.
 pub fn inherit(parent: &Attr, cred: &Cred, mode: u32, is_dir: bool) -> (u32, u32) {
     let mode = mode & 0o7777;
     if parent.mode & S_ISGID == 0 {
@@ -77,7 +77,7 @@ pub fn inherit(parent: &Attr, cred: &Cred, mode: u32, is_dir: bool) -> (u32, u32
 }
 
 /// Permission bits after an unprivileged change of content or owner: without setuid, and without setgid where the group
-/// may execute, or (`by_stranger`) who changes is not in the group. Elsewhere the bit means mandatory locking, and the
+/// may execute or (`by_stranger`) the caller is not in the group. Elsewhere the bit means mandatory locking, and
 /// members keep it, as on Linux since 6.2. Directories keep both.
 pub fn kill_priv(kind: FileKind, mode: u32, by_stranger: bool) -> u32 {
     if kind == FileKind::Directory {
@@ -88,7 +88,7 @@ pub fn kill_priv(kind: FileKind, mode: u32, by_stranger: bool) -> u32 {
 }
 
 impl SetAttr {
-    /// What becomes of permission bits besides what is asked for.
+    /// The permission bits that result, besides what is asked for.
     pub fn killed(&self, kind: FileKind, mode: u32) -> u32 {
         match self.kill_priv {
             true => kill_priv(kind, mode, self.by_stranger),
@@ -98,7 +98,7 @@ impl SetAttr {
 }
 
 impl OpenMode {
-    /// What becomes of permission bits when the content is changed.
+    /// The permission bits that result when the content is changed.
     pub fn killed(&self, kind: FileKind, mode: u32) -> u32 {
         match self.kill_priv {
             true => kill_priv(kind, mode, self.by_stranger),
@@ -107,12 +107,13 @@ impl OpenMode {
     }
 }
 
-/// Whether `cred` is neither root nor in the group of what has these attributes.
+/// Whether `cred` is neither root nor in the group of an inode with these attributes.
 pub fn is_stranger(attr: &Attr, cred: &Cred) -> bool {
     !cred.is_root() && !cred.in_group(attr.gid)
 }
 
-/// Checks permission bits: owner, then group, then others. Root may do all but execute a file nobody may execute.
+/// Checks permission bits: owner, then group, then others. Root may do anything except execute a file that nobody may
+/// execute.
 pub fn may_access(attr: &Attr, cred: &Cred, want: Access) -> Result<()> {
     if cred.is_root() {
         let runnable = attr.kind == FileKind::Directory || attr.mode & 0o111 != 0;
@@ -135,8 +136,8 @@ pub fn may_access(attr: &Attr, cred: &Cred, want: Access) -> Result<()> {
     }
 }
 
-/// Whether `cred` may remove or rename `victim`, an entry of `dir`: needs to change the directory, and in a sticky
-/// one to own either.
+/// Whether `cred` may remove or rename `victim`, an entry of `dir`. It needs write permission on the directory, and in
+/// a sticky directory it must own one of the two.
 pub fn may_delete(dir: &Attr, victim: &Attr, cred: &Cred) -> Result<()> {
     may_access(dir, cred, Access::WRITE_EXEC)?;
     let sticky = dir.mode & S_ISVTX != 0;
@@ -146,15 +147,15 @@ pub fn may_delete(dir: &Attr, victim: &Attr, cred: &Cred) -> Result<()> {
     Ok(())
 }
 
-/// Checks a change of attributes by `cred`, and returns it with what follows from it: a chown clears setuid and setgid
-/// (root's too, as on Linux), so does a truncate by anybody but root, and a chmod by a non-member of the group drops
+/// Checks a change of attributes by `cred`, and returns it with its consequences. A chown clears setuid and setgid
+/// (root's too, as on Linux), and so does a truncate by anybody but root. A chmod by a non-member of the group drops
 /// setgid (of directories too, as the kernel does for a mount).
 pub fn may_setattr(attr: &Attr, cred: &Cred, set: &SetAttr) -> Result<SetAttr> {
     let mut set = *set;
     if set.size.is_some() {
         match attr.kind {
             FileKind::File => {}
-            // Whoever asks: what has no size is refused before permissions are looked at.
+            // For every caller: a size on what has none is refused before permissions are checked.
             FileKind::Directory => return Err(FsError::IsDirectory),
             _ => return Err(FsError::Invalid(BadArgument::NoSize)),
         }
@@ -176,7 +177,7 @@ pub fn may_setattr(attr: &Attr, cred: &Cred, set: &SetAttr) -> Result<SetAttr> {
         if !(cred.is_root() || by_owner) {
             return Err(FsError::NotPermitted);
         }
-        // Root's chown too: who gets the file did not write what runs with his rights.
+        // Root's chown too: the new owner did not write what runs with the new owner's rights.
         set.kill_priv |= set.mode.is_none();
     }
     if set.size.is_some() {
@@ -195,7 +196,7 @@ pub fn may_setattr(attr: &Attr, cred: &Cred, set: &SetAttr) -> Result<SetAttr> {
     Ok(set)
 }
 
-/// Whether a read moves the access time under `relatime`: when it is not after the last change, or a day old.
+/// Whether a read updates the access time under `relatime`: if it is not after the last change, or is a day old.
 pub fn relatime_due(atime: Timestamp, mtime: Timestamp, ctime: Timestamp, now: Timestamp) -> bool {
     atime <= mtime || atime <= ctime || now.0.saturating_sub(atime.0) >= DAY_NS
 }

@@ -126,7 +126,7 @@ pub struct Attr {
     pub btime: Timestamp,
 }
 
-/// Who asks. Cheap to clone.
+/// The caller of an operation. Cheap to clone.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Cred {
     /// Effective user.
@@ -181,7 +181,7 @@ pub struct SetAttr {
     pub uid: Option<u32>,
     /// New group.
     pub gid: Option<u32>,
-    /// New size: cuts off, or extends by a hole.
+    /// New size: truncates, or extends by a hole.
     pub size: Option<u64>,
     /// New access time.
     pub atime: Option<SetTime>,
@@ -189,7 +189,7 @@ pub struct SetAttr {
     pub mtime: Option<SetTime>,
     /// Clear setuid and (on group-executable files) setgid too: an unprivileged write, truncate or chown.
     pub kill_priv: bool,
-    /// With `kill_priv`: clear setgid wherever it is; who asks is not in the file's group.
+    /// With `kill_priv`: clear setgid in any case; the caller is not in the file's group.
     pub by_stranger: bool,
 }
 
@@ -213,7 +213,7 @@ pub struct DirEntry<'a> {
     pub kind: FileKind,
     /// Its name.
     pub name: &'a [u8],
-    /// Where the listing goes on *after* this entry: stays valid whatever is created or removed.
+    /// Where the listing continues *after* this entry: stays valid whatever is created or removed.
     pub next_cookie: u64,
 }
 
@@ -229,7 +229,7 @@ pub enum RenameMode {
     Exchange,
 }
 
-/// What `setxattr` demands of an existing attribute.
+/// What `setxattr` requires of an existing attribute.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum XattrMode {
     /// Create or replace.
@@ -267,7 +267,7 @@ pub struct OpenMode {
     pub write: bool,
     /// A write or `fallocate` clears setuid and setgid (the opener is not privileged).
     pub kill_priv: bool,
-    /// With `kill_priv`: setgid wherever it is; the opener is not in the file's group.
+    /// With `kill_priv`: clear setgid in any case; the opener is not in the file's group.
     pub by_stranger: bool,
     /// Reads leave the access time alone (`O_NOATIME`).
     pub no_atime: bool,

@@ -1,4 +1,4 @@
-//! Paths and permissions, once for all engines: what a kernel's VFS does for a mount, for everybody else.
+//! Paths and permissions, once for all engines: what a kernel's VFS does for a mount, for callers without a kernel.
 //!
 //! What lives here: [`Vfs`], which walks paths and checks each step against the caller's [`Cred`], then calls the
 //! engine. The rules themselves are in [`crate::posix`]; [`Dir`] is an open directory; changes of attributes are in
@@ -6,11 +6,11 @@
 //! as it can between two system calls.
 //!
 //! Invariant: what was checked is what is used. Each inode on the way is pinned ([`Held`]) from before its number is
-//! used until after; else a number freed and given to another file in between would lend that file the old one's
+//! used until after. Otherwise a number that is freed and reused in between would give another file the old one's
 //! permissions.
 //!
-//! Invariant: in a sticky directory a name stays its file's from the check to the removal, since whoever takes names
-//! away there waits for his turn ([`Vfs::turn`]). Nobody can put a file at a name that is taken, so makers need not
+//! Invariant: in a sticky directory a name stays its file's from the check to the removal, because every removal of a
+//! name there takes a lock first ([`Vfs::turn`]). Nobody can put a file at a name that is taken, so creation need not
 //! wait.
 
 use std::ops::Deref;
@@ -35,11 +35,11 @@ pub struct OpenFlags {
     pub read: bool,
     /// Allow writes.
     pub write: bool,
-    /// Make the file if it is missing.
+    /// Create the file if it is missing.
     pub create: bool,
     /// With `create`: refuse an existing file, or a link.
     pub exclusive: bool,
-    /// Cut the file to nothing.
+    /// Truncate the file to length 0.
     pub truncate: bool,
     /// Refuse a symbolic link as the last component.
     pub no_follow: bool,
@@ -51,18 +51,18 @@ pub struct OpenFlags {
 
 /// A file system with paths and permissions, as one caller sees it. Cheap to clone.
 ///
-/// Callers that share an engine share one of these: the first is [`Vfs::new`], those for others come of
-/// [`Vfs::as_user`]. What makes checks hold in sticky directories is per `Vfs` and its clones.
+/// Callers that share an engine share one of these: the first is made by [`Vfs::new`], those for other users by
+/// [`Vfs::as_user`]. What makes checks hold in sticky directories is shared by a `Vfs` and its clones only.
 #[derive(Clone)]
 pub struct Vfs {
     fs: Arc<dyn FileSystem>,
     cred: Cred,
     base: Ino,
-    /// Held while a name is taken away from a sticky directory, from the check on.
+    /// Held from the check to the removal while a name is removed from a sticky directory.
     sticky: Arc<Mutex<()>>,
 }
 
-/// An open directory: the same one, whatever becomes of its names. Dropping it closes it.
+/// An open directory: the same one, whatever happens to its names. Dropping it closes it.
 pub struct Dir {
     fs: Arc<dyn FileSystem>,
     ino: Ino,
@@ -79,7 +79,7 @@ impl Dir {
         self.fs.getattr(self.ino)
     }
 
-    /// Lists it, as [`FileSystem::readdir`]. Who opened it was allowed to, and that lasts.
+    /// Lists it, as [`FileSystem::readdir`]. The permission was checked at open, and that is enough.
     pub fn readdir(&self, cookie: u64, sink: &mut dyn FnMut(&DirEntry<'_>) -> bool) -> Result<()> {
         self.fs.readdir(self.ino, cookie, sink)
     }
@@ -93,14 +93,14 @@ impl Drop for Dir {
     }
 }
 
-/// The mode bit of directories where everybody removes his own names only.
+/// The mode bit of directories where users may remove only their own names.
 const STICKY: u32 = 0o1000;
 
-/// How often a walk begins again because something on its way was removed under it, before it says `NotFound`; and an
-/// open because somebody made or removed the file meanwhile.
+/// How often a walk restarts because something on its way was removed meanwhile, before it returns `NotFound`. Also how
+/// often an open restarts because the file was created or removed meanwhile.
 const RACES_MAX: usize = 64;
 
-/// An inode that stays what it is, and its attributes of a moment ago. The root needs no pin: it is never freed.
+/// An inode that stays what it is, and its attributes as last read. The root needs no pin: it is never freed.
 struct Held<'v> {
     fs: &'v dyn FileSystem,
     attr: Attr,
@@ -126,7 +126,7 @@ impl Drop for Held<'_> {
 struct Place<'v, 'p> {
     parent: Held<'v>,
     name: &'p [u8],
-    /// The path ended in a slash: only a directory will do.
+    /// The path ended in a slash: it must be a directory.
     needs_dir: bool,
 }
 
@@ -161,7 +161,7 @@ impl Vfs {
         &self.fs
     }
 
-    /// Who calls.
+    /// The caller.
     pub fn cred(&self) -> &Cred {
         &self.cred
     }
@@ -182,7 +182,7 @@ impl Vfs {
         }
     }
 
-    /// Keeps an inode from being freed; `Stale` if it was already.
+    /// Keeps an inode from being freed; `Stale` if it already was.
     fn hold(&self, attr: Attr) -> Result<Held<'_>> {
         if attr.ino != ROOT_INO {
             self.fs.pin(attr.ino, attr.generation)?;
@@ -190,7 +190,8 @@ impl Vfs {
         Ok(Held { fs: &*self.fs, attr })
     }
 
-    /// Runs a walk anew when something on its way was removed under it. What is missing then, a new walk will miss.
+    /// Restarts a walk if something on its way was removed meanwhile. If it is really missing, the new walk reports
+    /// that.
     fn retry<T>(&self, mut walk: impl FnMut() -> Result<T>) -> Result<T> {
         for _ in 0..RACES_MAX {
             match walk() {
@@ -206,13 +207,12 @@ impl Vfs {
         self.hold(self.fs.getattr(ino)?)
     }
 
-    /// Walks to what `path` names. Links on the way are followed; the last one if `follow`, or if a slash comes behind
-    /// it.
+    /// Walks to what `path` names. Links on the way are followed; the last one if `follow`, or if a slash follows it.
     fn walk(&self, path: &[u8], follow: bool) -> Result<Attr> {
         self.retry(|| self.walk_from(self.start(path)?, path, follow, &mut 0))
     }
 
-    /// As [`Self::walk`], for what is used by its number then.
+    /// Like [`Self::walk`], for an inode that is then used by its number.
     fn target(&self, path: &[u8], follow: bool) -> Result<Held<'_>> {
         self.retry(|| self.hold(self.walk_from(self.start(path)?, path, follow, &mut 0)?))
     }
@@ -280,7 +280,7 @@ impl Vfs {
         })
     }
 
-    /// Where a new entry goes, if the caller may put one there.
+    /// Where a new entry goes, if the caller may create one there.
     fn new_place<'p>(&self, path: &'p [u8], makes_dir: bool) -> Result<Place<'_, 'p>> {
         let place = match self.place(path) {
             Err(FsError::Busy) => return Err(FsError::Exists),
@@ -308,8 +308,8 @@ impl Vfs {
         Ok(entry)
     }
 
-    /// The right to take a name away from these directories, until it is dropped. Only sticky directories ask for it:
-    /// elsewhere whoever may remove one name may remove all.
+    /// The right to remove a name from these directories, until it is dropped. Only sticky directories need it:
+    /// elsewhere a user who may remove one name may remove all.
     fn turn(&self, dirs: &[&Attr]) -> Option<MutexGuard<'_, ()>> {
         let sticky = dirs.iter().any(|dir| dir.mode & STICKY != 0);
         sticky.then(|| self.sticky.lock())
@@ -332,18 +332,18 @@ impl Vfs {
         posix::may_access(&self.walk(path, true)?, &self.cred, want)
     }
 
-    /// Opens a regular file, and makes it if `flags.create` says so.
+    /// Opens a regular file, and creates it if `flags.create` is set.
     ///
     /// # Errors
-    /// Those of `open(2)`: `NotPermitted` for `no_atime` on somebody else's file, among others. A FIFO, socket or
-    /// device cannot be opened here: `NoSuchAddress`.
+    /// Those of `open(2)`: `NotPermitted` for `no_atime` on another user's file, among others. A FIFO, socket or device
+    /// cannot be opened here: `NoSuchAddress`.
     pub fn open(&self, path: &[u8], flags: &OpenFlags) -> Result<Arc<dyn OpenFile>> {
         let exclusive = flags.create && flags.exclusive;
         for _ in 0..RACES_MAX {
             match self.try_open(path, flags, exclusive) {
-                // It was not there when we looked, but when we came to make it: so look again.
+                // It was missing when looked up, but existed when we came to create it: look again.
                 Err(FsError::Exists) if flags.create && !exclusive => {}
-                // It was made, and removed by somebody else before it was open: so make another.
+                // It was created, and then removed by another caller before it was open: create another.
                 Err(FsError::Stale) => {}
                 other => return other,
             }
@@ -371,7 +371,7 @@ impl Vfs {
         if flags.no_atime && !self.cred.is_root() && self.cred.uid != file.uid {
             return Err(FsError::NotPermitted);
         }
-        // Opened first: what cannot be opened is not cut either.
+        // Opened first: what cannot be opened is not truncated either.
         let opened = self.fs.open(file.ino, self.open_mode(&file, flags))?;
         if flags.truncate {
             let set = SetAttr {
@@ -394,7 +394,7 @@ impl Vfs {
             mode: flags.mode & 0o7777,
             rdev: 0,
         };
-        // A dangling link as the last component names the file to make.
+        // A dangling link as the last component names the file to create.
         let attr = match self.new_place(path, false) {
             Ok(place) => self.fs.mknod(&self.cred, place.parent.ino, place.name, &node)?,
             Err(FsError::Exists) if !flags.exclusive && !flags.no_follow => {
@@ -443,13 +443,13 @@ impl Vfs {
         }
     }
 
-    /// Makes a directory. Setuid and setgid cannot be asked for, as with `mkdir(2)`: setgid comes from the parent.
+    /// Creates a directory. Setuid and setgid cannot be asked for, as with `mkdir(2)`: setgid comes from the parent.
     pub fn mkdir(&self, path: &[u8], mode: u32) -> Result<Attr> {
         let place = self.new_place(path, true)?;
         self.fs.mkdir(&self.cred, place.parent.ino, place.name, mode & 0o1777)
     }
 
-    /// Makes a special (or regular) file. Devices are root's.
+    /// Creates a special (or regular) file. Only root may create devices.
     pub fn mknod(&self, path: &[u8], node: &NewNode) -> Result<Attr> {
         let place = self.new_place(path, false)?;
         if matches!(node.kind, FileKind::CharDevice | FileKind::BlockDevice) && !self.cred.is_root() {
@@ -458,14 +458,14 @@ impl Vfs {
         self.fs.mknod(&self.cred, place.parent.ino, place.name, node)
     }
 
-    /// Makes a symbolic link to `target`; an empty one leads nowhere, so it is `NotFound`.
+    /// Creates a symbolic link to `target`; an empty one leads nowhere, so it is `NotFound`.
     pub fn symlink(&self, target: &[u8], path: &[u8]) -> Result<Attr> {
         check_path(target)?;
         let place = self.new_place(path, false)?;
         self.fs.symlink(&self.cred, place.parent.ino, place.name, target)
     }
 
-    /// Gives a file another name. A symbolic link gets one itself.
+    /// Gives a file another name. A symbolic link is not followed.
     pub fn link(&self, old: &[u8], new: &[u8]) -> Result<Attr> {
         self.link_between(old, self, new)
     }
@@ -484,7 +484,7 @@ impl Vfs {
         self.fs.link(file.ino, place.parent.ino, place.name)
     }
 
-    /// Removes a name that is no directory's.
+    /// Removes a name that is not a directory.
     pub fn unlink(&self, path: &[u8]) -> Result<()> {
         let place = match self.place(path) {
             // The root.
@@ -577,7 +577,7 @@ impl Vfs {
         self.open_dir_with(path, true)
     }
 
-    /// The same where a symbolic link as the last component is no directory (`O_NOFOLLOW`): `NotDirectory`.
+    /// The same, but a symbolic link as the last component is not followed (`O_NOFOLLOW`): `NotDirectory`.
     pub fn open_dir_itself(&self, path: &[u8]) -> Result<Dir> {
         self.open_dir_with(path, false)
     }
@@ -589,7 +589,7 @@ impl Vfs {
         }
         posix::may_access(&dir, &self.cred, Access::READ)?;
         if dir.ino != ROOT_INO {
-            // `dir` has it pinned until the handle's own pin is there.
+            // `dir` keeps it pinned until the handle's own pin exists.
             self.fs.pin(dir.ino, dir.generation)?;
         }
         let fs = Arc::clone(&self.fs);

@@ -1,18 +1,18 @@
 //! Advisory locks: `flock` on open files and POSIX record locks on byte ranges.
 //!
-//! What lives here: [`LockTable`], which a front end keeps beside an engine when no kernel keeps one for it, as the
+//! What lives here: [`LockTable`], which a front end keeps next to an engine if no kernel keeps one for it, as the
 //! library does for the threads of a process. (On a mount, the kernel's own table serves.) Locks live in DRAM and end
 //! with the process. The ranges of one file are in `ranges`.
 //!
-//! Invariants: `flock` locks and record locks do not see each other (as on Linux). Locks that conflict are never held
-//! by two owners at once. A file nobody locks or waits for takes no space. A request that fails has changed nothing
-//! (but for a `flock` conversion that had time to wait).
+//! Invariants: `flock` locks and record locks do not see each other (as on Linux). Two owners never hold conflicting
+//! locks at once. A file without locks or waiters takes no space. A request that fails has changed nothing (except for
+//! a `flock` conversion that had time to wait).
 //!
 //! Contract: locks are keyed by inode number, so an owner keeps the file open or pinned for as long as it holds locks,
-//! and releases them before it lets go; else the number could come to mean another file.
+//! and releases them before it closes or unpins the file; otherwise the number could come to mean another file.
 //!
-//! One mutex guards the table. It is held for a few map operations, never while anybody waits for a lock; reads and
-//! writes of data do not come by here. Who gets a lock first after a release is left open.
+//! One mutex guards the table. It is held for a few map operations, never while a request waits for a lock; reads and
+//! writes of data do not take it. Which waiter gets a lock first after a release is unspecified.
 
 mod ranges;
 
@@ -31,12 +31,12 @@ use crate::{FsError, Ino, Result, SpaceOf};
 /// Most record locks a table holds, so that no client can fill the memory with them.
 pub const RECORD_LOCKS_MAX: usize = 1 << 20;
 
-/// Who holds a lock: an open file (`flock`, open-file-description locks) or a process (`fcntl`). The numbers are the
-/// caller's own, or come from [`LockTable::new_owner`].
+/// Who holds a lock: an open file (`flock`, open-file-description locks) or a process (`fcntl`). The caller chooses the
+/// numbers, or takes them from [`LockTable::new_owner`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct LockOwner(pub u64);
 
-/// What a lock keeps others from.
+/// What a lock excludes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum LockKind {
     /// Others may hold shared locks too (`F_RDLCK`, `LOCK_SH`).
@@ -51,23 +51,23 @@ impl LockKind {
     }
 }
 
-/// What to do when a lock is not to be had at once.
+/// What to do when a lock cannot be granted at once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Wait {
     /// Fail with `WouldBlock`.
     No,
-    /// Wait until it is.
+    /// Wait until it can be.
     Forever,
     /// Wait this long, then fail with `WouldBlock`.
     AtMost(Duration),
 }
 
-/// A record lock, held or asked for.
+/// A record lock, held or requested.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RecordLock {
-    /// Whose it is.
+    /// Its owner.
     pub owner: LockOwner,
-    /// The process that `F_GETLK` names; means nothing to the table.
+    /// The process that `F_GETLK` names; the table does not use it.
     pub pid: u32,
     /// Shared or exclusive.
     pub kind: LockKind,
@@ -94,12 +94,12 @@ struct State {
 struct FileLocks {
     flocks: Vec<(LockOwner, LockKind)>,
     ranges: RangeSet,
-    /// Rung whenever a lock here went or became weaker.
+    /// Notified whenever a lock here was released or became weaker.
     released: Arc<Condvar>,
     waiters: usize,
 }
 
-/// A request that sleeps.
+/// A request that waits.
 #[derive(Debug)]
 struct Waiting {
     ticket: u64,
@@ -154,7 +154,7 @@ impl State {
         }
     }
 
-    /// Grants `request` if nothing stands against it.
+    /// Grants `request` if nothing conflicts with it.
     fn try_grant(&mut self, ino: Ino, request: &Request) -> Result<bool> {
         match *request {
             Request::Flock(owner, kind) => {
@@ -165,7 +165,7 @@ impl State {
                 let held = file.flocks.iter().position(|&(holder, _)| holder == owner);
                 match held.map(|index| &mut file.flocks[index].1) {
                     Some(held) => {
-                        // A lock that got weaker may be what a reader waits for.
+                        // A reader may be waiting for a lock that became weaker.
                         let weaker = *held == LockKind::Exclusive && kind == LockKind::Shared;
                         *held = kind;
                         if weaker {
@@ -190,7 +190,8 @@ impl State {
         }
     }
 
-    /// Changes the ranges of a file and keeps the books. `change` says whether a lock went or became weaker.
+    /// Changes the ranges of a file and updates the count. `change` returns whether a lock was released or became
+    /// weaker.
     fn change_ranges(&mut self, ino: Ino, change: impl FnOnce(&mut RangeSet) -> bool) {
         let file = self.files.entry(ino).or_default();
         let before = file.ranges.len();
@@ -201,9 +202,9 @@ impl State {
         self.tidy(ino);
     }
 
-    /// Whether waiting for `request` could never end: those who stand against it wait themselves, along some chain, for
-    /// its owner. Chains are followed through the locks held now, so no edge is ever out of date. Threads of one owner
-    /// count as one: it is taken to be stuck if one of them is.
+    /// Whether waiting for `request` could never end: the owners it conflicts with are themselves waiting, along some
+    /// chain, for its owner. Chains are followed through the locks held now, so no edge is ever out of date. Threads of
+    /// one owner count as one: the owner counts as stuck if one of its threads is.
     fn would_deadlock(&self, ino: Ino, request: &RecordLock) -> bool {
         let mut seen = Vec::new();
         let mut pending = self.blockers(ino, request);
@@ -240,25 +241,26 @@ impl LockTable {
         LockTable::default()
     }
 
-    /// An owner nobody has been given before. The numbers count up from 1, so a front end uses either these or its own.
+    /// An owner that was never returned before. The numbers count up from 1, so a front end uses either these or its
+    /// own.
     pub fn new_owner(&self) -> LockOwner {
         LockOwner(self.next_owner.fetch_add(1, Ordering::Relaxed) + 1)
     }
 
-    /// Locks a whole file for `owner`, an open file, as `flock(2)`. A lock it has already is converted. Blocks as
-    /// `wait` says.
+    /// Locks a whole file for `owner`, an open file, like `flock(2)`. A lock that it already has is converted. Blocks
+    /// according to `wait`.
     ///
-    /// A conversion that has to wait gives the old lock up first, as Linux does, else two readers that both want to
-    /// write would wait for each other for ever. A conversion that may not wait, and fails, keeps the old lock.
+    /// A conversion that has to wait releases the old lock first, as Linux does; otherwise two readers that both want
+    /// to write would wait for each other forever. A conversion that may not wait, and fails, keeps the old lock.
     ///
     /// # Errors
     /// `WouldBlock` when others hold it and the time is up; the old lock is gone then if there was time to wait.
-    /// `BadHandle` when [`Self::release_owner`] came meanwhile.
+    /// `BadHandle` when [`Self::release_owner`] was called meanwhile.
     pub fn flock(&self, ino: Ino, owner: LockOwner, kind: LockKind, wait: Wait) -> Result<()> {
         self.acquire(ino, Request::Flock(owner, kind), wait)
     }
 
-    /// Takes back the `flock` lock of `owner`, if it has one.
+    /// Releases the `flock` lock of `owner`, if it has one.
     pub fn funlock(&self, ino: Ino, owner: LockOwner) {
         let mut state = self.state.lock();
         if let Some(file) = state.files.get_mut(&ino) {
@@ -269,12 +271,13 @@ impl LockTable {
         }
     }
 
-    /// Locks a range as `fcntl(F_SETLK)` and `F_SETLKW`: what the owner holds there already is replaced in one step,
-    /// neighbours of the same kind grow together. Blocks as `wait` says; meanwhile the owner keeps what it has.
+    /// Locks a range like `fcntl(F_SETLK)` and `F_SETLKW`: what the owner already holds there is replaced in one step,
+    /// and neighbours of the same kind are merged. Blocks according to `wait`; meanwhile the owner keeps what it has.
     ///
     /// # Errors
     /// `WouldBlock` when others hold part of it and the time is up. `Deadlock` when those others wait for this owner.
-    /// `NoSpace` with [`RECORD_LOCKS_MAX`] locks in the table. `BadHandle` when [`Self::release_owner`] came meanwhile.
+    /// `NoSpace` with [`RECORD_LOCKS_MAX`] locks in the table. `BadHandle` when [`Self::release_owner`] was called
+    /// meanwhile.
     pub fn lock(&self, ino: Ino, lock: &RecordLock, wait: Wait) -> Result<()> {
         self.acquire(ino, Request::Record(*lock), wait)
     }
@@ -287,7 +290,7 @@ impl LockTable {
         }
     }
 
-    /// A lock that stands against `lock`, as `fcntl(F_GETLK)`: of several, one that starts first.
+    /// A lock that conflicts with `lock`, as `fcntl(F_GETLK)`; if there are several, one that starts first.
     pub fn conflict(&self, ino: Ino, lock: &RecordLock) -> Option<RecordLock> {
         self.state.lock().files.get(&ino)?.ranges.conflict(lock)
     }
@@ -301,20 +304,20 @@ impl LockTable {
             .map_or_else(Vec::new, |file| file.ranges.iter().collect())
     }
 
-    /// How many requests wait for locks on a file.
+    /// Number of requests that wait for locks on a file.
     pub fn waiters(&self, ino: Ino) -> usize {
         self.state.lock().files.get(&ino).map_or(0, |file| file.waiters)
     }
 
-    /// Takes back all locks of `owner` on one file: what closing any of a process's handles does to its record
-    /// locks, and closing an open file to its `flock`.
+    /// Releases all locks of `owner` on one file: what closing any of a process's handles does to its record locks, and
+    /// closing an open file to its `flock`.
     pub fn release_file(&self, ino: Ino, owner: LockOwner) {
         self.funlock(ino, owner);
         self.unlock(ino, owner, ByteRange::ALL);
     }
 
-    /// Takes back all locks of `owner`, and ends its waiting requests with `BadHandle`: its process or connection is
-    /// gone. Looks at every locked file.
+    /// Releases all locks of `owner`, and ends its waiting requests with `BadHandle`: its process or connection is
+    /// gone. Visits every locked file.
     pub fn release_owner(&self, owner: LockOwner) {
         let mut state = self.state.lock();
         let state = &mut *state;
@@ -350,10 +353,10 @@ impl LockTable {
     }
 }
 
-/// Sleeps until `request` is granted, its time is up, its owner gone, or waiting has become senseless.
+/// Waits until `request` is granted, its time is up, its owner is gone, or waiting would deadlock.
 fn wait_for(state: &mut MutexGuard<'_, State>, ino: Ino, request: Request, wait: Wait) -> Result<()> {
     let deadline = match wait {
-        // A time too long to be told is for ever.
+        // A time too long to represent means forever.
         Wait::AtMost(time) => Instant::now().checked_add(time),
         Wait::No | Wait::Forever => None,
     };
@@ -396,7 +399,7 @@ fn wait_for(state: &mut MutexGuard<'_, State>, ino: Ino, request: Request, wait:
             Ok(false) => {}
             Err(error) => break Err(error),
         }
-        // The lock went to somebody else, who may be waiting for this owner.
+        // Another owner got the lock, and may be waiting for this one.
         if let Request::Record(lock) = &request
             && state.would_deadlock(ino, lock)
         {
@@ -412,7 +415,7 @@ fn wait_for(state: &mut MutexGuard<'_, State>, ino: Ino, request: Request, wait:
 mod tests {
     use super::*;
 
-    /// A server runs for months; files nobody locks any more must not pile up in its table, however their locks ended.
+    /// A server runs for months; files without locks must not pile up in its table, however their locks ended.
     #[test]
     fn a_table_without_locks_holds_nothing() {
         let table = LockTable::new();

@@ -1,7 +1,7 @@
-//! The record locks of one file: who holds which bytes how.
+//! The record locks of one file: which owner holds which bytes, and how.
 //!
 //! Invariants: the ranges of one owner do not overlap, and those that touch differ in kind or process (neighbours that
-//! could be one, are). No range is empty. Only [`super::LockTable`] calls this; it checks for conflicts before it sets.
+//! can be merged are). No range is empty. Only [`super::LockTable`] calls this; it checks for conflicts before it sets.
 
 use std::collections::BTreeMap;
 
@@ -45,7 +45,7 @@ impl ByteRange {
         self.start
     }
 
-    /// How many bytes, or 0 for all from the start on: what [`Self::new`] takes.
+    /// Number of bytes, or 0 for all from the start on: what [`Self::new`] takes.
     pub fn len_bytes(&self) -> u64 {
         if self.end == u64::MAX { 0 } else { self.end - self.start }
     }
@@ -96,12 +96,12 @@ impl RangeSet {
         })
     }
 
-    /// The lock that stands against `lock` and starts first.
+    /// The lock that conflicts with `lock` and starts first.
     pub(super) fn conflict(&self, lock: &RecordLock) -> Option<RecordLock> {
         self.against(lock).min_by_key(|held| held.range.start)
     }
 
-    /// Who holds what stands against `lock`.
+    /// The owners whose locks conflict with `lock`.
     pub(super) fn blockers(&self, lock: &RecordLock) -> Vec<LockOwner> {
         let mut owners: Vec<LockOwner> = self.against(lock).map(|held| held.owner).collect();
         // Ordered by owner already.
@@ -109,12 +109,12 @@ impl RangeSet {
         owners
     }
 
-    /// Cuts `range` out of what `owner` holds. True if there was anything.
+    /// Removes `range` from what `owner` holds. True if it held anything there.
     pub(super) fn clear(&mut self, owner: LockOwner, range: ByteRange) -> bool {
         !self.carve(owner, range).is_empty()
     }
 
-    /// Gives `lock` to its owner, in place of what he holds in its range. True if part of that was stronger.
+    /// Sets `lock` for its owner, replacing what that owner holds in the range. True if part of that was stronger.
     pub(super) fn set(&mut self, lock: &RecordLock) -> bool {
         let ByteRange { mut start, mut end } = lock.range;
         let (owner, kind, pid) = (lock.owner, lock.kind, lock.pid);

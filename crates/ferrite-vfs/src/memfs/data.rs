@@ -17,7 +17,7 @@ pub(super) struct Content {
     reserved: BTreeSet<u64>,
 }
 
-/// A range page by page: the page, where in it the piece starts, and which bytes of the whole it is.
+/// A range page by page: the page, where in it the piece starts, and which bytes of the whole range it is.
 fn pieces(offset: u64, len: usize) -> impl Iterator<Item = (u64, usize, std::ops::Range<usize>)> {
     let mut done = 0;
     std::iter::from_fn(move || {

@@ -1,11 +1,11 @@
 //! The reference engine: a file system in ordinary memory, as simple as the rules allow.
 //!
 //! What lives here: [`MemFs`]. The tests compare every other engine with it, so it is written to be obviously right,
-//! not fast: one lock around everything, ordered maps, no cleverness. It is also what `ferrite::Fs::memory` gives to
-//! programs that want a scratch file system without a pool. Content is in `data`.
+//! not fast: one lock around everything, ordered maps, no tricks. `ferrite::Fs::memory` returns it to programs that
+//! want a scratch file system without a pool. Content is in `data`.
 //!
 //! Invariants: an inode lives as long as it has a name, a pin or an open file. A directory's entries are kept in the
-//! order they were made, by a counter that never goes back; that counter is the listing's cookie.
+//! order of creation, by a counter that never decreases; that counter is the listing's cookie.
 
 mod data;
 
@@ -28,7 +28,7 @@ pub const MAX_FILE_BYTES: u64 = 1 << 44;
 /// Space for extended attributes of one inode: the sum of 4 + name + value over all.
 const XATTR_SPACE_BYTES: usize = 4064;
 const INODES: u64 = 1 << 20;
-/// What one `fallocate` may ask for at most, too: a page reserved takes memory here.
+/// Also the most that one `fallocate` may ask for: a reserved page takes memory here.
 const BLOCKS: u64 = 1 << 28;
 
 #[derive(Debug, Clone)]
@@ -61,7 +61,7 @@ struct State {
     nodes: BTreeMap<Ino, Node>,
     next_ino: Ino,
     source: Clock,
-    /// The last time given out; times never go back.
+    /// The last time returned; times never go back.
     clock: Timestamp,
 }
 
@@ -135,7 +135,7 @@ impl State {
         self.nodes.get_mut(&ino).ok_or(FsError::Stale)
     }
 
-    /// A directory that names can be looked up in.
+    /// A directory in which names can be looked up.
     fn dir(&mut self, ino: Ino) -> Result<&mut Node> {
         let node = self.node(ino).map_err(|_| FsError::NotFound)?;
         if node.is_dir() {
@@ -145,7 +145,7 @@ impl State {
         }
     }
 
-    /// A directory that names can be put in.
+    /// A directory to which names can be added.
     fn live_dir(&mut self, ino: Ino) -> Result<&mut Node> {
         let node = self.dir(ino)?;
         if node.attr.nlink > 0 {
@@ -185,7 +185,7 @@ impl State {
         Ok(())
     }
 
-    /// Takes one name off an inode, and the inode with the last.
+    /// Removes one name of an inode, and with the last name the inode.
     fn drop_link(&mut self, ino: Ino, now: Timestamp) -> Result<()> {
         let node = self.node(ino)?;
         node.attr.nlink = if node.is_dir() { 0 } else { node.attr.nlink - 1 };
@@ -289,8 +289,8 @@ impl MemFs {
         })
     }
 
-    /// As [`Self::new`], with another clock. Should it go back, the file system's time stands still until it has caught
-    /// up. It is asked under the lock, so it must not call into this file system.
+    /// Like [`Self::new`], with another clock. If the clock goes back, the file system's time stands still until it has
+    /// caught up. The clock is read under the lock, so it must not call into this file system.
     pub fn with_clock(clock: impl Fn() -> Timestamp + Send + Sync + 'static) -> MemFs {
         let mut state = State {
             nodes: BTreeMap::new(),
@@ -307,7 +307,7 @@ impl MemFs {
         }
     }
 
-    /// A copy of the present state that goes its own way.
+    /// An independent copy of the present state.
     pub fn snapshot(&self) -> MemFs {
         MemFs {
             state: Arc::new(Mutex::new(self.lock().clone())),

@@ -1,10 +1,10 @@
-//! Traces: which parts of which files a program wrote, as text, to be looked at or replayed later.
+//! Traces: which parts of which files a program wrote, as text, to read or replay later.
 //!
 //! What lives here: the format, both ways ([`TraceWriter`] writes it, [`parse`] reads it), and [`Traced`], which
 //! records what passes through to any engine. A trace holds no names, no content and no times.
 //!
-//! The first line is `ferrite-trace 1`. Lines that begin with `#`, and empty ones, say nothing. Every other line is an
-//! [`Event`]:
+//! The first line is `ferrite-trace 1`. Lines that begin with `#` are comments; they and empty lines are skipped. Every
+//! other line is an [`Event`]:
 //!
 //! | line | event |
 //! | --- | --- |
@@ -12,11 +12,11 @@
 //! | `t INO LEN` | its size was set |
 //! | `INO:LEN@OFFSET` | `LEN` bytes were written to it at `OFFSET` |
 //!
-//! A write may leave out `INO:` if it is the file of the line before, and `@OFFSET` if it goes where that file was
-//! left: behind the last write to it, or at its end after `f` and `t`. So a log is a list of lengths, and any whole
+//! A write may leave out `INO:` if it is the file of the line before, and `@OFFSET` if it starts where that file was
+//! left: after the last write to it, or at its end after `f` and `t`. So a log is a list of lengths, and any whole
 //! lines from the beginning of a trace are a trace.
 //!
-//! Invariant: [`parse`] of what a [`TraceWriter`] wrote gives the events it was told, in their order.
+//! Invariant: [`parse`] of what a [`TraceWriter`] wrote gives the recorded events in their order.
 
 mod traced;
 
@@ -34,22 +34,22 @@ pub use traced::Traced;
 pub const HEADER: &str = "ferrite-trace 1";
 /// No offset or length in a trace is larger; that of the longest file.
 pub const MAX_BYTES: u64 = crate::memfs::MAX_FILE_BYTES;
-/// A writer passes its lines on when it has so many bytes of them.
+/// A writer passes its lines on when it has this many bytes of them.
 const BUFFER_BYTES: usize = 64 << 10;
 
-/// What a line of a trace says.
+/// The event in a line of a trace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Event {
     /// A file the trace has not shown yet, or a new file under an old number.
     File {
         /// Its inode.
         ino: Ino,
-        /// Its size now, in bytes; 0 if it was just made.
+        /// Its size now, in bytes; 0 if it was just created.
         len_bytes: u64,
     },
     /// A write that succeeded.
     Write {
-        /// To which inode.
+        /// The inode written to.
         ino: Ino,
         /// Where it begins, in bytes.
         offset_bytes: u64,
@@ -65,7 +65,7 @@ pub enum Event {
     },
 }
 
-/// Why a text is no trace. Lines count from 1.
+/// Why a text is not a trace. Lines count from 1.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum TraceError {
@@ -75,7 +75,7 @@ pub enum TraceError {
     /// A trace of another version.
     #[error("line 1: version {0} of the format; use a newer Ferrite, or record the trace again")]
     Version(String),
-    /// A line that says nothing known.
+    /// A line in an unknown form.
     #[error("line {line}: `{text}`: {why}; correct the line, or cut the trace before it (`head -n {}`)", line - 1)]
     Line {
         /// Which one.
@@ -87,7 +87,7 @@ pub enum TraceError {
     },
 }
 
-/// What lines may leave out, because earlier ones said it.
+/// What lines may leave out, because earlier ones gave it.
 #[derive(Debug, Default)]
 struct Known {
     /// File of the last line.
@@ -111,7 +111,7 @@ impl Known {
     }
 
     fn encode(&mut self, event: Event, text: &mut String) {
-        // A string takes whatever is written to it.
+        // Writing to a string cannot fail.
         let _ = match event {
             Event::File { ino, len_bytes } => write!(text, "f {ino} {len_bytes}"),
             Event::Truncate { ino, len_bytes } => write!(text, "t {ino} {len_bytes}"),
@@ -173,7 +173,7 @@ impl Known {
 }
 
 fn digits(word: &str) -> Result<u64, &'static str> {
-    // `parse` would take a sign, too.
+    // `parse` would accept a sign, too.
     let all = !word.is_empty() && word.bytes().all(|byte| byte.is_ascii_digit());
     all.then(|| word.parse().ok())
         .flatten()
@@ -227,7 +227,7 @@ pub fn parse(text: &str) -> Result<Vec<Event>, TraceError> {
     Ok(events)
 }
 
-/// Writes a trace as its events happen. Threads may share it; the order of their events is that in which they come
+/// Writes a trace as its events happen. Threads may share it; events are recorded in the order in which they arrive
 /// here.
 pub struct TraceWriter(Mutex<Recording>);
 
@@ -241,7 +241,8 @@ struct Recording {
 }
 
 impl TraceWriter {
-    /// Records to `sink`, from which nothing is read. Lines are gathered and passed on by 64 KiB, always whole.
+    /// Records to `sink`, from which nothing is read. Lines are buffered and passed on in blocks of 64 KiB, always
+    /// whole.
     pub fn new(sink: Box<dyn Write + Send>) -> TraceWriter {
         TraceWriter(Mutex::new(Recording {
             known: Known::default(),
@@ -251,7 +252,7 @@ impl TraceWriter {
         }))
     }
 
-    /// Adds an event. An error of the sink ends the trace and disturbs nobody; [`Self::finish`] tells of it.
+    /// Adds an event. An error of the sink ends the trace and affects no caller; [`Self::finish`] reports it.
     pub fn record(&self, event: Event) {
         self.0.lock().record(event);
     }
@@ -264,7 +265,7 @@ impl TraceWriter {
         }
     }
 
-    /// Passes on what is gathered. Whatever went wrong since the beginning is said here, once.
+    /// Writes out what is buffered. Reports any error since the beginning, once.
     pub fn finish(&self) -> io::Result<()> {
         let mut recording = self.0.lock();
         recording.pass_on();

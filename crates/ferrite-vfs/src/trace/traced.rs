@@ -1,7 +1,7 @@
-//! [`Traced`]: an engine that tells a writer of traces what is written to it.
+//! [`Traced`]: an engine whose writes are recorded.
 //!
-//! What succeeded is recorded, after it was done: writes, appends, new sizes, files made, and files opened for writing
-//! for the first time. `fallocate` is not: it writes no data. Everything is passed to the engine as it came.
+//! Recorded is what succeeded, after it was done: writes, appends, new sizes, files created, and files opened for
+//! writing for the first time. `fallocate` is not: it writes no data. Every call is passed to the engine unchanged.
 
 use std::sync::Arc;
 
@@ -18,7 +18,7 @@ pub struct Traced<F> {
 }
 
 impl<F: FileSystem> Traced<F> {
-    /// Passes everything to `inner` and tells `writer` of it.
+    /// Passes everything to `inner` and records it with `writer`.
     pub fn new(inner: F, writer: Arc<TraceWriter>) -> Traced<F> {
         Traced { inner, writer }
     }
@@ -41,7 +41,7 @@ impl TracedFile {
     }
 }
 
-/// Methods that do what the engine does, and nothing else.
+/// Methods that only call the engine.
 macro_rules! passed_on {
     ($($name:ident($($argument:ident: $kind:ty),*) -> $result:ty;)*) => {
         $(fn $name(&self, $($argument: $kind),*) -> $result {
@@ -77,7 +77,7 @@ impl<F: FileSystem> FileSystem for Traced<F> {
     fn open(&self, ino: Ino, mode: OpenMode) -> Result<Arc<dyn OpenFile>> {
         let inner = self.inner.open(ino, mode)?;
         if mode.write {
-            // Looked at before it is told: whoever wrote to it since has introduced it.
+            // The size is read before the event is recorded: any writer since then has introduced the file.
             self.writer.introduce(ino, inner.getattr()?.size);
         }
         Ok(Arc::new(TracedFile {

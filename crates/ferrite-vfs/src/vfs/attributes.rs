@@ -1,18 +1,18 @@
 //! Changes of attributes, and extended attributes, as far as the caller may.
 //!
 //! What lives here: the part of [`Vfs`] that is about one inode and not about names. The inode is given by a path or,
-//! as in `fchmod(2)` and its like, as one that the caller has open ([`Target`]); the rules are the same.
+//! as in `fchmod(2)` and similar calls, as one that the caller has open ([`Target`]); the rules are the same.
 
 use super::{Held, STICKY, Vfs};
 use crate::posix::{self, Access};
 use crate::{Attr, FileKind, FsError, Ino, Result, SetAttr, Unsupported, XattrMode};
 
-/// What a change of attributes is about.
+/// The target of a change of attributes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Target<'p> {
     /// What the path names; links are followed.
     Path(&'p [u8]),
-    /// What the path names, be it a symbolic link.
+    /// What the path names, even if it is a symbolic link.
     Link(&'p [u8]),
     /// An inode that the caller has open or pinned.
     Open(Ino),
@@ -32,7 +32,7 @@ impl Vfs {
         self.setattr_of(if follow { Target::Path(path) } else { Target::Link(path) }, set)
     }
 
-    /// As [`Self::setattr`], of any target. How an open file was opened does not count, but who the caller is.
+    /// Like [`Self::setattr`], of any target. What counts is who the caller is, not how a file was opened.
     pub fn setattr_of(&self, target: Target<'_>, set: &SetAttr) -> Result<Attr> {
         let target = self.held(target)?;
         if set.mode.is_some() && target.kind == FileKind::Symlink {
@@ -47,7 +47,7 @@ impl Vfs {
         self.getxattr_of(Target::Path(path), name)
     }
 
-    /// As [`Self::getxattr`], of any target.
+    /// Like [`Self::getxattr`], of any target.
     pub fn getxattr_of(&self, target: Target<'_>, name: &[u8]) -> Result<Vec<u8>> {
         let attr = self.xattr_target(target, name, Access::READ)?;
         self.fs.getxattr(attr.ino, name)
@@ -58,7 +58,7 @@ impl Vfs {
         self.setxattr_of(Target::Path(path), name, value, mode)
     }
 
-    /// As [`Self::setxattr`], of any target.
+    /// Like [`Self::setxattr`], of any target.
     pub fn setxattr_of(&self, target: Target<'_>, name: &[u8], value: &[u8], mode: XattrMode) -> Result<()> {
         let attr = self.xattr_target(target, name, Access::WRITE)?;
         self.fs.setxattr(attr.ino, name, value, mode)
@@ -69,7 +69,7 @@ impl Vfs {
         self.listxattr_of(Target::Path(path))
     }
 
-    /// As [`Self::listxattr`], of any target.
+    /// Like [`Self::listxattr`], of any target.
     pub fn listxattr_of(&self, target: Target<'_>) -> Result<Vec<Vec<u8>>> {
         let mut names = self.fs.listxattr(self.held(target)?.ino)?;
         names.retain(|name| self.cred.is_root() || !name.starts_with(b"trusted."));
@@ -81,14 +81,14 @@ impl Vfs {
         self.removexattr_of(Target::Path(path), name)
     }
 
-    /// As [`Self::removexattr`], of any target.
+    /// Like [`Self::removexattr`], of any target.
     pub fn removexattr_of(&self, target: Target<'_>, name: &[u8]) -> Result<()> {
         let attr = self.xattr_target(target, name, Access::WRITE)?;
         self.fs.removexattr(attr.ino, name)
     }
 
-    /// The rules of xattr(7): `user.` belongs to the content of files and directories (in sticky ones, to the owner),
-    /// `trusted.` to root. `system.` (access control lists) is not there.
+    /// The rules of xattr(7): `user.` needs access to the content of a file or directory (in a sticky one, ownership),
+    /// `trusted.` needs root. `system.` (access control lists) is not supported.
     fn xattr_target(&self, target: Target<'_>, name: &[u8], want: Access) -> Result<Held<'_>> {
         posix::check_xattr_name(name)?;
         let target = self.held(target)?;
