@@ -1,8 +1,8 @@
 //! One FUSE request, one call of the engine.
 //!
 //! Invariants: every reply that gives the kernel an inode number has pinned the inode (by number and generation), and
-//! `forget` takes the pin back; so the number stays the file's as long as the kernel knows it, unlinked or not. The
-//! root is never pinned. Each request that may change something goes through `change!`, so that a freeze holds it back.
+//! `forget` drops the pin. So the number stays the file's as long as the kernel knows it, unlinked or not. The root is
+//! never pinned. Each request that may change something goes through `change!`, so that a freeze holds it back.
 
 use std::cell::RefCell;
 use std::ffi::OsStr;
@@ -26,17 +26,17 @@ use crate::convert::{absent, errno, file_attr, file_type, set_time, unknown};
 use crate::freezer::Freezer;
 use crate::handles::Handles;
 
-/// How long the kernel may keep names and attributes: the pool has no other owner who could change them.
+/// How long the kernel may keep names and attributes: the pool has no other owner that could change them.
 const TTL: Duration = Duration::from_secs(86_400);
 /// Largest write request. The engine takes each as one atomic step.
 const MAX_WRITE_BYTES: u32 = 1 << 20;
-/// Offsets of `.` and `..` come first; cookies of the engine are moved behind them.
+/// Offsets of `.` and `..` come first; the engine's cookies are shifted past them.
 const FIRST_COOKIE: u64 = 2;
-/// Entries of a directory gathered for one reply; a reply of a page holds fewer.
+/// Entries of a directory collected for one reply; a reply of a page holds fewer.
 const ENTRIES_PER_REPLY: usize = 128;
 
 thread_local! {
-    /// The memory that reads are answered from.
+    /// The buffer from which reads are answered.
     static READ_BUFFER: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
 }
 
@@ -49,7 +49,7 @@ pub(crate) struct Bridge {
     freezer: Freezer,
 }
 
-/// Who asks.
+/// The caller.
 #[derive(Clone, Copy)]
 struct Caller {
     uid: u32,
@@ -71,8 +71,8 @@ impl Caller {
     }
 }
 
-/// Does `$body`, which changes something, with `$bridge` for `$this`: at once, or when the mount is thawed. What is
-/// borrowed from the request is named, and copied if it has to wait.
+/// Runs `$body`, which changes something, with `$bridge` for `$this`: at once, or when the mount is thawed. What is
+/// borrowed from the request is named, and copied if the change has to wait.
 macro_rules! change {
     ($this:ident, [$($borrowed:ident),*], |$bridge:ident| $body:expr) => {
         match $this.freezer.pass() {
@@ -103,7 +103,7 @@ macro_rules! answer {
     };
 }
 
-/// An entry gathered under the directory's lock, for a reply.
+/// An entry collected under the directory's lock, for a reply.
 struct Gathered {
     ino: Ino,
     kind: FileKind,
@@ -121,7 +121,7 @@ impl Bridge {
         }
     }
 
-    /// Pins what a reply is about to name.
+    /// Pins the inode that a reply is about to name.
     fn pinned(&self, attr: Attr) -> Result<Attr> {
         if attr.ino != ROOT_INO {
             self.fs.pin(attr.ino, attr.generation).map_err(|error| match error {
@@ -163,8 +163,8 @@ impl Bridge {
         Ok((FileHandle(self.handles.insert(file)), FopenFlags::FOPEN_KEEP_CACHE))
     }
 
-    /// `set`, and what takes setuid and setgid away. Where the group may not execute, Linux lets its members keep
-    /// setgid and takes it from the files that others change; which of them asks, no engine can know.
+    /// `set`, plus what clears setuid and setgid. If the group may not execute, Linux lets members of the group keep
+    /// setgid and clears it when others change the file. The engine cannot know which of them the caller is.
     fn without_privilege(&self, caller: Caller, ino: Ino, set: SetAttr) -> Result<SetAttr> {
         let attr = self.fs.getattr(ino)?;
         let keeps = attr.kind == FileKind::Directory || attr.mode & (libc::S_ISGID | libc::S_IXGRP) != libc::S_ISGID;
@@ -208,8 +208,8 @@ impl Bridge {
     }
 }
 
-/// Whether who asks is in a group. A request names the first group only; the others are looked up, and are not his if
-/// they cannot be.
+/// Whether the caller is in a group. A request names the first group only. The others are looked up; if that fails, the
+/// caller counts as in none of them.
 fn is_in_group(caller: Caller, gid: u32) -> bool {
     let others = || {
         let status = std::fs::read_to_string(format!("/proc/{}/status", caller.pid)).unwrap_or_default();
@@ -242,11 +242,11 @@ impl Filesystem for Bridge {
             InitFlags::FUSE_HANDLE_KILLPRIV_V2,
             InitFlags::FUSE_CACHE_SYMLINKS,
             // Not `FUSE_ASYNC_DIO`: the kernel drops the pages of a direct write before it, and again after it, but not
-            // when the write ends behind the caller's back. Pages that a buffered reader filled meanwhile would stay,
-            // and a cut would not wait for it.
+            // when the write ends asynchronously. Pages that a buffered reader filled meanwhile would stay, and a
+            // truncate would not wait for it.
         ];
         for flag in wanted {
-            // A kernel without one of them costs speed, not correctness.
+            // A kernel without one of them loses speed, not correctness.
             let _ = config.add_capabilities(flag);
         }
         let _ = config.set_max_write(MAX_WRITE_BYTES);
@@ -302,8 +302,8 @@ impl Filesystem for Bridge {
             kill_priv: false,
             by_stranger: false,
         };
-        // What HANDLE_KILLPRIV_V2 makes our task: any chown (also one that changes nothing, which arrives empty, as
-        // what precedes a fallocate does), and a truncate by somebody unprivileged.
+        // What HANDLE_KILLPRIV_V2 makes our task: any chown (also one that changes nothing, which arrives empty, like
+        // the request that precedes a fallocate), and a truncate by an unprivileged caller.
         let chown = uid.is_some() || gid.is_some() || set == SetAttr::default();
         let kills = mode.is_none() && (chown || (size.is_some() && caller.uid != 0));
         change!(self, [], |bridge| {
@@ -423,7 +423,7 @@ impl Filesystem for Bridge {
         let cred = Caller::of(req).cred();
         change!(self, [name], |bridge| {
             let made = match bridge.fs.mknod(&cred, parent.0, name.as_bytes(), &node) {
-                // The kernel looked before it asked, so somebody was faster; that is fine unless O_EXCL.
+                // The kernel looked it up before it asked, so another caller was faster; that is fine unless O_EXCL.
                 Err(FsError::Exists) if flags & libc::O_EXCL == 0 => bridge.fs.lookup(parent.0, name.as_bytes()),
                 made => made,
             };
@@ -489,7 +489,7 @@ impl Filesystem for Bridge {
     }
 
     fn flush(&self, _req: &Request, _ino: INodeNo, _fh: FileHandle, _lock_owner: LockOwner, reply: ReplyEmpty) {
-        // There is nothing to flush; told so once, the kernel asks no more.
+        // There is nothing to flush; after one such reply the kernel stops asking.
         reply.error(Errno::ENOSYS);
     }
 
@@ -512,8 +512,8 @@ impl Filesystem for Bridge {
 
     fn fsync(&self, _req: &Request, _ino: INodeNo, fh: FileHandle, _datasync: bool, reply: ReplyEmpty) {
         answer!(reply, self.handle(fh).and_then(|file| file.fsync()), () => match self.durable_operations {
-            // All is durable already. Told so once, the kernel asks no more: that saves a database a round trip a
-            // commit.
+            // All is durable already. After one such reply the kernel stops asking, which saves a database one round
+            // trip per commit.
             true => reply.error(Errno::ENOSYS),
             false => reply.ok(),
         });
@@ -559,9 +559,9 @@ impl Filesystem for Bridge {
             let pins = attr.is_ok() && !dots && entry.ino != ROOT_INO;
             let (attr, generation, ttl) = match attr {
                 Ok(attr) => (file_attr(&attr), attr.generation, TTL),
-                // Removed since it was listed: as if it had been removed before.
+                // Removed since it was listed: treated as if it had been removed before.
                 Err(FsError::NotFound | FsError::Stale) => continue,
-                // A damaged inode has a name all the same: who copies the directory must stumble over it.
+                // A damaged inode still has a name: a program that copies the directory must fail on it.
                 Err(_) => (unknown(entry.ino, entry.kind), 0, Duration::ZERO),
             };
             let name = OsStr::from_bytes(&entry.name);
@@ -672,7 +672,7 @@ impl Filesystem for Bridge {
         _out_size: u32,
         reply: ReplyIoctl,
     ) {
-        // There are none. fuser would write a warning to the log, which is not for users to fill.
+        // There are none. fuser would write a warning to the log, which users must not be able to fill.
         reply.error(Errno::ENOTTY);
     }
 

@@ -1,4 +1,5 @@
-//! Between the engine's types and FUSE's. The only place of the mount that turns an engine's error into an errno.
+//! Conversion between the engine's types and FUSE's. The only place of the mount that turns an engine's error into an
+//! errno.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -32,8 +33,8 @@ fn system_time(time: Timestamp) -> SystemTime {
 }
 
 /// The time in a request. Before the epoch a request holds seconds below 0 and nanoseconds above them, but fuser 0.18
-/// takes both away from the epoch; here the nanoseconds are added again. `tests/posix/attributes.table` fails if fuser
-/// mends it.
+/// subtracts both from the epoch; here the nanoseconds are added again. `tests/posix/attributes.table` fails once fuser
+/// fixes this.
 fn requested(time: SystemTime) -> Timestamp {
     let seconds = |duration: Duration| i64::try_from(duration.as_secs()).unwrap_or(i64::MAX);
     let (seconds, nanos) = match time.duration_since(UNIX_EPOCH) {
@@ -70,9 +71,9 @@ pub(crate) fn file_attr(attr: &Attr) -> FileAttr {
     }
 }
 
-/// What a listing says of a name whose inode cannot be read. No file is so long: the kernel gives out the name, makes
-/// no inode of the rest (Linux 5.5; before, it does, but asks again at the next use), and forgets the number at once,
-/// which was never pinned. That does no harm: what cannot be read is not freed either.
+/// What a listing returns for a name whose inode cannot be read. No file is this long: the kernel returns the name,
+/// makes no inode of the rest (Linux 5.5; before, it does, but asks again at the next use), and at once forgets the
+/// number, which was never pinned. That does no harm: what cannot be read is not freed either.
 pub(crate) fn unknown(ino: Ino, kind: FileKind) -> FileAttr {
     FileAttr {
         ino: INodeNo(ino),
@@ -82,7 +83,7 @@ pub(crate) fn unknown(ino: Ino, kind: FileKind) -> FileAttr {
     }
 }
 
-/// What a name that does not exist looks like to the kernel, which then remembers that.
+/// What the kernel gets for a name that does not exist; it then caches that.
 pub(crate) fn absent() -> FileAttr {
     FileAttr {
         ino: INodeNo(0),
@@ -121,7 +122,7 @@ mod tests {
 
     #[test]
     fn times_in_requests_are_understood() {
-        // -100 s and 5 ns, as fuser hands it on.
+        // -100 s and 5 ns, as fuser passes it on.
         let time = UNIX_EPOCH - Duration::new(100, 5);
         assert_eq!(requested(time), Timestamp(-100_000_000_000 + 5));
         assert_eq!(requested(UNIX_EPOCH + Duration::new(7, 9)), Timestamp(7_000_000_009));

@@ -1,11 +1,11 @@
-//! Holding requests back that would change something, without holding the threads that serve the others.
+//! Holding back requests that would change something, without blocking the threads that serve the others.
 //!
-//! What lives here: [`Freezer`], which the bridge asks before each change and whoever copies the pool closes.
+//! What lives here: [`Freezer`]. The bridge asks it before each change; the code that copies the pool closes it.
 //!
 //! Invariants:
-//! * Once [`Freezer::close`] has returned, no change is under way, and none begins before [`Freezer::open`].
-//! * A request that is held back occupies no thread: all of a mount's threads may be needed for reads. It is carried
-//!   out, and answered, by whoever opens, in the order in which the requests came.
+//! * Once [`Freezer::close`] has returned, no change is in progress, and none begins before [`Freezer::open`].
+//! * A request that is held back occupies no thread: all of a mount's threads may be needed for reads. The call to
+//!   [`Freezer::open`] carries it out and answers it, in the order in which the requests came.
 
 use std::sync::Arc;
 
@@ -15,12 +15,12 @@ type Change = Box<dyn FnOnce() + Send>;
 
 #[derive(Default)]
 struct Shared {
-    /// True while closed. Whoever carries out a change has it locked shared.
+    /// True while closed. Locked shared while a change is carried out.
     closed: RwLock<bool>,
     waiting: Mutex<Vec<Change>>,
 }
 
-/// Holds the changes of one mount back. Cheap to clone; all clones are one.
+/// Holds back the changes of one mount. Cheap to clone; all clones are one.
 #[derive(Clone, Default)]
 pub struct Freezer {
     shared: Arc<Shared>,
@@ -32,12 +32,12 @@ pub(crate) struct Passage<'f> {
 }
 
 impl Freezer {
-    /// Holds changes back from now on. Blocks for those under way.
+    /// Holds changes back from now on. Blocks until those in progress are done.
     pub fn close(&self) {
         *self.shared.closed.write() = true;
     }
 
-    /// Carries out what was held back, and lets changes go on. Blocks for that.
+    /// Carries out what was held back, and lets changes proceed. Blocks until that is done.
     pub fn open(&self) {
         *self.shared.closed.write() = false;
         loop {
@@ -58,7 +58,7 @@ impl Freezer {
         }
     }
 
-    /// Whether a change may begin; it is under way until the passage is dropped.
+    /// Whether a change may begin; it is in progress until the passage is dropped.
     pub(crate) fn pass(&self) -> Option<Passage<'_>> {
         let open = self.shared.closed.read();
         (!*open).then_some(Passage { _open: open })
@@ -68,7 +68,7 @@ impl Freezer {
     pub(crate) fn hold_back(&self, change: impl FnOnce() + Send + 'static) {
         let closed = self.shared.closed.read();
         match *closed {
-            // Under the lock, so that whoever opens finds it.
+            // Under the lock, so that the call that opens finds it.
             true => self.shared.waiting.lock().push(Box::new(change)),
             false => change(),
         }
@@ -101,7 +101,7 @@ mod tests {
         assert_eq!(*done.lock(), [0, 1, 2, 3]);
     }
 
-    /// Changes come while it is closed and opened again and again: each is done, and none while it is closed.
+    /// Changes arrive while it is closed and opened again and again: each is done, and none while it is closed.
     #[test]
     fn no_change_is_lost_and_none_happens_while_closed() {
         const CHANGES: usize = 20_000;

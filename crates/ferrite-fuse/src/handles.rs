@@ -15,14 +15,14 @@ struct Shard {
     free: Vec<usize>,
 }
 
-/// The open files of one mount. Sharded, so that threads at different files seldom meet.
+/// The open files of one mount. Sharded, so that threads working on different files seldom contend.
 #[derive(Default)]
 pub(crate) struct Handles {
     shards: [Mutex<Shard>; SHARDS],
 }
 
 impl Handles {
-    /// Takes a handle in; returns its number.
+    /// Adds a handle; returns its number.
     pub(crate) fn insert(&self, file: Arc<dyn OpenFile>) -> u64 {
         let shard_number = file.ino() as usize % SHARDS;
         let mut shard = self.shards[shard_number].lock();
@@ -40,7 +40,7 @@ impl Handles {
         self.shards[number % SHARDS].lock().slots.get(number / SHARDS)?.clone()
     }
 
-    /// Takes a number back. The file is closed when its last user is done.
+    /// Removes a number. The file is closed when its last user is done.
     pub(crate) fn remove(&self, number: u64) -> Option<Arc<dyn OpenFile>> {
         let number = usize::try_from(number).ok()?;
         let mut shard = self.shards[number % SHARDS].lock();

@@ -11,12 +11,12 @@
 //! Decisions, with reasons:
 //! * Requests run on the thread that read them: waking another costs more than the work.
 //! * The kernel checks permissions (`default_permissions`); it knows the caller's groups, we do not.
-//! * Names, attributes and pages stay cached in the kernel for a day: the pool has one owner, and every change passes
-//!   this mount, which tells the kernel (or the kernel tells us).
+//! * Names, attributes and pages stay cached in the kernel for a day: the pool has one owner, and every change goes
+//!   through this mount, so either side notifies the other.
 //! * Writes are passed through, not cached: a completed `write` is durable. Dirty pages of shared mappings arrive as
 //!   writes when the kernel flushes them (`msync`, `munmap`, memory pressure).
-//! * setuid and setgid are cleared here (`HANDLE_KILLPRIV_V2`); else the kernel would ask for an attribute before each
-//!   write.
+//! * setuid and setgid are cleared here (`HANDLE_KILLPRIV_V2`); otherwise the kernel would ask for an attribute before
+//!   each write.
 //! * `flock` and `fcntl` locks are the kernel's: all users of a mount share one kernel.
 //!
 //! *Architecture invariant:* this crate knows no engine.

@@ -16,23 +16,23 @@ use thiserror::Error;
 use crate::bridge::Bridge;
 use crate::freezer::Freezer;
 
-/// Choices of a mount.
+/// Options of a mount.
 #[derive(Debug, Clone)]
 pub struct FuseOptions {
     /// Refuse changes in the kernel.
     pub read_only: bool,
-    /// Let the kernel leave access times alone.
+    /// Have the kernel leave access times alone.
     pub noatime: bool,
-    /// Let other users in; needs root, or `user_allow_other` in `/etc/fuse.conf`.
+    /// Allow other users; needs root, or `user_allow_other` in `/etc/fuse.conf`.
     pub allow_other: bool,
     /// Honour setuid bits and device files on the mount (needs root).
     pub suid_dev: bool,
     /// Refuse to execute programs.
     pub noexec: bool,
-    /// Every operation of the engine is durable when it returns, so that the kernel need not ask for `fsync`. (Dirty
-    /// pages of mappings it writes out first, as ever.)
+    /// Every operation of the engine is durable when it returns, so that the kernel need not ask for `fsync`. (It still
+    /// writes out dirty pages of mappings first.)
     pub durable_operations: bool,
-    /// Threads that serve requests; 0 means one a CPU.
+    /// Threads that serve requests; 0 means one per CPU.
     pub threads: usize,
     /// What `df` and `/proc/mounts` show as the source.
     pub source: String,
@@ -60,7 +60,7 @@ pub enum FuseError {
     /// There is no FUSE on this machine, or no access to it.
     #[error("FUSE is not available ({0}); load it with `modprobe fuse`, or see `ferrite doctor`")]
     NoFuse(io::Error),
-    /// The mount point does not do.
+    /// The mount point is unusable.
     #[error("{path}: cannot mount there: {why}", path = path.display())]
     MountPoint {
         /// The mount point.
@@ -92,7 +92,7 @@ enum Undo {
 pub struct Unmounter(Undo);
 
 impl Unmounter {
-    /// Unmounts; requests under way are answered first. Fails while files are in use.
+    /// Unmounts; requests in progress are answered first. Fails while files are in use.
     pub fn unmount(&self) -> io::Result<()> {
         match &self.0 {
             Undo::Ours(dir) => Ok(rustix::mount::unmount(dir, UnmountFlags::empty())?),
@@ -100,8 +100,8 @@ impl Unmounter {
         }
     }
 
-    /// Takes the mount away from those who use it: what they have open fails from now on, and requests under way are
-    /// not answered. Needs root.
+    /// Cuts the mount off from its users: what they have open fails from now on, and requests in progress are not
+    /// answered. Needs root.
     pub fn cut_off(&self) -> io::Result<()> {
         match &self.0 {
             Undo::Ours(dir) => Ok(rustix::mount::unmount(dir, UnmountFlags::FORCE | UnmountFlags::DETACH)?),
@@ -138,7 +138,7 @@ pub fn mount(fs: Arc<dyn FileSystem>, dir: &Path, options: &FuseOptions) -> Resu
             dir: None,
         });
     }
-    // As root we mount ourselves: the helper would leave out the subtype, by which `mount` and `df` know us.
+    // As root we mount directly: the helper would leave out the subtype, by which `mount` and `df` recognise us.
     let dir = std::fs::canonicalize(dir)?;
     let device = OwnedFd::from(device);
     kernel_mount(&device, &dir, options)?;
@@ -188,8 +188,8 @@ fn kernel_mount(device: &OwnedFd, dir: &Path, options: &FuseOptions) -> Result<(
     })
 }
 
-/// Lets the kernel refuse changes to what is mounted on `dir`, or take them again; the other flags stay. Needs root.
-/// Refused while files are open for writing. A pool whose daemon opened it read-only refuses changes all the same.
+/// Makes the kernel refuse changes to what is mounted on `dir`, or accept them again; the other flags stay. Needs root.
+/// Refused while files are open for writing. A pool whose daemon opened it read-only refuses changes in any case.
 pub fn remount(dir: &Path, read_only: bool) -> Result<(), FuseError> {
     let wrong = |error: rustix::io::Errno| FuseError::MountPoint {
         path: dir.to_path_buf(),
@@ -232,7 +232,7 @@ fn config(options: &FuseOptions) -> Config {
     config.acl = choose_acl(options.allow_other);
     let cpus = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
     config.n_threads = Some(if options.threads == 0 { cpus } else { options.threads });
-    // One queue for all threads: a cloned descriptor would pin requests to the thread that is asleep.
+    // One queue for all threads: with a cloned descriptor, requests could be stuck behind a sleeping thread.
     config.clone_fd = false;
     config
 }
@@ -259,7 +259,7 @@ impl Mounted {
         self.freezer.clone()
     }
 
-    /// Serves requests until the file system is unmounted, by whomever. Blocking.
+    /// Serves requests until the file system is unmounted, by any means. Blocks.
     pub fn serve(self) -> Result<(), FuseError> {
         Ok(self.session.run()?)
     }
