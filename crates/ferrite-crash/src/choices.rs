@@ -1,7 +1,8 @@
 //! Which images of a crash point are tried.
 //!
-//! Few lines in flight: every subset of them. More: nothing, everything, each line alone missing, each alone present,
-//! pairs missing, and random subsets torn at words; as many of each kind as the budget allows, picked by the seed.
+//! With few lines in flight: every subset of them. With more: nothing, everything, each line alone missing, each alone
+//! present, pairs missing, and random subsets torn at words; as many of each kind as the budget allows, picked by the
+//! seed.
 
 use ferrite_pm::Choice;
 use ferrite_testkit::rng::Rng;
@@ -36,7 +37,7 @@ pub fn choices(lines: usize, budget: usize, seed: u64) -> Vec<Choice> {
     list
 }
 
-/// A choice as text.
+/// The text form of a choice.
 pub fn name(choice: Choice) -> String {
     match choice {
         Choice::None => "none".into(),
@@ -51,7 +52,7 @@ pub fn name(choice: Choice) -> String {
 
 /// Reads what [`name`] wrote.
 ///
-/// # Errors
+// If it is not a choice; the error says why.
 /// In words, if it is no choice.
 pub fn parse(text: &str) -> Result<Choice, String> {
     let wrong = || format!("{text:?} is no choice of lines");

@@ -14,14 +14,14 @@ use crate::record::{Recorded, record};
 use crate::source::Name;
 use crate::verify::{Allowed, verify};
 
-/// How hard to look.
+/// The effort of a search.
 #[derive(Debug, Clone, Copy)]
 pub struct Effort {
-    /// Images tried at a crash point, about.
+    /// Approximate number of images tried per crash point.
     pub per_point: usize,
-    /// Of so many images, one has its recovery crashed as well; 0: none.
+    /// One image in this many has its recovery crashed as well; 0: none.
     pub recrash_every: u64,
-    /// Images tried at a crash point of a recovery.
+    /// Images tried per crash point of a recovery.
     pub per_recovery_point: usize,
     /// Picks what is sampled.
     pub seed: u64,
@@ -38,7 +38,7 @@ impl Default for Effort {
     }
 }
 
-/// A violation, and how to see it again.
+/// A violation, and how to reproduce it.
 #[derive(Debug, Clone)]
 pub struct Failure {
     /// Kind of pool.
@@ -53,7 +53,7 @@ pub struct Failure {
     pub image: Option<Vec<u8>>,
 }
 
-/// What a search saw.
+/// The results of a search.
 #[derive(Debug, Default)]
 pub struct Report {
     /// Workloads run.
@@ -62,7 +62,7 @@ pub struct Report {
     pub points: u64,
     /// Images tried, those of crashed recoveries included.
     pub tried: u64,
-    /// Different ones among them.
+    /// Distinct images among them.
     pub distinct: u64,
     /// Recoveries that were crashed.
     pub recrashed: u64,
@@ -75,10 +75,10 @@ pub struct Report {
 }
 
 const SHARDS: usize = 64;
-/// So much more often recoveries are crashed again where a page is under way.
+/// Recoveries are crashed this many times as often if a page write is in progress.
 const PAGES_MORE_OFTEN: u64 = 5;
 
-/// A search under way; threads share it.
+/// A search in progress; threads share it.
 pub struct Search {
     effort: Effort,
     variant: Variant,
@@ -96,7 +96,7 @@ pub struct Search {
 type Found = (Option<(usize, Choice)>, String, Option<Vec<u8>>);
 
 impl Search {
-    /// A search that has seen nothing.
+    /// A search without results.
     pub fn new(variant: impl Into<Variant>, effort: Effort) -> Self {
         Search {
             effort,
@@ -155,7 +155,7 @@ impl Search {
     }
 
     fn recorded(&self, recorded: &Recorded) -> Result<(), Found> {
-        // An image that comes again after another operation has returned must be looked at again.
+        // An image that recurs after another operation has returned must be checked again.
         let mut here = FxHashSet::default();
         let mut cursor = recorded.log.cursor();
         loop {
@@ -175,7 +175,7 @@ impl Search {
                 self.count(fingerprint);
                 let nth = self.tried.load(Ordering::Relaxed);
                 let every = match allowed.is_of_page() {
-                    // What a crash leaves of those matters to what comes after the recovery.
+                    // What a crash leaves of those affects what comes after the recovery.
                     true => self.effort.recrash_every.div_ceil(PAGES_MORE_OFTEN),
                     false => self.effort.recrash_every,
                 };
@@ -199,7 +199,7 @@ impl Search {
         }
     }
 
-    /// Searches `names` on `threads` threads until they end, one fails, or `enough` says so.
+    /// Searches `names` on `threads` threads until they end, one fails, or `enough` returns true.
     pub fn run(
         &self,
         names: impl Iterator<Item = Name> + Send,

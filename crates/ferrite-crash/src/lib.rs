@@ -1,16 +1,16 @@
 //! The crash explorer: enumerates what a medium may hold after a crash, and tries the engine on it (docs/design.md,
 //! "Proof").
 //!
-//! What lives here: [`source`], which workloads there are and what they are called; [`record`], a workload run on a
-//! recorded engine and on the reference engine; [`choices`], which images of a crash point are tried; [`verify`], what
-//! is demanded of one image; [`explore`], all of it together, on several threads; [`plan`], in which order; [`shrink`],
-//! the shortest workload that still fails; [`report`], what is said of a failure, and its image kept in a file. The
-//! program `ferrite-crash` is its command line.
+//! What lives here: [`source`], which workloads there are and their names; [`record`], a workload run on a recorded
+//! engine and on the reference engine; [`choices`], which images of a crash point are tried; [`verify`], what an image
+//! must satisfy; [`explore`], all of it together, on several threads; [`plan`], in which order; [`shrink`], the
+//! shortest workload that still fails; [`report`], the report of a failure, and its image kept in a file. The program
+//! `ferrite-crash` is its command line.
 //!
 //! Invariants: everything follows from a [`source::Source`] and an [`explore::Effort`], so a failure is replayed by its
-//! name; only workloads of several threads depend on what else the machine does. The image of every failure is kept in
-//! a file, so those can be looked at again, too, though without the reference engine's word for what must be in it.
-//! What is allowed after a crash is what the reference engine says, never what the engine under test says.
+//! name. Only workloads of several threads depend on what else the machine does. The image of every failure is kept in
+//! a file, so those can be examined again, too, though without the reference engine's answer on what must be in it. The
+//! reference engine defines what is allowed after a crash, never the engine under test.
 #![forbid(unsafe_code)]
 
 pub mod choices;
@@ -24,7 +24,7 @@ pub mod verify;
 
 pub use ferrite_fs::Mapping;
 
-/// What kind of pool is tried. A mapping stands for pools with that mapping and nothing special.
+/// The kind of pool to try. A mapping stands for pools with that mapping and default options.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Variant {
     /// Mapping structure.
@@ -42,5 +42,5 @@ impl From<Mapping> for Variant {
     }
 }
 
-/// Every mapping structure there is. One that is added later joins here.
+/// Every mapping structure. A new one is added here.
 pub const MAPPINGS: &[Mapping] = Mapping::ALL;

@@ -1,4 +1,4 @@
-//! `ferrite-crash`: searches for crashes that lose something, and replays what was found.
+//! `ferrite-crash`: searches for crashes that lose something, and replays what it found.
 #![forbid(unsafe_code)]
 
 use std::path::{Path, PathBuf};
@@ -23,58 +23,58 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Search until so many different images were tried, or the time is over.
+    /// Search until the given number of different images were tried, or the time is over
     Explore {
-        /// Different images to try.
+        /// Different images to try
         #[arg(long, default_value_t = 100_000)]
         images: u64,
-        /// Stop after so many minutes.
+        /// Stop after this many minutes
         #[arg(long, default_value_t = 60)]
         minutes: u64,
-        /// Images tried at a crash point, about.
+        /// Approximate number of images tried per crash point
         #[arg(long, default_value_t = Effort::default().per_point)]
         per_point: usize,
-        /// Threads.
+        /// Threads
         #[arg(long, default_value_t = 2)]
         threads: usize,
-        /// Picks the random workloads and what is sampled.
+        /// Seed of the random workloads and of the samples
         #[arg(long, default_value_t = 1)]
         seed: u64,
-        /// Only this mapping.
+        /// Only this mapping
         #[arg(long, value_parser = mapping)]
         mapping: Option<Mapping>,
-        /// On pools whose data carries checksums.
+        /// Search pools whose data carries checksums
         #[arg(long)]
         data_checksum: bool,
-        /// Directory for the image of what is found, and for what there is to say about it.
+        /// Directory for the image of a violation and its report
         #[arg(long, value_name = "DIR", default_value = ".")]
         keep: PathBuf,
     },
-    /// Try one workload again, or one image of it, or an image by itself.
+    /// Try one workload again, or one image of it, or an image from a file
     Replay {
-        /// Its name, as the search printed it.
+        /// Its name, as printed by the search
         #[arg(required_unless_present = "image")]
         name: Option<Name>,
-        /// An image that a search kept, or any other pool: check it, mount it, work on it, crash its recovery. What was
-        /// done to it is not known then, so what it must hold is not asked. The file is only read.
+        /// An image that a search kept, or any other pool: check it, mount it, use it, crash its recovery. What was
+        /// done to it is unknown then, so its content is not checked. The file is only read
         #[arg(long, value_name = "FILE", conflicts_with_all = ["name", "point", "choice", "keep", "mapping", "data_checksum"])]
         image: Option<PathBuf>,
-        /// The seed of the search.
+        /// The seed of the search
         #[arg(long, default_value_t = 1)]
         seed: u64,
         /// Only this crash point…
         #[arg(long, requires = "choice")]
         point: Option<usize>,
-        /// …and only this choice of lines.
+        /// …and only this choice of lines
         #[arg(long, requires = "point", value_parser = choices::parse)]
         choice: Option<ferrite_pm::Choice>,
-        /// Write that image to a file.
+        /// Write that image to a file
         #[arg(long, requires = "point")]
         keep: Option<PathBuf>,
-        /// Only this mapping.
+        /// Only this mapping
         #[arg(long, value_parser = mapping)]
         mapping: Option<Mapping>,
-        /// On a pool whose data carries checksums.
+        /// Use a pool whose data carries checksums
         #[arg(long)]
         data_checksum: bool,
     },
@@ -147,7 +147,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// What is wrong with an image by itself, or what it holds.
+/// What is wrong with an image alone, or what it holds.
 fn replay_image(path: &Path, seed: u64) -> Result<String, String> {
     let image = std::fs::read(path).map_err(|error| format!("{}: {error}", path.display()))?;
     let tree = verify::verify_alone(&image, seed).map_err(|what| format!("{}: {what}", path.display()))?;

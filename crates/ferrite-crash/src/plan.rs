@@ -1,4 +1,4 @@
-//! In which order workloads are tried.
+//! The order in which workloads are tried.
 
 use ferrite_testkit::generate::Profile;
 
@@ -8,10 +8,10 @@ fn named(source: Source) -> Name {
     Name { source, kept: None }
 }
 
-/// Workloads by chance of a round: one of each kind, and two scenes, which are short and of four scripts.
+/// Random workloads of a round: one of each kind, and two scenes, which are short and come from four scripts.
 const KINDS: u64 = 8;
 
-/// Workloads by chance: `turn` picks the kind, so that all kinds are tried soon.
+/// Random workloads: `turn` picks the kind, so that all kinds are tried soon.
 fn by_chance(turn: u64, seed: u64) -> Name {
     let profiles = Profile::ALL.len() as u64;
     let round = turn / KINDS;
@@ -28,7 +28,7 @@ fn by_chance(turn: u64, seed: u64) -> Name {
     })
 }
 
-/// The quick search of `make test`: every pair, one of so many triples, and a few of each other kind.
+/// The quick search of `make test`: every pair, a sample of the triples, and a few of each other kind.
 pub fn quick(seed: u64) -> impl Iterator<Item = Name> + Send {
     let chance = (0..8 * KINDS).map(move |turn| by_chance(turn, seed));
     let triples = (0..triples()).step_by(16).map(|n| named(Source::Triple(n)));
@@ -36,17 +36,17 @@ pub fn quick(seed: u64) -> impl Iterator<Item = Name> + Send {
     chance.chain(triples).chain(pairs)
 }
 
-/// Workloads by chance, for ever.
+/// Random workloads, without end.
 pub fn chances(seed: u64) -> impl Iterator<Item = Name> + Send {
     (0..).map(move |turn| by_chance(turn, seed))
 }
 
-/// Workloads in which mappings that move entries do so, for ever.
+/// Workloads in which mappings that move entries do so, without end.
 pub fn crowds(seed: u64) -> impl Iterator<Item = Name> + Send {
     (0..).map(move |turn| named(Source::Crowd(seed.wrapping_mul(1_000_003).wrapping_add(turn))))
 }
 
-/// Everything there is: all pairs and triples with workloads by chance between them, then those for ever.
+/// Everything: all pairs and triples with random workloads between them, then random workloads without end.
 pub fn endless(seed: u64) -> impl Iterator<Item = Name> + Send {
     let listed = (0..pairs())
         .map(Source::Pair)

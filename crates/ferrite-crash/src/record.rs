@@ -1,4 +1,4 @@
-//! A workload run on a recorded engine, and what the reference engine says it leads to.
+//! A workload run on a recorded engine, and the result that the reference engine gives.
 
 use std::collections::HashMap;
 use std::sync::{Arc, OnceLock};
@@ -21,19 +21,19 @@ const POOL_BYTES: u64 = 4 << 20;
 const ENOSPC: i32 = 28;
 const PAGE: u64 = 4096;
 
-/// A tree, without what a crash or a look at it may change: access times, and the root's modification time.
+/// A tree, without what a crash or a read of it may change: access times, and the root's modification time.
 pub type Tree = std::collections::BTreeMap<Vec<u8>, Node>;
 
 /// A recorded workload.
 pub struct Recorded {
-    /// All stores, write-backs and fences; marks say `thread << 32 | operations returned`.
+    /// All stores, write-backs and fences; marks are `thread << 32 | operations returned`.
     pub log: Log,
     /// For each thread: the tree before its first operation and after each.
     pub states: Vec<Vec<Tree>>,
-    /// For each thread and operation: what it writes, if that is one whole page.
+    /// For each thread and operation: what it writes, if that is exactly one whole page.
     pub pages: Vec<Vec<Option<Vec<u8>>>>,
-    /// For each thread and operation: whether the runner follows it up with a call of its own, which sets what the
-    /// contract leaves open, so that a crash may come between the two.
+    /// For each thread and operation: whether the runner follows it with a call that sets what the contract leaves
+    /// open, so that a crash may come between the two.
     pub settled: Vec<Vec<bool>>,
     /// How it was mounted.
     pub mount: MountOptions,
@@ -77,12 +77,12 @@ fn options(variant: Variant, workload: &Workload) -> MkfsOptions {
         .seed(42)
 }
 
-/// How workloads are mounted: nothing goes on but what they do, so that a recording is always the same.
+/// Mount options of workloads: no background work, so that a recording is always the same.
 pub fn mount_options(workload: &Workload) -> MountOptions {
     quiet_mount().fold_read_entries(workload.fold_read_entries)
 }
 
-/// A mount on which nothing goes on but what is asked of it.
+/// A mount without background work.
 pub fn quiet_mount() -> MountOptions {
     MountOptions::default().cleaner(false).atime(AtimePolicy::Never)
 }
@@ -90,7 +90,7 @@ pub fn quiet_mount() -> MountOptions {
 /// Reads a tree.
 ///
 /// # Errors
-/// The engine's, in words.
+/// The engine's, as text.
 pub fn capture(fs: &dyn FileSystem) -> Result<Tree, String> {
     let mut tree = Snapshot::capture(fs)
         .map_err(|error| format!("reading the tree: {error}"))?
@@ -126,7 +126,7 @@ fn image_of(region: &Region) -> Vec<u8> {
     image
 }
 
-/// A pool after a workload's setup, and what was done to get there. Most workloads share theirs.
+/// A pool after a workload's setup, and what was done to get there. Most workloads share it.
 struct Ready {
     image: Vec<u8>,
     done: Vec<Op>,
@@ -195,16 +195,16 @@ fn ready(variant: Variant, workload: &Workload) -> Result<Arc<Ready>, String> {
     Ok(ready)
 }
 
-/// What an operation came to on the engine: whether the reference is to do it as well.
+/// Whether the engine ran out of space for an operation, so that the reference must skip it.
 fn refused(outcome: &Outcome) -> bool {
     *outcome == Outcome::Error(ErrorKind(ENOSPC))
 }
 
-/// The numbers of the threads that do what is recorded: each has a ring of its own, and the same one each time.
+/// The numbers of the threads that do what is recorded: each has a separate ring, and the same one each time.
 pub(crate) const HERE: u64 = 0;
 pub(crate) const ELSEWHERE: u64 = 1;
 
-/// Does `work` on another thread, in the ring of the number `thread`.
+/// Runs `work` on another thread, in the ring of number `thread`.
 pub(crate) fn elsewhere<T: Send>(thread: u64, work: impl FnOnce() -> T + Send) -> Result<T, String> {
     let numbered = || {
         number_thread(thread);
@@ -217,7 +217,7 @@ pub(crate) fn elsewhere<T: Send>(thread: u64, work: impl FnOnce() -> T + Send) -
 /// Runs a workload.
 ///
 /// # Errors
-/// In words: the engine did something wrong without any crash.
+/// As text: the engine did something wrong without any crash.
 pub fn record(variant: Variant, workload: &Workload) -> Result<Recorded, String> {
     number_thread(HERE);
     let ready = ready(variant, workload)?;

@@ -1,8 +1,8 @@
-//! What is said of a failure, and what is kept of it.
+//! The report of a failure, and what is kept of it.
 //!
 //! What lives here: [`Failure::tell`], the workload and the command that runs it again; [`Failure::report`], which
-//! keeps the failing image and that text in files. A failure of several threads may not come again; its image is what
-//! there is to be looked at.
+//! keeps the failing image and that text in files. A failure of several threads may not recur; then only its image can
+//! be examined.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -13,7 +13,7 @@ use crate::explore::{Effort, Failure};
 use crate::source::Source;
 
 impl Failure {
-    /// [`Self::tell`], and where image and text are kept: in `dir`, which is there.
+    /// [`Self::tell`], and where image and text are kept: in `dir`, which must exist.
     pub fn report(&self, effort: &Effort, dir: &Path) -> String {
         let mut text = self.tell(effort);
         match self.keep(&text, dir) {
@@ -46,7 +46,7 @@ impl Failure {
         Ok(Some(path))
     }
 
-    /// What is wrong, what leads to it, and the command that shows it again.
+    /// What is wrong, what leads to it, and the command that reproduces it.
     pub fn tell(&self, effort: &Effort) -> String {
         let workload = self.name.workload();
         let mut text = format!("{}\n", self.what);
@@ -84,7 +84,7 @@ mod tests {
     use crate::verify::verify_alone;
     use crate::{Mapping, Variant};
 
-    /// The image of a failure can be looked at by itself: a sound one holds, and one that was hit is told.
+    /// The image of a failure can be examined alone: a sound one passes, and damage is reported.
     #[test]
     fn a_failing_image_is_kept_and_tried_again() {
         let name = Name {

@@ -1,7 +1,7 @@
-//! Which workloads there are, and their names.
+//! The workloads, and their names.
 //!
-//! Invariant: a name stands for the same workload for ever (as long as the alphabets here and the testkit's generator
-//! stay what they are), so it can be printed and replayed.
+//! Invariant: a name always stands for the same workload (as long as the alphabets here and the testkit's generator
+//! stay the same), so it can be printed and replayed.
 
 mod reuse;
 mod scenes;
@@ -17,7 +17,7 @@ use ferrite_vfs::{FallocateMode, FileKind, NewNode, RenameMode, SetAttr, XattrMo
 
 pub use turns::Turns;
 
-/// A family of workloads, and which of it.
+/// A family of workloads, and a member of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Source {
     /// All sequences of one or two operations of [`alphabet`] on a small tree.
@@ -29,23 +29,22 @@ pub enum Source {
     /// Overwrites, log entries and folds on a pool with a handful of free blocks, so that what is freed is used again
     /// at once.
     Churn(u64),
-    /// The same as `Random`, but every other operation is done by another thread, and so recorded in another ring.
+    /// The same as `Random`, but another thread does every other operation, which is so recorded in another ring.
     Relay(u64, u64),
-    /// Pages that lie alone, on a pool whose mapping table is nearly full, so that entries move; files that come and
-    /// go.
+    /// Isolated pages on a pool whose mapping table is nearly full, so that entries move; files that come and go.
     Crowd(u64),
-    /// Few names and inode numbers that two threads use again after each other.
+    /// Few names and inode numbers that two threads reuse after each other.
     Reuse(u64),
     /// A script for one rule of the journal, see `scenes.rs`.
     Scene(u64),
-    /// Several threads, each with random operations in a directory of its own.
+    /// Several threads, each with random operations in a separate directory.
     Threads(u64),
 }
 
-/// A workload's name: its source, and which of its operations are left after shrinking.
+/// A workload's name: its source, and the operations left after shrinking.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Name {
-    /// Where it comes from.
+    /// Its source.
     pub source: Source,
     /// Indices of the operations that are kept; `None`: all.
     pub kept: Option<Vec<usize>>,
@@ -132,7 +131,7 @@ const B: u8 = 1;
 const C: u8 = 2;
 const D: u8 = 3;
 const E: u8 = 4;
-/// The file that takes all space but a little.
+/// The file that takes all space except a little.
 const FILLER: u8 = 7;
 
 /// Its path.
@@ -329,7 +328,7 @@ pub fn alphabet() -> Vec<Op> {
     ]
 }
 
-/// What triples are made of.
+/// The operations that triples are made of.
 pub fn reduced() -> Vec<Op> {
     vec![
         make(&[E], FileKind::File),
@@ -348,13 +347,13 @@ pub fn reduced() -> Vec<Op> {
     ]
 }
 
-/// How many pairs there are: sequences of one operation first, then those of two.
+/// Number of pairs: sequences of one operation first, then those of two.
 pub fn pairs() -> u64 {
     let n = alphabet().len() as u64;
     n + n * n
 }
 
-/// How many triples there are.
+/// Number of triples.
 pub fn triples() -> u64 {
     (reduced().len() as u64).pow(3)
 }
@@ -365,25 +364,24 @@ const INODES: u64 = 127;
 const FEW_INODES: u64 = 15;
 /// Operations of a random workload.
 const RANDOM_OPS: usize = 40;
-/// Operations of a workload with threads, each.
+/// Operations per thread of a workload with threads.
 const THREAD_OPS: usize = 20;
 /// Operations of a churn.
 const CHURN_OPS: usize = 60;
-/// Pages of the file that churns: those before the first of these are written in part and one by one, so many from
-/// there together.
+/// The file that churns is written in part and page by page before this page, and several pages at a time from it on.
 const CHURN_LARGE_PAGE: u64 = 40;
 const CHURN_LARGE_PAGES: u64 = 16;
 const CHURN_PAGES: u64 = CHURN_LARGE_PAGE + CHURN_LARGE_PAGES;
-/// Pages from one to the next where their words shall not share a line: no map keeps more of a file's words in one.
+/// Distance of pages whose words must not share a line: no mapping keeps more of a file's words in one line.
 const CHURN_STRIDE: u64 = 8;
 
-/// A pool that churns is filled until so many blocks are available.
+/// A pool that churns is filled until this many blocks are available.
 const CHURN_BLOCKS_LEFT: u64 = 6;
 /// Operations of a crowd.
 const CROWD_OPS: usize = 50;
-/// A pool that gets crowded is filled until so many blocks are available: more than the pages that lie alone need.
+/// A pool that gets crowded is filled until this many blocks are available: more than the isolated pages need.
 const CROWD_BLOCKS_LEFT: u64 = 40;
-/// Places for pages that lie alone, in each of two files, and the pages from one to the next: more than a line of leaf
+/// Places for isolated pages, in each of two files, and the distance from one to the next: more than a line of leaf
 /// maps.
 const CROWD_PLACES: u64 = 30;
 const CROWD_STRIDE: u64 = 8;
@@ -395,13 +393,13 @@ pub struct Workload {
     pub setup: Vec<Op>,
     /// Inodes of the pool.
     pub inodes: u64,
-    /// Then all blocks but so many are reserved by a file of their own.
+    /// After the setup a separate file reserves all blocks except this many.
     pub blocks_left: Option<u64>,
     /// What is recorded, for each thread.
     pub threads: Vec<Vec<Op>>,
-    /// Who does what, where there is one thread by this count.
+    /// Which thread does which operation, if `threads` has only one sequence.
     pub turns: Turns,
-    /// A read that walks so many log entries folds the page.
+    /// A read that walks this many log entries folds the page.
     pub fold_read_entries: u32,
 }
 
@@ -460,7 +458,7 @@ impl Source {
                 inodes: INODES,
                 blocks_left: Some(CROWD_BLOCKS_LEFT),
                 threads: vec![crowd(seed)],
-                // Most of the time: a move must be told from older and later records in other rings.
+                // Mostly alternating: replay must order a move correctly among older and later records in other rings.
                 turns: Turns::alternate_if(seed % 4 != 0),
                 fold_read_entries: (seed % 2) as u32,
             },
@@ -516,9 +514,9 @@ fn recordable(profile: Profile, seed: u64) -> impl Iterator<Item = Op> {
 }
 
 /// Whole pages, parts of pages, and reads that fold them. Every other seed keeps the pages that are written in part so
-/// far apart that the word of each has a line for itself on any mapping: what a fold leaves there, no record of a
-/// neighbour writes back. It writes more of the large ones too, so that what a fold frees is used again before its page
-/// is written again.
+/// far apart that each page's word has a line to itself on any mapping: no record of a neighbour writes back what a
+/// fold leaves there. It also writes more of the large ones, so that what a fold frees is used again before its page is
+/// written again.
 fn churn(seed: u64) -> Vec<Op> {
     let mut rng = Rng::new(seed ^ 0xc4);
     let apart = seed % 2 == 1;
@@ -555,8 +553,7 @@ fn churn(seed: u64) -> Vec<Op> {
     ops
 }
 
-/// New pages that lie alone, changes of those that are there, holes, and small files whose nodes and blocks are used
-/// again.
+/// New isolated pages, changes of existing ones, holes, and small files whose nodes and blocks are reused.
 fn crowd(seed: u64) -> Vec<Op> {
     let mut rng = Rng::new(seed ^ 0xc0d);
     let mut fill = 100;
@@ -569,7 +566,7 @@ fn crowd(seed: u64) -> Vec<Op> {
             0..=5 => ops.push(write(&file, offset, 4096 << rng.below(3), fill)),
             6 => ops.push(write(&file, offset + rng.below(4000), 1 + rng.below(90) as usize, fill)),
             7 => {
-                // What goes leaves room for what comes, so that the table stays as full as it is.
+                // What is removed leaves room for what is added, so that the table stays equally full.
                 let from = rng.below(400) * 4096;
                 ops.push(allocate(&[FILLER], FallocateMode::PunchHole, from, 8 * 4096));
             }
@@ -578,7 +575,7 @@ fn crowd(seed: u64) -> Vec<Op> {
                 let page = [0, 1, 600][rng.below(3) as usize];
                 let reserve = FallocateMode::Allocate { keep_size: false };
                 ops.push(make(&[B], FileKind::File));
-                // Nodes of trees come with data, which has a fence of its own, and without.
+                // Nodes of trees come with data, which has a separate fence, and without.
                 ops.push(match rng.below(2) {
                     0 => write(&[B], page * 4096, 4096, fill),
                     _ => allocate(&[B], reserve, page * 4096, 4096),
@@ -595,7 +592,7 @@ fn crowd(seed: u64) -> Vec<Op> {
     ops
 }
 
-/// The same operation in the directory of a thread.
+/// The same operation in a thread's directory.
 fn below(thread: u8, mut op: Op) -> Op {
     fn sink(thread: u8, path: &mut Path) {
         path.0.insert(0, thread);

@@ -1,5 +1,5 @@
-//! What is demanded of an image: it passes fsck, mounts, holds what returned and of what was under way all or nothing,
-//! leaks nothing, goes on working, and all that again if recovery itself is crashed.
+//! What an image must satisfy: it passes fsck, mounts, holds everything that returned and all or nothing of what was in
+//! progress, leaks nothing, still works, and all that again if recovery itself is crashed.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -15,12 +15,13 @@ use crate::record::{Recorded, Tree, capture, elsewhere, quiet_mount, share, unse
 /// Blocks to which a page is written after a crash; pools that are nearly full have fewer.
 const ECHOES_MAX: u64 = 100;
 
-/// What an image may hold: for each thread, a tree before and one after the operation under way.
+/// What an image may hold: for each thread, the tree before and the tree after the operation in progress.
 pub struct Allowed<'a> {
     states: Vec<&'a [Tree]>,
-    /// For each thread: the operation under way is followed up, see [`Recorded::settled`].
+    /// For each thread: whether the runner follows the operation in progress with another call, see
+    /// [`Recorded::settled`].
     settled: Vec<bool>,
-    /// The page that an operation under way writes, if that is all it writes.
+    /// The page that an operation in progress writes, if that is all it writes.
     page: Option<&'a [u8]>,
 }
 
@@ -46,7 +47,7 @@ impl<'a> Allowed<'a> {
         }
     }
 
-    /// Nothing but `tree`.
+    /// Exactly `tree`.
     fn only(tree: &'a Tree) -> Self {
         Allowed {
             states: vec![std::slice::from_ref(tree)],
@@ -55,7 +56,7 @@ impl<'a> Allowed<'a> {
         }
     }
 
-    /// Whether an operation under way writes a page, so that its record may be there without it.
+    /// Whether an operation in progress writes a page, so that its record may be there without the page.
     pub fn is_of_page(&self) -> bool {
         self.page.is_some()
     }
@@ -87,11 +88,12 @@ impl<'a> Allowed<'a> {
 /// Images of recovery that were tried, by fingerprint.
 pub type Recovered = Vec<u64>;
 
-/// Tries an image of which nobody knows what was done: all that [`verify`] demands but what the tree must be. That is
-/// what the first mount makes of it, whenever recovery is crashed; `seed` picks where. Returns the tree.
+/// Tries an image whose history is unknown. Checks all that [`verify`] does, except that the tree is not known: the
+/// tree that the first mount recovers must come out again wherever recovery is crashed; `seed` picks where. Returns the
+/// tree.
 ///
 /// # Errors
-/// What is wrong with it, in words.
+/// What is wrong with it, as text.
 pub fn verify_alone(image: &[u8], seed: u64) -> Result<Tree, String> {
     let region = Region::from_image(image).map_err(|error| error.to_string())?;
     let mount = quiet_mount();
@@ -102,10 +104,11 @@ pub fn verify_alone(image: &[u8], seed: u64) -> Result<Tree, String> {
     Ok(tree)
 }
 
-/// Tries one image. With `recrash`, a budget and a seed, crashes its recovery as well; returns the images that gave.
+/// Tries one image. With `recrash`, a budget and a seed, crashes its recovery as well; returns the images that this
+/// gave.
 ///
 /// # Errors
-/// What is wrong with it, in words.
+/// What is wrong with it, as text.
 pub fn verify(
     image: &[u8],
     allowed: &Allowed<'_>,
@@ -157,14 +160,14 @@ pub fn verify(
     crash_recovery(&log, allowed, mount, budget, seed)
 }
 
-/// Recovers `image`, writes `page`, which the operation under way wrote as well, to one free block after the other, and
-/// crashes. A record that the first crash left without its data must not come back to life by that.
+/// Recovers `image`, writes `page`, which the operation in progress wrote as well, to one free block after another, and
+/// crashes. That must not bring back to life a record that the first crash left without its data.
 fn echo(image: &[u8], page: &[u8], mount: &MountOptions, ring: u64) -> Result<(), String> {
     let recorder = Recorder::new(image.to_vec());
     let mut region = Region::from_image(image).map_err(|error| error.to_string())?;
     region.attach_recorder(Arc::clone(&recorder));
     let engine = Engine::mount(region, mount).map_err(|error| format!("recovery: does not mount: {error}"))?;
-    // Either ring may hold such a record, and writes over it if it is used first.
+    // Either ring may hold such a record, and overwrites it if it is used first.
     elsewhere(ring, || write_often(&engine, page))?.map_err(|error| format!("recovery: {error}"))?;
     let tree = capture(&engine)?;
     let log = recorder.log();
@@ -177,7 +180,8 @@ fn echo(image: &[u8], page: &[u8], mount: &MountOptions, ring: u64) -> Result<()
     })
 }
 
-/// As many overwrites of a page as there are free blocks, so that it has been in each; no more, or the mark would move.
+/// Overwrites a page as often as there are free blocks, so that it has been in each; not more often, or the mark would
+/// move.
 fn write_often(engine: &Engine, page: &[u8]) -> ferrite_vfs::Result<()> {
     let node = NewNode {
         kind: FileKind::File,
@@ -208,7 +212,7 @@ fn crash_recovery(
 ) -> Result<Recovered, String> {
     let mut cursor = log.cursor();
     let mut seen = Vec::new();
-    // The mark says that recovery is over; what the probe does is no other tree either, once its names are gone.
+    // The mark says that recovery is over; what the probe does leaves the same tree, too, once its names are gone.
     while cursor.marks().is_empty() {
         for choice in choices(cursor.lines_in_flight(), budget, seed ^ cursor.point() as u64) {
             let fingerprint = cursor.fingerprint(choice);
@@ -228,7 +232,7 @@ fn crash_recovery(
     Ok(seen)
 }
 
-/// Runs fsck; returns how many blocks have an owner.
+/// Runs fsck; returns the number of blocks with an owner.
 fn check(image: &[u8], when: &str) -> Result<u64, String> {
     let region = Region::from_image(image).map_err(|error| error.to_string())?;
     let report = fsck(region, &mut |_, _, _| {}).map_err(|error| format!("fsck {when}: {error}"))?;
@@ -246,7 +250,7 @@ fn inodes_in_use(engine: &Engine) -> Result<u64, String> {
     Ok(stat.inodes - stat.inodes_free)
 }
 
-/// Something of everything, all of which is taken back. A full pool may refuse what takes space, nothing else.
+/// A little of everything, all of it undone. A full pool may refuse what takes space, nothing else.
 fn probe(engine: &Engine) -> ferrite_vfs::Result<()> {
     fn unless_full<T>(result: ferrite_vfs::Result<T>) -> ferrite_vfs::Result<Option<T>> {
         match result {

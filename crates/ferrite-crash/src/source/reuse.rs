@@ -1,20 +1,20 @@
-//! Few names and inode numbers, used again by two threads whose rings are far apart in their numbers.
+//! Few names and inode numbers, reused by two threads whose rings are far apart in their numbers.
 //!
-//! One thread does something each time, the other one mostly reads; so the numbers of the first ring run ahead, and
-//! what it clears the second sets by a record that must have a number above that all the same
+//! One thread does something each time, the other one mostly reads, so the numbers of the first ring run ahead. What
+//! the first clears the second sets, by a record that must have a number above that all the same
 //! (docs/crash-consistency.md, rules 4 and 6).
 
 use super::*;
 
 /// Operations of such a workload.
 const REUSE_OPS: usize = 60;
-/// Directories, and names that each may have.
+/// Directories, and the names that each may have.
 const DIRS: u8 = 3;
 const NAMES: u64 = 10;
 /// The file of two pages that is written across their border, so that one record vouches for two entries.
 const PAGES: u8 = 5;
 
-/// What is there at first.
+/// The initial tree.
 pub(super) fn setup() -> Vec<Op> {
     let dirs = (0..DIRS).map(|dir| mkdir(&[dir]));
     let files = [
@@ -26,12 +26,12 @@ pub(super) fn setup() -> Vec<Op> {
     dirs.chain(files).collect()
 }
 
-/// The operations: those of even index are of the thread that is ahead.
+/// The operations; the thread that is ahead does those of even index.
 pub(super) fn ops(seed: u64) -> Vec<Op> {
     let mut rng = Rng::new(seed ^ 0x4e5);
     let step = |index: usize| {
         let is_ahead = index.is_multiple_of(2);
-        // None has anything to do with a directory of the other, which would bring their numbers together.
+        // Neither touches a directory of the other, which would bring their numbers together.
         let dir = match is_ahead {
             true => [0, 2][rng.below(2) as usize],
             false => 1,

@@ -1,31 +1,33 @@
-//! Scenes: short scripts that lead straight to where one rule of the journal matters (docs/crash-consistency.md),
-//! varied by a seed.
+//! Scenes: short scripts that lead straight to a moment where one rule of the journal matters
+//! (docs/crash-consistency.md), varied by a seed.
 //!
 //! By chance the moment is rare: what one ring has freed or cleared must be used by the other one before the mark
-//! moves, while the numbers of the first are ahead. So a scene holds what it works on, lest the inode cache drop it and
-//! remember one number for all, runs one ring ahead, and then does in the other what must come after it.
+//! moves, while the numbers of the first are ahead. So a scene keeps open what it works on, because otherwise the inode
+//! cache would drop it and remember one number for all. It runs one ring ahead, and then does in the other what must
+//! come after it.
 //!
-//! Invariant: a setup says nothing of the seed but which of a few it is, for pools are made once for each and kept.
+//! Invariant: a setup depends on the seed only through a choice of a few, because pools are made once for each setup
+//! and kept.
 
 use super::*;
 
-/// Which thread does an operation: the one here, or the one elsewhere.
+/// The thread that does an operation: this one, or the other.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Ring {
     Here,
     Elsewhere,
 }
 
-/// Scripts there are.
+/// Number of scripts.
 const SCRIPTS: u64 = 4;
 /// Names that a directory may have besides its first one.
 const LINKS: u8 = 11;
-/// Files that a directory is given where inode numbers matter.
+/// Files that a directory gets where inode numbers matter.
 const FILES: u8 = 6;
-/// How many blocks a pool may have left on which dead records are looked for: a page can be written to all of them
+/// Blocks left on a pool on which dead records are looked for: few enough that a page can be written to all of them
 /// after a crash.
 const BLOCKS_LEFT: [u64; 2] = [14, 24];
-/// The same where space is to come back again and again.
+/// The same where space must be reclaimed again and again.
 const FEW_BLOCKS_LEFT: [u64; 2] = [5, 8];
 
 struct Script {
@@ -75,7 +77,7 @@ impl Script {
         self.ops.push((behind, op));
     }
 
-    /// Holds what these paths lead to until the end.
+    /// Keeps what these paths lead to open until the end.
     fn hold(&mut self, paths: &[&[u8]]) {
         for (slot, names) in (0..).zip(paths) {
             self.ahead(Op::Pin {
@@ -85,7 +87,7 @@ impl Script {
         }
     }
 
-    /// A few records that change nothing but a directory's inode: the numbers of one ring go ahead.
+    /// A few records that change nothing but a directory's inode: the numbers of one ring run ahead.
     fn hurry(&mut self, dir: u8) {
         for _ in 0..3 + self.rng.below(4) {
             let mode = 0o700 + self.rng.below(64) as u32;
@@ -99,13 +101,13 @@ impl Script {
         }
     }
 
-    /// Names of one directory go, and names of another one come, some to slots that were left. Links, so that no inode
-    /// number orders them.
+    /// Names of one directory are removed, and names of another one are added, some to slots that were freed. Links, so
+    /// that no inode number orders them.
     fn names(&mut self) -> (Vec<Op>, u64, Option<u64>) {
         let mut setup: Vec<_> = [A, B, C, D].map(|dir| mkdir(&[dir])).into();
         setup.extend([A, B, C, D].map(|dir| make(&[dir, A], FileKind::File)));
-        // The slots are many more than names, and home to few: so many go and come, of one pair of directories or
-        // another.
+        // There are many more slots than names, and few names have the same home slot. So many names go and come, in
+        // one pair of directories or another.
         setup.extend(
             [A, C]
                 .iter()
@@ -125,19 +127,19 @@ impl Script {
         (setup, FEW_INODES, None)
     }
 
-    /// Most names of a directory, from any of them on.
+    /// Most names of a directory, starting at a random one.
     fn some_of_links(&mut self) -> impl Iterator<Item = u8> + use<> {
         let first = self.rng.below(u64::from(LINKS)) as u8;
         let count = 8 + self.rng.below(3) as u8;
         (0..count).map(move |n| 1 + (first + n) % LINKS)
     }
 
-    /// The last number is taken: one that goes in one directory is the one that comes in the other.
+    /// The last inode number is taken: one that is freed in one directory is the one allocated in the other.
     fn inodes(&mut self) -> (Vec<Op>, u64, Option<u64>) {
         let mut setup = tree();
         let files = |dir: u8, last: u8| (1..=last).map(move |name| make(&[dir, name], FileKind::File));
         setup.extend(files(A, FILES));
-        // The root, two directories and the file in each are there already.
+        // The root, two directories and the file in each exist already.
         let left = FEW_INODES as u8 - FILES - 5;
         setup.extend(files(B, left));
         self.hold(&[&[], &[A], &[B]]);
@@ -159,7 +161,7 @@ impl Script {
         (setup, FEW_INODES, None)
     }
 
-    /// Pages whose records may outlive them, on a pool so full that the same page comes to the same block when it is
+    /// Pages whose records may outlive them, on a pool so full that the same page gets the same block when it is
     /// written after the crash.
     fn dead_records(&mut self, blocks_left: u64) -> (Vec<Op>, u64, Option<u64>) {
         let mut setup = tree();
@@ -175,10 +177,10 @@ impl Script {
         (setup, INODES, Some(blocks_left))
     }
 
-    /// Pages over and over until no block is left but those that are kept for overwrites, and then something new in the
-    /// other ring: the mark moves for it, and it takes what was written, and vouched for, since the mark moved last.
-    /// For that its thread has looked for a block before, and goes on from there; else it would take one that was
-    /// freed, but written long ago.
+    /// Writes pages over and over until no block is left except the reserve, and then something new in the other ring.
+    /// The mark moves for it, and it takes what was written, and vouched for, since the mark moved last. For that its
+    /// thread has looked for a block before, and continues from there; otherwise it would take one that was freed, but
+    /// written long ago.
     fn space(&mut self, blocks_left: u64) -> (Vec<Op>, u64, Option<u64>) {
         let mut setup = tree();
         setup.push(write(&[A, A], 0, 2 * 4096, 1));
@@ -193,7 +195,7 @@ impl Script {
             }
         }
         let taker = match self.rng.below(4) {
-            // A link's target and attributes take any block; pages may look for one with others behind it.
+            // A link's target and attributes take any block; pages may look for one followed by others.
             0 | 1 => Op::Symlink {
                 path: path(&[B, B]),
                 len: 3000,
@@ -206,7 +208,7 @@ impl Script {
     }
 }
 
-/// Two directories with a file each.
+/// Two directories with one file each.
 fn tree() -> Vec<Op> {
     let files = [make(&[A, A], FileKind::File), make(&[B, A], FileKind::File)];
     [mkdir(&[A]), mkdir(&[B])].into_iter().chain(files).collect()

@@ -1,13 +1,13 @@
 //! Which thread does which operation of a workload, and so which ring gets its record.
 
-/// Which of two threads, and so of two rings, does an operation of a workload that is one sequence.
+/// Which of two threads, and so of two rings, does each operation of a single sequence.
 #[derive(Debug, Clone)]
 pub enum Turns {
-    /// The same one does all.
+    /// One thread does all.
     One,
     /// The other one does every other operation.
     Alternate,
-    /// As it says for each operation: the other one does it.
+    /// For each operation: whether the other thread does it.
     Each(Vec<bool>),
 }
 
@@ -21,7 +21,7 @@ impl Turns {
         }
     }
 
-    /// Lets go of the turns of all operations but these.
+    /// Drops the turns of all operations except these.
     pub fn keep(&mut self, kept: &[usize]) {
         if let Turns::Each(elsewhere) = self {
             let mut index = 0;
