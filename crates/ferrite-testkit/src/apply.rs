@@ -1,11 +1,11 @@
-//! Applies an [`Op`] to a file system and says what came of it, in a form that two engines can be compared by.
+//! Applies an [`Op`] to a file system and returns the outcome in a form in which two engines can be compared.
 //!
 //! Invariants: an [`Outcome`] holds no inode number, no cookie and no reading of the engine's clock. A rule that a
-//! single engine can break on its own (an error that changed something, a listing with an entry twice) is
-//! judged here, as a [`Violation`]; what needs two engines is judged in [`crate::model`].
+//! single engine can break (an error that changed something, a listing with an entry twice) is checked here, as a
+//! [`Violation`]; what needs two engines is checked in [`crate::model`].
 //!
-//! Where the contract leaves a result open, the runner makes both engines equal again instead of ignoring the
-//! attribute from then on: see `settle_times` and `settle_content_change`.
+//! Where the contract leaves a result open, the runner makes both engines equal again instead of ignoring the attribute
+//! from then on: see `settle_times` and `settle_content_change`.
 
 /// Ends the operation with a violation unless the condition holds.
 macro_rules! demand {
@@ -42,7 +42,7 @@ pub enum Stamp {
 }
 
 impl Stamp {
-    /// Tells the two apart by value; see [`EXPLICIT_TIME_END`].
+    /// Distinguishes the two by value; see [`EXPLICIT_TIME_END`].
     pub fn of(time: Timestamp) -> Stamp {
         if time < EXPLICIT_TIME_END {
             Stamp::Explicit(time)
@@ -52,7 +52,7 @@ impl Stamp {
     }
 }
 
-/// What must be equal of two engines' attributes.
+/// What must be equal in two engines' attributes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[allow(missing_docs)] // As in `Attr`.
 pub struct CanonAttr {
@@ -62,9 +62,9 @@ pub struct CanonAttr {
     pub uid: u32,
     pub gid: u32,
     pub rdev: u32,
-    /// None for a directory: its size is the engine's own affair.
+    /// None for a directory: its size is up to the engine.
     pub size: Option<u64>,
-    /// None unless a regular file: POSIX lets engines differ on when listings and `readlink` count as reads.
+    /// None unless a regular file: POSIX leaves open when listings and `readlink` count as reads.
     pub atime: Option<Stamp>,
     pub mtime: Stamp,
 }
@@ -89,14 +89,14 @@ impl From<&Attr> for CanonAttr {
     }
 }
 
-/// What came of an operation.
+/// The outcome of an operation.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub enum Outcome {
     Done,
     /// The operation means nothing here (an empty slot, a `user.` attribute on a fifo).
     Skipped,
-    /// Refused, where the contract does not say with which error.
+    /// Refused, where the contract does not specify the error.
     Refused,
     /// Refused with this error (its texts are the engine's own).
     Error(ErrorKind),
@@ -134,7 +134,7 @@ enum Slot {
     Pinned(Ino),
 }
 
-/// Applies operations to one file system. Dropping it closes its handles and takes back its pins.
+/// Applies operations to one file system. Dropping it closes its handles and releases its pins.
 pub struct Runner<'a> {
     fs: &'a dyn FileSystem,
     slots: Vec<Slot>,
@@ -168,7 +168,7 @@ impl<'a> Runner<'a> {
         }
     }
 
-    /// Gives the root of a fresh file system known attributes, since engines make theirs differently.
+    /// Gives the root of a fresh file system known attributes, because engines create theirs differently.
     ///
     /// # Panics
     /// When they cannot be set.
@@ -428,7 +428,7 @@ impl<'a> Runner<'a> {
         };
         let before = self.target_attr(on)?;
         if !matches!(before.kind, FileKind::File | FileKind::Directory) {
-            // Linux keeps `user.` attributes off these; whether the engine or the front end says so is open.
+            // Linux keeps `user.` attributes off these; whether the engine or the front end refuses them is open.
             return Ok(Outcome::Skipped);
         }
         match op {
@@ -454,7 +454,7 @@ impl<'a> Runner<'a> {
         }
     }
 
-    /// Notes for running listings that `name` of `dir` may come and go.
+    /// Notes for listings in progress that `name` of `dir` may come and go.
     fn touch(&mut self, dir: Ino, name: &[u8]) {
         for listing in self.listings.iter_mut().flatten().filter(|listing| listing.dir == dir) {
             listing.touched.insert(name.to_vec());
@@ -569,7 +569,7 @@ impl<'a> Runner<'a> {
                 );
                 Ok(file)
             }
-            // The contract names no error for opening what is no regular file.
+            // The contract names no error for opening anything but a regular file.
             Err(_) if attr.kind != FileKind::File => Err(Stop::Outcome(Outcome::Refused)),
             Err(error) => Err(error.into()),
         }
@@ -589,7 +589,7 @@ impl<'a> Runner<'a> {
             .map_err(|error| Stop::Violation(format!("setting times: {error}")))
     }
 
-    /// After `fallocate`: whether it moves `mtime` when no byte changes, and clears setuid, is left open.
+    /// After `fallocate`: it is left open whether it moves `mtime` when no byte changes, and whether it clears setuid.
     fn settle_content_change(&self, attr: &Attr) -> Step<()> {
         let set = SetAttr {
             mode: Some(attr.mode & 0o777),
@@ -601,7 +601,7 @@ impl<'a> Runner<'a> {
 
     /// Size of the file `on`, and the first byte at or after `offset` that is not zero; None for no file.
     ///
-    /// The file is read to find it, hole by hole, so this is exact whatever the engine calls a hole.
+    /// The file is read to find it, hole by hole, so the result is exact, whatever the engine reports as a hole.
     pub fn first_nonzero(&self, on: &Target, offset: u64) -> Option<(u64, Option<u64>)> {
         let ino = self.target_attr(on).ok()?.ino;
         let mode = OpenMode {
@@ -645,8 +645,8 @@ impl<'a> Runner<'a> {
 impl Drop for Runner<'_> {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            // The engine panicked and may hold a poisoned lock; a second panic would end the process before the
-            // failure is told, so its handles are leaked.
+            // The engine panicked and may hold a poisoned lock. A second panic would end the process before the failure
+            // is reported, so the handles are leaked.
             std::mem::forget(std::mem::take(&mut self.slots));
             return;
         }
@@ -659,7 +659,7 @@ pub fn link_target(len: usize) -> Vec<u8> {
     (0..len).map(|index| b"abc/../"[index % 7]).collect()
 }
 
-/// Whether two attributes are the same, but for what a read or the engine's housekeeping may move.
+/// Whether two attributes are equal, except for what a read or the engine's housekeeping may change.
 fn same_but_atime(a: &Attr, b: &Attr) -> bool {
     Attr {
         atime: b.atime,

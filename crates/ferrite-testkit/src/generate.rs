@@ -2,7 +2,7 @@
 //!
 //! Invariants: a sequence is fixed by (profile, seed), and a shorter one is a prefix of a longer one. The generator
 //! never sees an outcome (the sequence would then depend on the engine); it keeps a guess of the tree instead
-//! ([`Guess`]), so that most operations meet something they can work on, and the rest tests the errors.
+//! ([`Guess`]), so that most operations find something they can work on, and the rest test the errors.
 
 use std::collections::BTreeMap;
 
@@ -24,7 +24,8 @@ pub enum Profile {
     SmallFiles,
     /// Renames in a tree of three levels.
     Renames,
-    /// Writes of 1 byte to 20 KiB at any offset of a few pages, cuts and holes between them: what page logs are for.
+    /// Writes of 1 byte to 20 KiB at any offset of a few pages, truncates and holes between them: the workload of page
+    /// logs.
     Unaligned,
 }
 
@@ -56,7 +57,7 @@ impl Profile {
 #[derive(Debug, Default)]
 struct Guess {
     nodes: BTreeMap<Path, FileKind>,
-    /// Attributes set lately: where, and which.
+    /// Attributes set recently: where, and which.
     xattrs: Vec<(Target, u8)>,
     open: [bool; SLOTS as usize],
     listing: [bool; SLOTS as usize],
@@ -206,7 +207,7 @@ impl OpGenerator {
         matches!(self.profile, Profile::Data | Profile::Unaligned)
     }
 
-    /// Few names are common and the rest rare, so that operations meet each other.
+    /// A few names are common and the rest rare, so that operations meet.
     fn name(&mut self) -> u8 {
         if self.is_data() {
             return self.rng.below(3) as u8;
@@ -248,7 +249,7 @@ impl OpGenerator {
         self.known(|kind| kind == FileKind::File)
     }
 
-    /// The root or, mostly, a directory that is there.
+    /// The root or, mostly, an existing directory.
     fn directory(&mut self) -> Path {
         if self.rng.chance(35) {
             return Path(Vec::new());
@@ -256,7 +257,7 @@ impl OpGenerator {
         self.known(|kind| kind == FileKind::Directory)
     }
 
-    /// A name in a directory that is there; as deep as three levels.
+    /// A name in an existing directory, up to three levels deep.
     fn fresh(&mut self) -> Path {
         if self.is_data() || self.rng.chance(10) {
             return self.path();
@@ -271,7 +272,7 @@ impl OpGenerator {
         self.rng.below(u64::from(SLOTS)) as u8
     }
 
-    /// A slot that is in use, mostly.
+    /// Mostly a slot that is in use.
     fn used_slot(&mut self) -> u8 {
         let used: Vec<u8> = (0..SLOTS).filter(|slot| self.guess.open[*slot as usize]).collect();
         if used.is_empty() || self.rng.chance(10) {
@@ -418,7 +419,7 @@ impl OpGenerator {
         match self.rng.below(20) {
             0..=7 => {
                 let len = self.len();
-                // Whether a write of nothing clears setuid is not settled, so it never goes through a slot.
+                // Whether a write of length 0 clears setuid is unspecified, so it never goes through a slot.
                 let on = if len == 0 { Target::At(self.file()) } else { on };
                 Op::Write {
                     on,

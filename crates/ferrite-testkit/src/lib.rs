@@ -1,10 +1,10 @@
-//! Test suites that every engine runs: written from the contract ([`ferrite_vfs::FileSystem`], POSIX and the
-//! project's design), never from an engine's code.
+//! Test suites that every engine runs: written from the contract ([`ferrite_vfs::FileSystem`], POSIX and the project's
+//! design), never from an engine's code.
 //!
 //! What lives here: operations as values ([`ops`]), random sequences of them ([`generate`]) and how they are applied
-//! and judged ([`apply`]); a whole tree as a value ([`snapshot`]); the comparison with the reference engine
-//! ([`model`]); a table of POSIX cases ([`posix`]); checks of concurrent behaviour ([`linear`]); one simple thing done
-//! thousands of times ([`loops`]).
+//! and checked ([`apply`]); a whole tree as a value ([`snapshot`]); the comparison with the reference engine
+//! ([`model`]); a table of POSIX cases ([`posix`]); checks of concurrent behaviour ([`linear`]); one simple operation
+//! done thousands of times ([`loops`]).
 //!
 //! An engine's `tests/` folder implements [`TestEngine`] and [`loops::LoopEngine`] and calls
 //! [`model::check_against_reference`], [`posix::run_all`], [`linear::run_all`] and [`loops::run`]; `tests/memfs.rs` of
@@ -33,8 +33,8 @@ pub trait TestEngine {
     /// The mounted file system.
     fn fs(&self) -> &dyn FileSystem;
 
-    /// Unmounts cleanly and mounts again. The suites have closed every handle and taken back every pin. An
-    /// engine that keeps nothing (the in-memory reference) does nothing.
+    /// Unmounts cleanly and mounts again. The suites have closed every handle and released every pin. An engine that
+    /// keeps nothing (the in-memory reference) does nothing.
     fn remount(&mut self);
 
     /// Checks every structure of the engine (its fsck); panics on findings.
@@ -54,10 +54,10 @@ pub fn seed_from_env() -> Option<u64> {
     Some(parsed.unwrap_or_else(|_| panic!("FERRITE_SEED={text}: want a decimal number, or 0x and hexadecimal digits")))
 }
 
-/// Calls `work` for each of `items`, two at a time: a long test that is the last to run would leave a core idle.
+/// Calls `work` for each of `items`, two at a time: a long test that runs last would leave a core idle.
 ///
 /// # Panics
-/// If `work` does, after what runs beside it has come to the end of its items.
+/// If `work` does, after the other thread has finished its items.
 pub fn two_at_a_time<T: Sync>(items: &[T], work: impl Fn(&T) + Sync) {
     let next = AtomicUsize::new(0);
     std::thread::scope(|scope| {

@@ -1,8 +1,8 @@
 //! The comparison of an engine with the in-memory reference, step by step; failing sequences are shrunk.
 //!
-//! Invariants: the engine runs each operation first; when it answers `ENOSPC` (which the reference never does),
-//! the reference skips the operation, since an operation that failed has changed nothing. Everything else must
-//! be equal, but for the pairs of errors in `either_error` and the holes in `seek_agrees`.
+//! Invariants: the engine runs each operation first. If it answers `ENOSPC` (which the reference never does), the
+//! reference skips the operation, because an operation that failed has changed nothing. Everything else must be equal,
+//! except for the pairs of errors in `either_error` and the holes in `seek_agrees`.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
@@ -22,7 +22,7 @@ const TREE_EVERY: usize = 100;
 /// Longest time spent on shrinking one failure.
 const SHRINK_LIMIT: Duration = Duration::from_secs(30);
 
-/// Where an engine and the reference parted.
+/// Where an engine and the reference diverged.
 #[derive(Debug, Clone)]
 pub struct Divergence {
     /// Index of the operation.
@@ -94,7 +94,7 @@ pub fn check_against_reference(
     }
 }
 
-/// Runs a given sequence; what [`check_against_reference`] does with a generated one.
+/// Runs a given sequence, as [`check_against_reference`] does with a generated one.
 ///
 /// # Errors
 /// The first difference, or the first panic of the engine.
@@ -121,7 +121,7 @@ fn run_steps(make_engine: &impl Fn() -> Box<dyn TestEngine>, ops: &[Op], step: &
     let reference = ReferenceEngine::new();
     Runner::new(engine.fs()).settle_root();
     Runner::new(reference.fs()).settle_root();
-    // The remount comes in the middle of what is left after shrinking too, so it needs no operation of its own.
+    // The remount comes in the middle of what is left after shrinking too, so it need not be an operation.
     let middle = ops.len() / 2;
     for (start, part) in [(0, &ops[..middle]), (middle, &ops[middle..])] {
         {
@@ -170,7 +170,7 @@ const EEXIST: i32 = 17;
 const EINVAL: i32 = 22;
 const ENOSPC: i32 = 28;
 
-/// Where an operation has two reasons to fail, POSIX leaves open which is told.
+/// If an operation has two reasons to fail, POSIX leaves open which error is returned.
 fn either_error(op: &Op, a: &Outcome, b: &Outcome) -> bool {
     let (Outcome::Error(a), Outcome::Error(b)) = (a, b) else {
         return false;
@@ -181,9 +181,9 @@ fn either_error(op: &Op, a: &Outcome, b: &Outcome) -> bool {
         Op::Rename { .. } => one_is(EINVAL) || one_is(EEXIST),
         // A directory, onto a name that is taken.
         Op::Link { .. } => one_is(EPERM),
-        // Nothing, on a handle that may not write.
+        // Length 0, on a handle that may not write.
         Op::Fallocate { .. } => one_is(EINVAL) && one_is(EBADF),
-        // A size for what has none, among other things that are wrong.
+        // A size for what has none, together with other faults.
         Op::Setattr { .. } => one_is(EINVAL),
         _ => false,
     }
@@ -218,7 +218,7 @@ fn compare_trees(subject: &dyn FileSystem, reference: &dyn FileSystem) -> Result
     ours.difference(&theirs, ["engine", "reference"]).map_or(Ok(()), Err)
 }
 
-/// An outcome in a few words: data is told by its length and first bytes.
+/// A short form of an outcome: data is shown by its length and first bytes.
 fn brief(outcome: &Outcome) -> String {
     match outcome {
         Outcome::Bytes(bytes) => {
@@ -236,7 +236,7 @@ fn brief(outcome: &Outcome) -> String {
 /// Drops ever smaller parts of a failing sequence as long as it still fails (delta debugging).
 fn shrink(make_engine: &impl Fn() -> Box<dyn TestEngine>, ops: &[Op], first: Divergence) -> (Vec<Op>, Divergence) {
     let started = Instant::now();
-    // What follows the failing step plays no part, as a rule; but the cut moves the remount, so it must prove itself.
+    // What follows the failing step usually plays no part; but the cut moves the remount, so it must be verified.
     let cut = &ops[..(first.step + 1).min(ops.len())];
     let (mut best, mut failure) = match run(make_engine, cut) {
         Err(failure) => (cut.to_vec(), failure),

@@ -13,14 +13,14 @@ pub const SLOTS: u8 = 6;
 pub const PAGE: u64 = 4096;
 /// Farthest offset the generator uses.
 pub const FAR: u64 = 1 << 40;
-/// Times set by operations lie before this (2001); the engines' own clocks lie after it. So whether a stamp moved
-/// can be told without comparing clocks.
+/// Times set by operations lie before this (2001); the engines' own clocks lie after it. So whether a time moved can be
+/// checked without comparing clocks.
 pub const EXPLICIT_TIME_END: Timestamp = Timestamp(1_000_000_000 * 1_000_000_000);
 
-/// How many names there are.
+/// Number of names.
 pub const NAMES: usize = 12;
 
-/// The name with this index: short ones, ones of bytes that are no UTF-8, and two of the largest length.
+/// The name with this index: short ones, ones of bytes that are not UTF-8, and two of the maximum length.
 pub fn name(index: u8) -> Vec<u8> {
     match index as usize % NAMES {
         8 => b"with space\xff\x01".to_vec(),
@@ -65,7 +65,7 @@ impl fmt::Debug for Path {
 pub enum Target {
     /// The inode a path leads to now.
     At(Path),
-    /// The open handle or pinned inode in a slot, whatever became of its name.
+    /// The open handle or pinned inode in a slot, whatever happened to its name.
     Slot(u8),
 }
 

@@ -31,10 +31,10 @@ pub struct Node {
 pub struct Snapshot(pub BTreeMap<Vec<u8>, Node>);
 
 impl Snapshot {
-    /// Reads the whole tree. Nothing may change meanwhile.
+    /// Reads the whole tree, which must not change meanwhile.
     ///
     /// # Errors
-    /// Any error of the engine: on a sound file system there is none.
+    /// Any error of the engine; a sound file system returns none.
     pub fn capture(fs: &dyn FileSystem) -> Result<Snapshot> {
         let mut paths = BTreeMap::from([(b"/".to_vec(), ROOT_INO)]);
         let mut pending = vec![(Vec::new(), ROOT_INO)];
@@ -67,7 +67,7 @@ impl Snapshot {
                 let value = fs.getxattr(ino, &name)?;
                 xattrs.insert(name, hash(&value));
             }
-            // A second name of an inode is told by `first_path`; its content is compared there.
+            // A second name of an inode is identified by `first_path`; its content is compared there.
             let pages = if attr.kind == FileKind::File && first_path == path {
                 pages(fs, ino)?
             } else {
@@ -92,7 +92,7 @@ impl Snapshot {
         Ok(Snapshot(nodes))
     }
 
-    /// The first few differences in words, or None.
+    /// The first few differences as text, or None.
     pub fn difference(&self, other: &Snapshot, names: [&str; 2]) -> Option<String> {
         let mut lines = Vec::new();
         for path in self
@@ -160,7 +160,7 @@ fn pages(fs: &dyn FileSystem, ino: Ino) -> Result<BTreeMap<u64, u64>> {
         };
         let count = file.read_at(at, &mut buffer)?;
         for (index, page) in buffer[..count].chunks(PAGE).enumerate() {
-            // Zeros at the end must not tell a short page from a long one: the size is compared apart.
+            // Zeros at the end must not distinguish a short page from a long one: the size is compared separately.
             let used = page.iter().rposition(|&byte| byte != 0).map_or(0, |last| last + 1);
             if used > 0 {
                 pages.insert(at / PAGE as u64 + index as u64, hash(&page[..used]));

@@ -1,6 +1,6 @@
 //! Listings, whole and in parts with changes in between.
 //!
-//! Invariant judged here: an entry that is there throughout a listing comes exactly once. Names that any operation of
+//! Invariant checked here: an entry that exists throughout a listing comes exactly once. Names that any operation of
 //! the runner touched meanwhile may come any number of times.
 
 use std::collections::{BTreeMap, BTreeSet};

@@ -1,4 +1,4 @@
-//! Concurrent reads, writes and appends whose results can be judged directly.
+//! Concurrent reads, writes and appends whose results can be checked directly.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -39,7 +39,7 @@ pub(super) fn make_file(fs: &dyn FileSystem, dir: Ino, name: &str) -> Ino {
         .ino
 }
 
-/// What a thread does in its own file must come out as if it were alone.
+/// The result of a thread's work in its own file must be as if it were alone.
 fn distinct_files(fs: &dyn FileSystem, seed: u64) {
     together(4, |thread| {
         let mut rng = Rng::new(seed + thread as u64);
@@ -97,9 +97,9 @@ fn distinct_files(fs: &dyn FileSystem, seed: u64) {
     });
 }
 
-/// Writers cover a range with one byte each; a reader that finds two bytes in it saw a torn write.
+/// Each writer covers a range with one byte value; a reader that finds two values in it saw a torn write.
 fn whole_writes(fs: &dyn FileSystem, _seed: u64) {
-    // Inline, in a page, across pages off their edges, whole pages, the promised bound.
+    // Inline, within a page, across pages off their edges, whole pages, the promised bound.
     for (offset, len, rounds) in [
         (0, 100, 3000),
         (10, 3000, 2000),
@@ -113,7 +113,7 @@ fn whole_writes(fs: &dyn FileSystem, _seed: u64) {
         assert_eq!(file.write_at(offset, &vec![1; len]), Ok(len));
         let stop = AtomicBool::new(false);
         together(4, |thread| {
-            // Two handles, so that what a handle keeps for itself cannot hide anything.
+            // Two handles, so that state kept per handle cannot hide anything.
             let file = fs.open(ino, OpenMode::read_write()).expect("open");
             if thread < 2 {
                 for round in 0..rounds {
@@ -187,7 +187,7 @@ fn appends(fs: &dyn FileSystem, seed: u64) {
     assert_eq!(next, [EACH; THREADS]);
 }
 
-/// One thread cuts to nothing or to one page and refills; readers see sizes and bytes of one state.
+/// One thread truncates to nothing or to one page and refills; readers see sizes and bytes of one state.
 fn truncates(fs: &dyn FileSystem, _seed: u64) {
     const FULL: usize = 20_000;
     let ino = make_file(fs, ROOT_INO, "cut");

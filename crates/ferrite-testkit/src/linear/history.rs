@@ -1,8 +1,8 @@
 //! Small random histories of three threads, searched for an order that explains them (Wing and Gong, 1993).
 //!
-//! Invariants: an operation of a history is exactly one call of the contract, so that it has one point in time at
-//! which it takes effect; the model is small enough to be cloned at every step of the search. Content is told in grains
-//! of [`GRAIN`] bytes (no divisor of a page), each filled with one byte, so that a torn grain shows at once.
+//! Invariants: an operation of a history is exactly one call of the contract, so that it takes effect at one point in
+//! time; the model is small enough to be cloned at every step of the search. Content is compared in grains of [`GRAIN`]
+//! bytes (not a divisor of a page), each filled with one byte value, so that a torn grain shows at once.
 
 use std::collections::hash_map::DefaultHasher;
 use std::collections::{BTreeMap, HashSet};
@@ -15,7 +15,7 @@ use ferrite_vfs::{Cred, FileKind, FileSystem, Ino, NewNode, OpenFile, OpenMode, 
 use super::together;
 use crate::rng::Rng;
 
-/// Bytes told apart by one byte of the model.
+/// Bytes that one byte of the model stands for.
 const GRAIN: usize = 1000;
 const NAMES: [&[u8]; 3] = [b"x", b"y", b"z"];
 const ROUNDS: u64 = 400;
@@ -75,14 +75,14 @@ pub enum RenameKind {
 pub enum Answer {
     Done,
     Refused(i32),
-    /// Is it a directory, link count, size in grains.
+    /// Whether it is a directory, link count, size in grains.
     Attr(bool, u32, usize),
     Links(u32),
     At(usize),
     Grains(Vec<u8>),
 }
 
-/// A call, its answer, and between which ticks of a global counter it ran.
+/// A call, its answer, and the ticks of a global counter between which it ran.
 #[derive(Debug, Clone)]
 #[allow(missing_docs)]
 pub struct Event {
@@ -127,7 +127,7 @@ impl Model {
         }
     }
 
-    /// What `call` must answer now; the model moves on.
+    /// The answer that `call` must give now; advances the model.
     pub fn apply(&mut self, call: Call) -> Answer {
         let is_dir = |model: &Model, node: usize| model.nodes[node].0.is_none();
         match call {
@@ -187,7 +187,7 @@ impl Model {
                 Answer::Done
             }
             Call::Link { file, name } => {
-                // Both reasons at once: the search must not depend on which is told.
+                // Both reasons at once: the search must not depend on which of them is returned.
                 if self.names.contains_key(&name) {
                     return Answer::Refused(EEXIST);
                 }
@@ -231,7 +231,7 @@ impl Model {
         content[at..at + grains].fill(byte);
     }
 
-    /// A name that is taken and a file without names: an engine may tell either.
+    /// A name that is taken and a file without names: an engine may return either error.
     fn explains(&self, call: Call, wanted: &Answer, answer: &Answer) -> bool {
         let both = |file: usize, name: usize| self.names.contains_key(&name) && self.nodes[file].1 == 0;
         wanted == answer

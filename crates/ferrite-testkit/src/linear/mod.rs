@@ -1,9 +1,9 @@
 //! Concurrent behaviour: several threads on distinct and on the same files and directories.
 //!
-//! What lives here: the checks whose invariants can be told without a search (this file and [`names`], [`data`]), and
+//! What lives here: the checks whose invariants can be tested without a search (this file and [`names`], [`data`]), and
 //! small random histories searched for a sequential order that explains them ([`history`]).
 //!
-//! Invariant: nothing here depends on timing to hold, only to be sharp; a sound engine passes on any machine.
+//! Invariant: timing affects only how sharp a check is, never whether it holds; a sound engine passes on any machine.
 
 mod data;
 pub mod history;
@@ -37,8 +37,8 @@ pub fn checks() -> Vec<Check> {
     checks
 }
 
-/// Runs every check, each on an engine of its own; afterwards the tree must survive a remount and the engine's own
-/// check. `FERRITE_SEED` overrides the seed.
+/// Runs every check, each on a separate engine; afterwards the tree must survive a remount and the engine's own check.
+/// `FERRITE_SEED` overrides the seed.
 ///
 /// # Panics
 /// In the first check that fails, with its seed. A check that hangs (a deadlock) ends the process after two minutes.
@@ -58,7 +58,7 @@ pub fn run_all(make: impl Fn() -> Box<dyn TestEngine>, seed: u64) {
     }
 }
 
-/// Runs `body`; ends the process if it takes so long that it must have locked up, since a thread that waits for ever
+/// Runs `body`; ends the process if it takes so long that it must have deadlocked, because a thread that waits forever
 /// cannot be made to fail otherwise.
 fn guarded(name: &str, body: impl FnOnce()) {
     let (done, wait) = channel::<()>();
@@ -75,7 +75,7 @@ fn guarded(name: &str, body: impl FnOnce()) {
     });
 }
 
-/// Runs `body(thread)` on `count` threads that start together; a panic of one is the caller's.
+/// Runs `body(thread)` on `count` threads that start together; a panic in one is passed on to the caller.
 fn together(count: usize, body: impl Fn(usize) + Sync) {
     let start = std::sync::Barrier::new(count);
     std::thread::scope(|scope| {

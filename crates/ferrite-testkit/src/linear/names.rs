@@ -1,4 +1,4 @@
-//! Concurrent changes of names whose results can be judged directly: counts, winners, cycles, listings.
+//! Concurrent changes of names whose results can be checked directly: counts, winners, cycles, listings.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -65,7 +65,7 @@ fn counts(fs: &dyn FileSystem, seed: u64) {
     let results = std::sync::Mutex::new(BTreeMap::new());
     together(THREADS, |thread| {
         let mut rng = Rng::new(seed + thread as u64);
-        // Each thread knows what its own names must be, in directories that all share.
+        // Each thread knows what its own names must be, in shared directories.
         let mut own: BTreeMap<(Ino, String), FileKind> = BTreeMap::new();
         for step in 0..1200 {
             let dir = *rng.pick(&[one, two]);
@@ -140,7 +140,7 @@ fn counts(fs: &dyn FileSystem, seed: u64) {
     }
 }
 
-/// Of several threads that want the same name made, removed, moved or linked, exactly one gets it.
+/// Of several threads that want to create, remove, move or link the same name, exactly one succeeds.
 fn winners(fs: &dyn FileSystem, _seed: u64) {
     let dir = make_dir(fs, ROOT_INO, "d");
     let source = make_file(fs, ROOT_INO, "source");
@@ -208,7 +208,7 @@ fn cycles(fs: &dyn FileSystem, _seed: u64) {
     assert_eq!(fs.getattr(ROOT_INO).expect("getattr").nlink, 2);
 }
 
-/// The way editors save: a new file replaces the old by rename. Nobody may ever miss the name or see a part.
+/// The way editors save: a new file replaces the old by rename. No reader may ever miss the name or see a part.
 fn replace(fs: &dyn FileSystem, _seed: u64) {
     let save = |name: &str, byte: u8| {
         let ino = make_file(fs, ROOT_INO, name);
@@ -231,7 +231,7 @@ fn replace(fs: &dyn FileSystem, _seed: u64) {
         while !stop.load(Ordering::Acquire) {
             let attr = fs.lookup(ROOT_INO, b"document").expect("the name is never missing");
             assert_eq!(attr.nlink, 1);
-            // Between lookup and open the file may be replaced and freed: the pin tells.
+            // Between lookup and open the file may be replaced and freed: the pin detects that.
             if fs.pin(attr.ino, attr.generation).is_err() {
                 continue;
             }
@@ -243,8 +243,8 @@ fn replace(fs: &dyn FileSystem, _seed: u64) {
     });
 }
 
-/// A lookup tells of an inode what was so while the name led there: of one that was replaced meanwhile, and that
-/// somebody keeps open, not that it has no name any more.
+/// A lookup returns what was true of an inode while the name led there. For an inode that was replaced meanwhile, and
+/// that another thread keeps open, it does not return a link count of 0.
 fn named(fs: &dyn FileSystem, _seed: u64) {
     make_file(fs, ROOT_INO, "name");
     let stop = AtomicBool::new(false);
@@ -265,7 +265,7 @@ fn named(fs: &dyn FileSystem, _seed: u64) {
                 panic!("inode {} with {} names", attr.ino, attr.nlink);
             }
             if fs.pin(attr.ino, attr.generation).is_ok() {
-                // Kept for a moment, so that others find it without a name.
+                // Kept open for a moment, so that others find it without a name.
                 std::thread::yield_now();
                 fs.unpin(attr.ino, 1);
             }
@@ -273,7 +273,7 @@ fn named(fs: &dyn FileSystem, _seed: u64) {
     });
 }
 
-/// Entries that stay throughout a listing come exactly once while other threads make and remove others.
+/// Entries that stay throughout a listing come exactly once while other threads create and remove others.
 fn listings(fs: &dyn FileSystem, seed: u64) {
     let dir = make_dir(fs, ROOT_INO, "d");
     for index in 0..300 {
@@ -331,7 +331,7 @@ fn listings(fs: &dyn FileSystem, seed: u64) {
     assert_eq!(list(fs, dir).len(), 300);
 }
 
-/// An inode that a reader pinned or opened stays the file it was, though its name goes and numbers are reused.
+/// An inode that a reader pinned or opened stays the same file, although its name is removed and numbers are reused.
 fn reuse(fs: &dyn FileSystem, _seed: u64) {
     let stop = AtomicBool::new(false);
     together(3, |thread| {

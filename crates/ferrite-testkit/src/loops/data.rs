@@ -1,5 +1,5 @@
-//! Loops that rewrite what a file holds. Press: slots and blocks that wait for the mark while the same key comes back,
-//! space of page logs, the way in and out of the inode.
+//! Loops that rewrite the content of a file. They press: slots and blocks that wait for the mark while the same key
+//! comes back, space of page logs, moving content into and out of the inode.
 
 use ferrite_vfs::RenameMode;
 

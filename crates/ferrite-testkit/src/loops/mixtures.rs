@@ -1,5 +1,5 @@
-//! Random mixtures with a favourite: nine of ten turns go to one file, one name, one page. Press: what each of the
-//! other loops presses, in the orders that nobody thought of.
+//! Random mixtures with a favourite: nine of ten turns go to one file, one name, one page. They press what each of the
+//! other loops presses, in unforeseen orders.
 
 use ferrite_vfs::{FallocateMode, RenameMode};
 
@@ -43,7 +43,7 @@ pub(super) const LOOPS: &[Loop] = &[
     },
 ];
 
-/// A change of the first page; now and then of another.
+/// A change of the first page, sometimes of another.
 fn change_page(pair: &mut Pair<'_>, path: &str) {
     let at = if pair.rng.chance(90) {
         0

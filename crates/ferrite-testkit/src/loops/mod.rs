@@ -1,13 +1,13 @@
-//! Long, dumb loops: each does one simple thing thousands of times, and nothing else, between two moments at which an
-//! engine could put its house in order.
+//! Long, simple loops: each does one simple thing thousands of times, and nothing else, between two moments at which an
+//! engine could clean up.
 //!
 //! What lives here: [`Loop`]s as data ([`all`]), [`LoopEngine`] as what they need of an engine, and [`run`]. Random
-//! operations and crash images look at short histories; what an engine frees late (slots that wait for a journal's
-//! mark, say) piles up only if the same file, name or slot is used again and again meanwhile, and it is at the peak
-//! that limits are passed which a check assumes.
+//! operations and crash images test short histories. What an engine frees late (slots that wait for a journal's mark,
+//! for example) piles up only if the same file, name or slot is used again and again meanwhile. At that peak, limits
+//! that a check assumes may be exceeded.
 //!
-//! *Architecture invariant:* a loop knows no engine. When something freed comes back to it an engine says by
-//! [`LoopEngine::mark`], and the numbers of turns follow from that.
+//! *Architecture invariant:* a loop knows no engine. An engine reports by [`LoopEngine::mark`] when it can reuse what
+//! was freed, and the numbers of turns follow from that.
 
 mod data;
 mod mixtures;
@@ -30,13 +30,13 @@ use crate::TestEngine;
 pub struct Loop {
     /// What `FERRITE_LOOP` calls it.
     pub name: &'static str,
-    /// The limit that it presses: what runs out, wraps or walks away if it is not given back in time.
+    /// The limit that it presses: what runs out, wraps or drifts away if it is not released in time.
     pub presses: &'static str,
-    /// How many do it at the same time.
+    /// Number of threads that run it at once.
     pub threads: u64,
-    /// A turn takes so many times as long as that of a simple loop, and there are as many fewer turns.
+    /// How many times as long a turn takes as that of a simple loop; the number of turns is divided by it.
     pub weight: u64,
-    /// Makes what the turns need.
+    /// Creates what the turns need.
     pub prepare: fn(&mut Pair<'_>),
     /// Turn number `n`.
     pub turn: fn(&mut Pair<'_>, u64),
@@ -48,24 +48,24 @@ pub trait LoopEngine: TestEngine {
     /// that keeps nothing does nothing.
     fn crash(&mut self);
 
-    /// Changes whenever what was freed before may be used again; constant if that is at once.
+    /// Changes whenever what was freed before may be reused; constant if that is at once.
     fn mark(&self) -> u64 {
         0
     }
 
-    /// What is free, by name: the same before anything was made and after all is removed.
+    /// Amounts of free resources, by name: the same before anything was created and after all is removed.
     fn free(&self) -> Vec<(&'static str, u64)> {
         let stat = self.fs().statfs().expect("statfs");
         vec![("blocks", stat.blocks_free), ("inodes", stat.inodes_free)]
     }
 
-    /// Numbers of pages that the engine holds close together if they are of this file; which these are, is its affair.
+    /// Numbers of pages that the engine holds close together if they belong to this file; the engine decides which.
     fn neighbours(&self, _ino: Ino) -> Vec<u32> {
         pages_far_apart()
     }
 }
 
-/// Numbers of pages that have nothing to do with each other.
+/// Numbers of pages that are unrelated.
 pub fn pages_far_apart() -> Vec<u32> {
     (0..64).map(|n| n << 18).collect()
 }
@@ -76,15 +76,15 @@ const NEIGHBOURS: &str = "neighbours";
 /// How long loops run.
 #[derive(Debug, Clone, Copy)]
 pub struct Effort {
-    /// The mark has moved so often when the first part ends...
+    /// The first part ends when the mark has moved this many times...
     pub moves: u64,
-    /// ...and so many turns were made, at least.
+    /// ...and at least this many turns were made.
     pub turns_min: u64,
-    /// But no more than these, wherever the mark is.
+    /// But at most this many turns, wherever the mark is.
     pub turns_max: u64,
 }
 
-/// Where a loop is, for whoever tells of its failure.
+/// The state of a loop, for reports of its failure.
 #[derive(Debug, Default)]
 pub struct Progress {
     turn: AtomicU64,
@@ -104,14 +104,14 @@ impl std::fmt::Display for Progress {
     }
 }
 
-/// All loops, by what they press.
+/// All loops, grouped by what they press.
 pub fn all() -> impl Iterator<Item = &'static Loop> {
     [data::LOOPS, space::LOOPS, names::LOOPS, threads::LOOPS, mixtures::LOOPS]
         .into_iter()
         .flatten()
 }
 
-/// A loop under way.
+/// A loop in progress.
 struct Run<'a> {
     engine: &'a mut dyn LoopEngine,
     oracle: MemFs,
@@ -126,10 +126,10 @@ struct Run<'a> {
 
 /// Runs one loop on an empty engine, which is empty again afterwards.
 ///
-/// First over several moves of the mark; then, after a crash, as far as the mark lets it go without moving: there it
-/// looks at the engine once more, for that is when most waits to be given back. Each time the content is compared and
-/// the engine checked, mounted as it is, after a crash and after an orderly end. Last, all is removed, and as much must
-/// be free as was in the beginning.
+/// First it runs over several moves of the mark. Then, after a crash, it runs as far as it can before the mark moves,
+/// and checks the engine once more there, because that is when most waits to be released. Each time the content is
+/// compared and the engine checked, mounted as it is, after a crash and after a clean unmount. Last, all is removed,
+/// and as much must be free as at the beginning.
 ///
 /// # Panics
 /// On the first difference.
@@ -189,21 +189,21 @@ impl Run<'_> {
         )
     }
 
-    /// Another one whenever turns begin anew, or they would repeat what was done.
+    /// A new seed whenever turns start again; otherwise they would repeat what was done.
     fn next_seed(&self) -> u64 {
         self.seed.wrapping_add(self.turns << 8)
     }
 
-    /// The effort's number, for what a turn of this loop takes.
+    /// The effort's number of turns, divided by the weight of this loop.
     fn fewer(&self, turns: u64) -> u64 {
         (turns / self.of.weight).max(64)
     }
 
-    /// Makes turns until the mark has moved often enough; how many it took until it moved for the first time.
+    /// Makes turns until the mark has moved often enough; returns how many it took until it moved for the first time.
     fn turn_until_moved(&mut self) -> u64 {
         let (turns_min, turns_max) = (self.fewer(self.effort.turns_min), self.fewer(self.effort.turns_max));
         if self.of.threads > 1 {
-            // Each has its own part of the journal, so nobody knows at which turn.
+            // Each thread has a separate part of the journal, so the turn at which the mark moves is unknown.
             self.turn_in_all(turns_min);
             return turns_min;
         }
@@ -225,7 +225,7 @@ impl Run<'_> {
         first_move.unwrap_or(n)
     }
 
-    /// Makes so many turns, each thread.
+    /// Makes this many turns in each thread.
     fn turn_in_all(&mut self, turns: u64) {
         let (of, progress, numbers) = (self.of, self.progress, self.turns..self.turns + turns);
         let (fs, seed, neighbours) = ([self.engine.fs(), &self.oracle], self.next_seed(), &self.neighbours);

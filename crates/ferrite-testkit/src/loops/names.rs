@@ -1,5 +1,5 @@
-//! Loops over names, directories, links and attributes. Press: name slots, inode numbers, blocks of directories and
-//! what finds room in them, blocks of attributes.
+//! Loops over names, directories, links and attributes. They press: name slots, inode numbers, blocks of directories
+//! and room within them, blocks of attributes.
 
 use ferrite_vfs::RenameMode;
 
@@ -51,7 +51,7 @@ pub(super) const LOOPS: &[Loop] = &[
         weight: 2,
         prepare: |pair| pair.mkdir("dir"),
         turn: |pair, n| {
-            // 300 names of 20 to 220 bytes come, then go in another order: some ten blocks.
+            // 300 names of 20 to 220 bytes are added, then removed in another order: some ten blocks.
             let (round, step) = (n / 600, n % 600);
             let name = |k: u64| format!("dir/{k:020}{}", "x".repeat(((k * 67 + round) % 200) as usize));
             if step < 300 {
@@ -197,7 +197,7 @@ pub(super) const LOOPS: &[Loop] = &[
     },
 ];
 
-/// A name of the churned directory. Its versions have different lengths, so that each needs another place.
+/// A name of the churned directory. Its versions differ in length, so that each needs another place.
 fn churned(n: u64, version: usize) -> String {
     format!("dir/{n:04}{}", "=".repeat(version * 23))
 }

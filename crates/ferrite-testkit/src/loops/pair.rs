@@ -1,7 +1,7 @@
-//! An engine and the reference side by side: each operation goes to both, and both must answer alike.
+//! An engine and the reference side by side: each operation goes to both, and both must give the same answer.
 //!
-//! Invariant: no operation does more to the engine than its name says. No attribute is read or set beside it, so that
-//! nothing but the loop's own records comes between two moves of a journal's mark.
+//! Invariant: no operation does more to the engine than its name says. No attribute is read or set besides, so that
+//! only the loop's own records come between two moves of a journal's mark.
 
 use std::sync::Arc;
 
@@ -17,9 +17,9 @@ use crate::snapshot::Snapshot;
 pub struct Pair<'a> {
     subject: &'a dyn FileSystem,
     oracle: &'a dyn FileSystem,
-    /// Which of the loop's threads this is, from 0 on.
+    /// The number of this thread of the loop, from 0 on.
     pub thread: u64,
-    /// Where chance comes from: the same numbers in each run of a seed.
+    /// Source of random numbers: the same ones in each run of a seed.
     pub rng: Rng,
     /// Pages of a file that the engine holds close together.
     neighbours: &'a [u32],
@@ -42,7 +42,7 @@ impl<'a> Pair<'a> {
         }
     }
 
-    /// Byte where the `n`-th of the pages begins that the engine holds close together; they come again after a while.
+    /// Offset of the `n`-th of the pages that the engine holds close together; the sequence repeats after a while.
     pub fn neighbour(&self, n: u64) -> u64 {
         u64::from(self.neighbours[n as usize % self.neighbours.len()]) * 4096
     }
@@ -53,7 +53,7 @@ impl<'a> Pair<'a> {
         pattern(self.fills, len)
     }
 
-    /// Does the same to both and returns what both answer.
+    /// Does the same on both and returns their common answer.
     fn both<T: PartialEq + std::fmt::Debug>(
         &self,
         what: std::fmt::Arguments<'_>,
@@ -76,7 +76,7 @@ impl<'a> Pair<'a> {
         ours.map_err(|error| error.errno())
     }
 
-    /// The same, where refusing is no answer.
+    /// The same, but an error is a failure.
     fn must<T: PartialEq + std::fmt::Debug>(
         &self,
         what: std::fmt::Arguments<'_>,
@@ -86,7 +86,7 @@ impl<'a> Pair<'a> {
             .unwrap_or_else(|errno| panic!("{what}: both refuse, errno {errno}"))
     }
 
-    /// Makes an empty file.
+    /// Creates an empty file.
     pub fn create(&mut self, path: &str) {
         self.must(format_args!("create {path}"), |fs| {
             let (parent, name) = place(fs, path)?;
@@ -99,7 +99,7 @@ impl<'a> Pair<'a> {
         });
     }
 
-    /// Makes a directory.
+    /// Creates a directory.
     pub fn mkdir(&mut self, path: &str) {
         self.must(format_args!("mkdir {path}"), |fs| {
             let (parent, name) = place(fs, path)?;
@@ -107,7 +107,7 @@ impl<'a> Pair<'a> {
         });
     }
 
-    /// Makes a symbolic link to `len` bytes.
+    /// Creates a symbolic link to a target of `len` bytes.
     pub fn symlink(&mut self, path: &str, len: usize) {
         let target = vec![b'a' + (self.fills % 26) as u8; len];
         self.fills += 1;
@@ -117,7 +117,7 @@ impl<'a> Pair<'a> {
         });
     }
 
-    /// Another name for a file.
+    /// Adds another name for a file.
     pub fn link(&mut self, path: &str, new: &str) {
         self.must(format_args!("link {path} {new}"), |fs| {
             let ino = resolve(fs, path)?;
@@ -126,7 +126,7 @@ impl<'a> Pair<'a> {
         });
     }
 
-    /// Takes a name away.
+    /// Removes a name.
     pub fn unlink(&mut self, path: &str) {
         self.must(format_args!("unlink {path}"), |fs| {
             let (parent, name) = place(fs, path)?;
@@ -142,7 +142,7 @@ impl<'a> Pair<'a> {
         });
     }
 
-    /// Renames; says if that was allowed.
+    /// Renames; returns whether that was allowed.
     pub fn rename(&mut self, path: &str, new: &str, mode: RenameMode) -> bool {
         self.both(format_args!("rename {path} {new} {mode:?}"), |fs| {
             let (parent, name) = place(fs, path)?;
@@ -162,7 +162,7 @@ impl<'a> Pair<'a> {
         resolve(self.oracle, path).map_or(0, |ino| self.oracle.getattr(ino).map_or(0, |attr| attr.size))
     }
 
-    /// Cuts a file off, or lengthens it by a hole.
+    /// Truncates a file, or extends it by a hole.
     pub fn truncate(&mut self, path: &str, len: u64) {
         let size = SetAttr {
             size: Some(len),
@@ -181,7 +181,7 @@ impl<'a> Pair<'a> {
         });
     }
 
-    /// Writes such bytes at the end.
+    /// Appends such bytes.
     pub fn append(&mut self, path: &str, len: usize) {
         let data = self.fresh(len);
         self.must(format_args!("append {len} bytes to {path}"), |fs| {
@@ -189,7 +189,7 @@ impl<'a> Pair<'a> {
         });
     }
 
-    /// Reads, which may have the engine merge what small writes left.
+    /// Reads, which may make the engine merge what small writes left.
     pub fn read(&mut self, path: &str, offset: u64, len: usize) {
         self.must(format_args!("read {path} at {offset}, {len} bytes"), |fs| {
             let mut buf = vec![0; len];
@@ -221,7 +221,7 @@ impl<'a> Pair<'a> {
         });
     }
 
-    /// Opens a file, which then may lose its name.
+    /// Opens a file, which may then lose its name.
     pub fn open(&self, path: &str) -> OpenPair {
         OpenPair([self.subject, self.oracle].map(|fs| open(fs, path).unwrap_or_else(|error| panic!("{path}: {error}"))))
     }
@@ -237,7 +237,7 @@ impl<'a> Pair<'a> {
         assert!(found == data, "an open file does not hold what was written at {offset}");
     }
 
-    /// Removes all there is, in both.
+    /// Removes everything, on both.
     pub(super) fn clear(&mut self) {
         let mut pending = vec![(String::new(), ROOT_INO)];
         let mut dirs = Vec::new();
@@ -276,7 +276,7 @@ impl<'a> Pair<'a> {
     }
 }
 
-/// An answer in a few words.
+/// A short form of an answer.
 fn short<T: std::fmt::Debug>(answer: &Result<T>) -> String {
     let mut text = format!("{answer:?}");
     if text.len() > 200 {

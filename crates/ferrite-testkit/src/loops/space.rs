@@ -1,5 +1,5 @@
-//! Loops over holes and reservations. Press: the same keys going and coming one by one, mappings with few pages far
-//! apart, nodes of trees that come and go with one page.
+//! Loops over holes and reservations. They press: the same keys added and removed one by one, mappings with few pages
+//! far apart, nodes of trees that come and go with one page.
 
 use ferrite_vfs::FallocateMode;
 
@@ -48,7 +48,7 @@ pub(super) const LOOPS: &[Loop] = &[
         weight: 4,
         prepare: |pair| pair.create("sparse"),
         turn: |pair, n| {
-            // Less than 16 TiB, and each time another page.
+            // Less than 16 TiB, and a different page each time.
             pair.write("sparse", n * 0x9e37_79b9 % (1 << 31) * PAGE + n % 4000, 100);
             if n % 8 == 7 {
                 let len = pair.rng.below(1 << 20);

@@ -1,5 +1,5 @@
-//! Loops of several threads. Press: several parts of the journal whose records free and take the same things; what is
-//! shared by all (free maps, name table) under many hands.
+//! Loops of several threads. They press: several parts of the journal whose records free and take the same things;
+//! structures shared by all threads (free maps, name table) under contention.
 //!
 //! Invariant: threads touch different names and bytes, so that the outcome does not depend on their order.
 

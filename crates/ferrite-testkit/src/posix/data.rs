@@ -129,7 +129,7 @@ fn truncate(h: &Harness<'_>) {
             h.read_at(ino, 0, 30_000) == expected,
             "cut at {cut}, old bytes came back"
         );
-        // By a write past the end, instead of an extension.
+        // By a write past the end, instead of a truncate.
         h.truncate(ino, cut);
         h.write_at(ino, 19_999, b"z");
         expected[19_999] = b'z';
@@ -278,7 +278,7 @@ fn kill_priv_by(h: &Harness<'_>, by_stranger: bool) {
         by_stranger,
         ..ferrite_vfs::OpenMode::read_write()
     };
-    // Members of the group leave setgid where it may not execute: there it means mandatory locking.
+    // A change by a member of the group keeps setgid if the group may not execute: there it means mandatory locking.
     let lock = if by_stranger { 0 } else { 0o2000 };
     for (mode, expected) in [
         (0o6755, 0o755),

@@ -1,4 +1,4 @@
-//! Each error that the contract's documentation names, and that a refused operation changes nothing.
+//! Each error that the contract's documentation names, and the rule that a refused operation changes nothing.
 
 use ferrite_vfs::{Cred, FallocateMode, FileKind, NewNode, OpenMode, PATH_MAX, ROOT_INO, RenameMode, SetAttr};
 
@@ -309,7 +309,7 @@ fn stale_generations(h: &Harness<'_>) {
     refused!(h.fs().pin(ino, attr.generation.wrapping_add(1)), Stale);
     h.unlink("f");
     refused!(h.fs().pin(ino, attr.generation), Stale);
-    // The number may come back with new files, never with its old generation.
+    // New files may reuse the number, but never with its old generation.
     for index in 0..2000 {
         let name = format!("n{index}");
         h.file(&name);

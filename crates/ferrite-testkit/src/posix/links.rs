@@ -108,7 +108,7 @@ fn link_max(h: &Harness<'_>) {
     if count == LINK_MAX {
         refused!(h.fs().link(ino, ROOT_INO, b"one too many"), TooManyLinks);
         assert!(!h.exists("one too many"));
-        // A rename makes no new link, so it is no question of the limit.
+        // A rename creates no new link, so the limit does not apply.
         h.rename("f", "g");
         h.rename("g", "f");
     }

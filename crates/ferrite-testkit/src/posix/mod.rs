@@ -1,8 +1,8 @@
 //! A table of POSIX cases, run on the [`FileSystem`] trait and, for permissions, on [`ferrite_vfs::Vfs`].
 //!
-//! Invariants: a case gets a fresh, empty engine and depends on no other; it closes every handle and takes back
-//! every pin. After each case the whole tree is compared before and after a remount, and the engine's own check
-//! runs, so every case is a test of persistence too.
+//! Invariants: a case gets a fresh, empty engine and depends on no other; it closes every handle and releases every
+//! pin. After each case the whole tree is compared before and after a remount, and the engine's own check runs, so
+//! every case is a test of persistence too.
 
 mod data;
 mod errors;
@@ -46,12 +46,12 @@ pub struct Case {
     pub run: fn(&Harness<'_>),
 }
 
-/// How a run of the suite went.
+/// The results of a run of the suite.
 #[derive(Debug, Default)]
 pub struct Report {
-    /// Cases that held.
+    /// Number of cases that passed.
     pub passed: usize,
-    /// Cases that could not run (too small a pool, say), and why.
+    /// Cases that could not run (too small a pool, for example), and why.
     pub skipped: Vec<String>,
     /// Cases that failed, and how.
     pub failed: Vec<String>,
@@ -76,10 +76,10 @@ pub fn suite() -> Vec<Case> {
     .concat()
 }
 
-/// Runs every case, each on an engine of its own from `make`.
+/// Runs every case, each on a separate engine from `make`.
 ///
 /// # Panics
-/// At the end, when any case failed, naming them all.
+/// At the end, if any case failed; the message names them all.
 pub fn run_all(make: impl Fn() -> Box<dyn TestEngine>) {
     let report = run(make, &suite());
     for skipped in &report.skipped {
@@ -95,7 +95,7 @@ pub fn run_all(make: impl Fn() -> Box<dyn TestEngine>) {
     println!("{} of {total} POSIX cases passed", report.passed);
 }
 
-/// Runs `cases`, each on an engine of its own from `make`; never panics.
+/// Runs `cases`, each on a separate engine from `make`; never panics.
 pub fn run(make: impl Fn() -> Box<dyn TestEngine>, cases: &[Case]) -> Report {
     let mut report = Report::default();
     for case in cases {
@@ -186,7 +186,7 @@ pub fn errno_of(variant: &str) -> i32 {
     .errno()
 }
 
-/// A time long past, told apart from every engine's clock.
+/// A time long past, distinct from every engine's clock.
 pub(crate) const PAST: Timestamp = Timestamp(86_400_000_000_000);
 
 impl<'a> Harness<'a> {
@@ -235,7 +235,7 @@ impl<'a> Harness<'a> {
         }
     }
 
-    /// Makes a directory, mode 0755, owned by root.
+    /// Creates a directory, mode 0755, owned by root.
     pub fn mkdir(&self, path: &str) -> Ino {
         let (dir, name) = self.split(path);
         self.fs
@@ -244,12 +244,12 @@ impl<'a> Harness<'a> {
             .ino
     }
 
-    /// Makes an empty regular file, mode 0644, owned by root.
+    /// Creates an empty regular file, mode 0644, owned by root.
     pub fn file(&self, path: &str) -> Ino {
         self.node(path, FileKind::File)
     }
 
-    /// Makes a file of this kind.
+    /// Creates a file of this kind.
     pub fn node(&self, path: &str, kind: FileKind) -> Ino {
         let (dir, name) = self.split(path);
         let made = match kind {
@@ -284,7 +284,7 @@ impl<'a> Harness<'a> {
             .unwrap_or_else(|error| panic!("open inode {ino}: {error}"))
     }
 
-    /// Makes a file with this content and returns its inode.
+    /// Creates a file with this content and returns its inode.
     pub fn write(&self, path: &str, content: &[u8]) -> Ino {
         let ino = self.file(path);
         self.write_at(ino, 0, content);
@@ -324,7 +324,7 @@ impl<'a> Harness<'a> {
             .unwrap_or_else(|error| panic!("rmdir {path}: {error}"));
     }
 
-    /// Gives the inode of `path` a further name.
+    /// Gives the inode of `path` another name.
     pub fn link(&self, path: &str, to: &str) {
         let (dir, name) = self.split(to);
         self.fs
@@ -376,7 +376,7 @@ impl<'a> Harness<'a> {
             .unwrap_or_else(|error| panic!("setattr {set:?} of inode {ino}: {error}"))
     }
 
-    /// Puts `atime` and `mtime` into the past, so that an operation that moves them shows.
+    /// Sets `atime` and `mtime` to the past, so that an operation that moves them shows.
     pub fn age(&self, ino: Ino) {
         let set = SetAttr {
             atime: Some(SetTime::To(PAST)),

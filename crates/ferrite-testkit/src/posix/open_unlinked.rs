@@ -116,7 +116,7 @@ fn pins(h: &Harness<'_>) {
     h.fs().unpin(ino, 3);
     assert_eq!(h.fs().getattr(ino).map(|attr| attr.nlink), Ok(0));
     assert_eq!(h.read_at(ino, 0, 10), b"pinned");
-    // An open file and pins keep it, each for itself.
+    // An open file and pins each keep it alive.
     let file = h.open(ino);
     h.fs().unpin(ino, 3);
     let mut buffer = [0; 6];

@@ -1,5 +1,5 @@
-//! Who may do what, and the group and mode of what is made. The rules that engines apply themselves (setgid
-//! inheritance) are tested on the trait.
+//! Who may do what, and the group and mode of new inodes. The rules that engines apply themselves (setgid inheritance)
+//! are tested on the trait.
 
 use ferrite_vfs::{Cred, FileKind, NewNode};
 

@@ -1,4 +1,4 @@
-//! Listings: complete, without doubles, and stable while the directory changes.
+//! Listings: complete, without duplicates, and stable while the directory changes.
 
 use std::collections::BTreeMap;
 
@@ -42,7 +42,7 @@ pub(super) const CASES: &[Case] = &[
     },
 ];
 
-/// Lists up to `count` entries from `cookie`; their names and the cookie to go on from.
+/// Lists up to `count` entries from `cookie`; returns their names and the cookie to continue from.
 fn part(h: &Harness<'_>, dir: Ino, cookie: u64, count: usize) -> (Vec<String>, u64) {
     let (mut names, mut next) = (Vec::new(), cookie);
     h.fs()
@@ -121,7 +121,7 @@ fn refused_entry(h: &Harness<'_>) {
     }
     let (mut offered, mut taken, mut cookie) = (Vec::new(), Vec::new(), 0);
     while taken.len() < 100 {
-        // One entry is taken, the next refused: it must be the first of the next call.
+        // One entry is accepted, the next refused: that must be the first of the next call.
         let mut call = Vec::new();
         h.fs()
             .readdir(dir, cookie, &mut |entry| {
@@ -247,7 +247,7 @@ fn old_cookies(h: &Harness<'_>) {
         h.file(&format!("d/{index}"));
     }
     let (first, cookie) = part(h, dir, 0, 100);
-    // The very entry the cookie stands behind goes, and all around it, and others take the room.
+    // The very entry after which the cookie continues is removed with all around it, and others take the room.
     for name in first.iter().skip(50) {
         h.unlink(&format!("d/{name}"));
     }

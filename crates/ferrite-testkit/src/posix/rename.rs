@@ -176,7 +176,7 @@ fn parent_counts(h: &Harness<'_>) {
     assert_eq!(h.fs().parent(moved).expect("parent"), b);
     h.rename("b/d", "b/e");
     assert_eq!((h.nlink("b"), h.fs().parent(moved).expect("parent")), (3, b));
-    // Onto an empty directory elsewhere: one comes, one goes.
+    // Onto an empty directory elsewhere: one is added, one removed.
     h.mkdir("a/d");
     h.rename("b/e", "a/d");
     assert_eq!((h.nlink("a"), h.nlink("b"), h.ino("a/d")), (3, 2, moved));
@@ -221,10 +221,10 @@ fn cycles(h: &Harness<'_>) {
     refused!(h.try_rename("a", "a/b/c", RenameMode::Replace), Invalid);
     refused!(h.try_rename("a", "a/b/c", RenameMode::Exchange), Invalid);
     refused!(h.try_rename("a/b/c", "a", RenameMode::Exchange), Invalid);
-    // Onto what it lies in: that has an entry.
+    // Onto the directory that contains it: that is not empty.
     refused!(h.try_rename("a/b/c", "a", RenameMode::Replace), NotEmpty);
     refused!(h.try_rename("a/b", "a", RenameMode::Replace), NotEmpty);
-    // Upwards and to a sibling is no cycle; and a/b is not below a/bc.
+    // Upwards and to a sibling is not a cycle; and a/b is not below a/bc.
     h.rename("a/b/c", "a/bc");
     h.rename("a/b", "a/bc/b");
     h.rename("a", "x/a");

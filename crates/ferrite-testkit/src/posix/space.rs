@@ -1,4 +1,4 @@
-//! `statfs` tells the truth, and a full file system stays whole.
+//! `statfs` is correct, and a full file system stays whole.
 
 use ferrite_vfs::{FsError, StatFs};
 

@@ -1,6 +1,6 @@
 //! Holes: seeking, punching, zeroing, reserving, and files far larger than the pool.
 //!
-//! Engines may take small holes for data. What these cases demand of `SEEK_HOLE` and `SEEK_DATA` holds for whole
+//! Engines may treat small holes as data. What these cases require of `SEEK_HOLE` and `SEEK_DATA` holds for whole
 //! aligned blocks of files larger than any inline file.
 
 use std::time::{Duration, Instant};
@@ -70,7 +70,7 @@ fn seek(h: &Harness<'_>) {
         [Ok(0), Ok(4), Ok(4), Ok(4), Ok(11)]
     );
     assert_eq!([hole(500), hole(999)], [Ok(501), Ok(999)]);
-    // From within a block: where one stands, if that is data or hole.
+    // From within a block: the offset itself, if that is data or hole.
     assert_eq!(file.seek_data(2 * b + 7), Ok(2 * b + 7));
     assert_eq!(file.seek_hole(4 * b + 7), Ok(4 * b + 7));
     assert_eq!(file.seek_data(4 * b + 7), Ok(10 * b));

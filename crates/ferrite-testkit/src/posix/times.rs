@@ -1,7 +1,7 @@
 //! Which operation moves which time stamp.
 //!
-//! `atime` and `mtime` are put into the past first, so that a move shows whatever the clock's grain. For `ctime`, which
-//! cannot be set, [`TICK`] passes first: longer than the coarsest clock an engine may use.
+//! `atime` and `mtime` are set to the past first, so that a move shows whatever the clock's resolution. For `ctime`,
+//! which cannot be set, [`TICK`] passes first: longer than the coarsest clock an engine may use.
 
 use std::time::Duration;
 
@@ -48,7 +48,7 @@ pub(super) const CASES: &[Case] = &[
     },
 ];
 
-/// Two ticks of a 250 Hz coarse clock, and some.
+/// A little more than two ticks of a 250 Hz coarse clock.
 const TICK: Duration = Duration::from_millis(12);
 
 const NONE: [bool; 3] = [false; 3];
@@ -228,7 +228,7 @@ fn renames(h: &Harness<'_>) {
     let quiet = |stamps: [bool; 3]| [stamps[0], stamps[1]];
     let stamps = moved(h, [a, b, ROOT_INO, file], || h.rename("a/f", "b/g"));
     assert_eq!(stamps[..3], [CONTENT, CONTENT, NONE], "rename across directories");
-    // POSIX leaves open whether a rename moves the ctime of what is renamed.
+    // POSIX leaves open whether a rename moves the ctime of the renamed file.
     assert_eq!(quiet(stamps[3]), [false; 2], "the renamed file");
     assert_eq!(
         moved(h, [b], || h.rename("b/g", "b/h")),
