@@ -1,8 +1,8 @@
-//! LevelDB's files: what the C++ half calls, over [`Vfs`].
+//! LevelDB's files: what the C++ side calls, over [`Vfs`].
 //!
-//! Invariants: pointers that go out are boxes of [`Reader`], [`Writer`] and [`Lock`], and come back as what they were,
-//! the last time for their closing; the root is a [`Root`] that the database keeps. A writer gathers up to 64 KiB, as
-//! LevelDB's own does; after [`flush`] all of it is in the file (and durable, where the file system is).
+//! Invariants: pointers passed out are boxes of [`Reader`], [`Writer`] and [`Lock`], and come back as the same type,
+//! the last time to be closed; the root is a [`Root`] that the database keeps. A writer buffers up to 64 KiB, like
+//! LevelDB's own; after [`flush`] all of it is in the file (and durable, if the file system is).
 
 use std::collections::BTreeSet;
 use std::ffi::c_void;
@@ -13,11 +13,12 @@ use parking_lot::Mutex;
 
 use crate::ffi::{Bytes, Failure, FileOps, Kind, Sink, guarded};
 
-/// What a writer gathers before it writes.
+/// Size of a writer's buffer.
 const BUFFER_BYTES: usize = 64 << 10;
 
 /// Databases that are open in this process, by their lock files: address of the file system, inode. A
-/// [`ferrite_vfs::locks::LockTable`] is one front end's for one file system; here whoever has a [`Vfs`] may come.
+/// [`ferrite_vfs::locks::LockTable`] belongs to one front end of one file system; here any caller with a [`Vfs`] may
+/// open a database.
 static LOCKED: Mutex<BTreeSet<(usize, Ino)>> = Mutex::new(BTreeSet::new());
 
 /// The file system of a database.
@@ -49,8 +50,8 @@ struct Writer {
     buffer: Vec<u8>,
 }
 
-/// A lock that is held. The file stays open, and the file system alive, so that neither number nor address comes to
-/// mean another.
+/// A lock that is held. It keeps the file open and the file system alive, so that neither number nor address can be
+/// reused.
 struct Lock {
     _file: Arc<dyn OpenFile>,
     _fs: Arc<dyn FileSystem>,
@@ -82,7 +83,7 @@ impl Writer {
     fn flush(&mut self) -> Result<(), FsError> {
         let buffer = std::mem::take(&mut self.buffer);
         let result = self.write(&buffer);
-        // What could not be written is gone, as with LevelDB's own files: it makes another log.
+        // What could not be written is lost, as with LevelDB's own files: it starts another log.
         self.buffer = buffer;
         self.buffer.clear();
         result
@@ -104,7 +105,7 @@ fn boxed<T>(value: T) -> *mut c_void {
     Box::into_raw(Box::new(value)).cast()
 }
 
-/// Runs `work` on the file system and a path for the other half.
+/// Runs `work` on the file system and a path for the C++ side.
 fn at_path<T>(
     root: *const c_void,
     path: Bytes,
@@ -118,7 +119,7 @@ fn at_path<T>(
     guarded(failure, otherwise, || work(&root.0, path))
 }
 
-/// Runs `work` on an open writer for the other half.
+/// Runs `work` on an open writer for the C++ side.
 fn on_writer(writer: *mut c_void, failure: *mut Failure, work: impl FnOnce(&mut Writer) -> Result<(), FsError>) {
     // SAFETY: the other half passes what `open_writer` gave it and has not closed it; LevelDB uses a writer from one
     // thread at a time. The failure is a local of its own.

@@ -1,8 +1,8 @@
-//! What the two halves say to each other, as `shim.h` has it, in the same order.
+//! The interface of the Rust and C++ sides, as in `shim.h`, in the same order.
 //!
-//! Invariants: all of it is plain data; whoever calls provides the [`Failure`], with kind [`Kind::NONE`]; what a
-//! [`Bytes`] points to is borrowed for the length of the call; nothing unwinds from one half into the other
-//! ([`guarded`]). Used by `db` and `env` only.
+//! Invariants: all of it is plain data; the caller provides the [`Failure`], with kind [`Kind::NONE`]; what a [`Bytes`]
+//! points to is borrowed for the length of the call; nothing unwinds from one side into the other ([`guarded`]). Used
+//! by `db` and `env` only.
 
 use std::ffi::c_void;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -41,7 +41,7 @@ impl Failure {
         }
     }
 
-    /// Text beyond the field's length is cut.
+    /// Text beyond the field's length is cut off.
     pub(crate) fn set(&mut self, kind: Kind, text: &str) {
         let len = text.len().min(TEXT_BYTES);
         self.kind = kind;
@@ -49,7 +49,7 @@ impl Failure {
         self.text[..len].copy_from_slice(&text.as_bytes()[..len]);
     }
 
-    /// What it says.
+    /// Its text.
     pub(crate) fn text(&self) -> String {
         let len = (self.len_bytes as usize).min(TEXT_BYTES);
         String::from_utf8_lossy(&self.text[..len]).into_owned()
@@ -78,7 +78,7 @@ impl Bytes {
     /// `self` came from the other half in this call, and the result is not used after it.
     pub(crate) unsafe fn slice<'a>(self) -> &'a [u8] {
         if self.len_bytes == 0 {
-            // The other half may have no address for nothing.
+            // The C++ side may pass no address for an empty slice.
             return &[];
         }
         // SAFETY: the other half gives the address of so many bytes, which it leaves alone during the call.
@@ -86,7 +86,7 @@ impl Bytes {
     }
 }
 
-/// Takes what is given to it, piece by piece; false: no more.
+/// Receives data piece by piece; returns false for no more.
 pub(crate) type Sink = extern "C" fn(context: *mut c_void, first: Bytes, second: Bytes) -> bool;
 
 type ChangePath = extern "C" fn(root: *const c_void, path: Bytes, failure: *mut Failure);
@@ -114,7 +114,7 @@ pub(crate) struct FileOps {
     pub(crate) unlock: Close,
 }
 
-/// Choices of a database.
+/// Options of a database.
 #[repr(C)]
 pub(crate) struct OpenOptions {
     pub(crate) max_file_size_bytes: u64,
@@ -124,7 +124,7 @@ pub(crate) struct OpenOptions {
     pub(crate) sync: bool,
 }
 
-/// A database of the other half.
+/// A database of the C++ side.
 #[repr(C)]
 pub(crate) struct Database {
     _private: [u8; 0],
@@ -159,10 +159,10 @@ unsafe extern "C" {
     pub(crate) fn ferrite_leveldb_settle(database: *mut Database);
 }
 
-/// Runs `work` for the other half. What it refuses, and a panic, becomes a failure and `otherwise`.
+/// Runs `work` for the C++ side. An error or a panic becomes a failure and the value `otherwise`.
 pub(crate) fn guarded<T>(failure: &mut Failure, otherwise: T, work: impl FnOnce() -> Result<T, (Kind, String)>) -> T {
-    // A panic is a mistake of the file system's, whose locks are not poisoned by it: what it left is what any thread of
-    // a program that links the library would leave, and LevelDB is told that the operation failed.
+    // A panic is a bug in the file system, whose locks are not poisoned by it. What it left is what any thread of a
+    // program that links the library would leave, and LevelDB gets an error for the operation.
     match catch_unwind(AssertUnwindSafe(work)) {
         Ok(Ok(done)) => done,
         Ok(Err((kind, text))) => {

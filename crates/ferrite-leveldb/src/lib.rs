@@ -1,4 +1,4 @@
-//! LevelDB on Ferrite, in one process: a key-value store as people use it, whose files lie in a pool, without a kernel
+//! LevelDB on Ferrite, in one process: a widely used key-value store whose files lie in a pool, without a kernel in
 //! between.
 //!
 //! | module | what lives there |
@@ -8,12 +8,11 @@
 //! | `ffi` | what Rust and C++ say to each other |
 //! | `shim.cc` | the C++ half: an `Env` that calls `env`, and a database as functions |
 //!
-//! LevelDB's log gets a record with each write, its tables are written once and read at random: so this is how the lab
-//! asks what a mapping means to an application.
+//! LevelDB's log gets a record with each write, while its tables are written once and read at random. So the lab uses
+//! it to measure what a mapping means to an application.
 //!
-//! *Architecture invariant:* `unsafe` is for the language border and nowhere else; nothing unwinds across it.
-//! *Architecture invariant:* nobody but the lab uses this crate, and only with the cargo feature `leveldb`: it needs a
-//! C++ compiler and LevelDB, which users of the file system need not have.
+//! *Architecture invariant:* only the lab uses this crate, and only with the cargo feature `leveldb`: it needs a C++
+//! compiler and LevelDB, which users of the file system need not have.
 
 mod env;
 mod ffi;
@@ -30,7 +29,7 @@ use thiserror::Error;
 use env::Root;
 use ffi::{Bytes, Database, Failure, Kind};
 
-/// Why LevelDB refused. The text names the file where there is one.
+/// Why LevelDB refused. The text names the file if there is one.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum DbError {
@@ -40,31 +39,31 @@ pub enum DbError {
     /// What LevelDB read is not what it wrote.
     #[error("LevelDB: {0}")]
     Corruption(String),
-    /// Not with these options, or not on this file system.
+    /// Not supported with these options, or on this file system.
     #[error("LevelDB: {0}")]
     NotSupported(String),
-    /// An argument makes no sense.
+    /// An argument is invalid.
     #[error("LevelDB: {0}")]
     Invalid(String),
     /// The file system refused: full, damaged, read-only, locked. Once compaction has failed, or a synchronous write,
-    /// LevelDB takes no more writes until the database is opened anew.
+    /// LevelDB takes no more writes until the database is reopened.
     #[error("LevelDB: {0}")]
     Io(String),
 }
 
-/// Choices of a database. The defaults are LevelDB's, but for compression.
+/// Options of a database. The defaults are LevelDB's, except for compression.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Options {
-    /// A table that has grown to this is closed, and another begun.
+    /// A table that has grown to this size is closed, and another one started.
     pub max_file_size_bytes: usize,
-    /// Writes are gathered up to this in memory (and in the log) before they become a table.
+    /// Writes are collected up to this size in memory (and in the log) before they become a table.
     pub write_buffer_bytes: usize,
-    /// Blocks of tables that are kept in memory.
+    /// Memory for cached blocks of tables.
     pub block_cache_bytes: usize,
     /// Compress tables (snappy).
     pub compress: bool,
-    /// Each write ends with an `fsync` of the log. Without, it is as durable as the file system makes a completed
-    /// write.
+    /// Each write ends with an `fsync` of the log. Without it, a write is as durable as the file system makes a
+    /// completed write.
     pub sync: bool,
 }
 
@@ -80,10 +79,10 @@ impl Default for Options {
     }
 }
 
-/// An open database. Any number of threads may use it at a time; dropping it closes it.
+/// An open database. Any number of threads may use it at once; dropping it closes it.
 pub struct Db {
     database: NonNull<Database>,
-    /// The other half has its address.
+    /// The C++ side has its address.
     _root: Arc<Root>,
 }
 
@@ -93,14 +92,14 @@ unsafe impl Send for Db {}
 // below are given out as LevelDB demands of any `Env`.
 unsafe impl Sync for Db {}
 
-/// What the two lines above rest on.
+/// What the two `unsafe impl` above rely on.
 const _: () = {
     const fn shared<T: Send + Sync>() {}
     shared::<Root>();
 };
 
 impl Db {
-    /// Opens the database in directory `path`, or makes one; the directory above must be there.
+    /// Opens the database in directory `path`, or creates one; the parent directory must exist.
     ///
     /// # Errors
     /// [`DbError::Io`] if it is open already, or if the file system refuses.
@@ -163,8 +162,8 @@ impl Db {
         told(&failure)
     }
 
-    /// Shows `each` up to `limit` pairs in the order of their keys, from the first at or behind `from`. Returns how
-    /// many. All are of one moment; `each` may use the database.
+    /// Passes `each` up to `limit` pairs in the order of their keys, from the first at or after `from`. Returns their
+    /// number. All are from one snapshot; `each` may use the database.
     pub fn scan(&self, from: &[u8], limit: usize, each: &mut dyn FnMut(&[u8], &[u8])) -> Result<usize, DbError> {
         let mut count = 0;
         if limit == 0 {
@@ -178,8 +177,8 @@ impl Db {
         Ok(count)
     }
 
-    /// Brings all pairs into tables, as few as possible, without what was overwritten and removed. Blocks for as long
-    /// as that takes.
+    /// Compacts all pairs into as few tables as possible, without overwritten and removed ones. Blocks for as long as
+    /// that takes.
     pub fn compact(&self) -> Result<(), DbError> {
         let mut failure = Failure::none();
         // SAFETY: the database is open.
@@ -187,13 +186,13 @@ impl Db {
         told(&failure)
     }
 
-    /// Waits until LevelDB's thread has nothing to do for this database. It has not while others write.
+    /// Waits until LevelDB's thread has nothing to do for this database. Does not end while others write.
     pub fn settle(&self) {
         // SAFETY: the database is open.
         unsafe { ffi::ferrite_leveldb_settle(self.database.as_ptr()) };
     }
 
-    /// Has the other half show pieces to `each`, until that says no. A panic of `each` goes on where this was called.
+    /// Has the C++ side pass pieces to `each`, until that returns false. A panic of `each` resumes in the caller.
     fn visit(
         &self,
         key: &[u8],
@@ -234,7 +233,7 @@ struct Visitor<'a> {
 extern "C" fn show(visitor: *mut c_void, first: Bytes, second: Bytes) -> bool {
     // SAFETY: `visit` passed its own visitor, which it does not touch meanwhile; the bytes are borrowed for this call.
     let (visitor, first, second) = unsafe { (&mut *visitor.cast::<Visitor<'_>>(), first.slice(), second.slice()) };
-    // A panic must not pass through C++: it waits in the visitor, and the visit ends.
+    // A panic must not pass through C++: it is kept in the visitor, and the visit ends.
     catch_unwind(AssertUnwindSafe(|| (visitor.each)(first, second))).unwrap_or_else(|panic| {
         visitor.panic = Some(panic);
         false

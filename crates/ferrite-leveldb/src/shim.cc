@@ -1,9 +1,9 @@
-// The C++ half: a leveldb::Env whose files are Ferrite's, and a database as functions that Rust can call.
+// The C++ side: a leveldb::Env whose files are Ferrite's, and a database as functions that Rust can call.
 //
-// Threads and time are those of leveldb::Env::Default(); whatever touches a file goes through FileOps to env.rs, and nothing to the
-// files of the machine. LevelDB's own text log (LOG) is not kept.
+// Threads and time are those of leveldb::Env::Default(). All file accesses go through FileOps to env.rs, never to the
+// machine's own files. LevelDB's text log (LOG) is not kept.
 //
-// Everything here is noexcept: only want of memory throws, and then the process ends, as it does in Rust.
+// Everything here is noexcept: only lack of memory throws, and then the process ends, as it does in Rust.
 
 #include "shim.h"
 
@@ -58,7 +58,7 @@ void ToFailure(const Status& status, Failure* failure) {
   std::memcpy(failure->text, text.data(), failure->len_bytes);
 }
 
-// A file that is read. The offset of sequential reads is kept here; one thread at a time makes those.
+// A file that is read. The offset of sequential reads is kept here; one thread at a time does those.
 class Reader final : public leveldb::RandomAccessFile {
  public:
   Reader(const FileOps& ops, std::string name, void* file) : ops_(ops), name_(std::move(name)), file_(file) {}
@@ -144,8 +144,8 @@ class Lock final : public leveldb::FileLock {
   void* const lock_;
 };
 
-// Background work of one database that has been asked for and is not done. A piece of work that asks for more does so before it is
-// done itself, so at none there is none to come.
+// Background work of one database that was scheduled and is not done. Work that schedules more does so before it is
+// done itself, so if nothing is pending, nothing will follow.
 struct Pending {
   std::mutex mutex;
   std::condition_variable none;
@@ -161,7 +161,7 @@ struct Task {
 void RunTask(void* boxed) noexcept {
   const std::unique_ptr<Task> task(static_cast<Task*>(boxed));
   task->function(task->argument);
-  // The database and its Env may be gone from here on; what is counted is shared.
+  // The database and its Env may be gone from here on; the counter is shared.
   const std::lock_guard<std::mutex> guard(task->pending->mutex);
   if (--task->pending->count == 0) task->pending->none.notify_all();
 }
@@ -239,7 +239,7 @@ class FerriteEnv final : public leveldb::EnvWrapper {
     return Status::OK();
   }
 
-  // The default one would make it on the machine's own file system.
+  // The default one would create it on the machine's own file system.
   Status NewLogger(const std::string& name, leveldb::Logger** result) noexcept override {
     *result = nullptr;
     return Status::NotSupported(name, "no text log is kept");
@@ -284,7 +284,7 @@ class FerriteEnv final : public leveldb::EnvWrapper {
   const std::shared_ptr<Pending> pending_ = std::make_shared<Pending>();
 };
 
-// Members go in reverse order: the database before what it uses.
+// Members are destroyed in reverse order: the database before what it uses.
 struct Database {
   std::unique_ptr<FerriteEnv> env;
   std::unique_ptr<leveldb::Cache> cache;
@@ -335,7 +335,7 @@ void ferrite_leveldb_get(Database* database, Bytes key, Sink sink, void* context
   ToFailure(status, failure);
 }
 
-// Pairs from the first key at or after `from` go to `sink` in order, until it says no or there are none.
+// Pairs from the first key at or after `from` go to `sink` in order, until it returns false or there are no more.
 void ferrite_leveldb_scan(Database* database, Bytes from, Sink sink, void* context, Failure* failure) noexcept {
   const std::unique_ptr<leveldb::Iterator> at(database->db->NewIterator(leveldb::ReadOptions()));
   for (at->Seek(SliceOf(from)); at->Valid(); at->Next()) {
@@ -344,14 +344,14 @@ void ferrite_leveldb_scan(Database* database, Bytes from, Sink sink, void* conte
   ToFailure(at->status(), failure);
 }
 
-// Compacts everything. Compaction itself tells nobody that it failed; the next write does, and this one is empty.
+// Compacts everything. A failed compaction is not reported; the next write fails instead, so this makes an empty one.
 void ferrite_leveldb_compact(Database* database, Failure* failure) noexcept {
   database->db->CompactRange(nullptr, nullptr);
   leveldb::WriteBatch nothing;
   ToFailure(database->db->Write(leveldb::WriteOptions(), &nothing), failure);
 }
 
-// Returns when no background work is under way or to come.
+// Returns when no background work is running or scheduled.
 void ferrite_leveldb_settle(Database* database) noexcept { database->env->AwaitNoWork(); }
 
 }  // extern "C"

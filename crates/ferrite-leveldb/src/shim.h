@@ -1,4 +1,4 @@
-// What the two halves say to each other: ffi.rs has the same, in the same order. Plain data; nothing throws across.
+// The interface of the two sides: ffi.rs has the same, in the same order. Plain data; nothing throws across.
 #pragma once
 
 #include <cstddef>
@@ -9,7 +9,7 @@ namespace ferrite {
 // Kinds of failure, those of leveldb::Status. In a Failure, 0 is none.
 enum Kind : int32_t { kNone = 0, kNotFound = 1, kCorruption = 2, kNotSupported = 3, kInvalid = 4, kIo = 5 };
 
-// Why something failed. Whoever calls provides it, with kind 0; `text` is not ended by a zero.
+// Why something failed. The caller provides it, with kind 0; `text` has no terminating zero.
 struct Failure {
   int32_t kind;
   uint32_t len_bytes;
@@ -22,10 +22,11 @@ struct Bytes {
   size_t len_bytes;
 };
 
-// Takes what is given to it, piece by piece; false: no more. `key` or the only piece in `first`.
+// Receives data piece by piece; returns false for no more. A key, or the only piece, is in `first`.
 using Sink = bool (*)(void* context, Bytes first, Bytes second);
 
-// The file system, as functions of the Rust half. `root` is what Open was given. A pointer that is returned is null after a failure.
+// The file system, as functions of the Rust side. `root` is what was passed to Open. A returned pointer is null after a
+// failure.
 struct FileOps {
   void* (*open_reader)(const void* root, Bytes path, Failure* failure);
   size_t (*read_at)(const void* reader, uint64_t offset, char* into, size_t len_bytes, Failure* failure);
