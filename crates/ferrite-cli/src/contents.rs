@@ -1,9 +1,9 @@
-//! What lies in a file or on a device, as far as signatures say.
+//! What lies in a file or on a device, according to signatures.
 //!
-//! What lives here: [`find`], which `mkfs` asks before it overwrites something. A table of our own names what is most
-//! common and is always there; blkid(8), where it is installed, knows the rest, and looks at the end as well.
+//! What lives here: [`find`], which `mkfs` calls before it overwrites something. A built-in table names the most common
+//! contents; blkid(8), if installed, knows the rest, and looks at the end as well.
 //!
-//! Invariant: nothing is written, and nothing that is found is taken for less than what it says.
+//! Invariant: nothing is written, and nothing that has a signature is reported as empty.
 
 use std::fs::File;
 use std::io::Write;
@@ -17,13 +17,13 @@ use rustix::fs::MemfdFlags;
 
 use super::{Failure, about};
 
-/// What of a device's ends can have a signature that blkid(8) knows.
+/// The part of a device's ends that can have a signature known to blkid(8).
 const FIRST_BYTES: u64 = 4 << 20;
 const LAST_BYTES: u64 = 1 << 20;
 /// Where the second superblock of a pool lies, counted from the end.
 const SECOND_SUPERBLOCK: u64 = 4096;
 
-/// Offset, bytes there, name. The first that fits counts: other file systems have the mark of a partition table, too.
+/// Offset, bytes there, name. The first match counts: other file systems have the signature of a partition table, too.
 const KNOWN: [(u64, &[u8], &str); 31] = [
     (0, b"FERRITE\x1a", "a Ferrite pool"),
     (0x438, b"\x53\xef", "an ext2, ext3 or ext4 file system"),
@@ -58,11 +58,11 @@ const KNOWN: [(u64, &[u8], &str); 31] = [
     (510, b"\x55\xaa", "a partition table"),
 ];
 
-/// What can be looked at.
+/// What can be read.
 enum Source {
     /// A file or a block device.
     File(File),
-    /// Device DAX, which cannot be read but through a mapping.
+    /// Device DAX, which can be read only through a mapping.
     Mapped(Box<Region>),
 }
 
@@ -75,11 +75,11 @@ impl Source {
         })
     }
 
-    /// Its length; 0 if that is not known.
+    /// Its length; 0 if unknown.
     fn len_bytes(&self) -> u64 {
         match self {
             Source::Mapped(region) => region.len(),
-            // The length of a block device is where its end is.
+            // The length of a block device is the offset of its end.
             Source::File(file) => rustix::fs::seek(file, rustix::fs::SeekFrom::End(0)).unwrap_or(0),
         }
     }
@@ -99,7 +99,7 @@ impl Source {
     }
 }
 
-/// What signatures say is there: "an XFS file system". An empty file has none. Blocking: it may start blkid(8).
+/// What the signatures show: "an XFS file system". An empty file has none. Blocking: it may start blkid(8).
 pub(crate) fn find(path: &Path) -> Result<Option<String>, Failure> {
     let source = Source::open(path)?;
     if let Some(known) = find_known(&source) {
@@ -122,7 +122,7 @@ fn find_known(source: &Source) -> Option<&'static str> {
     }
 }
 
-/// A file of a device's length that has the same ends, for who cannot look at a device.
+/// A file with a device's length and the same ends, for programs that cannot read a device.
 fn ends_of(region: &Region) -> std::io::Result<File> {
     let copy = File::from(rustix::fs::memfd_create("device", MemfdFlags::CLOEXEC)?);
     copy.set_len(region.len())?;
@@ -137,12 +137,12 @@ fn ends_of(region: &Region) -> std::io::Result<File> {
     Ok(copy)
 }
 
-/// A name of an open file for other programs.
+/// A path of an open file for other programs.
 fn through_proc(file: &File) -> PathBuf {
     format!("/proc/{}/fd/{}", std::process::id(), file.as_raw_fd()).into()
 }
 
-/// What blkid(8) makes of a file; `None` also if it is not installed.
+/// What blkid(8) reports for a file; `None` also if it is not installed.
 fn blkid(path: &Path) -> Option<String> {
     // Users other than root may not have it in their path.
     let output = ["blkid", "/usr/sbin/blkid", "/sbin/blkid"].iter().find_map(|program| {
@@ -184,7 +184,7 @@ mod tests {
         );
         assert!(parse(Some(8), "").unwrap().contains("several"));
         assert_eq!(parse(Some(2), ""), None);
-        // What names a subtype only is no type.
+        // A subtype alone is not a type.
         assert_eq!(parse(Some(0), "SEC_TYPE=ext2\nBLOCK_SIZE=512\n"), None);
     }
 

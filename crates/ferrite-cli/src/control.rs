@@ -1,12 +1,12 @@
 //! How commands talk to the daemon that has a pool mounted: a socket, one line of JSON each way.
 //!
-//! A socket has two names, so that any path to the pool finds it, and the mount as well: one from the device and inode
-//! numbers of the pool's file (of a DAX device: its own number), one from the number of the mount's device. A copy of a
-//! pool is another file, so it has another socket.
+//! A socket has two names, so that any path to the pool finds it, and so does the mount: one from the device and inode
+//! numbers of the pool's file (for a DAX device: its own number), one from the number of the mount's device. A copy of
+//! a pool is another file, so it has another socket.
 //!
-//! Invariant: a name belongs to the daemon that made it last. It replaces what a daemon that died left there, in one
-//! step, and takes away only what is still its own: two daemons may have one pool open read-only. A socket whose daemon
-//! is gone refuses connections; commands ignore it.
+//! Invariant: a name belongs to the daemon that made it last. The daemon replaces what a dead daemon left there, in one
+//! step, and removes only what is still its own: two daemons may have one pool open read-only. A socket whose daemon is
+//! gone refuses connections; commands ignore it.
 
 use std::fs::Metadata;
 use std::io::{BufRead, BufReader, ErrorKind, Write};
@@ -24,40 +24,40 @@ use super::mounts::{self, MountPoint};
 use super::pages::pages;
 use super::{FAILED, Failure};
 
-/// How often a client is told how far we are.
+/// How often a client gets a progress report.
 const TELL_EVERY: Duration = Duration::from_millis(100);
-/// How long a client may take with its request and the reply.
+/// Time limit for a client's request and for its reading of the reply.
 const CLIENT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// What a daemon can be asked. It goes over the socket as JSON, so that paths may have any bytes in them.
+/// A request to a daemon. It goes over the socket as JSON, so that paths may contain any bytes.
 #[derive(Debug, serde::Serialize, serde::Deserialize)]
 pub(crate) enum Request {
-    /// What the pool is made of: a `PoolInfo`.
+    /// The layout of the pool: a `PoolInfo`.
     Info,
-    /// Whether the daemon refuses changes for as long as it lives.
+    /// Whether the daemon refuses changes for its whole life.
     IsReadOnly,
     /// The pages of the file with this path.
     Dump(Vec<u8>),
-    /// A scrub, of at most so many bytes a second; 0: as fast as it goes.
+    /// A scrub, limited to this many bytes a second; 0: no limit.
     Scrub(u64),
-    /// The same with lines before the reply that say how far it is: [`Progress`].
+    /// The same, with progress lines before the reply: [`Progress`].
     ScrubTelling(u64),
-    /// That changes wait, for so many seconds at most.
+    /// Hold changes back, for at most this many seconds.
     Freeze(u64),
-    /// That they go on: whether they waited.
+    /// Let changes proceed; the reply says whether they were held back.
     Thaw,
-    /// That they wait for as long as this connection says that it copies the pool, see [`Frost::hold`]: device and
-    /// inode number of the pool's file.
+    /// Hold changes back for as long as this connection reports that it copies the pool, see [`Frost::hold`]: device
+    /// and inode number of the pool's file.
     Hold,
 }
 
-/// How far a daemon is: done, and all there is to do.
+/// Progress of a daemon: done, and total.
 #[derive(serde::Serialize, serde::Deserialize)]
 struct Progress {
     progress: (u64, u64),
 }
 
-/// Where a user's daemons have their sockets, as far as we can know.
+/// Where a user's daemons have their sockets, as far as is known.
 struct Directory {
     path: PathBuf,
     user: u32,
@@ -79,7 +79,7 @@ fn directory_in_tmp(user: u32) -> PathBuf {
     PathBuf::from(format!("/tmp/ferrite-{user}"))
 }
 
-/// Ours, and for root those of everybody who has a pool mounted.
+/// Ours, and for root those of every user who has a pool mounted.
 fn directories() -> Vec<Directory> {
     let mut all = vec![directory()];
     if rustix::process::geteuid().is_root() {
@@ -109,7 +109,7 @@ fn name_for_mount(mount: &MountPoint) -> String {
     format!("mount-{}.sock", mount.device.replace(':', "-"))
 }
 
-/// Connects to whoever has this file mounted; `None` if nobody does, or would talk to us.
+/// Connects to the daemon that has this file mounted; `None` if there is none, or it does not answer us.
 pub(crate) fn connect_to_pool(pool: &Metadata) -> Option<UnixStream> {
     connect(&name_for_pool(pool))
 }
@@ -122,7 +122,7 @@ pub(crate) fn connect_to_mount(mount: &MountPoint) -> Option<UnixStream> {
 fn connect(name: &str) -> Option<UnixStream> {
     directories().into_iter().find_map(|directory| {
         let stream = UnixStream::connect(directory.path.join(name)).ok()?;
-        // A directory in /tmp may be anybody's: nobody answers for another.
+        // Anybody may own a directory in /tmp: only the right user's daemon may answer.
         let peer = rustix::net::sockopt::socket_peercred(&stream).ok()?;
         (peer.uid.as_raw() == directory.user).then_some(stream)
     })
@@ -131,13 +131,13 @@ fn connect(name: &str) -> Option<UnixStream> {
 /// The daemon's end.
 pub(crate) struct Server {
     names: Vec<PathBuf>,
-    /// Inode number of the socket, by which its names are known.
+    /// Inode number of the socket, which identifies its names.
     ino: u64,
 }
 
 impl Server {
-    /// Answers for `engine`, which has the file `pool` open and is mounted as `mount`, from a thread of its own until
-    /// dropped. Without a socket the mount works all the same.
+    /// Answers for `engine`, which has the file `pool` open and is mounted as `mount`, from a separate thread until
+    /// dropped. The mount works without a socket, too.
     pub(crate) fn start(
         pool: &Metadata,
         mount: Option<&MountPoint>,
@@ -150,7 +150,7 @@ impl Server {
             .mode(0o700)
             .create(directory().path)?;
         let new = directory().path.join(format!("new-{}.sock", std::process::id()));
-        // Process numbers come again; whoever had this one is gone.
+        // Process numbers are reused; the process that had this one is gone.
         let _ = std::fs::remove_file(&new);
         let listener = UnixListener::bind(&new)?;
         let mut server = Server {
@@ -162,7 +162,7 @@ impl Server {
             .flatten()
         {
             let name = directory().path.join(name);
-            // A rename onto another name of the same socket would do nothing; this one's name is new each time.
+            // A rename onto another name of the same socket would have no effect; this name is new each time.
             let link = name.with_extension(format!("{}.new", std::process::id()));
             let _ = std::fs::remove_file(&link);
             std::fs::hard_link(&new, &link)?;
@@ -173,7 +173,7 @@ impl Server {
         std::thread::Builder::new().name("control".into()).spawn(move || {
             for stream in listener.incoming().flatten() {
                 let (engine, frost) = (engine.clone(), frost.clone());
-                // A scrub takes its time; others shall not wait for it.
+                // A scrub takes long; other clients must not wait for it.
                 let answering = std::thread::Builder::new().name("control".into()).spawn(move || {
                     if let Err(error) = answer(stream, &engine, &frost, file) {
                         tracing::debug!(%error, "control connection");
@@ -227,12 +227,12 @@ fn reply(request: &str, engine: &Engine, frost: &Frost) -> Result<serde_json::Va
         }
         Request::Thaw if frost.thaw(None)? => true.into(),
         Request::Thaw => return Err(Failure::new(FAILED, "it is not frozen")),
-        // Answered by whoever has the connection.
+        // Answered by the thread that has the connection.
         Request::Hold | Request::ScrubTelling(_) => false.into(),
     })
 }
 
-/// Whoever asks may go: the scrub's findings are for the log as well.
+/// The client may disconnect: the scrub's findings are for the log as well.
 fn scrub_telling(mut stream: UnixStream, engine: &Engine, limit: u64) -> std::io::Result<()> {
     let mut told = Instant::now();
     let report = engine.scrub_telling(Some(limit), &mut |_, done, total| {
@@ -253,14 +253,14 @@ fn scrub_telling(mut stream: UnixStream, engine: &Engine, limit: u64) -> std::io
     writeln!(stream, "{reply}")
 }
 
-/// The process that serves a mount; `None` if nobody does, or would talk to us.
+/// The process that serves a mount; `None` if there is none, or it does not answer us.
 pub(crate) fn process_of(mount: &MountPoint) -> Option<u32> {
     let stream = connect_to_mount(mount)?;
     let listener = rustix::net::sockopt::socket_peercred(&stream).ok()?;
     u32::try_from(listener.pid.as_raw_nonzero().get()).ok()
 }
 
-/// The same as a handle that is readable once the process has ended; `None` if the kernel tells no more, too.
+/// The same as a handle that becomes readable once the process has ended; `None` also if the kernel provides no handle.
 pub(crate) fn daemon_of(mount: &MountPoint) -> Option<OwnedFd> {
     let process = Pid::from_raw(process_of(mount)?.try_into().ok()?)?;
     rustix::process::pidfd_open(process, PidfdFlags::empty()).ok()
@@ -275,7 +275,7 @@ pub(crate) fn ask<T: serde::de::DeserializeOwned>(
     ask_telling(stream, request, timeout, &mut |_, _| {})
 }
 
-/// The same; `progress` gets how far the daemon is, done and total.
+/// The same; `progress` is called with the daemon's progress, done and total.
 pub(crate) fn ask_telling<T: serde::de::DeserializeOwned>(
     mut stream: UnixStream,
     request: &Request,

@@ -1,10 +1,12 @@
 //! `ferrite copy`: a sound copy of a pool, mounted or not.
 //!
 //! A mounted pool is frozen for as long as its file is read ([`super::frost`]), so the copy is what an unmount would
-//! have left. Any other pool is read under its lock; what a crash left in its journal is replayed into the copy.
+//! have left. Any other pool is read under its lock; records that a crash left in its journal are replayed into the
+//! copy.
 //!
-//! Invariant: under the name that was asked for there is a whole, durable copy or what was there before. Until it is
-//! whole, the copy has no name, or, on file systems that cannot do that, one that goes when the command ends.
+//! Invariant: under the requested name there is either a whole, durable copy or what was there before. Until it is
+//! whole, the copy has no name or, on file systems that do not support that, a temporary one that is removed when the
+//! command ends.
 
 use std::fs::{File, OpenOptions};
 use std::io::{BufRead, BufReader, Write};
@@ -30,9 +32,9 @@ use super::{FAILED, Failure, Outcome, about, complain, freeze, frost, opening, s
 
 /// Bytes read at a time.
 const CHUNK_BYTES: usize = 1 << 20;
-/// What holds nothing but zeros is left out in pieces of this size.
+/// Zeros are left out in pieces of this size.
 const PIECE_BYTES: usize = 64 << 10;
-/// How often the daemon is told that we are at it.
+/// How often the daemon gets a sign of life.
 const TELL_EVERY: Duration = Duration::from_secs(1);
 
 /// Copy a pool, also while it is mounted
@@ -69,7 +71,7 @@ pub(crate) struct Copy {
 /// Reads a part of the original.
 type Read<'r> = &'r dyn Fn(u64, &mut [u8]) -> Result<(), Failure>;
 
-/// What was done.
+/// The result of a copy.
 #[derive(serde::Serialize)]
 struct Report {
     pool: PathBuf,
@@ -77,10 +79,10 @@ struct Report {
     size_bytes: u64,
     /// Bytes that were written to the copy before the journal was replayed.
     copied_bytes: u64,
-    /// For how long changes were held back; null if the pool was not mounted.
+    /// How long changes were held back; null if the pool was not mounted.
     frozen_ms: Option<u64>,
     replayed_records: u64,
-    /// What is damaged in the original, and so in the copy; looked for only where a crash had to be recovered from.
+    /// What is damaged in the original, and so in the copy; checked only after a crash recovery.
     damage: Vec<String>,
 }
 
@@ -109,7 +111,7 @@ impl Copy {
             bar: Bar::new(self.quiet || self.json),
             stop,
         };
-        // A pool that is mounted read-only can be read as one that is not mounted: nobody changes it.
+        // A pool that is mounted read-only can be read like one that is not mounted: nothing changes it.
         let (size_bytes, copied_bytes, frozen) = match (Region::open(&pool, Access::ReadOnlyPrivate), target.connect())
         {
             (Err(PmError::InUse { .. }), Some(daemon)) => {
@@ -162,7 +164,7 @@ impl Copy {
     }
 }
 
-/// Refuses places where no copy may go.
+/// Refuses places where a copy must not go.
 fn check_place(to: &Path, pool: &Path, force: bool) -> Result<(), Failure> {
     let refuse = |why: &str| Err(Failure::new(FAILED, format!("{}: {why}", to.display())));
     let dir = std::fs::metadata(directory(to)).map_err(about(directory(to)))?;
@@ -187,7 +189,7 @@ fn check_place(to: &Path, pool: &Path, force: bool) -> Result<(), Failure> {
     if !force {
         return refuse("is there already; give --force to replace it");
     }
-    // A pool that is in use would lose its name, and its mount the file that others look for.
+    // A pool that is in use would lose its name, and its mount the file that other commands look for.
     match Region::open(to, Access::ReadWrite) {
         Err(PmError::InUse { by, .. }) => refuse(&format!("is a pool in use by {by}; unmount it first")),
         _ => Ok(()),
@@ -200,18 +202,18 @@ fn directory(path: &Path) -> &Path {
         .unwrap_or(Path::new("."))
 }
 
-/// One copy in the making.
+/// A copy in progress.
 struct Job<'j> {
     pool: &'j Path,
     copy: &'j File,
     reflink: bool,
     bar: Bar,
-    /// Somebody asked us to end.
+    /// Set by a signal that asks us to end.
     stop: Arc<AtomicBool>,
 }
 
 impl Job<'_> {
-    /// Copies the pool while `daemon` holds its changes back. Returns its size, what was written, and how long that
+    /// Copies the pool while `daemon` holds back its changes. Returns its size, the bytes written, and how long that
     /// took.
     fn copy_mounted(&self, daemon: UnixStream) -> Result<(u64, u64, Option<Duration>), Failure> {
         let source = File::open(self.pool).map_err(about(self.pool))?;
@@ -236,14 +238,14 @@ impl Job<'_> {
         Ok((metadata.len(), copied, Some(hold.end()?)))
     }
 
-    /// Copies a pool that nobody has mounted for writing, and keeps it from being mounted so meanwhile.
+    /// Copies a pool that is not mounted for writing, and keeps it from being so mounted meanwhile.
     fn copy_locked(&self, region: &Region) -> Result<(u64, u64, Option<Duration>), Failure> {
         let superblock = ferrite_fs::identify(region).map_err(about(self.pool))?;
         let source = File::open(self.pool).map_err(about(self.pool))?;
         let metadata = source.metadata()?;
         let (len, copied) = match metadata.is_file() {
             true => (metadata.len(), self.copy_file(&source, metadata.len(), &mut || Ok(()))?),
-            // Devices are not for reading.
+            // Devices cannot be read with `read`.
             false => {
                 let len = superblock.size_bytes;
                 self.copy.set_len(len)?;
@@ -285,7 +287,7 @@ impl Job<'_> {
         let read = |at: u64, part: &mut [u8]| Ok(source.read_exact_at(part, at)?);
         let (mut at, mut copied) = (0, 0);
         while at < len {
-            // Where the file system knows no holes, all is data.
+            // If the file system does not report holes, everything is data.
             at = match rustix::fs::seek(source, SeekFrom::Data(at)) {
                 Ok(data) => data,
                 Err(Errno::NXIO) => break,
@@ -298,7 +300,7 @@ impl Job<'_> {
         Ok(copied)
     }
 
-    /// Copies `first..end` of a pool of `len` bytes but for what is zeros; returns what was written.
+    /// Copies `first..end` of a pool of `len` bytes except for zeros; returns the number of bytes written.
     fn copy_bytes(
         &self,
         first: u64,
@@ -329,7 +331,7 @@ impl Job<'_> {
     }
 }
 
-/// A daemon that holds the changes of its pool back.
+/// A daemon that holds back the changes of its pool.
 struct Hold {
     stream: BufReader<UnixStream>,
     /// Device and inode number of the pool's file.
@@ -351,7 +353,7 @@ impl Hold {
         })
     }
 
-    /// Says that we are at it.
+    /// Sends a sign of life.
     fn tell(&mut self) -> Result<(), Failure> {
         if self.told.elapsed() > TELL_EVERY {
             self.told = Instant::now();
@@ -364,7 +366,7 @@ impl Hold {
         writeln!(self.stream.get_mut(), "{word}").map_err(|_| lost())
     }
 
-    /// Lets changes go on; how long they were held back. Fails if they went on before.
+    /// Lets changes proceed; returns how long they were held back. Fails if they proceeded earlier.
     fn end(mut self) -> Result<Duration, Failure> {
         self.say(frost::DONE)?;
         let mut held = String::new();
@@ -383,8 +385,8 @@ fn lost() -> Failure {
     )
 }
 
-/// Carries out in the copy what a mount of the original would; returns how many records were replayed, and what is
-/// damaged.
+/// Replays the journal in the copy, as a mount of the original would; returns how many records were replayed, and what
+/// is damaged.
 fn settle(copy: &File) -> Result<(u64, Vec<String>), Failure> {
     let path = through_proc(copy);
     let region = Region::open(&path, Access::ReadWrite)?;
@@ -398,10 +400,10 @@ fn settle(copy: &File) -> Result<(u64, Vec<String>), Failure> {
     Ok((replayed, damage))
 }
 
-/// A file that is to become the copy.
+/// A file that will become the copy.
 struct Unfinished {
     file: File,
-    /// Its name for the time being, if it must have one.
+    /// Its temporary name, if it must have one.
     named: Option<tempfile::TempPath>,
 }
 
@@ -426,7 +428,7 @@ impl Unfinished {
         })
     }
 
-    /// Gives the copy its name, when all of it is durable.
+    /// Gives the copy its name, once all of it is durable.
     fn keep(self, to: &Path, mode: u32, force: bool) -> std::io::Result<()> {
         self.file.set_permissions(std::fs::Permissions::from_mode(mode))?;
         self.file.sync_all()?;
@@ -446,7 +448,7 @@ fn link(file: &File, to: &Path, force: bool) -> std::io::Result<()> {
         Err(Errno::EXIST) if force => {}
         linked => return Ok(linked?),
     }
-    // No call links over a name. A directory of its own, so that nobody else has the name in between.
+    // No system call links over an existing name. A separate directory, so that nobody else gets the name in between.
     let dir = tempfile::Builder::new()
         .prefix(".ferrite-copy-")
         .tempdir_in(directory(to))?;

@@ -1,6 +1,7 @@
-//! The process that serves a mount: opens the pool, mounts it, says so, and closes it at the end.
+//! The process that serves a mount: opens the pool, mounts it, reports that it is ready, and closes the pool at the
+//! end.
 //!
-//! Everything that may fail comes before anybody is told that the mount is there.
+//! Everything that may fail comes before the daemon reports that the mount is ready.
 
 use std::fs::{File, OpenOptions};
 use std::io::Write;
@@ -20,11 +21,11 @@ use super::{
     FAILED, Failure, Outcome, about, complain, control, dead, log, memory, mounts, opening, signals, trace_file,
 };
 
-/// Looks for damage once a day, until the process ends.
+/// Checks for damage once a day, until the process ends.
 fn scrub_daily(engine: Engine, bytes_per_second: u64) -> Result<(), Failure> {
     const DAY: Duration = Duration::from_secs(24 * 60 * 60);
     let work = move || {
-        // The engine tells each finding to the log.
+        // The engine writes each finding to the log.
         while let Ok(report) = engine.scrub(Some(bytes_per_second)) {
             tracing::info!(inodes = report.inodes, damaged = report.findings.len(), "scrub done");
             std::thread::sleep(DAY);
@@ -38,11 +39,11 @@ fn scrub_daily(engine: Engine, bytes_per_second: u64) -> Result<(), Failure> {
 }
 
 /// Mounts `pool` on `dir` and serves it until it is unmounted. As a daemon it says `ready` when the mount answers, and
-/// lets go of who started it. Blocks until then.
+/// detaches from the process that started it. Blocks until the unmount.
 pub(crate) fn serve(pool: &Path, dir: &Path, log: Option<&Path>, is_daemon: bool, mut options: Options) -> Outcome {
     let (pool, given_dir) = (absolute(pool)?, dir);
-    // Before the pool is looked at, so that the log has all that is found. And before the mount, which may hide the
-    // file's directory.
+    // Before the pool is read, so that the log has every finding. And before the mount, which may hide the file's
+    // directory.
     match log.or(options.log.as_deref()) {
         Some(path) => log::keep_in(path)?,
         None if is_daemon => log::tell_syslog(&pool),
@@ -61,8 +62,7 @@ pub(crate) fn serve(pool: &Path, dir: &Path, log: Option<&Path>, is_daemon: bool
     options.fuse.read_only |= engine.is_read_only();
     options.fuse.source = pool.display().to_string();
     options.fuse.durable_operations = true;
-    // Before the mount, which may hide the file's directory, and while relative names still mean what the user
-    // meant.
+    // Before the mount, which may hide the file's directory, and while relative names still mean what the user meant.
     let trace = options.trace.as_deref().map(trace_file::open).transpose()?;
     let sink = trace.as_ref().map(File::try_clone).transpose()?;
     let writer = sink.map(|sink| Arc::new(TraceWriter::new(Box::new(sink))));
@@ -81,7 +81,7 @@ pub(crate) fn serve(pool: &Path, dir: &Path, log: Option<&Path>, is_daemon: bool
     if let Err(error) = &server {
         tracing::warn!(%error, "no control socket: `ferrite info` cannot query this daemon");
     }
-    // All that may fail comes before anybody is told that the mount is there.
+    // All that may fail comes before the daemon reports that the mount is ready.
     let started = signals::end_on_signal(unmounter.clone(), dir.clone(), engine.clone(), frost)
         .and_then(|()| match options.scrub {
             Some(bytes_per_second) => scrub_daily(engine.clone(), bytes_per_second),
@@ -102,7 +102,7 @@ pub(crate) fn serve(pool: &Path, dir: &Path, log: Option<&Path>, is_daemon: bool
             mounted.serve().map_err(Failure::from)
         }
         Err(failure) => {
-            // Or a mount would stay that nobody serves.
+            // Otherwise a mount would stay without a daemon.
             let _ = unmounter.unmount();
             Err(failure)
         }
@@ -110,7 +110,7 @@ pub(crate) fn serve(pool: &Path, dir: &Path, log: Option<&Path>, is_daemon: bool
     drop(server);
     let ended = close(&engine, ended, writer.as_deref(), options.trace.as_deref());
     match &ended {
-        // Nobody else is there to be told.
+        // A daemon has no other place to report it.
         Err(failure) if is_daemon => tracing::error!("{}", failure.message),
         Err(_) => {}
         Ok(()) => tracing::info!("unmounted"),
@@ -118,14 +118,14 @@ pub(crate) fn serve(pool: &Path, dir: &Path, log: Option<&Path>, is_daemon: bool
     ended.map(|()| 0)
 }
 
-/// Ends a trace and closes the pool, whatever became of the mount; tells the first error.
+/// Ends a trace and closes the pool, whatever happened to the mount; returns the first error.
 fn close(
     engine: &Engine,
     served: Result<(), Failure>,
     writer: Option<&TraceWriter>,
     trace: Option<&Path>,
 ) -> Result<(), Failure> {
-    // A trace that failed must not keep the pool from being closed in order.
+    // A trace that failed must not prevent a clean close of the pool.
     let recorded = writer.map_or(Ok(()), TraceWriter::finish);
     engine.unmount()?;
     served?;
@@ -135,7 +135,7 @@ fn close(
     })
 }
 
-/// Tells whoever mounts a damaged pool; the log has every finding.
+/// Warns the user who mounts a damaged pool; the log has every finding.
 fn warn_of_damage(engine: &Engine, pool: &Path, dir: &Path) {
     let Some(first) = engine.damage().first() else { return };
     let count = engine.damage().len();
@@ -151,7 +151,8 @@ fn warn_of_damage(engine: &Engine, pool: &Path, dir: &Path) {
     ));
 }
 
-/// Tells whoever mounts what may be a copy of a mounted pool; nobody can see later which of its files are old or mixed.
+/// Warns the user who mounts what may be a copy of a mounted pool; later it is impossible to see which of its files are
+/// old or mixed.
 fn warn_of_copy(engine: &Engine, pool: &Path) {
     if engine.may_be_live_copy() {
         let pool = pool.display();
@@ -159,11 +160,11 @@ fn warn_of_copy(engine: &Engine, pool: &Path) {
     }
 }
 
-/// Tells whoever started us that the mount answers, and lets go of them and their terminal.
+/// Reports to the process that started us that the mount answers, and detaches from it and its terminal.
 fn detach(null: &File) -> Result<(), Failure> {
     let _ = rustix::process::setsid();
     std::env::set_current_dir("/")?;
-    // They may be gone already; the mount stays.
+    // It may be gone already; the mount stays.
     let mut stdout = std::io::stdout();
     let _ = writeln!(stdout, "ready").and_then(|()| stdout.flush());
     rustix::stdio::dup2_stdout(null)?;

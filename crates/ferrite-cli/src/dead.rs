@@ -1,4 +1,4 @@
-//! Mounts whose daemon was killed: telling them, and taking their place.
+//! Mounts whose daemon was killed: detecting and replacing them.
 
 use std::path::Path;
 use std::process::Command;
@@ -8,20 +8,20 @@ use rustix::io::Errno;
 use super::mounts::{MountPoint, with_path};
 use super::{FAILED, Failure, control};
 
-/// Whether nobody serves a mount any more: its daemon was killed. One that listens is not asked, since it may take its
-/// time; attributes would say nothing, since the kernel has them ready.
+/// Whether a mount is no longer served because its daemon was killed. A daemon that listens is not queried, because it
+/// may be slow; attributes would prove nothing, because the kernel caches them.
 pub(crate) fn is_dead(mount: &MountPoint) -> bool {
     control::process_of(mount).is_none() && rustix::fs::statvfs(&mount.dir).err() == Some(Errno::NOTCONN)
 }
 
-/// Takes dead mounts of ours away from a directory: their daemons were killed, so nobody can use them.
+/// Removes dead mounts of ours from a directory: their daemons were killed, so they are unusable.
 pub(crate) fn clear_dead(dir: &Path) -> Result<(), Failure> {
     while let Some(mount) = with_path(dir) {
         if !is_dead(&mount) {
             break;
         }
         tracing::info!(dir = %dir.display(), pool = %mount.pool.display(), "replacing a dead mount");
-        // Lazily: programs may have files open there, which are as dead.
+        // Lazily: programs may have files open there, which are just as dead.
         let (program, words) = match rustix::process::geteuid().is_root() {
             true => ("umount", &["-l"][..]),
             false => ("fusermount3", &["-u", "-z"][..]),

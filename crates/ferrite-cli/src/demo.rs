@@ -1,4 +1,4 @@
-//! `ferrite demo`: the main job on real files, in two minutes, leaving a mount to play with.
+//! `ferrite demo`: the main use on real files, in two minutes, leaving a mount to try out.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::Write;
@@ -41,7 +41,7 @@ impl Demo {
             say(format!("{}: unmounted and removed", self.dir.display()));
             return Ok(0);
         }
-        // What is there is looked at before anything is made.
+        // What exists is checked before anything is created.
         let tree = match &self.tree {
             Some(tree) => fs::canonicalize(tree).map_err(super::about(tree))?,
             None => std::env::current_dir()?,
@@ -56,7 +56,7 @@ impl Demo {
         })
     }
 
-    /// What there is to see. The mount stays, also if something fails.
+    /// The demonstration. The mount stays, even if something fails.
     fn show(&self, us: &Path, tree: &Path, pool: &Path, mount: &Path) -> Outcome {
         let _ = fs::remove_file(pool);
         fs::create_dir_all(mount)?;

@@ -29,19 +29,19 @@ struct Row {
     state: State,
 }
 
-/// Whether one can rely on it.
+/// The health of a pool.
 #[derive(Clone, Copy, serde::Serialize)]
 #[serde(rename_all = "lowercase")]
 enum State {
     /// All is well.
     Ok,
-    /// Damage was found at the mount, or since.
+    /// Damage was found at mount time, or since.
     Damaged,
-    /// It turned read-only, since the medium failed.
+    /// It became read-only because the medium failed.
     Failed,
     /// It is mounted, but its daemon was killed.
     Dead,
-    /// Its daemon does not talk to us.
+    /// Its daemon does not answer us.
     Unknown,
 }
 
@@ -83,9 +83,9 @@ impl Df {
         for (path, mount) in wanted {
             match row(path.clone(), mount) {
                 Ok(row) => rows.push(row),
-                // It was unmounted while the list was gone through.
+                // It was unmounted while the list was being processed.
                 Err(_) if asks_for_all && mounts::find(&path).is_none() => {}
-                // The others can be shown all the same.
+                // The others can still be shown.
                 Err(failure) => {
                     complain(format_args!("ferrite: {}", failure.message));
                     code = FAILED;
@@ -121,7 +121,7 @@ impl Df {
 fn row(path: PathBuf, mount: Option<MountPoint>) -> Result<Row, Failure> {
     let info = match (info::gather(&path), &mount) {
         (Ok(info), _) => info,
-        // It is somebody else's, and the kernel knows how much room there is.
+        // It belongs to another user, and the kernel knows how much room there is.
         (Err(failure), Some(mount)) => return told_by_kernel(mount).ok_or(failure),
         (Err(failure), None) => return Err(failure),
     };

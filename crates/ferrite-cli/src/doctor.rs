@@ -1,4 +1,4 @@
-//! `ferrite doctor`: what this machine offers, and what to do about what is missing.
+//! `ferrite doctor`: what this machine supports, and how to get what is missing.
 
 use std::path::Path;
 
@@ -19,9 +19,9 @@ pub(crate) struct Doctor {
 #[derive(Clone, Copy, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "lowercase")]
 enum State {
-    /// All there.
+    /// Present.
     Good,
-    /// Works without, but slower or with less.
+    /// Works without it, but slower or with fewer features.
     Missing,
     /// Mounting needs it.
     Bad,
@@ -81,7 +81,7 @@ fn in_path(program: &str) -> Option<String> {
     Some(found.display().to_string())
 }
 
-/// The devices whose names begin so, in the order of their names.
+/// The devices whose names begin with `prefix`, sorted by name.
 fn devices(prefix: &str) -> Vec<String> {
     let entries = std::fs::read_dir("/dev").into_iter().flatten().flatten();
     let names = entries.filter_map(|entry| entry.file_name().into_string().ok());
@@ -116,7 +116,7 @@ fn fuse() -> Check {
     Check::new("FUSE", opened.is_ok(), State::Bad, found, mend)
 }
 
-/// Root mounts by itself, which takes a capability that a container's root may lack.
+/// Root mounts without a helper, which takes a capability that a container's root may lack.
 fn capability() -> Option<Check> {
     if !rustix::process::geteuid().is_root() {
         return None;
@@ -159,7 +159,7 @@ fn allow_other() -> Check {
     Check::new("allow_other", root || allowed, State::Missing, found, mend)
 }
 
-/// A pool takes device DAX as it is, of a block device only a file on a file system with DAX.
+/// A pool can use device DAX directly; a block device only through a file on a file system with DAX.
 fn persistent_memory() -> Vec<Check> {
     const NAME: &str = "persistent memory";
     let check = |found: String, mend: &str| Check::new(NAME, mend.is_empty(), State::Missing, found, mend);
@@ -168,7 +168,7 @@ fn persistent_memory() -> Vec<Check> {
         let size = Region::open(Path::new(&device), Access::ReadOnlyPrivate).map(|region| size::human(region.len()));
         checks.push(match size {
             Ok(size) => check(format!("{device}: device DAX of {size}"), ""),
-            // Somebody's pool, most likely.
+            // Most likely a pool.
             Err(error @ PmError::InUse { .. }) => check(error.to_string(), ""),
             Err(error) => check(
                 error.to_string(),
@@ -178,7 +178,7 @@ fn persistent_memory() -> Vec<Check> {
     }
     for device in devices("pmem") {
         let name = device.trim_start_matches("/dev/");
-        // A partition has the queue of the whole.
+        // A partition shares the queue of the whole device.
         let has_dax = ["queue", "../queue"]
             .iter()
             .any(|queue| read(&format!("/sys/class/block/{name}/{queue}/dax")) == "1");

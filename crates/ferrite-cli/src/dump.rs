@@ -1,4 +1,4 @@
-//! `ferrite dump`: a file as it lies on the medium.
+//! `ferrite dump`: a file as it is stored on the medium.
 
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;

@@ -1,6 +1,6 @@
-//! `ferrite freeze` and `ferrite thaw`: holding the changes of a mount back, so that its pool can be copied.
+//! `ferrite freeze` and `ferrite thaw`: holding back the changes of a mount, so that its pool can be copied.
 //!
-//! What lives here: the commands. What the daemon does is in [`super::frost`].
+//! What lives here: the commands. The daemon's side is in [`super::frost`].
 
 use std::path::{Path, PathBuf};
 
@@ -50,8 +50,8 @@ fn ask(dir: &Path, request: &Request) -> Outcome {
     answer.map(|_| 0).ok_or_else(|| not_mounted(dir))
 }
 
-/// Has the kernel send what programs stored in shared mappings, as fsfreeze(8) does. It does not wait for all of it:
-/// what is to be in a copy for certain needs an `msync`.
+/// Makes the kernel send what programs stored in shared mappings, as fsfreeze(8) does. It does not wait for all of it:
+/// data that must be in a copy needs an `msync`.
 pub(crate) fn write_out(path: &Path) {
     let mount = mounts::find(path);
     if let Some(dir) = mount.and_then(|mount| std::fs::File::open(mount.dir).ok()) {

@@ -1,9 +1,9 @@
-//! A daemon's side of `ferrite freeze`, `ferrite thaw` and `ferrite copy`.
+//! The daemon's side of `ferrite freeze`, `ferrite thaw` and `ferrite copy`.
 //!
-//! What lives here: [`Frost`], which holds the changes of one mount back and lets them go on.
+//! What lives here: [`Frost`], which holds back the changes of one mount and lets them proceed.
 //!
-//! Invariant: a freeze ends by itself: after the time that was asked for, or when whoever copies has gone or says
-//! nothing any more. Nobody but a thread of this module waits for that.
+//! Invariant: a freeze ends by itself: after the requested time, or when the copying client has gone or sends nothing
+//! any more. Only a thread of this module waits for that.
 
 use std::io::{BufRead, BufReader, ErrorKind, Write};
 use std::os::unix::net::UnixStream;
@@ -16,16 +16,16 @@ use parking_lot::Mutex;
 
 use super::{FAILED, Failure};
 
-/// How long whoever copies may say nothing.
+/// How long a copying client may be silent.
 const SILENCE: Duration = Duration::from_secs(60);
-/// What it says while it copies, and at the end.
+/// What the client sends while it copies, and at the end.
 pub(crate) const COPYING: &str = "copying";
 pub(crate) const DONE: &str = "done";
 
-/// Who has a mount frozen.
+/// State of a mount's freezes.
 #[derive(Default)]
 struct Holder {
-    /// The number of the freeze that holds.
+    /// The number of the current freeze.
     now: Option<u64>,
     last: u64,
 }
@@ -47,13 +47,13 @@ impl Frost {
         }
     }
 
-    /// Freezes; returns the number by which this very freeze is ended.
+    /// Freezes; returns the number that ends this very freeze.
     fn freeze(&self) -> Result<u64, Failure> {
         let mut holder = self.holder.lock();
         if holder.now.is_some() {
             return Err(Failure::new(FAILED, "it is frozen already; run `ferrite thaw` first"));
         }
-        // First those who change something, so that none of them waits within the engine with locks that readers need.
+        // Changing requests first, so that none of them waits inside the engine holding locks that readers need.
         self.freezer.close();
         if let Err(error) = self.engine.freeze() {
             self.freezer.open();
@@ -80,7 +80,7 @@ impl Frost {
         Ok(thawed.map(|()| true)?)
     }
 
-    /// Freezes until somebody thaws, for so long at most.
+    /// Freezes until a thaw, but at most for this long.
     pub(crate) fn freeze_for(&self, most: Duration) -> Result<(), Failure> {
         let freeze = self.freeze()?;
         let frost = self.clone();
@@ -100,7 +100,7 @@ impl Frost {
         Ok(())
     }
 
-    /// Freezes for as long as whoever is at the other end of `stream` copies `file` (device and inode number).
+    /// Freezes for as long as the client at the other end of `stream` copies `file` (device and inode number).
     pub(crate) fn hold(&self, mut stream: UnixStream, file: (u64, u64)) -> std::io::Result<()> {
         let freeze = match self.freeze() {
             Ok(freeze) => freeze,
@@ -115,7 +115,7 @@ impl Frost {
     }
 }
 
-/// Returns when the copy is done; an error if whoever makes it is gone, or says nothing.
+/// Returns when the copy is done; an error if the client is gone, or silent.
 fn wait_for_copy(stream: &UnixStream) -> std::io::Result<()> {
     stream.set_read_timeout(Some(SILENCE))?;
     let mut lines = BufReader::new(stream);

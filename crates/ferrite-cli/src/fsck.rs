@@ -1,4 +1,4 @@
-//! `ferrite fsck`: check a pool, say what is wrong with it, and repair it if asked to.
+//! `ferrite fsck`: check a pool, report what is wrong with it, and repair it on request.
 
 use std::path::PathBuf;
 
@@ -15,9 +15,9 @@ const CLEAN: u8 = 0;
 const REPAIRED: u8 = 1;
 /// Errors were found, and left as they are.
 const ERRORS_LEFT: u8 = 4;
-/// The check could not be made.
+/// The check could not be carried out.
 pub(crate) const CANNOT_CHECK: u8 = 8;
-/// The command line makes no sense.
+/// The command line is wrong.
 pub(crate) const WRONG_USAGE: u8 = 16;
 
 /// Check a pool, and repair it on request
@@ -69,7 +69,7 @@ pub(crate) struct Fsck {
     no_title: bool,
 }
 
-/// How many errors there are; beyond some they are not counted.
+/// The number of errors; beyond a limit they are not counted.
 fn count(report: &FsckReport) -> String {
     let more = if report.more { "more than " } else { "" };
     format!("{more}{}", report.findings.len())
@@ -78,7 +78,7 @@ fn count(report: &FsckReport) -> String {
 impl Fsck {
     pub(crate) fn run(mut self) -> Outcome {
         if let Some(mount) = mounts::find(&self.pool) {
-            // As long as a daemon has the pool, opening it says so.
+            // While a daemon has the pool, opening it reports that.
             self.pool = mount.pool;
             if self.skip_mounted {
                 return Ok(CLEAN);
@@ -119,7 +119,7 @@ impl Fsck {
             for finding in &report.findings {
                 say(format!("{}: {}", finding.phase, finding.what));
             }
-            // Without the option a repair would not see what this check has.
+            // Without the option a repair would miss what this check found.
             let repair = match self.data {
                 true => "ferrite fsck --repair --data",
                 false => "ferrite fsck --repair",

@@ -1,4 +1,4 @@
-//! `ferrite info`: what a pool is made of, and what happens in it.
+//! `ferrite info`: the layout, state and activity of a pool.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
@@ -33,7 +33,7 @@ pub(crate) fn gather(path: &Path) -> Result<PoolInfo, Failure> {
         return Ok(info);
     }
     let mut info: PoolInfo = target.look()?.info();
-    // A look is a mount in memory, which does not count.
+    // This look is a mount in memory, which does not count.
     info.mounts = info.mounts.saturating_sub(1);
     Ok(info)
 }
@@ -145,7 +145,7 @@ fn print(info: &PoolInfo) {
                 info.runtime_findings_total
             ),
         );
-        // The newest are the ones to look at.
+        // The newest ones matter most.
         for finding in info.runtime_findings.iter().rev().take(FINDINGS_SHOWN) {
             line(
                 "",
@@ -197,7 +197,7 @@ fn inodes(info: &PoolInfo) -> String {
     }
 }
 
-/// Trees have no slots to run out of.
+/// Trees have no slots that could run out.
 fn mapping(info: &PoolInfo) -> String {
     match info.map_slots {
         0 => info.mapping.name().into(),
@@ -205,7 +205,8 @@ fn mapping(info: &PoolInfo) -> String {
     }
 }
 
-/// Only HashFS has a home for each page; with damage pages are counted another way, which does not look where they are.
+/// Only HashFS has a home for each page; if there is damage, pages are counted in another way that does not record
+/// where they are.
 fn pages(info: &PoolInfo) -> String {
     match info.mapping == Mapping::Hashfs && info.pages > 0 && info.damage.is_empty() {
         true => format!("{}, {:.1} % of them at home", info.pages, info.pages_at_home_percent),
@@ -227,7 +228,7 @@ fn last_scrub(info: &PoolInfo) -> String {
     }
 }
 
-/// How long ago that was, in the largest unit that fits; a clock that was set back makes it now.
+/// Time since then, in the largest unit that fits; zero if the clock was set back.
 fn ago(seconds_since_1970: i64) -> String {
     let then = SystemTime::UNIX_EPOCH + Duration::from_secs(seconds_since_1970.max(0) as u64);
     match then.elapsed().unwrap_or_default().as_secs() {

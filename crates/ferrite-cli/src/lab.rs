@@ -9,9 +9,9 @@ use indicatif::{ProgressBar, ProgressStyle};
 
 use super::{FAILED, Failure, Outcome, USAGE, about, complain, say, say_json};
 
-/// Where results go unless told otherwise.
+/// Default directory of the results.
 const DIRECTORY: &str = "ferrite-lab";
-/// The data there.
+/// File with the data in that directory.
 const RESULTS: &str = "results.json";
 
 /// Repeat the experiments of the papers that Ferrite builds on, and judge their claims
@@ -237,7 +237,7 @@ fn write_all(results: &[FigureResult], out: &Path) -> Outcome {
     std::fs::write(&data, ferrite_lab::to_json(results)?).map_err(about(&data))?;
     let page = out.join("report.html");
     std::fs::write(&page, ferrite_lab::report(results)).map_err(about(&page))?;
-    // Standard output may be for machines.
+    // Standard output may be read by programs.
     complain(format_args!("report: {}", page.display()));
     Ok(0)
 }

@@ -1,13 +1,12 @@
 //! Where a command's log goes: to standard error, and from a mount's daemon to a file or to syslog.
 //!
-//! What lives here: the process's one log. A daemon begins like any command; as soon as it knows its options it opens
-//! its log ([`keep_in`], [`tell_syslog`]), and when it lets go of the terminal, it stops writing there
+//! What lives here: the process's only log. A daemon begins like any command. As soon as it knows its options it opens
+//! its log ([`keep_in`], [`tell_syslog`]), and when it detaches from the terminal, it stops writing there
 //! ([`leave_stderr`]). Errors at the start go to both.
 //!
 //! Invariants:
-//! * A log that cannot be written to (a full disk, no syslog) never keeps a daemon waiting, or ends it.
-//! * What is written to files has times; syslog adds its own, and a terminal needs none. Colours are for terminals
-//!   only.
+//! * A log that cannot be written (a full disk, no syslog) never blocks a daemon or ends it.
+//! * Lines in files have times; syslog adds its own, and a terminal needs none. Only terminals get colours.
 
 use std::fs::{File, OpenOptions};
 use std::io::{IsTerminal, Write};
@@ -26,25 +25,25 @@ use super::{Failure, about};
 const SYSLOG_VARIABLE: &str = "FERRITE_SYSLOG";
 /// Where syslog listens.
 const SYSLOG: &str = "/dev/log";
-/// The facility of daemons, as RFC 3164 has it.
+/// The facility of daemons, from RFC 3164.
 const FACILITY: u8 = 3;
 
-/// What a daemon keeps, beside what it says on standard error.
+/// Where a daemon keeps its log, besides standard error.
 enum Kept {
     Nothing,
     File(File),
     Syslog {
         socket: UnixDatagram,
         to: PathBuf,
-        /// What stands before each line: program, process, pool.
+        /// What precedes each line: program, process, pool.
         tag: String,
     },
 }
 
 struct Log {
-    /// Up to this level lines go to standard error.
+    /// Lines up to this level go to standard error.
     stderr: Option<Level>,
-    /// Up to this level lines are kept.
+    /// Lines up to this level are kept.
     kept_level: Level,
     kept: Kept,
 }
@@ -68,7 +67,7 @@ pub(crate) fn start(verbose: u8) {
     };
     let kept_level = level.max(Level::WARN);
     change(|log| (log.stderr, log.kept_level) = (Some(level), kept_level));
-    // A second call, in tests, finds a subscriber in place; that one will do.
+    // A second call, in tests, finds a subscriber in place, which will do.
     let _ = tracing_subscriber::fmt()
         .with_max_level(kept_level)
         .with_writer(Lines)
@@ -88,7 +87,7 @@ pub(crate) fn keep_in(path: &Path) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Sends the log to syslog from now on, as that of `pool`. Without a syslog nothing is sent; one that comes up later is
+/// Sends the log to syslog from now on, as that of `pool`. Without a syslog nothing is sent; one that starts later is
 /// found.
 pub(crate) fn tell_syslog(pool: &Path) {
     let to = std::env::var_os(SYSLOG_VARIABLE).map_or_else(|| SYSLOG.into(), PathBuf::from);
@@ -100,13 +99,13 @@ pub(crate) fn tell_syslog(pool: &Path) {
     }
 }
 
-/// Writes nothing to standard error any more. A thread that panics tells the log.
+/// Stops writing to standard error. A thread that panics writes to the log.
 pub(crate) fn leave_stderr() {
     change(|log| log.stderr = None);
     std::panic::set_hook(Box::new(|panic| tracing::error!("{panic}")));
 }
 
-/// Makes a writer of each line, which knows its level.
+/// Makes a writer for each line, which knows its level.
 struct Lines;
 
 struct Line(Level);
@@ -135,7 +134,7 @@ impl Write for Line {
 }
 
 impl Log {
-    /// Writes one line, which has its line end, wherever it goes. There is nobody to tell of an error.
+    /// Writes one line, including its line end, to all destinations. Errors cannot be reported.
     fn write(&mut self, level: Level, line: &[u8]) {
         if self.stderr.is_some_and(|most| level <= most) {
             let _ = std::io::stderr().write_all(line);
@@ -172,8 +171,8 @@ fn plain(line: &[u8]) -> String {
     plain
 }
 
-/// What goes to syslog (RFC 3164, section 4.1). The time stamp may be absent, and is: the receiver puts its own, in its
-/// own zone.
+/// A syslog packet (RFC 3164, section 4.1). The time stamp may be absent, and is: the receiver adds its own, in its own
+/// time zone.
 fn packet(level: Level, tag: &str, line: &str) -> String {
     let severity = match level {
         Level::ERROR => 3,

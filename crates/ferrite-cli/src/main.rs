@@ -1,4 +1,4 @@
-//! The command line: what users type, and how it ends.
+//! The command line: commands, arguments and exit codes.
 //!
 //! What lives here: the commands (one file each), how arguments become one ([`Command`]), exit codes. Raw arguments are
 //! checked before anything is done. Standard output carries results, standard error says what went wrong.
@@ -47,7 +47,7 @@ use clap::{CommandFactory, Parser, Subcommand};
 
 pub(crate) use output::{complain, say, say_json};
 
-/// What failed, in words for the user, and the exit code it deserves.
+/// What failed, as text for the user, and the exit code.
 #[derive(Debug)]
 pub(crate) struct Failure {
     message: String,
@@ -57,9 +57,9 @@ pub(crate) struct Failure {
 /// Result of a command: the exit code.
 pub(crate) type Outcome = Result<u8, Failure>;
 
-/// Something could not be done.
+/// Something failed.
 pub(crate) const FAILED: u8 = 1;
-/// The command line makes no sense.
+/// The command line is wrong.
 pub(crate) const USAGE: u8 = 2;
 
 impl Failure {
@@ -75,7 +75,7 @@ impl Failure {
         Failure { code, ..self }
     }
 
-    /// Adds the path it is about.
+    /// Adds the path that it is about.
     pub(crate) fn of(mut self, path: &Path) -> Self {
         self.message = format!("{}: {}", path.display(), self.message);
         self
@@ -150,7 +150,7 @@ enum Command {
     Manual(manual::Manual),
 }
 
-/// Runs the command the process was started with.
+/// Runs the command with which the process was started.
 fn main() -> ExitCode {
     let words = by_helper_name(std::env::args_os().collect());
     let wrong_usage = code_of_wrong_usage(&words);
@@ -160,7 +160,7 @@ fn main() -> ExitCode {
             let _ = error.print();
             return ExitCode::from(wrong_usage);
         }
-        // Help was asked for, or the version.
+        // Help or the version was requested.
         Err(error) => {
             output::printed(error.print());
             return end(0, FAILED);
@@ -178,7 +178,7 @@ fn main() -> ExitCode {
     end(code, cannot)
 }
 
-/// Ends a command that would exit with `code`, or with `cannot` if all went well but its output.
+/// Ends a command that would exit with `code`, or with `cannot` if only its output failed.
 fn end(code: u8, cannot: u8) -> ExitCode {
     let Some(lost) = output::lost() else {
         return ExitCode::from(code);
@@ -208,8 +208,7 @@ fn run(arguments: Arguments) -> Outcome {
     }
 }
 
-/// What a command exits with that was called wrongly. From fsck(8) callers understand 2 as a wish to restart the
-/// machine.
+/// The exit code for a wrong command line. From fsck(8), callers take 2 as a request to restart the machine.
 fn code_of_wrong_usage(words: &[OsString]) -> u8 {
     let command = words
         .iter()
@@ -221,7 +220,7 @@ fn code_of_wrong_usage(words: &[OsString]) -> u8 {
     }
 }
 
-/// `mkfs.ferrite POOL` and its kin, as mount(8), fsck(8) and mkfs(8) call them, become `ferrite mkfs POOL`.
+/// `mkfs.ferrite POOL` and the other helpers, as mount(8), fsck(8) and mkfs(8) call them, become `ferrite mkfs POOL`.
 fn by_helper_name(mut arguments: Vec<OsString>) -> Vec<OsString> {
     let name = arguments
         .first()
@@ -234,7 +233,7 @@ fn by_helper_name(mut arguments: Vec<OsString>) -> Vec<OsString> {
         Some("fsck.ferrite") => "fsck",
         _ => return arguments,
     };
-    // The name as well: usage lines show it, and are to be commands that exist.
+    // The name as well: usage lines show it, and must show commands that exist.
     arguments.splice(..1, ["ferrite".into(), command.into()]);
     arguments
 }

@@ -24,7 +24,7 @@ impl Manual {
         for dir in [&pages, &completions] {
             std::fs::create_dir_all(dir).map_err(about(dir))?;
         }
-        // Before completions are made, which adds the commands `help` for good: nobody looks for a page of those.
+        // Before completions are made, which permanently add the commands `help`: those need no pages.
         let described = program
             .clone()
             .disable_help_subcommand(true)

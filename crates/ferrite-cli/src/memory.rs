@@ -1,7 +1,7 @@
 //! Memory of the daemon that the allocator would keep.
 //!
-//! What lives here: a thread that gives it back to the system after the kernel forgot many inodes. The allocator does
-//! not do so by itself: what is free lies between what is not.
+//! What lives here: a thread that returns it to the system after the kernel forgot many inodes. The allocator does not
+//! do so by itself, because free memory lies between memory in use.
 
 use std::time::Duration;
 
@@ -9,11 +9,11 @@ use ferrite_fs::Engine;
 
 use super::{FAILED, Failure};
 
-/// Inodes that are worth it, a few MiB.
+/// Dropped inodes that are worth it, a few MiB.
 const DROPPED_MIN: u64 = 16_384;
 const LOOK_EVERY: Duration = Duration::from_secs(5);
 
-/// Gives memory back from time to time, until the process ends.
+/// Returns memory from time to time, until the process ends.
 pub(crate) fn give_back(engine: Engine) -> Result<(), Failure> {
     let work = move || {
         let mut seen = 0;
@@ -39,6 +39,6 @@ fn trim() {
     unsafe { libc::malloc_trim(0) };
 }
 
-/// Other allocators have their own ways.
+/// Other allocators work differently.
 #[cfg(not(target_env = "gnu"))]
 fn trim() {}

@@ -1,4 +1,4 @@
-//! `ferrite mkfs`: make a pool, and never destroy something by accident.
+//! `ferrite mkfs`: make a pool, and never destroy anything by accident.
 
 use std::fs::File;
 use std::os::unix::fs::FileTypeExt;
@@ -55,7 +55,7 @@ pub(crate) struct Mkfs {
     quiet: bool,
 }
 
-/// Takes the names of all structures.
+/// Accepts the names of all structures.
 pub(crate) fn mapping_parser() -> impl TypedValueParser<Value = Mapping> {
     PossibleValuesParser::new(Mapping::ALL.iter().map(|mapping| mapping.name()))
         .map(|name| Mapping::from_name(&name).unwrap_or_default())
@@ -87,7 +87,7 @@ impl Mkfs {
             _ => about(&self.pool)(error),
         })?;
         let medium = region.medium();
-        // What is beyond the last whole block is not part of it.
+        // What lies beyond the last whole block is not part of the pool.
         let superblock = ferrite_fs::identify(&region).map_err(about(&self.pool))?;
         say(format!(
             "{}: {} pool{} on {}",
@@ -124,7 +124,7 @@ impl Mkfs {
     }
 }
 
-/// Refuses what can hold no pool, or what somebody uses; `--force` changes nothing about either. Nothing is written.
+/// Refuses what cannot hold a pool, and what is in use; `--force` overrides neither. Nothing is written.
 fn refuse_the_unsuitable(pool: &Path) -> Result<(), Failure> {
     let Ok(metadata) = std::fs::metadata(pool) else {
         return Ok(());
@@ -135,7 +135,7 @@ fn refuse_the_unsuitable(pool: &Path) -> Result<(), Failure> {
         return refuse("is a directory; name a file in it".into());
     }
     if kind.is_fifo() {
-        // To open it would be to wait for a writer.
+        // Opening it would wait for a writer.
         return refuse("is a named pipe; name a file or a DAX device".into());
     }
     let used = users::find(pool);

@@ -1,8 +1,8 @@
 //! `ferrite mount`: start a daemon that serves a pool, and return when the mount answers.
 //!
-//! The daemon is this program again, started with a hidden flag: it mounts, says `ready` on its standard output, lets
-//! go of the terminal and serves. Whatever goes wrong before that, it says on the standard error it shares with us, and
-//! its exit code is ours.
+//! The daemon is this program again, started with a hidden flag: it mounts, says `ready` on its standard output,
+//! detaches from the terminal and serves. It reports whatever fails before that on the standard error that it shares
+//! with us, and its exit code is ours.
 
 use std::io::{BufRead, BufReader};
 use std::os::unix::fs::MetadataExt;
@@ -78,7 +78,7 @@ pub(crate) struct Mount {
 }
 
 impl Mount {
-    /// `verbose` is how much the daemon's log is to tell.
+    /// `verbose` is the verbosity of the daemon's log.
     pub(crate) fn run(self, verbose: u8) -> Outcome {
         let options = parse(&self.options, self.sloppy)?;
         if self.fake {
@@ -161,7 +161,7 @@ impl Mount {
             return Ok(0);
         }
         let status = daemon.wait()?;
-        // It has said why on the standard error that we share.
+        // It has printed the reason on the standard error that we share.
         let code = status
             .code()
             .and_then(|code| u8::try_from(code).ok())
@@ -180,7 +180,7 @@ fn is_missing(path: &Path) -> bool {
     std::fs::metadata(path).is_err_and(|error| error.kind() == std::io::ErrorKind::NotFound)
 }
 
-/// Whether two names are of one pool: they are alike, or lead to the same file.
+/// Whether two names are of one pool: they are equal, or lead to the same file.
 fn is_same(one: &Path, other: &Path) -> bool {
     let file = |path| std::fs::metadata(path).map(|found| (found.dev(), found.ino()));
     one == other || matches!((file(one), file(other)), (Ok(one), Ok(other)) if one == other)

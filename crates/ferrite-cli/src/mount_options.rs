@@ -1,4 +1,4 @@
-//! What `mount -o` understands, and what it refuses with a reason.
+//! What `mount -o` accepts, and what it refuses with a reason.
 
 use std::path::PathBuf;
 
@@ -9,17 +9,17 @@ use super::{Failure, USAGE, scrub};
 
 /// The options of a mount, parsed.
 pub(crate) struct Options {
-    /// Change what is mounted already.
+    /// Change the existing mount.
     pub(crate) remount: bool,
-    /// A pool that is not there is no failure.
+    /// A missing pool is not a failure.
     pub(crate) nofail: bool,
     pub(crate) engine: MountOptions,
     pub(crate) fuse: FuseOptions,
-    /// Bytes a second of a scrub once a day.
+    /// Bytes a second of a daily scrub.
     pub(crate) scrub: Option<u64>,
-    /// Where writes are recorded.
+    /// File in which writes are recorded.
     pub(crate) trace: Option<PathBuf>,
-    /// Where the log goes.
+    /// Destination of the log.
     pub(crate) log: Option<PathBuf>,
 }
 
@@ -32,7 +32,7 @@ fn number(word: &str, value: &str, least: usize, most: usize) -> Result<usize, F
         .ok_or_else(|| Failure::new(USAGE, format!("`{word}`: give a number from {least} to {most}")))
 }
 
-/// Why an option that other file systems know cannot be met here.
+/// Why an option known from other file systems cannot be honoured here.
 fn untrue(word: &str) -> Option<&'static str> {
     Some(match word {
         "acl" | "posixacl" => "access control lists are not supported; omit it",
@@ -49,7 +49,7 @@ fn untrue(word: &str) -> Option<&'static str> {
     })
 }
 
-/// Parses the words between the commas. `sloppy`: what nobody knows is no error.
+/// Parses the words between the commas. With `sloppy` an unknown word is not an error.
 pub(crate) fn parse(words: &[String], sloppy: bool) -> Result<Options, Failure> {
     let root = rustix::process::geteuid().is_root();
     let mut engine = MountOptions::default();
@@ -63,7 +63,7 @@ pub(crate) fn parse(words: &[String], sloppy: bool) -> Result<Options, Failure> 
     for word in words {
         match word.as_str() {
             "ro" => engine.read_only = true,
-            // The last one counts: mount(8) puts what is asked for behind what the mount has.
+            // The last one counts: mount(8) puts the requested options after those that the mount has.
             "rw" => engine.read_only = false,
             "remount" => remount = true,
             "noatime" => engine.atime = AtimePolicy::Never,
@@ -78,8 +78,8 @@ pub(crate) fn parse(words: &[String], sloppy: bool) -> Result<Options, Failure> 
             "nofail" => nofail = true,
             "nodiratime" => engine.dir_atime = false,
             "diratime" => engine.dir_atime = true,
-            // What they ask for is so anyway (a change is durable when it returns, attributes are kept, a failed medium
-            // stops changes), or is for mount(8), or is a permission that is not made use of.
+            // What they ask for is true anyway (a change is durable when it returns, attributes are kept, a failed
+            // medium stops changes), or is for mount(8), or is a permission that is not used.
             "dirsync" | "user_xattr" | "noacl" | "errors=remount-ro" | "barrier" => {}
             "group" | "owner" | "lazytime" | "nolazytime" | "discard" | "nodiscard" | "silent" | "loud" => {}
             word if let Some(why) = untrue(word) => {
@@ -101,7 +101,7 @@ pub(crate) fn parse(words: &[String], sloppy: bool) -> Result<Options, Failure> 
             | "default_permissions"
             | "" => {}
             word if word.starts_with("x-") || word.starts_with("comment=") => {}
-            // The kernel shows these of a mount, so that mount(8) gives them back at a remount.
+            // The kernel shows these for a mount, so mount(8) passes them back at a remount.
             word if word.starts_with("user_id=") || word.starts_with("group_id=") => {}
             "cleaner=on" => engine.cleaner = true,
             "cleaner=off" => engine.cleaner = false,
@@ -128,7 +128,7 @@ pub(crate) fn parse(words: &[String], sloppy: bool) -> Result<Options, Failure> 
         }
     }
     let low = engine.clean_low_percent;
-    // One that was not asked for follows the other.
+    // If only one was given, the other follows it.
     let high = clean_high.unwrap_or(engine.clean_high_percent.max(low));
     engine.clean_high_percent = high;
     if low > high {

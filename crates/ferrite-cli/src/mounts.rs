@@ -14,10 +14,10 @@ pub(crate) struct MountPoint {
     pub(crate) pool: PathBuf,
     /// Where it is mounted.
     pub(crate) dir: PathBuf,
-    /// Number of the device that the kernel made for the mount, as `major:minor`. No other mount of this machine has it
-    /// meanwhile.
+    /// Number of the device that the kernel made for the mount, as `major:minor`. No other mount of this machine has
+    /// the same one at the same time.
     pub(crate) device: String,
-    /// Who mounted it.
+    /// The user who mounted it.
     pub(crate) user: u32,
 }
 
@@ -37,7 +37,7 @@ struct Line<'a> {
     dir: &'a [u8],
     fs_type: &'a [u8],
     source: &'a [u8],
-    /// Those of the file system, as opposed to the mount's.
+    /// The options of the file system, as opposed to the mount's.
     options: &'a [u8],
 }
 
@@ -80,7 +80,7 @@ fn parse(mountinfo: &[u8]) -> Vec<MountPoint> {
 /// Where a block device, given as `major:minor`, is mounted.
 pub(crate) fn dir_of_device(device: &str) -> Option<PathBuf> {
     let mountinfo = std::fs::read("/proc/self/mountinfo").ok()?;
-    // Some file systems have a number of their own, but name the device as their source.
+    // Some file systems have a separate number, but name the device as their source.
     let is_it = |source: &Path| {
         std::fs::metadata(source).is_ok_and(|found| {
             let (major, minor) = (rustix::fs::major(found.rdev()), rustix::fs::minor(found.rdev()));
@@ -92,7 +92,7 @@ pub(crate) fn dir_of_device(device: &str) -> Option<PathBuf> {
         .map(|line| unescape(line.dir))
 }
 
-/// Where this device has a file system on it that is mounted with DAX for all files.
+/// The directory where this device is mounted with DAX for all files.
 pub(crate) fn dax_dir_of(source: &Path) -> Option<PathBuf> {
     let mountinfo = std::fs::read("/proc/self/mountinfo").ok()?;
     let has_dax = |options: &[u8]| {
@@ -104,7 +104,7 @@ pub(crate) fn dax_dir_of(source: &Path) -> Option<PathBuf> {
         .map(|line| unescape(line.dir))
 }
 
-/// The kernel writes blanks and the like as three octal digits.
+/// The kernel writes blanks and similar characters as three octal digits.
 pub(crate) fn unescape(field: &[u8]) -> PathBuf {
     let mut bytes = Vec::with_capacity(field.len());
     let mut rest = field;
@@ -137,8 +137,8 @@ pub(crate) fn on(dir: &Path) -> Option<MountPoint> {
     newest(|mount| dir.has(&mount.dir))
 }
 
-/// The mount on a directory that has this very path. Asks nothing of the mount, so its daemon may call this before it
-/// serves.
+/// The mount on a directory that has exactly this path. Sends nothing to the mount, so its daemon may call this before
+/// it serves.
 pub(crate) fn with_path(dir: &Path) -> Option<MountPoint> {
     newest(|mount| mount.dir.as_os_str() == dir.as_os_str())
 }
@@ -147,7 +147,7 @@ fn newest(wanted: impl Fn(&MountPoint) -> bool) -> Option<MountPoint> {
     all().into_iter().rev().find(wanted)
 }
 
-/// A path as it was given, and as it is resolved. A dead mount cannot be resolved, so both count.
+/// A path as given, and as resolved. A dead mount cannot be resolved, so both count.
 struct Names([PathBuf; 2]);
 
 impl Names {

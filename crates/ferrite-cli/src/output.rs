@@ -1,8 +1,8 @@
-//! What commands write: results to standard output, words about what happens to standard error.
+//! What commands write: results to standard output, messages to standard error.
 //!
-//! Invariant: a stream that is closed (`| head`) or full changes nothing of what a command does, nor of its exit code;
-//! there is only less to read. That results were lost, though the reader was still there, is told at the end ([`lost`])
-//! and makes a command fail that had not.
+//! Invariant: a stream that is closed (`| head`) or full changes nothing about what a command does, nor about its exit
+//! code; there is only less to read. If results were lost although the reader was still there, that is reported at the
+//! end ([`lost`]), and a command that had succeeded fails.
 
 use std::fmt::Display;
 use std::io::{ErrorKind, Write};
@@ -10,12 +10,12 @@ use std::sync::OnceLock;
 
 use super::Failure;
 
-/// Set once nothing goes to standard output any more.
+/// Set once nothing more goes to standard output.
 static STOPPED: OnceLock<()> = OnceLock::new();
-/// Why, in words, unless the reader just went away.
+/// The reason, as text, unless the reader just went away.
 static LOST: OnceLock<String> = OnceLock::new();
 
-/// Takes note of how it went to print something to standard output.
+/// Records the result of printing something to standard output.
 pub(crate) fn printed(result: std::io::Result<()>) {
     let Err(error) = result else { return };
     let _ = STOPPED.set(());
@@ -37,12 +37,12 @@ pub(crate) fn say_json(value: &impl serde::Serialize) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Prints a line to standard error. There is nobody to tell if that fails.
+/// Prints a line to standard error. A failure of that cannot be reported.
 pub(crate) fn complain(line: impl Display) {
     let _ = writeln!(std::io::stderr(), "{line}");
 }
 
-/// What became of results that somebody waits for, if they could not be written.
+/// Why expected results could not be written, if so.
 pub(crate) fn lost() -> Option<String> {
     if STOPPED.get().is_none() {
         printed(std::io::stdout().flush());

@@ -1,4 +1,5 @@
-//! The pages of a file as `ferrite dump` shows them, asked of an engine: by the command, or by the daemon for it.
+//! The pages of a file as `ferrite dump` shows them, read from an engine: by the command, or by the daemon on its
+//! behalf.
 
 use std::sync::Arc;
 
@@ -7,7 +8,7 @@ use ferrite_vfs::{Cred, Vfs};
 
 use super::{FAILED, Failure};
 
-/// Pages of the file at `path`, whose names may have any bytes in them.
+/// Pages of the file at `path`, whose names may contain any bytes.
 pub(crate) fn pages(engine: &Engine, path: &[u8]) -> Result<Vec<PageDump>, Failure> {
     let attr = Vfs::new(Arc::new(engine.clone()), Cred::root())
         .stat(&[b"/", path].concat(), false)

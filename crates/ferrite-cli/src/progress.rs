@@ -1,14 +1,14 @@
-//! How far a long command is: a bar on a terminal, nothing elsewhere.
+//! Progress of a long command: a bar on a terminal, nothing elsewhere.
 
 use std::io::IsTerminal;
 
 use indicatif::{ProgressBar, ProgressStyle};
 
-/// A bar on standard error if that is a terminal, for phases that tell how far they are.
+/// A bar on standard error if that is a terminal, for phases that report progress.
 pub(crate) struct Bar(ProgressBar);
 
 impl Bar {
-    /// `quiet`: nothing is shown on a terminal, too.
+    /// `quiet`: nothing is shown on a terminal, either.
     pub(crate) fn new(quiet: bool) -> Bar {
         let bar = if std::io::stderr().is_terminal() && !quiet {
             ProgressBar::new(1)
@@ -21,7 +21,7 @@ impl Bar {
         Bar(bar)
     }
 
-    /// Says how far a phase is.
+    /// Shows the progress of a phase.
     pub(crate) fn show(&self, phase: &'static str, done: u64, total: u64) {
         self.0.set_message(phase);
         self.0.set_length(total);

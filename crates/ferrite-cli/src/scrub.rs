@@ -11,7 +11,7 @@ use super::{Outcome, say, say_json};
 
 /// All checksums are right.
 const SOUND: u8 = 0;
-/// The fastest that can be asked for, in MiB a second.
+/// The greatest limit that can be requested, in MiB a second.
 pub(crate) const MIB_MAX: u64 = 1_000_000;
 /// Damage was found.
 const DAMAGED: u8 = 4;
@@ -36,7 +36,7 @@ pub(crate) struct Scrub {
     json: bool,
 }
 
-/// Bytes of so many MiB, which are no more than [`MIB_MAX`].
+/// `mib` MiB in bytes; at most [`MIB_MAX`].
 pub(crate) fn bytes(mib: u64) -> u64 {
     mib.min(MIB_MAX) << 20
 }

@@ -1,8 +1,8 @@
-//! How a mount's daemon ends on a signal: in order, also while files are in use.
+//! How a mount's daemon ends on a signal: cleanly, even while files are in use.
 //!
-//! What lives here: the thread that waits for signals. It asks the kernel to unmount. Whoever has files open gets
-//! [`GRACE`] to close them, as programs do that were told to end at the same time; then the connection is cut, what
-//! they do from then on fails, and the daemon closes the pool. Nothing that returned is lost by that; stores to shared
+//! What lives here: the thread that waits for signals. It asks the kernel to unmount. Programs with open files get
+//! [`GRACE`] to close them, as they do if they were asked to end at the same time. Then the connection is cut, their
+//! calls fail from then on, and the daemon closes the pool. No operation that returned is lost; stores to shared
 //! mappings are written out before.
 
 use std::path::{Path, PathBuf};
@@ -15,12 +15,12 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use super::Failure;
 use super::frost::Frost;
 
-/// How long users of a mount may take to let go of it.
+/// How long users of a mount may take to close their files.
 const GRACE: Duration = Duration::from_secs(3);
-/// How often the kernel is asked meanwhile.
+/// How often the unmount is retried meanwhile.
 const ASK_EVERY: Duration = Duration::from_millis(50);
 
-/// How long nothing must have been changed, before all that the kernel was to write out has come.
+/// How long the engine must have been idle before everything that the kernel was to write out has arrived.
 const QUIET: Duration = Duration::from_millis(300);
 
 /// Starts the thread, for `engine` mounted on `dir`.
@@ -29,7 +29,7 @@ pub(crate) fn end_on_signal(unmounter: Unmounter, dir: PathBuf, engine: Engine, 
     std::thread::Builder::new().name("signals".into()).spawn(move || {
         for signal in signals.forever() {
             tracing::info!(signal, "received a signal to end");
-            // Or what waits would be cut off.
+            // Otherwise requests that are held back would be cut off.
             let _ = frost.thaw(None);
             end(&unmounter, &dir, &engine);
         }
@@ -53,9 +53,9 @@ fn end(unmounter: &Unmounter, dir: &Path, engine: &Engine) {
     }
 }
 
-/// Has the kernel write out what programs stored in shared mappings. It sends that off, and for FUSE it does not wait
-/// until it has come: so the engine is watched until it has had nothing to do for a while, or somebody keeps it busy
-/// for too long.
+/// Makes the kernel write out what programs stored in shared mappings. The kernel sends the requests but, for FUSE,
+/// does not wait for them. So this watches the engine until it has been idle for a while, or has been kept busy for too
+/// long.
 fn write_out(dir: &Path, engine: &Engine) -> std::io::Result<()> {
     rustix::fs::syncfs(std::fs::File::open(dir)?)?;
     let start = Instant::now();

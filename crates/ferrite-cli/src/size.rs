@@ -1,4 +1,4 @@
-//! Sizes as people write them: `1G`, `1.5G`, `64MiB`, `4096`.
+//! Sizes as users write them: `1G`, `1.5G`, `64MiB`, `4096`.
 
 /// Parses a size in bytes. Suffixes K, M, G, T (optionally with `B` or `iB`) are powers of 1024.
 pub(crate) fn parse(text: &str) -> Result<u64, String> {
@@ -18,7 +18,7 @@ pub(crate) fn parse(text: &str) -> Result<u64, String> {
     let wrong = || format!("`{text}` is not a size; {hint}");
     let (whole, part) = number.split_once('.').unwrap_or((number, "0"));
     let whole: u64 = whole.parse().map_err(|_| wrong())?;
-    // Parts of a byte are dropped. Twelve digits tell the bytes of a TiB apart.
+    // Fractions of a byte are dropped. Twelve digits distinguish the bytes of a TiB.
     if part.is_empty() || part.len() > 12 || (shift == 0 && number.contains('.')) {
         return Err(wrong());
     }
@@ -32,7 +32,7 @@ pub(crate) fn parse(text: &str) -> Result<u64, String> {
         .ok_or_else(|| format!("`{text}` is out of range; {hint}"))
 }
 
-/// A size for people: `1.5 GiB`.
+/// A size for display: `1.5 GiB`.
 pub(crate) fn human(bytes: u64) -> String {
     const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
     let mut value = bytes as f64;

@@ -1,10 +1,10 @@
 //! The pool that a command's user names, by its file or by a directory where it is mounted.
 //!
-//! What lives here: [`Target`], through which commands that only look reach a pool: its daemon, if it is mounted, or
-//! else a private copy.
+//! What lives here: [`Target`], through which read-only commands reach a pool: its daemon, if it is mounted, or else a
+//! private copy.
 //!
-//! Invariant: a directory leads to what is mounted there, a file to whoever has that very file mounted, whatever both
-//! are called now.
+//! Invariant: a directory leads to what is mounted there, a file to the daemon that has that very file mounted,
+//! whatever both are called now.
 
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -17,12 +17,12 @@ use super::control::{self, Request};
 use super::mounts::{self, MountPoint};
 use super::{FAILED, Failure, about, opening};
 
-/// How long a daemon may take to answer what needs no long work.
+/// How long a daemon may take to answer a short request.
 const TIMEOUT: Duration = Duration::from_secs(10);
 
-/// A pool's or a directory's path, for whoever changes to another directory.
+/// A pool's or a directory's path, valid after a change of the working directory.
 pub(crate) fn absolute(path: &Path) -> Result<PathBuf, Failure> {
-    // The pool as it is, not where a link points: but a name that other commands find again.
+    // The canonical path of the pool, not of a link to it: a name that other commands find again.
     std::fs::canonicalize(path)
         .or_else(|_| std::path::absolute(path))
         .map_err(about(path))
@@ -48,12 +48,12 @@ impl Target {
         self.mount.as_ref().map_or(&self.given, |mount| &mount.pool)
     }
 
-    /// Asks the daemon that has the pool mounted; `None` if there is none that would talk to us.
+    /// Asks the daemon that has the pool mounted; `None` if there is none that answers us.
     pub(crate) fn ask<T: serde::de::DeserializeOwned>(&self, request: &Request) -> Result<Option<T>, Failure> {
         self.ask_within(request, Some(TIMEOUT))
     }
 
-    /// The same for what may take any time.
+    /// The same for requests that may take any time.
     pub(crate) fn ask_patiently<T: serde::de::DeserializeOwned>(
         &self,
         request: &Request,
@@ -61,7 +61,7 @@ impl Target {
         self.ask_within(request, None)
     }
 
-    /// The same for what tells how far it is.
+    /// The same for requests that report progress.
     pub(crate) fn ask_telling<T: serde::de::DeserializeOwned>(
         &self,
         request: &Request,
@@ -73,11 +73,11 @@ impl Target {
             .map_err(|failure| failure.of(&self.given))
     }
 
-    /// Connects to the daemon that has the pool mounted; `None` if there is none that would talk to us.
+    /// Connects to the daemon that has the pool mounted; `None` if there is none that answers us.
     pub(crate) fn connect(&self) -> Option<UnixStream> {
         match &self.mount {
             Some(mount) => control::connect_to_mount(mount),
-            // If there is none, opening it will say what is wrong.
+            // If there is none, opening it will report what is wrong.
             None => std::fs::metadata(&self.given)
                 .ok()
                 .and_then(|pool| control::connect_to_pool(&pool)),
@@ -106,7 +106,7 @@ impl Target {
     }
 }
 
-/// What a directory is told that should be a mount of ours.
+/// The error for a directory that should be a mount of ours.
 pub(crate) fn not_mounted(dir: &Path) -> Failure {
     Failure::new(FAILED, format!("{}: no pool is mounted there", dir.display()))
 }

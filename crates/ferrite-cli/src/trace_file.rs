@@ -7,8 +7,8 @@ use std::path::Path;
 
 use super::{FAILED, Failure, about};
 
-/// Opens a file for a trace, and leaves what is in it until [`empty`] is called. What is no trace is refused: the name
-/// may be a mistake.
+/// Opens a file for a trace, and keeps its content until [`empty`] is called. A file that is not a trace is refused:
+/// the name may be a mistake.
 pub(crate) fn open(path: &Path) -> Result<File, Failure> {
     let opened = || -> std::io::Result<Option<File>> {
         let file = OpenOptions::new()

@@ -1,4 +1,4 @@
-//! `ferrite umount`: unmount, and wait until the daemon has let go of the pool.
+//! `ferrite umount`: unmount, and wait until the daemon has closed the pool.
 
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
@@ -60,9 +60,9 @@ impl Umount {
     }
 }
 
-/// Waits until the daemon, which marks the pool clean after the kernel let go, is done with the pool; false if that
-/// takes too long. Its end is waited for, since the lock of one that only reads shows to no reader; the lock tells of
-/// one that could not be asked for.
+/// Waits until the daemon, which marks the pool clean after the unmount, has closed the pool; false if that takes too
+/// long. It waits for the end of the process, because a reader cannot see the lock of a daemon that only reads. For a
+/// daemon whose process could not be found, it checks the lock.
 fn has_let_go(daemon: Option<OwnedFd>, pool: &Path) -> rustix::io::Result<bool> {
     if let Some(daemon) = daemon {
         let patience = Timespec {
@@ -94,7 +94,7 @@ mod tests {
     fn the_end_of_a_daemon_is_waited_for_even_if_it_keeps_no_reader_out() {
         let mut daemon = Command::new("sleep").arg("0.5").spawn().unwrap();
         let handle = pidfd_open(Pid::from_child(&daemon), PidfdFlags::empty()).unwrap();
-        // Nobody has a lock on a pool that is not there.
+        // A pool that does not exist is not locked.
         assert_eq!(has_let_go(Some(handle), Path::new("/no/such/pool")), Ok(true));
         assert!(daemon.try_wait().unwrap().is_some(), "it runs still");
         assert_eq!(has_let_go(None, Path::new("/no/such/pool")), Ok(true));

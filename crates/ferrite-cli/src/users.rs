@@ -1,7 +1,7 @@
-//! Who else uses a file or a device: the kernel, for a mount, for swap, or below another device.
+//! Other users of a file or a device: the kernel, for a mount, for swap, or below another device.
 //!
-//! What lives here: [`find`], which `mkfs` asks whatever it was told to force: to write there would destroy what is
-//! in use. Programs that merely have a file open are not looked for; another Ferrite has the lock.
+//! What lives here: [`find`], which `mkfs` calls even with `--force`: writing there would destroy what is in use.
+//! Programs that merely have a file open do not count; another Ferrite has the lock.
 
 use std::fs::{File, Metadata};
 use std::os::unix::ffi::OsStrExt;
@@ -12,7 +12,7 @@ use rustix::io::Errno;
 
 use super::mounts;
 
-/// Who uses it, in words that follow "is": "mounted on /mnt". `None` if nobody is known to.
+/// The user, in words that follow "is": "mounted on /mnt". `None` if no user is known.
 pub(crate) fn find(path: &Path) -> Option<String> {
     let metadata = std::fs::metadata(path).ok()?;
     if metadata.file_type().is_block_device() {
@@ -41,7 +41,7 @@ fn block_device(path: &Path, rdev: u64) -> Option<String> {
     if let Some(holder) = holders.into_iter().flatten().flatten().next() {
         return Some(format!("used by /dev/{}", holder.file_name().to_string_lossy()));
     }
-    // Also mounts that we do not see, and partitions of it that are used.
+    // Also detects mounts that we do not see, and partitions of the device that are in use.
     let mut options = File::options();
     let opened = options
         .read(true)
@@ -51,7 +51,7 @@ fn block_device(path: &Path, rdev: u64) -> Option<String> {
     is_busy.then(|| "in use by the kernel".into())
 }
 
-/// The loop device that has the file for its content.
+/// The loop device that is backed by the file.
 fn loop_device(metadata: &Metadata) -> Option<String> {
     let devices = std::fs::read_dir("/sys/block").ok()?.flatten();
     devices.map(|device| device.path()).find_map(|device| {
