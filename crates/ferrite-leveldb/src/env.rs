@@ -113,16 +113,16 @@ fn at_path<T>(
     otherwise: T,
     work: impl FnOnce(&Vfs, &[u8]) -> Result<T, (Kind, String)>,
 ) -> T {
-    // SAFETY: the other half passes the root that `Db::open` gave it, which lives as long as the database; the failure
-    // is a local of its own for this call; the path is borrowed for the call.
+    // SAFETY: the C++ side passes the root that `Db::open` gave it, which lives as long as the database; the failure
+    // is one of its locals during this call; the path is borrowed for the call.
     let (root, path, failure) = unsafe { (&*root.cast::<Root>(), path.slice(), &mut *failure) };
     guarded(failure, otherwise, || work(&root.0, path))
 }
 
 /// Runs `work` on an open writer for the C++ side.
 fn on_writer(writer: *mut c_void, failure: *mut Failure, work: impl FnOnce(&mut Writer) -> Result<(), FsError>) {
-    // SAFETY: the other half passes what `open_writer` gave it and has not closed it; LevelDB uses a writer from one
-    // thread at a time. The failure is a local of its own.
+    // SAFETY: the C++ side passes what `open_writer` gave it and has not closed it; LevelDB uses a writer from one
+    // thread at a time. The failure is one of its locals.
     let (writer, failure) = unsafe { (&mut *writer.cast::<Writer>(), &mut *failure) };
     guarded(failure, (), || work(writer).map_err(refused));
 }
@@ -147,7 +147,7 @@ extern "C" fn open_reader(root: *const c_void, path: Bytes, failure: *mut Failur
 }
 
 extern "C" fn read_at(reader: *const c_void, offset: u64, into: *mut u8, len: usize, failure: *mut Failure) -> usize {
-    // SAFETY: the other half passes what `open_reader` gave it and has not closed it, a local failure, and a buffer of
+    // SAFETY: the C++ side passes what `open_reader` gave it and has not closed it, a local failure, and a buffer of
     // `len` bytes that is its own. The buffer need not be initialised, so it is, before it becomes a slice.
     let (reader, into, failure) = unsafe {
         into.write_bytes(0, len);
@@ -161,7 +161,7 @@ extern "C" fn read_at(reader: *const c_void, offset: u64, into: *mut u8, len: us
 }
 
 extern "C" fn close_reader(reader: *mut c_void) {
-    // SAFETY: `open_reader` gave it, and the other half closes it once.
+    // SAFETY: `open_reader` gave it, and the C++ side closes it once.
     let reader = unsafe { unboxed::<Reader>(reader) };
     guarded(&mut Failure::none(), (), || {
         drop(reader);
@@ -186,7 +186,7 @@ extern "C" fn open_writer(root: *const c_void, path: Bytes, keep: bool, failure:
 }
 
 extern "C" fn append(writer: *mut c_void, data: Bytes, failure: *mut Failure) {
-    // SAFETY: borrowed from the other half for this call.
+    // SAFETY: borrowed from the C++ side for this call.
     let data = unsafe { data.slice() };
     on_writer(writer, failure, |writer| writer.append(data));
 }
@@ -204,7 +204,7 @@ extern "C" fn sync(writer: *mut c_void, failure: *mut Failure) {
 
 extern "C" fn close_writer(writer: *mut c_void, failure: *mut Failure) {
     on_writer(writer, failure, Writer::flush);
-    // SAFETY: `open_writer` gave it, and the other half closes it once.
+    // SAFETY: `open_writer` gave it, and the C++ side closes it once.
     let writer = unsafe { unboxed::<Writer>(writer) };
     guarded(&mut Failure::none(), (), || {
         drop(writer);
@@ -242,7 +242,7 @@ extern "C" fn remove_file(root: *const c_void, path: Bytes, failure: *mut Failur
 }
 
 extern "C" fn rename(root: *const c_void, from: Bytes, to: Bytes, failure: *mut Failure) {
-    // SAFETY: borrowed from the other half for this call.
+    // SAFETY: borrowed from the C++ side for this call.
     let to = unsafe { to.slice() };
     at_path(root, from, failure, (), |vfs, from| {
         vfs.rename(from, to, RenameMode::Replace).map_err(refused)
@@ -273,7 +273,7 @@ extern "C" fn lock(root: *const c_void, path: Bytes, failure: *mut Failure) -> *
 }
 
 extern "C" fn unlock(lock: *mut c_void) {
-    // SAFETY: `lock` gave it, and the other half gives it back once.
+    // SAFETY: `lock` gave it, and the C++ side gives it back once.
     let lock = unsafe { unboxed::<Lock>(lock) };
     guarded(&mut Failure::none(), (), || {
         LOCKED.lock().remove(&lock.key);

@@ -75,13 +75,13 @@ impl Bytes {
     /// The bytes themselves.
     ///
     /// # Safety
-    /// `self` came from the other half in this call, and the result is not used after it.
+    /// `self` came from the C++ side in this call, and the result is not used after it.
     pub(crate) unsafe fn slice<'a>(self) -> &'a [u8] {
         if self.len_bytes == 0 {
             // The C++ side may pass no address for an empty slice.
             return &[];
         }
-        // SAFETY: the other half gives the address of so many bytes, which it leaves alone during the call.
+        // SAFETY: the C++ side gives the address of so many bytes, which it leaves alone during the call.
         unsafe { std::slice::from_raw_parts(self.data, self.len_bytes) }
     }
 }

@@ -3,13 +3,15 @@
 //!
 //! | module | what lives there |
 //! | --- | --- |
-//! | `lib` | [`Db`], the safe door |
+//! | `lib` | [`Db`], the safe interface |
 //! | `env` | LevelDB's files over [`Vfs`] |
-//! | `ffi` | what Rust and C++ say to each other |
-//! | `shim.cc` | the C++ half: an `Env` that calls `env`, and a database as functions |
+//! | `ffi` | the interface of Rust and C++ |
+//! | `shim.cc` | the C++ side: an `Env` that calls `env`, and a database as functions |
 //!
 //! LevelDB's log gets a record with each write, while its tables are written once and read at random. So the lab uses
 //! it to measure what a mapping means to an application.
+//!
+//! *Architecture invariant:* `unsafe` is for the language border and nowhere else; nothing unwinds across it.
 //!
 //! *Architecture invariant:* only the lab uses this crate, and only with the cargo feature `leveldb`: it needs a C++
 //! compiler and LevelDB, which users of the file system need not have.

@@ -178,7 +178,7 @@ pub(crate) fn nearest<S: Shape, const LINES: usize>(
     match level {
         #[cfg(target_arch = "x86_64")]
         Level::Avx512 if words.len() == 8 * LINES => {
-            // SAFETY: the level was detected, and the slice has so many words.
+            // SAFETY: the level was detected, and the slice has that many words.
             unsafe { nearest_avx512::<S, LINES>(words.as_ptr(), lanes, bound) }
         }
         _ => Nearest::among::<S>(words.iter().map(|word| word.load(Ordering::Acquire)), lanes, bound),
