@@ -55,7 +55,7 @@ const NO_SLOTS: u8 = u8::MAX << BUCKET_SLOTS;
 const VECTOR: usize = 8;
 /// Distance, in pages, between the page being read and those whose lines are prefetched for a sequential reader.
 const AHEAD: u64 = 4;
-/// Buckets a thread takes at a time when loading.
+/// Buckets that a thread takes at a time when loading.
 const LOAD_CHUNK: u64 = 4096;
 /// Pages that a walk by pages resolves at a time.
 const WALK: usize = 64;

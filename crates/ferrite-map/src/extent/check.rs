@@ -151,7 +151,7 @@ impl Walk<'_> {
                 // The group may be sound; then a header with too small a count excludes it.
                 let full = header(self.ino, node.level, GROUPS);
                 self.report(
-                    format!("{what}, and is behind the last"),
+                    format!("{what}, and is after the last"),
                     vec![(header_offset(node.block), full)],
                 );
                 continue;
