@@ -1,6 +1,7 @@
 # Ferrite. `make demo` and `make test` set up everything they need on a fresh Debian machine.
 #
-# The command line is built with the feature `leveldb`, for `ferrite lab run hashfs-13 hashfs-14`. The library does not need it.
+# The command line is built with the feature `leveldb`, for `ferrite lab run hashfs-13 hashfs-14`. The library does not
+# need it.
 #
 # Compiled dependencies live outside the checkout, so that a fresh clone builds fast.
 export CARGO_TARGET_DIR ?= $(HOME)/.cache/ferrite/target
@@ -30,7 +31,7 @@ demo: build
 
 test: lint unit
 
-# What a change most likely breaks. `make test` also runs the suites, mounts, crash images and long loops.
+# The tests that a change most likely breaks. `make test` also runs the suites, mounts, crash images and long loops.
 check: lint
 	cargo test --workspace --lib --bins --features ferrite-cli/leveldb
 	cargo test -p ferrite-fs --test limits --test orphans --test journal --test pagelog
@@ -39,7 +40,7 @@ lint:
 	@scripts/setup-debian.sh test
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets --features ferrite-cli/leveldb -- -D warnings
-	# What users of the library build: without LevelDB and a C++ compiler.
+	# Without LevelDB and a C++ compiler, as users of the library build it.
 	cargo clippy -p ferrite-cli -p ferrite-lab --all-targets -- -D warnings
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --quiet
 	@crates=$$(cargo tree -p ferrite -e normal --prefix none --no-dedupe | sort -u | wc -l); \
@@ -48,9 +49,9 @@ lint:
 # The command line is built first, in release: the tests on a real mount run that binary.
 unit: build
 	FERRITE_BIN=$(FERRITE) scripts/run-tests.py --workspace --features ferrite-cli/leveldb
-	# Gate, free maps, bounds and cursors themselves under many schedules.
+	# Models of the gate, the free maps, the bounds and the cursors under many schedules.
 	cargo test -p ferrite-map --features shuttle --lib models
-	# The crash explorer again, on an engine that makes mistakes: it must find each.
+	# The crash explorer on an engine with planted mistakes: it must find each one.
 	cargo test -p ferrite-crash --features planted --test planted
 
 # Long tests that go through all mappings by themselves.
@@ -58,13 +59,13 @@ ON_ALL_MAPPINGS := posix_rules random_operations concurrent_histories suites_wit
 	long_loops_on_1_gib long_loops_on_8_gib two_days_of_a_file_server repair::
 
 soak: build
-	# A run of an hour should report all failures, not only the first.
+	# A run of an hour should report all failures, not only the first one.
 	FERRITE_BIN=$(FERRITE) FERRITE_SOAK=1 cargo test --release --workspace --no-fail-fast --features ferrite-cli/leveldb -- --nocapture
-	# Every planted mistake on every mapping that it concerns.
+	# Every planted mistake on every mapping it applies to.
 	FERRITE_SOAK=1 cargo test --release -p ferrite-crash --features planted --test planted -- --nocapture
-	# What `ferrite lab run all --quick` promises, 10 minutes; alone, since other tests would take its cores.
+	# `ferrite lab run all --quick` must take less than 10 minutes; alone, because other tests would take its cores.
 	cargo test --release -p ferrite-lab --features leveldb --test quick -- --ignored --nocapture
-	# Everything else on every mapping, real programs included; the kills as often as on the default one.
+	# Everything else on every mapping, real programs included; as many kills as on the default mapping.
 	for mapping in cuckoo radix extent leaf; do \
 		FERRITE_MAPPING=$$mapping FERRITE_BIN=$(FERRITE) cargo test --release -p ferrite-fs -p ferrite -p ferrite-cli --features ferrite-cli/leveldb \
 			-- $(addprefix --skip ,$(ON_ALL_MAPPINGS)) || exit 1; \
@@ -74,7 +75,7 @@ soak: build
 # Seconds for each target.
 FUZZ_SECONDS ?= 60
 
-# The corpora are replayed by `make test`; this looks for new inputs. What it learns stays out of the checkout; an input that
+# `make test` replays the corpora; this looks for new inputs. New corpus entries stay out of the checkout. An input that
 # breaks something is left in fuzz/artifacts, and belongs in the corpus once the bug is fixed.
 fuzz:
 	@if ! cargo +nightly fuzz --version >/dev/null 2>&1; then \
@@ -84,7 +85,7 @@ fuzz:
 		(cd fuzz && ASAN_OPTIONS=detect_leaks=0 cargo +nightly fuzz run $$target $$learned corpus/$$target -- \
 			-dict=ferrite.dict -max_len=768 -max_total_time=$(FUZZ_SECONDS)) || exit 1; done; fi
 
-# Reads under writers' hands are copies that ThreadSanitizer sees only in part; what it reports is worth a look all the same.
+# ThreadSanitizer sees only part of the copies that race with writers; its reports are still worth reading.
 race:
 	@if ! rustup component list --toolchain nightly 2>/dev/null | grep -q 'rust-src (installed)'; then \
 		echo "SKIPPED: ThreadSanitizer needs a nightly toolchain (rustup toolchain install nightly --component rust-src)"; \
@@ -92,7 +93,8 @@ race:
 		RUSTFLAGS=-Zsanitizer=thread cargo +nightly test -Zbuild-std --target x86_64-unknown-linux-gnu -p ferrite-map bitmap && \
 		RUSTFLAGS=-Zsanitizer=thread cargo +nightly test -Zbuild-std --target x86_64-unknown-linux-gnu -p ferrite-fs --test pagelog; fi
 
-# The tests that need devices, built for the guest. Where it cannot run it says so and is no failure; docs/pmem.md has the last result.
+# The tests that need devices, built for the guest. Where it cannot run, it is skipped with a message, which is not a
+# failure; docs/pmem.md has the last result.
 pmem: build
 	@scripts/setup-debian.sh pmem
 	tests=$$(cargo test --no-run --message-format=json -p ferrite-pm -p ferrite-cli --features ferrite-cli/leveldb --lib --test devices | \

@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
-# Records what real programs write on a mounted pool: the traces of figure hdpm-2, in crates/ferrite-lab/traces.
+# Records what real programs write to a mounted pool: the traces of figure hdpm-2, in crates/ferrite-lab/traces.
 #
 #   scripts/record-traces.sh            all of them
 #   scripts/record-traces.sh git log    some of them
 #
-# Each program prepares its files first; then the pool is mounted again with `-o trace=FILE`, and it does its work. Of each trace the first
-# KEEP_BYTES are kept, in whole lines; that is a trace, too. FERRITE_BIN names the program, else it is built. Needs FUSE, sqlite3
-# for Python, git, cargo, rsync, tar; PostgreSQL and pgbench for the trace `postgres`, which is left out without them.
+# Each program prepares its files first. Then the pool is mounted again with `-o trace=FILE`, and the program does its
+# work. The first KEEP_BYTES of each trace are kept, in whole lines; such a prefix is a valid trace. FERRITE_BIN names
+# the ferrite program; without it, it is built. Needs FUSE, sqlite3 for Python, git, cargo, rsync, tar; PostgreSQL and
+# pgbench for the trace `postgres`, which is left out without them.
 set -euo pipefail
 
 root=$(cd "$(dirname "$0")/.." && pwd)
@@ -31,7 +32,7 @@ cleanup() {
 }
 trap cleanup EXIT
 
-# ---- what each program does: prepare_NAME before the trace, run_NAME while it is recorded, told_NAME in words ----
+# ---- the programs: prepare_NAME runs before the trace, run_NAME while it is recorded; told_NAME describes it ----
 
 postgres_bin() { dirname "$(find /usr/lib/postgresql -name pgbench 2>/dev/null | sort -V | tail -n 1)"; }
 as_postgres() { if [ "$(id -u)" = 0 ]; then (cd / && runuser -u postgres -- "$@"); else "$@"; fi; }
@@ -41,7 +42,7 @@ pg() {
     as_postgres "$(postgres_bin)/$tool" "$@"
 }
 postgres_up() {
-    # Buffers smaller than the tables, so that pages are written all the time and not at checkpoints alone.
+    # Buffers smaller than the tables, so that pages are written all the time, not only at checkpoints.
     pg pg_ctl -D "$mount/db" -l "$scratch/pg/log" -w -o "-c listen_addresses='' -c unix_socket_directories=$scratch/pg -c shared_buffers=2MB" \
         start >/dev/null
 }
@@ -116,7 +117,7 @@ run_log() { python3 "$programs/log.py" "$mount" 8000; }
 
 # ---- recording ----
 
-# The first lines of a trace, with remarks that say what they are.
+# The first lines of a trace, with comments that describe them.
 cut_trace() {
     local all kept
     all=$(grep -c '^[0-9]' "$2")

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 """Runs the workspace's test programs, two at a time, and its documentation's tests.
 
-`cargo test` runs one program after another. Tests on a mount wait more than they compute, so beside them there is time
-for those that compute. What each program prints comes when it has ended, in one piece. All of them run, whatever fails;
-the exit code is 1 if anything did.
+`cargo test` runs one program after another. Tests on a mount mostly wait, which leaves time for those that compute.
+The output of each program is printed in one piece when it has ended. All programs run even if some fail; the exit code
+is 1 if any failed.
 
-    run-tests.py ARGUMENT...    ARGUMENT: what `cargo test` is given to choose packages and features
+    run-tests.py ARGUMENT...    ARGUMENT: passed to `cargo test` to choose packages and features
 """
 
 import json
@@ -15,9 +15,9 @@ import sys
 import threading
 import time
 
-# The longest begin first, so that none is left alone at the end.
+# The longest start first, so that none runs alone at the end.
 LONGEST = ["real_programs", "suites", "explorer", "crash", "loops", "ferrite_fs", "ferrite_map", "mount_basic", "ageing"]
-# These compare times, so nothing else runs beside them.
+# These compare times, so nothing else runs at the same time.
 ALONE = ["recovery_time", "quick"]
 
 

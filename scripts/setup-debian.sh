@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Installs what Ferrite needs on Debian (12 or later): C and C++ toolchains, FUSE, LevelDB for the lab, and a Rust toolchain if none
-# new enough is at hand.
+# Installs what Ferrite needs on Debian (12 or later): C and C++ toolchains, FUSE, LevelDB for the lab, and a Rust
+# toolchain if none that is new enough is installed.
 #
-#   scripts/setup-debian.sh build     what it takes to build and mount
+#   scripts/setup-debian.sh build     what is needed to build and mount
 #   scripts/setup-debian.sh test      that, and the programs the tests run on a mount
-#   scripts/setup-debian.sh pmem      what it takes to build and boot the guest of `make pmem`
+#   scripts/setup-debian.sh pmem      what is needed to build and boot the guest of `make pmem`
 #
-# Prints nothing when all is there already. Needs root (or sudo) only to install.
+# Prints nothing if everything is installed already. Needs root (or sudo) only to install.
 set -euo pipefail
 
 minimum_rust=1.90
@@ -44,7 +44,7 @@ if ! rust_is_new_enough; then
     echo "Install a newer Rust toolchain and put it first in PATH." >&2
     exit 1
 fi
-# The file system exerciser; its version is fixed, so that a seed means the same operations everywhere.
+# The file system exerciser. Its version is fixed, so that a seed gives the same operations everywhere.
 tools="$HOME/.cache/ferrite/tools"
 if [ "${1:-build}" = test ] && [ ! -x "$tools/bin/fsx" ]; then
     echo "installing: fsx 0.3.2"

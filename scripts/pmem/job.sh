@@ -1,7 +1,6 @@
 #!/bin/bash
-# What runs in the guest of `make pmem`, as `guest-init.sh` starts it. The file `phase` says which part: `setup`,
-# `tests`, `programs` or `crash`. Each thing that was tried ends in a line `RESULT what: ok`, `…: FAILED` or `…:
-# skipped`, on the console.
+# Runs in the guest of `make pmem`, started by `guest-init.sh`. The file `phase` names the part: `setup`, `tests`,
+# `programs` or `crash`. Each check ends with a line `RESULT what: ok`, `…: FAILED` or `…: skipped` on the console.
 set -uo pipefail
 
 export FERRITE_BIN=$PWD/bin/ferrite LD_LIBRARY_PATH=$PWD/lib PATH=$PWD/bin:$PATH
@@ -10,7 +9,7 @@ fsdax=/run/fsdax
 disk=/run/disk
 mkdir -p "$fsdax" "$disk" /run/mnt
 
-# Runs a command; says how it went.
+# Runs a command and prints its result.
 try() {
     local what=$1 start=$SECONDS
     shift
@@ -33,11 +32,11 @@ mount_disks() {
     mount -o dax=always /dev/pmem2 "$fsdax" && mount /dev/nvme0n1 "$disk"
 }
 
-# Pools: what each lies on, and where.
+# Pools: the medium of each, and its path.
 media=(devdax-1G devdax-2M fsdax nvme)
 declare -A pool=([devdax-1G]=/dev/dax0.0 [devdax-2M]=/dev/dax1.0 [fsdax]=$fsdax/pool [nvme]=$disk/pool)
 
-# The console is a terminal, and a progress bar would leave its line unfinished: what follows would not begin one.
+# The console is a terminal, and a progress bar would leave its line unfinished; the next output must start a line.
 make_pool() {
     case $1 in
     devdax-*) ferrite mkfs --force "${pool[$1]}" 2>&1 | cat ;;
@@ -73,7 +72,7 @@ tests() {
     try "doctor, /dev/pmem2 mounted with DAX" doctor
     try "mkfs refuses /dev/pmem2, which is mounted" is_refused --force /dev/pmem2
     try "mkfs refuses /dev/nvme0n1, which is mounted" is_refused --force --size 64M /dev/nvme0n1
-    # Those that need what only the guest has; the others run anywhere, and faster.
+    # Only tests that need the guest's devices; the others run anywhere, and faster.
     for program in tests/*; do
         try "test program $(basename "$program" | sed 's/-[0-9a-f]*$//')" env FERRITE_DAX_DEVICES="/dev/dax0.0 /dev/dax1.0" FERRITE_FSDAX_DIR=$fsdax \
             "$program" --test-threads 1 --nocapture looked_at what_lies fs_dax region::
@@ -119,8 +118,8 @@ programs() {
     done
 }
 
-# A file and a line of a log for each number; once both are written, the number is told to the host, over a line of
-# its own.
+# Writes a file and a log line for each number. Once both are written, the number is reported to the host over a
+# separate serial line.
 write_for_ever() {
     local dir=$1 medium=$2 n=$3
     while :; do
@@ -132,18 +131,18 @@ write_for_ever() {
     done
 }
 
-# What was told must be there, and nothing may be there in part.
+# What was acknowledged must be there, and nothing may be torn.
 holds() {
     local dir=$1 medium=$2 last=$3 n line
     for ((n = 1; n <= last; n++)); do
         read -r line <"$dir/file$n"; [ "$line" = "number $n of $medium, and some more" ] || { echo "file$n is not whole"; return 1; }
     done
-    # More may have been written than was told, but each line whole and in its turn.
+    # More may have been written than was acknowledged, but each line must be whole and in order.
     n=$(wc -l <"$dir/log")
     [ "$n" -ge "$last" ] && [ "$(cat "$dir/log")" = "$(seq -f 'line %.0f' "$n")" ] || { echo "the log is not whole"; return 1; }
 }
 
-# The file `acknowledged` has the last number of each medium that the host was told, over all rounds.
+# The file `acknowledged` has the last number of each medium that was reported to the host, over all rounds.
 crash() {
     mount_disks || exit 1
     for medium in devdax-1G devdax-2M fsdax nvme; do
@@ -159,7 +158,7 @@ crash() {
         if [ "$last" -gt 0 ]; then
             try "crash, $medium: $last acknowledged numbers are there" holds "/run/mnt-$medium" "$medium" "$last"
         fi
-        # What was written and not told is written again.
+        # What was written but not acknowledged is written again.
         rm -f "/run/mnt-$medium/file$((last + 1))"
         [ ! -e "/run/mnt-$medium/log" ] || sed -i "$((last + 1)),\$d" "/run/mnt-$medium/log"
         [ -n "${final:-}" ] || write_for_ever "/run/mnt-$medium" "$medium" $((last + 1)) &

@@ -1,20 +1,20 @@
 #!/usr/bin/env bash
 # Boots a Debian guest that has persistent memory (fs-DAX, device DAX with pages of 2 MiB and of 1 GiB) and an NVMe
-# disk, under QEMU's emulation, so that no such hardware and no right to virtualise is needed. There it runs the tests
-# that need such devices, real programs and fsck, and crash rounds: QEMU is killed while programs write, and what was
-# acknowledged must be there at the next start, on the same devices. The result is a table, in the cache folder as
-# result.md.
+# disk, under QEMU's emulation, so that neither such hardware nor the right to virtualise is needed. The guest runs the
+# tests that need such devices, real programs and fsck, and crash rounds: QEMU is killed while programs write, and what
+# was acknowledged must be there at the next start, on the same devices. The result is a table, result.md in the cache
+# folder.
 #
 #   run.sh [PROGRAM [TEST…]]    PROGRAM: a built `ferrite`; TEST: test programs to run on the devices
 #
 #   FERRITE_PMEM_ROUNDS=N       crash rounds (5)
 #   FERRITE_PMEM_PHASES=…       some of: tests programs crash (all)
-#   FERRITE_PMEM_NICE=N         how much the guest stands back (10)
+#   FERRITE_PMEM_NICE=N         niceness of the guest (10)
 #   FERRITE_PMEM_DOCS=1         put the result into docs/pmem.md
-#   FERRITE_PMEM_KEEP=1         keep the devices for a look
+#   FERRITE_PMEM_KEEP=1         keep the devices for inspection
 #   XDG_CACHE_HOME              where the guest is kept, in ferrite/pmem (~/.cache)
 #
-# It says aloud what it skips, and fails if anything failed. `scripts/setup-debian.sh pmem` installs what it needs.
+# Prints what it skips, and fails if anything failed. `scripts/setup-debian.sh pmem` installs what it needs.
 set -euo pipefail
 
 here=$(cd "$(dirname "$0")" && pwd)
@@ -45,7 +45,7 @@ clean_up() {
 }
 trap clean_up EXIT
 
-# The devices are files with holes. One aligned to 1 GiB gives its first GiB to the alignment.
+# The devices are sparse files. One aligned to 1 GiB loses its first GiB to the alignment.
 truncate -s 2050M "$work/devdax-1g"
 truncate -s 1026M "$work/devdax-2m"
 truncate -s 1026M "$work/fsdax"
@@ -59,15 +59,15 @@ for test in "$@"; do cp "$test" "$job/tests/"; done
 for file in "$job"/bin/* "$job"/tests/*; do
     [ -f "$file" ] || continue
     strip "$file" 2>/dev/null || true
-    # What the guest's minimal system may lack.
+    # Libraries that the guest's minimal system may lack.
     ldd "$file" | awk '$3 ~ /^\// {print $3}' | grep -vE '/(libc|libm|libgcc_s)\.so' | xargs -r cp -Lt "$job/lib" || true
 done
 : >"$job/acknowledged"
 
 log=$work/log
 : >"$log"
-# Without `rep movsb`, which the emulation does byte by byte.
-# Starts the guest for a phase, in the background; its console goes to `console`, what it tells of writes to `told`.
+# Starts the guest for a phase, in the background. Its console goes to `console`, the numbers it reports to `told`.
+# The CPU has no fast `rep movsb`, because the emulation runs it byte by byte.
 start() {
     echo "$1" >"$job/phase"
     tar -C "$job" -cf "$work/job.tar" .
@@ -90,7 +90,7 @@ start() {
     qemu=$!
 }
 
-# Waits until the guest has ended, or has said something, or has taken too long.
+# Waits until the guest has ended, has printed the given words, or has taken too long.
 wait_for() {
     local words=$1 seconds=$2 until
     until=$((SECONDS + seconds))
@@ -104,7 +104,7 @@ wait_for() {
 
 results=$work/results
 : >"$results"
-# Keeps what the guest said of a phase.
+# Keeps the guest's output of a phase.
 gather() {
     cat "$work/console" >>"$log"
     grep -a '^RESULT' "$work/console" | tr -d '\r' | sed 's/^RESULT //' | tee -a "$results" || true
@@ -121,11 +121,11 @@ run() {
     wait "$qemu" 2>/dev/null || true
     qemu=
     gather
-    grep -aq 'GUEST-EXIT' "$work/console" || echo "phase $1: FAILED (the guest did not end in order)" | tee -a "$results"
+    grep -aq 'GUEST-EXIT' "$work/console" || echo "phase $1: FAILED (the guest did not shut down cleanly)" | tee -a "$results"
     echo "   $((SECONDS - start_s)) s"
 }
 
-# The last number that was told of each medium; lines that the kill cut off do not count.
+# Keeps the last number reported for each medium; lines cut off by the kill do not count.
 keep_told() {
     tr -d '\r' <"$work/told" | sed -nE '/^[a-zA-Z0-9-]+ [0-9]+$/p' | cat "$job/acknowledged" - |
         awk '$2 > last[$1] {last[$1] = $2} END {for (medium in last) print medium, last[medium]}' | sort >"$work/told.new"
@@ -138,13 +138,13 @@ crash_round() {
     if ! wait_for '^WRITING' 1800; then
         echo "crash round $1: FAILED (nothing was written)" | tee -a "$results"
     fi
-    # Some seconds of writes, another number each time.
+    # A few seconds of writes, a different number each time.
     sleep $((3 + RANDOM % 8)).$((RANDOM % 10))
     kill -9 "$qemu" 2>/dev/null || true
     wait "$qemu" 2>/dev/null || true
     qemu=
     gather
-    # Without its end a line may be a number cut short.
+    # A line without its end may be a truncated number.
     [ -z "$(tail -c 1 "$work/told")" ] || sed -i '$d' "$work/told"
     keep_told
     echo "   acknowledged: $(tr '\n' ',' <"$job/acknowledged")"
@@ -172,7 +172,7 @@ fi
     echo
     echo "| what | result |"
     echo "| --- | --- |"
-    # Rounds say the same again; the table has each thing once, with the number of times.
+    # Rounds repeat the same checks; the table lists each once, with its count.
     sed -E 's/ \([0-9]+ s\)$//; s/: ([0-9]+) acknowledged/: acknowledged/' "$results" | sort | uniq -c | sort -k2 |
         sed -E 's/^ *([0-9]+) (.*): (ok|skipped|FAILED.*)$/| \2 | \3, \1 times |/; s/, 1 times \|$/ |/'
     if [ -s "$job/acknowledged" ]; then

@@ -25,7 +25,7 @@ SIDECAR = """<?xpacket begin="" id="W5M0MpCehiHzreSzNTczkc9d"?>
 
 def sidecar(name, rating):
     words = "".join(f"<rdf:li>{random.getrandbits(40):x}</rdf:li>\n" for _ in range(random.randint(1, 12)))
-    # Written anew and renamed, as most programs do.
+    # Rewritten and renamed, as most programs do.
     with open(name + ".xmp.new", "w", encoding="utf-8") as file:
         file.write(SIDECAR.format(rating=rating, city=random.getrandbits(60), keywords=words, padding=" " * 1024))
     os.rename(name + ".xmp.new", name + ".xmp")
