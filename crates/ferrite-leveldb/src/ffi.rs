@@ -81,7 +81,7 @@ impl Bytes {
             // The C++ side may pass no address for an empty slice.
             return &[];
         }
-        // SAFETY: the C++ side gives the address of so many bytes, which it leaves alone during the call.
+        // SAFETY: the C++ side gives the address of that many bytes, which it leaves alone during the call.
         unsafe { std::slice::from_raw_parts(self.data, self.len_bytes) }
     }
 }

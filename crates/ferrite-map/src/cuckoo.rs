@@ -4,9 +4,11 @@
 //! room in `moves`, the check in `check`.
 //!
 //! A bucket is two cache lines: five keys, five page words, five ranges, a spare word. Three of five hits read one line
-//! of their bucket, the others two; only lookups of several pages read ranges. A page lies in one of the two buckets
-//! that its key hashes to, so a lookup reads two lines, fetched in parallel, whatever the load. A quarter more slots
-//! than blocks keeps a full pool's table at a load of 0.8 (docs/design.md, "File mapping").
+//! of their bucket, the others two; only lookups of several pages read ranges.
+//!
+//! A page lies in one of the two buckets that its key hashes to, so a lookup reads two lines, fetched in parallel,
+//! whatever the load. A quarter more slots than blocks keeps a full pool's table at a load of 0.8 (docs/design.md,
+//! "File mapping").
 //!
 //! What the paper leaves open, and how it is settled here:
 //! * Slots are claimed by one atomic operation on a DRAM bitmap. An entry reaches the table only by a committed record,
@@ -102,10 +104,12 @@ impl Cuckoo {
         slots / BUCKET_SLOTS * BUCKET_BYTES
     }
 
-    /// The first seed from `wanted` on that is good for both hashes. A hash mixes `key ^ seed`, so the keys *k* and `k
-    /// ^ seed ^ second_seed(seed)` swap their homes. If both are keys of the pool, the two of them share two homes
-    /// instead of using four, as do all such pairs, and a table at a load of 0.6 refuses inserts. With seed 1 the two
-    /// are neighbours in a file. Keys that differ in their top bit cannot both be in a pool of fewer than 2^31 inodes.
+    /// The first seed from `wanted` on that is good for both hashes. A hash mixes `key ^ seed`, so the keys *k* and
+    /// `k ^ seed ^ second_seed(seed)` swap their homes.
+    ///
+    /// If both are keys of the pool, the two of them share two homes instead of using four, as do all such pairs, and a
+    /// table at a load of 0.6 refuses inserts. With seed 1 the two are neighbours in a file. Keys that differ in their
+    /// top bit cannot both be in a pool of fewer than 2^31 inodes.
     pub fn good_seed(wanted: u64) -> u64 {
         let mut seed = wanted;
         while (seed ^ second_seed(seed)) >> 63 == 0 {

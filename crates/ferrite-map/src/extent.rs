@@ -18,9 +18,10 @@
 //! empty, up to the root, and never merged.
 //!
 //! *Bounds of nodes are implied.* A node has all pages that searches lead to it: those from its key in the parent to
-//! the next key; the lowest node also has what is below its key. So when a neighbour goes away, its pages belong to
-//! another node without a word being set. Before anything is put below a key or low, that key or low is lowered.
-//! Invariant: a key is not above any low or key under it.
+//! the next key; the lowest node also has what is below its key.
+//!
+//! So when a neighbour goes away, its pages belong to another node without a word being set. Before anything is put
+//! below a key or low, that key or low is lowered. Invariant: a key is not above any low or key under it.
 //!
 //! *What makes cursors right.* A cursor leads to a block that a search reached from the root. It is followed only if
 //! 1. the map's epoch is what it was before that search began, both before and after the leaf is read. The epoch moves

@@ -3,8 +3,10 @@
 //!
 //! A line is {inode, chunk; seven page words}; a chunk is seven consecutive pages. Lines are found by hash and linear
 //! probing, so a hit costs one line, and the next six pages in order cost no further line. Entries only point, so
-//! blocks lie where the allocator finds runs, and entries may move. The table grows line by line (linear hashing)
-//! within the area set aside at mkfs. The area has room for one page per chunk in all blocks, so data never fills it.
+//! blocks lie where the allocator finds runs, and entries may move.
+//!
+//! The table grows line by line (linear hashing) within the area set aside at mkfs. The area has room for one page per
+//! chunk in all blocks, so data never fills it.
 //!
 //! What makes it correct:
 //! * Of the area's lines the first N are *active*: homes of keys. N is stored twice, each time next to its complement.

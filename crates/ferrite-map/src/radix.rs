@@ -25,8 +25,9 @@
 //!   but zeros. As long as a leaf is linked it stands for the same pages, because trees grow and shrink at the top.
 //! * *No node of the file was released since before the walk that found the leaf*, nor while the word was read. Each
 //!   freed node is accompanied by a [`Resource::MapSlot`] of its inode. Releasing that advances the inode's epoch, and
-//!   it is sorted before the release of any block. So a node becomes something else only after its epoch has passed. A
-//!   walk that met such a block, or came to a leaf whose unlinking was not committed yet, left a cursor of an older
+//!   it is sorted before the release of any block. So a node becomes something else only after its epoch has passed.
+//!
+//!   A walk that met such a block, or came to a leaf whose unlinking was not committed yet, left a cursor of an older
 //!   epoch, or one that leads to zeros.
 //!
 //! Transactions never use the cursor: it does not know their own changes.

@@ -4,15 +4,17 @@
 //! ranges true ([`join`], [`cut`]). Called by the table, with the inode's lock held as [`crate::FileMap`] requires.
 //!
 //! A range word has a back index and a count of followers. The *head* of a run has back index 0 and says how many pages
-//! follow it. A follower's back index says where the head is; only the head says whether it is still a follower. So a
-//! change in the middle of a run sets one range besides its own: the head's, which now ends before the page. The pages
-//! after it keep stale back indexes, and are looked up one by one until they are written again.
+//! follow it. A follower's back index says where the head is; only the head says whether it is still a follower.
+//!
+//! So a change in the middle of a run sets one range besides its own: the head's, which now ends before the page. The
+//! pages after it keep stale back indexes, and are looked up one by one until they are written again.
 //!
 //! Invariants, for an inode at rest: if a head at page *h* in block *b* has *n* followers, then for each *i* up to *n*
-//! page *h + i* is mapped to block *b + i* without a log half, and its back index is *i*. So no page is in two runs,
-//! and the back index of a page leads to the only head that a change of the page may have to update. Ranges name pages,
-//! not slots: entries move freely. Every page of a run has its word in a record: a change that makes a page a head also
-//! records its word.
+//! page *h + i* is mapped to block *b + i* without a log half, and its back index is *i*.
+//!
+//! So no page is in two runs, and the back index of a page leads to the only head that a change of the page may have to
+//! update. Ranges name pages, not slots: entries move freely. Every page of a run has its word in a record: a change
+//! that makes a page a head also records its word.
 
 use super::{Cuckoo, key_of};
 use crate::{MapTx, PageId, PageWord};

@@ -73,8 +73,8 @@ fn moves_fill_the_table_to_95_percent() {
     });
 }
 
-/// The homes of a pool's keys are not the swapped homes of other keys, whatever seed was asked for. With seed 1, `key ^
-/// 1` has them, and half of the pairs of buckets get twice the pages.
+/// The homes of a pool's keys are not the swapped homes of other keys, whatever seed was asked for. With seed 1,
+/// `key ^ 1` has them, and half of the pairs of buckets get twice the pages.
 #[test]
 fn no_seed_lets_two_pages_share_both_homes() {
     let pairs = |seed: u64| {

@@ -4,6 +4,7 @@
 //! What lives here: one test, for the mappings that have a gate; `moving_tests!` puts it into their test modules. It
 //! does what the engine does between two moves of its journal's mark (docs/crash-consistency.md, "entries that move"):
 //! records, then a move that is a separate record, and nothing that was freed is used again before the mark has passed.
+//!
 //! A crash then keeps any of the lines stored since the mark and any of the move's words, and all records are replayed
 //! in order.
 //!
