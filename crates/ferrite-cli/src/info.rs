@@ -107,7 +107,7 @@ fn print(info: &PoolInfo) {
             "{}; the last one ended {}, {} records replayed",
             info.mounts,
             if info.was_clean {
-                "in order"
+                "cleanly"
             } else {
                 "in a crash (or has not ended)"
             },
