@@ -1,12 +1,13 @@
 //! The checksum of everything on the medium: crc32c (Castagnoli).
 //!
-//! Two libraries, each where it is the faster by far: `crc-fast` folds whole pages with the widest instructions (43 ns
-//! a page instead of 155), `crc32c` has no state to set up for the few dozen bytes of an entry or inode.
+//! There are two libraries, each much faster than the other at its job. `crc-fast` folds whole pages with the widest
+//! instructions (43 ns per page instead of 155); `crc32c` has no setup cost, which matters for the few dozen bytes of
+//! an entry or inode.
 
-/// From here on the wide instructions pay.
+/// From this length on, the wide instructions pay off.
 const LONG_BYTES: usize = 512;
 
-/// Of `data`.
+/// Checksum of `data`.
 #[inline]
 pub(crate) fn crc32c(data: &[u8]) -> u32 {
     if data.len() >= LONG_BYTES {
@@ -16,7 +17,7 @@ pub(crate) fn crc32c(data: &[u8]) -> u32 {
     }
 }
 
-/// Goes on from the checksum of what comes before `data`, or from any start value.
+/// Continues from the checksum of what comes before `data`, or from any start value.
 #[inline]
 pub(crate) fn crc32c_append(start: u32, data: &[u8]) -> u32 {
     ::crc32c::crc32c_append(start, data)

@@ -1,9 +1,9 @@
-//! Checksums of file data (`mkfs --data-checksum`): what the word of a block is.
+//! Checksums of file data (`mkfs --data-checksum`): the checksum word of a block.
 //!
-//! What lives here: the word ([`word`]), whose page a block is by its word ([`misplaced`]), and what a page is called
-//! where damage is reported ([`place`]). Whoever fills a block with a page of a file, or with a link's target, sets the
-//! word: [`crate::pool::tx::Tx::stream_page`] by its record, a fold in place. Directories, logs and attributes have
-//! checksums of their own; the words of their blocks mean nothing.
+//! What lives here: the word ([`word`]); which page a block was filled as, judging by its word ([`misplaced`]); and
+//! how a page is named in damage reports ([`place`]). The code that fills a block with a page of a file, or with a
+//! link's target, sets the word: [`crate::pool::tx::Tx::stream_page`] through its record, a fold in place.
+//! Directories, logs and attributes have their own checksums; the words of their blocks mean nothing.
 //!
 //! Invariants:
 //! * The word is salted with the pool's seed, the inode and the logical block, so a block that a damaged mapping leads
@@ -19,11 +19,11 @@ use crate::format::checksum::crc32c;
 use crate::format::layout::{BLOCK_BYTES, Superblock};
 use crate::format::page_buffer::PageBuffer;
 
-/// Set in every word, so that a table of zeros vouches for nothing.
+/// Set in every word, so that a zeroed table validates nothing.
 const MARKED: u64 = 1 << 32;
 
-/// The word of a block that holds page (ino, lblk), `crc` being the crc32c of all of it. The low half is the checksum,
-/// salted; the high half says whose page it is.
+/// The word of a block that holds page (ino, lblk); `crc` is the crc32c of the whole block. The low half is the salted
+/// checksum; the high half identifies the page.
 pub(crate) fn word(seed: u64, PageId { ino, lblk }: PageId, crc: u32) -> u64 {
     let mut mixed = seed ^ (u64::from(ino) << 32 | u64::from(lblk));
     mixed = (mixed ^ mixed >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -32,9 +32,9 @@ pub(crate) fn word(seed: u64, PageId { ino, lblk }: PageId, crc: u32) -> u64 {
     (mixed | MARKED) ^ u64::from(crc)
 }
 
-/// Another page of the same inode, if that is what the block of `entry`, a page of a file or link, was filled as: the
-/// mapping has it at a place that is one bit away from its own. What the block holds is not looked at. `None` also for
-/// data without checksums, or whose word is damaged.
+/// Returns another page of the same inode if the block of `entry`, a page of a file or link, was filled as that page:
+/// the mapping has it at a place that differs in one bit. The content of the block is not examined. Also `None` for
+/// data without checksums, and if the word is damaged.
 pub(crate) fn misplaced(region: &Region, superblock: &Superblock, entry: &MapEntry) -> Option<u32> {
     let &MapEntry {
         ino, lblk, word: page, ..
@@ -51,7 +51,8 @@ pub(crate) fn misplaced(region: &Region, superblock: &Superblock, entry: &MapEnt
 }
 
 /// What is wrong with the word of the block of `entry`, a page of a file or link, and the place and value of the right
-/// one. `None` if it is right, or there is none: data without checksums, reserved pages. The caller keeps writers out.
+/// one. `None` if it is right, or if there is none: data without checksums, reserved pages. The caller keeps writers
+/// out.
 pub(crate) fn wrong_word(region: &Region, superblock: &Superblock, entry: &MapEntry) -> Option<(FsError, (u64, u64))> {
     let &MapEntry {
         ino, lblk, word: page, ..
@@ -79,7 +80,7 @@ pub(crate) fn mismatch(page: PageId, block: u32, difference: u64) -> FsError {
     damaged(page, format!("block {block} {what}"))
 }
 
-/// A page that is mapped to a block which cannot be one.
+/// A page mapped to a block number that cannot be a data block.
 #[cold]
 pub(crate) fn no_data(page: PageId, block: u32) -> FsError {
     let what = format!("mapped to block {block}, which holds no data; run `ferrite fsck`");
@@ -92,7 +93,7 @@ pub(crate) fn damaged(PageId { ino, lblk }: PageId, what: impl Into<String>) -> 
     FsError::damaged_bytes(u64::from(ino), u64::from(lblk) * BLOCK_BYTES, BLOCK_BYTES, what)
 }
 
-/// A page as people look for it: by inode and offset.
+/// A page as users look for it: by inode and offset.
 pub(crate) fn place(PageId { ino, lblk }: PageId) -> String {
     let start = u64::from(lblk) * BLOCK_BYTES;
     format!("inode {ino}, bytes {start} to {}", start + BLOCK_BYTES - 1)

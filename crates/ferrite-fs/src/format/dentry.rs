@@ -1,6 +1,6 @@
-//! Directory blocks as they lie on the medium: a header, then entries one behind the other.
+//! Directory blocks as stored on the medium: a header, then consecutive entries.
 //!
-//! What lives here: encoding and reading of blocks and entries. Where entries go is [`crate::tree::dir`]'s business.
+//! What lives here: encoding and reading of blocks and entries. [`crate::tree::dir`] decides where entries go.
 //!
 //! ```text
 //! block   word 0  directory's inode | logical block << 32        word 1  signature | checksum of word 0 << 32
@@ -20,18 +20,18 @@ use crate::format::checksum::{crc32c, crc32c_append};
 use crate::format::inode::CRC_SPREAD;
 use crate::format::layout::BLOCK_BYTES;
 
-/// Where the first entry of a block lies.
+/// Where the first entry of a block starts.
 pub(crate) const FIRST_ENTRY: u64 = 16;
 const SIGNATURE: u32 = u32::from_le_bytes(*b"FdIr");
 /// Longest entry.
 const ENTRY_MAX: usize = 16 + NAME_MAX.next_multiple_of(8);
 
-/// Space an entry of this name needs.
+/// Space that an entry with this name needs.
 pub(crate) fn entry_bytes(name: &[u8]) -> u64 {
     16 + name.len().next_multiple_of(8) as u64
 }
 
-/// The number a kind has in an entry.
+/// The code of a kind in an entry.
 fn kind_code(kind: FileKind) -> u64 {
     u64::from(kind.mode_bits() >> 12)
 }
@@ -65,7 +65,7 @@ pub(crate) fn read_block_header(region: &Region, offset: u64) -> Result<(u32, u3
     Ok((dir, lblk))
 }
 
-/// Directory of the block at `offset`, whose header was found sound before.
+/// Directory of the block at `offset`, whose header was already found sound.
 pub(crate) fn header_dir(region: &Region, offset: u64) -> u32 {
     region.load(offset) as u32
 }
@@ -75,7 +75,7 @@ pub(crate) fn free_word(len_bytes: u64) -> u64 {
     len_bytes << 32
 }
 
-/// Calls `set` for each word of an entry of `len_bytes` in all.
+/// Calls `set` for each word of an entry that takes `len_bytes` in total.
 pub(crate) fn encode(
     dir: u32,
     ino: u32,
@@ -153,7 +153,7 @@ impl Entry {
         &self.bytes[16..16 + self.name_len]
     }
 
-    /// Whether what follows the name up to the next word is zero, as [`read_if`] takes it to be. The checksum does not
+    /// Whether what follows the name up to the next word is zero, as [`read_if`] assumes. The checksum does not
     /// cover it.
     pub(crate) fn is_padded(&self) -> bool {
         let end = 16 + self.name_len.next_multiple_of(8);
@@ -187,8 +187,8 @@ pub(crate) fn read(region: &Region, offset: u64, dir: u32) -> Result<Entry> {
     })
 }
 
-/// Inode and kind of the entry at `offset`, if it is `name` in directory `dir`; a mismatch is no error, since
-/// tags of the name table may collide, but a match with a wrong checksum is.
+/// Inode and kind of the entry at `offset`, if it is `name` in directory `dir`. A mismatch is not an error, since tags
+/// of the name table may collide; a match with a wrong checksum is.
 pub(crate) fn read_if(region: &Region, offset: u64, dir: u32, name: &[u8]) -> Result<Option<(u32, FileKind)>> {
     let head = Head::parse(region.load(offset));
     let room = BLOCK_BYTES - offset % BLOCK_BYTES;

@@ -1,9 +1,9 @@
-//! An inode as it lies on the medium: 32 words, checksummed; see `docs/format.md`.
+//! An inode as stored on the medium: 32 words with a checksum; see `docs/format.md`.
 //!
-//! What lives here: [`Inode`], a copy of one inode in DRAM with typed access to its fields. An operation
-//! loads it, changes it, and hands it to [`crate::pool::tx::Tx::put_inode`], which records the words that differ.
+//! What lives here: [`Inode`], a copy of one inode in DRAM with typed access to its fields. An operation loads it,
+//! changes it, and passes it to [`crate::pool::tx::Tx::put_inode`], which records the words that differ.
 //!
-//! Invariant: words 0 to 7 share a cache line and hold all that a write or a read of data touches.
+//! Invariant: words 0 to 7 share a cache line and hold everything that a read or write of data needs.
 
 use ferrite_pm::Region;
 use ferrite_vfs::{Attr, FileKind, LINK_MAX, Timestamp};
@@ -15,7 +15,7 @@ use crate::format::layout::{BLOCK_BYTES, INODE_BYTES, MAX_FILE_BYTES, Superblock
 
 /// Words of an inode.
 pub(crate) const INODE_WORDS: usize = (INODE_BYTES / 8) as usize;
-/// Bytes of content or link target an inode holds itself.
+/// Bytes of content or link target that fit in the inode itself.
 pub(crate) const INLINE_BYTES: usize = 128;
 
 /// Word numbers.
@@ -35,16 +35,16 @@ const W_CUT_END: usize = 12;
 /// First inline word.
 pub(crate) const W_INLINE: usize = 16;
 
-/// Spreads inode numbers over the start values of checksums; odd, so that no two numbers meet.
+/// Spreads inode numbers over the start values of checksums. Odd, so that no two numbers collide.
 pub(crate) const CRC_SPREAD: u32 = 0x9e37_79b1;
 
-/// The content, or the link target, is in the inode.
+/// The content, or the link target, is stored in the inode.
 const FLAG_INLINE: u32 = 1;
 
 /// A copy of an inode. All-zero mode means free.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Inode {
-    /// Its words, in the machine's order.
+    /// Its words, in native byte order.
     pub(crate) words: [u64; INODE_WORDS],
 }
 
@@ -93,7 +93,7 @@ impl Inode {
         cut_end, set_cut_end: W_CUT_END;
     }
 
-    /// Reads the inode at `offset`. Races with a writer give a mixture: the caller validates.
+    /// Reads the inode at `offset`. A race with a writer yields a mixture: the caller validates.
     pub(crate) fn load(region: &Region, offset: u64) -> Inode {
         let mut words = [0; INODE_WORDS];
         for (word, stored) in words.iter_mut().zip(region.words(offset, INODE_WORDS)) {
@@ -109,32 +109,32 @@ impl Inode {
         }
     }
 
-    /// What a free inode starts its next life as: nothing but a new generation.
+    /// What a free inode looks like when it is used again: only the generation differs.
     pub(crate) fn reborn(&self) -> Inode {
         let mut inode = Inode::empty();
         inode.set_generation(self.generation().wrapping_add(1));
         inode
     }
 
-    /// Checksum over everything but itself, bound to the inode's number. Of the inline area it covers what is content.
+    /// Checksum of everything but itself, bound to the inode's number. Of the inline area, it covers only the content.
     pub(crate) fn checksum(&self, ino: u32) -> u32 {
         let content = if self.is_inline() {
             self.size().min(INLINE_BYTES as u64).div_ceil(8) as usize
         } else {
             0
         };
-        // One call instead of two; what the start value holds is told apart as well as what the bytes hold.
+        // One call instead of two; differences in the start value are detected as well as differences in the bytes.
         let start = ino.wrapping_mul(CRC_SPREAD) ^ self.blocks();
         crc32c_append(start, self.words[1..W_INLINE + content].as_bytes())
     }
 
-    /// Whether the stored checksum is right. An inode never used is all zero and needs none.
+    /// Whether the stored checksum is right. An inode that was never used is all zero and needs none.
     pub(crate) fn is_sound(&self, ino: u32) -> bool {
         self.crc() == self.checksum(ino) || self.words == [0; INODE_WORDS]
     }
 
-    /// Whether size and counts can be those of a file in such a pool, so that operations can count on from them. A free
-    /// inode keeps whatever it held.
+    /// Whether size and counts are possible for a file in this pool, so that operations can do arithmetic on them. A
+    /// free inode keeps what it held.
     pub(crate) fn is_plausible(&self, superblock: &Superblock) -> bool {
         !self.in_use()
             || (self.size() <= MAX_FILE_BYTES
@@ -144,7 +144,8 @@ impl Inode {
                 && u64::from(self.entries()) <= superblock.name_slots)
     }
 
-    /// Logical blocks behind which it has no page but reserved ones: its size, or what an intent has still to unmap.
+    /// First logical block from which on it has only reserved pages: at its size, or at the end of the range that an
+    /// intent still has to unmap, whichever comes later.
     pub(crate) fn written_end(&self) -> u64 {
         lblks(self.size()).max(self.cut_end())
     }
@@ -154,7 +155,7 @@ impl Inode {
         self.mode_bits() != 0
     }
 
-    /// What it is; `None` for a free or damaged inode.
+    /// Its kind; `None` for a free or damaged inode.
     pub(crate) fn kind(&self) -> Option<FileKind> {
         FileKind::from_mode(self.mode_bits())
     }

@@ -1,10 +1,10 @@
-//! The format on the medium: where everything lies, and the superblock. `docs/format.md` is its prose.
+//! The format on the medium: where everything is stored, and the superblock. `docs/format.md` describes it in prose.
 //!
 //! What lives here: [`Superblock`] with its encoding and checks, [`Superblock::plan`] (what mkfs decides), and the
 //! offsets derived from them. Everything is little-endian. Nothing here writes; see `mkfs.rs`.
 //!
-//! Invariant: an offset or count taken from a superblock has passed [`Superblock::validate`], which proves that
-//! every area lies inside the pool and that no two overlap. Nothing downstream checks again.
+//! Invariant: every offset or count taken from a superblock has passed [`Superblock::validate`], which proves that
+//! every area is inside the pool and that no two overlap. Later code does not check again.
 
 use ferrite_map::Geometry;
 pub use ferrite_pm::LINE_BYTES;
@@ -16,11 +16,11 @@ use crate::options::{Mapping, MkfsOptions};
 
 /// Size of a block and of a page.
 pub const BLOCK_BYTES: u64 = 4096;
-/// Slots of a line of the name table.
+/// Slots in a line of the name table.
 pub(crate) const NAME_LINE_SLOTS: u64 = 8;
-/// Bits of a name's hash that its slot keeps.
+/// Bits of a name's hash that are stored in its slot.
 pub(crate) const NAME_TAG_BITS: u32 = 23;
-/// Most names a table may have: more home lines than tags can tell apart would pile names up.
+/// Most names a table may have: with more home lines than tags can distinguish, names would pile up.
 pub(crate) const MAX_NAMES: u64 = NAME_LINE_SLOTS << NAME_TAG_BITS;
 /// End of the range of all logical blocks.
 pub(crate) const LBLK_END: u64 = 1 << 32;
@@ -38,16 +38,16 @@ pub const INODE_BYTES: u64 = 256;
 pub const MAGIC: u64 = u64::from_le_bytes(*b"FERRITE\x1a");
 /// Format this program writes, and the newest it reads.
 pub const FORMAT_VERSION: u32 = 1;
-/// Smallest pool: below it the rings and tables leave no room worth having.
+/// Smallest pool: in anything smaller, the rings and tables leave too little room.
 pub const MIN_POOL_BYTES: u64 = 4 << 20;
 /// Largest pool: the log half of a page word counts units of 64 bytes in 32 bits.
 pub const MAX_POOL_BYTES: u64 = 256 << 30;
 /// Largest file: logical blocks are counted in 32 bits.
 pub const MAX_FILE_BYTES: u64 = 1 << 44;
-/// Most inodes: an inode number has 32 bits, and 0 is none.
+/// Most inodes: an inode number has 32 bits, and 0 means none.
 pub const MAX_INODES: u64 = u32::MAX as u64 - 1;
 
-/// Where the control block lies: the words of a pool that change as a whole.
+/// Offset of the control block: the words of a pool that change as a whole.
 pub const CONTROL_OFFSET: u64 = BLOCK_BYTES;
 /// Low-water mark of the journal: records up to this sequence number are never replayed.
 pub const CONTROL_MARK: u64 = CONTROL_OFFSET;
@@ -58,28 +58,28 @@ pub(crate) const SEQ_MAX: u64 = (1 << MARK_CRC_SHIFT) - 1;
 pub const CONTROL_STATE: u64 = CONTROL_OFFSET + 64;
 /// Number of mounts so far.
 pub const CONTROL_MOUNTS: u64 = CONTROL_OFFSET + 72;
-/// Boot id (hashed) of a machine that uses the pool with process durability; 0 when none does.
+/// Hashed boot id of the machine that uses the pool with process durability; 0 if none does.
 pub const CONTROL_BOOT: u64 = CONTROL_OFFSET + 80;
-/// While a pool is in use: which file it lies in (upper half) and the number of mounts (lower half), so that a copy
-/// taken meanwhile can be told; 0 while it is not. It counts only with the number of mounts that it names: programs
-/// that do not know it leave it alone.
+/// While a pool is in use: an identifier of the file that holds it (upper half) and the number of mounts (lower half),
+/// so that a copy taken meanwhile can be recognised; otherwise 0. It counts only together with the number of mounts
+/// that it names, because programs that do not know it leave it unchanged.
 pub const CONTROL_OWNER: u64 = CONTROL_OFFSET + 88;
-/// While a repair is being carried out: number of words in the journal area | their checksum << 32; else 0. See
+/// While a repair is being applied: number of words in the journal area | their checksum << 32; otherwise 0. See
 /// [`crate::audit::rewrite`].
 pub const CONTROL_REPAIR: u64 = CONTROL_OFFSET + 128;
-/// Unmounted in order.
+/// Unmounted cleanly.
 pub const STATE_CLEAN: u64 = 0x4e41_454c_4331;
 /// Mounted, or crashed.
 pub const STATE_IN_USE: u64 = 0x4553_555f_4e49;
 
-/// Read-only-compatible feature: file data carries checksums, in a table of one word a data block. See
+/// Read-only-compatible feature: file data carries checksums, in a table with one word per data block. See
 /// `format/data_sum.rs`.
 pub const FEATURE_DATA_CHECKSUM: u64 = 1;
-/// Read-only-compatible feature: keys of HashFS lie in reach of their homes, so one that does not was damaged. Programs
-/// that do not know it may put keys anywhere, so they must not write.
+/// Read-only-compatible feature: keys of HashFS are within reach of their homes, so a key that is not was damaged.
+/// Programs that do not know the feature may put keys anywhere, so they must not write.
 pub const FEATURE_KEYS_IN_REACH: u64 = 2;
-/// Incompatible feature: journal records name the one before them in their ring. A program that does not know it would
-/// take them for no records, and lose them.
+/// Incompatible feature: each journal record names the previous one in its ring. A program that does not know the
+/// feature would not recognise these records, and would lose them.
 pub const FEATURE_LINKED_RECORDS: u64 = 1;
 /// Incompatible features that this program knows.
 const KNOWN_INCOMPAT: u64 = FEATURE_LINKED_RECORDS;
@@ -88,7 +88,7 @@ const KNOWN_RO_COMPAT: u64 = FEATURE_DATA_CHECKSUM | FEATURE_KEYS_IN_REACH;
 
 const CRC_OFFSET: usize = 4088;
 
-/// What the first and the last block of a pool hold.
+/// Content of the first and the last block of a pool.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Superblock {
     /// Format version.
@@ -131,14 +131,14 @@ pub struct Superblock {
     pub blocks: u64,
     /// Data blocks kept back for deletes, shrinks and overwrites.
     pub reserve_blocks: u64,
-    /// When the pool was made, nanoseconds since the epoch.
+    /// When the pool was made, in nanoseconds since the epoch.
     pub created_ns: i64,
     /// Offset of the table of data checksums; 0 without [`FEATURE_DATA_CHECKSUM`].
     pub sum_offset: u64,
 }
 
-/// How the mark is stored: a sequence number and, in the upper 16 bits, its checksum. A mark that is too low would have
-/// stale records replayed, so it must not be taken on trust.
+/// Encodes the mark: a sequence number and, in the upper 16 bits, its checksum. A mark that is too low would cause
+/// stale records to be replayed, so it must not be trusted without a check.
 pub fn encode_mark(seq: u64) -> u64 {
     let crc = crc32c(&seq.to_le_bytes());
     seq | u64::from(crc as u16 ^ (crc >> 16) as u16) << MARK_CRC_SHIFT
@@ -163,7 +163,7 @@ fn features_of(options: &MkfsOptions) -> u64 {
 }
 
 impl Superblock {
-    /// Decides the layout of a new pool of `size_bytes`. Errors name the option and what would do.
+    /// Decides the layout of a new pool of `size_bytes`. Errors name the option and a value that works.
     pub fn plan(size_bytes: u64, options: &MkfsOptions, uuid: u128, created_ns: i64) -> Result<Self, EngineError> {
         let refuse = |text: String| Err(EngineError::Options(text));
         if options.block_bytes.is_some_and(|bytes| u64::from(bytes) != BLOCK_BYTES) {
@@ -183,11 +183,11 @@ impl Superblock {
             ));
         }
         let size_bytes = size_bytes / BLOCK_BYTES * BLOCK_BYTES;
-        // A ring must hold two of the largest records (a 2 MiB write, about 28 KiB), so 64 KiB is the least.
-        // Larger ones make retiring rarer, so that fewer operations meet it.
+        // A ring must hold two of the largest records (a 2 MiB write, about 28 KiB), so 64 KiB is the minimum. With
+        // larger rings, retiring is rarer and fewer operations have to wait for it.
         let ring_bytes = match size_bytes >> 20 {
-            // Records are larger with checksums of data, and with the other mappings: a cuckoo entry is three words
-            // that lie apart, and trees split nodes.
+            // Records are larger with data checksums, and with the other mappings: a cuckoo entry is three words that
+            // are not adjacent, and trees split nodes.
             0..256 if options.data_checksum && options.mapping != Mapping::Hashfs => 256 << 10,
             0..256 if options.data_checksum || options.mapping != Mapping::Hashfs => 128 << 10,
             0..256 => 64 << 10,
@@ -206,7 +206,7 @@ impl Superblock {
         if !(15..MAX_INODES).contains(&inodes) {
             return refuse(format!("{inodes} inodes: choose 15 to {}", MAX_INODES - 1));
         }
-        // Number 0 is nobody's.
+        // Number 0 is not used.
         let inodes = inodes + 1;
         let inodes = inodes.next_multiple_of(BLOCK_BYTES / INODE_BYTES);
         let names = options.names.unwrap_or(inodes.saturating_mul(2).min(MAX_NAMES));
@@ -227,7 +227,7 @@ impl Superblock {
             true => (blocks * SUM_BYTES).next_multiple_of(BLOCK_BYTES),
             false => 0,
         };
-        // As many as fit with their share of the tables.
+        // As many as fit together with their share of the tables.
         let fits = |blocks: u64| table_bytes(blocks) + sum_bytes(blocks) + blocks * BLOCK_BYTES <= room;
         let (mut blocks, mut too_many) = (0, room / BLOCK_BYTES + 1);
         while blocks + 1 < too_many {
@@ -275,7 +275,7 @@ impl Superblock {
         Ok(superblock)
     }
 
-    /// Proves that the areas lie in order, apart and inside `available_bytes`.
+    /// Proves that the areas are in order, disjoint and inside `available_bytes`.
     pub fn validate(&self, available_bytes: u64) -> Result<(), EngineError> {
         let damaged = |what: &str| Err(EngineError::Damaged(format!("superblock: {what}")));
         if self.size_bytes > available_bytes {
@@ -311,7 +311,7 @@ impl Superblock {
         if self.has_data_checksums() != (self.sum_offset != 0) {
             return damaged("a table of data checksums without the feature, or the feature without a table");
         }
-        // Without the feature an empty area where it would lie.
+        // Without the feature, an empty area where it would be.
         let sums = match self.has_data_checksums() {
             true => (self.sum_offset, self.blocks.checked_mul(SUM_BYTES)),
             false => (self.first_block.saturating_mul(BLOCK_BYTES), Some(0)),
@@ -384,7 +384,7 @@ impl Superblock {
         ]
     }
 
-    /// Reads a stored block. The error says whether it is foreign, newer or damaged.
+    /// Reads a stored block. The error tells apart a foreign, a newer and a damaged one.
     pub fn decode(bytes: &[u8]) -> Result<Self, EngineError> {
         let word = |offset: usize| u64::from_le_bytes(bytes[offset..offset + 8].try_into().expect("eight bytes"));
         let half = |offset: usize| u32::from_le_bytes(bytes[offset..offset + 4].try_into().expect("four bytes"));
@@ -441,7 +441,7 @@ impl Superblock {
         }
         let first = match Self::copy_at(region, 0) {
             Err(error @ (EngineError::Foreign(_) | EngineError::Damaged(_))) => error,
-            // A newer program may checksum its superblock elsewhere, so its word is taken as it is.
+            // A newer program may checksum its superblock elsewhere, so its version is taken as it is.
             found_or_refused => return found_or_refused,
         };
         match Self::copy_at(region, region.len() / BLOCK_BYTES * BLOCK_BYTES - BLOCK_BYTES) {
@@ -449,7 +449,7 @@ impl Superblock {
                 tracing::warn!(first = first.cause(), "using the second superblock");
                 Ok(superblock)
             }
-            // Nothing says that there ever was a pool.
+            // There is no sign that there ever was a pool.
             Err(EngineError::Foreign(_)) if matches!(first, EngineError::Foreign(_)) => Err(first),
             Err(second @ (EngineError::Foreign(_) | EngineError::Damaged(_))) => Err(EngineError::NoSuperblock {
                 first: first.cause(),
@@ -459,11 +459,11 @@ impl Superblock {
         }
     }
 
-    /// The copy at `offset`, if it can be believed.
+    /// The copy at `offset`, if it is valid.
     fn copy_at(region: &Region, offset: u64) -> Result<Self, EngineError> {
         let mut block = vec![0u8; BLOCK_BYTES as usize];
         region.read(offset, &mut block);
-        // What cannot be read looks like zeros, and like no pool.
+        // What cannot be read looks like zeros, and so like no pool.
         region.check()?;
         let superblock = Self::decode(&block)?;
         superblock.validate(region.len())?;
@@ -486,7 +486,7 @@ impl Superblock {
         self.inode_offset + u64::from(ino) * INODE_BYTES
     }
 
-    /// Offset of block `block`, a data block's number.
+    /// Offset of block `block`, which is a data block's number.
     pub fn block_offset(&self, block: u32) -> u64 {
         u64::from(block) * BLOCK_BYTES
     }
@@ -501,7 +501,7 @@ impl Superblock {
         self.features_ro_compat & !KNOWN_RO_COMPAT
     }
 
-    /// Offset of the checksum word of `block`, a data block's number; `None` if data carries no checksums.
+    /// Offset of the checksum word of data block `block`; `None` if data carries no checksums.
     pub fn sum_word_offset(&self, block: u32) -> Option<u64> {
         self.has_data_checksums()
             .then(|| self.sum_offset + (u64::from(block) - self.first_block) * SUM_BYTES)
@@ -512,12 +512,12 @@ impl Superblock {
         (self.first_block..self.first_block + self.blocks).contains(&u64::from(block))
     }
 
-    /// Whether journal records name the one before them.
+    /// Whether each journal record names the previous one.
     pub(crate) fn has_linked_records(&self) -> bool {
         self.features_incompat & FEATURE_LINKED_RECORDS != 0
     }
 
-    /// The mapping structure's place and size.
+    /// Place and size of the mapping structure.
     pub fn map_geometry(&self) -> Geometry {
         Geometry {
             area_offset: self.map_offset,

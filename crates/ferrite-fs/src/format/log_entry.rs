@@ -1,4 +1,4 @@
-//! A page log as it lies on the medium; see `docs/format.md`.
+//! A page log as stored on the medium; see `docs/format.md`.
 //!
 //! ```text
 //! segment   4, 8, 16, 32 or 64 units of 64 bytes, aligned to its size; unit 0 is the header, entries follow
@@ -7,12 +7,12 @@
 //!           word 2  inode | logical block << 32
 //!           word 3  newest entry of the segment before, 0 = none | crc32c of words 1, 2 and that << 32
 //! entry     whole units; its last 16 bytes are the trailer, its data ends where the trailer begins
-//! trailer   word 0  offset (16) | length (16) | index in the segment (8) | units behind it (8) | flags (8) | depth (8)
+//! trailer   word 0  offset (16) | length (16) | index in the segment (8) | units after it (8) | flags (8) | depth (8)
 //!           word 1  crc32c | units of all segments of the page << 32
 //! ```
 //!
-//! Metadata behind data, so that a reader walks from the newest entry backwards. Everything an append must know (room
-//! in the segment, length of the log) stands in the newest trailer; DRAM holds nothing for a logged page.
+//! The metadata follows the data, so that a reader can walk from the newest entry backwards. Everything an append must
+//! know (room in the segment, length of the log) is in the newest trailer; DRAM holds nothing for a logged page.
 
 use ferrite_map::{PageId, PageWord};
 use ferrite_pm::Region;
@@ -25,13 +25,13 @@ use crate::format::inode::CRC_SPREAD;
 use crate::format::layout::BLOCK_BYTES;
 use crate::format::unit::{BLOCK_UNITS, Segment, UNIT_BYTES, Unit};
 
-/// Longest log, in units: beyond a page's worth of log a fold has less to write than it frees.
+/// Longest log, in units: with more than a page's worth of log, a fold writes less than it frees.
 pub(crate) const LOG_UNITS_MAX: u32 = BLOCK_UNITS;
 const TRAILER_BYTES: usize = 16;
 const SIGNATURE: u32 = u32::from_le_bytes(*b"FpLg");
-/// Flag: the entry has no data, its range reads as zeros.
+/// Flag: the entry has no data; its range reads as zeros.
 const FLAG_ZERO: u8 = 1;
-/// The header word that records may change.
+/// The header word, which records may change.
 pub(crate) const NEXT_BYTES: u64 = 8;
 
 /// Whether the page of `word` has a log.
@@ -39,12 +39,12 @@ pub(crate) fn has_log(word: PageWord) -> bool {
     word.log() != 0 && !word.is_unwritten()
 }
 
-/// Units an entry with `len` bytes of data takes.
+/// Units that an entry with `len` bytes of data takes.
 pub(crate) fn units_for(len: usize) -> u32 {
     (len + TRAILER_BYTES).div_ceil(UNIT_BYTES as usize) as u32
 }
 
-/// What stands behind the data of an entry.
+/// What follows the data of an entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Trailer {
     /// Where in the page.
@@ -53,11 +53,11 @@ pub(crate) struct Trailer {
     pub(crate) len: u16,
     /// The trailer's unit, counted from the segment's header.
     pub(crate) index: u8,
-    /// Free units behind it in the segment.
+    /// Free units after it in the segment.
     pub(crate) room: u8,
     /// The range reads as zeros.
     pub(crate) zero: bool,
-    /// Entries of the page up to this one; 255 stands for more.
+    /// Entries of the page up to this one; 255 means 255 or more.
     pub(crate) depth: u8,
     /// Units of all segments of the page.
     pub(crate) log_units: u16,
@@ -69,7 +69,7 @@ impl Trailer {
         units_for(self.data_len())
     }
 
-    /// Bytes stored in front of the trailer.
+    /// Bytes stored before the trailer.
     pub(crate) fn data_len(&self) -> usize {
         if self.zero { 0 } else { usize::from(self.len) }
     }
@@ -79,7 +79,7 @@ impl Trailer {
         u32::from(self.index) + u32::from(self.room) + 1
     }
 
-    /// Whether it is the first of its segment.
+    /// Whether it is the first entry of its segment.
     pub(crate) fn is_first(&self) -> bool {
         u32::from(self.index) == self.units()
     }
@@ -106,7 +106,8 @@ impl Trailer {
         }
     }
 
-    /// Checksum of an entry at `unit` of page (ino, lblk): bound to its place, so that remains elsewhere do not pass.
+    /// Checksum of an entry at `unit` of page (ino, lblk), bound to its place, so that leftovers elsewhere do not
+    /// pass.
     fn checksum(&self, PageId { ino, lblk }: PageId, unit: Unit, data: &[u8]) -> u32 {
         const K: u64 = 0x9e37_79b9_7f4a_7c15;
         let page = u64::from(ino) << 32 | u64::from(lblk);
@@ -116,7 +117,7 @@ impl Trailer {
         crc32c_append((mixed >> 32) as u32, data)
     }
 
-    /// Writes data and trailer to the end of `entry`, which is whole units.
+    /// Writes data and trailer to the end of `entry`, which has a whole number of units.
     pub(crate) fn encode(&self, page: PageId, unit: Unit, data: &[u8], entry: &mut [u8]) {
         let at = entry.len() - TRAILER_BYTES;
         entry[at - data.len()..at].copy_from_slice(data);
@@ -131,7 +132,7 @@ impl Trailer {
 pub(crate) struct Entry {
     /// Its trailer.
     pub(crate) trailer: Trailer,
-    /// The unit of its trailer: what names it.
+    /// The unit of its trailer, which identifies the entry.
     pub(crate) unit: Unit,
     page: PageId,
     crc: u32,
@@ -142,7 +143,7 @@ fn damaged(page: PageId, unit: Unit, what: &str) -> FsError {
 }
 
 impl Entry {
-    /// Reads the trailer at `unit`, which lies in a data block, and checks that it can be one.
+    /// Reads the trailer at `unit`, which is in a data block, and checks that it is plausible.
     pub(crate) fn load(region: &Region, page: PageId, unit: Unit) -> Result<Entry> {
         let end = unit.end();
         let (first, second) = (region.load(end - 16), region.load(end - 8));
@@ -161,12 +162,12 @@ impl Entry {
         })
     }
 
-    /// Bytes of the page it covers.
+    /// The range of the page that it covers.
     pub(crate) fn range(&self) -> (u16, u16) {
         (self.trailer.offset, self.trailer.offset + self.trailer.len)
     }
 
-    /// Copies its data (none for zeros) and checks all of it.
+    /// Copies its data (none for zeros) and verifies the checksum.
     pub(crate) fn read<'b>(&self, region: &Region, buffer: &'b mut [u8; BLOCK_BYTES as usize]) -> Result<&'b [u8]> {
         let data = &mut buffer[..self.trailer.data_len()];
         let end = self.unit.end() - TRAILER_BYTES as u64;
@@ -177,7 +178,7 @@ impl Entry {
         Ok(data)
     }
 
-    /// Its segment, as the trailer has it.
+    /// Its segment, according to the trailer.
     pub(crate) fn segment(&self) -> Segment {
         Segment {
             header: self.unit.minus(u32::from(self.trailer.index)),
@@ -185,7 +186,7 @@ impl Entry {
         }
     }
 
-    /// The entry before it; `None` for the first of the page. Checks the header when the segment changes.
+    /// The entry before it; `None` for the first of the page. Checks the header when this leads to another segment.
     pub(crate) fn previous(&self, region: &Region) -> Result<Option<Unit>> {
         if !self.trailer.is_first() {
             return Ok(Some(self.unit.minus(self.trailer.units())));
@@ -201,9 +202,9 @@ impl Entry {
 /// A segment's header, without the word that changes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Header {
-    /// Units of the segment, this one included.
+    /// Units of the segment, including the header.
     pub(crate) units: u32,
-    /// Newest entry of the segment before.
+    /// Newest entry of the previous segment.
     pub(crate) previous: Option<Unit>,
 }
 

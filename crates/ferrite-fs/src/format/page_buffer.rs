@@ -1,4 +1,4 @@
-//! Page-sized scratch memory that is not cleared before each use: clearing 4 KiB costs what a small write does.
+//! Page-sized scratch memory that is not cleared before each use: clearing 4 KiB costs as much as a small write.
 
 use std::cell::RefCell;
 use std::ops::{Deref, DerefMut};
@@ -11,7 +11,7 @@ thread_local! {
     static SPARE: RefCell<Vec<Box<Page>>> = const { RefCell::new(Vec::new()) };
 }
 
-/// A page of memory with whatever was in it; goes back to the thread's spares when dropped.
+/// A page of memory with unspecified content; returns to the thread's spares when dropped.
 pub(crate) struct PageBuffer(Option<Box<Page>>);
 
 impl PageBuffer {
@@ -24,7 +24,7 @@ impl PageBuffer {
 impl Drop for PageBuffer {
     fn drop(&mut self) {
         let page = self.0.take();
-        // While a thread ends, its spares may be gone already.
+        // While a thread ends, its spares may already be gone.
         let _ = SPARE.try_with(|spare| spare.borrow_mut().extend(page));
     }
 }

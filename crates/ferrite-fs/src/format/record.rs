@@ -1,4 +1,4 @@
-//! One journal record: how an operation's words are gathered, sealed, and read back.
+//! One journal record: how an operation's words are gathered, sealed and read back.
 //!
 //! ```text
 //! word 0   crc32c of all that follows (low half) | length in words << 32 | ring number << 48
@@ -8,11 +8,11 @@
 //!   data   offset | 1 << 63                  one word: crc32c of the bytes | their length << 32
 //! ```
 //!
-//! Invariant: the checksum starts from the pool's seed and the record's position, so that neither file content
-//! nor a record's remains elsewhere in a ring can pass for a record. A record starts on a cache line.
+//! Invariant: the checksum starts from the pool's seed and the record's position, so that neither file content nor the
+//! remains of a record elsewhere in a ring can pass for a record. A record starts on a cache line.
 //!
-//! The link makes a chain of a ring's records. A ring commits one record after the other, each fenced before the next
-//! is streamed, so a record that names one before it proves that this one was durable.
+//! The links chain a ring's records together. A ring commits one record after the other, and each is fenced before the
+//! next is streamed. So a record that names the previous one proves that the previous one was durable.
 
 use crate::format::checksum::crc32c_append;
 use crate::format::layout::SEQ_MAX;
@@ -25,24 +25,24 @@ const COUNT_MAX: u64 = (1 << 15) - 1;
 const HEADER_WORDS: usize = 2;
 const LINE_WORDS: usize = 8;
 const LINK_SHIFT: u32 = 48;
-/// A link that stands for no number: the record before was retired when this one was committed.
+/// A link that names no number: the previous record was retired when this one was committed.
 const RETIRED: u16 = u16::MAX;
 /// Most words a record can have: its length has 16 bits.
 pub(crate) const WORDS_MAX: usize = u16::MAX as usize;
 
-/// What a record says of the one before it in its ring.
+/// What a record says about the previous one in its ring.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Link {
-    /// Nothing: a program wrote it that knew no links.
+    /// Nothing: it was written by a program that knew no links.
     Unknown,
-    /// It has this number, less than [`Link::REACH`] below that of the record that says so.
+    /// The previous record has this number, which is less than [`Link::REACH`] below that of this record.
     Before(u64),
     /// The mark had passed it.
     Retired,
 }
 
 impl Link {
-    /// A number so far below the record's own cannot be said.
+    /// Numbers this far or further below the record's own cannot be encoded.
     pub(crate) const REACH: u64 = RETIRED as u64;
 
     fn encode(self, seq: u64) -> u64 {
@@ -64,7 +64,7 @@ impl Link {
     }
 }
 
-/// Gathers the items of one operation. Reused: [`Record::clear`] keeps its memory.
+/// Gathers the items of one operation. Reusable: [`Record::clear`] keeps its memory.
 #[derive(Debug)]
 pub(crate) struct Record {
     words: Vec<u64>,
@@ -72,7 +72,8 @@ pub(crate) struct Record {
     open: usize,
     /// Length without padding.
     len: usize,
-    /// Offsets of items whose words the medium gets with the record itself, so that only replay must set them.
+    /// Offsets of items whose words reach the medium together with the record itself, so that only replay must set
+    /// them.
     streamed: Vec<u64>,
 }
 
@@ -86,7 +87,7 @@ pub(crate) enum Item<'a> {
         /// What to store.
         values: &'a [u64],
     },
-    /// Bytes that the record makes reachable and vouches for.
+    /// Bytes that the record makes reachable and whose checksum it carries.
     Data {
         /// Pool offset.
         offset: u64,
@@ -116,7 +117,7 @@ impl Record {
         self.streamed.clear();
     }
 
-    /// Whether it has no item.
+    /// Whether it has no items.
     pub(crate) fn is_empty(&self) -> bool {
         self.len == HEADER_WORDS
     }
@@ -131,7 +132,7 @@ impl Record {
         (self.len.next_multiple_of(LINE_WORDS) * 8) as u64
     }
 
-    /// Adds a word to set. Neighbours share an item.
+    /// Adds a word to set. Adjacent words share an item.
     pub(crate) fn set_word(&mut self, offset: u64, value: u64) {
         debug_assert!(offset.is_multiple_of(8) && offset <= OFFSET_MASK);
         self.words.truncate(self.len);
@@ -151,8 +152,8 @@ impl Record {
         self.len += 2;
     }
 
-    /// Adds a word that is streamed to its place together with the record, in the same fence: whether the stream
-    /// survives a crash or not, replay leaves the word set.
+    /// Adds a word that is streamed to its place together with the record, under the same fence. Whether or not the
+    /// stream survives a crash, replay leaves the word set.
     pub(crate) fn set_streamed_word(&mut self, offset: u64, value: u64) {
         self.open = 0;
         self.set_word(offset, value);
@@ -165,7 +166,7 @@ impl Record {
         self.streamed.contains(&offset)
     }
 
-    /// Vouches for bytes already streamed to `offset`.
+    /// Adds the checksum of bytes that were already streamed to `offset`.
     pub(crate) fn add_data(&mut self, offset: u64, len_bytes: u32, crc: u32) {
         self.words.truncate(self.len);
         self.open = 0;
@@ -202,7 +203,7 @@ fn checksum(words: &[u64], crc_seed: u64) -> u32 {
     crc32c_append(start, words.as_bytes())
 }
 
-/// A header as found in a ring, before its checksum is looked at.
+/// A header as found in a ring, before its checksum is verified.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Header {
     crc: u32,
@@ -210,7 +211,7 @@ pub(crate) struct Header {
     pub(crate) len: usize,
     /// Sequence number.
     pub(crate) seq: u64,
-    /// What comes before it.
+    /// The previous record.
     pub(crate) link: Link,
 }
 
@@ -237,7 +238,7 @@ impl Header {
     }
 }
 
-/// Items of a whole, verified record.
+/// Items of a complete, verified record.
 pub(crate) fn items_of(words: &[u64]) -> Items<'_> {
     Items {
         words: &words[HEADER_WORDS..],

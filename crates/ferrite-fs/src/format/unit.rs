@@ -1,7 +1,7 @@
-//! Places in page logs: what the log halves of page words count in.
+//! Places in page logs: the unit in which the log halves of page words count.
 //!
-//! A unit's number is its offset in the pool over 64 bytes. Unit 0 is in the superblock, so 0 stands for none where
-//! units are stored.
+//! A unit's number is its offset in the pool divided by 64 bytes. Unit 0 is in the superblock, so where units are
+//! stored, 0 means none.
 
 use ferrite_map::PageWord;
 
@@ -17,48 +17,48 @@ pub(crate) const BLOCK_UNITS: u32 = (BLOCK_BYTES / UNIT_BYTES) as u32;
 pub(crate) struct Unit(pub(crate) u32);
 
 impl Unit {
-    /// The newest entry of a page's log, by its page word.
+    /// The newest entry of a page's log, from its page word.
     #[inline]
     pub(crate) fn newest_of(word: PageWord) -> Unit {
         Unit(word.log())
     }
 
-    /// The first of a block.
+    /// The first unit of a block.
     pub(crate) fn first_of(block: u32) -> Unit {
         Unit(block * BLOCK_UNITS)
     }
 
-    /// Where it begins in the pool.
+    /// Its offset in the pool.
     #[inline]
     pub(crate) fn offset(self) -> u64 {
         u64::from(self.0) * UNIT_BYTES
     }
 
-    /// Where the next one begins.
+    /// Offset of the next unit.
     #[inline]
     pub(crate) fn end(self) -> u64 {
         self.offset() + UNIT_BYTES
     }
 
-    /// The block it lies in.
+    /// The block that contains it.
     #[inline]
     pub(crate) fn block(self) -> u32 {
         self.0 / BLOCK_UNITS
     }
 
-    /// Units before it in its block.
+    /// Its index in the block.
     #[inline]
     pub(crate) fn index(self) -> u32 {
         self.0 % BLOCK_UNITS
     }
 
-    /// The one that lies so many units behind.
+    /// The unit that is the given number of units after this one.
     #[inline]
     pub(crate) fn plus(self, units: u32) -> Unit {
         Unit(self.0 + units)
     }
 
-    /// The one that lies so many units before.
+    /// The unit that is the given number of units before this one.
     #[inline]
     pub(crate) fn minus(self, units: u32) -> Unit {
         Unit(self.0 - units)
@@ -76,17 +76,17 @@ impl std::fmt::Display for Unit {
 pub(crate) struct Segment {
     /// Its first unit, which is its header.
     pub(crate) header: Unit,
-    /// How many it has, the header included.
+    /// Its number of units, including the header.
     pub(crate) units: u32,
 }
 
 impl Segment {
-    /// A bit for each of its units, by their place in the block.
+    /// One bit for each of its units, by their index in the block.
     pub(crate) fn bits(self) -> u64 {
         (u64::MAX >> (u64::BITS - self.units)) << self.header.index()
     }
 
-    /// Whether it lies where one of its size may.
+    /// Whether it is aligned as its size requires.
     pub(crate) fn is_aligned(self) -> bool {
         self.header.0.is_multiple_of(self.units)
     }

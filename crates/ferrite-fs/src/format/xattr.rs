@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! block   signature u32 | checksum u32 of the rest, with the inode's number | count u32 | 0 u32
-//! then    name length u16 | value length u16 | name | value     …one behind the other
+//! then    name length u16 | value length u16 | name | value     … one after another
 //! ```
 
 use ferrite_pm::Region;
@@ -12,7 +12,8 @@ use crate::format::layout::{BLOCK_BYTES, Superblock};
 
 const SIGNATURE: u32 = u32::from_le_bytes(*b"FxAt");
 const HEADER_BYTES: usize = 16;
-/// Sum over all attributes of 4 + name + value: what the block holds behind its header, less 16 kept for later formats.
+/// Sum over all attributes of 4 + name + value: the room after the block's header, less 16 bytes kept for later
+/// formats.
 pub(crate) const SPACE_BYTES: usize = BLOCK_BYTES as usize - HEADER_BYTES - 16;
 
 pub(crate) type Attributes = Vec<(Vec<u8>, Vec<u8>)>;
