@@ -1,13 +1,14 @@
-//! Free blocks: the DRAM bitmap, and the count of what may be handed out.
+//! Free blocks: the DRAM bitmap, and the count of blocks that may be allocated.
 //!
 //! What lives here: [`BlockAlloc`]. Claims are volatile (docs/design.md, "Crash atomicity"): a claimed block becomes
-//! part of a file only by a committed record, so an operation that dies leaves nothing behind.
+//! part of a file only by a committed record, so an operation that dies leaves nothing allocated.
 //!
 //! Invariants: free blocks = tokens in `global` + tokens in all `local` purses + `reserve_left`. A token is taken
-//! before a bit is claimed, so whoever holds a token finds a free bit. Threads work on purses and bitmap regions of
-//! their own, so that two of them share no line that both write while space is plenty. Left alone, two next-fit cursors
-//! meet: the one behind finds little left, hurries on, and from then on both fight for one line; so a cursor that
-//! enters a region where another one is leaves it.
+//! before a bit is claimed, so the holder of a token always finds a free bit.
+//!
+//! Each thread works on its own purse and its own region of the bitmap, so that two threads write no common line while
+//! space is plenty. Without care, two next-fit cursors meet: the one that follows finds little left, catches up, and
+//! from then on both compete for one line. So a cursor that enters a region where another one is leaves it.
 
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 
@@ -22,27 +23,27 @@ const PURSES: usize = 64;
 const BATCH: i64 = 64;
 /// Bits of a region that one cursor works in at a time: eight lines.
 const REGION_BITS: u64 = 8 * 512;
-/// Blocks of a stretch: what is looked for to begin a run.
+/// Blocks of a stretch. A run begins in a stretch that is all free, if one is found.
 const STRETCH_BITS: u64 = 64;
-/// Stretches looked at before any free block will do.
+/// Stretches examined before any free block will do.
 const STRETCHES: u64 = 1024;
-/// A cursor that was never used.
+/// A cursor that has not been used yet.
 const NOWHERE: u64 = u64::MAX;
 
-/// Who may dip into the reserve.
+/// Who may take blocks from the reserve.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Class {
-    /// Takes space for good: refused while only the reserve is left.
+    /// Takes space permanently: refused while only the reserve is left.
     Ordinary,
-    /// Gives back as much as it takes (overwrite), or is needed to give back (truncate, unlink). What it took from the
-    /// reserve and did not give back is a debt, see [`BlockAlloc::may_owe`].
+    /// Gives back as much as it takes (overwrite), or is needed to give space back (truncate, unlink). What it took
+    /// from the reserve and did not give back is a debt, see [`BlockAlloc::may_owe`].
     Replacing,
 }
 
 /// What paid for a block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Token {
-    /// Space that anybody may have.
+    /// Space that any operation may use.
     Ordinary,
     /// The reserve.
     Reserve,
@@ -60,7 +61,7 @@ pub(crate) struct BlockAlloc {
 }
 
 impl BlockAlloc {
-    /// All blocks free; mark those in use with [`Self::set_used`], then call [`Self::open`].
+    /// All blocks start free. Mark those in use with [`Self::set_used`], then call [`Self::open`].
     pub(crate) fn new(superblock: &Superblock) -> Self {
         let blocks = superblock.blocks;
         BlockAlloc {
@@ -74,7 +75,7 @@ impl BlockAlloc {
         }
     }
 
-    /// Notes a block found in use while the pool is being loaded; false if it was noted before.
+    /// Notes a block found in use while the pool is being loaded; false if it was already noted.
     pub(crate) fn set_used(&self, block: u32) -> bool {
         self.bitmap.claim(u64::from(block) - self.first_block)
     }
@@ -103,15 +104,15 @@ impl BlockAlloc {
         (class == Class::Replacing && take(&self.reserve_left, 1) == 1).then_some(Token::Reserve)
     }
 
-    /// Whether somebody may keep more of the reserve than it gives back: only of the upper half. So half of it, at
-    /// least, comes back whole with the mark whatever is done, and serves those who give back as much as they take, for
-    /// ever.
+    /// Whether a transaction may keep more of the reserve than it gives back. It may do so only from the upper half.
+    /// So at least half of the reserve always comes back with the mark, and operations that give back as much as they
+    /// take never run out.
     pub(crate) fn may_owe(&self) -> bool {
         self.reserve_left.load(Ordering::Relaxed) >= self.reserve_blocks / 2
     }
 
-    /// Gets a batch from the global count, or else whatever lies in other purses; keeps all but the one token asked
-    /// for.
+    /// Gets a batch from the global count, or else whatever is in other purses. Keeps all but the one token that the
+    /// caller needs.
     fn refill(&self, purse: &AtomicI64) -> bool {
         let mut got = take(&self.global, BATCH);
         if got == 0 {
@@ -130,7 +131,7 @@ impl BlockAlloc {
 
     fn return_token(&self) {
         if self.reserve_left.load(Ordering::Relaxed) < self.reserve_blocks {
-            // A small overshoot by racing threads only makes the reserve a little larger.
+            // A small overshoot by racing threads only makes the reserve slightly larger.
             self.reserve_left.fetch_add(1, Ordering::Relaxed);
             return;
         }
@@ -162,7 +163,8 @@ impl BlockAlloc {
             start => start,
         };
         let Some(index) = self.bitmap.claim_from(start) else {
-            // Another thread holds the bit our token stands for between its claim and its own token's return.
+            // Another thread, between its claim and the return of its own token, holds the bit that our token stands
+            // for.
             self.return_token();
             return None;
         };
@@ -172,14 +174,13 @@ impl BlockAlloc {
         };
         cursor.store(next, Ordering::Relaxed);
         if next < self.bitmap.len() {
-            // Another thread may give blocks back to the same line meanwhile; the next claim shall not wait for it.
+            // Another thread may be returning blocks to the same line; the next claim should not wait for it.
             self.bitmap.prefetch(next);
         }
         Some(((self.first_block + index) as u32, token))
     }
 
-    /// Claims a block for the first page of a run: one with many free blocks behind it, if there is one not too far
-    /// away.
+    /// Claims a block for the first page of a run: one followed by many free blocks, if there is one not too far away.
     pub(crate) fn claim_run(&self, class: Class) -> Option<(u32, Token)> {
         let number = thread_number() as usize % PURSES;
         let cursor = &self.cursors[number];
@@ -199,7 +200,7 @@ impl BlockAlloc {
         (start..start.next_multiple_of(STRETCH_BITS).min(self.bitmap.len())).all(|index| !self.bitmap.is_set(index))
     }
 
-    /// Where cursor `number`, which comes to a new region at `next`, goes on: far away if another cursor is there.
+    /// Where cursor `number`, which reaches a new region at `next`, continues: far away if another cursor is there.
     fn leave_if_crowded(&self, number: usize, next: u64) -> u64 {
         let taken = |place: u64| {
             let others = self.cursors.iter().enumerate().filter(|&(other, _)| other != number);
@@ -210,7 +211,7 @@ impl BlockAlloc {
         if !taken(next) {
             return next;
         }
-        // Steps of the golden ratio come by every part of the map before they come near an earlier one.
+        // Steps of the golden ratio visit every part of the map before they come near an earlier one.
         let step = (self.bitmap.len() as f64 * 0.618) as u64;
         let far = (next + step) % self.bitmap.len();
         if taken(far) {
@@ -220,7 +221,7 @@ impl BlockAlloc {
         }
     }
 
-    /// Starts getting what [`Self::release`] of `block` will change.
+    /// Starts loading what [`Self::release`] of `block` will change.
     pub(crate) fn prefetch(&self, block: u32) {
         if let Some(index) = self.index_of(block) {
             self.bitmap.prefetch(index);
@@ -232,8 +233,8 @@ impl BlockAlloc {
         index.filter(|&index| index < self.bitmap.len())
     }
 
-    /// Whether so many blocks more would let somebody have one who is refused now: the reserve is filled first, but
-    /// much less of it than there should be is worth mending, too.
+    /// Whether `blocks` more blocks would let an operation succeed that is refused now. The reserve is filled first,
+    /// but refilling a reserve that is far too low is worth it as well.
     pub(crate) fn is_helped_by(&self, blocks: u64) -> bool {
         let missing = self.reserve_blocks - self.reserve_left.load(Ordering::Relaxed);
         blocks as i64 > missing || !self.may_owe()
@@ -248,14 +249,14 @@ impl BlockAlloc {
         was_used
     }
 
-    /// Free blocks, the reserve included. Exact only while nobody allocates.
+    /// Free blocks, including the reserve. Exact only while nothing is being allocated.
     pub(crate) fn free(&self) -> u64 {
         let purses: i64 = self.local.iter().map(|purse| purse.load(Ordering::Relaxed)).sum();
         let free = purses + self.global.load(Ordering::Relaxed) + self.reserve_left.load(Ordering::Relaxed);
         free.max(0) as u64
     }
 
-    /// Free blocks that anybody may have.
+    /// Free blocks that any operation may use.
     pub(crate) fn available(&self) -> u64 {
         let reserve = self.reserve_left.load(Ordering::Relaxed).max(0) as u64;
         self.free().saturating_sub(reserve)

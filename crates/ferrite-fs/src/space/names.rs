@@ -1,11 +1,11 @@
-//! The name table: one global hash table from (directory, name) to the entry's place (docs/design.md, "Names and
+//! The name table: one global hash table from (directory, name) to the place of the entry (docs/design.md, "Names and
 //! inodes").
 //!
-//! What lives here: [`NameTable`]. A slot is one word that points to a directory entry and keeps 23 bits of the
-//! name's hash; the entry itself holds the name, so a lookup is one probe and one comparison.
+//! What lives here: [`NameTable`]. A slot is one word that points to a directory entry and keeps 23 bits of the name's
+//! hash. The entry itself holds the name, so a lookup is one probe and one comparison.
 //!
 //! Invariants: a slot is set and cleared in the same record as the entry it points to. A key's distance from its home
-//! line never exceeds the line's bound. Slots are claimed in the DRAM map; a cleared one comes back to it when the
+//! line never exceeds the line's bound. Slots are claimed in the DRAM map. A cleared slot returns to that map once the
 //! record that clears it is durable, and the record that sets it again has a higher sequence number.
 //!
 //! ```text
@@ -27,20 +27,21 @@ use crate::format::dentry;
 use crate::format::layout::{BLOCK_BYTES, NAME_LINE_SLOTS, NAME_TAG_BITS, Superblock};
 use crate::planted::{Flaw, planted};
 
-/// Entries of the table of freeing records; sharing one only makes a sequence number larger than it must be.
+/// Entries of the table of freeing records. Slots that share an entry only get a sequence number larger than
+/// necessary.
 const SEQ_SHARDS: usize = 1024;
-/// Lines behind its home in which repair takes a name to be in its place.
+/// Lines, counted from its home line, within which repair considers a name to be in place.
 const REPAIR_LINES: u64 = 64;
-/// Lines whose entries mount looks at together.
+/// Lines whose entries mount examines together.
 const GROUP_LINES: u64 = 64;
-/// Entries by which mount looks ahead: enough to cover the way to the medium.
+/// How many entries ahead mount prefetches: enough to cover the latency of the medium.
 const LOOK_AHEAD: usize = 16;
-/// Most entries end within this.
+/// Most entries are no longer than this.
 const USUAL_ENTRY_BYTES: u64 = 40;
 const TAG_SHIFT: u32 = 41;
-/// What the table asks of the transaction that changes it.
+/// What the table needs of the transaction that changes it.
 pub(crate) trait NameTx: MapTx {
-    /// The record comes after the one with this sequence number.
+    /// The record must be ordered after the one with this sequence number.
     fn comes_after(&mut self, seq: u64);
 }
 
@@ -57,11 +58,11 @@ pub(crate) struct Found {
     pub(crate) slot: u32,
 }
 
-/// A used slot, as it lies on the medium.
+/// A used slot, as stored on the medium.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Slot {
     pub(crate) number: u32,
-    /// Pool offset of the entry it points to; `None`: outside the data blocks.
+    /// Pool offset of the entry it points to; `None` if that is outside the data blocks.
     pub(crate) target: Option<u64>,
     tag: u64,
 }
@@ -94,7 +95,7 @@ pub(crate) struct NameTable {
     inodes: u64,
     used: AtomicBitmap,
     bounds: Bounds,
-    /// Newest record that cleared one of the slots that share the entry, by slot.
+    /// Newest record that cleared one of the slots that share this entry; indexed by slot.
     freed_seq: Box<[AtomicU64]>,
 }
 
@@ -119,7 +120,7 @@ impl NameTable {
         (tag * self.lines) >> NAME_TAG_BITS
     }
 
-    /// Pool offset of the entry a slot's word points to, if it can be one.
+    /// Pool offset of the entry that a slot's word points to, if that is possible.
     fn target(&self, word: u64) -> Option<u64> {
         let block = word & u64::from(u32::MAX);
         let within = (word >> 32 & 0x1ff) * 8;
@@ -128,7 +129,7 @@ impl NameTable {
             .then_some(block * BLOCK_BYTES + within)
     }
 
-    /// Reads the whole table: which slots are used, and how far from home. Called once, at mount.
+    /// Reads the whole table: which slots are used, and how far keys are from home. Called once, at mount.
     pub(crate) fn load(&self) {
         for line in 0..self.lines {
             let words = self.region.words(self.offset + line * 64, NAME_LINE_SLOTS as usize);
@@ -144,7 +145,7 @@ impl NameTable {
         }
     }
 
-    /// What is needed to look for `name` in directory `parent`. Starts loading the line where it belongs.
+    /// What is needed to look for `name` in directory `parent`. Starts loading its home line.
     pub(crate) fn key<'n>(&self, parent: u32, name: &'n [u8]) -> Key<'n> {
         let tag = hash(self.seed, parent, name) >> TAG_SHIFT;
         self.region.prefetch(self.offset + self.home(tag) * 64);
@@ -199,7 +200,7 @@ impl NameTable {
                     if !planted(Flaw::NameSlotUnordered) {
                         tx.comes_after(self.freed_seq[slot as usize % SEQ_SHARDS].load(Ordering::Relaxed));
                     }
-                    // Before the word can become visible, so that no lookup stops short of it.
+                    // Before the word can become visible, so that no lookup stops too early to find it.
                     self.bounds.raise(home as usize, distance);
                     tx.set_word(self.offset + slot * 8, word_for(entry_offset, tag));
                     return Ok(());
@@ -220,12 +221,12 @@ impl NameTable {
         self.freed_seq[slot as usize % SEQ_SHARDS].fetch_max(seq, Ordering::Relaxed);
     }
 
-    /// Gives a slot back to the free map; false if it was not in use.
+    /// Returns a slot to the free map; false if it was not in use.
     pub(crate) fn release(&self, slot: u32) -> bool {
         self.used.release(u64::from(slot))
     }
 
-    /// Slots in all, and used or pending ones.
+    /// Total number of slots, and the number of used or pending ones.
     pub(crate) fn counts(&self) -> (u64, u64) {
         (self.used.len(), self.used.count_used())
     }
@@ -235,9 +236,9 @@ impl NameTable {
         self.used.dram_bytes() + self.bounds.dram_bytes() + (SEQ_SHARDS * size_of::<AtomicU64>()) as u64
     }
 
-    /// For repair: the words that the table must hold so that exactly these names (directory, name, place of the entry)
-    /// are found, as (pool offset, value) where it differs from what is stored. What is right stays where it is. Fails
-    /// on a full table.
+    /// For repair: the words that the table must hold so that exactly these names (directory, name, place of the
+    /// entry) are found, as (pool offset, value) where they differ from what is stored. Slots that are right stay
+    /// where they are. Fails if the table is full.
     pub(crate) fn rebuilt<'n>(
         &self,
         wanted: impl Iterator<Item = (u32, std::borrow::Cow<'n, [u8]>, u64)>,
@@ -276,26 +277,27 @@ impl NameTable {
         )
     }
 
-    /// Every used slot with the pool offset its word points to (`None`: outside the data blocks). For fsck.
+    /// Visits every used slot with the pool offset that its word points to (`None` if outside the data blocks). For
+    /// fsck.
     pub(crate) fn for_each(&self, visit: &mut dyn FnMut(u32, Option<u64>)) {
         self.used_in(0..self.lines)
             .for_each(|(slot, word)| visit(slot, self.target(word)));
     }
 
-    /// Used slots of some lines, with their words.
+    /// Used slots of the given lines, with their words.
     fn used_in(&self, lines: Range<u64>) -> impl Iterator<Item = (u32, u64)> {
         (lines.start * NAME_LINE_SLOTS..lines.end * NAME_LINE_SLOTS)
             .map(|slot| (slot as u32, self.region.load(self.offset + slot * 8)))
             .filter(|&(_, word)| word != 0)
     }
 
-    /// How many groups [`Self::each_of_group`] can be asked for.
+    /// How many groups there are for [`Self::each_of_group`].
     pub(crate) fn groups(&self) -> u64 {
         self.lines.div_ceil(GROUP_LINES)
     }
 
-    /// Every used slot of a group. For mount, which looks at all entries, in no order: they are on their way before
-    /// they are visited.
+    /// Visits every used slot of a group. For mount, which examines all entries in any order: they are prefetched
+    /// before they are visited.
     pub(crate) fn each_of_group(&self, group: u64, mut visit: impl FnMut(Slot)) {
         let first = group * GROUP_LINES;
         let slots: Vec<Slot> = self
@@ -315,7 +317,7 @@ impl NameTable {
             for &Slot { target, .. } in ahead.filter_map(|step| slots.get(index + step)) {
                 let Some(offset) = target else { continue };
                 self.region.prefetch(offset);
-                // It may reach into the next line; and its block's header is asked whose it is.
+                // The entry may reach into the next line; and the header of its block is read to find the directory.
                 self.region.prefetch(offset + USUAL_ENTRY_BYTES);
                 self.region.prefetch(offset / BLOCK_BYTES * BLOCK_BYTES);
             }
@@ -333,7 +335,7 @@ fn word_for(entry_offset: u64, tag: u64) -> u64 {
     (entry_offset / BLOCK_BYTES) | ((entry_offset % BLOCK_BYTES / 8) << 32) | (tag << TAG_SHIFT)
 }
 
-/// Hash of a name in its directory: multiply and fold, eight bytes a step.
+/// Hash of a name in its directory: multiply and fold, eight bytes per step.
 fn hash(seed: u64, parent: u32, name: &[u8]) -> u64 {
     fn fold(a: u64, b: u64) -> u64 {
         let product = u128::from(a) * u128::from(b);

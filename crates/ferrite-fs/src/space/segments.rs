@@ -1,13 +1,13 @@
-//! Space for page logs: segments of 256 bytes to 4 KiB, slabbed out of blocks, so that a write of eight bytes does not
+//! Space for page logs: segments of 256 bytes to 4 KiB, cut out of blocks, so that a write of eight bytes does not
 //! cost a page.
 //!
-//! What lives here: [`LogSpace`]. A block is cut into segments of one size; the medium does not say which blocks these
-//! are, the page words and headers do, and mount counts them up again. Claims are volatile, as all claims are
+//! What lives here: [`LogSpace`]. A block is cut into segments of one size. The medium does not record which blocks
+//! are cut up; mount works it out from the page words and headers. Claims are volatile, like all claims
 //! (docs/design.md, "Crash atomicity").
 //!
-//! Invariants: a segment is in use, or in a purse, or its bit in its slab is clear. A block without a used segment goes
-//! back to the free map. Threads take segments out of purses of their own, a slab's worth at a time, and so seldom
-//! meet.
+//! Invariants: a segment is in use, or in a purse, or its bit in its slab is clear. A block without a used segment
+//! returns to the free map. Each thread takes segments from its own purse, which it fills with a slab's worth at a
+//! time, so threads seldom compete.
 
 use crossbeam_utils::CachePadded;
 use parking_lot::Mutex;
@@ -22,20 +22,20 @@ pub(crate) const SEGMENT_UNITS: [u32; 5] = [4, 8, 16, 32, 64];
 const SIZES: usize = SEGMENT_UNITS.len();
 const PURSES: usize = 16;
 
-/// Why a segment cannot be one.
+/// Why a segment is refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum SegmentWrong {
     /// Its block holds something else.
     Block,
-    /// Its units cannot be its own.
+    /// It is misplaced, overlaps another segment, or differs in size from the block's other segments.
     Overlaps,
 }
 
 struct Slab {
     size: u8,
-    /// One bit a segment.
+    /// One bit per segment.
     used: u64,
-    /// Of these, segments that are freed and wait for the mark.
+    /// Those of them that are freed and wait for the mark.
     waiting: u64,
 }
 
@@ -67,7 +67,8 @@ struct Shared {
 }
 
 impl Shared {
-    /// Segments of a block are of one size and lie at multiples of it. `is_free` is asked of a block that has none yet.
+    /// Segments of a block have one size and start at multiples of it. `is_free` is called for a block that has none
+    /// yet.
     fn fits(&self, is_free: impl FnOnce(u32) -> bool, segment: Segment) -> Result<(), SegmentWrong> {
         let Segment { header, units } = segment;
         let bit = 1 << (header.index() / units);
@@ -107,8 +108,8 @@ impl LogSpace {
         }
     }
 
-    /// Claims a segment of at least `units`. `None` if there is no block for it that
-    /// ordinary use may have: then the caller copies the page instead.
+    /// Claims a segment of at least `units`. `None` if there is no block for it that ordinary use may have; then the
+    /// caller copies the page instead.
     pub(crate) fn alloc(&self, blocks: &BlockAlloc, units: u32) -> Option<Segment> {
         let size = size_index(units);
         let mut purse = self.purses[thread_number() as usize % PURSES].lock();
@@ -156,7 +157,7 @@ impl LogSpace {
         Some(())
     }
 
-    /// Gives back the segment whose header is at `unit`; false if it was not in use.
+    /// Releases the segment whose header is at `unit`; false if it was not in use.
     pub(crate) fn release(&self, blocks: &BlockAlloc, unit: Unit) -> bool {
         Self::release_in(&mut self.shared.lock(), blocks, unit)
     }
@@ -184,21 +185,22 @@ impl LogSpace {
         true
     }
 
-    /// Gives back what lies in purses: space is short.
+    /// Returns the segments in purses, because space is short.
     pub(crate) fn empty_purses(&self, blocks: &BlockAlloc) {
         for purse in &self.purses {
             let mut units = Vec::new();
             purse.lock().iter_mut().for_each(|list| units.append(list));
             let mut shared = self.shared.lock();
-            // What a purse holds is in use by it alone.
+            // The segments in a purse are used by that purse only.
             for unit in units {
                 Self::release_in(&mut shared, blocks, unit);
             }
         }
     }
 
-    /// Notes that these segments are about to wait for the mark, or (`waits` false) that they will not after all.
-    /// Before the record that frees them is committed: afterwards they may be given back, and taken again, at any time.
+    /// Notes that these segments are about to wait for the mark, or (`waits` false) that they will not wait after all.
+    /// Must be called before the record that frees them is committed: afterwards they may be released, and claimed
+    /// again, at any time.
     pub(crate) fn set_waiting(&self, units: impl Iterator<Item = Unit>, waits: bool) {
         let mut shared = self.shared.lock();
         for unit in units {
@@ -214,11 +216,11 @@ impl LogSpace {
         }
     }
 
-    /// Blocks that come back as soon as the mark is moved and purses are emptied: no segment of theirs is in use
-    /// otherwise. What changes meanwhile counts as it was.
+    /// Blocks that come back as soon as the mark has advanced and the purses are emptied: none of their segments is
+    /// otherwise in use. Changes made during the call are not taken into account.
     pub(crate) fn returning(&self) -> u64 {
         let mut idle: FxHashMap<u32, u64> = FxHashMap::default();
-        // One lock at a time: threads lock their purse first, then what is shared.
+        // One lock at a time: threads lock their purse first, then the shared state.
         let purses: Vec<Unit> = self
             .purses
             .iter()
@@ -236,8 +238,8 @@ impl LogSpace {
         shared.slabs.iter().filter(is_idle).count() as u64
     }
 
-    /// Notes a segment found in use, at mount or by a check. `claim` notes an owner of a block, and is false if it
-    /// cannot have one.
+    /// Notes a segment found in use, at mount or by a check. `claim` notes an owner of a block; it returns false if the
+    /// block cannot have one.
     pub(crate) fn set_used(&self, claim: impl FnOnce(u32) -> bool, segment: Segment) -> Result<(), SegmentWrong> {
         let mut shared = self.shared.lock();
         shared.fits(claim, segment)?;
@@ -253,7 +255,7 @@ impl LogSpace {
         self.shared.lock().fits(is_free, segment)
     }
 
-    /// After the last [`Self::set_used`].
+    /// Called after the last [`Self::set_used`].
     pub(crate) fn open(&self) {
         let mut shared = self.shared.lock();
         let Shared { slabs, partial, .. } = &mut *shared;
@@ -265,7 +267,7 @@ impl LogSpace {
         }
     }
 
-    /// Blocks that hold segments, and bytes of the segments in use (or in purses).
+    /// Number of blocks that hold segments, and bytes of the segments in use (or in purses).
     pub(crate) fn usage(&self) -> (u64, u64) {
         let shared = self.shared.lock();
         (shared.slabs.len() as u64, shared.used_units * UNIT_BYTES)
