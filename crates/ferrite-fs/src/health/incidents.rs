@@ -1,11 +1,11 @@
-//! What went wrong, and what was looked at, since the mount: for `ferrite info` and the log.
+//! Damage met and scrubs completed since the mount: for `ferrite info` and the log.
 //!
-//! What lives here: [`Incidents`], one a mounted pool. Damage that a mount finds is in [`super::damage`]; here is what
-//! operations and scrubs meet later. Noting takes a lock, so it is for errors only.
+//! What lives here: [`Incidents`], one for each mounted pool. Damage that a mount finds is in [`super::marks`];
+//! operations and scrubs note here what they meet later. Noting takes a lock, so it is for errors only.
 //!
 //! Invariants:
-//! * However often a program reads what is damaged, neither memory nor the log fills up: what was met before is
-//!   counted, and told again the second, fourth, eighth time and so on.
+//! * However often a program reads what is damaged, neither memory nor the log fills up: a repeated finding is only
+//!   counted, and logged again the second, fourth, eighth time and so on.
 //! * Nothing here is on the medium; a mount begins with nothing.
 
 use std::collections::VecDeque;
@@ -15,7 +15,7 @@ use rustix::time::{ClockId, clock_gettime};
 
 use crate::options::{LastScrub, RuntimeFinding, ScrubReport};
 
-/// Different findings kept; the one met first goes when there are more.
+/// Different findings kept; beyond that, the one met first is dropped.
 const KEPT_MAX: usize = 100;
 
 #[derive(Default)]
@@ -36,7 +36,7 @@ fn now_s() -> i64 {
 }
 
 impl Incidents {
-    /// Notes damage that `by` met, and tells the log.
+    /// Notes damage that `by` met, and logs it.
     #[cold]
     pub(crate) fn find(&self, by: &str, what: &str) {
         let count = self.note(what);
@@ -45,7 +45,7 @@ impl Incidents {
         }
     }
 
-    /// Returns how often this was met by now.
+    /// Returns how often this has been met so far.
     fn note(&self, what: &str) -> u64 {
         let now_s = now_s();
         let mut kept = self.kept.lock();
@@ -67,7 +67,7 @@ impl Incidents {
         1
     }
 
-    /// Notes a scrub that came to its end.
+    /// Notes a scrub that ran to completion.
     pub(crate) fn scrubbed(&self, report: &ScrubReport) {
         self.kept.lock().last_scrub = Some(LastScrub {
             ended_s: now_s(),
@@ -78,7 +78,7 @@ impl Incidents {
         });
     }
 
-    /// What is kept, oldest first, and how often anything was found.
+    /// The findings kept, oldest first, and how often damage was met in total.
     pub(crate) fn findings(&self) -> (Vec<RuntimeFinding>, u64) {
         let kept = self.kept.lock();
         (kept.findings.iter().cloned().collect(), kept.total)

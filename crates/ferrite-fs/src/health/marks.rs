@@ -1,15 +1,16 @@
-//! Marks of the damage that a mount found: what it is, whom it concerns, and whether the pool may still be changed.
-//! They are in DRAM and repair nothing.
+//! Marks of the damage that a mount found: what it is, what it affects, and whether the pool may still be changed. They
+//! are in DRAM and repair nothing.
 //!
-//! What lives here: [`Damage`], filled by `audit/load/marks.rs` and asked by whoever is about to answer. Damage does
-//! not keep a pool from being mounted, as long as its root directory can be read: whatever is damaged answers `EIO`,
-//! everything else works.
+//! What lives here: [`Damage`], which `audit/load/marks.rs` fills and every operation consults before it answers.
+//! Damage does not keep a pool from being mounted, as long as its root directory can be read: access to whatever is
+//! damaged fails with `EIO`, everything else works.
 //!
 //! Invariants:
-//! * While it is not known which blocks something damaged owns, nothing is changed: what looks free may be its.
-//! * What may be wrong is never answered. An inode, a page, or what looks like a hole of a file that has lost pages, is
-//!   an error that names it.
-//! * Nothing is added once operations run, so asking takes no lock.
+//! * While it is unknown which blocks a damaged structure owns, nothing is changed: blocks that look free may belong
+//!   to it.
+//! * What may be wrong is never returned. Access to a damaged inode or page, or to what looks like a hole in a file
+//!   that has lost pages, fails with an error that names it.
+//! * Nothing is added once operations run, so the checks take no lock.
 
 use ferrite_map::PageId;
 use std::sync::Arc;
@@ -19,11 +20,11 @@ use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::format::data_sum;
 
-/// Findings told, and different reasons kept; a ruined pool would otherwise fill the memory, and the log, with them.
+/// Findings reported, and different reasons kept. Without a limit, a ruined pool would fill the memory and the log.
 const FINDINGS_MAX: usize = 1000;
-/// The reason that stands for all those behind the first so many.
+/// The reason used for all damage beyond the limit.
 const MUCH_ELSE: &str = "damaged, as much else is";
-/// What helps.
+/// The remedy.
 const REMEDY: &str = "run `ferrite fsck --repair`";
 
 /// What a mount found.
@@ -31,24 +32,24 @@ const REMEDY: &str = "run `ferrite fsck --repair`";
 pub(crate) struct Damage {
     findings: Vec<String>,
     stops_changes: bool,
-    /// The mapping is broken in ways that walks of all of it need not survive.
+    /// The mapping is so broken that a walk of all of it may fail.
     mapping: bool,
-    /// Pages that the mapping had when it was loaded, if it is.
+    /// Pages in the mapping when it was loaded, if it could be loaded.
     pages: u64,
-    /// Of these directories names may be missing in the table.
+    /// Directories whose names may be missing in the table.
     names: FxHashSet<u32>,
-    /// Of these nothing can be believed.
+    /// Inodes of which nothing can be trusted.
     inodes: FxHashMap<u32, Arc<str>>,
-    /// These have lost pages.
+    /// Files that have lost pages.
     holes: FxHashMap<u32, Arc<str>>,
-    /// These, or their logs, are not what was written.
+    /// Pages that are not what was written, or whose logs are not.
     damaged_pages: FxHashMap<PageId, Arc<str>>,
-    /// The reasons above, each once, so that thousands of pages share one.
+    /// The reasons above, each stored once, so that thousands of pages share one.
     reasons: FxHashSet<Arc<str>>,
 }
 
 impl Damage {
-    /// Notes damage that leaves no doubt about who owns what.
+    /// Notes damage that leaves no doubt about which structure owns which blocks.
     pub(crate) fn note(&mut self, what: String) {
         match self.findings.len() {
             0..FINDINGS_MAX => {
@@ -63,7 +64,7 @@ impl Damage {
         }
     }
 
-    /// Notes damage after which blocks that look free may be somebody's.
+    /// Notes damage after which blocks that look free may be in use.
     pub(crate) fn stop(&mut self, what: String) {
         self.stops_changes = true;
         self.note(what);
@@ -79,7 +80,7 @@ impl Damage {
         self.names.insert(dir);
     }
 
-    /// Nothing of `ino` is to be answered.
+    /// Nothing about `ino` may be returned.
     pub(crate) fn spoil_inode(&mut self, ino: u32, why: &str) {
         let why = self.reason(why);
         self.inodes.entry(ino).or_insert(why);
@@ -91,13 +92,13 @@ impl Damage {
         self.holes.entry(ino).or_insert(why);
     }
 
-    /// A page of a file is not to be answered.
+    /// A page of a file must not be returned.
     pub(crate) fn spoil_page(&mut self, page: PageId, why: &str) {
         let why = self.reason(why);
         self.damaged_pages.entry(page).or_insert(why);
     }
 
-    /// The one copy of a reason.
+    /// The single copy of a reason.
     fn reason(&mut self, why: &str) -> Arc<str> {
         let is_full = self.reasons.len() >= FINDINGS_MAX;
         let why = match is_full && !self.reasons.contains(why) {
@@ -112,7 +113,7 @@ impl Damage {
         reason
     }
 
-    /// What is wrong, a line each.
+    /// The findings, one line each.
     pub(crate) fn findings(&self) -> &[String] {
         &self.findings
     }
@@ -126,17 +127,17 @@ impl Damage {
         self.mapping.then_some(self.pages)
     }
 
-    /// Whether a name that is not found in `dir` may be there all the same.
+    /// Whether a name that is not found in `dir` may exist nevertheless.
     pub(crate) fn loses_names(&self, dir: u32) -> bool {
         !self.names.is_empty() && self.names.contains(&dir)
     }
 
-    /// Whether reads have anything to ask about.
+    /// Whether reads have to check anything.
     pub(crate) fn touches_data(&self) -> bool {
         !self.damaged_pages.is_empty() || !self.holes.is_empty()
     }
 
-    /// Refuses what a damaged inode would answer.
+    /// Refuses access to a damaged inode.
     pub(crate) fn check_inode(&self, ino: u32) -> Result<()> {
         match self.inodes.get(&ino) {
             Some(why) => Err(FsError::damaged(u64::from(ino), format!("{why}; {REMEDY}"))),
@@ -144,7 +145,7 @@ impl Damage {
         }
     }
 
-    /// Refuses to take what is not mapped for a hole, in a file that has lost pages.
+    /// Refuses to treat an unmapped page as a hole, in a file that has lost pages.
     pub(crate) fn check_holes(&self, ino: u32) -> Result<()> {
         match self.holes.get(&ino) {
             Some(why) => Err(FsError::damaged(u64::from(ino), format!("{why}; {REMEDY}"))),
@@ -152,7 +153,7 @@ impl Damage {
         }
     }
 
-    /// Refuses a damaged page, or a hole that may have been one.
+    /// Refuses a damaged page, or a hole that may have been a page.
     pub(crate) fn check_page(&self, page: PageId, is_hole: bool) -> Result<()> {
         let why = self.damaged_pages.get(&page);
         match why.or_else(|| self.holes.get(&page.ino).filter(|_| is_hole)) {
