@@ -1,24 +1,28 @@
-//! Inodes in DRAM: the locks, versions and counts of those that are in use now, or were a moment ago.
+//! Inodes in DRAM: the locks, versions and counts of those in use now or shortly before.
 //!
-//! What lives here: [`InodeMem`] and the sharded [`InodeCache`] that finds it by number. The content of an inode
+//! What lives here: [`InodeMem`], and the sharded [`InodeCache`] that finds it by number. The content of an inode
 //! stays on the medium; nothing here is ever written there.
 //!
 //! Invariants:
-//! * While anybody holds an [`InodeMem`], every other finder of that number gets the same one.
-//! * `last_seq` is at least the sequence number of every record that changed the inode: it orders records of
-//!   different rings. When an entry is dropped its `last_seq` is remembered in a floor for all later ones.
+//! * While an [`InodeMem`] is held, every lookup of its number returns the same one.
+//! * `last_seq` is at least the sequence number of every record that changed the inode: it orders records of different
+//!   rings. When an entry is dropped, its `last_seq` goes into a floor for all later entries.
 //! * `version` is odd exactly while a holder of the exclusive lock may be changing the inode's words or mapping.
 //!
-//! How entries go. Who says that an inode will not be asked for soon ([`InodeCache::release`]: the kernel forgot it)
-//! has its entry dropped at once. What is let go otherwise stays for a while, since a walk along a path pins and unpins
-//! each directory on its way. Each shard counts its *news*: entries that were made, or whose last pin went, since it
-//! was swept, each of them once. When there are half as many as entries, and [`NEWS_MIN`], it is swept: of the entries
-//! that nobody uses, those that were no news go, and of the others all but [`KEEP_FILES`] and [`KEEP_DIRS`].
+//! How entries are dropped. If a caller says that an inode will not be needed soon ([`InodeCache::release`]: the
+//! kernel forgot it), its entry is dropped at once. Other unused entries stay for a while, since a walk along a path
+//! pins and unpins each directory on its way.
 //!
-//! So a sweep looks at three entries for each piece of news that it waited for, letting go again what is news already
-//! costs one look at a flag, and unused entries are fewer than `IDLE_MAX` and one for each in use: after a sweep a
-//! shard has at most `NEWS_MIN` of them, and with `u` in use and `i` not it is swept before `i - NEWS_MIN` exceeds both
-//! `NEWS_MIN` and `(u + i) / 2`. A count that is lost in a race with a sweep makes the next one later by that one.
+//! Each shard counts its *news*: entries that were created, or whose last pin went, since the last sweep, each counted
+//! once. When the news number at least [`NEWS_MIN`] and half the entries, the shard is swept. Of the unused entries,
+//! the sweep drops all that were not news, and of the others all but [`KEEP_FILES`] and [`KEEP_DIRS`].
+//!
+//! So a sweep examines three entries for each piece of news that it waited for, and unpinning an entry that is already
+//! news costs one check of a flag.
+//!
+//! Unused entries number fewer than `IDLE_MAX` plus one for each entry in use: after a sweep a shard has at most
+//! `NEWS_MIN` of them, and with `u` in use and `i` not, it is swept before `i - NEWS_MIN` exceeds both `NEWS_MIN` and
+//! `(u + i) / 2`. A count lost in a race with a sweep delays the next sweep by one.
 
 use std::cell::OnceCell;
 use std::collections::hash_map::Entry;
@@ -33,30 +37,30 @@ use crate::cache::spread::Spread;
 
 use crate::planted::{Flaw, planted};
 
-/// Where mistakes are planted there are few shards, and they keep hardly anything: so the small pools on which these
-/// are looked for sweep, too.
+/// With planted mistakes there are few shards, and they keep hardly anything, so that even the small pools on which
+/// the mistakes are searched for trigger sweeps.
 const SHARDS: usize = if cfg!(feature = "planted") { 2 } else { 64 };
-/// Entries a sweep of a shard leaves although nobody uses them.
+/// Unused entries that a sweep of a shard leaves.
 const KEEP_FILES: usize = if cfg!(feature = "planted") { 0 } else { 64 };
-/// The same of directories whose lock protects something: to learn that again costs a look at all of their blocks.
+/// The same for directories whose lock protects something: learning that again means reading all of their blocks.
 const KEEP_DIRS: usize = if cfg!(feature = "planted") { 0 } else { 64 };
-/// News without which a shard is not swept.
+/// A shard with less news is not swept.
 const NEWS_MIN: usize = KEEP_FILES + KEEP_DIRS;
-/// Entries of a table that is not worth giving memory back for.
+/// Tables smaller than this are not worth shrinking.
 const TABLE_MIN: usize = 4;
-/// Most entries that nobody uses, beside as many as are in use.
+/// Most unused entries, beyond as many as are in use.
 #[cfg(test)]
 const IDLE_MAX: u64 = 2 * (NEWS_MIN * SHARDS) as u64;
 
 #[derive(Default)]
 struct Table {
     inodes: FxHashMap<u32, Arc<InodeMem>>,
-    /// Entries that went.
+    /// Entries dropped.
     dropped: u64,
 }
 
 impl Table {
-    /// Drops what nobody uses, but for the few that may stay; returns the newest `last_seq` of what went.
+    /// Drops unused entries, except the few that may stay; returns the newest `last_seq` of the dropped ones.
     fn sweep(&mut self) -> u64 {
         let (mut floor, before) = (0, self.inodes.len());
         let (mut files, mut dirs) = (KEEP_FILES, KEEP_DIRS);
@@ -65,7 +69,7 @@ impl Table {
             if was_news {
                 inode.news.store(false, Ordering::Relaxed);
             }
-            // Plain looks first: most entries of a long table are in use, and to keep one is never wrong.
+            // Cheap checks first: most entries of a long table are in use, and keeping one is never wrong.
             if inode.pins.load(Ordering::Relaxed) > 0 || Arc::strong_count(inode) > 1 {
                 return true;
             }
@@ -86,12 +90,12 @@ impl Table {
         floor
     }
 
-    /// News that a sweep of so many entries is worth.
+    /// The amount of news after which a sweep is worth it.
     fn news_max(&self) -> u32 {
         (self.inodes.len() / 2).max(NEWS_MIN) as u32
     }
 
-    /// Gives memory of the table back when most of it is empty.
+    /// Shrinks the table if most of it is empty.
     fn shrink(&mut self) {
         let len = self.inodes.len().max(TABLE_MIN);
         if self.inodes.capacity() / 4 > len {
@@ -99,7 +103,7 @@ impl Table {
         }
     }
 
-    /// An entry that nobody else holds, for a new life of number `ino`, and whether there is one more now.
+    /// An entry that nobody else holds, for reusing number `ino`, and whether the table has grown by one.
     fn fresh(&mut self, ino: u32, seq_floor: u64) -> (Arc<InodeMem>, bool) {
         let mut made = InodeMem::new(ino, seq_floor, Spread::nowhere());
         made.dead = AtomicBool::new(true);
@@ -107,8 +111,8 @@ impl Table {
         if let Some(found) = self.inodes.get_mut(&ino) {
             is_more = false;
             made.news = AtomicBool::new(found.is_news());
-            // Of the record that freed the number, or a later one: whoever freed it gave the number back after that,
-            // and we have it from there.
+            // This is the number of the record that freed the inode, or of a later one: the inode number was given
+            // back after that record was noted here, and only then could we claim it.
             if !planted(Flaw::InodeUnordered) {
                 made.last_seq = AtomicU64::new(seq_floor.max(found.last_seq()));
             }
@@ -116,7 +120,8 @@ impl Table {
                 *unheld = made;
                 return (Arc::clone(found), is_more);
             }
-            // Somebody asked for a number that was free, and finds so: it looks at the words before it looks at this.
+            // A holder had looked up a number that was free. It will find that out, because it checks the inode's
+            // words before it relies on this entry.
             found.set_dead();
         }
         let made = Arc::new(made);
@@ -125,11 +130,11 @@ impl Table {
     }
 }
 
-/// An entry of a table that nobody holds and nobody has pinned. The caller has the table's lock.
+/// An entry of a table that nobody holds or has pinned. The caller has the table's lock.
 ///
-/// Nobody can clone an entry of ours alone while we hold the shard. `get_mut` acquires what its last other holder
-/// released when it dropped it, so the pins and the number that this one has set are seen here; to look at the count
-/// alone would not do that.
+/// While we hold the shard, nobody can clone an entry that only the table refers to. `get_mut` acquires what the last
+/// other holder released when it dropped the entry, so the pins and the sequence number that it set are visible here.
+/// Reading the reference count alone would not guarantee that.
 fn unused(inode: &mut Arc<InodeMem>) -> Option<&mut InodeMem> {
     Arc::get_mut(inode).filter(|unheld| unheld.pins() == 0)
 }
@@ -140,12 +145,12 @@ struct Shard {
     table: Mutex<Table>,
     /// News since the last sweep.
     news: AtomicU32,
-    /// It is swept when there is more than that. Changed under the table's lock.
+    /// The shard is swept when there is more than this. Changed under the table's lock.
     news_max: AtomicU32,
 }
 
 impl Shard {
-    /// Counts a known entry as news; it is none yet.
+    /// Counts a known entry as news; it must not be news already.
     fn count(&self, inode: &InodeMem) {
         inode.news.store(true, Ordering::Relaxed);
         self.news.fetch_add(1, Ordering::Relaxed);
@@ -158,22 +163,22 @@ impl Shard {
 
 /// What a directory's lock protects besides its content: where the next entry may go.
 ///
-/// Most inodes have none, so it is in a box: which is made by the first change of the directory.
+/// Most inodes have none, so it is boxed; the first change of the directory creates the box.
 #[derive(Debug, Default)]
 pub(crate) struct DirHints {
-    /// Logical blocks below this were searched, and those that had space are among the roomy ones, or were too small
-    /// for a name since.
+    /// Logical blocks below this were searched. Those that had space are in `roomy`, or have since turned out too
+    /// small for a name.
     pub(crate) searched: u64,
-    /// Logical blocks in which space was seen or an entry was removed.
+    /// Logical blocks in which space was found or an entry was removed.
     pub(crate) roomy: Roomy,
     /// Offset in the directory of a free entry that the last insert left behind.
     pub(crate) tail: Option<u64>,
 }
 
-/// Most blocks with room that a directory remembers.
+/// Most blocks with room that are remembered for a directory.
 const ROOMY_MAX: usize = 1024;
 
-/// Blocks of a directory, each once, the one noted last on top.
+/// Blocks of a directory without duplicates, the most recently noted on top.
 #[derive(Debug, Default)]
 pub(crate) struct Roomy {
     list: Vec<u32>,
@@ -186,7 +191,7 @@ impl Roomy {
         self.list.last().copied()
     }
 
-    /// Takes the block on top away.
+    /// Removes the block on top.
     pub(crate) fn pop(&mut self) {
         if let Some(lblk) = self.list.pop() {
             self.listed.remove(&lblk);
@@ -199,7 +204,7 @@ impl Roomy {
 }
 
 impl DirHints {
-    /// Notes that block `lblk` may have room. If too many have, it is found again by the next search.
+    /// Notes that block `lblk` may have room. If the list is full, the next search will find the block again.
     pub(crate) fn note_roomy(&mut self, lblk: u32) {
         if self.roomy.last() == Some(lblk) || self.roomy.listed.contains(&lblk) {
             return;
@@ -216,8 +221,8 @@ impl DirHints {
 /// What an inode's lock protects.
 type Hints = Option<Box<DirHints>>;
 
-/// One inode in use. There may be millions, so it is small: it shares cache lines with what was allocated beside it,
-/// and what is seldom written comes last.
+/// One inode in use. There may be millions, so it is small: it shares cache lines with its neighbours in memory, and
+/// fields that are seldom written come last.
 #[repr(C)]
 pub(crate) struct InodeMem {
     lock: RwLock<Hints>,
@@ -227,11 +232,11 @@ pub(crate) struct InodeMem {
     last_seq: AtomicU64,
     /// Its number.
     pub(crate) ino: u32,
-    /// Its checksum was found right, or was made by us, since it came into DRAM.
+    /// Its checksum was verified, or computed by us, since it came into DRAM.
     verified: AtomicBool,
-    /// Freed: whoever gets the lock after this is set must act as if it had not found the inode.
+    /// Freed: a thread that gets the lock after this is set must act as if it had not found the inode.
     dead: AtomicBool,
-    /// Counted among the shard's news.
+    /// Counted as news of the shard.
     news: AtomicBool,
     /// Where it may have pages.
     pub(crate) spread: Spread,
@@ -257,7 +262,7 @@ impl InodeMem {
         self.lock.read()
     }
 
-    /// Whether the checksum needs no look any more: the words have been under our control since the last.
+    /// Whether the checksum need not be verified again: the words have been under our control since the last time.
     pub(crate) fn is_verified(&self) -> bool {
         self.verified.load(Ordering::Relaxed)
     }
@@ -296,8 +301,8 @@ impl InodeMem {
         self.version.load(Ordering::Relaxed) == version
     }
 
-    /// Announces that words are about to change; the caller holds the lock exclusively, or nobody else knows
-    /// the inode yet. Ends when the [`Exclusive`] guard is dropped.
+    /// Announces that words are about to change. The caller holds the lock exclusively, or nobody else knows the inode
+    /// yet. Ends when the [`Exclusive`] guard is dropped.
     pub(crate) fn begin_change(&self) {
         let version = self.version.load(Ordering::Relaxed);
         if version.is_multiple_of(2) {
@@ -318,7 +323,7 @@ impl InodeMem {
         self.last_seq.load(Ordering::Relaxed)
     }
 
-    /// Notes a record; under the exclusive lock.
+    /// Notes a record; the caller holds the exclusive lock.
     pub(crate) fn set_last_seq(&self, seq: u64) {
         self.last_seq.store(seq, Ordering::Relaxed);
     }
@@ -332,7 +337,7 @@ impl InodeMem {
         self.pins.fetch_add(count, Ordering::AcqRel);
     }
 
-    /// Takes pins back; true if none is left. More than were given count as all.
+    /// Removes pins; true if none is left. If there are fewer than `count`, removes all.
     pub(crate) fn unpin(&self, count: u64) -> bool {
         let mut left = 0;
         let _ = self.pins.fetch_update(Ordering::AcqRel, Ordering::Acquire, |pins| {
@@ -350,12 +355,12 @@ impl InodeMem {
         self.dead.load(Ordering::Acquire)
     }
 
-    /// Marks it freed, or not made after all; under the exclusive lock.
+    /// Marks it freed, or not created after all; the caller holds the exclusive lock.
     pub(crate) fn set_dead(&self) {
         self.dead.store(true, Ordering::Release);
     }
 
-    /// Marks it made; under the exclusive lock, before its record is committed.
+    /// Marks it created; the caller holds the exclusive lock and has not committed the record yet.
     pub(crate) fn set_alive(&self) {
         self.set_verified();
         self.dead.store(false, Ordering::Release);
@@ -385,9 +390,9 @@ impl Drop for Exclusive<'_> {
 /// Finds inodes in use by number.
 pub(crate) struct InodeCache {
     shards: Box<[CachePadded<Shard>]>,
-    /// At least the `last_seq` of every entry that was dropped. Raised and read under the lock of a shard, and a number
-    /// is always in the same shard: so whoever makes an entry again sees what was noted when it was dropped, with
-    /// relaxed accesses, too.
+    /// At least the `last_seq` of every entry that was dropped. Raised and read under the lock of a shard, and a
+    /// number is always in the same shard. So creating an entry again sees what was noted when it was dropped, even
+    /// with relaxed accesses.
     seq_floor: AtomicU64,
 }
 
@@ -407,14 +412,15 @@ impl InodeCache {
         &self.shards[ino as usize % SHARDS]
     }
 
-    /// Notes the `last_seq` of what is dropped from `_table`, which is locked from before it goes until this is done.
+    /// Raises the floor to the `last_seq` of entries dropped from `_table`, which stays locked from before they are
+    /// dropped until this returns.
     fn raise_floor(&self, _table: &mut MutexGuard<'_, Table>, last_seq: u64) {
         if !planted(Flaw::SweepForgetsFloor) && last_seq > self.seq_floor.load(Ordering::Relaxed) {
             self.seq_floor.fetch_max(last_seq, Ordering::Relaxed);
         }
     }
 
-    /// Sweeps the shard whose table this is, if there is news enough.
+    /// Sweeps the shard that owns this table, if there is enough news.
     fn sweep_if_due(&self, shard: &Shard, table: &mut MutexGuard<'_, Table>) {
         if !shard.is_due() {
             return;
@@ -425,7 +431,7 @@ impl InodeCache {
         shard.news_max.store(table.news_max(), Ordering::Relaxed);
     }
 
-    /// The entry of `ino`, made if there is none. Says nothing about whether the inode is in use.
+    /// The entry of `ino`, created if there is none. Does not mean that the inode is in use.
     pub(crate) fn get(&self, ino: u32) -> Arc<InodeMem> {
         let shard = self.shard(ino);
         let mut table = shard.table.lock();
@@ -440,9 +446,9 @@ impl InodeCache {
         made
     }
 
-    /// Puts the entry of a number just claimed for a new file in `place`, locked and dead until
-    /// [`InodeMem::set_alive`]. The entry of the file that had the number before serves again if nobody holds it; a
-    /// holder keeps it, dead for good.
+    /// Stores in `place` the entry of a number just claimed for a new file, locked and dead until
+    /// [`InodeMem::set_alive`]. The entry of the file that had the number before is reused if nobody holds it;
+    /// otherwise its holders keep it, permanently dead.
     ///
     /// Never waits for the lock, so the caller may hold any other inode's.
     pub(crate) fn fresh<'a>(&self, ino: u32, place: &'a OnceCell<Arc<InodeMem>>) -> Exclusive<'a> {
@@ -458,7 +464,7 @@ impl InodeCache {
         entry.try_write().expect("a fresh entry is unlocked")
     }
 
-    /// Takes note that the last pin of `inode` went; it may be asked for again. The caller holds no lock of the cache.
+    /// Notes that the last pin of `inode` went. The inode may be needed again. The caller holds no lock of the cache.
     pub(crate) fn let_go(&self, inode: &InodeMem) {
         if inode.is_news() {
             return;
@@ -470,18 +476,18 @@ impl InodeCache {
         }
     }
 
-    /// Drops the entry `inode`, which will not be asked for soon, unless somebody else holds it or has pinned it.
+    /// Drops the entry `inode`, which will not be needed soon, unless somebody else holds it or has pinned it.
     pub(crate) fn release(&self, inode: Arc<InodeMem>) {
         let ino = inode.ino;
         let shard = self.shard(ino);
         let mut table = shard.table.lock();
-        // Under the lock, so that of two who release it the second drops it.
+        // Under the lock, so that if two threads release the inode, the second one drops it.
         drop(inode);
         let Entry::Occupied(mut entry) = table.inodes.entry(ino) else {
             return;
         };
         let Some(unused) = unused(entry.get_mut()) else {
-            // Its holder may let go of it without a word.
+            // Its holder may drop it without notice.
             if !entry.get().is_news() {
                 shard.count(entry.get());
             }
@@ -498,12 +504,12 @@ impl InodeCache {
         );
     }
 
-    /// What the cache takes, and has dropped.
+    /// Memory of the cache, and how many entries it has dropped.
     pub(crate) fn usage(&self) -> Usage {
         let mut usage = Usage::default();
         for shard in &self.shards {
             let table = shard.table.lock();
-            // Of a table's places seven of eight are used, and each has a byte beside its content.
+            // Seven of eight places of a table are used, and each has one byte besides its content.
             let places = (table.inodes.capacity() * 8).div_ceil(7);
             usage.entries += table.inodes.len() as u64;
             usage.tables_bytes += (places * (size_of::<(u32, Arc<InodeMem>)>() + 1)) as u64;
@@ -520,22 +526,22 @@ pub(crate) struct Usage {
     pub(crate) entries: u64,
     /// DRAM of the tables that lead to them.
     pub(crate) tables_bytes: u64,
-    /// Entries that went, since the mount.
+    /// Entries dropped since the mount.
     pub(crate) dropped: u64,
 }
 
 impl Usage {
-    /// DRAM of an entry with the allocator's share, without what the lock of a directory protects and without lists of
-    /// pages.
+    /// DRAM of an entry including the allocator's overhead, without what the lock of a directory protects and without
+    /// lists of pages.
     pub(crate) const ENTRY_BYTES: u64 = {
-        /// What the allocator adds, and rounds up to.
+        /// What the allocator adds, and the multiple it rounds up to.
         const CHUNK_HEAD: usize = 8;
         const CHUNK_STEP: usize = 16;
         let counted = 2 * size_of::<usize>() + size_of::<InodeMem>();
         (counted + CHUNK_HEAD).next_multiple_of(CHUNK_STEP) as u64
     };
 
-    /// DRAM of all.
+    /// Total DRAM.
     pub(crate) fn bytes(&self) -> u64 {
         self.entries * Self::ENTRY_BYTES + self.tables_bytes
     }

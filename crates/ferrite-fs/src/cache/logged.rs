@@ -1,8 +1,8 @@
-//! Which pages have logs, so that a cleaner finds them without a scan (HDPM, the section on cleaning), and how many
-//! logs went, and why.
+//! Which pages have logs, so that a cleaner finds them without a scan (HDPM, the section on cleaning); and how many
+//! logs were removed, by cause.
 //!
-//! What lives here: [`Candidates`], lists in DRAM, and the counters [`Folds`]. A list may name a page twice, or one
-//! that has lost its log; it never lacks one that has a log.
+//! What lives here: [`Candidates`], lists in DRAM, and the counters [`Folds`]. A list may name a page twice, or a page
+//! that has lost its log. No page that has a log is missing.
 
 use ferrite_map::PageId;
 use std::collections::VecDeque;
@@ -16,16 +16,16 @@ use crate::thread::thread_number;
 /// Whether a page has a log now.
 pub(crate) type HasLog<'a> = &'a dyn Fn(PageId) -> bool;
 
-/// What made a log go.
+/// What removed a log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Cause {
     /// A write that merged, because the log was long or the page complete.
     Write,
-    /// A read that walked too far.
+    /// A read that walked too many entries.
     Read,
     /// The cleaner, or an operation that found no space.
     LowSpace,
-    /// The cleaner, while nothing else went on.
+    /// The cleaner, while the pool was idle.
     Idle,
 }
 
@@ -44,9 +44,9 @@ impl Folds {
 }
 
 const LISTS: usize = 16;
-/// Pages of a chunk of a list: no list is ever copied to grow.
+/// Pages in a chunk of a list. With chunks, no list is ever copied to grow.
 pub(crate) const CHUNK: usize = 1024;
-/// A list of this many pages asks for a look at which of them still have logs.
+/// From this length on, a list is checked for pages that no longer have logs.
 pub(crate) const LIST_LONG: usize = 1 << 16;
 
 /// A queue in chunks.
@@ -54,7 +54,7 @@ pub(crate) const LIST_LONG: usize = 1 << 16;
 struct List {
     chunks: VecDeque<Vec<PageId>>,
     len: usize,
-    /// What was left when it was last tidied.
+    /// Length after the last tidying.
     tidy_len: usize,
 }
 
@@ -81,7 +81,7 @@ impl List {
     }
 }
 
-/// Drops pages that are listed twice or have no log any more, if the list has grown long. The newest stay as they are:
+/// If the list has grown long, drops pages that are listed twice or no longer have a log. The newest stay as they are:
 /// their first log may not be committed yet.
 fn tidy(list: &Mutex<List>, has_log: HasLog<'_>) {
     let (old, newest) = {
@@ -105,7 +105,8 @@ fn tidy(list: &Mutex<List>, has_log: HasLog<'_>) {
         .for_each(|page| list.push(page));
 }
 
-/// Pages that got a log, in DRAM, a list a thread; 8 bytes each. A page may have lost its log since, or be there twice.
+/// Pages that got a log, in DRAM: one list per thread, 8 bytes per page. A page may have lost its log since, or be
+/// listed twice.
 pub(crate) struct Candidates {
     lists: Box<[CachePadded<Mutex<List>>]>,
 }
@@ -122,7 +123,7 @@ impl Candidates {
     }
 
     /// Notes a page that gets its first segment. A list that has grown long is tidied first, whether or not anybody
-    /// takes pages from it: so it never holds more than about twice the pages that have logs.
+    /// takes pages from it, so it never holds more than about twice the pages that have logs.
     pub(crate) fn add(&self, page: PageId, has_log: HasLog<'_>) {
         let list = self.own_list();
         let is_long = {
@@ -158,7 +159,7 @@ impl Candidates {
         self.lists.iter().map(|list| list.lock().len).sum()
     }
 
-    /// Drops pages that are listed twice or have no log any more, once lists have grown long.
+    /// Drops pages that are listed twice or no longer have a log, once lists have grown long.
     pub(crate) fn tidy(&self, has_log: HasLog<'_>) {
         self.lists.iter().for_each(|list| tidy(list, has_log));
     }

@@ -1,6 +1,6 @@
 //! Floor 2, what is known in DRAM: inodes in use and their locks, where a file has pages, which pages have logs.
 //!
-//! Nothing here is on the medium, and a mount begins with none of it but the pages that have logs.
+//! Nothing here is on the medium. A mount starts without any of it, except the pages that have logs.
 
 pub(crate) mod inodes;
 pub(crate) mod logged;

@@ -1,27 +1,31 @@
-//! Where a file may have pages, in DRAM, so that a cut or a search of a sparse file costs what is mapped there, not
-//! what is not.
+//! Where a file may have pages, kept in DRAM, so that a truncation or a search of a sparse file costs what is mapped
+//! there, not what is not.
 //!
 //! A mapping that is one global table cannot list the pages of a file ([`ferrite_map::FileMap::walk_worth`]); trees
-//! can, and for them nothing here is kept. What lives here: [`Spread`], one in each [`crate::cache::inodes::InodeMem`],
-//! and the [`Budget`] that all share.
+//! can, and for them nothing is kept here. What lives here: [`Spread`], one in each
+//! [`crate::cache::inodes::InodeMem`], and the [`Budget`] that all share.
 //!
-//! A spread covers **all** pages of its inode, and may cover more: a stretch without pages costs a look, a page outside
-//! would be lost to cuts. Most files have one number, the page behind which there is nothing; it takes no memory of its
-//! own. Only a file whose pages lie far apart has a list of runs, at most [`RUNS_MAX`]; what does not fit, or is not
-//! within the budget, is covered by coarser runs, at worst by that one number.
+//! A spread covers **all** pages of its inode, and may cover more: a covered stretch without pages costs lookups, but
+//! a page outside would be lost to truncation.
+//!
+//! For most files it is one number, the page after which there is nothing; this takes no extra memory. Only a file
+//! whose pages are far apart has a list of runs, at most [`RUNS_MAX`]. What exceeds that, or the budget, is covered by
+//! coarser runs, at worst by that one number.
 //!
 //! Why no page is ever missing:
-//! * An inode that comes into DRAM is covered whole, and a new one, which maps nothing, not at all.
-//! * Pages are mapped by [`crate::pool::tx::Tx::insert_page`] only, and its commit widens the spread before it sets any
-//!   word. It has the inode, locked exclusively, since each page that it gains changes the count in it. A transaction
-//!   that is given up, or whose commit fails, leaves the spread as it was, or too wide. Nobody else maps pages while
-//!   operations run: replay, repair and mkfs are over before, and a mapping that moves its entries, or a fold that
-//!   swings a word, leaves keys alone.
-//! * It is narrowed in two ways only. [`Spread::clear`]: by a commit, after its words are set, to what the record that
-//!   it made says is unmapped. [`Spread::learn`]: to what was found mapped, by whoever holds the inode's lock, at least
-//!   shared, and has looked at all of the stretch under it, or has seen since that the inode's version did not change.
-//! * Each of them is one step for whoever asks; who asks without the inode's lock checks its version afterwards, as for
-//!   anything.
+//! * The spread of an inode that comes into DRAM covers everything; that of a new inode, which maps nothing, covers
+//!   nothing.
+//! * Operations map pages only through [`crate::pool::tx::Tx::insert_page`], and the commit widens the spread before
+//!   it sets any word. The commit has the inode, locked exclusively, since each new page changes the count in it. A
+//!   transaction that is dropped, or whose commit fails, leaves the spread as it was, or too wide.
+//! * Nothing else maps pages while operations run: replay, repair and mkfs have finished before. A mapping that moves
+//!   its entries, or a fold that swings a word, leaves keys unchanged.
+//! * It is narrowed in two ways only. [`Spread::clear`]: a commit, after its words are set, leaves out what its own
+//!   record has unmapped. [`Spread::learn`]: narrows it to what was found mapped. The caller holds the inode's lock,
+//!   at least shared, and either has examined the whole stretch under it, or has seen since that the inode's version
+//!   did not change.
+//! * Each of these is a single step to readers. A reader without the inode's lock checks its version afterwards, as
+//!   always.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -31,23 +35,23 @@ use parking_lot::Mutex;
 
 use crate::format::layout::LBLK_END;
 
-/// Pages that may lie between two runs that are kept as one: looking at them costs little more than finding the next
-/// run.
+/// Runs with at most this many pages between them are kept as one: looking at those pages costs little more than
+/// finding the next run.
 const GAP: u64 = 32;
-/// Runs of one file.
+/// Most runs of one file.
 const RUNS_MAX: usize = 4096;
-/// Runs that a list has memory for at least.
+/// Runs for which a list has memory at least.
 const RUNS_MIN: usize = 8;
-/// DRAM that a run takes with its share of the tree's nodes, and a list without runs.
+/// DRAM of a run with its share of the tree's nodes; below, that of a list without runs.
 const RUN_BYTES: u64 = 32;
 const LIST_BYTES: u64 = 256;
-/// DRAM for all lists: one byte for so many of the pool, but not less than the minimum.
+/// DRAM for all lists: one byte for this many bytes of the pool, but not less than the minimum.
 const POOL_SHARE: u64 = 1 << 14;
 const BUDGET_MIN_BYTES: u64 = 1 << 20;
-/// Instead of a number of pages: there is a list.
+/// In place of a number of pages: there is a list.
 const LISTED: u64 = u64::MAX;
 
-/// What all lists of a pool may take, and take.
+/// What all lists of a pool may take, and what they take.
 pub(crate) struct Budget {
     used_bytes: AtomicU64,
     most_bytes: u64,
@@ -82,7 +86,7 @@ impl Budget {
     }
 }
 
-/// Disjoint stretches of pages: first page, and the one behind the last.
+/// Disjoint stretches of pages: first page, and the page after the last.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Runs(BTreeMap<u64, u64>);
 
@@ -92,7 +96,7 @@ impl Runs {
         Runs((reach > 0).then_some((0, reach)).into_iter().collect())
     }
 
-    /// Covers `first..end`, and the gaps beside it if they are short.
+    /// Covers `first..end`, and the adjoining gaps if they are short.
     fn add(&mut self, mut first: u64, mut end: u64) {
         if let Some((&before, &stop)) = self.0.range(..=first).next_back()
             && stop + GAP >= first
@@ -112,7 +116,7 @@ impl Runs {
         }
     }
 
-    /// Covers `first..end` no more.
+    /// No longer covers `first..end`.
     fn remove(&mut self, first: u64, end: u64) {
         if let Some((&before, &stop)) = self.0.range(..first).next_back()
             && stop > first
@@ -148,18 +152,18 @@ impl Runs {
         self.0 = coarse.into_iter().collect();
     }
 
-    /// Behind the last run.
+    /// The page after the last run.
     fn reach(&self) -> u64 {
         self.0.last_key_value().map_or(0, |(_, &end)| end)
     }
 
-    /// Whether a list tells more than how far they reach.
+    /// Whether a list would say more than how far the runs reach.
     fn is_worth_a_list(&self) -> bool {
         self.0.len() > 1 || self.0.first_key_value().is_some_and(|(&first, _)| first > GAP)
     }
 }
 
-/// Runs that are kept, and what they may take.
+/// Runs, with the budget that pays for their memory.
 struct List {
     runs: Runs,
     /// Runs that are paid for.
@@ -175,14 +179,14 @@ impl List {
         }
     }
 
-    /// Pays for `len` runs, or gives back what so few do not need.
+    /// Takes memory for `len` runs from the budget, or gives back what they do not need.
     fn pay(&mut self, len: usize) -> bool {
         let wanted = len.next_power_of_two().max(RUNS_MIN);
         let (paid, due) = (Self::bytes(self.paid), Self::bytes(wanted));
         if due > paid && !self.budget.take(due - paid) {
             return false;
         }
-        // Not at once, or a list whose length goes up and down by one would pay each time.
+        // Not at once, or a list whose length alternates by one would do so every time.
         if due > paid || wanted * 4 <= self.paid {
             self.budget.give(paid.saturating_sub(due));
             self.paid = wanted;
@@ -190,7 +194,7 @@ impl List {
         true
     }
 
-    /// Makes the runs as coarse as the budget asks; false if a list is of no use then.
+    /// Makes the runs as coarse as the budget requires; false if a list is of no use then.
     fn settle(&mut self) -> bool {
         while self.runs.is_worth_a_list() {
             if self.pay(self.runs.0.len()) {
@@ -213,19 +217,19 @@ impl Drop for List {
 
 /// Where an inode may have pages; see the module's head.
 pub(crate) struct Spread {
-    /// No page lies at or behind this one; [`LISTED`] if there is a list. Read without the list's lock only by who has
-    /// the inode's.
+    /// No page is at or after this one; [`LISTED`] if there is a list. Read without the list's lock only while holding
+    /// the inode's lock.
     reach: AtomicU64,
     list: Mutex<Option<Box<List>>>,
 }
 
 impl Spread {
-    /// Of an inode of which nothing is known.
+    /// For an inode of which nothing is known.
     pub(crate) fn everywhere() -> Spread {
         Self::up_to(LBLK_END)
     }
 
-    /// Of an inode that maps nothing.
+    /// For an inode that maps nothing.
     pub(crate) fn nowhere() -> Spread {
         Self::up_to(0)
     }
@@ -250,7 +254,7 @@ impl Spread {
         }
     }
 
-    /// Leaves out `first..end`: nothing is mapped there any more, and whoever has not the inode's lock finds its
+    /// Leaves out `first..end`: nothing is mapped there any more, and readers without the inode's lock find its
     /// version changed.
     pub(crate) fn clear(&self, first: u64, end: u64, budget: &Arc<Budget>) {
         let reach = self.reach.load(Ordering::Relaxed);
@@ -261,7 +265,7 @@ impl Spread {
         }
     }
 
-    /// Within `first..end` exactly these pages, in ascending order, are mapped.
+    /// Exactly these pages, in ascending order, are mapped within `first..end`.
     pub(crate) fn learn(&self, (first, end): (u64, u64), pages: &[u32], budget: &Arc<Budget>) {
         self.change(budget, |runs| {
             runs.remove(first, end);
@@ -310,7 +314,7 @@ impl Spread {
         (run.0 < run.1).then_some(run)
     }
 
-    /// Pages of `first..end` that are covered, or more than `most`.
+    /// Number of covered pages in `first..end`, or some number above `most`.
     pub(crate) fn covered(&self, first: u64, end: u64, most: u64) -> u64 {
         let mut sum = 0;
         let mut at = first;

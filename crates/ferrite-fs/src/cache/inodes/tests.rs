@@ -1,4 +1,4 @@
-//! Entries come back as they were, stay while they are used, and go when they are not.
+//! Entries keep what they must when they come back, stay while they are used, and are dropped when they are not.
 
 use super::*;
 
@@ -7,7 +7,7 @@ fn number(n: u32) -> u32 {
     1 + n * SHARDS as u32
 }
 
-/// Enough other entries that the shard is swept, twice: what was news at the first time is none at the second.
+/// Enough other entries that the shard is swept twice: what was news at the first sweep is not at the second.
 fn crowd(cache: &InodeCache) {
     (0..4 * NEWS_MIN as u32 + 4).for_each(|n| drop(cache.get(number(100 + n))));
 }
@@ -47,7 +47,7 @@ fn an_entry_that_was_released_comes_back_with_its_newest_number() {
     assert!(cache.get(number(0)).last_seq() >= 77);
 }
 
-/// What is let go goes, also when nothing new comes; what is used again and again stays.
+/// Unpinned entries are dropped, even if no new ones come; entries that are used again and again stay.
 #[test]
 fn unused_entries_stay_within_their_bound() {
     const MANY: u32 = 100_000;
@@ -73,7 +73,7 @@ fn unused_entries_stay_within_their_bound() {
     }
     let bytes = cache.usage().bytes();
     assert!(bytes < full_bytes / 3, "{bytes} of {full_bytes} bytes are kept");
-    // And by coming and going, one after the other.
+    // Also when entries come and go, one after the other.
     (1..MANY).for_each(|ino| unpin(pinned(ino)));
     (1..MANY).for_each(|ino| drop(cache.fresh(ino, &OnceCell::new())));
     assert!(len(&cache) <= IDLE_MAX + SHARDS as u64);
@@ -97,7 +97,7 @@ fn a_directory_in_use_keeps_what_was_learnt_of_it() {
     assert_eq!(cache.get(number(0)).write().hints().searched, 9);
 }
 
-/// What the manual says of the memory of a known inode.
+/// What the manual says about the memory of a known inode.
 #[test]
 fn an_entry_is_small() {
     const MANY: u32 = 200_000;
@@ -129,7 +129,7 @@ fn what_is_held_or_pinned_is_not_swept() {
 fn a_number_that_is_used_again_keeps_the_newest_of_its_former_life() {
     let cache = InodeCache::new(5);
     cache.get(7).set_last_seq(40);
-    // Nobody holds the entry, which serves again; then somebody does, and keeps it.
+    // Nobody holds the entry, so it is reused; then somebody holds it, and keeps it.
     let first = OnceCell::new();
     assert_eq!(cache.fresh(7, &first).inode.last_seq(), 40);
     first.get().unwrap().set_last_seq(41);
@@ -138,7 +138,7 @@ fn a_number_that_is_used_again_keeps_the_newest_of_its_former_life() {
     assert!(!Arc::ptr_eq(first.get().unwrap(), second.get().unwrap()));
 }
 
-/// A holder notes a number and a pin, and lets go; whoever sweeps then sees both.
+/// A holder notes a sequence number and a pin, and drops the entry; a sweep afterwards sees both.
 #[test]
 fn a_sweep_sees_what_the_last_holder_did() {
     for round in 0..200 {

@@ -1,4 +1,4 @@
-//! What spreads promise: they cover too much, never too little.
+//! What spreads guarantee: they may cover too much, never too little.
 
 use std::collections::BTreeSet;
 
@@ -22,8 +22,8 @@ fn covers(spread: &Spread, page: u64) -> bool {
     spread.next_run(page, page + 1) == Some((page, page + 1))
 }
 
-/// Random changes against a plain set of pages: each of its pages is covered, and of what is not a page only short gaps
-/// are, as long as there is memory for all runs.
+/// Random changes compared with a plain set of pages: each of its pages is covered, and apart from them only short
+/// gaps are, as long as there is memory for all runs.
 #[test]
 fn a_spread_covers_all_pages_and_little_else() {
     for seed in 0..40 {
@@ -153,7 +153,7 @@ fn walked(core: &Core, ino: u32) -> BTreeSet<u64> {
     pages
 }
 
-/// No page is missing in what is kept of any inode.
+/// No page is missing in the spread of any inode.
 fn check_coverage(core: &Core, what: &str) {
     core.map.for_each(&mut |entry| {
         let mem = core.inodes.get(entry.ino);
@@ -166,7 +166,7 @@ fn check_coverage(core: &Core, what: &str) {
     });
 }
 
-/// Listings and searches of one file find what a walk of everything finds.
+/// Listings and searches of one file find the same as a walk of everything.
 fn check_listing(engine: &Engine, ino: u32, random: &mut StdRng, what: &str) {
     let core = engine.core();
     let mem = core.inodes.get(ino);
@@ -207,7 +207,7 @@ fn check_listing(engine: &Engine, ino: u32, random: &mut StdRng, what: &str) {
     assert_eq!(file.seek_hole(offset).ok(), hole, "{what}: hole of {ino} from {offset}");
 }
 
-/// One random change; whether it finds room is not the point.
+/// One random change; it does not matter whether it finds room.
 fn change(engine: &Engine, random: &mut StdRng, span: u64) -> ferrite_vfs::Result<()> {
     let name = [b'a' + random.random_range(0..4)];
     let other = [b'a' + random.random_range(0..4)];
@@ -239,8 +239,8 @@ fn change(engine: &Engine, random: &mut StdRng, span: u64) -> ferrite_vfs::Resul
     }
 }
 
-/// What is kept agrees with the mapping after random writes, cuts, punches, reservations, operations without room,
-/// renames over files, and remounts; with memory for it, with little, and with none.
+/// The spreads agree with the mapping after random writes, truncations, punches, reservations, operations without
+/// room, renames over files, and remounts; with enough memory for them, with little, and with none.
 #[test]
 fn listings_find_what_walks_find() {
     let seeds = if std::env::var_os("FERRITE_SOAK").is_some() {
@@ -287,7 +287,7 @@ fn listings_find_what_walks_find() {
     }
 }
 
-/// Searches of a file of which nothing is known learn while a writer changes it: no page gets lost.
+/// Searches of a file of which nothing is known learn its pages while a writer changes it: no page is lost.
 #[test]
 fn searches_learn_beside_writers() {
     for mapping in [Mapping::Hashfs, Mapping::Cuckoo, Mapping::Leaf] {
@@ -326,7 +326,7 @@ fn searches_learn_beside_writers() {
     }
 }
 
-/// A mapping that counts what its entries are looked at for.
+/// A mapping that counts lookups of its entries.
 struct Counting {
     inner: Box<dyn FileMap>,
     looks: Arc<AtomicU64>,
@@ -393,7 +393,7 @@ impl FileMap for Counting {
         self.inner.for_each(visit);
     }
 
-    /// The shorter of range and table; of a tree, what it shows.
+    /// The shorter of range and table; for a tree, the entries it visits.
     fn for_range(&self, ino: u32, first: u32, end: u64, visit: &mut dyn FnMut(MapEntry) -> bool) {
         let (slots, _) = self.inner.slots();
         self.count((end - u64::from(first)).min(slots));
@@ -437,7 +437,7 @@ impl FileMap for Counting {
     }
 }
 
-/// An engine, and how many entries were looked at.
+/// An engine, and the number of entries that were looked at.
 fn counted(image: &[u8]) -> (Engine, Arc<AtomicU64>) {
     let looks = Arc::new(AtomicU64::new(0));
     let counter = Arc::clone(&looks);
@@ -451,8 +451,8 @@ fn counted(image: &[u8]) -> (Engine, Arc<AtomicU64>) {
     (engine, looks)
 }
 
-/// Cutting, punching, searching and removing a sparse file costs what is mapped, whatever its size and that of the
-/// table.
+/// Truncating, punching, searching and removing a sparse file costs what is mapped, whatever the size of the file and
+/// of the table.
 #[test]
 fn a_sparse_file_costs_what_is_mapped() {
     const SPAN: u64 = 256 << 20;
@@ -469,7 +469,7 @@ fn a_sparse_file_costs_what_is_mapped() {
             println!("{mapping}: {what} looks at {each} entries");
             assert!(each <= most, "{mapping}: {what} looks at {each} entries");
         };
-        // Few pages are left at any time, each of which may have a gap beside it.
+        // Few pages are left at any time, each of which may have a gap next to it.
         cost("ftruncate and a write", TURNS, 400, &mut || {
             set_size(&engine, ino, random.random_range(0..SPAN)).unwrap();
             file.write_at(random.random_range(0..SPAN), &[7; 100]).unwrap();
@@ -488,7 +488,7 @@ fn a_sparse_file_costs_what_is_mapped() {
         });
         drop(file);
         cost("unlink", 1, 1000, &mut || engine.unlink(ROOT_INO, b"a").unwrap());
-        // A file of which nothing is known yet: one walk, whoever asks.
+        // A file of which nothing is known yet: one walk, whichever operation comes first.
         let ino = engine.mknod(&Cred::root(), ROOT_INO, b"a", &NODE).unwrap().ino;
         let file = engine.open(ino, OpenMode::read_write()).unwrap();
         for n in 1..50 {
