@@ -193,7 +193,7 @@ impl Entry {
         }
         let header = Header::load(region, self.page, self.segment().header)?;
         if header.units != self.trailer.segment_units() {
-            return Err(damaged(self.page, self.unit, "its segment says another length"));
+            return Err(damaged(self.page, self.unit, "its segment has a different length"));
         }
         Ok(header.previous)
     }

@@ -23,7 +23,7 @@ use crate::format::data_sum;
 /// Findings reported, and different reasons kept. Without a limit, a ruined pool would fill the memory and the log.
 const FINDINGS_MAX: usize = 1000;
 /// The reason used for all damage beyond the limit.
-const MUCH_ELSE: &str = "damaged, as much else is";
+const MUCH_ELSE: &str = "damaged, like much else";
 /// The remedy.
 const REMEDY: &str = "run `ferrite fsck --repair`";
 
@@ -57,8 +57,8 @@ impl Damage {
                 self.findings.push(what);
             }
             FINDINGS_MAX => {
-                tracing::error!("more damage was found than is told; {REMEDY}");
-                self.findings.push("more was found than is told".into());
+                tracing::error!("more damage was found than is listed; {REMEDY}");
+                self.findings.push("more was found than is listed".into());
             }
             _ => {}
         }

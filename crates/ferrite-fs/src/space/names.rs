@@ -170,7 +170,7 @@ impl NameTable {
                 if let Some((ino, kind)) = dentry::read_if(&self.region, entry_offset, parent, name)? {
                     if u64::from(ino) >= self.inodes {
                         let what =
-                            format!("directory entry at offset {entry_offset}: names inode {ino}, which cannot be");
+                            format!("directory entry at offset {entry_offset}: names inode {ino}, which cannot exist");
                         return Err(FsError::damaged(None, what));
                     }
                     let slot = (line * NAME_LINE_SLOTS + index as u64) as u32;
