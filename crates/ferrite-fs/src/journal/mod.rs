@@ -1,20 +1,21 @@
 //! The redo journal: rings of records, commit, apply and retirement (docs/design.md, "Crash atomicity").
 //!
-//! What lives here: [`Journal`] ([`Journal::commit`], [`Journal::advance`]), the record format
-//! ([`crate::format::record`]) and what recovery does with it ([`replay`]). Only [`crate::pool::tx::Tx`] commits; only
-//! the engine advances.
+//! What lives here: [`Journal`] ([`Journal::commit`], [`Journal::advance`]). The record format is
+//! [`crate::format::record`]; recovery from the journal is [`replay`]. Only [`crate::pool::tx::Tx`] commits; only the
+//! engine advances.
 //!
 //! Invariants, each argued in `docs/crash-consistency.md`:
 //! * A shared word on the medium changes only by applying a record whose commit fence has returned.
-//! * Two records that set the same word carry sequence numbers in the order of their commits: whoever
-//!   commits holds the locks of what it changes, and passes a `min_seq` above every earlier record under them.
-//! * Records up to the low-water mark are never replayed, so all their words are durable before it moves,
-//!   and it never passes a record that is committed but not yet applied.
-//! * Blocks and mapping slots that a record frees are handed out again only after the mark has passed that record.
-//! * A ring's records are committed one after the other, and each names the one before it ([`Link`]), so that
-//!   recovery knows of one that was durable and is gone.
+//! * Two records that set the same word carry sequence numbers in the order of their commits: the committing thread
+//!   holds the locks of what it changes, and passes as `min_seq` the newest number of any earlier record under them;
+//!   the new record gets a higher one.
+//! * Records up to the low-water mark are never replayed, so all their words are durable before the mark moves, and it
+//!   never passes a record that is committed but not yet applied.
+//! * Blocks and mapping slots that a record frees are reused only after the mark has passed that record.
+//! * A ring's records are committed one after the other, and each names the previous one ([`Link`]), so that recovery
+//!   can tell if a durable record is missing.
 //! * Once [`Journal::close`] has returned, or the medium has failed, no record is committed and no fold installed; the
-//!   same between [`Journal::freeze`] and [`Journal::thaw`].
+//!   same holds between [`Journal::freeze`] and [`Journal::thaw`].
 
 pub(crate) mod replay;
 
@@ -35,11 +36,11 @@ use crate::planted::{Flaw, planted};
 /// Why a commit did not happen. Nothing was changed.
 #[derive(Debug)]
 pub(crate) enum CommitError {
-    /// The ring has no room, or its last record is too far behind to be named: advance the mark and try again.
+    /// The ring has no room, or its last record is too far back to be named: advance the mark and try again.
     RingFull,
-    /// The record is longer than any may be; it will not fit later either.
+    /// The record is longer than any record may be; trying again later does not help.
     TooLong,
-    /// All sequence numbers are used up, for good.
+    /// All sequence numbers are used up, permanently.
     NumbersUsedUp,
     /// The pool is being unmounted, or its medium has failed.
     Closed,
@@ -58,14 +59,14 @@ pub(crate) struct Committed {
     pub(crate) crowded: bool,
 }
 
-/// Counts of freed resources that wait for the mark.
+/// Numbers of freed resources that wait for the mark.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Pending {
     pub(crate) blocks: u64,
     pub(crate) map_slots: u64,
 }
 
-/// Freed resources a ring may hold before advancing is worth it.
+/// Freed resources in a ring from which on advancing is worth it.
 const FREED_MAX: usize = 8192;
 
 struct Live {
@@ -77,9 +78,9 @@ struct Live {
 struct RingState {
     /// Where the next record goes.
     tail: u64,
-    /// Bytes from the oldest live record to `tail`, with what was skipped at the end of the ring.
+    /// Bytes from the oldest live record to `tail`, including what was skipped at the end of the ring.
     used_bytes: u64,
-    /// Number of the last record, which the next one names.
+    /// Number of the last record, which the next one will name.
     last_record: u64,
     live: VecDeque<Live>,
     dirty: DirtyLines,
@@ -94,7 +95,7 @@ struct Ring {
     state: Mutex<RingState>,
 }
 
-/// Frees the space of the records up to `mark`, and what they freed.
+/// Frees the ring space of the records up to `mark`, and collects what they freed.
 fn retire(state: &mut RingState, mark: u64, reusable: &mut Vec<Resource>) {
     while state.live.front().is_some_and(|live| live.seq <= mark) {
         let live = state.live.pop_front().expect("front exists");
@@ -121,20 +122,20 @@ pub(crate) struct Entered<'j> {
     state: MutexGuard<'j, RingState>,
 }
 
-/// What each commit asks for besides its ring; one line, which changes with the mark and at the end.
+/// What each commit reads besides its ring: one line, which changes when the mark moves and when the state changes.
 struct Common {
     /// New records get sequence numbers above it; raised before the rings are visited by `advance`.
     floor: AtomicU64,
-    /// One of [`OPEN`], [`FROZEN`] and [`CLOSED`]. Asked under a ring's lock; set before the rings are visited by
-    /// `close` and `freeze`.
+    /// One of [`OPEN`], [`FROZEN`] and [`CLOSED`]. Read under a ring's lock; `close` and `freeze` set it before they
+    /// visit the rings.
     state: AtomicU8,
 }
 
 /// Records are committed.
 const OPEN: u8 = 0;
-/// None is until the journal is open again.
+/// No record is committed until the journal is open again.
 const FROZEN: u8 = 1;
-/// None is any more.
+/// No record is committed any more.
 const CLOSED: u8 = 2;
 
 /// The journal of a mounted pool.
@@ -142,14 +143,14 @@ pub(crate) struct Journal {
     region: Arc<Region>,
     ring_bytes: u64,
     crc_seed: u64,
-    /// Records name the one before them; not in pools that older programs may write to.
+    /// Each record names the previous one. Not in pools to which older programs may write.
     has_links: bool,
     rings: Box<[CachePadded<Ring>]>,
     common: CachePadded<Common>,
-    /// What the control block's mark says.
+    /// The mark in the control block.
     mark: AtomicU64,
     advancing: Mutex<()>,
-    /// Whoever waits for a thaw.
+    /// For threads that wait for a thaw.
     frozen: Mutex<()>,
     thawed: Condvar,
 }
@@ -185,16 +186,16 @@ impl Journal {
         }
     }
 
-    /// Longest record a ring takes, in words.
+    /// Longest record that a ring takes, in words.
     pub(crate) fn max_record_words(&self) -> usize {
         // Two must fit, so that one can be committed while the other waits for the mark.
         ((self.ring_bytes / 2 / 8) as usize).min(WORDS_MAX)
     }
 
-    /// Locks this thread's ring. Whoever holds it must not advance the mark, or wait for anything.
+    /// Locks this thread's ring. While holding it, a thread must not advance the mark, or wait for anything.
     ///
-    /// Worth doing before data is streamed: taking a lock waits until all streams so far have drained, and the record's
-    /// fence waits for a drain again.
+    /// It pays to do this before data is streamed: taking a lock waits until all streams so far have drained, and the
+    /// record's fence would then wait for a drain again.
     pub(crate) fn enter(&self) -> Entered<'_> {
         let ring = &self.rings[(thread_number() % self.rings.len() as u64) as usize];
         Entered {
@@ -203,13 +204,13 @@ impl Journal {
         }
     }
 
-    /// Commits `record` and applies it: when this returns `Ok`, the operation is durable and its words are set. `freed`
-    /// becomes reusable once the mark has passed it. `min_seq` is the newest sequence number of whatever the record
-    /// changes. `before_record` streams what the record vouches for; `before_apply` runs between the fence and the
-    /// words.
+    /// Commits `record` and applies it: when this returns `Ok`, the operation is durable and its words are set.
+    /// `freed` becomes reusable once the mark has passed the record. `min_seq` is the newest sequence number of
+    /// everything that the record changes. `before_record` streams the data whose checksums the record carries;
+    /// `before_apply` runs between the fence and the words.
     ///
-    /// Crash points: before the fence returns the record may or may not survive, and none of its words is
-    /// set; afterwards replay sets them all.
+    /// Crash points: before the fence returns, the record may or may not survive, and none of its words is set;
+    /// afterwards replay sets them all.
     pub(crate) fn commit(
         &self,
         entered: Entered<'_>,
@@ -225,7 +226,7 @@ impl Journal {
             FROZEN => return Err(CommitError::Frozen),
             _ => return Err(CommitError::Closed),
         }
-        // A longer one may find no room in an empty ring, depending on where its tail is, and wait for ever.
+        // A longer one may find no room in an empty ring, depending on where its tail is, and wait forever.
         if record.len_words() > self.max_record_words() {
             return Err(CommitError::TooLong);
         }
@@ -242,7 +243,7 @@ impl Journal {
         state.dirty.write_some(&self.region);
         if !planted(Flaw::CommitWithoutFence) {
             self.region.fence().map_err(|error| {
-                // While the ring is locked: a record behind this one would say that it was durable.
+                // While the ring is locked: a later record in this ring would claim that this one was durable.
                 self.common.state.store(CLOSED, Ordering::Relaxed);
                 CommitError::Medium(error)
             })?;
@@ -265,9 +266,9 @@ impl Journal {
         Ok(Committed { seq, crowded })
     }
 
-    /// Notes a change that needs no record: `store` makes it and returns where, or refuses by `None`. It gets a
-    /// sequence number like any other, so `freed` waits until no record before it can be replayed and the stored word
-    /// is durable. Refused as well when nothing is committed now.
+    /// Performs a change that needs no record: `store` makes it and returns the offset, or returns `None` to refuse.
+    /// The change gets a sequence number like any other, so `freed` waits until no earlier record can be replayed and
+    /// the stored word is durable. Also refused while commits are.
     pub(crate) fn install(
         &self,
         min_seq: u64,
@@ -288,18 +289,19 @@ impl Journal {
         Some(seq)
     }
 
-    /// The next number of `ring`, whose lock the caller holds; `None` if there is none left.
+    /// The next number of `ring`, whose lock the caller holds; `None` if none is left.
     fn next_seq(&self, ring: &Ring, min_seq: u64) -> Option<u64> {
-        // Relaxed is enough for the floor: `advance` visits this ring's lock after raising it, so either it sees
-        // this record applied or this load comes after that visit and is ordered by the lock.
+        // Relaxed is enough for the floor: `advance` visits this ring's lock after raising it. So either it sees this
+        // record applied, or this load comes after that visit and is ordered by the lock.
         let before = min_seq
             .max(ring.last_seq.load(Ordering::Relaxed))
             .max(self.common.floor.load(Ordering::Relaxed));
-        // The mark has no room for more, and what is committed must be retired some day.
+        // The mark cannot hold a larger number, and what is committed must be retired eventually.
         (before < SEQ_MAX).then_some(before + 1)
     }
 
-    /// What record `seq` says of the one before it; `None` if that is too far behind to be named, and may be replayed.
+    /// What record `seq` says about the previous one; `None` if that is too far back to be named and may still be
+    /// replayed.
     fn link(&self, state: &RingState, seq: u64) -> Option<Link> {
         if !self.has_links {
             return Some(Link::Unknown);
@@ -307,19 +309,19 @@ impl Journal {
         if seq - state.last_record < Link::REACH {
             return Some(Link::Before(state.last_record));
         }
-        // Rare: others have committed as many records since this ring did.
+        // Rare: this ring's last commit was very many sequence numbers ago.
         (state.last_record <= self.mark.load(Ordering::Acquire)).then_some(Link::Retired)
     }
 
-    /// Ends all commits. What was committed before is applied when this returns, and nothing is committed after.
+    /// Ends all commits. Earlier commits are applied when this returns; nothing is committed afterwards.
     pub(crate) fn close(&self) {
         self.common.state.store(CLOSED, Ordering::SeqCst);
         self.visit_rings();
         self.wake();
     }
 
-    /// Holds all commits back until [`Self::thaw`]. What was committed before is applied when this returns. False if
-    /// the journal is frozen already, or closed.
+    /// Holds all commits back until [`Self::thaw`]. Earlier commits are applied when this returns. False if the
+    /// journal is already frozen, or closed.
     pub(crate) fn freeze(&self) -> bool {
         let state = &self.common.state;
         let froze = state.compare_exchange(OPEN, FROZEN, Ordering::SeqCst, Ordering::SeqCst);
@@ -329,7 +331,7 @@ impl Journal {
         froze.is_ok()
     }
 
-    /// Lets commits go on, if they were held back.
+    /// Lets commits continue, if they were held back.
     pub(crate) fn thaw(&self) {
         let state = &self.common.state;
         let _ = state.compare_exchange(FROZEN, OPEN, Ordering::SeqCst, Ordering::SeqCst);
@@ -341,7 +343,7 @@ impl Journal {
         self.common.state.load(Ordering::Relaxed) == FROZEN
     }
 
-    /// Waits until commits are no longer held back; the caller holds no ring.
+    /// Waits until commits are no longer held back; the caller must not hold a ring.
     pub(crate) fn wait_for_thaw(&self) {
         let mut frozen = self.frozen.lock();
         while self.common.state.load(Ordering::SeqCst) == FROZEN {
@@ -350,17 +352,17 @@ impl Journal {
     }
 
     fn wake(&self) {
-        // Whoever has seen the old state waits by now, or looks again.
+        // A thread that has seen the old state is either waiting by now, or will look again.
         drop(self.frozen.lock());
         self.thawed.notify_all();
     }
 
-    /// Whoever has a ring now commits before this returns; whoever gets it later sees the state of the journal.
+    /// A thread that holds a ring now has committed when this returns; later holders see the new state of the journal.
     fn visit_rings(&self) {
         self.rings.iter().for_each(|ring| drop(ring.state.lock()));
     }
 
-    /// Takes `len_bytes` at the tail, or at the start when the end of the ring is too short for it.
+    /// Reserves `len_bytes` at the tail, or at the start if the end of the ring is too short for it.
     fn reserve(&self, state: &mut RingState, len_bytes: u64) -> Option<u64> {
         let to_end = self.ring_bytes - state.tail;
         let skipped = if to_end < len_bytes { to_end } else { 0 };
@@ -368,7 +370,7 @@ impl Journal {
             return None;
         }
         if skipped > 0 {
-            // The skipped end retires with the record before it.
+            // The skipped end retires together with the record before it.
             match state.live.back_mut() {
                 Some(last) => last.len_bytes += skipped,
                 None => state.used_bytes = 0,
@@ -384,10 +386,10 @@ impl Journal {
         Some(position)
     }
 
-    /// Retires every record that is applied now: makes their words durable, moves the mark past them, frees their
-    /// ring space and gives what they freed to `release`. Blocks committers of one ring at a time, briefly.
+    /// Retires every record that is applied by now: makes their words durable, moves the mark past them, frees their
+    /// ring space and passes what they freed to `release`. Blocks commits of one ring at a time, briefly.
     pub(crate) fn advance(&self, release: &mut dyn FnMut(Vec<Resource>)) -> Result<(), PmError> {
-        // Held until all is released: whoever looks for space waits for it here instead of finding none.
+        // Held until everything is released: a thread that looks for space waits here instead of finding none.
         let _one_at_a_time = self.advancing.lock();
         let mark = self.move_mark()?;
         let mut reusable = Vec::new();
@@ -398,8 +400,8 @@ impl Journal {
         Ok(())
     }
 
-    /// The same for this thread's ring alone, and the mark moves only if what other threads moved it by is not enough.
-    /// So each thread's books stay in its core's cache.
+    /// The same for this thread's ring alone. The mark is moved only if the progress made by other threads is not
+    /// enough. So each thread's bookkeeping stays in its core's cache.
     pub(crate) fn relieve(&self, release: &mut dyn FnMut(Vec<Resource>)) -> Result<(), PmError> {
         let _one_at_a_time = self.advancing.lock();
         let mut reusable = Vec::new();
@@ -416,11 +418,11 @@ impl Journal {
         Ok(())
     }
 
-    /// Makes the words of all records that are applied now durable, then moves the mark past these records; returns it.
-    /// The caller holds `advancing`.
+    /// Makes the words of all records that are applied by now durable, then moves the mark past these records and
+    /// returns it. The caller holds `advancing`.
     ///
-    /// Crash points: the mark is stored only after the fence that made all words of the records below it
-    /// durable; and it is one aligned word, so it is either the old or the new one.
+    /// Crash points: the mark is stored only after the fence that made all words of the records up to it durable. The
+    /// mark is one aligned word, so a crash leaves either the old or the new one.
     fn move_mark(&self) -> Result<u64, PmError> {
         let target = self.newest_seq();
         let mark = self.mark.load(Ordering::Relaxed);
@@ -430,8 +432,8 @@ impl Journal {
         self.common.floor.fetch_max(target, Ordering::SeqCst);
         let mut lines = Vec::new();
         for ring in &self.rings {
-            // While we have the lock no record of this ring is between commit and apply; those that come later
-            // see the floor and get numbers above the target. A line they set again is noted again.
+            // While we have the lock, no record of this ring is between commit and apply. Later ones see the floor and
+            // get numbers above the target. If they set one of these lines again, they note it again.
             ring.state.lock().dirty.take_into(&mut lines);
             if planted(Flaw::MarkBeforeWords) {
                 lines.clear();
@@ -450,19 +452,19 @@ impl Journal {
         Ok(target)
     }
 
-    /// Largest number given so far. Exact while nobody else commits.
+    /// Largest number given so far. Exact while nobody commits.
     pub(crate) fn newest_seq(&self) -> u64 {
         let newest = |ring: &CachePadded<Ring>| ring.last_seq.load(Ordering::Acquire);
         self.rings.iter().map(newest).max().unwrap_or(0)
     }
 
-    /// Has all records from now on get larger numbers than any so far. The caller sees to it that nobody commits
-    /// meanwhile, and that those who wait for it see this.
+    /// Makes all later records get larger numbers than any so far. The caller ensures that nobody commits meanwhile,
+    /// and that threads waiting to commit see the new floor.
     pub(crate) fn raise_floor(&self) {
         self.common.floor.fetch_max(self.newest_seq(), Ordering::SeqCst);
     }
 
-    /// Whether a ring is so full that moving the mark is worth it.
+    /// Whether a ring is so full that advancing the mark is worth it.
     fn is_crowded(&self, state: &RingState) -> bool {
         state.used_bytes > self.ring_bytes / 2 || state.freed.len() > FREED_MAX
     }

@@ -1,13 +1,13 @@
-//! Recovery from the journal: find the records a crash left, apply those that are whole, in order.
+//! Recovery from the journal: finds the records that a crash left, and applies those that are whole, in order.
 //!
-//! Invariants: applying is idempotent, so a crash during recovery is repaired by recovering again. The new mark
-//! is above *every* record with a sound checksum, also those whose data did not survive: otherwise a later write of
+//! Invariants: applying is idempotent, so after a crash during recovery it is enough to recover again. The new mark is
+//! above *every* record with a sound checksum, including those whose data did not survive. Otherwise a later write of
 //! the same bytes to the same block could complete a dead record, and the next recovery would replay it.
 //!
-//! Of a ring's records only the newest may be torn or dead by a crash: each was fenced before the next was streamed,
-//! and each names the one before it. So a record that is named and cannot be replayed was durable once, and is damaged;
-//! what had returned is lost. The newest has nobody that names it: if damage hits that one, it looks like one that a
-//! crash tore.
+//! A crash can leave only the newest record of a ring torn or dead: each was fenced before the next was streamed, and
+//! each names the previous one. So a record that is named and cannot be replayed was durable once and is damaged; an
+//! operation that had returned is lost. No record names the newest one: if that one is damaged, it looks like one that
+//! a crash tore.
 
 use ferrite_pm::Region;
 use rustc_hash::FxHashSet;
@@ -21,20 +21,20 @@ use crate::planted::{Flaw, planted};
 /// What recovery found and did.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Replay {
-    /// The mark now.
+    /// The mark after recovery.
     pub(crate) mark: u64,
     /// Records applied.
     pub(crate) records: u64,
-    /// Records that were durable once and cannot be replayed, in words.
+    /// Records that were once durable and cannot be replayed, described in words.
     pub(crate) lost: Vec<String>,
 }
 
-/// What becomes of a journal from which durable records are missing.
+/// What to do about a journal from which durable records are missing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Losses {
-    /// The mark stays, so that whoever opens the pool next finds the same. The pool must not be changed then.
+    /// The mark stays, so that the next one to open the pool finds the same. The pool must not be changed then.
     Keep,
-    /// What is left is all there is: the mark moves past it.
+    /// Nothing more can be recovered: the mark moves past what is lost.
     Accept,
 }
 
@@ -45,8 +45,8 @@ struct Found {
     words: Vec<u64>,
 }
 
-/// Applies all whole records above the mark and moves the mark past them. Blocking; after it returns the
-/// recovered words and the mark are durable.
+/// Applies all whole records above the mark and moves the mark past them. Blocking. When it returns, the recovered
+/// words and the mark are durable.
 pub(crate) fn replay(region: &Region, superblock: &Superblock, losses: Losses) -> Result<Replay, EngineError> {
     let Some(mark) = decode_mark(region.load(CONTROL_MARK)) else {
         return Err(EngineError::Damaged("the journal's low-water mark".into()));
@@ -62,7 +62,7 @@ pub(crate) fn replay(region: &Region, superblock: &Superblock, losses: Losses) -
         let survived = data_survived(region, record);
         if !survived && named.contains(&(record.ring, record.seq)) {
             lost.push(format!(
-                "record {} of ring {} was durable, and what it vouches for is not what was written: what it did is \
+                "record {} of ring {} was durable, but the data it covers is not what was written: its changes are \
                  lost",
                 record.seq, record.ring
             ));
@@ -108,17 +108,17 @@ pub(crate) fn replay(region: &Region, superblock: &Superblock, losses: Losses) -
     })
 }
 
-/// Ring and number of each record above the mark that another one names: those that were durable.
+/// Ring and number of each record above the mark that another record names: these were durable.
 fn named(found: &[Found], mark: u64) -> FxHashSet<(u32, u64)> {
     let before = |record: &Found| match record.link {
         Link::Before(seq) if seq > mark => Some((record.ring, seq)),
-        // Up to the mark nothing is replayed, and the space of such records may hold others.
+        // Nothing up to the mark is replayed, and the space of such records may hold others.
         Link::Before(_) | Link::Retired | Link::Unknown => None,
     };
     found.iter().filter_map(before).collect()
 }
 
-/// Those of `named` that are not there any more.
+/// Those of `named` that are missing.
 fn missing(found: &[Found], named: &FxHashSet<(u32, u64)>) -> Vec<String> {
     let there: FxHashSet<(u32, u64)> = found.iter().map(|record| (record.ring, record.seq)).collect();
     let mut gone: Vec<_> = named.difference(&there).collect();
@@ -126,13 +126,13 @@ fn missing(found: &[Found], named: &FxHashSet<(u32, u64)>) -> Vec<String> {
     gone.into_iter()
         .map(|(ring, seq)| {
             format!(
-                "record {seq} of ring {ring} is damaged, and a later one shows that it was durable: what it did is lost"
+                "record {seq} of ring {ring} is damaged, and a later one shows that it was durable: its changes are lost"
             )
         })
         .collect()
 }
 
-/// The mark to set when the stored one is damaged: above every record, for it cannot be known which of them are stale.
+/// The mark to set when the stored one is damaged: above every record, since it is unknown which of them are stale.
 pub(crate) fn mark_above_all(region: &Region, superblock: &Superblock) -> u64 {
     let mut found = Vec::new();
     for ring in 0..superblock.rings {
@@ -156,7 +156,7 @@ fn scan_ring(region: &Region, superblock: &Superblock, ring: u32, mark: u64, fou
                 .map(|index| region.load(start + position + index * 8))
                 .collect();
             if header.verify(&mut words, superblock.seed ^ position) || planted(Flaw::TornRecord) {
-                // What lies inside a record is not looked at as a record.
+                // The inside of a record is not searched for records.
                 step = (header.len as u64 * 8).next_multiple_of(LINE_BYTES);
                 found.push(Found {
                     ring,
@@ -190,7 +190,7 @@ fn data_survived(region: &Region, record: &Found) -> bool {
     })
 }
 
-/// Records set words of the tables and of data blocks, nothing else.
+/// Records set words of the tables and of data blocks only.
 fn may_be_set(superblock: &Superblock, offset: u64, len: u64) -> bool {
     let end = superblock.block_offset((superblock.first_block + superblock.blocks) as u32);
     offset.is_multiple_of(8)

@@ -1,4 +1,5 @@
-//! What no workload shows: limits of records and numbers, the end of commits, what is durable when space comes back.
+//! What no workload shows: limits of records and numbers, the end of commits, and what is durable when space is
+//! reused.
 
 use std::sync::mpsc::channel;
 use std::time::Duration;
@@ -25,7 +26,7 @@ fn pool(mapping: Mapping) -> Vec<u8> {
     image
 }
 
-/// A mounted pool that is recorded.
+/// A mounted pool that is being recorded.
 fn engine(mapping: Mapping) -> (Engine, Arc<Recorder>) {
     let image = pool(mapping);
     let recorder = Recorder::new(image.clone());
@@ -35,7 +36,7 @@ fn engine(mapping: Mapping) -> (Engine, Arc<Recorder>) {
     (Engine::mount(region, &options).unwrap(), recorder)
 }
 
-/// Does `work` in the ring of this number.
+/// Runs `work` with the ring of this number.
 fn on_ring<T: Send>(ring: u64, work: impl FnOnce() -> T + Send) -> T {
     let numbered = || {
         number_thread(ring);
@@ -66,7 +67,7 @@ fn a_record_that_no_ring_takes_is_refused_and_harms_nobody() {
     let stored = recorder.log().final_image();
     let refused = commit(&engine, &mut record(&engine, longest), &[]);
     assert!(matches!(refused, Err(CommitError::TooLong)), "{refused:?}");
-    // As an operation meets it, with what it has claimed.
+    // The same through a transaction, which has claimed something.
     let mut tx = Tx::new(engine.core());
     let block = tx.alloc_block().unwrap();
     let offset = engine.core().superblock.block_offset(block);
@@ -77,7 +78,7 @@ fn a_record_that_no_ring_takes_is_refused_and_harms_nobody() {
     assert_eq!(engine.core().alloc.free(), free + 1, "what it claimed is free again");
     assert!(recorder.log().final_image() == stored, "something was stored");
     assert!(engine.failed().is_none() && !engine.is_read_only());
-    // Longer ones than that are none that an operation makes: two of the longest fit a ring.
+    // No operation makes longer ones: two of the longest fit in a ring.
     for _ in 0..5 {
         let fits = commit(&engine, &mut record(&engine, longest - 8), &[]);
         if matches!(fits, Err(CommitError::RingFull)) {
@@ -98,7 +99,7 @@ fn a_record_names_none_that_is_too_far_behind() {
         .superblock
         .block_offset(engine.core().superblock.first_block as u32 + 100);
     let first = on_ring(0, || commit(&engine, &mut record(&engine, 1), &[])).unwrap();
-    // Folds take numbers, and nobody moves the mark.
+    // Folds use up numbers, and nobody moves the mark.
     on_ring(1, || {
         for _ in 0..Link::REACH {
             let seq = journal.newest_seq();
@@ -121,7 +122,7 @@ fn a_record_names_none_that_is_too_far_behind() {
     again().unwrap();
 }
 
-/// What a record freed comes back only when a crash finds the mark that has passed it.
+/// What a record freed becomes reusable only when a crash would find a mark that has passed the record.
 #[test]
 fn the_mark_is_durable_when_space_comes_back() {
     let (engine, recorder) = engine(Mapping::Hashfs);
@@ -148,7 +149,7 @@ fn the_mark_is_durable_when_space_comes_back() {
     assert_eq!(released, [Resource::Block(block)]);
 }
 
-/// Numbers after a move are above the move's, in every ring and however long it has rested.
+/// Numbers given after a move are above the move's, in every ring and however long it has been idle.
 #[test]
 fn records_after_a_move_have_higher_numbers() {
     for mapping in [Mapping::Leaf, Mapping::Cuckoo] {
@@ -181,7 +182,7 @@ fn nothing_is_committed_to_a_pool_that_is_unmounted() {
     commit(&engine, &mut record(&engine, 1), &[]).unwrap();
     engine.unmount().unwrap();
     let left = recorder.log().final_image();
-    // As an operation that was past all checks when the unmount began.
+    // Like an operation that had passed all checks when the unmount began.
     let refused = commit(&engine, &mut record(&engine, 2), &[]);
     assert!(matches!(refused, Err(CommitError::Closed)), "{refused:?}");
     let journal = &engine.core().journal;
@@ -200,8 +201,7 @@ fn nothing_is_committed_to_a_pool_that_is_unmounted() {
     assert!(recorder.log().final_image() == left, "something was stored");
 }
 
-/// An operation that is about to commit when the unmount begins is waited for, and is on the medium before the clean
-/// mark.
+/// Unmount waits for an operation that is about to commit; its record is on the medium before the clean mark.
 #[test]
 fn an_unmount_waits_for_a_commit_under_way() {
     let (engine, recorder) = engine(Mapping::Hashfs);
@@ -219,7 +219,7 @@ fn an_unmount_waits_for_a_commit_under_way() {
             early.is_err(),
             "the pool says it is clean, and a record is about to be committed"
         );
-        // It came too late or not at all: either way the pool knows.
+        // Either it committed before, or it is refused: in both cases the pool's state is right.
         let committed = engine
             .core()
             .journal
@@ -239,7 +239,7 @@ fn an_unmount_waits_for_a_commit_under_way() {
     );
 }
 
-/// A record whose fence failed may be there or not; none may follow it and say that it was.
+/// A record whose fence failed may or may not be there; no later one may name it as durable.
 #[test]
 fn nothing_follows_a_record_whose_fence_failed() {
     let (engine, recorder) = engine(Mapping::Hashfs);
@@ -252,7 +252,7 @@ fn nothing_follows_a_record_whose_fence_failed() {
     assert!(matches!(next, Err(CommitError::Closed)), "{next:?}");
 }
 
-/// A program that knows no links would take records with links for none at all, and lose what they hold.
+/// A program that knows no links would not recognise records with links, and would lose what they hold.
 #[test]
 fn records_of_an_older_pool_are_what_older_programs_read() {
     use ferrite_vfs::{Cred, FileKind, FileSystem, NewNode, ROOT_INO};
