@@ -1,4 +1,4 @@
-//! [`OpenFile`] for the engine: checks what the handle is open for, then delegates.
+//! [`OpenFile`] for the engine: checks the mode in which the handle was opened, then delegates.
 
 use std::sync::Arc;
 
@@ -22,7 +22,7 @@ pub(crate) struct PmFile {
 }
 
 impl PmFile {
-    /// A handle on `inode`, which was pinned for it.
+    /// A handle on `inode`, which was already pinned for it.
     pub(crate) fn new(engine: Engine, inode: Arc<InodeMem>, mode: OpenMode) -> Self {
         PmFile {
             engine,

@@ -19,8 +19,8 @@ impl FileSystem for Engine {
         let core = self.core();
         core.check_readable()?;
         let superblock = &core.superblock;
-        // What operations freed but a crash could still replay counts as free, also blocks that segments of logs give
-        // back: it is there when it is asked for. Asking changes nothing.
+        // What operations freed but a crash could still replay counts as free, and so do blocks that log segments will
+        // give back: they can be had on demand. Asking changes nothing.
         let free = core.alloc.free() + core.journal.pending().blocks + core.log_space.returning();
         let reserve = superblock.reserve_blocks;
         let (names, names_used) = core.names.counts();

@@ -20,10 +20,11 @@ use crate::pool::core::Core;
 /// Pages that [`Engine::clean`] sorts by the length of their logs at a time.
 const CLEAN_PAGES: usize = 1 << 16;
 
-/// A mounted pool: an engine that implements [`ferrite_vfs::FileSystem`]. Cheap to clone; all clones are one.
+/// A mounted pool: an engine that implements [`ferrite_vfs::FileSystem`]. Cheap to clone; all clones refer to the same
+/// pool.
 ///
-/// Dropping the last clone without [`Engine::unmount`] is like a crash: nothing that returned is lost, the next mount
-/// replays.
+/// Dropping the last clone without [`Engine::unmount`] is like a crash: no completed operation is lost, and the next
+/// mount replays the journal.
 #[derive(Clone)]
 pub struct Engine {
     inner: Arc<Inner>,
@@ -36,9 +37,9 @@ struct Inner {
 }
 
 impl Engine {
-    /// Mounts the pool in `region`: replays the journal, rebuilds the free maps, finishes what a crash interrupted. A
-    /// damaged pool is mounted as far as it goes, see [`Self::damage`]. Blocking; takes time in proportion to the
-    /// tables.
+    /// Mounts the pool in `region`: replays the journal, rebuilds the free maps, completes what a crash interrupted. A
+    /// damaged pool is mounted as far as possible, see [`Self::damage`]. Blocking; takes time in proportion to the
+    /// size of the tables.
     pub fn mount(region: Region, options: &MountOptions) -> Result<Engine, EngineError> {
         let mut core = mount::mount(region, options)?;
         mount::finish_interrupted(&mut core)?;
@@ -58,11 +59,11 @@ impl Engine {
     }
 
     /// Retires the journal and marks the pool clean; every later call on any clone fails. Durable when it returns.
-    /// Operations under way in other threads commit before, or fail as later ones do. Whoever unmounts at the same time
-    /// waits for it.
+    /// Operations in progress in other threads either commit before, or fail like later ones. A second unmount at the
+    /// same time waits for the first.
     ///
-    /// Crash points: the clean mark is set after the fence that made all else durable, and nothing is committed behind
-    /// it; it is informative only, recovery always looks at the journal.
+    /// Crash points: the clean mark is set after the fence that made everything else durable, and nothing is committed
+    /// after it. It is informative only; recovery always examines the journal.
     pub fn unmount(&self) -> Result<(), EngineError> {
         let core = &self.inner.core;
         let mut cleaner = self.inner.cleaner.lock();
@@ -72,20 +73,21 @@ impl Engine {
         if core.closed.swap(true, Ordering::SeqCst) || core.options.read_only {
             return Ok(());
         }
-        // `closed` is asked when an operation begins; this one, when it commits.
+        // `closed` is checked when an operation begins; this state, when it commits.
         core.journal.close();
         settle(core)
     }
 
-    /// Brings all that returned to where it belongs on the medium, marks the pool clean, and holds changes back until
-    /// [`Self::thaw`] or [`Self::unmount`]: what lies in the file meanwhile is a pool that was unmounted in order, and
-    /// may be copied. Blocks for the operations that commit just now and for a sync; whoever changes something later
-    /// waits, with the locks that it has. Reads go on, and move no access times. Fails if the pool is frozen already.
+    /// Makes all completed operations durable in place, marks the pool clean, and holds changes back until
+    /// [`Self::thaw`] or [`Self::unmount`]. Meanwhile the file holds a cleanly unmounted pool and may be copied.
     ///
-    /// Crash points: as those of [`Self::unmount`]. A crash while frozen leaves a clean pool.
+    /// Blocks for the operations that are just committing, and for a sync. Later changes wait, and keep the locks that
+    /// they hold. Reads continue, and do not update access times. Fails if the pool is already frozen.
+    ///
+    /// Crash points: as for [`Self::unmount`]. A crash while frozen leaves a clean pool.
     pub fn freeze(&self) -> Result<(), EngineError> {
         let core = &self.inner.core;
-        // Neither unmounted nor thawed meanwhile.
+        // Prevents an unmount or thaw meanwhile.
         let _alone = self.inner.cleaner.lock();
         if core.closed.load(Ordering::SeqCst) {
             return Err(EngineError::Options("the pool is unmounted".into()));
@@ -100,13 +102,13 @@ impl Engine {
             return Ok(());
         }
         settle(core).inspect_err(|error| {
-            // How far it came is not known, and nothing may change a pool that says that it is clean.
+            // It is unknown how far this got, and nothing may change a pool that is marked clean.
             core.stop_changes(error.to_string());
             core.journal.thaw();
         })
     }
 
-    /// Lets changes go on; nothing happens to a pool that is not frozen.
+    /// Lets changes continue; has no effect on a pool that is not frozen.
     ///
     /// Crash points: the pool is marked as in use, durably, before anything can be committed.
     pub fn thaw(&self) -> Result<(), EngineError> {
@@ -119,7 +121,7 @@ impl Engine {
             true => Ok(()),
             false => mount::mark_in_use(&core.region, core.history.mounts, core.history.boot),
         };
-        // Nothing may change a pool that says that it is clean.
+        // Nothing may change a pool that is marked clean.
         let outcome = marked.map_err(|error| EngineError::Failed(core.fail(&error).to_string()));
         core.journal.thaw();
         outcome
@@ -135,14 +137,14 @@ impl Engine {
         self.inner.core.history.maybe_copied
     }
 
-    /// What the mount found damaged, a line each; empty on a sound pool. What is damaged answers
-    /// [`ferrite_vfs::FsError::Damaged`], all else works; `ferrite fsck --repair` repairs it.
+    /// Damage that the mount found, one line each; empty on a sound pool. Access to what is damaged fails with
+    /// [`ferrite_vfs::FsError::Damaged`], everything else works; `ferrite fsck --repair` repairs it.
     pub fn damage(&self) -> &[String] {
         self.inner.core.damage.findings()
     }
 
-    /// Whether changes are refused: because the mount was asked for that, because of damage that leaves it unknown
-    /// which blocks are free, or because the medium failed.
+    /// Whether changes are refused: because the mount asked for that, because damage leaves it unknown which blocks
+    /// are free, or because the medium failed.
     pub fn is_read_only(&self) -> bool {
         self.inner.core.is_read_only() || self.failed().is_some()
     }
@@ -152,29 +154,29 @@ impl Engine {
         self.inner.core.failure()
     }
 
-    /// Everything `ferrite info` shows. Takes moments: it counts the mapped pages.
+    /// Everything `ferrite info` shows. Not instant: it counts the mapped pages.
     pub fn info(&self) -> PoolInfo {
         crate::engine::info::collect(&self.inner.core)
     }
 
-    /// How many times the mapping has moved entries of its table since the mount, each time by one record. 0 for
+    /// How many times the mapping has moved entries of its table since the mount, each time with one record. 0 for
     /// mappings that never do.
     pub fn map_moves(&self) -> u64 {
         self.core().map_moves.load(Ordering::Relaxed)
     }
 
-    /// Inodes that were known and are not any more, since the mount: how much memory came free. Cheap.
+    /// Inodes dropped from the cache since the mount: a measure of how much memory was freed. Cheap.
     pub fn inodes_dropped(&self) -> u64 {
         self.core().inodes.usage().dropped
     }
 
-    /// What persistence cost since the pool was opened.
+    /// What persistence has cost since the pool was opened.
     pub fn counters(&self) -> Counters {
         self.inner.core.region.counters()
     }
 
-    /// Folds the logs of up to `pages` pages, those with the longest first, and gives the space back. Returns how many
-    /// were folded. The cleaner does this by itself when space is short or the pool idle.
+    /// Folds the logs of up to `pages` pages, the longest first, and frees the space. Returns how many were folded.
+    /// The cleaner does this by itself when space is short or the pool is idle.
     pub fn clean(&self, pages: usize) -> Result<usize, EngineError> {
         let failed = |error: ferrite_vfs::FsError| EngineError::Failed(error.to_string());
         let mut folded = 0;
@@ -192,13 +194,13 @@ impl Engine {
         Ok(folded)
     }
 
-    /// Looks at everything that carries a checksum, at most so many bytes a second (0 is no limit), while the pool is
-    /// in use. Changes nothing. Blocking, for as long as that takes.
+    /// Verifies everything that carries a checksum, reading at most `bytes_per_second` (`None`: no limit), while the
+    /// pool is in use. Changes nothing. Blocking, for as long as that takes.
     pub fn scrub(&self, bytes_per_second: Option<u64>) -> Result<ScrubReport, EngineError> {
         self.scrub_telling(bytes_per_second, &mut |_, _, _| {})
     }
 
-    /// As [`Self::scrub`]; `progress` gets phase, done, total.
+    /// Like [`Self::scrub`]; `progress` gets phase, done, total.
     pub fn scrub_telling(
         &self,
         bytes_per_second: Option<u64>,
@@ -208,7 +210,7 @@ impl Engine {
             .map_err(|error| EngineError::Failed(error.to_string()))
     }
 
-    /// What a file's pages hold: words and log entries.
+    /// The pages of a file: words and log entries.
     pub fn dump(&self, ino: Ino) -> Result<Vec<PageDump>, EngineError> {
         dump(self.core(), ino).map_err(|error| EngineError::Damaged(error.to_string()))
     }
@@ -218,7 +220,7 @@ impl Engine {
         crate::file::write::ATOMIC_BYTES
     }
 
-    /// A mounted pool without a cleaner, for tests that change what it is made of.
+    /// A mounted pool without a cleaner, for tests that replace its parts.
     #[cfg(test)]
     pub(crate) fn over(core: Core) -> Engine {
         Engine {
@@ -234,19 +236,19 @@ impl Engine {
     }
 }
 
-/// Makes durable in place what was committed, and then marks the pool clean. The caller sees to it that nothing is
+/// Makes all that was committed durable in place, and then marks the pool clean. The caller ensures that nothing is
 /// committed meanwhile.
 fn settle(core: &Core) -> Result<(), EngineError> {
     if let Some(error) = core.failure() {
         return Err(EngineError::Failed(error));
     }
     core.reclaim().map_err(|error| EngineError::Failed(error.to_string()))?;
-    // A pool that says it is clean is so after a power loss, too, however it was used.
+    // A pool that is marked clean must also be clean after a power loss, however it was used.
     core.region.sync()?;
     Ok(mount::mark_clean(&core.region)?)
 }
 
-/// Whether a pool was unmounted in order, or never mounted: nothing is to be replayed.
+/// Whether a pool was unmounted cleanly, or never mounted: nothing has to be replayed.
 pub fn is_clean(region: &Region) -> bool {
     region.load(CONTROL_STATE) == STATE_CLEAN
 }

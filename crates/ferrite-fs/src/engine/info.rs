@@ -49,7 +49,7 @@ pub(crate) fn collect(core: &Core) -> PoolInfo {
         names,
         names_free: names - names_used,
         map_slots,
-        // What trees free is told to them as entries, but they have none to run out of.
+        // What trees free is reported as entries, but they have no fixed number of entries.
         map_slots_free: (map_slots_free + pending.map_slots).min(map_slots),
         pages,
         logged_pages,
@@ -98,8 +98,8 @@ fn orphans(core: &Core) -> u64 {
     in_use.filter(is_orphan).count() as u64
 }
 
-/// What a mounted pool keeps. One that is only looked at keeps what whoever used it last could keep, and nothing is
-/// claimed for one that a mount would refuse.
+/// The durability of a mounted pool. For a pool that is only examined, it is that of its last use, and nothing is
+/// claimed if a mount would refuse the pool.
 fn durability(core: &Core, medium: Medium) -> String {
     if let Some(why) = core.region.why_not_durable() {
         return format!("none, so a mount refuses the pool: {why}");

@@ -1,7 +1,7 @@
 //! Making a pool.
 //!
-//! Crash argument: the superblocks are written last, after a fence that made everything else durable, and an old
-//! first superblock is wiped before anything is touched. So a pool either has no signature or is complete.
+//! Crash argument: the superblocks are written last, after a fence that made everything else durable, and an old first
+//! superblock is wiped before anything else is changed. So a pool either has no signature or is complete.
 
 use std::path::Path;
 
@@ -17,16 +17,16 @@ use crate::format::layout::{
 use crate::options::MkfsOptions;
 use crate::pool::core::Core;
 
-/// Zeros after which progress is told.
+/// Zeros written between two progress reports.
 const STEP_BYTES: u64 = 16 << 20;
 
-/// Makes a pool of `size_bytes` in a new file, or on a device. What cannot be done leaves no file behind that was not
-/// there, and options that cannot be met leave one that was as it is. Blocking; durable when it returns.
+/// Makes a pool of `size_bytes` in a new file, or on a device. If this fails, a file that did not exist before is
+/// removed; if the options cannot be met, an existing one is unchanged. Blocking; durable when it returns.
 pub fn create(path: &Path, size_bytes: u64, options: &MkfsOptions) -> Result<Region, EngineError> {
     create_telling(path, size_bytes, options, &mut |_, _, _| {})
 }
 
-/// As [`create`]; `progress` gets phase, done, total.
+/// Like [`create`]; `progress` gets phase, done, total.
 pub fn create_telling(
     path: &Path,
     size_bytes: u64,
@@ -62,7 +62,7 @@ fn mkfs_telling(region: &Region, options: &MkfsOptions, progress: Progress<'_>) 
         at += len;
         progress("tables", at, end);
     }
-    // On a disk file the fences below are the longer part.
+    // On a disk file, the fences below take most of the time.
     progress("writing out", 0, 1);
     for (offset, value) in [(CONTROL_MARK, encode_mark(0)), (CONTROL_STATE, STATE_CLEAN)] {
         region.store(offset, value);

@@ -1,7 +1,7 @@
-//! Floor 10, the engine as others see it: making, mounting and unmounting a pool, and the traits of `ferrite-vfs`.
+//! Floor 10, the public face of the engine: making, mounting and unmounting a pool, and the traits of `ferrite-vfs`.
 //!
-//! The implementations of the traits check arguments and delegate; what an operation is stands below, in
-//! [`crate::file`] and [`crate::tree`].
+//! The implementations of the traits check arguments and delegate; the operations themselves are in [`crate::file`]
+//! and [`crate::tree`].
 
 mod file;
 mod fs;

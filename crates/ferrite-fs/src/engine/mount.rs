@@ -1,12 +1,12 @@
 //! Mounting: from the bytes of a pool to a [`Core`] (docs/design.md, "Crash atomicity", recovery).
 //!
-//! Order: superblock, journal replay, then the free maps from the tables ([`crate::audit::load`]), then the work a
-//! crash interrupted: inodes without names, intents. Recovery changes the medium only by replaying records and by
-//! committing new ones, so a crash in it is one more crash to recover from.
+//! Order: superblock, journal replay, then the free maps from the tables ([`crate::audit::load`]), then the work that
+//! a crash interrupted: inodes without names, intents. Recovery changes the medium only by replaying records and by
+//! committing new ones, so a crash during recovery is handled like any other crash.
 //!
-//! Damage keeps a pool from being mounted only if it hits what all files need: superblocks, the journal's mark, the
-//! root directory. Else [`crate::health::marks`] says whom it concerns, and the pool may be read-only until it is
-//! repaired.
+//! Damage keeps a pool from being mounted only if it affects what all files need: superblocks, the journal's mark, the
+//! root directory. Otherwise [`crate::health::marks`] records what is affected, and the pool may be read-only until
+//! it is repaired.
 //!
 //! A read-only mount works on a private mapping: replay writes to it, the pool does not change, and what a crash
 //! interrupted stays as it is.
@@ -48,10 +48,10 @@ use crate::space::blocks::BlockAlloc;
 use crate::space::names::NameTable;
 use crate::space::segments::LogSpace;
 
-/// What begins a finding about records that are lost.
+/// Prefix of findings about lost records.
 const JOURNAL: &str = "journal: ";
 
-/// Opens the pool; afterwards [`finish_interrupted`] must run before anybody else uses it.
+/// Opens the pool; afterwards [`finish_interrupted`] must run before the pool is used.
 pub(crate) fn mount(mut region: Region, options: &MountOptions) -> Result<Core, EngineError> {
     let mut options = *options;
     options.read_only |= region.access() == Access::ReadOnlyPrivate;
@@ -60,8 +60,8 @@ pub(crate) fn mount(mut region: Region, options: &MountOptions) -> Result<Core, 
         return Err(EngineError::ReadOnlyFeatures(superblock.unknown_ro_compat()));
     }
     let boot = check_boot(&region, &options)?;
-    // Where the kernel wrote back what it liked, records are missing that were durable to their process; that was
-    // accepted.
+    // If the kernel decided what was written back, records may be missing that were durable to their process; the user
+    // has accepted that.
     let losses = match stale_boot(&region) {
         Some(StaleBoot::PowerLost) => Losses::Accept,
         _ => Losses::Keep,
@@ -74,17 +74,17 @@ pub(crate) fn mount(mut region: Region, options: &MountOptions) -> Result<Core, 
     let mounts = region.load(CONTROL_MOUNTS).wrapping_add(1);
     if !options.read_only {
         if region.load(CONTROL_BOOT) != 0 {
-            // What a killed process left to the kernel, before the word goes that would tell of a power loss.
+            // Syncs what a killed process left to the kernel, before the word goes that would reveal a power loss.
             region.sync()?;
         }
-        // Before anything else changes, so that a pool in use never says it is clean.
+        // Before anything else changes, so that a pool in use is never marked clean.
         mark_in_use(&region, mounts, boot)?;
     }
     if boot != 0 {
-        // Not before the fence above, so that the mark of the boot is there before anything that a power loss may take.
+        // Not before the fence above, so that the boot id is durable before anything that a power loss may take.
         region.set_durability(Durability::Process);
     }
-    // Here and below: what cannot be read looks like zeros, and its damage like any other.
+    // Here and below: what cannot be read looks like zeros, and is reported like any other damage.
     let recovered = rewrite::finish(&region, &superblock).and_then(|()| replay::replay(&region, &superblock, losses));
     region.check()?;
     let replayed = recovered?;
@@ -113,7 +113,7 @@ pub(crate) fn mount(mut region: Region, options: &MountOptions) -> Result<Core, 
     for what in replayed.lost {
         let what = format!("{JOURNAL}{what}");
         match losses {
-            // Blocks that look free may be those of an operation that is lost.
+            // Blocks that look free may belong to an operation that is lost.
             Losses::Keep => damage.stop(what),
             Losses::Accept => damage.note(what),
         }
@@ -129,7 +129,7 @@ pub(crate) fn mount(mut region: Region, options: &MountOptions) -> Result<Core, 
         inode_cursors: (0..cursors)
             .map(|n| CachePadded::new(AtomicU64::new(superblock.inodes * n / cursors)))
             .collect(),
-        // On an ordinary file a sync costs far more than a checksum; on memory two fences cost less.
+        // On an ordinary file a sync costs far more than a checksum; in memory two fences cost less.
         data_in_checksum: region.medium() == Medium::File,
         rename: Mutex::new(()),
         failed: OnceLock::new(),
@@ -159,7 +159,7 @@ pub(crate) fn mount(mut region: Region, options: &MountOptions) -> Result<Core, 
     Ok(core)
 }
 
-/// Says on the medium that the pool is in use, by whom and in which file. Durable when it returns.
+/// Marks the pool on the medium as in use, by which boot and in which file. Durable when it returns.
 pub(crate) fn mark_in_use(region: &Region, mounts: u64, boot: u64) -> Result<(), PmError> {
     for (offset, value) in [
         (CONTROL_STATE, STATE_IN_USE),
@@ -173,7 +173,7 @@ pub(crate) fn mark_in_use(region: &Region, mounts: u64, boot: u64) -> Result<(),
     region.sync()
 }
 
-/// Says that nothing is in use, once all else is durable. Durable when it returns.
+/// Marks the pool as not in use, once everything else is durable. Durable when it returns.
 pub(crate) fn mark_clean(region: &Region) -> Result<(), PmError> {
     for (offset, value) in [(CONTROL_BOOT, 0), (CONTROL_OWNER, 0), (CONTROL_STATE, STATE_CLEAN)] {
         region.store(offset, value);
@@ -202,7 +202,7 @@ fn check_root(region: &Region, superblock: &Superblock, damage: &Damage) -> Resu
     })
 }
 
-/// Refuses a pool that a power loss has met; returns the mark that says who uses it, 0 but in `process` mode.
+/// Refuses a pool that was hit by a power loss; returns the boot id to mark the pool with, 0 except in `process` mode.
 fn check_boot(region: &Region, options: &MountOptions) -> Result<u64, EngineError> {
     let this_boot = boot_id();
     let mark = region.load(CONTROL_BOOT);
@@ -213,8 +213,8 @@ fn check_boot(region: &Region, options: &MountOptions) -> Result<u64, EngineErro
     Ok(if process { this_boot } else { 0 })
 }
 
-/// Frees inodes that have no name, and carries out intents, as the operations that a crash interrupted would have. What
-/// damage keeps from being finished waits for a repair.
+/// Frees inodes that have no name, and carries out intents, as the interrupted operations would have done. What damage
+/// prevents from being finished waits for a repair.
 pub(crate) fn finish_interrupted(core: &mut Core) -> Result<(), EngineError> {
     if core.is_read_only() {
         return Ok(());
@@ -239,7 +239,7 @@ pub(crate) fn finish_interrupted(core: &mut Core) -> Result<(), EngineError> {
 
 fn finish_inode(core: &Core, ino: u32) -> ferrite_vfs::Result<()> {
     let stored = core.load(ino);
-    // A damaged inode is left alone; it was told.
+    // A damaged inode is left alone; it has been reported.
     if !stored.in_use() || (stored.nlink() > 0 && stored.cut_end() == 0) || !stored.is_sound(ino) {
         return Ok(());
     }
