@@ -1,9 +1,9 @@
 //! Changing part of a written page: the choice between log and copy, and the append.
 //!
-//! Crash argument: the entry goes to units that no word leads to, behind the newest entry or in a fresh segment. The
+//! Crash argument: the entry goes to units that no word leads to, after the newest entry or in a fresh segment. The
 //! record sets the page word (and the link from the old segment to a new one) and holds the checksum of the entry, so
 //! it counts only if the entry survived as well: one fence for both. A torn entry leaves the old word, and its units
-//! are written over.
+//! are overwritten later.
 
 use crate::cache::logged::Cause;
 use crate::format::log_entry::LOG_UNITS_MAX;
@@ -21,19 +21,19 @@ use crate::pool::tx::Tx;
 use crate::space::blocks::Class;
 
 const PAGE: usize = BLOCK_BYTES as usize;
-/// Longest entry. Longer writes leave so little to copy that a copy costs no more than the entry and its fold.
+/// Longest entry. A longer write leaves so little to copy that a copy costs no more than the entry and its fold.
 pub(crate) const LOG_BYTES_MAX: usize = 2560;
-/// Entries of fewer units, with a header, fit the small buffer.
+/// Entries of fewer units, including a header, fit in the small buffer.
 const SMALL_UNITS: u32 = 6;
-/// Largest segment that growth alone leads to; a longer entry may still ask for a larger one.
+/// Largest segment that the growth of a log leads to; a longer entry may still ask for a larger one.
 const GROWTH_UNITS_MAX: u32 = 32;
 
-/// What part of a page becomes.
+/// New content for part of a page.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Part<'a> {
     /// These bytes.
     Data(&'a [u8]),
-    /// So many zeros.
+    /// This many zeros.
     Zero(usize),
 }
 
@@ -53,16 +53,16 @@ impl Part<'_> {
     }
 }
 
-/// How part of a page is changed.
+/// How to change part of a page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Way {
-    /// One more entry.
+    /// Add an entry to the log.
     Log,
-    /// A new block with everything merged, without a log.
+    /// Merge everything into a new block, without a log.
     Copy,
 }
 
-/// The choice, all of it. `newest` is the newest entry of the page's log.
+/// Makes the choice, alone. `newest` is the newest entry of the page's log.
 fn choose(core: &Core, newest: Option<&Trailer>, within: usize, part: Part<'_>, appends: bool) -> Way {
     let (len, data_len) = (part.len(), part.data().len());
     let log_units = newest.map_or(0, |newest| u32::from(newest.log_units));
@@ -94,7 +94,7 @@ pub(crate) fn write_part(
     if let Some(newest) = newest
         && core.superblock.has_data_checksums()
     {
-        // Where the next entry goes, its trailer says.
+        // The trailer determines where the next entry goes.
         newest.read(&core.region, &mut PageBuffer::take())?;
     }
     if choose(core, newest.map(|entry| &entry.trailer), within, part, appends) == Way::Log
@@ -178,12 +178,12 @@ fn append(
     Ok(true)
 }
 
-/// Writes the merged page to a new block; the old one and the log go.
+/// Writes the merged page to a new block; frees the old block and the log.
 fn copy(core: &Core, tx: &mut Tx<'_>, page: PageId, word: PageWord, (within, part): (usize, Part<'_>)) -> Result<()> {
     let PageId { ino, lblk } = page;
     tx.set_class(Class::Replacing);
     let mut merged = PageBuffer::take();
-    // What is copied gets a checksum of its own: damage that was not noticed here would never be.
+    // The copy gets a new checksum: damage that was not detected here would never be.
     scan::read(core, page, word, 0, &mut merged[..])?;
     match part {
         Part::Data(data) => merged[within..within + data.len()].copy_from_slice(data),

@@ -1,12 +1,12 @@
-//! Reading the block of a page, with a look at its checksum where data carries one.
+//! Reading the block of a page, and verifying its checksum where data carries one.
 //!
-//! What lives here: copying from a block ([`read_block`]), and the word of a block that is about to be filled
-//! ([`for_block`]). What a word is stands in [`crate::format::data_sum`].
+//! What lives here: copying from a block ([`read_block`]), and the checksum word of a block that is about to be filled
+//! ([`for_block`]). [`crate::format::data_sum`] describes that word.
 //!
-//! Invariant: what is answered is what was verified: bytes are copied first, then the copy is checked.
+//! Invariant: only what was verified is returned: bytes are copied first, then the copy is verified.
 //!
-//! Readers hold no lock: a mismatch counts only once the inode's version was found unchanged, so nothing is reported
-//! here by itself.
+//! Readers hold no lock: a mismatch counts only if the inode's version is found unchanged, so nothing is reported from
+//! here.
 
 use ferrite_map::{PageId, PageWord};
 use ferrite_vfs::Result;
@@ -17,15 +17,14 @@ use crate::format::layout::BLOCK_BYTES;
 use crate::format::page_buffer::PageBuffer;
 use crate::pool::core::Core;
 
-/// Where the word of `block` lies and what it must be if it holds `data` as `page`; `None` if data carries no
-/// checksums.
+/// Place and value of the checksum word of `block` if it holds `data` as `page`; `None` if data carries no checksums.
 pub(crate) fn for_block(core: &Core, page: PageId, block: u32, data: &[u8]) -> Option<(u64, u64)> {
     let offset = core.superblock.sum_word_offset(block)?;
     Some((offset, word(core.superblock.seed, page, crc32c(data))))
 }
 
-/// Copies the bytes from `from` on of the block of a written page, without its log. If data carries checksums, all of
-/// the block is verified.
+/// Copies the bytes from `from` on of the block of a written page, without its log. If data carries checksums, the
+/// whole block is verified.
 #[inline]
 pub(crate) fn read_block(core: &Core, page: PageId, word: PageWord, from: usize, part: &mut [u8]) -> Result<()> {
     let block = word.page();
@@ -58,7 +57,7 @@ fn read_verified(core: &Core, page: PageId, block: u32, from: usize, part: &mut 
     Ok(())
 }
 
-/// Whether `data`, copied from all of `block`, is what was written there as `page`.
+/// Verifies that `data`, copied from all of `block`, is what was written there as `page`.
 fn verify(core: &Core, page: PageId, block: u32, data: &[u8]) -> Result<()> {
     match for_block(core, page, block, data) {
         Some((offset, expected)) => {

@@ -1,7 +1,8 @@
-//! The thread that folds logs when space is short or the system idle (HDPM §2.4, docs/design.md, "Data pages").
+//! The thread that folds logs when space is short or the pool is idle (HDPM §2.4, docs/design.md, "Data pages").
 //!
-//! It finds pages in the lists that writers keep in DRAM, never by a scan. While space is above the watermarks and
-//! operations go on, it does nothing. It takes no lock that a reader waits for; see [`super::fold`] for what it takes.
+//! It finds pages in the lists that writers keep in DRAM, never by a scan. While free space is above the watermarks
+//! and operations are running, it does nothing. It takes no lock that a reader waits for; see [`super::fold`] for the
+//! locks it takes.
 
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -13,13 +14,13 @@ use super::fold;
 use crate::cache::logged::Cause;
 use crate::pool::core::Core;
 
-/// How often it looks.
+/// Interval between checks.
 const TICK: Duration = Duration::from_millis(20);
-/// How often while no page has a log.
+/// The same while no page has a log.
 const IDLE_TICK: Duration = Duration::from_millis(500);
-/// Fences of others in a tick that still count as idle.
+/// Up to this many fences by others in a tick still count as idle.
 const IDLE_FENCES: u64 = 8;
-/// Candidates it sorts by length at a time.
+/// Candidates sorted by length at a time.
 const BATCH: usize = 8192;
 
 /// Stops the thread when the pool is unmounted or the last handle dropped.
@@ -49,7 +50,7 @@ impl Cleaner {
         })
     }
 
-    /// Ends the thread; waits for the fold it is at.
+    /// Ends the thread; waits for the fold in progress.
     pub(crate) fn stop(&mut self) {
         *self.stop.stopped.lock() = true;
         self.stop.changed.notify_all();
@@ -95,7 +96,7 @@ fn run(core: &Core, stop: &Stop) {
                 fold::fold_some(core, BATCH, Cause::LowSpace, &mut enough)
             }
             (false, true) => {
-                // Our own folds fence once each, and reclaiming a few times.
+                // Our own folds fence once each, and reclaiming fences a few times.
                 let mut own = core.region.counters().fences;
                 let mut enough = || {
                     let now = core.region.counters().fences;
@@ -110,7 +111,7 @@ fn run(core: &Core, stop: &Stop) {
         match folded {
             Ok(0) => {}
             Ok(_) => {
-                // A medium that fails here fails the next operation as well, which reports it.
+                // If the medium fails here, the next operation fails as well and reports it.
                 let _ = core.reclaim();
                 if core.candidates.len() == 0 {
                     core.log_space.empty_purses(&core.alloc);

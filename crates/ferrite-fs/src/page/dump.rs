@@ -1,4 +1,4 @@
-//! What a file's pages look like on the medium, for people: `ferrite dump`.
+//! The pages of a file as they are on the medium, for people: `ferrite dump`.
 
 use ferrite_map::PageId;
 use ferrite_vfs::{Ino, Result};
@@ -8,7 +8,7 @@ use crate::format::log_entry::has_log;
 use crate::options::{EntryDump, PageDump};
 use crate::pool::core::Core;
 
-/// Gathers words and log entries of all mapped pages, in order. Holds the inode's lock meanwhile.
+/// Gathers words and log entries of all mapped pages, in order. Holds the inode's lock while it does.
 pub(crate) fn dump(core: &Core, ino: Ino) -> Result<Vec<PageDump>> {
     core.check_readable()?;
     let mem = core.inode(ino)?;

@@ -1,15 +1,18 @@
-//! Folding: the merged page is written to a new block, which takes the place of block and log (HDPM §2.4).
+//! Folding: the merged page is written to a new block, which replaces block and log (HDPM §2.4).
 //!
 //! A fold changes no content, so it needs no record: a crash leaves the old word or the new one, and both lead to the
-//! same bytes. Its order makes that true: the merged page is fenced before the word is set; the word is durable before
-//! the mark passes the fold; and what the old word leads to is reused only after that. An older record that is replayed
-//! brings the old word back, and everything it leads to is there still. The merged page's checksum, where data carries
-//! one, is stored in place and fenced with the page: until the word is set it belongs to a block that nobody reads, and
-//! no record sets the checksum of a free block any more.
+//! same bytes.
 //!
-//! The page is merged and written without a lock. Only to set the word is the inode's lock *tried*, for some hundred
-//! instructions a page; if a writer has it, or was there meanwhile, the fold is dropped. Readers never wait: they see a
-//! version change, and read again.
+//! The order of its steps ensures that: the merged page is fenced before the word is set; the word is durable before
+//! the mark passes the fold; and what the old word leads to is reused only after that. If an older record is replayed
+//! and restores the old word, everything that it leads to is still there.
+//!
+//! The merged page's checksum, where data carries one, is stored in place and fenced with the page: until the word is
+//! set it belongs to a block that nobody reads, and no record sets the checksum of a free block any more.
+//!
+//! The page is merged and written without a lock. Only to set the word, the inode's lock is *tried*, and held for some
+//! hundred instructions per page; if a writer has it, or has changed the inode meanwhile, the fold is dropped. Readers
+//! never wait: they see a changed version and read again.
 
 use crate::cache::logged::Cause;
 use std::sync::Arc;
@@ -27,22 +30,22 @@ use crate::planted::{Flaw, planted};
 use crate::pool::core::Core;
 use crate::space::blocks::Class;
 
-/// Folds between two looks at whether they are enough.
+/// Folds between two checks whether they are enough.
 const CHECK_EVERY: usize = 32;
-/// Folds one page. True if it did; false if the page has no log (any more), or a writer was faster.
+/// Folds one page. False if the page has no log (any more), or a writer was faster.
 pub(crate) fn fold(core: &Core, mem: &Arc<InodeMem>, lblk: u32, cause: Cause) -> Result<bool> {
     fold_all(core, mem, &[lblk], cause).map(|folded| folded > 0)
 }
 
-/// A merged page in a block of its own, which nothing names yet.
+/// A merged page in a new block, to which nothing leads yet.
 struct Merged {
     lblk: u32,
-    /// The page's word before.
+    /// The page's word before the fold.
     word: PageWord,
     block: u32,
-    /// Headers of the segments of the log that it replaces.
+    /// Headers of the segments of the replaced log.
     segments: Vec<Unit>,
-    /// Where its checksum goes, and what it is.
+    /// Place and value of its checksum.
     sum: Option<(u64, u64)>,
 }
 
@@ -55,8 +58,8 @@ impl Merged {
     }
 }
 
-/// Folds pages of one file under one fence, which on an ordinary file is a sync. Returns how many had a log still and
-/// could be folded. What one page meets keeps no other from being folded.
+/// Folds pages of one file under one fence, which on an ordinary file is a sync. Returns how many still had a log and
+/// could be folded. A failure on one page does not keep the others from being folded.
 pub(crate) fn fold_all(core: &Core, mem: &Arc<InodeMem>, lblks: &[u32], cause: Cause) -> Result<usize> {
     core.check_writable()?;
     if core.journal.is_frozen() {
@@ -77,7 +80,7 @@ pub(crate) fn fold_all(core: &Core, mem: &Arc<InodeMem>, lblks: &[u32], cause: C
         return outcome;
     }
     if !mem.end_read(version) {
-        // It would be for nothing, and a fence can be dear.
+        // The fence would be for nothing, and it can be expensive.
         pages.iter().for_each(|page| core.release(Resource::Block(page.block)));
         return Ok(0);
     }
@@ -118,7 +121,7 @@ fn merge(core: &Core, mem: &InodeMem, version: u64, lblk: u32) -> Result<Option<
         return Ok(None);
     }
     core.told(read)?;
-    // Gives back a block for it, so it never owes the reserve.
+    // The fold also frees a block, so it leaves no debt to the reserve.
     let (block, _) = core
         .alloc
         .claim_any(Class::Replacing)
@@ -137,16 +140,16 @@ fn merge(core: &Core, mem: &InodeMem, version: u64, lblk: u32) -> Result<Option<
     Ok(Some(made))
 }
 
-/// Lets the pages' words name the merged blocks, those of them that it can; says which.
+/// Makes the pages' words name the merged blocks, where possible; returns which.
 fn install(core: &Core, mem: &Arc<InodeMem>, version: u64, pages: &[Merged]) -> Vec<bool> {
     let Some(_lock) = mem.try_write() else {
         return vec![false; pages.len()];
     };
-    // The version moves with every change of the inode, so the words are what was merged.
+    // The version changes with every change of the inode, so the words are those that were merged.
     if !mem.end_read(version) || mem.is_dead() {
         return vec![false; pages.len()];
     }
-    // From finding a word to noting its line as dirty nothing may move it.
+    // Between finding a word and noting its line as dirty, the word must not be moved.
     let _passage = core.map.gate().map(|gate| gate.pass());
     if !planted(Flaw::FoldUnannounced) {
         mem.begin_change();
@@ -154,7 +157,7 @@ fn install(core: &Core, mem: &Arc<InodeMem>, version: u64, pages: &[Merged]) -> 
     pages.iter().map(|page| swing(core, mem, page)).collect()
 }
 
-/// The same for one page; the caller has the lock, and the gate.
+/// The same for one page; the caller has the lock and has passed the gate.
 fn swing(core: &Core, mem: &InodeMem, page: &Merged) -> bool {
     let at_once = planted(Flaw::FoldSpaceAtOnce);
     let segments = page.segments.iter().map(|&header| Resource::LogSegment(header.0));
@@ -177,13 +180,13 @@ fn swing(core: &Core, mem: &InodeMem, page: &Merged) -> bool {
     seq.is_some()
 }
 
-/// Folds candidates, those with the longest logs first, until `enough` says so after some of them. Returns how many it
-/// folded.
+/// Folds candidates, those with the longest logs first, until `enough`, which is asked from time to time, returns
+/// true. Returns how many were folded.
 pub(crate) fn fold_some(core: &Core, most: usize, cause: Cause, enough: &mut dyn FnMut() -> bool) -> Result<usize> {
     core.candidates.tidy(&|page| scan::page_has_log(core, page));
     let length = |&page: &PageId| {
         let word = core.map.get(page);
-        // Unreadable may mean that a writer is at it: the page must not drop out of the lists for that.
+        // A log that cannot be read may just be in use by a writer: the page must not drop out of the lists for that.
         let units = || scan::newest(core, page, word).map_or(0, |entry| entry.trailer.log_units);
         has_log(word).then(units)
     };
@@ -199,17 +202,17 @@ pub(crate) fn fold_some(core: &Core, most: usize, cause: Cause, enough: &mut dyn
     while let Some((_, page)) = pages.pop() {
         let mem = core.inodes.get(page.ino);
         let result = match fold(core, &mem, page.lblk, cause) {
-            // What earlier folds gave back may be all there is.
+            // What earlier folds freed may be the only space left.
             Err(FsError::NoSpace(_)) => core.reclaim().and_then(|()| fold(core, &mem, page.lblk, cause)),
             other => other,
         };
         match result {
             Ok(true) => folded += 1,
-            // Somebody is at it: it stays a candidate if it still has a log.
+            // A writer is using it: it stays a candidate if it still has a log.
             Ok(false) if has_log(core.map.get(page)) => core.candidates.put_back(page),
             Ok(false) => {}
-            // Damage, which has been told: the others can be folded all the same, and trying again would come to
-            // nothing.
+            // Damage, which has already been reported: the others can still be folded, and trying this one again would
+            // fail again.
             Err(FsError::Damaged(_) | FsError::Io(_)) if core.check_writable().is_ok() => {}
             Err(error) => {
                 core.candidates.put_back(page);
@@ -235,7 +238,7 @@ mod tests {
     use crate::format::layout::BLOCK_BYTES;
     use crate::{Engine, MkfsOptions, MountOptions, mkfs};
 
-    /// A pool whose logs nobody folds by himself, with an open file.
+    /// A pool whose logs are not folded automatically, with an open file.
     fn empty_file(pool_bytes: u64) -> (Engine, Ino, Arc<dyn OpenFile>) {
         let region = Region::anonymous(pool_bytes).unwrap();
         mkfs(&region, &MkfsOptions::default()).unwrap();
@@ -267,7 +270,7 @@ mod tests {
             "{} pages are listed",
             core.candidates.len()
         );
-        // None that has a log was dropped.
+        // No page that has a log was dropped from the lists.
         let listed = core.candidates.take(usize::MAX);
         for lblk in 0..pages as u32 {
             assert!(
@@ -277,7 +280,7 @@ mod tests {
         }
     }
 
-    /// Whoever reads a page while it is folded may be about to read a block or log that the fold gave back: it has to
+    /// A reader of a page that is being folded may be about to read a block or log that the fold freed, so it must
     /// read again.
     #[test]
     fn a_fold_is_news_to_readers() {
@@ -291,7 +294,7 @@ mod tests {
         assert!(fold(core, &mem, 0, Cause::Idle).unwrap());
         assert!(
             !mem.end_read(version),
-            "a read that began before the fold takes what it got for good"
+            "a read that began before the fold accepts what it got"
         );
         assert!(mem.begin_read().is_some(), "the change is over");
     }

@@ -1,8 +1,8 @@
 //! Reading a logged page: from the newest entry backwards, no byte copied twice, the block last (HDPM §2.3).
 //!
-//! Readers hold no lock: what they read may be freed and written again under their hands. So everything that is
-//! followed is checked to stay in the pool, walks are bounded, and the caller validates by the inode's version before
-//! it believes a result or an error.
+//! Readers hold no lock: what they read may be freed and overwritten meanwhile. So everything that is followed is
+//! checked to stay in the pool, walks are bounded, and the caller validates the inode's version before it believes a
+//! result or an error.
 
 use crate::format::log_entry::has_log;
 use crate::pool::tx::Tx;
@@ -47,15 +47,15 @@ pub(crate) fn entries(
     visit: &mut dyn FnMut(&Entry) -> Result<bool>,
 ) -> Result<()> {
     let mut at = Some(Unit::newest_of(word));
-    // Segment of the entry behind, if the next one must lie in it too.
+    // Segment of the newer entry just visited, if the next one must be in it too.
     let mut within = None;
     for _ in 0..ENTRIES_MAX {
         let Some(unit) = at else { return Ok(()) };
         let entry = entry_at((region, superblock), page, unit)?;
         let segment = entry.segment();
-        // Data is checked only where it is read; but what is appended to and freed goes by these numbers.
+        // Data is verified only where it is read; but appending and freeing rely on these numbers.
         if within.is_some_and(|expected| expected != segment) {
-            let what = format!("log entry at unit {unit} claims another segment than the one behind it");
+            let what = format!("log entry at unit {unit} claims a different segment than the entry after it");
             return Err(data_sum::damaged(page, what));
         }
         within = (!entry.trailer.is_first()).then_some(segment);
@@ -64,7 +64,7 @@ pub(crate) fn entries(
         }
         at = entry.previous(region)?;
     }
-    Err(data_sum::damaged(page, "its log goes round in circles"))
+    Err(data_sum::damaged(page, "its log contains a cycle"))
 }
 
 /// Calls `visit` with each segment of a page, newest first.
@@ -79,7 +79,7 @@ pub(crate) fn segments(core: &Core, page: PageId, word: PageWord, visit: &mut dy
     })
 }
 
-/// Parts of a range that no entry has covered yet: ascending, apart, at most one more than there are entries.
+/// Parts of a range that no entry has covered yet: ascending, disjoint, at most one more than there are entries.
 struct Gaps {
     list: [(u16, u16); ENTRIES_MAX + 1],
     len: usize,
@@ -137,7 +137,7 @@ impl Gaps {
 }
 
 /// Copies the bytes from `from` on of a written page to `part`. Returns how many log entries were walked. If data
-/// carries checksums, all that was walked is verified, and the block if any of it is used.
+/// carries checksums, everything that was walked is verified, and the block too if any of it is used.
 pub(crate) fn read(core: &Core, page: PageId, word: PageWord, from: usize, part: &mut [u8]) -> Result<usize> {
     if !has_log(word) {
         block::read_block(core, page, word, from, part)?;
@@ -152,7 +152,7 @@ pub(crate) fn read(core: &Core, page: PageId, word: PageWord, from: usize, part:
     let verify_all = core.superblock.has_data_checksums();
     entries(core.media(), page, word, &mut |entry| {
         walked += 1;
-        // A damaged trailer may claim another range, and lead past entries that count.
+        // A damaged trailer may claim the wrong range, and so cause entries that count to be skipped.
         if verify_all || gaps.touches(entry.range()) {
             let data = entry.read(&core.region, &mut buffer)?;
             let start = usize::from(entry.trailer.offset);
@@ -183,8 +183,8 @@ pub(crate) fn read(core: &Core, page: PageId, word: PageWord, from: usize, part:
     Ok(walked)
 }
 
-/// The same from the oldest entry forwards, as the paper's comparison (`HDPM w/o opt`) does: bytes written again and
-/// again are copied again and again.
+/// The same from the oldest entry forwards, as in the paper's comparison (`HDPM w/o opt`): bytes that were written
+/// repeatedly are copied repeatedly.
 fn read_forward(core: &Core, page: PageId, word: PageWord, from: usize, part: &mut [u8]) -> Result<usize> {
     let mut list = Vec::new();
     entries(core.media(), page, word, &mut |entry| {
