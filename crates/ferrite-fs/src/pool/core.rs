@@ -1,7 +1,7 @@
-//! The engine's state and the services its operations share.
+//! The engine's state, and the services that its operations share.
 //!
 //! What lives here: [`Core`]: region, journal, free maps, tables, cache; finding and locking inodes; the clock;
-//! stopping after an error. Operations live on the floors above.
+//! stopping after an error. Operations are on the floors above.
 //!
 //! Lock order: the rename lock, then inodes in ascending number, then one shard of the cache or one journal ring
 //! (never two of these at once). The journal's `advance` takes rings only.
@@ -34,7 +34,7 @@ use crate::thread::thread_number;
 
 /// Optimistic reads of an inode before the shared lock is taken.
 const OPTIMISTIC_TRIES: usize = 3;
-/// Resources by which giving many back looks ahead.
+/// How many resources ahead are prefetched when many are released.
 const LOOK_AHEAD: usize = 12;
 /// What recovery and earlier mounts left to report.
 #[derive(Debug, Clone, Copy, Default)]
@@ -42,7 +42,7 @@ pub(crate) struct History {
     pub(crate) was_clean: bool,
     pub(crate) replayed_records: u64,
     pub(crate) mounts: u64,
-    /// What the pool says of the boot while it is in use.
+    /// The boot id stored in the pool while it is in use.
     pub(crate) boot: u64,
     /// The pool was marked as in use in another file.
     pub(crate) maybe_copied: bool,
@@ -60,23 +60,23 @@ pub(crate) struct Core {
     pub(crate) log_space: LogSpace,
     pub(crate) candidates: Candidates,
     pub(crate) folds: Folds,
-    /// Blocks that logs were left with when folding came to less than an operation needed. Fewer if some have gone
+    /// Blocks that logs still held when folding freed less than an operation needed; fewer if some have been freed
     /// since.
     pub(crate) slabs_left: AtomicU64,
     pub(crate) inode_map: AtomicBitmap,
     pub(crate) inode_cursors: Box<[CachePadded<AtomicU64>]>,
     pub(crate) inodes: InodeCache,
-    /// The mapping cannot list a file's pages, so it is kept in DRAM where they may be, see [`crate::cache::spread`].
+    /// The mapping cannot list a file's pages, so DRAM records where they may be, see [`crate::cache::spread`].
     pub(crate) keeps_spreads: bool,
     /// DRAM for that.
     pub(crate) spreads: Arc<Budget>,
-    /// Held by renames that move a directory: only they change who is whose ancestor.
+    /// Held by renames that move a directory: only these change which directory is an ancestor of which.
     pub(crate) rename: Mutex<()>,
-    /// Records vouch for the data they make reachable (one fence), instead of following it (two).
+    /// Records carry the checksums of the data that they make reachable (one fence), instead of following it (two).
     pub(crate) data_in_checksum: bool,
-    /// What the mount found.
+    /// Damage that the mount found.
     pub(crate) damage: Damage,
-    /// What was met since.
+    /// Damage met since.
     pub(crate) incidents: Incidents,
     pub(crate) failed: OnceLock<String>,
     pub(crate) closed: AtomicBool,
@@ -85,7 +85,7 @@ pub(crate) struct Core {
     pub(crate) history: History,
 }
 
-/// An operation's view of a map error.
+/// A map error as an operation reports it.
 pub(crate) fn map_error(error: MapError) -> FsError {
     match error {
         MapError::NoBlock => FsError::NoSpace(SpaceOf::Blocks),
@@ -95,8 +95,8 @@ pub(crate) fn map_error(error: MapError) -> FsError {
 }
 
 impl Core {
-    /// The time operations stamp inodes with: the kernel's coarse clock, as kernel file systems do. `mkfs` takes it
-    /// from here as well: a finer clock is ahead of it, and the root would be changed before it was made.
+    /// The time with which operations stamp inodes: the kernel's coarse clock, as kernel file systems use. `mkfs`
+    /// takes it from here as well: a finer clock is ahead of it, and the root would be changed before it was made.
     pub(crate) fn now() -> Timestamp {
         let now = clock_gettime(ClockId::RealtimeCoarse);
         Timestamp::new(now.tv_sec, now.tv_nsec as u32)
@@ -107,7 +107,7 @@ impl Core {
         (&self.region, &self.superblock)
     }
 
-    /// Refuses what cannot be answered truthfully any more.
+    /// Refuses if answers can no longer be trusted.
     pub(crate) fn check_readable(&self) -> Result<()> {
         if self.closed.load(Ordering::Relaxed) {
             return Err(FsError::Io("the pool is unmounted".into()));
@@ -115,8 +115,8 @@ impl Core {
         self.region.check().map_err(|error| self.fail(&error))
     }
 
-    /// Refuses changes to a pool that is read-only, or became so. Whoever meets the failure of the medium is told of
-    /// it, whoever comes later that the pool is read-only.
+    /// Refuses changes to a pool that is, or has become, read-only. The operation that meets the failure of the medium
+    /// reports the failure; later ones report that the pool is read-only.
     pub(crate) fn check_writable(&self) -> Result<()> {
         if self.failed.get().is_some() && !self.closed.load(Ordering::Relaxed) {
             return Err(FsError::ReadOnly);
@@ -128,13 +128,13 @@ impl Core {
         Ok(())
     }
 
-    /// Whether operations fail because the pool is closed or turned read-only, whatever they meet.
+    /// Whether operations fail because the pool is closed or has become read-only, whatever else they meet.
     pub(crate) fn has_ended(&self) -> bool {
         self.closed.load(Ordering::Relaxed) || self.failed.get().is_some()
     }
 
-    /// Runs what only reads, and passes its answer on unless a fault on the medium may have made it up: what is gone
-    /// reads as zeros.
+    /// Runs a reading operation, and returns its result unless a fault on the medium may have falsified it: what is
+    /// gone reads as zeros.
     pub(crate) fn reading<T>(&self, read: impl FnOnce(&Core) -> Result<T>) -> Result<T> {
         self.check_readable()?;
         let answer = read(self);
@@ -142,7 +142,7 @@ impl Core {
         self.told(answer)
     }
 
-    /// Passes on what an operation answers; if that is damage, notes it.
+    /// Returns the result of an operation; if that is damage, notes it.
     #[inline]
     pub(crate) fn told<T>(&self, answer: Result<T>) -> Result<T> {
         if let Err(FsError::Damaged(damage)) = &answer
@@ -153,7 +153,7 @@ impl Core {
         answer
     }
 
-    /// Why changes were stopped for good, if they were. A fault on the medium counts from the moment it happened,
+    /// Why changes were permanently stopped, if they were. A fault on the medium counts from the moment it happened,
     /// noticed or not.
     pub(crate) fn failure(&self) -> Option<String> {
         if let Err(error) = self.region.check() {
@@ -162,18 +162,18 @@ impl Core {
         self.failed.get().cloned()
     }
 
-    /// Whether the mount allows no change: it was asked for that, or what it found leaves no safe one.
+    /// Whether the mount allows no change: because it was asked for that, or because of what it found.
     pub(crate) fn is_read_only(&self) -> bool {
         self.options.read_only || self.damage.stops_changes()
     }
 
-    /// Stops all changes for good: after `error` nobody knows what is durable.
+    /// Stops all changes permanently: after `error` it is unknown what is durable.
     #[cold]
     pub(crate) fn fail(&self, error: &PmError) -> FsError {
         self.stop_changes(error.to_string())
     }
 
-    /// Stops all changes for good, for the reason `text`.
+    /// Stops all changes permanently, for the reason `text`.
     pub(crate) fn stop_changes(&self, text: String) -> FsError {
         if self.failed.set(text.clone()).is_ok() {
             tracing::error!(error = %text, "the pool turned read-only");
@@ -181,22 +181,21 @@ impl Core {
         FsError::Io(text)
     }
 
-    /// Retires the journal's records and hands out again what they freed.
+    /// Retires the journal's records, and makes what they freed available again.
     pub(crate) fn reclaim(&self) -> Result<()> {
         self.journal
             .advance(&mut |freed| self.release_all(freed))
             .map_err(|error| self.fail(&error))
     }
 
-    /// Makes room in this thread's ring, and hands out again what its records freed.
+    /// Makes room in this thread's ring, and makes what its records freed available again.
     pub(crate) fn relieve(&self) -> Result<()> {
         self.journal
             .relieve(&mut |freed| self.release_all(freed))
             .map_err(|error| self.fail(&error))
     }
 
-    /// Gives many resources back. In order, and with a look ahead: most lines of the free maps are in other cores'
-    /// caches.
+    /// Releases many resources, in order and with prefetching: most lines of the free maps are in other cores' caches.
     pub(crate) fn release_all(&self, mut freed: Vec<Resource>) {
         freed.sort_unstable();
         for (index, &resource) in freed.iter().enumerate() {
@@ -207,15 +206,15 @@ impl Core {
         }
     }
 
-    /// Gives a resource back to its free map. One that is free already may be somebody else's in a moment, so nothing
-    /// may be changed any more; whoever gives it back goes on with what else it has.
+    /// Returns a resource to its free map. If it is already free, it may be claimed by another operation at any
+    /// moment, so all changes are stopped. The caller continues with its other resources.
     pub(crate) fn release(&self, resource: Resource) {
         let was_used = match resource {
             Resource::Block(block) => self.alloc.release(block),
             Resource::MapSlot(slot) => self.map.release(slot),
             Resource::Inode(ino) => {
                 let was_used = self.inode_map.release(u64::from(ino));
-                // What was used last is in the cache still, so it is used next.
+                // What was used last is still in the cache, so it is reused next.
                 self.inode_cursor().fetch_min(u64::from(ino), Ordering::Relaxed);
                 was_used
             }
@@ -249,7 +248,7 @@ impl Core {
         }
     }
 
-    /// The number of an inode of this pool.
+    /// `ino` as an inode number of this pool, if it is in range.
     pub(crate) fn number(&self, ino: Ino) -> Result<u32> {
         u32::try_from(ino)
             .ok()
@@ -288,7 +287,7 @@ impl Core {
         Ok(loaded)
     }
 
-    /// Reads an inode as one state, without the lock if no writer is at it.
+    /// Reads one consistent state of an inode, without the lock if no writer is active.
     pub(crate) fn snapshot(&self, inode: &InodeMem) -> Result<Inode> {
         for _ in 0..OPTIMISTIC_TRIES {
             if let Some(version) = inode.begin_read() {
@@ -302,7 +301,7 @@ impl Core {
         self.load_live(inode)
     }
 
-    /// Locks directory `dir` shared and hands its inode to `f`; `NotFound` if it was removed.
+    /// Locks directory `dir` shared and passes its inode to `f`; `NotFound` if it was removed.
     pub(crate) fn with_dir<T>(&self, dir: Ino, f: impl FnOnce(u32, &Inode) -> Result<T>) -> Result<T> {
         let inode = self.inode(dir)?;
         let _lock = inode.read();

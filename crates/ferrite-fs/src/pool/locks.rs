@@ -1,4 +1,4 @@
-//! Several inodes locked at once. The order is what [`super::core`] says: ascending number.
+//! Several inodes locked at once, in the order that [`super::core`] states: ascending number.
 
 use std::sync::Arc;
 
@@ -20,7 +20,7 @@ impl<'a> LockSet<'a> {
         }
     }
 
-    /// The hints of `ino`, which is among the locked.
+    /// The hints of `ino`, which must be one of the locked inodes.
     pub(crate) fn hints(&mut self, ino: u32) -> &mut DirHints {
         let held = self.held.iter_mut().find(|held| held.inode.ino == ino);
         held.expect("only locked inodes are asked for").hints()

@@ -1,7 +1,7 @@
-//! Floor 4, a mounted pool: its state, and one change of it.
+//! Floor 4, a mounted pool: its state, and one change to it.
 //!
-//! What lives here: [`core`], which all operations share; [`locks`], several inodes at once; [`tx`], one operation in
-//! the making. What an operation does when it finds no space stands above, in [`crate::retry`].
+//! What lives here: [`core`], which all operations share; [`locks`], several inodes at once; [`tx`], one operation
+//! before its commit. [`crate::retry`], above, decides what an operation does when it finds no space.
 
 pub(crate) mod core;
 pub(crate) mod locks;

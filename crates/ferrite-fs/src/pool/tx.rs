@@ -1,11 +1,11 @@
 //! A transaction: gathers what one operation changes, then commits it as one journal record.
 //!
-//! What lives here: [`Tx`]. Every mutating function of the engine builds one under the locks of the inodes it
-//! changes. Dropping it without a commit gives back what it claimed; nothing of it was visible.
+//! What lives here: [`Tx`]. Every mutating function of the engine builds one under the locks of the inodes it changes.
+//! Dropping it without a commit releases what it claimed; nothing of it was visible.
 //!
 //! Crash argument, once for all operations: until the commit fence returns, the operation has written only to blocks
-//! that were free (claimed in DRAM alone) and to the journal. After it, replay sets the same words that
-//! `commit` is about to set. So a crash anywhere leaves the state before or the state after.
+//! that were free (claimed in DRAM alone) and to the journal. After the fence, replay sets the same words that
+//! `commit` is about to set. So a crash at any point leaves the state before or the state after.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -34,7 +34,7 @@ use crate::space::names::NameTx;
 const NUMBERS_USED_UP: &str =
     "the journal has used up its sequence numbers: the pool can be read, copy what it holds to a new one";
 
-/// What a transaction gathers; its memory serves the next one.
+/// What a transaction gathers. Its memory is reused by the next one.
 struct Buffers {
     record: Record,
     claimed: Vec<Resource>,
@@ -42,19 +42,19 @@ struct Buffers {
     freed: Vec<Resource>,
     /// Reusable as soon as the record is durable, see [`Tx::freed`].
     freed_at_once: Vec<Resource>,
-    /// Pages that the record maps: inode, first page, the one behind the last. Not for mappings that list a file's
-    /// pages.
+    /// Pages that the record maps: inode, first page, the page after the last. Not used for mappings that can list a
+    /// file's pages.
     mapped: Vec<(u32, u64, u64)>,
-    /// Stretches of which it leaves nothing mapped.
+    /// Stretches in which it leaves nothing mapped.
     cleared: Vec<(u32, u64, u64)>,
     staged: Staged,
-    /// Words of a mapping whose changes build on each other; they go to the record last, each once.
+    /// Words of a mapping whose changes build on each other; they go into the record last, each once.
     map_words: FxHashMap<u64, u64>,
-    /// The same, on their way to the record.
+    /// The same, on their way into the record.
     sorted: Vec<(u64, u64)>,
-    /// Where they lie.
+    /// The lines that contain them.
     set_lines: SetLines,
-    /// Nodes of a mapping that begin with this transaction.
+    /// New nodes of the mapping, from this transaction.
     fresh: FreshNodes,
 }
 
@@ -75,7 +75,7 @@ impl Buffers {
         }
     }
 
-    /// Gives the mapping's words to the record, in the order of their places, so that neighbours share an item.
+    /// Adds the mapping's words to the record, in offset order, so that adjacent words share an item.
     fn record_map_words(&mut self) {
         self.sorted.clear();
         self.sorted.extend(self.map_words.drain());
@@ -90,7 +90,7 @@ impl Buffers {
 #[derive(Default)]
 struct Staged {
     bytes: Vec<u8>,
-    /// Where each piece goes, and its length.
+    /// Place and length of each piece.
     pieces: Vec<(u64, usize)>,
 }
 
@@ -116,11 +116,11 @@ impl Staged {
 }
 
 thread_local! {
-    /// Memory of the last transaction of this thread, so that the next one allocates nothing.
+    /// Memory of this thread's last transaction, so that the next one allocates nothing.
     static BUFFERS: Cell<Option<Box<Buffers>>> = const { Cell::new(None) };
 }
 
-/// The thread's buffers, empty; they go back when it is dropped. Boxed, so that taking them moves a pointer.
+/// The thread's buffers, empty; they go back when this is dropped. Boxed, so that taking them moves a pointer.
 struct Lease(Option<Box<Buffers>>);
 
 impl Lease {
@@ -159,38 +159,38 @@ impl Drop for Lease {
     }
 }
 
-/// How far an operation has come on its way to the record. It goes from an earlier one of these to a later one, never
-/// back: once the ring is locked, nothing may be waited for but memory.
+/// How far an operation has come on its way to the record. It only ever moves to a later stage: once the ring is
+/// locked, nothing may be waited for but memory.
 enum Stage<'e> {
-    /// The commit locks the ring. Blocks are durable before the record is, by a fence of their own.
+    /// The commit locks the ring. Blocks are made durable before the record, with a separate fence.
     Gathering,
-    /// The ring is locked for an operation on one page: log units are on the way to the medium, and the record vouches
-    /// for them. If it takes a block after all, that is the last thing before the record.
+    /// The ring is locked for an operation on one page: log units are on the way to the medium, and the record carries
+    /// their checksum. If the operation takes a block after all, that is the last step before the record.
     OnePage(Entered<'e>),
-    /// The ring is locked, and the record vouches for the blocks as well, although the medium is memory.
+    /// The ring is locked, and the record carries the checksums of the blocks as well, even if the medium is memory.
     FewBlocks(Entered<'e>),
 }
 
-/// One operation in the making.
+/// One operation before its commit.
 pub(crate) struct Tx<'e> {
     core: &'e Core,
     buffers: Lease,
     min_seq: u64,
     class: Class,
-    /// Blocks that the reserve paid for.
+    /// Number of blocks taken from the reserve.
     from_reserve: usize,
     stage: Stage<'e>,
-    /// Something was streamed that the record does not vouch for, so it takes a fence before the record.
+    /// Something was streamed whose checksum the record does not carry, so a fence is needed before the record.
     needs_fence: bool,
-    /// It is not worth waiting for a frozen pool.
+    /// Waiting for a frozen pool is not worth it.
     gives_way: bool,
-    /// From the first look at the mapping to the words being set, where entries may be moved.
+    /// From the first look at the mapping until the words are set, for mappings whose entries may move.
     _passage: Option<Passage<'e>>,
 }
 
 impl<'e> Tx<'e> {
-    /// An empty transaction whose allocations are [`Class::Ordinary`]. Waits for a move of the mapping's entries; not
-    /// to be made while this thread has another.
+    /// An empty transaction whose allocations are [`Class::Ordinary`]. Waits for a move of the mapping's entries. Must
+    /// not be created while this thread has another transaction.
     pub(crate) fn new(core: &'e Core) -> Self {
         let passage = core.map.gate().map(|gate| gate.pass());
         Self::with_passage(core, passage)
@@ -210,12 +210,12 @@ impl<'e> Tx<'e> {
         }
     }
 
-    /// The same for a move of the mapping's entries, by whoever has the gate alone.
+    /// The same for a move of the mapping's entries, by the thread that has the gate exclusively.
     pub(crate) fn moving(core: &'e Core, _moving: &Moving<'_>) -> Self {
         Self::with_passage(core, None)
     }
 
-    /// Says that the operation is nobody's who waits for it: on a frozen pool it fails instead of waiting.
+    /// Declares that nobody waits for this operation: on a frozen pool it fails instead of waiting.
     pub(crate) fn gives_way(&mut self) {
         self.gives_way = true;
     }
@@ -230,7 +230,7 @@ impl<'e> Tx<'e> {
         self.buffers.claimed.push(Resource::Block(block));
     }
 
-    /// Has log segments that it frees counted as on their way back.
+    /// Counts the log segments that it frees as waiting.
     fn note_waiting_segments(&self) {
         let unit = |resource: &Resource| match *resource {
             Resource::LogSegment(unit) => Some(Unit(unit)),
@@ -242,8 +242,8 @@ impl<'e> Tx<'e> {
         }
     }
 
-    /// Refuses to leave the reserve poorer than it was, but for what may be owed to it. What an operation calls itself
-    /// is not asked: nodes of a tree, say, may cost an overwrite more than it frees.
+    /// Refuses to leave the reserve with less than before, beyond the debt that is allowed. The kind of operation does
+    /// not matter: tree nodes, for example, may make an overwrite take more than it frees.
     #[cold]
     fn check_reserve(&self) -> Result<()> {
         let is_block = |resource: &&Resource| matches!(resource, Resource::Block(_));
@@ -261,7 +261,7 @@ impl<'e> Tx<'e> {
         so_far + words <= self.core.journal.max_record_words()
     }
 
-    /// Completes `new` with its checksum, and records the words in which it differs from what is stored. The caller
+    /// Completes `new` with its checksum, and records the words in which it differs from the stored inode. The caller
     /// holds the inode's lock.
     pub(crate) fn put_inode(&mut self, ino: u32, new: &mut Inode) {
         let offset = self.core.superblock.inode_offset(ino);
@@ -279,12 +279,12 @@ impl<'e> Tx<'e> {
         }
     }
 
-    /// The same where the caller has what is stored: `old` was loaded under the inode's lock.
+    /// The same if the caller already has the stored inode: `old` was loaded under the inode's lock.
     pub(crate) fn put_changed_inode(&mut self, ino: u32, old: &Inode, new: &mut Inode) {
         if planted(Flaw::InodeWithoutRecord) {
             return self.put_inode(ino, new);
         }
-        // Most overwrites within a tick of the clock change nothing, and the checksum is the largest part of this.
+        // Most overwrites within a tick of the clock change nothing, and the checksum is most of the cost here.
         if old.words == new.words {
             return;
         }
@@ -303,13 +303,13 @@ impl<'e> Tx<'e> {
         }
     }
 
-    /// Says that few blocks will be streamed, and that nothing is waited for from here to the commit: their checksums
-    /// then cost less than a fence of their own would.
+    /// Declares that few blocks will be streamed, and that nothing is waited for from here to the commit: their
+    /// checksums then cost less than a separate fence.
     pub(crate) fn expect_few_blocks(&mut self) {
         self.stage = Stage::FewBlocks(self.enter());
     }
 
-    /// Takes the lock of a ring, or keeps the one it has.
+    /// Locks a ring, or keeps the one already locked.
     fn enter(&mut self) -> Entered<'e> {
         match std::mem::replace(&mut self.stage, Stage::Gathering) {
             Stage::OnePage(entered) | Stage::FewBlocks(entered) => entered,
@@ -317,14 +317,14 @@ impl<'e> Tx<'e> {
         }
     }
 
-    /// Says that the operation changes one page, whichever way, that its log units or its block are the last thing
-    /// streamed, and that nothing is waited for from here to the commit but memory. The ring is locked while that is on
-    /// its way.
+    /// Declares that the operation changes one page, in whichever way, that its log units or its block are the last
+    /// thing streamed, and that nothing but memory is waited for from here to the commit. The ring is locked while
+    /// those are on their way.
     pub(crate) fn set_single_page(&mut self) {
         self.stage = Stage::OnePage(self.enter());
     }
 
-    /// Fills a claimed block with a page of a file, the last thing done before the record of an operation on one page.
+    /// Fills a claimed block with a page of a file, as the last step before the record of an operation on one page.
     pub(crate) fn stream_last_page(&mut self, page: PageId, block: u32, data: &[u8]) {
         if matches!(self.stage, Stage::OnePage(_)) {
             self.expect_few_blocks();
@@ -343,12 +343,12 @@ impl<'e> Tx<'e> {
         self.buffers.record.set_word(offset, sum);
     }
 
-    /// Fills a claimed block that has a checksum of its own. Durable with the commit.
+    /// Fills a claimed block whose content has its own checksum. Durable with the commit.
     pub(crate) fn stream_block(&mut self, block: u32, data: &[u8]) {
         self.fill(block, data, false);
     }
 
-    /// Returns the crc32c of `data` if it was computed, as it is if `summed`.
+    /// Returns the crc32c of `data` if it was computed, which it always is if `summed`.
     fn fill(&mut self, block: u32, data: &[u8], summed: bool) -> u32 {
         let offset = self.core.superblock.block_offset(block);
         debug_assert_eq!(data.len() as u64, BLOCK_BYTES);
@@ -365,16 +365,16 @@ impl<'e> Tx<'e> {
         crc
     }
 
-    /// Writes log units at `offset`, which the record vouches for, so that they share its fence. Taking a lock waits
-    /// until all streams have drained, so where the record follows at once the ring is locked before, and else they are
-    /// streamed with the record.
+    /// Writes log units at `offset`. The record carries their checksum, so they share its fence. Taking a lock waits
+    /// until all streams have drained. So if the record follows at once, the ring is locked before; otherwise the
+    /// units are streamed with the record.
     pub(crate) fn stream_log(&mut self, offset: u64, bytes: &[u8]) {
         self.stream_units(offset, bytes, 0);
     }
 
-    /// The same for a new segment, whose first word, the link to a later segment, is 0. Later records change it, so
-    /// this one must not vouch for it; it sets it, for what was there before would be left if the first line of the
-    /// stream were lost.
+    /// The same for a new segment, whose first word, the link to a later segment, is 0. Later records change that
+    /// word, so the checksum in this record must not cover it. The record sets the word instead; otherwise the old
+    /// value would remain if the first line of the stream were lost.
     pub(crate) fn stream_segment(&mut self, offset: u64, bytes: &[u8]) {
         self.stream_units(offset, bytes, NEXT_BYTES as usize);
         self.buffers.record.set_streamed_word(offset, 0);
@@ -394,8 +394,8 @@ impl<'e> Tx<'e> {
             .add_data(offset + skip as u64, vouched.len() as u32, crc32c(vouched));
     }
 
-    /// Maps a page that is not mapped. The only way for operations to do so: the commit widens the inode's
-    /// [`crate::cache::spread::Spread`].
+    /// Maps a page that is not mapped. Operations must map pages only through this function: the commit widens the
+    /// inode's [`crate::cache::spread::Spread`].
     #[inline]
     pub(crate) fn insert_page(&mut self, PageId { ino, lblk }: PageId, word: PageWord) -> Result<()> {
         self.core
@@ -412,14 +412,14 @@ impl<'e> Tx<'e> {
         Ok(())
     }
 
-    /// Says that the record leaves nothing mapped of pages `first..end` of `ino`.
+    /// Declares that the record leaves nothing mapped in pages `first..end` of `ino`.
     pub(crate) fn clears(&mut self, ino: u32, (first, end): (u64, u64)) {
         if self.core.keeps_spreads {
             self.buffers.cleared.push((ino, first, end));
         }
     }
 
-    /// Has the inodes' spreads cover what the record maps, before anybody can find it.
+    /// Makes the inodes' spreads cover what the record maps, before any reader can find it.
     fn widen_spreads(&self, inodes: &[&Arc<InodeMem>]) {
         for &(ino, first, end) in &self.buffers.mapped {
             let inode = inodes.iter().find(|inode| inode.ino == ino);
@@ -428,7 +428,7 @@ impl<'e> Tx<'e> {
         }
     }
 
-    /// Has them leave out what it has unmapped. The caller has the locks still.
+    /// Makes the spreads leave out what the record has unmapped. The caller still has the locks.
     fn narrow_spreads(&self, inodes: &[&Arc<InodeMem>]) {
         for &(ino, first, end) in &self.buffers.cleared {
             if let Some(inode) = inodes.iter().find(|inode| inode.ino == ino) {
@@ -444,8 +444,8 @@ impl<'e> Tx<'e> {
         Ok(ino)
     }
 
-    /// Commits a move of the mapping's entries. All records before it name the old places and all after it the new
-    /// ones, so its number lies between theirs.
+    /// Commits a move of the mapping's entries. All earlier records name the old places and all later ones the new
+    /// places, so its number is between theirs.
     pub(crate) fn commit_move(mut self) -> Result<()> {
         let journal = &self.core.journal;
         self.min_seq = journal.newest_seq();
@@ -465,7 +465,7 @@ impl<'e> Tx<'e> {
         Ok(())
     }
 
-    /// Commits and applies. `inodes` are all whose words or entries change; the caller holds their locks
+    /// Commits and applies. `inodes` are all inodes whose words or entries change; the caller holds their locks
     /// exclusively, or nobody else can know them yet. On return the operation is durable.
     pub(crate) fn commit(mut self, inodes: &[&Arc<InodeMem>]) -> Result<()> {
         if !self.buffers.map_words.is_empty() {
@@ -519,12 +519,12 @@ impl<'e> Tx<'e> {
                 Err(CommitError::TooLong) => return Err(FsError::NotSupported(Unsupported::StepSize)),
                 Err(CommitError::NumbersUsedUp) => return Err(self.core.stop_changes(NUMBERS_USED_UP.into())),
                 Err(CommitError::Closed) => {
-                    // Unmounted since that was asked last, or another record has just failed.
+                    // Unmounted since the last check, or another record has just failed.
                     self.core.check_writable()?;
                     return Err(FsError::ReadOnly);
                 }
                 Err(CommitError::Medium(error)) => {
-                    // The record may have survived: what it names must not be used again before the next mount.
+                    // The record may have survived: what it names must not be reused before the next mount.
                     self.buffers.claimed.clear();
                     return Err(self.core.fail(&error));
                 }
@@ -549,7 +549,7 @@ impl NameTx for Tx<'_> {
 
 impl MapTx for Tx<'_> {
     fn set_word(&mut self, offset: u64, value: u64) {
-        // What HashFS sets depends on nothing else that the same transaction sets.
+        // The words that HashFS sets do not depend on other words set by the same transaction.
         if self.core.superblock.mapping == Mapping::Hashfs {
             self.buffers.record.set_word(offset, value);
         } else if !self.buffers.fresh.set_word(offset, value) {
@@ -570,7 +570,8 @@ impl MapTx for Tx<'_> {
         unset.then(|| self.core.region.words(offset, count))
     }
 
-    /// The record does not vouch for what is in it, which later records change: it gets a fence of its own.
+    /// The record carries no checksum of the block's content, which later records change; the block is fenced
+    /// separately.
     fn fresh_block(&mut self) -> std::result::Result<u32, MapError> {
         let block = self.alloc_block()?;
         let offset = self.core.superblock.block_offset(block);
@@ -602,10 +603,11 @@ impl MapTx for Tx<'_> {
         self.buffers.claimed.push(resource);
     }
 
-    /// Blocks, log segments and mapping slots wait until no crash can replay the record that frees them, for old
-    /// records vouch for what blocks hold. Inode numbers and name slots need not wait: they are words that records set,
-    /// and whoever takes them next gets a later sequence number (from the inode's entry, or the name table), so replay
-    /// ends with the newer words.
+    /// Blocks, log segments and mapping slots wait until no crash can replay the record that frees them, because old
+    /// records carry checksums of what blocks hold.
+    ///
+    /// Inode numbers and name slots need not wait: they are words that records set, and the next record to use them
+    /// gets a later sequence number (from the inode's entry, or the name table), so replay ends with the newer words.
     fn freed(&mut self, resource: Resource) {
         match resource {
             Resource::Block(_) | Resource::LogSegment(_) if planted(Flaw::EarlyReuse) => {
