@@ -1,24 +1,29 @@
-//! Unmapping pages: truncate, punched holes, and what is left of a freed inode.
+//! Unmapping pages: truncation, punched holes, and the pages of a freed inode.
 //!
 //! A change that unmaps more pages than one record holds is made atomic by an *intent* in the inode: the first record
-//! carries the new size (or the zeroed edges of a hole) and the range `cut_first..cut_end` of logical blocks that are
-//! to go; then follow records that unmap some of them each; the last one clears the intent.
+//! carries the new size (or the zeroed edges of a hole) and the range `cut_first..cut_end` of logical blocks to
+//! remove; each of the following records unmaps some of them; the last one clears the intent.
 //!
-//! An intent must not be recorded unless it can be carried out, on a full pool too. The one thing that may need space
-//! is an extent that goes on behind the range: it becomes two when the range's first page leaves its middle, and that
-//! may split nodes up to the root. So the first record unmaps the first pages as well. If there is no block for it, it
-//! fails, and nothing was changed. All later records take pages from the front of what is left of their extents, in
-//! ascending order, and need nothing; no other mapping ever does. And as the first record frees more than a path's
-//! worth of nodes, it owes the reserve nothing.
+//! An intent must not be recorded unless it can be carried out, even on a full pool. The only thing that may need
+//! space is an extent that continues past the range: it becomes two when the range's first page is taken from its
+//! middle, and that may split nodes up to the root. So the first record unmaps the first pages as well. If there is no
+//! block for it, it fails, and nothing was changed.
 //!
-//! Crash argument: as soon as the first record is durable, mount finishes the job before anybody can look
-//! ([`resume`]). Each step only unmaps pages of the range that are still mapped, so repeating it is harmless. The
-//! inode's lock is held throughout, so nobody sees the file in between.
+//! All later records take pages from the front of what is left of their extents, in ascending order, and need no
+//! space; other mappings never need any. And since the first record frees more than a path's worth of nodes, it leaves
+//! no debt to the reserve.
 //!
-//! A global table cannot list a file's pages, so they are looked for where the inode's [`crate::cache::spread::Spread`]
-//! says that they may be. Only where that is more than a walk of the table is worth, as in a sparse file of which
-//! nothing is known yet, is the table walked, for all of the file at once; the spread learns what was found. Either
-//! ends at the inode's count. A damaged table may hold a page twice; what is found is unmapped once.
+//! Crash argument: as soon as the first record is durable, mount completes the operation before anything else can see
+//! the file ([`resume`]). Each step only unmaps pages of the range that are still mapped, so repeating it is harmless.
+//! The inode's lock is held throughout, so nobody sees the file in between.
+//!
+//! A global table cannot list a file's pages, so they are looked for where the inode's
+//! [`crate::cache::spread::Spread`] says that they may be.
+//!
+//! The table is walked only if the spread covers more than a walk of the table is worth, as in a sparse file of which
+//! nothing is known yet. The walk is then done for the whole file at once, and the spread learns what was found.
+//! Either search ends once it has found the inode's count of pages. A damaged table may hold a page twice; each page
+//! found is unmapped once.
 
 use crate::format::layout::LBLK_END;
 use crate::format::layout::lblks;
@@ -38,13 +43,13 @@ use crate::pool::tx::Tx;
 use crate::retry::SPACE_TRIES;
 use crate::space::blocks::Class;
 
-/// Pages one record unmaps at most: each takes two words with their heads, and the inode must fit too.
+/// Most pages that one record unmaps: each takes two words with their heads, and the inode must fit too.
 const PAGES_PER_RECORD: usize = 512;
-/// Lookups in vain that are not worth remembering.
+/// This many lookups without a result are not worth remembering.
 const WASTE: u64 = 32;
 /// Pages unmapped by the record that carries an intent: more than the nodes that a tree could need for it.
 const PAGES_WITH_INTENT: usize = 64;
-/// Adds pages of a range, until there are `most`. What it costs is the mapping's choice: see
+/// Adds pages of a range, until there are `most`. The mapping chooses the cheaper way, see
 /// [`ferrite_map::FileMap::walk_worth`].
 fn collect(core: &Core, ino: u32, (first, end): (u64, u64), most: usize, into: &mut Vec<u32>) {
     if first < end && into.len() < most {
@@ -55,13 +60,13 @@ fn collect(core: &Core, ino: u32, (first, end): (u64, u64), most: usize, into: &
     }
 }
 
-/// Logical blocks of an inode that are mapped at or behind `first`, in ascending order. The caller has the inode's
-/// lock, at least shared.
+/// Logical blocks of an inode that are mapped from `first` on, in ascending order. The caller has the inode's lock, at
+/// least shared.
 pub(crate) fn mapped_pages(core: &Core, mem: &InodeMem, inode: &Inode, first: u64) -> Vec<u32> {
     mapped_within(core, mem, inode, (first, LBLK_END))
 }
 
-/// The same in front of `end`.
+/// The same for `first..end`.
 fn mapped_within(core: &Core, mem: &InodeMem, inode: &Inode, (first, end): (u64, u64)) -> Vec<u32> {
     let most = inode.blocks() as usize;
     let mut pages = Vec::new();
@@ -85,28 +90,28 @@ fn mapped_within(core: &Core, mem: &InodeMem, inode: &Inode, (first, end): (u64,
         pages.dedup();
         let is_all = pages.len() == most;
         if is_all || (first, end) != (0, LBLK_END) {
-            // What was looked at in vain need not be looked at again.
+            // What was looked at without a result need not be looked at again.
             if covered > pages.len() as u64 + WASTE {
                 mem.spread.learn((first, end), &pages, &core.spreads);
             }
             return pages;
         }
-        // A damaged pool: nobody may lose a page for what is kept in DRAM.
+        // A damaged pool: no page may be missed because of what is kept in DRAM.
     }
     let mut all = all_pages(core, mem, inode, worth);
     all.retain(|&lblk| (first..end).contains(&u64::from(lblk)));
     all
 }
 
-/// All pages of an inode in ascending order, for its spread to learn. Looks inside the file's size first: only space
-/// reserved behind it, or a size beyond all proportion, makes a walk of the table necessary.
+/// All pages of an inode in ascending order, which its spread learns. Looks inside the file's size first: a walk of
+/// the table is necessary only if space is reserved after it, or if the size is out of all proportion.
 fn all_pages(core: &Core, mem: &InodeMem, inode: &Inode, worth: u64) -> Vec<u32> {
     let pages = found_pages(core, mem.ino, inode, worth);
     mem.spread.learn((0, LBLK_END), &pages, &core.spreads);
     pages
 }
 
-/// The same without the inode's lock: the caller sees by the inode's version what it is worth.
+/// The same without the inode's lock: the caller must validate the inode's version.
 pub(super) fn found_pages(core: &Core, ino: u32, inode: &Inode, worth: u64) -> Vec<u32> {
     let most = inode.blocks() as usize;
     let size_end = lblks(inode.size());
@@ -123,8 +128,8 @@ pub(super) fn found_pages(core: &Core, ino: u32, inode: &Inode, worth: u64) -> V
     pages
 }
 
-/// Unmaps one page in `tx`; `inode` counts it. A tree may need a node for that, which comes out of the reserve: who
-/// gives space back must not fail for want of it.
+/// Unmaps one page in `tx` and updates the count in `inode`. A tree may need a node for that, which comes from the
+/// reserve: an operation that gives space back must not fail for lack of it.
 pub(crate) fn unmap(core: &Core, tx: &mut Tx<'_>, ino: u32, lblk: u32, inode: &mut Inode) -> Result<()> {
     tx.set_class(Class::Replacing);
     let word = core.map.remove(tx, PageId::new(ino, lblk)).map_err(map_error)?;
@@ -139,13 +144,13 @@ pub(crate) fn unmap(core: &Core, tx: &mut Tx<'_>, ino: u32, lblk: u32, inode: &m
     Ok(())
 }
 
-/// Unmaps all pages from `first` on, in as many records as it takes; `inode` is the stored inode and is kept so.
+/// Unmaps all pages from `first` on, in as many records as needed; `inode` is the stored inode and is kept up to date.
 pub(crate) fn unmap_from(core: &Core, mem: &Arc<InodeMem>, inode: &mut Inode, first: u64) -> Result<()> {
     let pages = mapped_pages(core, mem, inode, first);
     unmap_pages(core, mem, inode, &pages)
 }
 
-/// Unmaps these pages, in as many records as it takes.
+/// Unmaps these pages, in as many records as needed.
 pub(crate) fn unmap_pages(core: &Core, mem: &Arc<InodeMem>, inode: &mut Inode, pages: &[u32]) -> Result<()> {
     for chunk in pages.chunks(PAGES_PER_RECORD) {
         let mut tx = Tx::new(core);
@@ -158,8 +163,8 @@ pub(crate) fn unmap_pages(core: &Core, mem: &Arc<InodeMem>, inode: &mut Inode, p
     Ok(())
 }
 
-/// Sets the size in `tx`. Growing makes a hole. Shrinking zeroes the rest of the last page, and unmaps what lies
-/// behind; `Some` if that is more than this record takes: then the caller commits and calls [`finish`].
+/// Sets the size in `tx`. Growing makes a hole. Shrinking zeroes the rest of the last page, and unmaps the pages after
+/// it. Returns `Some` if that is more than this record takes: then the caller commits and calls [`finish`].
 pub(crate) fn resize(core: &Core, tx: &mut Tx<'_>, mem: &InodeMem, inode: &mut Inode, size: u64) -> Result<Option<()>> {
     let ino = mem.ino;
     let old_size = inode.size();
@@ -174,7 +179,7 @@ pub(crate) fn resize(core: &Core, tx: &mut Tx<'_>, mem: &InodeMem, inode: &mut I
         let size = inode.size();
         write::move_out(core, tx, ino, inode, size)?;
     }
-    // Reserved pages may lie behind the old size, so growing has nothing to free but shrinking has both.
+    // Reserved pages may follow the old size, so growing has nothing to free, but shrinking frees both kinds.
     inode.set_size(size);
     if size >= old_size {
         return Ok(None);
@@ -218,7 +223,7 @@ fn unmap_or_intend(
     Ok((!is_whole).then_some(()))
 }
 
-/// Punches the logical blocks `first..end` out in `tx`; as [`resize`] otherwise.
+/// Punches the logical blocks `first..end` out in `tx`; otherwise like [`resize`].
 pub(crate) fn punch(
     core: &Core,
     tx: &mut Tx<'_>,
@@ -231,21 +236,21 @@ pub(crate) fn punch(
     unmap_or_intend(core, tx, mem.ino, inode, &pages, (first, end))
 }
 
-/// Carries out the intent of `inode` (the stored inode, lock held) and clears it. If that cannot be done the pool takes
-/// no more changes: what is written into the range would go when the next mount carries it out.
+/// Carries out the intent of `inode` (the stored inode, lock held) and clears it. If that fails, the pool takes no
+/// more changes: whatever is written into the range would be lost when the next mount carries out the intent.
 pub(crate) fn finish(core: &Core, mem: &Arc<InodeMem>, inode: &mut Inode) -> Result<()> {
     resume(core, mem, inode).map_err(|error| core.stop_changes(format!("inode {}: cut in part: {error}", mem.ino)))
 }
 
-/// The same at mount, where nothing can have come in between.
+/// The same at mount, where nothing can have happened in between.
 pub(crate) fn resume(core: &Core, mem: &Arc<InodeMem>, inode: &mut Inode) -> Result<()> {
     let mut tries = 0;
     loop {
         match carry_out(core, mem, inode) {
             Err(FsError::NoSpace(_)) if tries < SPACE_TRIES => {
-                // What the steps so far have freed.
+                // Frees what the steps so far have released.
                 core.reclaim()?;
-                // A step that failed has counted pages that are mapped still.
+                // A failed step has changed the count for pages that are still mapped.
                 *inode = core.load(mem.ino);
                 tries += 1;
             }
@@ -266,7 +271,7 @@ fn carry_out(core: &Core, mem: &Arc<InodeMem>, inode: &mut Inode) -> Result<()> 
     tx.commit(&[mem])
 }
 
-/// Zeroes bytes `from..to` of a page; nothing to do in a hole.
+/// Zeroes bytes `from..to` of a page; does nothing in a hole.
 pub(crate) fn zero_within(core: &Core, tx: &mut Tx<'_>, ino: u32, lblk: u32, from: usize, to: usize) -> Result<()> {
     let word = core.map.get(PageId::new(ino, lblk));
     if word.is_hole() || word.is_unwritten() {
@@ -293,7 +298,7 @@ pub(crate) struct Stretch {
 }
 
 impl Stretch {
-    /// Splits `offset..end`, which lies within the largest file size.
+    /// Splits `offset..end`, which is within the largest file size.
     pub(crate) fn new(offset: u64, end: u64) -> Result<Stretch> {
         let lblk = |bytes: u64| u32::try_from(bytes / BLOCK_BYTES).map_err(|_| FsError::FileTooBig);
         let within = |bytes: u64| (bytes % BLOCK_BYTES) as usize;
@@ -328,9 +333,9 @@ mod tests {
     /// Where the long stretch of the victim begins, in pages.
     const STRETCH: u64 = 100_000;
 
-    /// Punches more than one record's worth of pages out of the middle of an extent, when all blocks are taken but
-    /// those of a file that was just removed, if `one_waits`: the mark has not passed it. `lone` pages of the victim
-    /// fill the leaf that the extent is in.
+    /// Punches more than one record's worth of pages out of the middle of an extent while all blocks are in use,
+    /// except, if `one_waits`, those of a file that was just removed: the mark has not passed it. `lone` pages of the
+    /// victim fill the leaf that holds the extent.
     fn cut_on_a_full_pool(lone: u64, one_waits: bool) -> Result<()> {
         let region = Region::anonymous(14 << 20).unwrap();
         let options = MkfsOptions::default().mapping(Mapping::Extent).inodes(255).rings(1);
@@ -375,7 +380,8 @@ mod tests {
 
     #[test]
     fn a_cut_gets_what_waits_for_the_mark() {
-        // A leaf of the extent tree has 240 entries. Some of these need a node for the cut, which the control shows.
+        // A leaf of the extent tree has 240 entries. For some of these counts the truncation needs a node, as the
+        // control shows.
         let tried = 234..=242;
         let needy: Vec<u64> = tried.filter(|&lone| cut_on_a_full_pool(lone, false).is_err()).collect();
         assert!(!needy.is_empty(), "no cut needs a block");

@@ -1,8 +1,8 @@
 //! Reading.
 //!
-//! What lives here: [`Reader`]. Reading takes no lock in the usual case: it copies, then checks by the inode's version
-//! that no writer was at work; after a few failures it takes the shared lock. Blocks freed meanwhile may be reused
-//! under a reader's hands; the version tells it then that its copy is void.
+//! What lives here: [`Reader`]. Reading usually takes no lock: it copies, then checks the inode's version to see that
+//! no writer was active; after a few failures it takes the shared lock. Blocks freed meanwhile may be reused during
+//! the read; the changed version then shows that the copy is invalid.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -25,10 +25,10 @@ use crate::pool::core::Core;
 const OPTIMISTIC_TRIES: usize = 3;
 /// Pages looked up at a time.
 pub(super) const BATCH: usize = 32;
-/// Pages that one read folds at most.
+/// Most pages that one read folds.
 const FOLDS_PER_READ: usize = 16;
 
-/// Pages whose logs a read found long, to be folded once it is over.
+/// Pages whose logs a read found to be long, to be folded after the read.
 #[derive(Default)]
 struct LongLogs {
     pages: [u32; FOLDS_PER_READ],
@@ -45,18 +45,18 @@ impl LongLogs {
     }
 }
 
-/// What it takes to read a file: one that is pinned, and the translations that its handle remembers.
+/// What reading a file needs: its inode, which is pinned, and the translations that its handle remembers.
 pub(crate) struct Reader<'f> {
     pub(crate) core: &'f Core,
     pub(crate) inode: &'f Arc<InodeMem>,
     pub(crate) cache: &'f TransCache,
-    /// Access times stay as they are.
+    /// Access times are not updated.
     pub(crate) no_atime: bool,
 }
 
 impl Reader<'_> {
-    /// Reads at `offset`; fewer bytes only at the end of the file. Folds logs that it found long, once it has its
-    /// answer.
+    /// Reads at `offset`; fewer bytes only at the end of the file. Folds logs that it found to be long, after the data
+    /// is complete.
     pub(crate) fn read_at(&self, offset: u64, buf: &mut [u8]) -> Result<usize> {
         let core = self.core;
         core.map
@@ -64,25 +64,25 @@ impl Reader<'_> {
         core.check_readable()?;
         let mut long = LongLogs::default();
         let read = self.consistent(|| self.read_once(offset, buf, &mut long));
-        // A fault on the medium while copying gave zeros and poisoned the pool: do not hand them out.
+        // A fault on the medium during the copy gave zeros and poisoned the pool: do not return them.
         core.check_readable()?;
         let (count, atime_due) = core.told(read)?;
         if atime_due {
             touch_atime(core, self.inode);
         }
         if long.len > 0 {
-            // The read has its answer; that a fold found no space, say, is no reason to fail it.
+            // The read has its data; a failed fold, for example for lack of space, is no reason to fail it.
             let _ = fold_all(core, self.inode, &long.pages[..long.len], Cause::Read);
         }
         Ok(count)
     }
 
-    /// Runs `read` until it saw one state of the file.
+    /// Runs `read` until it saw one consistent state of the file.
     fn consistent<T>(&self, mut read: impl FnMut() -> Result<T>) -> Result<T> {
         self.consistent_at(|_| read())
     }
 
-    /// The same for who wants to know the version that is validated afterwards, none if the shared lock is held.
+    /// The same; `read` gets the version that is validated afterwards, `None` if the shared lock is held.
     pub(super) fn consistent_at<T>(&self, mut read: impl FnMut(Option<u64>) -> Result<T>) -> Result<T> {
         for _ in 0..OPTIMISTIC_TRIES {
             if let Some(version) = self.inode.begin_read() {
@@ -154,7 +154,7 @@ impl Reader<'_> {
     }
 }
 
-/// The inode's first cache line, all that reading data needs; the other words are zero.
+/// The inode's first cache line, which is all that reading data needs; the other words are zero.
 fn load_hot(core: &Core, ino: u32) -> Inode {
     let mut inode = Inode::empty();
     let stored = core.region.words(core.superblock.inode_offset(ino), 8);

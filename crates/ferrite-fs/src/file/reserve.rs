@@ -1,7 +1,7 @@
 //! `fallocate`: reserving space, punching holes, zeroing ranges.
 //!
 //! A reserved page is mapped to a block but marked unwritten, so it reads as zeros without being zeroed. Reserving
-//! takes as many records as it needs: nobody can see a page being reserved, and the size moves in the last one.
+//! takes as many records as it needs: a page being reserved is invisible, and the last record changes the size.
 
 use crate::format::layout::lblks;
 use crate::page::scan;
@@ -22,14 +22,14 @@ use crate::space::blocks::Class;
 
 /// Pages reserved by one record.
 const PAGES_PER_RECORD: u64 = 512;
-/// Room an insert may need in a record, in words.
+/// Words of a record that an insert may need.
 const INSERT_WORDS: usize = 8;
 
-/// What the record that stamps the file sets besides its times.
+/// What the record that updates the times also sets.
 #[derive(Clone, Copy)]
 struct Outcome {
     size: u64,
-    /// Says what becomes of setuid and setgid.
+    /// Decides whether setuid and setgid are cleared.
     opened: OpenMode,
 }
 
@@ -51,7 +51,7 @@ pub(crate) fn fallocate(
         .ok_or(FsError::FileTooBig)?;
     let need = match mode {
         FallocateMode::PunchHole => Need::FEW,
-        // Pages that are mapped need no block, and the file has no more of these than it counts.
+        // Mapped pages need no block, and the file has no more of them than it counts.
         _ => {
             let pages = lblks(end) - offset / BLOCK_BYTES;
             let mapped = u64::from(core.snapshot(mem)?.blocks());
@@ -78,9 +78,9 @@ pub(crate) fn fallocate(
     })
 }
 
-/// Zeroes `offset..end` and keeps it allocated. Holes are reserved first, which nobody can see; then one record makes
-/// all of it unwritten and sets the size. A range of more pages than a record takes is punched out by an intent
-/// instead, with the size in its first record, and reserved again.
+/// Zeroes `offset..end` and keeps it allocated. Holes are reserved first, which is invisible; then one record makes
+/// all of the range unwritten and sets the size. A range of more pages than a record takes is instead punched out by
+/// an intent, with the size in its first record, and reserved again.
 fn zero(core: &Core, mem: &Arc<InodeMem>, inode: &mut Inode, offset: u64, end: u64, outcome: Outcome) -> Result<()> {
     let mut reserved = Vec::new();
     if let Err(error) = reserve_pages(core, mem, inode, offset, end, &mut reserved) {
@@ -90,21 +90,22 @@ fn zero(core: &Core, mem: &Arc<InodeMem>, inode: &mut Inode, offset: u64, end: u
     let stretch = Stretch::new(offset, end)?;
     if inode.is_inline() || stretch.end - stretch.first > PAGES_PER_RECORD {
         clear(core, mem, inode, offset, end, outcome)?;
-        // The zeros are there; that somebody else took the space just freed is no reason to report failure.
+        // The zeros are there; if another operation took the space just freed, that is no reason to report failure.
         let _ = reserve_pages(core, mem, inode, offset, end, &mut Vec::new());
         return Ok(());
     }
     let is_written = |lblk| !core.map.get(PageId::new(mem.ino, lblk as u32)).is_unwritten();
     if (stretch.first..stretch.end).any(is_written) {
-        // These blocks stay their pages' and will be filled again in place. A record that vouches for what they hold
-        // now would be void after a crash then, with all else that it did; so the mark passes it first.
+        // These blocks stay with their pages and will be filled again in place. A record that carries the checksum of
+        // their present content would then be void after a crash, and with it everything else that it did; so the mark
+        // passes it first.
         core.reclaim()?;
     }
     let mut tx = Tx::new(core);
     for &(lblk, from, to) in &stretch.edges {
         cut::zero_within(core, &mut tx, mem.ino, lblk, from, to)?;
     }
-    // It gives nothing back, so what a tree may need for it is nobody's but its own to find.
+    // This frees nothing, so the blocks that a tree may need for it must not come from the reserve.
     tx.set_class(Class::Ordinary);
     for lblk in stretch.first..stretch.end {
         let word = core.map.get(PageId::new(mem.ino, lblk as u32));
@@ -133,8 +134,8 @@ fn stamp(inode: &mut Inode, outcome: Outcome) {
     inode.set_ctime(now);
 }
 
-/// Makes `offset..end` read as zeros, freeing whole pages, and stamps the file: one record, or an intent and what
-/// follows.
+/// Makes `offset..end` read as zeros, freeing whole pages, and updates the times: one record, or an intent and the
+/// records that follow from it.
 fn clear(core: &Core, mem: &Arc<InodeMem>, inode: &mut Inode, offset: u64, end: u64, outcome: Outcome) -> Result<()> {
     let mut tx = Tx::new(core);
     let mut later = None;
@@ -158,8 +159,8 @@ fn clear(core: &Core, mem: &Arc<InodeMem>, inode: &mut Inode, offset: u64, end: 
     }
 }
 
-/// Reserves the holes of `offset..end` and stamps the file. What was reserved stays harmless when a later
-/// record finds no space; it is given back all the same.
+/// Reserves the holes of `offset..end` and updates the times. If a later record finds no space, the pages already
+/// reserved would be harmless, but they are given back.
 fn reserve(core: &Core, mem: &Arc<InodeMem>, inode: &mut Inode, offset: u64, end: u64, outcome: Outcome) -> Result<()> {
     let mut reserved = Vec::new();
     let result = reserve_pages(core, mem, inode, offset, end, &mut reserved).and_then(|()| {
@@ -174,7 +175,7 @@ fn reserve(core: &Core, mem: &Arc<InodeMem>, inode: &mut Inode, offset: u64, end
     result
 }
 
-/// Unmaps pages that were reserved for nothing.
+/// Unmaps pages that were reserved in vain.
 fn give_back(core: &Core, mem: &Arc<InodeMem>, reserved: &[u32]) -> Result<()> {
     let mut stored = core.load_live(mem)?;
     cut::unmap_pages(core, mem, &mut stored, reserved)
@@ -200,7 +201,7 @@ fn reserve_pages(
     }
     let (mut lblk, last) = (offset / BLOCK_BYTES, lblks(end));
     if last - lblk > core.alloc.free() + u64::from(inode.blocks()) {
-        // Not worth starting: even all free blocks would not do.
+        // Not worth starting: even all free blocks would not be enough.
         return Err(FsError::NoSpace(SpaceOf::Blocks));
     }
     while lblk < last {
@@ -213,7 +214,7 @@ fn reserve_pages(
     Ok(())
 }
 
-/// Reserves as many of the pages `lblk..last` as fit a record; returns the first that is left.
+/// Reserves as many of the pages `lblk..last` as fit in a record; returns the first page left over.
 fn reserve_some(
     core: &Core,
     mem: &Arc<InodeMem>,

@@ -1,11 +1,12 @@
 //! Seeking data and holes (`lseek` with `SEEK_DATA` and `SEEK_HOLE`).
 //!
-//! No lock is held over a long search: it goes in steps, each of which sees one state of the file, as a read does. What
-//! changes behind the place that a search has come to it does not see, so its answer was right when it was there.
+//! No lock is held across a long search: it runs in steps, each of which sees one consistent state of the file, as a
+//! read does. The search does not notice changes before the place it has reached, so its answer was right when it
+//! looked there.
 //!
-//! Where the mapping cannot list a file's pages, holes are left out by the inode's [`crate::cache::spread::Spread`]. Of
-//! a file of which it knows too little, all pages are found once, and it learns them: without the lock if no writer is
-//! faster, and if the version says so.
+//! If the mapping cannot list a file's pages, holes are skipped with the help of the inode's
+//! [`crate::cache::spread::Spread`]. If that knows too little of a file, all of its pages are found once, and the
+//! spread learns them: without the lock unless writers are faster, and only if the version is unchanged.
 
 use ferrite_map::{PageId, PageWord};
 use ferrite_vfs::{FsError, Result};
@@ -17,16 +18,16 @@ use crate::format::inode::Inode;
 use crate::format::layout::{BLOCK_BYTES, LBLK_END, lblks};
 use crate::pool::core::Core;
 
-/// Pages looked at in one step.
+/// Pages examined in one step.
 const STEP_PAGES: u64 = 1024;
-/// Pages looked at in vain before it is asked whether to find all of the file's.
+/// Pages examined without a result before a walk for all pages of the file is considered.
 const WALK_PAGES: u64 = 4096;
 
-/// What a step comes to.
+/// Result of a step.
 enum Step {
-    /// The logical block that was looked for.
+    /// The logical block that was searched for.
     Found(u64),
-    /// Nothing before this one.
+    /// Nothing before this one; continue here.
     On(u64),
     /// Nothing.
     End,
@@ -56,7 +57,7 @@ impl Reader<'_> {
         )
     }
 
-    /// The first offset from `offset` on that has none, at the latest the end of the file.
+    /// The first offset from `offset` on that is in a hole, at the latest the end of the file.
     pub(crate) fn find_hole(&self, offset: u64) -> Result<u64> {
         self.seek(
             offset,
@@ -66,8 +67,8 @@ impl Reader<'_> {
         )
     }
 
-    /// Goes in steps from `offset` on. `step` gets the inode, where to go on, how many pages were looked at, and the
-    /// version to be validated, none if the lock is held.
+    /// Searches in steps from `offset` on. `step` gets the inode, where to continue, how many pages were examined, and
+    /// the version to be validated, `None` if the lock is held.
     fn seek(
         &self,
         offset: u64,
@@ -104,7 +105,7 @@ impl Reader<'_> {
         })
     }
 
-    /// Looks at pages one after the other.
+    /// Examines pages one after the other.
     fn look(&self, first: u64, end: u64, is_wanted: impl Fn(PageWord) -> bool) -> Step {
         let mut words = [PageWord::HOLE; BATCH];
         let stop = first.saturating_add(STEP_PAGES).min(end);
@@ -120,7 +121,7 @@ impl Reader<'_> {
         if stop < end { Step::On(stop) } else { Step::End }
     }
 
-    /// Looks at pages where there may be any.
+    /// Examines pages where there may be any.
     fn look_for_data(&self, mut at: u64, end: u64) -> Step {
         let mut left = STEP_PAGES;
         while let Some((first, stop)) = self.inode.spread.next_run(at, end) {
@@ -136,7 +137,7 @@ impl Reader<'_> {
         Step::End
     }
 
-    /// Asks a mapping that lists pages in order.
+    /// Asks a mapping that can list pages in order.
     fn list_data(&self, at: u64, end: u64) -> Step {
         let mut left = STEP_PAGES;
         let mut next = Step::End;
@@ -166,7 +167,7 @@ impl Reader<'_> {
     }
 }
 
-/// Lets the inode's spread know all its pages, if they are so still and will be while it learns them.
+/// Lets the inode's spread learn all its pages, if the list is still right and stays so while the spread learns it.
 fn learn(core: &Core, mem: &InodeMem, pages: &[u32], version: Option<u64>) {
     let all = (0, LBLK_END);
     match version {

@@ -1,8 +1,8 @@
 //! Writing data: small files in the inode, whole pages copy-on-write, parts of pages to the pages' logs.
 //!
-//! Crash argument: data goes to blocks that are free (or reserved and still reading as zeros) or behind the end of
+//! Crash argument: data goes to blocks that are free (or reserved and still reading as zeros), or after the end of
 //! logs; one record then sets all page words, size and times. Old blocks are freed by that record, so they stay
-//! untouched until it is retired. A write of up to [`ATOMIC_BYTES`] is one record.
+//! unchanged until it is retired. A write of up to [`ATOMIC_BYTES`] is one record.
 
 use crate::format::log_entry::has_log;
 use crate::format::unit::Unit;
@@ -21,7 +21,7 @@ use crate::pool::tx::Tx;
 use crate::retry::{self, Need};
 use crate::space::blocks::Class;
 
-/// Longest write that is one atomic step; longer ones are several.
+/// Longest write that is one atomic step; longer writes take several.
 pub(crate) const ATOMIC_BYTES: usize = 2 << 20;
 const PAGE: usize = BLOCK_BYTES as usize;
 /// Pages looked up at a time.
@@ -32,11 +32,11 @@ const BATCH: usize = 64;
 pub(crate) enum Position {
     /// At this offset.
     At(u64),
-    /// At the end of the file, whatever it is once the lock is held.
+    /// At the end of the file, as found once the lock is held.
     End,
 }
 
-/// Writes `data` and returns where it went and how much of it. Blocks on the inode's lock.
+/// Writes `data`; returns where it went and how much was written. Blocks on the inode's lock.
 pub(crate) fn write(
     core: &Core,
     mem: &Arc<InodeMem>,
@@ -54,7 +54,7 @@ pub(crate) fn write(
     for chunk in data.chunks(ATOMIC_BYTES) {
         let position = match start {
             None => position,
-            // Later chunks follow the first, although others may append in between.
+            // Later chunks follow the first, even if others append in between.
             Some(start) => Position::At(start + done as u64),
         };
         match retry::with_space(core, Need::pages(chunk.len()), || {
@@ -111,8 +111,8 @@ fn write_atomic(core: &Core, mem: &Arc<InodeMem>, position: Position, data: &[u8
     Ok(offset)
 }
 
-/// Changes part of one written page, and records the inode `new`, which then maps as many pages as before; false if it
-/// is not such a write.
+/// Changes part of one written page, and records the inode `new`, which maps as many pages as before; false if the
+/// write is not of this kind.
 fn write_lone_part(
     core: &Core,
     tx: &mut Tx<'_>,
@@ -131,7 +131,7 @@ fn write_lone_part(
         return Ok(false);
     }
     if has_log(word) {
-        // The line of the newest entry comes while the inode's words are gathered.
+        // The line of the newest entry is loaded while the inode's words are gathered.
         core.region.prefetch(Unit::newest_of(word).offset());
     }
     tx.set_single_page();
@@ -141,8 +141,8 @@ fn write_lone_part(
     Ok(true)
 }
 
-/// Ends the inline life of a file that is being written at `offset`: returns its content if the write itself builds
-/// page 0 upon it, else moves the content to a page.
+/// Ends inline storage for a file that is being written at `offset`: returns its content if the write itself builds
+/// page 0 from it, otherwise moves the content to a page.
 fn take_inline(
     core: &Core,
     tx: &mut Tx<'_>,
@@ -190,7 +190,7 @@ fn write_pages(
     let mut words = [PageWord::HOLE; BATCH];
     let mut rest = data;
     let mut at = offset;
-    // A single whole page inside the file is most likely mapped: it is streamed to a block before the table is asked,
+    // A single whole page inside the file is most likely mapped: it is streamed to a block before the table is read,
     // so that the wait for the table's lines and the stream overlap.
     if data.len() == PAGE
         && offset.is_multiple_of(BLOCK_BYTES)
@@ -225,7 +225,7 @@ fn write_pages(
     Ok(())
 }
 
-/// Writes all of a page, or part of one that reads as zeros, to a block and lets the page's word name it.
+/// Writes a whole page, or part of one that reads as zeros, to a block and makes the page's word name it.
 fn fill_page(
     core: &Core,
     tx: &mut Tx<'_>,
@@ -236,7 +236,7 @@ fn fill_page(
     head: Option<&[u8; INLINE_BYTES]>,
 ) -> Result<()> {
     tx.set_class(class_for(word));
-    // A reserved block reads as zeros whatever it holds, so it can be filled before the word changes.
+    // A reserved block reads as zeros whatever it contains, so it can be filled before the word changes.
     let reserved = word.is_unwritten() && word.page() != 0;
     let block = if reserved {
         word.page()
@@ -256,7 +256,7 @@ fn fill_page(
     map_page(core, tx, PageId::new(ino, lblk), inode, word, block)
 }
 
-/// What writing a page is, to the reserve: only what was mapped before gives something back.
+/// The class of a write to a page: only a page that was mapped before frees a block.
 fn class_for(word: PageWord) -> Class {
     if word.is_hole() {
         Class::Ordinary
@@ -265,7 +265,7 @@ fn class_for(word: PageWord) -> Class {
     }
 }
 
-/// Lets the word of a page, which is `word` now, name `block`.
+/// Makes the word of a page, which is `word` now, name `block`.
 fn map_page(
     core: &Core,
     tx: &mut Tx<'_>,
