@@ -9,8 +9,8 @@ use crate::pool::core::Core;
 use crate::pool::tx::Tx;
 use crate::retry::{self, Need};
 
-/// Changes attributes: one record, also when the size changes, unless more pages go than a record holds; then the
-/// first record carries the new size and the intent to free the rest (see [`cut`]).
+/// Changes attributes with one record, even if the size changes, unless more pages are removed than a record holds;
+/// then the first record carries the new size and the intent to free the rest (see [`cut`]).
 pub(crate) fn setattr(core: &Core, ino: Ino, set: &SetAttr) -> Result<Attr> {
     core.check_writable()?;
     retry::with_space(core, Need::FEW, || {

@@ -15,7 +15,7 @@ use crate::pool::locks::LockSet;
 use crate::pool::tx::Tx;
 use crate::retry::{self, Need};
 
-/// What is to be made.
+/// The inode to create.
 pub(crate) struct New<'a> {
     pub(crate) kind: FileKind,
     pub(crate) mode: u32,
@@ -27,7 +27,7 @@ pub(crate) struct New<'a> {
 /// Creates an inode and its first name.
 ///
 /// One record sets the new inode, the entry, its slot in the name table and the directory's inode. A long link target
-/// goes to a new block before.
+/// is written to a new block before that.
 pub(crate) fn create(core: &Core, cred: &Cred, parent: Ino, name: &[u8], new: &New<'_>) -> Result<Attr> {
     posix::check_name(name)?;
     core.check_writable()?;
@@ -83,7 +83,7 @@ pub(crate) fn create(core: &Core, cred: &Cred, parent: Ino, name: &[u8], new: &N
     })
 }
 
-/// Puts a link's target in the inode, or in the link's first page.
+/// Stores a link's target in the inode, or in the link's first page.
 fn store_target(core: &Core, tx: &mut Tx<'_>, ino: u32, inode: &mut Inode, target: &[u8]) -> Result<()> {
     inode.set_size(target.len() as u64);
     if target.len() <= INLINE_BYTES {
@@ -100,7 +100,7 @@ fn store_target(core: &Core, tx: &mut Tx<'_>, ino: u32, inode: &mut Inode, targe
     Ok(())
 }
 
-/// Reads a link's target; under its lock.
+/// Reads a link's target; the caller holds its lock.
 pub(crate) fn link_target(core: &Core, ino: u32, inode: &Inode) -> Result<Vec<u8>> {
     let damaged = |what: &str| FsError::damaged(u64::from(ino), format!("symbolic link: {what}; run `ferrite fsck`"));
     let len = inode.size() as usize;
@@ -120,7 +120,7 @@ pub(crate) fn link_target(core: &Core, ino: u32, inode: &Inode) -> Result<Vec<u8
     Ok(target)
 }
 
-/// Gives an inode one more name: one record for entry, slot and both inodes.
+/// Gives an inode another name: one record for entry, slot and both inodes.
 pub(crate) fn link(core: &Core, ino: Ino, parent: Ino, name: &[u8]) -> Result<Attr> {
     posix::check_name(name)?;
     core.check_writable()?;

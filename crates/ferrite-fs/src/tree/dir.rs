@@ -2,11 +2,11 @@
 //!
 //! What lives here: functions on one directory whose lock the caller holds (exclusively to change it). A directory's
 //! blocks are mapped like a file's pages, at logical blocks 0, 1, 2…; unlike pages they are never moved, and they
-//! change only word by word, by records.
+//! change only word by word, through records.
 //!
-//! Invariants: an entry stays at its position (logical block and offset) as long as it exists, so a position is
-//! a stable cookie. A block without entries is unmapped by the record that removes the last one. The directory's
-//! size is the end of its last mapped block. [`DirHints`] are hints: every use checks the medium.
+//! Invariants: an entry stays at its position (logical block and offset) as long as it exists, so a position is a
+//! stable cookie. A block without entries is unmapped by the record that removes the last one. The directory's size is
+//! the end of its last mapped block. [`DirHints`] are hints: every use checks the medium.
 
 use ferrite_map::{MapTx, PageId, PageWord, Resource};
 use ferrite_vfs::{DirEntry, FileKind, FsError, Result};
@@ -21,17 +21,17 @@ use crate::pool::core::Core;
 use crate::pool::tx::Tx;
 use crate::space::names::{Found, Key};
 
-/// A free stretch is worth remembering if a name of ordinary length fits.
+/// A free stretch is worth remembering if a name of ordinary length fits in it.
 const ROOMY_BYTES: u64 = 64;
-/// Most holes of a directory with many of them that one search remembers.
+/// Most holes that one search remembers in a directory with many of them.
 const HOLES_MAX: u64 = 64;
-/// Logical blocks that are tried one by one; of more than that, with few of them mapped, the mapped ones are listed
-/// first.
+/// Up to this many logical blocks are tried one by one. In a larger directory of which few blocks are mapped, the
+/// mapped ones are listed first.
 const WALK_MAX: u64 = 4096;
 
-/// Where an entry is going, until its record is committed.
+/// Where an entry will go, until its record is committed.
 pub(crate) struct Planned {
-    /// What the hints may say once the commit went through.
+    /// The hint to set once the commit has succeeded.
     tail: Option<u64>,
 }
 
@@ -55,8 +55,8 @@ fn last_lblk_end(inode: &Inode) -> u64 {
     inode.size() / BLOCK_BYTES
 }
 
-/// Logical blocks from `first` on that may be mapped, in order. The last block of a damaged directory can lie billions
-/// of holes behind the others, so these are not walked.
+/// Logical blocks from `first` on that may be mapped, in order. The last block of a damaged directory may come
+/// billions of holes after the others, so the holes are not walked.
 pub(crate) fn mapped_lblks(core: &Core, dir: u32, inode: &Inode, first: u64) -> impl Iterator<Item = u64> {
     let end = last_lblk_end(inode);
     let span = end.saturating_sub(first);
@@ -81,7 +81,7 @@ fn end_before(core: &Core, dir: u32, inode: &Inode, lblk: u64) -> u64 {
     last.map_or(0, |last| last + 1)
 }
 
-/// Longest run of adjacent free entries of a block, if at least `need` bytes; the first that fits.
+/// First run of adjacent free entries in a block that has at least `need` bytes, as long as it goes.
 fn find_run(core: &Core, block_offset: u64, lblk: u64, need: u64) -> Result<Option<Space>> {
     let mut run: Option<(u64, u64)> = None;
     let mut within = FIRST_ENTRY;
@@ -93,7 +93,7 @@ fn find_run(core: &Core, block_offset: u64, lblk: u64, need: u64) -> Result<Opti
             _ => None,
         };
         if let Some((start, len_bytes)) = run.filter(|&(_, len)| len >= need) {
-            // Take what free entries follow as well, so that the rest of the run stays whole.
+            // Include the free entries that follow, so that the rest of the run stays whole.
             let mut len_bytes = len_bytes;
             let mut next = start + len_bytes;
             while next < BLOCK_BYTES {
@@ -115,8 +115,8 @@ fn find_run(core: &Core, block_offset: u64, lblk: u64, need: u64) -> Result<Opti
     Ok(None)
 }
 
-/// Goes on looking through the directory for blocks with room, until enough are known. Of one that is mostly holes it
-/// takes what is mapped, and few holes: they would keep out the blocks that are there to be filled.
+/// Continues the search of the directory for blocks with room, until enough are known. In a directory that is mostly
+/// holes it notes mapped blocks, and only a few holes: many would displace the blocks that should be filled.
 fn learn(core: &Core, dir: u32, inode: &Inode, hints: &mut DirHints) -> Result<()> {
     let (mut next, mut holes) = (hints.searched, 0);
     for lblk in mapped_lblks(core, dir, inode, hints.searched) {
@@ -140,7 +140,7 @@ fn learn(core: &Core, dir: u32, inode: &Inode, hints: &mut DirHints) -> Result<(
     Ok(())
 }
 
-/// Finds space for `need` bytes in blocks that exist; holes go to `hole`.
+/// Finds space for `need` bytes in existing blocks; a hole is reported in `hole`.
 fn find_space(
     core: &Core,
     dir: u32,
@@ -201,7 +201,7 @@ pub(crate) fn insert(
         Some(space) => space,
         None => add_block(core, tx, dir, inode, hole)?,
     };
-    // What is left over becomes a free entry; less than a word's worth cannot be, lengths are multiples of 8.
+    // What is left over becomes a free entry. It is never less than a word, because lengths are multiples of 8.
     let rest = space.len_bytes - need;
     dentry::encode(dir, child.0, child.1, name, need, |at, word| {
         tx.set_word(space.offset + at, word)
@@ -211,31 +211,31 @@ pub(crate) fn insert(
     }
     core.names.insert(tx, key, space.offset)?;
     inode.set_entries(inode.entries() + 1);
-    // Until the commit the boundary behind the new entry does not exist.
+    // Until the commit, the boundary after the new entry does not exist.
     leave_tail(hints);
     Ok(Planned {
         tail: (rest >= dentry::entry_bytes(b"a")).then_some(space.position + need),
     })
 }
 
-/// Forgets the free entry behind the last insert, but not that there is room in its block.
+/// Forgets the free entry after the last insert, but not that there is room in its block.
 fn leave_tail(hints: &mut DirHints) {
     if let Some(position) = hints.tail.take() {
         hints.note_roomy((position / BLOCK_BYTES) as u32);
     }
 }
 
-/// Tells the hints that the insert was committed.
+/// Updates the hints after the insert was committed.
 pub(crate) fn inserted(planned: &Planned, hints: &mut DirHints) {
     hints.tail = planned.tail;
 }
 
-/// Maps a block for entries, in the hole if there is one, else behind the last.
+/// Maps a block for entries, in the hole if there is one, else after the last block.
 fn add_block(core: &Core, tx: &mut Tx<'_>, dir: u32, inode: &mut Inode, hole: Option<u64>) -> Result<Space> {
     let lblk = hole.unwrap_or_else(|| last_lblk_end(inode));
     let lblk32 = u32::try_from(lblk).map_err(|_| FsError::FileTooBig)?;
     if !core.map.get(PageId::new(dir, lblk32)).is_hole() {
-        let what = format!("block {lblk} of the directory lies behind its end");
+        let what = format!("block {lblk} of the directory is past its end");
         return Err(FsError::damaged(u64::from(dir), what));
     }
     let block = tx.alloc_block().map_err(crate::pool::core::map_error)?;
@@ -253,7 +253,7 @@ fn add_block(core: &Core, tx: &mut Tx<'_>, dir: u32, inode: &mut Inode, hole: Op
     })
 }
 
-/// Removes the entry `found`, and its block if nothing else is in it, unless `keep_block` says that the same
+/// Removes the entry `found`, and its block if that has no other entry, unless `keep_block` says that the same
 /// transaction may be adding to that block.
 pub(crate) fn remove(
     core: &Core,
@@ -280,7 +280,7 @@ pub(crate) fn remove(
         return Ok(());
     }
     if !is_alone(core, block_offset, found.entry_offset)? {
-        // Free space that follows becomes one with it, so that free entries do not pile up where names come and go.
+        // Merge with the free space that follows, so that free entries do not pile up where names come and go.
         if within + len_bytes < BLOCK_BYTES {
             let next = dentry::head(&core.region, found.entry_offset + len_bytes)?;
             if next.ino == 0 {
@@ -288,7 +288,7 @@ pub(crate) fn remove(
             }
         }
         tx.set_word(found.entry_offset, dentry::free_word(len_bytes));
-        // A boundary before and after the commit; what lies behind it may be one no more.
+        // This is a boundary before and after the commit; the old tail may no longer be one.
         leave_tail(hints);
         hints.tail = Some(position);
         return Ok(());
@@ -308,14 +308,14 @@ pub(crate) fn remove(
     tx.freed(Resource::Block(block));
     hints.tail = hints.tail.filter(|position| position / BLOCK_BYTES != u64::from(lblk));
     if u64::from(lblk) + 1 == last_lblk_end(inode) {
-        // With the count as it was: until the commit the table holds this block still.
+        // With the old count of blocks: until the commit, the table still contains this block.
         inode.set_size(end_before(core, dir, inode, u64::from(lblk)) * BLOCK_BYTES);
     }
     inode.set_blocks(inode.blocks().saturating_sub(1));
     Ok(())
 }
 
-/// Whether the entry at `entry_offset` is the only one of its block.
+/// Whether the entry at `entry_offset` is the only one in its block.
 fn is_alone(core: &Core, block_offset: u64, entry_offset: u64) -> Result<bool> {
     let mut within = FIRST_ENTRY;
     while within < BLOCK_BYTES {
@@ -328,7 +328,7 @@ fn is_alone(core: &Core, block_offset: u64, entry_offset: u64) -> Result<bool> {
     Ok(true)
 }
 
-/// Lets the entry `found` name another inode.
+/// Makes the entry `found` name another inode.
 pub(crate) fn replace(
     core: &Core,
     tx: &mut Tx<'_>,
@@ -346,8 +346,8 @@ pub(crate) fn replace(
     Ok(())
 }
 
-/// Finds the name of `key` in its directory, whose lock the caller holds. In one whose names are not all in the table,
-/// what is not found there but stands in the directory is an error.
+/// Finds the name of `key` in its directory, whose lock the caller holds. If the table may lack names of the
+/// directory, a name that is missing there but present in the directory is an error.
 pub(crate) fn find(core: &Core, inode: &Inode, key: &Key<'_>) -> Result<Option<Found>> {
     let found = core.names.find(key)?;
     if found.is_none() && core.damage.loses_names(key.parent) {
@@ -380,8 +380,8 @@ fn lost_names(dir: u32, count: u64) -> FsError {
     FsError::damaged(u64::from(dir), what)
 }
 
-/// Lists from position `cookie` on, as [`ferrite_vfs::FileSystem::readdir`] demands. A directory that has lost names
-/// says so behind the last one that is left: a copy of it must not pass for whole.
+/// Lists from position `cookie` on, as [`ferrite_vfs::FileSystem::readdir`] requires. If the directory has lost names,
+/// an error follows after the last remaining one: a copy of it must not look complete.
 pub(crate) fn list(
     core: &Core,
     dir: u32,
@@ -412,7 +412,7 @@ pub(crate) fn list(
                     }) {
                         return Ok(());
                     }
-                    // With all entries given, the holes of a sparse directory need not be walked.
+                    // Once all entries have been listed, the holes of a sparse directory need not be walked.
                     left -= u64::from(left > 0);
                     given += 1;
                 }

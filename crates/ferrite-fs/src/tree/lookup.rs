@@ -1,5 +1,5 @@
-//! What the operations on names share: finding a name, and [`Edits`], the working copies of the inodes an operation
-//! changes.
+//! What the operations on names share: finding a name, and [`Edits`], the working copies of the inodes that an
+//! operation changes.
 
 use std::sync::Arc;
 
@@ -18,7 +18,8 @@ pub(crate) struct Edits {
 }
 
 impl Edits {
-    /// Loads the inodes; their locks are held. A directory without names, or a freed inode, is `NotFound`.
+    /// Loads the inodes, whose locks are held. Fails with `NotFound` if one was freed, or is a directory without
+    /// names.
     pub(crate) fn load(core: &Core, inodes: &[&Arc<InodeMem>]) -> Result<Edits> {
         let mut list: Vec<(u32, Inode)> = Vec::with_capacity(inodes.len());
         for inode in inodes {
@@ -43,7 +44,7 @@ impl Edits {
     }
 }
 
-/// To somebody who came by a name, an inode that is gone is a name that is gone.
+/// For an operation that got an inode through a name, an inode that is gone means a name that is gone.
 pub(crate) fn gone(error: FsError) -> FsError {
     match error {
         FsError::Stale => FsError::NotFound,
@@ -51,7 +52,7 @@ pub(crate) fn gone(error: FsError) -> FsError {
     }
 }
 
-/// Checks that `inode` is a directory that names can be put in.
+/// Checks that `inode` is a directory to which names can be added.
 pub(crate) fn check_dir(inode: &Inode) -> Result<()> {
     if !inode.is_dir() {
         return Err(FsError::NotDirectory);
@@ -62,16 +63,16 @@ pub(crate) fn check_dir(inode: &Inode) -> Result<()> {
     Ok(())
 }
 
-/// Finds `name` in `dir`. The child's entry in the cache is taken under the directory's lock, when the child is
-/// certainly alive, so that its being freed later shows.
+/// Finds `name` in `dir`. The child's cache entry is taken under the directory's lock, while the child is certainly
+/// alive, so that a later free is visible.
 pub(crate) fn find(core: &Core, dir: Ino, name: &[u8]) -> Result<Option<(Found, Arc<InodeMem>)>> {
     core.with_dir(dir, |ino, inode| {
         let Some(found) = dir::find(core, inode, &core.names.key(ino, name))? else {
             return Ok(None);
         };
         let child = core.inodes.get(found.ino);
-        // Whoever frees an inode holds the directory's lock until the name is gone, so this name is damage. Looking
-        // again, as after a race, would never end.
+        // An inode is freed under the directory's lock, which is held until the name is gone. So this name is damage,
+        // and looking again, as after a race, would never end.
         if child.is_dead() {
             return Err(free_inode_named(found.ino));
         }
@@ -84,19 +85,19 @@ fn free_inode_named(ino: u32) -> FsError {
     FsError::damaged(u64::from(ino), "is free, but has an entry; run `ferrite fsck`")
 }
 
-/// What `name` in `dir` leads to, as it was at some time during the call.
+/// The inode that `name` in `dir` leads to, as it was at some time during the call.
 pub(crate) fn lookup(core: &Core, dir: Ino, name: &[u8]) -> Result<Attr> {
     let mut unlinked = None;
     loop {
         let (found, child) = find(core, dir, name)?.ok_or(FsError::NotFound)?;
         match core.snapshot(&child) {
-            // Its last name went between the two looks, and somebody keeps it open: the name is gone, or points
-            // elsewhere by now. If it does not, the count is damaged.
+            // Its last name was removed between the two reads, and somebody keeps it open: the name is gone by now, or
+            // leads elsewhere. If it does neither, the link count is damaged.
             Ok(inode) if inode.nlink() == 0 && unlinked != Some((found.ino, inode.generation())) => {
                 unlinked = Some((found.ino, inode.generation()));
             }
             Ok(inode) => return core.attr(found.ino, &inode),
-            // The same, and it was freed.
+            // The same, and the inode was freed.
             Err(FsError::Stale) if child.is_dead() => continue,
             Err(FsError::Stale) => return Err(free_inode_named(found.ino)),
             Err(error) => return Err(error),

@@ -1,10 +1,10 @@
 //! Floor 8, names and attributes: directories, and the operations on them.
 //!
 //! What lives here: one file for each family of operations, [`dir`] for directory blocks, [`lookup`] for what they
-//! share. Called by the traits of the engine's floor, and by recovery for what a crash interrupted.
+//! share. Called by the traits on the engine's floor, and by recovery to complete what a crash interrupted.
 //!
-//! Invariant: a function that changes something takes all its locks first, then looks again at everything it decided
-//! by, then commits one record. Finding that the world moved in between, it starts over.
+//! Invariant: a function that changes something takes all its locks first, then checks again everything its decision
+//! rests on, then commits one record. If something has changed in between, it starts again.
 
 pub(crate) mod attr;
 pub(crate) mod create;

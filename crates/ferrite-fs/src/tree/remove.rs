@@ -1,8 +1,8 @@
-//! Names and inodes that go: unlink, rmdir, and freeing an inode once nothing holds it.
+//! Removing names and inodes: unlink, rmdir, and freeing an inode once nothing holds it.
 //!
-//! Crash argument: the record that removes the last name either frees the inode and its pages as well, or leaves
-//! an inode with no name. Mount frees such inodes; nobody can have one open then. Freeing in several records is
-//! safe at each of them, because the inode is not reachable and the last record is the one that frees it.
+//! Crash argument: the record that removes the last name either frees the inode and its pages as well, or leaves an
+//! inode with no name. Mount frees such inodes; nobody can have one open then. Freeing in several records is safe at
+//! each of them, because the inode is not reachable and the last record is the one that frees it.
 
 use std::cell::OnceCell;
 use std::sync::Arc;
@@ -21,15 +21,15 @@ use crate::pool::tx::Tx;
 use crate::space::blocks::Class;
 use crate::space::names::Found;
 
-/// Pages that the record which removes a name frees as well; beyond it they go in records of their own.
+/// Most pages that the record which removes a name frees as well; beyond that, pages are freed in separate records.
 const FREE_WITH_NAME: u32 = 64;
 
 /// Removes a name: a directory's (which must be empty) or any other.
 ///
-/// Never fails for want of space. All that can need some is a directory's block that goes: it may be from the middle of
-/// an extent, and the tree may want a node for what is then two. So without one the block stays, empty, for the names
-/// that come next. The pages of the file go in ascending order, each from the front of its extent, which needs nothing
-/// on any mapping.
+/// Never fails for lack of space. The only thing that can need some is removing a directory block: it may be in the
+/// middle of an extent, and the tree may need a node because that becomes two. If there is none, the block stays,
+/// empty, for the next names. The pages of the file are removed in ascending order, each from the front of its extent,
+/// which needs no space on any mapping.
 pub(crate) fn unlink(core: &Core, parent: Ino, name: &[u8], want_dir: bool) -> Result<()> {
     posix::check_name(name)?;
     core.check_writable()?;
@@ -44,7 +44,7 @@ fn unlink_once(core: &Core, parent: Ino, name: &[u8], want_dir: bool, keep_block
         let directory = core.inode(parent).map_err(gone)?;
         let child = OnceCell::new();
         let Some(locked) = lock_both(core, &directory, &child, name)? else {
-            // The child could not be locked in order, or changed before it was.
+            // The child could not be locked in order, or changed before it was locked.
             continue;
         };
         let Locked {
@@ -87,15 +87,15 @@ fn unlink_once(core: &Core, parent: Ino, name: &[u8], want_dir: bool, keep_block
 /// A directory and one of its entries, both locked.
 struct Locked<'a> {
     dir: Exclusive<'a>,
-    /// The directory's.
+    /// The inode of the directory.
     inode: Inode,
     child: Exclusive<'a>,
     found: Found,
 }
 
-/// Locks `directory` and its entry `name`, whose inode goes to `child`. Looks the name up once if the child can be
-/// locked after its directory: because its number is higher, or because nobody else holds it. Else both are locked in
-/// order, and `None` says that the entry changed meanwhile.
+/// Locks `directory` and its entry `name`, whose inode is stored in `child`. One lookup suffices if the child can be
+/// locked after its directory: because its number is higher, or because nobody else holds it. Otherwise both are
+/// locked in order, and `None` means that the entry changed meanwhile.
 fn lock_both<'a>(
     core: &Core,
     directory: &'a Arc<InodeMem>,
@@ -144,20 +144,20 @@ fn lock_both<'a>(
     }))
 }
 
-/// What became of an inode that lost a name.
+/// What happens to an inode that lost a name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Fate {
     /// It has other names.
     Lives,
-    /// It has none, but somebody held it when it lost the last.
+    /// It has none, but it was held when it lost the last one.
     Held,
     /// Freed by the same record.
     Freed,
-    /// To be freed now, by records of its own.
+    /// To be freed now, by separate records.
     Orphan,
 }
 
-/// Takes one name off `inode` (all of them, if it is a directory), in `tx`; frees it if that is little work.
+/// Removes one name of `inode` (all of them, if it is a directory), in `tx`; frees the inode if that is little work.
 pub(crate) fn drop_link(
     core: &Core,
     tx: &mut Tx<'_>,
@@ -194,17 +194,17 @@ fn free_inode(tx: &mut Tx<'_>, ino: u32, inode: &mut Inode) {
     if inode.xattr_block() != 0 {
         tx.freed(Resource::Block(inode.xattr_block()));
     }
-    // The rest stays as it was: no mode is enough to say that nothing of it counts.
+    // The rest stays as it was: a mode of 0 is enough to invalidate it.
     inode.set_mode_bits(0);
     tx.freed(Resource::Inode(ino));
 }
 
-/// After the commit, with the lock still held: whoever waits for it, or still holds the entry, must see that it is
-/// gone. Returns what is to become of it now: its last holder may have let go while the record was on its way, when it
-/// had a name still, and left it alone.
+/// Called after the commit, with the lock still held: threads that wait for the lock, or still hold the entry, must
+/// see that the inode is gone. Returns what to do with it now. Its last holder may have dropped its pin while the
+/// record was being committed, when the inode still had a name, and so have left it alone.
 ///
-/// The holder takes its pin back, then looks for names; we have taken the name, then look for pins. With a fence in
-/// between on both sides one of the two sees the other. If both do, the second finds the inode freed.
+/// The holder drops its pin, then checks for names; we have removed the name, then check for pins. With a fence in
+/// between on both sides, at least one of the two sees the other. If both do, the second finds the inode freed.
 pub(crate) fn settle(child: &InodeMem, fate: Fate) -> Fate {
     match fate {
         Fate::Freed => child.set_dead(),
@@ -227,8 +227,8 @@ pub(crate) fn finish(core: &Core, child: &Arc<InodeMem>, fate: Fate) -> Result<(
     }
 }
 
-/// The same where the record that took the name is committed: the operation has happened, and whatever comes of this
-/// cannot undo it. An orphan that cannot be freed now is freed by the next mount.
+/// The same after the record that removed the name is committed: the operation has happened, and a failure here cannot
+/// undo it. An orphan that cannot be freed now is freed by the next mount.
 pub(crate) fn finish_committed(core: &Core, child: &Arc<InodeMem>, fate: Fate) {
     if let Err(error) = core.told(finish(core, child, fate)) {
         tracing::debug!(ino = child.ino, %error, "an inode without names stays until the next mount");
@@ -256,7 +256,7 @@ pub(crate) fn free_orphan(core: &Core, child: &Arc<InodeMem>) -> Result<()> {
     Ok(())
 }
 
-/// Takes pins back; the last one frees an inode without names.
+/// Removes pins; removing the last one frees an inode without names.
 pub(crate) fn unpin(core: &Core, inode: &Arc<InodeMem>, count: u64) {
     if !inode.unpin(count) {
         return;
@@ -267,7 +267,7 @@ pub(crate) fn unpin(core: &Core, inode: &Arc<InodeMem>, count: u64) {
     core.inodes.let_go(inode);
 }
 
-/// The same for who will not ask for the inode again: its entry goes as well.
+/// The same for a caller that will not need the inode again: its cache entry is dropped as well.
 pub(crate) fn forget(core: &Core, inode: Arc<InodeMem>, count: u64) {
     if !inode.unpin(count) {
         return;
@@ -280,7 +280,7 @@ pub(crate) fn forget(core: &Core, inode: Arc<InodeMem>, count: u64) {
 
 /// After the last pin: frees an inode without names.
 fn free_unnamed(core: &Core, inode: &Arc<InodeMem>) {
-    // The other half of what `settle` says.
+    // The other half of the argument at `settle`.
     fence(Ordering::SeqCst);
     let orphan = core.snapshot(inode).is_ok_and(|loaded| loaded.nlink() == 0);
     if orphan && let Err(error) = free_orphan(core, inode) {

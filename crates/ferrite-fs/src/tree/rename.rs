@@ -1,4 +1,4 @@
-//! Rename, in one record whatever it involves: two entries, their slots, up to four inodes and what is replaced.
+//! Rename, always in one record: two entries, their slots, up to four inodes and what is replaced.
 
 use std::sync::Arc;
 
@@ -26,7 +26,7 @@ pub(crate) fn rename(core: &Core, from: (Ino, &[u8]), to: (Ino, &[u8]), mode: Re
     posix::check_name(to.1)?;
     core.check_writable()?;
     retry::with_space(core, Need::FEW, || match rename_once(core, from, to, mode, false) {
-        // As in `remove::unlink`: the source's block goes only if the tree needs no node for that.
+        // As in `remove::unlink`: the source's block is removed only if the tree needs no node for that.
         Err(FsError::NoSpace(SpaceOf::Blocks)) => rename_once(core, from, to, mode, true),
         other => other,
     })
@@ -50,7 +50,7 @@ fn rename_once(core: &Core, from: (Ino, &[u8]), to: (Ino, &[u8]), mode: RenameMo
     }
 }
 
-/// `None` when the names no longer are what was found before the locks were taken.
+/// `None` if the names are no longer what was found before the locks were taken.
 fn attempt(
     core: &Core,
     from: &Side<'_>,
@@ -119,7 +119,7 @@ fn attempt(
     })
 }
 
-/// All that can be refused; `Ok(false)` when there is nothing to do.
+/// All the reasons to refuse; `Ok(false)` if there is nothing to do.
 fn check(
     core: &Core,
     edits: &mut Edits,
@@ -155,7 +155,7 @@ fn check(
             if !source_is_dir && target_is_dir {
                 return Err(FsError::IsDirectory);
             }
-            // The source's directory is not empty, whatever a damaged inode says.
+            // The source's directory is not empty, even if a damaged inode says so.
             if target_is_dir && (found.ino == from.dir.ino || edits.get(found.ino).entries() != 0) {
                 return Err(FsError::NotEmpty);
             }
@@ -173,11 +173,11 @@ fn check(
     Ok(true)
 }
 
-/// Whether directory `dir` is `ancestor` or lies below it. Parents change only under the rename lock, which the caller
-/// holds if the answer can matter (within one directory nothing can move below itself but by name).
+/// Whether directory `dir` is `ancestor` or is below it. Parents change only under the rename lock, which the caller
+/// holds if the answer can matter (within one directory nothing can move below itself except by name).
 fn is_below(core: &Core, dir: u32, ancestor: u32) -> bool {
     let mut at = dir;
-    // A damaged pool may hold a circle of directories; no path is longer than there are inodes.
+    // A damaged pool may contain a cycle of directories; no path is longer than there are inodes.
     for _ in 0..core.superblock.inodes {
         if at == ancestor {
             return true;
@@ -190,7 +190,7 @@ fn is_below(core: &Core, dir: u32, ancestor: u32) -> bool {
     true
 }
 
-/// Takes the source's entry away and lets the target's name it, or adds a new one.
+/// Removes the source's entry, and makes the target's entry name the source's inode, or adds a new entry.
 fn relink(
     core: &Core,
     tx: &mut Tx<'_>,
@@ -218,7 +218,7 @@ fn relink(
         let place = (edits.get(to.dir.ino), locks.hints(to.dir.ino));
         planned = Some(dir::insert(core, tx, &key, place, child)?);
     }
-    // The new name may be going to the block that the old one leaves.
+    // The new name may be placed in the block that the old one leaves.
     let keep_block = keep_block || (same_dir && target.is_none());
     let place = (from.dir.ino, edits.get(from.dir.ino), locks.hints(from.dir.ino));
     dir::remove(core, tx, place, source, keep_block)?;

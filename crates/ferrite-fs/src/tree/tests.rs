@@ -1,4 +1,4 @@
-//! Tests of operations on names where no block is left, or where what follows a commit fails.
+//! Tests of operations on names when no block is left, or when something after the commit fails.
 
 use ferrite_map::{MapTx, Mapping, PageId, Resource};
 use ferrite_pm::Region;
@@ -13,7 +13,7 @@ use crate::space::blocks::Class;
 use crate::{Engine, MkfsOptions, MountOptions, mkfs};
 
 const PAGE: usize = BLOCK_BYTES as usize;
-/// Names of 250 bytes that a directory's block holds.
+/// Names of 250 bytes that fit in a directory block.
 const NAMES_PER_BLOCK: u64 = 15;
 
 fn engine(mapping: Mapping) -> Engine {
@@ -42,15 +42,15 @@ fn long_name(n: u64) -> Vec<u8> {
     format!("{n:0250}").into_bytes()
 }
 
-/// Where in its directory's blocks a name lies.
+/// In which of its directory's blocks a name is.
 fn block_of(engine: &Engine, dir: Ino, name: &[u8]) -> u64 {
     let core = engine.core();
     let key = core.names.key(dir as u32, name);
     core.names.find(&key).unwrap().unwrap().entry_offset / BLOCK_BYTES
 }
 
-/// Removes (or renames) all names of a directory's block that is the middle one of an extent of three, in a directory
-/// with `lone` other extents, when there is no block left. True if the block stayed.
+/// Removes (or renames) all names of a directory block that is the middle one of an extent of three, in a directory
+/// with `lone` other extents, when no block is left. True if the block stayed.
 fn empty_a_block(lone: u64, removes: bool) -> Result<bool, FsError> {
     let engine = engine(Mapping::Extent);
     let dir = engine.mkdir(&Cred::root(), ROOT_INO, b"dir", 0o755).unwrap().ino;
@@ -90,7 +90,7 @@ fn empty_a_block(lone: u64, removes: bool) -> Result<bool, FsError> {
     assert!(!engine.is_read_only());
     let stayed = engine.getattr(dir).unwrap().blocks == blocks;
     if stayed {
-        // For the names that come next.
+        // For the next names.
         make(&engine, dir, b"new");
     }
     Ok(stayed)
@@ -108,7 +108,7 @@ fn names_go_where_a_tree_has_no_node_for_that() {
     }
 }
 
-/// A file of more pages than go with its name, one of which has a damaged log.
+/// A file with more pages than are removed with its name, one of which has a damaged log.
 fn unfreeable(engine: &Engine, name: &[u8]) -> Ino {
     let ino = make(engine, ROOT_INO, name);
     write(engine, ino, 0, &vec![1; 100 * PAGE]);
@@ -140,13 +140,13 @@ fn what_follows_the_commit_makes_no_error_of_a_success() {
             .unwrap();
         assert_eq!(engine.lookup(ROOT_INO, b"target").unwrap().ino, source);
         let (_, told) = engine.core().incidents.findings();
-        assert_eq!(told, 2, "{mapping:?}: the damage was told, once each");
+        assert_eq!(told, 2, "{mapping:?}: the damage was reported, once each");
         assert!(!engine.is_read_only());
     }
 }
 
-/// Nodes of a tree may cost an overwrite more than it frees. What it takes from the reserve for good must leave enough
-/// for those who give as much as they take.
+/// Tree nodes may make an overwrite take more than it frees. What it takes from the reserve permanently must leave
+/// enough for operations that give back as much as they take.
 #[test]
 fn what_owes_the_reserve_leaves_half_of_it() {
     let engine = engine(Mapping::Hashfs);
@@ -175,7 +175,7 @@ fn what_owes_the_reserve_leaves_half_of_it() {
     assert!(take(0).is_err());
 }
 
-/// Space is counted, not fetched: a look changes nothing, and what it says is there is there.
+/// Space is counted, not reclaimed: asking changes nothing, and the space reported is really available.
 #[test]
 fn a_look_at_the_free_space_moves_nothing() {
     for &mapping in Mapping::ALL {
@@ -193,7 +193,7 @@ fn a_look_at_the_free_space_moves_nothing() {
         }
         core.reclaim().unwrap();
         let full = engine.statfs().unwrap().blocks_free;
-        // The logs of some pages go, and those of others stay.
+        // The logs of some pages are removed, and those of others stay.
         for n in (0..200).filter(|n| n % 5 > 0) {
             write(&engine, ino, n * BLOCK_BYTES, &[3; PAGE]);
         }
@@ -204,15 +204,15 @@ fn a_look_at_the_free_space_moves_nothing() {
             (fences, free),
             "{mapping:?}: a look"
         );
-        assert!(told > full, "{mapping:?}: the logs that went count");
+        assert!(told > full, "{mapping:?}: the logs that were removed count");
         core.reclaim().unwrap();
         core.log_space.empty_purses(&core.alloc);
-        assert_eq!(core.alloc.free(), told, "{mapping:?}: told and had");
+        assert_eq!(core.alloc.free(), told, "{mapping:?}: reported and available");
         assert_eq!(engine.statfs().unwrap().blocks_free, told, "{mapping:?}");
     }
 }
 
-/// What is given back twice stops the engine, with nothing locked for ever, and takes nothing else with it.
+/// Releasing something twice stops the engine, leaves nothing locked, and has no effect on other resources.
 #[test]
 fn what_is_freed_twice_stops_changes_and_no_thread() {
     for &mapping in Mapping::ALL {

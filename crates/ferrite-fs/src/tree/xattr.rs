@@ -1,6 +1,6 @@
-//! Extended attributes: all of an inode's in one block (see [`crate::format::xattr`]), written anew with every change.
+//! Extended attributes: all of an inode's in one block (see [`crate::format::xattr`]), rewritten with every change.
 //!
-//! Crash argument: the new block is claimed and filled before the record that swings the inode's pointer to it; the
+//! Crash argument: the new block is claimed and filled before the record that changes the inode's pointer to it; the
 //! old block is freed by that record.
 
 use ferrite_map::{MapTx, Resource};
@@ -15,7 +15,7 @@ use crate::pool::tx::Tx;
 use crate::retry::{self, Need};
 use crate::space::blocks::Class;
 
-/// All attributes of an inode; under its lock.
+/// All attributes of an inode; the caller holds its lock.
 pub(crate) fn load(core: &Core, ino: u32, inode: &Inode) -> Result<Attributes> {
     let block = inode.xattr_block();
     if block == 0 {
@@ -72,7 +72,7 @@ pub(crate) fn list(core: &Core, ino: Ino) -> Result<Vec<Vec<u8>>> {
 /// Creates or replaces an attribute.
 pub(crate) fn set(core: &Core, ino: Ino, name: &[u8], value: &[u8], mode: XattrMode) -> Result<()> {
     check_name(name)?;
-    // It would not fit if it were the only one, so there is no space to be made for it.
+    // It would not fit even if it were the only one, so making space does not help.
     if value.len() > XATTR_SIZE_MAX || 4 + name.len() + value.len() > SPACE_BYTES {
         return Err(FsError::ValueTooLong);
     }
