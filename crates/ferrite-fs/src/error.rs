@@ -1,5 +1,4 @@
-//! Why a pool cannot be made, opened or trusted. Operations on a mounted pool report
-//! [`ferrite_vfs::FsError`] instead.
+//! Why a pool cannot be made, opened or trusted. Operations on a mounted pool report [`ferrite_vfs::FsError`] instead.
 
 use ferrite_map::MapError;
 use ferrite_pm::PmError;
@@ -9,7 +8,7 @@ use thiserror::Error;
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum EngineError {
-    /// The medium refused.
+    /// The medium refused the access or failed.
     #[error(transparent)]
     Medium(#[from] PmError),
     /// Not a Ferrite pool.
@@ -26,14 +25,14 @@ pub enum EngineError {
     /// The pool needs features this program lacks.
     #[error("the pool uses features this program does not know (incompatible {0:#x}); use a newer Ferrite")]
     UnknownFeatures(u64),
-    /// The pool may only be read without features this program lacks.
+    /// Without features that this program lacks, the pool may only be read.
     #[error(
         "the pool uses features this program does not know (read-only-compatible {0:#x}), so it must not write to it; \
          use a newer \
          Ferrite, or mount it read-only with `-o ro`"
     )]
     ReadOnlyFeatures(u64),
-    /// The file is shorter than the pool it holds.
+    /// The file is shorter than its superblock says.
     #[error(
         "the pool is truncated: its superblock says {expected_bytes} bytes, the file has {found_bytes}; restore the \
          missing part from a copy"
@@ -47,7 +46,7 @@ pub enum EngineError {
     /// A structure on the medium is damaged.
     #[error("damaged pool: {0}; run `ferrite fsck` on it")]
     Damaged(String),
-    /// Neither copy of the superblock can be believed.
+    /// Neither copy of the superblock is valid.
     #[error(
         "damaged pool: both copies of the superblock are damaged (the first: {first}; the second: {second}), so \
          neither a mount nor \
@@ -62,20 +61,20 @@ pub enum EngineError {
     /// Options that cannot be met.
     #[error("{0}")]
     Options(String),
-    /// Mounted with `durability=process` when the machine went down.
+    /// Used with `durability=process` when the machine went down.
     #[error(
         "the pool was in use with durability=process when the machine restarted, so completed operations may be \
          missing; `ferrite fsck --repair` makes it sound again and accepts that, as does a mount with `-o \
          accept_power_loss`"
     )]
     PowerLost,
-    /// The engine stopped itself.
+    /// The engine has stopped all changes.
     #[error("the pool turned read-only: {0}")]
     Failed(String),
 }
 
 impl EngineError {
-    /// What is wrong, without what to do about it: for lists of findings, where that stands once for all.
+    /// What is wrong, without the remedy: for lists of findings, where the remedy is given once for all.
     pub(crate) fn cause(&self) -> String {
         match self {
             EngineError::Foreign(what) | EngineError::Damaged(what) => what.clone(),

@@ -1,6 +1,6 @@
 //! The PM engine: a file system in a region of byte-addressable storage (`docs/design.md`).
 //!
-//! The crate is built in floors; each uses those below it, and none above.
+//! The crate has floors; each uses only those below it.
 //!
 //! | floor | folder | what lives there |
 //! | --- | --- | --- |
@@ -8,19 +8,19 @@
 //! | 9 | `audit` | a pool as a whole: reading its tables, checking, repairing, scrubbing |
 //! | 8 | `tree` | directories, names, attributes |
 //! | 7 | `file` | data of regular files |
-//! | 6 | `retry` | what an operation does that finds no room |
+//! | 6 | `retry` | what an operation does when it finds no room |
 //! | 5 | `page` | a data page: block, checksum, log; folding logs |
 //! | 4 | `pool` | the state of a mounted pool; a transaction |
 //! | 3 | `journal` | rings of records: commit, apply, retire, replay |
-//! | 2 | `space`, `cache`, `health` | what is free; what is known in DRAM; what is wrong |
+//! | 2 | `space`, `cache`, `health` | what is free; what is kept in DRAM; what is damaged |
 //! | 1 | `format` | the bytes of each structure |
-//! | 0 | `error`, `options`, `planted`, `thread` | words that all floors use |
+//! | 0 | `error`, `options`, `planted`, `thread` | what all floors use |
 //!
 //! *Architecture invariant:* structures on the medium change only by applying a committed record. Words are stored
-//! outside `journal` in four places alone: `mkfs`; the control words of mount, unmount and freeze; [`rewrite`], which
+//! outside `journal` in only four places: `mkfs`; the control words of mount, unmount and freeze; [`rewrite`], which
 //! applies a repair as a record would; and folds, which change no content (`page/fold.rs`).
 //!
-//! *Architecture invariant:* there is no `unsafe` here; the medium is reached through `ferrite-pm` alone.
+//! *Architecture invariant:* there is no `unsafe` here; the medium is accessed only through `ferrite-pm`.
 #![forbid(unsafe_code)]
 
 mod audit;

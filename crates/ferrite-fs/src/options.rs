@@ -1,7 +1,7 @@
 //! What a caller may choose at mkfs, mount and fsck, and what the engine reports about a pool.
 //!
-//! Choices grow: outside this crate they start from the default and go on with a setter for each that differs. A setter
-//! that takes `impl Into<Option<_>>` takes the value itself, or `None` for the default.
+//! The sets of options grow. Outside this crate, a caller starts from the default and calls a setter for each option
+//! that differs. A setter that takes `impl Into<Option<_>>` takes the value itself, or `None` for the default.
 
 pub use ferrite_map::Mapping;
 use serde::{Deserialize, Serialize};
@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 /// assert_eq!((options.mapping, options.seed, options.inodes), (Mapping::Radix, Some(1), None));
 /// ```
 ///
-/// A new choice breaks no caller, since nobody outside can list them all:
+/// A new option breaks no caller, since no code outside the crate can list them all:
 ///
 /// ```compile_fail,E0639
 /// let options = ferrite_fs::MkfsOptions { seed: Some(1), ..Default::default() };
@@ -25,17 +25,17 @@ use serde::{Deserialize, Serialize};
 pub struct MkfsOptions {
     /// Mapping structure.
     pub mapping: Mapping,
-    /// Number of inodes; default one for every 16 KiB.
+    /// Number of inodes; by default one for every 16 KiB.
     pub inodes: Option<u64>,
-    /// Number of names; default two an inode.
+    /// Number of names; by default two per inode.
     pub names: Option<u64>,
-    /// Journal rings; default 16, fewer on small pools.
+    /// Number of journal rings; by default 16, fewer on small pools.
     pub rings: Option<u32>,
-    /// Block size; only 4096 so far.
+    /// Block size in bytes; only 4096 so far.
     pub block_bytes: Option<u32>,
-    /// Seed of the pool's hashes and its identity; default random. Tests fix it.
+    /// Seed of the pool's hashes and its identity; by default random. Tests set it.
     pub seed: Option<u64>,
-    /// Owner and group of the root directory.
+    /// User and group that own the root directory.
     pub root_owner: (u32, u32),
     /// File data carries checksums, which every read verifies.
     pub data_checksum: bool,
@@ -56,7 +56,7 @@ impl MkfsOptions {
         self
     }
 
-    /// How many names; by default two an inode.
+    /// How many names; by default two per inode.
     #[must_use]
     pub fn names(mut self, names: impl Into<Option<u64>>) -> MkfsOptions {
         self.names = names.into();
@@ -70,14 +70,14 @@ impl MkfsOptions {
         self
     }
 
-    /// Size of a block in bytes; mkfs refuses any but 4096 so far.
+    /// Size of a block in bytes; mkfs refuses all but 4096 so far.
     #[must_use]
     pub fn block_bytes(mut self, block_bytes: impl Into<Option<u32>>) -> MkfsOptions {
         self.block_bytes = block_bytes.into();
         self
     }
 
-    /// What the pool's hashes and its identity are made from; by default random. The same seed makes the same pool.
+    /// Source of the pool's hashes and its identity; by default random. The same seed makes the same pool.
     #[must_use]
     pub fn seed(mut self, seed: impl Into<Option<u64>>) -> MkfsOptions {
         self.seed = seed.into();
@@ -91,7 +91,7 @@ impl MkfsOptions {
         self
     }
 
-    /// Whether data of files carries checksums, which every read verifies; by default it does not.
+    /// Whether file data carries checksums, which every read verifies; by default it does not.
     #[must_use]
     pub fn data_checksum(mut self, data_checksum: bool) -> MkfsOptions {
         self.data_checksum = data_checksum;
@@ -99,10 +99,10 @@ impl MkfsOptions {
     }
 }
 
-/// When reads move the access time.
+/// When reads update the access time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum AtimePolicy {
-    /// When it is older than the last change, or than a day.
+    /// If it is older than the last change, or than a day.
     #[default]
     Relative,
     /// Never.
@@ -122,24 +122,24 @@ pub enum AtimePolicy {
 #[derive(Debug, Clone, Copy)]
 #[non_exhaustive]
 pub struct MountOptions {
-    /// Refuse changes. A crashed pool is replayed into a private mapping; nothing is written.
+    /// Refuse changes. If the pool crashed, its journal is replayed into a private mapping; nothing is written.
     pub read_only: bool,
-    /// Access times.
+    /// When reads update access times.
     pub atime: AtimePolicy,
-    /// Listings move access times of directories, as far as `atime` lets them.
+    /// Listings update access times of directories, as far as `atime` allows.
     pub dir_atime: bool,
-    /// On an ordinary file only: survive a killed process, not a power loss (docs/design.md, "Crash atomicity", mode
-    /// `process`).
+    /// On an ordinary file only: operations survive a killed process, not a power loss (docs/design.md, "Crash
+    /// atomicity", mode `process`).
     pub process_durability: bool,
-    /// Mount although the machine went down while the pool was in use in that mode.
+    /// Mount even if the machine went down while the pool was in use in that mode.
     pub accept_power_loss: bool,
-    /// Fold page logs in the background, when space is short or the pool idle.
+    /// Fold page logs in the background, when space is short or the pool is idle.
     pub cleaner: bool,
-    /// The cleaner starts when less than this share of the blocks is free, in percent…
+    /// The cleaner starts when less than this percentage of the blocks is free…
     pub clean_low_percent: u8,
-    /// …and goes on until this share is.
+    /// …and continues until this percentage is free.
     pub clean_high_percent: u8,
-    /// A read that walked at least this many entries of a page's log folds the page; 0: never.
+    /// A read that walked at least this many entries of a page's log folds the page; 0 means never.
     pub fold_read_entries: u32,
     /// No page logs: every unaligned write copies its page, as NOVA does. For comparison.
     pub cow_only: bool,
@@ -166,35 +166,35 @@ impl Default for MountOptions {
 }
 
 impl MountOptions {
-    /// Whether changes are refused and nothing is written; by default they are not.
+    /// Whether to refuse changes and write nothing; by default changes are allowed.
     #[must_use]
     pub fn read_only(mut self, read_only: bool) -> MountOptions {
         self.read_only = read_only;
         self
     }
 
-    /// When reads move access times; by default [`AtimePolicy::Relative`].
+    /// When reads update access times; by default [`AtimePolicy::Relative`].
     #[must_use]
     pub fn atime(mut self, atime: AtimePolicy) -> MountOptions {
         self.atime = atime;
         self
     }
 
-    /// Whether listings move access times of directories, as far as `atime` lets them; by default they do.
+    /// Whether listings update access times of directories, as far as `atime` allows; by default they do.
     #[must_use]
     pub fn dir_atime(mut self, dir_atime: bool) -> MountOptions {
         self.dir_atime = dir_atime;
         self
     }
 
-    /// Whether an ordinary file need survive a killed process only, not a power loss; by default both.
+    /// Whether operations on an ordinary file need only survive a killed process, not a power loss; by default both.
     #[must_use]
     pub fn process_durability(mut self, process_durability: bool) -> MountOptions {
         self.process_durability = process_durability;
         self
     }
 
-    /// Whether to mount although the machine went down while the pool was in use with `process_durability`, so that its
+    /// Whether to mount even if the machine went down while the pool was in use with `process_durability`, so that its
     /// data may be torn; by default such a mount is refused.
     #[must_use]
     pub fn accept_power_loss(mut self, accept_power_loss: bool) -> MountOptions {
@@ -202,28 +202,28 @@ impl MountOptions {
         self
     }
 
-    /// Whether a thread folds page logs in the background; by default one does.
+    /// Whether a thread folds page logs in the background; by default it does.
     #[must_use]
     pub fn cleaner(mut self, cleaner: bool) -> MountOptions {
         self.cleaner = cleaner;
         self
     }
 
-    /// Below which share of free blocks the cleaner starts, in percent; by default 5.
+    /// The cleaner starts below this percentage of free blocks; by default 5.
     #[must_use]
     pub fn clean_low_percent(mut self, clean_low_percent: u8) -> MountOptions {
         self.clean_low_percent = clean_low_percent;
         self
     }
 
-    /// Up to which share of free blocks it goes on, in percent; by default 10.
+    /// The cleaner continues up to this percentage of free blocks; by default 10.
     #[must_use]
     pub fn clean_high_percent(mut self, clean_high_percent: u8) -> MountOptions {
         self.clean_high_percent = clean_high_percent;
         self
     }
 
-    /// After how many entries of a page's log a read folds the page; 0 for never, by default 4.
+    /// A read that walked this many entries of a page's log folds the page; 0 means never, by default 4.
     #[must_use]
     pub fn fold_read_entries(mut self, fold_read_entries: u32) -> MountOptions {
         self.fold_read_entries = fold_read_entries;
@@ -237,8 +237,8 @@ impl MountOptions {
         self
     }
 
-    /// Reads logs from the oldest entry on, which is slower and finds the same. No choice of a user's: `ferrite bench`
-    /// and the lab measure the paper's comparison with it, and a test of the checksums reads both ways.
+    /// Reads logs from the oldest entry on, which is slower and gives the same result. Not meant for users: `ferrite
+    /// bench` and the lab measure the paper's comparison with it, and a test of the checksums reads both ways.
     #[doc(hidden)]
     #[must_use]
     pub fn forward_scan(mut self, forward_scan: bool) -> MountOptions {
@@ -250,17 +250,17 @@ impl MountOptions {
 /// Folds since the mount, by cause.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FoldCounts {
-    /// A write merged: the log was long, or the page complete.
+    /// By writes, because the log was long or the page complete.
     pub write: u64,
-    /// A read had walked too far.
+    /// By reads that walked too many entries.
     pub read: u64,
-    /// Space was short.
+    /// Because space was short.
     pub low_space: u64,
-    /// Nothing else went on.
+    /// Because the pool was idle.
     pub idle: u64,
 }
 
-/// Where a pool's DRAM goes, in bytes.
+/// A pool's use of DRAM, in bytes.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct DramUse {
     /// Free map of the blocks.
@@ -271,17 +271,17 @@ pub struct DramUse {
     pub inode_map: u64,
     /// Free map and bounds of the name table.
     pub name_map: u64,
-    /// Inodes known to the kernel, open, or kept: how many.
+    /// Number of inodes in the cache: known to the kernel, open, or kept for a while.
     pub cached_inodes: u64,
     /// Bytes per cached inode.
     pub bytes_per_cached_inode: u64,
-    /// Tables in which they are found.
+    /// Tables that find the cached inodes.
     pub inode_tables: u64,
     /// Journal bookkeeping, all rings.
     pub journal: u64,
     /// Slabs of page logs, and the list of pages that have logs.
     pub page_logs: u64,
-    /// Lists of where sparse files have pages, of mappings that cannot tell.
+    /// Lists of where sparse files have pages, for mappings that cannot list a file's pages.
     #[serde(default)]
     pub page_lists: u64,
     /// Sum of all.
@@ -295,9 +295,9 @@ pub struct PoolInfo {
     pub uuid: String,
     /// Version of the format.
     pub format_version: u32,
-    /// What the pool lies on, and what survives there.
+    /// What the pool is stored on, and what survives there.
     pub medium: String,
-    /// In words: when an operation that returned is safe from what.
+    /// In words: which failures a completed operation survives.
     pub durability: String,
     /// Mapping structure.
     pub mapping: Mapping,
@@ -308,7 +308,7 @@ pub struct PoolInfo {
     pub size_bytes: u64,
     /// Block size in bytes.
     pub block_bytes: u32,
-    /// Data blocks, in all.
+    /// Data blocks in total.
     pub blocks: u64,
     /// Data blocks free now.
     pub blocks_free: u64,
@@ -316,18 +316,18 @@ pub struct PoolInfo {
     pub blocks_reserved: u64,
     /// Blocks freed by operations that a crash could still replay.
     pub blocks_pending: u64,
-    /// Inodes in all and free.
+    /// Inodes in total.
     pub inodes: u64,
     /// Free inodes.
     pub inodes_free: u64,
-    /// Inodes in use that have no name: removed files that somebody has open, or is removing.
+    /// Inodes in use that have no name: removed files that a program has open, or that are being removed.
     #[serde(default)]
     pub orphans: u64,
-    /// Names in all.
+    /// Names in total.
     pub names: u64,
     /// Free names.
     pub names_free: u64,
-    /// Slots of the mapping structure.
+    /// Total slots of the mapping structure.
     pub map_slots: u64,
     /// Free slots.
     pub map_slots_free: u64,
@@ -335,67 +335,67 @@ pub struct PoolInfo {
     pub pages: u64,
     /// Pages that have a log.
     pub logged_pages: u64,
-    /// Bytes of the logs' segments, those that threads hold ready included.
+    /// Bytes of the logs' segments, including those that threads hold ready.
     pub log_bytes: u64,
-    /// Blocks these lie in.
+    /// Blocks that contain those segments.
     pub log_blocks: u64,
-    /// Blocks of pages and logs, over blocks of pages.
+    /// Blocks of pages and logs, divided by blocks of pages.
     pub space_amplification: f64,
-    /// Logs merged into their pages since the mount: by writes, reads, for want of space, and in idle times.
+    /// Logs merged into their pages since the mount: by writes, by reads, for lack of space, and in idle times.
     pub folds: FoldCounts,
-    /// Pages that lie in the block of their own slot (HashFS), in percent.
+    /// Pages that are in the block of their own slot (HashFS), in percent.
     pub pages_at_home_percent: f64,
-    /// Journal rings and bytes of each.
+    /// Number of journal rings.
     pub rings: u32,
     /// Bytes of each ring.
     pub ring_bytes: u64,
-    /// Whether the pool was unmounted cleanly before this look at it.
+    /// Whether the pool had been unmounted cleanly before.
     pub was_clean: bool,
-    /// The mount found it marked as in use in another file: it may be a copy that was taken while the original was
-    /// mounted.
+    /// The mount found the pool marked as in use in another file: it may be a copy that was taken while the original
+    /// was mounted.
     #[serde(default)]
     pub may_be_live_copy: bool,
     /// Changes are held back, so that the pool can be copied.
     #[serde(default)]
     pub frozen: bool,
-    /// Journal records that this mount replayed.
+    /// Journal records replayed by this mount.
     pub replayed_records: u64,
-    /// Mounts so far.
+    /// Number of mounts so far.
     pub mounts: u64,
-    /// Whether the engine has turned read-only after an error, and which.
+    /// The error after which the engine turned read-only, if it did.
     pub failed: Option<String>,
-    /// What the mount found damaged, a line each.
+    /// Damage that the mount found, one line each.
     #[serde(default)]
     pub damage: Vec<String>,
-    /// Whether changes are refused, because it is not known what the damaged parts own.
+    /// Changes are refused, because it is unknown which blocks the damaged structures own.
     #[serde(default)]
     pub damage_stops_changes: bool,
-    /// Damage that operations and scrubs met since the mount, the oldest first; the last hundred different ones.
+    /// Damage met by operations and scrubs since the mount, oldest first; the last hundred different findings.
     #[serde(default)]
     pub runtime_findings: Vec<RuntimeFinding>,
-    /// How often they met any.
+    /// How often damage was met in total.
     #[serde(default)]
     pub runtime_findings_total: u64,
-    /// The last scrub since the mount that came to its end.
+    /// The last scrub since the mount that ran to completion.
     #[serde(default)]
     pub last_scrub: Option<LastScrub>,
-    /// DRAM shares.
+    /// Use of DRAM.
     pub dram: DramUse,
-    /// Persistence counters of this process since the mount: fences.
+    /// Fences of this process since the mount.
     pub fences: u64,
     /// Cache lines written back.
     pub lines_written_back: u64,
     /// Bytes stored past the cache.
     pub bytes_streamed: u64,
-    /// Syncs of an ordinary file asked for.
+    /// Syncs of an ordinary file that were requested.
     #[serde(default)]
     pub file_syncs: u64,
 }
 
-/// Damage that was met while a pool was mounted.
+/// Damage met while the pool was mounted.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RuntimeFinding {
-    /// What is wrong, with the names and numbers it concerns.
+    /// What is wrong, with the names and numbers that it concerns.
     pub what: String,
     /// How often it was met.
     pub count: u64,
@@ -405,18 +405,18 @@ pub struct RuntimeFinding {
     pub last_s: i64,
 }
 
-/// A scrub that came to its end.
+/// A scrub that ran to completion.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LastScrub {
-    /// When, in seconds since 1970.
+    /// When it ended, in seconds since 1970.
     pub ended_s: i64,
     /// Inodes in use.
     pub inodes: u64,
     /// Pages of data whose checksums were verified.
     pub pages: u64,
-    /// Bytes looked at.
+    /// Bytes read.
     pub bytes: u64,
-    /// How much was wrong.
+    /// Number of findings.
     pub findings: u64,
 }
 
@@ -427,9 +427,9 @@ pub struct PageDump {
     pub page: u32,
     /// Its block.
     pub block: u32,
-    /// Reserved: reads as zeros.
+    /// Reserved: the page reads as zeros.
     pub unwritten: bool,
-    /// Its word as it is stored.
+    /// Its page word, as stored.
     pub word: u64,
     /// The entries of its log, newest first.
     pub entries: Vec<EntryDump>,
@@ -438,11 +438,11 @@ pub struct PageDump {
 /// An entry of a page log.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EntryDump {
-    /// Where it ends: pool offset of its trailer's 64 bytes, over 64.
+    /// Where it ends: the pool offset of the 64 bytes that hold its trailer, divided by 64.
     pub unit: u32,
-    /// Where in the page its data goes.
+    /// Offset in the page of its data.
     pub offset: u16,
-    /// How much.
+    /// Length of its range.
     pub len_bytes: u16,
     /// Its range reads as zeros.
     pub zeros: bool,
@@ -450,7 +450,7 @@ pub struct EntryDump {
     pub segment: u32,
 }
 
-/// Choices of a check or repair.
+/// Options of a check or repair.
 ///
 /// ```
 /// assert!(ferrite_fs::FsckOptions::default().data(true).data);
@@ -458,12 +458,12 @@ pub struct EntryDump {
 #[derive(Debug, Clone, Copy, Default)]
 #[non_exhaustive]
 pub struct FsckOptions {
-    /// Read all data of files as well, where it carries checksums.
+    /// Also read all file data, where it carries checksums.
     pub data: bool,
 }
 
 impl FsckOptions {
-    /// Whether to read all data of files as well, where it carries checksums; by default not.
+    /// Whether to read all file data as well, where it carries checksums; by default not.
     #[must_use]
     pub fn data(mut self, data: bool) -> FsckOptions {
         self.data = data;
@@ -471,25 +471,25 @@ impl FsckOptions {
     }
 }
 
-/// One thing fsck found wrong.
+/// One fsck finding.
 #[derive(Debug, Clone, Serialize)]
 pub struct Finding {
     /// Phase that found it.
     pub phase: &'static str,
-    /// What is wrong, with the names and numbers it concerns.
+    /// What is wrong, with the names and numbers that it concerns.
     pub what: String,
 }
 
-/// What fsck saw.
+/// Result of a check.
 #[derive(Debug, Clone, Default, Serialize)]
 pub struct FsckReport {
     /// What is wrong; empty on a sound pool.
     pub findings: Vec<Finding>,
-    /// More is wrong than the findings tell, of which only so many are kept.
+    /// There was more than `findings` lists, which holds a limited number.
     pub more: bool,
     /// Inodes in use.
     pub inodes: u64,
-    /// Those of them that have no name: somebody had them open, or was removing them. The next mount frees them.
+    /// Those of them that have no name: a program had them open, or was removing them. The next mount frees them.
     pub orphans: u64,
     /// Directory entries.
     pub entries: u64,
@@ -501,12 +501,12 @@ pub struct FsckReport {
     pub replayed_records: u64,
 }
 
-/// One thing that a repair does.
+/// One step of a repair.
 #[derive(Debug, Clone, Serialize)]
 pub struct Mended {
     /// Phase that found it.
     pub phase: &'static str,
-    /// What is wrong, with the names and numbers it concerns.
+    /// What is wrong, with the names and numbers that it concerns.
     pub what: String,
     /// What is done about it.
     pub action: &'static str,
@@ -515,7 +515,7 @@ pub struct Mended {
 }
 
 impl Mended {
-    /// What was wrong, without what is done about it.
+    /// The finding, without what is done about it.
     pub(crate) fn finding(&self) -> Finding {
         Finding {
             phase: self.phase,
@@ -524,25 +524,25 @@ impl Mended {
     }
 }
 
-/// What a repair comes to.
+/// Result of a repair.
 #[derive(Debug, Clone, Default, Serialize)]
 pub struct RepairReport {
     /// What was wrong before, in the order of `mended`; empty if the pool was sound.
     pub findings: Vec<Finding>,
-    /// Everything that is done, in order.
+    /// Everything that was done, in order.
     pub mended: Vec<Mended>,
-    /// Inodes whose content may be wrong, as they are called in `lost+found`.
+    /// Names in `lost+found` of inodes whose content may be wrong.
     pub quarantined: Vec<String>,
-    /// The pool as it is afterwards; findings that are left could not be repaired.
+    /// The state of the pool afterwards; findings that remain could not be repaired.
     pub after: FsckReport,
 }
 
-/// What a scrub saw.
+/// Result of a scrub.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ScrubReport {
     /// What is wrong.
     pub findings: Vec<String>,
-    /// More is wrong than the findings tell, of which only so many are kept.
+    /// There was more than `findings` lists, which holds a limited number.
     #[serde(default)]
     pub more: bool,
     /// Inodes in use.
@@ -551,12 +551,12 @@ pub struct ScrubReport {
     pub entries: u64,
     /// Entries of page logs.
     pub log_entries: u64,
-    /// How many of the findings are damaged data of files, which a repair of structures does not mend.
+    /// How many of the findings are damaged file data, which a repair of structures does not fix.
     #[serde(default)]
     pub data_findings: u64,
-    /// Pages of data whose checksums were verified; 0 where data carries none.
+    /// Pages of data whose checksums were verified; 0 if data carries none.
     #[serde(default)]
     pub pages: u64,
-    /// Bytes looked at.
+    /// Bytes read.
     pub bytes: u64,
 }

@@ -1,71 +1,71 @@
 //! Mistakes planted on purpose, to show that the crash explorer finds such mistakes.
 //!
 //! What lives here: [`Flaw`], and the switch that turns one on. Each is one `if` at the place where the real mistake
-//! would be made, or, for what a mapping does by way of its transaction, in that. Without the feature `planted` the
-//! switch is a constant `false` and all of them compile to nothing.
+//! would be made, or, for mistakes that a mapping makes through its transaction, in the transaction. Without the
+//! feature `planted`, the switch is a constant `false` and all of them compile to nothing.
 
 use ferrite_map::Mapping;
 
-/// A mistake that somebody could make.
+/// A mistake that a programmer could make.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[cfg_attr(
     not(feature = "planted"),
     allow(dead_code, reason = "only named where they would be made")
 )]
 pub enum Flaw {
-    /// A record is applied before the fence that makes it durable has run.
+    /// A record is applied before the fence that makes it durable.
     CommitWithoutFence = 1,
-    /// Words are set, and written back, before their record exists.
+    /// Words are set and written back before their record exists.
     WordsBeforeRecord,
     /// The mark moves past records whose words are not durable.
     MarkBeforeWords,
     /// Recovery replays records below the mark.
     StaleReplay,
-    /// Recovery applies records in the order of the rings instead of that of their numbers.
+    /// Recovery applies records in the order of the rings instead of by sequence number.
     ReplayOutOfOrder,
-    /// Recovery takes records whose checksum is wrong.
+    /// Recovery accepts records whose checksum is wrong.
     TornRecord,
-    /// A record does not vouch for the log entry that it makes reachable.
+    /// A record lacks the checksum of the log entry that it makes reachable.
     TornLogEntry,
-    /// A record does not vouch for the page that shares its fence.
+    /// A record lacks the checksum of the page that shares its fence.
     TornPage,
     /// Pages are not fenced before the record that names them.
     PagesWithoutFence,
-    /// Freed blocks and segments are used again before the mark has passed their record.
+    /// Freed blocks and segments are reused before the mark has passed their record.
     EarlyReuse,
     /// A merged page is not fenced before the word that names it.
     FoldWithoutFence,
-    /// What a fold gave back is used again at once.
+    /// What a fold freed is reused at once.
     FoldSpaceAtOnce,
     /// A fold's word is not written back before the mark passes it.
     FoldWordForgotten,
     /// Mount does not free inodes that have no name.
     OrphansForgotten,
-    /// An inode's checksum is recorded, its other words are only stored.
+    /// An inode's checksum is recorded, but its other words are only stored.
     InodeWithoutRecord,
-    /// The checksum of a merged page is stored when the word that names it is set already.
+    /// The checksum of a merged page is stored only after the word that names it is set.
     FoldSumLate,
     /// The record of a split lacks the second copy of the number of active lines.
     SplitForgetsCopy,
     /// The record of a move lacks its first word, a key.
     MoveForgetsWord,
-    /// What became a node of a tree is not fenced before the record that links it.
+    /// A new node of a tree is not fenced before the record that links it.
     NodeWithoutFence,
-    /// A name slot is used again by a record whose number may be below that of the one which cleared it.
+    /// A name slot is reused by a record whose number may be below that of the record which cleared it.
     NameSlotUnordered,
-    /// An inode number is used again by a record whose number may be below that of the one which freed it.
+    /// An inode number is reused by a record whose number may be below that of the record which freed it.
     InodeUnordered,
     /// Recovery leaves the mark below a record whose data was lost.
     DeadRecordAbove,
-    /// A fold sets a word without a new version of the inode.
+    /// A fold sets a word without changing the version of the inode.
     FoldUnannounced,
-    /// A sweep of the inode cache drops the numbers of the newest records of what it drops.
+    /// A sweep of the inode cache forgets the numbers of the newest records of the dropped inodes.
     SweepForgetsFloor,
-    /// Records that come after a move of entries need not have higher numbers.
+    /// Records that come after a move of entries may have lower numbers.
     MoveForgetsFloor,
-    /// Space is used again before the mark that frees it is durable.
+    /// Space is reused before the mark that frees it is durable.
     MarkWithoutFence,
-    /// Recovery looks only at the first bytes that a record vouches for.
+    /// Recovery verifies only the first data item of a record.
     FirstDataOnly,
 }
 
@@ -101,11 +101,11 @@ impl Flaw {
         Flaw::FirstDataOnly,
     ];
 
-    /// Whether it is left to a test of its own, which the explorer is not asked to match: `None` if it is not, else
-    /// which one.
+    /// The name of the test that finds the mistake, if the explorer is not expected to; else `None`.
     ///
-    /// A fold without a version harms readers in the same moment, and leaves no image that could show it. The mark
-    /// moves right after a move of entries, so what a forgotten floor does takes two threads and a moment.
+    /// A fold without a new version harms only concurrent readers, and leaves no image that could show it. The mark
+    /// advances right after a move of entries, so a forgotten floor does harm only if a second thread commits at that
+    /// moment.
     pub fn own_test(self) -> Option<&'static str> {
         match self {
             Flaw::FoldUnannounced => Some("a_fold_is_news_to_readers"),
@@ -114,7 +114,7 @@ impl Flaw {
         }
     }
 
-    /// Whether it can be made on pools with this mapping, and do harm.
+    /// Whether the mistake can be made, and does harm, on pools with this mapping.
     pub fn concerns(self, mapping: Mapping) -> bool {
         match self {
             Flaw::MoveForgetsWord => mapping == Mapping::Cuckoo,
@@ -128,7 +128,7 @@ impl Flaw {
 #[cfg(feature = "planted")]
 static PLANTED: std::sync::atomic::AtomicU8 = std::sync::atomic::AtomicU8::new(0);
 
-/// Makes the engine make this mistake from now on, in the whole process; `None`: no mistake.
+/// Makes the engine make this mistake from now on, in the whole process; `None` for no mistake.
 #[cfg(feature = "planted")]
 pub fn plant(flaw: Option<Flaw>) {
     PLANTED.store(flaw.map_or(0, |flaw| flaw as u8), std::sync::atomic::Ordering::SeqCst);

@@ -1,8 +1,8 @@
-//! Floor 6, what an operation does that finds no room: gets back what others have freed, folds logs, has the mapping
-//! move its entries, and tries again.
+//! Floor 6, what an operation does when it finds no room: it reclaims what others have freed, folds logs, has the
+//! mapping move its entries, and tries again.
 //!
-//! What lives here: [`with_space`] and [`with_room`], which run an operation as often as that is of use. An operation
-//! is a closure that begins and commits its own transaction, so that each try starts from nothing.
+//! What lives here: [`with_space`] and [`with_room`], which run an operation again as long as that may help. An
+//! operation is a closure that begins and commits its own transaction, so that each try starts from scratch.
 
 use std::sync::atomic::Ordering;
 
@@ -15,29 +15,29 @@ use crate::page::fold::fold_some;
 use crate::pool::core::{Core, map_error};
 use crate::pool::tx::Tx;
 
-/// Pages whose logs an operation folds at most when it finds no space.
+/// Most pages whose logs an operation folds when it finds no space.
 const FOLDS_FOR_SPACE: usize = 8192;
-/// The same before it looks whether that was enough, and sorts logs by length again.
+/// Pages folded before it checks whether that was enough, and sorts logs by length again.
 const FOLDS_AT_A_TIME: usize = 1024;
-/// Reclaim-and-retry rounds before space is said to be out.
+/// Rounds of reclaiming and trying again before an operation fails for lack of space.
 pub(crate) const SPACE_TRIES: usize = 3;
-/// Moves of the mapping's entries that one operation waits for.
+/// Most moves of the mapping's entries that one operation waits for.
 const MOVES_MAX: usize = 64;
 
-/// Blocks that an operation may be out of.
+/// How many blocks an operation may lack.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Need {
-    /// With fewer it is certain to fail.
+    /// With fewer, it is certain to fail.
     pub(crate) least: u64,
-    /// More are of no use to it.
+    /// More would not help it.
     pub(crate) most: u64,
 }
 
 impl Need {
-    /// A page, a directory's block, some nodes of a tree.
+    /// A page, a directory block, some nodes of a tree.
     pub(crate) const FEW: Need = Need { least: 0, most: 8 };
 
-    /// What writing so many bytes may take.
+    /// What writing `len_bytes` may take.
     pub(crate) fn pages(len_bytes: usize) -> Need {
         Need {
             least: 0,
@@ -46,10 +46,11 @@ impl Need {
     }
 }
 
-/// Runs `operation`; if it runs out of something that earlier operations have freed, or that logs hold, gets that and
-/// tries again. So `ENOSPC` comes only when there really is none (docs/design.md, "Crash atomicity"). What it is out of
-/// decides what is done, since all of it costs others something: blocks and entries of the mapping come back with the
-/// mark, folds give blocks only, and inodes, names and room for attributes never wait.
+/// Runs `operation`. If it runs out of something that earlier operations have freed, or that logs hold, reclaims that
+/// and tries again. So `ENOSPC` is returned only if there really is none (docs/design.md, "Crash atomicity").
+///
+/// What is done depends on what is missing, since everything has a cost for others: blocks and entries of the mapping
+/// come back with the mark, folds give only blocks, and inodes, names and room for attributes never wait.
 pub(crate) fn with_space<T>(core: &Core, need: Need, mut operation: impl FnMut() -> Result<T>) -> Result<T> {
     let mut tries = 0;
     loop {
@@ -63,7 +64,7 @@ pub(crate) fn with_space<T>(core: &Core, need: Need, mut operation: impl FnMut()
                         if tries > 0 {
                             fold_for(core, need)?;
                         }
-                        // Others may have got what there was, and given back as much since.
+                        // Others may have taken what there was, and freed as much since.
                         true
                     }
                     SpaceOf::MapEntries
@@ -82,14 +83,14 @@ pub(crate) fn with_space<T>(core: &Core, need: Need, mut operation: impl FnMut()
     }
 }
 
-/// Whether nothing that could be had would be enough.
+/// Whether even everything that can be reclaimed would not be enough.
 fn is_hopeless(core: &Core, need: Need) -> bool {
     let (slabs, _) = core.log_space.usage();
     need.least > 0 && need.least > core.alloc.free() + core.journal.pending().blocks + slabs
 }
 
-/// Hands out again what waits for the mark. If nothing does that would help, the mark stays: moving it has all
-/// threads' lines written back. Whoever is about to hand something out is waited for.
+/// Makes available again what waits for the mark. If nothing that waits would help, the mark stays: moving it writes
+/// back the lines of all threads. Waits for a thread that is just releasing something.
 fn reclaim_waiting(core: &Core, of: SpaceOf) -> Result<()> {
     let pending = core.journal.pending();
     let blocks = pending.blocks + core.log_space.returning();
@@ -100,13 +101,13 @@ fn reclaim_waiting(core: &Core, of: SpaceOf) -> Result<()> {
     if helps { core.reclaim() } else { core.relieve() }
 }
 
-/// Folds logs until there are as many blocks as `need` says, or no more can be had that way.
+/// Folds logs until there are as many blocks as `need` says, or folding gives no more.
 fn fold_for(core: &Core, need: Need) -> Result<()> {
     core.log_space.empty_purses(&core.alloc);
     let available = core.alloc.available();
     let (slabs, _) = core.log_space.usage();
-    // A block comes back when all of its segments do, so a fold is no promise of one. Where all folds came to
-    // nothing, the next ones will, until logs have taken more.
+    // A block comes back only when all of its segments do, so a fold need not free one. If all folds freed nothing,
+    // the next ones will not either, until logs have taken more.
     let left = core.slabs_left.fetch_min(slabs, Ordering::Relaxed).min(slabs);
     if available >= need.most || slabs <= left {
         return Ok(());
@@ -117,7 +118,7 @@ fn fold_for(core: &Core, need: Need) -> Result<()> {
         reclaimed.is_err() || core.alloc.available() >= need.most
     };
     for _ in 0..FOLDS_FOR_SPACE / FOLDS_AT_A_TIME {
-        // What cannot be folded now is no reason to fail.
+        // A fold that fails now is no reason to fail.
         let folded = fold_some(core, FOLDS_AT_A_TIME, Cause::LowSpace, &mut enough).unwrap_or(0);
         if enough() || folded == 0 {
             break;
@@ -130,24 +131,24 @@ fn fold_for(core: &Core, need: Need) -> Result<()> {
     Ok(())
 }
 
-/// Runs `operation`; if the mapping has no entry in reach, has it move some, and tries again. The caller may hold locks
-/// of inodes, but has no transaction.
+/// Runs `operation`. If the mapping has no entry within reach, has it move some, and tries again. The caller may hold
+/// locks of inodes, but no transaction.
 pub(crate) fn with_room<T>(core: &Core, mut operation: impl FnMut() -> Result<T>) -> Result<T> {
     let mut moves = 0;
     loop {
         match operation() {
             Err(FsError::NoSpace(SpaceOf::MapEntries)) if moves < MOVES_MAX && make_room(core)? => {
-                // What the move left is free once the mark has passed it.
+                // The places that the move left are free once the mark has passed it.
                 core.reclaim()?;
                 moves += 1;
             }
             other => {
                 if other.is_ok() && core.map.wants_room() {
-                    // What was done is done, whatever becomes of this. Not left to the end of an operation of many
-                    // records: a table that is to grow must do so before it is full.
+                    // The operation is complete, whatever the outcome of this. It is not left to the end of an
+                    // operation of many records, because a table that grows must do so before it is full.
                     let _ = make_room(core);
                 } else if other.is_ok() && core.map.wants_reclaim() {
-                    // The same goes for this.
+                    // The same holds for this.
                     let _ = core.reclaim();
                 }
                 return other;
@@ -156,8 +157,8 @@ pub(crate) fn with_room<T>(core: &Core, mut operation: impl FnMut() -> Result<T>
     }
 }
 
-/// Moves entries of the mapping, as far as it wants that; true if it moved any. Waits for the transactions under way. A
-/// crash in between finds each move whole or not at all, as any record.
+/// Moves entries of the mapping, as far as it requests that; true if it moved any. Waits for running transactions to
+/// end. A crash leaves each move whole or not done at all, like any record.
 fn make_room(core: &Core) -> Result<bool> {
     let Some(gate) = core.map.gate() else {
         return Ok(false);
@@ -169,7 +170,7 @@ fn make_room(core: &Core) -> Result<bool> {
         match core.map.make_room(&mut tx) {
             Ok(true) => tx.commit_move()?,
             Ok(false) => break,
-            // It is the operation that says so, if it comes to nothing.
+            // If this has no effect, the operation itself reports the lack of space.
             Err(MapError::NoBlock | MapError::TableFull) => break,
             Err(error) => return Err(map_error(error)),
         }
@@ -178,7 +179,7 @@ fn make_room(core: &Core) -> Result<bool> {
         if !core.map.wants_room() {
             break;
         }
-        // What was left counts as used until the mark has passed: the table would grow and grow.
+        // Places that a move left count as used until the mark has passed: without this, the table would keep growing.
         drop(moving);
         core.reclaim()?;
     }

@@ -1,11 +1,11 @@
-//! The number by which a thread picks its ring, its purses and its cursors: that of [`ferrite_pm::thread_number`],
-//! unless a test gave it another.
+//! The number that selects a thread's ring, purses and cursors: that of [`ferrite_pm::thread_number`], unless a test
+//! has set another.
 
 use std::cell::Cell;
 
 thread_local!(static NUMBER: Cell<u64> = const { Cell::new(u64::MAX) });
 
-/// A number no other thread has, unless [`number_thread`] gave it one.
+/// A number no other thread has, unless [`number_thread`] set it.
 pub(crate) fn thread_number() -> u64 {
     if NUMBER.get() == u64::MAX {
         NUMBER.set(ferrite_pm::thread_number() as u64);
@@ -13,9 +13,9 @@ pub(crate) fn thread_number() -> u64 {
     NUMBER.get()
 }
 
-/// Gives this thread a number. For tests that must be the same each time: a thread's number picks its ring, its purses
-/// and its cursors. Two threads of one number share these, which is slower and otherwise right. The recorder of
-/// `ferrite-pm` tells them apart all the same.
+/// Gives this thread a number. For tests that must be reproducible: a thread's number selects its ring, its purses and
+/// its cursors. Two threads with the same number share these, which is slower but correct. The recorder of
+/// `ferrite-pm` still distinguishes them.
 pub fn number_thread(number: u64) {
     NUMBER.set(number);
 }
