@@ -107,7 +107,10 @@ fn a_file_that_says_it_holds_more_than_fits_is_cut() {
     let engine = Engine::mount(Region::from_image(&image).unwrap(), &MountOptions::default()).unwrap();
     let file = engine.open(ino, OpenMode::read_only());
     let read = file.and_then(|file| file.read_at(0, &mut [0; 200]));
-    assert!(matches!(&read, Err(FsError::Damaged(at)) if at.ino == Some(ino)), "{read:?}");
+    assert!(
+        matches!(&read, Err(FsError::Damaged(at)) if at.ino == Some(ino)),
+        "{read:?}"
+    );
     drop(engine);
     let files = tree(&repaired(&image).0);
     assert_eq!(files[&format!("/lost+found/damaged-{ino}")].len(), INLINE_BYTES);
