@@ -16,7 +16,7 @@ pub(crate) enum StaleBoot {
 }
 
 impl StaleBoot {
-    /// What is wrong, as fsck tells it.
+    /// What is wrong, as fsck reports it.
     pub(crate) fn what(self) -> &'static str {
         match self {
             StaleBoot::PowerLost => {

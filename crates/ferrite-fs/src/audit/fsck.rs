@@ -1,9 +1,9 @@
 //! Checking a whole pool: every structure against every other. Changes nothing; [`crate::audit::repair`] does.
 //!
-//! What lives here: [`fsck`] and its phases. It works on the raw tables, not on a mounted engine, so that it can
-//! look at pools that no longer mount. The journal is replayed first, into the caller's (private) mapping.
+//! What lives here: [`fsck`] and its phases. It works on the raw tables, not on a mounted engine, so that it can check
+//! pools that no longer mount. The journal is replayed first, into the caller's (private) mapping.
 //!
-//! Legal after a crash, and so no finding: inodes without names and intents; the next mount finishes them.
+//! Legal after a crash, and so not reported: inodes without names, and intents; the next mount completes them.
 
 use crate::audit::boot::stale_boot;
 use crate::audit::owner::{MAYBE_COPIED, may_be_live_copy};
@@ -34,7 +34,7 @@ use crate::space::segments::LogSpace;
 /// Findings kept; a ruined pool would otherwise fill the memory with them.
 const FINDINGS_MAX: usize = 1000;
 
-/// Pages of data after which progress is told.
+/// Pages of data between two reports of progress.
 const DATA_STEP: u64 = 4096;
 
 pub(crate) type Progress<'a> = &'a mut dyn FnMut(&'static str, u64, u64);
@@ -44,7 +44,7 @@ struct Check {
     superblock: Superblock,
     map: Box<dyn FileMap>,
     names: NameTable,
-    /// Blocks seen to have an owner.
+    /// Blocks for which an owner was seen.
     owned: AtomicBitmap,
     /// Per inode: pages mapped, names found, and directories found in it.
     pages: Vec<AtomicU32>,
@@ -57,7 +57,7 @@ struct Check {
     /// Blocks of directories: directory, logical block, block. Sorted before they are used.
     dir_blocks: Mutex<Vec<(u32, u32, u32)>>,
     findings: Mutex<Vec<Finding>>,
-    /// There were more than are kept.
+    /// Findings were dropped.
     more: AtomicBool,
 }
 
@@ -68,7 +68,7 @@ pub fn fsck(region: Region, progress: Progress<'_>) -> Result<FsckReport, Engine
     fsck_with(region, FsckOptions::default(), progress)
 }
 
-/// As [`fsck`], with choices.
+/// As [`fsck`], with options.
 pub fn fsck_with(region: Region, options: FsckOptions, progress: Progress<'_>) -> Result<FsckReport, EngineError> {
     let superblock = Superblock::find(&region)?;
     let copies = superblock::copies(&region, &superblock);
@@ -107,7 +107,7 @@ pub fn fsck_with(region: Region, options: FsckOptions, progress: Progress<'_>) -
     };
     let region = Arc::new(region);
     let mut report = check(Arc::clone(&region), superblock, options, findings, progress);
-    // What cannot be read looks like zeros: nothing that was found in such a pool means anything.
+    // What cannot be read looks like zeros: no finding in such a pool means anything.
     region.check()?;
     report.replayed_records = replayed_records;
     Ok(report)
@@ -180,7 +180,7 @@ impl Check {
         ino != 0 && u64::from(ino) < self.superblock.inodes
     }
 
-    /// Notes an owner of `block`; says what is wrong with that.
+    /// Records an owner of `block`; returns what is wrong with that.
     fn own(&self, block: u32) -> Result<(), BlockWrong> {
         self.view().own(block, |block| self.claim(block))
     }
@@ -216,19 +216,19 @@ impl Check {
             }
         };
         if self.map.hashed_keys().is_some() {
-            // Its loading looks at everything, on two threads.
+            // Loading it reads everything, on two threads.
             if let Err(error) = self.map.load(2, &visit) {
                 self.find(&Wrong::Structure {
                     what: error.to_string(),
                 });
             }
         } else if !self.structure(&visit) {
-            // What is broken may claim to map any number of pages.
+            // A damaged structure may claim to map any number of pages.
             self.logs();
             return pages.into_inner();
         }
         self.logs();
-        // Only now are the bounds known, so only now can lookups be tried.
+        // The bounds are known only now, so lookups can be tried only now.
         self.map.for_each(&mut |at| {
             if let Some(what) = pages::place(self.view(), &at) {
                 self.find(&Wrong::Page { at, what });
@@ -238,7 +238,7 @@ impl Check {
         pages.into_inner()
     }
 
-    /// A structure that has a check of its own, and lies in blocks that are nobody else's. Says if it is whole.
+    /// A structure with its own check, in blocks that must have no other owner. Returns whether it is whole.
     fn structure(&self, visit: &dyn Fn(MapEntry)) -> bool {
         let (mut nodes, mut is_whole) = (Vec::new(), true);
         self.map
@@ -394,8 +394,8 @@ impl Check {
         self.links[entry.ino as usize].fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Slots that no entry was found by are followed, to say what is wrong with them: what is wrong with their entries
-    /// was told.
+    /// Slots that no entry was found by are followed, to report what is wrong with them. What is wrong with their
+    /// entries was already reported.
     fn name_table(&self, entries: u64) {
         let mut slots = 0u64;
         for group in 0..self.names.groups() {
@@ -439,7 +439,7 @@ impl Check {
         }
     }
 
-    /// The pages of sound files and links against their checksums.
+    /// Compares the pages of sound files and links with their checksums.
     fn data(&self, pages: u64, progress: Progress<'_>) {
         let mut done = 0;
         self.map.for_each(&mut |entry| {
@@ -454,8 +454,8 @@ impl Check {
         });
     }
 
-    /// Whether a directory's parents lead to the root. What is found holds for all on the way, and is kept in `known`,
-    /// so that no way is climbed twice, however deep the tree is.
+    /// Whether a directory's parents lead to the root. The result holds for all directories on the way, and is kept in
+    /// `known`, so that no path is climbed twice, however deep the tree is.
     fn reaches_root(&self, ino: u32, known: &mut [Option<bool>]) -> bool {
         let (mut at, mut way) = (ino, Vec::new());
         let reaches = loop {
@@ -472,7 +472,7 @@ impl Check {
             if !inode.is_dir() {
                 break false;
             }
-            // Who is met again on the same way is in a circle.
+            // A directory met again on the same way is in a cycle.
             known[at as usize] = Some(false);
             way.push(at);
             at = inode.parent();

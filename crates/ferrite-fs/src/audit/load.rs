@@ -1,8 +1,8 @@
-//! From the tables of a pool to the books in DRAM: who is there, and who owns what. What does not add up becomes
-//! [`Damage`].
+//! From the tables of a pool to the tables in DRAM: which inodes exist, and who owns which block. What does not add up
+//! becomes [`Damage`].
 //!
 //! What lives here: [`Tables`], which mount makes once the journal is replayed. Everything is read once: inodes and
-//! names on one thread, the mapping on others, then page logs. Each structure is held against another:
+//! names on one thread, the mapping on others, then page logs. Each structure is checked against another:
 //! * inodes against their checksums, and the pages each counts, and its size, against those that the mapping has for
 //!   it;
 //! * pages against where the mapping has them: the place of a key, the words of data checksums;
@@ -12,7 +12,7 @@
 //!   those that their directory counts (`names.rs`).
 //!
 //! Invariants: nothing here writes. After damage whose blocks are not all known the pool stays as it is
-//! ([`Damage::stop`]); what is noted without that leaves every block with its owner.
+//! ([`Damage::stop`]); damage recorded without that leaves every block with its owner.
 
 mod marks;
 mod names;
@@ -44,15 +44,15 @@ use crate::space::segments::LogSpace;
 const LOAD_THREADS: usize = 2;
 /// Tables of smaller pools are read before a thread has started.
 const SMALL_POOL_BLOCKS: u64 = 16 << 10;
-/// Instead of a number of pages: the inode cannot be asked.
+/// Instead of a number of pages: the inode cannot be read.
 const UNKNOWN: u32 = u32::MAX;
-/// Buckets of HashFS behind its home from which on a key is looked at a second time; of a sound pool one in ten
-/// thousand is.
+/// A key at least this many HashFS buckets from its home is checked a second time; in a sound pool one in ten thousand
+/// is.
 const ASTRAY_DISTANCE: u64 = 16;
-/// Most pages that are looked at a second time; with more the pool is ruined, which shows elsewhere.
+/// Most pages that are checked a second time; with more the pool is ruined, which shows elsewhere.
 const ASTRAY_MAX: usize = 1 << 16;
 
-/// The tables of a pool, and the books to be filled from them.
+/// The tables of a pool, and the DRAM tables to be filled from them.
 pub(crate) struct Tables<'m> {
     pub(crate) region: &'m Region,
     pub(crate) superblock: &'m Superblock,
@@ -68,11 +68,11 @@ pub(crate) struct Tables<'m> {
 struct Inodes {
     /// Pages that each inode counts.
     counted: Vec<u32>,
-    /// Where the written pages of each inode end, at most.
+    /// Upper limit of where the written pages of each inode end.
     ends: Vec<u32>,
     /// Blocks of extended attributes, by inode.
     xattr_blocks: Vec<(u32, u32)>,
-    /// Inodes of which nothing is to be believed.
+    /// Inodes whose content cannot be believed.
     unsound: Vec<Wrong>,
     /// Sound directories, and the entries that each counts.
     dirs: Vec<(u32, u32)>,
@@ -84,9 +84,9 @@ struct Mapped {
     pages: Vec<AtomicU32>,
     /// The end of the last written one.
     ends: Vec<AtomicU32>,
-    /// Pages that may be where they do not belong.
+    /// Pages that may be in the wrong place.
     astray: Mutex<Vec<MapEntry>>,
-    /// Pages of inodes that cannot be.
+    /// Pages of inodes that cannot exist.
     strange: AtomicU64,
     logged: Mutex<Vec<MapEntry>>,
     /// Blocks with two owners.
@@ -94,7 +94,7 @@ struct Mapped {
 }
 
 impl Tables<'_> {
-    /// Reads everything, and says what is wrong. Fails only if a thread does, or the medium.
+    /// Reads everything, and reports what is wrong. Fails only if a thread does, or the medium.
     pub(crate) fn load(&self) -> Result<Damage, EngineError> {
         let counters = || (0..self.superblock.inodes).map(|_| AtomicU32::new(0)).collect();
         let mapped = Mapped {
@@ -106,10 +106,10 @@ impl Tables<'_> {
             conflicts: Mutex::default(),
         };
         let (loaded, inodes) = self.read(&mapped)?;
-        // Before damage is told that is none.
+        // First, so that no false damage is reported.
         self.region.check()?;
         let mut damage = Damage::default();
-        // Whose inode is damaged has its pages in the mapping still, and its number is not given to another.
+        // The pages of a damaged inode are still in the mapping, and its number is not given to another.
         inodes.unsound.iter().for_each(|wrong| self.mark(wrong, &mut damage));
         match loaded {
             Ok(()) => self.map.for_each_node(&mut |node, _| self.own(node, &mapped)),
@@ -118,8 +118,8 @@ impl Tables<'_> {
         self.judge_counts(&inodes, &mapped, &mut damage);
         self.judge_astray(&mapped, &mut damage);
         self.load_logs(&mapped, &mut damage);
-        // After the logs, whose entries vouch for themselves: what a damaged inode names as its attributes may be
-        // anybody's.
+        // After the logs, whose entries have checksums: the block that a damaged inode names for its attributes may
+        // belong to anything.
         self.judge_attributes(&inodes, &mapped, &mut damage);
         self.judge_conflicts(&mapped, &mut damage);
         self.judge_names(&inodes.dirs, &mut damage);
@@ -136,7 +136,7 @@ impl Tables<'_> {
                 (Some(counted), Some(ends)) => {
                     counted.fetch_add(1, Ordering::Relaxed);
                     let end = entry.lblk.saturating_add(1);
-                    // Mostly read, so that two threads at one file do not fight for it.
+                    // Mostly read, so that two threads at one file do not contend for it.
                     if pages::is_within_end(&entry) && ends.load(Ordering::Relaxed) < end {
                         ends.fetch_max(end, Ordering::Relaxed);
                     }
@@ -178,7 +178,7 @@ impl Tables<'_> {
         })
     }
 
-    /// Notes an owner of `block`.
+    /// Records an owner of `block`.
     fn own(&self, block: u32, mapped: &Mapped) {
         if !self.alloc.set_used(block) {
             mapped.conflicts.lock().insert(block);
@@ -207,7 +207,7 @@ impl Tables<'_> {
         };
         self.inode_map.set(0);
         for ino in 1..self.superblock.inodes as u32 {
-            // Most that are free never were in use; of the others not even the word that says so is taken on trust.
+            // Most free inodes were never in use; for the others, not even the word that says so is trusted.
             let words = self.region.words(self.superblock.inode_offset(ino), INODE_WORDS);
             if words[..W_INLINE].iter().all(|word| word.load(Ordering::Relaxed) == 0) {
                 continue;
@@ -237,7 +237,7 @@ impl Tables<'_> {
         inodes
     }
 
-    /// Lets the structure say what is broken in it. Whoever has something broken may have lost anything.
+    /// Has the structure report its own damage. Any inode with a damaged part may have lost anything.
     fn judge_mapping(&self, error: &MapError, mapped: &Mapped, damage: &mut Damage) {
         let (mut nodes, mut pages, mut found) = (Vec::new(), 0, Vec::new());
         self.map
@@ -286,8 +286,8 @@ impl Tables<'_> {
         }
     }
 
-    /// The block that a damaged inode names is kept from others. If it names another than its own, nothing leads to
-    /// that, and no repair would find it.
+    /// The block that a damaged inode names is kept from others. If the inode names a block other than its own, nothing
+    /// leads to its own block, and no repair would find it.
     fn judge_attributes(&self, inodes: &Inodes, mapped: &Mapped, damage: &mut Damage) {
         for &(ino, block) in &inodes.xattr_blocks {
             let claim = |block| self.alloc.set_used(block);
@@ -329,7 +329,7 @@ impl Tables<'_> {
         self.log_space.open();
     }
 
-    /// Of two owners of a block one has something else in it than it should; which, nobody knows.
+    /// Of two owners of a block one has the wrong content in it; which one cannot be known.
     fn judge_conflicts(&self, mapped: &Mapped, damage: &mut Damage) {
         let conflicts = mapped.conflicts.lock();
         if conflicts.is_empty() {

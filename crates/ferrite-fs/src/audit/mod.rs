@@ -1,8 +1,8 @@
 //! Floor 9, a pool as a whole: reading all tables at mount, checking, repairing and scrubbing them.
 //!
-//! What must hold stands in `rules`, what does not is a `wrong::Wrong`. Mount (`load`) makes marks of it, which live in
-//! `health::marks` as long as the pool is mounted; `fsck` reports it; `repair` works out which words would cure it, and
-//! `rewrite` stores those; `scrub` tells it while the pool is in use.
+//! `rules` states what must hold; a violation is a `wrong::Wrong`. Mount (`load`) turns it into marks, which live in
+//! `health::marks` as long as the pool is mounted; `fsck` reports it; `repair` works out which words would fix it, and
+//! `rewrite` stores those; `scrub` reports it while the pool is in use.
 
 pub(crate) mod boot;
 pub(crate) mod fsck;

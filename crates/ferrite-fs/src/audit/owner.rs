@@ -1,4 +1,4 @@
-//! The mark of the file in which a pool is in use: by it a copy that was taken meanwhile can be told.
+//! The mark of the file in which a pool is in use: it identifies a copy that was taken meanwhile.
 //!
 //! Mount sets it and unmount clears it (`engine/mount.rs`), with the words that say whether the pool is in use; all of
 //! them share a line. It is one word, so a crash leaves the old one or the new one, and it counts only with the number
@@ -35,8 +35,7 @@ pub fn may_be_live_copy(region: &Region) -> bool {
     counts && own != 0 && mark != own
 }
 
-/// Has a copy that was made of a pool that is not in use tell nothing of the file it comes from. Durable when it
-/// returns.
+/// Clears the mark of the original file in a copy of a pool that is not in use. Durable when it returns.
 pub fn disown(region: &Region) -> Result<(), EngineError> {
     region.store(CONTROL_OWNER, 0);
     region.write_back(CONTROL_OWNER, 8);

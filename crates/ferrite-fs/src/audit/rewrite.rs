@@ -1,13 +1,16 @@
 //! Carrying out a repair so that a crash in the middle does no harm.
 //!
-//! What lives here: [`Rewrite`], the words that a repair changes, and how they reach the medium: first all of them,
-//! with a checksum, to the journal area, whose records are applied and dead by then; then one word of the control
-//! block says so; then they are stored in place; then that word is cleared. Whoever opens the pool in between carries
-//! it to its end (`finish`). What is to be changed is `repair`'s business; mount's own small repairs go through the
-//! journal.
+//! What lives here: [`Rewrite`], the words that a repair changes, and how they reach the medium:
+//! * all of them are written, with a checksum, to the journal area, whose records are applied and dead by then;
+//! * one word of the control block says so;
+//! * they are stored in place;
+//! * that word is cleared.
+//!
+//! Anything that opens the pool in between completes the repair (`finish`). `repair` decides what to change; mount's
+//! own small repairs go through the journal.
 //!
 //! Invariant: until the control word is durable nothing but the journal area has changed; from then on the words there
-//! lead to the repaired pool however often they are stored. A repair of more words than the journal area holds goes in
+//! lead to the repaired pool however often they are stored. A repair of more words than the journal area holds takes
 //! several such steps, each of which leaves a pool that can be repaired again.
 
 use ferrite_pm::Region;
@@ -23,19 +26,19 @@ use crate::journal::replay::{self, Losses};
 /// What a repair changes.
 #[derive(Debug, Clone, Default)]
 pub struct Rewrite {
-    /// Pool offsets and what to store there.
+    /// Pool offsets and the words to store there.
     pub(crate) words: Vec<(u64, u64)>,
-    /// What the damaged mark becomes.
+    /// The new value of the damaged mark.
     pub(crate) mark: Option<u64>,
     /// The word that says which boot uses the pool is cleared.
     pub(crate) clear_boot: bool,
-    /// The word that says in which file it is used, too.
+    /// The word that says in which file it is used is cleared, too.
     pub(crate) clear_owner: bool,
     /// Mark and number of mounts when the pool was looked at.
     pub(crate) basis: (u64, u64),
 }
 
-/// What tells whether a pool was used since.
+/// What shows whether a pool was used since.
 pub(crate) fn basis(region: &Region) -> (u64, u64) {
     (region.load(CONTROL_MARK), region.load(CONTROL_MOUNTS))
 }
@@ -51,8 +54,8 @@ impl Rewrite {
         self.words.len()
     }
 
-    /// Changes the pool in `region`, which is the one that [`crate::repair`] looked at, unchanged since. Durable when
-    /// it returns. Blocking.
+    /// Changes the pool in `region`, which must be the one that [`crate::repair`] examined, unchanged since. Durable
+    /// when it returns. Blocking.
     pub fn apply(&self, region: &Region) -> Result<(), EngineError> {
         let found = basis(region);
         region.check()?;
@@ -63,7 +66,7 @@ impl Rewrite {
         }
         let superblock = Superblock::find(region)?;
         if finish(region, &superblock).is_err() {
-            // It cannot be carried to its end; the words of this repair account for what it did.
+            // It cannot be completed; the words of this repair account for what it did.
             set(region, CONTROL_REPAIR, 0)?;
         }
         if let Some(mark) = self.mark {
@@ -83,7 +86,7 @@ impl Rewrite {
             set(region, CONTROL_OWNER, 0)?;
         }
         if self.clear_boot {
-            // Last: until then the pool is not to be mounted.
+            // Last: until then the pool must not be mounted.
             set(region, CONTROL_BOOT, 0)?;
         }
         Ok(())
@@ -101,8 +104,7 @@ fn set(region: &Region, offset: u64, value: u64) -> Result<(), EngineError> {
     Ok(region.fence()?)
 }
 
-/// Carries a repair that was interrupted to its end. Called by everything that opens a pool, before the journal is
-/// replayed.
+/// Completes an interrupted repair. Called by everything that opens a pool, before the journal is replayed.
 pub(crate) fn finish(region: &Region, superblock: &Superblock) -> Result<(), EngineError> {
     let control = region.load(CONTROL_REPAIR);
     if control == 0 {

@@ -1,9 +1,9 @@
-//! Scrubbing: looking at all that carries a checksum, while the pool is in use, so that damage is found before it is
-//! needed.
+//! Scrubbing: reading everything that carries a checksum while the pool is in use, so that damage is found before the
+//! data is needed.
 //!
-//! What lives here: [`scrub`]. It takes one inode's shared lock at a time, and no faster than it was asked to; writers
-//! wait for it as they wait for a reader, and of a large file no longer than some of its pages take. It changes
-//! nothing: `fsck --repair` does, on a pool that is not mounted.
+//! What lives here: [`scrub`]. It holds one inode's shared lock at a time, and reads no faster than its limit. Writers
+//! wait for it as they wait for a reader; in a large file, no longer than a few of its pages take. It changes nothing:
+//! `fsck --repair` does, on a pool that is not mounted.
 
 use crate::format::log_entry::has_log;
 use std::time::{Duration, Instant};
@@ -27,7 +27,7 @@ use crate::page::block;
 use crate::pool::core::Core;
 use crate::tree::dir::mapped_lblks;
 
-/// Pages looked at under one hold of a file's lock.
+/// Pages checked under one hold of a file's lock.
 const PAGES_AT_ONCE: usize = 256;
 /// Findings kept.
 const FINDINGS_MAX: usize = 1000;
@@ -35,7 +35,7 @@ const FINDINGS_MAX: usize = 1000;
 struct Scrub<'e> {
     core: &'e Core,
     progress: Progress<'e>,
-    /// Inodes that were looked at, whole.
+    /// Inodes that were checked completely.
     inodes_done: u64,
     report: ScrubReport,
     started: Instant,
@@ -54,7 +54,7 @@ pub(crate) fn scrub<'e>(core: &'e Core, bytes_per_second: Option<u64>, progress:
         started: Instant::now(),
         bytes_per_second: bytes_per_second.filter(|&limit| limit > 0),
     };
-    // Told when the mount found it.
+    // Reported when the mount found it.
     scrub.report.findings.extend_from_slice(core.damage.findings());
     scrub.superblocks();
     for ino in 1..core.superblock.inodes as u32 {
@@ -69,7 +69,7 @@ pub(crate) fn scrub<'e>(core: &'e Core, bytes_per_second: Option<u64>, progress:
     Ok(scrub.report)
 }
 
-/// Damage in the words that an operation which meets it has for it, so that it counts as the same.
+/// Damage in the words of an operation that meets it, so that both count as one.
 fn text(error: FsError) -> String {
     match error {
         FsError::Damaged(damage) => damage.to_string(),
@@ -87,10 +87,10 @@ impl<'e> Scrub<'e> {
         }
     }
 
-    /// Says if it is one more of those that are kept.
+    /// Returns whether it is a new finding that is kept.
     fn find(&mut self, what: String) -> bool {
         self.core.incidents.find("a scrub", &what);
-        // The mount may have told it.
+        // The mount may have reported it.
         if self.report.findings.contains(&what) {
             return false;
         }
@@ -102,7 +102,7 @@ impl<'e> Scrub<'e> {
         has_room
     }
 
-    /// Waits until what was read is within the limit.
+    /// Waits until the bytes read are within the limit.
     fn pace(&mut self) {
         self.tell();
         if let Some(limit) = self.bytes_per_second {
@@ -111,7 +111,7 @@ impl<'e> Scrub<'e> {
         }
     }
 
-    /// Says how far it is: by bytes where all data is read, since one file may be most of it, else by inodes.
+    /// Reports progress: by bytes where all data is read, since one file may be most of it, else by inodes.
     fn tell(&mut self) {
         let superblock = &self.core.superblock;
         let (done, total) = match superblock.has_data_checksums() {
@@ -147,7 +147,7 @@ impl<'e> Scrub<'e> {
         }
     }
 
-    /// Checks an inode; returns the pages that are to be looked at besides.
+    /// Checks an inode; returns the pages that remain to be checked.
     fn all_but_pages(&mut self, ino: u32, mem: &InodeMem) -> Vec<u32> {
         let _lock = mem.read();
         let inode = self.core.load(ino);
@@ -163,7 +163,7 @@ impl<'e> Scrub<'e> {
         let block = inode.xattr_block();
         if block != 0 {
             self.report.bytes += BLOCK_BYTES;
-            // Who else names it, the mount has asked.
+            // The mount has checked whether anything else names it.
             let own = inodes::attribute_block(self.view(), ino, block, |_| true);
             if let Err(wrong) = own.and_then(|()| inodes::attributes(self.view(), ino, block)) {
                 self.find(wrong.to_string());
@@ -224,7 +224,7 @@ impl<'e> Scrub<'e> {
         }
     }
 
-    /// Checks a page's log, and its block if data carries checksums. It may have changed since it was listed.
+    /// Checks a page's log, and its block if data carries checksums. The page may have changed since it was listed.
     fn page(&mut self, page: PageId) {
         let core = self.core;
         let word = core.map.get(page);
@@ -245,7 +245,7 @@ impl<'e> Scrub<'e> {
                     self.report.log_entries += 1;
                     self.report.bytes += bytes;
                 }
-                // What else lies there, the mount has asked.
+                // The mount has checked what else lies there.
                 Met::Segment(segment) => links.extend(segment.link().err()),
             });
             for what in links.into_iter().chain(walked.err()) {

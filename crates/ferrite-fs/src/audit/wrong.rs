@@ -1,7 +1,7 @@
-//! What can be wrong with a pool: a variant of [`Wrong`] for each rule of `rules`, in the words that users read.
+//! What can be wrong with a pool: a variant of [`Wrong`] for each rule of `rules`, with the text that users read.
 //!
-//! Mount turns these into marks of damage (`load/marks.rs`), fsck into its report, repair into what it cures, scrub
-//! into events. A rule that one of the four does not ask says so where it stands.
+//! Mount turns these into marks of damage (`load/marks.rs`), fsck into its report, repair into its repairs, scrub into
+//! events. A rule that one of the four does not check says so in its comment.
 
 use std::fmt;
 
@@ -18,65 +18,65 @@ pub(crate) enum Wrong {
     Superblock { what: String },
     /// The checksum of an inode, and so all of it.
     InodeChecksum { ino: u32 },
-    /// An inode of no kind there is.
+    /// An inode of an unknown kind.
     Mode { ino: u32, mode: u32 },
     /// More bytes than a file can have.
     Size { ino: u32, bytes: u64 },
-    /// The root is no directory, or has a parent.
+    /// The root is not a directory, or has a parent.
     Root,
-    /// An inode counts other pages than the mapping has for it.
+    /// An inode's page count differs from the pages that the mapping has for it.
     PageCount { ino: u32, counted: u32, mapped: u32 },
     /// Content in the inode, and pages or more bytes than fit.
     Inline { ino: u32, pages: u32, bytes: u64 },
-    /// A symbolic link that leads nowhere.
+    /// A symbolic link without a target.
     NoTarget { ino: u32 },
     /// A pipe, socket or device with pages.
     SpecialPages { ino: u32, pages: u32 },
     /// An inode's block of attributes cannot be its own.
     AttributeBlock { ino: u32, block: u32, what: BlockWrong },
-    /// Nor does it hold attributes of that inode.
+    /// The block does not hold attributes of that inode.
     Attributes { ino: u32, block: u32 },
     /// A mapped page.
     Page { at: MapEntry, what: PageWrong },
-    /// The last of an inode's written pages. Mount knows no more than where that lies.
+    /// The last of an inode's written pages. Mount knows only where that lies.
     LastBehindEnd { ino: u32, lblk: u32 },
     /// A page's log.
     Log { page: MapEntry, what: LogWrong },
-    /// Pages that name inodes behind the table. Mount only counts them: there is nobody to mark.
+    /// Pages that name inodes past the end of the table. Mount only counts them: there is no inode to mark.
     PagesOfNobody { count: u64 },
     /// A directory's block.
     DirBlockBehindEnd { dir: u32, lblk: u32 },
-    /// A directory's block has another's header, or a damaged one.
+    /// A directory's block has another block's header, or a damaged one.
     DirHeader { dir: u32, lblk: u32 },
-    /// The same, of a block to which a name leads: which one of the directory it is, its header would say.
+    /// The same, for a block that a name leads to. Only its header would say which block of the directory it is.
     NamedBlock { dir: u32, block: u32 },
-    /// What is damaged in an entry of a directory, or in the lengths of a block's entries; told as look-ups tell it.
+    /// What is damaged in an entry of a directory, or in the lengths of a block's entries; worded as lookups report it.
     DirEntry { dir: u32, what: String },
     /// A sound entry.
     Entry { dir: u32, name: String, what: EntryWrong },
-    /// A directory counts other entries than are in its blocks.
+    /// A directory's entry count differs from the entries in its blocks.
     EntryCount { dir: u32, counted: u32, found: u32 },
-    /// A directory counts other entries than names lead to.
+    /// A directory's entry count differs from the entries that names lead to.
     NameCount { dir: u32, counted: u32, led: u32 },
     /// A slot of the name table.
     Slot { number: u32, what: SlotWrong },
-    /// A name slot too many, or too few.
+    /// Too many name slots, or too few.
     SlotCount { slots: u64, entries: u64 },
     /// An inode that an entry of `dir` names was wiped.
     NamedAndFree { ino: u32, dir: u32 },
-    /// An inode counts other links than there are.
+    /// An inode's link count differs from the links found.
     LinkCount { ino: u32, counted: u32, expected: u32 },
-    /// A directory that has a name is not below the root.
+    /// A directory that has a name is not reachable from the root.
     Unreachable { dir: u32 },
-    /// An inode that counts links has no name. To fsck its link count says so.
+    /// An inode with a link count has no name. fsck reports it as a wrong link count.
     NoName { ino: u32 },
-    /// What a structure says that is broken in itself.
+    /// Damage inside a structure, as the structure reports it.
     Structure { what: String },
     /// A node of a tree lies in a block that cannot be its own.
     NodeBlock { block: u32, what: BlockWrong },
     /// A node of a tree belongs to an inode that is free.
     NodeOfNobody { block: u32, ino: u32 },
-    /// Mount knows a block's second owner only. Whose pages lie in it is found by looking through the mapping again.
+    /// Mount knows a block's second owner only. Finding whose pages lie in it takes another walk of the mapping.
     TwoOwners { block: u32 },
     /// The data of a page.
     Data { what: String },
@@ -85,84 +85,84 @@ pub(crate) enum Wrong {
 /// What is wrong with a mapped page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum PageWrong {
-    /// The inode is free, or cannot be.
+    /// The inode is free, or cannot exist.
     Nobody,
     /// Its block cannot be its own.
     Block(BlockWrong),
-    /// A written page behind the end of its file.
+    /// A written page past the end of its file.
     BehindEnd,
     /// Lookups find another entry for the same page.
     Twice,
     /// The key cannot lie where it does.
     OutOfReach,
-    /// Its block was written as another page, which is a hole.
+    /// Its block was written as another page, which is now a hole.
     WrittenAs { other: u32 },
 }
 
 /// What is wrong with the log of a page.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum LogWrong {
-    /// An entry or a header, or where they lead; told by whoever reads logs.
+    /// A damaged entry or header, or a bad link from one; reported by the code that reads logs.
     Broken { what: String },
-    /// A segment names another as the next than the one that follows.
+    /// A segment's link to the next segment is not the one that follows.
     Link { unit: Unit, next: u64, newer: u64 },
-    /// A segment's block cannot be a log's.
+    /// A segment's block cannot hold logs.
     Block { unit: Unit, what: BlockWrong },
-    /// A segment's units are not its own.
+    /// A segment shares units with another.
     Overlaps { unit: Unit },
 }
 
 /// What is wrong with a sound entry of a directory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum EntryWrong {
-    /// Look-ups do not know the name again.
+    /// Lookups do not recognise the name.
     Padding,
-    /// It names a free inode, or none that can be.
+    /// It names a free inode, or one that cannot exist.
     Free { ino: u32 },
     /// It names an inode of another kind.
     Kind,
     /// It names the root, or its own directory.
     Circle,
-    /// Look-ups find another entry of the same name.
+    /// Lookups find another entry of the same name.
     Twice,
-    /// Look-ups find none.
+    /// Lookups find no entry of this name.
     Missing,
-    /// The directory that it names knows another parent.
+    /// The directory that it names has another parent.
     Parent { parent: u32 },
-    /// The directory that it names has a name.
+    /// The directory that it names already has a name.
     SecondName,
-    /// The directory that it stands in is not there.
+    /// The directory that it stands in does not exist.
     Nowhere,
 }
 
 /// What is wrong with a slot of the name table.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum SlotWrong {
-    /// It points to no data block.
+    /// It does not point to a data block.
     Outside,
-    /// It points to where no entry can be.
+    /// It points to a place where no entry can be.
     Header { block: u32 },
-    /// It points into what is no directory's block.
+    /// It points into a block that is not a directory's.
     NoDirectory { block: u32 },
     /// No entry is there.
     NoEntry { what: String },
     /// Another name's entry is there.
     Other { offset: u64 },
-    /// The entry names an inode that cannot be.
+    /// The entry names an inode that cannot exist.
     NoInode { ino: u32 },
 }
 
-/// Why a block cannot belong to what names it.
+/// Why a block cannot belong to what refers to it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum BlockWrong {
     /// It lies outside the data blocks.
     NoData,
-    /// It has an owner.
+    /// It has an owner already.
     Taken,
 }
 
 impl Wrong {
-    /// What part of a pool it concerns, as fsck tells it.
+    /// The part of a pool it concerns, as fsck reports it.
     pub(crate) fn phase(&self) -> &'static str {
         match self {
             Wrong::Superblock { .. } => "superblock",
@@ -198,7 +198,7 @@ impl Wrong {
         }
     }
 
-    /// In one line, with the part of the pool in front.
+    /// In one line, preceded by the part of the pool.
     pub(crate) fn told(&self) -> String {
         format!("{}: {self}", self.phase())
     }
@@ -217,9 +217,9 @@ impl Wrong {
         Wrong::Entry { dir, name, what }
     }
 
-    /// Whether blocks that look free may be somebody's after this: a pool in use must not change then. What is wrong
-    /// with an inode leaves its pages in the mapping, under its number; what is wrong with an entry, its place in the
-    /// directory.
+    /// Whether blocks that look free may be in use after this: a pool in use must not change then. After damage to an
+    /// inode its pages are still in the mapping, under its number; after damage to an entry, its place in the directory
+    /// is still taken.
     pub(crate) fn hides_owners(&self) -> bool {
         !matches!(
             self,
@@ -356,7 +356,7 @@ impl LogWrong {
 }
 
 impl PageWrong {
-    /// Why a page is not answered, as mount and whoever reads the page say it behind the page's place.
+    /// Why a page is not answered, as mount and readers of the page report it after the page's place.
     pub(crate) fn reason(&self, at: &MapEntry) -> String {
         let block = at.word.page();
         match self {

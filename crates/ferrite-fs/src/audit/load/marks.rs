@@ -7,7 +7,7 @@ use crate::health::marks::Damage;
 use ferrite_map::PageId;
 
 impl Tables<'_> {
-    /// Tells what is wrong, and marks whom it concerns.
+    /// Reports what is wrong, and marks the inodes it concerns.
     pub(super) fn mark(&self, wrong: &Wrong, damage: &mut Damage) {
         let what = match wrong {
             Wrong::Page { at, what } => {
@@ -28,7 +28,7 @@ impl Tables<'_> {
         }
         match *wrong {
             Wrong::Log { page, ref what } => self.spoil(PageId::new(page.ino, page.lblk), &what.reason(), damage),
-            // The checksum is asked by whoever comes to the inode; these two pass it.
+            // Every access to the inode checks the checksum; these two pass it.
             Wrong::Mode { ino, .. } | Wrong::Size { ino, .. } => damage.spoil_inode(ino, "impossible kind or size"),
             Wrong::PageCount { ino, counted, mapped } => {
                 let why = format!("counts {counted} pages, {mapped} are mapped");
@@ -62,7 +62,7 @@ impl Tables<'_> {
         }
     }
 
-    /// What looks like a hole may have been a page. All of a directory or link is read, so all of it is spoiled.
+    /// What looks like a hole may have been a page. A directory or link is read as a whole, so all of it is spoiled.
     fn spoil_holes(&self, ino: u32, why: &str, damage: &mut Damage) {
         if u64::from(ino) < self.superblock.inodes && self.inode(ino).is_file() {
             damage.spoil_holes(ino, why);
@@ -71,7 +71,7 @@ impl Tables<'_> {
         }
     }
 
-    /// A damaged page of a file leaves the others; a directory or link is read as a whole.
+    /// A damaged page of a file does not affect the others; a directory or link is read as a whole.
     pub(super) fn spoil(&self, page: PageId, why: &str, damage: &mut Damage) {
         if u64::from(page.ino) < self.superblock.inodes && self.inode(page.ino).is_file() {
             damage.spoil_page(page, why);

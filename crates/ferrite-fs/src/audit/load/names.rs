@@ -1,12 +1,12 @@
-//! The name table held against the directories: each used slot is followed to its entry, and the entry to its inode.
+//! The name table checked against the directories: each used slot is followed to its entry, and the entry to its inode.
 //!
-//! What lives here: [`Tables::judge_names`], which runs once inodes and mapping are loaded. Entries lie in no order
-//! behind the slots, so they are loaded ahead, on several threads. What it needs besides the tables is 4 bytes an inode
-//! and a bit a block, until it is done.
+//! What lives here: [`Tables::judge_names`], which runs once inodes and mapping are loaded. Entries do not lie in the
+//! order of their slots, so they are prefetched, on several threads. Besides the tables it needs 4 bytes an inode and a
+//! bit a block while it runs.
 //!
-//! Invariants: an entry counts as found for the directory whose block it is in. A directory of which fewer or more are
+//! Invariants: an entry counts as found for the directory whose block it is in. A directory for which fewer or more are
 //! found than it counts has names that lookups miss, whichever slots are to blame. An inode that has a name is never
-//! free in the books, whatever its own words say.
+//! marked free in DRAM, whatever its own words say.
 
 use std::convert::Infallible;
 use std::ops::Range;
@@ -23,12 +23,12 @@ use crate::format::dentry;
 use crate::health::marks::Damage;
 use crate::space::names::Slot;
 
-/// Groups of slots that a thread takes at a time: a millisecond's work, so that what is less does not wait for a thread
-/// to start.
+/// Groups of slots that a thread takes at a time: a millisecond's work, so that less work than that does not wait for a
+/// thread to start.
 const CHUNK_GROUPS: u64 = 64;
 
-/// Entries found in one chunk, by directory. Threads count on their own: an atomic operation an entry would have each
-/// wait for the last.
+/// Entries found in one chunk, by directory. Each thread counts separately: with an atomic operation an entry, each
+/// would wait for the last.
 type Found = FxHashMap<u32, u32>;
 
 struct Judge<'t, 'm, 'd> {
@@ -37,7 +37,7 @@ struct Judge<'t, 'm, 'd> {
     found: Vec<AtomicU32>,
     /// Blocks known to be mapped as what their header says.
     sound_blocks: AtomicBitmap,
-    /// Blocks whose damaged header was told.
+    /// Blocks whose damaged header was reported.
     told_blocks: Mutex<FxHashSet<u32>>,
     damage: Mutex<&'d mut Damage>,
 }
@@ -88,8 +88,7 @@ impl Judge<'_, '_, '_> {
         self.tables.mark(wrong, &mut self.damage.lock());
     }
 
-    /// Looks at what a slot leads to; the error says that it is not where the slot should lead. What else is damaged is
-    /// marked.
+    /// Checks what a slot leads to; an error means that the slot leads to the wrong place. Other damage is marked.
     fn follow(&self, slot: &Slot, found: &mut Found) -> Result<(), SlotWrong> {
         let tables = self.tables;
         let led = rules::follow(tables.view(), tables.names, slot, |block| self.owner(block))?;
@@ -118,7 +117,7 @@ impl Judge<'_, '_, '_> {
         Ok(())
     }
 
-    /// As the rule has it, which is asked once for a block.
+    /// As the rule says, which is checked once for a block.
     fn owner(&self, block: u32) -> Result<Option<u32>, SlotWrong> {
         let superblock = self.tables.superblock;
         let index = u64::from(block) - superblock.first_block;
@@ -133,8 +132,8 @@ impl Judge<'_, '_, '_> {
         Ok(owner)
     }
 
-    /// An inode that looks free or never used, and has a name: it was wiped. Its number is not given to another, and
-    /// neither is what it may have owned.
+    /// An inode that looks free or never used, and has a name: it was wiped. Neither its number nor the blocks it may
+    /// have owned are given to another.
     fn keep_named(&self, ino: u32, dir: u32) {
         if self.tables.inode_map.claim(u64::from(ino)) {
             self.mark(&Wrong::NamedAndFree { ino, dir });

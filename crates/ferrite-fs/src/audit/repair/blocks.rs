@@ -1,4 +1,4 @@
-//! Blocks: every one gets the one owner that has a right to it, and what it holds is held against its checksum.
+//! Blocks: each gets its one rightful owner, and its content is compared with its checksum.
 
 use std::collections::BTreeMap;
 
@@ -13,7 +13,7 @@ use crate::format::log_entry::has_log;
 use crate::page::scan;
 
 impl Repair {
-    /// Every page gets a block of its own.
+    /// Every page gets its own block.
     pub(super) fn blocks(&mut self) {
         let mut conflicts = Vec::new();
         self.map.for_each(&mut |entry| {
@@ -43,7 +43,7 @@ impl Repair {
             }
             let sums = [word.page(), block].map(|block| self.superblock.sum_word_offset(block));
             if let [Some(from), Some(to)] = sums {
-                // It says whose page it is, so it fits the one that has a right to it.
+                // It says whose page it is, so it fits its rightful owner.
                 let sum = self.region.load(from);
                 self.set(to, sum);
             }
@@ -58,14 +58,14 @@ impl Repair {
         self.reload_map();
     }
 
-    /// Blocks that logs lie in, and attributes, whether they are found sound later or not.
+    /// Blocks that hold logs or attributes, whether they prove sound later or not.
     pub(super) fn blocks_beside_pages(&self) -> FxHashSet<u32> {
         let inodes = 1..self.superblock.inodes as u32;
         let mut found: FxHashSet<u32> = inodes.map(|ino| self.load(ino).xattr_block()).collect();
         self.map.for_each(&mut |entry| {
             if has_log(entry.word) {
                 let page = PageId::new(entry.ino, entry.lblk);
-                // Of a broken log only what can be reached matters: it is dropped.
+                // Of a broken log only the reachable part matters: it is dropped.
                 let _ = scan::entries((&self.region, &self.superblock), page, entry.word, &mut |seen| {
                     found.insert(seen.segment().header.block());
                     Ok(true)
@@ -80,7 +80,7 @@ impl Repair {
         self.owned.is_set(u64::from(block) - self.superblock.first_block)
     }
 
-    /// Extended attributes: the blocks say whose they are.
+    /// Extended attributes: each block says whose it is.
     pub(super) fn attributes(&mut self) {
         for ino in 1..self.superblock.inodes as u32 {
             let mut inode = self.load(ino);
@@ -88,7 +88,7 @@ impl Repair {
             if self.state[ino as usize] != State::Sound || block == 0 {
                 continue;
             }
-            // Claimed only by the one whose attributes it holds.
+            // Claimed only by the inode whose attributes it holds.
             let is_free = |block| !self.is_owned(block);
             let own = rules::attribute_block(self.view(), ino, block, is_free);
             let Err(wrong) = own.and_then(|()| rules::attributes(self.view(), ino, block)) else {
@@ -101,8 +101,8 @@ impl Repair {
         }
     }
 
-    /// Pages that do not have the checksums they should cannot be read, whichever of both was hit. They get the ones
-    /// that fit, and their files are put aside, so that whoever knows what they held can tell.
+    /// Pages that differ from their checksums cannot be read, whether the page or the checksum was damaged. They get
+    /// matching checksums, and their files are quarantined, so that a user who knows the content can judge it.
     pub(super) fn data(&mut self) {
         if !self.reads_data {
             return;

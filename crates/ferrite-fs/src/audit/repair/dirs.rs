@@ -16,9 +16,11 @@ use crate::space::names::NameTable;
 
 impl Repair {
     /// Inodes that look free, and are named by an entry with the right checksum, were wiped: their pages are kept, and
-    /// they are rebuilt as damaged ones. No crash leaves such a pair. A record that makes a file sets inode and entry,
-    /// one that removes the last name clears the entry and frees the inode or leaves it in use, to be freed later; the
-    /// journal has been replayed, so each is there whole or not at all.
+    /// they are rebuilt as damaged ones.
+    ///
+    /// No crash leaves such a pair. A record that makes a file sets inode and entry; one that removes the last name
+    /// clears the entry and frees the inode or leaves it in use, to be freed later. The journal has been replayed, so
+    /// each record is applied completely or not at all.
     pub(super) fn wiped_inodes(&mut self) {
         let mut blocks = Vec::new();
         let map = Arc::clone(&self.map);
@@ -27,7 +29,7 @@ impl Repair {
                 if !self.is_ino(ino) || !self.superblock.is_data_block(word.page()) {
                     return;
                 }
-                // Any file may hold what looks like a directory.
+                // Any file may contain something that looks like a directory.
                 if self.state[ino as usize] == State::Sound && !self.load(ino).is_dir() {
                     return;
                 }
@@ -54,7 +56,7 @@ impl Repair {
         }
     }
 
-    /// Where names lead, by block: what is left of old entries looks real but for this.
+    /// Where names lead, by block: without it, remains of old entries would look real.
     fn pointed_by_block(&self) -> FxHashMap<u32, Vec<u64>> {
         let mut by_block: FxHashMap<u32, Vec<u64>> = FxHashMap::default();
         let names = NameTable::new(Arc::clone(&self.region), &self.superblock);
@@ -66,10 +68,10 @@ impl Repair {
         by_block
     }
 
-    /// Gives directories back the blocks that a damaged word or node of the mapping has taken from them. A block is a
-    /// directory's if its header says which, a name leads to a sound entry of that directory in it, and nobody else
-    /// maps it. What the mapping has there instead is no block of this directory, unless it has the same header. Done
-    /// before blocks get owners, so that no stranger is taken for one.
+    /// Restores blocks to directories that lost them to a damaged word or node of the mapping. A block is a directory's
+    /// if its header says which, a name leads to a sound entry of that directory in it, and nothing else maps it. What
+    /// the mapping has there instead is not a block of this directory, unless it has the same header. Done before
+    /// blocks get owners, so that no foreign block is taken for one.
     pub(super) fn put_back_dir_blocks(&mut self) {
         let (mut mapped, mut odd) = (FxHashSet::default(), BTreeMap::new());
         self.map.for_each(&mut |MapEntry { ino, lblk, word, .. }| {
@@ -137,14 +139,14 @@ impl Repair {
         self.reload_map();
     }
 
-    /// Which block of which directory a data block says it is.
+    /// Which block of which directory a data block claims to be.
     fn header_of(&self, block: u32) -> Option<(u32, u32)> {
         let is_data = self.superblock.is_data_block(block);
         let offset = is_data.then(|| self.superblock.block_offset(block))?;
         dentry::read_block_header(&self.region, offset).ok()
     }
 
-    /// At how many of these places there are sound entries of a directory.
+    /// At how many of these places sound entries of a directory lie.
     fn entries_at(&self, places: &[u64], dir: u32) -> usize {
         let sound = |&&at: &&u64| self.read_whatever_length(at, dir).is_some();
         places.iter().filter(sound).count()
@@ -176,7 +178,7 @@ impl Repair {
             let offset = self.superblock.block_offset(at.block);
             let named = pointed.get(&at.block).map_or(&[][..], Vec::as_slice);
             let parsed = self.parse(at.dir, offset).filter(|parsed| {
-                // A free stretch that swallowed an entry would parse as well.
+                // A free range that swallowed an entry would parse as well.
                 let known: FxHashSet<u64> = parsed.iter().map(|entry| entry.at).collect();
                 let lost = |&&place: &&u64| !known.contains(&place);
                 !named
@@ -192,7 +194,7 @@ impl Repair {
                 let (dir, lblk) = (at.dir, at.lblk);
                 let what = Wrong::DirHeader { dir, lblk };
                 if parsed.is_empty() {
-                    // Nothing in it is this directory's: the block itself may be a stranger's.
+                    // Nothing in it is this directory's: the block itself may belong to something else.
                     if !self.map.get(PageId::new(at.dir, at.lblk)).is_hole() {
                         let _ = self.set_page(at.dir, at.lblk, None);
                         self.owned.release(u64::from(at.block) - self.superblock.first_block);
@@ -213,7 +215,7 @@ impl Repair {
         self.reload_map();
     }
 
-    /// What follows a name up to the next word is zero, or lookups do not know it again.
+    /// The bytes after a name up to the next word are zero, or lookups do not recognise it.
     fn clear_padding(&mut self, entry: &Named) {
         let Ok(read) = dentry::read(&self.region, entry.at, entry.dir) else {
             return;
@@ -239,7 +241,7 @@ impl Repair {
     }
 
     /// Looks for entries at every place of a block that does not parse. One is real if its checksum is right and a name
-    /// leads to it; what lies between them becomes free.
+    /// leads to it; the space between them becomes free.
     fn salvage(&mut self, block: DirBlock, offset: u64, named: &[u64]) -> Vec<Named> {
         let mut entries = Vec::new();
         let mut within = FIRST_ENTRY;
@@ -272,7 +274,7 @@ impl Repair {
         entries
     }
 
-    /// The entry at `at`, whose length is not vouched for and is taken from its name.
+    /// The entry at `at`, whose length is not trusted and is taken from its name.
     fn read_whatever_length(&self, at: u64, dir: u32) -> Option<(Named, u64)> {
         let head = self.region.load(at);
         let name_len = head >> 48 & 0xff;
@@ -298,13 +300,13 @@ impl Repair {
         dentry::read(&self.region, entry.at, entry.dir).map_or_else(|_| Vec::new(), |read| read.name().to_vec())
     }
 
-    /// Drops entries that name nothing, or what has a name already where it may have only one.
+    /// Drops entries that name nothing, or a second name of an inode that may have only one.
     pub(super) fn entries(&mut self) {
         let mut kept: Vec<Named> = Vec::new();
         let mut names: FxHashSet<(u32, Vec<u8>)> = FxHashSet::default();
         let mut parents: FxHashMap<u32, u32> = FxHashMap::default();
         let mut entries = std::mem::take(&mut self.entries);
-        // Of two names of a directory, the one in the parent it knows is the right one.
+        // Of two names of a directory, the one in its recorded parent is the right one.
         entries.sort_by_key(|entry| {
             let knows = self.is_ino(entry.ino)
                 && self.state[entry.ino as usize] == State::Sound

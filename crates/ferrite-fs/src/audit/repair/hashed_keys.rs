@@ -1,4 +1,4 @@
-//! Keys of HashFS: a damaged one can often be put back, since its place says what it can have been.
+//! Keys of HashFS: a damaged key can often be restored, since its place limits what it can have been.
 
 use ferrite_map::{MapEntry, PageId, PageWord};
 use rustc_hash::FxHashMap;
@@ -10,15 +10,14 @@ use crate::format::layout::lblks;
 
 /// A lost page is looked for this close to its home.
 const STRAY_DISTANCE: u64 = 8;
-/// Pages of a file that are looked for among strays.
+/// Pages of a file that are searched for among strays.
 const STRAY_PAGES: u64 = 1 << 20;
-/// Comparisons of pages with strays, in all: with more, chance would find pages where there are none, and time would
-/// pass.
+/// Comparisons of pages with strays, in all: more would find pages by chance where there are none, and take too long.
 const STRAY_COMPARISONS: u64 = 1 << 26;
 
 impl Repair {
-    /// HashFS: drops keys that map nothing, keeps the first of two for the same page, and puts back keys that were
-    /// damaged where their place in the table tells what they were.
+    /// HashFS: drops keys that map nothing, keeps the first of two for the same page, and restores damaged keys where
+    /// their place in the table shows what they were.
     pub(super) fn hashfs(&mut self) {
         let mut strays: Vec<(u64, PageWord)> = Vec::new();
         for slot in 0..self.superblock.map_slots {
@@ -50,7 +49,7 @@ impl Repair {
                     strays.push((slot, word));
                 }
             } else if !self.superblock.is_data_block(word.page()) {
-                // If it was the file's, its count will tell.
+                // If it was the file's, its count will show it.
                 self.set_slot(slot, None);
                 let what = PageWrong::Block(BlockWrong::NoData);
                 self.mended("mapping", Wrong::Page { at, what }, "dropped", true);
@@ -94,13 +93,13 @@ impl Repair {
         self.reload_map();
     }
 
-    /// Buckets behind its home that a page would lie in this slot of HashFS.
+    /// How many buckets past its home a page in this slot of HashFS would lie.
     fn distance(&self, page: PageId, slot: u64) -> u64 {
         self.map.hashed_keys().map_or(0, |map| map.distance(page, slot))
     }
 
-    /// Files that map more pages than they count have got keys that were hit: those behind the end of the file or far
-    /// from home, if they are just as many.
+    /// Files that map more pages than they count have received damaged keys: those past the end of the file or far from
+    /// home, if there are exactly as many.
     fn drop_excess(&mut self, strays: &mut Vec<(u64, PageWord)>) {
         let mut odd: FxHashMap<u32, Vec<MapEntry>> = FxHashMap::default();
         self.map.for_each(&mut |entry| {
@@ -129,7 +128,8 @@ impl Repair {
         }
     }
 
-    /// A slot's place is the hash of its key. If just one of the pages that files miss belongs near it, it is that one.
+    /// A slot's place comes from the hash of its key. If exactly one of the files' missing pages belongs near it, it is
+    /// that page.
     fn restore_strays(&mut self, strays: &[(u64, PageWord)]) {
         if strays.is_empty() {
             return;

@@ -1,4 +1,4 @@
-//! Inodes: which of them can be believed, and what becomes of the others.
+//! Inodes: which of them can be believed, and what happens to the others.
 
 use ferrite_vfs::{FileKind, ROOT_INO};
 use rustc_hash::{FxHashMap, FxHashSet};
@@ -9,7 +9,7 @@ use crate::format::inode::INLINE_BYTES;
 use crate::format::layout::BLOCK_BYTES;
 
 impl Repair {
-    /// Which inodes are there, and which of them can be believed.
+    /// Which inodes exist, and which of them can be believed.
     pub(super) fn inodes(&mut self) {
         for ino in 1..self.superblock.inodes as u32 {
             let inode = self.load(ino);
@@ -21,8 +21,8 @@ impl Repair {
         }
     }
 
-    /// Gives damaged inodes back what can be known of them: what they are from their names and pages, how long they are
-    /// from their pages. Directories stay where they are, their entries vouch for themselves; files are quarantined.
+    /// Restores what can be known of damaged inodes: their kind from their names and pages, their length from their
+    /// pages. Directories stay where they are, since their entries have checksums; files are quarantined.
     pub(super) fn rebuild(&mut self) {
         let dirs: FxHashSet<u32> = self.dir_blocks.iter().map(|found| found.dir).collect();
         let kinds: FxHashMap<u32, FileKind> = self.entries.iter().map(|entry| (entry.ino, entry.kind)).collect();

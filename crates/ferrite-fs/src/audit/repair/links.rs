@@ -1,4 +1,4 @@
-//! Names and link counts: everything in use can be reached from the root, by as many names as it counts.
+//! Names and link counts: every inode in use can be reached from the root, by as many names as it counts.
 
 use std::borrow::Cow;
 
@@ -14,13 +14,13 @@ use crate::format::layout::BLOCK_BYTES;
 use crate::pool::core::Core;
 use crate::space::names::NameTable;
 
-/// Where what has no name goes.
+/// Where inodes without a name go.
 const LOST_FOUND: &[u8] = b"lost+found";
-/// Blocks of a directory, the last ones, that are looked through for room.
+/// How many of a directory's last blocks are searched for room.
 const BLOCKS_TRIED: usize = 4;
 
 impl Repair {
-    /// Takes damaged files out of their places, and gives names to what has none.
+    /// Moves damaged files out of their directories, and gives names to inodes without one.
     pub(super) fn connect(&mut self) {
         let mut spoiled: Vec<u32> = self
             .spoiled
@@ -36,7 +36,7 @@ impl Repair {
         for ino in spoiled {
             let name = format!("damaged-{ino}");
             let (own, others): (Vec<_>, Vec<_>) = self.entries.iter().partition(|entry| entry.ino == ino);
-            // A second repair leaves it where the first has put it.
+            // A second repair leaves it where the first put it.
             if own.len() == 1 && self.name_of(&own[0]) == name.as_bytes() {
                 continue;
             }
@@ -65,8 +65,8 @@ impl Repair {
         self.cut_circles();
     }
 
-    /// Names in `lost+found` for all that has none. What has neither names nor links, nor anything inside, is what a
-    /// crash left of something open or being removed: mount frees it.
+    /// Names in `lost+found` for all inodes that have none. An inode without names, links or content is what a crash
+    /// left of something open or being removed: mount frees it.
     fn adopt_nameless(&mut self) {
         let (mut named, mut has_entries) = (vec![false; self.state.len()], vec![false; self.state.len()]);
         for entry in &self.entries {
@@ -85,7 +85,7 @@ impl Repair {
         }
     }
 
-    /// Directories that name each other in a circle are cut open at one of them.
+    /// Directories that name each other in a cycle are cut loose at one of them.
     fn cut_circles(&mut self) {
         loop {
             let reached = self.reached();
@@ -104,7 +104,7 @@ impl Repair {
         }
     }
 
-    /// What it was called, and where it stood, is lost.
+    /// Its name and its place are lost.
     fn adopt_as_lost(&mut self, ino: u32, wrong: &Wrong) -> bool {
         let adopted = self.adopt(ino, format!("#{ino}").as_bytes());
         match adopted {
@@ -158,7 +158,7 @@ impl Repair {
         if entry.kind == FileKind::Directory {
             return Some(entry.ino);
         }
-        // Somebody's file has the name: it gives way.
+        // A user's file has the name: it is moved out of the way.
         self.entries.retain(|other| other.at != entry.at);
         self.erase(&entry);
         let dir = self.make_lost_found()?;
@@ -167,7 +167,7 @@ impl Repair {
     }
 
     fn make_lost_found(&mut self) -> Option<u32> {
-        // Never the root, whatever became of it.
+        // Never the root, whatever state it is in.
         let first = ROOT_INO as usize + 1;
         let free = self.state[first..].iter().position(|&state| state == State::Free)?;
         let ino = (first + free) as u32;
@@ -215,7 +215,7 @@ impl Repair {
         true
     }
 
-    /// A stretch of free space of a sound block: pool offset and length.
+    /// A range of free space in a sound block: pool offset and length.
     fn free_run(&self, block_offset: u64, need: u64) -> Option<(u64, u64)> {
         let (mut within, mut run) = (FIRST_ENTRY, None::<(u64, u64)>);
         while within < BLOCK_BYTES {
@@ -244,7 +244,7 @@ impl Repair {
 
     fn add_block(&mut self, dir: u32, blocks: &[DirBlock]) -> Option<(u64, u64)> {
         let lblk = match blocks.iter().map(|found| found.lblk).max() {
-            // A damaged key may have put a block where none can follow.
+            // A damaged key may have put a block where no other can follow.
             Some(last) => last.checked_add(1)?,
             None => 0,
         };
@@ -260,8 +260,8 @@ impl Repair {
         Some((offset + FIRST_ENTRY, BLOCK_BYTES - FIRST_ENTRY))
     }
 
-    /// Link counts, and what directories count and know. A count that says more than was found cannot be told from a
-    /// name that is gone.
+    /// Link counts, and the entry counts and parents of directories. A count that is higher than what was found cannot
+    /// be distinguished from a lost name.
     pub(super) fn counts(&mut self) {
         let inodes = self.superblock.inodes as usize;
         let (mut names, mut subdirs, mut inside, mut parent) = (
@@ -296,7 +296,7 @@ impl Repair {
             if stored.is_dir() {
                 inode.set_entries(inside[at]);
                 inode.set_size(ends[at] * BLOCK_BYTES);
-                // One without a name is left as it is, to be freed.
+                // An inode without a name is left as it is, to be freed.
                 inode.set_parent(match names[at] {
                     _ if is_root => ino,
                     0 => stored.parent(),
@@ -323,7 +323,7 @@ impl Repair {
         }
     }
 
-    /// The name table, made to say what the directories say.
+    /// The name table, made to match the directories.
     pub(super) fn names(&mut self) {
         let table = NameTable::new(std::sync::Arc::clone(&self.region), &self.superblock);
         table.load();

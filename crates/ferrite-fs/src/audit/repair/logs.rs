@@ -1,4 +1,4 @@
-//! Page logs: those that are broken go, links to later segments are set right.
+//! Page logs: broken ones are dropped, links to later segments are corrected.
 
 use ferrite_map::{MapEntry, PageWord};
 
@@ -10,7 +10,7 @@ use crate::format::log_entry::has_log;
 use crate::space::segments::LogSpace;
 
 impl Repair {
-    /// Walks every log; drops those that are broken, and mends links to later segments.
+    /// Walks every log; drops those that are broken, and fixes links to later segments.
     pub(super) fn logs(&mut self) {
         let mut logged = Vec::new();
         self.map.for_each(&mut |entry| {

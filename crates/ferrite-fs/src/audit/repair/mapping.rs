@@ -1,6 +1,7 @@
-//! The mapping: what is broken in it is cut off, what it maps for nobody goes, and pages go back to where they belong.
+//! The mapping: broken parts are cut off, pages without an owner are dropped, and misplaced pages return to their
+//! place.
 //!
-//! What only tables know whose keys lie by a hash is in `hashed_keys.rs`.
+//! Repairs that only hash tables allow are in `hashed_keys.rs`.
 
 use std::sync::Arc;
 
@@ -12,10 +13,10 @@ use crate::audit::wrong::{PageWrong, Wrong};
 use crate::format::layout::BLOCK_BYTES;
 
 impl Repair {
-    /// Makes the mapping sound, and drops what it maps for nobody.
+    /// Makes the mapping sound, and drops pages without an owner.
     pub(super) fn mapping(&mut self) {
         if self.map.hashed_keys().is_some() {
-            // First, since the checksums know more than the places of keys do.
+            // First, since checksums are better evidence than the places of keys.
             self.reload_map();
             self.put_back_misplaced();
             self.hashfs();
@@ -29,7 +30,7 @@ impl Repair {
         self.count_pages();
     }
 
-    /// Lets the structure say what is broken in it, and claims the blocks it lies in.
+    /// Has the structure report its own damage, and claims the blocks it lies in.
     fn cure_mapping(&mut self) {
         for _ in 0..CURES_MAX {
             let (mut found, mut nodes) = (Vec::new(), Vec::new());
@@ -46,7 +47,7 @@ impl Repair {
             }
             for Broken { what, cure, .. } in found {
                 cure.into_iter().for_each(|(offset, value)| self.set(offset, value));
-                // Whether anything is lost, the inodes' counts tell.
+                // The inodes' counts show whether anything is lost.
                 self.mended("mapping", what, "cut off", true);
             }
         }
@@ -66,7 +67,7 @@ impl Repair {
             }
             true
         });
-        // In order, so that no structure needs more room on the way.
+        // In order, so that no structure needs more room in between.
         strange.sort_unstable_by_key(|at| (at.ino, at.lblk));
         strange.dedup_by_key(|at| (at.ino, at.lblk));
         for at in strange {
@@ -77,7 +78,7 @@ impl Repair {
         self.reload_map();
     }
 
-    /// Pages whose checksums say that they are others of their file, which lacks those.
+    /// Pages whose checksums say that they are other pages of their file, which lacks those.
     fn put_back_misplaced(&mut self) {
         let mut misplaced = Vec::new();
         self.map.for_each(&mut |at| {
@@ -90,13 +91,13 @@ impl Repair {
             true
         });
         for at in misplaced {
-            // The hole may have been filled by the one before.
+            // The previous page may have filled the hole.
             let Some(other) = pages::written_as(self.view(), &at) else {
                 continue;
             };
             let MapEntry { ino, lblk, word, slot } = at;
             let is_done = if pages::is_out_of_reach(self.view(), &MapEntry { lblk: other, ..at }) {
-                // More than its key was hit: it gets a place like a new page.
+                // More than its key was damaged: it gets a place like a new page.
                 self.set_slot(slot.into(), None);
                 self.reload_map();
                 self.set_page(ino, other, Some(word)).is_ok()
@@ -117,7 +118,7 @@ impl Repair {
         self.reload_map();
     }
 
-    /// What is left behind the end of a file may be anything of it: the file grows over it, and is put aside. A link
+    /// What is left past the end of a file may be any part of it: the file is extended over it, and quarantined. A link
     /// has one page.
     fn keep_pages_behind_ends(&mut self) {
         for at in self.pages_behind_ends() {
@@ -138,14 +139,14 @@ impl Repair {
         }
     }
 
-    /// Written pages of sound files behind their ends. They are as many as the files count, else [`Self::drop_excess`]
-    /// has had them.
+    /// Written pages of sound files past their ends. They are as many as the files count, else [`Self::drop_excess`]
+    /// has already taken them.
     pub(super) fn pages_behind_ends(&self) -> Vec<MapEntry> {
         let mut behind = Vec::new();
         self.map.for_each(&mut |at| {
             if self.state[at.ino as usize] == State::Sound {
                 let inode = self.load(at.ino);
-                // What a directory has there is looked through like the rest of it.
+                // In a directory, they are searched like the rest of it.
                 if !inode.is_dir() && pages::end(&at, &inode).is_some() {
                     behind.push(at);
                 }
@@ -155,7 +156,7 @@ impl Repair {
         behind
     }
 
-    /// Files that map more or fewer pages than they say.
+    /// Files that map more or fewer pages than they count.
     fn count_pages(&mut self) {
         for ino in 1..self.superblock.inodes as u32 {
             let (pages, inode) = (self.pages[ino as usize], self.load(ino));
@@ -174,12 +175,12 @@ impl Repair {
         }
     }
 
-    /// What an inode says of its content cannot be: of a file what it says last is taken for right, anything else keeps
-    /// none.
+    /// What an inode says of its content cannot be true. Of a file, what it says last is taken for right; anything else
+    /// keeps nothing.
     fn settle_content(&mut self, ino: u32, wrong: &Wrong) {
         let inode = self.load(ino);
         match *wrong {
-            // Counting sets the flag right (`links.rs`).
+            // Counting corrects the flag (`links.rs`).
             Wrong::Inline { pages, .. } if inode.is_file() && pages > 0 => {
                 self.spoiled.insert(ino);
             }
@@ -190,7 +191,7 @@ impl Repair {
                 self.put(ino, &mut inode);
                 self.mended("mapping", wrong, "dropped", true);
             }
-            // A link without its target has nothing left; other files are made again of what fits.
+            // A link without its target has nothing left; other files are rebuilt from what fits.
             _ => self.state[ino as usize] = State::Damaged,
         }
     }

@@ -1,13 +1,13 @@
-//! Repair: what is to be changed in a damaged pool so that it is sound again, and nothing that can be saved is lost.
+//! Repair: what to change in a damaged pool so that it is sound again, and nothing that can be saved is lost.
 //!
-//! What lives here: [`repair`] and the books it keeps ([`Repair`]); its phases by file: [`inodes`]; the [`mapping`] and
-//! the [`hashed_keys`] of HashFS; [`logs`]; [`blocks`]; directories and their entries ([`dirs`]); names, link counts
-//! and `lost+found` ([`links`]). It works on the raw tables in a private mapping and ends with a list of words
-//! ([`Rewrite`]); `rewrite.rs` carries it out.
+//! What lives here: [`repair`] and its state ([`Repair`]); its phases by file: [`inodes`]; the [`mapping`] and the
+//! [`hashed_keys`] of HashFS; [`logs`]; [`blocks`]; directories and their entries ([`dirs`]); names, link counts and
+//! `lost+found` ([`links`]). It works on the raw tables in a private mapping and ends with a list of words
+//! ([`Rewrite`]); `rewrite.rs` stores them in the pool.
 //!
-//! Invariants: only what no check vouches for is thrown away; content that may be wrong is never left where a program
-//! would take it for right, it goes to `lost+found` as `damaged-INODE`. A pool that comes out of [`repair`] has been
-//! checked like any other, so a second repair finds nothing.
+//! Invariants: only what fails its checks is thrown away; content that may be wrong is never left where a program would
+//! take it for right, it goes to `lost+found` as `damaged-INODE`. A pool that comes out of [`repair`] has been checked
+//! like any other, so a second repair finds nothing.
 
 mod blocks;
 mod dirs;
@@ -40,11 +40,11 @@ use crate::format::layout::{
 use crate::journal::replay::{self, Losses};
 use crate::options::{FsckOptions, Mended, RepairReport};
 
-/// Repairs are repeated so often if something is left; one is enough unless its own changes meet damage.
+/// Most passes of a repair if something is left; one is enough unless its own changes meet damage.
 const ROUNDS: usize = 3;
 /// Moves of the mapping's entries that one change may need.
 const MOVES_MAX: usize = 64;
-/// Checks of the mapping, each of which may uncover what the last one's cure let be seen.
+/// Checks of the mapping; each may uncover damage that the last one's repair exposed.
 const CURES_MAX: usize = 20;
 
 /// What is known of an inode.
@@ -52,7 +52,7 @@ const CURES_MAX: usize = 20;
 enum State {
     Free,
     Sound,
-    /// Its checksum is wrong, or it makes no sense.
+    /// Its checksum is wrong, or its content makes no sense.
     Damaged,
 }
 
@@ -89,27 +89,26 @@ struct Repair {
     end: Vec<u64>,
     /// Where names lead, by block.
     pointed: FxHashMap<u32, Vec<u64>>,
-    /// Blocks of logs and attributes, as soon as somebody wants a free block: they get owners after the mapping.
+    /// Blocks of logs and attributes, collected when a free block is first needed: they get owners after the mapping.
     beside: Option<FxHashSet<u32>>,
     dir_blocks: Vec<DirBlock>,
     entries: Vec<Named>,
     /// Inodes whose content may be wrong.
     spoiled: FxHashSet<u32>,
     lost_found: Option<u32>,
-    /// Data is held against its checksums.
+    /// Data is compared with its checksums.
     reads_data: bool,
     touched: FxHashMap<u64, u64>,
     report: RepairReport,
 }
 
-/// Says what is to be done to repair the pool in `region`, a private mapping, which is changed on the way. `progress`
-/// gets phase, done, total. Fails only if there is no pool, or part of it cannot be read: then nothing is known of what
-/// is there.
+/// Works out how to repair the pool in `region`, a private mapping, which is changed in the process. `progress` gets
+/// phase, done, total. Fails only if there is no pool, or part of it cannot be read: then its content is unknown.
 pub fn repair(region: Region, progress: Progress<'_>) -> Result<(RepairReport, Rewrite), EngineError> {
     repair_with(region, FsckOptions::default(), progress)
 }
 
-/// As [`repair`], with choices.
+/// As [`repair`], with options.
 pub fn repair_with(
     region: Region,
     options: FsckOptions,
@@ -191,7 +190,7 @@ pub fn repair_with(
             break;
         }
     }
-    // What cannot be read looks like zeros, which a repair would make true.
+    // What cannot be read looks like zeros, which a repair would make permanent.
     region.check()?;
     report.after.replayed_records = replayed_records;
     report.findings = report.mended.iter().map(Mended::finding).collect();
@@ -262,7 +261,7 @@ impl Repair {
         self.names();
     }
 
-    /// Notes something that is done.
+    /// Records a change that was made.
     fn mended(&mut self, phase: &'static str, what: impl ToString, action: &'static str, loss: bool) {
         self.report.mended.push(Mended {
             phase,
@@ -272,7 +271,7 @@ impl Repair {
         });
     }
 
-    /// Stores a word, and remembers what was there at first.
+    /// Stores a word, and remembers its original value.
     fn set(&mut self, offset: u64, value: u64) {
         let before = self.region.load(offset);
         if before != value {
@@ -312,12 +311,12 @@ impl Repair {
         self.view().is_ino(ino)
     }
 
-    /// Whether an inode is there, sound or to be made again: a wiped one counts, if something tells of it.
+    /// Whether an inode exists, sound or to be rebuilt: a wiped one counts, if something refers to it.
     fn has(&self, ino: u32) -> bool {
         self.is_ino(ino) && self.state[ino as usize] != State::Free
     }
 
-    /// Notes an owner of `block`; says what is wrong with that.
+    /// Records an owner of `block`; returns what is wrong with that.
     fn own(&self, block: u32) -> Result<(), BlockWrong> {
         self.view().own(block, |block| self.claim(block))
     }
@@ -342,8 +341,8 @@ impl Repair {
         self.set(word_offset, word);
     }
 
-    /// Maps a page to another word, maps it newly, or unmaps it; says if there is no room for that. The mapping is
-    /// sound by now.
+    /// Maps a page to another word, maps it newly, or unmaps it; returns whether there was room for that. The mapping
+    /// is sound by now.
     fn set_page(&mut self, ino: u32, lblk: u32, word: Option<PageWord>) -> Result<(), MapError> {
         let map = Arc::clone(&self.map);
         let is_mapped = !map.get(PageId::new(ino, lblk)).is_hole();
@@ -367,7 +366,7 @@ impl Repair {
         }
     }
 
-    /// The mapping's books, after its words have changed.
+    /// Reloads the mapping's DRAM state, after its words have changed.
     fn reload_map(&mut self) {
         let map = self
             .superblock
@@ -387,12 +386,12 @@ impl Repair {
             }
             true
         });
-        // In order, so that no structure needs more room on the way.
+        // In order, so that no structure needs more room in between.
         pages.sort_unstable();
         for (lblk, block) in pages {
             let _ = self.set_page(ino, lblk, None);
             if self.superblock.is_data_block(block) {
-                // Not owned yet while the mapping is looked through; released twice by two pages of one block.
+                // Not owned yet while the mapping is being checked; released twice by two pages of one block.
                 self.owned.release(u64::from(block) - self.superblock.first_block);
             }
         }
@@ -401,7 +400,7 @@ impl Repair {
         self.reload_map();
     }
 
-    /// Makes both copies of the superblock what the better one is.
+    /// Makes both copies of the superblock match the better one.
     fn superblocks(&mut self) {
         let copies = superblock_rules::copies(&self.region, &self.superblock);
         if copies.is_empty() {
@@ -447,8 +446,8 @@ impl MapTx for RepairTx<'_> {
         self.repair.own(block).is_ok()
     }
 
-    /// Pages, logs and attributes whose blocks nobody has claimed yet own them all the same, and what names lead to may
-    /// be put back yet.
+    /// Pages, logs and attributes own their blocks even before they are claimed, and what names lead to may still be
+    /// restored.
     fn alloc_block(&mut self) -> Result<u32, MapError> {
         let mut named: FxHashSet<u32> = self.repair.pointed.keys().copied().collect();
         self.repair.map.for_each(&mut |entry| {

@@ -1,4 +1,4 @@
-//! Directories: their blocks, the entries in them, and what those name.
+//! Directories: their blocks, the entries in them, and what the entries name.
 
 use ferrite_vfs::{FsError, ROOT_INO};
 
@@ -8,14 +8,14 @@ use crate::format::dentry::{self, Entry, FIRST_ENTRY};
 use crate::format::inode::Inode;
 use crate::format::layout::BLOCK_BYTES;
 
-/// What a directory's block says by its header.
+/// What a directory block's header says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Header {
-    /// That it is this block of this directory.
+    /// It is this block of this directory.
     Right,
-    /// Another block, or another directory: its entries are not this one's.
+    /// It is another block, or another directory's: its entries are not this one's.
     Others,
-    /// Nothing. Entries say themselves whose they are.
+    /// Nothing readable. Each entry says which directory it belongs to.
     Damaged,
 }
 
@@ -30,7 +30,7 @@ pub(crate) fn header(view: View<'_>, offset: u64, (dir, lblk): (u32, u32)) -> He
 }
 
 /// Walks a directory's block: `met` gets the pool offset of every entry in use, and the entry, if it is sound. Fails
-/// where entries do not add up; what lies behind is not met then.
+/// where entries do not add up; entries after that point are not visited.
 pub(crate) fn entries(
     view: View<'_>,
     dir: u32,
@@ -50,19 +50,19 @@ pub(crate) fn entries(
     Ok(())
 }
 
-/// A sound entry's name ends where lookups think it does: what follows up to the next word is zero.
+/// A sound entry's name ends where lookups expect it to: the bytes after it up to the next word are zero.
 pub(crate) fn padding(entry: &Entry) -> Result<(), EntryWrong> {
     entry.is_padded().then_some(()).ok_or(EntryWrong::Padding)
 }
 
-/// What a sound entry names is in use. Repair asks its own books instead, where damaged inodes are made again.
+/// What a sound entry names is in use. Repair checks its own tables instead, in which damaged inodes are rebuilt.
 pub(crate) fn target(view: View<'_>, entry: &Entry) -> Result<Inode, EntryWrong> {
     let ino = entry.ino;
     view.in_use(ino).ok_or(EntryWrong::Free { ino })
 }
 
-/// What an entry of `dir` says of the inode that it names. Mount and scrub do not ask: both are vouched for by
-/// checksums, and the inode of every name would have to be read.
+/// What an entry of `dir` says about the inode that it names. Mount and scrub do not check this: checksums cover both,
+/// and the inode of every name would have to be read.
 pub(crate) fn kind(dir: u32, entry: (u32, ferrite_vfs::FileKind), inode: &Inode) -> Result<(), EntryWrong> {
     let (ino, kind) = entry;
     if inode.kind() != Some(kind) {
@@ -75,12 +75,12 @@ pub(crate) fn kind(dir: u32, entry: (u32, ferrite_vfs::FileKind), inode: &Inode)
 }
 
 /// A directory counts its entries: those `found` in its blocks. Mount counts those that names lead to instead
-/// ([`super::names::count`]), which it looks at anyway.
+/// ([`super::names::count`]), which it reads anyway.
 pub(crate) fn count(dir: u32, counted: u32, found: u32) -> Option<Wrong> {
     (counted != found).then_some(Wrong::EntryCount { dir, counted, found })
 }
 
-/// Damage in the words of whoever meets it.
+/// Damage in the words of the operation that meets it.
 pub(super) fn text(error: FsError) -> String {
     match error {
         FsError::Damaged(damage) => damage.to_string(),

@@ -1,4 +1,4 @@
-//! Inodes, by themselves and held against the pages that are mapped for them.
+//! Inodes, by themselves and compared with the pages that are mapped for them.
 
 use ferrite_map::PageId;
 use ferrite_vfs::{FileKind, ROOT_INO};
@@ -9,13 +9,13 @@ use crate::format::inode::{INLINE_BYTES, Inode};
 use crate::format::layout::MAX_FILE_BYTES;
 use crate::format::xattr;
 
-/// What an inode says by itself. After anything that is wrong here nothing else it says is to be believed.
+/// What an inode says by itself. If anything is wrong here, nothing else it says can be believed.
 pub(crate) fn of_itself(ino: u32, inode: &Inode) -> Option<Wrong> {
     let is_root = u64::from(ino) == ROOT_INO;
     if !inode.is_sound(ino) {
         return Some(Wrong::InodeChecksum { ino });
     }
-    // There always is a root, so one that looks free was wiped.
+    // There is always a root, so one that looks free was wiped.
     if is_root && !inode.is_dir() {
         return Some(Wrong::Root);
     }
@@ -30,26 +30,27 @@ pub(crate) fn of_itself(ino: u32, inode: &Inode) -> Option<Wrong> {
     (bytes > MAX_FILE_BYTES).then_some(Wrong::Size { ino, bytes })
 }
 
-/// The root is its own parent. Mount and scrub do not ask: only `..` of the root goes by it, which paths never follow.
-/// Repair sets all parents by the names it found.
+/// The root is its own parent. Mount and scrub do not check this: only `..` of the root uses it, which paths never
+/// follow. Repair sets all parents from the names it found.
 pub(crate) fn root_parent(root: &Inode) -> Option<Wrong> {
     (u64::from(root.parent()) != ROOT_INO).then_some(Wrong::Root)
 }
 
-/// A page that vanished would read as zeros, one too many is another's.
+/// A page that vanished would read as zeros; an extra one belongs to another inode.
 pub(crate) fn count(ino: u32, counted: u32, mapped: u32) -> Option<Wrong> {
     (counted != mapped).then_some(Wrong::PageCount { ino, counted, mapped })
 }
 
-/// What has pages, and how many. For inodes that are sound by themselves, once it is known that `pages` are mapped.
-/// Mount and scrub do not ask: an inode that its checksum vouches for was written so, and reads go by what it says.
+/// Which inodes have pages, and how many. For inodes that are sound by themselves, once it is known that `pages` are
+/// mapped. Mount and scrub do not check this: an inode whose checksum is right was written that way, and reads go by
+/// what it says.
 pub(crate) fn kind_of_content(view: View<'_>, ino: u32, inode: &Inode, pages: u32) -> Option<Wrong> {
     let bytes = inode.size();
     match inode.kind()? {
         _ if inode.is_inline() && (pages > 0 || bytes > INLINE_BYTES as u64) => {
             Some(Wrong::Inline { ino, pages, bytes })
         }
-        // One without a name is being freed, and its page goes first.
+        // An inode without a name is being freed, and its page goes first.
         FileKind::Symlink if inode.nlink() > 0 && !inode.is_inline() && view.map.get(PageId::new(ino, 0)).is_hole() => {
             Some(Wrong::NoTarget { ino })
         }
@@ -60,7 +61,7 @@ pub(crate) fn kind_of_content(view: View<'_>, ino: u32, inode: &Inode, pages: u3
     }
 }
 
-/// Extended attributes lie in a block of their own. `claim` as in [`View::own`].
+/// Extended attributes lie in their own block. `claim` as in [`View::own`].
 pub(crate) fn attribute_block(
     view: View<'_>,
     ino: u32,
@@ -71,8 +72,8 @@ pub(crate) fn attribute_block(
     view.own(block, claim).map_err(wrong)
 }
 
-/// That block, a data block, says whose attributes it holds. Mount does not ask: whoever reads attributes does, and no
-/// block hangs on what stands there.
+/// That block, a data block, says whose attributes it holds. Mount does not check this: reading attributes does, and no
+/// block's ownership depends on its content.
 pub(crate) fn attributes(view: View<'_>, ino: u32, block: u32) -> Result<(), Wrong> {
     match xattr::is_sound(view.region, view.superblock, ino, block) {
         true => Ok(()),

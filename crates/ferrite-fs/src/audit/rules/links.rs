@@ -1,15 +1,14 @@
-//! Link counts: as many as there are names, and of directories those inside them.
+//! Link counts: the number of names, and for directories also the number of subdirectories.
 
 use ferrite_vfs::ROOT_INO;
 
 use crate::audit::wrong::Wrong;
 use crate::format::inode::Inode;
 
-/// The link count of an inode to which `names` names lead, and, if it is a directory, `subdirs` of them stand in it.
-/// Mount and scrub do not ask: a count is under its inode's checksum, and mount has no time to read the inode of
-/// every name.
+/// The link count of an inode that `names` names lead to; a directory also contains `subdirs` others. Mount and scrub
+/// do not check this: a count is under its inode's checksum, and mount has no time to read the inode of every name.
 pub(crate) fn expected(ino: u32, inode: &Inode, names: u32, subdirs: u32) -> u32 {
-    // A directory's own name counts once, and it counts itself; the root has none but counts as if.
+    // A directory's own name counts once, and it counts itself; the root has no name but counts as if it had.
     match inode.is_dir() {
         true if u64::from(ino) == ROOT_INO => names + subdirs + 2,
         true if names == 0 => 0,
@@ -18,8 +17,8 @@ pub(crate) fn expected(ino: u32, inode: &Inode, names: u32, subdirs: u32) -> u32
     }
 }
 
-/// An inode counts the links that there are. One without a name or links is an orphan: somebody had it open, or was
-/// removing it, and the next mount frees it.
+/// An inode's link count equals the links found. An inode without a name or links is an orphan: it was open, or being
+/// removed, and the next mount frees it.
 pub(crate) fn count(ino: u32, inode: &Inode, expected: u32) -> Option<Wrong> {
     let counted = inode.nlink();
     (counted != expected).then_some(Wrong::LinkCount { ino, counted, expected })

@@ -1,4 +1,4 @@
-//! Page logs: entries that their checksums vouch for, segments that follow each other, and what those lie in.
+//! Page logs: checksummed entries, segments that follow each other, and the blocks they lie in.
 
 use ferrite_map::{MapEntry, PageId};
 use ferrite_vfs::FsError;
@@ -10,30 +10,31 @@ use crate::format::unit;
 use crate::page::scan;
 use crate::space::segments::{LogSpace, SegmentWrong};
 
-/// What a walk meets, from the newest entry backwards.
+/// What a walk visits, from the newest entry backwards.
 pub(crate) enum Met {
     /// An entry, with the bytes of its data.
     Entry { bytes: u64 },
-    /// The segment that the entries before this lie in. Its header is read by the step to the next entry.
+    /// The segment that holds the preceding entries. The step to the next entry reads its header.
     Segment(Segment),
 }
 
-/// A segment of a log, as a walk meets it.
+/// A segment of a log, as a walk visits it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Segment {
     pub(crate) place: unit::Segment,
-    /// What its header names as the next segment, and what that is; 0 for none.
+    /// The segment that its header names as the next, and the one that really follows; 0 for none.
     pub(crate) next: u64,
     pub(crate) newer: u64,
 }
 
 impl Segment {
-    /// Where the word lies that names the next one.
+    /// Where the word lies that names the next segment.
     pub(crate) fn next_offset(&self) -> u64 {
         self.place.header.offset()
     }
 
-    /// A segment names the one that follows it. Mount does not ask: nothing in a mounted pool follows these words.
+    /// A segment names the one that follows it. Mount does not check this: nothing in a mounted pool follows these
+    /// words.
     pub(crate) fn link(&self) -> Result<(), LogWrong> {
         let &Segment { place, next, newer } = self;
         let unit = place.header;
@@ -43,8 +44,8 @@ impl Segment {
         }
     }
 
-    /// Its block, and its units there, are no other log's, and nobody else's. `space` is the book of all segments so
-    /// far, `claim` as in [`View::own`].
+    /// Its block holds nothing else, and no other log has its units there. `space` records all segments so far, `claim`
+    /// as in [`View::own`].
     pub(crate) fn own(
         &self,
         view: View<'_>,
@@ -88,7 +89,7 @@ impl Segment {
 }
 
 /// Walks the log of a page and verifies all of it: a damaged trailer could pass for one that covers something else.
-/// What was met before an error was sound so far.
+/// What was visited before an error is sound.
 pub(crate) fn walk(
     view: View<'_>,
     at: &MapEntry,

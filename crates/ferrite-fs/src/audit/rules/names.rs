@@ -1,4 +1,4 @@
-//! Names: every slot of the table leads to the entry of its name, and every entry has a slot that look-ups find.
+//! Names: every slot of the table leads to the entry of its name, and every entry has a slot that lookups find.
 
 use super::View;
 use super::dirs::{padding, text};
@@ -10,15 +10,15 @@ use ferrite_map::PageId;
 
 /// Where a slot leads.
 pub(crate) struct Led {
-    /// The directory whose block it is, or whose entry if the block does not say.
+    /// The directory that owns the block, or that owns the entry if the block does not say.
     pub(crate) dir: u32,
-    /// The block says whose it is.
+    /// The block's header names its directory.
     pub(crate) has_header: bool,
-    /// The entry, or what is wrong with it: then the slot is right, and it is known whose name is damaged.
+    /// The entry, or what is wrong with it: the slot is right then, and the damaged entry's name is known.
     pub(crate) entry: Result<Entry, Wrong>,
 }
 
-/// Follows a slot. `owner` is [`owner`], or remembers what that said.
+/// Follows a slot. `owner` is [`owner`], or a cache of its results.
 pub(crate) fn follow(
     view: View<'_>,
     names: &NameTable,
@@ -31,7 +31,7 @@ pub(crate) fn follow(
         return Err(SlotWrong::Header { block });
     }
     let owner = owner(block)?;
-    // Without a header it is the entry that says whose it is.
+    // Without a header, the entry says which directory it belongs to.
     let dir = owner.unwrap_or_else(|| view.region.load(offset + 8) as u32);
     let has_header = owner.is_some();
     let entry = match dentry::read(view.region, offset, dir) {
@@ -57,21 +57,21 @@ fn may_start_at(view: View<'_>, offset: u64) -> bool {
     at == offset && dentry::head(view.region, at).map_or(true, |head| head.ino != 0)
 }
 
-/// The directory that `block`, a data block, is a block of; `None` if its header is damaged, an error if it is somebody
-/// else's.
+/// The directory that `block`, a data block, belongs to; `None` if its header is damaged, an error if it belongs to
+/// something else.
 pub(crate) fn owner(view: View<'_>, block: u32) -> Result<Option<u32>, SlotWrong> {
     let Ok((dir, lblk)) = dentry::read_block_header(view.region, view.superblock.block_offset(block)) else {
         return Ok(None);
     };
-    // What a block held stays in it when it is freed.
+    // A freed block keeps its old content.
     match view.map.get(PageId::new(dir, lblk)).page() == block {
         true => Ok(Some(dir)),
         false => Err(SlotWrong::NoDirectory { block }),
     }
 }
 
-/// A look-up of a sound entry's name, which lies at pool offset `at` in `dir`, finds it; returns its slot. Mount, which
-/// follows slots, does not ask: a name that has none shows in the count of its directory.
+/// A lookup of a sound entry's name, which lies at pool offset `at` in `dir`, finds it; returns its slot. Mount, which
+/// follows slots, does not check this: a name without a slot shows in the count of its directory.
 pub(crate) fn is_found(names: &NameTable, dir: u32, entry: &Entry, at: u64) -> Result<u32, EntryWrong> {
     padding(entry)?;
     match names.find(&names.key(dir, entry.name())) {
@@ -81,8 +81,8 @@ pub(crate) fn is_found(names: &NameTable, dir: u32, entry: &Entry, at: u64) -> R
     }
 }
 
-/// A directory counts as many entries as names lead to. With fewer or more, look-ups miss some, whichever slots are to
-/// blame.
+/// A directory counts as many entries as names lead to. If the numbers differ, lookups miss some, whichever slots are
+/// to blame.
 pub(crate) fn count(dir: u32, counted: u32, led: u32) -> Option<Wrong> {
     (counted != led).then_some(Wrong::NameCount { dir, counted, led })
 }

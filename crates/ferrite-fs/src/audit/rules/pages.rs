@@ -1,4 +1,4 @@
-//! Mapped pages: whose they are, where they may be, and that they are what was written there.
+//! Mapped pages: their owner, where they may be, and that they are what was written there.
 
 use ferrite_map::{MapEntry, PageId};
 
@@ -7,26 +7,27 @@ use crate::audit::wrong::{PageWrong, Wrong};
 use crate::format::data_sum;
 use crate::format::inode::Inode;
 
-/// The inode that a page belongs to. Mount does not ask page by page: an inode that is free counts none, so one that is
-/// mapped for it shows in [`super::inodes::count`].
+/// The inode that a page belongs to. Mount does not check page by page: a free inode counts no pages, so a page mapped
+/// for it shows in [`super::inodes::count`].
 pub(crate) fn owner(view: View<'_>, at: &MapEntry) -> Result<Inode, PageWrong> {
     view.in_use(at.ino).ok_or(PageWrong::Nobody)
 }
 
-/// Whether a page says where its file must end. Reserved pages may lie behind the end.
+/// Whether a page restricts where its file may end. Reserved pages may lie past the end.
 pub(crate) fn is_within_end(at: &MapEntry) -> bool {
     !at.word.is_unwritten()
 }
 
-/// Whether page `lblk`, which [`is_within_end`], lies behind `written_end` ([`Inode::written_end`]) of a sound inode.
+/// Whether page `lblk`, for which [`is_within_end`] holds, lies past `written_end` ([`Inode::written_end`]) of a sound
+/// inode.
 pub(crate) fn is_behind(lblk: u32, written_end: u64) -> bool {
     u64::from(lblk) >= written_end
 }
 
-/// A page of `inode`, which is sound by itself, lies in front of its end.
+/// A page of `inode`, which is sound by itself, lies before its end.
 pub(crate) fn end(at: &MapEntry, inode: &Inode) -> Option<Wrong> {
     let &MapEntry { ino, lblk, .. } = at;
-    // Nothing reserves blocks for a directory.
+    // Space is never reserved for a directory.
     let counts = inode.is_dir() || is_within_end(at);
     let is_wrong = counts && is_behind(lblk, inode.written_end());
     is_wrong.then(|| match inode.is_dir() {
@@ -38,9 +39,10 @@ pub(crate) fn end(at: &MapEntry, inode: &Inode) -> Option<Wrong> {
     })
 }
 
-/// Whether a page lies where lookups find it, and is the one that it is mapped as, as far as that can be told. The
-/// mapping is loaded. Mount asks only where there is reason to, for each costs lookups: of keys far from home, and
-/// where [`data_sum::misplaced`] says so. A page that is mapped twice shows in the count of its inode as well.
+/// Whether a page lies where lookups find it, and is the page it is mapped as, as far as that can be determined. The
+/// mapping is loaded. Mount checks only where there is reason to, because each check costs lookups: for keys far from
+/// home, and where [`data_sum::misplaced`] asks for it. A page that is mapped twice shows in the count of its inode as
+/// well.
 pub(crate) fn place(view: View<'_>, at: &MapEntry) -> Option<PageWrong> {
     if is_out_of_reach(view, at) {
         return Some(PageWrong::OutOfReach);
@@ -51,7 +53,7 @@ pub(crate) fn place(view: View<'_>, at: &MapEntry) -> Option<PageWrong> {
     written_as(view, at).map(|other| PageWrong::WrittenAs { other })
 }
 
-/// Whether a key of HashFS lies where none is put.
+/// Whether a key of HashFS lies where none is ever put.
 pub(crate) fn is_out_of_reach(view: View<'_>, at: &MapEntry) -> bool {
     let keys = view.map.hashed_keys();
     keys.is_some_and(|keys| keys.is_out_of_reach(PageId::new(at.ino, at.lblk), u64::from(at.slot)))
@@ -65,14 +67,14 @@ pub(crate) fn is_second(view: View<'_>, at: &MapEntry) -> bool {
     }
 }
 
-/// The hole that a page of a file or link has left, if its checksum tells.
+/// The hole that a page of a file or link has left, if its checksum shows it.
 pub(crate) fn written_as(view: View<'_>, at: &MapEntry) -> Option<u32> {
     let other = data_sum::misplaced(view.region, view.superblock, at)?;
     let is_summed = view.is_ino(at.ino) && !view.inode(at.ino).is_dir();
     (is_summed && view.map.get(PageId::new(at.ino, other)).is_hole()).then_some(other)
 }
 
-/// The data of a page of a sound file or link against its checksum, and the word of the right one with its place.
+/// Compares the data of a page of a sound file or link with its checksum, and the right page's word with its place.
 pub(crate) fn data(view: View<'_>, at: &MapEntry) -> Option<(Wrong, (u64, u64))> {
     let inode = view.in_use(at.ino)?;
     if inode.is_dir() || super::inodes::of_itself(at.ino, &inode).is_some() {

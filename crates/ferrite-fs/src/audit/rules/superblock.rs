@@ -1,4 +1,4 @@
-//! The superblock: both copies say what the better one says.
+//! The superblock: both copies agree with the better one.
 
 use ferrite_pm::Region;
 
