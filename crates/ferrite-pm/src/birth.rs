@@ -1,10 +1,10 @@
-//! The file of a new pool: all of it is there in the end, or nothing.
+//! The file of a new pool: in the end it exists completely or not at all.
 //!
 //! What lives here: [`Newborn`], a file or device that is to become a pool. Only `MappedMemory::create` makes one.
 //!
-//! Invariant: whatever goes wrong before [`Newborn::keep`], and whoever kills the process, no file is left that was not
-//! there, and one that was has the length it had. A new file therefore has no name until its content is whole, on file
-//! systems that can do that; elsewhere it is removed, unless the process is killed.
+//! Invariant: if anything goes wrong before [`Newborn::keep`], or the process is killed, no new file is left behind,
+//! and an existing one has its old length. A new file therefore has no name until its content is whole, on file systems
+//! that support that; elsewhere it is removed, unless the process is killed.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -19,13 +19,13 @@ use crate::medium;
 
 const MODE: u32 = 0o600;
 
-/// What is done about the file if it does not become a pool.
+/// What happens to the file if it does not become a pool.
 enum Undo {
     /// It has no name yet: nothing.
     Unnamed,
-    /// It was made under its name, which goes again.
+    /// It was made under its name, which is removed again.
     Remove(PathBuf),
-    /// It was there: it gets its length back.
+    /// It existed: it gets its length back.
     Shorten(u64),
     /// It is kept, or a device.
     Nothing,
@@ -43,7 +43,7 @@ impl Newborn {
     pub(crate) fn open(path: &Path) -> Result<Newborn, PmError> {
         let fails = |error: io::Error| PmError::io("create", path, error);
         let open = |options: &mut OpenOptions| options.read(true).write(true).mode(MODE).open(path);
-        // A link that leads nowhere names a file to make elsewhere, which the name without a file cannot do.
+        // A dangling link names a file to make elsewhere, which a nameless file cannot do.
         let is_free = std::fs::symlink_metadata(path).is_err();
         let is_no_device = std::fs::metadata(path).map_or(true, |found| found.is_file());
         if is_no_device && medium::is_among_devices(&std::fs::canonicalize(path).unwrap_or(path.to_path_buf())) {
@@ -67,7 +67,7 @@ impl Newborn {
         };
         let newborn = Newborn::new(path, file, undo);
         match &newborn.undo {
-            // Only now it shows where a link leads that led nowhere.
+            // Only now it is known where a dangling link leads.
             Undo::Remove(made) if medium::is_among_devices(made) => Err(no_device(path)),
             _ => Ok(newborn),
         }
@@ -88,11 +88,11 @@ impl Newborn {
             .map_err(|error| PmError::io("open", &self.path, error))
     }
 
-    /// Gives it exactly `len_bytes`, all of them allocated. Asks first whether there is so much, since a disk that is
-    /// full for the time of trying is bad enough for others.
+    /// Gives it exactly `len_bytes`, all of them allocated. Checks first whether there is enough space, since even a
+    /// temporarily full disk harms other users of it.
     pub(crate) fn allocate(&self, len_bytes: u64) -> Result<(), PmError> {
         self.check_space(len_bytes)?;
-        // The space first: only when it is there the file gets its new length.
+        // Space first: the file gets its new length only when the space is there.
         rustix::fs::fallocate(&self.file, FallocateFlags::empty(), 0, len_bytes)
             .map_err(io::Error::from)
             .or_else(|error| match error.raw_os_error() {
@@ -114,7 +114,7 @@ impl Newborn {
         };
         let free_bytes = free_blocks.saturating_mul(fs.f_frsize);
         let wanted_bytes = len_bytes.saturating_sub(has_bytes);
-        // Some file systems do not tell how large they are.
+        // Some file systems do not report their size.
         if fs.f_blocks == 0 || wanted_bytes <= free_bytes {
             return Ok(());
         }
@@ -144,7 +144,7 @@ impl Newborn {
 
 impl Drop for Newborn {
     fn drop(&mut self) {
-        // There is an error to tell already.
+        // There is already an error to report.
         let _ = match &self.undo {
             Undo::Remove(path) => std::fs::remove_file(path),
             Undo::Shorten(len_bytes) => self.file.set_len(*len_bytes),
@@ -182,7 +182,7 @@ fn through_proc(file: &File) -> PathBuf {
     format!("/proc/self/fd/{}", file.as_fd().as_raw_fd()).into()
 }
 
-/// Gives a file its name, if nobody else has it.
+/// Gives a file its name, unless the name is taken.
 fn name(file: &File, path: &Path) -> io::Result<()> {
     Ok(rustix::fs::linkat(
         CWD,
@@ -193,7 +193,7 @@ fn name(file: &File, path: &Path) -> io::Result<()> {
     )?)
 }
 
-/// Allocates by writing, where the file system cannot do it otherwise.
+/// Allocates by writing, where the file system has no other way.
 fn fill(file: &File, len_bytes: u64) -> io::Result<()> {
     use std::os::unix::fs::FileExt;
     let zeros = vec![0; 1 << 20];

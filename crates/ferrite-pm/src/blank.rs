@@ -1,4 +1,4 @@
-//! Files that hold nothing, and may therefore become pools without a question.
+//! Files that hold nothing, and may therefore become pools without confirmation.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -6,12 +6,11 @@ use std::os::unix::fs::FileExt;
 use rustix::fs::SeekFrom;
 use rustix::io::Errno;
 
-/// Bytes that are read to see that they are zeros.
+/// Most bytes that are read to check for zeros.
 const ZEROS_READ_MAX: u64 = 64 << 20;
 
-/// Whether nothing was ever written to a file: it is empty, or space was reserved for it. Reserved space that somebody
-/// has looked at counts as data for the kernel, so what it calls data may be zeros. False where
-/// it cannot be told. Blocking.
+/// Whether nothing was ever written to a file: it is empty, or space was reserved for it. The kernel reports reserved
+/// space that was read as data, so what it calls data may be zeros. False where it cannot be determined. Blocking.
 pub fn holds_nothing(file: &File) -> bool {
     let mut buffer = vec![0; 1 << 20];
     let (mut at, mut read_bytes) = (0, 0);

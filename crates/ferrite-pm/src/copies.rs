@@ -1,11 +1,11 @@
 //! Private views of what the kernel maps only shared: device DAX.
 //!
-//! What lives here: [`Copies`], which chunks of such a view have been copied. The view is a shared mapping that
-//! cannot be stored to, of a device that was opened for reading only; so the kernel vouches that nothing reaches the
-//! medium. The first store into a chunk is a fault, at which the chunk's place gets a copy of it in memory, and the
-//! store is repeated. What is only looked at is never copied.
+//! What lives here: [`Copies`], which records the chunks of such a view that have been copied. The view is a read-only
+//! shared mapping of a device that was opened for reading only; so the kernel guarantees that nothing reaches the
+//! medium. The first store into a chunk faults; the chunk is replaced by a copy in memory, and the store is repeated.
+//! Chunks that are only read are never copied.
 //!
-//! Invariant: a chunk is copied at most once, and while nobody can store to it; a second copy would lose stores to
+//! Invariant: a chunk is copied at most once, and while no thread can store to it; a second copy would lose stores to
 //! the first. Only the fault handler calls [`Copies::make`], so it uses atomics and system calls only.
 
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
@@ -25,7 +25,7 @@ pub(crate) struct Copies {
 }
 
 impl Copies {
-    /// For a view of `len_bytes`. Places can be exchanged only by chunks of this many bytes, the device's alignment.
+    /// For a view of `len_bytes`. Memory can be replaced only in chunks of this many bytes, the device's alignment.
     pub(crate) fn new(len_bytes: u64, chunk_bytes: u64) -> Copies {
         let chunks = len_bytes.div_ceil(chunk_bytes);
         Copies {
@@ -44,8 +44,8 @@ impl Copies {
         copied.count()
     }
 
-    /// Sees to it that `address`, in the view that begins at `start` and ends at `end`, can be stored to. False if
-    /// there is no memory, or if the address is in a copy already and the fault therefore another's business.
+    /// Makes `address`, in the view that begins at `start` and ends at `end`, writable. False if there is no memory, or
+    /// if the address is in a copy already, so that the fault has another cause.
     ///
     /// # Safety
     /// The view must be mapped, readable, and as long as `self` was made for.
@@ -56,7 +56,7 @@ impl Copies {
         };
         match state.compare_exchange(SHARED, UNDER_WAY, Ordering::Acquire, Ordering::Acquire) {
             Ok(_) => {}
-            // Another thread was faster, and the store will find what it made.
+            // Another thread was faster, and the store will find its copy.
             Err(_) => {
                 while state.load(Ordering::Acquire) == UNDER_WAY {
                     // SAFETY: a system call without arguments.
@@ -74,7 +74,7 @@ impl Copies {
     }
 }
 
-/// Puts a copy in memory in the place of `len` bytes at `chunk`.
+/// Replaces the `len` bytes at `chunk` by a copy in memory.
 ///
 /// # Safety
 /// The bytes must be mapped and readable, and nobody may be able to store to them.
@@ -94,7 +94,8 @@ unsafe fn exchange(chunk: usize, len: usize) -> bool {
         return false;
     }
     if len > HUGE_PAGE_BYTES {
-        // Or a page that is not zeros would take the room of a huge one, and all of them that of the whole chunk.
+        // Otherwise a page that is not zeros would take the room of a huge one, and all of them that of the whole
+        // chunk.
         // SAFETY: advice on the mapping just made; it changes no content, and a refusal only costs memory.
         unsafe { libc::madvise(memory, len, libc::MADV_NOHUGEPAGE) };
     }
@@ -103,7 +104,7 @@ unsafe fn exchange(chunk: usize, len: usize) -> bool {
         // SAFETY: readable for a page, as the caller vouches, and aligned to pages; as atomic words, as all of a pool.
         let words = unsafe { std::slice::from_raw_parts(from, PAGE_WORDS) };
         let load = |word: &AtomicU64| word.load(Ordering::Relaxed);
-        // New memory is zeros already, and takes no room while nobody stores there.
+        // New memory is zeros already, and takes no room until it is stored to.
         if words.iter().any(|word| load(word) != 0) {
             for (index, word) in words.iter().enumerate() {
                 // SAFETY: a word of the mapping just made, which nobody else knows.
@@ -111,7 +112,7 @@ unsafe fn exchange(chunk: usize, len: usize) -> bool {
             }
         }
     }
-    // In one step for other threads, which read there meanwhile: they find the one or the other, and both are alike.
+    // Atomic for other threads that read there meanwhile: they see the one or the other, and both are alike.
     // SAFETY: the memory is ours and nobody else knows it; the place belongs to the view, whose content it gets.
     let moved = unsafe {
         libc::mremap(

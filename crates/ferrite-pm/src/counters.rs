@@ -1,8 +1,7 @@
-//! Counts of what persistence costs: fences, lines, bytes. They do not wobble as times do.
+//! Counts of what persistence costs: fences, lines, bytes. Unlike times, they are repeatable.
 //!
-//! Invariant: exact, without a lock-prefixed instruction for up to 64 threads at a time: each has a slot of its own,
-//! which only it writes; a thread that ends leaves its slot to the next. More threads share one slot and add
-//! atomically.
+//! Invariant: exact, without a lock-prefixed instruction for up to 64 threads at a time: each has its own slot, which
+//! only it writes; a thread that ends leaves its slot to the next. More threads share one slot and add atomically.
 
 use std::sync::Mutex;
 use std::sync::PoisonError;
@@ -21,7 +20,7 @@ pub struct Counters {
     pub lines_written_back: u64,
     /// Bytes stored past the cache.
     pub bytes_streamed: u64,
-    /// Syncs of an ordinary file that were asked for; threads that ask at once share one.
+    /// Syncs of an ordinary file that were issued; threads that ask at once share one.
     pub file_syncs: u64,
 }
 
@@ -53,10 +52,10 @@ pub(crate) struct CounterSlots {
     slots: Box<[CachePadded<Slot>]>,
 }
 
-/// Slots no living thread has.
+/// Slots that no living thread has.
 static FREE_SLOTS: Mutex<Option<Vec<usize>>> = Mutex::new(None);
 
-/// A thread's slot; gives it back when the thread ends. Whoever gets it then comes after all its stores, by the lock.
+/// A thread's slot; released when the thread ends. The lock orders all its stores before those of the next owner.
 struct Lease(usize);
 
 impl Lease {
@@ -98,7 +97,7 @@ impl CounterSlots {
         let slot = slot();
         let count = &self.slots[slot].0[what as usize];
         if slot < OWN_SLOTS {
-            // Ours alone, so a load and a store lose nothing.
+            // No other thread writes this slot, so a load and a store lose nothing.
             count.store(count.load(Ordering::Relaxed) + amount, Ordering::Relaxed);
         } else {
             count.fetch_add(amount, Ordering::Relaxed);

@@ -3,12 +3,12 @@
 //! What lives here: copies of whole lines out of a pool and, past the cache, into it; cache-line write-back, the store
 //! fence, and detection. Called by [`crate::Region`] and `shared` only, which have checked every range.
 //!
-//! Invariant: whatever touches a pool's bytes here is an atomic access to a word, or a block of assembly that stands
-//! for several of them, in any order. So it may race with any other such access (docs/memory-model.md). The intrinsics
-//! of `core::arch` would be plain accesses to the compiler, which must not race.
+//! Invariant: every access to a pool's bytes here is an atomic access to a word, or a block of assembly that stands for
+//! several of them, in any order. So it may race with any other such access (docs/memory-model.md). To the compiler,
+//! the intrinsics of `core::arch` would be plain accesses, which must not race.
 //!
-//! On other architectures than x86-64 ordinary stores and a full fence stand in. That is right for media whose stores
-//! are durable by themselves and for ordinary files; `Region::open` refuses DAX there.
+//! On architectures other than x86-64, ordinary stores and a full fence are used instead. That is correct for media
+//! whose stores are durable by themselves and for ordinary files; `Region::open` refuses DAX there.
 
 #[cfg(target_arch = "x86_64")]
 use std::arch::asm;
@@ -18,11 +18,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// Size of a cache line in bytes.
 pub const LINE_BYTES: u64 = 64;
 const LINE: usize = LINE_BYTES as usize;
-/// Shortest copy for a string instruction, which takes some time to start.
+/// Shortest copy for which a string instruction is used, which takes some time to start.
 #[cfg(target_arch = "x86_64")]
 const STRING_BYTES_MIN: usize = 1024;
 
-/// What this CPU offers.
+/// What this CPU supports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CpuFeatures {
     /// Write-back that keeps the line cached.
@@ -85,13 +85,13 @@ pub(crate) enum WriteBack {
     None,
 }
 
-/// The widest vectors that copies use. Loads use no wider ones than AVX2, which are as fast.
+/// The widest vectors that copies use. Loads use none wider than AVX2, which is as fast.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
 pub(crate) enum Vectors {
     Avx512,
     Avx2,
-    /// What every x86-64 has.
+    /// Supported by every x86-64.
     Sse2,
     /// None: words, through the cache.
     None,
@@ -127,7 +127,7 @@ impl Isa {
         Isa { write_back, vectors }
     }
 
-    /// All kinds of copies that this CPU has, the portable one among them.
+    /// All kinds of copies that this CPU supports, including the portable one.
     #[cfg(test)]
     pub(crate) fn available() -> Vec<Isa> {
         let has = cpu_features();
@@ -259,8 +259,8 @@ pub(crate) unsafe fn evict(line: *const u8, count: u64) -> bool {
     }
 }
 
-/// Orders this thread's write-backs and non-temporal stores before all that follows. The compiler moves no access to a
-/// pool across it either, since it must take the block for one that may touch memory.
+/// Orders this thread's write-backs and non-temporal stores before everything that follows. The compiler moves no
+/// access to a pool across it either, since it must assume that the block touches memory.
 #[inline]
 pub(crate) fn store_fence() {
     #[cfg(target_arch = "x86_64")]
@@ -299,8 +299,8 @@ pub fn prefetch_to_store<T>(at: *const T) {
 // Each block below stands for one relaxed atomic access to each word, in any order, and plain accesses to our own
 // memory. The registers of AVX-512 above 15 leave the CPU no upper halves to keep for SSE.
 
-/// Whether a string instruction copies faster than a loop of vectors: it does for pages, but for places that it does
-/// not like, and for those just behind the words modulo 4096, where each load would seem to wait for a store.
+/// Whether a string instruction copies faster than a loop of vectors: it does for pages, except at unfavourable
+/// addresses, and at those just after the words modulo 4096, where each load would seem to wait for a store.
 #[cfg(target_arch = "x86_64")]
 #[inline]
 fn suits_string(words: &[AtomicU64], buf: &[u8]) -> bool {

@@ -33,7 +33,7 @@ pub enum Event {
     },
     /// A fence.
     Fence,
-    /// The test noted something: that an operation returned, for instance.
+    /// A tag from the test: that an operation returned, for instance.
     Mark(u64),
 }
 
@@ -116,7 +116,7 @@ pub struct ImageCursor<'a> {
     point: usize,
     /// What is durable.
     image: Vec<u8>,
-    /// Of `image`: the exclusive or of a hash of each word and its place, so that it follows each change.
+    /// For `image`: the exclusive or of a hash of each word and its place, so that each change can be applied to it.
     fingerprint: u64,
     /// Words in flight: the values stored since the durable one, oldest first.
     flying: BTreeMap<u64, Vec<Version>>,
@@ -131,7 +131,7 @@ impl ImageCursor<'_> {
         self.point
     }
 
-    /// Marks noted before this point.
+    /// Tags recorded before this point.
     pub fn marks(&self) -> &[u64] {
         &self.marks
     }
@@ -146,7 +146,7 @@ impl ImageCursor<'_> {
         lines.into_iter().collect()
     }
 
-    /// Goes on to the next crash point; false at the end.
+    /// Advances to the next crash point; false at the end.
     pub fn advance(&mut self) -> bool {
         let Some((thread, Event::Fence)) = self.log.events.get(self.next) else {
             return false;
@@ -208,7 +208,7 @@ impl ImageCursor<'_> {
         }
     }
 
-    /// Words that `choice` changes in the durable image, and what to.
+    /// Words that `choice` changes in the durable image, and their new values.
     fn picks(&self, choice: Choice) -> Vec<(u64, u64)> {
         let lines = self.lines();
         let mut picks = Vec::new();
@@ -241,7 +241,7 @@ impl ImageCursor<'_> {
         picks
     }
 
-    /// A hash of the image that `choice` leaves: equal for equal images, and got without building the image.
+    /// A hash of the image that `choice` leaves: equal for equal images, and computed without building the image.
     pub fn fingerprint(&self, choice: Choice) -> u64 {
         let change = |(at, value)| word_hash(at, get(&self.image, at)) ^ word_hash(at, value);
         self.picks(choice)

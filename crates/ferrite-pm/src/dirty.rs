@@ -1,12 +1,14 @@
-//! Lines that a journal's records vouch for, until they are written back.
+//! Lines that a journal's records cover, until they are written back.
 //!
-//! What lives here: [`DirtyLines`], one a ring. Used by the journal, and by whatever wants to cost what the journal
-//! costs.
+//! What lives here: [`DirtyLines`], one for each ring. Used by the journal, and by code that should cost what the
+//! journal costs.
 //!
 //! Lines are not written back operation by operation: replay can set them again until the journal's mark advances, an
 //! inode that changes a hundred times in between costs one line instead of a hundred, and a write-back can evict the
-//! line that the next operation needs. Nor all at once, which would make one operation in some hundred slow: beyond a
-//! number of lines each commit writes back a few of the oldest, and its fence covers them.
+//! line that the next operation needs.
+//!
+//! Nor are they written back all at once, which would make one operation in a few hundred slow: above a limit each
+//! commit writes back a few of the oldest lines, and its fence covers them.
 //!
 //! Invariant: a line that was added is written back by [`DirtyLines::write_some`] or handed out by
 //! [`DirtyLines::take_into`] after that.
@@ -16,12 +18,12 @@ use std::collections::VecDeque;
 use crate::{LINE_BYTES, Region};
 
 const FILTER_LINES: u64 = 1024;
-/// Dirty lines that are kept.
+/// Most dirty lines kept.
 const DIRTY_LINES: usize = 512;
 /// Lines that a commit writes back when there are more: enough for their drains to overlap, too few to make it slow.
 const LINES_PER_COMMIT: usize = 64;
 
-/// Lines that were set and are not known to be durable: each once, as far as a small filter can tell.
+/// Lines that were set and are not known to be durable: each once, as far as a small filter can detect.
 #[derive(Debug, Default)]
 pub struct DirtyLines {
     lines: VecDeque<u64>,
@@ -30,7 +32,7 @@ pub struct DirtyLines {
 }
 
 impl DirtyLines {
-    /// Notes the lines of `len` bytes at a pool offset, after these were stored.
+    /// Records the lines of `len` bytes at a pool offset, after these were stored.
     pub fn add(&mut self, offset: u64, len: u64) {
         if self.filter.is_empty() {
             self.filter.resize(FILTER_LINES as usize, 0);
@@ -44,7 +46,7 @@ impl DirtyLines {
         }
     }
 
-    /// Writes a few lines back, if there are many. They are durable when the caller has fenced, which it does before
+    /// Writes a few lines back, if there are many. They are durable once the caller has fenced, which it does before
     /// others can take lines.
     pub fn write_some(&mut self, region: &Region) {
         if self.lines.len() <= DIRTY_LINES {
@@ -94,7 +96,7 @@ mod tests {
         assert_eq!(taken(&mut dirty), [2]);
     }
 
-    /// Two lines that meet in the filter may be noted again and again, but neither is forgotten.
+    /// Two lines that collide in the filter may be recorded repeatedly, but neither is forgotten.
     #[test]
     fn lines_that_share_a_place_in_the_filter_are_both_kept() {
         let mut dirty = DirtyLines::default();
@@ -106,7 +108,8 @@ mod tests {
         assert!(lines.contains(&one) && lines.contains(&other), "{lines:?}");
     }
 
-    /// What a commit writes back is noted again if it is set again, and no more is written than is said.
+    /// A line that a commit writes back is recorded again if it is set again, and no more lines are written than
+    /// reported.
     #[test]
     fn beyond_a_number_the_oldest_go_few_at_a_time() {
         let region = Region::anonymous(1 << 20).expect("memory");

@@ -12,9 +12,9 @@ pub enum PmError {
     /// The operating system refused.
     #[error("{path}: cannot {action}: {source}", path = path.display())]
     Io {
-        /// What was to be done.
+        /// What was attempted.
         action: &'static str,
-        /// With which file.
+        /// On which file.
         path: PathBuf,
         /// Why not.
         #[source]
@@ -25,9 +25,9 @@ pub enum PmError {
     InUse {
         /// The pool.
         path: PathBuf,
-        /// Who has it, as far as that is known.
+        /// Who has it, as far as known.
         by: String,
-        /// The process that has it, if it is one that can be seen.
+        /// The process that has it, if it is visible.
         process: Option<u32>,
     },
     /// It cannot hold a pool.
@@ -35,7 +35,7 @@ pub enum PmError {
     Unsuitable {
         /// The path.
         path: PathBuf,
-        /// What is wrong with it, and what would do.
+        /// What is wrong with it, and what would work.
         why: String,
     },
     /// No memory for a region.

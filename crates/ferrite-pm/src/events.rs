@@ -1,10 +1,10 @@
-//! Events that CPU and kernel count for a thread: cache misses above all.
+//! Events that CPU and kernel count for a thread: mainly cache misses.
 //!
-//! What lives here: [`EventCounter`], a file of the kernel's (`perf_event_open`) that counts one [`CpuEvent`] of the
-//! thread that opened it, in user mode. Only the lab uses it, for `ferrite lab` and `ferrite bench`.
+//! What lives here: [`EventCounter`], a kernel file (`perf_event_open`) that counts one [`CpuEvent`] of the thread that
+//! opened it, in user mode. Only the lab uses it, for `ferrite lab` and `ferrite bench`.
 //!
-//! Invariant: a count is exact or an error. Where the kernel lets counters take turns it gives estimates, which are
-//! refused.
+//! Invariant: a count is exact or an error. Where the kernel multiplexes counters it returns estimates, which are
+//! rejected.
 
 use std::fmt;
 use std::fs::File;
@@ -21,7 +21,7 @@ pub enum CpuEvent {
     LastLevelMisses,
     /// Loads that the first-level data cache could not serve.
     L1dReadMisses,
-    /// Page faults: counted by the kernel itself, so there on every machine.
+    /// Page faults: counted by the kernel itself, so available on every machine.
     PageFaults,
 }
 
@@ -60,10 +60,10 @@ pub enum EventError {
          bare machine)"
     )]
     Absent(CpuEvent),
-    /// The kernel keeps it to itself.
+    /// The kernel does not permit it.
     #[error("{0} must not be counted here: run as root, or set /proc/sys/kernel/perf_event_paranoid to 2 or less")]
     Forbidden(CpuEvent),
-    /// The counter was lent to others meanwhile.
+    /// The counter was used for other events meanwhile.
     #[error("{0} were counted only part of the time: end other programs that use the CPU's counters, as perf")]
     Shared(CpuEvent),
     /// The operating system refused.
@@ -104,16 +104,16 @@ struct Attributes {
     config1: u64,
 }
 
-/// Neither the kernel nor a hypervisor below it is counted, so that the unprivileged may, too.
+/// Neither the kernel nor a hypervisor below it is counted, so that no privilege is needed.
 const EXCLUDE_KERNEL_AND_HYPERVISOR: u64 = 1 << 5 | 1 << 6;
-/// Counts come with the time that the counter was wanted, and the time that it counted.
+/// Counts come with the time that the counter was enabled, and the time that it counted.
 const WITH_TIMES: u64 = 1 | 2;
 const CLOSE_ON_EXEC: libc::c_ulong = 8;
 const THIS_THREAD: libc::pid_t = 0;
 const ANY_CPU: libc::c_int = -1;
 const NO_GROUP: libc::c_int = -1;
 
-/// See the module's head. Counts from when it is opened. Stays with its thread, whose events it counts.
+/// See the module's head. Counts from when it is opened. Bound to its thread, whose events it counts.
 #[derive(Debug)]
 pub struct EventCounter {
     file: File,
@@ -160,12 +160,12 @@ impl EventCounter {
         }
     }
 
-    /// Which event it counts.
+    /// The event it counts.
     pub fn event(&self) -> CpuEvent {
         self.event
     }
 
-    /// How many there were since it was opened.
+    /// The number of events since it was opened.
     pub fn read(&self) -> Result<u64, EventError> {
         let mut values = [[0; 8]; 3];
         (&self.file)
@@ -189,7 +189,7 @@ mod tests {
 
     const PAGES: u64 = 300;
 
-    /// Stores to so many new pages.
+    /// Stores to the given number of new pages.
     fn touch() {
         let region = Region::anonymous(PAGES << 12).expect("memory");
         (0..PAGES).for_each(|page| region.store(page << 12, 1));
@@ -207,14 +207,14 @@ mod tests {
         let before = counter.read().expect("it counts");
         touch();
         let ours = counter.read().expect("it counts") - before;
-        // Large pages, where the kernel gives them, fault less often; the allocator may fault a few times.
+        // Large pages, where the kernel provides them, fault less often; the allocator may fault a few times.
         assert!((1..=PAGES + 50).contains(&ours), "{ours}");
         std::thread::spawn(touch).join().expect("no panic");
         let others = counter.read().expect("it counts") - before - ours;
         assert!(others < 50, "{others} of another thread were counted");
     }
 
-    /// The counters of the CPU count, or say why not and what to do.
+    /// The counters of the CPU count, or report why not and what to do.
     #[test]
     fn what_cannot_be_counted_says_why() {
         for event in [CpuEvent::LastLevelMisses, CpuEvent::L1dReadMisses] {

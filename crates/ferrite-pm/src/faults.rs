@@ -1,11 +1,12 @@
-//! Faults on a mapping (a truncated file, a failing medium) become a poisoned region instead of a dead process; stores
-//! to a view that is to stay private get a copy to go to.
+//! Faults on a mapping (a truncated file, a failing medium) poison the region instead of killing the process; stores to
+//! a private view are redirected to a copy.
 //!
-//! What lives here: process-wide handlers of `SIGBUS` and `SIGSEGV`, and the table of regions they know. At a
-//! `SIGBUS` inside a region zeros are mapped over the faulting page and the region is marked; the access is repeated
-//! and sees zeros, and every operation checks the mark before it commits or answers. At a `SIGSEGV`
-//! inside a view of device DAX the chunk is copied (`copies.rs`). Unwinding out of a handler would be undefined, and
-//! is not done. Other addresses go to the handler that was there before.
+//! What lives here: process-wide handlers of `SIGBUS` and `SIGSEGV`, and the table of regions they know.
+//!
+//! At a `SIGBUS` inside a region zeros are mapped over the faulting page and the region is marked; the access is
+//! repeated and sees zeros, and every operation checks the mark before it commits or answers. At a `SIGSEGV` inside a
+//! view of device DAX the chunk is copied (`copies.rs`). Unwinding out of a handler would be undefined, and is not
+//! done. Other addresses go to the previously installed handler.
 //!
 //! Invariant: the handlers use atomics and system calls only, all of them async-signal-safe.
 
@@ -22,7 +23,7 @@ struct Entry {
     end: AtomicUsize,
     page_bytes: AtomicUsize,
     poisoned: AtomicBool,
-    /// What has been copied of a private view; null elsewhere.
+    /// What has been copied of a private view; null otherwise.
     copies: AtomicPtr<Copies>,
     /// 0 free, 1 in use.
     used: AtomicU8,
@@ -42,7 +43,7 @@ static REGISTERING: Mutex<()> = Mutex::new(());
 static BEFORE_BUS: OnceLock<libc::sigaction> = OnceLock::new();
 static BEFORE_SEGV: OnceLock<libc::sigaction> = OnceLock::new();
 
-/// A region's place in the table; gives it back when dropped.
+/// A region's place in the table; released when dropped.
 pub(crate) struct Guard {
     entry: Option<&'static Entry>,
     /// What the entry points to.
@@ -51,8 +52,8 @@ pub(crate) struct Guard {
 }
 
 impl Guard {
-    /// Registers a mapping; one that cannot be stored to and is to be copied then comes with `copies`. With the table
-    /// full the region works, but a fault ends the process as usual.
+    /// Registers a mapping; a read-only one that is to be copied comes with `copies`. If the table is full the region
+    /// works, but a fault ends the process as usual.
     pub(crate) fn new(start: *const u8, len_bytes: u64, page_bytes: u64, copies: Option<Copies>) -> Guard {
         install(libc::SIGBUS, &BEFORE_BUS, handle_bus);
         if copies.is_some() {
@@ -68,7 +69,7 @@ impl Guard {
             let pointer = copies.as_ref().map_or(ptr::null(), Arc::as_ptr).cast_mut();
             entry.copies.store(pointer, Ordering::Relaxed);
             entry.start.store(start as usize, Ordering::Relaxed);
-            // Last: an entry counts for the handlers when its end is set.
+            // Last: handlers ignore an entry until its end is set.
             entry.end.store(start as usize + len_bytes as usize, Ordering::Release);
         }
         Guard { entry, copies }
@@ -166,7 +167,7 @@ extern "C" fn handle_bus(signal: libc::c_int, info: *mut libc::siginfo_t, contex
     chain(&BEFORE_BUS, signal, info, context);
 }
 
-/// Lets the handler that was installed before ours have the signal.
+/// Passes the signal to the handler that was installed before ours.
 fn chain(
     before: &OnceLock<libc::sigaction>,
     signal: libc::c_int,

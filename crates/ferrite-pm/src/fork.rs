@@ -1,11 +1,11 @@
-//! Whether this process still is the one that opened something, or a child that was forked from it.
+//! Whether this process is still the one that opened something, or a forked child of it.
 //!
-//! A pool's mapping is shared with a forked child, but its locks, its threads and what is known in DRAM are not:
-//! whatever the child did to the pool would destroy it. So who hands out access to a pool remembers its [`Origin`] and
-//! asks it before each use.
+//! A pool's mapping is shared with a forked child, but its locks, its threads and its state in DRAM are not: anything
+//! the child did to the pool would destroy it. So code that hands out access to a pool keeps its [`Origin`] and checks
+//! it before each use.
 //!
-//! Invariant: [`Origin::is_here`] costs one load of a word that nobody stores to but a forked child. Children that call
-//! `exec` at once are none of its business, nor are those of `vfork` and `posix_spawn`, which the C library does not
+//! Invariant: [`Origin::is_here`] costs one load of a word that only a forked child stores to. Children that call
+//! `exec` at once are not its concern, nor are those of `vfork` and `posix_spawn`, which the C library does not
 //! announce.
 
 use std::io;
@@ -20,7 +20,7 @@ static GENERATION: AtomicU64 = AtomicU64::new(0);
 pub struct Origin(u64);
 
 impl Origin {
-    /// This process. Fails if the C library has no memory to remember that it is to tell of forks.
+    /// This process. Fails if the C library has no memory to register the fork handler.
     pub fn here() -> io::Result<Origin> {
         static WATCH: OnceLock<i32> = OnceLock::new();
         // SAFETY: the handler is a function of this program, which is never unloaded while it runs; it stores to an
@@ -32,7 +32,7 @@ impl Origin {
         }
     }
 
-    /// Whether this is the process that it was made in, and no child.
+    /// Whether this is the process that it was made in, and not a child.
     #[inline]
     pub fn is_here(self) -> bool {
         // The only store is made before the child's only thread runs on.
@@ -48,9 +48,9 @@ extern "C" fn forked() {
 /// How long a child of a test may take, in seconds.
 const CHILD_ENDS_WITHIN_S: u32 = 30;
 
-/// Forks, and tells whether `f` returned true in the child, which then ends without a word to anybody. For tests: a
-/// lock that another thread holds at the fork is never free in the child; if it waits for one it is killed, which
-/// counts as false.
+/// Forks, and returns whether `f` returned true in the child, which then ends silently. For tests: a lock that another
+/// thread holds at the fork is never released in the child; if the child waits for one it is killed, which counts as
+/// false.
 #[doc(hidden)]
 pub fn in_child(f: impl FnOnce() -> bool) -> io::Result<bool> {
     // SAFETY: the child has a copy of this thread and nothing else. What other threads hold stays held there, which may

@@ -14,7 +14,7 @@
 //! | `dirty` | [`DirtyLines`]: lines that wait to be written back |
 //! | `counters` | fences, lines, bytes |
 //! | `thread` | a number for each thread |
-//! | [`fork`] | telling a process from the children it forks |
+//! | [`fork`] | distinguishing a process from its forked children |
 //! | `events` | what CPU and kernel count: cache misses |
 //! | `recorder`, `crash` | logging stores; building the images a crash could leave |
 //!

@@ -16,20 +16,20 @@ use crate::error::PmError;
 use crate::medium::{self, Detected, Medium};
 
 const HUGE_PAGE_BYTES: usize = 2 << 20;
-/// Times an aligned place is looked for.
+/// Attempts to find an aligned place.
 const PLACE_TRIES: usize = 16;
-/// How long a dying owner of the lock is waited for.
+/// How long to wait for a dying owner of the lock.
 const OWNER_EXITS_WITHIN: Duration = Duration::from_secs(20);
-/// How long one that is not listed is looked for.
+/// How long to look for an owner that is not listed.
 const OWNER_SHOWS_WITHIN: Duration = Duration::from_millis(200);
 
 /// How a pool is opened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Access {
-    /// Stores reach the medium; nobody else may have the pool open.
+    /// Stores reach the medium; no other process may have the pool open.
     ReadWrite,
-    /// Stores go to a private copy: recovery can run, and nothing reaches the medium. On device DAX a store copies
-    /// all of the device's page around it (2 MiB, or 1 GiB) into memory; elsewhere 4 KiB.
+    /// Stores go to a private copy: recovery can run, and nothing reaches the medium. On device DAX a store copies the
+    /// device's whole page around it (2 MiB, or 1 GiB) into memory; elsewhere 4 KiB.
     ReadOnlyPrivate,
 }
 
@@ -44,7 +44,7 @@ pub(crate) struct MappedMemory {
     owner: u32,
     pub(crate) medium: Medium,
     pub(crate) page_bytes: u64,
-    /// It cannot be stored to: the handler of faults is to copy what somebody stores to.
+    /// It is read-only: the fault handler copies chunks on the first store.
     pub(crate) is_to_be_copied: bool,
 }
 
@@ -63,7 +63,7 @@ impl MappedMemory {
         self.len as u64
     }
 
-    /// Zeroed memory without a name.
+    /// Zeroed anonymous memory.
     pub(crate) fn anonymous(len_bytes: u64) -> Result<MappedMemory, PmError> {
         let no_memory = |source: io::Error| PmError::NoMemory { len_bytes, source };
         let len = usize::try_from(len_bytes).map_err(|_| no_memory(io::ErrorKind::InvalidInput.into()))?;
@@ -103,7 +103,7 @@ impl MappedMemory {
         let is_private = access == Access::ReadOnlyPrivate;
         let mut medium = found.medium;
         let mapped = match medium {
-            // There are no private mappings of device DAX, so `copies.rs` makes one of this.
+            // The kernel has no private mappings of device DAX, so `copies.rs` makes one of this.
             _ if is_private && found.is_device => map(ProtFlags::READ, MapFlags::SHARED),
             _ if is_private => {
                 if medium == Medium::File && accepts_sync(&file) {
@@ -143,7 +143,7 @@ impl MappedMemory {
         let file = OpenOptions::new()
             .read(true)
             .write(write)
-            // A named pipe would be waited for.
+            // Opening a named pipe would block.
             .custom_flags(libc::O_CLOEXEC | libc::O_NONBLOCK)
             .open(path)
             .map_err(|error| PmError::io("open", path, error))?;
@@ -158,8 +158,8 @@ impl MappedMemory {
         MappedMemory::of_file(path, file, &found, access)
     }
 
-    /// Makes a file of `len_bytes`, all of it allocated, or takes a device that is large enough. Whoever asked for it
-    /// says in the end whether it is to stay.
+    /// Makes a file of `len_bytes`, all of it allocated, or takes a device that is large enough. The caller decides in
+    /// the end whether it is kept.
     pub(crate) fn create(path: &Path, len_bytes: u64) -> Result<(MappedMemory, Newborn), PmError> {
         let newborn = Newborn::open(path)?;
         let file = newborn.file()?;
@@ -185,8 +185,8 @@ impl Drop for MappedMemory {
     fn drop(&mut self) {
         // SAFETY: the whole of what was mapped for this value, which is going away with all borrows of it.
         let _ = unsafe { rustix::mm::munmap(self.outer.0.cast(), self.outer.1) };
-        // Closing is not enough: a child that some thread has forked, and that has not come to its exec yet, has the
-        // same open file. One that never comes there has this value, too, but not the lock to give.
+        // Closing is not enough: a child that some thread has forked, and that has not reached its exec yet, has the
+        // same open file. A child that never calls exec has this value, too, but must not release the lock.
         if let Some(file) = &self.file
             && self.owner == std::process::id()
         {
@@ -210,9 +210,9 @@ fn accepts_sync(file: &File) -> bool {
     }
 }
 
-/// Maps a file on a boundary of its pages, of huge ones at least, if the kernel lets us. Never at a fixed address: a
-/// mapping that fails there may leave a hole in what it was to replace, another thread's memory may get into the
-/// hole, and whoever then maps or unmaps the place destroys it.
+/// Maps a file on a boundary of its pages, of huge ones at least, if the kernel permits. Never at a fixed address: a
+/// mapping that fails there may leave a hole in what it was to replace, another thread's memory may get into the hole,
+/// and the next to map or unmap the place destroys it.
 fn map_aligned(
     file: &File,
     len: usize,
@@ -229,11 +229,11 @@ fn map_aligned(
         let mapped = unsafe { rustix::mm::mmap(hint.cast(), len, prot, flags, file.as_fd(), 0) };
         tries += 1;
         let mapped = match mapped {
-            // A device is mapped nowhere but at such a boundary, and somebody has taken the place.
+            // A device can be mapped only at such a boundary, and the place was taken.
             Err(Errno::INVAL) if found.is_device && tries < PLACE_TRIES => continue,
             other => other?,
         };
-        // Elsewhere a file works as well, only with smaller pages.
+        // A file elsewhere works as well, only with smaller pages.
         if (mapped as usize).is_multiple_of(align) || tries == PLACE_TRIES {
             return Ok(mapped.cast());
         }
@@ -242,7 +242,7 @@ fn map_aligned(
     }
 }
 
-/// An aligned address behind which `len` bytes were free a moment ago.
+/// An aligned address from which `len` bytes were free a moment ago.
 fn free_place(len: usize, align: usize) -> rustix::io::Result<*mut u8> {
     let outer_len = len.checked_add(align).ok_or(Errno::NOMEM)?;
     // SAFETY: a new mapping at an address of the kernel's choice touches nothing that exists.
@@ -278,8 +278,8 @@ fn lock(path: &Path, file: &File, access: Access) -> Result<(), PmError> {
             Err(error) => return Err(PmError::io("lock", path, error)),
         }
         let owner = lock_owner(file);
-        // A killed process keeps its locks while the kernel takes it apart, which takes moments for a large pool.
-        // An owner that is not listed is either just letting go, or was passed over while the list changed.
+        // A killed process keeps its locks while the kernel tears it down, which takes moments for a large pool. An
+        // owner that is not listed is either just releasing the lock, or was missed while the list changed.
         let patience = if owner.is_some() {
             OWNER_EXITS_WITHIN
         } else {
@@ -315,13 +315,13 @@ fn lock_owner(file: &File) -> Option<u32> {
     line.split_whitespace().nth(4)?.parse().ok()
 }
 
-/// Whether the process is on its way out, or gone since `/proc/locks` was read.
+/// Whether the process is exiting, or gone since `/proc/locks` was read.
 fn is_exiting(pid: u32) -> bool {
     const PF_EXITING: u64 = 4;
     let Ok(stat) = std::fs::read_to_string(format!("/proc/{pid}/stat")) else {
         return true;
     };
-    // Behind the name, which may hold anything but ends at the last parenthesis: state, five numbers, flags.
+    // After the name, which may hold anything but ends at the last parenthesis: state, five numbers, flags.
     let mut fields = stat.rsplit(')').next().unwrap_or_default().split_whitespace();
     let dead = matches!(fields.next(), Some("Z" | "X"));
     let flags: u64 = fields.nth(5).and_then(|flags| flags.parse().ok()).unwrap_or(0);

@@ -16,9 +16,9 @@ const HUGE_PAGE_BYTES: u64 = 2 << 20;
 pub enum Medium {
     /// Device DAX, or a file on fs-DAX: durable after write-back and fence.
     Dax,
-    /// DRAM with a name (tmpfs, hugetlbfs): the store itself is as durable as it gets.
+    /// Named DRAM (tmpfs, hugetlbfs): the store itself is as durable as it gets.
     NamedDram,
-    /// Memory without a name: gone with the process.
+    /// Anonymous memory: gone with the process.
     Anonymous,
     /// An ordinary file: durable after a sync.
     File,
@@ -35,7 +35,7 @@ impl Medium {
         }
     }
 
-    /// What an operation that returned survives there.
+    /// What a completed operation survives on this medium.
     pub fn survives(self) -> &'static str {
         match self {
             Medium::Dax | Medium::File => "a killed process and a power loss",
@@ -48,16 +48,16 @@ impl Medium {
 /// What was found at a path.
 pub(crate) struct Detected {
     pub(crate) medium: Medium,
-    /// What of it can be mapped.
+    /// How much of it can be mapped.
     pub(crate) len_bytes: u64,
     /// Page size of a mapping.
     pub(crate) page_bytes: u64,
-    /// Device DAX: a mapping is shared, begins at a multiple of its pages in memory as on the device, and has whole
-    /// ones.
+    /// Device DAX: a mapping is shared, begins at a multiple of its page size both in memory and on the device, and
+    /// consists of whole pages.
     pub(crate) is_device: bool,
 }
 
-/// Looks at an open file or device. Whether a file is on fs-DAX shows only when it is mapped.
+/// Examines an open file or device. Whether a file is on fs-DAX shows only when it is mapped.
 pub(crate) fn detect(path: &Path, file: &File) -> Result<Detected, PmError> {
     let metadata = file.metadata().map_err(|error| PmError::io("examine", path, error))?;
     let kind = metadata.file_type();
@@ -68,7 +68,7 @@ pub(crate) fn detect(path: &Path, file: &File) -> Result<Detected, PmError> {
     if kind.is_char_device() {
         let none = || unsuitable("a character device, but not a device DAX; give a /dev/dax device or a file");
         let size_bytes = dax_device(metadata.rdev(), "size").ok_or_else(none)?;
-        // Kernels before 5.10 do not tell, and have no device with another one but by an administrator's wish.
+        // Kernels before 5.10 do not report it, and have no device with another one unless an administrator chose so.
         let page_bytes = dax_device(metadata.rdev(), "align")
             .filter(|align| align.is_power_of_two())
             .unwrap_or(HUGE_PAGE_BYTES);
@@ -115,7 +115,7 @@ pub(crate) fn detect(path: &Path, file: &File) -> Result<Detected, PmError> {
     })
 }
 
-/// A number that the kernel tells of a DAX device.
+/// A number that the kernel reports for a DAX device.
 fn dax_device(rdev: u64, attribute: &str) -> Option<u64> {
     let (major, minor) = (rustix::fs::major(rdev), rustix::fs::minor(rdev));
     let text = std::fs::read_to_string(format!("/sys/dev/char/{major}:{minor}/{attribute}")).ok()?;
@@ -130,16 +130,15 @@ fn is_pmem(rdev: u64) -> bool {
     name.as_encoded_bytes().starts_with(b"pmem")
 }
 
-/// Whether a name that would be made at `path` would be one among the devices: who names a device that is not there
-/// wants no file in its stead, in DRAM and gone with the next start. The file system does not tell: it is a tmpfs, or
-/// says so.
+/// Whether a file created at `path` would lie among the devices. A user who names a missing device does not want a file
+/// in its place, in DRAM and gone with the next boot. The file system does not show it: it is a tmpfs, or claims to be.
 pub(crate) fn is_among_devices(path: &Path) -> bool {
     let devices = Path::new("/dev");
     let parent = path.parent().filter(|dir| !dir.as_os_str().is_empty());
     let Ok(dir) = std::fs::canonicalize(parent.unwrap_or(Path::new("."))) else {
         return false;
     };
-    // A root directory without mounts may have it as an ordinary one.
+    // A root directory without mounts may have it as an ordinary directory.
     if !dir.starts_with(devices) || dir.starts_with("/dev/shm") {
         return false;
     }

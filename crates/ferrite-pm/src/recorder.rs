@@ -1,7 +1,7 @@
 //! Records what is stored, written back and fenced, so that tests can build what a crash could leave.
 //!
-//! Attached to a [`crate::Region`] before the engine gets it. The order of events is the one that really took place:
-//! each takes effect and is logged under one lock.
+//! Attached to a [`crate::Region`] before the engine gets it. The log has the true order of events: each takes effect
+//! and is logged under one lock.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -21,7 +21,7 @@ pub struct Recorder {
 }
 
 impl Recorder {
-    /// For a region that holds `initial` now, durably.
+    /// For a region whose current, durable content is `initial`.
     pub fn new(initial: Vec<u8>) -> Arc<Self> {
         Arc::new(Recorder {
             initial,
@@ -30,17 +30,17 @@ impl Recorder {
         })
     }
 
-    /// Notes `tag`: what the log returns later.
+    /// Records `tag`, which the log returns later.
     pub fn mark(&self, tag: u64) {
         self.record(|| Event::Mark(tag));
     }
 
-    /// All that was recorded so far.
+    /// Everything recorded so far.
     pub fn log(&self) -> Log {
         Log::new(self.initial.clone(), self.events.lock().clone())
     }
 
-    /// Lets so many more fences work; all that follow fail, as syncs of a medium do that is going.
+    /// Lets the given number of further fences work; all later ones fail, like syncs of a failing medium.
     pub fn fail_fences_after(&self, count: u64) {
         self.fences_left.store(count, Ordering::SeqCst);
     }

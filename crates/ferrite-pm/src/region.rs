@@ -1,7 +1,7 @@
 //! A pool's bytes: every load and store of the engine goes through here.
 //!
-//! What lives here: [`Region`]. Offsets out of range or misaligned are bugs of the engine, and stop it by a panic
-//! before it touches anything (the engine validates what it reads from the medium).
+//! What lives here: [`Region`]. Offsets that are out of range or misaligned are bugs of the engine, and cause a panic
+//! before anything is accessed (the engine validates what it reads from the medium).
 //!
 //! Invariant: all stores, write-backs and fences pass the recorder when one is attached, in the order they take effect.
 
@@ -27,10 +27,10 @@ use crate::sync::GroupSync;
 /// What a fence on an ordinary file does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Durability {
-    /// It syncs the file: safe from a power loss.
+    /// It syncs the file: stores survive a power loss.
     #[default]
     Strict,
-    /// It orders stores only: safe from a killed process, since the kernel keeps the pages.
+    /// It only orders stores: they survive a killed process, since the kernel keeps the pages.
     Process,
 }
 
@@ -41,7 +41,7 @@ pub struct Region {
     mapping: MappedMemory,
     path: Option<PathBuf>,
     access: Access,
-    /// Fences sync: an ordinary file in strict mode, and shared.
+    /// Fences sync: an ordinary file in strict mode, mapped shared.
     syncs: bool,
     isa: Isa,
     sync: GroupSync,
@@ -69,7 +69,7 @@ impl Region {
         }
     }
 
-    /// Zeroed memory without a name, on huge pages where the system gives them.
+    /// Zeroed anonymous memory, on huge pages where the system provides them.
     pub fn anonymous(len_bytes: u64) -> Result<Region, PmError> {
         Ok(Region::new(
             MappedMemory::anonymous(len_bytes)?,
@@ -91,8 +91,8 @@ impl Region {
         Region::create_with(path, len_bytes, |_| Ok(()))
     }
 
-    /// The same, for a region that is kept only if `fill` makes something of it: on an error, and if the process is
-    /// killed before, a new file is not left behind, and one that was there keeps its length.
+    /// The same, for a region that is kept only if `fill` succeeds: on an error, and if the process is killed before,
+    /// no new file is left behind, and an existing file keeps its length.
     pub fn create_with<E: From<PmError>>(
         path: &Path,
         len_bytes: u64,
@@ -117,7 +117,7 @@ impl Region {
         }
     }
 
-    /// Why this machine could not make stores to the medium durable; whoever wants to store there is refused.
+    /// Why this machine cannot make stores to the medium durable; opening for writes is refused then.
     pub fn why_not_durable(&self) -> Option<&'static str> {
         let is_lacking = self.medium() == Medium::Dax && cfg!(not(target_arch = "x86_64"));
         is_lacking.then_some("no cache write-back is known for this CPU, so DAX would not be durable")
@@ -129,13 +129,13 @@ impl Region {
         self.syncs = shared_file && durability == Durability::Strict;
     }
 
-    /// Has copies use other instructions than the best.
+    /// Makes copies use other instructions than the best.
     #[cfg(test)]
     pub(crate) fn set_isa(&mut self, isa: Isa) {
         self.isa = isa;
     }
 
-    /// Sends all that follows to `recorder` as well.
+    /// Also sends all later events to `recorder`.
     pub fn attach_recorder(&mut self, recorder: Arc<Recorder>) {
         self.recorder = Some(recorder);
     }
@@ -146,7 +146,7 @@ impl Region {
         self.mapping.len()
     }
 
-    /// What it lies on.
+    /// The medium it lies on.
     pub fn medium(&self) -> Medium {
         self.mapping.medium
     }
@@ -166,9 +166,9 @@ impl Region {
         self.path.as_deref()
     }
 
-    /// A number that stays the same file's for as long as it is there, whatever it is called, over restarts as well: a
-    /// copy has another. When the file was made, or, where the file system does not keep that, its inode number. All
-    /// devices have the same, since nothing of theirs outlasts a restart. `None` for memory without a name.
+    /// A number that identifies the file as long as it exists, under any name and across restarts; a copy has a
+    /// different one. It is the file's creation time or, where the file system does not keep that, its inode number.
+    /// All devices have the same number, since nothing of theirs outlasts a restart. `None` for anonymous memory.
     pub fn file_identity(&self) -> Option<u64> {
         let metadata = self.mapping.file.as_ref()?.metadata().ok()?;
         if !metadata.is_file() {
@@ -181,7 +181,7 @@ impl Region {
         Some(made.map_or(metadata.ino(), |made| made.as_nanos() as u64))
     }
 
-    /// Totals since it was opened.
+    /// Totals since the region was opened.
     pub fn counters(&self) -> Counters {
         self.counters.total()
     }
@@ -191,7 +191,7 @@ impl Region {
         self.check().err().map(|error| error.to_string())
     }
 
-    /// Refuses when the region is poisoned. Cheap when it is not.
+    /// Fails if the region is poisoned. Cheap if it is not.
     #[inline]
     pub fn check(&self) -> Result<(), PmError> {
         if self.faults.is_poisoned() {
@@ -227,7 +227,7 @@ impl Region {
         unsafe { std::slice::from_raw_parts(at.cast::<AtomicU64>(), count) }
     }
 
-    /// The words that the `len` bytes at `offset` touch, and how many bytes of the first come before them.
+    /// The words that the `len` bytes at `offset` touch, and how many bytes of the first lie before them.
     #[inline]
     fn words_of(&self, offset: u64, len: u64) -> (&[AtomicU64], usize) {
         let _ = self.at(offset, len);
@@ -248,9 +248,9 @@ impl Region {
         self.words(offset, 1)[0].load(Ordering::Acquire)
     }
 
-    /// Copies bytes out. Each word of 8 bytes (at a multiple of 8) is whole. If others store there meanwhile, each is
-    /// the old or the new one: who needs them to belong together looks at a version or a checksum afterwards, and finds
-    /// it as it is after the copy.
+    /// Copies bytes out. Each word of 8 bytes (at a multiple of 8) is whole. If others store there meanwhile, each word
+    /// is the old or the new one. A caller that needs them to belong together checks a version or a checksum
+    /// afterwards, and sees its value as of after the copy.
     #[inline]
     pub fn read(&self, offset: u64, buf: &mut [u8]) {
         let len = buf.len() as u64;
@@ -268,7 +268,7 @@ impl Region {
         cpu::prefetch(self.at(offset, 1));
     }
 
-    /// Starts loading the line at `offset` for a store, away from whichever core has it.
+    /// Starts loading the line at `offset` for a store, taking it from any core that has it.
     #[inline]
     pub fn prefetch_to_store(&self, offset: u64) {
         cpu::prefetch_to_store(self.at(offset, 1));
@@ -295,9 +295,9 @@ impl Region {
         }
     }
 
-    /// Copies bytes past the cache. Durable once this thread has fenced; until then other threads may see what it
-    /// stores afterwards before they see these bytes. Each word changes at once. Partial lines at the ends go through
-    /// the cache, and are written back here.
+    /// Copies bytes past the cache. Durable once this thread has fenced; until then other threads may see its later
+    /// stores before they see these bytes. Each word changes at once. Partial lines at the ends go through the cache,
+    /// and are written back here.
     #[inline]
     pub fn stream(&self, offset: u64, data: &[u8]) {
         let len = data.len() as u64;
@@ -385,8 +385,8 @@ impl Region {
         evicted
     }
 
-    /// Makes this thread's streams and write-backs durable, in as far as the medium can. On an ordinary file in strict
-    /// mode it blocks for a sync, which it shares with other threads; a failed sync poisons the region for good.
+    /// Makes this thread's streams and write-backs durable, as far as the medium can. On an ordinary file in strict
+    /// mode it blocks for a sync, which it shares with other threads; a failed sync poisons the region permanently.
     #[inline]
     pub fn fence(&self) -> Result<(), PmError> {
         cpu::store_fence();
@@ -397,12 +397,11 @@ impl Region {
         if let Some(recorder) = &self.recorder {
             recorder.fence()?;
         }
-        // After a fault on the mapping nobody knows what the fence covered.
+        // After a fault on the mapping it is unknown what the fence covered.
         self.check()
     }
 
-    /// As [`Self::fence`], and on a shared ordinary file it syncs in every mode: what was stored before is safe from a
-    /// power loss.
+    /// As [`Self::fence`], and on a shared ordinary file it syncs in every mode: earlier stores survive a power loss.
     pub fn sync(&self) -> Result<(), PmError> {
         if !self.syncs && self.mapping.medium == Medium::File && self.access == Access::ReadWrite {
             self.sync_file()?;
@@ -436,7 +435,7 @@ impl Region {
     }
 }
 
-// What follows is out of line so that the paths above stay short: right behind a fence the store buffer drains for
+// The functions below are out of line to keep the paths above short: right after a fence the store buffer drains for
 // hundreds of nanoseconds, and every register that a longer prologue saves waits in it.
 
 #[cold]
@@ -461,7 +460,7 @@ fn record_store(recorder: &Recorder, offset: u64, values: &[u64], set: &dyn Fn()
 }
 
 impl MappedMemory {
-    /// Granularity at which a faulting page can be replaced: that of the file's pages, not of transparent huge pages.
+    /// The unit in which a faulting page can be replaced: the file's page size, not that of transparent huge pages.
     fn page_bytes_for_faults(&self) -> u64 {
         if self.medium == Medium::NamedDram || self.medium == Medium::Dax {
             self.page_bytes
@@ -480,8 +479,8 @@ mod tests {
 
     const CHUNK: u64 = 2 << 20;
 
-    /// A file in DRAM, of some chunks of words that are all unlike but for a chunk of zeros, and a region that takes it
-    /// for device DAX.
+    /// A file in DRAM, of several chunks of words that all differ except for a chunk of zeros, and a region that treats
+    /// it as device DAX.
     struct Device {
         path: PathBuf,
         content: Vec<u8>,

@@ -1,4 +1,4 @@
-//! Copies between a pool's bytes, which other threads may be reading and storing to, and memory of our own.
+//! Copies between a pool's bytes, which other threads may be reading and storing to, and our own memory.
 //!
 //! What lives here: [`load`] and [`store`] of bytes at any place, on top of whole words; [`crate::cpu`] has the lines.
 //! Called by [`crate::Region`] only.
@@ -21,8 +21,8 @@ fn head_bytes(skip: usize, len: usize) -> usize {
     if skip == 0 { 0 } else { (WORD_BYTES - skip).min(len) }
 }
 
-/// Copies words out. Each is whole; if several change meanwhile the copy may be old here and new there. Loads that this
-/// thread makes later are made after the copy.
+/// Copies words out. Each is whole; if several change meanwhile the copy may mix old and new words. Later loads of this
+/// thread happen after the copy.
 #[inline]
 pub(crate) fn load_whole(isa: Isa, words: &[AtomicU64], buf: &mut [u8]) {
     if buf.len() >= LINE {
@@ -70,7 +70,7 @@ pub(crate) fn store(words: &[AtomicU64], skip: usize, data: &[u8]) {
     }
 }
 
-/// Changes some bytes of a word and no other.
+/// Changes the given bytes of a word and no others.
 fn merge(word: &AtomicU64, skip: usize, part: &[u8]) {
     let mut old = word.load(Ordering::Relaxed);
     loop {
@@ -117,7 +117,7 @@ mod tests {
         }
     }
 
-    /// Pages, which other instructions copy, at any place of the buffer.
+    /// Pages, which are copied by other instructions, at any place of the buffer.
     #[test]
     fn pages_are_loaded_whole_wherever_they_go() {
         let words = words(513);

@@ -13,7 +13,7 @@ struct State {
     started: u64,
     finished: u64,
     running: bool,
-    /// The first failure; for good, since the kernel reports a lost page only once.
+    /// The first failure; permanent, since the kernel reports a lost page only once.
     failed: Option<String>,
 }
 

@@ -1,11 +1,11 @@
-//! Which thread this is, as a small number. The recorder tells threads apart by it, and layers above pick what a thread
-//! uses by it.
+//! Which thread this is, as a small number. The recorder distinguishes threads by it, and layers above choose a
+//! thread's resources by it.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// A number no other thread of the process has or had; the first to ask is 0. It never changes: whose fence makes a
-/// store durable hangs on it.
+/// A number no other thread of the process has or had; the first thread to ask gets 0. It never changes: it decides
+/// whose fence makes a store durable.
 pub fn thread_number() -> usize {
     static NEXT: AtomicUsize = AtomicUsize::new(0);
     thread_local!(static NUMBER: Cell<usize> = const { Cell::new(usize::MAX) });
