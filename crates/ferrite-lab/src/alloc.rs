@@ -1,12 +1,12 @@
-//! Free blocks, in two ways, and the layout score that fragments both.
+//! Free blocks, with two allocators, and the layout score that fragments both.
 //!
 //! What lives here: [`Papers`], the allocator of the papers' test bed (red-black tree of free runs, which a B-tree
 //! stands for here; a bitmap on the medium, written back and fenced for each change; a mutex), and [`FreeMap`],
 //! Ferrite's atomic bitmap.
 //!
 //! A layout score below 1 cuts the space into chunks of `1 / (1 - score)` blocks on average, a taken block between any
-//! two, and deals them out in random order: the share of a file's pages that lie right behind their predecessor is the
-//! score then. [`even_chunks`] are all of one length.
+//! two, and hands them out in random order: the score is then the share of a file's pages that directly follow their
+//! predecessor. [`even_chunks`] are all of one length.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -21,16 +21,16 @@ use ferrite_measure::Rng;
 /// Bytes of a data block.
 pub(crate) const BLOCK_BYTES: u64 = 4096;
 
-/// Stretches of 64 blocks looked at for one that is free.
+/// Groups of 64 blocks searched for a free one.
 const STRETCHES: u64 = 64;
 
 /// Where blocks come from; indices count from 0.
 pub(crate) trait Blocks: Send + Sync {
     /// Takes block `index` if it is free.
     fn claim(&self, index: u64) -> bool;
-    /// Takes a free block, the one behind the last one taken if that is free.
+    /// Takes a free block, the one after the last one taken if that is free.
     fn take(&self) -> Option<u64>;
-    /// Takes a free block with many free ones behind it, if it knows of one.
+    /// Takes a free block followed by many free ones, if it knows of one.
     fn take_run(&self) -> Option<u64> {
         self.take()
     }
@@ -96,7 +96,7 @@ impl FreeMap {
         FreeMap::of_chunks(blocks, chunks(blocks, score, &mut Rng::new(seed)))
     }
 
-    /// With these free chunks, dealt out in this order; the block behind each is taken.
+    /// With these free chunks, handed out in this order; the block after each is taken.
     pub(crate) fn of_chunks(blocks: u64, chunks: Vec<(u64, u64)>) -> FreeMap {
         let map = AtomicBitmap::new(blocks);
         chunks
@@ -133,12 +133,12 @@ impl Blocks for FreeMap {
                 return Some(start);
             }
         }
-        // Every chunk was begun once: what was freed since.
+        // Every chunk was started once: take what was freed since.
         self.map.claim_from(behind)
     }
 
     fn take_run(&self) -> Option<u64> {
-        // As the engine's: a stretch that nobody has begun, else whatever there is.
+        // Like the engine's: an unused group, else any free block.
         let start = self.map.find_stretch(self.last.load(Ordering::Relaxed), STRETCHES);
         start.filter(|&start| self.claim(start)).or_else(|| self.take())
     }
@@ -169,7 +169,7 @@ struct Runs {
     /// Free runs: first block and length. No two touch.
     free: BTreeMap<u64, u64>,
     free_blocks: u64,
-    /// Where the chunk in use goes on.
+    /// Where the chunk in use continues.
     next: u64,
     score: f64,
     rng: Rng,
@@ -246,7 +246,7 @@ impl Papers {
         papers
     }
 
-    /// Notes on the medium that a block changed hands; the caller has the lock.
+    /// Records on the medium that a block was taken or freed; the caller has the lock.
     fn note(&self, index: u64, used: bool) {
         let offset = self.bitmap + index / 64 * 8;
         let bit = 1 << (index % 64);
@@ -317,7 +317,7 @@ mod tests {
         behind as f64 / (taken.len() - 1) as f64
     }
 
-    /// Files get the score that was asked for, from both allocators.
+    /// Files get the requested score, from both allocators.
     #[test]
     fn what_is_dealt_out_has_the_score() {
         for score in [0.0, 0.5, 0.7, 0.85, 1.0] {
@@ -335,7 +335,7 @@ mod tests {
         }
     }
 
-    /// Runs are as long as was asked for, whether the last chunk is whole or not.
+    /// Runs have the requested length, whether the last chunk is whole or not.
     #[test]
     fn even_chunks_make_even_runs() {
         for (len, score) in [(1, 0.0), (8, 0.875), (u64::MAX, 1.0)] {
@@ -347,7 +347,8 @@ mod tests {
         }
     }
 
-    /// Whatever is claimed, taken and freed: no block has two owners, and the bitmap on the medium says who is in use.
+    /// In any sequence of claims, takes and frees, no block has two owners, and the bitmap on the medium shows the
+    /// blocks in use.
     #[test]
     fn the_papers_allocator_agrees_with_a_set() {
         let papers = papers(500, 0.7);

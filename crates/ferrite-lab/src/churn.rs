@@ -7,7 +7,7 @@
 //! Files are 500 pages long and written in order. Half of the pages go one by one, anywhere, which leaves holes and
 //! thins files out; the other half goes by whole files. Every structure gets the same operations.
 //!
-//! All structures are measured in turns, round by round, so that what else the machine does hits all of them; a ratio
+//! All structures are measured in turn, round by round, so that other load on the machine affects all of them; a ratio
 //! is the median of the rounds' ratios. Lines come from [`ferrite_map::Measured`].
 //!
 //! Invariant: the number of mapped pages is the same before and after each churn and each measurement.
@@ -30,7 +30,7 @@ use ferrite_measure::{Rng, mean, median, p99};
 const FILE_PAGES: u32 = 500;
 /// Pages unmapped in one transaction.
 const BATCH_PAGES: usize = 64;
-/// Tries for a hole in a file before the search goes on behind its end.
+/// Attempts to find a hole in a file before the search continues past its end.
 const HOLE_TRIES: u32 = 16;
 /// The structure that all are compared with.
 const PEER: Mapping = Mapping::Hashfs;
@@ -42,7 +42,7 @@ pub struct ChurnPlan {
     pub pool_blocks: u32,
     /// How full they are kept, in percent of the data blocks.
     pub fills: Vec<u32>,
-    /// After how much churn they are measured, in times the data blocks; ascending.
+    /// Amounts of churn after which they are measured, as multiples of the data blocks; ascending.
     pub churns: Vec<u32>,
     /// Rounds of each measurement.
     pub rounds: u32,
@@ -54,7 +54,7 @@ pub struct ChurnPlan {
     pub cold: u32,
     /// Pages of the file in which `leaf` is compared with HashFS.
     pub file_pages: u32,
-    /// Times that this is done, each on fresh pools: where memory lies makes more of a difference than chance does.
+    /// Repetitions, each on fresh pools: the placement of memory makes more of a difference than chance does.
     pub pools: u32,
     /// Blocks of the tables in which mappings are compared with the papers' own code; the file has `file_pages`.
     pub published_blocks: u32,
@@ -86,7 +86,7 @@ impl ChurnPlan {
         }
     }
 
-    /// A look, not a measurement.
+    /// A quick look, not a measurement.
     pub fn quick() -> ChurnPlan {
         ChurnPlan {
             pool_blocks: 1 << 13,
@@ -124,9 +124,9 @@ pub struct MappingRow {
     pub group: &'static str,
     /// What is measured.
     pub name: &'static str,
-    /// On which structure.
+    /// The structure.
     pub structure: &'static str,
-    /// Beside what.
+    /// The structure it is compared with.
     pub against: &'static str,
     /// Ours divided by theirs: below 1 is better.
     pub ratio: f64,
@@ -197,9 +197,9 @@ impl MappingRow {
 enum Kind {
     /// A lookup of a page that is mapped.
     Hit,
-    /// A lookup of one that is not: half of them holes, half behind a file's end.
+    /// A lookup of one that is not: half of them holes, half past a file's end.
     Miss,
-    /// The next page of a file gets a block, in a transaction of its own with two fences.
+    /// The next page of a file gets a block, in its own transaction with two fences.
     Insert,
 }
 
@@ -215,11 +215,11 @@ struct Aged {
     pool: Pool,
     cold: Cold,
     rng: Rng,
-    /// Complete ones, whatever is left of them.
+    /// Complete files, whatever is left of them.
     files: Vec<File>,
     growing: File,
     last_ino: u32,
-    /// Pages that went one by one, and by whole files.
+    /// Pages that were removed one by one, and with whole files.
     single: u64,
     whole: u64,
 }
@@ -260,7 +260,7 @@ impl Aged {
         (self.growing.ino, self.growing.pages.len() as u32)
     }
 
-    /// Notes that the next page was mapped.
+    /// Records that the next page was mapped.
     fn grown(&mut self) {
         self.growing.pages.push(self.growing.pages.len() as u32);
         if self.growing.pages.len() < FILE_PAGES as usize {
@@ -286,7 +286,7 @@ impl Aged {
         Ok(())
     }
 
-    /// Some mapped page of a complete file, all with the same chance: the file's index and the page's in it.
+    /// Some mapped page of a complete file, each with the same chance: the file's index and the page's in it.
     fn any_page(&mut self) -> (usize, usize) {
         loop {
             let file = self.rng.below(self.files.len() as u64) as usize;
@@ -308,7 +308,7 @@ impl Aged {
         self.all_there(removed, 1, ino)
     }
 
-    /// Unmaps a file and says how many pages it had.
+    /// Unmaps a file and returns how many pages it had.
     fn unmap_file(&mut self) -> Result<u64, LabError> {
         let at = self.rng.below(self.files.len() as u64) as usize;
         let file = self.files.swap_remove(at);
@@ -417,7 +417,7 @@ impl Aged {
         Ok(())
     }
 
-    /// One round of inserts. For each, a page goes first.
+    /// One round of inserts. Before each, a page is removed.
     fn insert(&mut self, plan: &ChurnPlan, costs: &mut Costs) -> Result<(), LabError> {
         let mut total = 0.0;
         for _ in 0..plan.inserts {
@@ -445,8 +445,8 @@ impl Aged {
         Ok(())
     }
 
-    /// Maps the next page; the lines of the miss that tells that it is not mapped, and those that are set. A line that
-    /// is read and set counts twice, free maps in DRAM and the zeros of a new node do not count.
+    /// Maps the next page; counts the lines of the miss that shows that it is not mapped, and those that are set. A
+    /// line that is read and set counts twice; free maps in DRAM and the zeros of a new node do not count.
     fn count_insert(&mut self) -> Result<u64, LabError> {
         let (ino, lblk) = self.next_page();
         let pool = &self.pool;
@@ -530,8 +530,8 @@ fn ratio(ours: &[f64], theirs: &[f64]) -> f64 {
     median(&ratios)
 }
 
-/// Lookups and inserts of every mapping at one of the plan's fills, after each of its churns. `step` is told what
-/// begins.
+/// Lookups and inserts of every mapping at one of the plan's fills, after each of its churns. `step` is called when
+/// each begins.
 pub fn churn_rows(
     plan: &ChurnPlan,
     fill_percent: u32,

@@ -10,7 +10,7 @@ use ferrite_measure::median_with_interval;
 /// A figure that can be run.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FigureInfo {
-    /// What the command line calls it.
+    /// Its name on the command line.
     pub id: String,
     /// What it shows.
     pub title: String,
@@ -118,12 +118,12 @@ impl Panel {
 pub struct FigureData {
     /// The plots.
     pub panels: Vec<Panel>,
-    /// What one must know to read them.
+    /// What readers must know to interpret them.
     pub notes: Vec<String>,
 }
 
 impl FigureData {
-    /// Takes in what another run of the same figure measured.
+    /// Merges the measurements of another run of the same figure.
     pub(crate) fn merge(&mut self, other: FigureData) {
         for panel in other.panels {
             let Some(known) = self.panels.iter_mut().find(|known| known.title == panel.title) else {
@@ -139,7 +139,7 @@ impl FigureData {
         self.notes = other.notes;
     }
 
-    /// Forgets the samples; points keep what follows from them.
+    /// Drops the samples; points keep the values computed from them.
     pub(crate) fn settle(&mut self) {
         let series = self.panels.iter_mut().flat_map(|panel| &mut panel.series);
         series
@@ -185,11 +185,11 @@ impl Outcome {
 pub struct Verdict {
     /// Whether.
     pub outcome: Outcome,
-    /// Why, with the numbers, a sentence each.
+    /// Why, with the numbers, one sentence each.
     pub reasons: Vec<String>,
 }
 
-/// What it was measured on.
+/// The machine it was measured on.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Machine {
     /// CPU as the kernel calls it.
@@ -243,7 +243,7 @@ mod tests {
         }
     }
 
-    /// Several runs are one: the median is that of all their samples.
+    /// Several runs count as one: the median is that of all their samples.
     #[test]
     fn runs_merge_into_the_median_of_all_samples() {
         let mut all = FigureData::default();

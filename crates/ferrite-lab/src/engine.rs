@@ -1,4 +1,4 @@
-//! Whole engines on pools in anonymous memory, for the figures that want one and for `ferrite bench`.
+//! Whole engines on pools in anonymous memory, for the figures that need one and for `ferrite bench`.
 
 use ferrite_fs::{Engine, MkfsOptions, MountOptions};
 use ferrite_pm::Region;
@@ -7,15 +7,15 @@ use ferrite_vfs::{Cred, FileKind, FileSystem, Ino, NewNode};
 use crate::error::LabError;
 use crate::pool::{HUGE_PAGE_BYTES, touch};
 
-/// A file that anybody may make.
+/// A file that any user may create.
 pub const FILE_NODE: NewNode = NewNode {
     kind: FileKind::File,
     mode: 0o644,
     rdev: 0,
 };
 
-/// A mounted engine on a new pool of at least `bytes`, whose memory is all there: no page is faulted in while something
-/// is measured.
+/// A mounted engine on a new pool of at least `bytes`, whose memory is all allocated: no page is faulted in during a
+/// measurement.
 ///
 /// # Errors
 /// Too little memory, or options that do not fit the size.
@@ -26,7 +26,7 @@ pub fn engine_in_memory(bytes: u64, mkfs: &MkfsOptions, mount: &MountOptions) ->
     Ok(Engine::mount(region, mount)?)
 }
 
-/// Makes an empty file, for root.
+/// Makes an empty file, as root.
 ///
 /// # Errors
 /// The engine's: the name is taken, the pool is full.

@@ -2,7 +2,7 @@
 //!
 //! | module | what lives there |
 //! | --- | --- |
-//! | [`plan`], `progress` | how much is done, and who is told about it |
+//! | [`plan`], `progress` | how much is done, and progress reports |
 //! | `structure` | what is measured: every mapping of `ferrite-map`, and the baselines |
 //! | `baselines` | level hashing, HashFS with tombstones, extent trees behind a page cache |
 //! | `alloc` | the papers' block allocator and ours, with the layout score |
@@ -28,10 +28,11 @@
 //! YCSB on LevelDB (HashFS 13 and 14) is there with the cargo feature `leveldb`, which needs a C++ compiler and
 //! LevelDB.
 //!
-//! A new figure is a file in `figures` and a line in its list; a new mapping of `ferrite-map` joins by itself.
+//! A new figure is a file in `figures` and a line in its list; a new mapping of `ferrite-map` is included
+//! automatically.
 //!
 //! *Architecture invariant:* the engine and the library use nothing of this; only the program does, for `lab` and
-//! `bench`. *Architecture invariant:* no `unsafe`; whatever needs it lies in `ferrite-pm`.
+//! `bench`. *Architecture invariant:* no `unsafe`; code that needs it lies in `ferrite-pm`.
 #![forbid(unsafe_code)]
 
 mod alloc;

@@ -73,7 +73,7 @@ impl Cold {
     }
 
     /// One that only flushes: the structure has left the caches, but not what leads to it, page tables above all. A
-    /// miss takes less than half as long then.
+    /// miss then takes less than half as long.
     pub(crate) fn only_flushing(structure: Structure) -> Result<Cold, LabError> {
         Cold::with_walk(structure, 0)
     }
@@ -117,7 +117,7 @@ impl Cold {
         taken
     }
 
-    /// Hands a cold lookup of a page to whoever wants to do something around it.
+    /// Runs a cold lookup of a page through the caller's closure.
     pub(crate) fn around_look<T>(
         &mut self,
         pool: &Pool,
@@ -133,7 +133,7 @@ impl Cold {
         result
     }
 
-    /// Makes all cold that a lookup of `count` pages needs, but code and stack.
+    /// Makes everything that a lookup of `count` pages needs cold, except code and stack.
     fn reset_to_look(&mut self, pool: &Pool, count: usize) {
         let mut rehearsed = vec![ferrite_map::PageWord::HOLE; count.min(TWIN_PAGES as usize)];
         self.reset(pool);
@@ -186,7 +186,7 @@ impl Cold {
     }
 }
 
-/// Lookups of single pages again and again, as batches' means in nanoseconds.
+/// Repeated lookups of single pages, as batches' means in nanoseconds.
 pub(crate) fn hot_looks(pool: &Pool, ino: u32, operations: u32, mut page: impl FnMut(u32) -> u32) -> Vec<f64> {
     let cache = TransCache::default();
     let batches = (operations / BATCH).max(2);
@@ -239,13 +239,13 @@ pub(crate) fn hot_inserts(
     Ok(samples)
 }
 
-/// How many pages [`hot_inserts`] maps for so many operations.
+/// Number of pages [`hot_inserts`] maps for this many operations.
 pub(crate) fn hot_insert_pages(operations: u32) -> u32 {
     let batch = BATCH / 10;
     ((operations / 10 / batch).max(2) + 1) * batch + 1
 }
 
-/// The most operations for which [`hot_inserts`] maps no more than so many pages, at least three batches.
+/// The most operations for which [`hot_inserts`] maps no more than this many pages, at least three batches.
 pub(crate) fn inserts_within(pages: u32) -> u32 {
     let batch = BATCH / 10;
     (pages / batch - 1) * batch * 10

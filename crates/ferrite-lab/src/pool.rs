@@ -1,9 +1,9 @@
-//! A mapping on a pool of its own, in anonymous memory.
+//! A mapping on its own pool, in anonymous memory.
 //!
-//! What lives here: [`Pool`] and what experiments do to it. The pool is laid out as {rings, bitmap of the papers'
-//! allocator, the mapping's area, data blocks}.
+//! What lives here: [`Pool`] and the operations of experiments on it. The pool is laid out as {rings, bitmap of the
+//! papers' allocator, the mapping's area, data blocks}.
 //!
-//! Invariant: `filling` pools pay for no durability; no experiment measures one.
+//! Invariant: `filling` pools do not pay for durability; no experiment measures one.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -27,7 +27,7 @@ const FILL_PAGES: u32 = 64;
 /// Times that a full mapping is asked to make room for one change.
 const ROOM_TRIES: u32 = 1000;
 
-/// What a pool shall be.
+/// The parameters of a pool.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct PoolPlan {
     /// Blocks that can be used.
@@ -39,15 +39,15 @@ pub(crate) struct PoolPlan {
     pub(crate) seed: u64,
 }
 
-/// In what a pool differs from what a structure gets by itself.
+/// How a pool differs from a structure's defaults.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Special {
-    /// Entries of the area, instead of those that belong to so many blocks.
+    /// Entries of the area, instead of the number that belongs to the blocks.
     pub(crate) slots: Option<u64>,
-    /// Ferrite's free map for any structure, its free blocks in chunks of so many; [`PoolPlan::score`] does not apply,
-    /// and the blocks between chunks are of those that the plan has.
+    /// Ferrite's free map for any structure, its free blocks in chunks of this many; [`PoolPlan::score`] does not
+    /// apply, and the blocks between chunks are taken from the plan's.
     pub(crate) chunk_blocks: Option<u64>,
-    /// Memory is taken for the structure's area only. For structures that put nothing into data blocks.
+    /// Memory is allocated for the structure's area only. For structures that put nothing into data blocks.
     pub(crate) bare_data: bool,
     /// A change is durable with its record, as in Ferrite's journal: one fence, and its lines are written back later,
     /// each once for many changes. Otherwise it pays two, as in the papers' test bed.
@@ -71,7 +71,7 @@ pub(crate) struct Pool {
     parts: Parts,
     pub(crate) structure: Structure,
     area_bytes: u64,
-    /// Blocks that were asked for, and those in use from the beginning.
+    /// Blocks that were asked for, and those in use from the start.
     usable: u64,
     separators: u64,
     lanes: Vec<Mutex<Lane>>,
@@ -93,7 +93,7 @@ impl Pool {
         Pool::special(structure, plan, Special::default())
     }
 
-    /// An empty pool that is not as usual.
+    /// An empty pool that differs from the usual.
     pub(crate) fn special(structure: Structure, plan: PoolPlan, special: Special) -> Result<Pool, LabError> {
         let placement = structure.placement();
         let score = if placement == Placement::ByHash || special.chunk_blocks.is_some() {
@@ -162,7 +162,7 @@ impl Pool {
 
     /// A transaction in `lane`.
     pub(crate) fn tx(&self, lane: usize) -> LabTx<'_> {
-        // Passed first: what the transaction looks at must stay where it is.
+        // Passed first: what the transaction reads must stay where it is.
         let passage = self.map.gate().map(|gate| gate.pass());
         LabTx::new(&self.parts, self.lanes[lane].lock(), passage)
     }
@@ -175,7 +175,7 @@ impl Pool {
         }
     }
 
-    /// Moves entries until nothing wants to be moved; false if nothing was.
+    /// Moves entries until no more moves are wanted; false if nothing moved.
     fn make_room(&self, lane: usize) -> Result<bool, MapError> {
         let mut moved = false;
         for _ in 0..ROOM_TRIES {
@@ -193,7 +193,7 @@ impl Pool {
         Ok(moved)
     }
 
-    /// Commits what `change` does; a full mapping gets the chance to move entries first, as in the engine.
+    /// Commits what `change` does; a full mapping may move entries first, as in the engine.
     pub(crate) fn change<T>(
         &self,
         lane: usize,
@@ -252,7 +252,7 @@ impl Pool {
         })
     }
 
-    /// What `work` changes pays for no durability.
+    /// Changes made by `work` do not pay for durability.
     pub(crate) fn unpaid<T>(&self, work: impl FnOnce() -> T) -> T {
         self.filling.store(true, Ordering::Relaxed);
         let done = work();
@@ -280,7 +280,7 @@ impl Pool {
         (self.blocks.used() - self.separators) as f64 * 100.0 / self.usable as f64
     }
 
-    /// The word of one page, asked for as the engine does.
+    /// The word of one page, looked up as the engine does.
     pub(crate) fn look(&self, ino: u32, lblk: u32, cache: &TransCache) -> PageWord {
         let mut word = [PageWord::HOLE];
         self.map.get_many(PageId::new(ino, lblk), &mut word, cache);
@@ -301,18 +301,18 @@ impl Pool {
         evicted
     }
 
-    /// Has the translations of the area's huge pages at hand again, without any of its lines: to flush a large table
-    /// takes so long that another process often has the core in between.
+    /// Caches the translations of the area's huge pages again, without any of its lines: flushing a large table takes
+    /// so long that another process often has the core in between.
     pub(crate) fn recall_translations(&self) {
         let (first, end) = (self.geometry.area_offset, self.geometry.area_offset + self.area_bytes);
-        // The area may end in a page in which no step lands.
+        // The area may end in a page that no step touches.
         for offset in (first..end).step_by(HUGE_PAGE_BYTES).chain([end - 8]) {
             std::hint::black_box(self.region.load(offset));
             self.region.evict(offset, 8);
         }
     }
 
-    /// Share of the pages `first + 1 .. end` that lie right behind their predecessor.
+    /// Share of the pages `first + 1 .. end` that directly follow their predecessor.
     pub(crate) fn layout_score(&self, ino: u32, end: u32) -> f64 {
         let blocks: Vec<u32> = (0..end)
             .map(|lblk| self.map.get(PageId::new(ino, lblk)).page())

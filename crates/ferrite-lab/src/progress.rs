@@ -1,10 +1,10 @@
-//! Who is told how far a run is.
+//! Progress reports of a run.
 
 use crate::data::FigureInfo;
 
-/// Who is told how far a run is. Called from one thread.
+/// Receives the progress of a run. Called from one thread.
 pub trait Progress {
-    /// A figure begins; it has so many steps.
+    /// A figure begins; it has the given number of steps.
     fn begin(&mut self, figure: &FigureInfo, steps: u64);
     /// A step begins.
     fn step(&mut self, what: &str);
@@ -12,7 +12,7 @@ pub trait Progress {
     fn end(&mut self);
 }
 
-/// Nobody is told.
+/// Discards all reports.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Silent;
 

@@ -1,8 +1,8 @@
 //! Our mappings beside what the papers' own published code takes for the same work, alone, on a machine of this kind.
 //!
-//! What lives here: [`published_rows`], and the papers' figures as constants. One file in a pool of its own, mapped
-//! page by page in order, each page a durable transaction as Ferrite's journal makes it, with one fence; then lookups
-//! of single pages, and of eight. Everything is one thread on DRAM, in pages of 2 MiB where the system gives them.
+//! What lives here: [`published_rows`], and the papers' figures as constants. One file in its own pool, mapped page by
+//! page in order, each page a durable transaction as Ferrite's journal makes it, with one fence; then lookups of single
+//! pages, and of eight. Everything is one thread on DRAM, in pages of 2 MiB where the system provides them.
 //!
 //! The papers' code does not run here, so the machine may be another one today: a dependent miss is measured beside the
 //! one that was measured then, and a miss after a flush. Those two rows are no comparisons but the scale of all others.
@@ -10,9 +10,11 @@
 //! elsewhere in the lab it is more.
 //!
 //! Tables have as many blocks as the plan says, and other files' pages fill them first, so that the file's keys are the
-//! ones that were crowded out. HashFS gets a slot a block here, as the papers' code does, not 1.25 as in a pool: so 95
-//! % of the blocks are 95 % of the table. Trees get a pool that the file fills up to [`FILL_PERCENT`]; how long its
-//! runs are is Ferrite's free map's doing, which is cut into chunks.
+//! ones that were crowded out. HashFS gets one slot for each block here, as in the papers' code, not 1.25 as in a pool:
+//! so 95 % of the blocks are 95 % of the table.
+//!
+//! Trees get a pool that the file fills up to [`FILL_PERCENT`]; Ferrite's free map, which is cut into chunks, decides
+//! how long its runs are.
 //!
 //! Invariant: a page that is looked up is mapped, one that is said to be absent is not; both are verified before a row
 //! counts.
@@ -33,7 +35,7 @@ use ferrite_measure::{Rng, mean, median};
 const FILL_PERCENT: u32 = 80;
 /// Pages of each file that fills up a table.
 const FILLER_PAGES: u32 = 1024;
-/// Pages that are looked up again and again.
+/// Pages that are looked up repeatedly.
 const AGAIN_PAGES: u32 = 64;
 /// Pages of one lookup by vector.
 const VECTOR_PAGES: u32 = 8;
@@ -55,10 +57,10 @@ const PUBLISHED_MISS_NS: f64 = 163.0;
 const PUBLISHED_FLUSHED_MISS_NS: f64 = 138.0;
 /// No slower.
 const REQUIRED_RATIO: f64 = 1.0;
-/// The other side of all rows.
+/// The reference of all rows.
 const AGAINST: &str = "published";
 
-/// What is done, in the order of [`Peer::ns`].
+/// The operations, in the order of [`Peer::ns`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
     /// The next page of the file gets a block, durably.
@@ -69,7 +71,7 @@ enum Kind {
     Sequential,
     /// Lookups anywhere in the file.
     Random,
-    /// Lookups behind its end.
+    /// Lookups past its end.
     Absent,
     /// One lookup after everything was flushed.
     Cold,
@@ -103,7 +105,7 @@ pub const PUBLISHED_ROWS: &[&str] = &[
 const MISS: &str = "published_miss";
 const FLUSHED_MISS: &str = "published_miss_flushed";
 
-/// The papers' code for one structure, and what of ours stands against it.
+/// The papers' code for one structure, and which of ours it is compared with.
 struct Peer {
     structure: Structure,
     /// Share of the blocks that hold pages.
@@ -127,7 +129,7 @@ const fn peer(structure: Structure, fill_percent: u32, run_blocks: u64, ns: [f64
         structure,
         fill_percent,
         run_blocks,
-        // Their HashFS sets one word, in place, and fences once; everybody else of theirs logs and fences twice.
+        // Their HashFS sets one word, in place, and fences once; their other structures log and fence twice.
         inserts_required: !matches!(structure, HASHFS),
         lookups_required: true,
         ns: [
@@ -190,7 +192,7 @@ const PEERS: [Peer; 11] = [
         [462.0, 27.0, 28.0, 43.0, 24.0, 552.0],
         None,
     ),
-    // A baseline of ours, measured so that one can see whether it is a fair one.
+    // One of our baselines, measured to show whether it is a fair one.
     Peer {
         inserts_required: false,
         lookups_required: false,
@@ -216,7 +218,7 @@ const PEERS: [Peer; 11] = [
     },
 ];
 
-/// All structures beside the papers' code, and what a miss costs today. `step` is told what begins.
+/// All structures compared with the papers' code, and what a miss costs today. `step` is called when each begins.
 pub fn published_rows(plan: &ChurnPlan, step: &mut dyn FnMut(&str)) -> Result<Vec<MappingRow>, LabError> {
     step("a dependent miss");
     let mut rows = miss_rows(plan)?;
@@ -262,7 +264,7 @@ struct Alone {
 }
 
 impl Alone {
-    /// Filled but for the file.
+    /// Filled, except for the file.
     fn new(peer: &Peer, plan: &ChurnPlan) -> Result<Alone, LabError> {
         let (structure, file_pages) = (peer.structure, plan.file_pages);
         let in_nodes = matches!(structure, EXTENT | Structure::Product(Mapping::Radix));
@@ -272,7 +274,7 @@ impl Alone {
         } else {
             table_blocks
         };
-        // A block behind each run is nobody's.
+        // The block after each run has no owner.
         let between = u64::from(usable).div_ceil(peer.run_blocks);
         let slots = match structure {
             HASHFS => u64::from(table_blocks),
@@ -400,7 +402,7 @@ fn miss_rows(plan: &ChurnPlan) -> Result<Vec<MappingRow>, LabError> {
     let flushed: Vec<f64> = places
         .take(CHASE_BATCHES as usize)
         .map(|at| {
-            // So that its page's translation is at hand.
+            // So that its page's translation is cached.
             black_box(region.load(at));
             region.evict(at, LINE_BYTES);
             time(|| {
@@ -472,7 +474,7 @@ mod tests {
         }
     }
 
-    /// The file lies as the row says. Nodes cut a run where they take the block behind it.
+    /// The file lies as the row says. Nodes cut a run where they take the block after it.
     #[test]
     fn files_have_the_runs_they_claim() {
         let plan = ChurnPlan::tiny();
@@ -487,7 +489,7 @@ mod tests {
                 (_, 8) => 7.8..8.1,
                 // A radix tree takes a node for every 512 pages.
                 ("radix", _) => 256.0..513.0,
-                // An insert that must wait for room gives its block back; the next one takes the block behind.
+                // An insert that must wait for room gives its block back; the next one takes the block after it.
                 ("level", _) => 64.0..5000.0,
                 _ => 1024.0..5000.0,
             };

@@ -1,8 +1,8 @@
 //! How long the runs of consecutive blocks are that files written in order get, on a pool that has aged.
 //!
-//! What lives here: [`run_rows`]. The engine itself, on a pool that is filled with files of mixed sizes; again and
-//! again half of them are deleted and others written, until the pool is full up to a little below the wanted share.
-//! Then some files are written in order, up to that share, and their runs counted.
+//! What lives here: [`run_rows`]. The engine itself, on a pool that is filled with files of mixed sizes; half of them
+//! are deleted and others written, repeatedly, until the pool is full up to a little below the wanted share. Then some
+//! files are written in order, up to that share, and their runs counted.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use crate::engine::{engine_in_memory, new_file};
 use crate::error::LabError;
 use ferrite_measure::Rng;
 
-/// How full the pool is when the files that count have been written.
+/// Fill of the pool after the files that count have been written.
 const FILL_PERCENT: u64 = 80;
 /// Share of the pool that these files take.
 const COUNTED_PERCENT: u64 = 4;
@@ -28,7 +28,8 @@ const BLOCK_BYTES: u64 = 4096;
 const REQUIRED_BLOCKS: f64 = 64.0;
 const MEASURED: [Mapping; 2] = [Mapping::Leaf, Mapping::Hashfs];
 
-/// Mean runs with `leaf`, which must be 64 blocks long, and with HashFS for comparison. `step` is told what begins.
+/// Mean runs with `leaf`, which must be 64 blocks long, and with HashFS for comparison. `step` is called when each
+/// begins.
 pub fn run_rows(plan: &ChurnPlan, step: &mut dyn FnMut(&str)) -> Result<Vec<MappingRow>, LabError> {
     let mut rows = Vec::new();
     for mapping in MEASURED {
@@ -100,7 +101,7 @@ impl Pool {
         Ok(())
     }
 
-    /// Deletes every other file, at random, and gives the blocks back.
+    /// Deletes every other file, at random, and frees its blocks.
     fn delete_half(&mut self) -> Result<(), LabError> {
         self.rng.shuffle(&mut self.files);
         for name in self.files.split_off(self.files.len() / 2) {

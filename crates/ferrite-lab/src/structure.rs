@@ -14,15 +14,15 @@ pub(crate) enum Structure {
     Product(Mapping),
     /// HashFS as published: tombstones, as many slots as blocks.
     Tombstones,
-    /// Level hashing, as it is.
+    /// Level hashing, unmodified.
     Level,
-    /// Extent tree behind a page cache with one lock: Strata's default.
+    /// Extent tree through a page cache with one lock: Strata's default.
     PageCached,
-    /// The same tree, worked on in place.
+    /// The same tree, changed in place.
     InPlace,
 }
 
-/// Who chooses a page's block.
+/// What chooses a page's block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Placement {
     /// The hash: the layout score does not apply.

@@ -1,4 +1,4 @@
-//! An extent tree for each file, worked on in place or behind a page cache with one lock (Strata's default; HashFS
+//! An extent tree for each file, changed in place or through a page cache with one lock (Strata's default; HashFS
 //! §4.7).
 //!
 //! A B-tree of 4 KiB nodes. The area holds each inode's root block. A node begins with {entries, level} and a
@@ -9,8 +9,8 @@
 //! Nodes are split on the way down when they might overflow, so that a change never goes back up. They are freed when
 //! they are empty, and never merged.
 //!
-//! Invariants: blocks that a lookup follows are data blocks, and levels fall on the way down; so lookups end, whatever
-//! they meet.
+//! Invariants: blocks that a lookup follows are data blocks, and levels decrease on the way down; so lookups end,
+//! whatever they meet.
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
@@ -239,8 +239,8 @@ impl ExtentTree {
         }
     }
 
-    /// A block for a node. Its generation goes on from what lies there, so that no copy of a node it was before passes
-    /// for the new one.
+    /// A block for a node. Its generation continues from the block's old content, so that no copy of an earlier node
+    /// there passes for the new one.
     fn fresh_node(&self, tx: &mut dyn MapTx) -> Result<u32, MapError> {
         let block = tx.fresh_block()?;
         let generation = offset(block, GENERATION);
@@ -280,7 +280,7 @@ impl ExtentTree {
         Ok(entry.at(lblk).is_some().then_some((path, at, entry)))
     }
 
-    /// What of `entry` lies before and behind page `lblk`.
+    /// The parts of `entry` before and after page `lblk`.
     fn around(entry: Entry, lblk: u32) -> (Option<Entry>, Option<Entry>) {
         let before = lblk - entry.first;
         let left = Entry { len: before, ..entry };
@@ -292,7 +292,7 @@ impl ExtentTree {
         ((left.len > 0).then_some(left), (right.len > 0).then_some(right))
     }
 
-    /// Visits all entries of leaves and all nodes below `node`, by levels that fall.
+    /// Visits all entries of leaves and all nodes below `node`, by decreasing levels.
     fn walk(&self, node: u32, above: u64, leaf: &mut dyn FnMut(Entry) -> bool, inner: &mut dyn FnMut(u32)) -> bool {
         let head = self.region.load(offset(node, 0));
         let (count, level) = ((head & 0xffff_ffff).min(ENTRIES), head >> 32);
@@ -426,7 +426,7 @@ impl FileMap for ExtentTree {
     }
 
     fn swing(&self, _page: PageId, _old: PageWord, _new: PageWord) -> Option<u64> {
-        // Nobody folds logs in the lab.
+        // The lab never folds logs.
         None
     }
 

@@ -1,4 +1,4 @@
-//! Level hashing as it is (HashFS §4.9): two levels of buckets, two hashes, resized by a level when it is full.
+//! Level hashing, unmodified (HashFS §4.9): two levels of buckets, two hashes, resized by a level when it is full.
 //!
 //! Nothing here is fitted to a file system: no vectors, no cached translations, no size known in advance. A bucket is a
 //! line of four keys and their words. Level *k* has `base << k` buckets; the two in use are named by the header. A page
@@ -312,7 +312,7 @@ impl FileMap for LevelHash {
         let Some(key) = self.pending.lock().take() else {
             return Ok(false);
         };
-        // Two pages of one transaction could otherwise chase each other for ever.
+        // Two pages of one transaction could otherwise displace each other forever.
         let helped = !self.helped.lock().insert(key);
         if !helped && self.displace(tx, key) {
             return Ok(true);

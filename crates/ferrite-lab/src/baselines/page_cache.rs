@@ -1,6 +1,6 @@
 //! A page cache for the nodes of a tree: heap pages in one list, behind one lock, as Strata's.
 //!
-//! A node is copied in when it is first looked at, and again after each change of it: its generation word on the medium
+//! A node is copied in when it is first read, and again after each change of it: its generation word on the medium
 //! differs then. So what an aborted transaction did, or another thread, is never served from here.
 
 use ferrite_pm::Region;
@@ -13,7 +13,7 @@ use crate::alloc::BLOCK_BYTES;
 pub(crate) const NODE_WORDS: u64 = BLOCK_BYTES / 8;
 /// Which of them counts changes.
 pub(crate) const GENERATION: u64 = 1;
-/// Pages kept before the one that was not used longest makes room.
+/// Most pages kept before the least recently used one is evicted.
 const CAPACITY: usize = 4096;
 const NOBODY: usize = usize::MAX;
 
@@ -35,9 +35,9 @@ pub(crate) struct PageCache {
 struct State {
     entries: Vec<Entry>,
     index: FxHashMap<u32, usize>,
-    /// Used last.
+    /// Most recently used.
     first: usize,
-    /// Not used longest.
+    /// Least recently used.
     last: usize,
 }
 

@@ -131,7 +131,7 @@ fn structures_grow_to_a_full_pool() {
     }
 }
 
-/// Two threads on files of their own lose nothing.
+/// Two threads on separate files lose nothing.
 #[test]
 fn structures_take_changes_of_two_threads() {
     for structure in Structure::all() {

@@ -3,8 +3,8 @@
 //! It shows what Ferrite's HashFS avoids: a miss ends only at a slot that never held a page, and those run out. Lines
 //! lie as in Ferrite's: eight keys, then their words.
 //!
-//! Invariant: a lookup ends at a slot that is empty *and* not claimed, since whoever inserted behind a claimed slot
-//! passed it. So a claim that is given back leaves a tombstone too.
+//! Invariant: a lookup ends at a slot that is empty *and* not claimed, since any insert past a claimed slot has passed
+//! it. So a claim that is given back leaves a tombstone too.
 
 use std::sync::Arc;
 
@@ -84,7 +84,7 @@ impl Tombstones {
         self.find(key_of(ino, lblk), |offset| self.region.load(offset)).0
     }
 
-    /// First slot from the page's home on that nobody has.
+    /// First free slot from the page's home on.
     fn free_slot(&self, key: u64, claim: bool) -> Option<u64> {
         let home = self.home(key);
         for distance in 0..self.buckets {

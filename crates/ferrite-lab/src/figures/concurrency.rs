@@ -138,10 +138,10 @@ fn check(data: &FigureData) -> Verdict {
             continue;
         };
         for series in &panel.series {
-            // Half as much again is what two shared cores can tell from noise.
+            // Half as much again is what two shared cores can distinguish from noise.
             judge.flat(&panel, &series.name, first, last, 1.5);
         }
-        // Who is a tenth faster alone must not be slower together; who is closer than that has no rank.
+        // A structure that is a tenth faster alone must not be slower together; a smaller difference gives no rank.
         let value = |name: &str, label: &str| panel.value(name, label).unwrap_or(f64::NAN);
         let names = || panel.series.iter().map(|series| series.name.as_str());
         let turned: Vec<String> = names()

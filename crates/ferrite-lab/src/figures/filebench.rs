@@ -99,7 +99,7 @@ fn run(plan: &Plan, progress: &mut dyn Progress) -> Result<FigureData, LabError>
     })
 }
 
-/// Rounds in turns, so that what else the machine does hits all.
+/// Rounds are interleaved, so that other load on the machine affects all equally.
 fn rounds(
     plan: &Plan,
     mix: Mix,
@@ -127,7 +127,7 @@ fn rounds(
 fn check(data: &FigureData) -> Verdict {
     let mut judge = Judge::default();
     let (whole, alone) = (panel_of(data, WHOLE), panel_of(data, ALONE));
-    // A higher rate is better, so who is slower stands second.
+    // A higher rate is better, so the slower one comes second.
     judge.at_least(&alone, "fileserver", "hashfs", BASELINE, 1.1);
     for label in ["fileserver", "webproxy"] {
         judge.at_least(&alone, label, "hashfs", "level", 1.0);

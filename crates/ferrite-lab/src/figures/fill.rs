@@ -41,7 +41,7 @@ fn contenders() -> Vec<Structure> {
 fn run(plan: &Plan, progress: &mut dyn Progress) -> Result<FigureData, LabError> {
     let mut panels = [READS, INSERTS].map(|title| bars(title, "blocks in use", "time per page", "ns", false));
     let mut notes = Vec::new();
-    // As many files as there are, so that each is small against the pool.
+    // As many files as exist, so that each is small compared with the pool.
     let file_pages = (plan.pool_blocks / 64).max(32);
     for structure in contenders() {
         let name = structure.name();
@@ -78,7 +78,7 @@ fn run(plan: &Plan, progress: &mut dyn Progress) -> Result<FigureData, LabError>
             let mut reads = cold.looks(&pool, pages.iter().copied(), extra);
             let mut inserts = Vec::new();
             for n in 0..plan.cold_samples.min(plan.pool_blocks / 100) {
-                // Undone each time, so that the pool stays as full as it is.
+                // Undone each time, so that the fill of the pool does not change.
                 let ino = FIRST_FILLER - 1 - n % 8;
                 inserts.push(cold.insert(&pool, ino, n, 1)? + missed(plan, &pool, ino, n));
                 pool.remove(0, ino, n, 1)?;

@@ -29,7 +29,7 @@ const READ_SIZES: [usize; 4] = [1024, 4096, 16 << 10, 64 << 10];
 const REPEATS: [u32; 5] = [1, 4, 16, 32, 64];
 /// Longest of the unaligned writes before reads.
 const SCATTER_BYTES: u64 = 200;
-/// Pages of the file whose ranges are overwritten again and again.
+/// Pages of the file whose ranges are overwritten repeatedly.
 const SCAN_PAGES: u64 = 512;
 const PAGE: u64 = 4096;
 /// Operations of a sample.
@@ -79,7 +79,7 @@ struct Side {
 }
 
 impl Side {
-    /// The cleaner sleeps and reads fold nothing, so that what is measured is what was asked for.
+    /// The cleaner sleeps and reads fold nothing, so that only the requested operations are measured.
     fn new(bytes: u64, options: MountOptions) -> Result<Side, LabError> {
         let mkfs = MkfsOptions::default().seed(1);
         let mount = options.cleaner(false);
@@ -99,7 +99,7 @@ impl Side {
     }
 }
 
-/// Batches of operations in turns, so that what else the machine does hits both; a sample is a batch's mean in
+/// Batches of operations, interleaved, so that other load on the machine affects both; a sample is a batch's mean in
 /// microseconds.
 fn duel(
     (batches, batch_operations): (u32, u32),
@@ -246,7 +246,7 @@ fn run_reads(plan: &Plan, progress: &mut dyn Progress) -> Result<FigureData, Lab
         if cleaned {
             sides[0].engine.clean(usize::MAX)?;
         }
-        // Each size reads a part of its own, once in the first pass.
+        // Each size reads its own part, once in the first pass.
         let part = bytes / READ_SIZES.len() as u64;
         for (index, len) in READ_SIZES.into_iter().enumerate() {
             let label = size_label(len);

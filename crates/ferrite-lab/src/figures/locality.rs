@@ -72,7 +72,7 @@ fn run(plan: &Plan, progress: &mut dyn Progress) -> Result<FigureData, LabError>
         let hot_random = &mut hot_looks(&pool, FILE, plan.hot_operations, |n| {
             shuffled[(n % plan.file_pages) as usize]
         });
-        // The same few pages again and again: as hot as can be, to show that cold was cold.
+        // The same few pages repeatedly: as hot as possible, to show that cold was cold.
         let hottest = point(
             0.0,
             "",
@@ -94,8 +94,8 @@ fn run(plan: &Plan, progress: &mut dyn Progress) -> Result<FigureData, LabError>
         panels[2].push(name, point(1.0, AT_RANDOM, hot_random));
         let mut hole = random_pages(3 * holes, plan.seed).into_iter().map(|page| page * 2 + 1);
         let mut next_hole = || hole.next().unwrap_or(0);
-        // What was filled in order has full nodes, and the first insert into each splits it: that is not what is asked
-        // for here.
+        // A structure filled in order has full nodes, and the first insert into each splits it: that is not measured
+        // here.
         pool.unpaid(|| (0..holes).try_for_each(|_| pool.insert(0, SPARSE, next_hole(), 1)))?;
         let (mut in_order, mut at_random) = (Vec::new(), Vec::new());
         for lblk in 0..samples {

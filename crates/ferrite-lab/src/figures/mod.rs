@@ -1,4 +1,4 @@
-//! The figures, one file each or one a family.
+//! The figures, one file for each or for a family.
 //!
 //! What lives here: [`Figure`], the list of them, and what their verdicts share. A figure runs, and then judges its own
 //! data; the judgement reads nothing but the data, so that a stored result can be judged again.
@@ -31,7 +31,7 @@ pub(crate) struct Figure {
     /// Whether [`Plan::media_extra_ns`] is added to what it measures: where cold operations of one page are, whose
     /// missed lines can be counted.
     pub(crate) applies_media: bool,
-    /// How many steps a run tells of.
+    /// Number of steps that a run reports.
     pub(crate) steps: fn(&Plan) -> u64,
     pub(crate) run: fn(&Plan, &mut dyn Progress) -> Result<FigureData, LabError>,
     pub(crate) check: fn(&FigureData) -> Verdict,
@@ -67,7 +67,7 @@ pub(crate) const FIGURES: &[Figure] = &[
     hdpm_data::SCANS,
 ];
 
-/// What this build lacks to run a figure, with the mend; nothing, of most.
+/// What this build lacks to run a figure, with the remedy; empty for most.
 pub(crate) fn lacking(id: &str) -> Option<&'static str> {
     ycsb::lacking(id)
 }
@@ -108,7 +108,7 @@ struct Judge {
 }
 
 impl Judge {
-    /// Notes a part of the claim.
+    /// Records a part of the claim.
     fn claim(&mut self, holds: bool, what: String) {
         if holds {
             self.held += 1;
@@ -119,24 +119,24 @@ impl Judge {
         }
     }
 
-    /// Notes that a part could not be looked at.
+    /// Records that a part could not be examined.
     fn missing(&mut self, what: &str) {
         self.missing += 1;
         self.reasons.push(format!("Not measured: {what}."));
     }
 
-    /// Notes a part of the claim that the intervals leave open.
+    /// Records a part of the claim that the intervals leave open.
     fn open(&mut self, what: &str) {
         self.open += 1;
         self.reasons.push(format!("Open, the intervals overlap: {what}."));
     }
 
-    /// Notes something that explains, and counts for nothing.
+    /// Records an explanation, which does not count.
     fn remark(&mut self, what: impl Into<String>) {
         self.reasons.push(what.into());
     }
 
-    /// That one contender takes at least `times` as long as another. Values may be any where less is better.
+    /// Checks that one contender takes at least `times` as long as another. Works for all values where less is better.
     fn at_least(&mut self, panel: &Panel, label: &str, slower: &str, faster: &str, times: f64) {
         let (Some(slow), Some(fast)) = (panel.value(slower, label), panel.value(faster, label)) else {
             return self.missing(&format!("{slower} against {faster} ({}, {label})", panel.title));
@@ -154,7 +154,7 @@ impl Judge {
         );
     }
 
-    /// That a value at one label is at most so many times that at another.
+    /// Checks that a value at one label is at most a given multiple of that at another.
     fn flat(&mut self, panel: &Panel, name: &str, from: &str, to: &str, times: f64) {
         let (Some(first), Some(last)) = (panel.value(name, from), panel.value(name, to)) else {
             return self.missing(&format!("{name} ({}, {from} to {to})", panel.title));
@@ -172,7 +172,7 @@ impl Judge {
         );
     }
 
-    /// That a value grows by more than a factor.
+    /// Checks that a value grows by more than a factor.
     fn grows(&mut self, panel: &Panel, name: &str, from: &str, to: &str, times: f64) {
         let (Some(first), Some(last)) = (panel.value(name, from), panel.value(name, to)) else {
             return self.missing(&format!("{name} ({}, {from} to {to})", panel.title));

@@ -67,7 +67,7 @@ fn head(page: &mut String, results: &[FigureResult]) {
     };
     let machine = &first.machine;
     let seconds: f64 = results.iter().map(|result| result.seconds).sum();
-    // Figures may come from several runs; those that differ from the first say so themselves.
+    // Figures may come from several runs; those that differ from the first state it themselves.
     let plans: BTreeSet<&str> = results.iter().map(|result| result.plan.name.as_str()).collect();
     let plans: Vec<&str> = plans.into_iter().collect();
     add(
@@ -142,7 +142,7 @@ fn figure(page: &mut String, result: &FigureResult) {
     page.push_str("</ul>\n");
 }
 
-/// On what a figure was measured, if not on what the page's head says.
+/// The machine of a figure, if it differs from the page's head.
 fn elsewhere(page: &mut String, result: &FigureResult) {
     let machine = &result.machine;
     add(
@@ -158,7 +158,7 @@ fn elsewhere(page: &mut String, result: &FigureResult) {
     );
 }
 
-/// A value with as many digits as say something.
+/// A value with its significant digits.
 pub(crate) fn number(value: f64) -> String {
     let digits = match value.abs() {
         size if size >= 100.0 => 0,
@@ -206,11 +206,11 @@ fn table(page: &mut String, panel: &Panel) {
     page.push_str("</table>\n");
 }
 
-/// The data itself; a page that shows numbers should give them away.
+/// The data itself, for readers who want to use the numbers.
 fn raw(page: &mut String, results: &[FigureResult]) {
     if let Ok(json) = serde_json::to_string(results) {
         page.push_str("<script type=\"application/json\" id=\"results\">");
-        // Nothing in it may end the element.
+        // Nothing in it may close the element.
         page.push_str(&json.replace('<', "\\u003c"));
         page.push_str("</script>\n");
     }
@@ -269,7 +269,7 @@ mod tests {
         }
     }
 
-    /// Whatever a name holds, the page stays well-formed, and what is in it can be read back.
+    /// With any name, the page stays well-formed, and its data can be read back.
     #[test]
     fn the_page_is_well_formed_and_gives_its_data_away() {
         let results = vec![result("<odd> & \"name\"")];

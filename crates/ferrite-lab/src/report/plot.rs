@@ -15,7 +15,7 @@ const PANEL_HEIGHT: u32 = 300;
 const LEGEND_ROW: u32 = 22;
 const LEGEND_ENTRY: u32 = 240;
 const FONT: &str = "sans-serif";
-/// Colours that the colour-blind can tell apart, by contender; others share what is left.
+/// Colours that colour-blind readers can distinguish, by contender; others share the rest.
 const COLOURS: [(&str, RGBColor); 8] = [
     ("hashfs", RGBColor(0, 90, 181)),
     ("cuckoo", RGBColor(230, 159, 0)),
@@ -58,7 +58,7 @@ fn colour(name: &str, names: &[&str]) -> RGBColor {
         .find(|(known, _)| *known == name)
         .map(|(_, colour)| *colour);
     known.unwrap_or_else(|| {
-        // A name that is nobody's: by its place among those.
+        // An unknown name: by its place among those.
         let unknown = names
             .iter()
             .filter(|name| COLOURS.iter().all(|(known, _)| known != *name));
@@ -71,7 +71,7 @@ fn colour(name: &str, names: &[&str]) -> RGBColor {
     })
 }
 
-/// The picture, as an `svg` element. An error is text that says what went wrong.
+/// The picture, as an `svg` element. An error is text that explains it.
 pub(crate) fn svg(panels: &[Panel]) -> Result<String, String> {
     let names = names(panels);
     let columns = panels.len().clamp(1, 2) as u32;

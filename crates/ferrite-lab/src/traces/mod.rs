@@ -1,10 +1,10 @@
 //! Recorded writes of real programs, cut into what they update of each page.
 //!
-//! What lives here: the traces that are kept ([`STORED`], recorded by `scripts/record-traces.sh`) and users' own
+//! What lives here: the stored traces ([`STORED`], recorded by `scripts/record-traces.sh`) and users' own traces
 //! ([`read`]); the sizes of their updates ([`Updates`]); [`replay`] writes them to an engine again. The format is that
 //! of `ferrite_vfs::trace`.
 //!
-//! An update is what one write changes of one page of 4 KiB, be there anything to keep of the page or not.
+//! An update is what one write changes of one page of 4 KiB, whether or not the rest of the page has content.
 
 pub(crate) mod replay;
 
@@ -19,18 +19,18 @@ use crate::error::LabError;
 /// Bytes of a page.
 pub(crate) const PAGE: u64 = 4096;
 
-/// What a program is, as far as the paper's claim cares.
+/// The kind of a program, as far as the paper's claim distinguishes them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// A server that writes pages (the paper's TPCC).
     PageStore,
-    /// A database inside a program (as in the paper's Facebook and Twitter).
+    /// An embedded database (as in the paper's Facebook and Twitter).
     Embedded,
     /// Anything else that people run (the paper's Iphoto, Usr1, Usr2).
     Application,
 }
 
-/// A trace that is kept.
+/// A stored trace.
 pub(crate) struct Stored {
     pub(crate) name: &'static str,
     pub(crate) kind: Kind,
@@ -47,7 +47,7 @@ macro_rules! stored {
     };
 }
 
-/// All that are kept. Their first lines say what was run, and how much of it they hold.
+/// All stored traces. Their first lines say what was run, and how much of it they hold.
 pub(crate) const STORED: &[Stored] = stored![
     "postgres" PageStore,
     "sqlite-rollback" Embedded,
@@ -69,13 +69,13 @@ impl Stored {
     }
 }
 
-/// A user's own trace, in which there is a write.
+/// A user's own trace, which must contain a write.
 pub(crate) fn read(path: &Path) -> Result<Vec<Event>, LabError> {
     let bytes = std::fs::read(path).map_err(|source| LabError::File {
         path: path.into(),
         source,
     })?;
-    // A recorder that was killed early has passed nothing on, not even the first line.
+    // A recorder that was killed early has written nothing, not even the first line.
     let events = match bytes.is_empty() {
         true => Vec::new(),
         false => parse(&String::from_utf8_lossy(&bytes)).map_err(|source| LabError::Trace {
@@ -89,7 +89,7 @@ pub(crate) fn read(path: &Path) -> Result<Vec<Event>, LabError> {
     Ok(events)
 }
 
-/// How many updates there are of each size.
+/// The number of updates of each size.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Updates {
     /// By bytes, 1 to 4096; the first is not used.
@@ -151,7 +151,7 @@ impl Updates {
         }
     }
 
-    /// Share of the updates that are of at most so many bytes, in percent.
+    /// Share of the updates of at most the given number of bytes, in percent.
     pub(crate) fn at_most_percent(&self, bytes: u64) -> f64 {
         let small: u64 = self.counts[..=bytes.min(PAGE) as usize].iter().sum();
         small as f64 * 100.0 / self.total.max(1) as f64
@@ -165,7 +165,7 @@ mod tests {
     use super::*;
     use ferrite_measure::Rng;
 
-    /// By the book: every byte that is written falls to its page.
+    /// By the definition: every byte written counts for its page.
     fn by_bytes(writes: &[(u64, u64)]) -> Updates {
         let mut updates = Updates::none();
         for &(offset, len) in writes {
@@ -214,7 +214,7 @@ mod tests {
             len_bytes,
         };
         let file = |ino, len_bytes| Event::File { ino, len_bytes };
-        // 96 and 4 bytes; 96, a page and 4; a file that was made under the old number; one that nothing is known of.
+        // 96 and 4 bytes; 96, a page and 4; a file made under a reused number; one that nothing is known of.
         let events = [
             file(1, 10),
             write(1, 100),

@@ -1,7 +1,7 @@
-//! Traces on a real engine: how many bytes go to the medium for each byte that the program wrote.
+//! Traces on a real engine: bytes written to the medium for each byte that the program wrote.
 //!
-//! Invariant: counts only what writes and new sizes cost. Making and removing files, and filling those that the trace
-//! found, is done in between and taken off.
+//! Invariant: counts only what writes and new sizes cost. Creating and removing files, and filling those that the trace
+//! found, happens in between and is subtracted.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -15,9 +15,9 @@ use super::PAGE;
 use crate::engine::{engine_in_memory, new_file};
 use crate::error::LabError;
 
-/// Pages that the files of a trace may have at a time: 1 GiB.
+/// Most pages that the files of a trace may have at a time: 1 GiB.
 const PAGES_MAX: u64 = 1 << 18;
-/// Bytes that a file is filled by.
+/// Bytes of each write that fills a file.
 const CHUNK_BYTES: u64 = 1 << 20;
 
 /// What a replay cost.
@@ -36,9 +36,9 @@ struct Need {
     files: u64,
 }
 
-/// The most pages and files there are at a time; `None` if it is too much.
+/// The most pages and files that exist at a time; `None` if that is too much.
 fn need(events: &[Event]) -> Option<Need> {
-    /// Pages filled beforehand, and those written behind them.
+    /// Pages filled beforehand, and those written past them.
     #[derive(Default)]
     struct Pages {
         filled: u64,
@@ -91,17 +91,17 @@ fn need(events: &[Event]) -> Option<Need> {
 struct Stage {
     engine: Engine,
     open: HashMap<Ino, Arc<dyn OpenFile>>,
-    /// What was not the program's doing.
+    /// Traffic that the program did not cause.
     aside: Counters,
     data: Vec<u8>,
 }
 
 impl Stage {
     fn new(need: Need, cow_only: bool) -> Result<Stage, LabError> {
-        // Copies and logs need room beside the pages.
+        // Copies and logs need room besides the pages.
         let bytes = need.pages * PAGE * 2 + need.files * 1024 + (64 << 20);
         let mkfs = MkfsOptions::default().inodes(need.files + 1024).seed(1);
-        // A cleaner that works when it likes would make counts differ from run to run.
+        // A cleaner that runs at arbitrary times would make counts differ from run to run.
         let mount = MountOptions::default().cleaner(false).cow_only(cow_only);
         Ok(Stage {
             engine: engine_in_memory(bytes, &mkfs, &mount)?,
@@ -111,7 +111,7 @@ impl Stage {
         })
     }
 
-    /// A file of that length under the trace's number; the one that had it before is removed. Counts for nothing.
+    /// A file of that length under the trace's number; a previous file of that number is removed. Not counted.
     fn begin(&mut self, ino: Ino, len_bytes: u64) -> Result<Arc<dyn OpenFile>, LabError> {
         let before = self.engine.counters();
         let name = ino.to_string();
@@ -131,7 +131,7 @@ impl Stage {
         Ok(file)
     }
 
-    /// The file of that number; one that the trace has not told of is empty.
+    /// The file of that number; one that the trace has not described is empty.
     fn file(&mut self, ino: Ino) -> Result<Arc<dyn OpenFile>, LabError> {
         match self.open.get(&ino) {
             Some(file) => Ok(Arc::clone(file)),
@@ -223,7 +223,7 @@ mod tests {
         assert_eq!(need(&[write(1, 0, 2 << 30)]), None);
     }
 
-    /// Small overwrites of what is there: logs write a little, copies a page each. Whole pages are the same for both.
+    /// Small overwrites of existing data: logs write a little, copies a page each. Whole pages are the same for both.
     #[test]
     fn unaligned_overwrites_are_dear_without_logs_and_whole_pages_are_not() {
         let file = Event::File {

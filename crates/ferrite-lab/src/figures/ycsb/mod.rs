@@ -94,7 +94,7 @@ pub(crate) const ONE_THREAD: Figure = Figure {
     check,
 };
 
-/// What this build lacks to run a figure, and the mend.
+/// What this build lacks to run a figure, and the remedy.
 pub(super) fn lacking(id: &str) -> Option<&'static str> {
     let needs_leveldb = [FOUR_THREADS.id, ONE_THREAD.id].contains(&id);
     (needs_leveldb && cfg!(not(feature = "leveldb"))).then_some(
@@ -151,8 +151,8 @@ fn mean_ratio(panel: &Panel, name: &str) -> Option<f64> {
 fn check(data: &FigureData) -> Verdict {
     let mut judge = Judge::default();
     let panel = panel_of(data, PANEL);
-    // A tenth is what two shared cores can tell from noise where the paper's 3 % are claimed, a twentieth where a rank
-    // is.
+    // A tenth is what two shared cores can distinguish from noise where the paper claims 3 %; a twentieth where it
+    // claims a rank.
     for label in IN_MEMORY {
         for name in OTHERS {
             ratio(&mut judge, &panel, name, label, (0.9, 1.1), "within 10 %");

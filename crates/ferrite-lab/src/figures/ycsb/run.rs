@@ -45,7 +45,7 @@ struct Store {
     db: Db,
     /// Pairs so far; all of them can be read.
     pairs: AtomicU64,
-    /// Held by who adds a pair, so that `pairs` grows in order. LevelDB takes one write at a time in any case.
+    /// Held while a pair is added, so that `pairs` grows in order. LevelDB takes one write at a time in any case.
     adding: Mutex<()>,
 }
 
@@ -89,7 +89,7 @@ fn noise(rng: &mut Rng) -> [u8; VALUE_BYTES] {
     std::array::from_fn(|_| rng.next_u64() as u8)
 }
 
-/// Bytes of a pool that so many pairs may come to lie on.
+/// Bytes of a pool that the given number of pairs may take up.
 fn pool_bytes(pairs: u64) -> u64 {
     (pairs * (KEY_BYTES + VALUE_BYTES) as u64 * ROOM + POOL_BYTES_MIN).next_multiple_of(2 << 20)
 }
@@ -168,7 +168,7 @@ impl Store {
         let count = self.db.scan(&key(number), limit as usize, &mut |_, value| {
             good &= value.len() == VALUE_BYTES
         })?;
-        // The first is there; behind it there may be fewer.
+        // The first pair exists; fewer may follow it.
         if good && count > 0 {
             return Ok(());
         }
@@ -254,7 +254,7 @@ pub(super) fn run(plan: &Plan, progress: &mut dyn Progress, threads: u32) -> Res
         store.load(pairs, plan.seed)?;
         stores.push(store);
     }
-    // As many again, as YCSB reckons.
+    // The same number again, as YCSB counts.
     let span = pairs + 2 * pairs_to_come(plan);
     for (x, workload) in WORKLOADS.iter().enumerate() {
         // All begin with the same tables: how many a read has to look into would make more of a difference than the
@@ -326,7 +326,7 @@ mod tests {
         );
     }
 
-    /// Several threads add and read: nobody meets a pair that is counted and not there.
+    /// Several threads add and read: no thread meets a pair that is counted and missing.
     #[test]
     fn pairs_that_are_counted_can_be_read() {
         let plan = Plan::tiny();
