@@ -1,8 +1,8 @@
-//! What tests, benchmarks and the lab share to make work and to judge what it took.
+//! What tests, benchmarks and the lab share to generate work and to evaluate measurements.
 //!
 //! | module | what lives there |
 //! | --- | --- |
-//! | `random` | [`Rng`] and [`mix`]: numbers that are the same for a seed, for ever |
+//! | `random` | [`Rng`] and [`mix`]: numbers that are the same for a seed, permanently |
 //! | `stats` | [`mean`], [`median`] with and without its interval, [`p99`] |
 //! | `rate` | [`turns_per_second`] of several threads |
 //!

@@ -1,7 +1,7 @@
 //! Numbers that look random and are the same for a seed: SplitMix64.
 //!
-//! Invariant: the stream of a seed never changes, so that a seed printed by an old run replays for ever, and results of
-//! the lab stay comparable (general generators change their streams between versions). Not for secrets.
+//! Invariant: the stream of a seed never changes, so that a seed printed by an old run can always be replayed, and
+//! results of the lab stay comparable (general generators change their streams between versions). Not for secrets.
 
 /// What SplitMix64 adds to its state for each number.
 const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
@@ -66,8 +66,8 @@ pub fn mix(value: u64) -> u64 {
 mod tests {
     use super::*;
 
-    /// Reference values of SplitMix64 for seed 1234567, as other languages' test suites have them: a stream that
-    /// changed would make every seed that was ever printed worthless.
+    /// Reference values of SplitMix64 for seed 1234567, as in other languages' test suites: a changed stream would make
+    /// every seed ever printed worthless.
     #[test]
     fn the_stream_of_a_seed_never_changes() {
         let mut rng = Rng::new(1_234_567);

@@ -1,13 +1,13 @@
-//! How much threads get done in a while.
+//! The throughput of threads over a period of time.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// Turns a second that `threads` threads do at once for `length`; `worker` gives each what a turn of its is. A thread
-/// that was late does one turn all the same.
+/// Turns a second that `threads` concurrent threads complete in `length`; `worker` gives each thread the closure that
+/// does one turn. A thread that starts late still does one turn.
 ///
 /// # Errors
-/// The first of a turn; the others have come to their end then.
+/// The first error of a turn; the other threads have finished by then.
 pub fn turns_per_second<E: Send, W: FnMut() -> Result<(), E>>(
     threads: usize,
     length: Duration,

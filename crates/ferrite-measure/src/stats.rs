@@ -18,13 +18,13 @@ pub fn median(values: &[f64]) -> f64 {
     median_with_interval(&mut values.to_vec()).0
 }
 
-/// Sorts and gives the value that 99 of 100 do not exceed.
+/// Sorts and returns the value that 99 of 100 do not exceed.
 pub fn p99<T: Copy>(values: &mut [T], compare: impl FnMut(&T, &T) -> Ordering) -> Option<T> {
     values.sort_by(compare);
     values.get((values.len() * 99).div_ceil(100).saturating_sub(1)).copied()
 }
 
-/// Sorts and gives the median and the ends of its interval; all NaN of nothing.
+/// Sorts and returns the median and the ends of its interval; all NaN of nothing.
 pub fn median_with_interval(samples: &mut [f64]) -> (f64, f64, f64) {
     if samples.is_empty() {
         return (f64::NAN, f64::NAN, f64::NAN);
