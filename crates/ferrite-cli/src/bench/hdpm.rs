@@ -1,7 +1,7 @@
-//! Page logs (HDPM §4): unaligned writes, the reads that follow them, and what cleaning costs, against the same engine
-//! with logs switched off: that copies a page for every unaligned write, as NOVA does.
+//! Page logs (HDPM §4): unaligned writes, the reads that follow them, and what cleaning costs, compared with the same
+//! engine with logs switched off, which copies a page for every unaligned write, as NOVA does.
 //!
-//! The cleaner's thread is off, and cleaning done between the rows, so that it cannot run while the other side is
+//! The cleaner's thread is off, and cleaning is done between the rows, so that it cannot run while the other side is
 //! measured.
 
 use std::sync::Arc;
@@ -43,7 +43,7 @@ const REPEATS: [(usize, &str); 4] = [
     (64, "read_40b_written_64x"),
 ];
 
-/// What a copy costs beside the bare stores.
+/// The cost of a copy compared with the bare stores.
 const COPY: &str = "cow_only_8b";
 
 /// What is measured here.
@@ -130,7 +130,7 @@ impl Bench {
             let (logs, copies) = (Arc::clone(&self.logs.file), Arc::clone(&self.copies.file));
             let mut ours = |n| whole(logs.write_at(at(n), &data)?, len);
             let mut theirs = |n| whole(copies.write_at(at(n), &data)?, len);
-            // All rounds together write less than the pool has free, since nobody cleans meanwhile.
+            // All rounds together write less than the pool has free, since there is no cleaning meanwhile.
             let slower = if (1024..4096).contains(&len) { len / 256 } else { 1 };
             let duel = self.duel(name, "logs off", Some(len), slower);
             duel.run(&mut ours, &mut theirs, out)?;
@@ -195,7 +195,7 @@ impl Bench {
     }
 }
 
-/// Reading a range that was overwritten again and again: backwards the newest entry is enough, forwards each is copied.
+/// Reading a range that was overwritten repeatedly: backwards the newest entry is enough, forwards each is copied.
 fn scans(effort: Effort, out: &mut Output, quiet: &MountOptions) -> Result<(), Failure> {
     const PAGES: u64 = 1024;
     const LEN: usize = 40;

@@ -6,7 +6,7 @@ use ferrite_lab::{ChurnPlan, MappingRow, PUBLISHED_ROWS, churn_rows, lookup_rows
 use super::{Output, say, say_json};
 use crate::Failure;
 
-/// Rows after churn, of lookups, and of runs; with `--only`, parts without the row that is wanted are left out.
+/// Rows after churn, of lookups, and of runs; with `--only`, parts without the wanted row are left out.
 const CHURN: &[&str] = &["hit", "miss", "insert"];
 const LOOKUPS: &[&str] = &[
     "cold_random",

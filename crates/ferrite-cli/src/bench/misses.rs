@@ -8,13 +8,13 @@ use crate::{Failure, complain};
 /// Name of its rows.
 pub(crate) const NAME: &str = "cold_misses";
 
-/// Runs this part of the group `mapping`; says so aloud, and does nothing, where misses are not counted.
+/// Runs this part of the group `mapping`; where misses are not counted, it prints so and does nothing.
 pub(crate) fn run(quick: bool, out: &mut Output) -> Result<(), Failure> {
     if !out.wants(NAME) {
         return Ok(());
     }
     if let Some(why) = ferrite_lab::uncounted() {
-        // Standard output may be for machines.
+        // Standard output may be read by programs.
         complain(format_args!("{NAME}: SKIPPED: {why}"));
         return Ok(());
     }

@@ -118,7 +118,7 @@ pub(crate) fn run(effort: Effort, out: &mut Output) -> Result<(), Failure> {
         for round in 0..=effort.rounds as u64 {
             for (times, store) in ns.iter_mut().zip(stores) {
                 let per_second = rate(store, mix, threads, FILES, SLICE, round)?;
-                // The first round warms all up and does not count.
+                // The first round is a warm-up and does not count.
                 if round > 0 {
                     times.push(1e9 / per_second);
                 }

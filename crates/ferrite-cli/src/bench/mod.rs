@@ -1,7 +1,7 @@
 //! `ferrite bench`: what operations cost, always beside a peer measured in the same run.
 //!
-//! What lives here: the groups (one file each), and how two things are compared ([`Duel`]): in turns, round by round,
-//! so that what else the machine does hits both; the ratio is the median of the rounds' ratios. Counts come from the
+//! What lives here: the groups (one file each), and how two things are compared ([`Duel`]): in turn, round by round, so
+//! that other load on the machine affects both; the ratio is the median of the rounds' ratios. Counts come from the
 //! engine.
 
 mod hdpm;
@@ -283,7 +283,7 @@ impl Output {
 /// One side of a comparison: does operation number `n`.
 pub(crate) type Work<'a> = &'a mut dyn FnMut(u64) -> Result<(), Failure>;
 
-/// Compares two pieces of work, in turns.
+/// Compares two pieces of work, in turn.
 pub(crate) struct Duel<'a> {
     pub(crate) group: &'static str,
     pub(crate) name: &'static str,
@@ -310,7 +310,7 @@ impl Duel<'_> {
                 .map_or_else(Counters::default, |(_, counters)| counters())
         };
         let mut next = 0;
-        // The first round warms both up and does not count.
+        // The first round is a warm-up and does not count.
         for round in 0..=self.rounds {
             let numbers = next..next + self.operations as u64;
             next = numbers.end;
@@ -362,7 +362,7 @@ pub(crate) fn page(number: u64, file_bytes: u64) -> u64 {
     mix(number) % (file_bytes / 4096) * 4096
 }
 
-/// A short count of bytes read or written is a failed benchmark.
+/// A short count of bytes read or written makes the benchmark fail.
 pub(crate) fn whole(count: usize, expected: usize) -> Result<(), Failure> {
     if count == expected {
         Ok(())

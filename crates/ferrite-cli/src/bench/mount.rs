@@ -1,4 +1,4 @@
-//! A mount beside libfuse's `passthrough_ll` over tmpfs: same kernel, same requests, another daemon.
+//! A mount compared with libfuse's `passthrough_ll` over tmpfs: same kernel, same requests, another daemon.
 //!
 //! Waking a thread on another core costs more than any of the work here, so every benchmark runs twice: client and
 //! daemon on one core, and on two (docs/benchmarks.md).
@@ -206,7 +206,7 @@ fn placed(
         Ok(())
     };
     duel("stat", 1, &mut |n| stat(&our_dir, n), &mut |n| stat(&their_dir, n))?;
-    // Names that were never asked for reach the daemon.
+    // Lookups of new names reach the daemon.
     let absent = |dir: &Path, n: u64| {
         let _ = std::fs::symlink_metadata(dir.join(format!("absent{n}")));
         Ok(())
@@ -216,7 +216,7 @@ fn placed(
     })
 }
 
-/// O_DIRECT wants aligned memory.
+/// O_DIRECT requires aligned memory.
 #[repr(align(4096))]
 struct Aligned([u8; 4096]);
 

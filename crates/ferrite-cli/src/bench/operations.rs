@@ -73,7 +73,7 @@ impl TmpfsDir {
         Ok(TmpfsDir(path))
     }
 
-    /// A file without a name: its memory is free when it is closed, however the process ends.
+    /// A file without a name: its memory is freed when it is closed, however the process ends.
     pub(crate) fn file(&self, bytes: u64) -> Result<File, Failure> {
         let path = self.0.join("data");
         let file = OpenOptions::new()
@@ -153,7 +153,7 @@ pub(crate) fn run(effort: Effort, out: &mut Output) -> Result<(), Failure> {
         out,
     };
     data(&mut bench, &file, &floor, &peer)?;
-    // Else the cleaner would do so while others are measured.
+    // Otherwise the cleaner would do so while others are measured.
     engine.clean(usize::MAX)?;
     appends(&mut bench, &tmpfs)?;
     engine.clean(usize::MAX)?;
@@ -161,8 +161,8 @@ pub(crate) fn run(effort: Effort, out: &mut Output) -> Result<(), Failure> {
     sparse(&mut bench, &tmpfs)
 }
 
-/// A file set to a random length, up or down, and written to at a random place, again and again: few of its pages are
-/// there at any time.
+/// A file set to a random length, up or down, and written to at a random place, repeatedly: few of its pages exist at
+/// any time.
 fn sparse(bench: &mut Bench<'_>, tmpfs: &TmpfsDir) -> Result<(), Failure> {
     let engine = bench.engine.clone();
     let file = engine.open(new_file(&engine, ROOT_INO, "sparse")?, OpenMode::read_write())?;
@@ -210,7 +210,7 @@ fn data(bench: &mut Bench<'_>, file: &Arc<dyn OpenFile>, floor: &Region, peer: &
     bench.duel(("overwrite_8b_durable", "tmpfs_pwrite"), 1, &mut overwrite, &mut pwrite)
 }
 
-/// Appends: a new file a round, so that files stay of one size.
+/// Appends: a new file for each round, so that files keep one size.
 fn appends(bench: &mut Bench<'_>, tmpfs: &TmpfsDir) -> Result<(), Failure> {
     let engine = bench.engine.clone();
     for (name, len) in [("append_4k_durable", 4096), ("append_64b_durable", 64)] {

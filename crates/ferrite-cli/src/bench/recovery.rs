@@ -26,15 +26,16 @@ const LOGGED_BYTES: usize = 40;
 /// Entries of each page log.
 const LOG_ENTRIES: u64 = 3;
 
-/// What the files hold: one of so many has pages, one and two in turns; of these, one of so many a log of its first
-/// page.
+/// What the files hold: one in this many has pages, alternately one and two; of these, one in this many has a log of
+/// its first page.
 #[derive(Debug, Clone, Copy)]
 struct Contents {
     one_has_pages_of: u64,
     one_has_log_of: u64,
 }
 
-/// The most files have pages less often: with pages in each the pool would take memory that many machines have not.
+/// The largest number of files has pages less often: with pages in each the pool would take memory that many machines
+/// lack.
 const SIZES: [(u64, &str, &str, Contents); 3] = [
     (10_000, "mount_10k_files", "fsck_10k_files", EACH),
     (100_000, "mount_100k_files", "fsck_100k_files", EACH),
@@ -62,7 +63,7 @@ impl Contents {
         )
     }
 
-    /// Pages and logs that so many files have.
+    /// Pages and logs of this many files.
     fn count(self, files: u64) -> (u64, u64) {
         (0..files)
             .map(|number| self.of(number))
@@ -102,7 +103,7 @@ pub(crate) fn run(effort: Effort, out: &mut Output) -> Result<(), Failure> {
             let engine = Engine::mount(Region::open(&path, Access::ReadWrite)?, &quiet())?;
             mounts.push(start.elapsed().as_nanos() as f64);
             work(&engine, round as u64)?;
-            // Dropped as it is, as if the process had been killed.
+            // Dropped without an unmount, as if the process had been killed.
             drop(engine);
             let start = Instant::now();
             let report = fsck(Region::open(&path, Access::ReadOnlyPrivate)?, &mut |_, _, _| {})?;
@@ -172,7 +173,7 @@ fn fill(path: &Path, files: u64, contents: Contents) -> Result<u32, Failure> {
             }
             let open = engine.open(made.ino, OpenMode::read_write())?;
             super::whole(open.write_at(0, &data[..bytes as usize])?, bytes as usize)?;
-            // Within the page, and short: that goes to a log.
+            // Within the page, and short: this write goes to a log.
             for entry in 0..if has_log { LOG_ENTRIES } else { 0 } {
                 super::whole(open.write_at(100 + entry, &[entry as u8; LOGGED_BYTES])?, LOGGED_BYTES)?;
             }

@@ -1,4 +1,4 @@
-//! Two threads on two files: what the second thread gains, beside what it gains two threads of bare durable stores.
+//! Two threads on two files: what the second thread gains, compared with two threads of bare durable stores.
 
 use std::time::Duration;
 
