@@ -1,4 +1,4 @@
-//! Bad input gets an error that names the thing, the cause and the mend, a non-zero exit, and changes nothing.
+//! Bad input gets an error that names the thing, the cause and the remedy, a non-zero exit, and changes nothing.
 
 mod common;
 

@@ -52,7 +52,7 @@ fn check_copy(copy: &Path, acknowledged: u64) {
     assert!(last >= acknowledged, "{last} instead of {acknowledged}");
     for n in last.saturating_sub(15).max(1)..=last {
         let found = pool.read(format!("/f{}", n % 16)).unwrap_or_default();
-        // The one behind the last may be under way: removed, made, or written.
+        // The one after the last may be under way: removed, made, or written.
         if n + 15 == last && (found.is_empty() || word(&found) == last + 1) {
             continue;
         }

@@ -315,7 +315,7 @@ impl Load for Links {
     }
 }
 
-/// What the kill loses, or leaves half done, shows; so the loads must tell states apart.
+/// What the kill loses, or leaves half done, shows; so the loads must distinguish states.
 #[test]
 fn every_change_of_a_load_makes_another_state() {
     let loads: [&dyn Load; 2] = [&Overwrites, &Links];

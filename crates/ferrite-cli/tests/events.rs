@@ -1,4 +1,4 @@
-//! What goes wrong while a pool is mounted is told: by the log, by syslog, by `ferrite info`.
+//! What goes wrong while a pool is mounted is reported: in the log, in syslog, by `ferrite info`.
 
 mod common;
 

@@ -294,7 +294,7 @@ fn set(path: &Path, offset: u64, value: u64) {
     file.write_all_at(&value.to_le_bytes(), offset).unwrap();
 }
 
-/// A power loss with durability=process is told, accepted only when asked for, and then the pool mounts.
+/// A power loss with durability=process is reported, accepted only when asked for, and then the pool mounts.
 #[test]
 fn a_power_loss_is_accepted_by_a_repair_and_by_nothing_less() {
     let dir = tempfile::tempdir().unwrap();
@@ -335,7 +335,7 @@ fn without_a_superblock_the_check_says_what_helps() {
     }
 }
 
-/// A file that cannot be read because its checksum was hit: fsck sees it when told to look, and puts it aside.
+/// A file that cannot be read because its checksum was hit: fsck finds it when asked to check data, and quarantines it.
 #[test]
 fn data_is_checked_and_put_aside_when_that_is_asked_for() {
     let dir = tempfile::tempdir().unwrap();

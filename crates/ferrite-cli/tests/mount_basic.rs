@@ -97,7 +97,7 @@ fn inodes_that_the_kernel_forgot_are_forgotten() {
     test.finish();
 }
 
-/// Memory that a process has of its own; the pool is not counted.
+/// Private memory of a process; the pool is not counted.
 fn resident_bytes(process: i32) -> u64 {
     let rollup = fs::read_to_string(format!("/proc/{process}/smaps_rollup")).unwrap();
     let line = rollup.lines().find_map(|line| line.strip_prefix("Anonymous:")).unwrap();

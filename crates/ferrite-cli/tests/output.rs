@@ -18,7 +18,7 @@ fn damaged(dir: &Path) -> PathBuf {
     pool
 }
 
-/// Somewhere to write to: nobody reads there any more.
+/// A place to write to that has no reader any more.
 fn closed() -> Stdio {
     // The reader is gone before the first write.
     let (_, writer) = std::io::pipe().unwrap();

@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 
 use common::{TestPool, ferrite, has_fuse, ok};
 
-/// What a command writes to a terminal of its own.
+/// What a command writes to its own terminal.
 fn on_terminal(words: &[&str]) -> String {
     let program = ferrite().get_program().to_str().unwrap().to_owned();
     let command = [&[program.as_str()], words].concat().join(" ");
@@ -40,7 +40,7 @@ fn bars_are_shown_on_terminals_only() {
     let (new, copy, dir) = (path(&scratch.join("new")), path(&scratch.join("copy")), path(&test.dir));
     let commands: [(&[&str], &str, &str); 4] = [
         (&["mkfs", &new, "--size", "64M", "--force"], "tables", "--quiet"),
-        // Of the daemon, and by ourselves. Slow enough for the daemon to tell something.
+        // Of the daemon, and by ourselves. Slow enough for the daemon to report something.
         (&["scrub", &dir, "--limit", "16"], "scrubbing", "--json"),
         (&["scrub", &new], "scrubbing", "--json"),
         (&["copy", &dir, &copy, "--force"], "copying", "--quiet"),

@@ -3,9 +3,10 @@
 //! every twelve hours. In the end all is sound and holds what was written, and files lie and are written as they were
 //! after the first hour.
 //!
-//! An hour is so many operations. The engine is idle at its end, so what waits for that is done (`Engine::clean`). A
-//! pool that has seen but one hour works in turns with the aged one, at the same fill, for two hours: what else the
-//! machine does hits both. Time is that of the thread's CPU; the medians are over the parts of these hours.
+//! An hour is a fixed number of operations. The engine is idle at its end, so what waits for that is done
+//! (`Engine::clean`). A pool that has seen only one hour alternates with the aged one, at the same fill, for two hours:
+//! other load on the machine affects both. Time is the thread's CPU time; the medians are over the parts of these
+//! hours.
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -31,7 +32,7 @@ const HIGH_PERCENT: u64 = 95;
 const WINDOWS: u64 = 8;
 const MEAN_BYTES: f64 = 128.0 * 1024.0;
 const APPEND_BYTES: usize = 16 << 10;
-/// Hours for which the two work in turns.
+/// Hours for which the two work alternately.
 const COMPARED: u64 = 2;
 
 /// A file, and what it holds: the fills and lengths of what was written to it, one behind the other.
@@ -128,7 +129,7 @@ impl Server {
         }
     }
 
-    /// Has the engine do something with so many bytes; None if there was no space for it.
+    /// Has the engine do something with this many bytes; None if there was no space for it.
     fn timed<T>(
         &mut self,
         kind: Kind,
@@ -193,7 +194,7 @@ impl Server {
         self.write_behind(number, len);
     }
 
-    /// Writes `len` bytes behind what the file holds.
+    /// Writes `len` bytes after the file's content.
     fn write_behind(&mut self, number: u64, len: usize) {
         let (fill, data) = self.fresh(len);
         let (ino, old_pages) = (self.files[&number].ino, self.files[&number].pages());
@@ -244,7 +245,7 @@ impl Server {
         self.pages -= file.pages();
     }
 
-    /// One operation, which takes the pool nearer to so many percent.
+    /// One operation, which takes the pool nearer to the given percentage.
     fn step(&mut self, percent: u64) {
         let wanted = self.room * percent / 100;
         if self.files.is_empty() {

@@ -1,5 +1,5 @@
 //! Damage to what belongs to one file, on every mapping: the pool is mounted all the same, the file is whole or answers
-//! with errors, every other file is whole, nothing that is done meanwhile adds damage, and a repair mends it.
+//! with errors, every other file is whole, nothing that is done meanwhile adds damage, and a repair fixes it.
 //!
 //! Damage of data is in `data_checksum.rs`, damage at random in `src/repair/tests.rs` and the fuzz targets.
 
@@ -256,11 +256,11 @@ fn findings(image: &[u8]) -> BTreeMap<String, usize> {
 /// What can be expected of a kind of damage.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Told {
-    /// The mount tells, and changes nothing.
+    /// The mount reports it, and changes nothing.
     ReadOnly,
-    /// The mount tells, and the pool can be used.
+    /// The mount reports it, and the pool can be used.
     Writable,
-    /// Only whoever comes to it notices.
+    /// Only an access to it notices.
     Later,
 }
 
@@ -407,7 +407,7 @@ fn a_damaged_log_segment() {
     }
 }
 
-/// A page word that leads to no log of its own.
+/// A page word that leads to a log that is not its own.
 #[test]
 fn a_page_word_with_a_wrong_log() {
     on_every_mapping(&[LOGGED], Told::ReadOnly, |pool| {
@@ -420,7 +420,7 @@ fn a_page_word_with_a_wrong_log() {
     });
 }
 
-/// A page word that leads behind the pool.
+/// A page word that leads past the end of the pool.
 #[test]
 fn a_page_word_with_an_impossible_block() {
     on_every_mapping(&[LOGGED], Told::ReadOnly, |pool| {

@@ -29,7 +29,7 @@ const SMALL: Size = Size {
     inodes: 4_000,
 };
 
-/// A mounted pool in a file of its own.
+/// A mounted pool in its own file.
 struct PmEngine {
     /// None only while it is mounted again.
     engine: Option<Engine>,

@@ -3,7 +3,7 @@
 
 use ferrite_lab::{FigureInfo, LabError, Plan, Progress, Silent};
 
-/// Counts what it is told.
+/// Counts the reports.
 #[derive(Default)]
 struct Counting {
     announced: u64,

@@ -112,7 +112,7 @@ fn compaction_keeps_the_newest_of_everything() {
         let mut model = BTreeMap::new();
         for version in 0..4 {
             for number in 0..2000 {
-                // An order of its own each time.
+                // A different order each time.
                 let number = (number * 7919 + version * 31) % 2000;
                 if (number + version) % 5 == 0 {
                     db.delete(&key(number)).unwrap();
@@ -256,7 +256,7 @@ fn what_cannot_be_opened_says_what_and_why() {
         panic!("there is no directory to make it in");
     };
     assert!(error.to_string().contains("/missing/db"), "{error}");
-    // A damaged database is told from a missing one.
+    // A damaged database is distinguished from a missing one.
     drop(Db::open(&vfs, "/db", &Options::default()).unwrap());
     let flags = OpenFlags {
         write: true,

@@ -109,7 +109,7 @@ fn a_second_opener_in_this_process_is_refused() {
     Region::open(&scratch.pool(), Access::ReadWrite).expect("dropping a region frees its pool");
 }
 
-/// Not a test of its own: what the copy of this program started by the next test runs.
+/// Not a separate test: what the copy of this program started by the next test runs.
 #[test]
 fn child_that_tries_to_open() {
     let Some(pool) = std::env::var_os(POOL_VARIABLE) else {

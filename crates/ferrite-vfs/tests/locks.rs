@@ -1,4 +1,4 @@
-//! Advisory locks: who gets them, who waits, who is told that waiting is senseless.
+//! Advisory locks: who gets them, who waits, who gets an error because waiting is pointless.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
@@ -40,7 +40,7 @@ fn held(table: &LockTable, owner: LockOwner) -> Vec<(LockKind, u64, u64)> {
         .collect()
 }
 
-/// Runs `f` in a thread of its own; its result comes by the channel.
+/// Runs `f` in its own thread; its result comes by the channel.
 fn in_thread(f: impl FnOnce() -> Result<()> + Send + 'static) -> Receiver<Result<()>> {
     let (send, receive) = channel();
     thread::spawn(move || send.send(f()));
@@ -253,7 +253,7 @@ fn random_requests_agree_with_a_model_of_bytes() {
     let mut below = |limit: u64| rng.next_u64() % limit;
     for round in 0..200 {
         let table = LockTable::new();
-        // The last byte of the model stands for all behind it.
+        // The last byte of the model stands for all after it.
         let mut model = [[None; BYTES]; OWNERS];
         let (mut granted, mut refused) = (0, 0);
         for step in 0..200 {

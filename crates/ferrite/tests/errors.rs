@@ -1,4 +1,4 @@
-//! What errors tell: the errno, as a program gets it from the kernel, the kind, and the path.
+//! What errors report: the errno, as a program gets it from the kernel, the kind, and the path.
 
 mod common;
 

@@ -109,7 +109,7 @@ pub(crate) fn damage_block(pool: &Path, page: &[u8]) {
     file.write_all_at(&[image[at] ^ 1], at as u64).unwrap();
 }
 
-/// A pool of its own and a directory to mount it on.
+/// A private pool and a directory to mount it on.
 pub(crate) struct TestPool {
     base: TempDir,
     pub(crate) pool: PathBuf,
@@ -161,7 +161,7 @@ impl TestPool {
         path
     }
 
-    /// Process number of the daemon: whoever holds the pool's lock.
+    /// Process number of the daemon, which holds the pool's lock.
     pub(crate) fn daemon(&self) -> i32 {
         let output = ferrite().arg("fsck").arg(&self.pool).output().unwrap();
         let said = text(&output);

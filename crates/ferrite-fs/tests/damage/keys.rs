@@ -111,7 +111,7 @@ fn a_key_of_a_hole() {
     assert!(told >= 6, "{told} of 7 told");
 }
 
-/// Space reserved behind the end is no damage.
+/// Space reserved past the end is not damage.
 #[test]
 fn reserved_space_behind_the_end_is_legal() {
     for &mapping in Mapping::ALL {

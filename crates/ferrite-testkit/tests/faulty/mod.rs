@@ -17,7 +17,7 @@ use ferrite_vfs::{
 pub(crate) enum Fault {
     /// A directory moved to another parent does not raise the new parent's link count.
     LinkCountAfterRename,
-    /// A write that crosses a page edge loses the first byte behind it.
+    /// A write that crosses a page edge loses the first byte after it.
     LostByteAtPageEdge,
     /// A listing that goes on gives one entry again.
     EntryTwice,
@@ -49,7 +49,7 @@ const PAGE: usize = 4096;
 struct Faulty {
     inner: Arc<MemFs>,
     fault: Fault,
-    /// Directories whose link count is told one too low.
+    /// Directories whose link count is reported one too low.
     wrong: Mutex<HashSet<Ino>>,
     /// Removals, or writes, so far.
     calls: Arc<AtomicU64>,

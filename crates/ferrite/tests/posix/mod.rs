@@ -84,7 +84,7 @@ const ERRORS: [(&str, i32); 27] = [
     ("EOVERFLOW", libc::EOVERFLOW),
 ];
 
-/// What a call returned: text ("ok" where there is nothing to tell), or an error number.
+/// What a call returned: text ("ok" where there is nothing to report), or an error number.
 pub(crate) type Answer = Result<String, i32>;
 
 /// Access, modification and change time: seconds and nanoseconds.

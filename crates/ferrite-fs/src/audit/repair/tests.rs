@@ -157,7 +157,7 @@ fn places(superblock: &Superblock, entry: &MapEntry) -> Vec<Range<u64>> {
             let key = area + slot / 8 * 128 + slot % 8 * 8;
             vec![within(key, 8), within(key + 64, 8)]
         }
-        // Key, word and range in a bucket of 128 bytes; a line behind the control block; the root of the file's tree.
+        // Key, word and range in a bucket of 128 bytes; a line after the control block; the root of the file's tree.
         Mapping::Cuckoo => {
             let key = area + slot / 8 * 128 + slot % 8 * 8;
             vec![within(key, 8), within(key + 40, 8), within(key + 80, 8)]
@@ -554,7 +554,7 @@ fn damaged_pools_with_data_checksums_are_repaired_and_nothing_else_is_harmed() {
 /// One try takes a fraction of a second, or some where it is crashed at each fence.
 const HANGS: Duration = Duration::from_secs(300);
 
-/// What the threads that try tell: a seed was begun, or ended.
+/// What the trying threads report: a seed was begun, or ended.
 type Told = (u64, Option<Result<(), String>>);
 
 /// Tries as many images as `quick` says, or as `soak` says, of HashFS and of another mapping.

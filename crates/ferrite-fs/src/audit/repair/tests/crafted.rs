@@ -34,7 +34,7 @@ fn file_of(image: &[u8], len: usize) -> (String, Ino) {
     (path, ino)
 }
 
-/// No kind has this mode, no file this size: all four tell, and nobody is answered.
+/// No kind has this mode, no file this size: all four report it, and no read is answered.
 #[test]
 fn an_inode_of_no_kind_is_told_by_all() {
     let sound = sample(PLAIN[0]);
@@ -116,7 +116,7 @@ fn a_file_that_says_it_holds_more_than_fits_is_cut() {
     assert_eq!(files[&format!("/lost+found/damaged-{ino}")].len(), INLINE_BYTES);
 }
 
-/// Two keys of HashFS for one page, with the same word: no look-up of the page tells, its place does.
+/// Two keys of HashFS for one page, with the same word: no lookup of the page shows it, its place does.
 #[test]
 fn a_second_key_with_the_same_word_is_told_as_one() {
     let sound = sample(PLAIN[0]);
