@@ -107,6 +107,39 @@ fn cutting_a_long_stretch_takes_no_free_block() {
     }
 }
 
+/// What is free can be had, in one operation as well: on a small pool such a step takes a cuckoo table from empty to
+/// full, and has most of its entries moved on the way.
+#[test]
+fn all_that_is_free_can_be_reserved_at_once() {
+    for &mapping in Mapping::ALL {
+        for seed in 1..=30 {
+            for mib in [4, 9] {
+                let blank = Region::anonymous(mib << 20).unwrap();
+                let options = fixed().mapping(mapping).inodes(255).rings(2).seed(seed);
+                mkfs(&blank, &options).unwrap();
+                let engine = mounted(&image_of(&blank));
+                let file = engine
+                    .open(make(&engine, ROOT_INO, "file"), OpenMode::read_write())
+                    .unwrap();
+                let before = engine.statfs().unwrap().blocks_available;
+                // Trees need nodes besides.
+                let wanted = match mapping {
+                    Mapping::Hashfs | Mapping::Cuckoo | Mapping::Leaf => before,
+                    Mapping::Radix | Mapping::Extent => before - before / 64 - 8,
+                };
+                let mode = FallocateMode::Allocate { keep_size: false };
+                let reserved = file.fallocate(mode, 0, wanted * PAGE);
+                assert!(reserved.is_ok(), "{mapping}, {mib} MiB, seed {seed}: {reserved:?}");
+                assert_eq!(
+                    file.getattr().unwrap().blocks / 8,
+                    wanted,
+                    "{mapping}, {mib} MiB, seed {seed}"
+                );
+            }
+        }
+    }
+}
+
 /// What anybody can do who may change nothing but his own files must not take from others what they need to give space
 /// back: blocks of the reserve, a few at a time, until deletes and overwrites fail.
 fn nobody_takes_the_reserve(mapping: Mapping) {

@@ -542,7 +542,7 @@ impl FileMap for Cuckoo {
     fn insert(&self, tx: &mut dyn MapTx, PageId { ino, lblk }: PageId, word: PageWord) -> Result<(), MapError> {
         let key = key_of(ino, lblk);
         let Some(slot) = self.claim_slot(self.homes(key)) else {
-            self.moves.wish(key);
+            self.moves.wish(moves::wish_for(self, tx, key));
             return Err(MapError::TableFull);
         };
         tx.claimed(Resource::MapSlot(slot as u32));

@@ -204,27 +204,37 @@ fn reserve_pages(
         // Not worth starting: even all free blocks would not be enough.
         return Err(FsError::NoSpace(SpaceOf::Blocks));
     }
+    let mut most = PAGES_PER_RECORD;
     while lblk < last {
         let before = *inode;
-        lblk = retry::with_room(core, || {
+        let done = retry::with_room(core, || {
             *inode = before;
-            reserve_some(core, mem, inode, (lblk, last), reserved)
-        })?;
+            reserve_some(core, mem, inode, (lblk, last), most, reserved)
+        });
+        match done {
+            // Entries cannot be moved out of the way of many pages at once, but of each in its turn.
+            Err(FsError::NoSpace(SpaceOf::MapEntries)) if most > 1 => {
+                *inode = before;
+                most = (most / 8).max(1);
+            }
+            done => lblk = done?,
+        }
     }
     Ok(())
 }
 
-/// Reserves as many of the pages `lblk..last` as fit in a record; returns the first page left over.
+/// Reserves as many of the pages `lblk..last` as fit in a record, `most` at most; returns the first page left over.
 fn reserve_some(
     core: &Core,
     mem: &Arc<InodeMem>,
     inode: &mut Inode,
     (mut lblk, last): (u64, u64),
+    most: u64,
     reserved: &mut Vec<u32>,
 ) -> Result<u64> {
     let mut tx = Tx::new(core);
     let mut added = Vec::new();
-    while lblk < last && (added.len() as u64) < PAGES_PER_RECORD && tx.has_room(64 + INSERT_WORDS) {
+    while lblk < last && (added.len() as u64) < most && tx.has_room(64 + INSERT_WORDS) {
         if core.map.get(PageId::new(mem.ino, lblk as u32)).is_hole() {
             let block = core
                 .map

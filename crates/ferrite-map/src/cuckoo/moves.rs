@@ -7,7 +7,7 @@
 //! Invariants: all of a chain moves in one record. While the gate is closed no transaction is in progress, so a slot
 //! that is claimed and has no key is one that was freed; it becomes free once the journal no longer needs it.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -18,28 +18,36 @@ use crate::{MapTx, Resource};
 const MAX_WISHES: usize = 64;
 /// Buckets that a search looks at before it reports the table full.
 const MAX_SEARCHED: usize = 2000;
-/// Number of pages after a wish that get room with it, and the most chains moved for them. At a load of 0.8 one insert
+/// Number of pages before and after a wish that get room with it, and the most chains moved for them. At a load of 0.8 one insert
 /// of eleven finds its homes full, and a write that fails for one page restarts from its first page.
-const FORESIGHT: u64 = 256;
+const FORESIGHT: u64 = 512;
 const MAX_CHAINS: usize = 32;
+
+/// A key that found no slot.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Wish {
+    pub(super) key: u64,
+    /// The first key that the same transaction had inserted, if others follow each other from there to `key`.
+    pub(super) first: u64,
+}
 
 /// Keys that found no slot, and how many chains were moved.
 #[derive(Debug, Default)]
 pub(super) struct Moves {
-    wishes: Mutex<Vec<u64>>,
+    wishes: Mutex<Vec<Wish>>,
     count: AtomicU64,
 }
 
 impl Moves {
-    pub(super) fn wishes(&self) -> MutexGuard<'_, Vec<u64>> {
+    pub(super) fn wishes(&self) -> MutexGuard<'_, Vec<Wish>> {
         self.wishes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Remembers a key whose homes are full.
-    pub(super) fn wish(&self, key: u64) {
+    pub(super) fn wish(&self, wish: Wish) {
         let mut wishes = self.wishes();
         if wishes.len() < MAX_WISHES {
-            wishes.push(key);
+            wishes.push(wish);
         }
     }
 
@@ -49,7 +57,7 @@ impl Moves {
     }
 
     pub(super) fn dram_bytes(&self) -> u64 {
-        self.wishes().capacity() as u64 * 8
+        (self.wishes().capacity() * size_of::<Wish>()) as u64
     }
 }
 
@@ -61,6 +69,22 @@ struct Reached {
     from: Option<(usize, u64)>,
 }
 
+/// The wish of a transaction that finds no slot for `key`.
+#[cold]
+pub(super) fn wish_for(map: &Cuckoo, tx: &dyn MapTx, key: u64) -> Wish {
+    let begin = (key & !u64::from(u32::MAX)).max(key.saturating_sub(FORESIGHT));
+    let mut first = key;
+    for before in (begin..key).rev() {
+        match map.find_in(tx, before) {
+            // It is stored when the transaction commits.
+            Some(slot) if map.key(slot) != before => first = before,
+            Some(_) => {}
+            None => break,
+        }
+    }
+    Wish { key, first }
+}
+
 /// Fulfils one wish. Each insert that failed leaves one wish and asks for one to be fulfilled, so no insert takes what
 /// another waits for. False if none is left, or none can be fulfilled.
 pub(super) fn make_room(map: &Cuckoo, tx: &mut dyn MapTx) -> bool {
@@ -69,55 +93,82 @@ pub(super) fn make_room(map: &Cuckoo, tx: &mut dyn MapTx) -> bool {
         if wishes.is_empty() {
             return false;
         }
-        let key = wishes.remove(0);
+        let wish = wishes.remove(0);
         drop(wishes);
-        let homes = map.homes(key);
-        if fulfil(map, tx, homes) {
-            look_ahead(map, tx, key);
+        if fulfil(map, tx, wish) {
             return true;
         }
     }
 }
 
-/// Makes sure that one of these buckets has one more free slot, or gets one back.
-fn fulfil(map: &Cuckoo, tx: &mut dyn MapTx, homes: Homes) -> bool {
-    if homes.into_iter().any(|bucket| map.used.octet(bucket) != u8::MAX) {
-        // The transaction that failed may have claimed the slots that are free now, for earlier pages, and will do so
-        // again: one more is needed. If another transaction gave one back, the move was unnecessary.
-        shift(map, tx, homes);
-        return true;
-    }
-    comes_free(map, tx, homes) || shift(map, tx, homes)
-}
-
-/// Makes room for the pages after that of `key`, which the same writer is likely to map next.
-fn look_ahead(map: &Cuckoo, tx: &mut dyn MapTx, key: u64) {
-    let mut chains = 0;
+/// Makes room for a wish, and for the pages around it: those before it, which the transaction that failed had inserted
+/// and will insert again, and those after it, which the same writer is likely to map next. They are gone through in the
+/// order in which they will be inserted, each taking its slot, so a free slot counts once; and no move takes a slot that
+/// counts, or the moves for one page would undo those for another. False if the wish cannot be fulfilled.
+fn fulfil(map: &Cuckoo, tx: &mut dyn MapTx, Wish { key, first }: Wish) -> bool {
     // The keys of a file end where those of the next file begin.
     let end = (key | u64::from(u32::MAX)).min(key.saturating_add(FORESIGHT));
-    for next in key + 1..=end {
+    let mut planned = Planned::default();
+    let mut chains = 0;
+    for next in first..=end {
         let homes = map.homes(next);
-        if comes_free(map, tx, homes) || map.find_in(tx, next).is_some() {
+        if is_mapped(map, tx, next, homes) || planned.take(map, tx, homes) {
             continue;
         }
-        if chains == MAX_CHAINS || !shift(map, tx, homes) {
-            return;
+        if chains == MAX_CHAINS {
+            // The next attempt may get farther.
+            return true;
         }
-        chains += 1;
+        if shift(map, tx, homes, &planned) {
+            chains += 1;
+            planned.take(map, tx, homes);
+        } else if next == key {
+            return chains > 0;
+        } else if next > key {
+            return true;
+        }
+    }
+    true
+}
+
+/// Whether a page is mapped once the moves of `tx` are done, which put keys into slots of others.
+fn is_mapped(map: &Cuckoo, tx: &dyn MapTx, key: u64, homes: Homes) -> bool {
+    let mut slots = homes.into_iter().flat_map(Cuckoo::slots_of);
+    slots.any(|slot| tx.word(map.key_offset(slot)) == key)
+}
+
+/// Slots that pages are expected to take, by bucket.
+#[derive(Default)]
+struct Planned(HashMap<u64, usize>);
+
+impl Planned {
+    /// Slots of a bucket that are left.
+    fn room(&self, map: &Cuckoo, tx: &dyn MapTx, bucket: u64) -> usize {
+        let planned = self.0.get(&bucket).copied().unwrap_or(0);
+        free_slots(map, tx, bucket).saturating_sub(planned)
+    }
+
+    /// Takes a slot as an insert does, in the emptier home. False if both are full.
+    fn take(&mut self, map: &Cuckoo, tx: &dyn MapTx, homes: Homes) -> bool {
+        let room = homes.map(|bucket| self.room(map, tx, bucket));
+        let emptier = usize::from(room[1] > room[0]);
+        if room[emptier] > 0 {
+            *self.0.entry(homes[emptier]).or_default() += 1;
+        }
+        room[emptier] > 0
     }
 }
 
-/// Whether one of these buckets has a free slot, or is about to get one back.
-fn comes_free(map: &Cuckoo, tx: &dyn MapTx, homes: Homes) -> bool {
-    homes
-        .into_iter()
-        .flat_map(Cuckoo::slots_of)
-        .any(|slot| tx.word(map.key_offset(slot)) == 0)
+/// Slots of a bucket that are free, or will be once the journal no longer needs them.
+fn free_slots(map: &Cuckoo, tx: &dyn MapTx, bucket: u64) -> usize {
+    Cuckoo::slots_of(bucket)
+        .filter(|&slot| tx.word(map.key_offset(slot)) == 0)
+        .count()
 }
 
 /// Moves entries so that one of these buckets loses one.
-fn shift(map: &Cuckoo, tx: &mut dyn MapTx, homes: Homes) -> bool {
-    let Some((reached, last, mut to)) = search(map, tx, homes) else {
+fn shift(map: &Cuckoo, tx: &mut dyn MapTx, homes: Homes, planned: &Planned) -> bool {
+    let Some((reached, last, mut to)) = search(map, tx, homes, planned) else {
         return false;
     };
     map.moves.count.fetch_add(1, Ordering::AcqRel);
@@ -140,7 +191,12 @@ fn shift(map: &Cuckoo, tx: &mut dyn MapTx, homes: Homes) -> bool {
 
 /// The buckets reached, the last move (where it starts), and the free slot that it goes to, which is claimed.
 #[allow(clippy::type_complexity, reason = "its only caller takes it apart at once")]
-fn search(map: &Cuckoo, tx: &dyn MapTx, homes: Homes) -> Option<(Vec<Reached>, Option<(usize, u64)>, u64)> {
+fn search(
+    map: &Cuckoo,
+    tx: &dyn MapTx,
+    homes: Homes,
+    planned: &Planned,
+) -> Option<(Vec<Reached>, Option<(usize, u64)>, u64)> {
     let mut known: HashSet<u64> = homes.into();
     // In the order of the homes, not of the set, so that a given seed always moves the same entries.
     let mut reached: Vec<Reached> = homes.map(|bucket| Reached { bucket, from: None }).into();
@@ -157,7 +213,7 @@ fn search(map: &Cuckoo, tx: &dyn MapTx, homes: Homes) -> Option<(Vec<Reached>, O
             let from = Some((next, slot));
             let free = u64::from(map.used.octet(other).trailing_ones());
             let to = other * NUMBERS + free;
-            if free < BUCKET_SLOTS && map.used.claim(to) {
+            if free < BUCKET_SLOTS && planned.room(map, tx, other) > 0 && map.used.claim(to) {
                 return Some((reached, from, to));
             }
             reached.push(Reached { bucket: other, from });

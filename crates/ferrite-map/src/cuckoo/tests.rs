@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::sync::atomic::AtomicBool;
 
+use super::moves::Wish;
 use super::*;
 use crate::testing::{self, Bed, Rng, Subject, for_seeds};
 use crate::{Mapping, PageId};
@@ -294,7 +295,8 @@ fn an_aborted_move_changes_nothing() {
     let bed = Bed::<Cuckoo>::new(2000, 9);
     let lblk = fill_until_full(&bed);
     let free = bed.map.slots();
-    bed.map.moves.wish(key_of(1, lblk));
+    let key = key_of(1, lblk);
+    bed.map.moves.wish(Wish { key, first: key });
     let mut tx = bed.tx();
     assert_eq!(bed.map.make_room(&mut tx), Ok(true));
     assert!(!tx.words.is_empty());
@@ -352,7 +354,8 @@ fn every_failed_insert_gets_one_wish_fulfilled() {
     assert!(!bed.make_room());
     // Without calls for room the list of wishes stays bounded.
     for _ in 0..1000 {
-        bed.map.moves.wish(key_of(1, lblk));
+        let key = key_of(1, lblk);
+        bed.map.moves.wish(Wish { key, first: key });
     }
     let mut fulfilled = 0;
     while bed.make_room() {
