@@ -18,8 +18,8 @@ use crate::{MapTx, Resource};
 const MAX_WISHES: usize = 64;
 /// Buckets that a search looks at before it reports the table full.
 const MAX_SEARCHED: usize = 2000;
-/// Number of pages before and after a wish that get room with it, and the most chains moved for them. At a load of 0.8 one insert
-/// of eleven finds its homes full, and a write that fails for one page restarts from its first page.
+/// Number of pages before and after a wish that get room with it, and the most chains moved for them. At a load of 0.8
+/// one insert of eleven finds its homes full, and a write that fails for one page restarts from its first page.
 const FORESIGHT: u64 = 512;
 const MAX_CHAINS: usize = 32;
 
@@ -103,8 +103,8 @@ pub(super) fn make_room(map: &Cuckoo, tx: &mut dyn MapTx) -> bool {
 
 /// Makes room for a wish, and for the pages around it: those before it, which the transaction that failed had inserted
 /// and will insert again, and those after it, which the same writer is likely to map next. They are gone through in the
-/// order in which they will be inserted, each taking its slot, so a free slot counts once; and no move takes a slot that
-/// counts, or the moves for one page would undo those for another. False if the wish cannot be fulfilled.
+/// order in which they will be inserted, each taking its slot, so a free slot counts once; and no move takes a slot
+/// that counts, or the moves for one page would undo those for another. False if the wish cannot be fulfilled.
 fn fulfil(map: &Cuckoo, tx: &mut dyn MapTx, Wish { key, first }: Wish) -> bool {
     // The keys of a file end where those of the next file begin.
     let end = (key | u64::from(u32::MAX)).min(key.saturating_add(FORESIGHT));
