@@ -13,8 +13,8 @@ FERRITE = $(CARGO_TARGET_DIR)/release/ferrite
 
 help:
 	@echo "make demo      a pool, a mount, real programs on it, a table of latencies (5 minutes)"
-	@echo "make test      all tests, formatting, lints (30 minutes)"
-	@echo "make check     formatting, lints and unit tests (4 minutes), to run between changes"
+	@echo "make test      all tests, formatting, lints (25 minutes)"
+	@echo "make check     formatting, lints and a short run of every suite (4 minutes)"
 	@echo "make soak      the long versions of the random and crash tests, and make fuzz"
 	@echo "make fuzz      all fuzz targets, a minute each (needs a nightly toolchain and cargo-fuzz)"
 	@echo "make race      threaded tests under ThreadSanitizer (needs a nightly toolchain with rust-src)"
@@ -31,10 +31,9 @@ demo: build
 
 test: lint unit
 
-# The tests that a change most likely breaks. `make test` also runs the suites, mounts, crash images and long loops.
+# A part of every suite, on one mapping and with programs that are not optimized.
 check: lint
-	cargo test --workspace --lib --bins --features ferrite-cli/leveldb
-	cargo test -p ferrite-fs --test limits --test orphans --test journal --test pagelog
+	scripts/run-tests.py --short --workspace --features ferrite-cli/leveldb
 
 lint:
 	@scripts/setup-debian.sh test

@@ -122,14 +122,13 @@ fn a_plain_copy_of_a_mounted_pool_is_recognised() {
     let dir = test.scratch().join("mnt");
     fs::create_dir(&dir).unwrap();
     let mount = ferrite().arg("mount").arg(&copy).arg(&dir).output().unwrap();
-    assert!(
-        mount.status.success() && text(&mount).contains(MAYBE_COPIED),
-        "{}",
-        text(&mount)
-    );
-    let info = ok(ferrite().arg("info").arg(&dir));
-    assert!(info.contains(MAYBE_COPIED), "{info}");
-    ok(ferrite().arg("umount").arg(&dir));
+    assert!(text(&mount).contains(MAYBE_COPIED), "{}", text(&mount));
+    // It cannot be mounted if the copy has a root that was being written.
+    if mount.status.success() {
+        let info = ok(ferrite().arg("info").arg(&dir));
+        assert!(info.contains(MAYBE_COPIED), "{info}");
+        ok(ferrite().arg("umount").arg(&dir));
+    }
     // A repair accepts it, too, and there is nothing more to say.
     fs::copy(&test.pool, &copy).unwrap();
     fails(ferrite().args(["fsck", "--repair"]).arg(&copy), 1);

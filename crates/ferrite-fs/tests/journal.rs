@@ -225,11 +225,11 @@ fn damaged_data_of_a_durable_record_is_told() {
     damaged[at + 1000] ^= 1;
     let engine = mounted(&damaged);
     assert!(
-        engine.is_read_only() && engine.damage()[0].contains("vouches"),
+        engine.is_read_only() && engine.damage()[0].contains("covers"),
         "{:?}",
         engine.damage()
     );
-    assert!(findings(&damaged)[0].contains("vouches"));
+    assert!(findings(&damaged)[0].contains("covers"));
     assert!(mounted(&image).damage().is_empty());
 }
 

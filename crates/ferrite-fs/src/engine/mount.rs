@@ -118,7 +118,10 @@ pub(crate) fn mount(mut region: Region, options: &MountOptions) -> Result<Core, 
             Losses::Accept => damage.note(what),
         }
     }
-    check_root(&region, &superblock, &damage)?;
+    check_root(&region, &superblock, &damage).map_err(|error| match error {
+        EngineError::Damaged(what) if maybe_copied => EngineError::Damaged(format!("{what}; {MAYBE_COPIED}")),
+        error => error,
+    })?;
     alloc.open();
     let cursors = u64::from(superblock.rings);
     let core = Core {
