@@ -100,7 +100,7 @@ impl Places {
     /// The text's names and ours.
     fn names(&self) -> [(&'static str, PathBuf); 4] {
         let own = |name: &str| self.base.path().join(name);
-        let scripts = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scripts");
+        let scripts = Path::new("../../scripts").canonicalize().unwrap();
         [
             ("/var/lib/ferrite", own("var")),
             ("/mnt/data", own("mnt/data")),

@@ -11,7 +11,7 @@ use ferrite_fs::Mapping;
 
 /// What file(1) says of a pool, with our description of it.
 fn file(pool: &Path, words: &[&str]) -> String {
-    let magic = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scripts/ferrite.magic");
+    let magic = Path::new("../../scripts/ferrite.magic");
     ok(Command::new("file")
         .args(words)
         .arg("-b")

@@ -23,9 +23,7 @@ const SEEDS: u64 = 40;
 const HANGS: Duration = Duration::from_secs(60);
 
 fn corpus(target: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("../../fuzz/corpus")
-        .join(target)
+    Path::new("../../fuzz/corpus").join(target)
 }
 
 /// A few patches, as a fuzzer makes them.

@@ -31,7 +31,7 @@ use ruzstd::decoding::StreamingDecoder;
 const IMAGE_BYTES_MAX: u64 = 40 << 10;
 
 fn folder() -> PathBuf {
-    PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden"))
+    PathBuf::from("tests/golden")
 }
 
 /// The names of all images.

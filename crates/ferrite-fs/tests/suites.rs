@@ -125,9 +125,17 @@ impl TestEngine for PmEngine {
     }
 }
 
+/// All of them; one where `FERRITE_SHORT` is set.
+fn mappings() -> &'static [Mapping] {
+    match std::env::var_os("FERRITE_SHORT") {
+        Some(_) => &Mapping::ALL[..1],
+        None => Mapping::ALL,
+    }
+}
+
 #[test]
 fn posix_rules() {
-    for &mapping in Mapping::ALL {
+    for &mapping in mappings() {
         println!("{mapping}");
         posix::run_all(|| make_pool(mapping, &LARGE));
     }
@@ -135,7 +143,7 @@ fn posix_rules() {
 
 #[test]
 fn concurrent_histories() {
-    for &mapping in Mapping::ALL {
+    for &mapping in mappings() {
         println!("{mapping}");
         linear::run_all(|| make_pool(mapping, &LARGE), 1);
     }
@@ -145,9 +153,10 @@ fn concurrent_histories() {
 /// mapping.
 #[test]
 fn random_operations() {
-    two_at_a_time(Mapping::ALL, |&mapping| {
+    two_at_a_time(mappings(), |&mapping| {
         println!("{mapping}");
         let seeds = match (std::env::var_os("FERRITE_SOAK"), mapping == Mapping::default()) {
+            _ if mappings().len() == 1 => 20,
             (Some(_), _) => 1000,
             (None, true) => 140,
             (None, false) => 12,
@@ -164,7 +173,7 @@ fn random_operations() {
 #[test]
 fn suites_with_data_checksums() {
     let soak = std::env::var_os("FERRITE_SOAK").is_some();
-    for &mapping in Mapping::ALL {
+    for &mapping in mappings() {
         let is_default = mapping == Mapping::default();
         let seeds = match (soak, is_default) {
             (true, _) => 300,

@@ -159,8 +159,7 @@ fn the_verdict_on_update_sizes_follows_its_numbers() {
 
 /// What docs/lab shows.
 fn published() -> Vec<crate::FigureResult> {
-    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/lab/results.json");
-    let text = std::fs::read_to_string(path).expect("it is kept there");
+    let text = std::fs::read_to_string("../../docs/lab/results.json").expect("it is kept there");
     crate::from_json(&text).expect("results")
 }
 
@@ -190,8 +189,7 @@ fn the_published_verdicts_are_those_of_their_data_and_say_why() {
 /// The table of docs/lab is that of the results beside it.
 #[test]
 fn the_published_table_is_that_of_the_results() {
-    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/lab/README.md");
-    let text = std::fs::read_to_string(path).expect("it is kept there");
+    let text = std::fs::read_to_string("../../docs/lab/README.md").expect("it is kept there");
     let rows: Vec<String> = published()
         .iter()
         .map(|result| {

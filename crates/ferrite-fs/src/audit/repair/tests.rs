@@ -563,10 +563,11 @@ fn repair_damaged_pools(variant: Variant, quick: (u64, u64), soak: (u64, u64)) {
     let image = sample(variant);
     let anatomy = anatomy(&image);
     sound(&image, &anatomy, &[]).unwrap();
-    let count = if std::env::var_os("FERRITE_SOAK").is_some() {
-        soak
-    } else {
-        quick
+    let is_set = |name| std::env::var_os(name).is_some();
+    let count = match () {
+        () if is_set("FERRITE_SOAK") => soak,
+        () if is_set("FERRITE_SHORT") => (quick.0 / 10, quick.1 / 10),
+        () => quick,
     };
     let seeds: Vec<u64> = match std::env::var("FERRITE_SEED") {
         Ok(seed) => vec![seed.parse().expect("FERRITE_SEED is a number")],
