@@ -15,7 +15,7 @@ use ferrite_fs::layout::{CONTROL_MARK, CONTROL_OFFSET, encode_mark};
 use ferrite_fs::{Engine, Mapping, MkfsOptions, MountOptions, Superblock, fsck, identify, mkfs, repair};
 use ferrite_pm::Region;
 use ferrite_vfs::{
-    Cred, FallocateMode, FileKind, FileSystem, Ino, NewNode, OpenMode, ROOT_INO, RenameMode, SetAttr, XattrMode,
+    FallocateMode, FileKind, FileSystem, Ino, NewNode, OpenMode, ROOT_INO, RenameMode, SYSTEM, SetAttr, XattrMode,
 };
 
 const POOL_BYTES: u64 = 4 << 20;
@@ -92,9 +92,9 @@ fn sample(kind: usize) -> &'static Sample {
         fill(&engine).expect("room for a few files");
         // A file that is open and has no name when the crash comes.
         let file = engine
-            .lookup(ROOT_INO, b"file9")
-            .and_then(|found| engine.open(found.ino, OpenMode::read_only()));
-        engine.unlink(ROOT_INO, b"file9").expect("a name to remove");
+            .lookup(SYSTEM, ROOT_INO, b"file9")
+            .and_then(|found| engine.open(SYSTEM, found.ino, OpenMode::read_only()));
+        engine.unlink(SYSTEM, ROOT_INO, b"file9").expect("a name to remove");
         let crashed = recorder.log().final_image();
         drop(file);
         engine.unmount().expect("an unmount");
@@ -113,47 +113,47 @@ const FILE: NewNode = NewNode {
 };
 
 fn fill(engine: &Engine) -> ferrite_vfs::Result<()> {
-    let root = Cred::root();
     for n in 0..12u8 {
         let dir = match n % 3 {
             0 => ROOT_INO,
-            _ => engine.mkdir(&root, ROOT_INO, format!("dir{n}").as_bytes(), 0o755)?.ino,
+            _ => engine.mkdir(SYSTEM, ROOT_INO, format!("dir{n}").as_bytes(), 0o755)?.ino,
         };
-        let ino = engine.mknod(&root, dir, format!("file{n}").as_bytes(), &FILE)?.ino;
-        let file = engine.open(ino, OpenMode::read_write())?;
-        file.write_at(0, &vec![n; usize::from(n) * 700])?;
+        let ino = engine.mknod(SYSTEM, dir, format!("file{n}").as_bytes(), &FILE)?.ino;
+        let file = engine.open(SYSTEM, ino, OpenMode::read_write())?;
+        file.write_at(SYSTEM, 0, &vec![n; usize::from(n) * 700])?;
         for at in 0..u64::from(n) {
-            file.write_at(at * 333, b"a part of a page")?;
+            file.write_at(SYSTEM, at * 333, b"a part of a page")?;
         }
         if n % 4 == 0 {
-            engine.setxattr(ino, b"user.name", b"value", XattrMode::Any)?;
-            engine.link(ino, ROOT_INO, format!("link{n}").as_bytes())?;
+            engine.setxattr(SYSTEM, ino, b"user.name", b"value", XattrMode::Any)?;
+            engine.link(SYSTEM, ino, ROOT_INO, format!("link{n}").as_bytes())?;
         }
     }
-    engine.symlink(&root, ROOT_INO, b"symlink", b"dir1/file1")?;
-    engine.symlink(&root, ROOT_INO, b"long-symlink", &[b'x'; 1000])?;
+    engine.symlink(SYSTEM, ROOT_INO, b"symlink", b"dir1/file1")?;
+    engine.symlink(SYSTEM, ROOT_INO, b"long-symlink", &[b'x'; 1000])?;
     fill_sparse(engine)?;
     // A directory block that is free again and still looks like one.
-    let gone = engine.mkdir(&root, ROOT_INO, b"gone", 0o755)?.ino;
-    engine.mknod(&root, gone, b"file", &FILE)?;
-    engine.unlink(gone, b"file")?;
-    engine.mknod(&root, gone, b"file", &FILE)?;
+    let gone = engine.mkdir(SYSTEM, ROOT_INO, b"gone", 0o755)?.ino;
+    engine.mknod(SYSTEM, gone, b"file", &FILE)?;
+    engine.unlink(SYSTEM, gone, b"file")?;
+    engine.mknod(SYSTEM, gone, b"file", &FILE)?;
     Ok(())
 }
 
 /// A file of few pages, far apart, so that its pages are found by walking the table; reserved pages; a log of many
 /// segments.
 fn fill_sparse(engine: &Engine) -> ferrite_vfs::Result<()> {
-    let ino = engine.mknod(&Cred::root(), ROOT_INO, b"sparse", &FILE)?.ino;
-    let file = engine.open(ino, OpenMode::read_write())?;
+    let ino = engine.mknod(SYSTEM, ROOT_INO, b"sparse", &FILE)?.ino;
+    let file = engine.open(SYSTEM, ino, OpenMode::read_write())?;
     for page in [0, 1, 5000, 70_000, 70_001] {
-        file.write_at(page * BLOCK_BYTES, &[7; BLOCK_BYTES as usize])?;
+        file.write_at(SYSTEM, page * BLOCK_BYTES, &[7; BLOCK_BYTES as usize])?;
     }
     for at in 0..40 {
-        file.write_at(at * 90, b"many parts of a page")?;
-        file.write_at(5000 * BLOCK_BYTES + at * 7, &[at as u8; 100])?;
+        file.write_at(SYSTEM, at * 90, b"many parts of a page")?;
+        file.write_at(SYSTEM, 5000 * BLOCK_BYTES + at * 7, &[at as u8; 100])?;
     }
     file.fallocate(
+        SYSTEM,
         FallocateMode::Allocate { keep_size: true },
         80_000 * BLOCK_BYTES,
         3 * BLOCK_BYTES,
@@ -316,13 +316,15 @@ fn walk(engine: &Engine) -> Vec<Name> {
     let mut names = Vec::new();
     while let Some(dir) = pending.pop() {
         let first = names.len();
-        let _ = engine.readdir(dir, 0, &mut |entry| {
+        let _ = engine.readdir(SYSTEM, dir, 0, &mut |entry| {
             names.push((dir, entry.name.to_vec(), entry.ino));
             names.len() < ENTRIES_MAX
         });
         for (dir, name, ino) in &names[first..] {
-            let _ = engine.lookup(*dir, name);
-            let Ok(attr) = engine.getattr(*ino) else { continue };
+            let _ = engine.lookup(SYSTEM, *dir, name);
+            let Ok(attr) = engine.getattr(SYSTEM, *ino) else {
+                continue;
+            };
             if attr.kind == FileKind::Directory && names.len() < ENTRIES_MAX {
                 pending.push(*ino);
             }
@@ -330,21 +332,21 @@ fn walk(engine: &Engine) -> Vec<Name> {
         }
     }
     let _ = engine.scrub(None);
-    let _ = (engine.statfs(), engine.info());
+    let _ = (engine.statfs(SYSTEM), engine.info());
     names
 }
 
 fn look_at(engine: &Engine, ino: Ino, size: u64) {
-    let _ = engine.parent(ino);
-    let _ = engine.readlink(ino);
-    for name in engine.listxattr(ino).unwrap_or_default() {
-        let _ = engine.getxattr(ino, &name);
+    let _ = engine.parent(SYSTEM, ino);
+    let _ = engine.readlink(SYSTEM, ino);
+    for name in engine.listxattr(SYSTEM, ino).unwrap_or_default() {
+        let _ = engine.getxattr(SYSTEM, ino, &name);
     }
-    if let Ok(file) = engine.open(ino, OpenMode::read_only()) {
+    if let Ok(file) = engine.open(SYSTEM, ino, OpenMode::read_only()) {
         let mut buffer = vec![0; 64 << 10];
         for offset in [0, 5000 * BLOCK_BYTES, size.saturating_sub(5000)] {
-            let _ = file.read_at(offset, &mut buffer);
-            let _ = (file.seek_data(offset), file.seek_hole(offset));
+            let _ = file.read_at(SYSTEM, offset, &mut buffer);
+            let _ = (file.seek_data(SYSTEM, offset), file.seek_hole(SYSTEM, offset));
         }
     }
     let _ = engine.dump(ino);
@@ -352,43 +354,42 @@ fn look_at(engine: &Engine, ino: Ino, size: u64) {
 
 /// Changes a little of everything; goes on after errors.
 fn write(engine: &Engine, names: &[Name]) {
-    let root = Cred::root();
     for (index, (dir, name, ino)) in names.iter().take(CHANGES_MAX).enumerate() {
-        if let Ok(file) = engine.open(*ino, OpenMode::read_write()) {
-            let _ = file.write_at(10, b"over");
-            let _ = file.write_at(4000, &[1; 5000]);
-            let _ = file.append(b"behind");
+        if let Ok(file) = engine.open(SYSTEM, *ino, OpenMode::read_write()) {
+            let _ = file.write_at(SYSTEM, 10, b"over");
+            let _ = file.write_at(SYSTEM, 4000, &[1; 5000]);
+            let _ = file.append(SYSTEM, b"behind");
             let _ = match index % 4 {
-                0 => file.fallocate(FallocateMode::PunchHole, 100, 1 << 40),
-                1 => file.fallocate(FallocateMode::ZeroRange { keep_size: false }, 4000, 9000),
+                0 => file.fallocate(SYSTEM, FallocateMode::PunchHole, 100, 1 << 40),
+                1 => file.fallocate(SYSTEM, FallocateMode::ZeroRange { keep_size: false }, 4000, 9000),
                 _ => Ok(()),
             };
         }
-        let _ = engine.setxattr(*ino, b"user.other", &[7; 100], XattrMode::Any);
+        let _ = engine.setxattr(SYSTEM, *ino, b"user.other", &[7; 100], XattrMode::Any);
         if index % 5 == 0 {
             let shorter = SetAttr {
                 size: Some(50),
                 ..SetAttr::default()
             };
-            let _ = engine.setattr(*ino, &shorter);
+            let _ = engine.setattr(SYSTEM, *ino, &shorter);
         }
         let (other, other_name, _) = &names[index * 7 % names.len()];
         let _ = match index % 4 {
-            0 => engine.unlink(*dir, name),
-            1 => engine.rename(*dir, name, ROOT_INO, b"renamed", RenameMode::Replace),
-            2 => engine.rename(*dir, name, *other, other_name, RenameMode::Exchange),
-            _ => engine.rename(*dir, name, *other, other_name, RenameMode::Replace),
+            0 => engine.unlink(SYSTEM, *dir, name),
+            1 => engine.rename(SYSTEM, *dir, name, ROOT_INO, b"renamed", RenameMode::Replace),
+            2 => engine.rename(SYSTEM, *dir, name, *other, other_name, RenameMode::Exchange),
+            _ => engine.rename(SYSTEM, *dir, name, *other, other_name, RenameMode::Replace),
         };
-        let _ = engine.rmdir(*dir, name);
+        let _ = engine.rmdir(SYSTEM, *dir, name);
     }
-    if let Ok(made) = engine.mkdir(&root, ROOT_INO, b"new-dir", 0o755) {
+    if let Ok(made) = engine.mkdir(SYSTEM, ROOT_INO, b"new-dir", 0o755) {
         for n in 0..20 {
-            let _ = engine.mknod(&root, made.ino, format!("new{n}").as_bytes(), &FILE);
+            let _ = engine.mknod(SYSTEM, made.ino, format!("new{n}").as_bytes(), &FILE);
         }
     }
     let _ = engine.clean(100);
     // What is freed twice is often noticed only when it comes back to the free maps.
-    let _ = engine.statfs();
+    let _ = engine.statfs(SYSTEM);
 }
 
 fn directories(image: &[u8], superblock: &Superblock) -> Area {

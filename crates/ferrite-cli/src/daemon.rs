@@ -61,7 +61,6 @@ pub(crate) fn serve(pool: &Path, dir: &Path, log: Option<&Path>, is_daemon: bool
     warn_of_copy(&engine, &pool);
     options.fuse.read_only |= engine.is_read_only();
     options.fuse.source = pool.display().to_string();
-    options.fuse.durable_operations = true;
     // Before the mount, which may hide the file's directory, and while relative names still mean what the user meant.
     let trace = options.trace.as_deref().map(trace_file::open).transpose()?;
     let sink = trace.as_ref().map(File::try_clone).transpose()?;

@@ -10,7 +10,7 @@ use ferrite_testkit::ops::{Op, Target};
 use ferrite_testkit::rng::pattern;
 use ferrite_testkit::snapshot::{Node, Snapshot};
 use ferrite_vfs::memfs::MemFs;
-use ferrite_vfs::{FallocateMode, FileKind, FileSystem, NewNode};
+use ferrite_vfs::{FallocateMode, FileKind, FileSystem, NewNode, SYSTEM};
 use parking_lot::Mutex;
 
 use crate::Variant;
@@ -160,7 +160,10 @@ fn ready(variant: Variant, workload: &Workload) -> Result<Arc<Ready>, String> {
             }
         }
         if let Some(left) = workload.blocks_left {
-            let free = engine.statfs().map_err(|error| error.to_string())?.blocks_available;
+            let free = engine
+                .statfs(SYSTEM)
+                .map_err(|error| error.to_string())?
+                .blocks_available;
             let fill = [
                 Op::Mknod {
                     path: filler(),

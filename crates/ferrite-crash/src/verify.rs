@@ -7,7 +7,7 @@ use std::sync::Arc;
 use ferrite_fs::{Engine, MountOptions, fsck};
 use ferrite_pm::{Choice, Recorder, Region};
 use ferrite_testkit::snapshot::Snapshot;
-use ferrite_vfs::{Cred, FileKind, FileSystem, FsError, NewNode, OpenMode, ROOT_INO, RenameMode};
+use ferrite_vfs::{FileKind, FileSystem, FsError, NewNode, OpenMode, ROOT_INO, RenameMode, SYSTEM};
 
 use crate::choices::choices;
 use crate::record::{Recorded, Tree, capture, elsewhere, quiet_mount, share, unsettled};
@@ -142,7 +142,7 @@ pub fn verify(
     if capture(&engine)? != tree {
         return Err("work that was undone left something behind".into());
     }
-    let free = engine.statfs().map_err(|error| error.to_string())?.blocks_free;
+    let free = engine.statfs(SYSTEM).map_err(|error| error.to_string())?.blocks_free;
     engine.unmount().map_err(|error| format!("does not unmount: {error}"))?;
     let (Some(recorder), Some((budget, seed))) = (recorder, recrash) else {
         return Ok(Vec::new());
@@ -188,14 +188,14 @@ fn write_often(engine: &Engine, page: &[u8]) -> ferrite_vfs::Result<()> {
         mode: 0o600,
         rdev: 0,
     };
-    let made = match engine.mknod(&Cred::root(), ROOT_INO, b"echo", &node) {
+    let made = match engine.mknod(SYSTEM, ROOT_INO, b"echo", &node) {
         Err(FsError::NoSpace(_)) => return Ok(()),
         made => made?,
     };
-    let file = engine.open(made.ino, OpenMode::read_write())?;
-    let free = engine.statfs()?.blocks_free;
+    let file = engine.open(SYSTEM, made.ino, OpenMode::read_write())?;
+    let free = engine.statfs(SYSTEM)?.blocks_free;
     for _ in 4..free.min(ECHOES_MAX) {
-        match file.write_at(0, page) {
+        match file.write_at(SYSTEM, 0, page) {
             Err(FsError::NoSpace(_)) => break,
             other => other?,
         };
@@ -246,7 +246,7 @@ fn check(image: &[u8], when: &str) -> Result<u64, String> {
 }
 
 fn inodes_in_use(engine: &Engine) -> Result<u64, String> {
-    let stat = engine.statfs().map_err(|error| error.to_string())?;
+    let stat = engine.statfs(SYSTEM).map_err(|error| error.to_string())?;
     Ok(stat.inodes - stat.inodes_free)
 }
 
@@ -259,8 +259,7 @@ fn probe(engine: &Engine) -> ferrite_vfs::Result<()> {
             Err(error) => Err(error),
         }
     }
-    let root = Cred::root();
-    let Some(dir) = unless_full(engine.mkdir(&root, ROOT_INO, b"probe-dir", 0o755))? else {
+    let Some(dir) = unless_full(engine.mkdir(SYSTEM, ROOT_INO, b"probe-dir", 0o755))? else {
         return Ok(());
     };
     let node = NewNode {
@@ -268,22 +267,22 @@ fn probe(engine: &Engine) -> ferrite_vfs::Result<()> {
         mode: 0o600,
         rdev: 0,
     };
-    if let Some(made) = unless_full(engine.mknod(&root, dir.ino, b"probe", &node))? {
-        let file = engine.open(made.ino, OpenMode::read_write())?;
+    if let Some(made) = unless_full(engine.mknod(SYSTEM, dir.ino, b"probe", &node))? {
+        let file = engine.open(SYSTEM, made.ino, OpenMode::read_write())?;
         let mut expected = vec![7; 5000];
-        let mut written = unless_full(file.write_at(0, &expected))?.is_some();
-        written = written && unless_full(file.write_at(100, b"in the middle"))?.is_some();
+        let mut written = unless_full(file.write_at(SYSTEM, 0, &expected))?.is_some();
+        written = written && unless_full(file.write_at(SYSTEM, 100, b"in the middle"))?.is_some();
         expected[100..113].copy_from_slice(b"in the middle");
         if written {
             let mut found = vec![0; 6000];
-            let len = file.read_at(0, &mut found)?;
+            let len = file.read_at(SYSTEM, 0, &mut found)?;
             if found[..len] != expected {
                 return Err(FsError::damaged(None, "what was written does not read back"));
             }
         }
         drop(file);
-        engine.rename(dir.ino, b"probe", ROOT_INO, b"probe-moved", RenameMode::Replace)?;
-        engine.unlink(ROOT_INO, b"probe-moved")?;
+        engine.rename(SYSTEM, dir.ino, b"probe", ROOT_INO, b"probe-moved", RenameMode::Replace)?;
+        engine.unlink(SYSTEM, ROOT_INO, b"probe-moved")?;
     }
-    engine.rmdir(ROOT_INO, b"probe-dir")
+    engine.rmdir(SYSTEM, ROOT_INO, b"probe-dir")
 }

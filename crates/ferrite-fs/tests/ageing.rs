@@ -18,7 +18,7 @@ use ferrite_measure::median;
 use ferrite_pm::{Access, Region};
 use ferrite_testkit::rng::{Rng, pattern};
 use ferrite_testkit::seed_from_env;
-use ferrite_vfs::{Cred, FileKind, FileSystem, FsError, Ino, NewNode, OpenMode, ROOT_INO, SetAttr};
+use ferrite_vfs::{FileKind, FileSystem, FsError, Ino, NewNode, OpenMode, ROOT_INO, SYSTEM, SetAttr};
 use rustix::time::{ClockId, clock_gettime};
 use tempfile::TempPath;
 
@@ -111,7 +111,7 @@ fn cpu_time() -> Duration {
 
 impl Server {
     fn new(engine: Engine, seed: u64) -> Server {
-        let room = engine.statfs().unwrap().blocks_available;
+        let room = engine.statfs(SYSTEM).unwrap().blocks_available;
         let last_block = engine.info().size_bytes / PAGE as u64 - 1;
         Server {
             engine,
@@ -181,7 +181,7 @@ impl Server {
             rdev: 0,
         };
         let made = self.timed(Kind::Write, 0, |engine| {
-            engine.mknod(&Cred::root(), ROOT_INO, name.as_bytes(), &node)
+            engine.mknod(SYSTEM, ROOT_INO, name.as_bytes(), &node)
         });
         let Some(attr) = made else { return };
         self.files.insert(
@@ -199,7 +199,7 @@ impl Server {
         let (fill, data) = self.fresh(len);
         let (ino, old_pages) = (self.files[&number].ino, self.files[&number].pages());
         let wrote = self.timed(Kind::Write, len, |engine| {
-            engine.open(ino, OpenMode::read_write())?.append(&data)
+            engine.open(SYSTEM, ino, OpenMode::read_write())?.append(SYSTEM, &data)
         });
         if let Some((_, count)) = wrote {
             let file = self.files.get_mut(&number).expect("there");
@@ -216,7 +216,7 @@ impl Server {
             ..SetAttr::default()
         };
         if self
-            .timed(Kind::Remove, 0, |engine| engine.setattr(ino, &empty))
+            .timed(Kind::Remove, 0, |engine| engine.setattr(SYSTEM, ino, &empty))
             .is_some()
         {
             let file = self.files.get_mut(&number).expect("there");
@@ -231,7 +231,9 @@ impl Server {
         let mut found = vec![0; expected.len() + 1];
         let len = expected.len();
         let read = self.timed(Kind::Read, len, |engine| {
-            engine.open(ino, OpenMode::read_only())?.read_at(0, &mut found)
+            engine
+                .open(SYSTEM, ino, OpenMode::read_only())?
+                .read_at(SYSTEM, 0, &mut found)
         });
         assert_eq!(read, Some(len), "file {number}");
         assert!(found[..len] == expected, "file {number} holds something else");
@@ -239,7 +241,9 @@ impl Server {
 
     fn delete(&mut self, number: u64) {
         let name = format!("file{number:08}");
-        let gone = self.timed(Kind::Remove, 0, |engine| engine.unlink(ROOT_INO, name.as_bytes()));
+        let gone = self.timed(Kind::Remove, 0, |engine| {
+            engine.unlink(SYSTEM, ROOT_INO, name.as_bytes())
+        });
         assert!(gone.is_some(), "removing a file needs no space");
         let file = self.files.remove(&number).expect("there");
         self.pages -= file.pages();

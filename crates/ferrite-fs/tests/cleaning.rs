@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use common::make;
 use ferrite_fs::{Engine, MountOptions, mkfs};
 use ferrite_pm::Region;
-use ferrite_vfs::{FileSystem, OpenMode, ROOT_INO};
+use ferrite_vfs::{FileSystem, OpenMode, ROOT_INO, SYSTEM};
 use rand::rngs::StdRng;
 use rand::{Rng, RngExt, SeedableRng};
 
@@ -62,15 +62,15 @@ fn small_overwrites_of_a_nearly_full_pool_never_end() {
     mkfs(&region, &common::options()).unwrap();
     let engine = Engine::mount(region, &MountOptions::default()).unwrap();
     let file = engine
-        .open(make(&engine, ROOT_INO, "file"), OpenMode::read_write())
+        .open(SYSTEM, make(&engine, ROOT_INO, "file"), OpenMode::read_write())
         .unwrap();
     let mut end = 0;
     loop {
-        let stat = engine.statfs().unwrap();
+        let stat = engine.statfs(SYSTEM).unwrap();
         if (stat.blocks - stat.blocks_free) * 100 >= stat.blocks * FILL_PERCENT {
             break;
         }
-        file.write_at(end, &[1; CHUNK]).unwrap();
+        file.write_at(SYSTEM, end, &[1; CHUNK]).unwrap();
         end += CHUNK as u64;
     }
     let floor = Region::anonymous(pool_bytes).unwrap();
@@ -84,7 +84,7 @@ fn small_overwrites_of_a_nearly_full_pool_never_end() {
     let our_tail = tail(time(span, keep, |n| {
         let len = rng.random_range(1..=64);
         let offset = rng.random_range(0..end - len as u64);
-        file.write_at(offset, &[n as u8; 64][..len])
+        file.write_at(SYSTEM, offset, &[n as u8; 64][..len])
             .unwrap_or_else(|error| panic!("overwrite {n}: {error}"));
     }));
     println!(

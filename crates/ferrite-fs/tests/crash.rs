@@ -14,7 +14,9 @@ use std::sync::Arc;
 use common::{Tree, capture, check, empty_pool, fixed, make, mount, pattern, write};
 use ferrite_fs::{Engine, Mapping, MkfsOptions, MountOptions};
 use ferrite_pm::{Choice, ImageCursor, Log, Recorder, Region};
-use ferrite_vfs::{Cred, FallocateMode, FileSystem, Ino, OpenMode, ROOT_INO, RenameMode, SetAttr, XattrMode};
+use ferrite_vfs::{
+    Cred, Ctx, FallocateMode, FileSystem, Ino, OpenMode, ROOT_INO, RenameMode, SYSTEM, SetAttr, XattrMode,
+};
 use rand::rngs::StdRng;
 use rand::{Rng, RngExt, SeedableRng};
 
@@ -154,7 +156,7 @@ fn verify(image: &[u8], states: &[Tree], returned: usize, at: &str, twice: bool)
     let probe = make(&engine, ROOT_INO, "probe-after-crash");
     write(&engine, probe, 0, &pattern(5000, 9));
     engine
-        .unlink(ROOT_INO, b"probe-after-crash")
+        .unlink(SYSTEM, ROOT_INO, b"probe-after-crash")
         .unwrap_or_else(|error| panic!("{at}: {error}"));
     assert_eq!(capture(&engine), tree, "{at}: the probe left something behind");
     engine.unmount().unwrap();
@@ -184,7 +186,9 @@ fn verify(image: &[u8], states: &[Tree], returned: usize, at: &str, twice: bool)
 fn lookup(fs: &dyn FileSystem, path: &str) -> Ino {
     path.split('/')
         .filter(|part| !part.is_empty())
-        .fold(ROOT_INO, |dir, part| fs.lookup(dir, part.as_bytes()).unwrap().ino)
+        .fold(ROOT_INO, |dir, part| {
+            fs.lookup(SYSTEM, dir, part.as_bytes()).unwrap().ino
+        })
 }
 
 fn split(path: &str) -> (&str, &str) {
@@ -203,35 +207,37 @@ fn put(path: &'static str, offset: u64, len: usize, version: u8) -> Step {
 
 fn dir(path: &'static str) -> Step {
     Box::new(move |fs| {
-        fs.mkdir(
-            &Cred::root(),
-            lookup(fs, split(path).0),
-            split(path).1.as_bytes(),
-            0o755,
-        )
-        .unwrap();
+        fs.mkdir(SYSTEM, lookup(fs, split(path).0), split(path).1.as_bytes(), 0o755)
+            .unwrap();
     })
 }
 
 fn rename(from: &'static str, to: &'static str, mode: RenameMode) -> Step {
     Box::new(move |fs| {
         let ((a, b), (c, d)) = (split(from), split(to));
-        fs.rename(lookup(fs, a), b.as_bytes(), lookup(fs, c), d.as_bytes(), mode)
+        fs.rename(SYSTEM, lookup(fs, a), b.as_bytes(), lookup(fs, c), d.as_bytes(), mode)
             .unwrap();
     })
 }
 
 fn unlink(path: &'static str) -> Step {
-    Box::new(move |fs| fs.unlink(lookup(fs, split(path).0), split(path).1.as_bytes()).unwrap())
+    Box::new(move |fs| {
+        fs.unlink(SYSTEM, lookup(fs, split(path).0), split(path).1.as_bytes())
+            .unwrap()
+    })
 }
 
 fn rmdir(path: &'static str) -> Step {
-    Box::new(move |fs| fs.rmdir(lookup(fs, split(path).0), split(path).1.as_bytes()).unwrap())
+    Box::new(move |fs| {
+        fs.rmdir(SYSTEM, lookup(fs, split(path).0), split(path).1.as_bytes())
+            .unwrap()
+    })
 }
 
 fn truncate(path: &'static str, size: u64) -> Step {
     Box::new(move |fs| {
         fs.setattr(
+            SYSTEM,
             lookup(fs, path),
             &SetAttr {
                 size: Some(size),
@@ -244,9 +250,9 @@ fn truncate(path: &'static str, size: u64) -> Step {
 
 fn allocate(path: &'static str, mode: FallocateMode, offset: u64, len: u64) -> Step {
     Box::new(move |fs| {
-        fs.open(lookup(fs, path), OpenMode::read_write())
+        fs.open(SYSTEM, lookup(fs, path), OpenMode::read_write())
             .unwrap()
-            .fallocate(mode, offset, len)
+            .fallocate(SYSTEM, mode, offset, len)
             .unwrap()
     })
 }
@@ -265,13 +271,13 @@ fn creating_linking_and_removing() {
             touch("/a"),
             dir("/d/e"),
             Box::new(|fs| {
-                fs.link(lookup(fs, "/old"), lookup(fs, "/d"), b"other").unwrap();
+                fs.link(SYSTEM, lookup(fs, "/old"), lookup(fs, "/d"), b"other").unwrap();
             }),
             Box::new(|fs| {
-                fs.symlink(&Cred::root(), ROOT_INO, b"short", b"target").unwrap();
+                fs.symlink(SYSTEM, ROOT_INO, b"short", b"target").unwrap();
             }),
             Box::new(|fs| {
-                fs.symlink(&Cred::root(), ROOT_INO, b"long", &[b'x'; 3000]).unwrap();
+                fs.symlink(SYSTEM, ROOT_INO, b"long", &[b'x'; 3000]).unwrap();
             }),
             unlink("/old"),
             unlink("/d/other"),
@@ -337,9 +343,9 @@ fn writing_every_kind_of_page() {
             put("/g", 30_000, 10, 4),
             put("/g", 0, 200_000, 5),
             Box::new(|fs| {
-                fs.open(lookup(fs, "/g"), OpenMode::read_write())
+                fs.open(SYSTEM, lookup(fs, "/g"), OpenMode::read_write())
                     .unwrap()
-                    .append(&pattern(777, 6))
+                    .append(SYSTEM, &pattern(777, 6))
                     .unwrap();
             }),
         ],
@@ -399,10 +405,12 @@ fn parts_of_pages(options_of_pool: &MkfsOptions, folds: &[u32]) {
 /// crash that brings the old word back finds something else there.
 fn folding_on_a_nearly_full_pool(options_of_pool: &MkfsOptions, fold_read_entries: u32, steps: &[Step]) {
     let fill: Step = Box::new(|fs| {
-        let file = fs.open(make(fs, ROOT_INO, "filler"), OpenMode::read_write()).unwrap();
+        let file = fs
+            .open(SYSTEM, make(fs, ROOT_INO, "filler"), OpenMode::read_write())
+            .unwrap();
         let mut end = 0;
-        while fs.statfs().unwrap().blocks_available > 6 {
-            file.write_at(end, &[1; 4096]).unwrap();
+        while fs.statfs(SYSTEM).unwrap().blocks_available > 6 {
+            file.write_at(SYSTEM, end, &[1; 4096]).unwrap();
             end += 4096;
         }
     });
@@ -478,7 +486,7 @@ fn cutting_punching_and_reserving() {
 fn attributes_and_extended_attributes() {
     let set = |name: &'static [u8], len: usize| -> Step {
         Box::new(move |fs| {
-            fs.setxattr(lookup(fs, "/f"), name, &pattern(len, 1), XattrMode::Any)
+            fs.setxattr(SYSTEM, lookup(fs, "/f"), name, &pattern(len, 1), XattrMode::Any)
                 .unwrap()
         })
     };
@@ -488,7 +496,7 @@ fn attributes_and_extended_attributes() {
             set(b"user.a", 10),
             set(b"user.b", 2000),
             set(b"user.a", 100),
-            Box::new(|fs| fs.removexattr(lookup(fs, "/f"), b"user.b").unwrap()),
+            Box::new(|fs| fs.removexattr(SYSTEM, lookup(fs, "/f"), b"user.b").unwrap()),
             Box::new(|fs| {
                 let set = SetAttr {
                     mode: Some(0o4711),
@@ -496,9 +504,9 @@ fn attributes_and_extended_attributes() {
                     gid: Some(8),
                     ..SetAttr::default()
                 };
-                fs.setattr(lookup(fs, "/f"), &set).unwrap();
+                fs.setattr(SYSTEM, lookup(fs, "/f"), &set).unwrap();
             }),
-            Box::new(|fs| fs.removexattr(lookup(fs, "/f"), b"user.a").unwrap()),
+            Box::new(|fs| fs.removexattr(SYSTEM, lookup(fs, "/f"), b"user.a").unwrap()),
             unlink("/f"),
         ],
     );
@@ -513,15 +521,12 @@ fn a_zeroed_page_is_written_again() {
             mode: Some(0o4755),
             ..SetAttr::default()
         };
-        fs.setattr(lookup(fs, "/f"), &set).unwrap();
+        fs.setattr(SYSTEM, lookup(fs, "/f"), &set).unwrap();
     });
     let overwrite: Step = Box::new(|fs| {
-        let mode = OpenMode {
-            kill_priv: true,
-            ..OpenMode::read_write()
-        };
-        let file = fs.open(lookup(fs, "/f"), mode).unwrap();
-        file.write_at(4096, &pattern(4096, 2)).unwrap();
+        let file = fs.open(SYSTEM, lookup(fs, "/f"), OpenMode::read_write()).unwrap();
+        let unprivileged = Ctx::checked(Cred::new(1, 1));
+        file.write_at(&unprivileged, 4096, &pattern(4096, 2)).unwrap();
     });
     run(
         vec![touch("/f"), put("/f", 0, 16_384, 1), set_mode],
@@ -643,17 +648,25 @@ fn random_step(seed: u64) -> Step {
             }
         };
         let (dir, name) = (home(&mut rng), format!("f{}", rng.random_range(0..4)));
-        let file = fs.lookup(dir, name.as_bytes()).ok();
+        let file = fs.lookup(SYSTEM, dir, name.as_bytes()).ok();
         match (rng.random_range(0..7), file) {
-            (0, Some(_)) => fs.unlink(dir, name.as_bytes()).unwrap(),
+            (0, Some(_)) => fs.unlink(SYSTEM, dir, name.as_bytes()).unwrap(),
             (1, Some(_)) => {
                 let (dir2, name2) = (home(&mut rng), format!("f{}", rng.random_range(0..4)));
-                fs.rename(dir, name.as_bytes(), dir2, name2.as_bytes(), RenameMode::Replace)
-                    .unwrap();
+                fs.rename(
+                    SYSTEM,
+                    dir,
+                    name.as_bytes(),
+                    dir2,
+                    name2.as_bytes(),
+                    RenameMode::Replace,
+                )
+                .unwrap();
             }
             (2, Some(attr)) => {
                 let size = Some(rng.random_range(0..40_000));
                 fs.setattr(
+                    SYSTEM,
                     attr.ino,
                     &SetAttr {
                         size,

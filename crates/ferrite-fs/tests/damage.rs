@@ -15,7 +15,7 @@ use std::sync::Arc;
 use common::{fixed, image_of, make, pattern, write};
 use ferrite_fs::{Engine, Mapping, MountOptions, PageDump, Superblock, fsck, identify, mkfs, repair};
 use ferrite_pm::{Recorder, Region};
-use ferrite_vfs::{Cred, FileSystem, FsError, Ino, OpenMode, ROOT_INO, XattrMode};
+use ferrite_vfs::{FileSystem, FsError, Ino, OpenMode, ROOT_INO, SYSTEM, XattrMode};
 
 const PAGE: usize = 4096;
 const POOL_BYTES: u64 = 8 << 20;
@@ -58,7 +58,7 @@ fn image_after(image: &[u8], work: impl FnOnce(&Engine)) -> Vec<u8> {
 }
 
 fn open(engine: &Engine, ino: Ino) -> ferrite_vfs::Result<Arc<dyn ferrite_vfs::OpenFile>> {
-    engine.open(ino, OpenMode::read_write())
+    engine.open(SYSTEM, ino, OpenMode::read_write())
 }
 
 impl Pool {
@@ -69,7 +69,7 @@ impl Pool {
         let superblock = identify(&blank).unwrap();
         let (mut dir, mut files) = (0, BTreeMap::new());
         let image = image_after(&image_of(&blank), |engine| {
-            dir = engine.mkdir(&Cred::root(), ROOT_INO, b"dir", 0o755).unwrap().ino;
+            dir = engine.mkdir(SYSTEM, ROOT_INO, b"dir", 0o755).unwrap().ino;
             let names = [
                 ("small", 100),
                 (PLAIN, 9 * PAGE + 100),
@@ -97,7 +97,7 @@ impl Pool {
                 files.insert(name, Known { ino, content, pages });
             }
             engine
-                .setxattr(files[LABELLED].ino, b"user.name", VALUE, XattrMode::Any)
+                .setxattr(SYSTEM, files[LABELLED].ino, b"user.name", VALUE, XattrMode::Any)
                 .unwrap();
             for known in files.values_mut() {
                 known.pages = engine.dump(known.ino).unwrap();
@@ -197,7 +197,7 @@ impl Pool {
                 assert!(matches!(error, FsError::Damaged(_)), "{name}: {what}: {error}");
                 errors += 1;
             };
-            match engine.lookup(self.dir, name.as_bytes()) {
+            match engine.lookup(SYSTEM, self.dir, name.as_bytes()) {
                 Ok(found) => assert_eq!(
                     (found.ino, found.size),
                     (known.ino, known.content.len() as u64),
@@ -217,7 +217,7 @@ impl Pool {
             for (start, page) in (0..).step_by(PAGE).zip(known.content.chunks(PAGE)) {
                 for (from, len) in [(0, page.len()), (page.len() / 2, 1), (page.len() - 1, 1)] {
                     let mut found = vec![0; len];
-                    match file.read_at((start + from) as u64, &mut found) {
+                    match file.read_at(SYSTEM, (start + from) as u64, &mut found) {
                         Ok(count) => assert!(
                             count == len && found == page[from..from + len],
                             "{name}: wrong data at {}",
@@ -232,7 +232,7 @@ impl Pool {
                 }
             }
             if name == LABELLED {
-                match engine.getxattr(known.ino, b"user.name") {
+                match engine.getxattr(SYSTEM, known.ino, b"user.name") {
                     Ok(value) => assert_eq!(value, VALUE),
                     Err(error) => failed("getxattr", error),
                 }
@@ -274,18 +274,20 @@ fn work_elsewhere(engine: &Engine, dir: Ino) {
             rdev: 0,
         };
         let name = format!("new-{n}");
-        let Ok(attr) = engine.mknod(&Cred::root(), dir, name.as_bytes(), &node) else {
+        let Ok(attr) = engine.mknod(SYSTEM, dir, name.as_bytes(), &node) else {
             break;
         };
         made.push(name);
         let file = open(engine, attr.ino).unwrap();
-        if file.write_at(0, &[0xee; 10 * PAGE + 50]).is_err() || file.write_at(10, &[0xdd; 300]).is_err() {
+        if file.write_at(SYSTEM, 0, &[0xee; 10 * PAGE + 50]).is_err()
+            || file.write_at(SYSTEM, 10, &[0xdd; 300]).is_err()
+        {
             break;
         }
     }
     assert!(made.len() > 100, "only {} files", made.len());
     for name in made.iter().step_by(2) {
-        engine.unlink(dir, name.as_bytes()).unwrap();
+        engine.unlink(SYSTEM, dir, name.as_bytes()).unwrap();
     }
     engine.clean(1000).unwrap();
 }
@@ -321,7 +323,7 @@ fn live_with(pool: &Pool, image: &[u8], victims: &[&str], told: Told) -> usize {
         assert_eq!(engine.is_read_only(), told == Told::ReadOnly, "{:?}", engine.damage());
         assert!(!engine.scrub(None).unwrap().findings.is_empty(), "a scrub finds it");
         if told == Told::ReadOnly {
-            let refused = engine.mkdir(&Cred::root(), ROOT_INO, b"new", 0o755);
+            let refused = engine.mkdir(SYSTEM, ROOT_INO, b"new", 0o755);
             assert!(matches!(refused, Err(FsError::ReadOnly)), "{refused:?}");
         } else {
             work_elsewhere(engine, ROOT_INO);
@@ -333,12 +335,12 @@ fn live_with(pool: &Pool, image: &[u8], victims: &[&str], told: Told) -> usize {
     assert!(more.is_empty(), "damage that was not there before: {more:?}");
     let engine = repaired(&after);
     for (name, known) in pool.files.iter().filter(|(name, _)| !victims.contains(&name.as_str())) {
-        let ino = engine.lookup(pool.dir, name.as_bytes()).unwrap().ino;
+        let ino = engine.lookup(SYSTEM, pool.dir, name.as_bytes()).unwrap().ino;
         let mut found = vec![0; known.content.len()];
         let count = engine
-            .open(ino, OpenMode::read_only())
+            .open(SYSTEM, ino, OpenMode::read_only())
             .unwrap()
-            .read_at(0, &mut found)
+            .read_at(SYSTEM, 0, &mut found)
             .unwrap();
         assert!(
             count == found.len() && found == known.content,

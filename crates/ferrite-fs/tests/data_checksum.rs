@@ -8,7 +8,7 @@ use std::sync::Arc;
 use common::{fixed, image_of, make, mount, pattern};
 use ferrite_fs::{Engine, EngineError, Mapping, MkfsOptions, MountOptions, PageDump, fsck, identify, mkfs, repair};
 use ferrite_pm::{Recorder, Region};
-use ferrite_vfs::{Cred, FallocateMode, FileSystem, FsError, Ino, OpenFile, OpenMode, ROOT_INO, SetAttr};
+use ferrite_vfs::{FallocateMode, FileSystem, FsError, Ino, OpenFile, OpenMode, ROOT_INO, SYSTEM, SetAttr};
 use rand::rngs::StdRng;
 use rand::{Rng, RngExt, SeedableRng};
 
@@ -57,7 +57,7 @@ impl Pool {
         let engine = Engine::mount(region, &quiet()).unwrap();
         let file = |name: &str, content: &[u8]| {
             let ino = make(&engine, ROOT_INO, name);
-            open(&engine, ino).write_at(0, content).unwrap();
+            open(&engine, ino).write_at(SYSTEM, 0, content).unwrap();
             ino
         };
         let contents = [pattern(4 * PAGE, 1), pattern(2 * PAGE + 700, 77)];
@@ -66,10 +66,10 @@ impl Pool {
         let ino = file("logged", &content);
         for n in 0..6 {
             let at = 100 * n + 30;
-            open(&engine, ino).write_at(at as u64, &[n as u8; 200]).unwrap();
+            open(&engine, ino).write_at(SYSTEM, at as u64, &[n as u8; 200]).unwrap();
             content[at..at + 200].fill(n as u8);
         }
-        let link = engine.symlink(&Cred::root(), ROOT_INO, b"link", &TARGET).unwrap().ino;
+        let link = engine.symlink(SYSTEM, ROOT_INO, b"link", &TARGET).unwrap().ino;
         let dump = |ino| engine.dump(ino).unwrap();
         let files = inos.into_iter().zip(contents);
         let files = files.map(|(ino, content)| (ino, content, dump(ino))).collect();
@@ -122,7 +122,7 @@ impl Pool {
                     assert!(text.contains(&place), "{place:?} is not named: {text}");
                 };
                 let mut found = vec![0; len];
-                match file.read_at(start as u64, &mut found) {
+                match file.read_at(SYSTEM, start as u64, &mut found) {
                     Ok(count) => assert!(
                         count == len && found == content[start..start + len],
                         "wrong data in page {} of inode {ino}",
@@ -135,7 +135,7 @@ impl Pool {
                 }
                 for (from, len) in [(0, 1), (17, 100), (len - 1, 1), (200, 400)] {
                     let mut part = vec![0; len];
-                    match file.read_at((start + from) as u64, &mut part) {
+                    match file.read_at(SYSTEM, (start + from) as u64, &mut part) {
                         Ok(_) => assert_eq!(
                             part,
                             content[start + from..start + from + len],
@@ -146,12 +146,12 @@ impl Pool {
                 }
             }
             let mut whole = vec![0; content.len()];
-            match file.read_at(0, &mut whole) {
+            match file.read_at(SYSTEM, 0, &mut whole) {
                 Ok(_) => assert!(whole == *content, "inode {ino}"),
                 Err(error) => assert!(matches!(error, FsError::Damaged(_)), "{error}"),
             }
         }
-        match engine.readlink(self.link) {
+        match engine.readlink(SYSTEM, self.link) {
             Ok(target) => assert_eq!(target, TARGET),
             Err(error) => {
                 assert!(
@@ -176,7 +176,7 @@ fn swap_words(image: &mut [u8], a: usize, b: usize) {
 }
 
 fn open(engine: &Engine, ino: Ino) -> Arc<dyn OpenFile> {
-    engine.open(ino, OpenMode::read_write()).unwrap()
+    engine.open(SYSTEM, ino, OpenMode::read_write()).unwrap()
 }
 
 fn truncate(engine: &Engine, ino: Ino, size: u64) -> ferrite_vfs::Result<()> {
@@ -184,7 +184,7 @@ fn truncate(engine: &Engine, ino: Ino, size: u64) -> ferrite_vfs::Result<()> {
         size: Some(size),
         ..SetAttr::default()
     };
-    engine.setattr(ino, &set).map(drop)
+    engine.setattr(SYSTEM, ino, &set).map(drop)
 }
 
 #[test]
@@ -214,7 +214,9 @@ fn a_page_in_the_place_of_a_hole_is_told() {
         let engine = Engine::mount(region, &quiet()).unwrap();
         let ino = make(&engine, ROOT_INO, "sparse");
         for page in [2, 400] {
-            open(&engine, ino).write_at(page * PAGE as u64, &content).unwrap();
+            open(&engine, ino)
+                .write_at(SYSTEM, page * PAGE as u64, &content)
+                .unwrap();
         }
         let word = engine.dump(ino).unwrap()[0].word;
         engine.unmount().unwrap();
@@ -248,7 +250,7 @@ fn a_page_in_the_place_of_a_hole_is_told() {
                 "{mapping}, page {place}: scrub"
             );
             for page in [2, place] {
-                let read = open(&engine, ino).read_at(page * PAGE as u64, &mut [0; PAGE]);
+                let read = open(&engine, ino).read_at(SYSTEM, page * PAGE as u64, &mut [0; PAGE]);
                 assert!(
                     matches!(read, Err(FsError::Damaged(_))),
                     "{mapping}, page {page} of {place}: {read:?}"
@@ -259,10 +261,12 @@ fn a_page_in_the_place_of_a_hole_is_told() {
             let region = open_image(&damaged);
             rewrite.apply(&region).unwrap();
             let engine = Engine::mount(region, &quiet()).unwrap();
-            let ino = engine.lookup(ROOT_INO, b"sparse").unwrap().ino;
+            let ino = engine.lookup(SYSTEM, ROOT_INO, b"sparse").unwrap().ino;
             for (page, expected) in [(2, &content[..]), (place, &[0; PAGE]), (400, &content)] {
                 let mut found = [1; PAGE];
-                open(&engine, ino).read_at(page * PAGE as u64, &mut found).unwrap();
+                open(&engine, ino)
+                    .read_at(SYSTEM, page * PAGE as u64, &mut found)
+                    .unwrap();
                 assert!(found == expected, "{mapping}: page {page} after the repair of {place}");
             }
         }
@@ -380,28 +384,31 @@ fn damage_is_not_copied_and_whole_pages_heal_it() {
         let file = open(&engine, *ino);
         engine.clean(10).unwrap();
         // Too long for a log.
-        let long = file.write_at(start + 10, &[1; 4000]);
+        let long = file.write_at(SYSTEM, start + 10, &[1; 4000]);
         assert!(
             matches!(&long, Err(FsError::Damaged(at)) if at.ino == Some(*ino) && at.bytes == Some((8192, 4096))),
             "{long:?}"
         );
         if options.cow_only {
-            assert!(matches!(file.write_at(start + 10, b"short"), Err(FsError::Damaged(_))));
+            assert!(matches!(
+                file.write_at(SYSTEM, start + 10, b"short"),
+                Err(FsError::Damaged(_))
+            ));
             assert!(matches!(truncate(&engine, *ino, start + 100), Err(FsError::Damaged(_))));
-            let punched = file.fallocate(FallocateMode::PunchHole, start + 100, 200);
+            let punched = file.fallocate(SYSTEM, FallocateMode::PunchHole, start + 100, 200);
             assert!(matches!(punched, Err(FsError::Damaged(_))), "{punched:?}");
         } else {
             for n in 0..40 {
-                file.write_at(start + 10 + n, b"short").unwrap();
+                file.write_at(SYSTEM, start + 10 + n, b"short").unwrap();
             }
             assert_eq!(engine.clean(10).unwrap(), 0, "a fold of a damaged page");
             let other = open(&engine, pool.files[1].0);
-            other.write_at(5, b"sound").unwrap();
+            other.write_at(SYSTEM, 5, b"sound").unwrap();
             assert_eq!(engine.clean(10).unwrap(), 1, "and the others are folded");
         }
         let mut page = vec![0; PAGE];
         assert!(
-            matches!(file.read_at(start, &mut page), Err(FsError::Damaged(_))),
+            matches!(file.read_at(SYSTEM, start, &mut page), Err(FsError::Damaged(_))),
             "still damaged"
         );
         assert_eq!(engine.scrub(None).unwrap().findings.len(), 1);
@@ -409,17 +416,19 @@ fn damage_is_not_copied_and_whole_pages_heal_it() {
     };
     for options in [quiet(), quiet().cow_only(true)] {
         let (engine, file) = try_all(&options);
-        file.write_at(start, &content[start as usize..][..PAGE]).unwrap();
+        file.write_at(SYSTEM, start, &content[start as usize..][..PAGE])
+            .unwrap();
         let mut found = vec![0; content.len()];
-        file.read_at(0, &mut found).unwrap();
+        file.read_at(SYSTEM, 0, &mut found).unwrap();
         assert!(found == *content, "a whole page heals");
         let (engine2, file) = try_all(&options);
-        file.fallocate(FallocateMode::PunchHole, start, PAGE as u64).unwrap();
+        file.fallocate(SYSTEM, FallocateMode::PunchHole, start, PAGE as u64)
+            .unwrap();
         let (engine3, _) = try_all(&options);
         truncate(&engine3, *ino, start).unwrap();
         let (engine4, file) = try_all(&options);
         drop(file);
-        engine4.unlink(ROOT_INO, b"a").unwrap();
+        engine4.unlink(SYSTEM, ROOT_INO, b"a").unwrap();
         for engine in [engine, engine2, engine3, engine4] {
             assert_eq!(engine.scrub(None).unwrap().findings, [""; 0]);
         }
@@ -440,14 +449,14 @@ fn a_page_that_its_log_covers_is_read_without_its_block() {
     let mut at = 0;
     // The longest log there is: a longer one would be copied, with the block.
     for len in [1500, 2560, 36] {
-        file.write_at((PAGE + at) as u64, &new[at..at + len]).unwrap();
+        file.write_at(SYSTEM, (PAGE + at) as u64, &new[at..at + len]).unwrap();
         at += len;
     }
     let mut found = vec![0; PAGE];
-    file.read_at(PAGE as u64, &mut found).unwrap();
+    file.read_at(SYSTEM, PAGE as u64, &mut found).unwrap();
     assert!(found == new);
     assert_eq!(engine.clean(10).unwrap(), 1);
-    file.read_at(PAGE as u64, &mut found).unwrap();
+    file.read_at(SYSTEM, PAGE as u64, &mut found).unwrap();
     assert!(found == new);
     assert_eq!(engine.scrub(None).unwrap().findings, [""; 0]);
 }
@@ -460,7 +469,7 @@ fn without_checksums_damaged_data_is_not_noticed() {
     let image = pool.damaged(|image| image[pages[2].block as usize * PAGE] ^= 1);
     let engine = mount(&image);
     let mut page = vec![0; PAGE];
-    open(&engine, *ino).read_at(2 * PAGE as u64, &mut page).unwrap();
+    open(&engine, *ino).read_at(SYSTEM, 2 * PAGE as u64, &mut page).unwrap();
     assert_eq!(page[0], content[2 * PAGE] ^ 1);
     let report = engine.scrub(None).unwrap();
     assert_eq!((report.findings.len(), report.pages), (0, 0));
@@ -486,8 +495,8 @@ fn unknown_read_only_features_refuse_writing() {
     let options = quiet().read_only(true);
     let engine = Engine::mount(Region::from_image(&image).unwrap(), &options).unwrap();
     let mut found = vec![0; 4 * PAGE];
-    let file = engine.open(pool.files[0].0, OpenMode::read_only()).unwrap();
-    file.read_at(0, &mut found).unwrap();
+    let file = engine.open(SYSTEM, pool.files[0].0, OpenMode::read_only()).unwrap();
+    file.read_at(SYSTEM, 0, &mut found).unwrap();
     assert!(found == pool.files[0].1);
 }
 
@@ -517,31 +526,42 @@ impl Model {
                 self.content.resize(at, 0);
             }
             1 | 2 => {
-                file.fallocate(FallocateMode::PunchHole, at as u64, len as u64).unwrap();
+                file.fallocate(SYSTEM, FallocateMode::PunchHole, at as u64, len as u64)
+                    .unwrap();
                 let len = self.content.len();
                 self.content[at.min(len)..end.min(len)].fill(0);
             }
             3 | 4 => {
-                file.fallocate(FallocateMode::ZeroRange { keep_size: false }, at as u64, len as u64)
-                    .unwrap();
+                file.fallocate(
+                    SYSTEM,
+                    FallocateMode::ZeroRange { keep_size: false },
+                    at as u64,
+                    len as u64,
+                )
+                .unwrap();
                 self.content.resize(self.content.len().max(end), 0);
                 self.content[at..end].fill(0);
             }
             5 => {
-                file.fallocate(FallocateMode::Allocate { keep_size: true }, at as u64, len as u64)
-                    .unwrap();
+                file.fallocate(
+                    SYSTEM,
+                    FallocateMode::Allocate { keep_size: true },
+                    at as u64,
+                    len as u64,
+                )
+                .unwrap();
             }
             6 => {
                 engine.clean(rng.random_range(1..20)).unwrap();
             }
             7 | 8 => {
                 let data = pattern(len % 500 + 1, rng.next_u32() as u8);
-                file.append(&data).unwrap();
+                file.append(SYSTEM, &data).unwrap();
                 self.content.extend(&data);
             }
             _ => {
                 let data = pattern(len, rng.next_u32() as u8);
-                assert_eq!(file.write_at(at as u64, &data).unwrap(), len);
+                assert_eq!(file.write_at(SYSTEM, at as u64, &data).unwrap(), len);
                 self.content.resize(self.content.len().max(end), 0);
                 self.content[at..end].copy_from_slice(&data);
             }
@@ -551,7 +571,7 @@ impl Model {
     fn check(&self, engine: &Engine) {
         let mut found = vec![0; self.content.len() + 1];
         assert_eq!(
-            open(engine, self.ino).read_at(0, &mut found).unwrap(),
+            open(engine, self.ino).read_at(SYSTEM, 0, &mut found).unwrap(),
             self.content.len()
         );
         assert!(found[..self.content.len()] == self.content);
@@ -633,18 +653,18 @@ fn longest_records(mapping: Mapping) {
     let file = open(&engine, make(&engine, ROOT_INO, "file"));
     let data = pattern(2 << 20, 5);
     let shift = open(&engine, make(&engine, ROOT_INO, "shift"));
-    shift.write_at(0, &data[..PAGE]).unwrap();
+    shift.write_at(SYSTEM, 0, &data[..PAGE]).unwrap();
     for n in 0..100u64 {
         // A few lines more than last time, so that in the end records have started everywhere.
         for m in 0..n {
-            shift.write_at(m % 64 * 60, &m.to_le_bytes()).unwrap();
+            shift.write_at(SYSTEM, m % 64 * 60, &m.to_le_bytes()).unwrap();
         }
         let at = n % 2 * 1001;
         truncate(&engine, file.ino(), 0).unwrap();
-        file.write_at(at, &data).unwrap();
+        file.write_at(SYSTEM, at, &data).unwrap();
         if n % 50 == 0 {
             let mut found = vec![0; data.len()];
-            file.read_at(at, &mut found).unwrap();
+            file.read_at(SYSTEM, at, &mut found).unwrap();
             assert!(found == data, "write {n}");
         }
     }

@@ -9,7 +9,7 @@ use ferrite_fs::mkfs;
 use ferrite_pm::Region;
 use ferrite_testkit::rng::Rng;
 use ferrite_testkit::seed_from_env;
-use ferrite_vfs::{Cred, FileSystem, ROOT_INO};
+use ferrite_vfs::{FileSystem, ROOT_INO, SYSTEM};
 
 const NAMES: u64 = 20_000;
 const ROUNDS: u64 = 8;
@@ -26,13 +26,13 @@ fn a_directory_that_churns_does_not_grow() {
     let options = fixed().inodes(NAMES + 1000);
     mkfs(&region, &options).unwrap();
     let engine = mount(&image_of(&region));
-    let dir = engine.mkdir(&Cred::root(), ROOT_INO, b"dir", 0o755).unwrap().ino;
+    let dir = engine.mkdir(SYSTEM, ROOT_INO, b"dir", 0o755).unwrap().ino;
     let mut there: Vec<u64> = (0..NAMES).collect();
     for &n in &there {
         make(&engine, dir, &name(n));
     }
-    let full = engine.getattr(dir).unwrap();
-    let free = engine.statfs().unwrap().blocks_free;
+    let full = engine.getattr(SYSTEM, dir).unwrap();
+    let free = engine.statfs(SYSTEM).unwrap().blocks_free;
     let mut rng = Rng::new(seed);
     let mut next = NAMES;
     for round in 0..ROUNDS {
@@ -41,7 +41,9 @@ fn a_directory_that_churns_does_not_grow() {
         for _ in 0..NAMES / 2 / batch {
             for _ in 0..batch {
                 let at = rng.below(there.len() as u64) as usize;
-                engine.unlink(dir, name(there.swap_remove(at)).as_bytes()).unwrap();
+                engine
+                    .unlink(SYSTEM, dir, name(there.swap_remove(at)).as_bytes())
+                    .unwrap();
             }
             for _ in 0..batch {
                 make(&engine, dir, &name(next));
@@ -49,7 +51,7 @@ fn a_directory_that_churns_does_not_grow() {
                 next += 1;
             }
         }
-        let now = engine.getattr(dir).unwrap();
+        let now = engine.getattr(SYSTEM, dir).unwrap();
         let what = format!("round {round}, FERRITE_SEED={seed}");
         assert!(
             now.blocks <= full.blocks * 105 / 100,
@@ -63,7 +65,7 @@ fn a_directory_that_churns_does_not_grow() {
             now.size,
             full.size
         );
-        let left = engine.statfs().unwrap().blocks_free;
+        let left = engine.statfs(SYSTEM).unwrap().blocks_free;
         assert!(
             left + full.blocks / 8 / 20 >= free,
             "{what}: {left} blocks free of {free}"
@@ -71,7 +73,7 @@ fn a_directory_that_churns_does_not_grow() {
     }
     let mut listed = HashSet::new();
     engine
-        .readdir(dir, 0, &mut |entry| listed.insert(entry.name.to_vec()))
+        .readdir(SYSTEM, dir, 0, &mut |entry| listed.insert(entry.name.to_vec()))
         .unwrap();
     assert_eq!(listed, there.iter().map(|&n| name(n).into_bytes()).collect());
 }

@@ -8,7 +8,7 @@ use std::path::Path;
 use common::{make, write};
 use ferrite_fs::{Engine, MountOptions, mkfs};
 use ferrite_pm::{Access, Medium, Region};
-use ferrite_vfs::{FileSystem, ROOT_INO};
+use ferrite_vfs::{FileSystem, ROOT_INO, SYSTEM};
 
 fn mount(pool: &Path) -> Engine {
     let options = MountOptions::default().process_durability(true);
@@ -47,6 +47,6 @@ fn syncs_come_with_mount_and_unmount_and_no_operation_pays_for_one() {
     assert!(syncs(&engine) >= before + 2, "all there is, and then the clean mark");
     drop(engine);
     let engine = mount(&pool);
-    assert_eq!(engine.lookup(ROOT_INO, b"file99").unwrap().size, 5000);
+    assert_eq!(engine.lookup(SYSTEM, ROOT_INO, b"file99").unwrap().size, 5000);
     engine.unmount().unwrap();
 }

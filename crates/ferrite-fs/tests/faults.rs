@@ -11,7 +11,7 @@ use std::sync::Arc;
 use common::{capture, check, empty_pool, fixed, make, mount, pattern};
 use ferrite_fs::{AtimePolicy, Engine, EngineError, MountOptions, fsck, mkfs, repair};
 use ferrite_pm::{Access, Choice, Recorder, Region};
-use ferrite_vfs::{Cred, FileSystem, FsError, OpenMode, ROOT_INO, RenameMode};
+use ferrite_vfs::{FileSystem, FsError, OpenMode, ROOT_INO, RenameMode, SYSTEM};
 
 /// Nothing is stored but by the operations of the test.
 fn quiet() -> MountOptions {
@@ -20,10 +20,9 @@ fn quiet() -> MountOptions {
 
 /// Some of everything, until something fails; returns how many operations returned.
 fn work(engine: &Engine, mut returned: impl FnMut(&Engine)) -> Result<(), FsError> {
-    let root = Cred::root();
     for turn in 0..3u8 {
         let dir = engine
-            .mkdir(&root, ROOT_INO, format!("dir{turn}").as_bytes(), 0o755)?
+            .mkdir(SYSTEM, ROOT_INO, format!("dir{turn}").as_bytes(), 0o755)?
             .ino;
         returned(engine);
         let node = ferrite_vfs::NewNode {
@@ -31,15 +30,16 @@ fn work(engine: &Engine, mut returned: impl FnMut(&Engine)) -> Result<(), FsErro
             mode: 0o644,
             rdev: 0,
         };
-        let ino = engine.mknod(&root, dir, b"file", &node)?.ino;
+        let ino = engine.mknod(SYSTEM, dir, b"file", &node)?.ino;
         returned(engine);
-        let file = engine.open(ino, OpenMode::read_write())?;
+        let file = engine.open(SYSTEM, ino, OpenMode::read_write())?;
         for (offset, len) in [(0, 50), (0, 9000), (100, 10), (4096, 4096), (8000, 30_000)] {
-            file.write_at(offset, &pattern(len, turn))?;
+            file.write_at(SYSTEM, offset, &pattern(len, turn))?;
             returned(engine);
         }
         drop(file);
         engine.rename(
+            SYSTEM,
             dir,
             b"file",
             ROOT_INO,
@@ -47,7 +47,7 @@ fn work(engine: &Engine, mut returned: impl FnMut(&Engine)) -> Result<(), FsErro
             RenameMode::Replace,
         )?;
         returned(engine);
-        engine.rmdir(ROOT_INO, format!("dir{turn}").as_bytes())?;
+        engine.rmdir(SYSTEM, ROOT_INO, format!("dir{turn}").as_bytes())?;
         returned(engine);
     }
     Ok(())
@@ -74,9 +74,9 @@ fn after_a_failed_fence_nothing_changes_and_nothing_is_lost() {
         let told = engine.failed().expect("the engine says that it stopped");
         assert!(told.contains("a fence failed"), "{told}");
         let before = capture(&engine);
-        let refused = engine.mkdir(&Cred::root(), ROOT_INO, b"later", 0o755);
+        let refused = engine.mkdir(SYSTEM, ROOT_INO, b"later", 0o755);
         assert!(matches!(refused, Err(FsError::ReadOnly)), "fence {fences}: {refused:?}");
-        assert!(engine.sync().is_err(), "fence {fences}: a sync must not lie");
+        assert!(engine.sync(SYSTEM).is_err(), "fence {fences}: a sync must not lie");
         assert!(
             capture(&engine) == before,
             "fence {fences}: reads go on, and nothing changes"
@@ -122,10 +122,10 @@ fn a_pool_cut_short_while_mounted_gives_errors_and_no_wrong_data() {
     mkfs(&region, &common::options()).unwrap();
     let engine = Engine::mount(region, &quiet()).unwrap();
     let ino = make(&engine, ROOT_INO, "file");
-    let file = engine.open(ino, OpenMode::read_write()).unwrap();
+    let file = engine.open(SYSTEM, ino, OpenMode::read_write()).unwrap();
     let data = pattern(4 << 20, 3);
     for (index, chunk) in data.chunks(1 << 20).enumerate() {
-        file.write_at((index << 20) as u64, chunk).unwrap();
+        file.write_at(SYSTEM, (index << 20) as u64, chunk).unwrap();
     }
     fs::OpenOptions::new()
         .write(true)
@@ -136,7 +136,7 @@ fn a_pool_cut_short_while_mounted_gives_errors_and_no_wrong_data() {
     let mut buffer = vec![0; 4096];
     let mut errors = 0;
     for page in 0..1024u64 {
-        match file.read_at(page * 4096, &mut buffer) {
+        match file.read_at(SYSTEM, page * 4096, &mut buffer) {
             Ok(len) => assert!(
                 buffer[..len] == data[page as usize * 4096..][..len],
                 "wrong data in page {page}"
@@ -150,8 +150,8 @@ fn a_pool_cut_short_while_mounted_gives_errors_and_no_wrong_data() {
     assert!(told.contains("part of the mapping is gone"), "{told}");
     assert_eq!(engine.info().failed, Some(told));
     assert!(engine.is_read_only());
-    assert!(matches!(file.write_at(0, b"x"), Err(FsError::ReadOnly)));
-    assert!(engine.mkdir(&Cred::root(), ROOT_INO, b"dir", 0o755).is_err());
+    assert!(matches!(file.write_at(SYSTEM, 0, b"x"), Err(FsError::ReadOnly)));
+    assert!(engine.mkdir(SYSTEM, ROOT_INO, b"dir", 0o755).is_err());
     drop((file, engine));
     // The other pools of the process live.
     let other = Region::anonymous(16 << 20).unwrap();
@@ -263,7 +263,7 @@ fn on_a_full_disk(small: &Path) {
         let engine = Engine::mount(Region::open(&path, Access::ReadWrite).unwrap(), &quiet()).unwrap();
         let error = (0..2000u32).find_map(|n| {
             let made = engine.mknod(
-                &Cred::root(),
+                SYSTEM,
                 ROOT_INO,
                 format!("file{n}").as_bytes(),
                 &ferrite_vfs::NewNode {
@@ -274,7 +274,9 @@ fn on_a_full_disk(small: &Path) {
             );
             let written = made.and_then(|attr| {
                 let data = pattern(20_000, n as u8);
-                engine.open(attr.ino, OpenMode::read_write())?.write_at(0, &data)
+                engine
+                    .open(SYSTEM, attr.ino, OpenMode::read_write())?
+                    .write_at(SYSTEM, 0, &data)
             });
             match written {
                 Ok(_) => {
@@ -286,7 +288,7 @@ fn on_a_full_disk(small: &Path) {
         });
         let error = error.expect("the disk is full before the pool is");
         assert!(matches!(error, FsError::Io(_)), "{error}");
-        assert!(engine.mkdir(&Cred::root(), ROOT_INO, b"later", 0o755).is_err());
+        assert!(engine.mkdir(SYSTEM, ROOT_INO, b"later", 0o755).is_err());
     }
     assert!(returned.len() > 20, "only {} files", returned.len());
     // With room again everything that returned is there.
@@ -294,12 +296,15 @@ fn on_a_full_disk(small: &Path) {
     check(&copy);
     let engine = mount(&copy);
     for n in returned {
-        let ino = engine.lookup(ROOT_INO, format!("file{n}").as_bytes()).unwrap().ino;
+        let ino = engine
+            .lookup(SYSTEM, ROOT_INO, format!("file{n}").as_bytes())
+            .unwrap()
+            .ino;
         let mut found = vec![0; 20_000];
         engine
-            .open(ino, OpenMode::read_only())
+            .open(SYSTEM, ino, OpenMode::read_only())
             .unwrap()
-            .read_at(0, &mut found)
+            .read_at(SYSTEM, 0, &mut found)
             .unwrap();
         assert!(found == pattern(20_000, n as u8), "file{n}");
     }

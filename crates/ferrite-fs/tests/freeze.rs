@@ -10,7 +10,7 @@ use common::{capture, empty_pool, fixed, make, pattern, write};
 use ferrite_fs::layout::{CONTROL_STATE, STATE_CLEAN};
 use ferrite_fs::{Engine, MkfsOptions, MountOptions, fsck, is_clean, number_thread};
 use ferrite_pm::{Choice, Recorder, Region};
-use ferrite_vfs::{FileSystem, OpenMode, ROOT_INO};
+use ferrite_vfs::{FileSystem, OpenMode, ROOT_INO, SYSTEM};
 
 const THREADS: u64 = 3;
 const FREEZES: usize = 6;
@@ -91,8 +91,11 @@ fn what_is_frozen_is_clean_and_holds_what_returned() {
         let copy = common::mount(&image);
         for (&ino, least) in files.iter().zip(least) {
             let mut found = [0; 8];
-            let file = copy.open(ino, OpenMode::read_only()).unwrap();
-            assert!(least == 0 || file.read_at(0, &mut found).unwrap() == 8, "round {round}");
+            let file = copy.open(SYSTEM, ino, OpenMode::read_only()).unwrap();
+            assert!(
+                least == 0 || file.read_at(SYSTEM, 0, &mut found).unwrap() == 8,
+                "round {round}"
+            );
             assert!(
                 u64::from_le_bytes(found) >= least,
                 "round {round}: older than what had returned"
@@ -137,17 +140,17 @@ fn changes_wait_and_reads_do_not() {
             write(&engine, ino, 0, b"after");
             returned.store(true, Ordering::SeqCst);
         });
-        let atime = engine.getattr(ino).unwrap().atime;
+        let atime = engine.getattr(SYSTEM, ino).unwrap().atime;
         let mut found = [0; 6];
-        let file = engine.open(ino, OpenMode::read_only()).unwrap();
-        assert_eq!(file.read_at(0, &mut found).unwrap(), 6);
+        let file = engine.open(SYSTEM, ino, OpenMode::read_only()).unwrap();
+        assert_eq!(file.read_at(SYSTEM, 0, &mut found).unwrap(), 6);
         assert_eq!(&found, b"before");
-        assert_eq!(engine.getattr(ino).unwrap().atime, atime);
+        assert_eq!(engine.getattr(SYSTEM, ino).unwrap().atime, atime);
         std::thread::sleep(Duration::from_millis(100));
         assert!(!returned.load(Ordering::SeqCst), "a change went through a frozen pool");
         engine.thaw().unwrap();
     });
-    assert!(engine.lookup(ROOT_INO, b"g").is_ok());
+    assert!(engine.lookup(SYSTEM, ROOT_INO, b"g").is_ok());
     engine.thaw().unwrap();
     engine.unmount().unwrap();
     assert!(engine.freeze().unwrap_err().to_string().contains("unmounted"));
@@ -164,12 +167,17 @@ fn a_frozen_pool_can_be_unmounted() {
     let ino = make(&engine, ROOT_INO, "f");
     engine.freeze().unwrap();
     std::thread::scope(|scope| {
-        let waits = scope.spawn(|| engine.open(ino, OpenMode::read_write()).unwrap().write_at(0, b"late"));
+        let waits = scope.spawn(|| {
+            engine
+                .open(SYSTEM, ino, OpenMode::read_write())
+                .unwrap()
+                .write_at(SYSTEM, 0, b"late")
+        });
         std::thread::sleep(Duration::from_millis(50));
         engine.unmount().unwrap();
         assert!(waits.join().unwrap().unwrap_err().to_string().contains("unmounted"));
     });
     let image = recorder.log().final_image();
     assert!(is_clean(&Region::from_image(&image).unwrap()));
-    assert_eq!(common::mount(&image).getattr(ino).unwrap().size, 0);
+    assert_eq!(common::mount(&image).getattr(SYSTEM, ino).unwrap().size, 0);
 }

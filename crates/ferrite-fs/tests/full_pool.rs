@@ -11,7 +11,7 @@ use common::{fixed, image_of, make};
 use ferrite_fs::{Engine, Mapping, MountOptions, fsck, mkfs};
 use ferrite_pm::{Recorder, Region};
 use ferrite_vfs::{
-    Cred, FallocateMode, FileSystem, FsError, OpenFile, OpenMode, ROOT_INO, RenameMode, SetAttr, SpaceOf, XattrMode,
+    FallocateMode, FileSystem, FsError, OpenFile, OpenMode, ROOT_INO, RenameMode, SYSTEM, SetAttr, SpaceOf, XattrMode,
 };
 
 const PAGE: u64 = 4096;
@@ -32,7 +32,7 @@ fn mounted(image: &[u8]) -> Engine {
 
 fn first_byte(file: &Arc<dyn OpenFile>, page: u64) -> u8 {
     let mut byte = [0xaa];
-    assert_eq!(file.read_at(page * PAGE, &mut byte).unwrap(), 1, "page {page}");
+    assert_eq!(file.read_at(SYSTEM, page * PAGE, &mut byte).unwrap(), 1, "page {page}");
     byte[0]
 }
 
@@ -49,18 +49,18 @@ fn cut_when_full(mapping: Mapping, lone: u64, punch: bool) {
     region.attach_recorder(Arc::clone(&recorder));
     let engine = Engine::mount(region, &quiet()).unwrap();
     let victim = make(&engine, ROOT_INO, "victim");
-    let file = engine.open(victim, OpenMode::read_write()).unwrap();
+    let file = engine.open(SYSTEM, victim, OpenMode::read_write()).unwrap();
     for n in 0..lone {
-        file.write_at(n * 2 * PAGE, &[7; PAGE as usize]).unwrap();
+        file.write_at(SYSTEM, n * 2 * PAGE, &[7; PAGE as usize]).unwrap();
     }
     for at in (0..STRETCH_PAGES).step_by(200) {
-        file.write_at((STRETCH + at) * PAGE, &vec![1; 200 * PAGE as usize])
+        file.write_at(SYSTEM, (STRETCH + at) * PAGE, &vec![1; 200 * PAGE as usize])
             .unwrap();
     }
     let filler = make(&engine, ROOT_INO, "filler");
-    let fill = engine.open(filler, OpenMode::read_write()).unwrap();
+    let fill = engine.open(SYSTEM, filler, OpenMode::read_write()).unwrap();
     let mut at = 0;
-    while fill.write_at(at * PAGE, &[9; PAGE as usize]).is_ok() {
+    while fill.write_at(SYSTEM, at * PAGE, &[9; PAGE as usize]).is_ok() {
         at += 1;
     }
     let set_size = |ino, pages| {
@@ -68,29 +68,34 @@ fn cut_when_full(mapping: Mapping, lone: u64, punch: bool) {
             size: Some(pages * PAGE),
             ..SetAttr::default()
         };
-        engine.setattr(ino, &size)
+        engine.setattr(SYSTEM, ino, &size)
     };
     let expected = if punch {
-        file.fallocate(FallocateMode::PunchHole, (STRETCH + KEPT) * PAGE, CUT_PAGES * PAGE)
-            .unwrap_or_else(|error| panic!("{what}: {error}"));
+        file.fallocate(
+            SYSTEM,
+            FallocateMode::PunchHole,
+            (STRETCH + KEPT) * PAGE,
+            CUT_PAGES * PAGE,
+        )
+        .unwrap_or_else(|error| panic!("{what}: {error}"));
         lone + STRETCH_PAGES - CUT_PAGES
     } else {
         set_size(victim, STRETCH + KEPT).unwrap_or_else(|error| panic!("{what}: {error}"));
         lone + KEPT
     };
-    assert_eq!(engine.getattr(victim).unwrap().blocks / 8, expected, "{what}");
+    assert_eq!(engine.getattr(SYSTEM, victim).unwrap().blocks / 8, expected, "{what}");
     mounted(&recorder.log().final_image());
     set_size(filler, 0).unwrap();
     set_size(victim, STRETCH + STRETCH_PAGES).unwrap();
     assert_eq!(first_byte(&file, STRETCH + KEPT - 1), 1, "{what}");
     assert_eq!(first_byte(&file, STRETCH + 100), 0, "{what}: what was cut came back");
-    file.write_at((STRETCH + 300) * PAGE, &[5]).unwrap();
+    file.write_at(SYSTEM, (STRETCH + 300) * PAGE, &[5]).unwrap();
     drop((file, fill));
     engine.unmount().unwrap();
     let image = recorder.log().final_image();
     let report = fsck(Region::from_image(&image).unwrap(), &mut |_, _, _| {}).unwrap();
     assert!(report.findings.is_empty(), "{what}: {:?}", report.findings);
-    let file = mounted(&image).open(victim, OpenMode::read_write()).unwrap();
+    let file = mounted(&image).open(SYSTEM, victim, OpenMode::read_write()).unwrap();
     assert_eq!(first_byte(&file, STRETCH + 300), 5, "{what}: a write was lost");
 }
 
@@ -119,19 +124,19 @@ fn all_that_is_free_can_be_reserved_at_once() {
                 mkfs(&blank, &options).unwrap();
                 let engine = mounted(&image_of(&blank));
                 let file = engine
-                    .open(make(&engine, ROOT_INO, "file"), OpenMode::read_write())
+                    .open(SYSTEM, make(&engine, ROOT_INO, "file"), OpenMode::read_write())
                     .unwrap();
-                let before = engine.statfs().unwrap().blocks_available;
+                let before = engine.statfs(SYSTEM).unwrap().blocks_available;
                 // Trees need nodes besides.
                 let wanted = match mapping {
                     Mapping::Hashfs | Mapping::Cuckoo | Mapping::Leaf => before,
                     Mapping::Radix | Mapping::Extent => before - before / 64 - 8,
                 };
                 let mode = FallocateMode::Allocate { keep_size: false };
-                let reserved = file.fallocate(mode, 0, wanted * PAGE);
+                let reserved = file.fallocate(SYSTEM, mode, 0, wanted * PAGE);
                 assert!(reserved.is_ok(), "{mapping}, {mib} MiB, seed {seed}: {reserved:?}");
                 assert_eq!(
-                    file.getattr().unwrap().blocks / 8,
+                    file.getattr(SYSTEM).unwrap().blocks / 8,
                     wanted,
                     "{mapping}, {mib} MiB, seed {seed}"
                 );
@@ -152,7 +157,7 @@ fn nobody_takes_the_reserve(mapping: Mapping) {
             size: Some(size),
             ..SetAttr::default()
         };
-        engine.setattr(ino, &set).map(|_| ())
+        engine.setattr(SYSTEM, ino, &set).map(|_| ())
     };
     // Short files, and directories that hold one long name each, whose block has no room for another.
     let mut short = Vec::new();
@@ -160,39 +165,40 @@ fn nobody_takes_the_reserve(mapping: Mapping) {
     for n in 0..400 {
         let ino = make(&engine, ROOT_INO, &format!("short{n}"));
         engine
-            .open(ino, OpenMode::read_write())
+            .open(SYSTEM, ino, OpenMode::read_write())
             .unwrap()
-            .write_at(0, b"inline")
+            .write_at(SYSTEM, 0, b"inline")
             .unwrap();
         short.push(ino);
         let dir = engine
-            .mkdir(&Cred::root(), ROOT_INO, format!("dir{n}").as_bytes(), 0o755)
+            .mkdir(SYSTEM, ROOT_INO, format!("dir{n}").as_bytes(), 0o755)
             .unwrap();
         dirs.push(dir.ino);
     }
     let victim = make(&engine, ROOT_INO, "victim");
-    let file = engine.open(victim, OpenMode::read_write()).unwrap();
-    file.write_at(0, &vec![1; 600 * PAGE as usize]).unwrap();
+    let file = engine.open(SYSTEM, victim, OpenMode::read_write()).unwrap();
+    file.write_at(SYSTEM, 0, &vec![1; 600 * PAGE as usize]).unwrap();
     let filler = make(&engine, ROOT_INO, "filler");
-    let fill = engine.open(filler, OpenMode::read_write()).unwrap();
+    let fill = engine.open(SYSTEM, filler, OpenMode::read_write()).unwrap();
     let mut at = 0;
-    while fill.write_at(at * PAGE, &[9; PAGE as usize]).is_ok() {
+    while fill.write_at(SYSTEM, at * PAGE, &[9; PAGE as usize]).is_ok() {
         at += 1;
     }
-    let free = engine.statfs().unwrap().blocks_free;
+    let free = engine.statfs(SYSTEM).unwrap().blocks_free;
     for (n, (&ino, &dir)) in short.iter().zip(&dirs).enumerate() {
         let refused = set_size(ino, 2 * PAGE);
         assert!(matches!(refused, Err(FsError::NoSpace(_))), "{mapping:?}: {refused:?}");
         let name = format!("short{n}");
-        let refused = engine.rename(ROOT_INO, name.as_bytes(), dir, b"moved", RenameMode::Replace);
+        let refused = engine.rename(SYSTEM, ROOT_INO, name.as_bytes(), dir, b"moved", RenameMode::Replace);
         assert!(matches!(refused, Err(FsError::NoSpace(_))), "{mapping:?}: {refused:?}");
     }
-    assert_eq!(engine.statfs().unwrap().blocks_free, free, "{mapping:?}");
+    assert_eq!(engine.statfs(SYSTEM).unwrap().blocks_free, free, "{mapping:?}");
     for page in (0..600).step_by(7) {
-        file.write_at(page * PAGE, &[2; PAGE as usize]).unwrap();
-        file.write_at(page * PAGE + 9, &[3; 100]).unwrap();
+        file.write_at(SYSTEM, page * PAGE, &[2; PAGE as usize]).unwrap();
+        file.write_at(SYSTEM, page * PAGE + 9, &[3; 100]).unwrap();
     }
-    file.fallocate(FallocateMode::PunchHole, 10 * PAGE, 520 * PAGE).unwrap();
+    file.fallocate(SYSTEM, FallocateMode::PunchHole, 10 * PAGE, 520 * PAGE)
+        .unwrap();
     set_size(victim, 3 * PAGE + 1).unwrap();
     assert!(!engine.is_read_only());
 }
@@ -212,16 +218,16 @@ fn full_with_logs(logged: u64) -> (Engine, Arc<dyn OpenFile>, Arc<dyn OpenFile>)
     let engine = mounted(&image_of(&blank));
     let open = |name| {
         engine
-            .open(make(&engine, ROOT_INO, name), OpenMode::read_write())
+            .open(SYSTEM, make(&engine, ROOT_INO, name), OpenMode::read_write())
             .unwrap()
     };
     let (others, filler) = (open("others"), open("filler"));
     others
-        .write_at(0, &vec![1; (1 + logged) as usize * PAGE as usize])
+        .write_at(SYSTEM, 0, &vec![1; (1 + logged) as usize * PAGE as usize])
         .unwrap();
     let mut at = 0;
     let fill = |at: &mut u64| {
-        while filler.write_at(*at * PAGE, &[9; PAGE as usize]).is_ok() {
+        while filler.write_at(SYSTEM, *at * PAGE, &[9; PAGE as usize]).is_ok() {
             *at += 1;
         }
     };
@@ -231,9 +237,9 @@ fn full_with_logs(logged: u64) -> (Engine, Arc<dyn OpenFile>, Arc<dyn OpenFile>)
         size: Some((at - logged / 4) * PAGE),
         ..SetAttr::default()
     };
-    engine.setattr(filler.ino(), &set).unwrap();
+    engine.setattr(SYSTEM, filler.ino(), &set).unwrap();
     for n in 0..logged {
-        others.write_at(n * PAGE + 3, b"logged").unwrap();
+        others.write_at(SYSTEM, n * PAGE + 3, b"logged").unwrap();
     }
     (engine, filler, others)
 }
@@ -247,10 +253,9 @@ fn folds(engine: &Engine) -> u64 {
 #[test]
 fn what_can_never_fit_costs_nobody_anything() {
     let (engine, filler, others) = full_with_logs(2000);
-    let root = Cred::root();
     let cheap = |what: &str, refused: &mut dyn FnMut() -> bool| {
         for _ in 0..20 {
-            others.write_at(2000 * PAGE, &[7; PAGE as usize]).unwrap();
+            others.write_at(SYSTEM, 2000 * PAGE, &[7; PAGE as usize]).unwrap();
             let before = (engine.counters().fences, folds(&engine));
             assert!(refused(), "{what}: was not refused for want of space");
             assert_eq!((engine.counters().fences, folds(&engine)), before, "{what}");
@@ -258,17 +263,17 @@ fn what_can_never_fit_costs_nobody_anything() {
     };
     let value = vec![1; 4000];
     cheap("a setxattr that fits no block", &mut || {
-        let set = engine.setxattr(filler.ino(), b"user.a", &vec![1; 5000], XattrMode::Any);
+        let set = engine.setxattr(SYSTEM, filler.ino(), b"user.a", &vec![1; 5000], XattrMode::Any);
         matches!(set, Err(FsError::ValueTooLong))
     });
-    let pages = engine.statfs().unwrap().blocks;
+    let pages = engine.statfs(SYSTEM).unwrap().blocks;
     cheap("fallocate", &mut || {
         let mode = FallocateMode::Allocate { keep_size: true };
-        filler.fallocate(mode, 0, pages * PAGE) == Err(FsError::NoSpace(SpaceOf::Blocks))
+        filler.fallocate(SYSTEM, mode, 0, pages * PAGE) == Err(FsError::NoSpace(SpaceOf::Blocks))
     });
     let mut made = 0;
     let mut exhaust = || loop {
-        match engine.symlink(&root, ROOT_INO, format!("s{made}").as_bytes(), b"t") {
+        match engine.symlink(SYSTEM, ROOT_INO, format!("s{made}").as_bytes(), b"t") {
             Ok(_) => made += 1,
             Err(error) => return error,
         }
@@ -276,7 +281,7 @@ fn what_can_never_fit_costs_nobody_anything() {
     let error = exhaust();
     if error == FsError::NoSpace(SpaceOf::Inodes) {
         cheap("symlink", &mut || {
-            engine.symlink(&root, ROOT_INO, b"another", &value[..5]) == Err(FsError::NoSpace(SpaceOf::Inodes))
+            engine.symlink(SYSTEM, ROOT_INO, b"another", &value[..5]) == Err(FsError::NoSpace(SpaceOf::Inodes))
         });
     } else {
         panic!("the inodes were to be out first: {error}");
@@ -288,9 +293,12 @@ fn what_can_never_fit_costs_nobody_anything() {
 fn who_hammers_a_full_pool_pays_for_it_himself() {
     let logged = 1000;
     let (engine, filler, others) = full_with_logs(logged);
-    let at = engine.getattr(filler.ino()).unwrap().size / PAGE;
+    let at = engine.getattr(SYSTEM, filler.ino()).unwrap().size / PAGE;
     let mut written = 0;
-    while filler.write_at((at + written) * PAGE, &[8; PAGE as usize]).is_ok() {
+    while filler
+        .write_at(SYSTEM, (at + written) * PAGE, &[8; PAGE as usize])
+        .is_ok()
+    {
         written += 1;
     }
     assert!(
@@ -302,10 +310,10 @@ fn who_hammers_a_full_pool_pays_for_it_himself() {
     let before = folds(&engine);
     for n in 0..500 {
         // Somebody else goes on: whole pages, and parts.
-        others.write_at(n * PAGE, &[7; PAGE as usize]).unwrap();
-        others.write_at(n * PAGE + 100, b"part").unwrap();
+        others.write_at(SYSTEM, n * PAGE, &[7; PAGE as usize]).unwrap();
+        others.write_at(SYSTEM, n * PAGE + 100, b"part").unwrap();
         let from = engine.counters().fences;
-        let refused = filler.write_at((at + written) * PAGE, &[8; PAGE as usize]);
+        let refused = filler.write_at(SYSTEM, (at + written) * PAGE, &[8; PAGE as usize]);
         assert_eq!(refused, Err(FsError::NoSpace(SpaceOf::Blocks)));
         fences += engine.counters().fences - from;
     }

@@ -16,8 +16,8 @@ use ferrite_pm::{Recorder, Region};
 use ferrite_testkit::rng::Rng;
 use ferrite_testkit::{seed_from_env, two_at_a_time};
 use ferrite_vfs::{
-    Cred, FallocateMode, FileKind, FileSystem, FsError, Ino, NewNode, OpenFile, OpenMode, ROOT_INO, RenameMode, Result,
-    SetAttr, XattrMode,
+    FallocateMode, FileKind, FileSystem, FsError, Ino, NewNode, OpenFile, OpenMode, ROOT_INO, RenameMode, Result,
+    SYSTEM, SetAttr, XattrMode,
 };
 
 const PAGE: u64 = 4096;
@@ -102,7 +102,7 @@ struct Run {
 impl Run {
     fn new(engine: Engine, rng: Rng, what: String) -> Run {
         let filler = make(&engine, ROOT_INO, "filler");
-        let filler = engine.open(filler, OpenMode::read_write()).unwrap();
+        let filler = engine.open(SYSTEM, filler, OpenMode::read_write()).unwrap();
         for n in 0..SHORT_FILES {
             make(&engine, ROOT_INO, &format!("short{n}"));
         }
@@ -124,7 +124,7 @@ impl Run {
         let failed = self.engine.failed();
         assert!(failed.is_none(), "{}: {doing}: the pool stopped: {failed:?}", self.what);
         if let Err(error) = result {
-            let free = self.engine.statfs().unwrap();
+            let free = self.engine.statfs(SYSTEM).unwrap();
             panic!("{}: {doing}: {error}, {} blocks free", self.what, free.blocks_free);
         }
     }
@@ -148,16 +148,20 @@ impl Run {
     fn fill(&mut self) {
         let wanted = self.rng.below(65);
         loop {
-            let free = self.engine.statfs().unwrap().blocks_available;
+            let free = self.engine.statfs(SYSTEM).unwrap().blocks_available;
             if free <= wanted {
                 return;
             }
             let count = (free - wanted).min(64);
             let data = vec![self.filled as u8; (count * PAGE) as usize];
-            match self.filler.write_at(self.filled * PAGE, &data) {
+            match self.filler.write_at(SYSTEM, self.filled * PAGE, &data) {
                 Ok(len) => self.filled += len as u64 / PAGE,
                 Err(FsError::NoSpace(_))
-                    if count > 1 && self.filler.write_at(self.filled * PAGE, &data[..PAGE as usize]).is_ok() =>
+                    if count > 1
+                        && self
+                            .filler
+                            .write_at(SYSTEM, self.filled * PAGE, &data[..PAGE as usize])
+                            .is_ok() =>
                 {
                     self.filled += 1;
                 }
@@ -208,7 +212,7 @@ impl Run {
         };
         self.must(
             "shrink the filler",
-            self.engine.setattr(self.filler.ino(), &set).map(|_| ()),
+            self.engine.setattr(SYSTEM, self.filler.ino(), &set).map(|_| ()),
         );
         for at in 0..FILES {
             if self.files[at].is_none() {
@@ -220,7 +224,7 @@ impl Run {
             let Some(mut file) = self.files[at].take() else {
                 continue;
             };
-            let written = file.handle.write_at(offset, &data).map(|_| ());
+            let written = file.handle.write_at(SYSTEM, offset, &data).map(|_| ());
             if self.may("write many pages", written) {
                 file.store(offset, &data);
             }
@@ -233,21 +237,21 @@ impl Run {
     fn grow_short_files(&mut self) {
         for n in 0..std::mem::take(&mut self.grown) {
             let name = format!("short{n}");
-            self.must("unlink", self.engine.unlink(ROOT_INO, name.as_bytes()));
+            self.must("unlink", self.engine.unlink(SYSTEM, ROOT_INO, name.as_bytes()));
             // Its name and inode are free, so only a directory's block can be missing: that of the name was kept or
             // given back just now.
             self.must("create", self.make_short(&name));
         }
         while self.grown < SHORT_FILES {
             let name = format!("short{}", self.grown);
-            let ino = self.engine.lookup(ROOT_INO, name.as_bytes()).unwrap().ino;
-            let file = self.engine.open(ino, OpenMode::read_write()).unwrap();
-            self.must("write to an inode", file.write_at(0, b"short").map(|_| ()));
+            let ino = self.engine.lookup(SYSTEM, ROOT_INO, name.as_bytes()).unwrap().ino;
+            let file = self.engine.open(SYSTEM, ino, OpenMode::read_write()).unwrap();
+            self.must("write to an inode", file.write_at(SYSTEM, 0, b"short").map(|_| ()));
             let set = SetAttr {
                 size: Some(3 * PAGE),
                 ..SetAttr::default()
             };
-            let grown = self.engine.setattr(ino, &set).map(|_| ());
+            let grown = self.engine.setattr(SYSTEM, ino, &set).map(|_| ());
             if !self.may("grow a short file", grown) {
                 return;
             }
@@ -261,9 +265,7 @@ impl Run {
             mode: 0o644,
             rdev: 0,
         };
-        self.engine
-            .mknod(&Cred::root(), ROOT_INO, name.as_bytes(), &node)
-            .map(|_| ())
+        self.engine.mknod(SYSTEM, ROOT_INO, name.as_bytes(), &node).map(|_| ())
     }
 
     fn name_of(at: usize) -> String {
@@ -276,11 +278,9 @@ impl Run {
             mode: 0o644,
             rdev: 0,
         };
-        let made = self
-            .engine
-            .mknod(&Cred::root(), ROOT_INO, Self::name_of(at).as_bytes(), &node);
+        let made = self.engine.mknod(SYSTEM, ROOT_INO, Self::name_of(at).as_bytes(), &node);
         if let Ok(attr) = &made {
-            let handle = self.engine.open(attr.ino, OpenMode::read_write()).unwrap();
+            let handle = self.engine.open(SYSTEM, attr.ino, OpenMode::read_write()).unwrap();
             self.files[at] = Some(File {
                 ino: attr.ino,
                 handle,
@@ -298,7 +298,10 @@ impl Run {
             0..=3 => {
                 if let Some((first, len)) = file.mapped_run(&mut self.rng) {
                     let data = self.data(len * PAGE);
-                    self.must("overwrite", file.handle.write_at(first * PAGE, &data).map(|_| ()));
+                    self.must(
+                        "overwrite",
+                        file.handle.write_at(SYSTEM, first * PAGE, &data).map(|_| ()),
+                    );
                     file.store(first * PAGE, &data);
                 }
             }
@@ -309,7 +312,10 @@ impl Run {
                     let len = 1 + self.rng.below(most.min(PAGE - within));
                     let data = self.data(len);
                     let offset = page * PAGE + within;
-                    self.must("part of a page", file.handle.write_at(offset, &data).map(|_| ()));
+                    self.must(
+                        "part of a page",
+                        file.handle.write_at(SYSTEM, offset, &data).map(|_| ()),
+                    );
                     file.store(offset, &data);
                 }
             }
@@ -318,7 +324,7 @@ impl Run {
                 let data = self.data_of_any_length();
                 let written = file
                     .handle
-                    .write_at(offset, &data)
+                    .write_at(SYSTEM, offset, &data)
                     .map(|len| assert_eq!(len, data.len()));
                 if self.may("write", written) {
                     file.store(offset, &data);
@@ -327,7 +333,7 @@ impl Run {
             8 => {
                 let data = self.data_of_any_length();
                 if size + (data.len() as u64) < FILE_PAGES * PAGE {
-                    let appended = file.handle.append(&data).map(|_| ());
+                    let appended = file.handle.append(SYSTEM, &data).map(|_| ());
                     if self.may("append", appended) {
                         file.store(size, &data);
                     }
@@ -347,7 +353,9 @@ impl Run {
             }
             11 => {
                 let (offset, end) = self.stretch();
-                let punched = file.handle.fallocate(FallocateMode::PunchHole, offset, end - offset);
+                let punched = file
+                    .handle
+                    .fallocate(SYSTEM, FallocateMode::PunchHole, offset, end - offset);
                 self.must("punch", punched);
                 file.zero(offset, end);
                 let pages = (offset.div_ceil(PAGE) as usize).min(file.mapped.len())
@@ -359,7 +367,7 @@ impl Run {
             12 => {
                 let (offset, end) = self.stretch();
                 let mode = FallocateMode::ZeroRange { keep_size: true };
-                let result = file.handle.fallocate(mode, offset, end - offset);
+                let result = file.handle.fallocate(SYSTEM, mode, offset, end - offset);
                 if self.may("zero", result) {
                     file.zero(offset, end);
                 }
@@ -367,7 +375,7 @@ impl Run {
             13 => {
                 let (offset, end) = self.stretch();
                 let mode = FallocateMode::Allocate { keep_size: false };
-                let result = file.handle.fallocate(mode, offset, end - offset);
+                let result = file.handle.fallocate(SYSTEM, mode, offset, end - offset);
                 if self.may("reserve", result) {
                     if end > size {
                         file.set_size(end);
@@ -381,11 +389,13 @@ impl Run {
             14 => {
                 let value = self.data(1 + 20 * 8);
                 if file.has_xattr && self.rng.chance(50) {
-                    self.must("removexattr", self.engine.removexattr(file.ino, b"user.a"));
+                    self.must("removexattr", self.engine.removexattr(SYSTEM, file.ino, b"user.a"));
                     file.has_xattr = false;
                 } else {
                     let had = file.has_xattr;
-                    let set = self.engine.setxattr(file.ino, b"user.a", &value, XattrMode::Any);
+                    let set = self
+                        .engine
+                        .setxattr(SYSTEM, file.ino, b"user.a", &value, XattrMode::Any);
                     if had {
                         self.must("setxattr over another", set);
                     } else {
@@ -397,9 +407,15 @@ impl Run {
                 if self.rng.chance(30) {
                     if self.rng.chance(50) {
                         drop(file);
-                        self.must("unlink", self.engine.unlink(ROOT_INO, Self::name_of(at).as_bytes()));
+                        self.must(
+                            "unlink",
+                            self.engine.unlink(SYSTEM, ROOT_INO, Self::name_of(at).as_bytes()),
+                        );
                     } else {
-                        self.must("unlink", self.engine.unlink(ROOT_INO, Self::name_of(at).as_bytes()));
+                        self.must(
+                            "unlink",
+                            self.engine.unlink(SYSTEM, ROOT_INO, Self::name_of(at).as_bytes()),
+                        );
                         drop(file);
                     }
                     return None;
@@ -432,16 +448,15 @@ impl Run {
             size: Some(size),
             ..SetAttr::default()
         };
-        self.engine.setattr(file.ino, &set).map(|_| ())
+        self.engine.setattr(SYSTEM, file.ino, &set).map(|_| ())
     }
 
     /// Names in directories of their own, which are made and removed as well.
     fn change_names(&mut self) {
-        let root = Cred::root();
         if self.dirs.len() < 4 {
             let name = format!("dir{}", self.names);
             self.names += 1;
-            if let Ok(attr) = self.engine.mkdir(&root, ROOT_INO, name.as_bytes(), 0o755) {
+            if let Ok(attr) = self.engine.mkdir(SYSTEM, ROOT_INO, name.as_bytes(), 0o755) {
                 self.dirs.push((attr.ino, self.names - 1));
             }
         }
@@ -451,7 +466,7 @@ impl Run {
         let which = self.rng.below(self.dirs.len() as u64) as usize;
         let (dir, number) = self.dirs[which];
         let mut there = Vec::new();
-        let listed = self.engine.readdir(dir, 0, &mut |entry| {
+        let listed = self.engine.readdir(SYSTEM, dir, 0, &mut |entry| {
             there.push((entry.name.to_vec(), entry.ino));
             true
         });
@@ -465,7 +480,7 @@ impl Run {
                     } else {
                         "t".into()
                     };
-                    let made = self.engine.symlink(&root, dir, name.as_bytes(), target.as_bytes());
+                    let made = self.engine.symlink(SYSTEM, dir, name.as_bytes(), target.as_bytes());
                     if !self.may("symlink", made.map(|_| ())) {
                         break;
                     }
@@ -473,16 +488,16 @@ impl Run {
             }
             3 => {
                 for (name, _) in there.iter().step_by(2) {
-                    self.must("unlink", self.engine.unlink(dir, name));
+                    self.must("unlink", self.engine.unlink(SYSTEM, dir, name));
                 }
             }
             4 => {
                 for (name, _) in &there {
-                    self.must("unlink", self.engine.unlink(dir, name));
+                    self.must("unlink", self.engine.unlink(SYSTEM, dir, name));
                 }
                 if self.rng.chance(50) {
                     let name = format!("dir{number}");
-                    self.must("rmdir", self.engine.rmdir(ROOT_INO, name.as_bytes()));
+                    self.must("rmdir", self.engine.rmdir(SYSTEM, ROOT_INO, name.as_bytes()));
                     self.dirs.swap_remove(which);
                 }
             }
@@ -492,14 +507,14 @@ impl Run {
                     let other = self.new_name();
                     let moved = self
                         .engine
-                        .rename(dir, name, to, other.as_bytes(), RenameMode::NoReplace);
+                        .rename(SYSTEM, dir, name, to, other.as_bytes(), RenameMode::NoReplace);
                     self.may("rename", moved);
                 }
             }
             6 => {
                 for pair in there.chunks(2) {
                     if let [(from, _), (over, _)] = pair {
-                        let replaced = self.engine.rename(dir, from, dir, over, RenameMode::Replace);
+                        let replaced = self.engine.rename(SYSTEM, dir, from, dir, over, RenameMode::Replace);
                         self.must("rename over another", replaced);
                     }
                 }
@@ -507,7 +522,7 @@ impl Run {
             _ => {
                 if let Some((_, ino)) = there.first() {
                     let name = self.new_name();
-                    let linked = self.engine.link(*ino, dir, name.as_bytes());
+                    let linked = self.engine.link(SYSTEM, *ino, dir, name.as_bytes());
                     self.may("link", linked.map(|_| ()));
                 }
             }
@@ -516,7 +531,7 @@ impl Run {
 
     fn compare(&self, file: &File) {
         let mut there = vec![0xee; file.content.len() + 1];
-        let len = file.handle.read_at(0, &mut there).unwrap();
+        let len = file.handle.read_at(SYSTEM, 0, &mut there).unwrap();
         assert_eq!(len, file.content.len(), "{}: size of {}", self.what, file.ino);
         let differs = (0..len).find(|&at| there[at] != file.content[at]);
         assert_eq!(differs, None, "{}: content of {}", self.what, file.ino);
@@ -526,26 +541,35 @@ impl Run {
         for (at, file) in std::mem::take(&mut self.files).into_iter().enumerate() {
             if let Some(file) = file {
                 self.compare(&file);
-                self.must("unlink", self.engine.unlink(ROOT_INO, Self::name_of(at).as_bytes()));
+                self.must(
+                    "unlink",
+                    self.engine.unlink(SYSTEM, ROOT_INO, Self::name_of(at).as_bytes()),
+                );
             }
         }
         for (dir, number) in std::mem::take(&mut self.dirs) {
             let mut there = Vec::new();
             self.engine
-                .readdir(dir, 0, &mut |entry| {
+                .readdir(SYSTEM, dir, 0, &mut |entry| {
                     there.push(entry.name.to_vec());
                     true
                 })
                 .unwrap();
             for name in there {
-                self.must("unlink", self.engine.unlink(dir, &name));
+                self.must("unlink", self.engine.unlink(SYSTEM, dir, &name));
             }
-            self.must("rmdir", self.engine.rmdir(ROOT_INO, format!("dir{number}").as_bytes()));
+            self.must(
+                "rmdir",
+                self.engine.rmdir(SYSTEM, ROOT_INO, format!("dir{number}").as_bytes()),
+            );
         }
         for n in 0..SHORT_FILES {
-            self.must("unlink", self.engine.unlink(ROOT_INO, format!("short{n}").as_bytes()));
+            self.must(
+                "unlink",
+                self.engine.unlink(SYSTEM, ROOT_INO, format!("short{n}").as_bytes()),
+            );
         }
-        self.must("unlink", self.engine.unlink(ROOT_INO, b"filler"));
+        self.must("unlink", self.engine.unlink(SYSTEM, ROOT_INO, b"filler"));
     }
 }
 
@@ -564,7 +588,7 @@ fn fuzz(mapping: Mapping, seed: u64, steps: u64) {
         .cleaner(false)
         .fold_read_entries(rng.below(5) as u32);
     let engine = Engine::mount(region, &options).unwrap();
-    let empty = engine.statfs().unwrap();
+    let empty = engine.statfs(SYSTEM).unwrap();
     let mut run = Run::new(engine.clone(), rng, what.clone());
     run.make_way();
     for _ in 0..steps {
@@ -575,7 +599,7 @@ fn fuzz(mapping: Mapping, seed: u64, steps: u64) {
     check_image(&recorder, &what);
     run.remove_all();
     drop(run);
-    let left = engine.statfs().unwrap();
+    let left = engine.statfs(SYSTEM).unwrap();
     assert_eq!(left.blocks_free, empty.blocks_free, "{what}: blocks did not come back");
     assert_eq!(left.inodes_free, empty.inodes_free, "{what}: inodes did not come back");
     engine.unmount().unwrap();

@@ -11,7 +11,7 @@ use ferrite_fs::layout::{CONTROL_MARK, encode_mark};
 use ferrite_fs::{Engine, MkfsOptions, MountOptions, Superblock, fsck, identify, repair};
 use ferrite_pm::{Choice, Recorder, Region};
 use ferrite_testkit::two_at_a_time;
-use ferrite_vfs::{Cred, FileSystem, FsError, OpenMode, ROOT_INO, SetAttr};
+use ferrite_vfs::{FileSystem, FsError, OpenMode, ROOT_INO, SYSTEM, SetAttr};
 
 const POOL_BYTES: u64 = 4 << 20;
 /// A cache line, in which records start.
@@ -48,12 +48,12 @@ fn findings(image: &[u8]) -> Vec<String> {
 }
 
 fn chmod(engine: &Engine, name: &str, mode: u16) {
-    let ino = engine.lookup(ROOT_INO, name.as_bytes()).unwrap().ino;
+    let ino = engine.lookup(SYSTEM, ROOT_INO, name.as_bytes()).unwrap().ino;
     let set = SetAttr {
         mode: Some(mode.into()),
         ..SetAttr::default()
     };
-    engine.setattr(ino, &set).unwrap();
+    engine.setattr(SYSTEM, ino, &set).unwrap();
 }
 
 fn word(image: &[u8], at: usize) -> u64 {
@@ -99,10 +99,10 @@ fn sample() -> (Vec<u8>, Superblock, Tree) {
             chmod(engine, "b", 0o600);
         });
         on_ring(0, || {
-            let ino = engine.lookup(ROOT_INO, b"a").unwrap().ino;
+            let ino = engine.lookup(SYSTEM, ROOT_INO, b"a").unwrap().ino;
             write(engine, ino, 100, b"a part");
             write(engine, ino, 4000, &pattern(200, 3));
-            engine.unlink(ROOT_INO, b"b").unwrap();
+            engine.unlink(SYSTEM, ROOT_INO, b"b").unwrap();
         });
         on_ring(1, || {
             make(engine, ROOT_INO, "c");
@@ -183,7 +183,7 @@ fn a_lost_record_is_told_until_a_repair_accepts_it() {
         let engine = Engine::mount(region(&image), &quiet()).unwrap();
         let told = engine.damage().join("; ");
         assert!(told.contains("ring 0") && told.contains("lost"), "{told}");
-        let refused = engine.mkdir(&Cred::root(), ROOT_INO, b"new", 0o755);
+        let refused = engine.mkdir(SYSTEM, ROOT_INO, b"new", 0o755);
         assert!(matches!(refused, Err(FsError::ReadOnly)), "{refused:?}");
         engine.unmount().unwrap();
         let image = recorder.log().final_image();
@@ -268,14 +268,14 @@ fn changes_stop_when_all_sequence_numbers_are_used_up() {
                 rdev: 0,
             };
             let name = format!("file{made}");
-            match engine.mknod(&Cred::root(), ROOT_INO, name.as_bytes(), &node) {
+            match engine.mknod(SYSTEM, ROOT_INO, name.as_bytes(), &node) {
                 Ok(_) => made += 1,
                 Err(error) => break error,
             }
         };
         assert!(error.to_string().contains("sequence numbers"), "{error}");
         assert!(engine.failed().unwrap().contains("sequence numbers"));
-        let later = engine.mkdir(&Cred::root(), ROOT_INO, b"later", 0o755);
+        let later = engine.mkdir(SYSTEM, ROOT_INO, b"later", 0o755);
         assert!(matches!(later, Err(FsError::ReadOnly)), "{later:?}");
         assert_eq!(capture(engine).len(), made + 1, "reads go on");
         assert!(engine.unmount().is_err(), "the pool is not said to be clean");
@@ -284,7 +284,10 @@ fn changes_stop_when_all_sequence_numbers_are_used_up() {
     assert_eq!(findings(&image), Vec::<String>::new());
     let engine = mounted(&image);
     assert_eq!(capture(&engine).len(), made + 1);
-    let file = engine.lookup(ROOT_INO, b"file3").unwrap().ino;
-    let refused = engine.open(file, OpenMode::read_write()).unwrap().write_at(0, b"more");
+    let file = engine.lookup(SYSTEM, ROOT_INO, b"file3").unwrap().ino;
+    let refused = engine
+        .open(SYSTEM, file, OpenMode::read_write())
+        .unwrap()
+        .write_at(SYSTEM, 0, b"more");
     assert!(refused.is_err(), "not one number is left");
 }

@@ -10,7 +10,7 @@ use common::{fixed, make, options};
 use ferrite_fs::{Engine, Mapping, MkfsOptions, MountOptions, fsck, mkfs};
 use ferrite_pm::{Access, Region};
 use ferrite_vfs::{
-    Cred, FallocateMode, FileKind, FileSystem, FsError, Ino, NewNode, OpenMode, ROOT_INO, SetAttr, XattrMode,
+    FallocateMode, FileKind, FileSystem, FsError, Ino, NewNode, OpenMode, ROOT_INO, SYSTEM, SetAttr, XattrMode,
 };
 use tempfile::TempPath;
 
@@ -57,7 +57,7 @@ fn truncate(engine: &Engine, ino: Ino) {
         size: Some(0),
         ..SetAttr::default()
     };
-    engine.setattr(ino, &size).unwrap();
+    engine.setattr(SYSTEM, ino, &size).unwrap();
 }
 
 #[test]
@@ -66,16 +66,16 @@ fn one_file_rewritten_for_long_leaves_a_sound_pool() {
     let ino = make(&engine, ROOT_INO, "state");
     for round in 0..ROUNDS {
         truncate(&engine, ino);
-        let file = engine.open(ino, OpenMode::read_write()).unwrap();
-        file.write_at(0, &[round as u8; 1500]).unwrap();
+        let file = engine.open(SYSTEM, ino, OpenMode::read_write()).unwrap();
+        file.write_at(SYSTEM, 0, &[round as u8; 1500]).unwrap();
     }
     // Without an unmount, as if killed.
     drop(engine);
     check(&path);
     let engine = Engine::mount(Region::open(&path, Access::ReadWrite).unwrap(), &quiet()).unwrap();
     let mut content = [0; PAGE];
-    let file = engine.open(ino, OpenMode::read_write()).unwrap();
-    assert_eq!(file.read_at(0, &mut content).unwrap(), 1500);
+    let file = engine.open(SYSTEM, ino, OpenMode::read_write()).unwrap();
+    assert_eq!(file.read_at(SYSTEM, 0, &mut content).unwrap(), 1500);
     assert!(content[..1500].iter().all(|&byte| byte == (ROUNDS - 1) as u8));
     drop(file);
     engine.unmount().unwrap();
@@ -106,9 +106,9 @@ fn on_all_mappings(press: impl Fn(&Engine)) {
 fn a_page_changed_byte_by_byte_keeps_its_log_in_bounds() {
     on_all_mappings(|engine| {
         let ino = make(engine, ROOT_INO, "log");
-        let file = engine.open(ino, OpenMode::read_write()).unwrap();
+        let file = engine.open(SYSTEM, ino, OpenMode::read_write()).unwrap();
         let mut expected = vec![7; 2 * PAGE];
-        file.write_at(0, &expected).unwrap();
+        file.write_at(SYSTEM, 0, &expected).unwrap();
         let mut state = 1u64;
         for round in 0..4000u64 {
             state = state.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(round | 1);
@@ -117,15 +117,15 @@ fn a_page_changed_byte_by_byte_keeps_its_log_in_bounds() {
             let len = if round % 61 == 0 { 2500 } else { 1 };
             if round % 7 == 0 {
                 let mode = FallocateMode::ZeroRange { keep_size: true };
-                file.fallocate(mode, at as u64, len as u64).unwrap();
+                file.fallocate(SYSTEM, mode, at as u64, len as u64).unwrap();
                 expected[at..at + len].fill(0);
             } else {
-                file.write_at(at as u64, &vec![round as u8; len]).unwrap();
+                file.write_at(SYSTEM, at as u64, &vec![round as u8; len]).unwrap();
                 expected[at..at + len].fill(round as u8);
             }
             if round % 97 == 0 {
                 let mut content = vec![0; 2 * PAGE];
-                file.read_at(0, &mut content).unwrap();
+                file.read_at(SYSTEM, 0, &mut content).unwrap();
                 assert!(content == expected, "round {round}");
             }
         }
@@ -139,23 +139,27 @@ fn the_last_page_of_the_largest_file_is_sound() {
     const END: u64 = 1 << 44;
     on_all_mappings(|engine| {
         let ino = make(engine, ROOT_INO, "large");
-        let file = engine.open(ino, OpenMode::read_write()).unwrap();
+        let file = engine.open(SYSTEM, ino, OpenMode::read_write()).unwrap();
         for round in 0..50u8 {
-            assert_eq!(file.write_at(END - 1, &[round]).unwrap(), 1);
-            assert!(matches!(file.write_at(END, &[1]), Err(FsError::FileTooBig)));
-            assert!(matches!(file.write_at(END - 1, &[1, 1]), Err(FsError::FileTooBig)));
+            assert_eq!(file.write_at(SYSTEM, END - 1, &[round]).unwrap(), 1);
+            assert!(matches!(file.write_at(SYSTEM, END, &[1]), Err(FsError::FileTooBig)));
+            assert!(matches!(
+                file.write_at(SYSTEM, END - 1, &[1, 1]),
+                Err(FsError::FileTooBig)
+            ));
             let keep_size = FallocateMode::Allocate { keep_size: true };
-            file.fallocate(keep_size, END - 8 * PAGE as u64, 8 * PAGE as u64)
+            file.fallocate(SYSTEM, keep_size, END - 8 * PAGE as u64, 8 * PAGE as u64)
                 .unwrap();
-            let too_far = file.fallocate(keep_size, END - 1, 2);
+            let too_far = file.fallocate(SYSTEM, keep_size, END - 1, 2);
             assert!(matches!(too_far, Err(FsError::FileTooBig)), "{too_far:?}");
             let mut byte = [9];
-            assert_eq!(file.read_at(END - 1, &mut byte).unwrap(), 1);
+            assert_eq!(file.read_at(SYSTEM, END - 1, &mut byte).unwrap(), 1);
             assert_eq!(byte[0], round);
             truncate(engine, ino);
-            file.fallocate(keep_size, END - PAGE as u64, PAGE as u64).unwrap();
+            file.fallocate(SYSTEM, keep_size, END - PAGE as u64, PAGE as u64)
+                .unwrap();
         }
-        assert_eq!(engine.getattr(ino).unwrap().blocks, PAGE as u64 / 512);
+        assert_eq!(engine.getattr(SYSTEM, ino).unwrap().blocks, PAGE as u64 / 512);
     });
 }
 
@@ -171,7 +175,7 @@ fn inodes_and_names_that_run_out_leave_a_sound_pool() {
                     mode: 0o644,
                     rdev: 0,
                 };
-                engine.mknod(&Cred::root(), ROOT_INO, name.as_bytes(), &node)
+                engine.mknod(SYSTEM, ROOT_INO, name.as_bytes(), &node)
             };
             let first = created("0").unwrap().ino;
             let mut last = None;
@@ -180,7 +184,7 @@ fn inodes_and_names_that_run_out_leave_a_sound_pool() {
                 // Files until there is no inode left, then links until there is no name left.
                 let made = match last {
                     None => created(&name),
-                    Some(_) => engine.link(first, ROOT_INO, name.as_bytes()),
+                    Some(_) => engine.link(SYSTEM, first, ROOT_INO, name.as_bytes()),
                 };
                 match made {
                     Ok(_) => names.push(name),
@@ -189,17 +193,17 @@ fn inodes_and_names_that_run_out_leave_a_sound_pool() {
                     Err(error) => panic!("{name}: {error}"),
                 }
             }
-            assert!(engine.statfs().unwrap().inodes_free == 0, "{} names", names.len());
+            assert!(engine.statfs(SYSTEM).unwrap().inodes_free == 0, "{} names", names.len());
             names.push("0".into());
             for (n, name) in names.iter().enumerate() {
                 // From both ends, so that what comes free lies apart.
                 if n % 3 != round as usize % 3 || round == 5 {
-                    engine.unlink(ROOT_INO, name.as_bytes()).unwrap();
+                    engine.unlink(SYSTEM, ROOT_INO, name.as_bytes()).unwrap();
                 }
             }
             for (n, name) in names.iter().enumerate() {
                 if n % 3 == round as usize % 3 && round != 5 {
-                    engine.unlink(ROOT_INO, name.as_bytes()).unwrap();
+                    engine.unlink(SYSTEM, ROOT_INO, name.as_bytes()).unwrap();
                 }
             }
         }
@@ -212,17 +216,17 @@ fn attributes_fill_their_block_and_no_more() {
     const SPACE: usize = 4064;
     on_all_mappings(|engine| {
         let ino = make(engine, ROOT_INO, "file");
-        let set = |name: &str, len: usize| engine.setxattr(ino, name.as_bytes(), &vec![1; len], XattrMode::Any);
+        let set = |name: &str, len: usize| engine.setxattr(SYSTEM, ino, name.as_bytes(), &vec![1; len], XattrMode::Any);
         for _ in 0..300 {
             let rest = SPACE - (4 + 6) - (4 + 6);
             set("user.a", rest / 2).unwrap();
             set("user.b", rest - rest / 2).unwrap();
             assert!(matches!(set("user.b", rest - rest / 2 + 1), Err(FsError::NoSpace(_))));
             assert!(matches!(set("user.c", 0), Err(FsError::NoSpace(_))));
-            assert_eq!(engine.getxattr(ino, b"user.b").unwrap().len(), rest - rest / 2);
-            engine.removexattr(ino, b"user.a").unwrap();
+            assert_eq!(engine.getxattr(SYSTEM, ino, b"user.b").unwrap().len(), rest - rest / 2);
+            engine.removexattr(SYSTEM, ino, b"user.a").unwrap();
             set("user.b", rest + 10).unwrap();
-            engine.removexattr(ino, b"user.b").unwrap();
+            engine.removexattr(SYSTEM, ino, b"user.b").unwrap();
         }
     });
 }

@@ -19,7 +19,7 @@ use ferrite_fs::{Engine, FsckOptions, Mapping, MkfsOptions, MountOptions, Superb
 use ferrite_pm::{Access, Region};
 use ferrite_testkit::loops::{self, Effort, Loop, LoopEngine, Progress};
 use ferrite_testkit::{TestEngine, seed_from_env};
-use ferrite_vfs::{FileSystem, Ino};
+use ferrite_vfs::{FileSystem, Ino, SYSTEM};
 use rustix::fs::SeekFrom;
 use tempfile::TempPath;
 
@@ -214,7 +214,7 @@ impl LoopEngine for PmEngine {
     }
 
     fn free(&self) -> Vec<(&'static str, u64)> {
-        let stat = self.engine().statfs().unwrap();
+        let stat = self.engine().statfs(SYSTEM).unwrap();
         let info = self.engine().info();
         vec![
             ("blocks", stat.blocks_free),

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use common::{Tree, capture, empty_pool, fixed, make, on_ring, pattern, write};
 use ferrite_fs::{Engine, Mapping, MkfsOptions, MountOptions, fsck};
 use ferrite_pm::{Choice, Log, Recorder, Region};
-use ferrite_vfs::{Cred, FileKind, FileSystem, FsError, Ino, NewNode, OpenMode, ROOT_INO, SetAttr, SpaceOf};
+use ferrite_vfs::{FileKind, FileSystem, FsError, Ino, NewNode, OpenMode, ROOT_INO, SYSTEM, SetAttr, SpaceOf};
 
 const POOL_BYTES: u64 = 4 << 20;
 const PAGE: u64 = 4096;
@@ -73,10 +73,7 @@ fn leaves(log: &Log, tree: &Tree, what: &str) {
 }
 
 fn mkdir(engine: &Engine, name: &str) -> Ino {
-    engine
-        .mkdir(&Cred::root(), ROOT_INO, name.as_bytes(), 0o755)
-        .unwrap()
-        .ino
+    engine.mkdir(SYSTEM, ROOT_INO, name.as_bytes(), 0o755).unwrap().ino
 }
 
 /// Many records that change nothing but an inode: the numbers of this ring go ahead of the other's.
@@ -86,7 +83,7 @@ fn hurry(engine: &Engine, ino: Ino) {
             mode: Some(0o700 + mode % 8),
             ..SetAttr::default()
         };
-        engine.setattr(ino, &set).unwrap();
+        engine.setattr(SYSTEM, ino, &set).unwrap();
     }
 }
 
@@ -104,7 +101,7 @@ fn name_slots_are_used_again_in_order() {
     let (log, tree) = recorded(&image, |engine, _| {
         on_ring(0, || {
             hurry(engine, dirs[0]);
-            (0..NAMES).for_each(|n| engine.unlink(dirs[0], format!("old{n}").as_bytes()).unwrap());
+            (0..NAMES).for_each(|n| engine.unlink(SYSTEM, dirs[0], format!("old{n}").as_bytes()).unwrap());
         });
         on_ring(1, || {
             for n in 0..NAMES {
@@ -134,7 +131,7 @@ fn inode_numbers_are_used_again_in_order() {
         };
         // So that no other numbers are left.
         let full = (0..).find_map(|n: u32| {
-            let made = engine.mknod(&Cred::root(), fill, n.to_string().as_bytes(), &node);
+            let made = engine.mknod(SYSTEM, fill, n.to_string().as_bytes(), &node);
             made.err()
         });
         assert_eq!(full, Some(FsError::NoSpace(SpaceOf::Inodes)));
@@ -143,7 +140,7 @@ fn inode_numbers_are_used_again_in_order() {
         on_ring(0, || {
             hurry(engine, dirs[0]);
             for name in names {
-                engine.unlink(dirs[0], name.as_bytes()).unwrap();
+                engine.unlink(SYSTEM, dirs[0], name.as_bytes()).unwrap();
             }
         });
         on_ring(1, || {
@@ -168,13 +165,13 @@ fn a_dead_record_does_not_come_back_with_its_data() {
         write(engine, ino, 0, &pattern(2 * PAGE as usize, 1));
         let filler = make(engine, ROOT_INO, "filler");
         let mut at = 0;
-        while engine.statfs().unwrap().blocks_available > 8 {
+        while engine.statfs(SYSTEM).unwrap().blocks_available > 8 {
             write(engine, filler, at, &[9; PAGE as usize]);
             at += PAGE;
         }
     });
     let (log, ()) = recorded(&image, |engine, _| {
-        let ino = engine.lookup(ROOT_INO, b"file").unwrap().ino;
+        let ino = engine.lookup(SYSTEM, ROOT_INO, b"file").unwrap().ino;
         on_ring(0, || {
             hurry(engine, dir);
             write(engine, ino, 0, &page);
@@ -195,7 +192,7 @@ fn a_dead_record_does_not_come_back_with_its_data() {
                 // In the other ring, so that the dead record is not written over.
                 on_ring(1, || {
                     let ino = make(engine, ROOT_INO, "echo");
-                    let pages = engine.statfs().unwrap().blocks_available;
+                    let pages = engine.statfs(SYSTEM).unwrap().blocks_available;
                     for n in 0..pages {
                         write(engine, ino, n * PAGE, &page);
                     }
@@ -264,8 +261,8 @@ fn changes_after_a_move_come_after_it() {
         let engine = Engine::mount(region, &quiet()).unwrap();
         for n in 0..400 {
             let added = on_ring(0, || {
-                let file = engine.open(files[0], OpenMode::read_write()).unwrap();
-                file.write_at(n * 9 * PAGE, &pattern(PAGE as usize, n as u8))
+                let file = engine.open(SYSTEM, files[0], OpenMode::read_write()).unwrap();
+                file.write_at(SYSTEM, n * 9 * PAGE, &pattern(PAGE as usize, n as u8))
             });
             if matches!(added, Err(FsError::NoSpace(_))) {
                 break;

@@ -8,7 +8,7 @@ use std::sync::Barrier;
 use common::{image_of, make, options};
 use ferrite_fs::{Engine, MkfsOptions, MountOptions, fsck, mkfs};
 use ferrite_pm::{Access, Region};
-use ferrite_vfs::{FileSystem, Ino, OpenMode, ROOT_INO, RenameMode};
+use ferrite_vfs::{FileSystem, Ino, OpenMode, ROOT_INO, RenameMode, SYSTEM};
 
 const POOL_BYTES: u64 = 16 << 20;
 
@@ -39,11 +39,11 @@ fn pool_in_memory() -> Engine {
 /// other later by a bit. Nothing of the files may be left.
 fn closed_while_it_loses_its_name(engine: &Engine, rounds: usize, remove: impl Fn(&Engine, Ino) + Sync) {
     let barrier = &Barrier::new(2);
-    let before = engine.statfs().unwrap();
+    let before = engine.statfs(SYSTEM).unwrap();
     for round in 0..rounds {
         let ino = make(engine, ROOT_INO, "file");
-        let file = engine.open(ino, OpenMode::read_write()).unwrap();
-        file.write_at(0, &[1; 9000]).unwrap();
+        let file = engine.open(SYSTEM, ino, OpenMode::read_write()).unwrap();
+        file.write_at(SYSTEM, 0, &[1; 9000]).unwrap();
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 barrier.wait();
@@ -55,7 +55,7 @@ fn closed_while_it_loses_its_name(engine: &Engine, rounds: usize, remove: impl F
         });
         let info = engine.info();
         assert_eq!(info.orphans, 0, "round {round}");
-        let after = engine.statfs().unwrap();
+        let after = engine.statfs(SYSTEM).unwrap();
         assert_eq!(
             (after.inodes_free, after.blocks_free),
             (before.inodes_free, before.blocks_free),
@@ -65,7 +65,7 @@ fn closed_while_it_loses_its_name(engine: &Engine, rounds: usize, remove: impl F
 }
 
 fn unlink(engine: &Engine, _ino: Ino) {
-    engine.unlink(ROOT_INO, b"file").unwrap();
+    engine.unlink(SYSTEM, ROOT_INO, b"file").unwrap();
 }
 
 /// Once 33 to 47 of 100 such files stayed until the next mount: the remover saw a holder, the holder a name.
@@ -82,9 +82,9 @@ fn a_file_closed_while_it_is_replaced_is_freed() {
     let replace = |engine: &Engine, _ino: Ino| {
         make(engine, ROOT_INO, "other");
         engine
-            .rename(ROOT_INO, b"other", ROOT_INO, b"file", RenameMode::Replace)
+            .rename(SYSTEM, ROOT_INO, b"other", ROOT_INO, b"file", RenameMode::Replace)
             .unwrap();
-        engine.unlink(ROOT_INO, b"file").unwrap();
+        engine.unlink(SYSTEM, ROOT_INO, b"file").unwrap();
     };
     closed_while_it_loses_its_name(&engine, 60, replace);
 }
@@ -97,9 +97,9 @@ fn who_is_open_and_has_no_name_is_counted_until_it_is_closed() {
     std::fs::write(&path, image_of(&region)).unwrap();
     let engine = Engine::mount(Region::open(&path, Access::ReadWrite).unwrap(), &quiet()).unwrap();
     let ino = make(&engine, ROOT_INO, "file");
-    let file = engine.open(ino, OpenMode::read_write()).unwrap();
+    let file = engine.open(SYSTEM, ino, OpenMode::read_write()).unwrap();
     assert_eq!(engine.info().orphans, 0);
-    engine.unlink(ROOT_INO, b"file").unwrap();
+    engine.unlink(SYSTEM, ROOT_INO, b"file").unwrap();
     assert_eq!(engine.info().orphans, 1);
     // A copy of the mounted pool.
     let copy = std::fs::read(&path).unwrap();

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use common::make;
 use ferrite_fs::{AtimePolicy, Engine, MountOptions, fsck, mkfs};
 use ferrite_pm::{Recorder, Region};
-use ferrite_vfs::{FileSystem, OpenFile, OpenMode, ROOT_INO};
+use ferrite_vfs::{FileSystem, OpenFile, OpenMode, ROOT_INO, SYSTEM};
 use rand::rngs::StdRng;
 use rand::{Rng, RngExt, SeedableRng};
 
@@ -32,9 +32,9 @@ fn engine(options: &MountOptions) -> Engine {
 
 fn file(engine: &Engine, pages: usize) -> Arc<dyn OpenFile> {
     let file = engine
-        .open(make(engine, ROOT_INO, "file"), OpenMode::read_write())
+        .open(SYSTEM, make(engine, ROOT_INO, "file"), OpenMode::read_write())
         .unwrap();
-    file.write_at(0, &vec![0xaa; pages * PAGE]).unwrap();
+    file.write_at(SYSTEM, 0, &vec![0xaa; pages * PAGE]).unwrap();
     file
 }
 
@@ -42,7 +42,7 @@ fn file(engine: &Engine, pages: usize) -> Arc<dyn OpenFile> {
 fn file_that_fills(engine: &Engine) -> (Arc<dyn OpenFile>, u64) {
     let file = file(engine, 1);
     let mut end = PAGE as u64;
-    while file.write_at(end, &[1; PAGE]).is_ok() {
+    while file.write_at(SYSTEM, end, &[1; PAGE]).is_ok() {
         end += PAGE as u64;
     }
     (file, end)
@@ -52,10 +52,10 @@ fn file_that_fills(engine: &Engine) -> (Arc<dyn OpenFile>, u64) {
 fn a_small_overwrite_costs_one_fence_and_a_few_lines() {
     let engine = engine(&quiet());
     let file = file(&engine, 64);
-    file.write_at(100, b"warm").unwrap();
+    file.write_at(SYSTEM, 100, b"warm").unwrap();
     let before = engine.counters();
     for n in 0..32 {
-        file.write_at(n * 4096 + 8 * n, &[1; 8]).unwrap();
+        file.write_at(SYSTEM, n * 4096 + 8 * n, &[1; 8]).unwrap();
     }
     let cost = engine.counters() - before;
     assert_eq!(cost.fences, 32, "one fence each");
@@ -76,10 +76,10 @@ fn logs_grow_chain_and_fold_away() {
     for n in 0..200_u64 {
         let len = rng.random_range(1..120);
         let at = rng.random_range(0..2 * PAGE - len);
-        file.write_at(at as u64, &vec![n as u8; len]).unwrap();
+        file.write_at(SYSTEM, at as u64, &vec![n as u8; len]).unwrap();
         expected[at..at + len].fill(n as u8);
         let mut found = vec![0; 2 * PAGE];
-        file.read_at(0, &mut found).unwrap();
+        file.read_at(SYSTEM, 0, &mut found).unwrap();
         assert_eq!(found, expected, "after write {n}");
     }
     let info = engine.info();
@@ -95,7 +95,7 @@ fn logs_grow_chain_and_fold_away() {
     assert_eq!((info.logged_pages, info.log_bytes, info.log_blocks), (0, 0, 0));
     assert_eq!(info.space_amplification, 1.0);
     let mut found = vec![0; 2 * PAGE];
-    file.read_at(0, &mut found).unwrap();
+    file.read_at(SYSTEM, 0, &mut found).unwrap();
     assert_eq!(found, expected);
 }
 
@@ -105,11 +105,11 @@ fn a_read_that_walked_far_folds_the_page() {
     let engine = engine(&options);
     let file = file(&engine, 4);
     for n in 0..3 {
-        file.write_at(8192 + n * 100, &[7; 10]).unwrap();
+        file.write_at(SYSTEM, 8192 + n * 100, &[7; 10]).unwrap();
     }
-    file.write_at(100, &[7; 10]).unwrap();
+    file.write_at(SYSTEM, 100, &[7; 10]).unwrap();
     let mut page = vec![0; 3 * PAGE];
-    file.read_at(0, &mut page).unwrap();
+    file.read_at(SYSTEM, 0, &mut page).unwrap();
     let info = engine.info();
     assert_eq!((info.folds.read, info.logged_pages), (1, 1));
     assert_eq!(page[8192 + 205], 7);
@@ -127,13 +127,14 @@ fn the_folds_of_a_read_share_a_fence() {
     let file = file(&engine, LOGGED);
     for page in 0..LOGGED as u64 {
         for n in 0..3 {
-            file.write_at(page * PAGE as u64 + n * 100, &[n as u8 + 1; 10]).unwrap();
+            file.write_at(SYSTEM, page * PAGE as u64 + n * 100, &[n as u8 + 1; 10])
+                .unwrap();
         }
     }
     let mut found = vec![0; LOGGED * PAGE];
     let mut cost = || {
         let before = engine.counters();
-        file.read_at(0, &mut found).unwrap();
+        file.read_at(SYSTEM, 0, &mut found).unwrap();
         let after = engine.counters();
         (after.fences - before.fences, after.file_syncs - before.file_syncs)
     };
@@ -154,10 +155,10 @@ fn without_logs_every_write_copies_and_reads_the_same() {
     let options = quiet().cow_only(true);
     let engine = engine(&options);
     let file = file(&engine, 2);
-    file.write_at(4000, &[1; 200]).unwrap();
+    file.write_at(SYSTEM, 4000, &[1; 200]).unwrap();
     assert_eq!(engine.info().logged_pages, 0);
     let mut found = [0; 200];
-    file.read_at(4000, &mut found).unwrap();
+    file.read_at(SYSTEM, 4000, &mut found).unwrap();
     assert_eq!(found, [1; 200]);
 }
 
@@ -178,7 +179,7 @@ fn readers_writers_and_folds_at_once() {
     mkfs(&region, &common::options()).unwrap();
     let engine = Engine::mount(region, &options).unwrap();
     let file = file(&engine, PAGES);
-    file.write_at(0, &vec![0; PAGES * PAGE]).unwrap();
+    file.write_at(SYSTEM, 0, &vec![0; PAGES * PAGE]).unwrap();
     let (done, folds, seed) = (AtomicBool::new(false), AtomicU64::new(0), seed());
     let stripes = PAGES * PAGE / STRIPE;
     // What each stripe's only writer wrote last; a reader may see that or something newer.
@@ -196,7 +197,7 @@ fn readers_writers_and_folds_at_once() {
                         }
                         let stripe = rng.random_range(0..stripes / WRITERS) * WRITERS + me;
                         let bytes = round.to_le_bytes().repeat(STRIPE / 8);
-                        file.write_at((stripe * STRIPE) as u64, &bytes).unwrap();
+                        file.write_at(SYSTEM, (stripe * STRIPE) as u64, &bytes).unwrap();
                         written[stripe].store(round, Ordering::Release);
                     }
                 })
@@ -210,7 +211,7 @@ fn readers_writers_and_folds_at_once() {
                     .map(|n| written[page * PAGE / STRIPE + n].load(Ordering::Acquire))
                     .collect();
                 let mut found = vec![0; PAGE];
-                file.read_at((page * PAGE) as u64, &mut found).unwrap();
+                file.read_at(SYSTEM, (page * PAGE) as u64, &mut found).unwrap();
                 for (stripe, least) in found.chunks(STRIPE).zip(least) {
                     let words: Vec<_> = stripe
                         .chunks(8)
@@ -232,7 +233,7 @@ fn readers_writers_and_folds_at_once() {
     assert!(folds.into_inner() > 0, "no fold took part");
     for (stripe, last) in written.iter().enumerate() {
         let mut found = [0; 8];
-        file.read_at((stripe * STRIPE) as u64, &mut found).unwrap();
+        file.read_at(SYSTEM, (stripe * STRIPE) as u64, &mut found).unwrap();
         assert_eq!(u64::from_le_bytes(found), last.load(Ordering::Relaxed));
     }
 }
@@ -246,7 +247,7 @@ fn a_full_pool_takes_small_overwrites() {
     let (file, end) = file_that_fills(&engine);
     let mut rng = StdRng::seed_from_u64(seed());
     for n in 0..20_000_u64 {
-        file.write_at(rng.random_range(0..end - 8), &n.to_le_bytes())
+        file.write_at(SYSTEM, rng.random_range(0..end - 8), &n.to_le_bytes())
             .unwrap_or_else(|error| panic!("overwrite {n}: {error}"));
     }
 }
@@ -268,7 +269,7 @@ fn threads_on_a_full_pool_find_space() {
                 for n in 0..20_000 {
                     let page = rng.random_range(0..end / PAGE as u64) * PAGE as u64;
                     let len = if n % 3 == 0 { 20 } else { PAGE };
-                    file.write_at(page, &[n as u8; PAGE][..len])
+                    file.write_at(SYSTEM, page, &[n as u8; PAGE][..len])
                         .unwrap_or_else(|error| panic!("overwrite {n} of thread {thread}: {error}"));
                 }
             });
@@ -289,7 +290,7 @@ fn fsck_names_what_is_wrong_with_a_log() {
     let engine = Engine::mount(region, &quiet()).unwrap();
     let file = file(&engine, 1);
     for n in 0..8 {
-        file.write_at(n * 64, &[3; 40]).unwrap();
+        file.write_at(SYSTEM, n * 64, &[3; 40]).unwrap();
     }
     let entries = engine.dump(file.ino()).unwrap().remove(0).entries;
     engine.unmount().unwrap();

@@ -5,7 +5,7 @@ mod common;
 use common::{fixed, make};
 use ferrite_fs::{Engine, Mapping, MountOptions, mkfs};
 use ferrite_pm::{Access, Region};
-use ferrite_vfs::{FileSystem, ROOT_INO};
+use ferrite_vfs::{FileSystem, ROOT_INO, SYSTEM};
 
 /// More blocks than are tried one by one.
 const BLOCKS: u64 = 4300;
@@ -13,7 +13,7 @@ const BLOCKS: u64 = 4300;
 const KEPT: usize = 3;
 
 fn blocks(engine: &Engine) -> u64 {
-    engine.getattr(ROOT_INO).unwrap().blocks / 8
+    engine.getattr(SYSTEM, ROOT_INO).unwrap().blocks / 8
 }
 
 /// What DRAM holds of a directory is learnt anew after a mount: a block with room is found, although thousands of holes
@@ -36,12 +36,12 @@ fn a_directory_of_holes_fills_the_blocks_it_has() {
         let ino = make(&engine, ROOT_INO, "file");
         let name = |n: usize| format!("{n:0250}");
         let mut made = 0;
-        while engine.getattr(ROOT_INO).unwrap().size < BLOCKS * 4096 {
-            engine.link(ino, ROOT_INO, name(made).as_bytes()).unwrap();
+        while engine.getattr(SYSTEM, ROOT_INO).unwrap().size < BLOCKS * 4096 {
+            engine.link(SYSTEM, ino, ROOT_INO, name(made).as_bytes()).unwrap();
             made += 1;
         }
         for n in KEPT..made - 1 {
-            engine.unlink(ROOT_INO, name(n).as_bytes()).unwrap();
+            engine.unlink(SYSTEM, ROOT_INO, name(n).as_bytes()).unwrap();
         }
         assert_eq!(blocks(&engine), 2);
         engine.unmount().unwrap();

@@ -8,7 +8,7 @@ use std::time::Duration;
 use common::{empty_pool, fixed, pattern};
 use ferrite_fs::{Engine, MountOptions, fsck, number_thread};
 use ferrite_pm::{Choice, Recorder, Region};
-use ferrite_vfs::{Cred, FileKind, FileSystem, FsError, NewNode, OpenMode, ROOT_INO};
+use ferrite_vfs::{FileKind, FileSystem, FsError, NewNode, OpenMode, ROOT_INO, SYSTEM};
 
 const THREADS: u64 = 3;
 
@@ -21,10 +21,10 @@ fn work(engine: &Engine, thread: u64) -> (usize, FsError) {
     };
     let one = |n: usize| -> ferrite_vfs::Result<()> {
         let name = format!("{thread}-{n}");
-        let ino = engine.mknod(&Cred::root(), ROOT_INO, name.as_bytes(), &node)?.ino;
-        let file = engine.open(ino, OpenMode::read_write())?;
-        file.write_at(0, &pattern(5000, n as u8))?;
-        file.write_at(700, b"a part")?;
+        let ino = engine.mknod(SYSTEM, ROOT_INO, name.as_bytes(), &node)?.ino;
+        let file = engine.open(SYSTEM, ino, OpenMode::read_write())?;
+        file.write_at(SYSTEM, 0, &pattern(5000, n as u8))?;
+        file.write_at(SYSTEM, 700, b"a part")?;
         Ok(())
     };
     (0..).find_map(|n| one(n).err().map(|error| (n, error))).unwrap()
@@ -72,10 +72,14 @@ fn what_returned_before_an_unmount_is_there_and_the_pool_is_clean() {
             assert!(error.to_string().contains("unmounted"), "round {round}: {error}");
             for n in 0..whole {
                 let name = format!("{thread}-{n}");
-                let ino = engine.lookup(ROOT_INO, name.as_bytes()).unwrap().ino;
+                let ino = engine.lookup(SYSTEM, ROOT_INO, name.as_bytes()).unwrap().ino;
                 let mut found = vec![0; 5001];
-                let file = engine.open(ino, OpenMode::read_only()).unwrap();
-                assert_eq!(file.read_at(0, &mut found).unwrap(), 5000, "round {round}: {name}");
+                let file = engine.open(SYSTEM, ino, OpenMode::read_only()).unwrap();
+                assert_eq!(
+                    file.read_at(SYSTEM, 0, &mut found).unwrap(),
+                    5000,
+                    "round {round}: {name}"
+                );
                 let mut expected = pattern(5000, n as u8);
                 expected[700..706].copy_from_slice(b"a part");
                 assert!(found[..5000] == expected, "round {round}: {name}");

@@ -1,6 +1,6 @@
 //! One FUSE request, one call of the engine.
 //!
-//! Invariants: every reply that gives the kernel an inode number has pinned the inode (by number and generation), and
+//! Invariants: the engine pins every inode whose number a reply gives the kernel, in the call that finds it, and
 //! `forget` drops the pin. So the number stays the file's as long as the kernel knows it, unlinked or not. The root is
 //! never pinned. Each request that may change something goes through `change!`, so that a freeze holds it back.
 
@@ -12,12 +12,12 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use ferrite_vfs::{
-    Attr, BadArgument, Cred, FallocateMode, FileKind, FileSystem, FsError, Ino, NewNode, OpenFile, OpenMode, ROOT_INO,
-    RenameMode, Result, SetAttr, XattrMode, posix,
+    Attr, BadArgument, Cred, Ctx, FallocateMode, FileKind, FileSystem, FsError, Groups, Ino, NewFile, NewNode,
+    OpenFile, OpenMode, Position, ROOT_INO, RenameMode, Result, SYSTEM, SetAttr, WriteMode, XattrMode, posix,
 };
 use fuser::{
-    BsdFileFlags, Errno, FileHandle, Filesystem, FopenFlags, Generation, INodeNo, InitFlags, IoctlFlags, KernelConfig,
-    LockOwner, OpenAccMode, OpenFlags, RenameFlags, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory,
+    BsdFileFlags, Errno, FileAttr, FileHandle, Filesystem, FopenFlags, Generation, INodeNo, InitFlags, IoctlFlags,
+    KernelConfig, LockOwner, OpenAccMode, OpenFlags, RenameFlags, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory,
     ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyIoctl, ReplyLseek, ReplyOpen, ReplyStatfs, ReplyWrite, ReplyXattr,
     Request, TimeOrNow, WriteFlags,
 };
@@ -26,14 +26,12 @@ use crate::convert::{absent, errno, file_attr, file_type, set_time, unknown};
 use crate::freezer::Freezer;
 use crate::handles::Handles;
 
-/// How long the kernel may keep names and attributes: the pool has no other owner that could change them.
-const TTL: Duration = Duration::from_secs(86_400);
+/// Longest time that the kernel is told to trust an answer: it takes no infinite one.
+const TRUST_MAX: Duration = Duration::from_secs(86_400);
 /// Largest write request. The engine takes each as one atomic step.
 const MAX_WRITE_BYTES: u32 = 1 << 20;
 /// Offsets of `.` and `..` come first; the engine's cookies are shifted past them.
 const FIRST_COOKIE: u64 = 2;
-/// Entries of a directory collected for one reply; a reply of a page holds fewer.
-const ENTRIES_PER_REPLY: usize = 128;
 
 thread_local! {
     /// The buffer from which reads are answered.
@@ -45,30 +43,33 @@ thread_local! {
 pub(crate) struct Bridge {
     fs: Arc<dyn FileSystem>,
     handles: Arc<Handles>,
+    /// Every operation is durable when it returns, so the kernel need not ask for `fsync`.
     durable_operations: bool,
+    /// How long the kernel may keep names and attributes.
+    trust: Duration,
     freezer: Freezer,
 }
 
-/// The caller.
-#[derive(Clone, Copy)]
-struct Caller {
-    uid: u32,
-    gid: u32,
-    pid: u32,
+/// The context of a request: the kernel has checked permissions, and keeps the numbers it is told. It names one group
+/// of the caller; the others are looked up if a rule asks for them.
+fn ctx(req: &Request) -> Ctx {
+    let groups = Groups::OfProcess {
+        pid: req.pid(),
+        list: groups_of,
+    };
+    let cred = Cred {
+        groups,
+        ..Cred::new(req.uid(), req.gid())
+    };
+    Ctx::trusted(cred).pinning()
 }
 
-impl Caller {
-    fn of(req: &Request) -> Caller {
-        Caller {
-            uid: req.uid(),
-            gid: req.gid(),
-            pid: req.pid(),
-        }
-    }
-
-    fn cred(self) -> Cred {
-        Cred::new(self.uid, self.gid)
-    }
+/// The supplementary groups of a process; none if they cannot be found out.
+fn groups_of(pid: u32) -> Vec<u32> {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let groups = status.lines().find_map(|line| line.strip_prefix("Groups:"));
+    let numbers = groups.unwrap_or_default().split_whitespace();
+    numbers.filter_map(|group| group.parse().ok()).collect()
 }
 
 /// Runs `$body`, which changes something, with `$bridge` for `$this`: at once, or when the mount is thawed. What is
@@ -103,39 +104,21 @@ macro_rules! answer {
     };
 }
 
-/// An entry collected under the directory's lock, for a reply.
-struct Gathered {
-    ino: Ino,
-    kind: FileKind,
-    name: Vec<u8>,
-    next: u64,
-}
-
 impl Bridge {
-    pub(crate) fn new(fs: Arc<dyn FileSystem>, durable_operations: bool, freezer: Freezer) -> Self {
+    pub(crate) fn new(fs: Arc<dyn FileSystem>, freezer: Freezer) -> Self {
+        let limits = fs.limits();
         Bridge {
             fs,
             handles: Arc::default(),
-            durable_operations,
+            durable_operations: limits.durable_operations,
+            trust: limits.trust.min(TRUST_MAX),
             freezer,
         }
     }
 
-    /// Pins the inode that a reply is about to name.
-    fn pinned(&self, attr: Attr) -> Result<Attr> {
-        if attr.ino != ROOT_INO {
-            self.fs.pin(attr.ino, attr.generation).map_err(|error| match error {
-                FsError::Stale => FsError::NotFound,
-                other => other,
-            })?;
-        }
-        Ok(attr)
-    }
-
     fn entry(&self, reply: ReplyEntry, result: Result<Attr>) {
-        let pinned = result.and_then(|attr| self.pinned(attr));
-        answer!(reply, pinned, attr => {
-            reply.entry(&TTL, &file_attr(&attr), Generation(u64::from(attr.generation)));
+        answer!(reply, result, attr => {
+            reply.entry(&self.trust, &file_attr(&attr), Generation(u64::from(attr.generation)));
         });
     }
 
@@ -143,82 +126,33 @@ impl Bridge {
         self.handles.get(fh.0).ok_or(FsError::BadHandle)
     }
 
-    fn open_file(&self, ino: Ino, flags: OpenFlags) -> Result<(FileHandle, FopenFlags)> {
-        let (read, write) = match flags.acc_mode() {
-            OpenAccMode::O_RDONLY => (true, false),
-            // The kernel reads a page before it changes part of it in a shared mapping.
-            OpenAccMode::O_WRONLY | OpenAccMode::O_RDWR => (true, true),
-        };
-        let no_atime = flags.0 & libc::O_NOATIME != 0;
-        let file = self.fs.open(
-            ino,
-            OpenMode {
-                read,
-                write,
-                kill_priv: false,
-                by_stranger: false,
-                no_atime,
-            },
-        )?;
-        Ok((FileHandle(self.handles.insert(file)), FopenFlags::FOPEN_KEEP_CACHE))
+    fn insert(&self, file: Arc<dyn OpenFile>) -> (FileHandle, FopenFlags) {
+        (FileHandle(self.handles.insert(file)), FopenFlags::FOPEN_KEEP_CACHE)
     }
 
-    /// `set`, plus what clears setuid and setgid. If the group may not execute, Linux lets members of the group keep
-    /// setgid and clears it when others change the file. The engine cannot know which of them the caller is.
-    fn without_privilege(&self, caller: Caller, ino: Ino, set: SetAttr) -> Result<SetAttr> {
-        let attr = self.fs.getattr(ino)?;
-        let keeps = attr.kind == FileKind::Directory || attr.mode & (libc::S_ISGID | libc::S_IXGRP) != libc::S_ISGID;
-        Ok(SetAttr {
-            kill_priv: true,
-            by_stranger: !keeps && caller.uid != 0 && !is_in_group(caller, attr.gid),
-            ..set
-        })
-    }
-
-    fn gather(&self, ino: Ino, offset: u64) -> Result<Vec<Gathered>> {
-        let mut entries = Vec::new();
-        if offset == 0 {
-            entries.push(Gathered {
-                ino,
-                kind: FileKind::Directory,
-                name: b".".to_vec(),
-                next: 1,
-            });
+    /// Lists `.` and `..`, which engines do not; false if there was no room.
+    fn list_dots(&self, ino: Ino, offset: u64, mut add: impl FnMut(Ino, u64, &OsStr) -> bool) -> bool {
+        if offset == 0 && !add(ino, 1, OsStr::new(".")) {
+            return false;
         }
-        if offset <= 1 {
-            let parent = self.fs.parent(ino).unwrap_or(ino);
-            entries.push(Gathered {
-                ino: parent,
-                kind: FileKind::Directory,
-                name: b"..".to_vec(),
-                next: 2,
-            });
-        }
-        self.fs
-            .readdir(ino, offset.saturating_sub(FIRST_COOKIE), &mut |entry| {
-                entries.push(Gathered {
-                    ino: entry.ino,
-                    kind: entry.kind,
-                    name: entry.name.to_vec(),
-                    next: entry.next_cookie + FIRST_COOKIE,
-                });
-                entries.len() < ENTRIES_PER_REPLY
-            })?;
-        Ok(entries)
+        offset > 1
+            || add(
+                self.fs.parent(SYSTEM, ino).unwrap_or(ino),
+                FIRST_COOKIE,
+                OsStr::new(".."),
+            )
     }
 }
 
-/// Whether the caller is in a group. A request names the first group only. The others are looked up; if that fails, the
-/// caller counts as in none of them.
-fn is_in_group(caller: Caller, gid: u32) -> bool {
-    let others = || {
-        let status = std::fs::read_to_string(format!("/proc/{}/status", caller.pid)).unwrap_or_default();
-        let groups = status
-            .lines()
-            .find_map(|line| line.strip_prefix("Groups:").map(str::to_owned));
-        groups.is_some_and(|groups| groups.split_whitespace().any(|group| group.parse() == Ok(gid)))
-    };
-    caller.gid == gid || others()
+/// How a file is opened, from the flags of `open(2)`.
+fn open_mode(flags: OpenFlags) -> OpenMode {
+    // The kernel reads a page before it changes part of it in a shared mapping, so whoever writes also reads.
+    OpenMode {
+        read: true,
+        write: flags.acc_mode() != OpenAccMode::O_RDONLY,
+        truncate: false,
+        no_atime: flags.0 & libc::O_NOATIME != 0,
+    }
 }
 
 fn check_xattr(name: &OsStr) -> Result<&[u8]> {
@@ -255,9 +189,9 @@ impl Filesystem for Bridge {
         Ok(())
     }
 
-    fn lookup(&self, _req: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
-        match self.fs.lookup(parent.0, name.as_bytes()) {
-            Err(FsError::NotFound) => reply.entry(&TTL, &absent(), Generation(0)),
+    fn lookup(&self, req: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
+        match self.fs.lookup(&ctx(req), parent.0, name.as_bytes()) {
+            Err(FsError::NotFound) => reply.entry(&self.trust, &absent(), Generation(0)),
             result => self.entry(reply, result),
         }
     }
@@ -265,12 +199,12 @@ impl Filesystem for Bridge {
     fn forget(&self, _req: &Request, ino: INodeNo, nlookup: u64) {
         if ino.0 != ROOT_INO {
             // It may free a file without a name.
-            change!(self, [], |bridge| bridge.fs.forget(ino.0, nlookup));
+            change!(self, [], |bridge| bridge.fs.forget(SYSTEM, ino.0, nlookup));
         }
     }
 
-    fn getattr(&self, _req: &Request, ino: INodeNo, _fh: Option<FileHandle>, reply: ReplyAttr) {
-        answer!(reply, self.fs.getattr(ino.0), attr => reply.attr(&TTL, &file_attr(&attr)));
+    fn getattr(&self, req: &Request, ino: INodeNo, _fh: Option<FileHandle>, reply: ReplyAttr) {
+        answer!(reply, self.fs.getattr(&ctx(req), ino.0), attr => reply.attr(&self.trust, &file_attr(&attr)));
     }
 
     fn setattr(
@@ -291,7 +225,7 @@ impl Filesystem for Bridge {
         _flags: Option<BsdFileFlags>,
         reply: ReplyAttr,
     ) {
-        let caller = Caller::of(req);
+        let ctx = ctx(req);
         let set = SetAttr {
             mode: mode.map(|mode| mode & 0o7777),
             uid,
@@ -300,25 +234,21 @@ impl Filesystem for Bridge {
             atime: atime.map(set_time),
             mtime: mtime.map(set_time),
             kill_priv: false,
-            by_stranger: false,
         };
         // What HANDLE_KILLPRIV_V2 makes our task: any chown (also one that changes nothing, which arrives empty, like
         // the request that precedes a fallocate), and a truncate by an unprivileged caller.
         let chown = uid.is_some() || gid.is_some() || set == SetAttr::default();
-        let kills = mode.is_none() && (chown || (size.is_some() && caller.uid != 0));
+        let kill_priv = mode.is_none() && (chown || (size.is_some() && !ctx.cred.is_root()));
+        let set = SetAttr { kill_priv, ..set };
         change!(self, [], |bridge| {
-            let changed = match kills {
-                true => bridge
-                    .without_privilege(caller, ino.0, set)
-                    .and_then(|set| bridge.fs.setattr(ino.0, &set)),
-                false => bridge.fs.setattr(ino.0, &set),
-            };
-            answer!(reply, changed, attr => reply.attr(&TTL, &file_attr(&attr)));
+            answer!(reply, bridge.fs.setattr(&ctx, ino.0, &set), attr => {
+                reply.attr(&bridge.trust, &file_attr(&attr));
+            });
         });
     }
 
-    fn readlink(&self, _req: &Request, ino: INodeNo, reply: ReplyData) {
-        answer!(reply, self.fs.readlink(ino.0), target => reply.data(&target));
+    fn readlink(&self, req: &Request, ino: INodeNo, reply: ReplyData) {
+        answer!(reply, self.fs.readlink(&ctx(req), ino.0), target => reply.data(&target));
     }
 
     fn mknod(
@@ -339,43 +269,45 @@ impl Filesystem for Bridge {
             mode: mode & 0o7777,
             rdev,
         };
-        let cred = Caller::of(req).cred();
+        let ctx = ctx(req);
         change!(self, [name], |bridge| {
-            bridge.entry(reply, bridge.fs.mknod(&cred, parent.0, name.as_bytes(), &node));
+            bridge.entry(reply, bridge.fs.mknod(&ctx, parent.0, name.as_bytes(), &node));
         });
     }
 
     fn mkdir(&self, req: &Request, parent: INodeNo, name: &OsStr, mode: u32, _umask: u32, reply: ReplyEntry) {
-        let cred = Caller::of(req).cred();
+        let ctx = ctx(req);
         change!(self, [name], |bridge| {
-            let made = bridge.fs.mkdir(&cred, parent.0, name.as_bytes(), mode & 0o7777);
+            let made = bridge.fs.mkdir(&ctx, parent.0, name.as_bytes(), mode & 0o7777);
             bridge.entry(reply, made);
         });
     }
 
-    fn unlink(&self, _req: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+    fn unlink(&self, req: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+        let ctx = ctx(req);
         change!(self, [name], |bridge| {
-            answer!(reply, bridge.fs.unlink(parent.0, name.as_bytes()), () => reply.ok());
+            answer!(reply, bridge.fs.unlink(&ctx, parent.0, name.as_bytes()), () => reply.ok());
         });
     }
 
-    fn rmdir(&self, _req: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+    fn rmdir(&self, req: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+        let ctx = ctx(req);
         change!(self, [name], |bridge| {
-            answer!(reply, bridge.fs.rmdir(parent.0, name.as_bytes()), () => reply.ok());
+            answer!(reply, bridge.fs.rmdir(&ctx, parent.0, name.as_bytes()), () => reply.ok());
         });
     }
 
     fn symlink(&self, req: &Request, parent: INodeNo, name: &OsStr, target: &Path, reply: ReplyEntry) {
         let target = target.as_os_str().as_bytes();
-        let cred = Caller::of(req).cred();
+        let ctx = ctx(req);
         change!(self, [name, target], |bridge| {
-            bridge.entry(reply, bridge.fs.symlink(&cred, parent.0, name.as_bytes(), target));
+            bridge.entry(reply, bridge.fs.symlink(&ctx, parent.0, name.as_bytes(), target));
         });
     }
 
     fn rename(
         &self,
-        _req: &Request,
+        req: &Request,
         parent: INodeNo,
         name: &OsStr,
         newparent: INodeNo,
@@ -389,20 +321,25 @@ impl Filesystem for Bridge {
             flags if flags.is_empty() => RenameMode::Replace,
             _ => return reply.error(Errno::EINVAL),
         };
+        let ctx = ctx(req);
         change!(self, [name, newname], |bridge| {
             let (from, to) = ((parent.0, name.as_bytes()), (newparent.0, newname.as_bytes()));
-            answer!(reply, bridge.fs.rename(from.0, from.1, to.0, to.1, mode), () => reply.ok());
+            answer!(reply, bridge.fs.rename(&ctx, from.0, from.1, to.0, to.1, mode), () => reply.ok());
         });
     }
 
-    fn link(&self, _req: &Request, ino: INodeNo, newparent: INodeNo, newname: &OsStr, reply: ReplyEntry) {
+    fn link(&self, req: &Request, ino: INodeNo, newparent: INodeNo, newname: &OsStr, reply: ReplyEntry) {
+        let ctx = ctx(req);
         change!(self, [newname], |bridge| {
-            bridge.entry(reply, bridge.fs.link(ino.0, newparent.0, newname.as_bytes()));
+            bridge.entry(reply, bridge.fs.link(&ctx, ino.0, newparent.0, newname.as_bytes()));
         });
     }
 
-    fn open(&self, _req: &Request, ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
-        answer!(reply, self.open_file(ino.0, flags), (fh, flags) => reply.opened(fh, flags));
+    fn open(&self, req: &Request, ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
+        answer!(reply, self.fs.open(&ctx(req), ino.0, open_mode(flags)), file => {
+            let (fh, flags) = self.insert(file);
+            reply.opened(fh, flags);
+        });
     }
 
     fn create(
@@ -415,34 +352,26 @@ impl Filesystem for Bridge {
         flags: i32,
         reply: ReplyCreate,
     ) {
-        let node = NewNode {
-            kind: FileKind::File,
+        // Without O_EXCL: the kernel looked the name up before it asked, so if it is taken, another caller was faster.
+        let new = NewFile {
             mode: mode & 0o7777,
-            rdev: 0,
+            open: open_mode(OpenFlags(flags)),
+            exclusive: flags & libc::O_EXCL != 0,
         };
-        let cred = Caller::of(req).cred();
+        let ctx = ctx(req);
         change!(self, [name], |bridge| {
-            let made = match bridge.fs.mknod(&cred, parent.0, name.as_bytes(), &node) {
-                // The kernel looked it up before it asked, so another caller was faster; that is fine unless O_EXCL.
-                Err(FsError::Exists) if flags & libc::O_EXCL == 0 => bridge.fs.lookup(parent.0, name.as_bytes()),
-                made => made,
-            };
-            let opened = made.and_then(|attr| bridge.pinned(attr)).and_then(|attr| {
-                let opened = bridge.open_file(attr.ino, OpenFlags(flags));
-                if opened.is_err() {
-                    bridge.fs.unpin(attr.ino, 1);
-                }
-                opened.map(|(fh, flags)| (attr, fh, flags))
-            });
-            answer!(reply, opened, (attr, fh, flags) => {
-                reply.created(&TTL, &file_attr(&attr), Generation(u64::from(attr.generation)), fh, flags);
+            answer!(reply, bridge.fs.create(&ctx, parent.0, name.as_bytes(), &new), opened => {
+                let attr = opened.attr;
+                let (fh, flags) = bridge.insert(opened.file);
+                let generation = Generation(u64::from(attr.generation));
+                reply.created(&bridge.trust, &file_attr(&attr), generation, fh, flags);
             });
         });
     }
 
     fn read(
         &self,
-        _req: &Request,
+        req: &Request,
         _ino: INodeNo,
         fh: FileHandle,
         offset: u64,
@@ -457,7 +386,7 @@ impl Filesystem for Bridge {
             }
             let result = self
                 .handle(fh)
-                .and_then(|file| file.read_at(offset, &mut buffer[..size as usize]));
+                .and_then(|file| file.read_at(&ctx(req), offset, &mut buffer[..size as usize]));
             answer!(reply, result, count => reply.data(&buffer[..count]));
         });
     }
@@ -465,7 +394,7 @@ impl Filesystem for Bridge {
     fn write(
         &self,
         req: &Request,
-        ino: INodeNo,
+        _ino: INodeNo,
         fh: FileHandle,
         offset: u64,
         data: &[u8],
@@ -474,17 +403,14 @@ impl Filesystem for Bridge {
         _lock_owner: Option<LockOwner>,
         reply: ReplyWrite,
     ) {
-        let caller = Caller::of(req);
+        let ctx = ctx(req);
+        let mode = WriteMode {
+            position: Position::At(offset),
+            kill_priv: write_flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID),
+        };
         change!(self, [data], |bridge| {
-            let result = bridge.handle(fh).and_then(|file| {
-                if write_flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID) {
-                    // Before the write, so that new content never runs with the old file's rights.
-                    let set = bridge.without_privilege(caller, ino.0, SetAttr::default())?;
-                    bridge.fs.setattr(ino.0, &set)?;
-                }
-                file.write_at(offset, data)
-            });
-            answer!(reply, result, count => reply.written(count as u32));
+            let result = bridge.handle(fh).and_then(|file| file.write(&ctx, mode, data));
+            answer!(reply, result, (_, count) => reply.written(count as u32));
         });
     }
 
@@ -510,8 +436,8 @@ impl Filesystem for Bridge {
         });
     }
 
-    fn fsync(&self, _req: &Request, _ino: INodeNo, fh: FileHandle, _datasync: bool, reply: ReplyEmpty) {
-        answer!(reply, self.handle(fh).and_then(|file| file.fsync()), () => match self.durable_operations {
+    fn fsync(&self, req: &Request, _ino: INodeNo, fh: FileHandle, _datasync: bool, reply: ReplyEmpty) {
+        answer!(reply, self.handle(fh).and_then(|file| file.fsync(&ctx(req))), () => match self.durable_operations {
             // All is durable already. After one such reply the kernel stops asking, which saves a database one round
             // trip per commit.
             true => reply.error(Errno::ENOSYS),
@@ -519,65 +445,60 @@ impl Filesystem for Bridge {
         });
     }
 
-    fn fsyncdir(&self, _req: &Request, _ino: INodeNo, _fh: FileHandle, _datasync: bool, reply: ReplyEmpty) {
-        answer!(reply, self.fs.sync(), () => reply.ok());
+    fn fsyncdir(&self, req: &Request, _ino: INodeNo, _fh: FileHandle, _datasync: bool, reply: ReplyEmpty) {
+        answer!(reply, self.fs.sync(&ctx(req)), () => reply.ok());
     }
 
     fn opendir(&self, _req: &Request, _ino: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
         reply.opened(FileHandle(0), FopenFlags::empty());
     }
 
-    fn readdir(&self, _req: &Request, ino: INodeNo, _fh: FileHandle, offset: u64, mut reply: ReplyDirectory) {
-        let entries = match self.gather(ino.0, offset) {
-            Ok(entries) => entries,
-            Err(error) => return reply.error(errno(&error)),
-        };
-        for entry in entries {
-            if reply.add(
-                INodeNo(entry.ino),
-                entry.next,
-                file_type(entry.kind),
-                OsStr::from_bytes(&entry.name),
-            ) {
-                break;
-            }
-        }
-        reply.ok();
-    }
-
-    fn readdirplus(&self, _req: &Request, ino: INodeNo, _fh: FileHandle, offset: u64, mut reply: ReplyDirectoryPlus) {
-        let entries = match self.gather(ino.0, offset) {
-            Ok(entries) => entries,
-            Err(error) => return reply.error(errno(&error)),
-        };
-        for entry in entries {
-            let dots = entry.name == b"." || entry.name == b"..";
-            let attr = self
+    fn readdir(&self, req: &Request, ino: INodeNo, _fh: FileHandle, offset: u64, mut reply: ReplyDirectory) {
+        let mut add = |ino, next, kind, name: &OsStr| !reply.add(INodeNo(ino), next, file_type(kind), name);
+        let room = self.list_dots(ino.0, offset, |ino, next, name| {
+            add(ino, next, FileKind::Directory, name)
+        });
+        let listed = match room {
+            true => self
                 .fs
-                .getattr(entry.ino)
-                .and_then(|attr| if dots { Ok(attr) } else { self.pinned(attr) });
-            let pins = attr.is_ok() && !dots && entry.ino != ROOT_INO;
-            let (attr, generation, ttl) = match attr {
-                Ok(attr) => (file_attr(&attr), attr.generation, TTL),
-                // Removed since it was listed: treated as if it had been removed before.
-                Err(FsError::NotFound | FsError::Stale) => continue,
-                // A damaged inode still has a name: a program that copies the directory must fail on it.
-                Err(_) => (unknown(entry.ino, entry.kind), 0, Duration::ZERO),
-            };
-            let name = OsStr::from_bytes(&entry.name);
-            let generation = Generation(u64::from(generation));
-            if reply.add(INodeNo(entry.ino), entry.next, name, &ttl, &attr, generation) {
-                if pins {
-                    self.fs.unpin(entry.ino, 1);
-                }
-                break;
-            }
-        }
-        reply.ok();
+                .readdir(&ctx(req), ino.0, offset.saturating_sub(FIRST_COOKIE), &mut |entry| {
+                    let next = entry.next_cookie + FIRST_COOKIE;
+                    add(entry.ino, next, entry.kind, OsStr::from_bytes(entry.name))
+                }),
+            false => Ok(()),
+        };
+        answer!(reply, listed, () => reply.ok());
     }
 
-    fn statfs(&self, _req: &Request, _ino: INodeNo, reply: ReplyStatfs) {
-        answer!(reply, self.fs.statfs(), stat => reply.statfs(
+    fn readdirplus(&self, req: &Request, ino: INodeNo, _fh: FileHandle, offset: u64, mut reply: ReplyDirectoryPlus) {
+        let mut add = |ino, next, name: &OsStr, ttl: &Duration, attr: &FileAttr, generation| {
+            let generation = Generation(u64::from(generation));
+            !reply.add(INodeNo(ino), next, name, ttl, attr, generation)
+        };
+        // The kernel takes only the number from these two.
+        let room = self.list_dots(ino.0, offset, |ino, next, name| {
+            add(ino, next, name, &Duration::ZERO, &unknown(ino, FileKind::Directory), 0)
+        });
+        let listed = match room {
+            true => {
+                let start = offset.saturating_sub(FIRST_COOKIE);
+                self.fs.readdir_plus(&ctx(req), ino.0, start, &mut |entry, attr| {
+                    let (attr, generation, ttl) = match attr {
+                        Ok(attr) => (file_attr(&attr), attr.generation, self.trust),
+                        // A damaged inode still has a name: a program that copies the directory must fail on it.
+                        Err(_) => (unknown(entry.ino, entry.kind), 0, Duration::ZERO),
+                    };
+                    let next = entry.next_cookie + FIRST_COOKIE;
+                    add(entry.ino, next, OsStr::from_bytes(entry.name), &ttl, &attr, generation)
+                })
+            }
+            false => Ok(()),
+        };
+        answer!(reply, listed, () => reply.ok());
+    }
+
+    fn statfs(&self, req: &Request, _ino: INodeNo, reply: ReplyStatfs) {
+        answer!(reply, self.fs.statfs(&ctx(req)), stat => reply.statfs(
             stat.blocks,
             stat.blocks_free,
             stat.blocks_available,
@@ -591,7 +512,7 @@ impl Filesystem for Bridge {
 
     fn setxattr(
         &self,
-        _req: &Request,
+        req: &Request,
         ino: INodeNo,
         name: &OsStr,
         value: &[u8],
@@ -604,38 +525,40 @@ impl Filesystem for Bridge {
             libc::XATTR_REPLACE => XattrMode::Replace,
             _ => XattrMode::Any,
         };
+        let ctx = ctx(req);
         change!(self, [name, value], |bridge| {
-            let result = check_xattr(name).and_then(|name| bridge.fs.setxattr(ino.0, name, value, mode));
+            let result = check_xattr(name).and_then(|name| bridge.fs.setxattr(&ctx, ino.0, name, value, mode));
             answer!(reply, result, () => reply.ok());
         });
     }
 
-    fn getxattr(&self, _req: &Request, ino: INodeNo, name: &OsStr, size: u32, reply: ReplyXattr) {
+    fn getxattr(&self, req: &Request, ino: INodeNo, name: &OsStr, size: u32, reply: ReplyXattr) {
         reply_xattr(
             reply,
             size,
-            check_xattr(name).and_then(|name| self.fs.getxattr(ino.0, name)),
+            check_xattr(name).and_then(|name| self.fs.getxattr(&ctx(req), ino.0, name)),
         );
     }
 
-    fn listxattr(&self, _req: &Request, ino: INodeNo, size: u32, reply: ReplyXattr) {
-        let names = self.fs.listxattr(ino.0).map(|names| {
+    fn listxattr(&self, req: &Request, ino: INodeNo, size: u32, reply: ReplyXattr) {
+        let names = self.fs.listxattr(&ctx(req), ino.0).map(|names| {
             // A list of names, each with its terminating zero.
             names.into_iter().flat_map(|name| name.into_iter().chain([0])).collect()
         });
         reply_xattr(reply, size, names);
     }
 
-    fn removexattr(&self, _req: &Request, ino: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+    fn removexattr(&self, req: &Request, ino: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+        let ctx = ctx(req);
         change!(self, [name], |bridge| {
-            let result = check_xattr(name).and_then(|name| bridge.fs.removexattr(ino.0, name));
+            let result = check_xattr(name).and_then(|name| bridge.fs.removexattr(&ctx, ino.0, name));
             answer!(reply, result, () => reply.ok());
         });
     }
 
     fn fallocate(
         &self,
-        _req: &Request,
+        req: &Request,
         _ino: INodeNo,
         fh: FileHandle,
         offset: u64,
@@ -655,8 +578,11 @@ impl Filesystem for Bridge {
             ZERO_KEEP => FallocateMode::ZeroRange { keep_size: true },
             _ => return reply.error(Errno::EOPNOTSUPP),
         };
+        let ctx = ctx(req);
         change!(self, [], |bridge| {
-            let result = bridge.handle(fh).and_then(|file| file.fallocate(mode, offset, length));
+            let result = bridge
+                .handle(fh)
+                .and_then(|file| file.fallocate(&ctx, mode, offset, length));
             answer!(reply, result, () => reply.ok());
         });
     }
@@ -676,14 +602,14 @@ impl Filesystem for Bridge {
         reply.error(Errno::ENOTTY);
     }
 
-    fn lseek(&self, _req: &Request, _ino: INodeNo, fh: FileHandle, offset: i64, whence: i32, reply: ReplyLseek) {
+    fn lseek(&self, req: &Request, _ino: INodeNo, fh: FileHandle, offset: i64, whence: i32, reply: ReplyLseek) {
         let result = u64::try_from(offset)
             .map_err(|_| FsError::NoSuchAddress)
             .and_then(|offset| {
                 let file = self.handle(fh)?;
                 match whence {
-                    libc::SEEK_DATA => file.seek_data(offset),
-                    libc::SEEK_HOLE => file.seek_hole(offset),
+                    libc::SEEK_DATA => file.seek_data(&ctx(req), offset),
+                    libc::SEEK_HOLE => file.seek_hole(&ctx(req), offset),
                     _ => Err(FsError::Invalid(BadArgument::SeekKind)),
                 }
             });

@@ -29,9 +29,6 @@ pub struct FuseOptions {
     pub suid_dev: bool,
     /// Refuse to execute programs.
     pub noexec: bool,
-    /// Every operation of the engine is durable when it returns, so that the kernel need not ask for `fsync`. (It still
-    /// writes out dirty pages of mappings first.)
-    pub durable_operations: bool,
     /// Threads that serve requests; 0 means one per CPU.
     pub threads: usize,
     /// What `df` and `/proc/mounts` show as the source.
@@ -46,7 +43,6 @@ impl Default for FuseOptions {
             allow_other: false,
             suid_dev: false,
             noexec: false,
-            durable_operations: false,
             threads: 0,
             source: "ferrite".into(),
         }
@@ -129,7 +125,7 @@ pub fn mount(fs: Arc<dyn FileSystem>, dir: &Path, options: &FuseOptions) -> Resu
         .open("/dev/fuse")
         .map_err(FuseError::NoFuse)?;
     let freezer = Freezer::default();
-    let bridge = Bridge::new(fs, options.durable_operations, freezer.clone());
+    let bridge = Bridge::new(fs, freezer.clone());
     if !rustix::process::geteuid().is_root() {
         drop(device);
         return Ok(Mounted {

@@ -2,7 +2,7 @@
 
 use ferrite_fs::{Engine, MkfsOptions, MountOptions};
 use ferrite_pm::Region;
-use ferrite_vfs::{Cred, FileKind, FileSystem, Ino, NewNode};
+use ferrite_vfs::{FileKind, FileSystem, Ino, NewNode, SYSTEM};
 
 use crate::error::LabError;
 use crate::pool::{HUGE_PAGE_BYTES, touch};
@@ -31,5 +31,5 @@ pub fn engine_in_memory(bytes: u64, mkfs: &MkfsOptions, mount: &MountOptions) ->
 /// # Errors
 /// The engine's: the name is taken, the pool is full.
 pub fn new_file(engine: &Engine, dir: Ino, name: &str) -> Result<Ino, LabError> {
-    Ok(engine.mknod(&Cred::root(), dir, name.as_bytes(), &FILE_NODE)?.ino)
+    Ok(engine.mknod(SYSTEM, dir, name.as_bytes(), &FILE_NODE)?.ino)
 }

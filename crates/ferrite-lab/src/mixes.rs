@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use ferrite_fs::{Engine, MkfsOptions, MountOptions};
 use ferrite_measure::{Rng, turns_per_second};
-use ferrite_vfs::{Cred, FileSystem, Ino, OpenMode, ROOT_INO};
+use ferrite_vfs::{FileSystem, Ino, OpenMode, ROOT_INO, SYSTEM};
 use parking_lot::Mutex;
 
 use crate::alloc::BLOCK_BYTES;
@@ -164,7 +164,7 @@ impl Whole {
         let bytes = mix.mean_bytes() * u64::from(files) * threads as u64 * 3 + (64 << 20);
         let engine = engine_in_memory(bytes, mkfs, mount)?;
         let dirs = (0..threads).map(|thread| {
-            let made = engine.mkdir(&Cred::root(), ROOT_INO, format!("d{thread}").as_bytes(), 0o755)?;
+            let made = engine.mkdir(SYSTEM, ROOT_INO, format!("d{thread}").as_bytes(), 0o755)?;
             Ok(made.ino)
         });
         let dirs = dirs.collect::<Result<_, LabError>>()?;
@@ -183,7 +183,7 @@ impl Whole {
     /// # Errors
     /// The engine's.
     pub fn fill_percent(&self) -> Result<u32, LabError> {
-        let space = self.engine.statfs()?;
+        let space = self.engine.statfs(SYSTEM)?;
         Ok(((space.blocks - space.blocks_free) * 100 / space.blocks.max(1)) as u32)
     }
 
@@ -192,33 +192,42 @@ impl Whole {
     }
 
     fn ino(&self, thread: usize, file: u32) -> Result<Ino, LabError> {
-        Ok(self.engine.lookup(self.dirs[thread], Self::name(file).as_bytes())?.ino)
+        Ok(self
+            .engine
+            .lookup(SYSTEM, self.dirs[thread], Self::name(file).as_bytes())?
+            .ino)
     }
 }
 
 impl Store for Whole {
     fn remove(&self, thread: usize, file: u32) -> Result<(), LabError> {
-        Ok(self.engine.unlink(self.dirs[thread], Self::name(file).as_bytes())?)
+        Ok(self
+            .engine
+            .unlink(SYSTEM, self.dirs[thread], Self::name(file).as_bytes())?)
     }
 
     fn create(&self, thread: usize, file: u32, bytes: u64) -> Result<(), LabError> {
         let made = new_file(&self.engine, self.dirs[thread], &Self::name(file))?;
         let buffers = self.buffers[thread].lock();
         self.engine
-            .open(made, OpenMode::read_write())?
-            .append(&buffers.0[..bytes as usize])?;
+            .open(SYSTEM, made, OpenMode::read_write())?
+            .append(SYSTEM, &buffers.0[..bytes as usize])?;
         Ok(())
     }
 
     fn append(&self, thread: usize, file: u32, bytes: u64) -> Result<u64, LabError> {
-        let open = self.engine.open(self.ino(thread, file)?, OpenMode::read_write())?;
-        let (offset, len) = open.append(&self.buffers[thread].lock().0[..bytes as usize])?;
+        let open = self
+            .engine
+            .open(SYSTEM, self.ino(thread, file)?, OpenMode::read_write())?;
+        let (offset, len) = open.append(SYSTEM, &self.buffers[thread].lock().0[..bytes as usize])?;
         Ok(offset + len as u64)
     }
 
     fn read(&self, thread: usize, file: u32) -> Result<(), LabError> {
-        let open = self.engine.open(self.ino(thread, file)?, OpenMode::read_write())?;
-        open.read_at(0, &mut self.buffers[thread].lock().1)?;
+        let open = self
+            .engine
+            .open(SYSTEM, self.ino(thread, file)?, OpenMode::read_write())?;
+        open.read_at(SYSTEM, 0, &mut self.buffers[thread].lock().1)?;
         Ok(())
     }
 

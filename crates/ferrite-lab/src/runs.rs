@@ -7,7 +7,7 @@
 use std::sync::Arc;
 
 use ferrite_fs::{Engine, Mapping, MkfsOptions, MountOptions};
-use ferrite_vfs::{FileSystem, Ino, OpenFile, OpenMode, ROOT_INO};
+use ferrite_vfs::{FileSystem, Ino, OpenFile, OpenMode, ROOT_INO, SYSTEM};
 
 use crate::churn::{ChurnPlan, MappingRow};
 use crate::engine::{engine_in_memory, new_file};
@@ -62,7 +62,7 @@ fn mean_run(plan: &ChurnPlan, mapping: Mapping) -> Result<f64, LabError> {
         pool.delete_half()?;
         pool.fill_to(aged_percent)?;
     }
-    let bytes = pool.engine.statfs()?.blocks * BLOCK_BYTES * COUNTED_PERCENT / 100 / COUNTED_FILES;
+    let bytes = pool.engine.statfs(SYSTEM)?.blocks * BLOCK_BYTES * COUNTED_PERCENT / 100 / COUNTED_FILES;
     let (mut blocks, mut runs) = (0, 0);
     for _ in 0..COUNTED_FILES {
         let (ino, _name) = pool.write_file(bytes)?;
@@ -87,7 +87,7 @@ struct Pool {
 
 impl Pool {
     fn full_percent(&self) -> Result<u64, LabError> {
-        let stat = self.engine.statfs()?;
+        let stat = self.engine.statfs(SYSTEM)?;
         Ok((stat.blocks - stat.blocks_free) * 100 / stat.blocks)
     }
 
@@ -105,7 +105,7 @@ impl Pool {
     fn delete_half(&mut self) -> Result<(), LabError> {
         self.rng.shuffle(&mut self.files);
         for name in self.files.split_off(self.files.len() / 2) {
-            self.engine.unlink(ROOT_INO, name.as_bytes())?;
+            self.engine.unlink(SYSTEM, ROOT_INO, name.as_bytes())?;
         }
         self.engine.clean(usize::MAX)?;
         Ok(())
@@ -116,11 +116,11 @@ impl Pool {
         self.number += 1;
         let name = format!("file{}", self.number);
         let ino = new_file(&self.engine, ROOT_INO, &name)?;
-        let file: Arc<dyn OpenFile> = self.engine.open(ino, OpenMode::read_write())?;
+        let file: Arc<dyn OpenFile> = self.engine.open(SYSTEM, ino, OpenMode::read_write())?;
         let mut offset = 0;
         while offset < bytes {
             let len = (bytes - offset).min(WRITE_BYTES as u64) as usize;
-            let written = file.write_at(offset, &self.chunk[..len])?;
+            let written = file.write_at(SYSTEM, offset, &self.chunk[..len])?;
             if written != len {
                 return Err(LabError::Wrong(format!("{written} of {len} bytes written")));
             }

@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 use std::ffi::c_void;
 use std::sync::Arc;
 
-use ferrite_vfs::{FileSystem, FsError, Ino, OpenFile, OpenFlags, RenameMode, SpaceOf, Vfs};
+use ferrite_vfs::{FileSystem, FsError, Ino, OpenFile, OpenFlags, RenameMode, SYSTEM, SpaceOf, Vfs};
 use parking_lot::Mutex;
 
 use crate::ffi::{Bytes, Failure, FileOps, Kind, Sink, guarded};
@@ -71,7 +71,7 @@ fn refused(error: FsError) -> (Kind, String) {
 impl Writer {
     fn write(&mut self, mut data: &[u8]) -> Result<(), FsError> {
         while !data.is_empty() {
-            let (_, count) = self.file.append(data)?;
+            let (_, count) = self.file.append(SYSTEM, data)?;
             if count == 0 {
                 return Err(FsError::NoSpace(SpaceOf::Blocks));
             }
@@ -157,7 +157,7 @@ extern "C" fn read_at(reader: *const c_void, offset: u64, into: *mut u8, len: us
             &mut *failure,
         )
     };
-    guarded(failure, 0, || reader.0.read_at(offset, into).map_err(refused))
+    guarded(failure, 0, || reader.0.read_at(SYSTEM, offset, into).map_err(refused))
 }
 
 extern "C" fn close_reader(reader: *mut c_void) {
@@ -198,7 +198,7 @@ extern "C" fn flush(writer: *mut c_void, failure: *mut Failure) {
 extern "C" fn sync(writer: *mut c_void, failure: *mut Failure) {
     on_writer(writer, failure, |writer| {
         writer.flush()?;
-        writer.file.fsync()
+        writer.file.fsync(SYSTEM)
     });
 }
 

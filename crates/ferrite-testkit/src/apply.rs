@@ -21,7 +21,8 @@ mod listing;
 use std::sync::Arc;
 
 use ferrite_vfs::{
-    Attr, Cred, FileKind, FileSystem, FsError, Ino, OpenFile, OpenMode, ROOT_INO, Result, SetAttr, SetTime, Timestamp,
+    Attr, Cred, Ctx, FileKind, FileSystem, FsError, Ino, OpenFile, OpenMode, ROOT_INO, Result, SYSTEM, SetAttr,
+    SetTime, Timestamp,
 };
 
 use self::listing::Listing;
@@ -130,9 +131,12 @@ impl From<FsError> for ErrorKind {
 
 enum Slot {
     Empty,
-    File(Arc<dyn OpenFile>),
+    File(Arc<dyn OpenFile>, &'static Ctx),
     Pinned(Ino),
 }
+
+/// Whoever has no rights but those of the handle: its changes clear setuid and setgid.
+const UNPRIVILEGED: &Ctx = &Ctx::checked(Cred::new(1000, 1000));
 
 /// Applies operations to one file system. Dropping it closes its handles and releases its pins.
 pub struct Runner<'a> {
@@ -182,7 +186,7 @@ impl<'a> Runner<'a> {
             ..SetAttr::default()
         };
         self.fs
-            .setattr(ROOT_INO, &set)
+            .setattr(SYSTEM, ROOT_INO, &set)
             .expect("the attributes of the root can be set");
     }
 
@@ -209,30 +213,30 @@ impl<'a> Runner<'a> {
     fn step(&mut self, op: &Op) -> Step<Outcome> {
         match op {
             Op::Mknod { path, node, user } => {
-                let cred = Cred::new(*user, *user);
-                self.create(path, |fs, dir, name| fs.mknod(&cred, dir, name, node))
+                let ctx = Ctx::trusted(Cred::new(*user, *user));
+                self.create(path, |fs, dir, name| fs.mknod(&ctx, dir, name, node))
             }
             Op::Mkdir { path, mode, user } => {
-                let cred = Cred::new(*user, *user);
-                self.create(path, |fs, dir, name| fs.mkdir(&cred, dir, name, *mode))
+                let ctx = Ctx::trusted(Cred::new(*user, *user));
+                self.create(path, |fs, dir, name| fs.mkdir(&ctx, dir, name, *mode))
             }
             Op::Symlink { path, len } => {
                 let target = link_target(*len);
-                self.create(path, |fs, dir, name| fs.symlink(&Cred::root(), dir, name, &target))
+                self.create(path, |fs, dir, name| fs.symlink(SYSTEM, dir, name, &target))
             }
             Op::Link { from, to } => {
                 let ino = self.resolve(from)?.ino;
-                self.create(to, |fs, dir, name| fs.link(ino, dir, name))
+                self.create(to, |fs, dir, name| fs.link(SYSTEM, ino, dir, name))
             }
-            Op::Unlink { path } => self.change_name(path, |fs, dir, name| fs.unlink(dir, name)),
-            Op::Rmdir { path } => self.change_name(path, |fs, dir, name| fs.rmdir(dir, name)),
+            Op::Unlink { path } => self.change_name(path, |fs, dir, name| fs.unlink(SYSTEM, dir, name)),
+            Op::Rmdir { path } => self.change_name(path, |fs, dir, name| fs.rmdir(SYSTEM, dir, name)),
             Op::Rename { from, to, mode } => {
                 let (dir, old) = self.split(from)?;
                 let (new_dir, new) = self.split(to)?;
                 self.touch(dir, &old);
                 self.touch(new_dir, &new);
                 let before = [self.stat(dir)?, self.stat(new_dir)?];
-                let result = self.fs.rename(dir, &old, new_dir, &new, *mode);
+                let result = self.fs.rename(SYSTEM, dir, &old, new_dir, &new, *mode);
                 self.judge(before[0], result.is_ok())?;
                 self.judge(before[1], result.is_ok())?;
                 result?;
@@ -252,7 +256,7 @@ impl<'a> Runner<'a> {
                 let expected = self
                     .resolve(&Path(path.0[..path.0.len().saturating_sub(1)].to_vec()))?
                     .ino;
-                match self.fs.parent(attr.ino) {
+                match self.fs.parent(SYSTEM, attr.ino) {
                     Ok(parent) => {
                         demand!(
                             attr.kind == FileKind::Directory,
@@ -270,7 +274,7 @@ impl<'a> Runner<'a> {
             }
             Op::Readlink { path } => {
                 let attr = self.resolve(path)?;
-                let target = self.fs.readlink(attr.ino)?;
+                let target = self.fs.readlink(SYSTEM, attr.ino)?;
                 demand!(
                     target.len() as u64 == attr.size,
                     "link of {} bytes, size {}",
@@ -291,7 +295,7 @@ impl<'a> Runner<'a> {
             }
             Op::Setattr { on, set } => {
                 let before = self.target_attr(on)?;
-                let result = self.fs.setattr(before.ino, set);
+                let result = self.fs.setattr(SYSTEM, before.ino, set);
                 let after = self.judge(before, result.is_ok())?;
                 let given = result?;
                 demand!(
@@ -303,11 +307,16 @@ impl<'a> Runner<'a> {
             Op::Pin { path, slot } => {
                 self.close(*slot);
                 let attr = self.resolve(path)?;
-                self.fs.pin(attr.ino, attr.generation)?;
+                self.fs.pin(SYSTEM, attr.ino, attr.generation)?;
                 self.slots[*slot as usize] = Slot::Pinned(attr.ino);
                 Ok(Outcome::Done)
             }
-            Op::Open { path, slot, mode } => {
+            Op::Open {
+                path,
+                slot,
+                mode,
+                privileged,
+            } => {
                 self.close(*slot);
                 let attr = self.resolve(path)?;
                 let file = self.open(&attr, *mode)?;
@@ -317,7 +326,8 @@ impl<'a> Runner<'a> {
                     attr.ino,
                     file.ino()
                 );
-                self.slots[*slot as usize] = Slot::File(file);
+                let ctx = if *privileged { SYSTEM } else { UNPRIVILEGED };
+                self.slots[*slot as usize] = Slot::File(file, ctx);
                 Ok(Outcome::Done)
             }
             Op::Close { slot } => {
@@ -337,7 +347,7 @@ impl<'a> Runner<'a> {
             Op::ListNext { slot, count } => self.continue_listing(*slot, *count),
             Op::ListEnd { slot } => self.finish_listing(*slot),
             Op::Statfs => {
-                let s = self.fs.statfs()?;
+                let s = self.fs.statfs(SYSTEM)?;
                 demand!(s.block_bytes.is_power_of_two(), "block size {}", s.block_bytes);
                 demand!(
                     s.blocks_available <= s.blocks_free && s.blocks_free <= s.blocks,
@@ -347,7 +357,7 @@ impl<'a> Runner<'a> {
                 Ok(Outcome::Done)
             }
             Op::Sync => {
-                self.fs.sync()?;
+                self.fs.sync(SYSTEM)?;
                 Ok(Outcome::Done)
             }
         }
@@ -356,11 +366,11 @@ impl<'a> Runner<'a> {
     fn data(&mut self, op: &Op) -> Step<Outcome> {
         match op {
             Op::Read { on, offset, len } => {
-                let file = self.file(on)?;
+                let (file, _) = self.file(on)?;
                 let mut buffer = vec![0xee; *len];
-                let count = file.read_at(*offset, &mut buffer)?;
+                let count = file.read_at(SYSTEM, *offset, &mut buffer)?;
                 demand!(count <= *len, "read {count} bytes into a buffer of {len}");
-                let size = file.getattr()?.size;
+                let size = file.getattr(SYSTEM)?.size;
                 let expected = size.saturating_sub(*offset).min(*len as u64);
                 demand!(
                     count as u64 == expected,
@@ -379,18 +389,18 @@ impl<'a> Runner<'a> {
                 Ok(Outcome::Bytes(buffer))
             }
             Op::Write { on, offset, len, fill } => {
-                let file = self.file(on)?;
-                let before = file.getattr()?;
-                let result = file.write_at(*offset, &pattern(*fill, *len));
+                let (file, ctx) = self.file(on)?;
+                let before = file.getattr(SYSTEM)?;
+                let result = file.write_at(ctx, *offset, &pattern(*fill, *len));
                 self.judge(before, result.is_ok())?;
                 let count = result?;
                 demand!(count == *len, "wrote {count} of {len} bytes, below the atomic bound");
                 Ok(Outcome::Count(count))
             }
             Op::Append { on, len, fill } => {
-                let file = self.file(on)?;
-                let before = file.getattr()?;
-                let result = file.append(&pattern(*fill, *len));
+                let (file, ctx) = self.file(on)?;
+                let before = file.getattr(SYSTEM)?;
+                let result = file.append(ctx, &pattern(*fill, *len));
                 self.judge(before, result.is_ok())?;
                 let (offset, count) = result?;
                 demand!(
@@ -402,18 +412,18 @@ impl<'a> Runner<'a> {
                 Ok(Outcome::Place { offset, count })
             }
             Op::Fallocate { on, mode, offset, len } => {
-                let file = self.file(on)?;
-                let before = file.getattr()?;
-                let result = file.fallocate(*mode, *offset, *len);
+                let (file, ctx) = self.file(on)?;
+                let before = file.getattr(SYSTEM)?;
+                let result = file.fallocate(ctx, *mode, *offset, *len);
                 let after = self.judge(before, result.is_ok())?;
                 result?;
                 self.settle_content_change(&after)?;
                 Ok(Outcome::Done)
             }
-            Op::SeekData { on, offset } => Ok(Outcome::Offset(self.file(on)?.seek_data(*offset)?)),
-            Op::SeekHole { on, offset } => Ok(Outcome::Offset(self.file(on)?.seek_hole(*offset)?)),
+            Op::SeekData { on, offset } => Ok(Outcome::Offset(self.file(on)?.0.seek_data(SYSTEM, *offset)?)),
+            Op::SeekHole { on, offset } => Ok(Outcome::Offset(self.file(on)?.0.seek_hole(SYSTEM, *offset)?)),
             Op::Fsync { on } => {
-                self.file(on)?.fsync()?;
+                self.file(on)?.0.fsync(SYSTEM)?;
                 Ok(Outcome::Done)
             }
             other => unreachable!("{other:?} is no data operation"),
@@ -432,22 +442,26 @@ impl<'a> Runner<'a> {
             return Ok(Outcome::Skipped);
         }
         match op {
-            Op::Getxattr { name, .. } => Ok(Outcome::Bytes(self.fs.getxattr(before.ino, &xattr_name(*name))?)),
+            Op::Getxattr { name, .. } => Ok(Outcome::Bytes(self.fs.getxattr(
+                SYSTEM,
+                before.ino,
+                &xattr_name(*name),
+            )?)),
             Op::Setxattr { name, len, mode, .. } => {
                 let value = pattern(1 + *len as u32, *len);
-                let result = self.fs.setxattr(before.ino, &xattr_name(*name), &value, *mode);
+                let result = self.fs.setxattr(SYSTEM, before.ino, &xattr_name(*name), &value, *mode);
                 self.judge(before, result.is_ok())?;
                 result?;
                 Ok(Outcome::Done)
             }
             Op::Removexattr { name, .. } => {
-                let result = self.fs.removexattr(before.ino, &xattr_name(*name));
+                let result = self.fs.removexattr(SYSTEM, before.ino, &xattr_name(*name));
                 self.judge(before, result.is_ok())?;
                 result?;
                 Ok(Outcome::Done)
             }
             _ => {
-                let mut names = self.fs.listxattr(before.ino)?;
+                let mut names = self.fs.listxattr(SYSTEM, before.ino)?;
                 names.sort();
                 Ok(Outcome::Names(names))
             }
@@ -468,7 +482,7 @@ impl<'a> Runner<'a> {
         let result = make(self.fs, dir, &name);
         self.judge(before, result.is_ok())?;
         let attr = result?;
-        let found = self.fs.lookup(dir, &name)?;
+        let found = self.fs.lookup(SYSTEM, dir, &name)?;
         demand!(
             same_but_atime(&attr, &found),
             "creating gave {attr:?}, lookup gave {found:?}"
@@ -512,16 +526,18 @@ impl<'a> Runner<'a> {
     fn stat(&self, ino: Ino) -> Step<Attr> {
         let attr = self
             .fs
-            .getattr(ino)
+            .getattr(SYSTEM, ino)
             .map_err(|error| Stop::Violation(format!("getattr of inode {ino}, which is in use: {error}")))?;
         demand!(attr.ino == ino, "getattr of inode {ino} gave {attr:?}");
         Ok(attr)
     }
 
     fn resolve(&self, path: &Path) -> Result<Attr> {
-        path.0.iter().try_fold(self.fs.getattr(ROOT_INO)?, |dir, &index| {
-            self.fs.lookup(dir.ino, &name(index))
-        })
+        path.0
+            .iter()
+            .try_fold(self.fs.getattr(SYSTEM, ROOT_INO)?, |dir, &index| {
+                self.fs.lookup(SYSTEM, dir.ino, &name(index))
+            })
     }
 
     /// The directory of `path` and its last name; the root has none and is refused.
@@ -538,8 +554,8 @@ impl<'a> Runner<'a> {
             Target::Slot(slot) => match &self.slots[*slot as usize] {
                 Slot::Empty => Err(Stop::Outcome(Outcome::Skipped)),
                 Slot::Pinned(ino) => self.stat(*ino),
-                Slot::File(file) => {
-                    let (attr, by_ino) = (file.getattr()?, self.stat(file.ino())?);
+                Slot::File(file, _) => {
+                    let (attr, by_ino) = (file.getattr(SYSTEM)?, self.stat(file.ino())?);
                     demand!(
                         same_but_atime(&attr, &by_ino),
                         "the handle says {attr:?}, the inode says {by_ino:?}"
@@ -550,17 +566,18 @@ impl<'a> Runner<'a> {
         }
     }
 
-    fn file(&self, on: &Target) -> Step<Arc<dyn OpenFile>> {
+    fn file(&self, on: &Target) -> Step<(Arc<dyn OpenFile>, &'static Ctx)> {
         if let Target::Slot(slot) = on
-            && let Slot::File(file) = &self.slots[*slot as usize]
+            && let Slot::File(file, ctx) = &self.slots[*slot as usize]
         {
-            return Ok(file.clone());
+            return Ok((file.clone(), ctx));
         }
-        self.open(&self.target_attr(on)?, OpenMode::read_write())
+        let file = self.open(&self.target_attr(on)?, OpenMode::read_write())?;
+        Ok((file, SYSTEM))
     }
 
     fn open(&self, attr: &Attr, mode: OpenMode) -> Step<Arc<dyn OpenFile>> {
-        match self.fs.open(attr.ino, mode) {
+        match self.fs.open(SYSTEM, attr.ino, mode) {
             Ok(file) => {
                 demand!(
                     attr.kind == FileKind::File,
@@ -577,14 +594,14 @@ impl<'a> Runner<'a> {
 
     fn close(&mut self, slot: u8) {
         if let Slot::Pinned(ino) = std::mem::replace(&mut self.slots[slot as usize], Slot::Empty) {
-            self.fs.unpin(ino, 1);
+            self.fs.unpin(SYSTEM, ino, 1);
         }
     }
 
     /// Sets times that the contract leaves open (whether a read of nothing moves `atime`).
     fn settle_times(&self, ino: Ino, set: SetAttr) -> Step<()> {
         self.fs
-            .setattr(ino, &set)
+            .setattr(SYSTEM, ino, &set)
             .map(drop)
             .map_err(|error| Stop::Violation(format!("setting times: {error}")))
     }
@@ -608,14 +625,14 @@ impl<'a> Runner<'a> {
             no_atime: true,
             ..OpenMode::read_only()
         };
-        let file = self.fs.open(ino, mode).ok()?;
-        let size = file.getattr().ok()?.size;
+        let file = self.fs.open(SYSTEM, ino, mode).ok()?;
+        let size = file.getattr(SYSTEM).ok()?.size;
         let mut at = offset;
         let mut buffer = vec![0; 64 << 10];
         while at < size {
-            let Ok(data) = file.seek_data(at) else { break };
+            let Ok(data) = file.seek_data(SYSTEM, at) else { break };
             at = data;
-            let count = file.read_at(at, &mut buffer).ok()?;
+            let count = file.read_at(SYSTEM, at, &mut buffer).ok()?;
             if let Some(index) = buffer[..count].iter().position(|&byte| byte != 0) {
                 return Some((size, Some(at + index as u64)));
             }
@@ -630,6 +647,7 @@ impl<'a> Runner<'a> {
         let file = self
             .fs
             .open(
+                SYSTEM,
                 ino,
                 OpenMode {
                     no_atime: true,
@@ -638,7 +656,7 @@ impl<'a> Runner<'a> {
             )
             .ok()?;
         let mut byte = [0];
-        (file.read_at(offset, &mut byte).ok()? == 1).then_some(byte[0])
+        (file.read_at(SYSTEM, offset, &mut byte).ok()? == 1).then_some(byte[0])
     }
 }
 
@@ -664,6 +682,7 @@ fn same_but_atime(a: &Attr, b: &Attr) -> bool {
     Attr {
         atime: b.atime,
         blocks: b.blocks,
+        change: b.change,
         ..*a
     } == *b
 }

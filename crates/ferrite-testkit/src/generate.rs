@@ -578,7 +578,7 @@ impl OpGenerator {
                         ..OpenMode::default()
                     },
                     2 => OpenMode {
-                        kill_priv: true,
+                        truncate: self.rng.below(4) == 0,
                         ..OpenMode::read_write()
                     },
                     3 => OpenMode {
@@ -587,7 +587,12 @@ impl OpGenerator {
                     },
                     _ => OpenMode::read_write(),
                 };
-                Op::Open { path, slot, mode }
+                Op::Open {
+                    path,
+                    slot,
+                    mode,
+                    privileged: self.rng.below(8) != 0,
+                }
             }
             9 | 10 => Op::Pin {
                 path: self.known(|_| true),

@@ -126,6 +126,8 @@ pub enum Op {
         path: Path,
         slot: u8,
         mode: OpenMode,
+        /// Else changes through the handle clear setuid and setgid.
+        privileged: bool,
     },
     Close {
         slot: u8,

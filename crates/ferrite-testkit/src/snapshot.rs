@@ -7,7 +7,7 @@ use std::collections::hash_map::DefaultHasher;
 use std::collections::{BTreeMap, HashMap};
 use std::hash::{Hash, Hasher};
 
-use ferrite_vfs::{FileKind, FileSystem, FsError, Ino, OpenMode, ROOT_INO, Result};
+use ferrite_vfs::{FileKind, FileSystem, FsError, Ino, OpenMode, ROOT_INO, Result, SYSTEM};
 
 use crate::apply::CanonAttr;
 
@@ -40,7 +40,7 @@ impl Snapshot {
         let mut pending = vec![(Vec::new(), ROOT_INO)];
         while let Some((path, dir)) = pending.pop() {
             let mut entries = Vec::new();
-            fs.readdir(dir, 0, &mut |entry| {
+            fs.readdir(SYSTEM, dir, 0, &mut |entry| {
                 entries.push((entry.name.to_vec(), entry.kind, entry.ino));
                 true
             })?;
@@ -61,10 +61,10 @@ impl Snapshot {
         let mut nodes = BTreeMap::new();
         for (path, ino) in paths {
             let first_path = first_paths.entry(ino).or_insert_with(|| path.clone()).clone();
-            let attr = fs.getattr(ino)?;
+            let attr = fs.getattr(SYSTEM, ino)?;
             let mut xattrs = BTreeMap::new();
-            for name in fs.listxattr(ino)? {
-                let value = fs.getxattr(ino, &name)?;
+            for name in fs.listxattr(SYSTEM, ino)? {
+                let value = fs.getxattr(SYSTEM, ino, &name)?;
                 xattrs.insert(name, hash(&value));
             }
             // A second name of an inode is identified by `first_path`; its content is compared there.
@@ -74,7 +74,7 @@ impl Snapshot {
                 BTreeMap::new()
             };
             let target = if attr.kind == FileKind::Symlink {
-                fs.readlink(ino)?
+                fs.readlink(SYSTEM, ino)?
             } else {
                 Vec::new()
             };
@@ -143,6 +143,7 @@ impl Node {
 fn pages(fs: &dyn FileSystem, ino: Ino) -> Result<BTreeMap<u64, u64>> {
     const PAGE: usize = 4096;
     let file = fs.open(
+        SYSTEM,
         ino,
         OpenMode {
             no_atime: true,
@@ -153,12 +154,12 @@ fn pages(fs: &dyn FileSystem, ino: Ino) -> Result<BTreeMap<u64, u64>> {
     let mut buffer = vec![0; 64 * PAGE];
     let mut at = 0;
     loop {
-        at = match file.seek_data(at) {
+        at = match file.seek_data(SYSTEM, at) {
             Ok(data) => data.max(at) / PAGE as u64 * PAGE as u64,
             Err(FsError::NoSuchAddress) => return Ok(pages),
             Err(error) => return Err(error),
         };
-        let count = file.read_at(at, &mut buffer)?;
+        let count = file.read_at(SYSTEM, at, &mut buffer)?;
         for (index, page) in buffer[..count].chunks(PAGE).enumerate() {
             // Zeros at the end must not distinguish a short page from a long one: the size is compared separately.
             let used = page.iter().rposition(|&byte| byte != 0).map_or(0, |last| last + 1);

@@ -221,6 +221,18 @@ pub enum FsError {
     /// The medium failed, or the engine has stopped because it did (`EIO`). The text says how, for people.
     #[error("input/output error: {0}")]
     Io(String),
+    /// No answer within the time that was allowed. What was asked for may still happen.
+    #[error("connection timed out")]
+    TimedOut,
+    /// The connection to the engine is lost. What was asked for may or may not have happened.
+    #[error("not connected")]
+    Disconnected,
+    /// The caller gave up waiting.
+    #[error("interrupted system call")]
+    Interrupted,
+    /// The engine keeps no more files open for this caller.
+    #[error("too many open files")]
+    TooManyOpen,
 }
 
 impl FsError {
@@ -273,6 +285,10 @@ impl FsError {
             FsError::Deadlock => libc::EDEADLK,
             FsError::Stale => libc::ESTALE,
             FsError::Damaged(_) | FsError::Io(_) => libc::EIO,
+            FsError::TimedOut => libc::ETIMEDOUT,
+            FsError::Disconnected => libc::ENOTCONN,
+            FsError::Interrupted => libc::EINTR,
+            FsError::TooManyOpen => libc::ENFILE,
         }
     }
 }

@@ -7,13 +7,15 @@
 //! *Architecture invariant:* this crate depends on no front end, no engine and no medium; engines and the mount know
 //! each other only through it.
 //!
-//! *Architecture invariant:* engines do not check permissions. [`Vfs`] does (for the library), or the kernel does (for
-//! the mount, which passes `default_permissions`). Engines apply the *consequences* POSIX ties to an operation (setgid
-//! inheritance, times, link counts) by calling the pure functions of [`posix`], so that these rules exist once.
+//! *Architecture invariant:* every rule of permissions, and every consequence that POSIX ties to an operation (setgid
+//! inheritance, times, link counts), is a pure function of [`posix`], and exists once. Engines call them under their
+//! own locks, permissions if the [`Ctx`] of the call asks for that. A kernel checks for its mounts itself.
 #![forbid(unsafe_code)]
 
+mod ctx;
 mod error;
 mod fs;
+mod layer;
 pub mod locks;
 pub mod memfs;
 pub mod posix;
@@ -21,7 +23,9 @@ pub mod trace;
 mod types;
 mod vfs;
 
+pub use ctx::{Cred, Ctx, Groups, SYSTEM};
 pub use error::{BadArgument, Corruption, FsError, Result, SpaceOf, Unsupported};
-pub use fs::{FileSystem, OpenFile};
+pub use fs::{FileSystem, OpenFile, walk};
+pub use layer::{FileLayer, Layer};
 pub use types::*;
-pub use vfs::{Dir, OpenFlags, Target, Vfs};
+pub use vfs::{Dir, Target, Vfs};

@@ -2,7 +2,8 @@
 //! access times. Engines and [`crate::Vfs`] call them, so that each rule exists once.
 
 use crate::{
-    Attr, BadArgument, Cred, FileKind, FsError, NAME_MAX, OpenMode, Result, SetAttr, SetTime, Timestamp, Unsupported,
+    Attr, BadArgument, Cred, FileKind, FsError, NAME_MAX, OpenMode, RenameMode, Result, SetAttr, SetTime, Timestamp,
+    Unsupported,
 };
 
 const S_ISUID: u32 = 0o4000;
@@ -87,29 +88,12 @@ pub fn kill_priv(kind: FileKind, mode: u32, by_stranger: bool) -> u32 {
     mode & !(S_ISUID | setgid)
 }
 
-impl SetAttr {
-    /// The permission bits that result, besides what is asked for.
-    pub fn killed(&self, kind: FileKind, mode: u32) -> u32 {
-        match self.kill_priv {
-            true => kill_priv(kind, mode, self.by_stranger),
-            false => mode,
-        }
-    }
-}
-
-impl OpenMode {
-    /// The permission bits that result when the content is changed.
-    pub fn killed(&self, kind: FileKind, mode: u32) -> u32 {
-        match self.kill_priv {
-            true => kill_priv(kind, mode, self.by_stranger),
-            false => mode,
-        }
-    }
-}
-
-/// Whether `cred` is neither root nor in the group of an inode with these attributes.
-pub fn is_stranger(attr: &Attr, cred: &Cred) -> bool {
-    !cred.is_root() && !cred.in_group(attr.gid)
+/// [`kill_priv`] for a change by `cred` of an inode that belongs to group `gid`. Groups are asked for only if the
+/// answer depends on them.
+pub fn kill_priv_by(cred: &Cred, kind: FileKind, mode: u32, gid: u32) -> u32 {
+    let depends = kind != FileKind::Directory && mode & (S_ISGID | S_IXGRP) == S_ISGID;
+    let by_stranger = depends && !cred.is_root() && !cred.in_group(gid);
+    kill_priv(kind, mode, by_stranger)
 }
 
 /// Checks permission bits: owner, then group, then others. Root may do anything except execute a file that nobody may
@@ -149,8 +133,9 @@ pub fn may_delete(dir: &Attr, victim: &Attr, cred: &Cred) -> Result<()> {
 
 /// Checks a change of attributes by `cred`, and returns it with its consequences. A chown clears setuid and setgid
 /// (root's too, as on Linux), and so does a truncate by anybody but root. A chmod by a non-member of the group drops
-/// setgid (of directories too, as the kernel does for a mount).
-pub fn may_setattr(attr: &Attr, cred: &Cred, set: &SetAttr) -> Result<SetAttr> {
+/// setgid (of directories too, as the kernel does for a mount). A symbolic link itself has no mode to change. Whoever
+/// has the file open for writing may set its size.
+pub fn may_setattr(attr: &Attr, cred: &Cred, set: &SetAttr, opened_for_writing: bool) -> Result<SetAttr> {
     let mut set = *set;
     if set.size.is_some() {
         match attr.kind {
@@ -161,6 +146,9 @@ pub fn may_setattr(attr: &Attr, cred: &Cred, set: &SetAttr) -> Result<SetAttr> {
         }
     }
     let owner = cred.is_root() || cred.uid == attr.uid;
+    if set.mode.is_some() && attr.kind == FileKind::Symlink {
+        return Err(FsError::NotSupported(Unsupported::LinkMode));
+    }
     if let Some(mode) = set.mode {
         if !owner {
             return Err(FsError::NotPermitted);
@@ -181,10 +169,11 @@ pub fn may_setattr(attr: &Attr, cred: &Cred, set: &SetAttr) -> Result<SetAttr> {
         set.kill_priv |= set.mode.is_none();
     }
     if set.size.is_some() {
-        may_access(attr, cred, Access::WRITE)?;
+        if !opened_for_writing {
+            may_access(attr, cred, Access::WRITE)?;
+        }
         set.kill_priv |= !cred.is_root() && set.mode.is_none();
     }
-    set.by_stranger |= set.kill_priv && is_stranger(attr, cred);
     for time in [set.atime, set.mtime].into_iter().flatten() {
         let both_now = set.atime == Some(SetTime::Now) && set.mtime == Some(SetTime::Now);
         match time {
@@ -196,10 +185,110 @@ pub fn may_setattr(attr: &Attr, cred: &Cred, set: &SetAttr) -> Result<SetAttr> {
     Ok(set)
 }
 
+/// Checks whether `cred` may search `dir`, or anything of the kind: `NotDirectory` for what is none.
+pub fn may_search(dir: &Attr, cred: &Cred) -> Result<()> {
+    if dir.kind != FileKind::Directory {
+        return Err(FsError::NotDirectory);
+    }
+    may_access(dir, cred, Access::EXEC)
+}
+
+/// Checks whether `cred` may add a name to `dir`. A name that is taken is reported to everyone who may search.
+pub fn may_create(dir: &Attr, cred: &Cred, taken: bool) -> Result<()> {
+    may_search(dir, cred)?;
+    if taken {
+        return Err(FsError::Exists);
+    }
+    may_access(dir, cred, Access::WRITE_EXEC)
+}
+
+/// Checks whether `cred` may create a node of this kind: only root may create devices.
+pub fn may_mknod(kind: FileKind, cred: &Cred) -> Result<()> {
+    match kind {
+        FileKind::CharDevice | FileKind::BlockDevice if !cred.is_root() => Err(FsError::NotPermitted),
+        _ => Ok(()),
+    }
+}
+
+/// Checks whether `cred` may open a file like this.
+pub fn may_open(file: &Attr, cred: &Cred, mode: OpenMode) -> Result<()> {
+    let want = Access {
+        read: mode.read,
+        write: mode.write || mode.truncate,
+        exec: false,
+    };
+    may_access(file, cred, want)?;
+    if mode.no_atime && !cred.is_root() && cred.uid != file.uid {
+        return Err(FsError::NotPermitted);
+    }
+    Ok(())
+}
+
+/// A name that a rename takes or gives, and what is there.
+#[derive(Debug, Clone, Copy)]
+pub struct RenameSide<'a> {
+    /// The directory.
+    pub dir: &'a Attr,
+    /// What the name leads to.
+    pub entry: Option<&'a Attr>,
+}
+
+/// Checks whether `cred` may rename what is at `from`, which exists, to `to`, where something else or nothing is. A
+/// directory that moves changes its `..`, so it must be writable itself.
+pub fn may_rename(from: RenameSide<'_>, to: RenameSide<'_>, cred: &Cred, mode: RenameMode) -> Result<()> {
+    let moved = from.entry.ok_or(FsError::NotFound)?;
+    may_delete(from.dir, moved, cred)?;
+    match to.entry {
+        Some(victim) => may_delete(to.dir, victim, cred)?,
+        None => may_access(to.dir, cred, Access::WRITE_EXEC)?,
+    }
+    if from.dir.ino != to.dir.ino {
+        let exchanged = to.entry.filter(|_| mode == RenameMode::Exchange);
+        for attr in [Some(moved), exchanged].into_iter().flatten() {
+            if attr.kind == FileKind::Directory {
+                may_access(attr, cred, Access::WRITE)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The rules of xattr(7): `user.` needs access to the content of a file or directory (in a sticky one, ownership),
+/// `trusted.` needs root. `system.` (access control lists) is not supported.
+pub fn may_xattr(attr: &Attr, cred: &Cred, name: &[u8], want: Access) -> Result<()> {
+    check_xattr_name(name)?;
+    let refused = if want.write {
+        FsError::NotPermitted
+    } else {
+        FsError::NoAttribute
+    };
+    let dot = name.iter().position(|&byte| byte == b'.');
+    match &name[..dot.unwrap_or(0)] {
+        b"user" => {
+            let owner = cred.is_root() || cred.uid == attr.uid;
+            match attr.kind {
+                FileKind::Directory if want.write && attr.mode & S_ISVTX != 0 && !owner => return Err(refused),
+                FileKind::File | FileKind::Directory => {}
+                _ => return Err(refused),
+            }
+            may_access(attr, cred, want)
+        }
+        b"trusted" if !cred.is_root() => Err(refused),
+        b"security" if want.write && !cred.is_root() => Err(refused),
+        _ => Ok(()),
+    }
+}
+
+/// Whether a caller sees an extended attribute of this name in a list.
+pub fn sees_xattr(cred: &Cred, name: &[u8]) -> bool {
+    cred.is_root() || !name.starts_with(b"trusted.")
+}
+
 /// Whether a read updates the access time under `relatime`: if it is not after the last change, or is a day old.
 pub fn relatime_due(atime: Timestamp, mtime: Timestamp, ctime: Timestamp, now: Timestamp) -> bool {
     atime <= mtime || atime <= ctime || now.0.saturating_sub(atime.0) >= DAY_NS
 }
+
 /// Checks the name of an extended attribute: one of the namespaces `user`, `trusted` and `security`, and a name in it.
 /// `system` holds POSIX ACLs, which are not supported and must not pass for plain attributes: a kernel would trust
 /// them.

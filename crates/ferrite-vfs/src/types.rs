@@ -1,6 +1,9 @@
 //! Types that cross the [`crate::FileSystem`] boundary: attributes, credentials, requests.
 
 use std::sync::Arc;
+use std::time::Duration;
+
+use crate::OpenFile;
 
 /// An inode number. The root is [`ROOT_INO`]; 0 is never an inode.
 pub type Ino = u64;
@@ -124,43 +127,9 @@ pub struct Attr {
     pub ctime: Timestamp,
     /// Creation.
     pub btime: Timestamp,
-}
-
-/// The caller of an operation. Cheap to clone.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Cred {
-    /// Effective user.
-    pub uid: u32,
-    /// Effective group.
-    pub gid: u32,
-    /// Supplementary groups.
-    pub groups: Arc<[u32]>,
-}
-
-impl Cred {
-    /// A user with one group.
-    pub fn new(uid: u32, gid: u32) -> Self {
-        Cred {
-            uid,
-            gid,
-            groups: Arc::from([]),
-        }
-    }
-
-    /// The superuser.
-    pub fn root() -> Self {
-        Cred::new(0, 0)
-    }
-
-    /// Whether permission checks are waived.
-    pub fn is_root(&self) -> bool {
-        self.uid == 0
-    }
-
-    /// Whether the caller is in `gid`.
-    pub fn in_group(&self, gid: u32) -> bool {
-        self.gid == gid || self.groups.contains(&gid)
-    }
+    /// Moves with every change of content or attributes (not of `atime`), for caches and validators of network file
+    /// systems: two equal values of one inode and generation mean that nothing has changed between them.
+    pub change: u64,
 }
 
 /// A new value for a time stamp.
@@ -187,10 +156,9 @@ pub struct SetAttr {
     pub atime: Option<SetTime>,
     /// New modification time.
     pub mtime: Option<SetTime>,
-    /// Clear setuid and (on group-executable files) setgid too: an unprivileged write, truncate or chown.
+    /// Clear setuid and (where the group may execute, or the caller is not in it) setgid too, as an unprivileged write,
+    /// truncate or chown does. With [`crate::Ctx::check`] the engine finds out itself when that is due.
     pub kill_priv: bool,
-    /// With `kill_priv`: clear setgid in any case; the caller is not in the file's group.
-    pub by_stranger: bool,
 }
 
 /// What to create: see [`crate::FileSystem::mknod`].
@@ -265,29 +233,173 @@ pub struct OpenMode {
     pub read: bool,
     /// Writes are allowed.
     pub write: bool,
-    /// A write or `fallocate` clears setuid and setgid (the opener is not privileged).
-    pub kill_priv: bool,
-    /// With `kill_priv`: clear setgid in any case; the opener is not in the file's group.
-    pub by_stranger: bool,
-    /// Reads leave the access time alone (`O_NOATIME`).
+    /// The file is cut to length 0, which needs the permission to write.
+    pub truncate: bool,
+    /// Reads leave the access time alone (`O_NOATIME`), which only the owner and root may ask for.
     pub no_atime: bool,
 }
 
 impl OpenMode {
     /// For reading.
-    pub fn read_only() -> Self {
+    pub const fn read_only() -> Self {
         OpenMode {
             read: true,
-            ..OpenMode::default()
+            write: false,
+            truncate: false,
+            no_atime: false,
         }
     }
 
     /// For reading and writing.
-    pub fn read_write() -> Self {
+    pub const fn read_write() -> Self {
         OpenMode {
-            read: true,
             write: true,
-            ..OpenMode::default()
+            ..OpenMode::read_only()
+        }
+    }
+}
+
+/// How a path is opened; the names are those of `open(2)`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct OpenFlags {
+    /// Allow reads.
+    pub read: bool,
+    /// Allow writes.
+    pub write: bool,
+    /// Create the file if it is missing.
+    pub create: bool,
+    /// With `create`: refuse an existing file, or a link.
+    pub exclusive: bool,
+    /// Truncate the file to length 0.
+    pub truncate: bool,
+    /// Refuse a symbolic link as the last component.
+    pub no_follow: bool,
+    /// Leave access times alone.
+    pub no_atime: bool,
+    /// Permission bits of a new file, the umask applied.
+    pub mode: u32,
+}
+
+impl OpenFlags {
+    /// What the engine opens the file with.
+    pub fn open_mode(&self) -> OpenMode {
+        OpenMode {
+            read: self.read,
+            write: self.write,
+            truncate: self.truncate,
+            no_atime: self.no_atime,
+        }
+    }
+}
+
+/// What [`crate::FileSystem::create`] creates or opens.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct NewFile {
+    /// Permission bits of a new file (`07777`), the umask already applied.
+    pub mode: u32,
+    /// How it is opened. A new file may be written to whatever its permission bits say.
+    pub open: OpenMode,
+    /// Refuse a name that is taken.
+    pub exclusive: bool,
+}
+
+/// An open file, and what it is.
+#[derive(Clone)]
+pub struct Opened {
+    /// Its attributes when it was opened. With [`crate::Ctx::pins`] the inode is pinned besides.
+    pub attr: Attr,
+    /// The handle.
+    pub file: Arc<dyn OpenFile>,
+    /// This call created it.
+    pub created: bool,
+}
+
+/// Where a write goes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Position {
+    /// At this offset.
+    At(u64),
+    /// At the end of the file, wherever that is when the write happens.
+    End,
+}
+
+/// How to write.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct WriteMode {
+    /// Where the data goes.
+    pub position: Position,
+    /// Clear setuid and setgid in the same step, as [`SetAttr::kill_priv`] does.
+    pub kill_priv: bool,
+}
+
+impl From<Position> for WriteMode {
+    fn from(position: Position) -> Self {
+        WriteMode {
+            position,
+            kill_priv: false,
+        }
+    }
+}
+
+/// Where a walk along a path begins, and what it cannot leave.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Start {
+    /// Where absolute paths and absolute links begin. Nothing outside of this directory can be reached: `..` of it is
+    /// itself.
+    pub root: Ino,
+    /// Where relative paths begin. The caller keeps both pinned.
+    pub base: Ino,
+}
+
+impl Default for Start {
+    fn default() -> Self {
+        Start {
+            root: ROOT_INO,
+            base: ROOT_INO,
+        }
+    }
+}
+
+/// What survives, once a call that changed something has returned.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Durability {
+    /// Nothing beyond the life of this process.
+    None,
+    /// The death of the process that serves the file system, not the loss of power.
+    Process,
+    /// The loss of power.
+    Power,
+}
+
+/// What an engine promises, asked with [`crate::FileSystem::limits`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Limits {
+    /// Longest write that is one atomic step.
+    pub atomic_write_bytes: u64,
+    /// Longest file.
+    pub file_bytes_max: u64,
+    /// What a call that returned has made sure of.
+    pub durability: Durability,
+    /// That holds for every call by itself; else only after `sync` or `fsync`.
+    pub durable_operations: bool,
+    /// Calls may wait for a device or a network, so they should not run on a thread that serves others.
+    pub may_block: bool,
+    /// How long a cache may trust an answer without asking again. [`Duration::MAX`]: nobody else changes anything.
+    pub trust: Duration,
+}
+
+impl Limits {
+    /// An engine in this process that nobody else can change, with operations that are durable in this sense when they
+    /// return.
+    pub const fn local(atomic_write_bytes: u64, file_bytes_max: u64, durability: Durability) -> Limits {
+        Limits {
+            atomic_write_bytes,
+            file_bytes_max,
+            durability,
+            durable_operations: true,
+            may_block: false,
+            trust: Duration::MAX,
         }
     }
 }

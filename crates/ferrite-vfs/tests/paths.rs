@@ -5,7 +5,7 @@ use std::thread;
 
 use ferrite_vfs::memfs::MemFs;
 use ferrite_vfs::{
-    BadArgument, Cred, FileKind, FileSystem, FsError, NewNode, OpenFlags, RenameMode, SetAttr, Vfs, XattrMode,
+    BadArgument, Cred, FileKind, FileSystem, FsError, NewNode, OpenFlags, RenameMode, SYSTEM, SetAttr, Vfs, XattrMode,
 };
 
 fn world() -> (Vfs, Vfs) {
@@ -61,13 +61,13 @@ fn relative_paths_start_at_the_base() {
 fn a_removed_base_holds_nothing() {
     let (root, _) = world();
     let dir = root.stat(b"/d/sub", true).unwrap();
-    root.fs().pin(dir.ino, dir.generation).unwrap();
+    root.fs().pin(SYSTEM, dir.ino, dir.generation).unwrap();
     let at = root.at(dir.ino);
     root.rmdir(b"/d/sub").unwrap();
     assert_eq!(at.stat(b"x", true).map(drop), Err(FsError::NotFound));
     assert_eq!(at.mkdir(b"x", 0o755).map(drop), Err(FsError::NotFound));
     assert_eq!(at.open(b"x", &create(0o644)).map(drop), Err(FsError::NotFound));
-    root.fs().unpin(dir.ino, 1);
+    root.fs().unpin(SYSTEM, dir.ino, 1);
     assert_eq!(
         at.stat(b"x", true).map(drop),
         Err(FsError::NotFound),

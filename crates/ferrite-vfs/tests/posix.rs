@@ -1,7 +1,5 @@
 //! The rules of [`ferrite_vfs::posix`], as tables: each row is a case somebody's program relies on.
 
-use std::sync::Arc;
-
 use ferrite_vfs::posix::{Access, check_name, inherit, kill_priv, may_access, may_delete, may_setattr, relatime_due};
 use ferrite_vfs::{Attr, Cred, FileKind, FsError, SetAttr, SetTime, Timestamp};
 
@@ -23,14 +21,12 @@ fn attr(kind: FileKind, mode: u32, uid: u32, gid: u32) -> Attr {
         mtime: Timestamp(0),
         ctime: Timestamp(0),
         btime: Timestamp(0),
+        change: 0,
     }
 }
 
 fn member(uid: u32, gid: u32, group: u32) -> Cred {
-    Cred {
-        groups: Arc::from([group]),
-        ..Cred::new(uid, gid)
-    }
+    Cred::new(uid, gid).with_groups(&[group])
 }
 
 #[test]
@@ -155,7 +151,7 @@ fn chmod_is_the_owners_and_setgid_the_members() {
             mode: Some(mode),
             ..SetAttr::default()
         };
-        may_setattr(&attr(kind, 0o644, 1, 10), cred, &set).map(|set| set.mode)
+        may_setattr(&attr(kind, 0o644, 1, 10), cred, &set, false).map(|set| set.mode)
     };
     assert_eq!(chmod(File, &Cred::new(2, 10), 0o600), Err(FsError::NotPermitted));
     assert_eq!(chmod(File, &Cred::new(1, 9), 0o4755), Ok(Some(0o4755)));
@@ -175,7 +171,7 @@ fn files_are_not_given_away() {
             gid,
             ..SetAttr::default()
         };
-        may_setattr(&attr(File, 0o4755, 1, 10), cred, &set).map(|set| set.kill_priv)
+        may_setattr(&attr(File, 0o4755, 1, 10), cred, &set, false).map(|set| set.kill_priv)
     };
     let refused = Err(FsError::NotPermitted);
     for (cred, uid, gid, expected) in [
@@ -198,7 +194,7 @@ fn sizes_and_times_have_their_own_rules() {
     let reader = Cred::new(3, 9);
     let owner = Cred::new(1, 9);
     let (now, then) = (Some(SetTime::Now), Some(SetTime::To(Timestamp(5))));
-    let set = |cred: &Cred, set: SetAttr| may_setattr(&attr(File, 0o064, 1, 10), cred, &set);
+    let set = |cred: &Cred, set: SetAttr| may_setattr(&attr(File, 0o064, 1, 10), cred, &set, false);
     let size = SetAttr {
         size: Some(0),
         ..SetAttr::default()

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicI64, Ordering};
 
 use ferrite_vfs::memfs::{MAX_FILE_BYTES, MemFs};
 use ferrite_vfs::{
-    Attr, Cred, FallocateMode, FileKind, FileSystem, FsError, NewNode, OpenMode, ROOT_INO, SetAttr, Timestamp,
+    Attr, FallocateMode, FileKind, FileSystem, FsError, NewNode, OpenMode, ROOT_INO, SYSTEM, SetAttr, Timestamp,
 };
 
 fn file(fs: &MemFs, name: &[u8]) -> Attr {
@@ -15,7 +15,7 @@ fn file(fs: &MemFs, name: &[u8]) -> Attr {
         mode: 0o644,
         rdev: 0,
     };
-    fs.mknod(&Cred::root(), ROOT_INO, name, &node).unwrap()
+    fs.mknod(SYSTEM, ROOT_INO, name, &node).unwrap()
 }
 
 #[test]
@@ -26,17 +26,17 @@ fn times_come_from_the_clock_and_never_go_back() {
     let fs = MemFs::with_clock(move || Timestamp(source.load(Ordering::SeqCst)));
     let ino = file(&fs, b"f").ino;
     let times = || {
-        let attr = fs.getattr(ino).unwrap();
+        let attr = fs.getattr(SYSTEM, ino).unwrap();
         [attr.atime.0, attr.mtime.0, attr.ctime.0, attr.btime.0]
     };
     assert_eq!(times(), [100; 4]);
-    let handle = fs.open(ino, OpenMode::read_write()).unwrap();
+    let handle = fs.open(SYSTEM, ino, OpenMode::read_write()).unwrap();
     clock.store(200, Ordering::SeqCst);
-    handle.write_at(0, b"").unwrap();
+    handle.write_at(SYSTEM, 0, b"").unwrap();
     assert_eq!(times(), [100; 4], "nothing written, nothing changed");
-    handle.write_at(0, b"x").unwrap();
+    handle.write_at(SYSTEM, 0, b"x").unwrap();
     assert_eq!(times(), [100, 200, 200, 100]);
-    let read = || handle.read_at(0, &mut [0; 1]).unwrap();
+    let read = || handle.read_at(SYSTEM, 0, &mut [0; 1]).unwrap();
     clock.store(300, Ordering::SeqCst);
     read();
     assert_eq!(times(), [300, 200, 200, 100], "first read after a change");
@@ -48,6 +48,7 @@ fn times_come_from_the_clock_and_never_go_back() {
     assert_eq!(times()[0], 300 + DAY, "a day later");
     clock.store(50, Ordering::SeqCst);
     fs.setattr(
+        SYSTEM,
         ino,
         &SetAttr {
             size: Some(1),
@@ -66,20 +67,20 @@ fn times_come_from_the_clock_and_never_go_back() {
 fn a_snapshot_goes_its_own_way() {
     let fs = MemFs::new();
     let ino = file(&fs, b"f").ino;
-    let handle = fs.open(ino, OpenMode::read_write()).unwrap();
-    handle.write_at(0, b"before").unwrap();
+    let handle = fs.open(SYSTEM, ino, OpenMode::read_write()).unwrap();
+    handle.write_at(SYSTEM, 0, b"before").unwrap();
     let copy = fs.snapshot();
-    handle.write_at(0, b"behind").unwrap();
-    fs.unlink(ROOT_INO, b"f").unwrap();
-    copy.mkdir(&Cred::root(), ROOT_INO, b"d", 0o755).unwrap();
+    handle.write_at(SYSTEM, 0, b"behind").unwrap();
+    fs.unlink(SYSTEM, ROOT_INO, b"f").unwrap();
+    copy.mkdir(SYSTEM, ROOT_INO, b"d", 0o755).unwrap();
     let mut content = [0; 6];
-    copy.open(ino, OpenMode::read_only())
+    copy.open(SYSTEM, ino, OpenMode::read_only())
         .unwrap()
-        .read_at(0, &mut content)
+        .read_at(SYSTEM, 0, &mut content)
         .unwrap();
     assert_eq!(&content, b"before");
-    assert_eq!(fs.lookup(ROOT_INO, b"d"), Err(FsError::NotFound));
-    assert!(copy.lookup(ROOT_INO, b"f").is_ok());
+    assert_eq!(fs.lookup(SYSTEM, ROOT_INO, b"d"), Err(FsError::NotFound));
+    assert!(copy.lookup(SYSTEM, ROOT_INO, b"f").is_ok());
 }
 
 /// Reserving costs memory here, so a caller must not be able to reserve what no machine has; a hole of any size is
@@ -87,22 +88,31 @@ fn a_snapshot_goes_its_own_way() {
 #[test]
 fn reservations_are_bounded_and_holes_are_not() {
     let fs = MemFs::new();
-    let handle = fs.open(file(&fs, b"f").ino, OpenMode::read_write()).unwrap();
+    let handle = fs.open(SYSTEM, file(&fs, b"f").ino, OpenMode::read_write()).unwrap();
     for mode in [
         FallocateMode::Allocate { keep_size: true },
         FallocateMode::ZeroRange { keep_size: false },
     ] {
         assert_eq!(
-            handle.fallocate(mode, 0, MAX_FILE_BYTES),
+            handle.fallocate(SYSTEM, mode, 0, MAX_FILE_BYTES),
             Err(FsError::NoSpace(ferrite_vfs::SpaceOf::Blocks))
         );
     }
-    assert_eq!(handle.getattr().unwrap().size, 0, "what fails changes nothing");
-    assert_eq!(handle.write_at(MAX_FILE_BYTES - 1, b"xy"), Err(FsError::FileTooBig));
-    assert_eq!(handle.write_at(MAX_FILE_BYTES - 1, b"x"), Ok(1));
-    assert_eq!(handle.seek_data(0), Ok((MAX_FILE_BYTES - 1) / 4096 * 4096));
-    assert_eq!(handle.fallocate(FallocateMode::PunchHole, 0, MAX_FILE_BYTES), Ok(()));
-    assert_eq!(handle.seek_data(0), Err(FsError::NoSuchAddress));
-    assert_eq!(handle.getattr().unwrap().blocks, 0);
-    assert_eq!(fs.statfs().unwrap().blocks_free, fs.statfs().unwrap().blocks);
+    assert_eq!(handle.getattr(SYSTEM).unwrap().size, 0, "what fails changes nothing");
+    assert_eq!(
+        handle.write_at(SYSTEM, MAX_FILE_BYTES - 1, b"xy"),
+        Err(FsError::FileTooBig)
+    );
+    assert_eq!(handle.write_at(SYSTEM, MAX_FILE_BYTES - 1, b"x"), Ok(1));
+    assert_eq!(handle.seek_data(SYSTEM, 0), Ok((MAX_FILE_BYTES - 1) / 4096 * 4096));
+    assert_eq!(
+        handle.fallocate(SYSTEM, FallocateMode::PunchHole, 0, MAX_FILE_BYTES),
+        Ok(())
+    );
+    assert_eq!(handle.seek_data(SYSTEM, 0), Err(FsError::NoSuchAddress));
+    assert_eq!(handle.getattr(SYSTEM).unwrap().blocks, 0);
+    assert_eq!(
+        fs.statfs(SYSTEM).unwrap().blocks_free,
+        fs.statfs(SYSTEM).unwrap().blocks
+    );
 }

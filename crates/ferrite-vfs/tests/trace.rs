@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use ferrite_vfs::memfs::MemFs;
 use ferrite_vfs::trace::{Event, TraceError, TraceWriter, Traced, parse};
-use ferrite_vfs::{Cred, FallocateMode, FileKind, FileSystem, NewNode, OpenMode, ROOT_INO, SetAttr};
+use ferrite_vfs::{FallocateMode, FileKind, FileSystem, NewNode, OpenMode, ROOT_INO, SYSTEM, SetAttr};
 use parking_lot::Mutex;
 
 /// What was written to it, for all of its clones.
@@ -35,7 +35,7 @@ fn file(fs: &dyn FileSystem, name: &[u8]) -> u64 {
         mode: 0o644,
         rdev: 0,
     };
-    fs.mknod(&Cred::root(), ROOT_INO, name, &node).unwrap().ino
+    fs.mknod(SYSTEM, ROOT_INO, name, &node).unwrap().ino
 }
 
 /// The text is part of the format: old traces must stay readable.
@@ -44,9 +44,9 @@ fn what_succeeds_is_recorded_and_only_that() {
     let memory = MemFs::new();
     let [old, cut] = [b"old", b"cut"].map(|name| file(&memory, name));
     memory
-        .open(old, OpenMode::read_write())
+        .open(SYSTEM, old, OpenMode::read_write())
         .unwrap()
-        .write_at(0, &[1; 9000])
+        .write_at(SYSTEM, 0, &[1; 9000])
         .unwrap();
     let shared = Shared::default();
     let writer = Arc::new(TraceWriter::new(Box::new(shared.clone())));
@@ -56,30 +56,30 @@ fn what_succeeds_is_recorded_and_only_that() {
         ..SetAttr::default()
     };
     // Looking at it is not recorded, nor is what fails or changes no content.
-    fs.open(old, OpenMode::read_only())
+    fs.open(SYSTEM, old, OpenMode::read_only())
         .unwrap()
-        .read_at(0, &mut [0; 10])
+        .read_at(SYSTEM, 0, &mut [0; 10])
         .unwrap();
-    fs.mkdir(&Cred::root(), ROOT_INO, b"dir", 0o755).unwrap();
-    fs.setattr(old, &SetAttr::default()).unwrap();
-    assert!(fs.setattr(ROOT_INO, &size(0)).is_err());
+    fs.mkdir(SYSTEM, ROOT_INO, b"dir", 0o755).unwrap();
+    fs.setattr(SYSTEM, old, &SetAttr::default()).unwrap();
+    assert!(fs.setattr(SYSTEM, ROOT_INO, &size(0)).is_err());
     let log = file(&fs, b"log");
-    let handle = fs.open(log, OpenMode::read_write()).unwrap();
-    handle.append(b"first").unwrap();
-    handle.append(b"and second").unwrap();
-    let other = fs.open(old, OpenMode::read_write()).unwrap();
-    other.write_at(4096, &[2; 4096]).unwrap();
-    handle.append(b"third").unwrap();
-    other.write_at(8192, &[2; 4096]).unwrap();
-    other.write_at(7, b"").unwrap();
-    assert!(other.write_at(u64::MAX - 1, b"x").is_err());
+    let handle = fs.open(SYSTEM, log, OpenMode::read_write()).unwrap();
+    handle.append(SYSTEM, b"first").unwrap();
+    handle.append(SYSTEM, b"and second").unwrap();
+    let other = fs.open(SYSTEM, old, OpenMode::read_write()).unwrap();
+    other.write_at(SYSTEM, 4096, &[2; 4096]).unwrap();
+    handle.append(SYSTEM, b"third").unwrap();
+    other.write_at(SYSTEM, 8192, &[2; 4096]).unwrap();
+    other.write_at(SYSTEM, 7, b"").unwrap();
+    assert!(other.write_at(SYSTEM, u64::MAX - 1, b"x").is_err());
     other
-        .fallocate(FallocateMode::Allocate { keep_size: true }, 0, 1 << 20)
+        .fallocate(SYSTEM, FallocateMode::Allocate { keep_size: true }, 0, 1 << 20)
         .unwrap();
-    drop(fs.open(old, OpenMode::read_write()).unwrap());
-    fs.setattr(log, &size(3)).unwrap();
-    handle.append(b"4").unwrap();
-    fs.setattr(cut, &size(77)).unwrap();
+    drop(fs.open(SYSTEM, old, OpenMode::read_write()).unwrap());
+    fs.setattr(SYSTEM, log, &size(3)).unwrap();
+    handle.append(SYSTEM, b"4").unwrap();
+    fs.setattr(SYSTEM, cut, &size(77)).unwrap();
     // Nobody opens it, but its number may have been another file's before.
     let empty = file(&fs, b"empty");
     assert_eq!(shared.text(), "", "it is passed on late");
@@ -170,9 +170,9 @@ impl Write for Full {
 fn a_trace_that_cannot_be_written_disturbs_nobody() {
     let writer = Arc::new(TraceWriter::new(Box::new(Full)));
     let fs = Traced::new(MemFs::new(), Arc::clone(&writer));
-    let handle = fs.open(file(&fs, b"f"), OpenMode::read_write()).unwrap();
+    let handle = fs.open(SYSTEM, file(&fs, b"f"), OpenMode::read_write()).unwrap();
     for offset in 0..50_000 {
-        assert_eq!(handle.write_at(offset * 3, b"x"), Ok(1));
+        assert_eq!(handle.write_at(SYSTEM, offset * 3, b"x"), Ok(1));
     }
     assert_eq!(writer.finish().unwrap_err().kind(), io::ErrorKind::StorageFull);
     assert!(writer.finish().is_ok(), "said once");

@@ -15,7 +15,7 @@ use std::time::SystemTime;
 
 use ferrite_vfs::locks::LockOwner;
 use ferrite_vfs::{
-    BadArgument, FallocateMode, FsError, OpenFile, OpenFlags, SetAttr, SpaceOf, Target, Vfs, XattrMode, posix,
+    BadArgument, Ctx, FallocateMode, FsError, OpenFile, OpenFlags, SetAttr, SpaceOf, Target, Vfs, XattrMode,
 };
 use parking_lot::Mutex;
 
@@ -58,6 +58,13 @@ impl Drop for Open {
         if let Some(&owner) = self.lock_owner.get() {
             self.fs.locks.release_file(self.file.ino(), owner);
         }
+    }
+}
+
+impl Open {
+    /// The context of its user.
+    fn ctx(&self) -> &Ctx {
+        self.fs.vfs.ctx()
     }
 }
 
@@ -118,7 +125,7 @@ impl File {
 
     /// Attributes of the file.
     pub fn metadata(&self) -> Result<Metadata> {
-        self.run(STAT, |open| open.file.getattr()).map(Metadata)
+        self.run(STAT, |open| open.file.getattr(open.ctx())).map(Metadata)
     }
 
     /// Sets the length of the file; extends it by a hole.
@@ -127,17 +134,11 @@ impl File {
     /// `EINVAL` for a handle that is not open for writing, as with `ftruncate(2)`.
     pub fn set_len(&self, size: u64) -> Result<()> {
         self.run(SET_LEN, |open| {
-            if !open.writable {
-                return Err(FsError::Invalid(BadArgument::NotWritable));
-            }
-            let vfs = &open.fs.vfs;
             let set = SetAttr {
                 size: Some(size),
-                kill_priv: !vfs.cred().is_root(),
-                by_stranger: posix::is_stranger(&open.file.getattr()?, vfs.cred()),
                 ..SetAttr::default()
             };
-            vfs.fs().setattr(open.file.ino(), &set).map(drop)
+            open.file.setattr(open.ctx(), &set).map(drop)
         })
     }
 
@@ -146,7 +147,7 @@ impl File {
     /// # Errors
     /// `ENOSPC`, also if the data is longer than an atomic write and only a part fits; that part is then written.
     pub fn append(&self, data: &[u8]) -> Result<u64> {
-        self.run("append to", |open| match open.file.append(data)? {
+        self.run("append to", |open| match open.file.append(open.ctx(), data)? {
             (offset, count) if count == data.len() => Ok(offset),
             _ => Err(FsError::NoSpace(SpaceOf::Blocks)),
         })
@@ -157,12 +158,14 @@ impl File {
     /// # Errors
     /// `EBADF` for a handle that is not open for writing.
     pub fn allocate(&self, mode: FallocateMode, offset: u64, len: u64) -> Result<()> {
-        self.run("allocate a range of", |open| open.file.fallocate(mode, offset, len))
+        self.run("allocate a range of", |open| {
+            open.file.fallocate(open.ctx(), mode, offset, len)
+        })
     }
 
     /// Returns an error if the medium failed; otherwise everything is durable already.
     pub fn sync_all(&self) -> Result<()> {
-        self.run("sync", |open| open.file.fsync())
+        self.run("sync", |open| open.file.fsync(open.ctx()))
     }
 
     /// As [`Self::sync_all`].
@@ -175,7 +178,7 @@ impl File {
     /// # Errors
     /// `ENXIO` where no data follows.
     pub fn seek_data(&self, offset: u64) -> Result<u64> {
-        self.run(SEEK, |open| open.file.seek_data(offset))
+        self.run(SEEK, |open| open.file.seek_data(open.ctx(), offset))
     }
 
     /// The first offset at or after `offset` in a hole; the end of the file counts as one. The position stays.
@@ -183,7 +186,7 @@ impl File {
     /// # Errors
     /// `ENXIO` at and after the end.
     pub fn seek_hole(&self, offset: u64) -> Result<u64> {
-        self.run(SEEK, |open| open.file.seek_hole(offset))
+        self.run(SEEK, |open| open.file.seek_hole(open.ctx(), offset))
     }
 
     fn change(&self, action: &'static str, set: &SetAttr) -> Result<()> {
@@ -244,11 +247,11 @@ impl File {
 
     /// Reads at `offset`; fewer bytes only at the end.
     pub(crate) fn read_from(&self, offset: u64, buf: &mut [u8]) -> Result<usize> {
-        self.run(READ, |open| open.file.read_at(offset, buf))
+        self.run(READ, |open| open.file.read_at(open.ctx(), offset, buf))
     }
 
     fn write_to(&self, offset: u64, data: &[u8]) -> Result<usize> {
-        self.run(WRITE, |open| open.file.write_at(offset, data))
+        self.run(WRITE, |open| open.file.write_at(open.ctx(), offset, data))
     }
 
     /// All there is from the start on.
@@ -291,7 +294,7 @@ impl File {
 impl Read for &File {
     fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
         Ok(self.at_position(READ, |open, position| {
-            let count = open.file.read_at(*position, buf)?;
+            let count = open.file.read_at(open.ctx(), *position, buf)?;
             *position += count as u64;
             Ok(count)
         })?)
@@ -302,9 +305,9 @@ impl Write for &File {
     fn write(&mut self, data: &[u8]) -> io::Result<usize> {
         Ok(self.at_position(WRITE, |open, position| {
             let (offset, count) = if open.append {
-                open.file.append(data)?
+                open.file.append(open.ctx(), data)?
             } else {
-                (*position, open.file.write_at(*position, data)?)
+                (*position, open.file.write_at(open.ctx(), *position, data)?)
             };
             *position = offset + count as u64;
             Ok(count)
@@ -322,7 +325,7 @@ impl Seek for &File {
             let (base, delta) = match to {
                 SeekFrom::Start(offset) => (offset, 0),
                 SeekFrom::Current(delta) => (*position, delta),
-                SeekFrom::End(delta) => (open.file.getattr()?.size, delta),
+                SeekFrom::End(delta) => (open.file.getattr(open.ctx())?.size, delta),
             };
             let target = base.checked_add_signed(delta);
             *position = target.ok_or(FsError::Invalid(BadArgument::BeforeStart))?;

@@ -69,8 +69,8 @@ pub use ferrite_pm::PmError;
 pub use ferrite_vfs::locks::{ByteRange, LockKind, LockOwner, RecordLock, Wait};
 pub use ferrite_vfs::posix::Access;
 pub use ferrite_vfs::{
-    Attr, Cred, FallocateMode, FileKind, FileSystem, FsError, Ino, NewNode, OpenFile, RenameMode, SetTime, SpaceOf,
-    StatFs, Timestamp, XattrMode,
+    Attr, Cred, FallocateMode, FileKind, FileSystem, FsError, Groups, Ino, NewNode, OpenFile, RenameMode, SetTime,
+    SpaceOf, StatFs, Timestamp, XattrMode,
 };
 
 /// The interface of engines, for implementations of [`FileSystem`] used with [`Fs::over`].

@@ -9,10 +9,10 @@ use std::sync::Arc;
 
 use common::{create, on_both};
 use ferrite::vfs::memfs::MemFs;
-use ferrite::vfs::{DirEntry, OpenMode, SetAttr};
+use ferrite::vfs::{Ctx, FileLayer, Layer, OpenFlags, Opened, SetAttr, Start};
 use ferrite::{
     Attr, Cause, Cred, EngineError, Error, FallocateMode, FileSystem, Fs, FsError, Ino, LockKind, MkfsOptions,
-    MountOptions, NewNode, OpenFile, OpenOptions, RenameMode, SpaceOf, StatFs, Wait, XattrMode,
+    MountOptions, OpenFile, OpenOptions, SpaceOf, Wait, XattrMode,
 };
 
 /// An error of an operation: its errno, its path in the text, and the same errno in what `?` makes of it.
@@ -231,33 +231,15 @@ fn text_that_is_none_is_an_error_with_its_path() {
 /// A file that says it is larger than any memory.
 struct Huge(Arc<dyn OpenFile>);
 
-impl OpenFile for Huge {
-    fn ino(&self) -> Ino {
-        self.0.ino()
+impl FileLayer for Huge {
+    fn below(&self) -> &dyn OpenFile {
+        &*self.0
     }
-    fn getattr(&self) -> Result<Attr, FsError> {
-        let attr = self.0.getattr()?;
+    fn getattr(&self, ctx: &Ctx) -> Result<Attr, FsError> {
+        let attr = self.0.getattr(ctx)?;
         Ok(Attr { size: 1 << 62, ..attr })
     }
-    fn read_at(&self, offset: u64, buf: &mut [u8]) -> Result<usize, FsError> {
-        self.0.read_at(offset, buf)
-    }
-    fn write_at(&self, offset: u64, data: &[u8]) -> Result<usize, FsError> {
-        self.0.write_at(offset, data)
-    }
-    fn append(&self, data: &[u8]) -> Result<(u64, usize), FsError> {
-        self.0.append(data)
-    }
-    fn fallocate(&self, mode: FallocateMode, offset: u64, len: u64) -> Result<(), FsError> {
-        self.0.fallocate(mode, offset, len)
-    }
-    fn seek_data(&self, offset: u64) -> Result<u64, FsError> {
-        self.0.seek_data(offset)
-    }
-    fn seek_hole(&self, offset: u64) -> Result<u64, FsError> {
-        self.0.seek_hole(offset)
-    }
-    fn fsync(&self) -> Result<(), FsError> {
+    fn fsync(&self, _: &Ctx) -> Result<(), FsError> {
         Err(FsError::Io("the server is gone".into()))
     }
 }
@@ -265,72 +247,19 @@ impl OpenFile for Huge {
 /// An engine whose files are gone when their attributes are to change, as those of a server can be.
 struct Gone(MemFs);
 
-impl FileSystem for Gone {
-    fn statfs(&self) -> Result<StatFs, FsError> {
-        self.0.statfs()
+impl Layer for Gone {
+    fn below(&self) -> &dyn FileSystem {
+        &self.0
     }
-    fn lookup(&self, parent: Ino, name: &[u8]) -> Result<Attr, FsError> {
-        self.0.lookup(parent, name)
-    }
-    fn parent(&self, dir: Ino) -> Result<Ino, FsError> {
-        self.0.parent(dir)
-    }
-    fn getattr(&self, ino: Ino) -> Result<Attr, FsError> {
-        self.0.getattr(ino)
-    }
-    fn setattr(&self, _: Ino, _: &SetAttr) -> Result<Attr, FsError> {
+    fn setattr(&self, _: &Ctx, _: Ino, _: &SetAttr) -> Result<Attr, FsError> {
         Err(FsError::Stale)
     }
-    fn pin(&self, ino: Ino, generation: u32) -> Result<(), FsError> {
-        self.0.pin(ino, generation)
-    }
-    fn unpin(&self, ino: Ino, count: u64) {
-        self.0.unpin(ino, count);
-    }
-    fn readlink(&self, ino: Ino) -> Result<Vec<u8>, FsError> {
-        self.0.readlink(ino)
-    }
-    fn mknod(&self, cred: &Cred, parent: Ino, name: &[u8], node: &NewNode) -> Result<Attr, FsError> {
-        self.0.mknod(cred, parent, name, node)
-    }
-    fn mkdir(&self, cred: &Cred, parent: Ino, name: &[u8], mode: u32) -> Result<Attr, FsError> {
-        self.0.mkdir(cred, parent, name, mode)
-    }
-    fn symlink(&self, cred: &Cred, parent: Ino, name: &[u8], target: &[u8]) -> Result<Attr, FsError> {
-        self.0.symlink(cred, parent, name, target)
-    }
-    fn link(&self, ino: Ino, parent: Ino, name: &[u8]) -> Result<Attr, FsError> {
-        self.0.link(ino, parent, name)
-    }
-    fn unlink(&self, parent: Ino, name: &[u8]) -> Result<(), FsError> {
-        self.0.unlink(parent, name)
-    }
-    fn rmdir(&self, parent: Ino, name: &[u8]) -> Result<(), FsError> {
-        self.0.rmdir(parent, name)
-    }
-    fn rename(&self, parent: Ino, name: &[u8], to: Ino, new_name: &[u8], mode: RenameMode) -> Result<(), FsError> {
-        self.0.rename(parent, name, to, new_name, mode)
-    }
-    fn readdir(&self, dir: Ino, cookie: u64, sink: &mut dyn FnMut(&DirEntry<'_>) -> bool) -> Result<(), FsError> {
-        self.0.readdir(dir, cookie, sink)
-    }
-    fn open(&self, ino: Ino, mode: OpenMode) -> Result<Arc<dyn OpenFile>, FsError> {
-        Ok(Arc::new(Huge(self.0.open(ino, mode)?)))
-    }
-    fn getxattr(&self, ino: Ino, name: &[u8]) -> Result<Vec<u8>, FsError> {
-        self.0.getxattr(ino, name)
-    }
-    fn setxattr(&self, ino: Ino, name: &[u8], value: &[u8], mode: XattrMode) -> Result<(), FsError> {
-        self.0.setxattr(ino, name, value, mode)
-    }
-    fn listxattr(&self, ino: Ino) -> Result<Vec<Vec<u8>>, FsError> {
-        self.0.listxattr(ino)
-    }
-    fn removexattr(&self, ino: Ino, name: &[u8]) -> Result<(), FsError> {
-        self.0.removexattr(ino, name)
-    }
-    fn sync(&self) -> Result<(), FsError> {
-        self.0.sync()
+    fn open_path(&self, ctx: &Ctx, start: &Start, path: &[u8], flags: &OpenFlags) -> Result<Opened, FsError> {
+        let opened = self.0.open_path(ctx, start, path, flags)?;
+        Ok(Opened {
+            file: Arc::new(Huge(opened.file)),
+            ..opened
+        })
     }
 }
 

@@ -8,7 +8,6 @@ mod common;
 mod posix;
 
 use std::os::unix::fs::FileExt;
-use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use ferrite::{
@@ -260,10 +259,7 @@ fn call(dir: &Dir, umask: u32, words: &[String]) -> Option<Answer> {
 
 impl Library {
     fn dir(&self, who: &User, dir: &str) -> Dir {
-        let cred = Cred {
-            groups: Arc::from(who.groups),
-            ..Cred::new(who.uid, who.gid)
-        };
+        let cred = Cred::new(who.uid, who.gid).with_groups(who.groups);
         self.fs.open_dir(format!("/{dir}")).unwrap().as_user(cred)
     }
 }

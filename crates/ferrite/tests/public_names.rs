@@ -75,10 +75,10 @@ fn of_errors(error: &Error) -> Option<SpaceOf> {
 
 /// What an engine of one's own is made of.
 fn of_engines(file: &dyn OpenFile, engine: &dyn FileSystem) -> ferrite::vfs::Result<()> {
-    use ferrite::vfs::{DirEntry, OpenMode, SetAttr};
-    let _: Arc<dyn OpenFile> = engine.open(file.ino(), OpenMode::read_only())?;
-    engine.setattr(file.ino(), &SetAttr::default())?;
-    engine.readdir(1, 0, &mut |entry: &DirEntry<'_>| entry.ino == 1)
+    use ferrite::vfs::{DirEntry, OpenMode, SYSTEM, SetAttr};
+    let _: Arc<dyn OpenFile> = engine.open(SYSTEM, file.ino(), OpenMode::read_only())?;
+    engine.setattr(SYSTEM, file.ino(), &SetAttr::default())?;
+    engine.readdir(SYSTEM, 1, 0, &mut |entry: &DirEntry<'_>| entry.ino == 1)
 }
 
 #[test]

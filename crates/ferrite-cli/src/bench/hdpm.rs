@@ -10,7 +10,7 @@ use ferrite_fs::{Engine, MountOptions};
 use ferrite_lab::{engine_in_memory, new_file};
 use ferrite_measure::mix;
 use ferrite_pm::Region;
-use ferrite_vfs::{FileSystem, OpenFile, OpenMode, ROOT_INO};
+use ferrite_vfs::{FileSystem, OpenFile, OpenMode, ROOT_INO, SYSTEM};
 
 use super::operations::{FILL_PERCENT, pool};
 use super::{Circumstances, Duel, Effort, Output, page, whole};
@@ -66,7 +66,7 @@ impl Side {
             no_atime: true,
             ..OpenMode::read_write()
         };
-        let file = engine.open(made[0], mode)?;
+        let file = engine.open(SYSTEM, made[0], mode)?;
         Ok(Side { engine, file })
     }
 }
@@ -128,8 +128,8 @@ impl Bench {
                 _ => mix(n) % (bytes - len as u64),
             };
             let (logs, copies) = (Arc::clone(&self.logs.file), Arc::clone(&self.copies.file));
-            let mut ours = |n| whole(logs.write_at(at(n), &data)?, len);
-            let mut theirs = |n| whole(copies.write_at(at(n), &data)?, len);
+            let mut ours = |n| whole(logs.write_at(SYSTEM, at(n), &data)?, len);
+            let mut theirs = |n| whole(copies.write_at(SYSTEM, at(n), &data)?, len);
             // All rounds together write less than the pool has free, since there is no cleaning meanwhile.
             let slower = if (1024..4096).contains(&len) { len / 256 } else { 1 };
             let duel = self.duel(name, "logs off", Some(len), slower);
@@ -145,7 +145,7 @@ impl Bench {
         let floor = Region::anonymous(bytes)?;
         floor.stream_zero(0, bytes);
         let copies = Arc::clone(&self.copies.file);
-        let mut ours = |n| whole(copies.write_at(page(n, bytes) + 1000, &[1; 8])?, 8);
+        let mut ours = |n| whole(copies.write_at(SYSTEM, page(n, bytes) + 1000, &[1; 8])?, 8);
         let mut buffer = [0; 4096];
         let mut theirs = |n| {
             floor.read(page(n, bytes), &mut buffer);
@@ -168,7 +168,7 @@ impl Bench {
                 let len = 1 + mix(n ^ 77) % SCATTER_BYTES;
                 let data = [n as u8; SCATTER_BYTES as usize];
                 whole(
-                    file.write_at(mix(n) % (bytes - len), &data[..len as usize])?,
+                    file.write_at(SYSTEM, mix(n) % (bytes - len), &data[..len as usize])?,
                     len as usize,
                 )?;
             }
@@ -184,8 +184,8 @@ impl Bench {
                 let (logs, copies) = (Arc::clone(&self.logs.file), Arc::clone(&self.copies.file));
                 let (mut buffer, mut peer_buffer) = (vec![0; len], vec![0; len]);
                 let at = |n: u64| n * len as u64 % bytes;
-                let mut ours = |n| whole(logs.read_at(at(n), &mut buffer)?, len);
-                let mut theirs = |n| whole(copies.read_at(at(n), &mut peer_buffer)?, len);
+                let mut ours = |n| whole(logs.read_at(SYSTEM, at(n), &mut buffer)?, len);
+                let mut theirs = |n| whole(copies.read_at(SYSTEM, at(n), &mut peer_buffer)?, len);
                 let name = if steady { after } else { first_pass };
                 self.duel(name, "logs off", None, len / 4096)
                     .run(&mut ours, &mut theirs, out)?;
@@ -203,11 +203,11 @@ fn scans(effort: Effort, out: &mut Output, quiet: &MountOptions) -> Result<(), F
     for (repeats, name) in REPEATS {
         let side = |options: &MountOptions| -> Result<Side, Failure> {
             let engine = engine_in_memory(64 << 20, &super::options(), options)?;
-            let file = engine.open(new_file(&engine, ROOT_INO, "file")?, OpenMode::read_write())?;
-            file.write_at(0, &vec![1; PAGES as usize * 4096])?;
+            let file = engine.open(SYSTEM, new_file(&engine, ROOT_INO, "file")?, OpenMode::read_write())?;
+            file.write_at(SYSTEM, 0, &vec![1; PAGES as usize * 4096])?;
             for turn in 0..repeats {
                 for page in 0..PAGES {
-                    file.write_at(page * 4096 + 500, &[turn as u8; LEN])?;
+                    file.write_at(SYSTEM, page * 4096 + 500, &[turn as u8; LEN])?;
                 }
             }
             Ok(Side { engine, file })
@@ -215,8 +215,8 @@ fn scans(effort: Effort, out: &mut Output, quiet: &MountOptions) -> Result<(), F
         let (reverse, forward) = (side(quiet)?, side(&forward)?);
         let (mut buffer, mut peer_buffer) = ([0; LEN], [0; LEN]);
         let at = |n: u64| mix(n) % PAGES * 4096 + 500;
-        let mut ours = |n| whole(reverse.file.read_at(at(n), &mut buffer)?, LEN);
-        let mut theirs = |n| whole(forward.file.read_at(at(n), &mut peer_buffer)?, LEN);
+        let mut ours = |n| whole(reverse.file.read_at(SYSTEM, at(n), &mut buffer)?, LEN);
+        let mut theirs = |n| whole(forward.file.read_at(SYSTEM, at(n), &mut peer_buffer)?, LEN);
         DuelOf {
             name,
             against: "forward scan",

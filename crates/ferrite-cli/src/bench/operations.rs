@@ -10,7 +10,7 @@ use ferrite_fs::{Engine, MountOptions};
 use ferrite_lab::{FILE_NODE, engine_in_memory, new_file};
 use ferrite_measure::mix;
 use ferrite_pm::Region;
-use ferrite_vfs::{Cred, FileSystem, Ino, OpenFile, OpenMode, ROOT_INO, SetAttr};
+use ferrite_vfs::{FileSystem, Ino, OpenFile, OpenMode, ROOT_INO, SYSTEM, SetAttr};
 
 use super::{Circumstances, Duel, Effort, Output, page, whole};
 use crate::Failure;
@@ -45,20 +45,20 @@ pub(crate) fn pool(file_bytes: u64, files: u64, options: &MountOptions) -> Resul
     let mut made = Vec::new();
     for number in 0..files {
         let ino = new_file(&engine, ROOT_INO, &format!("file{number}"))?;
-        let file = engine.open(ino, OpenMode::read_write())?;
+        let file = engine.open(SYSTEM, ino, OpenMode::read_write())?;
         for offset in (0..file_bytes).step_by(CHUNK) {
-            whole(file.write_at(offset, &chunk)?, CHUNK)?;
+            whole(file.write_at(SYSTEM, offset, &chunk)?, CHUNK)?;
         }
         made.push(ino);
     }
-    let filler = engine.open(new_file(&engine, ROOT_INO, "filler")?, OpenMode::read_write())?;
+    let filler = engine.open(SYSTEM, new_file(&engine, ROOT_INO, "filler")?, OpenMode::read_write())?;
     let mut offset = 0;
     loop {
-        let stat = engine.statfs()?;
+        let stat = engine.statfs(SYSTEM)?;
         if (stat.blocks - stat.blocks_free) * 100 >= stat.blocks * u64::from(FILL_PERCENT) {
             return Ok((engine, made));
         }
-        whole(filler.write_at(offset, &chunk[..4096 * 16])?, 4096 * 16)?;
+        whole(filler.write_at(SYSTEM, offset, &chunk[..4096 * 16])?, 4096 * 16)?;
         offset += 4096 * 16;
     }
 }
@@ -137,6 +137,7 @@ pub(crate) fn run(effort: Effort, out: &mut Output) -> Result<(), Failure> {
     let bytes = effort.file_bytes;
     let (engine, made) = pool(bytes, 1, &MountOptions::default())?;
     let file = engine.open(
+        SYSTEM,
         made[0],
         OpenMode {
             no_atime: true,
@@ -165,20 +166,21 @@ pub(crate) fn run(effort: Effort, out: &mut Output) -> Result<(), Failure> {
 /// any time.
 fn sparse(bench: &mut Bench<'_>, tmpfs: &TmpfsDir) -> Result<(), Failure> {
     let engine = bench.engine.clone();
-    let file = engine.open(new_file(&engine, ROOT_INO, "sparse")?, OpenMode::read_write())?;
+    let file = engine.open(SYSTEM, new_file(&engine, ROOT_INO, "sparse")?, OpenMode::read_write())?;
     let peer = tmpfs.file(0)?;
     let data = [7; 100];
     let place = |n: u64| mix(n) % SPARSE_BYTES;
     let mut ours = |n: u64| {
         let size = Some(place(2 * n));
         engine.setattr(
+            SYSTEM,
             file.ino(),
             &SetAttr {
                 size,
                 ..SetAttr::default()
             },
         )?;
-        whole(file.write_at(place(2 * n + 1), &data)?, data.len())
+        whole(file.write_at(SYSTEM, place(2 * n + 1), &data)?, data.len())
     };
     let mut theirs = |n: u64| {
         peer.set_len(place(2 * n))?;
@@ -190,7 +192,7 @@ fn sparse(bench: &mut Bench<'_>, tmpfs: &TmpfsDir) -> Result<(), Failure> {
 fn data(bench: &mut Bench<'_>, file: &Arc<dyn OpenFile>, floor: &Region, peer: &File) -> Result<(), Failure> {
     let bytes = bench.effort.file_bytes;
     let block = [7; 4096];
-    let mut overwrite = |n| whole(file.write_at(page(n, bytes), &block)?, 4096);
+    let mut overwrite = |n| whole(file.write_at(SYSTEM, page(n, bytes), &block)?, 4096);
     bench.duel(("overwrite_4k_durable", "floor"), 1, &mut overwrite, &mut |n| {
         floor.stream(page(n, bytes), &block);
         Ok(floor.fence()?)
@@ -198,14 +200,14 @@ fn data(bench: &mut Bench<'_>, file: &Arc<dyn OpenFile>, floor: &Region, peer: &
     let mut pwrite = |n| Ok(peer.write_all_at(&block, page(n, bytes))?);
     bench.duel(("overwrite_4k_durable", "tmpfs_pwrite"), 1, &mut overwrite, &mut pwrite)?;
     let (mut buffer, mut peer_buffer) = ([0; 4096], [0; 4096]);
-    let mut read = |n| whole(file.read_at(page(n, bytes), &mut buffer)?, 4096);
+    let mut read = |n| whole(file.read_at(SYSTEM, page(n, bytes), &mut buffer)?, 4096);
     let mut pread = |n| whole(peer.read_at(&mut peer_buffer, page(n, bytes))?, 4096);
     bench.duel(("read_4k_random", "tmpfs_pread"), 1, &mut read, &mut pread)?;
     let in_order = |n: u64| n * 4096 % bytes;
-    let mut read = |n| whole(file.read_at(in_order(n), &mut buffer)?, 4096);
+    let mut read = |n| whole(file.read_at(SYSTEM, in_order(n), &mut buffer)?, 4096);
     let mut pread = |n| whole(peer.read_at(&mut peer_buffer, in_order(n))?, 4096);
     bench.duel(("read_4k_sequential", "tmpfs_pread"), 1, &mut read, &mut pread)?;
-    let mut overwrite = |n| whole(file.write_at(page(n, bytes) + 1000, &block[..8])?, 8);
+    let mut overwrite = |n| whole(file.write_at(SYSTEM, page(n, bytes) + 1000, &block[..8])?, 8);
     let mut pwrite = |n| Ok(peer.write_all_at(&block[..8], page(n, bytes) + 1000)?);
     bench.duel(("overwrite_8b_durable", "tmpfs_pwrite"), 1, &mut overwrite, &mut pwrite)
 }
@@ -222,10 +224,15 @@ fn appends(bench: &mut Bench<'_>, tmpfs: &TmpfsDir) -> Result<(), Failure> {
         let mut append = |n: u64| {
             if n.is_multiple_of(operations) {
                 ours = None;
-                let _ = engine.unlink(ROOT_INO, file_name(n.saturating_sub(1)).as_bytes());
-                ours = Some(engine.open(new_file(&engine, ROOT_INO, &file_name(n))?, OpenMode::read_write())?);
+                let _ = engine.unlink(SYSTEM, ROOT_INO, file_name(n.saturating_sub(1)).as_bytes());
+                ours = Some(engine.open(
+                    SYSTEM,
+                    new_file(&engine, ROOT_INO, &file_name(n))?,
+                    OpenMode::read_write(),
+                )?);
             }
-            ours.as_ref().map_or(Ok(()), |file| whole(file.append(&data)?.1, len))
+            ours.as_ref()
+                .map_or(Ok(()), |file| whole(file.append(SYSTEM, &data)?.1, len))
         };
         let mut peer_append = |n: u64| {
             if n.is_multiple_of(operations) {
@@ -244,7 +251,7 @@ fn appends(bench: &mut Bench<'_>, tmpfs: &TmpfsDir) -> Result<(), Failure> {
         };
         bench.duel((name, "tmpfs_append"), 4, &mut append, &mut peer_append)?;
         let last = (bench.effort.rounds as u64 + 1) * operations - 1;
-        let _ = engine.unlink(ROOT_INO, file_name(last).as_bytes());
+        let _ = engine.unlink(SYSTEM, ROOT_INO, file_name(last).as_bytes());
         let _ = std::fs::remove_file(tmpfs.0.join(file_name(last)));
     }
     Ok(())
@@ -252,7 +259,7 @@ fn appends(bench: &mut Bench<'_>, tmpfs: &TmpfsDir) -> Result<(), Failure> {
 
 fn names(bench: &mut Bench<'_>, tmpfs: &TmpfsDir) -> Result<(), Failure> {
     let engine = bench.engine.clone();
-    let dir = engine.mkdir(&Cred::root(), ROOT_INO, b"dir", 0o755)?.ino;
+    let dir = engine.mkdir(SYSTEM, ROOT_INO, b"dir", 0o755)?.ino;
     let peer = tmpfs.0.join("dir");
     std::fs::create_dir(&peer)?;
     let name = |n: u64| format!("entry{n}");
@@ -263,15 +270,15 @@ fn names(bench: &mut Bench<'_>, tmpfs: &TmpfsDir) -> Result<(), Failure> {
     let names: Vec<String> = (0..FILES).map(name).collect();
     let paths: Vec<PathBuf> = names.iter().map(|name| peer.join(name)).collect();
     let mut stat = |n: u64| {
-        let parent = engine.lookup(ROOT_INO, b"dir")?.ino;
-        engine.lookup(parent, names[(n % FILES) as usize].as_bytes())?;
+        let parent = engine.lookup(SYSTEM, ROOT_INO, b"dir")?.ino;
+        engine.lookup(SYSTEM, parent, names[(n % FILES) as usize].as_bytes())?;
         Ok(())
     };
     let mut peer_stat = |n: u64| Ok(std::fs::symlink_metadata(&paths[(n % FILES) as usize]).map(drop)?);
     bench.duel(("stat", "tmpfs"), 1, &mut stat, &mut peer_stat)?;
     let mut readdir = |_| {
         let mut count = 0;
-        engine.readdir(dir, 0, &mut |_| {
+        engine.readdir(SYSTEM, dir, 0, &mut |_| {
             count += 1;
             true
         })?;
@@ -279,13 +286,12 @@ fn names(bench: &mut Bench<'_>, tmpfs: &TmpfsDir) -> Result<(), Failure> {
     };
     let mut peer_readdir = |_| whole(std::fs::read_dir(&peer)?.count(), FILES as usize);
     bench.duel(("readdir_1000", "tmpfs"), 200, &mut readdir, &mut peer_readdir)?;
-    let cred = Cred::root();
     let turn = Cell::new(0u64);
     let mut create_unlink = |_| {
         turn.set(turn.get() + 1);
         let name = format!("new{}", turn.get() % 512);
-        engine.mknod(&cred, dir, name.as_bytes(), &FILE_NODE)?;
-        Ok(engine.unlink(dir, name.as_bytes())?)
+        engine.mknod(SYSTEM, dir, name.as_bytes(), &FILE_NODE)?;
+        Ok(engine.unlink(SYSTEM, dir, name.as_bytes())?)
     };
     let mut peer_create_unlink = |n: u64| {
         let path = peer.join(format!("new{}", n % 512));

@@ -8,7 +8,7 @@ use ferrite_fs::{Engine, MountOptions, fsck, mkfs};
 use ferrite_lab::FILE_NODE;
 use ferrite_measure::median;
 use ferrite_pm::{Access, Region};
-use ferrite_vfs::{Cred, FileSystem, OpenMode, ROOT_INO};
+use ferrite_vfs::{FileSystem, OpenMode, ROOT_INO, SYSTEM};
 
 use super::{Circumstances, Effort, Output, Row};
 use crate::{FAILED, Failure};
@@ -158,24 +158,26 @@ fn fill(path: &Path, files: u64, contents: Contents) -> Result<u32, Failure> {
     let options = super::options().inodes(files + files / FILES_PER_DIR + LAST_OPERATIONS + 64);
     mkfs(&region, &options)?;
     let engine = Engine::mount(region, &quiet())?;
-    let root = Cred::root();
     let data = [0x5a; 2 * PAGE_BYTES as usize];
     for dir in 0..files / FILES_PER_DIR {
         let first = dir * FILES_PER_DIR;
         let dir = engine
-            .mkdir(&root, ROOT_INO, format!("dir{dir}").as_bytes(), 0o755)?
+            .mkdir(SYSTEM, ROOT_INO, format!("dir{dir}").as_bytes(), 0o755)?
             .ino;
         for file in 0..FILES_PER_DIR {
-            let made = engine.mknod(&root, dir, format!("file{file}").as_bytes(), &FILE_NODE)?;
+            let made = engine.mknod(SYSTEM, dir, format!("file{file}").as_bytes(), &FILE_NODE)?;
             let (bytes, has_log) = contents.of(first + file);
             if bytes == 0 {
                 continue;
             }
-            let open = engine.open(made.ino, OpenMode::read_write())?;
-            super::whole(open.write_at(0, &data[..bytes as usize])?, bytes as usize)?;
+            let open = engine.open(SYSTEM, made.ino, OpenMode::read_write())?;
+            super::whole(open.write_at(SYSTEM, 0, &data[..bytes as usize])?, bytes as usize)?;
             // Within the page, and short: this write goes to a log.
             for entry in 0..if has_log { LOG_ENTRIES } else { 0 } {
-                super::whole(open.write_at(100 + entry, &[entry as u8; LOGGED_BYTES])?, LOGGED_BYTES)?;
+                super::whole(
+                    open.write_at(SYSTEM, 100 + entry, &[entry as u8; LOGGED_BYTES])?,
+                    LOGGED_BYTES,
+                )?;
             }
         }
     }
@@ -186,15 +188,15 @@ fn fill(path: &Path, files: u64, contents: Contents) -> Result<u32, Failure> {
         return Err(Failure::new(FAILED, what));
     }
     work(&engine, u64::MAX)?;
-    let space = engine.statfs()?;
+    let space = engine.statfs(SYSTEM)?;
     Ok(((space.blocks - space.blocks_free) * 100 / space.blocks.max(1)) as u32)
 }
 
 fn work(engine: &Engine, round: u64) -> Result<(), Failure> {
     for n in 0..LAST_OPERATIONS / 2 {
         let name = format!("last-{round}-{n}");
-        engine.mknod(&Cred::root(), ROOT_INO, name.as_bytes(), &FILE_NODE)?;
-        engine.unlink(ROOT_INO, name.as_bytes())?;
+        engine.mknod(SYSTEM, ROOT_INO, name.as_bytes(), &FILE_NODE)?;
+        engine.unlink(SYSTEM, ROOT_INO, name.as_bytes())?;
     }
     Ok(())
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use ferrite_fs::MountOptions;
 use ferrite_measure::{median, turns_per_second};
 use ferrite_pm::Region;
-use ferrite_vfs::{FileSystem, OpenMode};
+use ferrite_vfs::{FileSystem, OpenMode, SYSTEM};
 
 use super::operations::{FILL_PERCENT, pool};
 use super::{Circumstances, Effort, Output, Row, page, whole};
@@ -23,7 +23,7 @@ pub(crate) fn run(effort: Effort, out: &mut Output) -> Result<(), Failure> {
     let (engine, made) = pool(bytes, 2, &MountOptions::default())?;
     let files: Vec<_> = made
         .iter()
-        .map(|&ino| engine.open(ino, OpenMode::read_write()))
+        .map(|&ino| engine.open(SYSTEM, ino, OpenMode::read_write()))
         .collect::<Result<_, _>>()?;
     let floors = [Region::anonymous(bytes)?, Region::anonymous(bytes)?];
     floors.iter().for_each(|floor| floor.stream_zero(0, bytes));
@@ -35,7 +35,7 @@ pub(crate) fn run(effort: Effort, out: &mut Output) -> Result<(), Failure> {
     };
     let ours = |thread: usize| {
         let (file, mut at) = (&files[thread], numbers());
-        move || whole(file.write_at(at(), &block)?, block.len())
+        move || whole(file.write_at(SYSTEM, at(), &block)?, block.len())
     };
     let theirs = |thread: usize| {
         let (floor, mut at) = (&floors[thread], numbers());

@@ -3,15 +3,16 @@
 use std::sync::Arc;
 
 use ferrite_map::TransCache;
-use ferrite_vfs::{Attr, FallocateMode, FileSystem, FsError, Ino, OpenFile, OpenMode, Result};
+use ferrite_vfs::{
+    Attr, BadArgument, Ctx, FallocateMode, FileSystem, FsError, Ino, OpenFile, OpenMode, Result, SetAttr, WriteMode,
+};
 
 use super::handle::Engine;
 use crate::cache::inodes::InodeMem;
 use crate::file::read::Reader;
-use crate::file::reserve;
-use crate::file::write::{self, Position};
+use crate::file::{reserve, write};
 use crate::pool::core::Core;
-use crate::tree::remove;
+use crate::tree::{attr, remove};
 
 /// An open file of the engine.
 pub(crate) struct PmFile {
@@ -48,15 +49,6 @@ impl PmFile {
     fn check_open(&self, allowed: bool) -> Result<()> {
         if allowed { Ok(()) } else { Err(FsError::BadHandle) }
     }
-
-    fn write(&self, position: Position, data: &[u8]) -> Result<(u64, usize)> {
-        self.check_open(self.mode.write)?;
-        if data.is_empty() {
-            return Ok((self.getattr()?.size, 0));
-        }
-        let core = self.core();
-        core.told(write::write(core, &self.inode, position, data, self.mode))
-    }
 }
 
 impl OpenFile for PmFile {
@@ -64,40 +56,48 @@ impl OpenFile for PmFile {
         u64::from(self.inode.ino)
     }
 
-    fn getattr(&self) -> Result<Attr> {
-        self.core()
-            .reading(|core| core.attr(self.inode.ino, &core.snapshot(&self.inode)?))
+    fn getattr(&self, _: &Ctx) -> Result<Attr> {
+        self.core().reading(|core| core.current_attr(&self.inode))
     }
 
-    fn read_at(&self, offset: u64, buf: &mut [u8]) -> Result<usize> {
+    fn setattr(&self, ctx: &Ctx, set: &SetAttr) -> Result<Attr> {
+        if set.size.is_some() && !self.mode.write {
+            return Err(FsError::Invalid(BadArgument::NotWritable));
+        }
+        let core = self.core();
+        core.told(attr::setattr(core, ctx, u64::from(self.inode.ino), set, true))
+    }
+
+    fn read_at(&self, _: &Ctx, offset: u64, buf: &mut [u8]) -> Result<usize> {
         self.check_open(self.mode.read)?;
         self.reader().read_at(offset, buf)
     }
 
-    fn write_at(&self, offset: u64, data: &[u8]) -> Result<usize> {
-        self.write(Position::At(offset), data).map(|(_, count)| count)
+    fn write(&self, ctx: &Ctx, mode: WriteMode, data: &[u8]) -> Result<(u64, usize)> {
+        self.check_open(self.mode.write)?;
+        if data.is_empty() {
+            return Ok((self.getattr(ctx)?.size, 0));
+        }
+        let core = self.core();
+        core.told(write::write(core, ctx, &self.inode, mode, data))
     }
 
-    fn append(&self, data: &[u8]) -> Result<(u64, usize)> {
-        self.write(Position::End, data)
-    }
-
-    fn fallocate(&self, mode: FallocateMode, offset: u64, len: u64) -> Result<()> {
+    fn fallocate(&self, ctx: &Ctx, mode: FallocateMode, offset: u64, len: u64) -> Result<()> {
         self.check_open(self.mode.write)?;
         let core = self.core();
-        core.told(reserve::fallocate(core, &self.inode, mode, (offset, len), self.mode))
+        core.told(reserve::fallocate(core, ctx, &self.inode, mode, (offset, len)))
     }
 
-    fn seek_data(&self, offset: u64) -> Result<u64> {
+    fn seek_data(&self, _: &Ctx, offset: u64) -> Result<u64> {
         self.reader().find_data(offset)
     }
 
-    fn seek_hole(&self, offset: u64) -> Result<u64> {
+    fn seek_hole(&self, _: &Ctx, offset: u64) -> Result<u64> {
         self.reader().find_hole(offset)
     }
 
-    fn fsync(&self) -> Result<()> {
-        self.engine.sync()
+    fn fsync(&self, ctx: &Ctx) -> Result<()> {
+        self.engine.sync(ctx)
     }
 }
 

@@ -2,20 +2,63 @@
 
 use std::sync::Arc;
 
+use ferrite_pm::Medium;
 use ferrite_vfs::{
-    Attr, BadArgument, Cred, DirEntry, FileKind, FileSystem, FsError, Ino, NewNode, OpenFile, OpenMode, RenameMode,
-    Result, SetAttr, StatFs, XattrMode, posix,
+    Attr, BadArgument, Ctx, DirEntry, Durability, FileKind, FileSystem, FsError, Ino, Limits, NewFile, NewNode,
+    OpenFile, OpenMode, Opened, RenameMode, Result, SetAttr, StatFs, XattrMode, posix,
 };
 
 use super::file::PmFile;
 use super::handle::Engine;
+use crate::cache::inodes::InodeMem;
 use crate::file::atime::touch_atime;
-use crate::format::layout::BLOCK_BYTES;
-use crate::tree::lookup::lookup;
-use crate::tree::{attr, create, dir, remove, rename, xattr};
+use crate::file::write::ATOMIC_BYTES;
+use crate::format::layout::{BLOCK_BYTES, MAX_FILE_BYTES};
+use crate::tree::lookup::{lookup, pin};
+use crate::tree::{attr, create, dir, open, permission, plus, remove, rename, xattr};
+
+impl Engine {
+    fn make(&self, ctx: &Ctx, parent: Ino, name: &[u8], new: &create::New<'_>) -> Result<Attr> {
+        let core = self.core();
+        core.told(create::create(core, ctx, parent, name, new, false))
+            .map(|(_, attr)| attr)
+    }
+
+    /// The handle of an inode that is pinned for it.
+    fn opened(&self, ctx: &Ctx, inode: Arc<InodeMem>, mode: OpenMode) -> Result<Arc<dyn OpenFile>> {
+        let ino = u64::from(inode.ino);
+        // From here on the handle owns the pin.
+        let file = PmFile::new(self.clone(), inode, mode);
+        if mode.truncate {
+            let set = SetAttr {
+                size: Some(0),
+                kill_priv: ctx.kills_priv(),
+                ..SetAttr::default()
+            };
+            // The permission was checked at open.
+            let allowed = Ctx::trusted(ctx.cred.clone());
+            self.core()
+                .told(attr::setattr(self.core(), &allowed, ino, &set, true))?;
+        }
+        Ok(Arc::new(file))
+    }
+}
 
 impl FileSystem for Engine {
-    fn statfs(&self) -> Result<StatFs> {
+    fn limits(&self) -> Limits {
+        let core = self.core();
+        let durability = match core.region.medium() {
+            Medium::Anonymous => Durability::None,
+            Medium::NamedDram => Durability::Process,
+            Medium::File if core.options.process_durability => Durability::Process,
+            Medium::File | Medium::Dax => Durability::Power,
+        };
+        let mut limits = Limits::local(ATOMIC_BYTES as u64, MAX_FILE_BYTES, durability);
+        limits.may_block = core.region.medium() == Medium::File;
+        limits
+    }
+
+    fn statfs(&self, _: &Ctx) -> Result<StatFs> {
         let core = self.core();
         core.check_readable()?;
         let superblock = &core.superblock;
@@ -37,50 +80,45 @@ impl FileSystem for Engine {
         })
     }
 
-    fn lookup(&self, parent: Ino, name: &[u8]) -> Result<Attr> {
+    fn lookup(&self, ctx: &Ctx, parent: Ino, name: &[u8]) -> Result<Attr> {
         posix::check_name(name)?;
-        self.core().reading(|core| lookup(core, parent, name))
+        self.core().reading(|core| lookup(core, ctx, parent, name))
     }
 
-    fn parent(&self, dir: Ino) -> Result<Ino> {
-        self.core()
-            .reading(|core| core.with_dir(dir, |_, inode| Ok(u64::from(inode.parent()))))
-    }
-
-    fn getattr(&self, ino: Ino) -> Result<Attr> {
+    fn parent(&self, ctx: &Ctx, dir: Ino) -> Result<Ino> {
         self.core().reading(|core| {
-            let inode = core.inode(ino)?;
-            core.attr(inode.ino, &core.snapshot(&inode)?)
+            core.with_dir(dir, |ino, inode| {
+                permission::search(core, ctx, (ino, inode))?;
+                Ok(u64::from(inode.parent()))
+            })
         })
     }
 
-    fn setattr(&self, ino: Ino, set: &SetAttr) -> Result<Attr> {
-        self.core().told(attr::setattr(self.core(), ino, set))
+    fn getattr(&self, _: &Ctx, ino: Ino) -> Result<Attr> {
+        self.core().reading(|core| core.current_attr(&*core.inode(ino)?))
     }
 
-    fn pin(&self, ino: Ino, generation: u32) -> Result<()> {
-        let inode = self.core().inode(ino)?;
-        let _lock = inode.read();
-        if self.core().load_live(&inode)?.generation() != generation {
-            return Err(FsError::Stale);
-        }
-        inode.pin(1);
-        Ok(())
+    fn setattr(&self, ctx: &Ctx, ino: Ino, set: &SetAttr) -> Result<Attr> {
+        self.core().told(attr::setattr(self.core(), ctx, ino, set, false))
     }
 
-    fn unpin(&self, ino: Ino, count: u64) {
+    fn pin(&self, _: &Ctx, ino: Ino, generation: u32) -> Result<()> {
+        pin(self.core(), &self.core().inode(ino)?, generation)
+    }
+
+    fn unpin(&self, _: &Ctx, ino: Ino, count: u64) {
         if let Ok(inode) = self.core().inode(ino) {
             remove::unpin(self.core(), &inode, count);
         }
     }
 
-    fn forget(&self, ino: Ino, count: u64) {
+    fn forget(&self, _: &Ctx, ino: Ino, count: u64) {
         if let Ok(inode) = self.core().inode(ino) {
             remove::forget(self.core(), inode, count);
         }
     }
 
-    fn readlink(&self, ino: Ino) -> Result<Vec<u8>> {
+    fn readlink(&self, _: &Ctx, ino: Ino) -> Result<Vec<u8>> {
         self.core().reading(|core| {
             let inode = core.inode(ino)?;
             let _lock = inode.read();
@@ -92,7 +130,7 @@ impl FileSystem for Engine {
         })
     }
 
-    fn mknod(&self, cred: &Cred, parent: Ino, name: &[u8], node: &NewNode) -> Result<Attr> {
+    fn mknod(&self, ctx: &Ctx, parent: Ino, name: &[u8], node: &NewNode) -> Result<Attr> {
         if matches!(node.kind, FileKind::Directory | FileKind::Symlink) {
             return Err(FsError::Invalid(BadArgument::NodeKind));
         }
@@ -102,20 +140,20 @@ impl FileSystem for Engine {
             rdev: node.rdev,
             target: &[],
         };
-        self.core().told(create::create(self.core(), cred, parent, name, &new))
+        self.make(ctx, parent, name, &new)
     }
 
-    fn mkdir(&self, cred: &Cred, parent: Ino, name: &[u8], mode: u32) -> Result<Attr> {
+    fn mkdir(&self, ctx: &Ctx, parent: Ino, name: &[u8], mode: u32) -> Result<Attr> {
         let new = create::New {
             kind: FileKind::Directory,
             mode,
             rdev: 0,
             target: &[],
         };
-        self.core().told(create::create(self.core(), cred, parent, name, &new))
+        self.make(ctx, parent, name, &new)
     }
 
-    fn symlink(&self, cred: &Cred, parent: Ino, name: &[u8], target: &[u8]) -> Result<Attr> {
+    fn symlink(&self, ctx: &Ctx, parent: Ino, name: &[u8], target: &[u8]) -> Result<Attr> {
         if target.is_empty() {
             return Err(FsError::Invalid(BadArgument::EmptyTarget));
         }
@@ -128,27 +166,35 @@ impl FileSystem for Engine {
             rdev: 0,
             target,
         };
-        self.core().told(create::create(self.core(), cred, parent, name, &new))
+        self.make(ctx, parent, name, &new)
     }
 
-    fn link(&self, ino: Ino, parent: Ino, name: &[u8]) -> Result<Attr> {
-        self.core().told(create::link(self.core(), ino, parent, name))
+    fn link(&self, ctx: &Ctx, ino: Ino, parent: Ino, name: &[u8]) -> Result<Attr> {
+        self.core().told(create::link(self.core(), ctx, ino, parent, name))
     }
 
-    fn unlink(&self, parent: Ino, name: &[u8]) -> Result<()> {
-        self.core().told(remove::unlink(self.core(), parent, name, false))
+    fn unlink(&self, ctx: &Ctx, parent: Ino, name: &[u8]) -> Result<()> {
+        self.core().told(remove::unlink(self.core(), ctx, parent, name, false))
     }
 
-    fn rmdir(&self, parent: Ino, name: &[u8]) -> Result<()> {
-        self.core().told(remove::unlink(self.core(), parent, name, true))
+    fn rmdir(&self, ctx: &Ctx, parent: Ino, name: &[u8]) -> Result<()> {
+        self.core().told(remove::unlink(self.core(), ctx, parent, name, true))
     }
 
-    fn rename(&self, parent: Ino, name: &[u8], new_parent: Ino, new_name: &[u8], mode: RenameMode) -> Result<()> {
+    fn rename(
+        &self,
+        ctx: &Ctx,
+        parent: Ino,
+        name: &[u8],
+        new_parent: Ino,
+        new_name: &[u8],
+        mode: RenameMode,
+    ) -> Result<()> {
         let core = self.core();
-        core.told(rename::rename(core, (parent, name), (new_parent, new_name), mode))
+        core.told(rename::rename(core, ctx, (parent, name), (new_parent, new_name), mode))
     }
 
-    fn readdir(&self, dir: Ino, cookie: u64, sink: &mut dyn FnMut(&DirEntry<'_>) -> bool) -> Result<()> {
+    fn readdir(&self, _: &Ctx, dir: Ino, cookie: u64, sink: &mut dyn FnMut(&DirEntry<'_>) -> bool) -> Result<()> {
         let core = self.core();
         core.reading(|core| core.with_dir(dir, |ino, inode| dir::list(core, ino, inode, cookie, sink)))?;
         if core.options.dir_atime {
@@ -157,39 +203,73 @@ impl FileSystem for Engine {
         Ok(())
     }
 
-    fn open(&self, ino: Ino, mode: OpenMode) -> Result<Arc<dyn OpenFile>> {
+    fn readdir_plus(
+        &self,
+        ctx: &Ctx,
+        dir: Ino,
+        cookie: u64,
+        sink: &mut dyn FnMut(&DirEntry<'_>, Result<Attr>) -> bool,
+    ) -> Result<()> {
+        let core = self.core();
+        core.reading(|core| plus::list(core, ctx, dir, cookie, sink))?;
+        if core.options.dir_atime {
+            touch_atime(core, &core.inode(dir)?);
+        }
+        Ok(())
+    }
+
+    fn open(&self, ctx: &Ctx, ino: Ino, mode: OpenMode) -> Result<Arc<dyn OpenFile>> {
         self.core().reading(|core| {
             let inode = core.inode(ino)?;
-            let lock = inode.read();
-            match core.load_live(&inode)?.kind() {
-                Some(FileKind::File) => {}
-                Some(FileKind::Directory) => return Err(FsError::IsDirectory),
-                _ => return Err(FsError::NoSuchAddress),
-            }
-            inode.pin(1);
-            drop(lock);
-            let file: Arc<dyn OpenFile> = Arc::new(PmFile::new(self.clone(), inode, mode));
-            Ok(file)
+            open::pin(core, ctx, &inode, mode)?;
+            self.opened(ctx, inode, mode)
         })
     }
 
-    fn getxattr(&self, ino: Ino, name: &[u8]) -> Result<Vec<u8>> {
-        self.core().reading(|core| xattr::get(core, ino, name))
+    fn create(&self, ctx: &Ctx, parent: Ino, name: &[u8], new: &NewFile) -> Result<Opened> {
+        let core = self.core();
+        core.check_readable()?;
+        let taken = core.told(open::create(core, ctx, parent, name, new))?;
+        let mode = match taken.created {
+            true => OpenMode {
+                truncate: false,
+                ..new.open
+            },
+            false => new.open,
+        };
+        let file = self.opened(ctx, taken.inode, mode).inspect_err(|_| {
+            if ctx.pins {
+                self.unpin(ctx, taken.attr.ino, 1);
+            }
+        })?;
+        let attr = match mode.truncate {
+            true => file.getattr(ctx)?,
+            false => taken.attr,
+        };
+        Ok(Opened {
+            attr,
+            file,
+            created: taken.created,
+        })
     }
 
-    fn setxattr(&self, ino: Ino, name: &[u8], value: &[u8], mode: XattrMode) -> Result<()> {
-        self.core().told(xattr::set(self.core(), ino, name, value, mode))
+    fn getxattr(&self, ctx: &Ctx, ino: Ino, name: &[u8]) -> Result<Vec<u8>> {
+        self.core().reading(|core| xattr::get(core, ctx, ino, name))
     }
 
-    fn listxattr(&self, ino: Ino) -> Result<Vec<Vec<u8>>> {
-        self.core().reading(|core| xattr::list(core, ino))
+    fn setxattr(&self, ctx: &Ctx, ino: Ino, name: &[u8], value: &[u8], mode: XattrMode) -> Result<()> {
+        self.core().told(xattr::set(self.core(), ctx, ino, name, value, mode))
     }
 
-    fn removexattr(&self, ino: Ino, name: &[u8]) -> Result<()> {
-        self.core().told(xattr::remove(self.core(), ino, name))
+    fn listxattr(&self, ctx: &Ctx, ino: Ino) -> Result<Vec<Vec<u8>>> {
+        self.core().reading(|core| xattr::list(core, ctx, ino))
     }
 
-    fn sync(&self) -> Result<()> {
+    fn removexattr(&self, ctx: &Ctx, ino: Ino, name: &[u8]) -> Result<()> {
+        self.core().told(xattr::remove(self.core(), ctx, ino, name))
+    }
+
+    fn sync(&self, _: &Ctx) -> Result<()> {
         let core = self.core();
         core.check_readable()?;
         match core.failed.get() {

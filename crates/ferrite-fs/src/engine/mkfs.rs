@@ -98,7 +98,7 @@ fn mkfs_telling(region: &Region, options: &MkfsOptions, progress: Progress<'_>) 
 
 #[cfg(test)]
 mod tests {
-    use ferrite_vfs::{FileSystem, SetAttr};
+    use ferrite_vfs::{FileSystem, SYSTEM, SetAttr};
 
     use super::*;
     use crate::{Engine, MountOptions};
@@ -115,7 +115,7 @@ mod tests {
                 mode: Some(0o700),
                 ..SetAttr::default()
             };
-            let root = engine.setattr(ROOT_INO, &mode).unwrap();
+            let root = engine.setattr(SYSTEM, ROOT_INO, &mode).unwrap();
             assert!(root.btime <= root.ctime, "{root:?}");
         }
     }

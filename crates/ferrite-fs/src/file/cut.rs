@@ -325,7 +325,7 @@ impl Stretch {
 #[cfg(test)]
 mod tests {
     use ferrite_pm::Region;
-    use ferrite_vfs::{Cred, FallocateMode, FileKind, FileSystem, NewNode, OpenMode, ROOT_INO};
+    use ferrite_vfs::{FallocateMode, FileKind, FileSystem, NewNode, OpenMode, ROOT_INO, SYSTEM};
 
     use super::*;
     use crate::{Engine, Mapping, MkfsOptions, MountOptions, mkfs};
@@ -348,32 +348,33 @@ mod tests {
                 mode: 0o644,
                 rdev: 0,
             };
-            let ino = engine
-                .mknod(&Cred::root(), ROOT_INO, name.as_bytes(), &node)
-                .unwrap()
-                .ino;
-            engine.open(ino, OpenMode::read_write()).unwrap()
+            let ino = engine.mknod(SYSTEM, ROOT_INO, name.as_bytes(), &node).unwrap().ino;
+            engine.open(SYSTEM, ino, OpenMode::read_write()).unwrap()
         };
         let file = make("victim");
         for n in 0..lone {
-            file.write_at(n * 2 * BLOCK_BYTES, &[7; BLOCK_BYTES as usize]).unwrap();
+            file.write_at(SYSTEM, n * 2 * BLOCK_BYTES, &[7; BLOCK_BYTES as usize])
+                .unwrap();
         }
-        file.write_at(STRETCH * BLOCK_BYTES, &vec![1; 800 * BLOCK_BYTES as usize])
+        file.write_at(SYSTEM, STRETCH * BLOCK_BYTES, &vec![1; 800 * BLOCK_BYTES as usize])
             .unwrap();
-        make("other").write_at(0, &[9; 8 * BLOCK_BYTES as usize]).unwrap();
+        make("other")
+            .write_at(SYSTEM, 0, &[9; 8 * BLOCK_BYTES as usize])
+            .unwrap();
         let core = engine.core();
         core.reclaim()?;
         if one_waits {
-            engine.unlink(ROOT_INO, b"other").unwrap();
+            engine.unlink(SYSTEM, ROOT_INO, b"other").unwrap();
         }
         while core.alloc.claim_any(Class::Replacing).is_some() {}
         let cut = file.fallocate(
+            SYSTEM,
             FallocateMode::PunchHole,
             (STRETCH + 50) * BLOCK_BYTES,
             700 * BLOCK_BYTES,
         );
         let left = lone + if cut.is_ok() { 100 } else { 800 };
-        assert_eq!(engine.getattr(file.ino()).unwrap().blocks / 8, left);
+        assert_eq!(engine.getattr(SYSTEM, file.ino()).unwrap().blocks / 8, left);
         assert!(!engine.is_read_only(), "{lone} lone pages: {:?}", engine.failed());
         cut
     }

@@ -8,7 +8,7 @@ use crate::page::scan;
 use std::sync::Arc;
 
 use ferrite_map::{PageId, PageWord};
-use ferrite_vfs::{BadArgument, FallocateMode, FsError, OpenMode, Result, SpaceOf};
+use ferrite_vfs::{BadArgument, Ctx, FallocateMode, FsError, Result, SpaceOf, posix};
 
 use super::cut::{self, Stretch};
 use super::write;
@@ -27,19 +27,19 @@ const INSERT_WORDS: usize = 8;
 
 /// What the record that updates the times also sets.
 #[derive(Clone, Copy)]
-struct Outcome {
+struct Outcome<'a> {
     size: u64,
     /// Decides whether setuid and setgid are cleared.
-    opened: OpenMode,
+    ctx: &'a Ctx,
 }
 
 /// See [`ferrite_vfs::OpenFile::fallocate`].
 pub(crate) fn fallocate(
     core: &Core,
+    ctx: &Ctx,
     mem: &Arc<InodeMem>,
     mode: FallocateMode,
     (offset, len): (u64, u64),
-    opened: OpenMode,
 ) -> Result<()> {
     core.check_writable()?;
     if len == 0 {
@@ -69,7 +69,7 @@ pub(crate) fn fallocate(
             FallocateMode::ZeroRange { keep_size } | FallocateMode::Allocate { keep_size } => !keep_size,
         };
         let size = if grows { inode.size().max(end) } else { inode.size() };
-        let outcome = Outcome { size, opened };
+        let outcome = Outcome { size, ctx };
         match mode {
             FallocateMode::PunchHole => clear(core, mem, &mut inode, offset, end, outcome),
             FallocateMode::ZeroRange { .. } => zero(core, mem, &mut inode, offset, end, outcome),
@@ -81,7 +81,14 @@ pub(crate) fn fallocate(
 /// Zeroes `offset..end` and keeps it allocated. Holes are reserved first, which is invisible; then one record makes
 /// all of the range unwritten and sets the size. A range of more pages than a record takes is instead punched out by
 /// an intent, with the size in its first record, and reserved again.
-fn zero(core: &Core, mem: &Arc<InodeMem>, inode: &mut Inode, offset: u64, end: u64, outcome: Outcome) -> Result<()> {
+fn zero(
+    core: &Core,
+    mem: &Arc<InodeMem>,
+    inode: &mut Inode,
+    offset: u64,
+    end: u64,
+    outcome: Outcome<'_>,
+) -> Result<()> {
     let mut reserved = Vec::new();
     if let Err(error) = reserve_pages(core, mem, inode, offset, end, &mut reserved) {
         give_back(core, mem, &reserved)?;
@@ -122,13 +129,14 @@ fn zero(core: &Core, mem: &Arc<InodeMem>, inode: &mut Inode, offset: u64, end: u
     tx.commit(&[mem])
 }
 
-fn stamp(inode: &mut Inode, outcome: Outcome) {
+fn stamp(inode: &mut Inode, outcome: Outcome<'_>) {
     let now = Core::now();
     inode.set_size(outcome.size);
-    if outcome.opened.kill_priv
+    if outcome.ctx.kills_priv()
         && let Some(kind) = inode.kind()
     {
-        inode.set_permissions(outcome.opened.killed(kind, inode.permissions()));
+        let mode = posix::kill_priv_by(&outcome.ctx.cred, kind, inode.permissions(), inode.gid());
+        inode.set_permissions(mode);
     }
     inode.set_mtime(now);
     inode.set_ctime(now);
@@ -136,7 +144,14 @@ fn stamp(inode: &mut Inode, outcome: Outcome) {
 
 /// Makes `offset..end` read as zeros, freeing whole pages, and updates the times: one record, or an intent and the
 /// records that follow from it.
-fn clear(core: &Core, mem: &Arc<InodeMem>, inode: &mut Inode, offset: u64, end: u64, outcome: Outcome) -> Result<()> {
+fn clear(
+    core: &Core,
+    mem: &Arc<InodeMem>,
+    inode: &mut Inode,
+    offset: u64,
+    end: u64,
+    outcome: Outcome<'_>,
+) -> Result<()> {
     let mut tx = Tx::new(core);
     let mut later = None;
     if inode.is_inline() {
@@ -161,7 +176,14 @@ fn clear(core: &Core, mem: &Arc<InodeMem>, inode: &mut Inode, offset: u64, end: 
 
 /// Reserves the holes of `offset..end` and updates the times. If a later record finds no space, the pages already
 /// reserved would be harmless, but they are given back.
-fn reserve(core: &Core, mem: &Arc<InodeMem>, inode: &mut Inode, offset: u64, end: u64, outcome: Outcome) -> Result<()> {
+fn reserve(
+    core: &Core,
+    mem: &Arc<InodeMem>,
+    inode: &mut Inode,
+    offset: u64,
+    end: u64,
+    outcome: Outcome<'_>,
+) -> Result<()> {
     let mut reserved = Vec::new();
     let result = reserve_pages(core, mem, inode, offset, end, &mut reserved).and_then(|()| {
         stamp(inode, outcome);

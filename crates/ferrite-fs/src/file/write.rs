@@ -10,7 +10,7 @@ use crate::page::scan;
 use std::sync::Arc;
 
 use ferrite_map::{MapTx, PageId, PageWord, Resource};
-use ferrite_vfs::{FsError, OpenMode, Result};
+use ferrite_vfs::{Ctx, FsError, Position, Result, WriteMode, posix};
 
 use crate::cache::inodes::InodeMem;
 use crate::format::inode::{INLINE_BYTES, Inode};
@@ -27,23 +27,13 @@ const PAGE: usize = BLOCK_BYTES as usize;
 /// Pages looked up at a time.
 const BATCH: usize = 64;
 
-/// Where a write goes.
-#[derive(Debug, Clone, Copy)]
-pub(crate) enum Position {
-    /// At this offset.
-    At(u64),
-    /// At the end of the file, as found once the lock is held.
-    End,
-}
-
 /// Writes `data`; returns where it went and how much was written. Blocks on the inode's lock.
-pub(crate) fn write(
-    core: &Core,
-    mem: &Arc<InodeMem>,
-    position: Position,
-    data: &[u8],
-    mode: OpenMode,
-) -> Result<(u64, usize)> {
+pub(crate) fn write(core: &Core, ctx: &Ctx, mem: &Arc<InodeMem>, mode: WriteMode, data: &[u8]) -> Result<(u64, usize)> {
+    let position = mode.position;
+    let mode = WriteMode {
+        kill_priv: mode.kill_priv || ctx.kills_priv(),
+        ..mode
+    };
     if let Position::At(offset) = position {
         let lblk = (offset / BLOCK_BYTES).min(u64::from(u32::MAX)) as u32;
         core.map.prefetch(PageId::new(mem.ino, lblk), true);
@@ -58,7 +48,7 @@ pub(crate) fn write(
             Some(start) => Position::At(start + done as u64),
         };
         match retry::with_space(core, Need::pages(chunk.len()), || {
-            write_atomic(core, mem, position, chunk, mode)
+            write_atomic(core, ctx, mem, WriteMode { position, ..mode }, chunk)
         }) {
             Ok(offset) => {
                 start.get_or_insert(offset);
@@ -71,11 +61,11 @@ pub(crate) fn write(
     Ok((start.unwrap_or(0), done))
 }
 
-fn write_atomic(core: &Core, mem: &Arc<InodeMem>, position: Position, data: &[u8], mode: OpenMode) -> Result<u64> {
+fn write_atomic(core: &Core, ctx: &Ctx, mem: &Arc<InodeMem>, mode: WriteMode, data: &[u8]) -> Result<u64> {
     let _lock = mem.write();
     let old = core.load_live(mem)?;
     let mut new = old;
-    let offset = match position {
+    let offset = match mode.position {
         Position::At(offset) => offset,
         Position::End => old.size(),
     };
@@ -90,7 +80,7 @@ fn write_atomic(core: &Core, mem: &Arc<InodeMem>, position: Position, data: &[u8
     if mode.kill_priv
         && let Some(kind) = new.kind()
     {
-        new.set_permissions(mode.killed(kind, new.permissions()));
+        new.set_permissions(posix::kill_priv_by(&ctx.cred, kind, new.permissions(), new.gid()));
     }
     let mut tx = Tx::new(core);
     if old.is_inline() && end <= INLINE_BYTES as u64 {

@@ -247,6 +247,7 @@ impl Inode {
         Some(Attr {
             ino: u64::from(ino),
             generation: self.generation(),
+            change: 0,
             kind: self.kind()?,
             mode: self.permissions(),
             nlink: self.nlink(),

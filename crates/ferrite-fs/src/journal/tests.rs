@@ -255,7 +255,7 @@ fn nothing_follows_a_record_whose_fence_failed() {
 /// A program that knows no links would not recognise records with links, and would lose what they hold.
 #[test]
 fn records_of_an_older_pool_are_what_older_programs_read() {
-    use ferrite_vfs::{Cred, FileKind, FileSystem, NewNode, ROOT_INO};
+    use ferrite_vfs::{FileKind, FileSystem, NewNode, ROOT_INO, SYSTEM};
 
     let mut image = pool(Mapping::default());
     let mut superblock = Superblock::find(&Region::from_image(&image).unwrap()).unwrap();
@@ -273,11 +273,14 @@ fn records_of_an_older_pool_are_what_older_programs_read() {
         let region = Region::from_image(&image).unwrap();
         let engine = Engine::mount(region, &MountOptions::default()).unwrap();
         for n in 0..round * 20 {
-            assert!(engine.lookup(ROOT_INO, format!("{n}").as_bytes()).is_ok(), "file {n}");
+            assert!(
+                engine.lookup(SYSTEM, ROOT_INO, format!("{n}").as_bytes()).is_ok(),
+                "file {n}"
+            );
         }
         for n in round * 20..round * 20 + 20 {
             let name = format!("{n}");
-            engine.mknod(&Cred::root(), ROOT_INO, name.as_bytes(), &node).unwrap();
+            engine.mknod(SYSTEM, ROOT_INO, name.as_bytes(), &node).unwrap();
         }
         // As a crash leaves it.
         engine.core().region.read(0, &mut image);

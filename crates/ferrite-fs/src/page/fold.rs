@@ -231,7 +231,7 @@ pub(crate) fn fold_some(core: &Core, most: usize, cause: Cause, enough: &mut dyn
 #[cfg(test)]
 mod tests {
     use ferrite_pm::Region;
-    use ferrite_vfs::{Cred, FileKind, FileSystem, Ino, NewNode, OpenFile, OpenMode, ROOT_INO};
+    use ferrite_vfs::{FileKind, FileSystem, Ino, NewNode, OpenFile, OpenMode, ROOT_INO, SYSTEM};
 
     use super::*;
     use crate::cache::logged::{CHUNK, LIST_LONG};
@@ -249,8 +249,8 @@ mod tests {
             mode: 0o644,
             rdev: 0,
         };
-        let ino = engine.mknod(&Cred::root(), ROOT_INO, b"file", &node).unwrap().ino;
-        let file = engine.open(ino, OpenMode::read_write()).unwrap();
+        let ino = engine.mknod(SYSTEM, ROOT_INO, b"file", &node).unwrap().ino;
+        let file = engine.open(SYSTEM, ino, OpenMode::read_write()).unwrap();
         (engine, ino, file)
     }
 
@@ -261,8 +261,8 @@ mod tests {
         let whole = [1; BLOCK_BYTES as usize];
         for round in 0..3 * LIST_LONG as u64 {
             let at = round % pages * BLOCK_BYTES;
-            file.write_at(at, &whole).unwrap();
-            file.write_at(at + 5, b"logged").unwrap();
+            file.write_at(SYSTEM, at, &whole).unwrap();
+            file.write_at(SYSTEM, at + 5, b"logged").unwrap();
         }
         let core = engine.core();
         assert!(
@@ -285,8 +285,8 @@ mod tests {
     #[test]
     fn a_fold_is_news_to_readers() {
         let (engine, ino, file) = empty_file(4 << 20);
-        file.write_at(0, &[1; 4096]).unwrap();
-        file.write_at(100, b"a part").unwrap();
+        file.write_at(SYSTEM, 0, &[1; 4096]).unwrap();
+        file.write_at(SYSTEM, 100, b"a part").unwrap();
         let core = engine.core();
         let mem = core.inode(ino).unwrap();
         let version = mem.begin_read().unwrap();

@@ -312,7 +312,29 @@ impl Core {
         f(inode.ino, &loaded)
     }
 
-    /// Attributes of an inode.
+    /// Attributes of an inode as they are now, with the number of the record that last changed it.
+    pub(crate) fn current_attr(&self, inode: &InodeMem) -> Result<Attr> {
+        for _ in 0..OPTIMISTIC_TRIES {
+            if let Some(version) = inode.begin_read() {
+                let loaded = self.load_live(inode);
+                // A change sets it before its version ends, so it belongs to the words.
+                let change = inode.last_seq();
+                if inode.end_read(version) {
+                    return self.attr(inode.ino, &loaded?).map(|attr| Attr { change, ..attr });
+                }
+            }
+        }
+        let _lock = inode.read();
+        self.locked_attr(inode, &self.load_live(inode)?)
+    }
+
+    /// The same of an inode whose lock is held, and whose words are those of `loaded`.
+    pub(crate) fn locked_attr(&self, inode: &InodeMem, loaded: &Inode) -> Result<Attr> {
+        let change = inode.last_seq();
+        self.attr(inode.ino, loaded).map(|attr| Attr { change, ..attr })
+    }
+
+    /// Attributes of an inode, for checks: without the number of its last change.
     pub(crate) fn attr(&self, ino: u32, inode: &Inode) -> Result<Attr> {
         inode
             .attr(ino)

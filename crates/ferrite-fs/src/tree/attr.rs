@@ -1,6 +1,6 @@
 //! Attributes: mode, owner, times, and size.
 
-use ferrite_vfs::{Attr, BadArgument, FsError, Ino, Result, SetAttr, SetTime, Timestamp};
+use ferrite_vfs::{Attr, BadArgument, Ctx, FsError, Ino, Result, SetAttr, SetTime, Timestamp, posix};
 
 use crate::file::cut;
 use crate::format::inode::Inode;
@@ -10,8 +10,9 @@ use crate::pool::tx::Tx;
 use crate::retry::{self, Need};
 
 /// Changes attributes with one record, even if the size changes, unless more pages are removed than a record holds;
-/// then the first record carries the new size and the intent to free the rest (see [`cut`]).
-pub(crate) fn setattr(core: &Core, ino: Ino, set: &SetAttr) -> Result<Attr> {
+/// then the first record carries the new size and the intent to free the rest (see [`cut`]). Whoever has it
+/// `opened_for_writing` may set the size.
+pub(crate) fn setattr(core: &Core, ctx: &Ctx, ino: Ino, set: &SetAttr, opened_for_writing: bool) -> Result<Attr> {
     core.check_writable()?;
     retry::with_space(core, Need::FEW, || {
         let inode = core.inode(ino)?;
@@ -20,7 +21,11 @@ pub(crate) fn setattr(core: &Core, ino: Ino, set: &SetAttr) -> Result<Attr> {
         let mut new = old;
         let now = Core::now();
         let mut tx = Tx::new(core);
-        apply(&mut new, set, now);
+        let set = &match ctx.check {
+            true => posix::may_setattr(&core.attr(inode.ino, &old)?, &ctx.cred, set, opened_for_writing)?,
+            false => *set,
+        };
+        apply(ctx, &mut new, set, now);
         let mut later = None;
         if let Some(size) = set.size {
             if !old.is_file() {
@@ -43,11 +48,11 @@ pub(crate) fn setattr(core: &Core, ino: Ino, set: &SetAttr) -> Result<Attr> {
         if later.is_some() {
             cut::finish(core, &inode, &mut new)?;
         }
-        core.attr(inode.ino, &new)
+        core.locked_attr(&inode, &new)
     })
 }
 
-fn apply(inode: &mut Inode, set: &SetAttr, now: Timestamp) {
+fn apply(ctx: &Ctx, inode: &mut Inode, set: &SetAttr, now: Timestamp) {
     let time = |time: SetTime| match time {
         SetTime::Now => now,
         SetTime::To(time) => time,
@@ -56,6 +61,7 @@ fn apply(inode: &mut Inode, set: &SetAttr, now: Timestamp) {
         return;
     }
     inode.set_ctime(now);
+    let old_gid = inode.gid();
     if let Some(mode) = set.mode {
         inode.set_permissions(mode);
     }
@@ -68,7 +74,7 @@ fn apply(inode: &mut Inode, set: &SetAttr, now: Timestamp) {
     if set.kill_priv
         && let Some(kind) = inode.kind()
     {
-        inode.set_permissions(set.killed(kind, inode.permissions()));
+        inode.set_permissions(posix::kill_priv_by(&ctx.cred, kind, inode.permissions(), old_gid));
     }
     if let Some(atime) = set.atime {
         inode.set_atime(time(atime));

@@ -1,12 +1,14 @@
 //! New names: files, directories, symbolic links, hard links.
 
 use std::cell::OnceCell;
+use std::sync::Arc;
 
 use ferrite_map::{PageId, PageWord};
-use ferrite_vfs::{Attr, Cred, FileKind, FsError, Ino, LINK_MAX, Result, posix};
+use ferrite_vfs::{Attr, Ctx, FileKind, FsError, Ino, LINK_MAX, Result, posix};
 
-use super::dir;
 use super::lookup::{check_dir, gone};
+use super::{dir, permission};
+use crate::cache::inodes::InodeMem;
 use crate::format::inode::{INLINE_BYTES, Inode};
 use crate::format::layout::BLOCK_BYTES;
 use crate::page::block;
@@ -28,7 +30,16 @@ pub(crate) struct New<'a> {
 ///
 /// One record sets the new inode, the entry, its slot in the name table and the directory's inode. A long link target
 /// is written to a new block before that.
-pub(crate) fn create(core: &Core, cred: &Cred, parent: Ino, name: &[u8], new: &New<'_>) -> Result<Attr> {
+///
+/// The inode comes with a pin if the context asks for that, and with one more if it is to be `opened`.
+pub(crate) fn create(
+    core: &Core,
+    ctx: &Ctx,
+    parent: Ino,
+    name: &[u8],
+    new: &New<'_>,
+    opened: bool,
+) -> Result<(Arc<InodeMem>, Attr)> {
     posix::check_name(name)?;
     core.check_writable()?;
     retry::with_space(core, Need::FEW, || {
@@ -38,7 +49,9 @@ pub(crate) fn create(core: &Core, cred: &Cred, parent: Ino, name: &[u8], new: &N
         let mut parent_lock = parent.write();
         let mut directory = core.load_live(&parent).map_err(gone)?;
         check_dir(&directory)?;
-        if dir::find(core, &directory, &key)?.is_some() {
+        let taken = dir::find(core, &directory, &key)?.is_some();
+        permission::create(core, ctx, (parent.ino, &directory), new.kind, taken)?;
+        if taken {
             return Err(FsError::Exists);
         }
         let is_dir = new.kind == FileKind::Directory;
@@ -47,14 +60,14 @@ pub(crate) fn create(core: &Core, cred: &Cred, parent: Ino, name: &[u8], new: &N
         }
         let mut tx = Tx::new(core);
         let ino = tx.alloc_inode()?;
-        let child = OnceCell::new();
-        let child = core.inodes.fresh(ino, &child);
+        let place = OnceCell::new();
+        let child = core.inodes.fresh(ino, &place);
         let now = Core::now();
-        let (gid, mode) = posix::inherit(&core.attr(parent.ino, &directory)?, cred, new.mode, is_dir);
+        let (gid, mode) = posix::inherit(&core.attr(parent.ino, &directory)?, &ctx.cred, new.mode, is_dir);
         let mut inode = core.load(ino).reborn();
         inode.set_mode_bits(new.kind.mode_bits() | mode & 0o7777);
         inode.set_nlink(if is_dir { 2 } else { 1 });
-        inode.set_uid(cred.uid);
+        inode.set_uid(ctx.cred.uid);
         inode.set_gid(gid);
         inode.set_rdev(new.rdev);
         inode.set_inline(matches!(new.kind, FileKind::File | FileKind::Symlink));
@@ -69,8 +82,8 @@ pub(crate) fn create(core: &Core, cred: &Cred, parent: Ino, name: &[u8], new: &N
         store_target(core, &mut tx, ino, &mut inode, new.target)?;
         directory.set_mtime(now);
         directory.set_ctime(now);
-        let place = (&mut directory, parent_lock.hints());
-        let planned = dir::insert(core, &mut tx, &key, place, (ino, new.kind))?;
+        let room = (&mut directory, parent_lock.hints());
+        let planned = dir::insert(core, &mut tx, &key, room, (ino, new.kind))?;
         tx.put_inode(parent.ino, &mut directory);
         tx.put_inode(ino, &mut inode);
         child.inode.set_alive();
@@ -79,7 +92,9 @@ pub(crate) fn create(core: &Core, cred: &Cred, parent: Ino, name: &[u8], new: &N
             return Err(error);
         }
         dir::inserted(&planned, parent_lock.hints());
-        core.attr(ino, &inode)
+        child.inode.pin(u64::from(ctx.pins) + u64::from(opened));
+        let attr = core.locked_attr(child.inode, &inode)?;
+        Ok((Arc::clone(child.inode), attr))
     })
 }
 
@@ -121,7 +136,7 @@ pub(crate) fn link_target(core: &Core, ino: u32, inode: &Inode) -> Result<Vec<u8
 }
 
 /// Gives an inode another name: one record for entry, slot and both inodes.
-pub(crate) fn link(core: &Core, ino: Ino, parent: Ino, name: &[u8]) -> Result<Attr> {
+pub(crate) fn link(core: &Core, ctx: &Ctx, ino: Ino, parent: Ino, name: &[u8]) -> Result<Attr> {
     posix::check_name(name)?;
     core.check_writable()?;
     retry::with_space(core, Need::FEW, || {
@@ -140,7 +155,9 @@ pub(crate) fn link(core: &Core, ino: Ino, parent: Ino, name: &[u8]) -> Result<At
             return Err(FsError::NotFound);
         }
         let key = core.names.key(parent.ino, name);
-        if dir::find(core, &directory, &key)?.is_some() {
+        let taken = dir::find(core, &directory, &key)?.is_some();
+        permission::create(core, ctx, (parent.ino, &directory), FileKind::File, taken)?;
+        if taken {
             return Err(FsError::Exists);
         }
         if inode.nlink() >= LINK_MAX {
@@ -148,7 +165,6 @@ pub(crate) fn link(core: &Core, ino: Ino, parent: Ino, name: &[u8]) -> Result<At
         }
         inode.set_nlink(inode.nlink() + 1);
         inode.set_ctime(now);
-        let attr = core.attr(target.ino, &inode)?;
         directory.set_mtime(now);
         directory.set_ctime(now);
         let mut tx = Tx::new(core);
@@ -158,6 +174,7 @@ pub(crate) fn link(core: &Core, ino: Ino, parent: Ino, name: &[u8]) -> Result<At
         tx.put_inode(target.ino, &mut inode);
         tx.commit(&[&target, &parent])?;
         dir::inserted(&planned, locks.hints(parent.ino));
-        Ok(attr)
+        target.pin(u64::from(ctx.pins));
+        core.locked_attr(&target, &inode)
     })
 }

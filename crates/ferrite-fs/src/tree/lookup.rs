@@ -3,9 +3,9 @@
 
 use std::sync::Arc;
 
-use ferrite_vfs::{Attr, FsError, Ino, Result};
+use ferrite_vfs::{Attr, Ctx, FsError, Ino, ROOT_INO, Result};
 
-use super::dir;
+use super::{dir, permission};
 use crate::cache::inodes::InodeMem;
 use crate::format::inode::Inode;
 use crate::pool::core::Core;
@@ -65,8 +65,9 @@ pub(crate) fn check_dir(inode: &Inode) -> Result<()> {
 
 /// Finds `name` in `dir`. The child's cache entry is taken under the directory's lock, while the child is certainly
 /// alive, so that a later free is visible.
-pub(crate) fn find(core: &Core, dir: Ino, name: &[u8]) -> Result<Option<(Found, Arc<InodeMem>)>> {
+pub(crate) fn find(core: &Core, ctx: &Ctx, dir: Ino, name: &[u8]) -> Result<Option<(Found, Arc<InodeMem>)>> {
     core.with_dir(dir, |ino, inode| {
+        permission::search(core, ctx, (ino, inode))?;
         let Some(found) = dir::find(core, inode, &core.names.key(ino, name))? else {
             return Ok(None);
         };
@@ -74,33 +75,65 @@ pub(crate) fn find(core: &Core, dir: Ino, name: &[u8]) -> Result<Option<(Found, 
         // An inode is freed under the directory's lock, which is held until the name is gone. So this name is damage,
         // and looking again, as after a race, would never end.
         if child.is_dead() {
-            return Err(free_inode_named(found.ino));
+            return Err(free_inode_named(u64::from(found.ino)));
         }
         Ok(Some((found, child)))
     })
     .map_err(gone)
 }
 
-fn free_inode_named(ino: u32) -> FsError {
-    FsError::damaged(u64::from(ino), "is free, but has an entry; run `ferrite fsck`")
+/// Damage: a name leads to an inode that is free.
+pub(crate) fn free_inode_named(ino: Ino) -> FsError {
+    FsError::damaged(ino, "is free, but has an entry; run `ferrite fsck`")
 }
 
 /// The inode that `name` in `dir` leads to, as it was at some time during the call.
-pub(crate) fn lookup(core: &Core, dir: Ino, name: &[u8]) -> Result<Attr> {
+pub(crate) fn lookup(core: &Core, ctx: &Ctx, dir: Ino, name: &[u8]) -> Result<Attr> {
+    loop {
+        let (child, attr) = look(core, ctx, dir, name)?;
+        match give(core, ctx, &child, attr) {
+            // Its last name was removed between the two steps.
+            Err(FsError::Stale) => {}
+            given => return given,
+        }
+    }
+}
+
+/// The same, with its entry in the cache; not pinned.
+pub(crate) fn look(core: &Core, ctx: &Ctx, dir: Ino, name: &[u8]) -> Result<(Arc<InodeMem>, Attr)> {
     let mut unlinked = None;
     loop {
-        let (found, child) = find(core, dir, name)?.ok_or(FsError::NotFound)?;
-        match core.snapshot(&child) {
+        let (found, child) = find(core, ctx, dir, name)?.ok_or(FsError::NotFound)?;
+        match core.current_attr(&child) {
             // Its last name was removed between the two reads, and somebody keeps it open: the name is gone by now, or
             // leads elsewhere. If it does neither, the link count is damaged.
-            Ok(inode) if inode.nlink() == 0 && unlinked != Some((found.ino, inode.generation())) => {
-                unlinked = Some((found.ino, inode.generation()));
+            Ok(attr) if attr.nlink == 0 && unlinked != Some((found.ino, attr.generation)) => {
+                unlinked = Some((found.ino, attr.generation));
             }
-            Ok(inode) => return core.attr(found.ino, &inode),
+            Ok(attr) => return Ok((child, attr)),
             // The same, and the inode was freed.
             Err(FsError::Stale) if child.is_dead() => continue,
-            Err(FsError::Stale) => return Err(free_inode_named(found.ino)),
+            Err(FsError::Stale) => return Err(free_inode_named(u64::from(found.ino))),
             Err(error) => return Err(error),
         }
     }
+}
+
+/// `attr` for the caller, whose inode is pinned first if the context asks for that; `Stale` if it was freed meanwhile.
+/// The caller holds no lock of the inode.
+fn give(core: &Core, ctx: &Ctx, inode: &Arc<InodeMem>, attr: Attr) -> Result<Attr> {
+    if ctx.pins && attr.ino != ROOT_INO {
+        pin(core, inode, attr.generation)?;
+    }
+    Ok(attr)
+}
+
+/// See [`ferrite_vfs::FileSystem::pin`].
+pub(crate) fn pin(core: &Core, inode: &Arc<InodeMem>, generation: u32) -> Result<()> {
+    let _lock = inode.read();
+    if core.load_live(inode)?.generation() != generation {
+        return Err(FsError::Stale);
+    }
+    inode.pin(1);
+    Ok(())
 }

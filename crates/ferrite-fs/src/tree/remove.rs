@@ -9,10 +9,10 @@ use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
 use ferrite_map::Resource;
-use ferrite_vfs::{FileKind, FsError, Ino, Result, SpaceOf, posix};
+use ferrite_vfs::{Ctx, FileKind, FsError, Ino, Result, SpaceOf, posix};
 
-use super::dir;
 use super::lookup::{check_dir, gone};
+use super::{dir, permission};
 use crate::cache::inodes::{Exclusive, InodeMem};
 use crate::file::cut;
 use crate::format::inode::Inode;
@@ -30,20 +30,20 @@ const FREE_WITH_NAME: u32 = 64;
 /// middle of an extent, and the tree may need a node because that becomes two. If there is none, the block stays,
 /// empty, for the next names. The pages of the file are removed in ascending order, each from the front of its extent,
 /// which needs no space on any mapping.
-pub(crate) fn unlink(core: &Core, parent: Ino, name: &[u8], want_dir: bool) -> Result<()> {
+pub(crate) fn unlink(core: &Core, ctx: &Ctx, parent: Ino, name: &[u8], want_dir: bool) -> Result<()> {
     posix::check_name(name)?;
     core.check_writable()?;
-    match unlink_once(core, parent, name, want_dir, false) {
-        Err(FsError::NoSpace(SpaceOf::Blocks)) => unlink_once(core, parent, name, want_dir, true),
+    match unlink_once(core, ctx, parent, name, want_dir, false) {
+        Err(FsError::NoSpace(SpaceOf::Blocks)) => unlink_once(core, ctx, parent, name, want_dir, true),
         other => other,
     }
 }
 
-fn unlink_once(core: &Core, parent: Ino, name: &[u8], want_dir: bool, keep_block: bool) -> Result<()> {
+fn unlink_once(core: &Core, ctx: &Ctx, parent: Ino, name: &[u8], want_dir: bool, keep_block: bool) -> Result<()> {
     loop {
         let directory = core.inode(parent).map_err(gone)?;
         let child = OnceCell::new();
-        let Some(locked) = lock_both(core, &directory, &child, name)? else {
+        let Some(locked) = lock_both(core, ctx, &directory, &child, name)? else {
             // The child could not be locked in order, or changed before it was locked.
             continue;
         };
@@ -53,12 +53,13 @@ fn unlink_once(core: &Core, parent: Ino, name: &[u8], want_dir: bool, keep_block
             child,
             found,
         } = locked;
+        let mut inode = core.load_live(child.inode).map_err(gone)?;
+        permission::delete(core, ctx, (directory.ino, &parent_inode), (found.ino, &inode))?;
         match (found.kind == FileKind::Directory, want_dir) {
             (true, false) => return Err(FsError::IsDirectory),
             (false, true) => return Err(FsError::NotDirectory),
             _ => {}
         }
-        let mut inode = core.load_live(child.inode).map_err(gone)?;
         if want_dir && inode.entries() != 0 {
             return Err(FsError::NotEmpty);
         }
@@ -98,6 +99,7 @@ struct Locked<'a> {
 /// locked in order, and `None` means that the entry changed meanwhile.
 fn lock_both<'a>(
     core: &Core,
+    ctx: &Ctx,
     directory: &'a Arc<InodeMem>,
     child: &'a OnceCell<Arc<InodeMem>>,
     name: &[u8],
@@ -106,6 +108,7 @@ fn lock_both<'a>(
     let look = || -> Result<(Inode, Found)> {
         let inode = core.load_live(directory).map_err(gone)?;
         check_dir(&inode)?;
+        permission::search(core, ctx, (directory.ino, &inode))?;
         let found = dir::find(core, &inode, &key)?.ok_or(FsError::NotFound)?;
         Ok((inode, found))
     };

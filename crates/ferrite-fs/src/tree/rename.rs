@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use ferrite_vfs::{BadArgument, FileKind, FsError, Ino, LINK_MAX, ROOT_INO, RenameMode, Result, SpaceOf, posix};
+use ferrite_vfs::posix::{self, RenameSide};
+use ferrite_vfs::{BadArgument, Ctx, FileKind, FsError, Ino, LINK_MAX, ROOT_INO, RenameMode, Result, SpaceOf};
 
 use super::dir;
 use super::lookup::{Edits, check_dir, find, gone};
@@ -21,21 +22,30 @@ struct Side<'a> {
 }
 
 /// See [`ferrite_vfs::FileSystem::rename`].
-pub(crate) fn rename(core: &Core, from: (Ino, &[u8]), to: (Ino, &[u8]), mode: RenameMode) -> Result<()> {
+pub(crate) fn rename(core: &Core, ctx: &Ctx, from: (Ino, &[u8]), to: (Ino, &[u8]), mode: RenameMode) -> Result<()> {
     posix::check_name(from.1)?;
     posix::check_name(to.1)?;
     core.check_writable()?;
-    retry::with_space(core, Need::FEW, || match rename_once(core, from, to, mode, false) {
-        // As in `remove::unlink`: the source's block is removed only if the tree needs no node for that.
-        Err(FsError::NoSpace(SpaceOf::Blocks)) => rename_once(core, from, to, mode, true),
-        other => other,
+    retry::with_space(core, Need::FEW, || {
+        match rename_once(core, ctx, from, to, mode, false) {
+            // As in `remove::unlink`: the source's block is removed only if the tree needs no node for that.
+            Err(FsError::NoSpace(SpaceOf::Blocks)) => rename_once(core, ctx, from, to, mode, true),
+            other => other,
+        }
     })
 }
 
-fn rename_once(core: &Core, from: (Ino, &[u8]), to: (Ino, &[u8]), mode: RenameMode, keep_block: bool) -> Result<()> {
+fn rename_once(
+    core: &Core,
+    ctx: &Ctx,
+    from: (Ino, &[u8]),
+    to: (Ino, &[u8]),
+    mode: RenameMode,
+    keep_block: bool,
+) -> Result<()> {
     loop {
-        let source = find(core, from.0, from.1)?.ok_or(FsError::NotFound)?;
-        let target = find(core, to.0, to.1)?;
+        let source = find(core, ctx, from.0, from.1)?.ok_or(FsError::NotFound)?;
+        let target = find(core, ctx, to.0, to.1)?;
         let from = Side {
             dir: core.inode(from.0).map_err(gone)?,
             name: from.1,
@@ -44,7 +54,7 @@ fn rename_once(core: &Core, from: (Ino, &[u8]), to: (Ino, &[u8]), mode: RenameMo
             dir: core.inode(to.0).map_err(gone)?,
             name: to.1,
         };
-        if let Some(result) = attempt(core, &from, &to, &source, target.as_ref(), (mode, keep_block)) {
+        if let Some(result) = attempt(core, ctx, &from, &to, &source, target.as_ref(), (mode, keep_block)) {
             return result;
         }
     }
@@ -53,6 +63,7 @@ fn rename_once(core: &Core, from: (Ino, &[u8]), to: (Ino, &[u8]), mode: RenameMo
 /// `None` if the names are no longer what was found before the locks were taken.
 fn attempt(
     core: &Core,
+    ctx: &Ctx,
     from: &Side<'_>,
     to: &Side<'_>,
     source: &(Found, Arc<InodeMem>),
@@ -83,7 +94,7 @@ fn attempt(
         let mut edits = Edits::load(core, &involved)?;
         check_dir(edits.get(from.dir.ino))?;
         check_dir(edits.get(to.dir.ino))?;
-        if !check(core, &mut edits, from, to, (source_entry, source), target, mode)? {
+        if !check(core, ctx, &mut edits, (from, to), (source_entry, source), target, mode)? {
             return Ok(None);
         }
         let mut tx = Tx::new(core);
@@ -122,9 +133,9 @@ fn attempt(
 /// All the reasons to refuse; `Ok(false)` if there is nothing to do.
 fn check(
     core: &Core,
+    ctx: &Ctx,
     edits: &mut Edits,
-    from: &Side<'_>,
-    to: &Side<'_>,
+    (from, to): (&Side<'_>, &Side<'_>),
     (source_entry, source): (&Found, &Arc<InodeMem>),
     target: Option<&(Found, Arc<InodeMem>)>,
     mode: RenameMode,
@@ -136,6 +147,20 @@ fn check(
     }
     if target.is_some_and(|(found, _)| found.ino == source.ino) {
         return Ok(false);
+    }
+    if ctx.check {
+        let mut attr = |ino| core.attr(ino, edits.get(ino));
+        let (from, to, moved) = (attr(from.dir.ino)?, attr(to.dir.ino)?, attr(source.ino)?);
+        let victim = target.map(|(found, _)| attr(found.ino)).transpose()?;
+        let from = RenameSide {
+            dir: &from,
+            entry: Some(&moved),
+        };
+        let to = RenameSide {
+            dir: &to,
+            entry: victim.as_ref(),
+        };
+        posix::may_rename(from, to, &ctx.cred, mode)?;
     }
     let source_is_dir = source_entry.kind == FileKind::Directory;
     if source_is_dir && is_below(core, to.dir.ino, source.ino) {

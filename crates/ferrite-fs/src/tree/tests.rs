@@ -2,7 +2,7 @@
 
 use ferrite_map::{MapTx, Mapping, PageId, Resource};
 use ferrite_pm::Region;
-use ferrite_vfs::{Cred, FileKind, FileSystem, FsError, Ino, NewNode, OpenMode, ROOT_INO, RenameMode};
+use ferrite_vfs::{FileKind, FileSystem, FsError, Ino, NewNode, OpenMode, ROOT_INO, RenameMode, SYSTEM};
 
 use crate::format::layout::BLOCK_BYTES;
 use crate::format::log_entry::has_log;
@@ -30,12 +30,12 @@ fn make(engine: &Engine, dir: Ino, name: &[u8]) -> Ino {
         mode: 0o644,
         rdev: 0,
     };
-    engine.mknod(&Cred::root(), dir, name, &node).unwrap().ino
+    engine.mknod(SYSTEM, dir, name, &node).unwrap().ino
 }
 
 fn write(engine: &Engine, ino: Ino, offset: u64, data: &[u8]) {
-    let file = engine.open(ino, OpenMode::read_write()).unwrap();
-    assert_eq!(file.write_at(offset, data).unwrap(), data.len());
+    let file = engine.open(SYSTEM, ino, OpenMode::read_write()).unwrap();
+    assert_eq!(file.write_at(SYSTEM, offset, data).unwrap(), data.len());
 }
 
 fn long_name(n: u64) -> Vec<u8> {
@@ -53,7 +53,7 @@ fn block_of(engine: &Engine, dir: Ino, name: &[u8]) -> u64 {
 /// with `lone` other extents, when no block is left. True if the block stayed.
 fn empty_a_block(lone: u64, removes: bool) -> Result<bool, FsError> {
     let engine = engine(Mapping::Extent);
-    let dir = engine.mkdir(&Cred::root(), ROOT_INO, b"dir", 0o755).unwrap().ino;
+    let dir = engine.mkdir(SYSTEM, ROOT_INO, b"dir", 0o755).unwrap().ino;
     let spacer = make(&engine, ROOT_INO, b"spacer");
     let mut count = 0;
     let mut fill_block = || {
@@ -73,22 +73,22 @@ fn empty_a_block(lone: u64, removes: bool) -> Result<bool, FsError> {
         blocks.iter().all(|&block| block == blocks[0]),
         "the names lie elsewhere"
     );
-    let other = engine.mkdir(&Cred::root(), ROOT_INO, b"other", 0o755).unwrap().ino;
+    let other = engine.mkdir(SYSTEM, ROOT_INO, b"other", 0o755).unwrap().ino;
     make(&engine, other, b"first");
     let core = engine.core();
-    let blocks = engine.getattr(dir).unwrap().blocks;
+    let blocks = engine.getattr(SYSTEM, dir).unwrap().blocks;
     core.reclaim().unwrap();
     while core.alloc.claim_any(Class::Replacing).is_some() {}
     for n in middle {
         if removes {
-            engine.unlink(dir, &long_name(n))?;
+            engine.unlink(SYSTEM, dir, &long_name(n))?;
         } else {
             let to = format!("{n}");
-            engine.rename(dir, &long_name(n), other, to.as_bytes(), RenameMode::Replace)?;
+            engine.rename(SYSTEM, dir, &long_name(n), other, to.as_bytes(), RenameMode::Replace)?;
         }
     }
     assert!(!engine.is_read_only());
-    let stayed = engine.getattr(dir).unwrap().blocks == blocks;
+    let stayed = engine.getattr(SYSTEM, dir).unwrap().blocks == blocks;
     if stayed {
         // For the next names.
         make(&engine, dir, b"new");
@@ -131,14 +131,14 @@ fn what_follows_the_commit_makes_no_error_of_a_success() {
     for &mapping in Mapping::ALL {
         let engine = engine(mapping);
         unfreeable(&engine, b"removed");
-        engine.unlink(ROOT_INO, b"removed").unwrap();
-        assert_eq!(engine.lookup(ROOT_INO, b"removed"), Err(FsError::NotFound));
+        engine.unlink(SYSTEM, ROOT_INO, b"removed").unwrap();
+        assert_eq!(engine.lookup(SYSTEM, ROOT_INO, b"removed"), Err(FsError::NotFound));
         unfreeable(&engine, b"target");
         let source = make(&engine, ROOT_INO, b"source");
         engine
-            .rename(ROOT_INO, b"source", ROOT_INO, b"target", RenameMode::Replace)
+            .rename(SYSTEM, ROOT_INO, b"source", ROOT_INO, b"target", RenameMode::Replace)
             .unwrap();
-        assert_eq!(engine.lookup(ROOT_INO, b"target").unwrap().ino, source);
+        assert_eq!(engine.lookup(SYSTEM, ROOT_INO, b"target").unwrap().ino, source);
         let (_, told) = engine.core().incidents.findings();
         assert_eq!(told, 2, "{mapping:?}: the damage was reported, once each");
         assert!(!engine.is_read_only());
@@ -192,13 +192,13 @@ fn a_look_at_the_free_space_moves_nothing() {
             );
         }
         core.reclaim().unwrap();
-        let full = engine.statfs().unwrap().blocks_free;
+        let full = engine.statfs(SYSTEM).unwrap().blocks_free;
         // The logs of some pages are removed, and those of others stay.
         for n in (0..200).filter(|n| n % 5 > 0) {
             write(&engine, ino, n * BLOCK_BYTES, &[3; PAGE]);
         }
         let (fences, free) = (engine.counters().fences, core.alloc.free());
-        let told = engine.statfs().unwrap().blocks_free;
+        let told = engine.statfs(SYSTEM).unwrap().blocks_free;
         assert_eq!(
             (engine.counters().fences, core.alloc.free()),
             (fences, free),
@@ -208,7 +208,7 @@ fn a_look_at_the_free_space_moves_nothing() {
         core.reclaim().unwrap();
         core.log_space.empty_purses(&core.alloc);
         assert_eq!(core.alloc.free(), told, "{mapping:?}: reported and available");
-        assert_eq!(engine.statfs().unwrap().blocks_free, told, "{mapping:?}");
+        assert_eq!(engine.statfs(SYSTEM).unwrap().blocks_free, told, "{mapping:?}");
     }
 }
 
@@ -234,9 +234,9 @@ fn what_is_freed_twice_stops_changes_and_no_thread() {
                 engine.failed().is_some_and(|why| why.contains("twice")),
                 "{mapping:?}: {resource:?}"
             );
-            let file = engine.open(ino, OpenMode::read_write()).unwrap();
-            assert_eq!(file.write_at(0, b"x"), Err(FsError::ReadOnly));
-            assert_eq!(file.read_at(0, &mut [0]), Ok(1));
+            let file = engine.open(SYSTEM, ino, OpenMode::read_write()).unwrap();
+            assert_eq!(file.write_at(SYSTEM, 0, b"x"), Err(FsError::ReadOnly));
+            assert_eq!(file.read_at(SYSTEM, 0, &mut [0]), Ok(1));
         };
         twice(&|engine| {
             let (block, _) = engine.core().alloc.claim_any(Class::Ordinary).unwrap();

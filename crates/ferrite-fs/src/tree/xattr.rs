@@ -4,7 +4,8 @@
 //! old block is freed by that record.
 
 use ferrite_map::{MapTx, Resource};
-use ferrite_vfs::{BadArgument, FsError, Ino, Result, SpaceOf, XATTR_NAME_MAX, XATTR_SIZE_MAX, XattrMode};
+use ferrite_vfs::posix::{self, Access};
+use ferrite_vfs::{BadArgument, Ctx, FsError, Ino, Result, SpaceOf, XATTR_NAME_MAX, XATTR_SIZE_MAX, XattrMode};
 
 use super::lookup::gone;
 use crate::format::inode::Inode;
@@ -35,10 +36,19 @@ pub(crate) fn load(core: &Core, ino: u32, inode: &Inode) -> Result<Attributes> {
     decode(ino, &bytes).ok_or_else(damaged)
 }
 
-fn read<T>(core: &Core, ino: Ino, f: impl FnOnce(Attributes) -> Result<T>) -> Result<T> {
+fn read<T>(
+    core: &Core,
+    ctx: &Ctx,
+    ino: Ino,
+    name: Option<&[u8]>,
+    f: impl FnOnce(Attributes) -> Result<T>,
+) -> Result<T> {
     let inode = core.inode(ino).map_err(gone)?;
     let _lock = inode.read();
     let loaded = core.load_live(&inode)?;
+    if let Some(name) = name.filter(|_| ctx.check) {
+        posix::may_xattr(&core.attr(inode.ino, &loaded)?, &ctx.cred, name, Access::READ)?;
+    }
     f(load(core, inode.ino, &loaded)?)
 }
 
@@ -51,9 +61,9 @@ fn check_name(name: &[u8]) -> Result<()> {
 }
 
 /// Value of one attribute.
-pub(crate) fn get(core: &Core, ino: Ino, name: &[u8]) -> Result<Vec<u8>> {
+pub(crate) fn get(core: &Core, ctx: &Ctx, ino: Ino, name: &[u8]) -> Result<Vec<u8>> {
     check_name(name)?;
-    read(core, ino, |attributes| {
+    read(core, ctx, ino, Some(name), |attributes| {
         attributes
             .into_iter()
             .find(|(found, _)| found == name)
@@ -62,21 +72,24 @@ pub(crate) fn get(core: &Core, ino: Ino, name: &[u8]) -> Result<Vec<u8>> {
     })
 }
 
-/// Names of all attributes.
-pub(crate) fn list(core: &Core, ino: Ino) -> Result<Vec<Vec<u8>>> {
-    read(core, ino, |attributes| {
-        Ok(attributes.into_iter().map(|(name, _)| name).collect())
+/// Names of all attributes that the caller may see.
+pub(crate) fn list(core: &Core, ctx: &Ctx, ino: Ino) -> Result<Vec<Vec<u8>>> {
+    read(core, ctx, ino, None, |attributes| {
+        let names = attributes.into_iter().map(|(name, _)| name);
+        Ok(names
+            .filter(|name| !ctx.check || posix::sees_xattr(&ctx.cred, name))
+            .collect())
     })
 }
 
 /// Creates or replaces an attribute.
-pub(crate) fn set(core: &Core, ino: Ino, name: &[u8], value: &[u8], mode: XattrMode) -> Result<()> {
+pub(crate) fn set(core: &Core, ctx: &Ctx, ino: Ino, name: &[u8], value: &[u8], mode: XattrMode) -> Result<()> {
     check_name(name)?;
     // It would not fit even if it were the only one, so making space does not help.
     if value.len() > XATTR_SIZE_MAX || 4 + name.len() + value.len() > SPACE_BYTES {
         return Err(FsError::ValueTooLong);
     }
-    change(core, ino, |attributes| {
+    change(core, ctx, (ino, name), |attributes| {
         let at = attributes.iter().position(|(found, _)| found == name);
         match (mode, at) {
             (XattrMode::Create, Some(_)) => return Err(FsError::Exists),
@@ -96,9 +109,9 @@ pub(crate) fn set(core: &Core, ino: Ino, name: &[u8], value: &[u8], mode: XattrM
 }
 
 /// Removes an attribute.
-pub(crate) fn remove(core: &Core, ino: Ino, name: &[u8]) -> Result<()> {
+pub(crate) fn remove(core: &Core, ctx: &Ctx, ino: Ino, name: &[u8]) -> Result<()> {
     check_name(name)?;
-    change(core, ino, |attributes| {
+    change(core, ctx, (ino, name), |attributes| {
         let at = attributes
             .iter()
             .position(|(found, _)| found == name)
@@ -108,12 +121,20 @@ pub(crate) fn remove(core: &Core, ino: Ino, name: &[u8]) -> Result<()> {
     })
 }
 
-fn change(core: &Core, ino: Ino, edit: impl Fn(&mut Attributes) -> Result<()>) -> Result<()> {
+fn change(
+    core: &Core,
+    ctx: &Ctx,
+    (ino, name): (Ino, &[u8]),
+    edit: impl Fn(&mut Attributes) -> Result<()>,
+) -> Result<()> {
     core.check_writable()?;
     retry::with_space(core, Need::FEW, || {
         let inode = core.inode(ino).map_err(gone)?;
         let _lock = inode.write();
         let old = core.load_live(&inode)?;
+        if ctx.check {
+            posix::may_xattr(&core.attr(inode.ino, &old)?, &ctx.cred, name, Access::WRITE)?;
+        }
         let mut attributes = load(core, inode.ino, &old)?;
         edit(&mut attributes)?;
         let mut new = old;

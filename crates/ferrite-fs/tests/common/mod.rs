@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use ferrite_fs::{Engine, Mapping, MkfsOptions, MountOptions, fsck, mkfs, number_thread};
 use ferrite_pm::Region;
-use ferrite_vfs::{Cred, FileKind, FileSystem, Ino, NewNode, OpenMode, ROOT_INO};
+use ferrite_vfs::{FileKind, FileSystem, Ino, NewNode, OpenMode, ROOT_INO, SYSTEM};
 
 /// One file of a tree, without what may differ between equal ones: numbers and times.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -29,12 +29,15 @@ pub(crate) fn capture(fs: &dyn FileSystem) -> Tree {
 }
 
 fn walk(fs: &dyn FileSystem, ino: Ino, path: String, tree: &mut Tree) {
-    let attr = fs.getattr(ino).unwrap_or_else(|error| panic!("{path}: {error}"));
+    let attr = fs
+        .getattr(SYSTEM, ino)
+        .unwrap_or_else(|error| panic!("{path}: {error}"));
     let content = match attr.kind {
         FileKind::File => {
             let mut content = vec![0; attr.size as usize];
             let file = fs
                 .open(
+                    SYSTEM,
                     ino,
                     OpenMode {
                         no_atime: true,
@@ -43,18 +46,22 @@ fn walk(fs: &dyn FileSystem, ino: Ino, path: String, tree: &mut Tree) {
                 )
                 .unwrap();
             let count = file
-                .read_at(0, &mut content)
+                .read_at(SYSTEM, 0, &mut content)
                 .unwrap_or_else(|error| panic!("{path}: {error}"));
             assert_eq!(count, content.len(), "{path}: short read");
             content
         }
-        FileKind::Symlink => fs.readlink(ino).unwrap_or_else(|error| panic!("{path}: {error}")),
+        FileKind::Symlink => fs
+            .readlink(SYSTEM, ino)
+            .unwrap_or_else(|error| panic!("{path}: {error}")),
         _ => Vec::new(),
     };
-    let names = fs.listxattr(ino).unwrap_or_else(|error| panic!("{path}: {error}"));
+    let names = fs
+        .listxattr(SYSTEM, ino)
+        .unwrap_or_else(|error| panic!("{path}: {error}"));
     let xattrs = names
         .into_iter()
-        .map(|name| (name.clone(), fs.getxattr(ino, &name).unwrap()))
+        .map(|name| (name.clone(), fs.getxattr(SYSTEM, ino, &name).unwrap()))
         .collect();
     let node = Node {
         kind: attr.kind,
@@ -67,13 +74,15 @@ fn walk(fs: &dyn FileSystem, ino: Ino, path: String, tree: &mut Tree) {
     tree.insert(path.clone(), node);
     if attr.kind == FileKind::Directory {
         let mut entries = Vec::new();
-        fs.readdir(ino, 0, &mut |entry| {
+        fs.readdir(SYSTEM, ino, 0, &mut |entry| {
             entries.push((entry.name.to_vec(), entry.ino));
             true
         })
         .unwrap_or_else(|error| panic!("{path}: {error}"));
         for (name, child) in entries {
-            let found = fs.lookup(ino, &name).unwrap_or_else(|error| panic!("{path}: {error}"));
+            let found = fs
+                .lookup(SYSTEM, ino, &name)
+                .unwrap_or_else(|error| panic!("{path}: {error}"));
             assert_eq!(found.ino, child, "{path}: listing and lookup differ");
             walk(fs, child, format!("{path}/{}", String::from_utf8_lossy(&name)), tree);
         }
@@ -143,15 +152,15 @@ pub(crate) fn make(fs: &dyn FileSystem, dir: Ino, name: &str) -> Ino {
         mode: 0o644,
         rdev: 0,
     };
-    fs.mknod(&Cred::root(), dir, name.as_bytes(), &node).unwrap().ino
+    fs.mknod(SYSTEM, dir, name.as_bytes(), &node).unwrap().ino
 }
 
 /// Writes to a file by number.
 pub(crate) fn write(fs: &dyn FileSystem, ino: Ino, offset: u64, data: &[u8]) {
     assert_eq!(
-        fs.open(ino, OpenMode::read_write())
+        fs.open(SYSTEM, ino, OpenMode::read_write())
             .unwrap()
-            .write_at(offset, data)
+            .write_at(SYSTEM, offset, data)
             .unwrap(),
         data.len()
     );

@@ -2,7 +2,7 @@
 
 use ferrite_fs::{Engine, Mapping, identify, mkfs};
 use ferrite_pm::Region;
-use ferrite_vfs::{FallocateMode, FileSystem, FsError, OpenMode, ROOT_INO};
+use ferrite_vfs::{FallocateMode, FileSystem, FsError, OpenMode, ROOT_INO, SYSTEM};
 
 use super::common::{self, fixed, image_of, make, write};
 use super::{LABELLED, PAGE, PLAIN, Pool, Told};
@@ -32,8 +32,8 @@ fn a_key_of_a_page_behind_the_end() {
 fn a_page_behind_the_end_is_not_lost() {
     let read = |engine: &Engine, ino, page: usize| {
         let mut found = vec![0; PAGE];
-        let file = engine.open(ino, OpenMode::read_only()).unwrap();
-        let len = file.read_at((page * PAGE) as u64, &mut found).unwrap();
+        let file = engine.open(SYSTEM, ino, OpenMode::read_only()).unwrap();
+        let len = file.read_at(SYSTEM, (page * PAGE) as u64, &mut found).unwrap();
         found.truncate(len);
         found
     };
@@ -49,9 +49,9 @@ fn a_page_behind_the_end_is_not_lost() {
     on_mappings(&[Mapping::Radix], &[PLAIN], Told::ReadOnly, moved);
     let engine = repaired(&pool.damaged(&moved(&pool)));
     let known = &pool.files[PLAIN];
-    let aside = engine.lookup(ROOT_INO, b"lost+found").unwrap().ino;
+    let aside = engine.lookup(SYSTEM, ROOT_INO, b"lost+found").unwrap().ino;
     let ino = engine
-        .lookup(aside, format!("damaged-{}", known.ino).as_bytes())
+        .lookup(SYSTEM, aside, format!("damaged-{}", known.ino).as_bytes())
         .unwrap()
         .ino;
     let pages: Vec<_> = known.content.chunks(PAGE).collect();
@@ -103,7 +103,9 @@ fn a_key_of_a_hole() {
             engine.damage()
         );
         if !found.is_empty() {
-            let read = open(&engine, ino).unwrap().read_at(2 * PAGE as u64, &mut [0; PAGE]);
+            let read = open(&engine, ino)
+                .unwrap()
+                .read_at(SYSTEM, 2 * PAGE as u64, &mut [0; PAGE]);
             assert!(matches!(read, Err(FsError::Damaged(_))), "{read:?}");
             told += 1;
         }
@@ -120,7 +122,7 @@ fn reserved_space_behind_the_end_is_legal() {
             for name in [PLAIN, "small", "other-0"] {
                 let file = open(engine, pool.files[name].ino).unwrap();
                 let keep = FallocateMode::Allocate { keep_size: true };
-                file.fallocate(keep, 0, 30 * PAGE as u64).unwrap();
+                file.fallocate(SYSTEM, keep, 0, 30 * PAGE as u64).unwrap();
             }
         });
         common::check(&image);

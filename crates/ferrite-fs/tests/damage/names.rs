@@ -2,7 +2,7 @@
 //! of.
 
 use ferrite_fs::{Engine, Mapping};
-use ferrite_vfs::{Cred, FileKind, FileSystem, FsError, Ino, NewNode, ROOT_INO, RenameMode};
+use ferrite_vfs::{FileKind, FileSystem, FsError, Ino, NewNode, ROOT_INO, RenameMode, SYSTEM};
 
 use super::{PAGE, PLAIN, Pool, Told, common, image_after, on_every_mapping, repaired};
 
@@ -29,9 +29,8 @@ fn a_wiped_link_and_a_wiped_pipe() {
             mode: 0o644,
             rdev: 0,
         };
-        let root = Cred::root();
-        inos.push(engine.symlink(&root, pool.dir, b"link", b"target").unwrap().ino);
-        inos.push(engine.mknod(&root, pool.dir, b"pipe", &node).unwrap().ino);
+        inos.push(engine.symlink(SYSTEM, pool.dir, b"link", b"target").unwrap().ino);
+        inos.push(engine.mknod(SYSTEM, pool.dir, b"pipe", &node).unwrap().ino);
     });
     for (name, ino) in [b"link", b"pipe"].into_iter().zip(inos) {
         let mut wiped = image.clone();
@@ -41,7 +40,7 @@ fn a_wiped_link_and_a_wiped_pipe() {
         assert!(engine.is_read_only());
         let place = format!("inode {ino}");
         assert!(engine.damage()[0].contains(&place), "{:?}", engine.damage());
-        let error = engine.lookup(pool.dir, name).unwrap_err().to_string();
+        let error = engine.lookup(SYSTEM, pool.dir, name).unwrap_err().to_string();
         assert!(error.contains(&place), "{error}");
         assert_eq!(pool.survey(&engine, &[]), 0);
     }
@@ -71,12 +70,15 @@ fn bytes_behind_a_name() {
         let entry = pool.flipped(pool.entry(PLAIN) + 16, 1 << 56);
         let image = pool.damaged(&entry);
         let engine = common::mount(&image);
-        let found = engine.lookup(pool.dir, PLAIN.as_bytes());
+        let found = engine.lookup(SYSTEM, pool.dir, PLAIN.as_bytes());
         assert!(matches!(found, Err(FsError::Damaged(_))), "{found:?}");
-        assert!(matches!(engine.lookup(pool.dir, b"never"), Err(FsError::NotFound)));
+        assert!(matches!(
+            engine.lookup(SYSTEM, pool.dir, b"never"),
+            Err(FsError::NotFound)
+        ));
         assert_eq!(listed(&engine, pool.dir).unwrap(), pool.files.len());
         assert_eq!(
-            repaired(&image).lookup(pool.dir, PLAIN.as_bytes()).unwrap().ino,
+            repaired(&image).lookup(SYSTEM, pool.dir, PLAIN.as_bytes()).unwrap().ino,
             pool.files[PLAIN].ino
         );
         entry
@@ -102,14 +104,14 @@ fn an_entry_that_covers_the_next() {
         assert!(told.contains("impossible length"), "{told}");
         assert!(listed(&engine, pool.dir).is_err(), "not all are shown");
         assert!(matches!(
-            engine.unlink(pool.dir, PLAIN.as_bytes()),
+            engine.unlink(SYSTEM, pool.dir, PLAIN.as_bytes()),
             Err(FsError::Damaged(_))
         ));
         assert!(!engine.scrub(None).unwrap().findings.is_empty());
         let engine = repaired(&image);
         for (name, known) in &pool.files {
             assert_eq!(
-                engine.lookup(pool.dir, name.as_bytes()).unwrap().ino,
+                engine.lookup(SYSTEM, pool.dir, name.as_bytes()).unwrap().ino,
                 known.ino,
                 "{mapping}, {name}"
             );
@@ -121,7 +123,7 @@ fn an_entry_that_covers_the_next() {
 /// How many names a listing shows.
 fn listed(engine: &Engine, dir: Ino) -> Result<usize, FsError> {
     let mut names = 0;
-    engine.readdir(dir, 0, &mut |_| {
+    engine.readdir(SYSTEM, dir, 0, &mut |_| {
         names += 1;
         true
     })?;
@@ -137,14 +139,14 @@ fn an_entry_that_looks_free() {
         let entry = vec![(at, pool.word(at) & !0xffff_ffff)];
         let engine = common::mount(&pool.damaged(&entry));
         for name in [PLAIN.as_bytes(), b"another"] {
-            let error = engine.lookup(pool.dir, name).unwrap_err();
+            let error = engine.lookup(SYSTEM, pool.dir, name).unwrap_err();
             assert!(matches!(error, FsError::Damaged(_)), "{error}");
         }
         let mut names = 0usize;
         let mut cookie = 0;
         let end = loop {
             let before = names;
-            let listed = engine.readdir(pool.dir, cookie, &mut |entry| {
+            let listed = engine.readdir(SYSTEM, pool.dir, cookie, &mut |entry| {
                 names += 1;
                 cookie = entry.next_cookie;
                 !names.is_multiple_of(3)
@@ -165,21 +167,22 @@ fn an_entry_that_looks_free() {
 
 /// Nothing can be made, linked, moved or removed under a name of which nobody knows whether it is there.
 fn refuses_the_name(engine: &Engine, dir: Ino, name: &[u8]) {
-    let root = Cred::root();
-    let other = engine.mkdir(&root, ROOT_INO, name, 0o755).unwrap().ino;
+    let other = engine.mkdir(SYSTEM, ROOT_INO, name, 0o755).unwrap().ino;
     let file = common::make(engine, other, "file");
     let refused = [
-        engine.mkdir(&root, dir, name, 0o755).err(),
-        engine.symlink(&root, dir, name, b"target").err(),
-        engine.link(file, dir, name).err(),
-        engine.rename(other, b"file", dir, name, RenameMode::Replace).err(),
-        engine.unlink(dir, name).err(),
+        engine.mkdir(SYSTEM, dir, name, 0o755).err(),
+        engine.symlink(SYSTEM, dir, name, b"target").err(),
+        engine.link(SYSTEM, file, dir, name).err(),
+        engine
+            .rename(SYSTEM, other, b"file", dir, name, RenameMode::Replace)
+            .err(),
+        engine.unlink(SYSTEM, dir, name).err(),
     ];
     for error in refused {
         assert!(matches!(error, Some(FsError::Damaged(_))), "{error:?}");
     }
-    engine.unlink(other, b"file").unwrap();
-    engine.rmdir(ROOT_INO, name).unwrap();
+    engine.unlink(SYSTEM, other, b"file").unwrap();
+    engine.rmdir(SYSTEM, ROOT_INO, name).unwrap();
 }
 
 /// A slot of the name table with another hash, another place in the block, another block: its name is an error, not
@@ -211,7 +214,7 @@ fn a_name_slot_that_leads_to_a_freed_block() {
     // meanwhile.
     let emptied = image_after(&pool.image, |engine| {
         for name in pool.files.keys() {
-            engine.unlink(pool.dir, name.as_bytes()).unwrap();
+            engine.unlink(SYSTEM, pool.dir, name.as_bytes()).unwrap();
         }
     });
     let mut with_slot = emptied.clone();
@@ -232,5 +235,8 @@ fn a_lost_name() {
     on_every_mapping(&[PLAIN], Told::ReadOnly, |pool| vec![(pool.name_slot(PLAIN), 0)]);
     let pool = Pool::new(Mapping::default());
     let engine = common::mount(&pool.damaged(&vec![(pool.name_slot(PLAIN), 0)]));
-    assert!(matches!(engine.lookup(pool.dir, b"never"), Err(FsError::NotFound)));
+    assert!(matches!(
+        engine.lookup(SYSTEM, pool.dir, b"never"),
+        Err(FsError::NotFound)
+    ));
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use ferrite_testkit::rng::Rng;
 use ferrite_vfs::{
-    Cred, FallocateMode, FileKind, FileSystem, Ino, NewNode, OpenFile, OpenMode, ROOT_INO, RenameMode, SetAttr,
+    FallocateMode, FileKind, FileSystem, Ino, NewNode, OpenFile, OpenMode, ROOT_INO, RenameMode, SYSTEM, SetAttr,
     SetTime, Timestamp, XattrMode,
 };
 
@@ -25,7 +25,7 @@ fn pattern(len: usize, version: u8) -> Vec<u8> {
 }
 
 fn open(fs: &dyn FileSystem, ino: Ino) -> Arc<dyn OpenFile> {
-    fs.open(ino, OpenMode::read_write()).unwrap()
+    fs.open(SYSTEM, ino, OpenMode::read_write()).unwrap()
 }
 
 fn resize(fs: &dyn FileSystem, ino: Ino, size: u64) {
@@ -33,7 +33,7 @@ fn resize(fs: &dyn FileSystem, ino: Ino, size: u64) {
         size: Some(size),
         ..SetAttr::default()
     };
-    fs.setattr(ino, &set).unwrap();
+    fs.setattr(SYSTEM, ino, &set).unwrap();
 }
 
 fn node(fs: &dyn FileSystem, dir: Ino, name: &[u8], kind: FileKind, rdev: u32) -> Ino {
@@ -42,11 +42,11 @@ fn node(fs: &dyn FileSystem, dir: Ino, name: &[u8], kind: FileKind, rdev: u32) -
         mode: 0o640,
         rdev,
     };
-    fs.mknod(&Cred::root(), dir, name, &node).unwrap().ino
+    fs.mknod(SYSTEM, dir, name, &node).unwrap().ino
 }
 
 fn mkdir(fs: &dyn FileSystem, dir: Ino, name: &str) -> Ino {
-    fs.mkdir(&Cred::root(), dir, name.as_bytes(), 0o755).unwrap().ino
+    fs.mkdir(SYSTEM, dir, name.as_bytes(), 0o755).unwrap().ino
 }
 
 /// Everything, twice: under `kept`, which nobody touches afterwards, and under `used`.
@@ -83,7 +83,7 @@ fn files(fs: &dyn FileSystem, dir: Ino, rng: &mut Rng) {
     let reserved = make(fs, dir, "reserved");
     let keep_size = false;
     open(fs, reserved)
-        .fallocate(FallocateMode::Allocate { keep_size }, 0, 12 * PAGE)
+        .fallocate(SYSTEM, FallocateMode::Allocate { keep_size }, 0, 12 * PAGE)
         .unwrap();
     write(fs, reserved, 4 * PAGE, &pattern(2 * PAGE as usize, 3));
     write(fs, reserved, 9 * PAGE + 9, b"a part");
@@ -91,15 +91,15 @@ fn files(fs: &dyn FileSystem, dir: Ino, rng: &mut Rng) {
     write(fs, beyond, 0, b"short");
     let keep_size = true;
     open(fs, beyond)
-        .fallocate(FallocateMode::Allocate { keep_size }, 0, 4 * PAGE)
+        .fallocate(SYSTEM, FallocateMode::Allocate { keep_size }, 0, 4 * PAGE)
         .unwrap();
     let holes = make(fs, dir, "holes");
     write(fs, holes, 0, &pattern(10 * PAGE as usize, 4));
     open(fs, holes)
-        .fallocate(FallocateMode::PunchHole, 2 * PAGE + 100, 3 * PAGE)
+        .fallocate(SYSTEM, FallocateMode::PunchHole, 2 * PAGE + 100, 3 * PAGE)
         .unwrap();
     open(fs, holes)
-        .fallocate(FallocateMode::ZeroRange { keep_size }, 7 * PAGE, PAGE)
+        .fallocate(SYSTEM, FallocateMode::ZeroRange { keep_size }, 7 * PAGE, PAGE)
         .unwrap();
     let far = make(fs, dir, "far-away");
     write(fs, far, (1 << 43) + 3, b"eight TiB away");
@@ -112,9 +112,8 @@ fn files(fs: &dyn FileSystem, dir: Ino, rng: &mut Rng) {
 }
 
 fn nodes(fs: &dyn FileSystem, dir: Ino) {
-    let cred = Cred::root();
-    fs.symlink(&cred, dir, b"link", b"inline/target").unwrap();
-    fs.symlink(&cred, dir, b"long-link", &b"long/".repeat(300)).unwrap();
+    fs.symlink(SYSTEM, dir, b"link", b"inline/target").unwrap();
+    fs.symlink(SYSTEM, dir, b"long-link", &b"long/".repeat(300)).unwrap();
     node(fs, dir, b"fifo", FileKind::Fifo, 0);
     node(fs, dir, b"socket", FileKind::Socket, 0);
     node(fs, dir, b"null", FileKind::CharDevice, 0x103);
@@ -127,15 +126,17 @@ fn nodes(fs: &dyn FileSystem, dir: Ino) {
         mtime: Some(SetTime::To(Timestamp::new(-86_400, 123_456_789))),
         ..SetAttr::default()
     };
-    fs.setattr(owned, &set).unwrap();
+    fs.setattr(SYSTEM, owned, &set).unwrap();
     let attributes = make(fs, dir, "attributes");
     write(fs, attributes, 0, b"has attributes");
-    fs.setxattr(attributes, b"user.small", b"value", XattrMode::Any)
+    fs.setxattr(SYSTEM, attributes, b"user.small", b"value", XattrMode::Any)
         .unwrap();
-    fs.setxattr(attributes, b"user.large", &pattern(2500, 7), XattrMode::Any)
+    fs.setxattr(SYSTEM, attributes, b"user.large", &pattern(2500, 7), XattrMode::Any)
         .unwrap();
-    fs.setxattr(attributes, b"user.empty", b"", XattrMode::Any).unwrap();
+    fs.setxattr(SYSTEM, attributes, b"user.empty", b"", XattrMode::Any)
+        .unwrap();
     fs.setxattr(
+        SYSTEM,
         mkdir(fs, dir, "directory-with-attribute"),
         b"user.on",
         b"a directory",
@@ -149,12 +150,12 @@ fn names(fs: &dyn FileSystem, dir: Ino, links: u32) {
     let target = make(fs, dir, "many-names");
     let many = mkdir(fs, dir, "many");
     for number in 0..200 {
-        fs.link(target, many, format!("hard link number {number}").as_bytes())
+        fs.link(SYSTEM, target, many, format!("hard link number {number}").as_bytes())
             .unwrap();
     }
     // Gaps between entries.
     for number in (0..links).step_by(7) {
-        fs.unlink(many, format!("hard link number {number}").as_bytes())
+        fs.unlink(SYSTEM, many, format!("hard link number {number}").as_bytes())
             .unwrap();
     }
     let odd = mkdir(fs, dir, "odd");
@@ -170,56 +171,65 @@ fn names(fs: &dyn FileSystem, dir: Ino, links: u32) {
     write(fs, make(fs, deep, "bottom"), 0, b"far down");
     let moved = make(fs, dir, "before");
     write(fs, moved, 0, b"renamed");
-    fs.rename(dir, b"before", deep, b"after", RenameMode::NoReplace)
+    fs.rename(SYSTEM, dir, b"before", deep, b"after", RenameMode::NoReplace)
         .unwrap();
 }
 
 /// What was going on when a dirty pool's machine stopped. What it returns was open.
 pub(crate) fn last_changes(fs: &dyn FileSystem) -> Vec<Arc<dyn OpenFile>> {
-    let used = fs.lookup(ROOT_INO, b"used").unwrap().ino;
+    let used = fs.lookup(SYSTEM, ROOT_INO, b"used").unwrap().ino;
     let orphan = make(fs, used, "orphan");
     write(fs, orphan, 0, &pattern(3 * PAGE as usize, 8));
     let held = open(fs, orphan);
-    fs.unlink(used, b"orphan").unwrap();
+    fs.unlink(SYSTEM, used, b"orphan").unwrap();
     let late = make(fs, used, "late");
     write(fs, late, 0, &pattern(2 * PAGE as usize + 1, 9));
     write(fs, late, 300, b"a log entry");
-    let of = |name: &[u8]| fs.lookup(used, name).unwrap().ino;
+    let of = |name: &[u8]| fs.lookup(SYSTEM, used, name).unwrap().ino;
     write(fs, of(b"pages"), PAGE, &pattern(PAGE as usize, 10));
     write(fs, of(b"scattered"), 77 * PAGE, b"one more");
     write(fs, of(b"inline"), 3, b"inline");
     resize(fs, of(b"holes"), PAGE);
-    fs.rename(used, b"link", used, b"link with another name", RenameMode::Replace)
+    fs.rename(
+        SYSTEM,
+        used,
+        b"link",
+        used,
+        b"link with another name",
+        RenameMode::Replace,
+    )
+    .unwrap();
+    fs.rename(SYSTEM, used, b"fifo", used, b"socket", RenameMode::Exchange)
         .unwrap();
-    fs.rename(used, b"fifo", used, b"socket", RenameMode::Exchange).unwrap();
-    fs.unlink(used, b"null").unwrap();
-    fs.symlink(&Cred::root(), used, b"late-link", &b"late/".repeat(200))
-        .unwrap();
-    fs.setxattr(late, b"user.late", &pattern(1000, 11), XattrMode::Create)
+    fs.unlink(SYSTEM, used, b"null").unwrap();
+    fs.symlink(SYSTEM, used, b"late-link", &b"late/".repeat(200)).unwrap();
+    fs.setxattr(SYSTEM, late, b"user.late", &pattern(1000, 11), XattrMode::Create)
         .unwrap();
     vec![held]
 }
 
 /// A bit of everything, but not to what is [`UNTOUCHED`].
 pub(crate) fn change(fs: &dyn FileSystem) {
-    let used = fs.lookup(ROOT_INO, b"used").unwrap().ino;
+    let used = fs.lookup(SYSTEM, ROOT_INO, b"used").unwrap().ino;
     let mut files = Vec::new();
-    fs.readdir(used, 0, &mut |entry| {
+    fs.readdir(SYSTEM, used, 0, &mut |entry| {
         files.push((entry.name.to_vec(), entry.ino));
         true
     })
     .unwrap();
     for (name, ino) in files {
-        let attr = fs.getattr(ino).unwrap();
+        let attr = fs.getattr(SYSTEM, ino).unwrap();
         if attr.kind != FileKind::File {
             continue;
         }
         write(fs, ino, attr.size / 2, b"in the middle");
-        open(fs, ino).append(&pattern(3000, 12)).unwrap();
+        open(fs, ino).append(SYSTEM, &pattern(3000, 12)).unwrap();
         resize(fs, ino, attr.size / 2 + 100);
         write(fs, ino, 0, &pattern(PAGE as usize + 50, 13));
-        fs.setxattr(ino, b"user.changed", b"yes", XattrMode::Create).unwrap();
+        fs.setxattr(SYSTEM, ino, b"user.changed", b"yes", XattrMode::Create)
+            .unwrap();
         fs.rename(
+            SYSTEM,
             used,
             &name,
             used,
@@ -228,16 +238,16 @@ pub(crate) fn change(fs: &dyn FileSystem) {
         )
         .unwrap();
     }
-    let many = fs.lookup(used, b"many").unwrap().ino;
+    let many = fs.lookup(SYSTEM, used, b"many").unwrap().ino;
     for number in 0..100 {
         make(fs, many, &format!("new {number}"));
     }
     for number in (0..100).step_by(2) {
-        fs.unlink(many, format!("new {number}").as_bytes()).unwrap();
+        fs.unlink(SYSTEM, many, format!("new {number}").as_bytes()).unwrap();
     }
-    let odd = fs.lookup(used, b"odd").unwrap().ino;
-    fs.unlink(odd, &[b'n'; 255]).unwrap();
-    fs.unlink(used, b"scattered changed").unwrap();
+    let odd = fs.lookup(SYSTEM, used, b"odd").unwrap().ino;
+    fs.unlink(SYSTEM, odd, &[b'n'; 255]).unwrap();
+    fs.unlink(SYSTEM, used, b"scattered changed").unwrap();
     write(fs, make(fs, used, "new"), 3 * PAGE, &pattern(20 * PAGE as usize, 14));
-    fs.rmdir(used, b"directory-with-attribute").unwrap();
+    fs.rmdir(SYSTEM, used, b"directory-with-attribute").unwrap();
 }

@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use ferrite_vfs::{Attr, FileKind, FileSystem, FsError, Ino, OpenMode, ROOT_INO};
+use ferrite_vfs::{Attr, FileKind, FileSystem, FsError, Ino, OpenMode, ROOT_INO, SYSTEM};
 
 const PAGE: u64 = 4096;
 
@@ -27,14 +27,16 @@ pub(crate) fn list(fs: &dyn FileSystem) -> String {
 
 fn walk(fs: &dyn FileSystem, dir: Ino, path: &str, names: &mut BTreeMap<String, Ino>) {
     let mut entries = Vec::new();
-    fs.readdir(dir, 0, &mut |entry| {
+    fs.readdir(SYSTEM, dir, 0, &mut |entry| {
         entries.push((entry.name.to_vec(), entry.ino));
         true
     })
     .unwrap_or_else(|error| panic!("{path}: {error}"));
     for (name, ino) in entries {
         let path = format!("{path}/{}", name.escape_ascii());
-        let found = fs.lookup(dir, &name).unwrap_or_else(|error| panic!("{path}: {error}"));
+        let found = fs
+            .lookup(SYSTEM, dir, &name)
+            .unwrap_or_else(|error| panic!("{path}: {error}"));
         assert_eq!(found.ino, ino, "{path}: listing and lookup differ");
         if found.kind == FileKind::Directory {
             walk(fs, ino, &path, names);
@@ -44,7 +46,9 @@ fn walk(fs: &dyn FileSystem, dir: Ino, path: &str, names: &mut BTreeMap<String, 
 }
 
 fn describe(fs: &dyn FileSystem, ino: Ino, path: &str) -> String {
-    let attr = fs.getattr(ino).unwrap_or_else(|error| panic!("{path}: {error}"));
+    let attr = fs
+        .getattr(SYSTEM, ino)
+        .unwrap_or_else(|error| panic!("{path}: {error}"));
     let mut text = format!(
         "{:?} {:04o} {}:{} links {} size {} mtime {}",
         attr.kind, attr.mode, attr.uid, attr.gid, attr.nlink, attr.size, attr.mtime.0,
@@ -52,17 +56,21 @@ fn describe(fs: &dyn FileSystem, ino: Ino, path: &str) -> String {
     match attr.kind {
         FileKind::File => text += &content(fs, &attr, path),
         FileKind::Symlink => {
-            let target = fs.readlink(ino).unwrap_or_else(|error| panic!("{path}: {error}"));
+            let target = fs
+                .readlink(SYSTEM, ino)
+                .unwrap_or_else(|error| panic!("{path}: {error}"));
             text += &format!(" to {}", summary(&target));
         }
         FileKind::CharDevice | FileKind::BlockDevice => text += &format!(" device {}", attr.rdev),
         FileKind::Directory | FileKind::Fifo | FileKind::Socket => {}
     }
-    let mut names = fs.listxattr(ino).unwrap_or_else(|error| panic!("{path}: {error}"));
+    let mut names = fs
+        .listxattr(SYSTEM, ino)
+        .unwrap_or_else(|error| panic!("{path}: {error}"));
     names.sort();
     for name in names {
         let value = fs
-            .getxattr(ino, &name)
+            .getxattr(SYSTEM, ino, &name)
             .unwrap_or_else(|error| panic!("{path}: {error}"));
         text += &format!(" {}={}", name.escape_ascii(), summary(&value));
     }
@@ -85,22 +93,22 @@ fn content(fs: &dyn FileSystem, attr: &Attr, path: &str) -> String {
         ..OpenMode::read_only()
     };
     let file = fs
-        .open(attr.ino, mode)
+        .open(SYSTEM, attr.ino, mode)
         .unwrap_or_else(|error| panic!("{path}: {error}"));
     let (mut ranges, mut sum, mut at) = (Vec::<(u64, u64)>::new(), 0, 0);
     loop {
-        let start = match file.seek_data(at) {
+        let start = match file.seek_data(SYSTEM, at) {
             Ok(start) => start / PAGE * PAGE,
             Err(FsError::NoSuchAddress) => break,
             Err(error) => panic!("{path}: {error}"),
         };
         let end = file
-            .seek_hole(start.max(at))
+            .seek_hole(SYSTEM, start.max(at))
             .unwrap_or_else(|error| panic!("{path}: {error}"));
         for offset in (start..end).step_by(PAGE as usize) {
             let mut page = [0; PAGE as usize];
             let count = file
-                .read_at(offset, &mut page)
+                .read_at(SYSTEM, offset, &mut page)
                 .unwrap_or_else(|error| panic!("{path} at {offset}: {error}"));
             assert_eq!(
                 count as u64,

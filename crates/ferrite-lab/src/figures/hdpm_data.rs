@@ -4,7 +4,7 @@ use std::hint::black_box;
 use std::sync::Arc;
 
 use ferrite_fs::{Engine, MkfsOptions, MountOptions};
-use ferrite_vfs::{FileSystem, OpenFile, OpenMode, ROOT_INO};
+use ferrite_vfs::{FileSystem, OpenFile, OpenMode, ROOT_INO, SYSTEM};
 
 use super::{Figure, Judge, bars, panel_of};
 use crate::data::point;
@@ -89,11 +89,11 @@ impl Side {
             no_atime: true,
             ..OpenMode::read_write()
         };
-        let file = engine.open(ino, mode)?;
+        let file = engine.open(SYSTEM, ino, mode)?;
         let chunk = vec![0x5a; 1 << 20];
         for offset in (0..bytes).step_by(chunk.len()) {
             let len = chunk.len().min((bytes - offset) as usize);
-            file.write_at(offset, &chunk[..len])?;
+            file.write_at(SYSTEM, offset, &chunk[..len])?;
         }
         Ok(Side { engine, file, bytes })
     }
@@ -182,7 +182,7 @@ fn run_writes(plan: &Plan, progress: &mut dyn Progress) -> Result<FigureData, La
             } else {
                 rng.below(PAGE - len as u64)
             };
-            side.file.write_at(page * PAGE + within, &data)?;
+            side.file.write_at(SYSTEM, page * PAGE + within, &data)?;
             Ok(())
         };
         let (mut ours, mut theirs) = (Rng::new(plan.seed), Rng::new(plan.seed));
@@ -239,7 +239,8 @@ fn run_reads(plan: &Plan, progress: &mut dyn Progress) -> Result<FigureData, Lab
         let data = [3; SCATTER_BYTES as usize];
         for _ in 0..writes {
             let len = 1 + rng.below(SCATTER_BYTES);
-            side.file.write_at(rng.below(bytes - len), &data[..len as usize])?;
+            side.file
+                .write_at(SYSTEM, rng.below(bytes - len), &data[..len as usize])?;
         }
     }
     for cleaned in [false, true] {
@@ -257,7 +258,7 @@ fn run_reads(plan: &Plan, progress: &mut dyn Progress) -> Result<FigureData, Lab
             let [first, second] = &mut buffers;
             let [at, their_at] = &mut offsets;
             let read = |side: &Side, at: &mut u64, buffer: &mut [u8]| -> Result<(), LabError> {
-                side.file.read_at(start + *at, buffer)?;
+                side.file.read_at(SYSTEM, start + *at, buffer)?;
                 black_box(&buffer);
                 *at = (*at + len as u64) % part;
                 Ok(())
@@ -332,7 +333,7 @@ fn run_scans(plan: &Plan, progress: &mut dyn Progress) -> Result<FigureData, Lab
             let side = Side::new(SCAN_PAGES * PAGE, options)?;
             for turn in 0..repeats {
                 for page in 0..SCAN_PAGES {
-                    side.file.write_at(page * PAGE + 500, &[turn as u8; LEN])?;
+                    side.file.write_at(SYSTEM, page * PAGE + 500, &[turn as u8; LEN])?;
                 }
             }
             Ok(side)
@@ -341,7 +342,8 @@ fn run_scans(plan: &Plan, progress: &mut dyn Progress) -> Result<FigureData, Lab
         let (mut ours, mut theirs) = (Rng::new(plan.seed), Rng::new(plan.seed));
         let read = |side: &Side, rng: &mut Rng| -> Result<(), LabError> {
             let mut buffer = [0; LEN];
-            side.file.read_at(rng.below(SCAN_PAGES) * PAGE + 500, &mut buffer)?;
+            side.file
+                .read_at(SYSTEM, rng.below(SCAN_PAGES) * PAGE + 500, &mut buffer)?;
             if buffer != [(repeats - 1) as u8; LEN] {
                 return Err(LabError::Wrong(format!(
                     "{repeats} overwrites: the newest was not read"

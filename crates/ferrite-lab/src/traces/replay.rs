@@ -9,7 +9,7 @@ use std::sync::Arc;
 use ferrite_fs::{Engine, MkfsOptions, MountOptions};
 use ferrite_pm::{Counters, LINE_BYTES};
 use ferrite_vfs::trace::Event;
-use ferrite_vfs::{FileSystem, Ino, OpenFile, OpenMode, ROOT_INO, SetAttr};
+use ferrite_vfs::{FileSystem, Ino, OpenFile, OpenMode, ROOT_INO, SYSTEM, SetAttr};
 
 use super::PAGE;
 use crate::engine::{engine_in_memory, new_file};
@@ -116,13 +116,13 @@ impl Stage {
         let before = self.engine.counters();
         let name = ino.to_string();
         if self.open.remove(&ino).is_some() {
-            self.engine.unlink(ROOT_INO, name.as_bytes())?;
+            self.engine.unlink(SYSTEM, ROOT_INO, name.as_bytes())?;
         }
         let made = new_file(&self.engine, ROOT_INO, &name)?;
-        let file = self.engine.open(made, OpenMode::read_write())?;
+        let file = self.engine.open(SYSTEM, made, OpenMode::read_write())?;
         for offset in (0..len_bytes).step_by(CHUNK_BYTES as usize) {
             let len = CHUNK_BYTES.min(len_bytes - offset) as usize;
-            file.write_at(offset, &self.data[..len])?;
+            file.write_at(SYSTEM, offset, &self.data[..len])?;
         }
         self.open.insert(ino, Arc::clone(&file));
         let spent = self.engine.counters() - before;
@@ -163,7 +163,7 @@ pub(crate) fn replay(events: &[Event], cow_only: bool) -> Result<Option<Traffic>
                     size: Some(len_bytes),
                     ..SetAttr::default()
                 };
-                stage.engine.setattr(ino, &set)?;
+                stage.engine.setattr(SYSTEM, ino, &set)?;
             }
             Event::Write {
                 ino,
@@ -175,7 +175,7 @@ pub(crate) fn replay(events: &[Event], cow_only: bool) -> Result<Option<Traffic>
                 if stage.data.len() < len {
                     stage.data.resize(len, 0x5a);
                 }
-                let written = file.write_at(offset_bytes, &stage.data[..len])?;
+                let written = file.write_at(SYSTEM, offset_bytes, &stage.data[..len])?;
                 if written < len {
                     return Err(LabError::Wrong(format!("{written} of {len} bytes were written")));
                 }

@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use ferrite_vfs::{FileKind, FsError, Ino};
+use ferrite_vfs::{FileKind, FsError, Ino, SYSTEM};
 
 use super::{Outcome, Runner, Step, Stop};
 use crate::ops::Path;
@@ -23,7 +23,7 @@ impl Runner<'_> {
     pub(super) fn list(&mut self, path: &Path) -> Step<Outcome> {
         let dir = self.resolve(path)?.ino;
         let mut entries = Vec::new();
-        self.fs.readdir(dir, 0, &mut |entry| {
+        self.fs.readdir(SYSTEM, dir, 0, &mut |entry| {
             entries.push((entry.name.to_vec(), entry.kind, entry.ino));
             true
         })?;
@@ -32,7 +32,7 @@ impl Runner<'_> {
             demand!(pair[0].0 != pair[1].0, "{} is listed twice", pair[0].0.escape_ascii());
         }
         for (name, kind, ino) in &entries {
-            let attr = self.fs.lookup(dir, name)?;
+            let attr = self.fs.lookup(SYSTEM, dir, name)?;
             demand!(
                 (attr.ino, attr.kind) == (*ino, *kind),
                 "{} is listed as {kind:?} {ino}, looked up as {:?} {}",
@@ -52,7 +52,7 @@ impl Runner<'_> {
             unreachable!("a list gives entries")
         };
         let dir = self.resolve(path)?;
-        self.fs.pin(dir.ino, dir.generation)?;
+        self.fs.pin(SYSTEM, dir.ino, dir.generation)?;
         self.listings[slot as usize] = Some(Listing {
             dir: dir.ino,
             cookie: 0,
@@ -69,7 +69,7 @@ impl Runner<'_> {
         };
         let mut broken = None;
         let mut taken = 0;
-        let result = self.fs.readdir(listing.dir, listing.cookie, &mut |entry| {
+        let result = self.fs.readdir(SYSTEM, listing.dir, listing.cookie, &mut |entry| {
             if taken == count {
                 return false;
             }
@@ -91,7 +91,8 @@ impl Runner<'_> {
         match result {
             Ok(()) => {}
             // The directory may have been removed meanwhile.
-            Err(FsError::NotFound | FsError::Stale) if self.fs.getattr(listing.dir).map_or(0, |a| a.nlink) == 0 => {}
+            Err(FsError::NotFound | FsError::Stale)
+                if self.fs.getattr(SYSTEM, listing.dir).map_or(0, |a| a.nlink) == 0 => {}
             Err(error) => return Err(error.into()),
         }
         broken.map_or(Ok(Outcome::Done), |text| Err(Stop::Violation(text)))
@@ -119,7 +120,7 @@ impl Runner<'_> {
 
     pub(super) fn end_listing(&mut self, slot: u8) -> Option<Listing> {
         let listing = self.listings[slot as usize].take()?;
-        self.fs.unpin(listing.dir, 1);
+        self.fs.unpin(SYSTEM, listing.dir, 1);
         Some(listing)
     }
 }

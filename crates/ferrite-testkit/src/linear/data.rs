@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use ferrite_vfs::{Cred, FileKind, FileSystem, Ino, NewNode, OpenMode, ROOT_INO, SetAttr};
+use ferrite_vfs::{FileKind, FileSystem, Ino, NewNode, OpenMode, ROOT_INO, SYSTEM, SetAttr};
 
 use super::{Check, together};
 use crate::rng::{Rng, pattern};
@@ -34,7 +34,7 @@ pub(super) fn make_file(fs: &dyn FileSystem, dir: Ino, name: &str) -> Ino {
         mode: 0o644,
         rdev: 0,
     };
-    fs.mknod(&Cred::root(), dir, name.as_bytes(), &node)
+    fs.mknod(SYSTEM, dir, name.as_bytes(), &node)
         .unwrap_or_else(|error| panic!("mknod {name}: {error}"))
         .ino
 }
@@ -44,13 +44,10 @@ fn distinct_files(fs: &dyn FileSystem, seed: u64) {
     together(4, |thread| {
         let mut rng = Rng::new(seed + thread as u64);
         let name = format!("own {thread}");
-        let dir = fs
-            .mkdir(&Cred::root(), ROOT_INO, name.as_bytes(), 0o755)
-            .expect("mkdir")
-            .ino;
+        let dir = fs.mkdir(SYSTEM, ROOT_INO, name.as_bytes(), 0o755).expect("mkdir").ino;
         for round in 0..12 {
             let ino = make_file(fs, dir, &format!("f{round}"));
-            let file = fs.open(ino, OpenMode::read_write()).expect("open");
+            let file = fs.open(SYSTEM, ino, OpenMode::read_write()).expect("open");
             let mut expected = Vec::new();
             for step in 0..60u32 {
                 let offset = rng.below(30_000) as usize;
@@ -58,6 +55,7 @@ fn distinct_files(fs: &dyn FileSystem, seed: u64) {
                 match rng.below(6) {
                     0 => {
                         fs.setattr(
+                            SYSTEM,
                             ino,
                             &SetAttr {
                                 size: Some(offset as u64),
@@ -68,12 +66,12 @@ fn distinct_files(fs: &dyn FileSystem, seed: u64) {
                         expected.resize(offset, 0);
                     }
                     1 => {
-                        assert_eq!(file.append(&data), Ok((expected.len() as u64, data.len())));
+                        assert_eq!(file.append(SYSTEM, &data), Ok((expected.len() as u64, data.len())));
                         expected.extend_from_slice(&data);
                     }
                     2 | 3 => {
                         let mut buffer = vec![0; data.len()];
-                        let count = file.read_at(offset as u64, &mut buffer).expect("read");
+                        let count = file.read_at(SYSTEM, offset as u64, &mut buffer).expect("read");
                         let end = (offset + data.len()).min(expected.len());
                         assert!(
                             buffer[..count] == expected[offset.min(end)..end],
@@ -81,17 +79,17 @@ fn distinct_files(fs: &dyn FileSystem, seed: u64) {
                         );
                     }
                     _ => {
-                        assert_eq!(file.write_at(offset as u64, &data), Ok(data.len()));
+                        assert_eq!(file.write_at(SYSTEM, offset as u64, &data), Ok(data.len()));
                         expected.resize(expected.len().max(offset + data.len()), 0);
                         expected[offset..offset + data.len()].copy_from_slice(&data);
                     }
                 }
             }
             let mut buffer = vec![0; expected.len() + 1];
-            assert_eq!(file.read_at(0, &mut buffer), Ok(expected.len()));
+            assert_eq!(file.read_at(SYSTEM, 0, &mut buffer), Ok(expected.len()));
             assert!(buffer[..expected.len()] == expected, "thread {thread}, file {round}");
             if round % 3 == 2 {
-                fs.unlink(dir, format!("f{round}").as_bytes()).expect("unlink");
+                fs.unlink(SYSTEM, dir, format!("f{round}").as_bytes()).expect("unlink");
             }
         }
     });
@@ -109,23 +107,23 @@ fn whole_writes(fs: &dyn FileSystem, _seed: u64) {
         (0, 2 << 20, 16),
     ] {
         let ino = make_file(fs, ROOT_INO, "shared");
-        let file = fs.open(ino, OpenMode::read_write()).expect("open");
-        assert_eq!(file.write_at(offset, &vec![1; len]), Ok(len));
+        let file = fs.open(SYSTEM, ino, OpenMode::read_write()).expect("open");
+        assert_eq!(file.write_at(SYSTEM, offset, &vec![1; len]), Ok(len));
         let stop = AtomicBool::new(false);
         together(4, |thread| {
             // Two handles, so that state kept per handle cannot hide anything.
-            let file = fs.open(ino, OpenMode::read_write()).expect("open");
+            let file = fs.open(SYSTEM, ino, OpenMode::read_write()).expect("open");
             if thread < 2 {
                 for round in 0..rounds {
                     let data = vec![(round % 100) as u8 * 2 + thread as u8 + 1; len];
-                    assert_eq!(file.write_at(offset, &data), Ok(len));
+                    assert_eq!(file.write_at(SYSTEM, offset, &data), Ok(len));
                 }
                 stop.store(true, Ordering::Release);
                 return;
             }
             let mut buffer = vec![0; len];
             while !stop.load(Ordering::Acquire) {
-                assert_eq!(file.read_at(offset, &mut buffer), Ok(len));
+                assert_eq!(file.read_at(SYSTEM, offset, &mut buffer), Ok(len));
                 let odd = buffer.iter().position(|&byte| byte != buffer[0]);
                 assert!(
                     odd.is_none(),
@@ -134,7 +132,7 @@ fn whole_writes(fs: &dyn FileSystem, _seed: u64) {
             }
         });
         drop(file);
-        fs.unlink(ROOT_INO, b"shared").expect("unlink");
+        fs.unlink(SYSTEM, ROOT_INO, b"shared").expect("unlink");
     }
 }
 
@@ -152,23 +150,23 @@ fn appends(fs: &dyn FileSystem, seed: u64) {
     let ino = make_file(fs, ROOT_INO, "log");
     together(THREADS, |thread| {
         let mut rng = Rng::new(seed + thread as u64);
-        let file = fs.open(ino, OpenMode::read_write()).expect("open");
+        let file = fs.open(SYSTEM, ino, OpenMode::read_write()).expect("open");
         for number in 0..EACH {
             let max = if number % 10 == 0 { 20_000 } else { 300 };
             let bytes = record(thread, number, rng.below(max) as usize);
-            let (offset, count) = file.append(&bytes).expect("append");
+            let (offset, count) = file.append(SYSTEM, &bytes).expect("append");
             assert_eq!(count, bytes.len());
             let mut back = vec![0; bytes.len()];
-            assert_eq!(file.read_at(offset, &mut back), Ok(bytes.len()));
+            assert_eq!(file.read_at(SYSTEM, offset, &mut back), Ok(bytes.len()));
             assert!(
                 back == bytes,
                 "record {number} of thread {thread} is not where append said"
             );
         }
     });
-    let file = fs.open(ino, OpenMode::read_only()).expect("open");
-    let mut log = vec![0; file.getattr().expect("getattr").size as usize];
-    assert_eq!(file.read_at(0, &mut log), Ok(log.len()));
+    let file = fs.open(SYSTEM, ino, OpenMode::read_only()).expect("open");
+    let mut log = vec![0; file.getattr(SYSTEM).expect("getattr").size as usize];
+    assert_eq!(file.read_at(SYSTEM, 0, &mut log), Ok(log.len()));
     let mut next = [0; THREADS];
     let mut at = 0;
     while at < log.len() {
@@ -193,12 +191,13 @@ fn truncates(fs: &dyn FileSystem, _seed: u64) {
     let ino = make_file(fs, ROOT_INO, "cut");
     let stop = AtomicBool::new(false);
     together(3, |thread| {
-        let file = fs.open(ino, OpenMode::read_write()).expect("open");
+        let file = fs.open(SYSTEM, ino, OpenMode::read_write()).expect("open");
         if thread == 0 {
             for round in 0..600u64 {
-                assert_eq!(file.write_at(0, &[round as u8 | 1; FULL]), Ok(FULL));
+                assert_eq!(file.write_at(SYSTEM, 0, &[round as u8 | 1; FULL]), Ok(FULL));
                 let size = round % 3 * 4096;
                 fs.setattr(
+                    SYSTEM,
                     ino,
                     &SetAttr {
                         size: Some(size),
@@ -212,7 +211,7 @@ fn truncates(fs: &dyn FileSystem, _seed: u64) {
         }
         let mut buffer = vec![0; FULL + 1];
         while !stop.load(Ordering::Acquire) {
-            let count = file.read_at(0, &mut buffer).expect("read");
+            let count = file.read_at(SYSTEM, 0, &mut buffer).expect("read");
             assert!(
                 [0, 4096, 8192, FULL].contains(&count),
                 "a read gave {count} bytes: a state that never was"
@@ -223,7 +222,7 @@ fn truncates(fs: &dyn FileSystem, _seed: u64) {
                     "bytes of two states"
                 );
             }
-            let size = file.getattr().expect("getattr").size as usize;
+            let size = file.getattr(SYSTEM).expect("getattr").size as usize;
             assert!(
                 [0, 4096, 8192, FULL].contains(&size),
                 "getattr gave size {size}: a state that never was"

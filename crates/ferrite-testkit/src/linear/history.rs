@@ -10,7 +10,7 @@ use std::hash::{Hash, Hasher};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use ferrite_vfs::{Cred, FileKind, FileSystem, Ino, NewNode, OpenFile, OpenMode, ROOT_INO, RenameMode, SetAttr};
+use ferrite_vfs::{FileKind, FileSystem, Ino, NewNode, OpenFile, OpenMode, ROOT_INO, RenameMode, SYSTEM, SetAttr};
 
 use super::together;
 use crate::rng::Rng;
@@ -323,59 +323,68 @@ fn perform(fs: &dyn FileSystem, dir: Ino, files: &[Arc<dyn OpenFile>], call: Cal
                 mode: 0o644,
                 rdev: 0,
             };
-            fs.mknod(&Cred::root(), dir, NAMES[name], &node).map(|_| Answer::Done)
+            fs.mknod(SYSTEM, dir, NAMES[name], &node).map(|_| Answer::Done)
         }
-        Call::Mkdir(name) => fs.mkdir(&Cred::root(), dir, NAMES[name], 0o755).map(|_| Answer::Done),
-        Call::Unlink(name) => fs.unlink(dir, NAMES[name]).map(|()| Answer::Done),
-        Call::Rmdir(name) => fs.rmdir(dir, NAMES[name]).map(|()| Answer::Done),
-        Call::Lookup(name) => fs.lookup(dir, NAMES[name]).map(|attr| told(&attr)),
+        Call::Mkdir(name) => fs.mkdir(SYSTEM, dir, NAMES[name], 0o755).map(|_| Answer::Done),
+        Call::Unlink(name) => fs.unlink(SYSTEM, dir, NAMES[name]).map(|()| Answer::Done),
+        Call::Rmdir(name) => fs.rmdir(SYSTEM, dir, NAMES[name]).map(|()| Answer::Done),
+        Call::Lookup(name) => fs.lookup(SYSTEM, dir, NAMES[name]).map(|attr| told(&attr)),
         Call::Rename(from, to, kind) => {
             let mode = match kind {
                 RenameKind::Replace => RenameMode::Replace,
                 RenameKind::NoReplace => RenameMode::NoReplace,
                 RenameKind::Exchange => RenameMode::Exchange,
             };
-            fs.rename(dir, NAMES[from], dir, NAMES[to], mode).map(|()| Answer::Done)
+            fs.rename(SYSTEM, dir, NAMES[from], dir, NAMES[to], mode)
+                .map(|()| Answer::Done)
         }
-        Call::Link { file, name } => fs.link(files[file].ino(), dir, NAMES[name]).map(|_| Answer::Done),
+        Call::Link { file, name } => fs
+            .link(SYSTEM, files[file].ino(), dir, NAMES[name])
+            .map(|_| Answer::Done),
         Call::Write { file, at, grains, byte } => {
             let data = vec![byte; grains * GRAIN];
-            files[file].write_at((at * GRAIN) as u64, &data).map(|count| {
+            files[file].write_at(SYSTEM, (at * GRAIN) as u64, &data).map(|count| {
                 assert_eq!(count, data.len());
                 Answer::Done
             })
         }
-        Call::Append { file, grains, byte } => files[file].append(&vec![byte; grains * GRAIN]).map(|(at, count)| {
-            assert_eq!(
-                (at as usize % GRAIN, count),
-                (0, grains * GRAIN),
-                "an append tore a grain"
-            );
-            Answer::At(at as usize / GRAIN)
-        }),
+        Call::Append { file, grains, byte } => {
+            files[file]
+                .append(SYSTEM, &vec![byte; grains * GRAIN])
+                .map(|(at, count)| {
+                    assert_eq!(
+                        (at as usize % GRAIN, count),
+                        (0, grains * GRAIN),
+                        "an append tore a grain"
+                    );
+                    Answer::At(at as usize / GRAIN)
+                })
+        }
         Call::Read { file, at, grains } => {
             let mut buffer = vec![0; grains * GRAIN];
-            files[file].read_at((at * GRAIN) as u64, &mut buffer).map(|count| {
-                assert_eq!(count % GRAIN, 0, "a read of {count} bytes: a size that never was");
-                let grain = |bytes: &[u8]| {
-                    assert!(
-                        bytes.iter().all(|&byte| byte == bytes[0]),
-                        "a grain with bytes of two writes"
-                    );
-                    bytes[0]
-                };
-                Answer::Grains(buffer[..count].chunks(GRAIN).map(grain).collect())
-            })
+            files[file]
+                .read_at(SYSTEM, (at * GRAIN) as u64, &mut buffer)
+                .map(|count| {
+                    assert_eq!(count % GRAIN, 0, "a read of {count} bytes: a size that never was");
+                    let grain = |bytes: &[u8]| {
+                        assert!(
+                            bytes.iter().all(|&byte| byte == bytes[0]),
+                            "a grain with bytes of two writes"
+                        );
+                        bytes[0]
+                    };
+                    Answer::Grains(buffer[..count].chunks(GRAIN).map(grain).collect())
+                })
         }
         Call::Truncate { file, grains } => {
             let set = SetAttr {
                 size: Some((grains * GRAIN) as u64),
                 ..SetAttr::default()
             };
-            fs.setattr(files[file].ino(), &set).map(|_| Answer::Done)
+            fs.setattr(SYSTEM, files[file].ino(), &set).map(|_| Answer::Done)
         }
-        Call::Getattr { file } => files[file].getattr().map(|attr| told(&attr)),
-        Call::DirLinks => fs.getattr(dir).map(|attr| Answer::Links(attr.nlink)),
+        Call::Getattr { file } => files[file].getattr(SYSTEM).map(|attr| told(&attr)),
+        Call::DirLinks => fs.getattr(SYSTEM, dir).map(|attr| Answer::Links(attr.nlink)),
     };
     result.unwrap_or_else(|error| Answer::Refused(error.errno()))
 }
@@ -394,12 +403,12 @@ pub(super) fn histories(fs: &dyn FileSystem, seed: u64) {
     for round in 0..ROUNDS {
         let mut rng = Rng::new(seed.wrapping_add(round));
         let name = format!("round {round}").into_bytes();
-        let dir = fs.mkdir(&Cred::root(), ROOT_INO, &name, 0o755).expect("mkdir").ino;
+        let dir = fs.mkdir(SYSTEM, ROOT_INO, &name, 0o755).expect("mkdir").ino;
         let files: Vec<_> = (0..2)
             .map(|index: usize| {
                 let ino = super::data::make_file(fs, dir, if index == 0 { "x" } else { "y" });
-                let file = fs.open(ino, OpenMode::read_write()).expect("open");
-                file.write_at(0, &[index as u8 + 1; 2 * GRAIN]).expect("write");
+                let file = fs.open(SYSTEM, ino, OpenMode::read_write()).expect("open");
+                file.write_at(SYSTEM, 0, &[index as u8 + 1; 2 * GRAIN]).expect("write");
                 file
             })
             .collect();
@@ -440,8 +449,8 @@ pub(super) fn histories(fs: &dyn FileSystem, seed: u64) {
         }
         drop(files);
         for name in NAMES {
-            let _ = fs.unlink(dir, name).or_else(|_| fs.rmdir(dir, name));
+            let _ = fs.unlink(SYSTEM, dir, name).or_else(|_| fs.rmdir(SYSTEM, dir, name));
         }
-        fs.rmdir(ROOT_INO, &name).expect("rmdir");
+        fs.rmdir(SYSTEM, ROOT_INO, &name).expect("rmdir");
     }
 }

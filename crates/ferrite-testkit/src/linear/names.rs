@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use ferrite_vfs::{Cred, FileKind, FileSystem, FsError, Ino, NewNode, OpenMode, ROOT_INO, RenameMode};
+use ferrite_vfs::{FileKind, FileSystem, FsError, Ino, NewNode, OpenMode, ROOT_INO, RenameMode, SYSTEM};
 
 use super::data::make_file;
 use super::{Check, together};
@@ -43,14 +43,14 @@ pub(super) fn checks() -> [Check; 7] {
 }
 
 fn make_dir(fs: &dyn FileSystem, parent: Ino, name: &str) -> Ino {
-    fs.mkdir(&Cred::root(), parent, name.as_bytes(), 0o755)
+    fs.mkdir(SYSTEM, parent, name.as_bytes(), 0o755)
         .unwrap_or_else(|e| panic!("mkdir {name}: {e}"))
         .ino
 }
 
 fn list(fs: &dyn FileSystem, dir: Ino) -> Vec<(Vec<u8>, FileKind)> {
     let mut entries = Vec::new();
-    fs.readdir(dir, 0, &mut |entry| {
+    fs.readdir(SYSTEM, dir, 0, &mut |entry| {
         entries.push((entry.name.to_vec(), entry.kind));
         true
     })
@@ -79,7 +79,7 @@ fn counts(fs: &dyn FileSystem, seed: u64) {
                         mode: 0o644,
                         rdev: 0,
                     };
-                    let made = fs.mknod(&Cred::root(), dir, bytes, &node).map(drop);
+                    let made = fs.mknod(SYSTEM, dir, bytes, &node).map(drop);
                     assert_eq!(
                         made,
                         taken.map_or(Ok(()), |_| Err(FsError::Exists)),
@@ -88,7 +88,7 @@ fn counts(fs: &dyn FileSystem, seed: u64) {
                     own.entry((dir, name)).or_insert(FileKind::File);
                 }
                 0 | 1 => {
-                    let made = fs.mkdir(&Cred::root(), dir, bytes, 0o755).map(drop);
+                    let made = fs.mkdir(SYSTEM, dir, bytes, 0o755).map(drop);
                     assert_eq!(
                         made,
                         taken.map_or(Ok(()), |_| Err(FsError::Exists)),
@@ -98,9 +98,9 @@ fn counts(fs: &dyn FileSystem, seed: u64) {
                 }
                 2 => {
                     let (removed, expected) = match taken {
-                        Some(FileKind::Directory) => (fs.rmdir(dir, bytes), Ok(())),
-                        Some(_) => (fs.unlink(dir, bytes), Ok(())),
-                        None => (fs.unlink(dir, bytes), Err(FsError::NotFound)),
+                        Some(FileKind::Directory) => (fs.rmdir(SYSTEM, dir, bytes), Ok(())),
+                        Some(_) => (fs.unlink(SYSTEM, dir, bytes), Ok(())),
+                        None => (fs.unlink(SYSTEM, dir, bytes), Err(FsError::NotFound)),
                     };
                     assert_eq!(removed, expected, "step {step} of {thread}");
                     own.remove(&(dir, name));
@@ -110,7 +110,7 @@ fn counts(fs: &dyn FileSystem, seed: u64) {
                     let new_name = format!("t{thread}.{}", rng.below(40));
                     let free = !own.contains_key(&(new_dir, new_name.clone()));
                     let mode = RenameMode::NoReplace;
-                    let renamed = fs.rename(dir, bytes, new_dir, new_name.as_bytes(), mode);
+                    let renamed = fs.rename(SYSTEM, dir, bytes, new_dir, new_name.as_bytes(), mode);
                     let expected = match taken {
                         None => Err(FsError::NotFound),
                         Some(_) if free => Ok(()),
@@ -136,7 +136,10 @@ fn counts(fs: &dyn FileSystem, seed: u64) {
         expected.sort_by(|a, b| a.0.cmp(&b.0));
         assert_eq!(list(fs, dir), expected);
         let directories = expected.iter().filter(|(_, kind)| *kind == FileKind::Directory).count();
-        assert_eq!(fs.getattr(dir).expect("getattr").nlink as usize, 2 + directories);
+        assert_eq!(
+            fs.getattr(SYSTEM, dir).expect("getattr").nlink as usize,
+            2 + directories
+        );
     }
 }
 
@@ -160,23 +163,39 @@ fn winners(fs: &dyn FileSystem, _seed: u64) {
         };
         race(
             "mknod",
-            &|_| fs.mknod(&Cred::root(), dir, b"x", &node).map(drop),
+            &|_| fs.mknod(SYSTEM, dir, b"x", &node).map(drop),
             FsError::Exists,
         );
-        let rename = |thread: usize| fs.rename(dir, b"x", dir, format!("y{thread}").as_bytes(), RenameMode::Replace);
+        let rename = |thread: usize| {
+            fs.rename(
+                SYSTEM,
+                dir,
+                b"x",
+                dir,
+                format!("y{thread}").as_bytes(),
+                RenameMode::Replace,
+            )
+        };
         race("rename", &rename, FsError::NotFound);
         let name = list(fs, dir).pop().expect("the renamed file").0;
-        race("unlink", &|_| fs.unlink(dir, &name), FsError::NotFound);
+        race("unlink", &|_| fs.unlink(SYSTEM, dir, &name), FsError::NotFound);
         race(
             "mkdir",
-            &|_| fs.mkdir(&Cred::root(), dir, b"x", 0o755).map(drop),
+            &|_| fs.mkdir(SYSTEM, dir, b"x", 0o755).map(drop),
             FsError::Exists,
         );
-        race("rmdir", &|_| fs.rmdir(dir, b"x"), FsError::NotFound);
-        race("link", &|_| fs.link(source, dir, b"x").map(drop), FsError::Exists);
-        race("unlink of a link", &|_| fs.unlink(dir, b"x"), FsError::NotFound);
-        assert_eq!(fs.getattr(source).expect("getattr").nlink, 1);
-        assert_eq!((list(fs, dir).len(), fs.getattr(dir).expect("getattr").nlink), (0, 2));
+        race("rmdir", &|_| fs.rmdir(SYSTEM, dir, b"x"), FsError::NotFound);
+        race(
+            "link",
+            &|_| fs.link(SYSTEM, source, dir, b"x").map(drop),
+            FsError::Exists,
+        );
+        race("unlink of a link", &|_| fs.unlink(SYSTEM, dir, b"x"), FsError::NotFound);
+        assert_eq!(fs.getattr(SYSTEM, source).expect("getattr").nlink, 1);
+        assert_eq!(
+            (list(fs, dir).len(), fs.getattr(SYSTEM, dir).expect("getattr").nlink),
+            (0, 2)
+        );
     }
 }
 
@@ -187,7 +206,14 @@ fn cycles(fs: &dyn FileSystem, _seed: u64) {
         let moved = AtomicUsize::new(0);
         together(2, |thread| {
             let (name, into) = if thread == 0 { ("a", b) } else { ("b", a) };
-            match fs.rename(ROOT_INO, name.as_bytes(), into, name.as_bytes(), RenameMode::Replace) {
+            match fs.rename(
+                SYSTEM,
+                ROOT_INO,
+                name.as_bytes(),
+                into,
+                name.as_bytes(),
+                RenameMode::Replace,
+            ) {
                 Ok(()) => drop(moved.fetch_add(1, Ordering::Relaxed)),
                 Err(error) => assert!(
                     matches!(error, FsError::Invalid(_)),
@@ -202,18 +228,18 @@ fn cycles(fs: &dyn FileSystem, _seed: u64) {
             .find(|name| name == b"a" || name == b"b");
         let outer = outer.expect("one of the two is still in the root");
         let (outer_ino, inner) = if outer == b"a" { (a, &b"b"[..]) } else { (b, &b"a"[..]) };
-        fs.rmdir(outer_ino, inner).expect("rmdir");
-        fs.rmdir(ROOT_INO, &outer).expect("rmdir");
+        fs.rmdir(SYSTEM, outer_ino, inner).expect("rmdir");
+        fs.rmdir(SYSTEM, ROOT_INO, &outer).expect("rmdir");
     }
-    assert_eq!(fs.getattr(ROOT_INO).expect("getattr").nlink, 2);
+    assert_eq!(fs.getattr(SYSTEM, ROOT_INO).expect("getattr").nlink, 2);
 }
 
 /// The way editors save: a new file replaces the old by rename. No reader may ever miss the name or see a part.
 fn replace(fs: &dyn FileSystem, _seed: u64) {
     let save = |name: &str, byte: u8| {
         let ino = make_file(fs, ROOT_INO, name);
-        let file = fs.open(ino, OpenMode::read_write()).expect("open");
-        assert_eq!(file.write_at(0, &[byte; 6000]), Ok(6000));
+        let file = fs.open(SYSTEM, ino, OpenMode::read_write()).expect("open");
+        assert_eq!(file.write_at(SYSTEM, 0, &[byte; 6000]), Ok(6000));
     };
     save("document", 1);
     let stop = AtomicBool::new(false);
@@ -221,24 +247,35 @@ fn replace(fs: &dyn FileSystem, _seed: u64) {
         if thread == 0 {
             for round in 0..500u32 {
                 save("document.new", round as u8 | 1);
-                fs.rename(ROOT_INO, b"document.new", ROOT_INO, b"document", RenameMode::Replace)
-                    .expect("rename");
+                fs.rename(
+                    SYSTEM,
+                    ROOT_INO,
+                    b"document.new",
+                    ROOT_INO,
+                    b"document",
+                    RenameMode::Replace,
+                )
+                .expect("rename");
             }
             stop.store(true, Ordering::Release);
             return;
         }
         let mut buffer = [0; 7000];
         while !stop.load(Ordering::Acquire) {
-            let attr = fs.lookup(ROOT_INO, b"document").expect("the name is never missing");
+            let attr = fs
+                .lookup(SYSTEM, ROOT_INO, b"document")
+                .expect("the name is never missing");
             assert_eq!(attr.nlink, 1);
             // Between lookup and open the file may be replaced and freed: the pin detects that.
-            if fs.pin(attr.ino, attr.generation).is_err() {
+            if fs.pin(SYSTEM, attr.ino, attr.generation).is_err() {
                 continue;
             }
-            let file = fs.open(attr.ino, OpenMode::read_only()).expect("open of a pinned file");
-            assert_eq!(file.read_at(0, &mut buffer), Ok(6000), "the whole document");
+            let file = fs
+                .open(SYSTEM, attr.ino, OpenMode::read_only())
+                .expect("open of a pinned file");
+            assert_eq!(file.read_at(SYSTEM, 0, &mut buffer), Ok(6000), "the whole document");
             assert!(buffer[..6000].iter().all(|&byte| byte == buffer[0] && byte != 0));
-            fs.unpin(attr.ino, 1);
+            fs.unpin(SYSTEM, attr.ino, 1);
         }
     });
 }
@@ -252,22 +289,22 @@ fn named(fs: &dyn FileSystem, _seed: u64) {
         if thread == 0 {
             for _ in 0..100_000 {
                 make_file(fs, ROOT_INO, "new");
-                fs.rename(ROOT_INO, b"new", ROOT_INO, b"name", RenameMode::Replace)
+                fs.rename(SYSTEM, ROOT_INO, b"new", ROOT_INO, b"name", RenameMode::Replace)
                     .expect("rename");
             }
             stop.store(true, Ordering::Release);
             return;
         }
         while !stop.load(Ordering::Acquire) {
-            let attr = fs.lookup(ROOT_INO, b"name").expect("the name is never missing");
+            let attr = fs.lookup(SYSTEM, ROOT_INO, b"name").expect("the name is never missing");
             if attr.nlink != 1 {
                 stop.store(true, Ordering::Release);
                 panic!("inode {} with {} names", attr.ino, attr.nlink);
             }
-            if fs.pin(attr.ino, attr.generation).is_ok() {
+            if fs.pin(SYSTEM, attr.ino, attr.generation).is_ok() {
                 // Kept open for a moment, so that others find it without a name.
                 std::thread::yield_now();
-                fs.unpin(attr.ino, 1);
+                fs.unpin(SYSTEM, attr.ino, 1);
             }
         }
     });
@@ -286,7 +323,7 @@ fn listings(fs: &dyn FileSystem, seed: u64) {
                 let (mut seen, mut cookie, mut last) = (BTreeMap::<Vec<u8>, usize>::new(), 0, usize::MAX);
                 while last > 0 {
                     last = 0;
-                    fs.readdir(dir, cookie, &mut |entry| {
+                    fs.readdir(SYSTEM, dir, cookie, &mut |entry| {
                         if last == 17 {
                             return false;
                         }
@@ -315,6 +352,7 @@ fn listings(fs: &dyn FileSystem, seed: u64) {
             make_file(fs, dir, &name);
             if rng.chance(30) {
                 fs.rename(
+                    SYSTEM,
                     dir,
                     name.as_bytes(),
                     dir,
@@ -322,9 +360,9 @@ fn listings(fs: &dyn FileSystem, seed: u64) {
                     RenameMode::Replace,
                 )
                 .expect("rename");
-                fs.unlink(dir, format!("{name}'").as_bytes()).expect("unlink");
+                fs.unlink(SYSTEM, dir, format!("{name}'").as_bytes()).expect("unlink");
             } else {
-                fs.unlink(dir, name.as_bytes()).expect("unlink");
+                fs.unlink(SYSTEM, dir, name.as_bytes()).expect("unlink");
             }
         }
     });
@@ -338,29 +376,33 @@ fn reuse(fs: &dyn FileSystem, _seed: u64) {
         if thread == 0 {
             for round in 0..1500u32 {
                 let ino = make_file(fs, ROOT_INO, "f");
-                let file = fs.open(ino, OpenMode::read_write()).expect("open");
-                assert_eq!(file.write_at(0, &round.to_le_bytes().repeat(300)), Ok(1200));
+                let file = fs.open(SYSTEM, ino, OpenMode::read_write()).expect("open");
+                assert_eq!(file.write_at(SYSTEM, 0, &round.to_le_bytes().repeat(300)), Ok(1200));
                 drop(file);
-                fs.unlink(ROOT_INO, b"f").expect("unlink");
+                fs.unlink(SYSTEM, ROOT_INO, b"f").expect("unlink");
             }
             stop.store(true, Ordering::Release);
             return;
         }
         let mut buffer = [0; 2000];
         while !stop.load(Ordering::Acquire) {
-            let Ok(attr) = fs.lookup(ROOT_INO, b"f") else { continue };
-            if fs.pin(attr.ino, attr.generation).is_err() {
+            let Ok(attr) = fs.lookup(SYSTEM, ROOT_INO, b"f") else {
+                continue;
+            };
+            if fs.pin(SYSTEM, attr.ino, attr.generation).is_err() {
                 continue;
             }
-            let now = fs.getattr(attr.ino).expect("getattr of a pinned inode");
+            let now = fs.getattr(SYSTEM, attr.ino).expect("getattr of a pinned inode");
             assert_eq!(
                 (now.generation, now.btime),
                 (attr.generation, attr.btime),
                 "another file took the pinned inode"
             );
-            let file = fs.open(attr.ino, OpenMode::read_only()).expect("open of a pinned file");
-            fs.unpin(attr.ino, 1);
-            let count = file.read_at(0, &mut buffer).expect("read of an open file");
+            let file = fs
+                .open(SYSTEM, attr.ino, OpenMode::read_only())
+                .expect("open of a pinned file");
+            fs.unpin(SYSTEM, attr.ino, 1);
+            let count = file.read_at(SYSTEM, 0, &mut buffer).expect("read of an open file");
             assert!(count == 0 || count == 1200, "{count} bytes: a state that never was");
             assert!(
                 buffer[..count].chunks(4).all(|word| word == &buffer[..4]),

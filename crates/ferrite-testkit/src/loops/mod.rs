@@ -22,7 +22,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use ferrite_vfs::memfs::MemFs;
-use ferrite_vfs::{Ino, ROOT_INO};
+use ferrite_vfs::{Ino, ROOT_INO, SYSTEM};
 
 use crate::TestEngine;
 
@@ -55,7 +55,7 @@ pub trait LoopEngine: TestEngine {
 
     /// Amounts of free resources, by name: the same before anything was created and after all is removed.
     fn free(&self) -> Vec<(&'static str, u64)> {
-        let stat = self.fs().statfs().expect("statfs");
+        let stat = self.fs().statfs(SYSTEM).expect("statfs");
         vec![("blocks", stat.blocks_free), ("inodes", stat.inodes_free)]
     }
 
@@ -148,7 +148,7 @@ pub fn run(engine: &mut dyn LoopEngine, of: &'static Loop, seed: u64, effort: Ef
         progress,
     };
     (of.prepare)(&mut run.pair(0));
-    if let Ok(attr) = run.engine.fs().lookup(ROOT_INO, NEIGHBOURS.as_bytes()) {
+    if let Ok(attr) = run.engine.fs().lookup(SYSTEM, ROOT_INO, NEIGHBOURS.as_bytes()) {
         run.neighbours = run.engine.neighbours(attr.ino);
     }
 

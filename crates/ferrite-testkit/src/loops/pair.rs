@@ -6,8 +6,8 @@
 use std::sync::Arc;
 
 use ferrite_vfs::{
-    Cred, FallocateMode, FileKind, FileSystem, FsError, Ino, NewNode, OpenFile, OpenMode, ROOT_INO, RenameMode, Result,
-    SetAttr, XattrMode,
+    FallocateMode, FileKind, FileSystem, FsError, Ino, NewNode, OpenFile, OpenMode, ROOT_INO, RenameMode, Result,
+    SYSTEM, SetAttr, XattrMode,
 };
 
 use crate::rng::{Rng, pattern};
@@ -95,7 +95,7 @@ impl<'a> Pair<'a> {
                 mode: 0o644,
                 rdev: 0,
             };
-            fs.mknod(&Cred::root(), parent, name, &node).map(drop)
+            fs.mknod(SYSTEM, parent, name, &node).map(drop)
         });
     }
 
@@ -103,7 +103,7 @@ impl<'a> Pair<'a> {
     pub fn mkdir(&mut self, path: &str) {
         self.must(format_args!("mkdir {path}"), |fs| {
             let (parent, name) = place(fs, path)?;
-            fs.mkdir(&Cred::root(), parent, name, 0o755).map(drop)
+            fs.mkdir(SYSTEM, parent, name, 0o755).map(drop)
         });
     }
 
@@ -113,7 +113,7 @@ impl<'a> Pair<'a> {
         self.fills += 1;
         self.must(format_args!("symlink {path} to {len} bytes"), |fs| {
             let (parent, name) = place(fs, path)?;
-            fs.symlink(&Cred::root(), parent, name, &target).map(drop)
+            fs.symlink(SYSTEM, parent, name, &target).map(drop)
         });
     }
 
@@ -122,7 +122,7 @@ impl<'a> Pair<'a> {
         self.must(format_args!("link {path} {new}"), |fs| {
             let ino = resolve(fs, path)?;
             let (parent, name) = place(fs, new)?;
-            fs.link(ino, parent, name).map(drop)
+            fs.link(SYSTEM, ino, parent, name).map(drop)
         });
     }
 
@@ -130,7 +130,7 @@ impl<'a> Pair<'a> {
     pub fn unlink(&mut self, path: &str) {
         self.must(format_args!("unlink {path}"), |fs| {
             let (parent, name) = place(fs, path)?;
-            fs.unlink(parent, name)
+            fs.unlink(SYSTEM, parent, name)
         });
     }
 
@@ -138,7 +138,7 @@ impl<'a> Pair<'a> {
     pub fn rmdir(&mut self, path: &str) {
         self.must(format_args!("rmdir {path}"), |fs| {
             let (parent, name) = place(fs, path)?;
-            fs.rmdir(parent, name)
+            fs.rmdir(SYSTEM, parent, name)
         });
     }
 
@@ -147,7 +147,7 @@ impl<'a> Pair<'a> {
         self.both(format_args!("rename {path} {new} {mode:?}"), |fs| {
             let (parent, name) = place(fs, path)?;
             let (new_parent, new_name) = place(fs, new)?;
-            fs.rename(parent, name, new_parent, new_name, mode)
+            fs.rename(SYSTEM, parent, name, new_parent, new_name, mode)
         })
         .is_ok()
     }
@@ -159,7 +159,7 @@ impl<'a> Pair<'a> {
 
     /// Length of a file, as the reference knows it.
     pub fn len(&self, path: &str) -> u64 {
-        resolve(self.oracle, path).map_or(0, |ino| self.oracle.getattr(ino).map_or(0, |attr| attr.size))
+        resolve(self.oracle, path).map_or(0, |ino| self.oracle.getattr(SYSTEM, ino).map_or(0, |attr| attr.size))
     }
 
     /// Truncates a file, or extends it by a hole.
@@ -169,7 +169,7 @@ impl<'a> Pair<'a> {
             ..SetAttr::default()
         };
         self.must(format_args!("truncate {path} to {len}"), |fs| {
-            fs.setattr(resolve(fs, path)?, &size).map(drop)
+            fs.setattr(SYSTEM, resolve(fs, path)?, &size).map(drop)
         });
     }
 
@@ -177,7 +177,7 @@ impl<'a> Pair<'a> {
     pub fn write(&mut self, path: &str, offset: u64, len: usize) {
         let data = self.fresh(len);
         self.must(format_args!("write {path} at {offset}, {len} bytes"), |fs| {
-            open(fs, path)?.write_at(offset, &data)
+            open(fs, path)?.write_at(SYSTEM, offset, &data)
         });
     }
 
@@ -185,7 +185,7 @@ impl<'a> Pair<'a> {
     pub fn append(&mut self, path: &str, len: usize) {
         let data = self.fresh(len);
         self.must(format_args!("append {len} bytes to {path}"), |fs| {
-            open(fs, path)?.append(&data)
+            open(fs, path)?.append(SYSTEM, &data)
         });
     }
 
@@ -193,7 +193,7 @@ impl<'a> Pair<'a> {
     pub fn read(&mut self, path: &str, offset: u64, len: usize) {
         self.must(format_args!("read {path} at {offset}, {len} bytes"), |fs| {
             let mut buf = vec![0; len];
-            let count = open(fs, path)?.read_at(offset, &mut buf)?;
+            let count = open(fs, path)?.read_at(SYSTEM, offset, &mut buf)?;
             buf.truncate(count);
             Ok(buf)
         });
@@ -202,7 +202,7 @@ impl<'a> Pair<'a> {
     /// Reserves, punches or zeroes a range.
     pub fn fallocate(&mut self, path: &str, mode: FallocateMode, offset: u64, len: u64) {
         self.must(format_args!("{mode:?} {path} at {offset}, {len} bytes"), |fs| {
-            open(fs, path)?.fallocate(mode, offset, len)
+            open(fs, path)?.fallocate(SYSTEM, mode, offset, len)
         });
     }
 
@@ -210,14 +210,14 @@ impl<'a> Pair<'a> {
     pub fn set_xattr(&mut self, path: &str, name: &str, len: usize) {
         let value = self.fresh(len);
         self.must(format_args!("set {name} of {path} to {len} bytes"), |fs| {
-            fs.setxattr(resolve(fs, path)?, name.as_bytes(), &value, XattrMode::Any)
+            fs.setxattr(SYSTEM, resolve(fs, path)?, name.as_bytes(), &value, XattrMode::Any)
         });
     }
 
     /// Removes an extended attribute, if it is there.
     pub fn remove_xattr(&mut self, path: &str, name: &str) {
         let _absent = self.both(format_args!("remove {name} of {path}"), |fs| {
-            fs.removexattr(resolve(fs, path)?, name.as_bytes())
+            fs.removexattr(SYSTEM, resolve(fs, path)?, name.as_bytes())
         });
     }
 
@@ -231,9 +231,9 @@ impl<'a> Pair<'a> {
         let data = self.fresh(len);
         let mut found = vec![0; len];
         for side in &file.0 {
-            assert_eq!(side.write_at(offset, &data), Ok(len), "an open file");
+            assert_eq!(side.write_at(SYSTEM, offset, &data), Ok(len), "an open file");
         }
-        assert_eq!(file.0[0].read_at(offset, &mut found), Ok(len), "an open file");
+        assert_eq!(file.0[0].read_at(SYSTEM, offset, &mut found), Ok(len), "an open file");
         assert!(found == data, "an open file does not hold what was written at {offset}");
     }
 
@@ -243,7 +243,7 @@ impl<'a> Pair<'a> {
         let mut dirs = Vec::new();
         while let Some((path, dir)) = pending.pop() {
             let mut entries = Vec::new();
-            let listed = self.oracle.readdir(dir, 0, &mut |entry| {
+            let listed = self.oracle.readdir(SYSTEM, dir, 0, &mut |entry| {
                 entries.push((
                     format!("{path}/{}", String::from_utf8_lossy(entry.name)),
                     entry.kind,
@@ -295,9 +295,9 @@ fn place<'p>(fs: &dyn FileSystem, path: &'p str) -> Result<(Ino, &'p [u8])> {
 fn resolve(fs: &dyn FileSystem, path: &str) -> Result<Ino> {
     path.split('/')
         .filter(|part| !part.is_empty())
-        .try_fold(ROOT_INO, |dir, part| Ok(fs.lookup(dir, part.as_bytes())?.ino))
+        .try_fold(ROOT_INO, |dir, part| Ok(fs.lookup(SYSTEM, dir, part.as_bytes())?.ino))
 }
 
 fn open(fs: &dyn FileSystem, path: &str) -> Result<Arc<dyn OpenFile>> {
-    fs.open(resolve(fs, path)?, OpenMode::read_write())
+    fs.open(SYSTEM, resolve(fs, path)?, OpenMode::read_write())
 }

@@ -1,6 +1,6 @@
 //! Reads, writes, appends and truncates against a plain byte vector.
 
-use ferrite_vfs::{FallocateMode, FsError, SetAttr};
+use ferrite_vfs::{Cred, Ctx, FallocateMode, FsError, Position, SYSTEM, SetAttr, WriteMode};
 
 use super::{Case, Harness};
 use crate::refused;
@@ -79,7 +79,7 @@ fn growing(h: &Harness<'_>) {
     let file = h.open(ino);
     for index in 0..5000u32 {
         let byte = (index * 7 + 1) as u8;
-        assert_eq!(file.append(&[byte]), Ok((u64::from(index), 1)));
+        assert_eq!(file.append(SYSTEM, &[byte]), Ok((u64::from(index), 1)));
         expected.push(byte);
         if index % 97 == 0 || (200..260).contains(&index) {
             assert!(h.read_at(ino, 0, 6000) == expected, "after {} bytes", index + 1);
@@ -104,7 +104,7 @@ fn random(h: &Harness<'_>) {
             expected.resize(offset, 0);
         } else {
             let data = pattern(step + 1, rng.below(4 * PAGE as u64) as usize + 1);
-            assert_eq!(file.write_at(offset as u64, &data), Ok(data.len()));
+            assert_eq!(file.write_at(SYSTEM, offset as u64, &data), Ok(data.len()));
             expected.resize(expected.len().max(offset + data.len()), 0);
             expected[offset..offset + data.len()].copy_from_slice(&data);
         }
@@ -142,7 +142,7 @@ fn truncate(h: &Harness<'_>) {
 }
 
 fn large(h: &Harness<'_>) {
-    let space = h.fs().statfs().expect("statfs");
+    let space = h.fs().statfs(SYSTEM).expect("statfs");
     for (len, offset) in [(2 << 20, 0), (2 << 20, 1234), ((2 << 20) - 1, 4096), (5 << 20, 77)] {
         if space.blocks_available * u64::from(space.block_bytes) < 3 * len as u64 {
             return h.skip("no room for 15 MiB");
@@ -150,13 +150,15 @@ fn large(h: &Harness<'_>) {
         let data = pattern(len as u32, len);
         let ino = h.write("f", b"start");
         let file = h.open(ino);
-        let mut done = file.write_at(offset, &data).expect("write");
+        let mut done = file.write_at(SYSTEM, offset, &data).expect("write");
         assert!(
             done == len || (len > 2 << 20 && done > 0),
             "a write of {len} bytes gave {done}"
         );
         while done < len {
-            done += file.write_at(offset + done as u64, &data[done..]).expect("write on");
+            done += file
+                .write_at(SYSTEM, offset + done as u64, &data[done..])
+                .expect("write on");
         }
         assert!(h.read_at(ino, offset, len + 10) == data, "{len} bytes at {offset}");
         let again = pattern(1, len);
@@ -180,8 +182,8 @@ fn past_end(h: &Harness<'_>) {
     ] {
         assert_eq!(h.read_at(ino, offset, len), expected, "{len} bytes at {offset}");
     }
-    assert_eq!(h.open(ino).read_at(u64::MAX, &mut [0; 8]), Ok(0));
-    assert_eq!(h.open(ino).write_at(1 << 30, b""), Ok(0));
+    assert_eq!(h.open(ino).read_at(SYSTEM, u64::MAX, &mut [0; 8]), Ok(0));
+    assert_eq!(h.open(ino).write_at(SYSTEM, 1 << 30, b""), Ok(0));
     assert_eq!(h.stat("f").size, 10, "a write of nothing moves no end");
     let empty = h.file("empty");
     assert_eq!(h.read_at(empty, 0, 10), b"");
@@ -194,12 +196,16 @@ fn appends(h: &Harness<'_>) {
     for index in 0..400 {
         let data = pattern(index + 1, (index as usize * 37) % 5000 + 1);
         let file = if index % 2 == 0 { &a } else { &b };
-        assert_eq!(file.append(&data), Ok((expected.len() as u64, data.len())));
+        assert_eq!(file.append(SYSTEM, &data), Ok((expected.len() as u64, data.len())));
         expected.extend_from_slice(&data);
     }
     assert!(h.read_at(ino, 0, expected.len() + 1) == expected);
     h.truncate(ino, 1 << 33);
-    assert_eq!(a.append(b"far"), Ok((1 << 33, 3)), "an append goes behind a hole");
+    assert_eq!(
+        a.append(SYSTEM, b"far"),
+        Ok((1 << 33, 3)),
+        "an append goes behind a hole"
+    );
     assert_eq!(h.read_at(ino, (1 << 33) - 2, 10), b"\0\0far");
 }
 
@@ -208,11 +214,11 @@ fn two_handles(h: &Harness<'_>) {
     let (a, b) = (h.open(ino), h.open(ino));
     for index in 0..100u32 {
         let data = pattern(index + 1, 1000);
-        assert_eq!(a.write_at(u64::from(index) * 500, &data), Ok(1000));
+        assert_eq!(a.write_at(SYSTEM, u64::from(index) * 500, &data), Ok(1000));
         let mut buffer = [0; 1000];
-        assert_eq!(b.read_at(u64::from(index) * 500, &mut buffer), Ok(1000));
+        assert_eq!(b.read_at(SYSTEM, u64::from(index) * 500, &mut buffer), Ok(1000));
         assert!(buffer[..] == data[..]);
-        assert_eq!(a.getattr(), b.getattr());
+        assert_eq!(a.getattr(SYSTEM), b.getattr(SYSTEM));
     }
 }
 
@@ -220,6 +226,7 @@ fn largest(h: &Harness<'_>) {
     let ino = h.write("f", b"start");
     let resize = |size| {
         h.fs().setattr(
+            SYSTEM,
             ino,
             &SetAttr {
                 size: Some(size),
@@ -247,20 +254,20 @@ fn largest(h: &Harness<'_>) {
     resize(good).expect("the largest size");
     assert_eq!(h.read_at(ino, 0, 5), b"start");
     let file = h.open(ino);
-    assert_eq!(file.write_at(good - 1, b"x"), Ok(1), "the last byte");
+    assert_eq!(file.write_at(SYSTEM, good - 1, b"x"), Ok(1), "the last byte");
     assert_eq!(h.read_at(ino, good - 2, 10), b"\0x");
     if good < u64::MAX - 10 {
-        refused!(file.write_at(good, b"x"), FileTooBig);
-        refused!(file.write_at(good - 1, b"xy"), FileTooBig);
-        refused!(file.append(b"x"), FileTooBig);
+        refused!(file.write_at(SYSTEM, good, b"x"), FileTooBig);
+        refused!(file.write_at(SYSTEM, good - 1, b"xy"), FileTooBig);
+        refused!(file.append(SYSTEM, b"x"), FileTooBig);
     }
-    refused!(file.write_at(u64::MAX, b"xy"), FileTooBig);
-    refused!(file.write_at(u64::MAX - 1, b"xyz"), FileTooBig);
+    refused!(file.write_at(SYSTEM, u64::MAX, b"xy"), FileTooBig);
+    refused!(file.write_at(SYSTEM, u64::MAX - 1, b"xyz"), FileTooBig);
     for mode in [
         ferrite_vfs::FallocateMode::Allocate { keep_size: false },
         ferrite_vfs::FallocateMode::ZeroRange { keep_size: false },
     ] {
-        refused!(file.fallocate(mode, u64::MAX - 1, 5), FileTooBig);
+        refused!(file.fallocate(SYSTEM, mode, u64::MAX - 1, 5), FileTooBig);
     }
     assert_eq!(h.stat("f").size, good);
     resize(5).expect("cut");
@@ -273,11 +280,11 @@ fn kill_priv(h: &Harness<'_>) {
 }
 
 fn kill_priv_by(h: &Harness<'_>, by_stranger: bool) {
-    let unprivileged = ferrite_vfs::OpenMode {
-        kill_priv: true,
-        by_stranger,
-        ..ferrite_vfs::OpenMode::read_write()
-    };
+    // All files here are in group 0.
+    let caller = Cred::new(1000, if by_stranger { 1000 } else { 0 });
+    let unprivileged = &Ctx::checked(caller.clone());
+    let kernel = &Ctx::trusted(caller);
+    let set_by_kernel = |ino, set: &SetAttr| h.fs().setattr(kernel, ino, set).expect("setattr").mode;
     // A change by a member of the group keeps setgid if the group may not execute: there it means mandatory locking.
     let lock = if by_stranger { 0 } else { 0o2000 };
     for (mode, expected) in [
@@ -289,15 +296,15 @@ fn kill_priv_by(h: &Harness<'_>, by_stranger: bool) {
     ] {
         let ino = h.write("f", b"program");
         h.chmod(ino, mode);
-        let file = h.fs().open(ino, unprivileged).expect("open");
-        assert_eq!(file.read_at(0, &mut [0; 3]), Ok(3));
+        let file = h.open(ino);
+        assert_eq!(file.read_at(unprivileged, 0, &mut [0; 3]), Ok(3));
         assert_eq!(h.stat("f").mode, mode, "a read clears nothing");
         h.write_at(ino, 0, b"P");
         assert_eq!(h.stat("f").mode, mode, "a privileged write clears nothing");
-        assert_eq!(file.write_at(0, b"p"), Ok(1));
+        assert_eq!(file.write_at(unprivileged, 0, b"p"), Ok(1));
         assert_eq!(h.stat("f").mode, expected, "write, {mode:o}");
         h.chmod(ino, mode);
-        file.append(b"more").expect("append");
+        file.append(unprivileged, b"more").expect("append");
         assert_eq!(h.stat("f").mode, expected, "append, {mode:o}");
         for how in [
             FallocateMode::Allocate { keep_size: true },
@@ -306,27 +313,41 @@ fn kill_priv_by(h: &Harness<'_>, by_stranger: bool) {
             FallocateMode::ZeroRange { keep_size: false },
         ] {
             h.chmod(ino, mode);
-            h.open(ino).fallocate(how, 0, 9000).expect("privileged fallocate");
+            h.open(ino)
+                .fallocate(SYSTEM, how, 0, 9000)
+                .expect("privileged fallocate");
             assert_eq!(h.stat("f").mode, mode, "a privileged fallocate clears nothing");
-            file.fallocate(how, 0, 9000).expect("fallocate");
+            file.fallocate(unprivileged, how, 0, 9000).expect("fallocate");
             assert_eq!(h.stat("f").mode, expected, "{how:?}, {mode:o}");
         }
         h.chmod(ino, mode);
         let set = SetAttr {
             size: Some(2),
             kill_priv: true,
-            by_stranger,
             ..SetAttr::default()
         };
-        assert_eq!(h.set(ino, set).mode, expected, "truncate, {mode:o}");
+        assert_eq!(set_by_kernel(ino, &set), expected, "truncate, {mode:o}");
         h.chmod(ino, mode);
         let set = SetAttr {
             uid: Some(9),
             kill_priv: true,
-            by_stranger,
             ..SetAttr::default()
         };
-        assert_eq!(h.set(ino, set).mode, expected, "chown, {mode:o}");
+        assert_eq!(set_by_kernel(ino, &set), expected, "chown, {mode:o}");
+        h.chmod(ino, mode);
+        let cut = SetAttr {
+            size: Some(1),
+            ..SetAttr::default()
+        };
+        let attr = file.setattr(unprivileged, &cut).expect("cut");
+        assert_eq!((attr.mode, attr.size), (expected, 1), "ftruncate, {mode:o}");
+        h.chmod(ino, mode);
+        let by_flag = WriteMode {
+            position: Position::At(0),
+            kill_priv: true,
+        };
+        file.write(kernel, by_flag, b"p").expect("write");
+        assert_eq!(h.stat("f").mode, expected, "write that was asked to, {mode:o}");
         drop(file);
         h.unlink("f");
     }

@@ -1,6 +1,6 @@
 //! Each error that the contract's documentation names, and the rule that a refused operation changes nothing.
 
-use ferrite_vfs::{Cred, FallocateMode, FileKind, NewNode, OpenMode, PATH_MAX, ROOT_INO, RenameMode, SetAttr};
+use ferrite_vfs::{FallocateMode, FileKind, NewNode, OpenMode, PATH_MAX, ROOT_INO, RenameMode, SYSTEM, SetAttr};
 
 use super::{Case, Harness};
 use crate::refused;
@@ -72,14 +72,14 @@ const FILE: NewNode = NewNode {
 
 fn missing_names(h: &Harness<'_>) {
     let (fs, dir) = (h.fs(), h.mkdir("d"));
-    refused!(fs.lookup(dir, b"no"), NotFound);
-    refused!(fs.unlink(dir, b"no"), NotFound);
-    refused!(fs.rmdir(dir, b"no"), NotFound);
+    refused!(fs.lookup(SYSTEM, dir, b"no"), NotFound);
+    refused!(fs.unlink(SYSTEM, dir, b"no"), NotFound);
+    refused!(fs.rmdir(SYSTEM, dir, b"no"), NotFound);
     for mode in [RenameMode::Replace, RenameMode::NoReplace, RenameMode::Exchange] {
-        refused!(fs.rename(dir, b"no", dir, b"other", mode), NotFound);
+        refused!(fs.rename(SYSTEM, dir, b"no", dir, b"other", mode), NotFound);
     }
     h.file("d/f");
-    refused!(fs.rename(dir, b"f", dir, b"no", RenameMode::Exchange), NotFound);
+    refused!(fs.rename(SYSTEM, dir, b"f", dir, b"no", RenameMode::Exchange), NotFound);
     assert_eq!(h.names("d"), ["f"]);
 }
 
@@ -88,19 +88,22 @@ fn file_is_no_directory(h: &Harness<'_>) {
     for (name, kind) in [("f", FileKind::File), ("l", FileKind::Symlink), ("p", FileKind::Fifo)] {
         let ino = h.node(name, kind);
         let other = h.file(&format!("{name}.other"));
-        refused!(fs.lookup(ino, b"x"), NotDirectory);
-        refused!(fs.mknod(&Cred::root(), ino, b"x", &FILE), NotDirectory);
-        refused!(fs.mkdir(&Cred::root(), ino, b"x", 0o755), NotDirectory);
-        refused!(fs.symlink(&Cred::root(), ino, b"x", b"t"), NotDirectory);
-        refused!(fs.link(other, ino, b"x"), NotDirectory);
-        refused!(fs.unlink(ino, b"x"), NotDirectory);
-        refused!(fs.rmdir(ino, b"x"), NotDirectory);
+        refused!(fs.lookup(SYSTEM, ino, b"x"), NotDirectory);
+        refused!(fs.mknod(SYSTEM, ino, b"x", &FILE), NotDirectory);
+        refused!(fs.mkdir(SYSTEM, ino, b"x", 0o755), NotDirectory);
+        refused!(fs.symlink(SYSTEM, ino, b"x", b"t"), NotDirectory);
+        refused!(fs.link(SYSTEM, other, ino, b"x"), NotDirectory);
+        refused!(fs.unlink(SYSTEM, ino, b"x"), NotDirectory);
+        refused!(fs.rmdir(SYSTEM, ino, b"x"), NotDirectory);
         refused!(
-            fs.rename(ROOT_INO, name.as_bytes(), ino, b"x", RenameMode::Replace),
+            fs.rename(SYSTEM, ROOT_INO, name.as_bytes(), ino, b"x", RenameMode::Replace),
             NotDirectory
         );
-        refused!(fs.rename(ino, b"x", ROOT_INO, b"y", RenameMode::Replace), NotDirectory);
-        refused!(fs.readdir(ino, 0, &mut |_| true), NotDirectory);
+        refused!(
+            fs.rename(SYSTEM, ino, b"x", ROOT_INO, b"y", RenameMode::Replace),
+            NotDirectory
+        );
+        refused!(fs.readdir(SYSTEM, ino, 0, &mut |_| true), NotDirectory);
         assert_eq!(h.nlink(&format!("{name}.other")), 1);
     }
 }
@@ -111,12 +114,12 @@ fn taken_names(h: &Harness<'_>) {
     for kind in [FileKind::File, FileKind::Directory, FileKind::Symlink, FileKind::Socket] {
         let taken = h.node("taken", kind);
         let before = h.stat("taken");
-        refused!(fs.mknod(&Cred::root(), ROOT_INO, b"taken", &FILE), Exists);
-        refused!(fs.mkdir(&Cred::root(), ROOT_INO, b"taken", 0o755), Exists);
-        refused!(fs.symlink(&Cred::root(), ROOT_INO, b"taken", b"t"), Exists);
-        refused!(fs.link(file, ROOT_INO, b"taken"), Exists);
+        refused!(fs.mknod(SYSTEM, ROOT_INO, b"taken", &FILE), Exists);
+        refused!(fs.mkdir(SYSTEM, ROOT_INO, b"taken", 0o755), Exists);
+        refused!(fs.symlink(SYSTEM, ROOT_INO, b"taken", b"t"), Exists);
+        refused!(fs.link(SYSTEM, file, ROOT_INO, b"taken"), Exists);
         refused!(
-            fs.rename(ROOT_INO, b"f", ROOT_INO, b"taken", RenameMode::NoReplace),
+            fs.rename(SYSTEM, ROOT_INO, b"f", ROOT_INO, b"taken", RenameMode::NoReplace),
             Exists
         );
         assert_eq!((h.stat("taken"), taken), (before, before.ino));
@@ -131,10 +134,10 @@ fn taken_names(h: &Harness<'_>) {
 
 fn wrong_kind_removed(h: &Harness<'_>) {
     h.mkdir("d");
-    refused!(h.fs().unlink(ROOT_INO, b"d"), IsDirectory);
+    refused!(h.fs().unlink(SYSTEM, ROOT_INO, b"d"), IsDirectory);
     for kind in [FileKind::File, FileKind::Symlink, FileKind::Fifo, FileKind::CharDevice] {
         h.node("n", kind);
-        refused!(h.fs().rmdir(ROOT_INO, b"n"), NotDirectory);
+        refused!(h.fs().rmdir(SYSTEM, ROOT_INO, b"n"), NotDirectory);
         h.unlink("n");
     }
     assert_eq!(h.names(""), ["d"]);
@@ -144,7 +147,7 @@ fn not_empty(h: &Harness<'_>) {
     h.mkdir("d");
     for kind in [FileKind::File, FileKind::Directory, FileKind::Symlink] {
         h.node("d/x", kind);
-        refused!(h.fs().rmdir(ROOT_INO, b"d"), NotEmpty);
+        refused!(h.fs().rmdir(SYSTEM, ROOT_INO, b"d"), NotEmpty);
         if kind == FileKind::Directory {
             h.rmdir("d/x")
         } else {
@@ -160,29 +163,29 @@ fn bad_names(h: &Harness<'_>) {
     let fs = h.fs();
     let file = h.file("f");
     for name in [&b""[..], b".", b"..", b"a/b", b"/", b"a\0b"] {
-        refused!(fs.mknod(&Cred::root(), ROOT_INO, name, &FILE), Invalid);
-        refused!(fs.mkdir(&Cred::root(), ROOT_INO, name, 0o755), Invalid);
-        refused!(fs.symlink(&Cred::root(), ROOT_INO, name, b"t"), Invalid);
-        refused!(fs.link(file, ROOT_INO, name), Invalid);
-        refused!(fs.rename(ROOT_INO, b"f", ROOT_INO, name, RenameMode::Replace), Invalid);
+        refused!(fs.mknod(SYSTEM, ROOT_INO, name, &FILE), Invalid);
+        refused!(fs.mkdir(SYSTEM, ROOT_INO, name, 0o755), Invalid);
+        refused!(fs.symlink(SYSTEM, ROOT_INO, name, b"t"), Invalid);
+        refused!(fs.link(SYSTEM, file, ROOT_INO, name), Invalid);
+        refused!(
+            fs.rename(SYSTEM, ROOT_INO, b"f", ROOT_INO, name, RenameMode::Replace),
+            Invalid
+        );
     }
     let long = vec![b'n'; 256];
-    refused!(fs.mknod(&Cred::root(), ROOT_INO, &long, &FILE), NameTooLong);
-    refused!(fs.mkdir(&Cred::root(), ROOT_INO, &long, 0o755), NameTooLong);
-    refused!(fs.symlink(&Cred::root(), ROOT_INO, &long, b"t"), NameTooLong);
-    refused!(fs.link(file, ROOT_INO, &long), NameTooLong);
+    refused!(fs.mknod(SYSTEM, ROOT_INO, &long, &FILE), NameTooLong);
+    refused!(fs.mkdir(SYSTEM, ROOT_INO, &long, 0o755), NameTooLong);
+    refused!(fs.symlink(SYSTEM, ROOT_INO, &long, b"t"), NameTooLong);
+    refused!(fs.link(SYSTEM, file, ROOT_INO, &long), NameTooLong);
     refused!(
-        fs.rename(ROOT_INO, b"f", ROOT_INO, &long, RenameMode::Replace),
+        fs.rename(SYSTEM, ROOT_INO, b"f", ROOT_INO, &long, RenameMode::Replace),
         NameTooLong
     );
-    refused!(fs.lookup(ROOT_INO, &long), NameTooLong);
-    refused!(fs.unlink(ROOT_INO, &long), NameTooLong);
-    refused!(fs.rmdir(ROOT_INO, &long), NameTooLong);
-    refused!(
-        fs.symlink(&Cred::root(), ROOT_INO, b"s", &vec![b't'; PATH_MAX]),
-        NameTooLong
-    );
-    refused!(fs.symlink(&Cred::root(), ROOT_INO, b"s", b""), Invalid | NotFound);
+    refused!(fs.lookup(SYSTEM, ROOT_INO, &long), NameTooLong);
+    refused!(fs.unlink(SYSTEM, ROOT_INO, &long), NameTooLong);
+    refused!(fs.rmdir(SYSTEM, ROOT_INO, &long), NameTooLong);
+    refused!(fs.symlink(SYSTEM, ROOT_INO, b"s", &vec![b't'; PATH_MAX]), NameTooLong);
+    refused!(fs.symlink(SYSTEM, ROOT_INO, b"s", b""), Invalid | NotFound);
     assert_eq!(h.names(""), ["f"]);
 }
 
@@ -193,7 +196,7 @@ fn mknod_kinds(h: &Harness<'_>) {
             mode: 0o755,
             rdev: 0,
         };
-        refused!(h.fs().mknod(&Cred::root(), ROOT_INO, b"x", &node), Invalid);
+        refused!(h.fs().mknod(SYSTEM, ROOT_INO, b"x", &node), Invalid);
     }
     assert!(!h.exists("x"));
 }
@@ -215,11 +218,11 @@ fn sizes_of_nonfiles(h: &Harness<'_>) {
             ..SetAttr::default()
         };
         if kind == FileKind::Directory {
-            refused!(h.fs().setattr(ino, &set), IsDirectory);
+            refused!(h.fs().setattr(SYSTEM, ino, &set), IsDirectory);
             assert_eq!(h.stat("n"), before);
             h.rmdir("n");
         } else {
-            refused!(h.fs().setattr(ino, &set), Invalid);
+            refused!(h.fs().setattr(SYSTEM, ino, &set), Invalid);
             assert_eq!(h.stat("n"), before);
             h.unlink("n");
         }
@@ -229,7 +232,7 @@ fn sizes_of_nonfiles(h: &Harness<'_>) {
 fn readlink_of_nonlinks(h: &Harness<'_>) {
     for (name, kind) in [("f", FileKind::File), ("d", FileKind::Directory), ("p", FileKind::Fifo)] {
         let ino = h.node(name, kind);
-        refused!(h.fs().readlink(ino), Invalid);
+        refused!(h.fs().readlink(SYSTEM, ino), Invalid);
     }
 }
 
@@ -242,7 +245,7 @@ fn open_nonfiles(h: &Harness<'_>) {
         let ino = h.node(name, kind);
         // The contract names no error here.
         assert!(
-            h.fs().open(ino, OpenMode::read_write()).is_err(),
+            h.fs().open(SYSTEM, ino, OpenMode::read_write()).is_err(),
             "a {kind:?} was opened as a regular file"
         );
     }
@@ -251,19 +254,23 @@ fn open_nonfiles(h: &Harness<'_>) {
 fn bad_handles(h: &Harness<'_>) {
     let ino = h.write("f", b"content");
     let before = h.stat("f");
-    let reader = h.fs().open(ino, OpenMode::read_only()).expect("open for reading");
-    refused!(reader.write_at(0, b"x"), BadHandle);
-    refused!(reader.append(b"x"), BadHandle);
+    let reader = h
+        .fs()
+        .open(SYSTEM, ino, OpenMode::read_only())
+        .expect("open for reading");
+    refused!(reader.write_at(SYSTEM, 0, b"x"), BadHandle);
+    refused!(reader.append(SYSTEM, b"x"), BadHandle);
     for mode in [
         FallocateMode::Allocate { keep_size: false },
         FallocateMode::PunchHole,
         FallocateMode::ZeroRange { keep_size: true },
     ] {
-        refused!(reader.fallocate(mode, 0, 4), BadHandle);
+        refused!(reader.fallocate(SYSTEM, mode, 0, 4), BadHandle);
     }
     let writer = h
         .fs()
         .open(
+            SYSTEM,
             ino,
             OpenMode {
                 write: true,
@@ -271,16 +278,16 @@ fn bad_handles(h: &Harness<'_>) {
             },
         )
         .expect("open for writing");
-    refused!(writer.read_at(0, &mut [0; 4]), BadHandle);
+    refused!(writer.read_at(SYSTEM, 0, &mut [0; 4]), BadHandle);
     assert_eq!(h.read_at(ino, 0, 100), b"content");
     assert_eq!((h.stat("f").mtime, h.stat("f").size), (before.mtime, before.size));
 }
 
 fn link_directory(h: &Harness<'_>) {
     let dir = h.mkdir("d");
-    refused!(h.fs().link(dir, ROOT_INO, b"e"), NotPermitted);
-    refused!(h.fs().link(dir, dir, b"self"), NotPermitted);
-    refused!(h.fs().link(ROOT_INO, dir, b"root"), NotPermitted);
+    refused!(h.fs().link(SYSTEM, dir, ROOT_INO, b"e"), NotPermitted);
+    refused!(h.fs().link(SYSTEM, dir, dir, b"self"), NotPermitted);
+    refused!(h.fs().link(SYSTEM, ROOT_INO, dir, b"root"), NotPermitted);
     assert_eq!((h.nlink("d"), h.nlink("")), (2, 3));
 }
 
@@ -288,27 +295,29 @@ fn unknown_inodes(h: &Harness<'_>) {
     let fs = h.fs();
     let file = h.file("f");
     for ino in [0, file + 1_000_000, u64::from(u32::MAX), 1 << 40, u64::MAX] {
-        refused!(fs.getattr(ino), Stale | NotFound);
-        refused!(fs.setattr(ino, &SetAttr::default()), Stale | NotFound);
-        refused!(fs.lookup(ino, b"x"), Stale | NotFound);
-        refused!(fs.readdir(ino, 0, &mut |_| true), Stale | NotFound);
-        refused!(fs.readlink(ino), Stale | NotFound);
-        refused!(fs.open(ino, OpenMode::read_only()).map(drop), Stale | NotFound);
-        refused!(fs.link(ino, ROOT_INO, b"x"), Stale | NotFound);
-        refused!(fs.mknod(&Cred::root(), ino, b"x", &FILE), Stale | NotFound);
-        refused!(fs.getxattr(ino, b"user.x"), Stale | NotFound);
-        refused!(fs.pin(ino, 0), Stale | NotFound);
+        refused!(fs.getattr(SYSTEM, ino), Stale | NotFound);
+        refused!(fs.setattr(SYSTEM, ino, &SetAttr::default()), Stale | NotFound);
+        refused!(fs.lookup(SYSTEM, ino, b"x"), Stale | NotFound);
+        refused!(fs.readdir(SYSTEM, ino, 0, &mut |_| true), Stale | NotFound);
+        refused!(fs.readlink(SYSTEM, ino), Stale | NotFound);
+        refused!(fs.open(SYSTEM, ino, OpenMode::read_only()).map(drop), Stale | NotFound);
+        refused!(fs.link(SYSTEM, ino, ROOT_INO, b"x"), Stale | NotFound);
+        refused!(fs.mknod(SYSTEM, ino, b"x", &FILE), Stale | NotFound);
+        refused!(fs.getxattr(SYSTEM, ino, b"user.x"), Stale | NotFound);
+        refused!(fs.pin(SYSTEM, ino, 0), Stale | NotFound);
     }
 }
 
 fn stale_generations(h: &Harness<'_>) {
     let ino = h.file("f");
     let attr = h.stat("f");
-    h.fs().pin(ino, attr.generation).expect("pin with the right generation");
-    h.fs().unpin(ino, 1);
-    refused!(h.fs().pin(ino, attr.generation.wrapping_add(1)), Stale);
+    h.fs()
+        .pin(SYSTEM, ino, attr.generation)
+        .expect("pin with the right generation");
+    h.fs().unpin(SYSTEM, ino, 1);
+    refused!(h.fs().pin(SYSTEM, ino, attr.generation.wrapping_add(1)), Stale);
     h.unlink("f");
-    refused!(h.fs().pin(ino, attr.generation), Stale);
+    refused!(h.fs().pin(SYSTEM, ino, attr.generation), Stale);
     // New files may reuse the number, but never with its old generation.
     for index in 0..2000 {
         let name = format!("n{index}");
@@ -321,5 +330,5 @@ fn stale_generations(h: &Harness<'_>) {
         );
         h.unlink(&name);
     }
-    refused!(h.fs().pin(ino, attr.generation), Stale);
+    refused!(h.fs().pin(SYSTEM, ino, attr.generation), Stale);
 }

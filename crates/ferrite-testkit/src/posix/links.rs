@@ -1,6 +1,6 @@
 //! Hard links and link counts.
 
-use ferrite_vfs::{FileKind, FsError, LINK_MAX, ROOT_INO};
+use ferrite_vfs::{FileKind, FsError, LINK_MAX, ROOT_INO, SYSTEM};
 
 use super::{Case, Harness};
 use crate::refused;
@@ -38,9 +38,12 @@ fn shared(h: &Harness<'_>) {
     h.chmod(ino, 0o600);
     assert_eq!(h.stat("d/b").mode, 0o600);
     h.fs()
-        .setxattr(ino, b"user.k", b"v", Default::default())
+        .setxattr(SYSTEM, ino, b"user.k", b"v", Default::default())
         .expect("setxattr");
-    assert_eq!(h.fs().getxattr(h.ino("d/b"), b"user.k").expect("getxattr"), b"v");
+    assert_eq!(
+        h.fs().getxattr(SYSTEM, h.ino("d/b"), b"user.k").expect("getxattr"),
+        b"v"
+    );
     assert_eq!(h.nlink("d"), 2, "a file is no link of its directory");
 }
 
@@ -95,7 +98,7 @@ fn link_max(h: &Harness<'_>) {
     let ino = h.write("f", b"much linked");
     let name = |index: u32| format!("l{index}").into_bytes();
     for index in 1..LINK_MAX {
-        match h.fs().link(ino, dir, &name(index)) {
+        match h.fs().link(SYSTEM, ino, dir, &name(index)) {
             Ok(attr) => assert_eq!(attr.nlink, index + 1),
             Err(FsError::NoSpace(what)) => {
                 h.skip(format!("out of {what} after {index} links"));
@@ -106,7 +109,7 @@ fn link_max(h: &Harness<'_>) {
     }
     let count = h.nlink("f");
     if count == LINK_MAX {
-        refused!(h.fs().link(ino, ROOT_INO, b"one too many"), TooManyLinks);
+        refused!(h.fs().link(SYSTEM, ino, ROOT_INO, b"one too many"), TooManyLinks);
         assert!(!h.exists("one too many"));
         // A rename creates no new link, so the limit does not apply.
         h.rename("f", "g");
@@ -115,7 +118,7 @@ fn link_max(h: &Harness<'_>) {
     assert_eq!(h.nlink("f"), count);
     for index in 1..count {
         h.fs()
-            .unlink(dir, &name(index))
+            .unlink(SYSTEM, dir, &name(index))
             .unwrap_or_else(|error| panic!("unlink {index}: {error}"));
     }
     assert_eq!(h.nlink("f"), 1);

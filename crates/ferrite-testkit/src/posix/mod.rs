@@ -23,7 +23,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ferrite_vfs::{
-    Attr, BadArgument, Cred, FileKind, FileSystem, FsError, Ino, NewNode, OpenFile, OpenMode, ROOT_INO, SetAttr,
+    Attr, BadArgument, FileKind, FileSystem, FsError, Ino, NewNode, OpenFile, OpenMode, ROOT_INO, SYSTEM, SetAttr,
     SetTime, Timestamp,
 };
 
@@ -207,11 +207,11 @@ impl<'a> Harness<'a> {
 
     /// Attributes of a path.
     pub fn stat(&self, path: &str) -> Attr {
-        let mut attr = self.fs.getattr(ROOT_INO).expect("getattr of the root");
+        let mut attr = self.fs.getattr(SYSTEM, ROOT_INO).expect("getattr of the root");
         for name in path.split('/').filter(|name| !name.is_empty()) {
             attr = self
                 .fs
-                .lookup(attr.ino, name.as_bytes())
+                .lookup(SYSTEM, attr.ino, name.as_bytes())
                 .unwrap_or_else(|error| panic!("lookup {name} of {path}: {error}"));
         }
         attr
@@ -220,7 +220,7 @@ impl<'a> Harness<'a> {
     /// Whether a path exists.
     pub fn exists(&self, path: &str) -> bool {
         let (dir, name) = self.split(path);
-        match self.fs.lookup(dir, name) {
+        match self.fs.lookup(SYSTEM, dir, name) {
             Ok(_) => true,
             Err(FsError::NotFound) => false,
             Err(error) => panic!("lookup {path}: {error}"),
@@ -239,7 +239,7 @@ impl<'a> Harness<'a> {
     pub fn mkdir(&self, path: &str) -> Ino {
         let (dir, name) = self.split(path);
         self.fs
-            .mkdir(&Cred::root(), dir, name, 0o755)
+            .mkdir(SYSTEM, dir, name, 0o755)
             .unwrap_or_else(|error| panic!("mkdir {path}: {error}"))
             .ino
     }
@@ -253,8 +253,8 @@ impl<'a> Harness<'a> {
     pub fn node(&self, path: &str, kind: FileKind) -> Ino {
         let (dir, name) = self.split(path);
         let made = match kind {
-            FileKind::Directory => self.fs.mkdir(&Cred::root(), dir, name, 0o755),
-            FileKind::Symlink => self.fs.symlink(&Cred::root(), dir, name, b"target"),
+            FileKind::Directory => self.fs.mkdir(SYSTEM, dir, name, 0o755),
+            FileKind::Symlink => self.fs.symlink(SYSTEM, dir, name, b"target"),
             kind => {
                 let rdev = if matches!(kind, FileKind::CharDevice | FileKind::BlockDevice) {
                     0x0507
@@ -262,7 +262,7 @@ impl<'a> Harness<'a> {
                     0
                 };
                 self.fs.mknod(
-                    &Cred::root(),
+                    SYSTEM,
                     dir,
                     name,
                     &NewNode {
@@ -280,7 +280,7 @@ impl<'a> Harness<'a> {
     /// Opens a file for reading and writing.
     pub fn open(&self, ino: Ino) -> Arc<dyn OpenFile> {
         self.fs
-            .open(ino, OpenMode::read_write())
+            .open(SYSTEM, ino, OpenMode::read_write())
             .unwrap_or_else(|error| panic!("open inode {ino}: {error}"))
     }
 
@@ -294,7 +294,7 @@ impl<'a> Harness<'a> {
     /// Writes all of `data`.
     pub fn write_at(&self, ino: Ino, offset: u64, data: &[u8]) {
         assert_eq!(
-            self.open(ino).write_at(offset, data).expect("write"),
+            self.open(ino).write_at(SYSTEM, offset, data).expect("write"),
             data.len(),
             "a write is whole"
         );
@@ -303,7 +303,7 @@ impl<'a> Harness<'a> {
     /// Reads up to `len` bytes.
     pub fn read_at(&self, ino: Ino, offset: u64, len: usize) -> Vec<u8> {
         let mut buffer = vec![0xaa; len];
-        let count = self.open(ino).read_at(offset, &mut buffer).expect("read");
+        let count = self.open(ino).read_at(SYSTEM, offset, &mut buffer).expect("read");
         buffer.truncate(count);
         buffer
     }
@@ -312,7 +312,7 @@ impl<'a> Harness<'a> {
     pub fn unlink(&self, path: &str) {
         let (dir, name) = self.split(path);
         self.fs
-            .unlink(dir, name)
+            .unlink(SYSTEM, dir, name)
             .unwrap_or_else(|error| panic!("unlink {path}: {error}"));
     }
 
@@ -320,7 +320,7 @@ impl<'a> Harness<'a> {
     pub fn rmdir(&self, path: &str) {
         let (dir, name) = self.split(path);
         self.fs
-            .rmdir(dir, name)
+            .rmdir(SYSTEM, dir, name)
             .unwrap_or_else(|error| panic!("rmdir {path}: {error}"));
     }
 
@@ -328,7 +328,7 @@ impl<'a> Harness<'a> {
     pub fn link(&self, path: &str, to: &str) {
         let (dir, name) = self.split(to);
         self.fs
-            .link(self.ino(path), dir, name)
+            .link(SYSTEM, self.ino(path), dir, name)
             .unwrap_or_else(|error| panic!("link {path} {to}: {error}"));
     }
 
@@ -344,7 +344,7 @@ impl<'a> Harness<'a> {
     /// The engine's.
     pub fn try_rename(&self, from: &str, to: &str, mode: ferrite_vfs::RenameMode) -> ferrite_vfs::Result<()> {
         let ((dir, old), (new_dir, new)) = (self.split(from), self.split(to));
-        self.fs.rename(dir, old, new_dir, new, mode)
+        self.fs.rename(SYSTEM, dir, old, new_dir, new, mode)
     }
 
     /// Sets the permission bits.
@@ -372,7 +372,7 @@ impl<'a> Harness<'a> {
     /// Sets attributes.
     pub fn set(&self, ino: Ino, set: SetAttr) -> Attr {
         self.fs
-            .setattr(ino, &set)
+            .setattr(SYSTEM, ino, &set)
             .unwrap_or_else(|error| panic!("setattr {set:?} of inode {ino}: {error}"))
     }
 
@@ -390,7 +390,7 @@ impl<'a> Harness<'a> {
     pub fn names(&self, path: &str) -> Vec<String> {
         let mut names = Vec::new();
         self.fs
-            .readdir(self.ino(path), 0, &mut |entry| {
+            .readdir(SYSTEM, self.ino(path), 0, &mut |entry| {
                 names.push(String::from_utf8_lossy(entry.name).into_owned());
                 true
             })

@@ -1,6 +1,6 @@
 //! Names and paths: lengths, bytes, depth, number; symbolic links and special files.
 
-use ferrite_vfs::{Cred, FileKind, NewNode, PATH_MAX, ROOT_INO};
+use ferrite_vfs::{Cred, Ctx, FileKind, NewNode, PATH_MAX, ROOT_INO, SYSTEM};
 
 use super::{Case, Harness};
 
@@ -53,17 +53,17 @@ fn lengths(h: &Harness<'_>) {
     let dir = h.mkdir("d");
     for len in 1..=255 {
         h.fs()
-            .mknod(&Cred::root(), dir, &vec![b'n'; len], &FILE)
+            .mknod(SYSTEM, dir, &vec![b'n'; len], &FILE)
             .unwrap_or_else(|e| panic!("name of {len} bytes: {e}"));
     }
     for len in 1..=255 {
         h.fs()
-            .lookup(dir, &vec![b'n'; len])
+            .lookup(SYSTEM, dir, &vec![b'n'; len])
             .unwrap_or_else(|e| panic!("name of {len} bytes: {e}"));
     }
     assert_eq!(h.names("d").len(), 255);
     for len in (1..=255).step_by(2) {
-        h.fs().unlink(dir, &vec![b'n'; len]).expect("unlink");
+        h.fs().unlink(SYSTEM, dir, &vec![b'n'; len]).expect("unlink");
     }
     assert_eq!(h.names("d").len(), 127);
 }
@@ -73,15 +73,15 @@ fn every_byte(h: &Harness<'_>) {
     let bytes = || (1..=255u8).filter(|&byte| byte != b'/' && byte != b'.');
     for byte in bytes() {
         h.fs()
-            .mknod(&Cred::root(), dir, &[byte], &FILE)
+            .mknod(SYSTEM, dir, &[byte], &FILE)
             .unwrap_or_else(|e| panic!("name {byte:#x}: {e}"));
         h.fs()
-            .mkdir(&Cred::root(), dir, &[b'.', byte], 0o755)
+            .mkdir(SYSTEM, dir, &[b'.', byte], 0o755)
             .unwrap_or_else(|e| panic!("name .{byte:#x}: {e}"));
     }
     let mut listed = Vec::new();
     h.fs()
-        .readdir(dir, 0, &mut |entry| {
+        .readdir(SYSTEM, dir, 0, &mut |entry| {
             listed.push(entry.name.to_vec());
             true
         })
@@ -91,8 +91,8 @@ fn every_byte(h: &Harness<'_>) {
     expected.sort();
     assert_eq!(listed, expected);
     for name in [&b"..."[..], b"..a", b" ", b"-"] {
-        let _ = h.fs().mknod(&Cred::root(), dir, name, &FILE);
-        h.fs().lookup(dir, name).expect("an odd name is a name");
+        let _ = h.fs().mknod(SYSTEM, dir, name, &FILE);
+        h.fs().lookup(SYSTEM, dir, name).expect("an odd name is a name");
     }
 }
 
@@ -113,16 +113,16 @@ fn deep(h: &Harness<'_>) {
         let parent = *inos.last().expect("the root at least");
         inos.push(
             h.fs()
-                .mkdir(&Cred::root(), parent, b"sub", 0o755)
+                .mkdir(SYSTEM, parent, b"sub", 0o755)
                 .unwrap_or_else(|e| panic!("level {level}: {e}"))
                 .ino,
         );
     }
     for pair in inos.windows(2) {
-        assert_eq!(h.fs().parent(pair[1]).expect("parent"), pair[0]);
-        assert_eq!(h.fs().lookup(pair[0], b"sub").expect("lookup").ino, pair[1]);
+        assert_eq!(h.fs().parent(SYSTEM, pair[1]).expect("parent"), pair[0]);
+        assert_eq!(h.fs().lookup(SYSTEM, pair[0], b"sub").expect("lookup").ino, pair[1]);
     }
-    assert_eq!(h.fs().parent(ROOT_INO).expect("parent of the root"), ROOT_INO);
+    assert_eq!(h.fs().parent(SYSTEM, ROOT_INO).expect("parent of the root"), ROOT_INO);
     let path = ["sub"; 200].join("/");
     h.write(&format!("{path}/leaf"), b"deep");
     h.rename("sub", "moved");
@@ -133,18 +133,18 @@ fn deep(h: &Harness<'_>) {
 fn many(h: &Harness<'_>) {
     const COUNT: usize = 20_000;
     let dir = h.mkdir("d");
-    if h.fs().statfs().expect("statfs").inodes_free < COUNT as u64 + 10 {
+    if h.fs().statfs(SYSTEM).expect("statfs").inodes_free < COUNT as u64 + 10 {
         return h.skip("too few inodes");
     }
     let name = |index: usize| format!("file number {index}").into_bytes();
     let mut inos = Vec::new();
     for index in 0..COUNT {
-        let made = h.fs().mknod(&Cred::root(), dir, &name(index), &FILE);
+        let made = h.fs().mknod(SYSTEM, dir, &name(index), &FILE);
         inos.push(made.unwrap_or_else(|error| panic!("file {index}: {error}")).ino);
     }
     for index in (0..COUNT).rev() {
         assert_eq!(
-            h.fs().lookup(dir, &name(index)).map(|attr| attr.ino),
+            h.fs().lookup(SYSTEM, dir, &name(index)).map(|attr| attr.ino),
             Ok(inos[index]),
             "file {index}"
         );
@@ -152,11 +152,15 @@ fn many(h: &Harness<'_>) {
     assert_eq!(h.names("d").len(), COUNT);
     for index in (0..COUNT).filter(|index| index % 3 != 0) {
         h.fs()
-            .unlink(dir, &name(index))
+            .unlink(SYSTEM, dir, &name(index))
             .unwrap_or_else(|error| panic!("unlink {index}: {error}"));
     }
     for index in 0..COUNT {
-        assert_eq!(h.fs().lookup(dir, &name(index)).is_ok(), index % 3 == 0, "file {index}");
+        assert_eq!(
+            h.fs().lookup(SYSTEM, dir, &name(index)).is_ok(),
+            index % 3 == 0,
+            "file {index}"
+        );
     }
     assert_eq!(h.names("d").len(), COUNT.div_ceil(3));
 }
@@ -173,7 +177,7 @@ fn reuse(h: &Harness<'_>) {
     h.unlink("x/inner");
     h.rmdir("x");
     let link = h.node("x", FileKind::Symlink);
-    assert_eq!(h.fs().readlink(link).expect("readlink"), b"target");
+    assert_eq!(h.fs().readlink(SYSTEM, link).expect("readlink"), b"target");
     h.unlink("x");
     let file = h.file("x");
     h.truncate(file, 10_000);
@@ -182,7 +186,7 @@ fn reuse(h: &Harness<'_>) {
         [0; 10_000],
         "a new file shows bytes of a removed one"
     );
-    assert!(h.fs().listxattr(file).expect("listxattr").is_empty());
+    assert!(h.fs().listxattr(SYSTEM, file).expect("listxattr").is_empty());
 }
 
 fn symlinks(h: &Harness<'_>) {
@@ -206,7 +210,9 @@ fn symlinks(h: &Harness<'_>) {
     ] {
         let target: Vec<u8> = (0..len).map(|index| b'a' + (index % 23) as u8).collect();
         let name = format!("l{len}");
-        let made = h.fs().symlink(&Cred::new(5, 6), ROOT_INO, name.as_bytes(), &target);
+        let made = h
+            .fs()
+            .symlink(&Ctx::trusted(Cred::new(5, 6)), ROOT_INO, name.as_bytes(), &target);
         let attr = made.unwrap_or_else(|error| panic!("link of {len} bytes: {error}"));
         assert_eq!(
             (attr.kind, attr.size, attr.uid, attr.gid),
@@ -214,7 +220,7 @@ fn symlinks(h: &Harness<'_>) {
         );
         assert_eq!(attr.mode, 0o777, "the mode of a symbolic link");
         assert_eq!(
-            h.fs().readlink(attr.ino).expect("readlink"),
+            h.fs().readlink(SYSTEM, attr.ino).expect("readlink"),
             target,
             "target of {len} bytes"
         );
@@ -222,12 +228,8 @@ fn symlinks(h: &Harness<'_>) {
     h.link("l1", "again");
     assert_eq!((h.ino("again"), h.nlink("l1")), (h.ino("l1"), 2));
     for odd in [&b"../.././x"[..], b"/", b"a\xff\xfe", b"dangling"] {
-        let ino = h
-            .fs()
-            .symlink(&Cred::root(), ROOT_INO, b"odd", odd)
-            .expect("symlink")
-            .ino;
-        assert_eq!(h.fs().readlink(ino).expect("readlink"), odd);
+        let ino = h.fs().symlink(SYSTEM, ROOT_INO, b"odd", odd).expect("symlink").ino;
+        assert_eq!(h.fs().readlink(SYSTEM, ino).expect("readlink"), odd);
         h.unlink("odd");
     }
 }
@@ -247,7 +249,10 @@ fn special(h: &Harness<'_>) {
                 mode: 0o4640,
                 rdev,
             };
-            let attr = h.fs().mknod(&Cred::new(10, 20), ROOT_INO, b"n", &node).expect("mknod");
+            let attr = h
+                .fs()
+                .mknod(&Ctx::trusted(Cred::new(10, 20)), ROOT_INO, b"n", &node)
+                .expect("mknod");
             let found = h.stat("n");
             assert_eq!(attr, found);
             assert_eq!(
@@ -276,7 +281,7 @@ fn fresh_attributes(h: &Harness<'_>) {
         };
         let attr = h
             .fs()
-            .mknod(&Cred::new(1000, 100), ROOT_INO, b"f", &node)
+            .mknod(&Ctx::trusted(Cred::new(1000, 100)), ROOT_INO, b"f", &node)
             .expect("mknod");
         assert_eq!(
             (attr.mode, attr.uid, attr.gid, attr.nlink, attr.size, attr.blocks),
@@ -289,7 +294,7 @@ fn fresh_attributes(h: &Harness<'_>) {
         h.unlink("f");
         let attr = h
             .fs()
-            .mkdir(&Cred::new(1000, 100), ROOT_INO, b"d", mode & 0o1777)
+            .mkdir(&Ctx::trusted(Cred::new(1000, 100)), ROOT_INO, b"d", mode & 0o1777)
             .expect("mkdir");
         assert_eq!(
             (attr.kind, attr.mode, attr.uid, attr.gid, attr.nlink),

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use ferrite_vfs::{FileKind, Ino};
+use ferrite_vfs::{FileKind, Ino, SYSTEM};
 
 use super::{Case, Harness};
 use crate::rng::Rng;
@@ -46,7 +46,7 @@ pub(super) const CASES: &[Case] = &[
 fn part(h: &Harness<'_>, dir: Ino, cookie: u64, count: usize) -> (Vec<String>, u64) {
     let (mut names, mut next) = (Vec::new(), cookie);
     h.fs()
-        .readdir(dir, cookie, &mut |entry| {
+        .readdir(SYSTEM, dir, cookie, &mut |entry| {
             if names.len() == count {
                 return false;
             }
@@ -92,7 +92,7 @@ fn kinds(h: &Harness<'_>) {
     }
     let mut listed = Vec::new();
     h.fs()
-        .readdir(dir, 0, &mut |entry| {
+        .readdir(SYSTEM, dir, 0, &mut |entry| {
             listed.push((String::from_utf8_lossy(entry.name).into_owned(), entry.kind, entry.ino));
             true
         })
@@ -124,7 +124,7 @@ fn refused_entry(h: &Harness<'_>) {
         // One entry is accepted, the next refused: that must be the first of the next call.
         let mut call = Vec::new();
         h.fs()
-            .readdir(dir, cookie, &mut |entry| {
+            .readdir(SYSTEM, dir, cookie, &mut |entry| {
                 call.push((entry.name.to_vec(), entry.next_cookie));
                 call.len() < 2
             })
@@ -145,7 +145,7 @@ fn refused_entry(h: &Harness<'_>) {
 fn parts(h: &Harness<'_>) {
     const COUNT: usize = 10_000;
     let dir = h.mkdir("d");
-    if h.fs().statfs().expect("statfs").inodes_free < COUNT as u64 + 10 {
+    if h.fs().statfs(SYSTEM).expect("statfs").inodes_free < COUNT as u64 + 10 {
         return h.skip("too few inodes");
     }
     for index in 0..COUNT {

@@ -1,6 +1,6 @@
 //! `rename`: every pair of kinds in every mode, link counts, cycles, and what must not change.
 
-use ferrite_vfs::{FileKind, ROOT_INO, RenameMode};
+use ferrite_vfs::{FileKind, ROOT_INO, RenameMode, SYSTEM};
 
 use super::{Case, Harness};
 use crate::refused;
@@ -170,12 +170,12 @@ fn exchange_matrix(h: &Harness<'_>) {
 fn parent_counts(h: &Harness<'_>) {
     let (a, b) = (h.mkdir("a"), h.mkdir("b"));
     let moved = h.mkdir("a/d");
-    assert_eq!(h.fs().parent(moved).expect("parent"), a);
+    assert_eq!(h.fs().parent(SYSTEM, moved).expect("parent"), a);
     h.rename("a/d", "b/d");
     assert_eq!((h.nlink("a"), h.nlink("b"), h.nlink("b/d")), (2, 3, 2));
-    assert_eq!(h.fs().parent(moved).expect("parent"), b);
+    assert_eq!(h.fs().parent(SYSTEM, moved).expect("parent"), b);
     h.rename("b/d", "b/e");
-    assert_eq!((h.nlink("b"), h.fs().parent(moved).expect("parent")), (3, b));
+    assert_eq!((h.nlink("b"), h.fs().parent(SYSTEM, moved).expect("parent")), (3, b));
     // Onto an empty directory elsewhere: one is added, one removed.
     h.mkdir("a/d");
     h.rename("b/e", "a/d");
@@ -194,14 +194,14 @@ fn exchange_across(h: &Harness<'_>) {
         .expect("exchange of a directory and a file");
     assert_eq!((h.ino("b/x"), h.ino("a/x")), (dir, file));
     assert_eq!(
-        (h.nlink("a"), h.nlink("b"), h.fs().parent(dir).expect("parent")),
+        (h.nlink("a"), h.nlink("b"), h.fs().parent(SYSTEM, dir).expect("parent")),
         (2, 3, b)
     );
     h.mkdir("a/y");
     h.try_rename("a/y", "b/x", RenameMode::Exchange)
         .expect("exchange of directories, one with entries");
     assert_eq!(
-        (h.nlink("a"), h.nlink("b"), h.fs().parent(dir).expect("parent")),
+        (h.nlink("a"), h.nlink("b"), h.fs().parent(SYSTEM, dir).expect("parent")),
         (3, 3, a)
     );
     assert_eq!(h.names("a/y"), ["inner"]);
@@ -285,9 +285,9 @@ fn replaced_lives(h: &Harness<'_>) {
     h.write("newer", b"newer");
     h.rename("newer", "other name");
     let mut buffer = [0; 100];
-    let count = open.read_at(0, &mut buffer).expect("read of a replaced file");
+    let count = open.read_at(SYSTEM, 0, &mut buffer).expect("read of a replaced file");
     assert_eq!(&buffer[..count], b"old content");
-    assert_eq!(open.getattr().expect("getattr").nlink, 0);
+    assert_eq!(open.getattr(SYSTEM).expect("getattr").nlink, 0);
 }
 
 fn subtree(h: &Harness<'_>) {

@@ -1,6 +1,6 @@
 //! `statfs` is correct, and a full file system stays whole.
 
-use ferrite_vfs::{FsError, StatFs};
+use ferrite_vfs::{FsError, SYSTEM, StatFs};
 
 use super::{Case, Harness};
 use crate::rng::pattern;
@@ -28,8 +28,8 @@ pub(super) const CASES: &[Case] = &[
 const FILL_LIMIT_BYTES: u64 = 300 << 20;
 
 fn settled(h: &Harness<'_>) -> StatFs {
-    h.fs().sync().expect("sync");
-    h.fs().statfs().expect("statfs")
+    h.fs().sync(SYSTEM).expect("sync");
+    h.fs().statfs(SYSTEM).expect("statfs")
 }
 
 fn sound(h: &Harness<'_>) {
@@ -128,12 +128,12 @@ fn full(h: &Harness<'_>) {
                 mode: 0o644,
                 rdev: 0,
             };
-            let ino = match h.fs().mknod(&ferrite_vfs::Cred::root(), dir, name, &node) {
+            let ino = match h.fs().mknod(SYSTEM, dir, name, &node) {
                 Ok(attr) => attr.ino,
                 Err(FsError::NoSpace(_)) => break,
                 Err(error) => panic!("mknod on a file system that fills up: {error}"),
             };
-            match h.open(ino).write_at(0, &fill(number)) {
+            match h.open(ino).write_at(SYSTEM, 0, &fill(number)) {
                 Ok(count) => assert_eq!(count, PART, "a write below the atomic bound is whole or nothing"),
                 Err(FsError::NoSpace(_)) => {
                     assert_eq!(h.stat(&path).size, 0, "a failed write left something");

@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use ferrite_vfs::{FallocateMode, FileKind, Ino, OpenMode, ROOT_INO, RenameMode, SetAttr, SetTime, Timestamp};
+use ferrite_vfs::{FallocateMode, FileKind, Ino, OpenMode, ROOT_INO, RenameMode, SYSTEM, SetAttr, SetTime, Timestamp};
 
 use super::{Case, Harness, PAST};
 
@@ -60,12 +60,12 @@ fn moved<const N: usize>(h: &Harness<'_>, inos: [Ino; N], op: impl FnOnce()) -> 
     for ino in inos {
         h.age(ino);
     }
-    let before = inos.map(|ino| h.fs().getattr(ino).expect("getattr").ctime);
+    let before = inos.map(|ino| h.fs().getattr(SYSTEM, ino).expect("getattr").ctime);
     std::thread::sleep(TICK);
     op();
     let mut index = 0;
     inos.map(|ino| {
-        let attr = h.fs().getattr(ino).expect("getattr");
+        let attr = h.fs().getattr(SYSTEM, ino).expect("getattr");
         assert!(attr.ctime >= before[index], "ctime went back");
         index += 1;
         [attr.atime != PAST, attr.mtime != PAST, attr.ctime > before[index - 1]]
@@ -77,24 +77,27 @@ fn content(h: &Harness<'_>) {
     let file = h.open(ino);
     let size = |size| h.truncate(ino, size);
     assert_eq!(
-        moved(h, [ino], || assert_eq!(file.write_at(0, b"x"), Ok(1))),
+        moved(h, [ino], || assert_eq!(file.write_at(SYSTEM, 0, b"x"), Ok(1))),
         [CONTENT],
         "write"
     );
     assert_eq!(
-        moved(h, [ino], || assert_eq!(file.write_at(4096, &[2; 8192]), Ok(8192))),
+        moved(h, [ino], || assert_eq!(
+            file.write_at(SYSTEM, 4096, &[2; 8192]),
+            Ok(8192)
+        )),
         [CONTENT],
         "whole pages"
     );
     assert_eq!(
-        moved(h, [ino], || assert!(file.append(b"x").is_ok())),
+        moved(h, [ino], || assert!(file.append(SYSTEM, b"x").is_ok())),
         [CONTENT],
         "append"
     );
     assert_eq!(moved(h, [ino], || size(10_000)), [CONTENT], "truncate");
     assert_eq!(moved(h, [ino], || size(10_000)), [CONTENT], "truncate to the same size");
     assert_eq!(moved(h, [ino], || size(1 << 30)), [CONTENT], "extend");
-    let allocate = |mode, offset| file.fallocate(mode, offset, 5000).expect("fallocate");
+    let allocate = |mode, offset| file.fallocate(SYSTEM, mode, offset, 5000).expect("fallocate");
     assert_eq!(
         moved(h, [ino], || allocate(FallocateMode::PunchHole, 0)),
         [CONTENT],
@@ -142,9 +145,9 @@ fn reads(h: &Harness<'_>) {
         no_atime: true,
         ..OpenMode::read_only()
     };
-    let quiet = h.fs().open(ino, mode).expect("open");
+    let quiet = h.fs().open(SYSTEM, ino, mode).expect("open");
     assert_eq!(
-        moved(h, [ino], || assert_eq!(quiet.read_at(0, &mut [0; 10]), Ok(10))),
+        moved(h, [ino], || assert_eq!(quiet.read_at(SYSTEM, 0, &mut [0; 10]), Ok(10))),
         [NONE],
         "read with O_NOATIME"
     );
@@ -174,11 +177,11 @@ fn attributes(h: &Harness<'_>) {
         if kind != FileKind::Fifo {
             let set = || {
                 h.fs()
-                    .setxattr(ino, b"user.x", b"v", Default::default())
+                    .setxattr(SYSTEM, ino, b"user.x", b"v", Default::default())
                     .expect("setxattr")
             };
             assert_eq!(moved(h, [ino], set), [CHANGE], "setxattr of {kind:?}");
-            let remove = || h.fs().removexattr(ino, b"user.x").expect("removexattr");
+            let remove = || h.fs().removexattr(SYSTEM, ino, b"user.x").expect("removexattr");
             assert_eq!(moved(h, [ino], remove), [CHANGE], "removexattr of {kind:?}");
         }
     }
@@ -258,27 +261,39 @@ fn nothing(h: &Harness<'_>) {
     let file = h.open(ino);
     let all = [dir, ino];
     assert_eq!(
-        moved(h, all, || assert_eq!(file.write_at(3, b""), Ok(0))),
+        moved(h, all, || assert_eq!(file.write_at(SYSTEM, 3, b""), Ok(0))),
         [NONE; 2],
         "write of nothing"
     );
-    assert_eq!(moved(h, all, || drop(h.fs().lookup(dir, b"f"))), [NONE; 2], "lookup");
-    assert_eq!(moved(h, all, || drop(h.open(ino))), [NONE; 2], "open and close");
-    assert_eq!(moved(h, all, || file.fsync().expect("fsync")), [NONE; 2], "fsync");
-    assert_eq!(moved(h, all, || assert!(file.seek_data(0).is_ok())), [NONE; 2], "seek");
-    assert_eq!(moved(h, all, || drop(h.fs().listxattr(ino))), [NONE; 2], "listxattr");
     assert_eq!(
-        moved(h, all, || assert!(h.fs().unlink(dir, b"no").is_err())),
+        moved(h, all, || drop(h.fs().lookup(SYSTEM, dir, b"f"))),
+        [NONE; 2],
+        "lookup"
+    );
+    assert_eq!(moved(h, all, || drop(h.open(ino))), [NONE; 2], "open and close");
+    assert_eq!(moved(h, all, || file.fsync(SYSTEM).expect("fsync")), [NONE; 2], "fsync");
+    assert_eq!(
+        moved(h, all, || assert!(file.seek_data(SYSTEM, 0).is_ok())),
+        [NONE; 2],
+        "seek"
+    );
+    assert_eq!(
+        moved(h, all, || drop(h.fs().listxattr(SYSTEM, ino))),
+        [NONE; 2],
+        "listxattr"
+    );
+    assert_eq!(
+        moved(h, all, || assert!(h.fs().unlink(SYSTEM, dir, b"no").is_err())),
         [NONE; 2],
         "failed unlink"
     );
     assert_eq!(
-        moved(h, all, || assert!(h.fs().link(ino, dir, b"f").is_err())),
+        moved(h, all, || assert!(h.fs().link(SYSTEM, ino, dir, b"f").is_err())),
         [NONE; 2],
         "failed link"
     );
     assert_eq!(
-        moved(h, all, || assert!(h.fs().rmdir(ROOT_INO, b"d").is_err())),
+        moved(h, all, || assert!(h.fs().rmdir(SYSTEM, ROOT_INO, b"d").is_err())),
         [NONE; 2],
         "failed rmdir"
     );

@@ -1,6 +1,6 @@
 //! Extended attributes.
 
-use ferrite_vfs::{FileKind, FsError, XATTR_SIZE_MAX, XattrMode};
+use ferrite_vfs::{FileKind, FsError, SYSTEM, XATTR_SIZE_MAX, XattrMode};
 
 use super::{Case, Harness};
 use crate::refused;
@@ -34,15 +34,15 @@ pub(super) const CASES: &[Case] = &[
 ];
 
 fn list(h: &Harness<'_>, path: &str) -> Vec<Vec<u8>> {
-    let mut names = h.fs().listxattr(h.ino(path)).expect("listxattr");
+    let mut names = h.fs().listxattr(SYSTEM, h.ino(path)).expect("listxattr");
     names.sort();
     names
 }
 
 fn basics(h: &Harness<'_>) {
     let (fs, ino) = (h.fs(), h.write("f", b"content"));
-    refused!(fs.getxattr(ino, b"user.a"), NoAttribute);
-    refused!(fs.removexattr(ino, b"user.a"), NoAttribute);
+    refused!(fs.getxattr(SYSTEM, ino, b"user.a"), NoAttribute);
+    refused!(fs.removexattr(SYSTEM, ino, b"user.a"), NoAttribute);
     assert!(list(h, "f").is_empty());
     for (name, value) in [
         (&b"user.a"[..], &b"1"[..]),
@@ -50,19 +50,19 @@ fn basics(h: &Harness<'_>) {
         (b"trusted.a", b"t"),
         (b"security.a", b"\0\xff"),
     ] {
-        fs.setxattr(ino, name, value, XattrMode::Any).expect("setxattr");
-        assert_eq!(fs.getxattr(ino, name).expect("getxattr"), value);
+        fs.setxattr(SYSTEM, ino, name, value, XattrMode::Any).expect("setxattr");
+        assert_eq!(fs.getxattr(SYSTEM, ino, name).expect("getxattr"), value);
     }
     assert_eq!(list(h, "f"), [&b"security.a"[..], b"trusted.a", b"user.a", b"user.b"]);
-    fs.setxattr(ino, b"user.a", b"a longer value than before", XattrMode::Any)
+    fs.setxattr(SYSTEM, ino, b"user.a", b"a longer value than before", XattrMode::Any)
         .expect("replace");
     assert_eq!(
-        fs.getxattr(ino, b"user.a").expect("getxattr"),
+        fs.getxattr(SYSTEM, ino, b"user.a").expect("getxattr"),
         b"a longer value than before"
     );
-    fs.removexattr(ino, b"user.a").expect("removexattr");
-    refused!(fs.getxattr(ino, b"user.a"), NoAttribute);
-    refused!(fs.getxattr(ino, b"user.A"), NoAttribute);
+    fs.removexattr(SYSTEM, ino, b"user.a").expect("removexattr");
+    refused!(fs.getxattr(SYSTEM, ino, b"user.a"), NoAttribute);
+    refused!(fs.getxattr(SYSTEM, ino, b"user.A"), NoAttribute);
     assert_eq!(list(h, "f").len(), 3);
     assert_eq!(h.read_at(ino, 0, 100), b"content", "attributes are no content");
     assert_eq!(h.stat("f").size, 7);
@@ -70,35 +70,43 @@ fn basics(h: &Harness<'_>) {
 
 fn modes(h: &Harness<'_>) {
     let (fs, ino) = (h.fs(), h.file("f"));
-    refused!(fs.setxattr(ino, b"user.x", b"v", XattrMode::Replace), NoAttribute);
-    fs.setxattr(ino, b"user.x", b"first", XattrMode::Create)
+    refused!(
+        fs.setxattr(SYSTEM, ino, b"user.x", b"v", XattrMode::Replace),
+        NoAttribute
+    );
+    fs.setxattr(SYSTEM, ino, b"user.x", b"first", XattrMode::Create)
         .expect("create");
-    refused!(fs.setxattr(ino, b"user.x", b"second", XattrMode::Create), Exists);
-    assert_eq!(fs.getxattr(ino, b"user.x").expect("getxattr"), b"first");
-    fs.setxattr(ino, b"user.x", b"third", XattrMode::Replace)
+    refused!(
+        fs.setxattr(SYSTEM, ino, b"user.x", b"second", XattrMode::Create),
+        Exists
+    );
+    assert_eq!(fs.getxattr(SYSTEM, ino, b"user.x").expect("getxattr"), b"first");
+    fs.setxattr(SYSTEM, ino, b"user.x", b"third", XattrMode::Replace)
         .expect("replace");
-    assert_eq!(fs.getxattr(ino, b"user.x").expect("getxattr"), b"third");
+    assert_eq!(fs.getxattr(SYSTEM, ino, b"user.x").expect("getxattr"), b"third");
 }
 
 fn sizes(h: &Harness<'_>) {
     let (fs, ino) = (h.fs(), h.file("f"));
     let sizes = [0, 1, 100, 255, 256, 1000, 4000, 4054, 3, 3000, 0];
     for len in sizes {
-        fs.setxattr(ino, b"user.x", &pattern(len as u32 + 1, len), XattrMode::Any)
+        fs.setxattr(SYSTEM, ino, b"user.x", &pattern(len as u32 + 1, len), XattrMode::Any)
             .unwrap_or_else(|error| panic!("value of {len} bytes: {error}"));
         assert!(
-            fs.getxattr(ino, b"user.x").expect("getxattr") == pattern(len as u32 + 1, len),
+            fs.getxattr(SYSTEM, ino, b"user.x").expect("getxattr") == pattern(len as u32 + 1, len),
             "{len} bytes"
         );
     }
-    fs.setxattr(ino, b"user.x", b"kept", XattrMode::Any).expect("setxattr");
+    fs.setxattr(SYSTEM, ino, b"user.x", b"kept", XattrMode::Any)
+        .expect("setxattr");
     refused!(
-        fs.setxattr(ino, b"user.x", &vec![1; XATTR_SIZE_MAX + 1], XattrMode::Any),
+        fs.setxattr(SYSTEM, ino, b"user.x", &vec![1; XATTR_SIZE_MAX + 1], XattrMode::Any),
         ValueTooLong
     );
-    assert_eq!(fs.getxattr(ino, b"user.x").expect("getxattr"), b"kept");
+    assert_eq!(fs.getxattr(SYSTEM, ino, b"user.x").expect("getxattr"), b"kept");
     for index in 0..50 {
         match fs.setxattr(
+            SYSTEM,
             ino,
             format!("user.number {index}").as_bytes(),
             &pattern(index + 1, 200),
@@ -110,12 +118,12 @@ fn sizes(h: &Harness<'_>) {
         }
     }
     for index in (0..50).step_by(2) {
-        fs.removexattr(ino, format!("user.number {index}").as_bytes())
+        fs.removexattr(SYSTEM, ino, format!("user.number {index}").as_bytes())
             .expect("removexattr");
     }
     for index in (1..50).step_by(2) {
         let value = fs
-            .getxattr(ino, format!("user.number {index}").as_bytes())
+            .getxattr(SYSTEM, ino, format!("user.number {index}").as_bytes())
             .expect("getxattr");
         assert!(value == pattern(index + 1, 200), "attribute {index}");
     }
@@ -126,16 +134,16 @@ fn names(h: &Harness<'_>) {
     let (fs, ino) = (h.fs(), h.file("f"));
     for len in [6, 7, 100, 254, 255] {
         let name = [b"user.".to_vec(), vec![b'n'; len - 5]].concat();
-        fs.setxattr(ino, &name, &[len as u8], XattrMode::Create)
+        fs.setxattr(SYSTEM, ino, &name, &[len as u8], XattrMode::Create)
             .unwrap_or_else(|e| panic!("name of {len} bytes: {e}"));
-        assert_eq!(fs.getxattr(ino, &name).expect("getxattr"), [len as u8]);
+        assert_eq!(fs.getxattr(SYSTEM, ino, &name).expect("getxattr"), [len as u8]);
     }
     let long = [b"user.".to_vec(), vec![b'n'; 251]].concat();
     assert!(
-        fs.setxattr(ino, &long, b"v", XattrMode::Any).is_err(),
+        fs.setxattr(SYSTEM, ino, &long, b"v", XattrMode::Any).is_err(),
         "a name of 256 bytes was taken"
     );
-    assert!(fs.getxattr(ino, &long).is_err());
+    assert!(fs.getxattr(SYSTEM, ino, &long).is_err());
     assert_eq!(list(h, "f").len(), 5);
 }
 
@@ -147,10 +155,10 @@ fn kinds(h: &Harness<'_>) {
     ] {
         let ino = h.node(name, kind);
         h.fs()
-            .setxattr(ino, b"trusted.k", name.as_bytes(), XattrMode::Any)
+            .setxattr(SYSTEM, ino, b"trusted.k", name.as_bytes(), XattrMode::Any)
             .expect("setxattr");
         assert_eq!(
-            h.fs().getxattr(ino, b"trusted.k").expect("getxattr"),
+            h.fs().getxattr(SYSTEM, ino, b"trusted.k").expect("getxattr"),
             name.as_bytes(),
             "{kind:?}"
         );
@@ -167,18 +175,18 @@ fn kinds(h: &Harness<'_>) {
 
 fn space(h: &Harness<'_>) {
     let free = || {
-        h.fs().sync().expect("sync");
-        h.fs().statfs().expect("statfs").blocks_free
+        h.fs().sync(SYSTEM).expect("sync");
+        h.fs().statfs(SYSTEM).expect("statfs").blocks_free
     };
     h.file("warm");
     let before = free();
     for round in 0..3 {
         let ino = h.file("f");
         h.fs()
-            .setxattr(ino, b"user.big", &pattern(1, 4000), XattrMode::Any)
+            .setxattr(SYSTEM, ino, b"user.big", &pattern(1, 4000), XattrMode::Any)
             .expect("setxattr");
         if round == 0 {
-            h.fs().removexattr(ino, b"user.big").expect("removexattr");
+            h.fs().removexattr(SYSTEM, ino, b"user.big").expect("removexattr");
             assert_eq!(free(), before);
         }
         h.unlink("f");

@@ -8,8 +8,8 @@ use ferrite_testkit::TestEngine;
 use ferrite_testkit::loops::LoopEngine;
 use ferrite_vfs::memfs::MemFs;
 use ferrite_vfs::{
-    Attr, Cred, DirEntry, FallocateMode, FileKind, FileSystem, FsError, Ino, NewNode, OpenFile, OpenMode, ROOT_INO,
-    RenameMode, Result, SetAttr, SetTime, StatFs, XattrMode,
+    Attr, Ctx, DirEntry, FileKind, FileLayer, FileSystem, FsError, Ino, Layer, OpenFile, OpenMode, Position, ROOT_INO,
+    RenameMode, Result, SYSTEM, SetAttr, SetTime, StatFs, WriteMode,
 };
 
 /// What is broken.
@@ -89,18 +89,18 @@ impl TestEngine for FaultyEngine {
         let mut empty = Vec::new();
         let fs = &self.0.inner;
         let mut names = Vec::new();
-        fs.readdir(ROOT_INO, 0, &mut |entry| {
+        fs.readdir(SYSTEM, ROOT_INO, 0, &mut |entry| {
             names.push((entry.name.to_vec(), entry.kind, entry.ino));
             true
         })
         .expect("readdir");
         for (name, kind, ino) in names {
-            if kind == FileKind::File && fs.getattr(ino).expect("getattr").size == 0 {
+            if kind == FileKind::File && fs.getattr(SYSTEM, ino).expect("getattr").size == 0 {
                 empty.push(name);
             }
         }
         for name in empty {
-            fs.unlink(ROOT_INO, &name).expect("unlink");
+            fs.unlink(SYSTEM, ROOT_INO, &name).expect("unlink");
         }
     }
 
@@ -120,86 +120,68 @@ impl Faulty {
     }
 }
 
-impl FileSystem for Faulty {
-    fn statfs(&self) -> Result<StatFs> {
-        let mut stat = self.inner.statfs()?;
+impl Layer for Faulty {
+    fn below(&self) -> &dyn FileSystem {
+        &*self.inner
+    }
+
+    fn statfs(&self, ctx: &Ctx) -> Result<StatFs> {
+        let mut stat = self.inner.statfs(ctx)?;
         if self.fault == Fault::LeakAfterLong && self.calls.load(Ordering::Relaxed) > LONG {
             stat.inodes_free -= 1;
         }
         Ok(stat)
     }
-    fn lookup(&self, parent: Ino, name: &[u8]) -> Result<Attr> {
-        self.inner.lookup(parent, name).map(|attr| self.tell(attr))
+    fn lookup(&self, ctx: &Ctx, parent: Ino, name: &[u8]) -> Result<Attr> {
+        self.inner.lookup(ctx, parent, name).map(|attr| self.tell(attr))
     }
-    fn parent(&self, dir: Ino) -> Result<Ino> {
-        self.inner.parent(dir)
-    }
-    fn getattr(&self, ino: Ino) -> Result<Attr> {
-        let attr = self.inner.getattr(ino)?;
+    fn getattr(&self, ctx: &Ctx, ino: Ino) -> Result<Attr> {
+        let attr = self.inner.getattr(ctx, ino)?;
         if attr.nlink == 0 && self.fault == Fault::UnlinkedIsGone {
             return Err(FsError::Stale);
         }
         Ok(self.tell(attr))
     }
-    fn setattr(&self, ino: Ino, set: &SetAttr) -> Result<Attr> {
-        self.inner.setattr(ino, set).map(|attr| self.tell(attr))
-    }
-    fn pin(&self, ino: Ino, generation: u32) -> Result<()> {
-        self.inner.pin(ino, generation)
-    }
-    fn unpin(&self, ino: Ino, count: u64) {
-        self.inner.unpin(ino, count);
+    fn setattr(&self, ctx: &Ctx, ino: Ino, set: &SetAttr) -> Result<Attr> {
+        self.inner.setattr(ctx, ino, set).map(|attr| self.tell(attr))
     }
 
-    fn forget(&self, ino: Ino, count: u64) {
-        self.inner.forget(ino, count);
-    }
-    fn readlink(&self, ino: Ino) -> Result<Vec<u8>> {
-        self.inner.readlink(ino)
-    }
-    fn mknod(&self, cred: &Cred, parent: Ino, name: &[u8], node: &NewNode) -> Result<Attr> {
-        self.inner.mknod(cred, parent, name, node)
-    }
-    fn mkdir(&self, cred: &Cred, parent: Ino, name: &[u8], mode: u32) -> Result<Attr> {
-        self.inner.mkdir(cred, parent, name, mode)
-    }
-    fn symlink(&self, cred: &Cred, parent: Ino, name: &[u8], target: &[u8]) -> Result<Attr> {
-        self.inner.symlink(cred, parent, name, target)
-    }
-    fn link(&self, ino: Ino, parent: Ino, name: &[u8]) -> Result<Attr> {
-        self.inner.link(ino, parent, name)
-    }
-    fn unlink(&self, parent: Ino, name: &[u8]) -> Result<()> {
+    fn unlink(&self, ctx: &Ctx, parent: Ino, name: &[u8]) -> Result<()> {
         self.calls.fetch_add(1, Ordering::Relaxed);
-        self.inner.unlink(parent, name)
+        self.inner.unlink(ctx, parent, name)
     }
-    fn rmdir(&self, parent: Ino, name: &[u8]) -> Result<()> {
-        self.inner.rmdir(parent, name)
-    }
-    fn rename(&self, parent: Ino, name: &[u8], new_parent: Ino, new_name: &[u8], mode: RenameMode) -> Result<()> {
+    fn rename(
+        &self,
+        ctx: &Ctx,
+        parent: Ino,
+        name: &[u8],
+        new_parent: Ino,
+        new_name: &[u8],
+        mode: RenameMode,
+    ) -> Result<()> {
         let is_dir = self
             .inner
-            .lookup(parent, name)
+            .lookup(ctx, parent, name)
             .is_ok_and(|attr| attr.kind == FileKind::Directory);
         if self.fault == Fault::RenameInTwoSteps && mode == RenameMode::Replace && !is_dir {
-            let _ = self.inner.unlink(new_parent, new_name);
+            let _ = self.inner.unlink(ctx, new_parent, new_name);
             std::thread::yield_now();
         }
-        self.inner.rename(parent, name, new_parent, new_name, mode)?;
+        self.inner.rename(ctx, parent, name, new_parent, new_name, mode)?;
         if self.fault == Fault::LinkCountAfterRename && is_dir && parent != new_parent {
             self.wrong.lock().expect("never poisoned").insert(new_parent);
         }
         Ok(())
     }
-    fn readdir(&self, dir: Ino, cookie: u64, sink: &mut dyn FnMut(&DirEntry<'_>) -> bool) -> Result<()> {
+    fn readdir(&self, ctx: &Ctx, dir: Ino, cookie: u64, sink: &mut dyn FnMut(&DirEntry<'_>) -> bool) -> Result<()> {
         if self.fault == Fault::EntryTwice && cookie != 0 {
             let mut first: Option<(Ino, FileKind, Vec<u8>)> = None;
-            self.inner.readdir(dir, 0, &mut |entry| {
+            self.inner.readdir(ctx, dir, 0, &mut |entry| {
                 first = Some((entry.ino, entry.kind, entry.name.to_vec()));
                 false
             })?;
             let mut more = false;
-            self.inner.readdir(dir, cookie, &mut |_| {
+            self.inner.readdir(ctx, dir, cookie, &mut |_| {
                 more = true;
                 false
             })?;
@@ -214,10 +196,10 @@ impl FileSystem for Faulty {
                 return Ok(());
             }
         }
-        self.inner.readdir(dir, cookie, sink)
+        self.inner.readdir(ctx, dir, cookie, sink)
     }
-    fn open(&self, ino: Ino, mode: OpenMode) -> Result<Arc<dyn OpenFile>> {
-        let inner = self.inner.open(ino, mode)?;
+    fn open(&self, ctx: &Ctx, ino: Ino, mode: OpenMode) -> Result<Arc<dyn OpenFile>> {
+        let inner = self.inner.open(ctx, ino, mode)?;
         Ok(Arc::new(FaultyFile {
             inner,
             calls: self.calls.clone(),
@@ -225,82 +207,69 @@ impl FileSystem for Faulty {
             fault: self.fault,
         }))
     }
-    fn getxattr(&self, ino: Ino, name: &[u8]) -> Result<Vec<u8>> {
-        self.inner.getxattr(ino, name)
-    }
-    fn setxattr(&self, ino: Ino, name: &[u8], value: &[u8], mode: XattrMode) -> Result<()> {
-        self.inner.setxattr(ino, name, value, mode)
-    }
-    fn listxattr(&self, ino: Ino) -> Result<Vec<Vec<u8>>> {
-        self.inner.listxattr(ino)
-    }
-    fn removexattr(&self, ino: Ino, name: &[u8]) -> Result<()> {
-        self.inner.removexattr(ino, name)
-    }
-    fn sync(&self) -> Result<()> {
-        self.inner.sync()
-    }
 }
 
-impl OpenFile for FaultyFile {
-    fn ino(&self) -> Ino {
-        self.inner.ino()
-    }
-    fn getattr(&self) -> Result<Attr> {
-        self.inner.getattr()
-    }
-    fn read_at(&self, offset: u64, buf: &mut [u8]) -> Result<usize> {
-        self.inner.read_at(offset, buf)
-    }
-    fn write_at(&self, offset: u64, data: &[u8]) -> Result<usize> {
+impl FaultyFile {
+    fn write_to(&self, ctx: &Ctx, offset: u64, data: &[u8]) -> Result<usize> {
         let edge = PAGE - offset as usize % PAGE;
         match self.fault {
             Fault::LostByteAtPageEdge if data.len() > edge => {
                 let mut damaged = data.to_vec();
                 damaged[edge] = 0;
-                self.inner.write_at(offset, &damaged)
+                self.inner.write_at(ctx, offset, &damaged)
             }
             Fault::LostByteAfterLong if self.calls.fetch_add(1, Ordering::Relaxed) == LONG => {
                 let mut damaged = data.to_vec();
                 *damaged.last_mut().expect("not empty") = 0;
-                self.inner.write_at(offset, &damaged)
+                self.inner.write_at(ctx, offset, &damaged)
             }
             Fault::TornWrite if data.len() > PAGE => {
                 let (first, second) = data.split_at(data.len() / 2);
-                let done = self.inner.write_at(offset, first)?;
+                let done = self.inner.write_at(ctx, offset, first)?;
                 std::thread::yield_now();
-                Ok(done + self.inner.write_at(offset + done as u64, second)?)
+                Ok(done + self.inner.write_at(ctx, offset + done as u64, second)?)
             }
-            _ => self.inner.write_at(offset, data),
+            _ => self.inner.write_at(ctx, offset, data),
         }
     }
-    fn append(&self, data: &[u8]) -> Result<(u64, usize)> {
+    fn write_behind(&self, ctx: &Ctx, data: &[u8]) -> Result<(u64, usize)> {
         match self.fault {
             Fault::AppendInTwoSteps => {
-                let end = self.inner.getattr()?.size;
+                let end = self.inner.getattr(ctx)?.size;
                 std::thread::yield_now();
-                Ok((end, self.inner.write_at(end, data)?))
+                Ok((end, self.inner.write_at(ctx, end, data)?))
             }
             Fault::TimeStandsStill => {
-                let mtime = self.inner.getattr()?.mtime;
-                let place = self.inner.append(data)?;
+                let mtime = self.inner.getattr(ctx)?.mtime;
+                let place = self.inner.append(ctx, data)?;
                 let set = SetAttr {
                     mtime: Some(SetTime::To(mtime)),
                     ..SetAttr::default()
                 };
-                self.fs.setattr(self.inner.ino(), &set)?;
+                self.fs.setattr(ctx, self.inner.ino(), &set)?;
                 Ok(place)
             }
-            _ => self.inner.append(data),
+            _ => self.inner.append(ctx, data),
         }
     }
-    fn fallocate(&self, mode: FallocateMode, offset: u64, len: u64) -> Result<()> {
-        self.inner.fallocate(mode, offset, len)
+}
+
+impl FileLayer for FaultyFile {
+    fn below(&self) -> &dyn OpenFile {
+        &*self.inner
     }
-    fn seek_data(&self, offset: u64) -> Result<u64> {
-        let found = self.inner.seek_data(offset)?;
+
+    fn write(&self, ctx: &Ctx, mode: WriteMode, data: &[u8]) -> Result<(u64, usize)> {
+        match mode.position {
+            Position::At(offset) => self.write_to(ctx, offset, data).map(|count| (offset, count)),
+            Position::End => self.write_behind(ctx, data),
+        }
+    }
+
+    fn seek_data(&self, ctx: &Ctx, offset: u64) -> Result<u64> {
+        let found = self.inner.seek_data(ctx, offset)?;
         let late = found + PAGE as u64;
-        let size = self.inner.getattr()?.size;
+        let size = self.inner.getattr(ctx)?.size;
         Ok(
             if self.fault == Fault::HoleWhereDataIs && found > offset && late < size {
                 late
@@ -308,11 +277,5 @@ impl OpenFile for FaultyFile {
                 found
             },
         )
-    }
-    fn seek_hole(&self, offset: u64) -> Result<u64> {
-        self.inner.seek_hole(offset)
-    }
-    fn fsync(&self) -> Result<()> {
-        self.inner.fsync()
     }
 }

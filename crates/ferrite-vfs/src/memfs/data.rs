@@ -4,7 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::{BLOCKS, MAX_FILE_BYTES, MemFs, Node};
 use crate::{
-    Attr, BadArgument, FallocateMode, FileSystem, FsError, Ino, OpenFile, OpenMode, Result, SpaceOf, Timestamp, posix,
+    Attr, BadArgument, Ctx, FallocateMode, FileSystem, FsError, Ino, OpenFile, OpenMode, Position, Result, SYSTEM,
+    SetAttr, SpaceOf, Timestamp, WriteMode, posix,
 };
 
 /// Size of a page, the unit of holes.
@@ -124,27 +125,12 @@ impl MemFile {
         f(state.node(self.ino)?, now)
     }
 
-    fn write(&self, offset: Option<u64>, data: &[u8]) -> Result<(u64, usize)> {
-        self.with(self.mode.write, |node, now| {
-            let offset = offset.unwrap_or(node.attr.size);
-            if data.is_empty() {
-                return Ok((offset, 0));
-            }
-            let end = offset
-                .checked_add(data.len() as u64)
-                .filter(|&end| end <= MAX_FILE_BYTES);
-            let end = end.ok_or(FsError::FileTooBig)?;
-            node.content.write(offset, data);
-            node.attr.size = node.attr.size.max(end);
-            self.stamp(node, now);
-            Ok((offset, data.len()))
-        })
-    }
-
     /// What every change of the content does to the attributes.
-    fn stamp(&self, node: &mut Node, now: Timestamp) {
+    fn stamp(ctx: &Ctx, node: &mut Node, now: Timestamp, kill_priv: bool) {
         node.changed(now);
-        node.attr.mode = self.mode.killed(node.attr.kind, node.attr.mode);
+        if kill_priv || ctx.kills_priv() {
+            node.kill_priv(&ctx.cred, node.attr.gid);
+        }
     }
 }
 
@@ -153,11 +139,18 @@ impl OpenFile for MemFile {
         self.ino
     }
 
-    fn getattr(&self) -> Result<Attr> {
-        self.fs.getattr(self.ino)
+    fn getattr(&self, ctx: &Ctx) -> Result<Attr> {
+        self.fs.getattr(ctx, self.ino)
     }
 
-    fn read_at(&self, offset: u64, buf: &mut [u8]) -> Result<usize> {
+    fn setattr(&self, ctx: &Ctx, set: &SetAttr) -> Result<Attr> {
+        if set.size.is_some() && !self.mode.write {
+            return Err(FsError::Invalid(BadArgument::NotWritable));
+        }
+        self.fs.lock().setattr(ctx, self.ino, set, true)
+    }
+
+    fn read_at(&self, _: &Ctx, offset: u64, buf: &mut [u8]) -> Result<usize> {
         self.with(self.mode.read, |node, now| {
             let count = node.attr.size.saturating_sub(offset).min(buf.len() as u64) as usize;
             node.content.read(offset, &mut buf[..count]);
@@ -169,15 +162,27 @@ impl OpenFile for MemFile {
         })
     }
 
-    fn write_at(&self, offset: u64, data: &[u8]) -> Result<usize> {
-        self.write(Some(offset), data).map(|(_, count)| count)
+    fn write(&self, ctx: &Ctx, mode: WriteMode, data: &[u8]) -> Result<(u64, usize)> {
+        self.with(self.mode.write, |node, now| {
+            let offset = match mode.position {
+                Position::At(offset) => offset,
+                Position::End => node.attr.size,
+            };
+            if data.is_empty() {
+                return Ok((offset, 0));
+            }
+            let end = offset
+                .checked_add(data.len() as u64)
+                .filter(|&end| end <= MAX_FILE_BYTES);
+            let end = end.ok_or(FsError::FileTooBig)?;
+            node.content.write(offset, data);
+            node.attr.size = node.attr.size.max(end);
+            Self::stamp(ctx, node, now, mode.kill_priv);
+            Ok((offset, data.len()))
+        })
     }
 
-    fn append(&self, data: &[u8]) -> Result<(u64, usize)> {
-        self.write(None, data)
-    }
-
-    fn fallocate(&self, mode: FallocateMode, offset: u64, len: u64) -> Result<()> {
+    fn fallocate(&self, ctx: &Ctx, mode: FallocateMode, offset: u64, len: u64) -> Result<()> {
         self.with(self.mode.write, |node, now| {
             if len == 0 {
                 return Err(FsError::Invalid(BadArgument::NoLength));
@@ -207,12 +212,12 @@ impl OpenFile for MemFile {
             if !keep_size {
                 node.attr.size = node.attr.size.max(end);
             }
-            self.stamp(node, now);
+            Self::stamp(ctx, node, now, false);
             Ok(())
         })
     }
 
-    fn seek_data(&self, offset: u64) -> Result<u64> {
+    fn seek_data(&self, _: &Ctx, offset: u64) -> Result<u64> {
         self.with(true, |node, _| {
             node.content
                 .next_data(offset, node.attr.size)
@@ -220,7 +225,7 @@ impl OpenFile for MemFile {
         })
     }
 
-    fn seek_hole(&self, offset: u64) -> Result<u64> {
+    fn seek_hole(&self, _: &Ctx, offset: u64) -> Result<u64> {
         self.with(true, |node, _| {
             if offset >= node.attr.size {
                 return Err(FsError::NoSuchAddress);
@@ -229,13 +234,13 @@ impl OpenFile for MemFile {
         })
     }
 
-    fn fsync(&self) -> Result<()> {
+    fn fsync(&self, _: &Ctx) -> Result<()> {
         Ok(())
     }
 }
 
 impl Drop for MemFile {
     fn drop(&mut self) {
-        self.fs.unpin(self.ino, 1);
+        self.fs.unpin(SYSTEM, self.ino, 1);
     }
 }

@@ -8,20 +8,22 @@
 //! order of creation, by a counter that never decreases; that counter is the listing's cookie.
 
 mod data;
+mod state;
 
 use std::collections::BTreeMap;
-use std::fmt;
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use parking_lot::{Mutex, MutexGuard};
 
+use crate::posix::Access;
 use crate::{
-    Attr, BadArgument, Cred, DirEntry, FileKind, FileSystem, FsError, Ino, LINK_MAX, NewNode, OpenFile, OpenMode,
-    PATH_MAX, ROOT_INO, RenameMode, Result, SetAttr, SetTime, StatFs, Timestamp, XATTR_NAME_MAX, XATTR_SIZE_MAX,
-    XattrMode, posix,
+    Attr, BadArgument, Ctx, DirEntry, Durability, FileKind, FileSystem, FsError, Ino, LINK_MAX, Limits, NewFile,
+    NewNode, OpenFile, OpenMode, Opened, PATH_MAX, ROOT_INO, RenameMode, Result, SYSTEM, SetAttr, StatFs, Timestamp,
+    XATTR_NAME_MAX, XATTR_SIZE_MAX, XattrMode, posix,
 };
-use data::{Content, MemFile, PAGE_BYTES};
+use data::{MemFile, PAGE_BYTES};
+use state::{Clock, Node, State};
 
 /// Largest file, in bytes; that of the PM engine.
 pub const MAX_FILE_BYTES: u64 = 1 << 44;
@@ -30,40 +32,6 @@ const XATTR_SPACE_BYTES: usize = 4064;
 const INODES: u64 = 1 << 20;
 /// Also the most that one `fallocate` may ask for: a reserved page takes memory here.
 const BLOCKS: u64 = 1 << 28;
-
-#[derive(Debug, Clone)]
-struct Node {
-    attr: Attr,
-    content: Content,
-    target: Vec<u8>,
-    /// Entries by name: inode and place in the listing.
-    entries: BTreeMap<Vec<u8>, (Ino, u64)>,
-    /// Names by their place in the listing.
-    listing: BTreeMap<u64, Vec<u8>>,
-    next_cookie: u64,
-    parent: Ino,
-    xattrs: BTreeMap<Vec<u8>, Vec<u8>>,
-    pins: u64,
-}
-
-/// Where the time comes from.
-#[derive(Clone)]
-struct Clock(Arc<dyn Fn() -> Timestamp + Send + Sync>);
-
-impl fmt::Debug for Clock {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Clock")
-    }
-}
-
-#[derive(Debug, Clone)]
-struct State {
-    nodes: BTreeMap<Ino, Node>,
-    next_ino: Ino,
-    source: Clock,
-    /// The last time returned; times never go back.
-    clock: Timestamp,
-}
 
 /// A file system in memory. Cheap to clone; all clones are one.
 #[derive(Debug, Clone)]
@@ -77,210 +45,30 @@ impl Default for MemFs {
     }
 }
 
-impl Node {
-    fn new(ino: Ino, parent: Ino, kind: FileKind, now: Timestamp) -> Node {
-        let attr = Attr {
-            ino,
-            generation: 1,
-            kind,
-            mode: 0,
-            nlink: if kind == FileKind::Directory { 2 } else { 1 },
-            uid: 0,
-            gid: 0,
-            rdev: 0,
-            size: 0,
-            blocks: 0,
-            atime: now,
-            mtime: now,
-            ctime: now,
-            btime: now,
-        };
-        Node {
-            attr,
-            content: Content::default(),
-            target: Vec::new(),
-            entries: BTreeMap::new(),
-            listing: BTreeMap::new(),
-            next_cookie: 1,
-            parent,
-            xattrs: BTreeMap::new(),
-            pins: 0,
-        }
-    }
-
-    fn is_dir(&self) -> bool {
-        self.attr.kind == FileKind::Directory
-    }
-
-    fn attr(&self) -> Attr {
-        Attr {
-            blocks: self.content.pages() * (PAGE_BYTES / 512),
-            ..self.attr
-        }
-    }
-
-    fn changed(&mut self, now: Timestamp) {
-        self.attr.mtime = now;
-        self.attr.ctime = now;
-    }
-}
-
-impl State {
-    fn now(&mut self) -> Timestamp {
-        self.clock = self.clock.max((self.source.0)());
-        self.clock
-    }
-
-    fn node(&mut self, ino: Ino) -> Result<&mut Node> {
-        self.nodes.get_mut(&ino).ok_or(FsError::Stale)
-    }
-
-    /// A directory in which names can be looked up.
-    fn dir(&mut self, ino: Ino) -> Result<&mut Node> {
-        let node = self.node(ino).map_err(|_| FsError::NotFound)?;
-        if node.is_dir() {
-            Ok(node)
-        } else {
-            Err(FsError::NotDirectory)
-        }
-    }
-
-    /// A directory to which names can be added.
-    fn live_dir(&mut self, ino: Ino) -> Result<&mut Node> {
-        let node = self.dir(ino)?;
-        if node.attr.nlink > 0 {
-            Ok(node)
-        } else {
-            Err(FsError::NotFound)
-        }
-    }
-
-    fn find(&mut self, dir: Ino, name: &[u8]) -> Result<Option<Ino>> {
-        posix::check_name(name)?;
-        Ok(self.dir(dir)?.entries.get(name).map(|&(ino, _)| ino))
-    }
-
-    fn enter(&mut self, dir: Ino, name: &[u8], ino: Ino, now: Timestamp) -> Result<()> {
-        let is_dir = self.node(ino)?.is_dir();
-        let parent = self.node(dir)?;
-        parent.entries.insert(name.to_vec(), (ino, parent.next_cookie));
-        parent.listing.insert(parent.next_cookie, name.to_vec());
-        parent.next_cookie += 1;
-        parent.attr.nlink += u32::from(is_dir);
-        parent.changed(now);
-        if is_dir {
-            self.node(ino)?.parent = dir;
-        }
-        Ok(())
-    }
-
-    fn leave(&mut self, dir: Ino, name: &[u8], now: Timestamp) -> Result<()> {
-        let parent = self.node(dir)?;
-        let (ino, cookie) = parent.entries.remove(name).ok_or(FsError::NotFound)?;
-        parent.listing.remove(&cookie);
-        let is_dir = self.node(ino)?.is_dir();
-        let parent = self.node(dir)?;
-        parent.attr.nlink -= u32::from(is_dir);
-        parent.changed(now);
-        Ok(())
-    }
-
-    /// Removes one name of an inode, and with the last name the inode.
-    fn drop_link(&mut self, ino: Ino, now: Timestamp) -> Result<()> {
-        let node = self.node(ino)?;
-        node.attr.nlink = if node.is_dir() { 0 } else { node.attr.nlink - 1 };
-        node.attr.ctime = now;
-        self.free_if_unused(ino);
-        Ok(())
-    }
-
-    fn free_if_unused(&mut self, ino: Ino) {
-        if self
-            .nodes
-            .get(&ino)
-            .is_some_and(|node| node.attr.nlink == 0 && node.pins == 0)
-        {
-            self.nodes.remove(&ino);
-        }
-    }
-
-    fn is_below(&self, dir: Ino, ancestor: Ino) -> bool {
-        let mut at = dir;
-        loop {
-            if at == ancestor {
-                return true;
-            }
-            match self.nodes.get(&at) {
-                Some(node) if at != ROOT_INO => at = node.parent,
-                _ => return false,
-            }
-        }
-    }
-
-    fn create(&mut self, cred: &Cred, parent: Ino, name: &[u8], kind: FileKind, mode: u32) -> Result<&mut Node> {
-        posix::check_name(name)?;
-        let dir = self.live_dir(parent)?;
-        let is_dir = kind == FileKind::Directory;
-        if dir.entries.contains_key(name) {
-            return Err(FsError::Exists);
-        }
-        if is_dir && dir.attr.nlink >= LINK_MAX {
-            return Err(FsError::TooManyLinks);
-        }
-        let (gid, mode) = posix::inherit(&dir.attr, cred, mode, is_dir);
-        let now = self.now();
-        let ino = self.next_ino;
-        self.next_ino += 1;
-        let mut node = Node::new(ino, parent, kind, now);
-        node.attr.mode = mode;
-        node.attr.uid = cred.uid;
-        node.attr.gid = gid;
-        self.nodes.insert(ino, node);
-        self.enter(parent, name, ino, now)?;
-        self.node(ino)
-    }
-
-    fn check_rename(&mut self, from: (Ino, Ino), to: (Ino, Option<Ino>), mode: RenameMode) -> Result<bool> {
-        let ((from_dir, source), (to_dir, target)) = (from, to);
-        match (mode, target) {
-            (RenameMode::NoReplace, Some(_)) => return Err(FsError::Exists),
-            (RenameMode::Exchange, None) => return Err(FsError::NotFound),
-            (_, Some(target)) if target == source => return Ok(false),
-            _ => {}
-        }
-        let below = FsError::Invalid(BadArgument::BelowItself);
-        let source_is_dir = self.node(source)?.is_dir();
-        if source_is_dir && self.is_below(to_dir, source) {
-            return Err(below);
-        }
-        let mut target_is_dir = false;
-        if let Some(target) = target {
-            let node = self.node(target)?;
-            target_is_dir = node.is_dir();
-            let empty = node.entries.is_empty();
-            match mode {
-                RenameMode::Exchange if target_is_dir && self.is_below(from_dir, target) => return Err(below),
-                RenameMode::Exchange => {}
-                _ if source_is_dir && !target_is_dir => return Err(FsError::NotDirectory),
-                _ if !source_is_dir && target_is_dir => return Err(FsError::IsDirectory),
-                _ if !empty => return Err(FsError::NotEmpty),
-                _ => {}
-            }
-        }
-        let full = |state: &mut State, dir: Ino| Ok(state.node(dir)?.attr.nlink >= LINK_MAX);
-        let crosses = from_dir != to_dir;
-        if crosses && source_is_dir && !target_is_dir && full(self, to_dir)? {
-            return Err(FsError::TooManyLinks);
-        }
-        let back = mode == RenameMode::Exchange && target_is_dir && !source_is_dir;
-        if crosses && back && full(self, from_dir)? {
-            return Err(FsError::TooManyLinks);
-        }
-        Ok(true)
-    }
-}
-
 impl MemFs {
+    fn open_in(&self, state: &mut State, ctx: &Ctx, ino: Ino, mode: OpenMode) -> Result<Arc<dyn OpenFile>> {
+        let node = state.node(ino)?;
+        if node.attr.kind == FileKind::Directory {
+            return Err(FsError::IsDirectory);
+        }
+        if ctx.check {
+            posix::may_open(&node.attr, &ctx.cred, mode)?;
+        }
+        if node.attr.kind != FileKind::File {
+            return Err(FsError::NoSuchAddress);
+        }
+        if mode.truncate {
+            let set = SetAttr {
+                size: Some(0),
+                kill_priv: ctx.kills_priv(),
+                ..SetAttr::default()
+            };
+            state.setattr(&Ctx::trusted(ctx.cred.clone()), ino, &set, true)?;
+        }
+        state.node(ino)?.pins += 1;
+        Ok(Arc::new(MemFile::new(self.clone(), ino, mode)))
+    }
+
     /// An empty file system whose root belongs to root, with mode 755.
     pub fn new() -> MemFs {
         MemFs::with_clock(|| {
@@ -320,7 +108,11 @@ impl MemFs {
 }
 
 impl FileSystem for MemFs {
-    fn statfs(&self) -> Result<StatFs> {
+    fn limits(&self) -> Limits {
+        Limits::local(u64::MAX, MAX_FILE_BYTES, Durability::None)
+    }
+
+    fn statfs(&self, _: &Ctx) -> Result<StatFs> {
         let state = self.lock();
         let used: u64 = state.nodes.values().map(|node| node.content.pages()).sum();
         Ok(StatFs {
@@ -334,53 +126,30 @@ impl FileSystem for MemFs {
         })
     }
 
-    fn lookup(&self, parent: Ino, name: &[u8]) -> Result<Attr> {
+    fn lookup(&self, ctx: &Ctx, parent: Ino, name: &[u8]) -> Result<Attr> {
         let mut state = self.lock();
-        let ino = state.find(parent, name)?.ok_or(FsError::NotFound)?;
-        Ok(state.node(ino)?.attr())
+        let ino = state.find(ctx, parent, name)?.ok_or(FsError::NotFound)?;
+        state.give(ctx, ino)
     }
 
-    fn parent(&self, dir: Ino) -> Result<Ino> {
-        Ok(self.lock().dir(dir)?.parent)
+    fn parent(&self, ctx: &Ctx, dir: Ino) -> Result<Ino> {
+        let mut state = self.lock();
+        let dir = state.dir(dir)?;
+        if ctx.check {
+            posix::may_search(&dir.attr, &ctx.cred)?;
+        }
+        Ok(dir.parent)
     }
 
-    fn getattr(&self, ino: Ino) -> Result<Attr> {
+    fn getattr(&self, _: &Ctx, ino: Ino) -> Result<Attr> {
         Ok(self.lock().node(ino)?.attr())
     }
 
-    fn setattr(&self, ino: Ino, set: &SetAttr) -> Result<Attr> {
-        let mut state = self.lock();
-        let now = state.now();
-        let node = state.node(ino)?;
-        if let Some(size) = set.size {
-            match node.attr.kind {
-                FileKind::File if size > MAX_FILE_BYTES => return Err(FsError::FileTooBig),
-                FileKind::File => {}
-                FileKind::Directory => return Err(FsError::IsDirectory),
-                _ => return Err(FsError::Invalid(BadArgument::NoSize)),
-            }
-            node.content.cut(size);
-            node.attr.size = size;
-            node.attr.mtime = now;
-        }
-        let time = |time: SetTime| match time {
-            SetTime::Now => now,
-            SetTime::To(time) => time,
-        };
-        let attr = &mut node.attr;
-        attr.mode = set.mode.unwrap_or(attr.mode) & 0o7777;
-        attr.uid = set.uid.unwrap_or(attr.uid);
-        attr.gid = set.gid.unwrap_or(attr.gid);
-        attr.atime = set.atime.map_or(attr.atime, time);
-        attr.mtime = set.mtime.map_or(attr.mtime, time);
-        attr.mode = set.killed(attr.kind, attr.mode);
-        if *set != SetAttr::default() {
-            attr.ctime = now;
-        }
-        Ok(node.attr())
+    fn setattr(&self, ctx: &Ctx, ino: Ino, set: &SetAttr) -> Result<Attr> {
+        self.lock().setattr(ctx, ino, set, false)
     }
 
-    fn pin(&self, ino: Ino, generation: u32) -> Result<()> {
+    fn pin(&self, _: &Ctx, ino: Ino, generation: u32) -> Result<()> {
         let mut state = self.lock();
         let node = state.node(ino)?;
         if node.attr.generation != generation {
@@ -390,7 +159,7 @@ impl FileSystem for MemFs {
         Ok(())
     }
 
-    fn unpin(&self, ino: Ino, count: u64) {
+    fn unpin(&self, _: &Ctx, ino: Ino, count: u64) {
         let mut state = self.lock();
         if let Ok(node) = state.node(ino) {
             node.pins = node.pins.saturating_sub(count);
@@ -398,7 +167,7 @@ impl FileSystem for MemFs {
         state.free_if_unused(ino);
     }
 
-    fn readlink(&self, ino: Ino) -> Result<Vec<u8>> {
+    fn readlink(&self, _: &Ctx, ino: Ino) -> Result<Vec<u8>> {
         let mut state = self.lock();
         let node = state.node(ino)?;
         match node.attr.kind {
@@ -407,24 +176,24 @@ impl FileSystem for MemFs {
         }
     }
 
-    fn mknod(&self, cred: &Cred, parent: Ino, name: &[u8], node: &NewNode) -> Result<Attr> {
+    fn mknod(&self, ctx: &Ctx, parent: Ino, name: &[u8], node: &NewNode) -> Result<Attr> {
         if matches!(node.kind, FileKind::Directory | FileKind::Symlink) {
             return Err(FsError::Invalid(BadArgument::NodeKind));
         }
         let mut state = self.lock();
-        let made = state.create(cred, parent, name, node.kind, node.mode)?;
+        let made = state.make(ctx, parent, name, node.kind, node.mode)?;
         made.attr.rdev = node.rdev;
-        Ok(made.attr())
+        let ino = made.attr.ino;
+        state.give(ctx, ino)
     }
 
-    fn mkdir(&self, cred: &Cred, parent: Ino, name: &[u8], mode: u32) -> Result<Attr> {
-        Ok(self
-            .lock()
-            .create(cred, parent, name, FileKind::Directory, mode)?
-            .attr())
+    fn mkdir(&self, ctx: &Ctx, parent: Ino, name: &[u8], mode: u32) -> Result<Attr> {
+        let mut state = self.lock();
+        let ino = state.make(ctx, parent, name, FileKind::Directory, mode)?.attr.ino;
+        state.give(ctx, ino)
     }
 
-    fn symlink(&self, cred: &Cred, parent: Ino, name: &[u8], target: &[u8]) -> Result<Attr> {
+    fn symlink(&self, ctx: &Ctx, parent: Ino, name: &[u8], target: &[u8]) -> Result<Attr> {
         if target.is_empty() {
             return Err(FsError::Invalid(BadArgument::EmptyTarget));
         }
@@ -432,19 +201,24 @@ impl FileSystem for MemFs {
             return Err(FsError::NameTooLong);
         }
         let mut state = self.lock();
-        let made = state.create(cred, parent, name, FileKind::Symlink, 0o777)?;
+        let made = state.make(ctx, parent, name, FileKind::Symlink, 0o777)?;
         made.target = target.to_vec();
         made.attr.size = target.len() as u64;
-        Ok(made.attr())
+        let ino = made.attr.ino;
+        state.give(ctx, ino)
     }
 
-    fn link(&self, ino: Ino, parent: Ino, name: &[u8]) -> Result<Attr> {
+    fn link(&self, ctx: &Ctx, ino: Ino, parent: Ino, name: &[u8]) -> Result<Attr> {
         posix::check_name(name)?;
         let mut state = self.lock();
         let now = state.now();
         let node = state.node(ino).map_err(|_| FsError::NotFound)?;
         let (kind, nlink) = (node.attr.kind, node.attr.nlink);
-        let taken = state.live_dir(parent)?.entries.contains_key(name);
+        let dir = state.live_dir(parent)?;
+        let taken = dir.entries.contains_key(name);
+        if ctx.check {
+            posix::may_create(&dir.attr, &ctx.cred, taken)?;
+        }
         match () {
             () if kind == FileKind::Directory => return Err(FsError::NotPermitted),
             () if nlink == 0 => return Err(FsError::NotFound),
@@ -455,13 +229,13 @@ impl FileSystem for MemFs {
         state.enter(parent, name, ino, now)?;
         let node = state.node(ino)?;
         node.attr.nlink += 1;
-        node.attr.ctime = now;
-        Ok(node.attr())
+        node.touch(now);
+        state.give(ctx, ino)
     }
 
-    fn unlink(&self, parent: Ino, name: &[u8]) -> Result<()> {
+    fn unlink(&self, ctx: &Ctx, parent: Ino, name: &[u8]) -> Result<()> {
         let mut state = self.lock();
-        let ino = state.find(parent, name)?.ok_or(FsError::NotFound)?;
+        let ino = state.find_removable(ctx, parent, name)?;
         if state.node(ino)?.is_dir() {
             return Err(FsError::IsDirectory);
         }
@@ -470,9 +244,9 @@ impl FileSystem for MemFs {
         state.drop_link(ino, now)
     }
 
-    fn rmdir(&self, parent: Ino, name: &[u8]) -> Result<()> {
+    fn rmdir(&self, ctx: &Ctx, parent: Ino, name: &[u8]) -> Result<()> {
         let mut state = self.lock();
-        let ino = state.find(parent, name)?.ok_or(FsError::NotFound)?;
+        let ino = state.find_removable(ctx, parent, name)?;
         let node = state.node(ino)?;
         if !node.is_dir() {
             return Err(FsError::NotDirectory);
@@ -485,13 +259,42 @@ impl FileSystem for MemFs {
         state.drop_link(ino, now)
     }
 
-    fn rename(&self, parent: Ino, name: &[u8], new_parent: Ino, new_name: &[u8], mode: RenameMode) -> Result<()> {
+    fn rename(
+        &self,
+        ctx: &Ctx,
+        parent: Ino,
+        name: &[u8],
+        new_parent: Ino,
+        new_name: &[u8],
+        mode: RenameMode,
+    ) -> Result<()> {
         posix::check_name(new_name)?;
         let mut state = self.lock();
-        let source = state.find(parent, name)?.ok_or(FsError::NotFound)?;
-        let target = state.find(new_parent, new_name)?;
+        let source = state.find(ctx, parent, name)?.ok_or(FsError::NotFound)?;
+        let target = state.find(ctx, new_parent, new_name)?;
         state.live_dir(parent)?;
         state.live_dir(new_parent)?;
+        match (mode, target) {
+            (RenameMode::NoReplace, Some(_)) => return Err(FsError::Exists),
+            (RenameMode::Exchange, None) => return Err(FsError::NotFound),
+            (_, Some(target)) if target == source => return Ok(()),
+            _ => {}
+        }
+        if ctx.check {
+            let attr = |state: &mut State, ino: Ino| state.node(ino).map(|node| node.attr);
+            let (from, to) = (attr(&mut state, parent)?, attr(&mut state, new_parent)?);
+            let moved = attr(&mut state, source)?;
+            let victim = target.map(|ino| attr(&mut state, ino)).transpose()?;
+            let from = posix::RenameSide {
+                dir: &from,
+                entry: Some(&moved),
+            };
+            let to = posix::RenameSide {
+                dir: &to,
+                entry: victim.as_ref(),
+            };
+            posix::may_rename(from, to, &ctx.cred, mode)?;
+        }
         if !state.check_rename((parent, source), (new_parent, target), mode)? {
             return Ok(());
         }
@@ -501,68 +304,82 @@ impl FileSystem for MemFs {
             state.leave(new_parent, new_name, now)?;
             if mode == RenameMode::Exchange {
                 state.enter(parent, name, target, now)?;
-                state.node(target)?.attr.ctime = now;
+                state.node(target)?.touch(now);
             } else {
                 state.drop_link(target, now)?;
             }
         }
         state.enter(new_parent, new_name, source, now)?;
-        state.node(source)?.attr.ctime = now;
+        state.node(source)?.touch(now);
         Ok(())
     }
 
-    fn readdir(&self, dir: Ino, cookie: u64, sink: &mut dyn FnMut(&DirEntry<'_>) -> bool) -> Result<()> {
+    fn readdir(&self, _: &Ctx, dir: Ino, cookie: u64, sink: &mut dyn FnMut(&DirEntry<'_>) -> bool) -> Result<()> {
+        self.lock().list(dir, cookie, &mut |entry, _| sink(entry))
+    }
+
+    fn readdir_plus(
+        &self,
+        ctx: &Ctx,
+        dir: Ino,
+        cookie: u64,
+        sink: &mut dyn FnMut(&DirEntry<'_>, Result<Attr>) -> bool,
+    ) -> Result<()> {
+        let mut accepted = Vec::new();
         let mut state = self.lock();
-        state.dir(dir)?;
-        let node = state.nodes.get(&dir).ok_or(FsError::Stale)?;
-        for (&next_cookie, name) in node.listing.range(cookie.saturating_add(1)..) {
-            let Some(&(ino, _)) = node.entries.get(name) else {
-                continue;
-            };
-            let kind = state.nodes.get(&ino).ok_or(FsError::Stale)?.attr.kind;
-            if !sink(&DirEntry {
-                ino,
-                kind,
-                name,
-                next_cookie,
-            }) {
-                break;
-            }
+        state.list(dir, cookie, &mut |entry, attr| {
+            let goes_on = sink(entry, Ok(attr));
+            accepted.extend(goes_on.then_some(entry.ino));
+            goes_on
+        })?;
+        for ino in accepted {
+            state.give(ctx, ino)?;
         }
         Ok(())
     }
 
-    fn open(&self, ino: Ino, mode: OpenMode) -> Result<Arc<dyn OpenFile>> {
+    fn open(&self, ctx: &Ctx, ino: Ino, mode: OpenMode) -> Result<Arc<dyn OpenFile>> {
+        self.open_in(&mut self.lock(), ctx, ino, mode)
+    }
+
+    fn create(&self, ctx: &Ctx, parent: Ino, name: &[u8], new: &NewFile) -> Result<Opened> {
+        let mut state = self.lock();
+        state.live_dir(parent)?;
+        let found = state.find(ctx, parent, name)?;
+        let (ino, file, created) = match found {
+            Some(_) if new.exclusive => return Err(FsError::Exists),
+            Some(ino) if state.node(ino)?.attr.kind == FileKind::Symlink => return Err(FsError::Loop),
+            Some(ino) => (ino, self.open_in(&mut state, ctx, ino, new.open)?, false),
+            None => {
+                let ino = state.make(ctx, parent, name, FileKind::File, new.mode)?.attr.ino;
+                (ino, self.open_in(&mut state, SYSTEM, ino, new.open)?, true)
+            }
+        };
+        let attr = state.give(ctx, ino)?;
+        Ok(Opened { attr, file, created })
+    }
+
+    fn getxattr(&self, ctx: &Ctx, ino: Ino, name: &[u8]) -> Result<Vec<u8>> {
+        check_xattr_name(name)?;
         let mut state = self.lock();
         let node = state.node(ino)?;
-        match node.attr.kind {
-            FileKind::File => {}
-            FileKind::Directory => return Err(FsError::IsDirectory),
-            _ => return Err(FsError::NoSuchAddress),
+        if ctx.check {
+            posix::may_xattr(&node.attr, &ctx.cred, name, Access::READ)?;
         }
-        node.pins += 1;
-        drop(state);
-        Ok(Arc::new(MemFile::new(self.clone(), ino, mode)))
+        node.xattrs.get(name).cloned().ok_or(FsError::NoAttribute)
     }
 
-    fn getxattr(&self, ino: Ino, name: &[u8]) -> Result<Vec<u8>> {
+    fn setxattr(&self, ctx: &Ctx, ino: Ino, name: &[u8], value: &[u8], mode: XattrMode) -> Result<()> {
         check_xattr_name(name)?;
-        self.lock()
-            .node(ino)?
-            .xattrs
-            .get(name)
-            .cloned()
-            .ok_or(FsError::NoAttribute)
-    }
-
-    fn setxattr(&self, ino: Ino, name: &[u8], value: &[u8], mode: XattrMode) -> Result<()> {
-        check_xattr_name(name)?;
-        if value.len() > XATTR_SIZE_MAX || 4 + name.len() + value.len() > XATTR_SPACE_BYTES {
-            return Err(FsError::ValueTooLong);
-        }
         let mut state = self.lock();
         let now = state.now();
         let node = state.node(ino)?;
+        if ctx.check {
+            posix::may_xattr(&node.attr, &ctx.cred, name, Access::WRITE)?;
+        }
+        if value.len() > XATTR_SIZE_MAX || 4 + name.len() + value.len() > XATTR_SPACE_BYTES {
+            return Err(FsError::ValueTooLong);
+        }
         match (mode, node.xattrs.contains_key(name)) {
             (XattrMode::Create, true) => return Err(FsError::Exists),
             (XattrMode::Replace, false) => return Err(FsError::NoAttribute),
@@ -574,25 +391,30 @@ impl FileSystem for MemFs {
             return Err(FsError::NoSpace(crate::SpaceOf::Attributes));
         }
         node.xattrs.insert(name.to_vec(), value.to_vec());
-        node.attr.ctime = now;
+        node.touch(now);
         Ok(())
     }
 
-    fn listxattr(&self, ino: Ino) -> Result<Vec<Vec<u8>>> {
-        Ok(self.lock().node(ino)?.xattrs.keys().cloned().collect())
+    fn listxattr(&self, ctx: &Ctx, ino: Ino) -> Result<Vec<Vec<u8>>> {
+        let mut names: Vec<_> = self.lock().node(ino)?.xattrs.keys().cloned().collect();
+        names.retain(|name| !ctx.check || posix::sees_xattr(&ctx.cred, name));
+        Ok(names)
     }
 
-    fn removexattr(&self, ino: Ino, name: &[u8]) -> Result<()> {
+    fn removexattr(&self, ctx: &Ctx, ino: Ino, name: &[u8]) -> Result<()> {
         check_xattr_name(name)?;
         let mut state = self.lock();
         let now = state.now();
         let node = state.node(ino)?;
+        if ctx.check {
+            posix::may_xattr(&node.attr, &ctx.cred, name, Access::WRITE)?;
+        }
         node.xattrs.remove(name).ok_or(FsError::NoAttribute)?;
-        node.attr.ctime = now;
+        node.touch(now);
         Ok(())
     }
 
-    fn sync(&self) -> Result<()> {
+    fn sync(&self, _: &Ctx) -> Result<()> {
         Ok(())
     }
 }

@@ -7,8 +7,8 @@ use std::sync::Arc;
 
 use super::{Event, TraceWriter};
 use crate::{
-    Attr, Cred, DirEntry, FallocateMode, FileKind, FileSystem, Ino, NewNode, OpenFile, OpenMode, RenameMode, Result,
-    SetAttr, StatFs, XattrMode,
+    Attr, Ctx, FileKind, FileLayer, FileSystem, Ino, Layer, NewFile, NewNode, OpenFile, OpenFlags, OpenMode, Opened,
+    Result, SetAttr, Start, WriteMode, walk,
 };
 
 /// An engine, recorded.
@@ -41,29 +41,33 @@ impl TracedFile {
     }
 }
 
-/// Methods that only call the engine.
-macro_rules! passed_on {
-    ($($name:ident($($argument:ident: $kind:ty),*) -> $result:ty;)*) => {
-        $(fn $name(&self, $($argument: $kind),*) -> $result {
-            self.inner.$name($($argument),*)
-        })*
-    };
+impl<F: FileSystem> Traced<F> {
+    fn opened(&self, inner: Arc<dyn OpenFile>) -> Arc<dyn OpenFile> {
+        Arc::new(TracedFile {
+            inner,
+            writer: Arc::clone(&self.writer),
+        })
+    }
 }
 
-impl<F: FileSystem> FileSystem for Traced<F> {
-    fn setattr(&self, ino: Ino, set: &SetAttr) -> Result<Attr> {
+impl<F: FileSystem> Layer for Traced<F> {
+    fn below(&self) -> &dyn FileSystem {
+        &self.inner
+    }
+
+    fn setattr(&self, ctx: &Ctx, ino: Ino, set: &SetAttr) -> Result<Attr> {
         let Some(len_bytes) = set.size else {
-            return self.inner.setattr(ino, set);
+            return self.inner.setattr(ctx, ino, set);
         };
-        let before = self.inner.getattr(ino)?;
-        let attr = self.inner.setattr(ino, set)?;
+        let before = self.inner.getattr(ctx, ino)?;
+        let attr = self.inner.setattr(ctx, ino, set)?;
         self.writer.introduce(ino, before.size);
         self.writer.record(Event::Truncate { ino, len_bytes });
         Ok(attr)
     }
 
-    fn mknod(&self, cred: &Cred, parent: Ino, name: &[u8], node: &NewNode) -> Result<Attr> {
-        let attr = self.inner.mknod(cred, parent, name, node)?;
+    fn mknod(&self, ctx: &Ctx, parent: Ino, name: &[u8], node: &NewNode) -> Result<Attr> {
+        let attr = self.inner.mknod(ctx, parent, name, node)?;
         if node.kind == FileKind::File {
             // The number may have been another file's before.
             self.writer.record(Event::File {
@@ -74,62 +78,69 @@ impl<F: FileSystem> FileSystem for Traced<F> {
         Ok(attr)
     }
 
-    fn open(&self, ino: Ino, mode: OpenMode) -> Result<Arc<dyn OpenFile>> {
-        let inner = self.inner.open(ino, mode)?;
-        if mode.write {
+    fn open(&self, ctx: &Ctx, ino: Ino, mode: OpenMode) -> Result<Arc<dyn OpenFile>> {
+        let untruncated = OpenMode {
+            truncate: false,
+            ..mode
+        };
+        // What is truncated is introduced with the size it had.
+        let before = match mode.truncate {
+            true => Some(self.inner.open(ctx, ino, untruncated)?.getattr(ctx)?.size),
+            false => None,
+        };
+        let inner = self.inner.open(ctx, ino, mode)?;
+        if let Some(size) = before {
+            self.writer.introduce(ino, size);
+            self.writer.record(Event::Truncate { ino, len_bytes: 0 });
+        } else if mode.write {
             // The size is read before the event is recorded: any writer since then has introduced the file.
-            self.writer.introduce(ino, inner.getattr()?.size);
+            self.writer.introduce(ino, inner.getattr(ctx)?.size);
         }
-        Ok(Arc::new(TracedFile {
-            inner,
-            writer: Arc::clone(&self.writer),
-        }))
+        Ok(self.opened(inner))
     }
 
-    passed_on! {
-        statfs() -> Result<StatFs>;
-        lookup(parent: Ino, name: &[u8]) -> Result<Attr>;
-        parent(dir: Ino) -> Result<Ino>;
-        getattr(ino: Ino) -> Result<Attr>;
-        pin(ino: Ino, generation: u32) -> Result<()>;
-        unpin(ino: Ino, count: u64) -> ();
-        forget(ino: Ino, count: u64) -> ();
-        readlink(ino: Ino) -> Result<Vec<u8>>;
-        mkdir(cred: &Cred, parent: Ino, name: &[u8], mode: u32) -> Result<Attr>;
-        symlink(cred: &Cred, parent: Ino, name: &[u8], target: &[u8]) -> Result<Attr>;
-        link(ino: Ino, parent: Ino, name: &[u8]) -> Result<Attr>;
-        unlink(parent: Ino, name: &[u8]) -> Result<()>;
-        rmdir(parent: Ino, name: &[u8]) -> Result<()>;
-        rename(parent: Ino, name: &[u8], new_parent: Ino, new_name: &[u8], mode: RenameMode) -> Result<()>;
-        readdir(dir: Ino, cookie: u64, sink: &mut dyn FnMut(&DirEntry<'_>) -> bool) -> Result<()>;
-        getxattr(ino: Ino, name: &[u8]) -> Result<Vec<u8>>;
-        setxattr(ino: Ino, name: &[u8], value: &[u8], mode: XattrMode) -> Result<()>;
-        listxattr(ino: Ino) -> Result<Vec<Vec<u8>>>;
-        removexattr(ino: Ino, name: &[u8]) -> Result<()>;
-        sync() -> Result<()>;
+    fn create(&self, ctx: &Ctx, parent: Ino, name: &[u8], new: &NewFile) -> Result<Opened> {
+        let opened = self.inner.create(ctx, parent, name, new)?;
+        let ino = opened.attr.ino;
+        match opened.created {
+            true => self.writer.record(Event::File { ino, len_bytes: 0 }),
+            false if new.open.write || new.open.truncate => self.writer.introduce(ino, opened.attr.size),
+            false => {}
+        }
+        if new.open.truncate && !opened.created {
+            self.writer.record(Event::Truncate { ino, len_bytes: 0 });
+        }
+        Ok(Opened {
+            file: self.opened(opened.file),
+            ..opened
+        })
+    }
+
+    fn open_path(&self, ctx: &Ctx, start: &Start, path: &[u8], flags: &OpenFlags) -> Result<Opened> {
+        // By the calls above, so that what they record is recorded.
+        walk::open(self, ctx, start, path, flags)
     }
 }
 
-impl OpenFile for TracedFile {
-    fn write_at(&self, offset: u64, data: &[u8]) -> Result<usize> {
-        let count = self.inner.write_at(offset, data)?;
-        self.wrote(offset, count);
-        Ok(count)
+impl FileLayer for TracedFile {
+    fn below(&self) -> &dyn OpenFile {
+        &*self.inner
     }
 
-    fn append(&self, data: &[u8]) -> Result<(u64, usize)> {
-        let (offset, count) = self.inner.append(data)?;
-        self.wrote(offset, count);
-        Ok((offset, count))
+    fn setattr(&self, ctx: &Ctx, set: &SetAttr) -> Result<Attr> {
+        let attr = self.inner.setattr(ctx, set)?;
+        if let Some(len_bytes) = set.size {
+            self.writer.record(Event::Truncate {
+                ino: self.inner.ino(),
+                len_bytes,
+            });
+        }
+        Ok(attr)
     }
 
-    passed_on! {
-        ino() -> Ino;
-        getattr() -> Result<Attr>;
-        read_at(offset: u64, buf: &mut [u8]) -> Result<usize>;
-        fallocate(mode: FallocateMode, offset: u64, len: u64) -> Result<()>;
-        seek_data(offset: u64) -> Result<u64>;
-        seek_hole(offset: u64) -> Result<u64>;
-        fsync() -> Result<()>;
+    fn write(&self, ctx: &Ctx, mode: WriteMode, data: &[u8]) -> Result<(u64, usize)> {
+        let (offset, len) = self.inner.write(ctx, mode, data)?;
+        self.wrote(offset, len);
+        Ok((offset, len))
     }
 }

@@ -3,9 +3,8 @@
 //! What lives here: the part of [`Vfs`] that is about one inode and not about names. The inode is given by a path or,
 //! as in `fchmod(2)` and similar calls, as one that the caller has open ([`Target`]); the rules are the same.
 
-use super::{Held, STICKY, Vfs};
-use crate::posix::{self, Access};
-use crate::{Attr, FileKind, FsError, Ino, Result, SetAttr, Unsupported, XattrMode};
+use super::Vfs;
+use crate::{Attr, Ino, Result, SetAttr, XattrMode, posix};
 
 /// The target of a change of attributes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -19,12 +18,14 @@ pub enum Target<'p> {
 }
 
 impl Vfs {
-    fn held(&self, target: Target<'_>) -> Result<Held<'_>> {
-        match target {
-            Target::Path(path) => self.target(path, true),
-            Target::Link(path) => self.target(path, false),
-            Target::Open(ino) => self.hold(self.fs.getattr(ino)?),
-        }
+    /// Calls `f` with the inode of a target, which stays what it is meanwhile.
+    fn with_target<T>(&self, target: Target<'_>, f: impl FnOnce(Ino) -> Result<T>) -> Result<T> {
+        let held = match target {
+            Target::Path(path) => self.target(path, true)?,
+            Target::Link(path) => self.target(path, false)?,
+            Target::Open(ino) => return f(ino),
+        };
+        f(held.ino)
     }
 
     /// Changes attributes, as far as the caller may. A symbolic link itself has no mode to change: `NotSupported`.
@@ -34,12 +35,7 @@ impl Vfs {
 
     /// Like [`Self::setattr`], of any target. What counts is who the caller is, not how a file was opened.
     pub fn setattr_of(&self, target: Target<'_>, set: &SetAttr) -> Result<Attr> {
-        let target = self.held(target)?;
-        if set.mode.is_some() && target.kind == FileKind::Symlink {
-            return Err(FsError::NotSupported(Unsupported::LinkMode));
-        }
-        let set = posix::may_setattr(&target, &self.cred, set)?;
-        self.fs.setattr(target.ino, &set)
+        self.with_target(target, |ino| self.fs.setattr(&self.ctx, ino, set))
     }
 
     /// Value of an extended attribute.
@@ -49,8 +45,8 @@ impl Vfs {
 
     /// Like [`Self::getxattr`], of any target.
     pub fn getxattr_of(&self, target: Target<'_>, name: &[u8]) -> Result<Vec<u8>> {
-        let attr = self.xattr_target(target, name, Access::READ)?;
-        self.fs.getxattr(attr.ino, name)
+        posix::check_xattr_name(name)?;
+        self.with_target(target, |ino| self.fs.getxattr(&self.ctx, ino, name))
     }
 
     /// Sets an extended attribute.
@@ -60,8 +56,8 @@ impl Vfs {
 
     /// Like [`Self::setxattr`], of any target.
     pub fn setxattr_of(&self, target: Target<'_>, name: &[u8], value: &[u8], mode: XattrMode) -> Result<()> {
-        let attr = self.xattr_target(target, name, Access::WRITE)?;
-        self.fs.setxattr(attr.ino, name, value, mode)
+        posix::check_xattr_name(name)?;
+        self.with_target(target, |ino| self.fs.setxattr(&self.ctx, ino, name, value, mode))
     }
 
     /// Names of all extended attributes that the caller may see.
@@ -71,9 +67,7 @@ impl Vfs {
 
     /// Like [`Self::listxattr`], of any target.
     pub fn listxattr_of(&self, target: Target<'_>) -> Result<Vec<Vec<u8>>> {
-        let mut names = self.fs.listxattr(self.held(target)?.ino)?;
-        names.retain(|name| self.cred.is_root() || !name.starts_with(b"trusted."));
-        Ok(names)
+        self.with_target(target, |ino| self.fs.listxattr(&self.ctx, ino))
     }
 
     /// Removes an extended attribute.
@@ -83,35 +77,7 @@ impl Vfs {
 
     /// Like [`Self::removexattr`], of any target.
     pub fn removexattr_of(&self, target: Target<'_>, name: &[u8]) -> Result<()> {
-        let attr = self.xattr_target(target, name, Access::WRITE)?;
-        self.fs.removexattr(attr.ino, name)
-    }
-
-    /// The rules of xattr(7): `user.` needs access to the content of a file or directory (in a sticky one, ownership),
-    /// `trusted.` needs root. `system.` (access control lists) is not supported.
-    fn xattr_target(&self, target: Target<'_>, name: &[u8], want: Access) -> Result<Held<'_>> {
         posix::check_xattr_name(name)?;
-        let target = self.held(target)?;
-        let refused = if want.write {
-            FsError::NotPermitted
-        } else {
-            FsError::NoAttribute
-        };
-        let dot = name.iter().position(|&byte| byte == b'.');
-        match &name[..dot.unwrap_or(0)] {
-            b"user" => {
-                let owner = self.cred.is_root() || self.cred.uid == target.uid;
-                match target.kind {
-                    FileKind::Directory if want.write && target.mode & STICKY != 0 && !owner => return Err(refused),
-                    FileKind::File | FileKind::Directory => {}
-                    _ => return Err(refused),
-                }
-                posix::may_access(&target, &self.cred, want)?;
-            }
-            b"trusted" if !self.cred.is_root() => return Err(refused),
-            b"security" if want.write && !self.cred.is_root() => return Err(refused),
-            _ => {}
-        }
-        Ok(target)
+        self.with_target(target, |ino| self.fs.removexattr(&self.ctx, ino, name))
     }
 }

@@ -16,7 +16,7 @@ use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 use ferrite_pm::{Choice, Recorder, Region};
-use ferrite_vfs::{Cred, FileKind, FileSystem, FsError, Ino, NewNode, OpenMode, ROOT_INO, XattrMode};
+use ferrite_vfs::{FileKind, FileSystem, FsError, Ino, NewNode, OpenMode, ROOT_INO, SYSTEM, XattrMode};
 use rand::rngs::StdRng;
 use rand::{Rng, RngExt, SeedableRng};
 
@@ -79,13 +79,12 @@ fn sample(variant: Variant) -> Vec<u8> {
     let mut region = Region::from_image(&initial).unwrap();
     region.attach_recorder(std::sync::Arc::clone(&recorder));
     let engine = Engine::mount(region, &quiet()).unwrap();
-    let root = Cred::root();
     let mut dirs = vec![ROOT_INO];
     for n in 0..8u64 {
         let parent = dirs[(n / 2) as usize];
         dirs.push(
             engine
-                .mkdir(&root, parent, format!("dir{n}").as_bytes(), 0o755)
+                .mkdir(SYSTEM, parent, format!("dir{n}").as_bytes(), 0o755)
                 .unwrap()
                 .ino,
         );
@@ -98,8 +97,8 @@ fn sample(variant: Variant) -> Vec<u8> {
     for n in 0..60u64 {
         let dir = dirs[n as usize % dirs.len()];
         let name = format!("file-{n}-{}", "x".repeat(n as usize % 40));
-        let ino = engine.mknod(&root, dir, name.as_bytes(), &node).unwrap().ino;
-        let file = engine.open(ino, OpenMode::read_write()).unwrap();
+        let ino = engine.mknod(SYSTEM, dir, name.as_bytes(), &node).unwrap().ino;
+        let file = engine.open(SYSTEM, ino, OpenMode::read_write()).unwrap();
         let len = match n % 5 {
             0 => 40,
             1 => 5000,
@@ -108,24 +107,26 @@ fn sample(variant: Variant) -> Vec<u8> {
             _ => 12_345,
         };
         let data: Vec<u8> = (0..len).map(|at: u64| (at * 7 + at / 251 + n * 13) as u8).collect();
-        file.write_at(0, &data).unwrap();
+        file.write_at(SYSTEM, 0, &data).unwrap();
         if n % 5 > 0 && n % 2 == 0 {
             for part in 0..n % 7 {
-                file.write_at(100 + part * 611, format!("part {part} of {n}").as_bytes())
+                file.write_at(SYSTEM, 100 + part * 611, format!("part {part} of {n}").as_bytes())
                     .unwrap();
             }
         }
         if n % 6 == 0 {
-            engine.setxattr(ino, b"user.test", &data[..30], XattrMode::Any).unwrap();
+            engine
+                .setxattr(SYSTEM, ino, b"user.test", &data[..30], XattrMode::Any)
+                .unwrap();
         }
         if n % 9 == 0 {
             engine
-                .link(ino, ROOT_INO, format!("other-name-{n}").as_bytes())
+                .link(SYSTEM, ino, ROOT_INO, format!("other-name-{n}").as_bytes())
                 .unwrap();
         }
     }
-    engine.symlink(&root, ROOT_INO, b"short", b"dir0/dir2").unwrap();
-    engine.symlink(&root, ROOT_INO, b"long", &[b'l'; 2000]).unwrap();
+    engine.symlink(SYSTEM, ROOT_INO, b"short", b"dir0/dir2").unwrap();
+    engine.symlink(SYSTEM, ROOT_INO, b"long", &[b'l'; 2000]).unwrap();
     engine.unmount().unwrap();
     recorder.log().final_image()
 }
@@ -229,7 +230,7 @@ fn anatomy(image: &[u8]) -> Anatomy {
     while let Some((dir, path, above)) = pending.pop() {
         let mut children = Vec::new();
         engine
-            .readdir(dir, 0, &mut |entry| {
+            .readdir(SYSTEM, dir, 0, &mut |entry| {
                 children.push((entry.name.to_vec(), entry.ino, entry.kind));
                 true
             })
@@ -289,12 +290,12 @@ fn anatomy(image: &[u8]) -> Anatomy {
 }
 
 fn read(engine: &Engine, ino: Ino) -> ferrite_vfs::Result<Vec<u8>> {
-    let mut content = vec![0; engine.getattr(ino)?.size.min(1 << 20) as usize];
+    let mut content = vec![0; engine.getattr(SYSTEM, ino)?.size.min(1 << 20) as usize];
     let mode = OpenMode {
         no_atime: true,
         ..OpenMode::read_only()
     };
-    let len = engine.open(ino, mode)?.read_at(0, &mut content)?;
+    let len = engine.open(SYSTEM, ino, mode)?.read_at(SYSTEM, 0, &mut content)?;
     content.truncate(len);
     Ok(content)
 }
@@ -349,13 +350,13 @@ fn walk(engine: &Engine) -> ferrite_vfs::Result<Contents> {
     let summed = engine.core().superblock.has_data_checksums();
     while let Some((dir, path)) = pending.pop() {
         let mut children = Vec::new();
-        engine.readdir(dir, 0, &mut |entry| {
+        engine.readdir(SYSTEM, dir, 0, &mut |entry| {
             children.push((entry.name.to_vec(), entry.ino, entry.kind));
             true
         })?;
         for (name, ino, kind) in children {
             let path = format!("{path}/{}", String::from_utf8_lossy(&name));
-            engine.lookup(dir, &name)?;
+            engine.lookup(SYSTEM, dir, &name)?;
             match kind {
                 FileKind::Directory => pending.push((ino, path)),
                 FileKind::File => {
@@ -366,7 +367,7 @@ fn walk(engine: &Engine) -> ferrite_vfs::Result<Contents> {
                     contents.insert(content.clone());
                     paths.insert(path, content);
                 }
-                FileKind::Symlink => match engine.readlink(ino) {
+                FileKind::Symlink => match engine.readlink(SYSTEM, ino) {
                     Err(FsError::Damaged(_)) if summed => {}
                     other => drop(other?),
                 },
@@ -380,7 +381,7 @@ fn walk(engine: &Engine) -> ferrite_vfs::Result<Contents> {
 fn by_path(engine: &Engine, path: &str) -> ferrite_vfs::Result<Vec<u8>> {
     let names = path.split('/').skip(1);
     let ino = names.into_iter().try_fold(ROOT_INO, |dir, name| {
-        engine.lookup(dir, name.as_bytes()).map(|attr| attr.ino)
+        engine.lookup(SYSTEM, dir, name.as_bytes()).map(|attr| attr.ino)
     });
     read(engine, ino?)
 }
@@ -426,11 +427,11 @@ fn mounted(image: &[u8], anatomy: &Anatomy, hit: &[Range<u64>]) -> Result<(), St
         rdev: 0,
     };
     for n in 0..100 {
-        let made = engine.mknod(&Cred::root(), ROOT_INO, format!("new-{n}").as_bytes(), &node);
+        let made = engine.mknod(SYSTEM, ROOT_INO, format!("new-{n}").as_bytes(), &node);
         let written = made.and_then(|attr| {
-            let file = engine.open(attr.ino, OpenMode::read_write())?;
-            file.write_at(0, &[NEW; 40_000])?;
-            file.write_at(77, &[0xdd; 100])
+            let file = engine.open(SYSTEM, attr.ino, OpenMode::read_write())?;
+            file.write_at(SYSTEM, 0, &[NEW; 40_000])?;
+            file.write_at(SYSTEM, 77, &[0xdd; 100])
         });
         if written.is_err() {
             break;
@@ -624,17 +625,16 @@ fn the_files_of_a_ruined_directory_are_all_found() {
     let mut region = Region::from_image(&initial).unwrap();
     region.attach_recorder(std::sync::Arc::clone(&recorder));
     let engine = Engine::mount(region, &quiet()).unwrap();
-    let root = Cred::root();
-    let dir = engine.mkdir(&root, ROOT_INO, b"big", 0o755).unwrap().ino;
+    let dir = engine.mkdir(SYSTEM, ROOT_INO, b"big", 0o755).unwrap().ino;
     let node = NewNode {
         kind: FileKind::File,
         mode: 0o644,
         rdev: 0,
     };
     for n in 0..FILES {
-        let ino = engine.mknod(&root, dir, format!("{n}").as_bytes(), &node).unwrap().ino;
-        let file = engine.open(ino, OpenMode::read_write()).unwrap();
-        file.write_at(0, format!("content of {n}").as_bytes()).unwrap();
+        let ino = engine.mknod(SYSTEM, dir, format!("{n}").as_bytes(), &node).unwrap().ino;
+        let file = engine.open(SYSTEM, ino, OpenMode::read_write()).unwrap();
+        file.write_at(SYSTEM, 0, format!("content of {n}").as_bytes()).unwrap();
     }
     engine.unmount().unwrap();
     let mut image = recorder.log().final_image();

@@ -7,7 +7,7 @@ use crate::format::layout::lblks;
 use ferrite_map::{FileMap, MapEntry, MapError, MapTx, PageId, PageWord, TransCache};
 use ferrite_pm::Region;
 use ferrite_vfs::{
-    Cred, FallocateMode, FileKind, FileSystem, FsError, Ino, NewNode, OpenMode, ROOT_INO, RenameMode, SetAttr,
+    FallocateMode, FileKind, FileSystem, FsError, Ino, NewNode, OpenMode, ROOT_INO, RenameMode, SYSTEM, SetAttr,
 };
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
@@ -138,7 +138,7 @@ fn set_size(engine: &Engine, ino: Ino, size: u64) -> ferrite_vfs::Result<()> {
         size: Some(size),
         ..SetAttr::default()
     };
-    engine.setattr(ino, &size).map(drop)
+    engine.setattr(SYSTEM, ino, &size).map(drop)
 }
 
 /// The pages of a file that a walk of the whole mapping finds.
@@ -170,7 +170,7 @@ fn check_coverage(core: &Core, what: &str) {
 fn check_listing(engine: &Engine, ino: u32, random: &mut StdRng, what: &str) {
     let core = engine.core();
     let mem = core.inodes.get(ino);
-    let file = engine.open(u64::from(ino), OpenMode::read_only()).unwrap();
+    let file = engine.open(SYSTEM, u64::from(ino), OpenMode::read_only()).unwrap();
     let pages = walked(core, ino);
     let _lock = mem.read();
     let inode = core.load(ino);
@@ -195,7 +195,11 @@ fn check_listing(engine: &Engine, ino: u32, random: &mut StdRng, what: &str) {
         let found = pages.range(from..end).find(|page| holds_data(page));
         found.map(|&page| offset.max(page * BLOCK_BYTES))
     };
-    assert_eq!(file.seek_data(offset).ok(), data, "{what}: data of {ino} from {offset}");
+    assert_eq!(
+        file.seek_data(SYSTEM, offset).ok(),
+        data,
+        "{what}: data of {ino} from {offset}"
+    );
     let hole = if offset >= size {
         None
     } else if inode.is_inline() {
@@ -204,38 +208,49 @@ fn check_listing(engine: &Engine, ino: u32, random: &mut StdRng, what: &str) {
         let found = (from..end).find(|page| !pages.contains(page) || !holds_data(page));
         Some(found.map_or(size, |page| offset.max(page * BLOCK_BYTES)))
     };
-    assert_eq!(file.seek_hole(offset).ok(), hole, "{what}: hole of {ino} from {offset}");
+    assert_eq!(
+        file.seek_hole(SYSTEM, offset).ok(),
+        hole,
+        "{what}: hole of {ino} from {offset}"
+    );
 }
 
 /// One random change; it does not matter whether it finds room.
 fn change(engine: &Engine, random: &mut StdRng, span: u64) -> ferrite_vfs::Result<()> {
     let name = [b'a' + random.random_range(0..4)];
     let other = [b'a' + random.random_range(0..4)];
-    let ino = match engine.lookup(ROOT_INO, &name) {
+    let ino = match engine.lookup(SYSTEM, ROOT_INO, &name) {
         Ok(attr) => attr.ino,
-        Err(FsError::NotFound) => engine.mknod(&Cred::root(), ROOT_INO, &name, &NODE)?.ino,
+        Err(FsError::NotFound) => engine.mknod(SYSTEM, ROOT_INO, &name, &NODE)?.ino,
         Err(error) => return Err(error),
     };
     let near = random.random_range(0..3) == 0;
     let offset = random.random_range(0..if near { 64 * BLOCK_BYTES } else { span });
     let longest = [200, 20_000, 400_000, span][random.random_range(0..4)];
     let len = random.random_range(1..longest);
-    let file = engine.open(ino, OpenMode::read_write())?;
+    let file = engine.open(SYSTEM, ino, OpenMode::read_write())?;
     let keep_size = random.random_range(0..2) == 0;
     match random.random_range(0..20) {
-        0..8 => file.write_at(offset, &vec![7; len.min(300_000) as usize]).map(drop),
+        0..8 => file
+            .write_at(SYSTEM, offset, &vec![7; len.min(300_000) as usize])
+            .map(drop),
         8..12 => set_size(engine, ino, offset),
         12 => set_size(engine, ino, 0),
-        13..15 => file.fallocate(FallocateMode::PunchHole, offset, len),
-        15 => file.fallocate(FallocateMode::ZeroRange { keep_size }, offset, len.min(2_500_000)),
+        13..15 => file.fallocate(SYSTEM, FallocateMode::PunchHole, offset, len),
+        15 => file.fallocate(
+            SYSTEM,
+            FallocateMode::ZeroRange { keep_size },
+            offset,
+            len.min(2_500_000),
+        ),
         // Often more than there is room for.
         16 => {
             let len = random.random_range(1..14 << 20);
-            file.fallocate(FallocateMode::Allocate { keep_size }, offset, len)
+            file.fallocate(SYSTEM, FallocateMode::Allocate { keep_size }, offset, len)
         }
-        17 => engine.rename(ROOT_INO, &name, ROOT_INO, &other, RenameMode::Replace),
-        18 => engine.unlink(ROOT_INO, &name),
-        _ => file.append(&vec![9; len.min(50_000) as usize]).map(drop),
+        17 => engine.rename(SYSTEM, ROOT_INO, &name, ROOT_INO, &other, RenameMode::Replace),
+        18 => engine.unlink(SYSTEM, ROOT_INO, &name),
+        _ => file.append(SYSTEM, &vec![9; len.min(50_000) as usize]).map(drop),
     }
 }
 
@@ -292,8 +307,8 @@ fn listings_find_what_walks_find() {
 fn searches_learn_beside_writers() {
     for mapping in [Mapping::Hashfs, Mapping::Cuckoo, Mapping::Leaf] {
         let engine = opened(&blank(mapping, 96 << 20), |_| {});
-        let ino = engine.mknod(&Cred::root(), ROOT_INO, b"a", &NODE).unwrap().ino;
-        let file = engine.open(ino, OpenMode::read_write()).unwrap();
+        let ino = engine.mknod(SYSTEM, ROOT_INO, b"a", &NODE).unwrap().ino;
+        let file = engine.open(SYSTEM, ino, OpenMode::read_write()).unwrap();
         let core = engine.core();
         let mem = core.inodes.get(ino as u32);
         for seed in 0..12 {
@@ -310,15 +325,15 @@ fn searches_learn_beside_writers() {
                         match random.random_range(0..10) {
                             0 => set_size(&engine, ino, offset).unwrap(),
                             1 => set_size(&engine, ino, 1 << 40).unwrap(),
-                            _ => assert_eq!(file.write_at(offset, &[7]).unwrap(), 1),
+                            _ => assert_eq!(file.write_at(SYSTEM, offset, &[7]).unwrap(), 1),
                         }
                         if turn > 20 && searched.load(Ordering::Relaxed) {
                             break;
                         }
                     }
                 });
-                let _ = file.seek_data(0);
-                let _ = file.seek_data(1 << 39);
+                let _ = file.seek_data(SYSTEM, 0);
+                let _ = file.seek_data(SYSTEM, 1 << 39);
                 searched.store(true, Ordering::Relaxed);
             });
             check_coverage(core, &format!("{mapping}, seed {seed}"));
@@ -459,8 +474,8 @@ fn a_sparse_file_costs_what_is_mapped() {
     const TURNS: u64 = 300;
     for &mapping in Mapping::ALL {
         let (engine, looks) = counted(&blank(mapping, 128 << 20));
-        let ino = engine.mknod(&Cred::root(), ROOT_INO, b"a", &NODE).unwrap().ino;
-        let file = engine.open(ino, OpenMode::read_write()).unwrap();
+        let ino = engine.mknod(SYSTEM, ROOT_INO, b"a", &NODE).unwrap().ino;
+        let file = engine.open(SYSTEM, ino, OpenMode::read_write()).unwrap();
         let mut random = StdRng::seed_from_u64(7);
         let cost = |what: &str, turns: u64, most: u64, work: &mut dyn FnMut()| {
             let before = looks.load(Ordering::Relaxed);
@@ -472,34 +487,36 @@ fn a_sparse_file_costs_what_is_mapped() {
         // Few pages are left at any time, each of which may have a gap next to it.
         cost("ftruncate and a write", TURNS, 400, &mut || {
             set_size(&engine, ino, random.random_range(0..SPAN)).unwrap();
-            file.write_at(random.random_range(0..SPAN), &[7; 100]).unwrap();
+            file.write_at(SYSTEM, random.random_range(0..SPAN), &[7; 100]).unwrap();
         });
         cost("a punch and a write", TURNS, 400, &mut || {
             let offset = random.random_range(0..SPAN);
-            file.fallocate(FallocateMode::PunchHole, offset, SPAN).unwrap();
-            file.write_at(random.random_range(0..SPAN), &[7; 100]).unwrap();
+            file.fallocate(SYSTEM, FallocateMode::PunchHole, offset, SPAN).unwrap();
+            file.write_at(SYSTEM, random.random_range(0..SPAN), &[7; 100]).unwrap();
         });
         set_size(&engine, ino, 1 << 40).unwrap();
         cost("SEEK_DATA", TURNS, 100, &mut || {
-            let _ = file.seek_data(random.random_range(0..1 << 40));
+            let _ = file.seek_data(SYSTEM, random.random_range(0..1 << 40));
         });
         cost("SEEK_HOLE", TURNS, 100, &mut || {
-            file.seek_hole(random.random_range(0..1 << 40)).unwrap();
+            file.seek_hole(SYSTEM, random.random_range(0..1 << 40)).unwrap();
         });
         drop(file);
-        cost("unlink", 1, 1000, &mut || engine.unlink(ROOT_INO, b"a").unwrap());
+        cost("unlink", 1, 1000, &mut || {
+            engine.unlink(SYSTEM, ROOT_INO, b"a").unwrap()
+        });
         // A file of which nothing is known yet: one walk, whichever operation comes first.
-        let ino = engine.mknod(&Cred::root(), ROOT_INO, b"a", &NODE).unwrap().ino;
-        let file = engine.open(ino, OpenMode::read_write()).unwrap();
+        let ino = engine.mknod(SYSTEM, ROOT_INO, b"a", &NODE).unwrap().ino;
+        let file = engine.open(SYSTEM, ino, OpenMode::read_write()).unwrap();
         for n in 1..50 {
-            file.write_at(n << 32, &[7; 100]).unwrap();
+            file.write_at(SYSTEM, n << 32, &[7; 100]).unwrap();
         }
         drop(file);
         let (engine, looks) = counted(&image_of(&engine.core().region));
-        let file = engine.open(ino, OpenMode::read_write()).unwrap();
+        let file = engine.open(SYSTEM, ino, OpenMode::read_write()).unwrap();
         let slots = engine.core().map.slots().0;
         for n in (1..50).rev() {
-            assert_eq!(file.seek_data((n << 32) - 1).unwrap(), n << 32);
+            assert_eq!(file.seek_data(SYSTEM, (n << 32) - 1).unwrap(), n << 32);
             set_size(&engine, ino, n << 32).unwrap();
         }
         let all = looks.load(Ordering::Relaxed);

@@ -54,7 +54,7 @@ fn an_inode_of_no_kind_is_told_by_all() {
         assert!(tells(engine.damage()), "mount: {:?}", engine.damage());
         let scrubbed = engine.scrub(None).unwrap().findings;
         assert!(tells(&scrubbed), "scrub: {scrubbed:?}");
-        assert!(matches!(engine.getattr(ino), Err(FsError::Damaged(_))));
+        assert!(matches!(engine.getattr(SYSTEM, ino), Err(FsError::Damaged(_))));
         let (image, report) = repaired(&image);
         assert_eq!(report.quarantined, [format!("damaged-{ino}")], "{path}");
         assert!(tree(&image).contains_key(&format!("/lost+found/damaged-{ino}")));
@@ -105,8 +105,8 @@ fn a_file_that_says_it_holds_more_than_fits_is_cut() {
     let told = format!("inode {ino}: has its content inside, but 0 pages and 5000 bytes");
     assert!(findings(&image).contains(&told));
     let engine = Engine::mount(Region::from_image(&image).unwrap(), &MountOptions::default()).unwrap();
-    let file = engine.open(ino, OpenMode::read_only());
-    let read = file.and_then(|file| file.read_at(0, &mut [0; 200]));
+    let file = engine.open(SYSTEM, ino, OpenMode::read_only());
+    let read = file.and_then(|file| file.read_at(SYSTEM, 0, &mut [0; 200]));
     assert!(
         matches!(&read, Err(FsError::Damaged(at)) if at.ino == Some(ino)),
         "{read:?}"

@@ -30,14 +30,11 @@ fn pool_with_far_key(old: bool, data_checksum: bool) -> Vec<u8> {
         rdev: 0,
     };
     for name in ["near", "far"] {
-        let ino = engine
-            .mknod(&Cred::root(), ROOT_INO, name.as_bytes(), &node)
-            .unwrap()
-            .ino;
-        let file = engine.open(ino, OpenMode::read_write()).unwrap();
-        file.write_at(0, &CONTENT).unwrap();
+        let ino = engine.mknod(SYSTEM, ROOT_INO, name.as_bytes(), &node).unwrap().ino;
+        let file = engine.open(SYSTEM, ino, OpenMode::read_write()).unwrap();
+        file.write_at(SYSTEM, 0, &CONTENT).unwrap();
     }
-    let ino = engine.lookup(ROOT_INO, b"far").unwrap().ino as u32;
+    let ino = engine.lookup(SYSTEM, ROOT_INO, b"far").unwrap().ino as u32;
     let map = engine.core().map.hashed_keys().unwrap();
     let slot = map.slot_of(PageId::new(ino, 1)).unwrap();
     let moved = (0..superblock.map_slots)
@@ -80,12 +77,12 @@ fn an_old_pool_with_a_far_key_mounts_reads_and_repairs_without_loss() {
         );
         assert!(engine.scrub(None).unwrap().findings.is_empty());
         // Its page can be replaced, unmapped and mapped anew; then it is near its home.
-        let ino = engine.lookup(ROOT_INO, b"far").unwrap().ino;
-        let file = engine.open(ino, OpenMode::read_write()).unwrap();
+        let ino = engine.lookup(SYSTEM, ROOT_INO, b"far").unwrap().ino;
+        let file = engine.open(SYSTEM, ino, OpenMode::read_write()).unwrap();
         let mut content = CONTENT;
-        file.read_at(0, &mut content).unwrap();
+        file.read_at(SYSTEM, 0, &mut content).unwrap();
         assert_eq!(content, CONTENT);
-        file.write_at(BLOCK_BYTES, &[1; BLOCK_BYTES as usize]).unwrap();
+        file.write_at(SYSTEM, BLOCK_BYTES, &[1; BLOCK_BYTES as usize]).unwrap();
         engine.unmount().unwrap();
         let report = fsck(
             Region::from_image(&image_of(&engine.core().region)).unwrap(),

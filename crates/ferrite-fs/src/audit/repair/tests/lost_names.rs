@@ -43,7 +43,7 @@ fn changed(image: &[u8], unmount: bool, change: impl Fn(&Engine)) -> Vec<u8> {
 /// The sample, and a directory of several blocks.
 fn crowded(variant: Variant) -> Vec<u8> {
     changed(&sample(variant), true, |engine| {
-        let crowd = engine.mkdir(&Cred::root(), ROOT_INO, b"crowd", 0o755).unwrap().ino;
+        let crowd = engine.mkdir(SYSTEM, ROOT_INO, b"crowd", 0o755).unwrap().ino;
         let node = NewNode {
             kind: FileKind::File,
             mode: 0o644,
@@ -51,9 +51,9 @@ fn crowded(variant: Variant) -> Vec<u8> {
         };
         for n in 0..100 {
             let name = format!("{n:0100}");
-            let ino = engine.mknod(&Cred::root(), crowd, name.as_bytes(), &node).unwrap().ino;
-            let file = engine.open(ino, OpenMode::read_write()).unwrap();
-            file.write_at(0, name.as_bytes()).unwrap();
+            let ino = engine.mknod(SYSTEM, crowd, name.as_bytes(), &node).unwrap().ino;
+            let file = engine.open(SYSTEM, ino, OpenMode::read_write()).unwrap();
+            file.write_at(SYSTEM, 0, name.as_bytes()).unwrap();
         }
     })
 }
@@ -136,11 +136,11 @@ fn what_costs_no_name_is_no_loss() {
 fn what_a_crash_leaves_without_a_name_needs_no_repair() {
     for variant in PLAIN {
         let image = changed(&sample(variant), false, |engine| {
-            let made = engine.mkdir(&Cred::root(), ROOT_INO, b"open", 0o755).unwrap();
-            engine.pin(made.ino, made.generation).unwrap();
-            engine.symlink(&Cred::root(), made.ino, b"inside", b"target").unwrap();
-            engine.unlink(made.ino, b"inside").unwrap();
-            engine.rmdir(ROOT_INO, b"open").unwrap();
+            let made = engine.mkdir(SYSTEM, ROOT_INO, b"open", 0o755).unwrap();
+            engine.pin(SYSTEM, made.ino, made.generation).unwrap();
+            engine.symlink(SYSTEM, made.ino, b"inside", b"target").unwrap();
+            engine.unlink(SYSTEM, made.ino, b"inside").unwrap();
+            engine.rmdir(SYSTEM, ROOT_INO, b"open").unwrap();
         });
         let (report, _) = repair(Region::from_image(&image).unwrap(), &mut |_, _, _| {}).unwrap();
         assert!(report.mended.is_empty(), "{variant:?}: {:#?}", report.mended);

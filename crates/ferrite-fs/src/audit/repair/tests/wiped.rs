@@ -34,7 +34,9 @@ fn numbers<'p>(image: &[u8], paths: impl IntoIterator<Item = &'p str>) -> Vec<In
     let engine = Engine::mount(Region::from_image(image).unwrap(), &quiet()).unwrap();
     let number = |path: &str| {
         let names = path.split('/').skip(1);
-        names.fold(ROOT_INO, |dir, name| engine.lookup(dir, name.as_bytes()).unwrap().ino)
+        names.fold(ROOT_INO, |dir, name| {
+            engine.lookup(SYSTEM, dir, name.as_bytes()).unwrap().ino
+        })
     };
     paths.into_iter().map(number).collect()
 }
@@ -209,7 +211,7 @@ fn more_findings_than_are_kept_are_told_as_more() {
     };
     for n in 0..1200 {
         let name = format!("file-{n}");
-        engine.mknod(&Cred::root(), ROOT_INO, name.as_bytes(), &node).unwrap();
+        engine.mknod(SYSTEM, ROOT_INO, name.as_bytes(), &node).unwrap();
     }
     let mut image = image_of(&engine.core().region);
     image[superblock.name_offset as usize..superblock.map_offset as usize].fill(0);
@@ -268,12 +270,12 @@ fn data_whose_checksums_were_wiped_is_put_aside_and_can_be_read() {
         }
         let engine = Engine::mount(Region::from_image(&image).unwrap(), &quiet()).unwrap();
         assert!(
-            engine.lookup(ROOT_INO, b"long").is_err(),
+            engine.lookup(SYSTEM, ROOT_INO, b"long").is_err(),
             "a link may lead elsewhere now"
         );
         let link = number(&sound, "/long");
         let aside = engine
-            .readlink(number(&image, &format!("/lost+found/damaged-{link}")))
+            .readlink(SYSTEM, number(&image, &format!("/lost+found/damaged-{link}")))
             .unwrap();
         assert_eq!(aside, [b'l'; 2000]);
     }

@@ -1,0 +1,86 @@
+//! Opening a file, and creating one that is opened.
+
+use std::sync::Arc;
+
+use ferrite_vfs::{Attr, Ctx, FileKind, FsError, Ino, NewFile, OpenMode, ROOT_INO, Result, posix};
+
+use super::create::{self, New};
+use super::lookup;
+use crate::cache::inodes::InodeMem;
+use crate::pool::core::Core;
+
+/// A file that is pinned for its handle, and once more if the context asks for that.
+pub(crate) struct Taken {
+    pub(crate) inode: Arc<InodeMem>,
+    pub(crate) attr: Attr,
+    pub(crate) created: bool,
+}
+
+/// Pins a regular file for a handle that is opened like this; returns its attributes. Another kind of inode, or one
+/// that the caller may not open like this, is refused.
+pub(crate) fn pin(core: &Core, ctx: &Ctx, inode: &Arc<InodeMem>, mode: OpenMode) -> Result<Attr> {
+    let _lock = inode.read();
+    let loaded = core.load_live(inode)?;
+    let attr = core.locked_attr(inode, &loaded)?;
+    if attr.kind == FileKind::Directory {
+        return Err(FsError::IsDirectory);
+    }
+    if ctx.check {
+        posix::may_open(&attr, &ctx.cred, mode)?;
+    }
+    if attr.kind != FileKind::File {
+        return Err(FsError::NoSuchAddress);
+    }
+    inode.pin(1);
+    Ok(attr)
+}
+
+/// See [`ferrite_vfs::FileSystem::create`]: one record if the name is new, none if it is not. Truncation is the
+/// caller's.
+pub(crate) fn create(core: &Core, ctx: &Ctx, parent: Ino, name: &[u8], new: &NewFile) -> Result<Taken> {
+    posix::check_name(name)?;
+    let node = New {
+        kind: FileKind::File,
+        mode: new.mode,
+        rdev: 0,
+        target: &[],
+    };
+    loop {
+        match create::create(core, ctx, parent, name, &node, true) {
+            Ok((inode, attr)) => {
+                return Ok(Taken {
+                    inode,
+                    attr,
+                    created: true,
+                });
+            }
+            Err(FsError::Exists) if !new.exclusive => {}
+            // What is there may be opened, whatever keeps a new file from being made.
+            Err(error @ (FsError::ReadOnly | FsError::NoSpace(_))) => match existing(core, ctx, parent, name, new) {
+                Err(FsError::NotFound | FsError::Stale) => return Err(error),
+                Ok(_) if new.exclusive => return Err(FsError::Exists),
+                other => return other,
+            },
+            Err(error) => return Err(error),
+        }
+        match existing(core, ctx, parent, name, new) {
+            // It was removed meanwhile, so it is created after all.
+            Err(FsError::NotFound | FsError::Stale) => {}
+            other => return other,
+        }
+    }
+}
+
+fn existing(core: &Core, ctx: &Ctx, parent: Ino, name: &[u8], new: &NewFile) -> Result<Taken> {
+    let (inode, attr) = lookup::look(core, ctx, parent, name)?;
+    if attr.kind == FileKind::Symlink {
+        return Err(FsError::Loop);
+    }
+    let attr = pin(core, ctx, &inode, new.open)?;
+    inode.pin(u64::from(ctx.pins && attr.ino != ROOT_INO));
+    Ok(Taken {
+        inode,
+        attr,
+        created: false,
+    })
+}

@@ -1,0 +1,141 @@
+//! Who asks, and how: the context that every call of [`crate::FileSystem`] and [`crate::OpenFile`] carries.
+//!
+//! Invariant: making a [`Ctx`] allocates nothing, and passing one costs an engine nothing as long as it asks for
+//! nothing. A mount makes one for each request.
+
+use std::fmt;
+use std::sync::Arc;
+
+/// The supplementary groups of a caller.
+#[derive(Clone, Default)]
+pub enum Groups {
+    /// None.
+    #[default]
+    None,
+    /// These.
+    List(Arc<[u32]>),
+    /// Those of a process, looked up only when a rule needs them. A kernel's request names one group and the process,
+    /// and few rules ask for more.
+    OfProcess {
+        /// The process.
+        pid: u32,
+        /// Returns its groups; none if it is gone.
+        list: fn(pid: u32) -> Vec<u32>,
+    },
+}
+
+impl Groups {
+    /// Whether `gid` is one of them.
+    pub fn contain(&self, gid: u32) -> bool {
+        match self {
+            Groups::None => false,
+            Groups::List(list) => list.contains(&gid),
+            Groups::OfProcess { pid, list } => list(*pid).contains(&gid),
+        }
+    }
+}
+
+impl fmt::Debug for Groups {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Groups::None => f.write_str("none"),
+            Groups::List(list) => list.fmt(f),
+            Groups::OfProcess { pid, .. } => write!(f, "of process {pid}"),
+        }
+    }
+}
+
+/// The caller of an operation. Cheap to clone.
+#[derive(Debug, Clone)]
+pub struct Cred {
+    /// Effective user.
+    pub uid: u32,
+    /// Effective group.
+    pub gid: u32,
+    /// Supplementary groups.
+    pub groups: Groups,
+}
+
+impl Cred {
+    /// A user with one group.
+    pub const fn new(uid: u32, gid: u32) -> Self {
+        Cred {
+            uid,
+            gid,
+            groups: Groups::None,
+        }
+    }
+
+    /// The same user with these supplementary groups.
+    pub fn with_groups(self, groups: &[u32]) -> Self {
+        Cred {
+            groups: Groups::List(Arc::from(groups)),
+            ..self
+        }
+    }
+
+    /// The superuser.
+    pub const fn root() -> Self {
+        Cred::new(0, 0)
+    }
+
+    /// Whether permission checks are waived.
+    pub fn is_root(&self) -> bool {
+        self.uid == 0
+    }
+
+    /// Whether the caller is in `gid`.
+    pub fn in_group(&self, gid: u32) -> bool {
+        self.gid == gid || self.groups.contain(gid)
+    }
+}
+
+/// The context of a call.
+#[derive(Debug, Clone)]
+pub struct Ctx {
+    /// The caller. What is created belongs to it, and the rules about setuid and setgid ask for its groups.
+    pub cred: Cred,
+    /// The engine checks the caller's permissions, under the locks it takes anyway: nothing can change between a check
+    /// and what it allowed. Off for callers that have checked, as a kernel does for its mounts.
+    pub check: bool,
+    /// Each inode whose attributes a call that takes a name returns comes pinned, as by [`crate::FileSystem::pin`]
+    /// (the root, which is never freed, does not). It is pinned before anything can remove the name again.
+    pub pins: bool,
+}
+
+/// An operation by the program itself: as root, unchecked.
+pub const SYSTEM: &Ctx = &Ctx {
+    cred: Cred::root(),
+    check: false,
+    pins: false,
+};
+
+impl Ctx {
+    /// A caller whose permissions the engine checks.
+    pub const fn checked(cred: Cred) -> Ctx {
+        Ctx {
+            cred,
+            check: true,
+            pins: false,
+        }
+    }
+
+    /// A caller whose permissions were checked already.
+    pub const fn trusted(cred: Cred) -> Ctx {
+        Ctx {
+            cred,
+            check: false,
+            pins: false,
+        }
+    }
+
+    /// The same, with [`Self::pins`].
+    pub fn pinning(self) -> Ctx {
+        Ctx { pins: true, ..self }
+    }
+
+    /// Whether a change of content by this caller clears setuid and setgid.
+    pub fn kills_priv(&self) -> bool {
+        self.check && !self.cred.is_root()
+    }
+}

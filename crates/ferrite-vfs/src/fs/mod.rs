@@ -1,0 +1,185 @@
+//! The two traits an engine implements: [`FileSystem`] for inodes and names, [`OpenFile`] for data.
+
+pub mod walk;
+
+use std::sync::Arc;
+
+use crate::{
+    Attr, Ctx, DirEntry, FallocateMode, Ino, Limits, NewFile, NewNode, OpenFlags, OpenMode, Opened, Position,
+    RenameMode, Result, SetAttr, Start, StatFs, WriteMode, XattrMode,
+};
+
+/// A file system, addressed by inode number.
+///
+/// Every method that changes something is atomic, and durable when it returns (as far as [`Limits::durability`] says);
+/// on `Err` it has changed nothing. Methods may block on per-inode locks, and on a device if [`Limits::may_block`] says
+/// so, never on another caller's I/O wait. `name` is one path component: never empty, never `.` or `..`, without `/` or
+/// NUL, at most [`crate::NAME_MAX`] bytes (else `NameTooLong` or `Invalid`).
+///
+/// With [`Ctx::check`] an engine checks permissions itself, by the rules of [`crate::posix`]; see there for what each
+/// call needs. A missing permission is `AccessDenied` or `NotPermitted`.
+pub trait FileSystem: Send + Sync {
+    /// What this engine promises. The answer never changes.
+    fn limits(&self) -> Limits;
+
+    /// Space and inodes.
+    fn statfs(&self, ctx: &Ctx) -> Result<StatFs>;
+
+    /// Attributes of the entry `name` of directory `parent`.
+    fn lookup(&self, ctx: &Ctx, parent: Ino, name: &[u8]) -> Result<Attr>;
+
+    /// The directory that holds directory `dir` (the root's is the root).
+    fn parent(&self, ctx: &Ctx, dir: Ino) -> Result<Ino>;
+
+    /// Attributes of an inode.
+    fn getattr(&self, ctx: &Ctx, ino: Ino) -> Result<Attr>;
+
+    /// Changes attributes, all in one step; returns the new ones. `ctime` moves with any change. A new size moves
+    /// `mtime` too, unless `set.mtime` says otherwise, even if the size stays the same. `IsDirectory` or `Invalid` for
+    /// a size on anything but a regular file.
+    fn setattr(&self, ctx: &Ctx, ino: Ino, set: &SetAttr) -> Result<Attr>;
+
+    /// Keeps `ino` usable, even with no name left, until as many [`Self::unpin`]s have been made. `Stale` if
+    /// `generation` is no longer the inode's: it was freed since the caller saw it.
+    fn pin(&self, ctx: &Ctx, ino: Ino, generation: u32) -> Result<()>;
+
+    /// Drops `count` pins; an inode without names, pins and open files is freed.
+    fn unpin(&self, ctx: &Ctx, ino: Ino, count: u64);
+
+    /// [`Self::unpin`] by a caller that will not use `ino` again soon: its state in memory need not be kept.
+    fn forget(&self, ctx: &Ctx, ino: Ino, count: u64) {
+        self.unpin(ctx, ino, count);
+    }
+
+    /// The target of a symbolic link. `Invalid` for anything else.
+    fn readlink(&self, ctx: &Ctx, ino: Ino) -> Result<Vec<u8>>;
+
+    /// Creates a regular or special file owned by the caller (group and setgid as [`crate::posix::inherit`] says).
+    fn mknod(&self, ctx: &Ctx, parent: Ino, name: &[u8], node: &NewNode) -> Result<Attr>;
+
+    /// Creates a directory; `mode` has the umask applied.
+    fn mkdir(&self, ctx: &Ctx, parent: Ino, name: &[u8], mode: u32) -> Result<Attr>;
+
+    /// Creates a symbolic link to `target` (1 to 4095 bytes).
+    fn symlink(&self, ctx: &Ctx, parent: Ino, name: &[u8], target: &[u8]) -> Result<Attr>;
+
+    /// Gives `ino` another name. `NotPermitted` for a directory, `NotFound` if it has no name left.
+    fn link(&self, ctx: &Ctx, ino: Ino, parent: Ino, name: &[u8]) -> Result<Attr>;
+
+    /// Removes a name that is not a directory.
+    fn unlink(&self, ctx: &Ctx, parent: Ino, name: &[u8]) -> Result<()>;
+
+    /// Removes an empty directory.
+    fn rmdir(&self, ctx: &Ctx, parent: Ino, name: &[u8]) -> Result<()>;
+
+    /// Renames, atomically. `Invalid` when a directory would go below itself. Replacing a name by
+    /// another link of the same inode changes nothing.
+    fn rename(
+        &self,
+        ctx: &Ctx,
+        parent: Ino,
+        name: &[u8],
+        new_parent: Ino,
+        new_name: &[u8],
+        mode: RenameMode,
+    ) -> Result<()>;
+
+    /// Lists `dir` from `cookie` (0: the start), without `.` and `..`, until `sink` returns false (the
+    /// entry it refused is given again by its predecessor's `next_cookie`). Entries that exist throughout a
+    /// listing come exactly once. `sink` must not call into this file system. Whoever opened a directory was allowed to
+    /// read it, so nothing is checked here.
+    fn readdir(&self, ctx: &Ctx, dir: Ino, cookie: u64, sink: &mut dyn FnMut(&DirEntry<'_>) -> bool) -> Result<()>;
+
+    /// [`Self::readdir`] with the attributes of each entry, or why they cannot be had. With [`Ctx::pins`], an entry
+    /// that `sink` accepts with attributes comes pinned.
+    fn readdir_plus(
+        &self,
+        ctx: &Ctx,
+        dir: Ino,
+        cookie: u64,
+        sink: &mut dyn FnMut(&DirEntry<'_>, Result<Attr>) -> bool,
+    ) -> Result<()>;
+
+    /// Opens a regular file. The inode stays usable until the handle is dropped.
+    fn open(&self, ctx: &Ctx, ino: Ino, mode: OpenMode) -> Result<Arc<dyn OpenFile>>;
+
+    /// Creates a regular file and opens it, or opens the one that is there, unless `new.exclusive` is set. In one step:
+    /// what is opened is what the name led to. An existing file of another kind is refused as by [`Self::open`]; a
+    /// symbolic link is `Loop`.
+    fn create(&self, ctx: &Ctx, parent: Ino, name: &[u8], new: &NewFile) -> Result<Opened>;
+
+    /// What `path` leads to from `start`. Links on the way are followed; the last one if `follow`, or if a slash
+    /// follows it. Each directory on the way is checked for the permission to search it, if [`Ctx::check`] asks.
+    fn resolve(&self, ctx: &Ctx, start: &Start, path: &[u8], follow: bool) -> Result<Attr> {
+        walk::resolve(self, ctx, start, path, follow)
+    }
+
+    /// Opens the regular file that `path` leads to from `start`, and creates or truncates it, as `flags` say and
+    /// `open(2)` does.
+    fn open_path(&self, ctx: &Ctx, start: &Start, path: &[u8], flags: &OpenFlags) -> Result<Opened> {
+        walk::open(self, ctx, start, path, flags)
+    }
+
+    /// Value of an extended attribute. `name` has its namespace prefix (`user.` and so on).
+    fn getxattr(&self, ctx: &Ctx, ino: Ino, name: &[u8]) -> Result<Vec<u8>>;
+
+    /// Sets an extended attribute. `Exists` and `NoAttribute` as `mode` demands.
+    fn setxattr(&self, ctx: &Ctx, ino: Ino, name: &[u8], value: &[u8], mode: XattrMode) -> Result<()>;
+
+    /// Names of all extended attributes (with [`Ctx::check`]: of those the caller may see).
+    fn listxattr(&self, ctx: &Ctx, ino: Ino) -> Result<Vec<Vec<u8>>>;
+
+    /// Removes an extended attribute.
+    fn removexattr(&self, ctx: &Ctx, ino: Ino, name: &[u8]) -> Result<()>;
+
+    /// Makes everything done before durable (a no-op where each operation is durable already).
+    fn sync(&self, ctx: &Ctx) -> Result<()>;
+}
+
+/// An open regular file. Dropping the last clone closes it.
+///
+/// Permissions were checked when it was opened. With [`Ctx::check`], changes by an unprivileged caller clear setuid and
+/// setgid, and [`OpenFile::setattr`] is checked like [`FileSystem::setattr`].
+pub trait OpenFile: Send + Sync {
+    /// Its inode.
+    fn ino(&self) -> Ino;
+
+    /// Its attributes.
+    fn getattr(&self, ctx: &Ctx) -> Result<Attr>;
+
+    /// Changes attributes of the open file, as [`FileSystem::setattr`]. A size needs a handle that is open for writing
+    /// (else `Invalid`) and no other permission, as with `ftruncate(2)`.
+    fn setattr(&self, ctx: &Ctx, set: &SetAttr) -> Result<Attr>;
+
+    /// Reads at `offset` into `buf`; fewer bytes only at the end of the file. Sees one state of the
+    /// file, never half of a concurrent write.
+    fn read_at(&self, ctx: &Ctx, offset: u64, buf: &mut [u8]) -> Result<usize>;
+
+    /// Writes all of `data`; returns where it begins in the file, and its length. At [`Position::End`], the end is
+    /// found and moved in the same atomic step. For data longer than [`Limits::atomic_write_bytes`] it may write only a
+    /// prefix when space runs out; the length says how much. `FileTooBig` past the limit.
+    fn write(&self, ctx: &Ctx, mode: WriteMode, data: &[u8]) -> Result<(u64, usize)>;
+
+    /// [`Self::write`] at an offset; returns the length.
+    fn write_at(&self, ctx: &Ctx, offset: u64, data: &[u8]) -> Result<usize> {
+        self.write(ctx, Position::At(offset).into(), data).map(|(_, len)| len)
+    }
+
+    /// [`Self::write`] at the end.
+    fn append(&self, ctx: &Ctx, data: &[u8]) -> Result<(u64, usize)> {
+        self.write(ctx, Position::End.into(), data)
+    }
+
+    /// Reserves, punches or zeroes a range.
+    fn fallocate(&self, ctx: &Ctx, mode: FallocateMode, offset: u64, len: u64) -> Result<()>;
+
+    /// First offset at or after `offset` that holds data (`NoSuchAddress`: none).
+    fn seek_data(&self, ctx: &Ctx, offset: u64) -> Result<u64>;
+
+    /// First offset at or after `offset` in a hole; the end of the file counts as one
+    /// (`NoSuchAddress`: `offset` is not before the end).
+    fn seek_hole(&self, ctx: &Ctx, offset: u64) -> Result<u64>;
+
+    /// Makes the file durable (a no-op where each operation is durable already); reports a medium that failed.
+    fn fsync(&self, ctx: &Ctx) -> Result<()>;
+}
