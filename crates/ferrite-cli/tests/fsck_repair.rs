@@ -9,6 +9,7 @@ use std::process::Command;
 
 use common::{TestPool, create, fails, ferrite, has_fuse, ok, sh, text};
 use ferrite::Fs;
+use ferrite_fs::layout::{BlockNo, Inum};
 
 /// A pool with three files; returns the number of the one called `victim`.
 fn pool(path: &Path) -> u64 {
@@ -39,7 +40,7 @@ fn a_damaged_inode_is_told_left_and_then_repaired() {
     let path = dir.path().join("pool");
     let victim = pool(&path);
     // Its owner.
-    flip(&path, superblock(&path).inode_offset(victim as u32) + 48);
+    flip(&path, superblock(&path).inode_offset(Inum::new(victim as u32)) + 48);
     let before = fs::read(&path).unwrap();
     for option in ["-n", "-p"] {
         let said = fails(ferrite().args(["fsck", option]).arg(&path), 4);
@@ -81,7 +82,7 @@ fn a_scrub_finds_what_fsck_would_and_changes_nothing() {
     let victim = pool(&path);
     let said = ok(ferrite().arg("scrub").arg(&path));
     assert!(said.contains("sound; 5 inodes, 4 names"), "{said}");
-    flip(&path, superblock(&path).inode_offset(victim as u32) + 48);
+    flip(&path, superblock(&path).inode_offset(Inum::new(victim as u32)) + 48);
     let before = fs::read(&path).unwrap();
     let said = fails(ferrite().args(["scrub", "--limit", "100"]).arg(&path), 4);
     assert!(said.contains(&format!("inode {victim}: wrong checksum")), "{said}");
@@ -349,7 +350,7 @@ fn data_is_checked_and_put_aside_when_that_is_asked_for() {
     let image = fs::read(&path).unwrap();
     let superblock = superblock(&path);
     let block = image.chunks(4096).position(|block| block == [2; 4096]).unwrap();
-    flip(&path, superblock.sum_word_offset(block as u32).unwrap());
+    flip(&path, superblock.sum_word_offset(BlockNo::new(block as u32)).unwrap());
     assert!(Fs::open(&path).unwrap().read("/victim").is_err());
     ok(ferrite().arg("fsck").arg(&path));
     let said = fails(ferrite().args(["fsck", "--data"]).arg(&path), 4);
@@ -379,7 +380,10 @@ fn a_file_with_a_damaged_inode_is_listed() {
     }
     let ino = fs::metadata(test.path("d/hit")).unwrap().ino();
     test.umount();
-    flip(&test.pool, superblock(&test.pool).inode_offset(ino as u32) + 40);
+    flip(
+        &test.pool,
+        superblock(&test.pool).inode_offset(Inum::new(ino as u32)) + 40,
+    );
     test.mount(&[]);
     // Twice: the kernel asks for names with and without attributes.
     for _ in 0..2 {

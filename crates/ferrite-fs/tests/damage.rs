@@ -14,6 +14,7 @@ use std::sync::Arc;
 
 use common::{fixed, image_of, make, pattern, write};
 use ferrite_fs::{Engine, Mapping, MountOptions, PageDump, Superblock, fsck, identify, mkfs, repair};
+use ferrite_map::Inum;
 use ferrite_pm::{Recorder, Region};
 use ferrite_vfs::{FileSystem, FsError, Ino, OpenMode, ROOT_INO, SYSTEM, XattrMode};
 
@@ -124,7 +125,7 @@ impl Pool {
     }
 
     fn inode(&self, name: &str) -> usize {
-        self.superblock.inode_offset(self.files[name].ino as u32) as usize
+        self.superblock.inode_offset(Inum::new(self.files[name].ino as u32)) as usize
     }
 
     /// Where the word of a page is, whatever the mapping.
@@ -544,7 +545,7 @@ fn one_copy_of_the_number_of_active_lines() {
 #[test]
 fn a_damaged_root_directory_is_refused() {
     let pool = Pool::new(Mapping::default());
-    let root = pool.superblock.inode_offset(ROOT_INO as u32) as usize;
+    let root = pool.superblock.inode_offset(Inum::new(ROOT_INO as u32)) as usize;
     let image = pool.damaged(&pool.flipped(root + 48, 1));
     let refused = Engine::mount(Region::from_image(&image).unwrap(), &quiet());
     let error = refused.err().expect("refused").to_string();

@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use common::{fixed, image_of, make, mount, pattern};
 use ferrite_fs::{Engine, EngineError, Mapping, MkfsOptions, MountOptions, PageDump, fsck, identify, mkfs, repair};
+use ferrite_map::BlockNo;
 use ferrite_pm::{Recorder, Region};
 use ferrite_vfs::{FallocateMode, FileSystem, FsError, Ino, OpenFile, OpenMode, ROOT_INO, SYSTEM, SetAttr};
 use rand::rngs::StdRng;
@@ -92,7 +93,7 @@ impl Pool {
     /// Offset of the word of a block's checksum.
     fn sum_offset(&self, block: u32) -> usize {
         let superblock = identify(&Region::from_image(&self.image).unwrap()).unwrap();
-        superblock.sum_word_offset(block).unwrap() as usize
+        superblock.sum_word_offset(BlockNo::new(block)).unwrap() as usize
     }
 
     /// Where the mapping keeps the word of a page.

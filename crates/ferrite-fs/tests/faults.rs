@@ -10,6 +10,7 @@ use std::sync::Arc;
 
 use common::{capture, check, empty_pool, fixed, make, mount, pattern};
 use ferrite_fs::{AtimePolicy, Engine, EngineError, MountOptions, fsck, mkfs, repair};
+use ferrite_map::Inum;
 use ferrite_pm::{Access, Choice, Recorder, Region};
 use ferrite_vfs::{FileSystem, FsError, OpenMode, ROOT_INO, RenameMode, SYSTEM};
 
@@ -214,7 +215,7 @@ fn what_cannot_be_read_is_not_repaired() {
     }
     // A repair that was worked out while all could be read.
     let mut hit = whole.clone();
-    hit[superblock.inode_offset(1) as usize + 100] ^= 1;
+    hit[superblock.inode_offset(Inum::new(1)) as usize + 100] ^= 1;
     let (report, rewrite) = repair(Region::from_image(&hit).unwrap(), &mut |_, _, _| {}).unwrap();
     assert!(!report.mended.is_empty());
     fs::write(&path, &hit).unwrap();

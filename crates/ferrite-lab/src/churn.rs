@@ -15,7 +15,7 @@
 use std::hint::black_box;
 use std::sync::atomic::AtomicU64;
 
-use ferrite_map::{MapError, MapTx, Mapping, PageId, PageWord, Resource, TransCache};
+use ferrite_map::{BlockNo, MapError, MapTx, Mapping, PageId, PageWord, Resource, TransCache};
 use ferrite_pm::LINE_BYTES;
 use serde::Serialize;
 
@@ -319,7 +319,7 @@ impl Aged {
                 pool.change(0, |tx| {
                     let mut removed = 0;
                     for &lblk in pages {
-                        let word = pool.map.remove(tx, PageId::new(file.ino, lblk))?;
+                        let word = pool.map.remove(tx, PageId::from_raw(file.ino, lblk))?;
                         if !word.is_hole() {
                             tx.freed(Resource::Block(word.page()));
                             removed += 1;
@@ -374,7 +374,7 @@ impl Aged {
         let tries = if self.rng.below(2) == 0 { HOLE_TRIES } else { 0 };
         for _ in 0..tries {
             let lblk = self.rng.below(u64::from(FILE_PAGES)) as u32;
-            if self.pool.map.get(PageId::new(ino, lblk)).is_hole() {
+            if self.pool.map.get(PageId::from_raw(ino, lblk)).is_hole() {
                 return (ino, lblk);
             }
         }
@@ -398,7 +398,7 @@ impl Aged {
                     "{name}: page {lblk} of inode {ino}: {kind:?} expected"
                 )));
             }
-            costs.lines.push(pool.map.lines_touched(PageId::new(ino, lblk)));
+            costs.lines.push(pool.map.lines_touched(PageId::from_raw(ino, lblk)));
         }
         let batch = time(|| {
             for &(ino, lblk) in &pages {
@@ -450,13 +450,13 @@ impl Aged {
     fn count_insert(&mut self) -> Result<u64, LabError> {
         let (ino, lblk) = self.next_page();
         let pool = &self.pool;
-        let missed = pool.map.lines_touched(PageId::new(ino, lblk));
+        let missed = pool.map.lines_touched(PageId::from_raw(ino, lblk));
         let set = pool.unpaid(|| {
             pool.change(0, |tx| {
                 let mut counting = Counting { tx, lines: Vec::new() };
-                let block = pool.map.alloc_page(&mut counting, PageId::new(ino, lblk))?;
+                let block = pool.map.alloc_page(&mut counting, PageId::from_raw(ino, lblk))?;
                 pool.map
-                    .insert(&mut counting, PageId::new(ino, lblk), PageWord::new(block, 0))?;
+                    .insert(&mut counting, PageId::from_raw(ino, lblk), PageWord::new(block, 0))?;
                 Ok(counting.lines.len())
             })
         })?;
@@ -488,19 +488,19 @@ impl MapTx for Counting<'_, '_> {
         self.tx.stored(offset, count)
     }
 
-    fn fresh_block(&mut self) -> Result<u32, MapError> {
+    fn fresh_block(&mut self) -> Result<BlockNo, MapError> {
         self.tx.fresh_block()
     }
 
-    fn claim_block(&mut self, block: u32) -> bool {
+    fn claim_block(&mut self, block: BlockNo) -> bool {
         self.tx.claim_block(block)
     }
 
-    fn alloc_block(&mut self) -> Result<u32, MapError> {
+    fn alloc_block(&mut self) -> Result<BlockNo, MapError> {
         self.tx.alloc_block()
     }
 
-    fn alloc_run(&mut self) -> Result<u32, MapError> {
+    fn alloc_run(&mut self) -> Result<BlockNo, MapError> {
         self.tx.alloc_run()
     }
 

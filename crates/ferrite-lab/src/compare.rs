@@ -138,7 +138,7 @@ fn lines(pool: &Pool, plan: &ChurnPlan) -> f64 {
     let lines: Vec<f64> = pages
         .iter()
         .take(plan.lookups as usize)
-        .map(|&lblk| pool.map.lines_touched(PageId::new(FILE, lblk)) as f64)
+        .map(|&lblk| pool.map.lines_touched(PageId::from_raw(FILE, lblk)) as f64)
         .collect();
     mean(&lines)
 }
@@ -154,7 +154,7 @@ fn in_order(pools: &[Pool; 2], plan: &ChurnPlan, (pages, is_cold): (u32, bool), 
             let cache = TransCache::default();
             let taken = time(|| {
                 for lblk in (0..plan.file_pages).step_by(pages as usize) {
-                    pool.map.get_many(PageId::new(FILE, lblk), &mut words, &cache);
+                    pool.map.get_many(PageId::from_raw(FILE, lblk), &mut words, &cache);
                     black_box(&words);
                 }
             });

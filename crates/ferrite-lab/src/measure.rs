@@ -97,7 +97,7 @@ impl Cold {
     }
 
     fn reset(&mut self, pool: &Pool) {
-        pool.map.get(PageId::new(DECOY, 0));
+        pool.map.get(PageId::from_raw(DECOY, 0));
         self.evicts &= pool.evict();
         if self.walk.is_empty() {
             pool.recall_translations();
@@ -112,7 +112,7 @@ impl Cold {
         let mut words = vec![ferrite_map::PageWord::HOLE; count];
         self.reset_to_look(pool, count);
         let cache = TransCache::default();
-        let taken = time(|| pool.map.get_many(PageId::new(ino, lblk), &mut words, &cache));
+        let taken = time(|| pool.map.get_many(PageId::from_raw(ino, lblk), &mut words, &cache));
         black_box(&words);
         taken
     }
@@ -128,7 +128,7 @@ impl Cold {
         let mut word = [ferrite_map::PageWord::HOLE];
         self.reset_to_look(pool, word.len());
         let cache = TransCache::default();
-        let result = around(&mut || pool.map.get_many(PageId::new(ino, lblk), &mut word, &cache));
+        let result = around(&mut || pool.map.get_many(PageId::from_raw(ino, lblk), &mut word, &cache));
         black_box(&word);
         result
     }
@@ -141,7 +141,9 @@ impl Cold {
         for _ in 0..2 {
             let cache = TransCache::default();
             black_box(time(|| {
-                self.twin.map.get_many(PageId::new(FILE, 0), &mut rehearsed, &cache)
+                self.twin
+                    .map
+                    .get_many(PageId::from_raw(FILE, 0), &mut rehearsed, &cache)
             }));
         }
     }

@@ -160,7 +160,7 @@ fn counted(plan: &ChurnPlan, mapping: Mapping, counting: &Counting) -> Result<(V
     let counts = counting.cold_looks(&mut cold, &pool, pages.iter().map(|&lblk| (FILE, lblk)))?;
     let lines: Vec<f64> = pages
         .iter()
-        .map(|&lblk| pool.map.lines_touched(PageId::new(FILE, lblk)) as f64)
+        .map(|&lblk| pool.map.lines_touched(PageId::from_raw(FILE, lblk)) as f64)
         .collect();
     Ok((counts, mean(&lines)))
 }

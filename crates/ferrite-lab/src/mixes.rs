@@ -293,9 +293,11 @@ impl Store for MapOnly {
         let pages = Self::pages(self.sizes[thread].lock()[file as usize]);
         let mut words = vec![ferrite_map::PageWord::HOLE; pages as usize];
         let cache = ferrite_map::TransCache::default();
-        self.pool
-            .map
-            .get_many(ferrite_map::PageId::new(self.ino(thread, file), 0), &mut words, &cache);
+        self.pool.map.get_many(
+            ferrite_map::PageId::from_raw(self.ino(thread, file), 0),
+            &mut words,
+            &cache,
+        );
         match words.iter().find(|word| word.is_hole()) {
             None => Ok(()),
             Some(_) => Err(LabError::Wrong(format!(

@@ -8,7 +8,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use ferrite_map::{Geometry, MapError, PageId, PageWord, Resource, TransCache};
+use ferrite_map::{BlockNo, Geometry, MapError, PageId, PageWord, Resource, TransCache};
 use ferrite_pm::Region;
 use parking_lot::Mutex;
 
@@ -122,7 +122,7 @@ impl Pool {
         let geometry = Geometry {
             area_offset,
             slots,
-            first_block,
+            first_block: BlockNo::new(first_block),
             blocks,
             inodes: INODES,
             seed: plan.seed,
@@ -230,8 +230,9 @@ impl Pool {
     pub(crate) fn insert(&self, lane: usize, ino: u32, lblk: u32, count: u32) -> Result<(), LabError> {
         self.change(lane, |tx| {
             for lblk in lblk..lblk + count {
-                let block = self.map.alloc_page(tx, PageId::new(ino, lblk))?;
-                self.map.insert(tx, PageId::new(ino, lblk), PageWord::new(block, 0))?;
+                let block = self.map.alloc_page(tx, PageId::from_raw(ino, lblk))?;
+                self.map
+                    .insert(tx, PageId::from_raw(ino, lblk), PageWord::new(block, 0))?;
             }
             Ok(())
         })
@@ -242,7 +243,7 @@ impl Pool {
         self.change(lane, |tx| {
             let mut removed = 0;
             for lblk in lblk..lblk + count {
-                let word = self.map.remove(tx, PageId::new(ino, lblk))?;
+                let word = self.map.remove(tx, PageId::from_raw(ino, lblk))?;
                 if !word.is_hole() {
                     ferrite_map::MapTx::freed(tx, Resource::Block(word.page()));
                     removed += 1;
@@ -266,8 +267,9 @@ impl Pool {
             (first..end).step_by(FILL_PAGES as usize).try_for_each(|at| {
                 self.change(0, |tx| {
                     for lblk in (at..end.min(at + FILL_PAGES)).filter(|&lblk| wanted(lblk)) {
-                        let block = self.map.alloc_page(tx, PageId::new(ino, lblk))?;
-                        self.map.insert(tx, PageId::new(ino, lblk), PageWord::new(block, 0))?;
+                        let block = self.map.alloc_page(tx, PageId::from_raw(ino, lblk))?;
+                        self.map
+                            .insert(tx, PageId::from_raw(ino, lblk), PageWord::new(block, 0))?;
                     }
                     Ok(())
                 })
@@ -283,7 +285,7 @@ impl Pool {
     /// The word of one page, looked up as the engine does.
     pub(crate) fn look(&self, ino: u32, lblk: u32, cache: &TransCache) -> PageWord {
         let mut word = [PageWord::HOLE];
-        self.map.get_many(PageId::new(ino, lblk), &mut word, cache);
+        self.map.get_many(PageId::from_raw(ino, lblk), &mut word, cache);
         word[0]
     }
 
@@ -314,12 +316,12 @@ impl Pool {
 
     /// Share of the pages `first + 1 .. end` that directly follow their predecessor.
     pub(crate) fn layout_score(&self, ino: u32, end: u32) -> f64 {
-        let blocks: Vec<u32> = (0..end)
-            .map(|lblk| self.map.get(PageId::new(ino, lblk)).page())
+        let blocks: Vec<BlockNo> = (0..end)
+            .map(|lblk| self.map.get(PageId::from_raw(ino, lblk)).page())
             .collect();
         let behind = blocks
             .windows(2)
-            .filter(|pair| pair[1] == pair[0].wrapping_add(1))
+            .filter(|pair| Some(pair[1]) == pair[0].checked_next())
             .count();
         behind as f64 / f64::from(end.max(2) - 1)
     }

@@ -323,7 +323,7 @@ impl Alone {
         let samples = hot_inserts(&self.pool, FILE, operations, |number| number - 1)?;
         let written = hot_insert_pages(operations) - 1;
         self.pool.fill(FILE, written, pages, |_| true)?;
-        let is_there = |lblk| !self.pool.map.get(PageId::new(FILE, lblk)).is_hole();
+        let is_there = |lblk| !self.pool.map.get(PageId::from_raw(FILE, lblk)).is_hole();
         if let Some(lblk) = (0..pages).find(|&lblk| !is_there(lblk)) {
             return Err(self.wrong(lblk, "is not mapped"));
         }
@@ -367,7 +367,7 @@ impl Alone {
                             .collect();
                         let taken = time(|| {
                             for &lblk in &places {
-                                self.pool.map.get_many(PageId::new(FILE, lblk), &mut words, &cache);
+                                self.pool.map.get_many(PageId::from_raw(FILE, lblk), &mut words, &cache);
                                 black_box(&words);
                             }
                         });

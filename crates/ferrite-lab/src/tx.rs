@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 use ferrite_map::gate::Passage;
-use ferrite_map::{FreshNodes, Geometry, MapError, MapTx, Measured, Resource, SetLines};
+use ferrite_map::{BlockNo, FreshNodes, Geometry, MapError, MapTx, Measured, Resource, SetLines};
 use ferrite_pm::{DirtyLines, LINE_BYTES, Region};
 use parking_lot::MutexGuard;
 use rustc_hash::FxHashMap;
@@ -45,7 +45,7 @@ pub(crate) struct Parts {
 impl Parts {
     pub(crate) fn release(&self, resource: Resource) {
         match resource {
-            Resource::Block(block) => self.blocks.free(u64::from(block - self.geometry.first_block)),
+            Resource::Block(block) => self.blocks.free(self.geometry.index_of(block)),
             Resource::MapSlot(slot) => {
                 self.map.release(slot);
             }
@@ -129,8 +129,12 @@ impl<'p> LabTx<'p> {
     }
 
     /// Notes a block that was taken, by its index, and gives its number.
-    fn take(&mut self, index: Option<u64>) -> Result<u32, MapError> {
-        let block = self.pool.geometry.first_block + index.ok_or(MapError::NoBlock)? as u32;
+    fn take(&mut self, index: Option<u64>) -> Result<BlockNo, MapError> {
+        let block = self
+            .pool
+            .geometry
+            .first_block
+            .plus(index.ok_or(MapError::NoBlock)? as u32);
         self.lane.claimed.push(Resource::Block(block));
         Ok(block)
     }
@@ -226,14 +230,14 @@ impl MapTx for LabTx<'_> {
         unset.then(|| self.pool.region.words(offset, count))
     }
 
-    fn fresh_block(&mut self) -> Result<u32, MapError> {
+    fn fresh_block(&mut self) -> Result<BlockNo, MapError> {
         let block = self.alloc_block()?;
         self.lane.fresh.add(u64::from(block) * BLOCK_BYTES);
         Ok(block)
     }
 
-    fn claim_block(&mut self, block: u32) -> bool {
-        let index = block.checked_sub(self.pool.geometry.first_block);
+    fn claim_block(&mut self, block: BlockNo) -> bool {
+        let index = block.get().checked_sub(self.pool.geometry.first_block.get());
         let claimed = index.is_some_and(|index| self.pool.blocks.claim(u64::from(index)));
         if claimed {
             self.lane.claimed.push(Resource::Block(block));
@@ -241,11 +245,11 @@ impl MapTx for LabTx<'_> {
         claimed
     }
 
-    fn alloc_block(&mut self) -> Result<u32, MapError> {
+    fn alloc_block(&mut self) -> Result<BlockNo, MapError> {
         self.take(self.pool.blocks.take())
     }
 
-    fn alloc_run(&mut self) -> Result<u32, MapError> {
+    fn alloc_run(&mut self) -> Result<BlockNo, MapError> {
         self.take(self.pool.blocks.take_run())
     }
 

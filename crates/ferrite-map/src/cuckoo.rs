@@ -31,9 +31,11 @@ use ferrite_pm::{LINE_BYTES, Region};
 use crate::bitmap::AtomicBitmap;
 use crate::gate::Gate;
 use crate::load;
-use crate::page_id::key_of;
 use crate::simd::{self, Level};
-use crate::{Broken, FileMap, Geometry, MapEntry, MapError, MapTx, Measured, PageId, PageWord, Resource, TransCache};
+use crate::{
+    BlockNo, Broken, FileMap, Geometry, Inum, Lblk, MapEntry, MapError, MapTx, Measured, PageId, PageWord, Resource,
+    SlotNo, TransCache,
+};
 
 mod check;
 mod moves;
@@ -271,18 +273,19 @@ impl Cuckoo {
         }
     }
 
-    fn mapped_slot(&self, tx: &dyn MapTx, ino: u32, lblk: u32) -> Result<u64, MapError> {
-        self.find_in(tx, key_of(ino, lblk))
+    fn mapped_slot(&self, tx: &dyn MapTx, ino: Inum, lblk: Lblk) -> Result<u64, MapError> {
+        self.find_in(tx, PageId::new(ino, lblk).key())
             .ok_or_else(|| MapError::Damaged(format!("page {lblk} of inode {ino} vanished from the table")))
     }
 
     fn entry(&self, slot: u64) -> Option<MapEntry> {
         let key = self.key(slot);
+        let PageId { ino, lblk } = PageId::of_key(key);
         (key != 0).then(|| MapEntry {
-            ino: (key >> 32) as u32,
-            lblk: key as u32,
+            ino,
+            lblk,
             word: self.word(slot),
-            slot: slot as u32,
+            slot: SlotNo::at(slot),
         })
     }
 
@@ -298,10 +301,12 @@ impl Cuckoo {
     fn fault_of(&self, entry: &MapEntry) -> Option<String> {
         let MapEntry { ino, lblk, word, slot } = *entry;
         let page = word.page();
-        if ino == 0 || ino >= self.geometry.inodes || !self.geometry.is_data_block(page) {
+        if ino == Inum::NONE || ino.get() >= self.geometry.inodes || !self.geometry.is_data_block(page) {
             return Some(format!("slot {slot} maps page {lblk} of inode {ino} to block {page}"));
         }
-        let is_home = self.homes(key_of(ino, lblk)).contains(&(u64::from(slot) / NUMBERS));
+        let is_home = self
+            .homes(PageId::new(ino, lblk).key())
+            .contains(&(u64::from(slot) / NUMBERS));
         (!is_home).then(|| format!("slot {slot} has page {lblk} of inode {ino}, which has other homes"))
     }
 
@@ -345,7 +350,7 @@ impl Cuckoo {
                 slot = found_at;
                 found(index, slot, slot.map_or(PageWord::HOLE, |slot| self.word(slot)));
             };
-            let key = key_of(ino, lblk + index as u32);
+            let key = PageId::new(ino, lblk.plus(index as u32)).key();
             if in_vector {
                 let homes = self.homes_of_eight(key);
                 let homes = &homes[..VECTOR.min(count - index)];
@@ -360,7 +365,7 @@ impl Cuckoo {
                 tell(index, self.find_at(key, homes));
                 index += 1;
             }
-            let page = lblk + (index - 1) as u32;
+            let page = lblk.plus((index - 1) as u32);
             is_lone = true;
             let Some(slot) = slot.filter(|_| index < count || wants_run) else {
                 continue;
@@ -371,7 +376,7 @@ impl Cuckoo {
             is_lone = false;
             let told = met.behind(page).min((count - index) as u64) as usize;
             for next in 0..told {
-                found(index + next, Some(slot), met.word(page + 1 + next as u32));
+                found(index + next, Some(slot), met.word(page.plus(1 + next as u32)));
             }
             index += told;
             run = Some(met);
@@ -381,33 +386,40 @@ impl Cuckoo {
 
     /// The run of page `lblk`, if the head that the cache remembers leads it.
     #[inline]
-    fn hinted_run(&self, ino: u32, lblk: u32, cache: &TransCache) -> Option<Run> {
+    fn hinted_run(&self, ino: Inum, lblk: Lblk, cache: &TransCache) -> Option<Run> {
         let slot = cache.hints[HINT_RUN].load(Ordering::Relaxed).checked_sub(1)?;
         if slot >= self.buckets * NUMBERS || slot % NUMBERS >= BUCKET_SLOTS {
             return None;
         }
         // The cache may be shared and the run long gone: the entry decides.
         let key = self.key(slot);
-        let head = View::stored(self).run_from(slot, key as u32);
-        head.filter(|run| (key >> 32) as u32 == ino && run.contains(lblk))
+        let page = PageId::of_key(key);
+        let head = View::stored(self).run_from(slot, page.lblk);
+        head.filter(|run| page.ino == ino && run.contains(lblk))
     }
 
     /// For ranges that are shorter than the table.
-    fn walk_pages(&self, ino: u32, (first, end): (u64, u64), visit: &mut dyn FnMut(MapEntry) -> bool) {
+    fn walk_pages(&self, ino: Inum, (first, end): (u64, u64), visit: &mut dyn FnMut(MapEntry) -> bool) {
         for at in (first..end).step_by(WALK) {
             let count = WALK.min((end - at) as usize);
             let mut pages = [None; WALK];
             self.gate.steady(|| {
-                self.resolve(PageId::new(ino, at as u32), count, false, false, |index, slot, word| {
-                    pages[index] = slot.map(|slot| (slot, word));
-                });
+                self.resolve(
+                    PageId::new(ino, Lblk::new(at as u32)),
+                    count,
+                    false,
+                    false,
+                    |index, slot, word| {
+                        pages[index] = slot.map(|slot| (slot, word));
+                    },
+                );
             });
             for (index, page) in pages[..count].iter().enumerate() {
                 let entry = page.map(|(slot, word)| MapEntry {
                     ino,
-                    lblk: at as u32 + index as u32,
+                    lblk: Lblk::new(at as u32).plus(index as u32),
                     word,
-                    slot: slot as u32,
+                    slot: SlotNo::at(slot),
                 });
                 if entry.is_some_and(|entry| !visit(entry)) {
                     return;
@@ -417,7 +429,7 @@ impl Cuckoo {
     }
 
     /// For ranges that are longer than the table. Entries that move meanwhile may be missed or visited twice.
-    fn walk_table(&self, ino: u32, (first, end): (u64, u64), visit: &mut dyn FnMut(MapEntry) -> bool) {
+    fn walk_table(&self, ino: Inum, (first, end): (u64, u64), visit: &mut dyn FnMut(MapEntry) -> bool) {
         let wanted = |entry: &MapEntry| entry.ino == ino && (first..end).contains(&u64::from(entry.lblk));
         let moves = || self.gate.steady(|| self.moves.count());
         let before = moves();
@@ -440,10 +452,10 @@ impl Cuckoo {
 
     /// Restarts a walk during which entries moved, with moves kept out.
     #[cold]
-    fn walk_rest(&self, wanted: &dyn Fn(&MapEntry) -> bool, seen: Vec<u32>, visit: &mut dyn FnMut(MapEntry) -> bool) {
+    fn walk_rest(&self, wanted: &dyn Fn(&MapEntry) -> bool, seen: Vec<Lblk>, visit: &mut dyn FnMut(MapEntry) -> bool) {
         // Nothing moves while this thread holds a passage, so a thread that gets here holds none.
         let passage = self.gate.pass();
-        let seen: HashSet<u32> = seen.into_iter().collect();
+        let seen: HashSet<Lblk> = seen.into_iter().collect();
         let rest: Vec<MapEntry> = (0..self.buckets)
             .flat_map(|bucket| self.entries(bucket))
             .filter(|entry| wanted(entry) && !seen.contains(&entry.lblk))
@@ -464,7 +476,7 @@ impl FileMap for Cuckoo {
     }
 
     fn get(&self, PageId { ino, lblk }: PageId) -> PageWord {
-        let key = key_of(ino, lblk);
+        let key = PageId::new(ino, lblk).key();
         let homes = self.homes(key);
         self.prefetch_homes(homes);
         self.gate
@@ -477,13 +489,13 @@ impl FileMap for Cuckoo {
         let in_order = cache.hints[HINT_NEXT].load(Ordering::Relaxed) == u64::from(lblk);
         let was_lone = cache.hints[HINT_RUN].load(Ordering::Relaxed) == NO_RUN;
         // Where there was no run, one page of eight is checked for starting one.
-        let wants_run = in_order && (!was_lone || lblk.is_multiple_of(VECTOR as u32));
+        let wants_run = in_order && (!was_lone || lblk.get().is_multiple_of(VECTOR as u32));
         // The result fits in registers; a whole run would be passed on the stack and stall there.
         let (hint, is_lone) = self.gate.steady(|| {
             let mut told = 0;
             if let Some(run) = self.hinted_run(ino, lblk, cache) {
                 told = (run.behind(lblk) as usize + 1).min(out.len());
-                for (page, word) in (lblk..=u32::MAX).zip(&mut out[..told]) {
+                for (page, word) in lblk.onwards().zip(&mut out[..told]) {
                     *word = run.word(page);
                 }
             }
@@ -491,7 +503,7 @@ impl FileMap for Cuckoo {
                 return (0, false);
             }
             let rest = &mut out[told..];
-            let at = PageId::new(ino, lblk + told as u32);
+            let at = PageId::new(ino, lblk.plus(told as u32));
             let (run, is_lone) = self.resolve(at, rest.len(), wants_run, was_lone, |index, _, word| rest[index] = word);
             let hint = match run {
                 Some(run) => run.head() + 1,
@@ -506,13 +518,13 @@ impl FileMap for Cuckoo {
         note(cache, HINT_NEXT, next);
         if in_order && is_lone && out.len() < VECTOR {
             for page in next + AHEAD..(next + AHEAD + out.len() as u64).min(1 << 32) {
-                self.prefetch_homes(self.homes(key_of(ino, page as u32)));
+                self.prefetch_homes(self.homes(PageId::new(ino, Lblk::new(page as u32)).key()));
             }
         }
     }
 
     fn prefetch(&self, PageId { ino, lblk }: PageId, to_store: bool) {
-        for bucket in self.homes(key_of(ino, lblk)) {
+        for bucket in self.homes(PageId::new(ino, lblk).key()) {
             if to_store {
                 self.prefetch_to_store(bucket);
             } else {
@@ -521,18 +533,18 @@ impl FileMap for Cuckoo {
         }
     }
 
-    fn alloc_page(&self, tx: &mut dyn MapTx, PageId { ino, lblk }: PageId) -> Result<u32, MapError> {
+    fn alloc_page(&self, tx: &mut dyn MapTx, PageId { ino, lblk }: PageId) -> Result<BlockNo, MapError> {
         // Prefetches what inserting the page will touch, while a block is looked for.
-        for bucket in self.homes(key_of(ino, lblk)) {
+        for bucket in self.homes(PageId::new(ino, lblk).key()) {
             self.used.prefetch(bucket * NUMBERS);
             self.prefetch_to_store(bucket);
         }
         // The block after that of the previous page makes a run.
         let behind = lblk
-            .checked_sub(1)
-            .and_then(|before| self.find_in(tx, key_of(ino, before)))
+            .checked_previous()
+            .and_then(|before| self.find_in(tx, PageId::new(ino, before).key()))
             .map(|slot| PageWord(tx.word(self.word_offset(slot))).page())
-            .and_then(|block| block.checked_add(1));
+            .and_then(|block| block.checked_next());
         match behind {
             Some(block) if tx.claim_block(block) => Ok(block),
             _ => tx.alloc_block(),
@@ -540,12 +552,12 @@ impl FileMap for Cuckoo {
     }
 
     fn insert(&self, tx: &mut dyn MapTx, PageId { ino, lblk }: PageId, word: PageWord) -> Result<(), MapError> {
-        let key = key_of(ino, lblk);
+        let key = PageId::new(ino, lblk).key();
         let Some(slot) = self.claim_slot(self.homes(key)) else {
             self.moves.wish(moves::wish_for(self, tx, key));
             return Err(MapError::TableFull);
         };
-        tx.claimed(Resource::MapSlot(slot as u32));
+        tx.claimed(Resource::MapSlot(SlotNo::at(slot)));
         let range = runs::join(self, tx, PageId::new(ino, lblk), word);
         tx.set_word(self.word_offset(slot), word.0);
         runs::set_range(self, tx, slot, range);
@@ -566,7 +578,9 @@ impl FileMap for Cuckoo {
     /// other entries give their words.
     fn swing(&self, PageId { ino, lblk }: PageId, old: PageWord, new: PageWord) -> Option<u64> {
         let _passage = self.gate.try_pass()?;
-        let slot = self.find(key_of(ino, lblk)).filter(|&slot| self.word(slot) == old)?;
+        let slot = self
+            .find(PageId::new(ino, lblk).key())
+            .filter(|&slot| self.word(slot) == old)?;
         if old.log() == 0 && View::stored(self).run_of(PageId::new(ino, lblk), slot, true).is_some() {
             return None;
         }
@@ -576,7 +590,7 @@ impl FileMap for Cuckoo {
     }
 
     fn remove(&self, tx: &mut dyn MapTx, PageId { ino, lblk }: PageId) -> Result<PageWord, MapError> {
-        let Some(slot) = self.find_in(tx, key_of(ino, lblk)) else {
+        let Some(slot) = self.find_in(tx, PageId::new(ino, lblk).key()) else {
             return Ok(PageWord::HOLE);
         };
         let word = PageWord(tx.word(self.word_offset(slot)));
@@ -584,11 +598,11 @@ impl FileMap for Cuckoo {
         tx.set_word(self.key_offset(slot), 0);
         tx.set_word(self.word_offset(slot), 0);
         runs::set_range(self, tx, slot, Range::LONE);
-        tx.freed(Resource::MapSlot(slot as u32));
+        tx.freed(Resource::MapSlot(SlotNo::at(slot)));
         Ok(word)
     }
 
-    fn release(&self, slot: u32) -> bool {
+    fn release(&self, slot: SlotNo) -> bool {
         self.used.release(u64::from(slot))
     }
 
@@ -603,7 +617,7 @@ impl FileMap for Cuckoo {
         let _ = (0..self.buckets).flat_map(|bucket| self.entries(bucket)).all(visit);
     }
 
-    fn for_range(&self, ino: u32, first: u32, end: u64, visit: &mut dyn FnMut(MapEntry) -> bool) {
+    fn for_range(&self, ino: Inum, first: Lblk, end: u64, visit: &mut dyn FnMut(MapEntry) -> bool) {
         let range = (u64::from(first), end.min(1 << 32));
         if range.1.saturating_sub(range.0) <= self.pages_worth_a_walk() {
             self.walk_pages(ino, range, visit);
@@ -620,7 +634,7 @@ impl FileMap for Cuckoo {
         (self.geometry.slots, self.used.len() - self.used.count_used())
     }
 
-    fn check(&self, visit: &mut dyn FnMut(MapEntry), _node: &mut dyn FnMut(u32), broken: &mut dyn FnMut(Broken)) {
+    fn check(&self, visit: &mut dyn FnMut(MapEntry), _node: &mut dyn FnMut(BlockNo), broken: &mut dyn FnMut(Broken)) {
         check::check(self, visit, broken);
     }
 
@@ -639,9 +653,9 @@ impl FileMap for Cuckoo {
 
 impl Measured for Cuckoo {
     fn lines_touched(&self, PageId { ino, lblk }: PageId) -> u64 {
-        let [first, second] = self.homes(key_of(ino, lblk));
+        let [first, second] = self.homes(PageId::new(ino, lblk).key());
         let keys = 1 + u64::from(first != second);
-        let slot = self.gate.steady(|| self.find(key_of(ino, lblk)));
+        let slot = self.gate.steady(|| self.find(PageId::new(ino, lblk).key()));
         // Some words lie in the line of their keys.
         let is_behind = |slot: u64| self.word_offset(slot) % BUCKET_BYTES >= LINE_BYTES;
         keys + u64::from(slot.is_some_and(is_behind))

@@ -49,7 +49,10 @@ use ferrite_pm::Region;
 use crate::bitmap::AtomicBitmap;
 use crate::load;
 use crate::simd::Level;
-use crate::{Broken, FileMap, Geometry, MapEntry, MapError, MapTx, Measured, PageId, PageWord, TransCache};
+use crate::{
+    BlockNo, Broken, FileMap, Geometry, Inum, Lblk, MapEntry, MapError, MapTx, Measured, PageId, PageWord, SlotNo,
+    TransCache,
+};
 use cursor::{Cursors, Seen};
 use node::{HEIGHT_MAX, Key, Medium, Node, PAGES_END, Words, range_of, word_behind};
 
@@ -136,25 +139,25 @@ impl ExtentTree {
     }
 
     /// Pool offset of the root word of `ino`.
-    fn root_offset(&self, ino: u32) -> Option<u64> {
+    fn root_offset(&self, ino: Inum) -> Option<u64> {
         (u64::from(ino) < self.geometry.slots).then(|| self.geometry.area_offset + u64::from(ino) * 8)
     }
 
     /// Block and height of a root word, if it is plausible.
-    fn root_of(word: u64) -> Option<(u32, u32)> {
-        let (block, height) = (word as u32, (word >> 32) as u32);
+    fn root_of(word: u64) -> Option<(BlockNo, u32)> {
+        let (block, height) = (BlockNo::new(word as u32), (word >> 32) as u32);
         (1..=HEIGHT_MAX).contains(&height).then_some((block, height))
     }
 
     /// A root word.
-    fn root_word(block: u32, height: u32) -> u64 {
+    fn root_word(block: BlockNo, height: u32) -> u64 {
         u64::from(height) << 32 | u64::from(block)
     }
 
     /// The leaf that `seen` leads to, if that has page `lblk`, and the end of the pages it surely has. What was read of
     /// it counts only if the epoch is the same afterwards.
     #[inline]
-    fn hinted<W: Words + ?Sized>(&self, words: &W, ino: u32, lblk: u64, seen: Seen) -> Option<(Node, u64)> {
+    fn hinted<W: Words + ?Sized>(&self, words: &W, ino: Inum, lblk: u64, seen: Seen) -> Option<(Node, u64)> {
         let holds = |range: u64| {
             let (first, end) = range_of(range);
             lblk >= first && lblk < end
@@ -169,7 +172,7 @@ impl ExtentTree {
 
     /// The leaf that page `lblk` belongs to, and the end of the pages that belong to it. If the page is not mapped, the
     /// end of the pages that are surely not mapped either.
-    fn search<W: Words + ?Sized>(&self, words: &W, ino: u32, lblk: u64) -> Result<(Node, u64), u64> {
+    fn search<W: Words + ?Sized>(&self, words: &W, ino: Inum, lblk: u64) -> Result<(Node, u64), u64> {
         let mut end = PAGES_END;
         let root = self.root_offset(ino).map_or(0, |offset| words.at(offset));
         let Some((mut block, height)) = Self::root_of(root) else {
@@ -184,7 +187,7 @@ impl ExtentTree {
             let (key, behind) = node.child_of(words, group, lblk).ok_or(group.end)?;
             // In a node that is damaged or changing, keys may lie anywhere.
             end = behind.clamp(lblk + 1, end);
-            block = key.low_half();
+            block = key.child();
         }
         Err(end)
     }
@@ -215,7 +218,7 @@ impl ExtentTree {
 
     /// What is at page `lblk`, as the medium has it.
     #[inline]
-    fn run(&self, ino: u32, lblk: u64) -> Run {
+    fn run(&self, ino: Inum, lblk: u64) -> Run {
         let epoch = self.cursors.epoch();
         let words = &self.medium();
         if let Some(seen) = self.cursors.get(ino, epoch)
@@ -251,7 +254,7 @@ impl ExtentTree {
     }
 
     /// Points the cursor at an extent that is long enough to be hit again.
-    fn remember(&self, ino: u32, epoch: u64, run: Run) {
+    fn remember(&self, ino: Inum, epoch: u64, run: Run) {
         if let Some((leaf, key)) = run.found
             && key.low_half() >= REMEMBERED_PAGES
         {
@@ -264,7 +267,7 @@ impl ExtentTree {
         }
     }
 
-    fn walk_range(&self, ino: u32, mut at: u64, end: u64, visit: &mut dyn FnMut(MapEntry) -> bool) -> ControlFlow<()> {
+    fn walk_range(&self, ino: Inum, mut at: u64, end: u64, visit: &mut dyn FnMut(MapEntry) -> bool) -> ControlFlow<()> {
         while at < end {
             let run = self.run(ino, at);
             let run_end = run.end.min(end);
@@ -284,7 +287,7 @@ impl ExtentTree {
     }
 
     /// Visits the nodes from `block` down.
-    fn walk_nodes(&self, (ino, block, level): (u32, u32, u32), visit: &mut dyn FnMut(u32, u32)) {
+    fn walk_nodes(&self, (ino, block, level): (Inum, BlockNo, u32), visit: &mut dyn FnMut(BlockNo, Inum)) {
         let words = &self.medium();
         let Some(node) = Node::open(words, &self.geometry, (ino, block, level)) else {
             return;
@@ -293,7 +296,7 @@ impl ExtentTree {
         if level > 0 {
             for (group, _) in node.lows(words) {
                 for key in node.keys_of(words, group) {
-                    self.walk_nodes((ino, key.low_half(), level - 1), visit);
+                    self.walk_nodes((ino, key.child(), level - 1), visit);
                 }
             }
         }
@@ -301,12 +304,12 @@ impl ExtentTree {
 }
 
 /// A page as iteration shows it. Pages have no slots here, so the number for diagnosis is the page's block.
-fn entry(ino: u32, lblk: u64, word: PageWord) -> MapEntry {
+fn entry(ino: Inum, lblk: u64, word: PageWord) -> MapEntry {
     MapEntry {
         ino,
-        lblk: lblk as u32,
+        lblk: Lblk::new(lblk as u32),
         word,
-        slot: word.page(),
+        slot: SlotNo::new(word.page().get()),
     }
 }
 
@@ -351,15 +354,15 @@ impl FileMap for ExtentTree {
         }
     }
 
-    fn alloc_page(&self, tx: &mut dyn MapTx, PageId { ino, lblk }: PageId) -> Result<u32, MapError> {
+    fn alloc_page(&self, tx: &mut dyn MapTx, PageId { ino, lblk }: PageId) -> Result<BlockNo, MapError> {
         // The block that would make the page part of the extent before it.
-        let before = lblk.checked_sub(1).map(|before| self.word_in(tx, ino, before));
+        let before = lblk.checked_previous().map(|before| self.word_in(tx, ino, before));
         if let Some(word) = before
-            && word.page() != 0
-            && word.page() != u32::MAX
-            && tx.claim_block(word.page() + 1)
+            && word.page() != BlockNo::NONE
+            && let Some(next) = word.page().checked_next()
+            && tx.claim_block(next)
         {
-            return Ok(word.page() + 1);
+            return Ok(next);
         }
         tx.alloc_block()
     }
@@ -389,7 +392,7 @@ impl FileMap for ExtentTree {
     }
 
     /// Nodes are released as entries too, before their blocks are: from then on no cursor may lead to them.
-    fn release(&self, _slot: u32) -> bool {
+    fn release(&self, _slot: SlotNo) -> bool {
         self.cursors.end_epoch();
         true
     }
@@ -416,10 +419,10 @@ impl FileMap for ExtentTree {
     fn for_each(&self, visit: &mut dyn FnMut(MapEntry) -> bool) {
         let _ = (0..self.geometry.slots)
             .filter(|index| self.region.load(self.geometry.area_offset + index * 8) != 0)
-            .try_for_each(|ino| self.walk_range(ino as u32, 0, PAGES_END, visit));
+            .try_for_each(|ino| self.walk_range(Inum::new(ino as u32), 0, PAGES_END, visit));
     }
 
-    fn for_range(&self, ino: u32, first: u32, end: u64, visit: &mut dyn FnMut(MapEntry) -> bool) {
+    fn for_range(&self, ino: Inum, first: Lblk, end: u64, visit: &mut dyn FnMut(MapEntry) -> bool) {
         let _ = self.walk_range(ino, u64::from(first), end.min(PAGES_END), visit);
     }
 
@@ -427,16 +430,16 @@ impl FileMap for ExtentTree {
         (0, 0)
     }
 
-    fn check(&self, visit: &mut dyn FnMut(MapEntry), node: &mut dyn FnMut(u32), broken: &mut dyn FnMut(Broken)) {
+    fn check(&self, visit: &mut dyn FnMut(MapEntry), node: &mut dyn FnMut(BlockNo), broken: &mut dyn FnMut(Broken)) {
         let seen = AtomicBitmap::new(u64::from(self.geometry.blocks));
         self.check_inodes(0..self.geometry.slots, &seen, visit, node, broken);
     }
 
-    fn for_each_node(&self, visit: &mut dyn FnMut(u32, u32)) {
+    fn for_each_node(&self, visit: &mut dyn FnMut(BlockNo, Inum)) {
         for ino in 0..self.geometry.slots {
             let root = self.region.load(self.geometry.area_offset + ino * 8);
             if let Some((block, height)) = Self::root_of(root) {
-                self.walk_nodes((ino as u32, block, height - 1), visit);
+                self.walk_nodes((Inum::new(ino as u32), block, height - 1), visit);
             }
         }
     }

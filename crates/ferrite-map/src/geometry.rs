@@ -1,5 +1,7 @@
 //! Place and size of a structure in a pool.
 
+use crate::BlockNo;
+
 /// Place and size of a structure's own area, as the superblock has it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Geometry {
@@ -8,7 +10,7 @@ pub struct Geometry {
     /// Entries of the area, see [`crate::Mapping::slots_for`].
     pub slots: u64,
     /// Block number of data block 0.
-    pub first_block: u32,
+    pub first_block: BlockNo,
     /// Data blocks.
     pub blocks: u32,
     /// Inodes of the pool; numbers stay below it.
@@ -21,8 +23,13 @@ pub struct Geometry {
 }
 
 impl Geometry {
+    /// Index of a data block among the data blocks.
+    pub fn index_of(&self, block: BlockNo) -> u64 {
+        u64::from(block.get() - self.first_block.get())
+    }
+
     /// Whether `block` is a data block's number.
-    pub fn is_data_block(&self, block: u32) -> bool {
+    pub fn is_data_block(&self, block: BlockNo) -> bool {
         block >= self.first_block && u64::from(block) < u64::from(self.first_block) + u64::from(self.blocks)
     }
 }

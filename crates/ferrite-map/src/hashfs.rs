@@ -26,11 +26,10 @@ use ferrite_pm::{LINE_BYTES, Region};
 use crate::bitmap::AtomicBitmap;
 use crate::bounds::Bounds;
 use crate::load;
-use crate::page_id::key_of;
 use crate::simd::{self, Level};
 use crate::{
-    Astray, Broken, FileMap, Geometry, HashedKeys, MapEntry, MapError, MapTx, Measured, PageId, PageWord, Resource,
-    TransCache,
+    Astray, BlockNo, Broken, FileMap, Geometry, HashedKeys, Inum, Lblk, MapEntry, MapError, MapTx, Measured, PageId,
+    PageWord, Resource, SlotNo, TransCache,
 };
 
 const BUCKET_SLOTS: u64 = 8;
@@ -165,8 +164,8 @@ impl HashFs {
         self.region.prefetch(self.bucket_offset(bucket) + LINE_BYTES);
     }
 
-    fn find(&self, ino: u32, lblk: u32) -> Option<u64> {
-        let key = key_of(ino, lblk);
+    fn find(&self, ino: Inum, lblk: Lblk) -> Option<u64> {
+        let key = PageId::new(ino, lblk).key();
         self.find_from(key, self.home(key))
     }
 
@@ -217,18 +216,18 @@ impl HashFs {
     }
 
     /// The block that slot `slot` owns.
-    pub fn own_block(&self, slot: u64) -> Option<u32> {
-        (slot < u64::from(self.geometry.blocks)).then(|| self.geometry.first_block + slot as u32)
+    pub fn own_block(&self, slot: u64) -> Option<BlockNo> {
+        (slot < u64::from(self.geometry.blocks)).then(|| self.geometry.first_block.plus(slot as u32))
     }
 
     fn entry(&self, slot: u64) -> Option<MapEntry> {
         let key = self.region.load(self.key_offset(slot));
-        let (ino, lblk) = ((key >> 32) as u32, key as u32);
+        let PageId { ino, lblk } = PageId::of_key(key);
         (key != 0).then(|| MapEntry {
             ino,
             lblk,
             word: self.word(slot),
-            slot: slot as u32,
+            slot: SlotNo::at(slot),
         })
     }
 
@@ -244,8 +243,8 @@ impl HashFs {
             let home = self.home(key);
             self.bounds
                 .raise(home as usize, self.wrap(bucket + self.buckets - home));
-            let (ino, lblk, word) = ((key >> 32) as u32, key as u32, self.word(slot));
-            if ino == 0 || !self.geometry.is_data_block(word.page()) {
+            let (PageId { ino, lblk }, word) = (PageId::of_key(key), self.word(slot));
+            if ino == Inum::NONE || !self.geometry.is_data_block(word.page()) {
                 let page = word.page();
                 let what = format!("slot {slot} maps page {lblk} of inode {ino} to block {page}, which holds no data");
                 result = Err(MapError::Damaged(what));
@@ -255,7 +254,7 @@ impl HashFs {
                 ino,
                 lblk,
                 word,
-                slot: slot as u32,
+                slot: SlotNo::at(slot),
             });
         }
         result
@@ -263,8 +262,8 @@ impl HashFs {
 
     /// Resolves `count` blocks (up to eight) from `lblk` on, loading all their home lines at once.
     #[inline]
-    fn find_vector(&self, ino: u32, lblk: u32, count: usize, mut found: impl FnMut(usize, Option<u64>)) {
-        let key = key_of(ino, lblk);
+    fn find_vector(&self, ino: Inum, lblk: Lblk, count: usize, mut found: impl FnMut(usize, Option<u64>)) {
+        let key = PageId::new(ino, lblk).key();
         if count == 1 {
             return found(0, self.find_from(key, self.home(key)));
         }
@@ -279,12 +278,13 @@ impl HashFs {
 
     /// The words of `out.len()` pages, if hints lead to all of them.
     #[inline]
-    fn get_hinted(&self, ino: u32, lblk: u32, out: &mut [PageWord], cache: &TransCache) -> bool {
-        for (lblk, word) in (lblk..=u32::MAX).zip(out) {
+    fn get_hinted(&self, ino: Inum, lblk: Lblk, out: &mut [PageWord], cache: &TransCache) -> bool {
+        for (lblk, word) in lblk.onwards().zip(out) {
             match cache.slot(lblk) {
                 // The cache may be shared and the page long gone: the key decides.
                 Some(slot)
-                    if slot < self.geometry.slots && self.region.load(self.key_offset(slot)) == key_of(ino, lblk) =>
+                    if slot < self.geometry.slots
+                        && self.region.load(self.key_offset(slot)) == PageId::new(ino, lblk).key() =>
                 {
                     *word = self.word(slot);
                 }
@@ -295,8 +295,8 @@ impl HashFs {
     }
 
     /// Number of buckets that a lookup of this page reads, for benchmarks.
-    pub fn probe_lines(&self, ino: u32, lblk: u32) -> u64 {
-        let home = self.home(key_of(ino, lblk));
+    pub fn probe_lines(&self, ino: Inum, lblk: Lblk) -> u64 {
+        let home = self.home(PageId::new(ino, lblk).key());
         match self.find(ino, lblk) {
             Some(slot) => self.wrap(slot / BUCKET_SLOTS + self.buckets - home) + 1,
             None => self.bounds.lines_to_probe(home as usize, self.buckets) + 1,
@@ -312,15 +312,15 @@ impl HashFs {
 impl TransCache {
     /// Where `lblk` was seen.
     #[inline]
-    fn slot(&self, lblk: u32) -> Option<u64> {
-        let hint = self.hints[lblk as usize % 8].load(Ordering::Relaxed);
+    fn slot(&self, lblk: Lblk) -> Option<u64> {
+        let hint = self.hints[lblk.index() % 8].load(Ordering::Relaxed);
         (hint >> 32 == u64::from(lblk) && hint as u32 != 0).then(|| u64::from(hint as u32) - 1)
     }
 
     #[inline]
-    fn put(&self, lblk: u32, slot: Option<u64>) {
+    fn put(&self, lblk: Lblk, slot: Option<u64>) {
         let hint = slot.map_or(0, |slot| u64::from(lblk) << 32 | (slot + 1));
-        self.hints[lblk as usize % 8].store(hint, Ordering::Relaxed);
+        self.hints[lblk.index() % 8].store(hint, Ordering::Relaxed);
     }
 }
 
@@ -341,14 +341,20 @@ impl FileMap for HashFs {
         );
         // The last page of each call leaves a hint; a call for the next page is a sequential read. Only then are the
         // following pages worth their cache misses, which overlap with ours.
-        let in_order = lblk > 0 && cache.slot(lblk - 1).is_some();
-        for (first, chunk) in (lblk..=u32::MAX).step_by(VECTOR).zip(out.chunks_mut(VECTOR)) {
+        let in_order = lblk
+            .checked_previous()
+            .is_some_and(|before| cache.slot(before).is_some());
+        for (first, chunk) in (lblk.get()..=u32::MAX)
+            .step_by(VECTOR)
+            .map(Lblk::new)
+            .zip(out.chunks_mut(VECTOR))
+        {
             let wanted = chunk.len();
             if wanted < VECTOR && self.get_hinted(ino, first, chunk, cache) {
                 continue;
             }
             let count = if in_order {
-                VECTOR.min((u32::MAX - first) as usize + 1)
+                VECTOR.min((u32::MAX - first.get()) as usize + 1)
             } else {
                 wanted
             };
@@ -357,14 +363,14 @@ impl FileMap for HashFs {
                     *word = slot.map_or(PageWord::HOLE, |slot| self.word(slot));
                 }
                 if index + 1 >= wanted {
-                    cache.put(first + index as u32, slot);
+                    cache.put(first.plus(index as u32), slot);
                 }
             });
         }
     }
 
     fn prefetch(&self, PageId { ino, lblk }: PageId, to_store: bool) {
-        let home = self.home(key_of(ino, lblk));
+        let home = self.home(PageId::new(ino, lblk).key());
         let offset = self.bucket_offset(home);
         self.region.prefetch(offset);
         // In a full table every fourth key lies there, and otherwise a lookup would wait for two more lines after this
@@ -377,8 +383,8 @@ impl FileMap for HashFs {
         }
     }
 
-    fn alloc_page(&self, tx: &mut dyn MapTx, PageId { ino, lblk }: PageId) -> Result<u32, MapError> {
-        let key = key_of(ino, lblk);
+    fn alloc_page(&self, tx: &mut dyn MapTx, PageId { ino, lblk }: PageId) -> Result<BlockNo, MapError> {
+        let key = PageId::new(ino, lblk).key();
         let home = self.home(key);
         // Prefetches in parallel what inserting the page will touch.
         self.used.prefetch(home * BUCKET_SLOTS);
@@ -396,10 +402,10 @@ impl FileMap for HashFs {
     }
 
     fn insert(&self, tx: &mut dyn MapTx, PageId { ino, lblk }: PageId, word: PageWord) -> Result<(), MapError> {
-        let key = key_of(ino, lblk);
+        let key = PageId::new(ino, lblk).key();
         let home = self.home(key);
         let (slot, distance) = self.free_slot(home, true).ok_or(MapError::TableFull)?;
-        tx.claimed(Resource::MapSlot(slot as u32));
+        tx.claimed(Resource::MapSlot(SlotNo::at(slot)));
         if distance >= LONG_WAY && self.has_waiting_slot(home) {
             self.wants_reclaim.store(true, Ordering::Relaxed);
         }
@@ -432,11 +438,11 @@ impl FileMap for HashFs {
         let word = self.word(slot);
         tx.set_word(self.key_offset(slot), 0);
         tx.set_word(self.word_offset(slot), 0);
-        tx.freed(Resource::MapSlot(slot as u32));
+        tx.freed(Resource::MapSlot(SlotNo::at(slot)));
         Ok(word)
     }
 
-    fn release(&self, slot: u32) -> bool {
+    fn release(&self, slot: SlotNo) -> bool {
         let was_set = self.used.release(u64::from(slot));
         if was_set {
             self.lower_a_bound(u64::from(slot));
@@ -454,13 +460,13 @@ impl FileMap for HashFs {
         let _ = (0..self.geometry.slots).filter_map(|slot| self.entry(slot)).all(visit);
     }
 
-    fn for_range(&self, ino: u32, first: u32, end: u64, visit: &mut dyn FnMut(MapEntry) -> bool) {
+    fn for_range(&self, ino: Inum, first: Lblk, end: u64, visit: &mut dyn FnMut(MapEntry) -> bool) {
         let (first, end) = (u64::from(first), end.min(1 << 32));
         if end.saturating_sub(first) <= self.pages_worth_a_walk() {
             for at in (first..end).step_by(VECTOR) {
                 let mut slots = [None; VECTOR];
                 let count = VECTOR.min((end - at) as usize);
-                self.find_vector(ino, at as u32, count, |index, slot| slots[index] = slot);
+                self.find_vector(ino, Lblk::new(at as u32), count, |index, slot| slots[index] = slot);
                 for entry in slots.into_iter().flatten().filter_map(|slot| self.entry(slot)) {
                     // A lookup without the lock may see a slot change hands. The inode's version shows that to the
                     // caller, but not here.
@@ -481,11 +487,11 @@ impl FileMap for HashFs {
         Some(self.pages_worth_a_walk())
     }
 
-    fn check(&self, visit: &mut dyn FnMut(MapEntry), _node: &mut dyn FnMut(u32), broken: &mut dyn FnMut(Broken)) {
+    fn check(&self, visit: &mut dyn FnMut(MapEntry), _node: &mut dyn FnMut(BlockNo), broken: &mut dyn FnMut(Broken)) {
         for slot in 0..self.geometry.slots {
             let Some(entry) = self.entry(slot) else { continue };
             let MapEntry { ino, lblk, word, .. } = entry;
-            if ino == 0 || ino >= self.geometry.inodes || !self.geometry.is_data_block(word.page()) {
+            if ino == Inum::NONE || ino.get() >= self.geometry.inodes || !self.geometry.is_data_block(word.page()) {
                 let page = word.page();
                 broken(Broken {
                     astray: Astray::Nothing,
@@ -520,31 +526,31 @@ impl HashedKeys for HashFs {
         self.own_block(u64::from(entry.slot)) == Some(entry.word.page())
     }
 
-    fn is_out_of_reach(&self, page: PageId, slot: u64) -> bool {
+    fn is_out_of_reach(&self, page: PageId, slot: SlotNo) -> bool {
         self.geometry.keys_in_reach && self.distance(page, slot) > Self::DISTANCE_MAX
     }
 
-    fn slot_of(&self, PageId { ino, lblk }: PageId) -> Option<u64> {
-        self.find(ino, lblk)
+    fn slot_of(&self, PageId { ino, lblk }: PageId) -> Option<SlotNo> {
+        self.find(ino, lblk).map(SlotNo::at)
     }
 
-    fn distance(&self, PageId { ino, lblk }: PageId, slot: u64) -> u64 {
-        let home = self.home(key_of(ino, lblk));
-        self.wrap(slot / BUCKET_SLOTS + self.buckets - home)
+    fn distance(&self, PageId { ino, lblk }: PageId, slot: SlotNo) -> u64 {
+        let home = self.home(PageId::new(ino, lblk).key());
+        self.wrap(u64::from(slot) / BUCKET_SLOTS + self.buckets - home)
     }
 
-    fn offsets(&self, slot: u64) -> (u64, u64) {
-        (self.key_offset(slot), self.word_offset(slot))
+    fn offsets(&self, slot: SlotNo) -> (u64, u64) {
+        (self.key_offset(u64::from(slot)), self.word_offset(u64::from(slot)))
     }
 
     fn key(&self, PageId { ino, lblk }: PageId) -> u64 {
-        key_of(ino, lblk)
+        PageId::new(ino, lblk).key()
     }
 }
 
 impl Measured for HashFs {
     fn lines_touched(&self, PageId { ino, lblk }: PageId) -> u64 {
-        let home = self.home(key_of(ino, lblk));
+        let home = self.home(PageId::new(ino, lblk).key());
         match self.find(ino, lblk) {
             // Key lines, the word's line, and the bound if the key is not at home.
             Some(slot) => {

@@ -33,7 +33,8 @@ use crate::bounds::Bounds;
 use crate::gate::Gate;
 use crate::load;
 use crate::{
-    Astray, Broken, FileMap, Geometry, MapEntry, MapError, MapTx, Measured, PageId, PageWord, Resource, TransCache,
+    Astray, BlockNo, Broken, FileMap, Geometry, Inum, Lblk, MapEntry, MapError, MapTx, Measured, PageId, PageWord,
+    Resource, SlotNo, TransCache,
 };
 
 /// Pages of a chunk.
@@ -77,8 +78,8 @@ pub struct Leaf {
     wants_reclaim: AtomicBool,
 }
 
-fn key_of(ino: u32, lblk: u32) -> u64 {
-    u64::from(ino) << 32 | u64::from(lblk / CHUNK)
+fn key_of(ino: Inum, lblk: Lblk) -> u64 {
+    u64::from(ino) << 32 | u64::from(lblk.get() / CHUNK)
 }
 
 fn hash(key: u64, seed: u64) -> u64 {
@@ -138,8 +139,8 @@ impl Leaf {
         self.geometry.area_offset + CONTROL_BYTES + line * LINE_BYTES
     }
 
-    fn word_offset(&self, line: u64, lblk: u32) -> u64 {
-        self.header_offset(line) + 8 + u64::from(lblk % CHUNK) * 8
+    fn word_offset(&self, line: u64, lblk: Lblk) -> u64 {
+        self.header_offset(line) + 8 + u64::from(lblk.get() % CHUNK) * 8
     }
 
     fn active_offset(&self, copy: u64) -> u64 {
@@ -195,14 +196,14 @@ impl Leaf {
         self.find_with(key, |line| tx.word(self.header_offset(line)))
     }
 
-    fn look_up(&self, ino: u32, lblk: u32) -> PageWord {
+    fn look_up(&self, ino: Inum, lblk: Lblk) -> PageWord {
         self.find(key_of(ino, lblk)).map_or(PageWord::HOLE, |line| {
             PageWord(self.region.load(self.word_offset(line, lblk)))
         })
     }
 
     /// The word that a transaction leaves the page.
-    fn word_in(&self, tx: &dyn MapTx, ino: u32, lblk: u32) -> PageWord {
+    fn word_in(&self, tx: &dyn MapTx, ino: Inum, lblk: Lblk) -> PageWord {
         self.find_in(tx, key_of(ino, lblk))
             .map_or(PageWord::HOLE, |line| PageWord(tx.word(self.word_offset(line, lblk))))
     }
@@ -267,7 +268,7 @@ impl Leaf {
     /// Sets `key` and `words` at the first free line from its home on.
     fn move_to(&self, tx: &mut dyn MapTx, from: u64, home: u64, active: u64) -> Result<(), MapError> {
         let to = self.claim_line(home, active).ok_or(MapError::TableFull)?;
-        tx.claimed(Resource::MapSlot(to as u32));
+        tx.claimed(Resource::MapSlot(SlotNo::at(to)));
         for at in (0..LINE_BYTES).step_by(8) {
             let value = tx.word(self.header_offset(from) + at);
             if value != 0 {
@@ -275,7 +276,7 @@ impl Leaf {
                 tx.set_word(self.header_offset(from) + at, 0);
             }
         }
-        tx.freed(Resource::MapSlot(from as u32));
+        tx.freed(Resource::MapSlot(SlotNo::at(from)));
         Ok(())
     }
 
@@ -319,13 +320,13 @@ impl Leaf {
     }
 
     fn entries(&self, line: u64, key: u64, visit: &mut dyn FnMut(MapEntry) -> bool) -> bool {
-        let (ino, first) = ((key >> 32) as u32, u64::from(key as u32) * u64::from(CHUNK));
+        let (ino, first) = (Inum::new((key >> 32) as u32), u64::from(key as u32) * u64::from(CHUNK));
         (first..first + u64::from(CHUNK))
             .take_while(|&lblk| lblk <= u64::from(u32::MAX))
             .all(|lblk| {
-                let lblk = lblk as u32;
+                let lblk = Lblk::new(lblk as u32);
                 let word = PageWord(self.region.load(self.word_offset(line, lblk)));
-                let slot = (line * 8) as u32 + lblk % CHUNK;
+                let slot = SlotNo::new((line * 8) as u32 + lblk.get() % CHUNK);
                 word.is_hole() || visit(MapEntry { ino, lblk, word, slot })
             })
     }
@@ -416,7 +417,7 @@ impl FileMap for Leaf {
 
     #[inline]
     fn get_many(&self, PageId { ino, lblk }: PageId, out: &mut [PageWord], cache: &TransCache) {
-        let (chunk, from) = (lblk / CHUNK, lblk % CHUNK);
+        let (chunk, from) = (lblk.get() / CHUNK, lblk.get() % CHUNK);
         let is_within = out.len() <= (CHUNK - from) as usize;
         if !(is_within && self.get_hinted(ino, chunk, from, out, cache)) {
             self.get_chunks(ino, lblk, out, cache);
@@ -432,11 +433,11 @@ impl FileMap for Leaf {
         }
     }
 
-    fn alloc_page(&self, tx: &mut dyn MapTx, PageId { ino, lblk }: PageId) -> Result<u32, MapError> {
-        let neighbour = |lblk: Option<u32>| lblk.map_or(0, |lblk| self.word_in(tx, ino, lblk).page());
-        let (before, behind) = (neighbour(lblk.checked_sub(1)), neighbour(lblk.checked_add(1)));
+    fn alloc_page(&self, tx: &mut dyn MapTx, PageId { ino, lblk }: PageId) -> Result<BlockNo, MapError> {
+        let neighbour = |lblk: Option<Lblk>| lblk.map_or(BlockNo::NONE, |lblk| self.word_in(tx, ino, lblk).page());
+        let (before, behind) = (neighbour(lblk.checked_previous()), neighbour(lblk.checked_next()));
         // Where the run would continue. A page overwritten twice comes back to where it was.
-        for block in [before.checked_add(1), behind.checked_sub(1)].into_iter().flatten() {
+        for block in [before.checked_next(), behind.checked_previous()].into_iter().flatten() {
             if self.geometry.is_data_block(block) && tx.claim_block(block) {
                 return Ok(block);
             }
@@ -460,7 +461,7 @@ impl FileMap for Leaf {
             self.wants_room.store(active < self.geometry.slots, Ordering::Relaxed);
             return Err(MapError::TableFull);
         };
-        tx.claimed(Resource::MapSlot(line as u32));
+        tx.claimed(Resource::MapSlot(SlotNo::at(line)));
         if self.distance(home, line) >= LONG_WAY && active < self.geometry.slots {
             self.wants_reclaim.store(true, Ordering::Relaxed);
         }
@@ -496,14 +497,14 @@ impl FileMap for Leaf {
             return Ok(word);
         }
         tx.set_word(offset, 0);
-        if (0..CHUNK).all(|index| tx.word(self.word_offset(line, index)) == 0) {
+        if (0..CHUNK).all(|index| tx.word(self.word_offset(line, Lblk::new(index))) == 0) {
             tx.set_word(self.header_offset(line), 0);
-            tx.freed(Resource::MapSlot(line as u32));
+            tx.freed(Resource::MapSlot(SlotNo::at(line)));
         }
         Ok(word)
     }
 
-    fn release(&self, slot: u32) -> bool {
+    fn release(&self, slot: SlotNo) -> bool {
         let was_set = self.used.release(u64::from(slot));
         if was_set {
             self.count(-1);
@@ -529,7 +530,7 @@ impl FileMap for Leaf {
         });
     }
 
-    fn for_range(&self, ino: u32, first: u32, end: u64, visit: &mut dyn FnMut(MapEntry) -> bool) {
+    fn for_range(&self, ino: Inum, first: Lblk, end: u64, visit: &mut dyn FnMut(MapEntry) -> bool) {
         let (first, end) = (u64::from(first), end.min(1 << 32));
         let mut within = |entry: MapEntry| {
             let wanted = entry.ino == ino && (first..end).contains(&u64::from(entry.lblk));
@@ -538,7 +539,7 @@ impl FileMap for Leaf {
         if first < end && end - first <= self.pages_worth_a_walk() {
             let step = CHUNK as usize;
             for lblk in (first / u64::from(CHUNK) * u64::from(CHUNK)..end).step_by(step) {
-                let key = key_of(ino, lblk as u32);
+                let key = key_of(ino, Lblk::new(lblk as u32));
                 // A lookup without the lock may see a line change hands. The inode's version shows that to the caller,
                 // but not here.
                 let found = self.gate.steady(|| {
@@ -582,7 +583,7 @@ impl FileMap for Leaf {
         (self.used.len(), self.used.len() - self.used.count_used())
     }
 
-    fn check(&self, visit: &mut dyn FnMut(MapEntry), _node: &mut dyn FnMut(u32), broken: &mut dyn FnMut(Broken)) {
+    fn check(&self, visit: &mut dyn FnMut(MapEntry), _node: &mut dyn FnMut(BlockNo), broken: &mut dyn FnMut(Broken)) {
         let active = self.stored_active().unwrap_or_else(|| self.guessed_active());
         for copy in ACTIVE_COPIES {
             let (offset, right) = (self.active_offset(copy), encode_active(active));

@@ -25,7 +25,7 @@ pub mod load;
 mod mapping;
 #[cfg(all(test, feature = "shuttle"))]
 mod models;
-mod page_id;
+mod numbers;
 pub mod radix;
 #[allow(unsafe_code)]
 pub mod simd;
@@ -36,7 +36,7 @@ mod testing;
 pub use fresh::{FreshNodes, SetLines};
 pub use geometry::Geometry;
 pub use mapping::Mapping;
-pub use page_id::PageId;
+pub use numbers::{BlockNo, Inum, Lblk, NameSlotNo, PageId, SlotNo};
 
 use std::sync::atomic::AtomicU64;
 
@@ -59,13 +59,13 @@ impl PageWord {
     pub const UNWRITTEN: u32 = u32::MAX;
 
     /// A word from its halves.
-    pub fn new(page: u32, log: u32) -> Self {
+    pub fn new(page: BlockNo, log: u32) -> Self {
         PageWord(u64::from(page) | u64::from(log) << 32)
     }
 
     /// Block number of the page (0: none).
-    pub fn page(self) -> u32 {
-        self.0 as u32
+    pub fn page(self) -> BlockNo {
+        BlockNo::new(self.0 as u32)
     }
 
     /// Log half.
@@ -91,13 +91,13 @@ impl PageWord {
 pub enum Resource {
     /// An entry of the mapping structure, by its index there, or any other number that the structure wants passed to
     /// [`FileMap::release`].
-    MapSlot(u32),
+    MapSlot(SlotNo),
     /// A data block, by block number.
-    Block(u32),
+    Block(BlockNo),
     /// An inode number.
-    Inode(u32),
+    Inode(Inum),
     /// An entry of the name table.
-    NameSlot(u32),
+    NameSlot(NameSlotNo),
     /// A segment of page logs, by the unit of its header.
     LogSegment(u32),
 }
@@ -116,13 +116,13 @@ pub trait MapTx {
     }
     /// Claims any free block for a node of the structure. It holds zeros and what [`Self::set_word`] sets in it from
     /// now on; all of that is durable before the record is. The block is released if the transaction aborts.
-    fn fresh_block(&mut self) -> Result<u32, MapError>;
+    fn fresh_block(&mut self) -> Result<BlockNo, MapError>;
     /// Claims block `block` if it is a free data block.
-    fn claim_block(&mut self, block: u32) -> bool;
+    fn claim_block(&mut self, block: BlockNo) -> bool;
     /// Claims any free block.
-    fn alloc_block(&mut self) -> Result<u32, MapError>;
+    fn alloc_block(&mut self) -> Result<BlockNo, MapError>;
     /// Claims a free block followed by many free ones, if there is such a stretch, else any.
-    fn alloc_run(&mut self) -> Result<u32, MapError> {
+    fn alloc_run(&mut self) -> Result<BlockNo, MapError> {
         self.alloc_block()
     }
     /// Notes that this transaction claimed `resource` (released if it aborts).
@@ -150,13 +150,21 @@ pub enum MapError {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MapEntry {
     /// Inode number.
-    pub ino: u32,
+    pub ino: Inum,
     /// Logical block in the file.
-    pub lblk: u32,
+    pub lblk: Lblk,
     /// Its word.
     pub word: PageWord,
     /// Where the structure keeps it (for diagnosis only).
-    pub slot: u32,
+    pub slot: SlotNo,
+}
+
+impl MapEntry {
+    /// The page without what is known about it.
+    #[inline]
+    pub fn page(&self) -> PageId {
+        PageId::new(self.ino, self.lblk)
+    }
 }
 
 /// Which pages lookups may find in the wrong place because of something broken.
@@ -165,9 +173,9 @@ pub enum Astray {
     /// None for sure.
     Nothing,
     /// All pages of an inode.
-    Inode(u32),
+    Inode(Inum),
     /// Some pages of an inode: its number, the first page, and the count.
-    Pages(u32, u32, u32),
+    Pages(Inum, Lblk, u32),
 }
 
 /// A fault in a structure, see [`FileMap::check`].
@@ -206,7 +214,7 @@ pub trait FileMap: Send + Sync {
 
     /// Claims a free block for `page`: the one the structure prefers (HashFS: the block of the page's slot, or of the
     /// slot an insert would take) or any other.
-    fn alloc_page(&self, tx: &mut dyn MapTx, page: PageId) -> Result<u32, MapError>;
+    fn alloc_page(&self, tx: &mut dyn MapTx, page: PageId) -> Result<BlockNo, MapError>;
 
     /// Maps a page that is not mapped. [`MapError::TableFull`] may go away after [`Self::make_room`].
     fn insert(&self, tx: &mut dyn MapTx, page: PageId, word: PageWord) -> Result<(), MapError>;
@@ -225,7 +233,7 @@ pub trait FileMap: Send + Sync {
     /// Returns a freed or abandoned entry to the free map. The engine calls it when that is safe, and before blocks
     /// that were freed with the entry are returned. False if it was free already: then the engine's accounting is
     /// wrong.
-    fn release(&self, slot: u32) -> bool;
+    fn release(&self, slot: SlotNo) -> bool;
 
     /// Rebuilds the DRAM state by reading the whole structure, calling `visit` for every mapped page, from up to
     /// `threads` threads at once. Called once at mount, after the journal was replayed.
@@ -237,7 +245,7 @@ pub trait FileMap: Send + Sync {
     /// Calls `visit` for the mapped pages of `ino` with `first <= lblk < end`, until it returns false. A structure that
     /// can list them does so in order, at a cost proportional to what is mapped there. One that cannot walks either the
     /// range or the table, whichever is shorter, in no particular order: see [`Self::walk_worth`].
-    fn for_range(&self, ino: u32, first: u32, end: u64, visit: &mut dyn FnMut(MapEntry) -> bool);
+    fn for_range(&self, ino: Inum, first: Lblk, end: u64, visit: &mut dyn FnMut(MapEntry) -> bool);
 
     /// For a structure that cannot list a file's pages: the longest range whose pages [`Self::for_range`] looks up one
     /// by one. A longer range costs a walk of all entries of the pool, whatever is mapped in it. May change as the
@@ -253,11 +261,11 @@ pub trait FileMap: Send + Sync {
     /// structure itself lies in, and `broken` for each fault. Pages that only something broken leads to are not
     /// visited. Needs no [`Self::load`]. For structures that lie in nodes, a node that is reached twice is broken the
     /// second time.
-    fn check(&self, visit: &mut dyn FnMut(MapEntry), node: &mut dyn FnMut(u32), broken: &mut dyn FnMut(Broken));
+    fn check(&self, visit: &mut dyn FnMut(MapEntry), node: &mut dyn FnMut(BlockNo), broken: &mut dyn FnMut(Broken));
 
     /// Calls `visit` for each data block that the structure itself lies in, with the inode it belongs to. After
     /// [`Self::load`].
-    fn for_each_node(&self, _visit: &mut dyn FnMut(u32, u32)) {}
+    fn for_each_node(&self, _visit: &mut dyn FnMut(BlockNo, Inum)) {}
 
     /// The gate of a structure that moves entries of other inodes; it keeps transactions and moves apart.
     fn gate(&self) -> Option<&Gate> {
@@ -295,13 +303,13 @@ pub trait HashedKeys: Sync {
     /// Whether the page of `entry` lies in the block of its own slot.
     fn at_home(&self, entry: &MapEntry) -> bool;
     /// Whether a key found in `slot` for this page cannot have been put there, and so was damaged.
-    fn is_out_of_reach(&self, page: PageId, slot: u64) -> bool;
+    fn is_out_of_reach(&self, page: PageId, slot: SlotNo) -> bool;
     /// Slot of a page, as a lookup finds it.
-    fn slot_of(&self, page: PageId) -> Option<u64>;
+    fn slot_of(&self, page: PageId) -> Option<SlotNo>;
     /// Number of buckets from the page's home to `slot`.
-    fn distance(&self, page: PageId, slot: u64) -> u64;
+    fn distance(&self, page: PageId, slot: SlotNo) -> u64;
     /// Pool offsets of a slot's key and word, for repair.
-    fn offsets(&self, slot: u64) -> (u64, u64);
+    fn offsets(&self, slot: SlotNo) -> (u64, u64);
     /// What is stored as the key of a page.
     fn key(&self, page: PageId) -> u64;
 }

@@ -45,7 +45,10 @@ use ferrite_pm::Region;
 
 use crate::bitmap::AtomicBitmap;
 use crate::load;
-use crate::{Broken, FileMap, Geometry, MapEntry, MapError, MapTx, Measured, PageId, PageWord, Resource, TransCache};
+use crate::{
+    BlockNo, Broken, FileMap, Geometry, Inum, Lblk, MapEntry, MapError, MapTx, Measured, PageId, PageWord, Resource,
+    SlotNo, TransCache,
+};
 
 mod check;
 mod cursor;
@@ -79,7 +82,7 @@ pub struct Radix {
 /// A link that may be followed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Link {
-    block: u32,
+    block: BlockNo,
     height: u32,
     groups: u16,
 }
@@ -99,7 +102,7 @@ impl Link {
         1 << (LEVEL_BITS * (self.height - 1))
     }
 
-    fn index_of(self, lblk: u32) -> usize {
+    fn index_of(self, lblk: Lblk) -> usize {
         (u64::from(lblk) / self.span()) as usize % NODE_WORDS
     }
 }
@@ -118,19 +121,24 @@ fn group_bit(index: usize) -> u16 {
 }
 
 /// Whether a tree of this height covers page `lblk`.
-fn covers(height: u32, lblk: u32) -> bool {
+fn covers(height: u32, lblk: Lblk) -> bool {
     u64::from(lblk) >> (LEVEL_BITS * height) == 0
 }
 
-fn height_for(lblk: u32) -> u32 {
+fn height_for(lblk: Lblk) -> u32 {
     (1..HEIGHT_MAX)
         .find(|&height| covers(height, lblk))
         .unwrap_or(HEIGHT_MAX)
 }
 
 /// Low half of the number of a page's word in the pool; for diagnosis.
-fn slot_of(leaf: Link, index: usize) -> u32 {
-    leaf.block.wrapping_mul(NODE_WORDS as u32).wrapping_add(index as u32)
+fn slot_of(leaf: Link, index: usize) -> SlotNo {
+    SlotNo::new(
+        leaf.block
+            .get()
+            .wrapping_mul(NODE_WORDS as u32)
+            .wrapping_add(index as u32),
+    )
 }
 
 /// A link and the index of the next step in its node.
@@ -172,13 +180,13 @@ impl Radix {
         }
     }
 
-    fn epoch(&self, ino: u32) -> &AtomicU64 {
-        &self.epochs[ino as usize % EPOCHS]
+    fn epoch(&self, ino: Inum) -> &AtomicU64 {
+        &self.epochs[ino.index() % EPOCHS]
     }
 
     /// Pool offset of the root word of `ino`.
     #[inline]
-    fn root_at(&self, ino: u32) -> Option<u64> {
+    fn root_at(&self, ino: Inum) -> Option<u64> {
         (u64::from(ino) < self.geometry.slots).then(|| self.geometry.area_offset + u64::from(ino) * 8)
     }
 
@@ -186,7 +194,7 @@ impl Radix {
     #[inline]
     fn link(&self, word: u64) -> Option<Link> {
         let link = Link {
-            block: word as u32,
+            block: BlockNo::new(word as u32),
             height: (word >> 32) as u32 & 7,
             groups: (word >> 48) as u16,
         };
@@ -202,13 +210,13 @@ impl Radix {
     }
 
     #[inline]
-    fn root(&self, ino: u32) -> Option<Link> {
+    fn root(&self, ino: Inum) -> Option<Link> {
         self.root_at(ino).and_then(|at| self.link(self.region.load(at)))
     }
 
     /// The leaf that has page `lblk`, found from `root`, and the nodes read on the way to it.
     #[inline]
-    fn leaf_below(&self, root: Link, lblk: u32) -> (Option<Link>, u64) {
+    fn leaf_below(&self, root: Link, lblk: Lblk) -> (Option<Link>, u64) {
         if !covers(root.height, lblk) {
             return (None, 0);
         }
@@ -226,13 +234,13 @@ impl Radix {
 
     /// Pool offset of the word of page `lblk`, if a leaf has it.
     #[inline]
-    fn word_at(&self, ino: u32, lblk: u32) -> Option<u64> {
+    fn word_at(&self, ino: Inum, lblk: Lblk) -> Option<u64> {
         let leaf = self.leaf_below(self.root(ino)?, lblk).0?;
         Some(leaf.word_offset(leaf.index_of(lblk)))
     }
 
     /// Reads words of one leaf from `lblk` on.
-    fn read_leaf(&self, leaf: u32, lblk: u32, out: &mut [PageWord]) {
+    fn read_leaf(&self, leaf: BlockNo, lblk: Lblk, out: &mut [PageWord]) {
         let offset = u64::from(leaf) * BLOCK_BYTES + u64::from(lblk) % NODE_WORDS as u64 * 8;
         let words = self.region.words(offset, out.len());
         for (out, word) in out.iter_mut().zip(words) {
@@ -241,7 +249,7 @@ impl Radix {
     }
 
     /// The words of pages that share a leaf.
-    fn get_in_leaf(&self, ino: u32, lblk: u32, out: &mut [PageWord], cache: &TransCache) {
+    fn get_in_leaf(&self, ino: Inum, lblk: Lblk, out: &mut [PageWord], cache: &TransCache) {
         let epoch = self.epoch(ino);
         // Before anything is read: from now on every release of a node shows.
         let before = epoch.load(Ordering::Acquire);
@@ -278,13 +286,13 @@ impl Radix {
         }
     }
 
-    fn tx_root_at(&self, ino: u32) -> Result<u64, MapError> {
+    fn tx_root_at(&self, ino: Inum) -> Result<u64, MapError> {
         self.root_at(ino)
             .ok_or_else(|| MapError::Damaged(format!("inode {ino} has no root word")))
     }
 
     /// The path to page `lblk` as `tx` leaves it, if all its nodes exist.
-    fn path(&self, tx: &dyn MapTx, ino: u32, lblk: u32) -> Result<Option<Path>, MapError> {
+    fn path(&self, tx: &dyn MapTx, ino: Inum, lblk: Lblk) -> Result<Option<Path>, MapError> {
         let mut at = self.tx_root_at(ino)?;
         let root = self.tx_link(tx, at, None)?;
         let Some(mut link) = root.filter(|root| covers(root.height, lblk)) else {
@@ -307,7 +315,7 @@ impl Radix {
     }
 
     /// The word of page `lblk` as `tx` leaves it, and where it is; nothing for a hole.
-    fn tx_page(&self, tx: &dyn MapTx, ino: u32, lblk: u32) -> Result<Option<(u64, PageWord)>, MapError> {
+    fn tx_page(&self, tx: &dyn MapTx, ino: Inum, lblk: Lblk) -> Result<Option<(u64, PageWord)>, MapError> {
         let path = self.path(tx, ino, lblk)?;
         Ok(path
             .map(|path| (path.word_at, PageWord(tx.word(path.word_at))))
@@ -319,14 +327,14 @@ impl Radix {
         (1..GROUP_WORDS).any(|distance| tx.word(link.word_offset(index ^ distance)) != 0)
     }
 
-    fn free_node(tx: &mut dyn MapTx, ino: u32, link: Link) {
+    fn free_node(tx: &mut dyn MapTx, ino: Inum, link: Link) {
         // The slot first, so that even a transaction which frees in our order advances the epoch in time.
-        tx.freed(Resource::MapSlot(ino));
+        tx.freed(Resource::MapSlot(SlotNo::new(ino.get())));
         tx.freed(Resource::Block(link.block));
     }
 
     /// A root high enough for page `lblk`, above the one stored at `at`.
-    fn grow(&self, tx: &mut dyn MapTx, at: u64, mut root: Link, lblk: u32) -> Result<Link, MapError> {
+    fn grow(&self, tx: &mut dyn MapTx, at: u64, mut root: Link, lblk: Lblk) -> Result<Link, MapError> {
         while !covers(root.height, lblk) {
             let above = Link {
                 block: tx.fresh_block()?,
@@ -341,7 +349,7 @@ impl Radix {
     }
 
     /// Frees the root stored at `at`, and the nodes after it, as long as only the first child is in use.
-    fn shrink(&self, tx: &mut dyn MapTx, ino: u32, at: u64, mut root: Link) {
+    fn shrink(&self, tx: &mut dyn MapTx, ino: Inum, at: u64, mut root: Link) {
         while root.height > 1 && root.groups == group_bit(0) && !Self::has_company(tx, root, 0) {
             // A senseless word stays where it is, to be found by a check.
             let Ok(Some(child)) = self.tx_link(tx, root.word_offset(0), Some(root.height - 1)) else {
@@ -354,7 +362,7 @@ impl Radix {
     }
 
     /// Frees the nodes that are empty once the last word of `path` is clear, and updates the links above.
-    fn prune(&self, tx: &mut dyn MapTx, ino: u32, path: &Path) {
+    fn prune(&self, tx: &mut dyn MapTx, ino: Inum, path: &Path) {
         let is_root = |at| Some(at) == self.root_at(ino);
         for &Step { at, mut link, index } in path.steps.iter().rev().flatten() {
             if !Self::has_company(tx, link, index) {
@@ -379,7 +387,7 @@ impl Radix {
     }
 
     /// Walks the pages of `ino` with `first <= lblk < end` in order; false if `visit` returned false.
-    fn walk(&self, ino: u32, range: (u64, u64), enter: Enter<'_>, visit: &mut dyn FnMut(MapEntry) -> bool) -> bool {
+    fn walk(&self, ino: Inum, range: (u64, u64), enter: Enter<'_>, visit: &mut dyn FnMut(MapEntry) -> bool) -> bool {
         let Some(at) = self.root_at(ino) else { return true };
         match self.region.load(at) {
             0 => true,
@@ -390,7 +398,7 @@ impl Radix {
     /// The same below a link, whose node's first page is `base`. Ends, because heights go down.
     fn walk_link(
         &self,
-        ino: u32,
+        ino: Inum,
         (at, link): (u64, Option<Link>),
         base: u64,
         (first, end): (u64, u64),
@@ -416,7 +424,7 @@ impl Radix {
                 let goes_on = if link.height == 1 {
                     visit(MapEntry {
                         ino,
-                        lblk: lblk as u32,
+                        lblk: Lblk::new(lblk as u32),
                         word: PageWord(word),
                         slot: slot_of(link, index),
                     })
@@ -444,10 +452,10 @@ impl Radix {
     }
 
     /// Visits the pages of one inode. `nodes` are those met so far, by all threads.
-    fn load_inode(&self, ino: u32, nodes: &AtomicBitmap, visit: &(dyn Fn(MapEntry) + Sync)) -> Result<(), MapError> {
+    fn load_inode(&self, ino: Inum, nodes: &AtomicBitmap, visit: &(dyn Fn(MapEntry) + Sync)) -> Result<(), MapError> {
         let (mut bad_link, mut bad_page) = (None, None);
         let mut enter = |at: u64, link: Option<Link>| {
-            let is_new = link.is_some_and(|link| ino != 0 && link.groups != 0 && self.claim_node(nodes, link));
+            let is_new = link.is_some_and(|link| ino != Inum::NONE && link.groups != 0 && self.claim_node(nodes, link));
             if !is_new {
                 bad_link = Some(at);
             }
@@ -474,7 +482,7 @@ impl Radix {
     }
 
     fn claim_node(&self, nodes: &AtomicBitmap, link: Link) -> bool {
-        nodes.claim(u64::from(link.block - self.geometry.first_block))
+        nodes.claim(self.geometry.index_of(link.block))
     }
 }
 
@@ -496,10 +504,10 @@ impl FileMap for Radix {
         );
         let (mut lblk, mut rest) = (lblk, out);
         while !rest.is_empty() {
-            let in_leaf = rest.len().min(NODE_WORDS - lblk as usize % NODE_WORDS);
+            let in_leaf = rest.len().min(NODE_WORDS - lblk.index() % NODE_WORDS);
             let (chunk, behind) = rest.split_at_mut(in_leaf);
             self.get_in_leaf(ino, lblk, chunk, cache);
-            lblk = lblk.wrapping_add(in_leaf as u32);
+            lblk = Lblk::new(lblk.get().wrapping_add(in_leaf as u32));
             rest = behind;
         }
     }
@@ -512,13 +520,13 @@ impl FileMap for Radix {
     }
 
     /// The block after that of the previous page, if it is free.
-    fn alloc_page(&self, tx: &mut dyn MapTx, PageId { ino, lblk }: PageId) -> Result<u32, MapError> {
-        let before = match lblk.checked_sub(1) {
+    fn alloc_page(&self, tx: &mut dyn MapTx, PageId { ino, lblk }: PageId) -> Result<BlockNo, MapError> {
+        let before = match lblk.checked_previous() {
             Some(before) => self.tx_page(tx, ino, before)?,
             None => None,
         };
         let wanted = before
-            .and_then(|(_, word)| word.page().checked_add(1))
+            .and_then(|(_, word)| word.page().checked_next())
             .filter(|&block| self.geometry.is_data_block(block));
         match wanted {
             Some(block) if tx.claim_block(block) => Ok(block),
@@ -590,8 +598,8 @@ impl FileMap for Radix {
     }
 
     /// `slot` is an inode whose freed nodes are about to be reused.
-    fn release(&self, slot: u32) -> bool {
-        self.epoch(slot).fetch_add(1, Ordering::AcqRel);
+    fn release(&self, slot: SlotNo) -> bool {
+        self.epoch(Inum::new(slot.get())).fetch_add(1, Ordering::AcqRel);
         true
     }
 
@@ -599,17 +607,17 @@ impl FileMap for Radix {
         let inodes = self.geometry.slots;
         let nodes = AtomicBitmap::new(u64::from(self.geometry.blocks));
         load::each(threads, inodes, LOAD_CHUNK, |ino| {
-            self.load_inode(ino as u32, &nodes, visit)
+            self.load_inode(Inum::new(ino as u32), &nodes, visit)
         })
     }
 
     fn for_each(&self, visit: &mut dyn FnMut(MapEntry) -> bool) {
         let mut enter = self.bounded();
-        let _ = (0..self.geometry.slots).all(|ino| self.walk(ino as u32, (0, LBLK_END), &mut enter, visit));
+        let _ = (0..self.geometry.slots).all(|ino| self.walk(Inum::new(ino as u32), (0, LBLK_END), &mut enter, visit));
     }
 
     /// In order, and without visiting what holes stand for.
-    fn for_range(&self, ino: u32, first: u32, end: u64, visit: &mut dyn FnMut(MapEntry) -> bool) {
+    fn for_range(&self, ino: Inum, first: Lblk, end: u64, visit: &mut dyn FnMut(MapEntry) -> bool) {
         let range = (u64::from(first), end.min(LBLK_END));
         if range.0 < range.1 {
             self.walk(ino, range, &mut self.bounded(), visit);
@@ -620,13 +628,13 @@ impl FileMap for Radix {
         (0, 0)
     }
 
-    fn check(&self, visit: &mut dyn FnMut(MapEntry), node: &mut dyn FnMut(u32), broken: &mut dyn FnMut(Broken)) {
+    fn check(&self, visit: &mut dyn FnMut(MapEntry), node: &mut dyn FnMut(BlockNo), broken: &mut dyn FnMut(Broken)) {
         Check::new(self, visit, node, broken).all();
     }
 
-    fn for_each_node(&self, visit: &mut dyn FnMut(u32, u32)) {
+    fn for_each_node(&self, visit: &mut dyn FnMut(BlockNo, Inum)) {
         let mut bounded = self.bounded();
-        for ino in 0..self.geometry.slots as u32 {
+        for ino in (0..self.geometry.slots as u32).map(Inum::new) {
             let mut enter = |at, link: Option<Link>| {
                 let enters = bounded(at, link);
                 if let Some(link) = link.filter(|_| enters) {

@@ -25,7 +25,10 @@ use ferrite_pm::Region;
 pub(crate) use tx::TestTx;
 
 use crate::bitmap::AtomicBitmap;
-use crate::{FileMap, Geometry, MapEntry, MapError, MapTx, Mapping, PageId, PageWord, Resource, TransCache};
+use crate::{
+    BlockNo, FileMap, Geometry, Inum, Lblk, MapEntry, MapError, MapTx, Mapping, PageId, PageWord, Resource, SlotNo,
+    TransCache,
+};
 
 const BLOCK_BYTES: u64 = 4096;
 /// Where the beds put the mapping's own area: not at 0, so that a forgotten offset shows.
@@ -90,7 +93,7 @@ impl<M: Subject> Bed<M> {
         let geometry = Geometry {
             area_offset: AREA_OFFSET,
             slots,
-            first_block,
+            first_block: BlockNo::new(first_block),
             blocks,
             inodes: INODES,
             seed: M::MAPPING.seed_for(seed),
@@ -116,7 +119,7 @@ impl<M: Subject> Bed<M> {
         let map = M::mount(Arc::clone(region), self.geometry);
         let found = Mutex::new(BTreeMap::new());
         let result = map.load(3, &|entry| {
-            let before = found.lock().unwrap().insert(PageId::new(entry.ino, entry.lblk), entry);
+            let before = found.lock().unwrap().insert(entry.page(), entry);
             assert!(before.is_none(), "{entry:?} was visited twice");
         });
         (map, result.map(|()| found.into_inner().unwrap()))
@@ -171,7 +174,7 @@ impl<M: Subject> Bed<M> {
     }
 
     /// Blocks in which the mapping itself lies.
-    pub(crate) fn nodes(&self) -> BTreeSet<u32> {
+    pub(crate) fn nodes(&self) -> BTreeSet<BlockNo> {
         let mut nodes = BTreeSet::new();
         self.map.for_each_node(&mut |block, _| {
             assert!(nodes.insert(block), "node {block} came twice");
@@ -182,8 +185,8 @@ impl<M: Subject> Bed<M> {
     /// Maps a page to a block that the mapping chooses.
     pub(crate) fn insert(&self, ino: u32, lblk: u32) -> Result<PageWord, MapError> {
         self.with_room(|tx| {
-            let word = PageWord::new(self.map.alloc_page(tx, PageId::new(ino, lblk))?, 0);
-            self.map.insert(tx, PageId::new(ino, lblk), word)?;
+            let word = PageWord::new(self.map.alloc_page(tx, PageId::from_raw(ino, lblk))?, 0);
+            self.map.insert(tx, PageId::from_raw(ino, lblk), word)?;
             Ok(word)
         })
     }
@@ -214,7 +217,7 @@ impl<M: Subject> Bed<M> {
 
     /// Maps a page to a block that the caller names; the free map is left alone.
     pub(crate) fn insert_word(&self, ino: u32, lblk: u32, word: PageWord) -> Result<(), MapError> {
-        self.with_room(|tx| self.map.insert(tx, PageId::new(ino, lblk), word))
+        self.with_room(|tx| self.map.insert(tx, PageId::from_raw(ino, lblk), word))
     }
 
     /// Unmaps a page; its block is freed by the commit if `free_block`.
@@ -222,7 +225,7 @@ impl<M: Subject> Bed<M> {
         let mut tx = self.tx();
         let word = self
             .map
-            .remove(&mut tx, PageId::new(ino, lblk))
+            .remove(&mut tx, PageId::from_raw(ino, lblk))
             .expect("removing a page needs no space");
         if free_block && !word.is_hole() {
             tx.freed(Resource::Block(word.page()));
@@ -289,7 +292,7 @@ type Model = BTreeMap<PageId, PageWord>;
 fn random_key(rng: &mut Rng) -> PageId {
     let ino = [1, 2, 7, INODES - 1][rng.below(4) as usize];
     let lblk = rng.below(48) as u32;
-    PageId::new(ino, if rng.below(8) == 0 { u32::MAX - lblk } else { lblk })
+    PageId::from_raw(ino, if rng.below(8) == 0 { u32::MAX - lblk } else { lblk })
 }
 
 /// Whatever is inserted, replaced, removed, aborted and remounted: every lookup gives what a sorted map gives, through
@@ -315,10 +318,10 @@ pub(crate) fn random_operations_match_a_model<M: Subject>() {
                 check_agrees(&bed, &model);
             }
         }
-        let pages: BTreeSet<u32> = model.values().map(|word| word.page()).collect();
+        let pages: BTreeSet<BlockNo> = model.values().map(|word| word.page()).collect();
         assert_eq!(pages.len(), model.len(), "a block belongs to two pages");
         for &PageId { ino, lblk } in model.keys() {
-            assert!(!bed.remove(ino, lblk, true).is_hole());
+            assert!(!bed.remove(ino.get(), lblk.get(), true).is_hole());
         }
         assert_eq!(bed.blocks.count_used(), 0, "blocks were lost");
         let (total, free) = bed.map.slots();
@@ -393,12 +396,17 @@ fn random_transaction<M: Subject>(bed: &Bed<M>, rng: &mut Rng, model: &mut Model
 }
 
 fn check_lookups<M: Subject>(bed: &Bed<M>, rng: &mut Rng, model: &Model, caches: &BTreeMap<u32, TransCache>) {
-    let expected = |ino, lblk| model.get(&PageId::new(ino, lblk)).copied().unwrap_or(PageWord::HOLE);
+    let expected = |ino, lblk| {
+        model
+            .get(&PageId::from_raw(ino, lblk))
+            .copied()
+            .unwrap_or(PageWord::HOLE)
+    };
     let PageId { ino, lblk } = random_key(rng);
-    bed.map.prefetch(PageId::new(ino, lblk), lblk % 2 == 0);
+    bed.map.prefetch(PageId::new(ino, lblk), lblk.get() % 2 == 0);
     assert_eq!(
         bed.map.get(PageId::new(ino, lblk)),
-        expected(ino, lblk),
+        expected(ino.get(), lblk.get()),
         "page {lblk} of inode {ino}"
     );
     // In order, in pieces of equal length, as a program reads a file.
@@ -407,12 +415,13 @@ fn check_lookups<M: Subject>(bed: &Bed<M>, rng: &mut Rng, model: &Model, caches:
     for _ in 0..1 + rng.below(12) {
         let count = len.min((1u64 << 32) - at) as usize;
         let mut words = vec![PageWord(u64::MAX); count];
-        bed.map.get_many(PageId::new(ino, at as u32), &mut words, &caches[&ino]);
+        bed.map
+            .get_many(PageId::from_raw(ino.get(), at as u32), &mut words, &caches[&ino.get()]);
         for (index, word) in words.into_iter().enumerate() {
             let lblk = at as u32 + index as u32;
             assert_eq!(
                 word,
-                expected(ino, lblk),
+                expected(ino.get(), lblk),
                 "page {lblk} of inode {ino}, {count} from {at} on"
             );
         }
@@ -435,7 +444,7 @@ pub(crate) fn threads_on_their_own_files_lose_nothing<M: Subject>() {
         let mut expected: BTreeMap<PageId, PageWord> = resting
             .iter()
             .enumerate()
-            .map(|(lblk, &word)| (PageId::new(RESTING, lblk as u32), word))
+            .map(|(lblk, &word)| (PageId::from_raw(RESTING, lblk as u32), word))
             .collect();
         std::thread::scope(|scope| {
             let reader = scope.spawn(|| {
@@ -444,7 +453,7 @@ pub(crate) fn threads_on_their_own_files_lose_nothing<M: Subject>() {
                     let mut words = [PageWord::HOLE; 20];
                     for (index, expected) in resting.chunks(20).enumerate() {
                         bed.map
-                            .get_many(PageId::new(RESTING, index as u32 * 20), &mut words, &cache);
+                            .get_many(PageId::from_raw(RESTING, index as u32 * 20), &mut words, &cache);
                         assert_eq!(words, expected);
                     }
                 }
@@ -454,12 +463,21 @@ pub(crate) fn threads_on_their_own_files_lose_nothing<M: Subject>() {
                 let mut mine = BTreeMap::new();
                 for _ in 0..4000 {
                     let lblk = rng.below(290) as u32;
-                    let known = mine.get(&PageId::new(ino, lblk)).copied();
-                    assert_eq!(bed.map.get(PageId::new(ino, lblk)), known.unwrap_or(PageWord::HOLE));
+                    let known = mine.get(&PageId::from_raw(ino, lblk)).copied();
+                    assert_eq!(
+                        bed.map.get(PageId::from_raw(ino, lblk)),
+                        known.unwrap_or(PageWord::HOLE)
+                    );
                     if known.is_some() {
-                        assert_eq!(Some(bed.remove(ino, lblk, true)), mine.remove(&PageId::new(ino, lblk)));
+                        assert_eq!(
+                            Some(bed.remove(ino, lblk, true)),
+                            mine.remove(&PageId::from_raw(ino, lblk))
+                        );
                     } else {
-                        mine.insert(PageId::new(ino, lblk), bed.insert(ino, lblk).expect("a block is free"));
+                        mine.insert(
+                            PageId::from_raw(ino, lblk),
+                            bed.insert(ino, lblk).expect("a block is free"),
+                        );
                     }
                 }
                 mine
@@ -473,11 +491,11 @@ pub(crate) fn threads_on_their_own_files_lose_nothing<M: Subject>() {
             }
             reader.join().expect("resting pages are always found");
         });
-        let blocks: BTreeSet<u32> = expected.values().map(|word| word.page()).collect();
+        let blocks: BTreeSet<BlockNo> = expected.values().map(|word| word.page()).collect();
         assert_eq!(blocks.len(), expected.len(), "a block belongs to two pages");
         let (_, found) = bed.remounted();
         let found = found.expect("the mapping is sound");
-        let slots: BTreeSet<u32> = found.values().map(|entry| entry.slot).collect();
+        let slots: BTreeSet<SlotNo> = found.values().map(|entry| entry.slot).collect();
         assert_eq!(slots.len(), found.len(), "a slot holds two pages");
         let words: BTreeMap<_, _> = found.iter().map(|(&key, entry)| (key, entry.word)).collect();
         assert_eq!(words, expected);
@@ -505,15 +523,15 @@ pub(crate) fn a_full_mapping_says_so_and_still_finds_everything<M: Subject>() {
         assert_eq!(found.expect("the mapping is sound").len(), pages as usize);
         for map in [&bed.map, &map] {
             for lblk in 0..pages {
-                assert_eq!(map.get(PageId::new(9, lblk)), word(lblk));
+                assert_eq!(map.get(PageId::from_raw(9, lblk)), word(lblk));
             }
-            assert!(map.get(PageId::new(9, pages)).is_hole());
-            assert!(map.get(PageId::new(8, 0)).is_hole());
+            assert!(map.get(PageId::from_raw(9, pages)).is_hole());
+            assert!(map.get(PageId::from_raw(8, 0)).is_hole());
         }
         assert_eq!(bed.remove(9, pages / 2, false), word(pages / 2));
-        assert!(bed.map.get(PageId::new(9, pages / 2)).is_hole());
+        assert!(bed.map.get(PageId::from_raw(9, pages / 2)).is_hole());
         bed.insert_word(9, pages / 2, word(1)).expect("its entry is free");
-        assert_eq!(bed.map.get(PageId::new(9, pages / 2)), word(1));
+        assert_eq!(bed.map.get(PageId::from_raw(9, pages / 2)), word(1));
         if bed.map.hashed_keys().is_some() {
             assert!(bed.insert_word(9, pages, word(pages)).is_err());
         }
@@ -541,20 +559,21 @@ pub(crate) fn ranges_are_walked_completely_and_stop_when_told<M: Subject>() {
         (u32::MAX - 1, whole + 5),
     ] {
         let mut seen = BTreeSet::new();
-        bed.map.for_range(3, first, end, &mut |entry| {
-            assert_eq!(entry.ino, 3);
-            assert_eq!(entry.word, bed.map.get(PageId::new(3, entry.lblk)));
+        bed.map.for_range(Inum::new(3), Lblk::new(first), end, &mut |entry| {
+            assert_eq!(entry.ino, Inum::new(3));
+            assert_eq!(entry.word, bed.map.get(entry.page()));
             assert!(seen.insert(entry.lblk), "page {} came twice", entry.lblk);
             true
         });
-        let expected: BTreeSet<u32> = mapped
+        let expected: BTreeSet<Lblk> = mapped
             .iter()
             .copied()
             .filter(|&lblk| lblk >= first && u64::from(lblk) < end)
+            .map(Lblk::new)
             .collect();
         assert_eq!(seen, expected, "{first}..{end}");
         let mut visits = 0;
-        bed.map.for_range(3, first, end, &mut |_| {
+        bed.map.for_range(Inum::new(3), Lblk::new(first), end, &mut |_| {
             visits += 1;
             false
         });
@@ -572,13 +591,7 @@ pub(crate) fn ranges_are_walked_completely_and_stop_when_told<M: Subject>() {
 fn check_agrees<M: Subject>(bed: &Bed<M>, model: &Model) {
     let (mut words, mut nodes) = (Model::new(), BTreeSet::new());
     bed.map.check(
-        &mut |entry| {
-            assert_eq!(
-                words.insert(PageId::new(entry.ino, entry.lblk), entry.word),
-                None,
-                "{entry:?} again"
-            )
-        },
+        &mut |entry| assert_eq!(words.insert(entry.page(), entry.word), None, "{entry:?} again"),
         &mut |node| assert!(nodes.insert(node), "node {node} again"),
         &mut |broken| panic!("{broken:?} in a sound structure"),
     );

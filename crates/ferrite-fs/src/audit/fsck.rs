@@ -5,27 +5,26 @@
 //!
 //! Legal after a crash, and so not reported: inodes without names, and intents; the next mount completes them.
 
-use crate::audit::boot::stale_boot;
-use crate::audit::owner::{MAYBE_COPIED, may_be_live_copy};
-use crate::audit::rules::dirs::Header;
-use crate::audit::rules::logs::Met;
-use crate::audit::rules::{View, dirs, inodes, links, logs, names, pages, superblock};
-use crate::audit::wrong::{BlockWrong, EntryWrong, PageWrong, Wrong};
-use crate::format::log_entry::has_log;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use ferrite_map::bitmap::AtomicBitmap;
-use ferrite_map::{FileMap, MapEntry};
+use ferrite_map::{BlockNo, FileMap, Inum, Lblk, MapEntry, PageId};
 use ferrite_pm::Region;
-use ferrite_vfs::ROOT_INO;
 use parking_lot::Mutex;
 
+use crate::audit::boot::stale_boot;
+use crate::audit::owner::{MAYBE_COPIED, may_be_live_copy};
 use crate::audit::rewrite;
+use crate::audit::rules::dirs::Header;
+use crate::audit::rules::logs::Met;
+use crate::audit::rules::{View, dirs, inodes, links, logs, names, pages, superblock};
+use crate::audit::wrong::{BlockWrong, EntryWrong, PageWrong, Wrong};
 use crate::error::EngineError;
 use crate::format::dentry::Entry;
-use crate::format::inode::Inode;
+use crate::format::inode::{Inode, ROOT};
 use crate::format::layout::{BLOCK_BYTES, Superblock};
+use crate::format::log_entry::has_log;
 use crate::journal::replay::{self, Losses};
 use crate::options::{Finding, FsckOptions, FsckReport};
 use crate::space::names::NameTable;
@@ -55,7 +54,7 @@ struct Check {
     /// Pages that have logs.
     logged: Mutex<Vec<MapEntry>>,
     /// Blocks of directories: directory, logical block, block. Sorted before they are used.
-    dir_blocks: Mutex<Vec<(u32, u32, u32)>>,
+    dir_blocks: Mutex<Vec<(Inum, Lblk, BlockNo)>>,
     findings: Mutex<Vec<Finding>>,
     /// Findings were dropped.
     more: AtomicBool,
@@ -172,20 +171,20 @@ impl Check {
         }
     }
 
-    fn load(&self, ino: u32) -> Inode {
+    fn load(&self, ino: Inum) -> Inode {
         Inode::load(&self.region, self.superblock.inode_offset(ino))
     }
 
-    fn is_ino(&self, ino: u32) -> bool {
-        ino != 0 && u64::from(ino) < self.superblock.inodes
+    fn is_ino(&self, ino: Inum) -> bool {
+        ino != Inum::NONE && u64::from(ino) < self.superblock.inodes
     }
 
     /// Records an owner of `block`; returns what is wrong with that.
-    fn own(&self, block: u32) -> Result<(), BlockWrong> {
+    fn own(&self, block: BlockNo) -> Result<(), BlockWrong> {
         self.view().own(block, |block| self.claim(block))
     }
 
-    fn claim(&self, block: u32) -> bool {
+    fn claim(&self, block: BlockNo) -> bool {
         self.owned.claim(u64::from(block) - self.superblock.first_block)
     }
 
@@ -198,7 +197,7 @@ impl Check {
                 Ok(inode) => inode,
                 Err(what) => return self.find(&Wrong::Page { at, what }),
             };
-            self.pages[ino as usize].fetch_add(1, Ordering::Relaxed);
+            self.pages[ino.index()].fetch_add(1, Ordering::Relaxed);
             if has_log(word) {
                 self.logged.lock().push(at);
             }
@@ -288,8 +287,8 @@ impl Check {
     }
 
     fn inodes(&self, report: &mut FsckReport, progress: Progress<'_>) {
-        for ino in 1..self.superblock.inodes as u32 {
-            if ino % 65536 == 1 {
+        for ino in self.superblock.inums() {
+            if ino.get() % 65536 == 1 {
                 progress("inodes", u64::from(ino), self.superblock.inodes);
             }
             let inode = self.load(ino);
@@ -301,7 +300,7 @@ impl Check {
                 self.inode(ino, &inode);
             }
         }
-        let root = self.load(ROOT_INO as u32);
+        let root = self.load(ROOT);
         if root.is_dir()
             && let Some(wrong) = inodes::root_parent(&root)
         {
@@ -309,15 +308,15 @@ impl Check {
         }
     }
 
-    fn inode(&self, ino: u32, inode: &Inode) {
-        let mapped = self.pages[ino as usize].load(Ordering::Relaxed);
+    fn inode(&self, ino: Inum, inode: &Inode) {
+        let mapped = self.pages[ino.index()].load(Ordering::Relaxed);
         let wrong = [
             inodes::count(ino, inode.blocks(), mapped),
             inodes::kind_of_content(self.view(), ino, inode, mapped),
         ];
         wrong.iter().flatten().for_each(|wrong| self.find(wrong));
         let block = inode.xattr_block();
-        if block != 0 {
+        if block != BlockNo::NONE {
             let own = inodes::attribute_block(self.view(), ino, block, |block| self.claim(block));
             if let Err(wrong) = own.and_then(|()| inodes::attributes(self.view(), ino, block)) {
                 self.find(&wrong);
@@ -328,8 +327,8 @@ impl Check {
     fn directories(&self, report: &mut FsckReport, progress: Progress<'_>) {
         let mut blocks = std::mem::take(&mut *self.dir_blocks.lock());
         blocks.sort_unstable();
-        for ino in 1..self.superblock.inodes as u32 {
-            if ino % 65536 == 1 {
+        for ino in self.superblock.inums() {
+            if ino.get() % 65536 == 1 {
                 progress("directories", u64::from(ino), self.superblock.inodes);
             }
             let inode = self.load(ino);
@@ -345,14 +344,14 @@ impl Check {
         }
     }
 
-    fn directory(&self, dir: u32, blocks: impl Iterator<Item = (u32, u32)>) -> u32 {
+    fn directory(&self, dir: Inum, blocks: impl Iterator<Item = (Lblk, BlockNo)>) -> u32 {
         let mut entries = 0;
         for (lblk, block) in blocks {
             if !self.superblock.is_data_block(block) {
                 continue;
             }
             let offset = self.superblock.block_offset(block);
-            let header = dirs::header(self.view(), offset, (dir, lblk));
+            let header = dirs::header(self.view(), offset, PageId::new(dir, lblk));
             if header != Header::Right {
                 self.find(&Wrong::DirHeader { dir, lblk });
             }
@@ -373,7 +372,7 @@ impl Check {
         entries
     }
 
-    fn entry(&self, dir: u32, at: u64, entry: &Entry) {
+    fn entry(&self, dir: Inum, at: u64, entry: &Entry) {
         let wrong = |what| self.find(&Wrong::entry(dir, entry.name(), what));
         match names::is_found(&self.names, dir, entry, at) {
             Ok(slot) => self.found_slots.set(u64::from(slot)),
@@ -389,9 +388,9 @@ impl Check {
                 let parent = child.parent();
                 wrong(EntryWrong::Parent { parent });
             }
-            self.subdirs[dir as usize].fetch_add(1, Ordering::Relaxed);
+            self.subdirs[dir.index()].fetch_add(1, Ordering::Relaxed);
         }
-        self.links[entry.ino as usize].fetch_add(1, Ordering::Relaxed);
+        self.links[entry.ino.index()].fetch_add(1, Ordering::Relaxed);
     }
 
     /// Slots that no entry was found by are followed, to report what is wrong with them. What is wrong with their
@@ -420,15 +419,15 @@ impl Check {
 
     fn link_counts(&self, progress: Progress<'_>) {
         let mut known = vec![None; self.superblock.inodes as usize];
-        for ino in 1..self.superblock.inodes as u32 {
-            if ino % 65536 == 1 {
+        for ino in self.superblock.inums() {
+            if ino.get() % 65536 == 1 {
                 progress("links", u64::from(ino), self.superblock.inodes);
             }
             let inode = self.load(ino);
             if !inode.in_use() || inodes::of_itself(ino, &inode).is_some() {
                 continue;
             }
-            let found = |counters: &[AtomicU32]| counters[ino as usize].load(Ordering::Relaxed);
+            let found = |counters: &[AtomicU32]| counters[ino.index()].load(Ordering::Relaxed);
             let expected = links::expected(ino, &inode, found(&self.links), found(&self.subdirs));
             if let Some(wrong) = links::count(ino, &inode, expected) {
                 self.find(&wrong);
@@ -456,16 +455,16 @@ impl Check {
 
     /// Whether a directory's parents lead to the root. The result holds for all directories on the way, and is kept in
     /// `known`, so that no path is climbed twice, however deep the tree is.
-    fn reaches_root(&self, ino: u32, known: &mut [Option<bool>]) -> bool {
+    fn reaches_root(&self, ino: Inum, known: &mut [Option<bool>]) -> bool {
         let (mut at, mut way) = (ino, Vec::new());
         let reaches = loop {
-            if u64::from(at) == ROOT_INO {
+            if at == ROOT {
                 break true;
             }
             if !self.is_ino(at) {
                 break false;
             }
-            if let Some(reaches) = known[at as usize] {
+            if let Some(reaches) = known[at.index()] {
                 break reaches;
             }
             let inode = self.load(at);
@@ -473,11 +472,11 @@ impl Check {
                 break false;
             }
             // A directory met again on the same way is in a cycle.
-            known[at as usize] = Some(false);
+            known[at.index()] = Some(false);
             way.push(at);
             at = inode.parent();
         };
-        way.into_iter().for_each(|dir| known[dir as usize] = Some(reaches));
+        way.into_iter().for_each(|dir| known[dir.index()] = Some(reaches));
         reaches
     }
 }

@@ -17,11 +17,10 @@
 mod marks;
 mod names;
 
-use crate::format::log_entry::has_log;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use ferrite_map::bitmap::AtomicBitmap;
-use ferrite_map::{Astray, Broken, FileMap, MapEntry, MapError, PageId};
+use ferrite_map::{Astray, BlockNo, Broken, FileMap, Inum, Lblk, MapEntry, MapError, PageId};
 use ferrite_pm::Region;
 use parking_lot::Mutex;
 use rustc_hash::FxHashSet;
@@ -34,6 +33,7 @@ use crate::error::EngineError;
 use crate::format::data_sum;
 use crate::format::inode::{INODE_WORDS, Inode, W_INLINE};
 use crate::format::layout::Superblock;
+use crate::format::log_entry::has_log;
 use crate::format::page_buffer::PageBuffer;
 use crate::health::marks::Damage;
 use crate::space::blocks::BlockAlloc;
@@ -71,11 +71,11 @@ struct Inodes {
     /// Upper limit of where the written pages of each inode end.
     ends: Vec<u32>,
     /// Blocks of extended attributes, by inode.
-    xattr_blocks: Vec<(u32, u32)>,
+    xattr_blocks: Vec<(Inum, BlockNo)>,
     /// Inodes whose content cannot be believed.
     unsound: Vec<Wrong>,
     /// Sound directories, and the entries that each counts.
-    dirs: Vec<(u32, u32)>,
+    dirs: Vec<(Inum, u32)>,
 }
 
 /// What the mapping says.
@@ -90,7 +90,7 @@ struct Mapped {
     strange: AtomicU64,
     logged: Mutex<Vec<MapEntry>>,
     /// Blocks with two owners.
-    conflicts: Mutex<FxHashSet<u32>>,
+    conflicts: Mutex<FxHashSet<BlockNo>>,
 }
 
 impl Tables<'_> {
@@ -129,13 +129,10 @@ impl Tables<'_> {
     fn read(&self, mapped: &Mapped) -> Result<(Result<(), MapError>, Inodes), EngineError> {
         let hashfs = self.map.hashed_keys();
         let visit = |entry: MapEntry| {
-            match (
-                mapped.pages.get(entry.ino as usize),
-                mapped.ends.get(entry.ino as usize),
-            ) {
+            match (mapped.pages.get(entry.ino.index()), mapped.ends.get(entry.ino.index())) {
                 (Some(counted), Some(ends)) => {
                     counted.fetch_add(1, Ordering::Relaxed);
-                    let end = entry.lblk.saturating_add(1);
+                    let end = entry.lblk.get().saturating_add(1);
                     // Mostly read, so that two threads at one file do not contend for it.
                     if pages::is_within_end(&entry) && ends.load(Ordering::Relaxed) < end {
                         ends.fetch_max(end, Ordering::Relaxed);
@@ -145,16 +142,14 @@ impl Tables<'_> {
                     mapped.strange.fetch_add(1, Ordering::Relaxed);
                 }
             }
-            let distance = hashfs.map_or(0, |map| {
-                map.distance(PageId::new(entry.ino, entry.lblk), u64::from(entry.slot))
-            });
+            let distance = hashfs.map_or(0, |map| map.distance(PageId::new(entry.ino, entry.lblk), entry.slot));
             if distance >= ASTRAY_DISTANCE || data_sum::misplaced(self.region, self.superblock, &entry).is_some() {
                 let mut astray = mapped.astray.lock();
                 if astray.len() < ASTRAY_MAX {
                     astray.push(entry);
                 }
             }
-            if entry.word.page() != 0 {
+            if entry.word.page() != BlockNo::NONE {
                 self.own(entry.word.page(), mapped);
             }
             if has_log(entry.word) {
@@ -179,7 +174,7 @@ impl Tables<'_> {
     }
 
     /// Records an owner of `block`.
-    fn own(&self, block: u32, mapped: &Mapped) {
+    fn own(&self, block: BlockNo, mapped: &Mapped) {
         if !self.alloc.set_used(block) {
             mapped.conflicts.lock().insert(block);
         }
@@ -193,7 +188,7 @@ impl Tables<'_> {
         }
     }
 
-    fn inode(&self, ino: u32) -> Inode {
+    fn inode(&self, ino: Inum) -> Inode {
         self.view().inode(ino)
     }
 
@@ -206,7 +201,7 @@ impl Tables<'_> {
             dirs: Vec::new(),
         };
         self.inode_map.set(0);
-        for ino in 1..self.superblock.inodes as u32 {
+        for ino in self.superblock.inums() {
             // Most free inodes were never in use; for the others, not even the word that says so is trusted.
             let words = self.region.words(self.superblock.inode_offset(ino), INODE_WORDS);
             if words[..W_INLINE].iter().all(|word| word.load(Ordering::Relaxed) == 0) {
@@ -217,18 +212,18 @@ impl Tables<'_> {
             let is_sound = wrong.is_none();
             if let Some(wrong) = wrong {
                 inodes.unsound.push(wrong);
-                inodes.counted[ino as usize] = UNKNOWN;
+                inodes.counted[ino.index()] = UNKNOWN;
             }
             if is_sound && !inode.in_use() {
                 continue;
             }
             self.inode_map.set(u64::from(ino));
-            if inode.xattr_block() != 0 {
+            if inode.xattr_block() != BlockNo::NONE {
                 inodes.xattr_blocks.push((ino, inode.xattr_block()));
             }
             if is_sound {
-                inodes.counted[ino as usize] = inode.blocks();
-                inodes.ends[ino as usize] = inode.written_end().min(u64::from(u32::MAX)) as u32;
+                inodes.counted[ino.index()] = inode.blocks();
+                inodes.ends[ino.index()] = inode.written_end().min(u64::from(u32::MAX)) as u32;
                 if inode.is_dir() {
                     inodes.dirs.push((ino, inode.entries()));
                 }
@@ -253,7 +248,9 @@ impl Tables<'_> {
                 Astray::Nothing => {}
                 Astray::Inode(ino) => damage.spoil_inode(ino, why),
                 Astray::Pages(ino, first, count) => {
-                    (first..first.saturating_add(count))
+                    first
+                        .onwards()
+                        .take(count as usize)
                         .for_each(|lblk| self.spoil(PageId::new(ino, lblk), why, damage));
                 }
             }
@@ -264,16 +261,16 @@ impl Tables<'_> {
     }
 
     fn judge_counts(&self, inodes: &Inodes, mapped: &Mapped, damage: &mut Damage) {
-        let is_known = |ino: u32| inodes.counted[ino as usize] != UNKNOWN;
-        for (ino, (&counted, pages)) in (0u32..).zip(inodes.counted.iter().zip(&mapped.pages)) {
+        let is_known = |ino: Inum| inodes.counted[ino.index()] != UNKNOWN;
+        for (ino, (&counted, pages)) in (0..).map(Inum::new).zip(inodes.counted.iter().zip(&mapped.pages)) {
             if is_known(ino)
                 && let Some(wrong) = rules::inodes::count(ino, counted, pages.load(Ordering::Relaxed))
             {
                 self.mark(&wrong, damage);
             }
         }
-        for (ino, (&end, found)) in (0u32..).zip(inodes.ends.iter().zip(&mapped.ends)) {
-            let Some(last) = found.load(Ordering::Relaxed).checked_sub(1) else {
+        for (ino, (&end, found)) in (0..).map(Inum::new).zip(inodes.ends.iter().zip(&mapped.ends)) {
+            let Some(last) = found.load(Ordering::Relaxed).checked_sub(1).map(Lblk::new) else {
                 continue;
             };
             if is_known(ino) && pages::is_behind(last, u64::from(end)) {
@@ -294,7 +291,7 @@ impl Tables<'_> {
             let Err(wrong) = rules::inodes::attribute_block(self.view(), ino, block, claim) else {
                 continue;
             };
-            if inodes.counted[ino as usize] == UNKNOWN {
+            if inodes.counted[ino.index()] == UNKNOWN {
                 continue;
             }
             if let Wrong::AttributeBlock {
@@ -345,7 +342,7 @@ impl Tables<'_> {
             &mut |_| {},
             &mut |_| {},
         );
-        let mut blocks: Vec<u32> = conflicts.iter().copied().collect();
+        let mut blocks: Vec<BlockNo> = conflicts.iter().copied().collect();
         blocks.sort_unstable();
         for block in blocks {
             self.mark(&Wrong::TwoOwners { block }, damage);

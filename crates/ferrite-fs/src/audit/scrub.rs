@@ -5,10 +5,9 @@
 //! wait for it as they wait for a reader; in a large file, no longer than a few of its pages take. It changes nothing:
 //! `fsck --repair` does, on a pool that is not mounted.
 
-use crate::format::log_entry::has_log;
 use std::time::{Duration, Instant};
 
-use ferrite_map::{MapEntry, PageId, PageWord};
+use ferrite_map::{BlockNo, Inum, Lblk, MapEntry, PageId, PageWord, SlotNo};
 use ferrite_vfs::{FsError, Result};
 
 use crate::audit::fsck::Progress;
@@ -21,6 +20,7 @@ use crate::file::cut::mapped_pages;
 use crate::format::data_sum;
 use crate::format::inode::Inode;
 use crate::format::layout::{BLOCK_BYTES, INODE_BYTES};
+use crate::format::log_entry::has_log;
 use crate::format::page_buffer::PageBuffer;
 use crate::options::ScrubReport;
 use crate::page::block;
@@ -57,7 +57,7 @@ pub(crate) fn scrub<'e>(core: &'e Core, bytes_per_second: Option<u64>, progress:
     // Reported when the mount found it.
     scrub.report.findings.extend_from_slice(core.damage.findings());
     scrub.superblocks();
-    for ino in 1..core.superblock.inodes as u32 {
+    for ino in core.superblock.inums() {
         if core.inode_map.is_set(u64::from(ino)) {
             scrub.inode(ino);
             core.check_readable()?;
@@ -131,7 +131,7 @@ impl<'e> Scrub<'e> {
         }
     }
 
-    fn inode(&mut self, ino: u32) {
+    fn inode(&mut self, ino: Inum) {
         let mem = self.core.inodes.get(ino);
         let pages = self.all_but_pages(ino, &mem);
         for chunk in pages.chunks(PAGES_AT_ONCE) {
@@ -148,7 +148,7 @@ impl<'e> Scrub<'e> {
     }
 
     /// Checks an inode; returns the pages that remain to be checked.
-    fn all_but_pages(&mut self, ino: u32, mem: &InodeMem) -> Vec<u32> {
+    fn all_but_pages(&mut self, ino: Inum, mem: &InodeMem) -> Vec<Lblk> {
         let _lock = mem.read();
         let inode = self.core.load(ino);
         self.report.bytes += INODE_BYTES;
@@ -161,7 +161,7 @@ impl<'e> Scrub<'e> {
         }
         self.report.inodes += 1;
         let block = inode.xattr_block();
-        if block != 0 {
+        if block != BlockNo::NONE {
             self.report.bytes += BLOCK_BYTES;
             // The mount has checked whether anything else names it.
             let own = inodes::attribute_block(self.view(), ino, block, |_| true);
@@ -183,26 +183,26 @@ impl<'e> Scrub<'e> {
         }
     }
 
-    fn directory(&mut self, dir: u32, inode: &Inode) {
+    fn directory(&mut self, dir: Inum, inode: &Inode) {
         for lblk in mapped_lblks(self.core, dir, inode, 0) {
             let lblk = lblk as u32;
-            let word = self.core.map.get(PageId::new(dir, lblk));
+            let word = self.core.map.get(PageId::new(dir, Lblk::new(lblk)));
             if word == PageWord::HOLE {
                 continue;
             }
             self.report.bytes += BLOCK_BYTES;
-            self.block(dir, lblk, word);
+            self.block(dir, Lblk::new(lblk), word);
         }
     }
 
-    fn block(&mut self, dir: u32, lblk: u32, word: PageWord) {
+    fn block(&mut self, dir: Inum, lblk: Lblk, word: PageWord) {
         let (view, table) = (self.view(), &self.core.names);
         if view.own(word.page(), |_| true).is_err() {
             self.find(text(data_sum::no_data(PageId::new(dir, lblk), word.page())));
             return;
         }
         let offset = self.core.superblock.block_offset(word.page());
-        let header = dirs::header(view, offset, (dir, lblk));
+        let header = dirs::header(view, offset, PageId::new(dir, lblk));
         if header != Header::Right {
             self.find(Wrong::DirHeader { dir, lblk }.to_string());
         }
@@ -237,7 +237,7 @@ impl<'e> Scrub<'e> {
                 ino: page.ino,
                 lblk: page.lblk,
                 word,
-                slot: 0,
+                slot: SlotNo::new(0),
             };
             let mut links = Vec::new();
             let walked = logs::walk(self.view(), &at, &mut buffer, &mut |met| match met {

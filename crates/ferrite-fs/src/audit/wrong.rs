@@ -5,7 +5,7 @@
 
 use std::fmt;
 
-use ferrite_map::{MapEntry, PageId};
+use ferrite_map::{BlockNo, Inum, Lblk, MapEntry, NameSlotNo, PageId};
 
 use crate::format::data_sum;
 use crate::format::unit::Unit;
@@ -17,67 +17,71 @@ pub(crate) enum Wrong {
     /// A copy of the superblock.
     Superblock { what: String },
     /// The checksum of an inode, and so all of it.
-    InodeChecksum { ino: u32 },
+    InodeChecksum { ino: Inum },
     /// An inode of an unknown kind.
-    Mode { ino: u32, mode: u32 },
+    Mode { ino: Inum, mode: u32 },
     /// More bytes than a file can have.
-    Size { ino: u32, bytes: u64 },
+    Size { ino: Inum, bytes: u64 },
     /// The root is not a directory, or has a parent.
     Root,
     /// An inode's page count differs from the pages that the mapping has for it.
-    PageCount { ino: u32, counted: u32, mapped: u32 },
+    PageCount { ino: Inum, counted: u32, mapped: u32 },
     /// Content in the inode, and pages or more bytes than fit.
-    Inline { ino: u32, pages: u32, bytes: u64 },
+    Inline { ino: Inum, pages: u32, bytes: u64 },
     /// A symbolic link without a target.
-    NoTarget { ino: u32 },
+    NoTarget { ino: Inum },
     /// A pipe, socket or device with pages.
-    SpecialPages { ino: u32, pages: u32 },
+    SpecialPages { ino: Inum, pages: u32 },
     /// An inode's block of attributes cannot be its own.
-    AttributeBlock { ino: u32, block: u32, what: BlockWrong },
+    AttributeBlock {
+        ino: Inum,
+        block: BlockNo,
+        what: BlockWrong,
+    },
     /// The block does not hold attributes of that inode.
-    Attributes { ino: u32, block: u32 },
+    Attributes { ino: Inum, block: BlockNo },
     /// A mapped page.
     Page { at: MapEntry, what: PageWrong },
     /// The last of an inode's written pages. Mount knows only where that lies.
-    LastBehindEnd { ino: u32, lblk: u32 },
+    LastBehindEnd { ino: Inum, lblk: Lblk },
     /// A page's log.
     Log { page: MapEntry, what: LogWrong },
     /// Pages that name inodes past the end of the table. Mount only counts them: there is no inode to mark.
     PagesOfNobody { count: u64 },
     /// A directory's block.
-    DirBlockBehindEnd { dir: u32, lblk: u32 },
+    DirBlockBehindEnd { dir: Inum, lblk: Lblk },
     /// A directory's block has another block's header, or a damaged one.
-    DirHeader { dir: u32, lblk: u32 },
+    DirHeader { dir: Inum, lblk: Lblk },
     /// The same, for a block that a name leads to. Only its header would say which block of the directory it is.
-    NamedBlock { dir: u32, block: u32 },
+    NamedBlock { dir: Inum, block: BlockNo },
     /// What is damaged in an entry of a directory, or in the lengths of a block's entries; worded as lookups report it.
-    DirEntry { dir: u32, what: String },
+    DirEntry { dir: Inum, what: String },
     /// A sound entry.
-    Entry { dir: u32, name: String, what: EntryWrong },
+    Entry { dir: Inum, name: String, what: EntryWrong },
     /// A directory's entry count differs from the entries in its blocks.
-    EntryCount { dir: u32, counted: u32, found: u32 },
+    EntryCount { dir: Inum, counted: u32, found: u32 },
     /// A directory's entry count differs from the entries that names lead to.
-    NameCount { dir: u32, counted: u32, led: u32 },
+    NameCount { dir: Inum, counted: u32, led: u32 },
     /// A slot of the name table.
-    Slot { number: u32, what: SlotWrong },
+    Slot { number: NameSlotNo, what: SlotWrong },
     /// Too many name slots, or too few.
     SlotCount { slots: u64, entries: u64 },
     /// An inode that an entry of `dir` names was wiped.
-    NamedAndFree { ino: u32, dir: u32 },
+    NamedAndFree { ino: Inum, dir: Inum },
     /// An inode's link count differs from the links found.
-    LinkCount { ino: u32, counted: u32, expected: u32 },
+    LinkCount { ino: Inum, counted: u32, expected: u32 },
     /// A directory that has a name is not reachable from the root.
-    Unreachable { dir: u32 },
+    Unreachable { dir: Inum },
     /// An inode with a link count has no name. fsck reports it as a wrong link count.
-    NoName { ino: u32 },
+    NoName { ino: Inum },
     /// Damage inside a structure, as the structure reports it.
     Structure { what: String },
     /// A node of a tree lies in a block that cannot be its own.
-    NodeBlock { block: u32, what: BlockWrong },
+    NodeBlock { block: BlockNo, what: BlockWrong },
     /// A node of a tree belongs to an inode that is free.
-    NodeOfNobody { block: u32, ino: u32 },
+    NodeOfNobody { block: BlockNo, ino: Inum },
     /// Mount knows a block's second owner only. Finding whose pages lie in it takes another walk of the mapping.
-    TwoOwners { block: u32 },
+    TwoOwners { block: BlockNo },
     /// The data of a page.
     Data { what: String },
 }
@@ -96,7 +100,7 @@ pub(crate) enum PageWrong {
     /// The key cannot lie where it does.
     OutOfReach,
     /// Its block was written as another page, which is now a hole.
-    WrittenAs { other: u32 },
+    WrittenAs { other: Lblk },
 }
 
 /// What is wrong with the log of a page.
@@ -118,7 +122,7 @@ pub(crate) enum EntryWrong {
     /// Lookups do not recognise the name.
     Padding,
     /// It names a free inode, or one that cannot exist.
-    Free { ino: u32 },
+    Free { ino: Inum },
     /// It names an inode of another kind.
     Kind,
     /// It names the root, or its own directory.
@@ -128,7 +132,7 @@ pub(crate) enum EntryWrong {
     /// Lookups find no entry of this name.
     Missing,
     /// The directory that it names has another parent.
-    Parent { parent: u32 },
+    Parent { parent: Inum },
     /// The directory that it names already has a name.
     SecondName,
     /// The directory that it stands in does not exist.
@@ -141,15 +145,15 @@ pub(crate) enum SlotWrong {
     /// It does not point to a data block.
     Outside,
     /// It points to a place where no entry can be.
-    Header { block: u32 },
+    Header { block: BlockNo },
     /// It points into a block that is not a directory's.
-    NoDirectory { block: u32 },
+    NoDirectory { block: BlockNo },
     /// No entry is there.
     NoEntry { what: String },
     /// Another name's entry is there.
     Other { offset: u64 },
     /// The entry names an inode that cannot exist.
-    NoInode { ino: u32 },
+    NoInode { ino: Inum },
 }
 
 /// Why a block cannot belong to what refers to it.
@@ -212,7 +216,7 @@ impl Wrong {
     }
 
     /// An entry of `dir`, by its name.
-    pub(crate) fn entry(dir: u32, name: &[u8], what: EntryWrong) -> Wrong {
+    pub(crate) fn entry(dir: Inum, name: &[u8], what: EntryWrong) -> Wrong {
         let name = String::from_utf8_lossy(name).into_owned();
         Wrong::Entry { dir, name, what }
     }

@@ -29,6 +29,8 @@ use std::collections::hash_map::Entry;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
 
+use ferrite_map::{Inum, Lblk};
+
 use crossbeam_utils::CachePadded;
 use parking_lot::{Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use rustc_hash::{FxHashMap, FxHashSet};
@@ -54,7 +56,7 @@ const IDLE_MAX: u64 = 2 * (NEWS_MIN * SHARDS) as u64;
 
 #[derive(Default)]
 struct Table {
-    inodes: FxHashMap<u32, Arc<InodeMem>>,
+    inodes: FxHashMap<Inum, Arc<InodeMem>>,
     /// Entries dropped.
     dropped: u64,
 }
@@ -104,7 +106,7 @@ impl Table {
     }
 
     /// An entry that nobody else holds, for reusing number `ino`, and whether the table has grown by one.
-    fn fresh(&mut self, ino: u32, seq_floor: u64) -> (Arc<InodeMem>, bool) {
+    fn fresh(&mut self, ino: Inum, seq_floor: u64) -> (Arc<InodeMem>, bool) {
         let mut made = InodeMem::new(ino, seq_floor, Spread::nowhere());
         made.dead = AtomicBool::new(true);
         let mut is_more = true;
@@ -181,13 +183,13 @@ const ROOMY_MAX: usize = 1024;
 /// Blocks of a directory without duplicates, the most recently noted on top.
 #[derive(Debug, Default)]
 pub(crate) struct Roomy {
-    list: Vec<u32>,
-    listed: FxHashSet<u32>,
+    list: Vec<Lblk>,
+    listed: FxHashSet<Lblk>,
 }
 
 impl Roomy {
     /// The block on top.
-    pub(crate) fn last(&self) -> Option<u32> {
+    pub(crate) fn last(&self) -> Option<Lblk> {
         self.list.last().copied()
     }
 
@@ -205,7 +207,7 @@ impl Roomy {
 
 impl DirHints {
     /// Notes that block `lblk` may have room. If the list is full, the next search will find the block again.
-    pub(crate) fn note_roomy(&mut self, lblk: u32) {
+    pub(crate) fn note_roomy(&mut self, lblk: Lblk) {
         if self.roomy.last() == Some(lblk) || self.roomy.listed.contains(&lblk) {
             return;
         }
@@ -231,7 +233,7 @@ pub(crate) struct InodeMem {
     pins: AtomicU64,
     last_seq: AtomicU64,
     /// Its number.
-    pub(crate) ino: u32,
+    pub(crate) ino: Inum,
     /// Its checksum was verified, or computed by us, since it came into DRAM.
     verified: AtomicBool,
     /// Freed: a thread that gets the lock after this is set must act as if it had not found the inode.
@@ -243,7 +245,7 @@ pub(crate) struct InodeMem {
 }
 
 impl InodeMem {
-    fn new(ino: u32, last_seq: u64, spread: Spread) -> Self {
+    fn new(ino: Inum, last_seq: u64, spread: Spread) -> Self {
         InodeMem {
             lock: RwLock::default(),
             version: AtomicU64::new(0),
@@ -408,8 +410,8 @@ impl InodeCache {
         cache
     }
 
-    fn shard(&self, ino: u32) -> &Shard {
-        &self.shards[ino as usize % SHARDS]
+    fn shard(&self, ino: Inum) -> &Shard {
+        &self.shards[ino.index() % SHARDS]
     }
 
     /// Raises the floor to the `last_seq` of entries dropped from `_table`, which stays locked from before they are
@@ -432,7 +434,7 @@ impl InodeCache {
     }
 
     /// The entry of `ino`, created if there is none. Does not mean that the inode is in use.
-    pub(crate) fn get(&self, ino: u32) -> Arc<InodeMem> {
+    pub(crate) fn get(&self, ino: Inum) -> Arc<InodeMem> {
         let shard = self.shard(ino);
         let mut table = shard.table.lock();
         if let Some(found) = table.inodes.get(&ino) {
@@ -451,7 +453,7 @@ impl InodeCache {
     /// otherwise its holders keep it, permanently dead.
     ///
     /// Never waits for the lock, so the caller may hold any other inode's.
-    pub(crate) fn fresh<'a>(&self, ino: u32, place: &'a OnceCell<Arc<InodeMem>>) -> Exclusive<'a> {
+    pub(crate) fn fresh<'a>(&self, ino: Inum, place: &'a OnceCell<Arc<InodeMem>>) -> Exclusive<'a> {
         let shard = self.shard(ino);
         let mut table = shard.table.lock();
         let entry = place.get_or_init(|| {
@@ -512,7 +514,7 @@ impl InodeCache {
             // Seven of eight places of a table are used, and each has one byte besides its content.
             let places = (table.inodes.capacity() * 8).div_ceil(7);
             usage.entries += table.inodes.len() as u64;
-            usage.tables_bytes += (places * (size_of::<(u32, Arc<InodeMem>)>() + 1)) as u64;
+            usage.tables_bytes += (places * (size_of::<(Inum, Arc<InodeMem>)>() + 1)) as u64;
             usage.dropped += table.dropped;
         }
         usage

@@ -31,6 +31,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use ferrite_map::Lblk;
+
 use parking_lot::Mutex;
 
 use crate::format::layout::LBLK_END;
@@ -266,7 +268,7 @@ impl Spread {
     }
 
     /// Exactly these pages, in ascending order, are mapped within `first..end`.
-    pub(crate) fn learn(&self, (first, end): (u64, u64), pages: &[u32], budget: &Arc<Budget>) {
+    pub(crate) fn learn(&self, (first, end): (u64, u64), pages: &[Lblk], budget: &Arc<Budget>) {
         self.change(budget, |runs| {
             runs.remove(first, end);
             let mut pages = pages.iter().map(|&lblk| u64::from(lblk)).peekable();

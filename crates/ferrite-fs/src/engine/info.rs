@@ -1,6 +1,7 @@
 //! What `ferrite info` shows of a mounted pool.
 
 use crate::format::log_entry::has_log;
+use ferrite_map::Inum;
 use ferrite_pm::Medium;
 
 use crate::audit::boot::{StaleBoot, stale_boot};
@@ -90,8 +91,11 @@ pub(crate) fn collect(core: &Core) -> PoolInfo {
 
 /// Counted one by one, without locks: exact only while nothing is removed.
 fn orphans(core: &Core) -> u64 {
-    let in_use = (1..core.superblock.inodes as u32).filter(|&ino| core.inode_map.is_set(u64::from(ino)));
-    let is_orphan = |&ino: &u32| {
+    let in_use = core
+        .superblock
+        .inums()
+        .filter(|&ino| core.inode_map.is_set(u64::from(ino)));
+    let is_orphan = |&ino: &Inum| {
         let inode = core.load(ino);
         inode.in_use() && inode.nlink() == 0
     };

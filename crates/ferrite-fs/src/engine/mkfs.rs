@@ -6,11 +6,11 @@
 use std::path::Path;
 
 use ferrite_pm::Region;
-use ferrite_vfs::{FileKind, ROOT_INO};
+use ferrite_vfs::FileKind;
 
 use crate::audit::fsck::Progress;
 use crate::error::EngineError;
-use crate::format::inode::{INODE_WORDS, Inode};
+use crate::format::inode::{INODE_WORDS, Inode, ROOT};
 use crate::format::layout::{
     BLOCK_BYTES, CONTROL_MARK, CONTROL_OFFSET, CONTROL_STATE, STATE_CLEAN, Superblock, encode_mark,
 };
@@ -75,13 +75,13 @@ fn mkfs_telling(region: &Region, options: &MkfsOptions, progress: Progress<'_>) 
     root.set_uid(options.root_owner.0);
     root.set_gid(options.root_owner.1);
     root.set_generation(1);
-    root.set_parent(ROOT_INO as u32);
+    root.set_parent(ROOT);
     root.set_atime(now);
     root.set_mtime(now);
     root.set_ctime(now);
     root.set_btime(now);
-    root.set_crc(root.checksum(ROOT_INO as u32));
-    let offset = superblock.inode_offset(ROOT_INO as u32);
+    root.set_crc(root.checksum(ROOT));
+    let offset = superblock.inode_offset(ROOT);
     for (index, &word) in root.words.iter().enumerate() {
         region.store(offset + index as u64 * 8, word);
     }
@@ -98,7 +98,7 @@ fn mkfs_telling(region: &Region, options: &MkfsOptions, progress: Progress<'_>) 
 
 #[cfg(test)]
 mod tests {
-    use ferrite_vfs::{FileSystem, SYSTEM, SetAttr};
+    use ferrite_vfs::{FileSystem, ROOT_INO, SYSTEM, SetAttr};
 
     use super::*;
     use crate::{Engine, MountOptions};

@@ -11,19 +11,19 @@
 //! A read-only mount works on a private mapping: replay writes to it, the pool does not change, and what a crash
 //! interrupted stays as it is.
 
-use crate::audit::boot::StaleBoot;
-use crate::audit::boot::boot_id;
-use crate::audit::boot::stale_boot;
-use crate::tree::remove;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, OnceLock};
 
 use crossbeam_utils::CachePadded;
+use ferrite_map::Inum;
 use ferrite_map::bitmap::AtomicBitmap;
 use ferrite_pm::{Access, Durability, Medium, PmError, Region};
-use ferrite_vfs::{FileKind, FsError, ROOT_INO};
+use ferrite_vfs::{FileKind, FsError};
 use parking_lot::Mutex;
 
+use crate::audit::boot::StaleBoot;
+use crate::audit::boot::boot_id;
+use crate::audit::boot::stale_boot;
 use crate::audit::load::Tables;
 use crate::audit::owner::{MAYBE_COPIED, may_be_live_copy, owner_mark};
 use crate::audit::rewrite;
@@ -33,7 +33,7 @@ use crate::cache::logged::{Candidates, Folds};
 use crate::cache::spread::Budget;
 use crate::error::EngineError;
 use crate::file::cut;
-use crate::format::inode::Inode;
+use crate::format::inode::{Inode, ROOT};
 use crate::format::layout::{
     CONTROL_BOOT, CONTROL_MOUNTS, CONTROL_OWNER, CONTROL_STATE, STATE_CLEAN, STATE_IN_USE, Superblock,
 };
@@ -47,6 +47,7 @@ use crate::pool::core::{Core, History};
 use crate::space::blocks::BlockAlloc;
 use crate::space::names::NameTable;
 use crate::space::segments::LogSpace;
+use crate::tree::remove;
 
 /// Prefix of findings about lost records.
 const JOURNAL: &str = "journal: ";
@@ -187,8 +188,8 @@ pub(crate) fn mark_clean(region: &Region) -> Result<(), PmError> {
 
 /// Without a root directory nothing can be found, so there is nothing to mount.
 fn check_root(region: &Region, superblock: &Superblock, damage: &Damage) -> Result<(), EngineError> {
-    let root = Inode::load(region, superblock.inode_offset(ROOT_INO as u32));
-    if root.kind() != Some(FileKind::Directory) || !root.is_sound(ROOT_INO as u32) {
+    let root = Inode::load(region, superblock.inode_offset(ROOT));
+    if root.kind() != Some(FileKind::Directory) || !root.is_sound(ROOT) {
         let what = "the root directory's inode is damaged".to_string();
         let cause = damage.findings().iter().find(|finding| finding.starts_with(JOURNAL));
         return Err(EngineError::Damaged(match cause {
@@ -196,7 +197,7 @@ fn check_root(region: &Region, superblock: &Superblock, damage: &Damage) -> Resu
             None => what,
         }));
     }
-    damage.check_inode(ROOT_INO as u32).map_err(|error| {
+    damage.check_inode(ROOT).map_err(|error| {
         let first = damage.findings().first().cloned();
         EngineError::Damaged(format!(
             "the root directory: {}",
@@ -223,7 +224,7 @@ pub(crate) fn finish_interrupted(core: &mut Core) -> Result<(), EngineError> {
         return Ok(());
     }
     let stop = |error: FsError| EngineError::Damaged(error.to_string());
-    for ino in 1..core.superblock.inodes as u32 {
+    for ino in core.superblock.inums() {
         if !core.inode_map.is_set(u64::from(ino)) {
             continue;
         }
@@ -240,7 +241,7 @@ pub(crate) fn finish_interrupted(core: &mut Core) -> Result<(), EngineError> {
     core.reclaim().map_err(stop)
 }
 
-fn finish_inode(core: &Core, ino: u32) -> ferrite_vfs::Result<()> {
+fn finish_inode(core: &Core, ino: Inum) -> ferrite_vfs::Result<()> {
     let stored = core.load(ino);
     // A damaged inode is left alone; it has been reported.
     if !stored.in_use() || (stored.nlink() > 0 && stored.cut_end() == 0) || !stored.is_sound(ino) {

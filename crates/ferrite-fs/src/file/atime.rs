@@ -40,6 +40,6 @@ pub(crate) fn touch_atime(core: &Core, inode: &Arc<InodeMem>) {
     tx.gives_way();
     tx.put_inode(inode.ino, &mut new);
     if let Err(error) = tx.commit(&[inode]) {
-        tracing::debug!(ino = inode.ino, %error, "an access time was not recorded");
+        tracing::debug!(ino = inode.ino.get(), %error, "an access time was not recorded");
     }
 }

@@ -25,19 +25,19 @@
 //! Either search ends once it has found the inode's count of pages. A damaged table may hold a page twice; each page
 //! found is unmapped once.
 
-use crate::format::layout::LBLK_END;
-use crate::format::layout::lblks;
-use crate::page::scan;
 use std::sync::Arc;
 
-use ferrite_map::{MapTx, PageId, Resource};
+use ferrite_map::{BlockNo, Inum, Lblk, MapTx, PageId, Resource};
 use ferrite_vfs::{FsError, Result};
 
 use super::write;
 use crate::cache::inodes::InodeMem;
 use crate::format::inode::{INLINE_BYTES, Inode};
 use crate::format::layout::BLOCK_BYTES;
+use crate::format::layout::LBLK_END;
+use crate::format::layout::lblks;
 use crate::page::append::{self, Part};
+use crate::page::scan;
 use crate::pool::core::{Core, map_error};
 use crate::pool::tx::Tx;
 use crate::retry::SPACE_TRIES;
@@ -51,9 +51,9 @@ const WASTE: u64 = 32;
 const PAGES_WITH_INTENT: usize = 64;
 /// Adds pages of a range, until there are `most`. The mapping chooses the cheaper way, see
 /// [`ferrite_map::FileMap::walk_worth`].
-fn collect(core: &Core, ino: u32, (first, end): (u64, u64), most: usize, into: &mut Vec<u32>) {
+fn collect(core: &Core, ino: Inum, (first, end): (u64, u64), most: usize, into: &mut Vec<Lblk>) {
     if first < end && into.len() < most {
-        core.map.for_range(ino, first as u32, end, &mut |entry| {
+        core.map.for_range(ino, Lblk::at(first), end, &mut |entry| {
             into.push(entry.lblk);
             into.len() < most
         });
@@ -62,12 +62,12 @@ fn collect(core: &Core, ino: u32, (first, end): (u64, u64), most: usize, into: &
 
 /// Logical blocks of an inode that are mapped from `first` on, in ascending order. The caller has the inode's lock, at
 /// least shared.
-pub(crate) fn mapped_pages(core: &Core, mem: &InodeMem, inode: &Inode, first: u64) -> Vec<u32> {
+pub(crate) fn mapped_pages(core: &Core, mem: &InodeMem, inode: &Inode, first: u64) -> Vec<Lblk> {
     mapped_within(core, mem, inode, (first, LBLK_END))
 }
 
 /// The same for `first..end`.
-fn mapped_within(core: &Core, mem: &InodeMem, inode: &Inode, (first, end): (u64, u64)) -> Vec<u32> {
+fn mapped_within(core: &Core, mem: &InodeMem, inode: &Inode, (first, end): (u64, u64)) -> Vec<Lblk> {
     let most = inode.blocks() as usize;
     let mut pages = Vec::new();
     if most == 0 || first >= end {
@@ -105,14 +105,14 @@ fn mapped_within(core: &Core, mem: &InodeMem, inode: &Inode, (first, end): (u64,
 
 /// All pages of an inode in ascending order, which its spread learns. Looks inside the file's size first: a walk of
 /// the table is necessary only if space is reserved after it, or if the size is out of all proportion.
-fn all_pages(core: &Core, mem: &InodeMem, inode: &Inode, worth: u64) -> Vec<u32> {
+fn all_pages(core: &Core, mem: &InodeMem, inode: &Inode, worth: u64) -> Vec<Lblk> {
     let pages = found_pages(core, mem.ino, inode, worth);
     mem.spread.learn((0, LBLK_END), &pages, &core.spreads);
     pages
 }
 
 /// The same without the inode's lock: the caller must validate the inode's version.
-pub(super) fn found_pages(core: &Core, ino: u32, inode: &Inode, worth: u64) -> Vec<u32> {
+pub(super) fn found_pages(core: &Core, ino: Inum, inode: &Inode, worth: u64) -> Vec<Lblk> {
     let most = inode.blocks() as usize;
     let size_end = lblks(inode.size());
     let mut pages = Vec::new();
@@ -130,13 +130,13 @@ pub(super) fn found_pages(core: &Core, ino: u32, inode: &Inode, worth: u64) -> V
 
 /// Unmaps one page in `tx` and updates the count in `inode`. A tree may need a node for that, which comes from the
 /// reserve: an operation that gives space back must not fail for lack of it.
-pub(crate) fn unmap(core: &Core, tx: &mut Tx<'_>, ino: u32, lblk: u32, inode: &mut Inode) -> Result<()> {
+pub(crate) fn unmap(core: &Core, tx: &mut Tx<'_>, ino: Inum, lblk: Lblk, inode: &mut Inode) -> Result<()> {
     tx.set_class(Class::Replacing);
     let word = core.map.remove(tx, PageId::new(ino, lblk)).map_err(map_error)?;
     if word.is_hole() {
         return Ok(());
     }
-    if word.page() != 0 {
+    if word.page() != BlockNo::NONE {
         tx.freed(Resource::Block(word.page()));
     }
     scan::free(core, tx, PageId::new(ino, lblk), word)?;
@@ -151,7 +151,7 @@ pub(crate) fn unmap_from(core: &Core, mem: &Arc<InodeMem>, inode: &mut Inode, fi
 }
 
 /// Unmaps these pages, in as many records as needed.
-pub(crate) fn unmap_pages(core: &Core, mem: &Arc<InodeMem>, inode: &mut Inode, pages: &[u32]) -> Result<()> {
+pub(crate) fn unmap_pages(core: &Core, mem: &Arc<InodeMem>, inode: &mut Inode, pages: &[Lblk]) -> Result<()> {
     for chunk in pages.chunks(PAGES_PER_RECORD) {
         let mut tx = Tx::new(core);
         for &lblk in chunk {
@@ -189,7 +189,7 @@ pub(crate) fn resize(core: &Core, tx: &mut Tx<'_>, mem: &InodeMem, inode: &mut I
             core,
             tx,
             ino,
-            (size / BLOCK_BYTES) as u32,
+            Lblk::at(size / BLOCK_BYTES),
             (size % BLOCK_BYTES) as usize,
             BLOCK_BYTES as usize,
         )?;
@@ -203,9 +203,9 @@ pub(crate) fn resize(core: &Core, tx: &mut Tx<'_>, mem: &InodeMem, inode: &mut I
 fn unmap_or_intend(
     core: &Core,
     tx: &mut Tx<'_>,
-    ino: u32,
+    ino: Inum,
     inode: &mut Inode,
-    pages: &[u32],
+    pages: &[Lblk],
     (first, end): (u64, u64),
 ) -> Result<Option<()>> {
     if pages.len() > PAGES_PER_RECORD {
@@ -272,7 +272,7 @@ fn carry_out(core: &Core, mem: &Arc<InodeMem>, inode: &mut Inode) -> Result<()> 
 }
 
 /// Zeroes bytes `from..to` of a page; does nothing in a hole.
-pub(crate) fn zero_within(core: &Core, tx: &mut Tx<'_>, ino: u32, lblk: u32, from: usize, to: usize) -> Result<()> {
+pub(crate) fn zero_within(core: &Core, tx: &mut Tx<'_>, ino: Inum, lblk: Lblk, from: usize, to: usize) -> Result<()> {
     let word = core.map.get(PageId::new(ino, lblk));
     if word.is_hole() || word.is_unwritten() {
         return Ok(());
@@ -294,13 +294,17 @@ pub(crate) struct Stretch {
     /// End of the whole pages.
     pub(crate) end: u64,
     /// Parts of pages: logical block, from, to.
-    pub(crate) edges: Vec<(u32, usize, usize)>,
+    pub(crate) edges: Vec<(Lblk, usize, usize)>,
 }
 
 impl Stretch {
     /// Splits `offset..end`, which is within the largest file size.
     pub(crate) fn new(offset: u64, end: u64) -> Result<Stretch> {
-        let lblk = |bytes: u64| u32::try_from(bytes / BLOCK_BYTES).map_err(|_| FsError::FileTooBig);
+        let lblk = |bytes: u64| {
+            u32::try_from(bytes / BLOCK_BYTES)
+                .map(Lblk::new)
+                .map_err(|_| FsError::FileTooBig)
+        };
         let within = |bytes: u64| (bytes % BLOCK_BYTES) as usize;
         let (first, last) = (lblks(offset), end / BLOCK_BYTES);
         let mut edges = Vec::new();

@@ -7,7 +7,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use ferrite_map::{PageId, PageWord, TransCache};
+use ferrite_map::{Inum, Lblk, PageId, PageWord, TransCache};
 use ferrite_vfs::{Result, posix};
 
 use super::atime::touch_atime;
@@ -29,14 +29,20 @@ pub(super) const BATCH: usize = 32;
 const FOLDS_PER_READ: usize = 16;
 
 /// Pages whose logs a read found to be long, to be folded after the read.
-#[derive(Default)]
 struct LongLogs {
-    pages: [u32; FOLDS_PER_READ],
+    pages: [Lblk; FOLDS_PER_READ],
     len: usize,
 }
 
 impl LongLogs {
-    fn note(&mut self, core: &Core, lblk: u32, walked: usize) {
+    fn none() -> LongLogs {
+        LongLogs {
+            pages: [Lblk::FIRST; FOLDS_PER_READ],
+            len: 0,
+        }
+    }
+
+    fn note(&mut self, core: &Core, lblk: Lblk, walked: usize) {
         let threshold = core.options.fold_read_entries as usize;
         if threshold > 0 && walked >= threshold && self.len < FOLDS_PER_READ && !core.is_read_only() {
             self.pages[self.len] = lblk;
@@ -60,9 +66,9 @@ impl Reader<'_> {
     pub(crate) fn read_at(&self, offset: u64, buf: &mut [u8]) -> Result<usize> {
         let core = self.core;
         core.map
-            .prefetch(PageId::new(self.inode.ino, (offset / BLOCK_BYTES) as u32), false);
+            .prefetch(PageId::new(self.inode.ino, Lblk::at(offset / BLOCK_BYTES)), false);
         core.check_readable()?;
-        let mut long = LongLogs::default();
+        let mut long = LongLogs::none();
         let read = self.consistent(|| self.read_once(offset, buf, &mut long));
         // A fault on the medium during the copy gave zeros and poisoned the pool: do not return them.
         core.check_readable()?;
@@ -126,7 +132,7 @@ impl Reader<'_> {
             let span = (at % BLOCK_BYTES) as usize + buf.len();
             let pages = span.div_ceil(BLOCK_BYTES as usize).min(BATCH);
             core.map.get_many(
-                PageId::new(self.inode.ino, (at / BLOCK_BYTES) as u32),
+                PageId::new(self.inode.ino, Lblk::at(at / BLOCK_BYTES)),
                 &mut words[..pages],
                 self.cache,
             );
@@ -134,7 +140,7 @@ impl Reader<'_> {
                 let within = at % BLOCK_BYTES;
                 let len = buf.len().min((BLOCK_BYTES - within) as usize);
                 let (part, rest) = buf.split_at_mut(len);
-                let page = PageId::new(self.inode.ino, lblk as u32);
+                let page = PageId::new(self.inode.ino, Lblk::at(lblk));
                 if is_harmed {
                     core.damage.check_page(page, word.is_hole())?;
                 }
@@ -155,7 +161,7 @@ impl Reader<'_> {
 }
 
 /// The inode's first cache line, which is all that reading data needs; the other words are zero.
-fn load_hot(core: &Core, ino: u32) -> Inode {
+fn load_hot(core: &Core, ino: Inum) -> Inode {
     let mut inode = Inode::empty();
     let stored = core.region.words(core.superblock.inode_offset(ino), 8);
     for (word, stored) in inode.words.iter_mut().zip(stored) {

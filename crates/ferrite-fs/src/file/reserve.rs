@@ -3,18 +3,18 @@
 //! A reserved page is mapped to a block but marked unwritten, so it reads as zeros without being zeroed. Reserving
 //! takes as many records as it needs: a page being reserved is invisible, and the last record changes the size.
 
-use crate::format::layout::lblks;
-use crate::page::scan;
 use std::sync::Arc;
 
-use ferrite_map::{PageId, PageWord};
+use ferrite_map::{Lblk, PageId, PageWord};
 use ferrite_vfs::{BadArgument, Ctx, FallocateMode, FsError, Result, SpaceOf, posix};
 
 use super::cut::{self, Stretch};
 use super::write;
 use crate::cache::inodes::InodeMem;
 use crate::format::inode::{INLINE_BYTES, Inode};
+use crate::format::layout::lblks;
 use crate::format::layout::{BLOCK_BYTES, MAX_FILE_BYTES};
+use crate::page::scan;
 use crate::pool::core::{Core, map_error};
 use crate::pool::tx::Tx;
 use crate::retry::{self, Need};
@@ -101,7 +101,7 @@ fn zero(
         let _ = reserve_pages(core, mem, inode, offset, end, &mut Vec::new());
         return Ok(());
     }
-    let is_written = |lblk| !core.map.get(PageId::new(mem.ino, lblk as u32)).is_unwritten();
+    let is_written = |lblk| !core.map.get(PageId::new(mem.ino, Lblk::at(lblk))).is_unwritten();
     if (stretch.first..stretch.end).any(is_written) {
         // These blocks stay with their pages and will be filled again in place. A record that carries the checksum of
         // their present content would then be void after a crash, and with it everything else that it did; so the mark
@@ -115,13 +115,13 @@ fn zero(
     // This frees nothing, so the blocks that a tree may need for it must not come from the reserve.
     tx.set_class(Class::Ordinary);
     for lblk in stretch.first..stretch.end {
-        let word = core.map.get(PageId::new(mem.ino, lblk as u32));
+        let word = core.map.get(PageId::new(mem.ino, Lblk::at(lblk)));
         if !word.is_unwritten() {
             let unwritten = PageWord::new(word.page(), PageWord::UNWRITTEN);
             core.map
-                .replace(&mut tx, PageId::new(mem.ino, lblk as u32), unwritten)
+                .replace(&mut tx, PageId::new(mem.ino, Lblk::at(lblk)), unwritten)
                 .map_err(map_error)?;
-            scan::free(core, &mut tx, PageId::new(mem.ino, lblk as u32), word)?;
+            scan::free(core, &mut tx, PageId::new(mem.ino, Lblk::at(lblk)), word)?;
         }
     }
     stamp(inode, outcome);
@@ -198,7 +198,7 @@ fn reserve(
 }
 
 /// Unmaps pages that were reserved in vain.
-fn give_back(core: &Core, mem: &Arc<InodeMem>, reserved: &[u32]) -> Result<()> {
+fn give_back(core: &Core, mem: &Arc<InodeMem>, reserved: &[Lblk]) -> Result<()> {
     let mut stored = core.load_live(mem)?;
     cut::unmap_pages(core, mem, &mut stored, reserved)
 }
@@ -209,7 +209,7 @@ fn reserve_pages(
     inode: &mut Inode,
     offset: u64,
     end: u64,
-    reserved: &mut Vec<u32>,
+    reserved: &mut Vec<Lblk>,
 ) -> Result<()> {
     if inode.is_inline() {
         if end <= INLINE_BYTES as u64 {
@@ -252,20 +252,20 @@ fn reserve_some(
     inode: &mut Inode,
     (mut lblk, last): (u64, u64),
     most: u64,
-    reserved: &mut Vec<u32>,
+    reserved: &mut Vec<Lblk>,
 ) -> Result<u64> {
     let mut tx = Tx::new(core);
     let mut added = Vec::new();
     while lblk < last && (added.len() as u64) < most && tx.has_room(64 + INSERT_WORDS) {
-        if core.map.get(PageId::new(mem.ino, lblk as u32)).is_hole() {
+        if core.map.get(PageId::new(mem.ino, Lblk::at(lblk))).is_hole() {
             let block = core
                 .map
-                .alloc_page(&mut tx, PageId::new(mem.ino, lblk as u32))
+                .alloc_page(&mut tx, PageId::new(mem.ino, Lblk::at(lblk)))
                 .map_err(map_error)?;
             let word = PageWord::new(block, PageWord::UNWRITTEN);
-            tx.insert_page(PageId::new(mem.ino, lblk as u32), word)?;
+            tx.insert_page(PageId::new(mem.ino, Lblk::at(lblk)), word)?;
             inode.set_blocks(inode.blocks() + 1);
-            added.push(lblk as u32);
+            added.push(Lblk::at(lblk));
         }
         lblk += 1;
     }

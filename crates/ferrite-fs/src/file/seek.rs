@@ -8,7 +8,7 @@
 //! [`crate::cache::spread::Spread`]. If that knows too little of a file, all of its pages are found once, and the
 //! spread learns them: without the lock unless writers are faster, and only if the version is unchanged.
 
-use ferrite_map::{PageId, PageWord};
+use ferrite_map::{Lblk, PageId, PageWord};
 use ferrite_vfs::{FsError, Result};
 
 use super::cut;
@@ -113,7 +113,7 @@ impl Reader<'_> {
             let words = &mut words[..(stop - at).min(BATCH as u64) as usize];
             self.core
                 .map
-                .get_many(PageId::new(self.inode.ino, at as u32), words, self.cache);
+                .get_many(PageId::new(self.inode.ino, Lblk::at(at)), words, self.cache);
             if let Some(index) = words.iter().position(|&word| is_wanted(word)) {
                 return Step::Found(at + index as u64);
             }
@@ -141,16 +141,18 @@ impl Reader<'_> {
     fn list_data(&self, at: u64, end: u64) -> Step {
         let mut left = STEP_PAGES;
         let mut next = Step::End;
-        self.core.map.for_range(self.inode.ino, at as u32, end, &mut |entry| {
-            let lblk = u64::from(entry.lblk);
-            left -= 1;
-            if holds_data(entry.word) {
-                next = Step::Found(lblk);
-            } else if left == 0 {
-                next = Step::On(lblk + 1);
-            }
-            matches!(next, Step::End)
-        });
+        self.core
+            .map
+            .for_range(self.inode.ino, Lblk::at(at), end, &mut |entry| {
+                let lblk = u64::from(entry.lblk);
+                left -= 1;
+                if holds_data(entry.word) {
+                    next = Step::Found(lblk);
+                } else if left == 0 {
+                    next = Step::On(lblk + 1);
+                }
+                matches!(next, Step::End)
+            });
         next
     }
 
@@ -168,7 +170,7 @@ impl Reader<'_> {
 }
 
 /// Lets the inode's spread learn all its pages, if the list is still right and stays so while the spread learns it.
-fn learn(core: &Core, mem: &InodeMem, pages: &[u32], version: Option<u64>) {
+fn learn(core: &Core, mem: &InodeMem, pages: &[Lblk], version: Option<u64>) {
     let all = (0, LBLK_END);
     match version {
         None => mem.spread.learn(all, pages, &core.spreads),

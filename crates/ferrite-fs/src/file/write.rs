@@ -4,18 +4,18 @@
 //! logs; one record then sets all page words, size and times. Old blocks are freed by that record, so they stay
 //! unchanged until it is retired. A write of up to [`ATOMIC_BYTES`] is one record.
 
-use crate::format::log_entry::has_log;
-use crate::format::unit::Unit;
-use crate::page::scan;
 use std::sync::Arc;
 
-use ferrite_map::{MapTx, PageId, PageWord, Resource};
+use ferrite_map::{BlockNo, Inum, Lblk, MapTx, PageId, PageWord, Resource};
 use ferrite_vfs::{Ctx, FsError, Position, Result, WriteMode, posix};
 
 use crate::cache::inodes::InodeMem;
 use crate::format::inode::{INLINE_BYTES, Inode};
 use crate::format::layout::{BLOCK_BYTES, MAX_FILE_BYTES};
+use crate::format::log_entry::has_log;
+use crate::format::unit::Unit;
 use crate::page::append::{self, Part};
+use crate::page::scan;
 use crate::pool::core::{Core, map_error};
 use crate::pool::tx::Tx;
 use crate::retry::{self, Need};
@@ -35,7 +35,7 @@ pub(crate) fn write(core: &Core, ctx: &Ctx, mem: &Arc<InodeMem>, mode: WriteMode
         ..mode
     };
     if let Position::At(offset) = position {
-        let lblk = (offset / BLOCK_BYTES).min(u64::from(u32::MAX)) as u32;
+        let lblk = Lblk::at((offset / BLOCK_BYTES).min(u64::from(Lblk::LAST)));
         core.map.prefetch(PageId::new(mem.ino, lblk), true);
     }
     core.check_writable()?;
@@ -106,13 +106,13 @@ fn write_atomic(core: &Core, ctx: &Ctx, mem: &Arc<InodeMem>, mode: WriteMode, da
 fn write_lone_part(
     core: &Core,
     tx: &mut Tx<'_>,
-    ino: u32,
+    ino: Inum,
     (old, new): (&Inode, &mut Inode),
     offset: u64,
     data: &[u8],
 ) -> Result<bool> {
     let within = (offset % BLOCK_BYTES) as usize;
-    let page = PageId::new(ino, (offset / BLOCK_BYTES) as u32);
+    let page = PageId::new(ino, Lblk::at(offset / BLOCK_BYTES));
     if data.len() == PAGE || within + data.len() > PAGE {
         return Ok(false);
     }
@@ -136,7 +136,7 @@ fn write_lone_part(
 fn take_inline(
     core: &Core,
     tx: &mut Tx<'_>,
-    ino: u32,
+    ino: Inum,
     inode: &mut Inode,
     size: u64,
     offset: u64,
@@ -152,14 +152,17 @@ fn take_inline(
 }
 
 /// Moves inline content, which is `size` long, to page 0; an empty file gets no page.
-pub(crate) fn move_out(core: &Core, tx: &mut Tx<'_>, ino: u32, inode: &mut Inode, size: u64) -> Result<()> {
+pub(crate) fn move_out(core: &Core, tx: &mut Tx<'_>, ino: Inum, inode: &mut Inode, size: u64) -> Result<()> {
     let content = inode.inline_bytes();
     if size > 0 {
         let mut page = [0; PAGE];
         page[..INLINE_BYTES].copy_from_slice(&content);
-        let block = core.map.alloc_page(tx, PageId::new(ino, 0)).map_err(map_error)?;
-        tx.stream_page(PageId::new(ino, 0), block, &page);
-        tx.insert_page(PageId::new(ino, 0), PageWord::new(block, 0))?;
+        let block = core
+            .map
+            .alloc_page(tx, PageId::new(ino, Lblk::FIRST))
+            .map_err(map_error)?;
+        tx.stream_page(PageId::new(ino, Lblk::FIRST), block, &page);
+        tx.insert_page(PageId::new(ino, Lblk::FIRST), PageWord::new(block, 0))?;
         inode.set_blocks(inode.blocks() + 1);
     }
     inode.clear_inline(0);
@@ -170,7 +173,7 @@ pub(crate) fn move_out(core: &Core, tx: &mut Tx<'_>, ino: u32, inode: &mut Inode
 fn write_pages(
     core: &Core,
     tx: &mut Tx<'_>,
-    ino: u32,
+    ino: Inum,
     (old, inode): (&Inode, &mut Inode),
     offset: u64,
     data: &[u8],
@@ -188,20 +191,20 @@ fn write_pages(
         && let Ok(block) = tx.alloc_block()
     {
         tx.expect_few_blocks();
-        let lblk = (offset / BLOCK_BYTES) as u32;
-        tx.stream_page(PageId::new(ino, lblk), block, data);
-        let word = core.map.get(PageId::new(ino, lblk));
-        return map_page(core, tx, PageId::new(ino, lblk), inode, word, block);
+        let page = PageId::new(ino, Lblk::at(offset / BLOCK_BYTES));
+        tx.stream_page(page, block, data);
+        let word = core.map.get(page);
+        return map_page(core, tx, page, inode, word, block);
     }
     while !rest.is_empty() {
-        let first = (at / BLOCK_BYTES) as u32;
+        let first = Lblk::at(at / BLOCK_BYTES);
         let span = (at % BLOCK_BYTES) as usize + rest.len();
         let pages = span.div_ceil(PAGE).min(BATCH);
         core.map.get_many(PageId::new(ino, first), &mut words[..pages], &cache);
         for (index, &word) in words[..pages].iter().enumerate() {
             let within = (at % BLOCK_BYTES) as usize;
             let (part, behind) = rest.split_at(rest.len().min(PAGE - within));
-            let page = PageId::new(ino, first + index as u32);
+            let page = PageId::new(ino, first.plus(index as u32));
             if part.len() < PAGE && !word.is_hole() && !word.is_unwritten() {
                 let appends = at + part.len() as u64 > old.size();
                 append::write_part(core, tx, page, word, (within, Part::Data(part)), appends)?;
@@ -227,7 +230,7 @@ fn fill_page(
 ) -> Result<()> {
     tx.set_class(class_for(word));
     // A reserved block reads as zeros whatever it contains, so it can be filled before the word changes.
-    let reserved = word.is_unwritten() && word.page() != 0;
+    let reserved = word.is_unwritten() && word.page() != BlockNo::NONE;
     let block = if reserved {
         word.page()
     } else {
@@ -237,7 +240,7 @@ fn fill_page(
         tx.stream_page(PageId::new(ino, lblk), block, part);
     } else {
         let mut page = [0; PAGE];
-        if let (0, Some(content)) = (lblk, head) {
+        if let (Lblk::FIRST, Some(content)) = (lblk, head) {
             page[..INLINE_BYTES].copy_from_slice(content);
         }
         page[within..within + part.len()].copy_from_slice(part);
@@ -262,7 +265,7 @@ fn map_page(
     PageId { ino, lblk }: PageId,
     inode: &mut Inode,
     word: PageWord,
-    block: u32,
+    block: BlockNo,
 ) -> Result<()> {
     let new = PageWord::new(block, 0);
     tx.set_class(class_for(word));
@@ -272,7 +275,7 @@ fn map_page(
         return Ok(());
     }
     core.map.replace(tx, PageId::new(ino, lblk), new).map_err(map_error)?;
-    if word.page() != 0 && word.page() != block {
+    if word.page() != BlockNo::NONE && word.page() != block {
         tx.freed(Resource::Block(word.page()));
     }
     scan::free(core, tx, PageId::new(ino, lblk), word)

@@ -11,7 +11,7 @@
 //! * A word is durable before the page word that leads to its block can be. A block waits for the journal's mark before
 //!   it is used again, so no replay brings back the word of an earlier use.
 
-use ferrite_map::{MapEntry, PageId};
+use ferrite_map::{BlockNo, Lblk, MapEntry, PageId};
 use ferrite_pm::Region;
 use ferrite_vfs::FsError;
 
@@ -35,7 +35,7 @@ pub(crate) fn word(seed: u64, PageId { ino, lblk }: PageId, crc: u32) -> u64 {
 /// Returns another page of the same inode if the block of `entry`, a page of a file or link, was filled as that page:
 /// the mapping has it at a place that differs in one bit. The content of the block is not examined. Also `None` for
 /// data without checksums, and if the word is damaged.
-pub(crate) fn misplaced(region: &Region, superblock: &Superblock, entry: &MapEntry) -> Option<u32> {
+pub(crate) fn misplaced(region: &Region, superblock: &Superblock, entry: &MapEntry) -> Option<Lblk> {
     let &MapEntry {
         ino, lblk, word: page, ..
     } = entry;
@@ -43,11 +43,13 @@ pub(crate) fn misplaced(region: &Region, superblock: &Superblock, entry: &MapEnt
         return None;
     }
     let stored = region.load(superblock.sum_word_offset(page.page())?) >> 32;
-    let was = |lblk: u32| word(superblock.seed, PageId::new(ino, lblk), 0) >> 32 == stored;
+    let was = |lblk: Lblk| word(superblock.seed, PageId::new(ino, lblk), 0) >> 32 == stored;
     if was(lblk) {
         return None;
     }
-    (0..u32::BITS).map(|bit| lblk ^ 1 << bit).find(|&other| was(other))
+    (0..u32::BITS)
+        .map(|bit| Lblk::new(lblk.get() ^ 1 << bit))
+        .find(|&other| was(other))
 }
 
 /// What is wrong with the word of the block of `entry`, a page of a file or link, and the place and value of the right
@@ -72,7 +74,7 @@ pub(crate) fn wrong_word(region: &Region, superblock: &Superblock, entry: &MapEn
 }
 
 #[cold]
-pub(crate) fn mismatch(page: PageId, block: u32, difference: u64) -> FsError {
+pub(crate) fn mismatch(page: PageId, block: BlockNo, difference: u64) -> FsError {
     let what = match difference >> 32 {
         0 => "has the wrong checksum",
         _ => "holds another page's data, or its checksum is damaged",
@@ -82,7 +84,7 @@ pub(crate) fn mismatch(page: PageId, block: u32, difference: u64) -> FsError {
 
 /// A page mapped to a block number that cannot be a data block.
 #[cold]
-pub(crate) fn no_data(page: PageId, block: u32) -> FsError {
+pub(crate) fn no_data(page: PageId, block: BlockNo) -> FsError {
     let what = format!("mapped to block {block}, which holds no data; run `ferrite fsck`");
     damaged(page, what)
 }
@@ -105,24 +107,24 @@ mod tests {
 
     #[test]
     fn a_word_is_one_pools_one_pages_and_one_contents() {
-        let own = word(7, PageId::new(5, 9), 1234);
+        let own = word(7, PageId::from_raw(5, 9), 1234);
         assert_ne!(own >> 32, 0);
         for other in [
-            word(8, PageId::new(5, 9), 1234),
-            word(7, PageId::new(9, 5), 1234),
-            word(7, PageId::new(5, 8), 1234),
-            word(7, PageId::new(6, 9), 1234),
+            word(8, PageId::from_raw(5, 9), 1234),
+            word(7, PageId::from_raw(9, 5), 1234),
+            word(7, PageId::from_raw(5, 8), 1234),
+            word(7, PageId::from_raw(6, 9), 1234),
         ] {
             assert_ne!(own >> 32, other >> 32, "another page shows in the high half");
             assert_ne!(own as u32, other as u32, "and in the low half");
         }
-        let changed = word(7, PageId::new(5, 9), 1235);
+        let changed = word(7, PageId::from_raw(5, 9), 1235);
         assert_eq!(
             own >> 32,
             changed >> 32,
             "other content does not look like another page"
         );
         assert_ne!(own, changed);
-        assert_ne!(word(0, PageId::new(0, 0), 0), 0, "zeros never pass");
+        assert_ne!(word(0, PageId::from_raw(0, 0), 0), 0, "zeros never pass");
     }
 }

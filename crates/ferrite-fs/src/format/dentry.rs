@@ -13,6 +13,7 @@
 
 use std::sync::atomic::Ordering;
 
+use ferrite_map::{Inum, Lblk, PageId};
 use ferrite_pm::Region;
 use ferrite_vfs::{FileKind, FsError, NAME_MAX, Result};
 
@@ -40,13 +41,13 @@ fn kind_from_code(code: u64) -> Option<FileKind> {
     FileKind::from_mode((code as u32) << 12)
 }
 
-fn checksum(ino: u32, kind: u64, parent: u32, name: &[u8]) -> u32 {
-    let start = ino.wrapping_mul(CRC_SPREAD) ^ parent.rotate_left(16) ^ (kind as u32) << 8;
+fn checksum(ino: Inum, kind: u64, parent: Inum, name: &[u8]) -> u32 {
+    let start = ino.get().wrapping_mul(CRC_SPREAD) ^ parent.get().rotate_left(16) ^ (kind as u32) << 8;
     crc32c_append(start, name)
 }
 
 /// The header words of a block.
-pub(crate) fn block_header(dir: u32, lblk: u32) -> [u64; 2] {
+pub(crate) fn block_header(dir: Inum, lblk: Lblk) -> [u64; 2] {
     let first = u64::from(dir) | u64::from(lblk) << 32;
     [
         first,
@@ -55,19 +56,19 @@ pub(crate) fn block_header(dir: u32, lblk: u32) -> [u64; 2] {
 }
 
 /// Directory and logical block of the block at `offset`.
-pub(crate) fn read_block_header(region: &Region, offset: u64) -> Result<(u32, u32)> {
+pub(crate) fn read_block_header(region: &Region, offset: u64) -> Result<PageId> {
     let first = region.load(offset);
-    let (dir, lblk) = (first as u32, (first >> 32) as u32);
-    if region.load(offset + 8) != block_header(dir, lblk)[1] {
+    let page = PageId::from_raw(first as u32, (first >> 32) as u32);
+    if region.load(offset + 8) != block_header(page.ino, page.lblk)[1] {
         let what = format!("directory block at offset {offset}: damaged header");
         return Err(FsError::damaged(None, what));
     }
-    Ok((dir, lblk))
+    Ok(page)
 }
 
 /// Directory of the block at `offset`, whose header was already found sound.
-pub(crate) fn header_dir(region: &Region, offset: u64) -> u32 {
-    region.load(offset) as u32
+pub(crate) fn header_dir(region: &Region, offset: u64) -> Inum {
+    Inum::new(region.load(offset) as u32)
 }
 
 /// The word of a free entry.
@@ -77,8 +78,8 @@ pub(crate) fn free_word(len_bytes: u64) -> u64 {
 
 /// Calls `set` for each word of an entry that takes `len_bytes` in total.
 pub(crate) fn encode(
-    dir: u32,
-    ino: u32,
+    dir: Inum,
+    ino: Inum,
     kind: FileKind,
     name: &[u8],
     len_bytes: u64,
@@ -101,7 +102,7 @@ pub(crate) fn encode(
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Head {
     /// Inode; 0 for free space.
-    pub(crate) ino: u32,
+    pub(crate) ino: Inum,
     /// Length of the entry.
     pub(crate) len_bytes: u64,
     name_len: usize,
@@ -111,7 +112,7 @@ pub(crate) struct Head {
 impl Head {
     fn parse(word: u64) -> Head {
         Head {
-            ino: word as u32,
+            ino: Inum::new(word as u32),
             len_bytes: word >> 32 & 0xffff,
             name_len: (word >> 48 & 0xff) as usize,
             kind: word >> 56,
@@ -124,7 +125,7 @@ impl Head {
 pub(crate) fn head(region: &Region, offset: u64) -> Result<Head> {
     let head = Head::parse(region.load(offset));
     let room = BLOCK_BYTES - offset % BLOCK_BYTES;
-    let is_possible = match head.ino {
+    let is_possible = match head.ino.get() {
         0 => head.len_bytes >= 8 && head.len_bytes.is_multiple_of(8),
         _ => head.len_bytes == 16 + head.name_len.next_multiple_of(8) as u64,
     };
@@ -140,7 +141,7 @@ pub(crate) fn head(region: &Region, offset: u64) -> Result<Head> {
 #[derive(Debug)]
 pub(crate) struct Entry {
     /// Inode.
-    pub(crate) ino: u32,
+    pub(crate) ino: Inum,
     /// Kind.
     pub(crate) kind: FileKind,
     bytes: [u8; ENTRY_MAX],
@@ -162,16 +163,16 @@ impl Entry {
 }
 
 /// Reads and checks the used entry at `offset` of directory `dir`.
-pub(crate) fn read(region: &Region, offset: u64, dir: u32) -> Result<Entry> {
+pub(crate) fn read(region: &Region, offset: u64, dir: Inum) -> Result<Entry> {
     let damaged = |what: &str| FsError::damaged(None, format!("directory entry at offset {offset}: {what}"));
     let head = head(region, offset)?;
-    if head.ino == 0 {
+    if head.ino == Inum::NONE {
         return Err(damaged("free, but a name points to it"));
     }
     let mut bytes = [0; ENTRY_MAX];
     region.read(offset, &mut bytes[..16 + head.name_len.next_multiple_of(8)]);
     let word = u64::from_le_bytes(bytes[8..16].try_into().expect("eight bytes"));
-    if word as u32 != dir {
+    if word as u32 != dir.get() {
         return Err(damaged("belongs to another directory"));
     }
     let name = &bytes[16..16 + head.name_len];
@@ -189,14 +190,14 @@ pub(crate) fn read(region: &Region, offset: u64, dir: u32) -> Result<Entry> {
 
 /// Inode and kind of the entry at `offset`, if it is `name` in directory `dir`. A mismatch is not an error, since tags
 /// of the name table may collide; a match with a wrong checksum is.
-pub(crate) fn read_if(region: &Region, offset: u64, dir: u32, name: &[u8]) -> Result<Option<(u32, FileKind)>> {
+pub(crate) fn read_if(region: &Region, offset: u64, dir: Inum, name: &[u8]) -> Result<Option<(Inum, FileKind)>> {
     let head = Head::parse(region.load(offset));
     let room = BLOCK_BYTES - offset % BLOCK_BYTES;
-    if head.ino == 0 || head.name_len != name.len() || room < entry_bytes(name) {
+    if head.ino == Inum::NONE || head.name_len != name.len() || room < entry_bytes(name) {
         return Ok(None);
     }
     let second = region.load(offset + 8);
-    if second as u32 != dir {
+    if second as u32 != dir.get() {
         return Ok(None);
     }
     for (chunk, stored) in name.chunks(8).zip(region.words(offset + 16, name.len().div_ceil(8))) {

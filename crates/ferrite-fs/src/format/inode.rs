@@ -5,6 +5,7 @@
 //!
 //! Invariant: words 0 to 7 share a cache line and hold everything that a read or write of data needs.
 
+use ferrite_map::{BlockNo, Inum};
 use ferrite_pm::Region;
 use ferrite_vfs::{Attr, FileKind, LINK_MAX, Timestamp};
 use zerocopy::IntoBytes;
@@ -34,6 +35,9 @@ const W_CUT_FIRST: usize = 11;
 const W_CUT_END: usize = 12;
 /// First inline word.
 pub(crate) const W_INLINE: usize = 16;
+
+/// The root directory.
+pub(crate) const ROOT: Inum = Inum::new(ferrite_vfs::ROOT_INO as u32);
 
 /// Spreads inode numbers over the start values of checksums. Odd, so that no two numbers collide.
 pub(crate) const CRC_SPREAD: u32 = 0x9e37_79b1;
@@ -84,13 +88,31 @@ impl Inode {
         mode_bits, set_mode_bits, nlink, set_nlink: W_MODE_NLINK;
         uid, set_uid, gid, set_gid: W_OWNER;
         rdev, set_rdev, flags, set_flags: W_RDEV_FLAGS;
-        generation, set_generation, parent, set_parent: W_GENERATION_PARENT;
-        xattr_block, set_xattr_block, entries, set_entries: W_XATTR_ENTRIES;
+        generation, set_generation, parent_word, set_parent_word: W_GENERATION_PARENT;
+        xattr_word, set_xattr_word, entries, set_entries: W_XATTR_ENTRIES;
     }
     whole! {
         size, set_size: W_SIZE;
         cut_first, set_cut_first: W_CUT_FIRST;
         cut_end, set_cut_end: W_CUT_END;
+    }
+
+    /// The block that holds its attributes.
+    pub(crate) fn xattr_block(&self) -> BlockNo {
+        BlockNo::new(self.xattr_word())
+    }
+
+    pub(crate) fn set_xattr_block(&mut self, block: BlockNo) {
+        self.set_xattr_word(block.get());
+    }
+
+    /// The directory that a directory is in.
+    pub(crate) fn parent(&self) -> Inum {
+        Inum::new(self.parent_word())
+    }
+
+    pub(crate) fn set_parent(&mut self, parent: Inum) {
+        self.set_parent_word(parent.get());
     }
 
     /// Reads the inode at `offset`. A race with a writer yields a mixture: the caller validates.
@@ -117,19 +139,19 @@ impl Inode {
     }
 
     /// Checksum of everything but itself, bound to the inode's number. Of the inline area, it covers only the content.
-    pub(crate) fn checksum(&self, ino: u32) -> u32 {
+    pub(crate) fn checksum(&self, ino: Inum) -> u32 {
         let content = if self.is_inline() {
             self.size().min(INLINE_BYTES as u64).div_ceil(8) as usize
         } else {
             0
         };
         // One call instead of two; differences in the start value are detected as well as differences in the bytes.
-        let start = ino.wrapping_mul(CRC_SPREAD) ^ self.blocks();
+        let start = ino.get().wrapping_mul(CRC_SPREAD) ^ self.blocks();
         crc32c_append(start, self.words[1..W_INLINE + content].as_bytes())
     }
 
     /// Whether the stored checksum is right. An inode that was never used is all zero and needs none.
-    pub(crate) fn is_sound(&self, ino: u32) -> bool {
+    pub(crate) fn is_sound(&self, ino: Inum) -> bool {
         self.crc() == self.checksum(ino) || self.words == [0; INODE_WORDS]
     }
 
@@ -242,8 +264,8 @@ impl Inode {
     }
 
     /// As `stat` shows it; `None` for a free or damaged inode.
-    pub(crate) fn attr(&self, ino: u32) -> Option<Attr> {
-        let blocks = u64::from(self.blocks()) + u64::from(self.xattr_block() != 0);
+    pub(crate) fn attr(&self, ino: Inum) -> Option<Attr> {
+        let blocks = u64::from(self.blocks()) + u64::from(self.xattr_block() != BlockNo::NONE);
         Some(Attr {
             ino: u64::from(ino),
             generation: self.generation(),

@@ -7,6 +7,7 @@
 //! every area is inside the pool and that no two overlap. Later code does not check again.
 
 use ferrite_map::Geometry;
+pub use ferrite_map::{BlockNo, Inum};
 pub use ferrite_pm::LINE_BYTES;
 use ferrite_pm::Region;
 
@@ -480,14 +481,19 @@ impl Superblock {
         self.journal_offset + u64::from(ring) * self.ring_bytes
     }
 
+    /// Every inode number of the pool.
+    pub(crate) fn inums(&self) -> impl Iterator<Item = Inum> + use<> {
+        (1..self.inodes as u32).map(Inum::new)
+    }
+
     /// Offset of inode `ino`.
-    pub fn inode_offset(&self, ino: u32) -> u64 {
+    pub fn inode_offset(&self, ino: Inum) -> u64 {
         debug_assert!(u64::from(ino) < self.inodes);
         self.inode_offset + u64::from(ino) * INODE_BYTES
     }
 
     /// Offset of block `block`, which is a data block's number.
-    pub fn block_offset(&self, block: u32) -> u64 {
+    pub fn block_offset(&self, block: BlockNo) -> u64 {
         u64::from(block) * BLOCK_BYTES
     }
 
@@ -502,13 +508,13 @@ impl Superblock {
     }
 
     /// Offset of the checksum word of data block `block`; `None` if data carries no checksums.
-    pub fn sum_word_offset(&self, block: u32) -> Option<u64> {
+    pub fn sum_word_offset(&self, block: BlockNo) -> Option<u64> {
         self.has_data_checksums()
             .then(|| self.sum_offset + (u64::from(block) - self.first_block) * SUM_BYTES)
     }
 
     /// Whether `block` is a data block's number.
-    pub fn is_data_block(&self, block: u32) -> bool {
+    pub fn is_data_block(&self, block: BlockNo) -> bool {
         (self.first_block..self.first_block + self.blocks).contains(&u64::from(block))
     }
 
@@ -522,7 +528,7 @@ impl Superblock {
         Geometry {
             area_offset: self.map_offset,
             slots: self.map_slots,
-            first_block: self.first_block as u32,
+            first_block: BlockNo::new(self.first_block as u32),
             blocks: self.blocks as u32,
             inodes: self.inodes as u32,
             seed: self.seed,

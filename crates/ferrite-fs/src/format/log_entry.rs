@@ -250,7 +250,7 @@ mod tests {
     #[test]
     fn an_entry_reads_back_at_its_place_only() {
         let region = Region::anonymous(16 << 12).unwrap();
-        let page = PageId::new(7, 9);
+        let page = PageId::from_raw(7, 9);
         let trailer = Trailer {
             offset: 100,
             len: 60,
@@ -277,7 +277,7 @@ mod tests {
         assert_eq!(entry.trailer, trailer);
         assert_eq!(entry.read(&region, &mut buffer).unwrap(), &[5; 60]);
         assert_eq!(entry.previous(&region).unwrap(), None);
-        let stranger = Entry::load(&region, PageId::new(7, 8), Unit(66)).unwrap();
+        let stranger = Entry::load(&region, PageId::from_raw(7, 8), Unit(66)).unwrap();
         assert!(stranger.read(&region, &mut buffer).is_err(), "another page's entry");
         assert!(stranger.previous(&region).is_err(), "another page's segment");
         region.store(66 * 64, region.load(66 * 64) ^ 1);

@@ -3,7 +3,7 @@
 //! A unit's number is its offset in the pool divided by 64 bytes. Unit 0 is in the superblock, so where units are
 //! stored, 0 means none.
 
-use ferrite_map::PageWord;
+use ferrite_map::{BlockNo, PageWord};
 
 use crate::format::layout::BLOCK_BYTES;
 
@@ -24,8 +24,8 @@ impl Unit {
     }
 
     /// The first unit of a block.
-    pub(crate) fn first_of(block: u32) -> Unit {
-        Unit(block * BLOCK_UNITS)
+    pub(crate) fn first_of(block: BlockNo) -> Unit {
+        Unit(block.get() * BLOCK_UNITS)
     }
 
     /// Its offset in the pool.
@@ -42,8 +42,8 @@ impl Unit {
 
     /// The block that contains it.
     #[inline]
-    pub(crate) fn block(self) -> u32 {
-        self.0 / BLOCK_UNITS
+    pub(crate) fn block(self) -> BlockNo {
+        BlockNo::new(self.0 / BLOCK_UNITS)
     }
 
     /// Its index in the block.

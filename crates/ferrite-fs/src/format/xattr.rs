@@ -5,6 +5,7 @@
 //! then    name length u16 | value length u16 | name | value     … one after another
 //! ```
 
+use ferrite_map::{BlockNo, Inum};
 use ferrite_pm::Region;
 
 use crate::format::checksum::{crc32c, crc32c_append};
@@ -18,11 +19,11 @@ pub(crate) const SPACE_BYTES: usize = BLOCK_BYTES as usize - HEADER_BYTES - 16;
 
 pub(crate) type Attributes = Vec<(Vec<u8>, Vec<u8>)>;
 
-fn checksum(ino: u32, block: &[u8]) -> u32 {
-    crc32c_append(crc32c(&ino.to_le_bytes()), &block[8..])
+fn checksum(ino: Inum, block: &[u8]) -> u32 {
+    crc32c_append(crc32c(&ino.get().to_le_bytes()), &block[8..])
 }
 
-pub(crate) fn encode(ino: u32, attributes: &Attributes) -> Vec<u8> {
+pub(crate) fn encode(ino: Inum, attributes: &Attributes) -> Vec<u8> {
     let mut block = vec![0; HEADER_BYTES];
     block[8..12].copy_from_slice(&(attributes.len() as u32).to_le_bytes());
     for (name, value) in attributes {
@@ -44,7 +45,7 @@ fn take<'a>(rest: &mut &'a [u8], len: usize) -> Option<&'a [u8]> {
     Some(taken)
 }
 
-pub(crate) fn decode(ino: u32, block: &[u8]) -> Option<Attributes> {
+pub(crate) fn decode(ino: Inum, block: &[u8]) -> Option<Attributes> {
     let half = |at: usize| u32::from_le_bytes(block[at..at + 4].try_into().expect("four bytes"));
     if half(0) != SIGNATURE || half(4) != checksum(ino, block) {
         return None;
@@ -62,7 +63,7 @@ pub(crate) fn decode(ino: u32, block: &[u8]) -> Option<Attributes> {
 }
 
 /// Whether `block` holds sound attributes of `ino`. For fsck.
-pub(crate) fn is_sound(region: &Region, superblock: &Superblock, ino: u32, block: u32) -> bool {
+pub(crate) fn is_sound(region: &Region, superblock: &Superblock, ino: Inum, block: BlockNo) -> bool {
     let mut bytes = vec![0; BLOCK_BYTES as usize];
     region.read(superblock.block_offset(block), &mut bytes);
     decode(ino, &bytes).is_some()

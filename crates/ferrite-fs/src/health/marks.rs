@@ -12,9 +12,9 @@
 //!   that has lost pages, fails with an error that names it.
 //! * Nothing is added once operations run, so the checks take no lock.
 
-use ferrite_map::PageId;
 use std::sync::Arc;
 
+use ferrite_map::{Inum, PageId};
 use ferrite_vfs::{FsError, Result};
 use rustc_hash::{FxHashMap, FxHashSet};
 
@@ -37,11 +37,11 @@ pub(crate) struct Damage {
     /// Pages in the mapping when it was loaded, if it could be loaded.
     pages: u64,
     /// Directories whose names may be missing in the table.
-    names: FxHashSet<u32>,
+    names: FxHashSet<Inum>,
     /// Inodes of which nothing can be trusted.
-    inodes: FxHashMap<u32, Arc<str>>,
+    inodes: FxHashMap<Inum, Arc<str>>,
     /// Files that have lost pages.
-    holes: FxHashMap<u32, Arc<str>>,
+    holes: FxHashMap<Inum, Arc<str>>,
     /// Pages that are not what was written, or whose logs are not.
     damaged_pages: FxHashMap<PageId, Arc<str>>,
     /// The reasons above, each stored once, so that thousands of pages share one.
@@ -76,18 +76,18 @@ impl Damage {
     }
 
     /// Lookups may miss names of directory `dir`.
-    pub(crate) fn lose_names(&mut self, dir: u32) {
+    pub(crate) fn lose_names(&mut self, dir: Inum) {
         self.names.insert(dir);
     }
 
     /// Nothing about `ino` may be returned.
-    pub(crate) fn spoil_inode(&mut self, ino: u32, why: &str) {
+    pub(crate) fn spoil_inode(&mut self, ino: Inum, why: &str) {
         let why = self.reason(why);
         self.inodes.entry(ino).or_insert(why);
     }
 
     /// Holes of file `ino` may have been pages.
-    pub(crate) fn spoil_holes(&mut self, ino: u32, why: &str) {
+    pub(crate) fn spoil_holes(&mut self, ino: Inum, why: &str) {
         let why = self.reason(why);
         self.holes.entry(ino).or_insert(why);
     }
@@ -128,7 +128,7 @@ impl Damage {
     }
 
     /// Whether a name that is not found in `dir` may exist nevertheless.
-    pub(crate) fn loses_names(&self, dir: u32) -> bool {
+    pub(crate) fn loses_names(&self, dir: Inum) -> bool {
         !self.names.is_empty() && self.names.contains(&dir)
     }
 
@@ -138,7 +138,7 @@ impl Damage {
     }
 
     /// Refuses access to a damaged inode.
-    pub(crate) fn check_inode(&self, ino: u32) -> Result<()> {
+    pub(crate) fn check_inode(&self, ino: Inum) -> Result<()> {
         match self.inodes.get(&ino) {
             Some(why) => Err(FsError::damaged(u64::from(ino), format!("{why}; {REMEDY}"))),
             None => Ok(()),
@@ -146,7 +146,7 @@ impl Damage {
     }
 
     /// Refuses to treat an unmapped page as a hole, in a file that has lost pages.
-    pub(crate) fn check_holes(&self, ino: u32) -> Result<()> {
+    pub(crate) fn check_holes(&self, ino: Inum) -> Result<()> {
         match self.holes.get(&ino) {
             Some(why) => Err(FsError::damaged(u64::from(ino), format!("{why}; {REMEDY}"))),
             None => Ok(()),
@@ -174,29 +174,34 @@ mod tests {
         assert!(!damage.stops_changes() && !damage.touches_data());
         damage.stop("something else".into());
         assert!(damage.stops_changes() && damage.findings().len() == 2);
-        damage.spoil_inode(5, "lost");
-        damage.spoil_holes(6, "counts 3 pages, 2 are mapped");
-        damage.spoil_page(PageId::new(7, 2), "damaged log");
+        damage.spoil_inode(Inum::new(5), "lost");
+        damage.spoil_holes(Inum::new(6), "counts 3 pages, 2 are mapped");
+        damage.spoil_page(PageId::from_raw(7, 2), "damaged log");
         let text = |result: Result<()>| result.unwrap_err().to_string();
-        assert!(text(damage.check_inode(5)).contains("inode 5: lost"));
-        assert!(damage.check_inode(6).is_ok() && damage.check_holes(5).is_ok() && damage.check_holes(6).is_err());
-        assert!(text(damage.check_page(PageId::new(6, 1), true)).contains("inode 6, bytes 4096 to 8191"));
+        assert!(text(damage.check_inode(Inum::new(5))).contains("inode 5: lost"));
         assert!(
-            damage.check_page(PageId::new(6, 1), false).is_ok(),
+            damage.check_inode(Inum::new(6)).is_ok()
+                && damage.check_holes(Inum::new(5)).is_ok()
+                && damage.check_holes(Inum::new(6)).is_err()
+        );
+        assert!(text(damage.check_page(PageId::from_raw(6, 1), true)).contains("inode 6, bytes 4096 to 8191"));
+        assert!(
+            damage.check_page(PageId::from_raw(6, 1), false).is_ok(),
             "a page that is there"
         );
         assert!(
-            text(damage.check_page(PageId::new(7, 2), false)).contains("inode 7, bytes 8192 to 12287: damaged log")
+            text(damage.check_page(PageId::from_raw(7, 2), false))
+                .contains("inode 7, bytes 8192 to 12287: damaged log")
         );
-        assert!(damage.check_page(PageId::new(7, 1), true).is_ok());
+        assert!(damage.check_page(PageId::from_raw(7, 1), true).is_ok());
     }
     #[test]
     fn a_ruined_pool_fills_neither_memory_nor_log() {
         let mut damage = Damage::default();
         for ino in 0..3 * FINDINGS_MAX as u32 {
             damage.note(format!("inode {ino}"));
-            damage.spoil_inode(ino, &format!("reason {ino}"));
-            damage.spoil_page(PageId::new(ino, 0), "its log is damaged");
+            damage.spoil_inode(Inum::new(ino), &format!("reason {ino}"));
+            damage.spoil_page(PageId::from_raw(ino, 0), "its log is damaged");
         }
         assert_eq!(damage.findings().len(), FINDINGS_MAX + 1);
         assert!(damage.findings()[FINDINGS_MAX].contains("more"));
@@ -206,11 +211,19 @@ mod tests {
             damage.reasons.len()
         );
         let text = |ino| damage.check_inode(ino).unwrap_err().to_string();
-        assert!(text(5).contains("inode 5: reason 5"), "{}", text(5));
-        assert!(text(2999).contains("inode 2999: damaged"), "{}", text(2999));
+        assert!(
+            text(Inum::new(5)).contains("inode 5: reason 5"),
+            "{}",
+            text(Inum::new(5))
+        );
+        assert!(
+            text(Inum::new(2999)).contains("inode 2999: damaged"),
+            "{}",
+            text(Inum::new(2999))
+        );
         let shared = &damage.damaged_pages;
         assert!(
-            Arc::ptr_eq(&shared[&PageId::new(1, 0)], &shared[&PageId::new(2999, 0)]),
+            Arc::ptr_eq(&shared[&PageId::from_raw(1, 0)], &shared[&PageId::from_raw(2999, 0)]),
             "one reason is kept once"
         );
     }

@@ -9,6 +9,7 @@
 //! operation that had returned is lost. No record names the newest one: if that one is damaged, it looks like one that
 //! a crash tore.
 
+use ferrite_map::BlockNo;
 use ferrite_pm::Region;
 use rustc_hash::FxHashSet;
 
@@ -192,7 +193,7 @@ fn data_survived(region: &Region, record: &Found) -> bool {
 
 /// Records set words of the tables and of data blocks only.
 fn may_be_set(superblock: &Superblock, offset: u64, len: u64) -> bool {
-    let end = superblock.block_offset((superblock.first_block + superblock.blocks) as u32);
+    let end = superblock.block_offset(BlockNo::new((superblock.first_block + superblock.blocks) as u32));
     offset.is_multiple_of(8)
         && offset >= superblock.inode_offset
         && offset.checked_add(len).is_some_and(|last| last <= end)

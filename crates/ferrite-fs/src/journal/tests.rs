@@ -13,7 +13,7 @@ use crate::format::record::Header;
 use crate::options::{Mapping, MkfsOptions, MountOptions};
 use crate::pool::tx::Tx;
 use crate::thread::number_thread;
-use ferrite_map::MapTx;
+use ferrite_map::{BlockNo, MapTx};
 
 const POOL_BYTES: u64 = 4 << 20;
 
@@ -48,7 +48,7 @@ fn on_ring<T: Send>(ring: u64, work: impl FnOnce() -> T + Send) -> T {
 /// A record of `words` words, all of them in a free block.
 fn record(engine: &Engine, words: u64) -> Record {
     let superblock = &engine.core().superblock;
-    let offset = superblock.block_offset(superblock.first_block as u32 + 100);
+    let offset = superblock.block_offset(BlockNo::new(superblock.first_block as u32 + 100));
     let mut record = Record::new();
     (0..words).for_each(|n| record.set_word(offset + n * 8, n));
     record
@@ -97,7 +97,7 @@ fn a_record_names_none_that_is_too_far_behind() {
     let offset = engine
         .core()
         .superblock
-        .block_offset(engine.core().superblock.first_block as u32 + 100);
+        .block_offset(BlockNo::new(engine.core().superblock.first_block as u32 + 100));
     let first = on_ring(0, || commit(&engine, &mut record(&engine, 1), &[])).unwrap();
     // Folds use up numbers, and nobody moves the mark.
     on_ring(1, || {
@@ -127,7 +127,12 @@ fn a_record_names_none_that_is_too_far_behind() {
 fn the_mark_is_durable_when_space_comes_back() {
     let (engine, recorder) = engine(Mapping::Hashfs);
     let block = engine.core().superblock.first_block as u32 + 200;
-    let seq = commit(&engine, &mut record(&engine, 1), &[Resource::Block(block)]).unwrap();
+    let seq = commit(
+        &engine,
+        &mut record(&engine, 1),
+        &[Resource::Block(BlockNo::new(block))],
+    )
+    .unwrap();
     let durable_mark = || {
         let log = recorder.log();
         let mut cursor = log.cursor();
@@ -146,7 +151,7 @@ fn the_mark_is_durable_when_space_comes_back() {
         released = freed;
     };
     engine.core().journal.advance(release).unwrap();
-    assert_eq!(released, [Resource::Block(block)]);
+    assert_eq!(released, [Resource::Block(BlockNo::new(block))]);
 }
 
 /// Numbers given after a move are above the move's, in every ring and however long it has been idle.
@@ -155,7 +160,9 @@ fn records_after_a_move_have_higher_numbers() {
     for mapping in [Mapping::Leaf, Mapping::Cuckoo] {
         let (engine, _recorder) = engine(mapping);
         let core = engine.core();
-        let offset = core.superblock.block_offset(core.superblock.first_block as u32 + 100);
+        let offset = core
+            .superblock
+            .block_offset(BlockNo::new(core.superblock.first_block as u32 + 100));
         on_ring(0, || {
             for _ in 0..10 {
                 commit(&engine, &mut record(&engine, 1), &[]).unwrap();
@@ -193,7 +200,7 @@ fn nothing_is_committed_to_a_pool_that_is_unmounted() {
         engine
             .core()
             .superblock
-            .block_offset(engine.core().superblock.first_block as u32),
+            .block_offset(BlockNo::new(engine.core().superblock.first_block as u32)),
         1,
     );
     let error = tx.commit(&[]).unwrap_err();

@@ -8,7 +8,7 @@
 //! Readers hold no lock: a mismatch counts only if the inode's version is found unchanged, so nothing is reported from
 //! here.
 
-use ferrite_map::{PageId, PageWord};
+use ferrite_map::{BlockNo, PageId, PageWord};
 use ferrite_vfs::Result;
 
 use crate::format::checksum::crc32c;
@@ -18,7 +18,7 @@ use crate::format::page_buffer::PageBuffer;
 use crate::pool::core::Core;
 
 /// Place and value of the checksum word of `block` if it holds `data` as `page`; `None` if data carries no checksums.
-pub(crate) fn for_block(core: &Core, page: PageId, block: u32, data: &[u8]) -> Option<(u64, u64)> {
+pub(crate) fn for_block(core: &Core, page: PageId, block: BlockNo, data: &[u8]) -> Option<(u64, u64)> {
     let offset = core.superblock.sum_word_offset(block)?;
     Some((offset, word(core.superblock.seed, page, crc32c(data))))
 }
@@ -44,7 +44,7 @@ pub(crate) fn read_block(core: &Core, page: PageId, word: PageWord, from: usize,
     }
 }
 
-fn read_verified(core: &Core, page: PageId, block: u32, from: usize, part: &mut [u8]) -> Result<()> {
+fn read_verified(core: &Core, page: PageId, block: BlockNo, from: usize, part: &mut [u8]) -> Result<()> {
     let offset = core.superblock.block_offset(block);
     if part.len() as u64 == BLOCK_BYTES {
         core.region.read(offset, part);
@@ -58,7 +58,7 @@ fn read_verified(core: &Core, page: PageId, block: u32, from: usize, part: &mut 
 }
 
 /// Verifies that `data`, copied from all of `block`, is what was written there as `page`.
-fn verify(core: &Core, page: PageId, block: u32, data: &[u8]) -> Result<()> {
+fn verify(core: &Core, page: PageId, block: BlockNo, data: &[u8]) -> Result<()> {
     match for_block(core, page, block, data) {
         Some((offset, expected)) => {
             let stored = core.region.load(offset);

@@ -1,6 +1,6 @@
 //! The pages of a file as they are on the medium, for people: `ferrite dump`.
 
-use ferrite_map::PageId;
+use ferrite_map::{Lblk, PageId};
 use ferrite_vfs::{Ino, Result};
 
 use super::scan;
@@ -15,10 +15,10 @@ pub(crate) fn dump(core: &Core, ino: Ino) -> Result<Vec<PageDump>> {
     let _lock = mem.read();
     core.load_live(&mem)?;
     let mut pages = Vec::new();
-    core.map.for_range(mem.ino, 0, 1 << 32, &mut |entry| {
+    core.map.for_range(mem.ino, Lblk::FIRST, 1 << 32, &mut |entry| {
         pages.push(PageDump {
-            page: entry.lblk,
-            block: entry.word.page(),
+            page: entry.lblk.get(),
+            block: entry.word.page().get(),
             unwritten: entry.word.is_unwritten(),
             word: entry.word.0,
             entries: Vec::new(),
@@ -29,16 +29,21 @@ pub(crate) fn dump(core: &Core, ino: Ino) -> Result<Vec<PageDump>> {
     for page in &mut pages {
         let word = ferrite_map::PageWord(page.word);
         if has_log(word) {
-            scan::entries(core.media(), PageId::new(mem.ino, page.page), word, &mut |entry| {
-                page.entries.push(EntryDump {
-                    unit: entry.unit.0,
-                    offset: entry.trailer.offset,
-                    len_bytes: entry.trailer.len,
-                    zeros: entry.trailer.zero,
-                    segment: entry.segment().header.0,
-                });
-                Ok(true)
-            })?;
+            scan::entries(
+                core.media(),
+                PageId::new(mem.ino, Lblk::new(page.page)),
+                word,
+                &mut |entry| {
+                    page.entries.push(EntryDump {
+                        unit: entry.unit.0,
+                        offset: entry.trailer.offset,
+                        len_bytes: entry.trailer.len,
+                        zeros: entry.trailer.zero,
+                        segment: entry.segment().header.0,
+                    });
+                    Ok(true)
+                },
+            )?;
         }
     }
     Ok(pages)

@@ -14,14 +14,14 @@
 //! hundred instructions per page; if a writer has it, or has changed the inode meanwhile, the fold is dropped. Readers
 //! never wait: they see a changed version and read again.
 
-use crate::cache::logged::Cause;
 use std::sync::Arc;
 
-use ferrite_map::{PageId, PageWord, Resource};
+use ferrite_map::{BlockNo, Lblk, PageId, PageWord, Resource};
 use ferrite_vfs::{FsError, Result, SpaceOf};
 
 use super::scan;
 use crate::cache::inodes::InodeMem;
+use crate::cache::logged::Cause;
 use crate::format::log_entry::has_log;
 use crate::format::page_buffer::PageBuffer;
 use crate::format::unit::Unit;
@@ -33,16 +33,16 @@ use crate::space::blocks::Class;
 /// Folds between two checks whether they are enough.
 const CHECK_EVERY: usize = 32;
 /// Folds one page. False if the page has no log (any more), or a writer was faster.
-pub(crate) fn fold(core: &Core, mem: &Arc<InodeMem>, lblk: u32, cause: Cause) -> Result<bool> {
+pub(crate) fn fold(core: &Core, mem: &Arc<InodeMem>, lblk: Lblk, cause: Cause) -> Result<bool> {
     fold_all(core, mem, &[lblk], cause).map(|folded| folded > 0)
 }
 
 /// A merged page in a new block, to which nothing leads yet.
 struct Merged {
-    lblk: u32,
+    lblk: Lblk,
     /// The page's word before the fold.
     word: PageWord,
-    block: u32,
+    block: BlockNo,
     /// Headers of the segments of the replaced log.
     segments: Vec<Unit>,
     /// Place and value of its checksum.
@@ -60,7 +60,7 @@ impl Merged {
 
 /// Folds pages of one file under one fence, which on an ordinary file is a sync. Returns how many still had a log and
 /// could be folded. A failure on one page does not keep the others from being folded.
-pub(crate) fn fold_all(core: &Core, mem: &Arc<InodeMem>, lblks: &[u32], cause: Cause) -> Result<usize> {
+pub(crate) fn fold_all(core: &Core, mem: &Arc<InodeMem>, lblks: &[Lblk], cause: Cause) -> Result<usize> {
     core.check_writable()?;
     if core.journal.is_frozen() {
         return Ok(0);
@@ -107,7 +107,7 @@ pub(crate) fn fold_all(core: &Core, mem: &Arc<InodeMem>, lblks: &[u32], cause: C
 }
 
 /// Merges a page and its log, as they were at `version`, into a free block, without a fence.
-fn merge(core: &Core, mem: &InodeMem, version: u64, lblk: u32) -> Result<Option<Merged>> {
+fn merge(core: &Core, mem: &InodeMem, version: u64, lblk: Lblk) -> Result<Option<Merged>> {
     let page = PageId::new(mem.ino, lblk);
     let word = core.map.get(PageId::new(mem.ino, lblk));
     if mem.is_dead() || !has_log(word) {
@@ -274,7 +274,7 @@ mod tests {
         let listed = core.candidates.take(usize::MAX);
         for lblk in 0..pages as u32 {
             assert!(
-                listed.contains(&PageId::new(ino as u32, lblk)),
+                listed.contains(&PageId::from_raw(ino as u32, lblk)),
                 "page {lblk} is missing"
             );
         }
@@ -290,8 +290,8 @@ mod tests {
         let core = engine.core();
         let mem = core.inode(ino).unwrap();
         let version = mem.begin_read().unwrap();
-        assert!(has_log(core.map.get(PageId::new(mem.ino, 0))));
-        assert!(fold(core, &mem, 0, Cause::Idle).unwrap());
+        assert!(has_log(core.map.get(PageId::new(mem.ino, Lblk::FIRST))));
+        assert!(fold(core, &mem, Lblk::FIRST, Cause::Idle).unwrap());
         assert!(
             !mem.end_read(version),
             "a read that began before the fold accepts what it got"

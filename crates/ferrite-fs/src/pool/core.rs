@@ -11,7 +11,7 @@ use std::sync::{Arc, OnceLock};
 
 use crossbeam_utils::CachePadded;
 use ferrite_map::bitmap::AtomicBitmap;
-use ferrite_map::{FileMap, MapError, Resource};
+use ferrite_map::{FileMap, Inum, MapError, Resource};
 use ferrite_pm::{PmError, Region};
 use ferrite_vfs::{Attr, FsError, Ino, Result, SpaceOf, Timestamp};
 use parking_lot::Mutex;
@@ -231,28 +231,29 @@ impl Core {
     }
 
     /// Claims a free inode number.
-    pub(crate) fn claim_inode(&self) -> Option<u32> {
+    pub(crate) fn claim_inode(&self) -> Option<Inum> {
         let cursor = self.inode_cursor();
         let ino = self.inode_map.claim_from(cursor.load(Ordering::Relaxed))?;
         cursor.store(ino + 1, Ordering::Relaxed);
-        Some(ino as u32)
+        Some(Inum::new(ino as u32))
     }
 
     /// Starts loading the inode that [`Self::claim_inode`] will most likely give this thread.
     pub(crate) fn prefetch_free_inode(&self) {
         let ino = self.inode_cursor().load(Ordering::Relaxed);
         if ino < self.superblock.inodes {
-            let offset = self.superblock.inode_offset(ino as u32);
+            let offset = self.superblock.inode_offset(Inum::new(ino as u32));
             self.region.prefetch(offset);
             self.region.prefetch(offset + LINE_BYTES);
         }
     }
 
     /// `ino` as an inode number of this pool, if it is in range.
-    pub(crate) fn number(&self, ino: Ino) -> Result<u32> {
+    pub(crate) fn number(&self, ino: Ino) -> Result<Inum> {
         u32::try_from(ino)
             .ok()
             .filter(|&n| n != 0 && u64::from(n) < self.superblock.inodes)
+            .map(Inum::new)
             .ok_or(FsError::Stale)
     }
 
@@ -262,7 +263,7 @@ impl Core {
     }
 
     /// Reads an inode; the caller holds its lock, or validates.
-    pub(crate) fn load(&self, ino: u32) -> Inode {
+    pub(crate) fn load(&self, ino: Inum) -> Inode {
         Inode::load(&self.region, self.superblock.inode_offset(ino))
     }
 
@@ -302,7 +303,7 @@ impl Core {
     }
 
     /// Locks directory `dir` shared and passes its inode to `f`; `NotFound` if it was removed.
-    pub(crate) fn with_dir<T>(&self, dir: Ino, f: impl FnOnce(u32, &Inode) -> Result<T>) -> Result<T> {
+    pub(crate) fn with_dir<T>(&self, dir: Ino, f: impl FnOnce(Inum, &Inode) -> Result<T>) -> Result<T> {
         let inode = self.inode(dir)?;
         let _lock = inode.read();
         let loaded = self.load_live(&inode)?;
@@ -335,7 +336,7 @@ impl Core {
     }
 
     /// Attributes of an inode, for checks: without the number of its last change.
-    pub(crate) fn attr(&self, ino: u32, inode: &Inode) -> Result<Attr> {
+    pub(crate) fn attr(&self, ino: Inum, inode: &Inode) -> Result<Attr> {
         inode
             .attr(ino)
             .ok_or_else(|| FsError::damaged(u64::from(ino), format!("impossible mode {:o}", inode.mode_bits())))

@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use ferrite_map::Inum;
+
 use crate::cache::inodes::{DirHints, Exclusive, InodeMem};
 
 /// Exclusive locks on several inodes, taken in ascending order of number.
@@ -21,7 +23,7 @@ impl<'a> LockSet<'a> {
     }
 
     /// The hints of `ino`, which must be one of the locked inodes.
-    pub(crate) fn hints(&mut self, ino: u32) -> &mut DirHints {
+    pub(crate) fn hints(&mut self, ino: Inum) -> &mut DirHints {
         let held = self.held.iter_mut().find(|held| held.inode.ino == ino);
         held.expect("only locked inodes are asked for").hints()
     }

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use ferrite_map::gate::{Moving, Passage};
-use ferrite_map::{FreshNodes, MapError, MapTx, Mapping, PageId, PageWord, Resource, SetLines};
+use ferrite_map::{BlockNo, FreshNodes, Inum, MapError, MapTx, Mapping, PageId, PageWord, Resource, SetLines};
 use ferrite_pm::Region;
 use ferrite_vfs::{FsError, Result, SpaceOf, Unsupported};
 use rustc_hash::FxHashMap;
@@ -44,9 +44,9 @@ struct Buffers {
     freed_at_once: Vec<Resource>,
     /// Pages that the record maps: inode, first page, the page after the last. Not used for mappings that can list a
     /// file's pages.
-    mapped: Vec<(u32, u64, u64)>,
+    mapped: Vec<(Inum, u64, u64)>,
     /// Stretches in which it leaves nothing mapped.
-    cleared: Vec<(u32, u64, u64)>,
+    cleared: Vec<(Inum, u64, u64)>,
     staged: Staged,
     /// Words of a mapping whose changes build on each other; they go into the record last, each once.
     map_words: FxHashMap<u64, u64>,
@@ -225,7 +225,7 @@ impl<'e> Tx<'e> {
         self.class = class;
     }
 
-    fn note_claim(&mut self, block: u32, token: Token) {
+    fn note_claim(&mut self, block: BlockNo, token: Token) {
         self.from_reserve += usize::from(token == Token::Reserve);
         self.buffers.claimed.push(Resource::Block(block));
     }
@@ -263,7 +263,7 @@ impl<'e> Tx<'e> {
 
     /// Completes `new` with its checksum, and records the words in which it differs from the stored inode. The caller
     /// holds the inode's lock.
-    pub(crate) fn put_inode(&mut self, ino: u32, new: &mut Inode) {
+    pub(crate) fn put_inode(&mut self, ino: Inum, new: &mut Inode) {
         let offset = self.core.superblock.inode_offset(ino);
         let stored = self.core.region.words(offset, INODE_WORDS);
         let differs = |index: usize, new: &Inode| stored[index].load(Ordering::Relaxed) != new.words[index];
@@ -280,7 +280,7 @@ impl<'e> Tx<'e> {
     }
 
     /// The same if the caller already has the stored inode: `old` was loaded under the inode's lock.
-    pub(crate) fn put_changed_inode(&mut self, ino: u32, old: &Inode, new: &mut Inode) {
+    pub(crate) fn put_changed_inode(&mut self, ino: Inum, old: &Inode, new: &mut Inode) {
         if planted(Flaw::InodeWithoutRecord) {
             return self.put_inode(ino, new);
         }
@@ -325,7 +325,7 @@ impl<'e> Tx<'e> {
     }
 
     /// Fills a claimed block with a page of a file, as the last step before the record of an operation on one page.
-    pub(crate) fn stream_last_page(&mut self, page: PageId, block: u32, data: &[u8]) {
+    pub(crate) fn stream_last_page(&mut self, page: PageId, block: BlockNo, data: &[u8]) {
         if matches!(self.stage, Stage::OnePage(_)) {
             self.expect_few_blocks();
         }
@@ -334,7 +334,7 @@ impl<'e> Tx<'e> {
 
     /// Fills a claimed block with page (inode, logical block) of a file, or with a link's target, and records its
     /// checksum if data carries checksums. Durable with the commit.
-    pub(crate) fn stream_page(&mut self, page: PageId, block: u32, data: &[u8]) {
+    pub(crate) fn stream_page(&mut self, page: PageId, block: BlockNo, data: &[u8]) {
         let Some(offset) = self.core.superblock.sum_word_offset(block) else {
             return self.stream_block(block, data);
         };
@@ -344,12 +344,12 @@ impl<'e> Tx<'e> {
     }
 
     /// Fills a claimed block whose content has its own checksum. Durable with the commit.
-    pub(crate) fn stream_block(&mut self, block: u32, data: &[u8]) {
+    pub(crate) fn stream_block(&mut self, block: BlockNo, data: &[u8]) {
         self.fill(block, data, false);
     }
 
     /// Returns the crc32c of `data` if it was computed, which it always is if `summed`.
-    fn fill(&mut self, block: u32, data: &[u8], summed: bool) -> u32 {
+    fn fill(&mut self, block: BlockNo, data: &[u8], summed: bool) -> u32 {
         let offset = self.core.superblock.block_offset(block);
         debug_assert_eq!(data.len() as u64, BLOCK_BYTES);
         self.core.region.stream(offset, data);
@@ -413,7 +413,7 @@ impl<'e> Tx<'e> {
     }
 
     /// Declares that the record leaves nothing mapped in pages `first..end` of `ino`.
-    pub(crate) fn clears(&mut self, ino: u32, (first, end): (u64, u64)) {
+    pub(crate) fn clears(&mut self, ino: Inum, (first, end): (u64, u64)) {
         if self.core.keeps_spreads {
             self.buffers.cleared.push((ino, first, end));
         }
@@ -438,7 +438,7 @@ impl<'e> Tx<'e> {
     }
 
     /// Claims a free inode number.
-    pub(crate) fn alloc_inode(&mut self) -> Result<u32> {
+    pub(crate) fn alloc_inode(&mut self) -> Result<Inum> {
         let ino = self.core.claim_inode().ok_or(FsError::NoSpace(SpaceOf::Inodes))?;
         self.buffers.claimed.push(Resource::Inode(ino));
         Ok(ino)
@@ -572,14 +572,14 @@ impl MapTx for Tx<'_> {
 
     /// The record carries no checksum of the block's content, which later records change; the block is fenced
     /// separately.
-    fn fresh_block(&mut self) -> std::result::Result<u32, MapError> {
+    fn fresh_block(&mut self) -> std::result::Result<BlockNo, MapError> {
         let block = self.alloc_block()?;
         let offset = self.core.superblock.block_offset(block);
         self.buffers.fresh.add(offset);
         Ok(block)
     }
 
-    fn claim_block(&mut self, block: u32) -> bool {
+    fn claim_block(&mut self, block: BlockNo) -> bool {
         let token = self.core.alloc.claim(block, self.class);
         if let Some(token) = token {
             self.note_claim(block, token);
@@ -587,13 +587,13 @@ impl MapTx for Tx<'_> {
         token.is_some()
     }
 
-    fn alloc_block(&mut self) -> std::result::Result<u32, MapError> {
+    fn alloc_block(&mut self) -> std::result::Result<BlockNo, MapError> {
         let (block, token) = self.core.alloc.claim_any(self.class).ok_or(MapError::NoBlock)?;
         self.note_claim(block, token);
         Ok(block)
     }
 
-    fn alloc_run(&mut self) -> std::result::Result<u32, MapError> {
+    fn alloc_run(&mut self) -> std::result::Result<BlockNo, MapError> {
         let (block, token) = self.core.alloc.claim_run(self.class).ok_or(MapError::NoBlock)?;
         self.note_claim(block, token);
         Ok(block)

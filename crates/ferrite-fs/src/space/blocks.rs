@@ -13,6 +13,7 @@
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 
 use crossbeam_utils::CachePadded;
+use ferrite_map::BlockNo;
 use ferrite_map::bitmap::AtomicBitmap;
 
 use crate::format::layout::Superblock;
@@ -76,7 +77,7 @@ impl BlockAlloc {
     }
 
     /// Notes a block found in use while the pool is being loaded; false if it was already noted.
-    pub(crate) fn set_used(&self, block: u32) -> bool {
+    pub(crate) fn set_used(&self, block: BlockNo) -> bool {
         self.bitmap.claim(u64::from(block) - self.first_block)
     }
 
@@ -142,7 +143,7 @@ impl BlockAlloc {
     }
 
     /// Claims `block` if it is a free data block.
-    pub(crate) fn claim(&self, block: u32, class: Class) -> Option<Token> {
+    pub(crate) fn claim(&self, block: BlockNo, class: Class) -> Option<Token> {
         let index = self.index_of(block).filter(|&index| !self.bitmap.is_set(index))?;
         let token = self.take_token(class)?;
         if self.bitmap.claim(index) {
@@ -153,7 +154,7 @@ impl BlockAlloc {
     }
 
     /// Claims any free block.
-    pub(crate) fn claim_any(&self, class: Class) -> Option<(u32, Token)> {
+    pub(crate) fn claim_any(&self, class: Class) -> Option<(BlockNo, Token)> {
         let token = self.take_token(class)?;
         let number = thread_number() as usize % PURSES;
         let cursor = &self.cursors[number];
@@ -177,11 +178,11 @@ impl BlockAlloc {
             // Another thread may be returning blocks to the same line; the next claim should not wait for it.
             self.bitmap.prefetch(next);
         }
-        Some(((self.first_block + index) as u32, token))
+        Some((BlockNo::new((self.first_block + index) as u32), token))
     }
 
     /// Claims a block for the first page of a run: one followed by many free blocks, if there is one not too far away.
-    pub(crate) fn claim_run(&self, class: Class) -> Option<(u32, Token)> {
+    pub(crate) fn claim_run(&self, class: Class) -> Option<(BlockNo, Token)> {
         let number = thread_number() as usize % PURSES;
         let cursor = &self.cursors[number];
         let start = cursor.load(Ordering::Relaxed);
@@ -222,13 +223,13 @@ impl BlockAlloc {
     }
 
     /// Starts loading what [`Self::release`] of `block` will change.
-    pub(crate) fn prefetch(&self, block: u32) {
+    pub(crate) fn prefetch(&self, block: BlockNo) {
         if let Some(index) = self.index_of(block) {
             self.bitmap.prefetch(index);
         }
     }
 
-    fn index_of(&self, block: u32) -> Option<u64> {
+    fn index_of(&self, block: BlockNo) -> Option<u64> {
         let index = u64::from(block).checked_sub(self.first_block);
         index.filter(|&index| index < self.bitmap.len())
     }
@@ -241,7 +242,7 @@ impl BlockAlloc {
     }
 
     /// Gives a block back; false if it was not in use.
-    pub(crate) fn release(&self, block: u32) -> bool {
+    pub(crate) fn release(&self, block: BlockNo) -> bool {
         let was_used = self.index_of(block).is_some_and(|index| self.bitmap.release(index));
         if was_used {
             self.return_token();

@@ -19,7 +19,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use ferrite_map::bitmap::AtomicBitmap;
 use ferrite_map::bounds::Bounds;
-use ferrite_map::{MapTx, Resource};
+use ferrite_map::{BlockNo, Inum, MapTx, NameSlotNo, Resource};
 use ferrite_pm::Region;
 use ferrite_vfs::{FileKind, FsError, Result, SpaceOf};
 
@@ -49,19 +49,19 @@ pub(crate) trait NameTx: MapTx {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Found {
     /// The entry's inode.
-    pub(crate) ino: u32,
+    pub(crate) ino: Inum,
     /// Its kind.
     pub(crate) kind: FileKind,
     /// Pool offset of the entry.
     pub(crate) entry_offset: u64,
     /// Slot of the name table.
-    pub(crate) slot: u32,
+    pub(crate) slot: NameSlotNo,
 }
 
 /// A used slot, as stored on the medium.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Slot {
-    pub(crate) number: u32,
+    pub(crate) number: NameSlotNo,
     /// Pool offset of the entry it points to; `None` if that is outside the data blocks.
     pub(crate) target: Option<u64>,
     tag: u64,
@@ -69,8 +69,8 @@ pub(crate) struct Slot {
 
 impl Slot {
     /// The block of that entry.
-    pub(crate) fn block(&self) -> Option<u32> {
-        self.target.map(|offset| (offset / BLOCK_BYTES) as u32)
+    pub(crate) fn block(&self) -> Option<BlockNo> {
+        self.target.map(BlockNo::of_offset)
     }
 }
 
@@ -78,7 +78,7 @@ impl Slot {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Key<'n> {
     /// The directory.
-    pub(crate) parent: u32,
+    pub(crate) parent: Inum,
     /// The name.
     pub(crate) name: &'n [u8],
     tag: u64,
@@ -146,7 +146,7 @@ impl NameTable {
     }
 
     /// What is needed to look for `name` in directory `parent`. Starts loading its home line.
-    pub(crate) fn key<'n>(&self, parent: u32, name: &'n [u8]) -> Key<'n> {
+    pub(crate) fn key<'n>(&self, parent: Inum, name: &'n [u8]) -> Key<'n> {
         let tag = hash(self.seed, parent, name) >> TAG_SHIFT;
         self.region.prefetch(self.offset + self.home(tag) * 64);
         Key { parent, name, tag }
@@ -173,7 +173,7 @@ impl NameTable {
                             format!("directory entry at offset {entry_offset}: names inode {ino}, which cannot exist");
                         return Err(FsError::damaged(None, what));
                     }
-                    let slot = (line * NAME_LINE_SLOTS + index as u64) as u32;
+                    let slot = NameSlotNo::at(line * NAME_LINE_SLOTS + index as u64);
                     return Ok(Some(Found {
                         ino,
                         kind,
@@ -196,7 +196,7 @@ impl NameTable {
             for index in 0..NAME_LINE_SLOTS {
                 let slot = line * NAME_LINE_SLOTS + index;
                 if !self.used.is_set(slot) && self.used.claim(slot) {
-                    tx.claimed(Resource::NameSlot(slot as u32));
+                    tx.claimed(Resource::NameSlot(NameSlotNo::at(slot)));
                     if !planted(Flaw::NameSlotUnordered) {
                         tx.comes_after(self.freed_seq[slot as usize % SEQ_SHARDS].load(Ordering::Relaxed));
                     }
@@ -211,18 +211,18 @@ impl NameTable {
     }
 
     /// Removes the name in `slot`.
-    pub(crate) fn clear(&self, tx: &mut impl NameTx, slot: u32) {
+    pub(crate) fn clear(&self, tx: &mut impl NameTx, slot: NameSlotNo) {
         tx.set_word(self.offset + u64::from(slot) * 8, 0);
         tx.freed(Resource::NameSlot(slot));
     }
 
     /// Notes that record `seq` cleared `slot`; before the slot is given back.
-    pub(crate) fn note_freed(&self, slot: u32, seq: u64) {
-        self.freed_seq[slot as usize % SEQ_SHARDS].fetch_max(seq, Ordering::Relaxed);
+    pub(crate) fn note_freed(&self, slot: NameSlotNo, seq: u64) {
+        self.freed_seq[slot.index() % SEQ_SHARDS].fetch_max(seq, Ordering::Relaxed);
     }
 
     /// Returns a slot to the free map; false if it was not in use.
-    pub(crate) fn release(&self, slot: u32) -> bool {
+    pub(crate) fn release(&self, slot: NameSlotNo) -> bool {
         self.used.release(u64::from(slot))
     }
 
@@ -241,7 +241,7 @@ impl NameTable {
     /// where they are. Fails if the table is full.
     pub(crate) fn rebuilt<'n>(
         &self,
-        wanted: impl Iterator<Item = (u32, std::borrow::Cow<'n, [u8]>, u64)>,
+        wanted: impl Iterator<Item = (Inum, std::borrow::Cow<'n, [u8]>, u64)>,
     ) -> Option<Vec<(u64, u64)>> {
         let slots = self.lines * NAME_LINE_SLOTS;
         let stored = |slot: u64| self.region.load(self.offset + slot * 8);
@@ -279,15 +279,15 @@ impl NameTable {
 
     /// Visits every used slot with the pool offset that its word points to (`None` if outside the data blocks). For
     /// fsck.
-    pub(crate) fn for_each(&self, visit: &mut dyn FnMut(u32, Option<u64>)) {
+    pub(crate) fn for_each(&self, visit: &mut dyn FnMut(NameSlotNo, Option<u64>)) {
         self.used_in(0..self.lines)
             .for_each(|(slot, word)| visit(slot, self.target(word)));
     }
 
     /// Used slots of the given lines, with their words.
-    fn used_in(&self, lines: Range<u64>) -> impl Iterator<Item = (u32, u64)> {
+    fn used_in(&self, lines: Range<u64>) -> impl Iterator<Item = (NameSlotNo, u64)> {
         (lines.start * NAME_LINE_SLOTS..lines.end * NAME_LINE_SLOTS)
-            .map(|slot| (slot as u32, self.region.load(self.offset + slot * 8)))
+            .map(|slot| (NameSlotNo::at(slot), self.region.load(self.offset + slot * 8)))
             .filter(|&(_, word)| word != 0)
     }
 
@@ -326,7 +326,7 @@ impl NameTable {
     }
 
     /// Whether a slot may lead to an entry of this directory and name.
-    pub(crate) fn fits(&self, slot: &Slot, parent: u32, name: &[u8]) -> bool {
+    pub(crate) fn fits(&self, slot: &Slot, parent: Inum, name: &[u8]) -> bool {
         slot.tag == hash(self.seed, parent, name) >> TAG_SHIFT
     }
 }
@@ -336,7 +336,7 @@ fn word_for(entry_offset: u64, tag: u64) -> u64 {
 }
 
 /// Hash of a name in its directory: multiply and fold, eight bytes per step.
-fn hash(seed: u64, parent: u32, name: &[u8]) -> u64 {
+fn hash(seed: u64, parent: Inum, name: &[u8]) -> u64 {
     fn fold(a: u64, b: u64) -> u64 {
         let product = u128::from(a) * u128::from(b);
         product as u64 ^ (product >> 64) as u64

@@ -10,6 +10,7 @@
 //! time, so threads seldom compete.
 
 use crossbeam_utils::CachePadded;
+use ferrite_map::BlockNo;
 use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
 
@@ -60,16 +61,16 @@ impl Slab {
 
 #[derive(Default)]
 struct Shared {
-    slabs: FxHashMap<u32, Slab>,
+    slabs: FxHashMap<BlockNo, Slab>,
     /// Blocks with a free segment, by size; some may be stale or listed twice.
-    partial: [Vec<u32>; SIZES],
+    partial: [Vec<BlockNo>; SIZES],
     used_units: u64,
 }
 
 impl Shared {
     /// Segments of a block have one size and start at multiples of it. `is_free` is called for a block that has none
     /// yet.
-    fn fits(&self, is_free: impl FnOnce(u32) -> bool, segment: Segment) -> Result<(), SegmentWrong> {
+    fn fits(&self, is_free: impl FnOnce(BlockNo) -> bool, segment: Segment) -> Result<(), SegmentWrong> {
         let Segment { header, units } = segment;
         let bit = 1 << (header.index() / units);
         let overlaps = !segment.is_aligned()
@@ -219,7 +220,7 @@ impl LogSpace {
     /// Blocks that come back as soon as the mark has advanced and the purses are emptied: none of their segments is
     /// otherwise in use. Changes made during the call are not taken into account.
     pub(crate) fn returning(&self) -> u64 {
-        let mut idle: FxHashMap<u32, u64> = FxHashMap::default();
+        let mut idle: FxHashMap<BlockNo, u64> = FxHashMap::default();
         // One lock at a time: threads lock their purse first, then the shared state.
         let purses: Vec<Unit> = self
             .purses
@@ -233,14 +234,15 @@ impl LogSpace {
                 *idle.entry(block).or_default() |= slab.bit(unit);
             }
         }
-        let is_idle =
-            |(block, slab): &(&u32, &Slab)| slab.used & !(slab.waiting | idle.get(*block).copied().unwrap_or(0)) == 0;
+        let is_idle = |(block, slab): &(&BlockNo, &Slab)| {
+            slab.used & !(slab.waiting | idle.get(*block).copied().unwrap_or(0)) == 0
+        };
         shared.slabs.iter().filter(is_idle).count() as u64
     }
 
     /// Notes a segment found in use, at mount or by a check. `claim` notes an owner of a block; it returns false if the
     /// block cannot have one.
-    pub(crate) fn set_used(&self, claim: impl FnOnce(u32) -> bool, segment: Segment) -> Result<(), SegmentWrong> {
+    pub(crate) fn set_used(&self, claim: impl FnOnce(BlockNo) -> bool, segment: Segment) -> Result<(), SegmentWrong> {
         let mut shared = self.shared.lock();
         shared.fits(claim, segment)?;
         let slab = shared.slabs.entry(segment.header.block());
@@ -251,7 +253,7 @@ impl LogSpace {
     }
 
     /// Whether [`Self::set_used`] would note a segment.
-    pub(crate) fn fits(&self, is_free: impl FnOnce(u32) -> bool, segment: Segment) -> Result<(), SegmentWrong> {
+    pub(crate) fn fits(&self, is_free: impl FnOnce(BlockNo) -> bool, segment: Segment) -> Result<(), SegmentWrong> {
         self.shared.lock().fits(is_free, segment)
     }
 
@@ -315,7 +317,7 @@ mod tests {
     fn mount_finds_overlaps() {
         let superblock = Superblock::plan(16 << 20, &MkfsOptions::default(), 1, 0).unwrap();
         let blocks = BlockAlloc::new(&superblock);
-        let first = Unit::first_of(superblock.first_block as u32);
+        let first = Unit::first_of(BlockNo::new(superblock.first_block as u32));
         let segment = |units_behind, units| Segment {
             header: first.plus(units_behind),
             units,
@@ -331,7 +333,7 @@ mod tests {
             space.set_used(|block| blocks.set_used(block), segment(8, 8)).is_err(),
             "another size in the same block"
         );
-        assert!(blocks.set_used(superblock.first_block as u32 + 1));
+        assert!(blocks.set_used(BlockNo::new(superblock.first_block as u32 + 1)));
         assert!(
             space.set_used(|block| blocks.set_used(block), segment(64, 4)).is_err(),
             "a page's block"

@@ -3,7 +3,7 @@
 use std::cell::OnceCell;
 use std::sync::Arc;
 
-use ferrite_map::{PageId, PageWord};
+use ferrite_map::{Inum, Lblk, PageId, PageWord};
 use ferrite_vfs::{Attr, Ctx, FileKind, FsError, Ino, LINK_MAX, Result, posix};
 
 use super::lookup::{check_dir, gone};
@@ -99,24 +99,27 @@ pub(crate) fn create(
 }
 
 /// Stores a link's target in the inode, or in the link's first page.
-fn store_target(core: &Core, tx: &mut Tx<'_>, ino: u32, inode: &mut Inode, target: &[u8]) -> Result<()> {
+fn store_target(core: &Core, tx: &mut Tx<'_>, ino: Inum, inode: &mut Inode, target: &[u8]) -> Result<()> {
     inode.set_size(target.len() as u64);
     if target.len() <= INLINE_BYTES {
         inode.write_inline(0, target);
         return Ok(());
     }
     inode.set_inline(false);
-    let block = core.map.alloc_page(tx, PageId::new(ino, 0)).map_err(map_error)?;
+    let block = core
+        .map
+        .alloc_page(tx, PageId::new(ino, Lblk::FIRST))
+        .map_err(map_error)?;
     let mut page = [0; BLOCK_BYTES as usize];
     page[..target.len()].copy_from_slice(target);
-    tx.stream_page(PageId::new(ino, 0), block, &page);
-    tx.insert_page(PageId::new(ino, 0), PageWord::new(block, 0))?;
+    tx.stream_page(PageId::new(ino, Lblk::FIRST), block, &page);
+    tx.insert_page(PageId::new(ino, Lblk::FIRST), PageWord::new(block, 0))?;
     inode.set_blocks(1);
     Ok(())
 }
 
 /// Reads a link's target; the caller holds its lock.
-pub(crate) fn link_target(core: &Core, ino: u32, inode: &Inode) -> Result<Vec<u8>> {
+pub(crate) fn link_target(core: &Core, ino: Inum, inode: &Inode) -> Result<Vec<u8>> {
     let damaged = |what: &str| FsError::damaged(u64::from(ino), format!("symbolic link: {what}; run `ferrite fsck`"));
     let len = inode.size() as usize;
     if inode.is_inline() {
@@ -126,12 +129,12 @@ pub(crate) fn link_target(core: &Core, ino: u32, inode: &Inode) -> Result<Vec<u8
             .map(<[u8]>::to_vec)
             .ok_or_else(|| damaged("impossible length"));
     }
-    let word = core.map.get(PageId::new(ino, 0));
+    let word = core.map.get(PageId::new(ino, Lblk::FIRST));
     if word.is_hole() || len >= ferrite_vfs::PATH_MAX {
         return Err(damaged("no target"));
     }
     let mut target = vec![0; len];
-    block::read_block(core, PageId::new(ino, 0), word, 0, &mut target)?;
+    block::read_block(core, PageId::new(ino, Lblk::FIRST), word, 0, &mut target)?;
     Ok(target)
 }
 

@@ -8,7 +8,7 @@
 //! stable cookie. A block without entries is unmapped by the record that removes the last one. The directory's size is
 //! the end of its last mapped block. [`DirHints`] are hints: every use checks the medium.
 
-use ferrite_map::{MapTx, PageId, PageWord, Resource};
+use ferrite_map::{BlockNo, Inum, Lblk, MapTx, PageId, PageWord, Resource};
 use ferrite_vfs::{DirEntry, FileKind, FsError, Result};
 
 use crate::cache::inodes::DirHints;
@@ -43,11 +43,11 @@ struct Space {
 }
 
 /// Where a block of the directory is; `None` for a hole.
-fn block_of(core: &Core, dir: u32, lblk: u64) -> Result<Option<u64>> {
-    match core.map.get(PageId::new(dir, lblk as u32)) {
+fn block_of(core: &Core, dir: Inum, lblk: u64) -> Result<Option<u64>> {
+    match core.map.get(PageId::new(dir, Lblk::at(lblk))) {
         PageWord::HOLE => Ok(None),
         word if core.superblock.is_data_block(word.page()) => Ok(Some(core.superblock.block_offset(word.page()))),
-        word => Err(data_sum::no_data(PageId::new(dir, lblk as u32), word.page())),
+        word => Err(data_sum::no_data(PageId::new(dir, Lblk::at(lblk)), word.page())),
     }
 }
 
@@ -57,7 +57,7 @@ fn last_lblk_end(inode: &Inode) -> u64 {
 
 /// Logical blocks from `first` on that may be mapped, in order. The last block of a damaged directory may come
 /// billions of holes after the others, so the holes are not walked.
-pub(crate) fn mapped_lblks(core: &Core, dir: u32, inode: &Inode, first: u64) -> impl Iterator<Item = u64> {
+pub(crate) fn mapped_lblks(core: &Core, dir: Inum, inode: &Inode, first: u64) -> impl Iterator<Item = u64> {
     let end = last_lblk_end(inode);
     let span = end.saturating_sub(first);
     let is_sparse = span > WALK_MAX && span / 8 > u64::from(inode.blocks());
@@ -71,9 +71,9 @@ pub(crate) fn mapped_lblks(core: &Core, dir: u32, inode: &Inode, first: u64) -> 
 }
 
 /// End of the last mapped block before `lblk`.
-fn end_before(core: &Core, dir: u32, inode: &Inode, lblk: u64) -> u64 {
+fn end_before(core: &Core, dir: Inum, inode: &Inode, lblk: u64) -> u64 {
     let near = lblk.saturating_sub(WALK_MAX);
-    let is_mapped = |&lblk: &u64| !core.map.get(PageId::new(dir, lblk as u32)).is_hole();
+    let is_mapped = |&lblk: &u64| !core.map.get(PageId::new(dir, Lblk::at(lblk))).is_hole();
     let last = (near..lblk).rev().find(is_mapped).or_else(|| {
         let far = mapped_lblks(core, dir, inode, 0).take_while(|&other| other < near);
         far.filter(is_mapped).last()
@@ -88,8 +88,8 @@ fn find_run(core: &Core, block_offset: u64, lblk: u64, need: u64) -> Result<Opti
     while within < BLOCK_BYTES {
         let head = dentry::head(&core.region, block_offset + within)?;
         run = match (head.ino, run) {
-            (0, None) => Some((within, head.len_bytes)),
-            (0, Some((start, len))) => Some((start, len + head.len_bytes)),
+            (Inum::NONE, None) => Some((within, head.len_bytes)),
+            (Inum::NONE, Some((start, len))) => Some((start, len + head.len_bytes)),
             _ => None,
         };
         if let Some((start, len_bytes)) = run.filter(|&(_, len)| len >= need) {
@@ -98,7 +98,7 @@ fn find_run(core: &Core, block_offset: u64, lblk: u64, need: u64) -> Result<Opti
             let mut next = start + len_bytes;
             while next < BLOCK_BYTES {
                 let head = dentry::head(&core.region, block_offset + next)?;
-                if head.ino != 0 {
+                if head.ino != Inum::NONE {
                     break;
                 }
                 len_bytes += head.len_bytes;
@@ -117,11 +117,11 @@ fn find_run(core: &Core, block_offset: u64, lblk: u64, need: u64) -> Result<Opti
 
 /// Continues the search of the directory for blocks with room, until enough are known. In a directory that is mostly
 /// holes it notes mapped blocks, and only a few holes: many would displace the blocks that should be filled.
-fn learn(core: &Core, dir: u32, inode: &Inode, hints: &mut DirHints) -> Result<()> {
+fn learn(core: &Core, dir: Inum, inode: &Inode, hints: &mut DirHints) -> Result<()> {
     let (mut next, mut holes) = (hints.searched, 0);
     for lblk in mapped_lblks(core, dir, inode, hints.searched) {
         let few = (lblk - next).min(HOLES_MAX - holes);
-        (next..next + few).for_each(|hole| hints.note_roomy(hole as u32));
+        (next..next + few).for_each(|hole| hints.note_roomy(Lblk::at(hole)));
         holes += few;
         next = lblk + 1;
         if hints.roomy.is_full() {
@@ -132,7 +132,7 @@ fn learn(core: &Core, dir: u32, inode: &Inode, hints: &mut DirHints) -> Result<(
             None => true,
         };
         if is_roomy {
-            hints.note_roomy(lblk as u32);
+            hints.note_roomy(Lblk::at(lblk));
         }
         hints.searched = next;
     }
@@ -143,7 +143,7 @@ fn learn(core: &Core, dir: u32, inode: &Inode, hints: &mut DirHints) -> Result<(
 /// Finds space for `need` bytes in existing blocks; a hole is reported in `hole`.
 fn find_space(
     core: &Core,
-    dir: u32,
+    dir: Inum,
     inode: &Inode,
     hints: &mut DirHints,
     need: u64,
@@ -154,7 +154,7 @@ fn find_space(
     {
         let offset = block_offset + position % BLOCK_BYTES;
         let head = dentry::head(&core.region, offset)?;
-        if head.ino == 0 && head.len_bytes >= need {
+        if head.ino == Inum::NONE && head.len_bytes >= need {
             return Ok(Some(Space {
                 position,
                 offset,
@@ -192,7 +192,7 @@ pub(crate) fn insert(
     tx: &mut Tx<'_>,
     key: &Key<'_>,
     (inode, hints): (&mut Inode, &mut DirHints),
-    child: (u32, FileKind),
+    child: (Inum, FileKind),
 ) -> Result<Planned> {
     let &Key { parent: dir, name, .. } = key;
     let need = dentry::entry_bytes(name);
@@ -221,7 +221,7 @@ pub(crate) fn insert(
 /// Forgets the free entry after the last insert, but not that there is room in its block.
 fn leave_tail(hints: &mut DirHints) {
     if let Some(position) = hints.tail.take() {
-        hints.note_roomy((position / BLOCK_BYTES) as u32);
+        hints.note_roomy(Lblk::at(position / BLOCK_BYTES));
     }
 }
 
@@ -231,17 +231,20 @@ pub(crate) fn inserted(planned: &Planned, hints: &mut DirHints) {
 }
 
 /// Maps a block for entries, in the hole if there is one, else after the last block.
-fn add_block(core: &Core, tx: &mut Tx<'_>, dir: u32, inode: &mut Inode, hole: Option<u64>) -> Result<Space> {
+fn add_block(core: &Core, tx: &mut Tx<'_>, dir: Inum, inode: &mut Inode, hole: Option<u64>) -> Result<Space> {
     let lblk = hole.unwrap_or_else(|| last_lblk_end(inode));
-    let lblk32 = u32::try_from(lblk).map_err(|_| FsError::FileTooBig)?;
-    if !core.map.get(PageId::new(dir, lblk32)).is_hole() {
+    let page = PageId::new(
+        dir,
+        u32::try_from(lblk).map(Lblk::new).map_err(|_| FsError::FileTooBig)?,
+    );
+    if !core.map.get(page).is_hole() {
         let what = format!("block {lblk} of the directory is past its end");
         return Err(FsError::damaged(u64::from(dir), what));
     }
     let block = tx.alloc_block().map_err(crate::pool::core::map_error)?;
-    tx.insert_page(PageId::new(dir, lblk32), PageWord::new(block, 0))?;
+    tx.insert_page(page, PageWord::new(block, 0))?;
     let offset = core.superblock.block_offset(block);
-    let [first, second] = dentry::block_header(dir, lblk32);
+    let [first, second] = dentry::block_header(dir, page.lblk);
     tx.set_word(offset, first);
     tx.set_word(offset + 8, second);
     inode.set_blocks(inode.blocks() + 1);
@@ -258,7 +261,7 @@ fn add_block(core: &Core, tx: &mut Tx<'_>, dir: u32, inode: &mut Inode, hole: Op
 pub(crate) fn remove(
     core: &Core,
     tx: &mut Tx<'_>,
-    dir: (u32, &mut Inode, &mut DirHints),
+    dir: (Inum, &mut Inode, &mut DirHints),
     found: &Found,
     keep_block: bool,
 ) -> Result<()> {
@@ -266,7 +269,7 @@ pub(crate) fn remove(
     core.names.clear(tx, found.slot);
     inode.set_entries(inode.entries().saturating_sub(1));
     let block_offset = found.entry_offset / BLOCK_BYTES * BLOCK_BYTES;
-    let (owner, lblk) = dentry::read_block_header(&core.region, block_offset)?;
+    let PageId { ino: owner, lblk } = dentry::read_block_header(&core.region, block_offset)?;
     if owner != dir {
         let what = format!("directory block at offset {block_offset}: belongs to inode {owner}");
         return Err(FsError::damaged(None, what));
@@ -283,7 +286,7 @@ pub(crate) fn remove(
         // Merge with the free space that follows, so that free entries do not pile up where names come and go.
         if within + len_bytes < BLOCK_BYTES {
             let next = dentry::head(&core.region, found.entry_offset + len_bytes)?;
-            if next.ino == 0 {
+            if next.ino == Inum::NONE {
                 len_bytes += next.len_bytes;
             }
         }
@@ -294,7 +297,7 @@ pub(crate) fn remove(
         return Ok(());
     }
     // The entry's words stay as they are: the block is free, and nothing points to it.
-    let block = (block_offset / BLOCK_BYTES) as u32;
+    let block = BlockNo::of_offset(block_offset);
     if core
         .map
         .remove(tx, PageId::new(dir, lblk))
@@ -320,7 +323,7 @@ fn is_alone(core: &Core, block_offset: u64, entry_offset: u64) -> Result<bool> {
     let mut within = FIRST_ENTRY;
     while within < BLOCK_BYTES {
         let head = dentry::head(&core.region, block_offset + within)?;
-        if head.ino != 0 && block_offset + within != entry_offset {
+        if head.ino != Inum::NONE && block_offset + within != entry_offset {
             return Ok(false);
         }
         within += head.len_bytes;
@@ -332,10 +335,10 @@ fn is_alone(core: &Core, block_offset: u64, entry_offset: u64) -> Result<bool> {
 pub(crate) fn replace(
     core: &Core,
     tx: &mut Tx<'_>,
-    dir: u32,
+    dir: Inum,
     name: &[u8],
     found: &Found,
-    child: (u32, FileKind),
+    child: (Inum, FileKind),
 ) -> Result<()> {
     let head = dentry::head(&core.region, found.entry_offset)?;
     dentry::encode(dir, child.0, child.1, name, head.len_bytes, |at, word| {
@@ -356,7 +359,7 @@ pub(crate) fn find(core: &Core, inode: &Inode, key: &Key<'_>) -> Result<Option<F
     Ok(found)
 }
 
-fn check_absent(core: &Core, dir: u32, inode: &Inode, name: &[u8]) -> Result<()> {
+fn check_absent(core: &Core, dir: Inum, inode: &Inode, name: &[u8]) -> Result<()> {
     let mut is_there = false;
     let mut left = u64::from(inode.entries());
     list(core, dir, inode, 0, &mut |entry| {
@@ -375,7 +378,7 @@ fn check_absent(core: &Core, dir: u32, inode: &Inode, name: &[u8]) -> Result<()>
     Ok(())
 }
 
-fn lost_names(dir: u32, count: u64) -> FsError {
+fn lost_names(dir: Inum, count: u64) -> FsError {
     let what = format!("lost {count} of the names in this directory; run `ferrite fsck --repair`");
     FsError::damaged(u64::from(dir), what)
 }
@@ -384,7 +387,7 @@ fn lost_names(dir: u32, count: u64) -> FsError {
 /// an error follows after the last remaining one: a copy of it must not look complete.
 pub(crate) fn list(
     core: &Core,
-    dir: u32,
+    dir: Inum,
     inode: &Inode,
     cookie: u64,
     sink: &mut dyn FnMut(&DirEntry<'_>) -> bool,
@@ -400,7 +403,7 @@ pub(crate) fn list(
             while within < BLOCK_BYTES {
                 let position = lblk * BLOCK_BYTES + within;
                 let head = dentry::head(&core.region, block_offset + within)?;
-                if head.ino != 0 && position >= cookie {
+                if head.ino != Inum::NONE && position >= cookie {
                     let entry = dentry::read(&core.region, block_offset + within, dir)?;
                     let next_cookie = position + head.len_bytes;
                     let ino = u64::from(entry.ino);

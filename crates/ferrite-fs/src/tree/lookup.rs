@@ -3,6 +3,7 @@
 
 use std::sync::Arc;
 
+use ferrite_map::Inum;
 use ferrite_vfs::{Attr, Ctx, FsError, Ino, ROOT_INO, Result};
 
 use super::{dir, permission};
@@ -14,14 +15,14 @@ use crate::space::names::Found;
 
 /// Working copies of the inodes that a rename changes.
 pub(crate) struct Edits {
-    list: Vec<(u32, Inode)>,
+    list: Vec<(Inum, Inode)>,
 }
 
 impl Edits {
     /// Loads the inodes, whose locks are held. Fails with `NotFound` if one was freed, or is a directory without
     /// names.
     pub(crate) fn load(core: &Core, inodes: &[&Arc<InodeMem>]) -> Result<Edits> {
-        let mut list: Vec<(u32, Inode)> = Vec::with_capacity(inodes.len());
+        let mut list: Vec<(Inum, Inode)> = Vec::with_capacity(inodes.len());
         for inode in inodes {
             if list.iter().all(|&(ino, _)| ino != inode.ino) {
                 list.push((inode.ino, core.load_live(inode).map_err(gone)?));
@@ -31,7 +32,7 @@ impl Edits {
     }
 
     /// The working copy of `ino`.
-    pub(crate) fn get(&mut self, ino: u32) -> &mut Inode {
+    pub(crate) fn get(&mut self, ino: Inum) -> &mut Inode {
         let found = self.list.iter_mut().find(|&&mut (number, _)| number == ino);
         &mut found.expect("only loaded inodes are edited").1
     }

@@ -3,12 +3,13 @@
 //! Each function is called under the locks of the inodes it is given, so what it allows cannot change before the
 //! operation that it allows. Without [`Ctx::check`], each is a branch and nothing more.
 
+use ferrite_map::Inum;
 use ferrite_vfs::{Attr, Ctx, FileKind, Result, posix};
 
 use crate::format::inode::Inode;
 use crate::pool::core::Core;
 
-fn check(core: &Core, ctx: &Ctx, (ino, inode): (u32, &Inode), rule: impl FnOnce(&Attr) -> Result<()>) -> Result<()> {
+fn check(core: &Core, ctx: &Ctx, (ino, inode): (Inum, &Inode), rule: impl FnOnce(&Attr) -> Result<()>) -> Result<()> {
     match ctx.check {
         true => rule(&core.attr(ino, inode)?),
         false => Ok(()),
@@ -16,12 +17,12 @@ fn check(core: &Core, ctx: &Ctx, (ino, inode): (u32, &Inode), rule: impl FnOnce(
 }
 
 /// To look names up in a directory.
-pub(crate) fn search(core: &Core, ctx: &Ctx, dir: (u32, &Inode)) -> Result<()> {
+pub(crate) fn search(core: &Core, ctx: &Ctx, dir: (Inum, &Inode)) -> Result<()> {
     check(core, ctx, dir, |dir| posix::may_search(dir, &ctx.cred))
 }
 
 /// To add a name to a directory, where it is `taken` already or not.
-pub(crate) fn create(core: &Core, ctx: &Ctx, dir: (u32, &Inode), kind: FileKind, taken: bool) -> Result<()> {
+pub(crate) fn create(core: &Core, ctx: &Ctx, dir: (Inum, &Inode), kind: FileKind, taken: bool) -> Result<()> {
     check(core, ctx, dir, |dir| {
         posix::may_create(dir, &ctx.cred, taken)?;
         posix::may_mknod(kind, &ctx.cred)
@@ -29,7 +30,7 @@ pub(crate) fn create(core: &Core, ctx: &Ctx, dir: (u32, &Inode), kind: FileKind,
 }
 
 /// To remove the name that leads from `dir` to `victim`.
-pub(crate) fn delete(core: &Core, ctx: &Ctx, dir: (u32, &Inode), (ino, victim): (u32, &Inode)) -> Result<()> {
+pub(crate) fn delete(core: &Core, ctx: &Ctx, dir: (Inum, &Inode), (ino, victim): (Inum, &Inode)) -> Result<()> {
     check(core, ctx, dir, |dir| {
         posix::may_delete(dir, &core.attr(ino, victim)?, &ctx.cred)
     })

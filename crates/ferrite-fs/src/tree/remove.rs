@@ -8,7 +8,7 @@ use std::cell::OnceCell;
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
-use ferrite_map::Resource;
+use ferrite_map::{BlockNo, Inum, Resource};
 use ferrite_vfs::{Ctx, FileKind, FsError, Ino, Result, SpaceOf, posix};
 
 use super::lookup::{check_dir, gone};
@@ -192,9 +192,9 @@ pub(crate) fn drop_link(
 }
 
 /// Turns `inode`, which maps nothing, into a free one.
-fn free_inode(tx: &mut Tx<'_>, ino: u32, inode: &mut Inode) {
+fn free_inode(tx: &mut Tx<'_>, ino: Inum, inode: &mut Inode) {
     use ferrite_map::MapTx;
-    if inode.xattr_block() != 0 {
+    if inode.xattr_block() != BlockNo::NONE {
         tx.freed(Resource::Block(inode.xattr_block()));
     }
     // The rest stays as it was: a mode of 0 is enough to invalidate it.
@@ -234,7 +234,7 @@ pub(crate) fn finish(core: &Core, child: &Arc<InodeMem>, fate: Fate) -> Result<(
 /// undo it. An orphan that cannot be freed now is freed by the next mount.
 pub(crate) fn finish_committed(core: &Core, child: &Arc<InodeMem>, fate: Fate) {
     if let Err(error) = core.told(finish(core, child, fate)) {
-        tracing::debug!(ino = child.ino, %error, "an inode without names stays until the next mount");
+        tracing::debug!(ino = child.ino.get(), %error, "an inode without names stays until the next mount");
     }
 }
 
@@ -288,6 +288,6 @@ fn free_unnamed(core: &Core, inode: &Arc<InodeMem>) {
     let orphan = core.snapshot(inode).is_ok_and(|loaded| loaded.nlink() == 0);
     if orphan && let Err(error) = free_orphan(core, inode) {
         // Nothing is lost: the next mount frees it.
-        tracing::debug!(ino = inode.ino, %error, "an inode without names stays until the next mount");
+        tracing::debug!(ino = inode.ino.get(), %error, "an inode without names stays until the next mount");
     }
 }

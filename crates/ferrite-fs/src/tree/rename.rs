@@ -2,13 +2,15 @@
 
 use std::sync::Arc;
 
+use ferrite_map::Inum;
 use ferrite_vfs::posix::{self, RenameSide};
-use ferrite_vfs::{BadArgument, Ctx, FileKind, FsError, Ino, LINK_MAX, ROOT_INO, RenameMode, Result, SpaceOf};
+use ferrite_vfs::{BadArgument, Ctx, FileKind, FsError, Ino, LINK_MAX, RenameMode, Result, SpaceOf};
 
 use super::dir;
 use super::lookup::{Edits, check_dir, find, gone};
 use super::remove::{self, Fate};
 use crate::cache::inodes::InodeMem;
+use crate::format::inode::ROOT;
 use crate::pool::core::Core;
 use crate::pool::locks::LockSet;
 use crate::pool::tx::Tx;
@@ -200,14 +202,14 @@ fn check(
 
 /// Whether directory `dir` is `ancestor` or is below it. Parents change only under the rename lock, which the caller
 /// holds if the answer can matter (within one directory nothing can move below itself except by name).
-fn is_below(core: &Core, dir: u32, ancestor: u32) -> bool {
+fn is_below(core: &Core, dir: Inum, ancestor: Inum) -> bool {
     let mut at = dir;
     // A damaged pool may contain a cycle of directories; no path is longer than there are inodes.
     for _ in 0..core.superblock.inodes {
         if at == ancestor {
             return true;
         }
-        if u64::from(at) == ROOT_INO || at == 0 || u64::from(at) >= core.superblock.inodes {
+        if at == ROOT || at == Inum::NONE || u64::from(at) >= core.superblock.inodes {
             return false;
         }
         at = core.load(at).parent();
@@ -287,7 +289,7 @@ fn exchange(
     Ok(())
 }
 
-fn stamp(edits: &mut Edits, dirs: &[u32], moved: u32, now: ferrite_vfs::Timestamp) {
+fn stamp(edits: &mut Edits, dirs: &[Inum], moved: Inum, now: ferrite_vfs::Timestamp) {
     for &dir in dirs {
         let directory = edits.get(dir);
         directory.set_mtime(now);

@@ -1,6 +1,6 @@
 //! Tests of operations on names when no block is left, or when something after the commit fails.
 
-use ferrite_map::{MapTx, Mapping, PageId, Resource};
+use ferrite_map::{BlockNo, Inum, MapTx, Mapping, NameSlotNo, PageId, Resource, SlotNo};
 use ferrite_pm::Region;
 use ferrite_vfs::{FileKind, FileSystem, FsError, Ino, NewNode, OpenMode, ROOT_INO, RenameMode, SYSTEM};
 
@@ -45,7 +45,7 @@ fn long_name(n: u64) -> Vec<u8> {
 /// In which of its directory's blocks a name is.
 fn block_of(engine: &Engine, dir: Ino, name: &[u8]) -> u64 {
     let core = engine.core();
-    let key = core.names.key(dir as u32, name);
+    let key = core.names.key(Inum::new(dir as u32), name);
     core.names.find(&key).unwrap().unwrap().entry_offset / BLOCK_BYTES
 }
 
@@ -114,7 +114,7 @@ fn unfreeable(engine: &Engine, name: &[u8]) -> Ino {
     write(engine, ino, 0, &vec![1; 100 * PAGE]);
     write(engine, ino, 50 * BLOCK_BYTES + 7, b"logged");
     let core = engine.core();
-    let page = PageId::new(ino as u32, 50);
+    let page = PageId::from_raw(ino as u32, 50);
     let word = core.map.get(page);
     assert!(has_log(word));
     let mut headers = Vec::new();
@@ -243,15 +243,15 @@ fn what_is_freed_twice_stops_changes_and_no_thread() {
             engine.core().release(Resource::Block(block));
             Resource::Block(block)
         });
-        twice(&|_| Resource::Block(1));
+        twice(&|_| Resource::Block(BlockNo::new(1)));
         twice(&|engine| Resource::LogSegment(engine.core().superblock.first_block as u32 * 64 + 64 * 2000));
-        twice(&|_| Resource::NameSlot(7));
-        twice(&|_| Resource::Inode(77));
+        twice(&|_| Resource::NameSlot(NameSlotNo::new(7)));
+        twice(&|_| Resource::Inode(Inum::new(77)));
         // Trees have no entries of their own.
         if !matches!(mapping, Mapping::Radix | Mapping::Extent) {
             twice(&|engine| {
-                let is_free = |slot: &u32| !engine.core().map.release(*slot);
-                Resource::MapSlot((0..).find(is_free).unwrap())
+                let is_free = |slot: &u32| !engine.core().map.release(SlotNo::new(*slot));
+                Resource::MapSlot(SlotNo::new((0..).find(is_free).unwrap()))
             });
         }
     }

@@ -3,7 +3,7 @@
 //! Crash argument: the new block is claimed and filled before the record that changes the inode's pointer to it; the
 //! old block is freed by that record.
 
-use ferrite_map::{MapTx, Resource};
+use ferrite_map::{BlockNo, Inum, MapTx, Resource};
 use ferrite_vfs::posix::{self, Access};
 use ferrite_vfs::{BadArgument, Ctx, FsError, Ino, Result, SpaceOf, XATTR_NAME_MAX, XATTR_SIZE_MAX, XattrMode};
 
@@ -17,9 +17,9 @@ use crate::retry::{self, Need};
 use crate::space::blocks::Class;
 
 /// All attributes of an inode; the caller holds its lock.
-pub(crate) fn load(core: &Core, ino: u32, inode: &Inode) -> Result<Attributes> {
+pub(crate) fn load(core: &Core, ino: Inum, inode: &Inode) -> Result<Attributes> {
     let block = inode.xattr_block();
-    if block == 0 {
+    if block == BlockNo::NONE {
         return Ok(Attributes::new());
     }
     let damaged = || {
@@ -139,16 +139,16 @@ fn change(
         edit(&mut attributes)?;
         let mut new = old;
         let mut tx = Tx::new(core);
-        if old.xattr_block() != 0 {
+        if old.xattr_block() != BlockNo::NONE {
             tx.set_class(Class::Replacing);
             tx.freed(Resource::Block(old.xattr_block()));
         }
         let block = if attributes.is_empty() {
-            0
+            BlockNo::NONE
         } else {
             tx.alloc_block().map_err(map_error)?
         };
-        if block != 0 {
+        if block != BlockNo::NONE {
             tx.stream_block(block, &encode(inode.ino, &attributes));
         }
         new.set_xattr_block(block);
@@ -165,10 +165,10 @@ mod tests {
     #[test]
     fn a_full_block_reads_back_and_a_flipped_bit_is_noticed() {
         let attributes = vec![(b"user.a".to_vec(), vec![7; 4000]), (b"user.b".to_vec(), Vec::new())];
-        let mut block = encode(5, &attributes);
-        assert_eq!(decode(5, &block), Some(attributes));
-        assert_eq!(decode(6, &block), None, "another inode's block");
+        let mut block = encode(Inum::new(5), &attributes);
+        assert_eq!(decode(Inum::new(5), &block), Some(attributes));
+        assert_eq!(decode(Inum::new(6), &block), None, "another inode's block");
         block[3000] ^= 4;
-        assert_eq!(decode(5, &block), None);
+        assert_eq!(decode(Inum::new(5), &block), None);
     }
 }

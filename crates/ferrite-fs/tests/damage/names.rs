@@ -2,6 +2,7 @@
 //! of.
 
 use ferrite_fs::{Engine, Mapping};
+use ferrite_map::Inum;
 use ferrite_vfs::{FileKind, FileSystem, FsError, Ino, NewNode, ROOT_INO, RenameMode, SYSTEM};
 
 use super::{PAGE, PLAIN, Pool, Told, common, image_after, on_every_mapping, repaired};
@@ -34,7 +35,7 @@ fn a_wiped_link_and_a_wiped_pipe() {
     });
     for (name, ino) in [b"link", b"pipe"].into_iter().zip(inos) {
         let mut wiped = image.clone();
-        let at = pool.superblock.inode_offset(ino as u32) as usize;
+        let at = pool.superblock.inode_offset(Inum::new(ino as u32)) as usize;
         wiped[at..at + 256].fill(0);
         let engine = common::mount(&wiped);
         assert!(engine.is_read_only());

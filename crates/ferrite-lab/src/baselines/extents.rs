@@ -16,7 +16,10 @@ use std::cell::RefCell;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use ferrite_map::{Broken, FileMap, Geometry, MapEntry, MapError, MapTx, Measured, PageId, PageWord, TransCache};
+use ferrite_map::{
+    BlockNo, Broken, FileMap, Geometry, Inum, Lblk, MapEntry, MapError, MapTx, Measured, PageId, PageWord, SlotNo,
+    TransCache,
+};
 use ferrite_pm::Region;
 
 use super::page_cache::{GENERATION, NODE_WORDS, PageCache};
@@ -37,7 +40,7 @@ pub(crate) struct ExtentTree {
 }
 
 /// Nodes from the root to a leaf, and which entry of each was followed.
-type Way = Vec<(u32, u64)>;
+type Way = Vec<(BlockNo, u64)>;
 
 /// What a search in one node found.
 #[derive(Debug, Clone, Copy)]
@@ -62,21 +65,21 @@ impl Entry {
     }
 
     /// Word of a page, if the extent holds it.
-    fn at(self, lblk: u32) -> Option<PageWord> {
-        let index = lblk.checked_sub(self.first).filter(|&index| index < self.len)?;
+    fn at(self, lblk: Lblk) -> Option<PageWord> {
+        let index = lblk.get().checked_sub(self.first).filter(|&index| index < self.len)?;
         Some(PageWord(self.word.wrapping_add(u64::from(index))))
     }
 }
 
 /// Searches the node whose words `word` gives.
 #[inline]
-fn search(lblk: u32, word: impl Fn(u64) -> u64) -> Hit {
+fn search(lblk: Lblk, word: impl Fn(u64) -> u64) -> Hit {
     let head = word(0);
     let (count, level) = ((head & 0xffff_ffff).min(ENTRIES), head >> 32);
     let (mut low, mut high) = (0, count);
     while low < high {
         let middle = (low + high) / 2;
-        if word(2 + middle * 2) as u32 <= lblk {
+        if word(2 + middle * 2) as u32 <= lblk.get() {
             low = middle + 1;
         } else {
             high = middle;
@@ -100,32 +103,32 @@ fn entry_of(key: u64, word: u64) -> Entry {
     }
 }
 
-fn offset(node: u32, word: u64) -> u64 {
+fn offset(node: BlockNo, word: u64) -> u64 {
     u64::from(node) * BLOCK_BYTES + word * 8
 }
 
-fn head(tx: &dyn MapTx, node: u32) -> (u64, u64) {
+fn head(tx: &dyn MapTx, node: BlockNo) -> (u64, u64) {
     let head = tx.word(offset(node, 0));
     ((head & 0xffff_ffff).min(ENTRIES), head >> 32)
 }
 
-fn set_head(tx: &mut dyn MapTx, node: u32, count: u64, level: u64) {
+fn set_head(tx: &mut dyn MapTx, node: BlockNo, count: u64, level: u64) {
     tx.set_word(offset(node, 0), count | level << 32);
     let generation = tx.word(offset(node, GENERATION)).wrapping_add(1);
     tx.set_word(offset(node, GENERATION), generation);
 }
 
-fn read_entry(tx: &dyn MapTx, node: u32, at: u64) -> Entry {
+fn read_entry(tx: &dyn MapTx, node: BlockNo, at: u64) -> Entry {
     entry_of(tx.word(offset(node, 2 + at * 2)), tx.word(offset(node, 3 + at * 2)))
 }
 
-fn write_entry(tx: &mut dyn MapTx, node: u32, at: u64, entry: Entry) {
+fn write_entry(tx: &mut dyn MapTx, node: BlockNo, at: u64, entry: Entry) {
     tx.set_word(offset(node, 2 + at * 2), entry.key());
     tx.set_word(offset(node, 3 + at * 2), entry.word);
 }
 
 /// Replaces `gone` entries from `at` on by `new`. Returns how many the node has then.
-fn splice(tx: &mut dyn MapTx, node: u32, at: u64, gone: u64, new: &[Entry]) -> u64 {
+fn splice(tx: &mut dyn MapTx, node: BlockNo, at: u64, gone: u64, new: &[Entry]) -> u64 {
     let (count, level) = head(tx, node);
     let rest: Vec<Entry> = if new.len() as u64 == gone {
         Vec::new()
@@ -149,25 +152,26 @@ impl ExtentTree {
         }
     }
 
-    fn root_offset(&self, ino: u32) -> u64 {
+    fn root_offset(&self, ino: Inum) -> u64 {
         self.geometry.area_offset + u64::from(ino) * 8
     }
 
-    fn node(&self, word: u64) -> Option<u32> {
+    fn node(&self, word: u64) -> Option<BlockNo> {
         u32::try_from(word)
             .ok()
+            .map(BlockNo::new)
             .filter(|&block| self.geometry.is_data_block(block))
     }
 
-    fn root(&self, ino: u32, word: impl Fn(u64) -> u64) -> Option<u32> {
-        (ino < self.geometry.inodes)
+    fn root(&self, ino: Inum, word: impl Fn(u64) -> u64) -> Option<BlockNo> {
+        (ino.get() < self.geometry.inodes)
             .then(|| word(self.root_offset(ino)))
             .and_then(|word| self.node(word))
     }
 
     /// Searches a node as lookups do.
     #[inline]
-    fn look(&self, node: u32, lblk: u32) -> Hit {
+    fn look(&self, node: BlockNo, lblk: Lblk) -> Hit {
         match &self.cache {
             None => search(lblk, |word| self.region.load(offset(node, word))),
             Some(cache) => cache.with(&self.region, node, |page| search(lblk, |word| page[word as usize])),
@@ -175,7 +179,7 @@ impl ExtentTree {
     }
 
     /// The leaf's entry for a page, found by `look`.
-    fn find(&self, ino: u32, mut look: impl FnMut(u32) -> Hit) -> Option<Entry> {
+    fn find(&self, ino: Inum, mut look: impl FnMut(BlockNo) -> Hit) -> Option<Entry> {
         let mut node = self.root(ino, |at| self.region.load(at))?;
         let mut above = LEVELS_MAX;
         loop {
@@ -193,7 +197,7 @@ impl ExtentTree {
     }
 
     /// The way to the leaf for a change of this page. Nodes on it have room.
-    fn descend(&self, tx: &mut dyn MapTx, ino: u32, lblk: u32) -> Result<Option<Way>, MapError> {
+    fn descend(&self, tx: &mut dyn MapTx, ino: Inum, lblk: Lblk) -> Result<Option<Way>, MapError> {
         let damaged = || MapError::Damaged(format!("extent tree of inode {ino}"));
         let Some(mut node) = self.root(ino, |at| tx.word(at)) else {
             return Ok(None);
@@ -241,7 +245,7 @@ impl ExtentTree {
 
     /// A block for a node. Its generation continues from the block's old content, so that no copy of an earlier node
     /// there passes for the new one.
-    fn fresh_node(&self, tx: &mut dyn MapTx) -> Result<u32, MapError> {
+    fn fresh_node(&self, tx: &mut dyn MapTx) -> Result<BlockNo, MapError> {
         let block = tx.fresh_block()?;
         let generation = offset(block, GENERATION);
         tx.set_word(generation, self.region.load(generation));
@@ -249,7 +253,7 @@ impl ExtentTree {
     }
 
     /// Moves the upper half of `child`, which entry `at` of `parent` leads to, to a new node.
-    fn split(&self, tx: &mut dyn MapTx, parent: u32, at: u64, child: u32) -> Result<(), MapError> {
+    fn split(&self, tx: &mut dyn MapTx, parent: BlockNo, at: u64, child: BlockNo) -> Result<(), MapError> {
         let (count, level) = head(tx, child);
         let sibling = self.fresh_node(tx)?;
         let kept = count / 2;
@@ -269,7 +273,7 @@ impl ExtentTree {
     }
 
     /// Leaf, place and entry that hold a page.
-    fn holding(&self, tx: &mut dyn MapTx, ino: u32, lblk: u32) -> Result<Option<(Way, u64, Entry)>, MapError> {
+    fn holding(&self, tx: &mut dyn MapTx, ino: Inum, lblk: Lblk) -> Result<Option<(Way, u64, Entry)>, MapError> {
         let Some(path) = self.descend(tx, ino, lblk)? else {
             return Ok(None);
         };
@@ -281,11 +285,11 @@ impl ExtentTree {
     }
 
     /// The parts of `entry` before and after page `lblk`.
-    fn around(entry: Entry, lblk: u32) -> (Option<Entry>, Option<Entry>) {
-        let before = lblk - entry.first;
+    fn around(entry: Entry, lblk: Lblk) -> (Option<Entry>, Option<Entry>) {
+        let before = lblk.get() - entry.first;
         let left = Entry { len: before, ..entry };
         let right = Entry {
-            first: lblk.wrapping_add(1),
+            first: lblk.get().wrapping_add(1),
             len: entry.len - before - 1,
             word: entry.word.wrapping_add(u64::from(before) + 1),
         };
@@ -293,7 +297,13 @@ impl ExtentTree {
     }
 
     /// Visits all entries of leaves and all nodes below `node`, by decreasing levels.
-    fn walk(&self, node: u32, above: u64, leaf: &mut dyn FnMut(Entry) -> bool, inner: &mut dyn FnMut(u32)) -> bool {
+    fn walk(
+        &self,
+        node: BlockNo,
+        above: u64,
+        leaf: &mut dyn FnMut(Entry) -> bool,
+        inner: &mut dyn FnMut(BlockNo),
+    ) -> bool {
         let head = self.region.load(offset(node, 0));
         let (count, level) = ((head & 0xffff_ffff).min(ENTRIES), head >> 32);
         if level >= above {
@@ -311,19 +321,19 @@ impl ExtentTree {
         })
     }
 
-    fn walk_inode(&self, ino: u32, leaf: &mut dyn FnMut(Entry) -> bool, inner: &mut dyn FnMut(u32)) -> bool {
+    fn walk_inode(&self, ino: Inum, leaf: &mut dyn FnMut(Entry) -> bool, inner: &mut dyn FnMut(BlockNo)) -> bool {
         let root = self.root(ino, |at| self.region.load(at));
         root.is_none_or(|root| self.walk(root, LEVELS_MAX, leaf, inner))
     }
 
-    fn pages(&self, ino: u32, visit: &mut dyn FnMut(MapEntry) -> bool) -> bool {
+    fn pages(&self, ino: Inum, visit: &mut dyn FnMut(MapEntry) -> bool) -> bool {
         let mut leaf = |entry: Entry| {
             (0..entry.len).all(|index| {
                 visit(MapEntry {
                     ino,
-                    lblk: entry.first.wrapping_add(index),
+                    lblk: Lblk::new(entry.first.wrapping_add(index)),
                     word: PageWord(entry.word.wrapping_add(u64::from(index))),
-                    slot: 0,
+                    slot: SlotNo::new(0),
                 })
             })
         };
@@ -347,7 +357,7 @@ impl FileMap for ExtentTree {
 
     fn get_many(&self, PageId { ino, lblk }: PageId, out: &mut [PageWord], _cache: &TransCache) {
         let mut extent = None;
-        for (lblk, word) in (lblk..=u32::MAX).zip(out) {
+        for (lblk, word) in lblk.onwards().zip(out) {
             let known = extent.and_then(|extent: Entry| extent.at(lblk));
             *word = known.unwrap_or_else(|| {
                 extent = self.find(ino, |node| self.look(node, lblk));
@@ -357,18 +367,18 @@ impl FileMap for ExtentTree {
     }
 
     fn prefetch(&self, PageId { ino, .. }: PageId, _to_store: bool) {
-        if ino < self.geometry.inodes {
+        if ino.get() < self.geometry.inodes {
             self.region.prefetch(self.root_offset(ino));
         }
     }
 
-    fn alloc_page(&self, tx: &mut dyn MapTx, _page: PageId) -> Result<u32, MapError> {
+    fn alloc_page(&self, tx: &mut dyn MapTx, _page: PageId) -> Result<BlockNo, MapError> {
         tx.alloc_block()
     }
 
     fn insert(&self, tx: &mut dyn MapTx, PageId { ino, lblk }: PageId, word: PageWord) -> Result<(), MapError> {
         let new = Entry {
-            first: lblk,
+            first: lblk.get(),
             len: 1,
             word: word.0,
         };
@@ -385,7 +395,7 @@ impl FileMap for ExtentTree {
         let joins = |entry: Entry| word.log() == 0 && entry.word >> 32 == 0 && entry.len < u32::MAX;
         if at != u64::MAX {
             let before = read_entry(tx, leaf, at);
-            let follows = before.first.checked_add(before.len) == Some(lblk);
+            let follows = before.first.checked_add(before.len) == Some(lblk.get());
             if follows && joins(before) && before.word + u64::from(before.len) == word.0 {
                 let longer = Entry {
                     len: before.len + 1,
@@ -397,7 +407,7 @@ impl FileMap for ExtentTree {
         }
         if place < head(tx, leaf).0 {
             let behind = read_entry(tx, leaf, place);
-            if lblk.checked_add(1) == Some(behind.first) && joins(behind) && word.0 + 1 == behind.word {
+            if lblk.get().checked_add(1) == Some(behind.first) && joins(behind) && word.0 + 1 == behind.word {
                 let longer = Entry {
                     len: behind.len + 1,
                     ..new
@@ -415,7 +425,7 @@ impl FileMap for ExtentTree {
         let (path, at, entry) = self.holding(tx, ino, lblk)?.ok_or_else(vanished)?;
         let (leaf, _) = path.last().copied().ok_or_else(vanished)?;
         let middle = Entry {
-            first: lblk,
+            first: lblk.get(),
             len: 1,
             word: word.0,
         };
@@ -450,7 +460,7 @@ impl FileMap for ExtentTree {
         Ok(entry.at(lblk).unwrap_or(PageWord::HOLE))
     }
 
-    fn release(&self, _slot: u32) -> bool {
+    fn release(&self, _slot: SlotNo) -> bool {
         true
     }
 
@@ -463,10 +473,10 @@ impl FileMap for ExtentTree {
     }
 
     fn for_each(&self, visit: &mut dyn FnMut(MapEntry) -> bool) {
-        let _ = (1..self.geometry.inodes).all(|ino| self.pages(ino, visit));
+        let _ = (1..self.geometry.inodes).all(|ino| self.pages(Inum::new(ino), visit));
     }
 
-    fn for_range(&self, ino: u32, first: u32, end: u64, visit: &mut dyn FnMut(MapEntry) -> bool) {
+    fn for_range(&self, ino: Inum, first: Lblk, end: u64, visit: &mut dyn FnMut(MapEntry) -> bool) {
         self.pages(ino, &mut |entry| {
             let wanted = entry.lblk >= first && u64::from(entry.lblk) < end;
             !wanted || visit(entry)
@@ -477,7 +487,7 @@ impl FileMap for ExtentTree {
         (0, 0)
     }
 
-    fn check(&self, visit: &mut dyn FnMut(MapEntry), node: &mut dyn FnMut(u32), _broken: &mut dyn FnMut(Broken)) {
+    fn check(&self, visit: &mut dyn FnMut(MapEntry), node: &mut dyn FnMut(BlockNo), _broken: &mut dyn FnMut(Broken)) {
         self.for_each_node(&mut |block, _| node(block));
         self.for_each(&mut |entry| {
             visit(entry);
@@ -485,9 +495,9 @@ impl FileMap for ExtentTree {
         });
     }
 
-    fn for_each_node(&self, visit: &mut dyn FnMut(u32, u32)) {
+    fn for_each_node(&self, visit: &mut dyn FnMut(BlockNo, Inum)) {
         for ino in 1..self.geometry.inodes {
-            self.walk_inode(ino, &mut |_| true, &mut |block| visit(block, ino));
+            self.walk_inode(Inum::new(ino), &mut |_| true, &mut |block| visit(block, Inum::new(ino)));
         }
     }
 

@@ -13,7 +13,8 @@ use std::sync::Arc;
 use ferrite_map::bitmap::AtomicBitmap;
 use ferrite_map::gate::Gate;
 use ferrite_map::{
-    Broken, FileMap, Geometry, MapEntry, MapError, MapTx, Measured, PageId, PageWord, Resource, TransCache,
+    BlockNo, Broken, FileMap, Geometry, Inum, Lblk, MapEntry, MapError, MapTx, Measured, PageId, PageWord, Resource,
+    SlotNo, TransCache,
 };
 use ferrite_pm::Region;
 use parking_lot::Mutex;
@@ -102,7 +103,7 @@ impl LevelHash {
         (None, lines)
     }
 
-    fn find_stored(&self, ino: u32, lblk: u32) -> (Option<u64>, u64) {
+    fn find_stored(&self, ino: Inum, lblk: Lblk) -> (Option<u64>, u64) {
         self.gate
             .steady(|| self.find(key_of(ino, lblk), |offset| self.region.load(offset)))
     }
@@ -128,14 +129,14 @@ impl LevelHash {
     }
 
     fn put(&self, tx: &mut dyn MapTx, slot: u64, key: u64, word: u64) {
-        tx.claimed(Resource::MapSlot(slot as u32));
+        tx.claimed(Resource::MapSlot(SlotNo::at(slot)));
         tx.set_word(self.word_offset(slot), word);
         tx.set_word(self.key_offset(slot), key);
     }
 
     fn clear(&self, tx: &mut dyn MapTx, slot: u64) {
         tx.set_word(self.key_offset(slot), 0);
-        tx.freed(Resource::MapSlot(slot as u32));
+        tx.freed(Resource::MapSlot(SlotNo::at(slot)));
     }
 
     /// Moves one page out of a bucket of `key` to the page's other bucket of the same level.
@@ -190,10 +191,10 @@ impl LevelHash {
     fn entry(&self, slot: u64) -> Option<MapEntry> {
         let key = self.region.load(self.key_offset(slot));
         (key != 0).then(|| MapEntry {
-            ino: (key >> 32) as u32,
-            lblk: key as u32,
+            ino: Inum::new((key >> 32) as u32),
+            lblk: Lblk::new(key as u32),
             word: PageWord(self.region.load(self.word_offset(slot))),
-            slot: slot as u32,
+            slot: SlotNo::at(slot),
         })
     }
 }
@@ -213,7 +214,7 @@ impl FileMap for LevelHash {
     }
 
     fn get_many(&self, PageId { ino, lblk }: PageId, out: &mut [PageWord], _cache: &TransCache) {
-        for (lblk, word) in (lblk..=u32::MAX).zip(out) {
+        for (lblk, word) in lblk.onwards().zip(out) {
             *word = self.get(PageId::new(ino, lblk));
         }
     }
@@ -224,7 +225,7 @@ impl FileMap for LevelHash {
             .prefetch(self.key_offset(self.pair(key_of(ino, lblk), bottom + 1)[0]));
     }
 
-    fn alloc_page(&self, tx: &mut dyn MapTx, _page: PageId) -> Result<u32, MapError> {
+    fn alloc_page(&self, tx: &mut dyn MapTx, _page: PageId) -> Result<BlockNo, MapError> {
         tx.alloc_block()
     }
 
@@ -270,7 +271,7 @@ impl FileMap for LevelHash {
         Ok(word)
     }
 
-    fn release(&self, slot: u32) -> bool {
+    fn release(&self, slot: SlotNo) -> bool {
         self.claimed.release(u64::from(slot))
     }
 
@@ -286,7 +287,7 @@ impl FileMap for LevelHash {
         let _ = (0..self.geometry.slots).filter_map(|slot| self.entry(slot)).all(visit);
     }
 
-    fn for_range(&self, ino: u32, first: u32, end: u64, visit: &mut dyn FnMut(MapEntry) -> bool) {
+    fn for_range(&self, ino: Inum, first: Lblk, end: u64, visit: &mut dyn FnMut(MapEntry) -> bool) {
         self.for_each(&mut |entry| {
             let wanted = entry.ino == ino && entry.lblk >= first && u64::from(entry.lblk) < end;
             !wanted || visit(entry)
@@ -297,7 +298,7 @@ impl FileMap for LevelHash {
         (self.claimed.len(), self.claimed.len() - self.claimed.count_used())
     }
 
-    fn check(&self, visit: &mut dyn FnMut(MapEntry), _node: &mut dyn FnMut(u32), _broken: &mut dyn FnMut(Broken)) {
+    fn check(&self, visit: &mut dyn FnMut(MapEntry), _node: &mut dyn FnMut(BlockNo), _broken: &mut dyn FnMut(Broken)) {
         self.for_each(&mut |entry| {
             visit(entry);
             true

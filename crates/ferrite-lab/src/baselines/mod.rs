@@ -11,6 +11,8 @@ pub(crate) mod tombstones;
 #[cfg(test)]
 mod tests;
 
+use ferrite_map::{Inum, Lblk};
+
 /// A 64-bit hash of a key; `seed` chooses the function.
 pub(crate) fn hash(key: u64, seed: u64) -> u64 {
     let mixed = (key ^ seed).wrapping_mul(0x9e37_79b9_7f4a_7c15);
@@ -24,6 +26,6 @@ pub(crate) fn place(hash: u64, count: u64) -> u64 {
 }
 
 /// The key of a page.
-pub(crate) fn key_of(ino: u32, lblk: u32) -> u64 {
+pub(crate) fn key_of(ino: Inum, lblk: Lblk) -> u64 {
     u64::from(ino) << 32 | u64::from(lblk)
 }

@@ -3,6 +3,7 @@
 //! A node is copied in when it is first read, and again after each change of it: its generation word on the medium
 //! differs then. So what an aborted transaction did, or another thread, is never served from here.
 
+use ferrite_map::BlockNo;
 use ferrite_pm::Region;
 use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
@@ -21,7 +22,7 @@ const NOBODY: usize = usize::MAX;
 pub(crate) type Page = [u64; NODE_WORDS as usize];
 
 struct Entry {
-    block: u32,
+    block: BlockNo,
     before: usize,
     behind: usize,
     page: Box<Page>,
@@ -34,7 +35,7 @@ pub(crate) struct PageCache {
 
 struct State {
     entries: Vec<Entry>,
-    index: FxHashMap<u32, usize>,
+    index: FxHashMap<BlockNo, usize>,
     /// Most recently used.
     first: usize,
     /// Least recently used.
@@ -54,7 +55,7 @@ impl PageCache {
     }
 
     /// What `look` finds in the page of node `block`, with the lock held.
-    pub(crate) fn with<T>(&self, region: &Region, block: u32, look: impl FnOnce(&Page) -> T) -> T {
+    pub(crate) fn with<T>(&self, region: &Region, block: BlockNo, look: impl FnOnce(&Page) -> T) -> T {
         let mut state = self.state.lock();
         let at = state.get(region, block);
         look(&state.entries[at].page)
@@ -66,7 +67,7 @@ impl PageCache {
 }
 
 impl State {
-    fn get(&mut self, region: &Region, block: u32) -> usize {
+    fn get(&mut self, region: &Region, block: BlockNo) -> usize {
         let known = self.index.get(&block).copied();
         let generation = region.load(u64::from(block) * BLOCK_BYTES + GENERATION * 8);
         let at = match known {
@@ -87,7 +88,7 @@ impl State {
     }
 
     /// An entry that is in no list, for `block`.
-    fn vacant(&mut self, block: u32) -> usize {
+    fn vacant(&mut self, block: BlockNo) -> usize {
         let at = if self.entries.len() < CAPACITY {
             self.entries.push(Entry {
                 block,

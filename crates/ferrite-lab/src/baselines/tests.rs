@@ -24,7 +24,7 @@ fn agree(pool: &Pool, model: &Model) {
     let mut found = Model::new();
     pool.map.for_each(&mut |entry| {
         assert_eq!(
-            found.insert((entry.ino, entry.lblk), entry.word),
+            found.insert((entry.ino.get(), entry.lblk.get()), entry.word),
             None,
             "{entry:?} twice"
         );
@@ -35,11 +35,11 @@ fn agree(pool: &Pool, model: &Model) {
     for ino in 1..4 {
         let mut words = [PageWord::HOLE; 64];
         for first in (0..1024).step_by(64) {
-            pool.map.get_many(PageId::new(ino, first), &mut words, &cache);
+            pool.map.get_many(PageId::from_raw(ino, first), &mut words, &cache);
             for (lblk, word) in (first..).zip(words) {
                 let wanted = model.get(&(ino, lblk)).copied().unwrap_or_default();
                 assert_eq!(word, wanted, "{}: {ino} {lblk}", pool.structure.name());
-                assert_eq!(pool.map.get(PageId::new(ino, lblk)), wanted);
+                assert_eq!(pool.map.get(PageId::from_raw(ino, lblk)), wanted);
             }
         }
     }
@@ -59,18 +59,21 @@ fn changed(pool: &Pool, rng: &mut Rng, model: &Model, abort: bool) -> Option<Mod
             let old = after.get(&(ino, lblk)).copied();
             match (kind, old) {
                 (0, _) => {
-                    assert_eq!(pool.map.remove(tx, PageId::new(ino, lblk))?, old.unwrap_or_default());
+                    assert_eq!(
+                        pool.map.remove(tx, PageId::from_raw(ino, lblk))?,
+                        old.unwrap_or_default()
+                    );
                     after.remove(&(ino, lblk));
                 }
                 (_, Some(_)) if kind == 1 => {
-                    let word = PageWord::new(pool.map.alloc_page(tx, PageId::new(ino, lblk))?, 0);
-                    pool.map.replace(tx, PageId::new(ino, lblk), word)?;
+                    let word = PageWord::new(pool.map.alloc_page(tx, PageId::from_raw(ino, lblk))?, 0);
+                    pool.map.replace(tx, PageId::from_raw(ino, lblk), word)?;
                     after.insert((ino, lblk), word);
                 }
                 (_, Some(_)) => continue,
                 (_, None) => {
-                    let word = PageWord::new(pool.map.alloc_page(tx, PageId::new(ino, lblk))?, 0);
-                    pool.map.insert(tx, PageId::new(ino, lblk), word)?;
+                    let word = PageWord::new(pool.map.alloc_page(tx, PageId::from_raw(ino, lblk))?, 0);
+                    pool.map.insert(tx, PageId::from_raw(ino, lblk), word)?;
                     after.insert((ino, lblk), word);
                 }
             }
@@ -121,13 +124,14 @@ fn structures_grow_to_a_full_pool() {
         assert!(pool.evict(), "x86-64 can evict");
         for lblk in 0..3600 {
             assert!(
-                pool.geometry.is_data_block(pool.map.get(PageId::new(1, lblk)).page()),
+                pool.geometry
+                    .is_data_block(pool.map.get(PageId::from_raw(1, lblk)).page()),
                 "{}: {lblk}",
                 structure.name()
             );
-            assert!(pool.map.lines_touched(PageId::new(1, lblk)) > 0);
+            assert!(pool.map.lines_touched(PageId::from_raw(1, lblk)) > 0);
         }
-        assert!(pool.map.get(PageId::new(1, 3600)).is_hole());
+        assert!(pool.map.get(PageId::from_raw(1, 3600)).is_hole());
     }
 }
 
@@ -150,7 +154,7 @@ fn structures_take_changes_of_two_threads() {
         });
         for ino in 1..3 {
             for lblk in 0..300 {
-                let is_there = !pool.map.get(PageId::new(ino, lblk)).is_hole();
+                let is_there = !pool.map.get(PageId::from_raw(ino, lblk)).is_hole();
                 assert_eq!(is_there, lblk % 3 != 0, "{}: {ino} {lblk}", structure.name());
             }
         }

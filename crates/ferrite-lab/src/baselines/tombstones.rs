@@ -10,7 +10,8 @@ use std::sync::Arc;
 
 use ferrite_map::bitmap::AtomicBitmap;
 use ferrite_map::{
-    Broken, FileMap, Geometry, MapEntry, MapError, MapTx, Measured, PageId, PageWord, Resource, TransCache,
+    BlockNo, Broken, FileMap, Geometry, Inum, Lblk, MapEntry, MapError, MapTx, Measured, PageId, PageWord, Resource,
+    SlotNo, TransCache,
 };
 use ferrite_pm::{LINE_BYTES, Region};
 
@@ -80,7 +81,7 @@ impl Tombstones {
         (None, self.buckets)
     }
 
-    fn find_stored(&self, ino: u32, lblk: u32) -> Option<u64> {
+    fn find_stored(&self, ino: Inum, lblk: Lblk) -> Option<u64> {
         self.find(key_of(ino, lblk), |offset| self.region.load(offset)).0
     }
 
@@ -104,10 +105,10 @@ impl Tombstones {
     fn entry(&self, slot: u64) -> Option<MapEntry> {
         let key = self.region.load(self.key_offset(slot));
         (key != EMPTY && key != TOMBSTONE).then(|| MapEntry {
-            ino: (key >> 32) as u32,
-            lblk: key as u32,
+            ino: Inum::new((key >> 32) as u32),
+            lblk: Lblk::new(key as u32),
             word: PageWord(self.region.load(self.word_offset(slot))),
-            slot: slot as u32,
+            slot: SlotNo::at(slot),
         })
     }
 }
@@ -125,7 +126,7 @@ impl FileMap for Tombstones {
     }
 
     fn get_many(&self, PageId { ino, lblk }: PageId, out: &mut [PageWord], _cache: &TransCache) {
-        for (lblk, word) in (lblk..=u32::MAX).zip(out) {
+        for (lblk, word) in lblk.onwards().zip(out) {
             *word = self.get(PageId::new(ino, lblk));
         }
     }
@@ -135,10 +136,10 @@ impl FileMap for Tombstones {
         self.region.prefetch(self.key_offset(slot));
     }
 
-    fn alloc_page(&self, tx: &mut dyn MapTx, PageId { ino, lblk }: PageId) -> Result<u32, MapError> {
+    fn alloc_page(&self, tx: &mut dyn MapTx, PageId { ino, lblk }: PageId) -> Result<BlockNo, MapError> {
         let slot = self.free_slot(key_of(ino, lblk), false);
         let own = slot.filter(|&slot| slot < u64::from(self.geometry.blocks));
-        match own.map(|slot| self.geometry.first_block + slot as u32) {
+        match own.map(|slot| self.geometry.first_block.plus(slot as u32)) {
             Some(block) if tx.claim_block(block) => Ok(block),
             _ => tx.alloc_block(),
         }
@@ -147,7 +148,7 @@ impl FileMap for Tombstones {
     fn insert(&self, tx: &mut dyn MapTx, PageId { ino, lblk }: PageId, word: PageWord) -> Result<(), MapError> {
         let key = key_of(ino, lblk);
         let slot = self.free_slot(key, true).ok_or(MapError::TableFull)?;
-        tx.claimed(Resource::MapSlot(slot as u32));
+        tx.claimed(Resource::MapSlot(SlotNo::at(slot)));
         tx.set_word(self.word_offset(slot), word.0);
         tx.set_word(self.key_offset(slot), key);
         Ok(())
@@ -174,11 +175,11 @@ impl FileMap for Tombstones {
         };
         let word = PageWord(tx.word(self.word_offset(slot)));
         tx.set_word(self.key_offset(slot), TOMBSTONE);
-        tx.freed(Resource::MapSlot(slot as u32));
+        tx.freed(Resource::MapSlot(SlotNo::at(slot)));
         Ok(word)
     }
 
-    fn release(&self, slot: u32) -> bool {
+    fn release(&self, slot: SlotNo) -> bool {
         let offset = self.key_offset(u64::from(slot));
         if self.region.load(offset) == EMPTY {
             self.region.store(offset, TOMBSTONE);
@@ -198,7 +199,7 @@ impl FileMap for Tombstones {
         let _ = (0..self.geometry.slots).filter_map(|slot| self.entry(slot)).all(visit);
     }
 
-    fn for_range(&self, ino: u32, first: u32, end: u64, visit: &mut dyn FnMut(MapEntry) -> bool) {
+    fn for_range(&self, ino: Inum, first: Lblk, end: u64, visit: &mut dyn FnMut(MapEntry) -> bool) {
         self.for_each(&mut |entry| {
             let wanted = entry.ino == ino && entry.lblk >= first && u64::from(entry.lblk) < end;
             !wanted || visit(entry)
@@ -209,7 +210,7 @@ impl FileMap for Tombstones {
         (self.claimed.len(), self.claimed.len() - self.claimed.count_used())
     }
 
-    fn check(&self, visit: &mut dyn FnMut(MapEntry), _node: &mut dyn FnMut(u32), _broken: &mut dyn FnMut(Broken)) {
+    fn check(&self, visit: &mut dyn FnMut(MapEntry), _node: &mut dyn FnMut(BlockNo), _broken: &mut dyn FnMut(Broken)) {
         self.for_each(&mut |entry| {
             visit(entry);
             true

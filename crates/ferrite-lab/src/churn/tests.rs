@@ -122,7 +122,7 @@ fn leaf_touches_a_third_of_the_lines_in_order() {
             let pool = filled(mapping, &plan, fill_percent).expect("a pool");
             let touched = (0..plan.file_pages).step_by(step);
             let touched: u64 = touched
-                .map(|lblk| pool.map.lines_touched(PageId::new(FILE, lblk)))
+                .map(|lblk| pool.map.lines_touched(PageId::from_raw(FILE, lblk)))
                 .sum();
             touched as f64 / f64::from(plan.file_pages)
         };

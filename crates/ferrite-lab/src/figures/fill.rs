@@ -71,7 +71,7 @@ fn run(plan: &Plan, progress: &mut dyn Progress) -> Result<FigureData, LabError>
                 .collect();
             let lines: u64 = pages
                 .iter()
-                .map(|&(ino, lblk)| pool.map.lines_touched(PageId::new(ino, lblk)))
+                .map(|&(ino, lblk)| pool.map.lines_touched(PageId::from_raw(ino, lblk)))
                 .sum();
             let lines = lines as f64 / pages.len() as f64;
             let extra = |ino: u32, lblk: u32| missed(plan, &pool, ino, lblk);

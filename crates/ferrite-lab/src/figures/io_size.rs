@@ -107,7 +107,7 @@ impl Path<'_> {
         let mut words = vec![PageWord::HOLE; count as usize];
         self.pool
             .map
-            .get_many(PageId::new(FILE, lblk), &mut words, &TransCache::default());
+            .get_many(PageId::from_raw(FILE, lblk), &mut words, &TransCache::default());
         for word in &words {
             self.pool
                 .region
@@ -126,7 +126,7 @@ impl Path<'_> {
     fn append(&mut self, lblk: u32, count: u32) -> Result<(f64, f64), LabError> {
         let map = self.cold.insert(self.pool, GROWING, lblk, count)?;
         let words: Vec<PageWord> = (lblk..lblk + count)
-            .map(|lblk| self.pool.map.get(PageId::new(GROWING, lblk)))
+            .map(|lblk| self.pool.map.get(PageId::from_raw(GROWING, lblk)))
             .collect();
         let region = &self.pool.region;
         let mut fenced = Ok(());

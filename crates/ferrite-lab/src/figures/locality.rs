@@ -62,7 +62,7 @@ fn run(plan: &Plan, progress: &mut dyn Progress) -> Result<FigureData, LabError>
         let chosen = shuffled.iter().cycle().take(samples as usize);
         let lines = chosen
             .clone()
-            .map(|&lblk| pool.map.lines_touched(PageId::new(FILE, lblk)))
+            .map(|&lblk| pool.map.lines_touched(PageId::from_raw(FILE, lblk)))
             .sum::<u64>();
         let misses = lines as f64 / f64::from(samples);
         let mut at_random = cold.looks(&pool, chosen.clone().map(|&lblk| (FILE, lblk)), extra);
@@ -129,7 +129,7 @@ fn run(plan: &Plan, progress: &mut dyn Progress) -> Result<FigureData, LabError>
 /// What the media model adds to a cold operation on this page.
 pub(super) fn missed(plan: &Plan, pool: &Pool, ino: u32, lblk: u32) -> f64 {
     if plan.media_extra_ns > 0.0 {
-        pool.map.lines_touched(PageId::new(ino, lblk)) as f64 * plan.media_extra_ns
+        pool.map.lines_touched(PageId::from_raw(ino, lblk)) as f64 * plan.media_extra_ns
     } else {
         0.0
     }

@@ -3,9 +3,9 @@
 //! What lives here: [`check`], for [`crate::FileMap::check`], and [`fault_of_range`], for its load. They trust nothing
 //! and change nothing.
 
+use super::Cuckoo;
 use super::runs::{MAX_RUN, Range, View};
-use super::{Cuckoo, key_of};
-use crate::{Astray, Broken, MapEntry, PageWord};
+use crate::{Astray, Broken, MapEntry, PageId, PageWord};
 
 /// See [`crate::FileMap::check`].
 pub(super) fn check(map: &Cuckoo, visit: &mut dyn FnMut(MapEntry), broken: &mut dyn FnMut(Broken)) {
@@ -38,7 +38,7 @@ pub(super) fn check(map: &Cuckoo, visit: &mut dyn FnMut(MapEntry), broken: &mut 
 fn fault_of_twin(map: &Cuckoo, entry: &MapEntry) -> Option<String> {
     let MapEntry { ino, lblk, slot, .. } = *entry;
     let twin = map
-        .homes(key_of(ino, lblk))
+        .homes(PageId::new(ino, lblk).key())
         .into_iter()
         .flat_map(Cuckoo::slots_of)
         .filter(|&other| other < u64::from(slot))
@@ -53,7 +53,7 @@ fn fault_of_twin(map: &Cuckoo, entry: &MapEntry) -> Option<String> {
 /// Number of pages that, according to an entry, follow it in its run; at most as many as a run may have.
 fn followers(map: &Cuckoo, entry: &MapEntry) -> u32 {
     let range = View::stored(map).range(u64::from(entry.slot));
-    (range.0 as u32).min(MAX_RUN).min(u32::MAX - entry.lblk)
+    (range.0 as u32).min(MAX_RUN).min(u32::MAX - entry.lblk.get())
 }
 
 /// What is wrong with the range of an entry that is otherwise sound, including its run if it leads one.
@@ -65,7 +65,7 @@ pub(super) fn fault_of_range(map: &Cuckoo, entry: &MapEntry) -> Option<String> {
     let lies = |what: &str| Some(format!("slot {slot}, page {lblk} of inode {ino}: {what}"));
     if back > 0 {
         // Whether there is a head at that place that still has this page, only the head can say.
-        let is_possible = followers == 0 && back < MAX_RUN && back <= lblk;
+        let is_possible = followers == 0 && back < MAX_RUN && back <= lblk.get();
         return if is_possible {
             None
         } else {
@@ -80,10 +80,11 @@ pub(super) fn fault_of_range(map: &Cuckoo, entry: &MapEntry) -> Option<String> {
     }
     (1..=followers)
         .find(|&at| {
-            let follower = view.find(key_of(ino, lblk + at));
-            let is_right =
-                |slot| view.word(slot) == PageWord::new(word.page() + at, 0) && view.range(slot) == Range::follower(at);
+            let follower = view.find(PageId::new(ino, lblk.plus(at)).key());
+            let is_right = |slot| {
+                view.word(slot) == PageWord::new(word.page().plus(at), 0) && view.range(slot) == Range::follower(at)
+            };
             !follower.is_some_and(is_right)
         })
-        .and_then(|at| lies(&format!("leads a run to which page {} does not belong", lblk + at)))
+        .and_then(|at| lies(&format!("leads a run to which page {} does not belong", lblk.plus(at))))
 }

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::{BUCKET_SLOTS, Cuckoo, Homes, NUMBERS};
-use crate::{MapTx, Resource};
+use crate::{MapTx, Resource, SlotNo};
 
 /// Wishes that are remembered. An insert whose wish is lost may fail once more and leave another.
 const MAX_WISHES: usize = 64;
@@ -172,7 +172,7 @@ fn shift(map: &Cuckoo, tx: &mut dyn MapTx, homes: Homes, planned: &Planned) -> b
         return false;
     };
     map.moves.count.fetch_add(1, Ordering::AcqRel);
-    tx.claimed(Resource::MapSlot(to as u32));
+    tx.claimed(Resource::MapSlot(SlotNo::at(to)));
     let mut at = last;
     while let Some((parent, slot)) = at {
         for offset_of in [Cuckoo::word_offset, Cuckoo::range_offset, Cuckoo::key_offset] {
@@ -185,7 +185,7 @@ fn shift(map: &Cuckoo, tx: &mut dyn MapTx, homes: Homes, planned: &Planned) -> b
     for offset_of in [Cuckoo::key_offset, Cuckoo::word_offset, Cuckoo::range_offset] {
         tx.set_word(offset_of(map, to), 0);
     }
-    tx.freed(Resource::MapSlot(to as u32));
+    tx.freed(Resource::MapSlot(SlotNo::at(to)));
     true
 }
 

@@ -16,8 +16,8 @@
 //! update. Ranges name pages, not slots: entries move freely. Every page of a run has its word in a record: a change
 //! that makes a page a head also records its word.
 
-use super::{Cuckoo, key_of};
-use crate::{MapTx, PageId, PageWord};
+use super::Cuckoo;
+use crate::{BlockNo, Lblk, MapTx, PageId, PageWord};
 
 /// Most pages of a run.
 pub(super) const MAX_RUN: u32 = 512;
@@ -58,8 +58,8 @@ impl Range {
 pub(super) struct Run {
     /// Slot of the head.
     slot: u64,
-    first_lblk: u32,
-    first_block: u32,
+    first_lblk: Lblk,
+    first_block: BlockNo,
     followers: u32,
 }
 
@@ -70,20 +70,20 @@ impl Run {
     }
 
     #[inline]
-    pub(super) fn contains(&self, lblk: u32) -> bool {
-        lblk >= self.first_lblk && lblk - self.first_lblk <= self.followers
+    pub(super) fn contains(&self, lblk: Lblk) -> bool {
+        lblk >= self.first_lblk && lblk.get() - self.first_lblk.get() <= self.followers
     }
 
     /// Number of pages of the run after `lblk`, one of its pages.
     #[inline]
-    pub(super) fn behind(&self, lblk: u32) -> u64 {
-        u64::from(self.followers - (lblk - self.first_lblk))
+    pub(super) fn behind(&self, lblk: Lblk) -> u64 {
+        u64::from(self.followers - (lblk.get() - self.first_lblk.get()))
     }
 
     /// Word of page `lblk`, one of its pages.
     #[inline]
-    pub(super) fn word(&self, lblk: u32) -> PageWord {
-        PageWord::new(self.first_block + (lblk - self.first_lblk), 0)
+    pub(super) fn word(&self, lblk: Lblk) -> PageWord {
+        PageWord::new(self.first_block.plus(lblk.get() - self.first_lblk.get()), 0)
     }
 }
 
@@ -132,14 +132,14 @@ impl<'v> View<'v> {
     /// The run that the entry of page `lblk` in `slot` leads. Makes sure that its pages and blocks exist, not that the
     /// pages are mapped to those blocks.
     #[inline]
-    pub(super) fn run_from(&self, slot: u64, lblk: u32) -> Option<Run> {
+    pub(super) fn run_from(&self, slot: u64, lblk: Lblk) -> Option<Run> {
         let followers = self.range(slot).followers();
         if followers == 0 || followers >= MAX_RUN {
             return None;
         }
-        lblk.checked_add(followers)?;
+        lblk.get().checked_add(followers)?;
         let word = self.word(slot);
-        let last_block = word.page().checked_add(followers)?;
+        let last_block = word.page().get().checked_add(followers).map(BlockNo::new)?;
         let geometry = &self.map.geometry;
         let is_sound = word.log() == 0 && geometry.is_data_block(word.page()) && geometry.is_data_block(last_block);
         is_sound.then_some(Run {
@@ -160,8 +160,8 @@ impl<'v> View<'v> {
         if !looks_back || back >= MAX_RUN {
             return None;
         }
-        let first_lblk = lblk.checked_sub(back)?;
-        let run = self.run_from(self.find(key_of(ino, first_lblk))?, first_lblk)?;
+        let first_lblk = lblk.get().checked_sub(back).map(Lblk::new)?;
+        let run = self.run_from(self.find(PageId::new(ino, first_lblk).key())?, first_lblk)?;
         (run.contains(lblk) && run.word(lblk) == self.word(slot)).then_some(run)
     }
 }
@@ -192,17 +192,17 @@ pub(super) fn join(map: &Cuckoo, tx: &mut dyn MapTx, PageId { ino, lblk }: PageI
 
 /// The slot of the head that page `lblk` may follow, and the distance from it.
 fn run_before(view: View<'_>, PageId { ino, lblk }: PageId, word: PageWord) -> Option<(u64, u32)> {
-    let before = lblk.checked_sub(1)?;
-    let block = word.page().checked_sub(1)?;
+    let before = lblk.checked_previous()?;
+    let block = word.page().checked_previous()?;
     if word.log() != 0 || !view.map.geometry.is_data_block(block) {
         return None;
     }
-    let slot = view.find(key_of(ino, before))?;
+    let slot = view.find(PageId::new(ino, before).key())?;
     if view.word(slot) != PageWord::new(block, 0) {
         return None;
     }
     let (head, back) = match view.run_of(PageId::new(ino, before), slot, true) {
-        Some(run) => (run.slot, lblk - run.first_lblk),
+        Some(run) => (run.slot, lblk.get() - run.first_lblk.get()),
         None => (slot, 1),
     };
     (back < MAX_RUN).then_some((head, back))
@@ -214,9 +214,10 @@ pub(super) fn cut(map: &Cuckoo, tx: &mut dyn MapTx, PageId { ino, lblk }: PageId
     let view = View::within(map, tx);
     let back = view.range(slot).back();
     let head = lblk
+        .get()
         .checked_sub(back)
         .filter(|_| back > 0)
-        .and_then(|first| view.find(key_of(ino, first)))
+        .and_then(|first| view.find(PageId::new(ino, Lblk::new(first)).key()))
         .filter(|&head| view.range(head).followers() >= back);
     if let Some(head) = head {
         set_range(map, tx, head, Range::head(back - 1));

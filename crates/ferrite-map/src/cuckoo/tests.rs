@@ -30,7 +30,7 @@ fn faults(map: &Cuckoo) -> Vec<Broken> {
 }
 
 fn slot_of(map: &Cuckoo, ino: u32, lblk: u32) -> u64 {
-    map.find(key_of(ino, lblk)).expect("mapped")
+    map.find(PageId::from_raw(ino, lblk).key()).expect("mapped")
 }
 
 /// A word that no run can have.
@@ -69,7 +69,7 @@ fn moves_fill_the_table_to_95_percent() {
         assert_eq!(map.slots(), bed.map.slots());
         for n in 0..pages {
             let (ino, lblk) = page(n);
-            assert_eq!(map.get(PageId::new(ino, lblk)), lone_word(&bed, lblk));
+            assert_eq!(map.get(PageId::from_raw(ino, lblk)), lone_word(&bed, lblk));
         }
     });
 }
@@ -82,7 +82,7 @@ fn no_seed_lets_two_pages_share_both_homes() {
         let geometry = Geometry {
             area_offset: 0,
             slots: Cuckoo::slots_for(40_000),
-            first_block: 1,
+            first_block: BlockNo::new(1),
             blocks: 40_000,
             inodes: 1000,
             seed,
@@ -90,7 +90,7 @@ fn no_seed_lets_two_pages_share_both_homes() {
         };
         let region = Region::anonymous(Cuckoo::area_bytes(geometry.slots)).expect("memory");
         let map = Cuckoo::new(Arc::new(region), geometry);
-        let keys = (1..500).flat_map(|ino| (0..60).map(move |lblk| key_of(ino, lblk)));
+        let keys = (1..500).flat_map(|ino| (0..60).map(move |lblk| PageId::from_raw(ino, lblk).key()));
         let homes: HashSet<Homes> = keys
             .map(|key| {
                 let mut homes = map.homes(key);
@@ -132,22 +132,26 @@ fn moves_hide_nothing_from_readers() {
                 while !done.load(Ordering::Relaxed) {
                     let first = rng.below(580) as usize;
                     let mut words = [PageWord::HOLE; 20];
-                    bed.map.get_many(PageId::new(RESTING, first as u32), &mut words, &cache);
+                    bed.map
+                        .get_many(PageId::from_raw(RESTING, first as u32), &mut words, &cache);
                     assert_eq!(words, resting[first..first + 20]);
-                    assert_eq!(bed.map.get(PageId::new(RESTING, first as u32)), resting[first]);
-                    assert!(bed.map.get(PageId::new(RESTING, 600 + first as u32)).is_hole());
+                    assert_eq!(bed.map.get(PageId::from_raw(RESTING, first as u32)), resting[first]);
+                    assert!(bed.map.get(PageId::from_raw(RESTING, 600 + first as u32)).is_hole());
                 }
             });
             scope.spawn(|| {
                 while !done.load(Ordering::Relaxed) {
                     for end in [u64::from(u32::MAX), 200] {
                         let mut seen = BTreeMap::new();
-                        bed.map.for_range(RESTING, 0, end, &mut |entry| {
+                        bed.map.for_range(Inum::new(RESTING), Lblk::FIRST, end, &mut |entry| {
                             assert_eq!(seen.insert(entry.lblk, entry.word), None, "{entry:?} again");
                             true
                         });
                         let expected = resting.iter().take(end as usize).copied().enumerate();
-                        assert!(seen.into_iter().eq(expected.map(|(at, word)| (at as u32, word))));
+                        assert!(
+                            seen.into_iter()
+                                .eq(expected.map(|(at, word)| (Lblk::new(at as u32), word)))
+                        );
                     }
                 }
             });
@@ -157,9 +161,9 @@ fn moves_hide_nothing_from_readers() {
                 while !done.load(Ordering::Relaxed) {
                     let lblk = rng.below(50) as u32;
                     let old = words[lblk as usize];
-                    assert_eq!(bed.map.get(PageId::new(LOGGED, lblk)), old);
+                    assert_eq!(bed.map.get(PageId::from_raw(LOGGED, lblk)), old);
                     let new = lone_word(bed, old.log() + 2);
-                    if bed.map.swing(PageId::new(LOGGED, lblk), old, new).is_some() {
+                    if bed.map.swing(PageId::from_raw(LOGGED, lblk), old, new).is_some() {
                         words[lblk as usize] = new;
                     }
                 }
@@ -196,7 +200,7 @@ fn fill_until_full(bed: &Bed<Cuckoo>) -> u32 {
         let mut tx = bed.tx();
         if bed
             .map
-            .insert(&mut tx, PageId::new(1, lblk), lone_word(bed, lblk))
+            .insert(&mut tx, PageId::from_raw(1, lblk), lone_word(bed, lblk))
             .is_err()
         {
             drop(tx);
@@ -217,7 +221,8 @@ fn a_chain_of_moves_is_one_record() {
         let lblk = fill_until_full(&bed);
         let mut tx = bed.tx();
         assert_eq!(
-            bed.map.insert(&mut tx, PageId::new(1, lblk), lone_word(&bed, lblk)),
+            bed.map
+                .insert(&mut tx, PageId::from_raw(1, lblk), lone_word(&bed, lblk)),
             Err(MapError::TableFull)
         );
         drop(tx);
@@ -250,7 +255,7 @@ fn a_chain_of_moves_is_one_record() {
             .expect("there is room now");
         assert_eq!(faults(&bed.map), []);
         for lblk in lblk..=u32::MAX {
-            assert_eq!(bed.map.get(PageId::new(1, lblk)), lone_word(&bed, lblk));
+            assert_eq!(bed.map.get(PageId::from_raw(1, lblk)), lone_word(&bed, lblk));
         }
     }
     println!("longest chain: {longest}");
@@ -266,8 +271,10 @@ fn room_is_made_for_the_pages_that_follow() {
         let mut failures = 0;
         loop {
             let mut tx = bed.tx();
-            let done = (first..first + count)
-                .try_for_each(|lblk| bed.map.insert(&mut tx, PageId::new(2, lblk), lone_word(&bed, lblk)));
+            let done = (first..first + count).try_for_each(|lblk| {
+                bed.map
+                    .insert(&mut tx, PageId::from_raw(2, lblk), lone_word(&bed, lblk))
+            });
             match done {
                 Ok(()) => {
                     tx.commit(&bed.region);
@@ -295,7 +302,7 @@ fn an_aborted_move_changes_nothing() {
     let bed = Bed::<Cuckoo>::new(2000, 9);
     let lblk = fill_until_full(&bed);
     let free = bed.map.slots();
-    let key = key_of(1, lblk);
+    let key = PageId::from_raw(1, lblk).key();
     bed.map.moves.wish(Wish { key, first: key });
     let mut tx = bed.tx();
     assert_eq!(bed.map.make_room(&mut tx), Ok(true));
@@ -310,7 +317,7 @@ fn an_aborted_move_changes_nothing() {
 fn a_slot_on_its_way_back_is_room() {
     let bed = Bed::<Cuckoo>::new(2000, 7);
     let lblk = fill_until_full(&bed);
-    let key = key_of(1, lblk);
+    let key = PageId::from_raw(1, lblk).key();
     let victim = bed.map.entry(bed.map.homes(key)[1] * NUMBERS).expect("full");
     let mut removal = bed.tx();
     bed.map
@@ -321,7 +328,7 @@ fn a_slot_on_its_way_back_is_room() {
     }
     let mut tx = bed.tx();
     assert_eq!(
-        bed.map.insert(&mut tx, PageId::new(1, lblk), lone_word(&bed, 1)),
+        bed.map.insert(&mut tx, PageId::from_raw(1, lblk), lone_word(&bed, 1)),
         Err(MapError::TableFull)
     );
     drop(tx);
@@ -344,7 +351,7 @@ fn every_failed_insert_gets_one_wish_fulfilled() {
         let mut tx = bed.tx();
         assert!(
             bed.map
-                .insert(&mut tx, PageId::new(1, lblk), lone_word(&bed, 1))
+                .insert(&mut tx, PageId::from_raw(1, lblk), lone_word(&bed, 1))
                 .is_err()
         );
     }
@@ -354,7 +361,7 @@ fn every_failed_insert_gets_one_wish_fulfilled() {
     assert!(!bed.make_room());
     // Without calls for room the list of wishes stays bounded.
     for _ in 0..1000 {
-        let key = key_of(1, lblk);
+        let key = PageId::from_raw(1, lblk).key();
         bed.map.moves.wish(Wish { key, first: key });
     }
     let mut fulfilled = 0;
@@ -370,17 +377,17 @@ fn words_are_set_before_keys_and_keys_cleared_before_words() {
     let bed = Bed::<Cuckoo>::new(100, 3);
     let word = lone_word(&bed, 5);
     let mut tx = bed.tx();
-    bed.map.insert(&mut tx, PageId::new(5, 6), word).expect("room");
+    bed.map.insert(&mut tx, PageId::from_raw(5, 6), word).expect("room");
     let &[(word_offset, stored), (key_offset, key)] = &tx.words[..] else {
         panic!("{:?}", tx.words)
     };
     assert_eq!(
         (stored, word_offset, key),
-        (word.0, key_offset + WORDS_AT, key_of(5, 6))
+        (word.0, key_offset + WORDS_AT, PageId::from_raw(5, 6).key())
     );
     tx.commit(&bed.region);
     let mut tx = bed.tx();
-    assert_eq!(bed.map.remove(&mut tx, PageId::new(5, 6)), Ok(word));
+    assert_eq!(bed.map.remove(&mut tx, PageId::from_raw(5, 6)), Ok(word));
     assert_eq!(tx.words, [(key_offset, 0), (word_offset, 0)]);
     tx.commit(&bed.region);
     assert_eq!(bed.map.slots().0, bed.map.slots().1);
@@ -394,13 +401,13 @@ fn lookups_touch_two_or_three_lines() {
         bed.insert(1 + n / 100, n % 100).expect("room");
     }
     let lines: Vec<u64> = (0..4000)
-        .map(|n| bed.map.lines_touched(PageId::new(1 + n / 100, n % 100)))
+        .map(|n| bed.map.lines_touched(PageId::from_raw(1 + n / 100, n % 100)))
         .collect();
     assert!(lines.iter().all(|lines| (2..=3).contains(lines)));
     let mean = lines.iter().sum::<u64>() as f64 / 4000.0;
     println!("{mean:.2} lines a hit at a load of 0.8");
     assert!(mean < 2.5);
-    assert_eq!(bed.map.lines_touched(PageId::new(1, 100)), 2);
+    assert_eq!(bed.map.lines_touched(PageId::from_raw(1, 100)), 2);
 }
 
 /// Vectors hash like single keys, and the two homes of a key differ.
@@ -412,9 +419,13 @@ fn vectors_hash_alike() {
             let mut map = bed.remounted().0;
             map.level = level;
             for lblk in (0..4000).step_by(VECTOR) {
-                let homes = map.homes_of_eight(key_of(3, lblk));
+                let homes = map.homes_of_eight(PageId::from_raw(3, lblk).key());
                 for (index, homes) in homes.into_iter().enumerate() {
-                    assert_eq!(homes, map.homes(key_of(3, lblk + index as u32)), "{level:?}");
+                    assert_eq!(
+                        homes,
+                        map.homes(PageId::from_raw(3, lblk + index as u32).key()),
+                        "{level:?}"
+                    );
                     assert!(homes.iter().all(|&home| home < map.buckets));
                     assert_eq!(homes[0] == homes[1], map.buckets == 1);
                 }
@@ -428,24 +439,24 @@ fn vectors_hash_alike() {
 fn swings_stay_clear_of_moves_and_runs() {
     let bed = Bed::<Cuckoo>::new(100, 3);
     let old = lone_word(&bed, 5);
-    let new = PageWord::new(old.page() + 7, 0);
+    let new = PageWord::new(old.page().plus(7), 0);
     bed.insert_word(1, 1, old).expect("room");
-    assert_eq!(bed.map.swing(PageId::new(1, 1), new, old), None);
-    assert_eq!(bed.map.swing(PageId::new(1, 2), old, new), None);
+    assert_eq!(bed.map.swing(PageId::from_raw(1, 1), new, old), None);
+    assert_eq!(bed.map.swing(PageId::from_raw(1, 2), old, new), None);
     let moving = bed.map.gate.close();
-    assert_eq!(bed.map.swing(PageId::new(1, 1), old, new), None);
+    assert_eq!(bed.map.swing(PageId::from_raw(1, 1), old, new), None);
     drop(moving);
     let offset = bed
         .map
-        .swing(PageId::new(1, 1), old, new)
+        .swing(PageId::from_raw(1, 1), old, new)
         .expect("nothing is in the way");
     assert_eq!(offset, bed.map.word_offset(slot_of(&bed.map, 1, 1)));
-    assert_eq!(bed.map.get(PageId::new(1, 1)), new);
-    let next = PageWord::new(new.page() + 1, 0);
+    assert_eq!(bed.map.get(PageId::from_raw(1, 1)), new);
+    let next = PageWord::new(new.page().plus(1), 0);
     bed.insert_word(1, 2, next).expect("room");
     for (lblk, word) in [(1, new), (2, next)] {
         assert_eq!(
-            bed.map.swing(PageId::new(1, lblk), word, old),
+            bed.map.swing(PageId::from_raw(1, lblk), word, old),
             None,
             "page {lblk} is in a run"
         );
@@ -460,12 +471,12 @@ fn damage_is_named_and_cured() {
         let sound = bed.insert(1, 1).expect("room");
         let good = lone_word(&bed, 3);
         let (key, word) = match hit {
-            0 => (key_of(0, 12), good),
-            1 => (key_of(testing::INODES, 12), good),
-            2 => (key_of(3, 4), PageWord::new(u32::MAX, 0)),
-            3 => (key_of(3, 4), PageWord::new(1, 0)),
-            4 => (key_of(3, 4), good),
-            _ => (key_of(1, 1), good),
+            0 => (PageId::from_raw(0, 12).key(), good),
+            1 => (PageId::from_raw(testing::INODES, 12).key(), good),
+            2 => (PageId::from_raw(3, 4).key(), PageWord::new(BlockNo::new(u32::MAX), 0)),
+            3 => (PageId::from_raw(3, 4).key(), PageWord::new(BlockNo::new(1), 0)),
+            4 => (PageId::from_raw(3, 4).key(), good),
+            _ => (PageId::from_raw(1, 1).key(), good),
         };
         let homes = bed.map.homes(key);
         let is_twin = hit == 5;
@@ -486,7 +497,7 @@ fn damage_is_named_and_cured() {
         if !is_twin {
             let (map, found) = bed.remounted();
             assert!(matches!(found, Err(MapError::Damaged(_))), "hit {hit}");
-            assert_eq!(map.get(PageId::new(1, 1)), sound);
+            assert_eq!(map.get(PageId::from_raw(1, 1)), sound);
         }
         for &(offset, value) in &broken[0].cure {
             bed.region.store(offset, value);
@@ -494,6 +505,6 @@ fn damage_is_named_and_cured() {
         assert_eq!(faults(&bed.map), []);
         let (map, found) = bed.remounted();
         assert_eq!(found.expect("cured").len(), 1);
-        assert_eq!(map.get(PageId::new(1, 1)), sound);
+        assert_eq!(map.get(PageId::from_raw(1, 1)), sound);
     }
 }

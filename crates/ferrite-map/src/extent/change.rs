@@ -12,12 +12,12 @@ use super::node::{
     GROUPS, Group, HEIGHT_MAX, Key, Node, PAGES_END, header, header_offset, key_word, range_of, range_word, word_behind,
 };
 use super::{ExtentTree, Run};
-use crate::{MapError, MapTx, PageWord, Resource};
+use crate::{BlockNo, Inum, Lblk, MapError, MapTx, PageWord, Resource, SlotNo};
 
 /// Nodes from the root to a leaf, by level.
 #[derive(Debug, Clone, Copy)]
 struct Path {
-    blocks: [u32; HEIGHT_MAX as usize],
+    blocks: [BlockNo; HEIGHT_MAX as usize],
     /// The key that leads to each node: nothing in the node is below it.
     floors: [u64; HEIGHT_MAX as usize],
     /// End of the pages that belong to it.
@@ -45,7 +45,7 @@ impl Item {
     }
 }
 
-fn damaged(ino: u32, lblk: u64, what: &str) -> MapError {
+fn damaged(ino: Inum, lblk: u64, what: &str) -> MapError {
     MapError::Damaged(format!("extent tree of inode {ino}, on the way to page {lblk}: {what}"))
 }
 
@@ -77,7 +77,7 @@ fn put(tx: &mut dyn MapTx, node: Node, (group, slot): (u64, u64), item: Item) {
 }
 
 /// Takes a free group of `node`, and clears what an earlier use left in it.
-fn take_group(tx: &mut dyn MapTx, ino: u32, node: &mut Node) -> Option<u64> {
+fn take_group(tx: &mut dyn MapTx, ino: Inum, node: &mut Node) -> Option<u64> {
     let freed = (0..node.groups).find(|&group| tx.word(node.index_offset(group)) == 0);
     let group = match freed {
         Some(group) => group,
@@ -99,7 +99,7 @@ fn take_group(tx: &mut dyn MapTx, ino: u32, node: &mut Node) -> Option<u64> {
 
 /// Puts `item` into the group it belongs to, splitting that if necessary; false if the node has no free group for the
 /// split.
-fn add_in_node(tx: &mut dyn MapTx, ino: u32, mut node: Node, floor: u64, item: Item) -> bool {
+fn add_in_node(tx: &mut dyn MapTx, ino: Inum, mut node: Node, floor: u64, item: Item) -> bool {
     let start = item.start();
     let Some(group) = node.group_of(&*tx, start, PAGES_END) else {
         let Some(group) = take_group(tx, ino, &mut node) else {
@@ -183,19 +183,19 @@ fn move_groups(tx: &mut dyn MapTx, from: Node, to: Node, moved: &[(u64, u64)]) {
 }
 
 impl ExtentTree {
-    fn node_in(&self, tx: &dyn MapTx, id: (u32, u32, u32)) -> Result<Node, MapError> {
+    fn node_in(&self, tx: &dyn MapTx, id: (Inum, BlockNo, u32)) -> Result<Node, MapError> {
         Node::open(tx, &self.geometry, id).ok_or_else(|| {
             let (ino, block, level) = id;
             MapError::Damaged(format!("block {block} is no node of inode {ino} on level {level}"))
         })
     }
 
-    fn root_in(&self, ino: u32, lblk: u64) -> Result<u64, MapError> {
+    fn root_in(&self, ino: Inum, lblk: u64) -> Result<u64, MapError> {
         self.root_offset(ino).ok_or_else(|| damaged(ino, lblk, "no such inode"))
     }
 
     /// The word of a page as the transaction leaves it.
-    pub(super) fn word_in(&self, tx: &dyn MapTx, ino: u32, lblk: u32) -> PageWord {
+    pub(super) fn word_in(&self, tx: &dyn MapTx, ino: Inum, lblk: Lblk) -> PageWord {
         let lblk = u64::from(lblk);
         match self.leaf_in(tx, ino, lblk) {
             Some((leaf, end)) => Self::run_in(tx, leaf, lblk, end).word,
@@ -204,7 +204,7 @@ impl ExtentTree {
     }
 
     /// The leaf of a page as the transaction leaves it, and the end of the pages that surely belong to it.
-    fn leaf_in(&self, tx: &dyn MapTx, ino: u32, lblk: u64) -> Option<(Node, u64)> {
+    fn leaf_in(&self, tx: &dyn MapTx, ino: Inum, lblk: u64) -> Option<(Node, u64)> {
         let epoch = self.cursors.epoch();
         // The inode is locked, so what holds now holds until the transaction changes it.
         self.cursors
@@ -215,11 +215,11 @@ impl ExtentTree {
     }
 
     /// The path to the leaf of a page. With `lower` it is prepared for a key there: keys above it are lowered.
-    fn path(&self, tx: &mut dyn MapTx, ino: u32, lblk: u64, lower: bool) -> Result<Path, MapError> {
+    fn path(&self, tx: &mut dyn MapTx, ino: Inum, lblk: u64, lower: bool) -> Result<Path, MapError> {
         let root = tx.word(self.root_in(ino, lblk)?);
         let (mut block, height) = Self::root_of(root).ok_or_else(|| damaged(ino, lblk, "no root"))?;
         let mut path = Path {
-            blocks: [0; HEIGHT_MAX as usize],
+            blocks: [BlockNo::NONE; HEIGHT_MAX as usize],
             floors: [0; HEIGHT_MAX as usize],
             ends: [0; HEIGHT_MAX as usize],
             height,
@@ -239,7 +239,7 @@ impl ExtentTree {
             let (key, behind) = node
                 .child_of(&*tx, group, lblk)
                 .ok_or_else(|| damaged(ino, lblk, "a group without keys"))?;
-            block = key.low_half();
+            block = key.child();
             if lower && lblk < group.low {
                 set_low(tx, node, group.number, floor);
                 group.low = floor;
@@ -255,7 +255,7 @@ impl ExtentTree {
         Ok(path)
     }
 
-    pub(super) fn insert_page(&self, tx: &mut dyn MapTx, ino: u32, lblk: u64, word: PageWord) -> Result<(), MapError> {
+    pub(super) fn insert_page(&self, tx: &mut dyn MapTx, ino: Inum, lblk: u64, word: PageWord) -> Result<(), MapError> {
         let root = self.root_in(ino, lblk)?;
         if tx.word(root) == 0 {
             let leaf = self.new_leaf(tx, ino)?;
@@ -271,7 +271,7 @@ impl ExtentTree {
     }
 
     /// The leaf for page `lblk`, with a range that includes it.
-    fn ready_leaf(&self, tx: &mut dyn MapTx, ino: u32, lblk: u64) -> Result<Node, MapError> {
+    fn ready_leaf(&self, tx: &mut dyn MapTx, ino: Inum, lblk: u64) -> Result<Node, MapError> {
         if let Some((leaf, _)) = self.leaf_in(tx, ino, lblk) {
             let (first, end) = range_of(tx.word(leaf.range_offset()));
             // No page in a leaf's range is below the leaf's key, so nothing must be lowered.
@@ -285,7 +285,7 @@ impl ExtentTree {
         Ok(leaf)
     }
 
-    fn new_leaf(&self, tx: &mut dyn MapTx, ino: u32) -> Result<Node, MapError> {
+    fn new_leaf(&self, tx: &mut dyn MapTx, ino: Inum) -> Result<Node, MapError> {
         let block = tx.fresh_block()?;
         let leaf = Node {
             block,
@@ -385,7 +385,7 @@ impl ExtentTree {
     }
 
     /// Adds an extent of pages that are not mapped, and that belong to `leaf` and one of its groups.
-    fn add_extent(&self, tx: &mut dyn MapTx, ino: u32, leaf: Node, item: Item) -> Result<(), MapError> {
+    fn add_extent(&self, tx: &mut dyn MapTx, ino: Inum, leaf: Node, item: Item) -> Result<(), MapError> {
         let (first, end) = range_of(tx.word(leaf.range_offset()));
         if (first..end).contains(&item.start()) && add_in_node(tx, ino, leaf, first, item) {
             return Ok(());
@@ -395,7 +395,7 @@ impl ExtentTree {
     }
 
     /// Adds `item` to the node of `path` on `level`, which is split if it is full.
-    fn add(&self, tx: &mut dyn MapTx, ino: u32, path: &Path, level: u32, item: Item) -> Result<(), MapError> {
+    fn add(&self, tx: &mut dyn MapTx, ino: Inum, path: &Path, level: u32, item: Item) -> Result<(), MapError> {
         let (floor, end) = (path.floors[level as usize], path.ends[level as usize]);
         let node = self.node_in(tx, (ino, path.blocks[level as usize], level))?;
         if add_in_node(tx, ino, node, floor, item) {
@@ -442,12 +442,12 @@ impl ExtentTree {
     fn add_child(
         &self,
         tx: &mut dyn MapTx,
-        ino: u32,
+        ino: Inum,
         path: &Path,
         level: u32,
-        (border, block): (u64, u32),
+        (border, block): (u64, BlockNo),
     ) -> Result<(), MapError> {
-        let child = |start: u64, block: u32| Item {
+        let child = |start: u64, block: BlockNo| Item {
             key: key_word(start, u64::from(block)),
             word: PageWord::HOLE,
         };
@@ -471,7 +471,13 @@ impl ExtentTree {
         Ok(())
     }
 
-    pub(super) fn replace_page(&self, tx: &mut dyn MapTx, ino: u32, lblk: u64, word: PageWord) -> Result<(), MapError> {
+    pub(super) fn replace_page(
+        &self,
+        tx: &mut dyn MapTx,
+        ino: Inum,
+        lblk: u64,
+        word: PageWord,
+    ) -> Result<(), MapError> {
         let (leaf, key, old) = self
             .extent_in(tx, ino, lblk)
             .ok_or_else(|| damaged(ino, lblk, "the page vanished"))?;
@@ -488,7 +494,7 @@ impl ExtentTree {
         self.insert_page(tx, ino, lblk, word)
     }
 
-    pub(super) fn remove_page(&self, tx: &mut dyn MapTx, ino: u32, lblk: u64) -> Result<PageWord, MapError> {
+    pub(super) fn remove_page(&self, tx: &mut dyn MapTx, ino: Inum, lblk: u64) -> Result<PageWord, MapError> {
         let Some((leaf, key, word)) = self.extent_in(tx, ino, lblk) else {
             return Ok(PageWord::HOLE);
         };
@@ -501,14 +507,14 @@ impl ExtentTree {
     }
 
     /// The extent of a page as the transaction leaves it, its leaf, and the page's word.
-    fn extent_in(&self, tx: &dyn MapTx, ino: u32, lblk: u64) -> Option<(Node, Key, PageWord)> {
+    fn extent_in(&self, tx: &dyn MapTx, ino: Inum, lblk: u64) -> Option<(Node, Key, PageWord)> {
         let (leaf, end) = self.leaf_in(tx, ino, lblk)?;
         let Run { word, found, .. } = Self::run_in(tx, leaf, lblk, end);
         found.map(|(leaf, key)| (leaf, key, word))
     }
 
     /// Takes page `lblk` out of the extent of `key`. The leaf may be left empty.
-    fn cut(&self, tx: &mut dyn MapTx, ino: u32, leaf: Node, key: Key, lblk: u64) -> Result<(), MapError> {
+    fn cut(&self, tx: &mut dyn MapTx, ino: Inum, leaf: Node, key: Key, lblk: u64) -> Result<(), MapError> {
         let (before, behind) = (lblk - key.start(), key.end() - lblk - 1);
         let word = leaf.word_of(&*tx, key);
         match (before, behind) {
@@ -533,7 +539,7 @@ impl ExtentTree {
     }
 
     /// Takes the node of `path` on `level`, which is empty, from the tree, with those above it that become empty.
-    fn drop_node(&self, tx: &mut dyn MapTx, ino: u32, path: &Path, level: u32, lblk: u64) -> Result<(), MapError> {
+    fn drop_node(&self, tx: &mut dyn MapTx, ino: Inum, path: &Path, level: u32, lblk: u64) -> Result<(), MapError> {
         let block = path.blocks[level as usize];
         let root = self.root_in(ino, lblk)?;
         if level + 1 == path.height {
@@ -545,7 +551,7 @@ impl ExtentTree {
         let child = parent
             .group_of(&*tx, lblk, PAGES_END)
             .and_then(|group| parent.child_of(&*tx, group, lblk));
-        let Some((key, _)) = child.filter(|(key, _)| key.low_half() == block) else {
+        let Some((key, _)) = child.filter(|(key, _)| key.child() == block) else {
             return Err(damaged(ino, lblk, "a leaf that its parent does not name"));
         };
         set_key(tx, parent, key, 0);
@@ -563,7 +569,7 @@ impl ExtentTree {
     }
 
     /// Drops roots that have a single child.
-    fn lower_root(&self, tx: &mut dyn MapTx, ino: u32, lblk: u64) -> Result<(), MapError> {
+    fn lower_root(&self, tx: &mut dyn MapTx, ino: Inum, lblk: u64) -> Result<(), MapError> {
         let offset = self.root_in(ino, lblk)?;
         while let Some((block, height)) = Self::root_of(tx.word(offset)).filter(|&(_, height)| height > 1) {
             let root = self.node_in(tx, (ino, block, height - 1))?;
@@ -572,7 +578,7 @@ impl ExtentTree {
                 break;
             };
             drop(children);
-            tx.set_word(offset, Self::root_word(only.low_half(), height - 1));
+            tx.set_word(offset, Self::root_word(only.child(), height - 1));
             give_back(tx, block);
         }
         Ok(())
@@ -581,8 +587,8 @@ impl ExtentTree {
 
 /// Frees a node. The same record clears its header, for cursors. The node is also freed as an entry, and that comes
 /// first; see [`ExtentTree::release`].
-fn give_back(tx: &mut dyn MapTx, block: u32) {
+fn give_back(tx: &mut dyn MapTx, block: BlockNo) {
     tx.set_word(header_offset(block), 0);
-    tx.freed(Resource::MapSlot(block));
+    tx.freed(Resource::MapSlot(SlotNo::new(block.get())));
     tx.freed(Resource::Block(block));
 }

@@ -16,7 +16,7 @@ use std::ops::Range;
 use super::node::{GROUPS, Key, Node, PAGES_END, header, header_offset, range_of, range_word, word_behind};
 use super::{ExtentTree, entry};
 use crate::bitmap::AtomicBitmap;
-use crate::{Astray, Broken, MapEntry};
+use crate::{Astray, BlockNo, Broken, Inum, MapEntry};
 
 /// A node to look at, and what led to it.
 #[derive(Debug, Clone, Copy)]
@@ -32,10 +32,10 @@ struct Place {
 
 struct Walk<'w> {
     tree: &'w ExtentTree,
-    ino: u32,
+    ino: Inum,
     seen: &'w AtomicBitmap,
     visit: &'w mut dyn FnMut(MapEntry),
-    show_node: &'w mut dyn FnMut(u32),
+    show_node: &'w mut dyn FnMut(BlockNo),
     broken: &'w mut dyn FnMut(Broken),
 }
 
@@ -46,7 +46,7 @@ impl ExtentTree {
         inodes: Range<u64>,
         seen: &AtomicBitmap,
         visit: &mut dyn FnMut(MapEntry),
-        show_node: &mut dyn FnMut(u32),
+        show_node: &mut dyn FnMut(BlockNo),
         broken: &mut dyn FnMut(Broken),
     ) {
         for index in inodes {
@@ -55,7 +55,7 @@ impl ExtentTree {
             if root == 0 {
                 continue;
             }
-            let ino = index as u32;
+            let ino = Inum::new(index as u32);
             let mut walk = Walk {
                 tree: self,
                 ino,
@@ -65,7 +65,7 @@ impl ExtentTree {
                 broken: &mut *broken,
             };
             let node = Self::root_of(root)
-                .filter(|_| ino != 0)
+                .filter(|_| ino != Inum::NONE)
                 .and_then(|(block, height)| walk.open(block, height - 1));
             match node {
                 Some(node) => {
@@ -93,12 +93,10 @@ impl Walk<'_> {
     }
 
     /// The node in `block`, if there is one and it was not seen before.
-    fn open(&self, block: u32, level: u32) -> Option<Node> {
+    fn open(&self, block: BlockNo, level: u32) -> Option<Node> {
         let node = Node::open(&*self.tree.region, &self.tree.geometry, (self.ino, block, level))?;
         // Claimed last: a stray pointer must not take a node from its tree.
-        self.seen
-            .claim(u64::from(block - self.tree.geometry.first_block))
-            .then_some(node)
+        self.seen.claim(self.tree.geometry.index_of(block)).then_some(node)
     }
 
     /// Walks a node; false if nothing in it is sound.
@@ -188,7 +186,9 @@ impl Walk<'_> {
         for key in self.keys(leaf, group) {
             let word = leaf.word_of(&*self.tree.region, key);
             let last = u64::from(word.page()) + u64::from(key.low_half()) - 1;
-            let is_data = |block: u64| u32::try_from(block).is_ok_and(|block| self.tree.geometry.is_data_block(block));
+            let is_data = |block: u64| {
+                u32::try_from(block).is_ok_and(|block| self.tree.geometry.is_data_block(BlockNo::new(block)))
+            };
             let what = if key.start() < at {
                 "overlaps another one, or begins where searches go elsewhere"
             } else if key.end() > end {
@@ -217,7 +217,7 @@ impl Walk<'_> {
             let is_twice = children.last().is_some_and(|(other, _)| other.start() == key.start());
             if key.start() < low || key.start() >= end || is_twice {
                 self.report_key(node, key, "begins where searches go elsewhere");
-            } else if let Some(child) = self.open(key.low_half(), node.level - 1) {
+            } else if let Some(child) = self.open(key.child(), node.level - 1) {
                 children.push((key, child));
             } else {
                 self.report_key(node, key, "leads to no node, or to one that was reached before");

@@ -14,6 +14,8 @@
 
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
+use crate::{BlockNo, Inum};
+
 use crossbeam_utils::CachePadded;
 
 /// Cursors in the table.
@@ -42,7 +44,7 @@ struct Cursor {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Seen {
     /// Block of the leaf.
-    pub(super) block: u32,
+    pub(super) block: BlockNo,
     /// Its range word as it was.
     pub(super) range: u64,
     /// Group and slot of an extent.
@@ -57,9 +59,9 @@ impl Cursors {
         }
     }
 
-    fn of(&self, ino: u32) -> &Cursor {
+    fn of(&self, ino: Inum) -> &Cursor {
         // Consecutive inodes, typically created by one program, get different cursors.
-        &self.table[ino as usize % COUNT]
+        &self.table[ino.index() % COUNT]
     }
 
     /// Ends the life of all cursors set by searches that began before now. Must come before a node's block can be used
@@ -83,7 +85,7 @@ impl Cursors {
 
     /// What was looked at last in this file, or in one that shares its cursor, if that was in this epoch.
     #[inline]
-    pub(super) fn get(&self, ino: u32, epoch: u64) -> Option<Seen> {
+    pub(super) fn get(&self, ino: Inum, epoch: u64) -> Option<Seen> {
         let cursor = self.of(ino);
         let leaf = cursor.leaf.load(Ordering::Acquire);
         let is_his = leaf as u32 != 0 && leaf >> 32 == epoch & 0xffff_ffff;
@@ -92,7 +94,7 @@ impl Cursors {
         }
         let extent = cursor.extent.load(Ordering::Relaxed);
         Some(Seen {
-            block: leaf as u32,
+            block: BlockNo::new(leaf as u32),
             range: cursor.range.load(Ordering::Relaxed),
             extent: (extent >> 32, extent & 0xffff_ffff),
         })
@@ -100,7 +102,7 @@ impl Cursors {
 
     /// Notes what a search that began in `epoch` found.
     #[inline]
-    pub(super) fn put(&self, ino: u32, epoch: u64, seen: Seen) {
+    pub(super) fn put(&self, ino: Inum, epoch: u64, seen: Seen) {
         let cursor = self.of(ino);
         let (group, slot) = seen.extent;
         cursor.range.store(seen.range, Ordering::Relaxed);

@@ -24,7 +24,7 @@
 use ferrite_pm::{LINE_BYTES, Region};
 
 use crate::simd::{self, Level, Nearest, Shape};
-use crate::{Geometry, MapTx, PageWord};
+use crate::{BlockNo, Geometry, Inum, MapTx, PageWord};
 
 /// Bytes of a node, which is a data block.
 const NODE_BYTES: u64 = 4096;
@@ -147,7 +147,7 @@ impl Words for dyn MapTx + '_ {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Node {
     /// Its block.
-    pub(super) block: u32,
+    pub(super) block: BlockNo,
     /// 0 for a leaf.
     pub(super) level: u32,
     /// Groups ever used; the index after them is clear.
@@ -191,6 +191,11 @@ impl Key {
         self.word as u32
     }
 
+    /// The block of the child that an inner node's key leads to.
+    pub(super) fn child(self) -> BlockNo {
+        BlockNo::new(self.low_half())
+    }
+
     /// End of the pages of an extent.
     #[inline]
     pub(super) fn end(self) -> u64 {
@@ -213,7 +218,7 @@ pub(super) fn key_word(start: u64, low_half: u64) -> u64 {
 }
 
 /// Word 0 of a node.
-pub(super) fn header(ino: u32, level: u32, groups: u64) -> u64 {
+pub(super) fn header(ino: Inum, level: u32, groups: u64) -> u64 {
     MAGIC << 48 | groups << COUNT_SHIFT | u64::from(level) << 32 | u64::from(ino)
 }
 
@@ -231,16 +236,19 @@ pub(super) fn range_of(word: u64) -> (u64, u64) {
 #[inline]
 pub(super) fn word_behind(word: PageWord, distance: u64) -> PageWord {
     // Lookups may see anything; what is not an extent must not cause a panic.
-    PageWord::new(word.page().wrapping_add(distance as u32), word.log())
+    PageWord::new(
+        BlockNo::new(word.page().get().wrapping_add(distance as u32)),
+        word.log(),
+    )
 }
 
 /// Pool offset of a block.
-fn base(block: u32) -> u64 {
+fn base(block: BlockNo) -> u64 {
     u64::from(block) * NODE_BYTES
 }
 
 /// Pool offset of word 0 of the node in `block`.
-pub(super) fn header_offset(block: u32) -> u64 {
+pub(super) fn header_offset(block: BlockNo) -> u64 {
     base(block)
 }
 
@@ -250,7 +258,7 @@ impl Node {
     pub(super) fn open<W: Words + ?Sized>(
         words: &W,
         geometry: &Geometry,
-        (ino, block, level): (u32, u32, u32),
+        (ino, block, level): (Inum, BlockNo, u32),
     ) -> Option<Node> {
         if !geometry.is_data_block(block) {
             return None;

@@ -30,13 +30,13 @@ fn logged(bed: &Bed<ExtentTree>, lblk: u32) -> PageWord {
 
 /// A word that continues its neighbours' words.
 fn plain(bed: &Bed<ExtentTree>, lblk: u32) -> PageWord {
-    PageWord::new(bed.geometry.first_block + lblk % bed.geometry.blocks, 0)
+    PageWord::new(bed.geometry.first_block.plus(lblk % bed.geometry.blocks), 0)
 }
 
 fn replace(bed: &Bed<ExtentTree>, lblk: u32, word: PageWord) -> usize {
     let mut tx = bed.tx();
     bed.map
-        .replace(&mut tx, PageId::new(INO, lblk), word)
+        .replace(&mut tx, PageId::from_raw(INO, lblk), word)
         .expect("a mapped page");
     let words = tx.words.len();
     tx.commit(&bed.region);
@@ -45,7 +45,7 @@ fn replace(bed: &Bed<ExtentTree>, lblk: u32, word: PageWord) -> usize {
 
 /// The leaf of a page, as a search without a cursor finds it.
 fn leaf(bed: &Bed<ExtentTree>, lblk: u32) -> Node {
-    let found = bed.map.search(&*bed.region, INO, u64::from(lblk));
+    let found = bed.map.search(&*bed.region, Inum::new(INO), u64::from(lblk));
     found.expect("a leaf").0
 }
 
@@ -59,7 +59,7 @@ fn extents(bed: &Bed<ExtentTree>) -> Vec<(u64, u32)> {
     let words = &*bed.region;
     let mut extents = Vec::new();
     bed.map.for_each_node(&mut |block, ino| {
-        if let Some(leaf) = Node::open(words, &bed.geometry, (ino, block, 0)).filter(|_| ino == INO) {
+        if let Some(leaf) = Node::open(words, &bed.geometry, (ino, block, 0)).filter(|_| ino == Inum::new(INO)) {
             let keys = leaf.lows(words).flat_map(|(group, _)| leaf.keys_of(words, group));
             extents.extend(keys.map(|key| (key.start(), key.low_half())));
         }
@@ -78,15 +78,15 @@ fn broken(bed: &Bed<ExtentTree>) -> Vec<Broken> {
 fn assert_holds(bed: &Bed<ExtentTree>, model: &Model) {
     let (mut pages, mut nodes) = (Model::new(), 0);
     bed.map.check(
-        &mut |entry| assert_eq!(pages.insert(entry.lblk, entry.word), None, "{entry:?} again"),
+        &mut |entry| assert_eq!(pages.insert(entry.lblk.get(), entry.word), None, "{entry:?} again"),
         &mut |_| nodes += 1,
         &mut |broken| panic!("{broken:?} in a sound tree"),
     );
     assert_eq!(&pages, model);
     assert_eq!(nodes, bed.nodes().len());
     let mut walked = Vec::new();
-    bed.map.for_range(INO, 0, 1 << 32, &mut |entry| {
-        walked.push((entry.lblk, entry.word));
+    bed.map.for_range(Inum::new(INO), Lblk::FIRST, 1 << 32, &mut |entry| {
+        walked.push((entry.lblk.get(), entry.word));
         true
     });
     let expected: Vec<_> = model.iter().map(|(&lblk, &word)| (lblk, word)).collect();
@@ -101,7 +101,7 @@ fn pages_in_a_row_are_one_extent_and_cost_a_word_each() {
         let mut tx = bed.tx();
         for lblk in round * 512..(round + 1) * 512 {
             bed.map
-                .insert(&mut tx, PageId::new(INO, lblk), plain(&bed, lblk))
+                .insert(&mut tx, PageId::from_raw(INO, lblk), plain(&bed, lblk))
                 .expect("room");
         }
         let most = if round == 0 { 519 } else { 512 };
@@ -112,7 +112,7 @@ fn pages_in_a_row_are_one_extent_and_cost_a_word_each() {
     assert_eq!((bed.nodes().len(), height(&bed)), (1, 1));
     let mut words = [PageWord::HOLE; 600];
     bed.map
-        .get_many(PageId::new(INO, 1000), &mut words, &TransCache::default());
+        .get_many(PageId::from_raw(INO, 1000), &mut words, &TransCache::default());
     for (lblk, word) in (1000..).zip(words) {
         assert_eq!(word, if lblk < 1536 { plain(&bed, lblk) } else { PageWord::HOLE });
     }
@@ -158,13 +158,16 @@ fn extents_split_and_join_again() {
     for lblk in 0..100 {
         bed.insert_word(INO, lblk, plain(&bed, lblk)).expect("room");
     }
-    let words = replace(&bed, 50, PageWord::new(bed.geometry.first_block + 900, 0));
+    let words = replace(&bed, 50, PageWord::new(bed.geometry.first_block.plus(900), 0));
     assert_eq!(extents(&bed), [(0, 50), (50, 1), (51, 49)]);
     assert!(words <= 5, "{words} words");
-    assert_eq!(bed.map.get(PageId::new(INO, 51)), plain(&bed, 51));
-    assert_eq!(bed.map.get(PageId::new(INO, 50)).page(), bed.geometry.first_block + 900);
+    assert_eq!(bed.map.get(PageId::from_raw(INO, 51)), plain(&bed, 51));
+    assert_eq!(
+        bed.map.get(PageId::from_raw(INO, 50)).page(),
+        bed.geometry.first_block.plus(900)
+    );
     replace(&bed, 50, logged(&bed, 50));
-    assert_eq!(bed.map.get(PageId::new(INO, 50)), logged(&bed, 50));
+    assert_eq!(bed.map.get(PageId::from_raw(INO, 50)), logged(&bed, 50));
     assert_eq!(extents(&bed).len(), 3);
     replace(&bed, 50, plain(&bed, 50));
     assert_eq!(extents(&bed), [(0, 100)]);
@@ -210,15 +213,15 @@ fn a_word_with_a_log_swings_in_place() {
     }
     assert_eq!(extents(&bed), [(0, 4), (4, 1), (5, 4)]);
     let (old, new) = (logged(&bed, 4), plain(&bed, 4));
-    assert_eq!(bed.map.swing(PageId::new(INO, 2), plain(&bed, 2), new), None);
-    assert_eq!(bed.map.swing(PageId::new(INO, 4), new, old), None);
-    assert_eq!(bed.map.swing(PageId::new(INO, 99), PageWord::HOLE, new), None);
+    assert_eq!(bed.map.swing(PageId::from_raw(INO, 2), plain(&bed, 2), new), None);
+    assert_eq!(bed.map.swing(PageId::from_raw(INO, 4), new, old), None);
+    assert_eq!(bed.map.swing(PageId::from_raw(INO, 99), PageWord::HOLE, new), None);
     let before: Vec<u64> = (0..bed.region.len()).step_by(8).map(|at| bed.region.load(at)).collect();
-    let offset = bed.map.swing(PageId::new(INO, 4), old, new).expect("its word");
+    let offset = bed.map.swing(PageId::from_raw(INO, 4), old, new).expect("its word");
     let after: Vec<u64> = (0..bed.region.len()).step_by(8).map(|at| bed.region.load(at)).collect();
     let differs: Vec<usize> = (0..before.len()).filter(|&at| before[at] != after[at]).collect();
     assert_eq!(differs, [offset as usize / 8], "one word");
-    assert_eq!(bed.map.get(PageId::new(INO, 4)), new);
+    assert_eq!(bed.map.get(PageId::from_raw(INO, 4)), new);
     let model: Model = (0..9).map(|lblk| (lblk, plain(&bed, lblk))).collect();
     assert_holds(&bed, &model);
     // A word that became plain joins when it is next touched.
@@ -246,7 +249,7 @@ fn big_trees_grow_and_go() {
         for lblk in shuffled(ordered_in) {
             let mut tx = bed.tx();
             bed.map
-                .insert(&mut tx, PageId::new(INO, lblk), logged(&bed, lblk))
+                .insert(&mut tx, PageId::from_raw(INO, lblk), logged(&bed, lblk))
                 .expect("room");
             most = most.max(tx.words.len());
             tx.commit(&bed.region);
@@ -262,9 +265,9 @@ fn big_trees_grow_and_go() {
         assert_holds(&bed, &model);
         assert_eq!(bed.remount().len(), PAGES as usize);
         for lblk in 0..PAGES {
-            assert_eq!(bed.map.get(PageId::new(INO, lblk)), logged(&bed, lblk));
+            assert_eq!(bed.map.get(PageId::from_raw(INO, lblk)), logged(&bed, lblk));
         }
-        assert!(bed.map.get(PageId::new(INO, PAGES)).is_hole());
+        assert!(bed.map.get(PageId::from_raw(INO, PAGES)).is_hole());
         for (count, lblk) in shuffled(ordered_out).into_iter().enumerate() {
             assert_eq!(bed.remove(INO, lblk, false), logged(&bed, lblk));
             if count % 40_000 == 0 {
@@ -300,7 +303,7 @@ fn what_a_tree_lost_in_front_can_come_back() {
         }
         assert_holds(&bed, &model);
         for (&lblk, &word) in &model {
-            assert_eq!(bed.map.get(PageId::new(INO, lblk)), word);
+            assert_eq!(bed.map.get(PageId::from_raw(INO, lblk)), word);
         }
     }
 }
@@ -328,7 +331,7 @@ fn trees_of_many_leaves_match_a_model() {
                 let old = model.get(&lblk).copied();
                 // Holes are made as often as they are filled; otherwise the lower half would never be empty.
                 if action < 2 || (action == 2 && first < 2000) {
-                    let removed = bed.map.remove(&mut tx, PageId::new(INO, lblk)).expect("room");
+                    let removed = bed.map.remove(&mut tx, PageId::from_raw(INO, lblk)).expect("room");
                     assert_eq!(removed, old.unwrap_or(PageWord::HOLE));
                     model.remove(&lblk);
                 } else {
@@ -338,8 +341,14 @@ fn trees_of_many_leaves_match_a_model() {
                         plain(&bed, (lblk / spread).wrapping_add(shift))
                     };
                     match old {
-                        Some(_) => bed.map.replace(&mut tx, PageId::new(INO, lblk), word).expect("room"),
-                        None => bed.map.insert(&mut tx, PageId::new(INO, lblk), word).expect("room"),
+                        Some(_) => bed
+                            .map
+                            .replace(&mut tx, PageId::from_raw(INO, lblk), word)
+                            .expect("room"),
+                        None => bed
+                            .map
+                            .insert(&mut tx, PageId::from_raw(INO, lblk), word)
+                            .expect("room"),
                     }
                     model.insert(lblk, word);
                 }
@@ -348,7 +357,7 @@ fn trees_of_many_leaves_match_a_model() {
                 let near = lblk.saturating_sub(2);
                 for lblk in near..near + 5 {
                     let expected = model.get(&lblk).copied().unwrap_or(PageWord::HOLE);
-                    assert_eq!(bed.map.get(PageId::new(INO, lblk)), expected, "page {lblk}");
+                    assert_eq!(bed.map.get(PageId::from_raw(INO, lblk)), expected, "page {lblk}");
                 }
             }
             assert_holds(&bed, &model);
@@ -381,33 +390,33 @@ fn a_block_that_looks_like_the_leaf_it_was_is_not_believed() {
         let block = leaf(&bed, 300).block;
         let mut image = vec![0; BLOCK_BYTES as usize];
         bed.region.read(u64::from(block) * BLOCK_BYTES, &mut image);
-        assert_eq!(bed.map.get(PageId::new(INO, 300)), logged(&bed, 300));
+        assert_eq!(bed.map.get(PageId::from_raw(INO, 300)), logged(&bed, 300));
         let mut tx = bed.tx();
         for lblk in 240..400 {
             bed.map
-                .remove(&mut tx, PageId::new(INO, lblk))
+                .remove(&mut tx, PageId::from_raw(INO, lblk))
                 .expect("no space needed");
             if look_between {
                 // Uncommitted changes have not happened.
-                assert_eq!(bed.map.get(PageId::new(INO, lblk)), logged(&bed, lblk));
+                assert_eq!(bed.map.get(PageId::from_raw(INO, lblk)), logged(&bed, lblk));
             }
         }
         assert!(tx.freed.contains(&Resource::Block(block)));
         let at = |resource| tx.freed.iter().position(|&freed| freed == resource);
-        assert!(at(Resource::MapSlot(block)) < at(Resource::Block(block)));
+        assert!(at(Resource::MapSlot(SlotNo::new(block.get()))) < at(Resource::Block(block)));
         tx.commit(&bed.region);
         let mut tx = bed.tx();
         assert!(tx.claim_block(block));
         bed.region.stream(u64::from(block) * BLOCK_BYTES, &image);
-        assert!(bed.map.get(PageId::new(INO, 300)).is_hole());
+        assert!(bed.map.get(PageId::from_raw(INO, 300)).is_hole());
         bed.map
-            .insert(&mut tx, PageId::new(INO, 300), logged(&bed, 7))
+            .insert(&mut tx, PageId::from_raw(INO, 300), logged(&bed, 7))
             .expect("the other leaf takes it");
         tx.commit(&bed.region);
-        assert_eq!(bed.map.get(PageId::new(INO, 300)), logged(&bed, 7));
+        assert_eq!(bed.map.get(PageId::from_raw(INO, 300)), logged(&bed, 7));
         let mut words = [PageWord::HOLE; 3];
         bed.map
-            .get_many(PageId::new(INO, 299), &mut words, &TransCache::default());
+            .get_many(PageId::from_raw(INO, 299), &mut words, &TransCache::default());
         assert_eq!(words, [PageWord::HOLE, logged(&bed, 7), PageWord::HOLE]);
     }
 }
@@ -416,19 +425,19 @@ fn a_block_that_looks_like_the_leaf_it_was_is_not_believed() {
 #[test]
 fn a_leaf_that_is_gone_hides_nothing() {
     let bed = two_leaves();
-    assert_eq!(bed.map.get(PageId::new(INO, 300)), logged(&bed, 300));
+    assert_eq!(bed.map.get(PageId::from_raw(INO, 300)), logged(&bed, 300));
     let mut tx = bed.tx();
     for lblk in 240..400 {
         bed.map
-            .remove(&mut tx, PageId::new(INO, lblk))
+            .remove(&mut tx, PageId::from_raw(INO, lblk))
             .expect("no space needed");
     }
     // A cursor of an epoch that lasts: nothing is released yet.
-    assert_eq!(bed.map.get(PageId::new(INO, 399)), logged(&bed, 399));
+    assert_eq!(bed.map.get(PageId::from_raw(INO, 399)), logged(&bed, 399));
     tx.freed.clear();
     tx.commit(&bed.region);
     bed.insert_word(INO, 300, logged(&bed, 9)).expect("room");
-    assert_eq!(bed.map.get(PageId::new(INO, 300)), logged(&bed, 9));
+    assert_eq!(bed.map.get(PageId::from_raw(INO, 300)), logged(&bed, 9));
     let mut model: Model = (0..240).map(|lblk| (lblk, logged(&bed, lblk))).collect();
     model.insert(300, logged(&bed, 9));
     assert_holds(&bed, &model);
@@ -438,31 +447,31 @@ fn a_leaf_that_is_gone_hides_nothing() {
 #[test]
 fn cursors_follow_aborts_and_splits() {
     let bed = two_leaves();
-    assert_eq!(bed.map.get(PageId::new(INO, 300)), logged(&bed, 300));
+    assert_eq!(bed.map.get(PageId::from_raw(INO, 300)), logged(&bed, 300));
     let mut tx = bed.tx();
     for lblk in 240..400 {
         bed.map
-            .remove(&mut tx, PageId::new(INO, lblk))
+            .remove(&mut tx, PageId::from_raw(INO, lblk))
             .expect("no space needed");
     }
     drop(tx);
     for lblk in 240..400 {
-        assert_eq!(bed.map.get(PageId::new(INO, lblk)), logged(&bed, lblk));
+        assert_eq!(bed.map.get(PageId::from_raw(INO, lblk)), logged(&bed, lblk));
     }
     let bed = Bed::<ExtentTree>::new(1000, 1);
     for lblk in (0..2000).step_by(2) {
         bed.insert_word(INO, lblk, logged(&bed, lblk)).expect("room");
         assert_eq!(
-            bed.map.get(PageId::new(INO, 100)),
+            bed.map.get(PageId::from_raw(INO, 100)),
             if lblk < 100 { PageWord::HOLE } else { logged(&bed, 100) }
         );
     }
     for lblk in (1..2000).step_by(2) {
         // The cursor is on the leaf that is about to split.
-        assert!(bed.map.get(PageId::new(INO, lblk)).is_hole());
+        assert!(bed.map.get(PageId::from_raw(INO, lblk)).is_hole());
         bed.insert_word(INO, lblk, logged(&bed, lblk)).expect("room");
-        assert_eq!(bed.map.get(PageId::new(INO, lblk)), logged(&bed, lblk));
-        assert_eq!(bed.map.get(PageId::new(INO, lblk - 1)), logged(&bed, lblk - 1));
+        assert_eq!(bed.map.get(PageId::from_raw(INO, lblk)), logged(&bed, lblk));
+        assert_eq!(bed.map.get(PageId::from_raw(INO, lblk - 1)), logged(&bed, lblk - 1));
     }
     let model: Model = (0..2000).map(|lblk| (lblk, logged(&bed, lblk))).collect();
     assert_holds(&bed, &model);
@@ -474,7 +483,7 @@ fn cursors_follow_aborts_and_splits() {
 fn lookups_of_one_version_are_right() {
     const FIRST: u32 = 240;
     const END: u32 = 400;
-    let poison = PageWord::new(7, 7);
+    let poison = PageWord::new(BlockNo::new(7), 7);
     let bed = &two_leaves();
     let version = &AtomicU64::new(0);
     let is_mapped = &AtomicU64::new(1);
@@ -487,7 +496,7 @@ fn lookups_of_one_version_are_right() {
                     let lblk = FIRST + rng.below(u64::from(END - FIRST)) as u32;
                     let before = version.load(Ordering::Acquire);
                     let mapped = is_mapped.load(Ordering::Acquire) == 1;
-                    let word = bed.map.get(PageId::new(INO, lblk));
+                    let word = bed.map.get(PageId::from_raw(INO, lblk));
                     std::sync::atomic::fence(Ordering::Acquire);
                     if before.is_multiple_of(2) && version.load(Ordering::Relaxed) == before {
                         counted.fetch_add(1, Ordering::Relaxed);
@@ -505,7 +514,7 @@ fn lookups_of_one_version_are_right() {
                 let mut tx = bed.tx();
                 for lblk in FIRST..END {
                     bed.map
-                        .remove(&mut tx, PageId::new(INO, lblk))
+                        .remove(&mut tx, PageId::from_raw(INO, lblk))
                         .expect("no space needed");
                 }
                 let freed = std::mem::take(&mut tx.freed);
@@ -518,7 +527,8 @@ fn lookups_of_one_version_are_right() {
                     match resource {
                         Resource::MapSlot(slot) => assert!(bed.map.release(slot)),
                         Resource::Block(block) => {
-                            bed.blocks.release(u64::from(block - bed.geometry.first_block));
+                            bed.blocks
+                                .release(u64::from(block.get() - bed.geometry.first_block.get()));
                         }
                         _ => {}
                     }
@@ -534,7 +544,7 @@ fn lookups_of_one_version_are_right() {
                 let mut tx = bed.tx();
                 for lblk in FIRST..END {
                     bed.map
-                        .insert(&mut tx, PageId::new(INO, lblk), logged(bed, lblk))
+                        .insert(&mut tx, PageId::from_raw(INO, lblk), logged(bed, lblk))
                         .expect("room");
                 }
                 version.fetch_add(1, Ordering::AcqRel);
@@ -569,7 +579,7 @@ fn impossible_trees_are_broken() {
     let root_word = bed.region.load(AREA_OFFSET + u64::from(INO) * 8);
     let (block, height) = ExtentTree::root_of(root_word).expect("a root");
     let words = &*bed.region;
-    let root = Node::open(words, &bed.geometry, (INO, block, height - 1)).expect("the root");
+    let root = Node::open(words, &bed.geometry, (Inum::new(INO), block, height - 1)).expect("the root");
     let children: Vec<Key> = root.keys_of(words, 0).collect();
     let child_offset = |at: usize| root.key_offset(0, children[at].slot);
     let only = |broken: Vec<Broken>, offset: u64| {
@@ -579,7 +589,12 @@ fn impossible_trees_are_broken() {
         );
     };
     // A pointer back to the root, or to a leaf that another key leads to, or to no data block.
-    for target in [block, children[0].low_half(), 1, u32::MAX] {
+    for target in [
+        block,
+        BlockNo::new(children[0].low_half()),
+        BlockNo::new(1),
+        BlockNo::new(u32::MAX),
+    ] {
         let value = node::key_word(children[1].start(), u64::from(target));
         only(broken_by(&bed, child_offset(1), value), child_offset(1));
     }
@@ -605,19 +620,19 @@ fn impossible_trees_are_broken() {
     let found = broken_by(&bed, offset, node::key_word(2, 1));
     only(found, offset);
     // Words that name no data block, and pages with one log.
-    let found = broken_by(&bed, first.word_offset(key), PageWord::new(0, 5).0);
+    let found = broken_by(&bed, first.word_offset(key), PageWord::new(BlockNo::NONE, 5).0);
     only(found, offset);
     // An index that hides a group, misplaces it or lists it twice.
     for low in [1, 5000, u64::MAX, 1 << 32] {
         assert!(!broken_by(&bed, first.index_offset(3), low).is_empty(), "{low}");
     }
-    let few = node::header(INO, 0, 3);
+    let few = node::header(Inum::new(INO), 0, 3);
     let found = broken_by(&bed, node::header_offset(first.block), few);
-    assert!(
-        found
-            .iter()
-            .all(|broken| broken.cure == [(node::header_offset(first.block), node::header(INO, 0, node::GROUPS))])
-    );
+    assert!(found.iter().all(|broken| broken.cure
+        == [(
+            node::header_offset(first.block),
+            node::header(Inum::new(INO), 0, node::GROUPS)
+        )]));
     // A leaf that claims pages of its neighbour: cursors would believe it.
     let found = broken_by(&bed, first.range_offset(), node::range_word(0, 1000));
     assert_eq!(found.len(), 1);
@@ -634,7 +649,7 @@ fn cured_trees_work() {
             let lblk = lblk * 7919 % 2003;
             bed.insert_word(INO, lblk, logged(&bed, lblk)).expect("room");
         }
-        let nodes: Vec<u32> = bed.nodes().into_iter().collect();
+        let nodes: Vec<BlockNo> = bed.nodes().into_iter().collect();
         for _ in 0..=rng.below(20) {
             let node = nodes[rng.below(nodes.len() as u64) as usize];
             // Headers and indexes more often than other words.
@@ -664,11 +679,11 @@ fn cured_trees_work() {
         let mut model: Model = bed
             .remount()
             .into_iter()
-            .map(|(page, entry)| (page.lblk, entry.word))
+            .map(|(page, entry)| (page.lblk.get(), entry.word))
             .collect();
         for lblk in 0..2003 {
             let expected = model.get(&lblk).copied().unwrap_or(PageWord::HOLE);
-            assert_eq!(bed.map.get(PageId::new(INO, lblk)), expected);
+            assert_eq!(bed.map.get(PageId::from_raw(INO, lblk)), expected);
             if expected.is_hole() {
                 bed.insert_word(INO, lblk, logged(&bed, lblk)).expect("room");
                 model.insert(lblk, logged(&bed, lblk));

@@ -18,7 +18,7 @@ testing::mapping_tests!(HashFs);
 fn mean_lines(map: &HashFs, pages: impl Iterator<Item = (u32, u32)>) -> f64 {
     let (mut lines, mut count) = (0, 0);
     for (ino, lblk) in pages {
-        lines += map.probe_lines(ino, lblk);
+        lines += map.probe_lines(Inum::new(ino), Lblk::new(lblk));
         count += 1;
     }
     lines as f64 / f64::from(count)
@@ -77,7 +77,7 @@ fn lookups_touch_few_lines_after_a_hundred_turnovers() {
         }
         let mean = |pages: &mut dyn Iterator<Item = (u32, u32)>| {
             let lines: Vec<u64> = pages
-                .map(|(ino, lblk)| bed.map.lines_touched(PageId::new(ino, lblk)))
+                .map(|(ino, lblk)| bed.map.lines_touched(PageId::from_raw(ino, lblk)))
                 .collect();
             lines.iter().sum::<u64>() as f64 / lines.len() as f64
         };
@@ -126,8 +126,8 @@ fn pages_of_a_full_pool_stay_near_their_homes() {
         }
         let distance = |&(ino, lblk): &(u32, u32)| {
             bed.map
-                .slot_of(PageId::new(ino, lblk))
-                .map(|slot| bed.map.distance(PageId::new(ino, lblk), slot))
+                .slot_of(PageId::from_raw(ino, lblk))
+                .map(|slot| bed.map.distance(PageId::from_raw(ino, lblk), slot))
         };
         let farthest = pages.iter().filter_map(distance).max().expect("pages");
         println!("farthest: {farthest} buckets");
@@ -145,13 +145,13 @@ fn a_page_that_comes_and_goes_stays_in_reach_while_its_slots_wait() {
     let (mut waiting, mut asked_at) = (Vec::new(), None);
     let refused = loop {
         let mut tx = bed.tx();
-        match bed.map.insert(&mut tx, PageId::new(2, 0), word) {
+        match bed.map.insert(&mut tx, PageId::from_raw(2, 0), word) {
             Ok(()) => tx.commit(&bed.region),
             Err(error) => break error,
         }
-        let slot = bed.map.slot_of(PageId::new(2, 0)).expect("just inserted");
+        let slot = bed.map.slot_of(PageId::from_raw(2, 0)).expect("just inserted");
         assert!(
-            !bed.map.is_out_of_reach(PageId::new(2, 0), slot),
+            !bed.map.is_out_of_reach(PageId::from_raw(2, 0), slot),
             "after {} rounds",
             waiting.len()
         );
@@ -160,7 +160,7 @@ fn a_page_that_comes_and_goes_stays_in_reach_while_its_slots_wait() {
             assert!(!bed.map.wants_reclaim(), "it asks once");
         }
         let mut tx = bed.tx();
-        bed.map.remove(&mut tx, PageId::new(2, 0)).expect("it is mapped");
+        bed.map.remove(&mut tx, PageId::from_raw(2, 0)).expect("it is mapped");
         waiting.append(&mut tx.freed);
         tx.commit(&bed.region);
     };
@@ -171,8 +171,8 @@ fn a_page_that_comes_and_goes_stays_in_reach_while_its_slots_wait() {
         bed.tx().release(resource);
     }
     bed.insert_word(2, 0, word).expect("its slots are back");
-    let slot = bed.map.slot_of(PageId::new(2, 0)).expect("just inserted");
-    assert_eq!(bed.map.distance(PageId::new(2, 0), slot), 0);
+    let slot = bed.map.slot_of(PageId::from_raw(2, 0)).expect("just inserted");
+    assert_eq!(bed.map.distance(PageId::from_raw(2, 0), slot), 0);
     assert!(!bed.map.wants_reclaim());
 }
 
@@ -197,7 +197,7 @@ fn lowering_a_bound_hides_no_insert_that_is_under_way() {
                         } else {
                             let word = PageWord::new(bed.geometry.first_block, lblk + 1);
                             bed.insert_word(ino, lblk, word).expect("room");
-                            assert_eq!(bed.map.get(PageId::new(ino, lblk)), word);
+                            assert_eq!(bed.map.get(PageId::from_raw(ino, lblk)), word);
                         }
                         *is_mapped ^= true;
                     }
@@ -215,7 +215,7 @@ fn all_levels_find_the_same() {
         let bed = Bed::<HashFs>::new(600, rng.next_u64());
         for _ in 0..500 {
             let (ino, lblk) = (1 + rng.below(5) as u32, rng.below(400) as u32);
-            if bed.map.get(PageId::new(ino, lblk)).is_hole() {
+            if bed.map.get(PageId::from_raw(ino, lblk)).is_hole() {
                 bed.insert(ino, lblk).expect("room");
             }
         }
@@ -227,15 +227,15 @@ fn all_levels_find_the_same() {
             let cache = TransCache::default();
             for ino in 1..=6 {
                 for lblk in 0..400 {
-                    let expected = maps[0].get(PageId::new(ino, lblk));
-                    assert_eq!(map.get(PageId::new(ino, lblk)), expected, "{:?}", map.level);
+                    let expected = maps[0].get(PageId::from_raw(ino, lblk));
+                    assert_eq!(map.get(PageId::from_raw(ino, lblk)), expected, "{:?}", map.level);
                     let mut words = vec![PageWord(u64::MAX); 1 + rng.below(30) as usize];
-                    map.get_many(PageId::new(ino, lblk), &mut words, &cache);
+                    map.get_many(PageId::from_raw(ino, lblk), &mut words, &cache);
                     assert_eq!(words[0], expected, "{:?}", map.level);
                     let last = lblk + words.len() as u32 - 1;
                     assert_eq!(
                         words.last(),
-                        Some(&maps[0].get(PageId::new(ino, last))),
+                        Some(&maps[0].get(PageId::from_raw(ino, last))),
                         "{:?}",
                         map.level
                     );
@@ -262,11 +262,7 @@ fn a_mount_rebuilds_the_free_map() {
         assert_eq!(map.used.octet(bucket), bed.map.used.octet(bucket), "bucket {bucket}");
         assert!(map.bounds.lines_to_probe(bucket as usize, 99) <= bed.map.bounds.lines_to_probe(bucket as usize, 99));
     }
-    assert!(
-        found
-            .values()
-            .all(|entry| map.get(PageId::new(entry.ino, entry.lblk)) == entry.word)
-    );
+    assert!(found.values().all(|entry| map.get(entry.page()) == entry.word));
 }
 
 /// A new page takes its slot's block; an overwrite moves it away, and the next one swings it home.
@@ -276,25 +272,31 @@ fn overwrites_leave_home_and_swing_back() {
     let (mut at_home, mut swung) = (0, 0);
     for lblk in 0..400 {
         let first = bed.insert(2, lblk).expect("room");
-        let slot = bed.map.find(2, lblk).expect("just mapped");
+        let slot = bed.map.find(Inum::new(2), Lblk::new(lblk)).expect("just mapped");
         let mut word = first;
         let mut blocks = Vec::new();
         for _ in 0..2 {
             let mut tx = bed.tx();
-            let next = PageWord::new(bed.map.alloc_page(&mut tx, PageId::new(2, lblk)).expect("room"), 0);
-            bed.map.replace(&mut tx, PageId::new(2, lblk), next).expect("mapped");
+            let next = PageWord::new(bed.map.alloc_page(&mut tx, PageId::from_raw(2, lblk)).expect("room"), 0);
+            bed.map
+                .replace(&mut tx, PageId::from_raw(2, lblk), next)
+                .expect("mapped");
             tx.freed(Resource::Block(word.page()));
             tx.commit(&bed.region);
             assert_ne!(next.page(), word.page(), "an overwrite in place is not atomic");
             word = next;
             blocks.push(next.page());
         }
-        assert_eq!(bed.map.find(2, lblk), Some(slot), "an entry moved");
+        assert_eq!(
+            bed.map.find(Inum::new(2), Lblk::new(lblk)),
+            Some(slot),
+            "an entry moved"
+        );
         let entry = MapEntry {
-            ino: 2,
-            lblk,
+            ino: Inum::new(2),
+            lblk: Lblk::new(lblk),
             word: first,
-            slot: slot as u32,
+            slot: SlotNo::at(slot),
         };
         if bed.map.at_home(&entry) {
             at_home += 1;
@@ -311,15 +313,20 @@ fn overwrites_leave_home_and_swing_back() {
 fn words_are_set_before_keys_and_keys_cleared_before_words() {
     let bed = Bed::<HashFs>::new(100, 3);
     let mut tx = bed.tx();
-    bed.map.insert(&mut tx, PageId::new(5, 6), PageWord(77)).expect("room");
+    bed.map
+        .insert(&mut tx, PageId::from_raw(5, 6), PageWord(77))
+        .expect("room");
     let [(word_offset, 77), (key_offset, key)] = tx.words[..] else {
         panic!("{:?}", tx.words)
     };
-    assert_eq!((word_offset, key), (key_offset + LINE_BYTES, key_of(5, 6)));
+    assert_eq!(
+        (word_offset, key),
+        (key_offset + LINE_BYTES, PageId::from_raw(5, 6).key())
+    );
     assert!(matches!(tx.claimed[..], [Resource::MapSlot(_)]));
     tx.commit(&bed.region);
     let mut tx = bed.tx();
-    assert_eq!(bed.map.remove(&mut tx, PageId::new(5, 6)), Ok(PageWord(77)));
+    assert_eq!(bed.map.remove(&mut tx, PageId::from_raw(5, 6)), Ok(PageWord(77)));
     assert_eq!(tx.words, [(key_offset, 0), (word_offset, 0)]);
     assert!(matches!(tx.freed[..], [Resource::MapSlot(_)]));
     let slot = (key_offset - AREA_OFFSET) / BUCKET_BYTES * 8 + (key_offset - AREA_OFFSET) % BUCKET_BYTES / 8;
@@ -335,10 +342,10 @@ fn words_are_set_before_keys_and_keys_cleared_before_words() {
 #[test]
 fn damage_is_reported_and_the_rest_is_loaded() {
     for (key, word) in [
-        (key_of(0, 12), PageWord::new(0, 0)),
-        (key_of(0, 12), PageWord::new(20, 0)),
-        (key_of(3, 4), PageWord::new(u32::MAX, 0)),
-        (key_of(3, 4), PageWord::new(1, 0)),
+        (PageId::from_raw(0, 12).key(), PageWord::new(BlockNo::NONE, 0)),
+        (PageId::from_raw(0, 12).key(), PageWord::new(BlockNo::new(20), 0)),
+        (PageId::from_raw(3, 4).key(), PageWord::new(BlockNo::new(u32::MAX), 0)),
+        (PageId::from_raw(3, 4).key(), PageWord::new(BlockNo::new(1), 0)),
     ] {
         let bed = Bed::<HashFs>::new(100, 3);
         let sound = bed.insert(1, 1).expect("room");
@@ -351,7 +358,7 @@ fn damage_is_reported_and_the_rest_is_loaded() {
             matches!(&error, MapError::Damaged(what) if what.contains(&format!("slot {slot} "))),
             "{error}"
         );
-        assert_eq!(map.get(PageId::new(1, 1)), sound);
+        assert_eq!(map.get(PageId::from_raw(1, 1)), sound);
     }
 }
 
@@ -365,25 +372,25 @@ fn reads_in_order_leave_hints_that_are_verified() {
     for len in 1..=7usize {
         let cache = TransCache::default();
         let mut words = vec![PageWord::HOLE; len];
-        bed.map.get_many(PageId::new(1, 0), &mut words, &cache);
-        bed.map.get_many(PageId::new(1, len as u32), &mut words, &cache);
+        bed.map.get_many(PageId::from_raw(1, 0), &mut words, &cache);
+        bed.map.get_many(PageId::from_raw(1, len as u32), &mut words, &cache);
         let next = 2 * len as u32;
         assert_eq!(
-            cache.slot(next),
-            bed.map.find(1, next),
+            cache.slot(Lblk::new(next)),
+            bed.map.find(Inum::new(1), Lblk::new(next)),
             "{len} at a time: no hint for what follows"
         );
-        bed.map.get_many(PageId::new(1, next), &mut words, &cache);
-        assert_eq!(words[0], bed.map.get(PageId::new(1, next)));
+        bed.map.get_many(PageId::from_raw(1, next), &mut words, &cache);
+        assert_eq!(words[0], bed.map.get(PageId::from_raw(1, next)));
     }
     let cache = TransCache::default();
-    cache.put(5, bed.map.find(1, 5));
+    cache.put(Lblk::new(5), bed.map.find(Inum::new(1), Lblk::new(5)));
     bed.remove(1, 5, true);
     let mut word = [PageWord(1)];
-    bed.map.get_many(PageId::new(1, 5), &mut word, &cache);
+    bed.map.get_many(PageId::from_raw(1, 5), &mut word, &cache);
     assert!(word[0].is_hole(), "the hint of a removed page was believed");
-    cache.put(5, bed.map.find(1, 6));
-    bed.map.get_many(PageId::new(1, 5), &mut word, &cache);
+    cache.put(Lblk::new(5), bed.map.find(Inum::new(1), Lblk::new(6)));
+    bed.map.get_many(PageId::from_raw(1, 5), &mut word, &cache);
     assert!(word[0].is_hole(), "the hint named another page's slot and was believed");
 }
 
@@ -395,16 +402,20 @@ fn keys_beyond_the_largest_bound_are_found() {
     bed.geometry.keys_in_reach = false;
     bed.remount();
     for lblk in 0..20 {
-        let home = bed.map.home(key_of(1, lblk));
+        let home = bed.map.home(PageId::from_raw(1, lblk).key());
         let crowded: Vec<u64> = (home..home + 300)
             .flat_map(|bucket| (0..8).map(move |index| (bucket, index)))
             .map(|(bucket, index)| bed.map.wrap(bucket) * BUCKET_SLOTS + index)
             .filter(|&slot| bed.map.used.claim(slot))
             .collect();
         let word = bed.insert(1, lblk).expect("room");
-        let slot = bed.map.find(1, lblk).expect("just mapped");
+        let slot = bed.map.find(Inum::new(1), Lblk::new(lblk)).expect("just mapped");
         assert!(bed.map.wrap(slot / BUCKET_SLOTS + bed.map.buckets - home) >= 300);
-        assert_eq!(bed.remounted().0.get(PageId::new(1, lblk)), word);
-        assert!(crowded.into_iter().all(|slot| bed.map.release(slot as u32)));
+        assert_eq!(bed.remounted().0.get(PageId::from_raw(1, lblk)), word);
+        assert!(
+            crowded
+                .into_iter()
+                .all(|slot| bed.map.release(SlotNo::new(slot as u32)))
+        );
     }
 }

@@ -6,7 +6,7 @@
 use std::sync::atomic::Ordering;
 
 use super::{CHUNK, Leaf};
-use crate::{PageWord, TransCache};
+use crate::{Inum, Lblk, PageWord, TransCache};
 
 /// Chunks prefetched for a sequential reader.
 const AHEAD: u32 = 4;
@@ -55,7 +55,7 @@ impl Leaf {
     }
 
     #[inline]
-    fn prefetch_chunk(&self, ino: u32, chunk: u32) {
+    fn prefetch_chunk(&self, ino: Inum, chunk: u32) {
         let home = self.home(u64::from(ino) << 32 | u64::from(chunk));
         self.region.prefetch(self.header_offset(home));
         self.region.prefetch(self.header_offset(self.wrap(home + 1)));
@@ -65,7 +65,7 @@ impl Leaf {
     #[inline]
     pub(super) fn get_hinted(
         &self,
-        ino: u32,
+        ino: Inum,
         chunk: u32,
         from: u32,
         words: &mut [PageWord],
@@ -86,14 +86,14 @@ impl Leaf {
     }
 
     /// The words of a chunk's pages from its page `from` on; leaves a hint.
-    fn get_chunk(&self, ino: u32, chunk: u32, from: u32, words: &mut [PageWord], cache: &TransCache) {
+    fn get_chunk(&self, ino: Inum, chunk: u32, from: u32, words: &mut [PageWord], cache: &TransCache) {
         self.gate.steady(|| {
             let Some(line) = self.find(u64::from(ino) << 32 | u64::from(chunk)) else {
                 words.fill(PageWord::HOLE);
                 return;
             };
             cache.put_line(chunk, line);
-            let stored = self.region.words(self.word_offset(line, from), words.len());
+            let stored = self.region.words(self.word_offset(line, Lblk::new(from)), words.len());
             for (word, stored) in words.iter_mut().zip(stored) {
                 *word = PageWord(stored.load(Ordering::Relaxed));
             }
@@ -101,14 +101,14 @@ impl Leaf {
     }
 
     /// What [`FileMap::get_many`] does where no hint helps.
-    pub(super) fn get_chunks(&self, ino: u32, lblk: u32, out: &mut [PageWord], cache: &TransCache) {
+    pub(super) fn get_chunks(&self, ino: Inum, lblk: Lblk, out: &mut [PageWord], cache: &TransCache) {
         let Some(last) = (out.len() as u32)
             .checked_sub(1)
-            .map(|last| lblk.saturating_add(last) / CHUNK)
+            .map(|last| lblk.get().saturating_add(last) / CHUNK)
         else {
             return;
         };
-        let first = lblk / CHUNK;
+        let first = lblk.get() / CHUNK;
         // A call that continues where the last one ended, or in the next chunk, is a sequential read: what follows is
         // prefetched, once per chunk.
         let is_known = |chunk: Option<u32>| chunk.is_some_and(|chunk| cache.line(chunk).is_some());
@@ -119,7 +119,7 @@ impl Leaf {
         }
         let mut rest = out;
         for chunk in first..=last {
-            let from = if chunk == first { lblk % CHUNK } else { 0 };
+            let from = if chunk == first { lblk.get() % CHUNK } else { 0 };
             let count = ((CHUNK - from) as usize).min(rest.len());
             let (words, behind) = std::mem::take(&mut rest).split_at_mut(count);
             if !self.get_hinted(ino, chunk, from, words, cache) {

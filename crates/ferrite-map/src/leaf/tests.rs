@@ -25,11 +25,11 @@ fn word(bed: &Bed<Leaf>, lblk: u32) -> PageWord {
 fn a_table_filled_at_once_grows() {
     for pages in [60, 123, 200, 254] {
         let bed = Bed::<Leaf>::new(900, u64::from(pages));
-        let word = |n: u32| PageWord::new(bed.geometry.first_block + n, 0);
+        let word = |n: u32| PageWord::new(bed.geometry.first_block.plus(n), 0);
         let mut tx = bed.tx();
         for n in 0..pages {
             bed.map
-                .insert(&mut tx, PageId::new(1, n * CHUNK), word(n))
+                .insert(&mut tx, PageId::from_raw(1, n * CHUNK), word(n))
                 .expect("within reach");
         }
         tx.commit(&bed.region);
@@ -45,8 +45,8 @@ fn a_table_filled_at_once_grows() {
         for n in 0..pages {
             assert_eq!(
                 (
-                    bed.map.get(PageId::new(1, n * CHUNK)),
-                    map.get(PageId::new(1, n * CHUNK))
+                    bed.map.get(PageId::from_raw(1, n * CHUNK)),
+                    map.get(PageId::from_raw(1, n * CHUNK))
                 ),
                 (word(n), word(n))
             );
@@ -84,7 +84,7 @@ fn pages_that_lie_alone_never_fill_the_table() {
         }
         assert_eq!(largest, bed.map.active());
         for n in 0..5000u32 {
-            assert_eq!(bed.map.get(PageId::new(1 + n % 50, n * CHUNK)), word(&bed, n));
+            assert_eq!(bed.map.get(PageId::from_raw(1 + n % 50, n * CHUNK)), word(&bed, n));
         }
         let (_, found) = bed.remounted();
         assert_eq!(found.expect("sound").len(), 5000);
@@ -107,13 +107,13 @@ fn readers_find_resting_pages_while_lines_are_split() {
                     let mut words = [PageWord::HOLE; 5];
                     while !done.load(Ordering::Relaxed) {
                         for lblk in 0..70 {
-                            assert_eq!(bed.map.get(PageId::new(9, lblk * 5)), word(bed, lblk));
-                            bed.map.get_many(PageId::new(9, lblk * 5), &mut words, &cache);
+                            assert_eq!(bed.map.get(PageId::from_raw(9, lblk * 5)), word(bed, lblk));
+                            bed.map.get_many(PageId::from_raw(9, lblk * 5), &mut words, &cache);
                             assert_eq!(words[0], word(bed, lblk));
                             assert!(words[1..].iter().all(|word| word.is_hole()));
                         }
                         let mut pages = 0;
-                        bed.map.for_range(9, 0, 1 << 32, &mut |_| {
+                        bed.map.for_range(Inum::new(9), Lblk::FIRST, 1 << 32, &mut |_| {
                             pages += 1;
                             true
                         });
@@ -147,7 +147,7 @@ fn probes_stay_short_after_a_hundred_turnovers() {
         }
         let mean = |pages: &mut dyn Iterator<Item = (u32, u32)>| {
             let lines: Vec<u64> = pages
-                .map(|(ino, lblk)| bed.map.lines_touched(PageId::new(ino, lblk)))
+                .map(|(ino, lblk)| bed.map.lines_touched(PageId::from_raw(ino, lblk)))
                 .collect();
             lines.iter().sum::<u64>() as f64 / lines.len() as f64
         };
@@ -169,12 +169,10 @@ fn probes_stay_short_after_a_hundred_turnovers() {
             for at in mine {
                 let (ino, lblk) = pages[at];
                 bed.remove(ino, lblk, false);
-                let mut next = PageId::new(file, lblk);
-                while !bed.map.get(next).is_hole() {
-                    next.ino += 1;
-                }
-                bed.insert_word(next.ino, next.lblk, word(&bed, lblk)).expect("room");
-                pages[at] = (next.ino, next.lblk);
+                let is_taken = |file: &u32| !bed.map.get(PageId::from_raw(*file, lblk)).is_hole();
+                let next = (file..).find(|file| !is_taken(file)).expect("a file without the page");
+                bed.insert_word(next, lblk, word(&bed, lblk)).expect("room");
+                pages[at] = (next, lblk);
             }
         }
         let hits = mean(&mut pages.iter().copied());
@@ -190,17 +188,19 @@ fn probes_stay_short_after_a_hundred_turnovers() {
 fn blocks_follow_each_other() {
     let bed = Bed::<Leaf>::new(600, 1);
     let words: Vec<PageWord> = (0..500).map(|lblk| bed.insert(3, lblk).expect("room")).collect();
-    assert!(words.windows(2).all(|pair| pair[1].page() == pair[0].page() + 1));
+    assert!(words.windows(2).all(|pair| pair[1].page() == pair[0].page().plus(1)));
     for _ in 0..2 {
         let mut tx = bed.tx();
-        let old = bed.map.get(PageId::new(3, 77));
-        let new = PageWord::new(bed.map.alloc_page(&mut tx, PageId::new(3, 77)).expect("room"), 0);
-        bed.map.replace(&mut tx, PageId::new(3, 77), new).expect("it is mapped");
+        let old = bed.map.get(PageId::from_raw(3, 77));
+        let new = PageWord::new(bed.map.alloc_page(&mut tx, PageId::from_raw(3, 77)).expect("room"), 0);
+        bed.map
+            .replace(&mut tx, PageId::from_raw(3, 77), new)
+            .expect("it is mapped");
         tx.freed(Resource::Block(old.page()));
         tx.commit(&bed.region);
         assert_ne!(new, old);
     }
-    assert_eq!(bed.map.get(PageId::new(3, 77)), words[77]);
+    assert_eq!(bed.map.get(PageId::from_raw(3, 77)), words[77]);
 }
 
 /// N damaged in one copy, in the other, in both.
@@ -225,7 +225,7 @@ fn the_number_of_active_lines_survives_damage() {
         assert!(bed.map.stored_active().is_some_and(|found| found.abs_diff(active) < 4));
         let (map, found) = bed.remounted();
         assert_eq!(found.expect("cured").len(), 900);
-        assert!((0..900).all(|n| map.get(PageId::new(1 + n % 9, n * 3)) == word(&bed, n)));
+        assert!((0..900).all(|n| map.get(PageId::from_raw(1 + n % 9, n * 3)) == word(&bed, n)));
     }
 }
 
@@ -243,7 +243,7 @@ fn short_walks_miss_nothing_while_lines_are_split() {
             scope.spawn(|| {
                 while !done.load(Ordering::Relaxed) {
                     let mut pages = 0;
-                    bed.map.for_range(9, 0, 350, &mut |_| {
+                    bed.map.for_range(Inum::new(9), Lblk::FIRST, 350, &mut |_| {
                         pages += 1;
                         true
                     });

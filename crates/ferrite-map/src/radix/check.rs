@@ -7,15 +7,15 @@
 
 use super::{LBLK_END, Link, NODE_WORDS, Radix, group_bit, slot_of};
 use crate::bitmap::AtomicBitmap;
-use crate::{Astray, Broken, MapEntry, PageWord};
+use crate::{Astray, BlockNo, Broken, Inum, Lblk, MapEntry, PageWord, SlotNo};
 
 /// State of a check, and where it reports.
 pub(super) struct Check<'c> {
     map: &'c Radix,
-    ino: u32,
+    ino: Inum,
     nodes: AtomicBitmap,
     visit: &'c mut dyn FnMut(MapEntry),
-    node: &'c mut dyn FnMut(u32),
+    node: &'c mut dyn FnMut(BlockNo),
     broken: &'c mut dyn FnMut(Broken),
 }
 
@@ -23,12 +23,12 @@ impl<'c> Check<'c> {
     pub(super) fn new(
         map: &'c Radix,
         visit: &'c mut dyn FnMut(MapEntry),
-        node: &'c mut dyn FnMut(u32),
+        node: &'c mut dyn FnMut(BlockNo),
         broken: &'c mut dyn FnMut(Broken),
     ) -> Self {
         Check {
             map,
-            ino: 0,
+            ino: Inum::NONE,
             nodes: AtomicBitmap::new(u64::from(map.geometry.blocks)),
             visit,
             node,
@@ -38,7 +38,7 @@ impl<'c> Check<'c> {
 
     /// Checks all trees.
     pub(super) fn all(mut self) {
-        for ino in 0..self.map.geometry.slots as u32 {
+        for ino in (0..self.map.geometry.slots as u32).map(Inum::new) {
             let Some(at) = self.map.root_at(ino) else { continue };
             let word = self.map.region.load(at);
             self.ino = ino;
@@ -61,7 +61,7 @@ impl<'c> Check<'c> {
     fn link(&mut self, at: u64, word: u64, height: Option<u32>, base: u64) -> bool {
         let link = self.map.link(word).filter(|link| {
             let is_as_high = height.is_none_or(|height| link.height == height);
-            is_as_high && self.ino != 0 && base < LBLK_END
+            is_as_high && self.ino != Inum::NONE && base < LBLK_END
         });
         let Some(link) = link else {
             self.cure(format!("{word:#018x} at offset {at} is no link"), at, 0);
@@ -102,12 +102,12 @@ impl<'c> Check<'c> {
         groups
     }
 
-    fn page(&mut self, at: u64, word: PageWord, (lblk, slot): (u64, u32)) -> bool {
+    fn page(&mut self, at: u64, word: PageWord, (lblk, slot): (u64, SlotNo)) -> bool {
         let is_sound = self.map.geometry.is_data_block(word.page());
         if is_sound {
             (self.visit)(MapEntry {
                 ino: self.ino,
-                lblk: lblk as u32,
+                lblk: Lblk::new(lblk as u32),
                 word,
                 slot,
             });

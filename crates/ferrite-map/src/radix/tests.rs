@@ -26,7 +26,7 @@ const ENDS: [(u32, u32); 4] = [
 ];
 
 fn height(bed: &Bed<Radix>, ino: u32) -> u32 {
-    bed.map.root(ino).map_or(0, |root| root.height)
+    bed.map.root(Inum::new(ino)).map_or(0, |root| root.height)
 }
 
 /// What a check reports as broken.
@@ -38,7 +38,11 @@ fn broken(map: &Radix) -> Vec<Broken> {
 
 /// Where the link to the node that is `height` high on the way to page `lblk` is stored, and the link.
 fn link_to(bed: &Bed<Radix>, ino: u32, lblk: u32, height: u32) -> (u64, Link) {
-    let path = bed.map.path(&bed.tx(), ino, lblk).expect("sound").expect("mapped");
+    let path = bed
+        .map
+        .path(&bed.tx(), Inum::new(ino), Lblk::new(lblk))
+        .expect("sound")
+        .expect("mapped");
     let mut steps = path.steps.iter().flatten();
     let step = steps.find(|step| step.link.height == height).expect("as high as that");
     (step.at, step.link)
@@ -58,10 +62,10 @@ fn heights_and_nodes_follow_the_pages() {
         bed.insert(1, last).expect("room");
         nodes += if index == 0 { 0 } else { u64::from(wanted) - 1 };
         assert_eq!((height(&bed, 1), bed.nodes().len() as u64), (wanted, nodes));
-        assert_eq!(bed.map.lines_touched(PageId::new(1, last)), 1 + u64::from(wanted));
+        assert_eq!(bed.map.lines_touched(PageId::from_raw(1, last)), 1 + u64::from(wanted));
     }
     assert_eq!(
-        bed.map.lines_touched(PageId::new(1, (1 << 27) + (1 << 20))),
+        bed.map.lines_touched(PageId::from_raw(1, (1 << 27) + (1 << 20))),
         3,
         "it ends where nothing is"
     );
@@ -101,14 +105,14 @@ fn sparse_files_are_listed_by_what_is_mapped() {
     let mut entered = 0;
     let mut found = Vec::new();
     bed.map.walk(
-        1,
+        Inum::new(1),
         (0, LBLK_END),
         &mut |_, link| {
             entered += 1;
             link.is_some()
         },
         &mut |entry| {
-            found.push(entry.lblk);
+            found.push(entry.lblk.get());
             true
         },
     );
@@ -117,8 +121,9 @@ fn sparse_files_are_listed_by_what_is_mapped() {
     assert_eq!(entered, 9);
     let started = std::time::Instant::now();
     for _ in 0..1000 {
-        bed.map
-            .for_range(1, 512, 1 << 20, &mut |entry| panic!("{entry:?} in a hole"));
+        bed.map.for_range(Inum::new(1), Lblk::new(512), 1 << 20, &mut |entry| {
+            panic!("{entry:?} in a hole")
+        });
     }
     assert!(
         started.elapsed().as_secs() < 5,
@@ -127,7 +132,7 @@ fn sparse_files_are_listed_by_what_is_mapped() {
     );
     let mut words = [PageWord(1); 1000];
     bed.map
-        .get_many(PageId::new(1, u32::MAX - 999), &mut words, &TransCache::default());
+        .get_many(PageId::from_raw(1, u32::MAX - 999), &mut words, &TransCache::default());
     let mapped: Vec<usize> = (0..words.len()).filter(|&index| !words[index].is_hole()).collect();
     assert_eq!(mapped, [959, 999]);
 }
@@ -140,14 +145,14 @@ fn records_stay_small_and_free_each_node_once() {
         let bed = Bed::<Radix>::new(4000, 3);
         let pages: Vec<u32> = (0..512).map(|n: u32| n * stride % (1 << 31) + 5).collect();
         for &lblk in &pages {
-            if bed.map.get(PageId::new(1, lblk)).is_hole() {
+            if bed.map.get(PageId::from_raw(1, lblk)).is_hole() {
                 bed.insert(1, lblk).expect("room");
             }
         }
         let nodes = bed.nodes();
         let mut tx = bed.tx();
         for &lblk in &pages {
-            let word = bed.map.remove(&mut tx, PageId::new(1, lblk)).expect("sound");
+            let word = bed.map.remove(&mut tx, PageId::from_raw(1, lblk)).expect("sound");
             if !word.is_hole() {
                 tx.freed(Resource::Block(word.page()));
             }
@@ -160,10 +165,16 @@ fn records_stay_small_and_free_each_node_once() {
         );
         // As the engine sorts them.
         tx.freed.sort_unstable();
-        let told = tx.freed.iter().filter(|&&freed| freed == Resource::MapSlot(1)).count();
+        let told = tx
+            .freed
+            .iter()
+            .filter(|&&freed| freed == Resource::MapSlot(SlotNo::new(1)))
+            .count();
         assert_eq!(told, nodes.len());
         assert!(
-            tx.freed[..told].iter().all(|&freed| freed == Resource::MapSlot(1)),
+            tx.freed[..told]
+                .iter()
+                .all(|&freed| freed == Resource::MapSlot(SlotNo::new(1))),
             "blocks go first"
         );
         tx.commit(&bed.region);
@@ -181,14 +192,14 @@ fn a_node_freed_in_a_transaction_is_not_used_again_in_it() {
     let before = bed.nodes();
     for commits in [false, true] {
         let mut tx = bed.tx();
-        let old = bed.map.remove(&mut tx, PageId::new(1, 1000)).expect("sound");
-        let block = bed.map.alloc_page(&mut tx, PageId::new(1, 1001)).expect("room");
+        let old = bed.map.remove(&mut tx, PageId::from_raw(1, 1000)).expect("sound");
+        let block = bed.map.alloc_page(&mut tx, PageId::from_raw(1, 1001)).expect("room");
         bed.map
-            .insert(&mut tx, PageId::new(1, 1001), PageWord::new(block, 9))
+            .insert(&mut tx, PageId::from_raw(1, 1001), PageWord::new(block, 9))
             .expect("room");
-        assert_eq!(bed.map.remove(&mut tx, PageId::new(1, 1000)), Ok(PageWord::HOLE));
+        assert_eq!(bed.map.remove(&mut tx, PageId::from_raw(1, 1000)), Ok(PageWord::HOLE));
         bed.map
-            .replace(&mut tx, PageId::new(1, 1001), PageWord::new(block, 10))
+            .replace(&mut tx, PageId::from_raw(1, 1001), PageWord::new(block, 10))
             .expect("inserted above");
         tx.freed(Resource::Block(old.page()));
         if commits {
@@ -196,11 +207,11 @@ fn a_node_freed_in_a_transaction_is_not_used_again_in_it() {
         }
         assert_eq!(broken(&bed.map), []);
     }
-    assert_eq!(bed.map.get(PageId::new(1, 1001)).log(), 10);
-    assert_eq!(bed.map.get(PageId::new(1, 3)), kept);
-    assert!(bed.map.get(PageId::new(1, 1000)).is_hole());
+    assert_eq!(bed.map.get(PageId::from_raw(1, 1001)).log(), 10);
+    assert_eq!(bed.map.get(PageId::from_raw(1, 3)), kept);
+    assert!(bed.map.get(PageId::from_raw(1, 1000)).is_hole());
     // The file shrank to its first leaf, and grew again.
-    let both: Vec<u32> = before.intersection(&bed.nodes()).copied().collect();
+    let both: Vec<BlockNo> = before.intersection(&bed.nodes()).copied().collect();
     assert_eq!(both, [link_to(&bed, 1, 3, 1).1.block]);
     assert_eq!(bed.blocks.count_used(), 2 + 3);
 }
@@ -210,7 +221,7 @@ fn a_node_freed_in_a_transaction_is_not_used_again_in_it() {
 fn pages_in_order_lie_in_order() {
     let bed = Bed::<Radix>::new(2000, 3);
     let words: Vec<PageWord> = (0..1200).map(|lblk| bed.insert(1, lblk).expect("room")).collect();
-    let follows = |pair: &&[PageWord]| pair[1].page() == pair[0].page() + 1;
+    let follows = |pair: &&[PageWord]| pair[1].page() == pair[0].page().plus(1);
     // One block in 512 pages is a leaf, and one is the node above them.
     assert!(words.windows(2).filter(follows).count() >= 1200 - 6);
 }
@@ -218,14 +229,14 @@ fn pages_in_order_lie_in_order() {
 /// Reads twice, so that the cursor knows the leaf.
 fn read_twice(bed: &Bed<Radix>, cache: &TransCache, ino: u32, lblk: u32) -> PageWord {
     let mut word = [PageWord(1)];
-    bed.map.get_many(PageId::new(ino, lblk), &mut word, cache);
-    bed.map.get_many(PageId::new(ino, lblk), &mut word, cache);
+    bed.map.get_many(PageId::from_raw(ino, lblk), &mut word, cache);
+    bed.map.get_many(PageId::from_raw(ino, lblk), &mut word, cache);
     word[0]
 }
 
 fn knows(bed: &Bed<Radix>, cache: &TransCache, ino: u32, lblk: u32) -> bool {
-    let epoch = bed.map.epoch(ino).load(Ordering::Relaxed);
-    cache.leaf(ino, lblk, epoch).is_some()
+    let epoch = bed.map.epoch(Inum::new(ino)).load(Ordering::Relaxed);
+    cache.leaf(Inum::new(ino), Lblk::new(lblk), epoch).is_some()
 }
 
 /// Sets the words of a transaction whose resources are never released: what a reader sees before they are.
@@ -242,7 +253,7 @@ fn two_leaves(bed: &Bed<Radix>) -> TransCache {
     bed.insert(1, 0).expect("room");
     bed.insert(1, 513).expect("room");
     let cache = TransCache::default();
-    assert_eq!(read_twice(bed, &cache, 1, 513), bed.map.get(PageId::new(1, 513)));
+    assert_eq!(read_twice(bed, &cache, 1, 513), bed.map.get(PageId::from_raw(1, 513)));
     assert!(knows(bed, &cache, 1, 513), "the cursor was not left");
     cache
 }
@@ -255,7 +266,7 @@ fn a_cursor_does_not_outlive_its_node() {
     let leaf = link_to(&bed, 1, 513, 1).1;
     bed.remove(1, 513, true);
     // The block holds data that look like pages.
-    let trap = PageWord::new(bed.geometry.first_block + 7, 7);
+    let trap = PageWord::new(bed.geometry.first_block.plus(7), 7);
     bed.region
         .stream(leaf.word_offset(0), &trap.0.to_le_bytes().repeat(NODE_WORDS));
     assert!(read_twice(&bed, &cache, 1, 513).is_hole());
@@ -270,7 +281,7 @@ fn a_cursor_to_an_unlinked_leaf_hides_no_new_page() {
     let bed = Bed::<Radix>::new(100, 3);
     let cache = two_leaves(&bed);
     let mut tx = bed.tx();
-    bed.map.remove(&mut tx, PageId::new(1, 513)).expect("sound");
+    bed.map.remove(&mut tx, PageId::from_raw(1, 513)).expect("sound");
     // A reader sees the transaction half done; its version check shows that later.
     assert!(!read_twice(&bed, &cache, 1, 513).is_hole());
     set_words(&bed, tx);
@@ -289,9 +300,9 @@ fn a_cursor_left_in_a_transactions_midst_hides_no_new_page() {
     bed.insert(1, 513).expect("room");
     let cache = TransCache::default();
     let mut tx = bed.tx();
-    bed.map.remove(&mut tx, PageId::new(1, 513)).expect("sound");
-    let word = PageWord::new(bed.map.alloc_page(&mut tx, PageId::new(1, 514)).expect("room"), 0);
-    bed.map.insert(&mut tx, PageId::new(1, 514), word).expect("room");
+    bed.map.remove(&mut tx, PageId::from_raw(1, 513)).expect("sound");
+    let word = PageWord::new(bed.map.alloc_page(&mut tx, PageId::from_raw(1, 514)).expect("room"), 0);
+    bed.map.insert(&mut tx, PageId::from_raw(1, 514), word).expect("room");
     assert!(!read_twice(&bed, &cache, 1, 513).is_hole());
     set_words(&bed, tx);
     assert!(knows(&bed, &cache, 1, 513));
@@ -324,7 +335,7 @@ fn validated_reads_are_right_while_leaves_come_and_go() {
     };
     for_seeds(3, |seed| {
         let bed = &Bed::<Radix>::new(80, seed);
-        let word_of = |page: u32| PageWord::new(bed.geometry.first_block + page, page + 1);
+        let word_of = |page: u32| PageWord::new(bed.geometry.first_block.plus(page), page + 1);
         let trap = PageWord::new(bed.geometry.first_block, 12_345);
         let mapped: &[AtomicBool] = &[const { AtomicBool::new(false) }; PAGES as usize];
         let (version, done, cache) = (&AtomicU64::new(0), &AtomicBool::new(false), &TransCache::default());
@@ -337,7 +348,7 @@ fn validated_reads_are_right_while_leaves_come_and_go() {
                     for _ in 0..4 {
                         let before = version.load(Ordering::Acquire);
                         let mut words = [PageWord(1)];
-                        bed.map.get_many(PageId::new(1, lblk_of(page)), &mut words, cache);
+                        bed.map.get_many(PageId::from_raw(1, lblk_of(page)), &mut words, cache);
                         let is_mapped = mapped[page as usize].load(Ordering::Acquire);
                         fence(Ordering::Acquire);
                         if before % 2 == 0 && version.load(Ordering::Relaxed) == before {
@@ -365,12 +376,12 @@ fn validated_reads_are_right_while_leaves_come_and_go() {
                     }
                     if mapped[page as usize].load(Ordering::Relaxed) {
                         assert_eq!(
-                            bed.map.remove(&mut tx, PageId::new(1, lblk_of(page))),
+                            bed.map.remove(&mut tx, PageId::from_raw(1, lblk_of(page))),
                             Ok(word_of(page))
                         );
                     } else {
                         bed.map
-                            .insert(&mut tx, PageId::new(1, lblk_of(page)), word_of(page))
+                            .insert(&mut tx, PageId::from_raw(1, lblk_of(page)), word_of(page))
                             .expect("room");
                     }
                 }
@@ -391,7 +402,7 @@ fn validated_reads_are_right_while_leaves_come_and_go() {
                 for _ in 0..rng.below(4) {
                     let block = tx.alloc_block().expect("room");
                     let link = Link {
-                        block: bed.geometry.first_block + rng.below(80) as u32,
+                        block: bed.geometry.first_block.plus(rng.below(80) as u32),
                         height: 1 + rng.below(3) as u32,
                         groups: u16::MAX,
                     };
@@ -446,14 +457,16 @@ fn growth_and_shrinking_are_one_step_for_a_crash() {
                 let word = PageWord::new(bed.geometry.first_block, 1 + rng.below(1000) as u32);
                 match after.remove(&lblk) {
                     None => {
-                        bed.map.insert(&mut tx, PageId::new(1, lblk), word).expect("room");
+                        bed.map.insert(&mut tx, PageId::from_raw(1, lblk), word).expect("room");
                         after.insert(lblk, word);
                     }
                     Some(_) if rng.below(4) == 0 => {
-                        bed.map.replace(&mut tx, PageId::new(1, lblk), word).expect("mapped");
+                        bed.map
+                            .replace(&mut tx, PageId::from_raw(1, lblk), word)
+                            .expect("mapped");
                         after.insert(lblk, word);
                     }
-                    Some(old) => assert_eq!(bed.map.remove(&mut tx, PageId::new(1, lblk)), Ok(old)),
+                    Some(old) => assert_eq!(bed.map.remove(&mut tx, PageId::from_raw(1, lblk)), Ok(old)),
                 }
             }
             let crash = (rng.below(4) == 0).then(|| crashed_and_replayed(&bed, &tx, &mut rng));
@@ -462,15 +475,15 @@ fn growth_and_shrinking_are_one_step_for_a_crash() {
             if let Some(map) = crash {
                 assert_eq!(broken(&map), []);
                 let mut found = BTreeMap::new();
-                map.for_range(1, 0, LBLK_END, &mut |entry| {
-                    found.insert(entry.lblk, entry.word).is_none()
+                map.for_range(Inum::new(1), Lblk::FIRST, LBLK_END, &mut |entry| {
+                    found.insert(entry.lblk.get(), entry.word).is_none()
                 });
                 assert_eq!(found, model);
             }
             let last = model.keys().next_back().copied();
             assert_eq!(
                 height(&bed, 1),
-                last.map_or(0, height_for),
+                last.map_or(0, |last| height_for(Lblk::new(last))),
                 "no higher than it needs to be"
             );
         }
@@ -553,7 +566,7 @@ fn broken_links_are_found_and_cured() {
                 bed.region.store(
                     at,
                     Link {
-                        block: u32::MAX,
+                        block: BlockNo::new(u32::MAX),
                         ..root
                     }
                     .word(),
@@ -574,8 +587,10 @@ fn broken_links_are_found_and_cured() {
             "no data",
             |bed| {
                 let (_, leaf) = link_to(bed, 1, FAR + 600, 1);
-                bed.region
-                    .store(leaf.word_offset(leaf.index_of(FAR + 600)), PageWord::new(1, 0).0);
+                bed.region.store(
+                    leaf.word_offset(leaf.index_of(Lblk::new(FAR + 600))),
+                    PageWord::new(BlockNo::new(1), 0).0,
+                );
             },
             &[FAR + 600],
         ),
@@ -597,10 +612,10 @@ fn broken_links_are_found_and_cured() {
         bed.insert(2, 0).expect("room");
         damage(&bed);
         for lblk in [0, FAR, FAR + 600, u32::MAX] {
-            bed.map.get(PageId::new(1, lblk));
+            bed.map.get(PageId::from_raw(1, lblk));
             read_twice(&bed, &TransCache::default(), 1, lblk);
         }
-        bed.map.for_range(1, 0, LBLK_END, &mut |_| true);
+        bed.map.for_range(Inum::new(1), Lblk::FIRST, LBLK_END, &mut |_| true);
         bed.map.for_each(&mut |_| true);
         bed.map.for_each_node(&mut |_, _| {});
         let (_, found) = bed.remounted();
@@ -615,14 +630,16 @@ fn broken_links_are_found_and_cured() {
             words.remove(lblk);
         }
         let mut left = BTreeMap::new();
-        bed.map.for_range(1, 0, LBLK_END, &mut |entry| {
-            left.insert(entry.lblk, entry.word).is_none()
+        bed.map.for_range(Inum::new(1), Lblk::FIRST, LBLK_END, &mut |entry| {
+            left.insert(entry.lblk.get(), entry.word).is_none()
         });
         assert_eq!(left, words, "{name}");
         let (map, found) = bed.remounted();
         assert!(found.is_ok(), "{name}: {found:?}");
         assert!(
-            words.iter().all(|(&lblk, &word)| map.get(PageId::new(1, lblk)) == word),
+            words
+                .iter()
+                .all(|(&lblk, &word)| map.get(PageId::from_raw(1, lblk)) == word),
             "{name}"
         );
     }
@@ -636,13 +653,13 @@ fn wrong_sixteenths_cost_no_page() {
         let bed = Bed::<Radix>::new(1000, rng.next_u64());
         for _ in 0..60 {
             let lblk = rng.below(1500) as u32;
-            if bed.map.get(PageId::new(1, lblk)).is_hole() {
+            if bed.map.get(PageId::from_raw(1, lblk)).is_hole() {
                 bed.insert(1, lblk).expect("room");
             }
         }
         let sound = bed.remounted().1.expect("sound");
         for height in [1, 2] {
-            let (at, link) = link_to(&bed, 1, sound.keys().next().expect("some").lblk, height);
+            let (at, link) = link_to(&bed, 1, sound.keys().next().expect("some").lblk.get(), height);
             let groups = link.groups ^ (1 + rng.below(u64::from(u16::MAX)) as u16);
             bed.region.store(at, Link { groups, ..link }.word());
         }

@@ -8,7 +8,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{Bed, Rng, Subject, for_seeds};
-use crate::{MapError, PageId, PageWord, Resource};
+use crate::{MapError, PageId, PageWord, Resource, SlotNo};
 
 const BLOCKS: u32 = 3000;
 const ROUNDS: usize = 6000;
@@ -17,14 +17,14 @@ const LOOK_EVERY: usize = 500;
 /// Few, so that each meets what its former lives have left; in one chunk, next to each other, and at the ends of the
 /// range.
 const PAGES: [PageId; 8] = [
-    PageId::new(5, 0),
-    PageId::new(5, 1),
-    PageId::new(5, 6),
-    PageId::new(5, 7),
-    PageId::new(5, 1 << 20),
-    PageId::new(5, u32::MAX),
-    PageId::new(6, 0),
-    PageId::new(6, 511),
+    PageId::from_raw(5, 0),
+    PageId::from_raw(5, 1),
+    PageId::from_raw(5, 6),
+    PageId::from_raw(5, 7),
+    PageId::from_raw(5, 1 << 20),
+    PageId::from_raw(5, u32::MAX),
+    PageId::from_raw(6, 0),
+    PageId::from_raw(6, 511),
 ];
 
 pub(crate) fn pages_that_come_and_go_leave_the_mapping_sound<M: Subject>() {
@@ -40,7 +40,7 @@ pub(crate) fn pages_that_come_and_go_leave_the_mapping_sound<M: Subject>() {
                 0 => PAGES[rng.below(PAGES.len() as u64) as usize],
                 _ => PAGES[0],
             };
-            let word = PageWord::new(bed.geometry.first_block + round as u32 % BLOCKS, 0);
+            let word = PageWord::new(bed.geometry.first_block.plus(round as u32 % BLOCKS), 0);
             if mapped.remove(&page).is_some() {
                 let mut tx = bed.tx();
                 bed.map.remove(&mut tx, page).expect("removing needs no space");
@@ -100,7 +100,7 @@ fn look<M: Subject>(bed: &Bed<M>, mapped: &BTreeMap<PageId, PageWord>) {
     let (mut found, mut nodes) = (BTreeMap::new(), BTreeSet::new());
     bed.map.check(
         &mut |entry| {
-            found.insert(PageId::new(entry.ino, entry.lblk), entry.word);
+            found.insert(entry.page(), entry.word);
         },
         &mut |node| assert!(nodes.insert(node), "node {node} twice"),
         &mut |broken| panic!("{broken:?}"),
@@ -111,7 +111,7 @@ fn look<M: Subject>(bed: &Bed<M>, mapped: &BTreeMap<PageId, PageWord>) {
     assert!(loaded.keys().eq(mapped.keys()), "what a mount finds");
     for entry in loaded.values() {
         if let Some(hashfs) = map.hashed_keys() {
-            assert!(!hashfs.is_out_of_reach(PageId::new(entry.ino, entry.lblk), u64::from(entry.slot)));
+            assert!(!hashfs.is_out_of_reach(entry.page(), SlotNo::new(u64::from(entry.slot) as u32)));
         }
     }
     for (&PageId { ino, lblk }, &word) in mapped {

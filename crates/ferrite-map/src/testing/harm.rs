@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use ferrite_pm::Region;
 
 use super::{AREA_OFFSET, BLOCK_BYTES, Bed, Found, INODES, Model, Rng, Subject, TestTx, for_seeds};
-use crate::{MapError, MapTx, PageId, PageWord, Resource, TransCache};
+use crate::{Inum, Lblk, MapError, MapTx, PageId, PageWord, Resource, TransCache};
 
 /// A crash while a record's words are being set leaves any of them out; replay sets them all, in order.
 pub(crate) fn a_record_applied_in_part_is_whole_after_replay<M: Subject>() {
@@ -56,20 +56,20 @@ fn change_a_run<M: Subject>(
     let (ino, first) = (1 + rng.below(3) as u32, rng.below(600) as u32);
     let is_removal = rng.below(3) == 0;
     for lblk in first..=first + rng.below(20) as u32 {
-        let old = model.get(&PageId::new(ino, lblk)).copied();
+        let old = model.get(&PageId::from_raw(ino, lblk)).copied();
         if is_removal {
             assert_eq!(
-                bed.map.remove(tx, PageId::new(ino, lblk))?,
+                bed.map.remove(tx, PageId::from_raw(ino, lblk))?,
                 old.unwrap_or(PageWord::HOLE)
             );
-            model.remove(&PageId::new(ino, lblk));
+            model.remove(&PageId::from_raw(ino, lblk));
         } else {
-            let word = PageWord::new(bed.map.alloc_page(tx, PageId::new(ino, lblk))?, 0);
+            let word = PageWord::new(bed.map.alloc_page(tx, PageId::from_raw(ino, lblk))?, 0);
             match old {
-                Some(_) => bed.map.replace(tx, PageId::new(ino, lblk), word)?,
-                None => bed.map.insert(tx, PageId::new(ino, lblk), word)?,
+                Some(_) => bed.map.replace(tx, PageId::from_raw(ino, lblk), word)?,
+                None => bed.map.insert(tx, PageId::from_raw(ino, lblk), word)?,
             }
-            model.insert(PageId::new(ino, lblk), word);
+            model.insert(PageId::from_raw(ino, lblk), word);
         }
         if let Some(old) = old {
             tx.freed(Resource::Block(old.page()));
@@ -100,10 +100,11 @@ pub(crate) fn lookups_survive_changes_of_their_own_inode<M: Subject>() {
                     while !done.load(Ordering::Relaxed) {
                         let mut words = [PageWord::HOLE; 20];
                         let lblk = rng.below(620) as u32;
-                        bed.map.get_many(PageId::new(1, lblk), &mut words, &cache);
-                        bed.map.prefetch(PageId::new(1, lblk), true);
-                        bed.map.get(PageId::new(1, lblk));
-                        bed.map.for_range(1, lblk, u64::from(lblk) + 9, &mut |_| true);
+                        bed.map.get_many(PageId::from_raw(1, lblk), &mut words, &cache);
+                        bed.map.prefetch(PageId::from_raw(1, lblk), true);
+                        bed.map.get(PageId::from_raw(1, lblk));
+                        bed.map
+                            .for_range(Inum::new(1), Lblk::new(lblk), u64::from(lblk) + 9, &mut |_| true);
                     }
                 });
             }
@@ -185,12 +186,9 @@ pub(crate) fn damage_is_found_and_cured<M: Subject>() {
         let mut pages: BTreeMap<PageId, Vec<PageWord>> = BTreeMap::new();
         bed.map.check(
             &mut |entry| {
-                assert!(entry.ino != 0 && entry.ino < INODES, "{entry:?}");
+                assert!(entry.ino != Inum::NONE && entry.ino < Inum::new(INODES), "{entry:?}");
                 assert!(bed.geometry.is_data_block(entry.word.page()), "{entry:?}");
-                pages
-                    .entry(PageId::new(entry.ino, entry.lblk))
-                    .or_default()
-                    .push(entry.word);
+                pages.entry(entry.page()).or_default().push(entry.word);
             },
             &mut |_| {},
             &mut |broken| panic!("{broken:?} is not cured"),

@@ -17,7 +17,7 @@ use ferrite_pm::Region;
 
 use super::replay::{LINE_WORDS, SinceMark, words_of};
 use super::{AREA_OFFSET, Bed, Model, Rng, Subject, for_seeds};
-use crate::{MapError, PageId, PageWord};
+use crate::{BlockNo, MapError, PageId, PageWord};
 
 const BLOCKS: u32 = 150;
 /// Files, and how many pages each can have. Pages lie apart, so that leaf needs a line for most, and next to each
@@ -98,7 +98,7 @@ impl<'b, M: Subject> Crashed<'b, M> {
         let mut twice = None;
         map.check(
             &mut |entry| {
-                if found.insert(PageId::new(entry.ino, entry.lblk), entry.word).is_some() {
+                if found.insert(entry.page(), entry.word).is_some() {
                     twice = Some(format!("{entry:?} came twice"));
                 }
             },
@@ -198,17 +198,17 @@ fn pick<M: Subject>(bed: &Bed<M>, rng: &mut Rng, model: &Model) -> (PageId, Page
     let lblk = rng.below(CLUSTERS) as u32 * CLUSTER_STRIDE + rng.below(CLUSTER_PAGES) as u32;
     let before = lblk
         .checked_sub(1)
-        .and_then(|before| model.get(&PageId::new(ino, before)));
+        .and_then(|before| model.get(&PageId::from_raw(ino, before)));
     let block = match before {
-        Some(word) if rng.below(2) == 0 && bed.geometry.is_data_block(word.page() + 1) => word.page() + 1,
-        _ => bed.geometry.first_block + rng.below(u64::from(BLOCKS)) as u32,
+        Some(word) if rng.below(2) == 0 && bed.geometry.is_data_block(word.page().plus(1)) => word.page().get() + 1,
+        _ => bed.geometry.first_block.get() + rng.below(u64::from(BLOCKS)) as u32,
     };
     let log = if rng.below(4) == 0 {
         1 + rng.below(1000) as u32
     } else {
         0
     };
-    (PageId::new(ino, lblk), PageWord::new(block, log))
+    (PageId::from_raw(ino, lblk), PageWord::new(BlockNo::new(block), log))
 }
 
 /// Fills a table until it moves entries, and further. Each move is crashed at each of its words, with earlier records

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use ferrite_pm::Region;
 
 use super::{BLOCK_BYTES, Bed, Rng, Subject, TestTx, for_seeds};
-use crate::{MapError, MapTx, PageId, PageWord, Resource};
+use crate::{BlockNo, MapError, MapTx, PageId, PageWord, Resource};
 
 const BLOCKS: u32 = 300;
 const PAGES: u64 = 40;
@@ -119,12 +119,12 @@ fn fold<M: Subject>(
         return;
     };
     let neighbour = |lblk: Option<u32>| {
-        lblk.and_then(|lblk| model.get(&PageId::new(ino, lblk)))
+        lblk.and_then(|lblk| model.get(&PageId::from_raw(ino.get(), lblk)))
             .map(|words| words.now.page())
     };
     let wanted = match rng.below(3) {
-        0 => neighbour(lblk.checked_sub(1)).and_then(|block| block.checked_add(1)),
-        1 => neighbour(lblk.checked_add(1)).and_then(|block| block.checked_sub(1)),
+        0 => neighbour(lblk.get().checked_sub(1)).and_then(BlockNo::checked_next),
+        1 => neighbour(lblk.get().checked_add(1)).and_then(BlockNo::checked_previous),
         _ => None,
     };
     let mut tx = bed.tx();
@@ -161,12 +161,18 @@ pub(crate) fn folds_undone_by_replay_leave_the_mapping_sound<M: Subject>() {
             }
             let (ino, first) = (1 + rng.below(2) as u32, rng.below(PAGES) as u32);
             if rng.below(3) == 0 {
-                fold(&bed, &mut rng, &mut model, PageId::new(ino, first), &mut since.freed);
+                fold(
+                    &bed,
+                    &mut rng,
+                    &mut model,
+                    PageId::from_raw(ino, first),
+                    &mut since.freed,
+                );
             } else {
                 let mut after = model.clone();
                 let mut tx = bed.tx();
                 let changed = (first..=first + rng.below(6) as u32)
-                    .try_for_each(|lblk| change(&bed, &mut tx, &mut rng, &mut after, PageId::new(ino, lblk)));
+                    .try_for_each(|lblk| change(&bed, &mut tx, &mut rng, &mut after, PageId::from_raw(ino, lblk)));
                 match changed {
                     Ok(()) => {
                         since.commit(&bed, tx);
@@ -212,7 +218,7 @@ fn check_crash<M: Subject>(bed: &Bed<M>, rng: &mut Rng, since: &SinceMark, model
     let mut found = BTreeMap::new();
     map.check(
         &mut |entry| {
-            found.insert(PageId::new(entry.ino, entry.lblk), entry.word);
+            found.insert(entry.page(), entry.word);
         },
         &mut |_| {},
         &mut |broken| panic!("after replay: {}", broken.what),

@@ -11,14 +11,14 @@ use ferrite_pm::Region;
 use super::BLOCK_BYTES;
 use crate::bitmap::AtomicBitmap;
 use crate::gate::Passage;
-use crate::{FileMap, MapError, MapTx, Resource};
+use crate::{BlockNo, FileMap, MapError, MapTx, Resource};
 
 /// A transaction of the tests.
 pub(crate) struct TestTx<'b> {
     pub(super) map: &'b dyn FileMap,
     pub(super) blocks: &'b AtomicBitmap,
     pub(super) region: &'b Region,
-    pub(super) first_block: u32,
+    pub(super) first_block: BlockNo,
     pub(crate) words: Vec<(u64, u64)>,
     pub(crate) claimed: Vec<Resource>,
     pub(crate) freed: Vec<Resource>,
@@ -33,7 +33,7 @@ impl TestTx<'_> {
         match resource {
             Resource::Block(block) => {
                 assert!(
-                    self.blocks.release(u64::from(block - self.first_block)),
+                    self.blocks.release(u64::from(block.get() - self.first_block.get())),
                     "block {block} was freed twice"
                 );
             }
@@ -82,16 +82,17 @@ impl MapTx for TestTx<'_> {
         (!set).then(|| self.region.words(offset, count))
     }
 
-    fn fresh_block(&mut self) -> Result<u32, MapError> {
+    fn fresh_block(&mut self) -> Result<BlockNo, MapError> {
         let block = self.alloc_block()?;
         self.region
             .stream(u64::from(block) * BLOCK_BYTES, &[0; BLOCK_BYTES as usize]);
         Ok(block)
     }
 
-    fn claim_block(&mut self, block: u32) -> bool {
+    fn claim_block(&mut self, block: BlockNo) -> bool {
         let index = block
-            .checked_sub(self.first_block)
+            .get()
+            .checked_sub(self.first_block.get())
             .map(u64::from)
             .filter(|&index| index < self.blocks.len());
         let claimed = index.is_some_and(|index| self.blocks.claim(index));
@@ -101,9 +102,9 @@ impl MapTx for TestTx<'_> {
         claimed
     }
 
-    fn alloc_block(&mut self) -> Result<u32, MapError> {
+    fn alloc_block(&mut self) -> Result<BlockNo, MapError> {
         let index = self.blocks.claim_from(0).ok_or(MapError::NoBlock)?;
-        let block = self.first_block + index as u32;
+        let block = self.first_block.plus(index as u32);
         self.claimed.push(Resource::Block(block));
         Ok(block)
     }

@@ -4,7 +4,7 @@ use super::Tables;
 use crate::audit::wrong::{PageWrong, Wrong};
 use crate::format::data_sum;
 use crate::health::marks::Damage;
-use ferrite_map::PageId;
+use ferrite_map::{Inum, PageId};
 
 impl Tables<'_> {
     /// Reports what is wrong, and marks the inodes it concerns.
@@ -63,7 +63,7 @@ impl Tables<'_> {
     }
 
     /// What looks like a hole may have been a page. A directory or link is read as a whole, so all of it is spoiled.
-    fn spoil_holes(&self, ino: u32, why: &str, damage: &mut Damage) {
+    fn spoil_holes(&self, ino: Inum, why: &str, damage: &mut Damage) {
         if u64::from(ino) < self.superblock.inodes && self.inode(ino).is_file() {
             damage.spoil_holes(ino, why);
         } else {

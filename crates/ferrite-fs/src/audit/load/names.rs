@@ -13,6 +13,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use ferrite_map::bitmap::AtomicBitmap;
+use ferrite_map::{BlockNo, Inum};
 use parking_lot::Mutex;
 use rustc_hash::{FxHashMap, FxHashSet};
 
@@ -29,7 +30,7 @@ const CHUNK_GROUPS: u64 = 64;
 
 /// Entries found in one chunk, by directory. Each thread counts separately: with an atomic operation an entry, each
 /// would wait for the last.
-type Found = FxHashMap<u32, u32>;
+type Found = FxHashMap<Inum, u32>;
 
 struct Judge<'t, 'm, 'd> {
     tables: &'t Tables<'m>,
@@ -38,13 +39,13 @@ struct Judge<'t, 'm, 'd> {
     /// Blocks known to be mapped as what their header says.
     sound_blocks: AtomicBitmap,
     /// Blocks whose damaged header was reported.
-    told_blocks: Mutex<FxHashSet<u32>>,
+    told_blocks: Mutex<FxHashSet<BlockNo>>,
     damage: Mutex<&'d mut Damage>,
 }
 
 impl Tables<'_> {
     /// Follows all names; `dirs` are the sound directories with the entries that each counts.
-    pub(super) fn judge_names(&self, dirs: &[(u32, u32)], damage: &mut Damage) {
+    pub(super) fn judge_names(&self, dirs: &[(Inum, u32)], damage: &mut Damage) {
         let judge = Judge {
             tables: self,
             found: (0..self.superblock.inodes).map(|_| AtomicU32::new(0)).collect(),
@@ -58,7 +59,7 @@ impl Tables<'_> {
             Ok::<(), Infallible>(())
         });
         for &(dir, counted) in dirs {
-            let led = judge.found[dir as usize].load(Ordering::Relaxed);
+            let led = judge.found[dir.index()].load(Ordering::Relaxed);
             if let Some(wrong) = rules::count(dir, counted, led) {
                 judge.mark(&wrong);
             }
@@ -78,7 +79,7 @@ impl Judge<'_, '_, '_> {
             });
         }
         for (dir, entries) in found {
-            if let Some(total) = self.found.get(dir as usize) {
+            if let Some(total) = self.found.get(dir.index()) {
                 total.fetch_add(entries, Ordering::Relaxed);
             }
         }
@@ -118,7 +119,7 @@ impl Judge<'_, '_, '_> {
     }
 
     /// As the rule says, which is checked once for a block.
-    fn owner(&self, block: u32) -> Result<Option<u32>, SlotWrong> {
+    fn owner(&self, block: BlockNo) -> Result<Option<Inum>, SlotWrong> {
         let superblock = self.tables.superblock;
         let index = u64::from(block) - superblock.first_block;
         if self.sound_blocks.is_set(index) {
@@ -134,7 +135,7 @@ impl Judge<'_, '_, '_> {
 
     /// An inode that looks free or never used, and has a name: it was wiped. Neither its number nor the blocks it may
     /// have owned are given to another.
-    fn keep_named(&self, ino: u32, dir: u32) {
+    fn keep_named(&self, ino: Inum, dir: Inum) {
         if self.tables.inode_map.claim(u64::from(ino)) {
             self.mark(&Wrong::NamedAndFree { ino, dir });
         }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use ferrite_map::{MapEntry, PageId, PageWord};
+use ferrite_map::{BlockNo, Inum, MapEntry, PageId, PageWord};
 use rustc_hash::FxHashSet;
 
 use super::{Repair, State};
@@ -28,7 +28,7 @@ impl Repair {
             let what = Wrong::Page { at, what };
             let Some(block) = self.take_block() else {
                 let _ = self.set_page(ino, lblk, None);
-                self.pages[ino as usize] -= 1;
+                self.pages[ino.index()] -= 1;
                 self.spoiled.insert(ino);
                 self.mended("blocks", what, "dropped: there is no block for a copy", true);
                 continue;
@@ -59,9 +59,9 @@ impl Repair {
     }
 
     /// Blocks that hold logs or attributes, whether they prove sound later or not.
-    pub(super) fn blocks_beside_pages(&self) -> FxHashSet<u32> {
-        let inodes = 1..self.superblock.inodes as u32;
-        let mut found: FxHashSet<u32> = inodes.map(|ino| self.load(ino).xattr_block()).collect();
+    pub(super) fn blocks_beside_pages(&self) -> FxHashSet<BlockNo> {
+        let inodes = self.superblock.inums();
+        let mut found: FxHashSet<BlockNo> = inodes.map(|ino| self.load(ino).xattr_block()).collect();
         self.map.for_each(&mut |entry| {
             if has_log(entry.word) {
                 let page = PageId::new(entry.ino, entry.lblk);
@@ -76,16 +76,16 @@ impl Repair {
         found
     }
 
-    pub(super) fn is_owned(&self, block: u32) -> bool {
+    pub(super) fn is_owned(&self, block: BlockNo) -> bool {
         self.owned.is_set(u64::from(block) - self.superblock.first_block)
     }
 
     /// Extended attributes: each block says whose it is.
     pub(super) fn attributes(&mut self) {
-        for ino in 1..self.superblock.inodes as u32 {
+        for ino in self.superblock.inums() {
             let mut inode = self.load(ino);
             let block = inode.xattr_block();
-            if self.state[ino as usize] != State::Sound || block == 0 {
+            if self.state[ino.index()] != State::Sound || block == BlockNo::NONE {
                 continue;
             }
             // Claimed only by the inode whose attributes it holds.
@@ -95,7 +95,7 @@ impl Repair {
                 self.claim(block);
                 continue;
             };
-            inode.set_xattr_block(0);
+            inode.set_xattr_block(BlockNo::NONE);
             self.put(ino, &mut inode);
             self.mended("attributes", wrong, "dropped", true);
         }
@@ -107,9 +107,9 @@ impl Repair {
         if !self.reads_data {
             return;
         }
-        let mut wrong: BTreeMap<u32, Vec<(u64, u64)>> = BTreeMap::new();
+        let mut wrong: BTreeMap<Inum, Vec<(u64, u64)>> = BTreeMap::new();
         self.map.for_each(&mut |entry| {
-            if self.state[entry.ino as usize] == State::Sound
+            if self.state[entry.ino.index()] == State::Sound
                 && let Some((_, right)) = pages::data(self.view(), &entry)
             {
                 wrong.entry(entry.ino).or_default().push(right);

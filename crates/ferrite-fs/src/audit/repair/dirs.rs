@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use ferrite_map::{MapEntry, PageId, PageWord};
+use ferrite_map::{BlockNo, Inum, MapEntry, PageId, PageWord};
 use ferrite_vfs::FileKind;
 use rustc_hash::{FxHashMap, FxHashSet};
 
@@ -30,11 +30,11 @@ impl Repair {
                     return;
                 }
                 // Any file may contain something that looks like a directory.
-                if self.state[ino as usize] == State::Sound && !self.load(ino).is_dir() {
+                if self.state[ino.index()] == State::Sound && !self.load(ino).is_dir() {
                     return;
                 }
                 let offset = self.superblock.block_offset(word.page());
-                if rules::header(self.view(), offset, (ino, lblk)) == Header::Right {
+                if rules::header(self.view(), offset, PageId::new(ino, lblk)) == Header::Right {
                     blocks.push((ino, word.page(), offset));
                 }
             },
@@ -49,20 +49,20 @@ impl Repair {
                 read.map(|(entry, _)| entry).collect()
             });
             for entry in entries {
-                if self.is_ino(entry.ino) && self.state[entry.ino as usize] == State::Free {
-                    self.state[entry.ino as usize] = State::Damaged;
+                if self.is_ino(entry.ino) && self.state[entry.ino.index()] == State::Free {
+                    self.state[entry.ino.index()] = State::Damaged;
                 }
             }
         }
     }
 
     /// Where names lead, by block: without it, remains of old entries would look real.
-    fn pointed_by_block(&self) -> FxHashMap<u32, Vec<u64>> {
-        let mut by_block: FxHashMap<u32, Vec<u64>> = FxHashMap::default();
+    fn pointed_by_block(&self) -> FxHashMap<BlockNo, Vec<u64>> {
+        let mut by_block: FxHashMap<BlockNo, Vec<u64>> = FxHashMap::default();
         let names = NameTable::new(Arc::clone(&self.region), &self.superblock);
         names.for_each(&mut |_, target| {
             if let Some(offset) = target {
-                by_block.entry((offset / BLOCK_BYTES) as u32).or_default().push(offset);
+                by_block.entry(BlockNo::of_offset(offset)).or_default().push(offset);
             }
         });
         by_block
@@ -75,9 +75,9 @@ impl Repair {
     pub(super) fn put_back_dir_blocks(&mut self) {
         let (mut mapped, mut odd) = (FxHashSet::default(), BTreeMap::new());
         self.map.for_each(&mut |MapEntry { ino, lblk, word, .. }| {
-            let is_dir = self.is_ino(ino) && self.state[ino as usize] == State::Sound && self.load(ino).is_dir();
-            if is_dir && self.header_of(word.page()) != Some((ino, lblk)) {
-                odd.insert((ino, lblk), word.page());
+            let is_dir = self.is_ino(ino) && self.state[ino.index()] == State::Sound && self.load(ino).is_dir();
+            if is_dir && self.header_of(word.page()) != Some(PageId::new(ino, lblk)) {
+                odd.insert(PageId::new(ino, lblk), word.page());
             } else if self.pointed.contains_key(&word.page()) {
                 mapped.insert(word.page());
             }
@@ -88,38 +88,40 @@ impl Repair {
             .iter()
             .filter(|&(&block, _)| !mapped.contains(&block) && !self.is_owned(block))
             .filter_map(|(&block, places)| {
-                let (dir, lblk) = self.header_of(block)?;
+                let page = self.header_of(block)?;
+                let dir = page.ino;
                 let may_be_dir = self.is_ino(dir)
-                    && match self.state[dir as usize] {
+                    && match self.state[dir.index()] {
                         State::Sound => self.load(dir).is_dir(),
                         State::Damaged => true,
                         State::Free => false,
                     };
                 let names = if may_be_dir { self.entries_at(places, dir) } else { 0 };
-                (names > 0).then_some((std::cmp::Reverse(names), block, (dir, lblk)))
+                (names > 0).then_some((std::cmp::Reverse(names), block, page))
             })
             .collect();
         lost.sort_unstable();
         let mut moved = FxHashSet::default();
-        for (_, block, (dir, lblk)) in lost {
-            let there = self.map.get(PageId::new(dir, lblk));
-            if !there.is_hole() && self.header_of(there.page()) == Some((dir, lblk)) {
+        for (_, block, page) in lost {
+            let PageId { ino: dir, lblk } = page;
+            let there = self.map.get(page);
+            if !there.is_hole() && self.header_of(there.page()) == Some(page) {
                 continue;
             }
             if self.set_page(dir, lblk, Some(PageWord::new(block, 0))).is_err() {
                 continue;
             }
             if there.is_hole() {
-                self.pages[dir as usize] += 1;
+                self.pages[dir.index()] += 1;
             }
-            odd.remove(&(dir, lblk));
+            odd.remove(&page);
             moved.insert(block);
             let what = format!(
                 "directory {dir}: block {lblk} is not mapped, and lies in block {block} as its header and names say"
             );
             self.mended("mapping", what, "put back", false);
         }
-        for ((dir, lblk), block) in odd {
+        for (PageId { ino: dir, lblk }, block) in odd {
             let is_moved = moved.contains(&block);
             let offset = self.superblock.block_offset(block);
             let has_entries = || {
@@ -130,7 +132,7 @@ impl Repair {
                 continue;
             }
             if self.set_page(dir, lblk, None).is_ok() {
-                self.pages[dir as usize] -= 1;
+                self.pages[dir.index()] -= 1;
                 let what =
                     format!("directory {dir}: block {lblk} is mapped to block {block}, where nothing is its own");
                 self.mended("mapping", what, "dropped", !is_moved);
@@ -140,14 +142,14 @@ impl Repair {
     }
 
     /// Which block of which directory a data block claims to be.
-    fn header_of(&self, block: u32) -> Option<(u32, u32)> {
+    fn header_of(&self, block: BlockNo) -> Option<PageId> {
         let is_data = self.superblock.is_data_block(block);
         let offset = is_data.then(|| self.superblock.block_offset(block))?;
         dentry::read_block_header(&self.region, offset).ok()
     }
 
     /// At how many of these places sound entries of a directory lie.
-    fn entries_at(&self, places: &[u64], dir: u32) -> usize {
+    fn entries_at(&self, places: &[u64], dir: Inum) -> usize {
         let sound = |&&at: &&u64| self.read_whatever_length(at, dir).is_some();
         places.iter().filter(sound).count()
     }
@@ -158,9 +160,9 @@ impl Repair {
         self.map.for_each(&mut |entry| {
             let block = entry.word.page();
             let offset = self.superblock.block_offset(block);
-            let is_dir = match self.state[entry.ino as usize] {
+            let is_dir = match self.state[entry.ino.index()] {
                 State::Sound => self.load(entry.ino).is_dir(),
-                State::Damaged => rules::header(self.view(), offset, (entry.ino, entry.lblk)) == Header::Right,
+                State::Damaged => rules::header(self.view(), offset, entry.page()) == Header::Right,
                 State::Free => false,
             };
             if is_dir {
@@ -190,7 +192,7 @@ impl Repair {
                 Some(parsed) => parsed,
                 None => self.salvage(at, offset, named),
             };
-            if rules::header(self.view(), offset, (at.dir, at.lblk)) != Header::Right {
+            if rules::header(self.view(), offset, PageId::new(at.dir, at.lblk)) != Header::Right {
                 let (dir, lblk) = (at.dir, at.lblk);
                 let what = Wrong::DirHeader { dir, lblk };
                 if parsed.is_empty() {
@@ -198,7 +200,7 @@ impl Repair {
                     if !self.map.get(PageId::new(at.dir, at.lblk)).is_hole() {
                         let _ = self.set_page(at.dir, at.lblk, None);
                         self.owned.release(u64::from(at.block) - self.superblock.first_block);
-                        self.pages[at.dir as usize] -= 1;
+                        self.pages[at.dir.index()] -= 1;
                     }
                     self.mended("directories", what, "dropped: no entry in it", true);
                     continue;
@@ -231,7 +233,7 @@ impl Repair {
     }
 
     /// The entries of a block, if it parses.
-    fn parse(&self, dir: u32, offset: u64) -> Option<Vec<Named>> {
+    fn parse(&self, dir: Inum, offset: u64) -> Option<Vec<Named>> {
         let (mut entries, mut is_sound) = (Vec::new(), true);
         let walked = rules::entries(self.view(), dir, offset, &mut |at, entry| match entry {
             Ok(Entry { ino, kind, .. }) => entries.push(Named { dir, ino, at, kind }),
@@ -275,7 +277,7 @@ impl Repair {
     }
 
     /// The entry at `at`, whose length is not trusted and is taken from its name.
-    fn read_whatever_length(&self, at: u64, dir: u32) -> Option<(Named, u64)> {
+    fn read_whatever_length(&self, at: u64, dir: Inum) -> Option<(Named, u64)> {
         let head = self.region.load(at);
         let name_len = head >> 48 & 0xff;
         let len = 16 + name_len.next_multiple_of(8);
@@ -303,19 +305,19 @@ impl Repair {
     /// Drops entries that name nothing, or a second name of an inode that may have only one.
     pub(super) fn entries(&mut self) {
         let mut kept: Vec<Named> = Vec::new();
-        let mut names: FxHashSet<(u32, Vec<u8>)> = FxHashSet::default();
-        let mut parents: FxHashMap<u32, u32> = FxHashMap::default();
+        let mut names: FxHashSet<(Inum, Vec<u8>)> = FxHashSet::default();
+        let mut parents: FxHashMap<Inum, Inum> = FxHashMap::default();
         let mut entries = std::mem::take(&mut self.entries);
         // Of two names of a directory, the one in its recorded parent is the right one.
         entries.sort_by_key(|entry| {
             let knows = self.is_ino(entry.ino)
-                && self.state[entry.ino as usize] == State::Sound
+                && self.state[entry.ino.index()] == State::Sound
                 && self.load(entry.ino).parent() == entry.dir;
             (!knows, entry.at)
         });
         for entry in entries {
             let name = self.name_of(&entry);
-            let is_sound = |ino: u32| self.is_ino(ino) && self.state[ino as usize] == State::Sound;
+            let is_sound = |ino: Inum| self.is_ino(ino) && self.state[ino.index()] == State::Sound;
             let wrong = if !is_sound(entry.ino) {
                 Some(EntryWrong::Free { ino: entry.ino })
             } else if !is_sound(entry.dir) {

@@ -1,6 +1,6 @@
 //! Keys of HashFS: a damaged key can often be restored, since its place limits what it can have been.
 
-use ferrite_map::{MapEntry, PageId, PageWord};
+use ferrite_map::{Inum, Lblk, MapEntry, PageId, PageWord, SlotNo};
 use rustc_hash::FxHashMap;
 
 use super::{Repair, State};
@@ -19,8 +19,8 @@ impl Repair {
     /// HashFS: drops keys that map nothing, keeps the first of two for the same page, and restores damaged keys where
     /// their place in the table shows what they were.
     pub(super) fn hashfs(&mut self) {
-        let mut strays: Vec<(u64, PageWord)> = Vec::new();
-        for slot in 0..self.superblock.map_slots {
+        let mut strays: Vec<(SlotNo, PageWord)> = Vec::new();
+        for slot in (0..self.superblock.map_slots).map(SlotNo::at) {
             let Some((key_offset, word_offset)) = self.map.hashed_keys().map(|map| map.offsets(slot)) else {
                 return;
             };
@@ -31,13 +31,8 @@ impl Repair {
                 }
                 continue;
             }
-            let (ino, lblk) = ((key >> 32) as u32, key as u32);
-            let at = MapEntry {
-                ino,
-                lblk,
-                word,
-                slot: slot as u32,
-            };
+            let (ino, lblk) = (Inum::new((key >> 32) as u32), Lblk::new(key as u32));
+            let at = MapEntry { ino, lblk, word, slot };
             let stray = match pages::is_out_of_reach(self.view(), &at) {
                 true => Some(PageWrong::OutOfReach),
                 false => (!self.has(ino)).then_some(PageWrong::Nobody),
@@ -54,8 +49,8 @@ impl Repair {
                 let what = PageWrong::Block(BlockWrong::NoData);
                 self.mended("mapping", Wrong::Page { at, what }, "dropped", true);
             } else {
-                self.pages[ino as usize] += 1;
-                self.end[ino as usize] = self.end[ino as usize].max(u64::from(lblk) + 1);
+                self.pages[ino.index()] += 1;
+                self.end[ino.index()] = self.end[ino.index()].max(u64::from(lblk) + 1);
             }
         }
         self.reload_map();
@@ -68,45 +63,45 @@ impl Repair {
         });
         for at in twice {
             let MapEntry { ino, word, slot, .. } = at;
-            self.set_slot(u64::from(slot), None);
-            self.pages[ino as usize] -= 1;
-            strays.push((u64::from(slot), word));
+            self.set_slot(slot, None);
+            self.pages[ino.index()] -= 1;
+            strays.push((slot, word));
             let what = PageWrong::Twice;
             self.mended("mapping", Wrong::Page { at, what }, "dropped", true);
         }
         self.drop_excess(&mut strays);
         let behind = self.pages_behind_ends();
         for &MapEntry { ino, word, slot, .. } in &behind {
-            self.set_slot(u64::from(slot), None);
-            self.pages[ino as usize] -= 1;
-            strays.push((u64::from(slot), word));
+            self.set_slot(slot, None);
+            self.pages[ino.index()] -= 1;
+            strays.push((slot, word));
         }
         self.reload_map();
         self.restore_strays(&strays);
         for MapEntry { ino, lblk, word, slot } in behind {
-            let key = self.map.hashed_keys().map(|map| map.offsets(u64::from(slot)).0);
+            let key = self.map.hashed_keys().map(|map| map.offsets(slot).0);
             if key.is_some_and(|offset| self.region.load(offset) == 0) {
-                self.set_slot(u64::from(slot), Some((PageId::new(ino, lblk), word)));
-                self.pages[ino as usize] += 1;
+                self.set_slot(slot, Some((PageId::new(ino, lblk), word)));
+                self.pages[ino.index()] += 1;
             }
         }
         self.reload_map();
     }
 
     /// How many buckets past its home a page in this slot of HashFS would lie.
-    fn distance(&self, page: PageId, slot: u64) -> u64 {
+    fn distance(&self, page: PageId, slot: SlotNo) -> u64 {
         self.map.hashed_keys().map_or(0, |map| map.distance(page, slot))
     }
 
     /// Files that map more pages than they count have received damaged keys: those past the end of the file or far from
     /// home, if there are exactly as many.
-    fn drop_excess(&mut self, strays: &mut Vec<(u64, PageWord)>) {
-        let mut odd: FxHashMap<u32, Vec<MapEntry>> = FxHashMap::default();
+    fn drop_excess(&mut self, strays: &mut Vec<(SlotNo, PageWord)>) {
+        let mut odd: FxHashMap<Inum, Vec<MapEntry>> = FxHashMap::default();
         self.map.for_each(&mut |entry| {
             let inode = self.load(entry.ino);
-            let ino = entry.ino as usize;
+            let ino = entry.ino.index();
             if self.state[ino] == State::Sound && self.pages[ino] > inode.blocks() {
-                let far = self.distance(PageId::new(entry.ino, entry.lblk), u64::from(entry.slot)) >= STRAY_DISTANCE;
+                let far = self.distance(entry.page(), entry.slot) >= STRAY_DISTANCE;
                 if far || inode.blocks() == 0 || u64::from(entry.lblk) >= lblks(inode.size()) {
                     odd.entry(entry.ino).or_default().push(entry);
                 }
@@ -114,14 +109,14 @@ impl Repair {
             true
         });
         for (ino, entries) in odd {
-            let excess = self.pages[ino as usize] - self.load(ino).blocks();
+            let excess = self.pages[ino.index()] - self.load(ino).blocks();
             if entries.len() as u32 != excess {
                 continue;
             }
-            self.pages[ino as usize] -= excess;
+            self.pages[ino.index()] -= excess;
             for MapEntry { lblk, slot, word, .. } in entries {
-                self.set_slot(u64::from(slot), None);
-                strays.push((u64::from(slot), word));
+                self.set_slot(slot, None);
+                strays.push((slot, word));
                 let what = format!("mapping slot {slot}: page {lblk} of inode {ino}, which has no such page");
                 self.mended("mapping", what, "dropped", true);
             }
@@ -130,29 +125,30 @@ impl Repair {
 
     /// A slot's place comes from the hash of its key. If exactly one of the files' missing pages belongs near it, it is
     /// that page.
-    fn restore_strays(&mut self, strays: &[(u64, PageWord)]) {
+    fn restore_strays(&mut self, strays: &[(SlotNo, PageWord)]) {
         if strays.is_empty() {
             return;
         }
-        let mut candidates: FxHashMap<u64, Vec<PageId>> = FxHashMap::default();
+        let mut candidates: FxHashMap<SlotNo, Vec<PageId>> = FxHashMap::default();
         let mut left = STRAY_COMPARISONS;
-        for ino in 1..self.superblock.inodes as u32 {
+        for ino in self.superblock.inums() {
             let inode = self.load(ino);
-            let misses = self.state[ino as usize] == State::Sound && self.pages[ino as usize] < inode.blocks();
+            let misses = self.state[ino.index()] == State::Sound && self.pages[ino.index()] < inode.blocks();
             if !misses {
                 continue;
             }
             for lblk in 0..lblks(inode.size()).min(STRAY_PAGES) as u32 {
+                let page = PageId::new(ino, Lblk::new(lblk));
                 let Some(rest) = left.checked_sub(strays.len() as u64) else {
                     return;
                 };
                 left = rest;
-                if !self.map.get(PageId::new(ino, lblk)).is_hole() {
+                if !self.map.get(page).is_hole() {
                     continue;
                 }
                 for &(slot, _) in strays {
-                    if self.distance(PageId::new(ino, lblk), slot) < STRAY_DISTANCE {
-                        candidates.entry(slot).or_default().push(PageId::new(ino, lblk));
+                    if self.distance(page, slot) < STRAY_DISTANCE {
+                        candidates.entry(slot).or_default().push(page);
                     }
                 }
             }
@@ -170,8 +166,8 @@ impl Repair {
             }
             let PageId { ino, lblk } = page;
             self.set_slot(slot, Some((page, word)));
-            self.pages[ino as usize] += 1;
-            self.end[ino as usize] = self.end[ino as usize].max(u64::from(lblk) + 1);
+            self.pages[ino.index()] += 1;
+            self.end[ino.index()] = self.end[ino.index()].max(u64::from(lblk) + 1);
             let what = format!("mapping slot {slot}: can only have been page {lblk} of inode {ino}");
             self.mended("mapping", what, "put back", false);
         }

@@ -1,19 +1,20 @@
 //! Inodes: which of them can be believed, and what happens to the others.
 
-use ferrite_vfs::{FileKind, ROOT_INO};
+use ferrite_map::Inum;
+use ferrite_vfs::FileKind;
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::{Repair, State};
 use crate::audit::rules::inodes as rules;
-use crate::format::inode::INLINE_BYTES;
+use crate::format::inode::{INLINE_BYTES, ROOT};
 use crate::format::layout::BLOCK_BYTES;
 
 impl Repair {
     /// Which inodes exist, and which of them can be believed.
     pub(super) fn inodes(&mut self) {
-        for ino in 1..self.superblock.inodes as u32 {
+        for ino in self.superblock.inums() {
             let inode = self.load(ino);
-            self.state[ino as usize] = match rules::of_itself(ino, &inode) {
+            self.state[ino.index()] = match rules::of_itself(ino, &inode) {
                 Some(_) => State::Damaged,
                 None if inode.in_use() => State::Sound,
                 None => State::Free,
@@ -24,16 +25,16 @@ impl Repair {
     /// Restores what can be known of damaged inodes: their kind from their names and pages, their length from their
     /// pages. Directories stay where they are, since their entries have checksums; files are quarantined.
     pub(super) fn rebuild(&mut self) {
-        let dirs: FxHashSet<u32> = self.dir_blocks.iter().map(|found| found.dir).collect();
-        let kinds: FxHashMap<u32, FileKind> = self.entries.iter().map(|entry| (entry.ino, entry.kind)).collect();
-        for ino in 1..self.superblock.inodes as u32 {
-            if self.state[ino as usize] != State::Damaged {
+        let dirs: FxHashSet<Inum> = self.dir_blocks.iter().map(|found| found.dir).collect();
+        let kinds: FxHashMap<Inum, FileKind> = self.entries.iter().map(|entry| (entry.ino, entry.kind)).collect();
+        for ino in self.superblock.inums() {
+            if self.state[ino.index()] != State::Damaged {
                 continue;
             }
             let stored = self.load(ino);
-            let is_dir = u64::from(ino) == ROOT_INO || dirs.contains(&ino);
+            let is_dir = ino == ROOT || dirs.contains(&ino);
             let named = kinds.get(&ino).copied();
-            let pages = self.pages[ino as usize];
+            let pages = self.pages[ino.index()];
             let kind = match (is_dir, named) {
                 (true, _) => Some(FileKind::Directory),
                 (false, Some(kind)) => Some(kind),
@@ -56,7 +57,7 @@ impl Repair {
                     inode.set_mode_bits(kind.mode_bits() | 0o400);
                     inode.set_nlink(1);
                     inode.set_blocks(pages);
-                    let end = self.end[ino as usize] * BLOCK_BYTES;
+                    let end = self.end[ino.index()] * BLOCK_BYTES;
                     inode.set_inline(pages == 0);
                     if pages == 0 {
                         inode.set_size(stored.size().min(INLINE_BYTES as u64));
@@ -83,7 +84,7 @@ impl Repair {
                     continue;
                 }
             }
-            self.state[ino as usize] = State::Sound;
+            self.state[ino.index()] = State::Sound;
         }
     }
 }

@@ -2,14 +2,15 @@
 
 use std::borrow::Cow;
 
-use ferrite_map::PageWord;
-use ferrite_vfs::{FileKind, ROOT_INO};
+use ferrite_map::{Inum, Lblk, PageWord};
+use ferrite_vfs::FileKind;
 use rustc_hash::FxHashMap;
 
 use super::{DirBlock, Named, Repair, State};
 use crate::audit::rules::{dirs, links as rules};
 use crate::audit::wrong::Wrong;
 use crate::format::dentry::{self, FIRST_ENTRY};
+use crate::format::inode::ROOT;
 use crate::format::layout::BLOCK_BYTES;
 use crate::pool::core::Core;
 use crate::space::names::NameTable;
@@ -22,14 +23,14 @@ const BLOCKS_TRIED: usize = 4;
 impl Repair {
     /// Moves damaged files out of their directories, and gives names to inodes without one.
     pub(super) fn connect(&mut self) {
-        let mut spoiled: Vec<u32> = self
+        let mut spoiled: Vec<Inum> = self
             .spoiled
             .iter()
             .copied()
             .filter(|&ino| {
                 let inode = self.load(ino);
                 let has_content = matches!(inode.kind(), Some(FileKind::File | FileKind::Symlink));
-                self.state[ino as usize] == State::Sound && has_content && inode.nlink() > 0
+                self.state[ino.index()] == State::Sound && has_content && inode.nlink() > 0
             })
             .collect();
         spoiled.sort_unstable();
@@ -70,15 +71,15 @@ impl Repair {
     fn adopt_nameless(&mut self) {
         let (mut named, mut has_entries) = (vec![false; self.state.len()], vec![false; self.state.len()]);
         for entry in &self.entries {
-            named[entry.ino as usize] = true;
-            has_entries[entry.dir as usize] = true;
+            named[entry.ino.index()] = true;
+            has_entries[entry.dir.index()] = true;
         }
-        for ino in 2..self.superblock.inodes as u32 {
-            if self.state[ino as usize] != State::Sound || named[ino as usize] || self.lost_found == Some(ino) {
+        for ino in self.superblock.inums().skip(1) {
+            if self.state[ino.index()] != State::Sound || named[ino.index()] || self.lost_found == Some(ino) {
                 continue;
             }
             let inode = self.load(ino);
-            let has_inside = inode.is_dir() && (inode.entries() > 0 || has_entries[ino as usize]);
+            let has_inside = inode.is_dir() && (inode.entries() > 0 || has_entries[ino.index()]);
             if inode.nlink() > 0 || has_inside {
                 self.adopt_as_lost(ino, &Wrong::NoName { ino });
             }
@@ -92,7 +93,7 @@ impl Repair {
             let circle = self
                 .entries
                 .iter()
-                .find(|entry| entry.kind == FileKind::Directory && !reached[entry.ino as usize])
+                .find(|entry| entry.kind == FileKind::Directory && !reached[entry.ino.index()])
                 .copied();
             let Some(entry) = circle else { return };
             self.entries.retain(|other| other.at != entry.at);
@@ -105,7 +106,7 @@ impl Repair {
     }
 
     /// Its name and its place are lost.
-    fn adopt_as_lost(&mut self, ino: u32, wrong: &Wrong) -> bool {
+    fn adopt_as_lost(&mut self, ino: Inum, wrong: &Wrong) -> bool {
         let adopted = self.adopt(ino, format!("#{ino}").as_bytes());
         match adopted {
             true => self.mended("connecting", wrong, "named in lost+found", true),
@@ -116,14 +117,14 @@ impl Repair {
 
     /// Which inodes can be reached from the root.
     fn reached(&self) -> Vec<bool> {
-        let mut children: FxHashMap<u32, Vec<u32>> = FxHashMap::default();
+        let mut children: FxHashMap<Inum, Vec<Inum>> = FxHashMap::default();
         for entry in &self.entries {
             children.entry(entry.dir).or_default().push(entry.ino);
         }
         let mut reached = vec![false; self.state.len()];
-        let mut pending = vec![ROOT_INO as u32];
+        let mut pending = vec![ROOT];
         while let Some(ino) = pending.pop() {
-            if !std::mem::replace(&mut reached[ino as usize], true) {
+            if !std::mem::replace(&mut reached[ino.index()], true) {
                 pending.extend(children.get(&ino).into_iter().flatten());
             }
         }
@@ -131,7 +132,7 @@ impl Repair {
     }
 
     /// Gives `ino` a name in `lost+found`.
-    fn adopt(&mut self, ino: u32, name: &[u8]) -> bool {
+    fn adopt(&mut self, ino: Inum, name: &[u8]) -> bool {
         let dir = match self.lost_found {
             Some(dir) => dir,
             None => match self.find_lost_found() {
@@ -145,12 +146,11 @@ impl Repair {
     }
 
     /// The directory `lost+found`, which is made if it is not there.
-    fn find_lost_found(&mut self) -> Option<u32> {
-        let root = ROOT_INO as u32;
+    fn find_lost_found(&mut self) -> Option<Inum> {
         let there = self
             .entries
             .iter()
-            .find(|entry| entry.dir == root && self.name_of(entry) == LOST_FOUND)
+            .find(|entry| entry.dir == ROOT && self.name_of(entry) == LOST_FOUND)
             .copied();
         let Some(entry) = there else {
             return self.make_lost_found();
@@ -166,28 +166,28 @@ impl Repair {
         Some(dir)
     }
 
-    fn make_lost_found(&mut self) -> Option<u32> {
+    fn make_lost_found(&mut self) -> Option<Inum> {
         // Never the root, whatever state it is in.
-        let first = ROOT_INO as usize + 1;
+        let first = ROOT.index() + 1;
         let free = self.state[first..].iter().position(|&state| state == State::Free)?;
-        let ino = (first + free) as u32;
+        let ino = Inum::new((first + free) as u32);
         let mut inode = self.load(ino).reborn();
         inode.set_mode_bits(FileKind::Directory.mode_bits() | 0o700);
         inode.set_nlink(2);
-        inode.set_parent(ROOT_INO as u32);
+        inode.set_parent(ROOT);
         let now = Core::now();
         inode.set_atime(now);
         inode.set_mtime(now);
         inode.set_ctime(now);
         inode.set_btime(now);
         self.put(ino, &mut inode);
-        self.state[ino as usize] = State::Sound;
-        self.add_entry(ROOT_INO as u32, LOST_FOUND, (ino, FileKind::Directory))
+        self.state[ino.index()] = State::Sound;
+        self.add_entry(ROOT, LOST_FOUND, (ino, FileKind::Directory))
             .then_some(ino)
     }
 
     /// Puts an entry into a directory; false if there is no block or slot for it.
-    fn add_entry(&mut self, dir: u32, name: &[u8], (ino, kind): (u32, FileKind)) -> bool {
+    fn add_entry(&mut self, dir: Inum, name: &[u8], (ino, kind): (Inum, FileKind)) -> bool {
         let need = dentry::entry_bytes(name);
         let blocks: Vec<DirBlock> = self
             .dir_blocks
@@ -221,15 +221,15 @@ impl Repair {
         while within < BLOCK_BYTES {
             let head = dentry::head(&self.region, block_offset + within).ok()?;
             run = match (head.ino, run) {
-                (0, None) => Some((block_offset + within, head.len_bytes)),
-                (0, Some((start, len))) => Some((start, len + head.len_bytes)),
+                (Inum::NONE, None) => Some((block_offset + within, head.len_bytes)),
+                (Inum::NONE, Some((start, len))) => Some((start, len + head.len_bytes)),
                 _ => None,
             };
             if let Some((start, mut len)) = run.filter(|&(_, len)| len >= need) {
                 let mut next = within + head.len_bytes;
                 while next < BLOCK_BYTES {
                     let head = dentry::head(&self.region, block_offset + next).ok()?;
-                    if head.ino != 0 {
+                    if head.ino != Inum::NONE {
                         break;
                     }
                     len += head.len_bytes;
@@ -242,11 +242,11 @@ impl Repair {
         None
     }
 
-    fn add_block(&mut self, dir: u32, blocks: &[DirBlock]) -> Option<(u64, u64)> {
+    fn add_block(&mut self, dir: Inum, blocks: &[DirBlock]) -> Option<(u64, u64)> {
         let lblk = match blocks.iter().map(|found| found.lblk).max() {
             // A damaged key may have put a block where no other can follow.
-            Some(last) => last.checked_add(1)?,
-            None => 0,
+            Some(last) => last.checked_next()?,
+            None => Lblk::FIRST,
         };
         let block = self.take_block()?;
         self.set_page(dir, lblk, Some(PageWord::new(block, 0))).ok()?;
@@ -255,7 +255,7 @@ impl Repair {
         self.set(offset, first);
         self.set(offset + 8, second);
         self.set(offset + FIRST_ENTRY, dentry::free_word(BLOCK_BYTES - FIRST_ENTRY));
-        self.pages[dir as usize] += 1;
+        self.pages[dir.index()] += 1;
         self.dir_blocks.push(DirBlock { dir, lblk, block });
         Some((offset + FIRST_ENTRY, BLOCK_BYTES - FIRST_ENTRY))
     }
@@ -268,30 +268,30 @@ impl Repair {
             vec![0u32; inodes],
             vec![0u32; inodes],
             vec![0u32; inodes],
-            vec![0u32; inodes],
+            vec![Inum::NONE; inodes],
         );
         for entry in &self.entries {
-            names[entry.ino as usize] += 1;
-            inside[entry.dir as usize] += 1;
+            names[entry.ino.index()] += 1;
+            inside[entry.dir.index()] += 1;
             if entry.kind == FileKind::Directory {
-                subdirs[entry.dir as usize] += 1;
-                parent[entry.ino as usize] = entry.dir;
+                subdirs[entry.dir.index()] += 1;
+                parent[entry.ino.index()] = entry.dir;
             }
         }
         let mut ends = vec![0u64; inodes];
         for found in &self.dir_blocks {
-            let end = &mut ends[found.dir as usize];
+            let end = &mut ends[found.dir.index()];
             *end = (*end).max(u64::from(found.lblk) + 1);
         }
-        for ino in 1..inodes as u32 {
-            if self.state[ino as usize] != State::Sound {
+        for ino in self.superblock.inums() {
+            if self.state[ino.index()] != State::Sound {
                 continue;
             }
-            let at = ino as usize;
+            let at = ino.index();
             let stored = self.load(ino);
             let mut inode = stored;
             inode.set_blocks(self.pages[at]);
-            let is_root = u64::from(ino) == ROOT_INO;
+            let is_root = ino == ROOT;
             inode.set_nlink(rules::expected(ino, &stored, names[at], subdirs[at]));
             if stored.is_dir() {
                 inode.set_entries(inside[at]);

@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use ferrite_map::{Broken, MapEntry, PageId};
+use ferrite_map::{Broken, Inum, MapEntry, PageId};
 
 use super::{CURES_MAX, Repair, State};
 use crate::audit::rules::{inodes, pages};
@@ -60,8 +60,8 @@ impl Repair {
         map.for_each(&mut |at| {
             let MapEntry { ino, lblk, .. } = at;
             if self.has(ino) {
-                self.pages[ino as usize] += 1;
-                self.end[ino as usize] = self.end[ino as usize].max(u64::from(lblk) + 1);
+                self.pages[ino.index()] += 1;
+                self.end[ino.index()] = self.end[ino.index()].max(u64::from(lblk) + 1);
             } else {
                 strange.push(at);
             }
@@ -83,7 +83,7 @@ impl Repair {
         let mut misplaced = Vec::new();
         self.map.for_each(&mut |at| {
             if self.is_ino(at.ino)
-                && self.state[at.ino as usize] == State::Sound
+                && self.state[at.ino.index()] == State::Sound
                 && pages::written_as(self.view(), &at).is_some()
             {
                 misplaced.push(at);
@@ -98,19 +98,19 @@ impl Repair {
             let MapEntry { ino, lblk, word, slot } = at;
             let is_done = if pages::is_out_of_reach(self.view(), &MapEntry { lblk: other, ..at }) {
                 // More than its key was damaged: it gets a place like a new page.
-                self.set_slot(slot.into(), None);
+                self.set_slot(slot, None);
                 self.reload_map();
                 self.set_page(ino, other, Some(word)).is_ok()
             } else if self.map.hashed_keys().is_some() {
                 // There may be two keys of this page: this one is wrong.
-                self.set_slot(u64::from(slot), Some((PageId::new(ino, other), word)));
+                self.set_slot(slot, Some((PageId::new(ino, other), word)));
                 true
             } else {
                 // In this order the block always has an owner, and does not become a node.
                 self.set_page(ino, other, Some(word)).is_ok() && self.set_page(ino, lblk, None).is_ok()
             };
             if is_done {
-                self.end[ino as usize] = self.end[ino as usize].max(u64::from(other) + 1);
+                self.end[ino.index()] = self.end[ino.index()].max(u64::from(other) + 1);
                 let what = PageWrong::WrittenAs { other };
                 self.mended("mapping", Wrong::Page { at, what }, "put back", false);
             }
@@ -128,7 +128,7 @@ impl Repair {
             let mut inode = self.load(ino);
             if !inode.is_file() {
                 let _ = self.set_page(ino, lblk, None);
-                self.pages[ino as usize] -= 1;
+                self.pages[ino.index()] -= 1;
                 self.mended("mapping", what, "dropped", true);
                 continue;
             }
@@ -144,7 +144,7 @@ impl Repair {
     pub(super) fn pages_behind_ends(&self) -> Vec<MapEntry> {
         let mut behind = Vec::new();
         self.map.for_each(&mut |at| {
-            if self.state[at.ino as usize] == State::Sound {
+            if self.state[at.ino.index()] == State::Sound {
                 let inode = self.load(at.ino);
                 // In a directory, they are searched like the rest of it.
                 if !inode.is_dir() && pages::end(&at, &inode).is_some() {
@@ -158,16 +158,16 @@ impl Repair {
 
     /// Files that map more or fewer pages than they count.
     fn count_pages(&mut self) {
-        for ino in 1..self.superblock.inodes as u32 {
-            let (pages, inode) = (self.pages[ino as usize], self.load(ino));
-            if self.state[ino as usize] != State::Sound {
+        for ino in self.superblock.inums() {
+            let (pages, inode) = (self.pages[ino.index()], self.load(ino));
+            if self.state[ino.index()] != State::Sound {
                 continue;
             }
             if let Some(wrong) = inodes::kind_of_content(self.view(), ino, &inode, pages) {
                 self.settle_content(ino, &wrong);
             }
-            if self.state[ino as usize] == State::Sound
-                && let Some(wrong) = inodes::count(ino, self.load(ino).blocks(), self.pages[ino as usize])
+            if self.state[ino.index()] == State::Sound
+                && let Some(wrong) = inodes::count(ino, self.load(ino).blocks(), self.pages[ino.index()])
             {
                 self.spoiled.insert(ino);
                 self.mended("mapping", wrong, "counted anew", true);
@@ -177,7 +177,7 @@ impl Repair {
 
     /// What an inode says of its content cannot be true. Of a file, what it says last is taken for right; anything else
     /// keeps nothing.
-    fn settle_content(&mut self, ino: u32, wrong: &Wrong) {
+    fn settle_content(&mut self, ino: Inum, wrong: &Wrong) {
         let inode = self.load(ino);
         match *wrong {
             // Counting corrects the flag (`links.rs`).
@@ -192,7 +192,7 @@ impl Repair {
                 self.mended("mapping", wrong, "dropped", true);
             }
             // A link without its target has nothing left; other files are rebuilt from what fits.
-            _ => self.state[ino as usize] = State::Damaged,
+            _ => self.state[ino.index()] = State::Damaged,
         }
     }
 }

@@ -20,7 +20,7 @@ mod mapping;
 use std::sync::Arc;
 
 use ferrite_map::bitmap::AtomicBitmap;
-use ferrite_map::{FileMap, MapError, MapTx, PageId, PageWord, Resource};
+use ferrite_map::{BlockNo, FileMap, Inum, Lblk, MapError, MapTx, PageId, PageWord, Resource, SlotNo};
 use ferrite_pm::Region;
 use ferrite_vfs::FileKind;
 use rustc_hash::{FxHashMap, FxHashSet};
@@ -59,16 +59,16 @@ enum State {
 /// A mapped block of a directory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct DirBlock {
-    dir: u32,
-    lblk: u32,
-    block: u32,
+    dir: Inum,
+    lblk: Lblk,
+    block: BlockNo,
 }
 
 /// An entry that names an inode.
 #[derive(Debug, Clone, Copy)]
 struct Named {
-    dir: u32,
-    ino: u32,
+    dir: Inum,
+    ino: Inum,
     /// Pool offset.
     at: u64,
     kind: FileKind,
@@ -88,14 +88,14 @@ struct Repair {
     pages: Vec<u32>,
     end: Vec<u64>,
     /// Where names lead, by block.
-    pointed: FxHashMap<u32, Vec<u64>>,
+    pointed: FxHashMap<BlockNo, Vec<u64>>,
     /// Blocks of logs and attributes, collected when a free block is first needed: they get owners after the mapping.
-    beside: Option<FxHashSet<u32>>,
+    beside: Option<FxHashSet<BlockNo>>,
     dir_blocks: Vec<DirBlock>,
     entries: Vec<Named>,
     /// Inodes whose content may be wrong.
-    spoiled: FxHashSet<u32>,
-    lost_found: Option<u32>,
+    spoiled: FxHashSet<Inum>,
+    lost_found: Option<Inum>,
     /// Data is compared with its checksums.
     reads_data: bool,
     touched: FxHashMap<u64, u64>,
@@ -288,11 +288,11 @@ impl Repair {
         }
     }
 
-    fn load(&self, ino: u32) -> Inode {
+    fn load(&self, ino: Inum) -> Inode {
         self.view().inode(ino)
     }
 
-    fn put(&mut self, ino: u32, inode: &mut Inode) {
+    fn put(&mut self, ino: Inum, inode: &mut Inode) {
         inode.set_crc(inode.checksum(ino));
         let offset = self.superblock.inode_offset(ino);
         for index in 0..INODE_WORDS {
@@ -301,37 +301,37 @@ impl Repair {
     }
 
     /// Turns an inode into a free one.
-    fn clear_inode(&mut self, ino: u32) {
+    fn clear_inode(&mut self, ino: Inum) {
         let mut empty = self.load(ino).reborn();
         self.put(ino, &mut empty);
-        self.state[ino as usize] = State::Free;
+        self.state[ino.index()] = State::Free;
     }
 
-    fn is_ino(&self, ino: u32) -> bool {
+    fn is_ino(&self, ino: Inum) -> bool {
         self.view().is_ino(ino)
     }
 
     /// Whether an inode exists, sound or to be rebuilt: a wiped one counts, if something refers to it.
-    fn has(&self, ino: u32) -> bool {
-        self.is_ino(ino) && self.state[ino as usize] != State::Free
+    fn has(&self, ino: Inum) -> bool {
+        self.is_ino(ino) && self.state[ino.index()] != State::Free
     }
 
     /// Records an owner of `block`; returns what is wrong with that.
-    fn own(&self, block: u32) -> Result<(), BlockWrong> {
+    fn own(&self, block: BlockNo) -> Result<(), BlockWrong> {
         self.view().own(block, |block| self.claim(block))
     }
 
-    fn claim(&self, block: u32) -> bool {
+    fn claim(&self, block: BlockNo) -> bool {
         self.owned.claim(u64::from(block) - self.superblock.first_block)
     }
 
-    fn take_block(&self) -> Option<u32> {
+    fn take_block(&self) -> Option<BlockNo> {
         let index = self.owned.claim_from(0)?;
-        Some((self.superblock.first_block + index) as u32)
+        Some(BlockNo::new((self.superblock.first_block + index) as u32))
     }
 
     /// Stores what a slot of HashFS maps, or nothing.
-    fn set_slot(&mut self, slot: u64, page: Option<(PageId, PageWord)>) {
+    fn set_slot(&mut self, slot: SlotNo, page: Option<(PageId, PageWord)>) {
         let Some(keys) = self.map.hashed_keys() else {
             return;
         };
@@ -343,7 +343,7 @@ impl Repair {
 
     /// Maps a page to another word, maps it newly, or unmaps it; returns whether there was room for that. The mapping
     /// is sound by now.
-    fn set_page(&mut self, ino: u32, lblk: u32, word: Option<PageWord>) -> Result<(), MapError> {
+    fn set_page(&mut self, ino: Inum, lblk: Lblk, word: Option<PageWord>) -> Result<(), MapError> {
         let map = Arc::clone(&self.map);
         let is_mapped = !map.get(PageId::new(ino, lblk)).is_hole();
         let change = |repair: &mut Repair| {
@@ -378,7 +378,7 @@ impl Repair {
     }
 
     /// Unmaps all pages of an inode.
-    fn unmap_all(&mut self, ino: u32) {
+    fn unmap_all(&mut self, ino: Inum) {
         let mut pages = Vec::new();
         self.map.for_each(&mut |entry| {
             if entry.ino == ino {
@@ -395,7 +395,7 @@ impl Repair {
                 self.owned.release(u64::from(block) - self.superblock.first_block);
             }
         }
-        self.pages[ino as usize] = 0;
+        self.pages[ino.index()] = 0;
         self.dir_blocks.retain(|found| found.dir != ino);
         self.reload_map();
     }
@@ -433,7 +433,7 @@ impl MapTx for RepairTx<'_> {
         self.repair.region.load(offset)
     }
 
-    fn fresh_block(&mut self) -> Result<u32, MapError> {
+    fn fresh_block(&mut self) -> Result<BlockNo, MapError> {
         let block = self.alloc_block()?;
         let offset = self.repair.superblock.block_offset(block);
         for at in (offset..offset + BLOCK_BYTES).step_by(8) {
@@ -442,14 +442,14 @@ impl MapTx for RepairTx<'_> {
         Ok(block)
     }
 
-    fn claim_block(&mut self, block: u32) -> bool {
+    fn claim_block(&mut self, block: BlockNo) -> bool {
         self.repair.own(block).is_ok()
     }
 
     /// Pages, logs and attributes own their blocks even before they are claimed, and what names lead to may still be
     /// restored.
-    fn alloc_block(&mut self) -> Result<u32, MapError> {
-        let mut named: FxHashSet<u32> = self.repair.pointed.keys().copied().collect();
+    fn alloc_block(&mut self) -> Result<BlockNo, MapError> {
+        let mut named: FxHashSet<BlockNo> = self.repair.pointed.keys().copied().collect();
         self.repair.map.for_each(&mut |entry| {
             named.insert(entry.word.page());
             true

@@ -7,8 +7,6 @@ mod far_keys;
 mod lost_names;
 mod wiped;
 
-use crate::format::log_entry::has_log;
-use crate::page::scan;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -21,13 +19,15 @@ use rand::rngs::StdRng;
 use rand::{Rng, RngExt, SeedableRng};
 
 use crate::format::dentry;
-use crate::format::inode::Inode;
+use crate::format::inode::{Inode, ROOT};
 use crate::format::layout::{BLOCK_BYTES, INODE_BYTES, Superblock};
+use crate::format::log_entry::has_log;
 use crate::format::unit::UNIT_BYTES;
+use crate::page::scan;
 use crate::space::names::NameTable;
 use crate::{Engine, MkfsOptions, MountOptions, fsck, mkfs, repair};
 use ferrite_map::PageId;
-use ferrite_map::{MapEntry, Mapping};
+use ferrite_map::{BlockNo, Inum, MapEntry, Mapping};
 
 const POOL_BYTES: u64 = 8 << 20;
 /// What files are filled with that are made in a damaged pool; no other file has so much of it in a row.
@@ -182,14 +182,14 @@ fn anatomy(image: &[u8]) -> Anatomy {
         slots.insert(target.unwrap(), superblock.name_offset + u64::from(slot) * 8);
     });
     let engine = Engine::mount(Region::from_image(image).unwrap(), &quiet()).unwrap();
-    let mut own: BTreeMap<u32, Vec<Range<u64>>> = BTreeMap::new();
+    let mut own: BTreeMap<Inum, Vec<Range<u64>>> = BTreeMap::new();
     let (mut logs, mut dir_blocks, mut xattrs) = (Vec::new(), Vec::new(), Vec::new());
-    for ino in 1..superblock.inodes as u32 {
+    for ino in superblock.inums() {
         let offset = superblock.inode_offset(ino);
         let inode = Inode::load(&region, offset);
         if inode.in_use() {
             own.entry(ino).or_default().push(offset..offset + INODE_BYTES);
-            if inode.xattr_block() != 0 {
+            if inode.xattr_block() != BlockNo::NONE {
                 let at = superblock.block_offset(inode.xattr_block());
                 xattrs.push(at..at + 256);
             }
@@ -226,7 +226,7 @@ fn anatomy(image: &[u8]) -> Anatomy {
         true
     });
     let mut files = Vec::new();
-    let mut pending = vec![(ROOT_INO, String::new(), own[&1].clone())];
+    let mut pending = vec![(ROOT_INO, String::new(), own[&ROOT].clone())];
     while let Some((dir, path, above)) = pending.pop() {
         let mut children = Vec::new();
         engine
@@ -236,20 +236,20 @@ fn anatomy(image: &[u8]) -> Anatomy {
             })
             .unwrap();
         for (name, ino, kind) in children {
-            let found = names.find(&names.key(dir as u32, &name)).unwrap().unwrap();
+            let found = names.find(&names.key(Inum::new(dir as u32), &name)).unwrap().unwrap();
             let mut chain = above.clone();
             chain.push(found.entry_offset..found.entry_offset + dentry::entry_bytes(&name));
             chain.push(slots[&found.entry_offset]..slots[&found.entry_offset] + 8);
             let path = format!("{path}/{}", String::from_utf8_lossy(&name));
             match kind {
                 FileKind::Directory => {
-                    chain.extend(own[&(ino as u32)].iter().cloned());
+                    chain.extend(own[&Inum::new(ino as u32)].iter().cloned());
                     pending.push((ino, path, chain));
                 }
                 FileKind::File => files.push(Known {
                     path,
                     content: read(&engine, ino).unwrap(),
-                    own: own[&(ino as u32)].clone(),
+                    own: own[&Inum::new(ino as u32)].clone(),
                     names: chain,
                 }),
                 _ => {}

@@ -1,11 +1,12 @@
 //! Directories: their blocks, the entries in them, and what the entries name.
 
-use ferrite_vfs::{FsError, ROOT_INO};
+use ferrite_map::{Inum, PageId};
+use ferrite_vfs::FsError;
 
 use super::View;
 use crate::audit::wrong::{EntryWrong, Wrong};
 use crate::format::dentry::{self, Entry, FIRST_ENTRY};
-use crate::format::inode::Inode;
+use crate::format::inode::{Inode, ROOT};
 use crate::format::layout::BLOCK_BYTES;
 
 /// What a directory block's header says.
@@ -19,11 +20,11 @@ pub(crate) enum Header {
     Damaged,
 }
 
-/// The header of the block at pool offset `offset`, which is mapped as block `lblk` of `dir`. Anything but
+/// The header of the block at pool offset `offset`, which is mapped as block `page`. Anything but
 /// [`Header::Right`] is [`Wrong::DirHeader`].
-pub(crate) fn header(view: View<'_>, offset: u64, (dir, lblk): (u32, u32)) -> Header {
+pub(crate) fn header(view: View<'_>, offset: u64, page: PageId) -> Header {
     match dentry::read_block_header(view.region, offset) {
-        Ok(found) if found == (dir, lblk) => Header::Right,
+        Ok(found) if found == page => Header::Right,
         Ok(_) => Header::Others,
         Err(_) => Header::Damaged,
     }
@@ -33,7 +34,7 @@ pub(crate) fn header(view: View<'_>, offset: u64, (dir, lblk): (u32, u32)) -> He
 /// where entries do not add up; entries after that point are not visited.
 pub(crate) fn entries(
     view: View<'_>,
-    dir: u32,
+    dir: Inum,
     offset: u64,
     met: &mut dyn FnMut(u64, Result<Entry, Wrong>),
 ) -> Result<(), Wrong> {
@@ -42,7 +43,7 @@ pub(crate) fn entries(
     while within < BLOCK_BYTES {
         let at = offset + within;
         let head = dentry::head(view.region, at).map_err(damaged)?;
-        if head.ino != 0 {
+        if head.ino != Inum::NONE {
             met(at, dentry::read(view.region, at, dir).map_err(damaged));
         }
         within += head.len_bytes;
@@ -63,12 +64,12 @@ pub(crate) fn target(view: View<'_>, entry: &Entry) -> Result<Inode, EntryWrong>
 
 /// What an entry of `dir` says about the inode that it names. Mount and scrub do not check this: checksums cover both,
 /// and the inode of every name would have to be read.
-pub(crate) fn kind(dir: u32, entry: (u32, ferrite_vfs::FileKind), inode: &Inode) -> Result<(), EntryWrong> {
+pub(crate) fn kind(dir: Inum, entry: (Inum, ferrite_vfs::FileKind), inode: &Inode) -> Result<(), EntryWrong> {
     let (ino, kind) = entry;
     if inode.kind() != Some(kind) {
         return Err(EntryWrong::Kind);
     }
-    match u64::from(ino) == ROOT_INO || ino == dir {
+    match ino == ROOT || ino == dir {
         true => Err(EntryWrong::Circle),
         false => Ok(()),
     }
@@ -76,7 +77,7 @@ pub(crate) fn kind(dir: u32, entry: (u32, ferrite_vfs::FileKind), inode: &Inode)
 
 /// A directory counts its entries: those `found` in its blocks. Mount counts those that names lead to instead
 /// ([`super::names::count`]), which it reads anyway.
-pub(crate) fn count(dir: u32, counted: u32, found: u32) -> Option<Wrong> {
+pub(crate) fn count(dir: Inum, counted: u32, found: u32) -> Option<Wrong> {
     (counted != found).then_some(Wrong::EntryCount { dir, counted, found })
 }
 

@@ -1,17 +1,17 @@
 //! Inodes, by themselves and compared with the pages that are mapped for them.
 
-use ferrite_map::PageId;
-use ferrite_vfs::{FileKind, ROOT_INO};
+use ferrite_map::{BlockNo, Inum, Lblk, PageId};
+use ferrite_vfs::FileKind;
 
 use super::View;
 use crate::audit::wrong::{BlockWrong, Wrong};
-use crate::format::inode::{INLINE_BYTES, Inode};
+use crate::format::inode::{INLINE_BYTES, Inode, ROOT};
 use crate::format::layout::MAX_FILE_BYTES;
 use crate::format::xattr;
 
 /// What an inode says by itself. If anything is wrong here, nothing else it says can be believed.
-pub(crate) fn of_itself(ino: u32, inode: &Inode) -> Option<Wrong> {
-    let is_root = u64::from(ino) == ROOT_INO;
+pub(crate) fn of_itself(ino: Inum, inode: &Inode) -> Option<Wrong> {
+    let is_root = ino == ROOT;
     if !inode.is_sound(ino) {
         return Some(Wrong::InodeChecksum { ino });
     }
@@ -33,25 +33,27 @@ pub(crate) fn of_itself(ino: u32, inode: &Inode) -> Option<Wrong> {
 /// The root is its own parent. Mount and scrub do not check this: only `..` of the root uses it, which paths never
 /// follow. Repair sets all parents from the names it found.
 pub(crate) fn root_parent(root: &Inode) -> Option<Wrong> {
-    (u64::from(root.parent()) != ROOT_INO).then_some(Wrong::Root)
+    (root.parent() != ROOT).then_some(Wrong::Root)
 }
 
 /// A page that vanished would read as zeros; an extra one belongs to another inode.
-pub(crate) fn count(ino: u32, counted: u32, mapped: u32) -> Option<Wrong> {
+pub(crate) fn count(ino: Inum, counted: u32, mapped: u32) -> Option<Wrong> {
     (counted != mapped).then_some(Wrong::PageCount { ino, counted, mapped })
 }
 
 /// Which inodes have pages, and how many. For inodes that are sound by themselves, once it is known that `pages` are
 /// mapped. Mount and scrub do not check this: an inode whose checksum is right was written that way, and reads go by
 /// what it says.
-pub(crate) fn kind_of_content(view: View<'_>, ino: u32, inode: &Inode, pages: u32) -> Option<Wrong> {
+pub(crate) fn kind_of_content(view: View<'_>, ino: Inum, inode: &Inode, pages: u32) -> Option<Wrong> {
     let bytes = inode.size();
     match inode.kind()? {
         _ if inode.is_inline() && (pages > 0 || bytes > INLINE_BYTES as u64) => {
             Some(Wrong::Inline { ino, pages, bytes })
         }
         // An inode without a name is being freed, and its page goes first.
-        FileKind::Symlink if inode.nlink() > 0 && !inode.is_inline() && view.map.get(PageId::new(ino, 0)).is_hole() => {
+        FileKind::Symlink
+            if inode.nlink() > 0 && !inode.is_inline() && view.map.get(PageId::new(ino, Lblk::FIRST)).is_hole() =>
+        {
             Some(Wrong::NoTarget { ino })
         }
         FileKind::Fifo | FileKind::Socket | FileKind::CharDevice | FileKind::BlockDevice if pages > 0 => {
@@ -64,9 +66,9 @@ pub(crate) fn kind_of_content(view: View<'_>, ino: u32, inode: &Inode, pages: u3
 /// Extended attributes lie in their own block. `claim` as in [`View::own`].
 pub(crate) fn attribute_block(
     view: View<'_>,
-    ino: u32,
-    block: u32,
-    claim: impl FnOnce(u32) -> bool,
+    ino: Inum,
+    block: BlockNo,
+    claim: impl FnOnce(BlockNo) -> bool,
 ) -> Result<(), Wrong> {
     let wrong = |what: BlockWrong| Wrong::AttributeBlock { ino, block, what };
     view.own(block, claim).map_err(wrong)
@@ -74,7 +76,7 @@ pub(crate) fn attribute_block(
 
 /// That block, a data block, says whose attributes it holds. Mount does not check this: reading attributes does, and no
 /// block's ownership depends on its content.
-pub(crate) fn attributes(view: View<'_>, ino: u32, block: u32) -> Result<(), Wrong> {
+pub(crate) fn attributes(view: View<'_>, ino: Inum, block: BlockNo) -> Result<(), Wrong> {
     match xattr::is_sound(view.region, view.superblock, ino, block) {
         true => Ok(()),
         false => Err(Wrong::Attributes { ino, block }),

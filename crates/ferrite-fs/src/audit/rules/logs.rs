@@ -1,6 +1,6 @@
 //! Page logs: checksummed entries, segments that follow each other, and the blocks they lie in.
 
-use ferrite_map::{MapEntry, PageId};
+use ferrite_map::{BlockNo, MapEntry, PageId};
 use ferrite_vfs::FsError;
 
 use super::View;
@@ -50,7 +50,7 @@ impl Segment {
         &self,
         view: View<'_>,
         space: &LogSpace,
-        claim: impl FnOnce(u32) -> bool,
+        claim: impl FnOnce(BlockNo) -> bool,
     ) -> Result<(), LogWrong> {
         let mut what = BlockWrong::Taken;
         let claim = |block| view.own(block, claim).map_err(|wrong| what = wrong).is_ok();
@@ -62,7 +62,7 @@ impl Segment {
         &self,
         view: View<'_>,
         space: &LogSpace,
-        is_free: impl FnOnce(u32) -> bool,
+        is_free: impl FnOnce(BlockNo) -> bool,
     ) -> Result<(), LogWrong> {
         let mut what = BlockWrong::Taken;
         let is_free = |block| view.own(block, is_free).map_err(|wrong| what = wrong).is_ok();
@@ -83,7 +83,7 @@ impl Segment {
     }
 
     /// The block it lies in.
-    pub(crate) fn block(&self) -> u32 {
+    pub(crate) fn block(&self) -> BlockNo {
         self.place.header.block()
     }
 }

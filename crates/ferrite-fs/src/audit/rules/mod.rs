@@ -22,7 +22,7 @@ pub(crate) mod names;
 pub(crate) mod pages;
 pub(crate) mod superblock;
 
-use ferrite_map::FileMap;
+use ferrite_map::{BlockNo, FileMap, Inum};
 use ferrite_pm::Region;
 
 use crate::audit::wrong::BlockWrong;
@@ -39,22 +39,22 @@ pub(crate) struct View<'v> {
 
 impl View<'_> {
     /// An inode, sound or not. `ino` must be in the table.
-    pub(crate) fn inode(&self, ino: u32) -> Inode {
+    pub(crate) fn inode(&self, ino: Inum) -> Inode {
         Inode::load(self.region, self.superblock.inode_offset(ino))
     }
 
     /// Whether such an inode can exist.
-    pub(crate) fn is_ino(&self, ino: u32) -> bool {
-        ino != 0 && u64::from(ino) < self.superblock.inodes
+    pub(crate) fn is_ino(&self, ino: Inum) -> bool {
+        ino != Inum::NONE && u64::from(ino) < self.superblock.inodes
     }
 
     /// The inode `ino`, if it is in use, sound or not: damage to an inode frees nothing.
-    pub(crate) fn in_use(&self, ino: u32) -> Option<Inode> {
+    pub(crate) fn in_use(&self, ino: Inum) -> Option<Inode> {
         self.is_ino(ino).then(|| self.inode(ino)).filter(Inode::in_use)
     }
 
     /// Whatever refers to a block must be its only owner. `claim` records an owner, and is false if there was one.
-    pub(crate) fn own(&self, block: u32, claim: impl FnOnce(u32) -> bool) -> Result<(), BlockWrong> {
+    pub(crate) fn own(&self, block: BlockNo, claim: impl FnOnce(BlockNo) -> bool) -> Result<(), BlockWrong> {
         if !self.superblock.is_data_block(block) {
             return Err(BlockWrong::NoData);
         }

@@ -6,12 +6,12 @@ use crate::audit::wrong::{EntryWrong, SlotWrong, Wrong};
 use crate::format::dentry::{self, Entry, FIRST_ENTRY};
 use crate::format::layout::BLOCK_BYTES;
 use crate::space::names::{NameTable, Slot};
-use ferrite_map::PageId;
+use ferrite_map::{BlockNo, Inum, NameSlotNo};
 
 /// Where a slot leads.
 pub(crate) struct Led {
     /// The directory that owns the block, or that owns the entry if the block does not say.
-    pub(crate) dir: u32,
+    pub(crate) dir: Inum,
     /// The block's header names its directory.
     pub(crate) has_header: bool,
     /// The entry, or what is wrong with it: the slot is right then, and the damaged entry's name is known.
@@ -23,16 +23,16 @@ pub(crate) fn follow(
     view: View<'_>,
     names: &NameTable,
     slot: &Slot,
-    owner: impl FnOnce(u32) -> Result<Option<u32>, SlotWrong>,
+    owner: impl FnOnce(BlockNo) -> Result<Option<Inum>, SlotWrong>,
 ) -> Result<Led, SlotWrong> {
     let offset = slot.target.ok_or(SlotWrong::Outside)?;
-    let block = (offset / BLOCK_BYTES) as u32;
+    let block = BlockNo::of_offset(offset);
     if offset % BLOCK_BYTES < FIRST_ENTRY {
         return Err(SlotWrong::Header { block });
     }
     let owner = owner(block)?;
     // Without a header, the entry says which directory it belongs to.
-    let dir = owner.unwrap_or_else(|| view.region.load(offset + 8) as u32);
+    let dir = owner.unwrap_or_else(|| Inum::new(view.region.load(offset + 8) as u32));
     let has_header = owner.is_some();
     let entry = match dentry::read(view.region, offset, dir) {
         Ok(entry) if !names.fits(slot, dir, entry.name()) => return Err(SlotWrong::Other { offset }),
@@ -54,25 +54,25 @@ fn may_start_at(view: View<'_>, offset: u64) -> bool {
             Err(_) => return true,
         }
     }
-    at == offset && dentry::head(view.region, at).map_or(true, |head| head.ino != 0)
+    at == offset && dentry::head(view.region, at).map_or(true, |head| head.ino != Inum::NONE)
 }
 
 /// The directory that `block`, a data block, belongs to; `None` if its header is damaged, an error if it belongs to
 /// something else.
-pub(crate) fn owner(view: View<'_>, block: u32) -> Result<Option<u32>, SlotWrong> {
-    let Ok((dir, lblk)) = dentry::read_block_header(view.region, view.superblock.block_offset(block)) else {
+pub(crate) fn owner(view: View<'_>, block: BlockNo) -> Result<Option<Inum>, SlotWrong> {
+    let Ok(page) = dentry::read_block_header(view.region, view.superblock.block_offset(block)) else {
         return Ok(None);
     };
     // A freed block keeps its old content.
-    match view.map.get(PageId::new(dir, lblk)).page() == block {
-        true => Ok(Some(dir)),
+    match view.map.get(page).page() == block {
+        true => Ok(Some(page.ino)),
         false => Err(SlotWrong::NoDirectory { block }),
     }
 }
 
 /// A lookup of a sound entry's name, which lies at pool offset `at` in `dir`, finds it; returns its slot. Mount, which
 /// follows slots, does not check this: a name without a slot shows in the count of its directory.
-pub(crate) fn is_found(names: &NameTable, dir: u32, entry: &Entry, at: u64) -> Result<u32, EntryWrong> {
+pub(crate) fn is_found(names: &NameTable, dir: Inum, entry: &Entry, at: u64) -> Result<NameSlotNo, EntryWrong> {
     padding(entry)?;
     match names.find(&names.key(dir, entry.name())) {
         Ok(Some(found)) if found.entry_offset == at => Ok(found.slot),
@@ -83,6 +83,6 @@ pub(crate) fn is_found(names: &NameTable, dir: u32, entry: &Entry, at: u64) -> R
 
 /// A directory counts as many entries as names lead to. If the numbers differ, lookups miss some, whichever slots are
 /// to blame.
-pub(crate) fn count(dir: u32, counted: u32, led: u32) -> Option<Wrong> {
+pub(crate) fn count(dir: Inum, counted: u32, led: u32) -> Option<Wrong> {
     (counted != led).then_some(Wrong::NameCount { dir, counted, led })
 }

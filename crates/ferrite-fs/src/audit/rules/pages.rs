@@ -1,6 +1,6 @@
 //! Mapped pages: their owner, where they may be, and that they are what was written there.
 
-use ferrite_map::{MapEntry, PageId};
+use ferrite_map::{Lblk, MapEntry, PageId};
 
 use super::View;
 use crate::audit::wrong::{PageWrong, Wrong};
@@ -20,7 +20,7 @@ pub(crate) fn is_within_end(at: &MapEntry) -> bool {
 
 /// Whether page `lblk`, for which [`is_within_end`] holds, lies past `written_end` ([`Inode::written_end`]) of a sound
 /// inode.
-pub(crate) fn is_behind(lblk: u32, written_end: u64) -> bool {
+pub(crate) fn is_behind(lblk: Lblk, written_end: u64) -> bool {
     u64::from(lblk) >= written_end
 }
 
@@ -56,19 +56,19 @@ pub(crate) fn place(view: View<'_>, at: &MapEntry) -> Option<PageWrong> {
 /// Whether a key of HashFS lies where none is ever put.
 pub(crate) fn is_out_of_reach(view: View<'_>, at: &MapEntry) -> bool {
     let keys = view.map.hashed_keys();
-    keys.is_some_and(|keys| keys.is_out_of_reach(PageId::new(at.ino, at.lblk), u64::from(at.slot)))
+    keys.is_some_and(|keys| keys.is_out_of_reach(PageId::new(at.ino, at.lblk), at.slot))
 }
 
 /// Whether lookups find another entry for this page.
 pub(crate) fn is_second(view: View<'_>, at: &MapEntry) -> bool {
     match view.map.hashed_keys() {
-        Some(keys) => keys.slot_of(PageId::new(at.ino, at.lblk)) != Some(u64::from(at.slot)),
+        Some(keys) => keys.slot_of(PageId::new(at.ino, at.lblk)) != Some(at.slot),
         None => view.map.get(PageId::new(at.ino, at.lblk)) != at.word,
     }
 }
 
 /// The hole that a page of a file or link has left, if its checksum shows it.
-pub(crate) fn written_as(view: View<'_>, at: &MapEntry) -> Option<u32> {
+pub(crate) fn written_as(view: View<'_>, at: &MapEntry) -> Option<Lblk> {
     let other = data_sum::misplaced(view.region, view.superblock, at)?;
     let is_summed = view.is_ino(at.ino) && !view.inode(at.ino).is_dir();
     (is_summed && view.map.get(PageId::new(at.ino, other)).is_hole()).then_some(other)

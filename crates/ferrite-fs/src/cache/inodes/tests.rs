@@ -3,8 +3,8 @@
 use super::*;
 
 /// Numbers of one shard.
-fn number(n: u32) -> u32 {
-    1 + n * SHARDS as u32
+fn number(n: u32) -> Inum {
+    Inum::new(1 + n * SHARDS as u32)
 }
 
 /// Enough other entries that the shard is swept twice: what was news at the first sweep is not at the second.
@@ -61,7 +61,7 @@ fn unused_entries_stay_within_their_bound() {
         inode.unpin(1);
         cache.let_go(&inode);
     };
-    let mut open: Vec<_> = (1..MANY).map(pinned).collect();
+    let mut open: Vec<_> = (1..MANY).map(Inum::new).map(pinned).collect();
     assert_eq!(len(&cache), u64::from(MANY) - 1, "what is pinned is not swept");
     let full_bytes = cache.usage().bytes();
     while let Some(inode) = open.pop() {
@@ -74,8 +74,8 @@ fn unused_entries_stay_within_their_bound() {
     let bytes = cache.usage().bytes();
     assert!(bytes < full_bytes / 3, "{bytes} of {full_bytes} bytes are kept");
     // Also when entries come and go, one after the other.
-    (1..MANY).for_each(|ino| unpin(pinned(ino)));
-    (1..MANY).for_each(|ino| drop(cache.fresh(ino, &OnceCell::new())));
+    (1..MANY).for_each(|ino| unpin(pinned(Inum::new(ino))));
+    (1..MANY).for_each(|ino| drop(cache.fresh(Inum::new(ino), &OnceCell::new())));
     assert!(len(&cache) <= IDLE_MAX + SHARDS as u64);
 }
 
@@ -102,7 +102,7 @@ fn a_directory_in_use_keeps_what_was_learnt_of_it() {
 fn an_entry_is_small() {
     const MANY: u32 = 200_000;
     let cache = InodeCache::new(0);
-    (1..=MANY).for_each(|ino| cache.get(ino).pin(1));
+    (1..=MANY).for_each(|ino| cache.get(Inum::new(ino)).pin(1));
     let usage = cache.usage();
     assert_eq!((usage.entries, usage.dropped), (u64::from(MANY), 0));
     assert!(
@@ -128,13 +128,13 @@ fn what_is_held_or_pinned_is_not_swept() {
 #[test]
 fn a_number_that_is_used_again_keeps_the_newest_of_its_former_life() {
     let cache = InodeCache::new(5);
-    cache.get(7).set_last_seq(40);
+    cache.get(Inum::new(7)).set_last_seq(40);
     // Nobody holds the entry, so it is reused; then somebody holds it, and keeps it.
     let first = OnceCell::new();
-    assert_eq!(cache.fresh(7, &first).inode.last_seq(), 40);
+    assert_eq!(cache.fresh(Inum::new(7), &first).inode.last_seq(), 40);
     first.get().unwrap().set_last_seq(41);
     let second = OnceCell::new();
-    assert_eq!(cache.fresh(7, &second).inode.last_seq(), 41);
+    assert_eq!(cache.fresh(Inum::new(7), &second).inode.last_seq(), 41);
     assert!(!Arc::ptr_eq(first.get().unwrap(), second.get().unwrap()));
 }
 

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use crate::engine::{finish_interrupted, mount};
 use crate::format::layout::lblks;
-use ferrite_map::{FileMap, MapEntry, MapError, MapTx, PageId, PageWord, TransCache};
+use ferrite_map::{BlockNo, FileMap, Inum, MapEntry, MapError, MapTx, PageId, PageWord, SlotNo, TransCache};
 use ferrite_pm::Region;
 use ferrite_vfs::{
     FallocateMode, FileKind, FileSystem, FsError, Ino, NewNode, OpenMode, ROOT_INO, RenameMode, SYSTEM, SetAttr,
@@ -51,14 +51,14 @@ fn a_spread_covers_all_pages_and_little_else() {
                     pages.retain(|&page| page < first);
                 }
                 _ => {
-                    let known: Vec<u32> = pages.range(first..far).map(|&page| page as u32).collect();
+                    let known: Vec<Lblk> = pages.range(first..far).map(|&page| Lblk::at(page)).collect();
                     spread.learn((first, far), &known, &budget);
                 }
             }
             assert!(pages.iter().all(|&page| covers(&spread, page)));
             assert!(budget.dram_bytes() <= budget.most_bytes);
         }
-        let all: Vec<u32> = pages.iter().map(|&page| page as u32).collect();
+        let all: Vec<Lblk> = pages.iter().map(|&page| Lblk::at(page)).collect();
         spread.learn((0, LBLK_END), &all, &budget);
         if seed % 2 == 0 {
             let most = (all.len() as u64 + 1) * (GAP + 1);
@@ -145,7 +145,7 @@ fn set_size(engine: &Engine, ino: Ino, size: u64) -> ferrite_vfs::Result<()> {
 fn walked(core: &Core, ino: u32) -> BTreeSet<u64> {
     let mut pages = BTreeSet::new();
     core.map.for_each(&mut |entry| {
-        if entry.ino == ino {
+        if entry.ino == Inum::new(ino) {
             pages.insert(u64::from(entry.lblk));
         }
         true
@@ -169,21 +169,21 @@ fn check_coverage(core: &Core, what: &str) {
 /// Listings and searches of one file find the same as a walk of everything.
 fn check_listing(engine: &Engine, ino: u32, random: &mut StdRng, what: &str) {
     let core = engine.core();
-    let mem = core.inodes.get(ino);
+    let mem = core.inodes.get(Inum::new(ino));
     let file = engine.open(SYSTEM, u64::from(ino), OpenMode::read_only()).unwrap();
     let pages = walked(core, ino);
     let _lock = mem.read();
-    let inode = core.load(ino);
+    let inode = core.load(Inum::new(ino));
     for first in [0, random.random_range(0..20_000), random.random_range(0..LBLK_END)] {
         let listed = cut::mapped_pages(core, &mem, &inode, first);
-        let expected: Vec<u32> = pages.range(first..).map(|&page| page as u32).collect();
+        let expected: Vec<Lblk> = pages.range(first..).map(|&page| Lblk::at(page)).collect();
         assert_eq!(listed, expected, "{what}: inode {ino} from {first}");
     }
     drop(_lock);
     let size = inode.size();
     let offset = random.random_range(0..size.max(1) * 9 / 8 + 1);
     let holds_data = |&page: &u64| {
-        let word = core.map.get(PageId::new(ino, page as u32));
+        let word = core.map.get(PageId::from_raw(ino, page as u32));
         !word.is_hole() && !word.is_unwritten()
     };
     let (from, end) = (offset / BLOCK_BYTES, lblks(size));
@@ -310,7 +310,7 @@ fn searches_learn_beside_writers() {
         let ino = engine.mknod(SYSTEM, ROOT_INO, b"a", &NODE).unwrap().ino;
         let file = engine.open(SYSTEM, ino, OpenMode::read_write()).unwrap();
         let core = engine.core();
-        let mem = core.inodes.get(ino as u32);
+        let mem = core.inodes.get(Inum::new(ino as u32));
         for seed in 0..12 {
             println!("{mapping}, seed {seed}");
             set_size(&engine, ino, 1 << 40).unwrap();
@@ -372,7 +372,7 @@ impl FileMap for Counting {
         self.inner.prefetch(PageId::new(ino, lblk), to_store);
     }
 
-    fn alloc_page(&self, tx: &mut dyn MapTx, PageId { ino, lblk }: PageId) -> Result<u32, MapError> {
+    fn alloc_page(&self, tx: &mut dyn MapTx, PageId { ino, lblk }: PageId) -> Result<BlockNo, MapError> {
         self.count(1);
         self.inner.alloc_page(tx, PageId::new(ino, lblk))
     }
@@ -396,7 +396,7 @@ impl FileMap for Counting {
         self.inner.remove(tx, PageId::new(ino, lblk))
     }
 
-    fn release(&self, slot: u32) -> bool {
+    fn release(&self, slot: SlotNo) -> bool {
         self.inner.release(slot)
     }
 
@@ -409,7 +409,7 @@ impl FileMap for Counting {
     }
 
     /// The shorter of range and table; for a tree, the entries it visits.
-    fn for_range(&self, ino: u32, first: u32, end: u64, visit: &mut dyn FnMut(MapEntry) -> bool) {
+    fn for_range(&self, ino: Inum, first: Lblk, end: u64, visit: &mut dyn FnMut(MapEntry) -> bool) {
         let (slots, _) = self.inner.slots();
         self.count((end - u64::from(first)).min(slots));
         self.inner.for_range(ino, first, end, &mut |entry| {
@@ -429,7 +429,7 @@ impl FileMap for Counting {
     fn check(
         &self,
         visit: &mut dyn FnMut(MapEntry),
-        node: &mut dyn FnMut(u32),
+        node: &mut dyn FnMut(BlockNo),
         broken: &mut dyn FnMut(ferrite_map::Broken),
     ) {
         self.inner.check(visit, node, broken);

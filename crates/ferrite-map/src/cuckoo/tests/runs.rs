@@ -15,9 +15,9 @@ fn straight_file(pages: u32) -> Bed<Cuckoo> {
     let bed = Bed::<Cuckoo>::new(2000, 5);
     let mut tx = bed.tx();
     for lblk in 0..pages {
-        let block = bed.map.alloc_page(&mut tx, PageId::new(INO, lblk)).expect("room");
+        let block = bed.map.alloc_page(&mut tx, PageId::from_raw(INO, lblk)).expect("room");
         bed.map
-            .insert(&mut tx, PageId::new(INO, lblk), PageWord::new(block, 0))
+            .insert(&mut tx, PageId::from_raw(INO, lblk), PageWord::new(block, 0))
             .expect("room");
     }
     tx.commit(&bed.region);
@@ -26,20 +26,24 @@ fn straight_file(pages: u32) -> Bed<Cuckoo> {
 
 fn replace(bed: &Bed<Cuckoo>, lblk: u32, word: PageWord) {
     let mut tx = bed.tx();
-    bed.map.replace(&mut tx, PageId::new(INO, lblk), word).expect("mapped");
+    bed.map
+        .replace(&mut tx, PageId::from_raw(INO, lblk), word)
+        .expect("mapped");
     tx.commit(&bed.region);
 }
 
 fn get_many(bed: &Bed<Cuckoo>, lblk: u32, count: usize, cache: &TransCache) -> Vec<PageWord> {
     let mut words = vec![PageWord(u64::MAX); count];
-    bed.map.get_many(PageId::new(INO, lblk), &mut words, cache);
+    bed.map.get_many(PageId::from_raw(INO, lblk), &mut words, cache);
     words
 }
 
 /// Compares all lookups of several pages with single ones, and checks the invariants of ranges.
 fn assert_true_runs(bed: &Bed<Cuckoo>, pages: u32) {
     assert_eq!(faults(&bed.map), []);
-    let single: Vec<PageWord> = (0..pages).map(|lblk| bed.map.get(PageId::new(INO, lblk))).collect();
+    let single: Vec<PageWord> = (0..pages)
+        .map(|lblk| bed.map.get(PageId::from_raw(INO, lblk)))
+        .collect();
     for first in 0..pages {
         // As from a file that was just opened, and as from one that had no runs so far.
         for hint in [0, NO_RUN] {
@@ -107,7 +111,7 @@ fn a_run_has_an_end() {
             words
                 .iter()
                 .zip(first..)
-                .all(|(&word, lblk)| word == bed.map.get(PageId::new(INO, lblk)))
+                .all(|(&word, lblk)| word == bed.map.get(PageId::from_raw(INO, lblk)))
         );
     }
 }
@@ -118,9 +122,9 @@ fn a_run_has_an_end() {
 fn a_write_in_the_middle_ends_the_run() {
     let bed = straight_file(20);
     let mut tx = bed.tx();
-    let block = bed.map.alloc_page(&mut tx, PageId::new(INO, 8)).expect("room");
+    let block = bed.map.alloc_page(&mut tx, PageId::from_raw(INO, 8)).expect("room");
     bed.map
-        .replace(&mut tx, PageId::new(INO, 8), PageWord::new(block, 0))
+        .replace(&mut tx, PageId::from_raw(INO, 8), PageWord::new(block, 0))
         .expect("mapped");
     assert!(tx.words.len() <= 3, "{:?}", tx.words);
     tx.commit(&bed.region);
@@ -133,9 +137,9 @@ fn a_write_in_the_middle_ends_the_run() {
     // Writing the following pages in order makes a run of them.
     let mut tx = bed.tx();
     for lblk in 9..20 {
-        let block = bed.map.alloc_page(&mut tx, PageId::new(INO, lblk)).expect("room");
+        let block = bed.map.alloc_page(&mut tx, PageId::from_raw(INO, lblk)).expect("room");
         bed.map
-            .replace(&mut tx, PageId::new(INO, lblk), PageWord::new(block, 0))
+            .replace(&mut tx, PageId::from_raw(INO, lblk), PageWord::new(block, 0))
             .expect("mapped");
     }
     tx.commit(&bed.region);
@@ -148,7 +152,7 @@ fn a_write_in_the_middle_ends_the_run() {
 #[test]
 fn stale_followers_stay_out_until_they_are_written() {
     let bed = straight_file(10);
-    let old: Vec<PageWord> = (0..10).map(|lblk| bed.map.get(PageId::new(INO, lblk))).collect();
+    let old: Vec<PageWord> = (0..10).map(|lblk| bed.map.get(PageId::from_raw(INO, lblk))).collect();
     replace(&bed, 4, lone_word(&bed, 1));
     assert_eq!(range_of(&bed, 0), Range::head(3));
     // Page 4 comes back to where it was, as a fold or a copy may do: pages 5 to 9 would fit.
@@ -180,15 +184,15 @@ fn stale_followers_stay_out_until_they_are_written() {
 fn a_page_with_a_log_is_in_no_run() {
     for lblk in [0, 1, 5, 9] {
         let bed = straight_file(10);
-        let old = bed.map.get(PageId::new(INO, lblk));
+        let old = bed.map.get(PageId::from_raw(INO, lblk));
         let logged = PageWord::new(old.page(), 17);
         replace(&bed, lblk, logged);
         assert_eq!(range_of(&bed, lblk), Range::LONE);
         assert_true_runs(&bed, 10);
         // It is folded into another block, in place, and then a record brings the first block back.
-        let folded = PageWord::new(old.page() + 50, 0);
+        let folded = PageWord::new(old.page().plus(50), 0);
         bed.map
-            .swing(PageId::new(INO, lblk), logged, folded)
+            .swing(PageId::from_raw(INO, lblk), logged, folded)
             .expect("in no run");
         assert_true_runs(&bed, 10);
         replace(&bed, lblk, old);
@@ -196,7 +200,7 @@ fn a_page_with_a_log_is_in_no_run() {
     }
     let bed = Bed::<Cuckoo>::new(100, 5);
     for lblk in 0..10 {
-        let word = PageWord::new(bed.geometry.first_block + lblk, PageWord::UNWRITTEN);
+        let word = PageWord::new(bed.geometry.first_block.plus(lblk), PageWord::UNWRITTEN);
         bed.insert_word(INO, lblk, word).expect("room");
     }
     assert!((0..10).all(|lblk| range_of(&bed, lblk) == Range::LONE));
@@ -231,15 +235,21 @@ fn runs_stay_true_whatever_changes() {
             let first = rng.below(u64::from(PAGES)) as u32;
             let shift = rng.below(30) as u32;
             for lblk in first..(first + 1 + rng.below(12) as u32).min(PAGES) {
-                let is_mapped = bed.map.find_in(&tx, key_of(INO, lblk)).is_some();
+                let is_mapped = bed.map.find_in(&tx, PageId::from_raw(INO, lblk).key()).is_some();
                 // Blocks do not matter here, so pages may share them.
                 let log = if rng.below(8) == 0 { 5 } else { 0 };
-                let word = PageWord::new(bed.geometry.first_block + shift + lblk, log);
+                let word = PageWord::new(bed.geometry.first_block.plus(shift + lblk), log);
                 match (is_mapped, rng.below(6)) {
-                    (true, 0) => drop(bed.map.remove(&mut tx, PageId::new(INO, lblk))),
-                    (true, _) => bed.map.replace(&mut tx, PageId::new(INO, lblk), word).expect("mapped"),
+                    (true, 0) => drop(bed.map.remove(&mut tx, PageId::from_raw(INO, lblk))),
+                    (true, _) => bed
+                        .map
+                        .replace(&mut tx, PageId::from_raw(INO, lblk), word)
+                        .expect("mapped"),
                     (false, 0) => {}
-                    (false, _) => bed.map.insert(&mut tx, PageId::new(INO, lblk), word).expect("room"),
+                    (false, _) => bed
+                        .map
+                        .insert(&mut tx, PageId::from_raw(INO, lblk), word)
+                        .expect("room"),
                 }
             }
             if rng.below(6) == 0 {
@@ -247,10 +257,10 @@ fn runs_stay_true_whatever_changes() {
             }
             tx.commit(&bed.region);
             let lblk = rng.below(u64::from(PAGES)) as u32;
-            let word = bed.map.get(PageId::new(INO, lblk));
+            let word = bed.map.get(PageId::from_raw(INO, lblk));
             if rng.below(4) == 0 && word.log() != 0 {
-                let folded = PageWord::new(bed.geometry.first_block + rng.below(80) as u32, 0);
-                assert!(bed.map.swing(PageId::new(INO, lblk), word, folded).is_some());
+                let folded = PageWord::new(bed.geometry.first_block.plus(rng.below(80) as u32), 0);
+                assert!(bed.map.swing(PageId::from_raw(INO, lblk), word, folded).is_some());
             }
             assert_true_runs(&bed, PAGES + 2);
             // And through hints that are as old as the file.
@@ -259,7 +269,7 @@ fn runs_stay_true_whatever_changes() {
             while at < PAGES {
                 let words = get_many(&bed, at, step as usize, &cache);
                 let single: Vec<_> = (at..at + step)
-                    .map(|lblk| bed.map.get(PageId::new(INO, lblk)))
+                    .map(|lblk| bed.map.get(PageId::from_raw(INO, lblk)))
                     .collect();
                 assert_eq!(words, single);
                 at += step;
@@ -281,7 +291,7 @@ fn reads_in_order_remember_the_run() {
                 words
                     .iter()
                     .zip(at..)
-                    .all(|(&word, lblk)| word == bed.map.get(PageId::new(INO, lblk)))
+                    .all(|(&word, lblk)| word == bed.map.get(PageId::from_raw(INO, lblk)))
             );
         }
         assert_eq!(cache.hints[HINT_RUN].load(Ordering::Relaxed), head + 1);
@@ -295,16 +305,22 @@ fn reads_in_order_remember_the_run() {
     get_many(&bed, 0, 10, &cache);
     replace(&bed, 5, lone_word(&bed, 1));
     for lblk in 0..50 {
-        assert_eq!(get_many(&bed, lblk, 1, &cache), [bed.map.get(PageId::new(INO, lblk))]);
+        assert_eq!(
+            get_many(&bed, lblk, 1, &cache),
+            [bed.map.get(PageId::from_raw(INO, lblk))]
+        );
     }
     bed.remove(INO, 0, false);
     for lblk in 0..50 {
-        assert_eq!(get_many(&bed, lblk, 1, &cache), [bed.map.get(PageId::new(INO, lblk))]);
+        assert_eq!(
+            get_many(&bed, lblk, 1, &cache),
+            [bed.map.get(PageId::from_raw(INO, lblk))]
+        );
     }
     // Hints of another pool, or of none.
     for hint in [0, 6, 7, 8, u64::MAX, bed.map.buckets * NUMBERS + 1] {
         cache.hints[HINT_RUN].store(hint, Ordering::Relaxed);
-        assert_eq!(get_many(&bed, 20, 1, &cache), [bed.map.get(PageId::new(INO, 20))]);
+        assert_eq!(get_many(&bed, 20, 1, &cache), [bed.map.get(PageId::from_raw(INO, 20))]);
     }
 }
 
@@ -313,7 +329,7 @@ fn reads_in_order_remember_the_run() {
 fn a_reader_in_pieces_notices_a_run() {
     let bed = straight_file(40);
     let hint = |cache: &TransCache| cache.hints[HINT_RUN].load(Ordering::Relaxed);
-    let straight: Vec<PageWord> = (0..40).map(|lblk| bed.map.get(PageId::new(INO, lblk))).collect();
+    let straight: Vec<PageWord> = (0..40).map(|lblk| bed.map.get(PageId::from_raw(INO, lblk))).collect();
     for lblk in 0..40 {
         replace(&bed, lblk, lone_word(&bed, 39 - lblk));
     }
@@ -388,6 +404,6 @@ fn ranges_that_lie_are_found_and_cured() {
             assert!(rounds < 5, "hit {number} is never cured");
         }
         assert_true_runs(&bed, 12);
-        assert!((0..10).all(|lblk| !bed.map.get(PageId::new(INO, lblk)).is_hole()));
+        assert!((0..10).all(|lblk| !bed.map.get(PageId::from_raw(INO, lblk)).is_hole()));
     }
 }

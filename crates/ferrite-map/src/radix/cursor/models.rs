@@ -9,9 +9,9 @@
 use shuttle::sync::Arc;
 use shuttle::thread;
 
-use crate::TransCache;
 use crate::models::{holds, is_noticed};
 use crate::sync::{AtomicU64, Ordering::SeqCst};
+use crate::{BlockNo, Inum, Lblk, TransCache};
 
 const INO: u32 = 5;
 const PAGE: u32 = 700;
@@ -47,8 +47,8 @@ struct File {
 impl File {
     fn look_up(&self) -> u64 {
         let before = self.epoch.load(SeqCst);
-        if let Some(leaf) = self.cache.leaf(INO, PAGE, before) {
-            let word = self.blocks[leaf as usize].load(SeqCst);
+        if let Some(leaf) = self.cache.leaf(Inum::new(INO), Lblk::new(PAGE), before) {
+            let word = self.blocks[leaf.index()].load(SeqCst);
             let same = self.flaw == Flaw::NoSecondLook || self.epoch.load(SeqCst) == before;
             if same && word != 0 {
                 return word;
@@ -63,7 +63,8 @@ impl File {
             Flaw::EpochOfTheEnd => self.epoch.load(SeqCst),
             _ => before,
         };
-        self.cache.put_leaf(INO, PAGE, leaf as u32, found);
+        self.cache
+            .put_leaf(Inum::new(INO), Lblk::new(PAGE), BlockNo::new(leaf as u32), found);
         word
     }
 

@@ -4,15 +4,16 @@
 use super::wiped::{number, repaired, tree};
 use super::*;
 use crate::format::inode::INLINE_BYTES;
+use ferrite_map::{Inum, SlotNo};
 
 /// An image with one inode changed, whose checksum fits.
 fn with_inode(image: &[u8], ino: Ino, change: impl FnOnce(&mut Inode)) -> Vec<u8> {
     let region = Region::from_image(image).unwrap();
     let superblock = Superblock::find(&region).unwrap();
-    let offset = superblock.inode_offset(ino as u32);
+    let offset = superblock.inode_offset(Inum::new(ino as u32));
     let mut inode = Inode::load(&region, offset);
     change(&mut inode);
-    inode.set_crc(inode.checksum(ino as u32));
+    inode.set_crc(inode.checksum(Inum::new(ino as u32)));
     for (at, word) in (offset..).step_by(8).zip(inode.words) {
         region.store(at, word);
     }
@@ -126,12 +127,13 @@ fn a_second_key_with_the_same_word_is_told_as_one() {
     map.load(1, &|_| {}).unwrap();
     let keys = map.hashed_keys().unwrap();
     let (_, ino) = file_of(&sound, 20_000);
-    let word = map.get(PageId::new(ino as u32, 1));
-    let slot = keys.slot_of(PageId::new(ino as u32, 1)).unwrap();
-    let free = (slot + 1..superblock.map_slots)
+    let word = map.get(PageId::from_raw(ino as u32, 1));
+    let slot = keys.slot_of(PageId::from_raw(ino as u32, 1)).unwrap();
+    let free = (u64::from(slot) + 1..superblock.map_slots)
+        .map(SlotNo::at)
         .find(|&other| region.load(keys.offsets(other).0) == 0)
         .unwrap();
-    region.store(keys.offsets(free).0, keys.key(PageId::new(ino as u32, 1)));
+    region.store(keys.offsets(free).0, keys.key(PageId::from_raw(ino as u32, 1)));
     region.store(keys.offsets(free).1, word.0);
     let image = image_of(&region);
     let told = format!("page 1 of inode {ino} is mapped twice");

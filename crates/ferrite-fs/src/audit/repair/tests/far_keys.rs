@@ -5,8 +5,8 @@
 use super::wiped::{number, repaired, tree};
 use super::*;
 use crate::format::layout::FEATURE_KEYS_IN_REACH;
-use ferrite_map::PageId;
 use ferrite_map::hashfs::HashFs;
+use ferrite_map::{Inum, PageId, SlotNo};
 
 /// Of a pool large enough for a key to be out of reach.
 const LARGE_BYTES: u64 = 24 << 20;
@@ -36,14 +36,14 @@ fn pool_with_far_key(old: bool, data_checksum: bool) -> Vec<u8> {
     }
     let ino = engine.lookup(SYSTEM, ROOT_INO, b"far").unwrap().ino as u32;
     let map = engine.core().map.hashed_keys().unwrap();
-    let slot = map.slot_of(PageId::new(ino, 1)).unwrap();
+    let slot = map.slot_of(PageId::from_raw(ino, 1)).unwrap();
     let moved = (0..superblock.map_slots)
         .find(|&slot| {
-            let is_free = engine.core().region.load(map.offsets(slot).0) == 0;
-            is_free && map.distance(PageId::new(ino, 1), slot) == HashFs::DISTANCE_MAX + 3
+            let is_free = engine.core().region.load(map.offsets(SlotNo::new(slot as u32)).0) == 0;
+            is_free && map.distance(PageId::from_raw(ino, 1), SlotNo::new(slot as u32)) == HashFs::DISTANCE_MAX + 3
         })
         .unwrap();
-    let (from, to) = (map.offsets(slot), map.offsets(moved));
+    let (from, to) = (map.offsets(slot), map.offsets(SlotNo::new(moved as u32)));
     engine.unmount().unwrap();
     let mut image = image_of(&engine.core().region);
     let mut put = |offset: u64, bytes: &[u8]| image[offset as usize..][..bytes.len()].copy_from_slice(bytes);
@@ -93,7 +93,7 @@ fn an_old_pool_with_a_far_key_mounts_reads_and_repairs_without_loss() {
         // Something else is damaged: the repair leaves the far key alone.
         let mut harmed = image.clone();
         let superblock = Superblock::find(&Region::from_image(&image).unwrap()).unwrap();
-        harmed[superblock.inode_offset(number(&image, "/near") as u32) as usize + 24] ^= 1;
+        harmed[superblock.inode_offset(Inum::new(number(&image, "/near") as u32)) as usize + 24] ^= 1;
         let (mended, report) = repaired(&harmed);
         assert!(report.quarantined.len() == 1, "{report:?}");
         assert_eq!(tree(&mended)["/far"], CONTENT);

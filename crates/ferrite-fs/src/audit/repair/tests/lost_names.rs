@@ -1,6 +1,6 @@
 //! Names that are gone, and names that only the mapping has lost: what a repair calls a loss, and what it puts back.
 
-use ferrite_map::PageWord;
+use ferrite_map::{Inum, PageWord};
 
 use super::wiped::{number, repaired, tree};
 use super::*;
@@ -65,7 +65,7 @@ fn erase(image: &mut [u8], path: &str, with_slot: bool) {
     let (parent, name) = path.rsplit_once('/').unwrap();
     let names = NameTable::new(region, &superblock);
     names.load();
-    let key = names.key(number(image, parent) as u32, name.as_bytes());
+    let key = names.key(Inum::new(number(image, parent) as u32), name.as_bytes());
     let found = names.find(&key).unwrap().unwrap();
     let len = dentry::entry_bytes(name.as_bytes());
     set(image, found.entry_offset, dentry::free_word(len));
@@ -77,10 +77,10 @@ fn erase(image: &mut [u8], path: &str, with_slot: bool) {
 /// Puts another count into an inode.
 fn recount(image: &mut [u8], ino: Ino, change: impl Fn(&mut Inode)) {
     let region = Region::from_image(image).unwrap();
-    let offset = Superblock::find(&region).unwrap().inode_offset(ino as u32);
+    let offset = Superblock::find(&region).unwrap().inode_offset(Inum::new(ino as u32));
     let mut inode = Inode::load(&region, offset);
     change(&mut inode);
-    inode.set_crc(inode.checksum(ino as u32));
+    inode.set_crc(inode.checksum(Inum::new(ino as u32)));
     for (index, &word) in inode.words.iter().enumerate() {
         set(image, offset + index as u64 * 8, word);
     }

@@ -5,6 +5,7 @@ use super::*;
 use crate::audit::boot::boot_id;
 use crate::format::layout::{CONTROL_BOOT, CONTROL_STATE, STATE_IN_USE};
 use crate::{FsckOptions, fsck_with, repair_with};
+use ferrite_map::Inum;
 
 /// A damaged image, repaired; it has to be sound then. Returns what was done as well.
 pub(super) fn repaired(image: &[u8]) -> (Vec<u8>, crate::RepairReport) {
@@ -25,7 +26,7 @@ pub(super) fn tree(image: &[u8]) -> BTreeMap<String, Vec<u8>> {
 
 fn inode_range(image: &[u8], ino: Ino) -> Range<usize> {
     let superblock = Superblock::find(&Region::from_image(image).unwrap()).unwrap();
-    let at = superblock.inode_offset(ino as u32) as usize;
+    let at = superblock.inode_offset(Inum::new(ino as u32)) as usize;
     at..at + INODE_BYTES as usize
 }
 
