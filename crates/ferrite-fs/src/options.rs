@@ -143,6 +143,9 @@ pub struct MountOptions {
     pub fold_read_entries: u32,
     /// No page logs: every unaligned write copies its page, as NOVA does. For comparison.
     pub cow_only: bool,
+    /// Files that had lost their last name but were open when the pool was last used stay until
+    /// [`ferrite_vfs::FileSystem::drop_orphans`], so that a server's clients find them again.
+    pub keep_orphans: bool,
     /// See [`MountOptions::forward_scan`].
     pub(crate) forward_scan: bool,
 }
@@ -160,12 +163,20 @@ impl Default for MountOptions {
             clean_high_percent: 10,
             fold_read_entries: 4,
             cow_only: false,
+            keep_orphans: false,
             forward_scan: false,
         }
     }
 }
 
 impl MountOptions {
+    /// Whether files without names stay until [`ferrite_vfs::FileSystem::drop_orphans`]; by default a mount frees them.
+    #[must_use]
+    pub fn keep_orphans(mut self, keep: bool) -> MountOptions {
+        self.keep_orphans = keep;
+        self
+    }
+
     /// Whether to refuse changes and write nothing; by default changes are allowed.
     #[must_use]
     pub fn read_only(mut self, read_only: bool) -> MountOptions {

@@ -67,11 +67,13 @@ pub enum Flaw {
     MarkWithoutFence,
     /// Recovery verifies only the first data item of a record.
     FirstDataOnly,
+    /// The outcome of a change with a token gets a record of its own.
+    OutcomeOutsideRecord,
 }
 
 impl Flaw {
     /// All of them.
-    pub const ALL: [Flaw; 27] = [
+    pub const ALL: [Flaw; 28] = [
         Flaw::CommitWithoutFence,
         Flaw::WordsBeforeRecord,
         Flaw::MarkBeforeWords,
@@ -99,17 +101,19 @@ impl Flaw {
         Flaw::MoveForgetsFloor,
         Flaw::MarkWithoutFence,
         Flaw::FirstDataOnly,
+        Flaw::OutcomeOutsideRecord,
     ];
 
     /// The name of the test that finds the mistake, if the explorer is not expected to; else `None`.
     ///
     /// A fold without a new version harms only concurrent readers, and leaves no image that could show it. The mark
     /// advances right after a move of entries, so a forgotten floor does harm only if a second thread commits at that
-    /// moment.
+    /// moment. An outcome matters only to a client that sends again, which the explorer's programs do not.
     pub fn own_test(self) -> Option<&'static str> {
         match self {
             Flaw::FoldUnannounced => Some("a_fold_is_news_to_readers"),
             Flaw::MoveForgetsFloor => Some("records_after_a_move_have_higher_numbers"),
+            Flaw::OutcomeOutsideRecord => Some("a_change_whose_outcome_is_not_in_its_record_happens_twice"),
             _ => None,
         }
     }

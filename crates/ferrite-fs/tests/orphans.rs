@@ -3,12 +3,12 @@
 
 mod common;
 
-use std::sync::Barrier;
+use std::sync::{Arc, Barrier};
 
-use common::{image_of, make, options};
+use common::{empty_pool, image_of, make, options};
 use ferrite_fs::{Engine, MkfsOptions, MountOptions, fsck, mkfs};
-use ferrite_pm::{Access, Region};
-use ferrite_vfs::{FileSystem, Ino, OpenMode, ROOT_INO, RenameMode, SYSTEM};
+use ferrite_pm::{Access, Recorder, Region};
+use ferrite_vfs::{FileSystem, FsError, Ino, OpenMode, ROOT_INO, RenameMode, SYSTEM};
 
 const POOL_BYTES: u64 = 16 << 20;
 
@@ -109,4 +109,48 @@ fn who_is_open_and_has_no_name_is_counted_until_it_is_closed() {
     drop(file);
     assert_eq!(engine.info().orphans, 0);
     engine.unmount().unwrap();
+}
+
+/// A server that is restarted gives its clients time to find the files that they had open; then the rest go.
+#[test]
+fn files_without_names_stay_over_a_restart_until_they_are_dropped() {
+    let empty = empty_pool(POOL_BYTES, &small());
+    let recorder = Recorder::new(empty.clone());
+    let mut region = Region::from_image(&empty).unwrap();
+    region.attach_recorder(Arc::clone(&recorder));
+    let keeping = quiet().keep_orphans(true);
+    let engine = Engine::mount(region, &keeping).unwrap();
+    let before = engine.statfs(SYSTEM).unwrap().inodes_free;
+    let files = ["wanted", "forgotten"].map(|name| {
+        let ino = make(&engine, ROOT_INO, name);
+        let file = engine.open(SYSTEM, ino, OpenMode::read_write()).unwrap();
+        file.write_at(SYSTEM, 0, name.as_bytes()).unwrap();
+        engine.unlink(SYSTEM, ROOT_INO, name.as_bytes()).unwrap();
+        let generation = file.getattr(SYSTEM).unwrap().generation;
+        (ino, generation, file)
+    });
+    let image = recorder.log().final_image();
+    let mount = || Engine::mount(Region::from_image(&image).unwrap(), &keeping).unwrap();
+    // Crashed twice before anybody came back.
+    drop(mount());
+    let again = mount();
+    assert_eq!(again.info().orphans, 2);
+    let (ino, generation, _) = &files[0];
+    again.pin(SYSTEM, *ino, *generation).unwrap();
+    let file = again.open(SYSTEM, *ino, OpenMode::read_only()).unwrap();
+    again.drop_orphans(SYSTEM).unwrap();
+    assert_eq!(again.info().orphans, 1);
+    assert_eq!(again.getattr(SYSTEM, files[1].0), Err(FsError::Stale));
+    let mut content = [0; 6];
+    assert_eq!(file.read_at(SYSTEM, 0, &mut content), Ok(6));
+    assert_eq!(&content, b"wanted");
+    drop(file);
+    again.unpin(SYSTEM, *ino, 1);
+    assert_eq!(
+        (again.info().orphans, again.statfs(SYSTEM).unwrap().inodes_free),
+        (0, before)
+    );
+    // Not asked, a mount frees them.
+    let plain = Engine::mount(Region::from_image(&image).unwrap(), &quiet()).unwrap();
+    assert_eq!(plain.info().orphans, 0);
 }

@@ -6,6 +6,8 @@
 use std::fmt;
 use std::sync::Arc;
 
+use crate::Once;
+
 /// The supplementary groups of a caller.
 #[derive(Clone, Default)]
 pub enum Groups {
@@ -101,6 +103,8 @@ pub struct Ctx {
     /// Each inode whose attributes a call that takes a name returns comes pinned, as by [`crate::FileSystem::pin`]
     /// (the root, which is never freed, does not). It is pinned before anything can remove the name again.
     pub pins: bool,
+    /// The change that the call asks for happens once, however often the call is repeated with this token.
+    pub once: Option<Once>,
 }
 
 /// An operation by the program itself: as root, unchecked.
@@ -108,6 +112,7 @@ pub const SYSTEM: &Ctx = &Ctx {
     cred: Cred::root(),
     check: false,
     pins: false,
+    once: None,
 };
 
 impl Ctx {
@@ -117,6 +122,7 @@ impl Ctx {
             cred,
             check: true,
             pins: false,
+            once: None,
         }
     }
 
@@ -126,12 +132,21 @@ impl Ctx {
             cred,
             check: false,
             pins: false,
+            once: None,
         }
     }
 
     /// The same, with [`Self::pins`].
     pub fn pinning(self) -> Ctx {
         Ctx { pins: true, ..self }
+    }
+
+    /// The same, for a change that carries this token.
+    pub fn once(self, once: Once) -> Ctx {
+        Ctx {
+            once: Some(once),
+            ..self
+        }
     }
 
     /// Whether a change of content by this caller clears setuid and setgid.

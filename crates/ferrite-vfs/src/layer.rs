@@ -72,6 +72,7 @@ layer! {
     setxattr(ctx: &Ctx, ino: Ino, name: &[u8], value: &[u8], mode: XattrMode) -> Result<()>;
     listxattr(ctx: &Ctx, ino: Ino) -> Result<Vec<Vec<u8>>>;
     removexattr(ctx: &Ctx, ino: Ino, name: &[u8]) -> Result<()>;
+    drop_orphans(ctx: &Ctx) -> Result<()>;
     sync(ctx: &Ctx) -> Result<()>;
 }
 

@@ -385,6 +385,8 @@ pub struct Limits {
     pub durable_operations: bool,
     /// Calls may wait for a device or a network, so they should not run on a thread that serves others.
     pub may_block: bool,
+    /// Tokens it keeps outcomes for ([`crate::Once`]); 0: it takes none.
+    pub once_slots: u32,
     /// How long a cache may trust an answer without asking again. [`Duration::MAX`]: nobody else changes anything.
     pub trust: Duration,
 }
@@ -399,6 +401,7 @@ impl Limits {
             durability,
             durable_operations: true,
             may_block: false,
+            once_slots: 0,
             trust: Duration::MAX,
         }
     }

@@ -18,7 +18,7 @@ use crate::audit::owner::{MAYBE_COPIED, may_be_live_copy};
 use crate::audit::rewrite;
 use crate::audit::rules::dirs::Header;
 use crate::audit::rules::logs::Met;
-use crate::audit::rules::{View, dirs, inodes, links, logs, names, pages, superblock};
+use crate::audit::rules::{View, dirs, inodes, links, logs, names, outcomes, pages, superblock};
 use crate::audit::wrong::{BlockWrong, EntryWrong, PageWrong, Wrong};
 use crate::error::EngineError;
 use crate::format::dentry::Entry;
@@ -144,6 +144,7 @@ pub(crate) fn check(
     check.directories(&mut report, progress);
     check.name_table(report.entries);
     check.link_counts(progress);
+    outcomes::damaged(&check.region, &check.superblock).for_each(|wrong| check.find(&wrong));
     if options.data {
         check.data(report.pages, progress);
     }

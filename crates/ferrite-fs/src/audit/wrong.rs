@@ -84,6 +84,8 @@ pub(crate) enum Wrong {
     TwoOwners { block: BlockNo },
     /// The data of a page.
     Data { what: String },
+    /// The outcome of the last change of a slot of tokens.
+    Outcome { slot: u32 },
 }
 
 /// What is wrong with a mapped page.
@@ -197,6 +199,7 @@ impl Wrong {
             Wrong::NameCount { .. } | Wrong::Slot { .. } | Wrong::SlotCount { .. } | Wrong::NamedAndFree { .. } => {
                 "names"
             }
+            Wrong::Outcome { .. } => "outcomes",
             Wrong::LinkCount { .. } | Wrong::Unreachable { .. } | Wrong::NoName { .. } => "links",
             Wrong::Data { .. } => "data",
         }
@@ -287,6 +290,7 @@ impl fmt::Display for Wrong {
                 write!(to, "directory {dir}: counts {counted} entries, names lead to {led}")
             }
             Wrong::Slot { number, what } => write!(to, "name slot {number}: {what}"),
+            Wrong::Outcome { slot } => write!(to, "slot {slot}: damaged"),
             Wrong::SlotCount { slots, entries } => write!(to, "{slots} name slots for {entries} entries"),
             Wrong::NamedAndFree { ino, dir } => {
                 write!(to, "inode {ino}: looks free, but has a name in directory {dir}")

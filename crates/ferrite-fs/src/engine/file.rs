@@ -12,7 +12,8 @@ use crate::cache::inodes::InodeMem;
 use crate::file::read::Reader;
 use crate::file::{reserve, write};
 use crate::pool::core::Core;
-use crate::tree::{attr, remove};
+use crate::tree::attr::{self, Through};
+use crate::tree::remove;
 
 /// An open file of the engine.
 pub(crate) struct PmFile {
@@ -65,7 +66,9 @@ impl OpenFile for PmFile {
             return Err(FsError::Invalid(BadArgument::NotWritable));
         }
         let core = self.core();
-        core.told(attr::setattr(core, ctx, u64::from(self.inode.ino), set, true))
+        let ino = u64::from(self.inode.ino);
+        let change = || core.told(attr::setattr(core, ctx, ino, set, Through::Handle));
+        self.engine.once(ctx, change)
     }
 
     fn read_at(&self, _: &Ctx, offset: u64, buf: &mut [u8]) -> Result<usize> {
@@ -79,13 +82,15 @@ impl OpenFile for PmFile {
             return Ok((self.getattr(ctx)?.size, 0));
         }
         let core = self.core();
-        core.told(write::write(core, ctx, &self.inode, mode, data))
+        self.engine
+            .once(ctx, || core.told(write::write(core, ctx, &self.inode, mode, data)))
     }
 
     fn fallocate(&self, ctx: &Ctx, mode: FallocateMode, offset: u64, len: u64) -> Result<()> {
         self.check_open(self.mode.write)?;
         let core = self.core();
-        core.told(reserve::fallocate(core, ctx, &self.inode, mode, (offset, len)))
+        let change = || core.told(reserve::fallocate(core, ctx, &self.inode, mode, (offset, len)));
+        self.engine.once(ctx, change)
     }
 
     fn seek_data(&self, _: &Ctx, offset: u64) -> Result<u64> {

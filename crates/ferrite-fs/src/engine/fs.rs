@@ -10,37 +10,66 @@ use ferrite_vfs::{
 
 use super::file::PmFile;
 use super::handle::Engine;
-use crate::cache::inodes::InodeMem;
 use crate::file::atime::touch_atime;
 use crate::file::write::ATOMIC_BYTES;
 use crate::format::layout::{BLOCK_BYTES, MAX_FILE_BYTES};
+use crate::tree::attr::{self, Through};
 use crate::tree::lookup::{lookup, pin};
-use crate::tree::{attr, create, dir, open, permission, plus, remove, rename, xattr};
+use crate::tree::open::{self, Taken};
+use crate::tree::{create, dir, permission, plus, remove, rename, xattr};
 
 impl Engine {
     fn make(&self, ctx: &Ctx, parent: Ino, name: &[u8], new: &create::New<'_>) -> Result<Attr> {
         let core = self.core();
-        core.told(create::create(core, ctx, parent, name, new, false))
-            .map(|(_, attr)| attr)
+        self.once(ctx, || {
+            let made = core.told(create::create(core, ctx, parent, name, new, false))?;
+            Ok(made.1)
+        })
     }
 
-    /// The handle of an inode that is pinned for it.
-    fn opened(&self, ctx: &Ctx, inode: Arc<InodeMem>, mode: OpenMode) -> Result<Arc<dyn OpenFile>> {
-        let ino = u64::from(inode.ino);
-        // From here on the handle owns the pin.
-        let file = PmFile::new(self.clone(), inode, mode);
-        if mode.truncate {
-            let set = SetAttr {
-                size: Some(0),
-                kill_priv: ctx.kills_priv(),
-                ..SetAttr::default()
-            };
-            // The permission was checked at open.
-            let allowed = Ctx::trusted(ctx.cred.clone());
-            self.core()
-                .told(attr::setattr(self.core(), &allowed, ino, &set, true))?;
+    /// Truncates a file that is being opened; the permission was checked.
+    fn truncate(&self, ctx: &Ctx, ino: Ino) -> Result<Attr> {
+        let set = SetAttr {
+            size: Some(0),
+            kill_priv: ctx.kills_priv(),
+            ..SetAttr::default()
+        };
+        let allowed = Ctx {
+            check: false,
+            ..ctx.clone()
+        };
+        attr::setattr(self.core(), &allowed, ino, &set, Through::Opening)
+    }
+
+    fn take(&self, ctx: &Ctx, parent: Ino, name: &[u8], new: &NewFile) -> Result<Taken> {
+        let core = self.core();
+        let mut taken = open::create(core, ctx, parent, name, new)?;
+        if new.open.truncate && !taken.created {
+            match self.truncate(ctx, taken.attr.ino) {
+                Ok(attr) => taken.attr = attr,
+                Err(error) => {
+                    remove::unpin(core, &taken.inode, 1 + u64::from(ctx.pins));
+                    return Err(error);
+                }
+            }
         }
-        Ok(Arc::new(file))
+        Ok(taken)
+    }
+
+    fn take_existing(&self, ctx: &Ctx, ino: Ino, mode: OpenMode) -> Result<Taken> {
+        let core = self.core();
+        let inode = core.inode(ino)?;
+        let mut attr = open::pin(core, ctx, &inode, mode)?;
+        if mode.truncate {
+            attr = self
+                .truncate(ctx, ino)
+                .inspect_err(|_| remove::unpin(core, &inode, 1))?;
+        }
+        Ok(Taken {
+            inode,
+            attr,
+            created: false,
+        })
     }
 }
 
@@ -54,6 +83,7 @@ impl FileSystem for Engine {
             Medium::File | Medium::Dax => Durability::Power,
         };
         let mut limits = Limits::local(ATOMIC_BYTES as u64, MAX_FILE_BYTES, durability);
+        limits.once_slots = core.superblock.once_slots as u32;
         limits.may_block = core.region.medium() == Medium::File;
         limits
     }
@@ -99,7 +129,8 @@ impl FileSystem for Engine {
     }
 
     fn setattr(&self, ctx: &Ctx, ino: Ino, set: &SetAttr) -> Result<Attr> {
-        self.core().told(attr::setattr(self.core(), ctx, ino, set, false))
+        let core = self.core();
+        self.once(ctx, || core.told(attr::setattr(core, ctx, ino, set, Through::Inode)))
     }
 
     fn pin(&self, _: &Ctx, ino: Ino, generation: u32) -> Result<()> {
@@ -170,15 +201,18 @@ impl FileSystem for Engine {
     }
 
     fn link(&self, ctx: &Ctx, ino: Ino, parent: Ino, name: &[u8]) -> Result<Attr> {
-        self.core().told(create::link(self.core(), ctx, ino, parent, name))
+        let core = self.core();
+        self.once(ctx, || core.told(create::link(core, ctx, ino, parent, name)))
     }
 
     fn unlink(&self, ctx: &Ctx, parent: Ino, name: &[u8]) -> Result<()> {
-        self.core().told(remove::unlink(self.core(), ctx, parent, name, false))
+        let core = self.core();
+        self.once(ctx, || core.told(remove::unlink(core, ctx, parent, name, false)))
     }
 
     fn rmdir(&self, ctx: &Ctx, parent: Ino, name: &[u8]) -> Result<()> {
-        self.core().told(remove::unlink(self.core(), ctx, parent, name, true))
+        let core = self.core();
+        self.once(ctx, || core.told(remove::unlink(core, ctx, parent, name, true)))
     }
 
     fn rename(
@@ -191,7 +225,9 @@ impl FileSystem for Engine {
         mode: RenameMode,
     ) -> Result<()> {
         let core = self.core();
-        core.told(rename::rename(core, ctx, (parent, name), (new_parent, new_name), mode))
+        self.once(ctx, || {
+            core.told(rename::rename(core, ctx, (parent, name), (new_parent, new_name), mode))
+        })
     }
 
     fn readdir(&self, _: &Ctx, dir: Ino, cookie: u64, sink: &mut dyn FnMut(&DirEntry<'_>) -> bool) -> Result<()> {
@@ -219,36 +255,27 @@ impl FileSystem for Engine {
     }
 
     fn open(&self, ctx: &Ctx, ino: Ino, mode: OpenMode) -> Result<Arc<dyn OpenFile>> {
-        self.core().reading(|core| {
-            let inode = core.inode(ino)?;
-            open::pin(core, ctx, &inode, mode)?;
-            self.opened(ctx, inode, mode)
-        })
+        let taken = match mode.truncate {
+            // The handle has the only pin.
+            true => {
+                let unpinned = Ctx {
+                    pins: false,
+                    ..ctx.clone()
+                };
+                self.once(&unpinned, || self.core().told(self.take_existing(&unpinned, ino, mode)))?
+            }
+            false => self.core().reading(|_| self.take_existing(ctx, ino, mode))?,
+        };
+        Ok(Arc::new(PmFile::new(self.clone(), taken.inode, mode)))
     }
 
     fn create(&self, ctx: &Ctx, parent: Ino, name: &[u8], new: &NewFile) -> Result<Opened> {
         let core = self.core();
         core.check_readable()?;
-        let taken = core.told(open::create(core, ctx, parent, name, new))?;
-        let mode = match taken.created {
-            true => OpenMode {
-                truncate: false,
-                ..new.open
-            },
-            false => new.open,
-        };
-        let file = self.opened(ctx, taken.inode, mode).inspect_err(|_| {
-            if ctx.pins {
-                self.unpin(ctx, taken.attr.ino, 1);
-            }
-        })?;
-        let attr = match mode.truncate {
-            true => file.getattr(ctx)?,
-            false => taken.attr,
-        };
+        let taken = self.once(ctx, || core.told(self.take(ctx, parent, name, new)))?;
         Ok(Opened {
-            attr,
-            file,
+            attr: taken.attr,
+            file: Arc::new(PmFile::new(self.clone(), taken.inode, new.open)),
             created: taken.created,
         })
     }
@@ -258,7 +285,8 @@ impl FileSystem for Engine {
     }
 
     fn setxattr(&self, ctx: &Ctx, ino: Ino, name: &[u8], value: &[u8], mode: XattrMode) -> Result<()> {
-        self.core().told(xattr::set(self.core(), ctx, ino, name, value, mode))
+        let core = self.core();
+        self.once(ctx, || core.told(xattr::set(core, ctx, ino, name, value, mode)))
     }
 
     fn listxattr(&self, ctx: &Ctx, ino: Ino) -> Result<Vec<Vec<u8>>> {
@@ -266,7 +294,19 @@ impl FileSystem for Engine {
     }
 
     fn removexattr(&self, ctx: &Ctx, ino: Ino, name: &[u8]) -> Result<()> {
-        self.core().told(xattr::remove(self.core(), ctx, ino, name))
+        let core = self.core();
+        self.once(ctx, || core.told(xattr::remove(core, ctx, ino, name)))
+    }
+
+    fn drop_orphans(&self, _: &Ctx) -> Result<()> {
+        let core = self.core();
+        let mut kept = core.kept_orphans.lock();
+        while let Some(&ino) = kept.last() {
+            // Whoever holds one frees it with the last pin.
+            core.told(remove::free_orphan(core, &core.inodes.get(ino)))?;
+            kept.pop();
+        }
+        Ok(())
     }
 
     fn sync(&self, _: &Ctx) -> Result<()> {

@@ -9,6 +9,7 @@ use parking_lot::Mutex;
 
 use crate::cache::logged::Cause;
 use crate::engine::mount;
+use crate::engine::once::Slots;
 use crate::error::EngineError;
 use crate::format::layout::{CONTROL_STATE, STATE_CLEAN, Superblock};
 use crate::options::{MountOptions, PageDump, PoolInfo, ScrubReport};
@@ -32,6 +33,7 @@ pub struct Engine {
 
 struct Inner {
     core: Arc<Core>,
+    slots: Slots,
     /// Runs as long as the pool is mounted and may be changed.
     cleaner: Mutex<Option<Cleaner>>,
 }
@@ -52,6 +54,7 @@ impl Engine {
         };
         Ok(Engine {
             inner: Arc::new(Inner {
+                slots: Slots::new(core.superblock.once_slots),
                 core,
                 cleaner: Mutex::new(cleaner),
             }),
@@ -225,10 +228,16 @@ impl Engine {
     pub(crate) fn over(core: Core) -> Engine {
         Engine {
             inner: Arc::new(Inner {
+                slots: Slots::new(core.superblock.once_slots),
                 core: Arc::new(core),
                 cleaner: Mutex::new(None),
             }),
         }
+    }
+
+    /// The locks of the slots of tokens.
+    pub(super) fn slots(&self) -> &Slots {
+        &self.inner.slots
     }
 
     pub(crate) fn core(&self) -> &Core {

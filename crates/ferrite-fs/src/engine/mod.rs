@@ -9,6 +9,7 @@ mod handle;
 mod info;
 mod mkfs;
 mod mount;
+mod once;
 
 pub use handle::{Engine, identify, is_clean};
 pub use mkfs::{create, create_telling, mkfs};

@@ -146,6 +146,7 @@ pub(crate) fn mount(mut region: Region, options: &MountOptions) -> Result<Core, 
             boot,
             maybe_copied,
         },
+        kept_orphans: Mutex::default(),
         region,
         superblock,
         options,
@@ -249,6 +250,10 @@ fn finish_inode(core: &Core, ino: Inum) -> ferrite_vfs::Result<()> {
     }
     let mem = core.inodes.get(ino);
     if stored.nlink() == 0 {
+        if core.options.keep_orphans {
+            core.kept_orphans.lock().push(ino);
+            return Ok(());
+        }
         if planted(Flaw::OrphansForgotten) {
             return Ok(());
         }

@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use ferrite_map::{Lblk, PageId, PageWord};
-use ferrite_vfs::{BadArgument, Ctx, FallocateMode, FsError, Result, SpaceOf, posix};
+use ferrite_vfs::{BadArgument, Ctx, FallocateMode, FsError, Outcome, Result, SpaceOf, posix};
 
 use super::cut::{self, Stretch};
 use super::write;
@@ -27,7 +27,7 @@ const INSERT_WORDS: usize = 8;
 
 /// What the record that updates the times also sets.
 #[derive(Clone, Copy)]
-struct Outcome<'a> {
+struct Stamp<'a> {
     size: u64,
     /// Decides whether setuid and setgid are cleared.
     ctx: &'a Ctx,
@@ -69,11 +69,11 @@ pub(crate) fn fallocate(
             FallocateMode::ZeroRange { keep_size } | FallocateMode::Allocate { keep_size } => !keep_size,
         };
         let size = if grows { inode.size().max(end) } else { inode.size() };
-        let outcome = Outcome { size, ctx };
+        let becomes = Stamp { size, ctx };
         match mode {
-            FallocateMode::PunchHole => clear(core, mem, &mut inode, offset, end, outcome),
-            FallocateMode::ZeroRange { .. } => zero(core, mem, &mut inode, offset, end, outcome),
-            FallocateMode::Allocate { .. } => reserve(core, mem, &mut inode, offset, end, outcome),
+            FallocateMode::PunchHole => clear(core, mem, &mut inode, offset, end, becomes),
+            FallocateMode::ZeroRange { .. } => zero(core, mem, &mut inode, offset, end, becomes),
+            FallocateMode::Allocate { .. } => reserve(core, mem, &mut inode, offset, end, becomes),
         }
     })
 }
@@ -81,14 +81,7 @@ pub(crate) fn fallocate(
 /// Zeroes `offset..end` and keeps it allocated. Holes are reserved first, which is invisible; then one record makes
 /// all of the range unwritten and sets the size. A range of more pages than a record takes is instead punched out by
 /// an intent, with the size in its first record, and reserved again.
-fn zero(
-    core: &Core,
-    mem: &Arc<InodeMem>,
-    inode: &mut Inode,
-    offset: u64,
-    end: u64,
-    outcome: Outcome<'_>,
-) -> Result<()> {
+fn zero(core: &Core, mem: &Arc<InodeMem>, inode: &mut Inode, offset: u64, end: u64, becomes: Stamp<'_>) -> Result<()> {
     let mut reserved = Vec::new();
     if let Err(error) = reserve_pages(core, mem, inode, offset, end, &mut reserved) {
         give_back(core, mem, &reserved)?;
@@ -96,7 +89,7 @@ fn zero(
     }
     let stretch = Stretch::new(offset, end)?;
     if inode.is_inline() || stretch.end - stretch.first > PAGES_PER_RECORD {
-        clear(core, mem, inode, offset, end, outcome)?;
+        clear(core, mem, inode, offset, end, becomes)?;
         // The zeros are there; if another operation took the space just freed, that is no reason to report failure.
         let _ = reserve_pages(core, mem, inode, offset, end, &mut Vec::new());
         return Ok(());
@@ -124,18 +117,19 @@ fn zero(
             scan::free(core, &mut tx, PageId::new(mem.ino, Lblk::at(lblk)), word)?;
         }
     }
-    stamp(inode, outcome);
+    stamp(inode, becomes);
     tx.put_inode(mem.ino, inode);
+    tx.note_outcome(becomes.ctx, || Ok(Outcome::Done))?;
     tx.commit(&[mem])
 }
 
-fn stamp(inode: &mut Inode, outcome: Outcome<'_>) {
+fn stamp(inode: &mut Inode, becomes: Stamp<'_>) {
     let now = Core::now();
-    inode.set_size(outcome.size);
-    if outcome.ctx.kills_priv()
+    inode.set_size(becomes.size);
+    if becomes.ctx.kills_priv()
         && let Some(kind) = inode.kind()
     {
-        let mode = posix::kill_priv_by(&outcome.ctx.cred, kind, inode.permissions(), inode.gid());
+        let mode = posix::kill_priv_by(&becomes.ctx.cred, kind, inode.permissions(), inode.gid());
         inode.set_permissions(mode);
     }
     inode.set_mtime(now);
@@ -144,14 +138,7 @@ fn stamp(inode: &mut Inode, outcome: Outcome<'_>) {
 
 /// Makes `offset..end` read as zeros, freeing whole pages, and updates the times: one record, or an intent and the
 /// records that follow from it.
-fn clear(
-    core: &Core,
-    mem: &Arc<InodeMem>,
-    inode: &mut Inode,
-    offset: u64,
-    end: u64,
-    outcome: Outcome<'_>,
-) -> Result<()> {
+fn clear(core: &Core, mem: &Arc<InodeMem>, inode: &mut Inode, offset: u64, end: u64, becomes: Stamp<'_>) -> Result<()> {
     let mut tx = Tx::new(core);
     let mut later = None;
     if inode.is_inline() {
@@ -165,8 +152,9 @@ fn clear(
         }
         later = cut::punch(core, &mut tx, mem, inode, stretch.first, stretch.end)?;
     }
-    stamp(inode, outcome);
+    stamp(inode, becomes);
     tx.put_inode(mem.ino, inode);
+    tx.note_outcome(becomes.ctx, || Ok(Outcome::Done))?;
     tx.commit(&[mem])?;
     match later {
         Some(()) => cut::finish(core, mem, inode),
@@ -182,13 +170,14 @@ fn reserve(
     inode: &mut Inode,
     offset: u64,
     end: u64,
-    outcome: Outcome<'_>,
+    becomes: Stamp<'_>,
 ) -> Result<()> {
     let mut reserved = Vec::new();
     let result = reserve_pages(core, mem, inode, offset, end, &mut reserved).and_then(|()| {
-        stamp(inode, outcome);
+        stamp(inode, becomes);
         let mut tx = Tx::new(core);
         tx.put_inode(mem.ino, inode);
+        tx.note_outcome(becomes.ctx, || Ok(Outcome::Done))?;
         tx.commit(&[mem])
     });
     if result.is_err() {

@@ -7,7 +7,7 @@
 use std::sync::Arc;
 
 use ferrite_map::{BlockNo, Inum, Lblk, MapTx, PageId, PageWord, Resource};
-use ferrite_vfs::{Ctx, FsError, Position, Result, WriteMode, posix};
+use ferrite_vfs::{Ctx, FsError, Outcome, Position, Result, WriteMode, posix};
 
 use crate::cache::inodes::InodeMem;
 use crate::format::inode::{INLINE_BYTES, Inode};
@@ -39,6 +39,11 @@ pub(crate) fn write(core: &Core, ctx: &Ctx, mem: &Arc<InodeMem>, mode: WriteMode
         core.map.prefetch(PageId::new(mem.ino, lblk), true);
     }
     core.check_writable()?;
+    // A change with a token is one record, so that its outcome is certain.
+    let data = match ctx.once {
+        Some(_) => &data[..data.len().min(ATOMIC_BYTES)],
+        None => data,
+    };
     let mut done = 0;
     let mut start = None;
     for chunk in data.chunks(ATOMIC_BYTES) {
@@ -83,6 +88,12 @@ fn write_atomic(core: &Core, ctx: &Ctx, mem: &Arc<InodeMem>, mode: WriteMode, da
         new.set_permissions(posix::kill_priv_by(&ctx.cred, kind, new.permissions(), new.gid()));
     }
     let mut tx = Tx::new(core);
+    tx.note_outcome(ctx, || {
+        Ok(Outcome::Wrote {
+            offset,
+            len_bytes: data.len() as u64,
+        })
+    })?;
     if old.is_inline() && end <= INLINE_BYTES as u64 {
         new.write_inline(offset as usize, data);
     } else if !old.is_inline() && write_lone_part(core, &mut tx, mem.ino, (&old, &mut new), offset, data)? {

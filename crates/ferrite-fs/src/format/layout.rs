@@ -13,6 +13,7 @@ use ferrite_pm::Region;
 
 use crate::error::EngineError;
 use crate::format::checksum::crc32c;
+use crate::format::outcome::ENTRY_BYTES;
 use crate::options::{Mapping, MkfsOptions};
 
 /// Size of a block and of a page.
@@ -79,6 +80,9 @@ pub const FEATURE_DATA_CHECKSUM: u64 = 1;
 /// Read-only-compatible feature: keys of HashFS are within reach of their homes, so a key that is not was damaged.
 /// Programs that do not know the feature may put keys anywhere, so they must not write.
 pub const FEATURE_KEYS_IN_REACH: u64 = 2;
+/// Compatible feature: a table of the outcomes of changes with tokens, see `format/outcome.rs`. A program that does not
+/// know it takes no tokens, and leaves the table alone.
+pub const FEATURE_OUTCOMES: u64 = 1;
 /// Incompatible feature: each journal record names the previous one in its ring. A program that does not know the
 /// feature would not recognise these records, and would lose them.
 pub const FEATURE_LINKED_RECORDS: u64 = 1;
@@ -136,6 +140,10 @@ pub struct Superblock {
     pub created_ns: i64,
     /// Offset of the table of data checksums; 0 without [`FEATURE_DATA_CHECKSUM`].
     pub sum_offset: u64,
+    /// Offset of the table of outcomes; 0 without [`FEATURE_OUTCOMES`].
+    pub once_offset: u64,
+    /// Its entries.
+    pub once_slots: u64,
 }
 
 /// Encodes the mark: a sequence number and, in the upper 16 bits, its checksum. A mark that is too low would cause
@@ -220,7 +228,10 @@ impl Superblock {
         let inode_offset = journal_offset + u64::from(rings) * ring_bytes;
         let name_offset = inode_offset + inodes * INODE_BYTES;
         let map_offset = name_offset + name_slots * 8;
-        let room = (size_bytes - BLOCK_BYTES).saturating_sub(map_offset);
+        // Whole blocks of entries: a slot for each 256 KiB, 4096 at most.
+        let once_slots = (size_bytes >> 18).min(4096) * ENTRY_BYTES / BLOCK_BYTES * BLOCK_BYTES / ENTRY_BYTES;
+        let once_bytes = once_slots * ENTRY_BYTES;
+        let room = (size_bytes - BLOCK_BYTES).saturating_sub(map_offset + once_bytes);
         let mapping = options.mapping;
         let map_slots = |blocks: u64| mapping.slots_for(blocks as u32, inodes as u32);
         let table_bytes = |blocks: u64| mapping.area_bytes(map_slots(blocks)).next_multiple_of(BLOCK_BYTES);
@@ -247,12 +258,13 @@ impl Superblock {
             ));
         }
         let map_end = map_offset + table_bytes(blocks);
+        let once_offset = map_end + sum_bytes(blocks);
         let superblock = Superblock {
             version: FORMAT_VERSION,
             uuid,
             seed: mapping.seed_for(options.seed.unwrap_or((uuid >> 64) as u64 ^ uuid as u64)),
             size_bytes,
-            features_compat: 0,
+            features_compat: if once_slots > 0 { FEATURE_OUTCOMES } else { 0 },
             features_ro_compat: features_of(options),
             features_incompat: FEATURE_LINKED_RECORDS,
             mapping: options.mapping,
@@ -265,12 +277,14 @@ impl Superblock {
             name_slots,
             map_offset,
             map_slots: map_slots(blocks),
-            first_block: (map_end + sum_bytes(blocks)) / BLOCK_BYTES,
+            first_block: (once_offset + once_bytes) / BLOCK_BYTES,
             blocks,
             // Enough for a 2 MiB overwrite and what it leaves pending, but never more than a twentieth.
             reserve_blocks: (blocks / 64).clamp(640, 4096).min(blocks / 20),
             created_ns,
             sum_offset: if options.data_checksum { map_end } else { 0 },
+            once_offset: if once_slots > 0 { once_offset } else { 0 },
+            once_slots,
         };
         superblock.validate(size_bytes)?;
         Ok(superblock)
@@ -312,10 +326,18 @@ impl Superblock {
         if self.has_data_checksums() != (self.sum_offset != 0) {
             return damaged("a table of data checksums without the feature, or the feature without a table");
         }
+        let has_outcomes = self.features_compat & FEATURE_OUTCOMES != 0;
+        if has_outcomes != (self.once_offset != 0) || has_outcomes != (self.once_slots != 0) {
+            return damaged("a table of outcomes without the feature, or the feature without a table");
+        }
+        let outcomes = match has_outcomes {
+            true => (self.once_offset, self.once_slots.checked_mul(ENTRY_BYTES)),
+            false => (self.first_block.saturating_mul(BLOCK_BYTES), Some(0)),
+        };
         // Without the feature, an empty area where it would be.
         let sums = match self.has_data_checksums() {
             true => (self.sum_offset, self.blocks.checked_mul(SUM_BYTES)),
-            false => (self.first_block.saturating_mul(BLOCK_BYTES), Some(0)),
+            false => (outcomes.0, Some(0)),
         };
         let areas = [
             (self.journal_offset, u64::from(self.rings).checked_mul(self.ring_bytes)),
@@ -323,6 +345,7 @@ impl Superblock {
             (self.name_offset, self.name_slots.checked_mul(8)),
             (self.map_offset, Some(self.mapping.area_bytes(self.map_slots))),
             sums,
+            outcomes,
             (
                 self.first_block.saturating_mul(BLOCK_BYTES),
                 self.blocks.checked_mul(BLOCK_BYTES),
@@ -362,7 +385,7 @@ impl Superblock {
         bytes
     }
 
-    fn words(&self) -> [(usize, u64); 18] {
+    fn words(&self) -> [(usize, u64); 20] {
         [
             (32, self.seed),
             (40, self.size_bytes),
@@ -382,6 +405,8 @@ impl Superblock {
             (160, self.reserve_blocks),
             (168, self.created_ns as u64),
             (176, self.sum_offset),
+            (184, self.once_offset),
+            (192, self.once_slots),
         ]
     }
 
@@ -432,6 +457,8 @@ impl Superblock {
             reserve_blocks: word(160),
             created_ns: word(168) as i64,
             sum_offset: word(176),
+            once_offset: word(184),
+            once_slots: word(192),
         })
     }
 
@@ -511,6 +538,12 @@ impl Superblock {
     pub fn sum_word_offset(&self, block: BlockNo) -> Option<u64> {
         self.has_data_checksums()
             .then(|| self.sum_offset + (u64::from(block) - self.first_block) * SUM_BYTES)
+    }
+
+    /// Offset of the outcome of slot `slot`, which is one of the table's.
+    pub(crate) fn once_slot_offset(&self, slot: u32) -> u64 {
+        debug_assert!(u64::from(slot) < self.once_slots);
+        self.once_offset + u64::from(slot) * ENTRY_BYTES
     }
 
     /// Whether `block` is a data block's number.

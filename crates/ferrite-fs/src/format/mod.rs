@@ -9,6 +9,7 @@ pub(crate) mod dentry;
 pub(crate) mod inode;
 pub mod layout;
 pub(crate) mod log_entry;
+pub(crate) mod outcome;
 pub(crate) mod page_buffer;
 pub(crate) mod record;
 pub(crate) mod unit;

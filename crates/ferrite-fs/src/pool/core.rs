@@ -83,6 +83,8 @@ pub(crate) struct Core {
     /// Records by which the mapping moved entries, since the mount.
     pub(crate) map_moves: AtomicU64,
     pub(crate) history: History,
+    /// Inodes without names that the mount was asked to keep.
+    pub(crate) kept_orphans: Mutex<Vec<Inum>>,
 }
 
 /// A map error as an operation reports it.

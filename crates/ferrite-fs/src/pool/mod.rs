@@ -5,4 +5,5 @@
 
 pub(crate) mod core;
 pub(crate) mod locks;
+mod once;
 pub(crate) mod tx;

@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use ferrite_map::gate::{Moving, Passage};
 use ferrite_map::{BlockNo, FreshNodes, Inum, MapError, MapTx, Mapping, PageId, PageWord, Resource, SetLines};
 use ferrite_pm::Region;
-use ferrite_vfs::{FsError, Result, SpaceOf, Unsupported};
+use ferrite_vfs::{FsError, Once, Outcome, Result, SpaceOf, Unsupported};
 use rustc_hash::FxHashMap;
 
 use crate::cache::inodes::InodeMem;
@@ -23,6 +23,7 @@ use crate::format::data_sum;
 use crate::format::inode::{INODE_WORDS, Inode};
 use crate::format::layout::{BLOCK_BYTES, LINE_BYTES};
 use crate::format::log_entry::NEXT_BYTES;
+use crate::format::outcome;
 use crate::format::record::Record;
 use crate::format::unit::Unit;
 use crate::journal::{CommitError, Entered};
@@ -259,6 +260,20 @@ impl<'e> Tx<'e> {
     pub(crate) fn has_room(&self, words: usize) -> bool {
         let so_far = self.buffers.record.len_words() + 2 * self.buffers.map_words.len();
         so_far + words <= self.core.journal.max_record_words()
+    }
+
+    /// Sets the outcome of a change with a token. The caller holds the slot's lock, and the last change with the slot
+    /// has committed: the record comes after all that have.
+    #[cold]
+    pub(crate) fn set_outcome(&mut self, once: Once, outcome: &Outcome) {
+        let Some(words) = outcome::encode(once, outcome) else {
+            return;
+        };
+        self.min_seq = self.min_seq.max(self.core.journal.newest_seq());
+        let offset = self.core.superblock.once_slot_offset(once.slot);
+        for (index, word) in words.into_iter().enumerate() {
+            self.buffers.record.set_word(offset + index as u64 * 8, word);
+        }
     }
 
     /// Completes `new` with its checksum, and records the words in which it differs from the stored inode. The caller

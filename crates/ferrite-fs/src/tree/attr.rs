@@ -1,6 +1,6 @@
 //! Attributes: mode, owner, times, and size.
 
-use ferrite_vfs::{Attr, BadArgument, Ctx, FsError, Ino, Result, SetAttr, SetTime, Timestamp, posix};
+use ferrite_vfs::{Attr, BadArgument, Ctx, FsError, Ino, Outcome, Result, SetAttr, SetTime, Timestamp, posix};
 
 use crate::file::cut;
 use crate::format::inode::Inode;
@@ -9,10 +9,20 @@ use crate::pool::core::Core;
 use crate::pool::tx::Tx;
 use crate::retry::{self, Need};
 
+/// What attributes are changed through.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Through {
+    /// The inode's number.
+    Inode,
+    /// A handle that is open for writing, so the size may be set.
+    Handle,
+    /// The same, in the call that opens the file and truncates it.
+    Opening,
+}
+
 /// Changes attributes with one record, even if the size changes, unless more pages are removed than a record holds;
-/// then the first record carries the new size and the intent to free the rest (see [`cut`]). Whoever has it
-/// `opened_for_writing` may set the size.
-pub(crate) fn setattr(core: &Core, ctx: &Ctx, ino: Ino, set: &SetAttr, opened_for_writing: bool) -> Result<Attr> {
+/// then the first record carries the new size and the intent to free the rest (see [`cut`]).
+pub(crate) fn setattr(core: &Core, ctx: &Ctx, ino: Ino, set: &SetAttr, through: Through) -> Result<Attr> {
     core.check_writable()?;
     retry::with_space(core, Need::FEW, || {
         let inode = core.inode(ino)?;
@@ -22,7 +32,7 @@ pub(crate) fn setattr(core: &Core, ctx: &Ctx, ino: Ino, set: &SetAttr, opened_fo
         let now = Core::now();
         let mut tx = Tx::new(core);
         let set = &match ctx.check {
-            true => posix::may_setattr(&core.attr(inode.ino, &old)?, &ctx.cred, set, opened_for_writing)?,
+            true => posix::may_setattr(&core.attr(inode.ino, &old)?, &ctx.cred, set, through != Through::Inode)?,
             false => *set,
         };
         apply(ctx, &mut new, set, now);
@@ -44,6 +54,13 @@ pub(crate) fn setattr(core: &Core, ctx: &Ctx, ino: Ino, set: &SetAttr, opened_fo
             later = cut::resize(core, &mut tx, &inode, &mut new, size)?;
         }
         tx.put_inode(inode.ino, &mut new);
+        tx.note_outcome(ctx, || {
+            let attr = core.attr(inode.ino, &new)?;
+            Ok(match through {
+                Through::Opening => Outcome::Opened { attr, created: false },
+                Through::Inode | Through::Handle => Outcome::Attr(attr),
+            })
+        })?;
         tx.commit(&[&inode])?;
         if later.is_some() {
             cut::finish(core, &inode, &mut new)?;

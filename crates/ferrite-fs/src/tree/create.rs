@@ -4,7 +4,7 @@ use std::cell::OnceCell;
 use std::sync::Arc;
 
 use ferrite_map::{Inum, Lblk, PageId, PageWord};
-use ferrite_vfs::{Attr, Ctx, FileKind, FsError, Ino, LINK_MAX, Result, posix};
+use ferrite_vfs::{Attr, Ctx, FileKind, FsError, Ino, LINK_MAX, Outcome, Result, posix};
 
 use super::lookup::{check_dir, gone};
 use super::{dir, permission};
@@ -86,6 +86,13 @@ pub(crate) fn create(
         let planned = dir::insert(core, &mut tx, &key, room, (ino, new.kind))?;
         tx.put_inode(parent.ino, &mut directory);
         tx.put_inode(ino, &mut inode);
+        tx.note_outcome(ctx, || {
+            let attr = core.attr(ino, &inode)?;
+            Ok(match opened {
+                true => Outcome::Opened { attr, created: true },
+                false => Outcome::Attr(attr),
+            })
+        })?;
         child.inode.set_alive();
         if let Err(error) = tx.commit(&[&parent, child.inode]) {
             child.inode.set_dead();
@@ -175,6 +182,7 @@ pub(crate) fn link(core: &Core, ctx: &Ctx, ino: Ino, parent: Ino, name: &[u8]) -
         let planned = dir::insert(core, &mut tx, &key, place, (target.ino, kind))?;
         tx.put_inode(parent.ino, &mut directory);
         tx.put_inode(target.ino, &mut inode);
+        tx.note_outcome(ctx, || core.attr(target.ino, &inode).map(Outcome::Attr))?;
         tx.commit(&[&target, &parent])?;
         dir::inserted(&planned, locks.hints(parent.ino));
         target.pin(u64::from(ctx.pins));

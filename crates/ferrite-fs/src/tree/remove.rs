@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
 use ferrite_map::{BlockNo, Inum, Resource};
-use ferrite_vfs::{Ctx, FileKind, FsError, Ino, Result, SpaceOf, posix};
+use ferrite_vfs::{Ctx, FileKind, FsError, Ino, Outcome, Result, SpaceOf, posix};
 
 use super::lookup::{check_dir, gone};
 use super::{dir, permission};
@@ -76,6 +76,7 @@ fn unlink_once(core: &Core, ctx: &Ctx, parent: Ino, name: &[u8], want_dir: bool,
         let fate = drop_link(core, &mut tx, child.inode, &mut inode, now)?;
         tx.put_inode(directory.ino, &mut parent_inode);
         tx.put_inode(child.inode.ino, &mut inode);
+        tx.note_outcome(ctx, || Ok(Outcome::Done))?;
         tx.commit(&[&directory, child.inode])?;
         let fate = settle(child.inode, fate);
         let freed = child.inode;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use ferrite_map::Inum;
 use ferrite_vfs::posix::{self, RenameSide};
-use ferrite_vfs::{BadArgument, Ctx, FileKind, FsError, Ino, LINK_MAX, RenameMode, Result, SpaceOf};
+use ferrite_vfs::{BadArgument, Ctx, FileKind, FsError, Ino, LINK_MAX, Outcome, RenameMode, Result, SpaceOf};
 
 use super::dir;
 use super::lookup::{Edits, check_dir, find, gone};
@@ -109,6 +109,7 @@ fn attempt(
                 let entries = (source_entry, target);
                 let planned = relink(core, &mut tx, &mut edits, &mut locks, (from, to), entries, keep_block)?;
                 edits.put(&mut tx);
+                tx.note_outcome(ctx, || Ok(Outcome::Done))?;
                 tx.commit(&involved)?;
                 if let Some(planned) = planned.1 {
                     dir::inserted(&planned, locks.hints(to.dir.ino));
@@ -118,6 +119,7 @@ fn attempt(
             }
         };
         edits.put(&mut tx);
+        tx.note_outcome(ctx, || Ok(Outcome::Done))?;
         tx.commit(&involved)?;
         Ok(Some(fate))
     })();

@@ -5,7 +5,9 @@
 
 use ferrite_map::{BlockNo, Inum, MapTx, Resource};
 use ferrite_vfs::posix::{self, Access};
-use ferrite_vfs::{BadArgument, Ctx, FsError, Ino, Result, SpaceOf, XATTR_NAME_MAX, XATTR_SIZE_MAX, XattrMode};
+use ferrite_vfs::{
+    BadArgument, Ctx, FsError, Ino, Outcome, Result, SpaceOf, XATTR_NAME_MAX, XATTR_SIZE_MAX, XattrMode,
+};
 
 use super::lookup::gone;
 use crate::format::inode::Inode;
@@ -154,6 +156,7 @@ fn change(
         new.set_xattr_block(block);
         new.set_ctime(Core::now());
         tx.put_inode(inode.ino, &mut new);
+        tx.note_outcome(ctx, || Ok(Outcome::Done))?;
         tx.commit(&[&inode])
     })
 }

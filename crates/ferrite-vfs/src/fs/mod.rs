@@ -132,6 +132,12 @@ pub trait FileSystem: Send + Sync {
     /// Removes an extended attribute.
     fn removexattr(&self, ctx: &Ctx, ino: Ino, name: &[u8]) -> Result<()>;
 
+    /// Frees the files without names that were open when the engine ended, and that it has kept since because it was
+    /// asked to. Those that are pinned or open by now are freed when they are let go.
+    fn drop_orphans(&self, _ctx: &Ctx) -> Result<()> {
+        Ok(())
+    }
+
     /// Makes everything done before durable (a no-op where each operation is durable already).
     fn sync(&self, ctx: &Ctx) -> Result<()>;
 }

@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::{BLOCKS, MAX_FILE_BYTES, MemFs, Node};
 use crate::{
-    Attr, BadArgument, Ctx, FallocateMode, FileSystem, FsError, Ino, OpenFile, OpenMode, Position, Result, SYSTEM,
-    SetAttr, SpaceOf, Timestamp, WriteMode, posix,
+    Attr, BadArgument, Ctx, FallocateMode, FileSystem, FsError, Ino, OpenFile, OpenMode, Outcome, Position, Result,
+    SYSTEM, SetAttr, SpaceOf, Timestamp, WriteMode, posix,
 };
 
 /// Size of a page, the unit of holes.
@@ -144,10 +144,12 @@ impl OpenFile for MemFile {
     }
 
     fn setattr(&self, ctx: &Ctx, set: &SetAttr) -> Result<Attr> {
-        if set.size.is_some() && !self.mode.write {
-            return Err(FsError::Invalid(BadArgument::NotWritable));
-        }
-        self.fs.lock().setattr(ctx, self.ino, set, true)
+        self.fs.attr_once(ctx, || {
+            if set.size.is_some() && !self.mode.write {
+                return Err(FsError::Invalid(BadArgument::NotWritable));
+            }
+            self.fs.lock().setattr(ctx, self.ino, set, true)
+        })
     }
 
     fn read_at(&self, _: &Ctx, offset: u64, buf: &mut [u8]) -> Result<usize> {
@@ -163,57 +165,69 @@ impl OpenFile for MemFile {
     }
 
     fn write(&self, ctx: &Ctx, mode: WriteMode, data: &[u8]) -> Result<(u64, usize)> {
-        self.with(self.mode.write, |node, now| {
-            let offset = match mode.position {
-                Position::At(offset) => offset,
-                Position::End => node.attr.size,
-            };
-            if data.is_empty() {
-                return Ok((offset, 0));
-            }
-            let end = offset
-                .checked_add(data.len() as u64)
-                .filter(|&end| end <= MAX_FILE_BYTES);
-            let end = end.ok_or(FsError::FileTooBig)?;
-            node.content.write(offset, data);
-            node.attr.size = node.attr.size.max(end);
-            Self::stamp(ctx, node, now, mode.kill_priv);
-            Ok((offset, data.len()))
+        let change = || {
+            self.with(self.mode.write, |node, now| {
+                let offset = match mode.position {
+                    Position::At(offset) => offset,
+                    Position::End => node.attr.size,
+                };
+                if data.is_empty() {
+                    return Ok((offset, 0));
+                }
+                let end = offset
+                    .checked_add(data.len() as u64)
+                    .filter(|&end| end <= MAX_FILE_BYTES);
+                let end = end.ok_or(FsError::FileTooBig)?;
+                node.content.write(offset, data);
+                node.attr.size = node.attr.size.max(end);
+                Self::stamp(ctx, node, now, mode.kill_priv);
+                Ok((offset, data.len()))
+            })
+        };
+        let keep = |&(offset, len): &(u64, usize)| Outcome::Wrote {
+            offset,
+            len_bytes: len as u64,
+        };
+        self.fs.once(ctx, change, keep, |outcome| match outcome {
+            Outcome::Wrote { offset, len_bytes } => Ok((offset, len_bytes as usize)),
+            _ => Err(FsError::Superseded),
         })
     }
 
     fn fallocate(&self, ctx: &Ctx, mode: FallocateMode, offset: u64, len: u64) -> Result<()> {
-        self.with(self.mode.write, |node, now| {
-            if len == 0 {
-                return Err(FsError::Invalid(BadArgument::NoLength));
-            }
-            let end = offset
-                .checked_add(len)
-                .filter(|&end| end <= MAX_FILE_BYTES)
-                .ok_or(FsError::FileTooBig)?;
-            if mode != FallocateMode::PunchHole && len / PAGE_BYTES > BLOCKS {
-                return Err(FsError::NoSpace(SpaceOf::Blocks));
-            }
-            let keep_size = match mode {
-                FallocateMode::PunchHole => {
-                    node.content.clear(offset, end);
-                    true
+        self.fs.done_once(ctx, || {
+            self.with(self.mode.write, |node, now| {
+                if len == 0 {
+                    return Err(FsError::Invalid(BadArgument::NoLength));
                 }
-                FallocateMode::ZeroRange { keep_size } => {
-                    node.content.clear(offset, end);
-                    node.content.reserve(offset, end);
-                    keep_size
+                let end = offset
+                    .checked_add(len)
+                    .filter(|&end| end <= MAX_FILE_BYTES)
+                    .ok_or(FsError::FileTooBig)?;
+                if mode != FallocateMode::PunchHole && len / PAGE_BYTES > BLOCKS {
+                    return Err(FsError::NoSpace(SpaceOf::Blocks));
                 }
-                FallocateMode::Allocate { keep_size } => {
-                    node.content.reserve(offset, end);
-                    keep_size
+                let keep_size = match mode {
+                    FallocateMode::PunchHole => {
+                        node.content.clear(offset, end);
+                        true
+                    }
+                    FallocateMode::ZeroRange { keep_size } => {
+                        node.content.clear(offset, end);
+                        node.content.reserve(offset, end);
+                        keep_size
+                    }
+                    FallocateMode::Allocate { keep_size } => {
+                        node.content.reserve(offset, end);
+                        keep_size
+                    }
+                };
+                if !keep_size {
+                    node.attr.size = node.attr.size.max(end);
                 }
-            };
-            if !keep_size {
-                node.attr.size = node.attr.size.max(end);
-            }
-            Self::stamp(ctx, node, now, false);
-            Ok(())
+                Self::stamp(ctx, node, now, false);
+                Ok(())
+            })
         })
     }
 

@@ -8,6 +8,7 @@
 //! order of creation, by a counter that never decreases; that counter is the listing's cookie.
 
 mod data;
+mod once;
 mod state;
 
 use std::collections::BTreeMap;
@@ -19,8 +20,8 @@ use parking_lot::{Mutex, MutexGuard};
 use crate::posix::Access;
 use crate::{
     Attr, BadArgument, Ctx, DirEntry, Durability, FileKind, FileSystem, FsError, Ino, LINK_MAX, Limits, NewFile,
-    NewNode, OpenFile, OpenMode, Opened, PATH_MAX, ROOT_INO, RenameMode, Result, SYSTEM, SetAttr, StatFs, Timestamp,
-    XATTR_NAME_MAX, XATTR_SIZE_MAX, XattrMode, posix,
+    NewNode, OpenFile, OpenMode, Opened, Outcome, PATH_MAX, ROOT_INO, RenameMode, Result, SYSTEM, SetAttr, StatFs,
+    Timestamp, XATTR_NAME_MAX, XATTR_SIZE_MAX, XattrMode, posix,
 };
 use data::{MemFile, PAGE_BYTES};
 use state::{Clock, Node, State};
@@ -37,6 +38,8 @@ const BLOCKS: u64 = 1 << 28;
 #[derive(Debug, Clone)]
 pub struct MemFs {
     state: Arc<Mutex<State>>,
+    /// Outcomes of changes with tokens, by slot.
+    kept: Arc<Mutex<BTreeMap<u32, (u64, Outcome)>>>,
 }
 
 impl Default for MemFs {
@@ -92,6 +95,7 @@ impl MemFs {
         state.nodes.insert(ROOT_INO, root);
         MemFs {
             state: Arc::new(Mutex::new(state)),
+            kept: Arc::default(),
         }
     }
 
@@ -99,6 +103,7 @@ impl MemFs {
     pub fn snapshot(&self) -> MemFs {
         MemFs {
             state: Arc::new(Mutex::new(self.lock().clone())),
+            kept: Arc::new(Mutex::new(self.kept.lock().clone())),
         }
     }
 
@@ -109,7 +114,9 @@ impl MemFs {
 
 impl FileSystem for MemFs {
     fn limits(&self) -> Limits {
-        Limits::local(u64::MAX, MAX_FILE_BYTES, Durability::None)
+        let mut limits = Limits::local(u64::MAX, MAX_FILE_BYTES, Durability::None);
+        limits.once_slots = once::SLOTS;
+        limits
     }
 
     fn statfs(&self, _: &Ctx) -> Result<StatFs> {
@@ -146,7 +153,7 @@ impl FileSystem for MemFs {
     }
 
     fn setattr(&self, ctx: &Ctx, ino: Ino, set: &SetAttr) -> Result<Attr> {
-        self.lock().setattr(ctx, ino, set, false)
+        self.attr_once(ctx, || self.lock().setattr(ctx, ino, set, false))
     }
 
     fn pin(&self, _: &Ctx, ino: Ino, generation: u32) -> Result<()> {
@@ -177,86 +184,98 @@ impl FileSystem for MemFs {
     }
 
     fn mknod(&self, ctx: &Ctx, parent: Ino, name: &[u8], node: &NewNode) -> Result<Attr> {
-        if matches!(node.kind, FileKind::Directory | FileKind::Symlink) {
-            return Err(FsError::Invalid(BadArgument::NodeKind));
-        }
-        let mut state = self.lock();
-        let made = state.make(ctx, parent, name, node.kind, node.mode)?;
-        made.attr.rdev = node.rdev;
-        let ino = made.attr.ino;
-        state.give(ctx, ino)
+        self.attr_once(ctx, || {
+            if matches!(node.kind, FileKind::Directory | FileKind::Symlink) {
+                return Err(FsError::Invalid(BadArgument::NodeKind));
+            }
+            let mut state = self.lock();
+            let made = state.make(ctx, parent, name, node.kind, node.mode)?;
+            made.attr.rdev = node.rdev;
+            let ino = made.attr.ino;
+            state.give(ctx, ino)
+        })
     }
 
     fn mkdir(&self, ctx: &Ctx, parent: Ino, name: &[u8], mode: u32) -> Result<Attr> {
-        let mut state = self.lock();
-        let ino = state.make(ctx, parent, name, FileKind::Directory, mode)?.attr.ino;
-        state.give(ctx, ino)
+        self.attr_once(ctx, || {
+            let mut state = self.lock();
+            let ino = state.make(ctx, parent, name, FileKind::Directory, mode)?.attr.ino;
+            state.give(ctx, ino)
+        })
     }
 
     fn symlink(&self, ctx: &Ctx, parent: Ino, name: &[u8], target: &[u8]) -> Result<Attr> {
-        if target.is_empty() {
-            return Err(FsError::Invalid(BadArgument::EmptyTarget));
-        }
-        if target.len() >= PATH_MAX {
-            return Err(FsError::NameTooLong);
-        }
-        let mut state = self.lock();
-        let made = state.make(ctx, parent, name, FileKind::Symlink, 0o777)?;
-        made.target = target.to_vec();
-        made.attr.size = target.len() as u64;
-        let ino = made.attr.ino;
-        state.give(ctx, ino)
+        self.attr_once(ctx, || {
+            if target.is_empty() {
+                return Err(FsError::Invalid(BadArgument::EmptyTarget));
+            }
+            if target.len() >= PATH_MAX {
+                return Err(FsError::NameTooLong);
+            }
+            let mut state = self.lock();
+            let made = state.make(ctx, parent, name, FileKind::Symlink, 0o777)?;
+            made.target = target.to_vec();
+            made.attr.size = target.len() as u64;
+            let ino = made.attr.ino;
+            state.give(ctx, ino)
+        })
     }
 
     fn link(&self, ctx: &Ctx, ino: Ino, parent: Ino, name: &[u8]) -> Result<Attr> {
-        posix::check_name(name)?;
-        let mut state = self.lock();
-        let now = state.now();
-        let node = state.node(ino).map_err(|_| FsError::NotFound)?;
-        let (kind, nlink) = (node.attr.kind, node.attr.nlink);
-        let dir = state.live_dir(parent)?;
-        let taken = dir.entries.contains_key(name);
-        if ctx.check {
-            posix::may_create(&dir.attr, &ctx.cred, taken)?;
-        }
-        match () {
-            () if kind == FileKind::Directory => return Err(FsError::NotPermitted),
-            () if nlink == 0 => return Err(FsError::NotFound),
-            () if taken => return Err(FsError::Exists),
-            () if nlink >= LINK_MAX => return Err(FsError::TooManyLinks),
-            () => {}
-        }
-        state.enter(parent, name, ino, now)?;
-        let node = state.node(ino)?;
-        node.attr.nlink += 1;
-        node.touch(now);
-        state.give(ctx, ino)
+        self.attr_once(ctx, || {
+            posix::check_name(name)?;
+            let mut state = self.lock();
+            let now = state.now();
+            let node = state.node(ino).map_err(|_| FsError::NotFound)?;
+            let (kind, nlink) = (node.attr.kind, node.attr.nlink);
+            let dir = state.live_dir(parent)?;
+            let taken = dir.entries.contains_key(name);
+            if ctx.check {
+                posix::may_create(&dir.attr, &ctx.cred, taken)?;
+            }
+            match () {
+                () if kind == FileKind::Directory => return Err(FsError::NotPermitted),
+                () if nlink == 0 => return Err(FsError::NotFound),
+                () if taken => return Err(FsError::Exists),
+                () if nlink >= LINK_MAX => return Err(FsError::TooManyLinks),
+                () => {}
+            }
+            state.enter(parent, name, ino, now)?;
+            let node = state.node(ino)?;
+            node.attr.nlink += 1;
+            node.touch(now);
+            state.give(ctx, ino)
+        })
     }
 
     fn unlink(&self, ctx: &Ctx, parent: Ino, name: &[u8]) -> Result<()> {
-        let mut state = self.lock();
-        let ino = state.find_removable(ctx, parent, name)?;
-        if state.node(ino)?.is_dir() {
-            return Err(FsError::IsDirectory);
-        }
-        let now = state.now();
-        state.leave(parent, name, now)?;
-        state.drop_link(ino, now)
+        self.done_once(ctx, || {
+            let mut state = self.lock();
+            let ino = state.find_removable(ctx, parent, name)?;
+            if state.node(ino)?.is_dir() {
+                return Err(FsError::IsDirectory);
+            }
+            let now = state.now();
+            state.leave(parent, name, now)?;
+            state.drop_link(ino, now)
+        })
     }
 
     fn rmdir(&self, ctx: &Ctx, parent: Ino, name: &[u8]) -> Result<()> {
-        let mut state = self.lock();
-        let ino = state.find_removable(ctx, parent, name)?;
-        let node = state.node(ino)?;
-        if !node.is_dir() {
-            return Err(FsError::NotDirectory);
-        }
-        if !node.entries.is_empty() {
-            return Err(FsError::NotEmpty);
-        }
-        let now = state.now();
-        state.leave(parent, name, now)?;
-        state.drop_link(ino, now)
+        self.done_once(ctx, || {
+            let mut state = self.lock();
+            let ino = state.find_removable(ctx, parent, name)?;
+            let node = state.node(ino)?;
+            if !node.is_dir() {
+                return Err(FsError::NotDirectory);
+            }
+            if !node.entries.is_empty() {
+                return Err(FsError::NotEmpty);
+            }
+            let now = state.now();
+            state.leave(parent, name, now)?;
+            state.drop_link(ino, now)
+        })
     }
 
     fn rename(
@@ -268,50 +287,52 @@ impl FileSystem for MemFs {
         new_name: &[u8],
         mode: RenameMode,
     ) -> Result<()> {
-        posix::check_name(new_name)?;
-        let mut state = self.lock();
-        let source = state.find(ctx, parent, name)?.ok_or(FsError::NotFound)?;
-        let target = state.find(ctx, new_parent, new_name)?;
-        state.live_dir(parent)?;
-        state.live_dir(new_parent)?;
-        match (mode, target) {
-            (RenameMode::NoReplace, Some(_)) => return Err(FsError::Exists),
-            (RenameMode::Exchange, None) => return Err(FsError::NotFound),
-            (_, Some(target)) if target == source => return Ok(()),
-            _ => {}
-        }
-        if ctx.check {
-            let attr = |state: &mut State, ino: Ino| state.node(ino).map(|node| node.attr);
-            let (from, to) = (attr(&mut state, parent)?, attr(&mut state, new_parent)?);
-            let moved = attr(&mut state, source)?;
-            let victim = target.map(|ino| attr(&mut state, ino)).transpose()?;
-            let from = posix::RenameSide {
-                dir: &from,
-                entry: Some(&moved),
-            };
-            let to = posix::RenameSide {
-                dir: &to,
-                entry: victim.as_ref(),
-            };
-            posix::may_rename(from, to, &ctx.cred, mode)?;
-        }
-        if !state.check_rename((parent, source), (new_parent, target), mode)? {
-            return Ok(());
-        }
-        let now = state.now();
-        state.leave(parent, name, now)?;
-        if let Some(target) = target {
-            state.leave(new_parent, new_name, now)?;
-            if mode == RenameMode::Exchange {
-                state.enter(parent, name, target, now)?;
-                state.node(target)?.touch(now);
-            } else {
-                state.drop_link(target, now)?;
+        self.done_once(ctx, || {
+            posix::check_name(new_name)?;
+            let mut state = self.lock();
+            let source = state.find(ctx, parent, name)?.ok_or(FsError::NotFound)?;
+            let target = state.find(ctx, new_parent, new_name)?;
+            state.live_dir(parent)?;
+            state.live_dir(new_parent)?;
+            match (mode, target) {
+                (RenameMode::NoReplace, Some(_)) => return Err(FsError::Exists),
+                (RenameMode::Exchange, None) => return Err(FsError::NotFound),
+                (_, Some(target)) if target == source => return Ok(()),
+                _ => {}
             }
-        }
-        state.enter(new_parent, new_name, source, now)?;
-        state.node(source)?.touch(now);
-        Ok(())
+            if ctx.check {
+                let attr = |state: &mut State, ino: Ino| state.node(ino).map(|node| node.attr);
+                let (from, to) = (attr(&mut state, parent)?, attr(&mut state, new_parent)?);
+                let moved = attr(&mut state, source)?;
+                let victim = target.map(|ino| attr(&mut state, ino)).transpose()?;
+                let from = posix::RenameSide {
+                    dir: &from,
+                    entry: Some(&moved),
+                };
+                let to = posix::RenameSide {
+                    dir: &to,
+                    entry: victim.as_ref(),
+                };
+                posix::may_rename(from, to, &ctx.cred, mode)?;
+            }
+            if !state.check_rename((parent, source), (new_parent, target), mode)? {
+                return Ok(());
+            }
+            let now = state.now();
+            state.leave(parent, name, now)?;
+            if let Some(target) = target {
+                state.leave(new_parent, new_name, now)?;
+                if mode == RenameMode::Exchange {
+                    state.enter(parent, name, target, now)?;
+                    state.node(target)?.touch(now);
+                } else {
+                    state.drop_link(target, now)?;
+                }
+            }
+            state.enter(new_parent, new_name, source, now)?;
+            state.node(source)?.touch(now);
+            Ok(())
+        })
     }
 
     fn readdir(&self, _: &Ctx, dir: Ino, cookie: u64, sink: &mut dyn FnMut(&DirEntry<'_>) -> bool) -> Result<()> {
@@ -339,24 +360,43 @@ impl FileSystem for MemFs {
     }
 
     fn open(&self, ctx: &Ctx, ino: Ino, mode: OpenMode) -> Result<Arc<dyn OpenFile>> {
-        self.open_in(&mut self.lock(), ctx, ino, mode)
+        if !mode.truncate {
+            return self.open_in(&mut self.lock(), ctx, ino, mode);
+        }
+        let unpinned = Ctx {
+            pins: false,
+            ..ctx.clone()
+        };
+        let change = || {
+            let mut state = self.lock();
+            let file = self.open_in(&mut state, ctx, ino, mode)?;
+            let attr = state.node(ino)?.attr();
+            Ok(Opened {
+                attr,
+                file,
+                created: false,
+            })
+        };
+        Ok(self.opened_once(&unpinned, mode, change)?.file)
     }
 
     fn create(&self, ctx: &Ctx, parent: Ino, name: &[u8], new: &NewFile) -> Result<Opened> {
-        let mut state = self.lock();
-        state.live_dir(parent)?;
-        let found = state.find(ctx, parent, name)?;
-        let (ino, file, created) = match found {
-            Some(_) if new.exclusive => return Err(FsError::Exists),
-            Some(ino) if state.node(ino)?.attr.kind == FileKind::Symlink => return Err(FsError::Loop),
-            Some(ino) => (ino, self.open_in(&mut state, ctx, ino, new.open)?, false),
-            None => {
-                let ino = state.make(ctx, parent, name, FileKind::File, new.mode)?.attr.ino;
-                (ino, self.open_in(&mut state, SYSTEM, ino, new.open)?, true)
-            }
-        };
-        let attr = state.give(ctx, ino)?;
-        Ok(Opened { attr, file, created })
+        self.opened_once(ctx, new.open, || {
+            let mut state = self.lock();
+            state.live_dir(parent)?;
+            let found = state.find(ctx, parent, name)?;
+            let (ino, file, created) = match found {
+                Some(_) if new.exclusive => return Err(FsError::Exists),
+                Some(ino) if state.node(ino)?.attr.kind == FileKind::Symlink => return Err(FsError::Loop),
+                Some(ino) => (ino, self.open_in(&mut state, ctx, ino, new.open)?, false),
+                None => {
+                    let ino = state.make(ctx, parent, name, FileKind::File, new.mode)?.attr.ino;
+                    (ino, self.open_in(&mut state, SYSTEM, ino, new.open)?, true)
+                }
+            };
+            let attr = state.give(ctx, ino)?;
+            Ok(Opened { attr, file, created })
+        })
     }
 
     fn getxattr(&self, ctx: &Ctx, ino: Ino, name: &[u8]) -> Result<Vec<u8>> {
@@ -370,29 +410,31 @@ impl FileSystem for MemFs {
     }
 
     fn setxattr(&self, ctx: &Ctx, ino: Ino, name: &[u8], value: &[u8], mode: XattrMode) -> Result<()> {
-        check_xattr_name(name)?;
-        let mut state = self.lock();
-        let now = state.now();
-        let node = state.node(ino)?;
-        if ctx.check {
-            posix::may_xattr(&node.attr, &ctx.cred, name, Access::WRITE)?;
-        }
-        if value.len() > XATTR_SIZE_MAX || 4 + name.len() + value.len() > XATTR_SPACE_BYTES {
-            return Err(FsError::ValueTooLong);
-        }
-        match (mode, node.xattrs.contains_key(name)) {
-            (XattrMode::Create, true) => return Err(FsError::Exists),
-            (XattrMode::Replace, false) => return Err(FsError::NoAttribute),
-            _ => {}
-        }
-        let others = node.xattrs.iter().filter(|(other, _)| *other != name);
-        let used: usize = others.map(|(name, value)| 4 + name.len() + value.len()).sum();
-        if used + 4 + name.len() + value.len() > XATTR_SPACE_BYTES {
-            return Err(FsError::NoSpace(crate::SpaceOf::Attributes));
-        }
-        node.xattrs.insert(name.to_vec(), value.to_vec());
-        node.touch(now);
-        Ok(())
+        self.done_once(ctx, || {
+            check_xattr_name(name)?;
+            let mut state = self.lock();
+            let now = state.now();
+            let node = state.node(ino)?;
+            if ctx.check {
+                posix::may_xattr(&node.attr, &ctx.cred, name, Access::WRITE)?;
+            }
+            if value.len() > XATTR_SIZE_MAX || 4 + name.len() + value.len() > XATTR_SPACE_BYTES {
+                return Err(FsError::ValueTooLong);
+            }
+            match (mode, node.xattrs.contains_key(name)) {
+                (XattrMode::Create, true) => return Err(FsError::Exists),
+                (XattrMode::Replace, false) => return Err(FsError::NoAttribute),
+                _ => {}
+            }
+            let others = node.xattrs.iter().filter(|(other, _)| *other != name);
+            let used: usize = others.map(|(name, value)| 4 + name.len() + value.len()).sum();
+            if used + 4 + name.len() + value.len() > XATTR_SPACE_BYTES {
+                return Err(FsError::NoSpace(crate::SpaceOf::Attributes));
+            }
+            node.xattrs.insert(name.to_vec(), value.to_vec());
+            node.touch(now);
+            Ok(())
+        })
     }
 
     fn listxattr(&self, ctx: &Ctx, ino: Ino) -> Result<Vec<Vec<u8>>> {
@@ -402,16 +444,18 @@ impl FileSystem for MemFs {
     }
 
     fn removexattr(&self, ctx: &Ctx, ino: Ino, name: &[u8]) -> Result<()> {
-        check_xattr_name(name)?;
-        let mut state = self.lock();
-        let now = state.now();
-        let node = state.node(ino)?;
-        if ctx.check {
-            posix::may_xattr(&node.attr, &ctx.cred, name, Access::WRITE)?;
-        }
-        node.xattrs.remove(name).ok_or(FsError::NoAttribute)?;
-        node.touch(now);
-        Ok(())
+        self.done_once(ctx, || {
+            check_xattr_name(name)?;
+            let mut state = self.lock();
+            let now = state.now();
+            let node = state.node(ino)?;
+            if ctx.check {
+                posix::may_xattr(&node.attr, &ctx.cred, name, Access::WRITE)?;
+            }
+            node.xattrs.remove(name).ok_or(FsError::NoAttribute)?;
+            node.touch(now);
+            Ok(())
+        })
     }
 
     fn sync(&self, _: &Ctx) -> Result<()> {

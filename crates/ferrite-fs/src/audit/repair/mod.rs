@@ -29,7 +29,7 @@ use crate::audit::boot::{StaleBoot, stale_boot};
 use crate::audit::fsck::{self, Progress};
 use crate::audit::owner::{MAYBE_COPIED, may_be_live_copy};
 use crate::audit::rewrite::{self, Rewrite};
-use crate::audit::rules::{View, superblock as superblock_rules};
+use crate::audit::rules::{View, outcomes as outcome_rules, superblock as superblock_rules};
 use crate::audit::wrong::{BlockWrong, Wrong};
 use crate::error::EngineError;
 use crate::format::inode::{INODE_WORDS, Inode};
@@ -37,6 +37,7 @@ use crate::format::layout::{
     BLOCK_BYTES, CONTROL_BOOT, CONTROL_MARK, CONTROL_OWNER, CONTROL_REPAIR, CONTROL_STATE, STATE_CLEAN, Superblock,
     decode_mark,
 };
+use crate::format::outcome::ENTRY_BYTES;
 use crate::journal::replay::{self, Losses};
 use crate::options::{FsckOptions, Mended, RepairReport};
 
@@ -238,7 +239,7 @@ impl Repair {
     }
 
     fn run(&mut self, progress: Progress<'_>) {
-        let phases: [Phase; 12] = [
+        let phases: [Phase; 13] = [
             ("inodes", Repair::inodes),
             ("wiped inodes", Repair::wiped_inodes),
             ("mapping", Repair::mapping),
@@ -251,6 +252,7 @@ impl Repair {
             ("entries", Repair::entries),
             ("connecting", Repair::connect),
             ("counts", Repair::counts),
+            ("outcomes", Repair::outcomes),
         ];
         let total = phases.len() as u64 + 1;
         for (done, (name, phase)) in phases.into_iter().enumerate() {
@@ -277,6 +279,19 @@ impl Repair {
         if before != value {
             self.touched.entry(offset).or_insert(before);
             self.region.store(offset, value);
+        }
+    }
+
+    /// Forgets damaged outcomes: a change that is repeated with such a token is made again.
+    fn outcomes(&mut self) {
+        let region = Arc::clone(&self.region);
+        let superblock = self.superblock.clone();
+        for wrong in outcome_rules::damaged(&region, &superblock) {
+            if let Wrong::Outcome { slot } = wrong {
+                let first = superblock.once_slot_offset(slot);
+                (0..ENTRY_BYTES / 8).for_each(|word| self.set(first + word * 8, 0));
+                self.mended("outcomes", wrong, "forgotten", true);
+            }
         }
     }
 

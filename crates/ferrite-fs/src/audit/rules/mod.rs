@@ -19,6 +19,7 @@ pub(crate) mod inodes;
 pub(crate) mod links;
 pub(crate) mod logs;
 pub(crate) mod names;
+pub(crate) mod outcomes;
 pub(crate) mod pages;
 pub(crate) mod superblock;
 

@@ -1,5 +1,7 @@
 //! The error type of every [`crate::FileSystem`] operation, and its errno (used at the edge only).
 
+mod code;
+
 use thiserror::Error;
 
 use crate::Ino;
@@ -95,6 +97,9 @@ pub enum BadArgument {
     /// A copy of a file to itself.
     #[error("source and target are the same file")]
     SameFile,
+    /// A token with the number 0.
+    #[error("a token needs a number above 0")]
+    NoToken,
 }
 
 /// What is not supported, see [`FsError::NotSupported`].
@@ -107,6 +112,9 @@ pub enum Unsupported {
     /// Permission bits of a symbolic link.
     #[error("permission bits of a symbolic link")]
     LinkMode,
+    /// A token whose slot the engine does not have.
+    #[error("a token of this slot: the pool has fewer, or none")]
+    OnceSlot,
     /// A step that is larger than the engine can make atomic.
     #[error("this many changes in one step")]
     StepSize,
@@ -233,6 +241,9 @@ pub enum FsError {
     /// The engine keeps no more files open for this caller.
     #[error("too many open files")]
     TooManyOpen,
+    /// A later change with the same slot has taken the place of this one ([`crate::Once`]).
+    #[error("a later request has taken the place of this one")]
+    Superseded,
 }
 
 impl FsError {
@@ -289,6 +300,7 @@ impl FsError {
             FsError::Disconnected => libc::ENOTCONN,
             FsError::Interrupted => libc::EINTR,
             FsError::TooManyOpen => libc::ENFILE,
+            FsError::Superseded => libc::ECANCELED,
         }
     }
 }

@@ -1,0 +1,134 @@
+//! Changes with tokens: each happens once, however often it is asked for.
+//!
+//! What lives here: the locks of the slots, and [`Engine::once`], through which the traits call every operation that
+//! changes something. An operation with a token stores its outcome in its own record ([`crate::pool`]); what was
+//! refused, or found nothing to do, is recorded here.
+
+use std::sync::Arc;
+
+use ferrite_vfs::{Attr, Ctx, FsError, Outcome, ROOT_INO, Result, once};
+use parking_lot::Mutex;
+
+use super::handle::Engine;
+use crate::cache::inodes::InodeMem;
+use crate::pool::core::Core;
+use crate::tree::lookup;
+use crate::tree::open::Taken;
+
+/// The locks of the slots, each held while a change with a token of the slot is under way. A repetition that overtakes
+/// its original waits.
+pub(crate) struct Slots(Box<[Mutex<()>]>);
+
+impl Slots {
+    pub(crate) fn new(count: u64) -> Self {
+        Slots((0..count).map(|_| Mutex::new(())).collect())
+    }
+}
+
+/// What a change returns, and how a repetition gets it from the outcome.
+pub(super) trait Answer: Sized {
+    /// The outcome to keep.
+    fn outcome(&self) -> Outcome;
+
+    /// What the caller is told again; `None` if the outcome is that of another kind of change, so that the token was
+    /// used for two.
+    fn again(core: &Core, ctx: &Ctx, outcome: Outcome) -> Result<Option<Self>>;
+}
+
+impl Answer for () {
+    fn outcome(&self) -> Outcome {
+        Outcome::Done
+    }
+
+    fn again(_: &Core, _: &Ctx, outcome: Outcome) -> Result<Option<()>> {
+        Ok((outcome == Outcome::Done).then_some(()))
+    }
+}
+
+impl Answer for (u64, usize) {
+    fn outcome(&self) -> Outcome {
+        Outcome::Wrote {
+            offset: self.0,
+            len_bytes: self.1 as u64,
+        }
+    }
+
+    fn again(_: &Core, _: &Ctx, outcome: Outcome) -> Result<Option<Self>> {
+        Ok(match outcome {
+            Outcome::Wrote { offset, len_bytes } => Some((offset, len_bytes as usize)),
+            _ => None,
+        })
+    }
+}
+
+impl Answer for Attr {
+    fn outcome(&self) -> Outcome {
+        Outcome::Attr(*self)
+    }
+
+    fn again(core: &Core, ctx: &Ctx, outcome: Outcome) -> Result<Option<Self>> {
+        let Outcome::Attr(attr) = outcome else {
+            return Ok(None);
+        };
+        if ctx.pins && attr.ino != ROOT_INO {
+            lookup::pin(core, &core.inode(attr.ino)?, attr.generation)?;
+        }
+        Ok(Some(attr))
+    }
+}
+
+impl Answer for Taken {
+    fn outcome(&self) -> Outcome {
+        Outcome::Opened {
+            attr: self.attr,
+            created: self.created,
+        }
+    }
+
+    fn again(core: &Core, ctx: &Ctx, outcome: Outcome) -> Result<Option<Self>> {
+        let Outcome::Opened { attr, created } = outcome else {
+            return Ok(None);
+        };
+        let inode: Arc<InodeMem> = core.inode(attr.ino)?;
+        for _ in 0..1 + u32::from(ctx.pins) {
+            // The second of two pins finds the inode alive because of the first.
+            lookup::pin(core, &inode, attr.generation)?;
+        }
+        Ok(Some(Taken { inode, attr, created }))
+    }
+}
+
+impl Engine {
+    /// Makes a change, unless one with the same token was made: then its caller is told again what the first was told.
+    pub(super) fn once<T: Answer>(&self, ctx: &Ctx, change: impl FnOnce() -> Result<T>) -> Result<T> {
+        match ctx.once {
+            None => change(),
+            Some(_) => self.with_token(ctx, change),
+        }
+    }
+
+    #[cold]
+    fn with_token<T: Answer>(&self, ctx: &Ctx, change: impl FnOnce() -> Result<T>) -> Result<T> {
+        let Some(once) = ctx.once else {
+            return change();
+        };
+        let core = self.core();
+        core.check_readable()?;
+        let _turn = self.slots().0.get(once.slot as usize).map(Mutex::lock);
+        match core.told(core.find_outcome(once))? {
+            Some(Outcome::Failed(error)) => return Err(error),
+            Some(outcome) => return T::again(core, ctx, outcome)?.ok_or(FsError::Superseded),
+            None => {}
+        }
+        let answer = change();
+        let outcome = match &answer {
+            Ok(answer) => answer.outcome(),
+            Err(error) if once::keeps(error) => Outcome::Failed(error.clone()),
+            Err(_) => return answer,
+        };
+        if core.find_outcome(once)?.is_none() {
+            core.record_outcome(once, &outcome)?;
+        }
+        answer
+    }
+}
