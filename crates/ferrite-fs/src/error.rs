@@ -2,6 +2,7 @@
 
 use ferrite_map::MapError;
 use ferrite_pm::PmError;
+use ferrite_vfs::volume::{VolumeError, VolumeErrorKind};
 use thiserror::Error;
 
 /// What went wrong with a pool as a whole.
@@ -86,5 +87,35 @@ impl EngineError {
 impl From<MapError> for EngineError {
     fn from(error: MapError) -> Self {
         EngineError::Damaged(error.to_string())
+    }
+}
+
+impl From<EngineError> for VolumeError {
+    /// The engine's error stays inside, see [`VolumeError::downcast`].
+    fn from(error: EngineError) -> Self {
+        let (kind, errno, names_volume) = match &error {
+            EngineError::Medium(medium) => match medium {
+                PmError::Io { source, .. } => (VolumeErrorKind::Medium, source.raw_os_error(), true),
+                PmError::InUse { process, .. } => (VolumeErrorKind::InUse { process: *process }, None, true),
+                PmError::Unsuitable { .. } => (VolumeErrorKind::Invalid, None, true),
+                PmError::NoMemory { source, .. } => (VolumeErrorKind::Medium, source.raw_os_error(), false),
+                _ => (VolumeErrorKind::Medium, None, false),
+            },
+            EngineError::Foreign(_) => (VolumeErrorKind::Foreign, None, false),
+            EngineError::NewerVersion { .. } | EngineError::UnknownFeatures(_) | EngineError::ReadOnlyFeatures(_) => {
+                (VolumeErrorKind::Unsupported, None, false)
+            }
+            EngineError::Truncated { .. }
+            | EngineError::Damaged(_)
+            | EngineError::NoSuperblock { .. }
+            | EngineError::PowerLost => (VolumeErrorKind::Damaged, None, false),
+            EngineError::Options(_) => (VolumeErrorKind::Invalid, None, false),
+            EngineError::Failed(_) => (VolumeErrorKind::Failed, None, false),
+        };
+        let error = VolumeError::new(kind, error).with_errno(errno);
+        match names_volume {
+            true => error.with_name_in_text(),
+            false => error,
+        }
     }
 }

@@ -4,6 +4,7 @@
 //! that differs. A setter that takes `impl Into<Option<_>>` takes the value itself, or `None` for the default.
 
 pub use ferrite_map::Mapping;
+pub use ferrite_vfs::volume::ScrubReport;
 use serde::{Deserialize, Serialize};
 
 /// Choices fixed when a pool is made.
@@ -148,6 +149,8 @@ pub struct MountOptions {
     pub keep_orphans: bool,
     /// See [`MountOptions::forward_scan`].
     pub(crate) forward_scan: bool,
+    /// See [`MountOptions::look`].
+    pub(crate) is_look: bool,
 }
 
 impl Default for MountOptions {
@@ -165,6 +168,7 @@ impl Default for MountOptions {
             cow_only: false,
             keep_orphans: false,
             forward_scan: false,
+            is_look: false,
         }
     }
 }
@@ -175,6 +179,18 @@ impl MountOptions {
     pub fn keep_orphans(mut self, keep: bool) -> MountOptions {
         self.keep_orphans = keep;
         self
+    }
+
+    /// To look at a pool in whatever state: read-only, after a power loss too, and not counted in
+    /// [`PoolInfo::mounts`].
+    #[must_use]
+    pub fn look() -> MountOptions {
+        MountOptions {
+            read_only: true,
+            accept_power_loss: true,
+            is_look: true,
+            ..MountOptions::default()
+        }
     }
 
     /// Whether to refuse changes and write nothing; by default changes are allowed.
@@ -546,28 +562,4 @@ pub struct RepairReport {
     pub quarantined: Vec<String>,
     /// The state of the pool afterwards; findings that remain could not be repaired.
     pub after: FsckReport,
-}
-
-/// Result of a scrub.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ScrubReport {
-    /// What is wrong.
-    pub findings: Vec<String>,
-    /// There was more than `findings` lists, which holds a limited number.
-    #[serde(default)]
-    pub more: bool,
-    /// Inodes in use.
-    pub inodes: u64,
-    /// Directory entries.
-    pub entries: u64,
-    /// Entries of page logs.
-    pub log_entries: u64,
-    /// How many of the findings are damaged file data, which a repair of structures does not fix.
-    #[serde(default)]
-    pub data_findings: u64,
-    /// Pages of data whose checksums were verified; 0 if data carries none.
-    #[serde(default)]
-    pub pages: u64,
-    /// Bytes read.
-    pub bytes: u64,
 }

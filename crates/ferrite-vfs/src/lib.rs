@@ -1,8 +1,9 @@
 //! The one interface between front ends (library, mount) and engines.
 //!
 //! What lives here: the inode-level [`FileSystem`] trait and its types and errors; the POSIX rules ([`posix`]); path
-//! walking with permission checks, once for all engines ([`Vfs`]); advisory locks ([`locks`]); traces of writes, for
-//! any engine ([`trace`]); and an in-memory reference engine ([`memfs`]), which the tests use as their oracle.
+//! walking with permission checks, once for all engines ([`Vfs`]); the administrator's side of an engine ([`volume`]);
+//! advisory locks ([`locks`]); traces of writes, for any engine ([`trace`]); and an in-memory reference engine
+//! ([`memfs`]), which the tests use as their oracle.
 //!
 //! *Architecture invariant:* this crate depends on no front end, no engine and no medium; engines and the mount know
 //! each other only through it.
@@ -23,6 +24,7 @@ pub mod posix;
 pub mod trace;
 mod types;
 mod vfs;
+pub mod volume;
 
 pub use ctx::{Cred, Ctx, Groups, SYSTEM};
 pub use error::{BadArgument, Corruption, FsError, Result, SpaceOf, Unsupported};

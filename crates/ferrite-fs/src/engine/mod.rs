@@ -3,6 +3,7 @@
 //! The implementations of the traits check arguments and delegate; the operations themselves are in [`crate::file`]
 //! and [`crate::tree`].
 
+mod describe;
 mod file;
 mod fs;
 mod handle;
@@ -10,6 +11,7 @@ mod info;
 mod mkfs;
 mod mount;
 mod once;
+mod volume;
 
 pub use handle::{Engine, identify, is_clean};
 pub use mkfs::{create, create_telling, mkfs};

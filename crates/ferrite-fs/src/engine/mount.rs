@@ -142,7 +142,11 @@ pub(crate) fn mount(mut region: Region, options: &MountOptions) -> Result<Core, 
         history: History {
             was_clean,
             replayed_records: replayed.records,
-            mounts,
+            mounts: if options.is_look {
+                mounts.wrapping_sub(1)
+            } else {
+                mounts
+            },
             boot,
             maybe_copied,
         },

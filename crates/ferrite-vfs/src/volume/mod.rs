@@ -1,0 +1,177 @@
+//! The administrator's side of an engine: [`Volume`], and what it reports.
+//!
+//! What lives here: the trait through which the program, the control socket and the library look after what they
+//! opened, without knowing which engine it is; its reports; its error, [`VolumeError`].
+//!
+//! *Architecture invariant:* a report crosses a socket, so it is plain data. What only one engine has crosses it as
+//! text for people and as JSON for programs; nobody above the engine looks into either.
+
+mod error;
+
+use std::any::Any;
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+use crate::{FileSystem, Ino};
+
+pub use error::{VolumeError, VolumeErrorKind};
+
+/// A receiver of progress: phase, done, total.
+pub type Progress<'p> = &'p mut dyn FnMut(&'static str, u64, u64);
+
+/// An opened engine as its administrator sees it. All calls on it concern one file system, that of [`Self::fs`].
+///
+/// Dropping it without [`Self::close`] is like a crash: no completed operation is lost, but the next open may have to
+/// recover.
+pub trait Volume: Send + Sync {
+    /// The file system. The volume keeps its own reference.
+    fn fs(&self) -> Arc<dyn FileSystem>;
+
+    /// Closes it cleanly; every later call on its file system fails. Durable when it returns; waits for operations that
+    /// are committing. Has no effect the second time.
+    fn close(&self) -> Result<(), VolumeError>;
+
+    /// Everything `ferrite info` shows. Not instant: it may count.
+    fn info(&self) -> Result<VolumeInfo, VolumeError>;
+
+    /// Damage that was found when it was opened, one line each. Access to what is damaged fails with
+    /// [`crate::FsError::Damaged`], everything else works.
+    fn damage(&self) -> Vec<String>;
+
+    /// What else the user who opens it should know, one line each, with the remedy.
+    fn warnings(&self) -> Vec<String>;
+
+    /// Whether changes are refused: because the opener asked for that, because of damage, or because the medium failed.
+    fn is_read_only(&self) -> bool;
+
+    /// Makes all completed operations durable in place and holds changes back until [`Self::thaw`] or [`Self::close`],
+    /// so that the medium can be copied. Reads continue. Blocks for the operations that are committing. Fails if it is
+    /// frozen already.
+    fn freeze(&self) -> Result<(), VolumeError>;
+
+    /// Lets changes continue; has no effect on a volume that is not frozen.
+    fn thaw(&self) -> Result<(), VolumeError>;
+
+    /// Verifies everything that carries a checksum, reading at most `bytes_per_second` (`None` or 0: no limit), while
+    /// the volume is in use. Changes nothing. Blocking, for as long as that takes.
+    fn scrub(&self, bytes_per_second: Option<u64>, progress: Progress<'_>) -> Result<ScrubReport, VolumeError>;
+
+    /// How a file is stored, piece by piece.
+    fn dump(&self, ino: Ino) -> Result<Vec<DumpedPiece>, VolumeError>;
+
+    /// A number that moves with each change of the medium. Cheap.
+    fn activity(&self) -> u64;
+
+    /// Inodes dropped from memory since it was opened, which tells when memory may be given back. Cheap.
+    fn inodes_dropped(&self) -> u64 {
+        0
+    }
+
+    /// The engine itself, for callers who know which one they opened.
+    fn as_any(&self) -> &dyn Any;
+}
+
+/// What `ferrite info` and `ferrite df` show of a volume.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct VolumeInfo {
+    /// The engine: the scheme of its addresses.
+    pub engine: String,
+    /// What it is stored on.
+    pub medium: String,
+    /// In words: which failures a completed operation survives.
+    pub durability: String,
+    /// Its size in bytes.
+    pub size_bytes: u64,
+    /// How much of that can hold files.
+    pub capacity_bytes: u64,
+    /// How much of the capacity is in use.
+    pub used_bytes: u64,
+    /// How much new files may use. Less than what is free, if the engine keeps a reserve.
+    pub available_bytes: u64,
+    /// Inodes in total.
+    pub inodes: u64,
+    /// Free inodes.
+    pub inodes_free: u64,
+    /// The error after which it became read-only, if it did.
+    pub failed: Option<String>,
+    /// See [`Volume::damage`].
+    pub damage: Vec<String>,
+    /// How often damage was met since it was opened.
+    pub findings_since_open: u64,
+    /// All of it and what only this engine has, for people, in the order to show it.
+    pub lines: Vec<InfoLine>,
+    /// The same for programs: a JSON object with names that the engine chooses and keeps.
+    pub json: String,
+}
+
+/// A line of a report for people.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct InfoLine {
+    /// What it is about; empty if it continues the line before.
+    pub name: String,
+    /// What there is to say.
+    pub value: String,
+}
+
+/// Result of a scrub.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ScrubReport {
+    /// What is wrong.
+    pub findings: Vec<String>,
+    /// There was more than `findings` lists, which holds a limited number.
+    #[serde(default)]
+    pub more: bool,
+    /// Inodes in use.
+    pub inodes: u64,
+    /// Directory entries.
+    pub entries: u64,
+    /// Entries of page logs; 0 for an engine without them.
+    pub log_entries: u64,
+    /// How many of the findings are damaged file data, which a repair of structures does not fix.
+    #[serde(default)]
+    pub data_findings: u64,
+    /// Pages of data whose checksums were verified; 0 if data carries none.
+    #[serde(default)]
+    pub pages: u64,
+    /// Bytes read.
+    pub bytes: u64,
+}
+
+/// A part of a file, as `ferrite dump` shows it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DumpedPiece {
+    /// For people.
+    pub lines: Vec<String>,
+    /// For programs: a JSON object.
+    pub json: String,
+}
+
+/// A size for people: `1.5 GiB`.
+pub fn human_bytes(bytes: u64) -> String {
+    const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
+    let mut value = bytes as f64;
+    let mut unit = 0;
+    while value >= 1024.0 && unit + 1 < UNITS.len() {
+        value /= 1024.0;
+        unit += 1;
+    }
+    if unit == 0 {
+        format!("{bytes} B")
+    } else {
+        format!("{value:.1} {}", UNITS[unit])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_shown_in_the_largest_unit_that_fits() {
+        assert_eq!(human_bytes(0), "0 B");
+        assert_eq!(human_bytes(1023), "1023 B");
+        assert_eq!(human_bytes(1536 << 20), "1.5 GiB");
+        assert_eq!(human_bytes(5000 << 40), "5000.0 TiB");
+    }
+}
