@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use ferrite_fs::EngineError;
 use ferrite_pm::PmError;
 use ferrite_vfs::FsError;
+use ferrite_vfs::volume::{VolumeError, VolumeErrorKind};
 
 use crate::own::Forked;
 
@@ -25,6 +26,9 @@ pub enum Cause {
     /// A pool cannot be created, opened or closed.
     #[error(transparent)]
     Pool(#[from] EngineError),
+    /// Another volume cannot be opened or closed, or its address has no meaning here.
+    #[error(transparent)]
+    Volume(VolumeError),
     /// This process was forked from the one that opened the pool.
     #[error(
         "the pool was opened before this process was forked, and belongs to the process that opened it; use it only \
@@ -54,6 +58,15 @@ impl From<PmError> for Cause {
     }
 }
 
+impl From<VolumeError> for Cause {
+    fn from(error: VolumeError) -> Self {
+        match error.downcast() {
+            Ok(error) => Cause::Pool(error),
+            Err(error) => Cause::Volume(error),
+        }
+    }
+}
+
 impl Cause {
     /// The error number, as in `errno(3)`. `None` if no errno fits: a pool that is damaged or in use, a forked child,
     /// content that is not UTF-8.
@@ -63,6 +76,7 @@ impl Cause {
             Cause::Pool(EngineError::Medium(PmError::Io { source, .. } | PmError::NoMemory { source, .. })) => {
                 source.raw_os_error()
             }
+            Cause::Volume(error) => error.raw_os_error(),
             Cause::NoMemory { .. } => Some(libc::ENOMEM),
             Cause::Pool(_) | Cause::Forked | Cause::NotUtf8(_) => None,
         }
@@ -84,6 +98,15 @@ impl Cause {
                 EngineError::Failed(_) => io::ErrorKind::ReadOnlyFilesystem,
                 _ => io::ErrorKind::InvalidData,
             },
+            Cause::Volume(error) => match (error.raw_os_error(), error.kind()) {
+                (Some(errno), _) => io::Error::from_raw_os_error(errno).kind(),
+                (None, VolumeErrorKind::InUse { .. }) => io::ErrorKind::ResourceBusy,
+                (None, VolumeErrorKind::Medium) => io::ErrorKind::Other,
+                (None, VolumeErrorKind::Invalid) => io::ErrorKind::InvalidInput,
+                (None, VolumeErrorKind::Foreign | VolumeErrorKind::Damaged) => io::ErrorKind::InvalidData,
+                (None, VolumeErrorKind::Unsupported) => io::ErrorKind::Unsupported,
+                (None, VolumeErrorKind::Failed) => io::ErrorKind::ReadOnlyFilesystem,
+            },
             Cause::Forked => io::ErrorKind::ResourceBusy,
             Cause::NotUtf8(_) => io::ErrorKind::InvalidData,
             Cause::NoMemory { .. } => io::ErrorKind::OutOfMemory,
@@ -92,12 +115,14 @@ impl Cause {
 
     /// Whether its text already begins with the path.
     fn names_path(&self) -> bool {
-        matches!(
-            self,
-            Cause::Pool(EngineError::Medium(
+        match self {
+            Cause::Pool(EngineError::Medium(medium)) => matches!(
+                medium,
                 PmError::Io { .. } | PmError::InUse { .. } | PmError::Unsuitable { .. }
-            ))
-        )
+            ),
+            Cause::Volume(error) => error.names_volume(),
+            _ => false,
+        }
     }
 }
 

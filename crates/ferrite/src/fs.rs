@@ -1,24 +1,22 @@
 //! [`Fs`]: a pool as a whole. Operations on names are in [`crate::names`], on attributes in [`crate::attributes`].
 
+use std::ffi::OsStr;
 use std::fmt;
-use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::Arc;
 
-use ferrite_fs::{Engine, MkfsOptions, MountOptions, PoolInfo};
+use ferrite_pm::PmError;
 use ferrite_pm::fork::Origin;
-use ferrite_pm::{Access, PmError, Region};
 use ferrite_vfs::locks::LockTable;
 use ferrite_vfs::memfs::MemFs;
+use ferrite_vfs::volume::{Volume, VolumeError};
 use ferrite_vfs::{Cred, FileSystem, StatFs, Vfs};
 
 use crate::error::{Cause, Error, Result};
 use crate::own::Own;
-
-fn holds_nothing(pool: &Path) -> bool {
-    std::fs::File::open(pool).is_ok_and(|file| ferrite_pm::blank::holds_nothing(&file))
-}
+use crate::pool::{self, MkfsOptions, MountOptions, PoolInfo};
+use crate::volume::Address;
 
 pub(crate) fn bytes(path: &Path) -> &[u8] {
     path.as_os_str().as_bytes()
@@ -26,6 +24,7 @@ pub(crate) fn bytes(path: &Path) -> &[u8] {
 
 const CREATE: &str = "create the pool";
 const OPEN: &str = "open the pool";
+const OPEN_VOLUME: &str = "open the volume";
 
 /// A file system: a pool opened by this process, or one in memory. Cheap to clone; clones share one file system. A
 /// forked child cannot use it.
@@ -48,7 +47,8 @@ pub(crate) struct Parts {
     pub(crate) vfs: Vfs,
     /// One for all users of a pool, since they keep each other out.
     pub(crate) locks: Arc<LockTable>,
-    engine: Option<Engine>,
+    /// `None` for a file system that nobody opened here.
+    volume: Option<Arc<dyn Volume>>,
     /// Path of the pool; empty for other engines.
     pool: Arc<Path>,
     /// The path that the directory had where relative paths start, for messages; empty for the root.
@@ -70,15 +70,7 @@ impl Fs {
     /// that is not empty.
     pub fn create_with(pool: impl AsRef<Path>, size_bytes: u64, options: &MkfsOptions) -> Result<Fs> {
         let pool = pool.as_ref();
-        let is_taken = |found: &std::fs::Metadata| found.is_file() && !holds_nothing(pool);
-        if std::fs::metadata(pool).is_ok_and(|found| is_taken(&found)) {
-            let (action, path) = (CREATE, pool.to_path_buf());
-            let text = "it is not empty; open it, or remove it first";
-            let source = io::Error::new(io::ErrorKind::AlreadyExists, text);
-            return Err(Error::new(CREATE, pool, PmError::Io { action, path, source }));
-        }
-        let region = ferrite_fs::create(pool, size_bytes, options).map_err(|error| Error::new(CREATE, pool, error))?;
-        Fs::mount(pool, region, &MountOptions::default())
+        Fs::of_volume(CREATE, pool, || pool::create(pool, size_bytes, options))
     }
 
     /// Opens a pool, and recovers it first if it was not closed. Blocks.
@@ -94,23 +86,49 @@ impl Fs {
     /// a damaged pool.
     pub fn open_with(pool: impl AsRef<Path>, options: &MountOptions) -> Result<Fs> {
         let pool = pool.as_ref();
-        let access = if options.read_only {
-            Access::ReadOnlyPrivate
-        } else {
-            Access::ReadWrite
-        };
-        let region = Region::open(pool, access).map_err(|error| Error::new(OPEN, pool, error))?;
-        Fs::mount(pool, region, options)
+        Fs::of_volume(OPEN, pool, || Address::of_pool(pool).open(options))
     }
 
-    fn mount(pool: &Path, region: Region, options: &MountOptions) -> Result<Fs> {
+    /// Opens what an address leads to: `pm:PATH`, or a path alone, see [`Address`]. Otherwise as [`Self::open`].
+    ///
+    /// ```
+    /// # fn run() -> ferrite::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let path = dir.path().join("data.pool");
+    /// # ferrite::Fs::create(&path, 64 << 20)?.close()?;
+    /// let fs = ferrite::Fs::open_volume(format!("pm:{}", path.display()))?;
+    /// # fs.close()
+    /// # }
+    /// # fn main() { run().unwrap() }
+    /// ```
+    pub fn open_volume(address: impl AsRef<OsStr>) -> Result<Fs> {
+        Fs::open_volume_with(address, &MountOptions::default())
+    }
+
+    /// As [`Self::open_volume`], with options.
+    ///
+    /// # Errors
+    /// Those of [`Self::open_with`], `InvalidInput` for an address without meaning, and `Unsupported` for one that
+    /// needs an engine that this build lacks.
+    pub fn open_volume_with(address: impl AsRef<OsStr>, options: &MountOptions) -> Result<Fs> {
+        let address = address.as_ref();
+        let found =
+            Address::parse(address).map_err(|error| Error::new(OPEN_VOLUME, address, VolumeError::from(error)))?;
+        Fs::of_volume(OPEN, found.path(), || found.open(options))
+    }
+
+    fn of_volume(
+        action: &'static str,
+        pool: &Path,
+        open: impl FnOnce() -> Result<Arc<dyn Volume>, VolumeError>,
+    ) -> Result<Fs> {
         let origin = Origin::here().map_err(|source| {
             let (action, path) = ("watch for forks", pool.to_path_buf());
             Error::new(OPEN, pool, PmError::Io { action, path, source })
         })?;
-        let engine = Engine::mount(region, options).map_err(|error| Error::new(OPEN, pool, error))?;
-        let vfs = Vfs::new(Arc::new(engine.clone()), Cred::root());
-        Ok(Fs::of(vfs, Some(engine), pool, Some(origin)))
+        let volume = open().map_err(|error| Error::new(action, pool, error))?;
+        let vfs = Vfs::new(volume.fs(), Cred::root());
+        Ok(Fs::of(vfs, Some(volume), pool, Some(origin)))
     }
 
     /// A file system in ordinary memory, freed when the last clone is dropped. A forked child gets a separate copy.
@@ -124,11 +142,11 @@ impl Fs {
         Fs::of(Vfs::new(fs, Cred::root()), None, Path::new(""), None)
     }
 
-    fn of(vfs: Vfs, engine: Option<Engine>, pool: &Path, origin: Option<Origin>) -> Fs {
+    fn of(vfs: Vfs, volume: Option<Arc<dyn Volume>>, pool: &Path, origin: Option<Origin>) -> Fs {
         let parts = Parts {
             vfs,
             locks: Arc::default(),
-            engine,
+            volume,
             pool: pool.into(),
             prefix: Path::new("").into(),
         };
@@ -164,8 +182,8 @@ impl Fs {
     /// the journal.
     pub fn close(self) -> Result<()> {
         let close = || -> Result<(), Cause> {
-            match &self.parts.get()?.engine {
-                Some(engine) => Ok(engine.unmount()?),
+            match &self.parts.get()?.volume {
+                Some(volume) => Ok(volume.close()?),
                 None => Ok(()),
             }
         };
@@ -174,7 +192,7 @@ impl Fs {
 
     /// Layout and state of the pool; `None` for other engines, and in a forked child.
     pub fn info(&self) -> Option<PoolInfo> {
-        self.parts.get().ok()?.engine.as_ref().map(Engine::info)
+        pool::info(&**self.parts.get().ok()?.volume.as_ref()?)
     }
 
     /// Total and free space and inodes.

@@ -50,7 +50,9 @@ mod metadata;
 mod names;
 mod open;
 mod own;
+mod pool;
 mod tree;
+pub mod volume;
 
 pub use dir::Dir;
 pub use error::{Cause, Error, Result};

@@ -12,7 +12,7 @@ use ferrite::vfs::memfs::MemFs;
 use ferrite::vfs::{Ctx, FileLayer, Layer, OpenFlags, Opened, SetAttr, Start};
 use ferrite::{
     Attr, Cause, Cred, EngineError, Error, FallocateMode, FileSystem, Fs, FsError, Ino, LockKind, MkfsOptions,
-    MountOptions, OpenFile, OpenOptions, SpaceOf, Wait, XattrMode,
+    MountOptions, OpenFile, OpenOptions, PmError, SpaceOf, Wait, XattrMode,
 };
 
 /// An error of an operation: its errno, its path in the text, and the same errno in what `?` makes of it.
@@ -216,6 +216,40 @@ fn a_pool_that_cannot_be_had_keeps_what_the_system_said_or_the_whole_story() {
 
     std::fs::write(&path, vec![7; 1 << 20]).unwrap();
     about(&Fs::open(&path).unwrap_err(), ErrorKind::InvalidData);
+}
+
+#[test]
+fn an_address_leads_to_its_engine_or_says_why_not() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("a:b");
+    create(&path, 16 << 20).close().unwrap();
+    for address in [format!("pm:{}", path.display()), path.display().to_string()] {
+        let fs = Fs::open_volume(&address).unwrap();
+        assert!(fs.info().is_some(), "{address}");
+        let in_use = Fs::open_volume(&address).unwrap_err();
+        assert_eq!((in_use.kind(), in_use.path()), (ErrorKind::ResourceBusy, &*path));
+        assert!(matches!(
+            in_use.cause(),
+            Cause::Pool(EngineError::Medium(PmError::InUse { .. }))
+        ));
+        fs.close().unwrap();
+    }
+    let look = Fs::open_volume_with(&path, &MountOptions::look()).unwrap();
+    assert_eq!(look.write("/f", "x").unwrap_err().raw_os_error(), Some(libc::EROFS));
+    look.close().unwrap();
+
+    for (address, kind) in [
+        ("tcp://host/export", ErrorKind::Unsupported),
+        ("pm:", ErrorKind::InvalidInput),
+        ("http://host", ErrorKind::InvalidInput),
+    ] {
+        let error = Fs::open_volume(address).unwrap_err();
+        assert_eq!((error.kind(), error.raw_os_error()), (kind, None), "{error}");
+        assert!(matches!(error.cause(), Cause::Volume(_)), "{error}");
+        assert_eq!(error.to_string().matches(address).count(), 1, "{error}");
+    }
+    // A path is a path, whatever it looks like.
+    assert_eq!(Fs::open("tcp://host/export").unwrap_err().kind(), ErrorKind::NotFound);
 }
 
 #[test]

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use ferrite::volume::{Address, AddressError, Volume, VolumeError, VolumeErrorKind};
 use ferrite::{
     Access, AtimePolicy, Attr, ByteRange, Cause, Cred, Dir, DirEntry, DramUse, EngineError, Error, FallocateMode, File,
     FileKind, FileSystem, FileTimes, FoldCounts, Fs, FsError, Ino, LastScrub, LockKind, LockOwner, Mapping, Metadata,
@@ -69,8 +70,18 @@ fn of_errors(error: &Error) -> Option<SpaceOf> {
     match cause {
         Cause::Operation(FsError::NoSpace(of)) => Some(*of),
         Cause::Pool(EngineError::Medium(PmError::InUse { .. })) => None,
+        Cause::Volume(error) => {
+            let _: (&VolumeError, VolumeErrorKind) = (error, error.kind());
+            None
+        }
         _ => None,
     }
+}
+
+/// What a program needs that takes addresses from its user.
+fn of_addresses(text: &str) -> std::result::Result<Arc<dyn Volume>, VolumeError> {
+    let address: Address = Address::parse(text).map_err(|error: AddressError| VolumeError::from(error))?;
+    address.open(&MountOptions::look())
 }
 
 /// What an engine of one's own is made of.
@@ -86,5 +97,13 @@ fn every_name_is_there_and_handles_go_from_thread_to_thread() {
     fn shared<T: Send + Sync>() {}
     shared::<(Fs, File, Dir, Error, OpenOptions, Metadata, FileTimes)>();
     shared::<ReadDir>();
-    let _ = (of_a_pool, of_names, of_attributes, of_files, of_errors, of_engines);
+    let _ = (
+        of_a_pool,
+        of_names,
+        of_attributes,
+        of_files,
+        of_errors,
+        of_addresses,
+        of_engines,
+    );
 }

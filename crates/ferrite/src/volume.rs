@@ -1,0 +1,276 @@
+//! Opening a volume by its address: which engine it is, the address says.
+//!
+//! What lives here: [`Address`], and the list of engines that addresses lead to. A new engine is one more line in it.
+//!
+//! Invariant: a scheme is one of the words in the list, followed by a colon. Everything else is the path of a pool,
+//! whatever colons it has, so that a name with a colon needs no quoting; only `WORD://` is refused, because nobody
+//! means a path by it. `./pm:x` is a file whose name begins like an address.
+
+use std::ffi::{OsStr, OsString};
+use std::fmt;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::sync::Arc;
+
+pub use ferrite_vfs::volume::{
+    DumpedPiece, InfoLine, Progress, ScrubReport, Volume, VolumeError, VolumeErrorKind, VolumeInfo,
+};
+
+use crate::pool::{self, MountOptions};
+
+type Open = fn(&Path, &MountOptions) -> Result<Arc<dyn Volume>, VolumeError>;
+
+/// How the addresses of one scheme are opened.
+struct Opener {
+    scheme: &'static str,
+    /// `None` if this build lacks the engine.
+    open: Option<Open>,
+}
+
+/// All schemes; the first one is that of paths without a scheme.
+const OPENERS: &[Opener] = &[
+    Opener {
+        scheme: "pm",
+        open: Some(pool::open),
+    },
+    Opener {
+        scheme: "nvme",
+        open: None,
+    },
+    Opener {
+        scheme: "fabric",
+        open: None,
+    },
+    Opener {
+        scheme: "tcp",
+        open: None,
+    },
+];
+
+/// Why text is no address of a volume that this build can open.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum AddressError {
+    /// No engine has this scheme.
+    #[error(
+        "{}: `{scheme}` is not a scheme of Ferrite; {OPENS}, and the path of a file of this name begins with `./`",
+        address.display()
+    )]
+    Unknown {
+        /// As given.
+        address: OsString,
+        /// What stands before the colon.
+        scheme: String,
+    },
+    /// This build lacks the engine.
+    #[error(
+        "{}: this build has no engine for `{scheme}`; {OPENS}, and the path of a file of this name begins with `./`",
+        address.display()
+    )]
+    NotBuilt {
+        /// As given.
+        address: OsString,
+        /// What stands before the colon.
+        scheme: &'static str,
+    },
+    /// Nothing follows the scheme.
+    #[error("{}: a path must follow the colon", address.display())]
+    Empty {
+        /// As given.
+        address: OsString,
+    },
+}
+
+/// What this build opens, for messages.
+const OPENS: &str = "this build opens `pm:PATH`, or a path alone";
+
+impl From<AddressError> for VolumeError {
+    fn from(error: AddressError) -> Self {
+        let kind = match &error {
+            AddressError::NotBuilt { .. } => VolumeErrorKind::Unsupported,
+            AddressError::Unknown { .. } | AddressError::Empty { .. } => VolumeErrorKind::Invalid,
+        };
+        VolumeError::new(kind, error).with_name_in_text()
+    }
+}
+
+/// The address of a volume: `pm:PATH`, or the path of a pool alone. This build has an engine for it.
+///
+/// ```
+/// use ferrite::volume::Address;
+///
+/// let address = Address::parse("pm:/var/lib/data.pool")?;
+/// assert_eq!(address, Address::parse("/var/lib/data.pool")?);
+/// assert!(Address::parse("nvme:/etc/drives.toml").is_err(), "not in this build");
+/// # Ok::<(), ferrite::volume::AddressError>(())
+/// ```
+#[derive(Clone)]
+pub struct Address {
+    scheme: &'static str,
+    open: Open,
+    place: OsString,
+}
+
+impl Address {
+    /// Reads an address. Opens nothing.
+    ///
+    /// # Errors
+    /// A scheme that Ferrite or this build does not know, or nothing behind it.
+    pub fn parse(text: impl AsRef<OsStr>) -> Result<Address, AddressError> {
+        let text = text.as_ref();
+        let address = || text.to_owned();
+        for &Opener { scheme, open } in OPENERS {
+            let rest = text.as_bytes().strip_prefix(scheme.as_bytes());
+            let Some(place) = rest.and_then(|rest| rest.strip_prefix(b":")) else {
+                continue;
+            };
+            let open = open.ok_or_else(|| AddressError::NotBuilt {
+                address: address(),
+                scheme,
+            })?;
+            if place.is_empty() {
+                return Err(AddressError::Empty { address: address() });
+            }
+            let place = OsStr::from_bytes(place).to_owned();
+            return Ok(Address { scheme, open, place });
+        }
+        match scheme_of_url(text) {
+            Some(scheme) => Err(AddressError::Unknown {
+                address: address(),
+                scheme,
+            }),
+            None => Ok(Address::of_pool(text)),
+        }
+    }
+
+    /// The address of the pool at a path, whatever it looks like.
+    pub fn of_pool(path: impl AsRef<OsStr>) -> Address {
+        Address {
+            scheme: OPENERS[0].scheme,
+            open: pool::open,
+            place: path.as_ref().to_owned(),
+        }
+    }
+
+    /// The scheme, without the colon.
+    pub fn scheme(&self) -> &'static str {
+        self.scheme
+    }
+
+    /// The file or device where the volume is.
+    pub fn path(&self) -> &Path {
+        Path::new(&self.place)
+    }
+
+    /// Opens the volume, and recovers it first if it was not closed. Blocks.
+    pub fn open(&self, options: &MountOptions) -> Result<Arc<dyn Volume>, VolumeError> {
+        (self.open)(self.path(), options)
+    }
+}
+
+impl PartialEq for Address {
+    fn eq(&self, other: &Address) -> bool {
+        (self.scheme, &self.place) == (other.scheme, &other.place)
+    }
+}
+
+impl Eq for Address {}
+
+impl fmt::Debug for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{:?}", self.scheme, self.place)
+    }
+}
+
+/// The word before `://`, if the text begins with one.
+fn scheme_of_url(text: &OsStr) -> Option<String> {
+    let text = text.as_bytes();
+    let word = &text[..text.windows(3).position(|part| part == b"://")?];
+    let is_word = word
+        .iter()
+        .all(|&byte| byte.is_ascii_alphanumeric() || b"+-.".contains(&byte));
+    let is_scheme = is_word && word.first().is_some_and(u8::is_ascii_alphabetic);
+    is_scheme.then(|| String::from_utf8_lossy(word).into_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_path_is_the_address_of_a_pool() {
+        for path in [
+            "/var/lib/pool",
+            "pool",
+            "./pm:x",
+            "./a:b",
+            "/x/a:b",
+            "a:b",
+            "pmx:/y",
+            "PM:/y",
+            "./tcp://h/e",
+            "/x://y",
+            "a b://c",
+            "://c",
+            "",
+        ] {
+            let address = Address::parse(path).unwrap();
+            assert_eq!((address.scheme(), address.path()), ("pm", Path::new(path)), "{path}");
+        }
+        let bytes = OsStr::from_bytes(b"/x/\xff:y");
+        assert_eq!(Address::parse(bytes).unwrap().path(), Path::new(bytes));
+    }
+
+    #[test]
+    fn a_scheme_is_taken_off_once() {
+        assert_eq!(Address::parse("pm:/x/pool").unwrap().path(), Path::new("/x/pool"));
+        assert_eq!(Address::parse("pm:pm:x").unwrap().path(), Path::new("pm:x"));
+        assert_eq!(Address::parse("pm:x").unwrap(), Address::of_pool("x"));
+        assert_ne!(Address::of_pool("pm:x"), Address::of_pool("x"));
+        let bytes = OsStr::from_bytes(b"pm:\xff");
+        assert_eq!(
+            Address::parse(bytes).unwrap().path(),
+            Path::new(OsStr::from_bytes(b"\xff"))
+        );
+    }
+
+    #[test]
+    fn what_this_build_cannot_open_is_refused_by_name() {
+        for (text, scheme) in [
+            ("nvme:/etc/drives", "nvme"),
+            ("fabric://host/export", "fabric"),
+            ("tcp://host/export", "tcp"),
+            ("tcp:host", "tcp"),
+        ] {
+            let error = Address::parse(text).unwrap_err();
+            assert!(matches!(&error, AddressError::NotBuilt { scheme: found, .. } if *found == scheme));
+            let said = error.to_string();
+            for part in [text, "no engine for", &format!("`{scheme}`"), "pm:PATH", "./"] {
+                assert!(said.contains(part), "{part} in: {said}");
+            }
+            assert_eq!(VolumeError::from(error).kind(), VolumeErrorKind::Unsupported);
+        }
+        let error = Address::parse("nfs4+x://host/export").unwrap_err();
+        let said = error.to_string();
+        assert!(
+            said.contains("`nfs4+x` is not a scheme") && said.contains("pm:PATH"),
+            "{said}"
+        );
+        assert_eq!(VolumeError::from(error).kind(), VolumeErrorKind::Invalid);
+        assert!(
+            Address::parse("pm:")
+                .unwrap_err()
+                .to_string()
+                .contains("pm:: a path must follow")
+        );
+    }
+
+    /// The text for users names each scheme that can be opened.
+    #[test]
+    fn messages_list_what_can_be_opened() {
+        for opener in OPENERS {
+            let listed = OPENS.contains(&format!("`{}:", opener.scheme));
+            assert_eq!(listed, opener.open.is_some(), "{}", opener.scheme);
+        }
+    }
+}
