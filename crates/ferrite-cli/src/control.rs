@@ -14,9 +14,10 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use ferrite_fs::Engine;
+use ferrite::volume::Volume;
 use rustix::process::{Pid, PidfdFlags};
 
 use super::frost::Frost;
@@ -32,7 +33,7 @@ const CLIENT_TIMEOUT: Duration = Duration::from_secs(10);
 /// A request to a daemon. It goes over the socket as JSON, so that paths may contain any bytes.
 #[derive(Debug, serde::Serialize, serde::Deserialize)]
 pub(crate) enum Request {
-    /// The layout of the pool: a `PoolInfo`.
+    /// The layout and state of the pool: a `VolumeInfo`.
     Info,
     /// Whether the daemon refuses changes for its whole life.
     IsReadOnly,
@@ -136,12 +137,12 @@ pub(crate) struct Server {
 }
 
 impl Server {
-    /// Answers for `engine`, which has the file `pool` open and is mounted as `mount`, from a separate thread until
+    /// Answers for `volume`, which has the file `pool` open and is mounted as `mount`, from a separate thread until
     /// dropped. The mount works without a socket, too.
     pub(crate) fn start(
         pool: &Metadata,
         mount: Option<&MountPoint>,
-        engine: Engine,
+        volume: Arc<dyn Volume>,
         frost: Frost,
     ) -> std::io::Result<Server> {
         let file = (pool.dev(), pool.ino());
@@ -172,10 +173,10 @@ impl Server {
         std::fs::remove_file(&new)?;
         std::thread::Builder::new().name("control".into()).spawn(move || {
             for stream in listener.incoming().flatten() {
-                let (engine, frost) = (engine.clone(), frost.clone());
+                let (volume, frost) = (Arc::clone(&volume), frost.clone());
                 // A scrub takes long; other clients must not wait for it.
                 let answering = std::thread::Builder::new().name("control".into()).spawn(move || {
-                    if let Err(error) = answer(stream, &engine, &frost, file) {
+                    if let Err(error) = answer(stream, &*volume, &frost, file) {
                         tracing::debug!(%error, "control connection");
                     }
                 });
@@ -198,7 +199,7 @@ impl Drop for Server {
     }
 }
 
-fn answer(mut stream: UnixStream, engine: &Engine, frost: &Frost, file: (u64, u64)) -> std::io::Result<()> {
+fn answer(mut stream: UnixStream, volume: &dyn Volume, frost: &Frost, file: (u64, u64)) -> std::io::Result<()> {
     stream.set_read_timeout(Some(CLIENT_TIMEOUT))?;
     stream.set_write_timeout(Some(CLIENT_TIMEOUT))?;
     let mut request = String::new();
@@ -207,21 +208,21 @@ fn answer(mut stream: UnixStream, engine: &Engine, frost: &Frost, file: (u64, u6
         return frost.hold(stream, file);
     }
     if let Ok(Request::ScrubTelling(limit)) = serde_json::from_str(&request) {
-        return scrub_telling(stream, engine, limit);
+        return scrub_telling(stream, volume, limit);
     }
     let reply =
-        reply(&request, engine, frost).unwrap_or_else(|failure| serde_json::json!({ "error": failure.message }));
+        reply(&request, volume, frost).unwrap_or_else(|failure| serde_json::json!({ "error": failure.message }));
     writeln!(stream, "{reply}")
 }
 
-fn reply(request: &str, engine: &Engine, frost: &Frost) -> Result<serde_json::Value, Failure> {
+fn reply(request: &str, volume: &dyn Volume, frost: &Frost) -> Result<serde_json::Value, Failure> {
     let request = serde_json::from_str(request)
         .map_err(|error| Failure::new(FAILED, format!("the daemon does not know this request ({error})")))?;
     Ok(match request {
-        Request::Info => serde_json::to_value(engine.info())?,
-        Request::IsReadOnly => serde_json::to_value(engine.is_read_only())?,
-        Request::Dump(path) => serde_json::to_value(pages(engine, &path)?)?,
-        Request::Scrub(limit) => serde_json::to_value(engine.scrub(Some(limit))?)?,
+        Request::Info => serde_json::to_value(volume.info()?)?,
+        Request::IsReadOnly => serde_json::to_value(volume.is_read_only())?,
+        Request::Dump(path) => serde_json::to_value(pages(volume, &path)?)?,
+        Request::Scrub(limit) => serde_json::to_value(volume.scrub(Some(limit), &mut |_, _, _| {})?)?,
         Request::Freeze(seconds) => {
             serde_json::to_value(frost.freeze_for(Duration::from_secs(seconds)).map(|()| true)?)?
         }
@@ -233,9 +234,9 @@ fn reply(request: &str, engine: &Engine, frost: &Frost) -> Result<serde_json::Va
 }
 
 /// The client may disconnect: the scrub's findings are for the log as well.
-fn scrub_telling(mut stream: UnixStream, engine: &Engine, limit: u64) -> std::io::Result<()> {
+fn scrub_telling(mut stream: UnixStream, volume: &dyn Volume, limit: u64) -> std::io::Result<()> {
     let mut told = Instant::now();
-    let report = engine.scrub_telling(Some(limit), &mut |_, done, total| {
+    let report = volume.scrub(Some(limit), &mut |_, done, total| {
         if told.elapsed() > TELL_EVERY {
             told = Instant::now();
             let progress = Progress {

@@ -18,6 +18,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use ferrite::volume::Address;
 use ferrite_fs::{Engine, MountOptions};
 use ferrite_pm::{Access, PmError, Region};
 use rustix::fs::{AtFlags, CWD, SeekFrom};
@@ -27,7 +28,7 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use super::control::{self, Request};
 use super::mounts::{self, MountPoint};
 use super::progress::Bar;
-use super::target::{Target, not_mounted};
+use super::target::{Target, address, not_mounted};
 use super::{FAILED, Failure, Outcome, about, complain, freeze, frost, opening, say, say_json, size};
 
 /// Bytes read at a time.
@@ -50,7 +51,8 @@ Examples:
   ferrite copy /var/lib/data.pool /backup/ --force")]
 pub(crate) struct Copy {
     /// Pool, or a directory where one is mounted
-    pool: PathBuf,
+    #[arg(value_parser = address(), value_hint = clap::ValueHint::AnyPath)]
+    pool: Address,
     /// File to create, or a directory to create it in
     to: PathBuf,
     /// Replace an existing file
@@ -89,8 +91,9 @@ struct Report {
 impl Copy {
     pub(crate) fn run(self) -> Outcome {
         let target = Target::new(&self.pool);
-        if self.pool.is_dir() && mounts::on(&self.pool).is_none() {
-            return Err(not_mounted(&self.pool));
+        let given = self.pool.path();
+        if given.is_dir() && mounts::on(given).is_none() {
+            return Err(not_mounted(given));
         }
         let pool = target.pool().to_path_buf();
         let to = match (self.to.is_dir(), pool.file_name()) {
@@ -103,7 +106,7 @@ impl Copy {
         }
         check_place(&to, &pool, self.force)?;
         let copy = Unfinished::new(&to)?;
-        freeze::write_out(&self.pool);
+        freeze::write_out(given);
         let job = Job {
             pool: &pool,
             copy: &copy.file,
@@ -115,7 +118,7 @@ impl Copy {
         let (size_bytes, copied_bytes, frozen) = match (Region::open(&pool, Access::ReadOnlyPrivate), target.connect())
         {
             (Err(PmError::InUse { .. }), Some(daemon)) => {
-                job.copy_mounted(daemon).map_err(|failure| failure.of(&self.pool))?
+                job.copy_mounted(daemon).map_err(|failure| failure.of(given))?
             }
             (Ok(region), _) => job.copy_locked(&region)?,
             (Err(_), _) => job.copy_locked(&opening::open(&pool, Access::ReadOnlyPrivate)?)?,

@@ -9,10 +9,9 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use ferrite_fs::Engine;
-use ferrite_pm::Access;
-use ferrite_vfs::FileSystem;
+use ferrite::volume::{Address, Volume};
 use ferrite_vfs::trace::{TraceWriter, Traced};
+use ferrite_vfs::{FileSystem, Shared};
 
 use super::frost::Frost;
 use super::mount_options::Options;
@@ -22,11 +21,11 @@ use super::{
 };
 
 /// Checks for damage once a day, until the process ends.
-fn scrub_daily(engine: Engine, bytes_per_second: u64) -> Result<(), Failure> {
+fn scrub_daily(volume: Arc<dyn Volume>, bytes_per_second: u64) -> Result<(), Failure> {
     const DAY: Duration = Duration::from_secs(24 * 60 * 60);
     let work = move || {
         // The engine writes each finding to the log.
-        while let Ok(report) = engine.scrub(Some(bytes_per_second)) {
+        while let Ok(report) = volume.scrub(Some(bytes_per_second), &mut |_, _, _| {}) {
             tracing::info!(inodes = report.inodes, damaged = report.findings.len(), "scrub done");
             std::thread::sleep(DAY);
         }
@@ -38,10 +37,16 @@ fn scrub_daily(engine: Engine, bytes_per_second: u64) -> Result<(), Failure> {
         .map_err(|error| Failure::new(FAILED, format!("the scrub thread did not start: {error}")))
 }
 
-/// Mounts `pool` on `dir` and serves it until it is unmounted. As a daemon it says `ready` when the mount answers, and
-/// detaches from the process that started it. Blocks until the unmount.
-pub(crate) fn serve(pool: &Path, dir: &Path, log: Option<&Path>, is_daemon: bool, mut options: Options) -> Outcome {
-    let (pool, given_dir) = (absolute(pool)?, dir);
+/// Mounts the volume at `address` on `dir` and serves it until it is unmounted. As a daemon it says `ready` when the
+/// mount answers, and detaches from the process that started it. Blocks until the unmount.
+pub(crate) fn serve(
+    address: &Address,
+    dir: &Path,
+    log: Option<&Path>,
+    is_daemon: bool,
+    mut options: Options,
+) -> Outcome {
+    let (pool, given_dir) = (absolute(address.path())?, dir);
     // Before the pool is read, so that the log has every finding. And before the mount, which may hide the file's
     // directory.
     match log.or(options.log.as_deref()) {
@@ -49,44 +54,40 @@ pub(crate) fn serve(pool: &Path, dir: &Path, log: Option<&Path>, is_daemon: bool
         None if is_daemon => log::tell_syslog(&pool),
         None => {}
     }
-    let access = if options.engine.read_only {
-        Access::ReadOnlyPrivate
-    } else {
-        Access::ReadWrite
-    };
-    let region = opening::open(&pool, access)?;
+    let volume = opening::volume(&address.at(&pool), &options.engine)?;
     let file = std::fs::metadata(&pool).map_err(about(&pool))?;
-    let engine = Engine::mount(region, &options.engine).map_err(about(&pool))?;
-    warn_of_damage(&engine, &pool, given_dir);
-    warn_of_copy(&engine, &pool);
-    options.fuse.read_only |= engine.is_read_only();
+    warn_of_damage(&*volume, &pool, given_dir);
+    for warning in volume.warnings() {
+        complain(format_args!("ferrite: {}: {warning}", pool.display()));
+    }
+    options.fuse.read_only |= volume.is_read_only();
     options.fuse.source = pool.display().to_string();
     // Before the mount, which may hide the file's directory, and while relative names still mean what the user meant.
     let trace = options.trace.as_deref().map(trace_file::open).transpose()?;
     let sink = trace.as_ref().map(File::try_clone).transpose()?;
     let writer = sink.map(|sink| Arc::new(TraceWriter::new(Box::new(sink))));
     let fs: Arc<dyn FileSystem> = match &writer {
-        Some(writer) => Arc::new(Traced::new(engine.clone(), Arc::clone(writer))),
-        None => Arc::new(engine.clone()),
+        Some(writer) => Arc::new(Traced::new(Shared(volume.fs()), Arc::clone(writer))),
+        None => volume.fs(),
     };
     let dir = absolute(given_dir)?;
     let null = OpenOptions::new().read(true).write(true).open("/dev/null")?;
     dead::clear_dead(&dir)?;
     let mut mounted = ferrite_fuse::mount(fs, &dir, &options.fuse)?;
     let unmounter = mounted.unmounter();
-    let frost = Frost::new(engine.clone(), mounted.freezer());
+    let frost = Frost::new(Arc::clone(&volume), mounted.freezer());
     let mount = mounts::with_path(&dir);
-    let server = control::Server::start(&file, mount.as_ref(), engine.clone(), frost.clone());
+    let server = control::Server::start(&file, mount.as_ref(), Arc::clone(&volume), frost.clone());
     if let Err(error) = &server {
         tracing::warn!(%error, "no control socket: `ferrite info` cannot query this daemon");
     }
     // All that may fail comes before the daemon reports that the mount is ready.
-    let started = signals::end_on_signal(unmounter.clone(), dir.clone(), engine.clone(), frost)
+    let started = signals::end_on_signal(unmounter.clone(), dir.clone(), Arc::clone(&volume), frost)
         .and_then(|()| match options.scrub {
-            Some(bytes_per_second) => scrub_daily(engine.clone(), bytes_per_second),
+            Some(bytes_per_second) => scrub_daily(Arc::clone(&volume), bytes_per_second),
             None => Ok(()),
         })
-        .and_then(|()| memory::give_back(engine.clone()))
+        .and_then(|()| memory::give_back(Arc::clone(&volume)))
         .and_then(|()| match (&trace, &options.trace) {
             (Some(file), Some(path)) => trace_file::empty(file).map_err(about(path)),
             _ => Ok(()),
@@ -107,7 +108,7 @@ pub(crate) fn serve(pool: &Path, dir: &Path, log: Option<&Path>, is_daemon: bool
         }
     };
     drop(server);
-    let ended = close(&engine, ended, writer.as_deref(), options.trace.as_deref());
+    let ended = close(&*volume, ended, writer.as_deref(), options.trace.as_deref());
     match &ended {
         // A daemon has no other place to report it.
         Err(failure) if is_daemon => tracing::error!("{}", failure.message),
@@ -119,14 +120,14 @@ pub(crate) fn serve(pool: &Path, dir: &Path, log: Option<&Path>, is_daemon: bool
 
 /// Ends a trace and closes the pool, whatever happened to the mount; returns the first error.
 fn close(
-    engine: &Engine,
+    volume: &dyn Volume,
     served: Result<(), Failure>,
     writer: Option<&TraceWriter>,
     trace: Option<&Path>,
 ) -> Result<(), Failure> {
     // A trace that failed must not prevent a clean close of the pool.
     let recorded = writer.map_or(Ok(()), TraceWriter::finish);
-    engine.unmount()?;
+    volume.close()?;
     served?;
     recorded.map_err(|error| {
         let path = trace.unwrap_or(Path::new("trace"));
@@ -135,10 +136,11 @@ fn close(
 }
 
 /// Warns the user who mounts a damaged pool; the log has every finding.
-fn warn_of_damage(engine: &Engine, pool: &Path, dir: &Path) {
-    let Some(first) = engine.damage().first() else { return };
-    let count = engine.damage().len();
-    let state = match engine.is_read_only() {
+fn warn_of_damage(volume: &dyn Volume, pool: &Path, dir: &Path) {
+    let damage = volume.damage();
+    let Some(first) = damage.first() else { return };
+    let count = damage.len();
+    let state = match volume.is_read_only() {
         true => "mounted READ-ONLY, because it is unknown which blocks the damaged parts own",
         false => "what is damaged cannot be read, everything else works",
     };
@@ -148,15 +150,6 @@ fn warn_of_damage(engine: &Engine, pool: &Path, dir: &Path) {
         pool = pool.display(),
         dir = dir.display(),
     ));
-}
-
-/// Warns the user who mounts what may be a copy of a mounted pool; later it is impossible to see which of its files are
-/// old or mixed.
-fn warn_of_copy(engine: &Engine, pool: &Path) {
-    if engine.may_be_live_copy() {
-        let pool = pool.display();
-        complain(format_args!("ferrite: {pool}: {}", ferrite_fs::MAYBE_COPIED));
-    }
 }
 
 /// Reports to the process that started us that the mount answers, and detaches from it and its terminal.

@@ -7,6 +7,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Instant;
 
+use ferrite::volume::Address;
+
 use super::{FAILED, Failure, Outcome, info, mounts, say, size};
 
 const POOL_BYTES: u64 = 1 << 30;
@@ -114,7 +116,7 @@ impl Demo {
             us.display()
         ));
         say(format!("  {}   unmount and remove it all", self.how_to_stop(us)));
-        let _ = info::gather(mount)?;
+        let _ = info::gather(&Address::of_pool(mount))?;
         Ok(0)
     }
 

@@ -2,16 +2,18 @@
 
 use std::path::PathBuf;
 
-use ferrite_fs::PoolInfo;
+use ferrite::volume::{Address, VolumeInfo};
 
 use super::mounts::MountPoint;
+use super::target::address;
 use super::{FAILED, Failure, Outcome, complain, dead, info, mounts, say, say_json, size};
 
 /// Show free space and inodes
 #[derive(Debug, clap::Args)]
 pub(crate) struct Df {
     /// Pools or mount points [default: all mounted pools]
-    pools: Vec<PathBuf>,
+    #[arg(value_parser = address(), value_hint = clap::ValueHint::AnyPath)]
+    pools: Vec<Address>,
     /// Print one line of JSON per pool
     #[arg(long)]
     json: bool,
@@ -46,10 +48,10 @@ enum State {
 }
 
 impl State {
-    fn of(info: &PoolInfo) -> State {
+    fn of(info: &VolumeInfo) -> State {
         match () {
             () if info.failed.is_some() => State::Failed,
-            () if !info.damage.is_empty() || info.runtime_findings_total > 0 => State::Damaged,
+            () if !info.damage.is_empty() || info.findings_since_open > 0 => State::Damaged,
             () => State::Ok,
         }
     }
@@ -76,7 +78,7 @@ impl Df {
             false => self
                 .pools
                 .into_iter()
-                .map(|path| (path.clone(), mounts::find(&path)))
+                .map(|pool| (pool.path().to_path_buf(), mounts::find(pool.path())))
                 .collect(),
         };
         let (mut rows, mut code) = (Vec::new(), 0);
@@ -119,20 +121,19 @@ impl Df {
 }
 
 fn row(path: PathBuf, mount: Option<MountPoint>) -> Result<Row, Failure> {
-    let info = match (info::gather(&path), &mount) {
+    let info = match (info::gather(&Address::of_pool(&path)), &mount) {
         (Ok(info), _) => info,
         // It belongs to another user, and the kernel knows how much room there is.
         (Err(failure), Some(mount)) => return told_by_kernel(mount).ok_or(failure),
         (Err(failure), None) => return Err(failure),
     };
-    let block = u64::from(info.block_bytes);
     let is_dead = mount.as_ref().is_some_and(dead::is_dead);
     Ok(Row {
         pool: mount.as_ref().map_or(path, |mount| mount.pool.clone()),
         mounted_on: mount.map(|mount| mount.dir),
-        size_bytes: info.blocks * block,
-        used_bytes: (info.blocks - info.blocks_free) * block,
-        available_bytes: info.blocks_free.saturating_sub(info.blocks_reserved) * block,
+        size_bytes: info.capacity_bytes,
+        used_bytes: info.used_bytes,
+        available_bytes: info.available_bytes,
         inodes: info.inodes,
         inodes_free: info.inodes_free,
         state: if is_dead { State::Dead } else { State::of(&info) },

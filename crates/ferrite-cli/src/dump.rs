@@ -3,12 +3,12 @@
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 
-use ferrite_fs::PageDump;
+use ferrite::volume::Address;
 
 use super::control::Request;
 use super::pages::pages;
-use super::target::Target;
-use super::{Outcome, say, say_json};
+use super::target::{Target, address};
+use super::{Outcome, say};
 
 /// Show a file's pages, page words and log entries
 #[derive(Debug, clap::Args)]
@@ -17,7 +17,8 @@ PATH starts at the root of the file system in the pool, no matter where it is mo
 first, as a read walks them. Units are 64 bytes and count from the start of the pool.")]
 pub(crate) struct Dump {
     /// Pool, or a directory where one is mounted
-    pool: PathBuf,
+    #[arg(value_parser = address(), value_hint = clap::ValueHint::AnyPath)]
+    pool: Address,
     /// File in the pool
     path: PathBuf,
     /// Print one JSON object per page
@@ -31,38 +32,17 @@ impl Dump {
         let path = self.path.as_os_str().as_bytes();
         let pages = match target.ask(&Request::Dump(path.to_vec()))? {
             Some(pages) => pages,
-            None => pages(&target.look()?, path)?,
+            None => pages(&*target.look()?, path)?,
         };
         for page in &pages {
-            if self.json {
-                say_json(page)?;
-            } else {
-                print(page);
+            match self.json {
+                true => say(&page.json),
+                false => page.lines.iter().for_each(say),
             }
         }
         if pages.is_empty() && !self.json {
             say("no pages: the content is in the inode, or there is none");
         }
         Ok(0)
-    }
-}
-
-fn print(page: &PageDump) {
-    let state = match (page.unwritten, page.entries.len()) {
-        (true, _) => "reserved".to_owned(),
-        (false, 0) => "no log".to_owned(),
-        (false, 1) => "1 log entry".to_owned(),
-        (false, count) => format!("{count} log entries"),
-    };
-    say(format!(
-        "page {:<8} word {:016x}  block {:<9} {state}",
-        page.page, page.word, page.block
-    ));
-    for entry in &page.entries {
-        let what = if entry.zeros { "zeros" } else { "bytes" };
-        say(format!(
-            "    unit {:<11} segment {:<11} {:>4} {what} at {}",
-            entry.unit, entry.segment, entry.len_bytes, entry.offset
-        ));
     }
 }

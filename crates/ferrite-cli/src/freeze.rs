@@ -2,10 +2,12 @@
 //!
 //! What lives here: the commands. The daemon's side is in [`super::frost`].
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
+
+use ferrite::volume::Address;
 
 use super::control::Request;
-use super::target::{Target, not_mounted};
+use super::target::{Target, address, not_mounted};
 use super::{Outcome, mounts};
 
 /// Block changes on a mount, so that its pool can be copied or a snapshot taken
@@ -19,7 +21,8 @@ Example:
   ferrite freeze /mnt && lvcreate --snapshot --name backup --size 1G vg/pools; ferrite thaw /mnt")]
 pub(crate) struct Freeze {
     /// Directory where a pool is mounted, or the pool
-    dir: PathBuf,
+    #[arg(value_parser = address(), value_hint = clap::ValueHint::AnyPath)]
+    dir: Address,
     /// Thaw automatically after this many seconds
     #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=86_400))]
     timeout: u64,
@@ -29,12 +32,13 @@ pub(crate) struct Freeze {
 #[derive(Debug, clap::Args)]
 pub(crate) struct Thaw {
     /// Directory where a pool is mounted, or the pool
-    dir: PathBuf,
+    #[arg(value_parser = address(), value_hint = clap::ValueHint::AnyPath)]
+    dir: Address,
 }
 
 impl Freeze {
     pub(crate) fn run(self) -> Outcome {
-        write_out(&self.dir);
+        write_out(self.dir.path());
         ask(&self.dir, &Request::Freeze(self.timeout))
     }
 }
@@ -45,9 +49,9 @@ impl Thaw {
     }
 }
 
-fn ask(dir: &Path, request: &Request) -> Outcome {
+fn ask(dir: &Address, request: &Request) -> Outcome {
     let answer: Option<bool> = Target::new(dir).ask_patiently(request)?;
-    answer.map(|_| 0).ok_or_else(|| not_mounted(dir))
+    answer.map(|_| 0).ok_or_else(|| not_mounted(dir.path()))
 }
 
 /// Makes the kernel send what programs stored in shared mappings, as fsfreeze(8) does. It does not wait for all of it:

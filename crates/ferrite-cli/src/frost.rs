@@ -10,7 +10,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::Duration;
 
-use ferrite_fs::Engine;
+use ferrite::volume::Volume;
 use ferrite_fuse::Freezer;
 use parking_lot::Mutex;
 
@@ -33,15 +33,15 @@ struct Holder {
 /// Freezes and thaws a daemon's mount.
 #[derive(Clone)]
 pub(crate) struct Frost {
-    engine: Engine,
+    volume: Arc<dyn Volume>,
     freezer: Freezer,
     holder: Arc<Mutex<Holder>>,
 }
 
 impl Frost {
-    pub(crate) fn new(engine: Engine, freezer: Freezer) -> Frost {
+    pub(crate) fn new(volume: Arc<dyn Volume>, freezer: Freezer) -> Frost {
         Frost {
-            engine,
+            volume,
             freezer,
             holder: Arc::default(),
         }
@@ -55,7 +55,7 @@ impl Frost {
         }
         // Changing requests first, so that none of them waits inside the engine holding locks that readers need.
         self.freezer.close();
-        if let Err(error) = self.engine.freeze() {
+        if let Err(error) = self.volume.freeze() {
             self.freezer.open();
             return Err(error.into());
         }
@@ -73,7 +73,7 @@ impl Frost {
                 return Ok(false);
             }
             holder.now = None;
-            self.engine.thaw()
+            self.volume.thaw()
         };
         self.freezer.open();
         tracing::info!("thawed");

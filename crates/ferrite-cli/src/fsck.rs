@@ -1,12 +1,14 @@
 //! `ferrite fsck`: check a pool, report what is wrong with it, and repair it on request.
 
-use std::path::PathBuf;
+use std::path::Path;
 
+use ferrite::volume::Address;
 use ferrite_fs::rewrite::Rewrite;
 use ferrite_fs::{FsckOptions, FsckReport, RepairReport};
 use ferrite_pm::{Access, Region};
 
 use super::progress::Bar;
+use super::target::address;
 use super::{Failure, Outcome, mounts, opening, say, say_json};
 
 /// All is well.
@@ -33,7 +35,8 @@ them for intact. A crash during a repair does no harm: the next mount or fsck co
 Exit codes: 0 sound, 1 errors found and repaired, 4 errors left, 8 could not check, 16 wrong usage.")]
 pub(crate) struct Fsck {
     /// Pool to check, or a directory where its mount died
-    pool: PathBuf,
+    #[arg(value_parser = address(), value_hint = clap::ValueHint::AnyPath)]
+    pool: Address,
     /// Repair everything that can be repaired
     #[arg(long, visible_short_alias = 'y', conflicts_with_all = ["no_changes", "preen"])]
     repair: bool,
@@ -77,13 +80,13 @@ fn count(report: &FsckReport) -> String {
 
 impl Fsck {
     pub(crate) fn run(mut self) -> Outcome {
-        if let Some(mount) = mounts::find(&self.pool) {
+        if let Some(mount) = mounts::find(self.pool()) {
             // While a daemon has the pool, opening it reports that.
-            self.pool = mount.pool;
+            self.pool = self.pool.at(&mount.pool);
             if self.skip_mounted {
                 return Ok(CLEAN);
             }
-        } else if self.pool.is_dir() {
+        } else if self.pool().is_dir() {
             return Err(self.cannot(&"no pool is mounted there; give the path of the pool"));
         }
         match self.repair || self.preen {
@@ -92,12 +95,16 @@ impl Fsck {
         }
     }
 
+    fn pool(&self) -> &Path {
+        self.pool.path()
+    }
+
     fn cannot(&self, error: &dyn std::fmt::Display) -> Failure {
-        Failure::new(CANNOT_CHECK, format!("{}: {error}", self.pool.display()))
+        Failure::new(CANNOT_CHECK, format!("{}: {error}", self.pool().display()))
     }
 
     fn open(&self, access: Access) -> Result<Region, Failure> {
-        opening::open(&self.pool, access).map_err(|failure| failure.with_code(CANNOT_CHECK))
+        opening::open(self.pool(), access).map_err(|failure| failure.with_code(CANNOT_CHECK))
     }
 
     fn options(&self) -> FsckOptions {
@@ -141,7 +148,7 @@ impl Fsck {
         };
         say(format!(
             "{}: {state}; {} inodes{orphans}, {} names, {} pages, {} blocks in use, {} records replayed",
-            self.pool.display(),
+            self.pool().display(),
             report.inodes,
             report.entries,
             report.pages,

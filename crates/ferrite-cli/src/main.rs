@@ -101,6 +101,9 @@ Examples:
   ferrite umount /mnt                       unmount; completed operations are durable already
   ferrite demo                              see it work
 
+A pool is named by its path, or by its address, pm:PATH. The schemes of other engines are known, but not in this build: \
+nvme:, fabric: and tcp:. Any other name with a colon is a path; write ./pm:x for a file that is called pm:x.
+
 Exit codes: 0 success, 1 failure, 2 wrong usage; `fsck` uses those of fsck(8).";
 
 /// A file system for storage as fast as memory.

@@ -3,9 +3,10 @@
 //! What lives here: a thread that returns it to the system after the kernel forgot many inodes. The allocator does not
 //! do so by itself, because free memory lies between memory in use.
 
+use std::sync::Arc;
 use std::time::Duration;
 
-use ferrite_fs::Engine;
+use ferrite::volume::Volume;
 
 use super::{FAILED, Failure};
 
@@ -14,12 +15,12 @@ const DROPPED_MIN: u64 = 16_384;
 const LOOK_EVERY: Duration = Duration::from_secs(5);
 
 /// Returns memory from time to time, until the process ends.
-pub(crate) fn give_back(engine: Engine) -> Result<(), Failure> {
+pub(crate) fn give_back(volume: Arc<dyn Volume>) -> Result<(), Failure> {
     let work = move || {
         let mut seen = 0;
         loop {
             std::thread::sleep(LOOK_EVERY);
-            let dropped = engine.inodes_dropped();
+            let dropped = volume.inodes_dropped();
             if dropped - seen >= DROPPED_MIN {
                 seen = dropped;
                 trim();

@@ -9,6 +9,7 @@ use ferrite_fs::{EngineError, Mapping, MkfsOptions};
 use ferrite_pm::Region;
 
 use super::progress::Bar;
+use super::target::address;
 use super::{FAILED, Failure, Outcome, USAGE, about, contents, say, size, users};
 
 /// Make a pool: an empty file system in a file or on a DAX device
@@ -25,6 +26,7 @@ Examples:
   ferrite mkfs /dev/dax0.0")]
 pub(crate) struct Mkfs {
     /// File to create, or DAX device
+    #[arg(value_parser = pool_path(), value_hint = clap::ValueHint::AnyPath)]
     pool: PathBuf,
     /// Size of the pool, for example 512M or 1G; not needed for an existing file or a device, which are used entirely
     #[arg(short, long, value_parser = size::parse)]
@@ -53,6 +55,11 @@ pub(crate) struct Mkfs {
     /// Show no progress bar
     #[arg(short, long)]
     quiet: bool,
+}
+
+/// Accepts addresses of pools, and so every path.
+fn pool_path() -> impl TypedValueParser<Value = PathBuf> {
+    address().map(|address| address.path().to_path_buf())
 }
 
 /// Accepts the names of all structures.

@@ -10,11 +10,12 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use ferrite_fs::AtimePolicy;
+use ferrite::AtimePolicy;
+use ferrite::volume::Address;
 
 use super::control::Request;
 use super::mount_options::parse;
-use super::target::{Target, absolute, not_mounted};
+use super::target::{Target, absolute, address, not_mounted};
 use super::{FAILED, Failure, Outcome, complain, daemon, mounts};
 
 /// Mount a pool on a directory
@@ -51,7 +52,8 @@ In /etc/fstab:
   /var/lib/data.pool  /data  ferrite  noatime  0 0")]
 pub(crate) struct Mount {
     /// Pool to mount
-    pool: PathBuf,
+    #[arg(value_parser = address(), value_hint = clap::ValueHint::AnyPath)]
+    pool: Address,
     /// Directory to mount it on
     dir: PathBuf,
     /// Mount options, separated by commas
@@ -88,10 +90,10 @@ impl Mount {
             self.remount(options.engine.read_only)?;
             return Ok(0);
         }
-        if options.nofail && !self.daemon && is_missing(&self.pool) {
+        if options.nofail && !self.daemon && is_missing(self.pool.path()) {
             complain(format_args!(
                 "ferrite: {}: does not exist, so it is not mounted (nofail)",
-                self.pool.display()
+                self.pool.path().display()
             ));
             return Ok(0);
         }
@@ -110,18 +112,18 @@ impl Mount {
 
     fn remount(&self, read_only: bool) -> Result<(), Failure> {
         let mount = mounts::on(&self.dir).ok_or_else(|| not_mounted(&self.dir))?;
-        if !is_same(&absolute(&self.pool)?, &mount.pool) {
+        if !is_same(&absolute(self.pool.path())?, &mount.pool) {
             return Err(Failure::new(
                 FAILED,
                 format!(
                     "{}: {} is mounted there, not {}",
                     self.dir.display(),
                     mount.pool.display(),
-                    self.pool.display()
+                    self.pool.path().display()
                 ),
             ));
         }
-        if !read_only && Target::new(&self.dir).ask(&Request::IsReadOnly)? == Some(true) {
+        if !read_only && Target::new(&Address::of_pool(&self.dir)).ask(&Request::IsReadOnly)? == Some(true) {
             return Err(Failure::new(
                 FAILED,
                 format!(
@@ -138,7 +140,7 @@ impl Mount {
         let mut command = Command::new(std::env::current_exe()?);
         command
             .arg("mount")
-            .arg(absolute(&self.pool)?)
+            .arg(absolute(self.pool.path())?)
             .arg(absolute(&self.dir)?)
             .arg("--daemon");
         if !self.options.is_empty() {

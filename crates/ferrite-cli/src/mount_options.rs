@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use ferrite_fs::{AtimePolicy, MountOptions};
+use ferrite::{AtimePolicy, MountOptions};
 use ferrite_fuse::FuseOptions;
 
 use super::{Failure, USAGE, scrub};

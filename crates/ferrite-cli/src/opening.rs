@@ -5,11 +5,14 @@
 //! pool is in use.
 
 use std::path::Path;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use ferrite::MountOptions;
+use ferrite::volume::{Address, Volume, VolumeError, VolumeErrorKind};
 use ferrite_pm::{Access, PmError, Region};
 
-use super::{FAILED, Failure, control, mounts};
+use super::{FAILED, Failure, about, control, mounts};
 
 /// How long to wait for a daemon without a mount.
 pub(crate) const DAEMON_ENDS_WITHIN: Duration = Duration::from_secs(30);
@@ -18,17 +21,55 @@ const LOOK_EVERY: Duration = Duration::from_millis(5);
 /// anything for a moment.
 const LOOKS: usize = 3;
 
-/// Opens a pool, as [`Region::open`]; says where it is mounted if it is in use.
+/// Why something cannot be opened.
+struct Refusal {
+    failure: Failure,
+    /// Who has it open, if that is why, and the process, if it is visible.
+    in_use: Option<(String, Option<u32>)>,
+}
+
+impl From<PmError> for Refusal {
+    fn from(error: PmError) -> Self {
+        let in_use = match &error {
+            PmError::InUse { by, process, .. } => Some((by.clone(), *process)),
+            _ => None,
+        };
+        let failure = error.into();
+        Refusal { failure, in_use }
+    }
+}
+
+/// Opens a pool's medium, as [`Region::open`]; says where it is mounted if it is in use.
 pub(crate) fn open(pool: &Path, access: Access) -> Result<Region, Failure> {
+    patiently(pool, || Ok(Region::open(pool, access)?))
+}
+
+/// Opens a volume, as [`Address::open`]; says where it is mounted if it is in use.
+pub(crate) fn volume(address: &Address, options: &MountOptions) -> Result<Arc<dyn Volume>, Failure> {
+    let refusal = |error: VolumeError| {
+        let in_use = match error.kind() {
+            VolumeErrorKind::InUse { by, process } => Some((by.clone(), *process)),
+            _ => None,
+        };
+        let failure = match error.names_volume() {
+            true => error.into(),
+            false => about(address.path())(error),
+        };
+        Refusal { failure, in_use }
+    };
+    patiently(address.path(), || address.open(options).map_err(refusal))
+}
+
+fn patiently<T>(pool: &Path, mut open: impl FnMut() -> Result<T, Refusal>) -> Result<T, Failure> {
     let start = Instant::now();
     let mut times_owned = 0;
     loop {
-        let error = match Region::open(pool, access) {
-            Ok(region) => return Ok(region),
-            Err(error) => error,
+        let Refusal { failure, in_use } = match open() {
+            Ok(opened) => return Ok(opened),
+            Err(refusal) => refusal,
         };
-        let PmError::InUse { by, process, .. } = &error else {
-            return Err(error.into());
+        let Some((by, process)) = in_use else {
+            return Err(failure);
         };
         if let Some(mount) = mounts::find(pool) {
             let (pool, dir) = (pool.display(), mount.dir.display());
@@ -40,7 +81,7 @@ pub(crate) fn open(pool: &Path, access: Access) -> Result<Region, Failure> {
             false => times_owned + 1,
         };
         if times_owned == LOOKS || start.elapsed() > DAEMON_ENDS_WITHIN {
-            return Err(error.into());
+            return Err(failure);
         }
         std::thread::sleep(LOOK_EVERY);
     }

@@ -1,12 +1,10 @@
 //! `ferrite scrub`: look for damage in a pool, mounted or not.
 
-use std::path::PathBuf;
-
-use ferrite_fs::ScrubReport;
+use ferrite::volume::{Address, ScrubReport};
 
 use super::control::Request;
 use super::progress::Bar;
-use super::target::Target;
+use super::target::{Target, address};
 use super::{Outcome, say, say_json};
 
 /// All checksums are right.
@@ -27,7 +25,8 @@ to lost+found as it is.
 Exit codes: 0 sound, 1 could not verify, 4 damage was found, 2 wrong usage.")]
 pub(crate) struct Scrub {
     /// Pool, or a directory where one is mounted
-    pool: PathBuf,
+    #[arg(value_parser = address(), value_hint = clap::ValueHint::AnyPath)]
+    pool: Address,
     /// Read at most this many MiB a second; 0: no limit
     #[arg(long, value_name = "MIB", default_value_t = 0, value_parser = clap::value_parser!(u64).range(0..=MIB_MAX))]
     limit: u64,
@@ -51,7 +50,7 @@ impl Scrub {
             Some(report) => report,
             None => target
                 .look()?
-                .scrub_telling(Some(limit), &mut |_, done, total| show(done, total))?,
+                .scrub(Some(limit), &mut |_, done, total| show(done, total))?,
         };
         drop(bar);
         if self.json {

@@ -6,9 +6,10 @@
 //! mappings are written out before.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use ferrite_fs::Engine;
+use ferrite::volume::Volume;
 use ferrite_fuse::Unmounter;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
@@ -20,24 +21,29 @@ const GRACE: Duration = Duration::from_secs(3);
 /// How often the unmount is retried meanwhile.
 const ASK_EVERY: Duration = Duration::from_millis(50);
 
-/// How long the engine must have been idle before everything that the kernel was to write out has arrived.
+/// How long the volume must have been idle before everything that the kernel was to write out has arrived.
 const QUIET: Duration = Duration::from_millis(300);
 
-/// Starts the thread, for `engine` mounted on `dir`.
-pub(crate) fn end_on_signal(unmounter: Unmounter, dir: PathBuf, engine: Engine, frost: Frost) -> Result<(), Failure> {
+/// Starts the thread, for `volume` mounted on `dir`.
+pub(crate) fn end_on_signal(
+    unmounter: Unmounter,
+    dir: PathBuf,
+    volume: Arc<dyn Volume>,
+    frost: Frost,
+) -> Result<(), Failure> {
     let mut signals = signal_hook::iterator::Signals::new([SIGTERM, SIGINT, SIGHUP])?;
     std::thread::Builder::new().name("signals".into()).spawn(move || {
         for signal in signals.forever() {
             tracing::info!(signal, "received a signal to end");
             // Otherwise requests that are held back would be cut off.
             let _ = frost.thaw(None);
-            end(&unmounter, &dir, &engine);
+            end(&unmounter, &dir, &*volume);
         }
     })?;
     Ok(())
 }
 
-fn end(unmounter: &Unmounter, dir: &Path, engine: &Engine) {
+fn end(unmounter: &Unmounter, dir: &Path, volume: &dyn Volume) {
     let start = Instant::now();
     let error = loop {
         match unmounter.unmount() {
@@ -47,22 +53,22 @@ fn end(unmounter: &Unmounter, dir: &Path, engine: &Engine) {
         }
     };
     tracing::warn!(%error, "still in use; cutting off its users");
-    if let Err(error) = write_out(dir, engine).and_then(|()| unmounter.cut_off()) {
+    if let Err(error) = write_out(dir, volume).and_then(|()| unmounter.cut_off()) {
         tracing::warn!(%error, "cannot cut off the users of the mount; the daemon ends when the mount is no longer \
         in use");
     }
 }
 
 /// Makes the kernel write out what programs stored in shared mappings. The kernel sends the requests but, for FUSE,
-/// does not wait for them. So this watches the engine until it has been idle for a while, or has been kept busy for too
+/// does not wait for them. So this watches the volume until it has been idle for a while, or has been kept busy for too
 /// long.
-fn write_out(dir: &Path, engine: &Engine) -> std::io::Result<()> {
+fn write_out(dir: &Path, volume: &dyn Volume) -> std::io::Result<()> {
     rustix::fs::syncfs(std::fs::File::open(dir)?)?;
     let start = Instant::now();
-    let (mut seen, mut since) = (engine.counters(), start);
+    let (mut seen, mut since) = (volume.activity(), start);
     while since.elapsed() < QUIET && start.elapsed() < GRACE {
         std::thread::sleep(ASK_EVERY);
-        let now = engine.counters();
+        let now = volume.activity();
         if now != seen {
             (seen, since) = (now, Instant::now());
         }

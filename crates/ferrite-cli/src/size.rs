@@ -1,5 +1,7 @@
 //! Sizes as users write them: `1G`, `1.5G`, `64MiB`, `4096`.
 
+pub(crate) use ferrite_vfs::volume::human_bytes as human;
+
 /// Parses a size in bytes. Suffixes K, M, G, T (optionally with `B` or `iB`) are powers of 1024.
 pub(crate) fn parse(text: &str) -> Result<u64, String> {
     let hint = "write a number followed by K, M, G or T, for example 512M or 1G";
@@ -32,22 +34,6 @@ pub(crate) fn parse(text: &str) -> Result<u64, String> {
         .ok_or_else(|| format!("`{text}` is out of range; {hint}"))
 }
 
-/// A size for display: `1.5 GiB`.
-pub(crate) fn human(bytes: u64) -> String {
-    const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
-    let mut value = bytes as f64;
-    let mut unit = 0;
-    while value >= 1024.0 && unit + 1 < UNITS.len() {
-        value /= 1024.0;
-        unit += 1;
-    }
-    if unit == 0 {
-        format!("{bytes} B")
-    } else {
-        format!("{value:.1} {}", UNITS[unit])
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -70,6 +56,5 @@ mod tests {
         assert!(parse("-1G").is_err());
         assert!(parse("0").is_err());
         assert!(parse("99999999999T").unwrap_err().contains("range"));
-        assert_eq!(human(1536 << 20), "1.5 GiB");
     }
 }

@@ -8,10 +8,12 @@
 
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
-use ferrite_fs::{Engine, MountOptions};
-use ferrite_pm::Access;
+use clap::builder::{OsStringValueParser, TypedValueParser};
+use ferrite::MountOptions;
+use ferrite::volume::{Address, Volume};
 
 use super::control::{self, Request};
 use super::mounts::{self, MountPoint};
@@ -28,24 +30,29 @@ pub(crate) fn absolute(path: &Path) -> Result<PathBuf, Failure> {
         .map_err(about(path))
 }
 
+/// Accepts addresses, and so every path.
+pub(crate) fn address() -> impl TypedValueParser<Value = Address> {
+    OsStringValueParser::new().try_map(Address::parse)
+}
+
 /// See the module's head.
 pub(crate) struct Target {
-    given: PathBuf,
+    given: Address,
     /// What is mounted there, if it is a directory.
     mount: Option<MountPoint>,
 }
 
 impl Target {
-    pub(crate) fn new(path: &Path) -> Target {
+    pub(crate) fn new(address: &Address) -> Target {
         Target {
-            given: path.to_path_buf(),
-            mount: mounts::on(path),
+            given: address.clone(),
+            mount: mounts::on(address.path()),
         }
     }
 
     /// Where the pool is, or was when it was mounted.
     pub(crate) fn pool(&self) -> &Path {
-        self.mount.as_ref().map_or(&self.given, |mount| &mount.pool)
+        self.mount.as_ref().map_or(self.given.path(), |mount| &mount.pool)
     }
 
     /// Asks the daemon that has the pool mounted; `None` if there is none that answers us.
@@ -70,7 +77,7 @@ impl Target {
         let Some(daemon) = self.connect() else { return Ok(None) };
         control::ask_telling(daemon, request, None, progress)
             .map(Some)
-            .map_err(|failure| failure.of(&self.given))
+            .map_err(|failure| failure.of(self.given.path()))
     }
 
     /// Connects to the daemon that has the pool mounted; `None` if there is none that answers us.
@@ -78,7 +85,7 @@ impl Target {
         match &self.mount {
             Some(mount) => control::connect_to_mount(mount),
             // If there is none, opening it will report what is wrong.
-            None => std::fs::metadata(&self.given)
+            None => std::fs::metadata(self.given.path())
                 .ok()
                 .and_then(|pool| control::connect_to_pool(&pool)),
         }
@@ -92,17 +99,15 @@ impl Target {
         let Some(daemon) = self.connect() else { return Ok(None) };
         control::ask(daemon, request, timeout)
             .map(Some)
-            .map_err(|failure| failure.of(&self.given))
+            .map_err(|failure| failure.of(self.given.path()))
     }
 
     /// Opens the pool through a private copy: one that crashed is recovered in memory, and nothing is written.
-    pub(crate) fn look(&self) -> Result<Engine, Failure> {
-        if self.mount.is_none() && self.given.is_dir() {
-            return Err(not_mounted(&self.given));
+    pub(crate) fn look(&self) -> Result<Arc<dyn Volume>, Failure> {
+        if self.mount.is_none() && self.given.path().is_dir() {
+            return Err(not_mounted(self.given.path()));
         }
-        let region = opening::open(self.pool(), Access::ReadOnlyPrivate)?;
-        let options = MountOptions::default().read_only(true).accept_power_loss(true);
-        Engine::mount(region, &options).map_err(about(self.pool()))
+        opening::volume(&self.given.at(self.pool()), &MountOptions::look())
     }
 }
 

@@ -1,21 +1,24 @@
 //! `ferrite umount`: unmount, and wait until the daemon has closed the pool.
 
 use std::os::fd::OwnedFd;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
+use ferrite::volume::Address;
 use ferrite_pm::{Access, PmError, Region};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::opening::DAEMON_ENDS_WITHIN;
+use super::target::address;
 use super::{FAILED, Failure, Outcome, control, mounts};
 
 /// Unmount a directory and end its daemon
 #[derive(Debug, clap::Args)]
 pub(crate) struct Umount {
     /// Directory where a pool is mounted, or the pool
-    dir: PathBuf,
+    #[arg(value_parser = address(), value_hint = clap::ValueHint::AnyPath)]
+    dir: Address,
     /// Detach the directory now, and unmount when it is no longer in use
     #[arg(short, long)]
     lazy: bool,
@@ -23,8 +26,12 @@ pub(crate) struct Umount {
 
 impl Umount {
     pub(crate) fn run(self) -> Outcome {
-        let mount = mounts::find(&self.dir)
-            .ok_or_else(|| Failure::new(FAILED, format!("{}: no pool is mounted there", self.dir.display())))?;
+        let mount = mounts::find(self.dir.path()).ok_or_else(|| {
+            Failure::new(
+                FAILED,
+                format!("{}: no pool is mounted there", self.dir.path().display()),
+            )
+        })?;
         let daemon = control::daemon_of(&mount);
         let mut command = if rustix::process::geteuid().is_root() {
             Command::new("umount")

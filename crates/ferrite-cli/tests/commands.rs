@@ -10,6 +10,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use common::{TestPool, fails, ferrite, has_fuse, mkfs, ok, sh, text};
+use ferrite::volume::{Address, VolumeInfo};
 
 /// Whether something is mounted on a directory.
 fn mounted(dir: &Path) -> bool {
@@ -306,6 +307,38 @@ fn a_demo_that_fails_says_how_to_remove_what_it_made() {
 /// The list grows by nothing; a new field gets a default.
 #[test]
 fn what_an_older_daemon_answers_is_understood() {
+    const FROM_THE_BEGINNING: &[&str] = &[
+        "engine",
+        "medium",
+        "durability",
+        "size_bytes",
+        "capacity_bytes",
+        "used_bytes",
+        "available_bytes",
+        "inodes",
+        "inodes_free",
+        "failed",
+        "damage",
+        "findings_since_open",
+        "lines",
+        "json",
+    ];
+    let dir = tempfile::tempdir().unwrap();
+    let pool = dir.path().join("pool");
+    mkfs(&pool, &["--size", "16M"]);
+    let volume = Address::of_pool(&pool).open(&ferrite::MountOptions::look()).unwrap();
+    let answer = serde_json::to_value(volume.info().unwrap()).unwrap();
+    let mut older = answer.as_object().unwrap().clone();
+    older.retain(|field, _| FROM_THE_BEGINNING.contains(&field.as_str()));
+    assert_eq!(older.len(), FROM_THE_BEGINNING.len());
+    older.insert("a field of a newer daemon".into(), true.into());
+    let understood = serde_json::from_value::<VolumeInfo>(older.into());
+    assert!(understood.is_ok(), "{understood:?}");
+}
+
+/// The same for programs that read what `info --json` of an older program wrote.
+#[test]
+fn what_an_older_program_wrote_is_understood() {
     const FROM_THE_BEGINNING: &[&str] = &[
         "uuid",
         "format_version",

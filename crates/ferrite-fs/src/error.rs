@@ -96,7 +96,10 @@ impl From<EngineError> for VolumeError {
         let (kind, errno, names_volume) = match &error {
             EngineError::Medium(medium) => match medium {
                 PmError::Io { source, .. } => (VolumeErrorKind::Medium, source.raw_os_error(), true),
-                PmError::InUse { process, .. } => (VolumeErrorKind::InUse { process: *process }, None, true),
+                PmError::InUse { by, process, .. } => {
+                    let (by, process) = (by.clone(), *process);
+                    (VolumeErrorKind::InUse { by, process }, None, true)
+                }
                 PmError::Unsuitable { .. } => (VolumeErrorKind::Invalid, None, true),
                 PmError::NoMemory { source, .. } => (VolumeErrorKind::Medium, source.raw_os_error(), false),
                 _ => (VolumeErrorKind::Medium, None, false),

@@ -89,3 +89,12 @@ layer! {
     seek_hole(ctx: &Ctx, offset: u64) -> Result<u64>;
     fsync(ctx: &Ctx) -> Result<()>;
 }
+
+/// A shared engine as an engine, for layers that own what is below them.
+pub struct Shared(pub Arc<dyn FileSystem>);
+
+impl Layer for Shared {
+    fn below(&self) -> &dyn FileSystem {
+        &*self.0
+    }
+}

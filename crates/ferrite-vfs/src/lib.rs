@@ -31,5 +31,6 @@ pub use error::{BadArgument, Corruption, FsError, Result, SpaceOf, Unsupported};
 pub use fs::{FileSystem, OpenFile, walk};
 pub use layer::{FileLayer, Layer};
 pub use once::{Once, Outcome};
+pub use layer::{FileLayer, Layer, Shared};
 pub use types::*;
 pub use vfs::{Dir, Target, Vfs};

@@ -52,45 +52,32 @@ const OPENERS: &[Opener] = &[
 #[non_exhaustive]
 pub enum AddressError {
     /// No engine has this scheme.
-    #[error(
-        "{}: `{scheme}` is not a scheme of Ferrite; {OPENS}, and the path of a file of this name begins with `./`",
-        address.display()
-    )]
+    #[error("`{scheme}` is not a scheme of Ferrite; {OPENS}; the path of a file of this name begins with `./`")]
     Unknown {
-        /// As given.
-        address: OsString,
         /// What stands before the colon.
         scheme: String,
     },
     /// This build lacks the engine.
-    #[error(
-        "{}: this build has no engine for `{scheme}`; {OPENS}, and the path of a file of this name begins with `./`",
-        address.display()
-    )]
+    #[error("this build has no engine for `{scheme}`; {OPENS}; the path of a file of this name begins with `./`")]
     NotBuilt {
-        /// As given.
-        address: OsString,
         /// What stands before the colon.
         scheme: &'static str,
     },
     /// Nothing follows the scheme.
-    #[error("{}: a path must follow the colon", address.display())]
-    Empty {
-        /// As given.
-        address: OsString,
-    },
+    #[error("a path must follow the colon")]
+    Empty,
 }
 
 /// What this build opens, for messages.
-const OPENS: &str = "this build opens `pm:PATH`, or a path alone";
+const OPENS: &str = "it opens `pm:PATH`, or a path alone";
 
 impl From<AddressError> for VolumeError {
     fn from(error: AddressError) -> Self {
         let kind = match &error {
             AddressError::NotBuilt { .. } => VolumeErrorKind::Unsupported,
-            AddressError::Unknown { .. } | AddressError::Empty { .. } => VolumeErrorKind::Invalid,
+            AddressError::Unknown { .. } | AddressError::Empty => VolumeErrorKind::Invalid,
         };
-        VolumeError::new(kind, error).with_name_in_text()
+        VolumeError::new(kind, error)
     }
 }
 
@@ -118,27 +105,20 @@ impl Address {
     /// A scheme that Ferrite or this build does not know, or nothing behind it.
     pub fn parse(text: impl AsRef<OsStr>) -> Result<Address, AddressError> {
         let text = text.as_ref();
-        let address = || text.to_owned();
         for &Opener { scheme, open } in OPENERS {
             let rest = text.as_bytes().strip_prefix(scheme.as_bytes());
             let Some(place) = rest.and_then(|rest| rest.strip_prefix(b":")) else {
                 continue;
             };
-            let open = open.ok_or_else(|| AddressError::NotBuilt {
-                address: address(),
-                scheme,
-            })?;
+            let open = open.ok_or(AddressError::NotBuilt { scheme })?;
             if place.is_empty() {
-                return Err(AddressError::Empty { address: address() });
+                return Err(AddressError::Empty);
             }
             let place = OsStr::from_bytes(place).to_owned();
             return Ok(Address { scheme, open, place });
         }
         match scheme_of_url(text) {
-            Some(scheme) => Err(AddressError::Unknown {
-                address: address(),
-                scheme,
-            }),
+            Some(scheme) => Err(AddressError::Unknown { scheme }),
             None => Ok(Address::of_pool(text)),
         }
     }
@@ -160,6 +140,15 @@ impl Address {
     /// The file or device where the volume is.
     pub fn path(&self) -> &Path {
         Path::new(&self.place)
+    }
+
+    /// The address of the same scheme with another path.
+    #[must_use]
+    pub fn at(&self, path: impl AsRef<OsStr>) -> Address {
+        Address {
+            place: path.as_ref().to_owned(),
+            ..self.clone()
+        }
     }
 
     /// Opens the volume, and recovers it first if it was not closed. Blocks.
@@ -245,10 +234,10 @@ mod tests {
             let error = Address::parse(text).unwrap_err();
             assert!(matches!(&error, AddressError::NotBuilt { scheme: found, .. } if *found == scheme));
             let said = error.to_string();
-            for part in [text, "no engine for", &format!("`{scheme}`"), "pm:PATH", "./"] {
+            for part in ["no engine for", &format!("`{scheme}`"), "pm:PATH", "./"] {
                 assert!(said.contains(part), "{part} in: {said}");
             }
-            assert_eq!(VolumeError::from(error).kind(), VolumeErrorKind::Unsupported);
+            assert_eq!(VolumeError::from(error).kind(), &VolumeErrorKind::Unsupported);
         }
         let error = Address::parse("nfs4+x://host/export").unwrap_err();
         let said = error.to_string();
@@ -256,13 +245,8 @@ mod tests {
             said.contains("`nfs4+x` is not a scheme") && said.contains("pm:PATH"),
             "{said}"
         );
-        assert_eq!(VolumeError::from(error).kind(), VolumeErrorKind::Invalid);
-        assert!(
-            Address::parse("pm:")
-                .unwrap_err()
-                .to_string()
-                .contains("pm:: a path must follow")
-        );
+        assert_eq!(VolumeError::from(error).kind(), &VolumeErrorKind::Invalid);
+        assert_eq!(Address::parse("pm:"), Err(AddressError::Empty));
     }
 
     /// The text for users names each scheme that can be opened.

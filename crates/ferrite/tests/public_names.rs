@@ -71,7 +71,7 @@ fn of_errors(error: &Error) -> Option<SpaceOf> {
         Cause::Operation(FsError::NoSpace(of)) => Some(*of),
         Cause::Pool(EngineError::Medium(PmError::InUse { .. })) => None,
         Cause::Volume(error) => {
-            let _: (&VolumeError, VolumeErrorKind) = (error, error.kind());
+            let _: (&VolumeError, &VolumeErrorKind) = (error, error.kind());
             None
         }
         _ => None,

@@ -162,7 +162,7 @@ mod tests {
         assert!(report.findings.is_empty() && report.inodes == 2, "{report:?}");
         volume.freeze().unwrap();
         let again = volume.freeze().unwrap_err();
-        assert_eq!(again.kind(), VolumeErrorKind::Invalid);
+        assert_eq!(again.kind(), &VolumeErrorKind::Invalid);
         assert!(matches!(again.downcast::<EngineError>(), Ok(EngineError::Options(_))));
         volume.thaw().unwrap();
         volume.close().unwrap();
@@ -186,11 +186,18 @@ mod tests {
             .map(drop)
             .unwrap_err();
         let error = VolumeError::from(EngineError::from(missing));
-        assert_eq!((error.kind(), error.raw_os_error()), (VolumeErrorKind::Medium, Some(2)));
+        assert_eq!(
+            (error.kind(), error.raw_os_error()),
+            (&VolumeErrorKind::Medium, Some(2))
+        );
         assert!(error.names_volume() && error.to_string().starts_with("/nowhere/pool: "));
-        let (path, by, process) = ("/p".into(), "process 7".into(), Some(7));
+        let (path, by, process) = ("/p".into(), String::from("process 7"), Some(7));
+        let kind = VolumeErrorKind::InUse {
+            by: by.clone(),
+            process,
+        };
         let error = VolumeError::from(EngineError::from(PmError::InUse { path, by, process }));
-        assert_eq!(error.kind(), VolumeErrorKind::InUse { process });
+        assert_eq!(error.kind(), &kind);
         let error = VolumeError::from(EngineError::Damaged("block 9".into()));
         assert!(!error.names_volume() && error.to_string().contains("block 9"));
     }

@@ -4,10 +4,12 @@ use std::error::Error;
 use std::fmt;
 
 /// What kind of error it is, for callers that act on it. The list is closed: engines map what they have onto it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum VolumeErrorKind {
     /// Somebody else has it open.
     InUse {
+        /// Who, as far as known.
+        by: String,
         /// The process, if it is on this machine and visible.
         process: Option<u32>,
     },
@@ -61,8 +63,8 @@ impl VolumeError {
     }
 
     /// What kind of error it is.
-    pub fn kind(&self) -> VolumeErrorKind {
-        self.kind
+    pub fn kind(&self) -> &VolumeErrorKind {
+        &self.kind
     }
 
     /// The error number, as in `errno(3)`, if there is one.
@@ -109,7 +111,7 @@ mod tests {
         let error = error.downcast::<crate::FsError>().unwrap_err();
         assert_eq!(
             (error.kind(), error.raw_os_error()),
-            (VolumeErrorKind::Medium, Some(libc::EPERM))
+            (&VolumeErrorKind::Medium, Some(libc::EPERM))
         );
         let cause: std::io::Error = error.downcast().unwrap();
         assert_eq!(cause.raw_os_error(), Some(libc::EPERM));

@@ -1,0 +1,112 @@
+//! Addresses on the command line: `pm:PATH` is a pool wherever a path is one, and what this build cannot open is
+//! refused by name before anything is done.
+
+mod common;
+
+use std::ffi::OsString;
+use std::path::Path;
+
+use common::{fails, ferrite, has_fuse, ok};
+
+fn pm(path: &Path) -> OsString {
+    let mut address = OsString::from("pm:");
+    address.push(path);
+    address
+}
+
+#[test]
+fn an_address_of_a_pool_is_as_good_as_its_path() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("pm:a");
+    ok(ferrite().arg("mkfs").arg(pm(&path)).args(["--size", "16M"]));
+    assert!(path.is_file());
+    for words in [
+        &["info"][..],
+        &["info", "--json"],
+        &["df", "--json"],
+        &["scrub"],
+        &["fsck"],
+    ] {
+        let by_path = ok(ferrite().args(words).arg(&path));
+        assert_eq!(ok(ferrite().args(words).arg(pm(&path))), by_path, "{words:?}");
+    }
+    let copy = dir.path().join("copy");
+    ok(ferrite().arg("copy").arg(pm(&path)).arg(&copy));
+    ok(ferrite().arg("fsck").arg(&copy));
+    // A name that begins like an address is a path if it says so.
+    ok(ferrite().args(["info", "./pm:a"]).current_dir(dir.path()));
+    let missing = fails(ferrite().args(["info", "pm:a"]).current_dir(dir.path()), 1);
+    assert!(
+        missing.starts_with("ferrite: a: ") && missing.contains("No such file"),
+        "{missing}"
+    );
+}
+
+#[test]
+fn a_mount_by_its_address_is_that_of_the_path() {
+    if !has_fuse() {
+        return;
+    }
+    let test = common::TestPool::new("16M", &[]);
+    test.umount();
+    let address = pm(&test.pool);
+    ok(ferrite().arg("mount").arg(&address).arg(&test.dir));
+    std::fs::write(test.dir.join("file"), [1; 5000]).unwrap();
+    let row: serde_json::Value = serde_json::from_str(&ok(ferrite().arg("df").arg(&address).arg("--json"))).unwrap();
+    assert_eq!(row["pool"], test.pool.to_str().unwrap());
+    assert_eq!(row["mounted_on"], test.dir.to_str().unwrap());
+    // The daemon answers: a pool that is in use cannot be opened a second time.
+    assert!(ok(ferrite().arg("info").arg(&address)).contains("fences"));
+    assert!(ok(ferrite().arg("scrub").arg(&address)).contains("sound"));
+    let dump = |pool: &dyn AsRef<std::ffi::OsStr>| ok(ferrite().arg("dump").arg(pool).args(["/file", "--json"]));
+    assert_eq!(dump(&address).lines().count(), 2);
+    assert_eq!(dump(&address), dump(&test.dir));
+    ok(ferrite().arg("freeze").arg(&address));
+    assert!(ok(ferrite().arg("info").arg(&test.dir)).contains("FROZEN"));
+    ok(ferrite().arg("thaw").arg(&address));
+    ok(ferrite()
+        .arg("mount")
+        .arg(&address)
+        .arg(&test.dir)
+        .args(["-o", "remount,ro"]));
+    ok(ferrite().arg("umount").arg(&address));
+    test.fsck();
+}
+
+#[test]
+fn schemes_of_other_engines_are_refused_by_name() {
+    let dir = tempfile::tempdir().unwrap();
+    for (address, words) in [
+        ("nvme:/etc/drives", &["no engine for `nvme`"][..]),
+        ("fabric://host/export", &["no engine for `fabric`"]),
+        ("tcp://host/export", &["no engine for `tcp`"]),
+        ("http://host/export", &["`http` is not a scheme"]),
+        ("pm:", &["a path must follow the colon"]),
+    ] {
+        for (before, after, code) in [
+            (&["info"][..], &[][..], 2),
+            (&["df"], &[], 2),
+            (&["scrub"], &[], 2),
+            (&["dump"], &["/file"], 2),
+            (&["freeze"], &[], 2),
+            (&["thaw"], &[], 2),
+            (&["mount"], &["."], 2),
+            (&["umount"], &[], 2),
+            (&["copy"], &["copy"], 2),
+            (&["mkfs", "--size", "16M"], &[], 2),
+            (&["fsck"], &[], 16),
+        ] {
+            let mut command = ferrite();
+            command.args(before).arg(address).args(after).current_dir(dir.path());
+            let said = fails(&mut command, code);
+            for word in words.iter().chain(&[address]) {
+                assert!(said.contains(word), "{before:?}: `{word}` missing in: {said}");
+            }
+            assert!(
+                address == "pm:" || said.contains("`pm:PATH`"),
+                "what can be opened is named: {said}"
+            );
+        }
+    }
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0, "nothing was made");
+}
