@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use uses::{Crate, circle};
+use uses::{Crate, circle, without_tests};
 
 /// Lines that a file may have.
 const FILE_LINES_MAX: usize = 700;
@@ -34,6 +34,20 @@ const ENGINE_FLOORS: &[&[&str]] = &[
     &["tree"],
     &["audit"],
     &["engine"],
+];
+
+/// Crates that are about the PM engine as a whole.
+const CRATES_OF_THE_ENGINE: &[&str] = &["ferrite-fs", "ferrite-crash", "ferrite-lab"];
+
+/// Other files that may name it; see docs/architecture.md for the reasons. A folder ends with a slash.
+const NAME_THE_ENGINE: &[&str] = &[
+    "ferrite/src/error.rs",
+    "ferrite/src/lib.rs",
+    "ferrite/src/pool.rs",
+    "ferrite-cli/src/bench/",
+    "ferrite-cli/src/copy.rs",
+    "ferrite-cli/src/fsck.rs",
+    "ferrite-cli/src/mkfs.rs",
 ];
 
 fn workspace() -> PathBuf {
@@ -117,6 +131,30 @@ fn the_engine_calls_downwards_only() {
         "{arrows} arrows seen: the test does not read the sources any more"
     );
     complain("arrows that do not run downwards", &findings);
+}
+
+/// Everything else knows an engine as `FileSystem` and `Volume`, so that a new engine changes nothing there.
+#[test]
+fn few_files_above_the_engine_name_it() {
+    let (mut findings, mut seen) = (Vec::new(), BTreeSet::new());
+    for path in sources() {
+        let name = path.strip_prefix(workspace().join("crates")).unwrap().to_str().unwrap();
+        let (krate, inner) = name.split_once('/').unwrap();
+        let text = without_tests(&fs::read_to_string(&path).unwrap());
+        if CRATES_OF_THE_ENGINE.contains(&krate) || !inner.starts_with("src/") || !text.contains("ferrite_fs") {
+            continue;
+        }
+        let is_listed = |listed: &&&str| name == **listed || (listed.ends_with('/') && name.starts_with(**listed));
+        match NAME_THE_ENGINE.iter().find(is_listed) {
+            Some(listed) => drop(seen.insert(*listed)),
+            None => findings.push(format!(
+                "{name} names ferrite_fs; use ferrite_vfs::volume, or ferrite::volume"
+            )),
+        }
+    }
+    let unused = NAME_THE_ENGINE.iter().filter(|listed| !seen.contains(**listed));
+    findings.extend(unused.map(|listed| format!("{listed} does not name ferrite_fs any more: take it off the list")));
+    complain("files that name the engine", &findings);
 }
 
 #[test]

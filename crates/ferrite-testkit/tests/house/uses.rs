@@ -75,7 +75,7 @@ fn collect(folder: &Path, prefix: &str, into: &mut BTreeMap<String, String>) {
 
 /// Tests stand at the end of a file, by custom; a whole file of them says so at its declaration, and uses what it likes
 /// as well, so it is left out by its parent's attribute.
-fn without_tests(text: &str) -> String {
+pub(crate) fn without_tests(text: &str) -> String {
     let end = text.find("#[cfg(test)]\nmod tests {").unwrap_or(text.len());
     let lines = text[..end].lines().filter(|line| !line.trim_start().starts_with("//"));
     lines.flat_map(|line| [line, "\n"]).collect()
