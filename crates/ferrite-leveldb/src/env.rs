@@ -16,9 +16,7 @@ use crate::ffi::{Bytes, Failure, FileOps, Kind, Sink, guarded};
 /// Size of a writer's buffer.
 const BUFFER_BYTES: usize = 64 << 10;
 
-/// Databases that are open in this process, by their lock files: address of the file system, inode. A
-/// [`ferrite_vfs::locks::LockTable`] belongs to one front end of one file system; here any caller with a [`Vfs`] may
-/// open a database.
+/// Databases that are open in this process, by their lock files: address of the file system, inode.
 static LOCKED: Mutex<BTreeSet<(usize, Ino)>> = Mutex::new(BTreeSet::new());
 
 /// The file system of a database.

@@ -7,6 +7,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use crate::Once;
+use crate::locks::ClientId;
 
 /// The supplementary groups of a caller.
 #[derive(Clone, Default)]
@@ -105,6 +106,8 @@ pub struct Ctx {
     pub pins: bool,
     /// The change that the call asks for happens once, however often the call is repeated with this token.
     pub once: Option<Once>,
+    /// Whose locks are meant.
+    pub client: ClientId,
 }
 
 /// An operation by the program itself: as root, unchecked.
@@ -113,6 +116,7 @@ pub const SYSTEM: &Ctx = &Ctx {
     check: false,
     pins: false,
     once: None,
+    client: ClientId::LOCAL,
 };
 
 impl Ctx {
@@ -123,6 +127,7 @@ impl Ctx {
             check: true,
             pins: false,
             once: None,
+            client: ClientId::LOCAL,
         }
     }
 
@@ -133,7 +138,13 @@ impl Ctx {
             check: false,
             pins: false,
             once: None,
+            client: ClientId::LOCAL,
         }
+    }
+
+    /// The same, of another client.
+    pub fn of_client(self, client: ClientId) -> Ctx {
+        Ctx { client, ..self }
     }
 
     /// The same, with [`Self::pins`].

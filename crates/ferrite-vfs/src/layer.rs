@@ -6,6 +6,7 @@
 
 use std::sync::Arc;
 
+use crate::locks::{LockDone, LockOwner, LockRequest, LockTicket, RecordLock, Unlock};
 use crate::{
     Attr, Ctx, DirEntry, FallocateMode, FileSystem, Ino, Limits, NewFile, NewNode, OpenFile, OpenFlags, OpenMode,
     Opened, RenameMode, Result, SetAttr, Start, StatFs, WriteMode, XattrMode,
@@ -74,6 +75,11 @@ layer! {
     removexattr(ctx: &Ctx, ino: Ino, name: &[u8]) -> Result<()>;
     drop_orphans(ctx: &Ctx) -> Result<()>;
     sync(ctx: &Ctx) -> Result<()>;
+    lock(ctx: &Ctx, ino: Ino, request: &LockRequest, may_wait: bool, done: LockDone) -> Option<LockTicket>;
+    unlock(ctx: &Ctx, ino: Ino, owner: LockOwner, what: Unlock) -> Result<()>;
+    conflicting_lock(ctx: &Ctx, ino: Ino, lock: &RecordLock) -> Result<Option<RecordLock>>;
+    cancel_lock(ctx: &Ctx, ticket: LockTicket) -> ();
+    release_client(ctx: &Ctx) -> ();
 }
 
 layer! {

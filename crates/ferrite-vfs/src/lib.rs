@@ -2,8 +2,9 @@
 //!
 //! What lives here: the inode-level [`FileSystem`] trait and its types and errors; the POSIX rules ([`posix`]); path
 //! walking with permission checks, once for all engines ([`Vfs`]); the administrator's side of an engine ([`volume`]);
-//! advisory locks ([`locks`]); traces of writes, for any engine ([`trace`]); and an in-memory reference engine
-//! ([`memfs`]), which the tests use as their oracle.
+//! advisory locks, and the table in which engines keep them ([`locks`]); tokens of changes that happen once ([`once`]);
+//! traces of writes, for any engine ([`trace`]); and an in-memory reference engine ([`memfs`]), which the tests use as
+//! their oracle.
 //!
 //! *Architecture invariant:* this crate depends on no front end, no engine and no medium; engines and the mount know
 //! each other only through it.

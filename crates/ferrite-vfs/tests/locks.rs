@@ -6,8 +6,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use ferrite_measure::Rng;
-use ferrite_vfs::locks::{ByteRange, LockKind, LockOwner, LockTable, RecordLock, Wait};
-use ferrite_vfs::{FsError, Result};
+use ferrite_vfs::locks::{ByteRange, LockKind, LockOwner, LockRequest, LockTable, RecordLock, Unlock, Wait, wait_for};
+use ferrite_vfs::{FsError, Result, SYSTEM};
 
 use LockKind::{Exclusive, Shared};
 
@@ -18,6 +18,55 @@ const B: LockOwner = LockOwner(2);
 const C: LockOwner = LockOwner(3);
 /// What has not come by then does not come.
 const PATIENCE: Duration = Duration::from_secs(20);
+
+/// A table as a caller sees it that has threads to park.
+struct Table(LockTable);
+
+impl Table {
+    fn new() -> Table {
+        Table(LockTable::new())
+    }
+
+    fn acquire(&self, ino: u64, request: &LockRequest, wait: Wait) -> Result<()> {
+        wait_for(
+            wait,
+            |may_wait, done| self.0.lock(SYSTEM, ino, request, may_wait, done),
+            |ticket| self.0.cancel(SYSTEM, ticket),
+        )
+    }
+
+    fn flock(&self, ino: u64, owner: LockOwner, kind: LockKind, wait: Wait) -> Result<()> {
+        self.acquire(ino, &LockRequest::Flock(owner, kind), wait)
+    }
+
+    fn lock(&self, ino: u64, lock: &RecordLock, wait: Wait) -> Result<()> {
+        self.acquire(ino, &LockRequest::Record(*lock), wait)
+    }
+
+    fn funlock(&self, ino: u64, owner: LockOwner) {
+        self.0.unlock(SYSTEM, ino, owner, Unlock::Flock);
+    }
+
+    fn unlock(&self, ino: u64, owner: LockOwner, range: ByteRange) {
+        self.0.unlock(SYSTEM, ino, owner, Unlock::Range(range));
+    }
+
+    fn release_file(&self, ino: u64, owner: LockOwner) {
+        self.0.unlock(SYSTEM, ino, owner, Unlock::All);
+    }
+
+    fn conflict(&self, ino: u64, lock: &RecordLock) -> Option<RecordLock> {
+        self.0.conflict(SYSTEM, ino, lock)
+    }
+
+    fn records(&self, ino: u64) -> Vec<RecordLock> {
+        self.0.records(ino)
+    }
+
+    fn waiters(&self, ino: u64) -> usize {
+        self.0.waiters(ino)
+    }
+}
 
 fn range(start: u64, len_bytes: u64) -> ByteRange {
     ByteRange::new(start, len_bytes).unwrap()
@@ -33,7 +82,7 @@ fn record(owner: LockOwner, kind: LockKind, start: u64, len_bytes: u64) -> Recor
 }
 
 /// What an owner holds, as (kind, start, length).
-fn held(table: &LockTable, owner: LockOwner) -> Vec<(LockKind, u64, u64)> {
+fn held(table: &Table, owner: LockOwner) -> Vec<(LockKind, u64, u64)> {
     let records = table.records(FILE).into_iter().filter(|lock| lock.owner == owner);
     records
         .map(|lock| (lock.kind, lock.range.start(), lock.range.len_bytes()))
@@ -47,13 +96,13 @@ fn in_thread(f: impl FnOnce() -> Result<()> + Send + 'static) -> Receiver<Result
     receive
 }
 
-fn record_in_thread(table: &Arc<LockTable>, ino: u64, lock: RecordLock) -> Receiver<Result<()>> {
+fn record_in_thread(table: &Arc<Table>, ino: u64, lock: RecordLock) -> Receiver<Result<()>> {
     let table = Arc::clone(table);
     in_thread(move || table.lock(ino, &lock, Wait::Forever))
 }
 
 /// Comes back when `count` requests sleep on a file, so that no test depends on how fast its threads start.
-fn until_waiting(table: &LockTable, ino: u64, count: usize) {
+fn until_waiting(table: &Table, ino: u64, count: usize) {
     let start = Instant::now();
     while table.waiters(ino) != count {
         assert!(start.elapsed() < PATIENCE, "{} wait, not {count}", table.waiters(ino));
@@ -79,7 +128,7 @@ fn flock_lets_many_read_or_one_write() {
         (Exclusive, Shared, refused.clone()),
         (Exclusive, Exclusive, refused),
     ] {
-        let table = LockTable::new();
+        let table = Table::new();
         table.flock(FILE, A, first, Wait::No).unwrap();
         assert_eq!(
             table.flock(FILE, B, second, Wait::No),
@@ -103,7 +152,7 @@ fn flock_lets_many_read_or_one_write() {
 
 #[test]
 fn flock_converts() {
-    let table = LockTable::new();
+    let table = Table::new();
     table.flock(FILE, A, Shared, Wait::No).unwrap();
     table.flock(FILE, A, Exclusive, Wait::No).unwrap();
     assert_eq!(table.flock(FILE, B, Shared, Wait::No), Err(FsError::WouldBlock));
@@ -125,7 +174,7 @@ fn flock_converts() {
 
 #[test]
 fn flock_waits_for_its_turn_and_no_longer_than_told() {
-    let table = Arc::new(LockTable::new());
+    let table = Arc::new(Table::new());
     table.flock(FILE, A, Exclusive, Wait::No).unwrap();
     let soon = Wait::AtMost(Duration::from_millis(5));
     assert_eq!(table.flock(FILE, B, Shared, soon), Err(FsError::WouldBlock));
@@ -153,7 +202,7 @@ fn flock_waits_for_its_turn_and_no_longer_than_told() {
 /// Two readers that both want to write would wait for ever if each kept its shared lock meanwhile.
 #[test]
 fn two_flock_upgrades_do_not_hang() {
-    let table = Arc::new(LockTable::new());
+    let table = Arc::new(Table::new());
     for owner in [A, B] {
         table.flock(FILE, owner, Shared, Wait::No).unwrap();
     }
@@ -197,7 +246,7 @@ fn ranges_end_where_files_can() {
 
 #[test]
 fn records_split_and_merge() {
-    let table = LockTable::new();
+    let table = Table::new();
     let lock = |kind, start, len| table.lock(FILE, &record(A, kind, start, len), Wait::No).unwrap();
     lock(Exclusive, 0, 100);
     table.unlock(FILE, A, range(40, 20));
@@ -222,7 +271,7 @@ fn records_split_and_merge() {
 
 #[test]
 fn getlk_names_the_first_that_stands_against_it() {
-    let table = LockTable::new();
+    let table = Table::new();
     table.lock(FILE, &record(A, Shared, 50, 10), Wait::No).unwrap();
     table.lock(FILE, &record(B, Shared, 10, 10), Wait::No).unwrap();
     let conflict = |owner, kind, start, len| {
@@ -252,7 +301,7 @@ fn random_requests_agree_with_a_model_of_bytes() {
     let mut rng = Rng::new(seed);
     let mut below = |limit: u64| rng.next_u64() % limit;
     for round in 0..200 {
-        let table = LockTable::new();
+        let table = Table::new();
         // The last byte of the model stands for all after it.
         let mut model = [[None; BYTES]; OWNERS];
         let (mut granted, mut refused) = (0, 0);
@@ -324,7 +373,7 @@ fn runs(bytes: &[Option<LockKind>]) -> Vec<(LockKind, u64, u64)> {
 
 #[test]
 fn a_record_lock_waits_for_the_bytes_it_needs() {
-    let table = Arc::new(LockTable::new());
+    let table = Arc::new(Table::new());
     table.lock(FILE, &record(A, Exclusive, 0, 100), Wait::No).unwrap();
     let soon = Wait::AtMost(Duration::from_millis(5));
     assert_eq!(
@@ -341,7 +390,7 @@ fn a_record_lock_waits_for_the_bytes_it_needs() {
 
 #[test]
 fn a_ring_of_waiters_is_refused() {
-    let table = Arc::new(LockTable::new());
+    let table = Arc::new(Table::new());
     table.lock(FILE, &record(A, Exclusive, 0, 1), Wait::No).unwrap();
     table.lock(FILE, &record(B, Exclusive, 1, 1), Wait::No).unwrap();
     table.lock(OTHER, &record(C, Exclusive, 0, 0), Wait::No).unwrap();
@@ -367,7 +416,7 @@ fn a_ring_of_waiters_is_refused() {
 
 #[test]
 fn a_chain_of_waiters_is_none() {
-    let table = Arc::new(LockTable::new());
+    let table = Arc::new(Table::new());
     table.lock(FILE, &record(A, Exclusive, 0, 1), Wait::No).unwrap();
     table.lock(FILE, &record(B, Exclusive, 1, 1), Wait::No).unwrap();
     let b = record_in_thread(&table, FILE, record(B, Exclusive, 0, 1));
@@ -382,7 +431,7 @@ fn a_chain_of_waiters_is_none() {
 
 #[test]
 fn two_record_upgrades_cannot_both_wait() {
-    let table = Arc::new(LockTable::new());
+    let table = Arc::new(Table::new());
     for owner in [A, B] {
         table.lock(FILE, &record(owner, Shared, 0, 10), Wait::No).unwrap();
     }
@@ -397,27 +446,37 @@ fn two_record_upgrades_cannot_both_wait() {
     assert_eq!(outcome(&a), Ok(()));
 }
 
+/// A server runs for months; files without locks must not pile up in its table, however their locks ended.
 #[test]
-fn an_owner_that_vanishes_leaves_nothing_behind() {
-    let table = Arc::new(LockTable::new());
-    table.flock(FILE, A, Exclusive, Wait::No).unwrap();
-    table.lock(OTHER, &record(A, Exclusive, 0, 0), Wait::No).unwrap();
-    table.lock(FILE, &record(C, Exclusive, 0, 0), Wait::No).unwrap();
-    let stuck = record_in_thread(&table, FILE, record(A, Shared, 0, 1));
-    let next = record_in_thread(&table, OTHER, record(B, Shared, 0, 1));
-    until_waiting(&table, FILE, 1);
-    until_waiting(&table, OTHER, 1);
-    table.release_owner(A);
-    assert_eq!(outcome(&stuck), Err(FsError::BadHandle), "its requests end with it");
-    assert_eq!(outcome(&next), Ok(()), "others get its locks");
-    assert_eq!(table.flock(FILE, B, Exclusive, Wait::No), Ok(()));
+fn a_table_without_locks_holds_nothing() {
+    let table = Table::new();
+    table.flock(1, A, Exclusive, Wait::No).unwrap();
+    table.flock(1, B, Shared, Wait::No).unwrap_err();
+    let soon = Wait::AtMost(Duration::from_millis(1));
+    table.flock(1, B, Shared, soon).unwrap_err();
+    table.funlock(1, A);
+    table.lock(2, &record(A, Exclusive, 0, 100), Wait::No).unwrap();
+    table.lock(2, &record(B, Exclusive, 0, 1), Wait::No).unwrap_err();
+    table.unlock(2, A, range(10, 10));
+    table.unlock(2, A, ByteRange::ALL);
+    table.lock(3, &record(A, Exclusive, 0, 0), Wait::No).unwrap();
+    table.flock(3, A, Shared, Wait::No).unwrap();
+    table.release_file(3, A);
+    table.unlock(6, A, ByteRange::ALL);
+    assert_eq!(table.conflict(7, &record(A, Shared, 0, 1)), None);
+    assert!(table.0.is_empty(), "left: {:?}", table.0);
+    table.lock(4, &record(B, Exclusive, 0, 0), Wait::No).unwrap();
+    table.flock(5, B, Shared, Wait::No).unwrap();
+    assert!(!table.0.is_empty());
+    table.0.release_client(SYSTEM);
+    assert!(table.0.is_empty(), "left: {:?}", table.0);
 }
 
 /// Mutual exclusion itself, under contention.
 #[test]
 fn an_exclusive_lock_is_held_by_one() {
     use std::sync::atomic::{AtomicU32, Ordering};
-    let table = Arc::new(LockTable::new());
+    let table = Arc::new(Table::new());
     let inside = Arc::new(AtomicU32::new(0));
     let threads: Vec<_> = (0..4)
         .map(|number| {

@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 use std::time::SystemTime;
 
-use ferrite_vfs::locks::LockOwner;
+use ferrite_vfs::locks::{LockOwner, Unlock};
 use ferrite_vfs::{
     BadArgument, Ctx, FallocateMode, FsError, OpenFile, OpenFlags, SetAttr, SpaceOf, Target, Vfs, XattrMode,
 };
@@ -55,15 +55,14 @@ pub(crate) struct Open {
 impl Drop for Open {
     fn drop(&mut self) {
         // Before the file is closed: its number could be another file's then.
-        if let Some(&owner) = self.lock_owner.get() {
-            self.fs.locks.release_file(self.file.ino(), owner);
-        }
+        // If the engine is out of reach, there is nothing left to release.
+        let _ = self.release(Unlock::All);
     }
 }
 
 impl Open {
     /// The context of its user.
-    fn ctx(&self) -> &Ctx {
+    pub(crate) fn ctx(&self) -> &Ctx {
         self.fs.vfs.ctx()
     }
 }

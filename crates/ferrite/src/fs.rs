@@ -8,7 +8,6 @@ use std::sync::Arc;
 
 use ferrite_pm::PmError;
 use ferrite_pm::fork::Origin;
-use ferrite_vfs::locks::LockTable;
 use ferrite_vfs::memfs::MemFs;
 use ferrite_vfs::volume::{Volume, VolumeError};
 use ferrite_vfs::{Cred, FileSystem, StatFs, Vfs};
@@ -45,8 +44,6 @@ pub struct Fs {
 #[derive(Clone)]
 pub(crate) struct Parts {
     pub(crate) vfs: Vfs,
-    /// One for all users of a pool, since they keep each other out.
-    pub(crate) locks: Arc<LockTable>,
     /// `None` for a file system that nobody opened here.
     volume: Option<Arc<dyn Volume>>,
     /// Path of the pool; empty for other engines.
@@ -136,8 +133,8 @@ impl Fs {
         Fs::over(Arc::new(MemFs::new()))
     }
 
-    /// Any engine, with the interface of this crate. Whether a forked child may use it depends on the engine. Locks are
-    /// shared by the clones of the returned value, but not with those of a second call.
+    /// Any engine, with the interface of this crate. Whether a forked child may use it depends on the engine. Locks on
+    /// files are the engine's, so two calls with the same one share them.
     pub fn over(fs: Arc<dyn FileSystem>) -> Fs {
         Fs::of(Vfs::new(fs, Cred::root()), None, Path::new(""), None)
     }
@@ -145,7 +142,6 @@ impl Fs {
     fn of(vfs: Vfs, volume: Option<Arc<dyn Volume>>, pool: &Path, origin: Option<Origin>) -> Fs {
         let parts = Parts {
             vfs,
-            locks: Arc::default(),
             volume,
             pool: pool.into(),
             prefix: Path::new("").into(),

@@ -1,12 +1,12 @@
 //! Advisory locks of [`File`]s: on whole files as `flock(2)`, and on ranges as open-file-description locks of
 //! `fcntl(2)`.
 //!
-//! What lives here: the front of [`ferrite_vfs::locks`]. The owner of a lock is an open file, which is what clones of a
+//! What lives here: the blocking form of the engine's lock calls ([`ferrite_vfs::locks`]). The owner of a lock is an open file, which is what clones of a
 //! [`File`] share; it releases its locks when it is closed.
 
 use std::ops::{Bound, RangeBounds};
 
-use ferrite_vfs::locks::{ByteRange, LockKind, LockOwner, RecordLock, Wait};
+use ferrite_vfs::locks::{ByteRange, LockKind, LockOwner, LockRequest, RecordLock, Unlock, Wait, acquire};
 use ferrite_vfs::{BadArgument, FsError};
 
 use crate::error::Result;
@@ -17,7 +17,20 @@ const LOCK_RANGE: &str = "lock a range of";
 
 impl Open {
     fn owner(&self) -> LockOwner {
-        *self.lock_owner.get_or_init(|| self.fs.locks.new_owner())
+        *self.lock_owner.get_or_init(LockOwner::fresh)
+    }
+
+    fn acquire(&self, request: &LockRequest, wait: Wait) -> ferrite_vfs::Result<()> {
+        let fs = self.fs.vfs.fs();
+        acquire(&**fs, self.ctx(), self.file.ino(), request, wait)
+    }
+
+    /// Releases locks, if it ever had any.
+    pub(crate) fn release(&self, what: Unlock) -> ferrite_vfs::Result<()> {
+        match self.lock_owner.get() {
+            Some(&owner) => self.fs.vfs.fs().unlock(self.ctx(), self.file.ino(), owner, what),
+            None => Ok(()),
+        }
     }
 
     fn record(&self, kind: LockKind, range: ByteRange) -> RecordLock {
@@ -48,7 +61,7 @@ fn byte_range(range: impl RangeBounds<u64>) -> ferrite_vfs::Result<ByteRange> {
 }
 
 /// Locks are advisory: they only affect others that use locks. They hold between the open files of one
-/// [`Fs`](crate::Fs) and its clones, end when the file is closed, and are not stored in the pool. Locks on ranges and
+/// engine, whichever [`Fs`](crate::Fs) opened them, end when the file is closed, and are not stored in the pool. Locks on ranges and
 /// locks on whole files do not conflict. A forked child can neither use nor release them.
 impl File {
     /// Locks the file exclusively. Blocks while another open file has it locked. An existing lock is converted; if that
@@ -85,19 +98,12 @@ impl File {
     /// # Errors
     /// `EWOULDBLOCK` when the time is up. An existing lock is then lost, unless `wait` is [`Wait::No`].
     pub fn lock_with(&self, kind: LockKind, wait: Wait) -> Result<()> {
-        self.run(LOCK, |open| {
-            open.fs.locks.flock(open.file.ino(), open.owner(), kind, wait)
-        })
+        self.run(LOCK, |open| open.acquire(&LockRequest::Flock(open.owner(), kind), wait))
     }
 
     /// Releases the lock on the whole file, if it has one.
     pub fn unlock(&self) -> Result<()> {
-        self.run("unlock", |open| {
-            if let Some(&owner) = open.lock_owner.get() {
-                open.fs.locks.funlock(open.file.ino(), owner);
-            }
-            Ok(())
-        })
+        self.run("unlock", |open| open.release(Unlock::Flock))
     }
 
     /// Locks a range of bytes, which may be past the end of the file: `0..8`, or `..` for all bytes, however far the
@@ -118,7 +124,7 @@ impl File {
                 return Err(FsError::BadHandle);
             }
             let lock = open.record(kind, byte_range(range)?);
-            open.fs.locks.lock(open.file.ino(), &lock, wait)
+            open.acquire(&LockRequest::Record(lock), wait)
         })
     }
 
@@ -128,11 +134,7 @@ impl File {
     /// `EINVAL` for an empty range.
     pub fn unlock_range(&self, range: impl RangeBounds<u64>) -> Result<()> {
         self.run("unlock a range of", |open| {
-            let range = byte_range(range)?;
-            if let Some(&owner) = open.lock_owner.get() {
-                open.fs.locks.unlock(open.file.ino(), owner, range);
-            }
-            Ok(())
+            open.release(Unlock::Range(byte_range(range)?))
         })
     }
 
@@ -144,7 +146,7 @@ impl File {
     pub fn conflicting_lock(&self, range: impl RangeBounds<u64>, kind: LockKind) -> Result<Option<RecordLock>> {
         self.run("get the locks of", |open| {
             let lock = open.record(kind, byte_range(range)?);
-            Ok(open.fs.locks.conflict(open.file.ino(), &lock))
+            open.fs.vfs.fs().conflicting_lock(open.ctx(), open.file.ino(), &lock)
         })
     }
 }

@@ -3,11 +3,12 @@
 mod common;
 
 use std::ops::Range;
-use std::sync::mpsc;
+use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 use common::on_both;
 use ferrite::{Cred, File, Fs, LockKind, OpenOptions, Wait};
+use ferrite_vfs::memfs::MemFs;
 
 const LONG: Duration = Duration::from_secs(20);
 const SHORT: Duration = Duration::from_millis(50);
@@ -75,6 +76,21 @@ fn locks_go_with_the_last_handle_of_an_open_file() {
         fs.remove_file("/f").unwrap();
         open(fs, "/f").try_lock().unwrap();
     });
+}
+
+/// Locks are the engine's, not those of a value that uses it.
+#[test]
+fn two_users_of_one_engine_keep_each_other_out() {
+    let engine = Arc::new(MemFs::new());
+    let (one, two) = (Fs::over(engine.clone()), Fs::over(engine));
+    let file = open(&one, "/f");
+    file.lock().unwrap();
+    file.lock_range(0..1, LockKind::Shared, Wait::No).unwrap();
+    let other = open(&two, "/f");
+    assert_eq!(errno(other.try_lock_shared()), libc::EWOULDBLOCK);
+    assert!(other.conflicting_lock(.., LockKind::Exclusive).unwrap().is_some());
+    drop(file);
+    other.try_lock().unwrap();
 }
 
 #[test]

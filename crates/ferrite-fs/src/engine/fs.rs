@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use ferrite_pm::Medium;
+use ferrite_vfs::locks::{LockDone, LockOwner, LockRequest, LockTicket, RecordLock, Unlock};
 use ferrite_vfs::{
     Attr, BadArgument, Ctx, DirEntry, Durability, FileKind, FileSystem, FsError, Ino, Limits, NewFile, NewNode,
     OpenFile, OpenMode, Opened, RenameMode, Result, SetAttr, StatFs, XattrMode, posix,
@@ -316,5 +317,26 @@ impl FileSystem for Engine {
             Some(error) => Err(FsError::Io(error.clone())),
             None => Ok(()),
         }
+    }
+
+    fn lock(&self, ctx: &Ctx, ino: Ino, request: &LockRequest, may_wait: bool, done: LockDone) -> Option<LockTicket> {
+        self.locks().lock(ctx, ino, request, may_wait, done)
+    }
+
+    fn unlock(&self, ctx: &Ctx, ino: Ino, owner: LockOwner, what: Unlock) -> Result<()> {
+        self.locks().unlock(ctx, ino, owner, what);
+        Ok(())
+    }
+
+    fn conflicting_lock(&self, ctx: &Ctx, ino: Ino, lock: &RecordLock) -> Result<Option<RecordLock>> {
+        Ok(self.locks().conflict(ctx, ino, lock))
+    }
+
+    fn cancel_lock(&self, ctx: &Ctx, ticket: LockTicket) {
+        self.locks().cancel(ctx, ticket);
+    }
+
+    fn release_client(&self, ctx: &Ctx) {
+        self.locks().release_client(ctx);
     }
 }

@@ -5,6 +5,7 @@ use std::sync::atomic::Ordering;
 
 use ferrite_pm::{Counters, Region};
 use ferrite_vfs::Ino;
+use ferrite_vfs::locks::LockTable;
 use parking_lot::Mutex;
 
 use crate::cache::logged::Cause;
@@ -36,6 +37,8 @@ struct Inner {
     slots: Slots,
     /// Runs as long as the pool is mounted and may be changed.
     cleaner: Mutex<Option<Cleaner>>,
+    /// Advisory locks: of this handle and its clones, nothing of the pool.
+    locks: LockTable,
 }
 
 impl Engine {
@@ -57,6 +60,7 @@ impl Engine {
                 slots: Slots::new(core.superblock.once_slots),
                 core,
                 cleaner: Mutex::new(cleaner),
+                locks: LockTable::new(),
             }),
         })
     }
@@ -231,6 +235,7 @@ impl Engine {
                 slots: Slots::new(core.superblock.once_slots),
                 core: Arc::new(core),
                 cleaner: Mutex::new(None),
+                locks: LockTable::new(),
             }),
         }
     }
@@ -242,6 +247,10 @@ impl Engine {
 
     pub(crate) fn core(&self) -> &Core {
         &self.inner.core
+    }
+
+    pub(crate) fn locks(&self) -> &LockTable {
+        &self.inner.locks
     }
 }
 

@@ -4,6 +4,7 @@ pub mod walk;
 
 use std::sync::Arc;
 
+use crate::locks::{LockDone, LockOwner, LockRequest, LockTicket, RecordLock, Unlock};
 use crate::{
     Attr, Ctx, DirEntry, FallocateMode, Ino, Limits, NewFile, NewNode, OpenFlags, OpenMode, Opened, Position,
     RenameMode, Result, SetAttr, Start, StatFs, WriteMode, XattrMode,
@@ -140,6 +141,29 @@ pub trait FileSystem: Send + Sync {
 
     /// Makes everything done before durable (a no-op where each operation is durable already).
     fn sync(&self, ctx: &Ctx) -> Result<()>;
+
+    /// Asks for an advisory lock on a file for an owner of [`Ctx::client`]. The rules of locks are in [`crate::locks`];
+    /// nothing is checked. `done` is called exactly once: before this returns if the request does not wait, else
+    /// whenever it is settled, possibly on another thread and before the returned ticket is seen. Never blocks. For a
+    /// caller that wants to block there is [`crate::locks::acquire`].
+    ///
+    /// The outcome is `WouldBlock` when others hold it and it may not wait; `Deadlock` when they, along some chain, wait
+    /// for this owner (record locks only); `Interrupted` after [`Self::cancel_lock`]; `Disconnected` after
+    /// [`Self::release_client`]; `NoSpace` with too many locks ([`crate::locks::RECORD_LOCKS_MAX`]).
+    fn lock(&self, ctx: &Ctx, ino: Ino, request: &LockRequest, may_wait: bool, done: LockDone) -> Option<LockTicket>;
+
+    /// Releases what an owner holds on a file. What it waits for it still waits for. No error if nothing is held.
+    fn unlock(&self, ctx: &Ctx, ino: Ino, owner: LockOwner, what: Unlock) -> Result<()>;
+
+    /// A lock that conflicts with `lock`, as `fcntl(F_GETLK)`; if there are several, one that starts first.
+    fn conflicting_lock(&self, ctx: &Ctx, ino: Ino, lock: &RecordLock) -> Result<Option<RecordLock>>;
+
+    /// Ends a request of [`Ctx::client`] that waits, with `Interrupted`. No effect if it is settled already.
+    fn cancel_lock(&self, ctx: &Ctx, ticket: LockTicket);
+
+    /// Releases every lock of [`Ctx::client`], which is gone, and ends its requests with `Disconnected`. Visits all
+    /// locked files.
+    fn release_client(&self, ctx: &Ctx);
 }
 
 /// An open regular file. Dropping the last clone closes it.

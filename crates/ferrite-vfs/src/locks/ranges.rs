@@ -5,7 +5,8 @@
 
 use std::collections::BTreeMap;
 
-use super::{LockKind, LockOwner, RecordLock};
+use super::table::Holder;
+use super::{ClientId, LockKind, RecordLock};
 use crate::{BadArgument, FsError, Result};
 
 /// A range of bytes, never empty.
@@ -67,7 +68,7 @@ struct Held {
 #[derive(Debug, Default)]
 pub(super) struct RangeSet {
     /// By owner and start.
-    held: BTreeMap<(LockOwner, u64), Held>,
+    held: BTreeMap<(Holder, u64), Held>,
 }
 
 impl RangeSet {
@@ -79,45 +80,52 @@ impl RangeSet {
         self.held.len()
     }
 
-    pub(super) fn iter(&self) -> impl Iterator<Item = RecordLock> + '_ {
-        self.held
-            .iter()
-            .map(|(&(owner, start), &Held { end, kind, pid })| RecordLock {
-                owner,
+    pub(super) fn iter(&self) -> impl Iterator<Item = (Holder, RecordLock)> + '_ {
+        self.held.iter().map(|(&(holder, start), &Held { end, kind, pid })| {
+            let lock = RecordLock {
+                owner: holder.1,
                 pid,
                 kind,
                 range: ByteRange { start, end },
-            })
-    }
-
-    fn against<'a>(&'a self, lock: &'a RecordLock) -> impl Iterator<Item = RecordLock> + 'a {
-        self.iter().filter(|held| {
-            held.owner != lock.owner && held.kind.conflicts(lock.kind) && held.range.overlaps(&lock.range)
+            };
+            (holder, lock)
         })
     }
 
-    /// The lock that conflicts with `lock` and starts first.
-    pub(super) fn conflict(&self, lock: &RecordLock) -> Option<RecordLock> {
-        self.against(lock).min_by_key(|held| held.range.start)
+    fn against<'a>(&'a self, holder: Holder, lock: &'a RecordLock) -> impl Iterator<Item = (Holder, RecordLock)> + 'a {
+        self.iter().filter(move |(other, held)| {
+            *other != holder && held.kind.conflicts(lock.kind) && held.range.overlaps(&lock.range)
+        })
     }
 
-    /// The owners whose locks conflict with `lock`.
-    pub(super) fn blockers(&self, lock: &RecordLock) -> Vec<LockOwner> {
-        let mut owners: Vec<LockOwner> = self.against(lock).map(|held| held.owner).collect();
-        // Ordered by owner already.
-        owners.dedup();
-        owners
+    /// The lock that conflicts with `lock` of `holder` and starts first.
+    pub(super) fn conflict(&self, holder: Holder, lock: &RecordLock) -> Option<RecordLock> {
+        let against = self.against(holder, lock).map(|(_, held)| held);
+        against.min_by_key(|held| held.range.start)
     }
 
-    /// Removes `range` from what `owner` holds. True if it held anything there.
-    pub(super) fn clear(&mut self, owner: LockOwner, range: ByteRange) -> bool {
-        !self.carve(owner, range).is_empty()
+    /// Those whose locks conflict with `lock` of `holder`.
+    pub(super) fn blockers(&self, holder: Holder, lock: &RecordLock) -> Vec<Holder> {
+        let mut holders: Vec<Holder> = self.against(holder, lock).map(|(other, _)| other).collect();
+        // Ordered by holder already.
+        holders.dedup();
+        holders
     }
 
-    /// Sets `lock` for its owner, replacing what that owner holds in the range. True if part of that was stronger.
-    pub(super) fn set(&mut self, lock: &RecordLock) -> bool {
+    /// Removes `range` from what `holder` has.
+    pub(super) fn clear(&mut self, holder: Holder, range: ByteRange) {
+        self.carve(holder, range);
+    }
+
+    /// Removes all that the owners of a client have.
+    pub(super) fn clear_client(&mut self, client: ClientId) {
+        self.held.retain(|&((holder, _), _), _| holder != client);
+    }
+
+    /// Sets `lock` for `owner`, replacing what that one holds in the range. True if part of that was stronger.
+    pub(super) fn set(&mut self, owner: Holder, lock: &RecordLock) -> bool {
         let ByteRange { mut start, mut end } = lock.range;
-        let (owner, kind, pid) = (lock.owner, lock.kind, lock.pid);
+        let (kind, pid) = (lock.kind, lock.pid);
         let replaced = self.carve(owner, lock.range);
         let alike = |held: &Held| held.kind == kind && held.pid == pid;
         if let Some((&key, before)) = self.held.range(..(owner, start)).next_back()
@@ -141,7 +149,7 @@ impl RangeSet {
     }
 
     /// Removes the part in `range` of every lock of `owner`; returns their kinds.
-    fn carve(&mut self, owner: LockOwner, range: ByteRange) -> Vec<LockKind> {
+    fn carve(&mut self, owner: Holder, range: ByteRange) -> Vec<LockKind> {
         let ByteRange { start, end } = range;
         let hit: Vec<(u64, Held)> = self
             .held

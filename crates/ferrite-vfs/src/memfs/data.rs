@@ -120,7 +120,7 @@ impl MemFile {
         if !allowed {
             return Err(FsError::BadHandle);
         }
-        let mut state = self.fs.lock();
+        let mut state = self.fs.state();
         let now = state.now();
         f(state.node(self.ino)?, now)
     }
@@ -148,7 +148,7 @@ impl OpenFile for MemFile {
             if set.size.is_some() && !self.mode.write {
                 return Err(FsError::Invalid(BadArgument::NotWritable));
             }
-            self.fs.lock().setattr(ctx, self.ino, set, true)
+            self.fs.state().setattr(ctx, self.ino, set, true)
         })
     }
 

@@ -17,6 +17,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use parking_lot::{Mutex, MutexGuard};
 
+use crate::locks::{LockDone, LockOwner, LockRequest, LockTable, LockTicket, RecordLock, Unlock};
 use crate::posix::Access;
 use crate::{
     Attr, BadArgument, Ctx, DirEntry, Durability, FileKind, FileSystem, FsError, Ino, LINK_MAX, Limits, NewFile,
@@ -40,6 +41,7 @@ pub struct MemFs {
     state: Arc<Mutex<State>>,
     /// Outcomes of changes with tokens, by slot.
     kept: Arc<Mutex<BTreeMap<u32, (u64, Outcome)>>>,
+    locks: Arc<LockTable>,
 }
 
 impl Default for MemFs {
@@ -96,18 +98,20 @@ impl MemFs {
         MemFs {
             state: Arc::new(Mutex::new(state)),
             kept: Arc::default(),
+            locks: Arc::default(),
         }
     }
 
-    /// An independent copy of the present state.
+    /// An independent copy of the present state, without locks on files.
     pub fn snapshot(&self) -> MemFs {
         MemFs {
-            state: Arc::new(Mutex::new(self.lock().clone())),
+            state: Arc::new(Mutex::new(self.state().clone())),
             kept: Arc::new(Mutex::new(self.kept.lock().clone())),
+            locks: Arc::default(),
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock()
     }
 }
@@ -120,7 +124,7 @@ impl FileSystem for MemFs {
     }
 
     fn statfs(&self, _: &Ctx) -> Result<StatFs> {
-        let state = self.lock();
+        let state = self.state();
         let used: u64 = state.nodes.values().map(|node| node.content.pages()).sum();
         Ok(StatFs {
             block_bytes: PAGE_BYTES as u32,
@@ -134,13 +138,13 @@ impl FileSystem for MemFs {
     }
 
     fn lookup(&self, ctx: &Ctx, parent: Ino, name: &[u8]) -> Result<Attr> {
-        let mut state = self.lock();
+        let mut state = self.state();
         let ino = state.find(ctx, parent, name)?.ok_or(FsError::NotFound)?;
         state.give(ctx, ino)
     }
 
     fn parent(&self, ctx: &Ctx, dir: Ino) -> Result<Ino> {
-        let mut state = self.lock();
+        let mut state = self.state();
         let dir = state.dir(dir)?;
         if ctx.check {
             posix::may_search(&dir.attr, &ctx.cred)?;
@@ -149,15 +153,15 @@ impl FileSystem for MemFs {
     }
 
     fn getattr(&self, _: &Ctx, ino: Ino) -> Result<Attr> {
-        Ok(self.lock().node(ino)?.attr())
+        Ok(self.state().node(ino)?.attr())
     }
 
     fn setattr(&self, ctx: &Ctx, ino: Ino, set: &SetAttr) -> Result<Attr> {
-        self.attr_once(ctx, || self.lock().setattr(ctx, ino, set, false))
+        self.attr_once(ctx, || self.state().setattr(ctx, ino, set, false))
     }
 
     fn pin(&self, _: &Ctx, ino: Ino, generation: u32) -> Result<()> {
-        let mut state = self.lock();
+        let mut state = self.state();
         let node = state.node(ino)?;
         if node.attr.generation != generation {
             return Err(FsError::Stale);
@@ -167,7 +171,7 @@ impl FileSystem for MemFs {
     }
 
     fn unpin(&self, _: &Ctx, ino: Ino, count: u64) {
-        let mut state = self.lock();
+        let mut state = self.state();
         if let Ok(node) = state.node(ino) {
             node.pins = node.pins.saturating_sub(count);
         }
@@ -175,7 +179,7 @@ impl FileSystem for MemFs {
     }
 
     fn readlink(&self, _: &Ctx, ino: Ino) -> Result<Vec<u8>> {
-        let mut state = self.lock();
+        let mut state = self.state();
         let node = state.node(ino)?;
         match node.attr.kind {
             FileKind::Symlink => Ok(node.target.clone()),
@@ -188,7 +192,7 @@ impl FileSystem for MemFs {
             if matches!(node.kind, FileKind::Directory | FileKind::Symlink) {
                 return Err(FsError::Invalid(BadArgument::NodeKind));
             }
-            let mut state = self.lock();
+            let mut state = self.state();
             let made = state.make(ctx, parent, name, node.kind, node.mode)?;
             made.attr.rdev = node.rdev;
             let ino = made.attr.ino;
@@ -198,7 +202,7 @@ impl FileSystem for MemFs {
 
     fn mkdir(&self, ctx: &Ctx, parent: Ino, name: &[u8], mode: u32) -> Result<Attr> {
         self.attr_once(ctx, || {
-            let mut state = self.lock();
+            let mut state = self.state();
             let ino = state.make(ctx, parent, name, FileKind::Directory, mode)?.attr.ino;
             state.give(ctx, ino)
         })
@@ -212,7 +216,7 @@ impl FileSystem for MemFs {
             if target.len() >= PATH_MAX {
                 return Err(FsError::NameTooLong);
             }
-            let mut state = self.lock();
+            let mut state = self.state();
             let made = state.make(ctx, parent, name, FileKind::Symlink, 0o777)?;
             made.target = target.to_vec();
             made.attr.size = target.len() as u64;
@@ -224,7 +228,7 @@ impl FileSystem for MemFs {
     fn link(&self, ctx: &Ctx, ino: Ino, parent: Ino, name: &[u8]) -> Result<Attr> {
         self.attr_once(ctx, || {
             posix::check_name(name)?;
-            let mut state = self.lock();
+            let mut state = self.state();
             let now = state.now();
             let node = state.node(ino).map_err(|_| FsError::NotFound)?;
             let (kind, nlink) = (node.attr.kind, node.attr.nlink);
@@ -250,7 +254,7 @@ impl FileSystem for MemFs {
 
     fn unlink(&self, ctx: &Ctx, parent: Ino, name: &[u8]) -> Result<()> {
         self.done_once(ctx, || {
-            let mut state = self.lock();
+            let mut state = self.state();
             let ino = state.find_removable(ctx, parent, name)?;
             if state.node(ino)?.is_dir() {
                 return Err(FsError::IsDirectory);
@@ -263,7 +267,7 @@ impl FileSystem for MemFs {
 
     fn rmdir(&self, ctx: &Ctx, parent: Ino, name: &[u8]) -> Result<()> {
         self.done_once(ctx, || {
-            let mut state = self.lock();
+            let mut state = self.state();
             let ino = state.find_removable(ctx, parent, name)?;
             let node = state.node(ino)?;
             if !node.is_dir() {
@@ -289,7 +293,7 @@ impl FileSystem for MemFs {
     ) -> Result<()> {
         self.done_once(ctx, || {
             posix::check_name(new_name)?;
-            let mut state = self.lock();
+            let mut state = self.state();
             let source = state.find(ctx, parent, name)?.ok_or(FsError::NotFound)?;
             let target = state.find(ctx, new_parent, new_name)?;
             state.live_dir(parent)?;
@@ -336,7 +340,7 @@ impl FileSystem for MemFs {
     }
 
     fn readdir(&self, _: &Ctx, dir: Ino, cookie: u64, sink: &mut dyn FnMut(&DirEntry<'_>) -> bool) -> Result<()> {
-        self.lock().list(dir, cookie, &mut |entry, _| sink(entry))
+        self.state().list(dir, cookie, &mut |entry, _| sink(entry))
     }
 
     fn readdir_plus(
@@ -347,7 +351,7 @@ impl FileSystem for MemFs {
         sink: &mut dyn FnMut(&DirEntry<'_>, Result<Attr>) -> bool,
     ) -> Result<()> {
         let mut accepted = Vec::new();
-        let mut state = self.lock();
+        let mut state = self.state();
         state.list(dir, cookie, &mut |entry, attr| {
             let goes_on = sink(entry, Ok(attr));
             accepted.extend(goes_on.then_some(entry.ino));
@@ -361,14 +365,14 @@ impl FileSystem for MemFs {
 
     fn open(&self, ctx: &Ctx, ino: Ino, mode: OpenMode) -> Result<Arc<dyn OpenFile>> {
         if !mode.truncate {
-            return self.open_in(&mut self.lock(), ctx, ino, mode);
+            return self.open_in(&mut self.state(), ctx, ino, mode);
         }
         let unpinned = Ctx {
             pins: false,
             ..ctx.clone()
         };
         let change = || {
-            let mut state = self.lock();
+            let mut state = self.state();
             let file = self.open_in(&mut state, ctx, ino, mode)?;
             let attr = state.node(ino)?.attr();
             Ok(Opened {
@@ -382,7 +386,7 @@ impl FileSystem for MemFs {
 
     fn create(&self, ctx: &Ctx, parent: Ino, name: &[u8], new: &NewFile) -> Result<Opened> {
         self.opened_once(ctx, new.open, || {
-            let mut state = self.lock();
+            let mut state = self.state();
             state.live_dir(parent)?;
             let found = state.find(ctx, parent, name)?;
             let (ino, file, created) = match found {
@@ -401,7 +405,7 @@ impl FileSystem for MemFs {
 
     fn getxattr(&self, ctx: &Ctx, ino: Ino, name: &[u8]) -> Result<Vec<u8>> {
         check_xattr_name(name)?;
-        let mut state = self.lock();
+        let mut state = self.state();
         let node = state.node(ino)?;
         if ctx.check {
             posix::may_xattr(&node.attr, &ctx.cred, name, Access::READ)?;
@@ -412,7 +416,7 @@ impl FileSystem for MemFs {
     fn setxattr(&self, ctx: &Ctx, ino: Ino, name: &[u8], value: &[u8], mode: XattrMode) -> Result<()> {
         self.done_once(ctx, || {
             check_xattr_name(name)?;
-            let mut state = self.lock();
+            let mut state = self.state();
             let now = state.now();
             let node = state.node(ino)?;
             if ctx.check {
@@ -438,7 +442,7 @@ impl FileSystem for MemFs {
     }
 
     fn listxattr(&self, ctx: &Ctx, ino: Ino) -> Result<Vec<Vec<u8>>> {
-        let mut names: Vec<_> = self.lock().node(ino)?.xattrs.keys().cloned().collect();
+        let mut names: Vec<_> = self.state().node(ino)?.xattrs.keys().cloned().collect();
         names.retain(|name| !ctx.check || posix::sees_xattr(&ctx.cred, name));
         Ok(names)
     }
@@ -446,7 +450,7 @@ impl FileSystem for MemFs {
     fn removexattr(&self, ctx: &Ctx, ino: Ino, name: &[u8]) -> Result<()> {
         self.done_once(ctx, || {
             check_xattr_name(name)?;
-            let mut state = self.lock();
+            let mut state = self.state();
             let now = state.now();
             let node = state.node(ino)?;
             if ctx.check {
@@ -460,6 +464,27 @@ impl FileSystem for MemFs {
 
     fn sync(&self, _: &Ctx) -> Result<()> {
         Ok(())
+    }
+
+    fn lock(&self, ctx: &Ctx, ino: Ino, request: &LockRequest, may_wait: bool, done: LockDone) -> Option<LockTicket> {
+        self.locks.lock(ctx, ino, request, may_wait, done)
+    }
+
+    fn unlock(&self, ctx: &Ctx, ino: Ino, owner: LockOwner, what: Unlock) -> Result<()> {
+        self.locks.unlock(ctx, ino, owner, what);
+        Ok(())
+    }
+
+    fn conflicting_lock(&self, ctx: &Ctx, ino: Ino, lock: &RecordLock) -> Result<Option<RecordLock>> {
+        Ok(self.locks.conflict(ctx, ino, lock))
+    }
+
+    fn cancel_lock(&self, ctx: &Ctx, ticket: LockTicket) {
+        self.locks.cancel(ctx, ticket);
+    }
+
+    fn release_client(&self, ctx: &Ctx) {
+        self.locks.release_client(ctx);
     }
 }
 

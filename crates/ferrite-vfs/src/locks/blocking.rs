@@ -1,0 +1,67 @@
+//! Waiting for a lock with a thread, for callers that have one.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use parking_lot::{Condvar, Mutex};
+
+use super::{LockDone, LockRequest, LockTicket, Wait};
+use crate::{Ctx, FileSystem, FsError, Ino, Result};
+
+/// Where a completion leaves the outcome.
+#[derive(Default)]
+struct Slot {
+    outcome: Mutex<Option<Result<()>>>,
+    there: Condvar,
+}
+
+/// Locks as [`FileSystem::lock`], and blocks as `wait` says. Must not be called from a completion.
+///
+/// # Errors
+/// Those of the call; `WouldBlock` also when the time is up. The old `flock` lock is gone then if there was time to
+/// wait.
+pub fn acquire(fs: &dyn FileSystem, ctx: &Ctx, ino: Ino, request: &LockRequest, wait: Wait) -> Result<()> {
+    wait_for(
+        wait,
+        |may_wait, done| fs.lock(ctx, ino, request, may_wait, done),
+        |ticket| fs.cancel_lock(ctx, ticket),
+    )
+}
+
+/// [`acquire`] of anything that has completions: `start` makes the request, `cancel` ends it.
+pub fn wait_for(
+    wait: Wait,
+    start: impl FnOnce(bool, LockDone) -> Option<LockTicket>,
+    cancel: impl FnOnce(LockTicket),
+) -> Result<()> {
+    let deadline = match wait {
+        // A time too long to represent means forever.
+        Wait::AtMost(time) => Instant::now().checked_add(time),
+        Wait::No | Wait::Forever => None,
+    };
+    let slot = Arc::new(Slot::default());
+    let theirs = Arc::clone(&slot);
+    let done: LockDone = Box::new(move |outcome| {
+        *theirs.outcome.lock() = Some(outcome);
+        theirs.there.notify_one();
+    });
+    let ticket = start(wait != Wait::No, done);
+    let mut outcome = slot.outcome.lock();
+    if let (Some(ticket), Some(deadline)) = (ticket, deadline) {
+        while outcome.is_none() && !slot.there.wait_until(&mut outcome, deadline).timed_out() {}
+        if outcome.is_none() {
+            drop(outcome);
+            cancel(ticket);
+            outcome = slot.outcome.lock();
+            slot.there.wait_while(&mut outcome, |outcome| outcome.is_none());
+            return match outcome.take() {
+                // Granted at the last moment.
+                Some(Ok(())) => Ok(()),
+                Some(Err(error)) if error != FsError::Interrupted => Err(error),
+                _ => Err(FsError::WouldBlock),
+            };
+        }
+    }
+    slot.there.wait_while(&mut outcome, |outcome| outcome.is_none());
+    outcome.take().unwrap_or(Err(FsError::Interrupted))
+}
