@@ -106,6 +106,8 @@ pub(crate) fn parse(words: &[String], sloppy: bool) -> Result<Options, Failure> 
             "cleaner=on" => engine.cleaner = true,
             "cleaner=off" => engine.cleaner = false,
             "logs=off" => engine.cow_only = true,
+            "locks=engine" => fuse.engine_locks = true,
+            "locks=kernel" => fuse.engine_locks = false,
             "logs=on" => engine.cow_only = false,
             word => match word.split_once('=') {
                 Some(("threads", value)) => fuse.threads = number(word, value, 1, 256)?,

@@ -18,13 +18,14 @@ use ferrite_vfs::{
 use fuser::{
     BsdFileFlags, Errno, FileAttr, FileHandle, Filesystem, FopenFlags, Generation, INodeNo, InitFlags, IoctlFlags,
     KernelConfig, LockOwner, OpenAccMode, OpenFlags, RenameFlags, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory,
-    ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyIoctl, ReplyLseek, ReplyOpen, ReplyStatfs, ReplyWrite, ReplyXattr,
-    Request, TimeOrNow, WriteFlags,
+    ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyIoctl, ReplyLock, ReplyLseek, ReplyOpen, ReplyStatfs, ReplyWrite,
+    ReplyXattr, Request, TimeOrNow, WriteFlags,
 };
 
 use crate::convert::{absent, errno, file_attr, file_type, set_time, unknown};
 use crate::freezer::Freezer;
 use crate::handles::Handles;
+use crate::locks::{Locks, Wire};
 
 /// Longest time that the kernel is told to trust an answer: it takes no infinite one.
 const TRUST_MAX: Duration = Duration::from_secs(86_400);
@@ -48,6 +49,8 @@ pub(crate) struct Bridge {
     /// How long the kernel may keep names and attributes.
     trust: Duration,
     freezer: Freezer,
+    /// If the engine keeps record locks, and not the kernel.
+    locks: Option<Arc<Locks>>,
 }
 
 /// The context of a request: the kernel has checked permissions, and keeps the numbers it is told. It names one group
@@ -105,14 +108,16 @@ macro_rules! answer {
 }
 
 impl Bridge {
-    pub(crate) fn new(fs: Arc<dyn FileSystem>, freezer: Freezer) -> Self {
+    pub(crate) fn new(fs: Arc<dyn FileSystem>, freezer: Freezer, engine_locks: bool) -> Self {
         let limits = fs.limits();
+        let locks = engine_locks.then(|| Locks::new(Arc::clone(&fs)));
         Bridge {
             fs,
             handles: Arc::default(),
             durable_operations: limits.durable_operations,
             trust: limits.trust.min(TRUST_MAX),
             freezer,
+            locks,
         }
     }
 
@@ -183,10 +188,23 @@ impl Filesystem for Bridge {
             // A kernel without one of them loses speed, not correctness.
             let _ = config.add_capabilities(flag);
         }
+        if self.locks.is_some() {
+            config.add_capabilities(InitFlags::FUSE_POSIX_LOCKS).map_err(|_| {
+                std::io::Error::other(
+                    "this kernel does not pass on locks; omit the option that has the engine keep them",
+                )
+            })?;
+        }
         let _ = config.set_max_write(MAX_WRITE_BYTES);
         let _ = config.set_time_granularity(Duration::from_nanos(1));
         let _ = config.set_max_background(64);
         Ok(())
+    }
+
+    fn destroy(&mut self) {
+        if let Some(locks) = &self.locks {
+            locks.end();
+        }
     }
 
     fn lookup(&self, req: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
@@ -414,21 +432,70 @@ impl Filesystem for Bridge {
         });
     }
 
-    fn flush(&self, _req: &Request, _ino: INodeNo, _fh: FileHandle, _lock_owner: LockOwner, reply: ReplyEmpty) {
-        // There is nothing to flush; after one such reply the kernel stops asking.
-        reply.error(Errno::ENOSYS);
+    fn flush(&self, _req: &Request, ino: INodeNo, fh: FileHandle, lock_owner: LockOwner, reply: ReplyEmpty) {
+        match &self.locks {
+            Some(locks) => answer!(reply, locks.flush(ino.0, fh.0, lock_owner.0), () => reply.ok()),
+            // There is nothing to flush; after one such reply the kernel stops asking.
+            None => reply.error(Errno::ENOSYS),
+        }
+    }
+
+    fn getlk(
+        &self,
+        _req: &Request,
+        ino: INodeNo,
+        _fh: FileHandle,
+        lock_owner: LockOwner,
+        start: u64,
+        last: u64,
+        kind: i32,
+        pid: u32,
+        reply: ReplyLock,
+    ) {
+        let Some(locks) = &self.locks else {
+            return reply.error(Errno::ENOSYS);
+        };
+        let wanted = Wire { start, last, kind, pid };
+        answer!(reply, locks.get(ino.0, lock_owner.0, wanted), found => {
+            reply.locked(found.start, found.last, found.kind, found.pid);
+        });
+    }
+
+    fn setlk(
+        &self,
+        req: &Request,
+        ino: INodeNo,
+        fh: FileHandle,
+        lock_owner: LockOwner,
+        start: u64,
+        last: u64,
+        kind: i32,
+        pid: u32,
+        sleep: bool,
+        reply: ReplyEmpty,
+    ) {
+        let Some(locks) = &self.locks else {
+            return reply.error(Errno::ENOSYS);
+        };
+        let wanted = Wire { start, last, kind, pid };
+        let done = Box::new(move |outcome| answer!(reply, outcome, () => reply.ok()));
+        // Locks change nothing on the medium, so no freeze holds them back.
+        locks.set(ino.0, fh.0, lock_owner.0, wanted, sleep.then(|| req.pid()), done);
     }
 
     fn release(
         &self,
         _req: &Request,
-        _ino: INodeNo,
+        ino: INodeNo,
         fh: FileHandle,
         _flags: OpenFlags,
         _lock_owner: Option<LockOwner>,
         _flush: bool,
         reply: ReplyEmpty,
     ) {
+        if let Some(locks) = &self.locks {
+            locks.release(ino.0, fh.0);
+        }
         // The last close frees a file without a name.
         change!(self, [], |bridge| {
             drop(bridge.handles.remove(fh.0));

@@ -7,6 +7,7 @@
 //! | `convert` | attributes and errors, ours to theirs |
 //! | `freezer` | holding changes back while the pool is copied: [`Freezer`] |
 //! | `handles` | open files by the numbers the kernel knows |
+//! | `locks` | record locks that the engine keeps |
 //!
 //! Decisions, with reasons:
 //! * Requests run on the thread that read them: waking another costs more than the work.
@@ -17,7 +18,8 @@
 //!   writes when the kernel flushes them (`msync`, `munmap`, memory pressure).
 //! * setuid and setgid are cleared here (`HANDLE_KILLPRIV_V2`); otherwise the kernel would ask for an attribute before
 //!   each write.
-//! * `flock` and `fcntl` locks are the kernel's: all users of a mount share one kernel.
+//! * `flock` and `fcntl` locks are the kernel's: all users of a mount share one kernel. If the engine has other users,
+//!   [`FuseOptions::engine_locks`] has it keep those of `fcntl`.
 //!
 //! *Architecture invariant:* this crate knows no engine.
 #![forbid(unsafe_code)]
@@ -26,6 +28,7 @@ mod bridge;
 mod convert;
 mod freezer;
 mod handles;
+mod locks;
 mod mount;
 
 #[cfg(doc)]

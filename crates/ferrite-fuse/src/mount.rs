@@ -31,6 +31,9 @@ pub struct FuseOptions {
     pub noexec: bool,
     /// Threads that serve requests; 0 means one per CPU.
     pub threads: usize,
+    /// Have the engine keep record locks (`fcntl`), and not the kernel: for an engine that has other users, too. Costs a
+    /// request for each lock, and for each `close`.
+    pub engine_locks: bool,
     /// What `df` and `/proc/mounts` show as the source.
     pub source: String,
 }
@@ -44,6 +47,7 @@ impl Default for FuseOptions {
             suid_dev: false,
             noexec: false,
             threads: 0,
+            engine_locks: false,
             source: "ferrite".into(),
         }
     }
@@ -125,7 +129,7 @@ pub fn mount(fs: Arc<dyn FileSystem>, dir: &Path, options: &FuseOptions) -> Resu
         .open("/dev/fuse")
         .map_err(FuseError::NoFuse)?;
     let freezer = Freezer::default();
-    let bridge = Bridge::new(fs, freezer.clone());
+    let bridge = Bridge::new(fs, freezer.clone(), options.engine_locks);
     if !rustix::process::geteuid().is_root() {
         drop(device);
         return Ok(Mounted {

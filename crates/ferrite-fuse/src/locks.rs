@@ -1,0 +1,291 @@
+//! Record locks (`fcntl`) that the engine keeps, for a mount whose files others lock too.
+//!
+//! What lives here: [`Locks`], what a mount must know of its locks; the watch over callers that wait.
+//!
+//! Invariants:
+//! * A request that waits occupies no thread of the mount: its reply is in the completion.
+//! * The kernel says at each close whose locks end (`flush`), but not for open-file-description locks, whose owner is
+//!   the open file. So the owners that locked through a handle are remembered until they flush it or it is released:
+//!   by then every process has closed it, and the owners that are left are open files.
+//!
+//! A caller that waits must be killable. The kernel asks for that by an `INTERRUPT` request, which fuser 0.18 does not
+//! pass on, and from then on waits for the answer whatever happens. So the mount looks itself, as long as a request
+//! waits, whether its thread has a signal to handle, and answers `EINTR` then.
+//!
+//! `flock` stays the kernel's: fuser 0.18 drops the flag that tells such a request from one for a record lock on the
+//! whole file, and the two must not see each other.
+
+use std::collections::{BTreeSet, HashMap};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use ferrite_vfs::locks::{
+    ByteRange, ClientId, LockDone, LockKind, LockOwner, LockRequest, LockTicket, RecordLock, Unlock,
+};
+use ferrite_vfs::{BadArgument, Cred, Ctx, FileSystem, FsError, Ino, Result};
+use parking_lot::Mutex;
+
+/// Time between two looks at the signals of callers that wait.
+const WATCH_EVERY: Duration = Duration::from_millis(20);
+/// Last byte of a range without an end, in a request.
+const LAST_BYTE: u64 = i64::MAX as u64;
+
+/// A lock in the words of a request.
+#[derive(Clone, Copy)]
+pub(crate) struct Wire {
+    pub(crate) start: u64,
+    /// The last byte.
+    pub(crate) last: u64,
+    /// `F_RDLCK`, `F_WRLCK` or `F_UNLCK`.
+    pub(crate) kind: i32,
+    pub(crate) pid: u32,
+}
+
+impl Wire {
+    fn range(&self) -> Result<ByteRange> {
+        const WRONG: FsError = FsError::Invalid(BadArgument::LockRange);
+        let len_bytes = match self.last {
+            LAST_BYTE => 0,
+            last => last.checked_sub(self.start).ok_or(WRONG)?.checked_add(1).ok_or(WRONG)?,
+        };
+        ByteRange::new(self.start, len_bytes)
+    }
+
+    /// What is asked for; `None` to unlock.
+    fn record(&self, owner: u64) -> Result<Option<RecordLock>> {
+        let kind = match self.kind {
+            libc::F_RDLCK => LockKind::Shared,
+            libc::F_WRLCK => LockKind::Exclusive,
+            libc::F_UNLCK => return Ok(None),
+            _ => return Err(FsError::Invalid(BadArgument::LockRange)),
+        };
+        Ok(Some(RecordLock {
+            owner: LockOwner(owner),
+            pid: self.pid,
+            kind,
+            range: self.range()?,
+        }))
+    }
+
+    fn of(lock: &RecordLock) -> Wire {
+        let (start, len_bytes) = (lock.range.start(), lock.range.len_bytes());
+        Wire {
+            start,
+            last: match len_bytes {
+                0 => LAST_BYTE,
+                len_bytes => start + len_bytes - 1,
+            },
+            kind: match lock.kind {
+                LockKind::Shared => libc::F_RDLCK,
+                LockKind::Exclusive => libc::F_WRLCK,
+            },
+            pid: lock.pid,
+        }
+    }
+}
+
+/// A caller that waits.
+struct Waiter {
+    /// Its thread, which sleeps in the kernel until it is answered: the number stays its own.
+    thread: u32,
+    ticket: LockTicket,
+    settled: Arc<AtomicBool>,
+    /// A signal was there at the last look.
+    signalled: bool,
+}
+
+#[derive(Default)]
+struct Watch {
+    waiters: Vec<Waiter>,
+    /// A thread looks after them.
+    runs: bool,
+}
+
+/// The locks of one mount.
+pub(crate) struct Locks {
+    fs: Arc<dyn FileSystem>,
+    ctx: Ctx,
+    /// Who has locked through a handle, and not flushed it since.
+    owners: Mutex<HashMap<u64, BTreeSet<u64>>>,
+    watch: Mutex<Watch>,
+}
+
+impl Locks {
+    pub(crate) fn new(fs: Arc<dyn FileSystem>) -> Arc<Locks> {
+        Arc::new(Locks {
+            fs,
+            ctx: Ctx::trusted(Cred::root()).of_client(ClientId::fresh()),
+            owners: Mutex::default(),
+            watch: Mutex::default(),
+        })
+    }
+
+    /// A lock that conflicts; none is `F_UNLCK`.
+    pub(crate) fn get(&self, ino: Ino, owner: u64, lock: Wire) -> Result<Wire> {
+        let free = Wire {
+            kind: libc::F_UNLCK,
+            ..lock
+        };
+        let Some(wanted) = lock.record(owner)? else {
+            return Ok(free);
+        };
+        let found = self.fs.conflicting_lock(&self.ctx, ino, &wanted)?;
+        Ok(found.map_or(free, |found| Wire::of(&found)))
+    }
+
+    /// Locks or unlocks through handle `fh`; `done` may come later if `thread` is given, which then waits.
+    pub(crate) fn set(
+        self: &Arc<Self>,
+        ino: Ino,
+        fh: u64,
+        owner: u64,
+        lock: Wire,
+        thread: Option<u32>,
+        done: LockDone,
+    ) {
+        let wanted = match lock.record(owner) {
+            Ok(Some(wanted)) => wanted,
+            Ok(None) => {
+                let unlock = |range| self.fs.unlock(&self.ctx, ino, LockOwner(owner), Unlock::Range(range));
+                return done(lock.range().and_then(unlock));
+            }
+            Err(error) => return done(Err(error)),
+        };
+        // Before it is granted, so that no release comes between.
+        self.owners.lock().entry(fh).or_default().insert(owner);
+        let settled = Arc::new(AtomicBool::new(false));
+        let mark = Arc::clone(&settled);
+        let done: LockDone = Box::new(move |outcome| {
+            mark.store(true, Ordering::Relaxed);
+            done(outcome);
+        });
+        let request = LockRequest::Record(wanted);
+        let ticket = self.fs.lock(&self.ctx, ino, &request, thread.is_some(), done);
+        if let (Some(ticket), Some(thread)) = (ticket, thread) {
+            self.watch(Waiter {
+                thread,
+                ticket,
+                settled,
+                signalled: false,
+            });
+        }
+    }
+
+    /// An owner has closed one of its descriptors: all its locks on the file end, as POSIX has it.
+    pub(crate) fn flush(&self, ino: Ino, fh: u64, owner: u64) -> Result<()> {
+        let mut owners = self.owners.lock();
+        if let Some(of_handle) = owners.get_mut(&fh) {
+            of_handle.remove(&owner);
+            if of_handle.is_empty() {
+                owners.remove(&fh);
+            }
+        }
+        drop(owners);
+        self.fs
+            .unlock(&self.ctx, ino, LockOwner(owner), Unlock::Range(ByteRange::ALL))
+    }
+
+    /// Nobody has the handle any more. Its file must still be open.
+    pub(crate) fn release(&self, ino: Ino, fh: u64) {
+        let left = self.owners.lock().remove(&fh);
+        for owner in left.into_iter().flatten() {
+            // An engine out of reach has none to release.
+            let _ = self.fs.unlock(&self.ctx, ino, LockOwner(owner), Unlock::All);
+        }
+    }
+
+    /// The mount is gone.
+    pub(crate) fn end(&self) {
+        self.fs.release_client(&self.ctx);
+    }
+
+    fn watch(self: &Arc<Self>, waiter: Waiter) {
+        let mut watch = self.watch.lock();
+        watch.waiters.push(waiter);
+        if watch.runs {
+            return;
+        }
+        let locks = Arc::clone(self);
+        let thread = std::thread::Builder::new().name("ferrite-waiters".into());
+        // Without the thread they wait until they are granted, and the next one that waits tries again.
+        watch.runs = thread.spawn(move || while locks.look() {}).is_ok();
+    }
+
+    /// Ends the requests whose callers have a signal to handle. False when nobody waits any more.
+    fn look(&self) -> bool {
+        std::thread::sleep(WATCH_EVERY);
+        let mut watch = self.watch.lock();
+        watch.waiters.retain(|waiter| !waiter.settled.load(Ordering::Relaxed));
+        if watch.waiters.is_empty() {
+            watch.runs = false;
+            return false;
+        }
+        let mut gone = Vec::new();
+        for waiter in &mut watch.waiters {
+            let signals = std::fs::read_to_string(format!("/proc/{}/status", waiter.thread)).unwrap_or_default();
+            let there = pending(&signals);
+            // Twice: a signal to the process may be another thread's, which takes it soon. An `EINTR` without a signal
+            // would reach the program as an errno that no program knows.
+            if there && waiter.signalled {
+                gone.push(waiter.ticket);
+            }
+            waiter.signalled = there;
+        }
+        drop(watch);
+        for ticket in gone {
+            self.fs.cancel_lock(&self.ctx, ticket);
+        }
+        true
+    }
+}
+
+/// Whether a thread has a signal to handle, by its status in `/proc`. The kernel queues none that is ignored.
+fn pending(status: &str) -> bool {
+    let mask = |name: &str| {
+        let line = status.lines().find_map(|line| line.strip_prefix(name));
+        line.and_then(|digits| u64::from_str_radix(digits.trim(), 16).ok())
+    };
+    match (mask("SigPnd:"), mask("ShdPnd:"), mask("SigBlk:")) {
+        (Some(own), Some(shared), Some(blocked)) => (own | shared) & !blocked != 0,
+        _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_and_kinds_go_there_and_back() {
+        for (start, last) in [(0, LAST_BYTE), (5, LAST_BYTE), (5, 5), (0, LAST_BYTE - 1)] {
+            for kind in [libc::F_RDLCK, libc::F_WRLCK] {
+                let pid = 9;
+                let wire = Wire { start, last, kind, pid };
+                let back = Wire::of(&wire.record(3).unwrap().unwrap());
+                assert_eq!((back.start, back.last, back.kind, back.pid), (start, last, kind, pid));
+            }
+        }
+        let wire = |start, last, kind| Wire {
+            start,
+            last,
+            kind,
+            pid: 1,
+        };
+        assert!(wire(5, 4, libc::F_RDLCK).record(1).is_err());
+        assert!(wire(0, u64::MAX, libc::F_RDLCK).record(1).is_err());
+        assert!(wire(0, 1, 77).record(1).is_err());
+        assert_eq!(wire(0, 1, libc::F_UNLCK).record(1), Ok(None));
+    }
+
+    #[test]
+    fn blocked_signals_are_not_to_be_handled() {
+        let status =
+            |own, shared, blocked| format!("Name:\tx\nSigPnd:\t{own}\nShdPnd:\t{shared}\nSigBlk:\t{blocked}\n");
+        assert!(pending(&status("0000000000000100", "0", "0")));
+        assert!(pending(&status("0", "0000000000000002", "0000000000000001")));
+        assert!(!pending(&status("0", "0000000000000002", "0000000000000002")));
+        assert!(!pending(&status("0", "0", "0")));
+        assert!(!pending(""));
+    }
+}
