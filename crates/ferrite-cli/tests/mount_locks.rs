@@ -240,7 +240,8 @@ fn a_signal_ends_the_waiting() {
         }
         two.tell("lockw f ex 0 1");
         three.tell("lockw f ex 1 1");
-        (two.waits(), three.waits());
+        two.waits();
+        three.waits();
         two.kill();
         assert_eq!(one.ask("unlock f 0 10"), "ok");
         assert_eq!(three.answer(), "ok");

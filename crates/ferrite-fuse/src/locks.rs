@@ -20,10 +20,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use ferrite_vfs::locks::{
-    ByteRange, ClientId, LockDone, LockKind, LockOwner, LockRequest, LockTicket, RecordLock, Unlock,
-};
-use ferrite_vfs::{BadArgument, Cred, Ctx, FileSystem, FsError, Ino, Result};
+use ferrite_vfs::locks::{ByteRange, LockDone, LockKind, LockOwner, LockRequest, LockTicket, RecordLock, Unlock};
+use ferrite_vfs::{BadArgument, ClientId, Cred, Ctx, FileSystem, FsError, Ino, Result};
 use parking_lot::Mutex;
 
 /// Time between two looks at the signals of callers that wait.

@@ -31,8 +31,8 @@ pub struct FuseOptions {
     pub noexec: bool,
     /// Threads that serve requests; 0 means one per CPU.
     pub threads: usize,
-    /// Have the engine keep record locks (`fcntl`), and not the kernel: for an engine that has other users, too. Costs a
-    /// request for each lock, and for each `close`.
+    /// Have the engine keep record locks (`fcntl`), and not the kernel: for an engine that has other users, too. Costs
+    /// a request for each lock, and for each `close`.
     pub engine_locks: bool,
     /// What `df` and `/proc/mounts` show as the source.
     pub source: String,

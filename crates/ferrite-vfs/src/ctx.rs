@@ -5,9 +5,9 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::Once;
-use crate::locks::ClientId;
 
 /// The supplementary groups of a caller.
 #[derive(Clone, Default)]
@@ -90,6 +90,22 @@ impl Cred {
     /// Whether the caller is in `gid`.
     pub fn in_group(&self, gid: u32) -> bool {
         self.gid == gid || self.groups.contain(gid)
+    }
+}
+
+/// Whose locks these are, as a whole: what stands between a user and an engine, such as a mount or a connection. It has
+/// its own numbers for owners, and when it goes, [`crate::FileSystem::release_client`] ends all that it holds.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ClientId(pub u64);
+
+impl ClientId {
+    /// This process itself.
+    pub const LOCAL: ClientId = ClientId(0);
+
+    /// One that nothing else in this process has.
+    pub fn fresh() -> ClientId {
+        static LAST: AtomicU64 = AtomicU64::new(ClientId::LOCAL.0);
+        ClientId(LAST.fetch_add(1, Ordering::Relaxed) + 1)
     }
 }
 

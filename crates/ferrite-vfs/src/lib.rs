@@ -27,7 +27,7 @@ mod types;
 mod vfs;
 pub mod volume;
 
-pub use ctx::{Cred, Ctx, Groups, SYSTEM};
+pub use ctx::{ClientId, Cred, Ctx, Groups, SYSTEM};
 pub use error::{BadArgument, Corruption, FsError, Result, SpaceOf, Unsupported};
 pub use fs::{FileSystem, OpenFile, walk};
 pub use layer::{FileLayer, Layer, Shared};

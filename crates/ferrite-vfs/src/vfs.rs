@@ -12,6 +12,7 @@ use std::ops::Deref;
 use std::sync::Arc;
 
 use crate::fs::walk::{check_path, is_dots, retry, split};
+use crate::locks::{LockRequest, Wait, wait_for};
 use crate::posix::{self, Access};
 use crate::{
     Attr, BadArgument, Cred, Ctx, DirEntry, FileKind, FileSystem, FsError, Ino, NewNode, OpenFile, OpenFlags, ROOT_INO,
@@ -164,6 +165,19 @@ impl Vfs {
     /// The context of the caller's operations on open files.
     pub fn ctx(&self) -> &Ctx {
         &self.ctx
+    }
+
+    /// Locks as [`FileSystem::lock`], and blocks as `wait` says.
+    ///
+    /// # Errors
+    /// Those of the call; `WouldBlock` also when the time is up. An old `flock` lock is gone then if there was time to
+    /// wait.
+    pub fn lock(&self, ino: Ino, request: &LockRequest, wait: Wait) -> Result<()> {
+        wait_for(
+            wait,
+            |may_wait, done| self.fs.lock(&self.ctx, ino, request, may_wait, done),
+            |ticket| self.fs.cancel_lock(&self.ctx, ticket),
+        )
     }
 
     fn let_go(&self, attr: &Attr) {

@@ -1,5 +1,5 @@
-//! Lock requests that wait without a thread: each completion is called once, with the right outcome, in the right order,
-//! and with the table open for further calls.
+//! Lock requests that wait without a thread: each completion is called once, with the right outcome, in the right
+//! order, and with the table open for further calls.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -8,10 +8,10 @@ use std::thread;
 
 use ferrite_measure::Rng;
 use ferrite_vfs::locks::{
-    ByteRange, ClientId, LockDone, LockKind, LockOwner, LockRequest, LockTable, LockTicket, RecordLock, Unlock,
+    ByteRange, LockDone, LockKind, LockOwner, LockRequest, LockTable, LockTicket, RecordLock, Unlock,
 };
 use ferrite_vfs::memfs::MemFs;
-use ferrite_vfs::{Cred, Ctx, FileSystem, FsError, ROOT_INO, Result, SYSTEM};
+use ferrite_vfs::{ClientId, Cred, Ctx, FileSystem, FsError, ROOT_INO, Result, SYSTEM};
 use parking_lot::Mutex;
 
 use LockKind::{Exclusive, Shared};

@@ -1,12 +1,12 @@
 //! Advisory locks of [`File`]s: on whole files as `flock(2)`, and on ranges as open-file-description locks of
 //! `fcntl(2)`.
 //!
-//! What lives here: the blocking form of the engine's lock calls ([`ferrite_vfs::locks`]). The owner of a lock is an open file, which is what clones of a
-//! [`File`] share; it releases its locks when it is closed.
+//! What lives here: the blocking form of the engine's lock calls ([`ferrite_vfs::locks`]). The owner of a lock is an
+//! open file, which is what clones of a [`File`] share; it releases its locks when it is closed.
 
 use std::ops::{Bound, RangeBounds};
 
-use ferrite_vfs::locks::{ByteRange, LockKind, LockOwner, LockRequest, RecordLock, Unlock, Wait, acquire};
+use ferrite_vfs::locks::{ByteRange, LockKind, LockOwner, LockRequest, RecordLock, Unlock, Wait};
 use ferrite_vfs::{BadArgument, FsError};
 
 use crate::error::Result;
@@ -21,8 +21,7 @@ impl Open {
     }
 
     fn acquire(&self, request: &LockRequest, wait: Wait) -> ferrite_vfs::Result<()> {
-        let fs = self.fs.vfs.fs();
-        acquire(&**fs, self.ctx(), self.file.ino(), request, wait)
+        self.fs.vfs.lock(self.file.ino(), request, wait)
     }
 
     /// Releases locks, if it ever had any.
@@ -60,9 +59,9 @@ fn byte_range(range: impl RangeBounds<u64>) -> ferrite_vfs::Result<ByteRange> {
     ByteRange::new(start, len_bytes.filter(|&len_bytes| len_bytes > 0).ok_or(EMPTY)?)
 }
 
-/// Locks are advisory: they only affect others that use locks. They hold between the open files of one
-/// engine, whichever [`Fs`](crate::Fs) opened them, end when the file is closed, and are not stored in the pool. Locks on ranges and
-/// locks on whole files do not conflict. A forked child can neither use nor release them.
+/// Locks are advisory: they only affect others that use locks. They hold between the open files of one engine,
+/// whichever [`Fs`](crate::Fs) opened them, end when the file is closed, and are not stored in the pool. Locks on
+/// ranges and locks on whole files do not conflict. A forked child can neither use nor release them.
 impl File {
     /// Locks the file exclusively. Blocks while another open file has it locked. An existing lock is converted; if that
     /// has to wait, the old lock is released first.

@@ -145,10 +145,10 @@ pub trait FileSystem: Send + Sync {
     /// Asks for an advisory lock on a file for an owner of [`Ctx::client`]. The rules of locks are in [`crate::locks`];
     /// nothing is checked. `done` is called exactly once: before this returns if the request does not wait, else
     /// whenever it is settled, possibly on another thread and before the returned ticket is seen. Never blocks. For a
-    /// caller that wants to block there is [`crate::locks::acquire`].
+    /// caller that wants to block there is [`crate::Vfs::lock`].
     ///
-    /// The outcome is `WouldBlock` when others hold it and it may not wait; `Deadlock` when they, along some chain, wait
-    /// for this owner (record locks only); `Interrupted` after [`Self::cancel_lock`]; `Disconnected` after
+    /// The outcome is `WouldBlock` when others hold it and it may not wait; `Deadlock` when they, along some chain,
+    /// wait for this owner (record locks only); `Interrupted` after [`Self::cancel_lock`]; `Disconnected` after
     /// [`Self::release_client`]; `NoSpace` with too many locks ([`crate::locks::RECORD_LOCKS_MAX`]).
     fn lock(&self, ctx: &Ctx, ino: Ino, request: &LockRequest, may_wait: bool, done: LockDone) -> Option<LockTicket>;
 

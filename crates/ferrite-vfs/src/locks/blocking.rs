@@ -5,8 +5,8 @@ use std::time::Instant;
 
 use parking_lot::{Condvar, Mutex};
 
-use super::{LockDone, LockRequest, LockTicket, Wait};
-use crate::{Ctx, FileSystem, FsError, Ino, Result};
+use super::{LockDone, LockTicket, Wait};
+use crate::{FsError, Result};
 
 /// Where a completion leaves the outcome.
 #[derive(Default)]
@@ -15,20 +15,11 @@ struct Slot {
     there: Condvar,
 }
 
-/// Locks as [`FileSystem::lock`], and blocks as `wait` says. Must not be called from a completion.
+/// Blocks as `wait` says for a lock request: `start` makes it, and is told whether it may wait; `cancel` ends it. Must
+/// not be called from a completion.
 ///
 /// # Errors
-/// Those of the call; `WouldBlock` also when the time is up. The old `flock` lock is gone then if there was time to
-/// wait.
-pub fn acquire(fs: &dyn FileSystem, ctx: &Ctx, ino: Ino, request: &LockRequest, wait: Wait) -> Result<()> {
-    wait_for(
-        wait,
-        |may_wait, done| fs.lock(ctx, ino, request, may_wait, done),
-        |ticket| fs.cancel_lock(ctx, ticket),
-    )
-}
-
-/// [`acquire`] of anything that has completions: `start` makes the request, `cancel` ends it.
+/// Those of the request; `WouldBlock` also when the time is up.
 pub fn wait_for(
     wait: Wait,
     start: impl FnOnce(bool, LockDone) -> Option<LockTicket>,

@@ -1,8 +1,8 @@
 //! Advisory locks: `flock` on open files and POSIX record locks on byte ranges.
 //!
-//! What lives here: the words of the lock calls of [`FileSystem`]; [`LockTable`] (`table`), with which an engine answers
-//! them; the blocking form for callers that have a thread to park, [`acquire`] (`blocking`). The ranges of one file are
-//! in `ranges`. Locks live in DRAM and end with the process.
+//! What lives here: the words of the lock calls of [`crate::FileSystem`]; [`LockTable`] (`table`), with which an
+//! engine answers them; waiting with a thread, [`wait_for`] (`blocking`), for callers that have one. The ranges of one
+//! file are in `ranges`. Locks live in DRAM and end with the process.
 //!
 //! A request that has to wait is no parked thread but a completion: [`LockDone`]. It is called exactly once, whatever
 //! happens, and with no lock of the table held, on the thread whose call settled the request. It must not block and
@@ -19,32 +19,14 @@ mod table;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-pub use blocking::{acquire, wait_for};
+pub use blocking::wait_for;
 pub use ranges::ByteRange;
 pub use table::LockTable;
 
 use crate::Result;
-#[cfg(doc)]
-use crate::{Ctx, FileSystem};
 
 /// Most record locks and waiting requests that a table holds together, so that no client can fill the memory with them.
 pub const RECORD_LOCKS_MAX: usize = 1 << 20;
-
-/// Whose locks these are, as a whole: what stands between a user and an engine, such as a mount or a connection. It has
-/// its own numbers for owners, and when it goes, [`FileSystem::release_client`] ends all that it holds.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct ClientId(pub u64);
-
-impl ClientId {
-    /// This process itself.
-    pub const LOCAL: ClientId = ClientId(0);
-
-    /// One that nothing else in this process has.
-    pub fn fresh() -> ClientId {
-        static LAST: AtomicU64 = AtomicU64::new(ClientId::LOCAL.0);
-        ClientId(LAST.fetch_add(1, Ordering::Relaxed) + 1)
-    }
-}
 
 /// Who holds a lock: an open file (`flock`, open-file-description locks) or a process (`fcntl`). The numbers are the
 /// client's: owners of two clients are never the same.
@@ -88,7 +70,7 @@ pub struct RecordLock {
     pub range: ByteRange,
 }
 
-/// A lock that is asked for, see [`FileSystem::lock`].
+/// A lock that is asked for, see [`crate::FileSystem::lock`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LockRequest {
     /// The whole file, for an open file, like `flock(2)`. A lock that the owner already has is converted.
@@ -110,7 +92,7 @@ impl LockRequest {
     }
 }
 
-/// What to release, see [`FileSystem::unlock`].
+/// What to release, see [`crate::FileSystem::unlock`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Unlock {
     /// The `flock` lock.
@@ -124,7 +106,7 @@ pub enum Unlock {
 /// What is called with the outcome of a request, exactly once. See the rules in [`crate::locks`].
 pub type LockDone = Box<dyn FnOnce(Result<()>) + Send>;
 
-/// A request that waits, for [`FileSystem::cancel_lock`]. No number comes twice.
+/// A request that waits, for [`crate::FileSystem::cancel_lock`]. No number comes twice.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct LockTicket(pub u64);
 

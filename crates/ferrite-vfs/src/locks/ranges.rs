@@ -5,9 +5,11 @@
 
 use std::collections::BTreeMap;
 
-use super::table::Holder;
-use super::{ClientId, LockKind, RecordLock};
-use crate::{BadArgument, FsError, Result};
+use super::{LockKind, LockOwner, RecordLock};
+use crate::{BadArgument, ClientId, FsError, Result};
+
+/// An owner among all clients.
+pub(super) type Holder = (ClientId, LockOwner);
 
 /// A range of bytes, never empty.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

@@ -15,14 +15,9 @@ use std::fmt;
 
 use parking_lot::Mutex;
 
-use super::ranges::RangeSet;
-use super::{
-    ByteRange, ClientId, LockDone, LockKind, LockOwner, LockRequest, LockTicket, RECORD_LOCKS_MAX, RecordLock, Unlock,
-};
+use super::ranges::{Holder, RangeSet};
+use super::{ByteRange, LockDone, LockKind, LockOwner, LockRequest, LockTicket, RECORD_LOCKS_MAX, RecordLock, Unlock};
 use crate::{Ctx, FsError, Ino, Result, SpaceOf};
-
-/// An owner among all clients.
-pub(super) type Holder = (ClientId, LockOwner);
 
 /// The advisory locks of one file system.
 #[derive(Debug, Default)]
