@@ -10,7 +10,6 @@ use parking_lot::Mutex;
 
 use crate::cache::logged::Cause;
 use crate::engine::mount;
-use crate::engine::once::Slots;
 use crate::error::EngineError;
 use crate::format::layout::{CONTROL_STATE, STATE_CLEAN, Superblock};
 use crate::options::{MountOptions, PageDump, PoolInfo, ScrubReport};
@@ -34,7 +33,6 @@ pub struct Engine {
 
 struct Inner {
     core: Arc<Core>,
-    slots: Slots,
     /// Runs as long as the pool is mounted and may be changed.
     cleaner: Mutex<Option<Cleaner>>,
     /// Advisory locks: of this handle and its clones, nothing of the pool.
@@ -57,7 +55,6 @@ impl Engine {
         };
         Ok(Engine {
             inner: Arc::new(Inner {
-                slots: Slots::new(core.superblock.once_slots),
                 core,
                 cleaner: Mutex::new(cleaner),
                 locks: LockTable::new(),
@@ -232,17 +229,11 @@ impl Engine {
     pub(crate) fn over(core: Core) -> Engine {
         Engine {
             inner: Arc::new(Inner {
-                slots: Slots::new(core.superblock.once_slots),
                 core: Arc::new(core),
                 cleaner: Mutex::new(None),
                 locks: LockTable::new(),
             }),
         }
-    }
-
-    /// The locks of the slots of tokens.
-    pub(super) fn slots(&self) -> &Slots {
-        &self.inner.slots
     }
 
     pub(crate) fn core(&self) -> &Core {

@@ -44,6 +44,7 @@ use crate::journal::{Journal, replay};
 use crate::options::MountOptions;
 use crate::planted::{Flaw, planted};
 use crate::pool::core::{Core, History};
+use crate::pool::slots::Slots;
 use crate::space::blocks::BlockAlloc;
 use crate::space::names::NameTable;
 use crate::space::segments::LogSpace;
@@ -150,6 +151,7 @@ pub(crate) fn mount(mut region: Region, options: &MountOptions) -> Result<Core, 
             boot,
             maybe_copied,
         },
+        slots: Slots::new(superblock.once_slots),
         kept_orphans: Mutex::default(),
         region,
         superblock,

@@ -1,29 +1,18 @@
 //! Changes with tokens: each happens once, however often it is asked for.
 //!
-//! What lives here: the locks of the slots, and [`Engine::once`], through which the traits call every operation that
+//! What lives here: [`Engine::once`], through which the traits call every operation that
 //! changes something. An operation with a token stores its outcome in its own record ([`crate::pool`]); what was
 //! refused, or found nothing to do, is recorded here.
 
 use std::sync::Arc;
 
 use ferrite_vfs::{Attr, Ctx, FsError, Outcome, ROOT_INO, Result, once};
-use parking_lot::Mutex;
 
 use super::handle::Engine;
 use crate::cache::inodes::InodeMem;
 use crate::pool::core::Core;
 use crate::tree::lookup;
 use crate::tree::open::Taken;
-
-/// The locks of the slots, each held while a change with a token of the slot is under way. A repetition that overtakes
-/// its original waits.
-pub(crate) struct Slots(Box<[Mutex<()>]>);
-
-impl Slots {
-    pub(crate) fn new(count: u64) -> Self {
-        Slots((0..count).map(|_| Mutex::new(())).collect())
-    }
-}
 
 /// What a change returns, and how a repetition gets it from the outcome.
 pub(super) trait Answer: Sized {
@@ -114,7 +103,7 @@ impl Engine {
         };
         let core = self.core();
         core.check_readable()?;
-        let _turn = self.slots().0.get(once.slot as usize).map(Mutex::lock);
+        let _turn = core.slots.lock(once);
         match core.told(core.find_outcome(once))? {
             Some(Outcome::Failed(error)) => return Err(error),
             Some(outcome) => return T::again(core, ctx, outcome)?.ok_or(FsError::Superseded),

@@ -27,6 +27,7 @@ use crate::health::incidents::Incidents;
 use crate::health::marks::Damage;
 use crate::journal::Journal;
 use crate::options::MountOptions;
+use crate::pool::slots::Slots;
 use crate::space::blocks::BlockAlloc;
 use crate::space::names::NameTable;
 use crate::space::segments::LogSpace;
@@ -83,6 +84,8 @@ pub(crate) struct Core {
     /// Records by which the mapping moved entries, since the mount.
     pub(crate) map_moves: AtomicU64,
     pub(crate) history: History,
+    /// The slots of tokens.
+    pub(crate) slots: Slots,
     /// Inodes without names that the mount was asked to keep.
     pub(crate) kept_orphans: Mutex<Vec<Inum>>,
 }

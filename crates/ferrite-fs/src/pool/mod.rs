@@ -6,4 +6,5 @@
 pub(crate) mod core;
 pub(crate) mod locks;
 mod once;
+pub(crate) mod slots;
 pub(crate) mod tx;

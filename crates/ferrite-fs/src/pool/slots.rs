@@ -1,0 +1,20 @@
+//! The locks of the slots of tokens ([`ferrite_vfs::once`]).
+
+use ferrite_vfs::Once;
+use parking_lot::{Mutex, MutexGuard};
+
+/// The locks of the slots, each held while a change with a token of the slot is under way. A repetition that overtakes
+/// its original waits.
+pub(crate) struct Slots(Box<[Mutex<()>]>);
+
+impl Slots {
+    /// All free.
+    pub(crate) fn new(count: u64) -> Self {
+        Slots((0..count).map(|_| Mutex::new(())).collect())
+    }
+
+    /// Waits for the slot of a token; `None` if there is no such slot.
+    pub(crate) fn lock(&self, once: Once) -> Option<MutexGuard<'_, ()>> {
+        self.0.get(once.slot as usize).map(Mutex::lock)
+    }
+}
