@@ -4,7 +4,7 @@
 //! What lives here: operations as values ([`ops`]), random sequences of them ([`generate`]) and how they are applied
 //! and checked ([`apply`]); a whole tree as a value ([`snapshot`]); the comparison with the reference engine
 //! ([`model`]); a table of POSIX cases ([`posix`]); checks of concurrent behaviour ([`linear`]); one simple operation
-//! done thousands of times ([`loops`]).
+//! done thousands of times ([`loops`]); and a network in front of any engine ([`network`]).
 //!
 //! An engine's `tests/` folder implements [`TestEngine`] and [`loops::LoopEngine`] and calls
 //! [`model::check_against_reference`], [`posix::run_all`], [`linear::run_all`] and [`loops::run`]; `tests/memfs.rs` of
@@ -19,6 +19,7 @@ pub mod generate;
 pub mod linear;
 pub mod loops;
 pub mod model;
+pub mod network;
 pub mod ops;
 pub mod posix;
 pub mod rng;

@@ -59,11 +59,7 @@ impl Dir {
 
     /// Lists it with attributes, as [`FileSystem::readdir_plus`]. Nothing comes pinned.
     pub fn readdir_plus(&self, cookie: u64, sink: &mut dyn FnMut(&DirEntry<'_>, Result<Attr>) -> bool) -> Result<()> {
-        let ctx = Ctx {
-            pins: false,
-            ..self.ctx.clone()
-        };
-        self.fs.readdir_plus(&ctx, self.ino, cookie, sink)
+        self.fs.readdir_plus(&without_pins(&self.ctx), self.ino, cookie, sink)
     }
 }
 
@@ -72,6 +68,14 @@ impl Drop for Dir {
         if self.ino != ROOT_INO {
             self.fs.unpin(&self.ctx, self.ino, 1);
         }
+    }
+}
+
+/// The same caller, for calls whose answer is used up at once. Each pin costs a call to drop it.
+fn without_pins(ctx: &Ctx) -> Ctx {
+    Ctx {
+        pins: false,
+        ..ctx.clone()
     }
 }
 
@@ -91,7 +95,9 @@ impl Deref for Held<'_> {
 
 impl Drop for Held<'_> {
     fn drop(&mut self) {
-        self.vfs.let_go(&self.attr);
+        if self.attr.ino != ROOT_INO {
+            self.vfs.fs.unpin(&self.vfs.ctx, self.attr.ino, 1);
+        }
     }
 }
 
@@ -180,15 +186,9 @@ impl Vfs {
         )
     }
 
-    fn let_go(&self, attr: &Attr) {
-        if attr.ino != ROOT_INO {
-            self.fs.unpin(&self.ctx, attr.ino, 1);
-        }
-    }
-
-    /// Attributes of what a call returned with a pin that is not needed.
-    fn unpinned(&self, made: Result<Attr>) -> Result<Attr> {
-        made.inspect(|attr| self.let_go(attr))
+    /// The caller, see [`without_pins`].
+    fn unpinned_ctx(&self) -> Ctx {
+        without_pins(&self.ctx)
     }
 
     /// What a path leads to, pinned.
@@ -238,11 +238,7 @@ impl Vfs {
 
     /// Attributes; of what a link points to, if `follow`.
     pub fn stat(&self, path: &[u8], follow: bool) -> Result<Attr> {
-        let ctx = Ctx {
-            pins: false,
-            ..self.ctx.clone()
-        };
-        self.fs.resolve(&ctx, &self.start, path, follow)
+        self.fs.resolve(&self.unpinned_ctx(), &self.start, path, follow)
     }
 
     /// Whether the caller may use what `path` names in these ways.
@@ -256,33 +252,35 @@ impl Vfs {
     /// Those of `open(2)`: `NotPermitted` for `no_atime` on another user's file, among others. A FIFO, socket or device
     /// cannot be opened here: `NoSuchAddress`.
     pub fn open(&self, path: &[u8], flags: &OpenFlags) -> Result<Arc<dyn OpenFile>> {
-        let opened = self.fs.open_path(&self.ctx, &self.start, path, flags)?;
-        self.let_go(&opened.attr);
+        let opened = self.fs.open_path(&self.unpinned_ctx(), &self.start, path, flags)?;
         Ok(opened.file)
     }
 
     /// Creates a directory. Setuid and setgid cannot be asked for, as with `mkdir(2)`: setgid comes from the parent.
     pub fn mkdir(&self, path: &[u8], mode: u32) -> Result<Attr> {
+        let ctx = self.unpinned_ctx();
         retry(|| {
             let place = self.new_place(path, true)?;
-            self.unpinned(self.fs.mkdir(&self.ctx, place.parent.ino, place.name, mode & 0o1777))
+            self.fs.mkdir(&ctx, place.parent.ino, place.name, mode & 0o1777)
         })
     }
 
     /// Creates a special (or regular) file. Only root may create devices.
     pub fn mknod(&self, path: &[u8], node: &NewNode) -> Result<Attr> {
+        let ctx = self.unpinned_ctx();
         retry(|| {
             let place = self.new_place(path, false)?;
-            self.unpinned(self.fs.mknod(&self.ctx, place.parent.ino, place.name, node))
+            self.fs.mknod(&ctx, place.parent.ino, place.name, node)
         })
     }
 
     /// Creates a symbolic link to `target`; an empty one leads nowhere, so it is `NotFound`.
     pub fn symlink(&self, target: &[u8], path: &[u8]) -> Result<Attr> {
         check_path(target)?;
+        let ctx = self.unpinned_ctx();
         retry(|| {
             let place = self.new_place(path, false)?;
-            self.unpinned(self.fs.symlink(&self.ctx, place.parent.ino, place.name, target))
+            self.fs.symlink(&ctx, place.parent.ino, place.name, target)
         })
     }
 
@@ -299,7 +297,8 @@ impl Vfs {
     fn link_between(&self, old: &[u8], to: &Vfs, new: &[u8]) -> Result<Attr> {
         let file = self.target(old, false)?;
         let place = to.new_place(new, false)?;
-        self.unpinned(self.fs.link(&self.ctx, file.ino, place.parent.ino, place.name))
+        self.fs
+            .link(&self.unpinned_ctx(), file.ino, place.parent.ino, place.name)
     }
 
     /// Removes a name that is not a directory.

@@ -1,0 +1,318 @@
+//! How each call of the two traits crosses the network.
+//!
+//! Invariant: which calls may be executed twice is said here, call by call, and nowhere else.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use ferrite_vfs::{
+    Attr, Ctx, DirEntry, FallocateMode, FileKind, FileSystem, Ino, Limits, NewFile, NewNode, OpenFile, OpenFlags,
+    OpenMode, Opened, ROOT_INO, RenameMode, Result, SetAttr, Start, StatFs, WriteMode, XattrMode,
+};
+
+use super::parcel::Parcel;
+use super::wire::Network;
+use super::{Remote, Served};
+
+/// How long a cache may trust an answer: others may use the same service.
+const TRUST: Duration = Duration::from_millis(1);
+
+/// Whether a change may be sent again, because the engine executes it once however often it comes. No context says so
+/// yet.
+fn once(_: &Ctx) -> bool {
+    false
+}
+
+/// An open file behind a network. Dropping it closes the engine's.
+struct RemoteFile {
+    network: Arc<Network>,
+    ino: Ino,
+    /// None only while it is dropped.
+    file: Option<Arc<dyn OpenFile>>,
+}
+
+impl RemoteFile {
+    fn file(&self) -> &dyn OpenFile {
+        &**self.file.as_ref().expect("open until it is dropped")
+    }
+}
+
+impl Drop for RemoteFile {
+    fn drop(&mut self) {
+        let file = self.file.take();
+        self.network.post("file.close", || drop(file));
+    }
+}
+
+impl<E: Served> Remote<E> {
+    fn below(&self) -> &dyn FileSystem {
+        self.engine.engine()
+    }
+
+    fn open_file(&self, file: Arc<dyn OpenFile>) -> Arc<dyn OpenFile> {
+        Arc::new(RemoteFile {
+            network: Arc::clone(&self.network),
+            ino: file.ino(),
+            file: Some(file),
+        })
+    }
+
+    fn opened(&self, opened: Opened) -> Opened {
+        Opened {
+            file: self.open_file(opened.file),
+            ..opened
+        }
+    }
+
+    /// Drops the pin of an answer that does not arrive, or of an entry that came and that nobody wants. That is no
+    /// call: a service knows what a client has acknowledged.
+    fn let_go(&self, ctx: &Ctx, attr: &Attr) {
+        if ctx.pins && attr.ino != ROOT_INO {
+            self.below().unpin(ctx, attr.ino, 1);
+        }
+    }
+
+    /// Gathers a listing, answer by answer, and gives it to `take` until that returns false. `ask` asks for entries
+    /// from a cookie on; what was gathered and not taken goes to `leave`.
+    fn listing<T>(
+        &self,
+        method: &'static str,
+        mut cookie: u64,
+        ask: impl Fn(u64, &mut dyn FnMut(&DirEntry<'_>, T) -> bool) -> Result<()>,
+        mut take: impl FnMut(&Entry, T) -> bool,
+        leave: impl Fn(T),
+    ) -> Result<()> {
+        let most = self.network.entries_max();
+        let leave_all = |gathered: Vec<(Entry, T)>| gathered.into_iter().for_each(|(_, rest)| leave(rest));
+        loop {
+            let gather = || {
+                let mut gathered = Vec::new();
+                let mut full = false;
+                ask(cookie, &mut |entry, rest| {
+                    full = gathered.len() == most;
+                    if !full {
+                        gathered.push((Entry::new(entry), rest));
+                    }
+                    !full
+                })
+                .map(|()| (gathered, full))
+            };
+            let (gathered, full) = self
+                .network
+                .call(method, true, gather, |(gathered, _)| leave_all(gathered))?;
+            let mut gathered = gathered.into_iter();
+            while let Some((entry, rest)) = gathered.next() {
+                cookie = entry.next_cookie;
+                if !take(&entry, rest) {
+                    leave_all(gathered.collect());
+                    return Ok(());
+                }
+            }
+            if !full {
+                return Ok(());
+            }
+        }
+    }
+}
+
+/// An entry of a listing on its way.
+struct Entry {
+    ino: Ino,
+    kind: FileKind,
+    name: Vec<u8>,
+    next_cookie: u64,
+}
+
+impl Entry {
+    fn new(entry: &DirEntry<'_>) -> Entry {
+        Entry {
+            ino: entry.ino,
+            kind: entry.kind,
+            name: entry.name.to_vec(),
+            next_cookie: entry.next_cookie,
+        }
+    }
+
+    fn shown(&self) -> DirEntry<'_> {
+        DirEntry {
+            ino: self.ino,
+            kind: self.kind,
+            name: &self.name,
+            next_cookie: self.next_cookie,
+        }
+    }
+}
+
+/// Methods of an engine whose arguments are copied and whose answer is a value. Each is a `read`, which may be executed
+/// twice, or a `change`; the answer of a `named` one holds a pin if the context asks for that.
+macro_rules! calls {
+    ($($kind:ident $name:ident($($arg:ident: $parcel:ty),*) -> $answer:ty;)*) => {
+        $(fn $name(&self, ctx: &Ctx, $($arg: <$parcel as Parcel>::Argument<'_>),*) -> Result<$answer> {
+            let ctx = &<Ctx as Parcel>::pack(ctx);
+            $(let $arg = <$parcel as Parcel>::pack($arg);)*
+            self.network.call(
+                stringify!($name),
+                calls!(@repeats $kind, ctx),
+                || self.below().$name(ctx, $($arg.unpack()),*),
+                |_answer| calls!(@leave $kind, self, ctx, _answer),
+            )
+        })*
+    };
+    (@repeats read, $ctx:ident) => { true };
+    (@repeats named_read, $ctx:ident) => { true };
+    (@repeats $change:ident, $ctx:ident) => { once($ctx) };
+    (@leave named_read, $self:ident, $ctx:ident, $answer:ident) => { $self.let_go($ctx, &$answer) };
+    (@leave named_change, $self:ident, $ctx:ident, $answer:ident) => { $self.let_go($ctx, &$answer) };
+    (@leave $other:ident, $self:ident, $ctx:ident, $answer:ident) => { () };
+}
+
+impl<E: Served> FileSystem for Remote<E> {
+    fn limits(&self) -> Limits {
+        let mut limits = self.below().limits();
+        limits.may_block = true;
+        limits.trust = TRUST;
+        limits
+    }
+
+    calls! {
+        read statfs() -> StatFs;
+        named_read lookup(parent: Ino, name: Vec<u8>) -> Attr;
+        read parent(dir: Ino) -> Ino;
+        read getattr(ino: Ino) -> Attr;
+        change setattr(ino: Ino, set: SetAttr) -> Attr;
+        change pin(ino: Ino, generation: u32) -> ();
+        read readlink(ino: Ino) -> Vec<u8>;
+        named_change mknod(parent: Ino, name: Vec<u8>, node: NewNode) -> Attr;
+        named_change mkdir(parent: Ino, name: Vec<u8>, mode: u32) -> Attr;
+        named_change symlink(parent: Ino, name: Vec<u8>, target: Vec<u8>) -> Attr;
+        named_change link(ino: Ino, parent: Ino, name: Vec<u8>) -> Attr;
+        change unlink(parent: Ino, name: Vec<u8>) -> ();
+        change rmdir(parent: Ino, name: Vec<u8>) -> ();
+        change rename(parent: Ino, name: Vec<u8>, new_parent: Ino, new_name: Vec<u8>, mode: RenameMode) -> ();
+        named_read resolve(start: Start, path: Vec<u8>, follow: bool) -> Attr;
+        read getxattr(ino: Ino, name: Vec<u8>) -> Vec<u8>;
+        change setxattr(ino: Ino, name: Vec<u8>, value: Vec<u8>, mode: XattrMode) -> ();
+        read listxattr(ino: Ino) -> Vec<Vec<u8>>;
+        change removexattr(ino: Ino, name: Vec<u8>) -> ();
+        read sync() -> ();
+    }
+
+    fn unpin(&self, ctx: &Ctx, ino: Ino, count: u64) {
+        let ctx = ctx.clone();
+        self.network.post("unpin", || self.below().unpin(&ctx, ino, count));
+    }
+
+    fn forget(&self, ctx: &Ctx, ino: Ino, count: u64) {
+        let ctx = ctx.clone();
+        self.network.post("forget", || self.below().forget(&ctx, ino, count));
+    }
+
+    fn readdir(&self, ctx: &Ctx, dir: Ino, cookie: u64, sink: &mut dyn FnMut(&DirEntry<'_>) -> bool) -> Result<()> {
+        let ctx = &ctx.clone();
+        self.listing(
+            "readdir",
+            cookie,
+            |cookie, gather| self.below().readdir(ctx, dir, cookie, &mut |entry| gather(entry, ())),
+            |entry, ()| sink(&entry.shown()),
+            |()| {},
+        )
+    }
+
+    fn readdir_plus(
+        &self,
+        ctx: &Ctx,
+        dir: Ino,
+        cookie: u64,
+        sink: &mut dyn FnMut(&DirEntry<'_>, Result<Attr>) -> bool,
+    ) -> Result<()> {
+        let ctx = &ctx.clone();
+        let leave = |attr: Result<Attr>| attr.iter().for_each(|attr| self.let_go(ctx, attr));
+        self.listing(
+            "readdir_plus",
+            cookie,
+            |cookie, gather| self.below().readdir_plus(ctx, dir, cookie, gather),
+            |entry, attr| {
+                let taken = sink(&entry.shown(), attr.clone());
+                if !taken {
+                    leave(attr);
+                }
+                taken
+            },
+            leave,
+        )
+    }
+
+    fn open(&self, ctx: &Ctx, ino: Ino, mode: OpenMode) -> Result<Arc<dyn OpenFile>> {
+        let ctx = &ctx.clone();
+        let repeats = !mode.truncate || once(ctx);
+        let file = self
+            .network
+            .call("open", repeats, || self.below().open(ctx, ino, mode), drop)?;
+        Ok(self.open_file(file))
+    }
+
+    fn create(&self, ctx: &Ctx, parent: Ino, name: &[u8], new: &NewFile) -> Result<Opened> {
+        let (ctx, name, new) = (&ctx.clone(), name.to_vec(), *new);
+        let ask = || self.below().create(ctx, parent, &name, &new);
+        let leave = |opened: Opened| self.let_go(ctx, &opened.attr);
+        self.network
+            .call("create", once(ctx), ask, leave)
+            .map(|opened| self.opened(opened))
+    }
+
+    fn open_path(&self, ctx: &Ctx, start: &Start, path: &[u8], flags: &OpenFlags) -> Result<Opened> {
+        let (ctx, start, path, flags) = (&ctx.clone(), *start, path.to_vec(), *flags);
+        let repeats = !(flags.create || flags.truncate) || once(ctx);
+        let ask = || self.below().open_path(ctx, &start, &path, &flags);
+        let leave = |opened: Opened| self.let_go(ctx, &opened.attr);
+        self.network
+            .call("open_path", repeats, ask, leave)
+            .map(|opened| self.opened(opened))
+    }
+}
+
+/// Methods of an open file; like `calls`.
+macro_rules! file_calls {
+    ($($kind:ident $name:ident($($arg:ident: $parcel:ty),*) -> $answer:ty;)*) => {
+        $(fn $name(&self, ctx: &Ctx, $($arg: <$parcel as Parcel>::Argument<'_>),*) -> Result<$answer> {
+            let ctx = &<Ctx as Parcel>::pack(ctx);
+            $(let $arg = <$parcel as Parcel>::pack($arg);)*
+            self.network.call(
+                concat!("file.", stringify!($name)),
+                calls!(@repeats $kind, ctx),
+                || self.file().$name(ctx, $($arg.unpack()),*),
+                drop,
+            )
+        })*
+    };
+}
+
+impl OpenFile for RemoteFile {
+    fn ino(&self) -> Ino {
+        self.ino
+    }
+
+    file_calls! {
+        read getattr() -> Attr;
+        change setattr(set: SetAttr) -> Attr;
+        change write(mode: WriteMode, data: Vec<u8>) -> (u64, usize);
+        change fallocate(mode: FallocateMode, offset: u64, len: u64) -> ();
+        read seek_data(offset: u64) -> u64;
+        read seek_hole(offset: u64) -> u64;
+        read fsync() -> ();
+    }
+
+    fn read_at(&self, ctx: &Ctx, offset: u64, buf: &mut [u8]) -> Result<usize> {
+        let ctx = &ctx.clone();
+        let len = buf.len();
+        let ask = || {
+            let mut content = vec![0; len];
+            let count = self.file().read_at(ctx, offset, &mut content)?;
+            content.truncate(count);
+            Ok(content)
+        };
+        let content = self.network.call("file.read_at", true, ask, drop)?;
+        buf[..content.len()].copy_from_slice(&content);
+        Ok(content.len())
+    }
+}

@@ -1,0 +1,74 @@
+//! Arguments on their way: copied by who sends, lent to the engine by who receives.
+
+use ferrite_vfs::{
+    Ctx, FallocateMode, NewFile, NewNode, OpenFlags, OpenMode, RenameMode, SetAttr, Start, WriteMode, XattrMode,
+};
+
+/// An argument as it crosses the network: nothing in it belongs to the caller.
+pub trait Parcel: 'static {
+    /// What the traits take.
+    type Argument<'a>;
+
+    /// Copies it.
+    fn pack(argument: Self::Argument<'_>) -> Self;
+
+    /// Lends it to the engine.
+    fn unpack(&self) -> Self::Argument<'_>;
+}
+
+macro_rules! lent {
+    ($($type:ty),*) => {
+        $(impl Parcel for $type {
+            type Argument<'a> = &'a $type;
+
+            fn pack(argument: &$type) -> $type {
+                argument.clone()
+            }
+
+            fn unpack(&self) -> &$type {
+                self
+            }
+        })*
+    };
+}
+
+macro_rules! passed {
+    ($($type:ty),*) => {
+        $(impl Parcel for $type {
+            type Argument<'a> = $type;
+
+            fn pack(argument: $type) -> $type {
+                argument
+            }
+
+            fn unpack(&self) -> $type {
+                *self
+            }
+        })*
+    };
+}
+
+lent!(Ctx, SetAttr, NewNode, NewFile, Start, OpenFlags);
+passed!(
+    u32,
+    u64,
+    bool,
+    OpenMode,
+    RenameMode,
+    XattrMode,
+    WriteMode,
+    FallocateMode
+);
+
+impl Parcel for Vec<u8> {
+    type Argument<'a> = &'a [u8];
+
+    /// Copies it.
+    fn pack(argument: &[u8]) -> Vec<u8> {
+        argument.to_vec()
+    }
+
+    fn unpack(&self) -> &[u8] {
+        self
+    }
+}
