@@ -36,6 +36,11 @@ fn posix_suite_notices() {
         (Fault::ForgottenAtRemount, "before the remount"),
         (Fault::UnlinkedIsGone, "unlinked/"),
         (Fault::HoleWhereDataIs, "sparse/"),
+        (Fault::Unchecked, "checks/"),
+        (Fault::Unpinned, "compound/"),
+        (Fault::PinsRefused, "compound/"),
+        (Fault::ChangeIsTime, "change/"),
+        (Fault::LinkNotFollowed, "paths/"),
     ] {
         // The cases of the area that claims to protect from the fault; any will do for what a remount forgets.
         let wanted = if area.ends_with('/') { area } else { "links/" };
@@ -76,7 +81,12 @@ fn model_notices_and_shrinks() {
 
 #[test]
 fn concurrent_suite_notices() {
-    for fault in [Fault::TornWrite, Fault::AppendInTwoSteps, Fault::RenameInTwoSteps] {
+    for fault in [
+        Fault::TornWrite,
+        Fault::AppendInTwoSteps,
+        Fault::RenameInTwoSteps,
+        Fault::ChecksFirst,
+    ] {
         caught(fault, || linear::run_all(maker(fault), 1));
     }
 }

@@ -117,6 +117,7 @@ impl Table {
             // back after that record was noted here, and only then could we claim it.
             if !planted(Flaw::InodeUnordered) {
                 made.last_seq = AtomicU64::new(seq_floor.max(found.last_seq()));
+                made.change = AtomicU64::new(made.last_seq());
             }
             if let Some(unheld) = Arc::get_mut(found) {
                 *unheld = made;
@@ -232,6 +233,8 @@ pub(crate) struct InodeMem {
     /// Pins of front ends and open handles.
     pins: AtomicU64,
     last_seq: AtomicU64,
+    /// Newest record that changed what callers see, see [`ferrite_vfs::Attr::change`].
+    change: AtomicU64,
     /// Its number.
     pub(crate) ino: Inum,
     /// Its checksum was verified, or computed by us, since it came into DRAM.
@@ -251,6 +254,8 @@ impl InodeMem {
             version: AtomicU64::new(0),
             pins: AtomicU64::new(0),
             last_seq: AtomicU64::new(last_seq),
+            // Unknown, but no newer.
+            change: AtomicU64::new(last_seq),
             ino,
             verified: AtomicBool::new(false),
             dead: AtomicBool::new(false),
@@ -325,9 +330,21 @@ impl InodeMem {
         self.last_seq.load(Ordering::Relaxed)
     }
 
-    /// Notes a record; the caller holds the exclusive lock.
+    /// Notes a record that changes nothing that counts as a change: an access time, or where content is. The caller
+    /// holds the exclusive lock.
     pub(crate) fn set_last_seq(&self, seq: u64) {
         self.last_seq.store(seq, Ordering::Relaxed);
+    }
+
+    /// Newest record that changed content or attributes; at most [`Self::last_seq`].
+    pub(crate) fn change(&self) -> u64 {
+        self.change.load(Ordering::Relaxed)
+    }
+
+    /// Notes a record that is a change; the caller holds the exclusive lock.
+    pub(crate) fn set_changed(&self, seq: u64) {
+        self.set_last_seq(seq);
+        self.change.store(seq, Ordering::Relaxed);
     }
 
     pub(crate) fn pins(&self) -> u64 {

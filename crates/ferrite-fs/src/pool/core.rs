@@ -324,7 +324,7 @@ impl Core {
             if let Some(version) = inode.begin_read() {
                 let loaded = self.load_live(inode);
                 // A change sets it before its version ends, so it belongs to the words.
-                let change = inode.last_seq();
+                let change = inode.change();
                 if inode.end_read(version) {
                     return self.attr(inode.ino, &loaded?).map(|attr| Attr { change, ..attr });
                 }
@@ -336,7 +336,7 @@ impl Core {
 
     /// The same of an inode whose lock is held, and whose words are those of `loaded`.
     pub(crate) fn locked_attr(&self, inode: &InodeMem, loaded: &Inode) -> Result<Attr> {
-        let change = inode.last_seq();
+        let change = inode.change();
         self.attr(inode.ino, loaded).map(|attr| Attr { change, ..attr })
     }
 

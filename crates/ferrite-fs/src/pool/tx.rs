@@ -184,7 +184,7 @@ pub(crate) struct Tx<'e> {
     /// Something was streamed whose checksum the record does not carry, so a fence is needed before the record.
     needs_fence: bool,
     /// Waiting for a frozen pool is not worth it.
-    gives_way: bool,
+    access_time: bool,
     /// From the first look at the mapping until the words are set, for mappings whose entries may move.
     _passage: Option<Passage<'e>>,
 }
@@ -206,7 +206,7 @@ impl<'e> Tx<'e> {
             from_reserve: 0,
             stage: Stage::Gathering,
             needs_fence: false,
-            gives_way: false,
+            access_time: false,
             _passage: passage,
         }
     }
@@ -216,9 +216,10 @@ impl<'e> Tx<'e> {
         Self::with_passage(core, None)
     }
 
-    /// Declares that nobody waits for this operation: on a frozen pool it fails instead of waiting.
-    pub(crate) fn gives_way(&mut self) {
-        self.gives_way = true;
+    /// Declares that this is only an access time. Nobody waits for it, so on a frozen pool it fails instead of waiting;
+    /// and it does not count as a change of the inode.
+    pub(crate) fn is_access_time(&mut self) {
+        self.access_time = true;
     }
 
     /// Sets what the following allocations are for.
@@ -514,7 +515,12 @@ impl<'e> Tx<'e> {
                 .commit(entered, record, freed, min_seq, stream, announce);
             match committed {
                 Ok(committed) => {
-                    inodes.iter().for_each(|inode| inode.set_last_seq(committed.seq));
+                    for inode in inodes {
+                        match self.access_time {
+                            true => inode.set_last_seq(committed.seq),
+                            false => inode.set_changed(committed.seq),
+                        }
+                    }
                     self.buffers.claimed.clear();
                     self.narrow_spreads(inodes);
                     for resource in self.buffers.freed_at_once.drain(..) {
@@ -529,7 +535,7 @@ impl<'e> Tx<'e> {
                     return Ok(());
                 }
                 Err(CommitError::RingFull) => self.core.reclaim()?,
-                Err(CommitError::Frozen) if self.gives_way => return Err(FsError::ReadOnly),
+                Err(CommitError::Frozen) if self.access_time => return Err(FsError::ReadOnly),
                 Err(CommitError::Frozen) => self.core.journal.wait_for_thaw(),
                 Err(CommitError::TooLong) => return Err(FsError::NotSupported(Unsupported::StepSize)),
                 Err(CommitError::NumbersUsedUp) => return Err(self.core.stop_changes(NUMBERS_USED_UP.into())),

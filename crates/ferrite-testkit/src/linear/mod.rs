@@ -1,13 +1,14 @@
 //! Concurrent behaviour: several threads on distinct and on the same files and directories.
 //!
-//! What lives here: the checks whose invariants can be tested without a search (this file and [`names`], [`data`]), and
-//! small random histories searched for a sequential order that explains them ([`history`]).
+//! What lives here: the checks whose invariants can be tested without a search (this file and [`names`], [`data`],
+//! [`sticky`]), and small random histories searched for a sequential order that explains them ([`history`]).
 //!
 //! Invariant: timing affects only how sharp a check is, never whether it holds; a sound engine passes on any machine.
 
 mod data;
 pub mod history;
 mod names;
+mod sticky;
 
 use std::io::Write;
 use std::sync::mpsc::{RecvTimeoutError, channel};
@@ -34,6 +35,7 @@ pub fn checks() -> Vec<Check> {
     }];
     checks.extend(data::checks());
     checks.extend(names::checks());
+    checks.extend(sticky::checks());
     checks
 }
 

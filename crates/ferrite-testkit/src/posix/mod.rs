@@ -4,11 +4,15 @@
 //! pin. After each case the whole tree is compared before and after a remount, and the engine's own check runs, so
 //! every case is a test of persistence too.
 
+mod change;
+mod checks;
+mod compound;
 mod data;
 mod errors;
 mod links;
 mod names;
 mod open_unlinked;
+mod paths;
 mod permissions;
 mod readdir;
 mod rename;
@@ -71,6 +75,10 @@ pub fn suite() -> Vec<Case> {
         xattrs::CASES,
         readdir::CASES,
         permissions::CASES,
+        checks::CASES,
+        compound::CASES,
+        paths::CASES,
+        change::CASES,
         space::CASES,
     ]
     .concat()

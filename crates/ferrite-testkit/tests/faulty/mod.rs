@@ -3,13 +3,14 @@
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use ferrite_testkit::TestEngine;
 use ferrite_testkit::loops::LoopEngine;
 use ferrite_vfs::memfs::MemFs;
 use ferrite_vfs::{
-    Attr, Ctx, DirEntry, FileKind, FileLayer, FileSystem, FsError, Ino, Layer, OpenFile, OpenMode, Position, ROOT_INO,
-    RenameMode, Result, SYSTEM, SetAttr, SetTime, StatFs, WriteMode,
+    Attr, Ctx, DirEntry, FileKind, FileLayer, FileSystem, FsError, Ino, Layer, NewFile, OpenFile, OpenMode, Opened,
+    Position, ROOT_INO, RenameMode, Result, SYSTEM, SetAttr, SetTime, Start, StatFs, WriteMode, posix,
 };
 
 /// What is broken.
@@ -35,6 +36,18 @@ pub(crate) enum Fault {
     AppendInTwoSteps,
     /// A rename that replaces removes the old file first.
     RenameInTwoSteps,
+    /// Permission to remove is checked first, and the name removed then.
+    ChecksFirst,
+    /// Removals are not checked.
+    Unchecked,
+    /// A file that `create` returns is not pinned.
+    Unpinned,
+    /// The number of the last change is the time of it.
+    ChangeIsTime,
+    /// A listing with attributes pins an entry that was refused, too.
+    PinsRefused,
+    /// A path is searched without its last link.
+    LinkNotFollowed,
     /// After some hundred removals one gives nothing back.
     LeakAfterLong,
     /// After some hundred writes one loses its last byte.
@@ -116,6 +129,9 @@ impl Faulty {
         if self.wrong.lock().expect("never poisoned").contains(&attr.ino) {
             attr.nlink -= 1;
         }
+        if self.fault == Fault::ChangeIsTime {
+            attr.change = attr.ctime.0 as u64 / 4_000_000;
+        }
         attr
     }
 }
@@ -148,7 +164,53 @@ impl Layer for Faulty {
 
     fn unlink(&self, ctx: &Ctx, parent: Ino, name: &[u8]) -> Result<()> {
         self.calls.fetch_add(1, Ordering::Relaxed);
-        self.inner.unlink(ctx, parent, name)
+        match self.fault {
+            Fault::ChecksFirst if ctx.check => {
+                let (dir, victim) = (self.inner.getattr(ctx, parent)?, self.inner.lookup(ctx, parent, name)?);
+                posix::may_delete(&dir, &victim, &ctx.cred)?;
+                // So long that others come in between even on a machine that is busy.
+                let calls = self.calls.load(Ordering::Relaxed);
+                std::thread::sleep(Duration::from_micros(40 * (calls % 4)));
+                self.inner.unlink(SYSTEM, parent, name)
+            }
+            Fault::Unchecked => self.inner.unlink(SYSTEM, parent, name),
+            _ => self.inner.unlink(ctx, parent, name),
+        }
+    }
+
+    fn create(&self, ctx: &Ctx, parent: Ino, name: &[u8], new: &NewFile) -> Result<Opened> {
+        let opened = self.inner.create(ctx, parent, name, new)?;
+        if self.fault == Fault::Unpinned && ctx.pins {
+            self.inner.unpin(ctx, opened.attr.ino, 1);
+        }
+        Ok(opened)
+    }
+
+    fn resolve(&self, ctx: &Ctx, start: &Start, path: &[u8], follow: bool) -> Result<Attr> {
+        let follow = follow && self.fault != Fault::LinkNotFollowed;
+        self.inner.resolve(ctx, start, path, follow).map(|attr| self.tell(attr))
+    }
+
+    fn readdir_plus(
+        &self,
+        ctx: &Ctx,
+        dir: Ino,
+        cookie: u64,
+        sink: &mut dyn FnMut(&DirEntry<'_>, Result<Attr>) -> bool,
+    ) -> Result<()> {
+        let mut refused = None;
+        self.inner.readdir_plus(ctx, dir, cookie, &mut |entry, attr| {
+            let told = attr.clone().map(|attr| self.tell(attr));
+            let goes_on = sink(entry, told);
+            refused = attr.ok().filter(|_| !goes_on);
+            goes_on
+        })?;
+        match refused {
+            Some(attr) if ctx.pins && self.fault == Fault::PinsRefused => {
+                self.inner.pin(ctx, attr.ino, attr.generation)
+            }
+            _ => Ok(()),
+        }
     }
     fn rename(
         &self,
