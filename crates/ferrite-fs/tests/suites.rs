@@ -8,6 +8,7 @@ use ferrite_fs::{Engine, Mapping, MkfsOptions, MountOptions, fsck, mkfs};
 use ferrite_pm::{Access, Region};
 use ferrite_testkit::generate::Profile;
 use ferrite_testkit::model::check_against_reference;
+use ferrite_testkit::network::{Conditions, Remote};
 use ferrite_testkit::{TestEngine, linear, posix, two_at_a_time};
 use ferrite_vfs::FileSystem;
 use tempfile::TempPath;
@@ -46,6 +47,16 @@ fn make_pool(mapping: Mapping, size: &Size) -> Box<dyn TestEngine> {
 }
 
 fn make_pool_with(mapping: Mapping, size: &Size, data_checksum: bool) -> Box<dyn TestEngine> {
+    Box::new(make_engine(mapping, size, data_checksum))
+}
+
+/// Behind a network that delays, reorders and repeats.
+fn make_remote(size: &Size, seed: u64) -> Box<dyn TestEngine> {
+    let engine = make_engine(Mapping::default(), size, false);
+    Box::new(Remote::new(engine, Conditions::rough(seed)))
+}
+
+fn make_engine(mapping: Mapping, size: &Size, data_checksum: bool) -> PmEngine {
     let shm = std::path::Path::new("/dev/shm");
     let dir = if shm.is_dir() {
         shm.to_path_buf()
@@ -62,10 +73,10 @@ fn make_pool_with(mapping: Mapping, size: &Size, data_checksum: bool) -> Box<dyn
         .inodes(size.inodes)
         .data_checksum(data_checksum);
     mkfs(&Region::create(&path, size.bytes).unwrap(), &options).unwrap();
-    Box::new(PmEngine {
+    PmEngine {
         engine: Some(mount(&path)),
         path,
-    })
+    }
 }
 
 /// All bytes of a mounted pool as they were at one moment. A single read takes a while, in which the cleaner may move a
@@ -190,5 +201,20 @@ fn suites_with_data_checksums() {
             posix::run_all(|| make_pool_with(mapping, &LARGE, true));
             linear::run_all(|| make_pool_with(mapping, &LARGE, true), 1);
         }
+    }
+}
+
+/// The same over a network, whose delays and repetitions nobody may notice.
+#[test]
+fn suites_over_a_network() {
+    let is_short = mappings().len() == 1;
+    for profile in Profile::ALL {
+        for seed in 0..if is_short { 2 } else { 6 } {
+            check_against_reference(|| make_remote(&SMALL, seed), profile, 20_000 + seed, 200);
+        }
+    }
+    linear::run_all(|| make_remote(&LARGE, 1), 1);
+    if !is_short {
+        posix::run_all(|| make_remote(&LARGE, 2));
     }
 }
