@@ -8,7 +8,8 @@ use std::sync::Arc;
 use ferrite_testkit::network::{Conditions, Remote};
 use ferrite_vfs::memfs::MemFs;
 use ferrite_vfs::{
-    Cred, Ctx, FileKind, FileSystem, FsError, NewFile, NewNode, OpenFlags, OpenMode, ROOT_INO, RenameMode, SYSTEM, Vfs,
+    Cred, Ctx, FileKind, FileSystem, FsError, NewFile, NewNode, Once, OpenFlags, OpenMode, ROOT_INO, RenameMode,
+    SYSTEM, Vfs,
 };
 
 type Distant = Remote<Arc<dyn FileSystem>>;
@@ -182,6 +183,27 @@ fn a_lost_change_happened_or_not() {
             );
         }
     }
+}
+
+/// A change with a token is sent again like a read, and happens once.
+#[test]
+fn a_change_with_a_token_is_sent_again() {
+    let (engine, remote) = remote(Conditions::calm());
+    let ino = remote.mknod(SYSTEM, ROOT_INO, b"f", &FILE).unwrap().ino;
+    let file = remote.open(SYSTEM, ino, OpenMode::read_write()).unwrap();
+    remote.network().set_conditions(Conditions {
+        request_lost_percent: 20,
+        answer_lost_percent: 20,
+        doubled_percent: 20,
+        loses_changes: true,
+        ..Conditions::calm()
+    });
+    for seq in 1..=100 {
+        let ctx = SYSTEM.clone().once(Once { slot: 0, seq });
+        assert_eq!(file.append(&ctx, b"x"), Ok((seq - 1, 1)));
+    }
+    assert!(remote.network().resent() > 50, "{}", remote.network().resent());
+    assert_eq!(engine.getattr(SYSTEM, ino).unwrap().size, 100);
 }
 
 /// A listing in several answers gives each entry once, and pins what its receiver accepted and nothing else.

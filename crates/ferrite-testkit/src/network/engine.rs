@@ -5,6 +5,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use ferrite_vfs::locks::{LockDone, LockOwner, LockRequest, LockTicket, RecordLock, Unlock};
 use ferrite_vfs::{
     Attr, Ctx, DirEntry, FallocateMode, FileKind, FileSystem, Ino, Limits, NewFile, NewNode, OpenFile, OpenFlags,
     OpenMode, Opened, ROOT_INO, RenameMode, Result, SetAttr, Start, StatFs, WriteMode, XattrMode,
@@ -17,10 +18,9 @@ use super::{Remote, Served};
 /// How long a cache may trust an answer: others may use the same service.
 const TRUST: Duration = Duration::from_millis(1);
 
-/// Whether a change may be sent again, because the engine executes it once however often it comes. No context says so
-/// yet.
-fn once(_: &Ctx) -> bool {
-    false
+/// Whether a change may be sent again, because the engine executes it once however often it comes.
+fn once(ctx: &Ctx) -> bool {
+    ctx.once.is_some()
 }
 
 /// An open file behind a network. Dropping it closes the engine's.
@@ -195,6 +195,28 @@ impl<E: Served> FileSystem for Remote<E> {
         read listxattr(ino: Ino) -> Vec<Vec<u8>>;
         change removexattr(ino: Ino, name: Vec<u8>) -> ();
         read sync() -> ();
+        change drop_orphans() -> ();
+        change unlock(ino: Ino, owner: LockOwner, what: Unlock) -> ();
+        read conflicting_lock(ino: Ino, lock: RecordLock) -> Option<RecordLock>;
+    }
+
+    /// The request always arrives, and so does its outcome, which comes from whichever thread settles it.
+    fn lock(&self, ctx: &Ctx, ino: Ino, request: &LockRequest, may_wait: bool, done: LockDone) -> Option<LockTicket> {
+        let (ctx, request) = (ctx.clone(), *request);
+        self.network
+            .post("lock", || self.below().lock(&ctx, ino, &request, may_wait, done))
+    }
+
+    fn cancel_lock(&self, ctx: &Ctx, ticket: LockTicket) {
+        let ctx = ctx.clone();
+        self.network
+            .post("cancel_lock", || self.below().cancel_lock(&ctx, ticket));
+    }
+
+    fn release_client(&self, ctx: &Ctx) {
+        let ctx = ctx.clone();
+        self.network
+            .post("release_client", || self.below().release_client(&ctx));
     }
 
     fn unpin(&self, ctx: &Ctx, ino: Ino, count: u64) {

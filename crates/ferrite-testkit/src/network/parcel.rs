@@ -1,5 +1,6 @@
 //! Arguments on their way: copied by who sends, lent to the engine by who receives.
 
+use ferrite_vfs::locks::{LockOwner, RecordLock, Unlock};
 use ferrite_vfs::{
     Ctx, FallocateMode, NewFile, NewNode, OpenFlags, OpenMode, RenameMode, SetAttr, Start, WriteMode, XattrMode,
 };
@@ -48,8 +49,10 @@ macro_rules! passed {
     };
 }
 
-lent!(Ctx, SetAttr, NewNode, NewFile, Start, OpenFlags);
+lent!(Ctx, RecordLock, SetAttr, NewNode, NewFile, Start, OpenFlags);
 passed!(
+    LockOwner,
+    Unlock,
     u32,
     u64,
     bool,

@@ -185,10 +185,10 @@ impl Network {
     }
 
     /// Makes a call that nobody waits for. It always arrives: a service drops what a client that is gone held.
-    pub(super) fn post(&self, method: &'static str, tell: impl FnOnce()) {
+    pub(super) fn post<T>(&self, method: &'static str, tell: impl FnOnce() -> T) -> T {
         self.count(method);
         self.travel();
-        tell();
+        tell()
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
