@@ -417,13 +417,15 @@ impl Filesystem for Bridge {
         offset: u64,
         data: &[u8],
         write_flags: WriteFlags,
-        _flags: OpenFlags,
+        flags: OpenFlags,
         _lock_owner: Option<LockOwner>,
         reply: ReplyWrite,
     ) {
         let ctx = ctx(req);
+        // Where the end is, the engine knows best. Pages of a mapping have their place, however the file was opened.
+        let appends = flags.0 & libc::O_APPEND != 0 && !write_flags.contains(WriteFlags::FUSE_WRITE_CACHE);
         let mode = WriteMode {
-            position: Position::At(offset),
+            position: if appends { Position::End } else { Position::At(offset) },
             kill_priv: write_flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID),
         };
         change!(self, [data], |bridge| {
