@@ -83,7 +83,7 @@ layer! {
 }
 
 layer! {
-    /// An open file on top of another.
+    /// An open file on top of another. What is submitted is read and written by the layer's own calls.
     FileLayer over OpenFile;
     ino() -> Ino;
     getattr(ctx: &Ctx) -> Result<Attr>;

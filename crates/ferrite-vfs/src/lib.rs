@@ -29,7 +29,8 @@ pub mod volume;
 
 pub use ctx::{ClientId, Cred, Ctx, Groups, SYSTEM};
 pub use error::{BadArgument, Corruption, FsError, Result, SpaceOf, Unsupported};
-pub use fs::{FileSystem, OpenFile, walk};
+pub use ferrite_buffers as buffers;
+pub use fs::{FileSystem, OpenFile, ReadDone, WriteDone, walk};
 pub use layer::{FileLayer, Layer, Shared};
 pub use once::{Once, Outcome};
 pub use types::*;

@@ -5,10 +5,17 @@ pub mod walk;
 use std::sync::Arc;
 
 use crate::locks::{LockDone, LockOwner, LockRequest, LockTicket, RecordLock, Unlock};
+use ferrite_buffers::Buffer;
+
 use crate::{
     Attr, Ctx, DirEntry, FallocateMode, Ino, Limits, NewFile, NewNode, OpenFlags, OpenMode, Opened, Position,
     RenameMode, Result, SetAttr, Start, StatFs, WriteMode, XattrMode,
 };
+
+/// Completion of [`OpenFile::submit_read`]: called exactly once.
+pub type ReadDone = Box<dyn FnOnce(Buffer, Result<usize>) + Send>;
+/// Completion of [`OpenFile::submit_write`]: called exactly once, with the place and length of what was written.
+pub type WriteDone = Box<dyn FnOnce(Buffer, Result<(u64, usize)>) + Send>;
 
 /// A file system, addressed by inode number.
 ///
@@ -198,6 +205,20 @@ pub trait OpenFile: Send + Sync {
     /// [`Self::write`] at the end.
     fn append(&self, ctx: &Ctx, data: &[u8]) -> Result<(u64, usize)> {
         self.write(ctx, Position::End.into(), data)
+    }
+
+    /// [`Self::read_at`] into a buffer that network and devices know, as long as the buffer; `done` gets it back with
+    /// the count. Engines that wait for a device return before it is called, on another thread; the default reads and
+    /// then calls it. `done` must not block.
+    fn submit_read(&self, ctx: &Ctx, offset: u64, mut buffer: Buffer, done: ReadDone) {
+        let read = self.read_at(ctx, offset, &mut buffer);
+        done(buffer, read);
+    }
+
+    /// [`Self::write`] from such a buffer, likewise.
+    fn submit_write(&self, ctx: &Ctx, mode: WriteMode, buffer: Buffer, done: WriteDone) {
+        let written = self.write(ctx, mode, &buffer);
+        done(buffer, written);
     }
 
     /// Reserves, punches or zeroes a range.
