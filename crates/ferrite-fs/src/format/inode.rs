@@ -263,13 +263,14 @@ impl Inode {
         self.words[W_BTIME] = time.0 as u64;
     }
 
-    /// As `stat` shows it; `None` for a free or damaged inode.
-    pub(crate) fn attr(&self, ino: Inum) -> Option<Attr> {
+    /// As `stat` shows it, last changed by record `change`; `None` for a free or damaged inode.
+    #[inline]
+    pub(crate) fn attr(&self, ino: Inum, change: u64) -> Option<Attr> {
         let blocks = u64::from(self.blocks()) + u64::from(self.xattr_block() != BlockNo::NONE);
         Some(Attr {
             ino: u64::from(ino),
             generation: self.generation(),
-            change: 0,
+            change,
             kind: self.kind()?,
             mode: self.permissions(),
             nlink: self.nlink(),

@@ -326,7 +326,7 @@ impl Core {
                 // A change sets it before its version ends, so it belongs to the words.
                 let change = inode.change();
                 if inode.end_read(version) {
-                    return self.attr(inode.ino, &loaded?).map(|attr| Attr { change, ..attr });
+                    return self.attr_with(inode.ino, &loaded?, change);
                 }
             }
         }
@@ -336,14 +336,17 @@ impl Core {
 
     /// The same of an inode whose lock is held, and whose words are those of `loaded`.
     pub(crate) fn locked_attr(&self, inode: &InodeMem, loaded: &Inode) -> Result<Attr> {
-        let change = inode.change();
-        self.attr(inode.ino, loaded).map(|attr| Attr { change, ..attr })
+        self.attr_with(inode.ino, loaded, inode.change())
     }
 
     /// Attributes of an inode, for checks: without the number of its last change.
     pub(crate) fn attr(&self, ino: Inum, inode: &Inode) -> Result<Attr> {
-        inode
-            .attr(ino)
-            .ok_or_else(|| FsError::damaged(u64::from(ino), format!("impossible mode {:o}", inode.mode_bits())))
+        self.attr_with(ino, inode, 0)
+    }
+
+    #[inline]
+    fn attr_with(&self, ino: Inum, inode: &Inode, change: u64) -> Result<Attr> {
+        let damaged = || FsError::damaged(u64::from(ino), format!("impossible mode {:o}", inode.mode_bits()));
+        inode.attr(ino, change).ok_or_else(damaged)
     }
 }

@@ -89,18 +89,23 @@ pub(crate) fn free_inode_named(ino: Ino) -> FsError {
 }
 
 /// The inode that `name` in `dir` leads to, as it was at some time during the call.
+#[inline]
 pub(crate) fn lookup(core: &Core, ctx: &Ctx, dir: Ino, name: &[u8]) -> Result<Attr> {
     loop {
         let (child, attr) = look(core, ctx, dir, name)?;
-        match give(core, ctx, &child, attr) {
+        if !ctx.pins || attr.ino == ROOT_INO {
+            return Ok(attr);
+        }
+        match pin(core, &child, attr.generation) {
             // Its last name was removed between the two steps.
             Err(FsError::Stale) => {}
-            given => return given,
+            pinned => return pinned.map(|()| attr),
         }
     }
 }
 
 /// The same, with its entry in the cache; not pinned.
+#[inline]
 pub(crate) fn look(core: &Core, ctx: &Ctx, dir: Ino, name: &[u8]) -> Result<(Arc<InodeMem>, Attr)> {
     let mut unlinked = None;
     loop {
@@ -118,15 +123,6 @@ pub(crate) fn look(core: &Core, ctx: &Ctx, dir: Ino, name: &[u8]) -> Result<(Arc
             Err(error) => return Err(error),
         }
     }
-}
-
-/// `attr` for the caller, whose inode is pinned first if the context asks for that; `Stale` if it was freed meanwhile.
-/// The caller holds no lock of the inode.
-fn give(core: &Core, ctx: &Ctx, inode: &Arc<InodeMem>, attr: Attr) -> Result<Attr> {
-    if ctx.pins && attr.ino != ROOT_INO {
-        pin(core, inode, attr.generation)?;
-    }
-    Ok(attr)
 }
 
 /// See [`ferrite_vfs::FileSystem::pin`].
