@@ -43,9 +43,14 @@ pub(crate) fn list(
     cookie: u64,
     sink: &mut dyn FnMut(&DirEntry<'_>, Result<Attr>) -> bool,
 ) -> Result<()> {
-    let mut cookie = cookie;
+    let (mut cookie, mut given) = (cookie, false);
     loop {
-        let batch = collect(core, dir, cookie)?;
+        let batch = match collect(core, dir, cookie) {
+            // As with a plain listing, an error follows what was given: the next call reports it. The caller has
+            // entries, and their pins, that it must not lose.
+            Err(_) if given => return Ok(()),
+            batch => batch?,
+        };
         for entry in &batch {
             let attr = match entry
                 .inode
@@ -67,6 +72,7 @@ pub(crate) fn list(
             if !sink(&shown, attr) {
                 return Ok(());
             }
+            given = true;
             // The collector's pin keeps it alive until here.
             if let Some(inode) = entry.inode.as_ref().filter(|_| ctx.pins && known) {
                 inode.pin(1);

@@ -162,6 +162,16 @@ fn an_entry_that_looks_free() {
         assert_eq!(damage.ino, Some(pool.dir));
         assert!(damage.what.contains("lost 1 of the names"), "{damage}");
         assert_eq!(names, pool.files.len() - 1);
+        // With attributes, in one call: what was given stands, and the error follows with the next call.
+        let (mut given, mut last) = (0, 0);
+        let listed = engine.readdir_plus(SYSTEM, pool.dir, 0, &mut |entry, attr| {
+            given += usize::from(attr.is_ok());
+            last = entry.next_cookie;
+            true
+        });
+        assert_eq!((listed, given), (Ok(()), names));
+        let behind = engine.readdir_plus(SYSTEM, pool.dir, last, &mut |_, _| true);
+        assert!(matches!(behind, Err(FsError::Damaged(_))), "{behind:?}");
         entry
     });
 }
