@@ -1,8 +1,8 @@
 //! Changes with tokens: each happens once, however often it is asked for.
 //!
-//! What lives here: [`Engine::once`], through which the traits call every operation that
-//! changes something. An operation with a token stores its outcome in its own record ([`crate::pool`]); what was
-//! refused, or found nothing to do, is recorded here.
+//! What lives here: [`Engine::once`], through which the traits call every operation that changes something. One with a
+//! token stores its outcome in its own record ([`crate::pool`]); what was refused, or found nothing to do, is recorded
+//! here.
 
 use std::sync::Arc;
 
@@ -79,10 +79,9 @@ impl Answer for Taken {
             return Ok(None);
         };
         let inode: Arc<InodeMem> = core.inode(attr.ino)?;
-        for _ in 0..1 + u32::from(ctx.pins) {
-            // The second of two pins finds the inode alive because of the first.
-            lookup::pin(core, &inode, attr.generation)?;
-        }
+        lookup::pin(core, &inode, attr.generation)?;
+        // The first pin keeps it alive for the second.
+        inode.pin(u64::from(ctx.pins));
         Ok(Some(Taken { inode, attr, created }))
     }
 }

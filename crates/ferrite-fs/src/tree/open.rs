@@ -55,11 +55,12 @@ pub(crate) fn create(core: &Core, ctx: &Ctx, parent: Ino, name: &[u8], new: &New
                 });
             }
             Err(FsError::Exists) if !new.exclusive => {}
-            // What is there may be opened, whatever keeps a new file from being made.
-            Err(error @ (FsError::ReadOnly | FsError::NoSpace(_))) => match existing(core, ctx, parent, name, new) {
-                Err(FsError::NotFound | FsError::Stale) => return Err(error),
+            // Nothing was looked up: what is there may be opened, or is in the way.
+            Err(FsError::ReadOnly) => match lookup::look(core, ctx, parent, name) {
                 Ok(_) if new.exclusive => return Err(FsError::Exists),
-                other => return other,
+                Ok(_) => {}
+                Err(FsError::NotFound) => return Err(FsError::ReadOnly),
+                Err(error) => return Err(error),
             },
             Err(error) => return Err(error),
         }
