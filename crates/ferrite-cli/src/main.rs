@@ -101,8 +101,8 @@ Examples:
   ferrite umount /mnt                       unmount; completed operations are durable already
   ferrite demo                              see it work
 
-A pool is named by its path, or by its address, pm:PATH. The schemes of other engines are known, but not in this build: \
-nvme:, fabric: and tcp:. Any other name with a colon is a path; write ./pm:x for a file that is called pm:x.
+A pool is named by its path, or by its address, pm:PATH. The schemes of other engines are known, but not in this \
+build: nvme:, fabric: and tcp:. Any other name with a colon is a path; write ./pm:x for a file that is called pm:x.
 
 Exit codes: 0 success, 1 failure, 2 wrong usage; `fsck` uses those of fsck(8).";
 

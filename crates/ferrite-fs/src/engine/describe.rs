@@ -53,8 +53,8 @@ pub(crate) fn info_lines(info: &PoolInfo) -> Vec<InfoLine> {
     line(
         "page logs",
         format!(
-            "{} pages have one, {} in {} blocks; {:.2} blocks per page; folds: {} by writes, {} by reads, {} for space, \
-             {} idle",
+            "{} pages have one, {} in {} blocks; {:.2} blocks per page; folds: {} by writes, {} by reads, {} for \
+             space, {} idle",
             info.logged_pages,
             human(info.log_bytes),
             info.log_blocks,
