@@ -14,6 +14,8 @@ use crate::cpu::{Isa, LINE_BYTES, load_each};
 
 const WORD_BYTES: usize = 8;
 const LINE: usize = LINE_BYTES as usize;
+/// Up to this length bytes are put together from words in registers.
+const SHORT_BYTES: usize = 64;
 
 /// How many of `len` bytes, `skip` bytes into a word, lie in a word that begins before them.
 #[inline]
@@ -37,6 +39,10 @@ pub(crate) fn load_whole(isa: Isa, words: &[AtomicU64], buf: &mut [u8]) {
 // Out of line: the usual range begins and ends with a word.
 #[inline(never)]
 pub(crate) fn load(isa: Isa, words: &[AtomicU64], skip: usize, buf: &mut [u8]) {
+    if (WORD_BYTES..=SHORT_BYTES).contains(&buf.len()) {
+        load_short(words, skip, buf);
+        return fence(Ordering::Acquire);
+    }
     let part = |word: &AtomicU64, from: usize, to: &mut [u8]| {
         to.copy_from_slice(&word.load(Ordering::Relaxed).to_ne_bytes()[from..][..to.len()]);
     };
@@ -50,6 +56,30 @@ pub(crate) fn load(isa: Isa, words: &[AtomicU64], skip: usize, buf: &mut [u8]) {
         part(&last[0], 0, tail);
     }
     fence(Ordering::Acquire);
+}
+
+/// The same for at least a word's length, without a branch on where it begins or ends. Each word is loaded once: a
+/// second load could find another value, and the copy would have a part of each.
+#[inline]
+fn load_short(words: &[AtomicU64], skip: usize, buf: &mut [u8]) {
+    let words = &words[..(skip + buf.len()).div_ceil(WORD_BYTES)];
+    let bits = skip * 8;
+    // Byte 0 in the lowest bits, on any machine.
+    let load = |word: &AtomicU64| word.load(Ordering::Relaxed).to_le();
+    let (mut before, mut last) = (0, load(&words[0]));
+    for (index, word) in words.iter().enumerate().skip(1) {
+        (before, last) = (last, load(word));
+        if let Some(part) = buf.get_mut((index - 1) * WORD_BYTES..index * WORD_BYTES) {
+            // Two shifts, since one by 64 bits is none.
+            let bytes = before >> bits | last << 1 << (63 - bits);
+            part.copy_from_slice(&bytes.to_le_bytes());
+        }
+    }
+    // The last bytes, again in part: they end in the last word.
+    let end_bits = (skip + buf.len() - (words.len() - 1) * WORD_BYTES) * 8;
+    let bytes = before >> (end_bits - 8) >> 8 | last << (64 - end_bits);
+    let from = buf.len() - WORD_BYTES;
+    buf[from..].copy_from_slice(&bytes.to_le_bytes());
 }
 
 /// Copies bytes into `words` from `skip` (below 8) on, through the cache. Each word changes at once.
