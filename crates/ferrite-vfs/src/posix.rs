@@ -284,6 +284,12 @@ pub fn sees_xattr(cred: &Cred, name: &[u8]) -> bool {
     cred.is_root() || !name.starts_with(b"trusted.")
 }
 
+/// Whether an extended attribute is Ferrite's own: what services keep with a file system. Setting one is no change of
+/// the file: neither its time of change nor [`Attr::change`] moves.
+pub fn is_own_xattr(name: &[u8]) -> bool {
+    name.starts_with(b"trusted.ferrite.")
+}
+
 /// Whether a read updates the access time under `relatime`: if it is not after the last change, or is a day old.
 pub fn relatime_due(atime: Timestamp, mtime: Timestamp, ctime: Timestamp, now: Timestamp) -> bool {
     atime <= mtime || atime <= ctime || now.0.saturating_sub(atime.0) >= DAY_NS

@@ -185,6 +185,8 @@ pub(crate) struct Tx<'e> {
     needs_fence: bool,
     /// Waiting for a frozen pool is not worth it.
     access_time: bool,
+    /// It does not count as a change of its inodes.
+    is_no_change: bool,
     /// From the first look at the mapping until the words are set, for mappings whose entries may move.
     _passage: Option<Passage<'e>>,
 }
@@ -207,6 +209,7 @@ impl<'e> Tx<'e> {
             stage: Stage::Gathering,
             needs_fence: false,
             access_time: false,
+            is_no_change: false,
             _passage: passage,
         }
     }
@@ -220,6 +223,12 @@ impl<'e> Tx<'e> {
     /// and it does not count as a change of the inode.
     pub(crate) fn is_access_time(&mut self) {
         self.access_time = true;
+        self.is_no_change = true;
+    }
+
+    /// Declares that it does not count as a change of its inodes, for what a service keeps with them.
+    pub(crate) fn changes_nothing(&mut self) {
+        self.is_no_change = true;
     }
 
     /// Sets what the following allocations are for.
@@ -516,7 +525,7 @@ impl<'e> Tx<'e> {
             match committed {
                 Ok(committed) => {
                     for inode in inodes {
-                        match self.access_time {
+                        match self.is_no_change {
                             true => inode.set_last_seq(committed.seq),
                             false => inode.set_changed(committed.seq),
                         }

@@ -154,7 +154,11 @@ fn change(
             tx.stream_block(block, &encode(inode.ino, &attributes));
         }
         new.set_xattr_block(block);
-        new.set_ctime(Core::now());
+        if posix::is_own_xattr(name) {
+            tx.changes_nothing();
+        } else {
+            new.set_ctime(Core::now());
+        }
         tx.put_inode(inode.ino, &mut new);
         tx.note_outcome(ctx, || Ok(Outcome::Done))?;
         tx.commit(&[&inode])

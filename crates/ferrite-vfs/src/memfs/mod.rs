@@ -436,7 +436,9 @@ impl FileSystem for MemFs {
                 return Err(FsError::NoSpace(crate::SpaceOf::Attributes));
             }
             node.xattrs.insert(name.to_vec(), value.to_vec());
-            node.touch(now);
+            if !posix::is_own_xattr(name) {
+                node.touch(now);
+            }
             Ok(())
         })
     }

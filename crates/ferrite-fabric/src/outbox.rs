@@ -1,0 +1,261 @@
+//! Frames on their way out of a server.
+//!
+//! What lives here: [`Outbox`], a queue of frames, which keeps small ones together so that one system call sends many,
+//! and sends large data from the buffer it lies in.
+
+use std::collections::VecDeque;
+use std::convert::Infallible;
+use std::io::{self, IoSlice, Write};
+
+use ferrite_buffers::Buffer;
+
+use crate::frame::{Lengths, PREFIX_BYTES};
+
+/// Parts given to one system call.
+const PARTS_MAX: usize = 16;
+/// An empty queue keeps no more memory than this.
+const KEPT_BYTES: usize = 16 << 10;
+
+enum Part {
+    Bytes(Vec<u8>),
+    Buffer(Buffer),
+}
+
+impl Part {
+    fn bytes(&self) -> &[u8] {
+        match self {
+            Part::Bytes(bytes) => bytes,
+            Part::Buffer(buffer) => buffer,
+        }
+    }
+}
+
+/// A queue of frames.
+#[derive(Default)]
+pub struct Outbox {
+    parts: VecDeque<Part>,
+    /// How much of the first part is sent.
+    sent: usize,
+    queued_bytes: usize,
+}
+
+impl Outbox {
+    /// Bytes that wait to be sent.
+    pub fn queued_bytes(&self) -> usize {
+        self.queued_bytes
+    }
+
+    /// Begins a frame; its body is what is appended to [`Frame::body`].
+    pub fn frame(&mut self) -> Frame<'_> {
+        if !matches!(self.parts.back(), Some(Part::Bytes(_))) {
+            self.parts.push_back(Part::Bytes(Vec::new()));
+        }
+        let Some(Part::Bytes(bytes)) = self.parts.back_mut() else {
+            unreachable!("the last part was made to be bytes")
+        };
+        let start = bytes.len();
+        bytes.resize(start + PREFIX_BYTES, 0);
+        Frame { outbox: self, start }
+    }
+
+    /// Appends the frames of another queue.
+    pub fn append(&mut self, other: &mut Outbox) {
+        debug_assert_eq!(other.sent, 0, "only a connection's own queue is sent from");
+        self.queued_bytes += std::mem::take(&mut other.queued_bytes);
+        self.parts.append(&mut other.parts);
+    }
+
+    /// Sends as much as `stream` takes. True if nothing is left.
+    pub fn send(&mut self, stream: &mut impl Write) -> io::Result<bool> {
+        while self.queued_bytes > 0 {
+            let mut slices: [IoSlice<'_>; PARTS_MAX] = std::array::from_fn(|_| IoSlice::new(&[]));
+            let mut count = 0;
+            for (slice, part) in slices.iter_mut().zip(&self.parts) {
+                let skipped = if count == 0 { self.sent } else { 0 };
+                *slice = IoSlice::new(&part.bytes()[skipped..]);
+                count += 1;
+            }
+            match stream.write_vectored(&slices[..count]) {
+                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+                Ok(sent) => self.advance(sent),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(true)
+    }
+
+    fn advance(&mut self, sent: usize) {
+        self.queued_bytes -= sent;
+        self.sent += sent;
+        while let Some(first) = self.parts.front() {
+            let len = first.bytes().len();
+            if self.sent < len {
+                return;
+            }
+            self.sent -= len;
+            match self.parts.pop_front() {
+                // The next answer most likely needs as much again.
+                Some(Part::Bytes(mut bytes)) if self.parts.is_empty() && bytes.capacity() <= KEPT_BYTES => {
+                    bytes.clear();
+                    self.parts.push_back(Part::Bytes(bytes));
+                    return;
+                }
+                _ => {}
+            }
+        }
+    }
+}
+
+/// A frame that is being written. Ends with [`Self::finish`] or one of its kin; dropped before, it leaves nothing.
+pub struct Frame<'o> {
+    outbox: &'o mut Outbox,
+    start: usize,
+}
+
+impl Frame<'_> {
+    fn bytes(&mut self) -> &mut Vec<u8> {
+        match self.outbox.parts.back_mut() {
+            Some(Part::Bytes(bytes)) => bytes,
+            _ => unreachable!("a frame is made in bytes"),
+        }
+    }
+
+    /// Where the body goes. Nothing that is in it may be removed below what it had first.
+    pub fn body(&mut self) -> &mut Vec<u8> {
+        self.bytes()
+    }
+
+    /// Length of the body so far.
+    pub fn body_bytes(&mut self) -> usize {
+        let start = self.start;
+        self.bytes().len() - start - PREFIX_BYTES
+    }
+
+    /// Drops what was written of the body behind its first `len_bytes`.
+    pub fn cut_body(&mut self, len_bytes: usize) {
+        let len = self.start + PREFIX_BYTES + len_bytes;
+        self.bytes().truncate(len);
+    }
+
+    /// Appends the frame, without data.
+    pub fn finish(self) {
+        self.finish_with(0, |_| 0);
+    }
+
+    /// Appends the frame with data in the same bytes: `fill` gets room for `most_bytes`, and returns how many it used.
+    pub fn finish_with(self, most_bytes: usize, fill: impl FnOnce(&mut [u8]) -> usize) {
+        let Ok(()) = self.try_finish_with(most_bytes, |room| Ok::<usize, Infallible>(fill(room)));
+    }
+
+    /// The same, unless `fill` fails: then there is no frame.
+    pub fn try_finish_with<E>(
+        mut self,
+        most_bytes: usize,
+        fill: impl FnOnce(&mut [u8]) -> Result<usize, E>,
+    ) -> Result<(), E> {
+        let start = self.start;
+        let body_bytes = self.body_bytes();
+        let bytes = self.bytes();
+        let from = bytes.len();
+        bytes.resize(from + most_bytes, 0);
+        let data_bytes = fill(&mut bytes[from..])?.min(most_bytes);
+        bytes.truncate(from + data_bytes);
+        let lengths = Lengths { body_bytes, data_bytes };
+        bytes[start..start + PREFIX_BYTES].copy_from_slice(&lengths.encode());
+        self.start = bytes.len();
+        self.outbox.queued_bytes += PREFIX_BYTES + body_bytes + data_bytes;
+        Ok(())
+    }
+
+    /// Appends the frame with the content of `data`, which goes out from where it is.
+    pub fn finish_from(mut self, data: Buffer) {
+        let start = self.start;
+        let body_bytes = self.body_bytes();
+        let lengths = Lengths {
+            body_bytes,
+            data_bytes: data.len(),
+        };
+        let bytes = self.bytes();
+        bytes[start..start + PREFIX_BYTES].copy_from_slice(&lengths.encode());
+        self.start = bytes.len();
+        self.outbox.queued_bytes += PREFIX_BYTES + body_bytes + data.len();
+        // Its drop looks for bytes at the back.
+        self.outbox.parts.push_back(Part::Buffer(data));
+        self.outbox.parts.push_back(Part::Bytes(Vec::new()));
+        self.start = 0;
+    }
+}
+
+impl Drop for Frame<'_> {
+    fn drop(&mut self) {
+        let start = self.start;
+        self.bytes().truncate(start);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ferrite_buffers::Pool;
+
+    /// Takes a few bytes at a time.
+    struct Slow(Vec<u8>, usize);
+
+    impl Write for Slow {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            let taken = bytes.len().min(self.1);
+            self.0.extend(&bytes[..taken]);
+            Ok(taken)
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn frames_leave_in_order_whatever_the_stream_takes() {
+        let pool = Pool::new(1 << 20).unwrap();
+        for step in [1, 3, 7, 64, 1 << 20] {
+            let mut outbox = Outbox::default();
+            let mut frame = outbox.frame();
+            frame.body().extend(b"one");
+            frame.finish();
+            let mut frame = outbox.frame();
+            frame.body().extend(b"dropped");
+            drop(frame);
+            let mut frame = outbox.frame();
+            frame.body().extend(b"two, cut");
+            frame.cut_body(3);
+            frame.finish_with(10, |room| {
+                room[..4].copy_from_slice(b"data");
+                4
+            });
+            let mut buffer = pool.take(5).unwrap();
+            buffer.copy_from_slice(b"bulky");
+            let mut frame = outbox.frame();
+            frame.body().extend(b"3");
+            frame.finish_from(buffer);
+            let mut frame = outbox.frame();
+            frame.body().extend(b"four");
+            frame.finish();
+            let mut slow = Slow(Vec::new(), step);
+            assert!(outbox.send(&mut slow).unwrap());
+            assert_eq!(outbox.queued_bytes(), 0);
+            let expected = [
+                &[3, 0, 0, 0, 0, 0, 0, 0][..],
+                b"one",
+                &[3, 0, 0, 0, 4, 0, 0, 0],
+                b"twodata",
+                &[1, 0, 0, 0, 5, 0, 0, 0],
+                b"3bulky",
+                &[4, 0, 0, 0, 0, 0, 0, 0],
+                b"four",
+            ];
+            assert_eq!(slow.0, expected.concat(), "{step} bytes at a time");
+        }
+        assert_eq!(pool.free_bytes(), pool.len_bytes());
+    }
+}

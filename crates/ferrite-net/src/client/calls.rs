@@ -1,0 +1,350 @@
+//! The calls of the trait, as requests.
+
+use std::sync::Arc;
+
+use ferrite_vfs::locks::{LockDone, LockOwner, LockRequest, LockTicket, RecordLock, Unlock};
+use ferrite_vfs::{
+    Attr, Ctx, DirEntry, FileSystem, FsError, Ino, Limits, NewFile, NewNode, OpenFile, OpenFlags, OpenMode, Opened,
+    RenameMode, Result, SetAttr, Start, StatFs, XattrMode,
+};
+
+use super::book::OpenedAs;
+use super::file::RemoteFile;
+use super::link::Repeats;
+use super::message::Answer;
+use super::{Client, limits, locks};
+use crate::wire::{
+    ENTRY_FOLLOWS, Entry, EntryTold, LISTING_ENDS, LISTING_GOES_ON, Node, OpenedFile, Reader, Request, Told,
+};
+
+impl Client {
+    fn node(&self, ino: Ino) -> Result<Node> {
+        self.link.book.node(ino)
+    }
+
+    fn ask(&self, ctx: &Ctx, request: &Request<'_>) -> Result<Answer> {
+        self.link.call(ctx, request, Repeats::Yes, &[], &mut [])
+    }
+
+    fn change(&self, ctx: &Ctx, request: &Request<'_>) -> Result<Answer> {
+        self.link.call(ctx, request, Repeats::WithToken, &[], &mut [])
+    }
+
+    fn told(&self, answer: &Answer) -> Result<Attr> {
+        let told: Told = answer.result()?;
+        self.link.book.learn(&told);
+        Ok(told.attr)
+    }
+
+    fn opened(&self, answer: &Answer, mode: OpenMode, number: u64) -> Result<Opened> {
+        let opened: OpenedFile = answer.result()?;
+        self.link.book.learn(&opened.told);
+        let file = self.keep(opened.told.node(), mode, opened.seal, number);
+        Ok(Opened {
+            attr: opened.told.attr,
+            file,
+            created: opened.created,
+        })
+    }
+
+    fn keep(&self, node: Node, mode: OpenMode, seal: u64, number: u64) -> Arc<dyn OpenFile> {
+        let opened = OpenedAs { node, mode, seal };
+        self.link.book.opened(number, opened);
+        Arc::new(RemoteFile {
+            link: Arc::clone(&self.link),
+            ino: node.ino,
+            number,
+        })
+    }
+
+    /// Lists a directory, answer by answer, until `take` returns false.
+    fn list(
+        &self,
+        ctx: &Ctx,
+        dir: Ino,
+        mut cookie: u64,
+        with_attributes: bool,
+        take: &mut dyn FnMut(&DirEntry<'_>, Result<Attr>) -> bool,
+    ) -> Result<()> {
+        let dir = self.node(dir)?;
+        loop {
+            let request = Request::Readdir {
+                dir,
+                cookie,
+                with_attributes,
+            };
+            let answer = self.ask(ctx, &request)?;
+            let malformed = |_| FsError::Io("the server sent a listing that makes no sense".into());
+            let mut reader = Reader::new(answer.body()?);
+            let mut goes_on = true;
+            loop {
+                match reader.get::<u8>().map_err(malformed)? {
+                    ENTRY_FOLLOWS => {}
+                    LISTING_ENDS => return Ok(()),
+                    LISTING_GOES_ON if goes_on => break,
+                    LISTING_GOES_ON => return Ok(()),
+                    _ => return Err(malformed(crate::wire::Malformed("an unknown mark"))),
+                }
+                let entry: Entry<'_> = reader.get().map_err(malformed)?;
+                let (attr, pinned) = match entry.told {
+                    EntryTold::Attributes(told) => {
+                        self.link.book.learn(&told);
+                        (Ok(told.attr), told.is_pinned.then_some(told.attr.ino))
+                    }
+                    EntryTold::Node(node) => {
+                        self.link.book.learn_node(node);
+                        (Err(FsError::Stale), None)
+                    }
+                    EntryTold::Nothing(error) => (Err(error), None),
+                };
+                let shown = DirEntry {
+                    ino: entry.ino,
+                    kind: entry.kind,
+                    name: entry.name,
+                    next_cookie: entry.next_cookie,
+                };
+                goes_on = goes_on && take(&shown, attr);
+                match pinned {
+                    // What nobody took is not kept.
+                    Some(ino) if !goes_on => self.unpin(ctx, ino, 1),
+                    _ => {}
+                }
+                cookie = entry.next_cookie;
+            }
+        }
+    }
+}
+
+impl FileSystem for Client {
+    fn limits(&self) -> Limits {
+        limits(&self.link)
+    }
+
+    fn statfs(&self, ctx: &Ctx) -> Result<StatFs> {
+        self.ask(ctx, &Request::Statfs {})?.result()
+    }
+
+    fn lookup(&self, ctx: &Ctx, parent: Ino, name: &[u8]) -> Result<Attr> {
+        let parent = self.node(parent)?;
+        self.told(&self.ask(ctx, &Request::Lookup { parent, name })?)
+    }
+
+    fn parent(&self, ctx: &Ctx, dir: Ino) -> Result<Ino> {
+        let dir = self.node(dir)?;
+        let node: Node = self.ask(ctx, &Request::Parent { dir })?.result()?;
+        self.link.book.learn_node(node);
+        Ok(node.ino)
+    }
+
+    fn getattr(&self, ctx: &Ctx, ino: Ino) -> Result<Attr> {
+        let node = self.node(ino)?;
+        self.ask(ctx, &Request::Getattr { node })?.result()
+    }
+
+    fn setattr(&self, ctx: &Ctx, ino: Ino, set: &SetAttr) -> Result<Attr> {
+        let node = self.node(ino)?;
+        self.change(ctx, &Request::Setattr { node, set: *set })?.result()
+    }
+
+    fn pin(&self, ctx: &Ctx, ino: Ino, generation: u32) -> Result<()> {
+        if ino == ferrite_vfs::ROOT_INO {
+            return Ok(());
+        }
+        if let Some(pinned) = self.link.book.pin_again(ino, generation) {
+            return pinned;
+        }
+        let node = self.node(ino)?;
+        if node.generation != generation {
+            return Err(FsError::Stale);
+        }
+        self.ask(ctx, &Request::Pin { node })?.result::<()>()?;
+        self.link.book.pinned(node);
+        Ok(())
+    }
+
+    fn unpin(&self, _: &Ctx, ino: Ino, count: u64) {
+        match self.link.book.unpin(ino, count) {
+            None | Some(0) => {}
+            Some(granted) => self.link.post(&Request::Release {
+                pins: vec![(ino, granted)],
+            }),
+        }
+    }
+
+    fn readlink(&self, ctx: &Ctx, ino: Ino) -> Result<Vec<u8>> {
+        let node = self.node(ino)?;
+        let answer = self.ask(ctx, &Request::Readlink { node })?;
+        answer.result::<&[u8]>().map(<[u8]>::to_vec)
+    }
+
+    fn mknod(&self, ctx: &Ctx, parent: Ino, name: &[u8], node: &NewNode) -> Result<Attr> {
+        let parent = self.node(parent)?;
+        self.told(&self.change(
+            ctx,
+            &Request::Mknod {
+                parent,
+                name,
+                new: *node,
+            },
+        )?)
+    }
+
+    fn mkdir(&self, ctx: &Ctx, parent: Ino, name: &[u8], mode: u32) -> Result<Attr> {
+        let parent = self.node(parent)?;
+        self.told(&self.change(ctx, &Request::Mkdir { parent, name, mode })?)
+    }
+
+    fn symlink(&self, ctx: &Ctx, parent: Ino, name: &[u8], target: &[u8]) -> Result<Attr> {
+        let parent = self.node(parent)?;
+        self.told(&self.change(ctx, &Request::Symlink { parent, name, target })?)
+    }
+
+    fn link(&self, ctx: &Ctx, ino: Ino, parent: Ino, name: &[u8]) -> Result<Attr> {
+        let (node, parent) = (self.node(ino)?, self.node(parent)?);
+        self.told(&self.change(ctx, &Request::Link { node, parent, name })?)
+    }
+
+    fn unlink(&self, ctx: &Ctx, parent: Ino, name: &[u8]) -> Result<()> {
+        let parent = self.node(parent)?;
+        self.change(ctx, &Request::Unlink { parent, name })?.result()
+    }
+
+    fn rmdir(&self, ctx: &Ctx, parent: Ino, name: &[u8]) -> Result<()> {
+        let parent = self.node(parent)?;
+        self.change(ctx, &Request::Rmdir { parent, name })?.result()
+    }
+
+    fn rename(
+        &self,
+        ctx: &Ctx,
+        parent: Ino,
+        name: &[u8],
+        new_parent: Ino,
+        new_name: &[u8],
+        mode: RenameMode,
+    ) -> Result<()> {
+        let request = Request::Rename {
+            parent: self.node(parent)?,
+            name,
+            new_parent: self.node(new_parent)?,
+            new_name,
+            mode,
+        };
+        self.change(ctx, &request)?.result()
+    }
+
+    fn readdir(&self, ctx: &Ctx, dir: Ino, cookie: u64, sink: &mut dyn FnMut(&DirEntry<'_>) -> bool) -> Result<()> {
+        self.list(ctx, dir, cookie, false, &mut |entry, _| sink(entry))
+    }
+
+    fn readdir_plus(
+        &self,
+        ctx: &Ctx,
+        dir: Ino,
+        cookie: u64,
+        sink: &mut dyn FnMut(&DirEntry<'_>, Result<Attr>) -> bool,
+    ) -> Result<()> {
+        self.list(ctx, dir, cookie, true, sink)
+    }
+
+    fn open(&self, ctx: &Ctx, ino: Ino, mode: OpenMode) -> Result<Arc<dyn OpenFile>> {
+        let node = self.node(ino)?;
+        let file = self.link.fresh_number();
+        let request = Request::Open { node, mode, file };
+        let answer = match mode.truncate {
+            true => self.change(ctx, &request)?,
+            false => self.ask(ctx, &request)?,
+        };
+        Ok(self.keep(node, mode, answer.result()?, file))
+    }
+
+    fn create(&self, ctx: &Ctx, parent: Ino, name: &[u8], new: &NewFile) -> Result<Opened> {
+        let file = self.link.fresh_number();
+        let request = Request::Create {
+            parent: self.node(parent)?,
+            name,
+            new: *new,
+            file,
+        };
+        self.opened(&self.change(ctx, &request)?, new.open, file)
+    }
+
+    fn resolve(&self, ctx: &Ctx, start: &Start, path: &[u8], follow: bool) -> Result<Attr> {
+        let request = Request::Resolve {
+            root: self.node(start.root)?,
+            base: self.node(start.base)?,
+            path,
+            follow,
+        };
+        self.told(&self.ask(ctx, &request)?)
+    }
+
+    fn open_path(&self, ctx: &Ctx, start: &Start, path: &[u8], flags: &OpenFlags) -> Result<Opened> {
+        let file = self.link.fresh_number();
+        let request = Request::OpenPath {
+            root: self.node(start.root)?,
+            base: self.node(start.base)?,
+            path,
+            flags: *flags,
+            file,
+        };
+        let answer = match flags.create || flags.truncate {
+            true => self.change(ctx, &request)?,
+            false => self.ask(ctx, &request)?,
+        };
+        self.opened(&answer, flags.open_mode(), file)
+    }
+
+    fn getxattr(&self, ctx: &Ctx, ino: Ino, name: &[u8]) -> Result<Vec<u8>> {
+        let node = self.node(ino)?;
+        let answer = self.ask(ctx, &Request::Getxattr { node, name })?;
+        answer.result::<&[u8]>().map(<[u8]>::to_vec)
+    }
+
+    fn setxattr(&self, ctx: &Ctx, ino: Ino, name: &[u8], value: &[u8], mode: XattrMode) -> Result<()> {
+        let node = self.node(ino)?;
+        let request = Request::Setxattr {
+            node,
+            name,
+            value,
+            mode,
+        };
+        self.change(ctx, &request)?.result()
+    }
+
+    fn listxattr(&self, ctx: &Ctx, ino: Ino) -> Result<Vec<Vec<u8>>> {
+        let node = self.node(ino)?;
+        let answer = self.ask(ctx, &Request::Listxattr { node })?;
+        let names: Vec<&[u8]> = answer.result()?;
+        Ok(names.into_iter().map(<[u8]>::to_vec).collect())
+    }
+
+    fn removexattr(&self, ctx: &Ctx, ino: Ino, name: &[u8]) -> Result<()> {
+        let node = self.node(ino)?;
+        self.change(ctx, &Request::Removexattr { node, name })?.result()
+    }
+
+    fn sync(&self, ctx: &Ctx) -> Result<()> {
+        self.ask(ctx, &Request::Sync {})?.result()
+    }
+
+    fn lock(&self, ctx: &Ctx, ino: Ino, request: &LockRequest, may_wait: bool, done: LockDone) -> Option<LockTicket> {
+        locks::lock(&self.link, ctx, ino, request, may_wait, done)
+    }
+
+    fn unlock(&self, ctx: &Ctx, ino: Ino, owner: LockOwner, what: Unlock) -> Result<()> {
+        locks::unlock(&self.link, ctx, ino, owner, what)
+    }
+
+    fn conflicting_lock(&self, ctx: &Ctx, ino: Ino, lock: &RecordLock) -> Result<Option<RecordLock>> {
+        locks::conflicting(&self.link, ctx, ino, lock)
+    }
+
+    fn cancel_lock(&self, _: &Ctx, ticket: LockTicket) {
+        locks::cancel(&self.link, ticket);
+    }
+
+    fn release_client(&self, ctx: &Ctx) {
+        locks::release_client(&self.link, ctx);
+    }
+}

@@ -1,0 +1,135 @@
+//! Open files of a server.
+
+use std::sync::Arc;
+
+use ferrite_fabric::frame::DATA_BYTES_MAX;
+use ferrite_vfs::{Attr, Ctx, FallocateMode, Ino, OpenFile, Position, Result, SetAttr, WriteMode};
+
+use super::link::{Link, Repeats};
+use super::message::Answer;
+use crate::wire::Request;
+
+/// An open file. Dropping it closes the server's.
+pub(super) struct RemoteFile {
+    pub(super) link: Arc<Link>,
+    pub(super) ino: Ino,
+    pub(super) number: u64,
+}
+
+impl RemoteFile {
+    fn ask(&self, ctx: &Ctx, request: &Request<'_>) -> Result<Answer> {
+        self.link.call(ctx, request, Repeats::Yes, &[], &mut [])
+    }
+
+    fn change(&self, ctx: &Ctx, request: &Request<'_>, data: &[u8]) -> Result<Answer> {
+        self.link.call(ctx, request, Repeats::WithToken, data, &mut [])
+    }
+
+    fn write_once(&self, ctx: &Ctx, mode: WriteMode, data: &[u8]) -> Result<(u64, usize)> {
+        let request = Request::Write {
+            file: self.number,
+            mode,
+        };
+        let (offset, len) = self.change(ctx, &request, data)?.result::<(u64, u64)>()?;
+        Ok((offset, (len as usize).min(data.len())))
+    }
+}
+
+impl OpenFile for RemoteFile {
+    fn ino(&self) -> Ino {
+        self.ino
+    }
+
+    fn getattr(&self, ctx: &Ctx) -> Result<Attr> {
+        self.ask(ctx, &Request::FileGetattr { file: self.number })?.result()
+    }
+
+    fn setattr(&self, ctx: &Ctx, set: &SetAttr) -> Result<Attr> {
+        let request = Request::FileSetattr {
+            file: self.number,
+            set: *set,
+        };
+        self.change(ctx, &request, &[])?.result()
+    }
+
+    fn read_at(&self, ctx: &Ctx, offset: u64, buf: &mut [u8]) -> Result<usize> {
+        let mut done = 0;
+        loop {
+            let rest = &mut buf[done..];
+            let len = rest.len().min(DATA_BYTES_MAX);
+            let request = Request::Read {
+                file: self.number,
+                offset: offset.saturating_add(done as u64),
+                len_bytes: len as u32,
+            };
+            let answer = self.link.call(ctx, &request, Repeats::Yes, &[], &mut rest[..len])?;
+            answer.body()?;
+            done += answer.taken_bytes();
+            if answer.taken_bytes() < len || done == buf.len() {
+                return Ok(done);
+            }
+        }
+    }
+
+    /// More than a message holds is written in parts; at the end of the file, only the first part is.
+    fn write(&self, ctx: &Ctx, mode: WriteMode, data: &[u8]) -> Result<(u64, usize)> {
+        let (first, mut rest) = data.split_at(data.len().min(DATA_BYTES_MAX));
+        let (offset, mut len) = self.write_once(ctx, mode, first)?;
+        if mode.position == Position::End || len < first.len() {
+            return Ok((offset, len));
+        }
+        while !rest.is_empty() {
+            let (part, after) = rest.split_at(rest.len().min(DATA_BYTES_MAX));
+            let mode = WriteMode {
+                position: Position::At(offset + len as u64),
+                ..mode
+            };
+            match self.write_once(ctx, mode, part) {
+                Ok((_, written)) => len += written,
+                // What is there, is; the caller meets the error when it goes on.
+                Err(_) => return Ok((offset, len)),
+            }
+            rest = after;
+        }
+        Ok((offset, len))
+    }
+
+    fn fallocate(&self, ctx: &Ctx, mode: FallocateMode, offset: u64, len: u64) -> Result<()> {
+        let request = Request::Fallocate {
+            file: self.number,
+            mode,
+            offset,
+            len_bytes: len,
+        };
+        self.change(ctx, &request, &[])?.result()
+    }
+
+    fn seek_data(&self, ctx: &Ctx, offset: u64) -> Result<u64> {
+        let request = Request::SeekData {
+            file: self.number,
+            offset,
+        };
+        self.ask(ctx, &request)?.result()
+    }
+
+    fn seek_hole(&self, ctx: &Ctx, offset: u64) -> Result<u64> {
+        let request = Request::SeekHole {
+            file: self.number,
+            offset,
+        };
+        self.ask(ctx, &request)?.result()
+    }
+
+    fn fsync(&self, ctx: &Ctx) -> Result<()> {
+        self.ask(ctx, &Request::Fsync { file: self.number })?.result()
+    }
+}
+
+impl Drop for RemoteFile {
+    fn drop(&mut self) {
+        self.link.book.closed(self.number);
+        self.link.post(&Request::Close {
+            files: vec![self.number],
+        });
+    }
+}

@@ -1,0 +1,151 @@
+//! The first messages of a connection: which session it is for, and what the client has, if the server has forgotten.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use ferrite_fabric::connection::{Connection, Receiver};
+
+use super::book::{Book, LockStep};
+use super::message::{Answer, encode};
+use super::slots::Slots;
+use super::{ConnectError, head};
+use crate::wire::{Head, MAGIC, Request, SessionState, Ticket, VERSION, Welcome};
+
+/// A client that connects.
+pub(super) struct Greeting<'c> {
+    pub(super) address: &'c str,
+    pub(super) export: &'c str,
+    pub(super) book: &'c Book,
+    pub(super) slots: &'c Slots,
+    /// The next number of a request.
+    pub(super) numbers: &'c AtomicU64,
+}
+
+impl Greeting<'_> {
+    /// Connects, and begins a session or takes up the one of a ticket. Blocks, up to about `limit`.
+    pub(super) fn greet(
+        &self,
+        ticket: Option<Ticket>,
+        limit: Duration,
+    ) -> Result<(Connection, Receiver, Welcome), ConnectError> {
+        let (connection, mut receiver) = Connection::open(self.address, limit)?;
+        let mut dialogue = Dialogue {
+            greeting: self,
+            connection: &connection,
+            receiver: &mut receiver,
+            ends: Instant::now() + limit,
+        };
+        let hello = Request::Hello {
+            magic: MAGIC,
+            version: VERSION,
+            export: self.export.as_bytes(),
+            resume: ticket,
+        };
+        let answer = dialogue.ask(&hello)?;
+        let address = self.address.to_owned();
+        let welcome = match answer.result::<Welcome>() {
+            Ok(welcome) => welcome,
+            Err(why) if !answer.is_ok() => return Err(ConnectError::Refused { address, why }),
+            Err(why) => {
+                return Err(ConnectError::Foreign {
+                    address,
+                    why: why.to_string(),
+                });
+            }
+        };
+        self.book.set_root(welcome.root);
+        match welcome.state {
+            SessionState::Alive => {}
+            SessionState::ToReclaim => {
+                let slots = self.slots.all();
+                if !slots.is_empty() {
+                    dialogue.ask(&Request::ReclaimSlots { slots })?;
+                }
+                dialogue.reclaim()?;
+            }
+            SessionState::New => {
+                if ticket.is_some() {
+                    tracing::warn!(
+                        "the session on {address} has ended; locks were lost, and what others removed may be gone"
+                    );
+                }
+                self.slots.begin(welcome.ticket.session);
+                dialogue.reclaim()?;
+            }
+        }
+        Ok((connection, receiver, welcome))
+    }
+}
+
+/// Requests on a connection that nobody else uses yet, one at a time.
+struct Dialogue<'d> {
+    greeting: &'d Greeting<'d>,
+    connection: &'d Connection,
+    receiver: &'d mut Receiver,
+    ends: Instant,
+}
+
+impl Dialogue<'_> {
+    fn ask(&mut self, request: &Request<'_>) -> Result<Answer, ConnectError> {
+        let head = Head {
+            id: self.greeting.numbers.fetch_add(1, Ordering::Relaxed),
+            ..head(ferrite_vfs::SYSTEM)
+        };
+        self.connection.send(&encode(&head, request), &[])?;
+        loop {
+            match Answer::receive(self.receiver, None)? {
+                Some(answer) if answer.id() == head.id => return Ok(answer),
+                None if Instant::now() >= self.ends => {
+                    return Err(ConnectError::Foreign {
+                        address: self.greeting.address.to_owned(),
+                        why: "it does not answer".into(),
+                    });
+                }
+                _ => {}
+            }
+        }
+    }
+
+    /// Says what was pinned, open and locked. What the server does not have any more is stale from now on.
+    fn reclaim(&mut self) -> Result<(), ConnectError> {
+        let claims = self.greeting.book.claims();
+        for node in claims.pins {
+            let answer = self.ask(&Request::Pin { node })?;
+            self.greeting.book.pinned_again(node.ino, answer.result::<()>().is_ok());
+        }
+        for (file, opened) in claims.files {
+            let answer = self.ask(&Request::Reopen {
+                node: opened.node,
+                mode: opened.mode,
+                seal: opened.seal,
+                file,
+            })?;
+            if let Err(error) = answer.result::<()>() {
+                tracing::warn!("a file that was open is gone: inode {}: {error}", opened.node.ino);
+            }
+        }
+        for (key, node, steps) in claims.locks {
+            for step in steps {
+                let client = key.client;
+                let answer = match step {
+                    LockStep::Locked(lock) => self.ask(&Request::Lock {
+                        node,
+                        client,
+                        lock,
+                        may_wait: false,
+                    })?,
+                    LockStep::Unlocked(owner, what) => self.ask(&Request::Unlock {
+                        node,
+                        client,
+                        owner,
+                        what,
+                    })?,
+                };
+                if let Err(error) = answer.result::<()>() {
+                    tracing::warn!("a lock was lost: inode {}: {error}", node.ino);
+                }
+            }
+        }
+        self.ask(&Request::Reclaimed {}).map(drop)
+    }
+}

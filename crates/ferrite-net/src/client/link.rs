@@ -1,0 +1,614 @@
+//! The connection, as those see it who make calls: it is always there, only slow at times.
+//!
+//! What lives here: [`Link`], which sends requests, finds the answer to each, and connects again when it must.
+//!
+//! There is no thread that receives for the others, because handing an answer over costs more than most requests:
+//! one of the threads that wait for an answer receives for all, until it has its own, and then passes that duty on. A
+//! thread of our own, the *watcher*, does it when only locks are waited for, and gives signs of life.
+//!
+//! Invariants: the number of a request is never used again, so that an answer is never taken for another's. A request
+//! that could have taken effect is sent again only if that does no harm: if it changes nothing, if repeating it has no
+//! further effect on the session, or if it carries a token of the session that is still going on.
+
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry as MapEntry;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use ferrite_fabric::connection::{Connection, Receiver};
+use ferrite_vfs::{Ctx, FsError, Result};
+use parking_lot::{Condvar, Mutex};
+
+use super::book::Book;
+use super::greet::Greeting;
+use super::message::{Answer, State, Waiter, encode};
+use super::slots::{Slot, Slots};
+use super::{ClientOptions, ConnectError, head};
+use crate::wire::{Head, Promises, Request, Ticket};
+
+/// The first wait between attempts to connect, and the longest.
+const BACKOFF: (Duration, Duration) = (Duration::from_millis(5), Duration::from_secs(1));
+/// How long one attempt may take.
+const ATTEMPT: Duration = Duration::from_secs(5);
+/// How long who waits for an answer sleeps before it looks whether it should receive.
+const LOOK_UP: Duration = Duration::from_millis(200);
+/// How often the watcher gives a sign of life, at least.
+const WATCH_MAX: Duration = Duration::from_secs(10);
+
+/// What to call with an answer.
+type Then = Box<dyn FnOnce(Result<Answer>) + Send>;
+
+enum Pending {
+    Thread(Arc<Waiter>),
+    /// Nobody waits, but it must arrive.
+    Posted(Vec<u8>),
+    /// It is answered whenever it is; the body is sent again after the connection broke.
+    Later(Vec<u8>, Then),
+}
+
+/// A connection that works, or did.
+struct Up {
+    connection: Connection,
+    receiver: Mutex<Receiver>,
+    is_broken: AtomicBool,
+    /// When something was received last.
+    heard: Mutex<Instant>,
+}
+
+#[derive(Default)]
+struct Line {
+    up: Option<Arc<Up>>,
+    is_connecting: bool,
+    ticket: Option<Ticket>,
+    promises: Option<Promises>,
+    lease: Duration,
+    /// The client is closed.
+    is_over: bool,
+}
+
+/// See the head of this module.
+pub(super) struct Link {
+    address: String,
+    export: String,
+    options: ClientOptions,
+    line: Mutex<Line>,
+    changed: Condvar,
+    pending: Mutex<BTreeMap<u64, Pending>>,
+    next_number: AtomicU64,
+    later: AtomicU64,
+    reconnects: AtomicU64,
+    pub(super) book: Book,
+    slots: Slots,
+    watcher: Mutex<Option<JoinHandle<()>>>,
+    wake_watcher: Condvar,
+    watched: Mutex<()>,
+}
+
+/// Whether a request may be sent again though it may have taken effect.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Repeats {
+    /// It has no further effect.
+    Yes,
+    /// It is a change, which wants a token.
+    WithToken,
+}
+
+impl Link {
+    /// Connects for the first time.
+    pub(super) fn open(
+        address: &str,
+        export: &str,
+        options: &ClientOptions,
+    ) -> std::result::Result<Arc<Link>, ConnectError> {
+        let link = Arc::new(Link {
+            address: address.to_owned(),
+            export: export.to_owned(),
+            options: options.clone(),
+            line: Mutex::default(),
+            changed: Condvar::new(),
+            pending: Mutex::default(),
+            next_number: AtomicU64::new(1),
+            later: AtomicU64::new(0),
+            reconnects: AtomicU64::new(0),
+            book: Book::default(),
+            slots: Slots::default(),
+            watcher: Mutex::default(),
+            wake_watcher: Condvar::new(),
+            watched: Mutex::default(),
+        });
+        let up = link.greet(None, options.connect)?;
+        link.line.lock().up = Some(Arc::new(up));
+        let watcher = {
+            let link = Arc::downgrade(&link);
+            std::thread::Builder::new()
+                .name("ferrite-watcher".into())
+                .spawn(move || {
+                    while let Some(link) = link.upgrade() {
+                        if !link.watch() {
+                            break;
+                        }
+                    }
+                })?
+        };
+        *link.watcher.lock() = Some(watcher);
+        Ok(link)
+    }
+
+    pub(super) fn promises(&self) -> Promises {
+        self.line.lock().promises.expect("known since the first connection")
+    }
+
+    pub(super) fn reconnects(&self) -> u64 {
+        self.reconnects.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn fresh_number(&self) -> u64 {
+        self.next_number.fetch_add(1, Ordering::Relaxed)
+    }
+
+    pub(super) fn cut(&self) {
+        if let Some(up) = &self.line.lock().up {
+            up.connection.close();
+        }
+    }
+
+    /// Ends the session.
+    pub(super) fn close(&self) {
+        let up = {
+            let mut line = self.line.lock();
+            line.is_over = true;
+            self.changed.notify_all();
+            line.up.take()
+        };
+        if let Some(up) = up {
+            let goodbye = encode(
+                &Head {
+                    id: self.fresh_number(),
+                    ..head(ferrite_vfs::SYSTEM)
+                },
+                &Request::Goodbye {},
+            );
+            // If it does not arrive the session ends with its lease.
+            let _ = up.connection.send(&goodbye, &[]);
+            // Its answer is the end of the connection.
+            if let Some(mut receiver) = up.receiver.try_lock_for(LOOK_UP) {
+                for _ in 0..4 {
+                    if !matches!(Answer::receive(&mut receiver, None), Ok(Some(_))) {
+                        break;
+                    }
+                }
+            }
+            up.connection.close();
+        }
+        self.fail_pending();
+        self.wake_watcher.notify_all();
+        let watcher = self.watcher.lock().take();
+        if let Some(watcher) = watcher
+            && watcher.thread().id() != std::thread::current().id()
+        {
+            // A panic of it was reported when it happened.
+            let _ = watcher.join();
+        }
+    }
+
+    fn fail_pending(&self) {
+        let pending = std::mem::take(&mut *self.pending.lock());
+        for pending in pending.into_values() {
+            match pending {
+                Pending::Thread(waiter) => waiter.set(State::Broken),
+                Pending::Posted(_) => {}
+                Pending::Later(_, then) => then(Err(FsError::Disconnected)),
+            }
+        }
+    }
+
+    /// Makes a request and waits for its answer; data of the answer goes into `into`, as much as it holds.
+    pub(super) fn call(
+        &self,
+        ctx: &Ctx,
+        request: &Request<'_>,
+        repeats: Repeats,
+        data: &[u8],
+        into: &mut [u8],
+    ) -> Result<Answer> {
+        let deadline = self.options.patience.map(|patience| Instant::now() + patience);
+        let mut head = head(ctx);
+        let slot = match repeats {
+            Repeats::Yes => None,
+            Repeats::WithToken => self.slot(deadline)?,
+        };
+        head.once = slot.as_ref().map(|slot| slot.once);
+        let waiter = Arc::new(Waiter::new());
+        self.enter(&mut head, |_| Pending::Thread(Arc::clone(&waiter)));
+        let answer = self.call_until_answered(&head, request, repeats, &waiter, deadline, (data, into));
+        self.pending.lock().remove(&head.id);
+        answer
+    }
+
+    /// Gives a request its number, and notes that it is under way.
+    fn enter(&self, head: &mut Head, pending: impl FnOnce(&Head) -> Pending) {
+        // Under the lock: a number that is not noted yet would pass for settled.
+        let mut all = self.pending.lock();
+        head.id = self.fresh_number();
+        head.settled_below = all.first_key_value().map_or(head.id, |(&first, _)| first);
+        all.insert(head.id, pending(head));
+    }
+
+    fn call_until_answered(
+        &self,
+        head: &Head,
+        request: &Request<'_>,
+        repeats: Repeats,
+        waiter: &Arc<Waiter>,
+        deadline: Option<Instant>,
+        (data, into): (&[u8], &mut [u8]),
+    ) -> Result<Answer> {
+        let body = encode(head, request);
+        let mut was_sent = false;
+        loop {
+            let up = self.up(deadline)?;
+            if was_sent && !self.may_repeat(repeats, head) {
+                return Err(FsError::Disconnected);
+            }
+            waiter.set(State::Waiting);
+            // What was sent in part was not executed, but nobody knows which part it was.
+            was_sent = true;
+            let answer = match up.connection.send(&body, data) {
+                Ok(()) => self.wait(&up, waiter, head.id, deadline, into),
+                Err(_) => {
+                    self.lost(&up);
+                    Ok(None)
+                }
+            };
+            if let Some(answer) = answer? {
+                return Ok(answer);
+            }
+        }
+    }
+
+    fn may_repeat(&self, repeats: Repeats, head: &Head) -> bool {
+        let session = self.line.lock().ticket.map(|ticket| ticket.session);
+        match (repeats, head.once) {
+            (Repeats::Yes, _) => true,
+            (Repeats::WithToken, Some(once)) => session == Some(once.seq >> 32),
+            (Repeats::WithToken, None) => false,
+        }
+    }
+
+    /// Makes a request whose answer nobody waits for. It arrives, unless the session ends.
+    pub(super) fn post(&self, request: &Request<'_>) {
+        let mut head = head(ferrite_vfs::SYSTEM);
+        let mut body = Vec::new();
+        self.enter(&mut head, |head| {
+            body = encode(head, request);
+            Pending::Posted(body.clone())
+        });
+        let up = self.line.lock().up.clone();
+        // Without a connection it is sent when there is one.
+        if let Some(up) = up
+            && up.connection.send(&body, &[]).is_err()
+        {
+            self.lost(&up);
+        }
+    }
+
+    /// Makes a request whose answer `then` gets, at any time, on any thread. Returns its number.
+    pub(super) fn call_later(&self, request: &Request<'_>, then: Then) -> u64 {
+        let mut head = head(ferrite_vfs::SYSTEM);
+        let up = {
+            let line = self.line.lock();
+            if line.is_over {
+                drop(line);
+                then(Err(FsError::Disconnected));
+                return 0;
+            }
+            line.up.clone()
+        };
+        self.later.fetch_add(1, Ordering::AcqRel);
+        let mut body = Vec::new();
+        self.enter(&mut head, |head| {
+            body = encode(head, request);
+            Pending::Later(body.clone(), then)
+        });
+        if let Some(up) = up
+            && up.connection.send(&body, &[]).is_err()
+        {
+            self.lost(&up);
+        }
+        self.wake_watcher.notify_all();
+        head.id
+    }
+
+    /// A slot for a change; `None` if the server has none.
+    fn slot(&self, deadline: Option<Instant>) -> Result<Option<Slot<'_>>> {
+        if !self.promises().has_slots {
+            return Ok(None);
+        }
+        if self.slots.are_unknown() {
+            let session = self.line.lock().ticket.map_or(0, |ticket| ticket.session);
+            let request = Request::Slots {
+                count: self.options.slots,
+            };
+            let answer = self.call(ferrite_vfs::SYSTEM, &request, Repeats::Yes, &[], &mut [])?;
+            self.slots.fill(session, answer.result()?);
+        }
+        let _ = deadline;
+        Ok(self.slots.take())
+    }
+
+    /// Waits for the answer to the request `id`; `None` if the connection broke.
+    fn wait(
+        &self,
+        up: &Arc<Up>,
+        waiter: &Waiter,
+        id: u64,
+        deadline: Option<Instant>,
+        into: &mut [u8],
+    ) -> Result<Option<Answer>> {
+        loop {
+            match waiter.take() {
+                State::Answered(answer) => return Ok(Some(answer.with_data(into))),
+                State::Broken => return Ok(None),
+                State::Waiting | State::Called => {}
+            }
+            if let Some(mut receiver) = up.receiver.try_lock() {
+                // It may have been answered before the receiver was free.
+                let state = waiter.take();
+                let received = match state {
+                    State::Answered(answer) => Ok(Some(answer.with_data(into))),
+                    State::Broken => Ok(None),
+                    _ => self.receive(up, &mut receiver, Some((id, &mut *into)), deadline),
+                };
+                drop(receiver);
+                self.call_another(id);
+                match received {
+                    Ok(None) if !up.is_broken.load(Ordering::Acquire) => {}
+                    Ok(None) => return Ok(None),
+                    other => return other,
+                }
+            } else {
+                waiter.sleep(LOOK_UP);
+            }
+            if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+                return Err(FsError::TimedOut);
+            }
+        }
+    }
+
+    /// Receives for all who wait, until the answer to the request `mine` is there. `None` if the connection broke, or
+    /// nothing came for a while and it is time to look at the deadline.
+    fn receive(
+        &self,
+        up: &Arc<Up>,
+        receiver: &mut Receiver,
+        mut mine: Option<(u64, &mut [u8])>,
+        deadline: Option<Instant>,
+    ) -> Result<Option<Answer>> {
+        loop {
+            if up.is_broken.load(Ordering::Acquire) {
+                return Ok(None);
+            }
+            let answer = match Answer::receive(receiver, mine.as_mut().map(|(id, into)| (*id, &mut **into))) {
+                Ok(Some(answer)) => answer,
+                Ok(None) => match mine {
+                    Some(_) if deadline.is_none_or(|deadline| Instant::now() < deadline) => continue,
+                    _ => return Ok(None),
+                },
+                Err(error) => {
+                    tracing::debug!("{}: {error}", self.address);
+                    self.lost(up);
+                    return Ok(None);
+                }
+            };
+            *up.heard.lock() = Instant::now();
+            match &mine {
+                Some((id, _)) if *id == answer.id() => return Ok(Some(answer)),
+                _ => self.deliver(answer),
+            }
+        }
+    }
+
+    /// Gives an answer to whoever waits for it.
+    fn deliver(&self, answer: Answer) {
+        let pending = {
+            let mut pending = self.pending.lock();
+            match pending.entry(answer.id()) {
+                // It removes itself.
+                MapEntry::Occupied(entry) => match entry.get() {
+                    Pending::Thread(waiter) => Some(Pending::Thread(Arc::clone(waiter))),
+                    _ => Some(entry.remove()),
+                },
+                // Who asked has given up.
+                MapEntry::Vacant(_) => None,
+            }
+        };
+        match pending {
+            Some(Pending::Thread(waiter)) => waiter.set(State::Answered(answer)),
+            Some(Pending::Later(_, then)) => {
+                self.later.fetch_sub(1, Ordering::AcqRel);
+                then(Ok(answer));
+            }
+            Some(Pending::Posted(_)) | None => {}
+        }
+    }
+
+    /// Has another thread receive, if one waits.
+    fn call_another(&self, but: u64) {
+        let pending = self.pending.lock();
+        for (&id, pending) in &*pending {
+            if let Pending::Thread(waiter) = pending
+                && id != but
+                && waiter.call()
+            {
+                return;
+            }
+        }
+        drop(pending);
+        if self.later.load(Ordering::Acquire) > 0 {
+            self.wake_watcher.notify_all();
+        }
+    }
+
+    /// The connection `up` is of no more use: all who wait for its answers try again.
+    fn lost(&self, up: &Arc<Up>) {
+        up.is_broken.store(true, Ordering::Release);
+        up.connection.close();
+        {
+            let mut line = self.line.lock();
+            if line.up.as_ref().is_some_and(|current| Arc::ptr_eq(current, up)) {
+                line.up = None;
+            }
+        }
+        for pending in self.pending.lock().values() {
+            if let Pending::Thread(waiter) = pending {
+                waiter.break_off();
+            }
+        }
+        self.wake_watcher.notify_all();
+    }
+
+    /// The connection; makes it, or waits until it is made.
+    fn up(&self, deadline: Option<Instant>) -> Result<Arc<Up>> {
+        let mut line = self.line.lock();
+        loop {
+            if line.is_over {
+                return Err(FsError::Disconnected);
+            }
+            if let Some(up) = &line.up {
+                return Ok(Arc::clone(up));
+            }
+            if !line.is_connecting {
+                line.is_connecting = true;
+                let ticket = line.ticket;
+                drop(line);
+                let made = self.connect_again(ticket, deadline);
+                line = self.line.lock();
+                line.is_connecting = false;
+                self.changed.notify_all();
+                line.up = Some(made?);
+                continue;
+            }
+            match deadline {
+                None => self.changed.wait(&mut line),
+                Some(deadline) => {
+                    if self.changed.wait_until(&mut line, deadline).timed_out() {
+                        return Err(FsError::TimedOut);
+                    }
+                }
+            }
+        }
+    }
+
+    fn connect_again(&self, ticket: Option<Ticket>, deadline: Option<Instant>) -> Result<Arc<Up>> {
+        let mut backoff = BACKOFF.0;
+        loop {
+            match self.greet(ticket, ATTEMPT) {
+                Ok(up) => {
+                    self.reconnects.fetch_add(1, Ordering::Relaxed);
+                    let up = Arc::new(up);
+                    self.send_again(&up);
+                    return Ok(up);
+                }
+                Err(ConnectError::Refused { why, .. }) => return Err(why),
+                Err(error) => tracing::debug!("connecting again: {error}"),
+            }
+            if self.line.lock().is_over {
+                return Err(FsError::Disconnected);
+            }
+            if deadline.is_some_and(|deadline| Instant::now() + backoff >= deadline) {
+                return Err(FsError::TimedOut);
+            }
+            std::thread::sleep(backoff);
+            backoff = (backoff * 2).min(BACKOFF.1);
+        }
+    }
+
+    /// Sends what nobody waits for and has not been answered.
+    fn send_again(&self, up: &Arc<Up>) {
+        let bodies: Vec<Vec<u8>> = {
+            let pending = self.pending.lock();
+            let open = pending.values().filter_map(|pending| match pending {
+                Pending::Posted(body) | Pending::Later(body, _) => Some(body.clone()),
+                Pending::Thread(_) => None,
+            });
+            open.collect()
+        };
+        for body in bodies {
+            if up.connection.send(&body, &[]).is_err() {
+                // The next who uses the connection finds out.
+                return;
+            }
+        }
+    }
+
+    /// Connects, and begins a session or takes up the one of a ticket.
+    fn greet(&self, ticket: Option<Ticket>, limit: Duration) -> std::result::Result<Up, ConnectError> {
+        let greeting = Greeting {
+            address: &self.address,
+            export: &self.export,
+            book: &self.book,
+            slots: &self.slots,
+            numbers: &self.next_number,
+        };
+        let (connection, receiver, welcome) = greeting.greet(ticket, limit)?;
+        let mut line = self.line.lock();
+        line.ticket = Some(welcome.ticket);
+        line.promises = Some(welcome.promises);
+        line.lease = Duration::from_millis(u64::from(welcome.lease_ms));
+        drop(line);
+        Ok(Up {
+            connection,
+            receiver: Mutex::new(receiver),
+            is_broken: AtomicBool::new(false),
+            heard: Mutex::new(Instant::now()),
+        })
+    }
+
+    /// One turn of the watcher. False when the client is closed.
+    fn watch(&self) -> bool {
+        let (up, lease) = {
+            let line = self.line.lock();
+            if line.is_over {
+                return false;
+            }
+            (line.up.clone(), line.lease)
+        };
+        let tick = (lease / 4).clamp(Duration::from_millis(10), WATCH_MAX);
+        let waits = self.later.load(Ordering::Acquire) > 0;
+        let Some(up) = up else {
+            // Somebody may be connecting; without anybody who waits, it is the watcher's to do.
+            drop(self.up(Some(Instant::now() + ATTEMPT)));
+            return true;
+        };
+        let silence = up.heard.lock().elapsed();
+        if silence > lease.max(tick * 2) {
+            // It has not even answered signs of life: the server is gone, or its host is.
+            self.lost(&up);
+            return true;
+        }
+        if silence >= tick {
+            let ping = Head {
+                id: self.fresh_number(),
+                ..head(ferrite_vfs::SYSTEM)
+            };
+            if up.connection.send(&encode(&ping, &Request::Ping {}), &[]).is_err() {
+                self.lost(&up);
+                return true;
+            }
+        }
+        if waits || silence >= tick {
+            if let Some(mut receiver) = up.receiver.try_lock_for(tick) {
+                // It returns when nothing has come for a while, and then others have their turn.
+                let _ = self.receive(&up, &mut receiver, None, None);
+                drop(receiver);
+                self.call_another(0);
+            }
+            return true;
+        }
+        let mut guard = self.watched.lock();
+        self.wake_watcher.wait_for(&mut guard, tick);
+        true
+    }
+}

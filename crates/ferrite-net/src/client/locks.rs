@@ -1,0 +1,111 @@
+//! Locks: requests whose answer may come at any time.
+
+use std::sync::Arc;
+
+use ferrite_vfs::locks::{LockDone, LockOwner, LockRequest, LockTicket, RecordLock, Unlock};
+use ferrite_vfs::{Ctx, Ino, Result, SYSTEM};
+
+use super::book::{LockKey, LockStep};
+use super::link::{Link, Repeats};
+use crate::wire::Request;
+
+fn owner(request: &LockRequest) -> LockOwner {
+    match request {
+        LockRequest::Flock(owner, _) => *owner,
+        LockRequest::Record(lock) => lock.owner,
+    }
+}
+
+/// See [`ferrite_vfs::FileSystem::lock`].
+pub(super) fn lock(
+    link: &Arc<Link>,
+    ctx: &Ctx,
+    ino: Ino,
+    lock: &LockRequest,
+    may_wait: bool,
+    done: LockDone,
+) -> Option<LockTicket> {
+    let node = match link.book.node(ino) {
+        Ok(node) => node,
+        Err(error) => {
+            done(Err(error));
+            return None;
+        }
+    };
+    let (lock, client) = (*lock, ctx.client.0);
+    let key = LockKey {
+        client,
+        ino,
+        owner: owner(&lock),
+    };
+    let request = Request::Lock {
+        node,
+        client,
+        lock,
+        may_wait,
+    };
+    if !may_wait {
+        let answer = link.call(SYSTEM, &request, Repeats::Yes, &[], &mut []);
+        let result = answer.and_then(|answer| answer.result::<()>());
+        if result.is_ok() {
+            link.book.locked(key, node, LockStep::Locked(lock));
+        }
+        done(result);
+        return None;
+    }
+    let number = {
+        let book = Arc::downgrade(link);
+        link.call_later(
+            &request,
+            Box::new(move |answer| {
+                let result = answer.and_then(|answer| answer.result::<()>());
+                if let Some(link) = book.upgrade()
+                    && result.is_ok()
+                {
+                    link.book.locked(key, node, LockStep::Locked(lock));
+                }
+                done(result);
+            }),
+        )
+    };
+    Some(LockTicket(number))
+}
+
+/// See [`ferrite_vfs::FileSystem::unlock`].
+pub(super) fn unlock(link: &Link, ctx: &Ctx, ino: Ino, owner: LockOwner, what: Unlock) -> Result<()> {
+    let (node, client) = (link.book.node(ino)?, ctx.client.0);
+    let request = Request::Unlock {
+        node,
+        client,
+        owner,
+        what,
+    };
+    link.call(SYSTEM, &request, Repeats::Yes, &[], &mut [])?
+        .result::<()>()?;
+    let key = LockKey { client, ino, owner };
+    link.book.locked(key, node, LockStep::Unlocked(owner, what));
+    Ok(())
+}
+
+/// See [`ferrite_vfs::FileSystem::conflicting_lock`].
+pub(super) fn conflicting(link: &Link, ctx: &Ctx, ino: Ino, lock: &RecordLock) -> Result<Option<RecordLock>> {
+    let request = Request::ConflictingLock {
+        node: link.book.node(ino)?,
+        client: ctx.client.0,
+        lock: *lock,
+    };
+    link.call(SYSTEM, &request, Repeats::Yes, &[], &mut [])?.result()
+}
+
+/// See [`ferrite_vfs::FileSystem::cancel_lock`].
+pub(super) fn cancel(link: &Link, ticket: LockTicket) {
+    link.post(&Request::CancelLock { request: ticket.0 });
+}
+
+/// See [`ferrite_vfs::FileSystem::release_client`].
+pub(super) fn release_client(link: &Link, ctx: &Ctx) {
+    let client = ctx.client.0;
+    link.book.client_released(client);
+    // Nobody hears of an error: without a connection the lease ends them.
+    let _ = link.call(SYSTEM, &Request::ReleaseClient { client }, Repeats::Yes, &[], &mut []);
+}

@@ -1,0 +1,176 @@
+//! Requests and answers as the client handles them, and a thread that waits for one.
+
+use std::time::Duration;
+
+use ferrite_fabric::FabricError;
+use ferrite_fabric::connection::Receiver;
+use ferrite_vfs::{FsError, Result};
+use parking_lot::{Condvar, Mutex};
+
+use crate::wire::{AnswerHead, Head, Malformed, Reader, Request, Wire};
+
+/// What an answer's head takes.
+const ANSWER_HEAD_BYTES: usize = 9;
+
+/// A request as it is sent.
+pub(super) fn encode(head: &Head, request: &Request<'_>) -> Vec<u8> {
+    let mut body = Vec::with_capacity(256);
+    head.put(&mut body);
+    request.put(&mut body);
+    body
+}
+
+/// An answer.
+#[derive(Debug, Default)]
+pub(super) struct Answer {
+    id: u64,
+    is_ok: bool,
+    /// What follows its head.
+    body: Vec<u8>,
+    /// Data that did not go into the caller's buffer.
+    data: Vec<u8>,
+    /// How much data did.
+    taken_bytes: usize,
+}
+
+impl Answer {
+    /// Takes an answer off a connection. The data of the one with the number `id` goes into `into`. `None` if nothing
+    /// came for a while.
+    pub(super) fn receive(
+        receiver: &mut Receiver,
+        mine: Option<(u64, &mut [u8])>,
+    ) -> std::result::Result<Option<Answer>, FabricError> {
+        let Some((body, data_bytes)) = receiver.receive()? else {
+            return Ok(None);
+        };
+        let malformed = |_: Malformed| FabricError::Foreign;
+        let head: AnswerHead = Reader::new(body).get().map_err(malformed)?;
+        let mut answer = Answer {
+            id: head.id,
+            is_ok: head.is_ok,
+            body: body[ANSWER_HEAD_BYTES..].to_vec(),
+            ..Answer::default()
+        };
+        match mine {
+            Some((id, into)) if id == head.id => {
+                answer.taken_bytes = data_bytes.min(into.len());
+                receiver.take_data(&mut into[..answer.taken_bytes])?;
+            }
+            _ => {
+                answer.data.resize(data_bytes, 0);
+                receiver.take_data(&mut answer.data)?;
+            }
+        }
+        Ok(Some(answer))
+    }
+
+    /// The number of the request that it is the answer to.
+    pub(super) fn id(&self) -> u64 {
+        self.id
+    }
+
+    /// Whether the request succeeded.
+    pub(super) fn is_ok(&self) -> bool {
+        self.is_ok
+    }
+
+    /// Puts data that another thread received where it belongs.
+    pub(super) fn with_data(mut self, into: &mut [u8]) -> Answer {
+        if !self.data.is_empty() {
+            let count = self.data.len().min(into.len());
+            into[..count].copy_from_slice(&self.data[..count]);
+            self.taken_bytes = count;
+        }
+        self
+    }
+
+    /// The result that it carries.
+    pub(super) fn result<'a, T: Wire<'a>>(&'a self) -> Result<T> {
+        let malformed = |error| FsError::Io(format!("the server sent something else than an answer: {error}"));
+        let reader = Reader::new(&self.body);
+        match self.is_ok {
+            true => reader.last().map_err(malformed),
+            false => Err(reader.last::<FsError>().unwrap_or_else(malformed)),
+        }
+    }
+
+    /// The body, or the error.
+    pub(super) fn body(&self) -> Result<&[u8]> {
+        match self.is_ok {
+            true => Ok(&self.body),
+            false => Err(self.result::<()>().err().unwrap_or(FsError::Disconnected)),
+        }
+    }
+
+    /// How much data went into the caller's buffer.
+    pub(super) fn taken_bytes(&self) -> usize {
+        self.taken_bytes
+    }
+}
+
+/// How it stands with a thread that waits.
+pub(super) enum State {
+    Waiting,
+    /// It should receive.
+    Called,
+    Answered(Answer),
+    Broken,
+}
+
+/// A thread that waits.
+pub(super) struct Waiter {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+impl Waiter {
+    pub(super) fn new() -> Waiter {
+        Waiter {
+            state: Mutex::new(State::Waiting),
+            changed: Condvar::new(),
+        }
+    }
+
+    /// Waits a while, unless something has happened.
+    pub(super) fn sleep(&self, limit: Duration) {
+        let mut state = self.state.lock();
+        if matches!(*state, State::Waiting) {
+            self.changed.wait_for(&mut state, limit);
+        }
+    }
+
+    /// Asks it to receive, if it waits.
+    pub(super) fn call(&self) -> bool {
+        let mut state = self.state.lock();
+        let waits = matches!(*state, State::Waiting);
+        if waits {
+            *state = State::Called;
+            self.changed.notify_one();
+        }
+        waits
+    }
+
+    pub(super) fn set(&self, state: State) {
+        *self.state.lock() = state;
+        self.changed.notify_one();
+    }
+
+    pub(super) fn break_off(&self) {
+        let mut state = self.state.lock();
+        if !matches!(*state, State::Answered(_)) {
+            *state = State::Broken;
+            self.changed.notify_one();
+        }
+    }
+
+    pub(super) fn take(&self) -> State {
+        let mut state = self.state.lock();
+        match *state {
+            State::Answered(_) | State::Broken => std::mem::replace(&mut *state, State::Waiting),
+            _ => {
+                *state = State::Waiting;
+                State::Waiting
+            }
+        }
+    }
+}

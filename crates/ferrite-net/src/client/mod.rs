@@ -1,0 +1,164 @@
+//! The client: an engine that lives on a server.
+//!
+//! What lives here: [`Client`], a [`FileSystem`] whose calls are requests; the connection behind it, which is made
+//! again when it breaks (`link`, `greet`); what the client remembers for that (`book`); the slots of tokens (`slots`).
+//!
+//! A call blocks until its answer is there. While the server cannot be reached it waits, up to
+//! [`ClientOptions::patience`]; a change carries a token, so it is sent again and still happens once. Nothing is
+//! cached: each call sees what others have done before.
+
+mod book;
+mod calls;
+mod file;
+mod greet;
+mod link;
+mod locks;
+mod message;
+mod slots;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use ferrite_vfs::{Ctx, FileSystem, FsError, Groups, Limits};
+use thiserror::Error;
+
+use crate::wire::{Caller, Head};
+use link::Link;
+
+/// How a client behaves.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct ClientOptions {
+    /// How long a call waits for a server that cannot be reached, or does not answer. `None`: until it can.
+    pub patience: Option<Duration>,
+    /// How long the first connection may take.
+    pub connect: Duration,
+    /// Changes that can be under way at a time.
+    pub slots: u32,
+}
+
+impl Default for ClientOptions {
+    fn default() -> Self {
+        ClientOptions {
+            patience: None,
+            connect: Duration::from_secs(10),
+            slots: 64,
+        }
+    }
+}
+
+impl ClientOptions {
+    /// Sets [`Self::patience`].
+    #[must_use]
+    pub fn patience(self, patience: Option<Duration>) -> Self {
+        ClientOptions { patience, ..self }
+    }
+
+    /// Sets [`Self::slots`].
+    #[must_use]
+    pub fn slots(self, slots: u32) -> Self {
+        ClientOptions { slots, ..self }
+    }
+}
+
+/// Why a client could not connect for the first time.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum ConnectError {
+    /// The server cannot be reached.
+    #[error(transparent)]
+    Fabric(#[from] ferrite_fabric::FabricError),
+    /// The server refuses.
+    #[error("{address} refused the connection: {why}")]
+    Refused {
+        /// Host and port.
+        address: String,
+        /// What it says.
+        why: FsError,
+    },
+    /// What answers is no Ferrite server.
+    #[error("{address} does not answer like a Ferrite server: {why}")]
+    Foreign {
+        /// Host and port.
+        address: String,
+        /// What is wrong.
+        why: String,
+    },
+    /// The system gives no thread.
+    #[error("the client cannot start: {0}")]
+    System(#[from] std::io::Error),
+}
+
+/// An export of a server. Dropping it ends the session: locks are released, and files that were open are closed.
+pub struct Client {
+    link: Arc<Link>,
+}
+
+impl Client {
+    /// Connects to the export of a server at `HOST:PORT`. Blocks.
+    pub fn connect(address: &str, export: &str, options: &ClientOptions) -> std::result::Result<Client, ConnectError> {
+        Ok(Client {
+            link: Link::open(address, export, options)?,
+        })
+    }
+
+    /// How often the connection was made again.
+    pub fn reconnects(&self) -> u64 {
+        self.link.reconnects()
+    }
+
+    /// Breaks the connection, as a network may at any time. For tests.
+    pub fn cut(&self) {
+        self.link.cut();
+    }
+}
+
+impl Drop for Client {
+    fn drop(&mut self) {
+        self.link.close();
+    }
+}
+
+/// What a request says about its caller.
+fn head(ctx: &Ctx) -> Head {
+    let groups = match &ctx.cred.groups {
+        Groups::None => Vec::new(),
+        Groups::List(list) => list.to_vec(),
+        Groups::OfProcess { pid, list } => list(*pid),
+    };
+    Head {
+        id: 0,
+        settled_below: 0,
+        pins: ctx.pins,
+        check: ctx.check,
+        once: None,
+        caller: Caller {
+            uid: ctx.cred.uid,
+            gid: ctx.cred.gid,
+            groups,
+        },
+    }
+}
+
+/// How long callers may trust an answer: others use the same server.
+const TRUST: Duration = Duration::ZERO;
+
+fn limits(link: &Link) -> Limits {
+    let promises = link.promises();
+    let mut limits = Limits::local(
+        promises
+            .atomic_write_bytes
+            .min(ferrite_fabric::frame::DATA_BYTES_MAX as u64),
+        promises.file_bytes_max,
+        promises.durability,
+    );
+    limits.durable_operations = promises.durable_operations;
+    limits.may_block = true;
+    limits.trust = TRUST;
+    limits
+}
+
+const _: fn() = || {
+    fn is_engine<T: FileSystem>() {}
+    is_engine::<Client>();
+};

@@ -1,0 +1,529 @@
+//! Requests of a session, answered: each is a call of the engine.
+//!
+//! Invariant: every inode that a request names is held while the engine is called ([`Session::hold`]), so that it
+//! cannot become another file meanwhile.
+
+use std::sync::Arc;
+
+use ferrite_buffers::Pool;
+use ferrite_fabric::frame::{BODY_BYTES_MAX, DATA_BYTES_MAX, INLINE_BYTES_MAX};
+use ferrite_fabric::outbox::Outbox;
+use ferrite_vfs::{
+    Attr, BadArgument, Ctx, DirEntry, FsError, Ino, OpenFile, OpenMode, Opened, ROOT_INO, Result, SYSTEM, Start,
+};
+
+use super::session::Session;
+use super::state::HIDDEN_PREFIX;
+use crate::wire::{
+    AnswerHead, ENTRY_FOLLOWS, Entry, EntryTold, Head, LISTING_ENDS, LISTING_GOES_ON, Node, OpenedFile, Request, Told,
+    Wire,
+};
+
+/// A listing is sent in pieces of about this length.
+const LISTING_BYTES: usize = 48 << 10;
+/// The longest entry, with room to spare.
+const ENTRY_BYTES_MAX: usize = 1600;
+const _: () = assert!(LISTING_BYTES + ENTRY_BYTES_MAX < BODY_BYTES_MAX);
+
+/// Appends the answer to the request `id`.
+pub(super) fn put<T: for<'m> Wire<'m>>(out: &mut Outbox, id: u64, result: Result<T>) {
+    let mut frame = out.frame();
+    let head = AnswerHead {
+        id,
+        is_ok: result.is_ok(),
+    };
+    head.put(frame.body());
+    match result {
+        Ok(value) => value.put(frame.body()),
+        Err(error) => error.put(frame.body()),
+    }
+    frame.finish();
+}
+
+/// The same for bytes.
+fn put_bytes(out: &mut Outbox, id: u64, result: Result<Vec<u8>>) {
+    match result {
+        Ok(bytes) => {
+            let mut frame = out.frame();
+            AnswerHead { id, is_ok: true }.put(frame.body());
+            (&bytes[..]).put(frame.body());
+            frame.finish();
+        }
+        Err(error) => put::<()>(out, id, Err(error)),
+    }
+}
+
+/// A request that is being answered.
+pub(super) struct Answering<'s> {
+    pub(super) session: &'s Arc<Session>,
+    pub(super) id: u64,
+    pub(super) ctx: Ctx,
+    pub(super) pool: &'s Pool,
+    is_repeated_release: bool,
+}
+
+impl<'s> Answering<'s> {
+    /// Prepares to answer. Refuses a token that is not the session's.
+    pub(super) fn new(session: &'s Arc<Session>, head: Head, pool: &'s Pool) -> Result<Self> {
+        let mut ctx = session.export.ctx(head.caller, head.check, head.pins);
+        ctx.once = session.token(head.once)?;
+        let is_repeated_release = session.repeats(head.id, head.settled_below);
+        Ok(Answering {
+            session,
+            is_repeated_release,
+            id: head.id,
+            ctx,
+            pool,
+        })
+    }
+
+    fn told(&self, attr: Attr) -> Told {
+        let export = &self.session.export;
+        // The engine does not pin its root.
+        let is_pinned = self.ctx.pins && attr.ino != ROOT_INO;
+        if is_pinned {
+            self.session.grant(self.id, attr.ino);
+        }
+        Told {
+            attr: export.shown_attr(attr),
+            seal: export.node(attr.ino, attr.generation).seal,
+            is_pinned,
+        }
+    }
+
+    fn named(&self, result: Result<Attr>) -> Result<Told> {
+        result.map(|attr| self.told(attr))
+    }
+
+    fn start(&self, root: Ino, base: Ino) -> Start {
+        // The client's root lies within the export, or its seal would be wrong.
+        Start { root, base }
+    }
+
+    fn opened(&self, opened: Opened, mode: OpenMode, number: u64) -> Result<OpenedFile> {
+        let attr = opened.attr;
+        let told = self.told(attr);
+        if let Err(error) = self.session.keep_file(number, opened.file) {
+            // As if it came again, which gives the pin back.
+            self.session.repeats(self.id, self.id);
+            return Err(error);
+        }
+        Ok(OpenedFile {
+            told,
+            created: opened.created,
+            seal: self.file_seal(attr.ino, attr.generation, mode),
+        })
+    }
+
+    fn file_seal(&self, ino: Ino, generation: u32, mode: OpenMode) -> u64 {
+        let export = &self.session.export;
+        let ino = export.shown(ino);
+        export.store.sealer.file(&export.options.name, ino, generation, mode)
+    }
+
+    fn file(&self, number: u64) -> Result<Arc<dyn OpenFile>> {
+        self.session.file(number)
+    }
+
+    /// Attributes of an open file; its inode may be the root of nothing.
+    fn shown(&self, result: Result<Attr>) -> Result<Attr> {
+        result.map(|attr| self.session.export.shown_attr(attr))
+    }
+
+    /// Refuses what a read-only export does not do.
+    fn permit(&self, request: &Request<'_>) -> Result<()> {
+        let opens_for_change = |mode: &OpenMode| mode.write || mode.truncate;
+        let changes = match request {
+            Request::Setattr { .. }
+            | Request::Mknod { .. }
+            | Request::Mkdir { .. }
+            | Request::Symlink { .. }
+            | Request::Link { .. }
+            | Request::Unlink { .. }
+            | Request::Rmdir { .. }
+            | Request::Rename { .. }
+            | Request::Setxattr { .. }
+            | Request::Removexattr { .. }
+            | Request::FileSetattr { .. }
+            | Request::Write { .. }
+            | Request::Fallocate { .. } => true,
+            Request::Open { mode, .. } | Request::Reopen { mode, .. } => opens_for_change(mode),
+            // A file that is there may be opened, but what is not is not created.
+            Request::Create { .. } => true,
+            Request::OpenPath { flags, .. } => flags.create || opens_for_change(&flags.open_mode()),
+            _ => false,
+        };
+        match changes && self.session.export.options.read_only {
+            true => Err(FsError::ReadOnly),
+            false => Ok(()),
+        }
+    }
+
+    /// Answers everything but locks, and what concerns the session itself.
+    pub(super) fn answer(&self, request: Request<'_>, data: &[u8], out: &mut Outbox) {
+        let id = self.id;
+        if let Err(error) = self.permit(&request) {
+            return put::<()>(out, id, Err(error));
+        }
+        let (session, ctx) = (self.session, &self.ctx);
+        let fs = session.export.fs();
+        match request {
+            Request::Statfs {} => put(out, id, fs.statfs(ctx)),
+            Request::Lookup { parent, name } => {
+                let held = session.hold(parent);
+                put(
+                    out,
+                    id,
+                    held.and_then(|parent| self.named(fs.lookup(ctx, parent.ino, name))),
+                );
+            }
+            Request::Parent { dir } => put(out, id, self.parent(dir)),
+            Request::Getattr { node } => {
+                let held = session.hold(node);
+                put(out, id, held.and_then(|node| self.shown(fs.getattr(ctx, node.ino))));
+            }
+            Request::Setattr { node, set } => {
+                let held = session.hold(node);
+                put(
+                    out,
+                    id,
+                    held.and_then(|node| self.shown(fs.setattr(ctx, node.ino, &set))),
+                );
+            }
+            Request::Pin { node } => put(out, id, self.pin(node)),
+            Request::Release { pins } => {
+                if !self.is_repeated_release {
+                    session.release(id, &pins);
+                }
+                put(out, id, Ok(()));
+            }
+            Request::Readlink { node } => {
+                let held = session.hold(node);
+                put_bytes(out, id, held.and_then(|node| fs.readlink(ctx, node.ino)));
+            }
+            Request::Mknod { parent, name, new } => {
+                let held = session.hold(parent);
+                put(
+                    out,
+                    id,
+                    held.and_then(|parent| self.named(fs.mknod(ctx, parent.ino, name, &new))),
+                );
+            }
+            Request::Mkdir { parent, name, mode } => {
+                let held = session.hold(parent);
+                put(
+                    out,
+                    id,
+                    held.and_then(|parent| self.named(fs.mkdir(ctx, parent.ino, name, mode))),
+                );
+            }
+            Request::Symlink { parent, name, target } => {
+                let held = session.hold(parent);
+                let link = held.and_then(|parent| self.named(fs.symlink(ctx, parent.ino, name, target)));
+                put(out, id, link);
+            }
+            Request::Link { node, parent, name } => {
+                let held = session.hold(node).and_then(|node| Ok((node, session.hold(parent)?)));
+                let link = held.and_then(|(node, parent)| self.named(fs.link(ctx, node.ino, parent.ino, name)));
+                put(out, id, link);
+            }
+            Request::Unlink { parent, name } => {
+                let held = session.hold(parent);
+                put(out, id, held.and_then(|parent| fs.unlink(ctx, parent.ino, name)));
+            }
+            Request::Rmdir { parent, name } => {
+                let held = session.hold(parent);
+                put(out, id, held.and_then(|parent| fs.rmdir(ctx, parent.ino, name)));
+            }
+            Request::Rename {
+                parent,
+                name,
+                new_parent,
+                new_name,
+                mode,
+            } => {
+                let held = session
+                    .hold(parent)
+                    .and_then(|old| Ok((old, session.hold(new_parent)?)));
+                let renamed = held.and_then(|(old, new)| fs.rename(ctx, old.ino, name, new.ino, new_name, mode));
+                put(out, id, renamed);
+            }
+            Request::Readdir {
+                dir,
+                cookie,
+                with_attributes,
+            } => self.list(dir, cookie, with_attributes, out),
+            Request::Open { node, mode, file } => put(out, id, self.open(node, mode, file)),
+            Request::Create {
+                parent,
+                name,
+                new,
+                file,
+            } => {
+                let held = session.hold(parent);
+                let opened = held.and_then(|parent| fs.create(ctx, parent.ino, name, &new));
+                put(out, id, opened.and_then(|opened| self.opened(opened, new.open, file)));
+            }
+            Request::Resolve {
+                root,
+                base,
+                path,
+                follow,
+            } => {
+                let held = session.hold(root).and_then(|root| Ok((root, session.hold(base)?)));
+                let found =
+                    held.and_then(|(root, base)| fs.resolve(ctx, &self.start(root.ino, base.ino), path, follow));
+                put(out, id, self.named(found));
+            }
+            Request::OpenPath {
+                root,
+                base,
+                path,
+                flags,
+                file,
+            } => {
+                let held = session.hold(root).and_then(|root| Ok((root, session.hold(base)?)));
+                let opened = held.and_then(|(root, base)| {
+                    let opened = fs.open_path(ctx, &self.start(root.ino, base.ino), path, &flags)?;
+                    self.opened(opened, flags.open_mode(), file)
+                });
+                put(out, id, opened);
+            }
+            Request::Getxattr { node, name } => {
+                let held = session.hold(node);
+                let value = held.and_then(|node| match name.starts_with(HIDDEN_PREFIX) {
+                    true => Err(FsError::NoAttribute),
+                    false => fs.getxattr(ctx, node.ino, name),
+                });
+                put_bytes(out, id, value);
+            }
+            Request::Setxattr {
+                node,
+                name,
+                value,
+                mode,
+            } => {
+                let held = session.hold(node);
+                let set = held.and_then(|node| {
+                    self.not_hidden(name)?;
+                    fs.setxattr(ctx, node.ino, name, value, mode)
+                });
+                put(out, id, set);
+            }
+            Request::Listxattr { node } => {
+                let held = session.hold(node);
+                let names = held.and_then(|node| fs.listxattr(ctx, node.ino));
+                match names {
+                    Ok(names) => {
+                        let shown = names.iter().filter(|name| !name.starts_with(HIDDEN_PREFIX));
+                        let shown: Vec<&[u8]> = shown.map(Vec::as_slice).collect();
+                        let mut frame = out.frame();
+                        AnswerHead { id, is_ok: true }.put(frame.body());
+                        shown.put(frame.body());
+                        frame.finish();
+                    }
+                    Err(error) => put::<()>(out, id, Err(error)),
+                }
+            }
+            Request::Removexattr { node, name } => {
+                let held = session.hold(node);
+                let removed = held.and_then(|node| {
+                    self.not_hidden(name)?;
+                    fs.removexattr(ctx, node.ino, name)
+                });
+                put(out, id, removed);
+            }
+            Request::Sync {} => put(out, id, fs.sync(ctx)),
+            Request::FileGetattr { file } => {
+                put(out, id, self.shown(self.file(file).and_then(|file| file.getattr(ctx))));
+            }
+            Request::FileSetattr { file, set } => {
+                put(
+                    out,
+                    id,
+                    self.shown(self.file(file).and_then(|file| file.setattr(ctx, &set))),
+                );
+            }
+            Request::Read {
+                file,
+                offset,
+                len_bytes,
+            } => self.read(file, offset, len_bytes as usize, out),
+            Request::Write { file, mode } => {
+                let written = self.file(file).and_then(|file| file.write(ctx, mode, data));
+                put(out, id, written.map(|(offset, len)| (offset, len as u64)));
+            }
+            Request::Fallocate {
+                file,
+                mode,
+                offset,
+                len_bytes,
+            } => {
+                let done = self
+                    .file(file)
+                    .and_then(|file| file.fallocate(ctx, mode, offset, len_bytes));
+                put(out, id, done);
+            }
+            Request::SeekData { file, offset } => {
+                put(out, id, self.file(file).and_then(|file| file.seek_data(ctx, offset)));
+            }
+            Request::SeekHole { file, offset } => {
+                put(out, id, self.file(file).and_then(|file| file.seek_hole(ctx, offset)));
+            }
+            Request::Fsync { file } => put(out, id, self.file(file).and_then(|file| file.fsync(ctx))),
+            Request::Close { files } => {
+                session.close_files(&files);
+                put(out, id, Ok(()));
+            }
+            Request::Reopen { node, mode, seal, file } => put(out, id, self.reopen(node, mode, seal, file)),
+            Request::Hello { .. }
+            | Request::Ping {}
+            | Request::Slots { .. }
+            | Request::Goodbye {}
+            | Request::Reclaimed {}
+            | Request::ReclaimSlots { .. }
+            | Request::Lock { .. }
+            | Request::Unlock { .. }
+            | Request::ConflictingLock { .. }
+            | Request::CancelLock { .. }
+            | Request::ReleaseClient { .. } => {
+                put::<()>(
+                    out,
+                    id,
+                    Err(FsError::Io("the server mistook a request for another".into())),
+                );
+            }
+        }
+    }
+
+    fn not_hidden(&self, name: &[u8]) -> Result<()> {
+        match name.starts_with(HIDDEN_PREFIX) {
+            true => Err(FsError::NotPermitted),
+            false => Ok(()),
+        }
+    }
+
+    fn parent(&self, dir: Node) -> Result<Node> {
+        let export = &self.session.export;
+        let held = self.session.hold(dir)?;
+        if held.ino == export.root() {
+            return Ok(export.root_node());
+        }
+        let parent = export.fs().parent(&self.ctx, held.ino)?;
+        if !export.contains(parent)? {
+            return Err(FsError::Stale);
+        }
+        Ok(export.node(parent, export.fs().getattr(SYSTEM, parent)?.generation))
+    }
+
+    fn pin(&self, node: Node) -> Result<()> {
+        let export = &self.session.export;
+        let ino = export.meant(node)?;
+        if ino != export.root() {
+            export.fs().pin(SYSTEM, ino, node.generation)?;
+            self.session.grant(self.id, ino);
+        }
+        Ok(())
+    }
+
+    fn open(&self, node: Node, mode: OpenMode, number: u64) -> Result<u64> {
+        let held = self.session.hold(node)?;
+        let file = self.session.export.fs().open(&self.ctx, held.ino, mode)?;
+        self.session.keep_file(number, file)?;
+        Ok(self.file_seal(held.ino, node.generation, mode))
+    }
+
+    /// The client opened it before the server was restarted, and may have lost the permission, or the name, since.
+    fn reopen(&self, node: Node, mode: OpenMode, seal: u64, number: u64) -> Result<()> {
+        let held = self.session.hold(node)?;
+        if self.file_seal(held.ino, node.generation, mode) != seal {
+            return Err(FsError::Stale);
+        }
+        let mode = OpenMode {
+            truncate: false,
+            ..mode
+        };
+        let file = self.session.export.fs().open(SYSTEM, held.ino, mode)?;
+        self.session.keep_file(number, file)
+    }
+
+    fn read(&self, number: u64, offset: u64, len: usize, out: &mut Outbox) {
+        let id = self.id;
+        let file = match self.file(number) {
+            _ if len > DATA_BYTES_MAX => Err(FsError::Invalid(BadArgument::NoLength)),
+            file => file,
+        };
+        let file = match file {
+            Ok(file) => file,
+            Err(error) => return put::<()>(out, id, Err(error)),
+        };
+        let buffer = match len > INLINE_BYTES_MAX {
+            true => self.pool.take(len),
+            false => None,
+        };
+        let Some(mut buffer) = buffer else {
+            let mut frame = out.frame();
+            AnswerHead { id, is_ok: true }.put(frame.body());
+            let read = frame.try_finish_with(len, |room| file.read_at(&self.ctx, offset, room));
+            return match read {
+                Ok(()) => {}
+                Err(error) => put::<()>(out, id, Err(error)),
+            };
+        };
+        match file.read_at(&self.ctx, offset, &mut buffer) {
+            Ok(count) => {
+                buffer.set_len(count);
+                let mut frame = out.frame();
+                AnswerHead { id, is_ok: true }.put(frame.body());
+                frame.finish_from(buffer);
+            }
+            Err(error) => put::<()>(out, id, Err(error)),
+        }
+    }
+
+    fn list(&self, dir: Node, cookie: u64, with_attributes: bool, out: &mut Outbox) {
+        let id = self.id;
+        let export = &self.session.export;
+        let dir = match self.session.hold(dir) {
+            Ok(dir) => dir,
+            Err(error) => return put::<()>(out, id, Err(error)),
+        };
+        let mut frame = out.frame();
+        AnswerHead { id, is_ok: true }.put(frame.body());
+        let mut ending = LISTING_ENDS;
+        // A client that wants no attributes still wants to name what it sees, and not to have it pinned.
+        let mut ctx = self.ctx.clone();
+        ctx.pins &= with_attributes;
+        let mut append = |entry: &DirEntry<'_>, attr: Result<Attr>| {
+            if frame.body_bytes() > LISTING_BYTES {
+                ending = LISTING_GOES_ON;
+                return false;
+            }
+            let entry = Entry {
+                ino: export.shown(entry.ino),
+                kind: entry.kind,
+                next_cookie: entry.next_cookie,
+                name: entry.name,
+                told: match attr {
+                    Ok(attr) if with_attributes => EntryTold::Attributes(self.told(attr)),
+                    Ok(attr) => EntryTold::Node(export.node(attr.ino, attr.generation)),
+                    Err(error) => EntryTold::Nothing(error),
+                },
+            };
+            ENTRY_FOLLOWS.put(frame.body());
+            entry.put(frame.body());
+            true
+        };
+        let listed = export.fs().readdir_plus(&ctx, dir.ino, cookie, &mut append);
+        match listed {
+            Ok(()) => {
+                ending.put(frame.body());
+                frame.finish();
+            }
+            Err(error) => {
+                drop(frame);
+                put::<()>(out, id, Err(error));
+            }
+        }
+    }
+}

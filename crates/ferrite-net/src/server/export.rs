@@ -1,0 +1,171 @@
+//! What clients can connect to: subtrees of engines.
+//!
+//! What lives here: [`Store`], an engine with what the server keeps for it; [`Export`], a subtree of one under a name,
+//! and the rules for who connects to it.
+//!
+//! Invariant: an inode outside of the subtree is never named to a client: walks begin at the root of the export and
+//! cannot leave it, and other inodes are accepted only with this export's seal.
+
+use std::sync::Arc;
+
+use ferrite_vfs::{Attr, Cred, Ctx, FileSystem, FsError, Ino, Limits, ROOT_INO, Result, SYSTEM, Start};
+
+use super::seal::Sealer;
+use super::state::State;
+use crate::wire::{Caller, Node};
+
+/// The user and group of callers whose own do not count, if nothing else is said.
+pub const NOBODY: u32 = 65_534;
+
+/// What to export of an engine, and how.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct ExportOptions {
+    /// Its name, which clients give. Empty for one that they reach without a name.
+    pub name: String,
+    /// The directory of the engine that is its root.
+    pub path: Vec<u8>,
+    /// Changes are refused.
+    pub read_only: bool,
+    /// Callers that are root are [`NOBODY`]. Unless it is off, clients are believed who their callers are, but not that
+    /// these were allowed what they ask for.
+    pub root_squash: bool,
+}
+
+impl ExportOptions {
+    /// The whole of an engine under a name, for reading and writing, with root squashed.
+    pub fn new(name: impl Into<String>) -> ExportOptions {
+        ExportOptions {
+            name: name.into(),
+            path: b"/".to_vec(),
+            read_only: false,
+            root_squash: true,
+        }
+    }
+
+    /// Sets [`Self::path`].
+    #[must_use]
+    pub fn path(self, path: impl Into<Vec<u8>>) -> Self {
+        ExportOptions {
+            path: path.into(),
+            ..self
+        }
+    }
+
+    /// Sets [`Self::read_only`].
+    #[must_use]
+    pub fn read_only(self, read_only: bool) -> Self {
+        ExportOptions { read_only, ..self }
+    }
+
+    /// Sets [`Self::root_squash`].
+    #[must_use]
+    pub fn root_squash(self, root_squash: bool) -> Self {
+        ExportOptions { root_squash, ..self }
+    }
+}
+
+/// An engine, and what the server keeps for it.
+pub(super) struct Store {
+    pub(super) fs: Arc<dyn FileSystem>,
+    pub(super) state: State,
+    pub(super) sealer: Sealer,
+    pub(super) limits: Limits,
+    /// Its place among the server's.
+    pub(super) number: usize,
+}
+
+/// A subtree under a name.
+pub(super) struct Export {
+    pub(super) store: Arc<Store>,
+    pub(super) options: ExportOptions,
+    /// Its root in the engine, pinned as long as the server runs.
+    root: Ino,
+    root_generation: u32,
+}
+
+impl Export {
+    /// Finds its root.
+    pub(super) fn open(store: &Arc<Store>, options: ExportOptions) -> Result<Export> {
+        let ctx = &SYSTEM.clone().pinning();
+        let attr = store.fs.resolve(ctx, &Start::default(), &options.path, true)?;
+        if attr.kind != ferrite_vfs::FileKind::Directory {
+            return Err(FsError::NotDirectory);
+        }
+        Ok(Export {
+            store: Arc::clone(store),
+            options,
+            root: attr.ino,
+            root_generation: attr.generation,
+        })
+    }
+
+    pub(super) fn fs(&self) -> &dyn FileSystem {
+        &*self.store.fs
+    }
+
+    pub(super) fn root(&self) -> Ino {
+        self.root
+    }
+
+    /// How clients name an inode of the engine.
+    pub(super) fn node(&self, ino: Ino, generation: u32) -> Node {
+        self.store.sealer.node(&self.options.name, self.shown(ino), generation)
+    }
+
+    pub(super) fn root_node(&self) -> Node {
+        self.node(self.root, self.root_generation)
+    }
+
+    /// The number of an inode as clients see it: that of the root is 1, as every engine's.
+    pub(super) fn shown(&self, ino: Ino) -> Ino {
+        if ino == self.root { ROOT_INO } else { ino }
+    }
+
+    /// The inode that a client means, if it may.
+    pub(super) fn meant(&self, node: Node) -> Result<Ino> {
+        if self.store.sealer.node(&self.options.name, node.ino, node.generation) != node {
+            return Err(FsError::Stale);
+        }
+        Ok(if node.ino == ROOT_INO { self.root } else { node.ino })
+    }
+
+    /// Attributes as clients see them.
+    pub(super) fn shown_attr(&self, attr: Attr) -> Attr {
+        Attr {
+            ino: self.shown(attr.ino),
+            ..attr
+        }
+    }
+
+    /// The context of a call on behalf of a client's caller.
+    pub(super) fn ctx(&self, caller: Caller, check: bool, pins: bool) -> Ctx {
+        let Caller { uid, gid, groups } = caller;
+        let is_squashed = self.options.root_squash && uid == 0;
+        let cred = match is_squashed {
+            true => Cred::new(NOBODY, NOBODY),
+            false if groups.is_empty() => Cred::new(uid, gid),
+            false => Cred::new(uid, gid).with_groups(&groups),
+        };
+        Ctx {
+            pins,
+            // A client that may act as root has nothing to gain from what is not checked.
+            ..match check || self.options.root_squash {
+                true => Ctx::checked(cred),
+                false => Ctx::trusted(cred),
+            }
+        }
+    }
+
+    /// Whether a directory of the engine lies below the root, or is it.
+    pub(super) fn contains(&self, dir: Ino) -> Result<bool> {
+        let mut dir = dir;
+        while dir != self.root {
+            if dir == ROOT_INO {
+                return Ok(false);
+            }
+            dir = self.fs().parent(SYSTEM, dir)?;
+        }
+        Ok(true)
+    }
+}

@@ -1,0 +1,394 @@
+//! A client's session: what the server keeps for it while it lives.
+//!
+//! What lives here: [`Session`] with the inodes it has pinned, its open files, its slots of tokens and its locks.
+//!
+//! Everything that a client asks of its session can be repeated: a client that lost its connection sends again what was
+//! not answered. An open file has a number that the client chose. Pins are counted, so the session remembers which
+//! requests that may come again have taken or given back pins ([`Session::repeats`]).
+//!
+//! Invariants: a session's lock is never held while the engine is called. An inode that is in use by a request stays
+//! pinned until the request is done, whatever the client releases meanwhile.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use ferrite_fabric::outbox::Outbox;
+use ferrite_fabric::reactor::Link;
+use ferrite_vfs::locks::LockTicket;
+use ferrite_vfs::{ClientId, FsError, Ino, Once, OpenFile, Result, SYSTEM, Unsupported};
+use parking_lot::Mutex;
+use rustc_hash::FxHashMap;
+
+use super::export::Export;
+use crate::wire::{Node, Ticket};
+
+/// Most files a session has open.
+const FILES_MAX: usize = 1 << 16;
+
+#[derive(Default)]
+struct Pinned {
+    /// Pins of the engine.
+    pins: u64,
+    /// How many of them the client has given back while a request used the inode.
+    late: u64,
+    /// Requests that use it.
+    users: u32,
+}
+
+/// What a request did to the session that must not be done twice.
+enum Effect {
+    /// It took a pin of each of these.
+    Pinned(Vec<Ino>),
+    /// It gave pins back.
+    Released,
+}
+
+struct Waiting {
+    client: ClientId,
+    ticket: Option<LockTicket>,
+}
+
+#[derive(Default)]
+struct Kept {
+    pins: FxHashMap<Ino, Pinned>,
+    effects: BTreeMap<u64, Effect>,
+    files: FxHashMap<u64, Arc<dyn OpenFile>>,
+    slots: Vec<u32>,
+    clients: FxHashMap<u64, ClientId>,
+    waiting: FxHashMap<u64, Waiting>,
+    is_reclaiming: bool,
+    is_over: bool,
+}
+
+/// A session.
+pub(super) struct Session {
+    pub(super) ticket: Ticket,
+    pub(super) export: Arc<Export>,
+    kept: Mutex<Kept>,
+    link: Mutex<Option<Link>>,
+    /// Moves when the client comes with another connection; what still arrives by the old one is ignored.
+    attachment: AtomicU64,
+    /// When the client was last heard of, in milliseconds since the server began.
+    last_seen_ms: AtomicU64,
+}
+
+/// An inode that a request uses.
+pub(super) struct Held<'s> {
+    session: &'s Session,
+    pub(super) ino: Ino,
+    by: By,
+}
+
+enum By {
+    /// Nothing can free it.
+    Root,
+    Session,
+    /// A pin for this request.
+    Pin,
+}
+
+impl Session {
+    pub(super) fn new(export: &Arc<Export>, number: u64, is_reclaiming: bool, now_ms: u64) -> Session {
+        Session {
+            ticket: export.store.sealer.ticket(&export.options.name, number),
+            export: Arc::clone(export),
+            kept: Mutex::new(Kept {
+                is_reclaiming,
+                ..Kept::default()
+            }),
+            link: Mutex::default(),
+            attachment: AtomicU64::new(0),
+            last_seen_ms: AtomicU64::new(now_ms),
+        }
+    }
+
+    /// The client has come with this connection. Returns the number under which it is known.
+    pub(super) fn attach(&self, link: Link) -> u64 {
+        let mut current = self.link.lock();
+        if let Some(old) = current.replace(link) {
+            old.close();
+        }
+        self.attachment.fetch_add(1, Ordering::AcqRel) + 1
+    }
+
+    /// Whether requests of this connection still count.
+    pub(super) fn is_attached(&self, attachment: u64) -> bool {
+        self.attachment.load(Ordering::Acquire) == attachment
+    }
+
+    /// Sends something by whatever connection the client has now, if any.
+    pub(super) fn send(&self, write: impl FnOnce(&mut Outbox)) {
+        // Outside of the lock: the reactor takes it too.
+        let link = self.link.lock().clone();
+        if let Some(link) = link {
+            link.send(write);
+        }
+    }
+
+    pub(super) fn seen(&self, now_ms: u64) {
+        self.last_seen_ms.store(now_ms, Ordering::Relaxed);
+    }
+
+    pub(super) fn last_seen_ms(&self) -> u64 {
+        self.last_seen_ms.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn is_reclaiming(&self) -> bool {
+        self.kept.lock().is_reclaiming
+    }
+
+    pub(super) fn has_reclaimed(&self) {
+        self.kept.lock().is_reclaiming = false;
+    }
+
+    /// Keeps `node` from being freed as long as the result lives.
+    pub(super) fn hold(&self, node: Node) -> Result<Held<'_>> {
+        let ino = self.export.meant(node)?;
+        let by = if ino == self.export.root() {
+            By::Root
+        } else if self.use_pinned(ino) {
+            By::Session
+        } else {
+            self.export.fs().pin(SYSTEM, ino, node.generation)?;
+            By::Pin
+        };
+        Ok(Held { session: self, ino, by })
+    }
+
+    fn use_pinned(&self, ino: Ino) -> bool {
+        match self.kept.lock().pins.get_mut(&ino) {
+            Some(pinned) if pinned.pins > pinned.late => {
+                pinned.users += 1;
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// The engine has pinned `ino` for the answer to a request.
+    pub(super) fn grant(&self, request: u64, ino: Ino) {
+        let mut kept = self.kept.lock();
+        kept.pins.entry(ino).or_default().pins += 1;
+        match kept.effects.entry(request).or_insert(Effect::Pinned(Vec::new())) {
+            Effect::Pinned(pinned) => pinned.push(ino),
+            Effect::Released => {}
+        }
+        let is_over = kept.is_over;
+        drop(kept);
+        if is_over {
+            self.unpin(ino, 1);
+        }
+    }
+
+    /// A request begins. What it did when it came before, if it did, is undone; true if it was a release, which is not
+    /// to be done again. `settled_below` is what the client says in the same message.
+    pub(super) fn repeats(&self, request: u64, settled_below: u64) -> bool {
+        let mut kept = self.kept.lock();
+        if kept
+            .effects
+            .first_key_value()
+            .is_some_and(|(&first, _)| first < settled_below)
+        {
+            kept.effects = kept.effects.split_off(&settled_below);
+        }
+        match kept.effects.remove(&request) {
+            None => false,
+            Some(Effect::Released) => {
+                kept.effects.insert(request, Effect::Released);
+                true
+            }
+            Some(Effect::Pinned(pinned)) => {
+                drop(kept);
+                pinned.into_iter().for_each(|ino| self.unpin(ino, 1));
+                false
+            }
+        }
+    }
+
+    /// The client gives pins back. Inodes are as the engine numbers them.
+    pub(super) fn release(&self, request: u64, pins: &[(Ino, u64)]) {
+        self.kept.lock().effects.insert(request, Effect::Released);
+        pins.iter().for_each(|&(ino, count)| self.unpin(ino, count));
+    }
+
+    fn unpin(&self, ino: Ino, count: u64) {
+        let mut kept = self.kept.lock();
+        let Some(pinned) = kept.pins.get_mut(&ino) else {
+            return;
+        };
+        let count = count.min(pinned.pins - pinned.late);
+        if pinned.users > 0 && pinned.late + count == pinned.pins {
+            pinned.late += count;
+            return;
+        }
+        pinned.pins -= count;
+        if pinned.pins == 0 {
+            kept.pins.remove(&ino);
+        }
+        drop(kept);
+        if count > 0 {
+            self.export.fs().forget(SYSTEM, ino, count);
+        }
+    }
+
+    fn unuse(&self, ino: Ino) {
+        let mut kept = self.kept.lock();
+        let Some(pinned) = kept.pins.get_mut(&ino) else {
+            return;
+        };
+        pinned.users -= 1;
+        if pinned.users > 0 || pinned.late == 0 {
+            return;
+        }
+        let count = std::mem::take(&mut pinned.late);
+        pinned.pins -= count;
+        if pinned.pins == 0 {
+            kept.pins.remove(&ino);
+        }
+        drop(kept);
+        self.export.fs().forget(SYSTEM, ino, count);
+    }
+
+    /// Keeps an open file under the client's number. If there is one with this number, it is that file, opened by the
+    /// same request before, and stays.
+    pub(super) fn keep_file(&self, number: u64, file: Arc<dyn OpenFile>) -> Result<()> {
+        let mut kept = self.kept.lock();
+        if kept.is_over || kept.files.len() >= FILES_MAX {
+            drop(kept);
+            drop(file);
+            return Err(FsError::TooManyOpen);
+        }
+        let extra = match kept.files.entry(number) {
+            std::collections::hash_map::Entry::Occupied(_) => Some(file),
+            std::collections::hash_map::Entry::Vacant(place) => {
+                place.insert(file);
+                None
+            }
+        };
+        drop(kept);
+        drop(extra);
+        Ok(())
+    }
+
+    /// An open file; `Stale` if the session has none of this number, which it lost when the server was restarted.
+    pub(super) fn file(&self, number: u64) -> Result<Arc<dyn OpenFile>> {
+        self.kept.lock().files.get(&number).cloned().ok_or(FsError::Stale)
+    }
+
+    pub(super) fn close_files(&self, numbers: &[u64]) {
+        for number in numbers {
+            let file = self.kept.lock().files.remove(number);
+            drop(file);
+        }
+    }
+
+    /// Adds slots until there are `count`, if there are as many. Returns all of them.
+    pub(super) fn slots(&self, count: usize) -> Vec<u32> {
+        let missing = {
+            let kept = self.kept.lock();
+            if kept.is_over {
+                0
+            } else {
+                count.saturating_sub(kept.slots.len())
+            }
+        };
+        let taken = match missing {
+            0 => Vec::new(),
+            missing => self.export.store.state.take_slots(self.export.fs(), missing),
+        };
+        let mut kept = self.kept.lock();
+        kept.slots.extend(taken);
+        kept.slots.clone()
+    }
+
+    /// The slots it had before the server was restarted.
+    pub(super) fn has_slot(&self, slot: u32) -> bool {
+        self.kept.lock().slots.contains(&slot)
+    }
+
+    /// The token of a change, if the session may use it.
+    pub(super) fn token(&self, once: Option<Once>) -> Result<Option<Once>> {
+        match once {
+            Some(once) if once.seq >> 32 != self.ticket.session || !self.has_slot(once.slot) => {
+                Err(FsError::NotSupported(Unsupported::OnceSlot))
+            }
+            once => Ok(once),
+        }
+    }
+
+    /// The engine's name for one of those whom the client serves.
+    pub(super) fn client(&self, client: u64) -> ClientId {
+        *self.kept.lock().clients.entry(client).or_insert_with(ClientId::fresh)
+    }
+
+    pub(super) fn forget_client(&self, client: u64) -> Option<ClientId> {
+        self.kept.lock().clients.remove(&client)
+    }
+
+    /// A request for a lock begins. False if it waits already: the client repeats it.
+    pub(super) fn begin_wait(&self, request: u64, client: ClientId) -> bool {
+        let mut kept = self.kept.lock();
+        if kept.waiting.contains_key(&request) {
+            return false;
+        }
+        kept.waiting.insert(request, Waiting { client, ticket: None });
+        true
+    }
+
+    pub(super) fn waits(&self, request: u64, ticket: LockTicket) {
+        if let Some(waiting) = self.kept.lock().waiting.get_mut(&request) {
+            waiting.ticket = Some(ticket);
+        }
+    }
+
+    pub(super) fn end_wait(&self, request: u64) {
+        self.kept.lock().waiting.remove(&request);
+    }
+
+    pub(super) fn waiting(&self, request: u64) -> Option<(ClientId, LockTicket)> {
+        let kept = self.kept.lock();
+        let waiting = kept.waiting.get(&request)?;
+        Some((waiting.client, waiting.ticket?))
+    }
+
+    /// Ends it: everything it has is let go. Returns its slots, which are free now. Has no effect the second time.
+    pub(super) fn end(&self) -> Vec<u32> {
+        if let Some(link) = self.link.lock().take() {
+            link.close();
+        }
+        self.attachment.fetch_add(1, Ordering::AcqRel);
+        let mut kept = self.kept.lock();
+        kept.is_over = true;
+        let files = std::mem::take(&mut kept.files);
+        let clients = std::mem::take(&mut kept.clients);
+        let slots = std::mem::take(&mut kept.slots);
+        let pins: Vec<(Ino, u64)> = kept.pins.iter().map(|(&ino, pinned)| (ino, pinned.pins)).collect();
+        drop(kept);
+        for client in clients.into_values() {
+            self.export.fs().release_client(&SYSTEM.clone().of_client(client));
+        }
+        drop(files);
+        pins.into_iter().for_each(|(ino, count)| self.unpin(ino, count));
+        slots
+    }
+
+    /// Slots that a session of an earlier run says it had. They count as its own; the seal on its ticket vouches for
+    /// its number, and tokens carry that.
+    pub(super) fn reclaim_slots(&self, slots: &[u32]) {
+        let mut kept = self.kept.lock();
+        if kept.is_reclaiming {
+            kept.slots.extend(slots);
+        }
+    }
+}
+
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        match self.by {
+            By::Root => {}
+            By::Session => self.session.unuse(self.ino),
+            By::Pin => self.session.export.fs().unpin(SYSTEM, self.ino, 1),
+        }
+    }
+}

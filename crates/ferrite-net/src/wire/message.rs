@@ -1,0 +1,379 @@
+//! Requests, and what answers them.
+
+use ferrite_vfs::locks::{LockOwner, LockRequest, RecordLock, Unlock};
+use ferrite_vfs::{
+    Attr, Durability, FallocateMode, FileKind, FsError, Ino, NewFile, NewNode, Once, OpenFlags, OpenMode, RenameMode,
+    SetAttr, WriteMode, XattrMode,
+};
+
+use super::codec::{Malformed, Reader, Wire, fields};
+
+/// An inode as the server named it. The client cannot make one up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Node {
+    /// Its number. The root of the export is 1.
+    pub ino: Ino,
+    /// Its generation.
+    pub generation: u32,
+    /// The server's seal on both, valid for one export.
+    pub seal: u64,
+}
+
+fields!(Node { ino, generation, seal });
+
+/// An inode's attributes, and how to name it in requests.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Told {
+    /// The attributes.
+    pub attr: Attr,
+    /// See [`Node::seal`].
+    pub seal: u64,
+    /// The session has pinned the inode once for this answer.
+    pub is_pinned: bool,
+}
+
+fields!(Told { attr, seal, is_pinned });
+
+impl Told {
+    /// How requests name it.
+    pub fn node(&self) -> Node {
+        Node {
+            ino: self.attr.ino,
+            generation: self.attr.generation,
+            seal: self.seal,
+        }
+    }
+}
+
+/// A proof that a session is the one it says, for a client that comes back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Ticket {
+    /// The session.
+    pub session: u64,
+    /// The server's seal on session and export.
+    pub seal: u64,
+}
+
+fields!(Ticket { session, seal });
+
+/// What a server promises, of [`ferrite_vfs::Limits`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Promises {
+    /// Longest write that is one atomic step.
+    pub atomic_write_bytes: u64,
+    /// Longest file.
+    pub file_bytes_max: u64,
+    /// What survives.
+    pub durability: Durability,
+    /// Without `sync`.
+    pub durable_operations: bool,
+    /// Changes can be made to happen once: there are slots for tokens.
+    pub has_slots: bool,
+}
+
+fields!(Promises {
+    atomic_write_bytes,
+    file_bytes_max,
+    durability,
+    durable_operations,
+    has_slots
+});
+
+/// The answer to [`Request::Hello`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Welcome {
+    /// The version that both speak.
+    pub version: u16,
+    /// A number of this run of the server.
+    pub instance: u64,
+    /// The session.
+    pub ticket: Ticket,
+    /// How much the server knows of the session that the client asked for.
+    pub state: SessionState,
+    /// Without a sign of life for so long a session ends, in milliseconds.
+    pub lease_ms: u32,
+    /// The root of the export.
+    pub root: Node,
+    /// What the server promises.
+    pub promises: Promises,
+}
+
+fields!(Welcome {
+    version,
+    instance,
+    ticket,
+    state,
+    lease_ms,
+    root,
+    promises
+});
+
+/// What became of a session.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SessionState {
+    /// It is new; an older one, if the client asked for it, has ended.
+    New,
+    /// It goes on as it was.
+    Alive,
+    /// The server has restarted: the client says what it had open, pinned and locked.
+    ToReclaim,
+}
+
+super::codec::values!(SessionState {
+    0 = SessionState::New,
+    1 = SessionState::Alive,
+    2 = SessionState::ToReclaim,
+});
+
+/// An open file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct OpenedFile {
+    /// What it is.
+    pub told: Told,
+    /// The call created it.
+    pub created: bool,
+    /// The server's seal on inode and mode, with which the client opens it again after a restart.
+    pub seal: u64,
+}
+
+fields!(OpenedFile { told, created, seal });
+
+/// An entry of a listing.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Entry<'m> {
+    /// Its inode.
+    pub ino: Ino,
+    /// Its kind.
+    pub kind: FileKind,
+    /// Where the listing goes on after it.
+    pub next_cookie: u64,
+    /// Its name.
+    pub name: &'m [u8],
+    /// What else is told of it.
+    pub told: EntryTold,
+}
+
+/// What a listing tells of an entry besides its name.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum EntryTold {
+    /// How to name it in requests.
+    Node(Node),
+    /// Its attributes, which were asked for.
+    Attributes(Told),
+    /// Why neither can be had.
+    Nothing(FsError),
+}
+
+impl<'m> Wire<'m> for Entry<'m> {
+    fn put(&self, out: &mut Vec<u8>) {
+        self.ino.put(out);
+        self.kind.put(out);
+        self.next_cookie.put(out);
+        self.name.put(out);
+        match &self.told {
+            EntryTold::Node(node) => {
+                0u8.put(out);
+                node.put(out);
+            }
+            EntryTold::Attributes(told) => {
+                1u8.put(out);
+                told.put(out);
+            }
+            EntryTold::Nothing(error) => {
+                2u8.put(out);
+                error.put(out);
+            }
+        }
+    }
+
+    fn get(from: &mut Reader<'m>) -> Result<Self, Malformed> {
+        Ok(Entry {
+            ino: from.get()?,
+            kind: from.get()?,
+            next_cookie: from.get()?,
+            name: from.get()?,
+            told: match from.get::<u8>()? {
+                0 => EntryTold::Node(from.get()?),
+                1 => EntryTold::Attributes(from.get()?),
+                2 => EntryTold::Nothing(from.get()?),
+                _ => return Err(Malformed("an entry has a name for requests, attributes or an error")),
+            },
+        })
+    }
+}
+
+/// A listing is a sequence of entries, each behind a byte 1, and a last byte: 0 if the directory ends there, 2 if there
+/// is more.
+pub const ENTRY_FOLLOWS: u8 = 1;
+/// See [`ENTRY_FOLLOWS`].
+pub const LISTING_ENDS: u8 = 0;
+/// See [`ENTRY_FOLLOWS`].
+pub const LISTING_GOES_ON: u8 = 2;
+
+/// On whose behalf a request is made.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Caller {
+    /// User.
+    pub uid: u32,
+    /// Group.
+    pub gid: u32,
+    /// Supplementary groups.
+    pub groups: Vec<u32>,
+}
+
+fields!(Caller { uid, gid, groups });
+
+/// What precedes every request.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Head {
+    /// Chosen by the client; the answer carries it. A request that is sent again has the same.
+    pub id: u64,
+    /// All requests with smaller numbers are answered, or will not be sent again.
+    pub settled_below: u64,
+    /// Inodes whose attributes are returned come pinned.
+    pub pins: bool,
+    /// Permissions are checked. A server that does not trust its clients checks anyway.
+    pub check: bool,
+    /// The token of a change.
+    pub once: Option<Once>,
+    /// The caller.
+    pub caller: Caller,
+}
+
+impl Wire<'_> for Once {
+    fn put(&self, out: &mut Vec<u8>) {
+        self.slot.put(out);
+        self.seq.put(out);
+    }
+
+    fn get(from: &mut Reader<'_>) -> Result<Self, Malformed> {
+        Ok(Once {
+            slot: from.get()?,
+            seq: from.get()?,
+        })
+    }
+}
+
+fields!(Head {
+    id,
+    settled_below,
+    pins,
+    check,
+    once,
+    caller
+});
+
+/// What precedes every answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct AnswerHead {
+    /// That of the request.
+    pub id: u64,
+    /// The result follows; else an error.
+    pub is_ok: bool,
+}
+
+fields!(AnswerHead { id, is_ok });
+
+macro_rules! requests {
+    ($($(#[$doc:meta])* $number:literal $name:ident { $($field:ident: $type:ty),* $(,)? })*) => {
+        /// A request: its number (16 bits), then its fields. Most are calls of the traits; see there.
+        #[derive(Debug, Clone, PartialEq, Eq)]
+        #[expect(missing_docs, reason = "fields have the names they have in the traits")]
+        pub enum Request<'m> {
+            $($(#[$doc])* $name { $($field: $type),* },)*
+        }
+
+        impl<'m> Wire<'m> for Request<'m> {
+            fn put(&self, out: &mut Vec<u8>) {
+                match self {
+                    $(Request::$name { $($field),* } => {
+                        let number: u16 = $number;
+                        number.put(out);
+                        $($field.put(out);)*
+                    })*
+                }
+            }
+
+            fn get(from: &mut Reader<'m>) -> Result<Self, Malformed> {
+                match from.get::<u16>()? {
+                    $($number => {
+                        $(let $field = from.get()?;)*
+                        Ok(Request::$name { $($field),* })
+                    })*
+                    _ => Err(Malformed("no request has this number")),
+                }
+            }
+        }
+
+        impl Request<'_> {
+            /// Its name.
+            pub fn name(&self) -> &'static str {
+                match self {
+                    $(Request::$name { .. } => stringify!($name),)*
+                }
+            }
+        }
+    };
+}
+
+requests! {
+    /// The first of a connection.
+    1 Hello { magic: [u8; 8], version: u16, export: &'m [u8], resume: Option<Ticket> }
+    /// A sign of life.
+    2 Ping {}
+    /// Makes the session have as many slots for tokens, or as many as there are; answered with all of them.
+    3 Slots { count: u32 }
+    /// The session ends.
+    4 Goodbye {}
+    /// The client has said what it had open, pinned and locked before the server restarted.
+    5 Reclaimed {}
+    /// The slots that the session had before the server restarted.
+    6 ReclaimSlots { slots: Vec<u32> }
+    10 Statfs {}
+    11 Lookup { parent: Node, name: &'m [u8] }
+    12 Parent { dir: Node }
+    13 Getattr { node: Node }
+    14 Setattr { node: Node, set: SetAttr }
+    15 Pin { node: Node }
+    /// Gives pins back: of each inode as many.
+    16 Release { pins: Vec<(u64, u64)> }
+    17 Readlink { node: Node }
+    18 Mknod { parent: Node, name: &'m [u8], new: NewNode }
+    19 Mkdir { parent: Node, name: &'m [u8], mode: u32 }
+    20 Symlink { parent: Node, name: &'m [u8], target: &'m [u8] }
+    21 Link { node: Node, parent: Node, name: &'m [u8] }
+    22 Unlink { parent: Node, name: &'m [u8] }
+    23 Rmdir { parent: Node, name: &'m [u8] }
+    24 Rename { parent: Node, name: &'m [u8], new_parent: Node, new_name: &'m [u8], mode: RenameMode }
+    25 Readdir { dir: Node, cookie: u64, with_attributes: bool }
+    /// `file` is a number that the client has not used before.
+    26 Open { node: Node, mode: OpenMode, file: u64 }
+    27 Create { parent: Node, name: &'m [u8], new: NewFile, file: u64 }
+    28 Resolve { root: Node, base: Node, path: &'m [u8], follow: bool }
+    29 OpenPath { root: Node, base: Node, path: &'m [u8], flags: OpenFlags, file: u64 }
+    30 Getxattr { node: Node, name: &'m [u8] }
+    31 Setxattr { node: Node, name: &'m [u8], value: &'m [u8], mode: XattrMode }
+    32 Listxattr { node: Node }
+    33 Removexattr { node: Node, name: &'m [u8] }
+    34 Sync {}
+    /// Answered when it is settled. `client` tells apart whom the client serves.
+    35 Lock { node: Node, client: u64, lock: LockRequest, may_wait: bool }
+    36 Unlock { node: Node, client: u64, owner: LockOwner, what: Unlock }
+    37 ConflictingLock { node: Node, client: u64, lock: RecordLock }
+    /// Ends the wait of the request with this number.
+    38 CancelLock { request: u64 }
+    39 ReleaseClient { client: u64 }
+    40 FileGetattr { file: u64 }
+    41 FileSetattr { file: u64, set: SetAttr }
+    /// Answered with data.
+    42 Read { file: u64, offset: u64, len_bytes: u32 }
+    /// Comes with data.
+    43 Write { file: u64, mode: WriteMode }
+    44 Fallocate { file: u64, mode: FallocateMode, offset: u64, len_bytes: u64 }
+    45 SeekData { file: u64, offset: u64 }
+    46 SeekHole { file: u64, offset: u64 }
+    47 Fsync { file: u64 }
+    48 Close { files: Vec<u64> }
+    /// Opens a file again after a restart of the server; the seal is that of [`OpenedFile`].
+    49 Reopen { node: Node, mode: OpenMode, seal: u64, file: u64 }
+}

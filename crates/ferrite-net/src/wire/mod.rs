@@ -1,0 +1,19 @@
+//! The wire format: what the messages between client and server are, byte by byte. `docs/wire.md` describes it.
+//!
+//! What lives here: the encoding of values (`codec`) and of the trait's types (`types`); the requests and what answers
+//! them (`message`).
+//!
+//! Invariant: numbers of operations, errors and values never change their meaning. A change of an existing message
+//! needs a new [`VERSION`].
+
+pub mod codec;
+mod message;
+mod types;
+
+pub use codec::{Malformed, Reader, Wire};
+pub use message::*;
+
+/// The version of the protocol that this program speaks.
+pub const VERSION: u16 = 1;
+/// The first bytes of a client's first message.
+pub const MAGIC: [u8; 8] = *b"FERRITE\n";

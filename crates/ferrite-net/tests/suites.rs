@@ -1,0 +1,59 @@
+//! The suites that every engine must pass, over a real connection: on the reference engine and on a pool.
+
+mod common;
+
+use ferrite_testkit::generate::Profile;
+use ferrite_testkit::model::check_against_reference;
+use ferrite_testkit::{TestEngine, linear, posix};
+
+use common::{RemotePool, RemoteReference};
+
+fn reference() -> Box<dyn TestEngine> {
+    Box::new(RemoteReference::new())
+}
+
+fn pool() -> Box<dyn TestEngine> {
+    Box::new(RemotePool::new(64 << 20, 40_000))
+}
+
+fn small_pool() -> Box<dyn TestEngine> {
+    Box::new(RemotePool::new(32 << 20, 4_000))
+}
+
+fn seeds() -> u64 {
+    match (std::env::var_os("FERRITE_SHORT"), std::env::var_os("FERRITE_SOAK")) {
+        (Some(_), _) => 2,
+        (None, Some(_)) => 200,
+        (None, None) => 10,
+    }
+}
+
+#[test]
+fn posix_rules_on_the_reference() {
+    posix::run_all(reference);
+}
+
+#[test]
+fn posix_rules_on_a_pool() {
+    posix::run_all(pool);
+}
+
+#[test]
+fn concurrent_histories_on_the_reference() {
+    linear::run_all(reference, 1);
+}
+
+#[test]
+fn concurrent_histories_on_a_pool() {
+    linear::run_all(pool, 1);
+}
+
+#[test]
+fn random_operations() {
+    for profile in Profile::ALL {
+        for seed in 0..seeds() {
+            check_against_reference(reference, profile, seed, 200);
+            check_against_reference(small_pool, profile, seed, 200);
+        }
+    }
+}
