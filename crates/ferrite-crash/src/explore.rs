@@ -9,10 +9,11 @@ use parking_lot::Mutex;
 use rustc_hash::FxHashSet;
 
 use crate::Variant;
+use crate::allowed::Allowed;
 use crate::choices::choices;
 use crate::record::{Recorded, record};
 use crate::source::Name;
-use crate::verify::{Allowed, verify};
+use crate::verify::verify;
 
 /// The effort of a search.
 #[derive(Debug, Clone, Copy)]
@@ -66,6 +67,8 @@ pub struct Report {
     pub distinct: u64,
     /// Recoveries that were crashed.
     pub recrashed: u64,
+    /// Changes with tokens sent again to recovered pools.
+    pub resent: u64,
     /// Records by which a mapping moved entries, in all workloads; a crash point lies before the fence of each.
     pub moves: u64,
     /// Time taken.
@@ -88,6 +91,7 @@ pub struct Search {
     tried: AtomicU64,
     distinct: AtomicU64,
     recrashed: AtomicU64,
+    resent: AtomicU64,
     moves: AtomicU64,
     stop: AtomicBool,
 }
@@ -107,6 +111,7 @@ impl Search {
             tried: AtomicU64::new(0),
             distinct: AtomicU64::new(0),
             recrashed: AtomicU64::new(0),
+            resent: AtomicU64::new(0),
             moves: AtomicU64::new(0),
             stop: AtomicBool::new(false),
         }
@@ -179,14 +184,17 @@ impl Search {
                     true => self.effort.recrash_every.div_ceil(PAGES_MORE_OFTEN),
                     false => self.effort.recrash_every,
                 };
-                let recrash =
-                    (every > 0 && nth.is_multiple_of(every)).then_some((self.effort.per_recovery_point, fingerprint));
+                let recrash = (every > 0 && nth.is_multiple_of(every)).then_some(self.effort.per_recovery_point);
                 cursor.with_image(choice, |image| {
-                    match guarded(|| verify(image, &allowed, &recorded.mount, recrash)) {
-                        Ok(recovered) => {
+                    match guarded(|| verify(image, &allowed, &recorded.mount, fingerprint, recrash)) {
+                        Ok(verified) => {
                             self.recrashed
                                 .fetch_add(u64::from(recrash.is_some()), Ordering::Relaxed);
-                            recovered.into_iter().for_each(|fingerprint| self.count(fingerprint));
+                            self.resent.fetch_add(verified.resent, Ordering::Relaxed);
+                            verified
+                                .recovered
+                                .into_iter()
+                                .for_each(|fingerprint| self.count(fingerprint));
                             Ok(())
                         }
                         Err(what) => Err((Some((point, choice)), what, Some(image.to_vec()))),
@@ -229,6 +237,7 @@ impl Search {
             tried: self.tried.load(Ordering::Relaxed),
             distinct: self.distinct(),
             recrashed: self.recrashed.load(Ordering::Relaxed),
+            resent: self.resent.load(Ordering::Relaxed),
             moves: self.moves(),
             elapsed: started.elapsed(),
             failure: failure.into_inner(),

@@ -2,8 +2,9 @@
 //! "Proof").
 //!
 //! What lives here: [`source`], which workloads there are and their names; [`record`], a workload run on a recorded
-//! engine and on the reference engine; [`choices`], which images of a crash point are tried; [`verify`], what an image
-//! must satisfy; [`explore`], all of it together, on several threads; [`plan`], in which order; [`shrink`], the
+//! engine and on the reference engine; [`choices`], which images of a crash point are tried; [`allowed`], what an image
+//! may hold, and [`verify`], all that it must satisfy; [`session`] and [`resend`], changes with tokens, and those that
+//! are sent again; [`explore`], all of it together, on several threads; [`plan`], in which order; [`shrink`], the
 //! shortest workload that still fails; [`report`], the report of a failure, and its image kept in a file. The program
 //! `ferrite-crash` is its command line.
 //!
@@ -13,11 +14,14 @@
 //! reference engine defines what is allowed after a crash, never the engine under test.
 #![forbid(unsafe_code)]
 
+pub mod allowed;
 pub mod choices;
 pub mod explore;
 pub mod plan;
 pub mod record;
 pub mod report;
+pub mod resend;
+pub mod session;
 pub mod shrink;
 pub mod source;
 pub mod verify;

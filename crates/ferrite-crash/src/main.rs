@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use clap::{Parser, Subcommand};
 use ferrite_crash::explore::{Effort, Report, Search};
 use ferrite_crash::source::Name;
-use ferrite_crash::{MAPPINGS, Mapping, Variant, choices, plan, record, shrink, verify};
+use ferrite_crash::{MAPPINGS, Mapping, Variant, allowed, choices, plan, record, shrink, verify};
 use indicatif::{ProgressBar, ProgressStyle};
 
 /// Builds what a medium may hold after a crash, and tries the engine on it.
@@ -192,13 +192,14 @@ fn explore(
 
 fn tell(report: &Report) -> String {
     format!(
-        "{} different images of {} tried, {} workloads, {} crash points, {} recoveries crashed again, {} moves of map \
-         entries, {:.0} s",
+        "{} different images of {} tried, {} workloads, {} crash points, {} recoveries crashed again, {} changes sent \
+         again, {} moves of map entries, {:.0} s",
         report.distinct,
         report.tried,
         report.workloads,
         report.points,
         report.recrashed,
+        report.resent,
         report.moves,
         report.elapsed.as_secs_f64()
     )
@@ -231,12 +232,13 @@ fn replay(
             }
         }
         let marks = cursor.marks().to_vec();
-        let allowed = verify::Allowed::after(&recorded, &marks);
+        let allowed = allowed::Allowed::after(&recorded, &marks);
+        let draw = cursor.fingerprint(choice);
         cursor.with_image(choice, |image| {
             if let Some(path) = &keep {
                 std::fs::write(path, image).map_err(|error| format!("{}: {error}", path.display()))?;
             }
-            verify::verify(image, &allowed, &recorded.mount, Some((16, seed))).map(drop)
+            verify::verify(image, &allowed, &recorded.mount, draw, Some(16)).map(drop)
         })?;
     }
     Ok(())

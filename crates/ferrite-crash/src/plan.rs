@@ -2,38 +2,62 @@
 
 use ferrite_testkit::generate::Profile;
 
-use crate::source::{Name, Source, pairs, triples};
+use crate::source::{Name, Source, alphabet, pairs, triples};
 
-fn named(source: Source) -> Name {
-    Name { source, kept: None }
-}
-
-/// Random workloads of a round: one of each kind, and two scenes, which are short and come from four scripts.
+/// Random workloads of a round without tokens: one of each kind, and two scenes, which are short and come from four
+/// scripts.
 const KINDS: u64 = 8;
+/// Two of them come again with tokens, different ones in each round.
+const TOKENS: u64 = 2;
+const ROUND: u64 = KINDS + TOKENS;
+/// One in this many pairs and triples comes with tokens in a quick search.
+const TOKENS_EVERY: usize = 24;
 
 /// Random workloads: `turn` picks the kind, so that all kinds are tried soon.
 fn by_chance(turn: u64, seed: u64) -> Name {
     let profiles = Profile::ALL.len() as u64;
-    let round = turn / KINDS;
+    let (round, turn) = (turn / ROUND, turn % ROUND);
     let first = seed.wrapping_mul(1_000_003);
     let number = first.wrapping_add(round);
-    named(match turn % KINDS {
-        kind @ (0 | 1) => Source::Scene(first.wrapping_add(2 * round + kind)),
-        2 => Source::Random(round % profiles, number),
-        3 => Source::Relay(round % profiles, number),
-        4 => Source::Churn(number),
-        5 => Source::Crowd(number),
-        6 => Source::Reuse(number),
-        _ => Source::Threads(number),
-    })
+    let of_kind = |kind: u64| {
+        Name::from(match kind {
+            0 | 1 => Source::Scene(first.wrapping_add(2 * round + kind)),
+            2 => Source::Random(round % profiles, number),
+            3 => Source::Relay(round % profiles, number),
+            4 => Source::Churn(number),
+            5 => Source::Crowd(number),
+            6 => Source::Reuse(number),
+            _ => Source::Threads(number),
+        })
+    };
+    match turn.checked_sub(KINDS) {
+        None => of_kind(turn),
+        // Scenes come last: they are about other rules.
+        Some(nth) => of_kind((TOKENS * round + nth + 2) % KINDS).with_tokens(round),
+    }
 }
 
-/// The quick search of `make test`: every pair, a sample of the triples, and a few of each other kind.
+/// Short workloads with tokens: each operation alone, and every so many pairs and triples.
+fn short_with_tokens(seed: u64, every: usize) -> impl Iterator<Item = Name> + Send {
+    let singles = alphabet().len() as u64;
+    let alone = (0..singles).map(move |n| Name::from(Source::Pair(n)).with_tokens(2 * seed));
+    let skipped = (seed % every as u64) as usize;
+    let pairs = (singles..pairs()).map(Source::Pair);
+    let triples = (0..triples()).map(Source::Triple);
+    let longer = pairs.chain(triples).skip(skipped).step_by(every);
+    alone.chain(longer.map(move |source| Name::from(source).with_tokens(seed)))
+}
+
+/// The quick search of `make test`: every pair, a sample of the triples, a few of each other kind, and a sample of all
+/// with tokens.
 pub fn quick(seed: u64) -> impl Iterator<Item = Name> + Send {
-    let chance = (0..8 * KINDS).map(move |turn| by_chance(turn, seed));
-    let triples = (0..triples()).step_by(16).map(|n| named(Source::Triple(n)));
-    let pairs = (0..pairs()).map(|n| named(Source::Pair(n)));
-    chance.chain(triples).chain(pairs)
+    let chance = (0..8 * ROUND).map(move |turn| by_chance(turn, seed));
+    let triples = (0..triples()).step_by(16).map(|n| Source::Triple(n).into());
+    let pairs = (0..pairs()).map(|n| Source::Pair(n).into());
+    chance
+        .chain(triples)
+        .chain(short_with_tokens(seed, TOKENS_EVERY))
+        .chain(pairs)
 }
 
 /// Random workloads, without end.
@@ -43,7 +67,7 @@ pub fn chances(seed: u64) -> impl Iterator<Item = Name> + Send {
 
 /// Workloads in which mappings that move entries do so, without end.
 pub fn crowds(seed: u64) -> impl Iterator<Item = Name> + Send {
-    (0..).map(move |turn| named(Source::Crowd(seed.wrapping_mul(1_000_003).wrapping_add(turn))))
+    (0..).map(move |turn| Source::Crowd(seed.wrapping_mul(1_000_003).wrapping_add(turn)).into())
 }
 
 /// Everything: all pairs and triples with random workloads between them, then random workloads without end.
@@ -51,10 +75,15 @@ pub fn endless(seed: u64) -> impl Iterator<Item = Name> + Send {
     let listed = (0..pairs())
         .map(Source::Pair)
         .chain((0..triples()).map(Source::Triple))
-        .map(named);
-    let mixed = listed
-        .enumerate()
-        .flat_map(move |(n, name)| [Some(name), (n % 4 == 0).then(|| by_chance(n as u64 / 4, seed))]);
+        .map(Name::from);
+    let mixed = listed.enumerate().flat_map(move |(n, name)| {
+        let with_tokens = (n % 8 == 4).then(|| name.clone().with_tokens(seed));
+        [
+            Some(name),
+            with_tokens,
+            (n % 4 == 0).then(|| by_chance(n as u64 / 4, seed)),
+        ]
+    });
     let first = pairs() + triples();
     mixed.flatten().chain((first..).map(move |turn| by_chance(turn, seed)))
 }

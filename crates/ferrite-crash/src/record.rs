@@ -14,10 +14,15 @@ use ferrite_vfs::{FallocateMode, FileKind, FileSystem, NewNode, SYSTEM};
 use parking_lot::Mutex;
 
 use crate::Variant;
-use crate::source::{Name, Workload, filler};
+use crate::session::{Sent, Session};
+use crate::source::{Workload, filler};
 
 /// Size of the pools: the smallest there are.
 const POOL_BYTES: u64 = 4 << 20;
+/// The smallest that keep outcomes.
+const OUTCOMES_POOL_BYTES: u64 = 8 << 20;
+/// More blocks than the nodes of a file take that fills a pool.
+const NODES_MAX: u64 = 64;
 const ENOSPC: i32 = 28;
 const PAGE: u64 = 4096;
 
@@ -35,6 +40,8 @@ pub struct Recorded {
     /// For each thread and operation: whether the runner follows it with a call that sets what the contract leaves
     /// open, so that a crash may come between the two.
     pub settled: Vec<Vec<bool>>,
+    /// For each thread and operation: what was sent with a token.
+    pub sent: Vec<Vec<Option<Sent>>>,
     /// How it was mounted.
     pub mount: MountOptions,
     /// Records by which the mapping moved entries.
@@ -48,24 +55,6 @@ pub fn unsettled(mut tree: Tree) -> Tree {
         node.attr.mtime = Stamp::Clock;
     }
     tree
-}
-
-impl Name {
-    /// The workload, with what shrinking left of it.
-    pub fn workload(&self) -> Workload {
-        let mut workload = self.source.workload();
-        if let Some(kept) = &self.kept {
-            workload.turns.keep(kept);
-            let mut index = 0;
-            for ops in &mut workload.threads {
-                ops.retain(|_| {
-                    index += 1;
-                    kept.contains(&(index - 1))
-                });
-            }
-        }
-        workload
-    }
 }
 
 fn options(variant: Variant, workload: &Workload) -> MkfsOptions {
@@ -134,15 +123,19 @@ struct Ready {
 
 fn ready(variant: Variant, workload: &Workload) -> Result<Arc<Ready>, String> {
     static MADE: OnceLock<Mutex<HashMap<String, Arc<Ready>>>> = OnceLock::new();
+    let bytes = match workload.tokens.is_empty() {
+        true => POOL_BYTES,
+        false => OUTCOMES_POOL_BYTES,
+    };
     let key = format!(
-        "{variant:?} {} {:?} {:?}",
+        "{variant:?} {bytes} {} {:?} {:?}",
         workload.inodes, workload.blocks_left, workload.setup
     );
     let made = MADE.get_or_init(Mutex::default);
     if let Some(ready) = made.lock().get(&key) {
         return Ok(Arc::clone(ready));
     }
-    let region = Region::anonymous(POOL_BYTES).map_err(|error| error.to_string())?;
+    let region = Region::anonymous(bytes).map_err(|error| error.to_string())?;
     mkfs(&region, &options(variant, workload)).map_err(|error| error.to_string())?;
     let initial = image_of(&region);
     let recorder = Recorder::new(initial.clone());
@@ -164,29 +157,33 @@ fn ready(variant: Variant, workload: &Workload) -> Result<Arc<Ready>, String> {
                 .statfs(SYSTEM)
                 .map_err(|error| error.to_string())?
                 .blocks_available;
-            let fill = [
-                Op::Mknod {
-                    path: filler(),
-                    node: NewNode {
-                        kind: FileKind::File,
-                        mode: 0o600,
-                        rdev: 0,
-                    },
-                    user: 0,
+            let make = Op::Mknod {
+                path: filler(),
+                node: NewNode {
+                    kind: FileKind::File,
+                    mode: 0o600,
+                    rdev: 0,
                 },
-                Op::Fallocate {
+                user: 0,
+            };
+            runner.apply(&make).map_err(|violation| violation.0)?;
+            done.push(make);
+            // Of a large file, the nodes of a tree take blocks too.
+            let fits = (0..NODES_MAX).find_map(|nodes| {
+                let fill = Op::Fallocate {
                     on: Target::At(filler()),
                     mode: FallocateMode::Allocate { keep_size: false },
                     offset: 0,
-                    len: free.saturating_sub(left) * 4096,
-                },
-            ];
-            for op in fill {
-                match runner.apply(&op).map_err(|violation| violation.0)? {
-                    Outcome::Error(error) => return Err(format!("setup: {op:?}: {error:?}")),
-                    _ => done.push(op),
+                    len: free.saturating_sub(left + nodes) * 4096,
+                };
+                match runner.apply(&fill) {
+                    Ok(outcome) if refused(&outcome) => None,
+                    Ok(Outcome::Error(error)) => Some(Err(format!("setup: {fill:?}: {error:?}"))),
+                    Ok(_) => Some(Ok(fill)),
+                    Err(violation) => Some(Err(violation.0)),
                 }
-            }
+            });
+            done.push(fits.ok_or("setup: the pool cannot be filled")??);
         }
     }
     engine.unmount().map_err(|error| error.to_string())?;
@@ -217,6 +214,14 @@ pub(crate) fn elsewhere<T: Send>(thread: u64, work: impl FnOnce() -> T + Send) -
     done.map_err(|_| "the engine panicked in another thread".into())
 }
 
+/// What a thread's operations came to.
+#[derive(Default)]
+struct Ran {
+    /// Whether the reference must skip it.
+    skipped: Vec<bool>,
+    sent: Vec<Option<Sent>>,
+}
+
 /// Runs a workload.
 ///
 /// # Errors
@@ -229,21 +234,24 @@ pub fn record(variant: Variant, workload: &Workload) -> Result<Recorded, String>
     let mut region = Region::from_image(&ready.image).map_err(|error| error.to_string())?;
     region.attach_recorder(Arc::clone(&recorder));
     let engine = Engine::mount(region, &mount).map_err(|error| format!("the pool does not mount: {error}"))?;
-    let run = |thread: usize, ops: &[Op]| -> Result<Vec<bool>, String> {
-        let mut runner = Runner::new(&engine);
-        let mut skipped = Vec::new();
+    let run = |thread: usize, ops: &[Op]| -> Result<Ran, String> {
+        let session = Session::new(&engine);
+        let mut runner = Runner::new(&session);
+        let mut ran = Ran::default();
         for (index, op) in ops.iter().enumerate() {
+            session.arm(workload.token(thread, index));
             let applied = match workload.turns.is_elsewhere(index) {
                 true => elsewhere(ELSEWHERE, || runner.apply(op))?,
                 false => runner.apply(op),
             };
             let outcome = applied.map_err(|violation| format!("{op:?}: {}", violation.0))?;
-            skipped.push(refused(&outcome));
+            ran.skipped.push(refused(&outcome));
+            ran.sent.push(session.disarm());
             recorder.mark((thread as u64) << 32 | (index as u64 + 1));
         }
-        Ok(skipped)
+        Ok(ran)
     };
-    let skipped: Vec<Vec<bool>> = if let [ops] = &workload.threads[..] {
+    let ran: Vec<Ran> = if let [ops] = &workload.threads[..] {
         vec![run(0, ops)?]
     } else {
         std::thread::scope(|scope| {
@@ -277,7 +285,7 @@ pub fn record(variant: Variant, workload: &Workload) -> Result<Recorded, String>
             runner.apply(op).map_err(|violation| violation.0)?;
         }
         let mut states = vec![share(&capture(&reference)?, thread, threads)];
-        for (op, &skipped) in ops.iter().zip(&skipped[thread]) {
+        for (op, &skipped) in ops.iter().zip(&ran[thread].skipped) {
             if skipped {
                 states.push(states[states.len() - 1].clone());
                 continue;
@@ -294,20 +302,17 @@ pub fn record(variant: Variant, workload: &Workload) -> Result<Recorded, String>
         _ => None,
     };
     let settled = |ops: &Vec<Op>| ops.iter().map(|op| matches!(op, Op::Fallocate { .. })).collect();
+    let states = workload.threads.iter().enumerate().map(expected);
     Ok(Recorded {
         log: recorder.log(),
+        states: states.collect::<Result<_, _>>()?,
         pages: workload
             .threads
             .iter()
             .map(|ops| ops.iter().map(page).collect())
             .collect(),
         settled: workload.threads.iter().map(settled).collect(),
-        states: workload
-            .threads
-            .iter()
-            .enumerate()
-            .map(expected)
-            .collect::<Result<_, _>>()?,
+        sent: ran.into_iter().map(|ran| ran.sent).collect(),
         mount,
         moves,
     })

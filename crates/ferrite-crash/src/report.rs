@@ -8,6 +8,8 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use ferrite_vfs::Once;
+
 use crate::choices;
 use crate::explore::{Effort, Failure};
 use crate::source::Source;
@@ -51,8 +53,12 @@ impl Failure {
         let workload = self.name.workload();
         let mut text = format!("{}\n", self.what);
         for (thread, ops) in workload.threads.iter().enumerate() {
-            for op in ops {
-                text += &format!("  thread {thread}: {op:?}\n");
+            for (index, op) in ops.iter().enumerate() {
+                let token = match workload.token(thread, index) {
+                    Some(Once { slot, seq }) => format!(" (slot {slot}, number {seq})"),
+                    None => String::new(),
+                };
+                text += &format!("  thread {thread}: {op:?}{token}\n");
             }
         }
         let place = match self.place {
@@ -87,10 +93,7 @@ mod tests {
     /// The image of a failure can be examined alone: a sound one passes, and damage is reported.
     #[test]
     fn a_failing_image_is_kept_and_tried_again() {
-        let name = Name {
-            source: Source::Pair(60),
-            kept: None,
-        };
+        let name = Name::from(Source::Pair(60)).with_tokens(4);
         let variant = Variant::from(Mapping::default());
         let recorded = record(variant, &name.workload()).unwrap();
         let failure = Failure {
@@ -111,7 +114,16 @@ mod tests {
                 .unwrap()
         };
         assert!(text.contains(&kept("img").display().to_string()), "{text}");
-        assert!(std::fs::read_to_string(kept("txt")).unwrap().contains("replay pair:60"));
+        assert!(
+            std::fs::read_to_string(kept("txt"))
+                .unwrap()
+                .contains("replay pair:60@4 ")
+        );
+        let name = failure.name.clone();
+        for token in name.workload().tokens[0].iter().map(|token| token.unwrap()) {
+            let token = format!(" (slot {}, number {})\n", token.slot, token.seq);
+            assert!(text.contains(&token), "{token} in {text}");
+        }
         let mut image = std::fs::read(kept("img")).unwrap();
         let tree = verify_alone(&image, 1).unwrap();
         assert_eq!(&tree, recorded.states[0].last().unwrap());

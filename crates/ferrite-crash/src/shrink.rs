@@ -22,8 +22,8 @@ pub fn shrink(first: Failure, effort: Effort, limit: Duration) -> Failure {
             let mut fewer = kept.clone();
             fewer.drain(at..(at + chunk).min(kept.len()));
             let name = Name {
-                source: best.name.source,
                 kept: Some(fewer.clone()),
+                ..best.name.clone()
             };
             match Search::new(best.variant, effort).workload(&name) {
                 Err(failure) => {

@@ -3,18 +3,20 @@
 //! Invariant: a name always stands for the same workload (as long as the alphabets here and the testkit's generator
 //! stay the same), so it can be printed and replayed.
 
+mod name;
 mod reuse;
 mod scenes;
+mod tokens;
 mod turns;
 
 use std::fmt;
-use std::str::FromStr;
 
 use ferrite_testkit::generate::{OpGenerator, Profile};
 use ferrite_testkit::ops::{Op, Path, Target};
 use ferrite_testkit::rng::Rng;
-use ferrite_vfs::{FallocateMode, FileKind, NewNode, RenameMode, SetAttr, XattrMode};
+use ferrite_vfs::{FallocateMode, FileKind, NewNode, Once, RenameMode, SetAttr, XattrMode};
 
+pub use name::Name;
 pub use turns::Turns;
 
 /// A family of workloads, and a member of it.
@@ -41,15 +43,6 @@ pub enum Source {
     Threads(u64),
 }
 
-/// A workload's name: its source, and the operations left after shrinking.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Name {
-    /// Its source.
-    pub source: Source,
-    /// Indices of the operations that are kept; `None`: all.
-    pub kept: Option<Vec<usize>>,
-}
-
 impl fmt::Display for Source {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -63,57 +56,6 @@ impl fmt::Display for Source {
             Source::Scene(seed) => write!(f, "scene:{seed}"),
             Source::Threads(seed) => write!(f, "threads:{seed}"),
         }
-    }
-}
-
-impl fmt::Display for Name {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}", self.source)?;
-        if let Some(kept) = &self.kept {
-            let kept: Vec<_> = kept.iter().map(usize::to_string).collect();
-            write!(f, "/{}", kept.join(","))?;
-        }
-        Ok(())
-    }
-}
-
-impl FromStr for Name {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let wrong = || {
-            format!(
-                "{text:?} is no workload: want pair:N, triple:N, random:PROFILE:SEED, relay:PROFILE:SEED, churn:SEED, \
-                 crowd:SEED, \
-                 reuse:SEED, scene:SEED or threads:SEED"
-            )
-        };
-        let (source, kept) = match text.split_once('/') {
-            Some((source, kept)) => (source, Some(kept)),
-            None => (text, None),
-        };
-        let parts: Vec<_> = source.split(':').collect();
-        let number = |index: usize| parts.get(index).and_then(|part| part.parse().ok()).ok_or_else(wrong);
-        let source = match (parts[0], parts.len()) {
-            ("pair", 2) => Source::Pair(number(1)?),
-            ("triple", 2) => Source::Triple(number(1)?),
-            ("random", 3) => Source::Random(number(1)?, number(2)?),
-            ("relay", 3) => Source::Relay(number(1)?, number(2)?),
-            ("churn", 2) => Source::Churn(number(1)?),
-            ("crowd", 2) => Source::Crowd(number(1)?),
-            ("reuse", 2) => Source::Reuse(number(1)?),
-            ("scene", 2) => Source::Scene(number(1)?),
-            ("threads", 2) => Source::Threads(number(1)?),
-            _ => return Err(wrong()),
-        };
-        let kept = kept.map(|kept| {
-            let indices = kept.split(',').filter(|index| !index.is_empty());
-            indices.map(|index| index.parse().map_err(|_| wrong())).collect()
-        });
-        Ok(Name {
-            source,
-            kept: kept.transpose()?,
-        })
     }
 }
 
@@ -397,20 +339,30 @@ pub struct Workload {
     pub blocks_left: Option<u64>,
     /// What is recorded, for each thread.
     pub threads: Vec<Vec<Op>>,
+    /// The tokens of these operations; none of any thread if no operation carries one.
+    pub tokens: Vec<Vec<Option<Once>>>,
     /// Which thread does which operation, if `threads` has only one sequence.
     pub turns: Turns,
     /// A read that walks this many log entries folds the page.
     pub fold_read_entries: u32,
 }
 
+impl Workload {
+    /// The token that an operation of a thread carries.
+    pub fn token(&self, thread: usize, index: usize) -> Option<Once> {
+        *self.tokens.get(thread)?.get(index)?
+    }
+}
+
 impl Source {
-    /// The workload.
+    /// The workload, without tokens.
     pub fn workload(&self) -> Workload {
         let plain = |setup: Vec<Op>, ops: Vec<Op>| Workload {
             setup,
             inodes: INODES,
             blocks_left: None,
             threads: vec![ops],
+            tokens: Vec::new(),
             turns: Turns::One,
             fold_read_entries: 1,
         };
@@ -445,6 +397,7 @@ impl Source {
                 inodes: INODES,
                 blocks_left: Some(CHURN_BLOCKS_LEFT),
                 threads: vec![churn(seed)],
+                tokens: Vec::new(),
                 turns: Turns::alternate_if(seed % 3 == 2),
                 fold_read_entries: (seed % 2) as u32,
             },
@@ -458,6 +411,7 @@ impl Source {
                 inodes: INODES,
                 blocks_left: Some(CROWD_BLOCKS_LEFT),
                 threads: vec![crowd(seed)],
+                tokens: Vec::new(),
                 // Mostly alternating: replay must order a move correctly among older and later records in other rings.
                 turns: Turns::alternate_if(seed % 4 != 0),
                 fold_read_entries: (seed % 2) as u32,
@@ -482,6 +436,7 @@ impl Source {
                     inodes: INODES,
                     blocks_left: None,
                     threads: vec![ops(0), ops(1)],
+                    tokens: Vec::new(),
                     turns: Turns::One,
                     fold_read_entries: 1,
                 }
@@ -635,33 +590,4 @@ fn below(thread: u8, mut op: Op) -> Op {
         Op::Close { .. } | Op::ListNext { .. } | Op::ListEnd { .. } | Op::Statfs | Op::Sync => {}
     }
     op
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn names_are_read_as_they_are_written() {
-        let sources = [
-            Source::Pair(7),
-            Source::Triple(8),
-            Source::Random(2, 9),
-            Source::Relay(0, 3),
-            Source::Churn(1),
-            Source::Crowd(2),
-            Source::Reuse(3),
-            Source::Scene(5),
-            Source::Threads(4),
-        ];
-        for source in sources {
-            for kept in [None, Some(vec![]), Some(vec![0, 3, 12])] {
-                let name = Name { source, kept };
-                assert_eq!(name.to_string().parse(), Ok(name));
-            }
-        }
-        for wrong in ["", "pair", "pair:x", "random:1", "triple:1:2", "pair:1/a"] {
-            assert!(wrong.parse::<Name>().is_err(), "{wrong:?}");
-        }
-    }
 }

@@ -1,92 +1,29 @@
 //! What an image must satisfy: it passes fsck, mounts, holds everything that returned and all or nothing of what was in
-//! progress, leaks nothing, still works, and all that again if recovery itself is crashed.
+//! progress, leaks nothing, still works, answers what is sent again, and all that once more if recovery is crashed.
 
 use std::collections::HashSet;
 use std::sync::Arc;
 
 use ferrite_fs::{Engine, MountOptions, fsck};
 use ferrite_pm::{Choice, Recorder, Region};
-use ferrite_testkit::snapshot::Snapshot;
 use ferrite_vfs::{FileKind, FileSystem, FsError, NewNode, OpenMode, ROOT_INO, RenameMode, SYSTEM};
 
+use crate::allowed::Allowed;
 use crate::choices::choices;
-use crate::record::{Recorded, Tree, capture, elsewhere, quiet_mount, share, unsettled};
+use crate::record::{Tree, capture, elsewhere, quiet_mount};
+use crate::resend;
 
 /// Blocks to which a page is written after a crash; pools that are nearly full have fewer.
 const ECHOES_MAX: u64 = 100;
 
-/// What an image may hold: for each thread, the tree before and the tree after the operation in progress.
-pub struct Allowed<'a> {
-    states: Vec<&'a [Tree]>,
-    /// For each thread: whether the runner follows the operation in progress with another call, see
-    /// [`Recorded::settled`].
-    settled: Vec<bool>,
-    /// The page that an operation in progress writes, if that is all it writes.
-    page: Option<&'a [u8]>,
+/// What was tried on an image.
+#[derive(Debug, Default)]
+pub struct Verified {
+    /// Images of its recovery, by fingerprint.
+    pub recovered: Vec<u64>,
+    /// Changes that were sent again.
+    pub resent: u64,
 }
-
-impl<'a> Allowed<'a> {
-    /// After `marks`, as [`Recorded::log`] has them.
-    pub fn after(recorded: &'a Recorded, marks: &[u64]) -> Self {
-        let returned = |thread: usize| -> usize {
-            let own = marks.iter().filter(|&&mark| mark >> 32 == thread as u64);
-            own.map(|&mark| mark as u32 as usize).max().unwrap_or(0)
-        };
-        let threads = recorded.states.iter().enumerate();
-        let pages = recorded.pages.iter().enumerate();
-        Allowed {
-            page: pages
-                .filter_map(|(thread, pages)| pages.get(returned(thread))?.as_deref())
-                .next(),
-            states: threads
-                .map(|(thread, states)| &states[returned(thread)..states.len().min(returned(thread) + 2)])
-                .collect(),
-            settled: (0..recorded.settled.len())
-                .map(|thread| recorded.settled[thread].get(returned(thread)) == Some(&true))
-                .collect(),
-        }
-    }
-
-    /// Exactly `tree`.
-    fn only(tree: &'a Tree) -> Self {
-        Allowed {
-            states: vec![std::slice::from_ref(tree)],
-            settled: vec![false],
-            page: None,
-        }
-    }
-
-    /// Whether an operation in progress writes a page, so that its record may be there without the page.
-    pub fn is_of_page(&self) -> bool {
-        self.page.is_some()
-    }
-
-    fn check(&self, tree: &Tree) -> Result<(), String> {
-        for (thread, allowed) in self.states.iter().enumerate() {
-            let found = share(tree, thread, self.states.len());
-            let matches = match self.settled[thread] {
-                true => {
-                    let found = unsettled(found.clone());
-                    allowed.iter().any(|state| unsettled(state.clone()) == found)
-                }
-                false => allowed.contains(&found),
-            };
-            if matches {
-                continue;
-            }
-            let mut text = format!("thread {thread}: the tree is neither of those allowed");
-            for (state, which) in allowed.iter().zip(["before", "after"]) {
-                let difference = Snapshot(found.clone()).difference(&Snapshot(state.clone()), ["found", which]);
-                text += &format!("\n{which} the operation: {}", difference.unwrap_or_default());
-            }
-            return Err(text);
-        }
-        Ok(())
-    }
-}
-
-/// Images of recovery that were tried, by fingerprint.
-pub type Recovered = Vec<u64>;
 
 /// Tries an image whose history is unknown. Checks all that [`verify`] does, except that the tree is not known: the
 /// tree that the first mount recovers must come out again wherever recovery is crashed; `seed` picks where. Returns the
@@ -100,12 +37,12 @@ pub fn verify_alone(image: &[u8], seed: u64) -> Result<Tree, String> {
     let engine = Engine::mount(region, &mount).map_err(|error| format!("does not mount: {error}"))?;
     let tree = capture(&engine)?;
     drop(engine);
-    verify(image, &Allowed::only(&tree), &mount, Some((16, seed)))?;
+    verify(image, &Allowed::only(&tree), &mount, seed, Some(16))?;
     Ok(tree)
 }
 
-/// Tries one image. With `recrash`, a budget and a seed, crashes its recovery as well; returns the images that this
-/// gave.
+/// Tries one image. With `recrash`, a budget, crashes its recovery as well, and the changes that are sent again after
+/// it. `seed` picks what is sampled.
 ///
 /// # Errors
 /// What is wrong with it, as text.
@@ -113,8 +50,9 @@ pub fn verify(
     image: &[u8],
     allowed: &Allowed<'_>,
     mount: &MountOptions,
-    recrash: Option<(usize, u64)>,
-) -> Result<Recovered, String> {
+    seed: u64,
+    recrash: Option<usize>,
+) -> Result<Verified, String> {
     check(image, "before recovery")?;
     let mut region = Region::from_image(image).map_err(|error| error.to_string())?;
     let recorder = recrash.map(|_| Recorder::new(image.to_vec()));
@@ -127,14 +65,18 @@ pub fn verify(
     }
     let tree = capture(&engine)?;
     allowed.check(&tree)?;
-    let counted = inodes_in_use(&engine)?;
-    let there: HashSet<_> = tree.values().map(|node| &node.first_path).collect();
-    if counted != there.len() as u64 {
-        return Err(format!("{counted} inodes are in use, the tree has {}", there.len()));
-    }
-    if let (Some((_, seed)), Some(page)) = (recrash, allowed.page) {
+    count_inodes(&engine, &tree)?;
+    if let (Some(_), Some(page)) = (recrash, allowed.page()) {
         echo(image, page, mount, seed % 2).map_err(|what| format!("crashed again after {what}"))?;
     }
+    let (tree, resent) = match allowed.resends().is_empty() {
+        true => (tree, 0),
+        false => {
+            let sent = resend::send(&engine, allowed, tree, seed)?;
+            count_inodes(&engine, &sent.0)?;
+            sent
+        }
+    };
     if let Some(recorder) = &recorder {
         recorder.mark(1);
     }
@@ -144,8 +86,11 @@ pub fn verify(
     }
     let free = engine.statfs(SYSTEM).map_err(|error| error.to_string())?.blocks_free;
     engine.unmount().map_err(|error| format!("does not unmount: {error}"))?;
-    let (Some(recorder), Some((budget, seed))) = (recorder, recrash) else {
-        return Ok(Vec::new());
+    let (Some(recorder), Some(budget)) = (recorder, recrash) else {
+        return Ok(Verified {
+            recovered: Vec::new(),
+            resent,
+        });
     };
     let log = recorder.log();
     let blocks = check(&log.final_image(), "after recovery")?;
@@ -157,7 +102,9 @@ pub fn verify(
             superblock.blocks
         ));
     }
-    crash_recovery(&log, allowed, mount, budget, seed)
+    let mut verified = crash_recovery(&log, &allowed.recovered(), mount, budget, seed)?;
+    verified.resent += resent;
+    Ok(verified)
 }
 
 /// Recovers `image`, writes `page`, which the operation in progress wrote as well, to one free block after another, and
@@ -174,7 +121,7 @@ fn echo(image: &[u8], page: &[u8], mount: &MountOptions, ring: u64) -> Result<()
     let mut cursor = log.cursor();
     while cursor.advance() {}
     cursor.with_image(Choice::None, |image| {
-        verify(image, &Allowed::only(&tree), mount, None)
+        verify(image, &Allowed::only(&tree), mount, ring, None)
             .map(drop)
             .map_err(|what| format!("a recovery that was followed by the same page: {what}"))
     })
@@ -209,10 +156,12 @@ fn crash_recovery(
     mount: &MountOptions,
     budget: usize,
     seed: u64,
-) -> Result<Recovered, String> {
+) -> Result<Verified, String> {
     let mut cursor = log.cursor();
     let mut seen = Vec::new();
-    // The mark says that recovery is over; what the probe does leaves the same tree, too, once its names are gone.
+    let mut resent = 0;
+    // The mark says that recovery is over, and that what was to be sent again was; what the probe does leaves the same
+    // tree, too, once its names are gone.
     while cursor.marks().is_empty() {
         for choice in choices(cursor.lines_in_flight(), budget, seed ^ cursor.point() as u64) {
             let fingerprint = cursor.fingerprint(choice);
@@ -221,15 +170,19 @@ fn crash_recovery(
             }
             seen.push(fingerprint);
             let point = cursor.point();
-            cursor
-                .with_image(choice, |image| verify(image, allowed, mount, None))
+            resent += cursor
+                .with_image(choice, |image| verify(image, allowed, mount, fingerprint, None))
+                .map(|verified| verified.resent)
                 .map_err(|what| format!("crashed again while it recovered (point {point}, {choice:?}): {what}"))?;
         }
         if !cursor.advance() {
             break;
         }
     }
-    Ok(seen)
+    Ok(Verified {
+        recovered: seen,
+        resent,
+    })
 }
 
 /// Runs fsck; returns the number of blocks with an owner.
@@ -245,9 +198,15 @@ fn check(image: &[u8], when: &str) -> Result<u64, String> {
     }
 }
 
-fn inodes_in_use(engine: &Engine) -> Result<u64, String> {
+/// As many inodes are in use as the tree has.
+fn count_inodes(engine: &Engine, tree: &Tree) -> Result<(), String> {
     let stat = engine.statfs(SYSTEM).map_err(|error| error.to_string())?;
-    Ok(stat.inodes - stat.inodes_free)
+    let counted = stat.inodes - stat.inodes_free;
+    let there: HashSet<_> = tree.values().map(|node| &node.first_path).collect();
+    match counted == there.len() as u64 {
+        true => Ok(()),
+        false => Err(format!("{counted} inodes are in use, the tree has {}", there.len())),
+    }
 }
 
 /// A little of everything, all of it undone. A full pool may refuse what takes space, nothing else.

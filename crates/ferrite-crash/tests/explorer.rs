@@ -1,5 +1,5 @@
 //! No crash loses what returned, or leaves half of what had not: tens of thousands of images in `make test`, a million
-//! in `make soak`.
+//! in `make soak`. Nor does one make a change happen twice that is sent again.
 //!
 //! `FERRITE_SEED` replays what is sampled; a failure prints the command that shows it again.
 
@@ -72,14 +72,14 @@ fn no_crash_breaks_a_promise() {
         };
         println!(
             "{mapping:?}, FERRITE_SEED={}: {} different images of {} tried, {} workloads, {} crash points, {} \
-             recoveries \
-             crashed again, {} moves of map entries, {:.1} s",
+             recoveries crashed again, {} changes sent again, {} moves of map entries, {:.1} s",
             effort.seed,
             report.distinct,
             report.tried,
             report.workloads,
             report.points,
             report.recrashed,
+            report.resent,
             report.moves,
             report.elapsed.as_secs_f64()
         );
@@ -88,6 +88,7 @@ fn no_crash_breaks_a_promise() {
             panic!("{}", failure.report(&effort, &std::env::temp_dir()));
         }
         assert!(report.distinct >= wanted, "only {} different images", report.distinct);
+        assert!(report.resent >= 500, "only {} changes sent again", report.resent);
         if matches!(mapping, Mapping::Cuckoo | Mapping::Leaf) {
             assert!(
                 report.moves > 0,

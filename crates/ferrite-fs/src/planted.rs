@@ -108,12 +108,11 @@ impl Flaw {
     ///
     /// A fold without a new version harms only concurrent readers, and leaves no image that could show it. The mark
     /// advances right after a move of entries, so a forgotten floor does harm only if a second thread commits at that
-    /// moment. An outcome matters only to a client that sends again, which the explorer's programs do not.
+    /// moment.
     pub fn own_test(self) -> Option<&'static str> {
         match self {
             Flaw::FoldUnannounced => Some("a_fold_is_news_to_readers"),
             Flaw::MoveForgetsFloor => Some("records_after_a_move_have_higher_numbers"),
-            Flaw::OutcomeOutsideRecord => Some("a_change_whose_outcome_is_not_in_its_record_happens_twice"),
             _ => None,
         }
     }

@@ -58,6 +58,7 @@ pub(super) fn scene(seed: u64) -> Workload {
         inodes,
         blocks_left,
         threads: vec![ops],
+        tokens: Vec::new(),
         turns: Turns::Each(turns.into_iter().map(|ring| ring == Ring::Elsewhere).collect()),
         // A fold would give the ring of the reader a number above that of the file.
         fold_read_entries: 0,

@@ -1,0 +1,121 @@
+//! What an image of a crash may hold: the reference engine's trees around the operations in progress, and what clients
+//! send again.
+
+use ferrite_testkit::snapshot::Snapshot;
+
+use crate::record::{Recorded, Tree, share, unsettled};
+use crate::session::{self, Resend};
+
+/// What an image may hold: for each thread, the tree before and the tree after the operation in progress.
+#[derive(Clone)]
+pub struct Allowed<'a> {
+    states: Vec<&'a [Tree]>,
+    /// For each thread: whether the runner follows the operation in progress with another call, see
+    /// [`Recorded::settled`].
+    settled: Vec<bool>,
+    /// The page that an operation in progress writes, if that is all it writes.
+    page: Option<&'a [u8]>,
+    /// What clients send again.
+    resends: Vec<Resend<'a>>,
+}
+
+impl<'a> Allowed<'a> {
+    /// After `marks`, as [`Recorded::log`] has them.
+    pub fn after(recorded: &'a Recorded, marks: &[u64]) -> Self {
+        let returned = |thread: usize| -> usize {
+            let own = marks.iter().filter(|&&mark| mark >> 32 == thread as u64);
+            own.map(|&mark| mark as u32 as usize).max().unwrap_or(0)
+        };
+        let threads = recorded.states.iter().enumerate();
+        let pages = recorded.pages.iter().enumerate();
+        Allowed {
+            page: pages
+                .filter_map(|(thread, pages)| pages.get(returned(thread))?.as_deref())
+                .next(),
+            states: threads
+                .map(|(thread, states)| &states[returned(thread)..states.len().min(returned(thread) + 2)])
+                .collect(),
+            settled: (0..recorded.settled.len())
+                .map(|thread| recorded.settled[thread].get(returned(thread)) == Some(&true))
+                .collect(),
+            resends: session::last(&recorded.sent, returned),
+        }
+    }
+
+    /// Exactly `tree`.
+    pub(crate) fn only(tree: &'a Tree) -> Self {
+        Allowed {
+            states: vec![std::slice::from_ref(tree)],
+            settled: vec![false],
+            page: None,
+            resends: Vec::new(),
+        }
+    }
+
+    /// The same once a first recovery may have been sent what is sent again.
+    pub(crate) fn recovered(&self) -> Self {
+        let resends = self.resends.iter().map(Resend::recovered).collect();
+        Allowed {
+            resends,
+            ..self.clone()
+        }
+    }
+
+    /// Whether an operation in progress writes a page, so that its record may be there without the page.
+    pub fn is_of_page(&self) -> bool {
+        self.page.is_some()
+    }
+
+    /// The page that an operation in progress writes, see [`Self::is_of_page`].
+    pub(crate) fn page(&self) -> Option<&[u8]> {
+        self.page
+    }
+
+    /// The number of threads.
+    pub(crate) fn threads(&self) -> usize {
+        self.states.len()
+    }
+
+    /// What clients send again.
+    pub(crate) fn resends(&self) -> &[Resend<'a>] {
+        &self.resends
+    }
+
+    /// The tree after a thread's operation in progress.
+    pub(crate) fn tree_after(&self, thread: usize) -> Option<&Tree> {
+        self.states[thread].get(1)
+    }
+
+    /// The part of `tree` that a thread works on.
+    pub(crate) fn share(&self, tree: &Tree, thread: usize) -> Tree {
+        share(tree, thread, self.states.len())
+    }
+
+    /// Whether a thread's share is that before its operation in progress, and that after it. Both, if it changes
+    /// nothing.
+    pub(crate) fn is_before_and_after(&self, share: &Tree, thread: usize) -> [bool; 2] {
+        let is = |state: Option<&Tree>| {
+            state.is_some_and(|state| match self.settled[thread] {
+                true => unsettled(state.clone()) == unsettled(share.clone()),
+                false => state == share,
+            })
+        };
+        [is(self.states[thread].first()), is(self.states[thread].get(1))]
+    }
+
+    pub(crate) fn check(&self, tree: &Tree) -> Result<(), String> {
+        for (thread, allowed) in self.states.iter().enumerate() {
+            let found = self.share(tree, thread);
+            if self.is_before_and_after(&found, thread) != [false, false] {
+                continue;
+            }
+            let mut text = format!("thread {thread}: the tree is neither of those allowed");
+            for (state, which) in allowed.iter().zip(["before", "after"]) {
+                let difference = Snapshot(found.clone()).difference(&Snapshot(state.clone()), ["found", which]);
+                text += &format!("\n{which} the operation: {}", difference.unwrap_or_default());
+            }
+            return Err(text);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,200 @@
+//! What clients do after a crash: the last change of each slot is sent again, once or more, slot by slot in random
+//! order; and the number before it, which its slot must refuse.
+//!
+//! Invariants: a change that was answered before the crash is answered in the same words and changes nothing. The one
+//! in progress either happened, and then the same holds, or it happens now. Either way it has happened once.
+//!
+//! Not sent: a change whose sender was told something that no slot keeps; one through a handle on a file that a crash
+//! frees; and one in progress that was refused for want of space, because the reference has no tree with it.
+
+use ferrite_testkit::apply::CanonAttr;
+use ferrite_testkit::rng::Rng;
+use ferrite_testkit::snapshot::Snapshot;
+use ferrite_vfs::{FileSystem, FsError, Once, Outcome};
+
+use crate::allowed::Allowed;
+use crate::record::{Tree, capture};
+use crate::session::{Resend, lacked_space};
+
+/// Whether two answers differ only in what another run may do differently: numbers, times and blocks.
+fn alike(told: &Outcome, other: &Outcome) -> bool {
+    match (told, other) {
+        (Outcome::Attr(told), Outcome::Attr(other)) => CanonAttr::from(told) == CanonAttr::from(other),
+        _ => told == other,
+    }
+}
+
+/// Sends `resends` to a recovered pool with this `tree`. Returns the tree then, and how many were sent.
+///
+/// # Errors
+/// A change that happened twice, or not at all, or whose sender was told something else.
+pub(crate) fn send(fs: &dyn FileSystem, allowed: &Allowed<'_>, tree: Tree, seed: u64) -> Result<(Tree, u64), String> {
+    let resends = allowed.resends();
+    let mut rng = Rng::new(seed ^ 0x2e5e7d);
+    let mut order: Vec<usize> = (0..resends.len()).collect();
+    order.extend((0..rng.below(3)).map(|_| rng.below(resends.len() as u64) as usize));
+    for at in (1..order.len()).rev() {
+        order.swap(at, rng.below(at as u64 + 1) as usize);
+    }
+    let mut given: Vec<Option<Outcome>> = vec![None; resends.len()];
+    let mut count = 0;
+    for which in order {
+        let Resend {
+            sent,
+            thread,
+            told,
+            in_progress,
+        } = resends[which];
+        let happened = allowed.is_before_and_after(&allowed.share(&tree, thread), thread) == [false, true];
+        // What must be told in the same words, if it must.
+        let expected = match (&given[which], told) {
+            (Some(given), _) => Some(given),
+            (None, Some(told)) if !in_progress || happened => Some(told),
+            _ => None,
+        };
+        if expected.is_none() && !sent.is_possible(fs) {
+            continue;
+        }
+        let before = sent.change(fs);
+        let Some(again) = sent.again(fs, sent.once) else {
+            continue;
+        };
+        count += 1;
+        let about = |what: &str| {
+            Err(format!(
+                "slot {}, number {} sent again: {what} {again:?}, the first time {:?}",
+                sent.once.slot,
+                sent.once.seq,
+                expected.unwrap_or(&sent.told)
+            ))
+        };
+        match expected {
+            Some(expected) if again != *expected => return about("another answer:"),
+            Some(_) if sent.change(fs) != before => return about("it changed something, and was told"),
+            None if !alike(&again, &sent.told) && !lacked_space(&again) => return about("another outcome:"),
+            _ => given[which] = Some(again),
+        }
+    }
+    for (resend, given) in resends.iter().zip(&given) {
+        let Once { slot, seq } = resend.sent.once;
+        // What was refused before its token was looked at is refused likewise.
+        let same = given.as_ref().filter(|given| matches!(given, Outcome::Failed(_)));
+        let older = Once { slot, seq: seq - 1 };
+        match given.is_some().then(|| resend.sent.again(fs, older)).flatten() {
+            None | Some(Outcome::Failed(FsError::Superseded)) => {}
+            Some(told) if Some(&told) == same => {}
+            Some(told) => return Err(format!("slot {slot} holds number {seq}, and told {} {told:?}", seq - 1)),
+        }
+    }
+    let after = capture(fs)?;
+    check(allowed, resends, &given, &tree, &after)?;
+    Ok((after, count))
+}
+
+/// The tree `after` is that `before` with the changes that were in progress, each once.
+fn check(
+    allowed: &Allowed<'_>,
+    resends: &[Resend<'_>],
+    given: &[Option<Outcome>],
+    before: &Tree,
+    after: &Tree,
+) -> Result<(), String> {
+    for thread in 0..allowed.threads() {
+        let is_done = resends.iter().zip(given).any(|(resend, given)| {
+            let is_told = given.as_ref().is_some_and(|given| !lacked_space(given));
+            resend.thread == thread && resend.in_progress && is_told
+        });
+        let [before, after] = [before, after].map(|tree| allowed.share(tree, thread));
+        if before == after && !is_done || is_done && allowed.is_before_and_after(&after, thread)[1] {
+            continue;
+        }
+        let wanted = allowed.tree_after(thread).filter(|_| is_done).unwrap_or(&before);
+        let difference = Snapshot(after).difference(&Snapshot(wanted.clone()), ["found", "wanted"]);
+        return Err(format!(
+            "thread {thread}: the tree is wrong once changes were sent again: {}",
+            difference.unwrap_or_default()
+        ));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ops::Range;
+
+    use ferrite_fs::Superblock;
+    use ferrite_pm::{Choice, Region};
+
+    use crate::allowed::Allowed;
+    use crate::record::{Recorded, record};
+    use crate::source::{Name, Source, alphabet};
+    use crate::verify::verify;
+    use crate::{Mapping, Variant};
+
+    /// A workload in which each change has a token.
+    fn recorded(source: Source) -> Recorded {
+        record(
+            Variant::from(Mapping::default()),
+            &Name::from(source).with_tokens(6).workload(),
+        )
+        .unwrap()
+    }
+
+    /// Everything returned.
+    fn finally(recorded: &Recorded) -> Allowed<'_> {
+        let mut cursor = recorded.log.cursor();
+        while cursor.advance() {}
+        Allowed::after(recorded, cursor.marks())
+    }
+
+    fn outcomes(image: &[u8]) -> Range<usize> {
+        let superblock = Superblock::find(&Region::from_image(image).unwrap()).unwrap();
+        let start = superblock.once_offset as usize;
+        start..start + 128 * superblock.once_slots as usize
+    }
+
+    /// Pools that have forgotten what they told make changes again, or refuse them now.
+    #[test]
+    fn forgotten_outcomes_are_noticed() {
+        let (mut workloads, mut sent) = (0, 0);
+        for source in (0..40).map(Source::Pair).chain((0..4).map(|n| Source::Random(n, 7))) {
+            let recorded = recorded(source);
+            let allowed = finally(&recorded);
+            let mut image = recorded.log.final_image();
+            let verified = verify(&image, &allowed, &recorded.mount, 3, None).unwrap();
+            let table = outcomes(&image);
+            image[table].fill(0);
+            let forgotten = verify(&image, &allowed, &recorded.mount, 3, None);
+            // A few changes are refused the second time as they were the first time.
+            let is_told = forgotten.is_err_and(|what| what.contains("sent again"));
+            workloads += u64::from(verified.resent > 0);
+            sent += u64::from(is_told);
+        }
+        // Some name a file that is not there, so that nothing is sent.
+        assert!(workloads >= 40, "{workloads} workloads sent something again");
+        assert!(sent >= 36, "noticed in {sent} workloads of {workloads}");
+    }
+
+    /// The opposite: a pool that holds the outcome of a change which a crash has lost.
+    #[test]
+    fn outcomes_without_their_changes_are_noticed() {
+        let (mut changes, mut noticed) = (0, 0);
+        for source in (0..alphabet().len() as u64).map(Source::Pair) {
+            let recorded = recorded(source);
+            if recorded.states[0][0] == recorded.states[0][1] {
+                continue;
+            }
+            changes += 1;
+            let allowed = Allowed::after(&recorded, &[]);
+            let mut image = recorded.log.cursor().with_image(Choice::None, <[u8]>::to_vec);
+            let verified = verify(&image, &allowed, &recorded.mount, 3, None).unwrap();
+            assert!(verified.resent > 0, "{source}");
+            let table = outcomes(&image);
+            image[table.clone()].copy_from_slice(&recorded.log.final_image()[table]);
+            let lost = verify(&image, &allowed, &recorded.mount, 3, None);
+            noticed += u64::from(lost.is_err_and(|what| what.contains("once changes were sent again")));
+        }
+        assert!(changes >= 30, "{changes} operations change something");
+        assert_eq!(noticed, changes);
+    }
+}
