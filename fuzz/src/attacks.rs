@@ -59,6 +59,18 @@ pub(crate) const TARGETS: [Target; 5] = [
     ("fsck_repair", fsck_repair),
 ];
 
+/// A target's name, and the pool that it makes of the fuzzer's bytes.
+pub(crate) type Damage = (&'static str, fn(&[u8]) -> Vec<u8>);
+
+/// Those of all targets. What one repairs is here lived with as it is.
+pub(crate) const DAMAGES: [Damage; 5] = [
+    ("pool_image", pool_of_image),
+    ("journal_replay", pool_of_journal),
+    ("directory_block", pool_of_directory),
+    ("page_log", pool_of_log),
+    ("fsck_repair", pool_of_image),
+];
+
 struct Sample {
     /// Unmounted.
     clean: Vec<u8>,
@@ -112,7 +124,8 @@ const FILE: NewNode = NewNode {
     rdev: 0,
 };
 
-fn fill(engine: &Engine) -> ferrite_vfs::Result<()> {
+/// A tree of a little of everything.
+pub(crate) fn fill(engine: &dyn FileSystem) -> ferrite_vfs::Result<()> {
     for n in 0..12u8 {
         let dir = match n % 3 {
             0 => ROOT_INO,
@@ -142,7 +155,7 @@ fn fill(engine: &Engine) -> ferrite_vfs::Result<()> {
 
 /// A file of few pages, far apart, so that its pages are found by walking the table; reserved pages; a log of many
 /// segments.
-fn fill_sparse(engine: &Engine) -> ferrite_vfs::Result<()> {
+fn fill_sparse(engine: &dyn FileSystem) -> ferrite_vfs::Result<()> {
     let ino = engine.mknod(SYSTEM, ROOT_INO, b"sparse", &FILE)?.ino;
     let file = engine.open(SYSTEM, ino, OpenMode::read_write())?;
     for page in [0, 1, 5000, 70_000, 70_001] {
@@ -298,20 +311,34 @@ fn seal_superblock(image: &mut [u8], field: u8, how: u32, value: u32) {
 }
 
 fn live_with(image: &[u8]) {
-    let open = || Region::from_image(image).expect("memory for a pool");
-    let _ = fsck(open(), &mut |_, _, _| {});
-    if let Ok(engine) = Engine::mount(open(), &quiet()) {
-        let entries = walk(&engine);
-        write(&engine, &entries);
-        let _ = engine.unmount();
+    let _ = fsck(Region::from_image(image).expect("memory for a pool"), &mut |_, _, _| {});
+    live_behind(image, |engine| Box::new(engine));
+}
+
+/// Mounts a pool and uses it through what `front` puts before the engine.
+pub(crate) fn live_behind(image: &[u8], front: impl FnOnce(Engine) -> Box<dyn FileSystem>) {
+    let region = Region::from_image(image).expect("memory for a pool");
+    let Ok(engine) = Engine::mount(region, &quiet()) else {
+        return;
+    };
+    let fs = front(engine.clone());
+    let entries = walk(&*fs);
+    for (_, _, ino) in &entries {
+        let _ = engine.dump(*ino);
     }
+    let _ = (engine.scrub(None), engine.info());
+    write(&*fs, &entries);
+    let _ = engine.clean(100);
+    // What is freed twice is often noticed only when it comes back to the free maps.
+    let _ = fs.statfs(SYSTEM);
+    let _ = engine.unmount();
 }
 
 /// A name: its directory, itself, its inode.
-type Name = (Ino, Vec<u8>, Ino);
+pub(crate) type Name = (Ino, Vec<u8>, Ino);
 
 /// Reads everything; goes on after errors. Returns the names it found.
-fn walk(engine: &Engine) -> Vec<Name> {
+pub(crate) fn walk(engine: &dyn FileSystem) -> Vec<Name> {
     let mut pending = vec![ROOT_INO];
     let mut names = Vec::new();
     while let Some(dir) = pending.pop() {
@@ -331,12 +358,11 @@ fn walk(engine: &Engine) -> Vec<Name> {
             look_at(engine, *ino, attr.size);
         }
     }
-    let _ = engine.scrub(None);
-    let _ = (engine.statfs(SYSTEM), engine.info());
+    let _ = engine.statfs(SYSTEM);
     names
 }
 
-fn look_at(engine: &Engine, ino: Ino, size: u64) {
+fn look_at(engine: &dyn FileSystem, ino: Ino, size: u64) {
     let _ = engine.parent(SYSTEM, ino);
     let _ = engine.readlink(SYSTEM, ino);
     for name in engine.listxattr(SYSTEM, ino).unwrap_or_default() {
@@ -349,11 +375,10 @@ fn look_at(engine: &Engine, ino: Ino, size: u64) {
             let _ = (file.seek_data(SYSTEM, offset), file.seek_hole(SYSTEM, offset));
         }
     }
-    let _ = engine.dump(ino);
 }
 
 /// Changes a little of everything; goes on after errors.
-fn write(engine: &Engine, names: &[Name]) {
+pub(crate) fn write(engine: &dyn FileSystem, names: &[Name]) {
     for (index, (dir, name, ino)) in names.iter().take(CHANGES_MAX).enumerate() {
         if let Ok(file) = engine.open(SYSTEM, *ino, OpenMode::read_write()) {
             let _ = file.write_at(SYSTEM, 10, b"over");
@@ -387,9 +412,6 @@ fn write(engine: &Engine, names: &[Name]) {
             let _ = engine.mknod(SYSTEM, made.ino, format!("new{n}").as_bytes(), &FILE);
         }
     }
-    let _ = engine.clean(100);
-    // What is freed twice is often noticed only when it comes back to the free maps.
-    let _ = engine.statfs(SYSTEM);
 }
 
 fn directories(image: &[u8], superblock: &Superblock) -> Area {
@@ -458,11 +480,19 @@ fn everything(data: &[u8]) -> &'static Surface {
 
 /// Any structure of a pool: check, mount, walk, write.
 pub(crate) fn pool_image(data: &[u8]) {
-    live_with(&patch(everything(data), data));
+    live_with(&pool_of_image(data));
+}
+
+fn pool_of_image(data: &[u8]) -> Vec<u8> {
+    patch(everything(data), data)
 }
 
 /// Records and the control block of a crashed pool.
 pub(crate) fn journal_replay(data: &[u8]) {
+    live_with(&pool_of_journal(data));
+}
+
+fn pool_of_journal(data: &[u8]) -> Vec<u8> {
     static MADE: PerKind<Surface> = [const { OnceLock::new() }; KINDS];
     let chosen = kind_of(data);
     let surface = MADE[chosen].get_or_init(|| {
@@ -479,11 +509,15 @@ pub(crate) fn journal_replay(data: &[u8]) {
             seals: true,
         }
     });
-    live_with(&patch(surface, data));
+    patch(surface, data)
 }
 
 /// Blocks of directories, and the name table that leads to them.
 pub(crate) fn directory_block(data: &[u8]) {
+    live_with(&pool_of_directory(data));
+}
+
+fn pool_of_directory(data: &[u8]) -> Vec<u8> {
     static MADE: PerKind<Surface> = [const { OnceLock::new() }; KINDS];
     let chosen = kind_of(data);
     let surface = MADE[chosen].get_or_init(|| {
@@ -494,11 +528,15 @@ pub(crate) fn directory_block(data: &[u8]) {
             seals: false,
         }
     });
-    live_with(&patch(surface, data));
+    patch(surface, data)
 }
 
 /// Logs, and the page words that lead to them.
 pub(crate) fn page_log(data: &[u8]) {
+    live_with(&pool_of_log(data));
+}
+
+fn pool_of_log(data: &[u8]) -> Vec<u8> {
     static MADE: PerKind<Surface> = [const { OnceLock::new() }; KINDS];
     let chosen = kind_of(data);
     let surface = MADE[chosen].get_or_init(|| {
@@ -511,12 +549,12 @@ pub(crate) fn page_log(data: &[u8]) {
             seals: false,
         }
     });
-    live_with(&patch(surface, data));
+    patch(surface, data)
 }
 
 /// Repair of any damage: what it leaves is sound, and it does not leave anything to a second one.
 pub(crate) fn fsck_repair(data: &[u8]) {
-    let image = patch(everything(data), data);
+    let image = pool_of_image(data);
     let open = |image: &[u8]| Region::from_image(image).expect("memory for a pool");
     let Ok((report, rewrite)) = repair(open(&image), &mut |_, _, _| {}) else {
         return;

@@ -1,17 +1,23 @@
-//! The fuzz targets on a stable compiler: every file of their corpora, and a number of random inputs.
+//! The fuzz targets on a stable compiler: every file of their corpora, and a number of random inputs. A part of the
+//! corpora also behind a network that delays, reorders and repeats.
 //!
 //! `FERRITE_SEED` replays one random input of each target; `FERRITE_SOAK=1` runs each for three minutes.
 
 #[path = "../../../fuzz/src/attacks.rs"]
 mod attacks;
+mod common;
 
-use std::panic::catch_unwind;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
-use std::sync::mpsc;
+use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use ferrite_fs::Engine;
+use ferrite_testkit::network::{Conditions, Remote};
 use ferrite_testkit::{seed_from_env, two_at_a_time};
+use ferrite_vfs::FileSystem;
+use ferrite_vfs::memfs::MemFs;
 use rand::rngs::StdRng;
 use rand::{Rng, RngExt, SeedableRng};
 
@@ -55,12 +61,12 @@ struct Victim {
 }
 
 impl Victim {
-    fn new(attack: fn(&[u8])) -> Victim {
+    fn new(attack: impl Fn(&[u8]) + Send + 'static) -> Victim {
         let (inputs, received) = mpsc::channel::<Vec<u8>>();
         let (answer, survived) = mpsc::channel();
         let thread = std::thread::spawn(move || {
             for data in received {
-                let _ = answer.send(catch_unwind(|| attack(&data)).is_ok());
+                let _ = answer.send(catch_unwind(AssertUnwindSafe(|| attack(&data))).is_ok());
             }
         });
         Victim {
@@ -81,18 +87,73 @@ impl Victim {
     }
 }
 
+/// The files of a corpus.
+fn inputs_of(target: &str) -> Vec<PathBuf> {
+    let mut files: Vec<_> = std::fs::read_dir(corpus(target))
+        .unwrap_or_else(|error| panic!("the corpus of {target}: {error}"))
+        .map(|file| file.unwrap().path())
+        .collect();
+    files.sort_unstable();
+    assert!(files.len() >= 20, "{target} has a corpus of {}", files.len());
+    files
+}
+
 #[test]
 fn every_input_of_the_corpora_is_survived() {
     for (target, attack) in attacks::TARGETS {
         let victim = Victim::new(attack);
-        let mut files: Vec<_> = std::fs::read_dir(corpus(target))
-            .unwrap_or_else(|error| panic!("the corpus of {target}: {error}"))
-            .map(|file| file.unwrap().path())
-            .collect();
-        files.sort_unstable();
-        assert!(files.len() >= 20, "{target} has a corpus of {}", files.len());
-        for file in files {
+        for file in inputs_of(target) {
             victim.attack(&std::fs::read(&file).unwrap(), || file.display().to_string());
+        }
+    }
+}
+
+type MakeEngine = fn(&[u8]) -> Arc<dyn FileSystem>;
+
+fn behind_a_network(engine: Arc<dyn FileSystem>, seed: u64) -> Remote<Arc<dyn FileSystem>> {
+    Remote::new(engine, Conditions::rough(seed))
+}
+
+/// One input in so many, unless there is time for all.
+const NETWORK_EVERY: usize = 4;
+
+#[test]
+fn inputs_of_the_corpora_are_survived_behind_a_network() {
+    let every = match std::env::var_os("FERRITE_SOAK") {
+        Some(_) => 1,
+        None => NETWORK_EVERY,
+    };
+    for (number, (target, pool)) in attacks::DAMAGES.into_iter().enumerate() {
+        let front = |engine: Engine| Box::new(behind_a_network(Arc::new(engine), 5)) as Box<dyn FileSystem>;
+        let victim = Victim::new(move |data| attacks::live_behind(&pool(data), front));
+        // Inputs of the same number have the same kind of pool.
+        for file in inputs_of(target).iter().skip(number % every).step_by(every) {
+            victim.attack(&std::fs::read(file).unwrap(), || file.display().to_string());
+        }
+    }
+}
+
+/// What the attacks do to a sound pool leaves the same tree on both engines, behind a network or not.
+#[test]
+fn a_network_changes_nothing_of_what_attacks_do() {
+    let pool = common::empty_pool(4 << 20, &common::fixed().inodes(127).rings(2));
+    let engines: [MakeEngine; 2] = [|_| Arc::new(MemFs::new()), |pool| Arc::new(common::mount(pool))];
+    let attacked = |fs: &dyn FileSystem| {
+        attacks::fill(fs).unwrap();
+        let mut names = attacks::walk(fs);
+        // Engines list them in orders of their own.
+        names.sort_by(|(_, a, _), (_, b, _)| a.cmp(b));
+        attacks::write(fs, &names);
+        common::capture(fs)
+    };
+    let expected = attacked(&*engines[0](&pool));
+    assert!(expected.len() > 30, "{} files", expected.len());
+    for engine in engines {
+        assert_eq!(attacked(&*engine(&pool)), expected);
+        for seed in 0..4 {
+            let remote = behind_a_network(engine(&pool), seed);
+            assert_eq!(attacked(&remote), expected, "seed {seed}");
+            assert!(remote.network().resent() > 0, "seed {seed}: a calm network");
         }
     }
 }

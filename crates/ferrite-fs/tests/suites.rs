@@ -51,8 +51,8 @@ fn make_pool_with(mapping: Mapping, size: &Size, data_checksum: bool) -> Box<dyn
 }
 
 /// Behind a network that delays, reorders and repeats.
-fn make_remote(size: &Size, seed: u64) -> Box<dyn TestEngine> {
-    let engine = make_engine(Mapping::default(), size, false);
+fn make_remote(size: &Size, data_checksum: bool, seed: u64) -> Box<dyn TestEngine> {
+    let engine = make_engine(Mapping::default(), size, data_checksum);
     Box::new(Remote::new(engine, Conditions::rough(seed)))
 }
 
@@ -210,11 +210,23 @@ fn suites_over_a_network() {
     let is_short = mappings().len() == 1;
     for profile in Profile::ALL {
         for seed in 0..if is_short { 2 } else { 6 } {
-            check_against_reference(|| make_remote(&SMALL, seed), profile, 20_000 + seed, 200);
+            check_against_reference(|| make_remote(&SMALL, false, seed), profile, 20_000 + seed, 200);
         }
     }
-    linear::run_all(|| make_remote(&LARGE, 1), 1);
+    linear::run_all(|| make_remote(&LARGE, false, 1), 1);
     if !is_short {
-        posix::run_all(|| make_remote(&LARGE, 2));
+        posix::run_all(|| make_remote(&LARGE, false, 2));
+    }
+}
+
+/// A few of them where data carries checksums as well.
+#[test]
+fn suites_over_a_network_with_data_checksums() {
+    for profile in Profile::ALL {
+        check_against_reference(|| make_remote(&SMALL, true, 3), profile, 30_000, 200);
+    }
+    linear::run_all(|| make_remote(&LARGE, true, 4), 1);
+    if std::env::var_os("FERRITE_SOAK").is_some() {
+        posix::run_all(|| make_remote(&LARGE, true, 5));
     }
 }
