@@ -33,8 +33,8 @@ use crate::gate::Gate;
 use crate::load;
 use crate::simd::{self, Level};
 use crate::{
-    BlockNo, Broken, FileMap, Geometry, Inum, Lblk, MapEntry, MapError, MapTx, Measured, PageId, PageWord, Resource,
-    SlotNo, TransCache,
+    BlockNo, Broken, FileMap, Geometry, Inum, Lblk, MapEntry, MapError, MapTx, Measured, PageId, PageRange, PageWord,
+    Resource, SlotNo, Slots, TransCache,
 };
 
 mod check;
@@ -399,9 +399,9 @@ impl Cuckoo {
     }
 
     /// For ranges that are shorter than the table.
-    fn walk_pages(&self, ino: Inum, (first, end): (u64, u64), visit: &mut dyn FnMut(MapEntry) -> bool) {
-        for at in (first..end).step_by(WALK) {
-            let count = WALK.min((end - at) as usize);
+    fn walk_pages(&self, ino: Inum, range: PageRange, visit: &mut dyn FnMut(MapEntry) -> bool) {
+        for at in (range.first..range.end).step_by(WALK) {
+            let count = WALK.min((range.end - at) as usize);
             let mut pages = [None; WALK];
             self.gate.steady(|| {
                 self.resolve(
@@ -429,8 +429,8 @@ impl Cuckoo {
     }
 
     /// For ranges that are longer than the table. Entries that move meanwhile may be missed or visited twice.
-    fn walk_table(&self, ino: Inum, (first, end): (u64, u64), visit: &mut dyn FnMut(MapEntry) -> bool) {
-        let wanted = |entry: &MapEntry| entry.ino == ino && (first..end).contains(&u64::from(entry.lblk));
+    fn walk_table(&self, ino: Inum, range: PageRange, visit: &mut dyn FnMut(MapEntry) -> bool) {
+        let wanted = |entry: &MapEntry| entry.ino == ino && range.contains(u64::from(entry.lblk));
         let moves = || self.gate.steady(|| self.moves.count());
         let before = moves();
         let mut seen = Vec::new();
@@ -618,8 +618,8 @@ impl FileMap for Cuckoo {
     }
 
     fn for_range(&self, ino: Inum, first: Lblk, end: u64, visit: &mut dyn FnMut(MapEntry) -> bool) {
-        let range = (u64::from(first), end.min(1 << 32));
-        if range.1.saturating_sub(range.0) <= self.pages_worth_a_walk() {
+        let range = PageRange::new(u64::from(first), end.min(1 << 32));
+        if range.pages() <= self.pages_worth_a_walk() {
             self.walk_pages(ino, range, visit);
         } else {
             self.walk_table(ino, range, visit);
@@ -630,8 +630,11 @@ impl FileMap for Cuckoo {
         Some(self.pages_worth_a_walk())
     }
 
-    fn slots(&self) -> (u64, u64) {
-        (self.geometry.slots, self.used.len() - self.used.count_used())
+    fn slots(&self) -> Slots {
+        Slots {
+            total: self.geometry.slots,
+            free: self.used.len() - self.used.count_used(),
+        }
     }
 
     fn check(&self, visit: &mut dyn FnMut(MapEntry), _node: &mut dyn FnMut(BlockNo), broken: &mut dyn FnMut(Broken)) {

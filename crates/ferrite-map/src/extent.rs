@@ -51,10 +51,10 @@ use crate::load;
 use crate::simd::Level;
 use crate::{
     BlockNo, Broken, FileMap, Geometry, Inum, Lblk, MapEntry, MapError, MapTx, Measured, PageId, PageWord, SlotNo,
-    TransCache,
+    Slots, TransCache,
 };
 use cursor::{Cursors, Seen};
-use node::{HEIGHT_MAX, Key, Medium, Node, PAGES_END, Words, range_of, word_behind};
+use node::{GroupLow, HEIGHT_MAX, Key, KeyPlace, Medium, Node, NodeId, PAGES_END, Words, range_of, word_behind};
 
 /// Inodes that a thread takes at a time when loading.
 const LOAD_CHUNK: u64 = 4096;
@@ -95,8 +95,9 @@ impl Run {
     }
 
     /// Where its extent is.
-    fn place(self) -> (u64, u64) {
-        self.found.map_or((0, 0), |(_, key)| (key.group, key.slot))
+    fn place(self) -> KeyPlace {
+        self.found
+            .map_or(KeyPlace { group: 0, slot: 0 }, |(_, key)| key.place())
     }
 
     fn word_behind(self, distance: u64) -> PageWord {
@@ -158,16 +159,13 @@ impl ExtentTree {
     /// it counts only if the epoch is the same afterwards.
     #[inline]
     fn hinted<W: Words + ?Sized>(&self, words: &W, ino: Inum, lblk: u64, seen: Seen) -> Option<(Node, u64)> {
-        let holds = |range: u64| {
-            let (first, end) = range_of(range);
-            lblk >= first && lblk < end
-        };
+        let holds = |range: u64| range_of(range).contains(lblk);
         if !holds(seen.range) {
             return None;
         }
-        let leaf = Node::open(words, &self.geometry, (ino, seen.block, 0))?;
+        let leaf = Node::open(words, &self.geometry, NodeId::leaf(ino, seen.block))?;
         let range = words.at(leaf.range_offset());
-        holds(range).then(|| (leaf, range_of(range).1))
+        holds(range).then(|| (leaf, range_of(range).end))
     }
 
     /// The leaf that page `lblk` belongs to, and the end of the pages that belong to it. If the page is not mapped, the
@@ -179,7 +177,7 @@ impl ExtentTree {
             return Err(end);
         };
         for level in (0..height).rev() {
-            let node = Node::open(words, &self.geometry, (ino, block, level)).ok_or(end)?;
+            let node = Node::open(words, &self.geometry, NodeId { ino, block, level }).ok_or(end)?;
             if level == 0 {
                 return Ok((node, end));
             }
@@ -286,17 +284,17 @@ impl ExtentTree {
         ControlFlow::Continue(())
     }
 
-    /// Visits the nodes from `block` down.
-    fn walk_nodes(&self, (ino, block, level): (Inum, BlockNo, u32), visit: &mut dyn FnMut(BlockNo, Inum)) {
+    /// Visits the nodes from this one down.
+    fn walk_nodes(&self, id: NodeId, visit: &mut dyn FnMut(BlockNo, Inum)) {
         let words = &self.medium();
-        let Some(node) = Node::open(words, &self.geometry, (ino, block, level)) else {
+        let Some(node) = Node::open(words, &self.geometry, id) else {
             return;
         };
-        visit(block, ino);
-        if level > 0 {
-            for (group, _) in node.lows(words) {
+        visit(id.block, id.ino);
+        if id.level > 0 {
+            for GroupLow { group, .. } in node.lows(words) {
                 for key in node.keys_of(words, group) {
-                    self.walk_nodes((ino, key.child(), level - 1), visit);
+                    self.walk_nodes(id.child(key.child()), visit);
                 }
             }
         }
@@ -426,8 +424,8 @@ impl FileMap for ExtentTree {
         let _ = self.walk_range(ino, u64::from(first), end.min(PAGES_END), visit);
     }
 
-    fn slots(&self) -> (u64, u64) {
-        (0, 0)
+    fn slots(&self) -> Slots {
+        Slots::UNLIMITED
     }
 
     fn check(&self, visit: &mut dyn FnMut(MapEntry), node: &mut dyn FnMut(BlockNo), broken: &mut dyn FnMut(Broken)) {
@@ -439,7 +437,12 @@ impl FileMap for ExtentTree {
         for ino in 0..self.geometry.slots {
             let root = self.region.load(self.geometry.area_offset + ino * 8);
             if let Some((block, height)) = Self::root_of(root) {
-                self.walk_nodes((Inum::new(ino as u32), block, height - 1), visit);
+                let root = NodeId {
+                    ino: Inum::new(ino as u32),
+                    block,
+                    level: height - 1,
+                };
+                self.walk_nodes(root, visit);
             }
         }
     }

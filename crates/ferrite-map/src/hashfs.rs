@@ -29,7 +29,7 @@ use crate::load;
 use crate::simd::{self, Level};
 use crate::{
     Astray, BlockNo, Broken, FileMap, Geometry, HashedKeys, Inum, Lblk, MapEntry, MapError, MapTx, Measured, PageId,
-    PageWord, Resource, SlotNo, TransCache,
+    PageWord, Resource, SlotNo, SlotOffsets, Slots, StoredWord, TransCache,
 };
 
 const BUCKET_SLOTS: u64 = 8;
@@ -52,6 +52,13 @@ pub struct HashFs {
     bounds: Bounds,
     /// See [`FileMap::wants_reclaim`].
     wants_reclaim: AtomicBool,
+}
+
+/// A free slot of the table.
+struct FreeSlot {
+    slot: u64,
+    /// Its distance from home, in buckets.
+    distance: u64,
 }
 
 impl HashFs {
@@ -169,9 +176,8 @@ impl HashFs {
         self.find_from(key, self.home(key))
     }
 
-    /// First free slot from `home` on, in reach, and its distance from home in buckets. With `claim` it belongs to the
-    /// caller.
-    fn free_slot(&self, home: u64, claim: bool) -> Option<(u64, u64)> {
+    /// First free slot from `home` on, in reach. With `claim` it belongs to the caller.
+    fn free_slot(&self, home: u64, claim: bool) -> Option<FreeSlot> {
         let reach = match self.geometry.keys_in_reach {
             true => self.buckets.min(Self::DISTANCE_MAX + 1),
             false => self.buckets,
@@ -182,7 +188,7 @@ impl HashFs {
             while taken != u8::MAX {
                 let slot = bucket * BUCKET_SLOTS + u64::from(taken.trailing_ones());
                 if !claim || self.used.claim(slot) {
-                    return Some((slot, distance));
+                    return Some(FreeSlot { slot, distance });
                 }
                 taken = self.used.octet(bucket);
             }
@@ -394,7 +400,7 @@ impl FileMap for HashFs {
         // A page that is away swings home; a new one takes the block of the slot it is about to claim.
         let slot = self
             .find_from(key, home)
-            .or_else(|| self.free_slot(home, false).map(|(slot, _)| slot));
+            .or_else(|| self.free_slot(home, false).map(|free| free.slot));
         match slot.and_then(|slot| self.own_block(slot)) {
             Some(block) if tx.claim_block(block) => Ok(block),
             _ => tx.alloc_block(),
@@ -404,7 +410,7 @@ impl FileMap for HashFs {
     fn insert(&self, tx: &mut dyn MapTx, PageId { ino, lblk }: PageId, word: PageWord) -> Result<(), MapError> {
         let key = PageId::new(ino, lblk).key();
         let home = self.home(key);
-        let (slot, distance) = self.free_slot(home, true).ok_or(MapError::TableFull)?;
+        let FreeSlot { slot, distance } = self.free_slot(home, true).ok_or(MapError::TableFull)?;
         tx.claimed(Resource::MapSlot(SlotNo::at(slot)));
         if distance >= LONG_WAY && self.has_waiting_slot(home) {
             self.wants_reclaim.store(true, Ordering::Relaxed);
@@ -496,7 +502,10 @@ impl FileMap for HashFs {
                 broken(Broken {
                     astray: Astray::Nothing,
                     what: format!("slot {slot} maps page {lblk} of inode {ino} to block {page}"),
-                    cure: vec![(self.key_offset(slot), 0), (self.word_offset(slot), 0)],
+                    cure: vec![
+                        StoredWord::new(self.key_offset(slot), 0),
+                        StoredWord::new(self.word_offset(slot), 0),
+                    ],
                 });
             } else {
                 visit(entry);
@@ -512,8 +521,11 @@ impl FileMap for HashFs {
         Some(self)
     }
 
-    fn slots(&self) -> (u64, u64) {
-        (self.used.len(), self.used.len() - self.used.count_used())
+    fn slots(&self) -> Slots {
+        Slots {
+            total: self.used.len(),
+            free: self.used.len() - self.used.count_used(),
+        }
     }
 
     fn dram_bytes(&self) -> u64 {
@@ -539,8 +551,11 @@ impl HashedKeys for HashFs {
         self.wrap(u64::from(slot) / BUCKET_SLOTS + self.buckets - home)
     }
 
-    fn offsets(&self, slot: SlotNo) -> (u64, u64) {
-        (self.key_offset(u64::from(slot)), self.word_offset(u64::from(slot)))
+    fn offsets(&self, slot: SlotNo) -> SlotOffsets {
+        SlotOffsets {
+            key: self.key_offset(u64::from(slot)),
+            word: self.word_offset(u64::from(slot)),
+        }
     }
 
     fn key(&self, PageId { ino, lblk }: PageId) -> u64 {

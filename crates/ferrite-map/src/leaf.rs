@@ -34,7 +34,7 @@ use crate::gate::Gate;
 use crate::load;
 use crate::{
     Astray, BlockNo, Broken, FileMap, Geometry, Inum, Lblk, MapEntry, MapError, MapTx, Measured, PageId, PageWord,
-    Resource, SlotNo, TransCache,
+    Resource, SlotNo, Slots, StoredWord, TransCache,
 };
 
 /// Pages of a chunk.
@@ -394,12 +394,19 @@ impl Leaf {
         let home = |key: u64, active: u64| home_of(hash(key, self.geometry.seed), active);
         // As N grows, homes only move up. So most lines, whose homes are the same for the first and the last N, show
         // nothing.
-        let lines: Vec<(u64, u64)> = (0..=last)
-            .map(|line| (line, key(line)))
-            .filter(|&(_, key)| key != 0 && home(key, first) != home(key, end))
+        struct Line {
+            number: u64,
+            key: u64,
+        }
+        let lines: Vec<Line> = (0..=last)
+            .map(|number| Line {
+                number,
+                key: key(number),
+            })
+            .filter(|line| line.key != 0 && home(line.key, first) != home(line.key, end))
             .collect();
         let near = |active: u64| {
-            let is_near = |&&(line, key): &&(u64, u64)| self.distance(home(key, active), line) < 16;
+            let is_near = |line: &&Line| self.distance(home(line.key, active), line.number) < 16;
             lines.iter().filter(is_near).count()
         };
         (first..=end).max_by_key(|&active| near(active)).unwrap_or(ACTIVE_MIN)
@@ -579,8 +586,11 @@ impl FileMap for Leaf {
         Some(self.pages_worth_a_walk())
     }
 
-    fn slots(&self) -> (u64, u64) {
-        (self.used.len(), self.used.len() - self.used.count_used())
+    fn slots(&self) -> Slots {
+        Slots {
+            total: self.used.len(),
+            free: self.used.len() - self.used.count_used(),
+        }
     }
 
     fn check(&self, visit: &mut dyn FnMut(MapEntry), _node: &mut dyn FnMut(BlockNo), broken: &mut dyn FnMut(Broken)) {
@@ -591,7 +601,7 @@ impl FileMap for Leaf {
                 broken(Broken {
                     astray: Astray::Nothing,
                     what: format!("the number of active lines is damaged; it is {active}"),
-                    cure: vec![(offset, right)],
+                    cure: vec![StoredWord::new(offset, right)],
                 });
             }
         }
@@ -616,7 +626,7 @@ impl FileMap for Leaf {
             broken(Broken {
                 astray: Astray::Nothing,
                 what,
-                cure: cleared.map(|word| (offset + word * 8, 0)).collect(),
+                cure: cleared.map(|word| StoredWord::new(offset + word * 8, 0)).collect(),
             });
         }
     }

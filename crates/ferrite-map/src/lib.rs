@@ -36,7 +36,7 @@ mod testing;
 pub use fresh::{FreshNodes, SetLines};
 pub use geometry::Geometry;
 pub use mapping::Mapping;
-pub use numbers::{BlockNo, Inum, Lblk, NameSlotNo, PageId, SlotNo};
+pub use numbers::{BlockNo, Inum, Lblk, NameSlotNo, PageId, PageRange, SlotNo};
 
 use std::sync::atomic::AtomicU64;
 
@@ -100,6 +100,23 @@ pub enum Resource {
     NameSlot(NameSlotNo),
     /// A segment of page logs, by the unit of its header.
     LogSegment(u32),
+}
+
+/// A word of the pool with what is, or will be, stored there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct StoredWord {
+    /// Pool offset, a multiple of 8.
+    pub offset: u64,
+    /// What is stored there.
+    pub value: u64,
+}
+
+impl StoredWord {
+    /// `value` at pool offset `offset`.
+    #[inline]
+    pub const fn new(offset: u64, value: u64) -> Self {
+        StoredWord { offset, value }
+    }
 }
 
 /// What a mapping structure may ask of its transaction.
@@ -185,8 +202,22 @@ pub struct Broken {
     pub astray: Astray,
     /// What is wrong, and where.
     pub what: String,
-    /// Words to store (pool offset, value) that remove the fault, with all pages that only it led to.
-    pub cure: Vec<(u64, u64)>,
+    /// Words to store, which remove the fault with all pages that only it led to.
+    pub cure: Vec<StoredWord>,
+}
+
+/// Number of a structure's entries.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Slots {
+    /// All of them.
+    pub total: u64,
+    /// Those neither reserved nor in use.
+    pub free: u64,
+}
+
+impl Slots {
+    /// Of a structure whose number of entries only blocks limit.
+    pub const UNLIMITED: Slots = Slots { total: 0, free: 0 };
 }
 
 /// A mapping structure. Callers hold the inode's lock: shared or validated by a version for lookups,
@@ -254,8 +285,8 @@ pub trait FileMap: Send + Sync {
         None
     }
 
-    /// Total entries and free entries (not reserved, not in use); (0, 0) where only blocks limit their number.
-    fn slots(&self) -> (u64, u64);
+    /// How many entries there are; [`Slots::UNLIMITED`] where only blocks limit their number.
+    fn slots(&self) -> Slots;
 
     /// Reads everything without trusting anything: calls `visit` for each page, `node` for each data block that the
     /// structure itself lies in, and `broken` for each fault. Pages that only something broken leads to are not
@@ -298,6 +329,15 @@ pub trait FileMap: Send + Sync {
     fn dram_bytes(&self) -> u64;
 }
 
+/// Where the two words of a slot are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SlotOffsets {
+    /// Pool offset of its key.
+    pub key: u64,
+    /// Pool offset of its page word.
+    pub word: u64,
+}
+
 /// What a structure knows of keys that a hash places: how far from home a key lies, and where a damaged one has been.
 pub trait HashedKeys: Sync {
     /// Whether the page of `entry` lies in the block of its own slot.
@@ -308,8 +348,8 @@ pub trait HashedKeys: Sync {
     fn slot_of(&self, page: PageId) -> Option<SlotNo>;
     /// Number of buckets from the page's home to `slot`.
     fn distance(&self, page: PageId, slot: SlotNo) -> u64;
-    /// Pool offsets of a slot's key and word, for repair.
-    fn offsets(&self, slot: SlotNo) -> (u64, u64);
+    /// Where a slot's key and word are, for repair.
+    fn offsets(&self, slot: SlotNo) -> SlotOffsets;
     /// What is stored as the key of a page.
     fn key(&self, page: PageId) -> u64;
 }

@@ -1,7 +1,7 @@
 //! What the numbers of a file system count: inodes, pages of a file, blocks of a pool, slots of tables.
 //!
-//! What lives here: a type for each of these numbers, and [`PageId`]. On the medium they are plain integers; whoever
-//! reads them there gives them their type, and nothing between takes one for another.
+//! What lives here: a type for each of these numbers, [`PageId`] and [`PageRange`]. On the medium they are plain
+//! integers; whoever reads them there gives them their type, and nothing between takes one for another.
 //!
 //! The types have no arithmetic beyond what has a meaning for all their users. A computation that mixes numbers goes
 //! through [`Inum::get`] and its like, so that a reader sees it.
@@ -215,6 +215,44 @@ impl PageId {
     #[inline]
     pub(crate) fn of_key(key: u64) -> PageId {
         PageId::from_raw((key >> 32) as u32, key as u32)
+    }
+}
+
+/// The pages `first..end` of a file. Plain integers, because the end may lie behind the last page of all.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct PageRange {
+    /// The first page.
+    pub first: u64,
+    /// One past the last page.
+    pub end: u64,
+}
+
+impl PageRange {
+    /// All pages that a file can have.
+    pub const ALL: PageRange = PageRange::new(0, 1 << 32);
+
+    /// The pages from `first` to before `end`.
+    #[inline]
+    pub const fn new(first: u64, end: u64) -> Self {
+        PageRange { first, end }
+    }
+
+    /// Whether page `lblk` is one of them.
+    #[inline]
+    pub const fn contains(self, lblk: u64) -> bool {
+        self.first <= lblk && lblk < self.end
+    }
+
+    /// Whether there is none.
+    #[inline]
+    pub const fn is_empty(self) -> bool {
+        self.first >= self.end
+    }
+
+    /// Number of pages.
+    #[inline]
+    pub const fn pages(self) -> u64 {
+        self.end.saturating_sub(self.first)
     }
 }
 

@@ -46,8 +46,8 @@ use ferrite_pm::Region;
 use crate::bitmap::AtomicBitmap;
 use crate::load;
 use crate::{
-    BlockNo, Broken, FileMap, Geometry, Inum, Lblk, MapEntry, MapError, MapTx, Measured, PageId, PageWord, Resource,
-    SlotNo, TransCache,
+    BlockNo, Broken, FileMap, Geometry, Inum, Lblk, MapEntry, MapError, MapTx, Measured, PageId, PageRange, PageWord,
+    Resource, SlotNo, Slots, TransCache,
 };
 
 mod check;
@@ -154,6 +154,15 @@ struct Step {
 struct Path {
     steps: [Option<Step>; HEIGHT_MAX as usize],
     word_at: u64,
+}
+
+/// A place where a link is stored.
+#[derive(Clone, Copy)]
+struct LinkAt {
+    /// Its pool offset.
+    at: u64,
+    /// The link, if it is plausible.
+    link: Option<Link>,
 }
 
 /// What a walk does at a link. It gets the link's place and, if it is plausible, the link; true means to descend into
@@ -386,12 +395,15 @@ impl Radix {
         }
     }
 
-    /// Walks the pages of `ino` with `first <= lblk < end` in order; false if `visit` returned false.
-    fn walk(&self, ino: Inum, range: (u64, u64), enter: Enter<'_>, visit: &mut dyn FnMut(MapEntry) -> bool) -> bool {
+    /// Walks the pages of `ino` in `range` in order; false if `visit` returned false.
+    fn walk(&self, ino: Inum, range: PageRange, enter: Enter<'_>, visit: &mut dyn FnMut(MapEntry) -> bool) -> bool {
         let Some(at) = self.root_at(ino) else { return true };
         match self.region.load(at) {
             0 => true,
-            word => self.walk_link(ino, (at, self.link(word)), 0, range, enter, visit),
+            word => {
+                let link = self.link(word);
+                self.walk_link(ino, LinkAt { at, link }, 0, range, enter, visit)
+            }
         }
     }
 
@@ -399,9 +411,9 @@ impl Radix {
     fn walk_link(
         &self,
         ino: Inum,
-        (at, link): (u64, Option<Link>),
+        LinkAt { at, link }: LinkAt,
         base: u64,
-        (first, end): (u64, u64),
+        range: PageRange,
         enter: Enter<'_>,
         visit: &mut dyn FnMut(MapEntry) -> bool,
     ) -> bool {
@@ -410,8 +422,8 @@ impl Radix {
             return true;
         };
         let span = link.span();
-        let from = (first.saturating_sub(base) / span) as usize;
-        let to = (end.saturating_sub(base).div_ceil(span) as usize).min(NODE_WORDS);
+        let from = (range.first.saturating_sub(base) / span) as usize;
+        let to = (range.end.saturating_sub(base).div_ceil(span) as usize).min(NODE_WORDS);
         let words = self.region.words(link.word_offset(0), NODE_WORDS);
         for group in (0..GROUPS as usize).filter(|group| link.groups & 1 << group != 0) {
             let (start, stop) = (from.max(group * GROUP_WORDS), to.min((group + 1) * GROUP_WORDS));
@@ -429,8 +441,11 @@ impl Radix {
                         slot: slot_of(link, index),
                     })
                 } else {
-                    let below = (link.word_offset(index), self.child(word, link.height - 1));
-                    self.walk_link(ino, below, lblk, (first, end), enter, visit)
+                    let below = LinkAt {
+                        at: link.word_offset(index),
+                        link: self.child(word, link.height - 1),
+                    };
+                    self.walk_link(ino, below, lblk, range, enter, visit)
                 };
                 if !goes_on {
                     return false;
@@ -461,7 +476,7 @@ impl Radix {
             }
             is_new
         };
-        self.walk(ino, (0, LBLK_END), &mut enter, &mut |entry| {
+        self.walk(ino, PageRange::ALL, &mut enter, &mut |entry| {
             if self.geometry.is_data_block(entry.word.page()) {
                 visit(entry);
             } else {
@@ -613,19 +628,19 @@ impl FileMap for Radix {
 
     fn for_each(&self, visit: &mut dyn FnMut(MapEntry) -> bool) {
         let mut enter = self.bounded();
-        let _ = (0..self.geometry.slots).all(|ino| self.walk(Inum::new(ino as u32), (0, LBLK_END), &mut enter, visit));
+        let _ = (0..self.geometry.slots).all(|ino| self.walk(Inum::new(ino as u32), PageRange::ALL, &mut enter, visit));
     }
 
     /// In order, and without visiting what holes stand for.
     fn for_range(&self, ino: Inum, first: Lblk, end: u64, visit: &mut dyn FnMut(MapEntry) -> bool) {
-        let range = (u64::from(first), end.min(LBLK_END));
-        if range.0 < range.1 {
+        let range = PageRange::new(u64::from(first), end.min(LBLK_END));
+        if !range.is_empty() {
             self.walk(ino, range, &mut self.bounded(), visit);
         }
     }
 
-    fn slots(&self) -> (u64, u64) {
-        (0, 0)
+    fn slots(&self) -> Slots {
+        Slots::UNLIMITED
     }
 
     fn check(&self, visit: &mut dyn FnMut(MapEntry), node: &mut dyn FnMut(BlockNo), broken: &mut dyn FnMut(Broken)) {
@@ -643,7 +658,7 @@ impl FileMap for Radix {
                 // Nothing below a leaf is a node.
                 enters && link.is_some_and(|link| link.height > 1)
             };
-            self.walk(ino, (0, LBLK_END), &mut enter, &mut |_| true);
+            self.walk(ino, PageRange::ALL, &mut enter, &mut |_| true);
         }
     }
 

@@ -125,20 +125,32 @@ const LANE_BITS: u32 = 5;
 /// Set in every value found, so that none is 0.
 const FOUND: u64 = 1 << 63;
 
+/// A word that was compared.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Lane {
+    /// Its place among the words.
+    pub(crate) index: u32,
+    /// Its value, as [`Shape`] says.
+    pub(crate) value: u64,
+}
+
 impl Nearest {
-    fn lane_of(packed: u64) -> (u32, u64) {
-        ((packed & 31) as u32, (packed & !FOUND) >> LANE_BITS)
+    fn lane_of(packed: u64) -> Lane {
+        Lane {
+            index: (packed & 31) as u32,
+            value: (packed & !FOUND) >> LANE_BITS,
+        }
     }
 
-    /// The lane with the greatest value up to the bound, and the value; the last of them.
+    /// The lane with the greatest value up to the bound; the last of them.
     #[inline]
-    pub(crate) fn below(self) -> Option<(u32, u64)> {
+    pub(crate) fn below(self) -> Option<Lane> {
         (self.below != 0).then(|| Self::lane_of(self.below))
     }
 
-    /// The lane with the least value above the bound, and the value; the first of them.
+    /// The lane with the least value above the bound; the first of them.
     #[inline]
-    pub(crate) fn above(self) -> Option<(u32, u64)> {
+    pub(crate) fn above(self) -> Option<Lane> {
         (self.above != u64::MAX).then(|| Self::lane_of(self.above))
     }
 
@@ -451,24 +463,23 @@ mod tests {
         const SHIFT: u32 = 32;
     }
 
-    type Lane = Option<(u64, u32)>;
-
     /// What should be found, straight from the definition.
-    fn neighbours<S: Shape>(words: &[AtomicU64], lanes: u32, bound: u64) -> (Lane, Lane) {
+    fn neighbours<S: Shape>(words: &[AtomicU64], lanes: u32, bound: u64) -> [Option<Lane>; 2] {
         let words = words.iter().map(|word| word.load(Ordering::Relaxed));
         let values = (0u32..)
             .zip(words)
             .filter(|&(lane, word)| lanes >> lane & 1 == 1 && word & S::PRESENT != 0 && word <= S::GREATEST)
-            .map(|(lane, word)| (word >> S::SHIFT, lane));
-        let below = values.clone().filter(|&(value, _)| value <= bound).max();
-        (below, values.filter(|&(value, _)| value > bound).min())
+            .map(|(index, word)| Lane {
+                index,
+                value: word >> S::SHIFT,
+            });
+        let order = |lane: &Lane| (lane.value, lane.index);
+        let below = values.clone().filter(|lane| lane.value <= bound).max_by_key(order);
+        [below, values.filter(|lane| lane.value > bound).min_by_key(order)]
     }
 
     fn compare<S: Shape>(words: &[AtomicU64], lanes: u32, bound: u64) {
-        let seen = |found: Nearest| {
-            let swapped = |(lane, value)| (value, lane);
-            (found.below().map(swapped), found.above().map(swapped))
-        };
+        let seen = |found: Nearest| [found.below(), found.above()];
         for level in Level::available() {
             let one = nearest::<S, 1>(level, &words[..8], lanes, bound);
             let two = nearest::<S, 2>(level, &words[..16], lanes, bound);

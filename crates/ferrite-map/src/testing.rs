@@ -27,7 +27,7 @@ pub(crate) use tx::TestTx;
 use crate::bitmap::AtomicBitmap;
 use crate::{
     BlockNo, FileMap, Geometry, Inum, Lblk, MapEntry, MapError, MapTx, Mapping, PageId, PageWord, Resource, SlotNo,
-    TransCache,
+    Slots, TransCache,
 };
 
 const BLOCK_BYTES: u64 = 4096;
@@ -324,7 +324,7 @@ pub(crate) fn random_operations_match_a_model<M: Subject>() {
             assert!(!bed.remove(ino.get(), lblk.get(), true).is_hole());
         }
         assert_eq!(bed.blocks.count_used(), 0, "blocks were lost");
-        let (total, free) = bed.map.slots();
+        let Slots { total, free } = bed.map.slots();
         assert_eq!(free, total, "entries were lost");
     });
 }

@@ -27,7 +27,7 @@ pub(crate) fn collect(core: &Core) -> PoolInfo {
     let pending = core.journal.pending();
     let (log_blocks, log_bytes) = core.log_space.usage();
     let (names, names_used) = core.names.counts();
-    let (map_slots, map_slots_free) = core.map.slots();
+    let slots = core.map.slots();
     let medium = core.region.medium();
     let counters = core.region.counters();
     let (runtime_findings, runtime_findings_total) = core.incidents.findings();
@@ -49,9 +49,9 @@ pub(crate) fn collect(core: &Core) -> PoolInfo {
         orphans: orphans(core),
         names,
         names_free: names - names_used,
-        map_slots,
+        map_slots: slots.total,
         // What trees free is reported as entries, but they have no fixed number of entries.
-        map_slots_free: (map_slots_free + pending.map_slots).min(map_slots),
+        map_slots_free: (slots.free + pending.map_slots).min(slots.total),
         pages,
         logged_pages,
         log_bytes,

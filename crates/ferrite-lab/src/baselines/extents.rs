@@ -18,7 +18,7 @@ use std::sync::Arc;
 
 use ferrite_map::{
     BlockNo, Broken, FileMap, Geometry, Inum, Lblk, MapEntry, MapError, MapTx, Measured, PageId, PageWord, SlotNo,
-    TransCache,
+    Slots, TransCache,
 };
 use ferrite_pm::Region;
 
@@ -107,9 +107,20 @@ fn offset(node: BlockNo, word: u64) -> u64 {
     u64::from(node) * BLOCK_BYTES + word * 8
 }
 
-fn head(tx: &dyn MapTx, node: BlockNo) -> (u64, u64) {
+/// What a node says about itself.
+struct Head {
+    /// Number of its entries.
+    count: u64,
+    /// Its height above the leaves.
+    level: u64,
+}
+
+fn head(tx: &dyn MapTx, node: BlockNo) -> Head {
     let head = tx.word(offset(node, 0));
-    ((head & 0xffff_ffff).min(ENTRIES), head >> 32)
+    Head {
+        count: (head & 0xffff_ffff).min(ENTRIES),
+        level: head >> 32,
+    }
 }
 
 fn set_head(tx: &mut dyn MapTx, node: BlockNo, count: u64, level: u64) {
@@ -129,7 +140,7 @@ fn write_entry(tx: &mut dyn MapTx, node: BlockNo, at: u64, entry: Entry) {
 
 /// Replaces `gone` entries from `at` on by `new`. Returns how many the node has then.
 fn splice(tx: &mut dyn MapTx, node: BlockNo, at: u64, gone: u64, new: &[Entry]) -> u64 {
-    let (count, level) = head(tx, node);
+    let Head { count, level } = head(tx, node);
     let rest: Vec<Entry> = if new.len() as u64 == gone {
         Vec::new()
     } else {
@@ -202,7 +213,7 @@ impl ExtentTree {
         let Some(mut node) = self.root(ino, |at| tx.word(at)) else {
             return Ok(None);
         };
-        let (count, level) = head(tx, node);
+        let Head { count, level } = head(tx, node);
         if count >= ROOMY {
             let root = self.fresh_node(tx)?;
             let child = Entry {
@@ -229,7 +240,7 @@ impl ExtentTree {
             }
             let (at, entry) = hit.entry.ok_or_else(damaged)?;
             let child = self.node(entry.word).ok_or_else(damaged)?;
-            let (count, level) = head(tx, child);
+            let Head { count, level } = head(tx, child);
             if level >= hit.level || hit.count > ENTRIES {
                 return Err(damaged());
             }
@@ -254,7 +265,7 @@ impl ExtentTree {
 
     /// Moves the upper half of `child`, which entry `at` of `parent` leads to, to a new node.
     fn split(&self, tx: &mut dyn MapTx, parent: BlockNo, at: u64, child: BlockNo) -> Result<(), MapError> {
-        let (count, level) = head(tx, child);
+        let Head { count, level } = head(tx, child);
         let sibling = self.fresh_node(tx)?;
         let kept = count / 2;
         for from in kept..count {
@@ -405,7 +416,7 @@ impl FileMap for ExtentTree {
                 return Ok(());
             }
         }
-        if place < head(tx, leaf).0 {
+        if place < head(tx, leaf).count {
             let behind = read_entry(tx, leaf, place);
             if lblk.get().checked_add(1) == Some(behind.first) && joins(behind) && word.0 + 1 == behind.word {
                 let longer = Entry {
@@ -483,8 +494,8 @@ impl FileMap for ExtentTree {
         });
     }
 
-    fn slots(&self) -> (u64, u64) {
-        (0, 0)
+    fn slots(&self) -> Slots {
+        Slots::UNLIMITED
     }
 
     fn check(&self, visit: &mut dyn FnMut(MapEntry), node: &mut dyn FnMut(BlockNo), _broken: &mut dyn FnMut(Broken)) {

@@ -14,7 +14,7 @@ use ferrite_map::bitmap::AtomicBitmap;
 use ferrite_map::gate::Gate;
 use ferrite_map::{
     BlockNo, Broken, FileMap, Geometry, Inum, Lblk, MapEntry, MapError, MapTx, Measured, PageId, PageWord, Resource,
-    SlotNo, TransCache,
+    SlotNo, Slots, TransCache,
 };
 use ferrite_pm::Region;
 use parking_lot::Mutex;
@@ -294,8 +294,11 @@ impl FileMap for LevelHash {
         });
     }
 
-    fn slots(&self) -> (u64, u64) {
-        (self.claimed.len(), self.claimed.len() - self.claimed.count_used())
+    fn slots(&self) -> Slots {
+        Slots {
+            total: self.claimed.len(),
+            free: self.claimed.len() - self.claimed.count_used(),
+        }
     }
 
     fn check(&self, visit: &mut dyn FnMut(MapEntry), _node: &mut dyn FnMut(BlockNo), _broken: &mut dyn FnMut(Broken)) {

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use ferrite_map::bitmap::AtomicBitmap;
 use ferrite_map::{
     BlockNo, Broken, FileMap, Geometry, Inum, Lblk, MapEntry, MapError, MapTx, Measured, PageId, PageWord, Resource,
-    SlotNo, TransCache,
+    SlotNo, Slots, TransCache,
 };
 use ferrite_pm::{LINE_BYTES, Region};
 
@@ -206,8 +206,11 @@ impl FileMap for Tombstones {
         });
     }
 
-    fn slots(&self) -> (u64, u64) {
-        (self.claimed.len(), self.claimed.len() - self.claimed.count_used())
+    fn slots(&self) -> Slots {
+        Slots {
+            total: self.claimed.len(),
+            free: self.claimed.len() - self.claimed.count_used(),
+        }
     }
 
     fn check(&self, visit: &mut dyn FnMut(MapEntry), _node: &mut dyn FnMut(BlockNo), _broken: &mut dyn FnMut(Broken)) {

@@ -86,11 +86,14 @@ fn run(plan: &Plan, progress: &mut dyn Progress) -> Result<FigureData, LabError>
             panels[0].push(name, point(index as f64, label, &mut reads));
             panels[1].push(name, point(index as f64, label, &mut inserts));
             if percent == 80 || percent == 95 {
-                let (slots, free) = pool.map.slots();
-                let load = if slots == 0 {
+                let slots = pool.map.slots();
+                let load = if slots.total == 0 {
                     String::new()
                 } else {
-                    format!(", load of the table {:.2}", 1.0 - free as f64 / slots as f64)
+                    format!(
+                        ", load of the table {:.2}",
+                        1.0 - slots.free as f64 / slots.total as f64
+                    )
                 };
                 notes.push(format!("{name} at {label}: {lines:.1} lines a lookup{load}"));
             }

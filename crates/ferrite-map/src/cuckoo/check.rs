@@ -5,7 +5,7 @@
 
 use super::Cuckoo;
 use super::runs::{MAX_RUN, Range, View};
-use crate::{Astray, Broken, MapEntry, PageId, PageWord};
+use crate::{Astray, Broken, MapEntry, PageId, PageWord, StoredWord};
 
 /// See [`crate::FileMap::check`].
 pub(super) fn check(map: &Cuckoo, visit: &mut dyn FnMut(MapEntry), broken: &mut dyn FnMut(Broken)) {
@@ -16,9 +16,9 @@ pub(super) fn check(map: &Cuckoo, visit: &mut dyn FnMut(MapEntry), broken: &mut 
                 astray: Astray::Nothing,
                 what,
                 cure: vec![
-                    (map.key_offset(slot), 0),
-                    (map.word_offset(slot), 0),
-                    (map.range_offset(slot), 0),
+                    StoredWord::new(map.key_offset(slot), 0),
+                    StoredWord::new(map.word_offset(slot), 0),
+                    StoredWord::new(map.range_offset(slot), 0),
                 ],
             });
             continue;
@@ -28,7 +28,7 @@ pub(super) fn check(map: &Cuckoo, visit: &mut dyn FnMut(MapEntry), broken: &mut 
             broken(Broken {
                 astray: Astray::Pages(entry.ino, entry.lblk, 1 + followers(map, &entry)),
                 what,
-                cure: vec![(map.range_offset(slot), Range::LONE.0)],
+                cure: vec![StoredWord::new(map.range_offset(slot), Range::LONE.0)],
             });
         }
     }

@@ -64,9 +64,25 @@ impl Moves {
 /// A bucket that the search reached.
 struct Reached {
     bucket: u64,
-    /// The bucket it was reached from, by its place in the list, and the slot there whose entry can come here. None at
-    /// the start.
-    from: Option<(usize, u64)>,
+    /// Where it was reached from; None at the start.
+    from: Option<Origin>,
+}
+
+/// Where an entry can come from.
+#[derive(Clone, Copy)]
+struct Origin {
+    /// Its bucket, by its place in the list of those reached.
+    parent: usize,
+    slot: u64,
+}
+
+/// Moves that free a slot, as the search found them.
+struct Chain {
+    reached: Vec<Reached>,
+    /// Where the last move starts; None if no move is needed.
+    last: Option<Origin>,
+    /// The free slot that it goes to, which is claimed.
+    to: u64,
 }
 
 /// The wish of a transaction that finds no slot for `key`.
@@ -168,19 +184,20 @@ fn free_slots(map: &Cuckoo, tx: &dyn MapTx, bucket: u64) -> usize {
 
 /// Moves entries so that one of these buckets loses one.
 fn shift(map: &Cuckoo, tx: &mut dyn MapTx, homes: Homes, planned: &Planned) -> bool {
-    let Some((reached, last, mut to)) = search(map, tx, homes, planned) else {
+    let Some(chain) = search(map, tx, homes, planned) else {
         return false;
     };
+    let mut to = chain.to;
     map.moves.count.fetch_add(1, Ordering::AcqRel);
     tx.claimed(Resource::MapSlot(SlotNo::at(to)));
-    let mut at = last;
-    while let Some((parent, slot)) = at {
+    let mut at = chain.last;
+    while let Some(Origin { parent, slot }) = at {
         for offset_of in [Cuckoo::word_offset, Cuckoo::range_offset, Cuckoo::key_offset] {
             let value = tx.word(offset_of(map, slot));
             tx.set_word(offset_of(map, to), value);
         }
         to = slot;
-        at = reached[parent].from;
+        at = chain.reached[parent].from;
     }
     for offset_of in [Cuckoo::key_offset, Cuckoo::word_offset, Cuckoo::range_offset] {
         tx.set_word(offset_of(map, to), 0);
@@ -189,14 +206,8 @@ fn shift(map: &Cuckoo, tx: &mut dyn MapTx, homes: Homes, planned: &Planned) -> b
     true
 }
 
-/// The buckets reached, the last move (where it starts), and the free slot that it goes to, which is claimed.
-#[allow(clippy::type_complexity, reason = "its only caller takes it apart at once")]
-fn search(
-    map: &Cuckoo,
-    tx: &dyn MapTx,
-    homes: Homes,
-    planned: &Planned,
-) -> Option<(Vec<Reached>, Option<(usize, u64)>, u64)> {
+/// The shortest chain of moves, with the slot that it ends in claimed.
+fn search(map: &Cuckoo, tx: &dyn MapTx, homes: Homes, planned: &Planned) -> Option<Chain> {
     let mut known: HashSet<u64> = homes.into();
     // In the order of the homes, not of the set, so that a given seed always moves the same entries.
     let mut reached: Vec<Reached> = homes.map(|bucket| Reached { bucket, from: None }).into();
@@ -210,11 +221,15 @@ fn search(
             if !known.insert(other) {
                 continue;
             }
-            let from = Some((next, slot));
+            let from = Some(Origin { parent: next, slot });
             let free = u64::from(map.used.octet(other).trailing_ones());
             let to = other * NUMBERS + free;
             if free < BUCKET_SLOTS && planned.room(map, tx, other) > 0 && map.used.claim(to) {
-                return Some((reached, from, to));
+                return Some(Chain {
+                    reached,
+                    last: from,
+                    to,
+                });
             }
             reached.push(Reached { bucket: other, from });
         }

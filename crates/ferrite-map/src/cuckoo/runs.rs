@@ -177,7 +177,7 @@ pub(super) fn set_range(map: &Cuckoo, tx: &mut dyn MapTx, slot: u64, range: Rang
 /// Extends the run of the page before by page `lblk`, which is in no run, if its word allows it. Returns the page's
 /// range.
 pub(super) fn join(map: &Cuckoo, tx: &mut dyn MapTx, PageId { ino, lblk }: PageId, word: PageWord) -> Range {
-    let Some((head, back)) = run_before(View::within(map, tx), PageId::new(ino, lblk), word) else {
+    let Some(Follower { head, back }) = run_before(View::within(map, tx), PageId::new(ino, lblk), word) else {
         return Range::LONE;
     };
     if back == 1 {
@@ -190,8 +190,16 @@ pub(super) fn join(map: &Cuckoo, tx: &mut dyn MapTx, PageId { ino, lblk }: PageI
     Range::follower(back)
 }
 
-/// The slot of the head that page `lblk` may follow, and the distance from it.
-fn run_before(view: View<'_>, PageId { ino, lblk }: PageId, word: PageWord) -> Option<(u64, u32)> {
+/// What a page may become of the run before it.
+struct Follower {
+    /// Slot of the head.
+    head: u64,
+    /// Distance from it, in pages.
+    back: u32,
+}
+
+/// The run that page `lblk` may follow.
+fn run_before(view: View<'_>, PageId { ino, lblk }: PageId, word: PageWord) -> Option<Follower> {
     let before = lblk.checked_previous()?;
     let block = word.page().checked_previous()?;
     if word.log() != 0 || !view.map.geometry.is_data_block(block) {
@@ -205,7 +213,7 @@ fn run_before(view: View<'_>, PageId { ino, lblk }: PageId, word: PageWord) -> O
         Some(run) => (run.slot, lblk.get() - run.first_lblk.get()),
         None => (slot, 1),
     };
-    (back < MAX_RUN).then_some((head, back))
+    (back < MAX_RUN).then_some(Follower { head, back })
 }
 
 /// Takes page `lblk`, in `slot`, and all pages after it out of its run, because its word is about to change. The caller

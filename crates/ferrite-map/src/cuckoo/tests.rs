@@ -7,7 +7,7 @@ use std::sync::atomic::AtomicBool;
 use super::moves::Wish;
 use super::*;
 use crate::testing::{self, Bed, Rng, Subject, for_seeds};
-use crate::{Mapping, PageId};
+use crate::{Mapping, PageId, StoredWord};
 
 mod runs;
 
@@ -173,7 +173,7 @@ fn moves_hide_nothing_from_readers() {
             let mut pages: Vec<u32> = Vec::new();
             let mut next = 0;
             for _ in 0..5_000 {
-                if bed.map.slots().1 * 25 > slots {
+                if bed.map.slots().free * 25 > slots {
                     // Once the last slots are taken, one key may fail to find room and the next may not.
                     if bed.insert_word(1, next, lone_word(bed, next)).is_ok() {
                         pages.push(next);
@@ -232,20 +232,20 @@ fn a_chain_of_moves_is_one_record() {
         let moved = words.len() / 3 - 1;
         longest = longest.max(moved);
         for entry in words[..moved * 3].chunks(3) {
-            assert_eq!(entry[0].0, entry[2].0 + WORDS_AT);
-            assert_eq!(entry[1].0, entry[2].0 + RANGES_AT);
-            assert_ne!(entry[2].1, 0);
+            assert_eq!(entry[0].offset, entry[2].offset + WORDS_AT);
+            assert_eq!(entry[1].offset, entry[2].offset + RANGES_AT);
+            assert_ne!(entry[2].value, 0);
         }
-        let key_offset = words[moved * 3].0;
+        let key_offset = words[moved * 3].offset;
         assert_eq!(
             words[moved * 3..],
-            [(key_offset, 0), (key_offset + WORDS_AT, 0), (key_offset + RANGES_AT, 0)]
+            [0, WORDS_AT, RANGES_AT].map(|at| StoredWord::new(key_offset + at, 0))
         );
         let (&[Resource::MapSlot(claimed)], &[Resource::MapSlot(freed)]) = (&tx.claimed[..], &tx.freed[..]) else {
             panic!("{:?} {:?}", tx.claimed, tx.freed)
         };
         assert_eq!(bed.map.key_offset(u64::from(freed)), key_offset);
-        assert_eq!(bed.map.word_offset(u64::from(claimed)), words[0].0);
+        assert_eq!(bed.map.word_offset(u64::from(claimed)), words[0].offset);
         assert!(
             bed.map.used.is_set(u64::from(freed)),
             "free before the record is durable"
@@ -323,7 +323,7 @@ fn a_slot_on_its_way_back_is_room() {
     bed.map
         .remove(&mut removal, PageId::new(victim.ino, victim.lblk))
         .expect("removing needs no space");
-    for &(offset, value) in &removal.words {
+    for &StoredWord { offset, value } in &removal.words {
         bed.region.store(offset, value);
     }
     let mut tx = bed.tx();
@@ -375,22 +375,25 @@ fn every_failed_insert_gets_one_wish_fulfilled() {
 #[test]
 fn words_are_set_before_keys_and_keys_cleared_before_words() {
     let bed = Bed::<Cuckoo>::new(100, 3);
-    let word = lone_word(&bed, 5);
+    let before = lone_word(&bed, 5);
     let mut tx = bed.tx();
-    bed.map.insert(&mut tx, PageId::from_raw(5, 6), word).expect("room");
-    let &[(word_offset, stored), (key_offset, key)] = &tx.words[..] else {
+    bed.map.insert(&mut tx, PageId::from_raw(5, 6), before).expect("room");
+    let &[word, key] = &tx.words[..] else {
         panic!("{:?}", tx.words)
     };
     assert_eq!(
-        (stored, word_offset, key),
-        (word.0, key_offset + WORDS_AT, PageId::from_raw(5, 6).key())
+        (word.value, word.offset, key.value),
+        (before.0, key.offset + WORDS_AT, PageId::from_raw(5, 6).key())
     );
     tx.commit(&bed.region);
     let mut tx = bed.tx();
-    assert_eq!(bed.map.remove(&mut tx, PageId::from_raw(5, 6)), Ok(word));
-    assert_eq!(tx.words, [(key_offset, 0), (word_offset, 0)]);
+    assert_eq!(bed.map.remove(&mut tx, PageId::from_raw(5, 6)), Ok(before));
+    assert_eq!(
+        tx.words,
+        [StoredWord::new(key.offset, 0), StoredWord::new(word.offset, 0)]
+    );
     tx.commit(&bed.region);
-    assert_eq!(bed.map.slots().0, bed.map.slots().1);
+    assert_eq!(bed.map.slots().total, bed.map.slots().free);
 }
 
 /// Two lines of keys for any lookup, and a third for two words of five.
@@ -499,7 +502,7 @@ fn damage_is_named_and_cured() {
             assert!(matches!(found, Err(MapError::Damaged(_))), "hit {hit}");
             assert_eq!(map.get(PageId::from_raw(1, 1)), sound);
         }
-        for &(offset, value) in &broken[0].cure {
+        for &StoredWord { offset, value } in &broken[0].cure {
             bed.region.store(offset, value);
         }
         assert_eq!(faults(&bed.map), []);

@@ -9,7 +9,8 @@
 //! except for the header, and is not read again: nothing leads to it.
 
 use super::node::{
-    GROUPS, Group, HEIGHT_MAX, Key, Node, PAGES_END, header, header_offset, key_word, range_of, range_word, word_behind,
+    GROUPS, Group, GroupLow, HEIGHT_MAX, Key, KeyPlace, Node, NodeId, PAGES_END, header, header_offset, key_word,
+    range_of, range_word, word_behind,
 };
 use super::{ExtentTree, Run};
 use crate::{BlockNo, Inum, Lblk, MapError, MapTx, PageWord, Resource, SlotNo};
@@ -25,6 +26,17 @@ struct Path {
     height: u32,
 }
 
+impl Path {
+    /// The node of inode `ino` that it has on `level`.
+    fn id(&self, ino: Inum, level: u32) -> NodeId {
+        NodeId {
+            ino,
+            block: self.blocks[level as usize],
+            level,
+        }
+    }
+}
+
 /// What goes into a node: a key, and in a leaf also its page word.
 #[derive(Debug, Clone, Copy)]
 struct Item {
@@ -37,6 +49,14 @@ impl Item {
         Item {
             key: key_word(start, len),
             word,
+        }
+    }
+
+    /// What leads to the node in `block`, for pages from `start` on.
+    fn child(start: u64, block: BlockNo) -> Item {
+        Item {
+            key: key_word(start, u64::from(block)),
+            word: PageWord::HOLE,
         }
     }
 
@@ -66,7 +86,7 @@ fn is_empty_group(tx: &dyn MapTx, node: Node, group: u64) -> bool {
 }
 
 /// Puts `item` into a free slot.
-fn put(tx: &mut dyn MapTx, node: Node, (group, slot): (u64, u64), item: Item) {
+fn put(tx: &mut dyn MapTx, node: Node, KeyPlace { group, slot }: KeyPlace, item: Item) {
     let word = item.key;
     let key = Key { group, slot, word };
     // The word before its key, as in the paper, so that no lookup finds the key without its word.
@@ -106,7 +126,7 @@ fn add_in_node(tx: &mut dyn MapTx, ino: Inum, mut node: Node, floor: u64, item: 
             return false;
         };
         set_low(tx, node, group, floor);
-        put(tx, node, (group, 0), item);
+        put(tx, node, KeyPlace { group, slot: 0 }, item);
         return true;
     };
     let around = node.around(&*tx, group.number, start);
@@ -114,7 +134,8 @@ fn add_in_node(tx: &mut dyn MapTx, ino: Inum, mut node: Node, floor: u64, item: 
         if start < group.low {
             set_low(tx, node, group.number, floor);
         }
-        put(tx, node, (group.number, slot), item);
+        let group = group.number;
+        put(tx, node, KeyPlace { group, slot }, item);
         return true;
     }
     let Some(fresh) = take_group(tx, ino, &mut node) else {
@@ -126,14 +147,14 @@ fn add_in_node(tx: &mut dyn MapTx, ino: Inum, mut node: Node, floor: u64, item: 
     // Ascending inserts leave full groups behind them. Elsewhere than at the end that would leave many groups with a
     // single key, because later inserts go between it and the full one.
     if group.is_last && around.above.is_none() {
-        put(tx, node, (fresh, 0), item);
+        put(tx, node, KeyPlace { group: fresh, slot: 0 }, item);
         set_low(tx, node, fresh, start);
         return true;
     }
     let low = move_half(tx, node, group, fresh);
     let target = if start < low { group.number } else { fresh };
     if let Some(slot) = node.free_slot(&*tx, target) {
-        put(tx, node, (target, slot), item);
+        put(tx, node, KeyPlace { group: target, slot }, item);
     }
     true
 }
@@ -148,7 +169,7 @@ fn move_half(tx: &mut dyn MapTx, node: Node, group: Group, fresh: u64) -> u64 {
             key: key.word,
             word: item_word(tx, node, key),
         };
-        put(tx, node, (fresh, slot), item);
+        put(tx, node, KeyPlace { group: fresh, slot }, item);
     }
     for &key in moved {
         set_key(tx, node, key, 0);
@@ -167,15 +188,15 @@ fn item_word(tx: &dyn MapTx, node: Node, key: Key) -> PageWord {
 }
 
 /// Moves the groups in `moved`, which have the greatest lows of `from`, to the empty node `to`.
-fn move_groups(tx: &mut dyn MapTx, from: Node, to: Node, moved: &[(u64, u64)]) {
-    for (target, &(group, low)) in (0..).zip(moved) {
+fn move_groups(tx: &mut dyn MapTx, from: Node, to: Node, moved: &[GroupLow]) {
+    for (target, &GroupLow { group, low }) in (0..).zip(moved) {
         let keys: Vec<Key> = from.keys_of(&*tx, group).collect();
         for (slot, key) in (0..).zip(keys) {
             let item = Item {
                 key: key.word,
                 word: item_word(tx, from, key),
             };
-            put(tx, to, (target, slot), item);
+            put(tx, to, KeyPlace { group: target, slot }, item);
         }
         set_low(tx, to, target, low);
         free_group(tx, from, group);
@@ -183,9 +204,9 @@ fn move_groups(tx: &mut dyn MapTx, from: Node, to: Node, moved: &[(u64, u64)]) {
 }
 
 impl ExtentTree {
-    fn node_in(&self, tx: &dyn MapTx, id: (Inum, BlockNo, u32)) -> Result<Node, MapError> {
+    fn node_in(&self, tx: &dyn MapTx, id: NodeId) -> Result<Node, MapError> {
         Node::open(tx, &self.geometry, id).ok_or_else(|| {
-            let (ino, block, level) = id;
+            let NodeId { ino, block, level } = id;
             MapError::Damaged(format!("block {block} is no node of inode {ino} on level {level}"))
         })
     }
@@ -226,7 +247,7 @@ impl ExtentTree {
         };
         let (mut floor, mut end) = (0, PAGES_END);
         for level in (0..height).rev() {
-            let node = self.node_in(tx, (ino, block, level))?;
+            let node = self.node_in(tx, NodeId { ino, block, level })?;
             path.blocks[level as usize] = block;
             path.floors[level as usize] = floor;
             path.ends[level as usize] = end;
@@ -273,14 +294,14 @@ impl ExtentTree {
     /// The leaf for page `lblk`, with a range that includes it.
     fn ready_leaf(&self, tx: &mut dyn MapTx, ino: Inum, lblk: u64) -> Result<Node, MapError> {
         if let Some((leaf, _)) = self.leaf_in(tx, ino, lblk) {
-            let (first, end) = range_of(tx.word(leaf.range_offset()));
+            let range = range_of(tx.word(leaf.range_offset()));
             // No page in a leaf's range is below the leaf's key, so nothing must be lowered.
-            if (first..end).contains(&lblk) {
+            if range.contains(lblk) {
                 return Ok(leaf);
             }
         }
         let path = self.path(tx, ino, lblk, true)?;
-        let leaf = self.node_in(tx, (ino, path.blocks[0], 0))?;
+        let leaf = self.node_in(tx, NodeId::leaf(ino, path.blocks[0]))?;
         tx.set_word(leaf.range_offset(), range_word(path.floors[0], path.ends[0]));
         Ok(leaf)
     }
@@ -354,7 +375,7 @@ impl ExtentTree {
             Some(key) => Some(key),
             None => leaf
                 .group_after(tx, group.low)
-                .and_then(|(group, _)| leaf.around(tx, group, lblk).above),
+                .and_then(|next| leaf.around(tx, next.group, lblk).above),
         };
         let page = u64::from(word.page());
         let before = before.filter(|&key| {
@@ -373,7 +394,7 @@ impl ExtentTree {
     /// joined.
     fn clear_way(&self, tx: &mut dyn MapTx, leaf: Node, key: Key, end: u64) {
         let next = leaf.low(&*tx, key.group).and_then(|low| leaf.group_after(&*tx, low));
-        if let Some((group, low)) = next
+        if let Some(GroupLow { group, low }) = next
             && low < end
         {
             if is_empty_group(tx, leaf, group) {
@@ -386,8 +407,8 @@ impl ExtentTree {
 
     /// Adds an extent of pages that are not mapped, and that belong to `leaf` and one of its groups.
     fn add_extent(&self, tx: &mut dyn MapTx, ino: Inum, leaf: Node, item: Item) -> Result<(), MapError> {
-        let (first, end) = range_of(tx.word(leaf.range_offset()));
-        if (first..end).contains(&item.start()) && add_in_node(tx, ino, leaf, first, item) {
+        let range = range_of(tx.word(leaf.range_offset()));
+        if range.contains(item.start()) && add_in_node(tx, ino, leaf, range.first, item) {
             return Ok(());
         }
         let path = self.path(tx, ino, item.start(), true)?;
@@ -397,19 +418,19 @@ impl ExtentTree {
     /// Adds `item` to the node of `path` on `level`, which is split if it is full.
     fn add(&self, tx: &mut dyn MapTx, ino: Inum, path: &Path, level: u32, item: Item) -> Result<(), MapError> {
         let (floor, end) = (path.floors[level as usize], path.ends[level as usize]);
-        let node = self.node_in(tx, (ino, path.blocks[level as usize], level))?;
+        let node = self.node_in(tx, path.id(ino, level))?;
         if add_in_node(tx, ino, node, floor, item) {
             return Ok(());
         }
         // All blocks are claimed before the first word is set.
         let block = tx.fresh_block()?;
-        let mut groups: Vec<(u64, u64)> = node.lows(&*tx).collect();
-        groups.sort_unstable_by_key(|&(_, low)| low);
+        let mut groups: Vec<GroupLow> = node.lows(&*tx).collect();
+        groups.sort_unstable_by_key(|group| group.low);
         let at_end = end == PAGES_END && self.is_above_all(tx, node, item.start());
         let moved = if at_end { groups.len() } else { groups.len() / 2 };
         let moved = &groups[moved..];
-        let border = moved.first().map_or(item.start(), |&(_, low)| low);
-        self.add_child(tx, ino, path, level, (border, block))?;
+        let border = moved.first().map_or(item.start(), |group| group.low);
+        self.add_child(tx, ino, path, level, Item::child(border, block))?;
         let fresh = Node {
             block,
             level,
@@ -438,22 +459,12 @@ impl ExtentTree {
             .is_some_and(|group| group.is_last && node.around(tx, group.number, start).above.is_none())
     }
 
-    /// Makes `block` the node for pages from `border` on, which belonged to the node of `path` on `level`.
-    fn add_child(
-        &self,
-        tx: &mut dyn MapTx,
-        ino: Inum,
-        path: &Path,
-        level: u32,
-        (border, block): (u64, BlockNo),
-    ) -> Result<(), MapError> {
-        let child = |start: u64, block: BlockNo| Item {
-            key: key_word(start, u64::from(block)),
-            word: PageWord::HOLE,
-        };
+    /// Makes the node of `fresh` the one for pages from its key on, which belonged to the node of `path` on `level`.
+    fn add_child(&self, tx: &mut dyn MapTx, ino: Inum, path: &Path, level: u32, fresh: Item) -> Result<(), MapError> {
         if level + 1 < path.height {
-            return self.add(tx, ino, path, level + 1, child(border, block));
+            return self.add(tx, ino, path, level + 1, fresh);
         }
+        let border = fresh.start();
         if path.height == HEIGHT_MAX {
             return Err(damaged(ino, border, "the tree is as high as can be"));
         }
@@ -464,9 +475,14 @@ impl ExtentTree {
         };
         tx.set_word(header_offset(root.block), header(ino, root.level, 0));
         let old = path.blocks[level as usize];
-        add_in_node(tx, ino, root, 0, child(0, old));
-        let root = self.node_in(tx, (ino, root.block, root.level))?;
-        add_in_node(tx, ino, root, 0, child(border, block));
+        add_in_node(tx, ino, root, 0, Item::child(0, old));
+        let id = NodeId {
+            ino,
+            block: root.block,
+            level: root.level,
+        };
+        let root = self.node_in(tx, id)?;
+        add_in_node(tx, ino, root, 0, fresh);
         tx.set_word(self.root_in(ino, border)?, Self::root_word(root.block, path.height + 1));
         Ok(())
     }
@@ -547,7 +563,7 @@ impl ExtentTree {
             give_back(tx, block);
             return Ok(());
         }
-        let parent = self.node_in(tx, (ino, path.blocks[level as usize + 1], level + 1))?;
+        let parent = self.node_in(tx, path.id(ino, level + 1))?;
         let child = parent
             .group_of(&*tx, lblk, PAGES_END)
             .and_then(|group| parent.child_of(&*tx, group, lblk));
@@ -572,8 +588,9 @@ impl ExtentTree {
     fn lower_root(&self, tx: &mut dyn MapTx, ino: Inum, lblk: u64) -> Result<(), MapError> {
         let offset = self.root_in(ino, lblk)?;
         while let Some((block, height)) = Self::root_of(tx.word(offset)).filter(|&(_, height)| height > 1) {
-            let root = self.node_in(tx, (ino, block, height - 1))?;
-            let mut children = root.lows(&*tx).flat_map(|(group, _)| root.keys_of(&*tx, group));
+            let level = height - 1;
+            let root = self.node_in(tx, NodeId { ino, block, level })?;
+            let mut children = root.lows(&*tx).flat_map(|at| root.keys_of(&*tx, at.group));
             let (Some(only), None) = (children.next(), children.next()) else {
                 break;
             };

@@ -13,10 +13,12 @@
 
 use std::ops::Range;
 
-use super::node::{GROUPS, Key, Node, PAGES_END, header, header_offset, range_of, range_word, word_behind};
+use super::node::{
+    GROUPS, GroupLow, Key, Node, NodeId, PAGES_END, header, header_offset, range_of, range_word, word_behind,
+};
 use super::{ExtentTree, entry};
 use crate::bitmap::AtomicBitmap;
-use crate::{Astray, BlockNo, Broken, Inum, MapEntry};
+use crate::{Astray, BlockNo, Broken, Inum, MapEntry, PageRange, StoredWord};
 
 /// A node to look at, and what led to it.
 #[derive(Debug, Clone, Copy)]
@@ -76,25 +78,30 @@ impl ExtentTree {
                         end: PAGES_END,
                     });
                 }
-                None => walk.report(format!("{root:#x} is no root"), vec![(pointer, 0)]),
+                None => walk.report(format!("{root:#x} is no root"), StoredWord::new(pointer, 0)),
             }
         }
     }
 }
 
 impl Walk<'_> {
-    fn report(&mut self, what: String, cure: Vec<(u64, u64)>) {
+    fn report(&mut self, what: String, cure: StoredWord) {
         let what = format!("extent tree of inode {}: {what}", self.ino);
         (self.broken)(Broken {
             astray: Astray::Inode(self.ino),
             what,
-            cure,
+            cure: vec![cure],
         });
     }
 
     /// The node in `block`, if there is one and it was not seen before.
     fn open(&self, block: BlockNo, level: u32) -> Option<Node> {
-        let node = Node::open(&*self.tree.region, &self.tree.geometry, (self.ino, block, level))?;
+        let id = NodeId {
+            ino: self.ino,
+            block,
+            level,
+        };
+        let node = Node::open(&*self.tree.region, &self.tree.geometry, id)?;
         // Claimed last: a stray pointer must not take a node from its tree.
         self.seen.claim(self.tree.geometry.index_of(block)).then_some(node)
     }
@@ -104,30 +111,34 @@ impl Walk<'_> {
         let node = place.node;
         let groups = self.sound_groups(place);
         let mut any = false;
-        for (at, &(group, low)) in groups.iter().enumerate() {
-            let end = groups.get(at + 1).map_or(place.end, |&(_, low)| low);
+        for (at, &GroupLow { group, low }) in groups.iter().enumerate() {
+            let end = groups.get(at + 1).map_or(place.end, |next| next.low);
+            let pages = PageRange::new(low, end);
             let is_sound = if node.level == 0 {
-                self.extents(node, group, (low, end))
+                self.extents(node, group, pages)
             } else {
-                self.children(node, group, (low, end))
+                self.children(node, group, pages)
             };
             if !is_sound {
                 let what = format!("group {group} of node {} has nothing", node.block);
-                self.report(what, vec![(node.index_offset(group), 0)]);
+                self.report(what, StoredWord::new(node.index_offset(group), 0));
             }
             any |= is_sound;
         }
         if !any {
-            self.report(format!("node {} has nothing", node.block), vec![(place.pointer, 0)]);
+            self.report(
+                format!("node {} has nothing", node.block),
+                StoredWord::new(place.pointer, 0),
+            );
             return false;
         }
         if node.level == 0 {
             let range = self.tree.region.load(node.range_offset());
-            let (first, end) = range_of(range);
+            let PageRange { first, end } = range_of(range);
             if first < place.floor || end > place.end {
                 let right = range_word(place.floor, place.end);
                 let what = format!("leaf {} says {first}..{end}, beyond what leads to it", node.block);
-                self.report(what, vec![(node.range_offset(), right)]);
+                self.report(what, StoredWord::new(node.range_offset(), right));
             }
         }
         (self.show_node)(node.block);
@@ -135,9 +146,9 @@ impl Walk<'_> {
     }
 
     /// The plausible groups of a node, with their lows, in order.
-    fn sound_groups(&mut self, place: Place) -> Vec<(u64, u64)> {
+    fn sound_groups(&mut self, place: Place) -> Vec<GroupLow> {
         let node = place.node;
-        let mut groups: Vec<(u64, u64)> = Vec::new();
+        let mut groups: Vec<GroupLow> = Vec::new();
         for group in 0..GROUPS {
             let offset = node.index_offset(group);
             let word = self.tree.region.load(offset);
@@ -150,19 +161,19 @@ impl Walk<'_> {
                 let full = header(self.ino, node.level, GROUPS);
                 self.report(
                     format!("{what}, and is after the last"),
-                    vec![(header_offset(node.block), full)],
+                    StoredWord::new(header_offset(node.block), full),
                 );
                 continue;
             }
             let low = word - 1;
-            let is_twice = groups.iter().any(|&(_, other)| other == low);
+            let is_twice = groups.iter().any(|other| other.low == low);
             if low < place.floor || low >= place.end || is_twice {
-                self.report(what, vec![(offset, 0)]);
+                self.report(what, StoredWord::new(offset, 0));
                 continue;
             }
-            groups.push((group, low));
+            groups.push(GroupLow { group, low });
         }
-        groups.sort_unstable_by_key(|&(_, low)| low);
+        groups.sort_unstable_by_key(|group| group.low);
         groups
     }
 
@@ -176,12 +187,13 @@ impl Walk<'_> {
         let (block, start, half) = (node.block, key.start(), key.low_half());
         self.report(
             format!("node {block}, level {}, key {start}, {half}: {what}", node.level),
-            vec![(node.key_offset(key.group, key.slot), 0)],
+            StoredWord::new(node.key_offset(key.group, key.slot), 0),
         );
     }
 
     /// Shows the pages of a leaf's group; false if it has none.
-    fn extents(&mut self, leaf: Node, group: u64, (mut at, end): (u64, u64)) -> bool {
+    fn extents(&mut self, leaf: Node, group: u64, pages: PageRange) -> bool {
+        let mut at = pages.first;
         let mut any = false;
         for key in self.keys(leaf, group) {
             let word = leaf.word_of(&*self.tree.region, key);
@@ -191,7 +203,7 @@ impl Walk<'_> {
             };
             let what = if key.start() < at {
                 "overlaps another one, or begins where searches go elsewhere"
-            } else if key.end() > end {
+            } else if key.end() > pages.end {
                 "ends where searches go elsewhere"
             } else if key.low_half() > 1 && word.log() != 0 {
                 "several pages with one log"
@@ -211,11 +223,11 @@ impl Walk<'_> {
     }
 
     /// Walks the children of an inner node's group; false if none is sound.
-    fn children(&mut self, node: Node, group: u64, (low, end): (u64, u64)) -> bool {
+    fn children(&mut self, node: Node, group: u64, pages: PageRange) -> bool {
         let mut children: Vec<(Key, Node)> = Vec::new();
         for key in self.keys(node, group) {
             let is_twice = children.last().is_some_and(|(other, _)| other.start() == key.start());
-            if key.start() < low || key.start() >= end || is_twice {
+            if !pages.contains(key.start()) || is_twice {
                 self.report_key(node, key, "begins where searches go elsewhere");
             } else if let Some(child) = self.open(key.child(), node.level - 1) {
                 children.push((key, child));
@@ -229,7 +241,7 @@ impl Walk<'_> {
                 pointer: node.key_offset(key.group, key.slot),
                 node: child,
                 floor: key.start(),
-                end: children.get(at + 1).map_or(end, |(next, _)| next.start()),
+                end: children.get(at + 1).map_or(pages.end, |(next, _)| next.start()),
             });
         }
         any

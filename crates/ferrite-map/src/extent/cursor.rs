@@ -14,6 +14,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
+use super::node::KeyPlace;
 use crate::{BlockNo, Inum};
 
 use crossbeam_utils::CachePadded;
@@ -47,8 +48,8 @@ pub(super) struct Seen {
     pub(super) block: BlockNo,
     /// Its range word as it was.
     pub(super) range: u64,
-    /// Group and slot of an extent.
-    pub(super) extent: (u64, u64),
+    /// Where in it an extent is.
+    pub(super) extent: KeyPlace,
 }
 
 impl Cursors {
@@ -96,7 +97,10 @@ impl Cursors {
         Some(Seen {
             block: BlockNo::new(leaf as u32),
             range: cursor.range.load(Ordering::Relaxed),
-            extent: (extent >> 32, extent & 0xffff_ffff),
+            extent: KeyPlace {
+                group: extent >> 32,
+                slot: extent & 0xffff_ffff,
+            },
         })
     }
 
@@ -104,7 +108,7 @@ impl Cursors {
     #[inline]
     pub(super) fn put(&self, ino: Inum, epoch: u64, seen: Seen) {
         let cursor = self.of(ino);
-        let (group, slot) = seen.extent;
+        let KeyPlace { group, slot } = seen.extent;
         cursor.range.store(seen.range, Ordering::Relaxed);
         cursor.extent.store(group << 32 | slot, Ordering::Relaxed);
         cursor.epoch.store(epoch, Ordering::Relaxed);

@@ -23,8 +23,8 @@
 
 use ferrite_pm::{LINE_BYTES, Region};
 
-use crate::simd::{self, Level, Nearest, Shape};
-use crate::{BlockNo, Geometry, Inum, MapTx, PageWord};
+use crate::simd::{self, Lane, Level, Nearest, Shape};
+use crate::{BlockNo, Geometry, Inum, MapTx, PageRange, PageWord};
 
 /// Bytes of a node, which is a data block.
 const NODE_BYTES: u64 = 4096;
@@ -167,6 +167,51 @@ pub(super) struct Group {
     pub(super) is_last: bool,
 }
 
+/// Which node a block should hold.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct NodeId {
+    /// The inode whose tree it belongs to.
+    pub(super) ino: Inum,
+    pub(super) block: BlockNo,
+    /// Its height above the leaves.
+    pub(super) level: u32,
+}
+
+impl NodeId {
+    /// A leaf.
+    #[inline]
+    pub(super) fn leaf(ino: Inum, block: BlockNo) -> NodeId {
+        NodeId { ino, block, level: 0 }
+    }
+
+    /// The child in `block` of this inner node.
+    pub(super) fn child(self, block: BlockNo) -> NodeId {
+        NodeId {
+            block,
+            level: self.level - 1,
+            ..self
+        }
+    }
+}
+
+/// A group in use and its low.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct GroupLow {
+    /// Number of the group.
+    pub(super) group: u64,
+    /// The page where it begins.
+    pub(super) low: u64,
+}
+
+/// Where in a node a key is.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct KeyPlace {
+    /// Number of its group.
+    pub(super) group: u64,
+    /// Its place in the group.
+    pub(super) slot: u64,
+}
+
 /// A key and where it is stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Key {
@@ -179,6 +224,15 @@ pub(super) struct Key {
 }
 
 impl Key {
+    /// Where it is.
+    #[inline]
+    pub(super) fn place(self) -> KeyPlace {
+        KeyPlace {
+            group: self.group,
+            slot: self.slot,
+        }
+    }
+
     /// First page.
     #[inline]
     pub(super) fn start(self) -> u64 {
@@ -227,9 +281,9 @@ pub(super) fn range_word(first: u64, end: u64) -> u64 {
     first << 32 | (end - 1) & 0xffff_ffff
 }
 
-/// First page and end of a range word.
-pub(super) fn range_of(word: u64) -> (u64, u64) {
-    (word >> 32, (word & 0xffff_ffff) + 1)
+/// The pages of a range word.
+pub(super) fn range_of(word: u64) -> PageRange {
+    PageRange::new(word >> 32, (word & 0xffff_ffff) + 1)
 }
 
 /// The word of the page `distance` after the first of an extent.
@@ -258,7 +312,7 @@ impl Node {
     pub(super) fn open<W: Words + ?Sized>(
         words: &W,
         geometry: &Geometry,
-        (ino, block, level): (Inum, BlockNo, u32),
+        NodeId { ino, block, level }: NodeId,
     ) -> Option<Node> {
         if !geometry.is_data_block(block) {
             return None;
@@ -307,8 +361,8 @@ impl Node {
 
     /// The groups in use, with their lows, in no order.
     #[inline]
-    pub(super) fn lows<W: Words + ?Sized>(self, words: &W) -> impl Iterator<Item = (u64, u64)> {
-        (0..self.groups).filter_map(move |group| self.low(words, group).map(|low| (group, low)))
+    pub(super) fn lows<W: Words + ?Sized>(self, words: &W) -> impl Iterator<Item = GroupLow> {
+        (0..self.groups).filter_map(move |group| self.low(words, group).map(|low| GroupLow { group, low }))
     }
 
     /// The group that page `lblk` belongs to, in a node whose pages lie before `end`.
@@ -326,22 +380,23 @@ impl Node {
         }
         let lanes = (((1u64 << self.groups) - 1) << INDEX_WORD) as u32;
         let found = words.nearest::<Lows, 4>(base(self.block), lanes, lblk + 1);
-        let group = |(lane, word): (u32, u64)| (u64::from(lane - INDEX_WORD), word - 1);
+        let group = |lane: Lane| GroupLow {
+            group: u64::from(lane.index - INDEX_WORD),
+            low: lane.value - 1,
+        };
         let (below, above) = (found.below().map(group), found.above().map(group));
-        let ((number, low), next) = match below {
-            Some(group) => (group, above.map_or(u64::MAX, |(_, low)| low)),
+        let (at, after) = match below {
+            Some(below) => (below, above),
             // The page is below all lows, so it belongs to the lowest group.
             None => {
-                let (number, low) = above?;
-                (
-                    (number, low),
-                    self.group_after(words, low).map_or(u64::MAX, |(_, low)| low),
-                )
+                let lowest = above?;
+                (lowest, self.group_after(words, lowest.low))
             }
         };
+        let next = after.map_or(u64::MAX, |after| after.low);
         Some(Group {
-            number,
-            low,
+            number: at.group,
+            low: at.low,
             end: next.min(end),
             is_last: next == u64::MAX,
         })
@@ -349,15 +404,15 @@ impl Node {
 
     /// The group with the greatest low below `low`.
     pub(super) fn group_before<W: Words + ?Sized>(self, words: &W, low: u64) -> Option<u64> {
-        let before = self.lows(words).filter(|&(_, other)| other < low);
-        before.max_by_key(|&(_, other)| other).map(|(group, _)| group)
+        let before = self.lows(words).filter(|other| other.low < low);
+        before.max_by_key(|other| other.low).map(|other| other.group)
     }
 
-    /// The group with the least low above `low`, and that low.
-    pub(super) fn group_after<W: Words + ?Sized>(self, words: &W, low: u64) -> Option<(u64, u64)> {
+    /// The group with the least low above `low`.
+    pub(super) fn group_after<W: Words + ?Sized>(self, words: &W, low: u64) -> Option<GroupLow> {
         self.lows(words)
-            .filter(|&(_, other)| other > low)
-            .min_by_key(|&(_, other)| other)
+            .filter(|other| other.low > low)
+            .min_by_key(|other| other.low)
     }
 
     /// The keys of a group, in no order.
@@ -382,10 +437,10 @@ impl Node {
             words.nearest::<Starts, 2>(offset, 0xffff, lblk)
         };
         // The start is the one that was compared, whatever has been stored since.
-        let key = |(slot, start): (u32, u64)| Key {
+        let key = |lane: Lane| Key {
             group,
-            slot: u64::from(slot),
-            word: key_word(start, words.at(offset + u64::from(slot) * 8) & 0xffff_ffff),
+            slot: u64::from(lane.index),
+            word: key_word(lane.value, words.at(offset + u64::from(lane.index) * 8) & 0xffff_ffff),
         };
         Around {
             at: found.below().map(key),
@@ -409,7 +464,7 @@ impl Node {
 
     /// The extent at a place where one was seen before, if there still is one.
     #[inline]
-    pub(super) fn extent_at<W: Words + ?Sized>(self, words: &W, (group, slot): (u64, u64)) -> Option<Key> {
+    pub(super) fn extent_at<W: Words + ?Sized>(self, words: &W, KeyPlace { group, slot }: KeyPlace) -> Option<Key> {
         if group >= self.groups || slot >= LEAF_KEYS {
             return None;
         }

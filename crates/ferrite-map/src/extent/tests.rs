@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 
 use super::*;
 use crate::testing::{self, AREA_OFFSET, Bed, Rng, Subject, for_seeds};
-use crate::{Mapping, PageId, Resource};
+use crate::{Mapping, PageId, Resource, StoredWord};
 
 impl Subject for ExtentTree {
     const MAPPING: Mapping = Mapping::Extent;
@@ -59,8 +59,9 @@ fn extents(bed: &Bed<ExtentTree>) -> Vec<(u64, u32)> {
     let words = &*bed.region;
     let mut extents = Vec::new();
     bed.map.for_each_node(&mut |block, ino| {
-        if let Some(leaf) = Node::open(words, &bed.geometry, (ino, block, 0)).filter(|_| ino == Inum::new(INO)) {
-            let keys = leaf.lows(words).flat_map(|(group, _)| leaf.keys_of(words, group));
+        let leaf = Node::open(words, &bed.geometry, NodeId::leaf(ino, block));
+        if let Some(leaf) = leaf.filter(|_| ino == Inum::new(INO)) {
+            let keys = leaf.lows(words).flat_map(|at| leaf.keys_of(words, at.group));
             extents.extend(keys.map(|key| (key.start(), key.low_half())));
         }
     });
@@ -579,12 +580,13 @@ fn impossible_trees_are_broken() {
     let root_word = bed.region.load(AREA_OFFSET + u64::from(INO) * 8);
     let (block, height) = ExtentTree::root_of(root_word).expect("a root");
     let words = &*bed.region;
-    let root = Node::open(words, &bed.geometry, (Inum::new(INO), block, height - 1)).expect("the root");
+    let (ino, level) = (Inum::new(INO), height - 1);
+    let root = Node::open(words, &bed.geometry, NodeId { ino, block, level }).expect("the root");
     let children: Vec<Key> = root.keys_of(words, 0).collect();
     let child_offset = |at: usize| root.key_offset(0, children[at].slot);
     let only = |broken: Vec<Broken>, offset: u64| {
         assert!(
-            broken.iter().any(|broken| broken.cure == [(offset, 0)]),
+            broken.iter().any(|broken| broken.cure == [StoredWord::new(offset, 0)]),
             "{broken:?} does not clear {offset}"
         );
     };
@@ -628,15 +630,14 @@ fn impossible_trees_are_broken() {
     }
     let few = node::header(Inum::new(INO), 0, 3);
     let found = broken_by(&bed, node::header_offset(first.block), few);
-    assert!(found.iter().all(|broken| broken.cure
-        == [(
-            node::header_offset(first.block),
-            node::header(Inum::new(INO), 0, node::GROUPS)
-        )]));
+    let right = node::header(Inum::new(INO), 0, node::GROUPS);
+    let right = [StoredWord::new(node::header_offset(first.block), right)];
+    assert!(found.iter().all(|broken| broken.cure == right));
     // A leaf that claims pages of its neighbour: cursors would believe it.
     let found = broken_by(&bed, first.range_offset(), node::range_word(0, 1000));
     assert_eq!(found.len(), 1);
-    assert_eq!(found[0].cure, [(first.range_offset(), node::range_word(0, 240))]);
+    let right = StoredWord::new(first.range_offset(), node::range_word(0, 240));
+    assert_eq!(found[0].cure, [right]);
 }
 
 /// Damage in trees of several levels is cured in few rounds, and files then work: every page can be mapped and removed.
@@ -666,13 +667,13 @@ fn cured_trees_work() {
         }
         let mut rounds = 0;
         loop {
-            let cures: Vec<(u64, u64)> = broken(&bed).into_iter().flat_map(|broken| broken.cure).collect();
+            let cures: Vec<StoredWord> = broken(&bed).into_iter().flat_map(|broken| broken.cure).collect();
             if cures.is_empty() {
                 break;
             }
-            cures
-                .iter()
-                .for_each(|&(offset, value)| bed.region.store(offset, value));
+            for StoredWord { offset, value } in cures {
+                bed.region.store(offset, value);
+            }
             rounds += 1;
             assert!(rounds <= 4, "still broken after {rounds} rounds");
         }

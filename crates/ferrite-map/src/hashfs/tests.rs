@@ -316,20 +316,23 @@ fn words_are_set_before_keys_and_keys_cleared_before_words() {
     bed.map
         .insert(&mut tx, PageId::from_raw(5, 6), PageWord(77))
         .expect("room");
-    let [(word_offset, 77), (key_offset, key)] = tx.words[..] else {
+    let [word @ StoredWord { value: 77, .. }, key] = tx.words[..] else {
         panic!("{:?}", tx.words)
     };
     assert_eq!(
-        (word_offset, key),
-        (key_offset + LINE_BYTES, PageId::from_raw(5, 6).key())
+        (word.offset, key.value),
+        (key.offset + LINE_BYTES, PageId::from_raw(5, 6).key())
     );
     assert!(matches!(tx.claimed[..], [Resource::MapSlot(_)]));
     tx.commit(&bed.region);
     let mut tx = bed.tx();
     assert_eq!(bed.map.remove(&mut tx, PageId::from_raw(5, 6)), Ok(PageWord(77)));
-    assert_eq!(tx.words, [(key_offset, 0), (word_offset, 0)]);
+    assert_eq!(
+        tx.words,
+        [StoredWord::new(key.offset, 0), StoredWord::new(word.offset, 0)]
+    );
     assert!(matches!(tx.freed[..], [Resource::MapSlot(_)]));
-    let slot = (key_offset - AREA_OFFSET) / BUCKET_BYTES * 8 + (key_offset - AREA_OFFSET) % BUCKET_BYTES / 8;
+    let slot = (key.offset - AREA_OFFSET) / BUCKET_BYTES * 8 + (key.offset - AREA_OFFSET) % BUCKET_BYTES / 8;
     assert!(
         bed.map.used.is_set(slot),
         "a removed slot stays claimed until it is released"
@@ -349,7 +352,7 @@ fn damage_is_reported_and_the_rest_is_loaded() {
     ] {
         let bed = Bed::<HashFs>::new(100, 3);
         let sound = bed.insert(1, 1).expect("room");
-        let (slot, _) = bed.map.free_slot(bed.map.home(key), false).expect("a free slot");
+        let slot = bed.map.free_slot(bed.map.home(key), false).expect("a free slot").slot;
         bed.region.store(bed.map.word_offset(slot), word.0);
         bed.region.store(bed.map.key_offset(slot), key);
         let (map, found) = bed.remounted();

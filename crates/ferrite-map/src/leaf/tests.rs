@@ -220,7 +220,7 @@ fn the_number_of_active_lines_survives_damage() {
             .check(&mut |_| {}, &mut |_| {}, &mut |broken| cures.extend(broken.cure));
         cures
             .iter()
-            .for_each(|&(offset, value)| bed.region.store(offset, value));
+            .for_each(|&StoredWord { offset, value }| bed.region.store(offset, value));
         // A neighbouring number is just as good if no chunk tells them apart.
         assert!(bed.map.stored_active().is_some_and(|found| found.abs_diff(active) < 4));
         let (map, found) = bed.remounted();

@@ -7,7 +7,7 @@
 
 use super::{LBLK_END, Link, NODE_WORDS, Radix, group_bit, slot_of};
 use crate::bitmap::AtomicBitmap;
-use crate::{Astray, BlockNo, Broken, Inum, Lblk, MapEntry, PageWord, SlotNo};
+use crate::{Astray, BlockNo, Broken, Inum, Lblk, MapEntry, PageWord, SlotNo, StoredWord};
 
 /// State of a check, and where it reports.
 pub(super) struct Check<'c> {
@@ -52,7 +52,7 @@ impl<'c> Check<'c> {
         (self.broken)(Broken {
             astray: Astray::Inode(self.ino),
             what: format!("inode {}: {what}", self.ino),
-            cure: vec![(at, word)],
+            cure: vec![StoredWord::new(at, word)],
         });
     }
 
@@ -93,7 +93,7 @@ impl<'c> Check<'c> {
             let is_sound = match word {
                 0 => false,
                 _ if link.height > 1 => self.link(at, word, Some(link.height - 1), lblk),
-                _ => self.page(at, PageWord(word), (lblk, slot_of(link, index))),
+                _ => self.page(at, PageWord(word), lblk, slot_of(link, index)),
             };
             if is_sound {
                 groups |= group_bit(index);
@@ -102,7 +102,7 @@ impl<'c> Check<'c> {
         groups
     }
 
-    fn page(&mut self, at: u64, word: PageWord, (lblk, slot): (u64, SlotNo)) -> bool {
+    fn page(&mut self, at: u64, word: PageWord, lblk: u64, slot: SlotNo) -> bool {
         let is_sound = self.map.geometry.is_data_block(word.page());
         if is_sound {
             (self.visit)(MapEntry {

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, fence};
 
 use super::*;
 use crate::testing::{self, Bed, Rng, Subject, TestTx, for_seeds};
-use crate::{Mapping, PageId};
+use crate::{Mapping, PageId, StoredWord};
 
 impl Subject for Radix {
     const MAPPING: Mapping = Mapping::Radix;
@@ -106,7 +106,7 @@ fn sparse_files_are_listed_by_what_is_mapped() {
     let mut found = Vec::new();
     bed.map.walk(
         Inum::new(1),
-        (0, LBLK_END),
+        PageRange::ALL,
         &mut |_, link| {
             entered += 1;
             link.is_some()
@@ -157,7 +157,7 @@ fn records_stay_small_and_free_each_node_once() {
                 tx.freed(Resource::Block(word.page()));
             }
         }
-        let offsets: BTreeSet<u64> = tx.words.iter().map(|&(offset, _)| offset).collect();
+        let offsets: BTreeSet<u64> = tx.words.iter().map(|word| word.offset).collect();
         assert!(
             offsets.len() <= 3 * 512,
             "{} words for 512 pages {stride} apart",
@@ -241,7 +241,7 @@ fn knows(bed: &Bed<Radix>, cache: &TransCache, ino: u32, lblk: u32) -> bool {
 
 /// Sets the words of a transaction whose resources are never released: what a reader sees before they are.
 fn set_words(bed: &Bed<Radix>, tx: TestTx<'_>) {
-    for &(offset, value) in &tx.words {
+    for &StoredWord { offset, value } in &tx.words {
         bed.region.store(offset, value);
     }
     // Nor those it claimed.
@@ -389,7 +389,7 @@ fn validated_reads_are_right_while_leaves_come_and_go() {
                     continue;
                 }
                 version.fetch_add(1, Ordering::AcqRel);
-                for (offset, value) in std::mem::take(&mut tx.words) {
+                for StoredWord { offset, value } in std::mem::take(&mut tx.words) {
                     bed.region.store(offset, value);
                 }
                 for page in changed {
@@ -429,8 +429,8 @@ fn crashed_and_replayed(bed: &Bed<Radix>, tx: &TestTx<'_>, rng: &mut Rng) -> Rad
     for offset in (0..bed.region.len()).step_by(8) {
         crashed.store(offset, bed.region.load(offset));
     }
-    let let_through: Vec<(u64, u64)> = tx.words.iter().copied().filter(|_| rng.below(2) == 0).collect();
-    for (offset, value) in let_through.into_iter().chain(tx.words.iter().copied()) {
+    let let_through: Vec<StoredWord> = tx.words.iter().copied().filter(|_| rng.below(2) == 0).collect();
+    for StoredWord { offset, value } in let_through.into_iter().chain(tx.words.iter().copied()) {
         crashed.store(offset, value);
     }
     Radix::mount(Arc::new(crashed), bed.geometry)
@@ -622,8 +622,8 @@ fn broken_links_are_found_and_cured() {
         assert!(matches!(found, Err(MapError::Damaged(_))), "{name}: {found:?}");
         let found = broken(&bed.map);
         assert!(!found.is_empty(), "{name} is not found");
-        for (at, word) in found.into_iter().flat_map(|broken| broken.cure) {
-            bed.region.store(at, word);
+        for StoredWord { offset, value } in found.into_iter().flat_map(|broken| broken.cure) {
+            bed.region.store(offset, value);
         }
         assert_eq!(broken(&bed.map), [], "{name} is not cured by one check");
         for lblk in lost {
@@ -665,8 +665,8 @@ fn wrong_sixteenths_cost_no_page() {
         }
         let found = broken(&bed.map);
         assert_eq!(found.len(), 2, "{found:?}");
-        for (at, word) in found.into_iter().flat_map(|broken| broken.cure) {
-            bed.region.store(at, word);
+        for StoredWord { offset, value } in found.into_iter().flat_map(|broken| broken.cure) {
+            bed.region.store(offset, value);
         }
         assert_eq!(broken(&bed.map), []);
         assert_eq!(bed.remounted().1.expect("cured"), sound);

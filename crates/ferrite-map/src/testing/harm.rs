@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use ferrite_pm::Region;
 
 use super::{AREA_OFFSET, BLOCK_BYTES, Bed, Found, INODES, Model, Rng, Subject, TestTx, for_seeds};
-use crate::{Inum, Lblk, MapError, MapTx, PageId, PageWord, Resource, TransCache};
+use crate::{Inum, Lblk, MapError, MapTx, PageId, PageWord, Resource, StoredWord, TransCache};
 
 /// A crash while a record's words are being set leaves any of them out; replay sets them all, in order.
 pub(crate) fn a_record_applied_in_part_is_whole_after_replay<M: Subject>() {
@@ -32,12 +32,12 @@ pub(crate) fn a_record_applied_in_part_is_whole_after_replay<M: Subject>() {
             for (at, &word) in before.iter().enumerate() {
                 crashed.store(at as u64 * 8, word);
             }
-            for &(offset, value) in &record {
+            for &StoredWord { offset, value } in &record {
                 if rng.below(2) == 0 {
                     crashed.store(offset, value);
                 }
             }
-            for &(offset, value) in &record {
+            for &StoredWord { offset, value } in &record {
                 crashed.store(offset, value);
             }
             let (_, found) = bed.mounted_from(&Arc::new(crashed));
@@ -181,7 +181,7 @@ pub(crate) fn damage_is_found_and_cured<M: Subject>() {
             }
             cures
                 .iter()
-                .for_each(|&(offset, value)| bed.region.store(offset, value));
+                .for_each(|&StoredWord { offset, value }| bed.region.store(offset, value));
         }
         let mut pages: BTreeMap<PageId, Vec<PageWord>> = BTreeMap::new();
         bed.map.check(

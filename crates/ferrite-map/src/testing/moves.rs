@@ -17,7 +17,7 @@ use ferrite_pm::Region;
 
 use super::replay::{LINE_WORDS, SinceMark, words_of};
 use super::{AREA_OFFSET, Bed, Model, Rng, Subject, for_seeds};
-use crate::{BlockNo, MapError, PageId, PageWord};
+use crate::{BlockNo, MapError, PageId, PageWord, StoredWord};
 
 const BLOCKS: u32 = 150;
 /// Files, and how many pages each can have. Pages lie apart, so that leaf needs a line for most, and next to each
@@ -43,7 +43,7 @@ macro_rules! moving_tests {
 }
 pub(crate) use moving_tests;
 
-type Words = Vec<(u64, u64)>;
+type Words = Vec<StoredWord>;
 
 /// Counts of moves, over all seeds.
 #[derive(Debug, Default)]
@@ -73,20 +73,20 @@ impl<'b, M: Subject> Crashed<'b, M> {
     }
 
     /// Any lines of `now`, the others as they were at the mark, and then `stored`.
-    fn keep(&self, rng: &mut Rng, base: &[u64], now: &[u64], stored: impl Iterator<Item = (u64, u64)>) {
+    fn keep(&self, rng: &mut Rng, base: &[u64], now: &[u64], stored: impl Iterator<Item = StoredWord>) {
         let kept_of_four = [0, 4, rng.below(5)][rng.below(3) as usize];
         for first in self.area.clone().step_by(LINE_WORDS) {
             let line = first..(first + LINE_WORDS).min(self.area.end);
             let kept = if rng.below(4) < kept_of_four { now } else { base };
             self.region.store_words(first as u64 * 8, &kept[line]);
         }
-        for (offset, value) in stored {
+        for StoredWord { offset, value } in stored {
             self.region.store(offset, value);
         }
     }
 
     fn replay<'r>(&self, records: impl IntoIterator<Item = &'r Words>) {
-        for &(offset, value) in records.into_iter().flatten() {
+        for &StoredWord { offset, value } in records.into_iter().flatten() {
             self.region.store(offset, value);
         }
     }
@@ -145,7 +145,7 @@ fn move_and_crash<M: Subject>(
         return true;
     }
     seen.moves += 1;
-    let mut holds = |records: &[Words], stored: &mut dyn Iterator<Item = (u64, u64)>, when: String| {
+    let mut holds = |records: &[Words], stored: &mut dyn Iterator<Item = StoredWord>, when: String| {
         crashed.keep(rng, &since.base, &before, stored);
         crashed.replay(records);
         seen.images += 1;

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use ferrite_pm::Region;
 
 use super::{BLOCK_BYTES, Bed, Rng, Subject, TestTx, for_seeds};
-use crate::{BlockNo, MapError, MapTx, PageId, PageWord, Resource};
+use crate::{BlockNo, MapError, MapTx, PageId, PageWord, Resource, StoredWord};
 
 const BLOCKS: u32 = 300;
 const PAGES: u64 = 40;
@@ -29,7 +29,7 @@ struct Words {
 pub(super) struct SinceMark {
     /// The medium at the mark, with what has since become durable without a record.
     pub(super) base: Vec<u64>,
-    pub(super) records: Vec<Vec<(u64, u64)>>,
+    pub(super) records: Vec<Vec<StoredWord>>,
     freed: Vec<Resource>,
 }
 
@@ -211,7 +211,7 @@ fn check_crash<M: Subject>(bed: &Bed<M>, rng: &mut Rng, since: &SinceMark, model
         let kept = if rng.below(4) < kept_of_four { now } else { base };
         crashed.store_words((line * LINE_WORDS * 8) as u64, kept);
     }
-    for &(offset, value) in since.records.iter().flatten() {
+    for &StoredWord { offset, value } in since.records.iter().flatten() {
         crashed.store(offset, value);
     }
     let map = M::mount(Arc::new(crashed), bed.geometry);

@@ -11,7 +11,7 @@ use ferrite_pm::Region;
 use super::BLOCK_BYTES;
 use crate::bitmap::AtomicBitmap;
 use crate::gate::Passage;
-use crate::{BlockNo, FileMap, MapError, MapTx, Resource};
+use crate::{BlockNo, FileMap, MapError, MapTx, Resource, StoredWord};
 
 /// A transaction of the tests.
 pub(crate) struct TestTx<'b> {
@@ -19,7 +19,7 @@ pub(crate) struct TestTx<'b> {
     pub(super) blocks: &'b AtomicBitmap,
     pub(super) region: &'b Region,
     pub(super) first_block: BlockNo,
-    pub(crate) words: Vec<(u64, u64)>,
+    pub(crate) words: Vec<StoredWord>,
     pub(crate) claimed: Vec<Resource>,
     pub(crate) freed: Vec<Resource>,
     /// The newest of `words`, by offset.
@@ -44,7 +44,7 @@ impl TestTx<'_> {
 
     /// Applies the words in order, then frees. (There is no replay and no delayed reader here, so that is late enough.)
     pub(crate) fn commit(mut self, region: &Region) {
-        for &(offset, value) in &self.words {
+        for &StoredWord { offset, value } in &self.words {
             region.store(offset, value);
         }
         self.claimed.clear();
@@ -66,7 +66,7 @@ impl Drop for TestTx<'_> {
 impl MapTx for TestTx<'_> {
     fn set_word(&mut self, offset: u64, value: u64) {
         assert_eq!(offset % 8, 0, "misaligned word");
-        self.words.push((offset, value));
+        self.words.push(StoredWord { offset, value });
         self.stored.insert(offset, value);
     }
 

@@ -21,10 +21,10 @@ impl Repair {
     pub(super) fn hashfs(&mut self) {
         let mut strays: Vec<(SlotNo, PageWord)> = Vec::new();
         for slot in (0..self.superblock.map_slots).map(SlotNo::at) {
-            let Some((key_offset, word_offset)) = self.map.hashed_keys().map(|map| map.offsets(slot)) else {
+            let Some(offsets) = self.map.hashed_keys().map(|map| map.offsets(slot)) else {
                 return;
             };
-            let (key, word) = (self.region.load(key_offset), PageWord(self.region.load(word_offset)));
+            let (key, word) = (self.region.load(offsets.key), PageWord(self.region.load(offsets.word)));
             if key == 0 {
                 if word.0 != 0 && self.superblock.is_data_block(word.page()) {
                     strays.push((slot, word));
@@ -79,7 +79,7 @@ impl Repair {
         self.reload_map();
         self.restore_strays(&strays);
         for MapEntry { ino, lblk, word, slot } in behind {
-            let key = self.map.hashed_keys().map(|map| map.offsets(slot).0);
+            let key = self.map.hashed_keys().map(|map| map.offsets(slot).key);
             if key.is_some_and(|offset| self.region.load(offset) == 0) {
                 self.set_slot(slot, Some((PageId::new(ino, lblk), word)));
                 self.pages[ino.index()] += 1;

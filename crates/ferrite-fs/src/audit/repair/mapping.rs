@@ -46,7 +46,7 @@ impl Repair {
                 break;
             }
             for Broken { what, cure, .. } in found {
-                cure.into_iter().for_each(|(offset, value)| self.set(offset, value));
+                cure.into_iter().for_each(|word| self.set(word.offset, word.value));
                 // The inodes' counts show whether anything is lost.
                 self.mended("mapping", what, "cut off", true);
             }

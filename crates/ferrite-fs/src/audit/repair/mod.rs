@@ -350,10 +350,10 @@ impl Repair {
         let Some(keys) = self.map.hashed_keys() else {
             return;
         };
-        let (key_offset, word_offset) = keys.offsets(slot);
+        let offsets = keys.offsets(slot);
         let (key, word) = page.map_or((0, 0), |(page, word)| (keys.key(page), word.0));
-        self.set(key_offset, key);
-        self.set(word_offset, word);
+        self.set(offsets.key, key);
+        self.set(offsets.word, word);
     }
 
     /// Maps a page to another word, maps it newly, or unmaps it; returns whether there was room for that. The mapping

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use crate::engine::{finish_interrupted, mount};
 use crate::format::layout::lblks;
-use ferrite_map::{BlockNo, FileMap, Inum, MapEntry, MapError, MapTx, PageId, PageWord, SlotNo, TransCache};
+use ferrite_map::{BlockNo, FileMap, Inum, MapEntry, MapError, MapTx, PageId, PageWord, SlotNo, Slots, TransCache};
 use ferrite_pm::Region;
 use ferrite_vfs::{
     FallocateMode, FileKind, FileSystem, FsError, Ino, NewNode, OpenMode, ROOT_INO, RenameMode, SYSTEM, SetAttr,
@@ -410,8 +410,8 @@ impl FileMap for Counting {
 
     /// The shorter of range and table; for a tree, the entries it visits.
     fn for_range(&self, ino: Inum, first: Lblk, end: u64, visit: &mut dyn FnMut(MapEntry) -> bool) {
-        let (slots, _) = self.inner.slots();
-        self.count((end - u64::from(first)).min(slots));
+        let slots = self.inner.slots();
+        self.count((end - u64::from(first)).min(slots.total));
         self.inner.for_range(ino, first, end, &mut |entry| {
             self.count(1);
             visit(entry)
@@ -422,7 +422,7 @@ impl FileMap for Counting {
         self.inner.walk_worth()
     }
 
-    fn slots(&self) -> (u64, u64) {
+    fn slots(&self) -> Slots {
         self.inner.slots()
     }
 
@@ -514,7 +514,7 @@ fn a_sparse_file_costs_what_is_mapped() {
         drop(file);
         let (engine, looks) = counted(&image_of(&engine.core().region));
         let file = engine.open(SYSTEM, ino, OpenMode::read_write()).unwrap();
-        let slots = engine.core().map.slots().0;
+        let slots = engine.core().map.slots().total;
         for n in (1..50).rev() {
             assert_eq!(file.seek_data(SYSTEM, (n << 32) - 1).unwrap(), n << 32);
             set_size(&engine, ino, n << 32).unwrap();

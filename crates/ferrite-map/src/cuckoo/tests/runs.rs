@@ -1,8 +1,8 @@
 //! Runs: they are used, every change leaves them true, and false ranges are found.
 
 use super::*;
-use crate::PageId;
 use crate::cuckoo::runs::MAX_RUN;
+use crate::{PageId, StoredWord};
 
 const INO: u32 = 1;
 
@@ -85,7 +85,7 @@ fn a_run_is_told_by_its_head() {
     // Its entries swap places with those of other files: ranges name pages, not slots.
     let places = |map: &Cuckoo| (0..100).map(|lblk| slot_of(map, INO, lblk)).collect::<Vec<_>>();
     let before = places(&bed.map);
-    for lblk in 0..bed.map.slots().0 as u32 {
+    for lblk in 0..bed.map.slots().total as u32 {
         if bed.insert_word(2, lblk, lone_word(&bed, 1)).is_err() {
             break;
         }
@@ -399,7 +399,7 @@ fn ranges_that_lie_are_found_and_cured() {
             }
             cures
                 .iter()
-                .for_each(|&(offset, value)| bed.region.store(offset, value));
+                .for_each(|&StoredWord { offset, value }| bed.region.store(offset, value));
             rounds += 1;
             assert!(rounds < 5, "hit {number} is never cured");
         }

@@ -131,10 +131,10 @@ fn a_second_key_with_the_same_word_is_told_as_one() {
     let slot = keys.slot_of(PageId::from_raw(ino as u32, 1)).unwrap();
     let free = (u64::from(slot) + 1..superblock.map_slots)
         .map(SlotNo::at)
-        .find(|&other| region.load(keys.offsets(other).0) == 0)
+        .find(|&other| region.load(keys.offsets(other).key) == 0)
         .unwrap();
-    region.store(keys.offsets(free).0, keys.key(PageId::from_raw(ino as u32, 1)));
-    region.store(keys.offsets(free).1, word.0);
+    region.store(keys.offsets(free).key, keys.key(PageId::from_raw(ino as u32, 1)));
+    region.store(keys.offsets(free).word, word.0);
     let image = image_of(&region);
     let told = format!("page 1 of inode {ino} is mapped twice");
     assert!(

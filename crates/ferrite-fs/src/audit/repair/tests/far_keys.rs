@@ -39,7 +39,7 @@ fn pool_with_far_key(old: bool, data_checksum: bool) -> Vec<u8> {
     let slot = map.slot_of(PageId::from_raw(ino, 1)).unwrap();
     let moved = (0..superblock.map_slots)
         .find(|&slot| {
-            let is_free = engine.core().region.load(map.offsets(SlotNo::new(slot as u32)).0) == 0;
+            let is_free = engine.core().region.load(map.offsets(SlotNo::new(slot as u32)).key) == 0;
             is_free && map.distance(PageId::from_raw(ino, 1), SlotNo::new(slot as u32)) == HashFs::DISTANCE_MAX + 3
         })
         .unwrap();
@@ -48,10 +48,10 @@ fn pool_with_far_key(old: bool, data_checksum: bool) -> Vec<u8> {
     let mut image = image_of(&engine.core().region);
     let mut put = |offset: u64, bytes: &[u8]| image[offset as usize..][..bytes.len()].copy_from_slice(bytes);
     let load = |offset: u64| engine.core().region.load(offset).to_le_bytes();
-    put(to.0, &load(from.0));
-    put(to.1, &load(from.1));
-    put(from.0, &[0; 8]);
-    put(from.1, &[0; 8]);
+    put(to.key, &load(from.key));
+    put(to.word, &load(from.word));
+    put(from.key, &[0; 8]);
+    put(from.word, &[0; 8]);
     if old {
         let mut superblock = superblock.clone();
         superblock.features_ro_compat &= !FEATURE_KEYS_IN_REACH;
