@@ -49,6 +49,6 @@ pub use error::EngineError;
 pub use format::layout::{self, Superblock};
 pub use options::{
     AtimePolicy, DramUse, EntryDump, Finding, FoldCounts, FsckOptions, FsckReport, LastScrub, Mapping, Mended,
-    MkfsOptions, MountOptions, PageDump, PoolInfo, RepairReport, RuntimeFinding, ScrubReport,
+    MkfsOptions, MountOptions, Owner, PageDump, PoolInfo, RepairReport, RuntimeFinding, ScrubReport,
 };
 pub use thread::number_thread;

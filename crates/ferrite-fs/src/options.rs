@@ -7,6 +7,15 @@ pub use ferrite_map::Mapping;
 pub use ferrite_vfs::volume::ScrubReport;
 use serde::{Deserialize, Serialize};
 
+/// Who owns a file; by default the root user.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Owner {
+    /// User.
+    pub uid: u32,
+    /// Group.
+    pub gid: u32,
+}
+
 /// Choices fixed when a pool is made.
 ///
 /// ```
@@ -36,8 +45,8 @@ pub struct MkfsOptions {
     pub block_bytes: Option<u32>,
     /// Seed of the pool's hashes and its identity; by default random. Tests set it.
     pub seed: Option<u64>,
-    /// User and group that own the root directory.
-    pub root_owner: (u32, u32),
+    /// Who owns the root directory.
+    pub root_owner: Owner,
     /// File data carries checksums, which every read verifies.
     pub data_checksum: bool,
 }
@@ -88,7 +97,7 @@ impl MkfsOptions {
     /// User and group that own the root directory; by default 0 and 0.
     #[must_use]
     pub fn root_owner(mut self, uid: u32, gid: u32) -> MkfsOptions {
-        self.root_owner = (uid, gid);
+        self.root_owner = Owner { uid, gid };
         self
     }
 

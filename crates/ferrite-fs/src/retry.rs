@@ -85,7 +85,7 @@ pub(crate) fn with_space<T>(core: &Core, need: Need, mut operation: impl FnMut()
 
 /// Whether even everything that can be reclaimed would not be enough.
 fn is_hopeless(core: &Core, need: Need) -> bool {
-    let (slabs, _) = core.log_space.usage();
+    let slabs = core.log_space.usage().blocks;
     need.least > 0 && need.least > core.alloc.free() + core.journal.pending().blocks + slabs
 }
 
@@ -105,7 +105,7 @@ fn reclaim_waiting(core: &Core, of: SpaceOf) -> Result<()> {
 fn fold_for(core: &Core, need: Need) -> Result<()> {
     core.log_space.empty_purses(&core.alloc);
     let available = core.alloc.available();
-    let (slabs, _) = core.log_space.usage();
+    let slabs = core.log_space.usage().blocks;
     // A block comes back only when all of its segments do, so a fold need not free one. If all folds freed nothing,
     // the next ones will not either, until logs have taken more.
     let left = core.slabs_left.fetch_min(slabs, Ordering::Relaxed).min(slabs);
@@ -126,7 +126,7 @@ fn fold_for(core: &Core, need: Need) -> Result<()> {
     }
     core.check_writable()?;
     if core.alloc.available() < need.most {
-        core.slabs_left.store(core.log_space.usage().0, Ordering::Relaxed);
+        core.slabs_left.store(core.log_space.usage().blocks, Ordering::Relaxed);
     }
     Ok(())
 }

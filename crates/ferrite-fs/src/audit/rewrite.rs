@@ -13,6 +13,7 @@
 //! lead to the repaired pool however often they are stored. A repair of more words than the journal area holds takes
 //! several such steps, each of which leaves a pool that can be repaired again.
 
+use ferrite_map::StoredWord;
 use ferrite_pm::Region;
 use zerocopy::IntoBytes;
 
@@ -26,21 +27,32 @@ use crate::journal::replay::{self, Losses};
 /// What a repair changes.
 #[derive(Debug, Clone, Default)]
 pub struct Rewrite {
-    /// Pool offsets and the words to store there.
-    pub(crate) words: Vec<(u64, u64)>,
+    /// The words to store.
+    pub(crate) words: Vec<StoredWord>,
     /// The new value of the damaged mark.
     pub(crate) mark: Option<u64>,
     /// The word that says which boot uses the pool is cleared.
     pub(crate) clear_boot: bool,
     /// The word that says in which file it is used is cleared, too.
     pub(crate) clear_owner: bool,
-    /// Mark and number of mounts when the pool was looked at.
-    pub(crate) basis: (u64, u64),
+    /// The pool as it was looked at.
+    pub(crate) basis: Basis,
 }
 
 /// What shows whether a pool was used since.
-pub(crate) fn basis(region: &Region) -> (u64, u64) {
-    (region.load(CONTROL_MARK), region.load(CONTROL_MOUNTS))
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Basis {
+    mark: u64,
+    /// Number of mounts.
+    mounts: u64,
+}
+
+/// The pool as it is now.
+pub(crate) fn basis(region: &Region) -> Basis {
+    Basis {
+        mark: region.load(CONTROL_MARK),
+        mounts: region.load(CONTROL_MOUNTS),
+    }
 }
 
 impl Rewrite {
@@ -75,7 +87,7 @@ impl Rewrite {
         replay::replay(region, &superblock, Losses::Accept)?;
         let room = room(&superblock);
         for part in self.words.chunks(room) {
-            let words: Vec<u64> = part.iter().flat_map(|&(offset, value)| [offset, value]).collect();
+            let words: Vec<u64> = part.iter().flat_map(|word| [word.offset, word.value]).collect();
             region.stream(superblock.journal_offset, words.as_bytes());
             region.fence()?;
             let control = part.len() as u64 | u64::from(crc32c(words.as_bytes())) << 32;

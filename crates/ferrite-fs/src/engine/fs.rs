@@ -97,8 +97,8 @@ impl FileSystem for Engine {
         // give back: they can be had on demand. Asking changes nothing.
         let free = core.alloc.free() + core.journal.pending().blocks + core.log_space.returning();
         let reserve = superblock.reserve_blocks;
-        let (names, names_used) = core.names.counts();
-        let names_free = names - names_used;
+        let names = core.names.counts();
+        let names_free = names.total - names.used;
         let inodes_free = core.inode_map.len() - core.inode_map.count_used();
         Ok(StatFs {
             block_bytes: BLOCK_BYTES as u32,

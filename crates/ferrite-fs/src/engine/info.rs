@@ -25,8 +25,8 @@ pub(crate) fn collect(core: &Core) -> PoolInfo {
         }),
     }
     let pending = core.journal.pending();
-    let (log_blocks, log_bytes) = core.log_space.usage();
-    let (names, names_used) = core.names.counts();
+    let log = core.log_space.usage();
+    let names = core.names.counts();
     let slots = core.map.slots();
     let medium = core.region.medium();
     let counters = core.region.counters();
@@ -47,16 +47,16 @@ pub(crate) fn collect(core: &Core) -> PoolInfo {
         inodes: superblock.inodes - 1,
         inodes_free: core.inode_map.len() - core.inode_map.count_used(),
         orphans: orphans(core),
-        names,
-        names_free: names - names_used,
+        names: names.total,
+        names_free: names.total - names.used,
         map_slots: slots.total,
         // What trees free is reported as entries, but they have no fixed number of entries.
         map_slots_free: (slots.free + pending.map_slots).min(slots.total),
         pages,
         logged_pages,
-        log_bytes,
-        log_blocks,
-        space_amplification: (pages + log_blocks) as f64 / pages.max(1) as f64,
+        log_bytes: log.used_bytes,
+        log_blocks: log.blocks,
+        space_amplification: (pages + log.blocks) as f64 / pages.max(1) as f64,
         folds: FoldCounts {
             write: core.folds.of(Cause::Write),
             read: core.folds.of(Cause::Read),

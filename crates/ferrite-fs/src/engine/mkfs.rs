@@ -72,8 +72,8 @@ fn mkfs_telling(region: &Region, options: &MkfsOptions, progress: Progress<'_>) 
     let mut root = Inode::empty();
     root.set_mode_bits(FileKind::Directory.mode_bits() | 0o755);
     root.set_nlink(2);
-    root.set_uid(options.root_owner.0);
-    root.set_gid(options.root_owner.1);
+    root.set_uid(options.root_owner.uid);
+    root.set_gid(options.root_owner.gid);
     root.set_generation(1);
     root.set_parent(ROOT);
     root.set_atime(now);

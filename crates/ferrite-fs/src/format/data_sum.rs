@@ -11,7 +11,7 @@
 //! * A word is durable before the page word that leads to its block can be. A block waits for the journal's mark before
 //!   it is used again, so no replay brings back the word of an earlier use.
 
-use ferrite_map::{BlockNo, Lblk, MapEntry, PageId};
+use ferrite_map::{BlockNo, Lblk, MapEntry, PageId, StoredWord};
 use ferrite_pm::Region;
 use ferrite_vfs::FsError;
 
@@ -52,10 +52,9 @@ pub(crate) fn misplaced(region: &Region, superblock: &Superblock, entry: &MapEnt
         .find(|&other| was(other))
 }
 
-/// What is wrong with the word of the block of `entry`, a page of a file or link, and the place and value of the right
-/// one. `None` if it is right, or if there is none: data without checksums, reserved pages. The caller keeps writers
-/// out.
-pub(crate) fn wrong_word(region: &Region, superblock: &Superblock, entry: &MapEntry) -> Option<(FsError, (u64, u64))> {
+/// What is wrong with the word of the block of `entry`, a page of a file or link, and the right one. `None`
+/// if it is right, or if there is none: data without checksums, reserved pages. The caller keeps writers out.
+pub(crate) fn wrong_word(region: &Region, superblock: &Superblock, entry: &MapEntry) -> Option<(FsError, StoredWord)> {
     let &MapEntry {
         ino, lblk, word: page, ..
     } = entry;
@@ -70,7 +69,12 @@ pub(crate) fn wrong_word(region: &Region, superblock: &Superblock, entry: &MapEn
         region.load(offset),
         word(superblock.seed, PageId::new(ino, lblk), crc32c(&data[..])),
     );
-    (stored != right).then(|| (mismatch(PageId::new(ino, lblk), block, stored ^ right), (offset, right)))
+    (stored != right).then(|| {
+        (
+            mismatch(PageId::new(ino, lblk), block, stored ^ right),
+            StoredWord::new(offset, right),
+        )
+    })
 }
 
 #[cold]

@@ -19,7 +19,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use ferrite_map::bitmap::AtomicBitmap;
 use ferrite_map::bounds::Bounds;
-use ferrite_map::{BlockNo, Inum, MapTx, NameSlotNo, Resource};
+use ferrite_map::{BlockNo, Inum, MapTx, NameSlotNo, Resource, StoredWord};
 use ferrite_pm::Region;
 use ferrite_vfs::{FileKind, FsError, Result, SpaceOf};
 
@@ -82,6 +82,13 @@ pub(crate) struct Key<'n> {
     /// The name.
     pub(crate) name: &'n [u8],
     tag: u64,
+}
+
+/// Numbers of slots.
+pub(crate) struct NameSlots {
+    pub(crate) total: u64,
+    /// Used or pending.
+    pub(crate) used: u64,
 }
 
 /// The table of a mounted pool.
@@ -226,9 +233,12 @@ impl NameTable {
         self.used.release(u64::from(slot))
     }
 
-    /// Total number of slots, and the number of used or pending ones.
-    pub(crate) fn counts(&self) -> (u64, u64) {
-        (self.used.len(), self.used.count_used())
+    /// How many slots there are.
+    pub(crate) fn counts(&self) -> NameSlots {
+        NameSlots {
+            total: self.used.len(),
+            used: self.used.count_used(),
+        }
     }
 
     /// DRAM used, in bytes.
@@ -237,14 +247,19 @@ impl NameTable {
     }
 
     /// For repair: the words that the table must hold so that exactly these names (directory, name, place of the
-    /// entry) are found, as (pool offset, value) where they differ from what is stored. Slots that are right stay
-    /// where they are. Fails if the table is full.
+    /// entry) are found, where they differ from what is stored. Slots that are right stay where they are. Fails if the
+    /// table is full.
     pub(crate) fn rebuilt<'n>(
         &self,
         wanted: impl Iterator<Item = (Inum, std::borrow::Cow<'n, [u8]>, u64)>,
-    ) -> Option<Vec<(u64, u64)>> {
+    ) -> Option<Vec<StoredWord>> {
+        struct Missing {
+            first: u64,
+            word: u64,
+        }
         let slots = self.lines * NAME_LINE_SLOTS;
-        let stored = |slot: u64| self.region.load(self.offset + slot * 8);
+        let place = |slot: u64| self.offset + slot * 8;
+        let stored = |slot: u64| self.region.load(place(slot));
         let mut kept = vec![false; slots as usize];
         let mut missing = Vec::new();
         for (dir, name, offset) in wanted {
@@ -254,27 +269,22 @@ impl NameTable {
             let mut near = (0..(REPAIR_LINES * NAME_LINE_SLOTS).min(slots)).map(|step| (first + step) % slots);
             match near.find(|&slot| stored(slot) == word && !kept[slot as usize]) {
                 Some(slot) => kept[slot as usize] = true,
-                None => missing.push((first, word)),
+                None => missing.push(Missing { first, word }),
             }
         }
-        let mut changes: Vec<(u64, u64)> = (0..slots)
+        let mut changes: Vec<StoredWord> = (0..slots)
             .filter(|&slot| stored(slot) != 0 && !kept[slot as usize])
-            .map(|slot| (slot, 0))
+            .map(|slot| StoredWord::new(place(slot), 0))
             .collect();
-        for (first, word) in missing {
+        for Missing { first, word } in missing {
             let slot = (0..slots)
                 .map(|step| (first + step) % slots)
                 .find(|&slot| !kept[slot as usize])?;
             kept[slot as usize] = true;
-            changes.retain(|&(cleared, _)| cleared != slot);
-            changes.push((slot, word));
+            changes.retain(|cleared| cleared.offset != place(slot));
+            changes.push(StoredWord::new(place(slot), word));
         }
-        Some(
-            changes
-                .into_iter()
-                .map(|(slot, word)| (self.offset + slot * 8, word))
-                .collect(),
-        )
+        Some(changes)
     }
 
     /// Visits every used slot with the pool offset that its word points to (`None` if outside the data blocks). For

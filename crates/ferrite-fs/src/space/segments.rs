@@ -88,6 +88,15 @@ impl Shared {
 
 type Purse = [Vec<Unit>; SIZES];
 
+/// What segments take.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct LogUsage {
+    /// Blocks that hold any.
+    pub(crate) blocks: u64,
+    /// Bytes of those in use or in purses.
+    pub(crate) used_bytes: u64,
+}
+
 /// The log space of a mounted pool.
 pub(crate) struct LogSpace {
     shared: Mutex<Shared>,
@@ -269,10 +278,13 @@ impl LogSpace {
         }
     }
 
-    /// Number of blocks that hold segments, and bytes of the segments in use (or in purses).
-    pub(crate) fn usage(&self) -> (u64, u64) {
+    /// What segments take.
+    pub(crate) fn usage(&self) -> LogUsage {
         let shared = self.shared.lock();
-        (shared.slabs.len() as u64, shared.used_units * UNIT_BYTES)
+        LogUsage {
+            blocks: shared.slabs.len() as u64,
+            used_bytes: shared.used_units * UNIT_BYTES,
+        }
     }
 
     /// DRAM used, in bytes.
@@ -310,7 +322,7 @@ mod tests {
         assert!(taken.iter().all(|segment| space.release(&blocks, segment.header)));
         assert!(!space.release(&blocks, taken[0].header), "it was given back before");
         space.empty_purses(&blocks);
-        assert_eq!((space.usage(), blocks.free()), ((0, 0), free));
+        assert_eq!((space.usage(), blocks.free()), (LogUsage::default(), free));
     }
 
     #[test]

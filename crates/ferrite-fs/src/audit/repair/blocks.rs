@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use ferrite_map::{BlockNo, Inum, MapEntry, PageId, PageWord};
+use ferrite_map::{BlockNo, Inum, MapEntry, PageId, PageWord, StoredWord};
 use rustc_hash::FxHashSet;
 
 use super::{Repair, State};
@@ -107,7 +107,7 @@ impl Repair {
         if !self.reads_data {
             return;
         }
-        let mut wrong: BTreeMap<Inum, Vec<(u64, u64)>> = BTreeMap::new();
+        let mut wrong: BTreeMap<Inum, Vec<StoredWord>> = BTreeMap::new();
         self.map.for_each(&mut |entry| {
             if self.state[entry.ino.index()] == State::Sound
                 && let Some((_, right)) = pages::data(self.view(), &entry)
@@ -118,7 +118,7 @@ impl Repair {
         });
         for (ino, words) in wrong {
             let what = format!("inode {ino}: {} pages have the wrong checksum", words.len());
-            words.into_iter().for_each(|(offset, word)| self.set(offset, word));
+            words.into_iter().for_each(|word| self.set(word.offset, word.value));
             self.spoiled.insert(ino);
             self.mended("data", what, "checksums made to fit what is there", true);
         }

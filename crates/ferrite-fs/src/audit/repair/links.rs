@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use ferrite_map::{Inum, Lblk, PageWord};
+use ferrite_map::{Inum, Lblk, PageWord, StoredWord};
 use ferrite_vfs::FileKind;
 use rustc_hash::FxHashMap;
 
@@ -19,6 +19,14 @@ use crate::space::names::NameTable;
 const LOST_FOUND: &[u8] = b"lost+found";
 /// How many of a directory's last blocks are searched for room.
 const BLOCKS_TRIED: usize = 4;
+
+/// Space for entries.
+#[derive(Clone, Copy)]
+struct FreeSpace {
+    /// Pool offset.
+    at: u64,
+    len_bytes: u64,
+}
 
 impl Repair {
     /// Moves damaged files out of their directories, and gives names to inodes without one.
@@ -200,49 +208,55 @@ impl Repair {
             .rev()
             .take(BLOCKS_TRIED)
             .find_map(|found| self.free_run(self.superblock.block_offset(found.block), need));
-        let Some((at, room)) = free.or_else(|| self.add_block(dir, &blocks)) else {
+        let Some(FreeSpace { at, len_bytes: room }) = free.or_else(|| self.add_block(dir, &blocks)) else {
             return false;
         };
         let mut words = Vec::new();
         dentry::encode(dir, ino, kind, name, need, |within, word| {
-            words.push((at + within, word))
+            words.push(StoredWord::new(at + within, word))
         });
         if room > need {
-            words.push((at + need, dentry::free_word(room - need)));
+            words.push(StoredWord::new(at + need, dentry::free_word(room - need)));
         }
-        words.into_iter().for_each(|(offset, word)| self.set(offset, word));
+        words.into_iter().for_each(|word| self.set(word.offset, word.value));
         self.entries.push(Named { dir, ino, at, kind });
         true
     }
 
-    /// A range of free space in a sound block: pool offset and length.
-    fn free_run(&self, block_offset: u64, need: u64) -> Option<(u64, u64)> {
-        let (mut within, mut run) = (FIRST_ENTRY, None::<(u64, u64)>);
+    /// Free space in a sound block.
+    fn free_run(&self, block_offset: u64, need: u64) -> Option<FreeSpace> {
+        let (mut within, mut run) = (FIRST_ENTRY, None::<FreeSpace>);
         while within < BLOCK_BYTES {
             let head = dentry::head(&self.region, block_offset + within).ok()?;
             run = match (head.ino, run) {
-                (Inum::NONE, None) => Some((block_offset + within, head.len_bytes)),
-                (Inum::NONE, Some((start, len))) => Some((start, len + head.len_bytes)),
+                (Inum::NONE, None) => Some(FreeSpace {
+                    at: block_offset + within,
+                    len_bytes: head.len_bytes,
+                }),
+                (Inum::NONE, Some(run)) => Some(FreeSpace {
+                    len_bytes: run.len_bytes + head.len_bytes,
+                    ..run
+                }),
                 _ => None,
             };
-            if let Some((start, mut len)) = run.filter(|&(_, len)| len >= need) {
+            if let Some(mut found) = run.filter(|run| run.len_bytes >= need) {
                 let mut next = within + head.len_bytes;
                 while next < BLOCK_BYTES {
                     let head = dentry::head(&self.region, block_offset + next).ok()?;
                     if head.ino != Inum::NONE {
                         break;
                     }
-                    len += head.len_bytes;
+                    found.len_bytes += head.len_bytes;
                     next += head.len_bytes;
                 }
-                return Some((start, len));
+                return Some(found);
             }
             within += head.len_bytes;
         }
         None
     }
 
-    fn add_block(&mut self, dir: Inum, blocks: &[DirBlock]) -> Option<(u64, u64)> {
+    fn add_block(&mut self, dir: Inum, blocks: &[DirBlock]) -> Option<FreeSpace> {
         let lblk = match blocks.iter().map(|found| found.lblk).max() {
             // A damaged key may have put a block where no other can follow.
             Some(last) => last.checked_next()?,
@@ -257,7 +271,10 @@ impl Repair {
         self.set(offset + FIRST_ENTRY, dentry::free_word(BLOCK_BYTES - FIRST_ENTRY));
         self.pages[dir.index()] += 1;
         self.dir_blocks.push(DirBlock { dir, lblk, block });
-        Some((offset + FIRST_ENTRY, BLOCK_BYTES - FIRST_ENTRY))
+        Some(FreeSpace {
+            at: offset + FIRST_ENTRY,
+            len_bytes: BLOCK_BYTES - FIRST_ENTRY,
+        })
     }
 
     /// Link counts, and the entry counts and parents of directories. A count that is higher than what was found cannot
@@ -337,7 +354,7 @@ impl Repair {
         };
         if !changes.is_empty() {
             let what = format!("{} words of the name table", changes.len());
-            changes.into_iter().for_each(|(offset, word)| self.set(offset, word));
+            changes.into_iter().for_each(|word| self.set(word.offset, word.value));
             self.mended("names", what, "set right", false);
         }
     }

@@ -20,7 +20,7 @@ mod mapping;
 use std::sync::Arc;
 
 use ferrite_map::bitmap::AtomicBitmap;
-use ferrite_map::{BlockNo, FileMap, Inum, Lblk, MapError, MapTx, PageId, PageWord, Resource, SlotNo};
+use ferrite_map::{BlockNo, FileMap, Inum, Lblk, MapError, MapTx, PageId, PageWord, Resource, SlotNo, StoredWord};
 use ferrite_pm::Region;
 use ferrite_vfs::FileKind;
 use rustc_hash::{FxHashMap, FxHashSet};
@@ -195,11 +195,11 @@ pub fn repair_with(
     region.check()?;
     report.after.replayed_records = replayed_records;
     report.findings = report.mended.iter().map(Mended::finding).collect();
-    let mut words: Vec<(u64, u64)> = touched
+    let mut words: Vec<StoredWord> = touched
         .into_iter()
-        .map(|(offset, before)| (offset, before, region.load(offset)))
-        .filter(|&(_, before, now)| before != now)
-        .map(|(offset, _, now)| (offset, now))
+        .map(|(offset, before)| (before, StoredWord::new(offset, region.load(offset))))
+        .filter(|&(before, now)| before != now.value)
+        .map(|(_, now)| now)
         .collect();
     words.sort_unstable();
     let rewrite = Rewrite {

@@ -540,7 +540,7 @@ fn sound(image: &[u8], anatomy: &Anatomy, hit: &[Range<u64>]) -> Result<(), Stri
 #[test]
 fn damaged_pools_are_repaired_and_nothing_else_is_harmed() {
     for variant in PLAIN {
-        repair_damaged_pools(variant, (1_000, 200), (10_000, 3_000));
+        repair_damaged_pools(variant, Tries::new(1_000, 200), Tries::new(10_000, 3_000));
     }
 }
 
@@ -548,7 +548,7 @@ fn damaged_pools_are_repaired_and_nothing_else_is_harmed() {
 #[test]
 fn damaged_pools_with_data_checksums_are_repaired_and_nothing_else_is_harmed() {
     for variant in SUMMED {
-        repair_damaged_pools(variant, (200, 60), (3_000, 1_000));
+        repair_damaged_pools(variant, Tries::new(200, 60), Tries::new(3_000, 1_000));
     }
 }
 
@@ -558,8 +558,23 @@ const HANGS: Duration = Duration::from_secs(300);
 /// What the trying threads report: a seed was begun, or ended.
 type Told = (u64, Option<Result<(), String>>);
 
-/// Tries as many images as `quick` says, or as `soak` says, of HashFS and of another mapping.
-fn repair_damaged_pools(variant: Variant, quick: (u64, u64), soak: (u64, u64)) {
+/// Numbers of images to try.
+#[derive(Clone, Copy)]
+struct Tries {
+    /// Of pools with HashFS.
+    hashfs: u64,
+    /// Of pools with another mapping.
+    other: u64,
+}
+
+impl Tries {
+    fn new(hashfs: u64, other: u64) -> Tries {
+        Tries { hashfs, other }
+    }
+}
+
+/// Tries as many images as `quick` says, or as `soak` says.
+fn repair_damaged_pools(variant: Variant, quick: Tries, soak: Tries) {
     let started = Instant::now();
     let image = sample(variant);
     let anatomy = anatomy(&image);
@@ -567,13 +582,13 @@ fn repair_damaged_pools(variant: Variant, quick: (u64, u64), soak: (u64, u64)) {
     let is_set = |name| std::env::var_os(name).is_some();
     let count = match () {
         () if is_set("FERRITE_SOAK") => soak,
-        () if is_set("FERRITE_SHORT") => (quick.0 / 10, quick.1 / 10),
+        () if is_set("FERRITE_SHORT") => Tries::new(quick.hashfs / 10, quick.other / 10),
         () => quick,
     };
     let seeds: Vec<u64> = match std::env::var("FERRITE_SEED") {
         Ok(seed) => vec![seed.parse().expect("FERRITE_SEED is a number")],
-        Err(_) if variant.mapping == Mapping::default() => (0..count.0).collect(),
-        Err(_) => (0..count.1).collect(),
+        Err(_) if variant.mapping == Mapping::default() => (0..count.hashfs).collect(),
+        Err(_) => (0..count.other).collect(),
     };
     let shared = Arc::new((image, anatomy, seeds, AtomicUsize::new(0)));
     let (tell, told) = mpsc::channel::<Told>();

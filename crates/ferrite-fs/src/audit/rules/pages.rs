@@ -1,6 +1,6 @@
 //! Mapped pages: their owner, where they may be, and that they are what was written there.
 
-use ferrite_map::{Lblk, MapEntry, PageId};
+use ferrite_map::{Lblk, MapEntry, PageId, StoredWord};
 
 use super::View;
 use crate::audit::wrong::{PageWrong, Wrong};
@@ -74,8 +74,8 @@ pub(crate) fn written_as(view: View<'_>, at: &MapEntry) -> Option<Lblk> {
     (is_summed && view.map.get(PageId::new(at.ino, other)).is_hole()).then_some(other)
 }
 
-/// Compares the data of a page of a sound file or link with its checksum, and the right page's word with its place.
-pub(crate) fn data(view: View<'_>, at: &MapEntry) -> Option<(Wrong, (u64, u64))> {
+/// Compares the data of a page of a sound file or link with its checksum, with the right checksum.
+pub(crate) fn data(view: View<'_>, at: &MapEntry) -> Option<(Wrong, StoredWord)> {
     let inode = view.in_use(at.ino)?;
     if inode.is_dir() || super::inodes::of_itself(at.ino, &inode).is_some() {
         return None;
