@@ -36,7 +36,7 @@ mod testing;
 pub use fresh::{FreshNodes, SetLines};
 pub use geometry::Geometry;
 pub use mapping::Mapping;
-pub use numbers::{BlockNo, Inum, Lblk, NameSlotNo, PageId, PageRange, SlotNo};
+pub use numbers::{BlockNo, Inum, Lblk, NameSlotNo, PageId, PageRange, SlotNo, UnitNo};
 
 use std::sync::atomic::AtomicU64;
 
@@ -99,7 +99,7 @@ pub enum Resource {
     /// An entry of the name table.
     NameSlot(NameSlotNo),
     /// A segment of page logs, by the unit of its header.
-    LogSegment(u32),
+    LogSegment(UnitNo),
 }
 
 /// A word of the pool with what is, or will be, stored there.

@@ -84,6 +84,11 @@ number! {
     NameSlotNo
 }
 
+number! {
+    /// Number of a unit of page logs: its offset in the pool divided by 64, as in the log half of a page word.
+    UnitNo
+}
+
 impl SlotNo {
     /// The slot at `place` of the table.
     #[inline]

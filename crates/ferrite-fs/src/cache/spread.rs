@@ -31,7 +31,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use ferrite_map::Lblk;
+use ferrite_map::{Lblk, PageRange};
 
 use parking_lot::Mutex;
 
@@ -144,14 +144,14 @@ impl Runs {
             return;
         };
         let longest = *gaps.select_nth_unstable(middle).1;
-        let mut coarse: Vec<(u64, u64)> = Vec::new();
+        let mut coarse: Vec<PageRange> = Vec::new();
         for (&first, &end) in &self.0 {
             match coarse.last_mut() {
-                Some(last) if first - last.1 <= longest => last.1 = end,
-                _ => coarse.push((first, end)),
+                Some(last) if first - last.end <= longest => last.end = end,
+                _ => coarse.push(PageRange::new(first, end)),
             }
         }
-        self.0 = coarse.into_iter().collect();
+        self.0 = coarse.into_iter().map(|run| (run.first, run.end)).collect();
     }
 
     /// The page after the last run.
@@ -267,10 +267,10 @@ impl Spread {
         }
     }
 
-    /// Exactly these pages, in ascending order, are mapped within `first..end`.
-    pub(crate) fn learn(&self, (first, end): (u64, u64), pages: &[Lblk], budget: &Arc<Budget>) {
+    /// Exactly these pages, in ascending order, are mapped within `range`.
+    pub(crate) fn learn(&self, range: PageRange, pages: &[Lblk], budget: &Arc<Budget>) {
         self.change(budget, |runs| {
-            runs.remove(first, end);
+            runs.remove(range.first, range.end);
             let mut pages = pages.iter().map(|&lblk| u64::from(lblk)).peekable();
             while let Some(start) = pages.next() {
                 let mut stop = start + 1;
@@ -301,7 +301,7 @@ impl Spread {
     }
 
     /// The first stretch in `at..end` that may have pages.
-    pub(crate) fn next_run(&self, at: u64, end: u64) -> Option<(u64, u64)> {
+    pub(crate) fn next_run(&self, at: u64, end: u64) -> Option<PageRange> {
         let list = self.list.lock();
         let (first, stop) = match &*list {
             None => (0, self.reach.load(Ordering::Relaxed)),
@@ -312,8 +312,8 @@ impl Spread {
                 (first, stop)
             }
         };
-        let run = (first.max(at), stop.min(end));
-        (run.0 < run.1).then_some(run)
+        let run = PageRange::new(first.max(at), stop.min(end));
+        (!run.is_empty()).then_some(run)
     }
 
     /// Number of covered pages in `first..end`, or some number above `most`.
@@ -321,10 +321,10 @@ impl Spread {
         let mut sum = 0;
         let mut at = first;
         while sum <= most
-            && let Some((start, stop)) = self.next_run(at, end)
+            && let Some(run) = self.next_run(at, end)
         {
-            sum += stop - start;
-            at = stop;
+            sum += run.pages();
+            at = run.end;
         }
         sum
     }

@@ -89,7 +89,7 @@ impl OpenFile for PmFile {
     fn fallocate(&self, ctx: &Ctx, mode: FallocateMode, offset: u64, len: u64) -> Result<()> {
         self.check_open(self.mode.write)?;
         let core = self.core();
-        let change = || core.told(reserve::fallocate(core, ctx, &self.inode, mode, (offset, len)));
+        let change = || core.told(reserve::fallocate(core, ctx, &self.inode, mode, offset, len));
         self.engine.once(ctx, change)
     }
 

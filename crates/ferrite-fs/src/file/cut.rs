@@ -27,7 +27,7 @@
 
 use std::sync::Arc;
 
-use ferrite_map::{BlockNo, Inum, Lblk, MapTx, PageId, Resource};
+use ferrite_map::{BlockNo, Inum, Lblk, MapTx, PageId, PageRange, Resource};
 use ferrite_vfs::{FsError, Result};
 
 use super::write;
@@ -51,9 +51,9 @@ const WASTE: u64 = 32;
 const PAGES_WITH_INTENT: usize = 64;
 /// Adds pages of a range, until there are `most`. The mapping chooses the cheaper way, see
 /// [`ferrite_map::FileMap::walk_worth`].
-fn collect(core: &Core, ino: Inum, (first, end): (u64, u64), most: usize, into: &mut Vec<Lblk>) {
-    if first < end && into.len() < most {
-        core.map.for_range(ino, Lblk::at(first), end, &mut |entry| {
+fn collect(core: &Core, ino: Inum, range: PageRange, most: usize, into: &mut Vec<Lblk>) {
+    if !range.is_empty() && into.len() < most {
+        core.map.for_range(ino, Lblk::at(range.first), range.end, &mut |entry| {
             into.push(entry.lblk);
             into.len() < most
         });
@@ -63,43 +63,43 @@ fn collect(core: &Core, ino: Inum, (first, end): (u64, u64), most: usize, into: 
 /// Logical blocks of an inode that are mapped from `first` on, in ascending order. The caller has the inode's lock, at
 /// least shared.
 pub(crate) fn mapped_pages(core: &Core, mem: &InodeMem, inode: &Inode, first: u64) -> Vec<Lblk> {
-    mapped_within(core, mem, inode, (first, LBLK_END))
+    mapped_within(core, mem, inode, PageRange::new(first, LBLK_END))
 }
 
-/// The same for `first..end`.
-fn mapped_within(core: &Core, mem: &InodeMem, inode: &Inode, (first, end): (u64, u64)) -> Vec<Lblk> {
+/// The same for a range.
+fn mapped_within(core: &Core, mem: &InodeMem, inode: &Inode, range: PageRange) -> Vec<Lblk> {
     let most = inode.blocks() as usize;
     let mut pages = Vec::new();
-    if most == 0 || first >= end {
+    if most == 0 || range.is_empty() {
         return pages;
     }
     let Some(worth) = core.map.walk_worth() else {
-        collect(core, mem.ino, (first, end), most, &mut pages);
+        collect(core, mem.ino, range, most, &mut pages);
         pages.sort_unstable();
         pages.dedup();
         return pages;
     };
-    let covered = mem.spread.covered(first, end, worth);
+    let covered = mem.spread.covered(range.first, range.end, worth);
     if covered <= worth {
-        let mut at = first;
-        while let Some(run) = mem.spread.next_run(at, end) {
+        let mut at = range.first;
+        while let Some(run) = mem.spread.next_run(at, range.end) {
             collect(core, mem.ino, run, most, &mut pages);
-            at = run.1;
+            at = run.end;
         }
         pages.sort_unstable();
         pages.dedup();
         let is_all = pages.len() == most;
-        if is_all || (first, end) != (0, LBLK_END) {
+        if is_all || range != PageRange::ALL {
             // What was looked at without a result need not be looked at again.
             if covered > pages.len() as u64 + WASTE {
-                mem.spread.learn((first, end), &pages, &core.spreads);
+                mem.spread.learn(range, &pages, &core.spreads);
             }
             return pages;
         }
         // A damaged pool: no page may be missed because of what is kept in DRAM.
     }
     let mut all = all_pages(core, mem, inode, worth);
-    all.retain(|&lblk| (first..end).contains(&u64::from(lblk)));
+    all.retain(|&lblk| range.contains(u64::from(lblk)));
     all
 }
 
@@ -107,7 +107,7 @@ fn mapped_within(core: &Core, mem: &InodeMem, inode: &Inode, (first, end): (u64,
 /// the table is necessary only if space is reserved after it, or if the size is out of all proportion.
 fn all_pages(core: &Core, mem: &InodeMem, inode: &Inode, worth: u64) -> Vec<Lblk> {
     let pages = found_pages(core, mem.ino, inode, worth);
-    mem.spread.learn((0, LBLK_END), &pages, &core.spreads);
+    mem.spread.learn(PageRange::ALL, &pages, &core.spreads);
     pages
 }
 
@@ -117,11 +117,11 @@ pub(super) fn found_pages(core: &Core, ino: Inum, inode: &Inode, worth: u64) -> 
     let size_end = lblks(inode.size());
     let mut pages = Vec::new();
     if size_end <= worth {
-        collect(core, ino, (0, size_end), most, &mut pages);
+        collect(core, ino, PageRange::new(0, size_end), most, &mut pages);
     }
     if pages.len() < most {
         pages.clear();
-        collect(core, ino, (0, LBLK_END), most, &mut pages);
+        collect(core, ino, PageRange::ALL, most, &mut pages);
     }
     pages.sort_unstable();
     pages.dedup();
@@ -197,7 +197,7 @@ pub(crate) fn resize(core: &Core, tx: &mut Tx<'_>, mem: &InodeMem, inode: &mut I
     let mut probe = *inode;
     probe.set_size(old_size);
     let pages = mapped_pages(core, mem, &probe, lblks(size));
-    unmap_or_intend(core, tx, ino, inode, &pages, (lblks(size), LBLK_END))
+    unmap_or_intend(core, tx, ino, inode, &pages, PageRange::new(lblks(size), LBLK_END))
 }
 
 fn unmap_or_intend(
@@ -206,11 +206,11 @@ fn unmap_or_intend(
     ino: Inum,
     inode: &mut Inode,
     pages: &[Lblk],
-    (first, end): (u64, u64),
+    range: PageRange,
 ) -> Result<Option<()>> {
     if pages.len() > PAGES_PER_RECORD {
-        inode.set_cut_first(first);
-        inode.set_cut_end(end);
+        inode.set_cut_first(range.first);
+        inode.set_cut_end(range.end);
     }
     let is_whole = pages.len() <= PAGES_PER_RECORD;
     let now = if is_whole { pages } else { &pages[..PAGES_WITH_INTENT] };
@@ -218,22 +218,21 @@ fn unmap_or_intend(
         unmap(core, tx, ino, lblk, inode)?;
     }
     if is_whole {
-        tx.clears(ino, (first, end));
+        tx.clears(ino, range);
     }
     Ok((!is_whole).then_some(()))
 }
 
-/// Punches the logical blocks `first..end` out in `tx`; otherwise like [`resize`].
+/// Punches the logical blocks of `range` out in `tx`; otherwise like [`resize`].
 pub(crate) fn punch(
     core: &Core,
     tx: &mut Tx<'_>,
     mem: &InodeMem,
     inode: &mut Inode,
-    first: u64,
-    end: u64,
+    range: PageRange,
 ) -> Result<Option<()>> {
-    let pages = mapped_within(core, mem, inode, (first, end));
-    unmap_or_intend(core, tx, mem.ino, inode, &pages, (first, end))
+    let pages = mapped_within(core, mem, inode, range);
+    unmap_or_intend(core, tx, mem.ino, inode, &pages, range)
 }
 
 /// Carries out the intent of `inode` (the stored inode, lock held) and clears it. If that fails, the pool takes no
@@ -260,14 +259,14 @@ pub(crate) fn resume(core: &Core, mem: &Arc<InodeMem>, inode: &mut Inode) -> Res
 }
 
 fn carry_out(core: &Core, mem: &Arc<InodeMem>, inode: &mut Inode) -> Result<()> {
-    let (first, end) = (inode.cut_first(), inode.cut_end().min(LBLK_END));
-    let pages = mapped_within(core, mem, inode, (first, end));
+    let range = PageRange::new(inode.cut_first(), inode.cut_end().min(LBLK_END));
+    let pages = mapped_within(core, mem, inode, range);
     unmap_pages(core, mem, inode, &pages)?;
     inode.set_cut_first(0);
     inode.set_cut_end(0);
     let mut tx = Tx::new(core);
     tx.put_inode(mem.ino, inode);
-    tx.clears(mem.ino, (first, end));
+    tx.clears(mem.ino, range);
     tx.commit(&[mem])
 }
 
@@ -290,11 +289,17 @@ pub(crate) fn zero_within(core: &Core, tx: &mut Tx<'_>, ino: Inum, lblk: Lblk, f
 /// The range of a punched hole or zeroed stretch: its whole pages, and the parts of pages at its ends.
 pub(crate) struct Stretch {
     /// Whole pages.
-    pub(crate) first: u64,
-    /// End of the whole pages.
-    pub(crate) end: u64,
-    /// Parts of pages: logical block, from, to.
-    pub(crate) edges: Vec<(Lblk, usize, usize)>,
+    pub(crate) pages: PageRange,
+    /// Parts of pages.
+    pub(crate) edges: Vec<Edge>,
+}
+
+/// Part of a page: its bytes `from..to`.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Edge {
+    pub(crate) lblk: Lblk,
+    pub(crate) from: usize,
+    pub(crate) to: usize,
 }
 
 impl Stretch {
@@ -308,19 +313,26 @@ impl Stretch {
         let within = |bytes: u64| (bytes % BLOCK_BYTES) as usize;
         let (first, last) = (lblks(offset), end / BLOCK_BYTES);
         let mut edges = Vec::new();
+        let mut edge = |at: u64, from: usize, to: usize| {
+            edges.push(Edge {
+                lblk: lblk(at)?,
+                from,
+                to,
+            });
+            Ok::<(), FsError>(())
+        };
         if first > last {
-            edges.push((lblk(offset)?, within(offset), within(end)));
+            edge(offset, within(offset), within(end))?;
         } else {
             if within(offset) != 0 {
-                edges.push((lblk(offset)?, within(offset), BLOCK_BYTES as usize));
+                edge(offset, within(offset), BLOCK_BYTES as usize)?;
             }
             if within(end) != 0 {
-                edges.push((lblk(end)?, 0, within(end)));
+                edge(end, 0, within(end))?;
             }
         }
         Ok(Stretch {
-            first,
-            end: last.max(first),
+            pages: PageRange::new(first, last.max(first)),
             edges,
         })
     }

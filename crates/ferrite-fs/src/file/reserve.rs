@@ -5,10 +5,10 @@
 
 use std::sync::Arc;
 
-use ferrite_map::{Lblk, PageId, PageWord};
+use ferrite_map::{Lblk, PageId, PageRange, PageWord};
 use ferrite_vfs::{BadArgument, Ctx, FallocateMode, FsError, Outcome, Result, SpaceOf, posix};
 
-use super::cut::{self, Stretch};
+use super::cut::{self, Edge, Stretch};
 use super::write;
 use crate::cache::inodes::InodeMem;
 use crate::format::inode::{INLINE_BYTES, Inode};
@@ -39,14 +39,15 @@ pub(crate) fn fallocate(
     ctx: &Ctx,
     mem: &Arc<InodeMem>,
     mode: FallocateMode,
-    (offset, len): (u64, u64),
+    offset: u64,
+    len_bytes: u64,
 ) -> Result<()> {
     core.check_writable()?;
-    if len == 0 {
+    if len_bytes == 0 {
         return Err(FsError::Invalid(BadArgument::NoLength));
     }
     let end = offset
-        .checked_add(len)
+        .checked_add(len_bytes)
         .filter(|&end| end <= MAX_FILE_BYTES)
         .ok_or(FsError::FileTooBig)?;
     let need = match mode {
@@ -88,26 +89,26 @@ fn zero(core: &Core, mem: &Arc<InodeMem>, inode: &mut Inode, offset: u64, end: u
         return Err(error);
     }
     let stretch = Stretch::new(offset, end)?;
-    if inode.is_inline() || stretch.end - stretch.first > PAGES_PER_RECORD {
+    if inode.is_inline() || stretch.pages.pages() > PAGES_PER_RECORD {
         clear(core, mem, inode, offset, end, becomes)?;
         // The zeros are there; if another operation took the space just freed, that is no reason to report failure.
         let _ = reserve_pages(core, mem, inode, offset, end, &mut Vec::new());
         return Ok(());
     }
     let is_written = |lblk| !core.map.get(PageId::new(mem.ino, Lblk::at(lblk))).is_unwritten();
-    if (stretch.first..stretch.end).any(is_written) {
+    if (stretch.pages.first..stretch.pages.end).any(is_written) {
         // These blocks stay with their pages and will be filled again in place. A record that carries the checksum of
         // their present content would then be void after a crash, and with it everything else that it did; so the mark
         // passes it first.
         core.reclaim()?;
     }
     let mut tx = Tx::new(core);
-    for &(lblk, from, to) in &stretch.edges {
+    for &Edge { lblk, from, to } in &stretch.edges {
         cut::zero_within(core, &mut tx, mem.ino, lblk, from, to)?;
     }
     // This frees nothing, so the blocks that a tree may need for it must not come from the reserve.
     tx.set_class(Class::Ordinary);
-    for lblk in stretch.first..stretch.end {
+    for lblk in stretch.pages.first..stretch.pages.end {
         let word = core.map.get(PageId::new(mem.ino, Lblk::at(lblk)));
         if !word.is_unwritten() {
             let unwritten = PageWord::new(word.page(), PageWord::UNWRITTEN);
@@ -147,10 +148,10 @@ fn clear(core: &Core, mem: &Arc<InodeMem>, inode: &mut Inode, offset: u64, end: 
         inode.write_inline(from, &[0; INLINE_BYTES][from..to]);
     } else {
         let stretch = Stretch::new(offset, end)?;
-        for &(lblk, from, to) in &stretch.edges {
+        for &Edge { lblk, from, to } in &stretch.edges {
             cut::zero_within(core, &mut tx, mem.ino, lblk, from, to)?;
         }
-        later = cut::punch(core, &mut tx, mem, inode, stretch.first, stretch.end)?;
+        later = cut::punch(core, &mut tx, mem, inode, stretch.pages)?;
     }
     stamp(inode, becomes);
     tx.put_inode(mem.ino, inode);
@@ -220,7 +221,7 @@ fn reserve_pages(
         let before = *inode;
         let done = retry::with_room(core, || {
             *inode = before;
-            reserve_some(core, mem, inode, (lblk, last), most, reserved)
+            reserve_some(core, mem, inode, PageRange::new(lblk, last), most, reserved)
         });
         match done {
             // Entries cannot be moved out of the way of many pages at once, but of each in its turn.
@@ -234,18 +235,19 @@ fn reserve_pages(
     Ok(())
 }
 
-/// Reserves as many of the pages `lblk..last` as fit in a record, `most` at most; returns the first page left over.
+/// Reserves as many of `pages` as fit in a record, `most` at most; returns the first page left over.
 fn reserve_some(
     core: &Core,
     mem: &Arc<InodeMem>,
     inode: &mut Inode,
-    (mut lblk, last): (u64, u64),
+    pages: PageRange,
     most: u64,
     reserved: &mut Vec<Lblk>,
 ) -> Result<u64> {
     let mut tx = Tx::new(core);
     let mut added = Vec::new();
-    while lblk < last && (added.len() as u64) < most && tx.has_room(64 + INSERT_WORDS) {
+    let mut lblk = pages.first;
+    while lblk < pages.end && (added.len() as u64) < most && tx.has_room(64 + INSERT_WORDS) {
         if core.map.get(PageId::new(mem.ino, Lblk::at(lblk))).is_hole() {
             let block = core
                 .map

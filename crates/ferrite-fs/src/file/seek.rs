@@ -8,14 +8,14 @@
 //! [`crate::cache::spread::Spread`]. If that knows too little of a file, all of its pages are found once, and the
 //! spread learns them: without the lock unless writers are faster, and only if the version is unchanged.
 
-use ferrite_map::{Lblk, PageId, PageWord};
+use ferrite_map::{Lblk, PageId, PageRange, PageWord};
 use ferrite_vfs::{FsError, Result};
 
 use super::cut;
 use super::read::{BATCH, Reader};
 use crate::cache::inodes::InodeMem;
 use crate::format::inode::Inode;
-use crate::format::layout::{BLOCK_BYTES, LBLK_END, lblks};
+use crate::format::layout::{BLOCK_BYTES, lblks};
 use crate::pool::core::Core;
 
 /// Pages examined in one step.
@@ -47,7 +47,7 @@ impl Reader<'_> {
                 let end = lblks(inode.size());
                 match self.core.map.walk_worth() {
                     Some(worth) if looked >= WALK_PAGES && self.inode.spread.covered(at, end, worth) > worth => {
-                        self.find_data_by_walk(inode, (at, end), worth, version)
+                        self.find_data_by_walk(inode, PageRange::new(at, end), worth, version)
                     }
                     Some(_) => self.look_for_data(at, end),
                     None => self.list_data(at, end),
@@ -124,7 +124,7 @@ impl Reader<'_> {
     /// Examines pages where there may be any.
     fn look_for_data(&self, mut at: u64, end: u64) -> Step {
         let mut left = STEP_PAGES;
-        while let Some((first, stop)) = self.inode.spread.next_run(at, end) {
+        while let Some(PageRange { first, end: stop }) = self.inode.spread.next_run(at, end) {
             if left == 0 {
                 return Step::On(at);
             }
@@ -157,11 +157,11 @@ impl Reader<'_> {
     }
 
     /// Finds all pages of the file, for this search and for later ones.
-    fn find_data_by_walk(&self, inode: &Inode, (at, end): (u64, u64), worth: u64, version: Option<u64>) -> Step {
+    fn find_data_by_walk(&self, inode: &Inode, range: PageRange, worth: u64, version: Option<u64>) -> Step {
         let core = self.core;
         let pages = cut::found_pages(core, self.inode.ino, inode, worth);
         learn(core, self.inode, &pages, version);
-        let mut behind = pages.into_iter().filter(|&lblk| (at..end).contains(&u64::from(lblk)));
+        let mut behind = pages.into_iter().filter(|&lblk| range.contains(u64::from(lblk)));
         match behind.find(|&lblk| holds_data(core.map.get(PageId::new(self.inode.ino, lblk)))) {
             Some(lblk) => Step::Found(u64::from(lblk)),
             None => Step::End,
@@ -171,14 +171,13 @@ impl Reader<'_> {
 
 /// Lets the inode's spread learn all its pages, if the list is still right and stays so while the spread learns it.
 fn learn(core: &Core, mem: &InodeMem, pages: &[Lblk], version: Option<u64>) {
-    let all = (0, LBLK_END);
     match version {
-        None => mem.spread.learn(all, pages, &core.spreads),
+        None => mem.spread.learn(PageRange::ALL, pages, &core.spreads),
         Some(version) => {
             if let Some(_lock) = mem.try_read()
                 && mem.end_read(version)
             {
-                mem.spread.learn(all, pages, &core.spreads);
+                mem.spread.learn(PageRange::ALL, pages, &core.spreads);
             }
         }
     }

@@ -127,6 +127,13 @@ impl Trailer {
     }
 }
 
+/// Part of a page: its bytes `from..to`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Span {
+    pub(crate) from: u16,
+    pub(crate) to: u16,
+}
+
 /// An entry found on the medium.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Entry {
@@ -162,9 +169,12 @@ impl Entry {
         })
     }
 
-    /// The range of the page that it covers.
-    pub(crate) fn range(&self) -> (u16, u16) {
-        (self.trailer.offset, self.trailer.offset + self.trailer.len)
+    /// The part of the page that it covers.
+    pub(crate) fn span(&self) -> Span {
+        Span {
+            from: self.trailer.offset,
+            to: self.trailer.offset + self.trailer.len,
+        }
     }
 
     /// Copies its data (none for zeros) and verifies the checksum.

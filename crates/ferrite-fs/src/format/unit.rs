@@ -3,7 +3,7 @@
 //! A unit's number is its offset in the pool divided by 64 bytes. Unit 0 is in the superblock, so where units are
 //! stored, 0 means none.
 
-use ferrite_map::{BlockNo, PageWord};
+use ferrite_map::{BlockNo, PageWord, Resource, UnitNo};
 
 use crate::format::layout::BLOCK_BYTES;
 
@@ -26,6 +26,16 @@ impl Unit {
     /// The first unit of a block.
     pub(crate) fn first_of(block: BlockNo) -> Unit {
         Unit(block.get() * BLOCK_UNITS)
+    }
+
+    /// The header of a segment that is claimed or freed.
+    pub(crate) fn of_segment(header: UnitNo) -> Unit {
+        Unit(header.get())
+    }
+
+    /// The segment whose header it is, as what an operation claims or frees.
+    pub(crate) fn segment(self) -> Resource {
+        Resource::LogSegment(UnitNo::new(self.0))
     }
 
     /// Its offset in the pool.

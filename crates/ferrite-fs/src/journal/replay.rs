@@ -61,7 +61,7 @@ pub(crate) fn replay(region: &Region, superblock: &Superblock, losses: Losses) -
     let mut lost = missing(&found, &named);
     found.retain(|record| {
         let survived = data_survived(region, record);
-        if !survived && named.contains(&(record.ring, record.seq)) {
+        if !survived && named.contains(&record.id()) {
             lost.push(format!(
                 "record {} of ring {} was durable, but the data it covers is not what was written: its changes are \
                  lost",
@@ -109,10 +109,26 @@ pub(crate) fn replay(region: &Region, superblock: &Superblock, losses: Losses) -
     })
 }
 
-/// Ring and number of each record above the mark that another record names: these were durable.
-fn named(found: &[Found], mark: u64) -> FxHashSet<(u32, u64)> {
+impl Found {
+    fn id(&self) -> RecordId {
+        RecordId {
+            ring: self.ring,
+            seq: self.seq,
+        }
+    }
+}
+
+/// What tells a record from all others.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+struct RecordId {
+    ring: u32,
+    seq: u64,
+}
+
+/// The records above the mark that another record names: these were durable.
+fn named(found: &[Found], mark: u64) -> FxHashSet<RecordId> {
     let before = |record: &Found| match record.link {
-        Link::Before(seq) if seq > mark => Some((record.ring, seq)),
+        Link::Before(seq) if seq > mark => Some(RecordId { seq, ..record.id() }),
         // Nothing up to the mark is replayed, and the space of such records may hold others.
         Link::Before(_) | Link::Retired | Link::Unknown => None,
     };
@@ -120,12 +136,12 @@ fn named(found: &[Found], mark: u64) -> FxHashSet<(u32, u64)> {
 }
 
 /// Those of `named` that are missing.
-fn missing(found: &[Found], named: &FxHashSet<(u32, u64)>) -> Vec<String> {
-    let there: FxHashSet<(u32, u64)> = found.iter().map(|record| (record.ring, record.seq)).collect();
+fn missing(found: &[Found], named: &FxHashSet<RecordId>) -> Vec<String> {
+    let there: FxHashSet<RecordId> = found.iter().map(Found::id).collect();
     let mut gone: Vec<_> = named.difference(&there).collect();
     gone.sort_unstable();
     gone.into_iter()
-        .map(|(ring, seq)| {
+        .map(|RecordId { ring, seq }| {
             format!(
                 "record {seq} of ring {ring} is damaged, and a later one shows that it was durable: its changes are lost"
             )

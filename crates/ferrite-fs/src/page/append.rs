@@ -148,7 +148,7 @@ fn append(
             let Some(segment) = core.log_space.alloc(&core.alloc, (units + 1).max(grown)) else {
                 return Ok(false);
             };
-            tx.claimed(Resource::LogSegment(segment.header.0));
+            tx.claimed(segment.header.segment());
             trailer.index = units as u8;
             trailer.room = (segment.units - 1 - units) as u8;
             trailer.log_units += segment.units as u16;

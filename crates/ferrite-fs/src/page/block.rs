@@ -8,7 +8,7 @@
 //! Readers hold no lock: a mismatch counts only if the inode's version is found unchanged, so nothing is reported from
 //! here.
 
-use ferrite_map::{BlockNo, PageId, PageWord};
+use ferrite_map::{BlockNo, PageId, PageWord, StoredWord};
 use ferrite_vfs::Result;
 
 use crate::format::checksum::crc32c;
@@ -17,10 +17,11 @@ use crate::format::layout::BLOCK_BYTES;
 use crate::format::page_buffer::PageBuffer;
 use crate::pool::core::Core;
 
-/// Place and value of the checksum word of `block` if it holds `data` as `page`; `None` if data carries no checksums.
-pub(crate) fn for_block(core: &Core, page: PageId, block: BlockNo, data: &[u8]) -> Option<(u64, u64)> {
+/// The checksum word of `block` if it holds `data` as `page`; `None` if data carries no checksums.
+pub(crate) fn for_block(core: &Core, page: PageId, block: BlockNo, data: &[u8]) -> Option<StoredWord> {
     let offset = core.superblock.sum_word_offset(block)?;
-    Some((offset, word(core.superblock.seed, page, crc32c(data))))
+    let value = word(core.superblock.seed, page, crc32c(data));
+    Some(StoredWord { offset, value })
 }
 
 /// Copies the bytes from `from` on of the block of a written page, without its log. If data carries checksums, the
@@ -60,12 +61,12 @@ fn read_verified(core: &Core, page: PageId, block: BlockNo, from: usize, part: &
 /// Verifies that `data`, copied from all of `block`, is what was written there as `page`.
 fn verify(core: &Core, page: PageId, block: BlockNo, data: &[u8]) -> Result<()> {
     match for_block(core, page, block, data) {
-        Some((offset, expected)) => {
-            let stored = core.region.load(offset);
-            if stored == expected {
+        Some(expected) => {
+            let stored = core.region.load(expected.offset);
+            if stored == expected.value {
                 Ok(())
             } else {
-                Err(mismatch(page, block, stored ^ expected))
+                Err(mismatch(page, block, stored ^ expected.value))
             }
         }
         None => Ok(()),

@@ -16,7 +16,7 @@
 
 use std::sync::Arc;
 
-use ferrite_map::{BlockNo, Lblk, PageId, PageWord, Resource};
+use ferrite_map::{BlockNo, Lblk, PageId, PageWord, Resource, StoredWord};
 use ferrite_vfs::{FsError, Result, SpaceOf};
 
 use super::scan;
@@ -45,14 +45,14 @@ struct Merged {
     block: BlockNo,
     /// Headers of the segments of the replaced log.
     segments: Vec<Unit>,
-    /// Place and value of its checksum.
-    sum: Option<(u64, u64)>,
+    /// Its checksum.
+    sum: Option<StoredWord>,
 }
 
 impl Merged {
     fn set_sum(&self, core: &Core) {
-        if let Some((offset, sum)) = self.sum {
-            core.region.store(offset, sum);
+        if let Some(StoredWord { offset, value }) = self.sum {
+            core.region.store(offset, value);
             core.region.write_back(offset, 8);
         }
     }
@@ -160,7 +160,7 @@ fn install(core: &Core, mem: &Arc<InodeMem>, version: u64, pages: &[Merged]) -> 
 /// The same for one page; the caller has the lock and has passed the gate.
 fn swing(core: &Core, mem: &InodeMem, page: &Merged) -> bool {
     let at_once = planted(Flaw::FoldSpaceAtOnce);
-    let segments = page.segments.iter().map(|&header| Resource::LogSegment(header.0));
+    let segments = page.segments.iter().map(|&header| header.segment());
     let old = segments.chain([Resource::Block(page.word.page())]);
     let new = PageWord::new(page.block, 0);
     let freed = old.clone().filter(|_| !at_once);

@@ -6,15 +6,14 @@
 
 use crate::format::log_entry::has_log;
 use crate::pool::tx::Tx;
-use ferrite_map::PageWord;
-use ferrite_map::{MapTx, PageId, Resource};
+use ferrite_map::{MapTx, PageId, PageWord};
 use ferrite_pm::Region;
 use ferrite_vfs::Result;
 
 use crate::format::data_sum;
 use crate::format::layout::Superblock;
-use crate::format::log_entry::Entry;
 use crate::format::log_entry::LOG_UNITS_MAX;
+use crate::format::log_entry::{Entry, Span};
 use crate::format::page_buffer::PageBuffer;
 use crate::format::unit::{BLOCK_UNITS, Segment, Unit};
 use crate::page::block;
@@ -81,14 +80,14 @@ pub(crate) fn segments(core: &Core, page: PageId, word: PageWord, visit: &mut dy
 
 /// Parts of a range that no entry has covered yet: ascending, disjoint, at most one more than there are entries.
 struct Gaps {
-    list: [(u16, u16); ENTRIES_MAX + 1],
+    list: [Span; ENTRIES_MAX + 1],
     len: usize,
 }
 
 impl Gaps {
     fn new(from: u16, to: u16) -> Gaps {
-        let mut list = [(0, 0); ENTRIES_MAX + 1];
-        list[0] = (from, to);
+        let mut list = [Span { from: 0, to: 0 }; ENTRIES_MAX + 1];
+        list[0] = Span { from, to };
         Gaps { list, len: 1 }
     }
 
@@ -96,35 +95,42 @@ impl Gaps {
         self.len == 0
     }
 
-    fn touches(&self, (from, to): (u16, u16)) -> bool {
-        self.list[..self.len].iter().any(|&(a, b)| a < to && from < b)
+    fn touches(&self, span: Span) -> bool {
+        self.list[..self.len]
+            .iter()
+            .any(|gap| gap.from < span.to && span.from < gap.to)
     }
 
-    /// Takes `range` out; calls `taken` for each part that was there.
-    fn take(&mut self, (from, to): (u16, u16), mut taken: impl FnMut(u16, u16)) {
+    /// Takes `span` out; calls `taken` for each part that was there.
+    fn take(&mut self, span: Span, mut taken: impl FnMut(Span)) {
         let mut index = 0;
         while index < self.len {
-            let (a, b) = self.list[index];
-            let (x, y) = (a.max(from), b.min(to));
-            if x >= y {
+            let gap = self.list[index];
+            let cut = Span {
+                from: gap.from.max(span.from),
+                to: gap.to.min(span.to),
+            };
+            if cut.from >= cut.to {
                 index += 1;
                 continue;
             }
-            taken(x, y);
-            match (a < x, y < b) {
+            taken(cut);
+            let before = Span { to: cut.from, ..gap };
+            let behind = Span { from: cut.to, ..gap };
+            match (gap.from < cut.from, cut.to < gap.to) {
                 (true, true) => {
                     self.list.copy_within(index + 1..self.len, index + 2);
-                    self.list[index] = (a, x);
-                    self.list[index + 1] = (y, b);
+                    self.list[index] = before;
+                    self.list[index + 1] = behind;
                     self.len += 1;
                     index += 2;
                 }
                 (true, false) => {
-                    self.list[index] = (a, x);
+                    self.list[index] = before;
                     index += 1;
                 }
                 (false, true) => {
-                    self.list[index] = (y, b);
+                    self.list[index] = behind;
                     index += 1;
                 }
                 (false, false) => {
@@ -153,11 +159,11 @@ pub(crate) fn read(core: &Core, page: PageId, word: PageWord, from: usize, part:
     entries(core.media(), page, word, &mut |entry| {
         walked += 1;
         // A damaged trailer may claim the wrong range, and so cause entries that count to be skipped.
-        if verify_all || gaps.touches(entry.range()) {
+        if verify_all || gaps.touches(entry.span()) {
             let data = entry.read(&core.region, &mut buffer)?;
             let start = usize::from(entry.trailer.offset);
-            gaps.take(entry.range(), |a, b| {
-                let (a, b) = (usize::from(a), usize::from(b));
+            gaps.take(entry.span(), |taken| {
+                let (a, b) = (usize::from(taken.from), usize::from(taken.to));
                 let to = &mut part[a - from..b - from];
                 if entry.trailer.zero {
                     to.fill(0);
@@ -171,8 +177,8 @@ pub(crate) fn read(core: &Core, page: PageId, word: PageWord, from: usize, part:
     if verify_all && !gaps.is_empty() {
         block::read_block(core, page, word, 0, &mut buffer[..])?;
     }
-    for &(a, b) in &gaps.list[..gaps.len] {
-        let (a, b) = (usize::from(a), usize::from(b));
+    for gap in &gaps.list[..gaps.len] {
+        let (a, b) = (usize::from(gap.from), usize::from(gap.to));
         let to = &mut part[a - from..b - from];
         if verify_all {
             to.copy_from_slice(&buffer[a..b]);
@@ -195,8 +201,8 @@ fn read_forward(core: &Core, page: PageId, word: PageWord, from: usize, part: &m
     let mut buffer = PageBuffer::take();
     let end = from + part.len();
     for entry in list.iter().rev() {
-        let (a, b) = entry.range();
-        let (a, b) = (usize::from(a).max(from), usize::from(b).min(end));
+        let span = entry.span();
+        let (a, b) = (usize::from(span.from).max(from), usize::from(span.to).min(end));
         if a < b || core.superblock.has_data_checksums() {
             entry.read(&core.region, &mut buffer)?;
         }
@@ -223,7 +229,7 @@ pub(crate) fn page_has_log(core: &Core, page: PageId) -> bool {
 pub(crate) fn free(core: &Core, tx: &mut Tx<'_>, page: PageId, word: PageWord) -> Result<()> {
     if has_log(word) {
         segments(core, page, word, &mut |segment| {
-            tx.freed(Resource::LogSegment(segment.header.0));
+            tx.freed(segment.header.segment());
         })?;
     }
     Ok(())
@@ -237,13 +243,14 @@ mod tests {
     fn gaps_shrink_split_and_vanish() {
         let mut gaps = Gaps::new(10, 100);
         let mut taken = Vec::new();
-        gaps.take((40, 50), |a, b| taken.push((a, b)));
-        gaps.take((0, 20), |a, b| taken.push((a, b)));
-        gaps.take((45, 60), |a, b| taken.push((a, b)));
-        assert_eq!(taken, [(40, 50), (10, 20), (50, 60)]);
-        assert_eq!(gaps.list[..gaps.len], [(20, 40), (60, 100)]);
-        assert!(!gaps.touches((40, 60)) && gaps.touches((39, 41)));
-        gaps.take((0, 4096), |_, _| {});
+        let span = |from, to| Span { from, to };
+        gaps.take(span(40, 50), |part| taken.push(part));
+        gaps.take(span(0, 20), |part| taken.push(part));
+        gaps.take(span(45, 60), |part| taken.push(part));
+        assert_eq!(taken, [span(40, 50), span(10, 20), span(50, 60)]);
+        assert_eq!(gaps.list[..gaps.len], [span(20, 40), span(60, 100)]);
+        assert!(!gaps.touches(span(40, 60)) && gaps.touches(span(39, 41)));
+        gaps.take(span(0, 4096), |_| {});
         assert!(gaps.is_empty());
     }
 }

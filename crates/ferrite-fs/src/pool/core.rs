@@ -224,7 +224,7 @@ impl Core {
                 was_used
             }
             Resource::NameSlot(slot) => self.names.release(slot),
-            Resource::LogSegment(unit) => self.log_space.release(&self.alloc, Unit(unit)),
+            Resource::LogSegment(unit) => self.log_space.release(&self.alloc, Unit::of_segment(unit)),
         };
         if !was_used {
             self.stop_changes(format!("{resource:?} was freed twice"));

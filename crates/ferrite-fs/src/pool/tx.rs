@@ -12,7 +12,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use ferrite_map::gate::{Moving, Passage};
-use ferrite_map::{BlockNo, FreshNodes, Inum, MapError, MapTx, Mapping, PageId, PageWord, Resource, SetLines};
+use ferrite_map::{
+    BlockNo, FreshNodes, Inum, MapError, MapTx, Mapping, PageId, PageRange, PageWord, Resource, SetLines, StoredWord,
+};
 use ferrite_pm::Region;
 use ferrite_vfs::{FsError, Once, Outcome, Result, SpaceOf, Unsupported};
 use rustc_hash::FxHashMap;
@@ -35,6 +37,12 @@ use crate::space::names::NameTx;
 const NUMBERS_USED_UP: &str =
     "the journal has used up its sequence numbers: the pool can be read, copy what it holds to a new one";
 
+/// Pages of an inode.
+struct FilePages {
+    ino: Inum,
+    pages: PageRange,
+}
+
 /// What a transaction gathers. Its memory is reused by the next one.
 struct Buffers {
     record: Record,
@@ -43,16 +51,15 @@ struct Buffers {
     freed: Vec<Resource>,
     /// Reusable as soon as the record is durable, see [`Tx::freed`].
     freed_at_once: Vec<Resource>,
-    /// Pages that the record maps: inode, first page, the page after the last. Not used for mappings that can list a
-    /// file's pages.
-    mapped: Vec<(Inum, u64, u64)>,
+    /// Pages that the record maps. Not used for mappings that can list a file's pages.
+    mapped: Vec<FilePages>,
     /// Stretches in which it leaves nothing mapped.
-    cleared: Vec<(Inum, u64, u64)>,
+    cleared: Vec<FilePages>,
     staged: Staged,
     /// Words of a mapping whose changes build on each other; they go into the record last, each once.
     map_words: FxHashMap<u64, u64>,
     /// The same, on their way into the record.
-    sorted: Vec<(u64, u64)>,
+    sorted: Vec<StoredWord>,
     /// The lines that contain them.
     set_lines: SetLines,
     /// New nodes of the mapping, from this transaction.
@@ -79,9 +86,11 @@ impl Buffers {
     /// Adds the mapping's words to the record, in offset order, so that adjacent words share an item.
     fn record_map_words(&mut self) {
         self.sorted.clear();
-        self.sorted.extend(self.map_words.drain());
+        let words = self.map_words.drain();
+        self.sorted
+            .extend(words.map(|(offset, value)| StoredWord { offset, value }));
         self.sorted.sort_unstable();
-        for &(offset, value) in &self.sorted {
+        for &StoredWord { offset, value } in &self.sorted {
             self.record.set_word(offset, value);
         }
     }
@@ -91,14 +100,23 @@ impl Buffers {
 #[derive(Default)]
 struct Staged {
     bytes: Vec<u8>,
-    /// Place and length of each piece.
-    pieces: Vec<(u64, usize)>,
+    pieces: Vec<Piece>,
+}
+
+/// Where some of the bytes go: those behind the pieces before it.
+struct Piece {
+    /// Pool offset.
+    offset: u64,
+    len_bytes: usize,
 }
 
 impl Staged {
     fn push(&mut self, offset: u64, bytes: &[u8]) {
         self.bytes.extend_from_slice(bytes);
-        self.pieces.push((offset, bytes.len()));
+        self.pieces.push(Piece {
+            offset,
+            len_bytes: bytes.len(),
+        });
     }
 
     fn clear(&mut self) {
@@ -108,8 +126,8 @@ impl Staged {
 
     fn stream(&self, region: &Region) {
         let mut rest = &*self.bytes;
-        for &(offset, len) in &self.pieces {
-            let (piece, behind) = rest.split_at(len);
+        for &Piece { offset, len_bytes } in &self.pieces {
+            let (piece, behind) = rest.split_at(len_bytes);
             region.stream(offset, piece);
             rest = behind;
         }
@@ -244,7 +262,7 @@ impl<'e> Tx<'e> {
     /// Counts the log segments that it frees as waiting.
     fn note_waiting_segments(&self) {
         let unit = |resource: &Resource| match *resource {
-            Resource::LogSegment(unit) => Some(Unit(unit)),
+            Resource::LogSegment(unit) => Some(Unit::of_segment(unit)),
             _ => None,
         };
         let mut units = self.buffers.freed.iter().filter_map(unit).peekable();
@@ -430,34 +448,37 @@ impl<'e> Tx<'e> {
         if self.core.keeps_spreads {
             let page = u64::from(lblk);
             match self.buffers.mapped.last_mut() {
-                Some(last) if last.0 == ino && last.2 == page => last.2 += 1,
-                _ => self.buffers.mapped.push((ino, page, page + 1)),
+                Some(last) if last.ino == ino && last.pages.end == page => last.pages.end += 1,
+                _ => self.buffers.mapped.push(FilePages {
+                    ino,
+                    pages: PageRange::new(page, page + 1),
+                }),
             }
         }
         Ok(())
     }
 
-    /// Declares that the record leaves nothing mapped in pages `first..end` of `ino`.
-    pub(crate) fn clears(&mut self, ino: Inum, (first, end): (u64, u64)) {
+    /// Declares that the record leaves nothing mapped in these pages of `ino`.
+    pub(crate) fn clears(&mut self, ino: Inum, pages: PageRange) {
         if self.core.keeps_spreads {
-            self.buffers.cleared.push((ino, first, end));
+            self.buffers.cleared.push(FilePages { ino, pages });
         }
     }
 
     /// Makes the inodes' spreads cover what the record maps, before any reader can find it.
     fn widen_spreads(&self, inodes: &[&Arc<InodeMem>]) {
-        for &(ino, first, end) in &self.buffers.mapped {
+        for &FilePages { ino, pages } in &self.buffers.mapped {
             let inode = inodes.iter().find(|inode| inode.ino == ino);
             let inode = inode.expect("who maps a page counts it in its inode");
-            inode.spread.widen(first, end, &self.core.spreads);
+            inode.spread.widen(pages.first, pages.end, &self.core.spreads);
         }
     }
 
     /// Makes the spreads leave out what the record has unmapped. The caller still has the locks.
     fn narrow_spreads(&self, inodes: &[&Arc<InodeMem>]) {
-        for &(ino, first, end) in &self.buffers.cleared {
+        for &FilePages { ino, pages } in &self.buffers.cleared {
             if let Some(inode) = inodes.iter().find(|inode| inode.ino == ino) {
-                inode.spread.clear(first, end, &self.core.spreads);
+                inode.spread.clear(pages.first, pages.end, &self.core.spreads);
             }
         }
     }

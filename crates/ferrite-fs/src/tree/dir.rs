@@ -83,16 +83,27 @@ fn end_before(core: &Core, dir: Inum, inode: &Inode, lblk: u64) -> u64 {
 
 /// First run of adjacent free entries in a block that has at least `need` bytes, as long as it goes.
 fn find_run(core: &Core, block_offset: u64, lblk: u64, need: u64) -> Result<Option<Space>> {
-    let mut run: Option<(u64, u64)> = None;
+    #[derive(Clone, Copy)]
+    struct Run {
+        start: u64,
+        len_bytes: u64,
+    }
+    let mut run: Option<Run> = None;
     let mut within = FIRST_ENTRY;
     while within < BLOCK_BYTES {
         let head = dentry::head(&core.region, block_offset + within)?;
         run = match (head.ino, run) {
-            (Inum::NONE, None) => Some((within, head.len_bytes)),
-            (Inum::NONE, Some((start, len))) => Some((start, len + head.len_bytes)),
+            (Inum::NONE, None) => Some(Run {
+                start: within,
+                len_bytes: head.len_bytes,
+            }),
+            (Inum::NONE, Some(run)) => Some(Run {
+                len_bytes: run.len_bytes + head.len_bytes,
+                ..run
+            }),
             _ => None,
         };
-        if let Some((start, len_bytes)) = run.filter(|&(_, len)| len >= need) {
+        if let Some(Run { start, len_bytes }) = run.filter(|run| run.len_bytes >= need) {
             // Include the free entries that follow, so that the rest of the run stays whole.
             let mut len_bytes = len_bytes;
             let mut next = start + len_bytes;

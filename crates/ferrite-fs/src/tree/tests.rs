@@ -6,6 +6,7 @@ use ferrite_vfs::{FileKind, FileSystem, FsError, Ino, NewNode, OpenMode, ROOT_IN
 
 use crate::format::layout::BLOCK_BYTES;
 use crate::format::log_entry::has_log;
+use crate::format::unit::Unit;
 use crate::page::scan;
 use crate::pool::core::map_error;
 use crate::pool::tx::Tx;
@@ -244,7 +245,10 @@ fn what_is_freed_twice_stops_changes_and_no_thread() {
             Resource::Block(block)
         });
         twice(&|_| Resource::Block(BlockNo::new(1)));
-        twice(&|engine| Resource::LogSegment(engine.core().superblock.first_block as u32 * 64 + 64 * 2000));
+        twice(&|engine| {
+            let block = BlockNo::new(engine.core().superblock.first_block as u32 + 2000);
+            Unit::first_of(block).segment()
+        });
         twice(&|_| Resource::NameSlot(NameSlotNo::new(7)));
         twice(&|_| Resource::Inode(Inum::new(77)));
         // Trees have no entries of their own.

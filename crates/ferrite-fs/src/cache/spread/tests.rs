@@ -19,7 +19,7 @@ use crate::pool::core::Core;
 use crate::{Engine, Mapping, MkfsOptions, MountOptions, mkfs};
 
 fn covers(spread: &Spread, page: u64) -> bool {
-    spread.next_run(page, page + 1) == Some((page, page + 1))
+    spread.next_run(page, page + 1) == Some(PageRange::new(page, page + 1))
 }
 
 /// Random changes compared with a plain set of pages: each of its pages is covered, and apart from them only short
@@ -52,14 +52,14 @@ fn a_spread_covers_all_pages_and_little_else() {
                 }
                 _ => {
                     let known: Vec<Lblk> = pages.range(first..far).map(|&page| Lblk::at(page)).collect();
-                    spread.learn((first, far), &known, &budget);
+                    spread.learn(PageRange::new(first, far), &known, &budget);
                 }
             }
             assert!(pages.iter().all(|&page| covers(&spread, page)));
             assert!(budget.dram_bytes() <= budget.most_bytes);
         }
         let all: Vec<Lblk> = pages.iter().map(|&page| Lblk::at(page)).collect();
-        spread.learn((0, LBLK_END), &all, &budget);
+        spread.learn(PageRange::ALL, &all, &budget);
         if seed % 2 == 0 {
             let most = (all.len() as u64 + 1) * (GAP + 1);
             assert!(spread.covered(0, LBLK_END, u64::MAX - LBLK_END) <= most);
@@ -95,10 +95,11 @@ fn a_dense_file_has_no_list() {
         spread.widen(page, page + 1, &budget);
     }
     spread.clear(5_000, LBLK_END, &budget);
-    assert_eq!(spread.next_run(0, LBLK_END), Some((0, 5_000)));
+    assert_eq!(spread.next_run(0, LBLK_END), Some(PageRange::new(0, 5_000)));
     spread.widen(1 << 20, (1 << 20) + 1, &budget);
     assert_ne!(budget.dram_bytes(), 0);
-    assert_eq!(spread.next_run(5_000, LBLK_END), Some((1 << 20, (1 << 20) + 1)));
+    let far = PageRange::new(1 << 20, (1 << 20) + 1);
+    assert_eq!(spread.next_run(5_000, LBLK_END), Some(far));
     spread.clear(1 << 19, LBLK_END, &budget);
     assert_eq!(budget.dram_bytes(), 0, "it is dense again");
 }
