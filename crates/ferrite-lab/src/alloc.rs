@@ -38,8 +38,8 @@ pub(crate) trait Blocks: Send + Sync {
     fn free(&self, index: u64);
     /// Blocks in use, those taken to separate chunks included.
     fn used(&self) -> u64;
-    /// What it keeps on the medium: offset and bytes.
-    fn area(&self) -> Option<(u64, u64)>;
+    /// What it keeps on the medium.
+    fn area(&self) -> Option<Area>;
 }
 
 /// Blocks that must exist so that `wanted` can be used at this score.
@@ -51,10 +51,26 @@ pub(crate) fn blocks_for(wanted: u32, score: f64) -> u32 {
     (f64::from(wanted) * (2.0 - score) * 1.05) as u32 + 64
 }
 
-/// Chunks (first block, length) of `blocks` blocks at this score.
-fn chunks(blocks: u64, score: f64, rng: &mut Rng) -> Vec<(u64, u64)> {
+/// Part of the medium.
+pub(crate) struct Area {
+    /// Pool offset.
+    pub(crate) offset: u64,
+    pub(crate) len_bytes: u64,
+}
+
+/// Free blocks in a row.
+#[derive(Clone, Copy)]
+pub(crate) struct Chunk {
+    /// The first of them.
+    start: u64,
+    /// How many they are.
+    len: u64,
+}
+
+/// Chunks of `blocks` blocks at this score.
+fn chunks(blocks: u64, score: f64, rng: &mut Rng) -> Vec<Chunk> {
     if score >= 1.0 {
-        return vec![(0, blocks)];
+        return vec![Chunk { start: 0, len: blocks }];
     }
     let mut chunks = Vec::new();
     let mut at = 0;
@@ -64,20 +80,23 @@ fn chunks(blocks: u64, score: f64, rng: &mut Rng) -> Vec<(u64, u64)> {
             len += 1;
         }
         let len = len.min(blocks - at);
-        chunks.push((at, len));
+        chunks.push(Chunk { start: at, len });
         at += len + 1;
     }
     rng.shuffle(&mut chunks);
     chunks
 }
 
-/// Chunks (first block, length) of `len` blocks each, with a block between any two, in random order; one chunk if that
+/// Chunks of `len` blocks each, with a block between any two, in random order; one chunk if that
 /// is all there is.
-pub(crate) fn even_chunks(blocks: u64, len: u64, seed: u64) -> Vec<(u64, u64)> {
+pub(crate) fn even_chunks(blocks: u64, len: u64, seed: u64) -> Vec<Chunk> {
     let stride = len.saturating_add(1).min(blocks.max(1));
-    let mut chunks: Vec<(u64, u64)> = (0..blocks)
+    let mut chunks: Vec<Chunk> = (0..blocks)
         .step_by(stride as usize)
-        .map(|start| (start, len.min(blocks - start)))
+        .map(|start| Chunk {
+            start,
+            len: len.min(blocks - start),
+        })
         .collect();
     Rng::new(seed).shuffle(&mut chunks);
     chunks
@@ -97,17 +116,17 @@ impl FreeMap {
     }
 
     /// With these free chunks, handed out in this order; the block after each is taken.
-    pub(crate) fn of_chunks(blocks: u64, chunks: Vec<(u64, u64)>) -> FreeMap {
+    pub(crate) fn of_chunks(blocks: u64, chunks: Vec<Chunk>) -> FreeMap {
         let map = AtomicBitmap::new(blocks);
         chunks
             .iter()
-            .map(|&(start, len)| start + len)
+            .map(|chunk| chunk.start + chunk.len)
             .filter(|&separator| separator < blocks)
             .for_each(|separator| map.set(separator));
         FreeMap {
             map,
             last: AtomicU64::new(0),
-            starts: chunks.into_iter().map(|(start, _)| start).collect(),
+            starts: chunks.into_iter().map(|chunk| chunk.start).collect(),
             next_start: AtomicUsize::new(0),
         }
     }
@@ -151,7 +170,7 @@ impl Blocks for FreeMap {
         self.map.count_used()
     }
 
-    fn area(&self) -> Option<(u64, u64)> {
+    fn area(&self) -> Option<Area> {
         None
     }
 }
@@ -223,7 +242,8 @@ impl Papers {
     /// With its bitmap, all zeros, at `bitmap`.
     pub(crate) fn new(region: Arc<Region>, bitmap: u64, blocks: u64, score: f64, seed: u64) -> Papers {
         let mut rng = Rng::new(seed);
-        let free: BTreeMap<u64, u64> = chunks(blocks, score, &mut rng).into_iter().collect();
+        let chunks = chunks(blocks, score, &mut rng);
+        let free: BTreeMap<u64, u64> = chunks.iter().map(|chunk| (chunk.start, chunk.len)).collect();
         let free_blocks: u64 = free.values().sum();
         let papers = Papers {
             region,
@@ -296,8 +316,11 @@ impl Blocks for Papers {
         self.blocks - self.runs.lock().free_blocks
     }
 
-    fn area(&self) -> Option<(u64, u64)> {
-        Some((self.bitmap, Self::bitmap_bytes(self.blocks)))
+    fn area(&self) -> Option<Area> {
+        Some(Area {
+            offset: self.bitmap,
+            len_bytes: Self::bitmap_bytes(self.blocks),
+        })
     }
 }
 

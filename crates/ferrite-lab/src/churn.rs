@@ -210,6 +210,14 @@ struct File {
     pages: Vec<u32>,
 }
 
+/// Where a page is in the list of files.
+struct Place {
+    /// Index of the file.
+    file: usize,
+    /// Index of the page in it.
+    page: usize,
+}
+
 /// See the module's head.
 struct Aged {
     pool: Pool,
@@ -256,8 +264,8 @@ impl Aged {
     }
 
     /// The page that is mapped next.
-    fn next_page(&self) -> (u32, u32) {
-        (self.growing.ino, self.growing.pages.len() as u32)
+    fn next_page(&self) -> PageId {
+        PageId::from_raw(self.growing.ino, self.growing.pages.len() as u32)
     }
 
     /// Records that the next page was mapped.
@@ -280,25 +288,26 @@ impl Aged {
     }
 
     fn map_next(&mut self) -> Result<(), LabError> {
-        let (ino, lblk) = self.next_page();
-        self.pool.unpaid(|| self.pool.insert(0, ino, lblk, 1))?;
+        let next = self.next_page();
+        self.pool
+            .unpaid(|| self.pool.insert(0, next.ino.get(), next.lblk.get(), 1))?;
         self.grown();
         Ok(())
     }
 
-    /// Some mapped page of a complete file, each with the same chance: the file's index and the page's in it.
-    fn any_page(&mut self) -> (usize, usize) {
+    /// Some mapped page of a complete file, each with the same chance.
+    fn any_page(&mut self) -> Place {
         loop {
             let file = self.rng.below(self.files.len() as u64) as usize;
             let page = self.rng.below(u64::from(FILE_PAGES)) as usize;
             if page < self.files[file].pages.len() {
-                return (file, page);
+                return Place { file, page };
             }
         }
     }
 
     fn unmap_one(&mut self) -> Result<(), LabError> {
-        let (at, page) = self.any_page();
+        let Place { file: at, page } = self.any_page();
         let file = &mut self.files[at];
         let (ino, lblk) = (file.ino, file.pages.swap_remove(page));
         if file.pages.is_empty() {
@@ -363,25 +372,25 @@ impl Aged {
         Ok(())
     }
 
-    fn hit(&mut self) -> (u32, u32) {
-        let (file, page) = self.any_page();
-        (self.files[file].ino, self.files[file].pages[page])
+    fn hit(&mut self) -> PageId {
+        let Place { file, page } = self.any_page();
+        PageId::from_raw(self.files[file].ino, self.files[file].pages[page])
     }
 
-    fn miss(&mut self) -> (u32, u32) {
+    fn miss(&mut self) -> PageId {
         let file = self.rng.below(self.files.len() as u64) as usize;
         let ino = self.files[file].ino;
         let tries = if self.rng.below(2) == 0 { HOLE_TRIES } else { 0 };
         for _ in 0..tries {
-            let lblk = self.rng.below(u64::from(FILE_PAGES)) as u32;
-            if self.pool.map.get(PageId::from_raw(ino, lblk)).is_hole() {
-                return (ino, lblk);
+            let page = PageId::from_raw(ino, self.rng.below(u64::from(FILE_PAGES)) as u32);
+            if self.pool.map.get(page).is_hole() {
+                return page;
             }
         }
-        (ino, FILE_PAGES + self.rng.below(u64::from(FILE_PAGES)) as u32)
+        PageId::from_raw(ino, FILE_PAGES + self.rng.below(u64::from(FILE_PAGES)) as u32)
     }
 
-    fn some(&mut self, kind: Kind, count: u32) -> Vec<(u32, u32)> {
+    fn some(&mut self, kind: Kind, count: u32) -> Vec<PageId> {
         let one = if kind == Kind::Hit { Aged::hit } else { Aged::miss };
         (0..count).map(|_| one(self)).collect()
     }
@@ -391,28 +400,26 @@ impl Aged {
         let cache = TransCache::default();
         let pages = self.some(kind, plan.lookups);
         let pool = &self.pool;
-        for &(ino, lblk) in &pages {
-            if pool.look(ino, lblk, &cache).is_hole() != (kind == Kind::Miss) {
+        for &page in &pages {
+            if pool.look(page, &cache).is_hole() != (kind == Kind::Miss) {
                 let name = pool.structure.name();
-                return Err(LabError::Wrong(format!(
-                    "{name}: page {lblk} of inode {ino}: {kind:?} expected"
-                )));
+                return Err(LabError::Wrong(format!("{name}: {page}: {kind:?} expected")));
             }
-            costs.lines.push(pool.map.lines_touched(PageId::from_raw(ino, lblk)));
+            costs.lines.push(pool.map.lines_touched(page));
         }
         let batch = time(|| {
-            for &(ino, lblk) in &pages {
-                black_box(pool.look(ino, lblk, &cache));
+            for &page in &pages {
+                black_box(pool.look(page, &cache));
             }
         });
         costs.rounds.push(batch / f64::from(plan.lookups));
-        for &(ino, lblk) in &pages {
+        for &page in &pages {
             costs.singles.push(time(|| {
-                black_box(pool.look(ino, lblk, &cache));
+                black_box(pool.look(page, &cache));
             }));
         }
-        for (ino, lblk) in self.some(kind, plan.cold) {
-            costs.cold.push(self.cold.look(&self.pool, ino, lblk, 1));
+        for page in self.some(kind, plan.cold) {
+            costs.cold.push(self.cold.look(&self.pool, page, 1));
         }
         Ok(())
     }
@@ -422,9 +429,9 @@ impl Aged {
         let mut total = 0.0;
         for _ in 0..plan.inserts {
             self.unmap_one()?;
-            let (ino, lblk) = self.next_page();
+            let next = self.next_page();
             let mut result = Ok(());
-            let taken = time(|| result = self.pool.insert(0, ino, lblk, 1));
+            let taken = time(|| result = self.pool.insert(0, next.ino.get(), next.lblk.get(), 1));
             result?;
             self.grown();
             costs.singles.push(taken);
@@ -438,8 +445,9 @@ impl Aged {
         }
         for _ in 0..plan.cold {
             self.unmap_one()?;
-            let (ino, lblk) = self.next_page();
-            costs.cold.push(self.cold.insert(&self.pool, ino, lblk, 1)?);
+            let next = self.next_page();
+            let taken = self.cold.insert(&self.pool, next.ino.get(), next.lblk.get(), 1)?;
+            costs.cold.push(taken);
             self.grown();
         }
         Ok(())
@@ -448,15 +456,14 @@ impl Aged {
     /// Maps the next page; counts the lines of the miss that shows that it is not mapped, and those that are set. A
     /// line that is read and set counts twice; free maps in DRAM and the zeros of a new node do not count.
     fn count_insert(&mut self) -> Result<u64, LabError> {
-        let (ino, lblk) = self.next_page();
+        let page = self.next_page();
         let pool = &self.pool;
-        let missed = pool.map.lines_touched(PageId::from_raw(ino, lblk));
+        let missed = pool.map.lines_touched(page);
         let set = pool.unpaid(|| {
             pool.change(0, |tx| {
                 let mut counting = Counting { tx, lines: Vec::new() };
-                let block = pool.map.alloc_page(&mut counting, PageId::from_raw(ino, lblk))?;
-                pool.map
-                    .insert(&mut counting, PageId::from_raw(ino, lblk), PageWord::new(block, 0))?;
+                let block = pool.map.alloc_page(&mut counting, page)?;
+                pool.map.insert(&mut counting, page, PageWord::new(block, 0))?;
                 Ok(counting.lines.len())
             })
         })?;

@@ -114,7 +114,7 @@ fn cold_random(pools: &[Pool; 2], plan: &ChurnPlan, took: &mut Took) -> Result<(
     {
         // Each goes first every other time.
         for side in [number % 2, 1 - number % 2] {
-            let ns = cold[side].look(&pools[side], FILE, lblk, 1);
+            let ns = cold[side].look(&pools[side], PageId::from_raw(FILE, lblk), 1);
             if number >= UNCOUNTED {
                 sides[side].push(ns);
             }

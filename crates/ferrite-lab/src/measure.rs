@@ -108,11 +108,11 @@ impl Cold {
     }
 
     /// A lookup of `count` pages, cold, in nanoseconds.
-    pub(crate) fn look(&mut self, pool: &Pool, ino: u32, lblk: u32, count: usize) -> f64 {
+    pub(crate) fn look(&mut self, pool: &Pool, page: PageId, count: usize) -> f64 {
         let mut words = vec![ferrite_map::PageWord::HOLE; count];
         self.reset_to_look(pool, count);
         let cache = TransCache::default();
-        let taken = time(|| pool.map.get_many(PageId::from_raw(ino, lblk), &mut words, &cache));
+        let taken = time(|| pool.map.get_many(page, &mut words, &cache));
         black_box(&words);
         taken
     }
@@ -121,14 +121,13 @@ impl Cold {
     pub(crate) fn around_look<T>(
         &mut self,
         pool: &Pool,
-        ino: u32,
-        lblk: u32,
+        page: PageId,
         around: impl FnOnce(&mut dyn FnMut()) -> T,
     ) -> T {
         let mut word = [ferrite_map::PageWord::HOLE];
         self.reset_to_look(pool, word.len());
         let cache = TransCache::default();
-        let result = around(&mut || pool.map.get_many(PageId::from_raw(ino, lblk), &mut word, &cache));
+        let result = around(&mut || pool.map.get_many(page, &mut word, &cache));
         black_box(&word);
         result
     }
@@ -152,15 +151,13 @@ impl Cold {
     pub(crate) fn looks(
         &mut self,
         pool: &Pool,
-        pages: impl Iterator<Item = (u32, u32)> + Clone,
-        extra: impl Fn(u32, u32) -> f64,
+        pages: impl Iterator<Item = PageId> + Clone,
+        extra: impl Fn(PageId) -> f64,
     ) -> Vec<f64> {
-        for (ino, lblk) in pages.clone().take(UNCOUNTED as usize) {
-            self.look(pool, ino, lblk, 1);
+        for page in pages.clone().take(UNCOUNTED as usize) {
+            self.look(pool, page, 1);
         }
-        pages
-            .map(|(ino, lblk)| self.look(pool, ino, lblk, 1) + extra(ino, lblk))
-            .collect()
+        pages.map(|page| self.look(pool, page, 1) + extra(page)).collect()
     }
 
     /// A mapping of `count` new pages, allocation and journal included, cold, in nanoseconds.
@@ -204,7 +201,7 @@ pub(crate) fn hot_looks(pool: &Pool, ino: u32, operations: u32, mut page: impl F
                 .collect();
             time(|| {
                 for &lblk in &pages {
-                    black_box(pool.look(ino, lblk, &cache));
+                    black_box(pool.look(PageId::from_raw(ino, lblk), &cache));
                 }
             }) / f64::from(BATCH)
         })

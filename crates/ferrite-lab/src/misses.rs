@@ -56,13 +56,13 @@ impl Counting {
         &self,
         cold: &mut Cold,
         pool: &Pool,
-        pages: impl Iterator<Item = (u32, u32)>,
+        pages: impl Iterator<Item = PageId>,
     ) -> Result<Vec<f64>, EventError> {
         let mut lookups = vec![Vec::new(); self.0.len()];
         let mut nothings = lookups.clone();
-        for (ino, lblk) in pages {
+        for page in pages {
             for (all, counted) in [(&mut lookups, true), (&mut nothings, false)] {
-                let counts = cold.around_look(pool, ino, lblk, |look| {
+                let counts = cold.around_look(pool, page, |look| {
                     self.around(|| {
                         if counted {
                             look();
@@ -91,7 +91,7 @@ pub(crate) fn cold_note(
     structure: Structure,
     cold: &mut Cold,
     pool: &Pool,
-    pages: impl Iterator<Item = (u32, u32)>,
+    pages: impl Iterator<Item = PageId>,
 ) -> String {
     let name = structure.name();
     match Counting::open(&MISSES).and_then(|counting| counting.cold_looks(cold, pool, pages)) {
@@ -157,7 +157,7 @@ fn counted(plan: &ChurnPlan, mapping: Mapping, counting: &Counting) -> Result<(V
     let mut cold = Cold::new(Structure::Product(mapping))?;
     let pages = random_pages(plan.file_pages, plan.seed);
     let pages = &pages[..pages.len().min((rounds(plan) * LOOKUPS_PER_ROUND) as usize)];
-    let counts = counting.cold_looks(&mut cold, &pool, pages.iter().map(|&lblk| (FILE, lblk)))?;
+    let counts = counting.cold_looks(&mut cold, &pool, pages.iter().map(|&lblk| PageId::from_raw(FILE, lblk)))?;
     let lines: Vec<f64> = pages
         .iter()
         .map(|&lblk| pool.map.lines_touched(PageId::from_raw(FILE, lblk)) as f64)
@@ -214,7 +214,12 @@ mod tests {
         let structure = Structure::Product(Mapping::Hashfs);
         let pool = filled(Mapping::Hashfs, &ChurnPlan::tiny(), FILL_PERCENT).expect("a pool");
         let mut cold = Cold::new(structure).expect("a twin");
-        let note = cold_note(structure, &mut cold, &pool, (0..3).map(|lblk| (FILE, lblk)));
+        let note = cold_note(
+            structure,
+            &mut cold,
+            &pool,
+            (0..3).map(|lblk| PageId::from_raw(FILE, lblk)),
+        );
         let rows = miss_rows(&ChurnPlan::tiny(), &mut |_| {});
         match uncounted() {
             Some(why) => {

@@ -283,9 +283,9 @@ impl Pool {
     }
 
     /// The word of one page, looked up as the engine does.
-    pub(crate) fn look(&self, ino: u32, lblk: u32, cache: &TransCache) -> PageWord {
+    pub(crate) fn look(&self, page: PageId, cache: &TransCache) -> PageWord {
         let mut word = [PageWord::HOLE];
-        self.map.get_many(PageId::from_raw(ino, lblk), &mut word, cache);
+        self.map.get_many(page, &mut word, cache);
         word[0]
     }
 
@@ -297,8 +297,8 @@ impl Pool {
         self.map.for_each_node(&mut |block, _| {
             evicted &= region.evict(u64::from(block) * BLOCK_BYTES, BLOCK_BYTES);
         });
-        if let Some((offset, len)) = self.blocks.area() {
-            evicted &= region.evict(offset, len);
+        if let Some(area) = self.blocks.area() {
+            evicted &= region.evict(area.offset, area.len_bytes);
         }
         evicted
     }

@@ -353,9 +353,11 @@ impl Alone {
             Kind::Random => hot(operations, &mut |_| any(pages)),
             Kind::Absent => hot(operations, &mut |_| 2 * pages + any(pages)),
             Kind::Cold => {
-                let places = random_pages(pages, self.seed).into_iter().map(|lblk| (FILE, lblk));
+                let places = random_pages(pages, self.seed)
+                    .into_iter()
+                    .map(|lblk| PageId::from_raw(FILE, lblk));
                 let count = (COLD_TIMES * plan.rounds * plan.cold) as usize;
-                self.cold.looks(&self.pool, places.take(count), |_, _| 0.0)
+                self.cold.looks(&self.pool, places.take(count), |_| 0.0)
             }
             Kind::Vector => {
                 let cache = TransCache::default();

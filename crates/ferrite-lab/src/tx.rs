@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 use ferrite_map::gate::Passage;
-use ferrite_map::{BlockNo, FreshNodes, Geometry, MapError, MapTx, Measured, Resource, SetLines};
+use ferrite_map::{BlockNo, FreshNodes, Geometry, MapError, MapTx, Measured, Resource, SetLines, StoredWord};
 use ferrite_pm::{DirtyLines, LINE_BYTES, Region};
 use parking_lot::MutexGuard;
 use rustc_hash::FxHashMap;
@@ -62,7 +62,7 @@ pub(crate) struct Lane {
     ring_bytes: u64,
     /// Where in the ring the next record goes.
     at: u64,
-    words: Vec<(u64, u64)>,
+    words: Vec<StoredWord>,
     index: FxHashMap<u64, u64>,
     record: Vec<u8>,
     claimed: Vec<Resource>,
@@ -98,19 +98,19 @@ impl<'p> LabTx<'p> {
             lane.dirty.write_some(region);
             region.fence().map_err(failed)?;
         }
-        for &(offset, value) in &lane.words {
+        for &StoredWord { offset, value } in &lane.words {
             region.store(offset, value);
         }
         match durable {
             Durable::Not => {}
             Durable::WithRecord => {
-                for &(offset, _) in &lane.words {
+                for &StoredWord { offset, .. } in &lane.words {
                     lane.dirty.add(offset, 8);
                 }
             }
             Durable::InPlace => {
                 let mut last = u64::MAX;
-                for &(offset, _) in &lane.words {
+                for &StoredWord { offset, .. } in &lane.words {
                     if offset / LINE_BYTES != last {
                         last = offset / LINE_BYTES;
                         region.write_back(offset, 8);
@@ -161,7 +161,7 @@ impl Lane {
     fn write_record(&mut self, region: &ferrite_pm::Region) {
         self.record.clear();
         let count = self.words.len() as u64;
-        let sum = self.words.iter().fold(count, |sum, &(offset, value)| {
+        let sum = self.words.iter().fold(count, |sum, &StoredWord { offset, value }| {
             (sum ^ offset)
                 .wrapping_mul(0x9e37_79b9_7f4a_7c15)
                 .rotate_left(29)
@@ -169,7 +169,7 @@ impl Lane {
         });
         for word in [count, sum]
             .into_iter()
-            .chain(self.words.iter().flat_map(|&(offset, value)| [offset, value]))
+            .chain(self.words.iter().flat_map(|word| [word.offset, word.value]))
         {
             self.record.extend_from_slice(&word.to_le_bytes());
         }
@@ -205,12 +205,13 @@ impl MapTx for LabTx<'_> {
         }
         lane.set_lines.note(offset);
         if lane.words.len() == SHORT {
-            lane.index.extend(lane.words.iter().copied());
+            let words = lane.words.iter();
+            lane.index.extend(words.map(|word| (word.offset, word.value)));
         }
         if lane.words.len() >= SHORT {
             lane.index.insert(offset, value);
         }
-        lane.words.push((offset, value));
+        lane.words.push(StoredWord { offset, value });
     }
 
     fn word(&self, offset: u64) -> u64 {
@@ -218,8 +219,8 @@ impl MapTx for LabTx<'_> {
         let set = if lane.words.len() > SHORT {
             lane.index.get(&offset).copied()
         } else {
-            let last = lane.words.iter().rev().find(|&&(at, _)| at == offset);
-            last.map(|&(_, value)| value)
+            let last = lane.words.iter().rev().find(|word| word.offset == offset);
+            last.map(|word| word.value)
         };
         set.or_else(|| lane.fresh.word(offset))
             .unwrap_or_else(|| self.pool.region.load(offset))

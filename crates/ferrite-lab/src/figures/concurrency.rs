@@ -2,7 +2,7 @@
 
 use std::sync::Barrier;
 
-use ferrite_map::TransCache;
+use ferrite_map::{PageId, TransCache};
 use parking_lot::RwLock;
 
 use super::{Figure, Judge, extent_of, panel_of};
@@ -99,7 +99,7 @@ fn together(pool: &Pool, threads: u32, turns: u32, pages: u32) -> Result<(Vec<f6
                 let end = end.read();
                 let lblk = rng.below(u64::from(*end)) as u32;
                 reads.push(time(|| {
-                    std::hint::black_box(pool.look(FILE, lblk, &cache));
+                    std::hint::black_box(pool.look(PageId::from_raw(FILE, lblk), &cache));
                 }));
             }
             let mut end = end.write();

@@ -65,22 +65,19 @@ fn run(plan: &Plan, progress: &mut dyn Progress) -> Result<FigureData, LabError>
                 pool.fill((FIRST_FILLER + file).min(INODES - 1), lblk, end, |_| true)?;
                 filled += end - lblk;
             }
-            let pages: Vec<(u32, u32)> = (0..plan.cold_samples)
+            let pages: Vec<PageId> = (0..plan.cold_samples)
                 .map(|_| rng.below(u64::from(filled)) as u32)
-                .map(|page| (FIRST_FILLER + page / file_pages, page % file_pages))
+                .map(|page| PageId::from_raw(FIRST_FILLER + page / file_pages, page % file_pages))
                 .collect();
-            let lines: u64 = pages
-                .iter()
-                .map(|&(ino, lblk)| pool.map.lines_touched(PageId::from_raw(ino, lblk)))
-                .sum();
+            let lines: u64 = pages.iter().map(|&page| pool.map.lines_touched(page)).sum();
             let lines = lines as f64 / pages.len() as f64;
-            let extra = |ino: u32, lblk: u32| missed(plan, &pool, ino, lblk);
+            let extra = |page| missed(plan, &pool, page);
             let mut reads = cold.looks(&pool, pages.iter().copied(), extra);
             let mut inserts = Vec::new();
             for n in 0..plan.cold_samples.min(plan.pool_blocks / 100) {
                 // Undone each time, so that the fill of the pool does not change.
                 let ino = FIRST_FILLER - 1 - n % 8;
-                inserts.push(cold.insert(&pool, ino, n, 1)? + missed(plan, &pool, ino, n));
+                inserts.push(cold.insert(&pool, ino, n, 1)? + missed(plan, &pool, PageId::from_raw(ino, n)));
                 pool.remove(0, ino, n, 1)?;
             }
             panels[0].push(name, point(index as f64, label, &mut reads));

@@ -99,10 +99,29 @@ impl Side {
     }
 }
 
+/// How much is measured.
+struct Effort {
+    batches: u32,
+    /// Operations of a batch.
+    batch_operations: u32,
+}
+
+impl Effort {
+    fn new(batches: u32, batch_operations: u32) -> Effort {
+        Effort {
+            batches,
+            batch_operations,
+        }
+    }
+}
+
 /// Batches of operations, interleaved, so that other load on the machine affects both; a sample is a batch's mean in
 /// microseconds.
 fn duel(
-    (batches, batch_operations): (u32, u32),
+    Effort {
+        batches,
+        batch_operations,
+    }: Effort,
     mut ours: impl FnMut() -> Result<(), LabError>,
     mut theirs: impl FnMut() -> Result<(), LabError>,
 ) -> Result<[Vec<f64>; 2], LabError> {
@@ -187,7 +206,7 @@ fn run_writes(plan: &Plan, progress: &mut dyn Progress) -> Result<FigureData, La
         };
         let (mut ours, mut theirs) = (Rng::new(plan.seed), Rng::new(plan.seed));
         let samples = duel(
-            (batches(plan), BATCH),
+            Effort::new(batches(plan), BATCH),
             || write(&sides[0], &mut ours),
             || write(&sides[1], &mut theirs),
         )?;
@@ -265,9 +284,9 @@ fn run_reads(plan: &Plan, progress: &mut dyn Progress) -> Result<FigureData, Lab
             };
             let once = (part / len as u64 / u64::from(SHORT_BATCH)).saturating_sub(1).max(2) as u32;
             let effort = if cleaned {
-                (batches(plan), BATCH)
+                Effort::new(batches(plan), BATCH)
             } else {
-                (batches(plan).min(once), SHORT_BATCH)
+                Effort::new(batches(plan).min(once), SHORT_BATCH)
             };
             let samples = duel(
                 effort,
@@ -352,7 +371,7 @@ fn run_scans(plan: &Plan, progress: &mut dyn Progress) -> Result<FigureData, Lab
             Ok(())
         };
         let samples = duel(
-            (batches(plan), BATCH),
+            Effort::new(batches(plan), BATCH),
             || read(&sides[0], &mut ours),
             || read(&sides[1], &mut theirs),
         )?;

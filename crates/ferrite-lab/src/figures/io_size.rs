@@ -113,7 +113,7 @@ impl Path<'_> {
                 .region
                 .evict(u64::from(word.page()) * BLOCK_BYTES, BLOCK_BYTES);
         }
-        let map = self.cold.look(self.pool, FILE, lblk, count as usize);
+        let map = self.cold.look(self.pool, PageId::from_raw(FILE, lblk), count as usize);
         let data = time(|| {
             for (word, part) in words.iter().zip(self.buffer.chunks_mut(BLOCK_BYTES as usize)) {
                 self.pool.region.read(u64::from(word.page()) * BLOCK_BYTES, part);

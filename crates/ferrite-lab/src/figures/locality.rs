@@ -57,17 +57,18 @@ fn run(plan: &Plan, progress: &mut dyn Progress) -> Result<FigureData, LabError>
         pool.fill(SPARSE, 0, 6 * holes, |lblk| lblk % 2 == 0)?;
         let mut cold = Cold::new(structure)?;
         let shuffled = random_pages(plan.file_pages, plan.seed);
-        let extra = |ino: u32, lblk: u32| missed(plan, &pool, ino, lblk);
-        let in_order = &mut cold.looks(&pool, (0..samples).map(|lblk| (FILE, lblk)), extra);
+        let extra = |page| missed(plan, &pool, page);
+        let page = |lblk: u32| PageId::from_raw(FILE, lblk);
+        let in_order = &mut cold.looks(&pool, (0..samples).map(page), extra);
         let chosen = shuffled.iter().cycle().take(samples as usize);
         let lines = chosen
             .clone()
-            .map(|&lblk| pool.map.lines_touched(PageId::from_raw(FILE, lblk)))
+            .map(|&lblk| pool.map.lines_touched(page(lblk)))
             .sum::<u64>();
         let misses = lines as f64 / f64::from(samples);
-        let mut at_random = cold.looks(&pool, chosen.clone().map(|&lblk| (FILE, lblk)), extra);
+        let mut at_random = cold.looks(&pool, chosen.clone().map(|&lblk| page(lblk)), extra);
         let cold_random = point(1.0, AT_RANDOM, &mut at_random);
-        let missed_lines = cold_note(structure, &mut cold, &pool, chosen.map(|&lblk| (FILE, lblk)));
+        let missed_lines = cold_note(structure, &mut cold, &pool, chosen.map(|&lblk| page(lblk)));
         let hot_order = &mut hot_looks(&pool, FILE, plan.hot_operations, |n| n % plan.file_pages);
         let hot_random = &mut hot_looks(&pool, FILE, plan.hot_operations, |n| {
             shuffled[(n % plan.file_pages) as usize]
@@ -99,11 +100,11 @@ fn run(plan: &Plan, progress: &mut dyn Progress) -> Result<FigureData, LabError>
         pool.unpaid(|| (0..holes).try_for_each(|_| pool.insert(0, SPARSE, next_hole(), 1)))?;
         let (mut in_order, mut at_random) = (Vec::new(), Vec::new());
         for lblk in 0..samples {
-            in_order.push(cold.insert(&pool, GROWING, lblk, 1)? + missed(plan, &pool, GROWING, lblk));
+            in_order.push(cold.insert(&pool, GROWING, lblk, 1)? + missed(plan, &pool, PageId::from_raw(GROWING, lblk)));
         }
         for _ in 0..samples.min(holes / 2) {
             let lblk = next_hole();
-            at_random.push(cold.insert(&pool, SPARSE, lblk, 1)? + missed(plan, &pool, SPARSE, lblk));
+            at_random.push(cold.insert(&pool, SPARSE, lblk, 1)? + missed(plan, &pool, PageId::from_raw(SPARSE, lblk)));
         }
         panels[1].push(name, point(0.0, IN_ORDER, &mut in_order));
         panels[1].push(name, point(1.0, AT_RANDOM, &mut at_random));
@@ -127,9 +128,9 @@ fn run(plan: &Plan, progress: &mut dyn Progress) -> Result<FigureData, LabError>
 }
 
 /// What the media model adds to a cold operation on this page.
-pub(super) fn missed(plan: &Plan, pool: &Pool, ino: u32, lblk: u32) -> f64 {
+pub(super) fn missed(plan: &Plan, pool: &Pool, page: PageId) -> f64 {
     if plan.media_extra_ns > 0.0 {
-        pool.map.lines_touched(PageId::from_raw(ino, lblk)) as f64 * plan.media_extra_ns
+        pool.map.lines_touched(page) as f64 * plan.media_extra_ns
     } else {
         0.0
     }

@@ -1,5 +1,7 @@
 //! HashFS figures 6 and 7: fragmentation and file size, cold.
 
+use ferrite_map::PageId;
+
 use super::locality::missed;
 use super::{Figure, Judge, bars, extent_of, panel_of};
 use crate::data::point;
@@ -71,11 +73,15 @@ fn measure(plan: &Plan, structure: Structure, place: &Place<'_>, panels: &mut [P
     pool.fill(FILE, 0, place.pages, |_| true)?;
     pool.fill(DECOY, 0, 8, |_| true)?;
     let mut cold = Cold::new(structure)?;
-    let extra = |ino: u32, lblk: u32| missed(plan, &pool, ino, lblk);
-    let mut in_order = cold.looks(&pool, (0..samples).map(|n| (FILE, n % place.pages)), extra);
+    let extra = |page| missed(plan, &pool, page);
+    let mut in_order = cold.looks(
+        &pool,
+        (0..samples).map(|n| PageId::from_raw(FILE, n % place.pages)),
+        extra,
+    );
     let shuffled = random_pages(place.pages, plan.seed);
     let chosen = shuffled.iter().cycle().take(samples as usize);
-    let mut at_random = cold.looks(&pool, chosen.map(|&lblk| (FILE, lblk)), extra);
+    let mut at_random = cold.looks(&pool, chosen.map(|&lblk| PageId::from_raw(FILE, lblk)), extra);
     // Appends to the file itself, whose structure has the size that is asked about; to many copies if it is small.
     let mut inserts = Vec::new();
     for n in 0..samples {
@@ -88,7 +94,7 @@ fn measure(plan: &Plan, structure: Structure, place: &Place<'_>, panels: &mut [P
             pool.fill(ino, 0, place.pages, |_| true)?;
         }
         let lblk = lblk.max(place.pages);
-        inserts.push(cold.insert(&pool, ino, lblk, 1)? + missed(plan, &pool, ino, lblk));
+        inserts.push(cold.insert(&pool, ino, lblk, 1)? + missed(plan, &pool, PageId::from_raw(ino, lblk)));
     }
     let name = structure.name();
     panels[0].push(name, point(place.x, place.label, &mut in_order));

@@ -71,6 +71,16 @@ fn colour(name: &str, names: &[&str]) -> RGBColor {
     })
 }
 
+/// How a picture is divided.
+struct Grid {
+    legend_height: u32,
+    /// Rows and columns of panels.
+    rows: u32,
+    columns: u32,
+    /// Names in a row of the legend.
+    per_row: u32,
+}
+
 /// The picture, as an `svg` element. An error is text that explains it.
 pub(crate) fn svg(panels: &[Panel]) -> Result<String, String> {
     let names = names(panels);
@@ -78,36 +88,41 @@ pub(crate) fn svg(panels: &[Panel]) -> Result<String, String> {
     let rows = (panels.len() as u32).div_ceil(columns).max(1);
     let per_row = (WIDTH / LEGEND_ENTRY).max(1);
     let legend_height = (names.len() as u32).div_ceil(per_row) * LEGEND_ROW + 8;
+    let grid = Grid {
+        legend_height,
+        rows,
+        columns,
+        per_row,
+    };
     let mut picture = String::new();
     {
         let root =
             SVGBackend::with_string(&mut picture, (WIDTH, legend_height + rows * PANEL_HEIGHT)).into_drawing_area();
-        draw(&root, panels, &names, (legend_height, rows, columns, per_row)).map_err(|error| error.to_string())?;
+        draw(&root, panels, &names, &grid).map_err(|error| error.to_string())?;
         root.present().map_err(|error| error.to_string())?;
     }
     Ok(picture)
 }
 
-fn draw(
-    root: &Area<'_>,
-    panels: &[Panel],
-    names: &[&str],
-    (legend_height, rows, columns, per_row): (u32, u32, u32, u32),
-) -> Result<(), Box<dyn std::error::Error>> {
+fn draw(root: &Area<'_>, panels: &[Panel], names: &[&str], grid: &Grid) -> Result<(), Box<dyn std::error::Error>> {
     root.fill(&WHITE)?;
-    let (legend, body) = root.split_vertically(legend_height);
+    let (legend, body) = root.split_vertically(grid.legend_height);
     for (index, name) in names.iter().enumerate() {
         let index = index as u32;
         let at = (
-            (10 + index % per_row * LEGEND_ENTRY) as i32,
-            (6 + index / per_row * LEGEND_ROW) as i32,
+            (10 + index % grid.per_row * LEGEND_ENTRY) as i32,
+            (6 + index / grid.per_row * LEGEND_ROW) as i32,
         );
         let square = [at, (at.0 + 14, at.1 + 14)];
         legend.draw(&Rectangle::new(square, colour(name, names).filled()))?;
         let style = (FONT, 15).into_font().color(&BLACK);
         legend.draw(&Text::new(name.to_string(), (at.0 + 20, at.1 + 1), style))?;
     }
-    for (area, panel) in body.split_evenly((rows as usize, columns as usize)).iter().zip(panels) {
+    for (area, panel) in body
+        .split_evenly((grid.rows as usize, grid.columns as usize))
+        .iter()
+        .zip(panels)
+    {
         let (low, high) = bounds(panel);
         if panel.log_y {
             let scale = (low..high).log_scale().with_key_points(ticks(low, high));
