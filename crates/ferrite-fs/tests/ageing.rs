@@ -201,7 +201,7 @@ impl Server {
         let wrote = self.timed(Kind::Write, len, |engine| {
             engine.open(SYSTEM, ino, OpenMode::read_write())?.append(SYSTEM, &data)
         });
-        if let Some((_, count)) = wrote {
+        if let Some(ferrite_vfs::Written { len_bytes: count, .. }) = wrote {
             let file = self.files.get_mut(&number).expect("there");
             file.parts.push((fill, count));
             self.pages += file.pages() - old_pages;

@@ -14,7 +14,7 @@ use ferrite_pm::{Choice, Recorder, Region};
 use ferrite_vfs::memfs::MemFs;
 use ferrite_vfs::{
     Attr, BadArgument, Cred, Ctx, FallocateMode, FileKind, FileSystem, FsError, Ino, NewFile, NewNode, Once, OpenMode,
-    Position, ROOT_INO, RenameMode, Result, SYSTEM, SetAttr, Unsupported, WriteMode, XattrMode,
+    Position, ROOT_INO, RenameMode, Result, SYSTEM, SetAttr, Unsupported, WriteMode, Written, XattrMode,
 };
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
@@ -53,7 +53,7 @@ enum Change {
 enum Told {
     Nothing,
     Inode(FileKind, u32, u32, u64),
-    Place(u64, usize),
+    Place(Written),
     Refused(FsError),
 }
 
@@ -147,8 +147,8 @@ fn ask(fs: &dyn FileSystem, ctx: &Ctx, change: &Change) -> Told {
                 .rename(ctx, ROOT_INO, &name(from), ROOT_INO, &name(to), mode)
                 .map(|()| Told::Nothing)?,
             Change::Write(at, position, len, fill) => {
-                let (offset, len) = open(at)?.write(ctx, WriteMode::from(position), &pattern(len, fill as u8))?;
-                Told::Place(offset, len)
+                let written = open(at)?.write(ctx, WriteMode::from(position), &pattern(len, fill as u8))?;
+                Told::Place(written)
             }
             Change::Resize(at, size) => {
                 let set = SetAttr {
@@ -200,8 +200,8 @@ fn resend(fs: &dyn FileSystem, ctx: &Ctx, change: &Change, ino: Option<Ino>) -> 
         Ok(match *change {
             Change::Link(_, to) => told(&fs.link(ctx, ino, ROOT_INO, &name(to))?),
             Change::Write(_, position, len, fill) => {
-                let (offset, len) = open()?.write(ctx, WriteMode::from(position), &pattern(len, fill as u8))?;
-                Told::Place(offset, len)
+                let written = open()?.write(ctx, WriteMode::from(position), &pattern(len, fill as u8))?;
+                Told::Place(written)
             }
             Change::Resize(_, size) => {
                 let set = SetAttr {
@@ -441,7 +441,7 @@ fn repetitions_beside_the_original_wait() {
                 scope.spawn(|| {
                     let file = engine.open(SYSTEM, ino, OpenMode::read_write()).unwrap();
                     let place = file.append(&with_token(1, seq), b"12345678").unwrap();
-                    assert_eq!(place, ((seq - 1) * 8, 8));
+                    assert_eq!(place, Written::new((seq - 1) * 8, 8));
                 });
             }
         });

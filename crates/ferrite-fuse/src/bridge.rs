@@ -430,7 +430,7 @@ impl Filesystem for Bridge {
         };
         change!(self, [data], |bridge| {
             let result = bridge.handle(fh).and_then(|file| file.write(&ctx, mode, data));
-            answer!(reply, result, (_, count) => reply.written(count as u32));
+            answer!(reply, result, written => reply.written(written.len_bytes as u32));
         });
     }
 

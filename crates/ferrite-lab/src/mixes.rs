@@ -219,8 +219,8 @@ impl Store for Whole {
         let open = self
             .engine
             .open(SYSTEM, self.ino(thread, file)?, OpenMode::read_write())?;
-        let (offset, len) = open.append(SYSTEM, &self.buffers[thread].lock().0[..bytes as usize])?;
-        Ok(offset + len as u64)
+        let written = open.append(SYSTEM, &self.buffers[thread].lock().0[..bytes as usize])?;
+        Ok(written.end())
     }
 
     fn read(&self, thread: usize, file: u32) -> Result<(), LabError> {

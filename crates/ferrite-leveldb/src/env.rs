@@ -69,7 +69,7 @@ fn refused(error: FsError) -> (Kind, String) {
 impl Writer {
     fn write(&mut self, mut data: &[u8]) -> Result<(), FsError> {
         while !data.is_empty() {
-            let (_, count) = self.file.append(SYSTEM, data)?;
+            let count = self.file.append(SYSTEM, data)?.len_bytes;
             if count == 0 {
                 return Err(FsError::NoSpace(SpaceOf::Blocks));
             }

@@ -22,7 +22,7 @@ use std::sync::Arc;
 
 use ferrite_vfs::{
     Attr, Cred, Ctx, FileKind, FileSystem, FsError, Ino, OpenFile, OpenMode, ROOT_INO, Result, SYSTEM, SetAttr,
-    SetTime, Timestamp,
+    SetTime, Timestamp, Written,
 };
 
 use self::listing::Listing;
@@ -402,7 +402,10 @@ impl<'a> Runner<'a> {
                 let before = file.getattr(SYSTEM)?;
                 let result = file.append(ctx, &pattern(*fill, *len));
                 self.judge(before, result.is_ok())?;
-                let (offset, count) = result?;
+                let Written {
+                    offset,
+                    len_bytes: count,
+                } = result?;
                 demand!(
                     offset == before.size,
                     "appended at {offset}, the end was at {}",

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use crate::locks::{LockDone, LockOwner, LockRequest, LockTicket, RecordLock, Unlock};
 use crate::{
     Attr, Ctx, DirEntry, FallocateMode, FileSystem, Ino, Limits, NewFile, NewNode, OpenFile, OpenFlags, OpenMode,
-    Opened, RenameMode, Result, SetAttr, Start, StatFs, WriteMode, XattrMode,
+    Opened, RenameMode, Result, SetAttr, Start, StatFs, WriteMode, Written, XattrMode,
 };
 
 /// A listing's receiver, see [`FileSystem::readdir`].
@@ -89,7 +89,7 @@ layer! {
     getattr(ctx: &Ctx) -> Result<Attr>;
     setattr(ctx: &Ctx, set: &SetAttr) -> Result<Attr>;
     read_at(ctx: &Ctx, offset: u64, buf: &mut [u8]) -> Result<usize>;
-    write(ctx: &Ctx, mode: WriteMode, data: &[u8]) -> Result<(u64, usize)>;
+    write(ctx: &Ctx, mode: WriteMode, data: &[u8]) -> Result<Written>;
     fallocate(ctx: &Ctx, mode: FallocateMode, offset: u64, len: u64) -> Result<()>;
     seek_data(ctx: &Ctx, offset: u64) -> Result<u64>;
     seek_hole(ctx: &Ctx, offset: u64) -> Result<u64>;

@@ -28,7 +28,7 @@ mod vfs;
 pub mod volume;
 
 pub use ctx::{ClientId, Cred, Ctx, Groups, SYSTEM};
-pub use error::{BadArgument, Corruption, FsError, Result, SpaceOf, Unsupported};
+pub use error::{BadArgument, Corruption, ErrorCode, FileBytes, FsError, Result, SpaceOf, Unsupported};
 pub use ferrite_buffers as buffers;
 pub use fs::{FileSystem, OpenFile, ReadDone, WriteDone, walk};
 pub use layer::{FileLayer, Layer, Shared};

@@ -60,21 +60,34 @@ pub fn check_name(name: &[u8]) -> Result<()> {
     }
 }
 
+/// What a new file has from its directory and its creator.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Inherited {
+    /// Its group.
+    pub gid: u32,
+    /// Its permission bits.
+    pub mode: u32,
+}
+
 /// Group and permission bits of what `cred` creates with `mode` in `parent`. In a setgid directory the group is the
 /// directory's, and subdirectories are setgid too. A new file keeps setgid with group execution only if its creator is
 /// root or a member of the group.
-pub fn inherit(parent: &Attr, cred: &Cred, mode: u32, is_dir: bool) -> (u32, u32) {
+pub fn inherit(parent: &Attr, cred: &Cred, mode: u32, is_dir: bool) -> Inherited {
     let mode = mode & 0o7777;
     if parent.mode & S_ISGID == 0 {
-        return (cred.gid, mode);
+        return Inherited { gid: cred.gid, mode };
     }
     let gid = parent.gid;
     if is_dir {
-        return (gid, mode | S_ISGID);
+        return Inherited {
+            gid,
+            mode: mode | S_ISGID,
+        };
     }
     let asks = mode & (S_ISGID | S_IXGRP) == S_ISGID | S_IXGRP;
     let drop = asks && !cred.is_root() && !cred.in_group(gid);
-    (gid, if drop { mode & !S_ISGID } else { mode })
+    let mode = if drop { mode & !S_ISGID } else { mode };
+    Inherited { gid, mode }
 }
 
 /// Permission bits after an unprivileged change of content or owner: without setuid, and without setgid where the group

@@ -323,6 +323,27 @@ pub enum Position {
     End,
 }
 
+/// What a write has done.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Written {
+    /// Where in the file it begins.
+    pub offset: u64,
+    /// How much was written.
+    pub len_bytes: usize,
+}
+
+impl Written {
+    /// `len_bytes` bytes from `offset` on.
+    pub const fn new(offset: u64, len_bytes: usize) -> Self {
+        Written { offset, len_bytes }
+    }
+
+    /// The offset behind it.
+    pub const fn end(self) -> u64 {
+        self.offset + self.len_bytes as u64
+    }
+}
+
 /// How to write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct WriteMode {

@@ -1,6 +1,8 @@
 //! The rules of [`ferrite_vfs::posix`], as tables: each row is a case somebody's program relies on.
 
-use ferrite_vfs::posix::{Access, check_name, inherit, kill_priv, may_access, may_delete, may_setattr, relatime_due};
+use ferrite_vfs::posix::{
+    Access, Inherited, check_name, inherit, kill_priv, may_access, may_delete, may_setattr, relatime_due,
+};
 use ferrite_vfs::{Attr, Cred, FileKind, FsError, SetAttr, SetTime, Timestamp};
 
 use FileKind::{Directory, File};
@@ -35,7 +37,7 @@ fn new_inodes_inherit_group_and_setgid() {
     let member = member(1000, 100, 50);
     let root = Cred::root();
     // Mode of the directory (its group is 50), who, mode asked for, is it a directory; group and mode it gets.
-    for (dir, cred, mode, is_dir, expected) in [
+    for (dir, cred, mode, is_dir, (gid, bits)) in [
         (0o755, &user, 0o644, false, (100, 0o644)),
         (0o755, &user, 0o2755, true, (100, 0o2755)),
         (0o755, &user, 0o2755, false, (100, 0o2755)),
@@ -50,7 +52,7 @@ fn new_inodes_inherit_group_and_setgid() {
         let parent = attr(Directory, dir, 0, 50);
         assert_eq!(
             inherit(&parent, cred, mode, is_dir),
-            expected,
+            Inherited { gid, mode: bits },
             "{mode:o} by {} in a directory {dir:o}",
             cred.uid
         );

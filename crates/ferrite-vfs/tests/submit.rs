@@ -4,7 +4,7 @@ use std::sync::mpsc::channel;
 
 use ferrite_vfs::buffers::Pool;
 use ferrite_vfs::memfs::MemFs;
-use ferrite_vfs::{FileKind, FileSystem, FsError, NewNode, OpenMode, Position, ROOT_INO, SYSTEM};
+use ferrite_vfs::{FileKind, FileSystem, FsError, NewNode, OpenMode, Position, ROOT_INO, SYSTEM, Written};
 
 #[test]
 fn buffers_come_back_with_what_was_done() {
@@ -29,7 +29,7 @@ fn buffers_come_back_with_what_was_done() {
             buffer,
             Box::new(move |buffer, written| told.send((buffer.to_vec(), written)).unwrap()),
         );
-        assert_eq!(tells.recv().unwrap(), (b"hello".to_vec(), Ok((place, 5))));
+        assert_eq!(tells.recv().unwrap(), (b"hello".to_vec(), Ok(Written::new(place, 5))));
     }
     let (told, tells) = channel();
     let read = |offset, len| {

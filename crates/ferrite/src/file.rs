@@ -15,7 +15,7 @@ use std::time::SystemTime;
 
 use ferrite_vfs::locks::{LockOwner, Unlock};
 use ferrite_vfs::{
-    BadArgument, Ctx, FallocateMode, FsError, OpenFile, OpenFlags, SetAttr, SpaceOf, Target, Vfs, XattrMode,
+    BadArgument, Ctx, FallocateMode, FsError, OpenFile, OpenFlags, SetAttr, SpaceOf, Target, Vfs, Written, XattrMode,
 };
 use parking_lot::Mutex;
 
@@ -147,7 +147,7 @@ impl File {
     /// `ENOSPC`, also if the data is longer than an atomic write and only a part fits; that part is then written.
     pub fn append(&self, data: &[u8]) -> Result<u64> {
         self.run("append to", |open| match open.file.append(open.ctx(), data)? {
-            (offset, count) if count == data.len() => Ok(offset),
+            written if written.len_bytes == data.len() => Ok(written.offset),
             _ => Err(FsError::NoSpace(SpaceOf::Blocks)),
         })
     }
@@ -303,13 +303,13 @@ impl Read for &File {
 impl Write for &File {
     fn write(&mut self, data: &[u8]) -> io::Result<usize> {
         Ok(self.at_position(WRITE, |open, position| {
-            let (offset, count) = if open.append {
+            let written = if open.append {
                 open.file.append(open.ctx(), data)?
             } else {
-                (*position, open.file.write_at(open.ctx(), *position, data)?)
+                Written::new(*position, open.file.write_at(open.ctx(), *position, data)?)
             };
-            *position = offset + count as u64;
-            Ok(count)
+            *position = written.end();
+            Ok(written.len_bytes)
         })?)
     }
 

@@ -232,7 +232,7 @@ fn appends(bench: &mut Bench<'_>, tmpfs: &TmpfsDir) -> Result<(), Failure> {
                 )?);
             }
             ours.as_ref()
-                .map_or(Ok(()), |file| whole(file.append(SYSTEM, &data)?.1, len))
+                .map_or(Ok(()), |file| whole(file.append(SYSTEM, &data)?.len_bytes, len))
         };
         let mut peer_append = |n: u64| {
             if n.is_multiple_of(operations) {

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use ferrite_map::TransCache;
 use ferrite_vfs::{
     Attr, BadArgument, Ctx, FallocateMode, FileSystem, FsError, Ino, OpenFile, OpenMode, Result, SetAttr, WriteMode,
+    Written,
 };
 
 use super::handle::Engine;
@@ -76,10 +77,10 @@ impl OpenFile for PmFile {
         self.reader().read_at(offset, buf)
     }
 
-    fn write(&self, ctx: &Ctx, mode: WriteMode, data: &[u8]) -> Result<(u64, usize)> {
+    fn write(&self, ctx: &Ctx, mode: WriteMode, data: &[u8]) -> Result<Written> {
         self.check_open(self.mode.write)?;
         if data.is_empty() {
-            return Ok((self.getattr(ctx)?.size, 0));
+            return Ok(Written::new(self.getattr(ctx)?.size, 0));
         }
         let core = self.core();
         self.engine

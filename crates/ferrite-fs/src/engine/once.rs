@@ -6,7 +6,7 @@
 
 use std::sync::Arc;
 
-use ferrite_vfs::{Attr, Ctx, FsError, Outcome, ROOT_INO, Result, once};
+use ferrite_vfs::{Attr, Ctx, FsError, Outcome, ROOT_INO, Result, Written, once};
 
 use super::handle::Engine;
 use crate::cache::inodes::InodeMem;
@@ -34,17 +34,17 @@ impl Answer for () {
     }
 }
 
-impl Answer for (u64, usize) {
+impl Answer for Written {
     fn outcome(&self) -> Outcome {
         Outcome::Wrote {
-            offset: self.0,
-            len_bytes: self.1 as u64,
+            offset: self.offset,
+            len_bytes: self.len_bytes as u64,
         }
     }
 
     fn again(_: &Core, _: &Ctx, outcome: Outcome) -> Result<Option<Self>> {
         Ok(match outcome {
-            Outcome::Wrote { offset, len_bytes } => Some((offset, len_bytes as usize)),
+            Outcome::Wrote { offset, len_bytes } => Some(Written::new(offset, len_bytes as usize)),
             _ => None,
         })
     }

@@ -7,7 +7,7 @@
 use std::sync::Arc;
 
 use ferrite_map::{BlockNo, Inum, Lblk, MapTx, PageId, PageWord, Resource};
-use ferrite_vfs::{Ctx, FsError, Outcome, Position, Result, WriteMode, posix};
+use ferrite_vfs::{Ctx, FsError, Outcome, Position, Result, WriteMode, Written, posix};
 
 use crate::cache::inodes::InodeMem;
 use crate::format::inode::{INLINE_BYTES, Inode};
@@ -27,8 +27,8 @@ const PAGE: usize = BLOCK_BYTES as usize;
 /// Pages looked up at a time.
 const BATCH: usize = 64;
 
-/// Writes `data`; returns where it went and how much was written. Blocks on the inode's lock.
-pub(crate) fn write(core: &Core, ctx: &Ctx, mem: &Arc<InodeMem>, mode: WriteMode, data: &[u8]) -> Result<(u64, usize)> {
+/// Writes `data`. Blocks on the inode's lock.
+pub(crate) fn write(core: &Core, ctx: &Ctx, mem: &Arc<InodeMem>, mode: WriteMode, data: &[u8]) -> Result<Written> {
     let position = mode.position;
     let mode = WriteMode {
         kill_priv: mode.kill_priv || ctx.kills_priv(),
@@ -63,7 +63,7 @@ pub(crate) fn write(core: &Core, ctx: &Ctx, mem: &Arc<InodeMem>, mode: WriteMode
             Err(_) => break,
         }
     }
-    Ok((start.unwrap_or(0), done))
+    Ok(Written::new(start.unwrap_or(0), done))
 }
 
 fn write_atomic(core: &Core, ctx: &Ctx, mem: &Arc<InodeMem>, mode: WriteMode, data: &[u8]) -> Result<u64> {

@@ -8,7 +8,7 @@
 use std::sync::atomic::Ordering;
 
 use ferrite_pm::Region;
-use ferrite_vfs::{Attr, FileKind, FsError, Once, Outcome, Timestamp};
+use ferrite_vfs::{Attr, ErrorCode, FileKind, FsError, Once, Outcome, Timestamp};
 use zerocopy::IntoBytes;
 
 use crate::format::checksum::crc32c_append;
@@ -83,7 +83,7 @@ pub(crate) fn encode(once: Once, outcome: &Outcome) -> Option<Vec<u64>> {
         Outcome::Opened { attr, created: true } => (CREATED, attr_words(attr).to_vec()),
         Outcome::Wrote { offset, len_bytes } => (WROTE, vec![*offset, *len_bytes]),
         Outcome::Failed(error) => {
-            let (cause, particulars) = error.code()?;
+            let ErrorCode { cause, particulars } = error.code()?;
             (FAILED, vec![u64::from(cause) | u64::from(particulars) << 16])
         }
     };
@@ -134,7 +134,7 @@ fn decode(slot: u32, words: &[u64; ENTRY_WORDS]) -> Result<Option<(u64, Outcome)
             len_bytes: content[1],
         },
         (FAILED, 1) => {
-            let error = FsError::from_code(content[0] as u16, (content[0] >> 16) as u16);
+            let error = FsError::from_code(ErrorCode::new(content[0] as u16, (content[0] >> 16) as u16));
             Outcome::Failed(error.ok_or_else(damaged)?)
         }
         _ => return Err(damaged()),

@@ -4,6 +4,7 @@ use std::cell::OnceCell;
 use std::sync::Arc;
 
 use ferrite_map::{Inum, Lblk, PageId, PageWord};
+use ferrite_vfs::posix::Inherited;
 use ferrite_vfs::{Attr, Ctx, FileKind, FsError, Ino, LINK_MAX, Outcome, Result, posix};
 
 use super::lookup::{check_dir, gone};
@@ -63,7 +64,7 @@ pub(crate) fn create(
         let place = OnceCell::new();
         let child = core.inodes.fresh(ino, &place);
         let now = Core::now();
-        let (gid, mode) = posix::inherit(&core.attr(parent.ino, &directory)?, &ctx.cred, new.mode, is_dir);
+        let Inherited { gid, mode } = posix::inherit(&core.attr(parent.ino, &directory)?, &ctx.cred, new.mode, is_dir);
         let mut inode = core.load(ino).reborn();
         inode.set_mode_bits(new.kind.mode_bits() | mode & 0o7777);
         inode.set_nlink(if is_dir { 2 } else { 1 });

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use ferrite_fabric::frame::DATA_BYTES_MAX;
-use ferrite_vfs::{Attr, Ctx, FallocateMode, Ino, OpenFile, Position, Result, SetAttr, WriteMode};
+use ferrite_vfs::{Attr, Ctx, FallocateMode, Ino, OpenFile, Position, Result, SetAttr, WriteMode, Written};
 
 use super::link::{Link, Repeats};
 use super::message::Answer;
@@ -25,13 +25,13 @@ impl RemoteFile {
         self.link.call(ctx, request, Repeats::WithToken, data, &mut [])
     }
 
-    fn write_once(&self, ctx: &Ctx, mode: WriteMode, data: &[u8]) -> Result<(u64, usize)> {
+    fn write_once(&self, ctx: &Ctx, mode: WriteMode, data: &[u8]) -> Result<Written> {
         let request = Request::Write {
             file: self.number,
             mode,
         };
         let (offset, len) = self.change(ctx, &request, data)?.result::<(u64, u64)>()?;
-        Ok((offset, (len as usize).min(data.len())))
+        Ok(Written::new(offset, (len as usize).min(data.len())))
     }
 }
 
@@ -72,26 +72,26 @@ impl OpenFile for RemoteFile {
     }
 
     /// More than a message holds is written in parts; at the end of the file, only the first part is.
-    fn write(&self, ctx: &Ctx, mode: WriteMode, data: &[u8]) -> Result<(u64, usize)> {
+    fn write(&self, ctx: &Ctx, mode: WriteMode, data: &[u8]) -> Result<Written> {
         let (first, mut rest) = data.split_at(data.len().min(DATA_BYTES_MAX));
-        let (offset, mut len) = self.write_once(ctx, mode, first)?;
-        if mode.position == Position::End || len < first.len() {
-            return Ok((offset, len));
+        let mut all = self.write_once(ctx, mode, first)?;
+        if mode.position == Position::End || all.len_bytes < first.len() {
+            return Ok(all);
         }
         while !rest.is_empty() {
             let (part, after) = rest.split_at(rest.len().min(DATA_BYTES_MAX));
             let mode = WriteMode {
-                position: Position::At(offset + len as u64),
+                position: Position::At(all.end()),
                 ..mode
             };
             match self.write_once(ctx, mode, part) {
-                Ok((_, written)) => len += written,
+                Ok(written) => all.len_bytes += written.len_bytes,
                 // What is there, is; the caller meets the error when it goes on.
-                Err(_) => return Ok((offset, len)),
+                Err(_) => return Ok(all),
             }
             rest = after;
         }
-        Ok((offset, len))
+        Ok(all)
     }
 
     fn fallocate(&self, ctx: &Ctx, mode: FallocateMode, offset: u64, len: u64) -> Result<()> {

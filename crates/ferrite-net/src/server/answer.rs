@@ -351,7 +351,11 @@ impl<'s> Answering<'s> {
             } => self.read(file, offset, len_bytes as usize, out),
             Request::Write { file, mode } => {
                 let written = self.file(file).and_then(|file| file.write(ctx, mode, data));
-                put(out, id, written.map(|(offset, len)| (offset, len as u64)));
+                put(
+                    out,
+                    id,
+                    written.map(|written| (written.offset, written.len_bytes as u64)),
+                );
             }
             Request::Fallocate {
                 file,

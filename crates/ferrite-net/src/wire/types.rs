@@ -2,8 +2,8 @@
 
 use ferrite_vfs::locks::{ByteRange, LockKind, LockOwner, LockRequest, RecordLock, Unlock};
 use ferrite_vfs::{
-    Attr, Corruption, Durability, FallocateMode, FileKind, FsError, NewFile, NewNode, OpenFlags, OpenMode, Position,
-    RenameMode, SetAttr, SetTime, StatFs, Timestamp, WriteMode, XattrMode,
+    Attr, Corruption, Durability, ErrorCode, FallocateMode, FileBytes, FileKind, FsError, NewFile, NewNode, OpenFlags,
+    OpenMode, Position, RenameMode, SetAttr, SetTime, StatFs, Timestamp, WriteMode, XattrMode,
 };
 
 use super::codec::{Malformed, Reader, Wire, fields, values};
@@ -243,7 +243,7 @@ impl Wire<'_> for FsError {
             FsError::Damaged(corruption) => {
                 (DAMAGED, 0u16).put(out);
                 corruption.ino.put(out);
-                corruption.bytes.put(out);
+                corruption.bytes.map(|bytes| (bytes.offset, bytes.len_bytes)).put(out);
                 cut(&corruption.what).put(out);
             }
             FsError::Io(text) => {
@@ -251,7 +251,7 @@ impl Wire<'_> for FsError {
                 cut(text).put(out);
             }
             plain => match plain.code() {
-                Some(code) => code.put(out),
+                Some(code) => (code.cause, code.particulars).put(out),
                 None => FsError::Io(plain.to_string()).put(out),
             },
         }
@@ -262,12 +262,14 @@ impl Wire<'_> for FsError {
         Ok(match from.get()? {
             (DAMAGED, 0) => FsError::Damaged(Box::new(Corruption {
                 ino: from.get()?,
-                bytes: from.get()?,
+                bytes: from
+                    .get::<Option<(u64, u64)>>()?
+                    .map(|(offset, len_bytes)| FileBytes { offset, len_bytes }),
                 what: text(from)?,
             })),
             (IO, 0) => FsError::Io(text(from)?),
             // A newer server may know causes that we do not.
-            (cause, particulars) => FsError::from_code(cause, particulars)
+            (cause, particulars) => FsError::from_code(ErrorCode::new(cause, particulars))
                 .unwrap_or_else(|| FsError::Io(format!("the server reports an unknown error, {cause}.{particulars}"))),
         })
     }

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use ferrite_vfs::{FileKind, FileSystem, Ino, NewNode, OpenMode, ROOT_INO, SYSTEM, SetAttr};
+use ferrite_vfs::{FileKind, FileSystem, Ino, NewNode, OpenMode, ROOT_INO, SYSTEM, SetAttr, Written};
 
 use super::{Check, together};
 use crate::rng::{Rng, pattern};
@@ -66,7 +66,10 @@ fn distinct_files(fs: &dyn FileSystem, seed: u64) {
                         expected.resize(offset, 0);
                     }
                     1 => {
-                        assert_eq!(file.append(SYSTEM, &data), Ok((expected.len() as u64, data.len())));
+                        assert_eq!(
+                            file.append(SYSTEM, &data),
+                            Ok(Written::new(expected.len() as u64, data.len()))
+                        );
                         expected.extend_from_slice(&data);
                     }
                     2 | 3 => {
@@ -154,8 +157,8 @@ fn appends(fs: &dyn FileSystem, seed: u64) {
         for number in 0..EACH {
             let max = if number % 10 == 0 { 20_000 } else { 300 };
             let bytes = record(thread, number, rng.below(max) as usize);
-            let (offset, count) = file.append(SYSTEM, &bytes).expect("append");
-            assert_eq!(count, bytes.len());
+            let Written { offset, len_bytes } = file.append(SYSTEM, &bytes).expect("append");
+            assert_eq!(len_bytes, bytes.len());
             let mut back = vec![0; bytes.len()];
             assert_eq!(file.read_at(SYSTEM, offset, &mut back), Ok(bytes.len()));
             assert!(

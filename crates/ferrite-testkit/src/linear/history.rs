@@ -348,18 +348,15 @@ fn perform(fs: &dyn FileSystem, dir: Ino, files: &[Arc<dyn OpenFile>], call: Cal
                 Answer::Done
             })
         }
-        Call::Append { file, grains, byte } => {
-            files[file]
-                .append(SYSTEM, &vec![byte; grains * GRAIN])
-                .map(|(at, count)| {
-                    assert_eq!(
-                        (at as usize % GRAIN, count),
-                        (0, grains * GRAIN),
-                        "an append tore a grain"
-                    );
-                    Answer::At(at as usize / GRAIN)
-                })
-        }
+        Call::Append { file, grains, byte } => files[file].append(SYSTEM, &vec![byte; grains * GRAIN]).map(|written| {
+            let at = written.offset as usize;
+            assert_eq!(
+                (at % GRAIN, written.len_bytes),
+                (0, grains * GRAIN),
+                "an append tore a grain"
+            );
+            Answer::At(at / GRAIN)
+        }),
         Call::Read { file, at, grains } => {
             let mut buffer = vec![0; grains * GRAIN];
             files[file]

@@ -8,7 +8,7 @@ use std::time::Duration;
 use ferrite_vfs::locks::{LockDone, LockOwner, LockRequest, LockTicket, RecordLock, Unlock};
 use ferrite_vfs::{
     Attr, Ctx, DirEntry, FallocateMode, FileKind, FileSystem, Ino, Limits, NewFile, NewNode, OpenFile, OpenFlags,
-    OpenMode, Opened, ROOT_INO, RenameMode, Result, SetAttr, Start, StatFs, WriteMode, XattrMode,
+    OpenMode, Opened, ROOT_INO, RenameMode, Result, SetAttr, Start, StatFs, WriteMode, Written, XattrMode,
 };
 
 use super::parcel::Parcel;
@@ -317,7 +317,7 @@ impl OpenFile for RemoteFile {
     file_calls! {
         read getattr() -> Attr;
         change setattr(set: SetAttr) -> Attr;
-        change write(mode: WriteMode, data: Vec<u8>) -> (u64, usize);
+        change write(mode: WriteMode, data: Vec<u8>) -> Written;
         change fallocate(mode: FallocateMode, offset: u64, len: u64) -> ();
         read seek_data(offset: u64) -> u64;
         read seek_hole(offset: u64) -> u64;

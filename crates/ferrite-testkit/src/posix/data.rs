@@ -1,6 +1,6 @@
 //! Reads, writes, appends and truncates against a plain byte vector.
 
-use ferrite_vfs::{Cred, Ctx, FallocateMode, FsError, Position, SYSTEM, SetAttr, WriteMode};
+use ferrite_vfs::{Cred, Ctx, FallocateMode, FsError, Position, SYSTEM, SetAttr, WriteMode, Written};
 
 use super::{Case, Harness};
 use crate::refused;
@@ -79,7 +79,7 @@ fn growing(h: &Harness<'_>) {
     let file = h.open(ino);
     for index in 0..5000u32 {
         let byte = (index * 7 + 1) as u8;
-        assert_eq!(file.append(SYSTEM, &[byte]), Ok((u64::from(index), 1)));
+        assert_eq!(file.append(SYSTEM, &[byte]), Ok(Written::new(u64::from(index), 1)));
         expected.push(byte);
         if index % 97 == 0 || (200..260).contains(&index) {
             assert!(h.read_at(ino, 0, 6000) == expected, "after {} bytes", index + 1);
@@ -196,14 +196,17 @@ fn appends(h: &Harness<'_>) {
     for index in 0..400 {
         let data = pattern(index + 1, (index as usize * 37) % 5000 + 1);
         let file = if index % 2 == 0 { &a } else { &b };
-        assert_eq!(file.append(SYSTEM, &data), Ok((expected.len() as u64, data.len())));
+        assert_eq!(
+            file.append(SYSTEM, &data),
+            Ok(Written::new(expected.len() as u64, data.len()))
+        );
         expected.extend_from_slice(&data);
     }
     assert!(h.read_at(ino, 0, expected.len() + 1) == expected);
     h.truncate(ino, 1 << 33);
     assert_eq!(
         a.append(SYSTEM, b"far"),
-        Ok((1 << 33, 3)),
+        Ok(Written::new(1 << 33, 3)),
         "an append goes behind a hole"
     );
     assert_eq!(h.read_at(ino, (1 << 33) - 2, 10), b"\0\0far");

@@ -1,6 +1,6 @@
 //! Files and directories without a name that are still open or pinned.
 
-use ferrite_vfs::{FileKind, NewNode, ROOT_INO, SYSTEM, SetAttr};
+use ferrite_vfs::{FileKind, NewNode, ROOT_INO, SYSTEM, SetAttr, Written};
 
 use super::{Case, Harness};
 use crate::refused;
@@ -47,7 +47,7 @@ fn open_file(h: &Harness<'_>) {
     assert_eq!(file.read_at(SYSTEM, 0, &mut buffer), Ok(30_000));
     assert_eq!(&buffer[..30_000], data);
     let more = pattern(2, 100_000);
-    assert_eq!(file.append(SYSTEM, &more), Ok((30_000, 100_000)));
+    assert_eq!(file.append(SYSTEM, &more), Ok(Written::new(30_000, 100_000)));
     assert_eq!(file.write_at(SYSTEM, 5, b"five"), Ok(4));
     h.set(
         ino,

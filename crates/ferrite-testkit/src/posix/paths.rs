@@ -2,6 +2,7 @@
 
 use ferrite_vfs::{
     Attr, Cred, Ctx, FileKind, FileSystem, FsError, Ino, OpenFlags, ROOT_INO, Result, SYMLOOP_MAX, SYSTEM, Start,
+    Written,
 };
 
 use super::{Case, Harness};
@@ -182,7 +183,7 @@ fn opens(h: &Harness<'_>) {
     let made = open("/d/made", exclusive).expect("create");
     assert!(made.created);
     assert_eq!((made.attr.mode, made.attr.ino), (0o640, h.ino("d/made")));
-    assert_eq!(made.file.append(SYSTEM, b"x"), Ok((0, 1)));
+    assert_eq!(made.file.append(SYSTEM, b"x"), Ok(Written::new(0, 1)));
     let again = open("d/made", create).expect("open");
     assert_eq!(
         (again.created, again.attr.ino, again.attr.size),

@@ -10,7 +10,7 @@ use ferrite_testkit::loops::LoopEngine;
 use ferrite_vfs::memfs::MemFs;
 use ferrite_vfs::{
     Attr, Ctx, DirEntry, FileKind, FileLayer, FileSystem, FsError, Ino, Layer, NewFile, OpenFile, OpenMode, Opened,
-    Position, ROOT_INO, RenameMode, Result, SYSTEM, SetAttr, SetTime, Start, StatFs, WriteMode, posix,
+    Position, ROOT_INO, RenameMode, Result, SYSTEM, SetAttr, SetTime, Start, StatFs, WriteMode, Written, posix,
 };
 
 /// What is broken.
@@ -294,12 +294,12 @@ impl FaultyFile {
             _ => self.inner.write_at(ctx, offset, data),
         }
     }
-    fn write_behind(&self, ctx: &Ctx, data: &[u8]) -> Result<(u64, usize)> {
+    fn write_behind(&self, ctx: &Ctx, data: &[u8]) -> Result<Written> {
         match self.fault {
             Fault::AppendInTwoSteps => {
                 let end = self.inner.getattr(ctx)?.size;
                 std::thread::yield_now();
-                Ok((end, self.inner.write_at(ctx, end, data)?))
+                Ok(Written::new(end, self.inner.write_at(ctx, end, data)?))
             }
             Fault::TimeStandsStill => {
                 let mtime = self.inner.getattr(ctx)?.mtime;
@@ -321,9 +321,11 @@ impl FileLayer for FaultyFile {
         &*self.inner
     }
 
-    fn write(&self, ctx: &Ctx, mode: WriteMode, data: &[u8]) -> Result<(u64, usize)> {
+    fn write(&self, ctx: &Ctx, mode: WriteMode, data: &[u8]) -> Result<Written> {
         match mode.position {
-            Position::At(offset) => self.write_to(ctx, offset, data).map(|count| (offset, count)),
+            Position::At(offset) => self
+                .write_to(ctx, offset, data)
+                .map(|count| Written::new(offset, count)),
             Position::End => self.write_behind(ctx, data),
         }
     }

@@ -82,19 +82,36 @@ fn place<T: PartialEq>(list: &[T], wanted: &T) -> Option<u16> {
     list.iter().position(|found| found == wanted).map(|at| at as u16)
 }
 
+/// An error in numbers that mean the same for ever.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct ErrorCode {
+    /// What went wrong.
+    pub cause: u16,
+    /// Of what, or how; 0 where the cause says all.
+    pub particulars: u16,
+}
+
+impl ErrorCode {
+    /// With these numbers, which need not belong to an error.
+    pub const fn new(cause: u16, particulars: u16) -> Self {
+        ErrorCode { cause, particulars }
+    }
+}
+
 impl FsError {
-    /// The error as two numbers, its cause and its particulars; `None` for damage and failures, which have a text.
-    pub fn code(&self) -> Option<(u16, u16)> {
+    /// The error as two numbers; `None` for damage and failures, which have a text.
+    pub fn code(&self) -> Option<ErrorCode> {
         Some(match self {
-            FsError::NoSpace(of) => (NO_SPACE, place(&SPACE, of)?),
-            FsError::Invalid(what) => (INVALID, place(&ARGUMENTS, what)?),
-            FsError::NotSupported(what) => (NOT_SUPPORTED, place(&UNSUPPORTED, what)?),
-            plain => (place(&PLAIN, plain)? + 1, 0),
+            FsError::NoSpace(of) => ErrorCode::new(NO_SPACE, place(&SPACE, of)?),
+            FsError::Invalid(what) => ErrorCode::new(INVALID, place(&ARGUMENTS, what)?),
+            FsError::NotSupported(what) => ErrorCode::new(NOT_SUPPORTED, place(&UNSUPPORTED, what)?),
+            plain => ErrorCode::new(place(&PLAIN, plain)? + 1, 0),
         })
     }
 
     /// The error with these numbers, if there is one.
-    pub fn from_code(cause: u16, particulars: u16) -> Option<FsError> {
+    pub fn from_code(code: ErrorCode) -> Option<FsError> {
+        let ErrorCode { cause, particulars } = code;
         let at = usize::from(particulars);
         Some(match cause {
             NO_SPACE => FsError::NoSpace(*SPACE.get(at)?),
@@ -115,8 +132,9 @@ mod tests {
         let mut known = 0;
         for cause in 0..0x200 {
             for particulars in 0..64 {
-                if let Some(error) = FsError::from_code(cause, particulars) {
-                    assert_eq!(error.code(), Some((cause, particulars)), "{error}");
+                let code = ErrorCode::new(cause, particulars);
+                if let Some(error) = FsError::from_code(code) {
+                    assert_eq!(error.code(), Some(code), "{error}");
                     known += 1;
                 }
             }
@@ -129,7 +147,7 @@ mod tests {
     /// What a pool or a client of an earlier program has kept means the same for ever.
     #[test]
     fn numbers_keep_their_meaning() {
-        for (error, code) in [
+        for (error, (cause, particulars)) in [
             (FsError::NotFound, (1, 0)),
             (FsError::Exists, (4, 0)),
             (FsError::Stale, (22, 0)),
@@ -138,7 +156,7 @@ mod tests {
             (FsError::Invalid(BadArgument::NoToken), (0x102, 18)),
             (FsError::NotSupported(Unsupported::OnceSlot), (0x103, 3)),
         ] {
-            assert_eq!(error.code(), Some(code), "{error}");
+            assert_eq!(error.code(), Some(ErrorCode::new(cause, particulars)), "{error}");
         }
     }
 }

@@ -2,6 +2,8 @@
 
 mod code;
 
+pub use code::ErrorCode;
+
 use thiserror::Error;
 
 use crate::Ino;
@@ -120,13 +122,22 @@ pub enum Unsupported {
     StepSize,
 }
 
+/// Some bytes of a file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FileBytes {
+    /// Offset of the first.
+    pub offset: u64,
+    /// How many they are.
+    pub len_bytes: u64,
+}
+
 /// Damage that an operation met. The owner is for programs, the text for people: no program may depend on it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Corruption {
     /// The inode it belongs to, if that is known.
     pub ino: Option<Ino>,
-    /// The bytes of the file that cannot be read, if it is content: the offset of the first, and the count.
-    pub bytes: Option<(u64, u64)>,
+    /// The bytes of the file that cannot be read, if it is content.
+    pub bytes: Option<FileBytes>,
     /// What is wrong, and where on the medium.
     pub what: String,
 }
@@ -135,7 +146,7 @@ impl std::fmt::Display for Corruption {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         if let Some(ino) = self.ino {
             write!(f, "inode {ino}")?;
-            if let Some((offset, len_bytes)) = self.bytes {
+            if let Some(FileBytes { offset, len_bytes }) = self.bytes {
                 write!(f, ", bytes {offset} to {}", offset + len_bytes.saturating_sub(1))?;
             }
             f.write_str(": ")?;
@@ -262,7 +273,7 @@ impl FsError {
     pub fn damaged_bytes(ino: Ino, offset: u64, len_bytes: u64, what: impl Into<String>) -> Self {
         FsError::Damaged(Box::new(Corruption {
             ino: Some(ino),
-            bytes: Some((offset, len_bytes)),
+            bytes: Some(FileBytes { offset, len_bytes }),
             what: what.into(),
         }))
     }

@@ -9,13 +9,13 @@ use ferrite_buffers::Buffer;
 
 use crate::{
     Attr, Ctx, DirEntry, FallocateMode, Ino, Limits, NewFile, NewNode, OpenFlags, OpenMode, Opened, Position,
-    RenameMode, Result, SetAttr, Start, StatFs, WriteMode, XattrMode,
+    RenameMode, Result, SetAttr, Start, StatFs, WriteMode, Written, XattrMode,
 };
 
 /// Completion of [`OpenFile::submit_read`]: called exactly once.
 pub type ReadDone = Box<dyn FnOnce(Buffer, Result<usize>) + Send>;
-/// Completion of [`OpenFile::submit_write`]: called exactly once, with the place and length of what was written.
-pub type WriteDone = Box<dyn FnOnce(Buffer, Result<(u64, usize)>) + Send>;
+/// Completion of [`OpenFile::submit_write`]: called exactly once, with what was written.
+pub type WriteDone = Box<dyn FnOnce(Buffer, Result<Written>) + Send>;
 
 /// A file system, addressed by inode number.
 ///
@@ -192,18 +192,19 @@ pub trait OpenFile: Send + Sync {
     /// file, never half of a concurrent write.
     fn read_at(&self, ctx: &Ctx, offset: u64, buf: &mut [u8]) -> Result<usize>;
 
-    /// Writes all of `data`; returns where it begins in the file, and its length. At [`Position::End`], the end is
+    /// Writes all of `data`; returns where that went. At [`Position::End`], the end is
     /// found and moved in the same atomic step. For data longer than [`Limits::atomic_write_bytes`] it may write only a
     /// prefix when space runs out; the length says how much. `FileTooBig` past the limit.
-    fn write(&self, ctx: &Ctx, mode: WriteMode, data: &[u8]) -> Result<(u64, usize)>;
+    fn write(&self, ctx: &Ctx, mode: WriteMode, data: &[u8]) -> Result<Written>;
 
     /// [`Self::write`] at an offset; returns the length.
     fn write_at(&self, ctx: &Ctx, offset: u64, data: &[u8]) -> Result<usize> {
-        self.write(ctx, Position::At(offset).into(), data).map(|(_, len)| len)
+        self.write(ctx, Position::At(offset).into(), data)
+            .map(|written| written.len_bytes)
     }
 
     /// [`Self::write`] at the end.
-    fn append(&self, ctx: &Ctx, data: &[u8]) -> Result<(u64, usize)> {
+    fn append(&self, ctx: &Ctx, data: &[u8]) -> Result<Written> {
         self.write(ctx, Position::End.into(), data)
     }
 

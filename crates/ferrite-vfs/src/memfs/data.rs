@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::{BLOCKS, MAX_FILE_BYTES, MemFs, Node};
 use crate::{
     Attr, BadArgument, Ctx, FallocateMode, FileSystem, FsError, Ino, OpenFile, OpenMode, Outcome, Position, Result,
-    SYSTEM, SetAttr, SpaceOf, Timestamp, WriteMode, posix,
+    SYSTEM, SetAttr, SpaceOf, Timestamp, WriteMode, Written, posix,
 };
 
 /// Size of a page, the unit of holes.
@@ -18,15 +18,28 @@ pub(super) struct Content {
     reserved: BTreeSet<u64>,
 }
 
-/// A range page by page: the page, where in it the piece starts, and which bytes of the whole range it is.
-fn pieces(offset: u64, len: usize) -> impl Iterator<Item = (u64, usize, std::ops::Range<usize>)> {
+/// The part of a range that is on one page.
+struct Piece {
+    page: u64,
+    /// Where in the page it starts.
+    within: usize,
+    /// Which bytes of the whole range it is.
+    part: std::ops::Range<usize>,
+}
+
+/// A range page by page.
+fn pieces(offset: u64, len: usize) -> impl Iterator<Item = Piece> {
     let mut done = 0;
     std::iter::from_fn(move || {
         let at = offset + done as u64;
         let within = (at % PAGE_BYTES) as usize;
         let start = done;
         done = len.min(done + PAGE_BYTES as usize - within);
-        (start < done).then_some((at / PAGE_BYTES, within, start..done))
+        (start < done).then_some(Piece {
+            page: at / PAGE_BYTES,
+            within,
+            part: start..done,
+        })
     })
 }
 
@@ -37,7 +50,7 @@ impl Content {
     }
 
     fn read(&self, offset: u64, buf: &mut [u8]) {
-        for (page, within, part) in pieces(offset, buf.len()) {
+        for Piece { page, within, part } in pieces(offset, buf.len()) {
             let to = &mut buf[part];
             match self.written.get(&page) {
                 Some(content) => to.copy_from_slice(&content[within..within + to.len()]),
@@ -47,7 +60,7 @@ impl Content {
     }
 
     fn write(&mut self, offset: u64, data: &[u8]) {
-        for (page, within, part) in pieces(offset, data.len()) {
+        for Piece { page, within, part } in pieces(offset, data.len()) {
             self.reserved.remove(&page);
             let content = self
                 .written
@@ -164,7 +177,7 @@ impl OpenFile for MemFile {
         })
     }
 
-    fn write(&self, ctx: &Ctx, mode: WriteMode, data: &[u8]) -> Result<(u64, usize)> {
+    fn write(&self, ctx: &Ctx, mode: WriteMode, data: &[u8]) -> Result<Written> {
         let change = || {
             self.with(self.mode.write, |node, now| {
                 let offset = match mode.position {
@@ -172,7 +185,7 @@ impl OpenFile for MemFile {
                     Position::End => node.attr.size,
                 };
                 if data.is_empty() {
-                    return Ok((offset, 0));
+                    return Ok(Written::new(offset, 0));
                 }
                 let end = offset
                     .checked_add(data.len() as u64)
@@ -181,15 +194,15 @@ impl OpenFile for MemFile {
                 node.content.write(offset, data);
                 node.attr.size = node.attr.size.max(end);
                 Self::stamp(ctx, node, now, mode.kill_priv);
-                Ok((offset, data.len()))
+                Ok(Written::new(offset, data.len()))
             })
         };
-        let keep = |&(offset, len): &(u64, usize)| Outcome::Wrote {
-            offset,
-            len_bytes: len as u64,
+        let keep = |written: &Written| Outcome::Wrote {
+            offset: written.offset,
+            len_bytes: written.len_bytes as u64,
         };
         self.fs.once(ctx, change, keep, |outcome| match outcome {
-            Outcome::Wrote { offset, len_bytes } => Ok((offset, len_bytes as usize)),
+            Outcome::Wrote { offset, len_bytes } => Ok(Written::new(offset, len_bytes as usize)),
             _ => Err(FsError::Superseded),
         })
     }

@@ -236,7 +236,7 @@ impl State {
         if is_dir && dir.attr.nlink >= LINK_MAX {
             return Err(FsError::TooManyLinks);
         }
-        let (gid, mode) = posix::inherit(&dir.attr, cred, mode, is_dir);
+        let posix::Inherited { gid, mode } = posix::inherit(&dir.attr, cred, mode, is_dir);
         let now = self.now();
         let ino = self.next_ino;
         self.next_ino += 1;

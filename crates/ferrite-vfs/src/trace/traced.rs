@@ -8,7 +8,7 @@ use std::sync::Arc;
 use super::{Event, TraceWriter};
 use crate::{
     Attr, Ctx, FileKind, FileLayer, FileSystem, Ino, Layer, NewFile, NewNode, OpenFile, OpenFlags, OpenMode, Opened,
-    Result, SetAttr, Start, WriteMode, walk,
+    Result, SetAttr, Start, WriteMode, Written, walk,
 };
 
 /// An engine, recorded.
@@ -138,9 +138,9 @@ impl FileLayer for TracedFile {
         Ok(attr)
     }
 
-    fn write(&self, ctx: &Ctx, mode: WriteMode, data: &[u8]) -> Result<(u64, usize)> {
-        let (offset, len) = self.inner.write(ctx, mode, data)?;
-        self.wrote(offset, len);
-        Ok((offset, len))
+    fn write(&self, ctx: &Ctx, mode: WriteMode, data: &[u8]) -> Result<Written> {
+        let written = self.inner.write(ctx, mode, data)?;
+        self.wrote(written.offset, written.len_bytes);
+        Ok(written)
     }
 }
