@@ -208,8 +208,8 @@ impl ImageCursor<'_> {
         }
     }
 
-    /// Words that `choice` changes in the durable image, and their new values.
-    fn picks(&self, choice: Choice) -> Vec<(u64, u64)> {
+    /// Words that `choice` changes in the durable image.
+    fn picks(&self, choice: Choice) -> Vec<Pick> {
         let lines = self.lines();
         let mut picks = Vec::new();
         for (&at, versions) in &self.flying {
@@ -235,7 +235,10 @@ impl ImageCursor<'_> {
                 },
             };
             if pick > 0 {
-                picks.push((at, versions[pick - 1].value));
+                picks.push(Pick {
+                    at,
+                    value: versions[pick - 1].value,
+                });
             }
         }
         picks
@@ -243,7 +246,7 @@ impl ImageCursor<'_> {
 
     /// A hash of the image that `choice` leaves: equal for equal images, and computed without building the image.
     pub fn fingerprint(&self, choice: Choice) -> u64 {
-        let change = |(at, value)| word_hash(at, get(&self.image, at)) ^ word_hash(at, value);
+        let change = |Pick { at, value }| word_hash(at, get(&self.image, at)) ^ word_hash(at, value);
         self.picks(choice)
             .into_iter()
             .map(change)
@@ -253,16 +256,26 @@ impl ImageCursor<'_> {
     /// Calls `f` with the image that `choice` leaves.
     pub fn with_image<T>(&mut self, choice: Choice, f: impl FnOnce(&[u8]) -> T) -> T {
         let mut undo = Vec::new();
-        for (at, value) in self.picks(choice) {
-            undo.push((at, get(&self.image, at)));
+        for Pick { at, value } in self.picks(choice) {
+            undo.push(Pick {
+                at,
+                value: get(&self.image, at),
+            });
             put(&mut self.image, at, value);
         }
         let result = f(&self.image);
-        for (at, value) in undo {
+        for Pick { at, value } in undo {
             put(&mut self.image, at, value);
         }
         result
     }
+}
+
+/// A word of the image with the value that it gets.
+struct Pick {
+    /// Its offset.
+    at: u64,
+    value: u64,
 }
 
 fn word_hash(at: u64, value: u64) -> u64 {

@@ -25,17 +25,29 @@ pub enum CpuEvent {
     PageFaults,
 }
 
+/// An event as the kernel knows it (linux/perf_event.h).
+struct Code {
+    kind: u32,
+    /// Its number.
+    config: u64,
+}
+
+impl Code {
+    fn new(kind: u32, config: u64) -> Code {
+        Code { kind, config }
+    }
+}
+
 impl CpuEvent {
-    /// Type and number, as the kernel knows it (linux/perf_event.h).
-    fn code(self) -> (u32, u64) {
+    fn code(self) -> Code {
         const HARDWARE: u32 = 0;
         const SOFTWARE: u32 = 1;
         const CACHE: u32 = 3;
         match self {
-            CpuEvent::LastLevelMisses => (HARDWARE, 3),
+            CpuEvent::LastLevelMisses => Code::new(HARDWARE, 3),
             // Cache 0 (L1D), operation 0 (read), result 1 (miss).
-            CpuEvent::L1dReadMisses => (CACHE, 1 << 16),
-            CpuEvent::PageFaults => (SOFTWARE, 2),
+            CpuEvent::L1dReadMisses => Code::new(CACHE, 1 << 16),
+            CpuEvent::PageFaults => Code::new(SOFTWARE, 2),
         }
     }
 }
@@ -124,7 +136,7 @@ pub struct EventCounter {
 impl EventCounter {
     /// Begins to count an event of this thread.
     pub fn open(event: CpuEvent) -> Result<EventCounter, EventError> {
-        let (kind, config) = event.code();
+        let Code { kind, config } = event.code();
         let attributes = Attributes {
             kind,
             size: size_of::<Attributes>() as u32,
