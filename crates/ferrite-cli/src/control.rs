@@ -140,12 +140,13 @@ impl Server {
     /// Answers for `volume`, which has the file `pool` open and is mounted as `mount`, from a separate thread until
     /// dropped. The mount works without a socket, too.
     pub(crate) fn start(
-        pool: &Metadata,
+        pool: Option<&Metadata>,
         mount: Option<&MountPoint>,
         volume: Arc<dyn Volume>,
         frost: Frost,
     ) -> std::io::Result<Server> {
-        let file = (pool.dev(), pool.ino());
+        // A remote volume has none, and cannot be frozen, which is what the numbers are for.
+        let file = pool.map_or((0, 0), |pool| (pool.dev(), pool.ino()));
         std::fs::DirBuilder::new()
             .recursive(true)
             .mode(0o700)
@@ -158,7 +159,7 @@ impl Server {
             ino: std::fs::symlink_metadata(&new)?.ino(),
             names: vec![new.clone()],
         };
-        for name in [Some(name_for_pool(pool)), mount.map(name_for_mount)]
+        for name in [pool.map(name_for_pool), mount.map(name_for_mount)]
             .into_iter()
             .flatten()
         {

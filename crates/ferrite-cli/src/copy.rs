@@ -28,7 +28,7 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use super::control::{self, Request};
 use super::mounts::{self, MountPoint};
 use super::progress::Bar;
-use super::target::{Target, address, not_mounted};
+use super::target::{Target, local_address, not_mounted};
 use super::{FAILED, Failure, Outcome, about, complain, freeze, frost, opening, say, say_json, size};
 
 /// Bytes read at a time.
@@ -51,7 +51,7 @@ Examples:
   ferrite copy /var/lib/data.pool /backup/ --force")]
 pub(crate) struct Copy {
     /// Pool, or a directory where one is mounted
-    #[arg(value_parser = address(), value_hint = clap::ValueHint::AnyPath)]
+    #[arg(value_parser = local_address(), value_hint = clap::ValueHint::AnyPath)]
     pool: Address,
     /// File to create, or a directory to create it in
     to: PathBuf,

@@ -15,7 +15,7 @@ use ferrite_vfs::{FileSystem, Shared};
 
 use super::frost::Frost;
 use super::mount_options::Options;
-use super::target::absolute;
+use super::target::{absolute, place};
 use super::{
     FAILED, Failure, Outcome, about, complain, control, dead, log, memory, mounts, opening, signals, trace_file,
 };
@@ -46,7 +46,7 @@ pub(crate) fn serve(
     is_daemon: bool,
     mut options: Options,
 ) -> Outcome {
-    let (pool, given_dir) = (absolute(address.path())?, dir);
+    let (pool, given_dir) = (place(address)?, dir);
     // Before the pool is read, so that the log has every finding. And before the mount, which may hide the file's
     // directory.
     match log.or(options.log.as_deref()) {
@@ -55,12 +55,20 @@ pub(crate) fn serve(
         None => {}
     }
     let volume = opening::volume(&address.at(&pool), &options.engine)?;
-    let file = std::fs::metadata(&pool).map_err(about(&pool))?;
+    let file = match address.is_remote() {
+        true => None,
+        false => Some(std::fs::metadata(&pool).map_err(about(&pool))?),
+    };
     warn_of_damage(&*volume, &pool, given_dir);
     for warning in volume.warnings() {
         complain(format_args!("ferrite: {}: {warning}", pool.display()));
     }
     options.fuse.read_only |= volume.is_read_only();
+    if address.is_remote() {
+        options.fuse.read_only |= options.engine.read_only;
+        // Other clients' locks are known to the server alone.
+        options.fuse.engine_locks = true;
+    }
     options.fuse.source = pool.display().to_string();
     // Before the mount, which may hide the file's directory, and while relative names still mean what the user meant.
     let trace = options.trace.as_deref().map(trace_file::open).transpose()?;
@@ -77,7 +85,7 @@ pub(crate) fn serve(
     let unmounter = mounted.unmounter();
     let frost = Frost::new(Arc::clone(&volume), mounted.freezer());
     let mount = mounts::with_path(&dir);
-    let server = control::Server::start(&file, mount.as_ref(), Arc::clone(&volume), frost.clone());
+    let server = control::Server::start(file.as_ref(), mount.as_ref(), Arc::clone(&volume), frost.clone());
     if let Err(error) = &server {
         tracing::warn!(%error, "no control socket: `ferrite info` cannot query this daemon");
     }

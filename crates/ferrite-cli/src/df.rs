@@ -5,14 +5,14 @@ use std::path::PathBuf;
 use ferrite::volume::{Address, VolumeInfo};
 
 use super::mounts::MountPoint;
-use super::target::address;
+use super::target::local_address;
 use super::{FAILED, Failure, Outcome, complain, dead, info, mounts, say, say_json, size};
 
 /// Show free space and inodes
 #[derive(Debug, clap::Args)]
 pub(crate) struct Df {
     /// Pools or mount points [default: all mounted pools]
-    #[arg(value_parser = address(), value_hint = clap::ValueHint::AnyPath)]
+    #[arg(value_parser = local_address(), value_hint = clap::ValueHint::AnyPath)]
     pools: Vec<Address>,
     /// Print one line of JSON per pool
     #[arg(long)]

@@ -7,7 +7,7 @@ use ferrite::volume::Address;
 
 use super::control::Request;
 use super::pages::pages;
-use super::target::{Target, address};
+use super::target::{Target, local_address};
 use super::{Outcome, say};
 
 /// Show a file's pages, page words and log entries
@@ -17,7 +17,7 @@ PATH starts at the root of the file system in the pool, no matter where it is mo
 first, as a read walks them. Units are 64 bytes and count from the start of the pool.")]
 pub(crate) struct Dump {
     /// Pool, or a directory where one is mounted
-    #[arg(value_parser = address(), value_hint = clap::ValueHint::AnyPath)]
+    #[arg(value_parser = local_address(), value_hint = clap::ValueHint::AnyPath)]
     pool: Address,
     /// File in the pool
     path: PathBuf,

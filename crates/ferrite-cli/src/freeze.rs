@@ -7,7 +7,7 @@ use std::path::Path;
 use ferrite::volume::Address;
 
 use super::control::Request;
-use super::target::{Target, address, not_mounted};
+use super::target::{Target, local_address, not_mounted};
 use super::{Outcome, mounts};
 
 /// Block changes on a mount, so that its pool can be copied or a snapshot taken
@@ -21,7 +21,7 @@ Example:
   ferrite freeze /mnt && lvcreate --snapshot --name backup --size 1G vg/pools; ferrite thaw /mnt")]
 pub(crate) struct Freeze {
     /// Directory where a pool is mounted, or the pool
-    #[arg(value_parser = address(), value_hint = clap::ValueHint::AnyPath)]
+    #[arg(value_parser = local_address(), value_hint = clap::ValueHint::AnyPath)]
     dir: Address,
     /// Thaw automatically after this many seconds
     #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=86_400))]
@@ -32,7 +32,7 @@ pub(crate) struct Freeze {
 #[derive(Debug, clap::Args)]
 pub(crate) struct Thaw {
     /// Directory where a pool is mounted, or the pool
-    #[arg(value_parser = address(), value_hint = clap::ValueHint::AnyPath)]
+    #[arg(value_parser = local_address(), value_hint = clap::ValueHint::AnyPath)]
     dir: Address,
 }
 

@@ -8,7 +8,7 @@ use ferrite_fs::{FsckOptions, FsckReport, RepairReport};
 use ferrite_pm::{Access, Region};
 
 use super::progress::Bar;
-use super::target::address;
+use super::target::local_address;
 use super::{Failure, Outcome, mounts, opening, say, say_json};
 
 /// All is well.
@@ -35,7 +35,7 @@ them for intact. A crash during a repair does no harm: the next mount or fsck co
 Exit codes: 0 sound, 1 errors found and repaired, 4 errors left, 8 could not check, 16 wrong usage.")]
 pub(crate) struct Fsck {
     /// Pool to check, or a directory where its mount died
-    #[arg(value_parser = address(), value_hint = clap::ValueHint::AnyPath)]
+    #[arg(value_parser = local_address(), value_hint = clap::ValueHint::AnyPath)]
     pool: Address,
     /// Repair everything that can be repaired
     #[arg(long, visible_short_alias = 'y', conflicts_with_all = ["no_changes", "preen"])]

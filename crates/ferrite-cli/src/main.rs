@@ -32,6 +32,7 @@ mod output;
 mod pages;
 mod progress;
 mod scrub;
+mod serve;
 mod signals;
 mod size;
 mod target;
@@ -97,12 +98,14 @@ const AFTER_HELP: &str = "\
 Examples:
   ferrite mkfs /dev/shm/pool --size 1G      make a pool in DRAM
   ferrite mount /dev/shm/pool /mnt          mount it; returns when the mount is ready
+  ferrite serve /dev/shm/pool               export it; then elsewhere: ferrite mount tcp://127.0.0.1:7447 /mnt
   ferrite df                                free space of all mounted pools
   ferrite umount /mnt                       unmount; completed operations are durable already
   ferrite demo                              see it work
 
-A pool is named by its path, or by its address, pm:PATH. The schemes of other engines are known, but not in this \
-build: nvme:, fabric: and tcp:. Any other name with a colon is a path; write ./pm:x for a file that is called pm:x.
+A pool is named by its path, or by its address, pm:PATH; the export of a server by tcp://HOST:PORT/NAME. The schemes \
+of other engines are known, but not in this build: nvme: and fabric:. Any other name with a colon is a path; \
+write ./pm:x for a file that is called pm:x.
 
 Exit codes: 0 success, 1 failure, 2 wrong usage; `fsck` uses those of fsck(8).";
 
@@ -123,6 +126,8 @@ enum Command {
     Mkfs(mkfs::Mkfs),
     /// Mount a pool on a directory
     Mount(mount::Mount),
+    /// Export a pool to clients on the network
+    Serve(serve::Serve),
     /// Unmount a directory and end its daemon
     Umount(umount::Umount),
     /// Show the layout, state and activity of a pool
@@ -194,6 +199,7 @@ fn run(arguments: Arguments) -> Outcome {
     match arguments.command {
         Command::Mkfs(command) => command.run(),
         Command::Mount(command) => command.run(arguments.verbose),
+        Command::Serve(command) => command.run(),
         Command::Umount(command) => command.run(),
         Command::Info(command) => command.run(),
         Command::Dump(command) => command.run(),

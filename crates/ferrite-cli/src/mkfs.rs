@@ -9,7 +9,7 @@ use ferrite_fs::{EngineError, Mapping, MkfsOptions};
 use ferrite_pm::Region;
 
 use super::progress::Bar;
-use super::target::address;
+use super::target::local_address;
 use super::{FAILED, Failure, Outcome, USAGE, about, contents, say, size, users};
 
 /// Make a pool: an empty file system in a file or on a DAX device
@@ -59,7 +59,7 @@ pub(crate) struct Mkfs {
 
 /// Accepts addresses of pools, and so every path.
 fn pool_path() -> impl TypedValueParser<Value = PathBuf> {
-    address().map(|address| address.path().to_path_buf())
+    local_address().map(|address| address.path().to_path_buf())
 }
 
 /// Accepts the names of all structures.

@@ -15,7 +15,7 @@ use ferrite::volume::Address;
 
 use super::control::Request;
 use super::mount_options::parse;
-use super::target::{Target, absolute, address, not_mounted};
+use super::target::{Target, absolute, address, not_mounted, place};
 use super::{FAILED, Failure, Outcome, complain, daemon, mounts};
 
 /// Mount a pool on a directory
@@ -114,7 +114,7 @@ impl Mount {
 
     fn remount(&self, read_only: bool) -> Result<(), Failure> {
         let mount = mounts::on(&self.dir).ok_or_else(|| not_mounted(&self.dir))?;
-        if !is_same(&absolute(self.pool.path())?, &mount.pool) {
+        if !is_same(&place(&self.pool)?, &mount.pool) {
             return Err(Failure::new(
                 FAILED,
                 format!(
@@ -142,7 +142,7 @@ impl Mount {
         let mut command = Command::new(std::env::current_exe()?);
         command
             .arg("mount")
-            .arg(absolute(self.pool.path())?)
+            .arg(place(&self.pool)?)
             .arg(absolute(&self.dir)?)
             .arg("--daemon");
         if !self.options.is_empty() {

@@ -4,7 +4,7 @@ use ferrite::volume::{Address, ScrubReport};
 
 use super::control::Request;
 use super::progress::Bar;
-use super::target::{Target, address};
+use super::target::{Target, local_address};
 use super::{Outcome, say, say_json};
 
 /// All checksums are right.
@@ -25,7 +25,7 @@ to lost+found as it is.
 Exit codes: 0 sound, 1 could not verify, 4 damage was found, 2 wrong usage.")]
 pub(crate) struct Scrub {
     /// Pool, or a directory where one is mounted
-    #[arg(value_parser = address(), value_hint = clap::ValueHint::AnyPath)]
+    #[arg(value_parser = local_address(), value_hint = clap::ValueHint::AnyPath)]
     pool: Address,
     /// Read at most this many MiB a second; 0: no limit
     #[arg(long, value_name = "MIB", default_value_t = 0, value_parser = clap::value_parser!(u64).range(0..=MIB_MAX))]

@@ -30,9 +30,25 @@ pub(crate) fn absolute(path: &Path) -> Result<PathBuf, Failure> {
         .map_err(about(path))
 }
 
+/// The path of an address's pool as [`absolute`] makes it; the address itself if it is on a server.
+pub(crate) fn place(address: &Address) -> Result<PathBuf, Failure> {
+    match address.is_remote() {
+        true => Ok(address.path().to_path_buf()),
+        false => absolute(address.path()),
+    }
+}
+
 /// Accepts addresses, and so every path.
 pub(crate) fn address() -> impl TypedValueParser<Value = Address> {
     OsStringValueParser::new().try_map(Address::parse)
+}
+
+/// Accepts addresses of what is on this machine.
+pub(crate) fn local_address() -> impl TypedValueParser<Value = Address> {
+    address().try_map(|address| match address.is_remote() {
+        true => Err("this is a server's; the command needs a pool of this machine: run it on the server's host"),
+        false => Ok(address),
+    })
 }
 
 /// See the module's head.

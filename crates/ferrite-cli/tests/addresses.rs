@@ -79,7 +79,6 @@ fn schemes_of_other_engines_are_refused_by_name() {
     for (address, words) in [
         ("nvme:/etc/drives", &["no engine for `nvme`"][..]),
         ("fabric://host/export", &["no engine for `fabric`"]),
-        ("tcp://host/export", &["no engine for `tcp`"]),
         ("http://host/export", &["`http` is not a scheme"]),
         ("pm:", &["a path must follow the colon"]),
     ] {
@@ -107,6 +106,45 @@ fn schemes_of_other_engines_are_refused_by_name() {
                 "what can be opened is named: {said}"
             );
         }
+    }
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0, "nothing was made");
+}
+
+/// A server's pool is not made, checked or copied from elsewhere, and a server that is not there is reported as such.
+#[test]
+fn what_needs_a_pool_of_this_machine_refuses_a_server() {
+    let dir = tempfile::tempdir().unwrap();
+    let address = "tcp://127.0.0.1:1/export";
+    for (before, after, code) in [
+        (&["df"][..], &[][..], 2),
+        (&["scrub"], &[], 2),
+        (&["dump"], &["/file"], 2),
+        (&["freeze"], &[], 2),
+        (&["thaw"], &[], 2),
+        (&["copy"], &["copy"], 2),
+        (&["serve"], &[], 2),
+        (&["mkfs", "--size", "16M"], &[], 2),
+        (&["fsck"], &[], 16),
+    ] {
+        let mut command = ferrite();
+        command.args(before).arg(address).args(after).current_dir(dir.path());
+        let said = fails(&mut command, code);
+        assert!(
+            said.contains(address) && said.contains("on the server's host"),
+            "{said}"
+        );
+    }
+    for words in [&["info"][..], &["mount"]] {
+        let mut command = ferrite();
+        command.args(words).arg(address).current_dir(dir.path());
+        if words == ["mount"] {
+            command.arg(".");
+        }
+        let said = fails(&mut command, 1);
+        assert!(
+            said.contains("127.0.0.1:1") && said.contains("is the server running"),
+            "{said}"
+        );
     }
     assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0, "nothing was made");
 }

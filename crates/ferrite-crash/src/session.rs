@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use ferrite_vfs::{
     Attr, Ctx, FallocateMode, FileLayer, FileSystem, FsError, Ino, Layer, NewNode, Once, OpenFile, OpenMode, Outcome,
-    RenameMode, Result, SYSTEM, SetAttr, WriteMode, XattrMode,
+    RenameMode, Result, SYSTEM, SetAttr, WriteMode, Written, XattrMode,
 };
 use parking_lot::Mutex;
 
@@ -29,11 +29,11 @@ impl Answer for Attr {
     }
 }
 
-impl Answer for (u64, usize) {
+impl Answer for Written {
     fn outcome(&self) -> Outcome {
         Outcome::Wrote {
-            offset: self.0,
-            len_bytes: self.1 as u64,
+            offset: self.offset,
+            len_bytes: self.len_bytes as u64,
         }
     }
 }
@@ -292,7 +292,7 @@ impl FileLayer for SessionFile {
         self.change(ctx, move |file, ctx| file.setattr(ctx, &set))
     }
 
-    fn write(&self, ctx: &Ctx, mode: WriteMode, data: &[u8]) -> Result<(u64, usize)> {
+    fn write(&self, ctx: &Ctx, mode: WriteMode, data: &[u8]) -> Result<Written> {
         let data = data.to_vec();
         self.change(ctx, move |file, ctx| file.write(ctx, mode, &data))
     }

@@ -36,6 +36,13 @@ impl Connection {
         let mut last = bad(io::ErrorKind::NotFound.into());
         for candidate in address.to_socket_addrs().map_err(bad)? {
             match TcpStream::connect_timeout(&candidate, limit) {
+                // Without a listener on a port that the system also gives to clients, a connection may meet itself.
+                Ok(stream) if stream.local_addr().ok() == stream.peer_addr().ok() => {
+                    last = FabricError::Unreachable {
+                        address: address.to_owned(),
+                        source: io::ErrorKind::ConnectionRefused.into(),
+                    };
+                }
                 Ok(stream) => return Connection::on(stream).map_err(FabricError::Io),
                 Err(source) => {
                     last = FabricError::Unreachable {

@@ -132,7 +132,12 @@ impl Bridge {
     }
 
     fn insert(&self, file: Arc<dyn OpenFile>) -> (FileHandle, FopenFlags) {
-        (FileHandle(self.handles.insert(file)), FopenFlags::FOPEN_KEEP_CACHE)
+        let flags = match self.trust.is_zero() {
+            // Others write to the same files: each read is the engine's.
+            true => FopenFlags::FOPEN_DIRECT_IO,
+            false => FopenFlags::FOPEN_KEEP_CACHE,
+        };
+        (FileHandle(self.handles.insert(file)), flags)
     }
 
     /// Lists `.` and `..`, which engines do not; false if there was no room.
@@ -184,6 +189,10 @@ impl Filesystem for Bridge {
             // when the write ends asynchronously. Pages that a buffered reader filled meanwhile would stay, and a
             // truncate would not wait for it.
         ];
+        if self.trust.is_zero() {
+            // What is read directly can still be mapped, on kernels that allow it; only close-to-open holds then.
+            let _ = config.add_capabilities(InitFlags::FUSE_DIRECT_IO_ALLOW_MMAP);
+        }
         for flag in wanted {
             // A kernel without one of them loses speed, not correctness.
             let _ = config.add_capabilities(flag);

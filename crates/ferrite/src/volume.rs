@@ -16,6 +16,11 @@ pub use ferrite_vfs::volume::{
     DumpedPiece, InfoLine, Progress, ScrubReport, Volume, VolumeError, VolumeErrorKind, VolumeInfo,
 };
 
+use ferrite_net::client::ClientOptions;
+use ferrite_net::volume::{RemoteAddress, RemoteVolume};
+
+pub use ferrite_net::volume::BadAddress;
+
 use crate::pool::{self, MountOptions};
 
 type Open = fn(&Path, &MountOptions) -> Result<Arc<dyn Volume>, VolumeError>;
@@ -25,6 +30,15 @@ struct Opener {
     scheme: &'static str,
     /// `None` if this build lacks the engine.
     open: Option<Open>,
+}
+
+/// The scheme of servers.
+const TCP: &str = "tcp";
+
+/// Connects to an export. Of the options, only that it is read-only has a meaning.
+fn open_remote(address: &Path, _: &MountOptions) -> Result<Arc<dyn Volume>, VolumeError> {
+    let text = address.to_string_lossy();
+    Ok(Arc::new(RemoteVolume::open(&text, &ClientOptions::default())?))
 }
 
 /// All schemes; the first one is that of paths without a scheme.
@@ -42,8 +56,8 @@ const OPENERS: &[Opener] = &[
         open: None,
     },
     Opener {
-        scheme: "tcp",
-        open: None,
+        scheme: TCP,
+        open: Some(open_remote),
     },
 ];
 
@@ -66,22 +80,26 @@ pub enum AddressError {
     /// Nothing follows the scheme.
     #[error("a path must follow the colon")]
     Empty,
+    /// It is that of a server, and lacks something.
+    #[error(transparent)]
+    Remote(#[from] BadAddress),
 }
 
 /// What this build opens, for messages.
-const OPENS: &str = "it opens `pm:PATH`, or a path alone";
+const OPENS: &str = "it opens `pm:PATH`, a path alone, or `tcp://HOST:PORT/EXPORT`";
 
 impl From<AddressError> for VolumeError {
     fn from(error: AddressError) -> Self {
         let kind = match &error {
             AddressError::NotBuilt { .. } => VolumeErrorKind::Unsupported,
-            AddressError::Unknown { .. } | AddressError::Empty => VolumeErrorKind::Invalid,
+            AddressError::Unknown { .. } | AddressError::Empty | AddressError::Remote(_) => VolumeErrorKind::Invalid,
         };
         VolumeError::new(kind, error)
     }
 }
 
-/// The address of a volume: `pm:PATH`, or the path of a pool alone. This build has an engine for it.
+/// The address of a volume: `pm:PATH`, the path of a pool alone, or `tcp://HOST:PORT/EXPORT`. This build has an engine
+/// for it.
 ///
 /// ```
 /// use ferrite::volume::Address;
@@ -114,7 +132,14 @@ impl Address {
             if place.is_empty() {
                 return Err(AddressError::Empty);
             }
-            let place = OsStr::from_bytes(place).to_owned();
+            let place = match scheme {
+                // What follows is no path, and means nothing alone.
+                TCP => {
+                    RemoteAddress::parse(&text.to_string_lossy())?;
+                    text.to_owned()
+                }
+                _ => OsStr::from_bytes(place).to_owned(),
+            };
             return Ok(Address { scheme, open, place });
         }
         match scheme_of_url(text) {
@@ -137,7 +162,12 @@ impl Address {
         self.scheme
     }
 
-    /// The file or device where the volume is.
+    /// Whether the volume is on a server, and not in a file or on a device of this machine.
+    pub fn is_remote(&self) -> bool {
+        self.scheme == TCP
+    }
+
+    /// The file or device where the volume is; the address itself if it is on a server.
     pub fn path(&self) -> &Path {
         Path::new(&self.place)
     }
@@ -225,12 +255,7 @@ mod tests {
 
     #[test]
     fn what_this_build_cannot_open_is_refused_by_name() {
-        for (text, scheme) in [
-            ("nvme:/etc/drives", "nvme"),
-            ("fabric://host/export", "fabric"),
-            ("tcp://host/export", "tcp"),
-            ("tcp:host", "tcp"),
-        ] {
+        for (text, scheme) in [("nvme:/etc/drives", "nvme"), ("fabric://host/export", "fabric")] {
             let error = Address::parse(text).unwrap_err();
             assert!(matches!(&error, AddressError::NotBuilt { scheme: found, .. } if *found == scheme));
             let said = error.to_string();
@@ -247,6 +272,15 @@ mod tests {
         );
         assert_eq!(VolumeError::from(error).kind(), &VolumeErrorKind::Invalid);
         assert_eq!(Address::parse("pm:"), Err(AddressError::Empty));
+        assert!(matches!(Address::parse("tcp:host"), Err(AddressError::Remote(_))));
+    }
+
+    #[test]
+    fn a_server_is_no_file() {
+        let address = Address::parse("tcp://host:1/export").unwrap();
+        assert!(address.is_remote() && address.scheme() == "tcp");
+        assert_eq!(address.path(), Path::new("tcp://host:1/export"), "whole, for messages");
+        assert!(!Address::parse("./tcp://h/e").unwrap().is_remote());
     }
 
     /// The text for users names each scheme that can be opened.

@@ -239,7 +239,8 @@ fn an_address_leads_to_its_engine_or_says_why_not() {
     look.close().unwrap();
 
     for (address, kind) in [
-        ("tcp://host/export", ErrorKind::Unsupported),
+        ("fabric://host/export", ErrorKind::Unsupported),
+        ("tcp:host", ErrorKind::InvalidInput),
         ("pm:", ErrorKind::InvalidInput),
         ("http://host", ErrorKind::InvalidInput),
     ] {

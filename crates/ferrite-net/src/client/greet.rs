@@ -8,8 +8,8 @@ use ferrite_fabric::connection::{Connection, Receiver};
 use super::book::{Book, LockStep};
 use super::message::{Answer, encode};
 use super::slots::Slots;
-use super::{ConnectError, head};
-use crate::wire::{Head, MAGIC, Request, SessionState, Ticket, VERSION, Welcome};
+use super::{ConnectError, own_head};
+use crate::wire::{MAGIC, Request, SessionState, Ticket, VERSION, Welcome};
 
 /// A client that connects.
 pub(super) struct Greeting<'c> {
@@ -87,10 +87,7 @@ struct Dialogue<'d> {
 
 impl Dialogue<'_> {
     fn ask(&mut self, request: &Request<'_>) -> Result<Answer, ConnectError> {
-        let head = Head {
-            id: self.greeting.numbers.fetch_add(1, Ordering::Relaxed),
-            ..head(ferrite_vfs::SYSTEM)
-        };
+        let head = own_head(self.greeting.numbers.fetch_add(1, Ordering::Relaxed));
         self.connection.send(&encode(&head, request), &[])?;
         loop {
             match Answer::receive(self.receiver, None)? {

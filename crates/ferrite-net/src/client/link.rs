@@ -23,9 +23,10 @@ use parking_lot::{Condvar, Mutex};
 
 use super::book::Book;
 use super::greet::Greeting;
+use super::groups::GroupCache;
 use super::message::{Answer, State, Waiter, encode};
 use super::slots::{Slot, Slots};
-use super::{ClientOptions, ConnectError, head};
+use super::{ClientOptions, ConnectError, head, own_head};
 use crate::wire::{Head, Promises, Request, Ticket};
 
 /// The first wait between attempts to connect, and the longest.
@@ -81,6 +82,7 @@ pub(super) struct Link {
     reconnects: AtomicU64,
     pub(super) book: Book,
     slots: Slots,
+    groups: GroupCache,
     watcher: Mutex<Option<JoinHandle<()>>>,
     wake_watcher: Condvar,
     watched: Mutex<()>,
@@ -114,6 +116,7 @@ impl Link {
             reconnects: AtomicU64::new(0),
             book: Book::default(),
             slots: Slots::default(),
+            groups: GroupCache::default(),
             watcher: Mutex::default(),
             wake_watcher: Condvar::new(),
             watched: Mutex::default(),
@@ -144,6 +147,10 @@ impl Link {
         self.reconnects.load(Ordering::Relaxed)
     }
 
+    pub(super) fn requests(&self) -> u64 {
+        self.next_number.load(Ordering::Relaxed)
+    }
+
     pub(super) fn fresh_number(&self) -> u64 {
         self.next_number.fetch_add(1, Ordering::Relaxed)
     }
@@ -163,13 +170,7 @@ impl Link {
             line.up.take()
         };
         if let Some(up) = up {
-            let goodbye = encode(
-                &Head {
-                    id: self.fresh_number(),
-                    ..head(ferrite_vfs::SYSTEM)
-                },
-                &Request::Goodbye {},
-            );
+            let goodbye = encode(&own_head(self.fresh_number()), &Request::Goodbye {});
             // If it does not arrive the session ends with its lease.
             let _ = up.connection.send(&goodbye, &[]);
             // Its answer is the end of the connection.
@@ -214,7 +215,7 @@ impl Link {
         into: &mut [u8],
     ) -> Result<Answer> {
         let deadline = self.options.patience.map(|patience| Instant::now() + patience);
-        let mut head = head(ctx);
+        let mut head = head(ctx, &self.groups);
         let slot = match repeats {
             Repeats::Yes => None,
             Repeats::WithToken => self.slot(deadline)?,
@@ -279,7 +280,7 @@ impl Link {
 
     /// Makes a request whose answer nobody waits for. It arrives, unless the session ends.
     pub(super) fn post(&self, request: &Request<'_>) {
-        let mut head = head(ferrite_vfs::SYSTEM);
+        let mut head = own_head(0);
         let mut body = Vec::new();
         self.enter(&mut head, |head| {
             body = encode(head, request);
@@ -296,7 +297,7 @@ impl Link {
 
     /// Makes a request whose answer `then` gets, at any time, on any thread. Returns its number.
     pub(super) fn call_later(&self, request: &Request<'_>, then: Then) -> u64 {
-        let mut head = head(ferrite_vfs::SYSTEM);
+        let mut head = own_head(0);
         let up = {
             let line = self.line.lock();
             if line.is_over {
@@ -589,10 +590,7 @@ impl Link {
             return true;
         }
         if silence >= tick {
-            let ping = Head {
-                id: self.fresh_number(),
-                ..head(ferrite_vfs::SYSTEM)
-            };
+            let ping = own_head(self.fresh_number());
             if up.connection.send(&encode(&ping, &Request::Ping {}), &[]).is_err() {
                 self.lost(&up);
                 return true;

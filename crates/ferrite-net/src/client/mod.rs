@@ -11,6 +11,7 @@ mod book;
 mod calls;
 mod file;
 mod greet;
+mod groups;
 mod link;
 mod locks;
 mod message;
@@ -23,6 +24,7 @@ use ferrite_vfs::{Ctx, FileSystem, FsError, Groups, Limits};
 use thiserror::Error;
 
 use crate::wire::{Caller, Head};
+use groups::GroupCache;
 use link::Link;
 
 /// How a client behaves.
@@ -107,6 +109,16 @@ impl Client {
         self.link.reconnects()
     }
 
+    /// Requests made so far.
+    pub fn requests(&self) -> u64 {
+        self.link.requests()
+    }
+
+    /// Ends the session, as dropping it does; later calls fail with `Disconnected`.
+    pub fn close(&self) {
+        self.link.close();
+    }
+
     /// Breaks the connection, as a network may at any time. For tests.
     pub fn cut(&self) {
         self.link.cut();
@@ -115,16 +127,16 @@ impl Client {
 
 impl Drop for Client {
     fn drop(&mut self) {
-        self.link.close();
+        self.close();
     }
 }
 
 /// What a request says about its caller.
-fn head(ctx: &Ctx) -> Head {
+fn head(ctx: &Ctx, known: &GroupCache) -> Head {
     let groups = match &ctx.cred.groups {
         Groups::None => Vec::new(),
         Groups::List(list) => list.to_vec(),
-        Groups::OfProcess { pid, list } => list(*pid),
+        Groups::OfProcess { pid, list } => known.of(*pid, *list),
     };
     Head {
         id: 0,
@@ -137,6 +149,18 @@ fn head(ctx: &Ctx) -> Head {
             gid: ctx.cred.gid,
             groups,
         },
+    }
+}
+
+/// The head of a request by the client itself.
+fn own_head(id: u64) -> Head {
+    Head {
+        id,
+        settled_below: 0,
+        pins: false,
+        check: false,
+        once: None,
+        caller: Caller::default(),
     }
 }
 

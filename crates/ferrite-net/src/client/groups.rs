@@ -1,0 +1,40 @@
+//! Supplementary groups of processes, remembered for a moment.
+//!
+//! A kernel's mount names the process that asks, not its groups, and finding them out takes longer than a request.
+
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+use rustc_hash::FxHashMap;
+
+/// A process that changes its groups is believed to have the old ones for so long.
+const TRUST: Duration = Duration::from_secs(1);
+/// Most processes remembered.
+const PROCESSES_MAX: usize = 1024;
+
+/// See the head of this module.
+#[derive(Default)]
+pub(super) struct GroupCache {
+    known: Mutex<FxHashMap<u32, (Instant, Vec<u32>)>>,
+}
+
+impl GroupCache {
+    /// The groups of a process, asked for with `list` unless they are known.
+    pub(super) fn of(&self, pid: u32, list: fn(u32) -> Vec<u32>) -> Vec<u32> {
+        let now = Instant::now();
+        if let Some((since, groups)) = self.known.lock().get(&pid)
+            && now.duration_since(*since) < TRUST
+        {
+            return groups.clone();
+        }
+        let groups = list(pid);
+        let mut known = self.known.lock();
+        if known.len() >= PROCESSES_MAX {
+            known.retain(|_, (since, _)| now.duration_since(*since) < TRUST);
+        }
+        if known.len() < PROCESSES_MAX {
+            known.insert(pid, (now, groups.clone()));
+        }
+        groups
+    }
+}

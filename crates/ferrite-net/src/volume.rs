@@ -1,0 +1,213 @@
+//! An export of a server as a volume: what the program and the library open by an address.
+
+use std::any::Any;
+use std::sync::Arc;
+
+use ferrite_vfs::volume::{
+    DumpedPiece, InfoLine, Progress, ScrubReport, Volume, VolumeError, VolumeErrorKind, VolumeInfo, human_bytes,
+};
+use ferrite_vfs::{Durability, FileSystem, FsError, Ino, SYSTEM};
+use parking_lot::Mutex;
+use thiserror::Error;
+
+use crate::client::{Client, ClientOptions, ConnectError};
+
+/// Where an export is: `tcp://HOST:PORT/EXPORT`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RemoteAddress {
+    /// Host and port.
+    pub host: String,
+    /// The export's name; may be empty.
+    pub export: String,
+}
+
+/// The port of a server, where an address names none.
+pub const PORT: u16 = 7447;
+
+/// Why text is no address of an export.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[error("`{0}` is no address of an export; one is tcp://HOST:PORT/EXPORT, or tcp://HOST:PORT for a server's only one")]
+pub struct BadAddress(String);
+
+impl RemoteAddress {
+    /// Reads an address.
+    pub fn parse(text: &str) -> Result<RemoteAddress, BadAddress> {
+        let bad = || BadAddress(text.to_owned());
+        let rest = text.strip_prefix("tcp://").ok_or_else(bad)?;
+        let (host, export) = rest.split_once('/').unwrap_or((rest, ""));
+        let export = export.trim_end_matches('/');
+        // An IPv6 address stands in brackets.
+        let after = host.rfind(']').map_or(host, |end| &host[end..]);
+        let host = match after.rsplit_once(':') {
+            Some((_, port)) => port.parse::<u16>().map(|_| host.to_owned()).map_err(|_| bad())?,
+            None => format!("{host}:{PORT}"),
+        };
+        match host.starts_with(':') {
+            true => Err(bad()),
+            false => Ok(RemoteAddress {
+                host,
+                export: export.to_owned(),
+            }),
+        }
+    }
+}
+
+/// An export that was opened.
+pub struct RemoteVolume {
+    address: String,
+    client: Mutex<Option<Arc<Client>>>,
+    fs: Arc<Client>,
+}
+
+impl RemoteVolume {
+    /// Connects to the export at an address. Blocks.
+    pub fn open(address: &str, options: &ClientOptions) -> Result<RemoteVolume, VolumeError> {
+        let parsed =
+            RemoteAddress::parse(address).map_err(|error| VolumeError::new(VolumeErrorKind::Invalid, error))?;
+        let client = Client::connect(&parsed.host, &parsed.export, options).map_err(|error| {
+            let kind = match error {
+                ConnectError::Foreign { .. } => VolumeErrorKind::Foreign,
+                _ => VolumeErrorKind::Medium,
+            };
+            VolumeError::new(kind, error)
+        })?;
+        let client = Arc::new(client);
+        Ok(RemoteVolume {
+            address: address.to_owned(),
+            fs: Arc::clone(&client),
+            client: Mutex::new(Some(client)),
+        })
+    }
+
+    fn only_on_the_server<T>(&self, what: &str) -> Result<T, VolumeError> {
+        Err(VolumeError::new(
+            VolumeErrorKind::Unsupported,
+            format!("{what} is not possible over the network; do it on the server's host"),
+        ))
+    }
+}
+
+fn failed(error: FsError) -> VolumeError {
+    let errno = error.errno();
+    VolumeError::new(VolumeErrorKind::Medium, error).with_errno(Some(errno))
+}
+
+impl Volume for RemoteVolume {
+    fn fs(&self) -> Arc<dyn FileSystem> {
+        Arc::clone(&self.fs) as Arc<dyn FileSystem>
+    }
+
+    fn close(&self) -> Result<(), VolumeError> {
+        if self.client.lock().take().is_some() {
+            self.fs.close();
+        }
+        Ok(())
+    }
+
+    fn info(&self) -> Result<VolumeInfo, VolumeError> {
+        let space = self.fs.statfs(SYSTEM).map_err(failed)?;
+        let limits = self.fs.limits();
+        let unit = u64::from(space.block_bytes);
+        let durability = match limits.durability {
+            Durability::None => "completed operations last as long as the server's process",
+            Durability::Process => "completed operations survive the death of the server, not a loss of power",
+            Durability::Power => "completed operations survive a loss of power",
+        };
+        let line = |name: &str, value: String| InfoLine {
+            name: name.to_owned(),
+            value,
+        };
+        let (capacity_bytes, free_bytes) = (space.blocks * unit, space.blocks_free * unit);
+        let reconnects = self.fs.reconnects();
+        Ok(VolumeInfo {
+            engine: "tcp".to_owned(),
+            medium: format!("a server, {}", self.address),
+            durability: durability.to_owned(),
+            size_bytes: capacity_bytes,
+            capacity_bytes,
+            used_bytes: capacity_bytes - free_bytes,
+            available_bytes: space.blocks_available * unit,
+            inodes: space.inodes,
+            inodes_free: space.inodes_free,
+            lines: vec![
+                line("server", self.address.clone()),
+                line("durability", durability.to_owned()),
+                line(
+                    "space",
+                    format!("{} free of {}", human_bytes(free_bytes), human_bytes(capacity_bytes)),
+                ),
+                line("inodes", format!("{} free of {}", space.inodes_free, space.inodes)),
+                line("connected again", format!("{reconnects} times")),
+            ],
+            json: format!("{{\"reconnects\":{reconnects}}}"),
+            ..VolumeInfo::default()
+        })
+    }
+
+    fn damage(&self) -> Vec<String> {
+        Vec::new()
+    }
+
+    fn warnings(&self) -> Vec<String> {
+        Vec::new()
+    }
+
+    fn is_read_only(&self) -> bool {
+        false
+    }
+
+    fn freeze(&self) -> Result<(), VolumeError> {
+        self.only_on_the_server("freezing a pool")
+    }
+
+    fn thaw(&self) -> Result<(), VolumeError> {
+        self.only_on_the_server("thawing a pool")
+    }
+
+    fn scrub(&self, _: Option<u64>, _: Progress<'_>) -> Result<ScrubReport, VolumeError> {
+        self.only_on_the_server("a scrub")
+    }
+
+    fn dump(&self, _: Ino) -> Result<Vec<DumpedPiece>, VolumeError> {
+        self.only_on_the_server("a look at how a file is stored")
+    }
+
+    fn activity(&self) -> u64 {
+        self.fs.requests()
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_have_a_host_and_may_have_port_and_export() {
+        for (text, host, export) in [
+            ("tcp://host:1/data", "host:1", "data"),
+            ("tcp://host:1", "host:1", ""),
+            ("tcp://host:1/", "host:1", ""),
+            ("tcp://host/data", "host:7447", "data"),
+            ("tcp://[::1]:9/a/b/", "[::1]:9", "a/b"),
+            ("tcp://[::1]", "[::1]:7447", ""),
+        ] {
+            let address = RemoteAddress::parse(text).unwrap();
+            assert_eq!((&*address.host, &*address.export), (host, export), "{text}");
+        }
+        for text in [
+            "tcp://",
+            "tcp://:1/x",
+            "tcp:host",
+            "tcp://host:x/",
+            "tcp://host:70000",
+            "/path",
+        ] {
+            let parsed = RemoteAddress::parse(text);
+            assert!(parsed.is_err(), "{text}: {parsed:?}");
+        }
+    }
+}
