@@ -1,7 +1,7 @@
 //! What the client remembers of its session: how to name inodes, and what it has pinned, open and locked, which it says
 //! again when the server was restarted.
 
-use ferrite_vfs::locks::{LockOwner, LockRequest, Unlock};
+use ferrite_vfs::locks::{ByteRange, LockOwner, LockRequest, RecordLock, Unlock};
 use ferrite_vfs::{FsError, Ino, OpenMode, Result};
 use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
@@ -57,7 +57,16 @@ pub(super) struct OpenedAs {
 #[derive(Clone, Copy)]
 pub(super) enum LockStep {
     Locked(LockRequest),
-    Unlocked(LockOwner, Unlock),
+    Unlocked(Unlock),
+}
+
+/// The locks of one owner on one inode, as they are, not as they came to be: to say the steps again would take for a
+/// moment what others hold by now.
+#[derive(Default)]
+struct Held {
+    flock: Option<LockRequest>,
+    /// They do not overlap.
+    records: Vec<RecordLock>,
 }
 
 /// Whose lock on what.
@@ -74,14 +83,14 @@ pub(super) struct Book {
     nodes: Mutex<Nodes>,
     pins: Mutex<FxHashMap<Ino, Pinned>>,
     files: Mutex<FxHashMap<u64, OpenedAs>>,
-    locks: Mutex<FxHashMap<LockKey, (Node, Vec<LockStep>)>>,
+    locks: Mutex<FxHashMap<LockKey, (Node, Held)>>,
 }
 
 /// Everything to say again.
 pub(super) struct Claims {
     pub(super) pins: Vec<Node>,
     pub(super) files: Vec<(u64, OpenedAs)>,
-    pub(super) locks: Vec<(LockKey, Node, Vec<LockStep>)>,
+    pub(super) locks: Vec<(LockKey, Node, Vec<LockRequest>)>,
 }
 
 impl Book {
@@ -166,38 +175,11 @@ impl Book {
 
     pub(super) fn locked(&self, key: LockKey, node: Node, step: LockStep) {
         let mut locks = self.locks.lock();
-        if let LockStep::Unlocked(_, Unlock::All) = step {
+        let (_, held) = locks.entry(key).or_insert_with(|| (node, Held::default()));
+        held.take(step);
+        if held.is_empty() {
             locks.remove(&key);
-            return;
         }
-        let (_, steps) = locks.entry(key).or_insert_with(|| (node, Vec::new()));
-        if let LockStep::Unlocked(_, what) = step {
-            // What is entirely released needs no step.
-            let is_gone = |step: &LockStep| match (step, what) {
-                (LockStep::Locked(LockRequest::Flock(..)), Unlock::Flock) => true,
-                (LockStep::Locked(LockRequest::Record(lock)), Unlock::Range(range)) => covers(range, lock.range),
-                (LockStep::Unlocked(_, Unlock::Range(earlier)), Unlock::Range(range)) => covers(range, *earlier),
-                _ => false,
-            };
-            steps.retain(|step| !is_gone(step));
-            let is_needed = |step: &LockStep| matches!(step, LockStep::Locked(LockRequest::Record(_)));
-            if matches!(what, Unlock::Flock) || !steps.iter().any(is_needed) {
-                if steps.is_empty() {
-                    locks.remove(&key);
-                }
-                return;
-            }
-        }
-        if let LockStep::Locked(request) = step {
-            let is_replaced = |step: &LockStep| match (step, request) {
-                (LockStep::Locked(LockRequest::Flock(..)), LockRequest::Flock(..)) => true,
-                (LockStep::Locked(LockRequest::Record(old)), LockRequest::Record(new)) => covers(new.range, old.range),
-                (LockStep::Unlocked(_, Unlock::Range(old)), LockRequest::Record(new)) => covers(new.range, *old),
-                _ => false,
-            };
-            steps.retain(|step| !is_replaced(step));
-        }
-        steps.push(step);
     }
 
     pub(super) fn client_released(&self, client: u64) {
@@ -217,17 +199,93 @@ impl Book {
                 .locks
                 .lock()
                 .iter()
-                .map(|(&key, (node, steps))| (key, *node, steps.clone()))
+                .map(|(&key, (node, held))| (key, *node, held.requests()))
                 .collect(),
         }
     }
 }
 
-/// Whether every byte of `inner` is one of `outer`.
-fn covers(outer: ferrite_vfs::locks::ByteRange, inner: ferrite_vfs::locks::ByteRange) -> bool {
-    let end = |range: ferrite_vfs::locks::ByteRange| match range.len_bytes() {
+impl Held {
+    fn is_empty(&self) -> bool {
+        self.flock.is_none() && self.records.is_empty()
+    }
+
+    fn take(&mut self, step: LockStep) {
+        match step {
+            LockStep::Locked(flock @ LockRequest::Flock(..)) => self.flock = Some(flock),
+            LockStep::Locked(LockRequest::Record(lock)) => {
+                self.cut(lock.range);
+                self.records.push(lock);
+            }
+            LockStep::Unlocked(Unlock::Flock) => self.flock = None,
+            LockStep::Unlocked(Unlock::Range(range)) => self.cut(range),
+            LockStep::Unlocked(Unlock::All) => *self = Held::default(),
+        }
+    }
+
+    /// Takes a range out of the record locks.
+    fn cut(&mut self, range: ByteRange) {
+        let (from, to) = (range.start(), end(range));
+        for lock in std::mem::take(&mut self.records) {
+            let (start, end) = (lock.range.start(), end(lock.range));
+            for (start, end) in [(start, end.min(from)), (start.max(to), end)] {
+                let len_bytes = if end == u64::MAX { 0 } else { end.saturating_sub(start) };
+                if start < end
+                    && let Ok(range) = ByteRange::new(start, len_bytes)
+                {
+                    self.records.push(RecordLock { range, ..lock });
+                }
+            }
+        }
+    }
+
+    fn requests(&self) -> Vec<LockRequest> {
+        let records = self.records.iter().map(|&lock| LockRequest::Record(lock));
+        self.flock.into_iter().chain(records).collect()
+    }
+}
+
+/// One past the last byte of a range.
+fn end(range: ByteRange) -> u64 {
+    match range.len_bytes() {
         0 => u64::MAX,
         len_bytes => range.start() + len_bytes,
-    };
-    outer.start() <= inner.start() && end(outer) >= end(inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ferrite_vfs::locks::LockKind;
+
+    fn lock(start: u64, len_bytes: u64, kind: LockKind) -> RecordLock {
+        RecordLock {
+            owner: LockOwner(1),
+            pid: 0,
+            kind,
+            range: ByteRange::new(start, len_bytes).unwrap(),
+        }
+    }
+
+    #[test]
+    fn what_is_said_again_is_what_is_held() {
+        let mut held = Held::default();
+        held.take(LockStep::Locked(LockRequest::Record(lock(0, 0, LockKind::Exclusive))));
+        held.take(LockStep::Locked(LockRequest::Record(lock(10, 10, LockKind::Shared))));
+        held.take(LockStep::Unlocked(Unlock::Range(ByteRange::new(15, 10).unwrap())));
+        let mut records = held.records.clone();
+        records.sort_by_key(|lock| lock.range.start());
+        let expected = [
+            lock(0, 10, LockKind::Exclusive),
+            lock(10, 5, LockKind::Shared),
+            lock(25, 0, LockKind::Exclusive),
+        ];
+        assert_eq!(records, expected);
+        held.take(LockStep::Locked(LockRequest::Flock(LockOwner(1), LockKind::Shared)));
+        assert_eq!(held.requests().len(), 4);
+        held.take(LockStep::Unlocked(Unlock::Range(ByteRange::ALL)));
+        assert_eq!(held.requests().len(), 1);
+        held.take(LockStep::Unlocked(Unlock::All));
+        assert!(held.is_empty());
+    }
 }

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use ferrite_fabric::connection::{Connection, Receiver};
 
-use super::book::{Book, LockStep};
+use super::book::Book;
 use super::message::{Answer, encode};
 use super::slots::Slots;
 use super::{ConnectError, own_head};
@@ -57,9 +57,9 @@ impl Greeting<'_> {
         match welcome.state {
             SessionState::Alive => {}
             SessionState::ToReclaim => {
-                let slots = self.slots.all();
+                let (number, slots) = self.slots.all();
                 if !slots.is_empty() {
-                    dialogue.ask(&Request::ReclaimSlots { slots })?;
+                    dialogue.ask(&Request::ReclaimSlots { number, slots })?;
                 }
                 dialogue.reclaim()?;
             }
@@ -121,23 +121,14 @@ impl Dialogue<'_> {
                 tracing::warn!("a file that was open is gone: inode {}: {error}", opened.node.ino);
             }
         }
-        for (key, node, steps) in claims.locks {
-            for step in steps {
-                let client = key.client;
-                let answer = match step {
-                    LockStep::Locked(lock) => self.ask(&Request::Lock {
-                        node,
-                        client,
-                        lock,
-                        may_wait: false,
-                    })?,
-                    LockStep::Unlocked(owner, what) => self.ask(&Request::Unlock {
-                        node,
-                        client,
-                        owner,
-                        what,
-                    })?,
-                };
+        for (key, node, held) in claims.locks {
+            for lock in held {
+                let answer = self.ask(&Request::Lock {
+                    node,
+                    client: key.client,
+                    lock,
+                    may_wait: false,
+                })?;
                 if let Err(error) = answer.result::<()>() {
                     tracing::warn!("a lock was lost: inode {}: {error}", node.ino);
                 }

@@ -233,7 +233,9 @@ impl Link {
         // Under the lock: a number that is not noted yet would pass for settled.
         let mut all = self.pending.lock();
         head.id = self.fresh_number();
-        head.settled_below = all.first_key_value().map_or(head.id, |(&first, _)| first);
+        // A lock may be waited for as long as it likes: that it is asked for again has no effects that are remembered.
+        let mut counted = all.iter().filter(|(_, pending)| !matches!(pending, Pending::Later(..)));
+        head.settled_below = counted.next().map_or(head.id, |(&first, _)| first);
         all.insert(head.id, pending(head));
     }
 
@@ -270,10 +272,9 @@ impl Link {
     }
 
     fn may_repeat(&self, repeats: Repeats, head: &Head) -> bool {
-        let session = self.line.lock().ticket.map(|ticket| ticket.session);
         match (repeats, head.once) {
             (Repeats::Yes, _) => true,
-            (Repeats::WithToken, Some(once)) => session == Some(once.seq >> 32),
+            (Repeats::WithToken, Some(once)) => self.slots.has(once),
             (Repeats::WithToken, None) => false,
         }
     }
@@ -282,11 +283,15 @@ impl Link {
     pub(super) fn post(&self, request: &Request<'_>) {
         let mut head = own_head(0);
         let mut body = Vec::new();
-        self.enter(&mut head, |head| {
-            body = encode(head, request);
-            Pending::Posted(body.clone())
-        });
-        let up = self.line.lock().up.clone();
+        let up = {
+            // Whoever connects sends all that is noted before others see the connection.
+            let line = self.line.lock();
+            self.enter(&mut head, |head| {
+                body = encode(head, request);
+                Pending::Posted(body.clone())
+            });
+            line.up.clone()
+        };
         // Without a connection it is sent when there is one.
         if let Some(up) = up
             && up.connection.send(&body, &[]).is_err()
@@ -298,6 +303,7 @@ impl Link {
     /// Makes a request whose answer `then` gets, at any time, on any thread. Returns its number.
     pub(super) fn call_later(&self, request: &Request<'_>, then: Then) -> u64 {
         let mut head = own_head(0);
+        let mut body = Vec::new();
         let up = {
             let line = self.line.lock();
             if line.is_over {
@@ -305,14 +311,13 @@ impl Link {
                 then(Err(FsError::Disconnected));
                 return 0;
             }
+            self.later.fetch_add(1, Ordering::AcqRel);
+            self.enter(&mut head, |head| {
+                body = encode(head, request);
+                Pending::Later(body.clone(), then)
+            });
             line.up.clone()
         };
-        self.later.fetch_add(1, Ordering::AcqRel);
-        let mut body = Vec::new();
-        self.enter(&mut head, |head| {
-            body = encode(head, request);
-            Pending::Later(body.clone(), then)
-        });
         if let Some(up) = up
             && up.connection.send(&body, &[]).is_err()
         {
@@ -333,7 +338,8 @@ impl Link {
                 count: self.options.slots,
             };
             let answer = self.call(ferrite_vfs::SYSTEM, &request, Repeats::Yes, &[], &mut [])?;
-            self.slots.fill(session, answer.result()?);
+            let (number, slots) = answer.result()?;
+            self.slots.fill(session, number, slots);
         }
         let _ = deadline;
         Ok(self.slots.take())
@@ -488,7 +494,7 @@ impl Link {
                 line = self.line.lock();
                 line.is_connecting = false;
                 self.changed.notify_all();
-                line.up = Some(made?);
+                made?;
                 continue;
             }
             match deadline {
@@ -502,15 +508,14 @@ impl Link {
         }
     }
 
-    fn connect_again(&self, ticket: Option<Ticket>, deadline: Option<Instant>) -> Result<Arc<Up>> {
+    fn connect_again(&self, ticket: Option<Ticket>, deadline: Option<Instant>) -> Result<()> {
         let mut backoff = BACKOFF.0;
         loop {
             match self.greet(ticket, ATTEMPT) {
                 Ok(up) => {
                     self.reconnects.fetch_add(1, Ordering::Relaxed);
-                    let up = Arc::new(up);
-                    self.send_again(&up);
-                    return Ok(up);
+                    self.take_up(Arc::new(up));
+                    return Ok(());
                 }
                 Err(ConnectError::Refused { why, .. }) => return Err(why),
                 Err(error) => tracing::debug!("connecting again: {error}"),
@@ -526,20 +531,31 @@ impl Link {
         }
     }
 
-    /// Sends what nobody waits for and has not been answered.
-    fn send_again(&self, up: &Arc<Up>) {
-        let bodies: Vec<Vec<u8>> = {
-            let pending = self.pending.lock();
-            let open = pending.values().filter_map(|pending| match pending {
-                Pending::Posted(body) | Pending::Later(body, _) => Some(body.clone()),
-                Pending::Thread(_) => None,
-            });
-            open.collect()
-        };
-        for body in bodies {
-            if up.connection.send(&body, &[]).is_err() {
-                // The next who uses the connection finds out.
+    /// Sends what nobody waits for and has not been answered, and then lets all use the connection. What is noted
+    /// meanwhile is sent as well, so that nothing is forgotten, nothing is sent twice, and nothing overtakes another.
+    fn take_up(&self, up: Arc<Up>) {
+        let mut sent_below = 0;
+        loop {
+            let mut line = self.line.lock();
+            let unsent: Vec<(u64, Vec<u8>)> = {
+                let pending = self.pending.lock();
+                let open = pending.range(sent_below..).filter_map(|(&id, pending)| match pending {
+                    Pending::Posted(body) | Pending::Later(body, _) => Some((id, body.clone())),
+                    Pending::Thread(_) => None,
+                });
+                open.collect()
+            };
+            if unsent.is_empty() {
+                if !line.is_over {
+                    line.up = Some(up);
+                }
                 return;
+            }
+            drop(line);
+            for (id, body) in unsent {
+                // If it fails, the next who uses the connection finds out.
+                let _ = up.connection.send(&body, &[]);
+                sent_below = id + 1;
             }
         }
     }

@@ -83,7 +83,7 @@ pub(super) fn unlock(link: &Link, ctx: &Ctx, ino: Ino, owner: LockOwner, what: U
     link.call(SYSTEM, &request, Repeats::Yes, &[], &mut [])?
         .result::<()>()?;
     let key = LockKey { client, ino, owner };
-    link.book.locked(key, node, LockStep::Unlocked(owner, what));
+    link.book.locked(key, node, LockStep::Unlocked(what));
     Ok(())
 }
 

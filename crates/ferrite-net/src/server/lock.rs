@@ -4,27 +4,45 @@
 use std::sync::Arc;
 
 use ferrite_vfs::locks::{LockOwner, LockRequest, RecordLock, Unlock};
-use ferrite_vfs::{Ctx, FsError, Result, SYSTEM};
+use ferrite_vfs::{ClientId, Ctx, FsError, Result, SYSTEM};
 
 use super::answer::put;
 use super::session::Session;
 use crate::wire::Node;
 
+/// Someone who holds no lock, unless the session knows better.
 fn ctx(session: &Session, client: u64) -> Ctx {
-    SYSTEM.clone().of_client(session.client(client))
+    SYSTEM
+        .clone()
+        .of_client(session.known_client(client).unwrap_or_else(ClientId::fresh))
 }
 
-/// Asks for a lock, and answers the request `id` when that is settled. A request that is repeated while it waits has no
+/// Begins a request for a lock; false if there is nothing to do. A request that is repeated while it waits has no
 /// effect; one that is repeated later is granted what its owner has.
-pub(super) fn lock(session: &Arc<Session>, id: u64, node: Node, client: u64, lock: &LockRequest, may_wait: bool) {
+pub(super) fn begin(session: &Session, id: u64, client: u64, is_deferred: bool) -> bool {
+    match session.begin_wait(id, client, is_deferred) {
+        Ok(is_new) => is_new,
+        Err(error) => {
+            session.send(|out| put::<()>(out, id, Err(error)));
+            false
+        }
+    }
+}
+
+/// Asks for a lock, and answers the request `id`, which has begun, when that is settled.
+pub(super) fn lock(session: &Arc<Session>, id: u64, node: Node, lock: &LockRequest, may_wait: bool) {
+    let Some(client) = session.resume_wait(id) else {
+        // It was cancelled, or the session has ended.
+        return;
+    };
     let held = match session.hold(node) {
         Ok(held) => held,
-        Err(error) => return session.send(|out| put::<()>(out, id, Err(error))),
+        Err(error) => {
+            session.end_wait(id);
+            return session.send(|out| put::<()>(out, id, Err(error)));
+        }
     };
-    let ctx = ctx(session, client);
-    if !session.begin_wait(id, ctx.client) {
-        return;
-    }
+    let ctx = SYSTEM.clone().of_client(client);
     let done = {
         let session = Arc::clone(session);
         Box::new(move |result: Result<()>| {
@@ -34,6 +52,10 @@ pub(super) fn lock(session: &Arc<Session>, id: u64, node: Node, client: u64, loc
     };
     if let Some(ticket) = session.export.fs().lock(&ctx, held.ino, lock, may_wait, done) {
         session.waits(id, ticket);
+    }
+    if session.is_over() {
+        // It ended meanwhile, and may have missed this lock.
+        session.export.fs().release_client(&ctx);
     }
 }
 
@@ -54,7 +76,9 @@ pub(super) fn conflicting(session: &Session, node: Node, client: u64, lock: &Rec
 
 /// Ends the wait of a request.
 pub(super) fn cancel(session: &Session, request: u64) -> Result<()> {
-    if let Some((client, ticket)) = session.waiting(request) {
+    if session.drop_deferred(request) {
+        session.send(|out| put::<()>(out, request, Err(FsError::Interrupted)));
+    } else if let Some((client, ticket)) = session.waiting(request) {
         let ctx = SYSTEM.clone().of_client(client);
         session.export.fs().cancel_lock(&ctx, ticket);
     }

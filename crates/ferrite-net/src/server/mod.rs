@@ -364,8 +364,8 @@ impl Inner {
             Request::Hello { .. } => return Err(Close),
             Request::Ping {} => put(out, id, Ok(())),
             Request::Slots { count } => put(out, id, Ok(session.slots(count as usize))),
-            Request::ReclaimSlots { slots } => {
-                session.reclaim_slots(&slots);
+            Request::ReclaimSlots { number, slots } => {
+                session.reclaim_slots(number, &slots);
                 put(out, id, Ok(()));
             }
             Request::Goodbye {} => {
@@ -382,13 +382,16 @@ impl Inner {
                 lock,
                 may_wait,
             } => {
-                if self.is_in_grace(&session.export.store) && !session.is_reclaiming() {
-                    let (session, lock) = (Arc::clone(session), lock);
-                    self.after_grace(&session.export.store.clone(), move || {
-                        lock::lock(&session, id, node, client, &lock, may_wait);
-                    });
-                } else {
-                    lock::lock(session, id, node, client, &lock, may_wait);
+                let is_deferred = self.is_in_grace(&session.export.store) && !session.is_reclaiming();
+                if !lock::begin(session, id, client, is_deferred) {
+                    return Ok(());
+                }
+                let session = Arc::clone(session);
+                let store = Arc::clone(&session.export.store);
+                let work = move || lock::lock(&session, id, node, &lock, may_wait);
+                match is_deferred {
+                    true => self.after_grace(&store, work),
+                    false => work(),
                 }
             }
             Request::Unlock {
@@ -464,9 +467,7 @@ impl Inner {
             sessions.remove(&(store.number, session.ticket.session));
             !sessions.keys().any(|&(number, _)| number == store.number)
         };
-        if !slots.is_empty() {
-            store.state.free_slots(&*store.fs, |slot| !slots.contains(&slot));
-        }
+        store.state.free_slots(&*store.fs, &slots);
         if is_last && !self.is_in_grace(store) {
             store.state.no_sessions(&*store.fs);
         }
@@ -502,9 +503,7 @@ impl Inner {
         let of_store = |session: &&Arc<Session>| session.export.store.number == store.number;
         let sessions: Vec<&Arc<Session>> = sessions.iter().filter(of_store).collect();
         sessions.iter().for_each(|session| session.has_reclaimed());
-        store
-            .state
-            .free_slots(&*store.fs, |slot| sessions.iter().any(|session| session.has_slot(slot)));
+        store.state.free_inherited(&*store.fs);
         if let Err(error) = store.fs.drop_orphans(SYSTEM) {
             tracing::warn!("files without names that nobody has open could not be freed: {error}");
         }

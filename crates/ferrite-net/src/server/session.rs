@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use ferrite_fabric::outbox::Outbox;
 use ferrite_fabric::reactor::Link;
 use ferrite_vfs::locks::LockTicket;
-use ferrite_vfs::{ClientId, FsError, Ino, Once, OpenFile, Result, SYSTEM, Unsupported};
+use ferrite_vfs::{ClientId, FsError, Ino, Once, OpenFile, Result, SYSTEM, SpaceOf, Unsupported};
 use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
 
@@ -25,6 +25,10 @@ use crate::wire::{Node, Ticket};
 
 /// Most files a session has open.
 const FILES_MAX: usize = 1 << 16;
+/// Most of those whom a client serves that have locks.
+const CLIENTS_MAX: usize = 1 << 16;
+/// Most requests whose effects are remembered. A client has not as many under way; with more, the oldest are forgotten.
+const EFFECTS_MAX: usize = 4096;
 
 #[derive(Default)]
 struct Pinned {
@@ -47,6 +51,8 @@ enum Effect {
 struct Waiting {
     client: ClientId,
     ticket: Option<LockTicket>,
+    /// The engine has not been asked yet.
+    is_deferred: bool,
 }
 
 #[derive(Default)]
@@ -55,6 +61,8 @@ struct Kept {
     effects: BTreeMap<u64, Effect>,
     files: FxHashMap<u64, Arc<dyn OpenFile>>,
     slots: Vec<u32>,
+    /// What the tokens of its slots carry in their upper half.
+    number: u64,
     clients: FxHashMap<u64, ClientId>,
     waiting: FxHashMap<u64, Waiting>,
     is_reclaiming: bool,
@@ -66,6 +74,8 @@ pub(super) struct Session {
     pub(super) ticket: Ticket,
     pub(super) export: Arc<Export>,
     kept: Mutex<Kept>,
+    /// Held while it gets its slots, so that it gets them once.
+    getting_slots: Mutex<()>,
     link: Mutex<Option<Link>>,
     /// Moves when the client comes with another connection; what still arrives by the old one is ignored.
     attachment: AtomicU64,
@@ -97,6 +107,7 @@ impl Session {
                 is_reclaiming,
                 ..Kept::default()
             }),
+            getting_slots: Mutex::default(),
             link: Mutex::default(),
             attachment: AtomicU64::new(0),
             last_seen_ms: AtomicU64::new(now_ms),
@@ -174,6 +185,7 @@ impl Session {
             Effect::Pinned(pinned) => pinned.push(ino),
             Effect::Released => {}
         }
+        kept.bound_effects();
         let is_over = kept.is_over;
         drop(kept);
         if is_over {
@@ -208,7 +220,11 @@ impl Session {
 
     /// The client gives pins back. Inodes are as the engine numbers them.
     pub(super) fn release(&self, request: u64, pins: &[(Ino, u64)]) {
-        self.kept.lock().effects.insert(request, Effect::Released);
+        {
+            let mut kept = self.kept.lock();
+            kept.effects.insert(request, Effect::Released);
+            kept.bound_effects();
+        }
         pins.iter().for_each(|&(ino, count)| self.unpin(ino, count));
     }
 
@@ -283,43 +299,43 @@ impl Session {
         }
     }
 
-    /// Adds slots until there are `count`, if there are as many. Returns all of them.
-    pub(super) fn slots(&self, count: usize) -> Vec<u32> {
-        let missing = {
+    /// The slots, and the number that their tokens carry. A session that has none gets up to `count`.
+    pub(super) fn slots(&self, count: usize) -> (u64, Vec<u32>) {
+        let _turn = self.getting_slots.lock();
+        {
             let kept = self.kept.lock();
-            if kept.is_over {
-                0
-            } else {
-                count.saturating_sub(kept.slots.len())
+            if kept.is_over || !kept.slots.is_empty() {
+                return (kept.number, kept.slots.clone());
             }
-        };
-        let taken = match missing {
-            0 => Vec::new(),
-            missing => self.export.store.state.take_slots(self.export.fs(), missing),
-        };
+        }
+        let (state, fs) = (&self.export.store.state, self.export.fs());
+        let (number, taken) = state.take_slots(fs, count);
         let mut kept = self.kept.lock();
-        kept.slots.extend(taken);
-        kept.slots.clone()
-    }
-
-    /// The slots it had before the server was restarted.
-    pub(super) fn has_slot(&self, slot: u32) -> bool {
-        self.kept.lock().slots.contains(&slot)
+        if kept.is_over {
+            drop(kept);
+            state.free_slots(fs, &taken);
+            return (0, Vec::new());
+        }
+        kept.number = number;
+        kept.slots.clone_from(&taken);
+        (number, taken)
     }
 
     /// The token of a change, if the session may use it.
     pub(super) fn token(&self, once: Option<Once>) -> Result<Option<Once>> {
-        match once {
-            Some(once) if once.seq >> 32 != self.ticket.session || !self.has_slot(once.slot) => {
-                Err(FsError::NotSupported(Unsupported::OnceSlot))
-            }
-            once => Ok(once),
+        let Some(once) = once else {
+            return Ok(None);
+        };
+        let kept = self.kept.lock();
+        match once.seq >> 32 == kept.number && kept.slots.contains(&once.slot) {
+            true => Ok(Some(once)),
+            false => Err(FsError::NotSupported(Unsupported::OnceSlot)),
         }
     }
 
-    /// The engine's name for one of those whom the client serves.
-    pub(super) fn client(&self, client: u64) -> ClientId {
-        *self.kept.lock().clients.entry(client).or_insert_with(ClientId::fresh)
+    /// The engine's name for one of those whom the client serves, if he has asked for a lock.
+    pub(super) fn known_client(&self, client: u64) -> Option<ClientId> {
+        self.kept.lock().clients.get(&client).copied()
     }
 
     pub(super) fn forget_client(&self, client: u64) -> Option<ClientId> {
@@ -327,13 +343,45 @@ impl Session {
     }
 
     /// A request for a lock begins. False if it waits already: the client repeats it.
-    pub(super) fn begin_wait(&self, request: u64, client: ClientId) -> bool {
+    pub(super) fn begin_wait(&self, request: u64, client: u64, is_deferred: bool) -> Result<bool> {
         let mut kept = self.kept.lock();
-        if kept.waiting.contains_key(&request) {
-            return false;
+        if kept.is_over || kept.waiting.contains_key(&request) {
+            return Ok(false);
         }
-        kept.waiting.insert(request, Waiting { client, ticket: None });
-        true
+        if kept.clients.len() >= CLIENTS_MAX && !kept.clients.contains_key(&client) {
+            return Err(FsError::NoSpace(SpaceOf::RecordLocks));
+        }
+        let client = *kept.clients.entry(client).or_insert_with(ClientId::fresh);
+        let waiting = Waiting {
+            client,
+            ticket: None,
+            is_deferred,
+        };
+        kept.waiting.insert(request, waiting);
+        Ok(true)
+    }
+
+    /// The engine is to be asked now, for the client that is returned; unless the request has ended.
+    pub(super) fn resume_wait(&self, request: u64) -> Option<ClientId> {
+        let mut kept = self.kept.lock();
+        let waiting = kept.waiting.get_mut(&request)?;
+        waiting.is_deferred = false;
+        Some(waiting.client)
+    }
+
+    /// Ends the wait of a request for which the engine has not been asked; false if there is none.
+    pub(super) fn drop_deferred(&self, request: u64) -> bool {
+        let mut kept = self.kept.lock();
+        let is_deferred = kept.waiting.get(&request).is_some_and(|waiting| waiting.is_deferred);
+        if is_deferred {
+            kept.waiting.remove(&request);
+        }
+        is_deferred
+    }
+
+    /// Whether it has ended.
+    pub(super) fn is_over(&self) -> bool {
+        self.kept.lock().is_over
     }
 
     pub(super) fn waits(&self, request: u64, ticket: LockTicket) {
@@ -360,6 +408,7 @@ impl Session {
         self.attachment.fetch_add(1, Ordering::AcqRel);
         let mut kept = self.kept.lock();
         kept.is_over = true;
+        kept.waiting.retain(|_, waiting| !waiting.is_deferred);
         let files = std::mem::take(&mut kept.files);
         let clients = std::mem::take(&mut kept.clients);
         let slots = std::mem::take(&mut kept.slots);
@@ -373,12 +422,34 @@ impl Session {
         slots
     }
 
-    /// Slots that a session of an earlier run says it had. They count as its own; the seal on its ticket vouches for
-    /// its number, and tokens carry that.
-    pub(super) fn reclaim_slots(&self, slots: &[u32]) {
+    /// Slots that a session of an earlier run says it had, and the number of its tokens. It is believed as far as they
+    /// were somebody's then, and nobody else has said the same: with a wrong number it harms itself only.
+    pub(super) fn reclaim_slots(&self, number: u64, slots: &[u32]) {
+        let _turn = self.getting_slots.lock();
+        let is_wanted = {
+            let kept = self.kept.lock();
+            kept.is_reclaiming && kept.slots.is_empty()
+        };
+        if !is_wanted {
+            // Said before, on a connection that broke.
+            return;
+        }
+        let (state, fs) = (&self.export.store.state, self.export.fs());
+        let claimed = state.claim_slots(number, slots);
         let mut kept = self.kept.lock();
-        if kept.is_reclaiming {
-            kept.slots.extend(slots);
+        if kept.is_over {
+            drop(kept);
+            return state.free_slots(fs, &claimed);
+        }
+        kept.number = number;
+        kept.slots = claimed;
+    }
+}
+
+impl Kept {
+    fn bound_effects(&mut self) {
+        while self.effects.len() > EFFECTS_MAX {
+            self.effects.pop_first();
         }
     }
 }

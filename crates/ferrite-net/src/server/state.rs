@@ -4,9 +4,10 @@
 //! It lies in an extended attribute of the pool's root ([`NAME`]), so it travels with the pool, and changes atomically.
 //! Clients never see the attribute.
 //!
-//! Invariant: a session's number, and a slot that it has, are in the attribute before the client is told. So a slot is
-//! never given to a second session while the first may still repeat a request with it, and tokens of later sessions
-//! have larger numbers.
+//! Invariants: a number, and a slot that a session has, are in the attribute before the client is told. So a slot is
+//! never given to a second session while the first may still repeat a request with it. Slots are given out with a fresh
+//! number, which their tokens carry: a session may ask for its first slots long after later ones have used and freed
+//! them, and the engine takes no token with a smaller number than the slot has seen.
 
 use ferrite_vfs::{FileSystem, FsError, ROOT_INO, SYSTEM, XattrMode};
 use parking_lot::Mutex;
@@ -22,6 +23,10 @@ pub(super) const HIDDEN_PREFIX: &[u8] = b"trusted.ferrite.";
 const FORMAT: u32 = 1;
 /// Session numbers reserved at once.
 const NUMBERS: u64 = 1024;
+/// Most slots of a session.
+const SLOTS_MAX: usize = 64;
+/// A session gets at most one part of so many of the free slots.
+const SHARES: usize = 8;
 
 struct Content {
     format: u32,
@@ -50,8 +55,12 @@ pub(super) struct State {
 struct Kept {
     content: Content,
     next: u64,
+    /// Numbers below it were given out by earlier runs.
+    first: u64,
     /// Slots in all.
     count: u32,
+    /// A bit for each slot that belongs to a session of an earlier run, which has not come back.
+    inherited: Vec<u64>,
     /// It cannot be kept: the pool takes no attribute.
     is_lost: bool,
 }
@@ -80,6 +89,8 @@ impl State {
         let has_sessions = content.has_sessions;
         let mut kept = Kept {
             next: content.reserved,
+            first: content.reserved,
+            inherited: content.slots.clone(),
             content,
             count: slots,
             is_lost: false,
@@ -104,43 +115,76 @@ impl State {
     /// A number for a new session. Durable when it returns.
     pub(super) fn new_session(&self, fs: &dyn FileSystem) -> u64 {
         let mut kept = self.content.lock();
-        let number = kept.next;
-        kept.next += 1;
+        let number = kept.fresh_number();
         if number >= kept.content.reserved || !kept.content.has_sessions {
-            kept.content.reserved = kept.content.reserved.max(number + NUMBERS);
+            kept.reserve(number);
             kept.content.has_sessions = true;
             kept.save(fs);
         }
         number
     }
 
-    /// Up to `count` free slots. Durable when it returns.
-    pub(super) fn take_slots(&self, fs: &dyn FileSystem, count: usize) -> Vec<u32> {
+    /// Up to `count` free slots, and the number that their tokens carry. Durable when it returns. Nobody gets more than
+    /// a part of what is free, so that those who come later get some, too.
+    pub(super) fn take_slots(&self, fs: &dyn FileSystem, count: usize) -> (u64, Vec<u32>) {
         let mut kept = self.content.lock();
-        let free = |kept: &Kept, slot: &u32| kept.content.slots[*slot as usize / 64] >> (slot % 64) & 1 == 0;
-        let taken: Vec<u32> = (0..kept.count).filter(|slot| free(&kept, slot)).take(count).collect();
+        let free: Vec<u32> = (0..kept.count)
+            .filter(|&slot| !has(&kept.content.slots, slot))
+            .collect();
+        let share = count.min(SLOTS_MAX).min(free.len().div_ceil(SHARES));
+        let taken = free[..share].to_vec();
+        if taken.is_empty() {
+            return (0, taken);
+        }
         for &slot in &taken {
             kept.content.slots[slot as usize / 64] |= 1 << (slot % 64);
         }
-        if taken.is_empty() || kept.save(fs) {
-            taken
-        } else {
-            Vec::new()
+        let number = kept.fresh_number();
+        kept.reserve(number);
+        match kept.save(fs) {
+            true => (number, taken),
+            false => (0, Vec::new()),
         }
     }
 
-    /// The slots of a session that has ended, or all that no session came back for.
-    pub(super) fn free_slots(&self, fs: &dyn FileSystem, keep: impl Fn(u32) -> bool) {
+    /// Those of `slots` that a session of an earlier run had, and none has come back for: they are the caller's now.
+    /// `number` is what its tokens carry.
+    pub(super) fn claim_slots(&self, number: u64, slots: &[u32]) -> Vec<u32> {
         let mut kept = self.content.lock();
-        let mut has_changed = false;
-        for slot in 0..kept.count {
-            let word = &mut kept.content.slots[slot as usize / 64];
-            if *word >> (slot % 64) & 1 == 1 && !keep(slot) {
-                *word &= !(1 << (slot % 64));
-                has_changed = true;
+        if number >= kept.first {
+            return Vec::new();
+        }
+        let (count, inherited) = (kept.count, &mut kept.inherited);
+        let mut claimed = Vec::new();
+        for &slot in slots {
+            if slot < count && has(inherited, slot) && claimed.len() < SLOTS_MAX {
+                inherited[slot as usize / 64] &= !(1 << (slot % 64));
+                claimed.push(slot);
             }
         }
-        if has_changed {
+        claimed
+    }
+
+    /// The slots of a session that has ended.
+    pub(super) fn free_slots(&self, fs: &dyn FileSystem, slots: &[u32]) {
+        let mut kept = self.content.lock();
+        for &slot in slots {
+            kept.content.slots[slot as usize / 64] &= !(1 << (slot % 64));
+        }
+        if !slots.is_empty() {
+            kept.save(fs);
+        }
+    }
+
+    /// Frees the slots of earlier runs that nobody came back for.
+    pub(super) fn free_inherited(&self, fs: &dyn FileSystem) {
+        let mut kept = self.content.lock();
+        let inherited = std::mem::take(&mut kept.inherited);
+        kept.inherited = vec![0; inherited.len()];
+        for (word, inherited) in kept.content.slots.iter_mut().zip(&inherited) {
+            *word &= !inherited;
+        }
+        if inherited.iter().any(|&word| word != 0) {
             kept.save(fs);
         }
     }
@@ -155,7 +199,23 @@ impl State {
     }
 }
 
+fn has(slots: &[u64], slot: u32) -> bool {
+    slots[slot as usize / 64] >> (slot % 64) & 1 == 1
+}
+
 impl Kept {
+    fn fresh_number(&mut self) -> u64 {
+        self.next += 1;
+        self.next - 1
+    }
+
+    /// Sees to it that `number` is not given out by a later run.
+    fn reserve(&mut self, number: u64) {
+        if number >= self.content.reserved {
+            self.content.reserved = number + NUMBERS;
+        }
+    }
+
     /// False if that is impossible, which is reported once.
     fn save(&mut self, fs: &dyn FileSystem) -> bool {
         if self.is_lost {

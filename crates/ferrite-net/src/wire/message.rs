@@ -228,7 +228,7 @@ fields!(Caller { uid, gid, groups });
 pub struct Head {
     /// Chosen by the client; the answer carries it. A request that is sent again has the same.
     pub id: u64,
-    /// All requests with smaller numbers are answered, or will not be sent again.
+    /// All requests with smaller numbers are answered, or will not be sent again, except those for locks.
     pub settled_below: u64,
     /// Inodes whose attributes are returned come pinned.
     pub pins: bool,
@@ -321,14 +321,15 @@ requests! {
     1 Hello { magic: [u8; 8], version: u16, export: &'m [u8], resume: Option<Ticket> }
     /// A sign of life.
     2 Ping {}
-    /// Makes the session have as many slots for tokens, or as many as there are; answered with all of them.
+    /// Gives a session without slots for tokens up to `count`, or as many as the server has to spare; answered with the
+    /// number that tokens carry in the upper half of theirs, and the slots.
     3 Slots { count: u32 }
     /// The session ends.
     4 Goodbye {}
     /// The client has said what it had open, pinned and locked before the server restarted.
     5 Reclaimed {}
     /// The slots that the session had before the server restarted.
-    6 ReclaimSlots { slots: Vec<u32> }
+    6 ReclaimSlots { number: u64, slots: Vec<u32> }
     10 Statfs {}
     11 Lookup { parent: Node, name: &'m [u8] }
     12 Parent { dir: Node }

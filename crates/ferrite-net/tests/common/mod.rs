@@ -1,6 +1,11 @@
 //! Engines behind a server on a loopback address, for the tests of this crate.
 #![allow(dead_code, reason = "not every test uses all of it")]
 
+pub(crate) mod bystander;
+pub(crate) mod child;
+pub(crate) mod proxy;
+pub(crate) mod raw;
+
 use std::net::TcpListener;
 use std::path::Path;
 use std::sync::Arc;
@@ -94,7 +99,16 @@ pub(crate) fn make_pool(bytes: u64, inodes: u64) -> TempPath {
 }
 
 pub(crate) fn mount(path: &Path) -> Engine {
-    let region = Region::open(path, Access::ReadWrite).unwrap();
+    // A process that another test starts at this moment has the pool open until it runs its program.
+    let mut tries = 0;
+    let region = loop {
+        match Region::open(path, Access::ReadWrite) {
+            Ok(region) => break region,
+            Err(error) => assert!(tries < 300, "{error}"),
+        }
+        tries += 1;
+        std::thread::sleep(Duration::from_millis(10));
+    };
     Engine::mount(region, &MountOptions::default().keep_orphans(true)).unwrap()
 }
 
