@@ -8,7 +8,8 @@
 //!
 //! Invariants: a connection belongs to one thread. A connection whose answers its client does not take is not read
 //! from, so a client cannot make the server keep more than [`QUEUED_BYTES_MAX`] and one answer for it. A connection has
-//! at most one turn before all others that are ready have had one.
+//! at most one turn before all others that are ready have had one. When buffers are scarce, a connection that has one
+//! and does not fill it is closed.
 
 use std::collections::HashMap;
 use std::io::{self, Read};
@@ -25,7 +26,7 @@ use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::event::{EventfdFlags, Timespec, eventfd};
 
 use crate::FabricError;
-use crate::frame::{INLINE_BYTES_MAX, Lengths, PREFIX_BYTES};
+use crate::frame::{DATA_BYTES_MAX, INLINE_BYTES_MAX, Lengths, PREFIX_BYTES};
 use crate::outbox::Outbox;
 
 /// With as many bytes to send, a connection is not read from.
@@ -36,6 +37,8 @@ const TURN_BYTES: usize = 256 << 10;
 const EVENTS: usize = 128;
 /// How soon a connection that found no buffer looks again.
 const STARVED: Duration = Duration::from_millis(1);
+/// With a buffer that others need, a client may pause for so long.
+const STALLED: Duration = Duration::from_secs(1);
 /// How often a thread with nothing to do looks up.
 const IDLE: Duration = Duration::from_secs(1);
 
@@ -73,6 +76,11 @@ pub trait Service: Send + Sync + 'static {
 
     /// A client has connected.
     fn connected(&self, link: Link, address: SocketAddr) -> Self::Peer;
+
+    /// Most data that a message of this client may have now.
+    fn data_bytes_max(&self, _: &Self::Peer) -> usize {
+        DATA_BYTES_MAX
+    }
 
     /// A message came. Answers go to `out`, now, or to the link, later. Must not block for long: the other connections
     /// of this thread wait.
@@ -251,6 +259,8 @@ struct Arriving {
     body: Vec<u8>,
     buffer: Buffer,
     filled: usize,
+    /// When something came last.
+    heard: Instant,
 }
 
 struct Connection<P> {
@@ -290,6 +300,9 @@ impl<P> Connection<P> {
             let Some(lengths) = Lengths::decode(rest).map_err(|_| Close)? else {
                 return Ok((at, Step::Idle));
             };
+            if lengths.data_bytes > service.data_bytes_max(&self.peer) {
+                return Err(Close);
+            }
             let Some(rest) = rest[PREFIX_BYTES..].split_at_checked(lengths.body_bytes) else {
                 return Ok((at, Step::Idle));
             };
@@ -307,6 +320,7 @@ impl<P> Connection<P> {
                         body: body.to_vec(),
                         buffer,
                         filled,
+                        heard: Instant::now(),
                     });
                     return Ok((at, Step::Idle));
                 }
@@ -341,7 +355,10 @@ impl<P> Connection<P> {
         if let Some(arriving) = &mut self.arriving {
             match (&self.stream).read(&mut arriving.buffer[arriving.filled..]) {
                 Ok(0) => return Err(Close),
-                Ok(count) => arriving.filled += count,
+                Ok(count) => {
+                    arriving.filled += count;
+                    arriving.heard = Instant::now();
+                }
                 Err(error) => return passing(&error),
             }
             if arriving.filled == arriving.buffer.len()
@@ -413,6 +430,7 @@ impl<S: Service> Reactor<S> {
     fn run(mut self) {
         let mut events = Vec::with_capacity(EVENTS);
         let mut last_work = Instant::now();
+        let mut last_look = last_work;
         let mut has_starved = false;
         while !self.shared.stop.load(Ordering::Acquire) {
             let wait = match () {
@@ -450,6 +468,10 @@ impl<S: Service> Reactor<S> {
                     .for_each(|number| self.serve(number, EventFlags::empty()));
             }
             has_starved = self.starved().next().is_some();
+            if self.shared.pool.free_bytes() < DATA_BYTES_MAX && last_look.elapsed() >= STALLED / 4 {
+                last_look = Instant::now();
+                self.drop_stalled();
+            }
         }
         let numbers: Vec<u64> = self.connections.keys().copied().collect();
         numbers.into_iter().for_each(|number| self.drop_connection(number));
@@ -458,6 +480,17 @@ impl<S: Service> Reactor<S> {
     fn starved(&self) -> impl Iterator<Item = u64> {
         let starved = self.connections.iter().filter(|(_, connection)| connection.is_starved);
         starved.map(|(&number, _)| number)
+    }
+
+    /// Closes connections that keep a buffer and send nothing.
+    fn drop_stalled(&mut self) {
+        let is_stalled = |connection: &Connection<S::Peer>| {
+            let arriving = connection.arriving.as_ref();
+            arriving.is_some_and(|arriving| arriving.heard.elapsed() >= STALLED)
+        };
+        let stalled = self.connections.iter().filter(|(_, connection)| is_stalled(connection));
+        let stalled: Vec<u64> = stalled.map(|(&number, _)| number).collect();
+        stalled.into_iter().for_each(|number| self.drop_connection(number));
     }
 
     fn accept(&mut self, listener: usize) {

@@ -27,8 +27,8 @@ pub struct ExportOptions {
     pub path: Vec<u8>,
     /// Changes are refused.
     pub read_only: bool,
-    /// Callers that are root are [`NOBODY`]. Unless it is off, clients are believed who their callers are, but not that
-    /// these were allowed what they ask for.
+    /// Callers that are root are [`NOBODY`], and so is the group with the number 0. Unless it is off, clients are
+    /// believed who their callers are, but not that these were allowed what they ask for.
     pub root_squash: bool,
 }
 
@@ -140,9 +140,18 @@ impl Export {
 
     /// The context of a call on behalf of a client's caller.
     pub(super) fn ctx(&self, caller: Caller, check: bool, pins: bool) -> Ctx {
-        let Caller { uid, gid, groups } = caller;
-        let is_squashed = self.options.root_squash && uid == 0;
-        let cred = match is_squashed {
+        let Caller {
+            uid,
+            mut gid,
+            mut groups,
+        } = caller;
+        if self.options.root_squash {
+            // Files of root are often open to its group.
+            let squash = |group: &mut u32| *group = if *group == 0 { NOBODY } else { *group };
+            squash(&mut gid);
+            groups.iter_mut().for_each(squash);
+        }
+        let cred = match self.options.root_squash && uid == 0 {
             true => Cred::new(NOBODY, NOBODY),
             false if groups.is_empty() => Cred::new(uid, gid),
             false => Cred::new(uid, gid).with_groups(&groups),

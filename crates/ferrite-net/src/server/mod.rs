@@ -19,7 +19,7 @@ mod workers;
 
 use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -102,6 +102,9 @@ struct Inner {
     stores: Vec<Arc<Store>>,
     /// By store and number. No other lock is taken under this one.
     sessions: Mutex<FxHashMap<(usize, u64), Arc<Session>>>,
+    /// Connections without a session, each with when it came.
+    strangers: Mutex<FxHashMap<u64, (Link, Instant)>>,
+    next_stranger: AtomicU64,
     /// By store.
     grace: Vec<Mutex<Option<Grace>>>,
     instance: u64,
@@ -157,6 +160,8 @@ impl Server {
             exports,
             stores,
             sessions: Mutex::default(),
+            strangers: Mutex::default(),
+            next_stranger: AtomicU64::new(0),
             grace,
             instance: u64::from_le_bytes(random()?),
             began: Instant::now(),
@@ -212,7 +217,7 @@ impl Drop for Server {
 
 /// A connection: of nobody yet, or of a session.
 enum Peer {
-    Stranger(Link),
+    Stranger { link: Link, number: u64 },
     Client { session: Arc<Session>, attachment: u64 },
 }
 
@@ -222,7 +227,17 @@ impl Service for Front {
     type Peer = Peer;
 
     fn connected(&self, link: Link, _: SocketAddr) -> Peer {
-        Peer::Stranger(link)
+        let number = self.0.next_stranger.fetch_add(1, Ordering::Relaxed);
+        self.0.strangers.lock().insert(number, (link.clone(), Instant::now()));
+        Peer::Stranger { link, number }
+    }
+
+    fn data_bytes_max(&self, peer: &Peer) -> usize {
+        match peer {
+            // Who has not greeted gets no buffers.
+            Peer::Stranger { .. } => 0,
+            Peer::Client { .. } => ferrite_fabric::frame::DATA_BYTES_MAX,
+        }
     }
 
     fn message(
@@ -235,7 +250,7 @@ impl Service for Front {
         let (head, request) = Reader::new(body).last::<(Head, Request<'_>)>().map_err(|_| Close)?;
         let inner = &self.0;
         match peer {
-            Peer::Stranger(link) => {
+            Peer::Stranger { link, number } => {
                 let (session, welcome) = match inner.greet(&request) {
                     Ok(greeted) => greeted,
                     Err(error) => {
@@ -244,6 +259,7 @@ impl Service for Front {
                         return Ok(());
                     }
                 };
+                inner.strangers.lock().remove(number);
                 let attachment = session.attach(link.clone());
                 put(out, head.id, Ok(welcome));
                 *peer = Peer::Client { session, attachment };
@@ -259,7 +275,11 @@ impl Service for Front {
         }
     }
 
-    fn disconnected(&self, _: Peer) {}
+    fn disconnected(&self, peer: Peer) {
+        if let Peer::Stranger { number, .. } = peer {
+            self.0.strangers.lock().remove(&number);
+        }
+    }
 }
 
 impl Inner {
@@ -485,6 +505,11 @@ impl Inner {
                 if now_ms.saturating_sub(session.last_seen_ms()) > lease_ms {
                     tracing::info!("session {} has ended: its client is gone", session.ticket.session);
                     self.end(&session);
+                }
+            }
+            for (link, since) in self.strangers.lock().values() {
+                if since.elapsed() > self.lease {
+                    link.close();
                 }
             }
             for (store, grace) in self.stores.iter().zip(&self.grace) {
