@@ -17,6 +17,7 @@ mod session;
 mod state;
 mod workers;
 
+use std::collections::hash_map::Entry;
 use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -344,18 +345,34 @@ impl Inner {
             && store.sealer.ticket(&export.options.name, ticket.session) == ticket
         {
             let is_in_grace = self.is_in_grace(store);
-            let mut sessions = self.sessions.lock();
-            if let Some(session) = sessions.get(&(store.number, ticket.session)) {
+            if is_in_grace {
+                // Before it can be found, and end.
+                store.state.session_is_back(&*store.fs);
+            }
+            let (found, is_new) = {
+                let mut sessions = self.sessions.lock();
+                match sessions.entry((store.number, ticket.session)) {
+                    Entry::Occupied(entry) => {
+                        // Under the lock, or it might be taken for gone at this moment.
+                        entry.get().seen(self.now_ms());
+                        (Some(Arc::clone(entry.get())), false)
+                    }
+                    Entry::Vacant(place) if is_in_grace => {
+                        let session = Session::new(export, ticket.session, true, self.now_ms());
+                        (Some(Arc::clone(place.insert(Arc::new(session)))), true)
+                    }
+                    Entry::Vacant(_) => (None, false),
+                }
+            };
+            if is_in_grace && !is_new {
+                store.state.session_has_ended();
+            }
+            if let Some(session) = found {
                 let state = match session.is_reclaiming() {
                     true => SessionState::ToReclaim,
                     false => SessionState::Alive,
                 };
-                return (Arc::clone(session), state);
-            }
-            if is_in_grace {
-                let session = Arc::new(Session::new(export, ticket.session, true, self.now_ms()));
-                sessions.insert((store.number, ticket.session), Arc::clone(&session));
-                return (session, SessionState::ToReclaim);
+                return (session, state);
             }
         }
         let number = store.state.new_session(&*store.fs);
@@ -481,15 +498,20 @@ impl Inner {
 
     fn end(&self, session: &Arc<Session>) {
         let store = &session.export.store;
-        let slots = session.end();
-        let is_last = {
-            let mut sessions = self.sessions.lock();
-            sessions.remove(&(store.number, session.ticket.session));
-            !sessions.keys().any(|&(number, _)| number == store.number)
-        };
-        store.state.free_slots(&*store.fs, &slots);
-        if is_last && !self.is_in_grace(store) {
-            store.state.no_sessions(&*store.fs);
+        // Before it ends: nobody may come back to it meanwhile.
+        let was_there = self.sessions.lock().remove(&(store.number, session.ticket.session));
+        if was_there.is_some() {
+            self.let_go(session);
+        }
+    }
+
+    /// Ends a session that nobody finds any more.
+    fn let_go(&self, session: &Arc<Session>) {
+        let store = &session.export.store;
+        store.state.free_slots(&*store.fs, &session.end());
+        store.state.session_has_ended();
+        if !self.is_in_grace(store) {
+            store.state.note_end(&*store.fs);
         }
     }
 
@@ -500,12 +522,17 @@ impl Inner {
             std::thread::park_timeout(tick);
             let now_ms = self.now_ms();
             let lease_ms = self.lease.as_millis() as u64;
-            let sessions: Vec<Arc<Session>> = self.sessions.lock().values().cloned().collect();
-            for session in sessions {
-                if now_ms.saturating_sub(session.last_seen_ms()) > lease_ms {
-                    tracing::info!("session {} has ended: its client is gone", session.ticket.session);
-                    self.end(&session);
-                }
+            let is_gone = |session: &Session| now_ms.saturating_sub(session.last_seen_ms()) > lease_ms;
+            let gone: Vec<Arc<Session>> = {
+                let mut sessions = self.sessions.lock();
+                sessions
+                    .extract_if(|_, session| is_gone(session))
+                    .map(|(_, session)| session)
+                    .collect()
+            };
+            for session in gone {
+                tracing::info!("session {} has ended: its client is gone", session.ticket.session);
+                self.let_go(&session);
             }
             for (link, since) in self.strangers.lock().values() {
                 if since.elapsed() > self.lease {
@@ -533,9 +560,7 @@ impl Inner {
             tracing::warn!("files without names that nobody has open could not be freed: {error}");
         }
         let deferred = grace.lock().take().map(|grace| grace.deferred).unwrap_or_default();
-        if sessions.is_empty() {
-            store.state.no_sessions(&*store.fs);
-        }
+        store.state.note_end(&*store.fs);
         deferred.into_iter().for_each(|work| work());
     }
 }

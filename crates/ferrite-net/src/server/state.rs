@@ -55,6 +55,8 @@ pub(super) struct State {
 struct Kept {
     content: Content,
     next: u64,
+    /// Sessions that live.
+    live: u64,
     /// Numbers below it were given out by earlier runs.
     first: u64,
     /// Slots in all.
@@ -89,6 +91,7 @@ impl State {
         let has_sessions = content.has_sessions;
         let mut kept = Kept {
             next: content.reserved,
+            live: 0,
             first: content.reserved,
             inherited: content.slots.clone(),
             content,
@@ -115,6 +118,7 @@ impl State {
     /// A number for a new session. Durable when it returns.
     pub(super) fn new_session(&self, fs: &dyn FileSystem) -> u64 {
         let mut kept = self.content.lock();
+        kept.live += 1;
         let number = kept.fresh_number();
         if number >= kept.content.reserved || !kept.content.has_sessions {
             kept.reserve(number);
@@ -189,10 +193,26 @@ impl State {
         }
     }
 
-    /// There are no sessions any more, and no slots that belong to one.
-    pub(super) fn no_sessions(&self, fs: &dyn FileSystem) {
+    /// A session of an earlier run has come back.
+    pub(super) fn session_is_back(&self, fs: &dyn FileSystem) {
         let mut kept = self.content.lock();
-        if kept.content.has_sessions {
+        kept.live += 1;
+        // The time of grace may end at this moment.
+        if !kept.content.has_sessions {
+            kept.content.has_sessions = true;
+            kept.save(fs);
+        }
+    }
+
+    /// A session has ended.
+    pub(super) fn session_has_ended(&self) {
+        self.content.lock().live -= 1;
+    }
+
+    /// Notes that a restart has no sessions to wait for, if there are none. The caller knows that none comes back.
+    pub(super) fn note_end(&self, fs: &dyn FileSystem) {
+        let mut kept = self.content.lock();
+        if kept.content.has_sessions && kept.live == 0 {
             kept.content.has_sessions = false;
             kept.save(fs);
         }
@@ -246,4 +266,60 @@ pub(super) fn random<const N: usize>() -> Result<[u8; N], FsError> {
         }
     }
     Ok(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ferrite_vfs::memfs::MemFs;
+
+    /// Once the end of the last session could come in between, and hide one that had just begun from the next run.
+    #[test]
+    fn a_restart_waits_for_sessions_while_one_lives() {
+        let fs = MemFs::new();
+        let (state, has_sessions) = State::load(&fs).unwrap();
+        assert!(!has_sessions);
+        let first = state.new_session(&fs);
+        let second = state.new_session(&fs);
+        assert!(first < second);
+        state.session_has_ended();
+        state.note_end(&fs);
+        let (again, has_sessions) = State::load(&fs).unwrap();
+        assert!(has_sessions);
+        again.session_is_back(&fs);
+        again.note_end(&fs);
+        assert!(State::load(&fs).unwrap().1);
+        again.session_has_ended();
+        again.note_end(&fs);
+        assert!(!State::load(&fs).unwrap().1);
+        assert!(again.new_session(&fs) > second);
+        assert!(State::load(&fs).unwrap().1);
+    }
+
+    #[test]
+    fn slots_belong_to_one_session_and_come_with_larger_numbers() {
+        let fs = MemFs::new();
+        let (state, _) = State::load(&fs).unwrap();
+        {
+            // The reference engine has no slots.
+            let mut kept = state.content.lock();
+            kept.count = 128;
+            kept.content.slots = vec![0; 2];
+            kept.inherited = vec![0b111, 0];
+            kept.content.slots[0] = 0b111;
+            kept.first = 5;
+            kept.next = 5;
+        }
+        assert_eq!(state.claim_slots(5, &[0]), [], "no number of an earlier run");
+        assert_eq!(state.claim_slots(4, &[0, 0, 2, 64, 500]), [0, 2]);
+        assert_eq!(state.claim_slots(4, &[0, 1]), [1], "each is claimed once");
+        let (number, mine) = state.take_slots(&fs, usize::MAX);
+        assert!(number >= 5 && !mine.is_empty() && mine.len() <= 128 / SHARES);
+        let (later, others) = state.take_slots(&fs, 3);
+        assert!(later > number && others.len() == 3);
+        assert!(others.iter().all(|slot| *slot > 2 && !mine.contains(slot)));
+        state.free_inherited(&fs);
+        state.free_slots(&fs, &mine);
+        assert!(state.take_slots(&fs, 1).0 > later);
+    }
 }
