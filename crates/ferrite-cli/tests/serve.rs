@@ -1,8 +1,267 @@
-//! `ferrite serve`: what is wrong with its arguments is said before anything is opened, and named.
+//! `ferrite serve` and mounts of what it exports, with real processes: what one mount writes the other reads, and a
+//! server that is killed and started again has lost nothing and done nothing twice.
 
 mod common;
 
-use common::{fails, ferrite, mkfs};
+use std::fs::{File, OpenOptions};
+use std::io::{BufRead, BufReader, Read, Seek, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdout, Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use common::{fails, ferrite, has_fuse, mkfs, ok, sh, soak};
+use tempfile::TempDir;
+
+/// Starts servers and kills them, as it reads on its standard input. A process of its own: one that this process starts
+/// closes, before it becomes the server, the files that are open here. Such a file on a mount of the server would be
+/// closed by a call that waits for the server, which is not there yet.
+const SUPERVISOR: &str = r#"
+while read -r verb listen; do
+    case "$verb" in
+    start)
+        "$FERRITE" serve "$POOL" --listen "$listen" --no-root-squash --lease 4 > "$POOL.said" &
+        server=$!
+        until [ -s "$POOL.said" ] || ! kill -0 "$server" 2> /dev/null; do sleep 0.01; done
+        head -n 1 "$POOL.said"
+        rm "$POOL.said" ;;
+    kill) kill -9 "$server"; wait "$server" 2> /dev/null; echo killed ;;
+    stop) kill "$server"; wait "$server"; echo "ended $?" ;;
+    esac
+done
+kill -9 "$server" 2> /dev/null
+"#;
+
+/// A pool that is served, and directories to mount it on. All is gone when it is dropped.
+struct Served {
+    base: TempDir,
+    pool: PathBuf,
+    address: String,
+    supervisor: Child,
+    said: BufReader<ChildStdout>,
+}
+
+impl Served {
+    fn new() -> Served {
+        let base = tempfile::Builder::new()
+            .prefix("ferrite-test-")
+            .tempdir_in("/dev/shm")
+            .unwrap();
+        let pool = base.path().join("pool");
+        mkfs(&pool, &["--size", "256M"]);
+        let mut supervisor = Command::new("bash")
+            .args(["-c", SUPERVISOR])
+            .env("FERRITE", ferrite().get_program())
+            .env("POOL", &pool)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let said = BufReader::new(supervisor.stdout.take().unwrap());
+        let mut served = Served {
+            base,
+            pool,
+            address: String::new(),
+            supervisor,
+            said,
+        };
+        served.start("tcp://127.0.0.1:0");
+        served
+    }
+
+    /// Tells the supervisor to do something; returns what it says when that is done.
+    fn tell(&mut self, words: &str) -> String {
+        writeln!(self.supervisor.stdin.as_mut().unwrap(), "{words}").unwrap();
+        let mut line = String::new();
+        self.said.read_line(&mut line).unwrap();
+        line.trim().to_owned()
+    }
+
+    fn start(&mut self, listen: &str) {
+        let line = self.tell(&format!("start {listen}"));
+        let address = line.rsplit(' ').next().unwrap().trim_end_matches('/');
+        assert!(address.starts_with("tcp://"), "it says where it serves: {line}");
+        self.address = address.to_owned();
+    }
+
+    fn mount(&self, name: &str) -> PathBuf {
+        let dir = self.base.path().join(name);
+        std::fs::create_dir_all(&dir).unwrap();
+        ok(ferrite().arg("mount").arg(&self.address).arg(&dir));
+        dir
+    }
+
+    /// Kills the server without warning, and starts it again.
+    fn restart(&mut self) {
+        assert_eq!(self.tell("kill"), "killed");
+        self.start(&self.address.clone());
+    }
+
+    /// Ends the server as an administrator does.
+    fn stop(&mut self) {
+        assert_eq!(self.tell("stop"), "ended 0");
+    }
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        for entry in std::fs::read_dir(self.base.path()).into_iter().flatten().flatten() {
+            // Whatever is mounted there; the test may have failed anywhere.
+            let _ = Command::new("umount").arg("-l").arg(entry.path()).output();
+        }
+        drop(self.supervisor.stdin.take());
+        let _ = self.supervisor.wait();
+    }
+}
+
+#[test]
+fn two_mounts_of_one_export_show_the_same() {
+    if !has_fuse() {
+        return;
+    }
+    let mut served = Served::new();
+    let (one, two) = (served.mount("one"), served.mount("two"));
+    sh(
+        &one,
+        "cp -r /etc/default tree; ln -s tree link; echo first > file; echo second >> file; mv file tree/moved",
+    );
+    sh(
+        &two,
+        "diff -r /etc/default tree --exclude moved | (! grep .); test \"$(cat link/moved)\" = $'first\\nsecond'",
+    );
+    // Each read is the server's, also of a file that is open.
+    let mut open = File::open(two.join("tree/moved")).unwrap();
+    let mut text = String::new();
+    open.read_to_string(&mut text).unwrap();
+    std::fs::write(one.join("tree/moved"), "third").unwrap();
+    open.rewind().unwrap();
+    text.clear();
+    open.read_to_string(&mut text).unwrap();
+    assert_eq!(text, "third");
+    drop(open);
+    ok(ferrite().arg("umount").arg(&one));
+    ok(ferrite().arg("umount").arg(&two));
+    assert!(ok(ferrite().arg("info").arg(&served.address)).contains("server"));
+    served.stop();
+    ok(ferrite().arg("fsck").arg(&served.pool));
+}
+
+/// An exclusive lock on a byte, of the kind that programs take with `lockf`. False if somebody else has one.
+fn try_lock(dir: &Path) -> bool {
+    let script = "import fcntl,sys; f=open('lock','r+b');\ntry: fcntl.lockf(f,fcntl.LOCK_EX|fcntl.LOCK_NB,1)\n\
+                  except OSError: sys.exit(1)";
+    let status = Command::new("python3").args(["-c", script]).current_dir(dir).status();
+    status.unwrap().success()
+}
+
+/// Ends the threads of a test, whatever happens to it: a call on a mount waits as long as its server is away, so after
+/// a check that failed the mounts' daemons are killed.
+struct Ending<'t> {
+    is_over: &'t AtomicBool,
+    address: String,
+}
+
+impl Drop for Ending<'_> {
+    fn drop(&mut self) {
+        self.is_over.store(true, Ordering::Relaxed);
+        if std::thread::panicking() {
+            let daemons = format!("ferrite mount {}", self.address);
+            let _ = Command::new("pkill").args(["-9", "-f", &daemons]).status();
+        }
+    }
+}
+
+/// A counter that is appended to and a file that is renamed to and fro, each change checked for having happened once;
+/// an open file without a name; a lock. All of it while the server is killed again and again.
+#[test]
+fn a_server_that_is_killed_loses_nothing_and_does_nothing_twice() {
+    if !has_fuse() {
+        return;
+    }
+    let mut served = Served::new();
+    let (one, two) = (served.mount("one"), served.mount("two"));
+    std::fs::write(one.join("lock"), "x").unwrap();
+    std::fs::write(one.join("ping"), "ball").unwrap();
+    let mut nameless = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .create_new(true)
+        .open(one.join("nameless"))
+        .unwrap();
+    nameless.write_all(b"still here").unwrap();
+    std::fs::remove_file(one.join("nameless")).unwrap();
+    let hold = "import fcntl,sys; f=open('lock','r+b'); fcntl.lockf(f,fcntl.LOCK_EX,1); print('locked',flush=True); \
+                sys.stdin.read()";
+    let mut holder = Command::new("python3")
+        .args(["-c", hold])
+        .current_dir(&one)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut line = String::new();
+    BufReader::new(holder.stdout.take().unwrap())
+        .read_line(&mut line)
+        .unwrap();
+    assert_eq!(line.trim(), "locked");
+
+    let is_over = AtomicBool::new(false);
+    let rounds = if soak() { 50 } else { 5 };
+    let (counted, played) = std::thread::scope(|scope| {
+        let counter = scope.spawn(|| {
+            let mut file = OpenOptions::new()
+                .append(true)
+                .create(true)
+                .open(one.join("counter"))
+                .unwrap();
+            let mut count = 0u32;
+            while !is_over.load(Ordering::Relaxed) {
+                file.write_all(format!("{count:09}\n").as_bytes()).unwrap();
+                count += 1;
+            }
+            count
+        });
+        let player = scope.spawn(|| {
+            let mut turns = 0u32;
+            while !is_over.load(Ordering::Relaxed) {
+                // Done twice, each would fail: the name is gone after the first time.
+                std::fs::rename(two.join("ping"), two.join("pong")).unwrap();
+                std::fs::rename(two.join("pong"), two.join("ping")).unwrap();
+                turns += 1;
+            }
+            turns
+        });
+        // Also when a check fails, or the scope would wait for ever.
+        let _end = Ending {
+            is_over: &is_over,
+            address: served.address.clone(),
+        };
+        for round in 0..rounds {
+            std::thread::sleep(Duration::from_millis(200));
+            served.restart();
+            assert!(!try_lock(&two), "round {round}: the lock is held");
+        }
+        is_over.store(true, Ordering::Relaxed);
+        (counter.join().unwrap(), player.join().unwrap())
+    });
+    assert!(counted > 10 && played > 10, "{counted} appends, {played} renames");
+    let text = std::fs::read_to_string(two.join("counter")).unwrap();
+    let lines: Vec<u32> = text.lines().map(|line| line.parse().unwrap()).collect();
+    assert_eq!(lines, (0..counted).collect::<Vec<_>>(), "each append once, in order");
+    assert_eq!(std::fs::read_to_string(two.join("ping")).unwrap(), "ball");
+    nameless.rewind().unwrap();
+    let mut text = String::new();
+    nameless.read_to_string(&mut text).unwrap();
+    assert_eq!(text, "still here");
+    drop(nameless);
+    drop(holder.stdin.take());
+    holder.wait().unwrap();
+    assert!(try_lock(&two), "who held it is gone");
+    ok(ferrite().arg("umount").arg(&one));
+    ok(ferrite().arg("umount").arg(&two));
+    served.stop();
+    ok(ferrite().arg("fsck").arg(&served.pool));
+}
 
 #[test]
 fn wrong_words_are_refused_before_anything_is_opened() {

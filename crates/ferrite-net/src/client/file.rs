@@ -85,7 +85,12 @@ impl OpenFile for RemoteFile {
                 ..mode
             };
             match self.write_once(ctx, mode, part) {
-                Ok(written) => all.len_bytes += written.len_bytes,
+                Ok(written) => {
+                    all.len_bytes += written.len_bytes;
+                    if written.len_bytes < part.len() {
+                        return Ok(all);
+                    }
+                }
                 // What is there, is; the caller meets the error when it goes on.
                 Err(_) => return Ok(all),
             }

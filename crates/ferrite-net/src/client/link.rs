@@ -79,6 +79,8 @@ pub(super) struct Link {
     pending: Mutex<BTreeMap<u64, Pending>>,
     next_number: AtomicU64,
     later: AtomicU64,
+    /// Completions to run.
+    completed: Mutex<Vec<(Then, Answer)>>,
     reconnects: AtomicU64,
     pub(super) book: Book,
     slots: Slots,
@@ -113,6 +115,7 @@ impl Link {
             pending: Mutex::default(),
             next_number: AtomicU64::new(1),
             later: AtomicU64::new(0),
+            completed: Mutex::default(),
             reconnects: AtomicU64::new(0),
             book: Book::default(),
             slots: Slots::default(),
@@ -370,6 +373,7 @@ impl Link {
                 };
                 drop(receiver);
                 self.call_another(id);
+                self.complete();
                 match received {
                     Ok(None) if !up.is_broken.load(Ordering::Acquire) => {}
                     Ok(None) => return Ok(None),
@@ -385,7 +389,7 @@ impl Link {
     }
 
     /// Receives for all who wait, until the answer to the request `mine` is there. `None` if the connection broke, or
-    /// nothing came for a while and it is time to look at the deadline.
+    /// nothing came for a while and it is time to look at the deadline, or a completion is to run.
     fn receive(
         &self,
         up: &Arc<Up>,
@@ -412,13 +416,15 @@ impl Link {
             *up.heard.lock() = Instant::now();
             match &mine {
                 Some((id, _)) if *id == answer.id() => return Ok(Some(answer)),
-                _ => self.deliver(answer),
+                _ if self.deliver(answer) => return Ok(None),
+                _ => {}
             }
         }
     }
 
-    /// Gives an answer to whoever waits for it.
-    fn deliver(&self, answer: Answer) {
+    /// Gives an answer to whoever waits for it. True if it is for a completion, which runs when nobody holds the
+    /// receiver ([`Self::complete`]): it may make calls of its own.
+    fn deliver(&self, answer: Answer) -> bool {
         let pending = {
             let mut pending = self.pending.lock();
             match pending.entry(answer.id()) {
@@ -435,10 +441,18 @@ impl Link {
             Some(Pending::Thread(waiter)) => waiter.set(State::Answered(answer)),
             Some(Pending::Later(_, then)) => {
                 self.later.fetch_sub(1, Ordering::AcqRel);
-                then(Ok(answer));
+                self.completed.lock().push((then, answer));
+                return true;
             }
             Some(Pending::Posted(_)) | None => {}
         }
+        false
+    }
+
+    /// Runs the completions whose answers have come. The caller does not hold the receiver.
+    fn complete(&self) {
+        let completed = std::mem::take(&mut *self.completed.lock());
+        completed.into_iter().for_each(|(then, answer)| then(Ok(answer)));
     }
 
     /// Has another thread receive, if one waits.
@@ -596,7 +610,11 @@ impl Link {
         let waits = self.later.load(Ordering::Acquire) > 0;
         let Some(up) = up else {
             // Somebody may be connecting; without anybody who waits, it is the watcher's to do.
-            drop(self.up(Some(Instant::now() + ATTEMPT)));
+            if self.up(Some(Instant::now() + ATTEMPT)).is_err() {
+                // A server that refuses does so at once.
+                let mut guard = self.watched.lock();
+                self.wake_watcher.wait_for(&mut guard, BACKOFF.1);
+            }
             return true;
         };
         let silence = up.heard.lock().elapsed();
@@ -618,6 +636,7 @@ impl Link {
                 let _ = self.receive(&up, &mut receiver, None, None);
                 drop(receiver);
                 self.call_another(0);
+                self.complete();
             }
             return true;
         }

@@ -98,7 +98,11 @@ impl State {
             count: slots,
             is_lost: false,
         };
-        kept.save(fs);
+        if !kept.save(fs) {
+            // Session numbers will come again in the next run, so this one's tickets must not be good there, nor an
+            // earlier run's here.
+            kept.content.secret = random()?;
+        }
         let state = State {
             content: Mutex::new(kept),
         };
