@@ -8,12 +8,13 @@
 //! | `freezer` | holding changes back while the pool is copied: [`Freezer`] |
 //! | `handles` | open files by the numbers the kernel knows |
 //! | `locks` | record locks that the engine keeps |
+//! | `notify` | what the kernel is told of changes by others: [`Notifications`] |
 //!
 //! Decisions, with reasons:
 //! * Requests run on the thread that read them: waking another costs more than the work.
 //! * The kernel checks permissions (`default_permissions`); it knows the caller's groups, we do not.
-//! * Names, attributes and pages stay cached in the kernel for a day: the pool has one owner, and every change goes
-//!   through this mount, so either side notifies the other.
+//! * Names, attributes and pages stay cached in the kernel for a day if the engine says that nobody else changes
+//!   anything. If its answers are not to be trusted at all, nothing is cached, and files are read directly.
 //! * Writes are passed through, not cached: a completed `write` is durable. Dirty pages of shared mappings arrive as
 //!   writes when the kernel flushes them (`msync`, `munmap`, memory pressure).
 //! * setuid and setgid are cleared here (`HANDLE_KILLPRIV_V2`); otherwise the kernel would ask for an attribute before
@@ -30,8 +31,10 @@ mod freezer;
 mod handles;
 mod locks;
 mod mount;
+mod notify;
 
 #[cfg(doc)]
 use ferrite_vfs::FileSystem;
 pub use freezer::Freezer;
 pub use mount::{FuseError, FuseOptions, Mounted, Unmounter, mount, remount};
+pub use notify::Notifications;

@@ -15,6 +15,7 @@ use thiserror::Error;
 
 use crate::bridge::Bridge;
 use crate::freezer::Freezer;
+use crate::notify::Notifications;
 
 /// Options of a mount.
 #[derive(Debug, Clone)]
@@ -246,6 +247,11 @@ fn choose_acl(allow_other: bool) -> SessionACL {
 }
 
 impl Mounted {
+    /// Tells the kernel of changes that this mount did not make.
+    pub fn notifications(&self) -> Notifications {
+        Notifications::new(self.session.notifier())
+    }
+
     /// A handle that can unmount while [`Self::serve`] runs.
     pub fn unmounter(&mut self) -> Unmounter {
         Unmounter(match &self.dir {
