@@ -571,3 +571,19 @@ fn root_is_nobody_unless_it_may_be() {
     let opened: OpenedFile = raw.done(&read(b"groups"));
     assert_eq!(opened.told.attr.gid, 5);
 }
+
+/// What is longer than a message is refused as any engine refuses it, and the connection stays.
+#[test]
+fn values_and_names_longer_than_a_message_are_refused() {
+    let (_server, address) = serve(Arc::new(MemFs::new()), vec![export("")], &ServerOptions::default());
+    let client = common::connect(&address);
+    let long = vec![b'x'; 200 << 10];
+    let set = client.setxattr(SYSTEM, ROOT_INO, b"user.long", &long, XattrMode::Any);
+    assert_eq!(set, Err(FsError::ValueTooLong));
+    assert_eq!(client.lookup(SYSTEM, ROOT_INO, &long), Err(FsError::NameTooLong));
+    assert_eq!(
+        client.getxattr(SYSTEM, ROOT_INO, b"user.long"),
+        Err(FsError::NoAttribute)
+    );
+    assert_eq!(client.reconnects(), 0);
+}

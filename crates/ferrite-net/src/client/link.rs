@@ -18,6 +18,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use ferrite_fabric::connection::{Connection, Receiver};
+use ferrite_fabric::frame::BODY_BYTES_MAX;
 use ferrite_vfs::{Ctx, FsError, Result};
 use parking_lot::{Condvar, Mutex};
 
@@ -252,6 +253,13 @@ impl Link {
         (data, into): (&[u8], &mut [u8]),
     ) -> Result<Answer> {
         let body = encode(head, request);
+        if body.len() > BODY_BYTES_MAX {
+            // The server would take it for garbage. Only values, and names that no engine takes, are so long.
+            return Err(match request {
+                Request::Setxattr { .. } => FsError::ValueTooLong,
+                _ => FsError::NameTooLong,
+            });
+        }
         let mut was_sent = false;
         loop {
             let up = self.up(deadline)?;
