@@ -26,24 +26,23 @@ pub const PORT: u16 = 7447;
 
 /// Why text is no address of an export.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
-#[error("`{0}` is no address of an export; one is tcp://HOST:PORT/EXPORT, or tcp://HOST:PORT for a server's only one")]
-pub struct BadAddress(String);
+#[error("an address of an export is tcp://HOST:PORT/EXPORT, or tcp://HOST:PORT for a server's only one")]
+pub struct BadAddress;
 
 impl RemoteAddress {
     /// Reads an address.
     pub fn parse(text: &str) -> Result<RemoteAddress, BadAddress> {
-        let bad = || BadAddress(text.to_owned());
-        let rest = text.strip_prefix("tcp://").ok_or_else(bad)?;
+        let rest = text.strip_prefix("tcp://").ok_or(BadAddress)?;
         let (host, export) = rest.split_once('/').unwrap_or((rest, ""));
         let export = export.trim_end_matches('/');
         // An IPv6 address stands in brackets.
         let after = host.rfind(']').map_or(host, |end| &host[end..]);
         let host = match after.rsplit_once(':') {
-            Some((_, port)) => port.parse::<u16>().map(|_| host.to_owned()).map_err(|_| bad())?,
+            Some((_, port)) => port.parse::<u16>().map(|_| host.to_owned()).map_err(|_| BadAddress)?,
             None => format!("{host}:{PORT}"),
         };
         match host.starts_with(':') {
-            true => Err(bad()),
+            true => Err(BadAddress),
             false => Ok(RemoteAddress {
                 host,
                 export: export.to_owned(),
