@@ -5,6 +5,7 @@
 
 use std::io::{self, IoSlice, Read, Write};
 use std::net::{Shutdown, TcpStream, ToSocketAddrs};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -104,6 +105,13 @@ impl Connection {
     pub fn close(&self) {
         // It may be closed already.
         let _ = self.stream.shutdown(Shutdown::Both);
+    }
+}
+
+/// What to wait for ([`crate::watch`]).
+impl AsFd for Connection {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.stream.as_fd()
     }
 }
 

@@ -2,7 +2,8 @@
 //!
 //! What lives here: the frames in which messages travel over a stream ([`frame`]); the client's end of a connection
 //! ([`connection`]); the server's end, many connections served by few threads ([`reactor`]), and what it writes to
-//! ([`outbox`]). What messages mean is none of this crate's business: `ferrite-net` says that.
+//! ([`outbox`]); waiting for the end of a connection ([`watch`]). What messages mean is none of this crate's business:
+//! `ferrite-net` says that.
 //!
 //! Invariant: nothing that a peer sends makes this crate allocate more than one frame's worth of memory, or panic.
 #![forbid(unsafe_code)]
@@ -10,7 +11,9 @@
 pub mod connection;
 mod error;
 pub mod frame;
+mod link;
 pub mod outbox;
 pub mod reactor;
+pub mod watch;
 
 pub use error::FabricError;

@@ -45,6 +45,11 @@ impl Outbox {
         self.queued_bytes
     }
 
+    /// Whether some of it lies in buffers.
+    pub fn has_buffers(&self) -> bool {
+        self.parts.iter().any(|part| matches!(part, Part::Buffer(_)))
+    }
+
     /// Begins a frame; its body is what is appended to [`Frame::body`].
     pub fn frame(&mut self) -> Frame<'_> {
         if !matches!(self.parts.back(), Some(Part::Bytes(_))) {

@@ -1,7 +1,7 @@
 //! The server's end: many connections, served by few threads.
 //!
 //! What lives here: [`Reactors`], threads that each wait for the sockets they own and call a [`Service`] for every
-//! message; [`Link`], through which other threads answer later.
+//! message. Other threads answer later, through a [`Link`].
 //!
 //! A message is served on the thread that received it: handing it to another costs more than most operations. What is
 //! answered later goes through the connection's mailbox.
@@ -21,13 +21,15 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use ferrite_buffers::{Buffer, Pool};
-use parking_lot::Mutex;
+use rustix::event::Timespec;
 use rustix::event::epoll::{self, EventData, EventFlags};
-use rustix::event::{EventfdFlags, Timespec, eventfd};
 
 use crate::FabricError;
 use crate::frame::{DATA_BYTES_MAX, INLINE_BYTES_MAX, Lengths, PREFIX_BYTES};
+use crate::link::{Inbox, Waker};
 use crate::outbox::Outbox;
+
+pub use crate::link::Link;
 
 /// With as many bytes to send, a connection is not read from.
 pub const QUEUED_BYTES_MAX: usize = 1 << 20;
@@ -39,6 +41,10 @@ const EVENTS: usize = 128;
 const STARVED: Duration = Duration::from_millis(1);
 /// With a buffer that others need, a client may pause for so long.
 const STALLED: Duration = Duration::from_secs(1);
+/// With a buffer that others need, a client must send at least so much a second.
+const SLOWEST_BYTES_PER_S: usize = 256 << 10;
+/// For so long nothing is accepted after the system had nothing left for another connection.
+const ACCEPT_REST: Duration = Duration::from_millis(100);
 /// How often a thread with nothing to do looks up.
 const IDLE: Duration = Duration::from_secs(1);
 
@@ -69,6 +75,16 @@ impl Data<'_> {
 #[derive(Debug)]
 pub struct Close;
 
+/// What became of a message.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Served {
+    /// It is answered, or will be.
+    Yes,
+    /// There is no buffer for its answer. It had no effect, and is to be brought again. Only for messages whose data is
+    /// inline.
+    Starved,
+}
+
 /// What serves connections.
 pub trait Service: Send + Sync + 'static {
     /// What it keeps of a connection.
@@ -82,9 +98,15 @@ pub trait Service: Send + Sync + 'static {
         DATA_BYTES_MAX
     }
 
+    /// Whether another message of this client may come now. One that says no must ring the client's link
+    /// ([`Link::send`]) when that changes.
+    fn is_ready(&self, _: &Self::Peer) -> bool {
+        true
+    }
+
     /// A message came. Answers go to `out`, now, or to the link, later. Must not block for long: the other connections
     /// of this thread wait.
-    fn message(&self, peer: &mut Self::Peer, body: &[u8], data: Data<'_>, out: &mut Outbox) -> Result<(), Close>;
+    fn message(&self, peer: &mut Self::Peer, body: &[u8], data: Data<'_>, out: &mut Outbox) -> Result<Served, Close>;
 
     /// The connection is gone.
     fn disconnected(&self, peer: Self::Peer);
@@ -108,75 +130,6 @@ impl Default for Options {
             busy: Duration::ZERO,
             connections_max: 16_384,
         }
-    }
-}
-
-struct Waker {
-    event: OwnedFd,
-    inbox: Mutex<Inbox>,
-    /// Something was put into the inbox since the thread looked.
-    rung: AtomicBool,
-}
-
-#[derive(Default)]
-struct Inbox {
-    accepted: Vec<(TcpStream, SocketAddr)>,
-    /// Connections with mail, or to be closed.
-    mail: Vec<u64>,
-}
-
-impl Waker {
-    fn new() -> io::Result<Waker> {
-        Ok(Waker {
-            event: eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)?,
-            inbox: Mutex::default(),
-            rung: AtomicBool::new(false),
-        })
-    }
-
-    fn ring(&self) {
-        if !self.rung.swap(true, Ordering::AcqRel) {
-            // It fails only if the counter is full, and then the thread wakes as well.
-            let _ = rustix::io::write(&self.event, &1u64.to_ne_bytes());
-        }
-    }
-}
-
-struct LinkState {
-    number: u64,
-    waker: Arc<Waker>,
-    mailbox: Mutex<Outbox>,
-    is_closed: AtomicBool,
-}
-
-/// A connection as other threads see it: they can answer through it, and close it.
-#[derive(Clone)]
-pub struct Link(Arc<LinkState>);
-
-impl Link {
-    /// Sends what `write` puts into the queue, unless the connection is gone. Does not block.
-    pub fn send(&self, write: impl FnOnce(&mut Outbox)) {
-        if self.is_closed() {
-            return;
-        }
-        write(&mut self.0.mailbox.lock());
-        self.ring();
-    }
-
-    /// Closes the connection soon.
-    pub fn close(&self) {
-        self.0.is_closed.store(true, Ordering::Release);
-        self.ring();
-    }
-
-    /// Whether it is closed, or about to be.
-    pub fn is_closed(&self) -> bool {
-        self.0.is_closed.load(Ordering::Acquire)
-    }
-
-    fn ring(&self) {
-        self.0.waker.inbox.lock().mail.push(self.0.number);
-        self.0.waker.ring();
     }
 }
 
@@ -259,8 +212,17 @@ struct Arriving {
     body: Vec<u8>,
     buffer: Buffer,
     filled: usize,
+    began: Instant,
     /// When something came last.
     heard: Instant,
+}
+
+impl Arriving {
+    /// Whether it is too slow for a time when others wait for buffers.
+    fn is_slow(&self) -> bool {
+        let most = STALLED + Duration::from_secs_f64(self.filled as f64 / SLOWEST_BYTES_PER_S as f64);
+        self.heard.elapsed() >= STALLED || self.began.elapsed() >= most
+    }
 }
 
 struct Connection<P> {
@@ -275,6 +237,10 @@ struct Connection<P> {
     interest: EventFlags,
     /// It found no buffer.
     is_starved: bool,
+    /// The service takes nothing from it now.
+    is_held: bool,
+    /// When its client last took something of what it was sent.
+    took: Instant,
 }
 
 enum Step {
@@ -289,11 +255,20 @@ impl<P> Connection<P> {
         self.out.queued_bytes() > QUEUED_BYTES_MAX
     }
 
+    /// Whether more is to be received from it now.
+    fn takes_more(&self) -> bool {
+        !self.is_crowded() && !self.is_starved && !self.is_held
+    }
+
     /// Serves the complete messages in `bytes`; returns how many bytes those were.
     fn serve<S: Service<Peer = P>>(&mut self, service: &S, pool: &Pool, bytes: &[u8]) -> Result<(usize, Step), Close> {
         let mut at = 0;
         loop {
             if self.is_crowded() {
+                return Ok((at, Step::Held));
+            }
+            if !service.is_ready(&self.peer) {
+                self.is_held = true;
                 return Ok((at, Step::Held));
             }
             let rest = &bytes[at..];
@@ -320,6 +295,7 @@ impl<P> Connection<P> {
                         body: body.to_vec(),
                         buffer,
                         filled,
+                        began: Instant::now(),
                         heard: Instant::now(),
                     });
                     return Ok((at, Step::Idle));
@@ -330,14 +306,18 @@ impl<P> Connection<P> {
             let Some(data) = data.get(..lengths.data_bytes) else {
                 return Ok((at, Step::Idle));
             };
+            if service.message(&mut self.peer, body, Data::Inline(data), &mut self.out)? == Served::Starved {
+                self.is_starved = true;
+                return Ok((at, Step::Held));
+            }
             at += PREFIX_BYTES + lengths.body_bytes + lengths.data_bytes;
-            service.message(&mut self.peer, body, Data::Inline(data), &mut self.out)?;
         }
     }
 
     /// Serves what is there already.
     fn serve_received<S: Service<Peer = P>>(&mut self, service: &S, pool: &Pool) -> Result<(), Close> {
         self.is_starved = false;
+        self.is_held = false;
         if self.received.is_empty() || self.arriving.is_some() {
             return Ok(());
         }
@@ -399,6 +379,8 @@ struct Reactor<S: Service> {
     connections: HashMap<u64, Connection<S::Peer>>,
     next_number: u64,
     room: Vec<u8>,
+    /// Nothing is accepted before that.
+    rests_until: Option<Instant>,
 }
 
 impl<S: Service> Reactor<S> {
@@ -409,7 +391,7 @@ impl<S: Service> Reactor<S> {
         listeners: Vec<TcpListener>,
     ) -> io::Result<Reactor<S>> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-        epoll::add(&epoll, &waker.event, EventData::new_u64(WAKER), EventFlags::IN)?;
+        epoll::add(&epoll, waker.event(), EventData::new_u64(WAKER), EventFlags::IN)?;
         for (index, listener) in listeners.iter().enumerate() {
             listener.set_nonblocking(true)?;
             let number = EventData::new_u64(LISTENERS + index as u64);
@@ -424,6 +406,7 @@ impl<S: Service> Reactor<S> {
             connections: HashMap::new(),
             next_number: 0,
             room: vec![0; TURN_BYTES],
+            rests_until: None,
         })
     }
 
@@ -436,6 +419,7 @@ impl<S: Service> Reactor<S> {
             let wait = match () {
                 () if !self.shared.busy.is_zero() && last_work.elapsed() < self.shared.busy => Duration::ZERO,
                 () if has_starved => STARVED,
+                () if self.rests_until.is_some() => ACCEPT_REST,
                 () => IDLE,
             };
             events.clear();
@@ -468,6 +452,9 @@ impl<S: Service> Reactor<S> {
                     .for_each(|number| self.serve(number, EventFlags::empty()));
             }
             has_starved = self.starved().next().is_some();
+            if self.rests_until.is_some_and(|until| Instant::now() >= until) {
+                self.rest(None);
+            }
             if self.shared.pool.free_bytes() < DATA_BYTES_MAX && last_look.elapsed() >= STALLED / 4 {
                 last_look = Instant::now();
                 self.drop_stalled();
@@ -482,11 +469,12 @@ impl<S: Service> Reactor<S> {
         starved.map(|(&number, _)| number)
     }
 
-    /// Closes connections that keep a buffer and send nothing.
+    /// Closes connections that keep a buffer and send nothing, or do not take what is in it.
     fn drop_stalled(&mut self) {
         let is_stalled = |connection: &Connection<S::Peer>| {
             let arriving = connection.arriving.as_ref();
-            arriving.is_some_and(|arriving| arriving.heard.elapsed() >= STALLED)
+            let takes_nothing = connection.out.has_buffers() && connection.took.elapsed() >= STALLED;
+            takes_nothing || arriving.is_some_and(Arriving::is_slow)
         };
         let stalled = self.connections.iter().filter(|(_, connection)| is_stalled(connection));
         let stalled: Vec<u64> = stalled.map(|(&number, _)| number).collect();
@@ -510,16 +498,34 @@ impl<S: Service> Reactor<S> {
                     if Arc::ptr_eq(waker, &self.waker) {
                         self.adopt(stream, address);
                     } else {
-                        waker.inbox.lock().accepted.push((stream, address));
-                        waker.ring();
+                        waker.hand_over(stream, address);
                     }
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
                 Err(error) => {
-                    // Out of descriptors, or a client that went away at once: those that are connected go on.
+                    // A client that went away at once, or nothing left for another: those that are connected go on.
                     tracing::warn!("a connection could not be accepted: {error}");
+                    if error.kind() != io::ErrorKind::ConnectionAborted {
+                        self.rest(Some(Instant::now() + ACCEPT_REST));
+                    }
                     return;
                 }
+            }
+        }
+    }
+
+    /// Stops accepting until then, or begins again: a listener whose connections cannot be taken is ready all the time.
+    fn rest(&mut self, until: Option<Instant>) {
+        self.rests_until = until;
+        let interest = if until.is_some() {
+            EventFlags::empty()
+        } else {
+            EventFlags::IN
+        };
+        for (index, listener) in self.listeners.iter().enumerate() {
+            let number = EventData::new_u64(LISTENERS + index as u64);
+            if let Err(error) = epoll::modify(&self.epoll, listener, number, interest) {
+                tracing::error!("a listener cannot be watched any more: {error}");
             }
         }
     }
@@ -544,12 +550,7 @@ impl<S: Service> Reactor<S> {
             self.shared.connections.fetch_sub(1, Ordering::Relaxed);
             return;
         }
-        let link = Link(Arc::new(LinkState {
-            number,
-            waker: Arc::clone(&self.waker),
-            mailbox: Mutex::default(),
-            is_closed: AtomicBool::new(false),
-        }));
+        let link = Link::new(number, &self.waker);
         let peer = self.service.connected(link.clone(), address);
         let connection = Connection {
             stream,
@@ -560,16 +561,14 @@ impl<S: Service> Reactor<S> {
             out: Outbox::default(),
             interest,
             is_starved: false,
+            is_held: false,
+            took: Instant::now(),
         };
         self.connections.insert(number, connection);
     }
 
     fn read_inbox(&mut self) {
-        // Before the inbox is emptied: what is put into it later rings again.
-        let mut count = [0; 8];
-        let _ = rustix::io::read(&self.waker.event, &mut count);
-        self.waker.rung.store(false, Ordering::Release);
-        let Inbox { accepted, mail } = std::mem::take(&mut *self.waker.inbox.lock());
+        let Inbox { accepted, mail } = self.waker.take();
         accepted
             .into_iter()
             .for_each(|(stream, address)| self.adopt(stream, address));
@@ -585,7 +584,7 @@ impl<S: Service> Reactor<S> {
         let mut served = if connection.link.is_closed() {
             Err(Close)
         } else {
-            connection.out.append(&mut connection.link.0.mailbox.lock());
+            connection.link.take_mail(&mut connection.out);
             let pool = &self.shared.pool;
             if flags.intersects(EventFlags::IN | EventFlags::HUP | EventFlags::ERR) {
                 connection.turn(&*self.service, pool, &mut self.room)
@@ -595,18 +594,24 @@ impl<S: Service> Reactor<S> {
         };
         while served.is_ok() {
             let was_crowded = connection.is_crowded();
+            let queued_bytes = connection.out.queued_bytes();
             match connection.out.send(&mut &connection.stream) {
                 Err(_) => served = Err(Close),
                 // What it was held back from can be served now.
                 Ok(true) if was_crowded => served = connection.serve_received(&*self.service, &self.shared.pool),
-                Ok(_) => break,
+                Ok(_) => {
+                    if connection.out.queued_bytes() < queued_bytes && connection.out.has_buffers() {
+                        connection.took = Instant::now();
+                    }
+                    break;
+                }
             }
         }
         if served.is_err() || connection.link.is_closed() {
             return self.drop_connection(number);
         }
         let mut interest = EventFlags::empty();
-        interest.set(EventFlags::IN, !connection.is_crowded() && !connection.is_starved);
+        interest.set(EventFlags::IN, connection.takes_more());
         interest.set(EventFlags::OUT, connection.out.queued_bytes() > 0);
         if interest != connection.interest {
             connection.interest = interest;
@@ -621,7 +626,7 @@ impl<S: Service> Reactor<S> {
         let Some(connection) = self.connections.remove(&number) else {
             return;
         };
-        connection.link.0.is_closed.store(true, Ordering::Release);
+        connection.link.mark_closed();
         // Closing the socket ends the system's interest in it.
         drop(connection.stream);
         self.service.disconnected(connection.peer);

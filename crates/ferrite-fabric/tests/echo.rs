@@ -9,7 +9,7 @@ use std::time::Duration;
 use ferrite_buffers::Pool;
 use ferrite_fabric::connection::{Connection, Receiver};
 use ferrite_fabric::outbox::Outbox;
-use ferrite_fabric::reactor::{Close, Data, Link, Options, Reactors, Service};
+use ferrite_fabric::reactor::{Close, Data, Link, Options, Reactors, Served, Service};
 
 /// Answers each message with itself; body `later` from another thread.
 struct Echo;
@@ -21,7 +21,7 @@ impl Service for Echo {
         link
     }
 
-    fn message(&self, link: &mut Link, body: &[u8], data: Data<'_>, out: &mut Outbox) -> Result<(), Close> {
+    fn message(&self, link: &mut Link, body: &[u8], data: Data<'_>, out: &mut Outbox) -> Result<Served, Close> {
         if body == b"close" {
             return Err(Close);
         }
@@ -42,7 +42,7 @@ impl Service for Echo {
         } else {
             answer(out, body, data);
         }
-        Ok(())
+        Ok(Served::Yes)
     }
 
     fn disconnected(&self, _: Link) {}

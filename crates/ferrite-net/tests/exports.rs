@@ -157,6 +157,7 @@ fn seals_tokens_and_numbers_of_others() {
                 client: 0,
                 lock,
                 may_wait: false,
+                is_claim: false,
             },
         ] {
             assert_eq!(sub.refused(&request), FsError::Stale, "{request:?}");
@@ -228,10 +229,8 @@ fn seals_tokens_and_numbers_of_others() {
     let (other_number, other_slots): (u64, Vec<u32>) = sub.done(&Request::Slots { count: u32::MAX });
     assert!(!slots.is_empty() && !other_slots.is_empty(), "the first has taken all");
     assert!(slots.iter().all(|slot| !other_slots.contains(slot)) && number != other_number);
-    sub.done::<()>(&Request::ReclaimSlots {
-        number,
-        slots: slots.clone(),
-    });
+    let reclaimed: (u64, Vec<u32>) = sub.done(&Request::ReclaimSlots {});
+    assert_eq!(reclaimed, (other_number, other_slots.clone()), "its own, and no others");
     for (slot, upper) in [
         (slots[0], number),
         (slots[0], other_number),

@@ -398,9 +398,10 @@ fn any_request(random: &mut Rng, root: Node) -> Request<'static> {
         0 => Request::Ping {},
         1 => Request::Slots { count: 3 },
         2 => Request::Reclaimed {},
-        3 => Request::ReclaimSlots {
-            number: 1,
-            slots: vec![0, 1, 2],
+        3 if random.below(2) == 0 => Request::ReclaimSlots {},
+        3 => Request::Abandon {
+            request: offset % 50,
+            file,
         },
         4 => Request::Statfs {},
         5 => Request::Lookup { parent: root, name },
@@ -490,6 +491,7 @@ fn any_request(random: &mut Rng, root: Node) -> Request<'static> {
             client: 1,
             lock: LockRequest::Flock(LockOwner(offset), LockKind::Exclusive),
             may_wait: true,
+            is_claim: offset.is_multiple_of(2),
         },
         27 => Request::CancelLock { request: offset % 50 },
         28 => Request::ReleaseClient { client: 1 },

@@ -338,6 +338,19 @@ fn what_waits_for_the_end_of_grace_can_be_given_up() {
     let keeper = connect(&address);
     let ino = file(&keeper, b"file");
     try_lock(&keeper, ino, &flock(1, Exclusive)).unwrap();
+    // Somebody who has a lock, and does not come back for it.
+    let (mut gone, welcome) = Raw::greeted(&address, "");
+    let mine: ferrite_net::wire::Told = gone.done(&Request::Lookup {
+        parent: welcome.root,
+        name: b"file",
+    });
+    gone.done::<()>(&Request::Lock {
+        node: mine.node(),
+        client: 1,
+        lock: record(1, 0, 1, Exclusive),
+        may_wait: false,
+        is_claim: false,
+    });
     server.stop();
     drop(server);
     let server = serve_at(&address, Arc::new(engine.clone()), &options);
@@ -390,6 +403,7 @@ fn requests_that_come_twice_are_answered_once() {
         client: 5,
         lock: flock(9, Exclusive),
         may_wait: true,
+        is_claim: false,
     });
     for _ in 0..10 {
         assert!(raw.send(&body, &[]));

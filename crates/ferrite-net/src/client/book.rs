@@ -4,7 +4,7 @@
 use ferrite_vfs::locks::{ByteRange, LockOwner, LockRequest, RecordLock, Unlock};
 use ferrite_vfs::{FsError, Ino, OpenMode, Result};
 use parking_lot::Mutex;
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::wire::{Node, Told};
 
@@ -184,6 +184,14 @@ impl Book {
 
     pub(super) fn client_released(&self, client: u64) {
         self.locks.lock().retain(|key, _| key.client != client);
+    }
+
+    /// Nobody has locks on these inodes any more. What is left of them, if some were claimed again, ends with the
+    /// files.
+    pub(super) fn locks_are_lost(&self, inodes: &FxHashSet<Ino>) {
+        if !inodes.is_empty() {
+            self.locks.lock().retain(|key, _| !inodes.contains(&key.ino));
+        }
     }
 
     pub(super) fn claims(&self) -> Claims {

@@ -4,6 +4,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use ferrite_fabric::connection::{Connection, Receiver};
+use ferrite_vfs::FsError;
+use rustc_hash::FxHashSet;
 
 use super::book::Book;
 use super::message::{Answer, encode};
@@ -57,11 +59,11 @@ impl Greeting<'_> {
         match welcome.state {
             SessionState::Alive => {}
             SessionState::ToReclaim => {
-                let (number, slots) = self.slots.all();
-                if !slots.is_empty() {
-                    dialogue.ask(&Request::ReclaimSlots { number, slots })?;
+                if self.slots.has_any() {
+                    let (number, slots) = dialogue.ask(&Request::ReclaimSlots {})?.result().unwrap_or_default();
+                    self.slots.reclaimed(number, slots);
                 }
-                dialogue.reclaim()?;
+                dialogue.reclaim(true)?;
             }
             SessionState::New => {
                 if ticket.is_some() {
@@ -70,7 +72,7 @@ impl Greeting<'_> {
                     );
                 }
                 self.slots.begin(welcome.ticket.session);
-                dialogue.reclaim()?;
+                dialogue.reclaim(false)?;
             }
         }
         Ok((connection, receiver, welcome))
@@ -103,14 +105,40 @@ impl Dialogue<'_> {
         }
     }
 
-    /// Says what was pinned, open and locked. What the server does not have any more is stale from now on.
-    fn reclaim(&mut self) -> Result<(), ConnectError> {
-        let claims = self.greeting.book.claims();
+    /// Says what was pinned, open and locked. What the server does not have any more is stale from now on, and so are
+    /// open files whose locks are lost: their owners believe that nobody else has changed them.
+    fn reclaim(&mut self, may_claim_locks: bool) -> Result<(), ConnectError> {
+        let book = self.greeting.book;
+        let claims = book.claims();
         for node in claims.pins {
             let answer = self.ask(&Request::Pin { node })?;
-            self.greeting.book.pinned_again(node.ino, answer.result::<()>().is_ok());
+            book.pinned_again(node.ino, answer.result::<()>().is_ok());
         }
+        let mut lost = FxHashSet::default();
+        for (key, node, held) in claims.locks {
+            for lock in held {
+                let claim = Request::Lock {
+                    node,
+                    client: key.client,
+                    lock,
+                    may_wait: false,
+                    is_claim: true,
+                };
+                let claimed = match may_claim_locks {
+                    true => self.ask(&claim)?.result::<()>(),
+                    false => Err(FsError::Stale),
+                };
+                if let Err(error) = claimed {
+                    tracing::warn!("a lock was lost: inode {}: {error}", node.ino);
+                    lost.insert(node.ino);
+                }
+            }
+        }
+        book.locks_are_lost(&lost);
         for (file, opened) in claims.files {
+            if lost.contains(&opened.node.ino) {
+                continue;
+            }
             let answer = self.ask(&Request::Reopen {
                 node: opened.node,
                 mode: opened.mode,
@@ -119,19 +147,6 @@ impl Dialogue<'_> {
             })?;
             if let Err(error) = answer.result::<()>() {
                 tracing::warn!("a file that was open is gone: inode {}: {error}", opened.node.ino);
-            }
-        }
-        for (key, node, held) in claims.locks {
-            for lock in held {
-                let answer = self.ask(&Request::Lock {
-                    node,
-                    client: key.client,
-                    lock,
-                    may_wait: false,
-                })?;
-                if let Err(error) = answer.result::<()>() {
-                    tracing::warn!("a lock was lost: inode {}: {error}", node.ino);
-                }
             }
         }
         self.ask(&Request::Reclaimed {}).map(drop)

@@ -12,13 +12,15 @@
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry as MapEntry;
+use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use ferrite_fabric::connection::{Connection, Receiver};
 use ferrite_fabric::frame::BODY_BYTES_MAX;
+use ferrite_fabric::watch::Wake;
 use ferrite_vfs::{Ctx, FsError, Result};
 use parking_lot::{Condvar, Mutex};
 
@@ -87,8 +89,16 @@ pub(super) struct Link {
     slots: Slots,
     groups: GroupCache,
     watcher: Mutex<Option<JoinHandle<()>>>,
-    wake_watcher: Condvar,
-    watched: Mutex<()>,
+    wake_watcher: Wake,
+}
+
+/// Refuses what the server would take for garbage. Only values, and names that no engine takes, are so long.
+fn check_length(body: &[u8], request: &Request<'_>) -> Result<()> {
+    match request {
+        _ if body.len() <= BODY_BYTES_MAX => Ok(()),
+        Request::Setxattr { .. } => Err(FsError::ValueTooLong),
+        _ => Err(FsError::NameTooLong),
+    }
 }
 
 /// Whether a request may be sent again though it may have taken effect.
@@ -122,8 +132,7 @@ impl Link {
             slots: Slots::default(),
             groups: GroupCache::default(),
             watcher: Mutex::default(),
-            wake_watcher: Condvar::new(),
-            watched: Mutex::default(),
+            wake_watcher: Wake::new()?,
         });
         let up = link.greet(None, options.connect)?;
         link.line.lock().up = Some(Arc::new(up));
@@ -188,13 +197,19 @@ impl Link {
             up.connection.close();
         }
         self.fail_pending();
-        self.wake_watcher.notify_all();
+        self.wake_watcher.ring();
         let watcher = self.watcher.lock().take();
         if let Some(watcher) = watcher
             && watcher.thread().id() != std::thread::current().id()
         {
-            // A panic of it was reported when it happened.
-            let _ = watcher.join();
+            let ends = Instant::now() + LOOK_UP;
+            while !watcher.is_finished() && Instant::now() < ends {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            // One that is connecting to a silent server ends by itself. A panic was reported when it happened.
+            if watcher.is_finished() {
+                let _ = watcher.join();
+            }
         }
     }
 
@@ -220,15 +235,17 @@ impl Link {
     ) -> Result<Answer> {
         let deadline = self.options.patience.map(|patience| Instant::now() + patience);
         let mut head = head(ctx, &self.groups);
-        let slot = match repeats {
-            Repeats::Yes => None,
-            Repeats::WithToken => self.slot(deadline)?,
-        };
-        head.once = slot.as_ref().map(|slot| slot.once);
         let waiter = Arc::new(Waiter::new());
         self.enter(&mut head, |_| Pending::Thread(Arc::clone(&waiter)));
-        let answer = self.call_until_answered(&head, request, repeats, &waiter, deadline, (data, into));
+        let answer = self.call_until_answered(&mut head, request, repeats, &waiter, deadline, (data, into));
         self.pending.lock().remove(&head.id);
+        if matches!(answer, Err(FsError::TimedOut)) {
+            // It may still have an effect on the session, of which nobody here would know.
+            self.post(&Request::Abandon {
+                request: head.id,
+                file: request.file().unwrap_or_default(),
+            });
+        }
         answer
     }
 
@@ -245,26 +262,32 @@ impl Link {
 
     fn call_until_answered(
         &self,
-        head: &Head,
+        head: &mut Head,
         request: &Request<'_>,
         repeats: Repeats,
         waiter: &Arc<Waiter>,
         deadline: Option<Instant>,
         (data, into): (&[u8], &mut [u8]),
     ) -> Result<Answer> {
-        let body = encode(head, request);
-        if body.len() > BODY_BYTES_MAX {
-            // The server would take it for garbage. Only values, and names that no engine takes, are so long.
-            return Err(match request {
-                Request::Setxattr { .. } => FsError::ValueTooLong,
-                _ => FsError::NameTooLong,
-            });
-        }
+        let mut slot = None;
+        let mut body = Vec::new();
         let mut was_sent = false;
         loop {
+            if !was_sent {
+                if repeats == Repeats::WithToken {
+                    slot = self.slot(deadline)?;
+                    head.once = slot.as_ref().map(|slot: &Slot<'_>| slot.once);
+                }
+                body = encode(head, request);
+                check_length(&body, request)?;
+            }
             let up = self.up(deadline)?;
             if was_sent && !self.may_repeat(repeats, head) {
                 return Err(FsError::Disconnected);
+            }
+            if !was_sent && repeats == Repeats::WithToken && !self.is_current(slot.as_ref()) {
+                // Another session has begun since.
+                continue;
             }
             waiter.set(State::Waiting);
             // What was sent in part was not executed, but nobody knows which part it was.
@@ -279,6 +302,14 @@ impl Link {
             if let Some(answer) = answer? {
                 return Ok(answer);
             }
+        }
+    }
+
+    /// Whether a change may be sent with this slot, or without any.
+    fn is_current(&self, slot: Option<&Slot<'_>>) -> bool {
+        match slot {
+            Some(slot) => self.slots.has(slot.once),
+            None => !self.slots.has_any(),
         }
     }
 
@@ -334,7 +365,7 @@ impl Link {
         {
             self.lost(&up);
         }
-        self.wake_watcher.notify_all();
+        self.wake_watcher.ring();
         head.id
     }
 
@@ -343,17 +374,22 @@ impl Link {
         if !self.promises().has_slots {
             return Ok(None);
         }
-        if self.slots.are_unknown() {
-            let session = self.line.lock().ticket.map_or(0, |ticket| ticket.session);
-            let request = Request::Slots {
-                count: self.options.slots,
-            };
-            let answer = self.call(ferrite_vfs::SYSTEM, &request, Repeats::Yes, &[], &mut [])?;
-            let (number, slots) = answer.result()?;
-            self.slots.fill(session, number, slots);
+        loop {
+            if self.slots.are_wanted() {
+                let session = self.line.lock().ticket.map_or(0, |ticket| ticket.session);
+                let request = Request::Slots {
+                    count: self.options.slots,
+                };
+                let answer = self.call(ferrite_vfs::SYSTEM, &request, Repeats::Yes, &[], &mut [])?;
+                let (number, slots) = answer.result()?;
+                self.slots.fill(session, number, slots);
+            }
+            let slot = self.slots.take(deadline)?;
+            // With the session the slots may have gone.
+            if slot.is_some() || !self.slots.are_wanted() {
+                return Ok(slot);
+            }
         }
-        let _ = deadline;
-        Ok(self.slots.take())
     }
 
     /// Waits for the answer to the request `id`; `None` if the connection broke.
@@ -476,7 +512,7 @@ impl Link {
         }
         drop(pending);
         if self.later.load(Ordering::Acquire) > 0 {
-            self.wake_watcher.notify_all();
+            self.wake_watcher.ring();
         }
     }
 
@@ -495,7 +531,7 @@ impl Link {
                 waiter.break_off();
             }
         }
-        self.wake_watcher.notify_all();
+        self.wake_watcher.ring();
     }
 
     /// The connection; makes it, or waits until it is made.
@@ -548,7 +584,11 @@ impl Link {
             if deadline.is_some_and(|deadline| Instant::now() + backoff >= deadline) {
                 return Err(FsError::TimedOut);
             }
-            std::thread::sleep(backoff);
+            // Not in step with all the others who have lost the same server.
+            let share = SystemTime::now()
+                .duration_since(UNIX_EPOCH)
+                .map_or(0, |time| time.subsec_micros() % 512);
+            std::thread::sleep(backoff * (512 + share) / 1024);
             backoff = (backoff * 2).min(BACKOFF.1);
         }
     }
@@ -620,8 +660,7 @@ impl Link {
             // Somebody may be connecting; without anybody who waits, it is the watcher's to do.
             if self.up(Some(Instant::now() + ATTEMPT)).is_err() {
                 // A server that refuses does so at once.
-                let mut guard = self.watched.lock();
-                self.wake_watcher.wait_for(&mut guard, BACKOFF.1);
+                self.wake_watcher.wait(None, BACKOFF.1);
             }
             return true;
         };
@@ -648,8 +687,9 @@ impl Link {
             }
             return true;
         }
-        let mut guard = self.watched.lock();
-        self.wake_watcher.wait_for(&mut guard, tick);
+        if self.wake_watcher.wait(Some(up.connection.as_fd()), tick) {
+            self.lost(&up);
+        }
         true
     }
 }

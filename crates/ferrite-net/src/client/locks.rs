@@ -43,6 +43,7 @@ pub(super) fn lock(
         client,
         lock,
         may_wait,
+        is_claim: false,
     };
     if !may_wait {
         let answer = link.call(SYSTEM, &request, Repeats::Yes, &[], &mut []);

@@ -3,8 +3,13 @@
 //! Invariant: the numbers of one slot ascend, and lie above those of whoever had the slot before, which the number that
 //! the server gives out with slots sees to: it is their upper half.
 
-use ferrite_vfs::Once;
+use std::time::{Duration, Instant};
+
+use ferrite_vfs::{FsError, Once, Result};
 use parking_lot::{Condvar, Mutex};
+
+/// A server that had no slots to spare is asked again after so long.
+const ASK_AGAIN: Duration = Duration::from_secs(5);
 
 #[derive(Default)]
 struct Kept {
@@ -13,6 +18,8 @@ struct Kept {
     number: u64,
     /// All that the session has; unknown before the first change.
     all: Option<Vec<u32>>,
+    /// When it was asked for them.
+    asked: Option<Instant>,
     /// Not in use, each with the number of its last change.
     free: Vec<(u32, u32)>,
 }
@@ -41,48 +48,76 @@ impl Slots {
         self.freed.notify_all();
     }
 
-    /// Whether the session's slots are not known.
-    pub(super) fn are_unknown(&self) -> bool {
-        self.kept.lock().all.is_none()
+    /// Whether the server is to be asked for slots: it was not yet, or had none then.
+    pub(super) fn are_wanted(&self) -> bool {
+        let kept = self.kept.lock();
+        match (&kept.all, kept.asked) {
+            (Some(all), Some(asked)) => all.is_empty() && asked.elapsed() >= ASK_AGAIN,
+            _ => true,
+        }
     }
 
     /// The session has these.
     pub(super) fn fill(&self, session: u64, number: u64, slots: Vec<u32>) {
         let mut kept = self.kept.lock();
-        if kept.session == session && kept.all.is_none() {
+        if kept.session == session && kept.all.as_ref().is_none_or(Vec::is_empty) {
             kept.number = number;
             kept.free = slots.iter().rev().map(|&slot| (slot, 0)).collect();
             kept.all = Some(slots);
+            kept.asked = Some(Instant::now());
             self.freed.notify_all();
         }
     }
 
-    /// All slots of the session, and the number of its tokens.
-    pub(super) fn all(&self) -> (u64, Vec<u32>) {
-        let kept = self.kept.lock();
-        (kept.number, kept.all.clone().unwrap_or_default())
+    /// What the server gave back after a restart. Tokens of slots that it did not are void.
+    pub(super) fn reclaimed(&self, number: u64, slots: Vec<u32>) {
+        let mut kept = self.kept.lock();
+        if kept.number == number {
+            kept.free.retain(|(slot, _)| slots.contains(slot));
+            kept.all = Some(slots);
+        } else {
+            *kept = Kept {
+                session: kept.session,
+                ..Kept::default()
+            };
+        }
+        self.freed.notify_all();
+    }
+
+    /// Whether the session has any.
+    pub(super) fn has_any(&self) -> bool {
+        self.kept.lock().all.as_ref().is_some_and(|all| !all.is_empty())
     }
 
     /// Whether a token is of a slot that the session has.
     pub(super) fn has(&self, once: Once) -> bool {
-        self.kept.lock().number == once.seq >> 32
+        let kept = self.kept.lock();
+        let all = kept.all.as_deref().unwrap_or_default();
+        kept.number == once.seq >> 32 && all.contains(&once.slot)
     }
 
     /// A free slot; waits for one. `None` if the session has none at all, or they are unknown.
-    pub(super) fn take(&self) -> Option<Slot<'_>> {
+    pub(super) fn take(&self, deadline: Option<Instant>) -> Result<Option<Slot<'_>>> {
         let mut kept = self.kept.lock();
         loop {
             if kept.all.as_ref().is_none_or(Vec::is_empty) {
-                return None;
+                return Ok(None);
             }
             if let Some((slot, last)) = kept.free.pop() {
                 let seq = kept.number << 32 | u64::from(last + 1);
-                return Some(Slot {
+                return Ok(Some(Slot {
                     slots: self,
                     once: Once { slot, seq },
-                });
+                }));
             }
-            self.freed.wait(&mut kept);
+            match deadline {
+                None => self.freed.wait(&mut kept),
+                Some(deadline) => {
+                    if self.freed.wait_until(&mut kept, deadline).timed_out() {
+                        return Err(FsError::TimedOut);
+                    }
+                }
+            }
         }
     }
 }
@@ -92,7 +127,8 @@ impl Drop for Slot<'_> {
         let mut kept = self.slots.kept.lock();
         let last = self.once.seq as u32;
         // With its numbers used up a slot is not used any more; that takes years.
-        if kept.number == self.once.seq >> 32 && last < u32::MAX {
+        let is_mine = kept.all.as_ref().is_some_and(|all| all.contains(&self.once.slot));
+        if is_mine && kept.number == self.once.seq >> 32 && last < u32::MAX {
             kept.free.push((self.once.slot, last));
             self.slots.freed.notify_one();
         }
@@ -103,28 +139,58 @@ impl Drop for Slot<'_> {
 mod tests {
     use super::*;
 
+    fn take(slots: &Slots) -> Option<Slot<'_>> {
+        slots.take(None).unwrap()
+    }
+
     #[test]
     fn numbers_ascend_within_a_slot_and_from_session_to_session() {
         let slots = Slots::default();
         slots.begin(3);
-        assert!(slots.take().is_none(), "none are known");
+        assert!(take(&slots).is_none(), "none are known");
         slots.fill(3, 3, vec![8]);
         let mut last = 0;
         for _ in 0..3 {
-            let slot = slots.take().unwrap();
+            let slot = take(&slots).unwrap();
             assert!(slot.once.slot == 8 && slot.once.seq > last);
             last = slot.once.seq;
         }
-        let old = slots.take().unwrap();
+        let old = take(&slots).unwrap();
         slots.begin(4);
         assert!(!slots.has(old.once), "it was of a session that is over");
         slots.fill(3, 5, vec![1]);
         slots.fill(4, 6, vec![8]);
         drop(old);
-        let new = slots.take().unwrap();
+        let new = take(&slots).unwrap();
         assert!(new.once.slot == 8 && new.once.seq > last + 1);
         drop(new);
-        assert_eq!(slots.all(), (6, vec![8]));
+        assert!(slots.has_any() && take(&slots).is_some());
+    }
+
+    #[test]
+    fn what_the_server_does_not_give_back_is_void() {
+        let slots = Slots::default();
+        slots.begin(1);
+        slots.fill(1, 3, vec![5, 6]);
+        let (one, other) = (take(&slots).unwrap(), take(&slots).unwrap());
+        slots.reclaimed(3, vec![6]);
+        assert!(!slots.has(one.once) && slots.has(other.once));
+        drop((one, other));
+        assert_eq!(slots.kept.lock().free.len(), 1);
+        slots.reclaimed(0, vec![]);
+        assert!(!slots.has_any() && slots.are_wanted() && take(&slots).is_none());
+        slots.fill(1, 0, vec![]);
+        assert!(!slots.are_wanted(), "there were none a moment ago");
+    }
+
+    #[test]
+    fn who_has_a_deadline_waits_no_longer() {
+        let slots = Slots::default();
+        slots.begin(1);
+        slots.fill(1, 1, vec![0]);
+        let _one = take(&slots);
+        let deadline = Instant::now() + Duration::from_millis(20);
+        assert!(matches!(slots.take(Some(deadline)), Err(FsError::TimedOut)));
     }
 
     #[test]
@@ -134,7 +200,7 @@ mod tests {
         slots.fill(1, 1, vec![0, 1]);
         std::thread::scope(|scope| {
             for _ in 0..8 {
-                scope.spawn(|| (0..200).for_each(|_| drop(slots.take().unwrap())));
+                scope.spawn(|| (0..200).for_each(|_| drop(take(&slots).unwrap())));
             }
         });
         assert_eq!(slots.kept.lock().free.len(), 2);

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use ferrite_buffers::Pool;
 use ferrite_fabric::frame::{BODY_BYTES_MAX, DATA_BYTES_MAX, INLINE_BYTES_MAX};
 use ferrite_fabric::outbox::Outbox;
+use ferrite_fabric::reactor::Served;
 use ferrite_vfs::{
     Attr, BadArgument, Ctx, DirEntry, FsError, Ino, OpenFile, OpenMode, Opened, ROOT_INO, Result, SYSTEM, Start,
 };
@@ -79,10 +80,12 @@ impl<'s> Answering<'s> {
 
     fn told(&self, attr: Attr) -> Told {
         let export = &self.session.export;
-        // The engine does not pin its root.
-        let is_pinned = self.ctx.pins && attr.ino != ROOT_INO;
+        // The engine does not pin its root. That of the export is pinned as long as the server runs.
+        let is_pinned = self.ctx.pins && attr.ino != ROOT_INO && attr.ino != export.root();
         if is_pinned {
             self.session.grant(self.id, attr.ino);
+        } else if self.ctx.pins && attr.ino != ROOT_INO {
+            export.fs().unpin(SYSTEM, attr.ino, 1);
         }
         Told {
             attr: export.shown_attr(attr),
@@ -104,8 +107,7 @@ impl<'s> Answering<'s> {
         let attr = opened.attr;
         let told = self.told(attr);
         if let Err(error) = self.session.keep_file(number, opened.file) {
-            // As if it came again, which gives the pin back.
-            self.session.repeats(self.id, self.id);
+            self.session.undo(self.id);
             return Err(error);
         }
         Ok(OpenedFile {
@@ -160,10 +162,11 @@ impl<'s> Answering<'s> {
     }
 
     /// Answers everything but locks, and what concerns the session itself.
-    pub(super) fn answer(&self, request: Request<'_>, data: &[u8], out: &mut Outbox) {
+    pub(super) fn answer(&self, request: Request<'_>, data: &[u8], out: &mut Outbox) -> Served {
         let id = self.id;
         if let Err(error) = self.permit(&request) {
-            return put::<()>(out, id, Err(error));
+            put::<()>(out, id, Err(error));
+            return Served::Yes;
         }
         let (session, ctx) = (self.session, &self.ctx);
         let fs = session.export.fs();
@@ -260,7 +263,7 @@ impl<'s> Answering<'s> {
                 new,
                 file,
             } => {
-                let held = session.hold(parent);
+                let held = session.has_room_for_file().and_then(|()| session.hold(parent));
                 let opened = held.and_then(|parent| fs.create(ctx, parent.ino, name, &new));
                 put(out, id, opened.and_then(|opened| self.opened(opened, new.open, file)));
             }
@@ -282,7 +285,8 @@ impl<'s> Answering<'s> {
                 flags,
                 file,
             } => {
-                let held = session.hold(root).and_then(|root| Ok((root, session.hold(base)?)));
+                let room = session.has_room_for_file();
+                let held = room.and_then(|()| Ok((session.hold(root)?, session.hold(base)?)));
                 let opened = held.and_then(|(root, base)| {
                     let opened = fs.open_path(ctx, &self.start(root.ino, base.ino), path, &flags)?;
                     self.opened(opened, flags.open_mode(), file)
@@ -348,7 +352,7 @@ impl<'s> Answering<'s> {
                 file,
                 offset,
                 len_bytes,
-            } => self.read(file, offset, len_bytes as usize, out),
+            } => return self.read(file, offset, len_bytes as usize, out),
             Request::Write { file, mode } => {
                 let written = self.file(file).and_then(|file| file.write(ctx, mode, data));
                 put(
@@ -386,6 +390,7 @@ impl<'s> Answering<'s> {
             | Request::Goodbye {}
             | Request::Reclaimed {}
             | Request::ReclaimSlots { .. }
+            | Request::Abandon { .. }
             | Request::Lock { .. }
             | Request::Unlock { .. }
             | Request::ConflictingLock { .. }
@@ -398,6 +403,7 @@ impl<'s> Answering<'s> {
                 );
             }
         }
+        Served::Yes
     }
 
     fn not_hidden(&self, name: &[u8]) -> Result<()> {
@@ -451,7 +457,8 @@ impl<'s> Answering<'s> {
         self.session.keep_file(number, file)
     }
 
-    fn read(&self, number: u64, offset: u64, len: usize, out: &mut Outbox) {
+    /// Has no effect if there is no buffer.
+    fn read(&self, number: u64, offset: u64, len: usize, out: &mut Outbox) -> Served {
         let id = self.id;
         let file = match self.file(number) {
             _ if len > DATA_BYTES_MAX => Err(FsError::Invalid(BadArgument::NoLength)),
@@ -459,20 +466,22 @@ impl<'s> Answering<'s> {
         };
         let file = match file {
             Ok(file) => file,
-            Err(error) => return put::<()>(out, id, Err(error)),
+            Err(error) => {
+                put::<()>(out, id, Err(error));
+                return Served::Yes;
+            }
         };
-        let buffer = match len > INLINE_BYTES_MAX {
-            true => self.pool.take(len),
-            false => None,
-        };
-        let Some(mut buffer) = buffer else {
+        if len <= INLINE_BYTES_MAX {
             let mut frame = out.frame();
             AnswerHead { id, is_ok: true }.put(frame.body());
             let read = frame.try_finish_with(len, |room| file.read_at(&self.ctx, offset, room));
-            return match read {
-                Ok(()) => {}
-                Err(error) => put::<()>(out, id, Err(error)),
-            };
+            if let Err(error) = read {
+                put::<()>(out, id, Err(error));
+            }
+            return Served::Yes;
+        }
+        let Some(mut buffer) = self.pool.take(len) else {
+            return Served::Starved;
         };
         match file.read_at(&self.ctx, offset, &mut buffer) {
             Ok(count) => {
@@ -483,6 +492,7 @@ impl<'s> Answering<'s> {
             }
             Err(error) => put::<()>(out, id, Err(error)),
         }
+        Served::Yes
     }
 
     fn list(&self, dir: Node, cookie: u64, with_attributes: bool, out: &mut Outbox) {
@@ -526,6 +536,8 @@ impl<'s> Answering<'s> {
             }
             Err(error) => {
                 drop(frame);
+                // What was told before the error is not told now.
+                self.session.undo(id);
                 put::<()>(out, id, Err(error));
             }
         }

@@ -7,7 +7,7 @@ use ferrite_vfs::locks::{LockOwner, LockRequest, RecordLock, Unlock};
 use ferrite_vfs::{ClientId, Ctx, FsError, Result, SYSTEM};
 
 use super::answer::put;
-use super::session::Session;
+use super::session::{Cancelled, Session};
 use crate::wire::Node;
 
 /// Someone who holds no lock, unless the session knows better.
@@ -31,9 +31,11 @@ pub(super) fn begin(session: &Session, id: u64, client: u64, is_deferred: bool) 
 
 /// Asks for a lock, and answers the request `id`, which has begun, when that is settled.
 pub(super) fn lock(session: &Arc<Session>, id: u64, node: Node, lock: &LockRequest, may_wait: bool) {
-    let Some(client) = session.resume_wait(id) else {
+    let client = match session.resume_wait(id) {
+        Ok(Some(client)) => client,
         // It was cancelled, or the session has ended.
-        return;
+        Ok(None) => return,
+        Err(error) => return session.send(|out| put::<()>(out, id, Err(error))),
     };
     let held = match session.hold(node) {
         Ok(held) => held,
@@ -50,8 +52,10 @@ pub(super) fn lock(session: &Arc<Session>, id: u64, node: Node, lock: &LockReque
             session.send(|out| put(out, id, result));
         })
     };
-    if let Some(ticket) = session.export.fs().lock(&ctx, held.ino, lock, may_wait, done) {
-        session.waits(id, ticket);
+    if let Some(ticket) = session.export.fs().lock(&ctx, held.ino, lock, may_wait, done)
+        && session.waits(id, ticket)
+    {
+        session.export.fs().cancel_lock(&ctx, ticket);
     }
     if session.is_over() {
         // It ended meanwhile, and may have missed this lock.
@@ -75,14 +79,15 @@ pub(super) fn conflicting(session: &Session, node: Node, client: u64, lock: &Rec
 }
 
 /// Ends the wait of a request.
-pub(super) fn cancel(session: &Session, request: u64) -> Result<()> {
-    if session.drop_deferred(request) {
-        session.send(|out| put::<()>(out, request, Err(FsError::Interrupted)));
-    } else if let Some((client, ticket)) = session.waiting(request) {
-        let ctx = SYSTEM.clone().of_client(client);
-        session.export.fs().cancel_lock(&ctx, ticket);
+pub(super) fn cancel(session: &Session, request: u64) {
+    match session.cancel_wait(request) {
+        Cancelled::Nothing => {}
+        Cancelled::Deferred => session.send(|out| put::<()>(out, request, Err(FsError::Interrupted))),
+        Cancelled::Waiting(client, ticket) => {
+            let ctx = SYSTEM.clone().of_client(client);
+            session.export.fs().cancel_lock(&ctx, ticket);
+        }
     }
-    Ok(())
 }
 
 /// Releases all locks of one whom the client serves.

@@ -5,7 +5,8 @@
 //! device is answered by a worker.
 //!
 //! A session outlives its connection, and a restart of the server: the client comes back with its ticket. After a
-//! restart it says what it had open, pinned and locked; for as long as a lease lasts, locks are given to no others.
+//! restart it says what it had open, pinned and locked. Until all sessions that had locks have done so, for at most a
+//! lease, locks are given to no others.
 //!
 //! Invariant: what a client sends can end its own connection, and nothing else.
 
@@ -26,10 +27,10 @@ use std::time::{Duration, Instant};
 
 use ferrite_buffers::Pool;
 use ferrite_fabric::outbox::Outbox;
-use ferrite_fabric::reactor::{self, Close, Data, Link, Reactors, Service};
+use ferrite_fabric::reactor::{self, Close, Data, Link, Reactors, Served, Service};
 use ferrite_vfs::{FileSystem, FsError, Result, SYSTEM};
 use parking_lot::Mutex;
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 
 use answer::{Answering, put};
 use export::{Export, Store};
@@ -90,11 +91,16 @@ impl ServerOptions {
     }
 }
 
-/// Work for when the time of grace is over.
+/// How often a worker that found no buffer looks again.
+const BUFFER_WAIT: Duration = Duration::from_millis(1);
+
+/// Work for when all locks of an earlier run have been claimed.
 type Deferred = Box<dyn FnOnce() + Send>;
 
 struct Grace {
     ends: Instant,
+    /// Sessions that had locks, and have not said which. As long as there is one, others get no locks.
+    lockers: FxHashSet<u64>,
     deferred: Vec<Deferred>,
 }
 
@@ -113,6 +119,9 @@ struct Inner {
     lease: Duration,
     pool: Pool,
     workers: Option<Workers>,
+    /// More than one thread answers without a worker, so that a request may still be under way when its repetition
+    /// comes over another connection.
+    may_overlap: bool,
     stop: AtomicBool,
 }
 
@@ -136,7 +145,10 @@ impl Server {
     ) -> Result<Server> {
         let (mut stores, mut exports, mut grace) = (Vec::new(), Vec::new(), Vec::new());
         for (number, (fs, wanted)) in engines.into_iter().enumerate() {
-            let (state, has_sessions) = State::load(&*fs)?;
+            let (state, heritage) = State::load(&*fs)?;
+            if !heritage.has_sessions {
+                drop_orphans(&*fs);
+            }
             let store = Arc::new(Store {
                 sealer: Sealer::new(state.secret()),
                 state,
@@ -148,8 +160,9 @@ impl Server {
                 exports.push(Arc::new(Export::open(&store, export)?));
             }
             stores.push(store);
-            grace.push(Mutex::new(has_sessions.then(|| Grace {
+            grace.push(Mutex::new(heritage.has_sessions.then(|| Grace {
                 ends: Instant::now() + options.lease,
+                lockers: heritage.lockers.into_iter().collect(),
                 deferred: Vec::new(),
             })));
         }
@@ -169,6 +182,7 @@ impl Server {
             lease: options.lease,
             pool: pool.clone(),
             workers: workers.map_err(|error| no_resources(&error))?,
+            may_overlap: options.threads > 1,
             stop: AtomicBool::new(false),
         });
         let service = Arc::new(Front(Arc::clone(&inner)));
@@ -213,6 +227,9 @@ impl Server {
 impl Drop for Server {
     fn drop(&mut self) {
         self.stop();
+        // An engine that goes on without this server has no use for what its sessions had.
+        let sessions = std::mem::take(&mut *self.inner.sessions.lock());
+        sessions.into_values().for_each(|session| session.end());
     }
 }
 
@@ -241,13 +258,20 @@ impl Service for Front {
         }
     }
 
+    fn is_ready(&self, peer: &Peer) -> bool {
+        match peer {
+            Peer::Stranger { .. } => true,
+            Peer::Client { session, .. } => !session.is_busy(),
+        }
+    }
+
     fn message(
         &self,
         peer: &mut Peer,
         body: &[u8],
         data: Data<'_>,
         out: &mut Outbox,
-    ) -> std::result::Result<(), Close> {
+    ) -> std::result::Result<Served, Close> {
         let (head, request) = Reader::new(body).last::<(Head, Request<'_>)>().map_err(|_| Close)?;
         let inner = &self.0;
         match peer {
@@ -257,14 +281,14 @@ impl Service for Front {
                     Err(error) => {
                         // It is told why, and may try again.
                         put::<()>(out, head.id, Err(error));
-                        return Ok(());
+                        return Ok(Served::Yes);
                     }
                 };
                 inner.strangers.lock().remove(number);
                 let attachment = session.attach(link.clone());
                 put(out, head.id, Ok(welcome));
                 *peer = Peer::Client { session, attachment };
-                Ok(())
+                Ok(Served::Yes)
             }
             Peer::Client { session, attachment } => {
                 if !session.is_attached(*attachment) {
@@ -359,13 +383,16 @@ impl Inner {
                     }
                     Entry::Vacant(place) if is_in_grace => {
                         let session = Session::new(export, ticket.session, true, self.now_ms());
+                        if self.had_locks(store, ticket.session) {
+                            session.was_locker();
+                        }
                         (Some(Arc::clone(place.insert(Arc::new(session)))), true)
                     }
                     Entry::Vacant(_) => (None, false),
                 }
             };
             if is_in_grace && !is_new {
-                store.state.session_has_ended();
+                store.state.session_was_there();
             }
             if let Some(session) = found {
                 let state = match session.is_reclaiming() {
@@ -387,6 +414,41 @@ impl Inner {
         self.grace[store.number].lock().is_some()
     }
 
+    /// Whether a session of an earlier run had locks, which it has not claimed yet.
+    fn had_locks(&self, store: &Store, session: u64) -> bool {
+        let grace = self.grace[store.number].lock();
+        grace.as_ref().is_some_and(|grace| grace.lockers.contains(&session))
+    }
+
+    /// Whether locks of an earlier run may still be claimed.
+    fn are_locks_awaited(&self, store: &Store) -> bool {
+        let grace = self.grace[store.number].lock();
+        grace.as_ref().is_some_and(|grace| !grace.lockers.is_empty())
+    }
+
+    /// A session of an earlier run has claimed its locks, or will not. With the last one the others get theirs.
+    fn locks_are_back(self: &Arc<Self>, session: &Session) {
+        let deferred = {
+            let mut grace = self.grace[session.export.store.number].lock();
+            let Some(grace) = &mut *grace else { return };
+            if !grace.lockers.remove(&session.ticket.session) || !grace.lockers.is_empty() {
+                return;
+            }
+            std::mem::take(&mut grace.deferred)
+        };
+        deferred
+            .into_iter()
+            .for_each(|work| self.work(&session.export.store, work));
+    }
+
+    /// Does something with an engine, here or on a worker if the engine may wait.
+    fn work(&self, store: &Store, work: impl FnOnce() + Send + 'static) {
+        match &self.workers {
+            Some(workers) if store.limits.may_block => workers.give(work),
+            _ => work(),
+        }
+    }
+
     fn dispatch(
         self: &Arc<Self>,
         session: &Arc<Session>,
@@ -395,22 +457,28 @@ impl Inner {
         body: &[u8],
         data: Data<'_>,
         out: &mut Outbox,
-    ) -> std::result::Result<(), Close> {
+    ) -> std::result::Result<Served, Close> {
         let id = head.id;
+        let store = &session.export.store;
         match request {
             Request::Hello { .. } => return Err(Close),
             Request::Ping {} => put(out, id, Ok(())),
-            Request::Slots { count } => put(out, id, Ok(session.slots(count as usize))),
-            Request::ReclaimSlots { number, slots } => {
-                session.reclaim_slots(number, &slots);
-                put(out, id, Ok(()));
-            }
             Request::Goodbye {} => {
-                self.end(session);
+                let (inner, session) = (Arc::clone(self), Arc::clone(session));
+                self.work(store, move || inner.end(&session));
                 return Err(Close);
             }
             Request::Reclaimed {} => {
                 session.has_reclaimed();
+                self.locks_are_back(session);
+                put(out, id, Ok(()));
+            }
+            Request::Abandon { request, file } => {
+                session.abandon(request, file);
+                put(out, id, Ok(()));
+            }
+            Request::CancelLock { request } => {
+                lock::cancel(session, request);
                 put(out, id, Ok(()));
             }
             Request::Lock {
@@ -418,19 +486,48 @@ impl Inner {
                 client,
                 lock,
                 may_wait,
+                is_claim,
             } => {
-                let is_deferred = self.is_in_grace(&session.export.store) && !session.is_reclaiming();
+                // What others may have got since is not the session's any more.
+                if is_claim && !(session.is_reclaiming() && session.is_locker()) {
+                    put::<()>(out, id, Err(FsError::Stale));
+                    return Ok(Served::Yes);
+                }
+                let is_deferred = !is_claim && self.are_locks_awaited(store);
                 if !lock::begin(session, id, client, is_deferred) {
-                    return Ok(());
+                    return Ok(Served::Yes);
                 }
                 let session = Arc::clone(session);
-                let store = Arc::clone(&session.export.store);
                 let work = move || lock::lock(&session, id, node, &lock, may_wait);
                 match is_deferred {
-                    true => self.after_grace(&store, work),
-                    false => work(),
+                    true => self.when_locks_are_back(store, work),
+                    false => self.work(store, work),
                 }
             }
+            request => match &self.workers {
+                Some(workers) if store.limits.may_block => self.give(workers, session, id, body, data),
+                _ => {
+                    let _turn = self.may_overlap.then(|| session.begin_alone(id));
+                    return Ok(self.answer(session, head, request, data.bytes(), out));
+                }
+            },
+        }
+        Ok(Served::Yes)
+    }
+
+    /// Answers what needs the engine.
+    fn answer(
+        &self,
+        session: &Arc<Session>,
+        head: Head,
+        request: Request<'_>,
+        data: &[u8],
+        out: &mut Outbox,
+    ) -> Served {
+        let id = head.id;
+        match request {
+            Request::Slots { count } => put(out, id, Ok(session.slots(count as usize))),
+            Request::ReclaimSlots {} => put(out, id, Ok(session.reclaim_slots())),
             Request::Unlock {
                 node,
                 client,
@@ -440,26 +537,23 @@ impl Inner {
             Request::ConflictingLock { node, client, lock } => {
                 put(out, id, lock::conflicting(session, node, client, &lock));
             }
-            Request::CancelLock { request } => put(out, id, lock::cancel(session, request)),
             Request::ReleaseClient { client } => put(out, id, lock::release_client(session, client)),
-            request => match &self.workers {
-                Some(workers) if session.export.store.limits.may_block => {
-                    self.give(workers, session, body, data);
-                }
-                _ => match Answering::new(session, head, &self.pool) {
-                    Ok(answering) => answering.answer(request, data.bytes(), out),
-                    Err(error) => put::<()>(out, id, Err(error)),
-                },
+            request => match Answering::new(session, head, &self.pool) {
+                Ok(answering) => return answering.answer(request, data, out),
+                Err(error) => put::<()>(out, id, Err(error)),
             },
         }
-        Ok(())
+        Served::Yes
     }
 
-    /// Has a request answered by a worker.
-    fn give(self: &Arc<Self>, workers: &Workers, session: &Arc<Session>, body: &[u8], data: Data<'_>) {
+    /// Has a request answered by a worker, unless one is about it already.
+    fn give(self: &Arc<Self>, workers: &Workers, session: &Arc<Session>, id: u64, body: &[u8], data: Data<'_>) {
         enum Owned {
             Bytes(Vec<u8>),
             Buffer(ferrite_buffers::Buffer),
+        }
+        if !session.give(id) {
+            return;
         }
         let (inner, session, body) = (Arc::clone(self), Arc::clone(session), body.to_vec());
         let data = match data {
@@ -467,36 +561,35 @@ impl Inner {
             Data::Buffer(buffer) => Owned::Buffer(buffer),
         };
         workers.give(move || {
-            let Ok((head, request)) = Reader::new(&body).last::<(Head, Request<'_>)>() else {
-                return;
-            };
             let data: &[u8] = match &data {
                 Owned::Bytes(bytes) => bytes,
                 Owned::Buffer(buffer) => buffer,
             };
-            let id = head.id;
             let mut out = Outbox::default();
-            match Answering::new(&session, head, &inner.pool) {
-                Ok(answering) => answering.answer(request, data, &mut out),
-                Err(error) => put::<()>(&mut out, id, Err(error)),
+            while let Ok((head, request)) = Reader::new(&body).last::<(Head, Request<'_>)>()
+                && inner.answer(&session, head, request, data, &mut out) == Served::Starved
+                && !session.is_over()
+            {
+                std::thread::sleep(BUFFER_WAIT);
             }
+            session.taken_back(id);
             session.send(|to| to.append(&mut out));
         });
     }
 
-    /// Does `work` when the time of grace is over, or now if it is.
-    fn after_grace(&self, store: &Store, work: impl FnOnce() + Send + 'static) {
+    /// Does `work` when all locks of an earlier run have been claimed, or now if they have.
+    fn when_locks_are_back(&self, store: &Store, work: impl FnOnce() + Send + 'static) {
         let mut grace = self.grace[store.number].lock();
         match &mut *grace {
-            Some(grace) => grace.deferred.push(Box::new(work)),
-            None => {
+            Some(grace) if !grace.lockers.is_empty() => grace.deferred.push(Box::new(work)),
+            _ => {
                 drop(grace);
-                work();
+                self.work(store, work);
             }
         }
     }
 
-    fn end(&self, session: &Arc<Session>) {
+    fn end(self: &Arc<Self>, session: &Arc<Session>) {
         let store = &session.export.store;
         // Before it ends: nobody may come back to it meanwhile.
         let was_there = self.sessions.lock().remove(&(store.number, session.ticket.session));
@@ -506,17 +599,19 @@ impl Inner {
     }
 
     /// Ends a session that nobody finds any more.
-    fn let_go(&self, session: &Arc<Session>) {
+    fn let_go(self: &Arc<Self>, session: &Arc<Session>) {
         let store = &session.export.store;
-        store.state.free_slots(&*store.fs, &session.end());
-        store.state.session_has_ended();
+        // First: once its locks are another's, it must not come back for them.
+        store.state.session_ends(&*store.fs, session.ticket.session);
+        session.end();
+        self.locks_are_back(session);
         if !self.is_in_grace(store) {
             store.state.note_end(&*store.fs);
         }
     }
 
     /// Ends sessions whose clients are gone, and times of grace.
-    fn keep(&self) {
+    fn keep(self: &Arc<Self>) {
         let tick = (self.lease / 10).clamp(Duration::from_millis(10), Duration::from_secs(1));
         while !self.stop.load(Ordering::Acquire) {
             std::thread::park_timeout(tick);
@@ -545,7 +640,7 @@ impl Inner {
         }
     }
 
-    fn end_grace(&self, store: &Store, grace: &Mutex<Option<Grace>>) {
+    fn end_grace(self: &Arc<Self>, store: &Store, grace: &Mutex<Option<Grace>>) {
         let is_over = |grace: &Grace| Instant::now() >= grace.ends;
         if !grace.lock().as_ref().is_some_and(is_over) {
             return;
@@ -555,12 +650,24 @@ impl Inner {
         let of_store = |session: &&Arc<Session>| session.export.store.number == store.number;
         let sessions: Vec<&Arc<Session>> = sessions.iter().filter(of_store).collect();
         sessions.iter().for_each(|session| session.has_reclaimed());
-        store.state.free_inherited(&*store.fs);
-        if let Err(error) = store.fs.drop_orphans(SYSTEM) {
-            tracing::warn!("files without names that nobody has open could not be freed: {error}");
-        }
+        let missing: Vec<u64> = {
+            let grace = grace.lock();
+            grace.iter().flat_map(|grace| grace.lockers.iter().copied()).collect()
+        };
+        let are_back = |session: &u64| sessions.iter().any(|known| known.ticket.session == *session);
+        let missing: Vec<u64> = missing.into_iter().filter(|session| !are_back(session)).collect();
+        // Before their locks are given to others.
+        store.state.free_inherited(&*store.fs, &missing);
+        drop_orphans(&*store.fs);
         let deferred = grace.lock().take().map(|grace| grace.deferred).unwrap_or_default();
         store.state.note_end(&*store.fs);
-        deferred.into_iter().for_each(|work| work());
+        deferred.into_iter().for_each(|work| self.work(store, work));
+    }
+}
+
+/// Frees files without names that were kept for clients which do not come back.
+fn drop_orphans(fs: &dyn FileSystem) {
+    if let Err(error) = fs.drop_orphans(SYSTEM) {
+        tracing::warn!("files without names that nobody has open could not be freed: {error}");
     }
 }

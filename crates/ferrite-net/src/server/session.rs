@@ -11,14 +11,14 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use ferrite_fabric::outbox::Outbox;
 use ferrite_fabric::reactor::Link;
 use ferrite_vfs::locks::LockTicket;
 use ferrite_vfs::{ClientId, FsError, Ino, Once, OpenFile, Result, SYSTEM, SpaceOf, Unsupported};
-use parking_lot::Mutex;
-use rustc_hash::FxHashMap;
+use parking_lot::{Condvar, Mutex};
+use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::export::Export;
 use crate::wire::{Node, Ticket};
@@ -27,6 +27,8 @@ use crate::wire::{Node, Ticket};
 const FILES_MAX: usize = 1 << 16;
 /// Most of those whom a client serves that have locks.
 const CLIENTS_MAX: usize = 1 << 16;
+/// Most requests that workers have of a session.
+const GIVEN_MAX: usize = 64;
 /// Most requests whose effects are remembered. A client has not as many under way; with more, the oldest are forgotten.
 const EFFECTS_MAX: usize = 4096;
 
@@ -53,6 +55,8 @@ struct Waiting {
     ticket: Option<LockTicket>,
     /// The engine has not been asked yet.
     is_deferred: bool,
+    /// The client has given up.
+    is_cancelled: bool,
 }
 
 #[derive(Default)]
@@ -65,6 +69,12 @@ struct Kept {
     number: u64,
     clients: FxHashMap<u64, ClientId>,
     waiting: FxHashMap<u64, Waiting>,
+    /// Requests that the engine works on.
+    under_way: FxHashSet<u64>,
+    /// Those among them whose clients have given up, each with the number of the file that it opens.
+    abandoned: FxHashMap<u64, u64>,
+    /// It has had a lock, which is noted in the pool.
+    is_locker: bool,
     is_reclaiming: bool,
     is_over: bool,
 }
@@ -74,6 +84,10 @@ pub(super) struct Session {
     pub(super) ticket: Ticket,
     pub(super) export: Arc<Export>,
     kept: Mutex<Kept>,
+    /// A request is not under way any more.
+    done: Condvar,
+    /// Requests that wait for a worker, or that one works on.
+    given: AtomicUsize,
     /// Held while it gets its slots, so that it gets them once.
     getting_slots: Mutex<()>,
     link: Mutex<Option<Link>>,
@@ -88,6 +102,29 @@ pub(super) struct Held<'s> {
     session: &'s Session,
     pub(super) ino: Ino,
     by: By,
+}
+
+/// A request that is being answered. Dropping it ends that.
+pub(super) struct UnderWay<'s> {
+    session: &'s Session,
+    request: u64,
+}
+
+impl Drop for UnderWay<'_> {
+    fn drop(&mut self) {
+        self.session.finish(self.request);
+        self.session.done.notify_all();
+    }
+}
+
+/// What a request for a lock was doing when its client gave up.
+pub(super) enum Cancelled {
+    /// It was settled, or about to be.
+    Nothing,
+    /// It waited for the time of grace to end, and does not any more.
+    Deferred,
+    /// The engine lets it wait.
+    Waiting(ClientId, LockTicket),
 }
 
 enum By {
@@ -107,6 +144,8 @@ impl Session {
                 is_reclaiming,
                 ..Kept::default()
             }),
+            done: Condvar::new(),
+            given: AtomicUsize::new(0),
             getting_slots: Mutex::default(),
             link: Mutex::default(),
             attachment: AtomicU64::new(0),
@@ -218,6 +257,66 @@ impl Session {
         }
     }
 
+    /// What a request did to the session is undone: its client has given up, or it has failed after all.
+    pub(super) fn undo(&self, request: u64) {
+        self.repeats(request, 0);
+    }
+
+    /// The client does not wait for the answer to a request any more, nor does it know of the file that this opened.
+    pub(super) fn abandon(&self, request: u64, file: u64) {
+        let mut kept = self.kept.lock();
+        if kept.under_way.contains(&request) {
+            kept.abandoned.insert(request, file);
+            return;
+        }
+        drop(kept);
+        self.undo(request);
+        self.close_files(&[file]);
+    }
+
+    fn finish(&self, request: u64) {
+        let mut kept = self.kept.lock();
+        kept.under_way.remove(&request);
+        let abandoned = kept.abandoned.remove(&request);
+        drop(kept);
+        if let Some(file) = abandoned {
+            self.undo(request);
+            self.close_files(&[file]);
+        }
+    }
+
+    /// A request begins that another thread may be at work on already, because the client has sent it again: waits
+    /// until that is done.
+    pub(super) fn begin_alone(&self, request: u64) -> UnderWay<'_> {
+        let mut kept = self.kept.lock();
+        while !kept.under_way.insert(request) {
+            self.done.wait(&mut kept);
+        }
+        drop(kept);
+        UnderWay { session: self, request }
+    }
+
+    /// A request is given to a worker. False if one has it already, whose answer the client will get.
+    pub(super) fn give(&self, request: u64) -> bool {
+        let is_new = self.kept.lock().under_way.insert(request);
+        if is_new {
+            self.given.fetch_add(1, Ordering::AcqRel);
+        }
+        is_new
+    }
+
+    /// The worker is done, and is about to send the answer. In this order: what comes again now, because the
+    /// connection has changed, is answered anew, and what came before gets this answer.
+    pub(super) fn taken_back(&self, request: u64) {
+        self.finish(request);
+        self.given.fetch_sub(1, Ordering::AcqRel);
+    }
+
+    /// Whether workers have as many of its requests as they may.
+    pub(super) fn is_busy(&self) -> bool {
+        self.given.load(Ordering::Acquire) >= GIVEN_MAX
+    }
+
     /// The client gives pins back. Inodes are as the engine numbers them.
     pub(super) fn release(&self, request: u64, pins: &[(Ino, u64)]) {
         {
@@ -266,6 +365,15 @@ impl Session {
         self.export.fs().forget(SYSTEM, ino, count);
     }
 
+    /// Whether it may open another file.
+    pub(super) fn has_room_for_file(&self) -> Result<()> {
+        let kept = self.kept.lock();
+        match kept.is_over || kept.files.len() >= FILES_MAX {
+            true => Err(FsError::TooManyOpen),
+            false => Ok(()),
+        }
+    }
+
     /// Keeps an open file under the client's number. If there is one with this number, it is that file, opened by the
     /// same request before, and stays.
     pub(super) fn keep_file(&self, number: u64, file: Arc<dyn OpenFile>) -> Result<()> {
@@ -309,11 +417,11 @@ impl Session {
             }
         }
         let (state, fs) = (&self.export.store.state, self.export.fs());
-        let (number, taken) = state.take_slots(fs, count);
+        let (number, taken) = state.take_slots(fs, self.ticket.session, count);
         let mut kept = self.kept.lock();
         if kept.is_over {
             drop(kept);
-            state.free_slots(fs, &taken);
+            state.free_slots(fs, number);
             return (0, Vec::new());
         }
         kept.number = number;
@@ -342,6 +450,29 @@ impl Session {
         self.kept.lock().clients.remove(&client)
     }
 
+    /// Notes in the pool that it is about to have a lock. What can fail has been done when it returns.
+    fn note_locker(&self) -> Result<()> {
+        if self.kept.lock().is_locker {
+            return Ok(());
+        }
+        self.export
+            .store
+            .state
+            .add_locker(self.export.fs(), self.ticket.session)?;
+        self.kept.lock().is_locker = true;
+        Ok(())
+    }
+
+    /// It had locks in an earlier run, which the pool still knows.
+    pub(super) fn was_locker(&self) {
+        self.kept.lock().is_locker = true;
+    }
+
+    /// Whether it has had a lock.
+    pub(super) fn is_locker(&self) -> bool {
+        self.kept.lock().is_locker
+    }
+
     /// A request for a lock begins. False if it waits already: the client repeats it.
     pub(super) fn begin_wait(&self, request: u64, client: u64, is_deferred: bool) -> Result<bool> {
         let mut kept = self.kept.lock();
@@ -356,27 +487,52 @@ impl Session {
             client,
             ticket: None,
             is_deferred,
+            is_cancelled: false,
         };
         kept.waiting.insert(request, waiting);
         Ok(true)
     }
 
-    /// The engine is to be asked now, for the client that is returned; unless the request has ended.
-    pub(super) fn resume_wait(&self, request: u64) -> Option<ClientId> {
+    /// The engine is to be asked now, for the client that is returned; `None` if the request has ended.
+    ///
+    /// # Errors
+    /// If the client has given up, or the pool cannot note that the session has locks.
+    pub(super) fn resume_wait(&self, request: u64) -> Result<Option<ClientId>> {
+        let noted = self.note_locker();
         let mut kept = self.kept.lock();
-        let waiting = kept.waiting.get_mut(&request)?;
+        let Some(waiting) = kept.waiting.get_mut(&request) else {
+            return Ok(None);
+        };
+        let failed = match noted {
+            Ok(()) if waiting.is_cancelled => Some(FsError::Interrupted),
+            Ok(()) => None,
+            Err(error) => Some(error),
+        };
+        if let Some(error) = failed {
+            kept.waiting.remove(&request);
+            return Err(error);
+        }
         waiting.is_deferred = false;
-        Some(waiting.client)
+        Ok(Some(waiting.client))
     }
 
-    /// Ends the wait of a request for which the engine has not been asked; false if there is none.
-    pub(super) fn drop_deferred(&self, request: u64) -> bool {
+    /// The client gives up a request for a lock.
+    pub(super) fn cancel_wait(&self, request: u64) -> Cancelled {
         let mut kept = self.kept.lock();
-        let is_deferred = kept.waiting.get(&request).is_some_and(|waiting| waiting.is_deferred);
-        if is_deferred {
-            kept.waiting.remove(&request);
+        match kept.waiting.get_mut(&request) {
+            None => Cancelled::Nothing,
+            Some(waiting) if waiting.is_deferred => {
+                kept.waiting.remove(&request);
+                Cancelled::Deferred
+            }
+            Some(waiting) => {
+                waiting.is_cancelled = true;
+                match waiting.ticket {
+                    Some(ticket) => Cancelled::Waiting(waiting.client, ticket),
+                    None => Cancelled::Nothing,
+                }
+            }
         }
-        is_deferred
     }
 
     /// Whether it has ended.
@@ -384,9 +540,14 @@ impl Session {
         self.kept.lock().is_over
     }
 
-    pub(super) fn waits(&self, request: u64, ticket: LockTicket) {
-        if let Some(waiting) = self.kept.lock().waiting.get_mut(&request) {
-            waiting.ticket = Some(ticket);
+    /// The engine lets a request wait. True if the client has given up meanwhile, so that it is to be cancelled.
+    pub(super) fn waits(&self, request: u64, ticket: LockTicket) -> bool {
+        match self.kept.lock().waiting.get_mut(&request) {
+            Some(waiting) => {
+                waiting.ticket = Some(ticket);
+                waiting.is_cancelled
+            }
+            None => false,
         }
     }
 
@@ -394,14 +555,9 @@ impl Session {
         self.kept.lock().waiting.remove(&request);
     }
 
-    pub(super) fn waiting(&self, request: u64) -> Option<(ClientId, LockTicket)> {
-        let kept = self.kept.lock();
-        let waiting = kept.waiting.get(&request)?;
-        Some((waiting.client, waiting.ticket?))
-    }
-
-    /// Ends it: everything it has is let go. Returns its slots, which are free now. Has no effect the second time.
-    pub(super) fn end(&self) -> Vec<u32> {
+    /// Ends it: everything it has is let go. Has no effect the second time. The pool does not count it any more
+    /// ([`super::state::State::session_ends`]).
+    pub(super) fn end(&self) {
         if let Some(link) = self.link.lock().take() {
             link.close();
         }
@@ -411,7 +567,7 @@ impl Session {
         kept.waiting.retain(|_, waiting| !waiting.is_deferred);
         let files = std::mem::take(&mut kept.files);
         let clients = std::mem::take(&mut kept.clients);
-        let slots = std::mem::take(&mut kept.slots);
+        kept.slots = Vec::new();
         let pins: Vec<(Ino, u64)> = kept.pins.iter().map(|(&ino, pinned)| (ino, pinned.pins)).collect();
         drop(kept);
         for client in clients.into_values() {
@@ -419,30 +575,23 @@ impl Session {
         }
         drop(files);
         pins.into_iter().for_each(|(ino, count)| self.unpin(ino, count));
-        slots
     }
 
-    /// Slots that a session of an earlier run says it had, and the number of its tokens. It is believed as far as they
-    /// were somebody's then, and nobody else has said the same: with a wrong number it harms itself only.
-    pub(super) fn reclaim_slots(&self, number: u64, slots: &[u32]) {
+    /// The slots that the session had in an earlier run, and the number of its tokens; none if it had none.
+    pub(super) fn reclaim_slots(&self) -> (u64, Vec<u32>) {
         let _turn = self.getting_slots.lock();
-        let is_wanted = {
+        {
             let kept = self.kept.lock();
-            kept.is_reclaiming && kept.slots.is_empty()
-        };
-        if !is_wanted {
-            // Said before, on a connection that broke.
-            return;
+            if kept.is_over || !kept.is_reclaiming || !kept.slots.is_empty() {
+                // Asked before, on a connection that broke.
+                return (kept.number, kept.slots.clone());
+            }
         }
-        let (state, fs) = (&self.export.store.state, self.export.fs());
-        let claimed = state.claim_slots(number, slots);
+        let (number, slots) = self.export.store.state.claim_slots(self.ticket.session);
         let mut kept = self.kept.lock();
-        if kept.is_over {
-            drop(kept);
-            return state.free_slots(fs, &claimed);
-        }
         kept.number = number;
-        kept.slots = claimed;
+        kept.slots.clone_from(&slots);
+        (number, slots)
     }
 }
 

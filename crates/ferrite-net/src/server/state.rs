@@ -1,5 +1,5 @@
-//! What a server must know again after it was killed: its secret, which sessions there may have been, and which slots
-//! of tokens belong to one.
+//! What a server must know again after it was killed: its secret, the sessions that hold slots of tokens, and those
+//! that hold locks.
 //!
 //! It lies in an extended attribute of the pool's root ([`NAME`]), so it travels with the pool, and changes atomically.
 //! Clients never see the attribute.
@@ -7,26 +7,72 @@
 //! Invariants: a number, and a slot that a session has, are in the attribute before the client is told. So a slot is
 //! never given to a second session while the first may still repeat a request with it. Slots are given out with a fresh
 //! number, which their tokens carry: a session may ask for its first slots long after later ones have used and freed
-//! them, and the engine takes no token with a smaller number than the slot has seen.
+//! them, and the engine takes no token with a smaller number than the slot has seen. A session is in the attribute
+//! before it has its first lock, and is out of it before its locks are given to others. So after a restart only those
+//! who had locks may claim them, and a session that had ended gets nothing back that is another's by now.
 
-use ferrite_vfs::{FileSystem, FsError, ROOT_INO, SYSTEM, XattrMode};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use ferrite_vfs::{FileSystem, FsError, ROOT_INO, SYSTEM, SpaceOf, XattrMode};
 use parking_lot::Mutex;
 
 use crate::wire::codec::fields;
-use crate::wire::{Reader, Wire};
+use crate::wire::{Malformed, Reader, Wire};
 
 /// The attribute's name.
 pub(super) const NAME: &[u8] = b"trusted.ferrite.server";
 /// Attributes that clients can neither see nor set.
 pub(super) const HIDDEN_PREFIX: &[u8] = b"trusted.ferrite.";
 
-const FORMAT: u32 = 1;
+const FORMAT: u32 = 2;
 /// Session numbers reserved at once.
 const NUMBERS: u64 = 1024;
 /// Most slots of a session.
 const SLOTS_MAX: usize = 64;
 /// A session gets at most one part of so many of the free slots.
 const SHARES: usize = 8;
+/// Longest state. Engines allow all attributes of an inode together about 4 KiB; with this there is room for an access
+/// list. It holds 200 sessions with slots and 200 with locks.
+const STATE_BYTES_MAX: usize = 3400;
+
+/// Slots of a session.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Holder {
+    session: u64,
+    /// What their tokens carry.
+    number: u64,
+    slots: Vec<u32>,
+}
+
+/// Short, for many must fit: the numbers have 32 bits, and slots are told as runs of at most 255.
+impl<'m> Wire<'m> for Holder {
+    fn put(&self, out: &mut Vec<u8>) {
+        (self.session as u32, self.number as u32).put(out);
+        let mut runs: Vec<(u16, u8)> = Vec::new();
+        for &slot in &self.slots {
+            match runs.last_mut() {
+                Some((first, len)) if u32::from(*first) + u32::from(*len) == slot && *len < u8::MAX => *len += 1,
+                _ => runs.push((slot as u16, 1)),
+            }
+        }
+        (runs.len() as u8).put(out);
+        runs.into_iter().for_each(|run| run.put(out));
+    }
+
+    fn get(from: &mut Reader<'m>) -> Result<Self, Malformed> {
+        let (session, number) = from.get::<(u32, u32)>()?;
+        let mut slots = Vec::new();
+        for _ in 0..from.get::<u8>()? {
+            let (first, len) = from.get::<(u16, u8)>()?;
+            slots.extend((u32::from(first)..).take(usize::from(len)));
+        }
+        Ok(Holder {
+            session: u64::from(session),
+            number: u64::from(number),
+            slots,
+        })
+    }
+}
 
 struct Content {
     format: u32,
@@ -35,8 +81,9 @@ struct Content {
     reserved: u64,
     /// A session has begun since a server last stopped without any.
     has_sessions: bool,
-    /// A bit for each slot that belongs to a session.
-    slots: Vec<u64>,
+    holders: Vec<Holder>,
+    /// Sessions that have locks, or had.
+    lockers: Vec<u32>,
 }
 
 fields!(Content {
@@ -44,8 +91,17 @@ fields!(Content {
     secret,
     reserved,
     has_sessions,
-    slots
+    holders,
+    lockers
 });
+
+impl Content {
+    fn len_bytes(&self) -> usize {
+        let mut bytes = Vec::new();
+        self.put(&mut bytes);
+        bytes.len()
+    }
+}
 
 /// The state of one pool.
 pub(super) struct State {
@@ -57,47 +113,62 @@ struct Kept {
     next: u64,
     /// Sessions that live.
     live: u64,
-    /// Numbers below it were given out by earlier runs.
-    first: u64,
     /// Slots in all.
     count: u32,
-    /// A bit for each slot that belongs to a session of an earlier run, which has not come back.
+    /// Numbers of holders of an earlier run, who have not come back.
     inherited: Vec<u64>,
-    /// It cannot be kept: the pool takes no attribute.
+    /// It could not be kept the last time: the pool is full, or takes no attribute.
     is_lost: bool,
 }
 
+/// What an earlier run left behind.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Heritage {
+    /// Sessions may come back.
+    pub(super) has_sessions: bool,
+    /// Those among them that have locks.
+    pub(super) lockers: Vec<u64>,
+}
+
 impl State {
-    /// Reads the state of a pool, or begins a new one. Also returns whether sessions of an earlier run may come back.
-    pub(super) fn load(fs: &dyn FileSystem) -> Result<(State, bool), FsError> {
+    /// Reads the state of a pool, or begins a new one.
+    ///
+    /// # Errors
+    /// If the state was written by a later version.
+    pub(super) fn load(fs: &dyn FileSystem) -> Result<(State, Heritage), FsError> {
         let stored = match fs.getxattr(SYSTEM, ROOT_INO, NAME) {
             Ok(stored) => Some(stored),
             Err(FsError::NoAttribute | FsError::NotSupported(_)) => None,
             Err(error) => return Err(error),
         };
-        let stored = stored.and_then(|bytes| Reader::new(&bytes).last::<Content>().ok());
-        let slots = fs.limits().once_slots;
-        let mut content = match stored {
-            Some(content) if content.format == FORMAT => content,
-            _ => Content {
+        let count = fs.limits().once_slots;
+        let content = match stored.as_deref().map(read).transpose()?.flatten() {
+            Some(content) => content,
+            None => Content {
                 format: FORMAT,
                 secret: random()?,
-                reserved: 1,
+                // An earlier state may be lost, and the engine takes no token with a smaller number than it has seen.
+                reserved: SystemTime::now()
+                    .duration_since(UNIX_EPOCH)
+                    .map_or(1, |time| time.as_secs()),
                 has_sessions: false,
-                slots: Vec::new(),
+                holders: Vec::new(),
+                lockers: Vec::new(),
             },
         };
-        content.slots.resize((slots as usize).div_ceil(64), 0);
-        let has_sessions = content.has_sessions;
+        let heritage = Heritage {
+            has_sessions: content.has_sessions,
+            lockers: content.lockers.iter().map(|&session| u64::from(session)).collect(),
+        };
         let mut kept = Kept {
             next: content.reserved,
             live: 0,
-            first: content.reserved,
-            inherited: content.slots.clone(),
+            inherited: content.holders.iter().map(|holder| holder.number).collect(),
             content,
-            count: slots,
+            count,
             is_lost: false,
         };
+        kept.reserve(kept.next);
         if !kept.save(fs) {
             // Session numbers will come again in the next run, so this one's tickets must not be good there, nor an
             // earlier run's here.
@@ -106,7 +177,7 @@ impl State {
         let state = State {
             content: Mutex::new(kept),
         };
-        Ok((state, has_sessions))
+        Ok((state, heritage))
     }
 
     pub(super) fn secret(&self) -> [u8; 16] {
@@ -132,69 +203,96 @@ impl State {
         number
     }
 
-    /// Up to `count` free slots, and the number that their tokens carry. Durable when it returns. Nobody gets more than
-    /// a part of what is free, so that those who come later get some, too.
-    pub(super) fn take_slots(&self, fs: &dyn FileSystem, count: usize) -> (u64, Vec<u32>) {
+    /// Up to `count` free slots for a session, and the number that their tokens carry. Durable when it returns. Nobody
+    /// gets more than a part of what is free, so that those who come later get some, too.
+    pub(super) fn take_slots(&self, fs: &dyn FileSystem, session: u64, count: usize) -> (u64, Vec<u32>) {
         let mut kept = self.content.lock();
-        let free: Vec<u32> = (0..kept.count)
-            .filter(|&slot| !has(&kept.content.slots, slot))
-            .collect();
-        let share = count.min(SLOTS_MAX).min(free.len().div_ceil(SHARES));
-        let taken = free[..share].to_vec();
-        if taken.is_empty() {
-            return (0, taken);
-        }
-        for &slot in &taken {
-            kept.content.slots[slot as usize / 64] |= 1 << (slot % 64);
-        }
-        let number = kept.fresh_number();
-        kept.reserve(number);
-        match kept.save(fs) {
-            true => (number, taken),
-            false => (0, Vec::new()),
-        }
-    }
-
-    /// Those of `slots` that a session of an earlier run had, and none has come back for: they are the caller's now.
-    /// `number` is what its tokens carry.
-    pub(super) fn claim_slots(&self, number: u64, slots: &[u32]) -> Vec<u32> {
-        let mut kept = self.content.lock();
-        if number >= kept.first {
-            return Vec::new();
-        }
-        let (count, inherited) = (kept.count, &mut kept.inherited);
-        let mut claimed = Vec::new();
-        for &slot in slots {
-            if slot < count && has(inherited, slot) && claimed.len() < SLOTS_MAX {
-                inherited[slot as usize / 64] &= !(1 << (slot % 64));
-                claimed.push(slot);
+        let mut is_free = vec![true; kept.count as usize];
+        for &slot in kept.content.holders.iter().flat_map(|holder| &holder.slots) {
+            if let Some(is_free) = is_free.get_mut(slot as usize) {
+                *is_free = false;
             }
         }
-        claimed
+        let free: Vec<u32> = (0..kept.count).filter(|&slot| is_free[slot as usize]).collect();
+        let share = count.min(SLOTS_MAX).min(free.len().div_ceil(SHARES));
+        let number = kept.fresh_number();
+        // Tokens have half a word for it.
+        if share == 0 || number > u64::from(u32::MAX) {
+            return (0, Vec::new());
+        }
+        let slots = free[..share].to_vec();
+        kept.content.holders.push(Holder {
+            session,
+            number,
+            slots: slots.clone(),
+        });
+        kept.reserve(number);
+        if kept.content.len_bytes() > STATE_BYTES_MAX || !kept.save(fs) {
+            kept.content.holders.pop();
+            return (0, Vec::new());
+        }
+        (number, slots)
     }
 
-    /// The slots of a session that has ended.
-    pub(super) fn free_slots(&self, fs: &dyn FileSystem, slots: &[u32]) {
+    /// The slots that a session had in an earlier run: they are its again.
+    pub(super) fn claim_slots(&self, session: u64) -> (u64, Vec<u32>) {
         let mut kept = self.content.lock();
-        for &slot in slots {
-            kept.content.slots[slot as usize / 64] &= !(1 << (slot % 64));
+        let kept = &mut *kept;
+        for holder in &kept.content.holders {
+            let place = kept.inherited.iter().position(|&number| number == holder.number);
+            if let Some(place) = place
+                && holder.session == session
+            {
+                kept.inherited.swap_remove(place);
+                return (holder.number, holder.slots.clone());
+            }
         }
-        if !slots.is_empty() {
+        (0, Vec::new())
+    }
+
+    /// Gives slots back that were taken for a session which had ended by then.
+    pub(super) fn free_slots(&self, fs: &dyn FileSystem, number: u64) {
+        let mut kept = self.content.lock();
+        let count = kept.content.holders.len();
+        kept.content.holders.retain(|holder| holder.number != number);
+        if kept.content.holders.len() < count {
             kept.save(fs);
         }
     }
 
-    /// Frees the slots of earlier runs that nobody came back for.
-    pub(super) fn free_inherited(&self, fs: &dyn FileSystem) {
+    /// Frees the slots of earlier runs that nobody came back for, and forgets who of them had locks.
+    pub(super) fn free_inherited(&self, fs: &dyn FileSystem, lockers: &[u64]) {
         let mut kept = self.content.lock();
         let inherited = std::mem::take(&mut kept.inherited);
-        kept.inherited = vec![0; inherited.len()];
-        for (word, inherited) in kept.content.slots.iter_mut().zip(&inherited) {
-            *word &= !inherited;
+        if inherited.is_empty() && lockers.is_empty() {
+            return;
         }
-        if inherited.iter().any(|&word| word != 0) {
-            kept.save(fs);
+        let content = &mut kept.content;
+        content.holders.retain(|holder| !inherited.contains(&holder.number));
+        content
+            .lockers
+            .retain(|&session| !lockers.contains(&u64::from(session)));
+        kept.save(fs);
+    }
+
+    /// A session is about to get its first lock. Durable when it returns.
+    ///
+    /// # Errors
+    /// If too many have locks.
+    pub(super) fn add_locker(&self, fs: &dyn FileSystem, session: u64) -> Result<(), FsError> {
+        let mut kept = self.content.lock();
+        let session = session as u32;
+        if kept.content.lockers.contains(&session) {
+            return Ok(());
         }
+        kept.content.lockers.push(session);
+        if kept.content.len_bytes() > STATE_BYTES_MAX {
+            kept.content.lockers.pop();
+            return Err(FsError::NoSpace(SpaceOf::RecordLocks));
+        }
+        // If it cannot be kept nobody claims anything after a restart, and locks are lost then, as was said.
+        kept.save(fs);
+        Ok(())
     }
 
     /// A session of an earlier run has come back.
@@ -208,9 +306,23 @@ impl State {
         }
     }
 
-    /// A session has ended.
-    pub(super) fn session_has_ended(&self) {
+    /// A session that seemed to come back was there already.
+    pub(super) fn session_was_there(&self) {
         self.content.lock().live -= 1;
+    }
+
+    /// A session ends: its slots are free, and it will not come back for its locks. Durable when it returns, so that
+    /// the locks can be released then.
+    pub(super) fn session_ends(&self, fs: &dyn FileSystem, session: u64) {
+        let mut kept = self.content.lock();
+        kept.live -= 1;
+        let content = &mut kept.content;
+        let count = content.holders.len() + content.lockers.len();
+        content.holders.retain(|holder| holder.session != session);
+        content.lockers.retain(|&locker| u64::from(locker) != session);
+        if content.holders.len() + content.lockers.len() < count {
+            kept.save(fs);
+        }
     }
 
     /// Notes that a restart has no sessions to wait for, if there are none. The caller knows that none comes back.
@@ -223,8 +335,29 @@ impl State {
     }
 }
 
-fn has(slots: &[u64], slot: u32) -> bool {
-    slots[slot as usize / 64] >> (slot % 64) & 1 == 1
+/// Reads what was stored; `None` if it is of an earlier version, or makes no sense.
+fn read(stored: &[u8]) -> Result<Option<Content>, FsError> {
+    let mut reader = Reader::new(stored);
+    match reader.get::<u32>() {
+        Ok(format) if format > FORMAT => Err(FsError::Io(format!(
+            "the state of the server in the pool has format {format}, which a later version of Ferrite has written; \
+             serve the pool with that version, or remove the attribute {} of its root, which ends all sessions",
+            String::from_utf8_lossy(NAME)
+        ))),
+        Ok(FORMAT) => {
+            let content = Reader::new(stored).last::<Content>().ok();
+            if content.is_none() {
+                tracing::warn!("the state of the server in the pool makes no sense; clients' sessions have ended");
+            }
+            Ok(content)
+        }
+        _ => {
+            tracing::warn!(
+                "the state of the server in the pool is of an earlier version; clients' sessions have ended"
+            );
+            Ok(None)
+        }
+    }
 }
 
 impl Kept {
@@ -235,25 +368,28 @@ impl Kept {
 
     /// Sees to it that `number` is not given out by a later run.
     fn reserve(&mut self, number: u64) {
-        if number >= self.content.reserved {
+        if number + 1 >= self.content.reserved {
             self.content.reserved = number + NUMBERS;
         }
     }
 
-    /// False if that is impossible, which is reported once.
+    /// False if that is impossible, which is reported once, and tried again the next time.
     fn save(&mut self, fs: &dyn FileSystem) -> bool {
-        if self.is_lost {
-            return false;
-        }
         let mut bytes = Vec::new();
         self.content.put(&mut bytes);
-        if let Err(error) = fs.setxattr(SYSTEM, ROOT_INO, NAME, &bytes, XattrMode::Any) {
-            tracing::warn!(
-                "the server's state cannot be kept in the pool ({error}): after a restart of the server clients lose \
-                 their open files and locks, and a change whose answer is lost fails"
-            );
-            self.is_lost = true;
-        }
+        let was_lost = self.is_lost;
+        self.is_lost = match fs.setxattr(SYSTEM, ROOT_INO, NAME, &bytes, XattrMode::Any) {
+            Ok(()) => false,
+            Err(error) => {
+                if !was_lost {
+                    tracing::warn!(
+                        "the server's state cannot be kept in the pool ({error}): after a restart of the server clients \
+                         may lose their open files and locks, and a change whose answer is lost fails"
+                    );
+                }
+                true
+            }
+        };
         !self.is_lost
     }
 }
@@ -281,49 +417,123 @@ mod tests {
     #[test]
     fn a_restart_waits_for_sessions_while_one_lives() {
         let fs = MemFs::new();
-        let (state, has_sessions) = State::load(&fs).unwrap();
-        assert!(!has_sessions);
+        let has_sessions = || State::load(&fs).unwrap().1.has_sessions;
+        let (state, heritage) = State::load(&fs).unwrap();
+        assert!(!heritage.has_sessions);
         let first = state.new_session(&fs);
         let second = state.new_session(&fs);
         assert!(first < second);
-        state.session_has_ended();
+        state.session_ends(&fs, first);
         state.note_end(&fs);
-        let (again, has_sessions) = State::load(&fs).unwrap();
-        assert!(has_sessions);
+        let (again, heritage) = State::load(&fs).unwrap();
+        assert!(heritage.has_sessions);
         again.session_is_back(&fs);
         again.note_end(&fs);
-        assert!(State::load(&fs).unwrap().1);
-        again.session_has_ended();
+        assert!(has_sessions());
+        again.session_ends(&fs, second);
         again.note_end(&fs);
-        assert!(!State::load(&fs).unwrap().1);
+        assert!(!has_sessions());
         assert!(again.new_session(&fs) > second);
-        assert!(State::load(&fs).unwrap().1);
+        assert!(has_sessions());
+    }
+
+    /// The reference engine has no slots; as if it had.
+    fn with_slots(state: &State) {
+        state.content.lock().count = 128;
     }
 
     #[test]
     fn slots_belong_to_one_session_and_come_with_larger_numbers() {
         let fs = MemFs::new();
         let (state, _) = State::load(&fs).unwrap();
-        {
-            // The reference engine has no slots.
-            let mut kept = state.content.lock();
-            kept.count = 128;
-            kept.content.slots = vec![0; 2];
-            kept.inherited = vec![0b111, 0];
-            kept.content.slots[0] = 0b111;
-            kept.first = 5;
-            kept.next = 5;
+        with_slots(&state);
+        let (old, ended) = (state.new_session(&fs), state.new_session(&fs));
+        let (number, slots) = state.take_slots(&fs, old, 3);
+        assert_eq!(slots, [0, 1, 2]);
+        let (_, freed) = state.take_slots(&fs, ended, 3);
+        state.session_ends(&fs, ended);
+
+        let (state, _) = State::load(&fs).unwrap();
+        with_slots(&state);
+        assert_eq!(state.claim_slots(ended), (0, vec![]), "what it had is free");
+        assert_eq!(state.claim_slots(old), (number, slots.clone()));
+        assert_eq!(state.claim_slots(old), (0, vec![]), "they are claimed once");
+        let (later, mine) = state.take_slots(&fs, 1, usize::MAX);
+        assert!(later > number && mine.len() <= 128 / SHARES && mine.contains(&freed[0]));
+        assert!(mine.iter().all(|slot| !slots.contains(slot)));
+
+        let (state, _) = State::load(&fs).unwrap();
+        with_slots(&state);
+        assert_eq!(state.claim_slots(old), (number, slots.clone()));
+        state.free_inherited(&fs, &[]);
+        let (last, most) = state.take_slots(&fs, 2, usize::MAX);
+        assert!(last > later && most.contains(&mine[0]), "nobody came back for them");
+        assert!(most.iter().all(|slot| !slots.contains(slot)));
+    }
+
+    #[test]
+    fn only_sessions_that_had_locks_and_lived_are_remembered_for_them() {
+        let fs = MemFs::new();
+        let (state, _) = State::load(&fs).unwrap();
+        let sessions: Vec<u64> = (0..4).map(|_| state.new_session(&fs)).collect();
+        for session in &sessions[..3] {
+            state.add_locker(&fs, *session).unwrap();
+            state.add_locker(&fs, *session).unwrap();
         }
-        assert_eq!(state.claim_slots(5, &[0]), [], "no number of an earlier run");
-        assert_eq!(state.claim_slots(4, &[0, 0, 2, 64, 500]), [0, 2]);
-        assert_eq!(state.claim_slots(4, &[0, 1]), [1], "each is claimed once");
-        let (number, mine) = state.take_slots(&fs, usize::MAX);
-        assert!(number >= 5 && !mine.is_empty() && mine.len() <= 128 / SHARES);
-        let (later, others) = state.take_slots(&fs, 3);
-        assert!(later > number && others.len() == 3);
-        assert!(others.iter().all(|slot| *slot > 2 && !mine.contains(slot)));
-        state.free_inherited(&fs);
-        state.free_slots(&fs, &mine);
-        assert!(state.take_slots(&fs, 1).0 > later);
+        state.session_ends(&fs, sessions[1]);
+        let (state, heritage) = State::load(&fs).unwrap();
+        assert_eq!(heritage.lockers, [sessions[0], sessions[2]]);
+        state.free_inherited(&fs, &sessions[2..3]);
+        assert_eq!(State::load(&fs).unwrap().1.lockers, [sessions[0]]);
+    }
+
+    /// Numbers that began anew would be smaller than those the engine has seen, and every change would be refused.
+    #[test]
+    fn numbers_ascend_though_the_state_is_lost_and_a_later_format_is_refused() {
+        let fs = MemFs::new();
+        let (state, _) = State::load(&fs).unwrap();
+        let before = state.new_session(&fs);
+        fs.setxattr(SYSTEM, ROOT_INO, NAME, b"nonsense", XattrMode::Any)
+            .unwrap();
+        std::thread::sleep(std::time::Duration::from_millis(1100));
+        assert!(State::load(&fs).is_err(), "its first bytes are a large number");
+        fs.setxattr(SYSTEM, ROOT_INO, NAME, &[2, 0, 0, 0, 1], XattrMode::Any)
+            .unwrap();
+        let (state, heritage) = State::load(&fs).unwrap();
+        assert!(!heritage.has_sessions && state.new_session(&fs) > before);
+    }
+
+    #[test]
+    fn the_state_fits_an_attribute_whoever_holds_what() {
+        let fs = MemFs::new();
+        let (state, _) = State::load(&fs).unwrap();
+        // As many as the largest pool has, and as if these sessions had begun.
+        state.content.lock().count = 4096;
+        state.content.lock().live = 2000;
+        let holders = (0..2000)
+            .filter(|&session| !state.take_slots(&fs, session, 64).1.is_empty())
+            .count();
+        assert!(holders >= 90, "{holders}");
+        let lockers = (0..2000)
+            .filter(|&session| state.add_locker(&fs, session).is_ok())
+            .count();
+        assert!((200..2000).contains(&lockers), "{lockers}");
+        assert!(state.has_slots(), "it was kept");
+        let stored = fs.getxattr(SYSTEM, ROOT_INO, NAME).unwrap();
+        assert!(stored.len() <= STATE_BYTES_MAX, "{}", stored.len());
+        // Every other one ends, so that slots do not lie together any more.
+        (0..2000)
+            .step_by(2)
+            .for_each(|session| state.session_ends(&fs, session));
+        let more = (3000..5000)
+            .filter(|&session| !state.take_slots(&fs, session, 64).1.is_empty())
+            .count();
+        assert!(more >= 30, "{more}");
+        let before = state.content.lock().content.holders.clone();
+        let (again, _) = State::load(&fs).unwrap();
+        assert_eq!(again.content.lock().content.holders, before);
+        let slots: Vec<u32> = before.iter().flat_map(|holder| holder.slots.clone()).collect();
+        let different: std::collections::BTreeSet<u32> = slots.iter().copied().collect();
+        assert_eq!(different.len(), slots.len(), "a slot belongs to two");
     }
 }

@@ -316,6 +316,19 @@ macro_rules! requests {
     };
 }
 
+impl Request<'_> {
+    /// The number of the file that it opens, if it opens one.
+    pub fn file(&self) -> Option<u64> {
+        match self {
+            Request::Open { file, .. }
+            | Request::Create { file, .. }
+            | Request::OpenPath { file, .. }
+            | Request::Reopen { file, .. } => Some(*file),
+            _ => None,
+        }
+    }
+}
+
 requests! {
     /// The first of a connection.
     1 Hello { magic: [u8; 8], version: u16, export: &'m [u8], resume: Option<Ticket> }
@@ -328,8 +341,10 @@ requests! {
     4 Goodbye {}
     /// The client has said what it had open, pinned and locked before the server restarted.
     5 Reclaimed {}
-    /// The slots that the session had before the server restarted.
-    6 ReclaimSlots { number: u64, slots: Vec<u32> }
+    /// The slots that the session had before the server restarted; answered as `Slots`.
+    6 ReclaimSlots {}
+    /// The client does not wait for the answer to this request any more: what it took of the session is given back.
+    7 Abandon { request: u64, file: u64 }
     10 Statfs {}
     11 Lookup { parent: Node, name: &'m [u8] }
     12 Parent { dir: Node }
@@ -357,8 +372,9 @@ requests! {
     32 Listxattr { node: Node }
     33 Removexattr { node: Node, name: &'m [u8] }
     34 Sync {}
-    /// Answered when it is settled. `client` tells apart whom the client serves.
-    35 Lock { node: Node, client: u64, lock: LockRequest, may_wait: bool }
+    /// Answered when it is settled. `client` tells apart whom the client serves. A claim is for what the session had
+    /// before the server restarted.
+    35 Lock { node: Node, client: u64, lock: LockRequest, may_wait: bool, is_claim: bool }
     36 Unlock { node: Node, client: u64, owner: LockOwner, what: Unlock }
     37 ConflictingLock { node: Node, client: u64, lock: RecordLock }
     /// Ends the wait of the request with this number.

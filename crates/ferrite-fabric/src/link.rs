@@ -1,0 +1,130 @@
+//! How other threads reach the thread that owns a connection.
+//!
+//! What lives here: [`Link`], a connection as others see it, with its mailbox; [`Waker`], through which a thread that
+//! waits for sockets is told of mail, and of connections that another has accepted for it. Used by `reactor` only.
+//!
+//! Invariant: whoever puts something into an inbox rings afterwards, and the owner stops the ringing before it looks.
+//! So nothing stays in an inbox unseen.
+
+use std::io;
+use std::net::{SocketAddr, TcpStream};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use parking_lot::Mutex;
+use rustix::event::{EventfdFlags, eventfd};
+
+use crate::outbox::Outbox;
+
+/// See the head of this module.
+pub(crate) struct Waker {
+    event: OwnedFd,
+    inbox: Mutex<Inbox>,
+    /// Something was put into the inbox since the thread looked.
+    rung: AtomicBool,
+}
+
+/// What came for a thread.
+#[derive(Default)]
+pub(crate) struct Inbox {
+    /// Connections that are its own from now on.
+    pub(crate) accepted: Vec<(TcpStream, SocketAddr)>,
+    /// Connections with mail, or to be closed.
+    pub(crate) mail: Vec<u64>,
+}
+
+impl Waker {
+    pub(crate) fn new() -> io::Result<Waker> {
+        Ok(Waker {
+            event: eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)?,
+            inbox: Mutex::default(),
+            rung: AtomicBool::new(false),
+        })
+    }
+
+    /// What to wait for.
+    pub(crate) fn event(&self) -> &OwnedFd {
+        &self.event
+    }
+
+    /// Gives the thread a connection.
+    pub(crate) fn hand_over(&self, stream: TcpStream, address: SocketAddr) {
+        self.inbox.lock().accepted.push((stream, address));
+        self.ring();
+    }
+
+    /// Takes what came.
+    pub(crate) fn take(&self) -> Inbox {
+        // Before the inbox is emptied: what is put into it later rings again.
+        let mut count = [0; 8];
+        let _ = rustix::io::read(&self.event, &mut count);
+        self.rung.store(false, Ordering::Release);
+        std::mem::take(&mut *self.inbox.lock())
+    }
+
+    /// Wakes the thread.
+    pub(crate) fn ring(&self) {
+        if !self.rung.swap(true, Ordering::AcqRel) {
+            // It fails only if the counter is full, and then the thread wakes as well.
+            let _ = rustix::io::write(&self.event, &1u64.to_ne_bytes());
+        }
+    }
+}
+
+struct LinkState {
+    number: u64,
+    waker: Arc<Waker>,
+    mailbox: Mutex<Outbox>,
+    is_closed: AtomicBool,
+}
+
+/// A connection as other threads see it: they can answer through it, and close it.
+#[derive(Clone)]
+pub struct Link(Arc<LinkState>);
+
+impl Link {
+    pub(crate) fn new(number: u64, waker: &Arc<Waker>) -> Link {
+        Link(Arc::new(LinkState {
+            number,
+            waker: Arc::clone(waker),
+            mailbox: Mutex::default(),
+            is_closed: AtomicBool::new(false),
+        }))
+    }
+
+    /// Moves the mail to where it is sent from.
+    pub(crate) fn take_mail(&self, out: &mut Outbox) {
+        out.append(&mut self.0.mailbox.lock());
+    }
+
+    /// Its connection is gone.
+    pub(crate) fn mark_closed(&self) {
+        self.0.is_closed.store(true, Ordering::Release);
+    }
+
+    /// Sends what `write` puts into the queue, unless the connection is gone. Does not block.
+    pub fn send(&self, write: impl FnOnce(&mut Outbox)) {
+        if self.is_closed() {
+            return;
+        }
+        write(&mut self.0.mailbox.lock());
+        self.ring();
+    }
+
+    /// Closes the connection soon.
+    pub fn close(&self) {
+        self.mark_closed();
+        self.ring();
+    }
+
+    /// Whether it is closed, or about to be.
+    pub fn is_closed(&self) -> bool {
+        self.0.is_closed.load(Ordering::Acquire)
+    }
+
+    fn ring(&self) {
+        self.0.waker.inbox.lock().mail.push(self.0.number);
+        self.0.waker.ring();
+    }
+}

@@ -1,0 +1,307 @@
+//! What a session has, to the letter: who gets locks and slots back after a restart, what becomes of requests whose
+//! client has given up, and of those that come twice while an engine takes its time.
+
+mod common;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use common::proxy::{Proxy, Weather};
+use common::raw::Raw;
+use common::{connect, export, make_pool, mount, serve, serve_at};
+use ferrite_net::client::{Client, ClientOptions};
+use ferrite_net::server::ServerOptions;
+use ferrite_net::wire::{Request, SessionState, Told};
+use ferrite_vfs::locks::{LockKind, LockOwner, LockRequest, Unlock, Wait, wait_for};
+use ferrite_vfs::memfs::MemFs;
+use ferrite_vfs::{Ctx, FileSystem, FsError, Ino, Layer, Limits, NewFile, OpenMode, Opened, ROOT_INO, Result, SYSTEM};
+use parking_lot::{Condvar, Mutex};
+
+fn new_file() -> NewFile {
+    NewFile {
+        mode: 0o644,
+        open: OpenMode::read_write(),
+        exclusive: true,
+    }
+}
+
+fn exclusive(owner: u64) -> LockRequest {
+    LockRequest::Flock(LockOwner(owner), LockKind::Exclusive)
+}
+
+fn lock(client: &Client, ino: Ino, owner: u64, wait: Wait) -> Result<()> {
+    wait_for(
+        wait,
+        |may_wait, done| client.lock(SYSTEM, ino, &exclusive(owner), may_wait, done),
+        |ticket| client.cancel_lock(SYSTEM, ticket),
+    )
+}
+
+/// Others wait for those who had locks, and no longer.
+#[test]
+fn grace_ends_when_all_who_had_locks_are_back() {
+    let path = make_pool(16 << 20, 1000);
+    let lease = Duration::from_secs(30);
+    let options = ServerOptions::default().lease(lease);
+    let engine = mount(&path);
+    let (mut server, address) = serve(Arc::new(engine.clone()), vec![export("")], &options);
+    let began = Instant::now();
+    let (keeper, other) = (connect(&address), connect(&address));
+    let file = keeper.create(SYSTEM, ROOT_INO, b"file", &new_file()).unwrap();
+    let ino = other.lookup(SYSTEM, ROOT_INO, b"file").unwrap().ino;
+    for restart in 0..3 {
+        if restart == 1 {
+            lock(&keeper, ino, 1, Wait::No).unwrap();
+        }
+        server.stop();
+        drop(server);
+        server = serve_at(&address, Arc::new(engine.clone()), &options);
+        let locked = lock(&other, ino, 2, Wait::No);
+        match restart {
+            0 => {
+                locked.unwrap();
+                other.unlock(SYSTEM, ino, LockOwner(2), Unlock::All).unwrap();
+            }
+            _ => assert_eq!(locked, Err(FsError::WouldBlock), "the first has it"),
+        }
+    }
+    keeper.unlock(SYSTEM, ino, LockOwner(1), Unlock::All).unwrap();
+    lock(&other, ino, 2, Wait::Forever).unwrap();
+    assert!(began.elapsed() < lease / 2, "{:?}", began.elapsed());
+    drop((file, server));
+}
+
+/// What a session that has ended had is another's by now.
+#[test]
+fn a_session_that_has_ended_claims_nothing() {
+    let path = make_pool(64 << 20, 1000);
+    let options = ServerOptions::default().lease(Duration::from_secs(30));
+    let engine = mount(&path);
+    let (mut server, address) = serve(Arc::new(engine.clone()), vec![export("")], &options);
+    let (mut ended, welcome) = Raw::greeted(&address, "");
+    let keeper = connect(&address);
+    let file = keeper.create(SYSTEM, ROOT_INO, b"file", &new_file()).unwrap();
+    let told: Told = ended.done(&Request::Lookup {
+        parent: welcome.root,
+        name: b"file",
+    });
+    let claim = |is_claim| Request::Lock {
+        node: told.node(),
+        client: 1,
+        lock: exclusive(7),
+        may_wait: false,
+        is_claim,
+    };
+    assert_eq!(ended.refused(&claim(true)), FsError::Stale, "nothing was lost");
+    ended.done::<()>(&claim(false));
+    let (_, slots): (u64, Vec<u32>) = ended.done(&Request::Slots { count: 4 });
+    assert_eq!(slots.len(), 4);
+    assert!(ended.ask(&Request::Goodbye {}).is_none());
+    lock(&keeper, file.attr.ino, 1, Wait::Forever).unwrap();
+    server.stop();
+    drop(server);
+    let _server = serve_at(&address, Arc::new(engine.clone()), &options);
+    let mut ended = Raw::connect(&address);
+    // The ticket is good, and nobody knows that the session has ended: only what it may have matters.
+    let again = ended.greet("", Some(welcome.ticket)).unwrap();
+    assert_eq!(again.state, SessionState::ToReclaim);
+    assert_eq!(ended.refused(&claim(true)), FsError::Stale);
+    assert_eq!(ended.done::<(u64, Vec<u32>)>(&Request::ReclaimSlots {}), (0, vec![]));
+    keeper.getattr(SYSTEM, ROOT_INO).unwrap();
+    assert_eq!(ended.refused(&claim(false)), FsError::WouldBlock);
+}
+
+/// A client that was away for longer than its lease had a lock, and another has changed the file since.
+#[test]
+fn files_whose_locks_are_lost_are_stale() {
+    let lease = Duration::from_millis(400);
+    let (_server, address) = serve(
+        Arc::new(MemFs::new()),
+        vec![export("")],
+        &ServerOptions::default().lease(lease),
+    );
+    let network = Proxy::new(&address, Weather::default(), 1);
+    let (away, stays) = (connect(&network.address), connect(&address));
+    let locked = away.create(SYSTEM, ROOT_INO, b"locked", &new_file()).unwrap();
+    let plain = away.create(SYSTEM, ROOT_INO, b"plain", &new_file()).unwrap();
+    let ino = stays.lookup(SYSTEM, ROOT_INO, b"locked").unwrap().ino;
+    lock(&away, ino, 1, Wait::No).unwrap();
+    network.silence(true);
+    lock(&stays, ino, 1, Wait::Forever).unwrap();
+    network.silence(false);
+    network.cut();
+    let mut byte = [0];
+    assert_eq!(plain.file.read_at(SYSTEM, 0, &mut byte), Ok(0));
+    assert_eq!(locked.file.read_at(SYSTEM, 0, &mut byte), Err(FsError::Stale));
+    assert_eq!(locked.file.write_at(SYSTEM, 0, b"x"), Err(FsError::Stale));
+    assert_eq!(lock(&away, ino, 1, Wait::No), Err(FsError::WouldBlock));
+    let again = away.open(SYSTEM, ino, OpenMode::read_write()).unwrap();
+    assert_eq!(again.read_at(SYSTEM, 0, &mut byte), Ok(0));
+}
+
+/// Files without names that a server kept for sessions which have all ended are freed by the next.
+#[test]
+fn nothing_is_kept_for_nobody() {
+    let path = make_pool(16 << 20, 1000);
+    let engine = mount(&path);
+    let before = engine.statfs(SYSTEM).unwrap().inodes_free;
+    let opened = engine.create(SYSTEM, ROOT_INO, b"file", &new_file()).unwrap();
+    engine.unlink(SYSTEM, ROOT_INO, b"file").unwrap();
+    // As a server's process that is killed leaves it.
+    let image = std::fs::read(&path).unwrap();
+    drop(opened);
+    engine.unmount().unwrap();
+    drop(engine);
+    std::fs::write(&path, image).unwrap();
+    let engine = mount(&path);
+    assert_eq!(engine.statfs(SYSTEM).unwrap().inodes_free, before - 1);
+    let (_server, _) = serve(Arc::new(engine.clone()), vec![export("")], &ServerOptions::default());
+    assert_eq!(engine.statfs(SYSTEM).unwrap().inodes_free, before);
+}
+
+/// An engine that waits for a device: creating takes until the test lets it.
+struct Slow {
+    below: MemFs,
+    may_go: Mutex<bool>,
+    changed: Condvar,
+    at_work: AtomicU32,
+    most_at_work: AtomicU32,
+    creations: AtomicU64,
+    /// Pins that calls gave, less those taken back.
+    pins: AtomicU64,
+}
+
+impl Slow {
+    fn new() -> Arc<Slow> {
+        Arc::new(Slow {
+            below: MemFs::new(),
+            may_go: Mutex::new(false),
+            changed: Condvar::new(),
+            at_work: AtomicU32::new(0),
+            most_at_work: AtomicU32::new(0),
+            creations: AtomicU64::new(0),
+            pins: AtomicU64::new(0),
+        })
+    }
+
+    fn go(&self) {
+        *self.may_go.lock() = true;
+        self.changed.notify_all();
+    }
+}
+
+impl Layer for Slow {
+    fn below(&self) -> &dyn FileSystem {
+        &self.below
+    }
+
+    fn limits(&self) -> Limits {
+        let mut limits = self.below.limits();
+        limits.may_block = true;
+        limits
+    }
+
+    fn create(&self, ctx: &Ctx, parent: Ino, name: &[u8], new: &NewFile) -> Result<Opened> {
+        self.creations.fetch_add(1, Ordering::SeqCst);
+        let at_work = self.at_work.fetch_add(1, Ordering::SeqCst) + 1;
+        self.most_at_work.fetch_max(at_work, Ordering::SeqCst);
+        let mut may_go = self.may_go.lock();
+        while !*may_go {
+            self.changed.wait(&mut may_go);
+        }
+        drop(may_go);
+        let created = self.below.create(ctx, parent, name, new);
+        self.at_work.fetch_sub(1, Ordering::SeqCst);
+        if created.is_ok() && ctx.pins {
+            self.pins.fetch_add(1, Ordering::SeqCst);
+        }
+        created
+    }
+
+    fn forget(&self, ctx: &Ctx, ino: Ino, count: u64) {
+        self.pins.fetch_sub(count, Ordering::SeqCst);
+        self.below.forget(ctx, ino, count);
+    }
+}
+
+fn until(what: &str, is_so: impl Fn() -> bool) {
+    let began = Instant::now();
+    while !is_so() {
+        assert!(began.elapsed() < Duration::from_secs(15), "{what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// The client sends a request again while the engine is still at the first: it is done once, and answered.
+#[test]
+fn what_comes_again_meanwhile_is_not_done_twice() {
+    let engine = Slow::new();
+    let (_server, address) = serve(engine.clone(), vec![export("")], &ServerOptions::default());
+    let (mut raw, welcome) = Raw::greeted(&address, "");
+    let body = raw.body(&Request::Create {
+        parent: welcome.root,
+        name: b"file",
+        new: new_file(),
+        file: 9,
+    });
+    let number = raw.number();
+    assert!(raw.send(&body, &[]));
+    until("the engine is asked", || engine.at_work.load(Ordering::SeqCst) == 1);
+    for round in 1..4 {
+        raw = Raw::connect(&address);
+        raw.next_is(number + 1000 * round);
+        raw.greet("", Some(welcome.ticket)).unwrap();
+        assert!(raw.send(&body, &[]));
+        raw.done::<()>(&Request::Ping {});
+    }
+    engine.go();
+    let (answered, came) = raw.receive().unwrap();
+    assert_eq!(answered, number);
+    came.unwrap();
+    assert_eq!(engine.most_at_work.load(Ordering::SeqCst), 1);
+    assert_eq!(engine.creations.load(Ordering::SeqCst), 1);
+}
+
+/// The client has given up; then the engine is done. Neither pin nor open file stay.
+#[test]
+fn who_gives_up_leaves_nothing_behind() {
+    let engine = Slow::new();
+    let (_server, address) = serve(engine.clone(), vec![export("")], &ServerOptions::default());
+    let options = ClientOptions::default().patience(Some(Duration::from_millis(200)));
+    let client = Client::connect(&address, "", &options).unwrap();
+    let ctx = &SYSTEM.clone().pinning();
+    let given_up = client.create(ctx, ROOT_INO, b"file", &new_file()).map(drop);
+    assert_eq!(given_up, Err(FsError::TimedOut));
+    assert_eq!(engine.at_work.load(Ordering::SeqCst), 1);
+    // The server knows before the engine is done.
+    client.statfs(SYSTEM).unwrap();
+    engine.go();
+    until("it is created", || engine.at_work.load(Ordering::SeqCst) == 0);
+    until("the pin is given back", || engine.pins.load(Ordering::SeqCst) == 0);
+    assert_eq!(engine.creations.load(Ordering::SeqCst), 1);
+    assert!(client.lookup(SYSTEM, ROOT_INO, b"file").is_ok(), "the change was made");
+}
+
+/// The server pins the root of an export for itself, and counts no pins of clients on it.
+#[test]
+fn the_root_of_a_subtree_is_not_pinned_for_clients() {
+    let fs = Arc::new(MemFs::new());
+    fs.mkdir(SYSTEM, ROOT_INO, b"sub", 0o755).unwrap();
+    let (_server, address) = serve(fs, vec![export("sub").path("/sub")], &ServerOptions::default());
+    let (mut raw, welcome) = Raw::greeted(&address, "sub");
+    raw.pins = true;
+    let told: Told = raw.done(&Request::Resolve {
+        root: welcome.root,
+        base: welcome.root,
+        path: b"/",
+        follow: true,
+    });
+    assert_eq!((told.node(), told.is_pinned), (welcome.root, false));
+    let told: Told = raw.done(&Request::Mkdir {
+        parent: welcome.root,
+        name: b"dir",
+        mode: 0o755,
+    });
+    assert!(told.is_pinned);
+}
