@@ -1,17 +1,19 @@
 //! The client's end of a connection: threads that send, and one at a time that receives.
 //!
 //! What lives here: [`Connection`], which any thread sends through, and [`Receiver`], its other half, which belongs to
-//! one thread at a time. Both block.
+//! one thread at a time. Both block. If both ends encrypt, each half has what its direction needs.
 
 use std::io::{self, IoSlice, Read, Write};
 use std::net::{Shutdown, TcpStream, ToSocketAddrs};
 use std::os::fd::{AsFd, BorrowedFd};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-use crate::FabricError;
 use crate::frame::{BODY_BYTES_MAX, Lengths, PREFIX_BYTES};
+use crate::secure::record::{CONTENT_BYTES_MAX, Opener, RECORD_BYTES_MAX, Sealer, first_record};
+use crate::secure::{Credentials, Encrypt, handshake};
+use crate::{FabricError, HandshakeError};
 
 /// Bytes received at once.
 const RECEIVED_BYTES: usize = BODY_BYTES_MAX + (64 << 10);
@@ -19,17 +21,42 @@ const RECEIVED_BYTES: usize = BODY_BYTES_MAX + (64 << 10);
 const SEND_LIMIT: Duration = Duration::from_secs(20);
 /// How often a receiver that waits looks up.
 const RECEIVE_TICK: Duration = Duration::from_millis(250);
+/// Encrypted bytes that are sent at once.
+const SEALED_BYTES: usize = 4 * RECORD_BYTES_MAX;
 
 /// A connection to a server.
 #[derive(Debug)]
 pub struct Connection {
     stream: TcpStream,
-    sends: Mutex<()>,
+    /// Held while a frame is sent.
+    sends: Mutex<Option<Box<Sending>>>,
+    is_encrypted: bool,
+}
+
+/// What it takes to send encrypted.
+#[derive(Debug)]
+struct Sending {
+    sealer: Sealer,
+    /// The content of a record that comes from several places.
+    content: Vec<u8>,
+    sealed: Vec<u8>,
 }
 
 impl Connection {
-    /// Connects to `HOST:PORT`, trying each address that the name has for at most `limit`. Blocks.
-    pub fn open(address: &str, limit: Duration) -> Result<(Connection, Receiver), FabricError> {
+    /// Connects to `HOST:PORT`, trying each address that the name has for at most `limit`, and opens the connection
+    /// with what the client brings. Blocks.
+    pub fn open(
+        address: &str,
+        credentials: &Credentials,
+        limit: Duration,
+    ) -> Result<(Connection, Receiver), FabricError> {
+        let refused = |why| FabricError::Handshake {
+            address: address.to_owned(),
+            why,
+        };
+        if credentials.key.is_none() && credentials.encrypt == Encrypt::On {
+            return Err(refused(HandshakeError::NothingToEncryptWith));
+        }
         let bad = |source| FabricError::BadAddress {
             address: address.to_owned(),
             source,
@@ -44,7 +71,7 @@ impl Connection {
                         source: io::ErrorKind::ConnectionRefused.into(),
                     };
                 }
-                Ok(stream) => return Connection::on(stream).map_err(FabricError::Io),
+                Ok(stream) => return Connection::on(stream, credentials, limit).map_err(refused),
                 Err(source) => {
                     last = FabricError::Unreachable {
                         address: address.to_owned(),
@@ -56,22 +83,44 @@ impl Connection {
         Err(last)
     }
 
-    fn on(stream: TcpStream) -> io::Result<(Connection, Receiver)> {
+    fn on(
+        stream: TcpStream,
+        credentials: &Credentials,
+        limit: Duration,
+    ) -> Result<(Connection, Receiver), HandshakeError> {
         stream.set_nodelay(true)?;
         stream.set_write_timeout(Some(SEND_LIMIT))?;
         stream.set_read_timeout(Some(RECEIVE_TICK))?;
+        let records = handshake::introduce(&stream, credentials, Instant::now() + limit)?;
+        let (sealer, opener) = records.unzip();
         let receiver = Receiver {
-            stream: stream.try_clone()?,
+            source: Source {
+                stream: stream.try_clone()?,
+                opening: opener.map(|opener| Box::new(Opening::new(opener))),
+            },
             received: Vec::new(),
             from: 0,
             end: 0,
             data_left: 0,
         };
+        let sending = sealer.map(|sealer| {
+            Box::new(Sending {
+                sealer,
+                content: Vec::new(),
+                sealed: Vec::new(),
+            })
+        });
         let connection = Connection {
             stream,
-            sends: Mutex::new(()),
+            is_encrypted: sending.is_some(),
+            sends: Mutex::new(sending),
         };
         Ok((connection, receiver))
+    }
+
+    /// Whether what travels is encrypted.
+    pub fn is_encrypted(&self) -> bool {
+        self.is_encrypted
     }
 
     /// Sends a frame. Blocks while the peer takes nothing; after an error the connection is of no more use, because
@@ -82,9 +131,52 @@ impl Connection {
             data_bytes: data.len(),
         }
         .encode();
-        let mut parts = [IoSlice::new(&prefix), IoSlice::new(body), IoSlice::new(data)];
+        let mut sends = self.sends.lock();
+        match &mut *sends {
+            None => self.write([IoSlice::new(&prefix), IoSlice::new(body), IoSlice::new(data)]),
+            Some(sending) => self.send_sealed(sending, [&prefix, body, data]),
+        }
+    }
+
+    /// Records are made and sent under one lock, so that they arrive in order.
+    fn send_sealed(&self, sending: &mut Sending, parts: [&[u8]; 3]) -> Result<(), FabricError> {
+        let Sending {
+            sealer,
+            content,
+            sealed,
+        } = sending;
+        for mut part in parts {
+            while !part.is_empty() {
+                if content.is_empty() && part.len() >= CONTENT_BYTES_MAX {
+                    let whole;
+                    (whole, part) = part.split_at(CONTENT_BYTES_MAX);
+                    sealer.seal(whole, sealed)?;
+                } else {
+                    let taken;
+                    (taken, part) = part.split_at(part.len().min(CONTENT_BYTES_MAX - content.len()));
+                    content.extend_from_slice(taken);
+                    if content.len() == CONTENT_BYTES_MAX {
+                        sealer.seal(content, sealed)?;
+                        content.clear();
+                    }
+                }
+                if sealed.len() >= SEALED_BYTES {
+                    self.write([IoSlice::new(sealed)])?;
+                    sealed.clear();
+                }
+            }
+        }
+        if !content.is_empty() {
+            sealer.seal(content, sealed)?;
+            content.clear();
+        }
+        self.write([IoSlice::new(sealed)])?;
+        sealed.clear();
+        Ok(())
+    }
+
+    fn write<const N: usize>(&self, mut parts: [IoSlice<'_>; N]) -> Result<(), FabricError> {
         let mut parts = &mut parts[..];
-        let _turn = self.sends.lock();
         while !parts.is_empty() {
             match (&self.stream).write_vectored(parts) {
                 Ok(0) if parts.iter().all(|part| part.is_empty()) => break,
@@ -115,10 +207,84 @@ impl AsFd for Connection {
     }
 }
 
+/// Where a receiver's bytes come from.
+#[derive(Debug)]
+struct Source {
+    stream: TcpStream,
+    opening: Option<Box<Opening>>,
+}
+
+/// What it takes to receive encrypted.
+#[derive(Debug)]
+struct Opening {
+    opener: Opener,
+    /// Received records; those from `from` to `end` are not opened.
+    sealed: Vec<u8>,
+    from: usize,
+    end: usize,
+    /// The content of a record for which its reader had no room. What is behind `given` was not read.
+    content: Vec<u8>,
+    content_bytes: usize,
+    given: usize,
+}
+
+impl Source {
+    fn read(&mut self, room: &mut [u8]) -> io::Result<usize> {
+        match &mut self.opening {
+            None => self.stream.read(room),
+            Some(opening) => opening.read(&self.stream, room),
+        }
+    }
+}
+
+impl Opening {
+    fn new(opener: Opener) -> Opening {
+        Opening {
+            opener,
+            sealed: vec![0; SEALED_BYTES],
+            from: 0,
+            end: 0,
+            content: Vec::new(),
+            content_bytes: 0,
+            given: 0,
+        }
+    }
+
+    fn read(&mut self, mut stream: &TcpStream, room: &mut [u8]) -> io::Result<usize> {
+        loop {
+            if self.given < self.content_bytes {
+                let count = room.len().min(self.content_bytes - self.given);
+                room[..count].copy_from_slice(&self.content[self.given..self.given + count]);
+                self.given += count;
+                return Ok(count);
+            }
+            let sealed = &self.sealed[self.from..self.end];
+            let (read, opened) = self.opener.open(sealed, room)?;
+            self.from += read;
+            if opened > 0 {
+                return Ok(opened);
+            }
+            if first_record(sealed).is_some() {
+                self.content.resize(CONTENT_BYTES_MAX, 0);
+                let (read, opened) = self.opener.open_next(sealed, &mut self.content)?;
+                self.from += read;
+                (self.given, self.content_bytes) = (0, opened);
+                continue;
+            }
+            self.sealed.copy_within(self.from..self.end, 0);
+            (self.from, self.end) = (0, self.end - self.from);
+            match stream.read(&mut self.sealed[self.end..])? {
+                0 => return Ok(0),
+                count => self.end += count,
+            }
+        }
+    }
+}
+
 /// The receiving half of a [`Connection`].
 #[derive(Debug)]
 pub struct Receiver {
-    stream: TcpStream,
+    source: Source,
     /// Bytes received, of which those from `from` to `end` are not consumed.
     received: Vec<u8>,
     from: usize,
@@ -157,7 +323,7 @@ impl Receiver {
         first.copy_from_slice(&self.received[self.from..self.from + here]);
         self.from += here;
         while !rest.is_empty() {
-            let count = self.read(|stream| stream.read(rest))?;
+            let count = read_some(&mut self.source, rest)?;
             rest = &mut rest[count..];
         }
         Ok(())
@@ -186,7 +352,7 @@ impl Receiver {
         while self.end - self.from < count {
             let end = self.end;
             if may_give_up && self.from == end {
-                match (&self.stream).read(&mut self.received[end..]) {
+                match self.source.read(&mut self.received[end..]) {
                     Ok(0) => return Err(FabricError::Closed),
                     Ok(read) => self.end += read,
                     Err(error) if is_tick(&error) => return Ok(false),
@@ -194,29 +360,26 @@ impl Receiver {
                 }
                 continue;
             }
-            let mut received = std::mem::take(&mut self.received);
-            let read = self.read(|stream| stream.read(&mut received[end..]));
-            self.received = received;
-            self.end += read?;
+            self.end += read_some(&mut self.source, &mut self.received[end..])?;
         }
         Ok(true)
     }
+}
 
-    /// Reads something. A peer that stops in the middle of a frame is given up after a while.
-    fn read(&self, mut read: impl FnMut(&mut &TcpStream) -> io::Result<usize>) -> Result<usize, FabricError> {
-        let mut ticks = 0;
-        loop {
-            match read(&mut &self.stream) {
-                Ok(0) => return Err(FabricError::Closed),
-                Ok(count) => return Ok(count),
-                Err(error) if is_tick(&error) => {
-                    ticks += 1;
-                    if RECEIVE_TICK * ticks >= SEND_LIMIT {
-                        return Err(FabricError::Stuck(SEND_LIMIT));
-                    }
+/// Reads something. A peer that stops in the middle of a frame is given up after a while.
+fn read_some(source: &mut Source, room: &mut [u8]) -> Result<usize, FabricError> {
+    let mut silent_since = None;
+    loop {
+        match source.read(room) {
+            Ok(0) => return Err(FabricError::Closed),
+            Ok(count) => return Ok(count),
+            Err(error) if is_tick(&error) => {
+                let since = *silent_since.get_or_insert_with(Instant::now);
+                if since.elapsed() >= SEND_LIMIT {
+                    return Err(FabricError::Stuck(SEND_LIMIT));
                 }
-                Err(error) => return Err(lost(error)),
             }
+            Err(error) => return Err(lost(error)),
         }
     }
 }

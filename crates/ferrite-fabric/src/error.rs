@@ -5,6 +5,61 @@ use std::time::Duration;
 
 use thiserror::Error;
 
+use crate::secure::KeyId;
+
+/// Why a server and a client did not come together.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum HandshakeError {
+    /// The server does not know the key.
+    #[error(
+        "the server does not accept this key ({key}): none of its exports has it. Give the key of the export, or none \
+         if the export has none"
+    )]
+    KeyRefused {
+        /// Name of the key.
+        key: KeyId,
+    },
+    /// The server lets nobody in who has no key.
+    #[error("the server lets nobody in without a key; give that of the export: `tcp://HOST:PORT/EXPORT?key=FILE`")]
+    KeyWanted,
+    /// The server has not shown that it has the key.
+    #[error(
+        "what answers has not proved that it has the key {key}, so it was told nothing; is it the right server, and \
+         does anybody in between change what is sent?"
+    )]
+    Unproved {
+        /// Name of the key.
+        key: KeyId,
+    },
+    /// The server opens connections in another way.
+    #[error(
+        "the server speaks version {theirs} of the handshake, this client version {ours}; bring both to the same \
+         version of Ferrite"
+    )]
+    OtherVersion {
+        /// That of the server.
+        theirs: u8,
+        /// That of this client.
+        ours: u8,
+    },
+    /// What answers is no server of ours.
+    #[error("what answers there is no Ferrite server, or one of another version")]
+    Foreign,
+    /// It ended too early.
+    #[error("the connection was closed before anything was said; is it a Ferrite server of the same version?")]
+    Closed,
+    /// Nothing, or not enough, came.
+    #[error("the server has not answered within {0:.1?}")]
+    Silent(Duration),
+    /// Encryption was asked for, and cannot be.
+    #[error("encryption needs a key: `tcp://HOST:PORT/EXPORT?key=FILE&encrypt=on`")]
+    NothingToEncryptWith,
+    /// Anything else.
+    #[error("the connection failed: {0}")]
+    Io(#[from] io::Error),
+}
+
 /// Why a message could not be moved.
 #[derive(Debug, Error)]
 #[non_exhaustive]
@@ -24,6 +79,14 @@ pub enum FabricError {
         address: String,
         /// What the system says.
         source: io::Error,
+    },
+    /// The server and the client did not come together.
+    #[error("{address}: {why}")]
+    Handshake {
+        /// Host and port.
+        address: String,
+        /// Why.
+        why: HandshakeError,
     },
     /// The peer closed the connection.
     #[error("the connection was closed by the other side")]

@@ -2,14 +2,15 @@
 //! one thread, and a client that misbehaves harms itself alone.
 
 use std::io::Write;
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{TcpListener, TcpStream};
 use std::sync::Arc;
 use std::time::Duration;
 
 use ferrite_buffers::Pool;
 use ferrite_fabric::connection::{Connection, Receiver};
 use ferrite_fabric::outbox::Outbox;
-use ferrite_fabric::reactor::{Close, Data, Link, Options, Reactors, Served, Service};
+use ferrite_fabric::reactor::{Close, Data, Link, Options, Origin, Reactors, Served, Service};
+use ferrite_fabric::secure::Credentials;
 
 /// Answers each message with itself; body `later` from another thread.
 struct Echo;
@@ -17,7 +18,7 @@ struct Echo;
 impl Service for Echo {
     type Peer = Link;
 
-    fn connected(&self, link: Link, _: SocketAddr) -> Link {
+    fn connected(&self, link: Link, _: Origin) -> Link {
         link
     }
 
@@ -62,7 +63,7 @@ fn serve(threads: usize, pool: &Pool) -> (Reactors, String) {
 }
 
 fn open(address: &str) -> (Connection, Receiver) {
-    Connection::open(address, Duration::from_secs(5)).unwrap()
+    Connection::open(address, &Credentials::default(), Duration::from_secs(5)).unwrap()
 }
 
 fn receive(receiver: &mut Receiver) -> (Vec<u8>, Vec<u8>) {

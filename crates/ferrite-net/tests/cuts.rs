@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use common::proxy::{Proxy, Weather};
 use common::{connect, export, make_pool, mount, serve};
+use ferrite_fabric::secure::{Encryption, Key};
 use ferrite_fs::Engine;
 use ferrite_net::client::{Client, ClientOptions};
 use ferrite_net::server::{Server, ServerOptions};
@@ -53,16 +54,25 @@ struct Shaky {
     engine: Engine,
     _path: TempPath,
     before: StatFs,
+    key: Option<Key>,
 }
 
 impl Shaky {
     fn new(weather: Weather, seed: u64, threads: usize) -> Shaky {
+        Shaky::with_key(weather, seed, threads, None)
+    }
+
+    /// With a key everything is encrypted.
+    fn with_key(weather: Weather, seed: u64, threads: usize, key: Option<Key>) -> Shaky {
         let path = make_pool(64 << 20, 8000);
         let engine = mount(&path);
         let options = ServerOptions::default().threads(threads);
-        let (server, address) = serve(Arc::new(engine.clone()), vec![export("")], &options);
+        let export = export("")
+            .keys(key.iter().cloned().collect())
+            .encryption(Encryption::Always);
+        let (server, address) = serve(Arc::new(engine.clone()), vec![export], &options);
         let network = Proxy::new(&address, weather, seed);
-        let client = connect_through(&network);
+        let client = connect_through(&network, key.as_ref());
         Shaky {
             before: engine.statfs(SYSTEM).unwrap(),
             client: Some(client),
@@ -70,15 +80,18 @@ impl Shaky {
             _server: server,
             engine,
             _path: path,
+            key,
         }
     }
 }
 
 /// The first connection is not made again by itself.
-fn connect_through(network: &Proxy) -> Client {
+fn connect_through(network: &Proxy, key: Option<&Key>) -> Client {
     let options = ClientOptions::default().patience(Some(Duration::from_secs(60)));
+    let options = options.key(key.cloned());
     for _ in 0..20 {
         if let Ok(client) = Client::connect(&network.address, "", &options) {
+            assert_eq!(client.is_encrypted(), Some(key.is_some()));
             return client;
         }
     }
@@ -92,7 +105,7 @@ impl TestEngine for Shaky {
 
     fn remount(&mut self) {
         self.client = None;
-        self.client = Some(connect_through(&self.network));
+        self.client = Some(connect_through(&self.network, self.key.as_ref()));
     }
 
     fn check(&self) {
@@ -117,12 +130,18 @@ impl Drop for Shaky {
     }
 }
 
+fn new_key() -> Option<Key> {
+    Some(Key::generate().unwrap())
+}
+
 #[test]
 fn random_operations_see_nothing() {
     let seed = seed();
     for profile in Profile::ALL {
         for run in 0..runs() {
             let make = || Box::new(Shaky::new(BAD, seed + run, 1)) as Box<dyn TestEngine>;
+            check_against_reference(make, profile, seed + run, 150);
+            let make = || Box::new(Shaky::with_key(BAD, seed + run, 1, new_key())) as Box<dyn TestEngine>;
             check_against_reference(make, profile, seed + run, 150);
         }
     }
@@ -144,9 +163,15 @@ fn concurrent_histories_see_nothing() {
 /// Long data is cut in its middle, both ways.
 #[test]
 fn long_reads_and_writes_arrive_whole() {
+    for key in [None, new_key()] {
+        long_reads_and_writes(key);
+    }
+}
+
+fn long_reads_and_writes(key: Option<Key>) {
     let seed = seed();
     let weather = Weather { cuts: 25, ..BAD };
-    let site = Shaky::new(weather, seed, 2);
+    let site = Shaky::with_key(weather, seed, 2, key);
     let mut random = Rng::new(seed);
     let file = site
         .fs()

@@ -2,6 +2,7 @@
 
 mod common;
 
+use ferrite_fabric::secure::Key;
 use ferrite_testkit::generate::Profile;
 use ferrite_testkit::model::check_against_reference;
 use ferrite_testkit::{TestEngine, linear, posix};
@@ -14,6 +15,11 @@ fn reference() -> Box<dyn TestEngine> {
 
 fn pool() -> Box<dyn TestEngine> {
     Box::new(RemotePool::new(64 << 20, 40_000))
+}
+
+fn encrypted_pool() -> Box<dyn TestEngine> {
+    let key = Key::generate().unwrap();
+    Box::new(RemotePool::with_key(64 << 20, 40_000, Some(key)))
 }
 
 fn small_pool() -> Box<dyn TestEngine> {
@@ -36,6 +42,16 @@ fn posix_rules_on_the_reference() {
 #[test]
 fn posix_rules_on_a_pool() {
     posix::run_all(pool);
+}
+
+#[test]
+fn posix_rules_on_a_pool_with_encryption() {
+    posix::run_all(encrypted_pool);
+}
+
+#[test]
+fn concurrent_histories_on_a_pool_with_encryption() {
+    linear::run_all(encrypted_pool, 1);
 }
 
 #[test]

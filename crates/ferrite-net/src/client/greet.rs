@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use ferrite_fabric::connection::{Connection, Receiver};
+use ferrite_fabric::secure::Credentials;
 use ferrite_vfs::FsError;
 use rustc_hash::FxHashSet;
 
@@ -17,6 +18,7 @@ use crate::wire::{MAGIC, Request, SessionState, Ticket, VERSION, Welcome};
 pub(super) struct Greeting<'c> {
     pub(super) address: &'c str,
     pub(super) export: &'c str,
+    pub(super) credentials: &'c Credentials,
     pub(super) book: &'c Book,
     pub(super) slots: &'c Slots,
     /// The next number of a request.
@@ -30,7 +32,7 @@ impl Greeting<'_> {
         ticket: Option<Ticket>,
         limit: Duration,
     ) -> Result<(Connection, Receiver, Welcome), ConnectError> {
-        let (connection, mut receiver) = Connection::open(self.address, limit)?;
+        let (connection, mut receiver) = Connection::open(self.address, self.credentials, limit)?;
         let mut dialogue = Dialogue {
             greeting: self,
             connection: &connection,

@@ -160,6 +160,11 @@ impl Link {
         self.reconnects.load(Ordering::Relaxed)
     }
 
+    pub(super) fn is_encrypted(&self) -> Option<bool> {
+        let up = self.line.lock().up.clone();
+        up.map(|up| up.connection.is_encrypted())
+    }
+
     pub(super) fn requests(&self) -> u64 {
         self.next_number.load(Ordering::Relaxed)
     }
@@ -627,6 +632,7 @@ impl Link {
         let greeting = Greeting {
             address: &self.address,
             export: &self.export,
+            credentials: &self.options.credentials,
             book: &self.book,
             slots: &self.slots,
             numbers: &self.next_number,

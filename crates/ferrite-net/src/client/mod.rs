@@ -20,6 +20,7 @@ mod slots;
 use std::sync::Arc;
 use std::time::Duration;
 
+use ferrite_fabric::secure::{Credentials, Encrypt, Key};
 use ferrite_vfs::{Ctx, FileSystem, FsError, Groups, Limits};
 use thiserror::Error;
 
@@ -37,6 +38,9 @@ pub struct ClientOptions {
     pub connect: Duration,
     /// Changes that can be under way at a time.
     pub slots: u32,
+    /// The key of the export, and whether what travels is to be encrypted. Without a key only exports that have none
+    /// can be reached, and from their host only.
+    pub credentials: Credentials,
 }
 
 impl Default for ClientOptions {
@@ -45,6 +49,7 @@ impl Default for ClientOptions {
             patience: None,
             connect: Duration::from_secs(10),
             slots: 64,
+            credentials: Credentials::default(),
         }
     }
 }
@@ -60,6 +65,20 @@ impl ClientOptions {
     #[must_use]
     pub fn slots(self, slots: u32) -> Self {
         ClientOptions { slots, ..self }
+    }
+
+    /// Sets the key of [`Self::credentials`].
+    #[must_use]
+    pub fn key(mut self, key: Option<Key>) -> Self {
+        self.credentials.key = key;
+        self
+    }
+
+    /// Sets whether what travels is encrypted. It is if either end wants it.
+    #[must_use]
+    pub fn encrypt(mut self, encrypt: Encrypt) -> Self {
+        self.credentials.encrypt = encrypt;
+        self
     }
 }
 
@@ -107,6 +126,11 @@ impl Client {
     /// How often the connection was made again.
     pub fn reconnects(&self) -> u64 {
         self.link.reconnects()
+    }
+
+    /// Whether what travels is encrypted now; `None` while there is no connection.
+    pub fn is_encrypted(&self) -> Option<bool> {
+        self.link.is_encrypted()
     }
 
     /// Requests made so far.

@@ -8,6 +8,7 @@
 
 use std::sync::Arc;
 
+use ferrite_fabric::secure::{Encryption, Key, KeyId};
 use ferrite_vfs::{Attr, Cred, Ctx, FileSystem, FsError, Ino, Limits, ROOT_INO, Result, SYSTEM, Start};
 
 use super::seal::Sealer;
@@ -30,16 +31,22 @@ pub struct ExportOptions {
     /// Callers that are root are [`NOBODY`], and so is the group with the number 0. Unless it is off, clients are
     /// believed who their callers are, but not that these were allowed what they ask for.
     pub root_squash: bool,
+    /// Only who has one of these sees it. Without any, only clients on this host do, who need none.
+    pub keys: Vec<Key>,
+    /// Whether those with a key must encrypt. If a key is that of several exports, the strictest rule holds for it.
+    pub encryption: Encryption,
 }
 
 impl ExportOptions {
-    /// The whole of an engine under a name, for reading and writing, with root squashed.
+    /// The whole of an engine under a name, for reading and writing, with root squashed, without a key.
     pub fn new(name: impl Into<String>) -> ExportOptions {
         ExportOptions {
             name: name.into(),
             path: b"/".to_vec(),
             read_only: false,
             root_squash: true,
+            keys: Vec::new(),
+            encryption: Encryption::default(),
         }
     }
 
@@ -62,6 +69,26 @@ impl ExportOptions {
     #[must_use]
     pub fn root_squash(self, root_squash: bool) -> Self {
         ExportOptions { root_squash, ..self }
+    }
+
+    /// Sets [`Self::keys`].
+    #[must_use]
+    pub fn keys(self, keys: Vec<Key>) -> Self {
+        ExportOptions { keys, ..self }
+    }
+
+    /// Sets [`Self::encryption`].
+    #[must_use]
+    pub fn encryption(self, encryption: Encryption) -> Self {
+        ExportOptions { encryption, ..self }
+    }
+
+    /// Whether a client may know of it that has proved to have this key, or has none.
+    pub(super) fn is_open_to(&self, key: Option<KeyId>) -> bool {
+        match key {
+            None => self.keys.is_empty(),
+            Some(key) => self.keys.iter().any(|known| known.id() == key),
+        }
     }
 }
 

@@ -19,7 +19,7 @@ mod state;
 mod workers;
 
 use std::collections::hash_map::Entry;
-use std::net::{SocketAddr, TcpListener};
+use std::net::TcpListener;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
@@ -27,7 +27,8 @@ use std::time::{Duration, Instant};
 
 use ferrite_buffers::Pool;
 use ferrite_fabric::outbox::Outbox;
-use ferrite_fabric::reactor::{self, Close, Data, Link, Reactors, Served, Service};
+use ferrite_fabric::reactor::{self, Close, Data, Link, Origin, Reactors, Served, Service};
+use ferrite_fabric::secure::{Gate, KeyId};
 use ferrite_vfs::{FileSystem, FsError, Result, SYSTEM};
 use parking_lot::Mutex;
 use rustc_hash::{FxHashMap, FxHashSet};
@@ -137,7 +138,7 @@ impl Server {
     /// Serves engines, each with its exports, to whoever connects to `listeners`.
     ///
     /// # Errors
-    /// If the root of an export is no directory, or the system gives no threads or memory.
+    /// If the root of an export is no directory, two exports have one name, or the system gives no threads or memory.
     pub fn start(
         listeners: Vec<TcpListener>,
         engines: Vec<(Arc<dyn FileSystem>, Vec<ExportOptions>)>,
@@ -166,6 +167,7 @@ impl Server {
                 deferred: Vec::new(),
             })));
         }
+        let gate = gate_of(&exports)?;
         let no_resources = |error: &dyn std::fmt::Display| FsError::Io(format!("the server cannot start: {error}"));
         let pool = Pool::new(options.buffers_bytes).ok_or_else(|| no_resources(&"no memory for buffers"))?;
         let may_block = stores.iter().any(|store| store.limits.may_block);
@@ -189,6 +191,7 @@ impl Server {
         let reactor_options = reactor::Options {
             threads: options.threads,
             busy: options.busy,
+            gate: Arc::new(gate),
             ..reactor::Options::default()
         };
         let reactors = Reactors::start(listeners, &service, &pool, &reactor_options);
@@ -233,10 +236,33 @@ impl Drop for Server {
     }
 }
 
+/// What the exports demand of those who connect.
+fn gate_of(exports: &[Arc<Export>]) -> Result<Gate> {
+    let mut names = std::collections::HashSet::new();
+    let mut gate = Gate::new(exports.iter().any(|export| export.options.keys.is_empty()));
+    for options in exports.iter().map(|export| &export.options) {
+        if !names.insert(&options.name) {
+            let name = &options.name;
+            return Err(FsError::Io(format!(
+                "two exports have the name `{name}`; give them different ones"
+            )));
+        }
+        options.keys.iter().for_each(|key| gate.admit(key, options.encryption));
+    }
+    Ok(gate)
+}
+
 /// A connection: of nobody yet, or of a session.
 enum Peer {
-    Stranger { link: Link, number: u64 },
-    Client { session: Arc<Session>, attachment: u64 },
+    Stranger {
+        link: Link,
+        number: u64,
+        key: Option<KeyId>,
+    },
+    Client {
+        session: Arc<Session>,
+        attachment: u64,
+    },
 }
 
 struct Front(Arc<Inner>);
@@ -244,10 +270,14 @@ struct Front(Arc<Inner>);
 impl Service for Front {
     type Peer = Peer;
 
-    fn connected(&self, link: Link, _: SocketAddr) -> Peer {
+    fn connected(&self, link: Link, origin: Origin) -> Peer {
         let number = self.0.next_stranger.fetch_add(1, Ordering::Relaxed);
         self.0.strangers.lock().insert(number, (link.clone(), Instant::now()));
-        Peer::Stranger { link, number }
+        Peer::Stranger {
+            link,
+            number,
+            key: origin.key,
+        }
     }
 
     fn data_bytes_max(&self, peer: &Peer) -> usize {
@@ -275,8 +305,8 @@ impl Service for Front {
         let (head, request) = Reader::new(body).last::<(Head, Request<'_>)>().map_err(|_| Close)?;
         let inner = &self.0;
         match peer {
-            Peer::Stranger { link, number } => {
-                let (session, welcome) = match inner.greet(&request) {
+            Peer::Stranger { link, number, key } => {
+                let (session, welcome) = match inner.greet(&request, *key) {
                     Ok(greeted) => greeted,
                     Err(error) => {
                         // It is told why, and may try again.
@@ -313,7 +343,7 @@ impl Inner {
     }
 
     /// The first message of a connection: which session it is for.
-    fn greet(&self, request: &Request<'_>) -> Result<(Arc<Session>, Welcome)> {
+    fn greet(&self, request: &Request<'_>, key: Option<KeyId>) -> Result<(Arc<Session>, Welcome)> {
         let &Request::Hello {
             magic,
             version,
@@ -334,11 +364,16 @@ impl Inner {
                  same version of Ferrite"
             )));
         }
-        let named = |export: &&Arc<Export>| export.options.name.as_bytes() == name;
-        let export = self.exports.iter().find(named).ok_or_else(|| {
+        // What others have the key of is to this client as if it was not there.
+        let meant = |export: &&Arc<Export>| export.options.name.as_bytes() == name && export.options.is_open_to(key);
+        let export = self.exports.iter().find(meant).ok_or_else(|| {
             FsError::Io(format!(
-                "the server exports nothing named `{}`",
-                String::from_utf8_lossy(name)
+                "the server exports nothing named `{}` {}",
+                String::from_utf8_lossy(name),
+                match key {
+                    Some(_) => "to who has this key; give the key and the name of the same export",
+                    None => "to who has no key; is the name right, and does the export need a key (`key=FILE`)?",
+                }
             ))
         })?;
         let (session, state) = self.session(export, resume);

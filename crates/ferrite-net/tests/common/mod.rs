@@ -3,6 +3,7 @@
 
 pub(crate) mod bystander;
 pub(crate) mod child;
+pub(crate) mod meddler;
 pub(crate) mod proxy;
 pub(crate) mod raw;
 
@@ -11,6 +12,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use ferrite_fabric::secure::{Encryption, Key};
 use ferrite_fs::{Engine, MkfsOptions, MountOptions, fsck, mkfs};
 use ferrite_net::client::{Client, ClientOptions};
 use ferrite_net::server::{ExportOptions, Server, ServerOptions};
@@ -47,8 +49,12 @@ pub(crate) fn serve_at(address: &str, fs: Arc<dyn FileSystem>, options: &ServerO
 }
 
 pub(crate) fn connect(address: &str) -> Client {
+    connect_with(address, None)
+}
+
+pub(crate) fn connect_with(address: &str, key: Option<Key>) -> Client {
     let options = ClientOptions::default().patience(Some(Duration::from_secs(60)));
-    Client::connect(address, "", &options).unwrap()
+    Client::connect(address, "", &options.key(key)).unwrap()
 }
 
 /// The reference engine behind a server.
@@ -119,16 +125,23 @@ pub(crate) struct RemotePool {
     server: Option<Server>,
     engine: Option<Engine>,
     path: TempPath,
+    key: Option<Key>,
 }
 
 impl RemotePool {
     pub(crate) fn new(bytes: u64, inodes: u64) -> RemotePool {
+        RemotePool::with_key(bytes, inodes, None)
+    }
+
+    /// With a key everything is encrypted.
+    pub(crate) fn with_key(bytes: u64, inodes: u64, key: Option<Key>) -> RemotePool {
         let path = make_pool(bytes, inodes);
         let mut pool = RemotePool {
             client: None,
             server: None,
             engine: None,
             path,
+            key,
         };
         pool.up();
         pool
@@ -136,8 +149,11 @@ impl RemotePool {
 
     fn up(&mut self) {
         let engine = mount(&self.path);
-        let (server, address) = serve(Arc::new(engine.clone()), vec![export("")], &ServerOptions::default());
-        self.client = Some(connect(&address));
+        let export = export("")
+            .keys(self.key.iter().cloned().collect())
+            .encryption(Encryption::Always);
+        let (server, address) = serve(Arc::new(engine.clone()), vec![export], &ServerOptions::default());
+        self.client = Some(connect_with(&address, self.key.clone()));
         self.server = Some(server);
         self.engine = Some(engine);
     }

@@ -5,6 +5,7 @@ use std::net::TcpStream;
 use std::time::Duration;
 
 use ferrite_fabric::frame::{Lengths, PREFIX_BYTES};
+use ferrite_fabric::secure::{Credentials, handshake};
 use ferrite_net::wire::{AnswerHead, Caller, Head, MAGIC, Node, Reader, Request, Ticket, VERSION, Welcome, Wire};
 use ferrite_vfs::{FsError, Once, ROOT_INO};
 
@@ -29,6 +30,9 @@ impl Raw {
         stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
         stream.set_write_timeout(Some(Duration::from_secs(20))).unwrap();
         stream.set_nodelay(true).unwrap();
+        // As who has no key.
+        let deadline = std::time::Instant::now() + Duration::from_secs(20);
+        handshake::introduce(&stream, &Credentials::default(), deadline).unwrap();
         Raw {
             stream,
             next: 1,

@@ -1,7 +1,8 @@
 //! The server's end: many connections, served by few threads.
 //!
 //! What lives here: [`Reactors`], threads that each wait for the sockets they own and call a [`Service`] for every
-//! message. Other threads answer later, through a [`Link`].
+//! message. Other threads answer later, through a [`Link`]. A connection is first that of a newcomer (`newcomer`), who
+//! must get through the handshake, and then one that is served (`connection`).
 //!
 //! A message is served on the thread that received it: handing it to another costs more than most operations. What is
 //! answered later goes through the connection's mailbox.
@@ -11,8 +12,11 @@
 //! at most one turn before all others that are ready have had one. When buffers are scarce, a connection that has one
 //! and does not fill it is closed.
 
-use std::collections::HashMap;
-use std::io::{self, Read};
+mod connection;
+mod newcomer;
+
+use std::collections::{BTreeMap, HashMap};
+use std::io;
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -25,9 +29,14 @@ use rustix::event::Timespec;
 use rustix::event::epoll::{self, EventData, EventFlags};
 
 use crate::FabricError;
-use crate::frame::{DATA_BYTES_MAX, INLINE_BYTES_MAX, Lengths, PREFIX_BYTES};
+use crate::frame::DATA_BYTES_MAX;
 use crate::link::{Inbox, Waker};
 use crate::outbox::Outbox;
+use crate::secure::handshake::Admitted;
+use crate::secure::{Gate, KeyId};
+
+use connection::Connection;
+use newcomer::{Newcomer, Turn};
 
 pub use crate::link::Link;
 
@@ -41,12 +50,12 @@ const EVENTS: usize = 128;
 const STARVED: Duration = Duration::from_millis(1);
 /// With a buffer that others need, a client may pause for so long.
 const STALLED: Duration = Duration::from_secs(1);
-/// With a buffer that others need, a client must send at least so much a second.
-const SLOWEST_BYTES_PER_S: usize = 256 << 10;
 /// For so long nothing is accepted after the system had nothing left for another connection.
 const ACCEPT_REST: Duration = Duration::from_millis(100);
 /// How often a thread with nothing to do looks up.
 const IDLE: Duration = Duration::from_secs(1);
+/// Newcomers of a thread. With one more, the one who has been there longest goes.
+const NEWCOMERS_MAX: usize = 1024;
 
 /// Number of the event of the waker.
 const WAKER: u64 = u64::MAX;
@@ -85,13 +94,22 @@ pub enum Served {
     Starved,
 }
 
+/// Where a connection comes from.
+#[derive(Debug, Clone, Copy)]
+pub struct Origin {
+    /// The client's address.
+    pub address: SocketAddr,
+    /// The key that it has proved to have; `None` if it came without.
+    pub key: Option<KeyId>,
+}
+
 /// What serves connections.
 pub trait Service: Send + Sync + 'static {
     /// What it keeps of a connection.
     type Peer: Send;
 
-    /// A client has connected.
-    fn connected(&self, link: Link, address: SocketAddr) -> Self::Peer;
+    /// A client has connected, and was let in by the gate.
+    fn connected(&self, link: Link, origin: Origin) -> Self::Peer;
 
     /// Most data that a message of this client may have now.
     fn data_bytes_max(&self, _: &Self::Peer) -> usize {
@@ -121,6 +139,8 @@ pub struct Options {
     pub busy: Duration,
     /// Most connections.
     pub connections_max: usize,
+    /// Who is let in.
+    pub gate: Arc<Gate>,
 }
 
 impl Default for Options {
@@ -129,6 +149,7 @@ impl Default for Options {
             threads: 1,
             busy: Duration::ZERO,
             connections_max: 16_384,
+            gate: Arc::new(Gate::new(true)),
         }
     }
 }
@@ -138,6 +159,7 @@ struct Shared {
     next: AtomicUsize,
     connections: AtomicUsize,
     connections_max: usize,
+    gate: Arc<Gate>,
     busy: Duration,
     stop: AtomicBool,
     pool: Pool,
@@ -165,6 +187,7 @@ impl Reactors {
             next: AtomicUsize::new(0),
             connections: AtomicUsize::new(0),
             connections_max: options.connections_max,
+            gate: Arc::clone(&options.gate),
             busy: options.busy,
             stop: AtomicBool::new(false),
             pool: pool.clone(),
@@ -207,169 +230,6 @@ impl Drop for Reactors {
     }
 }
 
-/// Data that is on its way into a buffer.
-struct Arriving {
-    body: Vec<u8>,
-    buffer: Buffer,
-    filled: usize,
-    began: Instant,
-    /// When something came last.
-    heard: Instant,
-}
-
-impl Arriving {
-    /// Whether it is too slow for a time when others wait for buffers.
-    fn is_slow(&self) -> bool {
-        let most = STALLED + Duration::from_secs_f64(self.filled as f64 / SLOWEST_BYTES_PER_S as f64);
-        self.heard.elapsed() >= STALLED || self.began.elapsed() >= most
-    }
-}
-
-struct Connection<P> {
-    stream: TcpStream,
-    link: Link,
-    peer: P,
-    /// Received and not served.
-    received: Vec<u8>,
-    arriving: Option<Arriving>,
-    out: Outbox,
-    /// What the system watches for.
-    interest: EventFlags,
-    /// It found no buffer.
-    is_starved: bool,
-    /// The service takes nothing from it now.
-    is_held: bool,
-    /// When its client last took something of what it was sent.
-    took: Instant,
-}
-
-enum Step {
-    /// All that came is served.
-    Idle,
-    /// It waits for a buffer, or until its client takes what it was sent.
-    Held,
-}
-
-impl<P> Connection<P> {
-    fn is_crowded(&self) -> bool {
-        self.out.queued_bytes() > QUEUED_BYTES_MAX
-    }
-
-    /// Whether more is to be received from it now.
-    fn takes_more(&self) -> bool {
-        !self.is_crowded() && !self.is_starved && !self.is_held
-    }
-
-    /// Serves the complete messages in `bytes`; returns how many bytes those were.
-    fn serve<S: Service<Peer = P>>(&mut self, service: &S, pool: &Pool, bytes: &[u8]) -> Result<(usize, Step), Close> {
-        let mut at = 0;
-        loop {
-            if self.is_crowded() {
-                return Ok((at, Step::Held));
-            }
-            if !service.is_ready(&self.peer) {
-                self.is_held = true;
-                return Ok((at, Step::Held));
-            }
-            let rest = &bytes[at..];
-            let Some(lengths) = Lengths::decode(rest).map_err(|_| Close)? else {
-                return Ok((at, Step::Idle));
-            };
-            if lengths.data_bytes > service.data_bytes_max(&self.peer) {
-                return Err(Close);
-            }
-            let Some(rest) = rest[PREFIX_BYTES..].split_at_checked(lengths.body_bytes) else {
-                return Ok((at, Step::Idle));
-            };
-            let (body, data) = rest;
-            if lengths.data_bytes > INLINE_BYTES_MAX {
-                let Some(mut buffer) = pool.take(lengths.data_bytes) else {
-                    self.is_starved = true;
-                    return Ok((at, Step::Held));
-                };
-                let filled = data.len().min(lengths.data_bytes);
-                buffer[..filled].copy_from_slice(&data[..filled]);
-                at += PREFIX_BYTES + lengths.body_bytes + filled;
-                if filled < lengths.data_bytes {
-                    self.arriving = Some(Arriving {
-                        body: body.to_vec(),
-                        buffer,
-                        filled,
-                        began: Instant::now(),
-                        heard: Instant::now(),
-                    });
-                    return Ok((at, Step::Idle));
-                }
-                service.message(&mut self.peer, body, Data::Buffer(buffer), &mut self.out)?;
-                continue;
-            }
-            let Some(data) = data.get(..lengths.data_bytes) else {
-                return Ok((at, Step::Idle));
-            };
-            if service.message(&mut self.peer, body, Data::Inline(data), &mut self.out)? == Served::Starved {
-                self.is_starved = true;
-                return Ok((at, Step::Held));
-            }
-            at += PREFIX_BYTES + lengths.body_bytes + lengths.data_bytes;
-        }
-    }
-
-    /// Serves what is there already.
-    fn serve_received<S: Service<Peer = P>>(&mut self, service: &S, pool: &Pool) -> Result<(), Close> {
-        self.is_starved = false;
-        self.is_held = false;
-        if self.received.is_empty() || self.arriving.is_some() {
-            return Ok(());
-        }
-        let mut received = std::mem::take(&mut self.received);
-        let (served, _) = self.serve(service, pool, &received)?;
-        if served < received.len() {
-            received.drain(..served);
-            self.received = received;
-        }
-        Ok(())
-    }
-
-    /// One turn: receives once, and serves what has come.
-    fn turn<S: Service<Peer = P>>(&mut self, service: &S, pool: &Pool, room: &mut [u8]) -> Result<(), Close> {
-        if let Some(arriving) = &mut self.arriving {
-            match (&self.stream).read(&mut arriving.buffer[arriving.filled..]) {
-                Ok(0) => return Err(Close),
-                Ok(count) => {
-                    arriving.filled += count;
-                    arriving.heard = Instant::now();
-                }
-                Err(error) => return passing(&error),
-            }
-            if arriving.filled == arriving.buffer.len()
-                && let Some(Arriving { body, buffer, .. }) = self.arriving.take()
-            {
-                service.message(&mut self.peer, &body, Data::Buffer(buffer), &mut self.out)?;
-            }
-            return Ok(());
-        }
-        let count = match (&self.stream).read(room) {
-            Ok(0) => return Err(Close),
-            Ok(count) => count,
-            Err(error) => return passing(&error),
-        };
-        if !self.received.is_empty() {
-            self.received.extend_from_slice(&room[..count]);
-            return self.serve_received(service, pool);
-        }
-        let (served, _) = self.serve(service, pool, &room[..count])?;
-        self.received.extend_from_slice(&room[served..count]);
-        Ok(())
-    }
-}
-
-fn passing(error: &io::Error) -> Result<(), Close> {
-    match error.kind() {
-        io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted => Ok(()),
-        _ => Err(Close),
-    }
-}
-
 struct Reactor<S: Service> {
     service: Arc<S>,
     shared: Arc<Shared>,
@@ -377,10 +237,14 @@ struct Reactor<S: Service> {
     epoll: OwnedFd,
     listeners: Vec<TcpListener>,
     connections: HashMap<u64, Connection<S::Peer>>,
+    /// By number, so by age.
+    newcomers: BTreeMap<u64, Newcomer>,
     next_number: u64,
     room: Vec<u8>,
     /// Nothing is accepted before that.
     rests_until: Option<Instant>,
+    /// Where what is encrypted is received.
+    sealed_room: Vec<u8>,
 }
 
 impl<S: Service> Reactor<S> {
@@ -404,9 +268,11 @@ impl<S: Service> Reactor<S> {
             epoll,
             listeners,
             connections: HashMap::new(),
+            newcomers: BTreeMap::new(),
             next_number: 0,
             room: vec![0; TURN_BYTES],
             rests_until: None,
+            sealed_room: Vec::new(),
         })
     }
 
@@ -459,9 +325,12 @@ impl<S: Service> Reactor<S> {
                 last_look = Instant::now();
                 self.drop_stalled();
             }
+            self.drop_late_newcomers();
         }
         let numbers: Vec<u64> = self.connections.keys().copied().collect();
         numbers.into_iter().for_each(|number| self.drop_connection(number));
+        let numbers: Vec<u64> = self.newcomers.keys().copied().collect();
+        numbers.into_iter().for_each(|number| self.drop_newcomer(number));
     }
 
     fn starved(&self) -> impl Iterator<Item = u64> {
@@ -471,12 +340,10 @@ impl<S: Service> Reactor<S> {
 
     /// Closes connections that keep a buffer and send nothing, or do not take what is in it.
     fn drop_stalled(&mut self) {
-        let is_stalled = |connection: &Connection<S::Peer>| {
-            let arriving = connection.arriving.as_ref();
-            let takes_nothing = connection.out.has_buffers() && connection.took.elapsed() >= STALLED;
-            takes_nothing || arriving.is_some_and(Arriving::is_slow)
-        };
-        let stalled = self.connections.iter().filter(|(_, connection)| is_stalled(connection));
+        let stalled = self
+            .connections
+            .iter()
+            .filter(|(_, connection)| connection.is_stalled());
         let stalled: Vec<u64> = stalled.map(|(&number, _)| number).collect();
         stalled.into_iter().for_each(|number| self.drop_connection(number));
     }
@@ -550,21 +417,56 @@ impl<S: Service> Reactor<S> {
             self.shared.connections.fetch_sub(1, Ordering::Relaxed);
             return;
         }
-        let link = Link::new(number, &self.waker);
-        let peer = self.service.connected(link.clone(), address);
-        let connection = Connection {
-            stream,
-            link,
-            peer,
-            received: Vec::new(),
-            arriving: None,
-            out: Outbox::default(),
-            interest,
-            is_starved: false,
-            is_held: false,
-            took: Instant::now(),
+        self.newcomers.insert(number, Newcomer::new(stream, address));
+        if self.newcomers.len() > NEWCOMERS_MAX
+            && let Some((&oldest, _)) = self.newcomers.first_key_value()
+        {
+            self.drop_newcomer(oldest);
+        }
+    }
+
+    /// A turn of a newcomer: takes what has come of the handshake, and answers.
+    fn meet(&mut self, number: u64) {
+        let Some(newcomer) = self.newcomers.get_mut(&number) else {
+            return;
         };
+        match newcomer.turn(&self.shared.gate) {
+            Turn::More => {}
+            Turn::Over => self.drop_newcomer(number),
+            Turn::Admitted(admitted) => {
+                if let Some(newcomer) = self.newcomers.remove(&number) {
+                    self.welcome(number, newcomer, *admitted);
+                }
+            }
+        }
+    }
+
+    fn welcome(&mut self, number: u64, newcomer: Newcomer, admitted: Admitted) {
+        let link = Link::new(number, &self.waker);
+        let origin = Origin {
+            address: newcomer.address,
+            key: admitted.key,
+        };
+        let peer = self.service.connected(link.clone(), origin);
+        if admitted.records.is_some() {
+            self.sealed_room.resize(TURN_BYTES, 0);
+        }
+        let connection = Connection::new(newcomer.stream, link, peer, admitted.records);
         self.connections.insert(number, connection);
+    }
+
+    fn drop_newcomer(&mut self, number: u64) {
+        if self.newcomers.remove(&number).is_some() {
+            self.shared.connections.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+
+    fn drop_late_newcomers(&mut self) {
+        while let Some((&oldest, newcomer)) = self.newcomers.first_key_value()
+            && newcomer.is_late()
+        {
+            self.drop_newcomer(oldest);
+        }
     }
 
     fn read_inbox(&mut self) {
@@ -579,7 +481,7 @@ impl<S: Service> Reactor<S> {
     /// A turn of a connection: takes its mail, receives if there is something, serves, sends.
     fn serve(&mut self, number: u64, flags: EventFlags) {
         let Some(connection) = self.connections.get_mut(&number) else {
-            return;
+            return self.meet(number);
         };
         let mut served = if connection.link.is_closed() {
             Err(Close)
@@ -587,24 +489,18 @@ impl<S: Service> Reactor<S> {
             connection.link.take_mail(&mut connection.out);
             let pool = &self.shared.pool;
             if flags.intersects(EventFlags::IN | EventFlags::HUP | EventFlags::ERR) {
-                connection.turn(&*self.service, pool, &mut self.room)
+                connection.turn(&*self.service, pool, &mut self.room, &mut self.sealed_room)
             } else {
                 connection.serve_received(&*self.service, pool)
             }
         };
         while served.is_ok() {
             let was_crowded = connection.is_crowded();
-            let queued_bytes = connection.out.queued_bytes();
-            match connection.out.send(&mut &connection.stream) {
+            match connection.send() {
                 Err(_) => served = Err(Close),
                 // What it was held back from can be served now.
                 Ok(true) if was_crowded => served = connection.serve_received(&*self.service, &self.shared.pool),
-                Ok(_) => {
-                    if connection.out.queued_bytes() < queued_bytes && connection.out.has_buffers() {
-                        connection.took = Instant::now();
-                    }
-                    break;
-                }
+                Ok(_) => break,
             }
         }
         if served.is_err() || connection.link.is_closed() {
@@ -612,7 +508,7 @@ impl<S: Service> Reactor<S> {
         }
         let mut interest = EventFlags::empty();
         interest.set(EventFlags::IN, connection.takes_more());
-        interest.set(EventFlags::OUT, connection.out.queued_bytes() > 0);
+        interest.set(EventFlags::OUT, connection.has_unsent());
         if interest != connection.interest {
             connection.interest = interest;
             let data = EventData::new_u64(number);

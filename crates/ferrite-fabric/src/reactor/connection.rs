@@ -1,0 +1,370 @@
+//! A connection that is served: what has come of its messages, and what is to be sent.
+//!
+//! What lives here: [`Connection`], which belongs to one thread. One that is not encrypted receives into the place
+//! where its bytes are used and sends from where they lie; one that is has records in between.
+
+use std::io::{self, IoSlice, Read, Write};
+use std::net::TcpStream;
+use std::time::{Duration, Instant};
+
+use ferrite_buffers::{Buffer, Pool};
+use rustix::event::epoll::EventFlags;
+
+use super::{Close, Data, Link, QUEUED_BYTES_MAX, STALLED, Served, Service};
+use crate::frame::{INLINE_BYTES_MAX, Lengths, PREFIX_BYTES};
+use crate::outbox::Outbox;
+use crate::secure::record::{CONTENT_BYTES_MAX, Opener, Sealer};
+
+/// Encrypted bytes that are made at once.
+const SEALED_BYTES: usize = 128 << 10;
+/// A connection with nothing to send keeps no more memory for records than this.
+const KEPT_BYTES: usize = 16 << 10;
+
+/// With a buffer that others need, a client must send at least so much a second.
+const SLOWEST_BYTES_PER_S: usize = 256 << 10;
+
+/// Data that is on its way into a buffer.
+struct Arriving {
+    body: Vec<u8>,
+    buffer: Buffer,
+    filled: usize,
+    began: Instant,
+    /// When something came last.
+    heard: Instant,
+}
+
+impl Arriving {
+    /// Whether it is too slow for a time when others wait for buffers.
+    fn is_slow(&self) -> bool {
+        let most = STALLED + Duration::from_secs_f64(self.filled as f64 / SLOWEST_BYTES_PER_S as f64);
+        self.heard.elapsed() >= STALLED || self.began.elapsed() >= most
+    }
+}
+
+pub(super) struct Connection<P> {
+    pub(super) stream: TcpStream,
+    pub(super) link: Link,
+    pub(super) peer: P,
+    /// Received and not served.
+    received: Vec<u8>,
+    arriving: Option<Arriving>,
+    pub(super) out: Outbox,
+    /// What the system watches for.
+    pub(super) interest: EventFlags,
+    /// It found no buffer.
+    pub(super) is_starved: bool,
+    /// The service takes nothing from it now.
+    is_held: bool,
+    /// When its client last took something of what it was sent.
+    took: Instant,
+    /// If both ends encrypt.
+    sealed: Option<Box<Sealed>>,
+}
+
+/// What an encrypted connection has besides.
+struct Sealed {
+    sealer: Sealer,
+    opener: Opener,
+    /// The beginning of a record.
+    received: Vec<u8>,
+    /// Records of which what is behind `sent` is not sent.
+    out: Vec<u8>,
+    sent: usize,
+}
+
+enum Step {
+    /// All that came is served.
+    Idle,
+    /// It waits for a buffer, or until its client takes what it was sent.
+    Held,
+}
+
+impl<P> Connection<P> {
+    pub(super) fn new(stream: TcpStream, link: Link, peer: P, records: Option<(Sealer, Opener)>) -> Connection<P> {
+        let sealed = |(sealer, opener)| {
+            Box::new(Sealed {
+                sealer,
+                opener,
+                received: Vec::new(),
+                out: Vec::new(),
+                sent: 0,
+            })
+        };
+        Connection {
+            stream,
+            link,
+            peer,
+            received: Vec::new(),
+            arriving: None,
+            out: Outbox::default(),
+            interest: EventFlags::IN,
+            is_starved: false,
+            is_held: false,
+            took: Instant::now(),
+            sealed: records.map(sealed),
+        }
+    }
+
+    /// Whether it has a buffer, and its client lets it wait.
+    pub(super) fn is_stalled(&self) -> bool {
+        let takes_nothing = self.out.has_buffers() && self.took.elapsed() >= STALLED;
+        takes_nothing || self.arriving.as_ref().is_some_and(Arriving::is_slow)
+    }
+
+    /// Whether more is to be received from it now.
+    pub(super) fn takes_more(&self) -> bool {
+        !self.is_crowded() && !self.is_starved && !self.is_held
+    }
+
+    /// Whether something waits to be sent.
+    pub(super) fn has_unsent(&self) -> bool {
+        let sealed = self.sealed.as_ref();
+        self.out.queued_bytes() > 0 || sealed.is_some_and(|sealed| sealed.sent < sealed.out.len())
+    }
+
+    /// Sends as much as the socket takes. True if nothing is left.
+    pub(super) fn send(&mut self) -> io::Result<bool> {
+        let mut stream = &self.stream;
+        let queued_bytes = self.out.queued_bytes();
+        let is_all_sent = match &mut self.sealed {
+            None => self.out.send(&mut stream)?,
+            Some(sealed) => {
+                let mut sealing = Sealing { sealed, stream };
+                self.out.send(&mut sealing)? && sealing.pass_on()?
+            }
+        };
+        if self.out.queued_bytes() < queued_bytes && self.out.has_buffers() {
+            self.took = Instant::now();
+        }
+        Ok(is_all_sent)
+    }
+
+    pub(super) fn is_crowded(&self) -> bool {
+        self.out.queued_bytes() > QUEUED_BYTES_MAX
+    }
+
+    /// Serves the complete messages in `bytes`; returns how many bytes those were.
+    fn serve<S: Service<Peer = P>>(&mut self, service: &S, pool: &Pool, bytes: &[u8]) -> Result<(usize, Step), Close> {
+        let mut at = 0;
+        loop {
+            if self.is_crowded() {
+                return Ok((at, Step::Held));
+            }
+            if !service.is_ready(&self.peer) {
+                self.is_held = true;
+                return Ok((at, Step::Held));
+            }
+            let rest = &bytes[at..];
+            let Some(lengths) = Lengths::decode(rest).map_err(|_| Close)? else {
+                return Ok((at, Step::Idle));
+            };
+            if lengths.data_bytes > service.data_bytes_max(&self.peer) {
+                return Err(Close);
+            }
+            let Some(rest) = rest[PREFIX_BYTES..].split_at_checked(lengths.body_bytes) else {
+                return Ok((at, Step::Idle));
+            };
+            let (body, data) = rest;
+            if lengths.data_bytes > INLINE_BYTES_MAX {
+                let Some(mut buffer) = pool.take(lengths.data_bytes) else {
+                    self.is_starved = true;
+                    return Ok((at, Step::Held));
+                };
+                let filled = data.len().min(lengths.data_bytes);
+                buffer[..filled].copy_from_slice(&data[..filled]);
+                at += PREFIX_BYTES + lengths.body_bytes + filled;
+                if filled < lengths.data_bytes {
+                    self.arriving = Some(Arriving {
+                        body: body.to_vec(),
+                        buffer,
+                        filled,
+                        began: Instant::now(),
+                        heard: Instant::now(),
+                    });
+                    return Ok((at, Step::Idle));
+                }
+                service.message(&mut self.peer, body, Data::Buffer(buffer), &mut self.out)?;
+                continue;
+            }
+            let Some(data) = data.get(..lengths.data_bytes) else {
+                return Ok((at, Step::Idle));
+            };
+            if service.message(&mut self.peer, body, Data::Inline(data), &mut self.out)? == Served::Starved {
+                self.is_starved = true;
+                return Ok((at, Step::Held));
+            }
+            at += PREFIX_BYTES + lengths.body_bytes + lengths.data_bytes;
+        }
+    }
+
+    /// Serves what is there already.
+    pub(super) fn serve_received<S: Service<Peer = P>>(&mut self, service: &S, pool: &Pool) -> Result<(), Close> {
+        self.is_starved = false;
+        self.is_held = false;
+        if self.received.is_empty() || self.arriving.is_some() {
+            return Ok(());
+        }
+        let mut received = std::mem::take(&mut self.received);
+        let (served, _) = self.serve(service, pool, &received)?;
+        if served < received.len() {
+            received.drain(..served);
+            self.received = received;
+        }
+        Ok(())
+    }
+
+    /// One turn: receives once, and serves what has come. `room` is for what was received, `sealed_room` for it as it
+    /// comes, if it is encrypted.
+    pub(super) fn turn<S: Service<Peer = P>>(
+        &mut self,
+        service: &S,
+        pool: &Pool,
+        room: &mut [u8],
+        sealed_room: &mut [u8],
+    ) -> Result<(), Close> {
+        if let Some(sealed) = &mut self.sealed {
+            return match sealed.receive(&self.stream, room, sealed_room)? {
+                0 => Ok(()),
+                count => self.serve_opened(service, pool, &room[..count]),
+            };
+        }
+        if let Some(arriving) = &mut self.arriving {
+            match (&self.stream).read(&mut arriving.buffer[arriving.filled..]) {
+                Ok(0) => return Err(Close),
+                Ok(count) => {
+                    arriving.filled += count;
+                    arriving.heard = Instant::now();
+                }
+                Err(error) => return passing(&error),
+            }
+            if arriving.filled == arriving.buffer.len()
+                && let Some(Arriving { body, buffer, .. }) = self.arriving.take()
+            {
+                service.message(&mut self.peer, &body, Data::Buffer(buffer), &mut self.out)?;
+            }
+            return Ok(());
+        }
+        let count = match (&self.stream).read(room) {
+            Ok(0) => return Err(Close),
+            Ok(count) => count,
+            Err(error) => return passing(&error),
+        };
+        if !self.received.is_empty() {
+            self.received.extend_from_slice(&room[..count]);
+            return self.serve_received(service, pool);
+        }
+        let (served, _) = self.serve(service, pool, &room[..count])?;
+        self.received.extend_from_slice(&room[served..count]);
+        Ok(())
+    }
+
+    /// Serves what records held.
+    fn serve_opened<S: Service<Peer = P>>(&mut self, service: &S, pool: &Pool, mut opened: &[u8]) -> Result<(), Close> {
+        if let Some(arriving) = &mut self.arriving {
+            let missing = &mut arriving.buffer[arriving.filled..];
+            let (data, rest) = opened.split_at(opened.len().min(missing.len()));
+            missing[..data.len()].copy_from_slice(data);
+            arriving.filled += data.len();
+            arriving.heard = Instant::now();
+            opened = rest;
+            if arriving.filled == arriving.buffer.len()
+                && let Some(Arriving { body, buffer, .. }) = self.arriving.take()
+            {
+                service.message(&mut self.peer, &body, Data::Buffer(buffer), &mut self.out)?;
+            }
+        }
+        if !self.received.is_empty() {
+            self.received.extend_from_slice(opened);
+            return self.serve_received(service, pool);
+        }
+        let (served, _) = self.serve(service, pool, opened)?;
+        self.received.extend_from_slice(&opened[served..]);
+        Ok(())
+    }
+}
+
+impl Sealed {
+    /// Receives once. Returns how much of `room` is filled with what complete records held.
+    fn receive(&mut self, mut stream: &TcpStream, room: &mut [u8], sealed_room: &mut [u8]) -> Result<usize, Close> {
+        let before = self.received.len();
+        let count = match stream.read(&mut sealed_room[before..]) {
+            Ok(0) => return Err(Close),
+            Ok(count) => count,
+            Err(error) => return passing(&error).map(|()| 0),
+        };
+        sealed_room[..before].copy_from_slice(&self.received);
+        let received = &sealed_room[..before + count];
+        // All complete ones fit: what they held is shorter than they are.
+        let (read, opened) = self.opener.open(received, room).map_err(|_| Close)?;
+        self.received.clear();
+        match &received[read..] {
+            // Those who send nothing cost nothing.
+            [] => self.received = Vec::new(),
+            rest => self.received.extend_from_slice(rest),
+        }
+        Ok(opened)
+    }
+}
+
+/// Takes bytes, and sends records.
+struct Sealing<'s> {
+    sealed: &'s mut Sealed,
+    stream: &'s TcpStream,
+}
+
+impl Sealing<'_> {
+    /// Sends records that were made. True if nothing is left.
+    fn pass_on(&mut self) -> io::Result<bool> {
+        let Sealed { out, sent, .. } = &mut *self.sealed;
+        while *sent < out.len() {
+            match self.stream.write(&out[*sent..]) {
+                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+                Ok(count) => *sent += count,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        *sent = 0;
+        match out.capacity() > KEPT_BYTES {
+            true => *out = Vec::new(),
+            false => out.clear(),
+        }
+        Ok(true)
+    }
+}
+
+impl Write for Sealing<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.write_vectored(&[IoSlice::new(bytes)])
+    }
+
+    /// Makes records of some of it, when those made before are sent.
+    fn write_vectored(&mut self, parts: &[IoSlice<'_>]) -> io::Result<usize> {
+        if !self.pass_on()? {
+            return Err(io::ErrorKind::WouldBlock.into());
+        }
+        let mut taken = 0;
+        for part in parts {
+            for content in part.chunks(CONTENT_BYTES_MAX) {
+                self.sealed.sealer.seal(content, &mut self.sealed.out)?;
+                taken += content.len();
+                if self.sealed.out.len() >= SEALED_BYTES {
+                    return self.pass_on().map(|_| taken);
+                }
+            }
+        }
+        self.pass_on().map(|_| taken)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+fn passing(error: &io::Error) -> Result<(), Close> {
+    match error.kind() {
+        io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted => Ok(()),
+        _ => Err(Close),
+    }
+}

@@ -1,0 +1,100 @@
+//! A connection whose handshake is not over: it has a socket, and the few bytes that a handshake takes.
+//!
+//! Invariant: it lasts for [`LIMIT`] at most, whatever it sends.
+
+use std::io::{self, Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpStream};
+use std::time::{Duration, Instant};
+
+use crate::secure::Gate;
+use crate::secure::handshake::{Admitted, Progress, Responder};
+
+/// How long a handshake may take.
+const LIMIT: Duration = Duration::from_secs(10);
+/// How much a client that was refused may send before it closes the connection.
+const REFUSED_BYTES_MAX: usize = 4096;
+
+pub(super) struct Newcomer {
+    pub(super) stream: TcpStream,
+    pub(super) address: SocketAddr,
+    since: Instant,
+    /// `None` once it was refused.
+    responder: Option<Box<Responder>>,
+    ignored_bytes: usize,
+}
+
+/// How it stands after a turn.
+pub(super) enum Turn {
+    /// It is not over.
+    More,
+    /// It is over, and the connection with it.
+    Over,
+    /// It is over, and well.
+    Admitted(Box<Admitted>),
+}
+
+impl Newcomer {
+    pub(super) fn new(stream: TcpStream, address: SocketAddr) -> Newcomer {
+        Newcomer {
+            stream,
+            address,
+            since: Instant::now(),
+            responder: Some(Box::default()),
+            ignored_bytes: 0,
+        }
+    }
+
+    /// Whether its time is over.
+    pub(super) fn is_late(&self) -> bool {
+        self.since.elapsed() >= LIMIT
+    }
+
+    /// Takes what has come, up to the end of the handshake and nothing behind it.
+    pub(super) fn turn(&mut self, gate: &Gate) -> Turn {
+        loop {
+            let Some(responder) = &mut self.responder else {
+                return self.ignore();
+            };
+            let count = match (&self.stream).read(responder.room()) {
+                Ok(0) => return Turn::Over,
+                Ok(count) => count,
+                Err(error) => match error.kind() {
+                    io::ErrorKind::WouldBlock => return Turn::More,
+                    io::ErrorKind::Interrupted => continue,
+                    _ => return Turn::Over,
+                },
+            };
+            let mut out = Vec::new();
+            let progress = responder.received(count, gate, self.address.ip(), &mut out);
+            // So few bytes are taken at once by a connection on which nothing was sent.
+            if !out.is_empty() && (&self.stream).write(&out).ok() != Some(out.len()) {
+                return Turn::Over;
+            }
+            match progress {
+                Progress::More => {}
+                Progress::Admitted(admitted) => return Turn::Admitted(admitted),
+                Progress::Foreign => return Turn::Over,
+                Progress::Refused => {
+                    tracing::debug!("{} was refused: it does not have a key that is known", self.address);
+                    // With what it sent unread, closing would destroy the answer on its way.
+                    let _ = self.stream.shutdown(Shutdown::Write);
+                    self.responder = None;
+                }
+            }
+        }
+    }
+
+    fn ignore(&mut self) -> Turn {
+        let mut room = [0; 512];
+        while self.ignored_bytes < REFUSED_BYTES_MAX {
+            match (&self.stream).read(&mut room) {
+                Ok(0) => return Turn::Over,
+                Ok(count) => self.ignored_bytes += count,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Turn::More,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(_) => return Turn::Over,
+            }
+        }
+        Turn::Over
+    }
+}

@@ -1,0 +1,262 @@
+//! Keys, and the files they are kept in.
+//!
+//! A file of a key is one line, `ferrite-key-1:` and 64 hexadecimal digits. Whoever can read it can do what the key
+//! allows, so a file that others can read is refused.
+
+use std::fmt;
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use rustix::rand::{GetRandomFlags, getrandom};
+use snow::params::HashChoice;
+use snow::resolvers::{CryptoResolver, DefaultResolver};
+use thiserror::Error;
+
+const SECRET_BYTES: usize = 32;
+/// What the line in a file begins with. The number is that of the format.
+const PREFIX: &str = "ferrite-key-1:";
+/// No file of a key is as long.
+const FILE_BYTES_MAX: u64 = 4096;
+/// Keeps the name of a key apart from whatever else is computed from it.
+const ID_CONTEXT: &[u8] = b"ferrite key id 1\0";
+
+/// A secret that a server and its clients have.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Key {
+    secret: [u8; SECRET_BYTES],
+    id: KeyId,
+}
+
+/// The name of a key: what a client says to tell which of a server's keys it has. Computed from the key, and of no help
+/// in finding it.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct KeyId(pub(super) [u8; KeyId::BYTES]);
+
+impl KeyId {
+    /// Length in bytes.
+    pub const BYTES: usize = 16;
+}
+
+/// The first half of it, which is enough for people.
+impl fmt::Display for KeyId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0[..8].iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+impl fmt::Debug for KeyId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+/// Why there is no key.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum KeyError {
+    /// The file cannot be read or written.
+    #[error("{path}: {source}", path = path.display())]
+    File {
+        /// Its path.
+        path: PathBuf,
+        /// What the system says.
+        source: io::Error,
+    },
+    /// The file holds something else.
+    #[error(
+        "{path}: not a key; its file is one line that begins with `ferrite-key-1:`. `ferrite key FILE` makes one",
+        path = path.display()
+    )]
+    NotKey {
+        /// Its path.
+        path: PathBuf,
+    },
+    /// Others can read it, or change it.
+    #[error(
+        "{path}: others than its owner can use this key (its mode is {mode:o}); if nobody has, `chmod 600 {path}`, \
+         otherwise make a new one",
+        path = path.display()
+    )]
+    Exposed {
+        /// Its path.
+        path: PathBuf,
+        /// Its permissions.
+        mode: u32,
+    },
+    /// The system has no random numbers.
+    #[error("the system gives no random numbers: {0}")]
+    NoRandom(io::Error),
+}
+
+impl Key {
+    /// A new key, which nobody else has.
+    pub fn generate() -> Result<Key, KeyError> {
+        let mut secret = [0; SECRET_BYTES];
+        let mut filled = 0;
+        while filled < secret.len() {
+            let got = getrandom(&mut secret[filled..], GetRandomFlags::empty());
+            filled += got.map_err(|error| KeyError::NoRandom(error.into()))?;
+        }
+        Ok(Key::new(secret))
+    }
+
+    fn new(secret: [u8; SECRET_BYTES]) -> Key {
+        let mut hash = [0; 64];
+        if let Some(mut hasher) = DefaultResolver.resolve_hash(&HashChoice::Blake2s) {
+            hasher.input(ID_CONTEXT);
+            hasher.input(&secret);
+            hasher.result(&mut hash);
+        }
+        let mut id = [0; KeyId::BYTES];
+        id.copy_from_slice(&hash[..KeyId::BYTES]);
+        Key { secret, id: KeyId(id) }
+    }
+
+    /// Its name.
+    pub fn id(&self) -> KeyId {
+        self.id
+    }
+
+    pub(super) fn secret(&self) -> &[u8; SECRET_BYTES] {
+        &self.secret
+    }
+
+    /// Reads the line that a file of a key has. `None` if it is none.
+    pub fn parse(line: &str) -> Option<Key> {
+        let digits = line.trim().strip_prefix(PREFIX)?.as_bytes();
+        let mut secret = [0; SECRET_BYTES];
+        if digits.len() != 2 * SECRET_BYTES {
+            return None;
+        }
+        for (byte, pair) in secret.iter_mut().zip(digits.chunks_exact(2)) {
+            let digit = |digit: u8| char::from(digit).to_digit(16);
+            *byte = u8::try_from(digit(pair[0])? << 4 | digit(pair[1])?).ok()?;
+        }
+        Some(Key::new(secret))
+    }
+
+    /// The line that a file of this key has, with its end.
+    pub fn line(&self) -> String {
+        let digits: String = self.secret.iter().map(|byte| format!("{byte:02x}")).collect();
+        format!("{PREFIX}{digits}\n")
+    }
+
+    /// Reads the file of a key. Blocks.
+    ///
+    /// # Errors
+    /// If it cannot be read, is no key, or others than its owner can read or change it.
+    pub fn read(path: &Path) -> Result<Key, KeyError> {
+        let failed = |source| KeyError::File {
+            path: path.to_owned(),
+            source,
+        };
+        let file = File::open(path).map_err(failed)?;
+        let found = file.metadata().map_err(failed)?;
+        if found.mode() & 0o077 != 0 && found.is_file() {
+            return Err(KeyError::Exposed {
+                path: path.to_owned(),
+                mode: found.mode() & 0o7777,
+            });
+        }
+        let not_key = || KeyError::NotKey { path: path.to_owned() };
+        if !found.is_file() {
+            return Err(not_key());
+        }
+        let mut text = Vec::new();
+        file.take(FILE_BYTES_MAX).read_to_end(&mut text).map_err(failed)?;
+        let text = String::from_utf8(text).map_err(|_| not_key())?;
+        Key::parse(&text).ok_or_else(not_key)
+    }
+
+    /// Writes a new file, which only its owner can read. Blocks; the file is durable when this returns.
+    ///
+    /// # Errors
+    /// If there is a file of this name, or it cannot be written.
+    pub fn write_new(&self, path: &Path) -> Result<(), KeyError> {
+        let failed = |source| KeyError::File {
+            path: path.to_owned(),
+            source,
+        };
+        let mut options = OpenOptions::new();
+        let mut file = options
+            .write(true)
+            .create_new(true)
+            .mode(0o600)
+            .open(path)
+            .map_err(failed)?;
+        let written = file.write_all(self.line().as_bytes()).and_then(|()| file.sync_all());
+        written.map_err(|error| {
+            // Half a key is of no use, and would be in the way of the next attempt.
+            let _ = std::fs::remove_file(path);
+            failed(error)
+        })
+    }
+}
+
+impl fmt::Debug for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Key({})", self.id)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt;
+
+    #[test]
+    fn a_key_comes_back_from_its_file_and_others_must_not_see_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("key");
+        let key = Key::generate().unwrap();
+        key.write_new(&path).unwrap();
+        assert_eq!(Key::read(&path).unwrap(), key);
+        assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o7777, 0o600);
+        let another = Key::generate().unwrap();
+        assert!(another != key && another.id() != key.id());
+        assert!(matches!(another.write_new(&path), Err(KeyError::File { .. })));
+        assert_eq!(Key::read(&path).unwrap(), key, "it was not replaced");
+        let secret: String = key.secret.iter().map(|byte| format!("{byte:02x}")).collect();
+        assert!(!format!("{key:?}").contains(&secret[..8]) && !secret.contains(&key.id().to_string()));
+        for mode in [0o640, 0o604, 0o620, 0o666] {
+            std::fs::set_permissions(&path, PermissionsExt::from_mode(mode)).unwrap();
+            let error = Key::read(&path).unwrap_err();
+            let said = error.to_string();
+            assert!(matches!(error, KeyError::Exposed { .. }), "{mode:o}");
+            assert!(
+                said.contains("chmod 600") && said.contains(&format!("{mode:o}")),
+                "{said}"
+            );
+        }
+        std::fs::set_permissions(&path, PermissionsExt::from_mode(0o400)).unwrap();
+        assert_eq!(Key::read(&path).unwrap(), key);
+        assert!(matches!(Key::read(dir.path()), Err(KeyError::NotKey { .. })));
+        assert!(matches!(
+            Key::read(&dir.path().join("none")),
+            Err(KeyError::File { .. })
+        ));
+    }
+
+    #[test]
+    fn only_a_whole_line_is_a_key() {
+        let line = Key::generate().unwrap().line();
+        assert!(Key::parse(&line).is_some() && Key::parse(line.trim()).is_some());
+        let mut long = line.trim().to_owned();
+        long.push('0');
+        let garbled = line.replacen(':', ":g", 1);
+        for text in [
+            "",
+            "x",
+            PREFIX,
+            &line[1..],
+            &line[..line.len() - 2],
+            &long,
+            &garbled,
+            &line.repeat(2),
+        ] {
+            assert!(Key::parse(text).is_none(), "{text}");
+        }
+    }
+}
