@@ -138,6 +138,15 @@ impl Connection {
         }
     }
 
+    /// Sends whole frames that lie behind each other. Otherwise as [`Self::send`].
+    pub fn send_frames(&self, frames: &[u8]) -> Result<(), FabricError> {
+        let mut sends = self.sends.lock();
+        match &mut *sends {
+            None => self.write([IoSlice::new(frames), IoSlice::new(&[]), IoSlice::new(&[])]),
+            Some(sending) => self.send_sealed(sending, [frames, &[], &[]]),
+        }
+    }
+
     /// Records are made and sent under one lock, so that they arrive in order.
     fn send_sealed(&self, sending: &mut Sending, parts: [&[u8]; 3]) -> Result<(), FabricError> {
         let Sending {
@@ -309,6 +318,15 @@ impl Receiver {
         self.from = body + lengths.body_bytes;
         self.data_left = lengths.data_bytes;
         Ok(Some((&self.received[body..self.from], lengths.data_bytes)))
+    }
+
+    /// Whether a whole frame has been received, so that [`Self::receive`] does not block. Call it when the data of the
+    /// last frame is taken.
+    pub fn has_frame(&self) -> bool {
+        let received = &self.received[self.from..self.end];
+        let whole = |lengths: Lengths| PREFIX_BYTES + lengths.body_bytes + lengths.data_bytes;
+        let lengths = Lengths::decode(received).ok().flatten();
+        self.data_left == 0 && lengths.is_some_and(|lengths| whole(lengths) <= received.len())
     }
 
     /// Takes data of the last frame, as much as `buf` holds. Blocks.

@@ -2,11 +2,15 @@
 
 use std::sync::Arc;
 
+use ferrite_buffers::Buffer;
 use ferrite_fabric::frame::DATA_BYTES_MAX;
-use ferrite_vfs::{Attr, Ctx, FallocateMode, Ino, OpenFile, Position, Result, SetAttr, WriteMode, Written};
+use ferrite_vfs::{
+    Attr, Ctx, FallocateMode, Ino, OpenFile, Position, ReadDone, Result, SetAttr, WriteDone, WriteMode, Written,
+};
 
 use super::link::{Link, Repeats};
 use super::message::Answer;
+use super::submit::TRANSFER_BYTES_MAX;
 use crate::wire::Request;
 
 /// An open file. Dropping it closes the server's.
@@ -97,6 +101,45 @@ impl OpenFile for RemoteFile {
             rest = after;
         }
         Ok(all)
+    }
+
+    fn submit_read(&self, ctx: &Ctx, offset: u64, mut buffer: Buffer, done: ReadDone) {
+        if buffer.len() > TRANSFER_BYTES_MAX {
+            let read = self.read_at(ctx, offset, &mut buffer);
+            return done(buffer, read);
+        }
+        let request = Request::Read {
+            file: self.number,
+            offset,
+            len_bytes: buffer.len() as u32,
+        };
+        let then = |answer: Result<Answer>, buffer: Option<Buffer>| {
+            let read = answer.and_then(|answer| answer.body().map(|_| answer.taken_bytes()));
+            if let Some(buffer) = buffer {
+                done(buffer, read);
+            }
+        };
+        self.link.submit(ctx, request, buffer, Box::new(then));
+    }
+
+    fn submit_write(&self, ctx: &Ctx, mode: WriteMode, buffer: Buffer, done: WriteDone) {
+        let promised = self.link.promises().atomic_write_bytes;
+        if buffer.len() > TRANSFER_BYTES_MAX || buffer.len() as u64 > promised {
+            let written = self.write(ctx, mode, &buffer);
+            return done(buffer, written);
+        }
+        let request = Request::Write {
+            file: self.number,
+            mode,
+        };
+        let then = |answer: Result<Answer>, buffer: Option<Buffer>| {
+            let written = answer.and_then(|answer| answer.result::<(u64, u64)>());
+            if let Some(buffer) = buffer {
+                let written = written.map(|(offset, len)| Written::new(offset, (len as usize).min(buffer.len())));
+                done(buffer, written);
+            }
+        };
+        self.link.submit(ctx, request, buffer, Box::new(then));
     }
 
     fn fallocate(&self, ctx: &Ctx, mode: FallocateMode, offset: u64, len: u64) -> Result<()> {

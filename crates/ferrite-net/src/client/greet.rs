@@ -94,8 +94,8 @@ impl Dialogue<'_> {
         let head = own_head(self.greeting.numbers.fetch_add(1, Ordering::Relaxed));
         self.connection.send(&encode(&head, request), &[])?;
         loop {
-            match Answer::receive(self.receiver, None)? {
-                Some(answer) if answer.id() == head.id => return Ok(answer),
+            match Answer::receive(self.receiver)? {
+                Some((answer, _)) if answer.id() == head.id => return Ok(answer),
                 None if Instant::now() >= self.ends => {
                     return Err(ConnectError::Foreign {
                         address: self.greeting.address.to_owned(),

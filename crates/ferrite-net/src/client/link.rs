@@ -10,8 +10,6 @@
 //! that could have taken effect is sent again only if that does no harm: if it changes nothing, if repeating it has no
 //! further effect on the session, or if it carries a token of the session that is still going on.
 
-use std::collections::BTreeMap;
-use std::collections::btree_map::Entry as MapEntry;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -28,7 +26,10 @@ use super::book::Book;
 use super::greet::Greeting;
 use super::groups::GroupCache;
 use super::message::{Answer, State, Waiter, encode};
+use super::outgoing::Outgoing;
+use super::requests::{Completion, Pending, Requests};
 use super::slots::{Slot, Slots};
+use super::submit::Parking;
 use super::{ClientOptions, ConnectError, head, own_head};
 use crate::wire::{Head, Promises, Request, Ticket};
 
@@ -41,55 +42,42 @@ const LOOK_UP: Duration = Duration::from_millis(200);
 /// How often the watcher gives a sign of life, at least.
 const WATCH_MAX: Duration = Duration::from_secs(10);
 
-/// What to call with an answer.
-type Then = Box<dyn FnOnce(Result<Answer>) + Send>;
-
-enum Pending {
-    Thread(Arc<Waiter>),
-    /// Nobody waits, but it must arrive.
-    Posted(Vec<u8>),
-    /// It is answered whenever it is; the body is sent again after the connection broke.
-    Later(Vec<u8>, Then),
-}
-
 /// A connection that works, or did.
-struct Up {
-    connection: Connection,
+pub(super) struct Up {
+    pub(super) connection: Connection,
     receiver: Mutex<Receiver>,
     is_broken: AtomicBool,
+    pub(super) outgoing: Outgoing,
     /// When something was received last.
     heard: Mutex<Instant>,
 }
 
 #[derive(Default)]
-struct Line {
-    up: Option<Arc<Up>>,
+pub(super) struct Line {
+    pub(super) up: Option<Arc<Up>>,
     is_connecting: bool,
     ticket: Option<Ticket>,
     promises: Option<Promises>,
     lease: Duration,
     /// The client is closed.
-    is_over: bool,
+    pub(super) is_over: bool,
 }
 
 /// See the head of this module.
 pub(super) struct Link {
     address: String,
     export: String,
-    options: ClientOptions,
-    line: Mutex<Line>,
+    pub(super) options: ClientOptions,
+    pub(super) line: Mutex<Line>,
     changed: Condvar,
-    pending: Mutex<BTreeMap<u64, Pending>>,
-    next_number: AtomicU64,
-    later: AtomicU64,
-    /// Completions to run.
-    completed: Mutex<Vec<(Then, Answer)>>,
+    pub(super) requests: Requests,
+    pub(super) parking: Parking,
     reconnects: AtomicU64,
     pub(super) book: Book,
-    slots: Slots,
-    groups: GroupCache,
+    pub(super) slots: Slots,
+    pub(super) groups: GroupCache,
     watcher: Mutex<Option<JoinHandle<()>>>,
-    wake_watcher: Wake,
+    pub(super) wake_watcher: Wake,
 }
 
 /// Refuses what the server would take for garbage. Only values, and names that no engine takes, are so long.
@@ -123,10 +111,8 @@ impl Link {
             options: options.clone(),
             line: Mutex::default(),
             changed: Condvar::new(),
-            pending: Mutex::default(),
-            next_number: AtomicU64::new(1),
-            later: AtomicU64::new(0),
-            completed: Mutex::default(),
+            requests: Requests::default(),
+            parking: Parking::default(),
             reconnects: AtomicU64::new(0),
             book: Book::default(),
             slots: Slots::default(),
@@ -166,11 +152,11 @@ impl Link {
     }
 
     pub(super) fn requests(&self) -> u64 {
-        self.next_number.load(Ordering::Relaxed)
+        self.requests.numbers().load(Ordering::Relaxed)
     }
 
     pub(super) fn fresh_number(&self) -> u64 {
-        self.next_number.fetch_add(1, Ordering::Relaxed)
+        self.requests.fresh_number()
     }
 
     pub(super) fn cut(&self) {
@@ -194,7 +180,7 @@ impl Link {
             // Its answer is the end of the connection.
             if let Some(mut receiver) = up.receiver.try_lock_for(LOOK_UP) {
                 for _ in 0..4 {
-                    if !matches!(Answer::receive(&mut receiver, None), Ok(Some(_))) {
+                    if !matches!(Answer::receive(&mut receiver), Ok(Some(_))) {
                         break;
                     }
                 }
@@ -219,14 +205,11 @@ impl Link {
     }
 
     fn fail_pending(&self) {
-        let pending = std::mem::take(&mut *self.pending.lock());
-        for pending in pending.into_values() {
-            match pending {
-                Pending::Thread(waiter) => waiter.set(State::Broken),
-                Pending::Posted(_) => {}
-                Pending::Later(_, then) => then(Err(FsError::Disconnected)),
-            }
+        self.requests.fail();
+        for parked in self.parking.take(None) {
+            parked.fail(FsError::Disconnected);
         }
+        self.call_completions();
     }
 
     /// Makes a request and waits for its answer; data of the answer goes into `into`, as much as it holds.
@@ -241,9 +224,13 @@ impl Link {
         let deadline = self.options.patience.map(|patience| Instant::now() + patience);
         let mut head = head(ctx, &self.groups);
         let waiter = Arc::new(Waiter::new());
-        self.enter(&mut head, |_| Pending::Thread(Arc::clone(&waiter)));
+        self.requests.enter(&mut head, |_| Pending::Thread(Arc::clone(&waiter)));
         let answer = self.call_until_answered(&mut head, request, repeats, &waiter, deadline, (data, into));
-        self.pending.lock().remove(&head.id);
+        self.requests.leave(head.id);
+        if self.parking.has_some() {
+            // It may have had the slot that another waits for.
+            self.send_parked();
+        }
         if matches!(answer, Err(FsError::TimedOut)) {
             // It may still have an effect on the session, of which nobody here would know.
             self.post(&Request::Abandon {
@@ -252,17 +239,6 @@ impl Link {
             });
         }
         answer
-    }
-
-    /// Gives a request its number, and notes that it is under way.
-    fn enter(&self, head: &mut Head, pending: impl FnOnce(&Head) -> Pending) {
-        // Under the lock: a number that is not noted yet would pass for settled.
-        let mut all = self.pending.lock();
-        head.id = self.fresh_number();
-        // A lock may be waited for as long as it likes: that it is asked for again has no effects that are remembered.
-        let mut counted = all.iter().filter(|(_, pending)| !matches!(pending, Pending::Later(..)));
-        head.settled_below = counted.next().map_or(head.id, |(&first, _)| first);
-        all.insert(head.id, pending(head));
     }
 
     fn call_until_answered(
@@ -333,7 +309,7 @@ impl Link {
         let up = {
             // Whoever connects sends all that is noted before others see the connection.
             let line = self.line.lock();
-            self.enter(&mut head, |head| {
+            self.requests.enter(&mut head, |head| {
                 body = encode(head, request);
                 Pending::Posted(body.clone())
             });
@@ -347,31 +323,15 @@ impl Link {
         }
     }
 
-    /// Makes a request whose answer `then` gets, at any time, on any thread. Returns its number.
-    pub(super) fn call_later(&self, request: &Request<'_>, then: Then) -> u64 {
-        let mut head = own_head(0);
-        let mut body = Vec::new();
-        let up = {
-            let line = self.line.lock();
-            if line.is_over {
-                drop(line);
-                then(Err(FsError::Disconnected));
-                return 0;
-            }
-            self.later.fetch_add(1, Ordering::AcqRel);
-            self.enter(&mut head, |head| {
-                body = encode(head, request);
-                Pending::Later(body.clone(), then)
-            });
-            line.up.clone()
+    pub(super) fn ask_for_slots(&self) -> Result<()> {
+        let session = self.line.lock().ticket.map_or(0, |ticket| ticket.session);
+        let request = Request::Slots {
+            count: self.options.slots,
         };
-        if let Some(up) = up
-            && up.connection.send(&body, &[]).is_err()
-        {
-            self.lost(&up);
-        }
-        self.wake_watcher.ring();
-        head.id
+        let answer = self.call(ferrite_vfs::SYSTEM, &request, Repeats::Yes, &[], &mut [])?;
+        let (number, slots) = answer.result()?;
+        self.slots.fill(session, number, slots);
+        Ok(())
     }
 
     /// A slot for a change; `None` if the server has none.
@@ -381,13 +341,7 @@ impl Link {
         }
         loop {
             if self.slots.are_wanted() {
-                let session = self.line.lock().ticket.map_or(0, |ticket| ticket.session);
-                let request = Request::Slots {
-                    count: self.options.slots,
-                };
-                let answer = self.call(ferrite_vfs::SYSTEM, &request, Repeats::Yes, &[], &mut [])?;
-                let (number, slots) = answer.result()?;
-                self.slots.fill(session, number, slots);
+                self.ask_for_slots()?;
             }
             let slot = self.slots.take(deadline)?;
             // With the session the slots may have gone.
@@ -422,7 +376,7 @@ impl Link {
                 };
                 drop(receiver);
                 self.call_another(id);
-                self.complete();
+                self.complete(up);
                 match received {
                     Ok(None) if !up.is_broken.load(Ordering::Acquire) => {}
                     Ok(None) => return Ok(None),
@@ -438,7 +392,7 @@ impl Link {
     }
 
     /// Receives for all who wait, until the answer to the request `mine` is there. `None` if the connection broke, or
-    /// nothing came for a while and it is time to look at the deadline, or a completion is to run.
+    /// nothing came for a while and it is time to look at the deadline, or completions are to be called.
     fn receive(
         &self,
         up: &Arc<Up>,
@@ -446,83 +400,83 @@ impl Link {
         mut mine: Option<(u64, &mut [u8])>,
         deadline: Option<Instant>,
     ) -> Result<Option<Answer>> {
+        let mut has_completions = false;
         loop {
-            if up.is_broken.load(Ordering::Acquire) {
+            if up.is_broken.load(Ordering::Acquire) || has_completions && !receiver.has_frame() {
                 return Ok(None);
             }
-            let answer = match Answer::receive(receiver, mine.as_mut().map(|(id, into)| (*id, &mut **into))) {
-                Ok(Some(answer)) => answer,
+            let received = match Answer::receive(receiver) {
+                Ok(Some((mut answer, data_bytes))) => match &mut mine {
+                    Some((id, into)) if *id == answer.id() => {
+                        let taken = answer.take_data(receiver, data_bytes, into);
+                        taken.map(|()| Some(answer))
+                    }
+                    _ => self.requests.deliver(answer, receiver, data_bytes).map(|is_later| {
+                        has_completions |= is_later;
+                        None
+                    }),
+                },
                 Ok(None) => match mine {
                     Some(_) if deadline.is_none_or(|deadline| Instant::now() < deadline) => continue,
                     _ => return Ok(None),
                 },
+                Err(error) => Err(error),
+            };
+            match received {
+                Ok(answer) => {
+                    *up.heard.lock() = Instant::now();
+                    if answer.is_some() {
+                        return Ok(answer);
+                    }
+                }
                 Err(error) => {
                     tracing::debug!("{}: {error}", self.address);
                     self.lost(up);
                     return Ok(None);
                 }
-            };
-            *up.heard.lock() = Instant::now();
-            match &mine {
-                Some((id, _)) if *id == answer.id() => return Ok(Some(answer)),
-                _ if self.deliver(answer) => return Ok(None),
-                _ => {}
             }
         }
     }
 
-    /// Gives an answer to whoever waits for it. True if it is for a completion, which runs when nobody holds the
-    /// receiver ([`Self::complete`]): it may make calls of its own.
-    fn deliver(&self, answer: Answer) -> bool {
-        let pending = {
-            let mut pending = self.pending.lock();
-            match pending.entry(answer.id()) {
-                // It removes itself.
-                MapEntry::Occupied(entry) => match entry.get() {
-                    Pending::Thread(waiter) => Some(Pending::Thread(Arc::clone(waiter))),
-                    _ => Some(entry.remove()),
-                },
-                // Who asked has given up.
-                MapEntry::Vacant(_) => None,
-            }
-        };
-        match pending {
-            Some(Pending::Thread(waiter)) => waiter.set(State::Answered(answer)),
-            Some(Pending::Later(_, then)) => {
-                self.later.fetch_sub(1, Ordering::AcqRel);
-                self.completed.lock().push((then, answer));
-                return true;
-            }
-            Some(Pending::Posted(_)) | None => {}
+    /// Calls the completions whose answers have come, and sends what they ask for. The caller does not hold the
+    /// receiver.
+    fn complete(&self, up: &Arc<Up>) {
+        let completed = self.requests.completed();
+        if completed.is_empty() {
+            return;
         }
-        false
+        up.outgoing.hold();
+        completed.into_iter().for_each(|completion| self.finish(completion));
+        self.send_parked();
+        if up.outgoing.let_go(&up.connection).is_err() {
+            self.lost(up);
+        }
     }
 
-    /// Runs the completions whose answers have come. The caller does not hold the receiver.
-    fn complete(&self) {
-        let completed = std::mem::take(&mut *self.completed.lock());
-        completed.into_iter().for_each(|(then, answer)| then(Ok(answer)));
+    pub(super) fn call_completions(&self) {
+        let completed = self.requests.completed();
+        completed.into_iter().for_each(|completion| self.finish(completion));
+    }
+
+    fn finish(&self, completion: Completion) {
+        if let Some(once) = completion.once {
+            self.slots.free(once);
+        }
+        if let Some(len_bytes) = completion.expected_bytes() {
+            self.parking.landed(len_bytes);
+        }
+        completion.call();
     }
 
     /// Has another thread receive, if one waits.
     fn call_another(&self, but: u64) {
-        let pending = self.pending.lock();
-        for (&id, pending) in &*pending {
-            if let Pending::Thread(waiter) = pending
-                && id != but
-                && waiter.call()
-            {
-                return;
-            }
-        }
-        drop(pending);
-        if self.later.load(Ordering::Acquire) > 0 {
+        if !self.requests.call_another(but) && self.requests.await_later() {
             self.wake_watcher.ring();
         }
     }
 
     /// The connection `up` is of no more use: all who wait for its answers try again.
-    fn lost(&self, up: &Arc<Up>) {
+    pub(super) fn lost(&self, up: &Arc<Up>) {
         up.is_broken.store(true, Ordering::Release);
         up.connection.close();
         {
@@ -531,11 +485,7 @@ impl Link {
                 line.up = None;
             }
         }
-        for pending in self.pending.lock().values() {
-            if let Pending::Thread(waiter) = pending {
-                waiter.break_off();
-            }
-        }
+        self.requests.break_off();
         self.wake_watcher.ring();
     }
 
@@ -602,16 +552,11 @@ impl Link {
     /// meanwhile is sent as well, so that nothing is forgotten, nothing is sent twice, and nothing overtakes another.
     fn take_up(&self, up: Arc<Up>) {
         let mut sent_below = 0;
+        // Changes of a session that has ended may have been made.
+        self.requests.expire(Instant::now(), |once| !self.slots.has(once));
         loop {
             let mut line = self.line.lock();
-            let unsent: Vec<(u64, Vec<u8>)> = {
-                let pending = self.pending.lock();
-                let open = pending.range(sent_below..).filter_map(|(&id, pending)| match pending {
-                    Pending::Posted(body) | Pending::Later(body, _) => Some((id, body.clone())),
-                    Pending::Thread(_) => None,
-                });
-                open.collect()
-            };
+            let unsent = self.requests.unanswered(sent_below);
             if unsent.is_empty() {
                 if !line.is_over {
                     line.up = Some(up);
@@ -619,9 +564,9 @@ impl Link {
                 return;
             }
             drop(line);
-            for (id, body) in unsent {
+            for (id, body, data) in unsent {
                 // If it fails, the next who uses the connection finds out.
-                let _ = up.connection.send(&body, &[]);
+                let _ = up.connection.send(&body, &data);
                 sent_below = id + 1;
             }
         }
@@ -635,7 +580,7 @@ impl Link {
             credentials: &self.options.credentials,
             book: &self.book,
             slots: &self.slots,
-            numbers: &self.next_number,
+            numbers: self.requests.numbers(),
         };
         let (connection, receiver, welcome) = greeting.greet(ticket, limit)?;
         let mut line = self.line.lock();
@@ -647,6 +592,7 @@ impl Link {
             connection,
             receiver: Mutex::new(receiver),
             is_broken: AtomicBool::new(false),
+            outgoing: Outgoing::default(),
             heard: Mutex::new(Instant::now()),
         })
     }
@@ -661,7 +607,8 @@ impl Link {
             (line.up.clone(), line.lease)
         };
         let tick = (lease / 4).clamp(Duration::from_millis(10), WATCH_MAX);
-        let waits = self.later.load(Ordering::Acquire) > 0;
+        self.look_after_submitted();
+        let waits = self.requests.await_later();
         let Some(up) = up else {
             // Somebody may be connecting; without anybody who waits, it is the watcher's to do.
             if self.up(Some(Instant::now() + ATTEMPT)).is_err() {
@@ -689,7 +636,7 @@ impl Link {
                 let _ = self.receive(&up, &mut receiver, None, None);
                 drop(receiver);
                 self.call_another(0);
-                self.complete();
+                self.complete(&up);
             }
             return true;
         }

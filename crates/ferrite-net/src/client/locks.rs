@@ -58,7 +58,7 @@ pub(super) fn lock(
         let book = Arc::downgrade(link);
         link.call_later(
             &request,
-            Box::new(move |answer| {
+            Box::new(move |answer, _| {
                 let result = answer.and_then(|answer| answer.result::<()>());
                 if let Some(link) = book.upgrade()
                     && result.is_ok()

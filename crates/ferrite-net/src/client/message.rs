@@ -34,34 +34,42 @@ pub(super) struct Answer {
 }
 
 impl Answer {
-    /// Takes an answer off a connection. The data of the one with the number `id` goes into `into`. `None` if nothing
-    /// came for a while.
-    pub(super) fn receive(
-        receiver: &mut Receiver,
-        mine: Option<(u64, &mut [u8])>,
-    ) -> std::result::Result<Option<Answer>, FabricError> {
+    /// Takes an answer off a connection, and tells how much data it has, which the caller takes or leaves. `None` if
+    /// nothing came for a while.
+    pub(super) fn receive(receiver: &mut Receiver) -> std::result::Result<Option<(Answer, usize)>, FabricError> {
         let Some((body, data_bytes)) = receiver.receive()? else {
             return Ok(None);
         };
         let malformed = |_: Malformed| FabricError::Foreign;
         let head: AnswerHead = Reader::new(body).get().map_err(malformed)?;
-        let mut answer = Answer {
+        let answer = Answer {
             id: head.id,
             is_ok: head.is_ok,
             body: body[ANSWER_HEAD_BYTES..].to_vec(),
             ..Answer::default()
         };
-        match mine {
-            Some((id, into)) if id == head.id => {
-                answer.taken_bytes = data_bytes.min(into.len());
-                receiver.take_data(&mut into[..answer.taken_bytes])?;
-            }
-            _ => {
-                answer.data.resize(data_bytes, 0);
-                receiver.take_data(&mut answer.data)?;
-            }
-        }
-        Ok(Some(answer))
+        Ok(Some((answer, data_bytes)))
+    }
+
+    /// Takes its data off the connection, as much as `into` holds.
+    pub(super) fn take_data(
+        &mut self,
+        receiver: &mut Receiver,
+        data_bytes: usize,
+        into: &mut [u8],
+    ) -> std::result::Result<(), FabricError> {
+        self.taken_bytes = data_bytes.min(into.len());
+        receiver.take_data(&mut into[..self.taken_bytes])
+    }
+
+    /// Takes its data off the connection for a thread that takes it later.
+    pub(super) fn keep_data(
+        &mut self,
+        receiver: &mut Receiver,
+        data_bytes: usize,
+    ) -> std::result::Result<(), FabricError> {
+        self.data.resize(data_bytes, 0);
+        receiver.take_data(&mut self.data)
     }
 
     /// The number of the request that it is the answer to.

@@ -12,10 +12,14 @@ mod calls;
 mod file;
 mod greet;
 mod groups;
+mod later;
 mod link;
 mod locks;
 mod message;
+mod outgoing;
+mod requests;
 mod slots;
+mod submit;
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -96,6 +96,26 @@ impl Slots {
         kept.number == once.seq >> 32 && all.contains(&once.slot)
     }
 
+    /// A token of a free slot, if there is one. [`Self::free`] frees it.
+    pub(super) fn try_take(&self) -> Option<Once> {
+        let mut kept = self.kept.lock();
+        let (slot, last) = kept.free.pop()?;
+        let seq = kept.number << 32 | u64::from(last + 1);
+        Some(Once { slot, seq })
+    }
+
+    /// The change that had this token is done.
+    pub(super) fn free(&self, once: Once) {
+        let mut kept = self.kept.lock();
+        let last = once.seq as u32;
+        // With its numbers used up a slot is not used any more; that takes years.
+        let is_mine = kept.all.as_ref().is_some_and(|all| all.contains(&once.slot));
+        if is_mine && kept.number == once.seq >> 32 && last < u32::MAX {
+            kept.free.push((once.slot, last));
+            self.freed.notify_one();
+        }
+    }
+
     /// A free slot; waits for one. `None` if the session has none at all, or they are unknown.
     pub(super) fn take(&self, deadline: Option<Instant>) -> Result<Option<Slot<'_>>> {
         let mut kept = self.kept.lock();
@@ -124,14 +144,7 @@ impl Slots {
 
 impl Drop for Slot<'_> {
     fn drop(&mut self) {
-        let mut kept = self.slots.kept.lock();
-        let last = self.once.seq as u32;
-        // With its numbers used up a slot is not used any more; that takes years.
-        let is_mine = kept.all.as_ref().is_some_and(|all| all.contains(&self.once.slot));
-        if is_mine && kept.number == self.once.seq >> 32 && last < u32::MAX {
-            kept.free.push((self.once.slot, last));
-            self.slots.freed.notify_one();
-        }
+        self.slots.free(self.once);
     }
 }
 

@@ -1,0 +1,128 @@
+//! Requests whose callers do not wait, as the connection handles them.
+//!
+//! What lives here: the part of [`Link`] that makes such requests: for locks, and for reads and writes that are
+//! submitted ([`super::submit`] says when those may be sent).
+
+use std::time::Instant;
+
+use ferrite_buffers::Buffer;
+use ferrite_vfs::{Ctx, FsError};
+
+use super::link::Link;
+use super::message::encode;
+use super::requests::{Later, Then};
+use super::submit::Parked;
+use super::{head, own_head};
+use crate::wire::{Head, Request};
+
+impl Link {
+    /// Makes a request whose answer `then` gets, at any time, on any thread. Returns its number.
+    pub(super) fn call_later(&self, request: &Request<'_>, then: Then) -> u64 {
+        let later = |body| Later {
+            body,
+            buffer: None,
+            buffer_is_sent: false,
+            once: None,
+            deadline: None,
+            then,
+        };
+        self.send_later(own_head(0), request, later)
+    }
+
+    /// Reads or writes; `then` gets the answer and the buffer, at any time, on any thread. Does not wait for anything
+    /// but room in the socket.
+    pub(super) fn submit(&self, ctx: &Ctx, request: Request<'static>, buffer: Buffer, then: Then) {
+        self.parking.push(Parked {
+            head: head(ctx, &self.groups),
+            request,
+            buffer,
+            deadline: self.options.patience.map(|patience| Instant::now() + patience),
+            then,
+        });
+        self.send_parked();
+    }
+
+    /// Sends what waits and may go.
+    pub(super) fn send_parked(&self) {
+        let has_slots = self.promises().has_slots;
+        let mut wants_slots = false;
+        while let Some((mut parked, once)) = self.parking.pop(|parked| {
+            if !parked.is_change() || !has_slots {
+                return Some(None);
+            }
+            // To ask is to wait, which is the watcher's business: this may be the thread that receives.
+            wants_slots = self.slots.are_wanted();
+            match self.slots.try_take() {
+                Some(once) => Some(Some(once)),
+                None if wants_slots || self.slots.has_any() => None,
+                None => Some(None),
+            }
+        }) {
+            parked.head.once = once;
+            let is_change = parked.is_change();
+            let later = |body| Later {
+                body,
+                buffer: Some(parked.buffer),
+                buffer_is_sent: is_change,
+                once,
+                deadline: parked.deadline,
+                then: parked.then,
+            };
+            self.send_later(parked.head, &parked.request, later);
+        }
+        if wants_slots {
+            self.wake_watcher.ring();
+        }
+    }
+
+    fn send_later(&self, mut head: Head, request: &Request<'_>, later: impl FnOnce(Vec<u8>) -> Later) -> u64 {
+        let (mut body, mut data) = (Vec::new(), Vec::new());
+        let (up, is_first) = {
+            let line = self.line.lock();
+            if line.is_over {
+                drop(line);
+                let Later { then, buffer, .. } = later(body);
+                then(Err(FsError::Disconnected), buffer);
+                return 0;
+            }
+            let is_first = self.requests.enter_later(&mut head, |head| {
+                body = encode(head, request);
+                let later = later(body.clone());
+                data.extend_from_slice(later.data());
+                later
+            });
+            (line.up.clone(), is_first)
+        };
+        if let Some(up) = up
+            && up.outgoing.send(&up.connection, &body, &data).is_err()
+        {
+            self.lost(&up);
+        }
+        if is_first {
+            self.wake_watcher.ring();
+        }
+        head.id
+    }
+
+    /// What those who submit must not wait for: slots, and deadlines.
+    pub(super) fn look_after_submitted(&self) {
+        if self.options.patience.is_some() {
+            let now = Instant::now();
+            for request in self.requests.expire(now, |_| false) {
+                self.post(&Request::Abandon { request, file: 0 });
+            }
+            for parked in self.parking.take(Some(now)) {
+                parked.fail(FsError::TimedOut);
+            }
+        }
+        if self.parking.has_some() {
+            if self.promises().has_slots && self.slots.are_wanted() {
+                // Without any, they go without.
+                let asked = self.ask_for_slots();
+                tracing::trace!("slots: {asked:?}");
+            }
+            self.send_parked();
+        }
+        self.call_completions();
+    }
+}

@@ -1,0 +1,64 @@
+//! Small requests on their way out, several in one system call.
+//!
+//! What lives here: [`Outgoing`], a queue that sends at once, unless a thread is calling completions: those make new
+//! requests, which go out together when it is done.
+
+use ferrite_fabric::FabricError;
+use ferrite_fabric::connection::Connection;
+use ferrite_fabric::frame::Lengths;
+use parking_lot::Mutex;
+
+/// A queue that has as much is sent, whoever holds it.
+const QUEUED_BYTES_MAX: usize = 256 << 10;
+
+#[derive(Default)]
+struct Queue {
+    frames: Vec<u8>,
+    /// How many hold it back.
+    holders: usize,
+}
+
+/// See the head of this module.
+#[derive(Default)]
+pub(super) struct Outgoing {
+    queue: Mutex<Queue>,
+}
+
+impl Outgoing {
+    /// Sends a frame, now or soon. Blocks as [`Connection::send`] does.
+    pub(super) fn send(&self, connection: &Connection, body: &[u8], data: &[u8]) -> Result<(), FabricError> {
+        let frames = {
+            let mut queue = self.queue.lock();
+            let prefix = Lengths {
+                body_bytes: body.len(),
+                data_bytes: data.len(),
+            };
+            queue.frames.extend_from_slice(&prefix.encode());
+            queue.frames.extend_from_slice(body);
+            queue.frames.extend_from_slice(data);
+            if queue.holders > 0 && queue.frames.len() < QUEUED_BYTES_MAX {
+                return Ok(());
+            }
+            std::mem::take(&mut queue.frames)
+        };
+        connection.send_frames(&frames)
+    }
+
+    /// From now on frames wait.
+    pub(super) fn hold(&self) {
+        self.queue.lock().holders += 1;
+    }
+
+    /// The end of [`Self::hold`]: sends what waits, if nobody else holds it.
+    pub(super) fn let_go(&self, connection: &Connection) -> Result<(), FabricError> {
+        let frames = {
+            let mut queue = self.queue.lock();
+            queue.holders -= 1;
+            if queue.holders > 0 || queue.frames.is_empty() {
+                return Ok(());
+            }
+            std::mem::take(&mut queue.frames)
+        };
+        connection.send_frames(&frames)
+    }
+}

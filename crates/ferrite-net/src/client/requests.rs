@@ -1,0 +1,267 @@
+//! Requests under way: who waits for which answer.
+//!
+//! What lives here: [`Requests`], which numbers requests, remembers them until they are answered, and gives each answer
+//! to whoever wants it: a thread that waits, a completion, or nobody.
+//!
+//! Invariants: the number of a request is never used again, so that an answer is never taken for another's. A
+//! completion is called exactly once, by a thread that does not hold the receiver: it may make calls of its own.
+
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
+
+use ferrite_buffers::Buffer;
+use ferrite_fabric::FabricError;
+use ferrite_fabric::connection::Receiver;
+use ferrite_vfs::{FsError, Once, Result};
+use parking_lot::Mutex;
+
+use super::message::{Answer, State, Waiter};
+use crate::wire::Head;
+
+/// What to call with an answer, and with the buffer that went with the request.
+pub(super) type Then = Box<dyn FnOnce(Result<Answer>, Option<Buffer>) + Send>;
+
+/// A request whose answer a completion gets.
+pub(super) struct Later {
+    pub(super) body: Vec<u8>,
+    /// Data that goes with the request, or room for that of the answer.
+    pub(super) buffer: Option<Buffer>,
+    pub(super) buffer_is_sent: bool,
+    /// The token, if it is a change.
+    pub(super) once: Option<Once>,
+    /// It fails if there is no answer by then.
+    pub(super) deadline: Option<Instant>,
+    pub(super) then: Then,
+}
+
+impl Later {
+    /// The data that goes with it.
+    pub(super) fn data(&self) -> &[u8] {
+        match &self.buffer {
+            Some(buffer) if self.buffer_is_sent => buffer,
+            _ => &[],
+        }
+    }
+
+    /// To be told of `result`.
+    fn with(self, result: Result<Answer>) -> Completion {
+        Completion {
+            then: self.then,
+            result,
+            buffer: self.buffer,
+            buffer_was_sent: self.buffer_is_sent,
+            once: self.once,
+        }
+    }
+}
+
+/// A completion that is to be called.
+pub(super) struct Completion {
+    then: Then,
+    result: Result<Answer>,
+    buffer: Option<Buffer>,
+    buffer_was_sent: bool,
+    /// The token, which is done with.
+    pub(super) once: Option<Once>,
+}
+
+impl Completion {
+    /// How much data the answer to a submitted read may have had.
+    pub(super) fn expected_bytes(&self) -> Option<usize> {
+        let room = self.buffer.as_ref().filter(|_| !self.buffer_was_sent);
+        room.map(|buffer| buffer.len())
+    }
+
+    pub(super) fn call(self) {
+        (self.then)(self.result, self.buffer);
+    }
+}
+
+pub(super) enum Pending {
+    Thread(Arc<Waiter>),
+    /// Nobody waits, but it must arrive.
+    Posted(Vec<u8>),
+    /// It is answered whenever it is.
+    Later(Box<Later>),
+}
+
+/// See the head of this module.
+pub(super) struct Requests {
+    all: Mutex<BTreeMap<u64, Pending>>,
+    next_number: AtomicU64,
+    /// How many are for completions.
+    later: AtomicU64,
+    /// Completions to call.
+    completed: Mutex<Vec<Completion>>,
+}
+
+impl Default for Requests {
+    fn default() -> Self {
+        Requests {
+            all: Mutex::default(),
+            next_number: AtomicU64::new(1),
+            later: AtomicU64::new(0),
+            completed: Mutex::default(),
+        }
+    }
+}
+
+impl Requests {
+    /// The next number of a request, or of a file.
+    pub(super) fn numbers(&self) -> &AtomicU64 {
+        &self.next_number
+    }
+
+    pub(super) fn fresh_number(&self) -> u64 {
+        self.next_number.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// Gives a request its number, and notes that it is under way.
+    pub(super) fn enter(&self, head: &mut Head, pending: impl FnOnce(&Head) -> Pending) {
+        // Under the lock: a number that is not noted yet would pass for settled.
+        let mut all = self.all.lock();
+        head.id = self.fresh_number();
+        // A lock may be waited for as long as it likes: that it is asked for again has no effects that are remembered.
+        // Nor have reads and writes.
+        let mut counted = all.iter().filter(|(_, pending)| !matches!(pending, Pending::Later(..)));
+        head.settled_below = counted.next().map_or(head.id, |(&first, _)| first);
+        all.insert(head.id, pending(head));
+    }
+
+    /// The same for one that is for a completion. True if there was none before.
+    pub(super) fn enter_later(&self, head: &mut Head, later: impl FnOnce(&Head) -> Later) -> bool {
+        let is_first = self.later.fetch_add(1, Ordering::AcqRel) == 0;
+        self.enter(head, |head| Pending::Later(Box::new(later(head))));
+        is_first
+    }
+
+    /// Who waited for it does not any more.
+    pub(super) fn leave(&self, number: u64) {
+        self.all.lock().remove(&number);
+    }
+
+    /// Whether completions wait for answers.
+    pub(super) fn await_later(&self) -> bool {
+        self.later.load(Ordering::Acquire) > 0
+    }
+
+    /// Takes the data of an answer off the connection and gives both to whoever waits. True if it is for a completion,
+    /// which [`Self::completed`] has then.
+    pub(super) fn deliver(
+        &self,
+        mut answer: Answer,
+        receiver: &mut Receiver,
+        data_bytes: usize,
+    ) -> std::result::Result<bool, FabricError> {
+        let pending = {
+            let mut all = self.all.lock();
+            match all.entry(answer.id()) {
+                // It removes itself.
+                Entry::Occupied(entry) => match entry.get() {
+                    Pending::Thread(waiter) => Some(Pending::Thread(Arc::clone(waiter))),
+                    _ => Some(entry.remove()),
+                },
+                // Who asked has given up.
+                Entry::Vacant(_) => None,
+            }
+        };
+        match pending {
+            Some(Pending::Thread(waiter)) => {
+                answer.keep_data(receiver, data_bytes)?;
+                waiter.set(State::Answered(answer));
+            }
+            Some(Pending::Later(mut later)) => {
+                if let Some(buffer) = &mut later.buffer
+                    && !later.buffer_is_sent
+                    && let Err(error) = answer.take_data(receiver, data_bytes, buffer)
+                {
+                    // It is sent again.
+                    self.all.lock().insert(answer.id(), Pending::Later(later));
+                    return Err(error);
+                }
+                self.is_done(later.with(Ok(answer)));
+                return Ok(true);
+            }
+            Some(Pending::Posted(_)) | None => {}
+        }
+        Ok(false)
+    }
+
+    fn is_done(&self, completion: Completion) {
+        self.later.fetch_sub(1, Ordering::AcqRel);
+        self.completed.lock().push(completion);
+    }
+
+    /// Takes the completions that are to be called.
+    pub(super) fn completed(&self) -> Vec<Completion> {
+        std::mem::take(&mut *self.completed.lock())
+    }
+
+    /// Fails those for completions whose time is over, and those whose token `is_void`; returns the numbers of the
+    /// former.
+    pub(super) fn expire(&self, now: Instant, is_void: impl Fn(Once) -> bool) -> Vec<u64> {
+        let mut late = Vec::new();
+        let mut all = self.all.lock();
+        let ended: Vec<(u64, FsError)> = all
+            .iter()
+            .filter_map(|(&number, pending)| match pending {
+                Pending::Later(later) if later.deadline.is_some_and(|deadline| now >= deadline) => {
+                    late.push(number);
+                    Some((number, FsError::TimedOut))
+                }
+                Pending::Later(later) if later.once.is_some_and(&is_void) => Some((number, FsError::Disconnected)),
+                _ => None,
+            })
+            .collect();
+        for (number, error) in ended {
+            if let Some(Pending::Later(later)) = all.remove(&number) {
+                self.is_done(later.with(Err(error)));
+            }
+        }
+        late
+    }
+
+    /// All who wait try again, or learn that it is over.
+    pub(super) fn break_off(&self) {
+        for pending in self.all.lock().values() {
+            if let Pending::Thread(waiter) = pending {
+                waiter.break_off();
+            }
+        }
+    }
+
+    /// Fails all.
+    pub(super) fn fail(&self) {
+        let all = std::mem::take(&mut *self.all.lock());
+        for pending in all.into_values() {
+            match pending {
+                Pending::Thread(waiter) => waiter.set(State::Broken),
+                Pending::Posted(_) => {}
+                Pending::Later(later) => self.is_done(later.with(Err(FsError::Disconnected))),
+            }
+        }
+    }
+
+    /// Has another thread receive than the one that waits for the answer `but`. False if none waits.
+    pub(super) fn call_another(&self, but: u64) -> bool {
+        let all = self.all.lock();
+        all.iter().any(|(&number, pending)| match pending {
+            Pending::Thread(waiter) => number != but && waiter.call(),
+            _ => false,
+        })
+    }
+
+    /// What must arrive and has numbers from `from` on, with bodies and data.
+    pub(super) fn unanswered(&self, from: u64) -> Vec<(u64, Vec<u8>, Vec<u8>)> {
+        let all = self.all.lock();
+        let open = all.range(from..).filter_map(|(&number, pending)| match pending {
+            Pending::Posted(body) => Some((number, body.clone(), Vec::new())),
+            Pending::Later(later) => Some((number, later.body.clone(), later.data().to_vec())),
+            Pending::Thread(_) => None,
+        });
+        open.collect()
+    }
+}
