@@ -9,6 +9,7 @@ mod mapping;
 mod misses;
 mod mixes;
 mod mount;
+mod net;
 mod operations;
 mod recovery;
 mod threads;
@@ -35,12 +36,13 @@ Groups:
   recovery  a mount after a crash and a full fsck, by number of files: against 1 s and 10 s per
             million
   mount     a mount: against libfuse's passthrough_ll over tmpfs (needs root, gcc, libfuse3-dev)
+  net       a remote client over loopback: against messages of the same lengths with nothing behind
 
 A ratio is Ferrite's time divided by the peer's: below 1 is faster. Times vary with the load of the machine; ratios and \
 counts vary much less.")]
 pub(crate) struct Bench {
     /// Group to run [default: all]
-    #[arg(value_parser = ["core", "threads", "hdpm", "mixes", "mapping", "recovery", "mount"])]
+    #[arg(value_parser = ["core", "threads", "hdpm", "mixes", "mapping", "recovery", "mount", "net"])]
     group: Option<String>,
     /// Run only the benchmark with this name
     #[arg(long, value_name = "NAME")]
@@ -54,10 +56,13 @@ pub(crate) struct Bench {
     /// Smaller files and fewer rounds: a quick look, not a measurement
     #[arg(long)]
     quick: bool,
+    /// Be the peer of the group `net`
+    #[arg(long, hide = true)]
+    echo: bool,
 }
 
 /// All groups, and what is measured in each.
-fn groups() -> [(&'static str, Vec<&'static str>); 7] {
+fn groups() -> [(&'static str, Vec<&'static str>); 8] {
     [
         ("core", operations::NAMES.to_vec()),
         ("threads", vec![threads::NAME]),
@@ -66,6 +71,7 @@ fn groups() -> [(&'static str, Vec<&'static str>); 7] {
         ("mapping", mapping::names()),
         ("recovery", recovery::names()),
         ("mount", mount::NAMES.to_vec()),
+        ("net", net::NAMES.to_vec()),
     ]
 }
 
@@ -128,6 +134,9 @@ pub(crate) struct Row {
 
 impl Bench {
     pub(crate) fn run(self) -> Outcome {
+        if self.echo {
+            return net::pingpong::echo();
+        }
         // Set once: a process runs one command.
         let _ = MAPPING.set(self.mapping);
         let effort = if self.quick {
@@ -177,6 +186,9 @@ impl Bench {
                 }
                 other => other?,
             }
+        }
+        if wanted("net") {
+            net::run(effort, &mut out)?;
         }
         Ok(0)
     }

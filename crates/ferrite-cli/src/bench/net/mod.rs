@@ -1,0 +1,276 @@
+//! A remote client compared with the bare transport: messages of the same lengths between the same cores, and nothing
+//! done with them ([`pingpong`]).
+//!
+//! At depth 16 as many requests are under way, which a message of the peer cannot be; there one request is compared
+//! with one exchange of messages at a time.
+//!
+//! Waking a thread on another core costs more than any of the work here, so every benchmark runs twice: client and
+//! server on one core, and on two (docs/benchmarks.md).
+
+mod depth;
+pub(super) mod pingpong;
+
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use ferrite_measure::median;
+use ferrite_net::client::{Client, ClientOptions};
+use ferrite_pm::Counters;
+use ferrite_vfs::{FileSystem, NewFile, OpenFile, OpenMode, ROOT_INO, SYSTEM};
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+
+use super::operations::TmpfsDir;
+use super::{Circumstances, Duel, Effort, Output, Row, page, whole};
+use crate::{FAILED, Failure};
+use depth::Many;
+use pingpong::PingPong;
+
+/// What is measured here.
+pub(crate) const NAMES: &[&str] = &[
+    "net_read_4k",
+    "net_write_4k",
+    "net_stat",
+    "net_create_unlink",
+    "net_read_4m",
+    "net_write_4m",
+    "net_read_4k_depth_16",
+    "net_write_4k_depth_16",
+];
+const FILE_BYTES: u64 = 64 << 20;
+const POOL_BYTES: u64 = 256 << 20;
+const LARGE_BYTES: usize = 4 << 20;
+/// What a request or an answer without data takes on the wire, about: frame, head, a few numbers.
+const MESSAGE_BYTES: usize = 64;
+
+/// A process that serves, pinned to a core; it ends with this value.
+struct Served {
+    child: Child,
+    /// What it said of its address.
+    line: String,
+}
+
+impl Served {
+    fn start(core: usize, arguments: &[&str]) -> Result<Served, Failure> {
+        let mut child = Command::new("taskset")
+            .args(["-c", &core.to_string()])
+            .arg(std::env::current_exe()?)
+            .args(arguments)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .map_err(|error| Failure::new(FAILED, format!("taskset (package util-linux): {error}")))?;
+        let mut line = String::new();
+        if let Some(stdout) = child.stdout.take() {
+            BufReader::new(stdout).read_line(&mut line)?;
+        }
+        Ok(Served { child, line })
+    }
+
+    /// `HOST:PORT` as it stands in what the process said.
+    fn address(&self) -> Result<&str, Failure> {
+        let word = self.line.split_whitespace().next_back().unwrap_or_default();
+        let address = word.trim_start_matches("tcp://").trim_end_matches('/');
+        match address.is_empty() {
+            true => Err(Failure::new(FAILED, "the benchmark's server did not start")),
+            false => Ok(address),
+        }
+    }
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn pin(core: usize) -> Result<(), Failure> {
+    let mut cpus = CpuSet::new();
+    cpus.set(core);
+    Ok(sched_setaffinity(None, &cpus)?)
+}
+
+/// Runs the group.
+pub(crate) fn run(effort: Effort, out: &mut Output) -> Result<(), Failure> {
+    let before = sched_getaffinity(None)?;
+    let tmpfs = TmpfsDir::new()?;
+    let result = [("one core", 0), ("two cores", 1)]
+        .into_iter()
+        .try_for_each(|(placement, server_core)| {
+            pin(0)?;
+            placed(effort, out, &tmpfs.0, placement, server_core)
+        });
+    sched_setaffinity(None, &before)?;
+    result
+}
+
+fn placed(
+    effort: Effort,
+    out: &mut Output,
+    base: &Path,
+    placement: &'static str,
+    server_core: usize,
+) -> Result<(), Failure> {
+    let pool = base.join("pool").display().to_string();
+    let made = Command::new(std::env::current_exe()?)
+        .args(["mkfs", "--force", "--size", &POOL_BYTES.to_string()])
+        .args(["--mapping", super::options().mapping.name(), &pool])
+        .stdout(Stdio::null())
+        .status()?;
+    if !made.success() {
+        return Err(Failure::new(FAILED, "no pool for the benchmark"));
+    }
+    let server = Served::start(
+        server_core,
+        &["serve", &pool, "--no-root-squash", "--listen", "tcp://127.0.0.1:0"],
+    )?;
+    let echo = Served::start(server_core, &["bench", "--echo"])?;
+    let client = connect(server.address()?)?;
+    let file = filled(&client)?;
+    let mut peer = PingPong::connect(echo.address()?)?;
+
+    let mut duel = |name, slower: usize, ours: super::Work<'_>, theirs: super::Work<'_>| {
+        Duel {
+            group: "net",
+            name,
+            against: "bare TCP",
+            rounds: effort.rounds,
+            operations: (effort.operations / slower).max(20),
+            circumstances: circumstances(placement),
+            counters: &Counters::default,
+            amplification: None,
+        }
+        .run(ours, theirs, out)
+    };
+    let mut block = [9; 4096];
+    duel(
+        "net_read_4k",
+        1,
+        &mut |n| whole(file.read_at(SYSTEM, page(n, FILE_BYTES), &mut block)?, 4096),
+        &mut |_| peer.exchange(MESSAGE_BYTES, MESSAGE_BYTES + 4096),
+    )?;
+    duel(
+        "net_write_4k",
+        1,
+        &mut |n| whole(file.write_at(SYSTEM, page(n, FILE_BYTES), &block)?, 4096),
+        &mut |_| peer.exchange(MESSAGE_BYTES + 4096, MESSAGE_BYTES),
+    )?;
+    duel(
+        "net_stat",
+        1,
+        &mut |_| Ok(client.lookup(SYSTEM, ROOT_INO, b"data").map(drop)?),
+        &mut |_| peer.exchange(MESSAGE_BYTES, 2 * MESSAGE_BYTES),
+    )?;
+    duel(
+        "net_create_unlink",
+        4,
+        &mut |n| {
+            let name = format!("new{n}");
+            drop(client.create(SYSTEM, ROOT_INO, name.as_bytes(), &new_file())?);
+            Ok(client.unlink(SYSTEM, ROOT_INO, name.as_bytes())?)
+        },
+        &mut |_| {
+            peer.exchange(MESSAGE_BYTES, 3 * MESSAGE_BYTES)?;
+            peer.exchange(MESSAGE_BYTES, MESSAGE_BYTES)
+        },
+    )?;
+    let mut large = vec![7; LARGE_BYTES];
+    let place = |n: u64| n * LARGE_BYTES as u64 % FILE_BYTES;
+    duel(
+        "net_read_4m",
+        200,
+        &mut |n| whole(file.read_at(SYSTEM, place(n), &mut large)?, LARGE_BYTES),
+        &mut |_| peer.exchange(MESSAGE_BYTES, MESSAGE_BYTES + LARGE_BYTES),
+    )?;
+    duel(
+        "net_write_4m",
+        200,
+        &mut |n| write_whole(&*file, place(n), &large),
+        &mut |_| peer.exchange(MESSAGE_BYTES + LARGE_BYTES, MESSAGE_BYTES),
+    )?;
+    for (name, is_write) in [("net_read_4k_depth_16", false), ("net_write_4k_depth_16", true)] {
+        if !out.wants(name) {
+            continue;
+        }
+        let many = Many::new(&file, FILE_BYTES, is_write)?;
+        let bytes = if is_write { (4096, 0) } else { (0, 4096) };
+        let count = effort.operations as u64;
+        let (mut our_ns, mut their_ns, mut ratios) = (Vec::new(), Vec::new(), Vec::new());
+        // The first round is a warm-up and does not count.
+        for round in 0..=effort.rounds {
+            let start = Instant::now();
+            many.run(count)?;
+            let ours = start.elapsed().as_nanos() as f64 / count as f64;
+            let start = Instant::now();
+            for _ in 0..count {
+                peer.exchange(MESSAGE_BYTES + bytes.0, MESSAGE_BYTES + bytes.1)?;
+            }
+            let theirs = start.elapsed().as_nanos() as f64 / count as f64;
+            if round > 0 {
+                our_ns.push(ours);
+                their_ns.push(theirs);
+                ratios.push(ours / theirs);
+            }
+        }
+        out.row(&Row {
+            group: "net",
+            name,
+            against: "bare TCP, depth 1",
+            ratio: median(&ratios),
+            median_ns: median(&our_ns),
+            against_median_ns: median(&their_ns),
+            fences: 0.0,
+            lines_written_back: 0.0,
+            bytes_streamed: 0.0,
+            medium_bytes_per_byte: None,
+            contents: None,
+            circumstances: circumstances(placement),
+        })?;
+    }
+    Ok(())
+}
+
+fn circumstances(placement: &str) -> Circumstances {
+    Circumstances {
+        page_bytes: 4096,
+        fill_percent: 30,
+        cache: "nothing cached by the client",
+        threads: 1,
+        placement: placement.into(),
+    }
+}
+
+/// Writes all, in as many steps as the server makes of it: each is atomic.
+fn write_whole(file: &dyn OpenFile, offset: u64, data: &[u8]) -> Result<(), Failure> {
+    let mut written = 0;
+    while written < data.len() {
+        written += file.write_at(SYSTEM, offset + written as u64, &data[written..])?;
+    }
+    Ok(())
+}
+
+fn connect(address: &str) -> Result<Arc<Client>, Failure> {
+    let options = ClientOptions::default().patience(Some(Duration::from_secs(20)));
+    Ok(Arc::new(Client::connect(address, "", &options)?))
+}
+
+fn new_file() -> NewFile {
+    NewFile {
+        mode: 0o644,
+        open: OpenMode::read_write(),
+        exclusive: true,
+    }
+}
+
+/// A file with content.
+fn filled(client: &Client) -> Result<Arc<dyn OpenFile>, Failure> {
+    let file = client.create(SYSTEM, ROOT_INO, b"data", &new_file())?.file;
+    let chunk = vec![1; 1 << 20];
+    for offset in (0..FILE_BYTES).step_by(chunk.len()) {
+        whole(file.write_at(SYSTEM, offset, &chunk)?, chunk.len())?;
+    }
+    Ok(file)
+}
