@@ -14,6 +14,7 @@ mod demo;
 mod df;
 mod doctor;
 mod dump;
+mod files;
 mod freeze;
 mod frost;
 mod fsck;
@@ -76,6 +77,11 @@ impl Failure {
         Failure { code, ..self }
     }
 
+    /// What the user reads.
+    pub(crate) fn text(&self) -> &str {
+        &self.message
+    }
+
     /// Adds the path that it is about.
     pub(crate) fn of(mut self, path: &Path) -> Self {
         self.message = format!("{}: {}", path.display(), self.message);
@@ -99,6 +105,7 @@ Examples:
   ferrite mkfs /dev/shm/pool --size 1G      make a pool in DRAM
   ferrite mount /dev/shm/pool /mnt          mount it; returns when the mount is ready
   ferrite serve /dev/shm/pool               export it; then elsewhere: ferrite mount tcp://127.0.0.1:7447 /mnt
+  ferrite ls tcp://127.0.0.1:7447:/         files without a mount; also cp, cat, stat, rm, mkdir, mv
   ferrite df                                free space of all mounted pools
   ferrite umount /mnt                       unmount; completed operations are durable already
   ferrite demo                              see it work
@@ -138,6 +145,20 @@ enum Command {
     Scrub(scrub::Scrub),
     /// Copy a pool, also while it is mounted
     Copy(copy::Copy),
+    /// Copy files to and from volumes that are not mounted
+    Cp(files::Cp),
+    /// List directories of volumes that are not mounted
+    Ls(files::Ls),
+    /// Print files of volumes that are not mounted
+    Cat(files::Cat),
+    /// Show the attributes of files in volumes that are not mounted
+    Stat(files::Stat),
+    /// Remove files and directories of volumes that are not mounted
+    Rm(files::Rm),
+    /// Make directories in volumes that are not mounted
+    Mkdir(files::Mkdir),
+    /// Rename files and directories within a volume that is not mounted
+    Mv(files::Mv),
     /// Block changes on a mount, so that its pool can be copied or a snapshot taken
     Freeze(freeze::Freeze),
     /// Allow changes on a frozen mount again
@@ -205,6 +226,13 @@ fn run(arguments: Arguments) -> Outcome {
         Command::Dump(command) => command.run(),
         Command::Scrub(command) => command.run(),
         Command::Copy(command) => command.run(),
+        Command::Cp(command) => command.run(),
+        Command::Ls(command) => command.run(),
+        Command::Cat(command) => command.run(),
+        Command::Stat(command) => command.run(),
+        Command::Rm(command) => command.run(),
+        Command::Mkdir(command) => command.run(),
+        Command::Mv(command) => command.run(),
         Command::Freeze(command) => command.run(),
         Command::Thaw(command) => command.run(),
         Command::Df(command) => command.run(),

@@ -31,6 +31,19 @@ pub(crate) fn say(line: impl Display) {
     }
 }
 
+/// Writes bytes to standard output; false once nothing more goes there.
+pub(crate) fn write(bytes: &[u8]) -> bool {
+    if STOPPED.get().is_none() {
+        printed(std::io::stdout().write_all(bytes));
+    }
+    goes_on()
+}
+
+/// Whether somebody still reads what goes to standard output.
+pub(crate) fn goes_on() -> bool {
+    STOPPED.get().is_none()
+}
+
 /// Prints a value as one line of JSON.
 pub(crate) fn say_json(value: &impl serde::Serialize) -> Result<(), Failure> {
     say(serde_json::to_string(value)?);

@@ -29,6 +29,46 @@ impl Bar {
     }
 }
 
+/// What has been copied so far, on standard error if that is a terminal.
+pub(crate) struct Bytes(ProgressBar);
+
+impl Bytes {
+    /// `quiet`: nothing is shown on a terminal, either.
+    pub(crate) fn new(quiet: bool) -> Bytes {
+        let bar = if std::io::stderr().is_terminal() && !quiet {
+            ProgressBar::new(0)
+        } else {
+            ProgressBar::hidden()
+        };
+        let template = "{bar:30} {bytes} of {total_bytes}, {binary_bytes_per_sec}";
+        if let Ok(style) = ProgressStyle::with_template(template) {
+            bar.set_style(style);
+        }
+        Bytes(bar)
+    }
+
+    /// There is a further file, of so many bytes.
+    pub(crate) fn expect(&self, bytes: u64) {
+        self.0.inc_length(bytes);
+    }
+
+    /// So many more were copied.
+    pub(crate) fn advance(&self, bytes: u64) {
+        self.0.inc(bytes);
+    }
+
+    /// Does something while the bar is not shown.
+    pub(crate) fn suspend(&self, f: impl FnOnce()) {
+        self.0.suspend(f);
+    }
+}
+
+impl Drop for Bytes {
+    fn drop(&mut self) {
+        self.0.finish_and_clear();
+    }
+}
+
 impl Drop for Bar {
     fn drop(&mut self) {
         self.0.finish_and_clear();

@@ -76,7 +76,7 @@ impl Dir {
     /// Lists the directory. Permission was checked when it was opened. Entries that exist throughout are returned
     /// exactly once.
     pub fn entries(&self) -> Result<ReadDir> {
-        ReadDir::new(self.handle.clone(), self.path(), Path::new(""))
+        ReadDir::new(self.handle.clone(), self.path(), Path::new(""), false)
     }
 
     /// As [`OpenOptions::open`], from here.
@@ -140,6 +140,7 @@ impl Dir {
         write(path: impl AsRef<Path>, content: impl AsRef<[u8]>) -> Result<()>;
         copy(from: impl AsRef<Path>, to: impl AsRef<Path>) -> Result<u64>;
         read_dir(path: impl AsRef<Path>) -> Result<ReadDir>;
+        read_dir_with_metadata(path: impl AsRef<Path>) -> Result<ReadDir>;
         create_dir(path: impl AsRef<Path>) -> Result<()>;
         create_dir_with(path: impl AsRef<Path>, mode: u32) -> Result<()>;
         create_dir_all(path: impl AsRef<Path>) -> Result<()>;

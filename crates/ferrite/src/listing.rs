@@ -9,6 +9,7 @@ use std::sync::Arc;
 use ferrite_vfs::FileKind;
 
 use crate::error::{Cause, Error, Result};
+use crate::metadata::Metadata;
 use crate::own::Own;
 
 /// One entry of a directory.
@@ -19,6 +20,7 @@ pub struct DirEntry {
     kind: FileKind,
     ino: u64,
     next: u64,
+    metadata: Option<Metadata>,
 }
 
 impl DirEntry {
@@ -42,6 +44,12 @@ impl DirEntry {
     pub fn ino(&self) -> u64 {
         self.ino
     }
+
+    /// Its attributes, if they were listed and could be had; of a symbolic link, its own. See
+    /// [`Fs::read_dir_with_metadata`](crate::Fs::read_dir_with_metadata).
+    pub fn metadata(&self) -> Option<&Metadata> {
+        self.metadata.as_ref()
+    }
 }
 
 /// Iterates over a directory, fetching a batch at a time. The listing stays with the directory that had the path when
@@ -52,6 +60,7 @@ pub struct ReadDir {
     path: Arc<Path>,
     /// As messages show it.
     full: Arc<Path>,
+    with_metadata: bool,
     cookie: u64,
     batch: std::vec::IntoIter<DirEntry>,
     done: bool,
@@ -61,12 +70,18 @@ const BATCH: usize = 256;
 
 impl ReadDir {
     /// Lists `dir`, opened as `path` from the directory that has the path `prefix`.
-    pub(crate) fn new(dir: Own<Arc<ferrite_vfs::Dir>>, prefix: &Path, path: &Path) -> Result<ReadDir> {
+    pub(crate) fn new(
+        dir: Own<Arc<ferrite_vfs::Dir>>,
+        prefix: &Path,
+        path: &Path,
+        with_metadata: bool,
+    ) -> Result<ReadDir> {
         // Whatever is wrong with the path shows here, not at the first entry.
         let mut listing = ReadDir {
             dir,
             path: path.into(),
             full: prefix.join(path).into(),
+            with_metadata,
             cookie: 0,
             batch: Vec::new().into_iter(),
             done: false,
@@ -78,16 +93,22 @@ impl ReadDir {
     fn fetch(&self) -> Result<Vec<DirEntry>> {
         let fetch = || -> Result<Vec<DirEntry>, Cause> {
             let mut batch = Vec::new();
-            self.dir.get()?.readdir(self.cookie, &mut |entry| {
+            let mut take = |entry: &ferrite_vfs::DirEntry<'_>, metadata| {
                 batch.push(DirEntry {
                     dir: Arc::clone(&self.path),
                     name: OsString::from_vec(entry.name.to_vec()),
                     kind: entry.kind,
                     ino: entry.ino,
                     next: entry.next_cookie,
+                    metadata,
                 });
                 batch.len() < BATCH
-            })?;
+            };
+            let dir = self.dir.get()?;
+            match self.with_metadata {
+                true => dir.readdir_plus(self.cookie, &mut |entry, attr| take(entry, attr.ok().map(Metadata)))?,
+                false => dir.readdir(self.cookie, &mut |entry| take(entry, None))?,
+            }
             Ok(batch)
         };
         fetch().map_err(|cause| Error::new("list", &*self.full, cause))

@@ -238,8 +238,19 @@ impl Fs {
     /// # Errors
     /// `ENOTDIR`; `EACCES` if the user may not read it.
     pub fn read_dir(&self, path: impl AsRef<Path>) -> Result<ReadDir> {
-        let path = path.as_ref();
+        self.list(path.as_ref(), false)
+    }
+
+    /// As [`Self::read_dir`], with the attributes of each entry: one request for many, where the pool is on a server.
+    ///
+    /// # Errors
+    /// As [`Self::read_dir`].
+    pub fn read_dir_with_metadata(&self, path: impl AsRef<Path>) -> Result<ReadDir> {
+        self.list(path.as_ref(), true)
+    }
+
+    fn list(&self, path: &Path, with_metadata: bool) -> Result<ReadDir> {
         let dir = self.hand_out("list", path, |vfs, path| vfs.open_dir(path).map(Arc::new))?;
-        ReadDir::new(dir, self.prefix(), path)
+        ReadDir::new(dir, self.prefix(), path, with_metadata)
     }
 }

@@ -185,3 +185,25 @@ fn a_directory_is_freed_when_its_last_handle_goes() {
         assert_eq!(free(fs), before);
     });
 }
+
+#[test]
+fn a_listing_with_attributes_has_those_of_each_entry() {
+    on_both(|fs| {
+        fs.write("/f", "content").unwrap();
+        fs.create_dir_with("/d", 0o711).unwrap();
+        fs.symlink("f", "/link").unwrap();
+        for n in 0..300 {
+            fs.write(format!("/d/{n}"), "x".repeat(n)).unwrap();
+        }
+        let root: Vec<_> = fs.read_dir_with_metadata("/").unwrap().map(Result::unwrap).collect();
+        assert_eq!(root.len(), 3);
+        for entry in root {
+            assert_eq!(entry.metadata(), Some(&fs.symlink_metadata(entry.path()).unwrap()));
+        }
+        let below = fs.open_dir("/d").unwrap().read_dir_with_metadata(".").unwrap();
+        let lengths: u64 = below.map(|entry| entry.unwrap().metadata().unwrap().len()).sum();
+        assert_eq!(lengths, 299 * 300 / 2);
+        let plain = fs.read_dir("/").unwrap().next().unwrap().unwrap();
+        assert!(plain.metadata().is_none(), "they were not asked for");
+    });
+}

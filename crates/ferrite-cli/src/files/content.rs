@@ -1,0 +1,167 @@
+//! Copying the content of a file: large pieces, several under way, holes kept.
+
+use std::io::Read;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use parking_lot::Mutex;
+
+use super::place::{Open, Result, Why};
+use crate::progress::Bytes;
+
+/// What is read and written at a time.
+pub(super) const PIECE_BYTES: usize = 4 << 20;
+/// Pieces of one file that are under way.
+const PIECES: usize = 4;
+
+/// What may end a copy, and who watches it.
+pub(super) struct Watch {
+    pub(super) bar: Bytes,
+    /// Set by a signal that asks to end.
+    pub(super) stop: std::sync::Arc<AtomicBool>,
+}
+
+impl Watch {
+    /// An error once it shall end.
+    pub(super) fn check(&self) -> Result<()> {
+        match self.stop.load(Ordering::Relaxed) {
+            true => Err(Why::new("interrupted")),
+            false => Ok(()),
+        }
+    }
+}
+
+/// The pieces of a file that hold data.
+struct Pieces<'f> {
+    from: &'f Open,
+    len_bytes: u64,
+    /// The rest of the range of data that is being handed out.
+    at: u64,
+    end: u64,
+}
+
+impl Pieces<'_> {
+    fn next(&mut self) -> Option<(u64, usize)> {
+        if self.at == self.end {
+            (self.at, self.end) = self.from.data_from(self.end, self.len_bytes)?;
+        }
+        let len = (self.end - self.at).min(PIECE_BYTES as u64);
+        let piece = (self.at, len as usize);
+        self.at += len;
+        Some(piece)
+    }
+}
+
+/// Copies all of `from` into `to`, which is empty.
+pub(super) fn copy(from: &Open, to: &Open, watch: &Watch) -> Result<()> {
+    let len_bytes = from.look()?;
+    if len_bytes == 0 {
+        // Files of the kernel have content, but no length.
+        let mut offset = 0;
+        return stream(
+            |buffer| {
+                let count = from.read_next(buffer, offset)?;
+                offset += count as u64;
+                Ok(count)
+            },
+            to,
+            watch,
+        );
+    }
+    watch.bar.expect(len_bytes);
+    let pieces = Mutex::new(Pieces {
+        from,
+        len_bytes,
+        at: 0,
+        end: 0,
+    });
+    let (failed, written_end) = (Mutex::new(None), Mutex::new(0));
+    let work = || {
+        let mut buffer = Vec::new();
+        loop {
+            // In a statement of its own, so that it is unlocked before the piece is copied.
+            let piece = pieces.lock().next();
+            let Some((offset, len)) = piece else { return };
+            if failed.lock().is_some() {
+                return;
+            }
+            buffer.resize(len, 0);
+            if let Err(why) = copy_piece(from, to, offset, &mut buffer, watch) {
+                failed.lock().get_or_insert(why);
+                return;
+            }
+            let mut written = written_end.lock();
+            *written = offset.saturating_add(len as u64).max(*written);
+        }
+    };
+    match len_bytes <= PIECE_BYTES as u64 {
+        true => work(),
+        false => std::thread::scope(|scope| {
+            for _ in 1..PIECES {
+                scope.spawn(work);
+            }
+            work();
+        }),
+    }
+    if let Some(why) = failed.into_inner() {
+        return Err(why);
+    }
+    // A hole at the end.
+    match written_end.into_inner() < len_bytes {
+        true => to.set_len(len_bytes),
+        false => Ok(()),
+    }
+}
+
+fn copy_piece(from: &Open, to: &Open, offset: u64, buffer: &mut [u8], watch: &Watch) -> Result<()> {
+    watch.check()?;
+    let mut read = 0;
+    while read < buffer.len() {
+        match from.read_at(&mut buffer[read..], offset + read as u64)? {
+            0 => return Err(Why::new("it became shorter while it was read")),
+            count => read += count,
+        }
+    }
+    to.write_all_at(buffer, offset)?;
+    watch.bar.advance(buffer.len() as u64);
+    Ok(())
+}
+
+/// Copies what `read` returns, until that is nothing.
+fn stream(mut read: impl FnMut(&mut [u8]) -> Result<usize>, to: &Open, watch: &Watch) -> Result<()> {
+    let mut buffer = vec![0; PIECE_BYTES];
+    let mut offset = 0;
+    loop {
+        watch.check()?;
+        // Short reads are gathered, so that writes are large.
+        let mut len = 0;
+        while len < buffer.len() {
+            match read(&mut buffer[len..])? {
+                0 => break,
+                count => len += count,
+            }
+        }
+        if len == 0 {
+            return Ok(());
+        }
+        to.write_all_at(&buffer[..len], offset)?;
+        offset += len as u64;
+        watch.bar.advance(len as u64);
+    }
+}
+
+/// Copies standard input into `to`, which is empty.
+pub(super) fn copy_input(to: &Open, watch: &Watch) -> Result<()> {
+    let mut input = std::io::stdin().lock();
+    stream(
+        |buffer| {
+            loop {
+                match input.read(buffer) {
+                    Err(error) if error.kind() == std::io::ErrorKind::Interrupted => watch.check()?,
+                    other => return Ok(other?),
+                }
+            }
+        },
+        to,
+        watch,
+    )
+}

@@ -1,0 +1,210 @@
+//! `ferrite ls`: list directories of volumes.
+
+use std::ffi::{OsStr, OsString};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use ferrite::{FileKind, Metadata};
+
+use super::place::Why;
+use super::show::{self, Json};
+use super::{OPERANDS, Opened, Operand, Volumes, shown};
+use crate::{FAILED, Failure, Outcome, complain, output, say_json};
+
+/// List directories of volumes that are not mounted
+#[derive(Debug, clap::Args)]
+#[command(after_help = format!("\
+{OPERANDS}
+
+A name is on a line of its own. Owners are numbers, as with `ls -n`: they are users of the server's machine, or of the \
+one where the files came from."))]
+pub(crate) struct Ls {
+    /// Directories, or files
+    #[arg(required = true, value_parser = Operand::parser_in_volume())]
+    paths: Vec<Operand>,
+    /// Also permissions, links, owner, group, size and time of the last change
+    #[arg(short)]
+    long: bool,
+    /// Also names that begin with a dot
+    #[arg(short)]
+    all: bool,
+    /// One name on a line, which is what is done anyway
+    #[arg(short = '1')]
+    one: bool,
+    /// Also what is in the directories below
+    #[arg(short = 'R', long)]
+    recursive: bool,
+    /// The directories themselves, not what is in them
+    #[arg(short, long)]
+    directory: bool,
+    /// Print one line of JSON per file
+    #[arg(long)]
+    json: bool,
+}
+
+/// A file to be shown.
+struct Row {
+    name: OsString,
+    path: PathBuf,
+    metadata: Option<Metadata>,
+    kind: FileKind,
+}
+
+/// A directory, as messages and headings name it.
+struct Listed<'o> {
+    volume: &'o Arc<Opened>,
+    prefix: &'o OsStr,
+}
+
+impl Ls {
+    pub(crate) fn run(self) -> Outcome {
+        let mut volumes = Volumes::to_read();
+        let (mut code, mut is_first) = (0, true);
+        for operand in &self.paths {
+            let Operand::There { address, prefix, path } = operand else {
+                continue;
+            };
+            let volume = volumes.open(address)?;
+            let listed = Listed {
+                volume: &volume,
+                prefix,
+            };
+            let mut todo = vec![path.clone()];
+            let mut is_given = true;
+            // Depth first, in the order of names.
+            while let Some(path) = todo.pop() {
+                match self.list(&listed, &path, is_given, &mut is_first) {
+                    Ok(below) => todo.extend(below.into_iter().rev()),
+                    Err(why) => {
+                        complain(format_args!(
+                            "ferrite: {}: {}",
+                            shown(prefix, &path).display(),
+                            why.text
+                        ));
+                        code = FAILED;
+                    }
+                }
+                is_given = false;
+                if !output::goes_on() {
+                    break;
+                }
+            }
+        }
+        volumes.close()?;
+        Ok(code)
+    }
+
+    /// Shows what is at a path; returns the directories below that are still to be listed.
+    fn list(&self, at: &Listed<'_>, path: &Path, is_given: bool, is_first: &mut bool) -> Result<Vec<PathBuf>, Why> {
+        let fs = &at.volume.fs;
+        if is_given {
+            let itself = fs.symlink_metadata(path)?;
+            let is_dir = match itself.is_symlink() && !self.long {
+                true => fs.metadata(path).is_ok_and(|found| found.is_dir()),
+                false => itself.is_dir(),
+            };
+            if self.directory || !is_dir {
+                let row = Row {
+                    name: shown(at.prefix, path),
+                    path: path.to_path_buf(),
+                    kind: itself.kind(),
+                    metadata: Some(itself),
+                };
+                self.show(at, &[row])?;
+                *is_first = false;
+                return Ok(Vec::new());
+            }
+        }
+        let mut rows = Vec::new();
+        let listing = match self.long || self.json {
+            true => fs.read_dir_with_metadata(path)?,
+            false => fs.read_dir(path)?,
+        };
+        for entry in listing {
+            let entry = entry?;
+            if self.all || !entry.file_name().as_encoded_bytes().starts_with(b".") {
+                rows.push(Row {
+                    name: entry.file_name().to_owned(),
+                    path: path.join(entry.file_name()),
+                    metadata: entry.metadata().copied(),
+                    kind: entry.kind(),
+                });
+            }
+        }
+        rows.sort_unstable_by(|one, other| one.name.cmp(&other.name));
+        if !self.json && (self.recursive || self.paths.len() > 1) {
+            if !*is_first {
+                output::write(b"\n");
+            }
+            output::write(&[&show::name(&shown(at.prefix, path))[..], b":\n"].concat());
+        }
+        *is_first = false;
+        self.show(at, &rows)?;
+        Ok(match self.recursive {
+            true => rows
+                .into_iter()
+                .filter(|row| row.kind == FileKind::Directory)
+                .map(|row| row.path)
+                .collect(),
+            false => Vec::new(),
+        })
+    }
+
+    fn show(&self, at: &Listed<'_>, rows: &[Row]) -> Result<(), Why> {
+        let width = |number: fn(&Metadata) -> u64| {
+            let digits = rows.iter().filter_map(|row| row.metadata.as_ref()).map(number).max();
+            digits.unwrap_or(0).to_string().len()
+        };
+        let widths = [
+            width(Metadata::nlink),
+            width(|found| found.uid().into()),
+            width(|found| found.gid().into()),
+            width(Metadata::len),
+        ];
+        for row in rows {
+            let target = || match row.kind {
+                FileKind::Symlink => at.volume.fs.read_link(&row.path).ok().map(PathBuf::into_os_string),
+                _ => None,
+            };
+            let mut line = Vec::new();
+            match &row.metadata {
+                Some(found) if self.json => {
+                    let path = shown(at.prefix, &row.path);
+                    let json = say_json(&Json::new(&path, found, target().as_deref()));
+                    json.map_err(|failure: Failure| Why::new(failure.text()))?;
+                    continue;
+                }
+                Some(found) if self.long => {
+                    let [links, uid, gid, size] = widths;
+                    line.extend(
+                        format!(
+                            "{} {:links$} {:uid$} {:gid$} {:size$} {} ",
+                            show::mode(found),
+                            found.nlink(),
+                            found.uid(),
+                            found.gid(),
+                            found.len(),
+                            show::time(found.modified(), "%Y-%m-%d %H:%M"),
+                        )
+                        .into_bytes(),
+                    );
+                }
+                // It was removed while it was listed, or is damaged.
+                None if self.long => line.extend(b"?????????? "),
+                _ => {}
+            }
+            line.extend(show::name(&row.name));
+            if self.long
+                && let Some(target) = target()
+            {
+                line.extend(b" -> ");
+                line.extend(show::name(&target));
+            }
+            line.push(b'\n');
+            if !output::write(&line) {
+                break;
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,84 @@
+//! `ferrite stat`: show the attributes of files in volumes.
+
+use super::show::{self, Json};
+use super::{OPERANDS, Operand, Volumes, shown};
+use crate::{FAILED, Outcome, complain, output, say_json};
+
+/// Show the attributes of files in volumes that are not mounted
+#[derive(Debug, clap::Args)]
+#[command(after_help = format!("{OPERANDS}\n\nWhat a server does is shown by `ferrite top`."))]
+pub(crate) struct Stat {
+    /// Files
+    #[arg(required = true, value_parser = Operand::parser_in_volume())]
+    files: Vec<Operand>,
+    /// Follow symbolic links
+    #[arg(short = 'L', long)]
+    dereference: bool,
+    /// Print one line of JSON per file
+    #[arg(long)]
+    json: bool,
+}
+
+impl Stat {
+    pub(crate) fn run(self) -> Outcome {
+        let mut volumes = Volumes::to_read();
+        let mut code = 0;
+        for operand in &self.files {
+            let Operand::There { address, prefix, path } = operand else {
+                continue;
+            };
+            let volume = volumes.open(address)?;
+            let looked = match self.dereference {
+                true => volume.fs.metadata(path),
+                false => volume.fs.symlink_metadata(path),
+            };
+            let name = shown(prefix, path);
+            let found = match looked {
+                Ok(found) => found,
+                Err(error) => {
+                    complain(format_args!("ferrite: {}: {}", name.display(), error.cause()));
+                    code = FAILED;
+                    continue;
+                }
+            };
+            let target = match found.is_symlink() {
+                true => volume.fs.read_link(path).ok().map(|path| path.into_os_string()),
+                false => None,
+            };
+            if self.json {
+                say_json(&Json::new(&name, &found, target.as_deref()))?;
+                continue;
+            }
+            let mut text = b"  File: ".to_vec();
+            text.extend(show::name(&name));
+            if let Some(target) = target {
+                text.extend(b" -> ");
+                text.extend(show::name(&target));
+            }
+            let time = |time| show::time(time, "%Y-%m-%d %H:%M:%S.%9f %z");
+            text.extend(
+                format!(
+                    "\n  Size: {:<15} Blocks: {:<10} {}\n Inode: {:<15} Links: {}\nAccess: ({:04o}/{})  Uid: {:<5}  Gid: \
+                     {}\nAccess: {}\nModify: {}\nChange: {}\n Birth: {}\n",
+                    found.len(),
+                    found.blocks(),
+                    show::kind(found.kind()),
+                    found.ino(),
+                    found.nlink(),
+                    found.mode(),
+                    show::mode(&found),
+                    found.uid(),
+                    found.gid(),
+                    time(found.accessed()),
+                    time(found.modified()),
+                    time(found.changed()),
+                    time(found.created()),
+                )
+                .into_bytes(),
+            );
+            output::write(&text);
+        }
+        volumes.close()?;
+        Ok(code)
+    }
+}

@@ -1,0 +1,92 @@
+//! A pool that is served on a loopback address, for tests without a mount of it. (A process that has files open on such
+//! a mount must not start its server itself; see `serve.rs`.)
+#![allow(dead_code, reason = "each test binary uses its part")]
+
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdout, Stdio};
+
+use tempfile::TempDir;
+
+use super::{ferrite, mkfs};
+
+/// See the head of this module. All is gone when it is dropped.
+pub(crate) struct Server {
+    base: TempDir,
+    pub(crate) pool: PathBuf,
+    /// `tcp://HOST:PORT`.
+    pub(crate) address: String,
+    words: Vec<String>,
+    process: Child,
+    /// What it says further.
+    pub(crate) said: BufReader<ChildStdout>,
+}
+
+impl Server {
+    /// Makes a pool and serves it, with further words for `serve`.
+    pub(crate) fn new(size: &str, words: &[&str]) -> Server {
+        let base = tempfile::Builder::new()
+            .prefix("ferrite-test-")
+            .tempdir_in("/dev/shm")
+            .unwrap();
+        let pool = base.path().join("pool");
+        mkfs(&pool, &["--size", size]);
+        let words: Vec<String> = words.iter().map(|&word| word.to_owned()).collect();
+        let (process, said, address) = start(&pool, "tcp://127.0.0.1:0", &words);
+        Server {
+            base,
+            pool,
+            address,
+            words,
+            process,
+            said,
+        }
+    }
+
+    /// A directory for what a test needs besides.
+    pub(crate) fn scratch(&self) -> PathBuf {
+        let path = self.base.path().join("scratch");
+        std::fs::create_dir_all(&path).unwrap();
+        path
+    }
+
+    /// A path in the export, as commands take it.
+    pub(crate) fn at(&self, path: &str) -> String {
+        format!("{}:{path}", self.address)
+    }
+
+    /// Kills it without warning.
+    pub(crate) fn kill(&mut self) {
+        self.process.kill().unwrap();
+        self.process.wait().unwrap();
+    }
+
+    /// Starts it again at the same address.
+    pub(crate) fn start(&mut self) {
+        (self.process, self.said, _) = start(&self.pool, &self.address, &self.words);
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+fn start(pool: &Path, listen: &str, words: &[String]) -> (Child, BufReader<ChildStdout>, String) {
+    let mut process = ferrite()
+        .arg("serve")
+        .arg(pool)
+        .args(["--listen", listen, "--lease", "4"])
+        .args(words)
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut said = BufReader::new(process.stdout.take().unwrap());
+    let mut line = String::new();
+    said.read_line(&mut line).unwrap();
+    let address = line.rsplit(' ').next().unwrap().trim().trim_end_matches('/').to_owned();
+    assert!(address.starts_with("tcp://"), "it says where it serves: {line}");
+    (process, said, address)
+}
