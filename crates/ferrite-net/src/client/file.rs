@@ -13,6 +13,9 @@ use super::message::Answer;
 use super::submit::TRANSFER_BYTES_MAX;
 use crate::wire::Request;
 
+/// Writes are not cut into smaller parts, however little an engine promises.
+const PART_BYTES_MIN: usize = 64 << 10;
+
 /// An open file. Dropping it closes the server's.
 pub(super) struct RemoteFile {
     pub(super) link: Arc<Link>,
@@ -75,15 +78,19 @@ impl OpenFile for RemoteFile {
         }
     }
 
-    /// More than a message holds is written in parts; at the end of the file, only the first part is.
+    /// More than a message holds, or than the engine writes in one step, is written in parts; at the end of the file,
+    /// only the first part is.
     fn write(&self, ctx: &Ctx, mode: WriteMode, data: &[u8]) -> Result<Written> {
-        let (first, mut rest) = data.split_at(data.len().min(DATA_BYTES_MAX));
+        // With a token the engine writes one step's worth. What is behind that would be sent in vain.
+        let step_bytes = usize::try_from(self.link.promises().atomic_write_bytes).unwrap_or(usize::MAX);
+        let part_bytes = step_bytes.clamp(PART_BYTES_MIN, DATA_BYTES_MAX);
+        let (first, mut rest) = data.split_at(data.len().min(part_bytes));
         let mut all = self.write_once(ctx, mode, first)?;
         if mode.position == Position::End || all.len_bytes < first.len() {
             return Ok(all);
         }
         while !rest.is_empty() {
-            let (part, after) = rest.split_at(rest.len().min(DATA_BYTES_MAX));
+            let (part, after) = rest.split_at(rest.len().min(part_bytes));
             let mode = WriteMode {
                 position: Position::At(all.end()),
                 ..mode
