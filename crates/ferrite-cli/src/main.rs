@@ -24,6 +24,7 @@ mod log;
 mod manual;
 #[allow(unsafe_code)]
 mod memory;
+mod metrics;
 mod mkfs;
 mod mount;
 mod mount_options;
@@ -37,6 +38,7 @@ mod serve;
 mod signals;
 mod size;
 mod target;
+mod top;
 mod trace_file;
 mod umount;
 mod users;
@@ -135,6 +137,8 @@ enum Command {
     Mount(mount::Mount),
     /// Export a pool to clients on the network
     Serve(serve::Serve),
+    /// Show what a server does, for whom, and how long it takes
+    Top(top::Top),
     /// Unmount a directory and end its daemon
     Umount(umount::Umount),
     /// Show the layout, state and activity of a pool
@@ -221,6 +225,7 @@ fn run(arguments: Arguments) -> Outcome {
         Command::Mkfs(command) => command.run(),
         Command::Mount(command) => command.run(arguments.verbose),
         Command::Serve(command) => command.run(),
+        Command::Top(command) => command.run(),
         Command::Umount(command) => command.run(),
         Command::Info(command) => command.run(),
         Command::Dump(command) => command.run(),

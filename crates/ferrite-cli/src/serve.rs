@@ -12,6 +12,7 @@ use ferrite::volume::Address;
 use ferrite_net::server::{ExportOptions, Server, ServerOptions};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
+use super::metrics::Endpoint;
 use super::target::local_address;
 use super::{FAILED, Failure, Outcome, USAGE, complain, opening, say};
 
@@ -59,6 +60,10 @@ pub(crate) struct Serve {
     /// Look for work for so many microseconds before sleeping: faster, at the price of a CPU
     #[arg(long, value_name = "MICROSECONDS", default_value_t = 0)]
     busy: u64,
+    /// Show metrics to Prometheus there, at /metrics; a port alone is one of 127.0.0.1. Everybody who can reach it sees
+    /// them
+    #[arg(long, value_name = "HOST:PORT")]
+    metrics: Option<String>,
 }
 
 impl Serve {
@@ -68,6 +73,7 @@ impl Serve {
             .iter()
             .map(|text| listen(text))
             .collect::<Result<Vec<_>, _>>()?;
+        let metrics = self.metrics.as_deref().map(Endpoint::listen).transpose()?;
         let addresses: Vec<String> = listeners
             .iter()
             .map(|listener| {
@@ -98,11 +104,17 @@ impl Serve {
                 format!("{}: {}: {error}", self.pool.path().display(), self.path),
             )
         })?;
+        let metrics = metrics.map(|listener| Endpoint::start(listener, server.observer()));
+        let metrics = metrics.transpose()?;
         for address in addresses {
             say(format_args!("serving {} as {address}", self.pool.path().display()));
         }
+        if let Some(metrics) = &metrics {
+            say(format_args!("metrics at http://{}/metrics", metrics.address));
+        }
         let signal = signals.forever().next();
         tracing::info!(signal, sessions = server.sessions(), "received a signal to end");
+        drop(metrics);
         server.stop();
         // First the pool: what sessions have open stays theirs over the restart.
         volume.close()?;

@@ -2,8 +2,6 @@
 //! pool of this machine.
 
 mod common;
-#[path = "common/server.rs"]
-mod server;
 
 use std::ffi::OsStr;
 use std::fs;
@@ -14,8 +12,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant, SystemTime};
 
+use common::server::Server;
 use common::{fails, ferrite, mkfs, ok, sh};
-use server::Server;
 use tempfile::TempDir;
 
 /// Where the files of a test are.
@@ -468,6 +466,17 @@ fn a_copy_goes_on_when_the_server_comes_back() {
     ] {
         let mut copy = ferrite().args(["cp", "-r", &from, &to]).spawn().unwrap();
         let start = Instant::now();
+        // Once it has connected; without that it does not wait for the server.
+        while ferrite()
+            .args(["ls", &server.at("/d")])
+            .output()
+            .unwrap()
+            .stdout
+            .is_empty()
+            || (to.starts_with('/') && !Path::new(&to).exists())
+        {
+            assert!(start.elapsed() < Duration::from_secs(20), "it has not begun");
+        }
         let mut kills = 0;
         while copy.try_wait().unwrap().is_none() && start.elapsed() < Duration::from_secs(60) {
             std::thread::sleep(Duration::from_millis(30));

@@ -11,6 +11,7 @@ use parking_lot::Mutex;
 use thiserror::Error;
 
 use crate::client::{Client, ClientOptions, ConnectError};
+use crate::wire::Activity;
 
 /// Where an export is: `tcp://HOST:PORT/EXPORT`.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -76,6 +77,11 @@ impl RemoteVolume {
             fs: Arc::clone(&client),
             client: Mutex::new(Some(client)),
         })
+    }
+
+    /// What the server says was done with the export, and by whom.
+    pub fn server_activity(&self) -> Result<Activity, FsError> {
+        self.fs.activity()
     }
 
     fn only_on_the_server<T>(&self, what: &str) -> Result<T, VolumeError> {

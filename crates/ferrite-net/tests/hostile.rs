@@ -395,7 +395,10 @@ fn any_request(random: &mut Rng, root: Node) -> Request<'static> {
     let file = random.below(4);
     let offset = random.below(20_000);
     match random.below(34) {
-        0 => Request::Ping {},
+        0 => match random.below(2) {
+            0 => Request::Ping {},
+            _ => Request::Activity {},
+        },
         1 => Request::Slots { count: 3 },
         2 => Request::Reclaimed {},
         3 if random.below(2) == 0 => Request::ReclaimSlots {},

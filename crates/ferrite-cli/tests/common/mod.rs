@@ -1,6 +1,8 @@
 //! A pool on a real mount, for the tests that need one; gone when dropped, whatever happened.
 #![allow(dead_code, reason = "each test binary uses its part")]
 
+pub(crate) mod server;
+
 use std::fs::OpenOptions;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};

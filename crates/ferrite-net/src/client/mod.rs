@@ -25,10 +25,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ferrite_fabric::secure::{Credentials, Encrypt, Key};
-use ferrite_vfs::{Ctx, FileSystem, FsError, Groups, Limits};
+use ferrite_vfs::{Ctx, FileSystem, FsError, Groups, Limits, SYSTEM};
 use thiserror::Error;
 
-use crate::wire::{Caller, Head};
+use crate::wire::{Activity, Caller, Head, Request};
 use groups::GroupCache;
 use link::Link;
 
@@ -140,6 +140,14 @@ impl Client {
     /// Requests made so far.
     pub fn requests(&self) -> u64 {
         self.link.requests()
+    }
+
+    /// What the server says was done with this export, and by whom. Blocks as every call.
+    pub fn activity(&self) -> Result<Activity, FsError> {
+        let asked = self
+            .link
+            .call(SYSTEM, &Request::Activity {}, link::Repeats::Yes, &[], &mut []);
+        asked?.result()
     }
 
     /// Ends the session, as dropping it does; later calls fail with `Disconnected`.

@@ -13,6 +13,7 @@ use ferrite_vfs::{
     Attr, BadArgument, Ctx, DirEntry, FsError, Ino, OpenFile, OpenMode, Opened, ROOT_INO, Result, SYSTEM, Start,
 };
 
+use super::meter;
 use super::session::Session;
 use super::state::HIDDEN_PREFIX;
 use crate::wire::{
@@ -36,7 +37,10 @@ pub(super) fn put<T: for<'m> Wire<'m>>(out: &mut Outbox, id: u64, result: Result
     head.put(frame.body());
     match result {
         Ok(value) => value.put(frame.body()),
-        Err(error) => error.put(frame.body()),
+        Err(error) => {
+            meter::note_failure();
+            error.put(frame.body());
+        }
     }
     frame.finish();
 }
@@ -387,6 +391,7 @@ impl<'s> Answering<'s> {
             Request::Hello { .. }
             | Request::Ping {}
             | Request::Slots { .. }
+            | Request::Activity {}
             | Request::Goodbye {}
             | Request::Reclaimed {}
             | Request::ReclaimSlots { .. }

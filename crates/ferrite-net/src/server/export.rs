@@ -11,6 +11,7 @@ use std::sync::Arc;
 use ferrite_fabric::secure::{Encryption, Key, KeyId};
 use ferrite_vfs::{Attr, Cred, Ctx, FileSystem, FsError, Ino, Limits, ROOT_INO, Result, SYSTEM, Start};
 
+use super::meter::{Comings, Meter};
 use super::seal::Sealer;
 use super::state::State;
 use crate::wire::{Caller, Node};
@@ -109,6 +110,9 @@ pub(super) struct Export {
     /// Its root in the engine, pinned as long as the server runs.
     root: Ino,
     root_generation: u32,
+    /// What sessions did that have ended.
+    pub(super) past: Meter,
+    pub(super) comings: Comings,
 }
 
 impl Export {
@@ -124,6 +128,8 @@ impl Export {
             options,
             root: attr.ino,
             root_generation: attr.generation,
+            past: Meter::default(),
+            comings: Comings::default(),
         })
     }
 

@@ -12,14 +12,17 @@
 
 mod answer;
 mod export;
+mod grace;
 mod lock;
+mod meter;
+mod observe;
 mod seal;
 mod session;
 mod state;
 mod workers;
 
 use std::collections::hash_map::Entry;
-use std::net::TcpListener;
+use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
@@ -31,10 +34,12 @@ use ferrite_fabric::reactor::{self, Close, Data, Link, Origin, Reactors, Served,
 use ferrite_fabric::secure::{Gate, KeyId};
 use ferrite_vfs::{FileSystem, FsError, Result, SYSTEM};
 use parking_lot::Mutex;
-use rustc_hash::{FxHashMap, FxHashSet};
+use rustc_hash::FxHashMap;
 
 use answer::{Answering, put};
 use export::{Export, Store};
+use grace::Grace;
+use meter::Received;
 use seal::Sealer;
 use session::Session;
 use state::{State, random};
@@ -43,6 +48,7 @@ use workers::Workers;
 use crate::wire::{Head, MAGIC, Promises, Reader, Request, SessionState, Ticket, VERSION, Welcome};
 
 pub use export::{ExportOptions, NOBODY};
+pub use meter::{Metrics, Observer};
 
 /// How a server runs.
 #[derive(Debug, Clone)]
@@ -95,16 +101,6 @@ impl ServerOptions {
 /// How often a worker that found no buffer looks again.
 const BUFFER_WAIT: Duration = Duration::from_millis(1);
 
-/// Work for when all locks of an earlier run have been claimed.
-type Deferred = Box<dyn FnOnce() + Send>;
-
-struct Grace {
-    ends: Instant,
-    /// Sessions that had locks, and have not said which. As long as there is one, others get no locks.
-    lockers: FxHashSet<u64>,
-    deferred: Vec<Deferred>,
-}
-
 struct Inner {
     exports: Vec<Arc<Export>>,
     stores: Vec<Arc<Store>>,
@@ -114,7 +110,7 @@ struct Inner {
     strangers: Mutex<FxHashMap<u64, (Link, Instant)>>,
     next_stranger: AtomicU64,
     /// By store.
-    grace: Vec<Mutex<Option<Grace>>>,
+    grace: Vec<Grace>,
     instance: u64,
     began: Instant,
     lease: Duration,
@@ -161,11 +157,7 @@ impl Server {
                 exports.push(Arc::new(Export::open(&store, export)?));
             }
             stores.push(store);
-            grace.push(Mutex::new(heritage.has_sessions.then(|| Grace {
-                ends: Instant::now() + options.lease,
-                lockers: heritage.lockers.into_iter().collect(),
-                deferred: Vec::new(),
-            })));
+            grace.push(Grace::new(heritage, options.lease));
         }
         let gate = gate_of(&exports)?;
         let no_resources = |error: &dyn std::fmt::Display| FsError::Io(format!("the server cannot start: {error}"));
@@ -258,6 +250,7 @@ enum Peer {
         link: Link,
         number: u64,
         key: Option<KeyId>,
+        address: SocketAddr,
     },
     Client {
         session: Arc<Session>,
@@ -277,6 +270,7 @@ impl Service for Front {
             link,
             number,
             key: origin.key,
+            address: origin.address,
         }
     }
 
@@ -305,7 +299,12 @@ impl Service for Front {
         let (head, request) = Reader::new(body).last::<(Head, Request<'_>)>().map_err(|_| Close)?;
         let inner = &self.0;
         match peer {
-            Peer::Stranger { link, number, key } => {
+            Peer::Stranger {
+                link,
+                number,
+                key,
+                address,
+            } => {
                 let (session, welcome) = match inner.greet(&request, *key) {
                     Ok(greeted) => greeted,
                     Err(error) => {
@@ -315,6 +314,7 @@ impl Service for Front {
                     }
                 };
                 inner.strangers.lock().remove(number);
+                session.meter.comes_from(*address);
                 let attachment = session.attach(link.clone());
                 put(out, head.id, Ok(welcome));
                 *peer = Peer::Client { session, attachment };
@@ -324,8 +324,12 @@ impl Service for Front {
                 if !session.is_attached(*attachment) {
                     return Err(Close);
                 }
-                session.seen(inner.now_ms());
-                inner.dispatch(session, head, request, body, data, out)
+                let received = Received::new(request.number(), body, data, out);
+                let asked = received.asked;
+                session.seen(asked.since.duration_since(inner.began).as_millis() as u64);
+                let served = inner.dispatch(session, head, request, received, out)?;
+                asked.count_if_answered(&session.meter, out);
+                Ok(served)
             }
         }
     }
@@ -403,7 +407,7 @@ impl Inner {
         if let Some(ticket) = resume
             && store.sealer.ticket(&export.options.name, ticket.session) == ticket
         {
-            let is_in_grace = self.is_in_grace(store);
+            let is_in_grace = self.grace(store).is_on();
             if is_in_grace {
                 // Before it can be found, and end.
                 store.state.session_is_back(&*store.fs);
@@ -418,7 +422,7 @@ impl Inner {
                     }
                     Entry::Vacant(place) if is_in_grace => {
                         let session = Session::new(export, ticket.session, true, self.now_ms());
-                        if self.had_locks(store, ticket.session) {
+                        if self.grace(store).lockers().contains(&ticket.session) {
                             session.was_locker();
                         }
                         (Some(Arc::clone(place.insert(Arc::new(session)))), true)
@@ -445,35 +449,16 @@ impl Inner {
         (session, SessionState::New)
     }
 
-    fn is_in_grace(&self, store: &Store) -> bool {
-        self.grace[store.number].lock().is_some()
-    }
-
-    /// Whether a session of an earlier run had locks, which it has not claimed yet.
-    fn had_locks(&self, store: &Store, session: u64) -> bool {
-        let grace = self.grace[store.number].lock();
-        grace.as_ref().is_some_and(|grace| grace.lockers.contains(&session))
-    }
-
-    /// Whether locks of an earlier run may still be claimed.
-    fn are_locks_awaited(&self, store: &Store) -> bool {
-        let grace = self.grace[store.number].lock();
-        grace.as_ref().is_some_and(|grace| !grace.lockers.is_empty())
+    fn grace(&self, store: &Store) -> &Grace {
+        &self.grace[store.number]
     }
 
     /// A session of an earlier run has claimed its locks, or will not. With the last one the others get theirs.
-    fn locks_are_back(self: &Arc<Self>, session: &Session) {
-        let deferred = {
-            let mut grace = self.grace[session.export.store.number].lock();
-            let Some(grace) = &mut *grace else { return };
-            if !grace.lockers.remove(&session.ticket.session) || !grace.lockers.is_empty() {
-                return;
-            }
-            std::mem::take(&mut grace.deferred)
-        };
-        deferred
-            .into_iter()
-            .for_each(|work| self.work(&session.export.store, work));
+    fn locks_are_back(&self, session: &Session) {
+        let store = &session.export.store;
+        for work in self.grace(store).locks_are_back(session.ticket.session) {
+            self.work(store, work);
+        }
     }
 
     /// Does something with an engine, here or on a worker if the engine may wait.
@@ -489,8 +474,7 @@ impl Inner {
         session: &Arc<Session>,
         head: Head,
         request: Request<'_>,
-        body: &[u8],
-        data: Data<'_>,
+        received: Received<'_>,
         out: &mut Outbox,
     ) -> std::result::Result<Served, Close> {
         let id = head.id;
@@ -498,6 +482,7 @@ impl Inner {
         match request {
             Request::Hello { .. } => return Err(Close),
             Request::Ping {} => put(out, id, Ok(())),
+            Request::Activity {} => put(out, id, Ok(self.activity(&session.export))),
             Request::Goodbye {} => {
                 let (inner, session) = (Arc::clone(self), Arc::clone(session));
                 self.work(store, move || inner.end(&session));
@@ -528,22 +513,26 @@ impl Inner {
                     put::<()>(out, id, Err(FsError::Stale));
                     return Ok(Served::Yes);
                 }
-                let is_deferred = !is_claim && self.are_locks_awaited(store);
+                let is_deferred = !is_claim && self.grace(store).awaits_locks();
                 if !lock::begin(session, id, client, is_deferred) {
                     return Ok(Served::Yes);
                 }
                 let session = Arc::clone(session);
                 let work = move || lock::lock(&session, id, node, &lock, may_wait);
-                match is_deferred {
-                    true => self.when_locks_are_back(store, work),
-                    false => self.work(store, work),
+                let work: grace::Deferred = Box::new(work);
+                let work = match is_deferred {
+                    true => self.grace(store).put_off(work),
+                    false => Some(work),
+                };
+                if let Some(work) = work {
+                    self.work(store, work);
                 }
             }
             request => match &self.workers {
-                Some(workers) if store.limits.may_block => self.give(workers, session, id, body, data),
+                Some(workers) if store.limits.may_block => self.give(workers, session, id, received),
                 _ => {
                     let _turn = self.may_overlap.then(|| session.begin_alone(id));
-                    return Ok(self.answer(session, head, request, data.bytes(), out));
+                    return Ok(self.answer(session, head, request, received.data.bytes(), out));
                 }
             },
         }
@@ -582,7 +571,7 @@ impl Inner {
     }
 
     /// Has a request answered by a worker, unless one is about it already.
-    fn give(self: &Arc<Self>, workers: &Workers, session: &Arc<Session>, id: u64, body: &[u8], data: Data<'_>) {
+    fn give(self: &Arc<Self>, workers: &Workers, session: &Arc<Session>, id: u64, received: Received<'_>) {
         enum Owned {
             Bytes(Vec<u8>),
             Buffer(ferrite_buffers::Buffer),
@@ -590,8 +579,9 @@ impl Inner {
         if !session.give(id) {
             return;
         }
-        let (inner, session, body) = (Arc::clone(self), Arc::clone(session), body.to_vec());
-        let data = match data {
+        let (inner, session, body) = (Arc::clone(self), Arc::clone(session), received.body.to_vec());
+        let asked = received.asked;
+        let data = match received.data {
             Data::Inline(bytes) => Owned::Bytes(bytes.to_vec()),
             Data::Buffer(buffer) => Owned::Buffer(buffer),
         };
@@ -600,7 +590,7 @@ impl Inner {
                 Owned::Bytes(bytes) => bytes,
                 Owned::Buffer(buffer) => buffer,
             };
-            let mut out = Outbox::default();
+            let (mut out, asked) = (Outbox::default(), asked.on_this_thread());
             while let Ok((head, request)) = Reader::new(&body).last::<(Head, Request<'_>)>()
                 && inner.answer(&session, head, request, data, &mut out) == Served::Starved
                 && !session.is_over()
@@ -608,45 +598,38 @@ impl Inner {
                 std::thread::sleep(BUFFER_WAIT);
             }
             session.taken_back(id);
+            asked.count_if_answered(&session.meter, &out);
             session.send(|to| to.append(&mut out));
         });
     }
 
-    /// Does `work` when all locks of an earlier run have been claimed, or now if they have.
-    fn when_locks_are_back(&self, store: &Store, work: impl FnOnce() + Send + 'static) {
-        let mut grace = self.grace[store.number].lock();
-        match &mut *grace {
-            Some(grace) if !grace.lockers.is_empty() => grace.deferred.push(Box::new(work)),
-            _ => {
-                drop(grace);
-                self.work(store, work);
-            }
-        }
-    }
-
-    fn end(self: &Arc<Self>, session: &Arc<Session>) {
+    fn end(&self, session: &Arc<Session>) {
         let store = &session.export.store;
         // Before it ends: nobody may come back to it meanwhile.
-        let was_there = self.sessions.lock().remove(&(store.number, session.ticket.session));
+        let was_there = {
+            let mut sessions = self.sessions.lock();
+            session.leave_counts();
+            sessions.remove(&(store.number, session.ticket.session))
+        };
         if was_there.is_some() {
             self.let_go(session);
         }
     }
 
     /// Ends a session that nobody finds any more.
-    fn let_go(self: &Arc<Self>, session: &Arc<Session>) {
+    fn let_go(&self, session: &Arc<Session>) {
         let store = &session.export.store;
         // First: once its locks are another's, it must not come back for them.
         store.state.session_ends(&*store.fs, session.ticket.session);
         session.end();
         self.locks_are_back(session);
-        if !self.is_in_grace(store) {
+        if !self.grace(store).is_on() {
             store.state.note_end(&*store.fs);
         }
     }
 
     /// Ends sessions whose clients are gone, and times of grace.
-    fn keep(self: &Arc<Self>) {
+    fn keep(&self) {
         let tick = (self.lease / 10).clamp(Duration::from_millis(10), Duration::from_secs(1));
         while !self.stop.load(Ordering::Acquire) {
             std::thread::park_timeout(tick);
@@ -657,6 +640,7 @@ impl Inner {
                 let mut sessions = self.sessions.lock();
                 sessions
                     .extract_if(|_, session| is_gone(session))
+                    .inspect(|(_, session)| session.expire())
                     .map(|(_, session)| session)
                     .collect()
             };
@@ -669,32 +653,24 @@ impl Inner {
                     link.close();
                 }
             }
-            for (store, grace) in self.stores.iter().zip(&self.grace) {
-                self.end_grace(store, grace);
+            for store in self.stores.iter().filter(|store| self.grace(store).is_over()) {
+                self.end_grace(store);
             }
         }
     }
 
-    fn end_grace(self: &Arc<Self>, store: &Store, grace: &Mutex<Option<Grace>>) {
-        let is_over = |grace: &Grace| Instant::now() >= grace.ends;
-        if !grace.lock().as_ref().is_some_and(is_over) {
-            return;
-        }
+    fn end_grace(&self, store: &Store) {
         // A session that still reclaims has had its time.
         let sessions: Vec<Arc<Session>> = self.sessions.lock().values().cloned().collect();
         let of_store = |session: &&Arc<Session>| session.export.store.number == store.number;
         let sessions: Vec<&Arc<Session>> = sessions.iter().filter(of_store).collect();
         sessions.iter().for_each(|session| session.has_reclaimed());
-        let missing: Vec<u64> = {
-            let grace = grace.lock();
-            grace.iter().flat_map(|grace| grace.lockers.iter().copied()).collect()
-        };
-        let are_back = |session: &u64| sessions.iter().any(|known| known.ticket.session == *session);
-        let missing: Vec<u64> = missing.into_iter().filter(|session| !are_back(session)).collect();
+        let is_missing = |number: &u64| !sessions.iter().any(|session| session.ticket.session == *number);
+        let missing: Vec<u64> = self.grace(store).lockers().into_iter().filter(is_missing).collect();
         // Before their locks are given to others.
         store.state.free_inherited(&*store.fs, &missing);
         drop_orphans(&*store.fs);
-        let deferred = grace.lock().take().map(|grace| grace.deferred).unwrap_or_default();
+        let deferred = self.grace(store).end();
         store.state.note_end(&*store.fs);
         deferred.into_iter().for_each(|work| self.work(store, work));
     }

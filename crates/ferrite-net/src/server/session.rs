@@ -21,7 +21,8 @@ use parking_lot::{Condvar, Mutex};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::export::Export;
-use crate::wire::{Node, Ticket};
+use super::meter::Meter;
+use crate::wire::{ClientActivity, Node, Ticket};
 
 /// Most files a session has open.
 const FILES_MAX: usize = 1 << 16;
@@ -93,8 +94,16 @@ pub(super) struct Session {
     link: Mutex<Option<Link>>,
     /// Moves when the client comes with another connection; what still arrives by the old one is ignored.
     attachment: AtomicU64,
+    pub(super) meter: Meter,
     /// When the client was last heard of, in milliseconds since the server began.
     last_seen_ms: AtomicU64,
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        // What it was still answering when it ended.
+        self.leave_counts();
+    }
 }
 
 /// An inode that a request uses.
@@ -137,6 +146,13 @@ enum By {
 
 impl Session {
     pub(super) fn new(export: &Arc<Export>, number: u64, is_reclaiming: bool, now_ms: u64) -> Session {
+        let comings = &export.comings;
+        let coming = if is_reclaiming {
+            &comings.reclaimed
+        } else {
+            &comings.begun
+        };
+        coming.fetch_add(1, Ordering::Relaxed);
         Session {
             ticket: export.store.sealer.ticket(&export.options.name, number),
             export: Arc::clone(export),
@@ -149,6 +165,7 @@ impl Session {
             getting_slots: Mutex::default(),
             link: Mutex::default(),
             attachment: AtomicU64::new(0),
+            meter: Meter::default(),
             last_seen_ms: AtomicU64::new(now_ms),
         }
     }
@@ -190,6 +207,37 @@ impl Session {
 
     pub(super) fn has_reclaimed(&self) {
         self.kept.lock().is_reclaiming = false;
+    }
+
+    /// Its counters go to its export. The caller holds the lock on the list that it is about to leave.
+    pub(super) fn leave_counts(&self) {
+        self.export.past.take_over(&self.meter);
+    }
+
+    /// The same for one whose client is gone.
+    pub(super) fn expire(&self) {
+        self.export.comings.expired.fetch_add(1, Ordering::Relaxed);
+        self.leave_counts();
+    }
+
+    /// What the client has, without what it did; `now_ms` since the server began.
+    pub(super) fn told(&self, now_ms: u64) -> ClientActivity {
+        let link = self.link.lock().clone();
+        let kept = self.kept.lock();
+        ClientActivity {
+            session: self.ticket.session,
+            address: self
+                .meter
+                .address()
+                .map_or(Vec::new(), |address| address.to_string().into_bytes()),
+            is_connected: link.is_some_and(|link| !link.is_closed()),
+            connections: self.attachment.load(Ordering::Acquire),
+            idle_ms: now_ms.saturating_sub(self.last_seen_ms()),
+            files: kept.files.len() as u64,
+            pinned: kept.pins.len() as u64,
+            waiting: kept.waiting.len() as u64,
+            operations: Vec::new(),
+        }
     }
 
     /// Keeps `node` from being freed as long as the result lives.

@@ -274,6 +274,9 @@ pub struct AnswerHead {
 
 fields!(AnswerHead { id, is_ok });
 
+/// All numbers of requests are smaller.
+pub const REQUEST_NUMBERS: usize = 64;
+
 macro_rules! requests {
     ($($(#[$doc:meta])* $number:literal $name:ident { $($field:ident: $type:ty),* $(,)? })*) => {
         /// A request: its number (16 bits), then its fields. Most are calls of the traits; see there.
@@ -312,6 +315,21 @@ macro_rules! requests {
                     $(Request::$name { .. } => stringify!($name),)*
                 }
             }
+
+            /// Its number.
+            pub fn number(&self) -> u16 {
+                match self {
+                    $(Request::$name { .. } => $number,)*
+                }
+            }
+
+            /// The name of the request with this number.
+            pub fn name_of(number: u16) -> Option<&'static str> {
+                match number {
+                    $($number => Some(stringify!($name)),)*
+                    _ => None,
+                }
+            }
         }
     };
 }
@@ -345,6 +363,8 @@ requests! {
     6 ReclaimSlots {}
     /// The client does not wait for the answer to this request any more: what it took of the session is given back.
     7 Abandon { request: u64, file: u64 }
+    /// What was done with the export, and by whom; answered with an [`Activity`](super::Activity).
+    8 Activity {}
     10 Statfs {}
     11 Lookup { parent: Node, name: &'m [u8] }
     12 Parent { dir: Node }

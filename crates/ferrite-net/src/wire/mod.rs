@@ -1,15 +1,17 @@
 //! The wire format: what the messages between client and server are, byte by byte. `docs/wire.md` describes it.
 //!
 //! What lives here: the encoding of values (`codec`) and of the trait's types (`types`); the requests and what answers
-//! them (`message`).
+//! them (`message`; `activity`, what a server tells of itself).
 //!
 //! Invariant: numbers of operations, errors and values never change their meaning. A change of an existing message
 //! needs a new [`VERSION`].
 
+mod activity;
 pub mod codec;
 mod message;
 mod types;
 
+pub use activity::*;
 pub use codec::{Malformed, Reader, Wire};
 pub use message::*;
 

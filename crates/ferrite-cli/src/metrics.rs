@@ -1,0 +1,376 @@
+//! `serve --metrics`: what a server does, for Prometheus.
+//!
+//! What lives here: [`Endpoint`], a thread that answers HTTP requests; the text it answers with ([`text`]).
+//!
+//! Invariant: whoever connects can at most keep the others waiting who want to see metrics. One connection is served at
+//! a time; a request has a bounded length, and request and answer together a bounded time. Clients of the server are
+//! served by other threads.
+
+use std::fmt::Write as _;
+use std::io::{self, Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use ferrite_net::server::{Metrics, Observer};
+use ferrite_net::wire::{Counted, OperationActivity, Request, SHORTEST_LOG2};
+
+use super::{FAILED, Failure, USAGE};
+
+/// Longest request.
+const REQUEST_BYTES_MAX: usize = 8 << 10;
+/// Request and answer take no longer.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// The path that Prometheus asks for.
+const PATH: &str = "/metrics";
+
+/// Answers HTTP requests until it is dropped.
+pub(crate) struct Endpoint {
+    /// Where it listens.
+    pub(crate) address: SocketAddr,
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Endpoint {
+    /// Listens at `HOST:PORT`, or at a port of the loopback address.
+    pub(crate) fn listen(place: &str) -> Result<TcpListener, Failure> {
+        let place = match place.parse::<u16>() {
+            Ok(port) => format!("127.0.0.1:{port}"),
+            Err(_) => place.to_owned(),
+        };
+        let wrong = |error| {
+            let text = format!("--metrics {place}: {error}; give HOST:PORT, or a port of 127.0.0.1");
+            Failure::new(USAGE, text)
+        };
+        let addresses: Vec<SocketAddr> = place.to_socket_addrs().map_err(wrong)?.collect();
+        TcpListener::bind(&addresses[..])
+            .map_err(|error| Failure::new(FAILED, format!("--metrics {place}: cannot listen: {error}")))
+    }
+
+    /// Begins to answer.
+    pub(crate) fn start(listener: TcpListener, observer: Observer) -> io::Result<Endpoint> {
+        let address = listener.local_addr()?;
+        let stop = Arc::new(AtomicBool::new(false));
+        let began = SystemTime::now();
+        let thread = {
+            let stop = Arc::clone(&stop);
+            std::thread::Builder::new()
+                .name("ferrite-metrics".into())
+                .spawn(move || {
+                    for stream in listener.incoming() {
+                        if stop.load(Ordering::Acquire) {
+                            return;
+                        }
+                        match stream {
+                            // Who asked has gone, or was too slow: that is his affair.
+                            Ok(stream) => drop(answer(stream, &observer, began)),
+                            // Out of files, perhaps; not to be tried again at once.
+                            Err(_) => std::thread::sleep(Duration::from_millis(100)),
+                        }
+                    }
+                })?
+        };
+        Ok(Endpoint {
+            address,
+            stop,
+            thread: Some(thread),
+        })
+    }
+}
+
+impl Drop for Endpoint {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Release);
+        // It waits for a connection.
+        let woken = TcpStream::connect_timeout(&self.address, Duration::from_secs(1));
+        if let (Ok(_), Some(thread)) = (woken, self.thread.take()) {
+            // A panic of it was reported when it happened.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Serves one connection.
+fn answer(mut stream: TcpStream, observer: &Observer, began: SystemTime) -> io::Result<()> {
+    let end = Instant::now() + PATIENCE;
+    let mut request = Vec::new();
+    let mut piece = [0; 1024];
+    while !request.windows(4).any(|part| part == b"\r\n\r\n") {
+        let left = end.saturating_duration_since(Instant::now());
+        if left.is_zero() || request.len() > REQUEST_BYTES_MAX {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        stream.set_read_timeout(Some(left))?;
+        match stream.read(&mut piece)? {
+            0 => return Err(io::ErrorKind::UnexpectedEof.into()),
+            count => request.extend(&piece[..count]),
+        }
+    }
+    let line = request.split(|&byte| byte == b'\r').next().unwrap_or_default();
+    let line = String::from_utf8_lossy(line);
+    let mut words = line.split(' ');
+    let (method, target) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
+    let path = target.split('?').next().unwrap_or_default();
+    let (status, body) = match (method, path, observer.look()) {
+        ("GET" | "HEAD", PATH, Some(metrics)) => ("200 OK", text(&metrics, began)),
+        ("GET" | "HEAD", PATH, None) => ("503 Service Unavailable", "the server is ending\n".to_owned()),
+        ("GET" | "HEAD", ..) => ("404 Not Found", format!("the metrics are at {PATH}\n")),
+        _ => ("405 Method Not Allowed", "only GET is answered\n".to_owned()),
+    };
+    let head = format!(
+        "HTTP/1.1 {status}\r\nContent-Type: text/plain; version=0.0.4; charset=utf-8\r\nContent-Length: {}\r\n\
+         Connection: close\r\n\r\n",
+        body.len()
+    );
+    let body = if method == "HEAD" { "" } else { &body };
+    let answer = [head.as_bytes(), body.as_bytes()].concat();
+    let mut rest = &answer[..];
+    while !rest.is_empty() {
+        let left = end.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        stream.set_write_timeout(Some(left))?;
+        let count = stream.write(rest)?;
+        rest = &rest[count..];
+    }
+    Ok(())
+}
+
+/// A family of metrics.
+struct Family<'t> {
+    text: &'t mut String,
+    name: &'static str,
+}
+
+impl<'t> Family<'t> {
+    fn new(text: &'t mut String, name: &'static str, kind: &str, help: &str) -> Family<'t> {
+        let _ = write!(text, "# HELP {name} {help}\n# TYPE {name} {kind}\n");
+        Family { text, name }
+    }
+
+    fn value(&mut self, labels: &[(&str, &str)], value: impl std::fmt::Display) {
+        self.suffixed("", labels, value);
+    }
+
+    fn suffixed(&mut self, suffix: &str, labels: &[(&str, &str)], value: impl std::fmt::Display) {
+        self.text.push_str(self.name);
+        self.text.push_str(suffix);
+        for (n, (label, text)) in labels.iter().enumerate() {
+            let escaped = text.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n");
+            let _ = write!(self.text, "{}{label}=\"{escaped}\"", if n == 0 { "{" } else { "," });
+        }
+        let _ = writeln!(self.text, "{} {value}", if labels.is_empty() { "" } else { "}" });
+    }
+}
+
+/// What Prometheus reads.
+fn text(metrics: &Metrics, began: SystemTime) -> String {
+    let mut text = String::new();
+    let began = began.duration_since(UNIX_EPOCH).unwrap_or_default();
+    let one = |text: &mut String, name, kind, help, value: f64| Family::new(text, name, kind, help).value(&[], value);
+    one(
+        &mut text,
+        "ferrite_server_start_time_seconds",
+        "gauge",
+        "When the server was started; changes are restarts.",
+        began.as_secs_f64(),
+    );
+    for (name, help, value) in [
+        ("ferrite_connections", "Connections of sessions.", metrics.connections),
+        (
+            "ferrite_connections_without_session",
+            "Connections that have not said yet what they are for.",
+            metrics.strangers,
+        ),
+        (
+            "ferrite_buffers_bytes",
+            "Memory for data on its way.",
+            metrics.buffers_bytes,
+        ),
+        (
+            "ferrite_buffers_used_bytes",
+            "How much of the memory for data on its way is in use.",
+            metrics.buffers_used_bytes,
+        ),
+    ] {
+        one(&mut text, name, "gauge", help, value as f64);
+    }
+    exports(&mut text, metrics);
+    clients(&mut text, metrics);
+    operations(&mut text, metrics);
+    text
+}
+
+fn exports(text: &mut String, metrics: &Metrics) {
+    type Value = fn(&ferrite_net::wire::Activity) -> u64;
+    let families: [(&str, &str, &str, Value); 5] = [
+        ("ferrite_sessions", "gauge", "Sessions of clients.", |of| of.sessions),
+        (
+            "ferrite_sessions_begun_total",
+            "counter",
+            "Sessions that began.",
+            |of| of.sessions_begun,
+        ),
+        (
+            "ferrite_sessions_reclaimed_total",
+            "counter",
+            "Sessions that came back after a restart of the server.",
+            |of| of.sessions_reclaimed,
+        ),
+        (
+            "ferrite_sessions_expired_total",
+            "counter",
+            "Sessions that ended because nothing was heard of their clients.",
+            |of| of.sessions_expired,
+        ),
+        (
+            "ferrite_in_grace",
+            "gauge",
+            "1 while locks are given only to those who had them before a restart.",
+            |of| u64::from(of.is_in_grace),
+        ),
+    ];
+    for (name, kind, help, value) in families {
+        let mut family = Family::new(text, name, kind, help);
+        for (export, activity) in &metrics.exports {
+            family.value(&[("export", export)], value(activity));
+        }
+    }
+}
+
+fn clients(text: &mut String, metrics: &Metrics) {
+    type Value = fn(&ferrite_net::wire::ClientActivity) -> u64;
+    let families: [(&str, &str, &str, Value); 9] = [
+        (
+            "ferrite_client_open_files",
+            "gauge",
+            "Files that a client has open.",
+            |of| of.files,
+        ),
+        (
+            "ferrite_client_pinned_inodes",
+            "gauge",
+            "Inodes that are kept for a client.",
+            |of| of.pinned,
+        ),
+        (
+            "ferrite_client_waiting_locks",
+            "gauge",
+            "Requests of a client for locks that wait.",
+            |of| of.waiting,
+        ),
+        (
+            "ferrite_client_connected",
+            "gauge",
+            "Whether a client has a connection.",
+            |of| u64::from(of.is_connected),
+        ),
+        (
+            "ferrite_client_connections_total",
+            "counter",
+            "Connections that a client made.",
+            |of| of.connections,
+        ),
+        (
+            "ferrite_client_requests_total",
+            "counter",
+            "Requests of a client that were answered.",
+            |of| of.total().requests,
+        ),
+        (
+            "ferrite_client_errors_total",
+            "counter",
+            "Requests of a client that were answered with an error.",
+            |of| of.total().errors,
+        ),
+        (
+            "ferrite_client_received_bytes_total",
+            "counter",
+            "Bytes received of a client.",
+            |of| of.total().received_bytes,
+        ),
+        (
+            "ferrite_client_sent_bytes_total",
+            "counter",
+            "Bytes sent to a client.",
+            |of| of.total().sent_bytes,
+        ),
+    ];
+    for (name, kind, help, value) in families {
+        let mut family = Family::new(text, name, kind, help);
+        for (export, activity) in &metrics.exports {
+            for client in &activity.clients {
+                let session = client.session.to_string();
+                let address = String::from_utf8_lossy(&client.address);
+                let labels = [("export", &**export), ("session", &*session), ("client", &*address)];
+                family.value(&labels, value(client));
+            }
+        }
+    }
+}
+
+fn operations(text: &mut String, metrics: &Metrics) {
+    let all = || {
+        metrics.exports.iter().flat_map(|(export, activity)| {
+            let named = |operation| (&**export, operation_name(operation), operation);
+            activity.operations.iter().map(named)
+        })
+    };
+    type Value = fn(&Counted) -> u64;
+    let families: [(&str, &str, Value); 4] = [
+        ("ferrite_requests_total", "Requests that were answered.", |of| {
+            of.requests
+        }),
+        (
+            "ferrite_errors_total",
+            "Requests that were answered with an error.",
+            |of| of.errors,
+        ),
+        (
+            "ferrite_received_bytes_total",
+            "Bytes of requests with their data.",
+            |of| of.received_bytes,
+        ),
+        ("ferrite_sent_bytes_total", "Bytes of answers with their data.", |of| {
+            of.sent_bytes
+        }),
+    ];
+    for (name, help, value) in families {
+        let mut family = Family::new(text, name, "counter", help);
+        for (export, name, operation) in all() {
+            family.value(&[("export", export), ("operation", name)], value(&operation.counted));
+        }
+    }
+    let mut family = Family::new(
+        text,
+        "ferrite_request_seconds",
+        "histogram",
+        "From when a request was received to when its answer was ready to be sent.",
+    );
+    for (export, name, operation) in all() {
+        let mut below = 0;
+        let classes = operation.latency.len();
+        for (class, count) in operation.latency.iter().enumerate() {
+            below += count;
+            let limit = match class + 1 == classes {
+                true => "+Inf".to_owned(),
+                false => format!("{}", (1u64 << (class as u32 + SHORTEST_LOG2)) as f64 / 1e9),
+            };
+            let labels = [("export", export), ("operation", name), ("le", &*limit)];
+            family.suffixed("_bucket", &labels, below);
+        }
+        let labels = [("export", export), ("operation", name)];
+        family.suffixed("_sum", &labels, operation.counted.busy_ns as f64 / 1e9);
+        family.suffixed("_count", &labels, below);
+    }
+}
+
+/// The name of an operation, as its request is called.
+fn operation_name(operation: &OperationActivity) -> &'static str {
+    Request::name_of(operation.number).unwrap_or("unknown")
+}
