@@ -1,11 +1,11 @@
 //! `ferrite demo`: the main use on real files, in two minutes, leaving a mount to try out.
 
 use std::fs::{self, File, OpenOptions};
-use std::io::Write;
+use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::process::Command;
-use std::time::Instant;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
 
 use ferrite::volume::Address;
 
@@ -13,12 +13,17 @@ use super::{FAILED, Failure, Outcome, info, mounts, say, size};
 
 const POOL_BYTES: u64 = 1 << 30;
 const TURNS: u32 = 2000;
+/// Transactions over the network.
+const TRANSACTIONS: usize = 600;
+/// How long the server stays away.
+const AWAY: Duration = Duration::from_millis(500);
 
 /// See Ferrite at work: a pool, a mount, real programs
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-Makes a pool of 1 GiB in DRAM, mounts it, puts a source tree and a database on it, and compares latencies with tmpfs. \
-Each run starts afresh.")]
+Makes a pool of 1 GiB in DRAM, mounts it, puts a source tree and a database on it, and compares latencies with tmpfs; \
+then serves it on a loopback address, and kills the server while a database is written through a mount of that. Each run \
+starts afresh.")]
 pub(crate) struct Demo {
     /// Directory for the pool and the mount point
     #[arg(long, default_value = "/dev/shm/ferrite-demo")]
@@ -35,8 +40,10 @@ impl Demo {
     pub(crate) fn run(self) -> Outcome {
         let (pool, mount) = (self.dir.join("pool"), self.dir.join("mnt"));
         let us = std::env::current_exe()?;
-        if mounts::find(&mount).is_some() {
-            run(Command::new(&us).arg("umount").arg(&mount))?;
+        for mount in [&mount, &self.dir.join(REMOTE)] {
+            if mounts::find(mount).is_some() {
+                run(Command::new(&us).arg("umount").arg(mount))?;
+            }
         }
         if self.stop {
             fs::remove_dir_all(&self.dir).map_err(super::about(&self.dir))?;
@@ -105,7 +112,10 @@ impl Demo {
         );
         latencies(mount, &self.dir)?;
 
-        say("6. What `ferrite info` shows");
+        say("6. The pool over the network: the server is killed while a database is written, and started again");
+        network(us, pool, mount, &self.dir.join(REMOTE))?;
+
+        say("7. What `ferrite info` shows");
         for line in String::from_utf8(output(Command::new(us).arg("info").arg(mount))?)?.lines() {
             say(format!("   {line}"));
         }
@@ -142,6 +152,123 @@ fn output(command: &mut Command) -> Result<Vec<u8>, Failure> {
 
 fn run(command: &mut Command) -> Result<(), Failure> {
     output(command).map(drop)
+}
+
+/// Where the demo mounts what the server exports.
+const REMOTE: &str = "remote";
+
+/// A server of the demo; killed when dropped.
+struct Server {
+    process: Child,
+    /// `tcp://HOST:PORT/`.
+    address: String,
+}
+
+impl Server {
+    fn start(us: &Path, pool: &Path, listen: &str) -> Result<Server, Failure> {
+        let process = Command::new(us)
+            .arg("serve")
+            .arg(pool)
+            .args(["--listen", listen, "--no-root-squash"])
+            .stdout(Stdio::piped())
+            .spawn()?;
+        let mut server = Server {
+            process,
+            address: String::new(),
+        };
+        let mut line = String::new();
+        if let Some(said) = server.process.stdout.take() {
+            BufReader::new(said).read_line(&mut line)?;
+        }
+        server.address = line.rsplit(' ').next().unwrap_or_default().trim().to_owned();
+        match server.address.is_empty() {
+            true => Err(Failure::new(FAILED, "the server did not start")),
+            false => Ok(server),
+        }
+    }
+
+    /// Where it listens.
+    fn listen(&self) -> &str {
+        self.address.trim_end_matches('/')
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        // Without warning, as all of the demo.
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+/// Writes a database through a mount of a server that is killed meanwhile. The pool is mounted on `mount` before and
+/// after.
+fn network(us: &Path, pool: &Path, mount: &Path, remote: &Path) -> Result<(), Failure> {
+    fs::create_dir_all(remote)?;
+    run(Command::new(us).arg("umount").arg(mount))?;
+    let mut server = Server::start(us, pool, "tcp://127.0.0.1:0")?;
+    run(Command::new(us).arg("mount").arg(&server.address).arg(remote))?;
+    say(format!(
+        "   served as {}, mounted on {}",
+        server.address,
+        remote.display()
+    ));
+    let start = Instant::now();
+    let mut sqlite = Command::new("sqlite3")
+        .arg(remote.join("network.db"))
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .map_err(|error| Failure::new(FAILED, format!("sqlite3: {error}")))?;
+    let (Some(mut input), Some(said)) = (sqlite.stdin.take(), sqlite.stdout.take()) else {
+        return Err(Failure::new(FAILED, "sqlite3 has no input or output"));
+    };
+    let mut script = String::from("pragma synchronous=full; drop table if exists t; create table t(n, v);\n");
+    for n in 0..TRANSACTIONS {
+        script += &format!("insert into t values({n}, hex(randomblob(200))); select 'row', {n};\n");
+    }
+    script += "pragma integrity_check; select 'rows', count(*), max(n) from t;\n";
+    // It reads while it works, so this must not wait for it.
+    let feeder = std::thread::spawn(move || input.write_all(script.as_bytes()));
+    let mut last = String::new();
+    let mut is_sound = false;
+    for line in BufReader::new(said).lines() {
+        last = line?;
+        is_sound |= last == "ok";
+        if last == format!("row|{}", TRANSACTIONS / 2) {
+            let listen = server.listen().to_owned();
+            drop(server);
+            std::thread::sleep(AWAY);
+            server = Server::start(us, pool, &listen)?;
+            say(format!(
+                "   killed after {} of {TRANSACTIONS} transactions, started again {:.1} s later",
+                TRANSACTIONS / 2,
+                AWAY.as_secs_f64()
+            ));
+        }
+    }
+    let status = sqlite.wait()?;
+    let fed = feeder.join().unwrap_or_else(|_| Err(std::io::ErrorKind::Other.into()));
+    let expected = format!("rows|{TRANSACTIONS}|{}", TRANSACTIONS - 1);
+    if !status.success() || fed.is_err() || !is_sound || last != expected {
+        return Err(Failure::new(
+            FAILED,
+            format!("the database is not whole: sqlite3 ended with {status} and said {last}"),
+        ));
+    }
+    run(Command::new(us).arg("umount").arg(remote))?;
+    drop(server);
+    run(Command::new(us).arg("mount").arg(pool).arg(mount))?;
+    let check = "pragma integrity_check; select count(*) from t;";
+    let found = output(Command::new("sqlite3").arg(mount.join("network.db")).arg(check))?;
+    if found != format!("ok\n{TRANSACTIONS}\n").as_bytes() {
+        return Err(Failure::new(FAILED, "the database is not whole in the pool"));
+    }
+    say(format!(
+        "   SQLite met no error, and all {TRANSACTIONS} rows are there, checked: {:.1} s",
+        start.elapsed().as_secs_f64()
+    ));
+    Ok(())
 }
 
 fn database(mount: &Path) -> Result<(), Failure> {
