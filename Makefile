@@ -20,7 +20,7 @@ help:
 	@echo "make race      threaded tests under ThreadSanitizer (needs a nightly toolchain with rust-src)"
 	@echo "make pmem      tests, programs and crash rounds on persistent memory, in an emulated guest (30 minutes; needs root once)"
 	@echo "make bench     ferrite bench, all groups"
-	@echo "make install   ferrite, its helpers for mkfs, mount and fsck, man pages, completions, a file(1) description; to $(PREFIX)"
+	@echo "make install   ferrite, its helpers for mkfs, mount and fsck, man pages, completions, a file(1) description, a systemd unit; to $(PREFIX)"
 
 build:
 	@scripts/setup-debian.sh build
@@ -116,6 +116,10 @@ install: build
 	install -m 644 $(CARGO_TARGET_DIR)/manual/completions/ferrite.fish $(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d
 	install -d $(DESTDIR)$(PREFIX)/share/ferrite
 	install -m 644 scripts/ferrite.magic $(DESTDIR)$(PREFIX)/share/ferrite/ferrite.magic
+	install -m 644 dist/server.toml $(DESTDIR)$(PREFIX)/share/ferrite/server.toml
+	install -d $(DESTDIR)$(PREFIX)/lib/systemd/system
+	sed 's|/usr/local/bin|$(PREFIX)/bin|' dist/systemd/ferrite.service > $(DESTDIR)$(PREFIX)/lib/systemd/system/ferrite.service
+	chmod 644 $(DESTDIR)$(PREFIX)/lib/systemd/system/ferrite.service
 	@# mount(8) and fsck(8) look for their helpers in /sbin only.
 	if [ -z "$(DESTDIR)" ] && [ -w /sbin ]; then \
 		for tool in mkfs mount mount.fuse fsck; do ln -sf $(PREFIX)/bin/ferrite /sbin/$$tool.ferrite; done; fi

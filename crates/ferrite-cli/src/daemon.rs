@@ -38,15 +38,17 @@ fn scrub_daily(volume: Arc<dyn Volume>, bytes_per_second: u64) -> Result<(), Fai
 }
 
 /// Mounts the volume at `address` on `dir` and serves it until it is unmounted. As a daemon it says `ready` when the
-/// mount answers, and detaches from the process that started it. Blocks until the unmount.
+/// mount answers, and detaches from the process that started it. `given` is the address as the mount shows it. Blocks
+/// until the unmount.
 pub(crate) fn serve(
+    given: &Address,
     address: &Address,
     dir: &Path,
     log: Option<&Path>,
     is_daemon: bool,
     mut options: Options,
 ) -> Outcome {
-    let (pool, given_dir) = (place(address)?, dir);
+    let (pool, given_dir) = (place(given)?, dir);
     // Before the pool is read, so that the log has every finding. And before the mount, which may hide the file's
     // directory.
     match log.or(options.log.as_deref()) {
@@ -54,7 +56,10 @@ pub(crate) fn serve(
         None if is_daemon => log::tell_syslog(&pool),
         None => {}
     }
-    let volume = opening::volume(&address.at(&pool), &options.engine)?;
+    let volume = match address.is_remote() {
+        true => opening::volume(address, &options.engine)?,
+        false => opening::volume(&address.at(&pool), &options.engine)?,
+    };
     let file = match address.is_remote() {
         true => None,
         false => Some(std::fs::metadata(&pool).map_err(about(&pool))?),

@@ -19,6 +19,7 @@ mod freeze;
 mod frost;
 mod fsck;
 mod info;
+mod key;
 mod lab;
 mod log;
 mod manual;
@@ -112,9 +113,9 @@ Examples:
   ferrite umount /mnt                       unmount; completed operations are durable already
   ferrite demo                              see it work
 
-A pool is named by its path, or by its address, pm:PATH; the export of a server by tcp://HOST:PORT/NAME. The schemes \
-of other engines are known, but not in this build: nvme: and fabric:. Any other name with a colon is a path; \
-write ./pm:x for a file that is called pm:x.
+A pool is named by its path, or by its address, pm:PATH; the export of a server by tcp://HOST:PORT/NAME, and by \
+tcp://HOST:PORT/NAME?key=FILE if it has a key. The schemes of other engines are known, but not in this build: nvme: \
+and fabric:. Any other name with a colon is a path; write ./pm:x for a file that is called pm:x.
 
 Exit codes: 0 success, 1 failure, 2 wrong usage; `fsck` uses those of fsck(8).";
 
@@ -135,10 +136,12 @@ enum Command {
     Mkfs(mkfs::Mkfs),
     /// Mount a pool on a directory
     Mount(mount::Mount),
-    /// Export a pool to clients on the network
+    /// Export pools to clients on the network
     Serve(serve::Serve),
     /// Show what a server does, for whom, and how long it takes
     Top(top::Top),
+    /// Make a key for exports of a server
+    Key(key::MakeKey),
     /// Unmount a directory and end its daemon
     Umount(umount::Umount),
     /// Show the layout, state and activity of a pool
@@ -226,6 +229,7 @@ fn run(arguments: Arguments) -> Outcome {
         Command::Mount(command) => command.run(arguments.verbose),
         Command::Serve(command) => command.run(),
         Command::Top(command) => command.run(),
+        Command::Key(command) => command.run(),
         Command::Umount(command) => command.run(),
         Command::Info(command) => command.run(),
         Command::Dump(command) => command.run(),

@@ -5,18 +5,24 @@
 //! with us, and its exit code is ours.
 
 use std::io::{BufRead, BufReader};
+use std::net::{TcpStream, ToSocketAddrs};
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::time::Duration;
 
 use ferrite::AtimePolicy;
 use ferrite::volume::Address;
+use ferrite_net::volume::RemoteAddress;
 
 use super::control::Request;
 use super::mount_options::parse;
 use super::target::{Target, absolute, address, not_mounted, place};
 use super::{FAILED, Failure, Outcome, complain, daemon, mounts};
+
+/// How long `nofail` waits for a server.
+const REACHED_WITHIN: Duration = Duration::from_secs(10);
 
 /// Mount a pool on a directory
 #[derive(Debug, clap::Args)]
@@ -45,13 +51,17 @@ Options for -o:
   threads=N            serve requests with N threads [default: one per CPU]
   trace=FILE           record which parts of which files are written (no names, no content);
                        replaces an existing trace
-  nofail               a missing pool is not an error
+  nofail               a missing pool is not an error, nor is a server that cannot be reached
+  key=FILE             of a server's export: its key, as in tcp://HOST:PORT/NAME?key=FILE
+  encrypt=on|off|auto  encrypt what travels; auto: unless the server is on this host [default:
+                       auto]. If the server insists, it is encrypted in any case
 
 Also accepted, as /etc/fstab may have them: defaults, _netdev, noauto, user, owner, group, sync, dirsync, lazytime, \
 discard, user_xattr, x-*
 
 In /etc/fstab:
-  /var/lib/data.pool  /data  ferrite  noatime  0 0")]
+  /var/lib/data.pool      /data    ferrite  noatime  0 0
+  tcp://server:7447/data  /shared  ferrite  _netdev,nofail,key=/etc/ferrite/data.key  0 0")]
 pub(crate) struct Mount {
     /// Pool to mount
     #[arg(value_parser = address(), value_hint = clap::ValueHint::AnyPath)]
@@ -92,11 +102,13 @@ impl Mount {
             self.remount(options.engine.read_only)?;
             return Ok(0);
         }
-        if options.nofail && !self.daemon && is_missing(self.pool.path()) {
-            complain(format_args!(
-                "ferrite: {}: does not exist, so it is not mounted (nofail)",
-                self.pool.path().display()
-            ));
+        let address = options.with_key(&self.pool)?;
+        if options.nofail
+            && !self.daemon
+            && let Some(why) = missing(&address)
+        {
+            let pool = self.pool.path().display();
+            complain(format_args!("ferrite: {pool}: {why}, so it is not mounted (nofail)"));
             return Ok(0);
         }
         if options.engine.atime == AtimePolicy::Strict && !self.daemon {
@@ -106,7 +118,14 @@ impl Mount {
             );
         }
         if self.foreground || self.daemon {
-            daemon::serve(&self.pool, &self.dir, self.log.as_deref(), self.daemon, options)
+            daemon::serve(
+                &self.pool,
+                &address,
+                &self.dir,
+                self.log.as_deref(),
+                self.daemon,
+                options,
+            )
         } else {
             self.start_daemon(verbose)
         }
@@ -180,8 +199,28 @@ impl Mount {
     }
 }
 
-fn is_missing(path: &Path) -> bool {
-    std::fs::metadata(path).is_err_and(|error| error.kind() == std::io::ErrorKind::NotFound)
+/// Why the pool is not there, if so. Blocks for a while if it is on a server.
+fn missing(address: &Address) -> Option<String> {
+    let path = address.path();
+    if !address.is_remote() {
+        let found = std::fs::metadata(path);
+        let is_missing = found.is_err_and(|error| error.kind() == std::io::ErrorKind::NotFound);
+        return is_missing.then(|| "does not exist".to_owned());
+    }
+    let host = RemoteAddress::parse(&path.to_string_lossy()).ok()?.host;
+    let mut why = "its host has no address".to_owned();
+    match host.to_socket_addrs() {
+        Err(error) => why = error.to_string(),
+        Ok(addresses) => {
+            for address in addresses {
+                match TcpStream::connect_timeout(&address, REACHED_WITHIN) {
+                    Ok(_) => return None,
+                    Err(error) => why = error.to_string(),
+                }
+            }
+        }
+    }
+    Some(format!("the server cannot be reached ({why})"))
 }
 
 /// Whether two names are of one pool: they are equal, or lead to the same file.

@@ -1,9 +1,12 @@
 //! What `mount -o` accepts, and what it refuses with a reason.
 
+use std::fmt::Display;
 use std::path::PathBuf;
 
+use ferrite::volume::Address;
 use ferrite::{AtimePolicy, MountOptions};
 use ferrite_fuse::FuseOptions;
+use ferrite_net::volume::{RemoteAddress, parse_encrypt};
 
 use super::{Failure, USAGE, scrub};
 
@@ -21,6 +24,28 @@ pub(crate) struct Options {
     pub(crate) trace: Option<PathBuf>,
     /// Destination of the log.
     pub(crate) log: Option<PathBuf>,
+    /// File with the key of an export.
+    pub(crate) key: Option<PathBuf>,
+    /// Whether to encrypt: the word that was given.
+    pub(crate) encrypt: Option<String>,
+}
+
+impl Options {
+    /// The address of a pool, with what these options say of how a server is reached.
+    pub(crate) fn with_key(&self, address: &Address) -> Result<Address, Failure> {
+        if self.key.is_none() && self.encrypt.is_none() {
+            return Ok(address.clone());
+        }
+        let text = address.path();
+        let wrong = |why: &dyn Display| Failure::new(USAGE, format!("{}: {why}", text.display()));
+        if !address.is_remote() {
+            return Err(wrong(
+                &"`key` and `encrypt` are for exports of servers, tcp://HOST:PORT/NAME",
+            ));
+        }
+        let with = RemoteAddress::with(&text.to_string_lossy(), self.key.as_deref(), self.encrypt.as_deref());
+        with.map(|with| address.at(with)).map_err(|why| wrong(&why))
+    }
 }
 
 /// The value of an option that is a number within limits.
@@ -59,6 +84,7 @@ pub(crate) fn parse(words: &[String], sloppy: bool) -> Result<Options, Failure> 
         ..FuseOptions::default()
     };
     let (mut daily, mut trace, mut log) = (None, None, None);
+    let (mut key, mut encrypt) = (None, None);
     let (mut remount, mut nofail, mut clean_high) = (false, false, None);
     for word in words {
         match word.as_str() {
@@ -118,6 +144,12 @@ pub(crate) fn parse(words: &[String], sloppy: bool) -> Result<Options, Failure> 
                 Some(("trace", value)) => trace = Some(PathBuf::from(value)),
                 Some(("log", "")) => return Err(Failure::new(USAGE, "`log=`: give a file")),
                 Some(("log", value)) => log = Some(PathBuf::from(value)),
+                Some(("key", "")) => return Err(Failure::new(USAGE, "`key=`: give a file")),
+                Some(("key", value)) => key = Some(PathBuf::from(value)),
+                Some(("encrypt", value)) => match parse_encrypt(value) {
+                    Some(_) => encrypt = Some(value.to_owned()),
+                    None => return Err(Failure::new(USAGE, format!("`{word}`: give on, off or auto"))),
+                },
                 Some(("fold_reads", value)) => engine.fold_read_entries = number(word, value, 0, 1000)? as u32,
                 _ if sloppy => {}
                 _ => {
@@ -151,6 +183,8 @@ pub(crate) fn parse(words: &[String], sloppy: bool) -> Result<Options, Failure> 
         scrub: daily.map(scrub::bytes),
         trace,
         log,
+        key,
+        encrypt,
     })
 }
 
@@ -192,6 +226,10 @@ mod tests {
             Some("/var/log/ferrite".into())
         );
         assert!(parse(&words("log="), true).is_err());
+        let options = parse(&words("_netdev,nofail,key=/etc/ferrite/data.key,encrypt=off"), false).unwrap();
+        assert_eq!(options.key.as_deref(), Some("/etc/ferrite/data.key".as_ref()));
+        assert_eq!(options.encrypt.as_deref(), Some("off"));
+        assert!(parse(&words("key="), true).is_err() && parse(&words("encrypt=maybe"), true).is_err());
         let failure = parse(&words("clean_low=20,clean_high=10"), true).err().unwrap();
         assert!(failure.message.contains("clean_low=20") && failure.message.contains("clean_high=10"));
         assert_eq!(

@@ -12,8 +12,9 @@ use std::process::Command;
 use common::{has_fuse, text};
 
 const DOC: &str = include_str!("../../../docs/operations.md");
-/// Blocks that are not run: for devices, for what changes the machine, for parts of files. No more shall hide there.
-const NOT_RUN: [(&str, usize); 2] = [("sh,device", 4), ("fstab", 1)];
+/// Blocks that are not run: for devices and services, for what changes the machine, for parts of files. No more shall
+/// hide there.
+const NOT_RUN: [(&str, usize); 4] = [("sh,device", 4), ("sh,service", 2), ("fstab", 2), ("toml", 1)];
 /// Commands that are run at least.
 const COMMANDS_MIN: usize = 45;
 
@@ -88,7 +89,7 @@ struct Places {
 impl Places {
     fn new() -> Places {
         let base = tempfile::tempdir().unwrap();
-        for dir in ["bin", "var", "backup", "mnt"] {
+        for dir in ["bin", "var", "etc", "backup", "mnt"] {
             fs::create_dir(base.path().join(dir)).unwrap();
         }
         let ferrite = fs::canonicalize(common::ferrite().get_program()).unwrap();
@@ -98,11 +99,12 @@ impl Places {
     }
 
     /// The text's names and ours.
-    fn names(&self) -> [(&'static str, PathBuf); 4] {
+    fn names(&self) -> [(&'static str, PathBuf); 5] {
         let own = |name: &str| self.base.path().join(name);
         let scripts = Path::new("../../scripts").canonicalize().unwrap();
         [
             ("/var/lib/ferrite", own("var")),
+            ("/etc/ferrite", own("etc")),
             ("/mnt/data", own("mnt/data")),
             ("/backup", own("backup")),
             ("/usr/local/share/ferrite", scripts),

@@ -13,3 +13,5 @@ pub mod client;
 pub mod server;
 pub mod volume;
 pub mod wire;
+
+pub use ferrite_fabric::secure;

@@ -1,7 +1,13 @@
 //! An export of a server as a volume: what the program and the library open by an address.
 
 use std::any::Any;
+use std::ffi::OsString;
+use std::fmt::Write;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
+
+use ferrite_fabric::secure::{Encrypt, Key};
 
 use ferrite_vfs::volume::{
     DumpedPiece, InfoLine, Progress, ScrubReport, Volume, VolumeError, VolumeErrorKind, VolumeInfo, human_bytes,
@@ -13,13 +19,17 @@ use thiserror::Error;
 use crate::client::{Client, ClientOptions, ConnectError};
 use crate::wire::Activity;
 
-/// Where an export is: `tcp://HOST:PORT/EXPORT`.
+/// Where an export is, and how it is reached: `tcp://HOST:PORT/EXPORT?key=FILE&encrypt=on`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RemoteAddress {
     /// Host and port.
     pub host: String,
     /// The export's name; may be empty.
     pub export: String,
+    /// The file of its key.
+    pub key: Option<PathBuf>,
+    /// Whether what travels is to be encrypted.
+    pub encrypt: Option<Encrypt>,
 }
 
 /// The port of a server, where an address names none.
@@ -27,29 +37,105 @@ pub const PORT: u16 = 7447;
 
 /// Why text is no address of an export.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
-#[error("an address of an export is tcp://HOST:PORT/EXPORT, or tcp://HOST:PORT for a server's only one")]
-pub struct BadAddress;
+#[non_exhaustive]
+pub enum BadAddress {
+    /// It has another form.
+    #[error("an address of an export is tcp://HOST:PORT/EXPORT, or tcp://HOST:PORT for a server's only one")]
+    Form,
+    /// What stands behind the question mark is not known.
+    #[error("`{0}`: behind the question mark may stand `key=FILE` and `encrypt=on`, `off` or `auto`, with `&` between")]
+    Option(String),
+}
+
+/// Reads whether to encrypt: `on`, `off` or `auto`.
+pub fn parse_encrypt(text: &str) -> Option<Encrypt> {
+    match text {
+        "on" => Some(Encrypt::On),
+        "off" => Some(Encrypt::Off),
+        "auto" => Some(Encrypt::Auto),
+        _ => None,
+    }
+}
 
 impl RemoteAddress {
     /// Reads an address.
     pub fn parse(text: &str) -> Result<RemoteAddress, BadAddress> {
-        let rest = text.strip_prefix("tcp://").ok_or(BadAddress)?;
+        let rest = text.strip_prefix("tcp://").ok_or(BadAddress::Form)?;
+        let (rest, options) = rest.split_once('?').unwrap_or((rest, ""));
+        let (mut key, mut encrypt) = (None, None);
+        for option in options.split('&').filter(|option| !option.is_empty()) {
+            let bad = || BadAddress::Option(option.to_owned());
+            match option.split_once('=').ok_or_else(bad)? {
+                ("key", file) if !file.is_empty() && key.is_none() => {
+                    key = Some(decoded(file).ok_or_else(bad)?);
+                }
+                ("encrypt", word) if encrypt.is_none() => encrypt = Some(parse_encrypt(word).ok_or_else(bad)?),
+                _ => return Err(bad()),
+            }
+        }
         let (host, export) = rest.split_once('/').unwrap_or((rest, ""));
         let export = export.trim_end_matches('/');
         // An IPv6 address stands in brackets.
         let after = host.rfind(']').map_or(host, |end| &host[end..]);
         let host = match after.rsplit_once(':') {
-            Some((_, port)) => port.parse::<u16>().map(|_| host.to_owned()).map_err(|_| BadAddress)?,
+            Some((_, port)) => {
+                let port = port.parse::<u16>();
+                port.map(|_| host.to_owned()).map_err(|_| BadAddress::Form)?
+            }
             None => format!("{host}:{PORT}"),
         };
         match host.starts_with(':') {
-            true => Err(BadAddress),
+            true => Err(BadAddress::Form),
             false => Ok(RemoteAddress {
                 host,
                 export: export.to_owned(),
+                key,
+                encrypt,
             }),
         }
     }
+
+    /// The address `text` with a key and a word about encryption, for what it does not say itself.
+    ///
+    /// # Errors
+    /// If it is none, or says what is given.
+    pub fn with(text: &str, key: Option<&Path>, encrypt: Option<&str>) -> Result<String, BadAddress> {
+        let mut text = text.to_owned();
+        let mut add = |option: String| {
+            text.push(if text.contains('?') { '&' } else { '?' });
+            text.push_str(&option);
+        };
+        key.into_iter().for_each(|key| add(format!("key={}", encoded(key))));
+        encrypt.into_iter().for_each(|word| add(format!("encrypt={word}")));
+        RemoteAddress::parse(&text).map(|_| text)
+    }
+}
+
+/// A path in which bytes may be written as `%` and two hexadecimal digits.
+fn decoded(text: &str) -> Option<PathBuf> {
+    let (mut bytes, mut rest) = (Vec::new(), text.bytes());
+    while let Some(byte) = rest.next() {
+        let digit = |digit: Option<u8>| char::from(digit?).to_digit(16);
+        bytes.push(match byte {
+            b'%' => u8::try_from(digit(rest.next())? << 4 | digit(rest.next())?).ok()?,
+            byte => byte,
+        });
+    }
+    Some(OsString::from_vec(bytes).into())
+}
+
+/// A path as [`decoded`] reads it.
+fn encoded(path: &Path) -> String {
+    let mut text = String::new();
+    for &byte in path.as_os_str().as_bytes() {
+        match byte {
+            b'/' | b'.' | b'-' | b'_' | b'~' => text.push(char::from(byte)),
+            byte if byte.is_ascii_alphanumeric() => text.push(char::from(byte)),
+            // Writing to a text does not fail.
+            byte => drop(write!(text, "%{byte:02X}")),
+        }
+    }
+    text
 }
 
 /// An export that was opened.
@@ -60,11 +146,19 @@ pub struct RemoteVolume {
 }
 
 impl RemoteVolume {
-    /// Connects to the export at an address. Blocks.
+    /// Connects to the export at an address, with the key whose file it names, if it does. Blocks.
     pub fn open(address: &str, options: &ClientOptions) -> Result<RemoteVolume, VolumeError> {
         let parsed =
             RemoteAddress::parse(address).map_err(|error| VolumeError::new(VolumeErrorKind::Invalid, error))?;
-        let client = Client::connect(&parsed.host, &parsed.export, options).map_err(|error| {
+        let mut options = options.clone();
+        if let Some(file) = &parsed.key {
+            let key = Key::read(file).map_err(|error| VolumeError::new(VolumeErrorKind::Medium, error))?;
+            options = options.key(Some(key));
+        }
+        if let Some(encrypt) = parsed.encrypt {
+            options = options.encrypt(encrypt);
+        }
+        let client = Client::connect(&parsed.host, &parsed.export, &options).map_err(|error| {
             let kind = match error {
                 ConnectError::Foreign { .. } => VolumeErrorKind::Foreign,
                 _ => VolumeErrorKind::Medium,
@@ -124,6 +218,11 @@ impl Volume for RemoteVolume {
         };
         let (capacity_bytes, free_bytes) = (space.blocks * unit, space.blocks_free * unit);
         let reconnects = self.fs.reconnects();
+        let encryption = match self.fs.is_encrypted() {
+            Some(true) => "on",
+            Some(false) => "off",
+            None => "not connected",
+        };
         Ok(VolumeInfo {
             engine: "tcp".to_owned(),
             medium: format!("a server, {}", self.address),
@@ -137,6 +236,7 @@ impl Volume for RemoteVolume {
             lines: vec![
                 line("server", self.address.clone()),
                 line("durability", durability.to_owned()),
+                line("encryption", encryption.to_owned()),
                 line(
                     "space",
                     format!("{} free of {}", human_bytes(free_bytes), human_bytes(capacity_bytes)),
@@ -202,6 +302,7 @@ mod tests {
         ] {
             let address = RemoteAddress::parse(text).unwrap();
             assert_eq!((&*address.host, &*address.export), (host, export), "{text}");
+            assert_eq!((address.key, address.encrypt), (None, None));
         }
         for text in [
             "tcp://",
@@ -214,5 +315,42 @@ mod tests {
             let parsed = RemoteAddress::parse(text);
             assert!(parsed.is_err(), "{text}: {parsed:?}");
         }
+    }
+
+    #[test]
+    fn a_key_and_encryption_may_follow() {
+        let address = RemoteAddress::parse("tcp://host:1/data?key=/etc/a.key&encrypt=on").unwrap();
+        assert_eq!((&*address.host, &*address.export), ("host:1", "data"));
+        assert_eq!(address.key.as_deref(), Some(Path::new("/etc/a.key")));
+        assert_eq!(address.encrypt, Some(Encrypt::On));
+        let address = RemoteAddress::parse("tcp://host?encrypt=off").unwrap();
+        assert_eq!((&*address.host, address.encrypt), ("host:7447", Some(Encrypt::Off)));
+        for text in [
+            "key=",
+            "key",
+            "key=a&key=b",
+            "encrypt=yes",
+            "encrypt=on&encrypt=off",
+            "colour=red",
+            "key=%zz",
+            "key=%4",
+        ] {
+            let parsed = RemoteAddress::parse(&format!("tcp://host/data?{text}"));
+            assert!(matches!(&parsed, Err(BadAddress::Option(_))), "{text}: {parsed:?}");
+        }
+        for path in ["/a b/ü&?%=x", "../k"] {
+            let path = Path::new(path);
+            let text = RemoteAddress::with("tcp://host/data", Some(path), Some("auto")).unwrap();
+            let address = RemoteAddress::parse(&text).unwrap();
+            assert_eq!(
+                (address.key.as_deref(), address.encrypt),
+                (Some(path), Some(Encrypt::Auto))
+            );
+            assert!(RemoteAddress::with(&text, Some(path), None).is_err(), "twice");
+        }
+        assert_eq!(
+            RemoteAddress::with("tcp://host", None, None).as_deref(),
+            Ok("tcp://host")
+        );
     }
 }

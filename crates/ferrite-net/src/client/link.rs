@@ -16,6 +16,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use ferrite_fabric::FabricError;
 use ferrite_fabric::connection::{Connection, Receiver};
 use ferrite_fabric::frame::BODY_BYTES_MAX;
 use ferrite_fabric::watch::Wake;
@@ -531,6 +532,10 @@ impl Link {
                     return Ok(());
                 }
                 Err(ConnectError::Refused { why, .. }) => return Err(why),
+                // Told by nobody who has proved anything, so it may pass.
+                Err(error @ ConnectError::Fabric(FabricError::Handshake { .. })) if backoff == BACKOFF.0 => {
+                    tracing::warn!("connecting again: {error}");
+                }
                 Err(error) => tracing::debug!("connecting again: {error}"),
             }
             if self.line.lock().is_over {

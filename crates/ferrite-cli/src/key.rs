@@ -1,0 +1,36 @@
+//! `ferrite key`: make the key of an export.
+
+use std::path::PathBuf;
+
+use ferrite_net::secure::Key;
+
+use super::{Outcome, say};
+
+/// Make a key for exports of a server
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+The server and the clients of an export have the same key: `ferrite serve --key FILE` or the server's configuration, and \
+`ferrite mount 'tcp://HOST:PORT/NAME?key=FILE' DIR` or `-o key=FILE`. Whoever has it can use the export, so copy it by a \
+safe way, such as scp(1). Files that others than their owner can read are refused.
+
+Without FILE the key is printed. An existing file is never replaced: make a new one, give both to the server, then to \
+the clients the new one, and take the old one away.")]
+pub(crate) struct MakeKey {
+    /// File to write; must not exist
+    #[arg(value_hint = clap::ValueHint::FilePath)]
+    file: Option<PathBuf>,
+}
+
+impl MakeKey {
+    pub(crate) fn run(self) -> Outcome {
+        let key = Key::generate()?;
+        match self.file {
+            Some(file) => {
+                key.write_new(&file)?;
+                say(format_args!("{}: a new key, {}", file.display(), key.id()));
+            }
+            None => say(format_args!("{}", key.line().trim_end())),
+        }
+        Ok(0)
+    }
+}

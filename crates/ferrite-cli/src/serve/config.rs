@@ -1,0 +1,311 @@
+//! The file that says what a server does: TOML, read whole before anything is opened.
+//!
+//! Relative paths in it start at its directory. Words that are not known are refused: one that is misspelt might be the
+//! one that keeps others out.
+
+use std::collections::{BTreeMap, HashMap};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use ferrite::MountOptions;
+use ferrite::volume::Address;
+use ferrite_net::secure::Key;
+use ferrite_net::server::{ExportOptions, ServerOptions};
+use serde::Deserialize;
+use toml::Spanned;
+
+use super::Insistence;
+use super::plan::{self, Export, Listen, Plan, Pool, Problem};
+use crate::{Failure, USAGE, about};
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct FileText {
+    listen: Option<Vec<Spanned<String>>>,
+    threads: Option<Spanned<u64>>,
+    lease: Option<Spanned<u64>>,
+    busy: Option<u64>,
+    metrics: Option<String>,
+    #[serde(default)]
+    keys: BTreeMap<String, Spanned<PathBuf>>,
+    #[serde(default, rename = "pool")]
+    pools: Vec<PoolText>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct PoolText {
+    path: Spanned<String>,
+    #[serde(default)]
+    read_only: bool,
+    #[serde(default)]
+    durability: Durability,
+    #[serde(default, rename = "export")]
+    exports: Vec<ExportText>,
+}
+
+#[derive(Deserialize, Default, PartialEq, Eq)]
+#[serde(rename_all = "lowercase")]
+enum Durability {
+    #[default]
+    Strict,
+    Process,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ExportText {
+    name: Spanned<String>,
+    #[serde(default = "root")]
+    path: String,
+    #[serde(default)]
+    keys: Vec<Spanned<String>>,
+    #[serde(default = "remote")]
+    encryption: Insistence,
+    #[serde(default)]
+    read_only: bool,
+    #[serde(default = "yes")]
+    root_squash: bool,
+}
+
+fn root() -> String {
+    "/".into()
+}
+
+fn remote() -> Insistence {
+    Insistence::Remote
+}
+
+fn yes() -> bool {
+    true
+}
+
+/// Reads the file. What is wrong with it comes with what could be made of it. Blocks.
+///
+/// # Errors
+/// If it cannot be read.
+pub(super) fn read(path: &Path) -> Result<(Plan, Vec<Problem>), Failure> {
+    let text = std::fs::read_to_string(path).map_err(about(path))?;
+    let mut reading = Reading {
+        base: path.parent().unwrap_or(Path::new("")),
+        text: &text,
+        problems: Vec::new(),
+        keys: HashMap::new(),
+    };
+    let plan = match toml::from_str::<FileText>(&text) {
+        Ok(file) => reading.plan(file),
+        Err(error) => {
+            let line = error.span().map(|span| reading.line(span.start));
+            let problem = Problem::new(USAGE, line, error.message().trim().replace('\n', "; "));
+            reading.problems.push(problem);
+            reading.plan(FileText {
+                listen: None,
+                threads: None,
+                lease: None,
+                busy: None,
+                metrics: None,
+                keys: BTreeMap::new(),
+                pools: Vec::new(),
+            })
+        }
+    };
+    Ok((plan, reading.problems))
+}
+
+struct Reading<'t> {
+    base: &'t Path,
+    text: &'t str,
+    problems: Vec<Problem>,
+    /// By their names in the file; `None` if there is something wrong with one.
+    keys: HashMap<String, Option<Key>>,
+}
+
+impl Reading<'_> {
+    fn line(&self, at: usize) -> usize {
+        let before = &self.text.as_bytes()[..at.min(self.text.len())];
+        1 + before.iter().filter(|&&byte| byte == b'\n').count()
+    }
+
+    fn line_of<T>(&self, spanned: &Spanned<T>) -> Option<usize> {
+        Some(self.line(spanned.span().start))
+    }
+
+    fn wrong(&mut self, line: Option<usize>, text: impl Into<String>) {
+        self.problems.push(Problem::new(USAGE, line, text));
+    }
+
+    fn plan(&mut self, file: FileText) -> Plan {
+        // Where the text is wrong nothing is known of its pools.
+        if file.pools.is_empty() && self.problems.is_empty() {
+            self.wrong(None, "no pool; each begins with a line `[[pool]]`, and has a `path`");
+        }
+        for (name, path) in &file.keys {
+            let line = self.line_of(path);
+            let key = match plan::key(&self.base.join(path.get_ref())) {
+                Ok(key) => Some(key),
+                Err(problem) => {
+                    self.problems.push(Problem { line, ..problem });
+                    None
+                }
+            };
+            self.keys.insert(name.clone(), key);
+        }
+        let threads = self.number("threads", file.threads, u64::from(plan::THREADS), 256);
+        let lease = self.number("lease", file.lease, plan::LEASE_SECONDS, 3600);
+        let plan = Plan {
+            listen: self.listen(file.listen),
+            options: ServerOptions::default()
+                .threads(threads as usize)
+                .lease(Duration::from_secs(lease))
+                .busy(Duration::from_micros(file.busy.unwrap_or(0))),
+            metrics: file.metrics,
+            pools: self.pools(file.pools),
+        };
+        let unreachable = plan.unreachable().into_iter().map(|problem| Problem {
+            text: format!("{}; give it `keys`, or listen on 127.0.0.1", problem.text),
+            ..problem
+        });
+        // Of an export whose keys are wrong that is said already.
+        if self.problems.is_empty() {
+            self.problems.extend(unreachable);
+        }
+        plan
+    }
+
+    fn number(&mut self, name: &str, given: Option<Spanned<u64>>, default: u64, most: u64) -> u64 {
+        let Some(given) = given else { return default };
+        let number = *given.get_ref();
+        if !(1..=most).contains(&number) {
+            let line = self.line_of(&given);
+            self.wrong(line, format!("{name} = {number}: give a number from 1 to {most}"));
+        }
+        number
+    }
+
+    fn listen(&mut self, given: Option<Vec<Spanned<String>>>) -> Vec<Listen> {
+        let Some(given) = given else {
+            return Listen::parse(plan::LISTEN).into_iter().collect();
+        };
+        if given.is_empty() {
+            self.wrong(None, "listen = []: give at least one address, tcp://HOST:PORT");
+        }
+        let mut listen = Vec::new();
+        for text in given {
+            match Listen::parse(text.get_ref()) {
+                Ok(parsed) => listen.push(parsed),
+                Err(why) => self.wrong(self.line_of(&text), format!("{}: {why}", text.get_ref())),
+            }
+        }
+        listen
+    }
+
+    fn pools(&mut self, given: Vec<PoolText>) -> Vec<Pool> {
+        let (mut pools, mut paths, mut names) = (Vec::<Pool>::new(), HashMap::new(), HashMap::new());
+        for pool in given {
+            let line = self.line_of(&pool.path);
+            let address = match Address::parse(pool.path.get_ref()) {
+                Ok(address) if !address.is_remote() => address.at(self.base.join(address.path())),
+                Ok(_) => {
+                    self.wrong(
+                        line,
+                        format!("{}: is on a server; it must be served there", pool.path.get_ref()),
+                    );
+                    continue;
+                }
+                Err(error) => {
+                    self.wrong(line, format!("{}: {error}", pool.path.get_ref()));
+                    continue;
+                }
+            };
+            let path = std::fs::canonicalize(address.path()).unwrap_or_else(|_| address.path().to_owned());
+            if let Some(Some(first)) = paths.insert(path, line) {
+                let text = format!("the pool is in line {first} already; list all its exports there");
+                self.wrong(line, text);
+            }
+            if pool.exports.is_empty() {
+                self.wrong(
+                    line,
+                    "the pool has no export; each begins with `[[pool.export]]`, and has a `name`",
+                );
+            }
+            let mut exports = Vec::new();
+            for export in pool.exports {
+                let line = self.line_of(&export.name);
+                if let Some(Some(first)) = names.insert(export.name.get_ref().clone(), line) {
+                    let text = format!("the name `{}` is in line {first} already", export.name.get_ref());
+                    self.wrong(line, text);
+                }
+                let keys = self.keys_of(&export.keys);
+                let options = ExportOptions::new(export.name.into_inner())
+                    .path(export.path)
+                    .read_only(export.read_only || pool.read_only)
+                    .root_squash(export.root_squash)
+                    .keys(keys)
+                    .encryption(export.encryption.into());
+                exports.push(Export { options, line });
+            }
+            pools.push(Pool {
+                address,
+                options: MountOptions::default()
+                    .read_only(pool.read_only)
+                    .process_durability(pool.durability == Durability::Process),
+                exports,
+                line,
+            });
+        }
+        pools
+    }
+
+    fn keys_of(&mut self, names: &[Spanned<String>]) -> Vec<Key> {
+        let mut keys = Vec::new();
+        for name in names {
+            match self.keys.get(name.get_ref()) {
+                Some(key) => keys.extend(key.clone()),
+                None => {
+                    let text = format!("there is no key `{0}`; give `{0} = \"FILE\"` in [keys]", name.get_ref());
+                    self.wrong(self.line_of(name), text);
+                }
+            }
+        }
+        keys
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::FAILED;
+
+    fn read_text(dir: &Path, text: &str) -> (Plan, Vec<String>) {
+        let path = dir.join("server.toml");
+        std::fs::write(&path, text).unwrap();
+        let (plan, problems) = read(&path).unwrap();
+        let said = problems.iter().map(|problem| format!("{}{problem}", problem.code));
+        (plan, said.collect())
+    }
+
+    #[test]
+    fn what_is_not_said_is_the_careful_choice() {
+        let dir = tempfile::tempdir().unwrap();
+        let (plan, problems) = read_text(dir.path(), "[[pool]]\npath = \"a\"\n[[pool.export]]\nname = \"x\"\n");
+        assert_eq!(problems, Vec::<String>::new());
+        let pool = &plan.pools[0];
+        assert_eq!(pool.address.path(), dir.path().join("a"), "relative to the file");
+        let export = &pool.exports[0].options;
+        assert!(export.root_squash && !export.read_only && export.keys.is_empty());
+        assert_eq!(export.path, b"/");
+        assert_eq!(export.encryption, ferrite_net::secure::Encryption::Remote);
+        assert_eq!(plan.options.lease, Duration::from_secs(plan::LEASE_SECONDS));
+        assert!(plan.unreachable().is_empty());
+    }
+
+    #[test]
+    fn a_key_that_is_wrong_is_said_once() {
+        let dir = tempfile::tempdir().unwrap();
+        let text = "listen = [\"tcp://0.0.0.0:0\"]\n[keys]\na = \"none\"\n[[pool]]\npath = \"a\"\n[[pool.export]]\n\
+                    name = \"x\"\nkeys = [\"a\"]\n";
+        let (_, problems) = read_text(dir.path(), text);
+        assert_eq!(problems.len(), 1, "{problems:?}");
+        assert!(problems[0].starts_with(&format!("{FAILED}:3: ")), "{problems:?}");
+    }
+}

@@ -1,0 +1,245 @@
+//! `ferrite serve`: export pools to clients on the network.
+//!
+//! What lives here: the command line, and the life of a server. What is to be served is a [`Plan`] (`plan`), which
+//! comes from the command line or from a file (`config`); `check` looks at what a plan names, `notify` tells systemd
+//! how it stands.
+//!
+//! It stays in the foreground, as systemd likes it, and ends cleanly on a signal: clients keep their sessions, and go
+//! on when it is started again.
+
+mod check;
+mod config;
+mod notify;
+mod plan;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use clap::ValueEnum;
+use ferrite::MountOptions;
+use ferrite::volume::{Address, Volume};
+use ferrite_net::secure::Encryption;
+use ferrite_net::server::{ExportOptions, Server, ServerOptions};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+
+use super::metrics::Endpoint;
+use super::target::local_address;
+use super::{FAILED, Failure, Outcome, USAGE, complain, opening, say};
+use plan::{Export, Listen, Plan, Pool, Problem};
+
+/// Export pools to clients on the network
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Clients reach an export by tcp://HOST:PORT/NAME, for example:
+  ferrite serve /dev/shm/pool --listen tcp://127.0.0.1:7447
+  ferrite mount tcp://127.0.0.1:7447 /mnt
+
+Without a key, only clients on this host get in, so all addresses to listen on must be loopback addresses. With a key, \
+both ends prove that they have it, and what travels is encrypted:
+  ferrite key data.key                      and copy it to the clients by a safe way
+  ferrite serve /dev/shm/pool --listen tcp://0.0.0.0:7447 --name data --key data.key
+  ferrite mount 'tcp://server:7447/data?key=data.key' /mnt
+
+A file can have several pools and exports; docs/operations.md describes it, and share/ferrite/server.toml is an example:
+  ferrite serve --config /etc/ferrite/server.toml
+
+A key proves that a host may use an export. Its users are believed who they are, but for root, who is nobody.
+
+When it is stopped or killed, clients wait, and go on when it is started again: with their files open, their locks \
+held, and each change made once.
+
+Exit codes: 0 ended by a signal, or --check found nothing; 1 what was named is missing, damaged, or cannot be used; 2 \
+the command line or the file is wrong.")]
+pub(crate) struct Serve {
+    /// Pool to export
+    #[arg(value_parser = local_address(), value_hint = clap::ValueHint::AnyPath, required_unless_present = "config")]
+    pool: Option<Address>,
+    /// File that says what to export
+    #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
+    #[arg(conflicts_with_all = ["pool", "listen", "name", "path", "read_only", "no_root_squash", "key", "encryption"])]
+    #[arg(conflicts_with_all = ["threads", "lease", "busy", "metrics"])]
+    config: Option<PathBuf>,
+    /// Only check the file and what it names; says nothing if all is well
+    #[arg(long, requires = "config")]
+    check: bool,
+    /// Where to listen; may be repeated
+    #[arg(long, value_name = "tcp://HOST:PORT", default_value = plan::LISTEN)]
+    listen: Vec<String>,
+    /// Name of the export
+    #[arg(long, default_value = "", hide_default_value = true)]
+    name: String,
+    /// Directory of the pool to export
+    #[arg(long, value_name = "PATH", default_value = "/")]
+    path: String,
+    /// Refuse changes
+    #[arg(long)]
+    read_only: bool,
+    /// Let clients act as root; without it, their root is the user nobody
+    #[arg(long)]
+    no_root_squash: bool,
+    /// Admit only clients with the key in this file (see `ferrite key`); may be repeated
+    #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
+    key: Vec<PathBuf>,
+    /// With whom to insist on encryption, if there is a key
+    #[arg(long, value_name = "WITH", value_enum, default_value_t = Insistence::Remote)]
+    encryption: Insistence,
+    /// Threads that serve connections
+    #[arg(long, value_name = "N", default_value_t = plan::THREADS, value_parser = clap::value_parser!(u16).range(1..=256))]
+    threads: u16,
+    /// Seconds without a sign of life after which a client's locks and open files are let go
+    #[arg(long, value_name = "SECONDS", default_value_t = plan::LEASE_SECONDS)]
+    #[arg(value_parser = clap::value_parser!(u64).range(1..=3600))]
+    lease: u64,
+    /// Look for work for so many microseconds before sleeping: faster, at the price of a CPU
+    #[arg(long, value_name = "MICROSECONDS", default_value_t = 0)]
+    busy: u64,
+    /// Show metrics to Prometheus there, at /metrics; a port alone is one of 127.0.0.1. Everybody who can reach it sees
+    /// them
+    #[arg(long, value_name = "HOST:PORT")]
+    metrics: Option<String>,
+}
+
+/// [`Encryption`], as users say it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Insistence {
+    /// All clients
+    Always,
+    /// Clients on other hosts
+    Remote,
+    /// Nobody: clients decide
+    Offered,
+}
+
+impl From<Insistence> for Encryption {
+    fn from(insistence: Insistence) -> Encryption {
+        match insistence {
+            Insistence::Always => Encryption::Always,
+            Insistence::Remote => Encryption::Remote,
+            Insistence::Offered => Encryption::Offered,
+        }
+    }
+}
+
+impl Serve {
+    pub(crate) fn run(mut self) -> Outcome {
+        let Some(file) = self.config.take() else {
+            let plan = self
+                .plan()
+                .map_err(|problem| Failure::new(problem.code, problem.text))?;
+            return serve(plan);
+        };
+        let (plan, mut problems) = config::read(&file)?;
+        if self.check && problems.is_empty() {
+            problems = check::problems(&plan);
+        }
+        if problems.is_empty() {
+            return match self.check {
+                true => Ok(0),
+                false => serve(plan),
+            };
+        }
+        for problem in &problems {
+            complain(format_args!("ferrite: {}{problem}", file.display()));
+        }
+        Ok(problems.iter().map(|problem| problem.code).max().unwrap_or(FAILED))
+    }
+
+    /// What the command line asks for.
+    fn plan(self) -> Result<Plan, Problem> {
+        let keys = self.key.iter().map(|file| plan::key(file));
+        let options = ExportOptions::new(self.name)
+            .path(self.path)
+            .read_only(self.read_only)
+            .root_squash(!self.no_root_squash)
+            .keys(keys.collect::<Result<_, _>>()?)
+            .encryption(self.encryption.into());
+        let listen = self.listen.iter().map(|text| {
+            Listen::parse(text).map_err(|why| Problem::new(USAGE, None, format!("--listen {text}: {why}")))
+        });
+        let pool = Pool {
+            address: self.pool.unwrap_or_else(|| Address::of_pool("")),
+            options: MountOptions::default().read_only(self.read_only),
+            exports: vec![Export { options, line: None }],
+            line: None,
+        };
+        let plan = Plan {
+            listen: listen.collect::<Result<_, _>>()?,
+            options: ServerOptions::default()
+                .threads(usize::from(self.threads))
+                .lease(Duration::from_secs(self.lease))
+                .busy(Duration::from_micros(self.busy)),
+            metrics: self.metrics,
+            pools: vec![pool],
+        };
+        match plan.unreachable().into_iter().next() {
+            Some(problem) => Err(Problem {
+                text: format!(
+                    "--listen {}; make a key with `ferrite key FILE` and give `--key FILE`, or listen on 127.0.0.1",
+                    problem.text
+                ),
+                ..problem
+            }),
+            None => Ok(plan),
+        }
+    }
+}
+
+fn serve(plan: Plan) -> Outcome {
+    let listeners = plan.listen.iter().map(Listen::bind).collect::<Result<Vec<_>, _>>()?;
+    let metrics = plan.metrics.as_deref().map(Endpoint::listen).transpose()?;
+    let addresses: Vec<_> = listeners
+        .iter()
+        .map(|listener| listener.local_addr())
+        .collect::<Result<_, _>>()?;
+    // Before anything is opened, so that a signal that comes now still ends it cleanly.
+    let mut signals = signal_hook::iterator::Signals::new([SIGTERM, SIGINT, SIGHUP])?;
+    let mut volumes: Vec<Arc<dyn Volume>> = Vec::new();
+    let (mut engines, mut said) = (Vec::new(), Vec::new());
+    for pool in plan.pools {
+        let path = pool.address.path().display();
+        let volume = opening::volume(&pool.address, &pool.options.keep_orphans(true))?;
+        for warning in volume.warnings() {
+            complain(format_args!("ferrite: {path}: {warning}"));
+        }
+        let exports = pool.exports.into_iter().map(|export| export.options);
+        let exports = exports.map(|export| {
+            let is_read_only = export.read_only || volume.is_read_only();
+            export.read_only(is_read_only)
+        });
+        let exports: Vec<ExportOptions> = exports.collect();
+        for export in &exports {
+            // With the server's own words, if the directory is missing: it names none.
+            check::directory(&*volume.fs(), &export.path)
+                .map_err(|why| Failure::new(FAILED, format!("{path}: {why}")))?;
+            let name = &export.name;
+            said.extend(
+                addresses
+                    .iter()
+                    .map(|address| format!("serving {path} as tcp://{address}/{name}")),
+            );
+        }
+        engines.push((volume.fs(), exports));
+        volumes.push(volume);
+    }
+    let served = Server::start(listeners, engines, &plan.options);
+    let mut server = served.map_err(|error| Failure::new(FAILED, error.to_string()))?;
+    let metrics = metrics.map(|listener| Endpoint::start(listener, server.observer()));
+    let metrics = metrics.transpose()?;
+    said.into_iter().for_each(|line| say(format_args!("{line}")));
+    if let Some(metrics) = &metrics {
+        say(format_args!("metrics at http://{}/metrics", metrics.address));
+    }
+    notify::tell("READY=1");
+    let signal = signals.forever().next();
+    notify::tell("STOPPING=1");
+    tracing::info!(signal, sessions = server.sessions(), "received a signal to end");
+    drop(metrics);
+    server.stop();
+    // First the pools: what sessions have open stays theirs over the restart. All of them, whatever becomes of one.
+    let closed: Vec<_> = volumes.iter().map(|volume| volume.close()).collect();
+    closed.into_iter().collect::<Result<(), _>>()?;
+    drop(server);
+    Ok(0)
+}

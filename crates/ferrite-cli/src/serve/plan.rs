@@ -1,0 +1,148 @@
+//! What a server is to do: where it listens, and what it exports to whom.
+
+use std::fmt;
+use std::io;
+use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use ferrite::MountOptions;
+use ferrite::volume::Address;
+use ferrite_net::secure::{Key, is_loopback};
+use ferrite_net::server::{ExportOptions, ServerOptions};
+
+use crate::{FAILED, Failure, USAGE};
+
+/// Where a server listens if nothing is said.
+pub(super) const LISTEN: &str = "tcp://127.0.0.1:7447";
+/// Its threads.
+pub(super) const THREADS: u16 = 1;
+/// Its lease.
+pub(super) const LEASE_SECONDS: u64 = 30;
+/// How long to wait for a port.
+const PORT_FREED_WITHIN: Duration = Duration::from_secs(5);
+
+/// See the module's head.
+pub(super) struct Plan {
+    pub(super) listen: Vec<Listen>,
+    pub(super) options: ServerOptions,
+    /// Where metrics are shown.
+    pub(super) metrics: Option<String>,
+    pub(super) pools: Vec<Pool>,
+}
+
+/// A place to listen: as the user wrote it, and the addresses that it means.
+pub(super) struct Listen {
+    text: String,
+    addresses: Vec<SocketAddr>,
+}
+
+/// A pool, and what is exported of it.
+pub(super) struct Pool {
+    pub(super) address: Address,
+    pub(super) options: MountOptions,
+    pub(super) exports: Vec<Export>,
+    /// Where its file says so.
+    pub(super) line: Option<usize>,
+}
+
+/// An export.
+pub(super) struct Export {
+    pub(super) options: ExportOptions,
+    /// Where the file says so.
+    pub(super) line: Option<usize>,
+}
+
+/// What is wrong with a plan: the exit code, the line of its file, and the text.
+#[derive(Debug)]
+pub(super) struct Problem {
+    pub(super) code: u8,
+    pub(super) line: Option<usize>,
+    pub(super) text: String,
+}
+
+impl Problem {
+    pub(super) fn new(code: u8, line: Option<usize>, text: impl Into<String>) -> Problem {
+        Problem {
+            code,
+            line,
+            text: text.into(),
+        }
+    }
+}
+
+/// What follows the name of the file.
+impl fmt::Display for Problem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.line {
+            Some(line) => write!(f, ":{line}: {}", self.text),
+            None => write!(f, ": {}", self.text),
+        }
+    }
+}
+
+/// The key in a file.
+pub(super) fn key(file: &Path) -> Result<Key, Problem> {
+    Key::read(file).map_err(|error| Problem::new(FAILED, None, error.to_string()))
+}
+
+impl Plan {
+    /// Exports that clients on other hosts would look for and not find, because they have no key.
+    pub(super) fn unreachable(&self) -> Vec<Problem> {
+        let far = |listen: &&Listen| listen.addresses.iter().any(|address| !is_loopback(address.ip()));
+        let Some(far) = self.listen.iter().find(far) else {
+            return Vec::new();
+        };
+        let exports = self.pools.iter().flat_map(|pool| &pool.exports);
+        let open = exports.filter(|export| export.options.keys.is_empty());
+        let problem = |export: &Export| {
+            let (listen, name) = (&far.text, &export.options.name);
+            let shown = match name.is_empty() {
+                true => "the export".to_owned(),
+                false => format!("the export `{name}`"),
+            };
+            let text = format!("{listen}: can be reached from other machines, but {shown} has no key");
+            Problem::new(USAGE, export.line, text)
+        };
+        open.map(problem).collect()
+    }
+}
+
+impl Listen {
+    /// Reads an address of the form `tcp://HOST:PORT`; port 0 means any that is free. Blocks while a name is looked up.
+    pub(super) fn parse(text: &str) -> Result<Listen, String> {
+        let place = text
+            .strip_prefix("tcp://")
+            .ok_or("an address to listen on begins with tcp://")?;
+        let addresses = place
+            .to_socket_addrs()
+            .map_err(|error| format!("{error}; an address is tcp://HOST:PORT"))?
+            .collect();
+        Ok(Listen {
+            text: text.to_owned(),
+            addresses,
+        })
+    }
+
+    /// Listens. Blocks for a while if the port is in use.
+    pub(super) fn bind(&self) -> Result<TcpListener, Failure> {
+        let start = Instant::now();
+        loop {
+            match TcpListener::bind(&self.addresses[..]) {
+                Ok(listener) => return Ok(listener),
+                // A server that was killed leaves its port in use for a moment.
+                Err(error) if error.kind() == io::ErrorKind::AddrInUse && start.elapsed() < PORT_FREED_WITHIN => {
+                    std::thread::sleep(Duration::from_millis(20));
+                }
+                Err(error) => {
+                    let remedy = match error.kind() {
+                        io::ErrorKind::AddrInUse => "; is another server running?",
+                        _ => "",
+                    };
+                    let text = &self.text;
+                    return Err(Failure::new(FAILED, format!("{text}: cannot listen: {error}{remedy}")));
+                }
+            }
+        }
+    }
+}
