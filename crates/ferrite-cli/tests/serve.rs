@@ -20,7 +20,7 @@ const SUPERVISOR: &str = r#"
 while read -r verb listen; do
     case "$verb" in
     start)
-        "$FERRITE" serve "$POOL" --listen "$listen" --no-root-squash --lease 4 > "$POOL.said" &
+        "$FERRITE" serve "$POOL" --listen "$listen" --no-root-squash --lease 4 $WORDS > "$POOL.said" &
         server=$!
         until [ -s "$POOL.said" ] || ! kill -0 "$server" 2> /dev/null; do sleep 0.01; done
         head -n 1 "$POOL.said"
@@ -37,22 +37,39 @@ struct Served {
     base: TempDir,
     pool: PathBuf,
     address: String,
+    key: Option<PathBuf>,
     supervisor: Child,
     said: BufReader<ChildStdout>,
 }
 
 impl Served {
     fn new() -> Served {
+        Served::start_with(false)
+    }
+
+    /// With a key, with which everything is encrypted.
+    fn with_key() -> Served {
+        Served::start_with(true)
+    }
+
+    fn start_with(has_key: bool) -> Served {
         let base = tempfile::Builder::new()
             .prefix("ferrite-test-")
             .tempdir_in("/dev/shm")
             .unwrap();
         let pool = base.path().join("pool");
         mkfs(&pool, &["--size", "256M"]);
+        let key = has_key.then(|| base.path().join("key"));
+        let mut words = String::new();
+        if let Some(key) = &key {
+            ok(ferrite().arg("key").arg(key));
+            words = format!("--key {} --encryption always", key.display());
+        }
         let mut supervisor = Command::new("bash")
             .args(["-c", SUPERVISOR])
             .env("FERRITE", ferrite().get_program())
             .env("POOL", &pool)
+            .env("WORDS", words)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
@@ -62,6 +79,7 @@ impl Served {
             base,
             pool,
             address: String::new(),
+            key,
             supervisor,
             said,
         };
@@ -87,7 +105,12 @@ impl Served {
     fn mount(&self, name: &str) -> PathBuf {
         let dir = self.base.path().join(name);
         std::fs::create_dir_all(&dir).unwrap();
-        ok(ferrite().arg("mount").arg(&self.address).arg(&dir));
+        let mut mount = ferrite();
+        mount.arg("mount").arg(&self.address).arg(&dir);
+        if let Some(key) = &self.key {
+            mount.arg("-o").arg(format!("key={}", key.display()));
+        }
+        ok(&mut mount);
         dir
     }
 
@@ -178,7 +201,12 @@ fn a_server_that_is_killed_loses_nothing_and_does_nothing_twice() {
     if !has_fuse() {
         return;
     }
-    let mut served = Served::new();
+    for served in [Served::new, Served::with_key] {
+        killed_again_and_again(served());
+    }
+}
+
+fn killed_again_and_again(mut served: Served) {
     let (one, two) = (served.mount("one"), served.mount("two"));
     std::fs::write(one.join("lock"), "x").unwrap();
     std::fs::write(one.join("ping"), "ball").unwrap();
