@@ -14,10 +14,13 @@ use common::{TestPool, fails, ferrite, has_fuse, ok, sh};
 
 #[test]
 fn content_and_attributes_outlive_the_mount() {
-    if !has_fuse() {
-        return;
+    if has_fuse() {
+        content_and_attributes(TestPool::new("64M", &[]));
+        content_and_attributes(TestPool::served("64M"));
     }
-    let test = TestPool::new("64M", &[]);
+}
+
+fn content_and_attributes(test: TestPool) {
     fs::write(test.path("f"), vec![7; 100_000]).unwrap();
     fs::create_dir(test.path("d")).unwrap();
     fs::hard_link(test.path("f"), test.path("d/g")).unwrap();
@@ -106,10 +109,13 @@ fn resident_bytes(process: i32) -> u64 {
 
 #[test]
 fn open_flags_holes_and_shared_mappings() {
-    if !has_fuse() {
-        return;
+    if has_fuse() {
+        open_flags_holes(TestPool::new("64M", &[]));
+        open_flags_holes(TestPool::served("64M"));
     }
-    let test = TestPool::new("64M", &[]);
+}
+
+fn open_flags_holes(test: TestPool) {
     let path = test.path("f");
     fs::write(&path, "one").unwrap();
     OpenOptions::new()

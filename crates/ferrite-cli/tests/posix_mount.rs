@@ -329,6 +329,21 @@ fn every_line_of_the_tables_holds() {
     test.finish();
 }
 
+/// All permissions are checked by the server, all the rest by engine and kernel.
+#[test]
+fn every_line_of_the_tables_holds_on_a_server() {
+    if !has_fuse() {
+        return;
+    }
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("skipped: the tables change users, which only root may");
+        return;
+    }
+    let test = TestPool::served("64M");
+    posix::run_all(&Kernel, text(&test.dir)).assert_good("mount of a server", 900);
+    test.finish();
+}
+
 #[test]
 fn a_read_only_mount_refuses_every_change() {
     if !has_fuse() {

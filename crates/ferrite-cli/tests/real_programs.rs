@@ -1,4 +1,4 @@
-//! Programs that know nothing of Ferrite, on a real mount.
+//! Programs that know nothing of Ferrite, on a real mount: of a pool, and of what a server exports.
 
 mod common;
 
@@ -7,12 +7,27 @@ use std::process::Command;
 
 use common::{TestPool, has_fuse, ok, sh, soak};
 
+/// Runs `test`, then unmounts and checks the pool.
+fn finished(pool: TestPool, test: impl Fn(&TestPool)) {
+    test(&pool);
+    pool.finish();
+}
+
 #[test]
 fn git_clones_and_checks_a_repository_of_over_a_thousand_files() {
-    if !has_fuse() {
-        return;
+    if has_fuse() {
+        finished(TestPool::new("256M", &[]), git);
     }
-    let test = TestPool::new("256M", &[]);
+}
+
+#[test]
+fn on_a_server_git_clones_and_checks() {
+    if has_fuse() {
+        finished(TestPool::served("256M"), git);
+    }
+}
+
+fn git(test: &TestPool) {
     sh(
         &test.dir,
         "export GIT_AUTHOR_NAME=t GIT_AUTHOR_EMAIL=t GIT_COMMITTER_NAME=t GIT_COMMITTER_EMAIL=t
@@ -23,15 +38,23 @@ fn git_clones_and_checks_a_repository_of_over_a_thousand_files() {
          cd .. && git clone -q origin clone && cd clone && git fsck --strict && test -z \"$(git status --porcelain)\"
          test $(git ls-files | wc -l) = 1200",
     );
-    test.finish();
 }
 
 #[test]
 fn archives_and_copies_come_back_identical() {
-    if !has_fuse() {
-        return;
+    if has_fuse() {
+        finished(TestPool::new("256M", &[]), archives);
     }
-    let test = TestPool::new("256M", &[]);
+}
+
+#[test]
+fn on_a_server_archives_come_back_identical() {
+    if has_fuse() {
+        finished(TestPool::served("256M"), archives);
+    }
+}
+
+fn archives(test: &TestPool) {
     // Everything an archive can hold; then out and in again three ways, compared by names, modes, owners, times,
     // links, attributes and content.
     sh(
@@ -65,7 +88,6 @@ fn archives_and_copies_come_back_identical() {
             "{copy}: the hole is gone, {used} KiB"
         );
     }
-    test.finish();
 }
 
 #[test]
@@ -107,31 +129,54 @@ fn fio_verifies_what_it_wrote() {
 
 #[test]
 fn stress_ng_finds_nothing() {
-    if !has_fuse() {
-        return;
+    if has_fuse() {
+        finished(TestPool::new("512M", &[]), |test| stress(test, 60));
     }
-    let test = TestPool::new("512M", &[]);
+}
+
+#[test]
+fn on_a_server_stress_ng_finds_nothing() {
+    if has_fuse() {
+        finished(TestPool::served("512M"), |test| {
+            stress(test, if soak() { 60 } else { 10 })
+        });
+    }
+}
+
+fn stress(test: &TestPool, seconds: u32) {
     sh(
         &test.dir,
-        "stress-ng --temp-path . --timeout 60 --metrics-brief --verify --hdd 1 --hdd-bytes 32M --dentry 1 \
+        &format!(
+            "stress-ng --temp-path . --timeout {seconds} --metrics-brief --verify --hdd 1 --hdd-bytes 32M --dentry 1 \
          --dir 1 --rename 1 --link 1 --symlink 1 --fallocate 1 --fallocate-bytes 32M --seek 1 \
          --utime 1 --xattr 1 --chmod 1 --fstat 1 --filename 1 --flock 1 --open 1 --sync-file 1 \
-         --sync-file-bytes 16M 2>&1",
+         --sync-file-bytes 16M 2>&1"
+        ),
     );
-    test.finish();
+}
+
+#[test]
+fn fsx_finds_nothing_in_200_000_operations() {
+    if has_fuse() {
+        finished(TestPool::new("64M", &[]), |test| fsx(test, 200_000));
+    }
+}
+
+#[test]
+fn on_a_server_fsx_finds_nothing() {
+    if has_fuse() {
+        finished(TestPool::served("64M"), |test| {
+            fsx(test, if soak() { 200_000 } else { 10_000 })
+        });
+    }
 }
 
 /// Reads, writes, truncates, holes and mappings of one file, mixed at random and checked byte by byte.
-#[test]
-fn fsx_finds_nothing_in_200_000_operations() {
-    if !has_fuse() {
-        return;
-    }
+fn fsx(test: &TestPool, operations: u32) {
     let tool = std::env::var_os("HOME").map(|home| Path::new(&home).join(".cache/ferrite/tools/bin/fsx"));
     let Some(fsx) = tool.filter(|tool| tool.exists()) else {
         panic!("no fsx: run `scripts/setup-debian.sh test`");
     };
-    let test = TestPool::new("64M", &[]);
     let config = test.pool.with_extension("toml");
     // An fallocate of nothing is EINVAL, which fsx takes for "not supported".
     std::fs::write(
@@ -143,20 +188,28 @@ fn fsx_finds_nothing_in_200_000_operations() {
     let seed = std::env::var("FERRITE_SEED").unwrap_or_else(|_| std::process::id().to_string());
     eprintln!("FERRITE_SEED={seed}");
     ok(Command::new(fsx)
-        .args(["-N", "200000", "-S", &seed, "-P"])
+        .args(["-N", &operations.to_string(), "-S", &seed, "-P"])
         .arg(test.pool.parent().unwrap())
         .arg("-f")
         .arg(&config)
         .arg(test.dir.join("file")));
-    test.finish();
 }
 
 #[test]
 fn sqlite_in_both_modes() {
-    if !has_fuse() {
-        return;
+    if has_fuse() {
+        finished(TestPool::new("256M", &[]), sqlite);
     }
-    let test = TestPool::new("256M", &[]);
+}
+
+#[test]
+fn on_a_server_sqlite_in_both_modes() {
+    if has_fuse() {
+        finished(TestPool::served("256M"), sqlite);
+    }
+}
+
+fn sqlite(test: &TestPool) {
     for mode in ["wal", "delete", "truncate"] {
         let said = sh(
             &test.dir,
@@ -170,5 +223,4 @@ fn sqlite_in_both_modes() {
         );
         assert!(said.contains("ok\n17143"), "{mode}: {said}");
     }
-    test.finish();
 }

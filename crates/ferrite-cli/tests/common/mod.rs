@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
+use server::Server;
 use tempfile::TempDir;
 
 /// Bytes of a page.
@@ -116,6 +117,8 @@ pub(crate) struct TestPool {
     base: TempDir,
     pub(crate) pool: PathBuf,
     pub(crate) dir: PathBuf,
+    /// It is mounted through this one, if there is one.
+    server: Option<Server>,
 }
 
 impl TestPool {
@@ -133,13 +136,46 @@ impl TestPool {
         let (pool, dir) = (base.path().join("pool"), base.path().join("mnt"));
         std::fs::create_dir(&dir).unwrap();
         self::mkfs(&pool, &[&["--size", size], mkfs].concat());
-        let test = TestPool { base, pool, dir };
+        let test = TestPool {
+            base,
+            pool,
+            dir,
+            server: None,
+        };
         test.mount(mount);
         test
     }
 
+    /// A pool in DRAM that is served on a loopback address, and a mount of that.
+    pub(crate) fn served(size: &str) -> TestPool {
+        let server = Server::new(size, &["--no-root-squash"]);
+        let base = tempfile::Builder::new()
+            .prefix("ferrite-test-")
+            .tempdir_in("/dev/shm")
+            .unwrap();
+        let dir = base.path().join("mnt");
+        std::fs::create_dir(&dir).unwrap();
+        let test = TestPool {
+            base,
+            pool: server.pool.clone(),
+            dir,
+            server: Some(server),
+        };
+        test.mount(&[]);
+        test
+    }
+
     pub(crate) fn mount(&self, words: &[&str]) {
-        ok(ferrite().arg("mount").arg(&self.pool).arg(&self.dir).args(words));
+        self.mount_on(&self.dir, words);
+    }
+
+    /// Mounts it on another directory besides, which a server allows.
+    pub(crate) fn mount_on(&self, dir: &Path, words: &[&str]) {
+        let source = match &self.server {
+            Some(server) => Path::new(&server.address),
+            None => &self.pool,
+        };
+        ok(ferrite().arg("mount").arg(source).arg(dir).args(words));
     }
 
     pub(crate) fn umount(&self) {
@@ -194,8 +230,11 @@ impl TestPool {
     }
 
     /// Unmounts in order and checks the pool.
-    pub(crate) fn finish(self) {
+    pub(crate) fn finish(mut self) {
         self.umount();
+        if let Some(server) = &mut self.server {
+            server.kill();
+        }
         self.fsck();
     }
 }
