@@ -133,7 +133,10 @@ fn other_machines_want_a_key() {
     site.pool("pool");
     site.key("key");
     let (pool, key) = (site.text("pool"), site.text("key"));
-    let said = fails(ferrite().args(["serve", &pool, "--listen", "tcp://0.0.0.0:0"]), 2);
+    // Not for ever, if it serves.
+    let mut serve = Command::new("timeout");
+    serve.arg("20").arg(ferrite().get_program());
+    let said = fails(serve.args(["serve", &pool, "--listen", "tcp://0.0.0.0:0"]), 2);
     for word in ["tcp://0.0.0.0:0", "other machines", "ferrite key", "--key"] {
         assert!(said.contains(word), "{word}: {said}");
     }

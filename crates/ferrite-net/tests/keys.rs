@@ -228,6 +228,40 @@ fn an_export_may_have_an_old_and_a_new_key() {
     }
 }
 
+/// A refusal proves nothing: whoever answers at the server's address can say it. So who was let in before waits, as
+/// for a server that is away.
+#[test]
+fn a_client_whose_key_was_taken_away_waits_for_it() {
+    let (mine, other) = (new_key(), new_key());
+    let fs = Arc::new(MemFs::new());
+    let exports = |key: &Key| vec![export("").keys(vec![key.clone()])];
+    let (server, address) = serve(fs.clone(), exports(&mine), &ServerOptions::default());
+    let options = ClientOptions::default().patience(Some(Duration::from_millis(500)));
+    let client = Client::connect(&address, "", &options.key(Some(mine.clone()))).unwrap();
+    drop(server);
+    let again = |key| {
+        let began = Instant::now();
+        let listener = loop {
+            match std::net::TcpListener::bind(&address) {
+                Ok(listener) => break listener,
+                Err(error) => assert!(began.elapsed() < Duration::from_secs(10), "{error}"),
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        };
+        let engine: Arc<dyn FileSystem> = fs.clone();
+        Server::start(vec![listener], vec![(engine, exports(key))], &ServerOptions::default()).unwrap()
+    };
+    let server = again(&other);
+    let answer = client.getattr(SYSTEM, ROOT_INO).map(|attr| attr.ino);
+    assert_eq!(answer, Err(FsError::TimedOut));
+    drop(server);
+    let _server = again(&mine);
+    let began = Instant::now();
+    while client.getattr(SYSTEM, ROOT_INO).is_err() {
+        assert!(began.elapsed() < Duration::from_secs(10), "it has given up");
+    }
+}
+
 #[test]
 fn both_ends_encrypt_if_one_wants_it() {
     let key = new_key();
