@@ -36,7 +36,8 @@ Groups:
   recovery  a mount after a crash and a full fsck, by number of files: against 1 s and 10 s per
             million
   mount     a mount: against libfuse's passthrough_ll over tmpfs (needs root, gcc, libfuse3-dev)
-  net       a remote client over loopback: against messages of the same lengths with nothing behind
+  net       a remote client over loopback: against messages of the same lengths with nothing behind;
+            against nfs-ganesha over ext4 (needs root, nfs-ganesha-vfs, libnfs-dev, rpcbind, gcc)
 
 A ratio is Ferrite's time divided by the peer's: below 1 is faster. Times vary with the load of the machine; ratios and \
 counts vary much less.")]

@@ -1,5 +1,5 @@
 //! A remote client compared with the bare transport: messages of the same lengths between the same cores, and nothing
-//! done with them ([`pingpong`]).
+//! done with them ([`pingpong`]); and with the client of an NFS server that promises the same ([`nfs`]).
 //!
 //! At depth 16 as many requests are under way, which a message of the peer cannot be; there one request is compared
 //! with one exchange of messages at a time.
@@ -8,6 +8,7 @@
 //! server on one core, and on two (docs/benchmarks.md).
 
 mod depth;
+mod nfs;
 pub(super) mod pingpong;
 
 use std::io::{BufRead, BufReader};
@@ -19,13 +20,14 @@ use std::time::{Duration, Instant};
 use ferrite_measure::median;
 use ferrite_net::client::{Client, ClientOptions};
 use ferrite_pm::Counters;
-use ferrite_vfs::{FileSystem, NewFile, OpenFile, OpenMode, ROOT_INO, SYSTEM};
+use ferrite_vfs::{FileSystem, NewFile, OpenFile, OpenMode, ROOT_INO, RenameMode, SYSTEM};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 use super::operations::TmpfsDir;
 use super::{Circumstances, Duel, Effort, Output, Row, page, whole};
-use crate::{FAILED, Failure};
+use crate::{FAILED, Failure, complain};
 use depth::Many;
+use nfs::Nfs;
 use pingpong::PingPong;
 
 /// What is measured here.
@@ -38,6 +40,8 @@ pub(crate) const NAMES: &[&str] = &[
     "net_write_4m",
     "net_read_4k_depth_16",
     "net_write_4k_depth_16",
+    "net_mkdir_rmdir",
+    "net_rename",
 ];
 const FILE_BYTES: u64 = 64 << 20;
 const POOL_BYTES: u64 = 256 << 20;
@@ -191,24 +195,145 @@ fn placed(
         &mut |n| write_whole(&*file, place(n), &large),
         &mut |_| peer.exchange(MESSAGE_BYTES + LARGE_BYTES, MESSAGE_BYTES),
     )?;
+    let count = effort.operations as u64;
     for (name, is_write) in [("net_read_4k_depth_16", false), ("net_write_4k_depth_16", true)] {
-        if !out.wants(name) {
-            continue;
-        }
         let many = Many::new(&file, FILE_BYTES, is_write)?;
         let bytes = if is_write { (4096, 0) } else { (0, 4096) };
-        let count = effort.operations as u64;
+        let contest = Contest {
+            name,
+            against: "bare TCP, depth 1",
+            rounds: effort.rounds,
+            placement,
+        };
+        let ours = &mut || timed(count, || many.run(count));
+        let theirs = &mut || {
+            timed(count, || {
+                (0..count).try_for_each(|_| peer.exchange(MESSAGE_BYTES + bytes.0, MESSAGE_BYTES + bytes.1))
+            })
+        };
+        contest.run(ours, theirs, out)?;
+    }
+    match Nfs::start(base, server_core) {
+        Ok(mut nfs) => against_nfs(effort, out, placement, &client, &file, &mut nfs),
+        Err(failure) => {
+            complain(format_args!("ferrite: NFS left out: {}", failure.message));
+            Ok(())
+        }
+    }
+}
+
+/// What both do, and how often for each time that a small read is done.
+fn against_nfs(
+    effort: Effort,
+    out: &mut Output,
+    placement: &'static str,
+    client: &Arc<Client>,
+    file: &Arc<dyn OpenFile>,
+    nfs: &mut Nfs,
+) -> Result<(), Failure> {
+    let mut contest = |name, operation: &str, rarer: usize, depth, ours: &mut dyn FnMut(u64) -> Result<(), Failure>| {
+        // NFS waits for its disk, if only for one in memory.
+        let count = (effort.operations / rarer / 4).max(10) as u64;
+        let contest = Contest {
+            name,
+            against: "NFS",
+            rounds: effort.rounds,
+            placement,
+        };
+        let ours = &mut || timed(count, || ours(count));
+        contest.run(ours, &mut || nfs.measure(operation, count, depth), out)
+    };
+    let mut block = [9; 4096];
+    let mut next = 0;
+    let mut place = move |len: u64| {
+        next += 1;
+        match len {
+            4096 => page(next, FILE_BYTES),
+            _ => next * len % FILE_BYTES,
+        }
+    };
+    let each = |count: u64, one: &mut dyn FnMut() -> Result<(), Failure>| (0..count).try_for_each(|_| one());
+    contest("net_read_4k", "read_4k", 1, 1, &mut |count| {
+        each(count, &mut || {
+            whole(file.read_at(SYSTEM, place(4096), &mut block)?, 4096)
+        })
+    })?;
+    contest("net_write_4k", "write_4k", 2, 1, &mut |count| {
+        each(count, &mut || whole(file.write_at(SYSTEM, place(4096), &block)?, 4096))
+    })?;
+    for (name, operation, rarer, is_write) in [
+        ("net_read_4k_depth_16", "read_4k", 1, false),
+        ("net_write_4k_depth_16", "write_4k", 2, true),
+    ] {
+        let many = Many::new(file, FILE_BYTES, is_write)?;
+        contest(name, operation, rarer, 16, &mut |count| many.run(count))?;
+    }
+    let mut large = vec![7; LARGE_BYTES];
+    contest("net_read_4m", "read_4m", 200, 1, &mut |count| {
+        each(count, &mut || {
+            whole(
+                file.read_at(SYSTEM, place(LARGE_BYTES as u64), &mut large)?,
+                LARGE_BYTES,
+            )
+        })
+    })?;
+    let large = vec![7; LARGE_BYTES];
+    contest("net_write_4m", "write_4m", 200, 1, &mut |count| {
+        each(count, &mut || write_whole(&**file, place(LARGE_BYTES as u64), &large))
+    })?;
+    contest("net_stat", "stat", 1, 1, &mut |count| {
+        each(count, &mut || Ok(client.lookup(SYSTEM, ROOT_INO, b"data").map(drop)?))
+    })?;
+    contest("net_create_unlink", "create_unlink", 8, 1, &mut |count| {
+        each(count, &mut || {
+            drop(client.create(SYSTEM, ROOT_INO, b"new", &new_file())?);
+            Ok(client.unlink(SYSTEM, ROOT_INO, b"new")?)
+        })
+    })?;
+    contest("net_mkdir_rmdir", "mkdir_rmdir", 8, 1, &mut |count| {
+        each(count, &mut || {
+            client.mkdir(SYSTEM, ROOT_INO, b"new", 0o755)?;
+            Ok(client.rmdir(SYSTEM, ROOT_INO, b"new")?)
+        })
+    })?;
+    drop(client.create(SYSTEM, ROOT_INO, b"here", &new_file())?);
+    let mut names: [&[u8]; 2] = [b"here", b"there"];
+    contest("net_rename", "rename", 8, 1, &mut |count| {
+        each(count, &mut || {
+            client.rename(SYSTEM, ROOT_INO, names[0], ROOT_INO, names[1], RenameMode::Replace)?;
+            names.swap(0, 1);
+            Ok(())
+        })
+    })
+}
+
+/// Nanoseconds for each of `count` operations.
+fn timed(count: u64, work: impl FnOnce() -> Result<(), Failure>) -> Result<f64, Failure> {
+    let start = Instant::now();
+    work()?;
+    Ok(start.elapsed().as_nanos() as f64 / count as f64)
+}
+
+/// Two that each measure themselves, in turn.
+struct Contest {
+    name: &'static str,
+    against: &'static str,
+    rounds: usize,
+    placement: &'static str,
+}
+
+/// Does a round's work, and tells the nanoseconds of an operation.
+type Side<'s> = &'s mut dyn FnMut() -> Result<f64, Failure>;
+
+impl Contest {
+    fn run(&self, ours: Side<'_>, theirs: Side<'_>, out: &mut Output) -> Result<(), Failure> {
+        if !out.wants(self.name) {
+            return Ok(());
+        }
         let (mut our_ns, mut their_ns, mut ratios) = (Vec::new(), Vec::new(), Vec::new());
         // The first round is a warm-up and does not count.
-        for round in 0..=effort.rounds {
-            let start = Instant::now();
-            many.run(count)?;
-            let ours = start.elapsed().as_nanos() as f64 / count as f64;
-            let start = Instant::now();
-            for _ in 0..count {
-                peer.exchange(MESSAGE_BYTES + bytes.0, MESSAGE_BYTES + bytes.1)?;
-            }
-            let theirs = start.elapsed().as_nanos() as f64 / count as f64;
+        for round in 0..=self.rounds {
+            let (ours, theirs) = (ours()?, theirs()?);
             if round > 0 {
                 our_ns.push(ours);
                 their_ns.push(theirs);
@@ -217,8 +342,8 @@ fn placed(
         }
         out.row(&Row {
             group: "net",
-            name,
-            against: "bare TCP, depth 1",
+            name: self.name,
+            against: self.against,
             ratio: median(&ratios),
             median_ns: median(&our_ns),
             against_median_ns: median(&their_ns),
@@ -227,10 +352,9 @@ fn placed(
             bytes_streamed: 0.0,
             medium_bytes_per_byte: None,
             contents: None,
-            circumstances: circumstances(placement),
-        })?;
+            circumstances: circumstances(self.placement),
+        })
     }
-    Ok(())
 }
 
 fn circumstances(placement: &str) -> Circumstances {
