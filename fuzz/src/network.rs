@@ -9,9 +9,10 @@
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use ferrite_fabric::frame::{Lengths, PREFIX_BYTES};
+use ferrite_fabric::secure::{Credentials, handshake};
 use ferrite_net::client::{Client, ClientOptions};
 use ferrite_net::server::{ExportOptions, Server, ServerOptions};
 use ferrite_net::wire::{
@@ -144,8 +145,13 @@ pub(crate) fn server_session(data: &[u8]) {
     let Some((&manners, mut rest)) = data.split_first() else {
         return;
     };
+    if manners & 2 == 0 {
+        // As who has no key.
+        let deadline = Instant::now() + Duration::from_secs(20);
+        handshake::introduce(&stream, &Credentials::default(), deadline).expect("a server that answers");
+    }
     let mut node = Vec::new();
-    if manners & 1 == 0 {
+    if manners & 3 == 0 {
         let _ = stream.write_all(&hello());
         node = root(&mut stream).expect("a client with manners is welcome");
     }

@@ -55,7 +55,9 @@ fn input(target: &str, seed: u64) -> Vec<u8> {
         input.extend(bytes(random, len));
         return input;
     }
-    let mut input = vec![u8::from(random.below(8) == 0)];
+    // Now and then without a greeting, or even without the handshake before it.
+    let manners = random.below(16);
+    let mut input = vec![if manners < 4 { manners as u8 } else { 0 }];
     for _ in 0..random.below(12) {
         let way = random.below(16) as u8;
         let mut piece = Vec::new();
