@@ -391,6 +391,31 @@ fn wrong_operands_are_refused_with_the_remedy() {
     assert!(said.contains("in use by"), "{said}");
 }
 
+/// What stands behind the export's name is part of the address, with slashes of its own.
+#[test]
+fn a_key_stands_before_the_path() {
+    let dir = tempfile::tempdir().unwrap();
+    let key = dir.path().join("key");
+    ok(ferrite().arg("key").arg(&key));
+    let server = Server::new("16M", &["--no-root-squash", "--name", "a/b", "--key", path(&key)]);
+    let file = dir.path().join("file");
+    fs::write(&file, "secret").unwrap();
+    for encrypt in ["", "&encrypt=on"] {
+        let at = |path: &str| format!("{}?key={}{encrypt}:{path}", server.address, key.display());
+        run(&["cp", path(&file), &at("/file")]);
+        assert_eq!(run(&["cat", &at("/file")]), "secret");
+    }
+    let said = refused(&["ls", &server.at("/")]);
+    assert!(said.contains("key"), "{said}");
+    let said = fails(
+        ferrite()
+            .arg("ls")
+            .arg(format!("{}?key={}", server.address, key.display())),
+        2,
+    );
+    assert!(said.contains(":/`"), "{said}");
+}
+
 /// A command as the user `nobody`, who is in the group 4000.
 fn as_nobody(words: &[&str]) -> Command {
     let mut command = ferrite();

@@ -40,7 +40,7 @@ const SEPARATOR: &[u8] = b":/";
 pub(crate) const OPERANDS: &str = "\
 A path in a volume follows the address of the volume and a colon, and begins with a slash:
   tcp://HOST:PORT/EXPORT:/PATH   in what a server exports
-  tcp://HOST:PORT:/PATH          in what it exports without a name
+  tcp://HOST:PORT:/PATH          in what it exports without a name; `?key=FILE` comes before the colon
   pm:POOL:/PATH                  in a pool on this machine that is not mounted
 The address ends at the first `:/` behind its scheme.";
 
@@ -244,6 +244,7 @@ mod tests {
             ("tcp://h:/x", "tcp://h", "/x"),
             ("tcp://[::1]:9/e:/", "tcp://[::1]:9/e", "/"),
             ("tcp://[::1]:/x", "tcp://[::1]", "/x"),
+            ("tcp://h:1/e?key=/k/f:/x", "tcp://h:1/e?key=/k/f", "/x"),
         ] {
             assert_eq!(
                 there(text.as_bytes()),
