@@ -1,28 +1,36 @@
 //! The memory of a pool. The only module of this crate with `unsafe`.
-#![allow(unsafe_code, reason = "parts of one allocation are handed out to different owners")]
+#![allow(unsafe_code, reason = "parts of one mapping are handed out to different owners")]
 
-use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::ptr::NonNull;
 
-use crate::{Buffer, PAGE_BYTES};
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 
-/// An allocation, aligned to pages, that never moves.
+use crate::Buffer;
+
+/// A mapping, aligned to pages, that never moves.
 pub(crate) struct Area {
     base: NonNull<u8>,
-    layout: Layout,
+    len_bytes: usize,
 }
 
-// SAFETY: the allocation is plain memory. Access to a part of it goes through the one `Buffer` that has the part.
+// SAFETY: the mapping is plain memory. Access to a part of it goes through the one `Buffer` that has the part.
 unsafe impl Send for Area {}
 // SAFETY: as above; a shared `Area` alone gives no access to the memory.
 unsafe impl Sync for Area {}
 
 impl Area {
     pub(crate) fn new(len_bytes: usize) -> Option<Area> {
-        let layout = Layout::from_size_align(len_bytes, PAGE_BYTES).ok()?;
-        // SAFETY: the size is not zero: a pool has at least one buffer.
-        let base = NonNull::new(unsafe { alloc_zeroed(layout) })?;
-        Some(Area { base, layout })
+        let (access, kind) = (
+            ProtFlags::READ | ProtFlags::WRITE,
+            MapFlags::PRIVATE | MapFlags::NORESERVE,
+        );
+        // SAFETY: the system chooses where, so that it lies over nothing.
+        let base = unsafe { mmap_anonymous(std::ptr::null_mut(), len_bytes, access, kind) };
+        let base: NonNull<u8> = NonNull::new(base.ok()?.cast())?;
+        // Touching 4 MiB in small pages costs twice as much. Without huge pages it works, too.
+        // SAFETY: advice on a mapping of ours, which changes nothing that is in it.
+        let _ = unsafe { madvise(base.as_ptr().cast(), len_bytes, Advice::LinuxHugepage) };
+        Some(Area { base, len_bytes })
     }
 
     pub(crate) fn base(&self) -> *const u8 {
@@ -30,14 +38,15 @@ impl Area {
     }
 
     pub(crate) fn len_bytes(&self) -> usize {
-        self.layout.size()
+        self.len_bytes
     }
 }
 
 impl Drop for Area {
     fn drop(&mut self) {
-        // SAFETY: allocated with this layout, and no buffer is left: each holds on to the area.
-        unsafe { dealloc(self.base.as_ptr(), self.layout) }
+        // SAFETY: mapped with this length, and no buffer is left: each holds on to the area.
+        let unmapped = unsafe { munmap(self.base.as_ptr().cast(), self.len_bytes) };
+        debug_assert!(unmapped.is_ok(), "a mapping of ours could not be undone");
     }
 }
 

@@ -14,6 +14,7 @@ mod buddy;
 use std::fmt;
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
@@ -61,6 +62,25 @@ impl Pool {
             order,
             len: len_bytes,
         })
+    }
+
+    /// The same, waiting for it up to `limit`. `None` also if others took what came back.
+    pub fn get(&self, len_bytes: usize, limit: Duration) -> Option<Buffer> {
+        let ends = Instant::now() + limit;
+        loop {
+            if let Some(buffer) = self.take(len_bytes) {
+                return Some(buffer);
+            }
+            if len_bytes > BUFFER_BYTES_MAX || Instant::now() >= ends {
+                return None;
+            }
+            std::thread::sleep(Duration::from_micros(50));
+        }
+    }
+
+    /// Whether a buffer is a part of this pool.
+    pub fn has(&self, buffer: &Buffer) -> bool {
+        Arc::ptr_eq(&self.shared, &buffer.shared)
     }
 
     /// Where the area begins, for whoever registers it. It must not be accessed through this address except by the

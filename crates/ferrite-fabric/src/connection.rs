@@ -1,19 +1,33 @@
 //! The client's end of a connection: threads that send, and one at a time that receives.
 //!
 //! What lives here: [`Connection`], which any thread sends through, and [`Receiver`], its other half, which belongs to
-//! one thread at a time. Both block. If both ends encrypt, each half has what its direction needs.
+//! one thread at a time. Both block. If both ends encrypt, each half has what its direction needs. A connection begins
+//! as TCP, and may go on over a fabric ([`Fabric`]) if it is not encrypted.
 
 use std::io::{self, IoSlice, Read, Write};
 use std::net::{Shutdown, TcpStream, ToSocketAddrs};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
+#[cfg(feature = "fabric")]
+use std::{net::IpAddr, sync::Arc};
+
+#[cfg(feature = "fabric")]
+use ferrite_buffers::Buffer;
 use parking_lot::Mutex;
 
 use crate::frame::{BODY_BYTES_MAX, Lengths, PREFIX_BYTES};
 use crate::secure::record::{CONTENT_BYTES_MAX, Opener, RECORD_BYTES_MAX, Sealer, first_record};
 use crate::secure::{Credentials, Encrypt, handshake};
 use crate::{FabricError, HandshakeError};
+#[cfg(feature = "fabric")]
+use crate::{
+    Provider,
+    fabric::{
+        self, Introduction, Reply,
+        line::{Line, LineReader},
+    },
+};
 
 /// Bytes received at once.
 const RECEIVED_BYTES: usize = BODY_BYTES_MAX + (64 << 10);
@@ -24,6 +38,27 @@ const RECEIVE_TICK: Duration = Duration::from_millis(250);
 /// Encrypted bytes that are sent at once.
 const SEALED_BYTES: usize = 4 * RECORD_BYTES_MAX;
 
+/// How a client uses a fabric.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Fabric {
+    /// Name of the provider: `shm`, `verbs` or `tcp`. `None`: the best that both ends have.
+    pub provider: Option<String>,
+    /// Memory for bulk data on its way.
+    pub buffers_bytes: usize,
+    /// How long who waits for an answer looks for it again and again before it sleeps.
+    pub spin: Duration,
+}
+
+impl Default for Fabric {
+    fn default() -> Fabric {
+        Fabric {
+            provider: None,
+            buffers_bytes: 32 << 20,
+            spin: Duration::from_micros(200),
+        }
+    }
+}
+
 /// A connection to a server.
 #[derive(Debug)]
 pub struct Connection {
@@ -31,6 +66,8 @@ pub struct Connection {
     /// Held while a frame is sent.
     sends: Mutex<Option<Box<Sending>>>,
     is_encrypted: bool,
+    #[cfg(feature = "fabric")]
+    line: Option<Arc<Line>>,
 }
 
 /// What it takes to send encrypted.
@@ -97,11 +134,15 @@ impl Connection {
             source: Source {
                 stream: stream.try_clone()?,
                 opening: opener.map(|opener| Box::new(Opening::new(opener))),
+                #[cfg(feature = "fabric")]
+                line: None,
             },
             received: Vec::new(),
             from: 0,
             end: 0,
             data_left: 0,
+            #[cfg(feature = "fabric")]
+            landed: None,
         };
         let sending = sealer.map(|sealer| {
             Box::new(Sending {
@@ -114,6 +155,8 @@ impl Connection {
             stream,
             is_encrypted: sending.is_some(),
             sends: Mutex::new(sending),
+            #[cfg(feature = "fabric")]
+            line: None,
         };
         Ok((connection, receiver))
     }
@@ -126,6 +169,18 @@ impl Connection {
     /// Sends a frame. Blocks while the peer takes nothing; after an error the connection is of no more use, because
     /// part of the frame may have been sent.
     pub fn send(&self, body: &[u8], data: &[u8]) -> Result<(), FabricError> {
+        self.ask(body, data, 0)
+    }
+
+    /// The same for a request whose answer may have up to `answer_bytes` of data, which then can come by the shortest
+    /// way. The first eight bytes of the body are in the answer's, too, and in no other's that is under way.
+    pub fn ask(&self, body: &[u8], data: &[u8], answer_bytes: usize) -> Result<(), FabricError> {
+        #[cfg(feature = "fabric")]
+        if let Some(line) = &self.line {
+            let _turn = self.sends.lock();
+            return line.send(body, data, answer_bytes, SEND_LIMIT);
+        }
+        let _ = answer_bytes;
         let prefix = Lengths {
             body_bytes: body.len(),
             data_bytes: data.len(),
@@ -141,6 +196,18 @@ impl Connection {
     /// Sends whole frames that lie behind each other. Otherwise as [`Self::send`].
     pub fn send_frames(&self, frames: &[u8]) -> Result<(), FabricError> {
         let mut sends = self.sends.lock();
+        #[cfg(feature = "fabric")]
+        if let Some(line) = &self.line {
+            let mut rest = frames;
+            while let Some(lengths) = Lengths::decode(rest)? {
+                let whole = rest.split_at_checked(PREFIX_BYTES + lengths.body_bytes + lengths.data_bytes);
+                let (frame, after) = whole.ok_or(FabricError::Foreign)?;
+                let (body, data) = frame[PREFIX_BYTES..].split_at(lengths.body_bytes);
+                line.send(body, data, 0, SEND_LIMIT)?;
+                rest = after;
+            }
+            return Ok(());
+        }
         match &mut *sends {
             None => self.write([IoSlice::new(frames), IoSlice::new(&[]), IoSlice::new(&[])]),
             Some(sending) => self.send_sealed(sending, [frames, &[], &[]]),
@@ -204,9 +271,108 @@ impl Connection {
 
     /// Ends it: the receiver and all that send get errors.
     pub fn close(&self) {
+        #[cfg(feature = "fabric")]
+        if let Some(line) = &self.line {
+            return line.close();
+        }
         // It may be closed already.
         let _ = self.stream.shutdown(Shutdown::Both);
     }
+}
+
+/// Goes on over a fabric with a connection that has just been opened. Tries all providers that are there, if none was
+/// asked for. Blocks, up to about `limit`.
+#[cfg(feature = "fabric")]
+pub fn upgrade(
+    (mut connection, mut receiver): (Connection, Receiver),
+    address: &str,
+    fabric: &Fabric,
+    limit: Duration,
+) -> Result<(Connection, Receiver), FabricError> {
+    let wanted = match &fabric.provider {
+        Some(name) => vec![Provider::named(name).ok_or_else(|| FabricError::UnknownProvider(name.clone()))?],
+        None => candidates(
+            connection.stream.local_addr()?.ip(),
+            connection.stream.peer_addr()?.ip(),
+        ),
+    };
+    let ends = Instant::now() + limit;
+    let mut last = FabricError::UnknownProvider("auto".into());
+    for provider in wanted {
+        let line = match Line::open(
+            provider,
+            connection.stream.try_clone()?,
+            fabric.buffers_bytes,
+            fabric.spin,
+        ) {
+            Ok(line) => line,
+            Err(error) => {
+                last = error;
+                continue;
+            }
+        };
+        let (name, region, region_bytes) = line.introduction()?;
+        let introduction = Introduction {
+            provider,
+            region,
+            region_bytes,
+            name,
+        };
+        connection.send(&introduction.encode(), &[])?;
+        let refused = |why: &str| FabricError::NoFabric {
+            address: address.to_owned(),
+            why: why.to_owned(),
+        };
+        let reply = loop {
+            match receiver.receive() {
+                Ok(Some((body, _))) => break Reply::decode(body)?,
+                Ok(None) if Instant::now() < ends => {}
+                Ok(None) => return Err(refused("it does not answer")),
+                // One that knows nothing of all this takes it for garbage.
+                Err(FabricError::Closed) => return Err(refused("it closed the connection")),
+                Err(error) => return Err(error),
+            }
+        };
+        match reply {
+            Reply::Refused(why) => last = refused(&why),
+            Reply::Welcome { number, name } => {
+                line.begin(&name, number)?;
+                let line = Arc::new(line);
+                receiver.source.line = Some(LineReader::new(Arc::clone(&line), RECEIVE_TICK));
+                connection.line = Some(line);
+                return Ok((connection, receiver));
+            }
+        }
+    }
+    Err(last)
+}
+
+/// The same for a build without any.
+#[cfg(not(feature = "fabric"))]
+pub fn upgrade(
+    _: (Connection, Receiver),
+    _: &str,
+    _: &Fabric,
+    _: Duration,
+) -> Result<(Connection, Receiver), FabricError> {
+    Err(FabricError::NotBuilt)
+}
+
+/// The providers to try, the best first. TCP through libfabric is slower than without: it is for who asks for it.
+#[cfg(feature = "fabric")]
+fn candidates(here: IpAddr, there: IpAddr) -> Vec<Provider> {
+    let is_one_host = here == there || there.is_loopback();
+    let is_candidate = |provider: &Provider| match provider {
+        Provider::Shm => is_one_host,
+        Provider::Verbs => provider.is_there(),
+        Provider::Tcp => false,
+    };
+    let mut wanted: Vec<Provider> = Provider::ALL.into_iter().filter(is_candidate).collect();
+    if wanted.is_empty() {
+        // Its error says what is missing.
+        wanted.push(Provider::Verbs);
+    }
+    wanted
 }
 
 /// What to wait for ([`crate::watch`]).
@@ -221,6 +387,8 @@ impl AsFd for Connection {
 struct Source {
     stream: TcpStream,
     opening: Option<Box<Opening>>,
+    #[cfg(feature = "fabric")]
+    line: Option<LineReader>,
 }
 
 /// What it takes to receive encrypted.
@@ -239,6 +407,10 @@ struct Opening {
 
 impl Source {
     fn read(&mut self, room: &mut [u8]) -> io::Result<usize> {
+        #[cfg(feature = "fabric")]
+        if let Some(line) = &mut self.line {
+            return line.read(room);
+        }
         match &mut self.opening {
             None => self.stream.read(room),
             Some(opening) => opening.read(&self.stream, room),
@@ -300,6 +472,9 @@ pub struct Receiver {
     end: usize,
     /// Data of the last frame that is still to be taken.
     data_left: usize,
+    /// The data, if it came by itself, and how much of it is taken.
+    #[cfg(feature = "fabric")]
+    landed: Option<(Buffer, usize)>,
 }
 
 impl Receiver {
@@ -310,10 +485,11 @@ impl Receiver {
         if !self.fill(PREFIX_BYTES, true)? {
             return Ok(None);
         }
-        let Some(lengths) = Lengths::decode(&self.received[self.from..self.end])? else {
+        let Some((lengths, is_apart)) = self.lengths(&self.received[self.from..self.end])? else {
             return Ok(None);
         };
         self.fill(PREFIX_BYTES + lengths.body_bytes, false)?;
+        self.land(lengths, is_apart)?;
         let body = self.from + PREFIX_BYTES;
         self.from = body + lengths.body_bytes;
         self.data_left = lengths.data_bytes;
@@ -324,9 +500,47 @@ impl Receiver {
     /// last frame is taken.
     pub fn has_frame(&self) -> bool {
         let received = &self.received[self.from..self.end];
-        let whole = |lengths: Lengths| PREFIX_BYTES + lengths.body_bytes + lengths.data_bytes;
-        let lengths = Lengths::decode(received).ok().flatten();
+        let whole = |(lengths, is_apart): (Lengths, bool)| {
+            let data_bytes = if is_apart { 0 } else { lengths.data_bytes };
+            PREFIX_BYTES + lengths.body_bytes + data_bytes
+        };
+        let lengths = self.lengths(received).ok().flatten();
         self.data_left == 0 && lengths.is_some_and(|lengths| whole(lengths) <= received.len())
+    }
+
+    /// The lengths of a frame, and whether its data came by itself.
+    fn lengths(&self, bytes: &[u8]) -> Result<Option<(Lengths, bool)>, FabricError> {
+        #[cfg(feature = "fabric")]
+        if self.source.line.is_some() {
+            return fabric::lengths(bytes);
+        }
+        Ok(Lengths::decode(bytes)?.map(|lengths| (lengths, false)))
+    }
+
+    /// Finds the data of a frame whose body is there, if it came by itself.
+    #[cfg(feature = "fabric")]
+    fn land(&mut self, lengths: Lengths, is_apart: bool) -> Result<(), FabricError> {
+        self.landed = None;
+        let Some(reader) = &self.source.line else {
+            return Ok(());
+        };
+        let body = &self.received[self.from + PREFIX_BYTES..][..lengths.body_bytes];
+        // Whatever the request had lent is its own again.
+        let lent = body
+            .first_chunk()
+            .and_then(|id| reader.line().take_back(u64::from_le_bytes(*id)));
+        if !is_apart {
+            return Ok(());
+        }
+        let landed = lent.filter(|buffer| buffer.len() >= lengths.data_bytes);
+        self.landed = Some((landed.ok_or(FabricError::Foreign)?, 0));
+        Ok(())
+    }
+
+    #[cfg(not(feature = "fabric"))]
+    #[expect(clippy::unnecessary_wraps, clippy::unused_self, reason = "with the feature it fails")]
+    fn land(&mut self, _: Lengths, _: bool) -> Result<(), FabricError> {
+        Ok(())
     }
 
     /// Takes data of the last frame, as much as `buf` holds. Blocks.
@@ -336,6 +550,12 @@ impl Receiver {
     pub fn take_data(&mut self, buf: &mut [u8]) -> Result<(), FabricError> {
         assert!(buf.len() <= self.data_left, "more data than the frame has");
         self.data_left -= buf.len();
+        #[cfg(feature = "fabric")]
+        if let Some((landed, taken)) = &mut self.landed {
+            buf.copy_from_slice(&landed[*taken..*taken + buf.len()]);
+            *taken += buf.len();
+            return Ok(());
+        }
         let here = buf.len().min(self.end - self.from);
         let (first, mut rest) = buf.split_at_mut(here);
         first.copy_from_slice(&self.received[self.from..self.from + here]);

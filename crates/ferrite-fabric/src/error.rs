@@ -1,5 +1,6 @@
 //! What goes wrong between hosts.
 
+use std::fmt;
 use std::io;
 use std::time::Duration;
 
@@ -107,7 +108,90 @@ pub enum FabricError {
     /// The peer sent something that is no message.
     #[error("the other side does not speak our protocol; is it a Ferrite server?")]
     Foreign,
+    /// libfabric, or the provider of it that was asked for, does not do what it should.
+    #[error("fabric provider `{provider}`: {step} failed: {text}; {trouble}")]
+    Provider {
+        /// Its name in addresses.
+        provider: &'static str,
+        /// What was being done.
+        step: String,
+        /// What libfabric says.
+        text: String,
+        /// What to do about it.
+        trouble: Trouble,
+    },
+    /// The server talks TCP alone, or not this provider.
+    #[error(
+        "{address} does not serve fabric://: {why}; start it with `ferrite serve --listen fabric://…`, or use tcp:// \
+         instead"
+    )]
+    NoFabric {
+        /// Host and port.
+        address: String,
+        /// What it says.
+        why: String,
+    },
+    /// Text that names no provider.
+    #[error("`{0}` is no provider: there are auto, shm (one host), verbs (RDMA) and tcp (for tests)")]
+    UnknownProvider(String),
+    /// The program was built without it.
+    #[error("this build has no fabric://; build it with the cargo feature `fabric`, or use tcp:// instead")]
+    NotBuilt,
     /// Anything else.
     #[error("the connection failed: {0}")]
     Io(#[from] io::Error),
+}
+
+/// What usually is behind an error of a provider, and what mends it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Trouble {
+    /// There is no such provider, or no device for it.
+    Absent(&'static str),
+    /// More memory would be locked than may be.
+    Memlock,
+    /// There is no peer.
+    Unreachable,
+    /// Something else.
+    Other,
+}
+
+impl Trouble {
+    #[cfg(feature = "fabric")]
+    pub(crate) fn of(provider: &'static str, step: &str, errno: i32) -> Trouble {
+        use rustix::io::Errno;
+        match Errno::from_raw_os_error(errno) {
+            _ if step == "finding the provider" => Trouble::Absent(provider),
+            Errno::NOMEM | Errno::PERM | Errno::AGAIN if step == "registering memory" => Trouble::Memlock,
+            Errno::CONNREFUSED | Errno::HOSTUNREACH | Errno::NOENT | Errno::ADDRNOTAVAIL | Errno::TIMEDOUT => {
+                Trouble::Unreachable
+            }
+            _ => Trouble::Other,
+        }
+    }
+}
+
+impl fmt::Display for Trouble {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Trouble::Absent("verbs") => f.write_str(
+                "there is no RDMA adapter that is up, or libibverbs lacks its driver (apt-get install \
+                 ibverbs-providers); `ibv_devices` and `ferrite doctor` tell more. Between processes of one host \
+                 use ?provider=shm",
+            ),
+            Trouble::Absent("shm") => f.write_str(
+                "shared memory needs a /dev/shm that can be written and is not full; `ferrite doctor` tells more",
+            ),
+            Trouble::Absent(_) => f.write_str("`fi_info -l` lists the providers there are; `ferrite doctor` tells more"),
+            Trouble::Memlock => f.write_str(
+                "an adapter locks the memory it works with: raise the limit (`ulimit -l unlimited`, LimitMEMLOCK=infinity \
+                 of a systemd unit)",
+            ),
+            Trouble::Unreachable => f.write_str(
+                "is the other side's process alive and, for shm, on this host and in the same container; for others, \
+                 does a firewall let the provider's ports through?",
+            ),
+            Trouble::Other => f.write_str("`FI_LOG_LEVEL=warn` has libfabric say more; tcp:// needs none of this"),
+        }
+    }
 }

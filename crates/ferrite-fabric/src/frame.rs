@@ -15,6 +15,9 @@ pub const DATA_BYTES_MAX: usize = ferrite_buffers::BUFFER_BYTES_MAX;
 /// buffer of its own.
 pub const INLINE_BYTES_MAX: usize = 32 << 10;
 
+/// Requests and answers with this number are the transport's own.
+pub(crate) const OWN_ID: [u8; 8] = [0xff; 8];
+
 /// The lengths of a frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Lengths {

@@ -3,18 +3,27 @@
 //! What lives here: the frames in which messages travel over a stream ([`frame`]); keys, the handshake that opens a
 //! connection, and encryption ([`secure`]); the client's end of a connection ([`connection`]), and waiting for its end
 //! ([`watch`]); the server's end, many connections served by few threads ([`reactor`]), and what it writes to
-//! ([`outbox`]). What messages mean is none of this crate's business: `ferrite-net` says that.
+//! ([`outbox`]). With the feature `fabric` connections go on over libfabric, where both ends can. What
+//! messages mean is none of this crate's business: `ferrite-net` says that.
 //!
 //! Invariant: nothing that a peer sends makes this crate allocate more than one frame's worth of memory, or panic.
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
+#[cfg(feature = "fabric")]
+pub mod bare;
 pub mod connection;
 mod error;
+#[cfg(feature = "fabric")]
+mod fabric;
 pub mod frame;
 mod link;
+#[cfg(feature = "fabric")]
+mod ofi;
 pub mod outbox;
 pub mod reactor;
 pub mod secure;
 pub mod watch;
 
-pub use error::{FabricError, HandshakeError};
+pub use error::{FabricError, HandshakeError, Trouble};
+#[cfg(feature = "fabric")]
+pub use ofi::{Provider, library_version};

@@ -18,14 +18,27 @@ const KEPT_BYTES: usize = 16 << 10;
 
 enum Part {
     Bytes(Vec<u8>),
-    Buffer(Buffer),
+    /// Data of a frame, and how much of it, at the end of the part before, may still go apart from it.
+    Buffer(
+        Buffer,
+        #[cfg_attr(not(feature = "fabric"), expect(dead_code, reason = "a stream sends all"))] usize,
+    ),
+}
+
+/// What is to be sent next, for a transport that moves large data by itself.
+#[cfg(feature = "fabric")]
+pub(crate) enum Next<'o> {
+    Nothing,
+    Bytes(&'o [u8]),
+    /// The beginning of a frame, and its data.
+    Bulk(&'o [u8], &'o Buffer),
 }
 
 impl Part {
     fn bytes(&self) -> &[u8] {
         match self {
             Part::Bytes(bytes) => bytes,
-            Part::Buffer(buffer) => buffer,
+            Part::Buffer(buffer, _) => buffer,
         }
     }
 }
@@ -47,7 +60,7 @@ impl Outbox {
 
     /// Whether some of it lies in buffers.
     pub fn has_buffers(&self) -> bool {
-        self.parts.iter().any(|part| matches!(part, Part::Buffer(_)))
+        self.parts.iter().any(|part| matches!(part, Part::Buffer(..)))
     }
 
     /// Begins a frame; its body is what is appended to [`Frame::body`].
@@ -89,6 +102,69 @@ impl Outbox {
             }
         }
         Ok(true)
+    }
+
+    /// What is to be sent next.
+    #[cfg(feature = "fabric")]
+    pub(crate) fn next(&mut self) -> Next<'_> {
+        while self.parts.len() > 1 && self.parts[0].bytes().len() == self.sent {
+            self.parts.pop_front();
+            self.sent = 0;
+        }
+        let Some(first) = self.parts.front() else {
+            return Next::Nothing;
+        };
+        let bytes = first.bytes();
+        match self.parts.get(1) {
+            Some(Part::Buffer(data, head_bytes)) if *head_bytes > 0 => match bytes.len() - head_bytes {
+                begins if self.sent == begins => Next::Bulk(&bytes[begins..], data),
+                begins => Next::Bytes(&bytes[self.sent..begins]),
+            },
+            _ if self.sent == bytes.len() => Next::Nothing,
+            _ => Next::Bytes(&bytes[self.sent..]),
+        }
+    }
+
+    /// So much of the bytes that were next is sent.
+    #[cfg(feature = "fabric")]
+    pub(crate) fn sent(&mut self, count: usize) {
+        self.advance(count);
+    }
+
+    /// Takes the bulk data that is next, and the beginning of its frame.
+    #[cfg(feature = "fabric")]
+    pub(crate) fn take_bulk(&mut self) -> Option<(Vec<u8>, Buffer)> {
+        let Next::Bulk(head, _) = self.next() else {
+            return None;
+        };
+        let head = head.to_vec();
+        self.parts.pop_front();
+        self.sent = 0;
+        match self.parts.pop_front() {
+            Some(Part::Buffer(data, _)) => {
+                self.queued_bytes -= head.len() + data.len();
+                Some((head, data))
+            }
+            _ => unreachable!("it was there a moment ago"),
+        }
+    }
+
+    /// The bulk data that is next goes with its frame.
+    #[cfg(feature = "fabric")]
+    pub(crate) fn stream_bulk(&mut self) {
+        if let Some(Part::Buffer(_, head_bytes)) = self.parts.get_mut(1) {
+            *head_bytes = 0;
+        }
+    }
+
+    /// Appends a whole frame without data.
+    #[cfg(feature = "fabric")]
+    pub(crate) fn push(&mut self, frame: &[u8]) {
+        self.queued_bytes += frame.len();
+        match self.parts.back_mut() {
+            Some(Part::Bytes(bytes)) => bytes.extend_from_slice(frame),
+            _ => self.parts.push_back(Part::Bytes(frame.to_vec())),
+        }
     }
 
     fn advance(&mut self, sent: usize) {
@@ -187,7 +263,9 @@ impl Frame<'_> {
         self.start = bytes.len();
         self.outbox.queued_bytes += PREFIX_BYTES + body_bytes + data.len();
         // Its drop looks for bytes at the back.
-        self.outbox.parts.push_back(Part::Buffer(data));
+        self.outbox
+            .parts
+            .push_back(Part::Buffer(data, PREFIX_BYTES + body_bytes));
         self.outbox.parts.push_back(Part::Bytes(Vec::new()));
         self.start = 0;
     }

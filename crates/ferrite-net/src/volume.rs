@@ -16,10 +16,11 @@ use ferrite_vfs::{Durability, FileSystem, FsError, Ino, SYSTEM};
 use parking_lot::Mutex;
 use thiserror::Error;
 
-use crate::client::{Client, ClientOptions, ConnectError};
+use crate::client::{Client, ClientOptions, ConnectError, Fabric};
 use crate::wire::Activity;
 
-/// Where an export is, and how it is reached: `tcp://HOST:PORT/EXPORT?key=FILE&encrypt=on`.
+/// Where an export is, and how it is reached: `tcp://HOST:PORT/EXPORT?key=FILE&encrypt=on`, or
+/// `fabric://HOST:PORT/EXPORT?provider=shm`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RemoteAddress {
     /// Host and port.
@@ -30,6 +31,8 @@ pub struct RemoteAddress {
     pub key: Option<PathBuf>,
     /// Whether what travels is to be encrypted.
     pub encrypt: Option<Encrypt>,
+    /// It is reached over a fabric, with this provider or, if it is empty, the best there is.
+    pub fabric: Option<String>,
 }
 
 /// The port of a server, where an address names none.
@@ -40,10 +43,16 @@ pub const PORT: u16 = 7447;
 #[non_exhaustive]
 pub enum BadAddress {
     /// It has another form.
-    #[error("an address of an export is tcp://HOST:PORT/EXPORT, or tcp://HOST:PORT for a server's only one")]
+    #[error(
+        "an address of an export is tcp://HOST:PORT/EXPORT or fabric://HOST:PORT/EXPORT, without /EXPORT for a \
+         server's only one"
+    )]
     Form,
     /// What stands behind the question mark is not known.
-    #[error("`{0}`: behind the question mark may stand `key=FILE` and `encrypt=on`, `off` or `auto`, with `&` between")]
+    #[error(
+        "`{0}`: behind the question mark may stand `key=FILE` and `encrypt=on`, `off` or `auto`, with `&` between; for \
+         fabric:// also `provider=shm`, `verbs`, `tcp` or `auto`"
+    )]
     Option(String),
 }
 
@@ -60,7 +69,12 @@ pub fn parse_encrypt(text: &str) -> Option<Encrypt> {
 impl RemoteAddress {
     /// Reads an address.
     pub fn parse(text: &str) -> Result<RemoteAddress, BadAddress> {
-        let rest = text.strip_prefix("tcp://").ok_or(BadAddress::Form)?;
+        let (rest, is_fabric) = match (text.strip_prefix("tcp://"), text.strip_prefix("fabric://")) {
+            (Some(rest), _) => (rest, false),
+            (None, Some(rest)) => (rest, true),
+            _ => return Err(BadAddress::Form),
+        };
+        let mut fabric = is_fabric.then(String::new);
         let (rest, options) = rest.split_once('?').unwrap_or((rest, ""));
         let (mut key, mut encrypt) = (None, None);
         for option in options.split('&').filter(|option| !option.is_empty()) {
@@ -70,6 +84,8 @@ impl RemoteAddress {
                     key = Some(decoded(file).ok_or_else(bad)?);
                 }
                 ("encrypt", word) if encrypt.is_none() => encrypt = Some(parse_encrypt(word).ok_or_else(bad)?),
+                ("provider", "auto") if is_fabric => fabric = Some(String::new()),
+                ("provider", word @ ("shm" | "verbs" | "tcp")) if is_fabric => fabric = Some(word.to_owned()),
                 _ => return Err(bad()),
             }
         }
@@ -91,6 +107,7 @@ impl RemoteAddress {
                 export: export.to_owned(),
                 key,
                 encrypt,
+                fabric,
             }),
         }
     }
@@ -157,6 +174,12 @@ impl RemoteVolume {
         }
         if let Some(encrypt) = parsed.encrypt {
             options = options.encrypt(encrypt);
+        }
+        if let Some(provider) = parsed.fabric {
+            options = options.fabric(Some(Fabric {
+                provider: (!provider.is_empty()).then_some(provider),
+                ..Fabric::default()
+            }));
         }
         let client = Client::connect(&parsed.host, &parsed.export, &options).map_err(|error| {
             let kind = match error {
@@ -303,6 +326,9 @@ mod tests {
             let address = RemoteAddress::parse(text).unwrap();
             assert_eq!((&*address.host, &*address.export), (host, export), "{text}");
             assert_eq!((address.key, address.encrypt), (None, None));
+            assert_eq!(address.fabric, None);
+            let fabric = RemoteAddress::parse(&text.replace("tcp://", "fabric://")).unwrap();
+            assert_eq!((fabric.host, fabric.fabric), (address.host, Some(String::new())));
         }
         for text in [
             "tcp://",

@@ -34,6 +34,8 @@ struct Opener {
 
 /// The scheme of servers.
 const TCP: &str = "tcp";
+/// The scheme of servers that are reached over libfabric.
+const FABRIC: &str = "fabric";
 
 /// Connects to an export. Of the options, only that it is read-only has a meaning.
 fn open_remote(address: &Path, _: &MountOptions) -> Result<Arc<dyn Volume>, VolumeError> {
@@ -52,8 +54,12 @@ const OPENERS: &[Opener] = &[
         open: None,
     },
     Opener {
-        scheme: "fabric",
-        open: None,
+        scheme: FABRIC,
+        open: if cfg!(feature = "fabric") {
+            Some(open_remote)
+        } else {
+            None
+        },
     },
     Opener {
         scheme: TCP,
@@ -72,7 +78,10 @@ pub enum AddressError {
         scheme: String,
     },
     /// This build lacks the engine.
-    #[error("this build has no engine for `{scheme}`; {OPENS}; the path of a file of this name begins with `./`")]
+    #[error(
+        "this build has no engine for `{scheme}` (cargo feature of this name); {OPENS}; the path \
+        of a file of this name begins with `./`"
+    )]
     NotBuilt {
         /// What stands before the colon.
         scheme: &'static str,
@@ -86,7 +95,11 @@ pub enum AddressError {
 }
 
 /// What this build opens, for messages.
+#[cfg(not(feature = "fabric"))]
 const OPENS: &str = "it opens `pm:PATH`, a path alone, or `tcp://HOST:PORT/EXPORT`";
+/// The same with the feature `fabric`.
+#[cfg(feature = "fabric")]
+const OPENS: &str = "it opens `pm:PATH`, a path alone, `tcp://HOST:PORT/EXPORT`, or `fabric://HOST:PORT/EXPORT`";
 
 impl From<AddressError> for VolumeError {
     fn from(error: AddressError) -> Self {
@@ -134,7 +147,7 @@ impl Address {
             }
             let place = match scheme {
                 // What follows is no path, and means nothing alone.
-                TCP => {
+                TCP | FABRIC => {
                     RemoteAddress::parse(&text.to_string_lossy())?;
                     text.to_owned()
                 }
@@ -164,7 +177,7 @@ impl Address {
 
     /// Whether the volume is on a server, and not in a file or on a device of this machine.
     pub fn is_remote(&self) -> bool {
-        self.scheme == TCP
+        [TCP, FABRIC].contains(&self.scheme)
     }
 
     /// The file or device where the volume is; the address itself if it is on a server.
@@ -256,6 +269,10 @@ mod tests {
     #[test]
     fn what_this_build_cannot_open_is_refused_by_name() {
         for (text, scheme) in [("nvme:/etc/drives", "nvme"), ("fabric://host/export", "fabric")] {
+            if scheme == FABRIC && cfg!(feature = "fabric") {
+                assert!(Address::parse(text).unwrap().is_remote());
+                continue;
+            }
             let error = Address::parse(text).unwrap_err();
             assert!(matches!(&error, AddressError::NotBuilt { scheme: found, .. } if *found == scheme));
             let said = error.to_string();

@@ -189,10 +189,13 @@ impl Serve {
 fn serve(plan: Plan) -> Outcome {
     let listeners = plan.listen.iter().map(Listen::bind).collect::<Result<Vec<_>, _>>()?;
     let metrics = plan.metrics.as_deref().map(Endpoint::listen).transpose()?;
-    let addresses: Vec<_> = listeners
-        .iter()
-        .map(|listener| listener.local_addr())
-        .collect::<Result<_, _>>()?;
+    let mut addresses = Vec::new();
+    let mut fabric = None;
+    for (listener, listen) in listeners.iter().zip(&plan.listen) {
+        let scheme = if listen.fabric.is_some() { "fabric" } else { "tcp" };
+        addresses.push(format!("{scheme}://{}", listener.local_addr()?));
+        fabric = fabric.or_else(|| listen.fabric.clone());
+    }
     // Before anything is opened, so that a signal that comes now still ends it cleanly.
     let mut signals = signal_hook::iterator::Signals::new([SIGTERM, SIGINT, SIGHUP])?;
     let mut volumes: Vec<Arc<dyn Volume>> = Vec::new();
@@ -217,13 +220,13 @@ fn serve(plan: Plan) -> Outcome {
             said.extend(
                 addresses
                     .iter()
-                    .map(|address| format!("serving {path} as tcp://{address}/{name}")),
+                    .map(|address| format!("serving {path} as {address}/{name}")),
             );
         }
         engines.push((volume.fs(), exports));
         volumes.push(volume);
     }
-    let served = Server::start(listeners, engines, &plan.options);
+    let served = Server::start(listeners, engines, &plan.options.fabric(fabric));
     let mut server = served.map_err(|error| Failure::new(FAILED, error.to_string()))?;
     let metrics = metrics.map(|listener| Endpoint::start(listener, server.observer()));
     let metrics = metrics.transpose()?;

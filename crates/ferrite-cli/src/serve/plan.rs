@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use ferrite::MountOptions;
 use ferrite::volume::Address;
 use ferrite_net::secure::{Key, is_loopback};
-use ferrite_net::server::{ExportOptions, ServerOptions};
+use ferrite_net::server::{ExportOptions, FabricOptions, ServerOptions};
 
 use crate::{FAILED, Failure, USAGE};
 
@@ -35,6 +35,8 @@ pub(super) struct Plan {
 pub(super) struct Listen {
     text: String,
     addresses: Vec<SocketAddr>,
+    /// Clients may go on over a fabric.
+    pub(super) fabric: Option<FabricOptions>,
 }
 
 /// A pool, and what is exported of it.
@@ -108,12 +110,32 @@ impl Plan {
     }
 }
 
+/// How clients may go on over a fabric, by what stands behind the question mark.
+fn fabric(option: &str) -> Result<FabricOptions, String> {
+    if !cfg!(feature = "fabric") {
+        return Err("this build has no fabric://; build it with the cargo feature `fabric`".into());
+    }
+    let mut options = FabricOptions::default();
+    match option.strip_prefix("provider=") {
+        Some("auto") => {}
+        Some(word @ ("shm" | "verbs" | "tcp")) => options.providers = vec![word.to_owned()],
+        _ => return Err(format!("`{option}`: give provider=shm, verbs, tcp or auto")),
+    }
+    Ok(options)
+}
+
 impl Listen {
-    /// Reads an address of the form `tcp://HOST:PORT`; port 0 means any that is free. Blocks while a name is looked up.
+    /// Reads an address of the form `tcp://HOST:PORT`, or `fabric://HOST:PORT?provider=NAME`; port 0 means any that is
+    /// free. Blocks while a name is looked up.
     pub(super) fn parse(text: &str) -> Result<Listen, String> {
-        let place = text
-            .strip_prefix("tcp://")
-            .ok_or("an address to listen on begins with tcp://")?;
+        let (place, fabric) = match (text.strip_prefix("tcp://"), text.strip_prefix("fabric://")) {
+            (Some(place), _) => (place, None),
+            (None, Some(place)) => {
+                let (place, option) = place.split_once('?').unwrap_or((place, "provider=auto"));
+                (place, Some(fabric(option)?))
+            }
+            _ => return Err("an address to listen on begins with tcp:// or fabric://".into()),
+        };
         let addresses = place
             .to_socket_addrs()
             .map_err(|error| format!("{error}; an address is tcp://HOST:PORT"))?
@@ -121,6 +143,7 @@ impl Listen {
         Ok(Listen {
             text: text.to_owned(),
             addresses,
+            fabric,
         })
     }
 

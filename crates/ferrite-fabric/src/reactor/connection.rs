@@ -10,8 +10,9 @@ use std::time::{Duration, Instant};
 use ferrite_buffers::{Buffer, Pool};
 use rustix::event::epoll::EventFlags;
 
+use super::wired::Wired;
 use super::{Close, Data, Link, QUEUED_BYTES_MAX, STALLED, Served, Service};
-use crate::frame::{INLINE_BYTES_MAX, Lengths, PREFIX_BYTES};
+use crate::frame::{INLINE_BYTES_MAX, Lengths, OWN_ID, PREFIX_BYTES};
 use crate::outbox::Outbox;
 use crate::secure::record::{CONTENT_BYTES_MAX, Opener, Sealer};
 
@@ -46,7 +47,7 @@ pub(super) struct Connection<P> {
     pub(super) link: Link,
     pub(super) peer: P,
     /// Received and not served.
-    received: Vec<u8>,
+    pub(super) received: Vec<u8>,
     arriving: Option<Arriving>,
     pub(super) out: Outbox,
     /// What the system watches for.
@@ -54,11 +55,15 @@ pub(super) struct Connection<P> {
     /// It found no buffer.
     pub(super) is_starved: bool,
     /// The service takes nothing from it now.
-    is_held: bool,
+    pub(super) is_held: bool,
     /// When its client last took something of what it was sent.
     took: Instant,
     /// If both ends encrypt.
     sealed: Option<Box<Sealed>>,
+    /// Its client wants to go on over a fabric.
+    pub(super) introduction: Option<Vec<u8>>,
+    /// What it has on a fabric.
+    pub(super) wired: Option<Box<Wired>>,
 }
 
 /// What an encrypted connection has besides.
@@ -102,7 +107,15 @@ impl<P> Connection<P> {
             is_held: false,
             took: Instant::now(),
             sealed: records.map(sealed),
+            introduction: None,
+            wired: None,
         }
+    }
+
+    /// Whether what travels is encrypted.
+    #[cfg(feature = "fabric")]
+    pub(super) fn is_sealed(&self) -> bool {
+        self.sealed.is_some()
     }
 
     /// Whether it has a buffer, and its client lets it wait.
@@ -189,6 +202,10 @@ impl<P> Connection<P> {
             let Some(data) = data.get(..lengths.data_bytes) else {
                 return Ok((at, Step::Idle));
             };
+            if body.starts_with(&OWN_ID) {
+                self.introduction = Some(body.to_vec());
+                return Ok((at + PREFIX_BYTES + lengths.body_bytes + lengths.data_bytes, Step::Held));
+            }
             if service.message(&mut self.peer, body, Data::Inline(data), &mut self.out)? == Served::Starved {
                 self.is_starved = true;
                 return Ok((at, Step::Held));

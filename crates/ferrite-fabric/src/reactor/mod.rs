@@ -14,6 +14,11 @@
 
 mod connection;
 mod newcomer;
+#[cfg(not(feature = "fabric"))]
+#[path = "unwired.rs"]
+mod wired;
+#[cfg(feature = "fabric")]
+mod wired;
 
 use std::collections::{BTreeMap, HashMap};
 use std::io;
@@ -38,6 +43,8 @@ use crate::secure::{Gate, KeyId};
 use connection::Connection;
 use newcomer::{Newcomer, Turn};
 
+use wired::Fabrics;
+
 pub use crate::link::Link;
 
 /// With as many bytes to send, a connection is not read from.
@@ -61,6 +68,24 @@ const NEWCOMERS_MAX: usize = 1024;
 const WAKER: u64 = u64::MAX;
 /// Numbers of listeners' events, from here on.
 const LISTENERS: u64 = u64::MAX - 1024;
+
+/// Which clients may go on over a fabric (`fabric://`).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FabricOptions {
+    /// Providers by name: `shm`, `verbs`, `tcp`.
+    pub providers: Vec<String>,
+    /// How long a thread looks for messages again and again before it sleeps.
+    pub spin: Duration,
+}
+
+impl Default for FabricOptions {
+    fn default() -> Self {
+        FabricOptions {
+            providers: ["shm", "verbs", "tcp"].map(str::to_owned).to_vec(),
+            spin: Duration::from_micros(200),
+        }
+    }
+}
 
 /// Data of a message.
 pub enum Data<'m> {
@@ -141,6 +166,8 @@ pub struct Options {
     pub connections_max: usize,
     /// Who is let in.
     pub gate: Arc<Gate>,
+    /// Lets clients go on over a fabric.
+    pub fabric: Option<FabricOptions>,
 }
 
 impl Default for Options {
@@ -150,6 +177,7 @@ impl Default for Options {
             busy: Duration::ZERO,
             connections_max: 16_384,
             gate: Arc::new(Gate::new(true)),
+            fabric: None,
         }
     }
 }
@@ -199,6 +227,7 @@ impl Reactors {
         };
         for (index, waker) in shared.wakers.iter().enumerate() {
             let reactor = Reactor::new(
+                options.fabric.clone(),
                 Arc::clone(service),
                 Arc::clone(&shared),
                 Arc::clone(waker),
@@ -245,10 +274,12 @@ struct Reactor<S: Service> {
     rests_until: Option<Instant>,
     /// Where what is encrypted is received.
     sealed_room: Vec<u8>,
+    fabrics: Fabrics,
 }
 
 impl<S: Service> Reactor<S> {
     fn new(
+        fabric: Option<FabricOptions>,
         service: Arc<S>,
         shared: Arc<Shared>,
         waker: Arc<Waker>,
@@ -262,6 +293,7 @@ impl<S: Service> Reactor<S> {
             epoll::add(&epoll, listener, number, EventFlags::IN)?;
         }
         Ok(Reactor {
+            fabrics: Fabrics::new(fabric, &shared.pool),
             service,
             shared,
             waker,
@@ -282,12 +314,14 @@ impl<S: Service> Reactor<S> {
         let mut last_look = last_work;
         let mut has_starved = false;
         while !self.shared.stop.load(Ordering::Acquire) {
+            self.look();
             let wait = match () {
                 () if !self.shared.busy.is_zero() && last_work.elapsed() < self.shared.busy => Duration::ZERO,
                 () if has_starved => STARVED,
                 () if self.rests_until.is_some() => ACCEPT_REST,
                 () => IDLE,
             };
+            let wait = wait.min(self.fabrics.pause());
             events.clear();
             let timeout = Timespec {
                 tv_sec: wait.as_secs() as _,
@@ -483,6 +517,9 @@ impl<S: Service> Reactor<S> {
         let Some(connection) = self.connections.get_mut(&number) else {
             return self.meet(number);
         };
+        if connection.wired.is_some() {
+            return self.serve_wired(number, flags);
+        }
         let mut served = if connection.link.is_closed() {
             Err(Close)
         } else {
@@ -494,6 +531,9 @@ impl<S: Service> Reactor<S> {
                 connection.serve_received(&*self.service, pool)
             }
         };
+        if served.is_ok() && connection.introduction.is_some() {
+            return self.introduce(number);
+        }
         while served.is_ok() {
             let was_crowded = connection.is_crowded();
             match connection.send() {
@@ -523,6 +563,9 @@ impl<S: Service> Reactor<S> {
             return;
         };
         connection.link.mark_closed();
+        if let Some(wired) = connection.wired {
+            self.fabrics.forget(*wired);
+        }
         // Closing the socket ends the system's interest in it.
         drop(connection.stream);
         self.service.disconnected(connection.peer);

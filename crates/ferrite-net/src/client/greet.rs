@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use ferrite_fabric::connection::{Connection, Receiver};
+use ferrite_fabric::connection::{Connection, Fabric, Receiver, upgrade};
 use ferrite_fabric::secure::Credentials;
 use ferrite_vfs::FsError;
 use rustc_hash::FxHashSet;
@@ -19,6 +19,7 @@ pub(super) struct Greeting<'c> {
     pub(super) address: &'c str,
     pub(super) export: &'c str,
     pub(super) credentials: &'c Credentials,
+    pub(super) fabric: Option<&'c Fabric>,
     pub(super) book: &'c Book,
     pub(super) slots: &'c Slots,
     /// The next number of a request.
@@ -32,7 +33,11 @@ impl Greeting<'_> {
         ticket: Option<Ticket>,
         limit: Duration,
     ) -> Result<(Connection, Receiver, Welcome), ConnectError> {
-        let (connection, mut receiver) = Connection::open(self.address, self.credentials, limit)?;
+        let mut opened = Connection::open(self.address, self.credentials, limit)?;
+        if let Some(fabric) = self.fabric {
+            opened = upgrade(opened, self.address, fabric, limit)?;
+        }
+        let (connection, mut receiver) = opened;
         let mut dialogue = Dialogue {
             greeting: self,
             connection: &connection,

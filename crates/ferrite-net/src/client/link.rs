@@ -274,7 +274,7 @@ impl Link {
             waiter.set(State::Waiting);
             // What was sent in part was not executed, but nobody knows which part it was.
             was_sent = true;
-            let answer = match up.connection.send(&body, data) {
+            let answer = match up.connection.ask(&body, data, into.len()) {
                 Ok(()) => self.wait(&up, waiter, head.id, deadline, into),
                 Err(_) => {
                     self.lost(&up);
@@ -583,6 +583,7 @@ impl Link {
             address: &self.address,
             export: &self.export,
             credentials: &self.options.credentials,
+            fabric: self.options.fabric.as_ref(),
             book: &self.book,
             slots: &self.slots,
             numbers: self.requests.numbers(),

@@ -32,6 +32,8 @@ use crate::wire::{Activity, Caller, Head, Request};
 use groups::GroupCache;
 use link::Link;
 
+pub use ferrite_fabric::connection::Fabric;
+
 /// How a client behaves.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
@@ -45,6 +47,8 @@ pub struct ClientOptions {
     /// The key of the export, and whether what travels is to be encrypted. Without a key only exports that have none
     /// can be reached, and from their host only.
     pub credentials: Credentials,
+    /// Goes on over a fabric, and fails if that cannot be.
+    pub fabric: Option<Fabric>,
 }
 
 impl Default for ClientOptions {
@@ -54,6 +58,7 @@ impl Default for ClientOptions {
             connect: Duration::from_secs(10),
             slots: 64,
             credentials: Credentials::default(),
+            fabric: None,
         }
     }
 }
@@ -83,6 +88,12 @@ impl ClientOptions {
     pub fn encrypt(mut self, encrypt: Encrypt) -> Self {
         self.credentials.encrypt = encrypt;
         self
+    }
+
+    /// Sets [`Self::fabric`].
+    #[must_use]
+    pub fn fabric(self, fabric: Option<Fabric>) -> Self {
+        ClientOptions { fabric, ..self }
     }
 }
 

@@ -48,6 +48,7 @@ use workers::Workers;
 use crate::wire::{Head, MAGIC, Promises, Reader, Request, SessionState, Ticket, VERSION, Welcome};
 
 pub use export::{ExportOptions, NOBODY};
+pub use ferrite_fabric::reactor::FabricOptions;
 pub use meter::{Metrics, Observer};
 
 /// How a server runs.
@@ -64,6 +65,8 @@ pub struct ServerOptions {
     pub lease: Duration,
     /// Memory for data on its way.
     pub buffers_bytes: usize,
+    /// Lets clients go on over a fabric. A build without the feature `fabric` tells them that it cannot.
+    pub fabric: Option<FabricOptions>,
 }
 
 impl Default for ServerOptions {
@@ -74,6 +77,7 @@ impl Default for ServerOptions {
             workers: 16,
             lease: Duration::from_secs(30),
             buffers_bytes: 64 << 20,
+            fabric: None,
         }
     }
 }
@@ -95,6 +99,12 @@ impl ServerOptions {
     #[must_use]
     pub fn busy(self, busy: Duration) -> Self {
         ServerOptions { busy, ..self }
+    }
+
+    /// Sets [`Self::fabric`].
+    #[must_use]
+    pub fn fabric(self, fabric: Option<FabricOptions>) -> Self {
+        ServerOptions { fabric, ..self }
     }
 }
 
@@ -184,6 +194,7 @@ impl Server {
             threads: options.threads,
             busy: options.busy,
             gate: Arc::new(gate),
+            fabric: options.fabric.clone(),
             ..reactor::Options::default()
         };
         let reactors = Reactors::start(listeners, &service, &pool, &reactor_options);

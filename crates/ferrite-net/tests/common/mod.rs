@@ -14,8 +14,8 @@ use std::time::Duration;
 
 use ferrite_fabric::secure::{Encryption, Key};
 use ferrite_fs::{Engine, MkfsOptions, MountOptions, fsck, mkfs};
-use ferrite_net::client::{Client, ClientOptions};
-use ferrite_net::server::{ExportOptions, Server, ServerOptions};
+use ferrite_net::client::{Client, ClientOptions, Fabric};
+use ferrite_net::server::{ExportOptions, FabricOptions, Server, ServerOptions};
 use ferrite_pm::{Access, Region};
 use ferrite_testkit::TestEngine;
 use ferrite_vfs::FileSystem;
@@ -57,6 +57,22 @@ pub(crate) fn connect_with(address: &str, key: Option<Key>) -> Client {
     Client::connect(address, "", &options.key(key)).unwrap()
 }
 
+/// The same, over a provider of fabrics.
+pub(crate) fn connect_over(provider: Option<&str>, address: &str) -> Client {
+    let fabric = provider.map(|provider| Fabric {
+        provider: Some(provider.to_owned()),
+        ..Fabric::default()
+    });
+    let patience = Some(Duration::from_secs(60));
+    let options = ClientOptions::default().patience(patience).fabric(fabric);
+    Client::connect(address, "", &options).unwrap()
+}
+
+/// A server's options for clients that may use a fabric.
+pub(crate) fn options_for(provider: Option<&str>) -> ServerOptions {
+    ServerOptions::default().fabric(provider.map(|_| FabricOptions::default()))
+}
+
 /// The reference engine behind a server.
 pub(crate) struct RemoteReference {
     client: Client,
@@ -65,9 +81,13 @@ pub(crate) struct RemoteReference {
 
 impl RemoteReference {
     pub(crate) fn new() -> RemoteReference {
-        let (server, address) = serve(Arc::new(MemFs::new()), vec![export("")], &ServerOptions::default());
+        RemoteReference::over(None)
+    }
+
+    pub(crate) fn over(provider: Option<&str>) -> RemoteReference {
+        let (server, address) = serve(Arc::new(MemFs::new()), vec![export("")], &options_for(provider));
         RemoteReference {
-            client: connect(&address),
+            client: connect_over(provider, &address),
             _server: server,
         }
     }
@@ -126,15 +146,25 @@ pub(crate) struct RemotePool {
     engine: Option<Engine>,
     path: TempPath,
     key: Option<Key>,
+    provider: Option<&'static str>,
 }
 
 impl RemotePool {
     pub(crate) fn new(bytes: u64, inodes: u64) -> RemotePool {
-        RemotePool::with_key(bytes, inodes, None)
+        RemotePool::over(None, bytes, inodes)
     }
 
     /// With a key everything is encrypted.
     pub(crate) fn with_key(bytes: u64, inodes: u64, key: Option<Key>) -> RemotePool {
+        RemotePool::with(None, bytes, inodes, key)
+    }
+
+    /// Over a fabric, if a provider is given.
+    pub(crate) fn over(provider: Option<&'static str>, bytes: u64, inodes: u64) -> RemotePool {
+        RemotePool::with(provider, bytes, inodes, None)
+    }
+
+    fn with(provider: Option<&'static str>, bytes: u64, inodes: u64, key: Option<Key>) -> RemotePool {
         let path = make_pool(bytes, inodes);
         let mut pool = RemotePool {
             client: None,
@@ -142,6 +172,7 @@ impl RemotePool {
             engine: None,
             path,
             key,
+            provider,
         };
         pool.up();
         pool
@@ -152,8 +183,11 @@ impl RemotePool {
         let export = export("")
             .keys(self.key.iter().cloned().collect())
             .encryption(Encryption::Always);
-        let (server, address) = serve(Arc::new(engine.clone()), vec![export], &ServerOptions::default());
-        self.client = Some(connect_with(&address, self.key.clone()));
+        let (server, address) = serve(Arc::new(engine.clone()), vec![export], &options_for(self.provider));
+        self.client = Some(match self.provider {
+            None => connect_with(&address, self.key.clone()),
+            provider => connect_over(provider, &address),
+        });
         self.server = Some(server);
         self.engine = Some(engine);
     }

@@ -1,8 +1,8 @@
 //! The peer that makes the same promise: nfs-ganesha over ext4, with stable writes and directories that are written
 //! before an answer (`chattr +D`), on a loop device in memory, where our pool is as well.
 //!
-//! What lives here: [`Nfs`], the server and its file system, which end with this value, and a process that is its client
-//! through libnfs (`nfs_peer.c`, built when it is needed).
+//! What lives here: [`Nfs`], the server and its file system, which end with this value, and a process that is its
+//! client through libnfs (`nfs_peer.c`, built when it is needed).
 
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};

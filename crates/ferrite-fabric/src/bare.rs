@@ -1,0 +1,115 @@
+//! What a provider does by itself: round trips with nothing of ours around them.
+//!
+//! What lives here: [`ping_pong`], against which a transport is measured, and which tells whether a provider works at
+//! all on this machine.
+
+use std::time::{Duration, Instant};
+
+use ferrite_buffers::Pool;
+
+use crate::FabricError;
+use crate::ofi::{Completion, Endpoint, Kind, PeerId, Provider, Reach};
+
+/// How long the other side may be silent.
+const SILENCE: Duration = Duration::from_secs(10);
+/// Messages under way.
+const DEPTH: usize = 16;
+
+struct Side {
+    endpoint: Endpoint,
+    pool: Pool,
+    done: Vec<Completion>,
+}
+
+impl Side {
+    fn open(provider: Provider, bytes: usize) -> Result<Side, FabricError> {
+        let pool = Pool::new(DEPTH * bytes.max(1)).ok_or(FabricError::Io(std::io::ErrorKind::OutOfMemory.into()))?;
+        let mut endpoint = Endpoint::open(provider, Some("127.0.0.1"), DEPTH, &pool, Reach::Remote)?;
+        for _ in 0..2 {
+            if let Some(buffer) = pool.take(bytes) {
+                endpoint.receive(buffer)?;
+            }
+        }
+        Ok(Side {
+            endpoint,
+            pool,
+            done: Vec::new(),
+        })
+    }
+
+    fn send(&mut self, peer: PeerId, bytes: &[u8]) -> Result<(), FabricError> {
+        let began = Instant::now();
+        loop {
+            let is_sent = match bytes.len() <= self.endpoint.inject_bytes() {
+                true => self.endpoint.inject(peer, bytes)?,
+                false => match self.pool.take(bytes.len()) {
+                    Some(mut buffer) => {
+                        buffer.copy_from_slice(bytes);
+                        self.endpoint.send(peer, buffer, 0)?.is_none()
+                    }
+                    None => false,
+                },
+            };
+            if is_sent {
+                return Ok(());
+            }
+            self.endpoint.poll(&mut self.done)?;
+            self.pause(began)?;
+        }
+    }
+
+    fn receive(&mut self, bytes: usize) -> Result<(), FabricError> {
+        let began = Instant::now();
+        loop {
+            self.endpoint.poll(&mut self.done)?;
+            while let Some(completion) = self.done.pop() {
+                if completion.kind == Kind::Received {
+                    let is_ok = completion.is_ok && completion.buffer.len() == bytes;
+                    let mut buffer = completion.buffer;
+                    buffer.set_len(bytes);
+                    self.endpoint.receive(buffer)?;
+                    return is_ok.then_some(()).ok_or(FabricError::Foreign);
+                }
+            }
+            self.pause(began)?;
+        }
+    }
+
+    fn pause(&self, began: Instant) -> Result<(), FabricError> {
+        std::thread::yield_now();
+        match began.elapsed() < SILENCE {
+            true => Ok(()),
+            false => Err(FabricError::Stuck(SILENCE)),
+        }
+    }
+}
+
+/// Time of a round trip of `bytes` there and back between two threads, the mean of `rounds`.
+pub fn ping_pong(provider: Provider, bytes: usize, rounds: u32) -> Result<Duration, FabricError> {
+    let (mut here, mut there) = (Side::open(provider, bytes)?, Side::open(provider, bytes)?);
+    let to_there = here.endpoint.insert(&there.endpoint.name()?)?;
+    let to_here = there.endpoint.insert(&here.endpoint.name()?)?;
+    let message = vec![7; bytes];
+    // The first makes connections.
+    let all = rounds + 1;
+    std::thread::scope(|scope| {
+        let other = scope.spawn(|| {
+            (0..all).try_for_each(|_| {
+                there.receive(bytes)?;
+                there.send(to_here, &message)
+            })
+        });
+        let mut began = Instant::now();
+        for round in 0..all {
+            here.send(to_there, &message)?;
+            here.receive(bytes)?;
+            if round == 0 {
+                began = Instant::now();
+            }
+        }
+        let taken = began.elapsed();
+        // What it still has under way needs its own turns, not ours.
+        other.join().unwrap_or(Err(FabricError::Closed))?;
+        Ok(taken / rounds.max(1))
+    })
+}

@@ -1,0 +1,192 @@
+//! A connection over a fabric, as a stream of bytes each way, in messages.
+//!
+//! What lives here: [`Channel`], which numbers messages, counts how many may be under way, and puts those that come in
+//! their order. Frames lie in the stream as they do on TCP, but for data that is apart.
+//!
+//! Invariants: neither side has more than [`WINDOW`] messages under way that the other has not taken, so that buffers
+//! for them suffice, and a peer that takes nothing is sent nothing. What came is not taken before there is room for
+//! more, so that a stream that is not read stops.
+
+use std::collections::BTreeMap;
+
+use ferrite_buffers::{Buffer, Pool};
+
+use super::{WINDOW, message_bytes};
+use crate::FabricError;
+use crate::ofi::{Endpoint, PeerId};
+
+/// What precedes each message: the number of the connection (64 bits), the number of the message (32 bits), how many
+/// messages were taken since the last one that said so (16 bits), and what it is (16 bits).
+pub(crate) const HEAD_BYTES: usize = 16;
+/// A piece of the stream.
+const STREAM: u16 = 0;
+/// Nothing but credit; it has no number of its own, and needs no credit.
+const CREDIT: u16 = 1;
+/// Most bytes that are copied on the way to a provider.
+const INJECTED_BYTES_MAX: usize = 4096;
+
+/// See the head of this module.
+#[derive(Debug)]
+pub(crate) struct Channel {
+    peer: PeerId,
+    number: u64,
+    next_out: u32,
+    next_in: u32,
+    /// Messages that may be sent now.
+    credit: u32,
+    /// Messages that were taken, and not returned to the peer as credit.
+    taken: u32,
+    /// What came before its turn.
+    early: BTreeMap<u32, Buffer>,
+}
+
+/// The connection that a message says it is for.
+pub(crate) fn number_of(message: &[u8]) -> Option<u64> {
+    message.first_chunk().map(|number| u64::from_le_bytes(*number))
+}
+
+impl Channel {
+    pub(crate) fn new(peer: PeerId, number: u64) -> Channel {
+        Channel {
+            peer,
+            number,
+            next_out: 0,
+            next_in: 0,
+            credit: WINDOW,
+            taken: 0,
+            early: BTreeMap::new(),
+        }
+    }
+
+    pub(crate) fn peer(&self) -> PeerId {
+        self.peer
+    }
+
+    pub(crate) fn number(&self) -> u64 {
+        self.number
+    }
+
+    /// Sends the beginning of the pieces as one message. Returns how many bytes went; none if that is not possible now.
+    pub(crate) fn send(
+        &mut self,
+        endpoint: &mut Endpoint,
+        pool: &Pool,
+        pieces: &[&[u8]],
+    ) -> Result<usize, FabricError> {
+        if self.credit == 0 {
+            return Ok(0);
+        }
+        let sent = self.post(endpoint, pool, STREAM, pieces)?;
+        if sent > 0 {
+            self.credit -= 1;
+            self.next_out = self.next_out.wrapping_add(1);
+        }
+        Ok(sent)
+    }
+
+    /// Tells the peer what was taken, if that is worth a message of its own.
+    pub(crate) fn return_credit(&mut self, endpoint: &mut Endpoint, pool: &Pool) -> Result<(), FabricError> {
+        // One that cannot be sent now is sent later.
+        if self.taken >= WINDOW / 2 {
+            self.post(endpoint, pool, CREDIT, &[])?;
+        }
+        Ok(())
+    }
+
+    fn post(
+        &mut self,
+        endpoint: &mut Endpoint,
+        pool: &Pool,
+        kind: u16,
+        pieces: &[&[u8]],
+    ) -> Result<usize, FabricError> {
+        let most = message_bytes(endpoint.inject_bytes()) - HEAD_BYTES;
+        let len = most.min(pieces.iter().map(|piece| piece.len()).sum());
+        let total = HEAD_BYTES + len;
+        let head = self.head(kind);
+        let fill = |room: &mut [u8]| {
+            room[..HEAD_BYTES].copy_from_slice(&head);
+            let mut rest = &mut room[HEAD_BYTES..];
+            for piece in pieces {
+                let count = piece.len().min(rest.len());
+                rest[..count].copy_from_slice(&piece[..count]);
+                rest = &mut rest[count..];
+            }
+        };
+        let is_sent = if total <= endpoint.inject_bytes().min(INJECTED_BYTES_MAX) {
+            let mut room = [0; INJECTED_BYTES_MAX];
+            fill(&mut room[..total]);
+            endpoint.inject(self.peer, &room[..total])?
+        } else {
+            let Some(mut buffer) = pool.take(total) else {
+                return Ok(0);
+            };
+            fill(&mut buffer);
+            endpoint.send(self.peer, buffer, self.number)?.is_none()
+        };
+        if !is_sent {
+            return Ok(0);
+        }
+        self.taken = 0;
+        Ok(len)
+    }
+
+    fn head(&self, kind: u16) -> [u8; HEAD_BYTES] {
+        let mut head = [0; HEAD_BYTES];
+        head[..8].copy_from_slice(&self.number.to_le_bytes());
+        head[8..12].copy_from_slice(&self.next_out.to_le_bytes());
+        head[12..14].copy_from_slice(&(self.taken as u16).to_le_bytes());
+        head[14..].copy_from_slice(&kind.to_le_bytes());
+        head
+    }
+
+    /// Takes a message that came for this connection, and passes on the pieces of the stream whose turn it is, and
+    /// all buffers that are free again.
+    ///
+    /// # Errors
+    /// If no peer of ours sends such a message.
+    pub(crate) fn accept(
+        &mut self,
+        message: Buffer,
+        mut take: impl FnMut(&[u8]),
+        mut free: impl FnMut(Buffer),
+    ) -> Result<(), FabricError> {
+        let Some((head, _)) = message.split_first_chunk::<HEAD_BYTES>() else {
+            free(message);
+            return Err(FabricError::Foreign);
+        };
+        let &[.., a, b, c, d, e, f, g, h] = head;
+        let sequence = u32::from_le_bytes([a, b, c, d]);
+        self.credit += u32::from(u16::from_le_bytes([e, f]));
+        let kind = u16::from_le_bytes([g, h]);
+        let is_early = sequence.wrapping_sub(self.next_in);
+        if self.credit > WINDOW || kind > CREDIT || (kind == STREAM && is_early >= WINDOW) {
+            free(message);
+            return Err(FabricError::Foreign);
+        }
+        if kind == CREDIT {
+            free(message);
+            return Ok(());
+        }
+        if is_early > 0 {
+            if let Some(double) = self.early.insert(sequence, message) {
+                free(double);
+                return Err(FabricError::Foreign);
+            }
+            return Ok(());
+        }
+        let mut next = Some(message);
+        while let Some(message) = next {
+            take(&message[HEAD_BYTES..]);
+            free(message);
+            self.next_in = self.next_in.wrapping_add(1);
+            next = self.early.remove(&self.next_in);
+        }
+        Ok(())
+    }
+
+    /// So many messages more are taken.
+    pub(crate) fn took(&mut self, messages: u32) {
+        self.taken += messages;
+    }
+}

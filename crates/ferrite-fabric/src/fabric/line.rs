@@ -1,0 +1,377 @@
+//! The client's end of a connection over a fabric.
+//!
+//! What lives here: [`Line`], which many threads send through, and [`LineReader`], by which one receives. There is no
+//! thread of our own: who waits looks for messages itself, again and again at first, then with naps between, then
+//! asleep until the server rings or is gone.
+//!
+//! Data of a write goes into the pool, whose registration is all a server needs to fetch it; data of a read comes into
+//! a buffer there that the request names. Both are the request's until it is answered or the line is dropped. Without a
+//! free buffer data travels in the stream, so that nobody ever waits for one who waits.
+
+use std::collections::{HashMap, VecDeque};
+use std::io::{self, Read};
+use std::net::{Shutdown, TcpStream};
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use ferrite_buffers::{Buffer, Pool};
+use parking_lot::Mutex;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use super::channel::{Channel, number_of};
+use super::{Descriptor, RINGS_AFTER, SLOTS, message_bytes, pause, prefix};
+use crate::FabricError;
+use crate::frame::{INLINE_BYTES_MAX, Lengths};
+use crate::ofi::{Completion, Endpoint, Kind, Provider, Reach, Remote};
+
+/// Looks between two at the clock.
+const LOOKS: u32 = 16;
+/// Bulk data of one request at a time may wait so long for a buffer.
+const BUFFER_WAIT: Duration = Duration::from_millis(2);
+
+/// How long the end of a line waits for the server to notice.
+const LETS_GO_WITHIN: Duration = Duration::from_millis(500);
+
+struct State {
+    endpoint: Endpoint,
+    channel: Option<Channel>,
+    done: Vec<Completion>,
+    /// Pieces of the stream that nobody has read yet; their messages are not returned to the server before.
+    inbox: VecDeque<Vec<u8>>,
+    /// By request: what the server reads or writes.
+    lent: HashMap<u64, Buffer>,
+    /// When something was sent last.
+    sent: Instant,
+}
+
+/// See the head of this module.
+pub(crate) struct Line {
+    state: Mutex<State>,
+    pool: Pool,
+    stream: TcpStream,
+    spin: Duration,
+    is_closed: AtomicBool,
+}
+
+impl Line {
+    /// Opens an endpoint of this side. `stream` is the connection over which the server is told of it.
+    pub(crate) fn open(
+        provider: Provider,
+        stream: TcpStream,
+        pool_bytes: usize,
+        spin: Duration,
+    ) -> Result<Line, FabricError> {
+        let no_memory = || FabricError::Io(io::ErrorKind::OutOfMemory.into());
+        let pool = Pool::new(pool_bytes).ok_or_else(no_memory)?;
+        let node = stream.local_addr()?.ip().to_string();
+        let mut endpoint = Endpoint::open(provider, Some(&node), 2 * SLOTS, &pool, Reach::Remote)?;
+        for _ in 0..SLOTS {
+            let slot = pool
+                .take(message_bytes(endpoint.inject_bytes()))
+                .ok_or_else(no_memory)?;
+            endpoint.receive(slot)?;
+        }
+        Ok(Line {
+            state: Mutex::new(State {
+                endpoint,
+                channel: None,
+                done: Vec::new(),
+                inbox: VecDeque::new(),
+                lent: HashMap::new(),
+                sent: Instant::now(),
+            }),
+            pool,
+            stream,
+            spin,
+            is_closed: AtomicBool::new(false),
+        })
+    }
+
+    /// What the server must know: the endpoint's name, where the pool is, and how long.
+    pub(crate) fn introduction(&self) -> Result<(Vec<u8>, Remote, u64), FabricError> {
+        let state = self.state.lock();
+        Ok((
+            state.endpoint.name()?,
+            state.endpoint.region(),
+            self.pool.len_bytes() as u64,
+        ))
+    }
+
+    /// The server has accepted it.
+    pub(crate) fn begin(&self, name: &[u8], number: u64) -> Result<(), FabricError> {
+        let mut state = self.state.lock();
+        let peer = state.endpoint.insert(name)?;
+        state.channel = Some(Channel::new(peer, number));
+        Ok(())
+    }
+
+    /// Ends it: who sends or receives gets an error, and the server is told.
+    pub(crate) fn close(&self) {
+        self.is_closed.store(true, Ordering::Release);
+        // It may be closed already.
+        let _ = self.stream.shutdown(Shutdown::Write);
+    }
+
+    /// Sends a frame, whose answer may have up to `answer_bytes` of data. The caller lets nobody else send meanwhile.
+    pub(crate) fn send(
+        &self,
+        body: &[u8],
+        data: &[u8],
+        answer_bytes: usize,
+        limit: Duration,
+    ) -> Result<(), FabricError> {
+        let bulk_bytes = data.len().max(answer_bytes);
+        let lent = match body.first_chunk() {
+            Some(&id) if bulk_bytes > INLINE_BYTES_MAX => self
+                .pool
+                .get(bulk_bytes, BUFFER_WAIT)
+                .map(|buffer| (u64::from_le_bytes(id), buffer)),
+            _ => None,
+        };
+        let lengths = Lengths {
+            body_bytes: body.len(),
+            data_bytes: data.len(),
+        };
+        let head = prefix(lengths, lent.is_some());
+        let mut descriptor = Vec::new();
+        let mut pieces = [&head[..], body, data];
+        if let Some((id, mut buffer)) = lent {
+            if !data.is_empty() {
+                buffer.copy_from_slice(data);
+            }
+            let place = Descriptor {
+                offset: buffer.offset() as u64,
+                len_bytes: buffer.len() as u32,
+            };
+            descriptor.extend(place.encode());
+            pieces[2] = &descriptor;
+            self.state.lock().lent.insert(id, buffer);
+        }
+        self.send_pieces(pieces, limit)
+    }
+
+    fn send_pieces(&self, mut pieces: [&[u8]; 3], limit: Duration) -> Result<(), FabricError> {
+        let mut left: usize = pieces.iter().map(|piece| piece.len()).sum();
+        let mut began = None;
+        loop {
+            {
+                let mut state = self.state.lock();
+                while left > 0 {
+                    let sent = state.send(&self.pool, &pieces)?;
+                    if sent == 0 {
+                        state.look(&self.pool)?;
+                        break;
+                    }
+                    left -= sent;
+                    skip(&mut pieces, sent);
+                }
+                if left == 0 {
+                    let silence = std::mem::replace(&mut state.sent, Instant::now()).elapsed();
+                    drop(state);
+                    if silence >= RINGS_AFTER {
+                        self.ring();
+                    }
+                    return Ok(());
+                }
+            }
+            let began = *began.get_or_insert_with(Instant::now);
+            if began.elapsed() >= limit {
+                return Err(FabricError::Stuck(limit));
+            }
+            // In its turn to look, the server may be asleep behind what was sent first.
+            self.rest(began.elapsed())?;
+        }
+    }
+
+    fn ring(&self) {
+        // The end of the connection is noticed elsewhere.
+        let _ = io::Write::write(&mut &self.stream, &[0]);
+    }
+
+    /// Waits as long as is right after so long a silence. Fails if the connection is closed.
+    fn rest(&self, silence: Duration) -> Result<(), FabricError> {
+        if self.is_closed.load(Ordering::Acquire) {
+            return Err(FabricError::Closed);
+        }
+        let pause = pause(silence, self.spin);
+        if pause.is_zero() {
+            std::thread::yield_now();
+            return Ok(());
+        }
+        let timeout = Timespec {
+            tv_sec: 0,
+            tv_nsec: pause.subsec_nanos() as _,
+        };
+        let mut waited = [PollFd::new(&self.stream, PollFlags::IN | PollFlags::RDHUP)];
+        // An interruption is as good as a bell.
+        let _ = poll(&mut waited, Some(&timeout));
+        let ends = PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR | PollFlags::NVAL;
+        let found = waited[0].revents();
+        if found.intersects(ends) {
+            return Err(FabricError::Closed);
+        }
+        if found.contains(PollFlags::IN) {
+            let mut bells = [0; 64];
+            match rustix::net::recv(self.stream.as_fd(), &mut bells, rustix::net::RecvFlags::DONTWAIT) {
+                Ok((_, 0)) => return Err(FabricError::Closed),
+                Ok(_) | Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => {}
+                Err(_) => return Err(FabricError::Closed),
+            }
+        }
+        Ok(())
+    }
+
+    /// What the server was lent for a request, which it has answered.
+    pub(crate) fn take_back(&self, id: u64) -> Option<Buffer> {
+        self.state.lock().lent.remove(&id)
+    }
+}
+
+impl Drop for Line {
+    /// Waits a while until the server has let go of it: a provider may still reach into the memory of an endpoint that
+    /// it knows (shm does, if both are in one process).
+    fn drop(&mut self) {
+        self.close();
+        let ends = Instant::now() + LETS_GO_WITHIN;
+        // What it may still have to say are bells.
+        let _ = self.stream.set_read_timeout(Some(LETS_GO_WITHIN));
+        while Instant::now() < ends && matches!((&self.stream).read(&mut [0; 64]), Ok(1..)) {}
+    }
+}
+
+fn skip(pieces: &mut [&[u8]; 3], mut count: usize) {
+    for piece in pieces {
+        let skipped = piece.len().min(count);
+        *piece = &piece[skipped..];
+        count -= skipped;
+    }
+}
+
+impl State {
+    fn send(&mut self, pool: &Pool, pieces: &[&[u8]]) -> Result<usize, FabricError> {
+        match &mut self.channel {
+            Some(channel) => channel.send(&mut self.endpoint, pool, pieces),
+            None => Err(FabricError::Closed),
+        }
+    }
+
+    /// Drives the provider, and takes what has come.
+    fn look(&mut self, pool: &Pool) -> Result<(), FabricError> {
+        self.endpoint.poll(&mut self.done)?;
+        for completion in std::mem::take(&mut self.done) {
+            match completion.kind {
+                Kind::Received if completion.is_ok => self.came(completion.buffer)?,
+                _ if completion.is_ok => {}
+                _ => return Err(FabricError::Closed),
+            }
+        }
+        if let Some(channel) = &mut self.channel {
+            channel.return_credit(&mut self.endpoint, pool)?;
+        }
+        Ok(())
+    }
+
+    fn came(&mut self, message: Buffer) -> Result<(), FabricError> {
+        let (endpoint, inbox) = (&mut self.endpoint, &mut self.inbox);
+        let slot_bytes = message_bytes(endpoint.inject_bytes());
+        let mut result = Ok(());
+        let mut free = |mut buffer: Buffer| {
+            buffer.set_len(slot_bytes);
+            if let Err(error) = endpoint.receive(buffer) {
+                result = Err(error);
+            }
+        };
+        match &mut self.channel {
+            Some(channel) if number_of(&message) == Some(channel.number()) => {
+                channel.accept(message, |piece| inbox.push_back(piece.to_vec()), &mut free)?;
+            }
+            // Of an earlier life, or of somebody who guesses.
+            _ => free(message),
+        }
+        result
+    }
+}
+
+/// The receiving half of a [`Line`].
+pub(crate) struct LineReader {
+    line: Arc<Line>,
+    piece: Vec<u8>,
+    read: usize,
+    /// How long a read waits.
+    tick: Duration,
+}
+
+impl LineReader {
+    pub(crate) fn new(line: Arc<Line>, tick: Duration) -> LineReader {
+        LineReader {
+            line,
+            piece: Vec::new(),
+            read: 0,
+            tick,
+        }
+    }
+
+    pub(crate) fn line(&self) -> &Line {
+        &self.line
+    }
+
+    fn next_piece(&mut self) -> io::Result<bool> {
+        let failed = |error| match error {
+            FabricError::Io(error) => error,
+            FabricError::Closed => io::ErrorKind::ConnectionReset.into(),
+            error => io::Error::other(error),
+        };
+        let mut began = None;
+        loop {
+            for _ in 0..LOOKS {
+                let mut state = self.line.state.lock();
+                state.look(&self.line.pool).map_err(failed)?;
+                if let Some(piece) = state.inbox.pop_front() {
+                    let State { channel, .. } = &mut *state;
+                    if let Some(channel) = channel {
+                        channel.took(1);
+                    }
+                    (self.piece, self.read) = (piece, 0);
+                    return Ok(true);
+                }
+                drop(state);
+                std::thread::yield_now();
+            }
+            let began = *began.get_or_insert_with(Instant::now);
+            if began.elapsed() >= self.tick {
+                return Ok(false);
+            }
+            let asked = self.line.state.lock().sent.elapsed();
+            self.line.rest(asked.min(began.elapsed())).map_err(failed)?;
+        }
+    }
+}
+
+impl Read for LineReader {
+    /// Blocks until something comes; fails with `WouldBlock` if nothing does for a while.
+    fn read(&mut self, room: &mut [u8]) -> io::Result<usize> {
+        while self.read == self.piece.len() {
+            if !self.next_piece()? {
+                return Err(io::ErrorKind::WouldBlock.into());
+            }
+        }
+        let count = room.len().min(self.piece.len() - self.read);
+        room[..count].copy_from_slice(&self.piece[self.read..self.read + count]);
+        self.read += count;
+        Ok(count)
+    }
+}
+
+impl std::fmt::Debug for Line {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Line({})", self.state.lock().endpoint.provider().name())
+    }
+}
+
+impl std::fmt::Debug for LineReader {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "LineReader({:?})", self.line)
+    }
+}

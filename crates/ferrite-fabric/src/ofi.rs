@@ -1,0 +1,499 @@
+//! libfabric: an endpoint, its completions, and one registered pool. The only module of this crate with `unsafe`.
+//!
+//! What lives here: [`Endpoint`], which owns every buffer that a provider may read or write until it says that it is
+//! done with it. The C half (`csrc/shim.c`) wraps the inline functions of libfabric's headers.
+//!
+//! Invariants: a buffer that was given to the provider is in `given`, and reaches nobody before its completion. The
+//! endpoint is closed before any of them is dropped. Only the peers that are told the key of the pool can reach it, and
+//! only if it was registered for them ([`Reach::Remote`]).
+#![allow(unsafe_code, reason = "libfabric is a library in C")]
+
+use std::ffi::{CStr, CString, c_char, c_int, c_void};
+use std::fmt;
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use ferrite_buffers::{Buffer, Pool};
+use parking_lot::Mutex;
+
+use crate::FabricError;
+use crate::error::Trouble;
+
+/// What the shim keeps.
+#[repr(C)]
+struct Raw {
+    _opaque: [u8; 0],
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+struct RawCompletion {
+    context: u64,
+    len: u64,
+    error: i32,
+    is_receive: i32,
+}
+
+unsafe extern "C" {
+    fn ferrite_ofi_version() -> u32;
+    fn ferrite_ofi_text(error: c_int) -> *const c_char;
+    fn ferrite_ofi_has(provider: *const c_char) -> c_int;
+    fn ferrite_ofi_open(
+        provider: *const c_char,
+        node: *const c_char,
+        depth: usize,
+        base: *mut c_void,
+        len: usize,
+        key: u64,
+        is_remote: c_int,
+        opened: *mut *mut Raw,
+        step: *mut *const c_char,
+    ) -> c_int;
+    fn ferrite_ofi_close(it: *mut Raw);
+    fn ferrite_ofi_key(it: *mut Raw) -> u64;
+    fn ferrite_ofi_is_virtual(it: *mut Raw) -> c_int;
+    fn ferrite_ofi_inject_size(it: *mut Raw) -> usize;
+    fn ferrite_ofi_name(it: *mut Raw, name: *mut c_void, len: *mut usize) -> c_int;
+    fn ferrite_ofi_insert(it: *mut Raw, name: *const c_void, peer: *mut u64) -> c_int;
+    fn ferrite_ofi_remove(it: *mut Raw, peer: u64) -> c_int;
+    fn ferrite_ofi_receive(it: *mut Raw, buffer: *mut c_void, len: usize, context: u64) -> isize;
+    fn ferrite_ofi_send(it: *mut Raw, buffer: *const c_void, len: usize, peer: u64, context: u64) -> isize;
+    fn ferrite_ofi_inject(it: *mut Raw, bytes: *const c_void, len: usize, peer: u64) -> isize;
+    fn ferrite_ofi_read(
+        it: *mut Raw,
+        buffer: *mut c_void,
+        len: usize,
+        peer: u64,
+        address: u64,
+        key: u64,
+        context: u64,
+    ) -> isize;
+    fn ferrite_ofi_write(
+        it: *mut Raw,
+        buffer: *const c_void,
+        len: usize,
+        peer: u64,
+        address: u64,
+        key: u64,
+        context: u64,
+    ) -> isize;
+    fn ferrite_ofi_poll(it: *mut Raw, completions: *mut RawCompletion, most: usize) -> isize;
+}
+
+/// "Try again": queues are full, or a peer is being connected to.
+const EAGAIN: isize = -11;
+/// Completions taken at once.
+const COMPLETIONS: usize = 16;
+/// Longest name of an endpoint.
+pub(crate) const NAME_BYTES_MAX: usize = 256;
+
+/// Keys that this process has asked for. Providers that choose their own ignore them.
+static NEXT_KEY: AtomicU64 = AtomicU64::new(1);
+
+/// Endpoints are opened and closed, and peers made known, one at a time in a process: providers keep lists that all of
+/// their endpoints share.
+static LISTS: Mutex<()> = Mutex::new(());
+
+/// A way to another host, or to another process of this one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Provider {
+    /// Shared memory between processes of one host.
+    Shm,
+    /// RDMA adapters.
+    Verbs,
+    /// TCP; for tests.
+    Tcp,
+}
+
+impl Provider {
+    /// All there are, the fastest first.
+    pub const ALL: [Provider; 3] = [Provider::Shm, Provider::Verbs, Provider::Tcp];
+
+    /// Its name in addresses.
+    pub fn name(self) -> &'static str {
+        match self {
+            Provider::Shm => "shm",
+            Provider::Verbs => "verbs",
+            Provider::Tcp => "tcp",
+        }
+    }
+
+    /// The one with this name.
+    pub fn named(name: &str) -> Option<Provider> {
+        Provider::ALL.into_iter().find(|provider| provider.name() == name)
+    }
+
+    /// What libfabric calls it.
+    fn of_library(self) -> &'static CStr {
+        match self {
+            Provider::Shm => c"shm",
+            Provider::Verbs => c"verbs;ofi_rxm",
+            Provider::Tcp => c"tcp;ofi_rxm",
+        }
+    }
+
+    /// Whether this machine has it.
+    pub fn is_there(self) -> bool {
+        let _alone = LISTS.lock();
+        // SAFETY: the text ends with a zero byte and outlives the call.
+        unsafe { ferrite_ofi_has(self.of_library().as_ptr()) == 0 }
+    }
+}
+
+/// Version of the library: major and minor.
+pub fn library_version() -> (u32, u32) {
+    // SAFETY: it returns a number.
+    let version = unsafe { ferrite_ofi_version() };
+    (version >> 16, version & 0xffff)
+}
+
+/// Who may reach the pool.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Reach {
+    /// This endpoint alone.
+    Local,
+    /// Peers that know its key, too. They may change any byte of it at any time: nothing but data on its way may be in
+    /// it.
+    Remote,
+}
+
+/// A peer in the endpoint's table of addresses.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct PeerId(u64);
+
+/// What a provider has done.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Received,
+    Sent,
+    Read,
+    Written,
+}
+
+/// Something that is done, or failed.
+#[derive(Debug)]
+pub(crate) struct Completion {
+    pub(crate) kind: Kind,
+    /// What it was given with the operation.
+    pub(crate) tag: u64,
+    /// The buffer. What was received is as long as the message.
+    pub(crate) buffer: Buffer,
+    pub(crate) is_ok: bool,
+}
+
+/// Memory of a peer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Remote {
+    pub(crate) address: u64,
+    pub(crate) key: u64,
+}
+
+struct Given {
+    kind: Kind,
+    tag: u64,
+    buffer: Buffer,
+}
+
+/// See the head of this module.
+pub(crate) struct Endpoint {
+    raw: NonNull<Raw>,
+    provider: Provider,
+    pool: Pool,
+    /// By context.
+    given: Vec<Option<Given>>,
+    free: Vec<u32>,
+    inject_bytes: usize,
+}
+
+// SAFETY: libfabric's objects may be used by any thread (they were asked for with FI_THREAD_SAFE), and everything else
+// is `Send`. It is not `Sync`: all calls take it exclusively.
+unsafe impl Send for Endpoint {}
+
+fn text(error: c_int) -> String {
+    // SAFETY: it returns a text that ends with a zero byte and is never changed, whatever the number.
+    let text = unsafe { CStr::from_ptr(ferrite_ofi_text(error)) };
+    text.to_string_lossy().into_owned()
+}
+
+fn failed(provider: Provider, step: &str, error: isize) -> FabricError {
+    let error = error as c_int;
+    FabricError::Provider {
+        provider: provider.name(),
+        step: step.to_owned(),
+        trouble: Trouble::of(provider.name(), step, -error),
+        text: text(error),
+    }
+}
+
+impl Endpoint {
+    /// Opens an endpoint for `depth` messages each way, and registers a pool. `node` is an address of this host, for
+    /// providers that have any.
+    pub(crate) fn open(
+        provider: Provider,
+        node: Option<&str>,
+        depth: usize,
+        pool: &Pool,
+        reach: Reach,
+    ) -> Result<Endpoint, FabricError> {
+        let node = match provider {
+            Provider::Shm => None,
+            _ => node.and_then(|node| CString::new(node).ok()),
+        };
+        let _alone = LISTS.lock();
+        let mut raw = std::ptr::null_mut();
+        let mut step = c"beginning".as_ptr();
+        let is_remote = c_int::from(reach == Reach::Remote);
+        // SAFETY: the texts end with zero bytes and outlive the call, which copies them; the region is the pool's area,
+        // which stays where it is as long as `pool` in the new value lives, and that is longer than the registration
+        // (`drop`). The last two point to variables of ours.
+        let result = unsafe {
+            ferrite_ofi_open(
+                provider.of_library().as_ptr(),
+                node.as_ref().map_or(std::ptr::null(), |node| node.as_ptr()),
+                depth,
+                pool.base().cast_mut().cast(),
+                pool.len_bytes(),
+                NEXT_KEY.fetch_add(1, Ordering::Relaxed),
+                is_remote,
+                &raw mut raw,
+                &raw mut step,
+            )
+        };
+        let Some(raw) = NonNull::new(raw).filter(|_| result == 0) else {
+            // SAFETY: the shim sets it to texts of its own, which end with zero bytes and last for ever.
+            let step = unsafe { CStr::from_ptr(step) }.to_string_lossy();
+            return Err(failed(provider, &step, result as isize));
+        };
+        // SAFETY: opened above.
+        let inject_bytes = unsafe { ferrite_ofi_inject_size(raw.as_ptr()) };
+        Ok(Endpoint {
+            raw,
+            provider,
+            pool: pool.clone(),
+            given: Vec::new(),
+            free: Vec::new(),
+            inject_bytes,
+        })
+    }
+
+    pub(crate) fn provider(&self) -> Provider {
+        self.provider
+    }
+
+    /// By which peers reach it.
+    pub(crate) fn name(&self) -> Result<Vec<u8>, FabricError> {
+        let mut name = vec![0; NAME_BYTES_MAX];
+        let mut len = name.len();
+        // SAFETY: `name` has `len` bytes, and the endpoint is open.
+        let result = unsafe { ferrite_ofi_name(self.raw.as_ptr(), name.as_mut_ptr().cast(), &raw mut len) };
+        if result != 0 || len > name.len() {
+            return Err(failed(self.provider, "asking for its own address", result as isize));
+        }
+        name.truncate(len);
+        Ok(name)
+    }
+
+    /// Where peers find the pool, if it was registered for them.
+    pub(crate) fn region(&self) -> Remote {
+        // SAFETY: the endpoint is open.
+        let (key, is_virtual) = unsafe {
+            (
+                ferrite_ofi_key(self.raw.as_ptr()),
+                ferrite_ofi_is_virtual(self.raw.as_ptr()) != 0,
+            )
+        };
+        let address = if is_virtual { self.pool.base().addr() as u64 } else { 0 };
+        Remote { address, key }
+    }
+
+    /// Makes a peer known by its name.
+    pub(crate) fn insert(&mut self, name: &[u8]) -> Result<PeerId, FabricError> {
+        // Providers read as much as their names have, whatever the length of this one. Zeros end all that are texts.
+        let mut room = [0; NAME_BYTES_MAX + 1];
+        let Some(start) = room[..NAME_BYTES_MAX].get_mut(..name.len()) else {
+            return Err(FabricError::Foreign);
+        };
+        start.copy_from_slice(name);
+        let _alone = LISTS.lock();
+        let mut peer = 0;
+        // SAFETY: no provider of ours has longer names than `room`, and texts end in it. The endpoint is open.
+        let result = unsafe { ferrite_ofi_insert(self.raw.as_ptr(), room.as_ptr().cast(), &raw mut peer) };
+        match result {
+            0 => Ok(PeerId(peer)),
+            error => Err(failed(
+                self.provider,
+                "reaching the other side's endpoint",
+                error as isize,
+            )),
+        }
+    }
+
+    /// Forgets a peer.
+    pub(crate) fn remove(&mut self, peer: PeerId) {
+        let _alone = LISTS.lock();
+        // SAFETY: the endpoint is open; a peer that it does not know is an error, not more.
+        let result = unsafe { ferrite_ofi_remove(self.raw.as_ptr(), peer.0) };
+        if result != 0 {
+            tracing::debug!("forgetting a peer: {}", text(result));
+        }
+    }
+
+    /// Longest message that [`Self::inject`] takes.
+    pub(crate) fn inject_bytes(&self) -> usize {
+        self.inject_bytes
+    }
+
+    /// Operations under way, receiving apart.
+    pub(crate) fn busy(&self) -> usize {
+        let busy = self.given.iter().flatten();
+        busy.filter(|given| given.kind != Kind::Received).count()
+    }
+
+    fn enter(&mut self, kind: Kind, tag: u64, buffer: Buffer) -> u32 {
+        let given = Some(Given { kind, tag, buffer });
+        match self.free.pop() {
+            Some(at) => {
+                self.given[at as usize] = given;
+                at
+            }
+            None => {
+                self.given.push(given);
+                self.given.len() as u32 - 1
+            }
+        }
+    }
+
+    fn leave(&mut self, context: u64) -> Option<Given> {
+        // Zero is the context of what was injected.
+        let at = context.checked_sub(1)?;
+        let given = self.given.get_mut(at as usize)?.take()?;
+        self.free.push(at as u32);
+        Some(given)
+    }
+
+    /// Gives the provider a buffer of this pool for an operation. It comes back if the provider is busy.
+    fn give(
+        &mut self,
+        (kind, tag, buffer): (Kind, u64, Buffer),
+        step: &str,
+        operate: impl FnOnce(*mut Raw, *mut c_void, usize, u64) -> isize,
+    ) -> Result<Option<Buffer>, FabricError> {
+        assert!(self.pool.has(&buffer), "a buffer of another pool");
+        let (address, len) = (self.pool.base().cast_mut().wrapping_add(buffer.offset()), buffer.len());
+        let context = u64::from(self.enter(kind, tag, buffer)) + 1;
+        match operate(self.raw.as_ptr(), address.cast(), len, context) {
+            0 => Ok(None),
+            error => {
+                let given = self.leave(context);
+                match error {
+                    EAGAIN => Ok(given.map(|given| given.buffer)),
+                    _ => Err(failed(self.provider, step, error)),
+                }
+            }
+        }
+    }
+
+    /// Lends the provider a buffer for a message to come.
+    pub(crate) fn receive(&mut self, buffer: Buffer) -> Result<Option<Buffer>, FabricError> {
+        self.give(
+            (Kind::Received, 0, buffer),
+            "receiving",
+            |raw, address, len, context| {
+                // SAFETY: the bytes belong to the buffer that `given` now owns, until the completion with this context.
+                unsafe { ferrite_ofi_receive(raw, address, len, context) }
+            },
+        )
+    }
+
+    /// Sends the content of a buffer as one message. `Some` gives it back: the provider is busy.
+    pub(crate) fn send(&mut self, peer: PeerId, buffer: Buffer, tag: u64) -> Result<Option<Buffer>, FabricError> {
+        self.give((Kind::Sent, tag, buffer), "sending", |raw, address, len, context| {
+            // SAFETY: as in `receive`.
+            unsafe { ferrite_ofi_send(raw, address, len, peer.0, context) }
+        })
+    }
+
+    /// Sends a short message, which is copied. False if the provider is busy.
+    pub(crate) fn inject(&mut self, peer: PeerId, bytes: &[u8]) -> Result<bool, FabricError> {
+        // SAFETY: the bytes are copied before the call returns.
+        let sent = unsafe { ferrite_ofi_inject(self.raw.as_ptr(), bytes.as_ptr().cast(), bytes.len(), peer.0) };
+        match sent {
+            0 => Ok(true),
+            EAGAIN => Ok(false),
+            error => Err(failed(self.provider, "sending", error)),
+        }
+    }
+
+    /// Fills a buffer from the memory of a peer.
+    pub(crate) fn read(
+        &mut self,
+        peer: PeerId,
+        buffer: Buffer,
+        from: Remote,
+        tag: u64,
+    ) -> Result<Option<Buffer>, FabricError> {
+        self.give((Kind::Read, tag, buffer), "reading", |raw, address, len, context| {
+            // SAFETY: as in `receive`. What is not the peer's to give fails there.
+            unsafe { ferrite_ofi_read(raw, address, len, peer.0, from.address, from.key, context) }
+        })
+    }
+
+    /// Puts the content of a buffer into the memory of a peer.
+    pub(crate) fn write(
+        &mut self,
+        peer: PeerId,
+        buffer: Buffer,
+        to: Remote,
+        tag: u64,
+    ) -> Result<Option<Buffer>, FabricError> {
+        self.give((Kind::Written, tag, buffer), "writing", |raw, address, len, context| {
+            // SAFETY: as in `receive`.
+            unsafe { ferrite_ofi_write(raw, address, len, peer.0, to.address, to.key, context) }
+        })
+    }
+
+    /// Drives the provider, and appends what is done. True if anything was. Does not block.
+    pub(crate) fn poll(&mut self, done: &mut Vec<Completion>) -> Result<bool, FabricError> {
+        let mut entries = [RawCompletion::default(); COMPLETIONS];
+        // SAFETY: there is room for as many, and the endpoint is open.
+        let count = unsafe { ferrite_ofi_poll(self.raw.as_ptr(), entries.as_mut_ptr(), COMPLETIONS) };
+        let Ok(count) = usize::try_from(count) else {
+            return Err(failed(self.provider, "looking for completions", count));
+        };
+        for entry in &entries[..count] {
+            let Some(Given { kind, tag, mut buffer }) = self.leave(entry.context) else {
+                // Of an injected message: nobody waits for it.
+                continue;
+            };
+            let is_ok = entry.error == 0;
+            if !is_ok {
+                tracing::debug!("{kind:?} failed: {}", text(entry.error));
+            }
+            if kind == Kind::Received {
+                buffer.set_len((entry.len as usize).min(buffer.capacity()));
+            }
+            done.push(Completion {
+                kind,
+                tag,
+                buffer,
+                is_ok,
+            });
+        }
+        Ok(count > 0)
+    }
+}
+
+impl Drop for Endpoint {
+    fn drop(&mut self) {
+        let _alone = LISTS.lock();
+        // SAFETY: opened by `open`, and closed here alone. With it ends every operation, so that `given` and `pool`,
+        // which are dropped after this, are nobody else's.
+        unsafe { ferrite_ofi_close(self.raw.as_ptr()) }
+    }
+}
+
+impl fmt::Debug for Endpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Endpoint({}, {} under way)", self.provider.name(), self.busy())
+    }
+}

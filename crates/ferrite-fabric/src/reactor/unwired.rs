@@ -1,0 +1,49 @@
+//! What stands in for `wired` in a build without the feature `fabric`: clients that want to go on over a fabric are
+//! told that they cannot.
+
+use std::convert::Infallible;
+use std::time::Duration;
+
+use ferrite_buffers::Pool;
+use rustix::event::epoll::EventFlags;
+
+use super::{FabricOptions, Reactor, Service};
+use crate::frame::OWN_ID;
+
+/// No connection has it.
+pub(super) struct Wired(Infallible);
+
+/// No thread has any.
+pub(super) struct Fabrics;
+
+impl Fabrics {
+    pub(super) fn new(_: Option<FabricOptions>, _: &Pool) -> Fabrics {
+        Fabrics
+    }
+
+    pub(super) fn pause(&self) -> Duration {
+        Duration::MAX
+    }
+
+    pub(super) fn forget(&mut self, wired: Wired) {
+        match wired.0 {}
+    }
+}
+
+impl<S: Service> Reactor<S> {
+    pub(super) fn look(&mut self) {}
+
+    pub(super) fn serve_wired(&mut self, _: u64, _: EventFlags) {}
+
+    pub(super) fn introduce(&mut self, number: u64) {
+        let Some(connection) = self.connections.get_mut(&number) else {
+            return;
+        };
+        connection.introduction = None;
+        let mut frame = connection.out.frame();
+        frame.body().extend(OWN_ID);
+        frame.body().extend(b"\0it was built without fabric://");
+        frame.finish();
+        self.serve(number, EventFlags::empty());
+    }
+}
