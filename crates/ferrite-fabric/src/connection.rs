@@ -19,7 +19,7 @@ use parking_lot::Mutex;
 use crate::frame::{BODY_BYTES_MAX, Lengths, PREFIX_BYTES};
 use crate::secure::record::{CONTENT_BYTES_MAX, Opener, RECORD_BYTES_MAX, Sealer, first_record};
 use crate::secure::{Credentials, Encrypt, handshake};
-use crate::{FabricError, HandshakeError};
+use crate::{FabricError, HandshakeError, socket};
 #[cfg(feature = "fabric")]
 use crate::{
     Provider,
@@ -125,7 +125,7 @@ impl Connection {
         credentials: &Credentials,
         limit: Duration,
     ) -> Result<(Connection, Receiver), HandshakeError> {
-        stream.set_nodelay(true)?;
+        socket::prepare(&stream)?;
         stream.set_write_timeout(Some(SEND_LIMIT))?;
         stream.set_read_timeout(Some(RECEIVE_TICK))?;
         let records = handshake::introduce(&stream, credentials, Instant::now() + limit)?;

@@ -22,6 +22,7 @@ mod ofi;
 pub mod outbox;
 pub mod reactor;
 pub mod secure;
+mod socket;
 pub mod watch;
 
 pub use error::{FabricError, HandshakeError, Trouble};

@@ -389,6 +389,9 @@ fn requests_with_wrong_bytes() {
     assert!(report.findings.is_empty(), "{:#?}", report.findings);
 }
 
+/// The number of the requests that [`Raw::send_ping`] makes.
+const PING: u64 = u64::MAX - 1;
+
 fn any_request(random: &mut Rng, root: Node) -> Request<'static> {
     let names: [&[u8]; 3] = [b"a", b"b", b"c"];
     let (name, other) = (*random.pick(&names), *random.pick(&names));
@@ -517,7 +520,8 @@ impl Raw {
     }
 
     fn send_ping(&mut self) -> bool {
-        self.next_is(u64::MAX - 1);
+        // The largest number of all is the transport's.
+        self.next_is(PING - 1);
         let body = self.body(&Request::Ping {});
         self.next_is(1);
         self.send(&body, &[])
@@ -528,7 +532,7 @@ impl Raw {
         loop {
             match self.receive() {
                 None => return false,
-                Some((u64::MAX, _)) => return true,
+                Some((PING, _)) => return true,
                 Some(_) => {}
             }
         }

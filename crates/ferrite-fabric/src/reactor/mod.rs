@@ -39,6 +39,7 @@ use crate::link::{Inbox, Waker};
 use crate::outbox::Outbox;
 use crate::secure::handshake::Admitted;
 use crate::secure::{Gate, KeyId};
+use crate::socket;
 
 use connection::Connection;
 use newcomer::{Newcomer, Turn};
@@ -437,7 +438,7 @@ impl<S: Service> Reactor<S> {
         let interest = EventFlags::IN;
         let ready = stream
             .set_nonblocking(true)
-            .and_then(|()| stream.set_nodelay(true))
+            .and_then(|()| socket::prepare(&stream))
             .and_then(|()| {
                 Ok(epoll::add(
                     &self.epoll,
