@@ -79,7 +79,9 @@ impl Link {
         let (mut body, mut data) = (Vec::new(), Vec::new());
         let (up, is_first) = {
             let line = self.line.lock();
-            if line.is_over {
+            // The token may be of a session that another has followed since.
+            let is_void = head.once.is_some_and(|once| !self.slots.has(once));
+            if line.is_over || is_void {
                 drop(line);
                 let Later { then, buffer, .. } = later(body);
                 then(Err(FsError::Disconnected), buffer);

@@ -557,10 +557,11 @@ impl Link {
     /// meanwhile is sent as well, so that nothing is forgotten, nothing is sent twice, and nothing overtakes another.
     fn take_up(&self, up: Arc<Up>) {
         let mut sent_below = 0;
-        // Changes of a session that has ended may have been made.
-        self.requests.expire(Instant::now(), |once| !self.slots.has(once));
         loop {
             let mut line = self.line.lock();
+            // Changes of a session that has ended may have been made. Under the lock, as what is noted there has been
+            // compared with the session's slots (`send_later`).
+            self.requests.expire(Instant::now(), |once| !self.slots.has(once));
             let unsent = self.requests.unanswered(sent_below);
             if unsent.is_empty() {
                 if !line.is_over {
