@@ -281,7 +281,8 @@ impl State {
     /// If too many have locks.
     pub(super) fn add_locker(&self, fs: &dyn FileSystem, session: u64) -> Result<(), FsError> {
         let mut kept = self.content.lock();
-        let session = session as u32;
+        // As for slots: a number that is cut would be another session's.
+        let session = u32::try_from(session).map_err(|_| FsError::NoSpace(SpaceOf::RecordLocks))?;
         if kept.content.lockers.contains(&session) {
             return Ok(());
         }
