@@ -25,7 +25,7 @@ use crate::format::dentry::Entry;
 use crate::format::inode::{Inode, ROOT};
 use crate::format::layout::{BLOCK_BYTES, Superblock};
 use crate::format::log_entry::has_log;
-use crate::journal::replay::{self, Losses};
+use crate::journal::replay::{self, Ended, Losses};
 use crate::options::{Finding, FsckOptions, FsckReport};
 use crate::space::names::NameTable;
 use crate::space::segments::LogSpace;
@@ -90,7 +90,7 @@ pub fn fsck_with(region: Region, options: FsckOptions, progress: Progress<'_>) -
             what: error.cause(),
         });
     }
-    let replayed_records = match replay::replay(&region, &superblock, Losses::Keep) {
+    let replayed_records = match replay::replay(&region, &superblock, Losses::Keep, Ended::of(&region)) {
         Ok(replayed) => {
             let lost = replayed.lost.into_iter();
             findings.extend(lost.map(|what| Finding { phase: "journal", what }));

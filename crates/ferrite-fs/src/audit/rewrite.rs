@@ -22,7 +22,7 @@ use crate::format::checksum::crc32c;
 use crate::format::layout::{
     CONTROL_BOOT, CONTROL_MARK, CONTROL_MOUNTS, CONTROL_OFFSET, CONTROL_OWNER, CONTROL_REPAIR, LINE_BYTES, Superblock,
 };
-use crate::journal::replay::{self, Losses};
+use crate::journal::replay::{self, Ended, Losses};
 
 /// What a repair changes.
 #[derive(Debug, Clone, Default)]
@@ -84,7 +84,7 @@ impl Rewrite {
         if let Some(mark) = self.mark {
             set(region, CONTROL_MARK, mark)?;
         }
-        replay::replay(region, &superblock, Losses::Accept)?;
+        replay::replay(region, &superblock, Losses::Accept, Ended::of(region))?;
         let room = room(&superblock);
         for part in self.words.chunks(room) {
             let words: Vec<u64> = part.iter().flat_map(|word| [word.offset, word.value]).collect();

@@ -8,7 +8,7 @@
 use std::sync::atomic::Ordering;
 
 use ferrite_pm::Region;
-use ferrite_vfs::{Attr, ErrorCode, FileKind, FsError, Once, Outcome, Timestamp};
+use ferrite_vfs::{FsError, Once, Outcome};
 use zerocopy::IntoBytes;
 
 use crate::format::checksum::crc32c_append;
@@ -19,55 +19,6 @@ pub(crate) const ENTRY_BYTES: u64 = 128;
 const ENTRY_WORDS: usize = (ENTRY_BYTES / 8) as usize;
 /// Number of the token, and the word with checksum, kind and length.
 const HEAD_WORDS: usize = 2;
-const ATTR_WORDS: usize = 12;
-
-const DONE: u64 = 1;
-const ATTR: u64 = 2;
-const OPENED: u64 = 3;
-const CREATED: u64 = 4;
-const WROTE: u64 = 5;
-const FAILED: u64 = 6;
-
-fn attr_words(attr: &Attr) -> [u64; ATTR_WORDS] {
-    let pair = |low: u32, high: u32| u64::from(low) | u64::from(high) << 32;
-    [
-        attr.ino,
-        pair(attr.generation, attr.kind.mode_bits() | attr.mode),
-        pair(attr.nlink, attr.rdev),
-        pair(attr.uid, attr.gid),
-        attr.size,
-        attr.blocks,
-        attr.atime.0 as u64,
-        attr.mtime.0 as u64,
-        attr.ctime.0 as u64,
-        attr.btime.0 as u64,
-        0,
-        0,
-    ]
-}
-
-fn attr_of(words: &[u64]) -> Option<Attr> {
-    let half = |index: usize, high: bool| (words[index] >> if high { 32 } else { 0 }) as u32;
-    let time = |index: usize| Timestamp(words[index] as i64);
-    Some(Attr {
-        ino: words[0],
-        generation: half(1, false),
-        kind: FileKind::from_mode(half(1, true))?,
-        mode: half(1, true) & 0o7777,
-        nlink: half(2, false),
-        rdev: half(2, true),
-        uid: half(3, false),
-        gid: half(3, true),
-        size: words[4],
-        blocks: words[5],
-        atime: time(6),
-        mtime: time(7),
-        ctime: time(8),
-        btime: time(9),
-        change: 0,
-    })
-}
-
 fn checksum(slot: u32, words: &[u64]) -> u32 {
     let head = [words[0], words[1] >> 32];
     let sum = crc32c_append(slot, head.as_bytes());
@@ -76,18 +27,8 @@ fn checksum(slot: u32, words: &[u64]) -> u32 {
 
 /// The words of an entry; those behind them keep what they hold. `None` for an error that has no number.
 pub(crate) fn encode(once: Once, outcome: &Outcome) -> Option<Vec<u64>> {
-    let (kind, content) = match outcome {
-        Outcome::Done => (DONE, Vec::new()),
-        Outcome::Attr(attr) => (ATTR, attr_words(attr).to_vec()),
-        Outcome::Opened { attr, created: false } => (OPENED, attr_words(attr).to_vec()),
-        Outcome::Opened { attr, created: true } => (CREATED, attr_words(attr).to_vec()),
-        Outcome::Wrote { offset, len_bytes } => (WROTE, vec![*offset, *len_bytes]),
-        Outcome::Failed(error) => {
-            let ErrorCode { cause, particulars } = error.code()?;
-            (FAILED, vec![u64::from(cause) | u64::from(particulars) << 16])
-        }
-    };
-    let mut words = vec![once.seq, kind << 32 | (content.len() as u64) << 40];
+    let (kind, content) = outcome.to_words()?;
+    let mut words = vec![once.seq, u64::from(kind) << 32 | (content.len() as u64) << 40];
     words.extend(content);
     words[1] |= u64::from(checksum(once.slot, &words));
     Some(words)
@@ -121,30 +62,13 @@ fn decode(slot: u32, words: &[u64; ENTRY_WORDS]) -> Result<Option<(u64, Outcome)
     if checksum(slot, used) != words[1] as u32 {
         return Err(damaged());
     }
-    let content = &used[HEAD_WORDS..];
-    let outcome = match (kind, len) {
-        (DONE, 0) => Outcome::Done,
-        (ATTR, ATTR_WORDS) => Outcome::Attr(attr_of(content).ok_or_else(damaged)?),
-        (OPENED | CREATED, ATTR_WORDS) => Outcome::Opened {
-            attr: attr_of(content).ok_or_else(damaged)?,
-            created: kind == CREATED,
-        },
-        (WROTE, 2) => Outcome::Wrote {
-            offset: content[0],
-            len_bytes: content[1],
-        },
-        (FAILED, 1) => {
-            let error = FsError::from_code(ErrorCode::new(content[0] as u16, (content[0] >> 16) as u16));
-            Outcome::Failed(error.ok_or_else(damaged)?)
-        }
-        _ => return Err(damaged()),
-    };
+    let outcome = Outcome::from_words(kind as u8, &used[HEAD_WORDS..]).ok_or_else(damaged)?;
     Ok(Some((words[0], outcome)))
 }
 
 #[cfg(test)]
 mod tests {
-    use ferrite_vfs::{BadArgument, SpaceOf};
+    use ferrite_vfs::{Attr, BadArgument, FileKind, SpaceOf, Timestamp};
 
     use super::*;
 

@@ -14,6 +14,8 @@
 //! * Blocks and mapping slots that a record frees are reused only after the mark has passed that record.
 //! * A ring's records are committed one after the other, and each names the previous one ([`Link`]), so that recovery
 //!   can tell if a durable record is missing.
+//! * No record in flight is [`IN_FLIGHT_REACH`] or more ahead of what is durable, so that recovery can get past those
+//!   that a crash tore.
 //! * Once [`Journal::close`] has returned, or the medium has failed, no record is committed and no fold installed; the
 //!   same holds between [`Journal::freeze`] and [`Journal::thaw`].
 
@@ -65,6 +67,10 @@ pub(crate) struct Pending {
     pub(crate) blocks: u64,
     pub(crate) map_slots: u64,
 }
+
+/// A record's number is less than this above the mark, or above a record that was durable before it was streamed.
+/// Folds use up numbers, and leave none of them on the medium.
+pub(crate) const IN_FLIGHT_REACH: u64 = Link::REACH;
 
 /// Freed resources in a ring from which on advancing is worth it.
 const FREED_MAX: usize = 8192;
@@ -301,16 +307,17 @@ impl Journal {
     }
 
     /// What record `seq` says about the previous one; `None` if that is too far back to be named and may still be
-    /// replayed.
+    /// replayed, or if the record would be too far ahead of what is durable.
     fn link(&self, state: &RingState, seq: u64) -> Option<Link> {
-        if !self.has_links {
-            return Some(Link::Unknown);
-        }
-        if seq - state.last_record < Link::REACH {
-            return Some(Link::Before(state.last_record));
-        }
+        let reaches = seq - state.last_record < IN_FLIGHT_REACH;
+        let link = match (self.has_links, reaches) {
+            (true, true) => return Some(Link::Before(state.last_record)),
+            (true, false) => Link::Retired,
+            (false, _) => Link::Unknown,
+        };
         // Rare: this ring's last commit was very many sequence numbers ago.
-        (state.last_record <= self.mark.load(Ordering::Acquire)).then_some(Link::Retired)
+        let mark = self.mark.load(Ordering::Acquire);
+        (reaches || state.last_record <= mark && seq - mark < IN_FLIGHT_REACH).then_some(link)
     }
 
     /// Ends all commits. Earlier commits are applied when this returns; nothing is committed afterwards.

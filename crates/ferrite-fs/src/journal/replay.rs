@@ -1,8 +1,10 @@
 //! Recovery from the journal: finds the records that a crash left, and applies those that are whole, in order.
 //!
 //! Invariants: applying is idempotent, so after a crash during recovery it is enough to recover again. The new mark is
-//! above *every* record with a sound checksum, including those whose data did not survive. Otherwise a later write of
-//! the same bytes to the same block could complete a dead record, and the next recovery would replay it.
+//! above *every* record that the crash may have left, including those whose data did not survive, and those of which
+//! only some words did. Otherwise a later write of the same bytes to the same place could complete a dead record, and
+//! the next recovery would replay it. What is left of a torn record need not tell its number. So the mark moves by more
+//! than any record in flight can be ahead ([`IN_FLIGHT_REACH`]).
 //!
 //! A crash can leave only the newest record of a ring torn or dead: each was fenced before the next was streamed, and
 //! each names the previous one. So a record that is named and cannot be replayed was durable once and is damaged; an
@@ -15,8 +17,11 @@ use rustc_hash::FxHashSet;
 
 use crate::error::EngineError;
 use crate::format::checksum::crc32c;
-use crate::format::layout::{CONTROL_MARK, LINE_BYTES, Superblock, decode_mark, encode_mark};
+use crate::format::layout::{
+    CONTROL_MARK, CONTROL_STATE, LINE_BYTES, SEQ_MAX, STATE_CLEAN, Superblock, decode_mark, encode_mark,
+};
 use crate::format::record::{Header, Item, Link, items_of};
+use crate::journal::IN_FLIGHT_REACH;
 use crate::planted::{Flaw, planted};
 
 /// What recovery found and did.
@@ -39,6 +44,25 @@ pub(crate) enum Losses {
     Accept,
 }
 
+/// How the last program that used the pool left it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Ended {
+    /// It unmounted: no record is torn, and none is above the mark.
+    Cleanly,
+    /// It may have been writing records.
+    Perhaps,
+}
+
+impl Ended {
+    /// What the control block says, as long as nobody has set that the pool is in use again.
+    pub(crate) fn of(region: &Region) -> Ended {
+        match region.load(CONTROL_STATE) == STATE_CLEAN {
+            true => Ended::Cleanly,
+            false => Ended::Perhaps,
+        }
+    }
+}
+
 struct Found {
     ring: u32,
     seq: u64,
@@ -48,7 +72,12 @@ struct Found {
 
 /// Applies all whole records above the mark and moves the mark past them. Blocking. When it returns, the recovered
 /// words and the mark are durable.
-pub(crate) fn replay(region: &Region, superblock: &Superblock, losses: Losses) -> Result<Replay, EngineError> {
+pub(crate) fn replay(
+    region: &Region,
+    superblock: &Superblock,
+    losses: Losses,
+    ended: Ended,
+) -> Result<Replay, EngineError> {
     let Some(mark) = decode_mark(region.load(CONTROL_MARK)) else {
         return Err(EngineError::Damaged("the journal's low-water mark".into()));
     };
@@ -95,7 +124,9 @@ pub(crate) fn replay(region: &Region, superblock: &Superblock, losses: Losses) -
     region.fence()?;
     let new_mark = match losses == Losses::Keep && !lost.is_empty() {
         true => mark,
-        false => newest,
+        false if ended == Ended::Cleanly => newest,
+        false if planted(Flaw::TornRecordAbove) || planted(Flaw::DeadRecordAbove) => newest,
+        false => (newest + IN_FLIGHT_REACH).min(SEQ_MAX),
     };
     if new_mark != mark {
         region.store(CONTROL_MARK, encode_mark(new_mark));

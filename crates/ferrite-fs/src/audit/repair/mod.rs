@@ -38,7 +38,7 @@ use crate::format::layout::{
     decode_mark,
 };
 use crate::format::outcome::ENTRY_BYTES;
-use crate::journal::replay::{self, Losses};
+use crate::journal::replay::{self, Ended, Losses};
 use crate::options::{FsckOptions, Mended, RepairReport};
 
 /// Most passes of a repair if something is left; one is enough unless its own changes meet damage.
@@ -167,7 +167,7 @@ pub fn repair_with(
         });
         region.store(CONTROL_OWNER, 0);
     }
-    let replayed = replay::replay(&region, &superblock, Losses::Accept);
+    let replayed = replay::replay(&region, &superblock, Losses::Accept, Ended::of(&region));
     region.check()?;
     let replayed = replayed?;
     report.mended.extend(replayed.lost.into_iter().map(|what| Mended {
