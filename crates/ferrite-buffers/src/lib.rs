@@ -2,7 +2,8 @@
 //!
 //! What lives here: [`Pool`], one area of memory that a network adapter or io_uring registers once, and [`Buffer`], a
 //! part of it that one owner has at a time. Sizes are powers of two from 4 KiB to 4 MiB; larger requests are split by
-//! who makes them. Which parts are free is in `buddy`.
+//! who makes them. Which parts are free is in `free` (single pages, and who waits) and `buddy` (all others). And
+//! [`lent`]: bytes that are sent from where an engine has them.
 //!
 //! Invariants: a part belongs to one buffer, or is free. The area stays where it is as long as the pool or any buffer
 //! lives. This crate knows no engine, no network and no file.
@@ -10,16 +11,18 @@
 
 mod area;
 mod buddy;
+mod free;
+pub mod lent;
 
 use std::fmt;
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use parking_lot::Mutex;
+use parking_lot::{Condvar, Mutex};
 
 use area::Area;
-use buddy::Buddy;
+use free::Free;
 
 /// Smallest buffer, and the alignment of all.
 pub const PAGE_BYTES: usize = 4096;
@@ -28,7 +31,9 @@ pub const BUFFER_BYTES_MAX: usize = 4 << 20;
 
 struct Shared {
     area: Area,
-    free: Mutex<Buddy>,
+    free: Mutex<Free>,
+    /// Something was given back, or somebody has left the queue.
+    changed: Condvar,
 }
 
 /// An area of memory that is handed out as buffers. Cheap to clone; clones share it.
@@ -46,7 +51,8 @@ impl Pool {
         Some(Pool {
             shared: Arc::new(Shared {
                 area: Area::new(len_bytes)?,
-                free: Mutex::new(Buddy::new(pages)),
+                free: Mutex::new(Free::new(pages)),
+                changed: Condvar::new(),
             }),
         })
     }
@@ -56,31 +62,56 @@ impl Pool {
     pub fn take(&self, len_bytes: usize) -> Option<Buffer> {
         let order = order_of(len_bytes)?;
         let page = self.shared.free.lock().take(order)?;
-        Some(Buffer {
+        Some(self.buffer(page, order, len_bytes))
+    }
+
+    fn buffer(&self, page: u32, order: u32, len_bytes: usize) -> Buffer {
+        Buffer {
             shared: Arc::clone(&self.shared),
             page,
             order,
             len: len_bytes,
-        })
+        }
     }
 
-    /// The same, waiting for it up to `limit`. `None` also if others took what came back.
+    /// The same, waiting for it up to `limit`. Those who wait are served in the order in which they came; who takes
+    /// without waiting may come in between. Who has buffers and waits for more has others wait, for `limit` at most.
     pub fn get(&self, len_bytes: usize, limit: Duration) -> Option<Buffer> {
-        let ends = Instant::now() + limit;
-        loop {
-            if let Some(buffer) = self.take(len_bytes) {
-                return Some(buffer);
-            }
-            if len_bytes > BUFFER_BYTES_MAX || Instant::now() >= ends {
-                return None;
-            }
-            std::thread::sleep(Duration::from_micros(50));
+        let order = order_of(len_bytes)?;
+        let mut free = self.shared.free.lock();
+        if free.waiting() == 0
+            && let Some(page) = free.take(order)
+        {
+            return Some(self.buffer(page, order, len_bytes));
         }
+        let ends = Instant::now() + limit;
+        let ticket = free.queue();
+        let page = loop {
+            if free.is_first(ticket)
+                && let Some(page) = free.take(order)
+            {
+                break Some(page);
+            }
+            if self.shared.changed.wait_until(&mut free, ends).timed_out() {
+                // What came at the last moment.
+                break if free.is_first(ticket) { free.take(order) } else { None };
+            }
+        };
+        free.leave(ticket);
+        // The next in the queue may find enough.
+        self.shared.changed.notify_all();
+        drop(free);
+        page.map(|page| self.buffer(page, order, len_bytes))
     }
 
     /// Whether a buffer is a part of this pool.
     pub fn has(&self, buffer: &Buffer) -> bool {
         Arc::ptr_eq(&self.shared, &buffer.shared)
+    }
+
+    /// Whether two are the same pool.
+    pub fn is(&self, other: &Pool) -> bool {
+        Arc::ptr_eq(&self.shared, &other.shared)
     }
 
     /// Where the area begins, for whoever registers it. It must not be accessed through this address except by the
@@ -149,6 +180,25 @@ impl Buffer {
         );
         self.len = len_bytes;
     }
+
+    /// Makes buffers of `len_bytes` of it, as many as it has room for; each is given back by itself. For who keeps many
+    /// small ones for long: taken one by one they lie anywhere, and keep the pool from having large ones.
+    ///
+    /// # Panics
+    /// If it is too small for one.
+    pub fn split(mut self, len_bytes: usize) -> Vec<Buffer> {
+        let order = order_of(len_bytes).filter(|&order| order <= self.order);
+        let order = order.expect("a part is not larger than the whole");
+        let others = (1..1 << (self.order - order)).map(|index: u32| Buffer {
+            shared: Arc::clone(&self.shared),
+            page: self.page + (index << order),
+            order,
+            len: len_bytes,
+        });
+        let others: Vec<Buffer> = others.collect();
+        (self.order, self.len) = (order, len_bytes);
+        std::iter::once(self).chain(others).collect()
+    }
 }
 
 impl Deref for Buffer {
@@ -167,7 +217,11 @@ impl DerefMut for Buffer {
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        self.shared.free.lock().give_back(self.page, self.order);
+        let mut free = self.shared.free.lock();
+        free.give_back(self.page, self.order);
+        if free.waiting() > 0 {
+            self.shared.changed.notify_all();
+        }
     }
 }
 
@@ -179,6 +233,8 @@ impl fmt::Debug for Buffer {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
     use super::*;
 
     #[test]
@@ -231,6 +287,116 @@ mod tests {
             "what panicked gave its buffer back"
         );
         assert!(Pool::new(usize::MAX).is_none());
+    }
+
+    #[test]
+    fn single_pages_do_not_keep_large_buffers_from_anybody() {
+        let pool = Pool::new(BUFFER_BYTES_MAX).unwrap();
+        let pages: Vec<Buffer> = std::iter::from_fn(|| pool.take(1)).collect();
+        assert_eq!(pages.len(), BUFFER_BYTES_MAX / PAGE_BYTES);
+        assert_eq!(pool.free_bytes(), 0);
+        let last = pages[0].offset();
+        drop(pages);
+        assert_eq!(pool.free_bytes(), BUFFER_BYTES_MAX);
+        assert!(pool.take(BUFFER_BYTES_MAX).is_some(), "from page {last} on");
+        // The page that was used last is in a cache, so it is the next.
+        let page = pool.take(1).unwrap();
+        let offset = page.offset();
+        drop(page);
+        assert_eq!(pool.take(1).unwrap().offset(), offset);
+    }
+
+    #[test]
+    fn parts_of_a_buffer_are_buffers_and_become_whole_again() {
+        let pool = Pool::new(BUFFER_BYTES_MAX).unwrap();
+        for len_bytes in [1, PAGE_BYTES, 2 * PAGE_BYTES - 1, 100_000, 1 << 20] {
+            let block = pool.take(1 << 20).unwrap();
+            let (from, mut parts) = (block.offset(), block.split(len_bytes));
+            let room = parts[0].capacity();
+            assert_eq!(parts.len(), (1 << 20) / room);
+            for (index, part) in parts.iter_mut().enumerate() {
+                assert_eq!((part.len(), part.offset()), (len_bytes, from + index * room));
+                part.fill(index as u8);
+            }
+            let is_own = |(index, part): (usize, &Buffer)| part.iter().all(|&byte| byte == index as u8);
+            assert!(parts.iter().enumerate().all(is_own), "two parts overlap");
+            assert_eq!(pool.free_bytes(), BUFFER_BYTES_MAX - (1 << 20));
+            parts.swap_remove(0);
+            drop(parts);
+            assert_eq!(pool.free_bytes(), BUFFER_BYTES_MAX);
+            assert!(pool.take(BUFFER_BYTES_MAX).is_some());
+        }
+    }
+
+    #[test]
+    fn who_waits_is_served_in_turn_or_gives_up_in_time() {
+        const LONG: Duration = Duration::from_secs(5);
+        let pool = Pool::new(BUFFER_BYTES_MAX).unwrap();
+        let all: Vec<Buffer> = std::iter::from_fn(|| pool.take(1)).collect();
+        let began = Instant::now();
+        assert!(pool.get(1, Duration::from_millis(20)).is_none());
+        assert!(began.elapsed() >= Duration::from_millis(20));
+        assert!(pool.get(BUFFER_BYTES_MAX + 1, LONG).is_none(), "it waits for nothing");
+        let is_served = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let large = scope.spawn(|| {
+                let buffer = pool.get(BUFFER_BYTES_MAX, LONG);
+                is_served.store(true, Ordering::Release);
+                buffer.is_some()
+            });
+            let queued = |count| {
+                while pool.shared.free.lock().waiting() < count {
+                    std::thread::yield_now();
+                }
+            };
+            queued(1);
+            // Many who came later want little, and keep it until the large one is served.
+            for _ in 0..8 {
+                scope.spawn(|| {
+                    let page = pool.get(1, LONG);
+                    while !is_served.load(Ordering::Acquire) {
+                        std::thread::yield_now();
+                    }
+                    assert!(page.is_some());
+                });
+            }
+            queued(9);
+            // One by one, each of which would be enough for one of them.
+            drop(all);
+            assert!(large.join().unwrap(), "others were served first");
+        });
+        assert!(began.elapsed() < LONG);
+    }
+
+    /// Clients that have a buffer and want more, of a pool that is too small for all of them.
+    #[test]
+    fn exhaustion_ends_in_time_whoever_waits_for_whom() {
+        const WAIT: Duration = Duration::from_millis(5);
+        let pool = Pool::new(2 * BUFFER_BYTES_MAX).unwrap();
+        let (began, turns) = (Instant::now(), 40);
+        let served: usize = std::thread::scope(|scope| {
+            let clients: Vec<_> = (0..12usize)
+                .map(|client| {
+                    let pool = &pool;
+                    scope.spawn(move || {
+                        let sizes = [1, 1 << 20, BUFFER_BYTES_MAX, 64 << 10];
+                        let mut served = 0;
+                        for turn in 0..turns {
+                            let first = pool.get(sizes[(client + turn) % 4], WAIT);
+                            let second = pool.get(sizes[(client + turn + 1) % 4], WAIT);
+                            served += usize::from(first.is_some()) + usize::from(second.is_some());
+                        }
+                        served
+                    })
+                })
+                .collect();
+            clients.into_iter().map(|client| client.join().unwrap()).sum()
+        });
+        // Each waits for no longer than it said; scheduling takes its time, too.
+        assert!(began.elapsed() < 20 * 2 * turns as u32 * WAIT, "{:?}", began.elapsed());
+        assert!(served > 0);
+        assert_eq!(pool.free_bytes(), pool.len_bytes());
+        assert_eq!(pool.shared.free.lock().waiting(), 0);
     }
 
     #[test]

@@ -4,6 +4,7 @@
 //! | --- | --- |
 //! | `region` | [`Region`]: loads, stores, streams, write-backs, fences |
 //! | `map`, `medium` | opening and mapping; telling media apart; the pool lock |
+//! | [`holder`] | who holds the lock on a file |
 //! | `birth` | the file of a new pool, which is whole or not there |
 //! | [`blank`] | files that hold nothing, and may become pools without a question |
 //! | `shared` | copies between a pool and our own memory, by atomic words |
@@ -39,6 +40,7 @@ mod events;
 mod faults;
 #[allow(unsafe_code)]
 pub mod fork;
+pub mod holder;
 #[allow(unsafe_code)]
 mod map;
 mod medium;

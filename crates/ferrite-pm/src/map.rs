@@ -3,7 +3,7 @@
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::fd::AsFd;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -13,6 +13,7 @@ use rustix::mm::{Advice, MapFlags, ProtFlags};
 
 use crate::birth::Newborn;
 use crate::error::PmError;
+use crate::holder;
 use crate::medium::{self, Detected, Medium};
 
 const HUGE_PAGE_BYTES: usize = 2 << 20;
@@ -277,7 +278,7 @@ fn lock(path: &Path, file: &File, access: Access) -> Result<(), PmError> {
             Err(Errno::WOULDBLOCK) => {}
             Err(error) => return Err(PmError::io("lock", path, error)),
         }
-        let owner = lock_owner(file);
+        let owner = holder::of_lock(file);
         // A killed process keeps its locks while the kernel tears it down, which takes moments for a large pool. An
         // owner that is not listed is either just releasing the lock, or was missed while the list changed.
         let patience = if owner.is_some() {
@@ -285,53 +286,15 @@ fn lock(path: &Path, file: &File, access: Access) -> Result<(), PmError> {
         } else {
             OWNER_SHOWS_WITHIN
         };
-        if owner.is_none_or(is_exiting) && start.elapsed() < patience {
+        if owner.is_none_or(holder::is_exiting) && start.elapsed() < patience {
             std::thread::sleep(Duration::from_millis(5));
             continue;
         }
-        let by = owner.map_or_else(|| "another process".into(), describe_process);
+        let by = owner.map_or_else(|| "another process".into(), holder::describe);
         return Err(PmError::InUse {
             path: path.to_path_buf(),
             by,
             process: owner,
         });
-    }
-}
-
-/// Process that holds the lock on `file`, as `/proc/locks` has it.
-fn lock_owner(file: &File) -> Option<u32> {
-    let metadata = file.metadata().ok()?;
-    let dev = metadata.dev();
-    let id = format!(
-        "{:02x}:{:02x}:{}",
-        rustix::fs::major(dev),
-        rustix::fs::minor(dev),
-        metadata.ino()
-    );
-    let locks = std::fs::read_to_string("/proc/locks").ok()?;
-    let line = locks
-        .lines()
-        .find(|line| line.split_whitespace().any(|field| field == id))?;
-    line.split_whitespace().nth(4)?.parse().ok()
-}
-
-/// Whether the process is exiting, or gone since `/proc/locks` was read.
-fn is_exiting(pid: u32) -> bool {
-    const PF_EXITING: u64 = 4;
-    let Ok(stat) = std::fs::read_to_string(format!("/proc/{pid}/stat")) else {
-        return true;
-    };
-    // After the name, which may hold anything but ends at the last parenthesis: state, five numbers, flags.
-    let mut fields = stat.rsplit(')').next().unwrap_or_default().split_whitespace();
-    let dead = matches!(fields.next(), Some("Z" | "X"));
-    let flags: u64 = fields.nth(5).and_then(|flags| flags.parse().ok()).unwrap_or(0);
-    dead || flags & PF_EXITING != 0
-}
-
-fn describe_process(pid: u32) -> String {
-    let name = std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
-    match name.trim() {
-        "" => format!("process {pid}"),
-        name => format!("process {pid} ({name})"),
     }
 }

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use ferrite_buffers::lent::Lent;
 use ferrite_map::TransCache;
 use ferrite_vfs::{
     Attr, BadArgument, Ctx, FallocateMode, FileSystem, FsError, Ino, OpenFile, OpenMode, Result, SetAttr, WriteMode,
@@ -75,6 +76,21 @@ impl OpenFile for PmFile {
     fn read_at(&self, _: &Ctx, offset: u64, buf: &mut [u8]) -> Result<usize> {
         self.check_open(self.mode.read)?;
         self.reader().read_at(offset, buf)
+    }
+
+    fn read_versioned(&self, _: &Ctx, offset: u64, buf: &mut [u8]) -> Result<(usize, Option<u64>)> {
+        self.check_open(self.mode.read)?;
+        self.reader().read_versioned(offset, buf)
+    }
+
+    fn lend(&self, _: &Ctx, offset: u64, len_bytes: usize) -> Result<Option<(Lent, u64)>> {
+        self.check_open(self.mode.read)?;
+        self.reader().lend(offset, len_bytes)
+    }
+
+    fn has_version(&self, _: &Ctx, version: u64) -> Result<bool> {
+        self.core().check_readable()?;
+        Ok(self.inode.end_read(version))
     }
 
     fn write(&self, ctx: &Ctx, mode: WriteMode, data: &[u8]) -> Result<Written> {

@@ -39,7 +39,7 @@ use crate::format::layout::{
 };
 use crate::health::incidents::Incidents;
 use crate::health::marks::Damage;
-use crate::journal::replay::Losses;
+use crate::journal::replay::{Ended, Losses};
 use crate::journal::{Journal, replay};
 use crate::options::MountOptions;
 use crate::planted::{Flaw, planted};
@@ -68,7 +68,8 @@ pub(crate) fn mount(mut region: Region, options: &MountOptions) -> Result<Core, 
         Some(StaleBoot::PowerLost) => Losses::Accept,
         _ => Losses::Keep,
     };
-    let was_clean = region.load(CONTROL_STATE) == STATE_CLEAN;
+    let ended = Ended::of(&region);
+    let was_clean = ended == Ended::Cleanly;
     let maybe_copied = may_be_live_copy(&region);
     if maybe_copied {
         tracing::warn!("{MAYBE_COPIED}");
@@ -87,7 +88,8 @@ pub(crate) fn mount(mut region: Region, options: &MountOptions) -> Result<Core, 
         region.set_durability(Durability::Process);
     }
     // Here and below: what cannot be read looks like zeros, and is reported like any other damage.
-    let recovered = rewrite::finish(&region, &superblock).and_then(|()| replay::replay(&region, &superblock, losses));
+    let recovered =
+        rewrite::finish(&region, &superblock).and_then(|()| replay::replay(&region, &superblock, losses, ended));
     region.check()?;
     let replayed = recovered?;
     let region = Arc::new(region);

@@ -4,6 +4,7 @@
 
 pub(crate) mod atime;
 pub(crate) mod cut;
+mod lend;
 pub(crate) mod read;
 pub(crate) mod reserve;
 mod seek;

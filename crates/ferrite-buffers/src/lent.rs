@@ -1,0 +1,187 @@
+//! Bytes that an engine lends to the network: they are sent from where they lie.
+//!
+//! What lives here: [`Lent`], and [`send`], which sends such bytes and others in one system call. Memory that others
+//! store to meanwhile must not be seen as `&[u8]`; here only its address goes to the system. Whether what was sent
+//! belonged together is for the engine to say afterwards.
+#![allow(
+    unsafe_code,
+    reason = "addresses of memory that others store to are given to the system"
+)]
+
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+
+/// Most parts that one call sends.
+pub const PARTS_MAX: usize = 160;
+/// What stands for bytes that are nowhere.
+static ZEROS: [u8; crate::PAGE_BYTES] = [0; crate::PAGE_BYTES];
+
+/// Memory of an engine, in words that others may store to.
+pub trait Words: Send + Sync {
+    /// `count` words from the byte at `offset` on, which is a multiple of 8.
+    fn words(&self, offset: u64, count: usize) -> &[AtomicU64];
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Part {
+    /// `None`: zeros.
+    offset: Option<u64>,
+    len: usize,
+}
+
+/// Bytes of an engine's memory, in the order in which they are to be sent.
+pub struct Lent {
+    memory: Arc<dyn Words>,
+    parts: Vec<Part>,
+    len: usize,
+}
+
+impl Lent {
+    /// None yet, of `memory`.
+    pub fn new(memory: Arc<dyn Words>) -> Lent {
+        Lent {
+            memory,
+            parts: Vec::new(),
+            len: 0,
+        }
+    }
+
+    /// Appends `len` bytes from `offset` on, a multiple of 8.
+    ///
+    /// # Panics
+    /// If they do not lie in the memory.
+    pub fn push(&mut self, offset: u64, len: usize) {
+        // Refuses here what would be refused when it is sent.
+        let _ = self.memory.words(offset, len.div_ceil(8));
+        self.len += len;
+        if let Some(last) = self.parts.last_mut()
+            && last.offset.is_some_and(|start| start + last.len as u64 == offset)
+        {
+            last.len += len;
+            return;
+        }
+        self.parts.push(Part {
+            offset: Some(offset),
+            len,
+        });
+    }
+
+    /// Appends up to a page of zeros.
+    pub fn push_zeros(&mut self, len: usize) {
+        let len = len.min(ZEROS.len());
+        self.len += len;
+        self.parts.push(Part { offset: None, len });
+    }
+
+    /// How many bytes.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Addresses and lengths of what follows the first `skipped` bytes.
+    fn places(&self, mut skipped: usize) -> impl Iterator<Item = libc::iovec> {
+        self.parts.iter().filter_map(move |part| {
+            let from = skipped.min(part.len);
+            skipped -= from;
+            let base = match part.offset {
+                None => ZEROS.as_ptr(),
+                Some(offset) => self.memory.words(offset, part.len.div_ceil(8)).as_ptr().cast::<u8>(),
+            };
+            (from < part.len).then(|| libc::iovec {
+                iov_base: base.wrapping_add(from).cast_mut().cast(),
+                iov_len: part.len - from,
+            })
+        })
+    }
+}
+
+/// What is sent.
+pub enum Sent<'s> {
+    /// Bytes of our own.
+    Bytes(&'s [u8]),
+    /// What is lent, behind so many bytes of it.
+    Lent(&'s Lent, usize),
+}
+
+/// Sends as much as the socket takes, in one system call; returns how much that was. Sends at most [`PARTS_MAX`] parts.
+pub fn send(socket: BorrowedFd<'_>, content: &[Sent<'_>]) -> io::Result<usize> {
+    let mut places = Vec::with_capacity(PARTS_MAX);
+    for sent in content {
+        let left = PARTS_MAX - places.len();
+        match sent {
+            Sent::Bytes(bytes) => places.extend((left > 0).then(|| libc::iovec {
+                iov_base: bytes.as_ptr().cast_mut().cast(),
+                iov_len: bytes.len(),
+            })),
+            Sent::Lent(lent, skipped) => places.extend(lent.places(*skipped).take(left)),
+        }
+    }
+    // SAFETY: all zeros is a message without name, content and control data.
+    let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+    message.msg_iov = places.as_mut_ptr();
+    message.msg_iovlen = places.len() as _;
+    // SAFETY: the message's array has as many places as it says. Each is memory that stays mapped during the call: a
+    // slice that is borrowed, or words that `memory` lends for as long as it is borrowed itself. The system only reads
+    // there. That others store to the words meanwhile makes no reference to them wrong: they are atomic, and the
+    // system's copy takes part in no data race of this program.
+    let sent = unsafe { libc::sendmsg(socket.as_raw_fd(), &raw const message, libc::MSG_NOSIGNAL) };
+    usize::try_from(sent).map_err(|_| io::Error::last_os_error())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Read;
+    use std::os::fd::AsFd;
+    use std::os::unix::net::UnixStream;
+    use std::sync::atomic::Ordering;
+
+    struct Memory(Vec<AtomicU64>);
+
+    impl Words for Memory {
+        fn words(&self, offset: u64, count: usize) -> &[AtomicU64] {
+            assert!(offset.is_multiple_of(8));
+            &self.0[offset as usize / 8..][..count]
+        }
+    }
+
+    #[test]
+    fn bytes_leave_in_order_however_often_it_stops() {
+        let memory = Arc::new(Memory((0..64).map(AtomicU64::new).collect()));
+        let mut lent = Lent::new(memory.clone());
+        lent.push(8, 16);
+        lent.push(24, 8);
+        lent.push_zeros(5);
+        lent.push(80, 11);
+        assert_eq!((lent.len(), lent.parts.len()), (40, 3));
+        let word = |index: usize| memory.0[index].load(Ordering::Relaxed).to_ne_bytes();
+        let mut whole = b"head".to_vec();
+        (1..4).for_each(|index| whole.extend(word(index)));
+        whole.extend([0; 5]);
+        whole.extend(word(10));
+        whole.extend(&word(11)[..3]);
+        for skipped in 0..lent.len() {
+            let (here, mut there) = UnixStream::pair().unwrap();
+            let count = send(here.as_fd(), &[Sent::Bytes(b"head"), Sent::Lent(&lent, skipped)]).unwrap();
+            drop(here);
+            let mut found = Vec::new();
+            there.read_to_end(&mut found).unwrap();
+            assert_eq!(count, found.len());
+            assert_eq!(found[..4], whole[..4]);
+            assert_eq!(found[4..], whole[4 + skipped..], "behind {skipped} bytes");
+        }
+    }
+
+    #[test]
+    #[should_panic(expected = "range end index")]
+    fn what_is_not_there_is_not_lent() {
+        Lent::new(Arc::new(Memory(Vec::new()))).push(0, 1);
+    }
+}

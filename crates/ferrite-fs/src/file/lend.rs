@@ -1,0 +1,77 @@
+//! Pages that the network sends from where they lie.
+//!
+//! What lives here: [`Reader::lend`]. Nothing keeps the pages: they may be freed and written to again before they are
+//! sent, as during any read without a lock. So what was sent counts only if the inode's version is the same afterwards.
+//! Pages whose content is not in one place (inline, or with a log) or must be verified are not lent.
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+
+use ferrite_buffers::lent::{Lent, Words};
+use ferrite_map::{Lblk, PageId, PageWord};
+use ferrite_pm::Region;
+use ferrite_vfs::Result;
+
+use super::read::{BATCH, Reader, is_atime_due, load_hot};
+use crate::format::layout::BLOCK_BYTES;
+use crate::format::log_entry::has_log;
+
+struct Pages(Arc<Region>);
+
+impl Words for Pages {
+    fn words(&self, offset: u64, count: usize) -> &[AtomicU64] {
+        self.0.words(offset, count)
+    }
+}
+
+impl Reader<'_> {
+    /// See [`ferrite_vfs::OpenFile::lend`]. Also `None` while somebody changes the inode, and if its access time is to
+    /// be set.
+    pub(crate) fn lend(&self, offset: u64, len_bytes: usize) -> Result<Option<(Lent, u64)>> {
+        let core = self.core;
+        core.check_readable()?;
+        let must_verify = core.superblock.has_data_checksums();
+        if must_verify || core.damage.touches_data() || !offset.is_multiple_of(8) {
+            return Ok(None);
+        }
+        let Some(version) = self.inode.begin_read() else {
+            return Ok(None);
+        };
+        let lent = self.places(offset, len_bytes);
+        let is_one_state = self.inode.end_read(version);
+        core.check_readable()?;
+        Ok(lent.filter(|_| is_one_state).map(|lent| (lent, version)))
+    }
+
+    fn places(&self, offset: u64, len_bytes: usize) -> Option<Lent> {
+        let core = self.core;
+        let inode = load_hot(core, self.inode.ino);
+        if inode.is_inline() || is_atime_due(core, &inode, self.no_atime) {
+            return None;
+        }
+        let mut lent = Lent::new(Arc::new(Pages(Arc::clone(&core.region))));
+        let end = inode.size().min(offset.saturating_add(len_bytes as u64));
+        let mut words = [PageWord::HOLE; BATCH];
+        let mut at = offset;
+        while at < end {
+            let pages = end.div_ceil(BLOCK_BYTES) - at / BLOCK_BYTES;
+            let words = &mut words[..pages.min(BATCH as u64) as usize];
+            let first = PageId::new(self.inode.ino, Lblk::at(at / BLOCK_BYTES));
+            core.map.get_many(first, words, self.cache);
+            for &word in words.iter() {
+                let within = at % BLOCK_BYTES;
+                let len = (BLOCK_BYTES - within).min(end - at);
+                if word.is_hole() || word.is_unwritten() {
+                    lent.push_zeros(len as usize);
+                } else if has_log(word) || !core.superblock.is_data_block(word.page()) {
+                    // A word that makes no sense is an error, if reading finds the same.
+                    return None;
+                } else {
+                    lent.push(core.superblock.block_offset(word.page()) + within, len as usize);
+                }
+                at += len;
+            }
+        }
+        Some(lent)
+    }
+}
