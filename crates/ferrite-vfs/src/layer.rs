@@ -74,6 +74,7 @@ layer! {
     listxattr(ctx: &Ctx, ino: Ino) -> Result<Vec<Vec<u8>>>;
     removexattr(ctx: &Ctx, ino: Ino, name: &[u8]) -> Result<()>;
     drop_orphans(ctx: &Ctx) -> Result<()>;
+    know_buffers(pool: &ferrite_buffers::Pool) -> ();
     sync(ctx: &Ctx) -> Result<()>;
     lock(ctx: &Ctx, ino: Ino, request: &LockRequest, may_wait: bool, done: LockDone) -> Option<LockTicket>;
     unlock(ctx: &Ctx, ino: Ino, owner: LockOwner, what: Unlock) -> Result<()>;

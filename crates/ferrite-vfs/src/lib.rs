@@ -3,8 +3,8 @@
 //! What lives here: the inode-level [`FileSystem`] trait and its types and errors; the POSIX rules ([`posix`]); path
 //! walking with permission checks, once for all engines ([`Vfs`]); the administrator's side of an engine ([`volume`]);
 //! advisory locks, and the table in which engines keep them ([`locks`]); tokens of changes that happen once ([`once`]);
-//! traces of writes, for any engine ([`trace`]); and an in-memory reference engine ([`memfs`]), which the tests use as
-//! their oracle.
+//! traces of writes, for any engine ([`trace`]); what engines with other users vouch for ([`Vouching`]); threads for
+//! what may wait ([`workers`]); and an in-memory reference engine ([`memfs`]), which the tests use as their oracle.
 //!
 //! *Architecture invariant:* this crate depends on no front end, no engine and no medium; engines and the mount know
 //! each other only through it.
@@ -26,6 +26,8 @@ pub mod trace;
 mod types;
 mod vfs;
 pub mod volume;
+mod vouch;
+pub mod workers;
 
 pub use ctx::{ClientId, Cred, Ctx, Groups, SYSTEM};
 pub use error::{BadArgument, Corruption, ErrorCode, FileBytes, FsError, Result, SpaceOf, Unsupported};
@@ -35,3 +37,4 @@ pub use layer::{FileLayer, Layer, Shared};
 pub use once::{Once, Outcome};
 pub use types::*;
 pub use vfs::{Dir, Target, Vfs};
+pub use vouch::{TakeBack, Vouching};

@@ -398,6 +398,9 @@ pub enum Durability {
 pub struct Limits {
     /// Longest write that is one atomic step.
     pub atomic_write_bytes: u64,
+    /// Longest write that others see whole or not at all, and that a token covers. A crash may leave a part of one that
+    /// is longer than [`Self::atomic_write_bytes`], if it had not returned.
+    pub whole_write_bytes: u64,
     /// Longest file.
     pub file_bytes_max: u64,
     /// What a call that returned has made sure of.
@@ -406,6 +409,8 @@ pub struct Limits {
     pub durable_operations: bool,
     /// Calls may wait for a device or a network, so they should not run on a thread that serves others.
     pub may_block: bool,
+    /// What is submitted ([`crate::OpenFile::submit_read`]) goes on after the call has returned; nobody waits for it.
+    pub submits: bool,
     /// Tokens it keeps outcomes for ([`crate::Once`]); 0: it takes none.
     pub once_slots: u32,
     /// How long a cache may trust an answer without asking again. [`Duration::MAX`]: nobody else changes anything.
@@ -418,10 +423,12 @@ impl Limits {
     pub const fn local(atomic_write_bytes: u64, file_bytes_max: u64, durability: Durability) -> Limits {
         Limits {
             atomic_write_bytes,
+            whole_write_bytes: atomic_write_bytes,
             file_bytes_max,
             durability,
             durable_operations: true,
             may_block: false,
+            submits: false,
             once_slots: 0,
             trust: Duration::MAX,
         }

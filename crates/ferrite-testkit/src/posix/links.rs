@@ -97,7 +97,8 @@ fn link_max(h: &Harness<'_>) {
     let dir = h.mkdir("d");
     let ino = h.write("f", b"much linked");
     let name = |index: u32| format!("l{index}").into_bytes();
-    for index in 1..LINK_MAX {
+    let most = if h.is_served() { 2_000 } else { LINK_MAX };
+    for index in 1..most {
         match h.fs().link(SYSTEM, ino, dir, &name(index)) {
             Ok(attr) => assert_eq!(attr.nlink, index + 1),
             Err(FsError::NoSpace(what)) => {

@@ -203,6 +203,12 @@ impl<'a> Harness<'a> {
         self.fs
     }
 
+    /// Whether each call is a message to a service. Bounds of the engine behind it, which take very many calls to
+    /// reach, are then left to that engine's own tests: a service adds nothing to them.
+    pub fn is_served(&self) -> bool {
+        self.fs().limits().trust.is_zero()
+    }
+
     /// Notes that the case cannot run on this engine.
     pub fn skip(&self, why: impl Into<String>) {
         *self.skipped.borrow_mut() = Some(why.into());

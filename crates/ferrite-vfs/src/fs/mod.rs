@@ -5,11 +5,12 @@ pub mod walk;
 use std::sync::Arc;
 
 use crate::locks::{LockDone, LockOwner, LockRequest, LockTicket, RecordLock, Unlock};
-use ferrite_buffers::Buffer;
+use ferrite_buffers::lent::Lent;
+use ferrite_buffers::{Buffer, Pool};
 
 use crate::{
     Attr, Ctx, DirEntry, FallocateMode, Ino, Limits, NewFile, NewNode, OpenFlags, OpenMode, Opened, Position,
-    RenameMode, Result, SetAttr, Start, StatFs, WriteMode, Written, XattrMode,
+    RenameMode, Result, SetAttr, Start, StatFs, Vouching, WriteMode, Written, XattrMode,
 };
 
 /// Completion of [`OpenFile::submit_read`]: called exactly once.
@@ -29,6 +30,16 @@ pub type WriteDone = Box<dyn FnOnce(Buffer, Result<Written>) + Send>;
 pub trait FileSystem: Send + Sync {
     /// What this engine promises. The answer never changes.
     fn limits(&self) -> Limits;
+
+    /// Tells of a pool whose buffers will be submitted. Engines with devices may prepare for that, and keep its memory
+    /// taken as long as they live; it only makes transfers cheaper.
+    fn know_buffers(&self, _: &Pool) {}
+
+    /// What it vouches for, if others change its files, too, and it knows when. Without this nothing that it tells may
+    /// be kept for longer than [`Limits::trust`].
+    fn vouching(&self) -> Option<&dyn Vouching> {
+        None
+    }
 
     /// Space and inodes.
     fn statfs(&self, ctx: &Ctx) -> Result<StatFs>;
@@ -192,8 +203,29 @@ pub trait OpenFile: Send + Sync {
     /// file, never half of a concurrent write.
     fn read_at(&self, ctx: &Ctx, offset: u64, buf: &mut [u8]) -> Result<usize>;
 
+    /// [`Self::read_at`], and the file's version: what reads of one open file with the same version found is of one
+    /// state. `None`: that cannot be said of this read.
+    fn read_versioned(&self, ctx: &Ctx, offset: u64, buf: &mut [u8]) -> Result<(usize, Option<u64>)> {
+        let before = self.getattr(ctx)?.change;
+        let count = self.read_at(ctx, offset, buf)?;
+        let is_one_state = before != 0 && self.getattr(ctx)?.change == before;
+        Ok((count, is_one_state.then_some(before)))
+    }
+
+    /// The bytes from `offset` on, at most `len_bytes` and fewer only at the end of the file, to be sent from where
+    /// they lie, and the file's version. What was sent is the file's content only if the file still has that version
+    /// afterwards ([`Self::has_version`]). `None`: they must be read.
+    fn lend(&self, _: &Ctx, _offset: u64, _len_bytes: usize) -> Result<Option<(Lent, u64)>> {
+        Ok(None)
+    }
+
+    /// Whether the file has the version that [`Self::read_versioned`] or [`Self::lend`] told.
+    fn has_version(&self, ctx: &Ctx, version: u64) -> Result<bool> {
+        Ok(self.getattr(ctx)?.change == version)
+    }
+
     /// Writes all of `data`; returns where that went. At [`Position::End`], the end is
-    /// found and moved in the same atomic step. For data longer than [`Limits::atomic_write_bytes`] it may write only a
+    /// found and moved in the same atomic step. For data longer than [`Limits::whole_write_bytes`] it may write only a
     /// prefix when space runs out; the length says how much. `FileTooBig` past the limit.
     fn write(&self, ctx: &Ctx, mode: WriteMode, data: &[u8]) -> Result<Written>;
 

@@ -7,8 +7,8 @@ use std::sync::Arc;
 
 use super::{Event, TraceWriter};
 use crate::{
-    Attr, Ctx, FileKind, FileLayer, FileSystem, Ino, Layer, NewFile, NewNode, OpenFile, OpenFlags, OpenMode, Opened,
-    Result, SetAttr, Start, WriteMode, Written, walk,
+    Attr, Ctx, FileKind, FileLayer, FileSystem, Ino, Layer, Limits, NewFile, NewNode, OpenFile, OpenFlags, OpenMode,
+    Opened, Result, SetAttr, Start, WriteMode, Written, walk,
 };
 
 /// An engine, recorded.
@@ -53,6 +53,13 @@ impl<F: FileSystem> Traced<F> {
 impl<F: FileSystem> Layer for Traced<F> {
     fn below(&self) -> &dyn FileSystem {
         &self.inner
+    }
+
+    fn limits(&self) -> Limits {
+        let mut limits = self.below().limits();
+        // What is submitted is a call here, so that it is recorded.
+        limits.submits = false;
+        limits
     }
 
     fn setattr(&self, ctx: &Ctx, ino: Ino, set: &SetAttr) -> Result<Attr> {
