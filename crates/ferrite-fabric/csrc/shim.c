@@ -4,9 +4,14 @@
  * libfabric's calls are inline functions of its headers, behind structures of function pointers. So they are wrapped
  * here, by the compiler that knows the headers. Every function returns zero or more, or a negative error of libfabric.
  */
-#include <string.h>
-#include <stdlib.h>
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <pthread.h>
 #include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include <rdma/fabric.h>
 #include <rdma/fi_cm.h>
@@ -34,6 +39,64 @@ struct ferrite_completion {
     int32_t is_receive;
 };
 
+/*
+ * The library is loaded when it is first used. Debian's brings libraries of adapters that look for these for two tenths
+ * of a second before `main`, which no command should wait for that uses no fabric; and it need not be installed.
+ */
+static struct {
+    int (*getinfo)(uint32_t, const char *, const char *, uint64_t, const struct fi_info *, struct fi_info **);
+    void (*freeinfo)(struct fi_info *);
+    struct fi_info *(*dupinfo)(const struct fi_info *);
+    int (*fabric)(struct fi_fabric_attr *, struct fid_fabric **, void *);
+    const char *(*text)(int);
+    uint32_t (*version)(void);
+    int is_there;
+} library;
+
+static void load(void) {
+    void *file = dlopen("libfabric.so.1", RTLD_NOW | RTLD_LOCAL);
+    if (!file)
+        return;
+    *(void **)&library.getinfo = dlsym(file, "fi_getinfo");
+    *(void **)&library.freeinfo = dlsym(file, "fi_freeinfo");
+    *(void **)&library.dupinfo = dlsym(file, "fi_dupinfo");
+    *(void **)&library.fabric = dlsym(file, "fi_fabric");
+    *(void **)&library.text = dlsym(file, "fi_strerror");
+    *(void **)&library.version = dlsym(file, "fi_version");
+    library.is_there = library.getinfo && library.freeinfo && library.dupinfo && library.fabric && library.text &&
+                       library.version;
+}
+
+static int is_there(void) {
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    pthread_once(&once, load);
+    return library.is_there;
+}
+
+#define OURS __attribute__((visibility("hidden")))
+
+OURS int fi_getinfo(uint32_t version, const char *node, const char *service, uint64_t flags,
+                    const struct fi_info *hints, struct fi_info **info) {
+    return is_there() ? library.getinfo(version, node, service, flags, hints, info) : -FI_ENODATA;
+}
+
+OURS void fi_freeinfo(struct fi_info *info) {
+    if (info && is_there())
+        library.freeinfo(info);
+}
+
+OURS struct fi_info *fi_dupinfo(const struct fi_info *info) { return is_there() ? library.dupinfo(info) : NULL; }
+
+OURS int fi_fabric(struct fi_fabric_attr *attr, struct fid_fabric **fabric, void *context) {
+    return is_there() ? library.fabric(attr, fabric, context) : -FI_ENODATA;
+}
+
+OURS const char *fi_strerror(int error) {
+    return is_there() ? library.text(error) : "libfabric.so.1 is not installed (Debian package libfabric1)";
+}
+
+OURS uint32_t fi_version(void) { return is_there() ? library.version() : 0; }
+
 uint32_t ferrite_ofi_version(void) { return fi_version(); }
 
 const char *ferrite_ofi_text(int error) { return fi_strerror(error < 0 ? -error : error); }
@@ -58,9 +121,20 @@ static int find(const char *provider, const char *node, size_t depth, struct fi_
     return result;
 }
 
+/*
+ * Whether there is a device. `find` would not tell: without an address of this host, ofi_rxm asks for one of the host's
+ * name, and that need not be an adapter's (127.0.1.1, on many a Debian).
+ */
 int ferrite_ofi_has(const char *provider) {
-    struct fi_info *found = NULL;
-    int result = find(provider, NULL, 0, &found);
+    struct fi_info *found = NULL, *hints = fi_allocinfo();
+    if (!hints)
+        return -FI_ENOMEM;
+    hints->caps = FI_MSG | FI_RMA;
+    hints->mode = ~0ULL;
+    hints->domain_attr->mr_mode = ~(FI_MR_BASIC | FI_MR_SCALABLE);
+    hints->fabric_attr->prov_name = strndup(provider, strcspn(provider, ";"));
+    int result = fi_getinfo(API, NULL, NULL, 0, hints, &found);
+    fi_freeinfo(hints);
     if (!result)
         fi_freeinfo(found);
     return result;
@@ -118,6 +192,31 @@ failed:
     ferrite_ofi_close(it);
     return result;
 }
+
+/*
+ * The first page of an endpoint's memory over shm, as libfabric 1.17 lays it out: at byte 4 its process, at byte 24 the
+ * lock of all who send to it, and of itself. A process that is killed with it leaves it locked.
+ */
+enum { PAGE = 4096, PROCESS_AT = 4, LOCK_AT = 24 };
+
+void *ferrite_ofi_watch(const char *path) {
+    int file = open(path, O_RDWR | O_CLOEXEC);
+    if (file < 0)
+        return NULL;
+    void *page = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    close(file);
+    return page == MAP_FAILED ? NULL : page;
+}
+
+int ferrite_ofi_watched(const void *page) {
+    int process;
+    memcpy(&process, (const char *)page + PROCESS_AT, sizeof process);
+    return process;
+}
+
+void ferrite_ofi_unlock(void *page) { pthread_spin_unlock((pthread_spinlock_t *)((char *)page + LOCK_AT)); }
+
+void ferrite_ofi_unwatch(void *page) { munmap(page, PAGE); }
 
 uint64_t ferrite_ofi_key(struct ferrite_ofi *it) { return fi_mr_key(it->mr); }
 

@@ -1,5 +1,6 @@
 //! Round trips of a provider with nothing of ours around them:
-//! `cargo run --features fabric --example bare -- shm 4096`.
+//! `cargo run --features fabric --example bare -- shm 4096`. A third argument says how many; a fourth, over which
+//! address of this host.
 
 fn main() {
     let mut arguments = std::env::args().skip(1);
@@ -7,9 +8,16 @@ fn main() {
     let bytes = arguments
         .next()
         .map_or(4096, |text| text.parse().expect("a number of bytes"));
+    let rounds = arguments
+        .next()
+        .map_or(20_000, |text| text.parse().expect("a number of rounds"));
+    let host = arguments.next().unwrap_or_else(|| "127.0.0.1".into());
     let provider = ferrite_fabric::Provider::named(&provider).expect("shm, verbs or tcp");
-    match ferrite_fabric::bare::ping_pong(provider, bytes, 20_000) {
+    match ferrite_fabric::bare::ping_pong(provider, &host, bytes, rounds) {
         Ok(taken) => println!("{} {bytes} bytes: {taken:?} there and back", provider.name()),
-        Err(error) => println!("{error}"),
+        Err(error) => {
+            eprintln!("{error}");
+            std::process::exit(1);
+        }
     }
 }

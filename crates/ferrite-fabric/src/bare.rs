@@ -22,9 +22,9 @@ struct Side {
 }
 
 impl Side {
-    fn open(provider: Provider, bytes: usize) -> Result<Side, FabricError> {
+    fn open(provider: Provider, host: &str, bytes: usize) -> Result<Side, FabricError> {
         let pool = Pool::new(DEPTH * bytes.max(1)).ok_or(FabricError::Io(std::io::ErrorKind::OutOfMemory.into()))?;
-        let mut endpoint = Endpoint::open(provider, Some("127.0.0.1"), DEPTH, &pool, Reach::Remote)?;
+        let mut endpoint = Endpoint::open(provider, Some(host), DEPTH, &pool, Reach::Remote)?;
         for _ in 0..2 {
             if let Some(buffer) = pool.take(bytes) {
                 endpoint.receive(buffer)?;
@@ -66,7 +66,7 @@ impl Side {
                 if completion.kind == Kind::Received {
                     let is_ok = completion.is_ok && completion.buffer.len() == bytes;
                     let mut buffer = completion.buffer;
-                    buffer.set_len(bytes);
+                    buffer.set_len(buffer.capacity());
                     self.endpoint.receive(buffer)?;
                     return is_ok.then_some(()).ok_or(FabricError::Foreign);
                 }
@@ -84,25 +84,40 @@ impl Side {
     }
 }
 
-/// Time of a round trip of `bytes` there and back between two threads, the mean of `rounds`.
-pub fn ping_pong(provider: Provider, bytes: usize, rounds: u32) -> Result<Duration, FabricError> {
-    let (mut here, mut there) = (Side::open(provider, bytes)?, Side::open(provider, bytes)?);
+/// Time of a round trip of `bytes` there and back between two threads, the mean of `rounds`. `host` is an address of
+/// this host; `verbs` needs one of an adapter.
+pub fn ping_pong(provider: Provider, host: &str, bytes: usize, rounds: u32) -> Result<Duration, FabricError> {
+    exchange(provider, host, (bytes, bytes), rounds, || {})
+}
+
+/// The same with so many bytes there and so many back. The other thread calls `begin` first, which may choose its core.
+pub fn exchange(
+    provider: Provider,
+    host: &str,
+    (bytes_there, bytes_back): (usize, usize),
+    rounds: u32,
+    begin: impl FnOnce() + Send,
+) -> Result<Duration, FabricError> {
+    let open = || Side::open(provider, host, bytes_there.max(bytes_back));
+    let (mut here, mut there) = (open()?, open()?);
     let to_there = here.endpoint.insert(&there.endpoint.name()?)?;
     let to_here = there.endpoint.insert(&here.endpoint.name()?)?;
-    let message = vec![7; bytes];
+    let message = vec![7; bytes_there.max(bytes_back)];
     // The first makes connections.
     let all = rounds + 1;
     std::thread::scope(|scope| {
-        let other = scope.spawn(|| {
+        let (there, answer) = (&mut there, &message[..bytes_back]);
+        let other = scope.spawn(move || {
+            begin();
             (0..all).try_for_each(|_| {
-                there.receive(bytes)?;
-                there.send(to_here, &message)
+                there.receive(bytes_there)?;
+                there.send(to_here, answer)
             })
         });
         let mut began = Instant::now();
         for round in 0..all {
-            here.send(to_there, &message)?;
-            here.receive(bytes)?;
+            here.send(to_there, &message[..bytes_there])?;
+            here.receive(bytes_back)?;
             if round == 0 {
                 began = Instant::now();
             }

@@ -31,6 +31,10 @@ use crate::{
 
 /// Bytes received at once.
 const RECEIVED_BYTES: usize = BODY_BYTES_MAX + (64 << 10);
+/// A frame with so much data is long.
+const LONG_BYTES: usize = 128 << 10;
+/// Bytes received at once behind a long one.
+const ALONG_BYTES: usize = 4 << 10;
 /// How long a peer may take nothing.
 const SEND_LIMIT: Duration = Duration::from_secs(20);
 /// How often a receiver that waits looks up.
@@ -141,6 +145,7 @@ impl Connection {
             from: 0,
             end: 0,
             data_left: 0,
+            was_long: false,
             #[cfg(feature = "fabric")]
             landed: None,
         };
@@ -164,6 +169,14 @@ impl Connection {
     /// Whether what travels is encrypted.
     pub fn is_encrypted(&self) -> bool {
         self.is_encrypted
+    }
+
+    /// Whether the other end puts an answer's data straight where it belongs, so that its length does not matter.
+    pub fn places_data(&self) -> bool {
+        #[cfg(feature = "fabric")]
+        return self.line.is_some();
+        #[cfg(not(feature = "fabric"))]
+        false
     }
 
     /// Sends a frame. Blocks while the peer takes nothing; after an error the connection is of no more use, because
@@ -280,6 +293,13 @@ impl Connection {
     }
 }
 
+/// To be called before a connection is opened that is to go on over a fabric: what libfabric does once in a process
+/// takes longer than some servers wait. Blocks for tenths of a second, at most once.
+pub fn begin_fabrics() {
+    #[cfg(feature = "fabric")]
+    crate::ofi::begin();
+}
+
 /// Goes on over a fabric with a connection that has just been opened. Tries all providers that are there, if none was
 /// asked for. Blocks, up to about `limit`.
 #[cfg(feature = "fabric")]
@@ -296,7 +316,6 @@ pub fn upgrade(
             connection.stream.peer_addr()?.ip(),
         ),
     };
-    let ends = Instant::now() + limit;
     let mut last = FabricError::UnknownProvider("auto".into());
     for provider in wanted {
         let line = match Line::open(
@@ -319,6 +338,8 @@ pub fn upgrade(
             name,
         };
         connection.send(&introduction.encode(), &[])?;
+        // From here on it is the server that is waited for, and not a busy machine of our own.
+        let ends = Instant::now() + limit;
         let refused = |why: &str| FabricError::NoFabric {
             address: address.to_owned(),
             why: why.to_owned(),
@@ -406,6 +427,15 @@ struct Opening {
 }
 
 impl Source {
+    /// Whether bytes go straight from the socket to where they are read to.
+    fn reads_from_socket(&self) -> bool {
+        #[cfg(feature = "fabric")]
+        if self.line.is_some() {
+            return false;
+        }
+        self.opening.is_none()
+    }
+
     fn read(&mut self, room: &mut [u8]) -> io::Result<usize> {
         #[cfg(feature = "fabric")]
         if let Some(line) = &mut self.line {
@@ -472,6 +502,8 @@ pub struct Receiver {
     end: usize,
     /// Data of the last frame that is still to be taken.
     data_left: usize,
+    /// The last frame had much data, so most likely the next one has.
+    was_long: bool,
     /// The data, if it came by itself, and how much of it is taken.
     #[cfg(feature = "fabric")]
     landed: Option<(Buffer, usize)>,
@@ -493,6 +525,7 @@ impl Receiver {
         let body = self.from + PREFIX_BYTES;
         self.from = body + lengths.body_bytes;
         self.data_left = lengths.data_bytes;
+        self.was_long = lengths.data_bytes >= LONG_BYTES;
         Ok(Some((&self.received[body..self.from], lengths.data_bytes)))
     }
 
@@ -587,10 +620,15 @@ impl Receiver {
             self.received.copy_within(self.from..self.end, 0);
             (self.from, self.end) = (0, self.end - self.from);
         }
+        // What is taken along of a frame's data is copied once more.
+        let most = match self.was_long && self.source.reads_from_socket() {
+            true => (self.from + count).max(self.end + ALONG_BYTES).min(self.received.len()),
+            false => self.received.len(),
+        };
         while self.end - self.from < count {
             let end = self.end;
             if may_give_up && self.from == end {
-                match self.source.read(&mut self.received[end..]) {
+                match self.source.read(&mut self.received[end..most]) {
                     Ok(0) => return Err(FabricError::Closed),
                     Ok(read) => self.end += read,
                     Err(error) if is_tick(&error) => return Ok(false),
@@ -598,7 +636,7 @@ impl Receiver {
                 }
                 continue;
             }
-            self.end += read_some(&mut self.source, &mut self.received[end..])?;
+            self.end += read_some(&mut self.source, &mut self.received[end..most])?;
         }
         Ok(true)
     }

@@ -152,6 +152,8 @@ pub enum Trouble {
     Memlock,
     /// There is no peer.
     Unreachable,
+    /// The adapter's queues are too short.
+    Queues,
     /// Something else.
     Other,
 }
@@ -166,6 +168,7 @@ impl Trouble {
             Errno::CONNREFUSED | Errno::HOSTUNREACH | Errno::NOENT | Errno::ADDRNOTAVAIL | Errno::TIMEDOUT => {
                 Trouble::Unreachable
             }
+            Errno::INVAL | Errno::NOMEM if provider == "verbs" && step == "enabling the endpoint" => Trouble::Queues,
             _ => Trouble::Other,
         }
     }
@@ -175,7 +178,7 @@ impl fmt::Display for Trouble {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Trouble::Absent("verbs") => f.write_str(
-                "there is no RDMA adapter that is up, or libibverbs lacks its driver (apt-get install \
+                "there is no RDMA adapter with this address that is up, or libibverbs lacks its driver (apt-get install \
                  ibverbs-providers); `ibv_devices` and `ferrite doctor` tell more. Between processes of one host \
                  use ?provider=shm",
             ),
@@ -190,6 +193,10 @@ impl fmt::Display for Trouble {
             Trouble::Unreachable => f.write_str(
                 "is the other side's process alive and, for shm, on this host and in the same container; for others, \
                  does a firewall let the provider's ports through?",
+            ),
+            Trouble::Queues => f.write_str(
+                "the adapter's queues are too short for as many peers as libfabric plans for: set FI_UNIVERSE_SIZE=64 \
+                 in the environment (RDMA in software, rdma_rxe, needs it)",
             ),
             Trouble::Other => f.write_str("`FI_LOG_LEVEL=warn` has libfabric say more; tcp:// needs none of this"),
         }

@@ -16,6 +16,10 @@ mod error;
 #[cfg(feature = "fabric")]
 mod fabric;
 pub mod frame;
+#[cfg(all(test, feature = "fabric"))]
+mod hostile;
+#[cfg(feature = "fabric")]
+mod leftovers;
 mod link;
 #[cfg(feature = "fabric")]
 mod ofi;
@@ -26,5 +30,7 @@ mod socket;
 pub mod watch;
 
 pub use error::{FabricError, HandshakeError, Trouble};
+#[cfg(feature = "fabric")]
+pub use leftovers::dead_endpoints;
 #[cfg(feature = "fabric")]
 pub use ofi::{Provider, library_version};

@@ -8,9 +8,15 @@
 //! only if it was registered for them ([`Reach::Remote`]).
 #![allow(unsafe_code, reason = "libfabric is a library in C")]
 
+mod orphans;
+#[cfg(test)]
+mod tests;
+
+use std::collections::BTreeMap;
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::fmt;
 use std::ptr::NonNull;
+use std::sync::Once;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use ferrite_buffers::{Buffer, Pool};
@@ -18,6 +24,9 @@ use parking_lot::Mutex;
 
 use crate::FabricError;
 use crate::error::Trouble;
+use crate::leftovers;
+
+pub(crate) use orphans::PeerLocks;
 
 /// What the shim keeps.
 #[repr(C)]
@@ -84,6 +93,11 @@ unsafe extern "C" {
 const EAGAIN: isize = -11;
 /// Completions taken at once.
 const COMPLETIONS: usize = 16;
+/// So many looks in a row that find nothing show that nothing is left: ofi_rxm takes one of its own completions at a
+/// look, and tells us of few of them.
+const QUIET_LOOKS: u32 = 256;
+/// Who is sent more all the time does not look for ever.
+const LOOKS_MAX: u32 = 16 * QUIET_LOOKS;
 /// Longest name of an endpoint.
 pub(crate) const NAME_BYTES_MAX: usize = 256;
 
@@ -92,7 +106,53 @@ static NEXT_KEY: AtomicU64 = AtomicU64::new(1);
 
 /// Endpoints are opened and closed, and peers made known, one at a time in a process: providers keep lists that all of
 /// their endpoints share.
-static LISTS: Mutex<()> = Mutex::new(());
+static LISTS: Mutex<Lists> = Mutex::new(Lists {
+    known: BTreeMap::new(),
+    closing: Vec::new(),
+});
+
+/// Who knows whom over shm. Endpoints of one process use each other's memory as it lies there, not a mapping of their
+/// own as others do: libfabric 1.17 would go on with it, and look at it, after it is unmapped. So an endpoint is closed
+/// when no other one of this process knows it any more.
+struct Lists {
+    /// Names of endpoints, and how many of this process know them.
+    known: BTreeMap<Vec<u8>, usize>,
+    closing: Vec<Closing>,
+}
+
+/// An endpoint that nobody uses, but others of this process know.
+struct Closing {
+    raw: NonNull<Raw>,
+    name: Vec<u8>,
+    /// What the provider may still read or write.
+    _given: Vec<Option<Given>>,
+    _pool: Pool,
+}
+
+// SAFETY: as for `Endpoint`.
+unsafe impl Send for Closing {}
+
+impl Lists {
+    /// Closes what nobody knows any more.
+    fn sweep(&mut self) {
+        let known = &self.known;
+        let is_free = |it: &mut Closing| !known.contains_key(&it.name);
+        for closing in self.closing.extract_if(.., is_free) {
+            // SAFETY: opened by `Endpoint::open`, left to this list by its `drop`, and closed here alone. With it ends
+            // every operation, so that what is dropped after this is nobody else's.
+            unsafe { ferrite_ofi_close(closing.raw.as_ptr()) }
+        }
+    }
+
+    fn forget(&mut self, name: &[u8]) {
+        if let Some(count) = self.known.get_mut(name) {
+            *count -= 1;
+            if *count == 0 {
+                self.known.remove(name);
+            }
+        }
+    }
+}
 
 /// A way to another host, or to another process of this one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -138,6 +198,15 @@ impl Provider {
         // SAFETY: the text ends with a zero byte and outlives the call.
         unsafe { ferrite_ofi_has(self.of_library().as_ptr()) == 0 }
     }
+}
+
+/// Has the library look for its providers, which it does once in a process. That takes tenths of a second, or seconds
+/// on a busy machine: too long for who is waited for.
+pub(crate) fn begin() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        Provider::Shm.is_there();
+    });
 }
 
 /// Version of the library: major and minor.
@@ -191,7 +260,8 @@ pub(crate) struct Remote {
 struct Given {
     kind: Kind,
     tag: u64,
-    buffer: Buffer,
+    /// `None`: the peer is gone, and its answer is not waited for ([`Endpoint::let_go`]).
+    buffer: Option<Buffer>,
 }
 
 /// See the head of this module.
@@ -202,7 +272,13 @@ pub(crate) struct Endpoint {
     /// By context.
     given: Vec<Option<Given>>,
     free: Vec<u32>,
+    /// What [`Self::drain`] found.
+    drained: Vec<Completion>,
+    /// Peers over shm, by name.
+    known: Vec<(PeerId, Vec<u8>)>,
     inject_bytes: usize,
+    /// The read that was given last.
+    reading: Option<u64>,
 }
 
 // SAFETY: libfabric's objects may be used by any thread (they were asked for with FI_THREAD_SAFE), and everything else
@@ -236,9 +312,10 @@ impl Endpoint {
         reach: Reach,
     ) -> Result<Endpoint, FabricError> {
         let node = match provider {
-            Provider::Shm => None,
-            _ => node.and_then(|node| CString::new(node).ok()),
+            Provider::Shm => Some(leftovers::begin().to_owned()),
+            _ => node.map(str::to_owned),
         };
+        let node = node.and_then(|node| CString::new(node).ok());
         let _alone = LISTS.lock();
         let mut raw = std::ptr::null_mut();
         let mut step = c"beginning".as_ptr();
@@ -272,7 +349,10 @@ impl Endpoint {
             pool: pool.clone(),
             given: Vec::new(),
             free: Vec::new(),
+            drained: Vec::new(),
+            known: Vec::new(),
             inject_bytes,
+            reading: None,
         })
     }
 
@@ -314,12 +394,20 @@ impl Endpoint {
             return Err(FabricError::Foreign);
         };
         start.copy_from_slice(name);
-        let _alone = LISTS.lock();
+        // Only shm has lists of peers that endpoints share. For others to wait here would be to wait for all who are
+        // opening endpoints, which takes them long.
+        let mut lists = (self.provider == Provider::Shm).then(|| LISTS.lock());
         let mut peer = 0;
         // SAFETY: no provider of ours has longer names than `room`, and texts end in it. The endpoint is open.
         let result = unsafe { ferrite_ofi_insert(self.raw.as_ptr(), room.as_ptr().cast(), &raw mut peer) };
         match result {
-            0 => Ok(PeerId(peer)),
+            0 => {
+                if let Some(lists) = &mut lists {
+                    *lists.known.entry(name.to_vec()).or_default() += 1;
+                    self.known.push((PeerId(peer), name.to_vec()));
+                }
+                Ok(PeerId(peer))
+            }
             error => Err(failed(
                 self.provider,
                 "reaching the other side's endpoint",
@@ -330,11 +418,29 @@ impl Endpoint {
 
     /// Forgets a peer.
     pub(crate) fn remove(&mut self, peer: PeerId) {
-        let _alone = LISTS.lock();
+        self.drain();
+        // As in `insert`.
+        if self.provider != Provider::Shm {
+            return self.take_out(peer);
+        }
+        let mut lists = LISTS.lock();
+        self.remove_from(&mut lists, peer);
+        lists.sweep();
+    }
+
+    fn take_out(&mut self, peer: PeerId) {
         // SAFETY: the endpoint is open; a peer that it does not know is an error, not more.
         let result = unsafe { ferrite_ofi_remove(self.raw.as_ptr(), peer.0) };
         if result != 0 {
             tracing::debug!("forgetting a peer: {}", text(result));
+        }
+    }
+
+    fn remove_from(&mut self, lists: &mut Lists, peer: PeerId) {
+        self.take_out(peer);
+        if let Some(index) = self.known.iter().position(|(known, _)| *known == peer) {
+            let (_, name) = self.known.swap_remove(index);
+            lists.forget(&name);
         }
     }
 
@@ -350,7 +456,11 @@ impl Endpoint {
     }
 
     fn enter(&mut self, kind: Kind, tag: u64, buffer: Buffer) -> u32 {
-        let given = Some(Given { kind, tag, buffer });
+        let given = Some(Given {
+            kind,
+            tag,
+            buffer: Some(buffer),
+        });
         match self.free.pop() {
             Some(at) => {
                 self.given[at as usize] = given;
@@ -386,7 +496,7 @@ impl Endpoint {
             error => {
                 let given = self.leave(context);
                 match error {
-                    EAGAIN => Ok(given.map(|given| given.buffer)),
+                    EAGAIN => Ok(given.and_then(|given| given.buffer)),
                     _ => Err(failed(self.provider, step, error)),
                 }
             }
@@ -432,10 +542,41 @@ impl Endpoint {
         from: Remote,
         tag: u64,
     ) -> Result<Option<Buffer>, FabricError> {
-        self.give((Kind::Read, tag, buffer), "reading", |raw, address, len, context| {
+        let mut reading = 0;
+        let given = self.give((Kind::Read, tag, buffer), "reading", |raw, address, len, context| {
+            reading = context;
             // SAFETY: as in `receive`. What is not the peer's to give fails there.
             unsafe { ferrite_ofi_read(raw, address, len, peer.0, from.address, from.key, context) }
-        })
+        })?;
+        if given.is_none() && self.provider == Provider::Shm {
+            // It mostly is done already. libfabric 1.17 does not say which one has failed, so it is to be asked now.
+            self.reading = Some(reading);
+            let mut drained = std::mem::take(&mut self.drained);
+            let looked = self.look_until_quiet(&mut drained);
+            (self.drained, self.reading) = (drained, None);
+            looked?;
+        }
+        Ok(given)
+    }
+
+    fn look_until_quiet(&mut self, done: &mut Vec<Completion>) -> Result<(), FabricError> {
+        while self.look(done)? {}
+        Ok(())
+    }
+
+    /// Gives back the buffer of a read or write whose peer was removed, and whose completion may never come: providers
+    /// with connections have closed that to this peer. Over shm it is the peer that takes what is written from there,
+    /// and what it takes after this is of no use to it; a read that is not done yet stays. True if that was done.
+    pub(crate) fn let_go(&mut self, tag: u64) -> bool {
+        let mut given = self.given.iter_mut().flatten();
+        let is_closed = self.provider != Provider::Shm;
+        let may_go = |kind| kind == Kind::Written || (kind == Kind::Read && is_closed);
+        let found = given.find(|given| may_go(given.kind) && given.tag == tag);
+        match found {
+            // What was given keeps its number: nothing else gets a completion that comes after all.
+            Some(given) => given.buffer.take().is_some(),
+            None => false,
+        }
     }
 
     /// Puts the content of a buffer into the memory of a peer.
@@ -452,8 +593,32 @@ impl Endpoint {
         })
     }
 
+    /// Takes what has come, before a peer is forgotten. libfabric 1.17 (ofi_rxm) first closes the way to the peer, and
+    /// then looks at the completions that are left; for each message among them it uses what it has just freed.
+    fn drain(&mut self) {
+        if self.provider == Provider::Shm {
+            return;
+        }
+        let mut drained = std::mem::take(&mut self.drained);
+        let mut quiet = 0;
+        for _ in 0..LOOKS_MAX {
+            match self.look(&mut drained) {
+                Ok(true) => quiet = 0,
+                Ok(false) if quiet < QUIET_LOOKS => quiet += 1,
+                _ => break,
+            }
+        }
+        self.drained = drained;
+    }
+
     /// Drives the provider, and appends what is done. True if anything was. Does not block.
     pub(crate) fn poll(&mut self, done: &mut Vec<Completion>) -> Result<bool, FabricError> {
+        let had_drained = !self.drained.is_empty();
+        done.append(&mut self.drained);
+        Ok(self.look(done)? || had_drained)
+    }
+
+    fn look(&mut self, done: &mut Vec<Completion>) -> Result<bool, FabricError> {
         let mut entries = [RawCompletion::default(); COMPLETIONS];
         // SAFETY: there is room for as many, and the endpoint is open.
         let count = unsafe { ferrite_ofi_poll(self.raw.as_ptr(), entries.as_mut_ptr(), COMPLETIONS) };
@@ -461,11 +626,20 @@ impl Endpoint {
             return Err(failed(self.provider, "looking for completions", count));
         };
         for entry in &entries[..count] {
-            let Some(Given { kind, tag, mut buffer }) = self.leave(entry.context) else {
-                // Of an injected message: nobody waits for it.
+            let is_ok = entry.error == 0;
+            let context = match self.reading {
+                Some(reading) if !is_ok && entry.context == 0 => reading,
+                _ => entry.context,
+            };
+            let Some(Given {
+                kind,
+                tag,
+                buffer: Some(mut buffer),
+            }) = self.leave(context)
+            else {
+                // Of an injected message, or of one who is gone: nobody waits for it.
                 continue;
             };
-            let is_ok = entry.error == 0;
             if !is_ok {
                 tracing::debug!("{kind:?} failed: {}", text(entry.error));
             }
@@ -484,11 +658,24 @@ impl Endpoint {
 }
 
 impl Drop for Endpoint {
+    /// Closes it, or leaves it to the last of this process that knows it.
     fn drop(&mut self) {
-        let _alone = LISTS.lock();
-        // SAFETY: opened by `open`, and closed here alone. With it ends every operation, so that `given` and `pool`,
-        // which are dropped after this, are nobody else's.
-        unsafe { ferrite_ofi_close(self.raw.as_ptr()) }
+        self.drain();
+        let name = match self.provider {
+            Provider::Shm => self.name().unwrap_or_default(),
+            _ => Vec::new(),
+        };
+        let mut lists = LISTS.lock();
+        while let Some(&(peer, _)) = self.known.last() {
+            self.remove_from(&mut lists, peer);
+        }
+        lists.closing.push(Closing {
+            raw: self.raw,
+            name,
+            _given: std::mem::take(&mut self.given),
+            _pool: self.pool.clone(),
+        });
+        lists.sweep();
     }
 }
 

@@ -1,13 +1,14 @@
 //! Frames on their way out of a server.
 //!
 //! What lives here: [`Outbox`], a queue of frames, which keeps small ones together so that one system call sends many,
-//! and sends large data from the buffer it lies in.
+//! and sends large data from the buffer it lies in, or from the memory of the engine that lends it.
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
-use std::io::{self, IoSlice, Write};
+use std::io;
 
 use ferrite_buffers::Buffer;
+use ferrite_buffers::lent::{Lent, Sent};
 
 use crate::frame::{Lengths, PREFIX_BYTES};
 
@@ -23,6 +24,14 @@ enum Part {
         Buffer,
         #[cfg_attr(not(feature = "fabric"), expect(dead_code, reason = "a stream sends all"))] usize,
     ),
+    /// Data of a frame, where an engine has it.
+    Lent(Lent),
+}
+
+/// Where frames are sent.
+pub(crate) trait Sink {
+    /// Sends as much as it takes of some parts, one after the other; returns how much that was.
+    fn send(&mut self, parts: &[Sent<'_>]) -> io::Result<usize>;
 }
 
 /// What is to be sent next, for a transport that moves large data by itself.
@@ -35,10 +44,20 @@ pub(crate) enum Next<'o> {
 }
 
 impl Part {
-    fn bytes(&self) -> &[u8] {
+    fn len(&self) -> usize {
         match self {
-            Part::Bytes(bytes) => bytes,
-            Part::Buffer(buffer, _) => buffer,
+            Part::Bytes(bytes) => bytes.len(),
+            Part::Buffer(buffer, _) => buffer.len(),
+            Part::Lent(lent) => lent.len(),
+        }
+    }
+
+    /// What is behind its first bytes.
+    fn behind(&self, skipped: usize) -> Sent<'_> {
+        match self {
+            Part::Bytes(bytes) => Sent::Bytes(&bytes[skipped..]),
+            Part::Buffer(buffer, _) => Sent::Bytes(&buffer[skipped..]),
+            Part::Lent(lent) => Sent::Lent(lent, skipped),
         }
     }
 }
@@ -50,9 +69,29 @@ pub struct Outbox {
     /// How much of the first part is sent.
     sent: usize,
     queued_bytes: usize,
+    may_lend: bool,
 }
 
 impl Outbox {
+    /// One whose owner sends from an engine's memory, too.
+    pub(crate) fn that_lends() -> Outbox {
+        Outbox {
+            may_lend: true,
+            ..Outbox::default()
+        }
+    }
+
+    /// Whether [`Frame::finish_lent`] may be used.
+    pub fn may_lend(&self) -> bool {
+        self.may_lend
+    }
+
+    /// Lends no more. False if something lent waits to be sent.
+    pub(crate) fn stop_lending(&mut self) -> bool {
+        self.may_lend = false;
+        !self.parts.iter().any(|part| matches!(part, Part::Lent(_)))
+    }
+
     /// Bytes that wait to be sent.
     pub fn queued_bytes(&self) -> usize {
         self.queued_bytes
@@ -83,17 +122,16 @@ impl Outbox {
         self.parts.append(&mut other.parts);
     }
 
-    /// Sends as much as `stream` takes. True if nothing is left.
-    pub fn send(&mut self, stream: &mut impl Write) -> io::Result<bool> {
+    /// Sends as much as `sink` takes. True if nothing is left.
+    pub(crate) fn send(&mut self, sink: &mut impl Sink) -> io::Result<bool> {
         while self.queued_bytes > 0 {
-            let mut slices: [IoSlice<'_>; PARTS_MAX] = std::array::from_fn(|_| IoSlice::new(&[]));
+            let mut sent: [Sent<'_>; PARTS_MAX] = std::array::from_fn(|_| Sent::Bytes(&[]));
             let mut count = 0;
-            for (slice, part) in slices.iter_mut().zip(&self.parts) {
-                let skipped = if count == 0 { self.sent } else { 0 };
-                *slice = IoSlice::new(&part.bytes()[skipped..]);
+            for (sent, part) in sent.iter_mut().zip(&self.parts) {
+                *sent = part.behind(if count == 0 { self.sent } else { 0 });
                 count += 1;
             }
-            match stream.write_vectored(&slices[..count]) {
+            match sink.send(&sent[..count]) {
                 Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
                 Ok(sent) => self.advance(sent),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),
@@ -107,14 +145,19 @@ impl Outbox {
     /// What is to be sent next.
     #[cfg(feature = "fabric")]
     pub(crate) fn next(&mut self) -> Next<'_> {
-        while self.parts.len() > 1 && self.parts[0].bytes().len() == self.sent {
+        while self.parts.len() > 1 && self.parts[0].len() == self.sent {
             self.parts.pop_front();
             self.sent = 0;
         }
         let Some(first) = self.parts.front() else {
             return Next::Nothing;
         };
-        let bytes = first.bytes();
+        let bytes: &[u8] = match first {
+            Part::Bytes(bytes) => bytes,
+            Part::Buffer(buffer, _) => buffer,
+            // Such an owner never lent.
+            Part::Lent(_) => return Next::Nothing,
+        };
         match self.parts.get(1) {
             Some(Part::Buffer(data, head_bytes)) if *head_bytes > 0 => match bytes.len() - head_bytes {
                 begins if self.sent == begins => Next::Bulk(&bytes[begins..], data),
@@ -171,7 +214,7 @@ impl Outbox {
         self.queued_bytes -= sent;
         self.sent += sent;
         while let Some(first) = self.parts.front() {
-            let len = first.bytes().len();
+            let len = first.len();
             if self.sent < len {
                 return;
             }
@@ -251,21 +294,27 @@ impl Frame<'_> {
     }
 
     /// Appends the frame with the content of `data`, which goes out from where it is.
-    pub fn finish_from(mut self, data: Buffer) {
+    pub fn finish_from(self, data: Buffer) {
+        self.finish_with_part(data.len(), |head_bytes| Part::Buffer(data, head_bytes));
+    }
+
+    /// The same for data that an engine lends. Only if [`Outbox::may_lend`].
+    pub fn finish_lent(self, data: Lent) {
+        debug_assert!(self.outbox.may_lend, "this outbox must not lend");
+        self.finish_with_part(data.len(), |_| Part::Lent(data));
+    }
+
+    /// Appends the frame and its data, a part of its own that is made with the length of what precedes it.
+    fn finish_with_part(mut self, data_bytes: usize, part: impl FnOnce(usize) -> Part) {
         let start = self.start;
         let body_bytes = self.body_bytes();
-        let lengths = Lengths {
-            body_bytes,
-            data_bytes: data.len(),
-        };
+        let lengths = Lengths { body_bytes, data_bytes };
         let bytes = self.bytes();
         bytes[start..start + PREFIX_BYTES].copy_from_slice(&lengths.encode());
         self.start = bytes.len();
-        self.outbox.queued_bytes += PREFIX_BYTES + body_bytes + data.len();
+        self.outbox.queued_bytes += PREFIX_BYTES + body_bytes + data_bytes;
         // Its drop looks for bytes at the back.
-        self.outbox
-            .parts
-            .push_back(Part::Buffer(data, PREFIX_BYTES + body_bytes));
+        self.outbox.parts.push_back(part(PREFIX_BYTES + body_bytes));
         self.outbox.parts.push_back(Part::Bytes(Vec::new()));
         self.start = 0;
     }
@@ -286,15 +335,14 @@ mod tests {
     /// Takes a few bytes at a time.
     struct Slow(Vec<u8>, usize);
 
-    impl Write for Slow {
-        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+    impl Sink for Slow {
+        fn send(&mut self, parts: &[Sent<'_>]) -> io::Result<usize> {
+            let Some(Sent::Bytes(bytes)) = parts.iter().find(|part| !matches!(part, Sent::Bytes([]))) else {
+                panic!("nothing to be sent")
+            };
             let taken = bytes.len().min(self.1);
             self.0.extend(&bytes[..taken]);
             Ok(taken)
-        }
-
-        fn flush(&mut self) -> io::Result<()> {
-            Ok(())
         }
     }
 

@@ -84,13 +84,13 @@ impl Channel {
         Ok(sent)
     }
 
-    /// Tells the peer what was taken, if that is worth a message of its own.
-    pub(crate) fn return_credit(&mut self, endpoint: &mut Endpoint, pool: &Pool) -> Result<(), FabricError> {
-        // One that cannot be sent now is sent later.
+    /// Tells the peer what was taken, if that is worth a message of its own. False if that must be said and cannot be
+    /// now: whoever does not try again leaves the peer waiting for ever.
+    pub(crate) fn return_credit(&mut self, endpoint: &mut Endpoint, pool: &Pool) -> Result<bool, FabricError> {
         if self.taken >= WINDOW / 2 {
             self.post(endpoint, pool, CREDIT, &[])?;
         }
-        Ok(())
+        Ok(self.taken < WINDOW / 2)
     }
 
     fn post(
@@ -101,7 +101,16 @@ impl Channel {
         pieces: &[&[u8]],
     ) -> Result<usize, FabricError> {
         let most = message_bytes(endpoint.inject_bytes()) - HEAD_BYTES;
-        let len = most.min(pieces.iter().map(|piece| piece.len()).sum());
+        let copied = endpoint.inject_bytes().min(INJECTED_BYTES_MAX);
+        let mut len = most.min(pieces.iter().map(|piece| piece.len()).sum());
+        let buffer = match HEAD_BYTES + len > copied {
+            true => pool.take(HEAD_BYTES + len),
+            false => None,
+        };
+        if buffer.is_none() {
+            // Who waits for a buffer may wait for the very data that is to be sent here: a short message goes without.
+            len = len.min(copied.saturating_sub(HEAD_BYTES));
+        }
         let total = HEAD_BYTES + len;
         let head = self.head(kind);
         let fill = |room: &mut [u8]| {
@@ -113,16 +122,17 @@ impl Channel {
                 rest = &mut rest[count..];
             }
         };
-        let is_sent = if total <= endpoint.inject_bytes().min(INJECTED_BYTES_MAX) {
-            let mut room = [0; INJECTED_BYTES_MAX];
-            fill(&mut room[..total]);
-            endpoint.inject(self.peer, &room[..total])?
-        } else {
-            let Some(mut buffer) = pool.take(total) else {
-                return Ok(0);
-            };
-            fill(&mut buffer);
-            endpoint.send(self.peer, buffer, self.number)?.is_none()
+        let is_sent = match buffer {
+            Some(mut buffer) => {
+                fill(&mut buffer);
+                endpoint.send(self.peer, buffer, self.number)?.is_none()
+            }
+            None if total > copied => false,
+            None => {
+                let mut room = [0; INJECTED_BYTES_MAX];
+                fill(&mut room[..total]);
+                endpoint.inject(self.peer, &room[..total])?
+            }
         };
         if !is_sent {
             return Ok(0);
@@ -185,8 +195,78 @@ impl Channel {
         Ok(())
     }
 
+    /// What came before its turn, and will not have it.
+    pub(crate) fn take_early(&mut self) -> impl Iterator<Item = Buffer> + use<> {
+        std::mem::take(&mut self.early).into_values()
+    }
+
     /// So many messages more are taken.
     pub(crate) fn took(&mut self, messages: u32) {
         self.taken += messages;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ofi::{Provider, Reach};
+
+    /// Data that waits to be sent may be all there is in the pool: it leaves without a buffer more.
+    #[test]
+    fn messages_go_without_a_buffer() {
+        if !Provider::Tcp.is_there() {
+            eprintln!("skipped: libfabric has no provider tcp here");
+            return;
+        }
+        let (pool, theirs) = (Pool::new(1).expect("memory"), Pool::new(1).expect("memory"));
+        let open = |pool| Endpoint::open(Provider::Tcp, Some("127.0.0.1"), 8, pool, Reach::Local).expect("tcp");
+        let (mut here, mut there) = (open(&pool), open(&theirs));
+        let peer = here.insert(&there.name().expect("a name")).expect("known");
+        let mut channel = Channel::new(peer, 7);
+        let _all: Vec<Buffer> = std::iter::from_fn(|| pool.take(1)).collect();
+        let began = std::time::Instant::now();
+        let sent = loop {
+            // The first makes a connection, in which both sides have a part.
+            here.poll(&mut Vec::new()).expect("polled");
+            there.poll(&mut Vec::new()).expect("polled");
+            match channel.send(&mut here, &pool, &[&[1; 9000]]).expect("sent") {
+                0 => assert!(began.elapsed().as_secs() < 20, "it waits for a buffer"),
+                sent => break sent,
+            }
+        };
+        assert!((1..9000).contains(&sent), "{sent}");
+    }
+
+    /// A provider that is busy, or that is still finding the way to a peer, takes nothing: what the peer is owed is
+    /// owed until it is told.
+    #[test]
+    fn credit_that_could_not_be_returned_is_still_owed() {
+        if !Provider::Shm.is_there() {
+            eprintln!("skipped: libfabric has no provider shm here");
+            return;
+        }
+        let pool = Pool::new(1 << 20).expect("memory");
+        let open = || Endpoint::open(Provider::Shm, None, 8, &pool, Reach::Local).expect("shm");
+        let (mut here, mut there) = (open(), open());
+        let peer = here.insert(&there.name().expect("a name")).expect("known");
+        there.insert(&here.name().expect("a name")).expect("known");
+        let mut channel = Channel::new(peer, 7);
+        channel.took(WINDOW / 2 - 1);
+        assert!(
+            channel.return_credit(&mut here, &pool).expect("sent"),
+            "not worth a message"
+        );
+        channel.took(1);
+        // The first finds that the other side does not know this one yet.
+        assert!(
+            !channel.return_credit(&mut here, &pool).expect("tried"),
+            "the provider took it at once"
+        );
+        let is_told = (0..1000).any(|_| {
+            here.poll(&mut Vec::new()).expect("polled");
+            there.poll(&mut Vec::new()).expect("polled");
+            channel.return_credit(&mut here, &pool).expect("tried")
+        });
+        assert!(is_told);
     }
 }

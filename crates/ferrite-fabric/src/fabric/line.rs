@@ -12,24 +12,27 @@ use std::collections::{HashMap, VecDeque};
 use std::io::{self, Read};
 use std::net::{Shutdown, TcpStream};
 use std::os::fd::AsFd;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use ferrite_buffers::{Buffer, Pool};
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::channel::{Channel, number_of};
 use super::{Descriptor, RINGS_AFTER, SLOTS, message_bytes, pause, prefix};
 use crate::FabricError;
 use crate::frame::{INLINE_BYTES_MAX, Lengths};
-use crate::ofi::{Completion, Endpoint, Kind, Provider, Reach, Remote};
+use crate::ofi::{Completion, Endpoint, Kind, PeerLocks, Provider, Reach, Remote};
 
 /// Looks between two at the clock.
 const LOOKS: u32 = 16;
 /// Bulk data of one request at a time may wait so long for a buffer.
 const BUFFER_WAIT: Duration = Duration::from_millis(2);
+
+/// What is done with the state at a time takes no longer, unless the machine is busy, or the server was killed.
+const TAKES_NO_LONGER: Duration = Duration::from_millis(50);
 
 /// How long the end of a line waits for the server to notice.
 const LETS_GO_WITHIN: Duration = Duration::from_millis(500);
@@ -42,6 +45,8 @@ struct State {
     inbox: VecDeque<Vec<u8>>,
     /// By request: what the server reads or writes.
     lent: HashMap<u64, Buffer>,
+    /// Buffers for messages that a busy provider has not taken yet.
+    unlent: Vec<Buffer>,
     /// When something was sent last.
     sent: Instant,
 }
@@ -53,6 +58,7 @@ pub(crate) struct Line {
     stream: TcpStream,
     spin: Duration,
     is_closed: AtomicBool,
+    locks: OnceLock<PeerLocks>,
 }
 
 impl Line {
@@ -80,18 +86,32 @@ impl Line {
                 done: Vec::new(),
                 inbox: VecDeque::new(),
                 lent: HashMap::new(),
+                unlent: Vec::new(),
                 sent: Instant::now(),
             }),
             pool,
             stream,
             spin,
             is_closed: AtomicBool::new(false),
+            locks: OnceLock::new(),
         })
+    }
+
+    /// The state. A thread that has it may wait for a lock of a server that was killed, and is freed then.
+    fn lock(&self) -> MutexGuard<'_, State> {
+        loop {
+            if let Some(state) = self.state.try_lock_for(TAKES_NO_LONGER) {
+                return state;
+            }
+            if let Some(locks) = self.locks.get() {
+                locks.free_if_orphaned();
+            }
+        }
     }
 
     /// What the server must know: the endpoint's name, where the pool is, and how long.
     pub(crate) fn introduction(&self) -> Result<(Vec<u8>, Remote, u64), FabricError> {
-        let state = self.state.lock();
+        let state = self.lock();
         Ok((
             state.endpoint.name()?,
             state.endpoint.region(),
@@ -101,15 +121,23 @@ impl Line {
 
     /// The server has accepted it.
     pub(crate) fn begin(&self, name: &[u8], number: u64) -> Result<(), FabricError> {
-        let mut state = self.state.lock();
+        let mut state = self.lock();
         let peer = state.endpoint.insert(name)?;
+        if state.endpoint.provider() == Provider::Shm
+            && let Some(locks) = PeerLocks::of(&state.endpoint.name()?, name)
+        {
+            // It begins once.
+            let _ = self.locks.set(locks);
+        }
         state.channel = Some(Channel::new(peer, number));
         Ok(())
     }
 
-    /// Ends it: who sends or receives gets an error, and the server is told.
+    /// Ends it: who sends or receives gets an error, and the server is told. Nothing is sent after that, because the
+    /// server forgets this endpoint then, and a provider (shm) may trip over messages of one it does not know.
     pub(crate) fn close(&self) {
         self.is_closed.store(true, Ordering::Release);
+        self.lock().channel = None;
         // It may be closed already.
         let _ = self.stream.shutdown(Shutdown::Write);
     }
@@ -147,7 +175,7 @@ impl Line {
             };
             descriptor.extend(place.encode());
             pieces[2] = &descriptor;
-            self.state.lock().lent.insert(id, buffer);
+            self.lock().lent.insert(id, buffer);
         }
         self.send_pieces(pieces, limit)
     }
@@ -157,7 +185,7 @@ impl Line {
         let mut began = None;
         loop {
             {
-                let mut state = self.state.lock();
+                let mut state = self.lock();
                 while left > 0 {
                     let sent = state.send(&self.pool, &pieces)?;
                     if sent == 0 {
@@ -181,7 +209,7 @@ impl Line {
                 return Err(FabricError::Stuck(limit));
             }
             // In its turn to look, the server may be asleep behind what was sent first.
-            self.rest(began.elapsed())?;
+            self.rest(began.elapsed(), limit - began.elapsed().min(limit))?;
         }
     }
 
@@ -190,18 +218,18 @@ impl Line {
         let _ = io::Write::write(&mut &self.stream, &[0]);
     }
 
-    /// Waits as long as is right after so long a silence. Fails if the connection is closed.
-    fn rest(&self, silence: Duration) -> Result<(), FabricError> {
+    /// Waits as long as is right after so long a silence, and `limit` at most. Fails if the connection is closed.
+    fn rest(&self, silence: Duration, limit: Duration) -> Result<(), FabricError> {
         if self.is_closed.load(Ordering::Acquire) {
             return Err(FabricError::Closed);
         }
-        let pause = pause(silence, self.spin);
+        let pause = pause(silence, self.spin).min(limit);
         if pause.is_zero() {
             std::thread::yield_now();
             return Ok(());
         }
         let timeout = Timespec {
-            tv_sec: 0,
+            tv_sec: pause.as_secs() as _,
             tv_nsec: pause.subsec_nanos() as _,
         };
         let mut waited = [PollFd::new(&self.stream, PollFlags::IN | PollFlags::RDHUP)];
@@ -225,7 +253,7 @@ impl Line {
 
     /// What the server was lent for a request, which it has answered.
     pub(crate) fn take_back(&self, id: u64) -> Option<Buffer> {
-        self.state.lock().lent.remove(&id)
+        self.lock().lent.remove(&id)
     }
 }
 
@@ -259,6 +287,12 @@ impl State {
 
     /// Drives the provider, and takes what has come.
     fn look(&mut self, pool: &Pool) -> Result<(), FabricError> {
+        while let Some(buffer) = self.unlent.pop() {
+            if let Some(buffer) = self.endpoint.receive(buffer)? {
+                self.unlent.push(buffer);
+                break;
+            }
+        }
         self.endpoint.poll(&mut self.done)?;
         for completion in std::mem::take(&mut self.done) {
             match completion.kind {
@@ -276,11 +310,13 @@ impl State {
     fn came(&mut self, message: Buffer) -> Result<(), FabricError> {
         let (endpoint, inbox) = (&mut self.endpoint, &mut self.inbox);
         let slot_bytes = message_bytes(endpoint.inject_bytes());
-        let mut result = Ok(());
+        let (mut result, unlent) = (Ok(()), &mut self.unlent);
         let mut free = |mut buffer: Buffer| {
             buffer.set_len(slot_bytes);
-            if let Err(error) = endpoint.receive(buffer) {
-                result = Err(error);
+            match endpoint.receive(buffer) {
+                Ok(None) => {}
+                Ok(Some(buffer)) => unlent.push(buffer),
+                Err(error) => result = Err(error),
             }
         };
         match &mut self.channel {
@@ -301,6 +337,8 @@ pub(crate) struct LineReader {
     read: usize,
     /// How long a read waits.
     tick: Duration,
+    /// When something was received last.
+    heard: Instant,
 }
 
 impl LineReader {
@@ -310,6 +348,7 @@ impl LineReader {
             piece: Vec::new(),
             read: 0,
             tick,
+            heard: Instant::now(),
         }
     }
 
@@ -326,25 +365,26 @@ impl LineReader {
         let mut began = None;
         loop {
             for _ in 0..LOOKS {
-                let mut state = self.line.state.lock();
+                let mut state = self.line.lock();
                 state.look(&self.line.pool).map_err(failed)?;
                 if let Some(piece) = state.inbox.pop_front() {
                     let State { channel, .. } = &mut *state;
                     if let Some(channel) = channel {
                         channel.took(1);
                     }
-                    (self.piece, self.read) = (piece, 0);
+                    (self.piece, self.read, self.heard) = (piece, 0, Instant::now());
                     return Ok(true);
                 }
                 drop(state);
                 std::thread::yield_now();
             }
-            let began = *began.get_or_insert_with(Instant::now);
-            if began.elapsed() >= self.tick {
+            let waited = began.get_or_insert_with(Instant::now).elapsed();
+            if waited >= self.tick {
                 return Ok(false);
             }
-            let asked = self.line.state.lock().sent.elapsed();
-            self.line.rest(asked.min(began.elapsed())).map_err(failed)?;
+            let asked = self.line.lock().sent.elapsed();
+            let silence = asked.min(self.heard.elapsed());
+            self.line.rest(silence, self.tick - waited).map_err(failed)?;
         }
     }
 }
@@ -366,7 +406,7 @@ impl Read for LineReader {
 
 impl std::fmt::Debug for Line {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Line({})", self.state.lock().endpoint.provider().name())
+        write!(f, "Line({})", self.lock().endpoint.provider().name())
     }
 }
 

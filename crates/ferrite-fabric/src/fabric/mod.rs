@@ -32,8 +32,8 @@ pub(crate) const RINGS_AFTER: Duration = Duration::from_millis(5);
 pub(crate) const DOZES_AFTER: Duration = Duration::from_millis(50);
 /// A nap of who has heard something not long ago.
 pub(crate) const NAP: Duration = Duration::from_micros(50);
-/// Longest sleep of who may be rung. A bell that came too early costs so much.
-pub(crate) const SLEEP: Duration = Duration::from_millis(20);
+/// Shortest and longest sleep of who may be rung. A bell that came before its message costs as much.
+const SLEEP: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
 
 /// Longest message that a provider carries best.
 pub(crate) fn message_bytes(inject_bytes: usize) -> usize {
@@ -48,7 +48,8 @@ pub(crate) fn pause(silence: Duration, spin: Duration) -> Duration {
     match silence {
         _ if silence < spin => Duration::ZERO,
         _ if silence < DOZES_AFTER => NAP,
-        _ => SLEEP,
+        // What comes late is late by a part of that, and who is idle costs nothing.
+        _ => (silence / 4).clamp(SLEEP.0, SLEEP.1),
     }
 }
 
@@ -214,6 +215,13 @@ pub(crate) fn lengths(bytes: &[u8]) -> Result<Option<(Lengths, bool)>, FabricErr
     Ok(Lengths::decode(&plain)?.map(|lengths| (lengths, plain != first)))
 }
 
+/// The beginning of an answer whose data has arrived: as it was, but for the mark that says so.
+pub(crate) fn mark_apart(head: &mut [u8]) {
+    if let Ok(Some((lengths, _))) = lengths(head) {
+        head[..PREFIX_BYTES].copy_from_slice(&prefix(lengths, true));
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -245,6 +253,19 @@ mod tests {
         }
         assert!(Reply::decode(&[0; 20]).is_err());
         assert!(Reply::decode(&[OWN.as_slice(), &[1, 2]].concat()).is_err());
+    }
+
+    /// Who waits looks often at first, and hardly ever after a while: an idle server costs no CPU.
+    #[test]
+    fn the_longer_the_silence_the_longer_the_sleep() {
+        let spin = Duration::from_micros(200);
+        let pause_after = |ms: u64| pause(Duration::from_micros(ms * 1000), spin);
+        assert_eq!(pause(Duration::from_micros(100), spin), Duration::ZERO);
+        assert_eq!(pause(Duration::from_micros(100), Duration::ZERO), NAP);
+        assert_eq!((pause_after(1), pause_after(49)), (NAP, NAP));
+        assert_eq!(pause_after(50), Duration::from_millis(20));
+        assert_eq!(pause_after(1000), Duration::from_millis(250));
+        assert_eq!((pause_after(4000), pause_after(1_000_000)), (SLEEP.1, SLEEP.1));
     }
 
     #[test]

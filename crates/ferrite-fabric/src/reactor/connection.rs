@@ -3,17 +3,19 @@
 //! What lives here: [`Connection`], which belongs to one thread. One that is not encrypted receives into the place
 //! where its bytes are used and sends from where they lie; one that is has records in between.
 
-use std::io::{self, IoSlice, Read, Write};
+use std::io::{self, Read, Write};
 use std::net::TcpStream;
+use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
+use ferrite_buffers::lent::{self, Sent};
 use ferrite_buffers::{Buffer, Pool};
 use rustix::event::epoll::EventFlags;
 
 use super::wired::Wired;
 use super::{Close, Data, Link, QUEUED_BYTES_MAX, STALLED, Served, Service};
 use crate::frame::{INLINE_BYTES_MAX, Lengths, OWN_ID, PREFIX_BYTES};
-use crate::outbox::Outbox;
+use crate::outbox::{Outbox, Sink};
 use crate::secure::record::{CONTENT_BYTES_MAX, Opener, Sealer};
 
 /// Encrypted bytes that are made at once.
@@ -57,7 +59,7 @@ pub(super) struct Connection<P> {
     /// The service takes nothing from it now.
     pub(super) is_held: bool,
     /// When its client last took something of what it was sent.
-    took: Instant,
+    pub(super) took: Instant,
     /// If both ends encrypt.
     sealed: Option<Box<Sealed>>,
     /// Its client wants to go on over a fabric.
@@ -101,7 +103,11 @@ impl<P> Connection<P> {
             peer,
             received: Vec::new(),
             arriving: None,
-            out: Outbox::default(),
+            // What is encrypted is copied anyway.
+            out: match &records {
+                None => Outbox::that_lends(),
+                Some(_) => Outbox::default(),
+            },
             interest: EventFlags::IN,
             is_starved: false,
             is_held: false,
@@ -121,7 +127,13 @@ impl<P> Connection<P> {
     /// Whether it has a buffer, and its client lets it wait.
     pub(super) fn is_stalled(&self) -> bool {
         let takes_nothing = self.out.has_buffers() && self.took.elapsed() >= STALLED;
-        takes_nothing || self.arriving.as_ref().is_some_and(Arriving::is_slow)
+        let moves_nothing = self.wired.as_ref().is_some_and(|wired| wired.is_stalled(STALLED));
+        takes_nothing || moves_nothing || self.arriving.as_ref().is_some_and(Arriving::is_slow)
+    }
+
+    /// Whether its client does not let data move that the provider of a fabric holds, for so long that it is of no use.
+    pub(super) fn is_stuck(&self) -> bool {
+        self.wired.as_ref().is_some_and(|wired| wired.is_stuck())
     }
 
     /// Whether more is to be received from it now.
@@ -137,10 +149,10 @@ impl<P> Connection<P> {
 
     /// Sends as much as the socket takes. True if nothing is left.
     pub(super) fn send(&mut self) -> io::Result<bool> {
-        let mut stream = &self.stream;
+        let stream = &self.stream;
         let queued_bytes = self.out.queued_bytes();
         let is_all_sent = match &mut self.sealed {
-            None => self.out.send(&mut stream)?,
+            None => self.out.send(&mut &self.stream)?,
             Some(sealed) => {
                 let mut sealing = Sealing { sealed, stream };
                 self.out.send(&mut sealing)? && sealing.pass_on()?
@@ -203,6 +215,9 @@ impl<P> Connection<P> {
                 return Ok((at, Step::Idle));
             };
             if body.starts_with(&OWN_ID) {
+                if !self.out.stop_lending() {
+                    return Err(Close);
+                }
                 self.introduction = Some(body.to_vec());
                 return Ok((at + PREFIX_BYTES + lengths.body_bytes + lengths.data_bytes, Step::Held));
             }
@@ -351,18 +366,24 @@ impl Sealing<'_> {
     }
 }
 
-impl Write for Sealing<'_> {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.write_vectored(&[IoSlice::new(bytes)])
+impl Sink for &TcpStream {
+    fn send(&mut self, parts: &[Sent<'_>]) -> io::Result<usize> {
+        lent::send(self.as_fd(), parts)
     }
+}
 
+impl Sink for Sealing<'_> {
     /// Makes records of some of it, when those made before are sent.
-    fn write_vectored(&mut self, parts: &[IoSlice<'_>]) -> io::Result<usize> {
+    fn send(&mut self, parts: &[Sent<'_>]) -> io::Result<usize> {
         if !self.pass_on()? {
             return Err(io::ErrorKind::WouldBlock.into());
         }
         let mut taken = 0;
         for part in parts {
+            // What belongs together cannot be read here: such an outbox does not lend.
+            let Sent::Bytes(part) = part else {
+                return Err(io::ErrorKind::Unsupported.into());
+            };
             for content in part.chunks(CONTENT_BYTES_MAX) {
                 self.sealed.sealer.seal(content, &mut self.sealed.out)?;
                 taken += content.len();
@@ -372,10 +393,6 @@ impl Write for Sealing<'_> {
             }
         }
         self.pass_on().map(|_| taken)
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
     }
 }
 

@@ -208,6 +208,9 @@ impl Reactors {
         pool: &Pool,
         options: &Options,
     ) -> Result<Reactors, FabricError> {
+        if options.fabric.is_some() {
+            crate::connection::begin_fabrics();
+        }
         let wakers = (0..options.threads.max(1))
             .map(|_| Waker::new().map(Arc::new))
             .collect::<io::Result<Vec<_>>>()?;
@@ -356,9 +359,13 @@ impl<S: Service> Reactor<S> {
             if self.rests_until.is_some_and(|until| Instant::now() >= until) {
                 self.rest(None);
             }
-            if self.shared.pool.free_bytes() < DATA_BYTES_MAX && last_look.elapsed() >= STALLED / 4 {
+            if last_look.elapsed() >= STALLED / 4 {
                 last_look = Instant::now();
-                self.drop_stalled();
+                match self.shared.pool.free_bytes() < DATA_BYTES_MAX {
+                    // They keep a buffer and send nothing, or do not take what is in it.
+                    true => self.drop_which(Connection::is_stalled),
+                    false => self.drop_which(Connection::is_stuck),
+                }
             }
             self.drop_late_newcomers();
         }
@@ -373,14 +380,10 @@ impl<S: Service> Reactor<S> {
         starved.map(|(&number, _)| number)
     }
 
-    /// Closes connections that keep a buffer and send nothing, or do not take what is in it.
-    fn drop_stalled(&mut self) {
-        let stalled = self
-            .connections
-            .iter()
-            .filter(|(_, connection)| connection.is_stalled());
-        let stalled: Vec<u64> = stalled.map(|(&number, _)| number).collect();
-        stalled.into_iter().for_each(|number| self.drop_connection(number));
+    fn drop_which(&mut self, is_one: impl Fn(&Connection<S::Peer>) -> bool) {
+        let which = self.connections.iter().filter(|(_, connection)| is_one(connection));
+        let which: Vec<u64> = which.map(|(&number, _)| number).collect();
+        which.into_iter().for_each(|number| self.drop_connection(number));
     }
 
     fn accept(&mut self, listener: usize) {
@@ -565,7 +568,7 @@ impl<S: Service> Reactor<S> {
         };
         connection.link.mark_closed();
         if let Some(wired) = connection.wired {
-            self.fabrics.forget(*wired);
+            self.fabrics.forget(number, *wired);
         }
         // Closing the socket ends the system's interest in it.
         drop(connection.stream);

@@ -13,6 +13,16 @@ use crate::frame::OWN_ID;
 /// No connection has it.
 pub(super) struct Wired(Infallible);
 
+impl Wired {
+    pub(super) fn is_stalled(&self, _: Duration) -> bool {
+        match self.0 {}
+    }
+
+    pub(super) fn is_stuck(&self) -> bool {
+        match self.0 {}
+    }
+}
+
 /// No thread has any.
 pub(super) struct Fabrics;
 
@@ -25,7 +35,7 @@ impl Fabrics {
         Duration::MAX
     }
 
-    pub(super) fn forget(&mut self, wired: Wired) {
+    pub(super) fn forget(&mut self, _: u64, wired: Wired) {
         match wired.0 {}
     }
 }

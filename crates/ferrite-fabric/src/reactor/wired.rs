@@ -1,6 +1,7 @@
 //! Connections that go on over a fabric, as the thread that owns them sees them.
 //!
-//! What lives here: [`Fabrics`], the endpoints of a thread; [`Wired`], what a connection has besides. Data of large
+//! What lives here: [`Fabrics`], the endpoints of a thread; [`Wired`], what a connection has besides; in [`turn`] what
+//! the thread does with them. Data of large
 //! writes is fetched from the client's memory into a buffer, and served when it is there; data of large reads is put
 //! where the client wants it, and the answer follows when it has arrived.
 //!
@@ -8,20 +9,20 @@
 //! works with belongs to the endpoint, also after its connection is gone. A client has at most [`BULK_MAX`] pieces of
 //! bulk data under way.
 
+mod turn;
+
 use std::collections::{HashMap, VecDeque};
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
-use ferrite_buffers::{Buffer, Pool};
-use rustix::event::epoll::EventFlags;
+use ferrite_buffers::{BUFFER_BYTES_MAX, Buffer, Pool};
 
-use super::{Close, Connection, Data, FabricOptions, QUEUED_BYTES_MAX, Reactor, Served, Service};
+use super::{Close, Data, FabricOptions, QUEUED_BYTES_MAX, Served, Service};
 use crate::FabricError;
 use crate::fabric::channel::{Channel, number_of};
 use crate::fabric::{
-    DESCRIPTOR_BYTES, Descriptor, Introduction, NAP, RINGS_AFTER, Reply, SLOTS, lengths, message_bytes, pause, prefix,
-    random,
+    DESCRIPTOR_BYTES, Descriptor, Introduction, NAP, RINGS_AFTER, Reply, SLOTS, lengths, message_bytes, pause, random,
 };
 use crate::frame::PREFIX_BYTES;
 use crate::ofi::{Completion, Endpoint, Kind, Provider, Reach, Remote};
@@ -34,14 +35,21 @@ const BULK_MAX: usize = 8;
 /// Requests of one client that have said where data of their answers may go. With more, data of the oldest goes the way
 /// of small data. Those that were answered without are forgotten in this way.
 const LANDINGS_MAX: usize = 64;
+/// Less data of an answer goes with it: an end of a file, mostly. (shm never says that it has put no bytes anywhere.)
+const APART_BYTES_MIN: usize = 2 << 10;
 /// Looks at the providers without finding anything before the thread looks at sockets, and looks at all.
 const LOOKS: u32 = 16;
 /// See [`LOOKS`].
 const LOOKS_MAX: u32 = 256;
+/// So long a provider may be busy, or connecting to a client, when it is to move bulk data, and so long a client may
+/// take to let it move. Over shm nobody says that the client does not have the memory that it has named, or is gone.
+const UNMOVED_MAX: Duration = Duration::from_secs(10);
 /// A connection with nothing to serve keeps no more memory than this.
 const KEPT_BYTES: usize = 16 << 10;
-/// What of the pool clients' messages may take: 1 / so much.
+/// What of the pool clients' messages at one endpoint may take: 1 / so much.
 const SHARE: usize = 2;
+/// Buffers for messages are taken many at once: 1 / so much of the pool.
+const BLOCKS: usize = 4;
 
 /// What a connection over a fabric has.
 pub(super) struct Wired {
@@ -53,6 +61,12 @@ pub(super) struct Wired {
     landings: VecDeque<([u8; 8], Descriptor)>,
     /// Pieces of bulk data under way.
     bulk: usize,
+    /// An answer whose data the provider has not taken yet.
+    unput: Option<(Descriptor, Vec<u8>, Buffer)>,
+    /// When a piece of bulk data began, or ended, last.
+    moved: Instant,
+    /// Since when the provider takes no bulk data from or to this client.
+    unmoved: Option<Instant>,
     /// Messages that were received and not served.
     unserved: u32,
     heard: Instant,
@@ -61,6 +75,31 @@ pub(super) struct Wired {
 impl Wired {
     pub(super) fn takes_bulk(&self) -> bool {
         self.bulk < BULK_MAX
+    }
+
+    fn begins_bulk(&mut self) {
+        (self.bulk, self.moved, self.unmoved) = (self.bulk + 1, Instant::now(), None);
+    }
+
+    fn ends_bulk(&mut self) {
+        (self.bulk, self.moved) = (self.bulk - 1, Instant::now());
+    }
+
+    /// Whether it has bulk data under way that has not moved for so long.
+    pub(super) fn is_stalled(&self, limit: Duration) -> bool {
+        self.bulk > 0 && self.moved.elapsed() >= limit
+    }
+
+    pub(super) fn is_stuck(&self) -> bool {
+        self.is_stalled(UNMOVED_MAX)
+    }
+
+    /// The provider says that bulk data is to be tried again later.
+    fn is_busy(&mut self) -> Result<(), Close> {
+        match self.unmoved.get_or_insert_with(Instant::now).elapsed() < UNMOVED_MAX {
+            true => Ok(()),
+            false => Err(Close),
+        }
     }
 
     /// Parses the first frame of a stream. `None` if it is not complete.
@@ -127,18 +166,46 @@ enum Pending {
 struct End {
     endpoint: Endpoint,
     clients: usize,
-    /// Buffers that wait for messages.
+    /// Buffers for messages. They are kept, and were taken many at once: one here and one there would keep the pool
+    /// from having large buffers as long as there are clients.
+    slots: usize,
+    /// Those that wait for messages, with the provider.
     posted: usize,
+    /// Those that nobody uses now.
     spare: Vec<Buffer>,
     done: Vec<Completion>,
 }
 
 impl End {
+    fn slot_bytes(&self) -> usize {
+        message_bytes(self.endpoint.inject_bytes())
+    }
+
+    /// Takes buffers for the messages of so many clients. False if the pool has none now, or they are more than their
+    /// share.
+    fn reserve(&mut self, clients: usize, pool: &Pool) -> bool {
+        let slot_bytes = self.slot_bytes();
+        let block_bytes = (pool.len_bytes() / BLOCKS).clamp(SLOTS * slot_bytes, BUFFER_BYTES_MAX);
+        let block_bytes = 1 << block_bytes.ilog2();
+        while self.slots < clients * SLOTS {
+            if self.slots * slot_bytes + block_bytes > pool.len_bytes() / SHARE {
+                return false;
+            }
+            let Some(block) = pool.take(block_bytes) else {
+                return false;
+            };
+            let parts = block.split(slot_bytes);
+            self.slots += parts.len();
+            self.spare.extend(parts);
+        }
+        true
+    }
+
     /// Gives the provider as many buffers for messages as all clients together may need.
-    fn refill(&mut self, pool: &Pool) -> Result<(), FabricError> {
-        let slot_bytes = message_bytes(self.endpoint.inject_bytes());
+    fn refill(&mut self) -> Result<(), FabricError> {
+        let slot_bytes = self.slot_bytes();
         while self.posted < self.clients * SLOTS {
-            let Some(mut slot) = self.spare.pop().or_else(|| pool.take(slot_bytes)) else {
+            let Some(mut slot) = self.spare.pop() else {
                 return Ok(());
             };
             slot.set_len(slot_bytes);
@@ -148,7 +215,6 @@ impl End {
             }
             self.posted += 1;
         }
-        self.spare.clear();
         Ok(())
     }
 }
@@ -170,8 +236,12 @@ pub(super) struct Fabrics {
 
 /// Something for a connection to do.
 pub(super) enum Event {
-    /// A message has come.
-    Message { connection: u64, message: Buffer },
+    /// A message has come to an endpoint.
+    Message {
+        connection: u64,
+        end: usize,
+        message: Buffer,
+    },
     /// A request's data is there.
     Fetched {
         connection: u64,
@@ -241,10 +311,15 @@ impl Fabrics {
         let text = |error: FabricError| error.to_string();
         let index = self.end(said.provider, stream).map_err(text)?;
         let end = &mut self.ends[index];
-        let slots_bytes = (end.clients + 1) * SLOTS * message_bytes(end.endpoint.inject_bytes());
-        if end.clients >= CLIENTS_MAX || slots_bytes > self.pool.len_bytes() / SHARE {
+        if end.clients >= CLIENTS_MAX {
             return Err(format!(
                 "it has {} clients on this provider already, as many as it takes",
+                end.clients
+            ));
+        }
+        if !end.reserve(end.clients + 1, &self.pool) {
+            return Err(format!(
+                "it has {} clients on this provider, and no memory for another now",
                 end.clients
             ));
         }
@@ -252,11 +327,10 @@ impl Fabrics {
         let name = end.endpoint.name().map_err(text)?;
         let peer = end.endpoint.insert(&said.name).map_err(text)?;
         end.clients += 1;
-        let refilled = end.refill(&self.pool);
-        if end.posted < end.clients * SLOTS || refilled.is_err() {
+        if let Err(error) = end.refill() {
             end.clients -= 1;
             end.endpoint.remove(peer);
-            return Err("it has no memory for another client".into());
+            return Err(error.to_string());
         }
         self.numbers.insert(number, connection);
         self.heard = Instant::now();
@@ -267,6 +341,9 @@ impl Fabrics {
             region_bytes: said.region_bytes,
             landings: VecDeque::new(),
             bulk: 0,
+            unput: None,
+            moved: Instant::now(),
+            unmoved: None,
             unserved: 0,
             heard: Instant::now(),
         };
@@ -282,6 +359,7 @@ impl Fabrics {
         self.ends.push(End {
             endpoint: Endpoint::open(provider, Some(&node), depth, &self.pool, Reach::Local)?,
             clients: 0,
+            slots: 0,
             posted: 0,
             spare: Vec::new(),
             done: Vec::new(),
@@ -301,11 +379,19 @@ impl Fabrics {
     }
 
     /// A connection is gone.
-    pub(super) fn forget(&mut self, wired: Wired) {
+    pub(super) fn forget(&mut self, connection: u64, mut wired: Wired) {
         self.numbers.remove(&wired.channel.number());
         let end = &mut self.ends[wired.end];
+        end.spare.extend(wired.channel.take_early());
         end.clients -= 1;
         end.endpoint.remove(wired.channel.peer());
+        self.pending
+            .retain(|&tag, (of, _)| *of != connection || !end.endpoint.let_go(tag));
+    }
+
+    /// A message came for nobody.
+    fn unused(&mut self, end: usize, message: Buffer) {
+        self.ends[end].spare.push(message);
     }
 
     /// Drives the providers. True if anything was done; what is for connections is appended to `events`.
@@ -334,6 +420,7 @@ impl Fabrics {
                                 self.heard = Instant::now();
                                 events.push(Event::Message {
                                     connection,
+                                    end: index,
                                     message: buffer,
                                 });
                             }
@@ -363,7 +450,7 @@ impl Fabrics {
                     }
                 }
             }
-            if let Err(error) = self.ends[index].refill(&self.pool) {
+            if let Err(error) = self.ends[index].refill() {
                 tracing::error!("{error}");
             }
         }
@@ -420,13 +507,15 @@ impl Fabrics {
                     let tag = self.next_tag;
                     let endpoint = &mut self.ends[wired.end].endpoint;
                     match endpoint.read(wired.channel.peer(), room, from, tag) {
-                        Ok(None) => {}
-                        Ok(Some(_)) => break Held::Starved,
+                        Ok(None) => wired.begins_bulk(),
+                        Ok(Some(_)) => {
+                            wired.is_busy()?;
+                            break Held::Starved;
+                        }
                         Err(_) => return Err(Close),
                     }
                     self.pending
                         .insert(tag, (connection, Pending::Fetched(frame.body.to_vec())));
-                    wired.bulk += 1;
                 }
                 place => {
                     if let (Some(place), Some(&id)) = (place, frame.body.first_chunk()) {
@@ -446,7 +535,11 @@ impl Fabrics {
             // The client may send more in their place.
             wired.channel.took(std::mem::take(&mut wired.unserved));
             let endpoint = &mut self.ends[wired.end].endpoint;
-            wired.channel.return_credit(endpoint, &self.pool).map_err(|_| Close)?;
+            let is_told = wired.channel.return_credit(endpoint, &self.pool);
+            if !is_told.map_err(|_| Close)? {
+                // Its client may have nothing to say before.
+                self.blocked.push(connection);
+            }
         }
         Ok((at, held))
     }
@@ -461,6 +554,9 @@ impl Fabrics {
     ) -> Result<bool, Close> {
         let mut has_sent = false;
         let is_empty = loop {
+            if !self.put(connection, wired)? {
+                break false;
+            }
             match out.next() {
                 Next::Nothing => break true,
                 Next::Bytes(bytes) => {
@@ -479,14 +575,16 @@ impl Fabrics {
                         break false;
                     }
                     let place = wired.landing(frame);
-                    let Some(place) = place.filter(|place| place.len_bytes as usize >= data.len()) else {
+                    let suits =
+                        |place: &Descriptor| data.len() >= APART_BYTES_MIN && place.len_bytes as usize >= data.len();
+                    let Some(place) = place.filter(suits) else {
                         out.stream_bulk();
                         continue;
                     };
                     let Some((head, data)) = out.take_bulk() else {
                         continue;
                     };
-                    self.put(connection, wired, place, head, data)?;
+                    wired.unput = Some((place, head, data));
                 }
             }
         };
@@ -497,34 +595,29 @@ impl Fabrics {
         Ok(is_empty)
     }
 
-    fn put(
-        &mut self,
-        connection: u64,
-        wired: &mut Wired,
-        place: Descriptor,
-        head: Vec<u8>,
-        data: Buffer,
-    ) -> Result<(), Close> {
+    /// Puts what is to be put next. False if the provider is busy: its queue is full, or it is still connecting, which
+    /// takes as long as it takes.
+    fn put(&mut self, connection: u64, wired: &mut Wired) -> Result<bool, Close> {
+        let Some((place, head, data)) = wired.unput.take() else {
+            return Ok(true);
+        };
         self.next_tag += 1;
         let tag = self.next_tag;
         let to = wired.at(place);
-        let began = Instant::now();
-        let mut data = data;
-        loop {
-            let End { endpoint, done, .. } = &mut self.ends[wired.end];
-            match endpoint.write(wired.channel.peer(), data, to, tag).map_err(|_| Close)? {
-                None => break,
-                // The provider's queue is full: it needs its turns, in which nothing is lost.
-                Some(back) if began.elapsed() < RINGS_AFTER => {
-                    data = back;
-                    endpoint.poll(done).map_err(|_| Close)?;
-                }
-                Some(_) => return Err(Close),
+        let endpoint = &mut self.ends[wired.end].endpoint;
+        match endpoint.write(wired.channel.peer(), data, to, tag) {
+            Ok(None) => {
+                wired.begins_bulk();
+                self.pending.insert(tag, (connection, Pending::Put(head)));
+                Ok(true)
             }
+            Ok(Some(data)) => {
+                wired.is_busy()?;
+                wired.unput = Some((place, head, data));
+                Ok(false)
+            }
+            Err(_) => Err(Close),
         }
-        wired.bulk += 1;
-        self.pending.insert(tag, (connection, Pending::Put(head)));
-        Ok(())
     }
 }
 
@@ -538,163 +631,4 @@ pub(super) enum Held {
     ByService,
     /// There is no buffer.
     Starved,
-}
-
-/// The beginning of an answer whose data has arrived: as it was, but for the mark that says so.
-fn mark_apart(head: &mut [u8]) {
-    if let Ok(Some((lengths, _))) = lengths(head) {
-        head[..PREFIX_BYTES].copy_from_slice(&prefix(lengths, true));
-    }
-}
-
-impl<S: Service> Reactor<S> {
-    /// Looks for what came over fabrics, a number of times if anybody uses them, and serves it.
-    pub(super) fn look(&mut self) {
-        if !self.fabrics.is_used() {
-            return;
-        }
-        let mut idle = 0;
-        for _ in 0..LOOKS_MAX {
-            let mut events = Vec::new();
-            let has_worked = self.fabrics.look(&mut events);
-            let mut touched = std::mem::take(&mut self.fabrics.blocked);
-            for event in events {
-                self.handle(event, &mut touched);
-            }
-            touched.sort_unstable();
-            touched.dedup();
-            for number in touched {
-                self.serve(number, EventFlags::empty());
-            }
-            idle = if has_worked { 0 } else { idle + 1 };
-            if idle >= LOOKS {
-                return;
-            }
-            if !has_worked {
-                // The client that is to send something may need this very core.
-                std::thread::yield_now();
-            }
-        }
-    }
-
-    fn handle(&mut self, event: Event, touched: &mut Vec<u64>) {
-        let number = match event {
-            Event::Message { connection, .. }
-            | Event::Fetched { connection, .. }
-            | Event::Put { connection, .. }
-            | Event::Failed { connection } => connection,
-        };
-        let Some(connection) = self.connections.get_mut(&number) else {
-            return;
-        };
-        let Some(wired) = &mut connection.wired else {
-            return;
-        };
-        let handled = match event {
-            Event::Message { message, .. } => self.fabrics.accept(wired, message, &mut connection.received),
-            Event::Fetched { body, data, .. } => {
-                wired.bulk -= 1;
-                let served = self
-                    .service
-                    .message(&mut connection.peer, &body, Data::Buffer(data), &mut connection.out);
-                served.map(drop)
-            }
-            Event::Put { mut head, .. } => {
-                wired.bulk -= 1;
-                mark_apart(&mut head);
-                connection.out.push(&head);
-                Ok(())
-            }
-            Event::Failed { .. } => Err(Close),
-        };
-        match handled {
-            Ok(()) => touched.push(number),
-            Err(Close) => self.drop_connection(number),
-        }
-    }
-
-    /// A client has introduced itself, and goes on over a fabric if that is possible.
-    pub(super) fn introduce(&mut self, number: u64) {
-        let Some(connection) = self.connections.get_mut(&number) else {
-            return;
-        };
-        let body = connection.introduction.take().unwrap_or_default();
-        let (reply, wired) = match connection.is_sealed() {
-            // What goes over a fabric is not encrypted, and this client or the export wants that it is.
-            true => (
-                Reply::Refused("this connection is encrypted, and fabrics are not".into()),
-                None,
-            ),
-            false => self.fabrics.introduce(number, &connection.stream, &body),
-        };
-        let mut frame = connection.out.frame();
-        frame.body().extend(reply.encode());
-        frame.finish();
-        // Nothing else is under way, so the socket has room for this.
-        let is_told = matches!(connection.send(), Ok(true));
-        connection.wired = wired;
-        if !is_told {
-            self.drop_connection(number);
-        }
-    }
-
-    /// A turn of a connection that goes on over a fabric.
-    pub(super) fn serve_wired(&mut self, number: u64, flags: EventFlags) {
-        let Some(connection) = self.connections.get_mut(&number) else {
-            return;
-        };
-        let mut served = match connection.link.is_closed() {
-            true => Err(Close),
-            false if flags.is_empty() => Ok(()),
-            false => self.fabrics.hear_bell(&connection.stream),
-        };
-        connection.link.take_mail(&mut connection.out);
-        while served.is_ok() {
-            served = serve_stream(&*self.service, number, connection, &mut self.fabrics);
-            let Some(wired) = &mut connection.wired else {
-                return;
-            };
-            let was_crowded = connection.out.queued_bytes() > QUEUED_BYTES_MAX;
-            if served.is_err() {
-                break;
-            }
-            match self
-                .fabrics
-                .send(number, wired, &connection.stream, &mut connection.out)
-            {
-                Err(Close) => served = Err(Close),
-                // What it was held back from can be served now.
-                Ok(true) if was_crowded => {}
-                Ok(true) => break,
-                Ok(false) => {
-                    self.fabrics.blocked.push(number);
-                    break;
-                }
-            }
-        }
-        if served.is_err() || connection.link.is_closed() {
-            self.drop_connection(number);
-        }
-    }
-}
-
-fn serve_stream<S: Service>(
-    service: &S,
-    number: u64,
-    connection: &mut Connection<S::Peer>,
-    fabrics: &mut Fabrics,
-) -> Result<(), Close> {
-    let Some(wired) = &mut connection.wired else {
-        return Ok(());
-    };
-    let mut received = std::mem::take(&mut connection.received);
-    let peer = (service, &mut connection.peer);
-    let (at, held) = fabrics.serve(number, wired, peer, &received, &mut connection.out)?;
-    received.drain(..at);
-    if !received.is_empty() || received.capacity() <= KEPT_BYTES {
-        connection.received = received;
-    }
-    connection.is_starved = held == Held::Starved;
-    connection.is_held = held == Held::ByService;
-    Ok(())
 }

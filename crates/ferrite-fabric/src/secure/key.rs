@@ -13,6 +13,7 @@ use rustix::rand::{GetRandomFlags, getrandom};
 use snow::params::HashChoice;
 use snow::resolvers::{CryptoResolver, DefaultResolver};
 use thiserror::Error;
+use zeroize::Zeroizing;
 
 const SECRET_BYTES: usize = 32;
 /// What the line in a file begins with. The number is that of the format.
@@ -25,7 +26,8 @@ const ID_CONTEXT: &[u8] = b"ferrite key id 1\0";
 /// A secret that a server and its clients have.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Key {
-    secret: [u8; SECRET_BYTES],
+    /// Overwritten before its memory is anybody else's.
+    secret: Zeroizing<[u8; SECRET_BYTES]>,
     id: KeyId,
 }
 
@@ -93,7 +95,7 @@ pub enum KeyError {
 impl Key {
     /// A new key, which nobody else has.
     pub fn generate() -> Result<Key, KeyError> {
-        let mut secret = [0; SECRET_BYTES];
+        let mut secret = Zeroizing::new([0; SECRET_BYTES]);
         let mut filled = 0;
         while filled < secret.len() {
             let got = getrandom(&mut secret[filled..], GetRandomFlags::empty());
@@ -102,11 +104,11 @@ impl Key {
         Ok(Key::new(secret))
     }
 
-    fn new(secret: [u8; SECRET_BYTES]) -> Key {
+    fn new(secret: Zeroizing<[u8; SECRET_BYTES]>) -> Key {
         let mut hash = [0; 64];
         if let Some(mut hasher) = DefaultResolver.resolve_hash(&HashChoice::Blake2s) {
             hasher.input(ID_CONTEXT);
-            hasher.input(&secret);
+            hasher.input(&*secret);
             hasher.result(&mut hash);
         }
         let mut id = [0; KeyId::BYTES];
@@ -126,7 +128,7 @@ impl Key {
     /// Reads the line that a file of a key has. `None` if it is none.
     pub fn parse(line: &str) -> Option<Key> {
         let digits = line.trim().strip_prefix(PREFIX)?.as_bytes();
-        let mut secret = [0; SECRET_BYTES];
+        let mut secret = Zeroizing::new([0; SECRET_BYTES]);
         if digits.len() != 2 * SECRET_BYTES {
             return None;
         }
@@ -164,10 +166,11 @@ impl Key {
         if !found.is_file() {
             return Err(not_key());
         }
-        let mut text = Vec::new();
+        // It does not grow, which would leave copies behind.
+        let mut text = Zeroizing::new(Vec::with_capacity(FILE_BYTES_MAX as usize + 1));
         file.take(FILE_BYTES_MAX).read_to_end(&mut text).map_err(failed)?;
-        let text = String::from_utf8(text).map_err(|_| not_key())?;
-        Key::parse(&text).ok_or_else(not_key)
+        let text = std::str::from_utf8(&text).map_err(|_| not_key())?;
+        Key::parse(text).ok_or_else(not_key)
     }
 
     /// Writes a new file, which only its owner can read. Blocks; the file is durable when this returns.
@@ -186,7 +189,8 @@ impl Key {
             .mode(0o600)
             .open(path)
             .map_err(failed)?;
-        let written = file.write_all(self.line().as_bytes()).and_then(|()| file.sync_all());
+        let line = Zeroizing::new(self.line());
+        let written = file.write_all(line.as_bytes()).and_then(|()| file.sync_all());
         written.map_err(|error| {
             // Half a key is of no use, and would be in the way of the next attempt.
             let _ = std::fs::remove_file(path);

@@ -1,0 +1,144 @@
+//! Locks over shm that a killed process has left locked.
+//!
+//! What lives here: [`PeerLocks`]. Who sends over shm takes a lock in the memory of the one it sends to, and that one
+//! takes it whenever it looks for messages. libfabric waits for it as long as it takes, and that is for ever if the
+//! holder was killed. So whoever cannot get on looks whether its peer is alive.
+//!
+//! Invariant: a lock is freed only if the peer is dead, and so that nobody but this process has anything to do with it.
+//! The layout is that of libfabric 1.17; of any other version nothing is touched.
+#![allow(unsafe_code, reason = "libfabric is a library in C")]
+
+use std::ffi::{CString, c_char, c_int, c_void};
+use std::path::Path;
+use std::ptr::NonNull;
+
+use rustix::process::{Pid, getpid, test_kill_process};
+
+use super::library_version;
+use crate::leftovers;
+
+unsafe extern "C" {
+    fn ferrite_ofi_watch(path: *const c_char) -> *mut c_void;
+    fn ferrite_ofi_watched(page: *const c_void) -> c_int;
+    fn ferrite_ofi_unlock(page: *mut c_void);
+    fn ferrite_ofi_unwatch(page: *mut c_void);
+}
+
+/// The version whose layout is known.
+const KNOWN: (u32, u32) = (1, 17);
+
+/// The first page of an endpoint's memory.
+struct Page(NonNull<c_void>);
+
+// SAFETY: it is a mapping of this process, and what is done with it is atomic.
+unsafe impl Send for Page {}
+// SAFETY: as above.
+unsafe impl Sync for Page {}
+
+impl Page {
+    /// That of the endpoint with this name, if it is of this process.
+    fn of(name: &[u8], process: Pid) -> Option<Page> {
+        let name = std::str::from_utf8(name).ok()?.trim_end_matches('\0');
+        let path = Path::new(leftovers::DIR).join(name.strip_prefix("fi_shm://")?);
+        let path = CString::new(path.into_os_string().into_encoded_bytes()).ok()?;
+        // SAFETY: the text ends with a zero byte and outlives the call.
+        let page = Page(NonNull::new(unsafe { ferrite_ofi_watch(path.as_ptr()) })?);
+        // SAFETY: it was mapped just now.
+        let found = unsafe { ferrite_ofi_watched(page.0.as_ptr()) };
+        (found == process.as_raw_nonzero().get()).then_some(page)
+    }
+
+    fn unlock(&self) {
+        // SAFETY: mapped as long as this lives. Nobody else but a thread of this process uses the lock any more
+        // (`PeerLocks::free_if_orphaned`), and one that has it goes on alone.
+        unsafe { ferrite_ofi_unlock(self.0.as_ptr()) }
+    }
+}
+
+impl Drop for Page {
+    fn drop(&mut self) {
+        // SAFETY: mapped by `of`, and unmapped here alone.
+        unsafe { ferrite_ofi_unwatch(self.0.as_ptr()) }
+    }
+}
+
+/// The locks that an endpoint and its only peer take of each other.
+pub(crate) struct PeerLocks {
+    process: Pid,
+    pages: [Page; 2],
+}
+
+impl PeerLocks {
+    /// Of endpoints with these names; `None` if they are not ours, or not of processes of this host, or of this one.
+    pub(crate) fn of(own: &[u8], peer: &[u8]) -> Option<PeerLocks> {
+        let process = leftovers::process_of(peer)?;
+        if library_version() != KNOWN || process == getpid() {
+            return None;
+        }
+        let pages = [Page::of(own, getpid())?, Page::of(peer, process)?];
+        Some(PeerLocks { process, pages })
+    }
+
+    /// Frees them if the peer is dead. To be called by who has waited for a thread that may wait for one of them.
+    pub(crate) fn free_if_orphaned(&self) {
+        if is_dead(self.process) {
+            tracing::debug!("process {:?} is dead; its locks are freed", self.process);
+            self.pages.iter().for_each(Page::unlock);
+        }
+    }
+}
+
+fn is_dead(process: Pid) -> bool {
+    if test_kill_process(process) == Err(rustix::io::Errno::SRCH) {
+        return true;
+    }
+    // Killed, and nobody has asked for its end yet.
+    let stat = std::fs::read_to_string(format!("/proc/{}/stat", process.as_raw_nonzero())).unwrap_or_default();
+    let state = stat.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next());
+    matches!(state, Some('Z' | 'X'))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+
+    use ferrite_buffers::Pool;
+
+    use super::*;
+    use crate::ofi::{Endpoint, Provider, Reach};
+
+    /// The endpoint of this process is a real one, and shows that the layout is what libfabric has.
+    #[test]
+    fn locks_of_the_dead_are_freed_and_of_nobody_else() {
+        if !Provider::Shm.is_there() || library_version() != KNOWN {
+            eprintln!("skipped: libfabric has no provider shm here, or is of another version");
+            return;
+        }
+        let pool = Pool::new(1).expect("memory");
+        let endpoint = Endpoint::open(Provider::Shm, None, 8, &pool, Reach::Local).expect("shm");
+        let own = endpoint.name().expect("a name");
+        let mut peer = Command::new("sleep").arg("100").spawn().expect("started");
+        let namespace = leftovers::begin().trim_end_matches(|digit: char| digit.is_ascii_digit());
+        let name = format!("{namespace}{}:0:0", peer.id());
+        let file = Path::new(leftovers::DIR).join(&name);
+        let mut page = vec![0; 4096];
+        page[4..8].copy_from_slice(&peer.id().to_le_bytes());
+        std::fs::write(&file, &page).expect("written");
+        let is_locked = || std::fs::read(&file).expect("read")[24..28] == [0; 4];
+        let locks = PeerLocks::of(&own, format!("fi_shm://{name}\0").as_bytes()).expect("known");
+        locks.free_if_orphaned();
+        assert!(is_locked(), "it is alive");
+        peer.kill().expect("killed");
+        // Dead, and nobody has asked for its end.
+        let began = std::time::Instant::now();
+        while is_locked() {
+            assert!(began.elapsed().as_secs() < 20, "it stays locked");
+            locks.free_if_orphaned();
+        }
+        peer.wait().expect("ended");
+        locks.free_if_orphaned();
+        std::fs::remove_file(&file).expect("removed");
+        assert!(PeerLocks::of(&own, &own).is_none(), "it is this very process");
+        assert!(PeerLocks::of(&own, b"fi_shm://1:0:0").is_none(), "it is not ours");
+    }
+}
