@@ -1,0 +1,50 @@
+//! Compiles the C++ half (`src/border/*.cc`) and links RocksDB with its compression libraries, statically, so that the
+//! program never meets another version than it was compiled against.
+
+use ferrite_cxx::{Half, Library, Needs};
+
+const HEADER: &str = "the header rocksdb/utilities/transaction_db.h";
+const PACKAGE: &str = "librocksdb-dev";
+
+const fn library(name: &'static str, package: &'static str) -> Library {
+    Library {
+        name,
+        package,
+        // RocksDB's has 33 MB.
+        is_bundled: false,
+    }
+}
+
+const HALF: Half = Half {
+    of: "ferrite-rocksdb",
+    feature: "rocksdb",
+    archive: "ferrite_rocksdb_shim",
+    sources: &["src/border/database.cc", "src/border/files.cc", "src/border/shim.h"],
+    flags: &[],
+    needs: &[
+        Needs {
+            text: "#include <rocksdb/utilities/transaction_db.h>\n",
+            what: HEADER,
+            cause: "the compiler does not find it",
+            package: PACKAGE,
+        },
+        Needs {
+            text: "#include <rocksdb/version.h>\n#if ROCKSDB_MAJOR < 7\n#error too old\n#endif\n",
+            what: HEADER,
+            cause: "it is older than RocksDB 7",
+            package: PACKAGE,
+        },
+    ],
+    libraries: &[
+        library("rocksdb", PACKAGE),
+        library("snappy", "libsnappy-dev"),
+        library("zstd", "libzstd-dev"),
+        library("lz4", "liblz4-dev"),
+        library("bz2", "libbz2-dev"),
+        library("z", "zlib1g-dev"),
+    ],
+};
+
+fn main() {
+    HALF.build();
+}

@@ -1,0 +1,426 @@
+//! The safe interface of a transactional database.
+//!
+//! Invariants: a [`Txn`] borrows its [`Db`], so none is left when the database closes; what the C++ side was given (the
+//! files, the one who is told of errors) is let go after that. One thread at a time uses a transaction: it is neither
+//! `Send` nor `Sync`.
+
+use std::any::Any;
+use std::ffi::c_void;
+use std::os::unix::ffi::OsStrExt;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::path::PathBuf;
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use thiserror::Error;
+
+use super::env::{self, Root};
+pub use super::ffi::Statistics;
+use super::ffi::{self, Bytes, Database, Failure, Kind, Transaction};
+use crate::files::Files;
+
+/// Why RocksDB refused. The text names the file if there is one.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum DbError {
+    /// A file is missing that should be there.
+    #[error("RocksDB: {0}")]
+    NotFound(String),
+    /// What RocksDB read is not what it wrote.
+    #[error("RocksDB: {0}")]
+    Corruption(String),
+    /// Not supported with these options, or on these files.
+    #[error("RocksDB: {0}")]
+    NotSupported(String),
+    /// An argument is invalid; also, a database is missing that was not to be created.
+    #[error("RocksDB: {0}")]
+    Invalid(String),
+    /// The files refused. Once that has happened to a write, RocksDB takes no more until it is opened again.
+    #[error("RocksDB: {0}")]
+    Io(String),
+    /// There was no space left for a write. RocksDB takes no more until it is opened again.
+    #[error("RocksDB: {0}")]
+    NoSpace(String),
+    /// Another transaction kept a lock for too long.
+    #[error("RocksDB: {0}")]
+    TimedOut(String),
+    /// Transactions wait for each other.
+    #[error("RocksDB: {0}")]
+    Deadlock(String),
+    /// The database is open already, here or in another process.
+    #[error("RocksDB: {0}")]
+    InUse(String),
+}
+
+/// Where a database lies.
+#[derive(Clone)]
+pub enum Place {
+    /// In a directory of this machine, made if it is missing.
+    Directory(PathBuf),
+    /// In files of ours.
+    Files(Arc<dyn Files>),
+}
+
+/// The directory of a database that is alone in its files.
+const ALONE: &[u8] = b"/db";
+
+/// Options of a database.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Options {
+    /// Create the database if there is none. Otherwise that is an error.
+    pub create: bool,
+    /// Memory for cached blocks, filters and indexes of tables.
+    pub block_cache_bytes: usize,
+    /// Changes are collected up to this size in memory (and in the log) before they become a table. Merged tables have
+    /// this size too, and the first level four times as much: merging needs room for up to 16 of them.
+    pub write_buffer_bytes: usize,
+    /// Threads that write and merge tables.
+    pub background_jobs: u32,
+    /// Filters know prefixes of this length: a scan that stays within one asks them first. 0 is none.
+    pub prefix_len_bytes: u32,
+    /// How long a transaction waits for a lock.
+    pub lock_timeout: Duration,
+    /// A commit is durable when it returns. Otherwise it is after the next [`Db::sync`].
+    pub sync: bool,
+    /// Only look: the log is read into memory, no file is made, changed or locked, and there are no transactions. The
+    /// caller sees to it that nobody changes the database meanwhile.
+    pub read_only: bool,
+}
+
+/// Hears what RocksDB says of itself.
+#[derive(Default)]
+struct Told {
+    /// The first reason why it takes no more writes.
+    fatal: Mutex<Option<String>>,
+}
+
+/// An open database. Any number of threads may use it at once. [`Self::close`] tells of errors; dropping it does not.
+pub struct Db {
+    database: NonNull<Database>,
+    closed: bool,
+    /// The C++ side has the addresses of both.
+    told: Box<Told>,
+    _root: Option<Box<Root>>,
+}
+
+// SAFETY: RocksDB lets any thread use, and close, a database that another one opened; the root and the one who is told
+// are `Send` and `Sync`.
+unsafe impl Send for Db {}
+// SAFETY: RocksDB guards a database's state itself; the files below are shared as `Sync` allows.
+unsafe impl Sync for Db {}
+
+/// What the two `unsafe impl` above rely on.
+const _: () = {
+    const fn shared<T: Send + Sync>() {}
+    shared::<Root>();
+    shared::<Told>();
+};
+
+impl Db {
+    /// Opens a database.
+    ///
+    /// # Errors
+    /// [`DbError::Invalid`] if there is none and none was to be created, [`DbError::InUse`] if it is open already.
+    pub fn open(place: &Place, options: &Options) -> Result<Db, DbError> {
+        let (root, path) = match place {
+            Place::Directory(path) => (None, path.as_os_str().as_bytes()),
+            Place::Files(files) => (Some(Box::new(Root(Arc::clone(files)))), ALONE),
+        };
+        let told = Box::<Told>::default();
+        let wanted = ffi::OpenOptions {
+            block_cache_bytes: options.block_cache_bytes as u64,
+            write_buffer_bytes: options.write_buffer_bytes as u64,
+            lock_timeout_ms: u64::try_from(options.lock_timeout.as_millis())
+                .unwrap_or(u64::MAX)
+                .clamp(1, i64::MAX as u64 / 1000),
+            background_jobs: options.background_jobs.clamp(1, 64),
+            prefix_len_bytes: options.prefix_len_bytes,
+            create_if_missing: options.create,
+            sync: options.sync,
+            read_only: options.read_only,
+        };
+        let mut failure = Failure::none();
+        // SAFETY: the operations are static; root and `told` are boxed and live as long as `Db`, which closes the
+        // database before it lets go of them, or, if this fails, until the end of this function; the rest is borrowed
+        // for the call.
+        let database = unsafe {
+            ffi::ferrite_rocksdb_open(
+                if root.is_some() { &env::OPS } else { std::ptr::null() },
+                root.as_ref()
+                    .map_or(std::ptr::null(), |root| (&raw const **root).cast()),
+                Bytes::of(path),
+                &wanted,
+                hear,
+                (&raw const *told).cast(),
+                &mut failure,
+            )
+        };
+        checked(&failure)?;
+        let database = NonNull::new(database).ok_or_else(|| DbError::Io("no database came of opening one".into()))?;
+        Ok(Db {
+            database,
+            closed: false,
+            told,
+            _root: root,
+        })
+    }
+
+    /// Begins a transaction; `None` if the database was opened with [`Options::read_only`].
+    pub fn begin(&self) -> Option<Txn<'_>> {
+        // SAFETY: the database is open.
+        let transaction = unsafe { ffi::ferrite_rocksdb_begin(self.database.as_ptr()) };
+        // RocksDB's `new` does not return without memory.
+        let transaction = NonNull::new(transaction)?;
+        Some(Txn { db: self, transaction })
+    }
+
+    /// The value of a key, as last committed.
+    pub fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>, DbError> {
+        value_by(|context, failure| {
+            // SAFETY: the database is open; `show` gets the visitor during the call only, from this thread.
+            unsafe { ffi::ferrite_rocksdb_get(self.database.as_ptr(), Bytes::of(key), show, context, failure) }
+        })
+    }
+
+    /// Passes `each` the pairs of `from..to` in order, until it returns false. All are from one snapshot; `each` may
+    /// use the database.
+    pub fn scan(&self, from: &[u8], to: &[u8], each: &mut dyn FnMut(&[u8], &[u8]) -> bool) -> Result<(), DbError> {
+        visit(each, |context, failure| {
+            let (from, to) = (Bytes::of(from), Bytes::of(to));
+            // SAFETY: as in `get`.
+            unsafe { ffi::ferrite_rocksdb_scan(self.database.as_ptr(), from, to, show, context, failure) }
+        })
+    }
+
+    /// Returns when all that was committed before is durable.
+    pub fn sync(&self) -> Result<(), DbError> {
+        self.call(ffi::ferrite_rocksdb_sync)
+    }
+
+    /// Makes tables of what is in memory and in the log only.
+    pub fn flush(&self) -> Result<(), DbError> {
+        self.call(ffi::ferrite_rocksdb_flush)
+    }
+
+    /// Merges all tables. Blocks for as long as that takes.
+    pub fn compact(&self) -> Result<(), DbError> {
+        self.call(ffi::ferrite_rocksdb_compact)
+    }
+
+    /// Writes a copy, as of now, which opens as a database, to a place that does not exist yet: a directory's path, or
+    /// a name in the files of ours.
+    pub fn checkpoint(&self, path: &[u8]) -> Result<(), DbError> {
+        let mut failure = Failure::none();
+        // SAFETY: the database is open.
+        unsafe { ffi::ferrite_rocksdb_checkpoint(self.database.as_ptr(), Bytes::of(path), &mut failure) };
+        checked(&failure)
+    }
+
+    /// What it counts.
+    pub fn statistics(&self) -> Statistics {
+        let mut statistics = Statistics::default();
+        // SAFETY: the database is open.
+        unsafe { ffi::ferrite_rocksdb_statistics(self.database.as_ptr(), &mut statistics) };
+        statistics
+    }
+
+    /// Why RocksDB takes no more writes, if it does not. It may be that a thread of its own found out.
+    pub fn fatal(&self) -> Option<String> {
+        self.told.fatal.lock().clone()
+    }
+
+    /// Makes the log durable and ends all threads.
+    pub fn close(mut self) -> Result<(), DbError> {
+        self.end()
+    }
+
+    /// Closes the database, the first time. Nothing but the fields' own drop may follow.
+    fn end(&mut self) -> Result<(), DbError> {
+        if std::mem::replace(&mut self.closed, true) {
+            return Ok(());
+        }
+        let mut failure = Failure::none();
+        // SAFETY: opened by `open`, closed here alone, once; no transaction is left, for it would borrow `self`, and
+        // the callers, `close` and `drop`, use it no more; the root and `told` go after this.
+        unsafe { ffi::ferrite_rocksdb_close(self.database.as_ptr(), &mut failure) };
+        checked(&failure)
+    }
+
+    fn call(&self, call: unsafe extern "C" fn(*mut Database, *mut Failure)) -> Result<(), DbError> {
+        let mut failure = Failure::none();
+        // SAFETY: the database is open.
+        unsafe { call(self.database.as_ptr(), &mut failure) };
+        checked(&failure)
+    }
+}
+
+impl Drop for Db {
+    fn drop(&mut self) {
+        if let Err(error) = self.end() {
+            tracing::warn!(%error, "a database did not close well");
+        }
+    }
+}
+
+/// A transaction. It has a lock on each key that it changed or got for update, until it ends. Dropping it undoes it.
+pub struct Txn<'db> {
+    db: &'db Db,
+    transaction: NonNull<Transaction>,
+}
+
+impl Txn<'_> {
+    /// The value of a key: what this transaction made of it, or else as last committed. Takes no lock.
+    pub fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>, DbError> {
+        value_by(|context, failure| {
+            // SAFETY: the transaction has not ended; `show` gets the visitor during the call only, from this thread.
+            unsafe { ffi::ferrite_rocksdb_txn_get(self.transaction.as_ptr(), Bytes::of(key), show, context, failure) }
+        })
+    }
+
+    /// Locks a key, and gets its value. Blocks while others have it locked.
+    pub fn get_for_update(&mut self, key: &[u8], exclusive: bool) -> Result<Option<Vec<u8>>, DbError> {
+        let (txn, key) = (self.transaction.as_ptr(), Bytes::of(key));
+        value_by(|context, failure| {
+            // SAFETY: as in `get`.
+            unsafe { ffi::ferrite_rocksdb_txn_get_for_update(txn, key, exclusive, show, context, failure) }
+        })
+    }
+
+    /// Locks a key exclusively, and sets its value.
+    pub fn put(&mut self, key: &[u8], value: &[u8]) -> Result<(), DbError> {
+        let mut failure = Failure::none();
+        let (key, value) = (Bytes::of(key), Bytes::of(value));
+        // SAFETY: the transaction has not ended.
+        unsafe { ffi::ferrite_rocksdb_txn_put(self.transaction.as_ptr(), key, value, &mut failure) };
+        checked(&failure)
+    }
+
+    /// Locks a key exclusively, and removes it.
+    pub fn delete(&mut self, key: &[u8]) -> Result<(), DbError> {
+        let mut failure = Failure::none();
+        // SAFETY: the transaction has not ended.
+        unsafe { ffi::ferrite_rocksdb_txn_delete(self.transaction.as_ptr(), Bytes::of(key), &mut failure) };
+        checked(&failure)
+    }
+
+    /// As [`Db::scan`], with this transaction's own changes.
+    pub fn scan(&self, from: &[u8], to: &[u8], each: &mut dyn FnMut(&[u8], &[u8]) -> bool) -> Result<(), DbError> {
+        let (db, txn) = (self.db.database.as_ptr(), self.transaction.as_ptr());
+        visit(each, |context, failure| {
+            let (from, to) = (Bytes::of(from), Bytes::of(to));
+            // SAFETY: as in `get`; `each` cannot change the transaction meanwhile, which is borrowed.
+            unsafe { ffi::ferrite_rocksdb_txn_scan(db, txn, from, to, show, context, failure) }
+        })
+    }
+
+    /// Remembers this moment.
+    pub fn savepoint(&mut self) {
+        // SAFETY: the transaction has not ended.
+        unsafe { ffi::ferrite_rocksdb_txn_savepoint(self.transaction.as_ptr()) };
+    }
+
+    /// Undoes all since the last moment that was remembered, and forgets that.
+    pub fn rollback_to_savepoint(&mut self) -> Result<(), DbError> {
+        let mut failure = Failure::none();
+        // SAFETY: the transaction has not ended.
+        unsafe { ffi::ferrite_rocksdb_txn_rollback_to_savepoint(self.transaction.as_ptr(), &mut failure) };
+        checked(&failure)
+    }
+
+    /// Makes the changes visible, all at once, and durable, if the database is one with [`Options::sync`].
+    ///
+    /// # Errors
+    /// After one, nobody knows whether the changes will be there when the database is opened again.
+    pub fn commit(self) -> Result<(), DbError> {
+        let mut failure = Failure::none();
+        // SAFETY: the transaction has not ended; `drop` does that.
+        unsafe { ffi::ferrite_rocksdb_txn_commit(self.transaction.as_ptr(), &mut failure) };
+        checked(&failure)
+    }
+}
+
+impl Drop for Txn<'_> {
+    fn drop(&mut self) {
+        // SAFETY: begun by `begin`, ended here alone, while the database is open.
+        unsafe { ffi::ferrite_rocksdb_end(self.transaction.as_ptr()) };
+    }
+}
+
+struct Visitor<'a> {
+    each: &'a mut dyn FnMut(&[u8], &[u8]) -> bool,
+    panic: Option<Box<dyn Any + Send>>,
+}
+
+/// Has the C++ side pass pieces to `each`, until that returns false. A panic of `each` resumes in the caller.
+fn visit(
+    each: &mut dyn FnMut(&[u8], &[u8]) -> bool,
+    call: impl FnOnce(*mut c_void, &mut Failure),
+) -> Result<(), DbError> {
+    let mut visitor = Visitor { each, panic: None };
+    let mut failure = Failure::none();
+    call((&raw mut visitor).cast(), &mut failure);
+    if let Some(panic) = visitor.panic {
+        resume_unwind(panic);
+    }
+    checked(&failure)
+}
+
+/// A value that the C++ side passes, if it finds one.
+fn value_by(call: impl FnOnce(*mut c_void, &mut Failure)) -> Result<Option<Vec<u8>>, DbError> {
+    let mut value = None;
+    let found = visit(
+        &mut |bytes, _| {
+            value = Some(bytes.to_vec());
+            true
+        },
+        call,
+    );
+    match found {
+        Ok(()) => Ok(value),
+        Err(DbError::NotFound(_)) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+extern "C" fn show(visitor: *mut c_void, first: Bytes, second: Bytes) -> bool {
+    // SAFETY: `visit` passed its own visitor, which it does not touch meanwhile; the bytes are borrowed for this call.
+    let (visitor, first, second) = unsafe { (&mut *visitor.cast::<Visitor<'_>>(), first.slice(), second.slice()) };
+    // A panic must not pass through C++: it is kept in the visitor, and the visit ends.
+    catch_unwind(AssertUnwindSafe(|| (visitor.each)(first, second))).unwrap_or_else(|panic| {
+        visitor.panic = Some(panic);
+        false
+    })
+}
+
+extern "C" fn hear(told: *const c_void, fatal: bool, text: Bytes) {
+    // SAFETY: `open` passed its box, which outlives the database; the text is borrowed for this call.
+    let (told, text) = unsafe { (&*told.cast::<Told>(), text.slice()) };
+    ffi::guarded(&mut Failure::none(), (), || {
+        let text = String::from_utf8_lossy(text);
+        if fatal {
+            tracing::error!("RocksDB takes no more writes: {text}");
+            told.fatal.lock().get_or_insert_with(|| text.into_owned());
+        } else {
+            tracing::warn!("RocksDB: {text}");
+        }
+        Ok(())
+    });
+}
+
+fn checked(failure: &Failure) -> Result<(), DbError> {
+    let text = || failure.text();
+    Err(match failure.kind {
+        Kind::NONE => return Ok(()),
+        Kind::NOT_FOUND => DbError::NotFound(text()),
+        Kind::CORRUPTION => DbError::Corruption(text()),
+        Kind::NOT_SUPPORTED => DbError::NotSupported(text()),
+        Kind::INVALID => DbError::Invalid(text()),
+        Kind::NO_SPACE => DbError::NoSpace(text()),
+        Kind::TIMED_OUT => DbError::TimedOut(text()),
+        Kind::DEADLOCK => DbError::Deadlock(text()),
+        Kind::IN_USE => DbError::InUse(text()),
+        _ => DbError::Io(text()),
+    })
+}

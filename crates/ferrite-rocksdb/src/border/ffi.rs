@@ -1,0 +1,282 @@
+//! The interface of the Rust and C++ sides, as in `shim.h`, in the same order.
+//!
+//! Invariants: all of it is plain data; the caller provides the [`Failure`], with kind [`Kind::NONE`]; what a [`Bytes`]
+//! points to is borrowed for the length of the call; nothing unwinds from one side into the other ([`guarded`]). Used
+//! by `db` and `env` only.
+
+use std::ffi::c_void;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+/// Kinds of failure.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(transparent)]
+pub(super) struct Kind(pub(super) i32);
+
+impl Kind {
+    pub(super) const NONE: Kind = Kind(0);
+    pub(super) const NOT_FOUND: Kind = Kind(1);
+    pub(super) const CORRUPTION: Kind = Kind(2);
+    pub(super) const NOT_SUPPORTED: Kind = Kind(3);
+    pub(super) const INVALID: Kind = Kind(4);
+    pub(super) const IO: Kind = Kind(5);
+    pub(super) const NO_SPACE: Kind = Kind(6);
+    pub(super) const TIMED_OUT: Kind = Kind(7);
+    pub(super) const DEADLOCK: Kind = Kind(8);
+    pub(super) const IN_USE: Kind = Kind(9);
+}
+
+const TEXT_BYTES: usize = 504;
+
+/// Why something failed.
+#[repr(C)]
+pub(super) struct Failure {
+    pub(super) kind: Kind,
+    len_bytes: u32,
+    text: [u8; TEXT_BYTES],
+}
+
+impl Failure {
+    /// Nothing failed.
+    pub(super) fn none() -> Failure {
+        Failure {
+            kind: Kind::NONE,
+            len_bytes: 0,
+            text: [0; TEXT_BYTES],
+        }
+    }
+
+    /// Text beyond the field's length is cut off.
+    pub(super) fn set(&mut self, kind: Kind, text: &str) {
+        let len = text.len().min(TEXT_BYTES);
+        self.kind = kind;
+        self.len_bytes = len as u32;
+        self.text[..len].copy_from_slice(&text.as_bytes()[..len]);
+    }
+
+    /// Its text.
+    pub(super) fn text(&self) -> String {
+        let len = (self.len_bytes as usize).min(TEXT_BYTES);
+        String::from_utf8_lossy(&self.text[..len]).into_owned()
+    }
+}
+
+/// Borrowed for the length of a call.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub(super) struct Bytes {
+    data: *const u8,
+    len_bytes: usize,
+}
+
+impl Bytes {
+    pub(super) fn of(slice: &[u8]) -> Bytes {
+        Bytes {
+            data: slice.as_ptr(),
+            len_bytes: slice.len(),
+        }
+    }
+
+    /// The bytes themselves.
+    ///
+    /// # Safety
+    /// `self` came from the C++ side in this call, and the result is not used after it.
+    pub(super) unsafe fn slice<'a>(self) -> &'a [u8] {
+        if self.len_bytes == 0 {
+            // The C++ side may pass no address for an empty slice.
+            return &[];
+        }
+        // SAFETY: the C++ side gives the address of that many bytes, which it leaves alone during the call.
+        unsafe { std::slice::from_raw_parts(self.data, self.len_bytes) }
+    }
+}
+
+/// Receives data piece by piece; returns false for no more.
+pub(super) type Sink = extern "C" fn(context: *mut c_void, first: Bytes, second: Bytes) -> bool;
+
+/// What RocksDB has to say of itself. Any thread.
+pub(super) type Notice = extern "C" fn(context: *const c_void, fatal: bool, text: Bytes);
+
+type Root = *const c_void;
+
+/// Files, as `env` implements them.
+#[repr(C)]
+pub(super) struct FileOps {
+    pub(super) open_reader: extern "C" fn(Root, Bytes, bool, *mut Failure) -> *mut c_void,
+    pub(super) read_at: extern "C" fn(*const c_void, u64, *mut u8, usize, *mut Failure) -> usize,
+    pub(super) close_reader: extern "C" fn(*mut c_void),
+    pub(super) open_writer: extern "C" fn(Root, Bytes, bool, *mut Failure) -> *mut c_void,
+    pub(super) append: extern "C" fn(*const c_void, Bytes, *mut Failure),
+    pub(super) sync: extern "C" fn(*const c_void, *mut Failure),
+    pub(super) truncate: extern "C" fn(*const c_void, u64, *mut Failure),
+    pub(super) written_bytes: extern "C" fn(*const c_void) -> u64,
+    pub(super) close_writer: extern "C" fn(*mut c_void, *mut Failure),
+    pub(super) exists: extern "C" fn(Root, Bytes, *mut Failure) -> bool,
+    pub(super) size_bytes: extern "C" fn(Root, Bytes, *mut Failure) -> u64,
+    pub(super) free_bytes: extern "C" fn(Root, *mut Failure) -> u64,
+    pub(super) list: extern "C" fn(Root, Bytes, Sink, *mut c_void, *mut Failure),
+    pub(super) remove: extern "C" fn(Root, Bytes, *mut Failure),
+    pub(super) rename: extern "C" fn(Root, Bytes, Bytes, *mut Failure),
+    pub(super) lock: extern "C" fn(Root, Bytes, *mut Failure) -> *mut c_void,
+    pub(super) unlock: extern "C" fn(*mut c_void),
+}
+
+/// Options of a database.
+#[repr(C)]
+pub(super) struct OpenOptions {
+    pub(super) block_cache_bytes: u64,
+    pub(super) write_buffer_bytes: u64,
+    pub(super) lock_timeout_ms: u64,
+    pub(super) background_jobs: u32,
+    pub(super) prefix_len_bytes: u32,
+    pub(super) create_if_missing: bool,
+    pub(super) sync: bool,
+    pub(super) read_only: bool,
+}
+
+/// What a database counts.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct Statistics {
+    /// Keys, estimated.
+    pub keys_estimated: u64,
+    /// Bytes in tables.
+    pub table_bytes: u64,
+    /// Bytes of memory for what is not in tables yet.
+    pub memory_table_bytes: u64,
+    /// Bytes that the cache of blocks holds now.
+    pub block_cache_bytes: u64,
+    /// Blocks that were found in the cache, since the database was opened.
+    pub block_cache_hits: u64,
+    /// Blocks that were not.
+    pub block_cache_misses: u64,
+    /// Bytes written to the log since the database was opened.
+    pub log_bytes: u64,
+    /// Syncs of the log. Fewer than commits, if threads commit at a time.
+    pub log_syncs: u64,
+    /// Merges of tables that are running or due.
+    pub merges: u64,
+    /// Microseconds in which writers had to wait for tables to be merged.
+    pub stall_us: u64,
+}
+
+/// A database of the C++ side.
+#[repr(C)]
+pub(super) struct Database {
+    _private: [u8; 0],
+}
+
+/// A transaction of the C++ side.
+#[repr(C)]
+pub(super) struct Transaction {
+    _private: [u8; 0],
+}
+
+unsafe extern "C" {
+    pub(super) fn ferrite_rocksdb_open(
+        ops: *const FileOps,
+        root: *const c_void,
+        path: Bytes,
+        options: *const OpenOptions,
+        notice: Notice,
+        context: *const c_void,
+        failure: *mut Failure,
+    ) -> *mut Database;
+    pub(super) fn ferrite_rocksdb_close(database: *mut Database, failure: *mut Failure);
+    pub(super) fn ferrite_rocksdb_get(
+        database: *mut Database,
+        key: Bytes,
+        sink: Sink,
+        context: *mut c_void,
+        failure: *mut Failure,
+    );
+    pub(super) fn ferrite_rocksdb_scan(
+        database: *mut Database,
+        from: Bytes,
+        to: Bytes,
+        sink: Sink,
+        context: *mut c_void,
+        failure: *mut Failure,
+    );
+    pub(super) fn ferrite_rocksdb_sync(database: *mut Database, failure: *mut Failure);
+    pub(super) fn ferrite_rocksdb_flush(database: *mut Database, failure: *mut Failure);
+    pub(super) fn ferrite_rocksdb_compact(database: *mut Database, failure: *mut Failure);
+    pub(super) fn ferrite_rocksdb_checkpoint(database: *mut Database, path: Bytes, failure: *mut Failure);
+    pub(super) fn ferrite_rocksdb_statistics(database: *mut Database, statistics: *mut Statistics);
+    pub(super) fn ferrite_rocksdb_begin(database: *mut Database) -> *mut Transaction;
+    pub(super) fn ferrite_rocksdb_end(transaction: *mut Transaction);
+    pub(super) fn ferrite_rocksdb_txn_get(
+        transaction: *mut Transaction,
+        key: Bytes,
+        sink: Sink,
+        context: *mut c_void,
+        failure: *mut Failure,
+    );
+    pub(super) fn ferrite_rocksdb_txn_get_for_update(
+        transaction: *mut Transaction,
+        key: Bytes,
+        exclusive: bool,
+        sink: Sink,
+        context: *mut c_void,
+        failure: *mut Failure,
+    );
+    pub(super) fn ferrite_rocksdb_txn_put(
+        transaction: *mut Transaction,
+        key: Bytes,
+        value: Bytes,
+        failure: *mut Failure,
+    );
+    pub(super) fn ferrite_rocksdb_txn_delete(transaction: *mut Transaction, key: Bytes, failure: *mut Failure);
+    pub(super) fn ferrite_rocksdb_txn_scan(
+        database: *mut Database,
+        transaction: *mut Transaction,
+        from: Bytes,
+        to: Bytes,
+        sink: Sink,
+        context: *mut c_void,
+        failure: *mut Failure,
+    );
+    pub(super) fn ferrite_rocksdb_txn_savepoint(transaction: *mut Transaction);
+    pub(super) fn ferrite_rocksdb_txn_rollback_to_savepoint(transaction: *mut Transaction, failure: *mut Failure);
+    pub(super) fn ferrite_rocksdb_txn_commit(transaction: *mut Transaction, failure: *mut Failure);
+}
+
+/// Runs `work` for the C++ side. An error or a panic becomes a failure and the value `otherwise`.
+pub(super) fn guarded<T>(failure: &mut Failure, otherwise: T, work: impl FnOnce() -> Result<T, (Kind, String)>) -> T {
+    // A panic is a bug in the file system, whose locks are not poisoned by it. RocksDB gets an error for the operation,
+    // and takes no more writes if it was one.
+    match catch_unwind(AssertUnwindSafe(work)) {
+        Ok(Ok(done)) => done,
+        Ok(Err((kind, text))) => {
+            failure.set(kind, &text);
+            otherwise
+        }
+        Err(_) => {
+            failure.set(
+                Kind::IO,
+                "a mistake of the file system (it panicked; its message is on standard error)",
+            );
+            otherwise
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_panic_ends_as_a_failure() {
+        let mut failure = Failure::none();
+        let result = guarded(&mut failure, 7, || panic!("wanted by this test"));
+        assert_eq!((result, failure.kind), (7, Kind::IO));
+        assert!(failure.text().contains("panicked"));
+    }
+
+    #[test]
+    fn long_texts_are_cut() {
+        let mut failure = Failure::none();
+        failure.set(Kind::INVALID, &"é".repeat(TEXT_BYTES));
+        assert_eq!(failure.kind, Kind::INVALID);
+        assert!(failure.text().starts_with("éé"));
+    }
+}

@@ -1,0 +1,103 @@
+// The interface of the two sides: ffi.rs has the same, in the same order. Plain data; nothing throws across.
+#pragma once
+
+#include <rocksdb/env.h>
+#include <rocksdb/file_system.h>
+#include <rocksdb/slice.h>
+#include <rocksdb/status.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <string>
+
+namespace ferrite {
+
+// Kinds of failure. In a Failure, 0 is none.
+enum Kind : int32_t {
+  kNone = 0,
+  kNotFound = 1,
+  kCorruption = 2,
+  kNotSupported = 3,
+  kInvalid = 4,
+  kIo = 5,
+  kNoSpace = 6,
+  kTimedOut = 7,
+  kDeadlock = 8,
+  kInUse = 9,
+};
+
+// Why something failed. The caller provides it, with kind 0; `text` has no terminating zero.
+struct Failure {
+  int32_t kind;
+  uint32_t len_bytes;
+  char text[504];
+};
+
+// Borrowed for the length of a call.
+struct Bytes {
+  const char* data;
+  size_t len_bytes;
+};
+
+// Receives data piece by piece; returns false for no more. A key, or the only piece, is in `first`.
+using Sink = bool (*)(void* context, Bytes first, Bytes second);
+
+// What RocksDB has to say of itself: a line of its log, or (`fatal`) why it takes no more writes. Any thread.
+using Notice = void (*)(const void* context, bool fatal, Bytes text);
+
+// Files, as functions of the Rust side. `root` is what was passed to open. A returned pointer is null after a failure.
+struct FileOps {
+  void* (*open_reader)(const void* root, Bytes path, bool in_order, Failure* failure);
+  size_t (*read_at)(const void* reader, uint64_t offset, char* into, size_t len_bytes, Failure* failure);
+  void (*close_reader)(void* reader);
+  void* (*open_writer)(const void* root, Bytes path, bool keep, Failure* failure);
+  void (*append)(const void* writer, Bytes data, Failure* failure);
+  void (*sync)(const void* writer, Failure* failure);
+  void (*truncate)(const void* writer, uint64_t len_bytes, Failure* failure);
+  uint64_t (*written_bytes)(const void* writer);
+  void (*close_writer)(void* writer, Failure* failure);
+  bool (*exists)(const void* root, Bytes path, Failure* failure);
+  uint64_t (*size_bytes)(const void* root, Bytes path, Failure* failure);
+  uint64_t (*free_bytes)(const void* root, Failure* failure);
+  void (*list)(const void* root, Bytes path, Sink sink, void* context, Failure* failure);
+  void (*remove)(const void* root, Bytes path, Failure* failure);
+  void (*rename)(const void* root, Bytes from, Bytes to, Failure* failure);
+  void* (*lock)(const void* root, Bytes path, Failure* failure);
+  void (*unlock)(void* lock);
+};
+
+struct OpenOptions {
+  uint64_t block_cache_bytes;
+  uint64_t write_buffer_bytes;
+  uint64_t lock_timeout_ms;
+  uint32_t background_jobs;
+  uint32_t prefix_len_bytes;  // 0 is none
+  bool create_if_missing;
+  bool sync;
+  bool read_only;
+};
+
+struct Statistics {
+  uint64_t keys_estimated;
+  uint64_t table_bytes;
+  uint64_t memory_table_bytes;
+  uint64_t block_cache_bytes;
+  uint64_t block_cache_hits;
+  uint64_t block_cache_misses;
+  uint64_t log_bytes;
+  uint64_t log_syncs;
+  uint64_t merges;
+  uint64_t stall_us;
+};
+
+inline Bytes BytesOf(const rocksdb::Slice& slice) { return {slice.data(), slice.size()}; }
+
+inline rocksdb::Slice SliceOf(Bytes bytes) { return {bytes.data, bytes.len_bytes}; }
+
+// RocksDB's files, over `ops`.
+std::shared_ptr<rocksdb::FileSystem> MakeFileSystem(const FileOps& ops, const void* root);
+
+}  // namespace ferrite
