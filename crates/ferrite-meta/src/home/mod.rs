@@ -1,0 +1,31 @@
+//! A home for RocksDB's files without a kernel's file system: each file is a blob, and one blob, the root, holds their
+//! names.
+//!
+//! | module | what lives there |
+//! | --- | --- |
+//! | `blobs` | [`Blobs`], what a home needs of a device, and [`MemoryBlobs`] |
+//! | `format` | the bytes of the root, and of a file's metadata |
+//! | `names` | the table of names, written alternately to two places |
+//! | `tail` | what was appended to a file and is not on the device yet |
+//! | `cache` | blocks of 256 KiB for random reads (RUFS, §2.5) |
+//! | `files` | [`BlobFiles`]: all that together, as RocksDB wants it |
+//!
+//! What is on the device, and in which order, so that a crash at any moment leaves a home that opens:
+//!
+//! * A new file is a blob first, then a name. A removed one is no name first, then no blob. In between there is a blob
+//!   without a name, which the next opening deletes.
+//! * Names change by one write of the whole table to the older of its two places. One that was cut off has a wrong
+//!   checksum, and the other place holds what was before.
+//! * A file's bytes are on the device before the size that says so.
+
+mod blobs;
+mod cache;
+mod files;
+mod format;
+mod names;
+mod tail;
+#[cfg(test)]
+mod tests;
+
+pub use blobs::{BlobError, Blobs, MemoryBlobs};
+pub(crate) use files::BlobFiles;

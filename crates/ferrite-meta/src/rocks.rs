@@ -1,0 +1,396 @@
+//! The store on RocksDB.
+//!
+//! Invariants: no type of RocksDB is public; errors become [`Error`] here and nowhere else. A commit is refused before
+//! anything happened if the place is nearly full, since RocksDB takes no more changes once it has met the end of it.
+
+use std::fmt;
+use std::ops::ControlFlow;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use ferrite_rocksdb::{Db, DbError, Place};
+use parking_lot::Mutex;
+
+use crate::error::{Error, Result};
+use crate::home::{BlobError, BlobFiles, Blobs};
+use crate::store::{Lock, MetaStore, Statistics, Transaction, Visit};
+
+/// Where a store's files lie.
+#[derive(Clone)]
+#[non_exhaustive]
+pub enum Home {
+    /// In a directory of the machine, which is made if it is missing.
+    Directory(PathBuf),
+    /// On a device of their own, which no other store uses.
+    Blobs(Arc<dyn Blobs>),
+}
+
+impl fmt::Display for Home {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Home::Directory(path) => path.display().fmt(f),
+            Home::Blobs(_) => f.write_str("the device of blobs"),
+        }
+    }
+}
+
+/// Where free space is asked for.
+enum Room {
+    Directory(PathBuf),
+    Blobs(BlobFiles),
+}
+
+impl Room {
+    /// Of the whole place, and those that may still be written.
+    fn bytes(&self) -> Result<(u64, u64)> {
+        match self {
+            Room::Directory(path) => {
+                let found = rustix::fs::statvfs(path);
+                let found = found.map_err(|error| Error::Io(format!("{}: {error}", path.display())))?;
+                let bytes = |blocks: u64| blocks.saturating_mul(found.f_frsize);
+                Ok((bytes(found.f_blocks), bytes(found.f_bavail)))
+            }
+            Room::Blobs(files) => files.room_bytes().map_err(unreadable),
+        }
+    }
+}
+
+/// A write buffer has at most this part of the place.
+const BUFFERS_PER_PLACE: u64 = 256;
+/// RocksDB's own least.
+const WRITE_BUFFER_BYTES_MIN: usize = 64 << 10;
+/// And what is kept back, this part: enough for the merges of tables that RocksDB may have to do.
+const RESERVES_PER_PLACE: u64 = 4;
+/// A full store is merged before it refuses, if so many transactions have deleted something since.
+const DELETED_MIN: u64 = 64;
+/// How long one who writes waits for that, and how often he looks.
+const MERGE_MAX: Duration = Duration::from_secs(5);
+const MERGE_POLL: Duration = Duration::from_millis(5);
+/// How long after a merge files that it replaced may stay.
+const FILES_GO_WITHIN: Duration = Duration::from_millis(250);
+
+/// Options of a store.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Options {
+    /// Create the store if there is none. Otherwise that is [`Error::Missing`].
+    pub create: bool,
+    /// Only look: nothing at the place is written, and every commit is refused. The log is read into memory. The caller
+    /// sees to it that nobody changes the store meanwhile.
+    pub read_only: bool,
+    /// Memory for cached blocks of tables, unpacked.
+    pub block_cache_bytes: usize,
+    /// Memory for what is read of files around that, by 256 KiB. For a home on blobs; the machine has its own.
+    pub file_cache_bytes: usize,
+    /// Changes are collected up to this size in memory, and in the log, which is read again after a crash. Less on a
+    /// small device: at most a 256th of it.
+    pub write_buffer_bytes: usize,
+    /// Threads that work in the background.
+    pub background_jobs: u32,
+    /// Scans that stay within a prefix of this length are answered from memory, if there is nothing. 0 is none.
+    pub prefix_len_bytes: u32,
+    /// How long a transaction waits for a lock.
+    pub lock_timeout: Duration,
+    /// Commits are durable when they return. Otherwise they are after the next [`MetaStore::sync`], or after a while.
+    pub sync: bool,
+    /// Commits are refused when less than this is free, or than a quarter of the place, if that is less. Those that
+    /// delete something may use the last half. It is room for RocksDB's merging: 64 write buffers.
+    pub reserve_bytes: u64,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Options {
+            create: false,
+            read_only: false,
+            block_cache_bytes: 64 << 20,
+            file_cache_bytes: 64 << 20,
+            write_buffer_bytes: 32 << 20,
+            background_jobs: 2,
+            prefix_len_bytes: 0,
+            lock_timeout: Duration::from_secs(5),
+            sync: true,
+            reserve_bytes: 2 << 30,
+        }
+    }
+}
+
+/// A store on RocksDB.
+pub struct RocksStore {
+    db: Db,
+    is_read_only: bool,
+    room: Room,
+    reserve_bytes: u64,
+    /// Transactions that deleted something since it was merged for them.
+    deleted: AtomicU64,
+    merging: Mutex<()>,
+}
+
+fn refused(error: DbError) -> Error {
+    match error {
+        DbError::TimedOut(_) => Error::Busy,
+        DbError::Deadlock(_) => Error::Deadlock,
+        DbError::Corruption(_) | DbError::NotFound(_) => Error::Corruption(error.to_string()),
+        DbError::Invalid(_) | DbError::NotSupported(_) => Error::Invalid(error.to_string()),
+        DbError::InUse(_) => Error::InUse(error.to_string()),
+        // Also one for lack of space: RocksDB stops.
+        _ => Error::Io(error.to_string()),
+    }
+}
+
+fn unreadable(error: BlobError) -> Error {
+    match error {
+        BlobError::Corruption(text) => Error::Corruption(text),
+        BlobError::NoSpace => Error::NoSpace(error.to_string()),
+        error => Error::Io(error.to_string()),
+    }
+}
+
+impl RocksStore {
+    /// Opens the store at a place, which is locked until it is closed. Reads the log, if the last one to use it did not
+    /// close it.
+    ///
+    /// # Errors
+    /// [`Error::Missing`] if there is none, and none was to be created; [`Error::InUse`]; [`Error::Corruption`].
+    pub fn open(home: Home, options: &Options) -> Result<RocksStore> {
+        let missing = |home: &Home| Error::Missing(home.to_string());
+        let (place, room) = match &home {
+            Home::Directory(path) => {
+                if (!options.create || options.read_only) && !path.join("CURRENT").exists() {
+                    return Err(missing(&home));
+                }
+                (Place::Directory(path.clone()), Room::Directory(path.clone()))
+            }
+            Home::Blobs(blobs) => {
+                let files = match options.read_only {
+                    true => BlobFiles::look(Arc::clone(blobs), options.file_cache_bytes),
+                    false => BlobFiles::open(Arc::clone(blobs), options.file_cache_bytes, options.create),
+                };
+                let files = files.map_err(|error| match error {
+                    BlobError::NotFound => missing(&home),
+                    error => unreadable(error),
+                })?;
+                (Place::Files(Arc::new(files.clone())), Room::Blobs(files))
+            }
+        };
+        if let Room::Directory(path) = &room
+            && !options.read_only
+        {
+            std::fs::create_dir_all(path).map_err(|error| Error::Io(format!("{}: {error}", path.display())))?;
+        }
+        let (size, _) = room.bytes()?;
+        let buffer = usize::try_from(size / BUFFERS_PER_PLACE).unwrap_or(usize::MAX);
+        let wanted = ferrite_rocksdb::Options {
+            create: options.create && !options.read_only,
+            read_only: options.read_only,
+            block_cache_bytes: options.block_cache_bytes,
+            write_buffer_bytes: options.write_buffer_bytes.min(buffer).max(WRITE_BUFFER_BYTES_MIN),
+            background_jobs: options.background_jobs,
+            prefix_len_bytes: options.prefix_len_bytes,
+            lock_timeout: options.lock_timeout,
+            sync: options.sync,
+        };
+        let db = Db::open(&place, &wanted).map_err(refused)?;
+        Ok(RocksStore {
+            db,
+            is_read_only: options.read_only,
+            room,
+            reserve_bytes: options.reserve_bytes.min(size / RESERVES_PER_PLACE),
+            deleted: AtomicU64::new(0),
+            merging: Mutex::default(),
+        })
+    }
+
+    /// Makes all that was committed durable, ends the store's threads, and lets go of the place.
+    pub fn close(self) -> Result<()> {
+        self.db.close().map_err(refused)
+    }
+
+    /// Merges all that is stored, without what was overwritten and deleted. Blocks for as long as that takes.
+    pub fn compact(&self) -> Result<()> {
+        self.db.flush().and_then(|()| self.db.compact()).map_err(refused)
+    }
+
+    /// Waits for merges that are due and may give space back. If something was deleted, they are made due: otherwise
+    /// they would be some day, and nobody can write until then. Who deletes is not refused while there is anything to
+    /// merge.
+    fn reclaim(&self, least: u64, deletes: bool) -> Result<()> {
+        let _alone = self.merging.lock();
+        let mut has_merged = false;
+        if self.deleted.load(Ordering::Relaxed) >= DELETED_MIN {
+            self.deleted.store(0, Ordering::Relaxed);
+            self.db.flush().map_err(refused)?;
+            has_merged = true;
+        }
+        self.wait_for_merges(least, has_merged)?;
+        if deletes && self.room.bytes()?.1 < least && self.deleted.swap(0, Ordering::Relaxed) > 0 {
+            self.compact()?;
+            self.wait_for_merges(least, true)?;
+        }
+        Ok(())
+    }
+
+    /// Waits while merges are under way, and for the files that they have replaced to go, which they do a moment later.
+    fn wait_for_merges(&self, least: u64, mut has_merged: bool) -> Result<()> {
+        let (until, mut idle_since) = (Instant::now() + MERGE_MAX, Instant::now());
+        while self.room.bytes()?.1 < least && Instant::now() < until {
+            if self.db.statistics().merges > 0 {
+                (has_merged, idle_since) = (true, Instant::now());
+            } else if !has_merged || idle_since.elapsed() > FILES_GO_WITHIN {
+                break;
+            }
+            std::thread::sleep(MERGE_POLL);
+        }
+        Ok(())
+    }
+
+    /// Refuses a change for which there may be no room.
+    fn admit(&self, deletes: bool) -> Result<()> {
+        let least = if deletes {
+            self.reserve_bytes / 2
+        } else {
+            self.reserve_bytes
+        };
+        if least == 0 {
+            return Ok(());
+        }
+        let (_, mut free) = self.room.bytes()?;
+        if free < least {
+            self.reclaim(least, deletes)?;
+            (_, free) = self.room.bytes()?;
+        }
+        if free < least {
+            return Err(Error::NoSpace(format!("{free} bytes are free, {least} are kept back")));
+        }
+        Ok(())
+    }
+}
+
+/// Adapts a visitor to one that says whether it wants more.
+fn wanting(visit: Visit<'_>) -> impl FnMut(&[u8], &[u8]) -> bool {
+    |key, value| visit(key, value) == ControlFlow::Continue(())
+}
+
+impl MetaStore for RocksStore {
+    fn begin(&self) -> Box<dyn Transaction + '_> {
+        Box::new(Txn {
+            store: self,
+            txn: self.db.begin(),
+            puts: false,
+            deletes: false,
+        })
+    }
+
+    fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>> {
+        self.db.get(key).map_err(refused)
+    }
+
+    fn scan(&self, from: &[u8], to: &[u8], visit: Visit<'_>) -> Result<()> {
+        self.db.scan(from, to, &mut wanting(visit)).map_err(refused)
+    }
+
+    fn sync(&self) -> Result<()> {
+        if self.is_read_only {
+            return Ok(());
+        }
+        self.db.sync().map_err(refused)
+    }
+
+    fn health(&self) -> Result<()> {
+        self.db.fatal().map_or(Ok(()), |text| Err(Error::Io(text)))
+    }
+
+    fn statistics(&self) -> Statistics {
+        let counted = self.db.statistics();
+        let (file_cache_hits, file_cache_misses) = match &self.room {
+            Room::Directory(_) => (0, 0),
+            Room::Blobs(files) => files.cache_counts(),
+        };
+        Statistics {
+            keys_estimated: counted.keys_estimated,
+            stored_bytes: counted.table_bytes,
+            memory_bytes: counted.memory_table_bytes + counted.block_cache_bytes,
+            cache_hits: counted.block_cache_hits,
+            cache_misses: counted.block_cache_misses,
+            file_cache_hits,
+            file_cache_misses,
+            log_bytes: counted.log_bytes,
+            log_syncs: counted.log_syncs,
+            stall_us: counted.stall_us,
+        }
+    }
+}
+
+struct Txn<'s> {
+    store: &'s RocksStore,
+    /// None in a store that is only looked at.
+    txn: Option<ferrite_rocksdb::Txn<'s>>,
+    /// Whether it changed anything so, also if that was undone.
+    puts: bool,
+    deletes: bool,
+}
+
+impl<'s> Txn<'s> {
+    fn changing(&mut self) -> Result<&mut ferrite_rocksdb::Txn<'s>> {
+        let refused = || Error::Invalid("the store is open for looking only".into());
+        self.txn.as_mut().ok_or_else(refused)
+    }
+}
+
+impl Transaction for Txn<'_> {
+    fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>> {
+        match &self.txn {
+            Some(txn) => txn.get(key).map_err(refused),
+            None => self.store.get(key),
+        }
+    }
+
+    fn get_for_update(&mut self, key: &[u8], lock: Lock) -> Result<Option<Vec<u8>>> {
+        let is_exclusive = lock == Lock::Exclusive;
+        self.changing()?.get_for_update(key, is_exclusive).map_err(refused)
+    }
+
+    fn put(&mut self, key: &[u8], value: &[u8]) -> Result<()> {
+        self.puts = true;
+        self.changing()?.put(key, value).map_err(refused)
+    }
+
+    fn delete(&mut self, key: &[u8]) -> Result<()> {
+        self.deletes = true;
+        self.changing()?.delete(key).map_err(refused)
+    }
+
+    fn scan(&self, from: &[u8], to: &[u8], visit: Visit<'_>) -> Result<()> {
+        match &self.txn {
+            Some(txn) => txn.scan(from, to, &mut wanting(visit)).map_err(refused),
+            None => self.store.scan(from, to, visit),
+        }
+    }
+
+    fn savepoint(&mut self) {
+        if let Some(txn) = &mut self.txn {
+            txn.savepoint();
+        }
+    }
+
+    fn rollback_to_savepoint(&mut self) -> Result<()> {
+        self.changing()?.rollback_to_savepoint().map_err(|error| match error {
+            DbError::NotFound(_) => Error::Invalid("a rollback, but there is no savepoint".into()),
+            error => refused(error),
+        })
+    }
+
+    fn commit(self: Box<Self>) -> Result<()> {
+        if self.puts || self.deletes {
+            self.store.admit(self.deletes)?;
+        }
+        if let Some(txn) = self.txn {
+            txn.commit().map_err(refused)?;
+        }
+        if self.deletes {
+            self.store.deleted.fetch_add(1, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+}
