@@ -1,0 +1,575 @@
+//! Reading and writing blobs.
+//!
+//! A byte is *old* if it lies below the blob's valid length in a cluster that the blob had before; any other byte reads
+//! as zero, whatever the device holds. What writes old bytes is a write in place, and may tear between pages; what
+//! writes others is invisible until the metadata says otherwise, which comes after it.
+//!
+//! Invariants: reads and plain overwrites share the blob's lock, and change no metadata; everything else has it alone.
+//! Those that share it take turns where they meet ([`crate::ranges`]), so a read sees each write whole or not at all.
+//! Pages that are written in part keep their other old bytes; bytes behind the valid length become zeros.
+
+use std::sync::Arc;
+
+use crate::core::{Before, Core, Inner, State, has_all};
+use crate::device::Op;
+use crate::format::{BlobId, METADATA_BYTES_MAX};
+use crate::page::{Pages, Piece, Source, fresh_piece, is_aligned};
+use crate::planted::{Planted, is_planted};
+use crate::ring::Torn;
+use crate::{CLUSTER_BYTES, Error, PAGE_BYTES, Result};
+
+pub(crate) const PAGE: u64 = PAGE_BYTES as u64;
+/// Writes of more pieces than this are made durable by one flush instead of each by itself.
+const DURABLE_PIECES_MAX: usize = 4;
+
+/// A blob. Cheap to clone; clones are the same blob. After it was deleted every call says [`Error::NotFound`].
+#[derive(Clone)]
+pub struct Blob {
+    pub(crate) core: Arc<Core>,
+    pub(crate) inner: Arc<Inner>,
+}
+
+impl std::fmt::Debug for Blob {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("Blob").field(&self.inner.id).finish()
+    }
+}
+
+impl Blob {
+    /// Its number.
+    pub fn id(&self) -> BlobId {
+        self.inner.id
+    }
+
+    /// What [`Self::set_metadata`], or a write, gave it last.
+    pub fn metadata(&self) -> Vec<u8> {
+        self.inner.state.read().metadata.clone()
+    }
+
+    /// The space it takes.
+    pub fn allocated_bytes(&self) -> u64 {
+        self.inner.state.read().clusters() * CLUSTER_BYTES
+    }
+
+    /// Bytes from here on were never written, and read as zeros.
+    pub fn valid_len(&self) -> u64 {
+        self.inner.state.read().valid_len
+    }
+
+    /// The first byte from `offset` on in a cluster that the blob has.
+    pub fn next_data(&self, offset: u64) -> Option<u64> {
+        let state = self.inner.state.read();
+        let cluster = u32::try_from(offset / CLUSTER_BYTES).ok()?;
+        if state.piece(cluster).is_some() {
+            return Some(offset);
+        }
+        let (&first, _) = state.pieces.range(cluster..).next()?;
+        Some(u64::from(first) * CLUSTER_BYTES)
+    }
+
+    /// The first byte from `offset` on in a cluster that the blob does not have.
+    pub fn next_hole(&self, offset: u64) -> u64 {
+        let state = self.inner.state.read();
+        let mut at = offset;
+        while let Some((_, count)) = u32::try_from(at / CLUSTER_BYTES).ok().and_then(|at| state.piece(at)) {
+            at = (at / CLUSTER_BYTES + u64::from(count)) * CLUSTER_BYTES;
+        }
+        at
+    }
+
+    pub(crate) fn alive(&self, state: &State) -> Result<()> {
+        match state.is_live {
+            true => Ok(()),
+            false => Err(Error::NotFound),
+        }
+    }
+
+    /// Fills `buf` with what lies at `offset`.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`] if it was deleted; of the device.
+    pub fn read_at(&self, buf: &mut [u8], offset: u64) -> Result<()> {
+        let state = self.inner.state.read();
+        self.alive(&state)?;
+        let _turn = self.inner.ranges.wait_for(pages_of(offset, buf.len()), false);
+        let have = state.valid_len.saturating_sub(offset).min(buf.len() as u64) as usize;
+        let (buf, behind) = buf.split_at_mut(have);
+        behind.fill(0);
+        self.read_old(&state, buf, offset)
+    }
+
+    /// Reads bytes below the valid length: aligned parts go where they are wanted, others through pages of our own.
+    fn read_old(&self, state: &State, buf: &mut [u8], offset: u64) -> Result<()> {
+        let mut own: Vec<(u64, Pages, usize, &mut [u8])> = Vec::new();
+        let mut batch: Vec<Op<'_>> = Vec::new();
+        let (mut at, mut rest) = (offset, buf);
+        while !rest.is_empty() {
+            let into = (at % PAGE) as usize;
+            let Some((target, pages)) = self.core.page_at(state, at / PAGE) else {
+                let hole = (CLUSTER_BYTES - at % CLUSTER_BYTES).min(rest.len() as u64) as usize;
+                let (zeros, behind) = rest.split_at_mut(hole);
+                zeros.fill(0);
+                (at, rest) = (at + hole as u64, behind);
+                continue;
+            };
+            let run = (pages * PAGE - into as u64).min(rest.len() as u64) as usize;
+            let whole = run / PAGE_BYTES * PAGE_BYTES;
+            let is_direct = into == 0 && whole > 0 && is_aligned(&rest[..whole]);
+            let count = if is_direct { whole } else { run };
+            let (part, behind) = rest.split_at_mut(count);
+            if is_direct {
+                batch.push(Op::Read {
+                    offset: target * PAGE,
+                    into: part,
+                });
+            } else {
+                own.push((target, Pages::zeroed((into + count).div_ceil(PAGE_BYTES)), into, part));
+            }
+            (at, rest) = (at + count as u64, behind);
+        }
+        for (target, pages, _, _) in &mut own {
+            batch.push(Op::Read {
+                offset: *target * PAGE,
+                into: pages.bytes_mut(),
+            });
+        }
+        if !batch.is_empty() {
+            self.core.device.run(&mut batch)?;
+        }
+        drop(batch);
+        for (_, pages, into, part) in own {
+            part.copy_from_slice(&pages.bytes()[into..into + part.len()]);
+        }
+        Ok(())
+    }
+
+    /// Writes `data` at `offset`, and then `metadata`, if there is any. Durable when it returns. A crash leaves each
+    /// page that was there before old or new; pages and bytes that were not are there only with the metadata. Up to
+    /// [`crate::BlobStore::atomic_write_bytes`] are old or new together, with the metadata.
+    ///
+    /// # Errors
+    /// [`Error::NoSpace`], and nothing has changed; of the device, and what was to be written may be there in part.
+    pub fn write_at(&self, data: &[u8], offset: u64, metadata: Option<&[u8]>) -> Result<()> {
+        let end = offset.checked_add(data.len() as u64).ok_or(Error::NoSpace)?;
+        if metadata.is_none() && self.overwrite_at(data, offset, || {})? {
+            return Ok(());
+        }
+        let mut state = self.changeable(metadata)?;
+        let added = self.fill_holes(&mut state, offset, end)?;
+        let before = (state.valid_len, state.metadata.clone());
+        let valid_len = state.valid_len.max(end);
+        if is_planted(Planted::MetadataFirst) {
+            let mut early = std::mem::replace(&mut state.valid_len, valid_len);
+            self.store(&mut state, metadata, true)?;
+            std::mem::swap(&mut early, &mut state.valid_len);
+        }
+        if data.len() <= PAGE_BYTES && offset < state.valid_len {
+            return self.write_both(&mut state, &added, data, offset, metadata);
+        }
+        if let Err(error) = self.write_new(&state, &added, data, offset) {
+            self.take_back(&mut state, &added);
+            return Err(error);
+        }
+        state.valid_len = valid_len;
+        if metadata.is_none() && added.is_empty() && state.valid_len == before.0 {
+            return Ok(());
+        }
+        let stored = self.store(&mut state, metadata, !added.is_empty());
+        if stored.is_err() && self.core.check_running().is_ok() {
+            (state.valid_len, state.metadata) = before;
+            self.take_back(&mut state, &added);
+        }
+        stored
+    }
+
+    /// [`Self::write_at`] without metadata, if all these bytes are old; else nothing happens, and it returns `false`.
+    /// Calls `begins` when nobody else transfers these pages any more, and before it changes any.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`]; of the device, and pages are old or new.
+    pub fn overwrite_at(&self, data: &[u8], offset: u64, begins: impl FnOnce()) -> Result<bool> {
+        let end = offset.checked_add(data.len() as u64).ok_or(Error::NoSpace)?;
+        let state = self.inner.state.read();
+        self.alive(&state)?;
+        if end > state.valid_len || !has_all(&state, offset, end) {
+            return Ok(false);
+        }
+        self.core.check_running()?;
+        let _turn = self.inner.ranges.wait_for(pages_of(offset, data.len()), true);
+        begins();
+        self.overwrite(&state, data, offset)?;
+        Ok(true)
+    }
+
+    /// A small write of bytes of which some are old, with metadata: both are old or new after a crash. The ring has the
+    /// pages first; the metadata then makes that entry the right one.
+    fn write_both(
+        &self,
+        state: &mut State,
+        added: &[(u32, u32, u32)],
+        data: &[u8],
+        offset: u64,
+        metadata: Option<&[u8]>,
+    ) -> Result<()> {
+        let end = offset + data.len() as u64;
+        let valid_len = state.valid_len.max(end);
+        let targets = self.targets(state, offset, end)?;
+        let pages = self
+            .zero_added(state, added, 0..0, valid_len)
+            .and_then(|pieces| self.put_fresh(&pieces))
+            .and_then(|()| self.patched(state, &targets, data, offset))
+            .and_then(|pages| match added.is_empty() {
+                true => Ok((pages, None)),
+                false => Ok((pages, Some(self.core.store_pieces(state)?))),
+            });
+        let (pages, overflow) = match pages {
+            Ok(ready) => ready,
+            Err(error) => {
+                self.take_back(state, added);
+                return Err(error);
+            }
+        };
+        let torn = Torn {
+            id: self.inner.id,
+            generation: state.generation + 1,
+            targets: &targets,
+            data: pages.bytes(),
+        };
+        // If the entry is there although the device says that it is not, the next change would make it right.
+        let prepared = self.core.ring.prepare(&*self.core.device, &self.core.layout, &torn);
+        let prepared = prepared.map_err(|error| self.core.stop(error))?;
+        state.valid_len = valid_len;
+        if let Some(metadata) = metadata {
+            state.metadata = metadata.to_vec();
+        }
+        self.core.store_head(self.inner.id, state, overflow)?;
+        // Its page may be torn, and the entry is right only as long as the blob does not change.
+        let applied = self.core.ring.apply(&*self.core.device, prepared);
+        applied.map_err(|error| self.core.stop(error))
+    }
+
+    /// Places on the device of all pages of a range that has no holes.
+    pub(crate) fn targets(&self, state: &State, offset: u64, end: u64) -> Result<Vec<u64>> {
+        let pages = offset / PAGE..end.div_ceil(PAGE);
+        let place = |page| self.core.page_at(state, page).map(|(target, _)| target);
+        let targets: Option<Vec<u64>> = pages.map(place).collect();
+        targets.ok_or_else(|| Error::Damaged(format!("blob {:x} has a hole where it had none", self.inner.id.raw())))
+    }
+
+    /// Stores metadata. Durable when it returns, old or new after a crash.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`] if it was deleted; of the device, and then the store stops.
+    pub fn set_metadata(&self, metadata: &[u8]) -> Result<()> {
+        let mut state = self.changeable(Some(metadata))?;
+        self.store(&mut state, Some(metadata), false)
+    }
+
+    /// Makes sure that writes of these bytes need no further space. They keep what they hold. One step, as a crash
+    /// sees it; durable when it returns.
+    ///
+    /// # Errors
+    /// [`Error::NoSpace`], and nothing has changed; of the device.
+    pub fn reserve(&self, offset: u64, len: u64, metadata: Option<&[u8]>) -> Result<()> {
+        let end = offset.checked_add(len).ok_or(Error::NoSpace)?;
+        let mut state = self.changeable(metadata)?;
+        let added = self.fill_holes(&mut state, offset, end)?;
+        let before = state.metadata.clone();
+        let zeroed = self.zero_added(&state, &added, 0..0, state.valid_len);
+        let stored = zeroed
+            .and_then(|pieces| self.put_fresh(&pieces))
+            .and_then(|()| self.store(&mut state, metadata, !added.is_empty()));
+        if stored.is_err() && self.core.check_running().is_ok() {
+            state.metadata = before;
+            self.take_back(&mut state, &added);
+        }
+        stored
+    }
+
+    /// Lets go of everything from `len` on. One step, as a crash sees it; durable when it returns.
+    ///
+    /// # Errors
+    /// Of the device, and then the store stops.
+    pub fn truncate(&self, len: u64, metadata: Option<&[u8]>) -> Result<()> {
+        let mut state = self.changeable(metadata)?;
+        let before = state.before();
+        let first = u32::try_from(len.div_ceil(CLUSTER_BYTES)).unwrap_or(u32::MAX);
+        let freed = state.remove(first, u32::MAX);
+        state.valid_len = state.valid_len.min(len);
+        self.let_go(&mut state, before, metadata, &freed)
+    }
+
+    /// Zeros these bytes, and lets go of clusters that are zeros then. Durable when it returns; a crash in between
+    /// leaves some of them zeroed.
+    ///
+    /// # Errors
+    /// Of the device.
+    pub fn punch(&self, offset: u64, len: u64, metadata: Option<&[u8]>) -> Result<()> {
+        let mut state = self.changeable(metadata)?;
+        let end = offset.saturating_add(len);
+        let valid = state.valid_len;
+        let from = offset.div_ceil(CLUSTER_BYTES);
+        // What lies behind the valid length of the last cluster is zero anyway.
+        let to = match end >= valid {
+            true => (end / CLUSTER_BYTES).max(valid.div_ceil(CLUSTER_BYTES)),
+            false => end / CLUSTER_BYTES,
+        };
+        let to = to.max(from);
+        for (start, stop) in [
+            (offset, end.min(from * CLUSTER_BYTES)),
+            (offset.max(to * CLUSTER_BYTES), end),
+        ] {
+            self.zero_old(&state, start, stop.min(valid))?;
+        }
+        let clamp = |cluster: u64| u32::try_from(cluster).unwrap_or(u32::MAX);
+        let before = state.before();
+        let freed = state.remove(clamp(from), clamp(to));
+        self.let_go(&mut state, before, metadata, &freed)
+    }
+
+    /// Zeros old bytes in place, but for holes.
+    fn zero_old(&self, state: &State, from: u64, to: u64) -> Result<()> {
+        let zeros = Pages::zeroed(((to.saturating_sub(from)).min(CLUSTER_BYTES) as usize).div_ceil(PAGE_BYTES));
+        let mut at = from;
+        while at < to {
+            let stop = (at / CLUSTER_BYTES + 1) * CLUSTER_BYTES;
+            let stop = stop.min(to);
+            if has_all(state, at, stop) {
+                self.overwrite(state, &zeros.bytes()[..(stop - at) as usize], at)?;
+            }
+            at = stop;
+        }
+        Ok(())
+    }
+
+    /// The state, to be changed.
+    fn changeable(&self, metadata: Option<&[u8]>) -> Result<parking_lot::RwLockWriteGuard<'_, State>> {
+        if metadata.is_some_and(|metadata| metadata.len() > METADATA_BYTES_MAX) {
+            return Err(Error::Refused(format!(
+                "metadata of a blob has at most {METADATA_BYTES_MAX} bytes"
+            )));
+        }
+        let state = self.inner.state.write();
+        self.alive(&state)?;
+        self.core.check_running()?;
+        Ok(state)
+    }
+
+    fn store(&self, state: &mut State, metadata: Option<&[u8]>, is_moved: bool) -> Result<()> {
+        if let Some(metadata) = metadata {
+            state.metadata = metadata.to_vec();
+        }
+        self.core.store(self.inner.id, state, is_moved)
+    }
+
+    /// Stores metadata that no longer names these clusters; when that is durable, they are free. What cannot be stored
+    /// has not happened.
+    fn let_go(&self, state: &mut State, before: Before, metadata: Option<&[u8]>, freed: &[(u32, u32)]) -> Result<()> {
+        let stored = self.store(state, metadata, !freed.is_empty());
+        match stored {
+            Ok(()) => self.core.give_clusters(freed),
+            Err(_) => state.restore(before),
+        }
+        stored
+    }
+
+    /// Gives the blob all clusters of a range that it lacks: first in the blob, on the device, how many.
+    fn fill_holes(&self, state: &mut State, offset: u64, end: u64) -> Result<Vec<(u32, u32, u32)>> {
+        let first = u32::try_from(offset / CLUSTER_BYTES).map_err(|_| Error::NoSpace)?;
+        let last = u32::try_from(end.div_ceil(CLUSTER_BYTES)).map_err(|_| Error::NoSpace)?;
+        let mut holes: Vec<(u32, u32)> = Vec::new();
+        let mut at = first;
+        while at < last {
+            match state.piece(at) {
+                Some((_, count)) => at += count,
+                None => {
+                    let next = state.pieces.range(at..last).next().map_or(last, |(&first, _)| first);
+                    holes.push((at, next - at));
+                    at = next;
+                }
+            }
+        }
+        let missing = holes.iter().map(|(_, count)| count).sum();
+        if missing == 0 {
+            return Ok(Vec::new());
+        }
+        let goal = first
+            .checked_sub(1)
+            .and_then(|before| state.piece(before))
+            .map(|(place, _)| place + 1);
+        let mut taken = self.core.take_clusters(goal, missing)?.into_iter();
+        let mut have = (0, 0);
+        let mut added = Vec::new();
+        for (mut logical, mut count) in holes {
+            while count > 0 {
+                if have.1 == 0 {
+                    let Some(next) = taken.next() else { break };
+                    have = next;
+                }
+                let part = count.min(have.1);
+                added.push((logical, have.0, part));
+                state.add(logical, have.0, part);
+                have = (have.0 + part, have.1 - part);
+                (logical, count) = (logical + part, count - part);
+            }
+        }
+        Ok(added)
+    }
+
+    /// Undoes [`Self::fill_holes`].
+    fn take_back(&self, state: &mut State, added: &[(u32, u32, u32)]) {
+        for &(logical, _, count) in added {
+            let freed = state.remove(logical, logical + count);
+            self.core.give_clusters(&freed);
+        }
+    }
+
+    /// Writes data of which some bytes may not be old, and zeros what becomes valid beside them.
+    fn write_new(&self, state: &State, added: &[(u32, u32, u32)], data: &[u8], offset: u64) -> Result<()> {
+        let end = offset + data.len() as u64;
+        let valid = state.valid_len;
+        let is_new = |page: u64| {
+            let cluster = page * PAGE / CLUSTER_BYTES;
+            page * PAGE >= valid
+                || added
+                    .iter()
+                    .any(|&(at, _, count)| (at.into()..u64::from(at + count)).contains(&cluster))
+        };
+        let mut fresh = Vec::new();
+        let mut old: Vec<(u64, &[u8])> = Vec::new();
+        let mut at = offset;
+        while at < end {
+            let page = at / PAGE;
+            let kind = is_new(page);
+            let Some((target, run)) = self.core.page_at(state, page) else {
+                return Err(Error::Damaged(format!(
+                    "blob {:x} lacks a cluster it was given",
+                    self.inner.id.raw()
+                )));
+            };
+            let mut pages = 1;
+            while pages < run && (page + pages) * PAGE < end && is_new(page + pages) == kind {
+                pages += 1;
+            }
+            let stop = ((page + pages) * PAGE).min(end);
+            let part = &data[(at - offset) as usize..(stop - offset) as usize];
+            match kind {
+                true => fresh.push(fresh_piece(target, at % PAGE, part, pages as usize)),
+                false => old.push((at, part)),
+            }
+            at = stop;
+        }
+        fresh.extend(self.zero_added(state, added, offset / PAGE..end.div_ceil(PAGE), valid.max(end))?);
+        self.put_fresh(&fresh)?;
+        // What lies between the old end and the new bytes becomes zero.
+        if offset > valid && !is_planted(Planted::StaleBytes) {
+            self.zero_gap(state, added, valid, offset)?;
+        }
+        for (at, part) in old {
+            self.overwrite(state, part, at)?;
+        }
+        Ok(())
+    }
+
+    /// Zeros for all pages of new clusters up to `valid_len` that are not among `written`.
+    fn zero_added(
+        &self,
+        state: &State,
+        added: &[(u32, u32, u32)],
+        written: std::ops::Range<u64>,
+        valid_len: u64,
+    ) -> Result<Vec<Piece<'static>>> {
+        let mut pieces = Vec::new();
+        if is_planted(Planted::StaleBytes) {
+            return Ok(pieces);
+        }
+        for &(logical, _, count) in added {
+            for cluster in logical..logical + count {
+                let first = u64::from(cluster) * crate::CLUSTER_PAGES;
+                let last = (first + crate::CLUSTER_PAGES).min(valid_len.div_ceil(PAGE)).max(first);
+                let ranges = [
+                    (first, last.min(written.start.max(first))),
+                    (first.max(written.end.min(last)), last),
+                ];
+                // Without anything written, the whole cluster is the first range.
+                let ranges = match written.is_empty() {
+                    true => [(first, last), (last, last)],
+                    false => ranges,
+                };
+                for (from, to) in ranges {
+                    if from >= to {
+                        continue;
+                    }
+                    let Some((target, _)) = self.core.page_at(state, from) else {
+                        continue;
+                    };
+                    pieces.push(Piece {
+                        target,
+                        data: Source::Own(Pages::zeroed((to - from) as usize)),
+                    });
+                }
+            }
+        }
+        Ok(pieces)
+    }
+
+    /// Zeros the bytes from the old end up to where a write begins, in clusters that the blob had before.
+    fn zero_gap(&self, state: &State, added: &[(u32, u32, u32)], valid: u64, offset: u64) -> Result<()> {
+        let mut fresh = Vec::new();
+        let mut at = valid;
+        // The rest of the page with the old end holds whatever it held: bytes behind the end are blanked when it is
+        // written in part.
+        let page_end = valid.next_multiple_of(PAGE).min(offset);
+        let is_added = |at: u64| {
+            let cluster = at / CLUSTER_BYTES;
+            added
+                .iter()
+                .any(|&(from, _, count)| (from.into()..u64::from(from + count)).contains(&cluster))
+        };
+        if at < page_end && has_all(state, at, page_end) && !is_added(at) {
+            self.overwrite(state, &vec![0; (page_end - at) as usize], at)?;
+        }
+        at = page_end;
+        // The page in which the write begins is blanked by the write itself.
+        let last = offset / PAGE * PAGE;
+        while at < last {
+            let stop = ((at / CLUSTER_BYTES + 1) * CLUSTER_BYTES).min(last);
+            if let Some((target, _)) = self.core.page_at(state, at / PAGE)
+                && !is_added(at)
+            {
+                fresh.push(Piece {
+                    target,
+                    data: Source::Own(Pages::zeroed(((stop - at) / PAGE) as usize)),
+                });
+            }
+            at = stop;
+        }
+        self.put_fresh(&fresh)
+    }
+
+    /// Writes what no metadata names yet. Durable when it returns.
+    fn put_fresh(&self, pieces: &[Piece<'_>]) -> Result<()> {
+        if pieces.is_empty() {
+            return Ok(());
+        }
+        let flushes = pieces.len() > DURABLE_PIECES_MAX;
+        let mut batch: Vec<Op<'_>> = pieces
+            .iter()
+            .map(|piece| Op::Write {
+                offset: piece.target * PAGE,
+                from: piece.data.bytes(),
+                durable: !flushes && !is_planted(Planted::NoFlush),
+            })
+            .collect();
+        self.core.device.run(&mut batch)?;
+        match flushes && !is_planted(Planted::NoFlush) {
+            true => self.core.device.run(&mut [Op::Flush]),
+            false => Ok(()),
+        }
+    }
+}
+
+/// All pages of which some bytes lie here.
+pub(crate) fn pages_of(offset: u64, len: usize) -> std::ops::Range<u64> {
+    offset / PAGE..offset.saturating_add(len as u64).div_ceil(PAGE)
+}

@@ -1,0 +1,464 @@
+//! A store's parts, and how a blob's metadata is loaded and stored.
+//!
+//! Invariants: a blob's metadata is one page, or one page and the overflow pages it names. It is written beside what it
+//! replaces and durable before that is free again, so a crash finds one of the two, whole. The locks are taken in this
+//! order: a blob's state, the list of loaded blobs, free space, the superblock.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Arc, Weak};
+
+use parking_lot::{Mutex, RwLock};
+
+use crate::device::{Device, Op};
+use crate::format::{
+    BlobId, Extent, HEAD_EXTENTS, Head, Layout, OVERFLOW_EXTENTS, OVERFLOW_MAX, Overflow, Superblock, decode_overflow,
+    encode_overflow,
+};
+use crate::page::Pages;
+use crate::planted::{Planted, is_planted};
+use crate::ranges::Ranges;
+use crate::ring::Ring;
+use crate::space::Bitmap;
+use crate::{CLUSTER_BYTES, CLUSTER_PAGES, Error, PAGE_BYTES, Result};
+
+/// Slots are taken into use in lots, so that the superblock is written seldom.
+const SLOTS_A_LOT: u32 = 4096;
+
+/// What is free.
+pub(crate) struct Free {
+    pub(crate) clusters: Bitmap,
+    pub(crate) slots: Bitmap,
+    pub(crate) overflow: Bitmap,
+    /// Of each slot that was ever used: the last incarnation that was given out.
+    pub(crate) incarnations: Vec<u32>,
+    /// Slots that hold a blob.
+    pub(crate) live: Bitmap,
+}
+
+/// A store.
+pub(crate) struct Core {
+    pub(crate) device: Box<dyn Device>,
+    pub(crate) layout: Layout,
+    pub(crate) superblock: Mutex<Superblock>,
+    pub(crate) free: Mutex<Free>,
+    /// Blobs that somebody uses, by slot.
+    pub(crate) loaded: Mutex<HashMap<u32, Weak<Inner>>>,
+    pub(crate) ring: Ring,
+    /// Why changes have stopped.
+    pub(crate) stopped: Mutex<Option<String>>,
+    /// What was found damaged when it was opened, and has not been mended.
+    pub(crate) damage: Mutex<Vec<Damage>>,
+}
+
+/// Damage of a slot.
+pub(crate) struct Damage {
+    pub(crate) slot: u32,
+    pub(crate) what: String,
+    /// Writing the slot anew mends it.
+    pub(crate) is_mendable: bool,
+}
+
+/// A blob.
+pub(crate) struct Inner {
+    pub(crate) id: BlobId,
+    /// Shared by transfers of bytes that are there, also after their call has returned.
+    pub(crate) state: Arc<RwLock<State>>,
+    pub(crate) ranges: Ranges,
+}
+
+/// A blob's metadata, as its lock guards it.
+pub(crate) struct State {
+    pub(crate) generation: u64,
+    pub(crate) is_live: bool,
+    pub(crate) valid_len: u64,
+    pub(crate) metadata: Vec<u8>,
+    /// Pieces by their first cluster in the blob: where they are, how many.
+    pub(crate) pieces: BTreeMap<u32, (u32, u32)>,
+    pub(crate) overflow: Vec<Overflow>,
+}
+
+/// What a blob's metadata was, in case that a change of it cannot be stored.
+pub(crate) struct Before {
+    pieces: BTreeMap<u32, (u32, u32)>,
+    valid_len: u64,
+    metadata: Vec<u8>,
+}
+
+impl Inner {
+    /// What is stored of a blob that is no more.
+    pub(crate) fn empty(id: BlobId, generation: u64) -> Inner {
+        Inner {
+            id,
+            ranges: Ranges::default(),
+            state: Arc::new(RwLock::new(State {
+                generation,
+                is_live: false,
+                valid_len: 0,
+                metadata: Vec::new(),
+                pieces: BTreeMap::new(),
+                overflow: Vec::new(),
+            })),
+        }
+    }
+}
+
+impl State {
+    pub(crate) fn before(&self) -> Before {
+        Before {
+            pieces: self.pieces.clone(),
+            valid_len: self.valid_len,
+            metadata: self.metadata.clone(),
+        }
+    }
+
+    pub(crate) fn restore(&mut self, before: Before) {
+        (self.pieces, self.valid_len, self.metadata) = (before.pieces, before.valid_len, before.metadata);
+    }
+
+    /// The piece with this cluster: its first cluster, the place of this one, how many follow with it.
+    pub(crate) fn piece(&self, cluster: u32) -> Option<(u32, u32)> {
+        let (&first, &(physical, count)) = self.pieces.range(..=cluster).next_back()?;
+        let into = cluster - first;
+        (into < count).then(|| (physical + into, count - into))
+    }
+
+    /// Adds clusters, which join their neighbours if they can.
+    pub(crate) fn add(&mut self, logical: u32, physical: u32, count: u32) {
+        let before = self
+            .pieces
+            .range(..logical)
+            .next_back()
+            .map(|(&first, &piece)| (first, piece));
+        let (mut first, mut start, mut total) = (logical, physical, count);
+        if let Some((at, (place, len))) = before
+            && at + len == logical
+            && place + len == physical
+        {
+            (first, start, total) = (at, place, len + count);
+        }
+        let after = self.pieces.get(&(logical + count)).copied();
+        if let Some((place, len)) = after
+            && place == physical + count
+        {
+            self.pieces.remove(&(logical + count));
+            total += len;
+        }
+        self.pieces.insert(first, (start, total));
+    }
+
+    /// Takes out all clusters from `from` up to `to`, and returns where they are.
+    pub(crate) fn remove(&mut self, from: u32, to: u32) -> Vec<(u32, u32)> {
+        let touched: Vec<(u32, (u32, u32))> = self
+            .pieces
+            .range(..to)
+            .rev()
+            .take_while(|(first, (_, count))| **first + count > from)
+            .map(|(first, piece)| (*first, *piece))
+            .collect();
+        let mut freed = Vec::new();
+        for (first, (physical, count)) in touched {
+            self.pieces.remove(&first);
+            let (cut_from, cut_to) = (from.max(first), to.min(first + count));
+            if first < cut_from {
+                self.pieces.insert(first, (physical, cut_from - first));
+            }
+            if cut_to < first + count {
+                self.pieces
+                    .insert(cut_to, (physical + (cut_to - first), first + count - cut_to));
+            }
+            freed.push((physical + (cut_from - first), cut_to - cut_from));
+        }
+        freed
+    }
+
+    pub(crate) fn clusters(&self) -> u64 {
+        self.pieces.values().map(|(_, count)| u64::from(*count)).sum()
+    }
+
+    fn extents(&self) -> Vec<Extent> {
+        self.pieces
+            .iter()
+            .map(|(&logical, &(physical, count))| Extent {
+                logical,
+                physical,
+                count,
+            })
+            .collect()
+    }
+}
+
+impl Core {
+    pub(crate) fn check_running(&self) -> Result<()> {
+        match &*self.stopped.lock() {
+            Some(why) => Err(Error::Stopped(why.clone())),
+            None => Ok(()),
+        }
+    }
+
+    /// Ends changes: what is on the device is no longer known.
+    pub(crate) fn stop(&self, error: Error) -> Error {
+        tracing::error!(%error, "a data store stops");
+        self.stopped.lock().get_or_insert_with(|| error.to_string());
+        error
+    }
+
+    pub(crate) fn read_pages(&self, page: u64, count: usize) -> Result<Pages> {
+        let mut pages = Pages::zeroed(count);
+        self.device.run(&mut [Op::Read {
+            offset: page * PAGE_BYTES as u64,
+            into: pages.bytes_mut(),
+        }])?;
+        Ok(pages)
+    }
+
+    fn write_page(&self, page: u64, data: &Pages) -> Result<()> {
+        self.device.run(&mut [Op::Write {
+            offset: page * PAGE_BYTES as u64,
+            from: data.bytes(),
+            durable: !is_planted(Planted::EarlyReuse),
+        }])
+    }
+
+    /// Writes both superblocks, one after the other.
+    pub(crate) fn put_superblock(&self, superblock: &Superblock) -> Result<()> {
+        let page = superblock.encode();
+        self.write_page(0, &page)?;
+        self.write_page(self.layout.pages - 1, &page)
+    }
+
+    /// The newer of a slot's two pages.
+    pub(crate) fn read_head(&self, slot: u32) -> Result<Option<Head>> {
+        let pages = self.read_pages(self.layout.slot(slot, 0), 2)?;
+        Ok(newer(pages.bytes(), slot))
+    }
+
+    /// All pieces of a blob.
+    pub(crate) fn read_extents(&self, head: &Head) -> Result<Vec<Extent>> {
+        let mut extents = head.extents.clone();
+        let mut left = head.extent_count as usize - extents.len();
+        for overflow in &head.overflow {
+            let page = self.read_pages(self.layout.overflow(overflow.page), 1)?;
+            let more = decode_overflow(page.bytes(), overflow.crc, left.min(OVERFLOW_EXTENTS));
+            let more = more.ok_or_else(|| Error::Damaged(format!("an overflow page of blob {:x}", head.id.raw())))?;
+            left -= more.len();
+            extents.extend(more);
+        }
+        Ok(extents)
+    }
+
+    /// A blob that is there.
+    pub(crate) fn load(&self, id: BlobId) -> Result<Arc<Inner>> {
+        if !self.free.lock().live.is_used(id.slot()) {
+            return Err(Error::NotFound);
+        }
+        let mut loaded = self.loaded.lock();
+        if let Some(inner) = loaded.get(&id.slot()).and_then(Weak::upgrade) {
+            return match inner.id == id {
+                true => Ok(inner),
+                false => Err(Error::NotFound),
+            };
+        }
+        let damaged = || Error::Damaged(format!("the metadata of blob {:x}", id.raw()));
+        let head = self.read_head(id.slot())?.ok_or_else(damaged)?;
+        if head.id != id || !head.is_live {
+            return Err(Error::NotFound);
+        }
+        let extents = self.read_extents(&head)?;
+        let inner = Arc::new(Inner {
+            id,
+            ranges: Ranges::default(),
+            state: Arc::new(RwLock::new(State {
+                generation: head.generation,
+                is_live: true,
+                valid_len: head.valid_len,
+                metadata: head.metadata,
+                pieces: extents
+                    .iter()
+                    .map(|extent| (extent.logical, (extent.physical, extent.count)))
+                    .collect(),
+                overflow: head.overflow,
+            })),
+        });
+        self.keep(&mut loaded, &inner);
+        Ok(inner)
+    }
+
+    pub(crate) fn keep(&self, loaded: &mut HashMap<u32, Weak<Inner>>, inner: &Arc<Inner>) {
+        // Those that nobody uses any more go when the list would grow.
+        if loaded.len() == loaded.capacity() {
+            loaded.retain(|_, blob| blob.strong_count() > 0);
+        }
+        loaded.insert(inner.id.slot(), Arc::downgrade(inner));
+    }
+
+    /// Stores a blob's metadata, durably; `is_moved` says that its pieces differ from what is stored. The caller has
+    /// the state alone, and has made everything durable that the metadata makes reachable. What is stored is old or new
+    /// after a crash; after an error, too, and nobody knows which, so the store stops.
+    pub(crate) fn store(&self, id: BlobId, state: &mut State, is_moved: bool) -> Result<()> {
+        self.check_running()?;
+        let overflow = match is_moved {
+            true => Some(self.store_pieces(state)?),
+            false => None,
+        };
+        self.store_head(id, state, overflow)
+    }
+
+    /// The first half of [`Self::store`], of which nothing can be seen: what the blob's own page has no room for. If it
+    /// fails, nothing has changed.
+    pub(crate) fn store_pieces(&self, state: &State) -> Result<Vec<Overflow>> {
+        self.write_overflow(state.extents().get(HEAD_EXTENTS..).unwrap_or(&[]))
+    }
+
+    /// The second half: the blob's own page, with other overflow pages or those that it has. If it fails, the store
+    /// stops.
+    pub(crate) fn store_head(&self, id: BlobId, state: &mut State, overflow: Option<Vec<Overflow>>) -> Result<()> {
+        let extents = state.extents();
+        let old_overflow = match overflow {
+            Some(pages) => std::mem::replace(&mut state.overflow, pages),
+            None => Vec::new(),
+        };
+        let head = Head {
+            id,
+            generation: state.generation + 1,
+            is_live: state.is_live,
+            valid_len: state.valid_len,
+            metadata: state.metadata.clone(),
+            extent_count: extents.len() as u32,
+            overflow: state.overflow.clone(),
+            extents: extents.into_iter().take(HEAD_EXTENTS).collect(),
+        };
+        let side = match is_planted(Planted::InPlace) {
+            true => 0,
+            false => head.generation & 1,
+        };
+        if !is_planted(Planted::DeleteForgotten) || head.is_live {
+            let page = self.layout.slot(id.slot(), side);
+            self.write_page(page, &head.encode())
+                .map_err(|error| self.stop(error))?;
+        }
+        state.generation = head.generation;
+        let mut free = self.free.lock();
+        for overflow in old_overflow {
+            free.overflow.clear(overflow.page);
+        }
+        Ok(())
+    }
+
+    /// Writes pieces that the blob's own page has no room for to pages that nothing names.
+    fn write_overflow(&self, extents: &[Extent]) -> Result<Vec<Overflow>> {
+        if extents.len() > OVERFLOW_MAX * OVERFLOW_EXTENTS {
+            return Err(Error::TooManyPieces);
+        }
+        let mut written = Vec::new();
+        for chunk in extents.chunks(OVERFLOW_EXTENTS) {
+            let taken = self.free.lock().overflow.take_lowest();
+            let (page, crc) = encode_overflow(chunk);
+            let done = match taken {
+                Some(number) => {
+                    written.push(Overflow { page: number, crc });
+                    self.write_page(self.layout.overflow(number), &page)
+                }
+                None => Err(Error::TooManyPieces),
+            };
+            if let Err(error) = done {
+                let mut free = self.free.lock();
+                for overflow in &written {
+                    free.overflow.clear(overflow.page);
+                }
+                return Err(error);
+            }
+        }
+        Ok(written)
+    }
+
+    /// Takes clusters, as few pieces as there can be, behind `goal` if that is free.
+    pub(crate) fn take_clusters(&self, goal: Option<u32>, count: u32) -> Result<Vec<(u32, u32)>> {
+        let mut free = self.free.lock();
+        if free.clusters.free() < count {
+            return Err(Error::NoSpace);
+        }
+        let (mut taken, mut left, mut goal) = (Vec::new(), count, goal);
+        while left > 0 {
+            let Some((first, got)) = free.clusters.take_run(goal, left) else {
+                return Err(Error::NoSpace);
+            };
+            goal = Some(first + got);
+            left -= got;
+            taken.push((first, got));
+        }
+        Ok(taken)
+    }
+
+    pub(crate) fn give_clusters(&self, pieces: &[(u32, u32)]) {
+        let mut free = self.free.lock();
+        for &(first, count) in pieces {
+            for cluster in first..first + count {
+                free.clusters.clear(cluster);
+            }
+        }
+    }
+
+    /// Takes slots for new blobs, and numbers that were never given.
+    pub(crate) fn take_ids(&self, count: usize) -> Result<Vec<BlobId>> {
+        self.check_running()?;
+        let mut free = self.free.lock();
+        let mut ids = Vec::new();
+        for _ in 0..count {
+            let Some(slot) = free.slots.take_lowest() else {
+                for id in ids {
+                    free.slots.clear(BlobId::slot(id));
+                }
+                return Err(Error::NoSpace);
+            };
+            if free.incarnations.len() <= slot as usize {
+                free.incarnations.resize(slot as usize + 1, 0);
+            }
+            free.incarnations[slot as usize] += 1;
+            ids.push(BlobId::of(slot, free.incarnations[slot as usize]));
+        }
+        let highest = ids.iter().map(|id| id.slot() + 1).max().unwrap_or(0);
+        let mut superblock = self.superblock.lock();
+        if highest > superblock.slots_used {
+            let more = Superblock {
+                slots_used: highest.next_multiple_of(SLOTS_A_LOT).min(self.layout.slots),
+                generation: superblock.generation + 1,
+                ..superblock.clone()
+            };
+            // The next start looks as far as this says. One of the two may be torn now, so the other is left alone.
+            self.put_superblock(&more).map_err(|error| self.stop(error))?;
+            *superblock = more;
+        }
+        Ok(ids)
+    }
+
+    /// The place of a page of a blob on the device, and how many pages lie in a row from there.
+    pub(crate) fn page_at(&self, state: &State, page: u64) -> Option<(u64, u64)> {
+        let cluster = u32::try_from(page / CLUSTER_PAGES).ok()?;
+        let (physical, count) = state.piece(cluster)?;
+        let into = page % CLUSTER_PAGES;
+        Some((
+            self.layout.cluster(physical) + into,
+            u64::from(count) * CLUSTER_PAGES - into,
+        ))
+    }
+}
+
+/// The newer of a slot's two pages that can be read and are its own.
+pub(crate) fn newer(pages: &[u8], slot: u32) -> Option<Head> {
+    let heads = pages.chunks(PAGE_BYTES).filter_map(Head::decode);
+    heads
+        .filter(|head| head.id.slot() == slot)
+        .max_by_key(|head| head.generation)
+}
+
+/// Whether the blob has all clusters of a range.
+pub(crate) fn has_all(state: &State, offset: u64, end: u64) -> bool {
+    let mut at = offset / CLUSTER_BYTES;
+    while at * CLUSTER_BYTES < end {
+        match u32::try_from(at).ok().and_then(|at| state.piece(at)) {
+            Some((_, count)) => at += u64::from(count),
+            None => return false,
+        }
+    }
+    true
+}

@@ -1,0 +1,321 @@
+//! Files, block devices and NVMe namespaces, through io_uring.
+//!
+//! Transfers go past the page cache where the file system can do that. A write that must be durable says so itself
+//! (`RWF_DSYNC`): the kernel uses the device's own means (FUA), or a flush, or nothing if its cache survives.
+//!
+//! Invariant: a device is used by one process at a time: files are locked, block devices opened exclusively, which
+//! also refuses those that are mounted.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::AsFd;
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use ferrite_buffers::Pool;
+use rustix::fs::{FlockOperation, OFlags};
+
+use super::namespace::{self, Address};
+pub use super::reactor::{Reactor, Waiting};
+use super::{Device, Op, Part, Submitting, Transfer, failed};
+use crate::{Error, PAGE_BYTES, Result};
+
+/// A ring keeps its files, and so their locks, for moments after its process has ended.
+const RINGS_END_WITHIN: Duration = Duration::from_secs(3);
+
+/// How a device is opened.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Options {
+    /// Look only.
+    pub read_only: bool,
+    /// Pages of a file or device are written whole or not at all, also when power is lost. `None`: ask the device, and
+    /// believe no file.
+    pub whole_pages: Option<bool>,
+}
+
+/// See the module's head.
+pub struct Uring {
+    name: Arc<str>,
+    file: File,
+    at: Address,
+    /// Of a character device: its block device, held.
+    _block: Option<File>,
+    len_bytes: u64,
+    whole_pages: bool,
+    reactor: Arc<Reactor>,
+}
+
+impl Uring {
+    /// Opens a file, a block device, or the character device of an NVMe namespace.
+    ///
+    /// # Errors
+    /// [`Error::Refused`], with the reason: missing, no file or block device, blocks too large.
+    /// [`Error::InUse`] if it is mounted, or somebody else has it.
+    pub fn open(path: &Path, reactor: &Arc<Reactor>, options: &Options) -> Result<Uring> {
+        let refused = |text: String| Error::Refused(format!("{}: {text}", path.display()));
+        let in_use = |by: &str, mend| Error::InUse {
+            device: path.display().to_string(),
+            by: by.into(),
+            mend,
+        };
+        let found = std::fs::metadata(path).map_err(|error| refused(error.to_string()))?;
+        let is_block = found.file_type().is_block_device();
+        let block = namespace::block_device_of(path);
+        if !is_block && block.is_none() && !found.is_file() {
+            return Err(refused(
+                "neither a file nor a block device, nor an NVMe namespace".into(),
+            ));
+        }
+        let open = |flags: OFlags| {
+            std::fs::File::options()
+                .read(true)
+                .write(!options.read_only)
+                .custom_flags(flags.bits() as i32)
+                .open(path)
+        };
+        // Exclusive use of a block device refuses those that are mounted.
+        let exclusive = if is_block { OFlags::EXCL } else { OFlags::empty() };
+        let said = |error: io::Error| match is_busy(&error) {
+            true => in_use("a mount or another program", "stop that first"),
+            false => refused(error.to_string()),
+        };
+        let file = match patiently(|| open(OFlags::DIRECT | exclusive)) {
+            // Some file systems in memory have no direct transfers, and need none; characters know no such thing.
+            Err(error) if error.raw_os_error() == Some(rustix::io::Errno::INVAL.raw_os_error()) => open(exclusive),
+            other => other,
+        };
+        let file = file.map_err(said)?;
+        let commands = block.map(|block| patiently(|| namespace::open(&file, &block)));
+        let commands = commands.transpose().map_err(said)?;
+        let lock = match options.read_only {
+            true => FlockOperation::NonBlockingLockShared,
+            false => FlockOperation::NonBlockingLockExclusive,
+        };
+        let start = Instant::now();
+        while rustix::fs::flock(&file, lock).is_err() {
+            if start.elapsed() > RINGS_END_WITHIN {
+                return Err(in_use("another process, as a data store", "close it there first"));
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        let len_bytes = match &commands {
+            Some(commands) => commands.len_bytes,
+            None => {
+                rustix::fs::seek(&file, rustix::fs::SeekFrom::End(0)).map_err(|error| refused(error.to_string()))?
+            }
+        };
+        let queue = match &commands {
+            Some(commands) => Some(commands.queue.clone()),
+            None => is_block.then(|| queue_of(found.rdev())).flatten(),
+        };
+        let number = |name: &str| -> Option<u64> {
+            let text = std::fs::read_to_string(queue.as_ref()?.join(name)).ok()?;
+            text.trim().parse().ok()
+        };
+        let block = number("logical_block_size").unwrap_or(512);
+        if block > PAGE_BYTES as u64 {
+            return Err(refused(format!(
+                "its blocks have {block} bytes; a store needs {PAGE_BYTES} or fewer"
+            )));
+        }
+        let promises = block == PAGE_BYTES as u64
+            || number("atomic_write_unit_max_bytes").is_some_and(|bytes| bytes >= PAGE_BYTES as u64);
+        let number = reactor
+            .attach(file.as_fd())
+            .map_err(|error| refused(error.to_string()))?;
+        Ok(Uring {
+            name: path.display().to_string().into(),
+            file,
+            at: Address {
+                file: number,
+                namespace: commands.as_ref().map(|commands| commands.namespace),
+            },
+            _block: commands.map(|commands| commands.block),
+            len_bytes,
+            whole_pages: options.whole_pages.unwrap_or(promises),
+            reactor: Arc::clone(reactor),
+        })
+    }
+
+    /// Makes a file of this size, all of which is allocated, for [`Self::open`].
+    ///
+    /// # Errors
+    /// [`Error::Refused`] if it exists and holds something, or there is no room.
+    pub fn create(path: &Path, len_bytes: u64) -> Result<()> {
+        let refused = |text: String| Error::Refused(format!("{}: {text}", path.display()));
+        let file = File::options()
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .open(path)
+            .map_err(|error| refused(error.to_string()))?;
+        let flags = rustix::fs::FallocateFlags::empty();
+        rustix::fs::fallocate(&file, flags, 0, len_bytes).map_err(|error| refused(error.to_string()))
+    }
+}
+
+/// Tries again while another has it, who may just have ended.
+fn patiently<T>(mut open: impl FnMut() -> io::Result<T>) -> io::Result<T> {
+    let start = Instant::now();
+    loop {
+        match open() {
+            Err(error) if is_busy(&error) && start.elapsed() < RINGS_END_WITHIN => {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            other => return other,
+        }
+    }
+}
+
+fn is_busy(error: &io::Error) -> bool {
+    error.raw_os_error() == Some(rustix::io::Errno::BUSY.raw_os_error())
+}
+
+/// What the kernel says of a block device's queue; that of the whole device, if it is a part.
+fn queue_of(device: u64) -> Option<PathBuf> {
+    let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
+    let dir = std::fs::canonicalize(format!("/sys/dev/block/{major}:{minor}")).ok()?;
+    let own = dir.join("queue");
+    if own.is_dir() {
+        Some(own)
+    } else {
+        Some(dir.parent()?.join("queue"))
+    }
+}
+
+impl Device for Uring {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn len_bytes(&self) -> u64 {
+        self.len_bytes
+    }
+
+    fn writes_whole_pages(&self) -> bool {
+        self.whole_pages
+    }
+
+    fn submitting(&self) -> Option<&dyn Submitting> {
+        Some(self)
+    }
+
+    fn run(&self, batch: &mut [Op<'_>]) -> Result<()> {
+        if let Some(most) = self.command_bytes_max()
+            && batch
+                .iter()
+                .any(|op| op.range().is_some_and(|range| range.end - range.start > most as u64))
+        {
+            let mut parts: Vec<Op<'_>> = batch.iter_mut().flat_map(|op| parts_of(op, most)).collect();
+            return self.run(&mut parts);
+        }
+        let results = self.reactor.run(self.at, batch);
+        for (op, result) in batch.iter_mut().zip(results) {
+            self.finish(op, result)?;
+        }
+        Ok(())
+    }
+}
+
+impl Submitting for Uring {
+    fn submit(&self, mut transfer: Transfer) {
+        if let Some(most) = self.command_bytes_max() {
+            let cut = |part: Part| {
+                let starts = part.bytes.clone().step_by(most);
+                starts.map(move |start| Part {
+                    offset: part.offset + (start - part.bytes.start) as u64,
+                    bytes: start..part.bytes.end.min(start + most),
+                })
+            };
+            transfer.parts = transfer.parts.into_iter().flat_map(cut).collect();
+        }
+        self.reactor.submit(self.at, Arc::clone(&self.name), transfer);
+    }
+
+    fn know_buffers(&self, pool: &Pool) {
+        self.reactor.know_buffers(pool);
+    }
+}
+
+/// An operation as several, none longer than that.
+fn parts_of<'p>(op: &'p mut Op<'_>, most: usize) -> Vec<Op<'p>> {
+    match op {
+        Op::Read { offset, into } => into
+            .chunks_mut(most)
+            .enumerate()
+            .map(|(index, into)| Op::Read {
+                offset: *offset + (index * most) as u64,
+                into,
+            })
+            .collect(),
+        Op::Write { offset, from, durable } => from
+            .chunks(most)
+            .enumerate()
+            .map(|(index, from)| Op::Write {
+                offset: *offset + (index * most) as u64,
+                from,
+                durable: *durable,
+            })
+            .collect(),
+        Op::Flush => vec![Op::Flush],
+    }
+}
+
+impl Uring {
+    /// Longest operation, if there is such a bound.
+    fn command_bytes_max(&self) -> Option<usize> {
+        self.at.namespace.map(|namespace| namespace.command_bytes_max)
+    }
+
+    /// Judges a result; what was transferred in part goes on.
+    fn finish(&self, op: &mut Op<'_>, result: i32) -> Result<()> {
+        let mut done = match (usize::try_from(result), &op) {
+            (Err(_), _) => return self.again(op, result),
+            (Ok(_), Op::Flush) => return Ok(()),
+            (Ok(count), _) => count,
+        };
+        let range = op.range().unwrap_or(0..0);
+        let wanted = (range.end - range.start) as usize;
+        while done < wanted {
+            let at = range.start + done as u64;
+            let mut rest = match op {
+                Op::Read { into, .. } => Op::Read {
+                    offset: at,
+                    into: &mut into[done..],
+                },
+                Op::Write { from, durable, .. } => Op::Write {
+                    offset: at,
+                    from: &from[done..],
+                    durable: *durable,
+                },
+                Op::Flush => return Ok(()),
+            };
+            let result = self.reactor.run(self.at, std::slice::from_mut(&mut rest));
+            match result.first().copied().map(usize::try_from) {
+                Some(Ok(count)) if count > 0 => done += count,
+                Some(Err(_)) => return self.again(&mut rest, result[0]),
+                _ => return Err(failed(self, op, "it was cut short")),
+            }
+        }
+        Ok(())
+    }
+
+    fn again(&self, op: &mut Op<'_>, result: i32) -> Result<()> {
+        let error = io::Error::from_raw_os_error(-result);
+        match error.kind() {
+            io::ErrorKind::Interrupted | io::ErrorKind::WouldBlock => self.run(std::slice::from_mut(op)),
+            _ => Err(failed(self, op, error)),
+        }
+    }
+}
+
+impl Drop for Uring {
+    fn drop(&mut self) {
+        self.reactor.detach(self.at.file);
+        // The lock goes with the file, which the ring may keep for moments.
+        let _ = rustix::fs::flock(&self.file, FlockOperation::Unlock);
+    }
+}

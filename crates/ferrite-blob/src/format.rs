@@ -1,0 +1,450 @@
+//! What is on the device, byte by byte; `docs/format-blob.md` has the same as tables.
+//!
+//! ```text
+//! page 0             superblock
+//! then               slots: two pages each, written in turn
+//! then               overflow pages, for blobs in many pieces
+//! then               the ring: four pages each
+//! then, at a         clusters
+//! multiple of 1 MiB
+//! last page          superblock again
+//! ```
+//!
+//! Invariants: numbers are little-endian. Each page of metadata carries a CRC-32C of itself with that field zero, or,
+//! for overflow pages, has it in the page that names it. What cannot be decoded is told as such, never a panic.
+
+use crate::page::Pages;
+use crate::{CLUSTER_PAGES, Error, PAGE_BYTES, Result};
+
+/// Version of everything on the device.
+pub(crate) const VERSION: u32 = 1;
+/// First bytes of a superblock.
+pub(crate) const MAGIC: [u8; 8] = *b"FerrBlob";
+const HEAD_MAGIC: u32 = u32::from_le_bytes(*b"BlHd");
+
+/// Longest metadata of a blob that belongs to whoever uses it.
+pub const METADATA_BYTES_MAX: usize = 256;
+/// Pieces that a blob's own page names.
+pub(crate) const HEAD_EXTENTS: usize = 273;
+/// Pieces that an overflow page names.
+pub(crate) const OVERFLOW_EXTENTS: usize = PAGE_BYTES / EXTENT_BYTES;
+/// Overflow pages of a blob.
+pub(crate) const OVERFLOW_MAX: usize = 64;
+/// Pages of an entry of the ring: what it is, then up to two pages of data, and one for alignment.
+pub(crate) const RING_PAGES: u64 = 4;
+/// Entries of the ring.
+pub(crate) const RING_ENTRIES: u64 = 64;
+const EXTENT_BYTES: usize = 12;
+const METADATA_AT: usize = 48;
+const OVERFLOW_AT: usize = METADATA_AT + METADATA_BYTES_MAX;
+const EXTENTS_AT: usize = OVERFLOW_AT + OVERFLOW_MAX * 8;
+const CRC_AT: usize = 8;
+
+/// Number of a blob: its slot, and the how manieth blob of that slot it is. Never given twice in the life of a store.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct BlobId(u64);
+
+impl BlobId {
+    /// From [`Self::raw`].
+    pub fn from_raw(raw: u64) -> BlobId {
+        BlobId(raw)
+    }
+
+    /// As a number.
+    pub fn raw(self) -> u64 {
+        self.0
+    }
+
+    pub(crate) fn of(slot: u32, incarnation: u32) -> BlobId {
+        BlobId(u64::from(incarnation) << 32 | u64::from(slot))
+    }
+
+    pub(crate) fn slot(self) -> u32 {
+        self.0 as u32
+    }
+
+    pub(crate) fn incarnation(self) -> u32 {
+        (self.0 >> 32) as u32
+    }
+}
+
+/// Where things are, in pages.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Layout {
+    pub(crate) pages: u64,
+    pub(crate) slots: u32,
+    pub(crate) overflow_pages: u32,
+    pub(crate) clusters: u32,
+}
+
+impl Layout {
+    /// The layout of a device of some pages. `None` if it is too small for a single cluster.
+    pub(crate) fn of(pages: u64) -> Option<Layout> {
+        // Each cluster brings one slot and a quarter, of two pages each, and a quarter of an overflow page.
+        let clusters = pages.checked_sub(CLUSTER_PAGES)? * 4 / (CLUSTER_PAGES * 4 + 11);
+        let clusters = clusters.min(u64::from(u32::MAX) / 2);
+        let mut layout = Layout {
+            pages,
+            slots: clusters as u32 + clusters as u32 / 4 + 64,
+            overflow_pages: clusters as u32 / 4 + 64,
+            clusters: clusters as u32,
+        };
+        while layout.clusters > 0 && layout.cluster(layout.clusters) >= pages {
+            layout.clusters -= 1;
+        }
+        (layout.clusters > 0).then_some(layout)
+    }
+
+    pub(crate) fn slot(&self, slot: u32, side: u64) -> u64 {
+        1 + u64::from(slot) * 2 + side
+    }
+
+    pub(crate) fn overflow(&self, page: u32) -> u64 {
+        self.slot(self.slots, 0) + u64::from(page)
+    }
+
+    pub(crate) fn ring(&self, entry: u64) -> u64 {
+        self.overflow(self.overflow_pages) + entry * RING_PAGES
+    }
+
+    pub(crate) fn cluster(&self, cluster: u32) -> u64 {
+        self.ring(RING_ENTRIES).next_multiple_of(CLUSTER_PAGES) + u64::from(cluster) * CLUSTER_PAGES
+    }
+}
+
+fn put(page: &mut [u8], at: usize, bytes: &[u8]) {
+    page[at..at + bytes.len()].copy_from_slice(bytes);
+}
+
+fn u16_at(page: &[u8], at: usize) -> u16 {
+    u16::from_le_bytes([page[at], page[at + 1]])
+}
+
+fn u32_at(page: &[u8], at: usize) -> u32 {
+    let mut bytes = [0; 4];
+    bytes.copy_from_slice(&page[at..at + 4]);
+    u32::from_le_bytes(bytes)
+}
+
+pub(crate) fn u64_at(page: &[u8], at: usize) -> u64 {
+    let mut bytes = [0; 8];
+    bytes.copy_from_slice(&page[at..at + 8]);
+    u64::from_le_bytes(bytes)
+}
+
+fn sealed(page: &mut [u8]) {
+    put(page, CRC_AT, &[0; 4]);
+    let crc = crc32c::crc32c(page);
+    put(page, CRC_AT, &crc.to_le_bytes());
+}
+
+fn is_sealed(page: &[u8]) -> bool {
+    let mut crc = crc32c::crc32c(&page[..CRC_AT]);
+    crc = crc32c::crc32c_append(crc, &[0; 4]);
+    crc32c::crc32c_append(crc, &page[CRC_AT + 4..]) == u32_at(page, CRC_AT)
+}
+
+/// The superblock.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Superblock {
+    pub(crate) store: [u8; 16],
+    pub(crate) pool: [u8; 16],
+    /// Which store of the pool it is.
+    pub(crate) index: u16,
+    pub(crate) layout: Layout,
+    /// The newer of the two is right.
+    pub(crate) generation: u64,
+    /// Slots from here on were never used.
+    pub(crate) slots_used: u32,
+    pub(crate) is_clean: bool,
+}
+
+impl Superblock {
+    pub(crate) fn encode(&self) -> Pages {
+        let mut pages = Pages::zeroed(1);
+        let page = pages.bytes_mut();
+        put(page, 0, &MAGIC);
+        put(page, 12, &VERSION.to_le_bytes());
+        put(page, 16, &self.store);
+        put(page, 32, &self.pool);
+        put(page, 48, &self.index.to_le_bytes());
+        put(page, 50, &[u8::from(self.is_clean)]);
+        put(page, 56, &self.layout.pages.to_le_bytes());
+        put(page, 64, &self.layout.slots.to_le_bytes());
+        put(page, 68, &self.layout.overflow_pages.to_le_bytes());
+        put(page, 72, &self.layout.clusters.to_le_bytes());
+        put(page, 76, &self.slots_used.to_le_bytes());
+        put(page, 80, &self.generation.to_le_bytes());
+        sealed(page);
+        pages
+    }
+
+    /// `None`: this is no superblock, or a damaged one.
+    ///
+    /// # Errors
+    /// It is of another version.
+    pub(crate) fn decode(page: &[u8]) -> Result<Option<Superblock>> {
+        if page[..8] != MAGIC || !is_sealed(page) {
+            return Ok(None);
+        }
+        let version = u32_at(page, 12);
+        if version != VERSION {
+            return Err(Error::Refused(format!(
+                "its format has version {version}, this program knows {VERSION}; use a program of that version"
+            )));
+        }
+        let (mut store, mut pool) = ([0; 16], [0; 16]);
+        store.copy_from_slice(&page[16..32]);
+        pool.copy_from_slice(&page[32..48]);
+        let layout = Layout {
+            pages: u64_at(page, 56),
+            slots: u32_at(page, 64),
+            overflow_pages: u32_at(page, 68),
+            clusters: u32_at(page, 72),
+        };
+        Ok(Some(Superblock {
+            store,
+            pool,
+            index: u16_at(page, 48),
+            is_clean: page[50] == 1,
+            slots_used: u32_at(page, 76).min(layout.slots),
+            generation: u64_at(page, 80),
+            layout,
+        }))
+    }
+}
+
+/// A piece of a blob.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Extent {
+    /// First cluster in the blob.
+    pub(crate) logical: u32,
+    /// First cluster on the device.
+    pub(crate) physical: u32,
+    pub(crate) count: u32,
+}
+
+impl Extent {
+    fn encode(&self) -> [u8; EXTENT_BYTES] {
+        let mut bytes = [0; EXTENT_BYTES];
+        put(&mut bytes, 0, &self.logical.to_le_bytes());
+        put(&mut bytes, 4, &self.physical.to_le_bytes());
+        put(&mut bytes, 8, &self.count.to_le_bytes());
+        bytes
+    }
+
+    fn decode(bytes: &[u8]) -> Extent {
+        Extent {
+            logical: u32_at(bytes, 0),
+            physical: u32_at(bytes, 4),
+            count: u32_at(bytes, 8),
+        }
+    }
+}
+
+/// An overflow page as its blob names it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Overflow {
+    pub(crate) page: u32,
+    pub(crate) crc: u32,
+}
+
+/// A blob's own page.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Head {
+    pub(crate) id: BlobId,
+    /// Of the two pages of a slot, the one with the larger generation is right. Its lowest bit says which page it is.
+    pub(crate) generation: u64,
+    /// Else it was deleted.
+    pub(crate) is_live: bool,
+    /// Bytes behind it read as zeros, whatever the clusters hold.
+    pub(crate) valid_len: u64,
+    pub(crate) metadata: Vec<u8>,
+    /// All of its pieces, also those in overflow pages.
+    pub(crate) extent_count: u32,
+    pub(crate) overflow: Vec<Overflow>,
+    /// Those in this page.
+    pub(crate) extents: Vec<Extent>,
+}
+
+impl Head {
+    pub(crate) fn encode(&self) -> Pages {
+        let mut pages = Pages::zeroed(1);
+        let page = pages.bytes_mut();
+        put(page, 0, &HEAD_MAGIC.to_le_bytes());
+        put(page, 12, &u32::from(self.is_live).to_le_bytes());
+        put(page, 16, &self.id.raw().to_le_bytes());
+        put(page, 24, &self.generation.to_le_bytes());
+        put(page, 32, &self.valid_len.to_le_bytes());
+        put(page, 40, &self.extent_count.to_le_bytes());
+        put(page, 44, &(self.overflow.len() as u16).to_le_bytes());
+        put(page, 46, &(self.metadata.len() as u16).to_le_bytes());
+        put(page, METADATA_AT, &self.metadata);
+        for (at, overflow) in (OVERFLOW_AT..).step_by(8).zip(&self.overflow) {
+            put(page, at, &overflow.page.to_le_bytes());
+            put(page, at + 4, &overflow.crc.to_le_bytes());
+        }
+        for (at, extent) in (EXTENTS_AT..).step_by(EXTENT_BYTES).zip(&self.extents) {
+            put(page, at, &extent.encode());
+        }
+        sealed(page);
+        pages
+    }
+
+    /// `None`: it was never written, or is damaged.
+    pub(crate) fn decode(page: &[u8]) -> Option<Head> {
+        if u32_at(page, 0) != HEAD_MAGIC || !is_sealed(page) {
+            return None;
+        }
+        let extent_count = u32_at(page, 40);
+        let overflow_count = usize::from(u16_at(page, 44));
+        let metadata_len = usize::from(u16_at(page, 46));
+        let in_overflow = (extent_count as usize).saturating_sub(HEAD_EXTENTS);
+        let is_sane = metadata_len <= METADATA_BYTES_MAX
+            && overflow_count <= OVERFLOW_MAX
+            && overflow_count == in_overflow.div_ceil(OVERFLOW_EXTENTS);
+        is_sane.then(|| Head {
+            id: BlobId(u64_at(page, 16)),
+            generation: u64_at(page, 24),
+            is_live: u32_at(page, 12) == 1,
+            valid_len: u64_at(page, 32),
+            metadata: page[METADATA_AT..METADATA_AT + metadata_len].to_vec(),
+            extent_count,
+            overflow: (0..overflow_count)
+                .map(|index| Overflow {
+                    page: u32_at(page, OVERFLOW_AT + index * 8),
+                    crc: u32_at(page, OVERFLOW_AT + index * 8 + 4),
+                })
+                .collect(),
+            extents: extents(&page[EXTENTS_AT..], (extent_count as usize).min(HEAD_EXTENTS)),
+        })
+    }
+}
+
+fn extents(bytes: &[u8], count: usize) -> Vec<Extent> {
+    bytes
+        .chunks_exact(EXTENT_BYTES)
+        .take(count)
+        .map(Extent::decode)
+        .collect()
+}
+
+/// An overflow page, and its checksum.
+pub(crate) fn encode_overflow(extents: &[Extent]) -> (Pages, u32) {
+    let mut pages = Pages::zeroed(1);
+    for (at, extent) in (0..).step_by(EXTENT_BYTES).zip(extents) {
+        put(pages.bytes_mut(), at, &extent.encode());
+    }
+    let crc = crc32c::crc32c(pages.bytes());
+    (pages, crc)
+}
+
+/// The first `count` pieces of an overflow page. `None`: it is damaged.
+pub(crate) fn decode_overflow(page: &[u8], crc: u32, count: usize) -> Option<Vec<Extent>> {
+    (crc32c::crc32c(page) == crc).then(|| extents(page, count))
+}
+
+/// An entry of the ring: one or two pages that are about to be written in place.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct RingEntry {
+    pub(crate) number: u64,
+    /// All entries below it had been written in place when this one was made.
+    pub(crate) low: u64,
+    pub(crate) id: BlobId,
+    /// Of the blob's metadata. It never changes while a write in place is under way.
+    pub(crate) generation: u64,
+    /// Pages on the device; the second is 0 if there is one only.
+    pub(crate) targets: [u64; 2],
+    pub(crate) crcs: [u32; 2],
+}
+
+const RING_MAGIC: u32 = u32::from_le_bytes(*b"BlRg");
+
+impl RingEntry {
+    /// Writes the entry's first page.
+    pub(crate) fn encode(&self, page: &mut [u8]) {
+        put(page, 0, &RING_MAGIC.to_le_bytes());
+        put(page, 12, &self.crcs[0].to_le_bytes());
+        put(page, 16, &self.number.to_le_bytes());
+        put(page, 24, &self.low.to_le_bytes());
+        put(page, 32, &self.id.raw().to_le_bytes());
+        put(page, 40, &self.generation.to_le_bytes());
+        put(page, 48, &self.targets[0].to_le_bytes());
+        put(page, 56, &self.targets[1].to_le_bytes());
+        put(page, 64, &self.crcs[1].to_le_bytes());
+        sealed(page);
+    }
+
+    /// `None`: it was never written, or not to its end.
+    pub(crate) fn decode(page: &[u8]) -> Option<RingEntry> {
+        if u32_at(page, 0) != RING_MAGIC || !is_sealed(page) {
+            return None;
+        }
+        Some(RingEntry {
+            number: u64_at(page, 16),
+            low: u64_at(page, 24),
+            id: BlobId(u64_at(page, 32)),
+            generation: u64_at(page, 40),
+            targets: [u64_at(page, 48), u64_at(page, 56)],
+            crcs: [u32_at(page, 12), u32_at(page, 64)],
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_layout_fits_its_device_and_wastes_little() {
+        assert_eq!(Layout::of(100), None);
+        for mib in [4_u64, 5, 13, 64, 100, 1000, 100_000, 4_000_000] {
+            let pages = mib * CLUSTER_PAGES;
+            let layout = Layout::of(pages).unwrap_or_else(|| panic!("{mib} MiB"));
+            assert!(layout.cluster(layout.clusters) < pages, "{mib} MiB: {layout:?}");
+            assert!(
+                u64::from(layout.clusters) + 3 >= mib - mib / 50,
+                "{mib} MiB: {layout:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn what_was_encoded_is_decoded_and_any_changed_byte_is_damage() {
+        let superblock = Superblock {
+            store: [1; 16],
+            pool: [2; 16],
+            index: 3,
+            layout: Layout::of(100_000).unwrap(),
+            generation: 9,
+            slots_used: 77,
+            is_clean: true,
+        };
+        let extent = Extent {
+            logical: 5,
+            physical: 6,
+            count: 7,
+        };
+        let head = Head {
+            id: BlobId::of(3, 4),
+            generation: 8,
+            is_live: true,
+            valid_len: 12345,
+            metadata: vec![9; 48],
+            extent_count: HEAD_EXTENTS as u32 + 1,
+            overflow: vec![Overflow { page: 1, crc: 2 }],
+            extents: vec![extent; HEAD_EXTENTS],
+        };
+        let (mut one, mut other) = (superblock.encode(), head.encode());
+        assert_eq!(Superblock::decode(one.bytes()), Ok(Some(superblock)));
+        assert_eq!(Head::decode(other.bytes()), Some(head));
+        for at in (0..PAGE_BYTES).step_by(7) {
+            one.bytes_mut()[at] ^= 1;
+            other.bytes_mut()[at] ^= 1;
+            assert_eq!(Superblock::decode(one.bytes()), Ok(None), "{at}");
+            assert_eq!(Head::decode(other.bytes()), None, "{at}");
+            one.bytes_mut()[at] ^= 1;
+            other.bytes_mut()[at] ^= 1;
+        }
+    }
+}

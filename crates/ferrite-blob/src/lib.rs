@@ -1,0 +1,57 @@
+//! Blob stores: one device each, in pages of 4 KiB and clusters of 1 MiB (RUFS, sections 2.2 and 2.4).
+//!
+//! What lives here: [`BlobStore`] and [`Blob`]; the devices below them ([`device`]: io_uring, memory, and layers that
+//! record, fail or slow down); the format on the device (`format`, byte by byte in `docs/format-blob.md`).
+//!
+//! | module | what lives there |
+//! | --- | --- |
+//! | `page` | pages in memory, aligned as devices want them |
+//! | `device` | the trait [`device::Device`], and all devices |
+//! | `format` | superblock and metadata pages |
+//! | `space` | which clusters, slots and overflow pages are free |
+//! | `ring` | writes that must not tear, on devices that tear pages |
+//! | `ranges` | who reads and who overwrites which pages of a blob |
+//! | `overlay` | a device as it would be with the ring's pages in place, for those who only look |
+//! | `core` | a store's parts, and how a blob's metadata is loaded and stored |
+//! | `blob` | reading and writing |
+//! | `overwrite` | writing in place |
+//! | `submitted` | the same without waiting, where nothing but the device is in the way |
+//! | `store` | making, opening, closing; blobs as a whole |
+//! | `planted` | mistakes on purpose, for tests |
+//! | `check` | every structure against every other |
+//!
+//! *Architecture invariant:* everything is on the device when a call returns. A blob's metadata changes by one write of
+//! one page, which is durable before anything that depends on it: data first, then the metadata that makes it
+//! reachable; and what metadata has let go of is used again only when that metadata is durable.
+//!
+//! *Architecture invariant:* nothing here knows files, names or engines.
+#![deny(unsafe_code)]
+
+mod blob;
+pub mod check;
+mod core;
+pub mod device;
+mod error;
+mod format;
+mod overlay;
+mod overwrite;
+mod page;
+pub mod planted;
+mod ranges;
+mod ring;
+mod space;
+mod store;
+mod submitted;
+
+pub use blob::Blob;
+pub use error::{Error, Result};
+pub use format::{BlobId, METADATA_BYTES_MAX};
+pub use store::{BlobStore, FormatOptions, Identity, Space};
+pub use submitted::Ready;
+
+/// A page: what is written in place in one piece.
+pub const PAGE_BYTES: usize = 4096;
+/// A cluster: what a blob gets and gives back.
+pub const CLUSTER_BYTES: u64 = 1 << 20;
+/// Pages of a cluster.
+pub(crate) const CLUSTER_PAGES: u64 = CLUSTER_BYTES / PAGE_BYTES as u64;

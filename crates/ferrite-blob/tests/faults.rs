@@ -1,0 +1,325 @@
+//! Devices that fail under a blob store: blobs in many pieces, superblocks, and the ring.
+//!
+//! A change that fails has happened or it has not; readers see one of the two at any time, and so does the next
+//! opening, where nothing is lost and nothing leaks.
+
+mod common;
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use common::compare;
+use ferrite_blob::device::{Device, Fault, Faulty, Memory, Op, Target};
+use ferrite_blob::{Blob, BlobStore, CLUSTER_BYTES, Error, FormatOptions, PAGE_BYTES};
+use parking_lot::Mutex;
+
+const OPTIONS: FormatOptions = FormatOptions {
+    store: [1; 16],
+    pool: [2; 16],
+    index: 0,
+};
+/// More than one overflow page names.
+const PIECES: u64 = 273 + 341 + 20;
+const FAULTS: [Fault; 3] = [Fault::Error, Fault::Short, Fault::Late];
+
+/// A device of any size that remembers the pages that were written.
+struct Sparse {
+    pages: Mutex<HashMap<u64, Box<[u8]>>>,
+    len_bytes: u64,
+}
+
+impl Sparse {
+    fn new(len_bytes: u64) -> Sparse {
+        Sparse {
+            pages: Mutex::default(),
+            len_bytes,
+        }
+    }
+
+    fn copy(&self) -> Sparse {
+        Sparse {
+            pages: Mutex::new(self.pages.lock().clone()),
+            len_bytes: self.len_bytes,
+        }
+    }
+}
+
+impl Device for Sparse {
+    fn name(&self) -> &str {
+        "sparse"
+    }
+
+    fn len_bytes(&self) -> u64 {
+        self.len_bytes
+    }
+
+    fn writes_whole_pages(&self) -> bool {
+        true
+    }
+
+    fn run(&self, batch: &mut [Op<'_>]) -> ferrite_blob::Result<()> {
+        let mut pages = self.pages.lock();
+        for op in batch {
+            let Some(range) = op.range() else { continue };
+            let first = range.start / PAGE_BYTES as u64;
+            match op {
+                Op::Read { into, .. } => {
+                    for (page, into) in (first..).zip(into.chunks_mut(PAGE_BYTES)) {
+                        match pages.get(&page) {
+                            Some(bytes) => into.copy_from_slice(bytes),
+                            None => into.fill(0),
+                        }
+                    }
+                }
+                Op::Write { from, .. } => {
+                    for (page, from) in (first..).zip(from.chunks(PAGE_BYTES)) {
+                        let kept = pages.entry(page).or_insert_with(|| vec![0; PAGE_BYTES].into());
+                        // A write that was cut short ends within a page.
+                        kept[..from.len()].copy_from_slice(from);
+                    }
+                }
+                Op::Flush => {}
+            }
+        }
+        Ok(())
+    }
+}
+
+fn open<D: Device + 'static>(device: &Arc<D>) -> BlobStore {
+    BlobStore::open(Box::new(Arc::clone(device)), false).unwrap()
+}
+
+fn byte_of(cluster: u64) -> u8 {
+    (cluster % 250) as u8 + 1
+}
+
+/// Every second cluster has a byte in front; those of `more` besides.
+fn holds(blob: &Blob, pieces: u64, more: Option<u64>, what: &str) {
+    for cluster in 0..2 * pieces + 2 {
+        let mut byte = [0; 2];
+        blob.read_at(&mut byte, cluster * CLUSTER_BYTES).expect(what);
+        let is_there = (cluster % 2 == 0 && cluster < 2 * pieces) || more == Some(cluster);
+        let want = if is_there { byte_of(cluster) } else { 0 };
+        assert_eq!(byte, [want, 0], "{what}: cluster {cluster}");
+    }
+}
+
+/// A blob in many pieces on a device, closed.
+fn in_pieces(pieces: u64) -> (Sparse, ferrite_blob::BlobId) {
+    let device = Arc::new(Sparse::new((pieces + 60) << 20));
+    BlobStore::format(&*device, &OPTIONS).unwrap();
+    let store = open(&device);
+    let id = store.reserve(1).unwrap()[0];
+    let blob = store.create(id, b"old").unwrap();
+    for cluster in (0..2 * pieces).step_by(2) {
+        blob.write_at(&[byte_of(cluster)], cluster * CLUSTER_BYTES, None)
+            .unwrap();
+    }
+    store.close().unwrap();
+    drop(blob);
+    let device = device.copy();
+    (device, id)
+}
+
+/// An error at each write of a change of a blob in pieces: its data, each of its overflow pages, its own page.
+#[test]
+fn a_blob_in_pieces_is_old_or_new_whichever_write_fails() {
+    let (base, id) = in_pieces(PIECES);
+    let new = 2 * PIECES;
+    let change = |blob: &Blob, kind: u64| match kind {
+        // At the end, in a hole in the middle, and one that lets go of a piece.
+        0 => blob.write_at(&[byte_of(new)], new * CLUSTER_BYTES, Some(b"new")),
+        1 => blob.write_at(&[byte_of(301)], 301 * CLUSTER_BYTES, Some(b"new")),
+        _ => blob.punch(300 * CLUSTER_BYTES, CLUSTER_BYTES, Some(b"new")),
+    };
+    for kind in 0..3 {
+        let check = |blob: &Blob, is_new: bool, what: &str| match (kind, is_new) {
+            (_, false) => holds(blob, PIECES, None, what),
+            (0, _) => holds(blob, PIECES, Some(new), what),
+            (1, _) => holds(blob, PIECES, Some(301), what),
+            _ => {
+                let mut byte = [9];
+                blob.read_at(&mut byte, 300 * CLUSTER_BYTES).expect(what);
+                assert_eq!(byte, [0], "{what}");
+            }
+        };
+        for fault in FAULTS {
+            for after in 0.. {
+                let what = format!("change {kind}, {fault:?} after {after} writes");
+                let device = Arc::new(Faulty::new(base.copy()));
+                let store = open(&device);
+                let blob = store.blob(id).unwrap();
+                let free = store.space().free_clusters;
+                device.plan(
+                    fault,
+                    Target {
+                        count: 1,
+                        ..Target::writes_from(after)
+                    },
+                );
+                let done = change(&blob, kind);
+                device.mend();
+                // Readers: the change has happened, or it has not, or nobody knows, and then the store has stopped.
+                if store.is_running() {
+                    check(&blob, done.is_ok(), &what);
+                    let is_new = blob.metadata() == b"new";
+                    assert_eq!(is_new, done.is_ok(), "{what}: metadata");
+                    if done.is_err() {
+                        assert_eq!(store.space().free_clusters, free, "{what}: space");
+                        change(&blob, kind).unwrap_or_else(|error| panic!("{what}: again: {error}"));
+                        check(&blob, true, &what);
+                    }
+                } else {
+                    assert!(matches!(change(&blob, kind), Err(Error::Stopped(_))), "{what}");
+                    let mut byte = [0];
+                    blob.read_at(&mut byte, 2 * CLUSTER_BYTES).expect(&what);
+                    assert_eq!(byte, [byte_of(2)], "{what}");
+                }
+                drop((blob, store));
+                let store = open(&device);
+                let report = store.check().unwrap();
+                assert!(report.findings.is_empty(), "{what}: {:#?}", report.findings);
+                let blob = store.blob(id).unwrap();
+                let is_new = blob.metadata() == b"new";
+                assert!(is_new || done.is_err(), "{what}: acknowledged");
+                check(&blob, is_new, &what);
+                if done.is_ok() {
+                    assert!(after >= 3, "{what}: there are two overflow pages, and its own");
+                    break;
+                }
+            }
+        }
+    }
+}
+
+/// Without a page for more pieces a blob takes no more, says so, and everything else goes on.
+#[test]
+fn a_blob_in_too_many_pieces_stops_nothing_else() {
+    let device = Arc::new(Sparse::new(400 << 20));
+    BlobStore::format(&*device, &OPTIONS).unwrap();
+    // A store with a single overflow page (docs/format-blob.md).
+    for page in [0, (400 << 20) / PAGE_BYTES as u64 - 1] {
+        let mut pages = device.pages.lock();
+        let superblock = pages.get_mut(&page).unwrap();
+        superblock[68..72].copy_from_slice(&1_u32.to_le_bytes());
+        superblock[8..12].fill(0);
+        let crc = crc32c::crc32c(superblock);
+        superblock[8..12].copy_from_slice(&crc.to_le_bytes());
+    }
+    let store = open(&device);
+    let id = store.reserve(1).unwrap()[0];
+    let blob = store.create(id, b"old").unwrap();
+    let pieces = 274;
+    for cluster in (0..2 * pieces).step_by(2) {
+        blob.write_at(&[byte_of(cluster)], cluster * CLUSTER_BYTES, None)
+            .unwrap();
+    }
+    let free = store.space().free_clusters;
+    // Over the end of one cluster into a hole, in the middle of a hole, at the end.
+    for offset in [
+        301 * CLUSTER_BYTES - 1,
+        301 * CLUSTER_BYTES + 5000,
+        2 * pieces * CLUSTER_BYTES,
+    ] {
+        assert_eq!(blob.write_at(&[1; 2], offset, Some(b"new")), Err(Error::TooManyPieces));
+        assert!(store.is_running(), "one blob's pieces stop no other's");
+        assert_eq!(blob.reserve(offset, 2, Some(b"new")), Err(Error::TooManyPieces));
+    }
+    assert_eq!((blob.metadata(), store.space().free_clusters), (b"old".to_vec(), free));
+    blob.write_at(&[byte_of(0)], 0, Some(b"in place")).unwrap();
+    let other = store.create(store.reserve(1).unwrap()[0], b"").unwrap();
+    other.write_at(&[1; 100], 0, None).unwrap();
+    holds(&blob, pieces, None, "afterwards");
+    // Cut, it is in fewer, and can have others.
+    blob.truncate(200 * CLUSTER_BYTES, None).unwrap();
+    blob.write_at(&[byte_of(301)], 301 * CLUSTER_BYTES, None).unwrap();
+    assert!(store.check().unwrap().findings.is_empty());
+}
+
+/// Each of the two superblocks, when numbers are taken and when the store is closed.
+#[test]
+fn a_superblock_that_cannot_be_written_loses_nothing() {
+    for fault in FAULTS {
+        for (after, closes) in [(0, false), (1, false), (0, true), (1, true)] {
+            let what = format!("{fault:?} of superblock {after}, closing: {closes}");
+            let memory = Memory::of(vec![0xee; 12 << 20]);
+            BlobStore::format(&memory, &OPTIONS).unwrap();
+            let device = Arc::new(Faulty::new(memory));
+            let store = open(&device);
+            let mut model = common::Model::new();
+            let mut seen = Vec::new();
+            if closes {
+                let id = store.reserve(1).unwrap()[0];
+                let blob = store.create(id, b"kept").unwrap();
+                blob.write_at(&[7; 5000], 0, None).unwrap();
+                seen.push(id);
+                let known = common::Known {
+                    data: vec![7; 5000],
+                    metadata: b"kept".to_vec(),
+                };
+                model.insert(id, known);
+            }
+            let target = Target {
+                count: 1,
+                ..Target::writes_from(after)
+            };
+            device.plan(fault, target);
+            match closes {
+                true => assert!(store.clone().close().is_err(), "{what}"),
+                false => {
+                    assert!(store.reserve(1).is_err(), "{what}");
+                    device.mend();
+                    // The other one may be the only one that can be read.
+                    assert!(matches!(store.reserve(1), Err(Error::Stopped(_))), "{what}");
+                }
+            }
+            device.mend();
+            drop(store);
+            let store = open(&device);
+            compare(&store, &model, &what);
+            let id = store.reserve(1).unwrap()[0];
+            assert!(!seen.contains(&id), "{what}: a number was given twice");
+            store.create(id, b"").unwrap();
+            store.close().unwrap();
+        }
+    }
+}
+
+/// An entry of the ring of which the device says that it was not written, though it was, is never carried out later.
+#[test]
+fn a_lost_answer_of_the_ring_changes_nothing_later() {
+    for tears in [false, true] {
+        let memory = Memory::new(12 << 20);
+        let memory = if tears { memory.tearing() } else { memory };
+        BlobStore::format(&memory, &OPTIONS).unwrap();
+        let device = Arc::new(Faulty::new(memory));
+        let store = open(&device);
+        let id = store.reserve(1).unwrap()[0];
+        let blob = store.create(id, b"").unwrap();
+        blob.write_at(&[1; 6000], 0, Some(b"first")).unwrap();
+        device.plan(
+            Fault::Late,
+            Target {
+                count: 1,
+                ..Target::writes_from(0)
+            },
+        );
+        blob.write_at(&[2; 100], 50, Some(b"second")).unwrap_err();
+        device.mend();
+        // If this were taken, it would make that entry the right one.
+        let third = blob.set_metadata(b"third");
+        drop((blob, store));
+        let store = open(&device);
+        let blob = store.blob(id).unwrap();
+        let mut bytes = [0; 6000];
+        blob.read_at(&mut bytes, 0).unwrap();
+        let is_second = bytes[50..150] == [2; 100];
+        let want: &[u8] = match (third.is_ok(), is_second) {
+            (true, _) => b"third",
+            (false, true) => b"second",
+            (false, false) => b"first",
+        };
+        assert_eq!(blob.metadata(), want, "data and metadata go together");
+        assert!(!(is_second && third.is_ok()), "what failed has happened after all");
+    }
+}

@@ -1,0 +1,212 @@
+//! Random operations on a store, compared with what they should come to, with reopenings in between.
+
+mod common;
+
+use std::sync::Arc;
+
+use common::{Maker, Model, compare, is_full};
+use ferrite_blob::device::Memory;
+use ferrite_blob::{BlobStore, CLUSTER_BYTES, Error, FormatOptions, PAGE_BYTES};
+use ferrite_testkit::seed_from_env;
+
+const OPTIONS: FormatOptions = FormatOptions {
+    store: [1; 16],
+    pool: [2; 16],
+    index: 0,
+};
+
+/// A device full of what somebody left there.
+fn used_device(mib: u64) -> Memory {
+    Memory::of(vec![0xee; (mib << 20) as usize])
+}
+
+fn run(seed: u64, steps: usize, tears: bool) {
+    let device = used_device(16);
+    let device = Arc::new(if tears { device.tearing() } else { device });
+    BlobStore::format(&*device, &OPTIONS).unwrap();
+    let open = || BlobStore::open(Box::new(Arc::clone(&device)), false).unwrap();
+    let mut store = open();
+    let (mut maker, mut model) = (Maker::new(seed), Model::new());
+    for number in 0..steps {
+        let step = maker.next(&model, &store);
+        let what = format!("FERRITE_SEED={seed}, step {number}: {step:?}");
+        let what = &what[..what.len().min(300)];
+        let result = step.run(&store);
+        match is_full(&result) {
+            true => {}
+            false => {
+                result.unwrap_or_else(|error| panic!("{what}: {error}"));
+                step.apply(&mut model);
+            }
+        }
+        if number % 5 == 0 {
+            compare(&store, &model, what);
+        }
+        if number % 23 == 0 || (seed % 4 == 1 && number % 3 == 0) {
+            // Closed in order, or just dropped.
+            if number % 2 == 0 {
+                store.clone().close().unwrap();
+            }
+            drop(store);
+            store = open();
+            compare(&store, &model, what);
+        }
+    }
+}
+
+#[test]
+fn random_operations() {
+    let seeds = match seed_from_env() {
+        Some(seed) => seed..seed + 1,
+        None => 0..24,
+    };
+    for seed in seeds {
+        run(seed, 120, seed % 3 == 0);
+    }
+}
+
+/// A blob in more pieces than its page names.
+#[test]
+fn many_pieces() {
+    let byte_of = |cluster: u64| (cluster % 250) as u8 + 1;
+    let store = BlobStore::memory(900);
+    let ids = store.reserve(2).unwrap();
+    let (one, other) = (store.create(ids[0], b"").unwrap(), store.create(ids[1], b"").unwrap());
+    for cluster in 0..440 {
+        for blob in [&one, &other] {
+            blob.write_at(&[byte_of(cluster)], cluster * CLUSTER_BYTES, Some(b"m"))
+                .unwrap();
+        }
+    }
+    let check = |store: &BlobStore| {
+        for id in &ids {
+            let blob = store.blob(*id).unwrap();
+            for cluster in 0..440 {
+                let mut byte = [0; 2];
+                blob.read_at(&mut byte, cluster * CLUSTER_BYTES).unwrap();
+                assert_eq!(byte, [byte_of(cluster), 0], "{cluster}");
+            }
+        }
+        assert!(store.check().unwrap().findings.is_empty());
+    };
+    check(&store);
+    one.punch(3 * CLUSTER_BYTES, CLUSTER_BYTES, None).unwrap();
+    one.write_at(&[4], 3 * CLUSTER_BYTES, None).unwrap();
+    check(&store);
+}
+
+#[test]
+fn a_full_store_refuses_and_keeps_what_it_has() {
+    let store = BlobStore::memory(8);
+    let free = store.space().free_clusters;
+    let id = store.reserve(1).unwrap()[0];
+    let blob = store.create(id, b"before").unwrap();
+    blob.write_at(&[7; 100], 0, None).unwrap();
+    let too_much = vec![1; ((free + 1) * CLUSTER_BYTES) as usize];
+    assert_eq!(blob.write_at(&too_much, 50, Some(b"after")), Err(Error::NoSpace));
+    assert_eq!(blob.reserve(0, (free + 1) * CLUSTER_BYTES, None), Err(Error::NoSpace));
+    assert_eq!((blob.metadata(), blob.valid_len()), (b"before".to_vec(), 100));
+    assert_eq!(store.space().free_clusters, free - 1);
+    blob.reserve(0, free * CLUSTER_BYTES, None).unwrap();
+    assert_eq!(store.space().free_clusters, 0);
+    // What is reserved can be written.
+    blob.write_at(&vec![3; (free * CLUSTER_BYTES) as usize], 0, None)
+        .unwrap();
+    store.delete(id).unwrap();
+    assert_eq!(store.space().free_clusters, free);
+    assert_eq!(blob.read_at(&mut [0], 0), Err(Error::NotFound));
+    assert!(store.check().unwrap().findings.is_empty());
+}
+
+#[test]
+fn numbers_are_never_given_twice() {
+    let device = Arc::new(used_device(8));
+    BlobStore::format(&*device, &OPTIONS).unwrap();
+    let mut seen = std::collections::HashSet::new();
+    for _ in 0..5 {
+        let store = BlobStore::open(Box::new(Arc::clone(&device)), false).unwrap();
+        for _ in 0..3 {
+            let ids = store.reserve(4).unwrap();
+            for &id in &ids {
+                assert!(seen.insert(id), "{id:?} was given before");
+                assert_eq!(store.create(id, b"").unwrap().id(), id);
+                assert_eq!(store.create(id, b"").map(drop), Err(Error::Exists));
+            }
+            for &id in &ids[1..] {
+                store.delete(id).unwrap();
+                assert_eq!(store.delete(id), Err(Error::NotFound));
+                assert_eq!(store.create(id, b"").map(drop), Err(Error::NotFound));
+            }
+        }
+    }
+}
+
+#[test]
+fn devices_that_are_no_stores_are_refused_by_name() {
+    let nothing = BlobStore::open(Box::new(Memory::new(8 << 20)), false)
+        .unwrap_err()
+        .to_string();
+    assert!(nothing.contains("no data store"), "{nothing}");
+    let small = BlobStore::format(&Memory::new(1 << 20), &OPTIONS)
+        .unwrap_err()
+        .to_string();
+    assert!(small.contains("too few"), "{small}");
+    let device = used_device(8);
+    BlobStore::format(&device, &OPTIONS).unwrap();
+    let identity = BlobStore::identify(&device).unwrap().unwrap();
+    assert_eq!((identity.pool, identity.index, identity.is_clean), ([2; 16], 0, true));
+    let mut image = device.image();
+    image.truncate(7 << 20);
+    let shrunk = BlobStore::open(Box::new(Memory::of(image)), false)
+        .unwrap_err()
+        .to_string();
+    assert!(shrunk.contains("was made for"), "{shrunk}");
+    // One superblock is enough, whichever it is.
+    for page in [0, device.image().len() / PAGE_BYTES - 1] {
+        let mut image = device.image();
+        image[page * PAGE_BYTES..][..PAGE_BYTES].fill(0x55);
+        assert!(BlobStore::open(Box::new(Memory::of(image)), false).is_ok());
+    }
+}
+
+/// Threads that write other pages of the same blob, whole and in part, lose nothing of each other.
+#[test]
+fn writers_of_one_blob_do_not_disturb_each_other() {
+    for tears in [false, true] {
+        let device = if tears {
+            used_device(8).tearing()
+        } else {
+            used_device(8)
+        };
+        let device = Arc::new(device);
+        BlobStore::format(&*device, &OPTIONS).unwrap();
+        let store = BlobStore::open(Box::new(Arc::clone(&device)), false).unwrap();
+        let blob = store.create(store.reserve(1).unwrap()[0], b"").unwrap();
+        blob.write_at(&[0; 64 << 10], 0, None).unwrap();
+        std::thread::scope(|scope| {
+            for thread in 0..4_u64 {
+                let blob = &blob;
+                scope.spawn(move || {
+                    for round in 0..200_u64 {
+                        // 1,000 bytes of each page are this thread's.
+                        let page = round % 16;
+                        blob.write_at(&[thread as u8 + 1; 1000], page * 4096 + thread * 1000, None)
+                            .unwrap();
+                    }
+                });
+            }
+        });
+        let mut all = vec![0; 64 << 10];
+        blob.read_at(&mut all, 0).unwrap();
+        for page in all.chunks(4096) {
+            for thread in 0..4 {
+                assert!(
+                    page[thread * 1000..][..1000]
+                        .iter()
+                        .all(|&byte| byte == thread as u8 + 1)
+                );
+            }
+            assert!(page[4000..].iter().all(|&byte| byte == 0));
+        }
+    }
+}
