@@ -1,0 +1,408 @@
+//! Attributes and extended attributes.
+//!
+//! A directory's mode and owner stand in its edge, too, so a change of them locks the name first; a file's stand in its
+//! node alone. A new size is part of the same transaction; what a shorter file leaves behind in its blob is cut off
+//! afterwards, and by the next start if there is a crash in between: until then no byte of it can be read, since every
+//! read ends at the size.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use ferrite_blob::Blob;
+use ferrite_vfs::posix::{self, Access};
+use ferrite_vfs::{
+    Attr, BadArgument, Ctx, FileKind, FsError, Ino, Outcome, ROOT_INO, Result, SetAttr, SetTime, SpaceOf,
+    XATTR_NAME_MAX, XATTR_SIZE_MAX, XattrMode,
+};
+
+use crate::FILE_BYTES_MAX;
+use crate::blobs::cut_to;
+use crate::content::Change;
+use crate::core::{Core, Step};
+use crate::format::key;
+use crate::format::node::{Content, Edge, INLINE_BYTES_MAX, Node};
+use crate::format::tail::Tail;
+use crate::held::Held;
+use crate::names::missing;
+use crate::table::State;
+
+/// Space for extended attributes of one inode: the sum of 4 + name + value over all.
+const XATTR_SPACE_BYTES: usize = 4064;
+/// How often a change of a directory looks for its name again, because it was renamed meanwhile.
+const RACES_MAX: usize = 64;
+
+/// A file that grows by at most this part of what is free, without being written, gets its room at once.
+const PREALLOCATED_SHARE: u64 = 8;
+
+/// Gives a blob its room, if it is to be had.
+fn preallocate(blob: &Blob, from: u64, to: u64) -> ferrite_blob::Result<()> {
+    match blob.reserve(from, to - from, None) {
+        Err(ferrite_blob::Error::NoSpace | ferrite_blob::Error::TooManyPieces) => Ok(()),
+        other => other,
+    }
+}
+
+impl Core {
+    /// The node after a change of attributes that the rules allow.
+    fn changed(&self, ctx: &Ctx, held: &Held, state: &State, set: &SetAttr, opened: bool) -> Result<(Node, SetAttr)> {
+        let set = match ctx.check {
+            true => posix::may_setattr(&self.attr(held, state), &ctx.cred, set, opened)?,
+            false => *set,
+        };
+        let mut node = held.present(state);
+        let now = self.now();
+        if let Some(size) = set.size {
+            match node.kind {
+                FileKind::File if size > FILE_BYTES_MAX => return Err(FsError::FileTooBig),
+                FileKind::File => {}
+                FileKind::Directory => return Err(FsError::IsDirectory),
+                _ => return Err(FsError::Invalid(BadArgument::NoSize)),
+            }
+            node.size = size;
+            node.mtime = now;
+        }
+        let time = |time: SetTime| match time {
+            SetTime::Now => now,
+            SetTime::To(time) => time,
+        };
+        let old_gid = node.gid;
+        node.mode = set.mode.unwrap_or(node.mode) & 0o7777;
+        node.uid = set.uid.unwrap_or(node.uid);
+        node.gid = set.gid.unwrap_or(node.gid);
+        node.atime = set.atime.map_or(node.atime, time);
+        node.mtime = set.mtime.map_or(node.mtime, time);
+        if set.kill_priv {
+            node.mode = posix::kill_priv_by(&ctx.cred, node.kind, node.mode, old_gid);
+        }
+        if set != SetAttr::default() {
+            (node.ctime, node.change) = (now, self.next_change());
+        }
+        Ok((node, set))
+    }
+
+    /// Changes attributes.
+    pub(crate) fn setattr(
+        self: &Arc<Core>,
+        ctx: &Ctx,
+        step: Step<'_>,
+        held: &Held,
+        set: &SetAttr,
+        opened: bool,
+    ) -> Result<Attr> {
+        let is_dir = held.read()?.node.is_dir();
+        if is_dir && held.ino != ROOT_INO {
+            return self.setattr_dir(ctx, step, held, set, opened);
+        }
+        let mut state = held.write()?;
+        self.setattr_file(ctx, step, held, &mut state, set, opened, Outcome::Attr)
+    }
+
+    /// The same, of what has no edge that repeats it, and of which the caller has the state alone.
+    #[allow(
+        clippy::too_many_arguments,
+        reason = "what a caller holds, what is asked, what a token keeps"
+    )]
+    pub(crate) fn setattr_file(
+        &self,
+        ctx: &Ctx,
+        mut step: Step<'_>,
+        held: &Held,
+        state: &mut State,
+        set: &SetAttr,
+        opened: bool,
+        outcome: impl FnOnce(Attr) -> Outcome,
+    ) -> Result<Attr> {
+        let (mut node, set) = self.changed(ctx, held, state, set, opened)?;
+        let old_size = state.node.size;
+        let grows_to = set.size.filter(|&size| size > old_size);
+        if let (Content::Inline(_), Some(size)) = (&node.content, grows_to)
+            && size > INLINE_BYTES_MAX as u64
+            && self.preallocates(size)
+        {
+            let attr = node.attr(held.ino);
+            let change = Change {
+                node,
+                changes_mode: false,
+                room_bytes: size,
+            };
+            let outcome = || outcome(Attr { change: 0, ..attr });
+            self.move_out(step, held, state, change, outcome, |blob| preallocate(blob, 0, size))?;
+            return Ok(self.attr(held, state));
+        }
+        if let (Content::Blob(_), Some(size)) = (&node.content, grows_to)
+            && self.preallocates(size - old_size)
+        {
+            // A crash before the new size is stored leaves it room that nobody sees.
+            let blob = self.content(held.ino, state)?;
+            cut_to(blob, old_size)?;
+            preallocate(blob, old_size, size)?;
+        }
+        let mut freed = None;
+        let mut cut = None;
+        if let Some(size) = set.size {
+            match &mut node.content {
+                Content::Inline(bytes) => bytes.truncate(usize::try_from(size).unwrap_or(usize::MAX)),
+                // The common way to empty a file is to write another content.
+                Content::Blob(place) if size == 0 => {
+                    freed = Some(*place);
+                    step.txn.put(&key::detached(*place), b"")?;
+                    if state.is_ahead {
+                        step.txn.delete(&key::ahead(held.ino))?;
+                    }
+                    node.content = Content::Inline(Vec::new());
+                    node.allocated_bytes = 0;
+                }
+                Content::Blob(_) if size < old_size => {
+                    cut = Some(self.content(held.ino, state)?.clone());
+                    // The next start looks whether it was cut.
+                    step.txn.put(&key::ahead(held.ino), b"")?;
+                }
+                Content::Blob(_) if size > old_size => cut_to(self.content(held.ino, state)?, old_size)?,
+                Content::Blob(_) => {}
+            }
+        }
+        step.txn.put(&key::node(held.ino), &node.encode())?;
+        let attr = node.attr(held.ino);
+        step.commit(|| outcome(Attr { change: 0, ..attr }))?;
+        if let Some(place) = freed {
+            state.blob = std::sync::OnceLock::new();
+            state.is_ahead = false;
+            self.housekeeper.delete_later(place);
+        }
+        if let Some(blob) = cut {
+            state.is_ahead = true;
+            let tail = Tail::of(held.ino, &node);
+            if let Err(error) = blob.truncate(node.size, Some(&tail.encode())) {
+                // It is done as far as anybody can see; what is left goes before the file grows again.
+                tracing::warn!(ino = held.ino, %error, "a blob could not be cut");
+            }
+        }
+        held.adopt(state, node);
+        Ok(self.attr(held, state))
+    }
+
+    /// Whether a file that is made this much longer gets its room at once (RUFS, section 2.4). One that is meant to be
+    /// sparse is long beside what is free.
+    fn preallocates(&self, bytes: u64) -> bool {
+        bytes <= self.blobs.room().free_bytes / PREALLOCATED_SHARE
+    }
+
+    fn setattr_dir(
+        self: &Arc<Core>,
+        ctx: &Ctx,
+        step: Step<'_>,
+        held: &Held,
+        set: &SetAttr,
+        opened: bool,
+    ) -> Result<Attr> {
+        let mut step = step;
+        for _ in 0..RACES_MAX {
+            let (parent, name) = {
+                let state = held.read()?;
+                let Content::Inline(name) = &state.node.content else {
+                    return Err(FsError::damaged(held.ino, "a directory whose name is in a blob"));
+                };
+                (state.node.parent, name.clone())
+            };
+            // A directory that was removed has no edge any more.
+            let dir = match self.hold(parent) {
+                Err(FsError::Stale) => None,
+                other => Some(other?),
+            };
+            let dir_state = dir.as_ref().map(|dir| dir.read()).and_then(Result::ok);
+            let slot = match &dir_state {
+                Some(_) => Some(self.lock_name(&mut step, parent, &name)?),
+                None => None,
+            };
+            let mut state = held.write()?;
+            let is_here = slot
+                .as_ref()
+                .is_some_and(|slot| slot.found.is_some_and(|edge| edge.ino == held.ino));
+            if !is_here && state.node.nlink > 0 {
+                drop(state);
+                step = self.step_of(ctx);
+                continue;
+            }
+            let (node, _) = self.changed(ctx, held, &state, set, opened)?;
+            step.txn.put(&key::node(held.ino), &node.encode())?;
+            if let Some(slot) = slot.filter(|_| is_here) {
+                self.put_edge(&mut step, parent, &name, slot, &Edge::to(held.ino, &node))?;
+            }
+            let attr = node.attr(held.ino);
+            step.commit(|| Outcome::Attr(Attr { change: 0, ..attr }))?;
+            held.adopt(&mut state, node);
+            return Ok(self.attr(held, &state));
+        }
+        Err(FsError::Busy)
+    }
+
+    fn xattrs(&self, ino: Ino, node: &Node) -> Result<BTreeMap<Vec<u8>, Vec<u8>>> {
+        if !node.has_xattrs {
+            return Ok(BTreeMap::new());
+        }
+        let value = self.meta.get(&key::xattrs(ino))?;
+        let damaged = || FsError::damaged(ino, "its extended attributes cannot be read");
+        decode_xattrs(&value.ok_or_else(damaged)?).ok_or_else(damaged)
+    }
+
+    pub(crate) fn getxattr(self: &Arc<Core>, ctx: &Ctx, ino: Ino, name: &[u8]) -> Result<Vec<u8>> {
+        check_xattr_name(name)?;
+        let held = self.hold(ino)?;
+        let state = held.read()?;
+        if ctx.check {
+            posix::may_xattr(&self.attr(&held, &state), &ctx.cred, name, Access::READ)?;
+        }
+        self.xattrs(ino, &state.node)?.remove(name).ok_or(FsError::NoAttribute)
+    }
+
+    pub(crate) fn listxattr(self: &Arc<Core>, ctx: &Ctx, ino: Ino) -> Result<Vec<Vec<u8>>> {
+        let held = self.hold(ino)?;
+        let state = held.read()?;
+        let mut names: Vec<_> = self.xattrs(ino, &state.node)?.into_keys().collect();
+        names.retain(|name| !ctx.check || posix::sees_xattr(&ctx.cred, name));
+        Ok(names)
+    }
+
+    pub(crate) fn setxattr(
+        self: &Arc<Core>,
+        ctx: &Ctx,
+        step: Step<'_>,
+        ino: Ino,
+        (name, value): (&[u8], &[u8]),
+        mode: XattrMode,
+    ) -> Result<()> {
+        check_xattr_name(name)?;
+        self.change_xattrs(ctx, step, ino, name, |xattrs| {
+            let need_bytes = |name: &[u8], value: &[u8]| 4 + name.len() + value.len();
+            if value.len() > XATTR_SIZE_MAX || need_bytes(name, value) > XATTR_SPACE_BYTES {
+                return Err(FsError::ValueTooLong);
+            }
+            match (mode, xattrs.contains_key(name)) {
+                (XattrMode::Create, true) => return Err(FsError::Exists),
+                (XattrMode::Replace, false) => return Err(FsError::NoAttribute),
+                _ => {}
+            }
+            xattrs.insert(name.to_vec(), value.to_vec());
+            let used_bytes: usize = xattrs.iter().map(|(name, value)| need_bytes(name, value)).sum();
+            match used_bytes > XATTR_SPACE_BYTES {
+                true => Err(FsError::NoSpace(SpaceOf::Attributes)),
+                false => Ok(()),
+            }
+        })
+    }
+
+    pub(crate) fn removexattr(self: &Arc<Core>, ctx: &Ctx, step: Step<'_>, ino: Ino, name: &[u8]) -> Result<()> {
+        check_xattr_name(name)?;
+        self.change_xattrs(ctx, step, ino, name, |xattrs| {
+            xattrs.remove(name).map(drop).ok_or(FsError::NoAttribute)
+        })
+    }
+
+    fn change_xattrs(
+        self: &Arc<Core>,
+        ctx: &Ctx,
+        mut step: Step<'_>,
+        ino: Ino,
+        name: &[u8],
+        change: impl FnOnce(&mut BTreeMap<Vec<u8>, Vec<u8>>) -> Result<()>,
+    ) -> Result<()> {
+        let held = self.hold(ino)?;
+        let mut state = held.write()?;
+        if ctx.check {
+            posix::may_xattr(&self.attr(&held, &state), &ctx.cred, name, Access::WRITE)?;
+        }
+        let mut xattrs = self.xattrs(ino, &state.node)?;
+        change(&mut xattrs)?;
+        let mut node = held.present(&state);
+        node.has_xattrs = !xattrs.is_empty();
+        if !posix::is_own_xattr(name) {
+            (node.ctime, node.change) = (self.now(), self.next_change());
+        }
+        match node.has_xattrs {
+            true => step.txn.put(&key::xattrs(ino), &encode_xattrs(&xattrs))?,
+            false => step.txn.delete(&key::xattrs(ino))?,
+        }
+        step.txn.put(&key::node(ino), &node.encode())?;
+        step.commit(|| Outcome::Done)?;
+        held.adopt(&mut state, node);
+        Ok(())
+    }
+
+    pub(crate) fn readlink(self: &Arc<Core>, ino: Ino) -> Result<Vec<u8>> {
+        let held = self.hold(ino)?;
+        let state = held.read()?;
+        match (&state.node.kind, &state.node.content) {
+            (FileKind::Symlink, Content::Inline(target)) => Ok(target.clone()),
+            (FileKind::Symlink, Content::Blob(_)) => Err(FsError::damaged(ino, "a link whose target is in a blob")),
+            _ => Err(FsError::Invalid(BadArgument::NotLink)),
+        }
+    }
+
+    /// The directory that holds a directory.
+    pub(crate) fn parent(self: &Arc<Core>, ctx: &Ctx, dir: Ino) -> Result<Ino> {
+        let held = self.dir(dir)?;
+        let state = held.read().map_err(missing)?;
+        crate::names::is_dir(&state)?;
+        if ctx.check {
+            posix::may_search(&self.attr(&held, &state), &ctx.cred)?;
+        }
+        Ok(state.node.parent)
+    }
+}
+
+impl Tail {
+    /// Size and times of a node, for its blob.
+    pub(crate) fn of(ino: Ino, node: &Node) -> Tail {
+        Tail {
+            ino,
+            size: node.size,
+            atime: node.atime,
+            mtime: node.mtime,
+            ctime: node.ctime,
+            change: node.change,
+        }
+    }
+
+    /// Moves a node to where its blob is ahead.
+    pub(crate) fn update(&self, node: &mut Node) {
+        node.size = self.size;
+        node.atime = self.atime;
+        node.mtime = self.mtime;
+        node.ctime = self.ctime;
+        node.change = self.change;
+    }
+}
+
+fn check_xattr_name(name: &[u8]) -> Result<()> {
+    match name.len() {
+        0 => Err(FsError::Invalid(BadArgument::EmptyAttributeName)),
+        1..=XATTR_NAME_MAX => Ok(()),
+        _ => Err(FsError::Range),
+    }
+}
+
+fn encode_xattrs(xattrs: &BTreeMap<Vec<u8>, Vec<u8>>) -> Vec<u8> {
+    let mut value = Vec::new();
+    for (name, content) in xattrs {
+        value.extend_from_slice(&(name.len() as u16).to_le_bytes());
+        value.extend_from_slice(&(content.len() as u16).to_le_bytes());
+        value.extend_from_slice(name);
+        value.extend_from_slice(content);
+    }
+    value
+}
+
+fn decode_xattrs(value: &[u8]) -> Option<BTreeMap<Vec<u8>, Vec<u8>>> {
+    let mut xattrs = BTreeMap::new();
+    let mut rest = value;
+    while !rest.is_empty() {
+        let (lengths, behind) = rest.split_first_chunk::<4>()?;
+        let name_len = usize::from(u16::from_le_bytes([lengths[0], lengths[1]]));
+        let content_len = usize::from(u16::from_le_bytes([lengths[2], lengths[3]]));
+        let (name, behind) = behind.split_at_checked(name_len)?;
+        let (content, behind) = behind.split_at_checked(content_len)?;
+        xattrs.insert(name.to_vec(), content.to_vec());
+        rest = behind;
+    }
+    Some(xattrs)
+}

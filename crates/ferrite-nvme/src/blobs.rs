@@ -1,0 +1,119 @@
+//! The data stores of a pool: which blob is where, which were made in advance.
+//!
+//! Invariant: stores have the numbers they were given when they were added; one that is missing leaves its number free.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+use ferrite_blob::{Blob, BlobId, BlobStore};
+use ferrite_vfs::{FsError, Result};
+use parking_lot::Mutex;
+
+/// A blob: which store, which blob in it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) struct Place {
+    pub(crate) store: u16,
+    pub(crate) blob: BlobId,
+}
+
+/// The data stores of a pool, in the order of their numbers. One that is missing or has failed is `None`: files in it
+/// fail, and nothing else does.
+pub(crate) struct Blobs {
+    pub(crate) stores: Vec<Option<BlobStore>>,
+    pub(crate) next: AtomicUsize,
+    /// Blobs that were made in advance, by store.
+    pub(crate) made: Vec<Mutex<VecDeque<Blob>>>,
+    /// Stores that have failed to take a new file. They get no more of them while others can.
+    failing: Vec<AtomicBool>,
+}
+
+/// What the stores have, together.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Room {
+    pub(crate) bytes: u64,
+    pub(crate) free_bytes: u64,
+}
+
+impl Blobs {
+    pub(crate) fn new(stores: Vec<Option<BlobStore>>) -> Blobs {
+        Blobs {
+            made: stores.iter().map(|_| Mutex::default()).collect(),
+            failing: stores.iter().map(|_| AtomicBool::new(false)).collect(),
+            stores,
+            next: AtomicUsize::new(0),
+        }
+    }
+
+    /// A store that is there.
+    pub(crate) fn store(&self, number: u16) -> Result<&BlobStore> {
+        match self.stores.get(usize::from(number)) {
+            Some(Some(store)) => Ok(store),
+            Some(None) => Err(FsError::Io(format!("data store {number} is not available"))),
+            None => Err(FsError::damaged(None, format!("there is no data store {number}"))),
+        }
+    }
+
+    /// A store has failed to take a new file.
+    pub(crate) fn note_failure(&self, number: u16, error: &FsError) {
+        if let (FsError::Io(_), Some(failing)) = (error, self.failing.get(usize::from(number))) {
+            failing.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// All stores, from `first` on, but those last that will probably fail.
+    pub(crate) fn turns(&self, first: usize) -> Vec<usize> {
+        let count = self.stores.len();
+        let mut turns: Vec<usize> = (0..count).map(|turn| (first + turn) % count).collect();
+        turns.sort_by_key(|&number| {
+            let is_running = self.stores[number].as_ref().is_some_and(BlobStore::is_running);
+            !is_running || self.failing[number].load(Ordering::Relaxed)
+        });
+        turns
+    }
+
+    /// A blob by its place.
+    pub(crate) fn blob(&self, place: Place) -> Result<Blob> {
+        Ok(self.store(place.store)?.blob(place.blob)?)
+    }
+
+    /// Longest write that is one step on each store.
+    pub(crate) fn atomic_bytes(&self) -> u64 {
+        ferrite_blob::PAGE_BYTES as u64
+    }
+
+    /// Blobs that were made in advance and not used.
+    pub(crate) fn take_made(&self) -> Vec<Place> {
+        let mut places = Vec::new();
+        for (number, made) in self.made.iter().enumerate() {
+            places.extend(made.lock().drain(..).map(|blob| place_of(number, &blob)));
+        }
+        places
+    }
+
+    pub(crate) fn room(&self) -> Room {
+        let mut room = Room::default();
+        for store in self.stores.iter().flatten() {
+            let space = store.space();
+            room.bytes += space.clusters * ferrite_blob::CLUSTER_BYTES;
+            room.free_bytes += space.free_clusters * ferrite_blob::CLUSTER_BYTES;
+        }
+        room
+    }
+}
+
+/// The place of a blob of a store.
+pub(crate) fn place_of(number: usize, blob: &Blob) -> Place {
+    Place {
+        store: number as u16,
+        blob: blob.id(),
+    }
+}
+
+/// Lets go of what lies in a blob behind the end of its file, where a change that failed may have left something: a
+/// file that grows must not show it.
+pub(crate) fn cut_to(blob: &Blob, size: u64) -> ferrite_blob::Result<()> {
+    match blob.valid_len() > size {
+        true => blob.truncate(size, None),
+        false => Ok(()),
+    }
+}

@@ -1,0 +1,334 @@
+//! The check: every structure against every other.
+//!
+//! Names against nodes, nodes against blobs, blobs against the stores that have them, records against what they are
+//! about. It reads the stores as they are; what records say is still to be done is no error.
+//!
+//! Invariant: it changes nothing. What can be mended is said with each finding, and done in `repair`.
+
+mod nodes;
+
+use std::collections::{HashMap, HashSet};
+use std::ops::ControlFlow;
+
+use ferrite_vfs::{FileKind, Ino, ROOT_INO, Result};
+
+use crate::blobs::Place;
+use crate::core::Core;
+use crate::format::key;
+use crate::format::node::{Content, Edge, Node};
+
+/// Findings that a report lists.
+const FINDINGS_MAX: usize = 10_000;
+
+/// What a repair does about a finding.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Mend {
+    /// Removes a record that is about nothing.
+    Drop(Vec<u8>),
+    /// Removes a name that leads nowhere.
+    Unname { parent: Ino, key: Vec<u8> },
+    /// Makes an edge say what its node says.
+    Edge { key: Vec<u8>, edge: Edge },
+    /// Sets the number of links.
+    Links { ino: Ino, nlink: u32 },
+    /// Makes a directory know where it is.
+    Parent { ino: Ino, parent: Ino, name: Vec<u8> },
+    /// Gives an inode without a name one in lost+found.
+    Adopt(Ino),
+    /// Takes a file's content from it, which cannot be right, and gives it a name that says so.
+    Quarantine(Ino),
+    /// Says whether there are extended attributes.
+    Xattrs { ino: Ino, has: bool },
+    /// Has a blob deleted that nothing names.
+    Detach(Place),
+    /// Takes the record from a blob that a node names.
+    Attach(Place),
+    /// Tells a file's blob what the node knows.
+    Tail(Ino),
+    /// Has a data store write its damaged metadata anew, from what can be read.
+    Store(u16),
+}
+
+/// Something that is wrong.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Finding {
+    /// In words.
+    pub what: String,
+    /// What [`crate::NvmeFs::repair`] does about it, in words; `None` if nothing can be done.
+    pub mend: Option<&'static str>,
+    /// Mending it gives something up that cannot be had back.
+    pub loses: bool,
+    pub(crate) way: Option<Mend>,
+}
+
+/// What a check has found.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Report {
+    /// What is wrong.
+    pub findings: Vec<Finding>,
+    /// There was more than `findings` lists.
+    pub more: bool,
+    /// Inodes.
+    pub inodes: u64,
+    /// Names.
+    pub entries: u64,
+    /// Blobs in all stores that could be asked.
+    pub blobs: u64,
+    /// Inodes without a name, which the next start frees.
+    pub orphans: u64,
+    /// Bytes of keys and values that were read.
+    pub bytes: u64,
+}
+
+impl Mend {
+    fn words(&self) -> (&'static str, bool) {
+        match self {
+            Mend::Drop(_) => ("the record is removed", false),
+            Mend::Unname { .. } => ("the name is removed", true),
+            Mend::Edge { .. } => ("the entry is written anew", false),
+            Mend::Links { .. } => ("the number of links is set", false),
+            Mend::Parent { .. } => ("the directory is told where it is", false),
+            Mend::Adopt(_) => ("it is moved to lost+found", false),
+            Mend::Quarantine(_) => ("it is moved to lost+found, without its content", true),
+            Mend::Xattrs { .. } => ("the node is written anew", true),
+            Mend::Detach(_) => ("the blob is deleted", false),
+            Mend::Attach(_) => ("the record is removed", false),
+            Mend::Tail(_) => ("the blob is told what the node knows", false),
+            Mend::Store(_) => ("the store writes what can be read anew", true),
+        }
+    }
+}
+
+impl Report {
+    pub(crate) fn found(&mut self, what: impl Into<String>, way: Option<Mend>) {
+        if self.findings.len() == FINDINGS_MAX {
+            self.more = true;
+            return;
+        }
+        let words = way.as_ref().map(Mend::words);
+        self.findings.push(Finding {
+            what: what.into(),
+            mend: words.map(|words| words.0),
+            loses: words.is_some_and(|words| words.1),
+            way,
+        });
+    }
+}
+
+/// A name that leads to an inode.
+struct Name {
+    parent: Ino,
+    key: Vec<u8>,
+}
+
+/// What the scans have found, for questions about one part that another answers.
+#[derive(Default)]
+struct Seen {
+    nodes: HashMap<Ino, Node>,
+    /// Names by what they lead to.
+    names: HashMap<Ino, Vec<Name>>,
+    subdirs: HashMap<Ino, u32>,
+    orphans: HashSet<Ino>,
+    ahead: HashSet<Ino>,
+    detached: HashSet<Place>,
+    blobs: HashSet<Place>,
+    users: HashMap<Place, Ino>,
+}
+
+/// Calls `visit` with each key of a kind and its value.
+fn each(core: &Core, kind: u8, mut visit: impl FnMut(&[u8], &[u8])) -> Result<()> {
+    let (from, to) = key::all_of(kind);
+    Ok(core.meta.scan(&from, &to, &mut |key, value| {
+        visit(key, value);
+        ControlFlow::Continue(())
+    })?)
+}
+
+fn text(bytes: &[u8]) -> String {
+    bytes.escape_ascii().to_string()
+}
+
+impl Core {
+    /// Checks everything. Of an engine in use it finds what is under way, too.
+    pub(crate) fn check(&self) -> Result<Report> {
+        let mut report = Report::default();
+        let mut seen = Seen::default();
+        self.read_nodes(&mut report, &mut seen)?;
+        self.read_edges(&mut report, &mut seen)?;
+        self.read_records(&mut report, &mut seen)?;
+        self.read_stores(&mut report, &mut seen)?;
+        nodes::judge(self, &mut report, &seen)?;
+        self.judge_blobs(&mut report, &seen);
+        report.inodes = seen.nodes.len() as u64;
+        report.blobs = seen.blobs.len() as u64;
+        report.orphans = seen.orphans.len() as u64;
+        Ok(report)
+    }
+
+    fn read_nodes(&self, report: &mut Report, seen: &mut Seen) -> Result<()> {
+        let next_ino = self.pool.lock().next_ino;
+        each(self, b'N', |key, value| {
+            report.bytes += (key.len() + value.len()) as u64;
+            let Some(ino) = key::ino_of(key) else {
+                return report.found("a node whose key cannot be read", Some(Mend::Drop(key.to_vec())));
+            };
+            let Some(node) = Node::decode(value) else {
+                // Dropping it would free its blob, which may be whole.
+                return report.found(format!("inode {ino}: its node cannot be read"), None);
+            };
+            if ino >= next_ino {
+                report.found(
+                    format!("inode {ino}: numbers from {next_ino} on were never given"),
+                    None,
+                );
+            }
+            seen.nodes.insert(ino, node);
+        })
+    }
+
+    fn read_edges(&self, report: &mut Report, seen: &mut Seen) -> Result<()> {
+        each(self, b'E', |key, value| {
+            report.bytes += (key.len() + value.len()) as u64;
+            report.entries += 1;
+            let Some((parent, cookie, name)) = key::parts_of_edge(key) else {
+                return report.found("an entry whose key cannot be read", Some(Mend::Drop(key.to_vec())));
+            };
+            let about = || format!("directory {parent}, entry `{}`", text(name));
+            let unname = || {
+                let key = key.to_vec();
+                Some(Mend::Unname { parent, key })
+            };
+            let Some(edge) = Edge::decode(value) else {
+                return report.found(format!("{}: it cannot be read", about()), unname());
+            };
+            match seen.nodes.get(&parent) {
+                Some(node) if node.is_dir() => {}
+                _ => report.found(format!("{}: there is no such directory", about()), unname()),
+            }
+            let Some(node) = seen.nodes.get(&edge.ino) else {
+                return report.found(format!("{}: inode {} is missing", about(), edge.ino), unname());
+            };
+            let right = Edge::to(edge.ino, node);
+            if edge != right {
+                let way = Mend::Edge {
+                    key: key.to_vec(),
+                    edge: right,
+                };
+                report.found(format!("{}: it differs from inode {}", about(), edge.ino), Some(way));
+            }
+            if !self.is_place_of(name, cookie) {
+                report.found(format!("{}: it is not where it would be looked for", about()), unname());
+            }
+            if node.is_dir() {
+                *seen.subdirs.entry(parent).or_default() += 1;
+            }
+            let key = key.to_vec();
+            seen.names.entry(edge.ino).or_default().push(Name { parent, key });
+        })
+    }
+
+    fn read_records(&self, report: &mut Report, seen: &mut Seen) -> Result<()> {
+        for (kind, what) in [(b'O', "an orphan"), (b'D', "one that may be behind its blob")] {
+            each(self, kind, |key, _| {
+                let drop = || Some(Mend::Drop(key.to_vec()));
+                let ino = key::ino_of(key).filter(|ino| seen.nodes.contains_key(ino));
+                let Some(ino) = ino else {
+                    return report.found(format!("the record of {what} is about no inode"), drop());
+                };
+                match kind {
+                    b'O' => seen.orphans.insert(ino),
+                    _ => seen.ahead.insert(ino),
+                };
+            })?;
+        }
+        each(self, b'A', |key, value| {
+            report.bytes += (key.len() + value.len()) as u64;
+            let node = key::ino_of(key).and_then(|ino| seen.nodes.get(&ino));
+            if node.is_none_or(|node| !node.has_xattrs) {
+                report.found("extended attributes of no inode", Some(Mend::Drop(key.to_vec())));
+            }
+        })?;
+        each(self, b'C', |key, _| {
+            let parent = key
+                .get(1..9)
+                .and_then(|ino| ino.try_into().ok())
+                .map(u64::from_be_bytes);
+            if parent.is_none_or(|parent| !seen.nodes.contains_key(&parent)) {
+                report.found("the mark of a place in no directory", Some(Mend::Drop(key.to_vec())));
+            }
+        })?;
+        each(self, b'X', |key, _| match key::place_of_detached(key) {
+            Some(place) => drop(seen.detached.insert(place)),
+            None => report.found("a record of a blob cannot be read", Some(Mend::Drop(key.to_vec()))),
+        })
+    }
+
+    fn read_stores(&self, report: &mut Report, seen: &mut Seen) -> Result<()> {
+        for (number, store) in self.blobs.stores.iter().enumerate() {
+            let Some(store) = store else {
+                report.found(
+                    format!("data store {number} is not available; its files were not checked"),
+                    None,
+                );
+                continue;
+            };
+            let store_number = number as u16;
+            for what in store.damage() {
+                report.found(format!("data store {number}: {what}"), Some(Mend::Store(store_number)));
+            }
+            seen.blobs.extend(store.ids()?.into_iter().map(|blob| Place {
+                store: store_number,
+                blob,
+            }));
+        }
+        for (&ino, node) in &seen.nodes {
+            if let Content::Blob(place) = node.content
+                && let Some(other) = seen.users.insert(place, ino)
+            {
+                report.found(
+                    format!("inodes {other} and {ino} both name {place:?}"),
+                    Some(Mend::Quarantine(ino.max(other))),
+                );
+            }
+        }
+        Ok(())
+    }
+
+    fn judge_blobs(&self, report: &mut Report, seen: &Seen) {
+        for &place in &seen.blobs {
+            match (seen.users.contains_key(&place), seen.detached.contains(&place)) {
+                (true, false) | (false, true) => {}
+                (true, true) => report.found(
+                    format!("{place:?} is named by a node, and a record says it is not"),
+                    Some(Mend::Attach(place)),
+                ),
+                (false, false) => {
+                    report.found(
+                        format!("nothing names {place:?}, and no record tells of it"),
+                        Some(Mend::Detach(place)),
+                    );
+                }
+            }
+        }
+    }
+}
+
+/// The chain of parents of a directory ends at the root.
+fn is_below_root(seen: &Seen, dir: Ino) -> bool {
+    let mut at = dir;
+    for _ in 0..=seen.nodes.len() {
+        if at == ROOT_INO {
+            return true;
+        }
+        match seen.names.get(&at).and_then(|names| names.first()) {
+            Some(name) => at = name.parent,
+            None => return false,
+        }
+    }
+    false
+}
+
+/// Kinds whose content is nothing but what the node holds.
+fn has_no_blob(kind: FileKind) -> bool {
+    kind != FileKind::File
+}

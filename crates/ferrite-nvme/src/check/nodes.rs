@@ -1,0 +1,159 @@
+//! The check of nodes: links, places of directories, content.
+
+use ferrite_vfs::{FsError, Ino, ROOT_INO, Result};
+
+use super::{Mend, Report, Seen, has_no_blob, is_below_root};
+use crate::FILE_BYTES_MAX;
+use crate::blobs::Place;
+use crate::core::Core;
+use crate::format::key;
+use crate::format::node::{Content, INLINE_BYTES_MAX, Node};
+use crate::format::tail::Tail;
+
+/// Judges each node by what else was seen.
+pub(super) fn judge(core: &Core, report: &mut Report, seen: &Seen) -> Result<()> {
+    if seen.nodes.get(&ROOT_INO).is_none_or(|root| !root.is_dir()) {
+        report.found("there is no root directory", None);
+    }
+    // By number, so that two checks say the same.
+    let mut inos: Vec<Ino> = seen.nodes.keys().copied().collect();
+    inos.sort_unstable();
+    for ino in inos {
+        let Some(node) = seen.nodes.get(&ino) else { continue };
+        names(report, seen, ino, node);
+        match &node.content {
+            Content::Inline(bytes) => inline(report, ino, node, bytes),
+            Content::Blob(place) => blob(core, report, seen, ino, node, *place),
+        }
+        if node.has_xattrs && core.meta.get(&key::xattrs(ino))?.is_none() {
+            let way = Mend::Xattrs { ino, has: false };
+            report.found(format!("inode {ino}: its extended attributes are missing"), Some(way));
+        }
+    }
+    Ok(())
+}
+
+fn names(report: &mut Report, seen: &Seen, ino: Ino, node: &Node) {
+    let names = seen.names.get(&ino).map_or(&[][..], |names| names);
+    let is_orphan = seen.orphans.contains(&ino);
+    if node.is_dir() {
+        return dir(report, seen, ino, node);
+    }
+    let found = names.len() as u32;
+    match (found, node.nlink, is_orphan) {
+        (0, 0, true) => {}
+        (0, _, _) => report.found(format!("inode {ino}: no name leads to it"), Some(Mend::Adopt(ino))),
+        (found, nlink, false) if found == nlink => {}
+        (found, nlink, is_orphan) => {
+            if is_orphan {
+                let way = Mend::Drop(key::orphan(ino).to_vec());
+                report.found(
+                    format!("inode {ino}: it has a name, and a record says it has none"),
+                    Some(way),
+                );
+            }
+            if found != nlink {
+                let way = Mend::Links { ino, nlink: found };
+                report.found(format!("inode {ino}: {found} names, the node says {nlink}"), Some(way));
+            }
+        }
+    }
+}
+
+fn dir(report: &mut Report, seen: &Seen, ino: Ino, node: &Node) {
+    let names = seen.names.get(&ino).map_or(&[][..], |names| names);
+    let subdirs = seen.subdirs.get(&ino).copied().unwrap_or(0);
+    if seen.orphans.contains(&ino) && names.is_empty() && node.nlink == 0 && subdirs == 0 {
+        return;
+    }
+    match names {
+        [] if ino == ROOT_INO => {}
+        [] => report.found(format!("directory {ino}: no name leads to it"), Some(Mend::Adopt(ino))),
+        [name] => {
+            let own = key::parts_of_edge(&name.key).map_or(&[][..], |(_, _, own)| own);
+            if node.parent != name.parent || node.content != Content::Inline(own.to_vec()) {
+                let way = Mend::Parent {
+                    ino,
+                    parent: name.parent,
+                    name: own.to_vec(),
+                };
+                report.found(format!("directory {ino}: it is not where it says it is"), Some(way));
+            }
+            if !is_below_root(seen, ino) {
+                let way = Mend::Unname {
+                    parent: name.parent,
+                    key: name.key.clone(),
+                };
+                report.found(format!("directory {ino}: it lies below itself"), Some(way));
+            }
+        }
+        [_, others @ ..] => {
+            for other in others {
+                let way = Mend::Unname {
+                    parent: other.parent,
+                    key: other.key.clone(),
+                };
+                report.found(format!("directory {ino}: it has more than one name"), Some(way));
+            }
+        }
+    }
+    if node.nlink != 2 + subdirs {
+        let nlink = 2 + subdirs;
+        report.found(
+            format!(
+                "directory {ino}: {subdirs} directories in it, the node has {} links",
+                node.nlink
+            ),
+            Some(Mend::Links { ino, nlink }),
+        );
+    }
+}
+
+fn inline(report: &mut Report, ino: Ino, node: &Node, bytes: &[u8]) {
+    if has_no_blob(node.kind) {
+        return;
+    }
+    if bytes.len() > INLINE_BYTES_MAX || bytes.len() as u64 > node.size || node.size > FILE_BYTES_MAX {
+        let what = format!("inode {ino}: {} bytes of content, a size of {}", bytes.len(), node.size);
+        report.found(what, Some(Mend::Quarantine(ino)));
+    }
+}
+
+fn blob(core: &Core, report: &mut Report, seen: &Seen, ino: Ino, node: &Node, place: Place) {
+    let quarantine = Some(Mend::Quarantine(ino));
+    if has_no_blob(node.kind) {
+        return report.found(format!("inode {ino}: only files have blobs"), None);
+    }
+    if core.blobs.store(place.store).is_err() && usize::from(place.store) < core.blobs.stores.len() {
+        // Said once for the whole store.
+        return;
+    }
+    if !seen.blobs.contains(&place) {
+        return report.found(format!("inode {ino}: its blob {place:?} is missing"), quarantine);
+    }
+    let metadata = match core.blobs.blob(place) {
+        Ok(blob) => blob.metadata(),
+        Err(FsError::NotFound) => return report.found(format!("inode {ino}: its blob {place:?} is gone"), quarantine),
+        Err(error @ FsError::Damaged { .. }) => {
+            return report.found(format!("inode {ino}: its blob {place:?}: {error}"), quarantine);
+        }
+        Err(error) => return report.found(format!("inode {ino}: its blob {place:?}: {error}"), None),
+    };
+    let Some(tail) = Tail::decode(&metadata) else {
+        let what = format!("inode {ino}: its blob does not know whose it is; its last bytes may be missing");
+        return report.found(what, Some(Mend::Tail(ino)));
+    };
+    if tail.ino != ino {
+        return report.found(
+            format!("inode {ino}: its blob says that it is inode {}'s", tail.ino),
+            quarantine,
+        );
+    }
+    if tail.change > node.change && !seen.ahead.contains(&ino) {
+        let what = format!("inode {ino}: its blob knows of a later change, and no record tells of it");
+        report.found(what, None);
+    }
+    if node.size > FILE_BYTES_MAX || tail.size > FILE_BYTES_MAX {
+        report.found(format!("inode {ino}: a size of {}", node.size.max(tail.size)), None);
+    }
+}

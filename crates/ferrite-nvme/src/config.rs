@@ -1,0 +1,204 @@
+//! The file that says what a pool is made of: TOML, read whole before anything is opened.
+//!
+//! ```toml
+//! [metadata]
+//! directory = "pool.meta"       # RocksDB's files; or a device of their own: device = "/dev/nvme2n1"
+//! cache = "64M"                 # memory for them
+//!
+//! [reactor]
+//! busy_us = 0                   # look for so long before sleeping
+//!
+//! [[data]]
+//! device = "/dev/nvme0n1"       # or a file
+//! whole_pages = true            # believe that 4 KiB are written whole; else the device is asked
+//! ```
+//!
+//! Relative paths start at the file's directory. Words that are not known are refused: one that is misspelt might be
+//! the one that matters.
+
+use std::os::unix::fs::FileTypeExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+/// A pool's parts.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Config {
+    /// Where names and attributes are.
+    pub metadata: Metadata,
+    /// How devices are waited for.
+    #[serde(default, skip_serializing_if = "ReactorConfig::is_default")]
+    pub reactor: ReactorConfig,
+    /// Open the pool although data devices are missing; their files fail, all others work.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub degraded: bool,
+    /// Where content is, in an order that never changes.
+    pub data: Vec<Data>,
+}
+
+/// Where names and attributes are.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Metadata {
+    /// A directory for RocksDB's files.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub directory: Option<PathBuf>,
+    /// Instead of it: a device for them, or a file, without any file system of the kernel.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub device: Option<PathBuf>,
+    /// Memory for what it has read.
+    #[serde(default = "default_cache", with = "size")]
+    pub cache: u64,
+}
+
+/// How devices are waited for.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ReactorConfig {
+    /// Microseconds that are spent looking before a thread sleeps. Needs a core of its own.
+    #[serde(default)]
+    pub busy_us: u64,
+}
+
+/// A data device.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Data {
+    /// A block device, or a file.
+    pub device: PathBuf,
+    /// Whether 4 KiB are written whole or not at all, also when power is lost. By default the device is asked, and no
+    /// file is believed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub whole_pages: Option<bool>,
+}
+
+fn default_cache() -> u64 {
+    64 << 20
+}
+
+/// Sizes as users write them.
+mod size {
+    use serde::{Deserialize, Deserializer, Serializer};
+
+    pub(super) fn serialize<S: Serializer>(bytes: &u64, to: S) -> Result<S::Ok, S::Error> {
+        match bytes % (1 << 20) {
+            0 => to.serialize_str(&format!("{}M", bytes >> 20)),
+            _ => to.serialize_str(&bytes.to_string()),
+        }
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<u64, D::Error> {
+        let text = String::deserialize(from)?;
+        ferrite_vfs::volume::parse_bytes(&text).map_err(serde::de::Error::custom)
+    }
+}
+
+impl ReactorConfig {
+    fn is_default(&self) -> bool {
+        *self == ReactorConfig::default()
+    }
+
+    pub(crate) fn busy(&self) -> Duration {
+        Duration::from_micros(self.busy_us)
+    }
+}
+
+impl Config {
+    /// A pool with its metadata in a directory, or on a block device.
+    pub fn new(metadata: impl Into<PathBuf>, devices: impl IntoIterator<Item = PathBuf>) -> Config {
+        let metadata = metadata.into();
+        let is_block = std::fs::metadata(&metadata).is_ok_and(|found| found.file_type().is_block_device());
+        let is_device = is_block || ferrite_blob::device::block_device_of(&metadata).is_some();
+        let data = devices.into_iter().map(|device| Data {
+            device,
+            whole_pages: None,
+        });
+        Config {
+            metadata: Metadata {
+                directory: (!is_device).then(|| metadata.clone()),
+                device: is_device.then_some(metadata),
+                cache: default_cache(),
+            },
+            reactor: ReactorConfig::default(),
+            degraded: false,
+            data: data.collect(),
+        }
+    }
+
+    /// Reads one from text; relative paths start at `base`.
+    ///
+    /// # Errors
+    /// What is wrong, and in which line.
+    pub fn parse(text: &str, base: &Path) -> Result<Config, String> {
+        let mut config: Config = toml::from_str(text).map_err(|error| error.to_string().trim_end().to_string())?;
+        if config.data.is_empty() {
+            return Err("it names no data device; add `[[data]]` with `device = \"PATH\"`".into());
+        }
+        if config.metadata.directory.is_some() == config.metadata.device.is_some() {
+            return Err("`[metadata]` needs a `directory` or a `device`, and not both".into());
+        }
+        for place in [&mut config.metadata.directory, &mut config.metadata.device]
+            .into_iter()
+            .flatten()
+        {
+            *place = base.join(&*place);
+        }
+        for data in &mut config.data {
+            data.device = base.join(&data.device);
+        }
+        Ok(config)
+    }
+
+    /// Where the metadata is.
+    pub fn metadata_place(&self) -> &Path {
+        let Metadata { directory, device, .. } = &self.metadata;
+        directory.as_deref().or(device.as_deref()).unwrap_or(Path::new(""))
+    }
+
+    /// As text, for [`Self::parse`].
+    pub fn to_text(&self) -> String {
+        toml::to_string(self).unwrap_or_default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_written_is_read_again() {
+        let mut config = Config::new("/m", ["/dev/a".into(), "/dev/b".into()]);
+        config.data[1].whole_pages = Some(true);
+        config.metadata.cache = 5 << 20;
+        assert_eq!(Config::parse(&config.to_text(), Path::new("/x")), Ok(config));
+    }
+
+    #[test]
+    fn paths_start_at_the_file_and_mistakes_are_named() {
+        let config = Config::parse("[metadata]\ndirectory = 'm'\n[[data]]\ndevice = 'd'", Path::new("/x")).unwrap();
+        assert_eq!(config.metadata_place(), Path::new("/x/m"));
+        assert_eq!(config.data[0].device, Path::new("/x/d"));
+        for (text, said) in [
+            ("[metadata]\ndirectory = 'm'", "data"),
+            (
+                "[metadata]\n[[data]]\ndevice = 'd'",
+                "needs a `directory` or a `device`",
+            ),
+            ("data = []\n[metadata]\ndirectory = 'm'", "no data device"),
+            (
+                "[metadata]\ndirectory = 'm'\ncash = '1M'\n[[data]]\ndevice = 'd'",
+                "cash",
+            ),
+            (
+                "[metadata]\ndirectory = 'm'\ncache = '1X'\n[[data]]\ndevice = 'd'",
+                "`X` is not a size suffix",
+            ),
+            ("[metadata\n", "line 1"),
+        ] {
+            let error = Config::parse(text, Path::new("/x")).unwrap_err();
+            assert!(error.contains(said), "{error}");
+        }
+    }
+}

@@ -1,0 +1,452 @@
+//! Content of files: open handles, reading, writing, ranges.
+//!
+//! A small file's content is in its node: one transaction writes it. Anything longer is in a blob, in place, and a
+//! write that makes it longer leaves size and times in the blob's own metadata, which becomes durable after the data
+//! and in one piece (RUFS, section 2.2.1). A change that carries a token goes to the node instead, with its outcome, in
+//! one transaction, after the data: a repetition of it finds the outcome, or data behind the end that nobody sees.
+//!
+//! Invariant: before a blob's metadata is ahead of the node, a record says so.
+
+use std::sync::Arc;
+
+use ferrite_blob::Blob;
+use ferrite_vfs::buffers::Buffer;
+use ferrite_vfs::{
+    Attr, BadArgument, Ctx, FallocateMode, FsError, Ino, OpenFile, OpenMode, Outcome, Position, ReadDone, Result,
+    SetAttr, WriteDone, WriteMode, Written, posix,
+};
+
+use crate::FILE_BYTES_MAX;
+use crate::blobs::cut_to;
+use crate::core::{Core, Step, TIME_STEP};
+use crate::format::key;
+use crate::format::node::{Content, INLINE_BYTES_MAX, Node};
+use crate::format::tail::Tail;
+use crate::held::Held;
+use crate::planted::{Planted, is_planted};
+use crate::table::{State, inline};
+
+/// An open file.
+#[derive(Debug, Clone)]
+pub(crate) struct NvmeFile {
+    held: Held,
+    mode: OpenMode,
+}
+
+impl NvmeFile {
+    pub(crate) fn new(held: Held, mode: OpenMode) -> NvmeFile {
+        NvmeFile { held, mode }
+    }
+
+    pub(crate) fn core(&self) -> &Arc<Core> {
+        self.held.core()
+    }
+
+    pub(crate) fn held(&self) -> &Held {
+        &self.held
+    }
+
+    pub(crate) fn may_read(&self) -> bool {
+        self.mode.read
+    }
+
+    pub(crate) fn may_write(&self) -> bool {
+        self.mode.write
+    }
+
+    /// A read has happened.
+    pub(crate) fn note_access(&self) {
+        if !self.mode.no_atime && !self.core().is_read_only {
+            self.core().accessed(&self.held);
+        }
+    }
+
+    pub(crate) fn read_bytes(&self, offset: u64, buf: &mut [u8]) -> Result<usize> {
+        if !self.mode.read {
+            return Err(FsError::BadHandle);
+        }
+        let core = self.core();
+        core.check_open()?;
+        let state = self.held.read()?;
+        let count = state.node.size.saturating_sub(offset).min(buf.len() as u64) as usize;
+        let buf = &mut buf[..count];
+        match &state.node.content {
+            Content::Inline(bytes) => {
+                let from = bytes.len().min(usize::try_from(offset).unwrap_or(usize::MAX));
+                let have = count.min(bytes.len() - from);
+                buf[..have].copy_from_slice(&bytes[from..from + have]);
+                buf[have..].fill(0);
+            }
+            Content::Blob(_) if count > 0 => core.content(self.held.ino, &state)?.read_at(buf, offset)?,
+            Content::Blob(_) => {}
+        }
+        self.note_access();
+        Ok(count)
+    }
+
+    pub(crate) fn write_bytes(&self, ctx: &Ctx, mode: WriteMode, data: &[u8]) -> Result<Written> {
+        if !self.mode.write {
+            return Err(FsError::BadHandle);
+        }
+        let core = self.core();
+        if let Some(written) = core.overwrite(ctx, &self.held, mode, data)? {
+            return Ok(written);
+        }
+        core.change(
+            ctx,
+            |outcome| match outcome {
+                Outcome::Wrote { offset, len_bytes } => Ok(Written::new(offset, len_bytes as usize)),
+                _ => Err(FsError::Superseded),
+            },
+            |step| {
+                let mut step = Some(step);
+                core.with_room(|| {
+                    let step = step.take().unwrap_or_else(|| core.step_of(ctx));
+                    core.write(ctx, step, &self.held, mode, data)
+                })
+            },
+        )
+    }
+
+    fn done(outcome: Outcome) -> Result<()> {
+        match outcome {
+            Outcome::Done => Ok(()),
+            _ => Err(FsError::Superseded),
+        }
+    }
+}
+
+/// What a change of content does to a node.
+pub(crate) struct Change {
+    pub(crate) node: Node,
+    /// The mode changes, which the blob does not know.
+    pub(crate) changes_mode: bool,
+    /// What a blob must have room for, if the file has none yet.
+    pub(crate) room_bytes: u64,
+}
+
+impl Core {
+    /// The blob of a file.
+    pub(crate) fn content<'s>(&self, ino: Ino, state: &'s State) -> Result<&'s Blob> {
+        if let Some(blob) = state.blob.get() {
+            return Ok(blob);
+        }
+        let Content::Blob(place) = state.node.content else {
+            return Err(FsError::damaged(ino, "it has no blob"));
+        };
+        let blob = self.blobs.blob(place).map_err(|error| match error {
+            FsError::NotFound => FsError::damaged(ino, format!("its blob {place:?} is missing")),
+            other => other,
+        })?;
+        Ok(state.blob.get_or_init(|| blob))
+    }
+
+    fn change_of(&self, ctx: &Ctx, held: &Held, state: &State, kill_priv: bool, size: u64) -> Change {
+        let mut node = held.present(state);
+        let now = self.now();
+        (node.mtime, node.ctime, node.change) = (now, now, self.next_change());
+        node.size = size;
+        if kill_priv || ctx.kills_priv() {
+            node.mode = posix::kill_priv_by(&ctx.cred, node.kind, node.mode, node.gid);
+        }
+        Change {
+            changes_mode: node.mode != state.node.mode,
+            room_bytes: 0,
+            node,
+        }
+    }
+
+    /// Makes sure that the next start asks the blob, too.
+    pub(crate) fn go_ahead(&self, ino: Ino, state: &mut State) -> Result<()> {
+        if !state.is_ahead {
+            let mut step = self.own_step()?;
+            if !is_planted(Planted::NoAheadRecord) {
+                step.txn.put(&key::ahead(ino), b"")?;
+            }
+            step.commit(|| Outcome::Done)?;
+            state.is_ahead = true;
+        }
+        Ok(())
+    }
+
+    /// Changes content in a blob by `work`, which writes the metadata it is given, if any, in the same step.
+    fn change_blob(
+        &self,
+        step: Step<'_>,
+        held: &Held,
+        state: &mut State,
+        change: Change,
+        outcome: impl FnOnce() -> Outcome,
+        work: impl FnOnce(&Blob, Option<&[u8]>) -> ferrite_blob::Result<()>,
+    ) -> Result<()> {
+        let Change {
+            mut node, changes_mode, ..
+        } = change;
+        let blob = self.content(held.ino, state)?.clone();
+        if node.size > state.node.size {
+            cut_to(&blob, state.node.size)?;
+        }
+        if changes_mode || step.has_token() {
+            work(&blob, None)?;
+            node.allocated_bytes = blob.allocated_bytes();
+            let mut step = step;
+            step.txn.put(&key::node(held.ino), &node.encode())?;
+            step.commit(outcome)?;
+            held.adopt(state, node);
+            return Ok(());
+        }
+        drop(step);
+        let is_due = node.ctime.0 - held.live().stored.0 > TIME_STEP.as_nanos() as i64;
+        if is_due || node.size != state.node.size {
+            self.go_ahead(held.ino, state)?;
+            if is_planted(Planted::SizeFirst) {
+                blob.set_metadata(&Tail::of(held.ino, &node).encode())?;
+            }
+            let done = work(&blob, Some(&Tail::of(held.ino, &node).encode()));
+            if done.is_err() {
+                // It may be there after all: the node must not be behind it when its record goes.
+                held.with_live(|live| (live.change, live.is_dirty) = (node.change, true));
+            }
+            done?;
+        } else {
+            work(&blob, None)?;
+        }
+        held.with_live(|live| {
+            (live.mtime, live.ctime, live.change) = (node.mtime, node.ctime, node.change);
+            if is_due {
+                live.stored = node.ctime;
+            }
+            live.is_dirty = true;
+        });
+        state.node.size = node.size;
+        Ok(())
+    }
+
+    /// Moves a file's content from its node to a blob, with `work` done to it, in one step.
+    pub(crate) fn move_out(
+        &self,
+        mut step: Step<'_>,
+        held: &Held,
+        state: &mut State,
+        change: Change,
+        outcome: impl FnOnce() -> Outcome,
+        work: impl FnOnce(&Blob) -> ferrite_blob::Result<()>,
+    ) -> Result<()> {
+        let Change {
+            mut node, room_bytes, ..
+        } = change;
+        let (place, blob) = self.take_blob(room_bytes)?;
+        let moved = || -> Result<()> {
+            let bytes = inline(&state.node);
+            if !bytes.is_empty() {
+                blob.write_at(bytes, 0, None)?;
+            }
+            work(&blob)?;
+            blob.set_metadata(&Tail::of(held.ino, &node).encode())?;
+            node.content = Content::Blob(place);
+            node.allocated_bytes = blob.allocated_bytes();
+            step.txn.put(&key::node(held.ino), &node.encode())?;
+            if !is_planted(Planted::RecordStays) {
+                step.txn.delete(&key::detached(place))?;
+            }
+            // It goes on growing: then the record is there.
+            if !is_planted(Planted::NoAheadRecord) {
+                step.txn.put(&key::ahead(held.ino), b"")?;
+            }
+            step.commit(outcome)
+        }();
+        if let Err(error) = moved {
+            // Its record stands.
+            self.blobs.note_failure(place.store, &error);
+            self.housekeeper.delete_later(place);
+            return Err(error);
+        }
+        state.blob = std::sync::OnceLock::from(blob);
+        state.is_ahead = true;
+        held.adopt(state, node);
+        Ok(())
+    }
+
+    fn write(&self, ctx: &Ctx, mut step: Step<'_>, held: &Held, mode: WriteMode, data: &[u8]) -> Result<Written> {
+        let mut state = held.write()?;
+        let offset = match mode.position {
+            Position::At(offset) => offset,
+            Position::End => state.node.size,
+        };
+        let written = Written::new(offset, data.len());
+        let outcome = || Outcome::Wrote {
+            offset,
+            len_bytes: data.len() as u64,
+        };
+        if data.is_empty() {
+            if step.has_token() {
+                step.commit(outcome)?;
+            }
+            return Ok(written);
+        }
+        let end = offset.checked_add(data.len() as u64);
+        let end = end.filter(|&end| end <= FILE_BYTES_MAX).ok_or(FsError::FileTooBig)?;
+        let size = state.node.size.max(end);
+        let mut change = self.change_of(ctx, held, &state, mode.kill_priv, size);
+        change.room_bytes = data.len() as u64;
+        match &mut change.node.content {
+            Content::Inline(bytes) if end <= INLINE_BYTES_MAX as u64 => {
+                let (from, to) = (offset as usize, end as usize);
+                if bytes.len() < to {
+                    bytes.resize(to, 0);
+                }
+                bytes[from..to].copy_from_slice(data);
+                step.txn.put(&key::node(held.ino), &change.node.encode())?;
+                step.commit(outcome)?;
+                held.adopt(&mut state, change.node);
+            }
+            Content::Inline(_) => {
+                self.move_out(step, held, &mut state, change, outcome, |blob| {
+                    blob.write_at(data, offset, None)
+                })?;
+            }
+            Content::Blob(_) => {
+                self.change_blob(step, held, &mut state, change, outcome, |blob, tail| {
+                    blob.write_at(data, offset, tail)
+                })?;
+            }
+        }
+        Ok(written)
+    }
+
+    fn fallocate(
+        &self,
+        ctx: &Ctx,
+        step: Step<'_>,
+        held: &Held,
+        mode: FallocateMode,
+        (offset, len): (u64, u64),
+    ) -> Result<()> {
+        if len == 0 {
+            return Err(FsError::Invalid(BadArgument::NoLength));
+        }
+        let end = offset.checked_add(len);
+        let end = end.filter(|&end| end <= FILE_BYTES_MAX).ok_or(FsError::FileTooBig)?;
+        let mut state = held.write()?;
+        let keep_size = match mode {
+            FallocateMode::PunchHole => true,
+            FallocateMode::Allocate { keep_size } | FallocateMode::ZeroRange { keep_size } => keep_size,
+        };
+        let size = match keep_size {
+            true => state.node.size,
+            false => state.node.size.max(end),
+        };
+        let mut change = self.change_of(ctx, held, &state, false, size);
+        if mode != FallocateMode::PunchHole {
+            change.room_bytes = len;
+        }
+        let work = |blob: &Blob, tail: Option<&[u8]>| match mode {
+            FallocateMode::PunchHole => blob.punch(offset, len, tail),
+            FallocateMode::Allocate { .. } => blob.reserve(offset, len, tail),
+            FallocateMode::ZeroRange { .. } => {
+                blob.punch(offset, len, None)?;
+                blob.reserve(offset, len, tail)
+            }
+        };
+        let outcome = || Outcome::Done;
+        match &state.node.content {
+            Content::Inline(bytes) if mode == FallocateMode::PunchHole => {
+                let mut node = change.node;
+                let mut bytes = bytes.clone();
+                let from = bytes.len().min(usize::try_from(offset).unwrap_or(usize::MAX));
+                let to = bytes.len().min(usize::try_from(end).unwrap_or(usize::MAX));
+                bytes[from..to].fill(0);
+                node.content = Content::Inline(bytes);
+                let mut step = step;
+                step.txn.put(&key::node(held.ino), &node.encode())?;
+                step.commit(outcome)?;
+                held.adopt(&mut state, node);
+                Ok(())
+            }
+            Content::Inline(_) => self.move_out(step, held, &mut state, change, outcome, |blob| work(blob, None)),
+            Content::Blob(_) => self.change_blob(step, held, &mut state, change, outcome, work),
+        }
+    }
+}
+
+impl OpenFile for NvmeFile {
+    fn ino(&self) -> Ino {
+        self.held.ino
+    }
+
+    fn getattr(&self, _: &Ctx) -> Result<Attr> {
+        let state = self.held.read()?;
+        Ok(self.core().attr(&self.held, &state))
+    }
+
+    fn setattr(&self, ctx: &Ctx, set: &SetAttr) -> Result<Attr> {
+        if set.size.is_some() && !self.mode.write {
+            return Err(FsError::Invalid(BadArgument::NotWritable));
+        }
+        let core = self.core();
+        core.change(
+            ctx,
+            |outcome| match outcome {
+                Outcome::Attr(attr) => Ok(attr),
+                _ => Err(FsError::Superseded),
+            },
+            |step| core.setattr(ctx, step, &self.held, set, true),
+        )
+    }
+
+    fn read_at(&self, _: &Ctx, offset: u64, buf: &mut [u8]) -> Result<usize> {
+        self.read_bytes(offset, buf)
+    }
+
+    fn write(&self, ctx: &Ctx, mode: WriteMode, data: &[u8]) -> Result<Written> {
+        self.write_bytes(ctx, mode, data)
+    }
+
+    fn submit_read(&self, _: &Ctx, offset: u64, buffer: Buffer, done: ReadDone) {
+        self.begin_read(offset, buffer, done);
+    }
+
+    fn submit_write(&self, ctx: &Ctx, mode: WriteMode, buffer: Buffer, done: WriteDone) {
+        self.begin_write(ctx, mode, buffer, done);
+    }
+
+    fn fallocate(&self, ctx: &Ctx, mode: FallocateMode, offset: u64, len: u64) -> Result<()> {
+        if !self.mode.write {
+            return Err(FsError::BadHandle);
+        }
+        let core = self.core();
+        core.change(ctx, NvmeFile::done, |step| {
+            let mut step = Some(step);
+            core.with_room(|| {
+                let step = step.take().unwrap_or_else(|| core.step_of(ctx));
+                core.fallocate(ctx, step, &self.held, mode, (offset, len))
+            })
+        })
+    }
+
+    fn seek_data(&self, _: &Ctx, offset: u64) -> Result<u64> {
+        let state = self.held.read()?;
+        let found = match &state.node.content {
+            Content::Inline(bytes) => Some(offset).filter(|&offset| offset < bytes.len() as u64),
+            Content::Blob(_) => self.core().content(self.held.ino, &state)?.next_data(offset),
+        };
+        found.filter(|&at| at < state.node.size).ok_or(FsError::NoSuchAddress)
+    }
+
+    fn seek_hole(&self, _: &Ctx, offset: u64) -> Result<u64> {
+        let state = self.held.read()?;
+        let size = state.node.size;
+        if offset >= size {
+            return Err(FsError::NoSuchAddress);
+        }
+        let found = match &state.node.content {
+            Content::Inline(bytes) => offset.max(bytes.len() as u64),
+            Content::Blob(_) => self.core().content(self.held.ino, &state)?.next_hole(offset),
+        };
+        Ok(found.min(size))
+    }
+
+    fn fsync(&self, _: &Ctx) -> Result<()> {
+        self.core().check_open()
+    }
+}

@@ -1,0 +1,263 @@
+//! What all operations share: the stores, numbers, the clock, steps that happen once.
+//!
+//! Invariant: everything that a step changes in the metadata store, and its token's outcome, is one transaction. Memory
+//! follows after it has been committed, under the same locks; an operation that fails leaves both as they were.
+
+use std::collections::HashSet;
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use ferrite_meta::{MetaStore, Transaction};
+use ferrite_vfs::locks::LockTable;
+use ferrite_vfs::workers::Workers;
+use ferrite_vfs::{BadArgument, Ctx, FsError, Ino, Once, Outcome, Result, Timestamp, Unsupported, once};
+use parking_lot::{Mutex, RwLock};
+
+use crate::blobs::Blobs;
+use crate::format::key;
+use crate::format::pool::PoolRecord;
+use crate::gate::Gate;
+use crate::housekeeper::Housekeeper;
+use crate::table::Table;
+
+/// Slots for tokens.
+pub(crate) const ONCE_SLOTS: u32 = 1 << 16;
+/// Inode numbers are taken from the store in lots, so that a new file costs no write for its number.
+const NUMBERS_A_LOT: u64 = 4096;
+/// Times are stored only if they move by more (RUFS, section 2.4).
+pub(crate) const TIME_STEP: Duration = Duration::from_millis(5);
+/// The counter of changes: openings above, changes since below.
+pub(crate) const EPOCH_SHIFT: u32 = 40;
+
+/// Where the time comes from.
+pub(crate) type Clock = Box<dyn Fn() -> Timestamp + Send + Sync>;
+
+/// The engine.
+pub(crate) struct Core {
+    pub(crate) meta: Box<dyn MetaStore>,
+    pub(crate) blobs: Blobs,
+    pub(crate) table: Table,
+    pub(crate) locks: LockTable,
+    /// Moves of directories alone, moves of files between directories together: nobody's parents change while
+    /// somebody looks for the order of two directories.
+    pub(crate) renames: RwLock<()>,
+    pub(crate) gate: Gate,
+    pub(crate) housekeeper: Housekeeper,
+    /// For what was submitted and has to wait.
+    pub(crate) workers: Arc<Workers>,
+    pub(crate) pool: Mutex<PoolRecord>,
+    /// The first number that has not been given to an inode.
+    pub(crate) next_ino: Mutex<Ino>,
+    pub(crate) inodes: AtomicU64,
+    pub(crate) changes: AtomicU64,
+    /// Names that were removed or moved. Grows between the step that did it and the end of the lock on the inode.
+    pub(crate) names_lost: AtomicU64,
+    /// Smaller counters of changes are told as this: a crash may have lost what they counted.
+    pub(crate) change_floor: u64,
+    pub(crate) hash_key: [u8; 16],
+    /// Bits of the hash of a name.
+    pub(crate) hash_bits: u32,
+    pub(crate) clock: Clock,
+    pub(crate) now: AtomicU64,
+    /// Inodes whose blobs may know more, and could not be asked.
+    pub(crate) behind: Mutex<HashSet<Ino>>,
+    pub(crate) is_read_only: bool,
+    pub(crate) is_closed: AtomicBool,
+    /// Why changes have stopped.
+    pub(crate) failed: Mutex<Option<String>>,
+}
+
+impl fmt::Debug for Core {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Core").finish_non_exhaustive()
+    }
+}
+
+/// A change under way: a transaction, and the token it carries.
+pub(crate) struct Step<'c> {
+    core: &'c Core,
+    pub(crate) txn: Box<dyn Transaction + 'c>,
+    once: Option<Once>,
+}
+
+impl Step<'_> {
+    /// Whether its outcome has to be kept.
+    pub(crate) fn has_token(&self) -> bool {
+        self.once.is_some()
+    }
+
+    /// Makes it durable, with its outcome.
+    pub(crate) fn commit(mut self, outcome: impl FnOnce() -> Outcome) -> Result<()> {
+        if let Some(once) = self.once {
+            self.core.put_outcome(&mut *self.txn, once, &outcome())?;
+        }
+        self.txn.commit().map_err(|error| self.core.commit_failed(error))
+    }
+}
+
+impl Core {
+    pub(crate) fn now(&self) -> Timestamp {
+        let now = (self.clock)().0;
+        // Times never go back.
+        let before = self.now.fetch_max(now.max(0) as u64, Ordering::AcqRel);
+        Timestamp(now.max(before as i64))
+    }
+
+    /// The next value of the counter of changes.
+    pub(crate) fn next_change(&self) -> u64 {
+        self.changes.fetch_add(1, Ordering::AcqRel) + 1
+    }
+
+    pub(crate) fn is_closed(&self) -> bool {
+        self.is_closed.load(Ordering::Acquire)
+    }
+
+    /// Whether anything can be asked.
+    pub(crate) fn check_open(&self) -> Result<()> {
+        match self.is_closed() {
+            true => Err(FsError::Io("the pool is closed".into())),
+            false => Ok(()),
+        }
+    }
+
+    pub(crate) fn check_writable(&self) -> Result<()> {
+        self.check_open()?;
+        if let Some(why) = &*self.failed.lock() {
+            return Err(FsError::Io(format!("changes have stopped after a failure: {why}")));
+        }
+        match self.is_read_only {
+            true => Err(FsError::ReadOnly),
+            false => Ok(()),
+        }
+    }
+
+    /// Whether the change was made or not is known to the next start only.
+    fn commit_failed(&self, error: ferrite_meta::Error) -> FsError {
+        if error.is_fatal() {
+            self.failed.lock().get_or_insert_with(|| error.to_string());
+        }
+        error.into()
+    }
+
+    /// A change without a token, of the engine's own.
+    pub(crate) fn own_step(&self) -> Result<Step<'_>> {
+        self.check_writable()?;
+        Ok(Step {
+            core: self,
+            txn: self.meta.begin(),
+            once: None,
+        })
+    }
+
+    /// A change that a caller asked for. One that has to begin anew drops its step, and with it all that it locked.
+    pub(crate) fn step_of(&self, ctx: &Ctx) -> Step<'_> {
+        Step {
+            core: self,
+            txn: self.meta.begin(),
+            once: ctx.once,
+        }
+    }
+
+    /// Makes a change, unless one with the same token was made: then `again` makes the answer from its outcome.
+    pub(crate) fn change<'c, T>(
+        &'c self,
+        ctx: &Ctx,
+        again: impl FnOnce(Outcome) -> Result<T>,
+        change: impl FnOnce(Step<'c>) -> Result<T>,
+    ) -> Result<T> {
+        let _inside = self.gate.enter();
+        self.check_writable()?;
+        if let Some(once) = ctx.once
+            && let Some(outcome) = self.told(once)?
+        {
+            return match outcome {
+                Outcome::Failed(error) => Err(error),
+                outcome => again(outcome),
+            };
+        }
+        let answer = change(self.step_of(ctx));
+        if let (Some(once), Err(error)) = (ctx.once, &answer)
+            && once::keeps(error)
+        {
+            let mut txn = self.meta.begin();
+            self.put_outcome(&mut *txn, once, &Outcome::Failed(error.clone()))?;
+            txn.commit().map_err(|error| self.commit_failed(error))?;
+        }
+        answer
+    }
+
+    /// What became of a change with this token.
+    fn told(&self, once: Once) -> Result<Option<Outcome>> {
+        if once.seq == 0 {
+            return Err(FsError::Invalid(BadArgument::NoToken));
+        }
+        if once.slot >= ONCE_SLOTS {
+            return Err(FsError::NotSupported(Unsupported::OnceSlot));
+        }
+        let Some(value) = self.meta.get(&key::slot(once.slot))? else {
+            return Ok(None);
+        };
+        let damaged = || FsError::damaged(None, format!("the outcome of slot {} is damaged", once.slot));
+        let (seq, outcome) = decode_outcome(&value).ok_or_else(damaged)?;
+        match seq {
+            seq if seq > once.seq => Err(FsError::Superseded),
+            seq if seq == once.seq => Ok(Some(outcome)),
+            _ => Ok(None),
+        }
+    }
+
+    fn put_outcome(&self, txn: &mut dyn Transaction, once: Once, outcome: &Outcome) -> Result<()> {
+        if let Some((kind, words)) = outcome.to_words() {
+            let mut value = once.seq.to_le_bytes().to_vec();
+            value.push(kind);
+            value.extend(words.iter().flat_map(|word| word.to_le_bytes()));
+            txn.put(&key::slot(once.slot), &value)?;
+        }
+        Ok(())
+    }
+
+    /// A number for a new inode.
+    pub(crate) fn next_ino(&self) -> Result<Ino> {
+        let mut next = self.next_ino.lock();
+        let mut pool = self.pool.lock();
+        if *next == pool.next_ino {
+            let record = PoolRecord {
+                next_ino: pool.next_ino + NUMBERS_A_LOT,
+                ..pool.clone()
+            };
+            self.put_pool(&record)?;
+            *pool = record;
+        }
+        *next += 1;
+        Ok(*next - 1)
+    }
+
+    /// Stores the record of the pool.
+    pub(crate) fn put_pool(&self, record: &PoolRecord) -> Result<()> {
+        let mut txn = self.meta.begin();
+        // One that deletes has room left in a full store, which must be opened and closed, too.
+        txn.delete(key::POOL)?;
+        txn.put(key::POOL, &record.encode())?;
+        txn.commit().map_err(|error| self.commit_failed(error))
+    }
+}
+
+fn decode_outcome(value: &[u8]) -> Option<(u64, Outcome)> {
+    let (seq, rest) = value.split_first_chunk()?;
+    let (&kind, words) = rest.split_first()?;
+    let words: Vec<u64> = words
+        .chunks(8)
+        .map(|word| word.try_into().ok().map(u64::from_le_bytes))
+        .collect::<Option<_>>()?;
+    Some((u64::from_le_bytes(*seq), Outcome::from_words(kind, &words)?))
+}
+
+/// The engine's clock, unless a test has another.
+pub(crate) fn system_clock() -> Timestamp {
+    let since = std::time::SystemTime::now()
+        .duration_since(std::time::UNIX_EPOCH)
+        .unwrap_or_default();
+    Timestamp::new(since.as_secs() as i64, since.subsec_nanos())
+}

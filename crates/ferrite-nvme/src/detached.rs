@@ -1,0 +1,111 @@
+//! Blobs that no node names: new ones, and those of files that went.
+//!
+//! Blobs go round robin over the stores (RUFS, section 2.5). One that no node names yet, or none any more, has a record
+//! in the metadata store (RUFS, figure 5): it is there before anything can go wrong with the blob, and goes in the step
+//! that makes a node name it. Blobs are made in advance, some at a time, so that a file that gets one waits for one
+//! transaction and not for three writes.
+//!
+//! Invariant: a blob has a record or a node that names it, never both, never none.
+
+use std::collections::VecDeque;
+use std::sync::atomic::Ordering;
+
+use ferrite_blob::Blob;
+use ferrite_vfs::{FsError, Result, SpaceOf};
+
+use crate::blobs::{Place, place_of};
+use crate::core::Core;
+use crate::format::key;
+use crate::planted::{Planted, is_planted};
+
+/// How many blobs are made at once.
+const MADE_AT_ONCE: usize = 16;
+
+impl Core {
+    /// A blob that nothing names, but its record, in a store with room for `room_bytes` if there is one. The step that
+    /// names it removes the record.
+    pub(crate) fn take_blob(&self, room_bytes: u64) -> Result<(Place, Blob)> {
+        let first = self.blobs.next.fetch_add(1, Ordering::Relaxed);
+        let mut refused = FsError::NoSpace(SpaceOf::Blocks);
+        let need = room_bytes.div_ceil(ferrite_blob::CLUSTER_BYTES);
+        let has_room = |&number: &usize| {
+            let store = self.blobs.stores[number].as_ref();
+            store.is_some_and(|store| store.space().free_clusters >= need)
+        };
+        // Another store, if this one is full or fails.
+        for number in self.blobs.turns(first).into_iter().filter(has_room) {
+            let made = &self.blobs.made[number];
+            if let Some(blob) = made.lock().pop_front() {
+                return Ok((place_of(number, &blob), blob));
+            }
+            match self.make_blobs(number) {
+                Ok(Some(blob)) => return Ok((place_of(number, &blob), blob)),
+                Ok(None) => {}
+                Err(error) => {
+                    self.blobs.note_failure(number as u16, &error);
+                    refused = error;
+                }
+            }
+        }
+        Err(refused)
+    }
+
+    fn make_blobs(&self, number: usize) -> Result<Option<Blob>> {
+        let Some(store) = &self.blobs.stores[number] else {
+            return Ok(None);
+        };
+        let ids = store.reserve(MADE_AT_ONCE)?;
+        // First the records, then the blobs: a crash in between leaves records of blobs that never were.
+        let mut step = self.own_step()?;
+        for &id in &ids {
+            let place = Place {
+                store: number as u16,
+                blob: id,
+            };
+            if !is_planted(Planted::NoRecordOfNewBlobs) {
+                step.txn.put(&key::detached(place), b"")?;
+            }
+        }
+        step.commit(|| ferrite_vfs::Outcome::Done)?;
+        let mut made = VecDeque::new();
+        for id in ids {
+            made.push_back(store.create(id, &[])?);
+        }
+        let one = made.pop_front();
+        self.blobs.made[number].lock().append(&mut made);
+        Ok(one)
+    }
+
+    /// Deletes blobs whose records stand, and then the records. One that is gone already has been deleted before a
+    /// crash.
+    pub(crate) fn delete_blobs(&self, places: &[Place]) -> Result<()> {
+        let mut step = self.own_step()?;
+        for &place in places {
+            let deleted = self
+                .blobs
+                .store(place.store)
+                .and_then(|store| match store.delete(place.blob) {
+                    Err(error) if !error.is_not_found() => Err(error.into()),
+                    _ => Ok(()),
+                });
+            match deleted {
+                Ok(()) => step.txn.delete(&key::detached(place))?,
+                Err(error) => tracing::warn!(?place, %error, "a blob that nothing names is deleted at the next start"),
+            }
+        }
+        step.commit(|| ferrite_vfs::Outcome::Done)
+    }
+
+    /// Does something that takes space. If there is none, what was removed before is deleted first, and it is tried
+    /// once more.
+    pub(crate) fn with_room<T>(&self, mut work: impl FnMut() -> Result<T>) -> Result<T> {
+        match work() {
+            Err(FsError::NoSpace(SpaceOf::Blocks)) => {
+                // If the housekeeper has them already, this waits for it.
+                self.delete_removed()?;
+                work()
+            }
+            other => other,
+        }
+    }
+}

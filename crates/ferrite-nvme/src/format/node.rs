@@ -1,0 +1,259 @@
+//! Values: nodes (an inode's attributes, and where its content is) and edges (what a name leads to).
+//!
+//! A directory's mode and owner stand in its edge, too, so that a path is checked without reading nodes (RUFS, section
+//! 2.2.1). Only directories have them there: a file can have several edges, a directory has one.
+
+use ferrite_vfs::{Attr, FileKind, Ino, Timestamp};
+
+use super::Reader;
+use crate::blobs::Place;
+
+const VERSION: u8 = 1;
+
+/// Longest content that a node holds itself.
+pub(crate) const INLINE_BYTES_MAX: usize = 2048;
+
+/// Where an inode's content is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Content {
+    /// Here: that of a small file (zeros follow, up to its size), the target of a link, or a directory's own name.
+    Inline(Vec<u8>),
+    /// In a blob.
+    Blob(Place),
+}
+
+/// An inode.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Node {
+    pub(crate) kind: FileKind,
+    pub(crate) mode: u32,
+    pub(crate) nlink: u32,
+    pub(crate) uid: u32,
+    pub(crate) gid: u32,
+    pub(crate) rdev: u32,
+    pub(crate) size: u64,
+    /// Of its blob, as far as the node knows.
+    pub(crate) allocated_bytes: u64,
+    pub(crate) atime: Timestamp,
+    pub(crate) mtime: Timestamp,
+    pub(crate) ctime: Timestamp,
+    pub(crate) btime: Timestamp,
+    /// See [`Attr::change`].
+    pub(crate) change: u64,
+    /// Of a directory: the one that holds it.
+    pub(crate) parent: Ino,
+    pub(crate) has_xattrs: bool,
+    pub(crate) content: Content,
+}
+
+impl Node {
+    pub(crate) fn is_dir(&self) -> bool {
+        self.kind == FileKind::Directory
+    }
+
+    /// Attributes; numbers of inodes are never used again, so their generation is always 1.
+    pub(crate) fn attr(&self, ino: Ino) -> Attr {
+        let inline_bytes = match &self.content {
+            Content::Inline(bytes) if self.kind == FileKind::File => bytes.len() as u64,
+            _ => 0,
+        };
+        Attr {
+            ino,
+            generation: 1,
+            kind: self.kind,
+            mode: self.mode,
+            nlink: self.nlink,
+            uid: self.uid,
+            gid: self.gid,
+            rdev: self.rdev,
+            size: self.size,
+            blocks: (self.allocated_bytes + inline_bytes).div_ceil(512),
+            atime: self.atime,
+            mtime: self.mtime,
+            ctime: self.ctime,
+            btime: self.btime,
+            change: self.change,
+        }
+    }
+
+    pub(crate) fn encode(&self) -> Vec<u8> {
+        let mut value = vec![VERSION, u8::from(self.has_xattrs)];
+        for number in [
+            self.kind.mode_bits() | self.mode,
+            self.nlink,
+            self.uid,
+            self.gid,
+            self.rdev,
+        ] {
+            value.extend_from_slice(&number.to_le_bytes());
+        }
+        let times = [self.atime, self.mtime, self.ctime, self.btime].map(|time| time.0 as u64);
+        let numbers = [self.size, self.allocated_bytes, self.change, self.parent];
+        for number in numbers.into_iter().chain(times) {
+            value.extend_from_slice(&number.to_le_bytes());
+        }
+        match &self.content {
+            Content::Inline(bytes) => {
+                value.push(0);
+                value.extend_from_slice(bytes);
+            }
+            Content::Blob(place) => {
+                value.push(1);
+                value.extend_from_slice(&place.store.to_le_bytes());
+                value.extend_from_slice(&place.blob.raw().to_le_bytes());
+            }
+        }
+        value
+    }
+
+    /// `None`: it is damaged.
+    pub(crate) fn decode(value: &[u8]) -> Option<Node> {
+        let mut from = Reader(value);
+        if from.u8()? != VERSION {
+            return None;
+        }
+        let has_xattrs = match from.u8()? {
+            0 => false,
+            1 => true,
+            _ => return None,
+        };
+        let mode = from.u32()?;
+        let mut node = Node {
+            kind: FileKind::from_mode(mode)?,
+            mode: mode & 0o7777,
+            nlink: from.u32()?,
+            uid: from.u32()?,
+            gid: from.u32()?,
+            rdev: from.u32()?,
+            size: from.u64()?,
+            allocated_bytes: from.u64()?,
+            change: from.u64()?,
+            parent: from.u64()?,
+            atime: from.time()?,
+            mtime: from.time()?,
+            ctime: from.time()?,
+            btime: from.time()?,
+            has_xattrs,
+            content: Content::Inline(Vec::new()),
+        };
+        node.content = match from.u8()? {
+            0 => Content::Inline(from.rest().to_vec()),
+            1 => Content::Blob(Place {
+                store: from.u16()?,
+                blob: ferrite_blob::BlobId::from_raw(from.u64()?),
+            }),
+            _ => return None,
+        };
+        Some(node)
+    }
+}
+
+/// What a name leads to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Edge {
+    pub(crate) ino: Ino,
+    pub(crate) kind: FileKind,
+    /// Of a directory; 0 for anything else.
+    pub(crate) mode: u32,
+    pub(crate) uid: u32,
+    pub(crate) gid: u32,
+}
+
+impl Edge {
+    pub(crate) fn to(ino: Ino, node: &Node) -> Edge {
+        let of_dir = |number: u32| if node.is_dir() { number } else { 0 };
+        Edge {
+            ino,
+            kind: node.kind,
+            mode: of_dir(node.mode),
+            uid: of_dir(node.uid),
+            gid: of_dir(node.gid),
+        }
+    }
+
+    pub(crate) fn encode(&self) -> Vec<u8> {
+        let mut value = vec![VERSION];
+        value.extend_from_slice(&self.ino.to_le_bytes());
+        value.extend_from_slice(&(self.kind.mode_bits() | self.mode).to_le_bytes());
+        if self.kind == FileKind::Directory {
+            value.extend_from_slice(&self.uid.to_le_bytes());
+            value.extend_from_slice(&self.gid.to_le_bytes());
+        }
+        value
+    }
+
+    /// `None`: it is damaged.
+    pub(crate) fn decode(value: &[u8]) -> Option<Edge> {
+        let mut from = Reader(value);
+        if from.u8()? != VERSION {
+            return None;
+        }
+        let (ino, mode) = (from.u64()?, from.u32()?);
+        let kind = FileKind::from_mode(mode)?;
+        let (uid, gid) = match kind {
+            FileKind::Directory => (from.u32()?, from.u32()?),
+            _ => (0, 0),
+        };
+        let edge = Edge {
+            ino,
+            kind,
+            mode: mode & 0o7777,
+            uid,
+            gid,
+        };
+        from.rest().is_empty().then_some(edge)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn node(content: Content) -> Node {
+        Node {
+            kind: FileKind::File,
+            mode: 0o4755,
+            nlink: 3,
+            uid: 7,
+            gid: 8,
+            rdev: 9,
+            size: 1 << 40,
+            allocated_bytes: 4096,
+            atime: Timestamp(-1),
+            mtime: Timestamp(2),
+            ctime: Timestamp(3),
+            btime: Timestamp(4),
+            change: 5 << 40,
+            parent: 1,
+            has_xattrs: true,
+            content,
+        }
+    }
+
+    #[test]
+    fn what_was_encoded_is_decoded_and_a_part_of_it_is_damage() {
+        let blob = Place {
+            store: 3,
+            blob: ferrite_blob::BlobId::from_raw(77 << 32 | 5),
+        };
+        for content in [Content::Inline(b"content".to_vec()), Content::Blob(blob)] {
+            let node = node(content);
+            let value = node.encode();
+            assert_eq!(Node::decode(&value), Some(node));
+            // An inline content may have any length.
+            for len in 0..87 {
+                assert_eq!(Node::decode(&value[..len.min(value.len() - 8)]), None, "{len}");
+            }
+        }
+        let mut dir = node(Content::Inline(b"dir".to_vec()));
+        dir.kind = FileKind::Directory;
+        for node in [dir, node(Content::Inline(Vec::new()))] {
+            let edge = Edge::to(12, &node);
+            let value = edge.encode();
+            assert_eq!(Edge::decode(&value), Some(edge));
+            for len in 0..value.len() {
+                assert_eq!(Edge::decode(&value[..len]), None);
+            }
+        }
+    }
+}

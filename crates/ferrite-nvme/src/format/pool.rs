@@ -1,0 +1,65 @@
+//! The record of a pool as a whole.
+
+use ferrite_vfs::Ino;
+
+use super::Reader;
+
+/// Version of everything in the metadata store. A pool of another version is refused.
+pub(crate) const VERSION: u32 = 1;
+
+/// What the metadata store knows of the pool.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct PoolRecord {
+    pub(crate) uuid: [u8; 16],
+    /// Key of the hash that gives names their places in listings.
+    pub(crate) hash_key: [u8; 16],
+    /// How many data stores belong to the pool.
+    pub(crate) stores: u16,
+    /// Grows with each opening; the upper part of counters of changes.
+    pub(crate) epoch: u64,
+    /// The first opening since which the pool was always closed in order. Counters of changes below it may have been
+    /// told with other contents.
+    pub(crate) trusted_since: u64,
+    /// No inode has this number, nor a larger one.
+    pub(crate) next_ino: Ino,
+    /// Inodes, when it was closed.
+    pub(crate) inodes: u64,
+    pub(crate) is_clean: bool,
+}
+
+impl PoolRecord {
+    pub(crate) fn encode(&self) -> Vec<u8> {
+        let mut value = VERSION.to_le_bytes().to_vec();
+        value.extend_from_slice(&self.uuid);
+        value.extend_from_slice(&self.hash_key);
+        value.extend_from_slice(&self.stores.to_le_bytes());
+        value.push(u8::from(self.is_clean));
+        for number in [self.epoch, self.trusted_since, self.next_ino, self.inodes] {
+            value.extend_from_slice(&number.to_le_bytes());
+        }
+        value
+    }
+
+    /// The version of a record.
+    pub(crate) fn version_of(value: &[u8]) -> Option<u32> {
+        Reader(value).u32()
+    }
+
+    /// `None`: it is damaged.
+    pub(crate) fn decode(value: &[u8]) -> Option<PoolRecord> {
+        let mut from = Reader(value);
+        if from.u32()? != VERSION {
+            return None;
+        }
+        Some(PoolRecord {
+            uuid: from.bytes()?,
+            hash_key: from.bytes()?,
+            stores: from.u16()?,
+            is_clean: from.u8()? == 1,
+            epoch: from.u64()?,
+            trusted_since: from.u64()?,
+            next_ino: from.u64()?,
+            inodes: from.u64()?,
+        })
+    }
+}

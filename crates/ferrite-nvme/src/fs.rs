@@ -1,0 +1,379 @@
+//! The engine behind the trait: each call to its room, with the answers that tokens repeat.
+
+use std::ops::ControlFlow;
+use std::sync::Arc;
+use std::time::Duration;
+
+use ferrite_vfs::locks::{LockDone, LockOwner, LockRequest, LockTicket, RecordLock, Unlock};
+use ferrite_vfs::{
+    Attr, BadArgument, Ctx, DirEntry, Durability, FileKind, FileSystem, FsError, Ino, Limits, NewFile, NewNode,
+    OpenFile, OpenMode, Opened, Outcome, PATH_MAX, RenameMode, Result, SetAttr, StatFs, XattrMode,
+};
+
+use crate::FILE_BYTES_MAX;
+use crate::core::{Core, ONCE_SLOTS};
+use crate::format::key;
+use crate::format::node::Edge;
+use crate::names::{New, is_dir, missing};
+
+/// Inodes that a pool is said to have room for. Nothing ends there: nodes take space of the metadata store only.
+const INODES_MAX: u64 = 1 << 40;
+/// Names that a listing reads at once.
+const NAMES_AT_ONCE: usize = 256;
+
+/// The file system of an opened pool. Cheap to clone.
+#[derive(Debug, Clone)]
+pub struct NvmeFs(pub(crate) Arc<Core>);
+
+fn done(outcome: Outcome) -> Result<()> {
+    match outcome {
+        Outcome::Done => Ok(()),
+        _ => Err(FsError::Superseded),
+    }
+}
+
+fn kept(attr: Attr) -> Outcome {
+    Outcome::Attr(Attr { change: 0, ..attr })
+}
+
+/// A name as a listing found it.
+struct Listed {
+    name: Vec<u8>,
+    cookie: u64,
+    edge: Edge,
+}
+
+impl NvmeFs {
+    /// Attributes that a token kept, for a caller who may want a pin.
+    fn attr_again(&self, ctx: &Ctx, outcome: Outcome) -> Result<Attr> {
+        let Outcome::Attr(attr) = outcome else {
+            return Err(FsError::Superseded);
+        };
+        match ctx.pins {
+            true => self.0.hold(attr.ino).map(|held| self.0.give(ctx, held, attr)),
+            false => Ok(attr),
+        }
+    }
+
+    fn attr_change(
+        &self,
+        ctx: &Ctx,
+        change: impl FnOnce(crate::core::Step<'_>) -> Result<(crate::held::Held, Attr)>,
+    ) -> Result<Attr> {
+        self.0.change(
+            ctx,
+            |outcome| self.attr_again(ctx, outcome),
+            |step| change(step).map(|(held, attr)| self.0.give(ctx, held, attr)),
+        )
+    }
+
+    /// Lists a directory, some names at a time. No lock is held while `sink` runs.
+    fn list(&self, dir: Ino, cookie: u64, sink: &mut dyn FnMut(&Listed) -> bool) -> Result<()> {
+        is_dir(&*self.0.dir(dir)?.read().map_err(missing)?)?;
+        let mut cookie = cookie;
+        loop {
+            let mut listed = Vec::new();
+            let mut damaged = false;
+            let Some(next) = cookie.checked_add(1) else {
+                return Ok(());
+            };
+            let (from, to) = key::edges_from(dir, next);
+            self.0.meta.scan(&from, &to, &mut |key, value| {
+                match (key::parts_of_edge(key), Edge::decode(value)) {
+                    (Some((_, cookie, name)), Some(edge)) => listed.push(Listed {
+                        name: name.to_vec(),
+                        cookie,
+                        edge,
+                    }),
+                    _ => damaged = true,
+                }
+                match listed.len() < NAMES_AT_ONCE && !damaged {
+                    true => ControlFlow::Continue(()),
+                    false => ControlFlow::Break(()),
+                }
+            })?;
+            for entry in &listed {
+                if !sink(entry) {
+                    return Ok(());
+                }
+                cookie = entry.cookie;
+            }
+            if damaged {
+                return Err(FsError::damaged(dir, "one of its entries cannot be read"));
+            }
+            if listed.len() < NAMES_AT_ONCE {
+                return Ok(());
+            }
+        }
+    }
+}
+
+impl Listed {
+    fn entry(&self) -> DirEntry<'_> {
+        DirEntry {
+            ino: self.edge.ino,
+            kind: self.edge.kind,
+            name: &self.name,
+            next_cookie: self.cookie,
+        }
+    }
+}
+
+impl FileSystem for NvmeFs {
+    fn limits(&self) -> Limits {
+        let mut limits = Limits::local(self.0.blobs.atomic_bytes(), FILE_BYTES_MAX, Durability::Power);
+        limits.may_block = true;
+        limits.submits = true;
+        limits.whole_write_bytes = FILE_BYTES_MAX;
+        limits.once_slots = ONCE_SLOTS;
+        limits.trust = Duration::MAX;
+        limits
+    }
+
+    fn know_buffers(&self, pool: &ferrite_vfs::buffers::Pool) {
+        self.0
+            .blobs
+            .stores
+            .iter()
+            .flatten()
+            .for_each(|store| store.know_buffers(pool));
+    }
+
+    fn statfs(&self, _: &Ctx) -> Result<StatFs> {
+        self.0.check_open()?;
+        if self.0.housekeeper.deletes() && !self.0.is_read_only && !self.0.gate.is_shut() {
+            // What was removed counts as free, so it has to be.
+            let _ = self.0.tidy();
+        }
+        let room = self.0.blobs.room();
+        // The unit in which files get space.
+        let block_bytes = ferrite_blob::CLUSTER_BYTES;
+        let inodes = self.0.inodes.load(std::sync::atomic::Ordering::Relaxed);
+        Ok(StatFs {
+            block_bytes: block_bytes as u32,
+            blocks: room.bytes / block_bytes,
+            blocks_free: room.free_bytes / block_bytes,
+            blocks_available: room.free_bytes / block_bytes,
+            inodes: INODES_MAX,
+            inodes_free: INODES_MAX.saturating_sub(inodes),
+            fsid: u64::from_le_bytes(self.0.uuid_head()),
+        })
+    }
+
+    fn lookup(&self, ctx: &Ctx, parent: Ino, name: &[u8]) -> Result<Attr> {
+        self.0.lookup(ctx, parent, name)
+    }
+
+    fn parent(&self, ctx: &Ctx, dir: Ino) -> Result<Ino> {
+        self.0.parent(ctx, dir)
+    }
+
+    fn getattr(&self, _: &Ctx, ino: Ino) -> Result<Attr> {
+        self.0.check_open()?;
+        let held = self.0.hold(ino)?;
+        let state = held.read()?;
+        Ok(self.0.attr(&held, &state))
+    }
+
+    fn setattr(&self, ctx: &Ctx, ino: Ino, set: &SetAttr) -> Result<Attr> {
+        let again = |outcome| match outcome {
+            Outcome::Attr(attr) => Ok(attr),
+            _ => Err(FsError::Superseded),
+        };
+        self.0.change(ctx, again, |step| {
+            let held = self.0.hold(ino)?;
+            self.0.setattr(ctx, step, &held, set, false)
+        })
+    }
+
+    fn pin(&self, _: &Ctx, ino: Ino, generation: u32) -> Result<()> {
+        self.0.check_open()?;
+        if generation != 1 {
+            return Err(FsError::Stale);
+        }
+        let held = self.0.hold(ino)?;
+        drop(held.read()?);
+        held.leave();
+        Ok(())
+    }
+
+    fn unpin(&self, _: &Ctx, ino: Ino, count: u64) {
+        self.0.unpin(ino, count);
+    }
+
+    fn readlink(&self, _: &Ctx, ino: Ino) -> Result<Vec<u8>> {
+        self.0.check_open()?;
+        self.0.readlink(ino)
+    }
+
+    fn mknod(&self, ctx: &Ctx, parent: Ino, name: &[u8], node: &NewNode) -> Result<Attr> {
+        self.attr_change(ctx, |step| {
+            if matches!(node.kind, FileKind::Directory | FileKind::Symlink) {
+                return Err(FsError::Invalid(BadArgument::NodeKind));
+            }
+            let new = New {
+                rdev: node.rdev,
+                ..New::of(node.kind, node.mode)
+            };
+            self.0.make(ctx, step, parent, name, &new, kept)
+        })
+    }
+
+    fn mkdir(&self, ctx: &Ctx, parent: Ino, name: &[u8], mode: u32) -> Result<Attr> {
+        self.attr_change(ctx, |step| {
+            self.0
+                .make(ctx, step, parent, name, &New::of(FileKind::Directory, mode), kept)
+        })
+    }
+
+    fn symlink(&self, ctx: &Ctx, parent: Ino, name: &[u8], target: &[u8]) -> Result<Attr> {
+        self.attr_change(ctx, |step| {
+            if target.is_empty() {
+                return Err(FsError::Invalid(BadArgument::EmptyTarget));
+            }
+            if target.len() >= PATH_MAX {
+                return Err(FsError::NameTooLong);
+            }
+            let new = New {
+                target,
+                ..New::of(FileKind::Symlink, 0o777)
+            };
+            self.0.make(ctx, step, parent, name, &new, kept)
+        })
+    }
+
+    fn link(&self, ctx: &Ctx, ino: Ino, parent: Ino, name: &[u8]) -> Result<Attr> {
+        self.attr_change(ctx, |step| self.0.link(ctx, step, ino, parent, name))
+    }
+
+    fn unlink(&self, ctx: &Ctx, parent: Ino, name: &[u8]) -> Result<()> {
+        self.0.change(ctx, done, |step| self.0.unlink(ctx, step, parent, name))
+    }
+
+    fn rmdir(&self, ctx: &Ctx, parent: Ino, name: &[u8]) -> Result<()> {
+        self.0.change(ctx, done, |step| self.0.rmdir(ctx, step, parent, name))
+    }
+
+    fn rename(
+        &self,
+        ctx: &Ctx,
+        parent: Ino,
+        name: &[u8],
+        new_parent: Ino,
+        new_name: &[u8],
+        mode: RenameMode,
+    ) -> Result<()> {
+        self.0.change(ctx, done, |step| {
+            self.0.rename(ctx, step, (parent, name), (new_parent, new_name), mode)
+        })
+    }
+
+    fn readdir(&self, _: &Ctx, dir: Ino, cookie: u64, sink: &mut dyn FnMut(&DirEntry<'_>) -> bool) -> Result<()> {
+        self.list(dir, cookie, &mut |listed| sink(&listed.entry()))
+    }
+
+    fn readdir_plus(
+        &self,
+        ctx: &Ctx,
+        dir: Ino,
+        cookie: u64,
+        sink: &mut dyn FnMut(&DirEntry<'_>, Result<Attr>) -> bool,
+    ) -> Result<()> {
+        self.list(dir, cookie, &mut |listed| {
+            let found = self.0.hold(listed.edge.ino).and_then(|held| {
+                let attr = held.read().map(|state| self.0.attr(&held, &state))?;
+                Ok((held, attr))
+            });
+            match found {
+                // It was removed since it was listed.
+                Err(FsError::Stale) => true,
+                Err(error) => sink(&listed.entry(), Err(error)),
+                Ok((held, attr)) => {
+                    let goes_on = sink(&listed.entry(), Ok(attr));
+                    if goes_on {
+                        self.0.give(ctx, held, attr);
+                    }
+                    goes_on
+                }
+            }
+        })
+    }
+
+    fn open(&self, ctx: &Ctx, ino: Ino, mode: OpenMode) -> Result<Arc<dyn OpenFile>> {
+        self.0.check_open()?;
+        if !mode.truncate {
+            return Ok(Arc::new(self.0.open(ctx, ino, mode)?.0));
+        }
+        let unpinned = Ctx {
+            pins: false,
+            ..ctx.clone()
+        };
+        self.0.change(
+            ctx,
+            |outcome| Ok(self.0.open_again(&unpinned, mode, outcome)?.file),
+            |_| Ok(Arc::new(self.0.open(ctx, ino, mode)?.0) as Arc<dyn OpenFile>),
+        )
+    }
+
+    fn create(&self, ctx: &Ctx, parent: Ino, name: &[u8], new: &NewFile) -> Result<Opened> {
+        self.0.change(
+            ctx,
+            |outcome| self.0.open_again(ctx, new.open, outcome),
+            |step| self.0.create(ctx, step, parent, name, new),
+        )
+    }
+
+    fn getxattr(&self, ctx: &Ctx, ino: Ino, name: &[u8]) -> Result<Vec<u8>> {
+        self.0.check_open()?;
+        self.0.getxattr(ctx, ino, name)
+    }
+
+    fn setxattr(&self, ctx: &Ctx, ino: Ino, name: &[u8], value: &[u8], mode: XattrMode) -> Result<()> {
+        self.0
+            .change(ctx, done, |step| self.0.setxattr(ctx, step, ino, (name, value), mode))
+    }
+
+    fn listxattr(&self, ctx: &Ctx, ino: Ino) -> Result<Vec<Vec<u8>>> {
+        self.0.check_open()?;
+        self.0.listxattr(ctx, ino)
+    }
+
+    fn removexattr(&self, ctx: &Ctx, ino: Ino, name: &[u8]) -> Result<()> {
+        self.0
+            .change(ctx, done, |step| self.0.removexattr(ctx, step, ino, name))
+    }
+
+    fn drop_orphans(&self, _: &Ctx) -> Result<()> {
+        self.0.free_orphans()
+    }
+
+    fn sync(&self, _: &Ctx) -> Result<()> {
+        self.0.check_open()?;
+        if self.0.is_read_only || self.0.gate.is_shut() {
+            return Ok(());
+        }
+        self.0.tidy()?;
+        Ok(self.0.meta.sync()?)
+    }
+
+    fn lock(&self, ctx: &Ctx, ino: Ino, request: &LockRequest, may_wait: bool, done: LockDone) -> Option<LockTicket> {
+        self.0.locks.lock(ctx, ino, request, may_wait, done)
+    }
+
+    fn unlock(&self, ctx: &Ctx, ino: Ino, owner: LockOwner, what: Unlock) -> Result<()> {
+        self.0.locks.unlock(ctx, ino, owner, what);
+        Ok(())
+    }
+
+    fn conflicting_lock(&self, ctx: &Ctx, ino: Ino, lock: &RecordLock) -> Result<Option<RecordLock>> {
+        Ok(self.0.locks.conflict(ctx, ino, lock))
+    }
+
+    fn cancel_lock(&self, ctx: &Ctx, ticket: LockTicket) {
+        self.0.locks.cancel(ctx, ticket);
+    }
+
+    fn release_client(&self, ctx: &Ctx) {
+        self.0.locks.release_client(ctx);
+    }
+}

@@ -1,0 +1,80 @@
+//! The gate through which changes pass, so that they can be held back while the media are copied.
+//!
+//! Invariant: a thread passes once; what it does inside does not pass again. While the gate is shut, nobody is inside.
+
+use std::sync::Arc;
+
+use parking_lot::{Condvar, Mutex};
+
+#[derive(Default)]
+struct State {
+    inside: u64,
+    is_shut: bool,
+}
+
+#[derive(Default)]
+struct Shared {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+/// See the module's head.
+#[derive(Default)]
+pub(crate) struct Gate(Arc<Shared>);
+
+/// Somebody is inside: a thread, or a transfer that it has begun.
+pub(crate) struct Inside(Arc<Shared>);
+
+impl Gate {
+    /// Goes in; waits while it is shut.
+    pub(crate) fn enter(&self) -> Inside {
+        let mut state = self.0.state.lock();
+        while state.is_shut {
+            self.0.changed.wait(&mut state);
+        }
+        state.inside += 1;
+        Inside(Arc::clone(&self.0))
+    }
+
+    /// Goes in, unless it is shut.
+    pub(crate) fn try_enter(&self) -> Option<Inside> {
+        let mut state = self.0.state.lock();
+        if state.is_shut {
+            return None;
+        }
+        state.inside += 1;
+        Some(Inside(Arc::clone(&self.0)))
+    }
+
+    /// Shuts it, and waits until nobody is inside; `false` if it was shut.
+    pub(crate) fn shut(&self) -> bool {
+        let mut state = self.0.state.lock();
+        if state.is_shut {
+            return false;
+        }
+        state.is_shut = true;
+        while state.inside > 0 {
+            self.0.changed.wait(&mut state);
+        }
+        true
+    }
+
+    pub(crate) fn open(&self) {
+        self.0.state.lock().is_shut = false;
+        self.0.changed.notify_all();
+    }
+
+    pub(crate) fn is_shut(&self) -> bool {
+        self.0.state.lock().is_shut
+    }
+}
+
+impl Drop for Inside {
+    fn drop(&mut self) {
+        let mut state = self.0.state.lock();
+        state.inside -= 1;
+        if state.inside == 0 && state.is_shut {
+            self.0.changed.notify_all();
+        }
+    }
+}

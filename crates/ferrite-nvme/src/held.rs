@@ -1,0 +1,197 @@
+//! Keeping inodes in memory: pins, and what happens with the last one.
+//!
+//! Invariant: the last pin of an inode without a name frees it; of one whose node is behind, leaves it to the
+//! housekeeper; of any other, forgets it. Dropping a pin may wait for a device.
+
+use std::ops::Deref;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use ferrite_vfs::{Attr, FsError, Ino, Result, Timestamp};
+use parking_lot::{Mutex, RwLock};
+
+use crate::core::Core;
+use crate::format::key;
+use crate::format::node::Node;
+use crate::table::{Inode, Live, State};
+
+/// A pin on an entry. Dropping it may free the inode, which waits for a device.
+#[derive(Debug)]
+pub(crate) struct Held {
+    core: Arc<Core>,
+    inode: Arc<Inode>,
+    /// The pin is the caller's.
+    is_left: bool,
+}
+
+impl Deref for Held {
+    type Target = Inode;
+
+    fn deref(&self) -> &Inode {
+        &self.inode
+    }
+}
+
+impl Clone for Held {
+    fn clone(&self) -> Held {
+        let _shard = self.core.table.shard(self.inode.ino).lock();
+        self.inode.pins.fetch_add(1, Ordering::AcqRel);
+        Held {
+            core: Arc::clone(&self.core),
+            inode: Arc::clone(&self.inode),
+            is_left: false,
+        }
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        if !self.is_left {
+            self.core.release(&self.inode, 1);
+        }
+    }
+}
+
+impl Held {
+    /// Leaves the pin to the caller of an operation, who gives it back with `unpin`.
+    pub(crate) fn leave(mut self) {
+        self.is_left = true;
+    }
+
+    /// The core.
+    pub(crate) fn core(&self) -> &Arc<Core> {
+        &self.core
+    }
+}
+
+impl Core {
+    /// An inode by number. `Stale` if there is none.
+    pub(crate) fn hold(self: &Arc<Core>, ino: Ino) -> Result<Held> {
+        let held = self.entry(ino);
+        if held.state.read().is_some() {
+            return Ok(held);
+        }
+        let mut state = held.state.write();
+        if state.is_none() {
+            let value = self.meta.get(&key::node(ino))?.ok_or(FsError::Stale)?;
+            let node = Node::decode(&value).ok_or_else(|| FsError::damaged(ino, "its node cannot be read"))?;
+            held.init(&mut state, node, false);
+            if let Some(state) = state.as_mut() {
+                state.is_behind = self.behind.lock().contains(&ino);
+            }
+        }
+        drop(state);
+        Ok(held)
+    }
+
+    /// An inode that has just been stored.
+    pub(crate) fn hold_new(self: &Arc<Core>, ino: Ino, node: Node, is_ahead: bool) -> Held {
+        let held = self.entry(ino);
+        let mut state = held.state.write();
+        if state.is_none() {
+            held.init(&mut state, node, is_ahead);
+        }
+        drop(state);
+        held
+    }
+
+    fn entry(self: &Arc<Core>, ino: Ino) -> Held {
+        let mut shard = self.table.shard(ino).lock();
+        let inode = shard.entry(ino).or_insert_with(|| {
+            let zero = Timestamp(0);
+            Arc::new(Inode {
+                ino,
+                pins: AtomicU64::new(0),
+                state: RwLock::new(None),
+                storing: Mutex::new(()),
+                live: Mutex::new(Live {
+                    atime: zero,
+                    mtime: zero,
+                    ctime: zero,
+                    change: 0,
+                    stored: zero,
+                    is_dirty: false,
+                }),
+            })
+        });
+        inode.pins.fetch_add(1, Ordering::AcqRel);
+        Held {
+            core: Arc::clone(self),
+            inode: Arc::clone(inode),
+            is_left: false,
+        }
+    }
+
+    /// All inodes that are in memory.
+    pub(crate) fn all_held(self: &Arc<Core>) -> Vec<Held> {
+        let inos: Vec<Ino> = self
+            .table
+            .shards
+            .iter()
+            .flat_map(|shard| shard.lock().keys().copied().collect::<Vec<_>>())
+            .collect();
+        inos.into_iter().map(|ino| self.entry(ino)).collect()
+    }
+
+    /// Gives pins back. With the last one an inode without a name is freed, one whose node is behind is left to the
+    /// housekeeper, and any other is forgotten.
+    pub(crate) fn release(self: &Arc<Core>, inode: &Arc<Inode>, count: u64) {
+        let mut shard = self.table.shard(inode.ino).lock();
+        // Each pin that is given back was taken; a front end that gives back more must not free what others hold.
+        let before = inode.pins.load(Ordering::Acquire);
+        let left = before.saturating_sub(count);
+        inode.pins.store(left, Ordering::Release);
+        if left > 0 || before == 0 {
+            return;
+        }
+        let is_orphan = match inode.state.try_read().as_deref() {
+            Some(Some(state)) if !state.is_gone => {
+                if state.node.nlink > 0 && (state.is_ahead || inode.live().is_dirty) {
+                    self.housekeeper.store_later(inode.ino);
+                    return;
+                }
+                state.node.nlink == 0
+            }
+            _ => false,
+        };
+        // While changes are held back it stays for the next start.
+        if !is_orphan || self.is_closed() || self.is_read_only || self.gate.is_shut() {
+            shard.remove(&inode.ino);
+            return;
+        }
+        inode.pins.store(1, Ordering::Release);
+        drop(shard);
+        if let Err(error) = self.free(inode) {
+            tracing::warn!(ino = inode.ino, %error, "a file without a name is freed at the next start");
+        }
+        let mut shard = self.table.shard(inode.ino).lock();
+        if inode.pins.fetch_sub(1, Ordering::AcqRel) == 1 {
+            shard.remove(&inode.ino);
+        }
+    }
+
+    /// Gives a pin back if others are left. Waits for nobody.
+    pub(crate) fn release_unless_last(&self, inode: &Inode) -> bool {
+        let _shard = self.table.shard(inode.ino).lock();
+        let has_others = inode.has_others();
+        if has_others {
+            inode.pins.fetch_sub(1, Ordering::AcqRel);
+        }
+        has_others
+    }
+
+    /// Gives back pins that a caller was left with.
+    pub(crate) fn unpin(self: &Arc<Core>, ino: Ino, count: u64) {
+        let inode = self.table.shard(ino).lock().get(&ino).cloned();
+        if let Some(inode) = inode {
+            self.release(&inode, count);
+        }
+    }
+
+    /// Attributes as they are now.
+    pub(crate) fn attr(&self, inode: &Inode, state: &State) -> Attr {
+        let mut attr = inode.present(state).attr(inode.ino);
+        attr.change = attr.change.max(self.change_floor);
+        attr
+    }
+}

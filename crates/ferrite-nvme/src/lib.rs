@@ -1,0 +1,68 @@
+//! The NVMe engine: files on devices instead of memory (RUFS, the server's half).
+//!
+//! What lives here: the engine behind [`ferrite_vfs::FileSystem`]. Names and attributes are in an ordered store with
+//! transactions ([`ferrite_meta`]), content is in blob stores ([`ferrite_blob`]), one a device. Nothing above the
+//! traits knows which metadata store it is.
+//!
+//! The floors, from the lowest: `format` (keys and values); `table` (inodes in memory), `blobs` (data stores),
+//! `housekeeper` (a list of work), `gate`; `core` (what all operations share: steps, tokens, numbers); `held`,
+//! `detached`, `tidy`; `names` (edges, creating, removing, renaming), `attr`, `content` (open files); `check`,
+//! `repair`; `fs` (the trait); `open` (making, opening, recovery); `refusal`, `config`, `description`, `home`, `pool`,
+//! `volume` (pools of real parts).
+//!
+//! *Architecture invariant:* an operation takes its locks in this order: the lock of renames; directories, parents
+//! before children, and unrelated ones by number; places of names, by key; inodes that names lead to, by number; the
+//! transaction's own locks on nodes, by key, when nothing else is waited for. `docs/crash-consistency.md` argues why
+//! nobody waits for himself.
+//!
+//! *Architecture invariant:* a change of names or attributes is one transaction. A file's size and times may be ahead
+//! in its blob; a record says so before they are.
+#![forbid(unsafe_code)]
+
+mod attr;
+mod blobs;
+mod check;
+#[cfg(feature = "rocksdb")]
+mod config;
+mod content;
+mod core;
+#[cfg(feature = "rocksdb")]
+mod description;
+mod detached;
+mod format;
+mod fs;
+mod gate;
+mod held;
+#[cfg(feature = "rocksdb")]
+mod home;
+mod housekeeper;
+mod names;
+mod open;
+pub mod planted;
+#[cfg(feature = "rocksdb")]
+mod pool;
+#[cfg(feature = "rocksdb")]
+mod refusal;
+mod repair;
+mod table;
+mod tidy;
+mod transfer;
+#[cfg(feature = "rocksdb")]
+mod volume;
+
+pub use check::{Finding, Report};
+#[cfg(feature = "rocksdb")]
+pub use config::{Config, Data, Metadata, ReactorConfig};
+pub use ferrite_blob::device::block_device_of;
+pub use fs::NvmeFs;
+#[cfg(feature = "rocksdb")]
+pub use home::MetaBlobs;
+pub use open::{Options, assemble, format};
+#[cfg(feature = "rocksdb")]
+pub use pool::{MakeOptions, add, make, make_described};
+pub use repair::Repaired;
+#[cfg(feature = "rocksdb")]
+pub use volume::NvmeVolume;
+
+/// Longest file.
+pub const FILE_BYTES_MAX: u64 = 1 << 44;

@@ -1,0 +1,384 @@
+//! Finding and making: lookups, new inodes, further names.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use ferrite_vfs::{
+    Attr, Ctx, FileKind, FsError, Ino, LINK_MAX, NewFile, OpenMode, Opened, Outcome, ROOT_INO, Result, SYSTEM, SetAttr,
+    posix,
+};
+
+use super::{is_dir, is_live_dir, missing};
+use crate::content::NvmeFile;
+use crate::core::{Core, Step};
+use crate::format::key;
+use crate::format::node::{Content, Edge, Node};
+use crate::held::Held;
+use crate::table::State;
+
+/// How often a lookup begins anew because what it found was removed meanwhile.
+const RACES_MAX: usize = 64;
+
+/// A new inode.
+pub(crate) struct New<'n> {
+    pub(crate) kind: FileKind,
+    pub(crate) mode: u32,
+    pub(crate) rdev: u32,
+    /// Target of a link.
+    pub(crate) target: &'n [u8],
+}
+
+impl New<'_> {
+    pub(crate) fn of(kind: FileKind, mode: u32) -> Self {
+        New {
+            kind,
+            mode,
+            rdev: 0,
+            target: b"",
+        }
+    }
+}
+
+impl Core {
+    /// Attributes for a caller, who gets a pin if it asks for one.
+    pub(crate) fn give(&self, ctx: &Ctx, held: Held, attr: Attr) -> Attr {
+        if ctx.pins && attr.ino != ROOT_INO {
+            held.leave();
+        }
+        attr
+    }
+
+    pub(crate) fn lookup(self: &Arc<Core>, ctx: &Ctx, parent: Ino, name: &[u8]) -> Result<Attr> {
+        posix::check_name(name)?;
+        let dir = self.dir(parent)?;
+        for _ in 0..RACES_MAX {
+            {
+                let state = dir.read().map_err(missing)?;
+                is_dir(&state)?;
+                if ctx.check {
+                    posix::may_search(&self.attr(&dir, &state), &ctx.cred)?;
+                }
+            }
+            let lost_before = self.names_lost.load(Ordering::Acquire);
+            let edge = self.find(parent, name)?.ok_or(FsError::NotFound)?;
+            let found = self.hold(edge.ino).and_then(|held| {
+                let state = held.read()?;
+                let attr = self.attr(&held, &state);
+                // Whoever takes a name away has the inode alone: if none went meanwhile, or the name is still there
+                // now, name and attributes are of one moment.
+                let is_same = self.names_lost.load(Ordering::Acquire) == lost_before
+                    || self.find(parent, name)?.is_some_and(|now| now.ino == edge.ino);
+                drop(state);
+                match is_same {
+                    true => Ok((held, attr)),
+                    false => Err(FsError::Stale),
+                }
+            });
+            match found {
+                Ok((held, attr)) => return Ok(self.give(ctx, held, attr)),
+                Err(FsError::Stale) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Err(FsError::NotFound)
+    }
+
+    /// Creates an inode with a name. `outcome` of its attributes is what a token keeps.
+    pub(crate) fn make(
+        self: &Arc<Core>,
+        ctx: &Ctx,
+        mut step: Step<'_>,
+        parent: Ino,
+        name: &[u8],
+        new: &New<'_>,
+        outcome: impl FnOnce(Attr) -> Outcome,
+    ) -> Result<(Held, Attr)> {
+        posix::check_name(name)?;
+        let dir = self.dir(parent)?;
+        let makes_dir = new.kind == FileKind::Directory;
+        // A directory's number of links changes with its subdirectories.
+        if makes_dir {
+            let mut state = dir.write().map_err(missing)?;
+            let made = self.make_in(ctx, &mut step, &dir, &state, name, new)?;
+            let nlink = state.node.nlink + 1;
+            let made = self.finish(step, &dir, &state, made, Some(nlink), outcome)?;
+            state.node.nlink = nlink;
+            Ok(made)
+        } else {
+            let state = dir.read().map_err(missing)?;
+            let made = self.make_in(ctx, &mut step, &dir, &state, name, new)?;
+            self.finish(step, &dir, &state, made, None, outcome)
+        }
+    }
+
+    fn make_in(
+        &self,
+        ctx: &Ctx,
+        step: &mut Step<'_>,
+        dir: &Held,
+        state: &State,
+        name: &[u8],
+        new: &New<'_>,
+    ) -> Result<(Ino, Node)> {
+        is_live_dir(state)?;
+        let slot = self.lock_name(step, dir.ino, name)?;
+        let attr = self.attr(dir, state);
+        let is_taken = slot.found.is_some();
+        if ctx.check {
+            posix::may_create(&attr, &ctx.cred, is_taken)?;
+            posix::may_mknod(new.kind, &ctx.cred)?;
+        }
+        if is_taken {
+            return Err(FsError::Exists);
+        }
+        let is_dir = new.kind == FileKind::Directory;
+        if is_dir && attr.nlink >= LINK_MAX {
+            return Err(FsError::TooManyLinks);
+        }
+        let posix::Inherited { gid, mode } = posix::inherit(&attr, &ctx.cred, new.mode, is_dir);
+        let now = self.now();
+        let ino = self.next_ino()?;
+        let inline = if is_dir { name } else { new.target };
+        let node = Node {
+            kind: new.kind,
+            mode,
+            nlink: if is_dir { 2 } else { 1 },
+            uid: ctx.cred.uid,
+            gid,
+            rdev: new.rdev,
+            size: new.target.len() as u64,
+            allocated_bytes: 0,
+            atime: now,
+            mtime: now,
+            ctime: now,
+            btime: now,
+            change: self.next_change(),
+            parent: dir.ino,
+            has_xattrs: false,
+            content: Content::Inline(inline.to_vec()),
+        };
+        self.put_edge(step, dir.ino, name, slot, &Edge::to(ino, &node))?;
+        Ok((ino, node))
+    }
+
+    fn finish(
+        self: &Arc<Core>,
+        mut step: Step<'_>,
+        dir: &Held,
+        state: &State,
+        (ino, node): (Ino, Node),
+        nlink: Option<u32>,
+        outcome: impl FnOnce(Attr) -> Outcome,
+    ) -> Result<(Held, Attr)> {
+        let touch = self.touch(&mut step, dir, state, node.ctime, nlink)?;
+        step.txn.put(&key::node(ino), &node.encode())?;
+        let attr = node.attr(ino);
+        step.commit(|| outcome(Attr { change: 0, ..attr }))?;
+        touch.done(dir);
+        self.inodes.fetch_add(1, Ordering::Relaxed);
+        // Nobody can have changed it yet but through the name, under locks that see the same.
+        Ok((self.hold_new(ino, node, false), attr))
+    }
+
+    /// Gives an inode another name.
+    pub(crate) fn link(
+        self: &Arc<Core>,
+        ctx: &Ctx,
+        mut step: Step<'_>,
+        ino: Ino,
+        parent: Ino,
+        name: &[u8],
+    ) -> Result<(Held, Attr)> {
+        posix::check_name(name)?;
+        let file = self.hold(ino).map_err(missing)?;
+        let dir = self.dir(parent)?;
+        let dir_state = dir.read().map_err(missing)?;
+        is_live_dir(&dir_state)?;
+        let slot = self.lock_name(&mut step, parent, name)?;
+        let is_taken = slot.found.is_some();
+        if ctx.check {
+            posix::may_create(&self.attr(&dir, &dir_state), &ctx.cred, is_taken)?;
+        }
+        // The directory itself cannot be locked a second time.
+        if ino == parent {
+            return Err(FsError::NotPermitted);
+        }
+        let mut state = file.write().map_err(missing)?;
+        match () {
+            () if state.node.is_dir() => return Err(FsError::NotPermitted),
+            () if state.node.nlink == 0 => return Err(FsError::NotFound),
+            () if is_taken => return Err(FsError::Exists),
+            () if state.node.nlink >= LINK_MAX => return Err(FsError::TooManyLinks),
+            () => {}
+        }
+        let now = self.now();
+        self.put_edge(&mut step, parent, name, slot, &Edge::to(ino, &state.node))?;
+        let touch = self.touch(&mut step, &dir, &dir_state, now, None)?;
+        let mut node = file.present(&state);
+        node.nlink += 1;
+        (node.ctime, node.change) = (now, self.next_change());
+        step.txn.put(&key::node(ino), &node.encode())?;
+        let attr = node.attr(ino);
+        step.commit(|| Outcome::Attr(Attr { change: 0, ..attr }))?;
+        touch.done(&dir);
+        file.adopt(&mut state, node);
+        drop(state);
+        Ok((file, attr))
+    }
+
+    /// Opens what a number means.
+    pub(crate) fn open_in(
+        self: &Arc<Core>,
+        ctx: &Ctx,
+        step: Option<Step<'_>>,
+        held: &Held,
+        mode: OpenMode,
+        outcome: impl FnOnce(Attr) -> Outcome,
+    ) -> Result<Attr> {
+        let check = |state: &State| {
+            if state.node.is_dir() {
+                return Err(FsError::IsDirectory);
+            }
+            if ctx.check {
+                posix::may_open(&self.attr(held, state), &ctx.cred, mode)?;
+            }
+            match state.node.kind {
+                FileKind::File => Ok(()),
+                _ => Err(FsError::NoSuchAddress),
+            }
+        };
+        let Some(step) = step.filter(|_| mode.truncate || ctx.once.is_some()) else {
+            let state = held.read()?;
+            check(&state)?;
+            return Ok(self.attr(held, &state));
+        };
+        let mut state = held.write()?;
+        check(&state)?;
+        if !mode.truncate {
+            let attr = self.attr(held, &state);
+            step.commit(|| outcome(attr))?;
+            return Ok(attr);
+        }
+        let set = SetAttr {
+            size: Some(0),
+            kill_priv: ctx.kills_priv(),
+            ..SetAttr::default()
+        };
+        self.setattr_file(
+            &Ctx::trusted(ctx.cred.clone()),
+            step,
+            held,
+            &mut state,
+            &set,
+            true,
+            outcome,
+        )
+    }
+
+    /// Creates a regular file and opens it, or opens the one that is there.
+    pub(crate) fn create(
+        self: &Arc<Core>,
+        ctx: &Ctx,
+        step: Step<'_>,
+        parent: Ino,
+        name: &[u8],
+        new: &NewFile,
+    ) -> Result<Opened> {
+        let opened = |attr: Attr, created| Outcome::Opened {
+            attr: Attr { change: 0, ..attr },
+            created,
+        };
+        // Whoever loses a race against another creator opens what that one made.
+        let dir = self.dir(parent)?;
+        {
+            let state = dir.read().map_err(missing)?;
+            is_live_dir(&state)?;
+            if ctx.check {
+                posix::may_search(&self.attr(&dir, &state), &ctx.cred)?;
+            }
+        }
+        let mut step = Some(step);
+        for _ in 0..RACES_MAX {
+            let Some(edge) = self.find(parent, name)? else {
+                let node = New::of(FileKind::File, new.mode);
+                let Some(own) = step.take() else { break };
+                match self.make(ctx, own, parent, name, &node, |attr| opened(attr, true)) {
+                    Ok((held, attr)) => {
+                        let file = NvmeFile::new(held.clone(), new.open);
+                        let attr = self.give(ctx, held, attr);
+                        return Ok(Opened {
+                            attr,
+                            file: Arc::new(file),
+                            created: true,
+                        });
+                    }
+                    Err(FsError::Exists) if !new.exclusive => {
+                        step = Some(self.step_of(ctx));
+                        continue;
+                    }
+                    Err(error) => return Err(error),
+                }
+            };
+            match edge.kind {
+                _ if new.exclusive => return Err(FsError::Exists),
+                FileKind::Symlink => return Err(FsError::Loop),
+                _ => {}
+            }
+            let held = match self.hold(edge.ino) {
+                Err(FsError::Stale) => continue,
+                other => other?,
+            };
+            let own = step.take().unwrap_or_else(|| self.step_of(ctx));
+            match self.open_in(ctx, Some(own), &held, new.open, |attr| opened(attr, false)) {
+                Ok(attr) => {
+                    let file = NvmeFile::new(held.clone(), new.open);
+                    let attr = self.give(ctx, held, attr);
+                    return Ok(Opened {
+                        attr,
+                        file: Arc::new(file),
+                        created: false,
+                    });
+                }
+                Err(FsError::Stale) => step = Some(self.step_of(ctx)),
+                Err(error) => return Err(error),
+            }
+        }
+        Err(FsError::NotFound)
+    }
+
+    /// Opens by number.
+    pub(crate) fn open(self: &Arc<Core>, ctx: &Ctx, ino: Ino, mode: OpenMode) -> Result<(NvmeFile, Attr)> {
+        let held = self.hold(ino)?;
+        let attr = match mode.truncate {
+            false => self.open_in(ctx, None, &held, mode, |_| Outcome::Done)?,
+            true => {
+                let step = self.step_of(ctx);
+                self.open_in(ctx, Some(step), &held, mode, |attr| Outcome::Opened {
+                    attr: Attr { change: 0, ..attr },
+                    created: false,
+                })?
+            }
+        };
+        Ok((NvmeFile::new(held, mode), attr))
+    }
+
+    /// Opens again what a token opened before.
+    pub(crate) fn open_again(self: &Arc<Core>, ctx: &Ctx, mode: OpenMode, outcome: Outcome) -> Result<Opened> {
+        let Outcome::Opened { attr, created } = outcome else {
+            return Err(FsError::Superseded);
+        };
+        let held = self.hold(attr.ino)?;
+        let mode = OpenMode {
+            truncate: false,
+            ..mode
+        };
+        self.open_in(SYSTEM, None, &held, mode, |_| Outcome::Done)?;
+        let file = NvmeFile::new(held.clone(), mode);
+        let attr = self.give(ctx, held, attr);
+        Ok(Opened {
+            attr,
+            file: Arc::new(file),
+            created,
+        })
+    }
+}

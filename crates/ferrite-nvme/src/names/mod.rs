@@ -1,0 +1,233 @@
+//! Names: the edges of the tree.
+//!
+//! What lives here: how a name is found, locked and placed. What creates names is in `make`, what removes them in
+//! `remove`, and `rename` does both.
+//!
+//! A name's place in its directory is a hash of 62 bits, which is also its cookie in listings. Two names with the same
+//! hash would share a cookie, and a listing could not stop between them. So the second one takes the next hash of its
+//! name, and the place remembers that there is more (RUFS has no answer to that: its listings hold an iterator).
+//!
+//! Invariants: whoever looks whether a name is taken, to change that, has locked its place in the transaction. A name
+//! lies at the first of its places at which nobody else did when it was made; every place before is marked.
+
+mod make;
+
+mod remove;
+mod rename;
+
+pub(crate) use make::New;
+
+use std::hash::Hasher;
+use std::ops::ControlFlow;
+
+use ferrite_meta::{Lock, Transaction};
+use ferrite_vfs::{FsError, Ino, Result, Timestamp, posix};
+use siphasher::sip::SipHasher13;
+
+use crate::core::{Core, Step, TIME_STEP};
+use crate::format::key;
+use crate::format::node::Edge;
+use crate::held::Held;
+use crate::table::{Inode, State};
+
+/// Places of one name. That a pool comes to the second is unlikely; to the third, absurd.
+const PLACES_MAX: u64 = 64;
+
+/// A name that is locked, and what it leads to.
+#[derive(Debug)]
+pub(crate) struct Slot {
+    /// Where it is, or would be.
+    pub(crate) cookie: u64,
+    /// Which of its places that is.
+    attempt: u64,
+    pub(crate) found: Option<Edge>,
+}
+
+impl Core {
+    /// The nth place of a name.
+    fn cookie(&self, name: &[u8], attempt: u64) -> u64 {
+        let mut hasher = SipHasher13::new_with_key(&self.hash_key);
+        hasher.write_u64(attempt);
+        hasher.write(name);
+        // Listings begin at 0.
+        (hasher.finish() >> (64 - self.hash_bits)).max(1)
+    }
+
+    /// Whether a name may lie at this place.
+    pub(crate) fn is_place_of(&self, name: &[u8], cookie: u64) -> bool {
+        (0..PLACES_MAX).any(|attempt| self.cookie(name, attempt) == cookie)
+    }
+
+    fn decode_edge(&self, parent: Ino, value: &[u8]) -> Result<Edge> {
+        Edge::decode(value).ok_or_else(|| FsError::damaged(parent, "one of its entries cannot be read"))
+    }
+
+    /// What a name leads to, as of now.
+    pub(crate) fn find(&self, parent: Ino, name: &[u8]) -> Result<Option<Edge>> {
+        posix::check_name(name)?;
+        for attempt in 0..PLACES_MAX {
+            let cookie = self.cookie(name, attempt);
+            if let Some(value) = self.meta.get(&key::edge(parent, cookie, name))? {
+                return self.decode_edge(parent, &value).map(Some);
+            }
+            if self.meta.get(&key::place_in(parent, cookie))?.is_none() {
+                break;
+            }
+        }
+        Ok(None)
+    }
+
+    /// Locks a name until the step ends, and finds what it leads to.
+    pub(crate) fn lock_name(&self, step: &mut Step<'_>, parent: Ino, name: &[u8]) -> Result<Slot> {
+        self.lock_from(step, parent, name, 0)
+    }
+
+    fn lock_from(&self, step: &mut Step<'_>, parent: Ino, name: &[u8], first: u64) -> Result<Slot> {
+        for attempt in first..PLACES_MAX {
+            let cookie = self.cookie(name, attempt);
+            let place = key::place_in(parent, cookie);
+            let is_marked = step.txn.get_for_update(&place, Lock::Exclusive)?.is_some();
+            let found = match step.txn.get(&key::edge(parent, cookie, name))? {
+                Some(value) => Some(self.decode_edge(parent, &value)?),
+                None => None,
+            };
+            if found.is_some() || !is_marked {
+                return Ok(Slot { cookie, attempt, found });
+            }
+        }
+        Err(FsError::NoSpace(ferrite_vfs::SpaceOf::Names))
+    }
+
+    /// Makes a name that is locked lead somewhere.
+    pub(crate) fn put_edge(
+        &self,
+        step: &mut Step<'_>,
+        parent: Ino,
+        name: &[u8],
+        slot: Slot,
+        edge: &Edge,
+    ) -> Result<()> {
+        let mut slot = slot;
+        while slot.found.is_none() && self.is_taken(&*step.txn, parent, slot.cookie)? {
+            step.txn.put(&key::place_in(parent, slot.cookie), b"+")?;
+            slot = self.lock_from(step, parent, name, slot.attempt + 1)?;
+        }
+        step.txn.put(&key::edge(parent, slot.cookie, name), &edge.encode())?;
+        Ok(())
+    }
+
+    /// Whether any name lies at a place.
+    fn is_taken(&self, txn: &dyn Transaction, parent: Ino, cookie: u64) -> Result<bool> {
+        let (from, to) = (key::edge(parent, cookie, b""), key::edge(parent, cookie + 1, b""));
+        let mut is_taken = false;
+        txn.scan(&from, &to, &mut |_, _| {
+            is_taken = true;
+            ControlFlow::Break(())
+        })?;
+        Ok(is_taken)
+    }
+
+    /// Removes a name that was found.
+    fn delete_edge(&self, step: &mut Step<'_>, parent: Ino, name: &[u8], slot: &Slot) -> Result<()> {
+        step.txn.delete(&key::edge(parent, slot.cookie, name))?;
+        Ok(())
+    }
+
+    /// Whether a directory, which the caller has for himself, has no names.
+    fn is_empty(&self, dir: Ino) -> Result<bool> {
+        let (from, to) = key::edges_from(dir, 0);
+        let mut is_empty = true;
+        self.meta.scan(&from, &to, &mut |_, _| {
+            is_empty = false;
+            ControlFlow::Break(())
+        })?;
+        Ok(is_empty)
+    }
+}
+
+/// What a change of names does to the times of its directory: put in the step if they moved far enough, in memory when
+/// the step has been committed.
+pub(crate) struct Touch {
+    now: Timestamp,
+    change: u64,
+    is_stored: bool,
+}
+
+impl Core {
+    /// Prepares the change of a directory of which the caller has the state at least shared. `nlink` is the new number
+    /// of links, which only who has it alone may change.
+    pub(crate) fn touch(
+        &self,
+        step: &mut Step<'_>,
+        dir: &Inode,
+        state: &State,
+        now: Timestamp,
+        nlink: Option<u32>,
+    ) -> Result<Touch> {
+        let change = self.next_change();
+        let step_ns = TIME_STEP.as_nanos() as i64;
+        let is_stored = dir.with_live(|live| {
+            let is_due = nlink.is_some() || now.0 - live.stored.0 > step_ns;
+            if is_due {
+                // Others need not store the same. If this step fails, the next one that is due does.
+                live.stored = now;
+            }
+            is_due
+        });
+        if is_stored {
+            let mut node = dir.present(state);
+            node.nlink = nlink.unwrap_or(node.nlink);
+            (node.mtime, node.ctime, node.change) = (now, now, change);
+            step.txn.put(&key::node(dir.ino), &node.encode())?;
+        }
+        Ok(Touch { now, change, is_stored })
+    }
+}
+
+impl Touch {
+    /// The step has been committed.
+    pub(crate) fn done(self, dir: &Inode) {
+        dir.with_live(|live| {
+            live.mtime = live.mtime.max(self.now);
+            live.ctime = live.ctime.max(self.now);
+            live.change = live.change.max(self.change);
+            live.is_dirty |= !self.is_stored;
+        });
+    }
+}
+
+impl Core {
+    /// The directory an operation names.
+    pub(crate) fn dir(self: &std::sync::Arc<Core>, ino: Ino) -> Result<Held> {
+        self.check_open()?;
+        self.hold(ino).map_err(|error| match error {
+            FsError::Stale => FsError::NotFound,
+            other => other,
+        })
+    }
+}
+
+/// Its state must be that of a directory in which names can be looked up.
+pub(crate) fn is_dir(state: &State) -> Result<()> {
+    match state.node.is_dir() {
+        true => Ok(()),
+        false => Err(FsError::NotDirectory),
+    }
+}
+
+/// The same, of one to which names can be added.
+pub(crate) fn is_live_dir(state: &State) -> Result<()> {
+    is_dir(state)?;
+    match state.node.nlink > 0 {
+        true => Ok(()),
+        false => Err(FsError::NotFound),
+    }
+}
+
+/// An inode that a name led to and that is gone: the name is gone, too.
+pub(crate) fn missing(error: FsError) -> FsError {
+    match error {
+        FsError::Stale => FsError::NotFound,
+        other => other,
+    }
+}

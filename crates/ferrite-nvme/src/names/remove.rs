@@ -1,0 +1,189 @@
+//! Removing names, and with the last one what they led to.
+//!
+//! An inode that nobody else has open or pinned goes in the step that removes its last name. Any other stays as an
+//! orphan, of which a record tells, until it is let go or until the next start. Its blob becomes detached in the same
+//! step (RUFS, figure 5b): it is deleted afterwards, by the housekeeper or by the next start.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use ferrite_vfs::{Ctx, FsError, Ino, Outcome, Result, Timestamp, posix};
+
+use super::{Slot, is_dir, missing};
+use crate::core::{Core, Step};
+use crate::format::key;
+use crate::format::node::{Content, Node};
+use crate::held::Held;
+use crate::planted::{Planted, is_planted};
+use crate::table::{Inode, State};
+
+/// What a step does to an inode that loses a name, in memory once it is committed.
+pub(super) enum Lost {
+    /// It has other names, or somebody has it open.
+    Stays(Node),
+    /// It is gone.
+    Goes,
+}
+
+impl Core {
+    /// Puts the loss of a name. The caller has the inode alone.
+    pub(super) fn lose_name(&self, step: &mut Step<'_>, inode: &Inode, state: &State, now: Timestamp) -> Result<Lost> {
+        let mut node = inode.present(state);
+        node.nlink = if node.is_dir() { 0 } else { node.nlink - 1 };
+        (node.ctime, node.change) = (now, self.next_change());
+        if node.nlink == 0 && !inode.has_others() {
+            self.put_gone(step, inode.ino, &node, state.is_ahead)?;
+            return Ok(Lost::Goes);
+        }
+        if node.nlink == 0 && !is_planted(Planted::NoOrphanRecord) {
+            step.txn.put(&key::orphan(inode.ino), b"")?;
+        }
+        step.txn.put(&key::node(inode.ino), &node.encode())?;
+        Ok(Lost::Stays(node))
+    }
+
+    /// Puts the end of an inode.
+    fn put_gone(&self, step: &mut Step<'_>, ino: Ino, node: &Node, is_ahead: bool) -> Result<()> {
+        step.txn.delete(&key::node(ino))?;
+        if node.has_xattrs {
+            step.txn.delete(&key::xattrs(ino))?;
+        }
+        if is_ahead {
+            step.txn.delete(&key::ahead(ino))?;
+        }
+        if let Content::Blob(place) = node.content {
+            if !is_planted(Planted::NoDetachedRecord) {
+                step.txn.put(&key::detached(place), b"")?;
+            }
+            if is_planted(Planted::BlobFirst) {
+                self.blobs.store(place.store)?.delete(place.blob)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The step of [`Self::lose_name`] has been committed.
+    pub(super) fn lost_name(&self, inode: &Inode, state: &mut State, lost: Lost) {
+        self.names_lost.fetch_add(1, Ordering::AcqRel);
+        match lost {
+            Lost::Stays(node) => inode.adopt(state, node),
+            Lost::Goes => self.gone(state),
+        }
+    }
+
+    fn gone(&self, state: &mut State) {
+        state.is_gone = true;
+        self.inodes.fetch_sub(1, Ordering::Relaxed);
+        if let Content::Blob(place) = state.node.content {
+            self.housekeeper.delete_later(place);
+        }
+    }
+
+    /// Frees an inode without a name that nobody has open any more. The caller has its only pin.
+    pub(crate) fn free(&self, inode: &Inode) -> Result<()> {
+        let Ok(mut state) = inode.write() else {
+            return Ok(());
+        };
+        // Somebody may have opened it by its number meanwhile.
+        if state.node.nlink > 0 || inode.has_others() {
+            return Ok(());
+        }
+        let mut step = self.own_step()?;
+        step.txn.delete(&key::orphan(inode.ino))?;
+        self.put_gone(&mut step, inode.ino, &state.node, state.is_ahead)?;
+        step.commit(|| Outcome::Done)?;
+        self.gone(&mut state);
+        Ok(())
+    }
+
+    /// What a name that is locked leads to, if the caller may remove it.
+    fn removable(self: &Arc<Core>, ctx: &Ctx, dir: &Held, dir_state: &State, slot: &Slot) -> Result<Held> {
+        let attr = self.attr(dir, dir_state);
+        if ctx.check {
+            posix::may_search(&attr, &ctx.cred)?;
+        }
+        let edge = slot.found.ok_or(FsError::NotFound)?;
+        self.hold(edge.ino)
+            .map_err(|error| self.dangling(dir.ino, edge.ino, error))
+    }
+
+    /// A name that is locked leads to an inode that exists; else the metadata is damaged.
+    pub(super) fn dangling(&self, dir: Ino, ino: Ino, error: FsError) -> FsError {
+        match error {
+            FsError::Stale => FsError::damaged(dir, format!("one of its names leads to inode {ino}, which is missing")),
+            other => other,
+        }
+    }
+
+    /// Removes a name that is not a directory.
+    pub(crate) fn unlink(self: &Arc<Core>, ctx: &Ctx, mut step: Step<'_>, parent: Ino, name: &[u8]) -> Result<()> {
+        posix::check_name(name)?;
+        let dir = self.dir(parent)?;
+        let dir_state = dir.read().map_err(missing)?;
+        is_dir(&dir_state)?;
+        let slot = self.lock_name(&mut step, parent, name)?;
+        let file = self.removable(ctx, &dir, &dir_state, &slot)?;
+        let mut state = file.write().map_err(|error| self.dangling(parent, file.ino, error))?;
+        if ctx.check {
+            posix::may_delete(&self.attr(&dir, &dir_state), &self.attr(&file, &state), &ctx.cred)?;
+        }
+        if state.node.is_dir() {
+            return Err(FsError::IsDirectory);
+        }
+        let now = self.now();
+        self.delete_edge(&mut step, parent, name, &slot)?;
+        let touch = self.touch(&mut step, &dir, &dir_state, now, None)?;
+        let lost = self.lose_name(&mut step, &file, &state, now)?;
+        step.commit(|| Outcome::Done)?;
+        touch.done(&dir);
+        self.lost_name(&file, &mut state, lost);
+        Ok(())
+    }
+
+    /// Removes an empty directory.
+    pub(crate) fn rmdir(self: &Arc<Core>, ctx: &Ctx, mut step: Step<'_>, parent: Ino, name: &[u8]) -> Result<()> {
+        posix::check_name(name)?;
+        let dir = self.dir(parent)?;
+        let mut dir_state = dir.write().map_err(missing)?;
+        is_dir(&dir_state)?;
+        let slot = self.lock_name(&mut step, parent, name)?;
+        let victim = self.removable(ctx, &dir, &dir_state, &slot)?;
+        let mut state = victim
+            .write()
+            .map_err(|error| self.dangling(parent, victim.ino, error))?;
+        if ctx.check {
+            posix::may_delete(&self.attr(&dir, &dir_state), &self.attr(&victim, &state), &ctx.cred)?;
+        }
+        if !state.node.is_dir() {
+            return Err(FsError::NotDirectory);
+        }
+        if !self.is_empty(victim.ino)? {
+            return Err(FsError::NotEmpty);
+        }
+        let now = self.now();
+        let nlink = dir_state.node.nlink - 1;
+        self.delete_edge(&mut step, parent, name, &slot)?;
+        self.delete_places(&mut step, victim.ino)?;
+        let touch = self.touch(&mut step, &dir, &dir_state, now, Some(nlink))?;
+        let lost = self.lose_name(&mut step, &victim, &state, now)?;
+        step.commit(|| Outcome::Done)?;
+        touch.done(&dir);
+        dir_state.node.nlink = nlink;
+        self.lost_name(&victim, &mut state, lost);
+        Ok(())
+    }
+
+    /// Removes what collisions have left of a directory that is going.
+    pub(super) fn delete_places(&self, step: &mut Step<'_>, dir: Ino) -> Result<()> {
+        let (from, to) = key::places_of(dir);
+        let mut marks = Vec::new();
+        self.meta.scan(&from, &to, &mut |key, _| {
+            marks.push(key.to_vec());
+            std::ops::ControlFlow::Continue(())
+        })?;
+        for mark in marks {
+            step.txn.delete(&mark)?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,383 @@
+//! Making, opening and closing a pool whose stores are there, and what a start after a crash puts right.
+//!
+//! A start after a crash asks the records of the metadata store: which inodes may be behind their blobs (the newer of
+//! the two is right), which blobs nothing names (they are deleted), which inodes have no name (they are freed, or kept
+//! for a server whose clients come back). It never reads what no record points to, so it takes the longer the more was
+//! under way, not the more there is; but it counts the inodes.
+//!
+//! Each repair is a transaction of its own and can be done again: a crash during a start is followed by another start.
+
+use std::collections::HashSet;
+use std::ops::ControlFlow;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use ferrite_blob::BlobStore;
+use ferrite_meta::MetaStore;
+use ferrite_vfs::locks::LockTable;
+use ferrite_vfs::workers::Workers;
+use ferrite_vfs::{FileKind, FsError, Ino, Outcome, ROOT_INO, Result};
+use parking_lot::{Mutex, RwLock};
+
+use crate::blobs::{Blobs, Place};
+use crate::check::Report;
+use crate::core::{Clock, Core, EPOCH_SHIFT, system_clock};
+use crate::format::key;
+use crate::format::node::{Content, Node};
+use crate::format::pool::{self, PoolRecord};
+use crate::format::tail::Tail;
+use crate::fs::NvmeFs;
+use crate::gate::Gate;
+use crate::housekeeper::Housekeeper;
+use crate::repair::Repaired;
+use crate::table::Table;
+use crate::tidy;
+
+/// Bits of the hash that places a name; cookies stay below 2^62.
+const HASH_BITS: u32 = 62;
+/// Threads for what was submitted and has to wait.
+const WORKERS: usize = 4;
+
+/// How a pool is opened.
+#[non_exhaustive]
+pub struct Options {
+    /// Refuse every change. Nothing is put right, so a pool that was not closed in order is refused.
+    pub read_only: bool,
+    /// With `read_only`: open it although it has to be put right. Sizes of files that were open may be older ones.
+    pub look: bool,
+    /// Keep the files that were open without a name when the pool's last user ended, until
+    /// [`ferrite_vfs::FileSystem::drop_orphans`].
+    pub keep_orphans: bool,
+    /// Where the time comes from.
+    pub clock: Clock,
+    /// Bits of the hash of names: fewer than 62 make names collide, for tests.
+    pub hash_bits: u32,
+}
+
+impl Default for Options {
+    fn default() -> Options {
+        Options {
+            read_only: false,
+            look: false,
+            keep_orphans: false,
+            clock: Box::new(system_clock),
+            hash_bits: HASH_BITS,
+        }
+    }
+}
+
+/// Writes an empty file system into an empty metadata store: the record of the pool, and the root, which belongs to
+/// root. Durable when it returns.
+///
+/// # Errors
+/// Those of the store; `Exists` if there is a file system.
+pub fn format(meta: &dyn MetaStore, uuid: [u8; 16], hash_key: [u8; 16], stores: u16) -> Result<()> {
+    format_for(meta, uuid, hash_key, stores, (0, 0))
+}
+
+/// The same, with an owner of the root.
+pub(crate) fn format_for(
+    meta: &dyn MetaStore,
+    uuid: [u8; 16],
+    hash_key: [u8; 16],
+    stores: u16,
+    (uid, gid): (u32, u32),
+) -> Result<()> {
+    if meta.get(key::POOL)?.is_some() {
+        return Err(FsError::Exists);
+    }
+    let now = system_clock();
+    let root = Node {
+        kind: FileKind::Directory,
+        mode: 0o755,
+        nlink: 2,
+        uid,
+        gid,
+        rdev: 0,
+        size: 0,
+        allocated_bytes: 0,
+        atime: now,
+        mtime: now,
+        ctime: now,
+        btime: now,
+        change: 1,
+        parent: ROOT_INO,
+        has_xattrs: false,
+        content: Content::Inline(Vec::new()),
+    };
+    let record = PoolRecord {
+        uuid,
+        hash_key,
+        stores,
+        epoch: 0,
+        trusted_since: 0,
+        next_ino: ROOT_INO + 1,
+        inodes: 1,
+        is_clean: true,
+    };
+    let mut txn = meta.begin();
+    txn.put(&key::node(ROOT_INO), &root.encode())?;
+    txn.put(key::POOL, &record.encode())?;
+    Ok(txn.commit()?)
+}
+
+/// Opens the file system in these stores; a data store that cannot be used is `None`, and its files fail. Stores behind
+/// those that it had are new ones, which it uses from now on.
+///
+/// # Errors
+/// `NotFound` if there is no file system; `Damaged` if its record is, or is of another version; `ReadOnly` if it has to
+/// be put right and must not be changed; those of the stores.
+pub fn assemble(meta: Box<dyn MetaStore>, stores: Vec<Option<BlobStore>>, options: Options) -> Result<NvmeFs> {
+    let mut record = read_record(&*meta)?;
+    if usize::from(record.stores) > stores.len() {
+        let text = format!(
+            "the pool has {} data stores, {} were given",
+            record.stores,
+            stores.len()
+        );
+        return Err(FsError::damaged(None, text));
+    }
+    if options.read_only && !options.look && !record.is_clean {
+        return Err(FsError::ReadOnly);
+    }
+    // Stores that were added since the last opening are counted with the record that this one writes.
+    record.stores = u16::try_from(stores.len()).unwrap_or(u16::MAX);
+    let epoch = record.epoch + 1;
+    let was_clean = record.is_clean;
+    let opened = PoolRecord {
+        epoch,
+        trusted_since: if was_clean { record.trusted_since } else { epoch },
+        is_clean: false,
+        ..record.clone()
+    };
+    let workers = Workers::start(WORKERS).map_err(|error| FsError::Io(format!("no threads for transfers: {error}")))?;
+    let core = Arc::new(Core {
+        meta,
+        blobs: Blobs::new(stores),
+        table: Table::new(),
+        locks: LockTable::default(),
+        renames: RwLock::new(()),
+        gate: Gate::default(),
+        housekeeper: Housekeeper::default(),
+        workers: Arc::new(workers),
+        next_ino: Mutex::new(record.next_ino),
+        inodes: AtomicU64::new(record.inodes),
+        changes: AtomicU64::new(epoch << EPOCH_SHIFT),
+        names_lost: AtomicU64::new(0),
+        change_floor: opened.trusted_since << EPOCH_SHIFT,
+        hash_key: record.hash_key,
+        hash_bits: options.hash_bits,
+        clock: options.clock,
+        now: AtomicU64::new(0),
+        behind: Mutex::default(),
+        is_read_only: options.read_only,
+        is_closed: AtomicBool::new(false),
+        failed: Mutex::new(None),
+        pool: Mutex::new(record),
+    });
+    if !options.read_only {
+        // From here on a crash is one.
+        core.put_pool(&opened)?;
+        *core.pool.lock() = opened;
+        core.recover()?;
+        if !was_clean {
+            core.count_inodes()?;
+        }
+        if !options.keep_orphans {
+            core.free_orphans()?;
+        }
+        tidy::start(&core).map_err(|error| FsError::Io(format!("no thread for housekeeping: {error}")))?;
+    }
+    Ok(NvmeFs(core))
+}
+
+pub(crate) fn read_record(meta: &dyn MetaStore) -> Result<PoolRecord> {
+    let value = meta.get(key::POOL)?.ok_or(FsError::NotFound)?;
+    PoolRecord::decode(&value).ok_or_else(|| match PoolRecord::version_of(&value) {
+        Some(version) if version != pool::VERSION => {
+            let text = format!(
+                "the pool has format version {version}, this program knows {}",
+                pool::VERSION
+            );
+            FsError::damaged(None, text)
+        }
+        _ => FsError::damaged(None, "the record of the pool cannot be read"),
+    })
+}
+
+/// All keys of a kind.
+fn keys(meta: &dyn MetaStore, kind: u8) -> Result<Vec<Vec<u8>>> {
+    let (from, to) = key::all_of(kind);
+    let mut keys = Vec::new();
+    meta.scan(&from, &to, &mut |key, _| {
+        keys.push(key.to_vec());
+        ControlFlow::Continue(())
+    })?;
+    Ok(keys)
+}
+
+fn number(key: &[u8]) -> Result<Ino> {
+    key::ino_of(key).ok_or_else(|| FsError::damaged(None, "a record whose key cannot be read"))
+}
+
+impl Core {
+    /// Puts right what records say is left to do: after a crash, or after a close with a file still in somebody's
+    /// hands.
+    fn recover(self: &Arc<Core>) -> Result<()> {
+        for key in keys(&*self.meta, b'D')? {
+            let ino = number(&key)?;
+            if let Err(error) = self.catch_up(ino) {
+                // Its device may be missing. The file fails, and is looked at again at the next start.
+                self.behind.lock().insert(ino);
+                tracing::warn!(ino, %error, "a file could not be brought up to date with its blob");
+            }
+        }
+        let mut places: Vec<Place> = Vec::new();
+        for key in keys(&*self.meta, b'X')? {
+            places.push(key::place_of_detached(&key).ok_or_else(|| FsError::damaged(None, "a record of a blob"))?);
+        }
+        if !places.is_empty() {
+            self.delete_blobs(&places)?;
+        }
+        Ok(())
+    }
+
+    fn count_inodes(&self) -> Result<()> {
+        let (from, to) = key::all_of(b'N');
+        let mut inodes = 0;
+        self.meta.scan(&from, &to, &mut |_, _| {
+            inodes += 1;
+            ControlFlow::Continue(())
+        })?;
+        self.inodes.store(inodes, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Brings a node and its blob to the same state: that of the one that knows of the later change.
+    fn catch_up(self: &Arc<Core>, ino: Ino) -> Result<()> {
+        let mut step = self.own_step()?;
+        step.txn.delete(&key::ahead(ino))?;
+        if let Some(value) = self.meta.get(&key::node(ino))? {
+            let damaged = || FsError::damaged(ino, "its node cannot be read");
+            let mut node = Node::decode(&value).ok_or_else(damaged)?;
+            if let Content::Blob(place) = node.content {
+                let blob = self.blobs.blob(place)?;
+                match Tail::decode(&blob.metadata()) {
+                    Some(tail) if tail.ino == ino && tail.change > node.change => tail.update(&mut node),
+                    // A crash came between a shorter size and the cut. What is behind the end must read as zeros.
+                    _ => blob.truncate(node.size, Some(&Tail::of(ino, &node).encode()))?,
+                }
+                node.allocated_bytes = blob.allocated_bytes();
+                step.txn.put(&key::node(ino), &node.encode())?;
+            }
+        }
+        step.commit(|| Outcome::Done)
+    }
+
+    /// Frees inodes without names that nobody has open.
+    pub(crate) fn free_orphans(self: &Arc<Core>) -> Result<()> {
+        for key in keys(&*self.meta, b'O')? {
+            // Holding it and letting it go frees it, if nobody else has it.
+            match self.hold(number(&key)?) {
+                Ok(_) => {}
+                Err(FsError::Stale) => {
+                    let mut step = self.own_step()?;
+                    step.txn.delete(&key)?;
+                    step.commit(|| Outcome::Done)?;
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    pub(crate) fn uuid_head(&self) -> [u8; 8] {
+        let mut head = [0; 8];
+        head.copy_from_slice(&self.pool.lock().uuid[..8]);
+        head
+    }
+
+    /// Stores what memory knows, deletes what was made in advance, and marks the pool as closed. Every later call
+    /// fails. Durable when it returns; has no effect the second time.
+    pub(crate) fn close(self: &Arc<Core>) -> Result<()> {
+        if self.is_closed() {
+            return Ok(());
+        }
+        if !self.is_read_only {
+            // Whoever holds changes back has given that up.
+            self.gate.open();
+            self.housekeeper.end();
+            self.gate.shut();
+            let stored = self.store_all();
+            self.is_closed.store(stored.is_ok(), Ordering::Release);
+            // Who waits to go in finds that it is closed.
+            self.gate.open();
+            stored?;
+        }
+        self.is_closed.store(true, Ordering::Release);
+        // One that fails keeps no other open.
+        let closed: Vec<_> = self
+            .blobs
+            .stores
+            .iter()
+            .flatten()
+            .map(|store| store.clone().close())
+            .collect();
+        self.meta.sync()?;
+        Ok(closed.into_iter().collect::<std::result::Result<(), _>>()?)
+    }
+
+    /// Stores what memory knows, and marks the pool as closed. Nobody changes anything meanwhile.
+    fn store_all(self: &Arc<Core>) -> Result<()> {
+        self.tidy()?;
+        let held = self.all_held();
+        self.store_nodes(&held)?;
+        let busy: HashSet<Ino> = held.iter().map(|held| held.ino).collect();
+        drop(held);
+        tracing::debug!(inodes = busy.len(), "inodes stored at the end");
+        self.delete_blobs(&self.blobs.take_made())?;
+        let next_ino = self.next_ino.lock();
+        let mut pool = self.pool.lock();
+        let record = PoolRecord {
+            next_ino: *next_ino,
+            inodes: self.inodes.load(Ordering::Relaxed),
+            is_clean: true,
+            ..pool.clone()
+        };
+        self.put_pool(&record)?;
+        *pool = record;
+        Ok(())
+    }
+}
+
+impl NvmeFs {
+    /// Closes it cleanly. Orphans that somebody still has open are freed at the next start.
+    ///
+    /// # Errors
+    /// Of the stores.
+    pub fn close(&self) -> Result<()> {
+        self.0.close()
+    }
+
+    /// Checks every structure against every other. What is changed meanwhile may be reported, so nobody should be
+    /// using it. Reads all metadata; changes nothing but what was to be stored anyway.
+    ///
+    /// # Errors
+    /// Of the stores.
+    pub fn check(&self) -> Result<Report> {
+        if !self.0.is_read_only {
+            self.0.tidy()?;
+        }
+        self.0.check()
+    }
+
+    /// Checks everything and mends what can be mended; nobody may be using it. Durable when it returns; a crash in
+    /// between leaves a part of the repairs done.
+    ///
+    /// # Errors
+    /// Of the stores.
+    pub fn repair(&self) -> Result<Repaired> {
+        self.0.tidy()?;
+        self.0.repair()
+    }
+}

@@ -1,0 +1,450 @@
+//! Pools on real media: making one, adding a device, opening it with all its parts.
+//!
+//! Which device is which is written on each of them: pool and place. So a device of another pool, or in another's
+//! place, is refused before anything is written.
+//!
+//! Invariants: a pool is open in one process, or in several that only look. The file that describes it is locked
+//! meanwhile; devices and RocksDB have locks of their own besides. The description is what makes a device the pool's:
+//! it changes last, when the device is ready; the next opening for changes counts it in the pool's record.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use ferrite_blob::device::uring::{self, Reactor, Uring, Waiting};
+use ferrite_blob::{BlobStore, FormatOptions, Identity};
+use ferrite_meta::{Home, MetaStore, RocksStore};
+use ferrite_vfs::FsError;
+use ferrite_vfs::volume::{VolumeError, VolumeErrorKind};
+
+use crate::config::{Config, Data};
+use crate::description::{self, Description, Draft, Share};
+use crate::fs::NvmeFs;
+use crate::home::MetaBlobs;
+use crate::open::{self, Options};
+use crate::refusal::{Result, invalid, medium, refuse};
+
+/// Which store of its pool one for metadata is.
+const METADATA_INDEX: u16 = u16::MAX;
+
+/// How a pool on devices is made.
+#[derive(Debug, Clone, Default)]
+#[non_exhaustive]
+pub struct MakeOptions {
+    /// Size of files that do not exist yet.
+    pub size_bytes: Option<u64>,
+    /// Overwrite what the devices and the metadata directory hold.
+    pub force: bool,
+    /// Who owns the root directory.
+    pub owner: (u32, u32),
+}
+
+/// The parts of an open pool.
+pub(crate) struct Parts {
+    pub(crate) fs: NvmeFs,
+    pub(crate) config: Config,
+    /// Locked as long as the pool is open.
+    _description: Description,
+}
+
+/// An error of a store, whose text names its device.
+fn of_store(error: ferrite_blob::Error) -> VolumeError {
+    let kind = match &error {
+        ferrite_blob::Error::InUse { by, .. } => VolumeErrorKind::InUse {
+            by: by.clone(),
+            process: None,
+        },
+        ferrite_blob::Error::Refused(_) => VolumeErrorKind::Foreign,
+        ferrite_blob::Error::Damaged(_) => VolumeErrorKind::Damaged,
+        _ => VolumeErrorKind::Medium,
+    };
+    refuse(kind, error.to_string()).with_name_in_text()
+}
+
+fn of_meta(path: &Path, error: &ferrite_meta::Error) -> VolumeError {
+    let kind = match error {
+        ferrite_meta::Error::Corruption(_) => VolumeErrorKind::Damaged,
+        ferrite_meta::Error::Missing(_) => VolumeErrorKind::Foreign,
+        ferrite_meta::Error::InUse(by) => VolumeErrorKind::InUse {
+            by: by.clone(),
+            process: None,
+        },
+        _ => VolumeErrorKind::Medium,
+    };
+    refuse(kind, format!("{}: {error}", path.display())).with_name_in_text()
+}
+
+fn of_fs(path: &Path, error: &FsError) -> VolumeError {
+    let (kind, text) = match error {
+        FsError::NotFound => (
+            VolumeErrorKind::Foreign,
+            "there is no file system in its metadata".into(),
+        ),
+        FsError::ReadOnly => (
+            VolumeErrorKind::Damaged,
+            "it was not closed, and a look cannot put it right; open it for writing once".into(),
+        ),
+        FsError::Damaged { .. } => (VolumeErrorKind::Damaged, error.to_string()),
+        _ => (VolumeErrorKind::Medium, error.to_string()),
+    };
+    refuse(kind, format!("{}: {text}", path.display())).with_name_in_text()
+}
+
+fn random<const LEN: usize>() -> [u8; LEN] {
+    let mut bytes = [0; LEN];
+    // The system has random numbers once it has started; until then this waits for them.
+    while rustix::rand::getrandom(&mut bytes[..], rustix::rand::GetRandomFlags::empty()) != Ok(LEN) {}
+    bytes
+}
+
+fn reactor(config: &Config) -> Result<Arc<Reactor>> {
+    let waiting = match config.reactor.busy_us {
+        0 => Waiting::Sleeping,
+        _ => Waiting::Busy(config.reactor.busy()),
+    };
+    Reactor::start(waiting).map_err(|error| {
+        let text = format!(
+            "io_uring cannot be used ({error}); look at /proc/sys/kernel/io_uring_disabled, and at the limits of this \
+             process or container"
+        );
+        refuse(VolumeErrorKind::Medium, text).with_errno(error.raw_os_error())
+    })
+}
+
+fn device(data: &Data, reactor: &Arc<Reactor>, read_only: bool) -> Result<Uring> {
+    let mut options = uring::Options::default();
+    options.read_only = read_only;
+    options.whole_pages = data.whole_pages;
+    Uring::open(&data.device, reactor, &options).map_err(of_store)
+}
+
+/// Opens a device that a new store is to be made on. A file that does not exist is made. Who it belongs to, if to
+/// `ours`, was prepared for this before.
+fn blank_device(
+    data: &Data,
+    reactor: &Arc<Reactor>,
+    options: &MakeOptions,
+    ours: Option<([u8; 16], u16)>,
+) -> Result<Uring> {
+    if !data.device.exists() {
+        let size = options.size_bytes.ok_or_else(|| {
+            let path = data.device.display();
+            invalid(format!("{path}: no such device; give --size to make a file")).with_name_in_text()
+        })?;
+        Uring::create(&data.device, size).map_err(of_store)?;
+    }
+    let device = device(data, reactor, false)?;
+    let found = BlobStore::identify(&device).map_err(of_store)?;
+    let is_ours = |found: &Identity| ours == Some((found.pool, found.index));
+    if found.is_some_and(|found| !is_ours(&found)) && !options.force {
+        let path = data.device.display();
+        let text = format!("{path}: already belongs to a pool of Ferrite; give --force to overwrite it");
+        return Err(refuse(VolumeErrorKind::Foreign, text).with_name_in_text());
+    }
+    Ok(device)
+}
+
+/// Whether a file's name is one that RocksDB gives.
+fn is_rocksdbs(name: &str) -> bool {
+    let is_number = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    let (stem, ending) = name.split_once('.').unwrap_or((name, ""));
+    match stem.split_once('-') {
+        Some(("MANIFEST" | "OPTIONS", number)) => is_number(number) && matches!(ending, "" | "dbtmp"),
+        _ if is_number(stem) => matches!(ending, "sst" | "log" | "dbtmp"),
+        _ => matches!(name, "CURRENT" | "IDENTITY" | "LOCK" | "LOG"),
+    }
+}
+
+/// Whether a directory has RocksDB's files only, all of them or those that were there when somebody was cut off.
+fn is_rocksdb(dir: &Path) -> bool {
+    let Ok(mut entries) = std::fs::read_dir(dir) else {
+        return false;
+    };
+    let is_file = |entry: std::io::Result<std::fs::DirEntry>| {
+        entry.is_ok_and(|entry| {
+            let is_file = entry.file_type().is_ok_and(|kind| kind.is_file());
+            is_file && entry.file_name().to_str().is_some_and(is_rocksdbs)
+        })
+    };
+    entries.all(is_file)
+}
+
+/// Makes an empty pool of what a file describes. What the devices hold is lost. Durable when it returns; after a crash
+/// or failure in between there is no pool, and it can be made again with `force`.
+///
+/// # Errors
+/// Devices that belong to a pool, a metadata directory that holds something, both unless forced; of the media.
+pub fn make(path: &Path, options: &MakeOptions) -> Result<()> {
+    let description = Description::open(path, Share::Alone)?;
+    prepare(&description.config()?, options)
+}
+
+/// Makes an empty pool, and then the file that describes it, which appears, or replaces another with `force`, when the
+/// pool is there. Paths of devices are absolute. Durable when it returns; after a crash or failure in between the
+/// description is what it was, and the pool can be made again with `force`.
+///
+/// # Errors
+/// As for [`make`]; there is a description, unless forced.
+pub fn make_described(path: &Path, config: &Config, options: &MakeOptions) -> Result<()> {
+    let text = description::checked(path, config)?;
+    let old = match path.exists() {
+        true if !options.force => return Err(description::exists(path)),
+        true => Some(Description::open(path, Share::Alone)?),
+        false => None,
+    };
+    let draft = Draft::begin(path)?;
+    prepare(config, options)?;
+    draft.place(&text, old.as_ref()).map(drop)
+}
+
+/// Makes a pool without its description.
+fn prepare(config: &Config, options: &MakeOptions) -> Result<()> {
+    let reactor = reactor(config)?;
+    let devices: Vec<Uring> = config
+        .data
+        .iter()
+        .map(|data| blank_device(data, &reactor, options, None))
+        .collect::<Result<_>>()?;
+    let place = config.metadata_place();
+    let meta_device = match &config.metadata.device {
+        Some(path) => Some(blank_device(&as_data(path), &reactor, options, None)?),
+        None => None,
+    };
+    let holds_something = std::fs::read_dir(place).is_ok_and(|mut entries| entries.next().is_some());
+    if holds_something && !options.force {
+        let text = format!("{}: not empty; give --force to overwrite it", place.display());
+        return Err(refuse(VolumeErrorKind::Foreign, text).with_name_in_text());
+    }
+    if holds_something {
+        // Nothing but RocksDB's own files goes, whatever the caller insists on.
+        if !is_rocksdb(place) {
+            let text = format!(
+                "{}: it holds something else than metadata of a pool; name another directory, or empty it",
+                place.display()
+            );
+            return Err(refuse(VolumeErrorKind::Foreign, text).with_name_in_text());
+        }
+        std::fs::remove_dir_all(place).map_err(|error| medium(place, error))?;
+    }
+    let pool = random();
+    let format = |device: &Uring, index: u16| {
+        let options = FormatOptions {
+            store: random(),
+            pool,
+            index,
+        };
+        BlobStore::format(device, &options).map_err(of_store)
+    };
+    for (index, device) in devices.iter().enumerate() {
+        format(device, index as u16)?;
+    }
+    if let Some(device) = meta_device {
+        format(&device, METADATA_INDEX)?;
+    }
+    let store = meta(config, &reactor, Opening::New)?;
+    open::format_for(&store, pool, random(), devices.len() as u16, options.owner)
+        .map_err(|error| of_fs(place, &error))?;
+    store.sync().map_err(|error| of_meta(place, &error))?;
+    store.close().map_err(|error| of_meta(place, &error))
+}
+
+/// Adds a device, named by its absolute path, to a pool that is closed: the device is made ready, and then the
+/// description names it. Files that are made from the next opening on may be there. Durable when it returns; after a
+/// crash in between the pool is what it was, and the device can be added again.
+///
+/// # Errors
+/// The device belongs to a pool, unless forced, or to this one already; a device is missing in the description; of the
+/// media.
+pub fn add(path: &Path, device: &Path, options: &MakeOptions) -> Result<()> {
+    let old = Description::open(path, Share::Alone)?;
+    let config = old.config()?;
+    let place = config.metadata_place();
+    let reactor = reactor(&config)?;
+    let store = meta(&config, &reactor, Opening::Look)?;
+    let record = open::read_record(&store).map_err(|error| of_fs(place, &error))?;
+    let (has, named) = (usize::from(record.stores), config.data.len());
+    let at = config.data.iter().position(|data| same_device(&data.device, device));
+    let (index, is_named) = match at {
+        // Somebody wrote it down, and it was never in use.
+        Some(index) if index >= has && index + 1 == named => (index, true),
+        Some(_) => {
+            let text = format!("{}: it is a device of this pool already", device.display());
+            return Err(invalid(text).with_name_in_text());
+        }
+        None if named < has => return Err(too_few(path, has, named)),
+        None => (named, false),
+    };
+    let index = u16::try_from(index)
+        .ok()
+        .filter(|&index| index < METADATA_INDEX)
+        .ok_or_else(|| invalid(format!("the pool has {named} data devices, and can have no more")))?;
+    let blank = blank_device(&as_data(device), &reactor, options, Some((record.uuid, index)))?;
+    let format = FormatOptions {
+        store: random(),
+        pool: record.uuid,
+        index,
+    };
+    BlobStore::format(&blank, &format).map_err(of_store)?;
+    if is_named {
+        return Ok(());
+    }
+    let text = old.with_device(&config, device)?;
+    Draft::begin(path)?.place(&text, Some(&old)).map(drop)
+}
+
+fn same_device(one: &Path, other: &Path) -> bool {
+    one == other
+        || std::fs::canonicalize(one).is_ok_and(|one| std::fs::canonicalize(other).is_ok_and(|other| one == other))
+}
+
+fn too_few(path: &Path, has: usize, named: usize) -> VolumeError {
+    let text = format!(
+        "{}: the pool has {has} data devices, the file names {named}; name all of them, in their order",
+        path.display()
+    );
+    invalid(text).with_name_in_text()
+}
+
+/// A device that is named by its path alone.
+fn as_data(path: &Path) -> Data {
+    Data {
+        device: path.to_path_buf(),
+        whole_pages: None,
+    }
+}
+
+/// How the metadata is opened.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Opening {
+    New,
+    Use,
+    Look,
+}
+
+fn meta(config: &Config, reactor: &Arc<Reactor>, opening: Opening) -> Result<RocksStore> {
+    let options = ferrite_meta::Options {
+        create: opening == Opening::New,
+        read_only: opening == Opening::Look,
+        block_cache_bytes: config.metadata.cache as usize,
+        ..ferrite_meta::Options::default()
+    };
+    let place = config.metadata_place();
+    let home = match &config.metadata.device {
+        None => Home::Directory(place.to_path_buf()),
+        Some(path) => {
+            let device = device(&as_data(path), reactor, opening == Opening::Look)?;
+            let found = BlobStore::identify(&device).map_err(of_store)?;
+            if found.is_none_or(|found| found.index != METADATA_INDEX) {
+                let text = format!(
+                    "{}: it holds no metadata of Ferrite; is it the right device?",
+                    path.display()
+                );
+                return Err(refuse(VolumeErrorKind::Foreign, text).with_name_in_text());
+            }
+            let blobs = match opening {
+                Opening::Look => MetaBlobs::look(Box::new(device)),
+                Opening::New | Opening::Use => MetaBlobs::open(Box::new(device)),
+            };
+            Home::Blobs(Arc::new(blobs.map_err(of_store)?))
+        }
+    };
+    RocksStore::open(home, &options).map_err(|error| of_meta(place, &error))
+}
+
+/// Opens a pool with all its parts.
+///
+/// # Errors
+/// Parts that are missing, in use, another pool's or in another's place; damage; of the media.
+pub(crate) fn open(path: &Path, options: Options) -> Result<Parts> {
+    let (share, opening) = match options.read_only {
+        true => (Share::Look, Opening::Look),
+        false => (Share::Alone, Opening::Use),
+    };
+    let description = Description::open(path, share)?;
+    let config = description.config()?;
+    let reactor = reactor(&config)?;
+    let store = meta(&config, &reactor, opening)?;
+    let record = open::read_record(&store).map_err(|error| of_fs(config.metadata_place(), &error))?;
+    let (has, named) = (usize::from(record.stores), config.data.len());
+    if named < has {
+        return Err(too_few(path, has, named));
+    }
+    let mut stores = Vec::new();
+    for (index, data) in config.data.iter().enumerate() {
+        match data_store(data, &reactor, record.uuid, index, options.read_only) {
+            Ok(store) => stores.push(Some(store)),
+            Err(error) if index < has && config.degraded && *error.kind() != VolumeErrorKind::Foreign => {
+                tracing::warn!(%error, "a data device is left out: its files fail");
+                stores.push(None);
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    let fs = open::assemble(Box::new(store), stores, options).map_err(|error| of_fs(path, &error))?;
+    Ok(Parts {
+        fs,
+        config,
+        _description: description,
+    })
+}
+
+fn data_store(data: &Data, reactor: &Arc<Reactor>, pool: [u8; 16], index: usize, read_only: bool) -> Result<BlobStore> {
+    let path = data.device.display();
+    let foreign = |text: String| refuse(VolumeErrorKind::Foreign, text).with_name_in_text();
+    if !data.device.exists() {
+        let text = format!("{path}: the device is missing; `degraded = true` in the pool's file opens it without");
+        return Err(refuse(VolumeErrorKind::Medium, text).with_name_in_text());
+    }
+    let device = device(data, reactor, read_only)?;
+    let found = BlobStore::identify(&device).map_err(of_store)?;
+    let found = found.ok_or_else(|| {
+        foreign(format!(
+            "{path}: it holds no data of Ferrite; is it the right device? A new one is added with `ferrite mkfs --add`"
+        ))
+    })?;
+    if found.pool != pool {
+        return Err(foreign(format!(
+            "{path}: it belongs to another pool; is it the right device?"
+        )));
+    }
+    if usize::from(found.index) != index {
+        let is = found.index + 1;
+        let text = format!(
+            "{path}: it is the pool's data device number {is}, and named as number {}",
+            index + 1
+        );
+        return Err(foreign(text));
+    }
+    BlobStore::open(Box::new(device), read_only).map_err(of_store)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Protects what users have in a directory that they name by mistake.
+    #[test]
+    fn only_rocksdbs_files_are_taken_for_them() {
+        for name in [
+            "CURRENT",
+            "LOCK",
+            "000012.sst",
+            "000004.log",
+            "MANIFEST-000005",
+            "OPTIONS-000007.dbtmp",
+        ] {
+            assert!(is_rocksdbs(name), "{name}");
+        }
+        for name in [
+            "notes",
+            "1.txt",
+            ".log",
+            "MANIFEST-",
+            "MANIFEST-x",
+            "OPTIONS-1.sst",
+            "CURRENT.bak",
+            "12",
+        ] {
+            assert!(!is_rocksdbs(name), "{name}");
+        }
+    }
+}

@@ -1,0 +1,181 @@
+//! The repair: what a check has found is mended, each finding in a transaction of its own.
+//!
+//! Nothing is lost silently: inodes without a name get one in `lost+found` (`#INODE`), files whose content cannot be
+//! right get one there that says so (`damaged-INODE`), and the report names what was given up.
+//!
+//! Invariants: nobody uses the engine meanwhile, so nothing is in memory that a repair changes. Each step can be done
+//! again: a crash during a repair is followed by another repair, which finds what is left.
+
+use std::ops::ControlFlow;
+use std::sync::Arc;
+
+use ferrite_meta::Lock;
+use ferrite_vfs::{Cred, Ctx, FileKind, FsError, Ino, Outcome, ROOT_INO, Result};
+
+use crate::blobs::Place;
+use crate::check::{Finding, Mend, Report};
+use crate::core::{Core, Step};
+use crate::format::key;
+use crate::format::node::{Content, Edge, Node};
+use crate::format::tail::Tail;
+use crate::names::New;
+
+/// Where inodes without a name go.
+const LOST_AND_FOUND: &[u8] = b"lost+found";
+/// A mend may uncover what another hid; no damage is that deep.
+const PASSES_MAX: usize = 8;
+
+/// What a repair did.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Repaired {
+    /// What was found and mended, in order.
+    pub mended: Vec<Finding>,
+    /// The check afterwards.
+    pub after: Report,
+}
+
+impl Core {
+    /// Mends what can be mended. Nobody else uses the engine.
+    pub(crate) fn repair(self: &Arc<Core>) -> Result<Repaired> {
+        let mut repaired = Repaired {
+            after: self.check()?,
+            ..Repaired::default()
+        };
+        for _ in 0..PASSES_MAX {
+            let found = std::mem::take(&mut repaired.after.findings);
+            let mendable: Vec<Finding> = found.into_iter().filter(|finding| finding.way.is_some()).collect();
+            for finding in &mendable {
+                if let Some(way) = &finding.way {
+                    self.mend(way)?;
+                }
+            }
+            let is_done = mendable.is_empty();
+            repaired.mended.extend(mendable);
+            repaired.after = self.check()?;
+            if is_done {
+                break;
+            }
+        }
+        Ok(repaired)
+    }
+
+    fn mend(self: &Arc<Core>, way: &Mend) -> Result<()> {
+        match way {
+            Mend::Adopt(ino) => return self.adopt_lost(*ino, format!("#{ino}").as_bytes()),
+            Mend::Quarantine(ino) => return self.quarantine(*ino),
+            Mend::Tail(ino) => return self.tell_blob(*ino),
+            Mend::Store(number) => return Ok(self.blobs.store(*number)?.mend().map(drop)?),
+            _ => {}
+        }
+        let mut step = self.own_step()?;
+        match way {
+            Mend::Drop(key) | Mend::Unname { key, .. } => step.txn.delete(key)?,
+            Mend::Edge { key, edge } => step.txn.put(key, &edge.encode())?,
+            Mend::Links { ino, nlink } => change_node(&mut step, *ino, |node| node.nlink = *nlink)?,
+            Mend::Parent { ino, parent, name } => change_node(&mut step, *ino, |node| {
+                node.parent = *parent;
+                node.content = Content::Inline(name.clone());
+            })?,
+            Mend::Xattrs { ino, has } => change_node(&mut step, *ino, |node| node.has_xattrs = *has)?,
+            Mend::Detach(place) => step.txn.put(&key::detached(*place), b"")?,
+            Mend::Attach(place) => step.txn.delete(&key::detached(*place))?,
+            Mend::Adopt(_) | Mend::Quarantine(_) | Mend::Tail(_) | Mend::Store(_) => {}
+        }
+        step.commit(|| Outcome::Done)?;
+        match way {
+            Mend::Detach(place) => self.delete_blobs(&[*place]),
+            _ => Ok(()),
+        }
+    }
+
+    fn tell_blob(&self, ino: Ino) -> Result<()> {
+        let node = node_of(&mut self.own_step()?, ino)?;
+        match node.content {
+            Content::Blob(place) => Ok(self.blobs.blob(place)?.set_metadata(&Tail::of(ino, &node).encode())?),
+            Content::Inline(_) => Ok(()),
+        }
+    }
+
+    fn lost_and_found(self: &Arc<Core>) -> Result<Ino> {
+        if let Some(edge) = self.find(ROOT_INO, LOST_AND_FOUND)? {
+            return match edge.kind {
+                FileKind::Directory => Ok(edge.ino),
+                _ => Err(FsError::damaged(
+                    ROOT_INO,
+                    "lost+found is not a directory; give it another name",
+                )),
+            };
+        }
+        let ctx = Ctx::trusted(Cred::root());
+        let new = New::of(FileKind::Directory, 0o700);
+        let (_, attr) = self.make(&ctx, self.own_step()?, ROOT_INO, LOST_AND_FOUND, &new, Outcome::Attr)?;
+        Ok(attr.ino)
+    }
+
+    /// Gives an inode its only name, in lost+found.
+    fn adopt_lost(self: &Arc<Core>, ino: Ino, name: &[u8]) -> Result<()> {
+        let dir = self.lost_and_found()?;
+        let mut step = self.own_step()?;
+        self.put_lost(&mut step, dir, ino, name)?;
+        step.commit(|| Outcome::Done)
+    }
+
+    fn put_lost(&self, step: &mut Step<'_>, dir: Ino, ino: Ino, name: &[u8]) -> Result<()> {
+        let slot = self.lock_name(step, dir, name)?;
+        let mut node = node_of(step, ino)?;
+        if node.is_dir() {
+            node.parent = dir;
+            node.content = Content::Inline(name.to_vec());
+            change_node(step, dir, |dir| dir.nlink += 1)?;
+        } else {
+            node.nlink = 1;
+        }
+        self.put_edge(step, dir, name, slot, &Edge::to(ino, &node))?;
+        step.txn.put(&key::node(ino), &node.encode())?;
+        Ok(step.txn.delete(&key::orphan(ino))?)
+    }
+
+    /// Takes a file's content and its names from it.
+    fn quarantine(self: &Arc<Core>, ino: Ino) -> Result<()> {
+        let dir = self.lost_and_found()?;
+        let (from, to) = key::all_of(b'E');
+        let mut names = Vec::new();
+        self.meta.scan(&from, &to, &mut |key, value| {
+            if Edge::decode(value).is_some_and(|edge| edge.ino == ino) {
+                names.push(key.to_vec());
+            }
+            ControlFlow::Continue(())
+        })?;
+        let mut step = self.own_step()?;
+        for name in names {
+            step.txn.delete(&name)?;
+        }
+        let mut place: Option<Place> = None;
+        change_node(&mut step, ino, |node| {
+            if let Content::Blob(blob) = node.content {
+                place = Some(blob);
+            }
+            node.content = Content::Inline(Vec::new());
+            (node.size, node.allocated_bytes) = (0, 0);
+        })?;
+        step.txn.delete(&key::ahead(ino))?;
+        self.put_lost(&mut step, dir, ino, format!("damaged-{ino}").as_bytes())?;
+        step.commit(|| Outcome::Done)?;
+        tracing::warn!(ino, ?place, "a file has lost its content");
+        Ok(())
+    }
+}
+
+/// A node as the step sees it.
+fn node_of(step: &mut Step<'_>, ino: Ino) -> Result<Node> {
+    let value = step.txn.get_for_update(&key::node(ino), Lock::Exclusive)?;
+    value
+        .and_then(|value| Node::decode(&value))
+        .ok_or_else(|| FsError::damaged(ino, "its node cannot be read"))
+}
+
+fn change_node(step: &mut Step<'_>, ino: Ino, change: impl FnOnce(&mut Node)) -> Result<()> {
+    let mut node = node_of(step, ino)?;
+    change(&mut node);
+    Ok(step.txn.put(&key::node(ino), &node.encode())?)
+}

@@ -1,0 +1,202 @@
+//! Inodes in memory: those that somebody has open, pinned or under change, found by number (RUFS, section 2.3.2).
+//!
+//! What lives here: the table and its entries. `held` keeps them there, and decides what happens to one that nobody
+//! holds any more.
+//!
+//! Invariants: an entry's pins change under the lock of its shard only. An entry with an unlocked state and no pins is
+//! seen by nobody, so whoever takes its last pin may look at its state without waiting. The lock of a shard is held for
+//! moments: nobody waits for anything under it.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+
+use ferrite_blob::Blob;
+use ferrite_vfs::{FsError, Ino, Result, Timestamp};
+use parking_lot::{MappedRwLockReadGuard, MappedRwLockWriteGuard, Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
+
+use crate::format::node::{Content, Node};
+
+const SHARDS: usize = 64;
+
+/// Times and the counter of changes, as they are now. They move while the inode is shared: those of a directory by
+/// changes of its names, a file's time of access by reads.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Live {
+    pub(crate) atime: Timestamp,
+    pub(crate) mtime: Timestamp,
+    pub(crate) ctime: Timestamp,
+    pub(crate) change: u64,
+    /// The time of change that is stored, in the node or the blob.
+    pub(crate) stored: Timestamp,
+    /// The node does not know all of this.
+    pub(crate) is_dirty: bool,
+}
+
+/// An inode, as its lock guards it. The node's times are those that are stored; [`Live`] has the present ones.
+#[derive(Debug)]
+pub(crate) struct State {
+    pub(crate) node: Node,
+    /// Nothing leads to it any more, and its number never comes again.
+    pub(crate) is_gone: bool,
+    /// There is a record that the blob may know more than the node.
+    pub(crate) is_ahead: bool,
+    /// Its blob may know more, and could not be asked when the pool was opened. It must not change: a change would make
+    /// the node the newer of the two.
+    pub(crate) is_behind: bool,
+    /// Its content, if it has been asked for.
+    pub(crate) blob: OnceLock<Blob>,
+}
+
+impl State {
+    pub(crate) fn new(node: Node, is_ahead: bool) -> State {
+        State {
+            node,
+            is_gone: false,
+            is_ahead,
+            is_behind: false,
+            blob: OnceLock::new(),
+        }
+    }
+}
+
+/// An entry of the table.
+#[derive(Debug)]
+pub(crate) struct Inode {
+    pub(crate) ino: Ino,
+    pub(crate) pins: AtomicU64,
+    pub(crate) state: RwLock<Option<State>>,
+    pub(crate) live: Mutex<Live>,
+    /// Held while times are stored by somebody who shares the file, so that others wait and find theirs stored.
+    pub(crate) storing: Mutex<()>,
+}
+
+pub(crate) type Reading<'i> = MappedRwLockReadGuard<'i, State>;
+pub(crate) type Writing<'i> = MappedRwLockWriteGuard<'i, State>;
+
+impl Inode {
+    /// Its state, shared. `Stale` if it is gone.
+    pub(crate) fn read(&self) -> Result<Reading<'_>> {
+        let of = |state: &Option<State>| state.as_ref().is_some_and(|state| !state.is_gone);
+        let guard = self.state.read();
+        match of(&guard) {
+            true => RwLockReadGuard::try_map(guard, Option::as_ref).map_err(|_| FsError::Stale),
+            false => Err(FsError::Stale),
+        }
+    }
+
+    /// Its state, shared, unless it is gone or somebody has it alone or waits for that.
+    pub(crate) fn try_read(&self) -> Option<Reading<'_>> {
+        let guard = self.state.try_read()?;
+        match guard.as_ref().is_some_and(|state| !state.is_gone) {
+            true => RwLockReadGuard::try_map(guard, Option::as_ref).ok(),
+            false => None,
+        }
+    }
+
+    /// Its state, alone. `Stale` if it is gone; `Io` if it must not change.
+    pub(crate) fn write(&self) -> Result<Writing<'_>> {
+        Inode::alive(self.state.write())
+    }
+
+    /// The same, unless somebody else has it.
+    pub(crate) fn try_write(&self) -> Option<Writing<'_>> {
+        Inode::alive(self.state.try_write()?).ok()
+    }
+
+    fn alive(guard: RwLockWriteGuard<'_, Option<State>>) -> Result<Writing<'_>> {
+        if guard.as_ref().is_some_and(|state| state.is_behind) {
+            return Err(FsError::Io(
+                "its data device was not available when the pool was opened, and may know a later state of it".into(),
+            ));
+        }
+        match guard.as_ref().is_some_and(|state| !state.is_gone) {
+            true => RwLockWriteGuard::try_map(guard, Option::as_mut).map_err(|_| FsError::Stale),
+            false => Err(FsError::Stale),
+        }
+    }
+
+    /// Others than the caller, who has one pin.
+    pub(crate) fn has_others(&self) -> bool {
+        self.pins.load(Ordering::Acquire) > 1
+    }
+
+    pub(crate) fn live(&self) -> Live {
+        *self.live.lock()
+    }
+
+    /// Changes times.
+    pub(crate) fn with_live<T>(&self, change: impl FnOnce(&mut Live) -> T) -> T {
+        change(&mut self.live.lock())
+    }
+
+    /// The node with the present times.
+    pub(crate) fn present(&self, state: &State) -> Node {
+        let live = self.live();
+        Node {
+            atime: live.atime,
+            mtime: live.mtime,
+            ctime: live.ctime,
+            change: live.change,
+            allocated_bytes: state
+                .blob
+                .get()
+                .map_or(state.node.allocated_bytes, Blob::allocated_bytes),
+            ..state.node.clone()
+        }
+    }
+
+    /// Takes over a node that has been stored.
+    pub(crate) fn adopt(&self, state: &mut State, node: Node) {
+        self.with_live(|live| {
+            live.atime = node.atime;
+            live.mtime = node.mtime;
+            live.ctime = node.ctime;
+            live.change = live.change.max(node.change);
+            live.stored = node.ctime;
+            live.is_dirty = false;
+        });
+        state.node = node;
+    }
+}
+
+/// The table.
+pub(crate) struct Table {
+    pub(crate) shards: Vec<Mutex<HashMap<Ino, Arc<Inode>>>>,
+}
+
+impl Table {
+    pub(crate) fn new() -> Table {
+        Table {
+            shards: (0..SHARDS).map(|_| Mutex::default()).collect(),
+        }
+    }
+
+    pub(crate) fn shard(&self, ino: Ino) -> &Mutex<HashMap<Ino, Arc<Inode>>> {
+        &self.shards[ino as usize % SHARDS]
+    }
+}
+
+impl Inode {
+    pub(crate) fn init(&self, state: &mut Option<State>, node: Node, is_ahead: bool) {
+        self.with_live(|live| {
+            *live = Live {
+                atime: node.atime,
+                mtime: node.mtime,
+                ctime: node.ctime,
+                change: node.change,
+                stored: node.ctime,
+                is_dirty: false,
+            };
+        });
+        *state = Some(State::new(node, is_ahead));
+    }
+}
+
+/// The content of a link, or of a small file.
+pub(crate) fn inline(node: &Node) -> &[u8] {
+    match &node.content {
+        Content::Inline(bytes) => bytes,
+        Content::Blob(_) => &[],
+    }
+}

@@ -1,0 +1,112 @@
+//! The housekeeper's thread, and its work.
+//!
+//! It stores the nodes of inodes that were let go and whose blob or memory knows more, many in one transaction, and
+//! deletes blobs that nothing names any more.
+//!
+//! Invariant: whoever needs space may have blobs deleted while he holds an inode: that waits for none.
+
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use ferrite_vfs::{Outcome, Result};
+
+use crate::core::Core;
+use crate::format::key;
+use crate::held::Held;
+use crate::housekeeper::MANY;
+
+/// How long work may wait for more of its kind.
+const REST: Duration = Duration::from_millis(500);
+
+/// Starts it. It ends when the engine is dropped or tells it to.
+pub(crate) fn start(core: &Arc<Core>) -> std::io::Result<()> {
+    let weak = Arc::downgrade(core);
+    let thread = std::thread::Builder::new()
+        .name("ferrite-nvme-keep".into())
+        .spawn(move || run(&weak))?;
+    *core.housekeeper.thread.lock() = Some(thread);
+    Ok(())
+}
+
+fn run(weak: &Weak<Core>) {
+    loop {
+        let Some(core) = weak.upgrade() else { return };
+        {
+            let mut queue = core.housekeeper.queue.lock();
+            if queue.len() == 0 && !queue.is_ending {
+                // The engine may be dropped meanwhile, so this thread does not hold it for long.
+                core.housekeeper.changed.wait_for(&mut queue, REST);
+            }
+            if queue.is_ending {
+                return;
+            }
+            if queue.len() > 0 && queue.len() < MANY {
+                core.housekeeper.changed.wait_for(&mut queue, REST);
+            }
+            if queue.len() == 0 {
+                continue;
+            }
+        }
+        let _inside = core.gate.enter();
+        if let Err(error) = core.tidy() {
+            tracing::warn!(%error, "housekeeping failed");
+        }
+    }
+}
+
+impl Core {
+    /// Does all work that is there now.
+    ///
+    /// # Errors
+    /// Of the stores. What was not done then, the next start does.
+    pub(crate) fn tidy(self: &Arc<Core>) -> Result<()> {
+        {
+            let _storing = self.housekeeper.storing.lock();
+            let mut inodes = std::mem::take(&mut self.housekeeper.queue.lock().inodes);
+            inodes.sort_unstable();
+            inodes.dedup();
+            let held: Vec<Held> = inodes.into_iter().filter_map(|ino| self.hold(ino).ok()).collect();
+            self.store_nodes(&held)?;
+        }
+        self.delete_removed()
+    }
+
+    /// Deletes the blobs that wait for it, and waits for those that are being deleted.
+    pub(crate) fn delete_removed(&self) -> Result<()> {
+        let _deleting = self.housekeeper.deleting.lock();
+        let places = std::mem::take(&mut self.housekeeper.queue.lock().places);
+        if !places.is_empty() {
+            self.delete_blobs(&places)?;
+        }
+        Ok(())
+    }
+
+    /// Stores the nodes of inodes that are behind, by number, which is the order of their keys. Of those that somebody
+    /// is changing just now the next one to let go of them takes care.
+    pub(crate) fn store_nodes(&self, inodes: &[Held]) -> Result<()> {
+        for some in inodes.chunks(MANY) {
+            let mut step = self.own_step()?;
+            let mut stored = Vec::new();
+            for inode in some {
+                let Some(state) = inode.try_write() else { continue };
+                if !(state.is_ahead || inode.live().is_dirty) {
+                    continue;
+                }
+                let node = inode.present(&state);
+                step.txn.put(&key::node(inode.ino), &node.encode())?;
+                // Also if there is none: a step that deletes has room left in a full store.
+                step.txn.delete(&key::ahead(inode.ino))?;
+                stored.push((inode, state, node));
+            }
+            if stored.is_empty() {
+                continue;
+            }
+            step.commit(|| Outcome::Done)?;
+            for (inode, mut state, node) in stored {
+                state.is_ahead = false;
+                inode.adopt(&mut state, node);
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,211 @@
+//! Reads, and overwrites in place, of files that others use at the same time; and those for which nobody waits.
+//!
+//! An overwrite that changes neither size nor mode shares its file with reads and others of its kind: the blob sees to
+//! it that those of the same pages take turns. Anything else has the file alone (`content`). Times that are due are
+//! stored after the content, by one for all that have been waiting.
+//!
+//! What is submitted is begun at once if nothing is in its way but the device; else a thread of the engine's does it
+//! as a call. Completions run on a device's thread, which must not wait: what may wait is left to those threads.
+//!
+//! Invariant: times and the counter of changes move when nobody reads the pages any more that an overwrite is about to
+//! change. So whoever knows the new counter and reads those pages waits for the new content, and whoever has read old
+//! content finds that the counter has moved: what was read with one value of it is of one state.
+
+use std::sync::Arc;
+
+use ferrite_blob::Blob;
+use ferrite_vfs::buffers::Buffer;
+use ferrite_vfs::{Ctx, FsError, Position, ReadDone, Result, WriteDone, WriteMode, Written, posix};
+
+use crate::content::NvmeFile;
+use crate::core::{Core, TIME_STEP};
+use crate::format::node::Content;
+use crate::format::tail::Tail;
+use crate::held::Held;
+use crate::table::{Inode, State};
+
+impl Core {
+    /// Where an overwrite goes that may share its file.
+    fn shared_at(&self, ctx: &Ctx, state: &State, mode: WriteMode, len: usize) -> Option<u64> {
+        let Position::At(offset) = mode.position else {
+            return None;
+        };
+        let node = &state.node;
+        let is_there = matches!(node.content, Content::Blob(_)) && offset.checked_add(len as u64)? <= node.size;
+        let keeps_mode = || {
+            let kills = mode.kill_priv || ctx.kills_priv();
+            !kills || posix::kill_priv_by(&ctx.cred, node.kind, node.mode, node.gid) == node.mode
+        };
+        // Without the record that it is ahead, times could not be stored in the blob.
+        (ctx.once.is_none() && len > 0 && is_there && state.is_ahead && keeps_mode()).then_some(offset)
+    }
+
+    /// Called when nobody reads what is about to change, and before it does.
+    fn overwriting(&self, inode: &Inode) {
+        let (now, change) = (self.now(), self.next_change());
+        inode.with_live(|live| {
+            (live.mtime, live.ctime) = (live.mtime.max(now), live.ctime.max(now));
+            live.change = live.change.max(change);
+            live.is_dirty = true;
+        });
+    }
+
+    /// Overwrites content in place, if the file can be shared meanwhile. Durable when it returns.
+    pub(crate) fn overwrite(&self, ctx: &Ctx, held: &Held, mode: WriteMode, data: &[u8]) -> Result<Option<Written>> {
+        let _inside = self.gate.enter();
+        self.check_writable()?;
+        let state = held.read()?;
+        let Some(offset) = self.shared_at(ctx, &state, mode, data.len()) else {
+            return Ok(None);
+        };
+        let blob = self.content(held.ino, &state)?;
+        if !blob.overwrite_at(data, offset, || self.overwriting(held))? {
+            // A hole, or behind what was ever written.
+            return Ok(None);
+        }
+        if are_times_due(held) {
+            let _storing = held.storing.lock();
+            // Another may have stored them meanwhile.
+            if are_times_due(held) {
+                store_times(held, &state, blob)?;
+            }
+        }
+        Ok(Some(Written::new(offset, data.len())))
+    }
+
+    /// Stores times that are due, of a file that nobody has locked. May wait.
+    fn store_due_times(&self, held: &Held) -> Result<()> {
+        let mut state = match held.write() {
+            // Nothing leads to it any more.
+            Err(FsError::Stale) => return Ok(()),
+            other => other?,
+        };
+        if are_times_due(held) && matches!(state.node.content, Content::Blob(_)) {
+            self.go_ahead(held.ino, &mut state)?;
+            store_times(held, &state, self.content(held.ino, &state)?)?;
+        }
+        Ok(())
+    }
+
+    /// The time of access moves, if it has to.
+    pub(crate) fn accessed(&self, inode: &Inode) {
+        let now = self.now();
+        inode.with_live(|live| {
+            if posix::relatime_due(live.atime, live.mtime, live.ctime, now) {
+                live.atime = now;
+                live.is_dirty = true;
+            }
+        });
+    }
+}
+
+/// Times that moved by little are stored with those that move later (RUFS, section 2.4).
+fn are_times_due(inode: &Inode) -> bool {
+    let live = inode.live();
+    live.ctime.0 - live.stored.0 > TIME_STEP.as_nanos() as i64
+}
+
+/// Stores the present times in a blob that may be ahead of its node.
+fn store_times(inode: &Inode, state: &State, blob: &Blob) -> Result<()> {
+    let node = inode.present(state);
+    blob.set_metadata(&Tail::of(inode.ino, &node).encode())?;
+    inode.with_live(|live| live.stored = live.stored.max(node.ctime));
+    Ok(())
+}
+
+impl NvmeFile {
+    pub(crate) fn begin_read(&self, offset: u64, buffer: Buffer, done: ReadDone) {
+        if let Some((mut buffer, done)) = self.try_read(offset, buffer, done) {
+            let file = self.clone();
+            self.core().workers.add(move || {
+                let read = file.read_bytes(offset, &mut buffer);
+                drop(file);
+                done(buffer, read);
+            });
+        }
+    }
+
+    /// Begins a read, or gives back what it takes.
+    fn try_read(&self, offset: u64, mut buffer: Buffer, done: ReadDone) -> Option<(Buffer, ReadDone)> {
+        let Some(state) = self.held().try_read() else {
+            return Some((buffer, done));
+        };
+        let len = buffer.len();
+        let count = state.node.size.saturating_sub(offset).min(len as u64) as usize;
+        if !self.may_read() || self.core().is_closed() || count == 0 || !matches!(state.node.content, Content::Blob(_))
+        {
+            return Some((buffer, done));
+        }
+        buffer.set_len(count);
+        let Some(ready) = state
+            .blob
+            .get()
+            .and_then(|blob| blob.ready_to_read(&mut buffer, offset))
+        else {
+            buffer.set_len(len);
+            return Some((buffer, done));
+        };
+        self.note_access();
+        ready.begin(buffer, move |mut buffer, result| {
+            buffer.set_len(len);
+            done(buffer, result.map(|()| count).map_err(FsError::from));
+        });
+        None
+    }
+
+    pub(crate) fn begin_write(&self, ctx: &Ctx, mode: WriteMode, buffer: Buffer, done: WriteDone) {
+        if let Some((buffer, done)) = self.try_write(ctx, mode, buffer, done) {
+            let (file, ctx) = (self.clone(), ctx.clone());
+            self.core().workers.add(move || {
+                let written = file.write_bytes(&ctx, mode, &buffer);
+                drop(file);
+                done(buffer, written);
+            });
+        }
+    }
+
+    /// Begins a write, or gives back what it takes.
+    fn try_write(&self, ctx: &Ctx, mode: WriteMode, buffer: Buffer, done: WriteDone) -> Option<(Buffer, WriteDone)> {
+        let core = self.core();
+        let (Some(inside), Some(state)) = (core.gate.try_enter(), self.held().try_read()) else {
+            return Some((buffer, done));
+        };
+        let len = buffer.len();
+        let at = match self.may_write() && core.check_writable().is_ok() {
+            true => core.shared_at(ctx, &state, mode, len),
+            false => None,
+        };
+        let ready = at.and_then(|offset| Some((state.blob.get()?.ready_to_write(offset, len)?, offset)));
+        let Some((ready, offset)) = ready else {
+            return Some((buffer, done));
+        };
+        let held = self.held().clone();
+        core.overwriting(&held);
+        ready.begin(buffer, move |buffer, result| {
+            let written = result.map(|()| Written::new(offset, len)).map_err(FsError::from);
+            if written.is_err() || !are_times_due(&held) {
+                drop(inside);
+                held.let_go_elsewhere();
+                return done(buffer, written);
+            }
+            let workers = Arc::clone(&held.core().workers);
+            workers.add(move || {
+                let stored = held.core().store_due_times(&held);
+                drop((inside, held));
+                done(buffer, stored.and(written));
+            });
+        });
+        None
+    }
+}
+
+impl Held {
+    /// Gives the pin back without waiting: if it is the last one, a thread of the engine's does.
+    fn let_go_elsewhere(self) {
+        if Arc::strong_count(self.core()) > 1 && self.core().release_unless_last(&self) {
+            return self.leave();
+        }
+        let workers = Arc::clone(&self.core().workers);
+        workers.add(move || drop(self));
+    }
+}

@@ -1,0 +1,284 @@
+//! The engine as [`Volume`]: the administrator's side.
+
+use std::any::Any;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use ferrite_vfs::volume::{
+    DumpedPiece, InfoLine, Progress, ScrubReport, Volume, VolumeError, VolumeErrorKind, VolumeInfo, human_bytes,
+};
+use ferrite_vfs::{FileSystem, FsError, Ino, SYSTEM};
+
+use crate::format::node::Content;
+use crate::open::Options;
+use crate::pool::{self, Parts};
+use crate::refusal::refuse;
+use crate::{Repaired, Report};
+
+/// Scheme of the addresses of these pools.
+const SCHEME: &str = "nvme";
+const DURABILITY: &str = "completed operations survive a loss of power";
+
+/// An open pool.
+pub struct NvmeVolume {
+    path: PathBuf,
+    parts: Parts,
+}
+
+fn failed(error: FsError) -> VolumeError {
+    let errno = error.errno();
+    let kind = match &error {
+        FsError::Damaged { .. } => VolumeErrorKind::Damaged,
+        _ => VolumeErrorKind::Medium,
+    };
+    VolumeError::new(kind, error).with_errno(Some(errno))
+}
+
+impl NvmeVolume {
+    /// Opens the pool that a file describes. One that was not closed is put right first. Blocks.
+    ///
+    /// # Errors
+    /// Parts that are missing, in use, another pool's or in another's place; damage; of the media.
+    pub fn open(path: &Path, options: Options) -> Result<NvmeVolume, VolumeError> {
+        Ok(NvmeVolume {
+            path: path.to_path_buf(),
+            parts: pool::open(path, options)?,
+        })
+    }
+
+    /// Checks every structure against every other. Nobody should be changing the pool.
+    ///
+    /// # Errors
+    /// Of the stores.
+    pub fn check(&self) -> Result<Report, VolumeError> {
+        self.parts.fs.check().map_err(failed)
+    }
+
+    /// The same, and mends what can be mended. Nobody may be using the pool.
+    ///
+    /// # Errors
+    /// Of the stores.
+    pub fn repair(&self) -> Result<Repaired, VolumeError> {
+        self.parts.fs.repair().map_err(failed)
+    }
+
+    fn stores(&self) -> Vec<(String, Option<ferrite_blob::BlobStore>)> {
+        let devices = self
+            .parts
+            .config
+            .data
+            .iter()
+            .map(|data| data.device.display().to_string());
+        devices.zip(self.parts.fs.0.blobs.stores.iter().cloned()).collect()
+    }
+}
+
+fn line(name: &str, value: String) -> InfoLine {
+    InfoLine {
+        name: name.to_owned(),
+        value,
+    }
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+impl Volume for NvmeVolume {
+    fn fs(&self) -> Arc<dyn FileSystem> {
+        Arc::new(self.parts.fs.clone())
+    }
+
+    fn close(&self) -> Result<(), VolumeError> {
+        self.parts.fs.close().map_err(failed)
+    }
+
+    fn info(&self) -> Result<VolumeInfo, VolumeError> {
+        let core = &self.parts.fs.0;
+        let space = self.parts.fs.statfs(SYSTEM).map_err(failed)?;
+        let unit = u64::from(space.block_bytes);
+        let (capacity_bytes, free_bytes) = (space.blocks * unit, space.blocks_free * unit);
+        let record = core.pool.lock().clone();
+        let inodes = core.inodes.load(Ordering::Relaxed);
+        let mut lines = vec![
+            line("pool", self.path.display().to_string()),
+            line("uuid", hex(&record.uuid)),
+            line(
+                "metadata",
+                format!("RocksDB in {}", self.parts.config.metadata_place().display()),
+            ),
+            line("durability", DURABILITY.to_owned()),
+            line(
+                "space",
+                format!("{} free of {}", human_bytes(free_bytes), human_bytes(capacity_bytes)),
+            ),
+            line("inodes", inodes.to_string()),
+            line("openings", record.epoch.to_string()),
+        ];
+        let mut devices = Vec::new();
+        for (name, store) in self.stores() {
+            let Some(store) = store else {
+                lines.push(line("data device", format!("{name}: not available, its files fail")));
+                devices.push(serde_json::json!({ "device": name, "available": false }));
+                continue;
+            };
+            let space = store.space();
+            let bytes = |clusters: u64| clusters * ferrite_blob::CLUSTER_BYTES;
+            lines.push(line(
+                "data device",
+                format!(
+                    "{name}: {} free of {}, {} blobs",
+                    human_bytes(bytes(space.free_clusters)),
+                    human_bytes(bytes(space.clusters)),
+                    space.blobs
+                ),
+            ));
+            devices.push(serde_json::json!({
+                "device": name,
+                "available": true,
+                "capacity_bytes": bytes(space.clusters),
+                "free_bytes": bytes(space.free_clusters),
+                "blobs": space.blobs,
+            }));
+        }
+        let statistics = core.meta.statistics();
+        lines.push(line(
+            "metadata holds",
+            format!(
+                "about {} keys, {} stored, {} in memory",
+                statistics.keys_estimated,
+                human_bytes(statistics.stored_bytes),
+                human_bytes(statistics.memory_bytes)
+            ),
+        ));
+        lines.push(line(
+            "log of metadata",
+            format!(
+                "{} written, synced {} times",
+                human_bytes(statistics.log_bytes),
+                statistics.log_syncs
+            ),
+        ));
+        let failed = core.failed.lock().clone();
+        if let Some(why) = &failed {
+            lines.push(line("failed", why.clone()));
+        }
+        let json = serde_json::json!({
+            "engine": SCHEME,
+            "uuid": hex(&record.uuid),
+            "metadata": self.parts.config.metadata_place(),
+            "capacity_bytes": capacity_bytes,
+            "free_bytes": free_bytes,
+            "inodes": inodes,
+            "openings": record.epoch,
+            "devices": devices,
+            "failed": failed,
+        });
+        Ok(VolumeInfo {
+            engine: SCHEME.to_owned(),
+            medium: format!("{} data devices, metadata in RocksDB", devices.len()),
+            durability: DURABILITY.to_owned(),
+            size_bytes: capacity_bytes,
+            capacity_bytes,
+            used_bytes: capacity_bytes - free_bytes,
+            available_bytes: space.blocks_available * unit,
+            inodes: space.inodes,
+            inodes_free: space.inodes_free,
+            failed,
+            damage: self.damage(),
+            lines,
+            json: json.to_string(),
+            ..VolumeInfo::default()
+        })
+    }
+
+    fn damage(&self) -> Vec<String> {
+        let stores = self.stores();
+        let of_store = |(name, store): &(String, Option<ferrite_blob::BlobStore>)| match store {
+            Some(store) => store.damage().iter().map(|what| format!("{name}: {what}")).collect(),
+            None => vec![format!("{name}: not available, its files fail")],
+        };
+        stores.iter().flat_map(of_store).collect()
+    }
+
+    fn warnings(&self) -> Vec<String> {
+        Vec::new()
+    }
+
+    fn is_read_only(&self) -> bool {
+        self.parts.fs.0.is_read_only || self.parts.fs.0.failed.lock().is_some()
+    }
+
+    fn freeze(&self) -> Result<(), VolumeError> {
+        let core = &self.parts.fs.0;
+        if !core.gate.shut() {
+            return Err(refuse(VolumeErrorKind::Invalid, "it is frozen already".into()));
+        }
+        core.meta.sync().map_err(|error| failed(error.into()))
+    }
+
+    fn thaw(&self) -> Result<(), VolumeError> {
+        self.parts.fs.0.gate.open();
+        Ok(())
+    }
+
+    fn scrub(&self, _: Option<u64>, progress: Progress<'_>) -> Result<ScrubReport, VolumeError> {
+        progress("checking", 0, 1);
+        let report = self.check()?;
+        let mut findings: Vec<String> = report.findings.iter().map(|finding| finding.what.clone()).collect();
+        for (name, store) in self.stores() {
+            let Some(store) = store else { continue };
+            let found = store.check().map_err(|error| failed(error.into()))?;
+            findings.extend(found.findings.iter().map(|what| format!("{name}: {what}")));
+        }
+        progress("checking", 1, 1);
+        Ok(ScrubReport {
+            findings,
+            more: report.more,
+            inodes: report.inodes,
+            entries: report.entries,
+            bytes: report.bytes,
+            ..ScrubReport::default()
+        })
+    }
+
+    fn dump(&self, ino: Ino) -> Result<Vec<DumpedPiece>, VolumeError> {
+        let core = &self.parts.fs.0;
+        let held = core.hold(ino).map_err(failed)?;
+        let state = held.read().map_err(failed)?;
+        let piece = match &state.node.content {
+            Content::Inline(bytes) => DumpedPiece {
+                lines: vec![format!("{} bytes in the node", bytes.len())],
+                json: serde_json::json!({ "inline_bytes": bytes.len() }).to_string(),
+            },
+            Content::Blob(place) => {
+                let blob = core.content(ino, &state).map_err(failed)?;
+                let (store, number) = (place.store, place.blob.raw());
+                let (allocated, valid) = (blob.allocated_bytes(), blob.valid_len());
+                DumpedPiece {
+                    lines: vec![format!(
+                        "blob {number:x} of data device {store}: {} allocated, {valid} bytes valid",
+                        human_bytes(allocated)
+                    )],
+                    json: serde_json::json!({
+                        "store": store,
+                        "blob": number,
+                        "allocated_bytes": allocated,
+                        "valid_bytes": valid,
+                    })
+                    .to_string(),
+                }
+            }
+        };
+        Ok(vec![piece])
+    }
+
+    fn activity(&self) -> u64 {
+        self.parts.fs.0.changes.load(Ordering::Relaxed)
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}

@@ -1,0 +1,200 @@
+//! Pools in memory for the engine's tests.
+#![allow(dead_code, reason = "each test program uses a part of it")]
+
+use std::ops::ControlFlow;
+use std::sync::Arc;
+
+use ferrite_blob::device::Memory as MemoryDevice;
+use ferrite_blob::{BlobStore, FormatOptions};
+use ferrite_meta::{MemoryStore, MetaStore, Transaction};
+use ferrite_nvme::{NvmeFs, Options};
+use ferrite_testkit::TestEngine;
+use ferrite_vfs::FileSystem;
+
+/// A metadata store that outlives the engine.
+#[derive(Clone)]
+pub(crate) struct Shared(Arc<dyn MetaStore>);
+
+/// Where a pool of a test has its metadata.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Home {
+    Memory,
+    #[cfg(feature = "rocksdb")]
+    Directory,
+    #[cfg(feature = "rocksdb")]
+    Blobs,
+}
+
+/// All of them.
+pub(crate) const HOMES: &[Home] = &[
+    Home::Memory,
+    #[cfg(feature = "rocksdb")]
+    Home::Directory,
+    #[cfg(feature = "rocksdb")]
+    Home::Blobs,
+];
+
+impl MetaStore for Shared {
+    fn begin(&self) -> Box<dyn Transaction + '_> {
+        self.0.begin()
+    }
+
+    fn get(&self, key: &[u8]) -> ferrite_meta::Result<Option<Vec<u8>>> {
+        self.0.get(key)
+    }
+
+    fn scan(
+        &self,
+        from: &[u8],
+        to: &[u8],
+        visit: &mut dyn FnMut(&[u8], &[u8]) -> ControlFlow<()>,
+    ) -> ferrite_meta::Result<()> {
+        self.0.scan(from, to, visit)
+    }
+
+    fn sync(&self) -> ferrite_meta::Result<()> {
+        self.0.sync()
+    }
+}
+
+/// Where RocksDB's files are, in a way that lasts while the pool is closed.
+#[cfg(feature = "rocksdb")]
+enum Lasting {
+    Directory(tempfile::TempDir),
+    Blobs(Arc<MemoryDevice>),
+}
+
+#[cfg(feature = "rocksdb")]
+impl Lasting {
+    fn open(&self, create: bool) -> Shared {
+        let options = ferrite_meta::Options {
+            create,
+            reserve_bytes: 0,
+            ..ferrite_meta::Options::default()
+        };
+        let home = match self {
+            Lasting::Directory(dir) => ferrite_meta::Home::Directory(dir.path().join("meta")),
+            Lasting::Blobs(device) => {
+                let blobs = ferrite_nvme::MetaBlobs::open(Box::new(Arc::clone(device))).unwrap();
+                ferrite_meta::Home::Blobs(Arc::new(blobs))
+            }
+        };
+        Shared(Arc::new(ferrite_meta::RocksStore::open(home, &options).unwrap()))
+    }
+}
+
+/// A pool whose data stores are in memory.
+pub(crate) struct Memory {
+    meta: Shared,
+    #[cfg(feature = "rocksdb")]
+    lasting: Option<Lasting>,
+    devices: Vec<Arc<MemoryDevice>>,
+    hash_bits: u32,
+    engine: Option<NvmeFs>,
+}
+
+impl Memory {
+    pub(crate) fn new(stores: usize, clusters: u64, hash_bits: u32) -> Memory {
+        Memory::at(Home::Memory, stores, clusters, hash_bits)
+    }
+
+    pub(crate) fn at(home: Home, stores: usize, clusters: u64, hash_bits: u32) -> Memory {
+        #[cfg(feature = "rocksdb")]
+        let lasting = match home {
+            Home::Memory => None,
+            Home::Directory => {
+                let dir = tempfile::Builder::new().tempdir_in("/dev/shm").unwrap();
+                Some(Lasting::Directory(dir))
+            }
+            Home::Blobs => {
+                let device = MemoryDevice::new(256 << 20);
+                let options = FormatOptions {
+                    store: [99; 16],
+                    pool: [7; 16],
+                    index: 0,
+                };
+                BlobStore::format(&device, &options).unwrap();
+                Some(Lasting::Blobs(Arc::new(device)))
+            }
+        };
+        let meta = match home {
+            Home::Memory => Shared(Arc::new(MemoryStore::new())),
+            #[cfg(feature = "rocksdb")]
+            _ => lasting.as_ref().expect("made above").open(true),
+        };
+        ferrite_nvme::format(&meta, [7; 16], [9; 16], stores as u16).unwrap();
+        let devices = (0..stores)
+            .map(|index| {
+                let device = MemoryDevice::new((clusters + 4 + clusters / 32) << 20);
+                let options = FormatOptions {
+                    store: [index as u8; 16],
+                    pool: [7; 16],
+                    index: index as u16,
+                };
+                BlobStore::format(&device, &options).unwrap();
+                Arc::new(device)
+            })
+            .collect();
+        let mut pool = Memory {
+            meta,
+            #[cfg(feature = "rocksdb")]
+            lasting,
+            devices,
+            hash_bits,
+            engine: None,
+        };
+        pool.open();
+        pool
+    }
+
+    pub(crate) fn open(&mut self) {
+        #[cfg(feature = "rocksdb")]
+        if let Some(lasting) = &self.lasting {
+            // It is opened anew, as by another process.
+            self.meta = Shared(Arc::new(MemoryStore::new()));
+            self.meta = lasting.open(false);
+        }
+        let mut options = Options::default();
+        options.hash_bits = self.hash_bits;
+        let stores = self.stores().into_iter().map(Some).collect();
+        self.engine = Some(ferrite_nvme::assemble(Box::new(self.meta.clone()), stores, options).unwrap());
+    }
+
+    pub(crate) fn close(&mut self) {
+        self.engine.take().expect("open").close().unwrap();
+    }
+
+    pub(crate) fn engine(&self) -> &NvmeFs {
+        self.engine.as_ref().expect("open")
+    }
+
+    pub(crate) fn shared(&self) -> Arc<dyn FileSystem> {
+        Arc::new(self.engine().clone())
+    }
+
+    pub(crate) fn meta(&self) -> &dyn MetaStore {
+        &self.meta
+    }
+
+    /// The data stores of a pool that is closed.
+    pub(crate) fn stores(&self) -> Vec<BlobStore> {
+        let open = |device: &Arc<MemoryDevice>| BlobStore::open(Box::new(Arc::clone(device)), false).unwrap();
+        self.devices.iter().map(open).collect()
+    }
+}
+
+impl TestEngine for Memory {
+    fn fs(&self) -> &dyn FileSystem {
+        self.engine.as_ref().expect("open")
+    }
+
+    fn remount(&mut self) {
+        self.close();
+        self.open();
+    }
+
+    fn check(&self) {
+        let report = self.engine.as_ref().expect("open").check().unwrap();
+        assert!(report.findings.is_empty(), "{:#?}", report.findings);
+    }
+}

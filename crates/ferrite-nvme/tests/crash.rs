@@ -1,0 +1,492 @@
+//! Losses of power under a whole pool: two data devices and a metadata store, each stopped at the same moment.
+//!
+//! Everything the engine does is recorded: writes and flushes of each device, commits of the metadata store. An image
+//! has what had returned by some moment, and any part of what was under way or not durable. After opening it, the tree
+//! is that after the last operation that returned, or the one under way; the check finds nothing; and the pool works,
+//! and keeps what is done in it.
+//!
+//! The metadata is in memory, of which a commit is one step, or in RocksDB on a device of its own, which is recorded as
+//! the data devices are.
+
+use std::collections::BTreeMap;
+use std::ops::ControlFlow;
+use std::sync::Arc;
+
+use ferrite_blob::device::{Device, Log, Logged, Memory, Recorder, lose_power};
+use ferrite_blob::{BlobStore, FormatOptions};
+use ferrite_meta::{Lock, MemoryStore, MetaStore, Transaction};
+use ferrite_nvme::{NvmeFs, Options};
+use ferrite_testkit::apply::{Runner, Stamp};
+use ferrite_testkit::generate::{OpGenerator, Profile};
+use ferrite_testkit::ops::Op;
+use ferrite_testkit::rng::{Rng, pattern};
+use ferrite_testkit::seed_from_env;
+use ferrite_testkit::snapshot::Snapshot;
+use ferrite_vfs::memfs::MemFs;
+use ferrite_vfs::{Cred, FsError, OpenFlags, RenameMode, SYSTEM, Vfs};
+use parking_lot::Mutex;
+
+const DEVICES: usize = 2;
+const DEVICE_BYTES: usize = 16 << 20;
+/// Of the device with metadata.
+#[cfg(feature = "rocksdb")]
+const META_BYTES: usize = 24 << 20;
+const SECTOR_BYTES: usize = 512;
+const PAGE_BYTES: usize = 4096;
+/// Operations of a run.
+const STEPS: usize = 50;
+/// Longest write that is one step.
+const ATOMIC_BYTES: usize = 4096;
+
+/// Marks of commits have numbers from here on; those below are of operations: each is about to begin, or has returned.
+const COMMITS: u64 = 1 << 32;
+
+type Changes = Vec<(Vec<u8>, Option<Vec<u8>>)>;
+
+/// Where the metadata of a run is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Home {
+    Memory,
+    #[cfg(feature = "rocksdb")]
+    Device,
+}
+
+#[derive(Clone)]
+struct RecordedStore {
+    store: Arc<MemoryStore>,
+    log: Log,
+    commits: Arc<Mutex<Vec<Changes>>>,
+}
+
+struct RecordedTransaction<'s> {
+    inner: Box<dyn Transaction + 's>,
+    changes: Changes,
+    of: &'s RecordedStore,
+}
+
+impl MetaStore for RecordedStore {
+    fn begin(&self) -> Box<dyn Transaction + '_> {
+        Box::new(RecordedTransaction {
+            inner: self.store.begin(),
+            changes: Changes::new(),
+            of: self,
+        })
+    }
+
+    fn get(&self, key: &[u8]) -> ferrite_meta::Result<Option<Vec<u8>>> {
+        self.store.get(key)
+    }
+
+    fn scan(
+        &self,
+        from: &[u8],
+        to: &[u8],
+        visit: &mut dyn FnMut(&[u8], &[u8]) -> ControlFlow<()>,
+    ) -> ferrite_meta::Result<()> {
+        self.store.scan(from, to, visit)
+    }
+
+    fn sync(&self) -> ferrite_meta::Result<()> {
+        self.store.sync()
+    }
+}
+
+impl Transaction for RecordedTransaction<'_> {
+    fn get(&self, key: &[u8]) -> ferrite_meta::Result<Option<Vec<u8>>> {
+        self.inner.get(key)
+    }
+
+    fn get_for_update(&mut self, key: &[u8], lock: Lock) -> ferrite_meta::Result<Option<Vec<u8>>> {
+        self.inner.get_for_update(key, lock)
+    }
+
+    fn put(&mut self, key: &[u8], value: &[u8]) -> ferrite_meta::Result<()> {
+        self.changes.push((key.to_vec(), Some(value.to_vec())));
+        self.inner.put(key, value)
+    }
+
+    fn delete(&mut self, key: &[u8]) -> ferrite_meta::Result<()> {
+        self.changes.push((key.to_vec(), None));
+        self.inner.delete(key)
+    }
+
+    fn scan(
+        &self,
+        from: &[u8],
+        to: &[u8],
+        visit: &mut dyn FnMut(&[u8], &[u8]) -> ControlFlow<()>,
+    ) -> ferrite_meta::Result<()> {
+        self.inner.scan(from, to, visit)
+    }
+
+    fn savepoint(&mut self) {
+        self.inner.savepoint();
+    }
+
+    fn rollback_to_savepoint(&mut self) -> ferrite_meta::Result<()> {
+        self.inner.rollback_to_savepoint()
+    }
+
+    fn commit(self: Box<Self>) -> ferrite_meta::Result<()> {
+        let RecordedTransaction { inner, changes, of } = *self;
+        let mut commits = of.commits.lock();
+        of.log.mark_after(COMMITS + commits.len() as u64, || inner.commit())?;
+        commits.push(changes);
+        Ok(())
+    }
+}
+
+/// A run that was recorded.
+struct Run {
+    home: Home,
+    /// The data devices, and the metadata's.
+    bases: Vec<Vec<u8>>,
+    log: Vec<Logged>,
+    /// Of a store in memory.
+    commits: Vec<Changes>,
+    /// Trees before each step, and after the last.
+    trees: Vec<Snapshot>,
+    ops: Vec<Op>,
+    tears: bool,
+}
+
+/// Times move in steps of milliseconds, which a loss of power may undo.
+fn timeless(mut tree: Snapshot) -> Snapshot {
+    for node in tree.0.values_mut() {
+        node.attr.atime = None;
+        node.attr.mtime = Stamp::Clock;
+    }
+    tree
+}
+
+/// Steps that are atomic: short writes, no holes in the middle of pages.
+fn ops(profile: Profile, seed: u64) -> Vec<Op> {
+    let mut generator = OpGenerator::new(profile, seed);
+    let mut ops = Vec::new();
+    while ops.len() < STEPS {
+        match generator.next_op() {
+            Op::Write { on, offset, len, fill } => ops.push(Op::Write {
+                on,
+                offset,
+                len: len.min(ATOMIC_BYTES),
+                fill,
+            }),
+            Op::Fallocate { .. } => {}
+            op => ops.push(op),
+        }
+    }
+    ops
+}
+
+fn assemble(meta: Box<dyn MetaStore>, devices: Vec<Box<dyn Device>>) -> ferrite_vfs::Result<NvmeFs> {
+    let stores = devices
+        .into_iter()
+        .map(|device| BlobStore::open(device, false).map(Some))
+        .collect::<Result<Vec<_>, _>>()?;
+    ferrite_nvme::assemble(meta, stores, Options::default())
+}
+
+fn memory(bytes: Vec<u8>, tears: bool) -> Memory {
+    match tears {
+        true => Memory::of(bytes).tearing(),
+        false => Memory::of(bytes),
+    }
+}
+
+/// A device that a store was made on.
+fn formatted(number: u16, bytes: usize, tears: bool) -> Memory {
+    let device = memory(vec![0xee; bytes], tears);
+    let options = FormatOptions {
+        store: [number as u8; 16],
+        pool: [7; 16],
+        index: number,
+    };
+    BlobStore::format(&device, &options).unwrap();
+    device
+}
+
+#[cfg(feature = "rocksdb")]
+fn on_device(device: impl Device + 'static, create: bool) -> Box<dyn MetaStore> {
+    let options = ferrite_meta::Options {
+        create,
+        write_buffer_bytes: 64 << 10,
+        reserve_bytes: 0,
+        ..ferrite_meta::Options::default()
+    };
+    let blobs = ferrite_nvme::MetaBlobs::open(Box::new(device)).unwrap();
+    Box::new(ferrite_meta::RocksStore::open(ferrite_meta::Home::Blobs(Arc::new(blobs)), &options).unwrap())
+}
+
+fn record(home: Home, profile: Profile, seed: u64) -> Run {
+    let tears = seed.is_multiple_of(2);
+    let log = Log::default();
+    let (mut bases, mut devices) = (Vec::new(), Vec::<Box<dyn Device>>::new());
+    for number in 0..DEVICES {
+        let device = formatted(number as u16, DEVICE_BYTES, tears);
+        bases.push(device.image());
+        devices.push(Box::new(Recorder::joining(device, &log)));
+    }
+    let commits = Arc::default();
+    let meta: Box<dyn MetaStore> = match home {
+        Home::Memory => Box::new(RecordedStore {
+            store: Arc::new(MemoryStore::new()),
+            log: log.clone(),
+            commits: Arc::clone(&commits),
+        }),
+        #[cfg(feature = "rocksdb")]
+        Home::Device => {
+            let device = formatted(u16::MAX, META_BYTES, tears);
+            bases.push(device.image());
+            on_device(Recorder::joining(device, &log), true)
+        }
+    };
+    ferrite_nvme::format(&*meta, [7; 16], [9; 16], DEVICES as u16).unwrap();
+    // Power that is lost before is lost while the pool is being made.
+    log.mark(0);
+    let engine = assemble(meta, devices).unwrap();
+    let reference = MemFs::new();
+    let (mut subject, mut oracle) = (Runner::new(&engine), Runner::new(&reference));
+    subject.settle_root();
+    oracle.settle_root();
+    let ops = ops(profile, seed);
+    let mut trees = vec![timeless(Snapshot::capture(&reference).unwrap())];
+    for (number, op) in ops.iter().enumerate() {
+        log.mark(number as u64 * 2);
+        let outcome = subject.apply(op).unwrap();
+        log.mark(number as u64 * 2 + 1);
+        // A full device: the reference never is.
+        if !matches!(outcome, ferrite_testkit::apply::Outcome::Error(kind) if kind.0 == 28) {
+            oracle.apply(op).unwrap();
+        }
+        trees.push(timeless(Snapshot::capture(&reference).unwrap()));
+    }
+    let commits = commits.lock().clone();
+    Run {
+        home,
+        bases,
+        log: log.take(),
+        commits,
+        trees,
+        ops,
+        tears,
+    }
+}
+
+/// Devices and metadata that can be opened again and again.
+struct Image {
+    home: Home,
+    devices: Vec<Arc<Memory>>,
+    meta: Arc<MemoryStore>,
+}
+
+impl Image {
+    fn open(&self) -> ferrite_vfs::Result<NvmeFs> {
+        let boxed = |device: &Arc<Memory>| Box::new(Arc::clone(device)) as Box<dyn Device>;
+        let data = self.devices[..DEVICES].iter().map(boxed).collect();
+        let meta: Box<dyn MetaStore> = match self.home {
+            Home::Memory => Box::new(RecordedStore {
+                store: Arc::clone(&self.meta),
+                log: Log::default(),
+                commits: Arc::default(),
+            }),
+            #[cfg(feature = "rocksdb")]
+            Home::Device => on_device(Arc::clone(&self.devices[DEVICES]), false),
+        };
+        assemble(meta, data)
+    }
+}
+
+/// What there is if power is lost after `cut` events, and how many steps had returned. `None`: not even a pool.
+fn image(run: &Run, cut: usize, rng: &mut Rng) -> Option<(Image, usize)> {
+    let mut images = run.bases.clone();
+    let grain = if run.tears { SECTOR_BYTES } else { PAGE_BYTES };
+    let style = rng.below(4);
+    lose_power(&mut images, &run.log, cut, grain, &mut || match style {
+        0 => false,
+        1 => true,
+        _ => rng.below(2) == 0,
+    });
+    let mut meta: BTreeMap<Vec<u8>, Vec<u8>> = BTreeMap::new();
+    let mut returned = None;
+    // What was being committed is there, or it is not.
+    let next = usize::from(rng.below(2) == 0);
+    for (at, entry) in run.log.iter().take(cut + next).enumerate() {
+        match entry {
+            Logged::Mark(mark) if *mark >= COMMITS => {
+                for (key, value) in &run.commits[(mark - COMMITS) as usize] {
+                    match value {
+                        Some(value) => drop(meta.insert(key.clone(), value.clone())),
+                        None => drop(meta.remove(key)),
+                    }
+                }
+            }
+            Logged::Mark(mark) if at < cut => returned = Some((*mark as usize).div_ceil(2)),
+            _ => {}
+        }
+    }
+    let store = MemoryStore::new();
+    let mut txn = store.begin();
+    for (key, value) in &meta {
+        txn.put(key, value).unwrap();
+    }
+    txn.commit().unwrap();
+    let tears = run.tears;
+    let image = Image {
+        home: run.home,
+        devices: images.into_iter().map(|image| Arc::new(memory(image, tears))).collect(),
+        meta: Arc::new(store),
+    };
+    Some((image, returned?))
+}
+
+fn check_image(run: &Run, cut: usize, rng: &mut Rng, what: &str) {
+    let Some((image, returned)) = image(run, cut, rng) else {
+        return;
+    };
+    let engine = image.open().unwrap_or_else(|error| panic!("{what}: {error}"));
+    sound(&engine, what);
+    let found = timeless(Snapshot::capture(&engine).unwrap_or_else(|error| panic!("{what}: {error}")));
+    let before = found.difference(&run.trees[returned], ["found", "before"]);
+    let after = match run.trees.get(returned + 1) {
+        Some(tree) => found.difference(tree, ["found", "after"]),
+        None => before.clone(),
+    };
+    if let (Some(before), Some(after)) = (before, after) {
+        let op = run.ops.get(returned);
+        panic!("{what}, {op:?} under way:\nfound and before: {before}\nfound and after: {after}");
+    }
+    works(engine, &image, &found, what);
+}
+
+fn sound(engine: &NvmeFs, what: &str) {
+    let report = engine.check().unwrap_or_else(|error| panic!("{what}: {error}"));
+    assert!(report.findings.is_empty(), "{what}: {:#?}", report.findings);
+    assert_eq!(report.orphans, 0, "{what}: orphans are freed");
+}
+
+/// A pool that was recovered does what any pool does, and keeps it: files are made, written, read, renamed and removed
+/// beside what there was, which stays as it was.
+fn works(engine: NvmeFs, image: &Image, found: &Snapshot, what: &str) {
+    let writing = OpenFlags {
+        read: true,
+        write: true,
+        create: true,
+        mode: 0o644,
+        ..OpenFlags::default()
+    };
+    let vfs = |engine: &NvmeFs| Vfs::new(Arc::new(engine.clone()), Cred::root());
+    let read = |engine: &NvmeFs, path: &[u8]| {
+        let file = vfs(engine).open(path, &writing).expect(what);
+        let mut bytes = vec![0; file.getattr(SYSTEM).expect(what).size as usize];
+        file.read_at(SYSTEM, 0, &mut bytes).expect(what);
+        bytes
+    };
+    let user = vfs(&engine);
+    user.mkdir(b"/after a crash", 0o755).expect(what);
+    let data = pattern(99, 9000);
+    let file = user.open(b"/after a crash/small", &writing).expect(what);
+    file.write_at(SYSTEM, 0, &data[..100]).expect(what);
+    drop(file);
+    let file = user.open(b"/after a crash/large", &writing).expect(what);
+    let is_full = match file.write_at(SYSTEM, 0, &data[..5000]) {
+        Err(FsError::NoSpace(_)) => true,
+        done => {
+            done.expect(what);
+            file.write_at(SYSTEM, 4000, &data[4000..]).expect(what);
+            false
+        }
+    };
+    drop(file);
+    let large = if is_full { &[][..] } else { &data };
+    user.rename(b"/after a crash/large", b"/after a crash/renamed", RenameMode::Replace)
+        .expect(what);
+    user.unlink(b"/after a crash/small").expect(what);
+    assert!(
+        read(&engine, b"/after a crash/renamed") == large,
+        "{what}: what was written"
+    );
+    drop(user);
+    sound(&engine, what);
+    // Blobs that were made in advance are known, and go when it is closed.
+    engine.close().expect(what);
+    drop(engine);
+    let engine = image
+        .open()
+        .unwrap_or_else(|error| panic!("{what}: opened again: {error}"));
+    assert!(
+        read(&engine, b"/after a crash/renamed") == large,
+        "{what}: opened again"
+    );
+    let user = vfs(&engine);
+    user.unlink(b"/after a crash/renamed").expect(what);
+    user.rmdir(b"/after a crash").expect(what);
+    drop(user);
+    sound(&engine, what);
+    let tree = timeless(Snapshot::capture(&engine).expect(what));
+    assert_eq!(tree.difference(found, ["now", "after the crash"]), None, "{what}");
+    engine.close().expect(what);
+}
+
+fn explore(home: Home, profile: Profile, seed: u64, images: u64) {
+    let run = record(home, profile, seed);
+    let mut rng = Rng::new(seed ^ 0xd1ce);
+    for number in 0..images {
+        let cut = rng.below(run.log.len() as u64 + 1) as usize;
+        let what = format!("{home:?}, {profile:?}, FERRITE_SEED={seed}, image {number}, cut {cut}");
+        check_image(&run, cut, &mut rng, &what);
+    }
+}
+
+/// `FERRITE_SOAK` makes it 100,000.
+#[test]
+#[cfg_attr(feature = "planted", ignore = "planted mistakes are the whole process's")]
+fn images_of_lost_power() {
+    let (seeds, images) = match (seed_from_env(), std::env::var_os("FERRITE_SOAK")) {
+        (Some(seed), _) => (seed..seed + 1, 200),
+        (None, Some(_)) => (0..168, 100),
+        (None, None) => (0..14, 24),
+    };
+    for profile in Profile::ALL {
+        for seed in seeds.clone() {
+            explore(Home::Memory, profile, seed, images);
+        }
+    }
+}
+
+/// The log of RocksDB and its tables are on a third device.
+#[cfg(feature = "rocksdb")]
+#[test]
+#[cfg_attr(feature = "planted", ignore = "planted mistakes are the whole process's")]
+fn images_of_lost_power_with_metadata_on_a_device() {
+    let (seeds, images) = match (seed_from_env(), std::env::var_os("FERRITE_SOAK")) {
+        (Some(seed), _) => (seed..seed + 1, 40),
+        (None, Some(_)) => (0..40, 20),
+        (None, None) => (0..2, 8),
+    };
+    for profile in Profile::ALL {
+        for seed in seeds.clone() {
+            explore(Home::Device, profile, seed, images);
+        }
+    }
+}
+
+#[cfg(feature = "planted")]
+#[test]
+fn every_planted_mistake_is_found() {
+    use ferrite_nvme::planted;
+    std::panic::set_hook(Box::new(|_| {}));
+    let mut missed = Vec::new();
+    for &mistake in planted::ALL {
+        planted::choose(Some(mistake));
+        let finds = |seed: u64| {
+            let profile = Profile::ALL[seed as usize % Profile::ALL.len()];
+            std::panic::catch_unwind(|| explore(Home::Memory, profile, seed, 40)).is_err()
+        };
+        if !(0..60).any(finds) {
+            missed.push(mistake);
+        }
+    }
+    planted::choose(None);
+    drop(std::panic::take_hook());
+    assert!(missed.is_empty(), "not found: {missed:?}");
+}
